@@ -12,6 +12,7 @@ host run 'umask 77
     [[volume]]
     name = 'file'
     spec = 'file:disk.img?size=384m'
+    protocols = ['iscsi', 'iqn.2026-11.test:open']
     [[iscsi_target]]
     TargetName = 'iqn.2026-11.test:guarded'
     luns = { 0 = 'ram', 5 = 'file' }

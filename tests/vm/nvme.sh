@@ -12,9 +12,11 @@ host run "cat >blockmux.toml <<END
   spec = 'mem:512m'
   uuid = '6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4d'
   shared = true
+  protocols = ['nvme_tcp', '$NQN', 'nbd', 'iscsi']
   [[volume]]
   name = 'file'
   spec = 'file:disk.img?size=384m'
+  protocols = ['nvme_tcp', 'nbd', 'iscsi']
   [[nvme_subsystem]]
   nqn = '$NQN'
   namespaces = { 1 = 'ram', 2 = 'file' }

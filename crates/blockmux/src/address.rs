@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use blockmux_engine::socket::Address;
 use serde::Deserialize;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// An address to listen on, as it was written; a name in it is not looked up yet.
@@ -59,6 +59,13 @@ impl ListenAddress {
 
     /// Loopback, at a port that the system chooses.
     pub(crate) const ANY_PORT: ListenAddress = ListenAddress::Tcp { host: String::new(), port: Some(0) };
+
+    /// Takes a relative path as below a directory.
+    pub(crate) fn anchor(&mut self, directory: &Path) {
+        if let ListenAddress::Unix(path) = self {
+            *path = directory.join(&*path);
+        }
+    }
 
     /// The address itself, its name looked up.
     pub(crate) fn resolve(&self, default_port: u16) -> Result<Address, Failure> {
@@ -135,6 +142,52 @@ impl TryFrom<String> for ListenAddress {
     }
 }
 
+/// Where to listen and for which volumes, as it was written: `ADDRESS` or
+/// `ADDRESS?volumes=NAME,NAME`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) struct ListenerEntry {
+    /// The address.
+    pub(crate) address: ListenAddress,
+    /// Names of the volumes that are served there; `None`: the rule in `protocol/policy.rs`
+    /// decides.
+    pub(crate) volumes: Option<Vec<String>>,
+}
+
+/// What an address or an interface is, and the names of the volumes behind it.
+pub(crate) fn split_volumes(text: &str) -> (&str, Option<Vec<String>>) {
+    match text.rsplit_once(VOLUMES) {
+        Some((before, names)) => (before, Some(names.split(',').map(str::to_owned).collect())),
+        None => (text, None),
+    }
+}
+
+const VOLUMES: &str = "?volumes=";
+
+impl FromStr for ListenerEntry {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<ListenerEntry, AddressError> {
+        let (address, volumes) = split_volumes(text);
+        Ok(ListenerEntry { address: address.parse()?, volumes })
+    }
+}
+
+impl TryFrom<String> for ListenerEntry {
+    type Error = AddressError;
+
+    fn try_from(text: String) -> Result<ListenerEntry, AddressError> {
+        text.parse()
+    }
+}
+
+/// Whether an address of the config means that listener: the unspecified address means every
+/// address, port 0 every port.
+pub(crate) fn means(written: &SocketAddr, listener: &SocketAddr) -> bool {
+    (written.ip() == listener.ip() || written.ip().is_unspecified())
+        && (written.port() == listener.port() || written.port() == 0)
+}
+
 /// Whether only this machine can connect.
 pub(crate) fn is_local(address: &Address) -> bool {
     match address {
@@ -180,6 +233,15 @@ mod tests {
         ] {
             assert_eq!(text.parse::<ListenAddress>(), Err(expected), "{text}");
         }
+    }
+
+    #[test]
+    fn a_listener_may_name_its_volumes() {
+        let entry = |text: &str| text.parse::<ListenerEntry>().unwrap();
+        assert_eq!(entry(":7").volumes, None);
+        let with = entry("unix:/s?volumes=a,b");
+        assert_eq!(with.address, ListenAddress::Unix("/s".into()));
+        assert_eq!(with.volumes, Some(vec!["a".to_owned(), "b".to_owned()]));
     }
 
     #[test]

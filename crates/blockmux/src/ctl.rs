@@ -3,6 +3,9 @@
 //! A connection to the socket carries one [`Request`] and one [`Answer`], each a line of JSON. The socket is for its
 //! owner and root alone, and the daemon asks the system who it is that talks to it.
 
+mod sessions;
+
+pub(crate) use self::sessions::SessionStatus;
 use crate::failure::Failure;
 use crate::output::{both_sizes, print, printable};
 use crate::protocol::{iscsi, nvme_tcp};
@@ -34,6 +37,12 @@ enum Command {
     /// Show volumes, who uses them, and what has been done
     Status {
         /// Print one JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show who is logged in, since when, and what was done
+    Sessions {
+        /// Print one JSON array, with one object for each connection
         #[arg(long)]
         json: bool,
     },
@@ -71,6 +80,8 @@ impl TryFrom<String> for ControlPath {
 pub(crate) enum Request {
     #[command(skip)]
     Status,
+    #[command(skip)]
+    Sessions,
     /// Give a volume another size; all who use it are told
     Resize {
         /// As it is served
@@ -90,6 +101,9 @@ pub(crate) enum Request {
         /// For people
         #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
         description: String,
+        /// Protocols that serve it [default: all, or none if a target restricts its users]
+        #[arg(long, value_name = "NAME,NAME", value_delimiter = ',')]
+        protocols: Option<Vec<String>>,
     },
     /// Serve a volume no more, wherever it is
     Remove {
@@ -163,6 +177,7 @@ pub(crate) enum Request {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Answer {
     Status(Status),
+    Sessions(Vec<SessionStatus>),
     /// The size in bytes that the volume has now.
     Resized {
         size: u64,
@@ -258,6 +273,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             print(serde_json::to_string(&status).map_err(Failure::run)?)
         }
         (Answer::Status(status), Command::Status { json: false }, _) => print(in_words(&status)),
+        (Answer::Sessions(sessions), Command::Sessions { json: true }, _) => {
+            print(serde_json::to_string(&sessions).map_err(Failure::run)?)
+        }
+        (Answer::Sessions(sessions), Command::Sessions { json: false }, _) => {
+            print(sessions::in_words(sessions))
+        }
         _ => Err(Failure::run("the daemon has answered something else; it may be of another version")),
     }
 }
@@ -277,6 +298,7 @@ impl Command {
     fn request(&self) -> Request {
         match self {
             Command::Status { .. } => Request::Status,
+            Command::Sessions { .. } => Request::Sessions,
             Command::Change(Request::AddHost { target, host }) => {
                 Request::AddHost { target: target.clone(), host: host.clone().absolute() }
             }

@@ -5,6 +5,7 @@ use crate::output::{print, printable};
 use crate::protocol::FoundExport;
 use crate::reach;
 use blockmux_volume::units::human_size;
+use tracing::warn;
 
 /// Which server.
 #[derive(clap::Args)]
@@ -22,6 +23,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let found = reach::of_url(&args.url)?.discover()?;
     if args.json {
         return print(serde_json::to_string(&found).map_err(Failure::run)?);
+    }
+    if found.exports.is_empty() && found.left_out == 0 {
+        warn!("{} exports nothing, or nothing that it shows to us", printable(&found.url));
     }
     for export in &found.exports {
         print(printable(&line(export)))?;

@@ -5,6 +5,7 @@
 
 use crate::privileges;
 use crate::repeats::{Repeats, WINDOW};
+use jiff::Timestamp;
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,25 +18,27 @@ use std::{io, thread};
 pub(crate) struct Log {
     queue: SyncSender<Message>,
     left_out: Arc<AtomicU64>,
+    has_time: bool,
 }
 
 enum Message {
-    Line(Vec<u8>),
+    /// A line, and when it was said.
+    Line(Vec<u8>, Option<Timestamp>),
     /// To be answered when everything before has been written.
     End(Sender<()>),
 }
 
 impl Log {
-    /// Starts the thread.
-    pub(crate) fn start() -> io::Result<Log> {
+    /// Starts the thread. With `has_time` each line begins with its time, as RFC 3339 has it, in UTC.
+    pub(crate) fn start(has_time: bool) -> io::Result<Log> {
         let (queue, messages) = mpsc::sync_channel(QUEUE_LINES);
         let left_out = Arc::new(AtomicU64::new(0));
         let counted = left_out.clone();
         thread::Builder::new().name("log".to_owned()).spawn(move || {
             privileges::give_up_all();
-            write_out(&messages, &counted);
+            write_out(&messages, &counted, has_time);
         })?;
-        Ok(Log { queue, left_out })
+        Ok(Log { queue, left_out, has_time })
     }
 
     /// Waits until all has been written, but not long.
@@ -56,7 +59,8 @@ impl Log {
 
 impl Write for Log {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        if self.queue.try_send(Message::Line(line.to_vec())).is_err() {
+        let time = self.has_time.then(Timestamp::now);
+        if self.queue.try_send(Message::Line(line.to_vec(), time)).is_err() {
             self.left_out.fetch_add(1, Ordering::Relaxed);
         }
         Ok(line.len())
@@ -67,7 +71,7 @@ impl Write for Log {
     }
 }
 
-fn write_out(messages: &Receiver<Message>, left_out: &AtomicU64) {
+fn write_out(messages: &Receiver<Message>, left_out: &AtomicU64, has_time: bool) {
     let is_terminal = io::stderr().is_terminal();
     let mut repeats = Repeats::default();
     loop {
@@ -77,7 +81,7 @@ fn write_out(messages: &Receiver<Message>, left_out: &AtomicU64) {
         };
         let (is_end, now) = (matches!(message, Ok(Message::End(_))), Instant::now());
         for line in repeats.left_out(if is_end { now + WINDOW } else { now }) {
-            let _ = write_line(is_terminal, line.as_bytes());
+            let _ = write_line(is_terminal, line.as_bytes(), has_time.then(Timestamp::now));
         }
         let message = match message {
             Ok(message) => message,
@@ -87,22 +91,26 @@ fn write_out(messages: &Receiver<Message>, left_out: &AtomicU64) {
         let missing = left_out.swap(0, Ordering::Relaxed);
         if missing > 0 {
             let text = format!(" WARN {missing} lines are left out: they came faster than they were read\n");
-            let _ = write_line(is_terminal, text.as_bytes());
+            let _ = write_line(is_terminal, text.as_bytes(), has_time.then(Timestamp::now));
         }
         // There is nobody left to tell if this fails.
         let _ = match message {
-            Message::Line(line) if !repeats.admits(&line, now) => Ok(()),
-            Message::Line(line) => write_line(is_terminal, &line),
+            Message::Line(line, _) if !repeats.admits(&line, now) => Ok(()),
+            Message::Line(line, time) => write_line(is_terminal, &line, time),
             Message::End(done) => done.send(()).map_err(io::Error::other),
         };
     }
 }
 
 /// On a terminal a line takes the place of a progress bar that stands there, which is drawn again below it.
-fn write_line(is_terminal: bool, line: &[u8]) -> io::Result<()> {
+fn write_line(is_terminal: bool, line: &[u8], time: Option<Timestamp>) -> io::Result<()> {
     let mut stderr = io::stderr().lock();
     if is_terminal {
         stderr.write_all(b"\r\x1b[K")?;
+    }
+    if let Some(time) = time {
+        // Lines begin with a space where a level is short.
+        write!(stderr, "{time:.3} ")?;
     }
     stderr.write_all(line)
 }

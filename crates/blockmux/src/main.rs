@@ -13,6 +13,7 @@ mod discover;
 mod failure;
 mod image_format;
 mod info;
+mod levels;
 mod log;
 mod machine;
 mod open;
@@ -34,10 +35,12 @@ mod signals;
 use clap::error::ErrorKind;
 use clap::{ArgAction, Parser, Subcommand};
 use failure::Failure;
+use levels::Levels;
 use log::Log;
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
-use tracing::level_filters::LevelFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// Puts one block volume on every network block protocol, and measures which one serves you best
 #[derive(Parser)]
@@ -46,6 +49,9 @@ struct Cli {
     /// Say more on standard error; -vv says even more
     #[arg(short, long, action = ArgAction::Count, global = true, display_order = BEFORE_HELP)]
     verbose: u8,
+    /// Log levels by area: audit, protocol, initiator, volume, control [e.g. protocol=debug,audit=off]
+    #[arg(long, value_name = "AREA=LEVEL,...", global = true, display_order = BEFORE_HELP)]
+    log: Option<Levels>,
     #[command(subcommand)]
     command: Command,
 }
@@ -90,7 +96,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return on_no_command(&error),
     };
-    let log = match start_log(cli.verbose) {
+    let log = match start_log(&cli) {
         Ok(log) => log,
         Err(error) => return Failure::run(format!("cannot start a thread: {error}")).report(),
     };
@@ -112,23 +118,18 @@ fn on_no_command(error: &clap::Error) -> ExitCode {
     failure::from_command_line(error).report()
 }
 
-fn start_log(verbose: u8) -> io::Result<Log> {
-    let level = match verbose {
-        0 => LevelFilter::WARN,
-        1 => LevelFilter::INFO,
-        2 => LevelFilter::DEBUG,
-        _ => LevelFilter::TRACE,
-    };
-    let log = Log::start()?;
+fn start_log(cli: &Cli) -> io::Result<Log> {
+    let is_daemon = matches!(&cli.command, Command::Serve(args) if args.is_daemon());
+    let log = Log::start(is_daemon)?;
     let writer = log.clone();
-    tracing_subscriber::fmt()
+    let lines = tracing_subscriber::fmt::layer()
         .compact()
         .without_time()
         .with_target(false)
-        .with_max_level(level)
         .with_ansi(io::stderr().is_terminal() && output::may_colour())
-        .with_writer(move || writer.clone())
-        .init();
+        .with_writer(move || writer.clone());
+    let levels = cli.log.clone().unwrap_or_default().targets(cli.verbose, is_daemon);
+    tracing_subscriber::registry().with(lines).with(levels).init();
     Ok(log)
 }
 

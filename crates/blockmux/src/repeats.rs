@@ -16,18 +16,23 @@ pub(crate) struct Repeats {
 struct Count {
     since: Instant,
     lines: u32,
+    /// How many of them are written.
+    most: u32,
 }
 
 impl Repeats {
     /// Whether a line is to be written.
     pub(crate) fn admits(&mut self, line: &[u8], now: Instant) -> bool {
-        if self.alike.len() >= MOST_KINDS {
-            // Whoever makes so many kinds of lines is held up by the queue before this.
-            return true;
+        if self.alike.len() >= MOST_KINDS && !self.alike.contains_key(kind_of(line)) {
+            // One count for all further kinds: many addresses fill a disk as one does.
+            let count = self.alike.entry(OTHERS.to_vec()).or_insert(Count { since: now, lines: 0, most: 0 });
+            count.lines = count.lines.saturating_add(1);
+            return false;
         }
-        let count = self.alike.entry(kind_of(line).to_vec()).or_insert(Count { since: now, lines: 0 });
+        let most = if is_session(line) { MOST_SESSIONS } else { MOST_ALIKE };
+        let count = self.alike.entry(kind_of(line).to_vec()).or_insert(Count { since: now, lines: 0, most });
         count.lines = count.lines.saturating_add(1);
-        count.lines <= MOST_ALIKE
+        count.lines <= count.most
     }
 
     /// What was left out of the seconds that are over, as lines.
@@ -35,8 +40,8 @@ impl Repeats {
         let mut lines = Vec::new();
         self.alike.retain(|line, count| {
             let is_over = now.saturating_duration_since(count.since) >= WINDOW;
-            if is_over && count.lines > MOST_ALIKE {
-                let more = count.lines - MOST_ALIKE;
+            if is_over && count.lines > count.most {
+                let more = count.lines - count.most;
                 let line = String::from_utf8_lossy(line).trim_end().to_owned();
                 let quote = if line.contains("peer=\"") { "\"" } else { "" };
                 lines.push(format!("{line}{quote}: {more} more like this in {} seconds\n", WINDOW.as_secs()));
@@ -57,11 +62,28 @@ fn kind_of(line: &[u8]) -> &[u8] {
     if let Some(begin) = line.windows(PLACE.len()).rposition(|window| window == PLACE) {
         return line.get(..begin).unwrap_or(line);
     }
-    let Some(begin) = line.windows(PEER.len()).rposition(|window| window == PEER) else { return line };
-    let (_, address) = line.split_at(begin + PEER.len());
-    let port = address.iter().rposition(|&byte| byte == b':');
-    port.and_then(|port| line.get(..begin + PEER.len() + port)).unwrap_or(line)
+    let Some(begin) = line.windows(PEER.len()).position(|window| window == PEER) else { return line };
+    let (_, rest) = line.split_at(begin + PEER.len());
+    // What stands behind the address is of the peer's choosing.
+    let address = rest.split(|&byte| byte == b'"').next().unwrap_or(rest);
+    let port = address.iter().rposition(|&byte| byte == b':').unwrap_or(address.len());
+    line.get(..begin + PEER.len() + port).unwrap_or(line)
 }
+
+/// Whether it tells of a session that has begun or ended: each is to be found in the log.
+fn is_session(line: &[u8]) -> bool {
+    let begins = |word: &[u8]| line.windows(word.len()).take(LEVEL_LEN).any(|window| window == word);
+    SESSION.iter().any(|word| begins(word)) && !begins(b" login refused")
+}
+
+/// How lines of sessions begin, behind the level and its colours.
+const SESSION: [&[u8]; 4] = [b" login ", b" logout: ", b" connection lost: ", b" reservation change"];
+/// In bytes.
+const LEVEL_LEN: usize = 24;
+/// Lines of sessions that are alike and written within [`WINDOW`]: a storm of logins after a restart, and no flood.
+const MOST_SESSIONS: u32 = 1000;
+/// The line for those beyond [`MOST_KINDS`].
+const OTHERS: &[u8] = b" WARN lines of other kinds are left out";
 
 /// How a line names its peer.
 const PEER: &[u8] = b"peer=\"";
@@ -91,6 +113,38 @@ mod tests {
         assert_eq!(repeats.left_out(now + WINDOW), [expected]);
         assert!(repeats.is_empty());
         assert!(repeats.admits(line(1).as_bytes(), now + WINDOW));
+    }
+
+    #[test]
+    fn logins_are_written_where_refusals_of_one_address_are_counted_whatever_it_calls_itself() {
+        let (mut repeats, now) = (Repeats::default(), Instant::now());
+        let mut written = |what: &str| {
+            let line = |nth: u32| {
+                let initiator = format!("iqn.x:{nth} peer=\\\"1.1.1.{nth}:1");
+                format!(
+                    " WARN {what} protocol=\"iscsi\" peer=\"127.0.0.1:{nth}\" initiator=\"{initiator}\"\n"
+                )
+            };
+            (0..100).filter(|&nth| repeats.admits(line(nth).as_bytes(), now)).count()
+        };
+        assert_eq!(
+            (written("login"), written("logout: done"), written("connection lost: gone")),
+            (100, 100, 100)
+        );
+        assert_eq!(written("login refused: peer may not"), 5);
+    }
+
+    #[test]
+    fn many_addresses_write_no_more_than_so_many_lines() {
+        let (mut repeats, now) = (Repeats::default(), Instant::now());
+        let line = |nth: usize| format!(" WARN login refused peer=\"10.{}.{}.1:1\"\n", nth >> 8, nth & 255);
+        let written = (0..10_000).filter(|&nth| repeats.admits(line(nth).as_bytes(), now)).count();
+        assert_eq!(written, MOST_KINDS);
+        let left_out = repeats.left_out(now + WINDOW);
+        assert_eq!(
+            left_out,
+            [" WARN lines of other kinds are left out: 5904 more like this in 10 seconds\n"]
+        );
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! would wait for it.
 
 use crate::reactor::Progress;
+use crate::sessions::Session;
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::served::{Left, MOST_LEFT, Meter, Served};
 use blockmux_proto::session::Target;
@@ -27,6 +28,8 @@ pub(crate) struct Channels {
     submitted: u64,
     /// The change of `exports` up to which channels of volumes that are gone have been closed.
     seen: u64,
+    /// Whose I/O it is, once that is known.
+    session: Option<Arc<Session>>,
 }
 
 /// One of them.
@@ -54,6 +57,15 @@ impl Channels {
             in_flight: 0,
             submitted: 0,
             seen,
+            session: None,
+        }
+    }
+
+    /// What is done from now on, and was done so far, is that session's.
+    pub(crate) fn count_for(&mut self, session: &Arc<Session>) {
+        if self.session.is_none() {
+            self.open.iter().for_each(|open| session.add(&open.meter));
+            self.session = Some(session.clone());
         }
     }
 
@@ -76,6 +88,7 @@ impl Channels {
 
     /// The peer has gone, and what is in flight is left behind, as long as it lasts.
     pub(crate) fn leave(&mut self) {
+        self.session = None;
         for open in self.open.iter_mut().filter(|open| open.in_flight > 0 && open.left.is_none()) {
             open.left = Some(open.served.leave());
             if open.served.left_behind() == MOST_LEFT
@@ -194,6 +207,9 @@ impl Channels {
         }
         let channel = served.volume().open(&self.core, depth, self.waker.clone())?;
         let meter = Meter::new(&served);
+        if let Some(session) = &self.session {
+            session.add(&meter);
+        }
         self.open.push(Open { volume, channel, meter, in_flight: 0, served, left: None });
         self.open.last_mut().ok_or(IoError::PathLost)
     }

@@ -14,6 +14,7 @@
 //! Unsafe code is in [`sys`], [`ring`], [`memory`], `file::kernel`, `frames::kernel` and `frames::ring` alone.
 
 pub mod aoe;
+pub mod audit;
 pub mod blocking;
 mod broken;
 mod channels;
@@ -36,6 +37,7 @@ pub mod populate;
 pub mod reactor;
 pub mod ring;
 pub mod secure;
+pub mod sessions;
 pub mod sim;
 pub mod socket;
 pub mod state;

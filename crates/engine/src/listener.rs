@@ -1,7 +1,9 @@
 //! Accepts connections and spreads them over the cores.
 
+use crate::audit::AUDIT;
 use crate::reactor::{EngineCore, Inbox, Progress, Task, WakeOnEvent};
 use crate::ring::Registration;
+use crate::sessions::Sessions;
 use crate::socket::{Listener, Stream};
 use crate::sys;
 use blockmux_proto::iscsi::sessions::MAX_LOGINS;
@@ -30,6 +32,9 @@ pub struct ConnectionLimit {
     half_open: HalfOpen,
     /// Address space that new connections leave to those that are there, in bytes.
     kept_space_bytes: u64,
+    /// The protocol of this part.
+    protocol: &'static str,
+    sessions: Sessions,
 }
 
 /// One connection's share of the limit.
@@ -39,6 +44,8 @@ pub struct Permit {
     left: Arc<AtomicUsize>,
     /// Its peer is gone, and its place another's.
     has_left: bool,
+    protocol: &'static str,
+    sessions: Sessions,
     /// What is entered of it until its peer has come through its handshake.
     entered: Option<(HalfOpen, Arc<Entry>)>,
 }
@@ -66,13 +73,21 @@ impl ConnectionLimit {
             left: Arc::default(),
             half_open: HalfOpen::default(),
             kept_space_bytes: 0,
+            protocol: "",
+            sessions: Sessions::default(),
         }
     }
 
-    /// The same bound, for a part whose connections are counted by themselves, too.
+    /// This bound for the connections of one protocol, which are counted by themselves, too.
     #[must_use]
-    pub fn for_part(&self) -> ConnectionLimit {
-        ConnectionLimit { part: Arc::default(), ..self.clone() }
+    pub fn for_part(&self, protocol: &'static str) -> ConnectionLimit {
+        ConnectionLimit { part: Arc::default(), protocol, ..self.clone() }
+    }
+
+    /// Who is logged in, of all parts.
+    #[must_use]
+    pub fn sessions(&self) -> &Sessions {
+        &self.sessions
     }
 
     /// A bound also on address space, where that has a limit: when less than so many bytes are left, no further connection is
@@ -154,12 +169,26 @@ impl ConnectionLimit {
             part: self.part.clone(),
             left: self.left.clone(),
             has_left: false,
+            protocol: self.protocol,
+            sessions: self.sessions.clone(),
             entered: None,
         }
     }
 }
 
 impl Permit {
+    /// The list that a session of this connection belongs in.
+    #[must_use]
+    pub fn sessions(&self) -> &Sessions {
+        &self.sessions
+    }
+
+    /// The protocol that its listener is for; empty if nobody said.
+    #[must_use]
+    pub fn protocol(&self) -> &'static str {
+        self.protocol
+    }
+
     /// The peer has come through its handshake: the connection is not let go any more for another.
     pub fn establish(&self) {
         if let Some((half_open, entry)) = &self.entered {
@@ -248,7 +277,13 @@ impl ListenerTask {
             return;
         }
         let Some(permit) = self.limit.admit(stream.hang_up()) else {
-            warn!(peer = stream.peer(), "refused: {} connections are open already", self.limit.most);
+            warn!(
+                target: AUDIT,
+                protocol = self.limit.protocol,
+                peer = stream.peer(),
+                "login refused: {} connections are open already; raise --max-connections",
+                self.limit.most
+            );
             return;
         };
         let serve = self.serve.clone();

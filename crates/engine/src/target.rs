@@ -9,20 +9,21 @@
 
 mod stall;
 
+use crate::audit::Audit;
 use crate::channels::Channels;
 use crate::connection::{Broken, Connection, Inflow};
-use crate::host::Host;
+use crate::host::{ByteStream, Host};
 use crate::listener::Permit;
 use crate::peer_core::PeerCore;
 use crate::reactor::{EngineCore, Progress, Task};
 use crate::secure::Secure;
-use blockmux_proto::exports::{Exports, VolumeId};
+use blockmux_proto::exports::Exports;
 use blockmux_proto::session::{Demand, Home, ProtocolError, StreamSession, Target};
 use blockmux_volume::{PeerAccount, Pool, Waker};
 use stall::StallWatch;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-use tracing::{debug, warn};
+use tracing::debug;
 
 /// Serves one connection until either side ends it.
 pub struct TargetTask<S: StreamSession + Target, H: Host = EngineCore> {
@@ -53,6 +54,7 @@ pub struct TargetTask<S: StreamSession + Target, H: Host = EngineCore> {
     relocate: Option<Relocate<H>>,
     /// Given back when the connection ends, here or where it went.
     permit: Option<Permit>,
+    audit: Audit,
 }
 
 /// A connection as it comes to a core.
@@ -135,7 +137,9 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
     ) {
         let Arrival { stream, unread, permit, .. } = arrival;
         let channels_core = Rc::new(PeerCore { core: core.clone(), pool: pool.clone() });
+        let audit = Audit::new(stream.peer(), permit.sessions().clone());
         core.spawn(|waker| TargetTask {
+            audit,
             connection: Connection::resumed(stream, &unread, core, waker).secured(secure),
             session: {
                 session.on_start(waker);
@@ -164,6 +168,11 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
 }
 
 impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
+    /// The protocol that the listener is for.
+    fn protocol(&self) -> &'static str {
+        self.permit.as_ref().map_or("", Permit::protocol)
+    }
+
     /// Requests that have come and outboxes that were taken, in all.
     fn moved(&self) -> u64 {
         self.channels.submitted() + self.taken
@@ -215,6 +224,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
     /// The connection is over, and the session goes on without it: time passes, and I/O is done.
     fn linger(&mut self) -> Progress {
         if !std::mem::replace(&mut self.is_lingering, true) {
+            self.log_end();
             debug!(peer = self.connection.peer(), "connection closed; its session is kept");
             self.connection.close();
             self.ending = Some(Ending::Gone);
@@ -233,6 +243,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
     #[cold]
     fn leave(&mut self) {
         self.left_as = self.ending;
+        self.log_end();
         self.channels.leave();
         if let Some(permit) = &mut self.permit {
             permit.leave();
@@ -242,11 +253,23 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         }
     }
 
-    /// Says what the peer cannot be told.
-    #[cold]
-    fn complain(&self, volume: VolumeId, reason: &str) {
-        let name = self.channels.name(volume);
-        warn!(peer = self.connection.peer(), "{name}: requests are refused: {reason}");
+    /// Logs what the session has to tell.
+    #[inline]
+    fn log_events(&mut self) {
+        while let Some(event) = self.session.poll_event() {
+            self.audit.on_event(event, |volume| self.channels.name(volume));
+            if let Some(session) = self.audit.session() {
+                self.channels.count_for(session);
+            }
+        }
+    }
+
+    /// The connection is over without a failure: logs how, unless the session has said it.
+    fn log_end(&mut self) {
+        match self.told_to_stop {
+            true => self.audit.on_end(true, "the target stops"),
+            false => self.audit.on_end(false, "the peer closed it without logging out"),
+        }
     }
 
     /// Hands the connection over if it belongs on another core; whether it went.
@@ -339,12 +362,17 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
 
     /// The connection is broken: whatever is in flight still completes, to nobody.
     fn on_broken(&mut self, broken: &Broken) {
-        let peer = self.connection.peer();
+        self.log_events();
+        let reason = match broken {
+            Broken::Protocol(error) => format!("peer {error}"),
+            Broken::Tls(error) => format!("peer {error}"),
+            Broken::Keys(_) | Broken::Evicted(_) => broken.to_string(),
+            Broken::Socket(error) => error.to_string(),
+        };
         match broken {
-            Broken::Protocol(error) => warn!(peer, "closing: peer {error}"),
-            Broken::Tls(error) => warn!(peer, "closing: peer {error}"),
-            Broken::Keys(_) | Broken::Evicted(_) => warn!(peer, "closing: {broken}"),
-            Broken::Socket(error) => debug!(peer, "connection lost: {error}"),
+            _ if self.audit.is_logged_in() => {}
+            Broken::Socket(_) => debug!(peer = self.connection.peer(), "connection lost: {reason}"),
+            _ => self.audit.on_refused(self.protocol(), &reason),
         }
         if matches!(broken, Broken::Protocol(_) | Broken::Tls(_)) {
             // The session, or TLS, may have a last word for the peer.
@@ -352,6 +380,9 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         }
         // What was wrong has been said; what is in flight for the peer need not come to its end any more.
         let _ = self.session.on_end();
+        // It may know better why.
+        self.log_events();
+        self.audit.on_end(false, &reason);
         self.session.outbox().clear();
         self.ending = Some(Ending::Gone);
     }
@@ -372,9 +403,7 @@ impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
             self.is_established = true;
             self.permit.iter().for_each(Permit::establish);
         }
-        if let Some((volume, reason)) = self.session.poll_complaint() {
-            self.complain(volume, reason);
-        }
+        self.log_events();
         if self.go_home() {
             return Progress::Done;
         }
@@ -399,6 +428,7 @@ impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
             self.leave();
         }
         if self.ending.is_some() && self.channels.is_idle() && is_sent && !self.session.lingers() {
+            self.log_end();
             debug!(peer = self.connection.peer(), "connection closed");
             return Progress::Done;
         }
@@ -438,13 +468,12 @@ const LONGEST_HEAD: usize = 64;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::ByteStream;
     use crate::listener::ConnectionLimit;
     use crate::reactor::{PollPolicy, Reactor};
     use crate::sim::{SimCore, SimNet, SimStream, Weather, World};
     use crate::socket::Address;
     use crate::socket::{Listener, Stream};
-    use blockmux_proto::exports::Export;
+    use blockmux_proto::exports::{Export, VolumeId};
     use blockmux_proto::nbd::server::TargetSession;
     use blockmux_proto::outbox::Outbox;
     use blockmux_proto::session::Timed;

@@ -1,9 +1,11 @@
 //! Numbers as fio writes them: sizes with a suffix, times with a unit, shares in per cent.
 //!
-//! fio counts in powers of two unless told otherwise, and keeps its old spelling: `4k` and `4kb` are 4096, `4kib` is
-//! 4000. A bare `4ki` is 4000 by its manual and 4096 by the program, so we take neither. fio drops what it cannot read
-//! after the digits (`4.5k` becomes 4); we refuse it.
+//! Every unit of a size is a power of 1024, as in a volume's spec: `4k`, `4kb` and `4kib` are 4096.
+//! That is fio but for `kib` and its like, which fio takes for powers of 1000 unless `kb_base=1000`
+//! says otherwise. A bare `4ki` is refused, and so is what fio drops after the digits (`4.5k`
+//! becomes 4 there).
 
+use blockmux_volume::units::size_unit;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -77,21 +79,8 @@ impl TryFrom<String> for Size {
 /// What is wrong with it, as the end of a sentence.
 pub fn parse_int(text: &str) -> Result<u64, String> {
     let (number, suffix) = split_number(text)?;
-    let suffix = suffix.to_ascii_lowercase();
-    let (letter, step) = match suffix.as_bytes() {
-        [] | [b'b'] => return Ok(number),
-        [_, b'i'] => {
-            let (short, long) = (&suffix[..1], format!("{suffix}b"));
-            return Err(format!(
-                "`{suffix}` is ambiguous in fio: write `{short}` (1024s) or `{long}` (1000s)"
-            ));
-        }
-        [letter, b'i', b'b'] => (*letter, 1000_u64),
-        [letter] | [letter, b'b'] => (*letter, 1024),
-        _ => return Err(BAD_SUFFIX.into()),
-    };
-    let power = b"kmgtp".iter().position(|&known| known == letter).ok_or(BAD_SUFFIX)? as u32 + 1;
-    step.checked_pow(power).and_then(|unit| number.checked_mul(unit)).ok_or_else(|| TOO_LARGE.into())
+    let unit = size_unit(suffix).ok_or(BAD_SUFFIX)?;
+    number.checked_mul(unit).ok_or_else(|| TOO_LARGE.into())
 }
 
 /// Reads what [`parse_int`] does, or a percentage like `50%`.
@@ -151,7 +140,7 @@ fn split_number(text: &str) -> Result<(u64, &str), String> {
 }
 
 const BAD_SUFFIX: &str =
-    "a size ends in k, m, g, t, p (1024s), kib, mib, gib, tib, pib (1000s), or nothing for bytes";
+    "a size ends in k, m, g, t, p or e (powers of 1024), also as in kib, or nothing for bytes";
 const TOO_LARGE: &str = "too large";
 const US_PER_S: u64 = 1_000_000;
 const MAX_FRACTION_DIGITS: usize = 6;
@@ -162,7 +151,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn sizes_mean_what_fio_makes_of_them() {
+    fn sizes_mean_what_they_mean_in_a_volume_s_spec() {
         for (text, bytes) in [
             ("4096", 4096),
             ("4k", 4096),
@@ -170,17 +159,20 @@ mod tests {
             ("4kb", 4096),
             ("4kB", 4096),
             ("4b", 4),
-            ("4kib", 4000),
+            ("4kib", 4096),
             ("1m", 1 << 20),
-            ("1MiB", 1_000_000),
+            ("1MiB", 1 << 20),
             ("2g", 2 << 30),
             ("1t", 1 << 40),
-            ("1pib", 1_000_000_000_000_000),
+            ("1pib", 1 << 50),
             ("0x1000", 4096),
             ("0x1k", 1024),
             ("0x1b", 27),
         ] {
             assert_eq!(parse_int(text), Ok(bytes), "{text}");
+            if !text.starts_with("0x") {
+                assert_eq!(blockmux_volume::units::parse_size(text), Ok(bytes), "{text}");
+            }
         }
     }
 
@@ -192,7 +184,7 @@ mod tests {
         ] {
             assert!(parse_int(text).is_err(), "{text}");
         }
-        assert!(parse_int("4ki").unwrap_err().contains("write `k` (1024s) or `kib` (1000s)"));
+        assert!(parse_int("4ki").unwrap_err().contains("powers of 1024"));
     }
 
     #[test]

@@ -27,7 +27,14 @@ pub struct Export {
 /// Volumes come and go while they are served, but an id names one volume for ever: that of a volume that is gone is never
 /// given to another.
 #[derive(Clone)]
-pub struct Exports(Arc<Shared>);
+pub struct Exports {
+    shared: Arc<Shared>,
+    /// Which of them are found by name or in order; `None`: all.
+    offered: Option<Offered>,
+}
+
+/// Whether an export of that name is offered.
+type Offered = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
 struct Shared {
     list: RwLock<Vec<Option<Entry>>>,
@@ -67,13 +74,20 @@ impl Exports {
     pub fn of_served(exports: Vec<(Export, Arc<Served>)>) -> Exports {
         let entry = |(export, served)| Some(Entry { export: Arc::new(export), served });
         let list = RwLock::new(exports.into_iter().map(entry).collect());
-        Exports(Arc::new(Shared { list, changes: AtomicU64::new(0) }))
+        Exports { shared: Arc::new(Shared { list, changes: AtomicU64::new(0) }), offered: None }
+    }
+
+    /// Another handle to this list that finds only exports for which `is_offered` is true at that
+    /// moment. What was found keeps its id, and the id leads to the volume by every handle.
+    #[must_use]
+    pub fn offering(&self, is_offered: impl Fn(&str) -> bool + Send + Sync + 'static) -> Exports {
+        Exports { shared: self.shared.clone(), offered: Some(Arc::new(is_offered)) }
     }
 
     /// One more volume; `None` if its name is taken, or there were [`MAX_VOLUMES`] already.
     #[must_use]
     pub fn add(&self, export: Export, served: Arc<Served>) -> Option<VolumeId> {
-        let mut list = self.0.list.write().unwrap_or_else(PoisonError::into_inner);
+        let mut list = self.shared.list.write().unwrap_or_else(PoisonError::into_inner);
         let is_taken = list.iter().flatten().any(|entry| entry.export.name == export.name);
         if is_taken || list.len() >= MAX_VOLUMES {
             return None;
@@ -87,11 +101,11 @@ impl Exports {
     #[must_use]
     pub fn remove(&self, name: &str) -> Option<Removed> {
         let (volume, _) = self.find(name)?;
-        let mut list = self.0.list.write().unwrap_or_else(PoisonError::into_inner);
+        let mut list = self.shared.list.write().unwrap_or_else(PoisonError::into_inner);
         let Entry { export, served } = list.get_mut(volume.0 as usize)?.take()?;
         drop(list);
         served.retire();
-        self.0.changes.fetch_add(1, Ordering::Release);
+        self.shared.changes.fetch_add(1, Ordering::Release);
         Some(Removed { volume, export, served })
     }
 
@@ -104,7 +118,13 @@ impl Exports {
     /// The export of that name.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<(VolumeId, Arc<Export>)> {
-        self.iter().find(|(_, export)| export.name == name)
+        if self.offered.as_ref().is_some_and(|is_offered| !is_offered(name)) {
+            return None;
+        }
+        let list = self.shared.list.read().unwrap_or_else(PoisonError::into_inner);
+        let entries = (0..).map(VolumeId).zip(list.iter());
+        let mut there = entries.filter_map(|(id, entry)| Some((id, &entry.as_ref()?.export)));
+        there.find(|(_, export)| export.name == name).map(|(id, export)| (id, export.clone()))
     }
 
     /// The export with that id.
@@ -113,13 +133,15 @@ impl Exports {
         self.entry(id).map(|entry| entry.export)
     }
 
-    /// All exports that there are now, in order.
+    /// All exports that are offered now, in order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = (VolumeId, Arc<Export>)> + use<> {
-        let list = self.0.list.read().unwrap_or_else(PoisonError::into_inner);
+        let list = self.shared.list.read().unwrap_or_else(PoisonError::into_inner);
         let entries = (0..).map(VolumeId).zip(list.iter());
         let there: Vec<_> =
             entries.filter_map(|(id, entry)| Some((id, entry.as_ref()?.export.clone()))).collect();
-        there.into_iter()
+        drop(list);
+        let offered = self.offered.clone();
+        there.into_iter().filter(move |(_, export)| offered.as_ref().is_none_or(|of| of(&export.name)))
     }
 
     /// The first export.
@@ -132,11 +154,11 @@ impl Exports {
     #[inline]
     #[must_use]
     pub fn changes(&self) -> u64 {
-        self.0.changes.load(Ordering::Acquire)
+        self.shared.changes.load(Ordering::Acquire)
     }
 
     fn entry(&self, id: VolumeId) -> Option<Entry> {
-        let list = self.0.list.read().unwrap_or_else(PoisonError::into_inner);
+        let list = self.shared.list.read().unwrap_or_else(PoisonError::into_inner);
         list.get(id.0 as usize)?.clone()
     }
 }
@@ -153,6 +175,17 @@ mod tests {
         let volume: Arc<dyn Volume> = Arc::new(MemVolume::new(1 << 20));
         let served = Served::new(volume.clone());
         (Export { name: name.into(), description: String::new(), read_only: false, volume }, served)
+    }
+
+    #[test]
+    fn a_handle_that_offers_some_exports_finds_no_others() {
+        let exports = Exports::of_served(vec![export("a"), export("b")]);
+        let some = exports.offering(|name| name != "a");
+        assert!(some.find("a").is_none() && exports.find("a").is_some());
+        assert_eq!(some.default_export().map(|(id, _)| id), Some(VolumeId(1)));
+        assert_eq!(some.iter().count(), 1);
+        let (later, served) = export("c");
+        assert!(exports.add(later, served).is_some() && some.find("c").is_some());
     }
 
     #[test]

@@ -9,6 +9,7 @@
 pub mod aoe;
 mod coverage;
 mod digest;
+pub mod event;
 pub mod exports;
 pub mod fabrics;
 pub mod frames;

@@ -14,6 +14,7 @@
 //! hears when that is there or gone. The calls of [`StreamSession`] and [`Timed`] are about one lane: the first, until
 //! [`Initiator::select`] names another. A session that knows nothing of lanes has one, and all of that is the default.
 
+use crate::event::AuditEvent;
 use crate::exports::VolumeId;
 use crate::frames::{Frame, FrameOutbox, Port, PortId};
 use crate::outbox::Outbox;
@@ -179,9 +180,8 @@ pub trait Target: Timed {
         None
     }
 
-    /// Why requests of the peer for a volume are refused, where its protocol has no error of that name: for the log, and
-    /// only once for as long as the reason stays.
-    fn poll_complaint(&mut self) -> Option<(VolumeId, &'static str)> {
+    /// The next event that an operator may want to audit; never one per I/O.
+    fn poll_event(&mut self) -> Option<AuditEvent> {
         None
     }
 

@@ -13,6 +13,7 @@
 mod end;
 
 use crate::queue_pair::QueuePair;
+use blockmux_proto::event::AuditEvent;
 use blockmux_proto::exports::VolumeId;
 use blockmux_proto::outbox::Outbox;
 use blockmux_proto::rdma::{Endpoint, RdmaSession};
@@ -257,6 +258,11 @@ impl<Q: QueuePair, S: RdmaSession + Target> Target for Driven<Q, S> {
 
     fn moves_to(&self) -> Option<Home> {
         self.session.moves_to()
+    }
+
+    #[inline]
+    fn poll_event(&mut self) -> Option<AuditEvent> {
+        self.session.poll_event()
     }
 
     fn owed(&self) -> Option<u64> {

@@ -32,14 +32,21 @@ pub enum UnitError {
 pub fn parse_size(text: &str) -> Result<u64, UnitError> {
     let malformed = || UnitError::Size(text.to_owned());
     let (number, unit) = split(text).ok_or_else(malformed)?;
+    scaled(number, size_unit(unit).ok_or_else(malformed)?, text, "bytes")
+}
+
+/// The bytes of a unit of sizes as it is written behind a number: nothing or `b`, `k`, `kb`, `KiB`.
+/// Every reader of sizes takes them from here, so that `4kib` is the same everywhere.
+#[must_use]
+pub fn size_unit(unit: &str) -> Option<u64> {
     let unit = unit.to_ascii_lowercase();
     let letter = match unit.strip_suffix("ib").or_else(|| unit.strip_suffix('b')).unwrap_or(&unit) {
-        "" if unit == "ib" => return Err(malformed()),
-        "" => return scaled(number, 1, text, "bytes"),
+        "" if unit == "ib" => return None,
+        "" => return Some(1),
         letter => letter,
     };
-    let power = SIZE_UNITS.iter().position(|&known| known == letter).ok_or_else(malformed)?;
-    scaled(number, 1 << (10 * (power + 1)), text, "bytes")
+    let power = SIZE_UNITS.iter().position(|&known| known == letter)?;
+    Some(1 << (10 * (power + 1)))
 }
 
 /// Reads a duration: `100us`, `1.5ms`, `2s`, `5m`; a bare number only if it is 0.

@@ -4,6 +4,7 @@ use super::cable::{Cable, INITIATOR, INTERFACE, TARGET};
 use super::plan::Plan;
 use crate::failure::Failure;
 use crate::protocol::aoe::Serving;
+use crate::protocol::policy::{Place, Policy};
 use crate::protocol::{AOE, Protocol, Service, Settings};
 use blockmux_engine::congestion::Congestion;
 use blockmux_engine::cores::Cores;
@@ -137,7 +138,7 @@ impl Lane {
     /// Serves the volume on a free port of loopback, and reaches it.
     fn reach(
         &self,
-        protocol: &Protocol,
+        protocol: &'static Protocol,
         volume: &Arc<dyn Volume>,
         target: &Cores,
         congestion: Option<&Congestion>,
@@ -152,14 +153,15 @@ impl Lane {
     fn reach_over(
         &self,
         cable: &Cable,
-        protocol: &Protocol,
+        protocol: &'static Protocol,
         volume: &Arc<dyn Volume>,
         target: &Cores,
         congestion: Option<&Congestion>,
     ) -> Result<Arc<dyn Volume>, Failure> {
         if protocol.name == AOE.name {
-            let interfaces = vec![INTERFACE.to_owned()];
-            Serving { interfaces, ..Serving::default() }.start(target, &exports(volume))?;
+            let serving = Serving { interfaces: vec![(INTERFACE.to_owned(), None)], ..Serving::default() };
+            let policy = Policy::of_one_volume(&AOE, Place::Interface(INTERFACE.to_owned()), EXPORT);
+            serving.start(target, &exports(volume), &policy)?;
             let url = format!("aoe://{INTERFACE}/e0.0");
             return cable.within(INITIATOR, || (protocol.remote)(&url)?.open(1))?;
         }
@@ -204,7 +206,7 @@ impl Lane {
 /// Serves `volume` with `cores`, on a free port of an address.
 fn serve(
     cores: &Cores,
-    protocol: &Protocol,
+    protocol: &'static Protocol,
     volume: &Arc<dyn Volume>,
     at: Ipv4Addr,
     congestion: Option<&Congestion>,
@@ -212,7 +214,8 @@ fn serve(
     let listener = Listener::bind_with(&Address::Tcp(SocketAddr::new(IpAddr::V4(at), 0)), congestion)?;
     let address = listener.address().clone();
     let exports = exports(volume);
-    let (settings, addresses) = (Settings::default(), [address.clone()]);
+    let policy = Policy::of_one_volume(protocol, Place::Socket(address.clone()), EXPORT);
+    let (settings, addresses) = (Settings { policy, ..Settings::default() }, [address.clone()]);
     let service = Service { exports: &exports, addresses: &addresses, settings: &settings };
     let (serve, inboxes) = ((protocol.serve)(&service).serve.remove(0), cores.inboxes());
     cores

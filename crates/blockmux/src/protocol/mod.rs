@@ -9,6 +9,7 @@ pub(crate) mod aoe;
 pub(crate) mod iscsi;
 mod nbd;
 pub(crate) mod nvme_tcp;
+pub(crate) mod policy;
 mod secret;
 
 pub(crate) use aoe::AOE;
@@ -27,8 +28,10 @@ use blockmux_proto::iscsi::node::Chap;
 use blockmux_proto::scsi::AccessState;
 use blockmux_volume::Volume;
 use blockmux_wire::nvme::log::AnaState;
+use policy::{LiveAccess, Policy, TargetAccess};
 use serde::Serialize;
 use serde_json::Value;
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -56,6 +59,9 @@ pub(crate) struct Protocol {
     pub(crate) check: fn(&Settings, &[&str]) -> Result<(), String>,
     /// Whether somebody may use a volume without having proved who it is.
     pub(crate) is_open: fn(&Settings) -> bool,
+    /// Its configured targets, and who may use their volumes; without any, each volume is an export
+    /// of its own.
+    pub(crate) targets: fn(&Settings) -> Vec<TargetAccess>,
     /// Serves to accepted connections.
     pub(crate) serve: fn(&Service<'_>) -> Started,
     /// How clients reach a volume where we serve it.
@@ -75,6 +81,8 @@ pub(crate) type Connect = fn(&Address, &str) -> Result<Arc<dyn Volume>, String>;
 /// What is said of protocols beyond their listeners.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Settings {
+    /// Which volumes are served where.
+    pub(crate) policy: Policy,
     /// Targets of iSCSI; without any, each volume is a target of its own.
     pub(crate) iscsi: Vec<iscsi::ConfiguredTarget>,
     /// What discovery over iSCSI asks for.
@@ -120,6 +128,16 @@ pub(crate) trait Live: Send {
 
     /// Whether it has a target of that name.
     fn has(&self, target: &str) -> bool;
+
+    /// The protocol whose targets these are.
+    fn protocol(&self) -> &'static Protocol;
+
+    /// A target with whether everybody who can connect may use all of its volumes; `None` if there
+    /// is none.
+    fn access_of(&self, target: &str) -> Option<LiveAccess>;
+
+    /// The targets that have a volume.
+    fn targets_of(&self, volume: VolumeId) -> Vec<LiveAccess>;
 
     /// Makes a volume a logical unit or a namespace of a target; answers its number.
     ///
@@ -318,6 +336,12 @@ pub(crate) struct FoundExport {
     pub(crate) description: String,
     /// In bytes; `None` if the server did not tell, or was not asked.
     pub(crate) size: Option<u64>,
+}
+
+impl fmt::Debug for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Protocol").field("name", &self.name).finish_non_exhaustive()
+    }
 }
 
 impl Protocol {

@@ -5,6 +5,7 @@ use crate::machine::own_addresses;
 use crate::output::printable;
 use crate::protocol::aoe::Serving;
 use crate::protocol::iscsi::redirects;
+use crate::protocol::policy::Policy;
 use crate::protocol::{AOE, Named, Portal, Protocol, Settings, Way};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
@@ -55,14 +56,17 @@ impl Announcement {
         settings: &Settings,
         asker: Asker,
     ) -> Announcement {
-        let places = listeners.iter().map(|(listener, address)| (*listener, portals(address, asker)));
+        let places =
+            listeners.iter().map(|(listener, address)| (*listener, portals(address, asker), address));
         let places: Vec<_> = places.collect();
         let announced = exports.iter().filter_map(|(volume, export)| {
             let named = Named::of(exports, volume)?;
-            let spoken = places.iter().flat_map(|(listener, portals)| {
-                listener.spoken_here().map(move |protocol| (protocol, portals))
+            let spoken = places.iter().flat_map(|(listener, portals, address)| {
+                listener.spoken_here().map(move |protocol| (protocol, portals, *address))
             });
-            let ways = spoken.flat_map(|(protocol, portals)| {
+            let spoken = spoken
+                .filter(|(protocol, _, address)| settings.policy.leads_to(protocol, address, &named.export));
+            let ways = spoken.flat_map(|(protocol, portals, _)| {
                 let ways = portals.iter().flat_map(|portal| (protocol.ways)(settings, portal, &named));
                 ways.map(|way| (protocol.name, way)).collect::<Vec<_>>()
             });
@@ -74,9 +78,9 @@ impl Announcement {
     }
 
     /// Adds how each export is reached over AoE.
-    pub(super) fn with_disks(mut self, aoe: &Serving) -> Announcement {
+    pub(super) fn with_disks(mut self, aoe: &Serving, policy: &Policy) -> Announcement {
         for (place, export) in self.exports.iter_mut().enumerate() {
-            export.ways.extend(aoe.ways(place, &export.name).into_iter().map(|way| (AOE.name, way)));
+            export.ways.extend(aoe.ways(policy, place, &export.name).into_iter().map(|way| (AOE.name, way)));
         }
         self
     }
@@ -217,6 +221,7 @@ const OUT_OF_REACH: &str = "is out of reach: no listener, or no target of the co
 mod tests {
     use super::*;
     use crate::protocol::NBD;
+    use crate::protocol::policy::{Place, PolicyListener};
     use blockmux_proto::exports::Export;
     use blockmux_volume::NullVolume;
     use std::sync::Arc;
@@ -230,7 +235,17 @@ mod tests {
         };
         let listeners: Vec<_> = addresses.iter().map(|address| (&NBD, address.clone())).collect();
         let exports = Exports::new(names.iter().map(|name| export(name)).collect());
-        Announcement::new(&exports, &listeners, &Settings::default(), Asker::Here)
+        let asked = listeners.iter().map(|(protocol, address)| PolicyListener {
+            protocol,
+            place: Place::Socket(address.clone()),
+            volumes: None,
+            is_asked: true,
+        });
+        let volumes = names.iter().map(|name| ((*name).to_owned(), None));
+        let policy = Policy::new(&Settings::default(), volumes).unwrap();
+        let policy = policy.at(asked.collect(), false).unwrap();
+        let settings = Settings { policy, ..Settings::default() };
+        Announcement::new(&exports, &listeners, &settings, Asker::Here)
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The config file: TOML, the same things as on the command line by the same names.
 
-use crate::address::ListenAddress;
+use crate::address::ListenerEntry;
 use crate::ctl::ControlPath;
 use crate::failure::Failure;
 use crate::poll::Poll;
@@ -23,15 +23,15 @@ use std::str::FromStr;
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Config {
     pub(super) volume: Vec<VolumeEntry>,
-    pub(super) nbd: Vec<ListenAddress>,
-    pub(super) iscsi: Vec<ListenAddress>,
-    pub(super) iser: Vec<ListenAddress>,
+    pub(super) nbd: Vec<ListenerEntry>,
+    pub(super) iscsi: Vec<ListenerEntry>,
+    pub(super) iser: Vec<ListenerEntry>,
     pub(super) aoe: Vec<String>,
     pub(super) aoe_shelf: Option<u16>,
     pub(super) aoe_state: Option<PathBuf>,
     pub(super) iscsi_target: Vec<TargetEntry>,
     pub(super) iscsi_discovery: Option<DiscoveryEntry>,
-    pub(super) nvme_tcp: Vec<ListenAddress>,
+    pub(super) nvme_tcp: Vec<ListenerEntry>,
     pub(super) nvme_tcp_treq: Treq,
     pub(super) nvme_tcp_ktls: Option<bool>,
     pub(super) nvme_subsystem: Vec<SubsystemEntry>,
@@ -65,6 +65,8 @@ pub(super) struct VolumeEntry {
     pub(super) read_only: bool,
     #[serde(default)]
     pub(super) description: String,
+    /// Protocols that serve it; left out: all, unless a target restricts who may use a volume.
+    pub(super) protocols: Option<Vec<String>>,
 }
 
 impl Config {
@@ -80,7 +82,40 @@ impl Config {
         if text.len() as u64 > MAX_LEN {
             return Err(cannot(format!("has more than {}", human_size(MAX_LEN))));
         }
-        Config::parse(path, &text)
+        let mut config = Config::parse(path, &text)?;
+        config.anchor(path.parent().unwrap_or(Path::new("")))?;
+        Ok(config)
+    }
+
+    /// Has relative paths mean files beside the config file, wherever the daemon was started.
+    fn anchor(&mut self, directory: &Path) -> Result<(), Failure> {
+        for volume in &mut self.volume {
+            let spec = volume.spec.clone().below(directory);
+            for (file, before) in spec.files().into_iter().zip(volume.spec.files()) {
+                // It could be made anew, and be empty.
+                if !file.exists() && before.exists() {
+                    return Err(Failure::request(format!(
+                        "{}: there is no such file, but a {} in the current directory: paths in a config file are \
+                         relative to that file; write the whole path",
+                        file.display(),
+                        before.display()
+                    )));
+                }
+            }
+            volume.spec = spec;
+        }
+        let listeners = [&mut self.nbd, &mut self.iscsi, &mut self.iser, &mut self.nvme_tcp];
+        for entry in listeners.into_iter().flatten() {
+            entry.address.anchor(directory);
+        }
+        let paths = [&mut self.state, &mut self.aoe_state].into_iter().flatten();
+        for path in paths.chain(self.control.as_mut().map(|ControlPath(path)| path)) {
+            *path = directory.join(&*path);
+        }
+        self.iscsi_target.iter_mut().for_each(|target| target.anchor(directory));
+        self.iscsi_discovery.iter_mut().for_each(|discovery| discovery.anchor(directory));
+        self.nvme_subsystem.iter_mut().for_each(|subsystem| subsystem.anchor(directory));
+        Ok(())
     }
 
     fn parse(path: &Path, text: &str) -> Result<Config, Failure> {
@@ -166,6 +201,7 @@ mod tests {
             shared: true,
             read_only: true,
             description: "of RAM".into(),
+            protocols: None,
         };
         assert_eq!(config.volume[0], first);
         assert_eq!(config.volume[1].spec, Spec::Null(1 << 30));

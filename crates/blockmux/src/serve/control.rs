@@ -10,8 +10,8 @@ use super::flush;
 use super::opening::{NamedVolume, Opening};
 use super::setup::{LARGEST, NamedSpec};
 use crate::ctl::{
-    Answer, ControlPath, PopulatedStatus, ProtocolStatus, Request, Status, VolumeStatus, check_peer, read,
-    write,
+    Answer, ControlPath, PopulatedStatus, ProtocolStatus, Request, SessionStatus, Status, VolumeStatus,
+    check_peer, read, write,
 };
 use crate::failure::Failure;
 use crate::open::Populate;
@@ -55,7 +55,7 @@ impl Parts {
         let mut parts: Vec<(&'static str, ConnectionLimit)> = Vec::new();
         for (protocol, _) in listeners {
             if parts.iter().all(|(name, _)| *name != protocol.name) {
-                parts.push((protocol.name, limit.for_part()));
+                parts.push((protocol.name, limit.for_part(protocol.name)));
             }
         }
         Parts { limit, parts }
@@ -175,8 +175,14 @@ impl Desk {
     fn answer(&self, request: &Request) -> Answer {
         let done = match request {
             Request::Status => Ok(Answer::Status(self.status())),
+            Request::Sessions => {
+                let sessions = self.parts.limit.sessions().list();
+                Ok(Answer::Sessions(sessions.into_iter().map(SessionStatus::from).collect()))
+            }
             Request::Resize { name, size } => self.resize(name, *size).map(|size| Answer::Resized { size }),
-            Request::Add { volume, read_only, description } => self.add(volume, *read_only, description),
+            Request::Add { volume, read_only, description, protocols } => {
+                self.add(volume, *read_only, (description, protocols.as_deref()))
+            }
             Request::Remove { name } => self.remove(name).map(|()| Answer::Done),
             Request::Attach { name, target, number, ana_group } => {
                 let place = Place { number: *number, ana_group: *ana_group };
@@ -208,7 +214,12 @@ impl Desk {
     }
 
     /// Serves one more volume.
-    fn add(&self, volume: &str, read_only: bool, description: &str) -> Result<Answer, String> {
+    fn add(
+        &self,
+        volume: &str,
+        read_only: bool,
+        (description, protocols): (&str, Option<&[String]>),
+    ) -> Result<Answer, String> {
         let NamedSpec { name, spec } = volume.parse()?;
         let lives = self.lives();
         let is_named = name.is_some();
@@ -217,6 +228,7 @@ impl Desk {
             return Err(format!("a volume is called `{name}` already; take another name"));
         }
         let read_only = read_only || self.opening.read_only;
+        let (description, protocols) = (description.to_owned(), protocols.map(<[String]>::to_vec));
         let named = NamedVolume {
             name: name.clone(),
             is_named,
@@ -224,12 +236,18 @@ impl Desk {
             uuid: None,
             is_shared: false,
             read_only,
-            description: description.to_owned(),
+            description,
+            protocols,
         };
         let told = |failure: Failure| failure.to_string();
         self.opening.protocols.iter().try_for_each(|one| named.check_description(one)).map_err(told)?;
         let (export, served) = self.opening.open(&named, Populate::Behind).map_err(told)?;
-        let id = self.exports.add(export, served).ok_or("there are too many volumes; remove one")?;
+        // Before anybody finds it.
+        self.settings.policy.add(&name, named.protocols)?;
+        let Some(id) = self.exports.add(export, served) else {
+            self.settings.policy.remove(&name);
+            return Err("there are too many volumes; remove one".to_owned());
+        };
         lives.iter().for_each(|live| live.add(id));
         info!("{name} is served");
         let urls =
@@ -249,6 +267,7 @@ impl Desk {
         let (volume, _) = self.find(name)?;
         lives.iter().for_each(|live| live.remove(volume));
         let removed = self.exports.remove(name).ok_or("it is gone already")?;
+        self.settings.policy.remove(name);
         // Whoever changes something else need not wait for what is in flight here.
         drop(lives);
         let (settling, begun) = (removed.served.settling(), Instant::now());
@@ -264,7 +283,17 @@ impl Desk {
     }
 
     fn attach(&self, name: &str, target: &str, place: &Place) -> Result<u32, String> {
-        self.change(target, |live| live.attach(target, self.find(name)?.0, place))
+        let (volume, _) = self.find(name)?;
+        let lives = self.lives();
+        let live = with_target(&lives, target)?;
+        let others: Vec<_> = lives
+            .iter()
+            .flat_map(|live| live.targets_of(volume).into_iter().map(|access| (live.protocol().name, access)))
+            .collect();
+        if let Some(new) = live.access_of(target) {
+            self.settings.policy.check_attach(name, (live.protocol().name, &new), &others)?;
+        }
+        live.attach(target, volume, place)
     }
 
     /// Changes something of the protocol that has a target of that name.
@@ -273,13 +302,7 @@ impl Desk {
         target: &str,
         change: impl FnOnce(&dyn Live) -> Result<T, String>,
     ) -> Result<T, String> {
-        let lives = self.lives();
-        match lives.iter().find(|live| live.has(target)) {
-            Some(live) => change(&**live),
-            None => Err(format!(
-                "no target of iSCSI and no subsystem of NVMe is called `{target}`; see what is announced"
-            )),
-        }
+        change(with_target(&self.lives(), target)?)
     }
 
     fn lives(&self) -> MutexGuard<'_, Vec<Box<dyn Live>>> {
@@ -341,6 +364,14 @@ impl Desk {
             volumes: volumes.collect(),
         }
     }
+}
+
+/// The protocol that has a target of that name.
+fn with_target<'a>(lives: &'a [Box<dyn Live>], target: &str) -> Result<&'a dyn Live, String> {
+    let live = lives.iter().find(|live| live.has(target));
+    live.map(|live| &**live).ok_or_else(|| {
+        format!("no target of iSCSI and no subsystem of NVMe is called `{target}`; see what is announced")
+    })
 }
 
 /// How many clients there are at a time.

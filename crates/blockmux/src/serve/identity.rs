@@ -64,6 +64,7 @@ mod tests {
             is_shared: false,
             read_only: false,
             description: String::new(),
+            protocols: None,
         }
     }
 

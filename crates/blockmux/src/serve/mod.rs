@@ -19,7 +19,7 @@ mod setup;
 mod sizes;
 mod state;
 
-use crate::address::ListenAddress;
+use crate::address::ListenerEntry;
 use crate::ctl::ControlPath;
 use crate::failure::Failure;
 use crate::machine::memory_bytes;
@@ -61,16 +61,16 @@ pub(crate) struct Args {
     config: Option<PathBuf>,
     /// Serve NBD here; repeatable [default: 127.0.0.1:10809]
     #[arg(long, value_name = "ADDR|unix:PATH")]
-    nbd: Vec<ListenAddress>,
+    nbd: Vec<ListenerEntry>,
     /// Serve iSCSI here; repeatable [default: 127.0.0.1:3260]
     #[arg(long, value_name = "ADDR")]
-    iscsi: Vec<ListenAddress>,
+    iscsi: Vec<ListenerEntry>,
     /// Serve iSCSI and iSER here, and name iSER alone; repeatable [default: every port of iSCSI]
     #[arg(long, value_name = "ADDR")]
-    iser: Vec<ListenAddress>,
+    iser: Vec<ListenerEntry>,
     /// Serve NVMe/TCP here; repeatable [default: 127.0.0.1:4420]
     #[arg(long, value_name = "ADDR")]
-    nvme_tcp: Vec<ListenAddress>,
+    nvme_tcp: Vec<ListenerEntry>,
     /// Serve ATA over Ethernet at this network interface; repeatable
     #[arg(long, value_name = "IFACE")]
     aoe: Vec<String>,
@@ -115,6 +115,13 @@ pub(crate) struct Args {
     quiet: bool,
 }
 
+impl Args {
+    /// Whether it serves until it is told to stop, and not for one command of its user.
+    pub(crate) fn is_daemon(&self) -> bool {
+        self.run.is_none()
+    }
+}
+
 /// What ends the daemon.
 enum Event {
     /// A signal asks for it.
@@ -140,19 +147,22 @@ pub(crate) fn run(args: Args, is_verbose: bool) -> Result<ExitCode, Failure> {
         (false, true) => Amount::Everything,
         (false, false) => Amount::Short,
     };
-    let setup = Setup::gather(args)?;
+    let mut setup = Setup::gather(args)?;
     let (sender, events) = mpsc::channel();
     signals::watch(&sender, |_| Event::Signal)
         .map_err(|error| Failure::run(format!("cannot watch for signals: {error}")))?;
     let private = listen::private_directory(&setup, command.is_some())?;
-    let listeners = listen::bind(&setup, private.as_ref())?;
+    let (listeners, volumes) = listen::bind(&setup, private.as_ref())?;
     let control = setup.control.as_ref().map(control::bind).transpose()?;
     let addresses: Vec<_> =
         listeners.iter().map(|(protocol, listener)| (*protocol, listener.address().clone())).collect();
+    setup.settle_policy(&addresses, volumes)?;
+    listen::warn_of_open(&setup, &addresses);
     check_listeners(&setup, &addresses)?;
     let exports = setup.open()?;
     let asker = if command.is_some() { Asker::Here } else { Asker::Anywhere };
-    let announcement = Announcement::new(&exports, &addresses, &setup.settings, asker).with_disks(&setup.aoe);
+    let announcement = Announcement::new(&exports, &addresses, &setup.settings, asker)
+        .with_disks(&setup.aoe, &setup.settings.policy);
     allow_files();
     let buffers = buffers_of_each(setup.cores, memory_bytes());
     let kept_space = (setup.cores * buffers + SPACE_BESIDE_BUFFERS) as u64;
@@ -187,6 +197,9 @@ pub(crate) fn run(args: Args, is_verbose: bool) -> Result<ExitCode, Failure> {
             wait(&events, Some(&running))
         }
         None => {
+            if let Some(line) = setup.not_served().filter(|_| !json) {
+                warn!("{line}");
+            }
             print(if json { announcement.json()? } else { announcement.text(amount) })?;
             wait(&events, None)
         }
@@ -199,7 +212,7 @@ pub(crate) fn run(args: Args, is_verbose: bool) -> Result<ExitCode, Failure> {
     status
 }
 
-/// Whether every listener that the config says something of is there, if there is any of its protocol.
+/// Whether every listener that has a state by the config is there.
 fn check_listeners(setup: &Setup, addresses: &[(&'static Protocol, Address)]) -> Result<(), Failure> {
     let checks: [(&Protocol, CheckListeners); 2] =
         [(&NVME_TCP, nvme_tcp::check_listeners), (&ISCSI, iscsi::check_access_states)];
@@ -253,7 +266,7 @@ fn start(
             .ask(nth % cores.count(), move |core| ListenerTask::spawn(core, listener, inboxes, serve, limit))
             .ok_or_else(|| Failure::run("a core has ended; start again with -v"))?;
     }
-    setup.aoe.start(&cores, exports)?;
+    setup.aoe.start(&cores, exports, &setup.settings.policy)?;
     Ok((cores, lives))
 }
 
@@ -329,6 +342,13 @@ loopback only on networks that you trust.
 Every port of iSCSI serves iSER too, over iWARP: what a connection begins with
 tells them apart.
 
+A listener that names volumes, as --nbd ':10809?volumes=root,data', serves those
+alone; at --aoe it is the same. What a target or a subsystem restricts, by an
+ACL, a secret or a key, is served by nothing else unless that is written: in
+`protocols` of its [[volume]], or at a listener. Once there is a restriction,
+NBD, AoE, and iSCSI and NVMe/TCP without targets and subsystems, serve only
+volumes that are named so.
+
 Names: the volume NAME is NBD's export NAME, LUN 0 of the iSCSI target
 iqn.2026-11.blockmux:NAME, and namespace 1 of the NVMe subsystem
 nqn.2026-11.blockmux:NAME. One without a name is disk0 for NBD, and in the
@@ -349,6 +369,8 @@ Config file, the same things by the same names, with _ for -:
   description = \"scratch\"
   read_only = false
   uuid = \"6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4d\"
+  protocols = [\"nbd\", \"iscsi\"]
+Relative paths in it are relative to that file.
 
 iSCSI targets, LUN maps and who may log in, by RFC 7143's names; without any
 each volume is a target of its own. A secret file is chmod 600:

@@ -5,12 +5,13 @@ use super::identity::{Identified, identify, target_name};
 use super::setup::LARGEST;
 use super::state;
 use crate::failure::Failure;
-use crate::machine::machine_id;
+use crate::machine::{machine_id, memory_bytes};
 use crate::open::{self, Access, Opened, Populate, Use};
 use crate::protocol::Protocol;
 use blockmux_proto::exports::Export;
 use blockmux_proto::served::{Served, VolumeIdentity};
 use blockmux_proto::volume_uuid::VolumeUuid;
+use blockmux_volume::units::human_size;
 use blockmux_volume::{Spec, VolumeInfo};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -29,6 +30,8 @@ pub(super) struct NamedVolume {
     pub(super) is_shared: bool,
     pub(super) read_only: bool,
     pub(super) description: String,
+    /// What serves it, in the words of `protocols`.
+    pub(super) protocols: Option<Vec<String>>,
 }
 
 /// What it takes to open volumes.
@@ -67,6 +70,14 @@ impl Opening {
         let access = if named.read_only { Access::Read } else { Access::Either };
         let how = Use { access, connections: 1, may_grow: self.may_grow, populate };
         let Opened { volume, data, remote, .. } = open::open(&named.spec, how)?;
+        let memory = memory_bytes();
+        if named.spec.ram_bytes() > memory {
+            warn!(
+                "{}: is larger than this machine's memory, {}: when that is full, the system ends programs",
+                named.spec,
+                human_size(memory)
+            );
+        }
         let info = volume.info();
         if info.size > LARGEST {
             return Err(Failure::request(format!(
@@ -121,6 +132,7 @@ mod tests {
                 is_shared: false,
                 read_only: false,
                 description,
+                protocols: None,
             }
         };
         assert!(named("x".repeat(4096)).check_description(&NBD).is_ok());

@@ -6,7 +6,7 @@ use super::Args;
 use super::config::{Config, VolumeEntry};
 use super::opening::{NamedVolume, Opening};
 use super::state;
-use crate::address::ListenAddress;
+use crate::address::{ListenAddress, ListenerEntry, split_volumes};
 use crate::ctl::ControlPath;
 use crate::failure::Failure;
 use crate::open::Populate;
@@ -14,8 +14,10 @@ use crate::poll::Poll;
 use crate::protocol::aoe::Serving;
 use crate::protocol::iscsi::{ConfiguredTarget, DiscoveryEntry};
 use crate::protocol::nvme_tcp::{ConfiguredSubsystem, Treq};
+use crate::protocol::policy::{Place, Policy, PolicyListener};
 use crate::protocol::{AOE, ISCSI, ISER, NBD, NVME_TCP, PROTOCOLS, Protocol, Settings};
 use blockmux_engine::congestion::Congestion;
+use blockmux_engine::socket::Address;
 use blockmux_engine::state::check_directory;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::fabrics::controller::node::MAX_IN_CAPSULE;
@@ -35,7 +37,7 @@ pub(super) struct NamedSpec {
 }
 
 /// A protocol, and where to listen for it.
-type Listening = (&'static Protocol, ListenAddress);
+type Listening = (&'static Protocol, ListenerEntry);
 
 /// Everything that a daemon does.
 pub(super) struct Setup {
@@ -44,6 +46,8 @@ pub(super) struct Setup {
     read_only: bool,
     /// Where to listen, as somebody said; if nobody did, it is for the caller to choose, and for every protocol.
     pub(super) listeners: Vec<Listening>,
+    /// Protocols that nobody listens for because the command line names listeners of others.
+    not_served: Vec<&'static Protocol>,
     pub(super) aoe: Serving,
     pub(super) settings: Settings,
     pub(super) cores: usize,
@@ -84,16 +88,26 @@ impl Setup {
             shared: false,
             read_only: false,
             description: String::new(),
+            protocols: None,
         });
         let volumes = name_all(config.volume.drain(..).chain(from_args).collect(), read_only)?;
+        let is_by_config = !config.aoe.is_empty()
+            || [&config.nbd, &config.iscsi, &config.iser, &config.nvme_tcp].iter().any(|own| !own.is_empty());
         let listeners = listeners(&mut config, &mut args)?;
         let aoe = Serving {
-            interfaces: [&config.aoe[..], &args.aoe].concat(),
+            interfaces: config.aoe.iter().chain(&args.aoe).map(|text| interface(text)).collect(),
             shelf: args.aoe_shelf.or(config.aoe_shelf).unwrap_or(0),
             state: args.aoe_state.or(config.aoe_state.take()),
         };
         aoe.check(volumes.iter().map(|volume| volume.name.as_str()))?;
-        let settings = settings(&mut config)?;
+        let mut settings = settings(&mut config)?;
+        let words = volumes.iter().map(|volume| (volume.name.clone(), volume.protocols.clone()));
+        settings.policy = Policy::new(&settings, words).map_err(Failure::request)?;
+        let not_served = PROTOCOLS.iter().copied().filter(|protocol| {
+            let is_served = protocols(&listeners, &aoe).any(|own| own.served_as() == protocol.name);
+            protocol.served_with.is_none() && !is_served && settings.policy.has_use_for(protocol)
+        });
+        let not_served = not_served.filter(|_| !is_by_config).collect();
         check_protocols(&listeners, &aoe, &settings, &volumes)?;
         let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(MAX_CORES);
         let cores = at_most(MAX_CORES, "cores", args.cores.or(config.cores), processors)?;
@@ -113,6 +127,7 @@ impl Setup {
             volumes,
             read_only,
             listeners,
+            not_served,
             aoe,
             settings,
             cores,
@@ -124,9 +139,44 @@ impl Setup {
         })
     }
 
+    /// Applies the rule of `protocol/policy.rs` to where it listens, and to the volumes that each
+    /// listener names.
+    pub(super) fn settle_policy(
+        &mut self,
+        addresses: &[(&'static Protocol, Address)],
+        volumes: Vec<Option<Vec<String>>>,
+    ) -> Result<(), Failure> {
+        let is_asked = !self.listeners.is_empty();
+        let sockets = addresses.iter().zip(volumes).map(|((protocol, address), volumes)| PolicyListener {
+            protocol,
+            place: Place::Socket(address.clone()),
+            volumes,
+            is_asked,
+        });
+        let listeners = sockets.chain(self.aoe.listeners()).collect();
+        let policy = std::mem::take(&mut self.settings.policy);
+        self.settings.policy = policy.at(listeners, self.control.is_some()).map_err(Failure::request)?;
+        Ok(())
+    }
+
     /// What the volumes are made of, in order.
     pub(super) fn specs(&self) -> impl Iterator<Item = &Spec> {
         self.volumes.iter().map(|volume| &volume.spec)
+    }
+
+    /// What is not served because somebody has said where to listen for something else, in a line;
+    /// `None` if all is.
+    pub(super) fn not_served(&self) -> Option<String> {
+        if self.not_served.is_empty() {
+            return None;
+        }
+        let titles: Vec<_> = self.not_served.iter().map(|protocol| protocol.title).collect();
+        let options: Vec<_> = self.not_served.iter().map(|protocol| format!("--{}", protocol.name)).collect();
+        Some(format!(
+            "not served: {}, as the command line names other listeners; add {}",
+            titles.join(", "),
+            options.join(" or ")
+        ))
     }
 
     /// What it takes to open volumes.
@@ -158,9 +208,9 @@ fn listeners(config: &mut Config, args: &mut Args) -> Result<Vec<Listening>, Fai
     ];
     let mut listeners: Vec<Listening> = Vec::new();
     for (protocol, file, line) in said {
-        listeners.extend(file.drain(..).chain(line.drain(..)).map(|address| (protocol, address)));
+        listeners.extend(file.drain(..).chain(line.drain(..)).map(|entry| (protocol, entry)));
     }
-    listeners.iter().try_for_each(|(protocol, address)| check_sockets(protocol, address))?;
+    listeners.iter().try_for_each(|(protocol, entry)| check_sockets(protocol, &entry.address))?;
     Ok(listeners)
 }
 
@@ -169,6 +219,7 @@ fn settings(config: &mut Config) -> Result<Settings, Failure> {
     let iscsi = config.iscsi_target.drain(..).map(ConfiguredTarget::prepare);
     let nvme = config.nvme_subsystem.drain(..).map(ConfiguredSubsystem::prepare);
     Ok(Settings {
+        policy: Policy::default(),
         iscsi: iscsi.collect::<Result<_, _>>()?,
         iscsi_discovery: config.iscsi_discovery.as_ref().map(DiscoveryEntry::prepare).transpose()?,
         nvme: nvme.collect::<Result<_, _>>()?,
@@ -199,6 +250,12 @@ fn check_protocols(
     protocols(listeners, aoe)
         .chain(told.into_iter().filter_map(|(protocol, is_told)| is_told.then_some(protocol)))
         .try_for_each(|protocol| (protocol.check)(settings, &names).map_err(Failure::request))
+}
+
+/// An interface of AoE, and the volumes that are named for it.
+fn interface(text: &str) -> (String, Option<Vec<String>>) {
+    let (interface, volumes) = split_volumes(text);
+    (interface.to_owned(), volumes)
 }
 
 /// So many as are asked for, if they are not too many.
@@ -252,6 +309,7 @@ fn name_all(entries: Vec<VolumeEntry>, read_only: bool) -> Result<Vec<NamedVolum
             is_shared: entry.shared,
             read_only: entry.read_only || read_only,
             description: entry.description,
+            protocols: entry.protocols,
         });
     }
     Ok(named)
@@ -309,6 +367,7 @@ mod tests {
                 shared: false,
                 read_only: false,
                 description: String::new(),
+                protocols: None,
             })
         });
         let named = name_all(entries.collect::<Result<_, String>>()?, false)

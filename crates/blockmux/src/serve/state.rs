@@ -5,13 +5,37 @@ use blockmux_engine::state::StateFile;
 use blockmux_proto::served::{Served, VolumeIdentity};
 use blockmux_volume::Volume;
 use blockmux_volume::spec::{MemSpec, Spec};
+use rustix::process::geteuid;
 use std::env;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf, absolute};
 use std::sync::Arc;
 use tracing::{info, warn};
 
-/// Where the state of programs is, by the XDG Base Directory Specification; `None` for a user without a home.
+/// Where the state of programs is, by the XDG Base Directory Specification; `None` for a user
+/// without a home. A user who runs with the home of another, as by `sudo -u` or `setpriv`, has a
+/// private directory in its place.
 pub(super) fn default_directory() -> Option<PathBuf> {
+    let directory = home_directory()?;
+    let user = geteuid();
+    if user.is_root() || env::var_os("XDG_STATE_HOME").is_some_and(|path| Path::new(&path).is_absolute()) {
+        return Some(directory);
+    }
+    let home = PathBuf::from(env::var_os("HOME")?);
+    let is_own = home.metadata().is_ok_and(|found| found.uid() == user.as_raw());
+    if is_own {
+        return Some(directory);
+    }
+    let private = Path::new(PRIVATE).join(format!("blockmux-{}", user.as_raw()));
+    warn!(
+        "{} is not the home of this user: reservations are kept in {}; choose another place with --state",
+        home.display(),
+        private.display()
+    );
+    Some(private)
+}
+
+fn home_directory() -> Option<PathBuf> {
     // The specification has relative paths ignored.
     let directory = |variable| env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
     let state =
@@ -74,6 +98,9 @@ fn former_identity(spec: &Spec, name: &str) -> String {
         Spec::Url(url) => url.to_string(),
     }
 }
+
+/// Everybody may make directories there, and they outlive a restart.
+const PRIVATE: &str = "/var/tmp";
 
 #[cfg(test)]
 mod tests {

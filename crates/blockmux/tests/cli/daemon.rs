@@ -21,6 +21,11 @@ impl Daemon {
         Daemon::start(tempfile::tempdir().unwrap(), args)
     }
 
+    /// Serves as `args` and their config file say, without a listener of NBD beside them.
+    pub(crate) fn serve_only(args: &[&str]) -> Daemon {
+        Daemon::spawn(tempfile::tempdir().unwrap(), args)
+    }
+
     /// After it has ended, serves again at the same place.
     pub(crate) fn start_again(&mut self, args: &[&str]) {
         let place = tempfile::tempdir().unwrap();
@@ -30,8 +35,12 @@ impl Daemon {
 
     fn start(directory: TempDir, args: &[&str]) -> Daemon {
         let listener = format!("unix:{}", directory.path().join("socket").display());
+        Daemon::spawn(directory, &[&["--nbd", &listener], args].concat())
+    }
+
+    fn spawn(directory: TempDir, args: &[&str]) -> Daemon {
         let mut command = Command::new(BLOCKMUX);
-        command.args(["serve", "--json", "--nbd", &listener]).args(args);
+        command.args(["serve", "--json"]).args(args);
         command.env("XDG_STATE_HOME", directory.path().join("state"));
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();

@@ -74,7 +74,9 @@ fn what_an_initiator_reserves_keeps_nbd_clients_out_until_it_lets_go() {
     let lines: Vec<_> = said.lines().filter(|line| line.contains("refused")).collect();
     let [line] = lines[..] else { panic!("one line for all of them: {said}") };
     assert!(
-        line.contains("disk0: requests are refused: an initiator has reserved the volume peer="),
+        line.contains(
+            "disk0: requests are refused: an initiator has reserved the volume protocol=\"nbd\" peer="
+        ),
         "{line}"
     );
 }

@@ -36,7 +36,7 @@ fn a_write_whose_data_does_not_come_costs_no_memory_but_the_promise() {
 fn who_leaves_within_a_requests_head_is_named() {
     let mut daemon = Daemon::serve(&["mem:1m"]);
     RawClient::connect(&daemon.socket()).send(&[0x25, 0x60, 0x95, 0x13, 0]);
-    daemon.wait_for_line("closing: peer left in the middle of a message");
+    daemon.wait_for_line("connection lost: peer left in the middle of a message");
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn connections_are_refused_before_the_limit_of_address_space_is_reached() {
 #[test]
 fn what_is_mapped_already_is_not_counted_twice_where_address_space_is_limited() {
     // A RAM volume takes most of what the limit gives, and what is left is enough, or not.
-    for (limit_kib, is_enough) in [(1_400_000, true), (1_120_000, false)] {
+    for (limit_kib, is_enough) in [(1_450_000, true), (1_120_000, false)] {
         let serve = format!("ulimit -v {limit_kib}; exec {BLOCKMUX} serve mem:1g --cores 1 --run true");
         let output = Command::new("sh").arg("-c").arg(serve).output().unwrap();
         let said = text(&output.stderr);

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 fn serve(args: &[&str]) -> (Daemon, String) {
-    let daemon = Daemon::serve(&[&["--iscsi", "127.0.0.1:0"], args].concat());
+    let daemon = Daemon::serve_only(&[&["--iscsi", "127.0.0.1:0"], args].concat());
     let url = daemon.urls_of("iscsi").remove(0);
     (daemon, url)
 }
@@ -108,8 +108,7 @@ fn who_knows_the_secret_logs_in_and_sees_its_luns() {
     }
     let directory = tempfile::tempdir().unwrap();
     let config = guarded(directory.path());
-    let (mut daemon, url) =
-        serve(&["a=mem:1m", "b=mem:2m", "--config", config.to_str().unwrap(), "--nbd", ":0"]);
+    let (mut daemon, url) = serve(&["a=mem:1m", "b=mem:2m", "--config", config.to_str().unwrap()]);
     let target = "iqn.2026-11.com.example:guarded";
     assert!(url.starts_with("iscsi://user@") && url.contains(&format!("/{target}/0?")), "{url}");
     let inquire = |user: &[(&str, &str)], initiator: &str, lun: u16| {

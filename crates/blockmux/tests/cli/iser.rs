@@ -78,7 +78,7 @@ fn who_has_to_prove_itself_does_so_over_iser_too() {
          [[iscsi_target.acl]]\nCHAP_N = 'me'\nsecret_file = '{right}'\n"
     );
     fs::write(&config, text).unwrap();
-    let daemon = Daemon::serve(&["mem:1m", "--config", &config, "--iscsi", "127.0.0.1:0"]);
+    let daemon = Daemon::serve_only(&["mem:1m", "--config", &config, "--iscsi", "127.0.0.1:0"]);
     let url = daemon.urls_of("iser").remove(0);
     let (user, file) = ("iser://me@", format!("&secret_file={right}"));
     assert!(url.starts_with(user) && url.contains("/iqn.2026-11.com.example:t/5?rdma=iwarp"), "{url}");

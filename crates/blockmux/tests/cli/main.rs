@@ -3,9 +3,12 @@
 //! A test that needs a program which is not installed prints a line that begins with `skipped: ` and ends.
 #![forbid(unsafe_code)]
 
+mod access;
 mod aoe_interop;
+mod audit;
 mod bad_input;
 mod bench;
+mod config;
 mod control;
 mod copy;
 mod daemon;

@@ -42,7 +42,7 @@ fn a_host_comes_and_goes_with_its_keys_while_its_subsystem_is_served() {
     )
     .unwrap();
     let socket = format!("unix:{}", files.path().join("control").display());
-    let daemon = Daemon::serve(&["--config", config.to_str().unwrap(), "--control", &socket]);
+    let daemon = Daemon::serve_only(&["--config", config.to_str().unwrap(), "--control", &socket]);
     let url = daemon.nvme_place();
     let own = key_file(files.path(), "own", SECRET);
     let plain = format!("{url}?hostnqn={OTHER}");
@@ -111,7 +111,7 @@ fn a_flood_of_hosts_that_prove_nothing_keeps_out_nobody_who_can() {
         ),
     )
     .unwrap();
-    let daemon = Daemon::serve(&["--config", config.to_str().unwrap()]);
+    let daemon = Daemon::serve_only(&["--config", config.to_str().unwrap()]);
     let url = daemon.nvme_place();
     let proving = format!("{url}?hostnqn={HOST}&dhchap_secret_file={secret}");
     let [_admin, mut early] = RawNvme::controller(&url, OTHER);

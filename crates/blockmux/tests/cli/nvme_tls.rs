@@ -41,7 +41,7 @@ impl Guarded {
         );
         let path = files.path().join("blockmux.toml");
         fs::write(&path, config).unwrap();
-        Guarded { daemon: Daemon::serve(&["--config", path.to_str().unwrap()]), files }
+        Guarded { daemon: Daemon::serve_only(&["--config", path.to_str().unwrap()]), files }
     }
 
     /// For a host, perhaps with a key.
@@ -82,7 +82,7 @@ fn proving(files: &Path, address: &str) -> (Daemon, String) {
     );
     let path = files.join("proving.toml");
     fs::write(&path, config).unwrap();
-    let daemon = Daemon::serve(&["--config", path.to_str().unwrap()]);
+    let daemon = Daemon::serve_only(&["--config", path.to_str().unwrap()]);
     let url = format!("{}?hostnqn={HOST}&dhchap_secret_file={own}", daemon.nvme_place());
     (daemon, url)
 }

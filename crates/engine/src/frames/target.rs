@@ -1,8 +1,10 @@
 //! A target on frames: ports, session, and a channel for each volume that is used.
 
 use super::{FrameHost, Share, Side, Wire};
+use crate::audit::Audit;
 use crate::channels::Channels;
 use crate::reactor::{EngineCore, Progress, Task};
+use crate::sessions::Sessions;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::session::{FrameSession, Target};
 use blockmux_volume::Waker;
@@ -74,6 +76,10 @@ impl<S: FrameSession + Target, H: FrameHost> Task for FrameTargetTask<S, H> {
         }
         let received = self.wire.take_in(&mut self.session, now);
         let moved = self.channels.move_io(&mut self.session);
+        while let Some(event) = self.session.poll_event() {
+            let mut audit = Audit::new("", Sessions::default());
+            audit.on_event(event, |volume| self.channels.name(volume));
+        }
         let sent = self.wire.send(&mut self.session, now);
         self.wire.arm(&self.session, now);
         if let Some(ends) = self.ends {

@@ -8,6 +8,7 @@
 mod background;
 mod portal;
 
+use crate::audit::AUDIT;
 use crate::host::{ByteStream, Ended};
 use crate::listener::Serve;
 use crate::reactor::{EngineCore, Inbox};
@@ -52,13 +53,13 @@ impl Portal {
     fn serve(&self, core: &Rc<EngineCore>, arrival: Arrival<Stream>) {
         let stream = &arrival.stream;
         let Some(login) = self.node.begin_login() else {
-            warn!(peer = stream.peer(), "refused: {MAX_LOGINS} logins are under way already");
+            warn!(target: AUDIT, protocol = "iscsi", peer = stream.peer(), "login refused: {MAX_LOGINS} logins are under way already");
             return;
         };
         let (seed, region_seed) = match (sys::random_bytes(), sys::random_bytes()) {
             (Ok(seed), Ok(region_seed)) => (seed, region_seed),
             (Err(error), _) | (_, Err(error)) => {
-                warn!(peer = stream.peer(), "refused: no random numbers for its login: {error}");
+                warn!(target: AUDIT, protocol = "iscsi", peer = stream.peer(), "login refused: no random numbers for its login: {error}");
                 return;
             }
         };

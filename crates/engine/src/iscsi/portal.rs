@@ -3,6 +3,7 @@
 //! Over iWARP a connection begins with an MPA request, whose key is text (RFC 5044 §7.1); over TCP alone with a Login
 //! request. So one port serves both. Whatever is no MPA request is for the session over TCP to judge.
 
+use blockmux_proto::event::AuditEvent;
 use blockmux_proto::exports::VolumeId;
 use blockmux_proto::iscsi::server::{IserTargetSession, TargetSession};
 use blockmux_proto::outbox::Outbox;
@@ -14,6 +15,7 @@ use blockmux_volume::{Chunk, Completion, Io, Tag, Waker};
 use std::time::Instant;
 
 /// A connection to a portal, over TCP or over RDMA.
+#[expect(clippy::large_enum_variant, reason = "a session spends its life in the largest one")]
 pub(super) enum PortalSession {
     /// Nothing has come yet.
     Looking(Box<Looking>),
@@ -259,6 +261,15 @@ impl Target for PortalSession {
             PortalSession::Rdma(session) => {
                 (session.begun.take().unwrap_or_default(), session.driven.queue_pair().sent())
             }
+        }
+    }
+
+    #[inline]
+    fn poll_event(&mut self) -> Option<AuditEvent> {
+        match self {
+            PortalSession::Looking(_) => None,
+            PortalSession::Tcp(session) => session.poll_event(),
+            PortalSession::Rdma(session) => session.driven.poll_event(),
         }
     }
 

@@ -10,7 +10,9 @@
 //!
 //! Without a target it names a portal, for discovery; without a number, LUN 0. A password in a URL can be seen by
 //! everybody who sees the command line; `secret_file=PATH` names a file instead. `mutual_user=NAME` and
-//! `mutual_secret_file=PATH` are what the target has to prove, `chap_a=NAME[,NAME]...` the algorithms of CHAP that are
+//! `mutual_secret_file=PATH` are what the target has to prove, `discovery_user=NAME` and
+//! `discovery_secret_file=PATH` what the portal asks for when it is asked for its targets, where
+//! that is another secret than the target's, `chap_a=NAME[,NAME]...` the algorithms of CHAP that are
 //! offered, best first, and `initiator=NAME` is our own name,
 //! `header_digest=on|off` and `data_digest=on|off` (off) ask for CRC32C, `connections=N` is how many sessions to open,
 //! `max_connections=N` how many connections each of them may have (1), `error_recovery_level=0..2` how much of what goes
@@ -59,6 +61,10 @@ pub struct Url {
     pub mutual_secret_file: Option<PathBuf>,
     /// The algorithms of CHAP to offer, best first; not empty.
     pub chap_a: Vec<Algorithm>,
+    /// Our name for CHAP in discovery, where it is another one than for the target.
+    pub discovery_user: Option<String>,
+    /// The file that has what belongs to it.
+    pub discovery_secret_file: Option<PathBuf>,
     /// Our own name as an initiator; `None`: the engine's.
     pub initiator: Option<Name>,
     /// CRC32C over headers.
@@ -156,6 +162,8 @@ impl FromStr for Url {
             mutual_user: None,
             mutual_secret_file: None,
             chap_a: Algorithm::ALL.to_vec(),
+            discovery_user: None,
+            discovery_secret_file: None,
             initiator: None,
             header_digest: false,
             data_digest: false,
@@ -216,6 +224,8 @@ impl Url {
                     None => return wrong("name some of SHA3-256,SHA-256,SHA1,MD5"),
                 }
             }
+            "discovery_user" => self.discovery_user = Some(user(parameter)?),
+            "discovery_secret_file" => self.discovery_secret_file = Some(parameter.path()?),
             "initiator" => {
                 let part = parameter.text()?;
                 let name = Name::new(part);
@@ -259,8 +269,13 @@ impl Url {
             (true, 0) => return missing("secret_file", "missing; a user needs ?secret_file=PATH"),
             (true, _) => return missing("secret_file", "there is a password before the @, too; remove one"),
         }
-        if self.user.is_none() && self.chap_a != Algorithm::ALL {
+        if self.user.is_none() && self.discovery_user.is_none() && self.chap_a != Algorithm::ALL {
             return missing("chap_a", "belongs to a user; write user@host");
+        }
+        match (self.discovery_user.is_some(), self.discovery_secret_file.is_some()) {
+            (false, false) | (true, true) => {}
+            (true, false) => return missing("discovery_secret_file", "missing; discovery_user needs it"),
+            (false, true) => return missing("discovery_user", "missing; discovery_secret_file needs it"),
         }
         match (self.mutual_user.is_some(), self.mutual_secret_file.is_some()) {
             (false, false) => Ok(self),
@@ -301,6 +316,8 @@ impl fmt::Display for Url {
         query.put_path("mutual_secret_file", self.mutual_secret_file.as_deref())?;
         let algorithms: Vec<&str> = self.chap_a.iter().map(|algorithm| algorithm.name()).collect();
         query.put("chap_a", Some(algorithms.join(",")).filter(|_| self.chap_a != Algorithm::ALL))?;
+        query.put("discovery_user", self.discovery_user.as_ref())?;
+        query.put_path("discovery_secret_file", self.discovery_secret_file.as_deref())?;
         query.put("initiator", self.initiator.as_ref())?;
         query.put("header_digest", self.header_digest.then_some("on"))?;
         query.put("data_digest", self.data_digest.then_some("on"))?;
@@ -336,7 +353,7 @@ fn target_and_lun(path: &str) -> Result<(Option<Name>, u16), UrlError> {
     Ok((Some(target), number.ok_or_else(|| UrlError::Lun(uri::shown(lun)))?))
 }
 
-const KEYS: [&str; 16] = [
+const KEYS: [&str; 18] = [
     "rdma",
     "crc",
     "user",
@@ -344,6 +361,8 @@ const KEYS: [&str; 16] = [
     "mutual_user",
     "mutual_secret_file",
     "chap_a",
+    "discovery_user",
+    "discovery_secret_file",
     "initiator",
     "header_digest",
     "data_digest",
@@ -460,6 +479,8 @@ mod tests {
             ("iscsi://u%p@h/iqn.a/0?secret_file=s", "parameter \"secret_file\": there is a password"),
             ("iscsi://u@h?secret_file=s&user=v", "parameter \"user=v\": stands before the @"),
             ("iscsi://u%p@h?mutual_user=t", "parameter \"mutual_secret_file\": missing"),
+            ("iscsi://h?discovery_user=t", "parameter \"discovery_secret_file\": missing"),
+            ("iscsi://h?discovery_secret_file=t", "parameter \"discovery_user\": missing"),
             ("iscsi://u%p@h?mutual_secret_file=t", "parameter \"mutual_user\": missing"),
             ("iscsi://h?mutual_user=t&mutual_secret_file=s", "parameter \"mutual_user\": only who proves"),
             ("iscsi://h?header_digest=yes", "parameter \"header_digest=yes\": write on or off"),

@@ -309,6 +309,12 @@ impl Subsystem {
         }
     }
 
+    /// Whether one of its namespaces is that volume.
+    #[must_use]
+    pub fn has_volume(&self, volume: VolumeId) -> bool {
+        self.read().iter().any(|attached| attached.namespace.volume == volume)
+    }
+
     /// The lowest identifier from 1 that no namespace has.
     #[must_use]
     pub fn free_nsid(&self) -> Option<u32> {

@@ -33,7 +33,7 @@ mod sync {
 
 pub use image::{ImageError, ReservationStore, SaveTicket};
 pub use left::{Left, MOST_LEFT};
-pub use traffic::{Meter, Traffic};
+pub use traffic::{Meter, MeterReader, Traffic};
 
 pub(crate) use admission::{Admission, Admissions, IoCounter, IoGuard, Needs, Reserved};
 pub(crate) use image::to_image;

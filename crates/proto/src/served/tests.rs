@@ -1,6 +1,7 @@
 //! One volume behind an NBD session and SCSI sessions: each meets what the others do.
 
 use super::Served;
+use crate::event::AuditEvent;
 use crate::exports::{Export, Exports, VolumeId};
 use crate::nbd::server::TargetSession;
 use crate::scsi::testing::{Bench, Client, answer, command, port};
@@ -113,15 +114,17 @@ fn a_reserve_of_spc_2_keeps_nbd_out_until_it_ends() {
 fn the_log_is_told_once_why_nbd_is_kept_out_by_each_reservation() {
     let both = Both::new();
     let (mut scsi, mut nbd) = (both.bench.client("a"), both.nbd());
-    assert_eq!((ask(&mut nbd, READ, &[]), nbd.session.poll_complaint()), (0, None));
+    assert!(matches!(nbd.session.poll_event(), Some(AuditEvent::Login(_))));
+    assert_eq!((ask(&mut nbd, READ, &[]), nbd.session.poll_event()), (0, None));
     for _ in 0..2 {
         scsi.run(&[0x16, 0, 0, 0, 0, 0]).good();
         assert_eq!((ask(&mut nbd, READ, &[]), ask(&mut nbd, WRITE, &[1; 512])), (EPERM, EPERM));
-        let complaint = nbd.session.poll_complaint();
-        assert_eq!(complaint, Some((VolumeId(0), "an initiator has reserved the volume")));
-        assert_eq!((ask(&mut nbd, WRITE, &[1; 512]), nbd.session.poll_complaint()), (EPERM, None));
+        let reason = "an initiator has reserved the volume";
+        let refused = AuditEvent::RequestsRefused { volume: VolumeId(0), reason };
+        assert_eq!(nbd.session.poll_event(), Some(refused));
+        assert_eq!((ask(&mut nbd, WRITE, &[1; 512]), nbd.session.poll_event()), (EPERM, None));
         scsi.run(&[0x17, 0, 0, 0, 0, 0]).good();
-        assert_eq!((ask(&mut nbd, WRITE, &[1; 512]), nbd.session.poll_complaint()), (0, None));
+        assert_eq!((ask(&mut nbd, WRITE, &[1; 512]), nbd.session.poll_event()), (0, None));
     }
 }
 

@@ -30,6 +30,17 @@ pub struct Meter {
     counts: Arc<Counts>,
 }
 
+/// Reads one user's counters, also after that user has ended.
+pub struct MeterReader(Arc<Counts>);
+
+impl MeterReader {
+    /// What was counted, added to `sum`.
+    #[must_use]
+    pub fn added_to(&self, sum: Traffic) -> Traffic {
+        sum.with(&self.0)
+    }
+}
+
 /// All counters of a volume.
 #[derive(Default)]
 pub(super) struct Meters(Mutex<(Traffic, Vec<Arc<Counts>>)>);
@@ -53,6 +64,12 @@ impl Meter {
         let counts = Arc::new(Counts::default());
         served.meters.lock().1.push(counts.clone());
         Meter { served: served.clone(), counts }
+    }
+
+    /// Reads these counters from another thread.
+    #[must_use]
+    pub fn reader(&self) -> MeterReader {
+        MeterReader(self.counts.clone())
     }
 
     /// Counts a request that begins, and asks whether it may.

@@ -36,7 +36,7 @@ use crate::delay::Delays;
 use crate::fault::Fault;
 use crate::rate::Limits;
 use crate::units::UnitError;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A volume as it was named, not yet opened. Parse it with `str::parse`; it prints as the shortest text that reads
 /// back as the same; only passwords in URLs are never printed.
@@ -67,6 +67,59 @@ pub enum Spec {
     Log(LogTarget, Box<Spec>),
     /// Anything with `://`, unchanged.
     Url(Url),
+}
+
+impl Spec {
+    /// Takes relative paths, those in URLs included, as below a directory.
+    #[must_use]
+    pub fn below(self, directory: &Path) -> Spec {
+        let inner = |spec: Box<Spec>| Box::new(spec.below(directory));
+        match self {
+            Spec::File(file) => Spec::File(FileSpec { path: directory.join(&file.path), ..file }),
+            Spec::Block(block) => Spec::Block(BlockSpec { path: directory.join(&block.path), ..block }),
+            Spec::Stripe { chunk, members } => Spec::Stripe {
+                chunk,
+                members: members.into_iter().map(|spec| spec.below(directory)).collect(),
+            },
+            Spec::Delay(delays, spec) => Spec::Delay(delays, inner(spec)),
+            Spec::Fault(fault, spec) => Spec::Fault(fault, inner(spec)),
+            Spec::Rate(limits, spec) => Spec::Rate(limits, inner(spec)),
+            Spec::Log(LogTarget::File(path), spec) => {
+                Spec::Log(LogTarget::File(directory.join(path)), inner(spec))
+            }
+            Spec::Log(LogTarget::Stderr, spec) => Spec::Log(LogTarget::Stderr, inner(spec)),
+            Spec::Url(url) => Spec::Url(url.below(directory)),
+            Spec::Mem(_) | Spec::Null(_) => self,
+        }
+    }
+
+    /// How many bytes of RAM it may come to hold.
+    #[must_use]
+    pub fn ram_bytes(&self) -> u64 {
+        match self {
+            Spec::Mem(memory) => memory.size,
+            Spec::Stripe { members, .. } => {
+                members.iter().fold(0, |all, member| all.saturating_add(member.ram_bytes()))
+            }
+            Spec::Delay(_, spec) | Spec::Fault(_, spec) | Spec::Rate(_, spec) | Spec::Log(_, spec) => {
+                spec.ram_bytes()
+            }
+            Spec::Null(_) | Spec::File(_) | Spec::Block(_) | Spec::Url(_) => 0,
+        }
+    }
+
+    /// The paths of the files that hold it.
+    #[must_use]
+    pub fn files(&self) -> Vec<&Path> {
+        match self {
+            Spec::File(file) => vec![&file.path],
+            Spec::Stripe { members, .. } => members.iter().flat_map(Spec::files).collect(),
+            Spec::Delay(_, spec) | Spec::Fault(_, spec) | Spec::Rate(_, spec) | Spec::Log(_, spec) => {
+                spec.files()
+            }
+            Spec::Mem(_) | Spec::Null(_) | Spec::Block(_) | Spec::Url(_) => Vec::new(),
+        }
+    }
 }
 
 /// A volume in RAM.

@@ -228,3 +228,27 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn ram_is_counted_wherever_it_is() {
+    let bytes = |text: &str| parse(text).ram_bytes();
+    assert_eq!(bytes("stripe:64k:mem:1g,[delay:1ms:mem:1g],null:1g"), 2 << 30);
+    assert_eq!(bytes("log:-:null:1g"), 0);
+}
+
+#[test]
+fn relative_paths_are_taken_as_below_a_directory() {
+    let below = |text: &str| parse(text).below(std::path::Path::new("/etc/b")).to_string();
+    for (text, expected) in [
+        ("file:a.img?size=1g", "file:/etc/b/a.img?size=1g"),
+        ("block:/dev/sdb", "block:/dev/sdb"),
+        (
+            "log:x.log:stripe:file:a,[delay:1ms:file:/b]",
+            "log:/etc/b/x.log:stripe:file:/etc/b/a,[delay:1ms:file:/b]",
+        ),
+        ("log:-:mem:1g", "log:-:mem:1g"),
+        ("nbd+unix:///x?socket=s", "nbd+unix:///x?socket=/etc/b/s"),
+    ] {
+        assert_eq!(below(text), parse(expected).to_string(), "{text}");
+    }
+}

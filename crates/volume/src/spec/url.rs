@@ -1,6 +1,8 @@
 //! URLs as they were written, and as they may be shown.
 
 use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 /// A URL, kept whole. It prints without a password that may stand before its host.
 #[derive(Clone, PartialEq, Eq)]
@@ -19,6 +21,21 @@ impl Url {
         &self.0
     }
 
+    /// Takes relative paths among the parameters as below a directory: `socket` and whatever ends
+    /// in `_file`.
+    #[must_use]
+    pub fn below(&self, directory: &Path) -> Url {
+        let Some((place, query)) = self.0.split_once('?') else { return self.clone() };
+        let parameter = |text: &str| match text.split_once('=') {
+            Some((key, path)) if is_path(key) && !path.is_empty() && !is_absolute(path) => {
+                format!("{key}={}{path}", encoded(directory))
+            }
+            _ => text.to_owned(),
+        };
+        let query: Vec<String> = query.split('&').map(parameter).collect();
+        Url(format!("{place}?{}", query.join("&")))
+    }
+
     /// What stands before and behind a password.
     fn shown(&self) -> (&str, &str) {
         let Some((scheme, rest)) = self.0.split_once("://") else { return (&self.0, "") };
@@ -31,6 +48,30 @@ impl Url {
         let begin = scheme.len() + "://".len();
         (&self.0[..begin + name.len()], &self.0[begin + user.len()..])
     }
+}
+
+fn is_path(key: &str) -> bool {
+    key == "socket" || key.ends_with("_file")
+}
+
+fn is_absolute(path: &str) -> bool {
+    path.starts_with('/') || path.get(..3).is_some_and(|begin| begin.eq_ignore_ascii_case("%2f"))
+}
+
+/// A directory with a slash behind it, as a URL has it; nothing for the current one.
+fn encoded(directory: &Path) -> String {
+    let mut text = String::new();
+    for &byte in directory.as_os_str().as_bytes() {
+        match byte {
+            b'/' | b'-' | b'.' | b'_' | b'~' => text.push(char::from(byte)),
+            byte if byte.is_ascii_alphanumeric() => text.push(char::from(byte)),
+            byte => text += &format!("%{byte:02X}"),
+        }
+    }
+    if !text.is_empty() && !text.ends_with('/') {
+        text.push('/');
+    }
+    text
 }
 
 impl fmt::Display for Url {
@@ -50,6 +91,23 @@ impl fmt::Debug for Url {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn relative_paths_are_taken_as_below_a_directory() {
+        let below = |url: &str| Url::new(url).below(Path::new("/etc/a b")).as_written().to_owned();
+        assert_eq!(
+            below("nbd+unix:///x?socket=s&timeout=1s"),
+            "nbd+unix:///x?socket=/etc/a%20b/s&timeout=1s"
+        );
+        assert_eq!(
+            below("iscsi://u@h/iqn.a?secret_file=a&mutual_secret_file=/b"),
+            "iscsi://u@h/iqn.a?secret_file=/etc/a%20b/a&mutual_secret_file=/b"
+        );
+        for same in ["nbd+unix:///x?socket=%2Fs", "nbd://h/x", "nbd://h/x?connections=2"] {
+            assert_eq!(below(same), same);
+        }
+        assert_eq!(Url::new("a://?socket=s").below(Path::new("")).as_written(), "a://?socket=s");
+    }
 
     #[test]
     fn a_password_is_kept_and_never_shown() {

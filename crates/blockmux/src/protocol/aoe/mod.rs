@@ -8,6 +8,7 @@
 mod remote;
 mod store;
 
+use super::policy::{Place, Policy, PolicyListener};
 use super::{Protocol, Settings, Started, Way};
 use crate::failure::Failure;
 use blockmux_engine::aoe::{self, ServeError, Share};
@@ -17,6 +18,7 @@ use blockmux_proto::aoe::Address as Disk;
 use blockmux_proto::aoe::unit::Unit;
 use blockmux_proto::exports::Exports;
 use blockmux_wire::aoe::{ANY_SHELF, ANY_SLOT};
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::PathBuf;
 
@@ -33,6 +35,7 @@ pub(crate) const AOE: Protocol = Protocol {
     shape: MessageShape { read_request: 36, read_reply_head: 36, write_request_head: 36, write_reply: 36 },
     check: |_, _| Ok(()),
     is_open: |_: &Settings| true,
+    targets: |_| Vec::new(),
     serve: |_| Started { serve: Vec::new(), live: None },
     ways: |_, _, _| Vec::new(),
     connect: None,
@@ -43,8 +46,8 @@ pub(crate) const AOE: Protocol = Protocol {
 /// What is served where.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Serving {
-    /// Network interfaces; none: nothing is served.
-    pub(crate) interfaces: Vec<String>,
+    /// Network interfaces with the volumes that are named for them; none: nothing is served.
+    pub(crate) interfaces: Vec<(String, Option<Vec<String>>)>,
     /// Disks that are not named by their address are in this shelf.
     pub(crate) shelf: u16,
     /// Where config strings, masks and reservations are kept.
@@ -85,9 +88,22 @@ impl Serving {
         }
     }
 
+    /// The interfaces as listeners.
+    pub(crate) fn listeners(&self) -> impl Iterator<Item = PolicyListener> {
+        let listener = |(interface, volumes): &(String, Option<Vec<String>>)| PolicyListener {
+            protocol: &AOE,
+            place: Place::Interface(interface.clone()),
+            volumes: volumes.clone(),
+            is_asked: true,
+        };
+        self.interfaces.iter().map(listener)
+    }
+
     /// How the volume at that place, of that name, is reached.
-    pub(crate) fn ways(&self, place: usize, name: &str) -> Vec<Way> {
+    pub(crate) fn ways(&self, policy: &Policy, place: usize, name: &str) -> Vec<Way> {
         let Some(disk) = self.disk(place, name) else { return Vec::new() };
+        let is_here =
+            |interface: &&String| policy.serves(&AOE, &Place::Interface((*interface).clone()), name);
         let way = |interface: &String| Way {
             url: format!("aoe://{interface}/{disk}"),
             commands: vec![
@@ -97,32 +113,42 @@ impl Serving {
             ],
             variables: Vec::new(),
         };
-        self.interfaces.iter().map(way).collect()
+        self.interfaces.iter().map(|(interface, _)| interface).filter(is_here).map(way).collect()
     }
 
     /// Begins to serve.
-    pub(crate) fn start(&self, cores: &Cores, exports: &Exports) -> Result<(), Failure> {
+    pub(crate) fn start(&self, cores: &Cores, exports: &Exports, policy: &Policy) -> Result<(), Failure> {
         if !self.is_wanted() {
             return Ok(());
         }
         let disks = exports.iter().enumerate().filter_map(|(place, (volume, export))| {
-            self.disk(place, &export.name).map(|disk| (disk, volume))
+            self.disk(place, &export.name).map(|disk| (disk, volume, export.name.clone()))
         });
-        let units = disks.map(|(disk, volume)| {
+        let is_anywhere =
+            |name: &str| self.listeners().any(|listener| policy.serves(&AOE, &listener.place, name));
+        let units = disks.filter(|(.., name)| is_anywhere(name)).map(|(disk, volume, name)| {
             let (kept, store) = store::open(self.state.as_deref(), disk)?;
-            Ok(Unit::new(disk, volume, kept, store))
+            Ok((name, Unit::new(disk, volume, kept, store)))
         });
-        let units: Vec<Unit> = units.collect::<Result<_, Failure>>()?;
-        let of = cores.count().clamp(1, MOST_CORES);
-        for nth in 0..of {
-            let share = Share { nth: nth as u8, of: of as u8 };
-            let (interfaces, exports, units) = (self.interfaces.clone(), exports.clone(), units.clone());
-            cores
-                .ask(nth, move |core| aoe::serve(core, &interfaces, share, exports, units))
-                .ok_or_else(|| Failure::run("a core has ended; start again with -v"))?
-                .map_err(|error| cannot_serve(&error))?;
+        let units: Vec<(String, Unit)> = units.collect::<Result<_, Failure>>()?;
+        self.groups().try_for_each(|(interfaces, place)| {
+            let here = units.iter().filter(|(name, _)| policy.serves(&AOE, &place, name));
+            let units: Vec<Unit> = here.map(|(_, unit)| unit.clone()).collect();
+            start_at(cores, exports, &interfaces, &units)
+        })
+    }
+
+    /// Interfaces that name the same volumes, and one of them. They share what is known of recent
+    /// writes.
+    fn groups(&self) -> impl Iterator<Item = (Vec<String>, Place)> {
+        let mut groups: BTreeMap<&Option<Vec<String>>, Vec<String>> = BTreeMap::new();
+        for (interface, volumes) in &self.interfaces {
+            groups.entry(volumes).or_default().push(interface.clone());
         }
-        Ok(())
+        groups.into_values().filter_map(|interfaces| {
+            let place = Place::Interface(interfaces.first()?.clone());
+            Some((interfaces, place))
+        })
     }
 
     /// Where a volume is; `None` if its name is no address, and its place is beyond the shelf.
@@ -133,6 +159,20 @@ impl Serving {
         };
         name.parse().ok().or_else(in_order)
     }
+}
+
+/// Serves these units at these interfaces, on all cores that there is work for.
+fn start_at(cores: &Cores, exports: &Exports, interfaces: &[String], units: &[Unit]) -> Result<(), Failure> {
+    let of = cores.count().clamp(1, MOST_CORES);
+    for nth in 0..of {
+        let share = Share { nth: nth as u8, of: of as u8 };
+        let (interfaces, exports, units) = (interfaces.to_vec(), exports.clone(), units.to_vec());
+        cores
+            .ask(nth, move |core| aoe::serve(core, &interfaces, share, exports, units))
+            .ok_or_else(|| Failure::run("a core has ended; start again with -v"))?
+            .map_err(|error| cannot_serve(&error))?;
+    }
+    Ok(())
 }
 
 fn cannot_serve(error: &ServeError) -> Failure {
@@ -163,9 +203,14 @@ mod tests {
 
     #[test]
     fn volumes_are_the_slots_of_a_shelf_or_the_disks_that_they_are_named() {
-        let serving =
-            Serving { interfaces: vec!["eth0".to_owned(), "eth1".to_owned()], shelf: 7, state: None };
-        let urls = |place, name| serving.ways(place, name).into_iter().map(|way| way.url).collect::<Vec<_>>();
+        let interfaces = ["eth0", "eth1"].map(|name| (name.to_owned(), None)).to_vec();
+        let serving = Serving { interfaces, shelf: 7, state: None };
+        let volumes = ["a", "e1.200"].map(|name| (name.to_owned(), None));
+        let policy = Policy::new(&Settings::default(), volumes.into_iter()).unwrap();
+        let policy = policy.at(serving.listeners().collect(), false).unwrap();
+        let urls = |place, name| {
+            serving.ways(&policy, place, name).into_iter().map(|way| way.url).collect::<Vec<_>>()
+        };
         assert_eq!(urls(3, "a"), ["aoe://eth0/e7.3", "aoe://eth1/e7.3"]);
         assert_eq!(urls(3, "e1.200"), ["aoe://eth0/e1.200", "aoe://eth1/e1.200"], "where its name says");
         let check = |names: &[&str]| serving.check(names.iter().copied()).map_err(|error| error.to_string());

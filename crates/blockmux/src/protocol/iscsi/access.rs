@@ -4,7 +4,7 @@
 //! its group, and a state is a group's.
 
 use super::config::ConfiguredTarget;
-use crate::address::ListenAddress;
+use crate::address::{ListenAddress, means};
 use crate::protocol::{ISCSI, Settings};
 use blockmux_engine::socket::Address;
 use blockmux_proto::scsi::AccessState;
@@ -68,15 +68,9 @@ impl ListenerStates {
 
     /// That of a listener.
     pub(super) fn of(&self, listener: &SocketAddr) -> AccessState {
-        let found = self.0.iter().find(|(address, _)| is_at(address, listener));
+        let found = self.0.iter().find(|(address, _)| means(address, listener));
         found.map_or(AccessState::ACTIVE_OPTIMIZED, |(_, state)| *state)
     }
-}
-
-/// Whether an address of the config means that listener.
-pub(super) fn is_at(written: &SocketAddr, listener: &SocketAddr) -> bool {
-    (written.ip() == listener.ip() || written.ip().is_unspecified())
-        && (written.port() == listener.port() || written.port() == 0)
 }
 
 /// What is wrong where a target names a state at an address at which nobody listens for it; `listeners` are those that
@@ -86,7 +80,7 @@ pub(crate) fn check_access_states(settings: &Settings, listeners: &[SocketAddr])
     for target in &settings.iscsi {
         let own: Vec<_> = listeners.iter().filter(|listener| target.is_at(listener)).collect();
         let states = with_states(target);
-        let stray = states.0.iter().find(|(address, _)| !own.iter().any(|listener| is_at(address, listener)));
+        let stray = states.0.iter().find(|(address, _)| !own.iter().any(|listener| means(address, listener)));
         if let Some((address, _)) = stray {
             let there: Vec<_> = own.iter().map(ToString::to_string).collect();
             let (name, there) = (&target.name, there.join(", "));

@@ -2,10 +2,11 @@
 //!
 //! Keys that RFC 7143 has a name for have that name.
 
-use super::access::{ListenerStates, State, is_at};
+use super::access::{ListenerStates, State};
 use super::{PREFIX, default_target};
-use crate::address::ListenAddress;
+use crate::address::{ListenAddress, means};
 use crate::failure::Failure;
+use crate::protocol::policy::TargetAccess;
 use crate::protocol::{ISCSI, Settings, secret};
 use blockmux_engine::socket::Address;
 use blockmux_proto::iscsi::login::chap::{Algorithm, Credentials, Secret};
@@ -243,7 +244,7 @@ impl ConfiguredTarget {
 
     /// Whether that listener leads to it.
     pub(super) fn is_at(&self, listener: &SocketAddr) -> bool {
-        self.portals.is_empty() || self.portals.iter().any(|portal| is_at(portal, listener))
+        self.portals.is_empty() || self.portals.iter().any(|portal| means(portal, listener))
     }
 
     /// Whether every initiator has to prove itself.
@@ -253,6 +254,13 @@ impl ConfiguredTarget {
 }
 
 impl DiscoveryEntry {
+    /// Takes relative paths as below a directory.
+    pub(crate) fn anchor(&mut self, directory: &Path) {
+        for path in [&mut self.secret_file, &mut self.target_secret_file].into_iter().flatten() {
+            *path = directory.join(&*path);
+        }
+    }
+
     /// Reads the files that it names.
     pub(crate) fn prepare(&self) -> Result<Chap, Failure> {
         let wrong = |what: String| Failure::request(format!("iscsi_discovery: {what}"));
@@ -264,6 +272,14 @@ impl DiscoveryEntry {
 }
 
 impl TargetEntry {
+    /// Takes relative paths as below a directory.
+    pub(crate) fn anchor(&mut self, directory: &Path) {
+        let files = self.acl.iter_mut().flat_map(|acl| [&mut acl.secret_file, &mut acl.target_secret_file]);
+        for path in files.flatten() {
+            *path = directory.join(&*path);
+        }
+    }
+
     fn redirect(&self) -> Result<Option<Redirect>, String> {
         let kind = self.redirect_kind;
         let Some(address) = &self.redirect else {
@@ -429,6 +445,27 @@ pub(super) fn check(settings: &Settings, volumes: &[&str]) -> Result<(), String>
         }
     }
     Ok(())
+}
+
+/// The targets, and who may use their volumes.
+pub(super) fn targets(settings: &Settings) -> Vec<TargetAccess> {
+    let of_target = |target: &ConfiguredTarget| {
+        let is_open = |lun: &u16| {
+            let sees = |acl: &Acl| acl.luns.as_ref().is_none_or(|luns| luns.contains(lun));
+            target.acl.iter().any(|acl| acl.initiator.is_none() && acl.chap.is_none() && sees(acl))
+        };
+        let volumes: Vec<_> =
+            target.luns.iter().map(|(lun, volume)| (volume.clone(), is_open(lun))).collect();
+        let keeps_out = |acl: &Acl| acl.initiator.is_some() || acl.chap.is_some();
+        TargetAccess {
+            kind: "iscsi_target",
+            name: target.name.as_str().to_owned(),
+            listeners: ("portals", target.portals.clone()),
+            is_restricted: target.acl.iter().all(keeps_out) || volumes.iter().any(|(_, is_open)| !is_open),
+            volumes,
+        }
+    };
+    settings.iscsi.iter().map(of_target).collect()
 }
 
 /// Whether somebody may log in to a target without proof.

@@ -2,9 +2,10 @@
 
 use super::node::{Portals, default};
 use super::{PREFIX, default_target, name};
-use crate::protocol::{Live, Named, Place, Settings};
+use crate::protocol::policy::LiveAccess;
+use crate::protocol::{ISCSI, Live, Named, Place, Protocol, Settings};
 use blockmux_proto::exports::{Export, Exports, VolumeId};
-use blockmux_proto::iscsi::node::{Node, TargetNode, UnitChange};
+use blockmux_proto::iscsi::node::{Access, Node, TargetNode, UnitChange};
 use blockmux_proto::scsi::{AccessState, Identity, LogicalUnit, MAX_LUN};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -80,11 +81,18 @@ impl LiveTargets {
     }
 }
 
+/// Whether everybody may log in without proof.
+fn admits_all(access: &Access) -> bool {
+    access.initiator.is_none() && access.chap.is_none()
+}
+
 impl Live for LiveTargets {
     fn add(&self, volume: VolumeId) {
         let Some(unit) = self.units.of(volume).filter(|_| self.has_own) else { return };
         if let Some(export) = self.units.exports.get(volume) {
-            self.node.add(default(&export, &unit, &self.units.exports, &self.portals));
+            let exports = &self.units.exports;
+            let Some(target) = default(&export, &unit, exports, &self.portals) else { return };
+            self.node.add(target);
             self.node.tell(UnitChange::Added(volume, &unit.1));
         }
     }
@@ -102,6 +110,25 @@ impl Live for LiveTargets {
 
     fn has(&self, target: &str) -> bool {
         self.target(target).is_ok()
+    }
+
+    fn protocol(&self) -> &'static Protocol {
+        &ISCSI
+    }
+
+    fn access_of(&self, target: &str) -> Option<LiveAccess> {
+        let found = self.target(target).ok()?;
+        Some(LiveAccess { target: target.to_owned(), is_open: found.access.iter().any(admits_all) })
+    }
+
+    fn targets_of(&self, volume: VolumeId) -> Vec<LiveAccess> {
+        let has = |access: &&Access| access.target.units().any(|(_, own, _)| own == volume);
+        let of_target = |target: Arc<TargetNode>| {
+            let mut own = target.access.iter().filter(has).peekable();
+            own.peek()?;
+            Some(LiveAccess { target: target.name.as_str().to_owned(), is_open: own.any(admits_all) })
+        };
+        self.node.targets().into_iter().filter_map(of_target).collect()
     }
 
     fn attach(&self, target: &str, volume: VolumeId, place: &Place) -> Result<u32, String> {

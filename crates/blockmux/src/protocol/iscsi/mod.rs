@@ -36,6 +36,7 @@ pub(crate) const ISCSI: Protocol = Protocol {
     shape: MessageShape { read_request: 48, read_reply_head: 48, write_request_head: 48, write_reply: 48 },
     check: config::check,
     is_open: config::is_open,
+    targets: config::targets,
     serve: node::serve,
     ways,
     connect: Some(remote::connect),

@@ -3,7 +3,8 @@
 use super::config::{Acl, ConfiguredTarget};
 use super::live::{LiveTargets, Unit, Units};
 use super::{default_target, name};
-use crate::protocol::{Named, Service, Started};
+use crate::protocol::policy::{Place, Policy};
+use crate::protocol::{ISCSI, Named, Service, Settings, Started};
 use blockmux_engine::iscsi;
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::{Export, Exports};
@@ -12,7 +13,6 @@ use blockmux_proto::scsi::{self, AccessState, PortGroupStates, TargetPort};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
-use tracing::warn;
 
 /// Serves to accepted connections: one for each address, in order.
 pub(super) fn serve(service: &Service<'_>) -> Started {
@@ -20,10 +20,10 @@ pub(super) fn serve(service: &Service<'_>) -> Started {
     let units = Units::new(exports, settings);
     let all: Vec<(String, Unit)> =
         exports.iter().filter_map(|(id, export)| Some((export.name.clone(), units.of(id)?))).collect();
-    let portals = Portals::new(addresses, &settings.iscsi);
+    let portals = Portals::new(addresses, settings);
     let targets = if settings.iscsi.is_empty() {
         let of_export = exports.iter().zip(&all);
-        of_export.map(|((_, export), (_, unit))| default(&export, unit, exports, &portals)).collect()
+        of_export.filter_map(|((_, export), (_, unit))| default(&export, unit, exports, &portals)).collect()
     } else {
         settings.iscsi.iter().map(|target| configured(target, &all, &portals)).collect()
     };
@@ -37,26 +37,24 @@ pub(super) fn serve(service: &Service<'_>) -> Started {
     Started { serve, live: Some(Box::new(LiveTargets { node, units, portals, has_own })) }
 }
 
-/// The target that a volume is where none are configured.
+/// The target that a volume is where none are configured; `None` if no listener may lead to it.
 pub(super) fn default(
     export: &Export,
     (id, unit): &Unit,
     exports: &Exports,
     portals: &Portals,
-) -> TargetNode {
-    let own = Named::of(exports, *id).map_or_else(|| export.name.clone(), |named| named.target);
-    let target = TargetNode::new(name(&default_target(&own)), portals.all(), Vec::new());
+) -> Option<TargetNode> {
+    let own = Some(portals.of_volume(&export.name)).filter(|own| !own.is_empty())?;
+    let called = Named::of(exports, *id).map_or_else(|| export.name.clone(), |named| named.target);
+    let target = TargetNode::new(name(&default_target(&called)), own, Vec::new());
     let ports = portals.ports(&target);
     let view = scsi::Target::new(target.name.as_str(), ports).with_unit(0, *id, unit.clone());
     let access = vec![Access { initiator: None, chap: None, target: Arc::new(view) }];
-    TargetNode { alias: export.description.clone(), access, ..target }
+    Some(TargetNode { alias: export.description.clone(), access, ..target })
 }
 
 fn configured(configured: &ConfiguredTarget, units: &[(String, Unit)], portals: &Portals) -> TargetNode {
     let target = TargetNode::new(configured.name.clone(), portals.of(configured), Vec::new());
-    if target.portals.is_empty() {
-        warn!(target = %target.name, "is at none of the listeners, and so out of reach: see its portals");
-    }
     let (ports, states) = (portals.ports(&target), Arc::new(PortGroupStates::default()));
     for (group_tag, state) in portals.states(configured) {
         let name = target.port_name(group_tag);
@@ -82,12 +80,14 @@ fn configured(configured: &ConfiguredTarget, units: &[(String, Unit)], portals: 
 /// other targets than others, or less well.
 pub(super) struct Portals {
     portals: Vec<(SocketAddr, Portal)>,
+    policy: Policy,
     /// How many target ports have a number already.
     numbered: AtomicU16,
 }
 
 impl Portals {
-    fn new(addresses: &[Address], targets: &[ConfiguredTarget]) -> Portals {
+    fn new(addresses: &[Address], settings: &Settings) -> Portals {
+        let Settings { iscsi: targets, policy, .. } = settings;
         let tcp = addresses.iter().filter_map(|address| match address {
             Address::Tcp(tcp) => Some(*tcp),
             Address::Unix(_) => None,
@@ -98,17 +98,24 @@ impl Portals {
             }
             Address::Unix(_) => true,
         });
+        let is_one_group = is_one_group && !policy.has_lists(&ISCSI);
         let portal = |(group_tag, tcp): (u16, SocketAddr)| {
             let port = tcp.port();
             // A listener on all addresses is reached at the one that the initiator has found.
             let address = if tcp.ip().is_unspecified() { format!(":{port}") } else { tcp.to_string() };
             (tcp, Portal { address, group_tag: if is_one_group { 1 } else { group_tag } })
         };
-        Portals { portals: (1..).zip(tcp).map(portal).collect(), numbered: AtomicU16::new(0) }
+        let portals = (1..).zip(tcp).map(portal).collect();
+        Portals { portals, policy: policy.clone(), numbered: AtomicU16::new(0) }
     }
 
-    fn all(&self) -> Vec<Portal> {
-        self.portals.iter().map(|(_, portal)| portal.clone()).collect()
+    /// Those that lead to the target that a volume is by itself.
+    fn of_volume(&self, volume: &str) -> Vec<Portal> {
+        let leads = |tcp: SocketAddr| {
+            let place = Place::Socket(Address::Tcp(tcp));
+            self.policy.serves(&ISCSI, &place, volume)
+        };
+        self.portals.iter().filter(|(tcp, _)| leads(*tcp)).map(|(_, portal)| portal.clone()).collect()
     }
 
     fn of(&self, target: &ConfiguredTarget) -> Vec<Portal> {

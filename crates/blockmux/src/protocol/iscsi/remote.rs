@@ -34,11 +34,13 @@ pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
     let shown = spec::Url::new(text);
     let url: Url = text.parse().map_err(|error| Failure::request(format!("{shown}: {error}")))?;
     let chap = chap(&url)?;
+    let discovery_chap = discovery_chap(&url)?;
     let initiator = url.initiator.clone().unwrap_or_else(own_name);
     Ok(match url.rdma {
-        None => Box::new(IscsiRemote { url, initiator, chap, over: OverTcp }),
+        None => Box::new(IscsiRemote { url, initiator, chap, discovery_chap, over: OverTcp }),
         Some(Rdma::Iwarp { crc }) => {
-            Box::new(IscsiRemote { url, initiator, chap, over: OverIwarp { has_crc: crc, is_plain: false } })
+            let over = OverIwarp { has_crc: crc, is_plain: false };
+            Box::new(IscsiRemote { url, initiator, chap, discovery_chap, over })
         }
     })
 }
@@ -75,6 +77,8 @@ struct IscsiRemote<D> {
     url: Url,
     initiator: Name,
     chap: Option<Chap>,
+    /// What discovery asks for, where it is another secret.
+    discovery_chap: Option<Chap>,
     over: D,
 }
 
@@ -185,9 +189,15 @@ impl<D: Datamover> IscsiRemote<D> {
         Ok(further)
     }
 
+    /// All targets of the portal at that address, and how many more it has.
+    fn targets_at(&self, address: &Address) -> Result<(Vec<FoundTarget>, u64), ConnectError> {
+        let chap = self.discovery_chap.as_ref().or(self.chap.as_ref()).cloned();
+        iscsi::discover(address, &self.initiator, chap, &self.over)
+    }
+
     /// Every portal that leads to the target, as the portal at that address says.
     fn portals(&self, address: &Address, target: &Name) -> Result<Vec<Address>, ConnectError> {
-        let (targets, _) = iscsi::discover(address, &self.initiator, self.chap.clone(), &self.over)?;
+        let (targets, _) = self.targets_at(address)?;
         let own = targets.into_iter().filter(|found| found.name == target.as_str());
         let places = own.flat_map(|found| found.addresses);
         let found = places.filter_map(|place| {
@@ -298,7 +308,7 @@ impl<D: Datamover> IscsiRemote<D> {
 
     /// Every logical unit of every target of the portal.
     fn list(&self, address: &Address) -> Result<Found, ConnectError> {
-        let (targets, left_out) = iscsi::discover(address, &self.initiator, self.chap.clone(), &self.over)?;
+        let (targets, left_out) = self.targets_at(address)?;
         let mut exports = Vec::new();
         let mut is_silent = false;
         for target in &targets {
@@ -417,10 +427,6 @@ fn session(parameters: &Parameters) -> String {
 /// What the URL says of CHAP.
 fn chap(url: &Url) -> Result<Option<Chap>, Failure> {
     let Some(user) = &url.user else { return Ok(None) };
-    let credentials = |name: &str, secret: Secret| {
-        Credentials::new(name, secret)
-            .ok_or_else(|| Failure::request(format!("{url}: user `{name}`: a name has 1 to 255 bytes")))
-    };
     let own = match (&url.password, &url.secret_file) {
         (Some(password), _) => password.clone(),
         (None, Some(path)) => read_secret(path)?,
@@ -435,12 +441,26 @@ fn chap(url: &Url) -> Result<Option<Chap>, Failure> {
                     "{url}: both secrets are the same; the target's own has to be another"
                 )));
             }
-            Some(credentials(name, secret)?)
+            Some(credentials(url, name, secret)?)
         }
         _ => None,
     };
-    let initiator = credentials(user, own)?;
+    let initiator = credentials(url, user, own)?;
     Ok(Some(Chap { initiator, target, algorithms: url.chap_a.clone() }))
+}
+
+/// What the URL says of CHAP for discovery alone.
+fn discovery_chap(url: &Url) -> Result<Option<Chap>, Failure> {
+    let Some((user, path)) = url.discovery_user.as_ref().zip(url.discovery_secret_file.as_ref()) else {
+        return Ok(None);
+    };
+    let initiator = credentials(url, user, read_secret(path)?)?;
+    Ok(Some(Chap { initiator, target: None, algorithms: url.chap_a.clone() }))
+}
+
+fn credentials(url: &Url, name: &str, secret: Secret) -> Result<Credentials, Failure> {
+    Credentials::new(name, secret)
+        .ok_or_else(|| Failure::request(format!("{url}: user `{name}`: a name has 1 to 255 bytes")))
 }
 
 /// This machine's name as an initiator.

@@ -2,6 +2,7 @@
 
 mod remote;
 
+use super::policy::Place;
 use super::{Protocol, Started, Way};
 use crate::output::shell_word;
 use blockmux_engine::nbd::{self, Endpoint};
@@ -27,8 +28,12 @@ pub(crate) const NBD: Protocol = Protocol {
     shape: MessageShape { read_request: 32, read_reply_head: 40, write_request_head: 32, write_reply: 32 },
     check: |_, _| Ok(()),
     is_open: |_| true,
+    targets: |_| Vec::new(),
     serve: |service| {
-        let serve = service.addresses.iter().map(|_| nbd::serve(service.exports.clone()));
+        let serve = service.addresses.iter().map(|address| {
+            let (policy, place) = (service.settings.policy.clone(), Place::Socket(address.clone()));
+            nbd::serve(service.exports.offering(move |volume| policy.serves(&NBD, &place, volume)))
+        });
         // A client finds what is there when it connects.
         Started { serve: serve.collect(), live: None }
     },

@@ -1,10 +1,13 @@
 //! `[[nvme_subsystem]]` of the config file.
 
+use super::super::policy::TargetAccess;
 use super::super::{Named, Settings};
-use super::default_nqn;
 use super::hosts::{HostEntry, HostKeys};
 use super::namespaces::{self, ConfiguredNamespace, MODEL_LEN, NamespaceEntry, SERIAL_LEN, ascii};
+use super::{NVME_TCP, default_nqn};
+use crate::address::{ListenAddress, means};
 use crate::failure::Failure;
+use blockmux_engine::socket::Address;
 use blockmux_proto::fabrics::controller::node::{Port, Referral, SecureChannel};
 use blockmux_proto::nvme::ana::{AnaGroup, MAX_ANA_GROUPS};
 use blockmux_proto::nvme::auth::HostSecrets;
@@ -16,6 +19,7 @@ use blockmux_wire::nvmeof::tcp::NVME_DISCOVERY_PORT;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::sync::Arc;
 
 /// A subsystem as it is written; keys are the specification's words.
@@ -147,6 +151,13 @@ pub(crate) struct ConfiguredSubsystem {
     pub(super) tls_keys: BTreeMap<Nqn, ConfiguredPsk>,
 }
 
+impl SubsystemEntry {
+    /// Takes relative paths as below a directory.
+    pub(crate) fn anchor(&mut self, directory: &Path) {
+        self.host.iter_mut().for_each(|host| host.anchor(directory));
+    }
+}
+
 impl ConfiguredSubsystem {
     /// Checks an entry.
     pub(crate) fn prepare(entry: SubsystemEntry) -> Result<ConfiguredSubsystem, Failure> {
@@ -177,10 +188,10 @@ impl ConfiguredSubsystem {
         let text = |key, text: &Option<String>, most| {
             text.as_deref().map(|text| ascii(key, text, most).map_err(wrong)).transpose()
         };
-        let listeners = entry.listeners.iter().map(|address| {
-            let what = || wrong(format!("listeners: {}", no_listener(address)));
-            address.parse().map_err(|_| what())
-        });
+        let listeners = entry
+            .listeners
+            .iter()
+            .map(|address| listener(address).map_err(|what| wrong(format!("listeners: {what}"))));
         let listeners = listeners.collect::<Result<_, _>>()?;
         let serial_number = text("serial_number", &entry.serial_number, SERIAL_LEN)?;
         let model_number = text("model_number", &entry.model_number, MODEL_LEN)?;
@@ -228,9 +239,14 @@ impl ConfiguredSubsystem {
         named.or_else(|| self.hosts.iter().find(is_plain).map(HostEntry::plain))
     }
 
+    /// Moves the subsystem behind these listeners alone.
+    pub(super) fn at(self, listeners: Vec<SocketAddr>) -> ConfiguredSubsystem {
+        ConfiguredSubsystem { listeners, ..self }
+    }
+
     /// Whether that listener leads to it: it is named, or is one of all addresses that are.
     pub(super) fn is_at(&self, listener: &SocketAddr) -> bool {
-        self.listeners.is_empty() || self.listeners.iter().any(|named| names(named, listener))
+        self.listeners.is_empty() || self.listeners.iter().any(|named| means(named, listener))
     }
 
     /// The ports that lead to it, if not all do.
@@ -240,13 +256,14 @@ impl ConfiguredSubsystem {
     }
 }
 
-/// Whether an address of the config file means that listener.
-fn names(named: &SocketAddr, listener: &SocketAddr) -> bool {
-    named == listener || named.ip().is_unspecified() && named.port() == listener.port()
-}
-
-fn no_listener(address: &str) -> String {
-    format!("`{}` is no listener; write one as 192.0.2.1:4420", address.escape_debug())
+/// The listener that somebody means.
+fn listener(address: &str) -> Result<SocketAddr, String> {
+    let no_listener = || format!("`{}` is no listener; write one as 192.0.2.1:4420", address.escape_debug());
+    let written: ListenAddress = address.parse().map_err(|_| no_listener())?;
+    match written.resolve(NVME_TCP.port).map_err(|failure| failure.to_string())? {
+        Address::Tcp(tcp) => Ok(tcp),
+        Address::Unix(_) => Err(no_listener()),
+    }
 }
 
 impl DiscoveryEntry {
@@ -270,8 +287,11 @@ fn discovery_port() -> u16 {
 impl ConfiguredGroup {
     /// With the identifiers of ports in the place of their addresses.
     pub(super) fn at(&self, ports: &[Port]) -> AnaGroup {
-        let id = |address| ports.iter().find(|port| port.address == address).map(|port| port.id);
-        let states = self.states.iter().filter_map(|&(address, state)| Some((id(address)?, state))).collect();
+        let of_port = |port: &Port| {
+            let (_, state) = self.states.iter().find(|(address, _)| means(address, &port.address))?;
+            Some((port.id, *state))
+        };
+        let states = ports.iter().filter_map(of_port).collect();
         AnaGroup { id: self.id, namespaces: self.namespaces.clone(), states }
     }
 }
@@ -296,7 +316,7 @@ fn groups(
             return Err(format!("ana_group {id}: namespace {nsid} is in two; take it out of one"));
         }
         let states = entry.states.iter().map(|(address, state)| {
-            let address = address.parse().map_err(|_| format!("ana_group {id}: {}", no_listener(address)))?;
+            let address = listener(address).map_err(|what| format!("ana_group {id}: {what}"))?;
             Ok((address, state.word()))
         });
         let states = states.collect::<Result<_, String>>()?;
@@ -314,6 +334,21 @@ impl State {
             State::Inaccessible => AnaState::INACCESSIBLE,
         }
     }
+}
+
+/// The subsystems, and who may use their volumes.
+pub(super) fn targets(settings: &Settings) -> Vec<TargetAccess> {
+    let of_subsystem = |subsystem: &ConfiguredSubsystem| {
+        let volumes = subsystem.namespaces.values().map(|one| (one.volume.clone(), subsystem.is_open));
+        TargetAccess {
+            kind: "nvme_subsystem",
+            name: subsystem.nqn.as_str().to_owned(),
+            listeners: ("listeners", subsystem.listeners.clone()),
+            volumes: volumes.collect(),
+            is_restricted: !subsystem.is_open,
+        }
+    };
+    settings.nvme.iter().map(of_subsystem).collect()
 }
 
 /// Whether the settings fit these volumes.
@@ -339,19 +374,13 @@ pub(super) fn check(settings: &Settings, volumes: &[&str]) -> Result<(), String>
     namespaces::refuse_duplicates(settings.nvme.iter().flat_map(|subsystem| subsystem.namespaces.values()))
 }
 
-/// What is wrong where a subsystem or one of its ANA groups names an address at which nobody listens; these are those
+/// What is wrong where an ANA group names an address at which nobody listens; `listeners` are those
 /// that there are.
 pub(crate) fn check_listeners(settings: &Settings, listeners: &[SocketAddr]) -> Result<(), String> {
     for subsystem in &settings.nvme {
-        let is_there = |named: &SocketAddr| listeners.iter().any(|listener| names(named, listener));
-        if let Some(address) = subsystem.listeners.iter().find(|named| !is_there(named)) {
-            let (nqn, there) = (&subsystem.nqn, written(listeners));
-            return Err(format!(
-                "nvme_subsystem `{nqn}`: listeners: nobody listens at {address}; name one of {there}"
-            ));
-        }
+        let is_there = |named: &SocketAddr| listeners.iter().any(|listener| means(named, listener));
         for group in &subsystem.ana_groups {
-            let stray = group.states.iter().find(|(address, _)| !listeners.contains(address));
+            let stray = group.states.iter().find(|(address, _)| !is_there(address));
             if let Some((address, _)) = stray {
                 let (nqn, id) = (&subsystem.nqn, group.id);
                 let there = written(listeners);
@@ -410,7 +439,7 @@ mod tests {
             (&format!("{}\n{}", ana("2", "[]", "{}"), ANOTHER), "ANAGRPID 2: give each"),
             (&ana("2", "[7]", "{}"), "there is no namespace 7"),
             (&ana("2", "[1, 1]", "{}"), "namespace 1 is in two"),
-            (&ana("2", "[1]", "{ here = 'optimized' }"), "`here` is no listener"),
+            (&ana("2", "[1]", "{ 'unix:here' = 'optimized' }"), "`unix:here` is no listener"),
             (&ana("2", "[1]", "{ '[::1]:1' = 'best' }"), "unknown variant"),
         ] {
             let failure = prepare(text).unwrap_err();
@@ -539,13 +568,9 @@ mod tests {
         let one = with("['[::1]:4420']").unwrap();
         assert_eq!((one.ports(&ports), one.is_at(&all[0])), (Some(BTreeSet::from([2])), false));
         assert_eq!(with("['0.0.0.0:4420']").unwrap().ports(&ports), Some(BTreeSet::from([1, 2])));
-        let settings = Settings { nvme: vec![one], ..Settings::default() };
-        assert_eq!(check_listeners(&settings, &all), Ok(()));
-        let failure = check_listeners(&settings, &all[..1]).unwrap_err();
-        let expected = "`nqn.a`: listeners: nobody listens at [::1]:4420; name one of 127.0.0.1:4420";
-        assert!(failure.ends_with(expected), "{failure}");
-        let failure = with("['eth0']").unwrap_err();
-        assert!(failure.contains("listeners: `eth0` is no listener"), "{failure}");
+        assert_eq!(with("['[::1]']").unwrap().ports(&ports), one.ports(&ports));
+        let failure = with("['unix:eth0']").unwrap_err();
+        assert!(failure.contains("listeners: `unix:eth0` is no listener"), "{failure}");
     }
 
     #[test]

@@ -64,13 +64,18 @@ struct Known {
 impl HostEntry {
     /// The same with paths that mean the same in whatever directory.
     pub(crate) fn absolute(mut self) -> HostEntry {
-        let files = [&mut self.tls_key_file, &mut self.dhchap_secret_file, &mut self.dhchap_ctrl_secret_file];
-        for path in files.into_iter().flatten() {
-            if let Ok(absolute) = std::path::absolute(&*path) {
-                *path = absolute;
-            }
+        if let Ok(directory) = std::env::current_dir() {
+            self.anchor(&directory);
         }
         self
+    }
+
+    /// Takes relative paths as below a directory.
+    pub(super) fn anchor(&mut self, directory: &Path) {
+        let files = [&mut self.tls_key_file, &mut self.dhchap_secret_file, &mut self.dhchap_ctrl_secret_file];
+        for path in files.into_iter().flatten() {
+            *path = directory.join(&*path);
+        }
     }
 
     /// Reads its files.

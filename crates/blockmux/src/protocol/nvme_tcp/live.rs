@@ -2,8 +2,9 @@
 
 use super::hosts::{HostEntry, LiveHosts};
 use super::namespaces::ConfiguredNamespace;
-use super::{ConfiguredSubsystem, default_nqn};
-use crate::protocol::{Live, Named, Place};
+use super::{ConfiguredSubsystem, NVME_TCP, default_nqn, of_volume};
+use crate::protocol::policy::{LiveAccess, Policy};
+use crate::protocol::{Live, Named, Place, Protocol};
 use blockmux_engine::sys::random_bytes;
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::fabrics::controller::node::{Node, Port};
@@ -32,6 +33,7 @@ pub(super) struct LiveSubsystems {
     pub(super) volumes: Volumes,
     pub(super) ports: Vec<Port>,
     pub(super) hosts: LiveHosts,
+    pub(super) policy: Policy,
 }
 
 impl Volumes {
@@ -108,7 +110,7 @@ impl LiveSubsystems {
 impl Live for LiveSubsystems {
     fn add(&self, volume: VolumeId) {
         if let Some(named) = Named::of(&self.volumes.exports, volume).filter(|_| self.volumes.has_own) {
-            let configured = ConfiguredSubsystem::of_volume(&named);
+            let Some(configured) = of_volume(&self.policy, &self.ports, &named) else { return };
             self.node.add(self.volumes.subsystem(configured, &self.ports));
         }
     }
@@ -125,6 +127,24 @@ impl Live for LiveSubsystems {
 
     fn has(&self, target: &str) -> bool {
         self.subsystem(target).is_ok()
+    }
+
+    fn protocol(&self) -> &'static Protocol {
+        &NVME_TCP
+    }
+
+    fn access_of(&self, target: &str) -> Option<LiveAccess> {
+        let found = self.subsystem(target).ok()?;
+        Some(LiveAccess { target: target.to_owned(), is_open: found.is_open() })
+    }
+
+    fn targets_of(&self, volume: VolumeId) -> Vec<LiveAccess> {
+        let subsystems = self.node.subsystems().into_iter().filter(|subsystem| subsystem.has_volume(volume));
+        let access = |subsystem: Arc<Subsystem>| LiveAccess {
+            target: subsystem.nqn.as_str().to_owned(),
+            is_open: subsystem.is_open(),
+        };
+        subsystems.map(access).collect()
     }
 
     fn attach(&self, target: &str, volume: VolumeId, place: &Place) -> Result<u32, String> {

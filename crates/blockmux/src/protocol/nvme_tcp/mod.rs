@@ -14,6 +14,7 @@ mod remote;
 pub(crate) use config::{ConfiguredSubsystem, DiscoveryEntry, State, SubsystemEntry, Treq, check_listeners};
 pub(crate) use hosts::HostEntry;
 
+use super::policy::{Place, Policy};
 use super::{Named, Portal, Protocol, Service, Settings, Started, Way};
 use crate::machine::machine_id;
 use crate::output::shell_word;
@@ -50,6 +51,7 @@ pub(crate) const NVME_TCP: Protocol = Protocol {
         let subsystems = &settings.nvme;
         subsystems.is_empty() || subsystems.iter().any(|subsystem| subsystem.is_open)
     },
+    targets: config::targets,
     serve,
     ways,
     connect: Some(remote::connect),
@@ -65,7 +67,12 @@ fn serve(service: &Service<'_>) -> Started {
         Address::Unix(_) => None,
     });
     let ports: Vec<Port> = tcp.collect();
-    let subsystems = subsystems(settings, &Named::all(exports));
+    let subsystems = if settings.nvme.is_empty() {
+        let all = Named::all(exports);
+        all.iter().filter_map(|named| of_volume(&settings.policy, &ports, named)).collect()
+    } else {
+        settings.nvme.clone()
+    };
     let configured = settings.nvme.iter().flat_map(|subsystem| {
         let namespaces = subsystem.namespaces.iter();
         namespaces.map(|(nsid, namespace)| ((subsystem.nqn.clone(), *nsid), namespace.clone()))
@@ -103,7 +110,8 @@ fn serve(service: &Service<'_>) -> Started {
     let ktls = settings.nvme_tcp_ktls.unwrap_or(true);
     let serve = (0..addresses.len()).map(|at| nvme_tcp::serve(&node, port_id(at), exports, ktls));
     let serve = serve.collect();
-    Started { serve, live: Some(Box::new(LiveSubsystems { node, volumes, ports, hosts })) }
+    let policy = settings.policy.clone();
+    Started { serve, live: Some(Box::new(LiveSubsystems { node, volumes, ports, hosts, policy })) }
 }
 
 /// The keys of all hosts, for the subsystems that they have them for and for discovery by either of its names: hosts ask
@@ -143,6 +151,14 @@ fn node_id(ports: &[Port]) -> String {
 /// The identifier of the port that a listener is, by its place among them.
 fn port_id(at: usize) -> u16 {
     u16::try_from(at + 1).unwrap_or(u16::MAX)
+}
+
+/// The subsystem that a volume is by itself; `None` if no port may lead to it.
+fn of_volume(policy: &Policy, ports: &[Port], named: &Named) -> Option<ConfiguredSubsystem> {
+    let leads =
+        |port: &&Port| policy.serves(&NVME_TCP, &Place::Socket(Address::Tcp(port.address)), &named.export);
+    let own: Vec<_> = ports.iter().filter(leads).map(|port| port.address).collect();
+    (!own.is_empty()).then(|| ConfiguredSubsystem::of_volume(named).at(own))
 }
 
 /// The subsystems that are configured, or one for each volume.

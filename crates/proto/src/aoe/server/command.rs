@@ -22,7 +22,10 @@ impl TargetSession {
         let Ok((registers, data)) = AtaMessage::read_from_prefix(rest) else { return };
         let Some(disk) = self.disks.get(at) else { return };
         let (command, volume) = (Command(registers.command_or_status), disk.unit.volume);
-        if command != Command::IDENTIFY_DEVICE && disk.is_reserved_from(from.mac) {
+        if command == Command::IDENTIFY_DEVICE {
+            self.audit.identified(from.mac, disk.unit.address);
+        } else if disk.is_reserved_from(from.mac) {
+            self.audit.refused(from.mac, disk.unit.address, "the disk is reserved for others");
             return self.refuse(from, answer, registers.as_bytes(), ErrorCode::TARGET_IS_RESERVED);
         }
         let kind = match command {

@@ -139,6 +139,9 @@ impl TargetSession {
         from: Station,
         code: Option<ErrorCode>,
     ) {
+        if MacMaskCommand(request.command) == MacMaskCommand::EDIT {
+            self.audit_change(at, from, "MAC mask list", code.is_none());
+        }
         let mut reply = MacMaskMessage { error: MacMaskError::NONE.0, count: 0, ..request };
         if let Some(code) = code {
             return self.refuse(from, answer, reply.as_bytes(), code);
@@ -181,6 +184,13 @@ impl TargetSession {
         from: Station,
         code: Option<ErrorCode>,
     ) {
+        match ReserveCommand(request.command) {
+            ReserveCommand::SET => self.audit_change(at, from, "Reserve/Release set", code.is_none()),
+            ReserveCommand::FORCE_SET => {
+                self.audit_change(at, from, "Reserve/Release force set", code.is_none())
+            }
+            _ => {}
+        }
         let mut reply = ReserveMessage { count: 0, ..request };
         if let Some(code) = code {
             return self.refuse(from, answer, reply.as_bytes(), code);
@@ -189,6 +199,12 @@ impl TargetSession {
         reply.count = disk.kept.reserved.len() as u8;
         let data = bytes(disk.kept.reserved.as_bytes());
         self.answer(from, answer, reply.as_bytes(), data);
+    }
+
+    fn audit_change(&mut self, at: usize, from: Station, change: &'static str, is_done: bool) {
+        if let Some(disk) = self.disks.get(at) {
+            self.audit.changed(from.mac, disk.unit.address, change, is_done);
+        }
     }
 
     fn is_reserved(&self, at: usize, from: Station) -> bool {

@@ -9,6 +9,7 @@
 //! makes sense and cannot be done is refused. Bounds: [`DEPTH`] commands in flight and `DEPTH_OF_ONE` of each
 //! initiator, `MAX_UNSENT` frames that wait to be sent; what comes beyond is lost, as in a network, and comes again.
 
+mod audit;
 mod command;
 mod control;
 mod count;
@@ -18,11 +19,13 @@ mod saving;
 #[cfg(test)]
 pub(in crate::aoe) mod tests;
 
+use self::audit::StationAudit;
 use self::recent::Recent;
 use self::reply::Pending;
 use self::saving::Waiting;
 use super::Address;
 use super::unit::{Kept, Unit};
+use crate::event::AuditEvent;
 use crate::exports::{Export, Exports, VolumeId};
 use crate::frames::{Frame, FrameOutbox, Port, PortId, Station};
 use crate::served::Admissions;
@@ -50,6 +53,7 @@ pub struct TargetSession {
     /// Of each initiator that has any in flight.
     in_flight: HashMap<Mac, u32>,
     recent: Recent,
+    audit: StationAudit,
     ready: VecDeque<(VolumeId, Io)>,
     /// Who waits for what is set to be kept, and when that is looked at again.
     waiting: Vec<Waiting>,
@@ -102,6 +106,7 @@ impl TargetSession {
             pending: Slots::default(),
             in_flight: HashMap::default(),
             recent: Recent::default(),
+            audit: StationAudit::default(),
             ready: VecDeque::new(),
             waiting: Vec::new(),
             ask_at: None,
@@ -222,7 +227,17 @@ impl FrameSession for TargetSession {
         for at in self.addressed(&header) {
             let Some(disk) = self.disks.get_mut(at) else { return };
             disk.refresh();
-            if !disk.is_named_by(&header) || !disk.listens_to(frame.from.mac) {
+            if !disk.is_named_by(&header) {
+                continue;
+            }
+            if !disk.listens_to(frame.from.mac) {
+                if !is_for_all {
+                    self.audit.refused(
+                        frame.from.mac,
+                        disk.unit.address,
+                        "the MAC mask list of the disk lacks it",
+                    );
+                }
                 continue;
             }
             let answer = disk.answer_to(&header);
@@ -275,6 +290,11 @@ impl Target for TargetSession {
 
     fn on_io(&mut self, done: Completion) {
         self.finish(Key(done.tag.0), done.result);
+    }
+
+    #[inline]
+    fn poll_event(&mut self) -> Option<AuditEvent> {
+        self.audit.pop()
     }
 
     /// There is no handshake.

@@ -212,6 +212,11 @@ fn io(
 }
 
 impl IoQueue {
+    /// The host that it is of.
+    pub(super) fn host(&self) -> &Nqn {
+        &self.host
+    }
+
     /// Looks again which namespaces there are, if that has changed.
     #[inline]
     pub(super) fn look_again(&mut self) {

@@ -7,6 +7,7 @@ use super::connect::{self, Connected, ConnectedQueue, NotConnected};
 use super::discovery;
 use super::keep_alive::KeepAlive;
 use super::transport::Transport;
+use crate::event::AuditEvent;
 use crate::nvme::Outcome;
 use crate::nvme::admin::Admin;
 use crate::nvme::auth::MAX_MESSAGE;
@@ -85,6 +86,7 @@ impl<T: Transport> ControllerQueue<T> {
                         self.commands.remove(event);
                     }
                 }
+                self.audit_property(set);
                 done.map_or_else(Outcome::failure, |()| Outcome::success(0))
             }
             (FabricsType::DISCONNECT, Some(ConnectedQueue::Admin(_))) => {
@@ -92,6 +94,7 @@ impl<T: Transport> ControllerQueue<T> {
             }
             (FabricsType::DISCONNECT, Some(ConnectedQueue::Io(_))) => {
                 // What is in flight ends, then comes this answer, which is the queue's last, and the connection ends.
+                self.audit.push(AuditEvent::Logout { reason: "the host disconnected its queue" });
                 self.stopping = true;
                 self.end_fusing();
                 self.wait(slot);
@@ -114,13 +117,17 @@ impl<T: Transport> ControllerQueue<T> {
                 self.authenticator = authenticator;
                 if self.is_authentic() {
                     self.arrival.permit = None;
+                    self.audit_login();
                 }
                 self.depth = size;
                 self.sqhd = has_flow_control.then_some(0);
                 let must_prove = if self.authenticator.is_some() { AUTHREQ_ATR } else { 0 };
                 self.finish(slot, &Outcome::success(u64::from(u32::from(cntlid) | must_prove)));
             }
-            Err(NotConnected::Refused(outcome)) => self.finish(slot, &outcome),
+            Err(NotConnected::Refused(outcome)) => {
+                self.audit_refusal(&data, &outcome);
+                self.finish(slot, &outcome);
+            }
             Err(NotConnected::Later) => {
                 if let Some(entry) = self.commands.get_mut(slot) {
                     entry.state = CommandState::Connect;
@@ -179,10 +186,17 @@ impl<T: Transport> ControllerQueue<T> {
             let now = self.timers.retry_at;
             self.node.keyring().insert(&key, &admin.host.nqn, &admin.subsystem.nqn, now);
         }
-        self.stopping |= authenticator.has_failed();
-        if authenticator.is_done() {
+        let (has_failed, is_done) = (authenticator.has_failed(), authenticator.is_done());
+        self.stopping |= has_failed;
+        let was_proved = self.arrival.permit.is_none();
+        if is_done {
             self.arrival.permit = None;
             self.stopping |= admin.is_some_and(|admin| !admin.place.prove());
+        }
+        match (has_failed, is_done) {
+            (true, _) => self.audit_wrong_proof(),
+            (_, true) if !was_proved => self.audit_login(),
+            _ => {}
         }
     }
 }

@@ -18,6 +18,7 @@
 //!
 //! What a transport has to do, and no more, is [`Transport`] (decision 37).
 
+mod audit;
 mod commands;
 mod connect;
 mod control_commands;

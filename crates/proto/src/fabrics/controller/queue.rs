@@ -15,6 +15,7 @@ use super::keep_alive::KeepAlive;
 use super::node::Node;
 use super::transport::{DataPlace, Descriptor, Transport};
 use super::unconnected::ConnectPermit;
+use crate::event::{AuditEvent, AuditEvents};
 use crate::exports::VolumeId;
 use crate::nvme::admin::AdminQueue;
 use crate::nvme::auth::controller::Authenticator;
@@ -42,6 +43,7 @@ pub struct ControllerQueue<T: Transport> {
     pub(super) queue: Option<ConnectedQueue>,
     /// The host has to prove who it is.
     pub(super) authenticator: Option<Box<Authenticator>>,
+    pub(super) audit: AuditEvents,
     /// Entries of the submission queue: the most commands under way, but for those that wait for events.
     pub(super) depth: u16,
     /// How far the submission queue was read; `None`: SQ flow control is disabled.
@@ -96,6 +98,7 @@ impl<T: Transport> ControllerQueue<T> {
             arrival: Arrival::default(),
             queue: None,
             authenticator: None,
+            audit: AuditEvents::default(),
             depth: 1,
             sqhd: Some(0),
             commands: CommandTable::default(),
@@ -532,12 +535,14 @@ impl<T: Transport> ControllerQueue<T> {
         if let Some(half) = entry.half.take() {
             return self.half_finished(slot, &half, outcome);
         }
+        let sqe = entry.sqe;
+        self.audit_command(&sqe, outcome.status.is_success());
+        let Some(entry) = self.commands.get_mut(slot) else { return };
         if outcome.status.is_success() {
             let sqhd = next_sqhd(&mut self.sqhd, self.depth);
             self.transport.complete(&entry.sqe, outcome, sqhd);
             return self.commands.remove(slot);
         }
-        let sqe = entry.sqe;
         self.commands.remove(slot);
         self.complete(&sqe, outcome);
     }
@@ -743,6 +748,11 @@ impl<T: Transport> Target for ControllerQueue<T> {
 
     fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)> {
         self.cancels.pop_front()
+    }
+
+    #[inline]
+    fn poll_event(&mut self) -> Option<AuditEvent> {
+        self.audit.pop()
     }
 
     fn on_start(&mut self, waker: &Waker) {

@@ -16,6 +16,7 @@ use super::failure::{Failure, authentication_failure, failure, initiator_error, 
 use super::invitation::Invitation;
 use super::operational::{Key, NegotiationError, Operational, Parameters};
 use super::security::{ChapPairs, Security};
+use crate::event::bounded;
 use crate::iscsi::digests::Digests;
 use crate::iscsi::name::Name;
 use crate::iscsi::node::{Access, Chap, Node, TargetNode, offer};
@@ -44,6 +45,8 @@ pub(in crate::iscsi) struct TargetLogin {
     text: Vec<u8>,
     declarations: Declarations,
     initiator: Option<Name>,
+    /// InitiatorName and TargetName as they were sent, for whoever audits.
+    names: (String, String),
     session: Option<Session>,
     pub(super) security: Security,
     pub(super) operational: Operational,
@@ -126,6 +129,7 @@ impl TargetLogin {
             text: Vec::new(),
             declarations: Declarations::default(),
             initiator: None,
+            names: Default::default(),
             session: None,
             security: Security::Begins,
             operational: Operational::new(offer()),
@@ -142,6 +146,11 @@ impl TargetLogin {
     /// The same over a connection that `hang_up` cuts.
     pub(in crate::iscsi) fn set_hang_up(&mut self, hang_up: HangUp) {
         self.hang_up = Some(hang_up);
+    }
+
+    /// The names of initiator and target, as far as they were sent.
+    pub(in crate::iscsi) fn names(&self) -> (String, String) {
+        self.names.clone()
     }
 
     /// Whether no request has come.
@@ -326,6 +335,10 @@ impl TargetLogin {
                 "SessionType" => session_type = pair.value,
                 _ => {}
             }
+        }
+        self.names = (bounded(initiator.unwrap_or_default()), bounded(target.unwrap_or_default()));
+        if session_type == "Discovery" {
+            "discovery".clone_into(&mut self.names.1);
         }
         let missing = |what| failure(LoginStatus::MISSING_PARAMETER, what);
         let initiator = initiator.ok_or_else(|| missing("logged in without InitiatorName"))?;

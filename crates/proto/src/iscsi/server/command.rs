@@ -5,6 +5,7 @@ use super::full::{Turn, status};
 use super::receive::Purpose;
 use super::tasks::{Entry, Pausing, State, TaskTable};
 use super::transfer::{Misfit, Transfer};
+use crate::event::AuditEvent;
 use crate::exports::VolumeId;
 use crate::iscsi::login::operational::Key;
 use crate::scsi::{Response, Sense, Status, Step, Task};
@@ -414,6 +415,14 @@ impl Turn<'_> {
             data_out: entry.data_out,
             r2ts: entry.transfer.r2t_count(),
         };
+        if let Some(change) = entry.task.as_ref().and_then(Task::reservation_change) {
+            let is_done = response.status == Status::GOOD;
+            let unit = match entry.lun.number() {
+                Some(number) => format!("LUN {number}"),
+                None => format!("LUN {:#018x}", entry.lun.0),
+            };
+            self.connection.events.push(AuditEvent::Reservation { unit, change, is_done });
+        }
         self.drop_task(slot);
         if self.connection.is_failed {
             let outcome = self.connection.replies.outcome(expected, response);

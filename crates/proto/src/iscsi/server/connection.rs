@@ -7,6 +7,7 @@ use super::receive::{Awaiting, Segment};
 use super::replies::Replies;
 use super::talk::Negotiation;
 use super::tasks::Pausing;
+use crate::event::AuditEvents;
 use crate::exports::VolumeId;
 use crate::iscsi::login::operational::{Key, Parameters};
 use crate::iscsi::login::target::Established;
@@ -29,6 +30,7 @@ pub(super) struct Connection {
     pub(super) level: u32,
     pub(super) replies: Replies,
     pub(super) negotiation: Negotiation,
+    pub(super) events: AuditEvents,
     /// In flight, but not yet taken by the driver.
     pub(super) queue: VecDeque<(VolumeId, Io)>,
     /// In flight for nobody, and the driver does not know that yet.
@@ -106,6 +108,7 @@ impl Connection {
             replies: Replies::new(parameters, *stat_sn, pool.clone()),
             parameters: *parameters,
             negotiation: Negotiation::new(operational.clone()),
+            events: AuditEvents::default(),
             queue: VecDeque::new(),
             cancels: VecDeque::new(),
             grants: VecDeque::new(),

@@ -74,6 +74,11 @@ impl Entrance {
         self.login.set_over_rdma();
     }
 
+    /// The names of initiator and target, as far as the initiator has sent them.
+    pub(super) fn names(&self) -> (String, String) {
+        self.login.names()
+    }
+
     /// Whether the login waits for something else than a request.
     pub(super) fn is_waiting(&self) -> bool {
         self.guessed.is_some() || self.waits_until.is_some()

@@ -24,6 +24,7 @@ use super::local::LocalSessions;
 use super::receive::{Awaiting, LENT_PAYLOAD, Purpose, Segment, is_intact};
 use super::sequence::Admission;
 use super::shared::Shared;
+use crate::event::AuditEvent;
 use crate::exports::VolumeId;
 use crate::iscsi::login::operational::Key;
 use crate::iscsi::login::target::Established;
@@ -135,6 +136,10 @@ impl FullFeature {
     /// was answered is lost.
     pub(super) fn on_end(&mut self, outbox: &mut Outbox) -> Result<(), ProtocolError> {
         let was_between = matches!(self.connection.awaiting, Awaiting::Head(_));
+        if !self.connection.is_over && self.shared.borrow().is_unwanted() {
+            let reason = "another login of this initiator took the session's place";
+            self.connection.events.push(AuditEvent::Logout { reason });
+        }
         self.turn(outbox, |turn| turn.lose_connection());
         match was_between {
             true => Ok(()),
@@ -171,6 +176,11 @@ impl FullFeature {
     #[inline]
     pub(super) fn on_io(&mut self, done: Completion, outbox: &mut Outbox) {
         self.turn(outbox, |turn| turn.on_io(done));
+    }
+
+    #[inline]
+    pub(super) fn poll_event(&mut self) -> Option<AuditEvent> {
+        self.connection.events.pop()
     }
 
     /// Whether there is more to do although the connection is over.

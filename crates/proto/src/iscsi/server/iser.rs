@@ -17,6 +17,7 @@
 use super::datamover::{Datamover, MESSAGE, Moved};
 use super::full::{MAX_IMMEDIATE, WINDOW};
 use super::{Phase, TargetSession};
+use crate::event::AuditEvent;
 use crate::exports::VolumeId;
 use crate::iscsi::iser::{HEADERS_LEN, MAX_AHS, Message, next_pdu, send_pdu, take_pdu};
 use crate::iscsi::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, Key};
@@ -452,6 +453,11 @@ impl Target for IserTargetSession {
     /// Of the queue pair's stream everything is to be shown again there: a queue pair is no thing that can be handed over.
     fn moves_to(&self) -> Option<Home> {
         self.session.moves_to()
+    }
+
+    #[inline]
+    fn poll_event(&mut self) -> Option<AuditEvent> {
+        self.session.poll_event()
     }
 
     fn owed(&self) -> Option<u64> {

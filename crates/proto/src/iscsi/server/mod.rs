@@ -68,9 +68,10 @@ mod tests;
 
 use super::login::chap::SEED_LEN;
 use super::login::operational::Key;
-use super::login::target::{Established, TargetLogin};
+use super::login::target::{Established, Session, TargetLogin};
 use super::node::Node;
 use super::sessions::{HangUp, LoginPermit};
+use crate::event::{AuditEvent, AuditEvents, Login};
 use crate::exports::VolumeId;
 use crate::outbox::Outbox;
 use crate::session::{Demand, Home, ProtocolError, StreamSession, Target, Timed};
@@ -88,6 +89,7 @@ use std::time::Instant;
 pub struct TargetSession {
     phase: Phase,
     outbox: Outbox,
+    events: AuditEvents,
     node: Arc<Node>,
     group_tag: u16,
     pool: Pool,
@@ -141,6 +143,7 @@ impl TargetSession {
         TargetSession {
             phase: Phase::Entrance(Box::new(entrance)),
             outbox: Outbox::default(),
+            events: AuditEvents::default(),
             node,
             group_tag,
             pool,
@@ -163,6 +166,29 @@ impl TargetSession {
         self
     }
 
+    fn protocol(&self) -> &'static str {
+        if self.over_rdma.is_some() { "iser" } else { "iscsi" }
+    }
+
+    fn login_of(&self, established: &Established) -> Login {
+        let target = match &established.session {
+            Session::Discovery => DISCOVERY,
+            Session::Normal { target, .. } => target.name.as_str(),
+        };
+        let initiator = established.initiator.as_str().to_owned();
+        Login { protocol: self.protocol(), initiator, target: target.to_owned() }
+    }
+
+    /// What a step of the login came to; a failure is told to whoever audits.
+    fn audited<T>(&mut self, result: Result<T, ProtocolError>) -> Result<T, ProtocolError> {
+        if let (Err(error), Phase::Entrance(entrance)) = (&result, &self.phase) {
+            let (initiator, target) = entrance.names();
+            let login = Login { protocol: self.protocol(), initiator, target };
+            self.events.push(AuditEvent::refused_by(error, login));
+        }
+        result
+    }
+
     fn enter(&mut self, established: Established) {
         let joined = match &self.phase {
             Phase::Entrance(entrance) => entrance.joined(),
@@ -176,6 +202,7 @@ impl TargetSession {
             pool: self.pool.clone(),
             waker: self.waker.clone(),
         };
+        self.events.push(AuditEvent::Login(self.login_of(&established)));
         let is_solicited_only = established.parameters.is_on(Key::TaggedBufferForSolicitedDataOnly);
         let mut full = match joined {
             Some(shared) => FullFeature::join(with, &shared, established, self.now),
@@ -201,7 +228,8 @@ impl Timed for TargetSession {
         self.now = now;
         match &mut self.phase {
             Phase::Entrance(entrance) => {
-                if let Some(established) = entrance.on_timeout(now, &mut self.outbox)? {
+                let result = entrance.on_timeout(now, &mut self.outbox);
+                if let Some(established) = self.audited(result)? {
                     self.enter(*established);
                 }
                 Ok(())
@@ -226,7 +254,8 @@ impl StreamSession for TargetSession {
         let mut taken = 0;
         if let Phase::Entrance(entrance) = &mut self.phase {
             let established;
-            (taken, established) = entrance.on_bytes(input.unread(), &mut self.outbox)?;
+            let result = entrance.on_bytes(input.unread(), &mut self.outbox);
+            (taken, established) = self.audited(result)?;
             if let Some(established) = established {
                 self.enter(*established);
             }
@@ -288,6 +317,14 @@ impl Target for TargetSession {
         }
     }
 
+    #[inline]
+    fn poll_event(&mut self) -> Option<AuditEvent> {
+        self.events.pop().or_else(|| match &mut self.phase {
+            Phase::Full(full) => full.poll_event(),
+            Phase::Entrance(_) | Phase::Closing => None,
+        })
+    }
+
     fn on_start(&mut self, waker: &Waker) {
         self.waker = waker.clone();
     }
@@ -336,3 +373,6 @@ impl Target for TargetSession {
         }
     }
 }
+
+/// What a discovery session is a login to.
+const DISCOVERY: &str = "discovery";

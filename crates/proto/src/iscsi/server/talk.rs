@@ -2,6 +2,7 @@
 
 use super::full::Turn;
 use super::shared::Mail;
+use crate::event::AuditEvent;
 use crate::iscsi::login::operational::{Key, Operational};
 use crate::iscsi::login::target::Session;
 use crate::iscsi::name::Name;
@@ -208,6 +209,13 @@ impl Turn<'_> {
 
     /// Answers a logout request.
     pub(super) fn log_out(&mut self, itt: u32, result: LogoutResult) {
+        let reason = match result {
+            LogoutResult::CLOSED_SUCCESSFULLY => "the initiator logged out",
+            _ => "the initiator's logout failed",
+        };
+        if self.connection.is_over {
+            self.connection.events.push(AuditEvent::Logout { reason });
+        }
         let times = self.times();
         self.connection.replies.logout(self.outbox, self.session.window, itt, result, times);
     }

@@ -16,12 +16,14 @@
 use super::option::{BASE_ALLOCATION, InfoRequest, Malformed, MetaContextRequest, string};
 use super::reply::BASE_ALLOCATION_ID;
 use super::terms::{Form, Terms};
+use crate::event::bounded;
 use crate::exports::{Export, Exports, VolumeId};
 use crate::outbox::Outbox;
 use crate::served::Served;
 use crate::session::{Demand, ProtocolError};
 use blockmux_wire::nbd::NBD_MAX_STRING;
 use blockmux_wire::nbd::handshake::*;
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
@@ -38,6 +40,8 @@ pub(super) struct Handshake {
     options_left: u32,
     stopping: bool,
     deadline: Instant,
+    /// The export that was refused last, and why.
+    refusal: Option<(String, Cow<'static, str>)>,
 }
 
 /// What ends a handshake.
@@ -95,6 +99,7 @@ impl Handshake {
             options_left: options_for(&exports),
             exports,
             stopping: false,
+            refusal: None,
             deadline: now.checked_add(HANDSHAKE_TIME).unwrap_or(now),
         }
     }
@@ -130,6 +135,16 @@ impl Handshake {
                 return Ok((taken, step.next));
             }
         }
+    }
+
+    /// The export that was asked for and refused, and why, once.
+    pub(super) fn take_refusal(&mut self) -> Option<(String, Cow<'static, str>)> {
+        self.refusal.take()
+    }
+
+    /// The name of the export that was agreed on.
+    pub(super) fn name_of(&self, terms: &Terms) -> String {
+        self.exports.get(terms.volume).map(|export| export.name.clone()).unwrap_or_default()
     }
 
     /// Whether the client may leave here. The document wants `NBD_OPT_ABORT` first, but many just go, port scanners
@@ -245,7 +260,12 @@ impl Handshake {
         outbox: &mut Outbox,
     ) -> Result<Option<Next>, ProtocolError> {
         if option == Opt::NBD_OPT_EXPORT_NAME {
-            return self.on_export_name(data, outbox).map(Some);
+            let chosen = self.on_export_name(data, outbox);
+            if let Err(error) = &chosen {
+                let reason = format!("peer {}", error.what).into();
+                self.refusal = Some((bounded(&String::from_utf8_lossy(data)), reason));
+            }
+            return chosen.map(Some);
         }
         if self.stopping {
             conclude(outbox, option, STOPPING);
@@ -265,6 +285,10 @@ impl Handshake {
             }
             _ => self.on_meta_context(option, data, outbox),
         };
+        if let (Opt::NBD_OPT_INFO | Opt::NBD_OPT_GO, Err(OptionError(_, why))) = (option, answer) {
+            let name = InfoRequest::parse(data).map_or("", |request| request.name);
+            self.refusal = Some((bounded(name), why.into()));
+        }
         conclude(outbox, option, answer);
         Ok(next)
     }

@@ -34,6 +34,7 @@ mod transmission;
 #[cfg(test)]
 mod tests;
 
+use crate::event::{AuditEvent, AuditEvents, Login};
 use crate::exports::{Exports, VolumeId};
 use crate::outbox::Outbox;
 use crate::served::Admission;
@@ -48,6 +49,7 @@ pub struct TargetSession {
     phase: Phase,
     outbox: Outbox,
     pool: Pool,
+    events: AuditEvents,
     /// The latest time that this session was told.
     now: Instant,
 }
@@ -69,7 +71,7 @@ impl TargetSession {
     pub fn new(exports: Exports, pool: Pool, now: Instant) -> TargetSession {
         let mut outbox = Outbox::default();
         let phase = Phase::Handshake(Handshake::new(exports, now, &mut outbox));
-        TargetSession { phase, outbox, pool, now }
+        TargetSession { phase, outbox, pool, events: AuditEvents::default(), now }
     }
 }
 
@@ -112,13 +114,18 @@ impl StreamSession for TargetSession {
         let mut taken = 0;
         if let Phase::Handshake(handshake) = &mut self.phase {
             let next;
-            (taken, next) = handshake.on_bytes(input.unread(), &mut self.outbox)?;
+            let step = handshake.on_bytes(input.unread(), &mut self.outbox);
+            if let Some((export, reason)) = handshake.take_refusal() {
+                self.events.push(AuditEvent::Refused { login: login(export), reason });
+            }
+            (taken, next) = step?;
             match next {
                 Some(Next::Transmit(terms)) => {
                     let Some(served) = handshake.served(&terms) else {
                         self.phase = Phase::Closing;
                         return Ok(taken);
                     };
+                    self.events.push(AuditEvent::Login(login(handshake.name_of(&terms))));
                     let transmission =
                         Transmission::new(terms, Admission::new(&served, None), self.pool.clone(), self.now);
                     self.phase = Phase::Transmission(transmission);
@@ -190,11 +197,11 @@ impl Target for TargetSession {
     }
 
     #[inline]
-    fn poll_complaint(&mut self) -> Option<(VolumeId, &'static str)> {
-        match &mut self.phase {
-            Phase::Transmission(transmission) => transmission.poll_complaint(),
+    fn poll_event(&mut self) -> Option<AuditEvent> {
+        self.events.pop().or_else(|| match &mut self.phase {
+            Phase::Transmission(transmission) => transmission.poll_event(),
             Phase::Handshake(_) | Phase::Closing => None,
-        }
+        })
     }
 
     #[inline]
@@ -209,4 +216,9 @@ impl Target for TargetSession {
             Phase::Closing => {}
         }
     }
+}
+
+/// Clients of NBD have no names.
+fn login(export: String) -> Login {
+    Login { protocol: "nbd", initiator: String::new(), target: export }
 }

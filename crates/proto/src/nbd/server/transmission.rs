@@ -20,6 +20,7 @@ use super::pending::{Pending, PendingTable};
 use super::reply::{Address, BASE_ALLOCATION_ID, Replies};
 use super::request::{Refusal, Request};
 use super::terms::Terms;
+use crate::event::AuditEvent;
 use crate::exports::VolumeId;
 use crate::outbox::Outbox;
 use crate::served::{Admission, Needs, NotAdmitted, Reserved};
@@ -43,6 +44,8 @@ pub(super) struct Transmission {
     admission: Admission,
     /// Why a request was refused, and the log has not been told.
     complaint: Option<&'static str>,
+    /// `NBD_CMD_DISC` has come, and nobody was told yet.
+    has_disconnected: bool,
     /// Data of the request that waits for room, in bytes; 0 if none does.
     waits_for: usize,
     pool: Pool,
@@ -84,6 +87,7 @@ impl Transmission {
             held: VecDeque::new(),
             admission,
             complaint: None,
+            has_disconnected: false,
             waits_for: 0,
             pool,
             retry_at: now,
@@ -173,10 +177,12 @@ impl Transmission {
     }
 
     #[inline]
-    pub(super) fn poll_complaint(&mut self) -> Option<(VolumeId, &'static str)> {
-        let complaint = self.complaint?;
-        self.complaint = None;
-        Some((self.terms.volume, complaint))
+    pub(super) fn poll_event(&mut self) -> Option<AuditEvent> {
+        if std::mem::take(&mut self.has_disconnected) {
+            return Some(AuditEvent::Logout { reason: "the client disconnected" });
+        }
+        let reason = self.complaint.take()?;
+        Some(AuditEvent::RequestsRefused { volume: self.terms.volume, reason })
     }
 
     #[inline]
@@ -269,7 +275,7 @@ impl Transmission {
         outbox: &mut Outbox,
     ) -> Result<(), ProtocolError> {
         if request.command == Cmd::NBD_CMD_DISC {
-            self.awaiting = Awaiting::Over;
+            (self.awaiting, self.has_disconnected) = (Awaiting::Over, true);
             return Ok(());
         }
         let length = request.payload_len(self.terms.form)?;

@@ -10,6 +10,7 @@ use crate::scsi::sense::Sense;
 use crate::served::IoGuard;
 use blockmux_volume::{Io, MAX_TRANSFER, Op, Output, SgList};
 use blockmux_wire::scsi::cdb::PROTECT_MASK;
+use blockmux_wire::scsi::opcode::{Opcode, persistent_reserve_out as out};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use std::time::Duration;
 
@@ -45,6 +46,28 @@ impl Task {
             abort_epoch: 0,
             guard: None,
             held: None,
+        }
+    }
+
+    /// The name of the command, if it is one that changes registrations or reservations.
+    #[inline]
+    pub(crate) fn reservation_change(&self) -> Option<&'static str> {
+        let cdb = &self.command.cdb;
+        match cdb.opcode() {
+            Opcode::RESERVE_6 | Opcode::RESERVE_10 => Some("RESERVE"),
+            Opcode::RELEASE_6 | Opcode::RELEASE_10 => Some("RELEASE"),
+            Opcode::PERSISTENT_RESERVE_OUT => Some(match u16::from(cdb.byte(1) & 0x1f) {
+                out::REGISTER => "REGISTER",
+                out::RESERVE => "PERSISTENT RESERVE",
+                out::RELEASE => "PERSISTENT RELEASE",
+                out::CLEAR => "CLEAR",
+                out::PREEMPT => "PREEMPT",
+                out::PREEMPT_AND_ABORT => "PREEMPT AND ABORT",
+                out::REGISTER_AND_IGNORE_EXISTING_KEY => "REGISTER AND IGNORE EXISTING KEY",
+                out::REGISTER_AND_MOVE => "REGISTER AND MOVE",
+                _ => "PERSISTENT RESERVE OUT",
+            }),
+            _ => None,
         }
     }
 }

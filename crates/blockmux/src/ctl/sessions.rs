@@ -1,0 +1,147 @@
+//! `blockmux ctl sessions`: who is logged in, and what was done.
+
+use crate::output::printable;
+use blockmux_engine::sessions::SessionInfo;
+use blockmux_volume::units::human_size;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+/// One connection that has logged in.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SessionStatus {
+    pub(crate) protocol: String,
+    /// Empty where the protocol has no names for initiators.
+    pub(crate) initiator: String,
+    pub(crate) target: String,
+    /// With the port.
+    pub(crate) address: String,
+    /// When it logged in, as RFC 3339 has it, in UTC.
+    pub(crate) since: String,
+    pub(crate) reads: u64,
+    pub(crate) read_bytes: u64,
+    pub(crate) writes: u64,
+    pub(crate) written_bytes: u64,
+    /// Flushes, discards, zeroing and all else.
+    pub(crate) others: u64,
+    pub(crate) failed: u64,
+}
+
+impl From<SessionInfo> for SessionStatus {
+    fn from(info: SessionInfo) -> SessionStatus {
+        let SessionInfo { login, peer, since, traffic } = info;
+        let since = Timestamp::try_from(since).unwrap_or_default();
+        SessionStatus {
+            protocol: login.protocol.to_owned(),
+            initiator: login.initiator,
+            target: login.target,
+            address: peer,
+            since: format!("{since:.0}"),
+            reads: traffic.reads,
+            read_bytes: traffic.read_bytes,
+            writes: traffic.writes,
+            written_bytes: traffic.written_bytes,
+            others: traffic.others,
+            failed: traffic.failed,
+        }
+    }
+}
+
+/// A block for each initiator of a target from one machine; its connections are summed up.
+pub(super) fn in_words(sessions: Vec<SessionStatus>) -> String {
+    let mut blocks: Vec<(SessionStatus, u64)> = Vec::new();
+    for session in sessions {
+        let found = blocks.iter_mut().find(|(block, _)| is_with(block, &session));
+        match found {
+            Some((block, connections)) => {
+                add(block, &session);
+                *connections += 1;
+            }
+            None => blocks.push((session, 1)),
+        }
+    }
+    if blocks.is_empty() {
+        return "nobody is logged in".to_owned();
+    }
+    blocks.iter().map(block_in_words).collect::<Vec<_>>().join("\n")
+}
+
+fn block_in_words((session, connections): &(SessionStatus, u64)) -> String {
+    let SessionStatus { protocol, address, since, .. } = session;
+    let many = if *connections == 1 { String::new() } else { format!("  {connections} connections") };
+    let mut lines =
+        vec![format!("{protocol}  {}{many}", printable(address)), format!("  since      {since}")];
+    lines.extend(name_in_words("initiator", &session.initiator));
+    lines.extend(name_in_words("target", &session.target));
+    let moved = |count: u64, bytes: u64| format!("{count} ({})", human_size(bytes));
+    lines.push(format!("  reads      {}", moved(session.reads, session.read_bytes)));
+    lines.push(format!("  writes     {}", moved(session.writes, session.written_bytes)));
+    lines.push(format!("  others     {}", session.others));
+    lines.push(format!("  failed     {}", session.failed));
+    lines.join("\n")
+}
+
+/// A name, on as many lines of 80 columns as it takes; none if it is empty.
+fn name_in_words(label: &str, name: &str) -> Vec<String> {
+    let letters: Vec<char> = printable(name).chars().collect();
+    let pieces = letters.chunks(80 - LABEL).enumerate();
+    let line = |(nth, piece): (usize, &[char])| {
+        let label = if nth == 0 { label } else { "" };
+        format!("  {label:<9}  {}", piece.iter().collect::<String>())
+    };
+    pieces.map(line).collect()
+}
+
+fn is_with(one: &SessionStatus, other: &SessionStatus) -> bool {
+    let who = |session: &SessionStatus| {
+        let ip = session.address.rsplit_once(':').map_or(&*session.address, |(ip, _)| ip).to_owned();
+        (session.protocol.clone(), session.initiator.clone(), session.target.clone(), ip)
+    };
+    // Clients without names are not known to be one.
+    !one.initiator.is_empty() && who(one) == who(other)
+}
+
+fn add(sum: &mut SessionStatus, more: &SessionStatus) {
+    sum.reads += more.reads;
+    sum.read_bytes += more.read_bytes;
+    sum.writes += more.writes;
+    sum.written_bytes += more.written_bytes;
+    sum.others += more.others;
+    sum.failed += more.failed;
+}
+
+/// Columns before a value.
+const LABEL: usize = 13;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn session(initiator: &str, port: u16) -> SessionStatus {
+        SessionStatus {
+            protocol: "nvme-tcp".to_owned(),
+            initiator: initiator.to_owned(),
+            target: "nqn.2026-11.blockmux:disk0".to_owned(),
+            address: format!("192.0.2.7:{port}"),
+            since: "2026-11-23T03:34:22Z".to_owned(),
+            reads: 3,
+            read_bytes: 4096,
+            writes: 0,
+            written_bytes: 0,
+            others: 1,
+            failed: 0,
+        }
+    }
+
+    #[test]
+    fn connections_of_one_initiator_are_one_block_within_80_columns() {
+        let long = format!("nqn.2014-08.org.nvmexpress:{}", "x".repeat(196));
+        let said = in_words(vec![session(&long, 1), session(&long, 2), session("other", 3)]);
+        assert!(said.lines().all(|line| line.chars().count() <= 80), "{said}");
+        assert!(
+            said.starts_with("nvme-tcp  192.0.2.7:1  2 connections\n  since      2026-11-23T03:34:22Z\n")
+        );
+        assert!(said.contains("  reads      6 (8 KiB)\n"), "{said}");
+        assert_eq!(said.matches("nvme-tcp").count(), 2, "{said}");
+        assert_eq!(in_words(Vec::new()), "nobody is logged in");
+    }
+}

@@ -1,0 +1,107 @@
+//! Which lines the log has, by area: `--verbose` for all of them, `--log` for each.
+
+use blockmux_engine::audit::AUDIT;
+use std::str::FromStr;
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::filter::Targets;
+
+/// Levels that were asked for, by area.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Levels(Vec<(&'static Area, LevelFilter)>);
+
+/// An area: its name, and the tracing targets that are of it.
+#[derive(Debug, PartialEq, Eq)]
+struct Area {
+    name: &'static str,
+    targets: &'static [&'static str],
+}
+
+/// A module that is named here counts with those below it; whatever is in none goes by `--verbose`.
+static AREAS: [Area; 5] = [
+    Area { name: "audit", targets: &[AUDIT] },
+    Area {
+        name: "protocol",
+        targets: &[
+            "blockmux_engine::connection",
+            "blockmux_engine::frames",
+            "blockmux_engine::iscsi",
+            "blockmux_engine::listener",
+            "blockmux_engine::nbd",
+            "blockmux_engine::nvme_tcp",
+            "blockmux_engine::secure",
+            "blockmux_engine::target",
+        ],
+    },
+    Area { name: "initiator", targets: &["blockmux_engine::initiator"] },
+    Area {
+        name: "volume",
+        targets: &["blockmux_engine::channels", "blockmux_engine::file", "blockmux_engine::state"],
+    },
+    Area { name: "control", targets: &["blockmux::serve"] },
+];
+
+impl FromStr for Levels {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Levels, String> {
+        let each = text.split(',').map(|item| {
+            let wrong = || format!("`{item}` is not AREA=LEVEL, as in protocol=debug");
+            let (area, level) = item.split_once('=').ok_or_else(wrong)?;
+            let found = AREAS.iter().find(|known| known.name == area);
+            let area = found.ok_or_else(|| {
+                let names: Vec<_> = AREAS.iter().map(|area| area.name).collect();
+                format!("there is no area `{area}`; write one of {}", names.join(", "))
+            })?;
+            let level = level.parse().map_err(|_| {
+                format!("there is no level `{level}`; write off, error, warn, info, debug or trace")
+            })?;
+            Ok((area, level))
+        });
+        each.collect::<Result<_, _>>().map(Levels)
+    }
+}
+
+impl Levels {
+    /// What is logged with so many `--verbose`. A daemon's audit log is on unless it was turned off.
+    pub(crate) fn targets(&self, verbose: u8, is_daemon: bool) -> Targets {
+        let level = match verbose {
+            0 => LevelFilter::WARN,
+            1 => LevelFilter::INFO,
+            2 => LevelFilter::DEBUG,
+            _ => LevelFilter::TRACE,
+        };
+        let audit = if is_daemon { level.max(LevelFilter::INFO) } else { level };
+        let asked =
+            self.0.iter().flat_map(|(area, level)| area.targets.iter().map(|target| (*target, *level)));
+        Targets::new().with_default(level).with_target(AUDIT, audit).with_targets(asked)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tracing::Level;
+
+    #[test]
+    fn a_level_holds_for_its_area_and_no_other() {
+        let levels: Levels = "protocol=debug,audit=off".parse().unwrap();
+        let targets = levels.targets(0, true);
+        assert!(targets.would_enable("blockmux_engine::target", &Level::DEBUG));
+        assert!(!targets.would_enable("blockmux_engine::file::volume", &Level::INFO));
+        assert!(!targets.would_enable(AUDIT, &Level::ERROR));
+    }
+
+    #[test]
+    fn the_audit_log_of_a_daemon_is_on_and_that_of_a_command_has_only_warnings() {
+        let is_on = |is_daemon| Levels::default().targets(0, is_daemon).would_enable(AUDIT, &Level::INFO);
+        assert!(is_on(true) && !is_on(false));
+    }
+
+    #[test]
+    fn what_is_no_area_or_level_is_refused_with_what_there_is() {
+        let refusal = |text: &str| text.parse::<Levels>().unwrap_err();
+        assert!(refusal("protocol").contains("is not AREA=LEVEL"));
+        assert!(refusal("wire=debug").contains("audit, protocol, initiator, volume, control"));
+        assert!(refusal("audit=loud").contains("off, error, warn"));
+    }
+}

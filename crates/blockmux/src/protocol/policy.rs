@@ -1,0 +1,601 @@
+//! Which volumes are served by which protocol: the one rule, for the start and for changes by
+//! `ctl`.
+//!
+//! A target or a subsystem *restricts* a volume if it does not let everybody use it without proof.
+//! What is restricted in one place is served without restriction in another only if the
+//! configuration says so in words: `protocols` of the volume names the protocol or the target, or a
+//! listener names the volume. See docs/decisions/0032-a-volume-is-open-nowhere-by-accident.md.
+
+use super::{AOE, PROTOCOLS, Protocol, Settings};
+use crate::address::means;
+use blockmux_engine::socket::Address;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// A configured target or subsystem, as far as it matters for this rule.
+#[derive(Clone, Debug)]
+pub(crate) struct TargetAccess {
+    /// The table in the config file.
+    pub(crate) kind: &'static str,
+    pub(crate) name: String,
+    /// The key that names its listeners, and what it names; nothing means all.
+    pub(crate) listeners: (&'static str, Vec<SocketAddr>),
+    /// Its volumes, and whether everybody may use them without proof.
+    pub(crate) volumes: Vec<(String, bool)>,
+    /// Whether somebody is kept out of it, or of a part.
+    pub(crate) is_restricted: bool,
+}
+
+/// A target that has a volume while the daemon runs.
+pub(crate) struct LiveAccess {
+    pub(crate) target: String,
+    /// Whether everybody may use the volume there without proof.
+    pub(crate) is_open: bool,
+}
+
+/// Where a protocol is served.
+#[derive(Clone, Debug)]
+pub(crate) struct PolicyListener {
+    pub(crate) protocol: &'static Protocol,
+    pub(crate) place: Place,
+    /// The volumes that it names; `None`: it names none.
+    pub(crate) volumes: Option<Vec<String>>,
+    /// Somebody said to listen there; else it is a protocol's usual place.
+    pub(crate) is_asked: bool,
+}
+
+/// An address, or a network interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Socket(Address),
+    Interface(String),
+}
+
+/// The rule with what the configuration says; a clone is another handle.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Policy(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    /// Those that are configured, by the name of their protocol.
+    targets: Vec<(&'static str, TargetAccess)>,
+    listeners: Vec<PolicyListener>,
+    /// `protocols` of each volume; `None`: it has no such list.
+    volumes: RwLock<BTreeMap<String, Option<Vec<String>>>>,
+}
+
+/// One way to a volume.
+struct VolumeWay<'a> {
+    protocol: &'static str,
+    /// `None`: the export that a volume is by itself.
+    target: Option<&'a str>,
+    /// As people know it.
+    title: String,
+    is_open: bool,
+    /// Every listener that leads there names the volume.
+    is_named: bool,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Socket(address) => address.fmt(f),
+            Place::Interface(interface) => interface.fmt(f),
+        }
+    }
+}
+
+impl TargetAccess {
+    /// Whether a listener leads to it.
+    fn is_at(&self, place: &Place) -> bool {
+        let (_, named) = &self.listeners;
+        match place {
+            Place::Socket(Address::Tcp(tcp)) => {
+                named.is_empty() || named.iter().any(|named| means(named, tcp))
+            }
+            _ => false,
+        }
+    }
+
+    fn title(&self) -> String {
+        format!("{} `{}`", self.kind, self.name)
+    }
+}
+
+impl PolicyListener {
+    fn title(&self) -> String {
+        format!("{} at {}", key(self.protocol.name), self.place)
+    }
+
+    fn is_of(&self, protocol: &str) -> bool {
+        self.protocol.served_as() == protocol
+    }
+
+    fn names(&self, volume: &str) -> bool {
+        self.volumes.iter().flatten().any(|name| name == volume)
+    }
+}
+
+impl Policy {
+    /// What holds before anybody listens: the configured targets, and the volumes with their
+    /// `protocols`.
+    ///
+    /// # Errors
+    /// If a word of `protocols` is neither a protocol nor a configured target.
+    pub(crate) fn new(
+        settings: &Settings,
+        volumes: impl Iterator<Item = (String, Option<Vec<String>>)>,
+    ) -> Result<Policy, String> {
+        let all = PROTOCOLS.iter().filter(|protocol| protocol.served_with.is_none());
+        let targets = all.flat_map(|protocol| {
+            (protocol.targets)(settings).into_iter().map(|target| (protocol.name, target))
+        });
+        let policy = Policy(Arc::new(Shared { targets: targets.collect(), ..Shared::default() }));
+        for (name, protocols) in volumes {
+            policy.add(&name, protocols)?;
+        }
+        Ok(policy)
+    }
+
+    /// One volume at one place, for a program that serves to itself.
+    pub(crate) fn of_one_volume(protocol: &'static Protocol, place: Place, volume: &str) -> Policy {
+        let listener = PolicyListener { protocol, place, volumes: None, is_asked: true };
+        let volumes = RwLock::new(BTreeMap::from([(volume.to_owned(), None)]));
+        Policy(Arc::new(Shared { targets: Vec::new(), listeners: vec![listener], volumes }))
+    }
+
+    /// Whether a listener of that protocol would lead to anything without naming it.
+    pub(crate) fn has_use_for(&self, protocol: &Protocol) -> bool {
+        let volumes = self.0.volumes.read().unwrap_or_else(PoisonError::into_inner);
+        self.has_targets(protocol.served_as())
+            || volumes.values().any(|words| self.is_default(protocol.served_as(), words.as_deref()))
+    }
+
+    /// Adds the listeners, if the configuration obeys the rule with them. `may_change`: volumes can
+    /// come while it runs.
+    ///
+    /// # Errors
+    /// What is wrong, and the line to write.
+    pub(crate) fn at(self, listeners: Vec<PolicyListener>, may_change: bool) -> Result<Policy, String> {
+        let Shared { targets, volumes, .. } = &*self.0;
+        let volumes = volumes.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let shared = Shared { targets: targets.clone(), listeners, volumes: RwLock::new(volumes) };
+        let policy = Policy(Arc::new(shared));
+        policy.check_listeners(may_change)?;
+        let volumes = policy.0.volumes.read().unwrap_or_else(PoisonError::into_inner).clone();
+        for (volume, words) in &volumes {
+            policy.check_volume(volume, words.as_deref())?;
+        }
+        Ok(policy)
+    }
+
+    /// Whether a listener leads to the export that a volume is by itself: a protocol with
+    /// configured targets has none.
+    pub(crate) fn serves(&self, protocol: &Protocol, place: &Place, volume: &str) -> bool {
+        let name = protocol.served_as();
+        if self.has_targets(name) {
+            return false;
+        }
+        let listener = self.0.listeners.iter().find(|own| own.is_of(name) && own.place == *place);
+        match listener.map(|listener| &listener.volumes) {
+            Some(Some(named)) => named.iter().any(|named| named == volume),
+            Some(None) => {
+                let volumes = self.0.volumes.read().unwrap_or_else(PoisonError::into_inner);
+                self.is_default(name, volumes.get(volume).and_then(Option::as_deref))
+            }
+            None => false,
+        }
+    }
+
+    /// Whether a way that the protocol tells of may be announced at a listener.
+    pub(crate) fn leads_to(&self, protocol: &Protocol, address: &Address, volume: &str) -> bool {
+        self.has_targets(protocol.served_as())
+            || self.serves(protocol, &Place::Socket(address.clone()), volume)
+    }
+
+    /// Whether a listener of that protocol names its volumes, so that not all lead to the same.
+    pub(crate) fn has_lists(&self, protocol: &Protocol) -> bool {
+        let own = self.0.listeners.iter().filter(|listener| listener.is_of(protocol.served_as()));
+        own.into_iter().any(|listener| listener.volumes.is_some())
+    }
+
+    /// A volume has come, with its `protocols`.
+    ///
+    /// # Errors
+    /// If one of them is neither a protocol nor a configured target.
+    pub(crate) fn add(&self, volume: &str, protocols: Option<Vec<String>>) -> Result<(), String> {
+        let word = |word: String| {
+            let dashed = word.replace('_', "-");
+            if protocol_names().any(|name| name == dashed) {
+                return Ok(dashed);
+            }
+            if self.0.targets.iter().any(|(_, target)| target.name == word) {
+                return Ok(word);
+            }
+            let known: Vec<_> = protocol_names().map(key).collect();
+            Err(format!(
+                "volume `{volume}`: protocols: `{word}` is no protocol and no configured target; write some of {}",
+                known.join(", ")
+            ))
+        };
+        let words = protocols.map(|words| words.into_iter().map(word).collect()).transpose()?;
+        self.0.volumes.write().unwrap_or_else(PoisonError::into_inner).insert(volume.to_owned(), words);
+        Ok(())
+    }
+
+    /// A volume has gone.
+    pub(crate) fn remove(&self, volume: &str) {
+        self.0.volumes.write().unwrap_or_else(PoisonError::into_inner).remove(volume);
+    }
+
+    /// Whether a volume may become part of a target while it is in those others.
+    ///
+    /// # Errors
+    /// Why not, and what to do.
+    pub(crate) fn check_attach(
+        &self,
+        volume: &str,
+        (protocol, new): (&'static str, &LiveAccess),
+        others: &[(&'static str, LiveAccess)],
+    ) -> Result<(), String> {
+        let words = self.words_of(volume);
+        let all = others.iter().map(|(protocol, access)| (*protocol, access)).chain([(protocol, new)]);
+        let mut ways: Vec<_> =
+            all.map(|(protocol, access)| self.live_way(volume, protocol, access)).collect();
+        ways.extend(
+            self.own_exports(volume, |listener| self.serves(listener.protocol, &listener.place, volume)),
+        );
+        check_ways(volume, words.as_deref(), &ways)
+    }
+
+    fn live_way<'a>(&'a self, volume: &str, protocol: &'static str, access: &'a LiveAccess) -> VolumeWay<'a> {
+        let Shared { targets, listeners, .. } = &*self.0;
+        let configured = targets.iter().map(|(_, target)| target).find(|target| target.name == access.target);
+        let leads = |listener: &&PolicyListener| {
+            listener.is_of(protocol) && configured.is_none_or(|target| target.is_at(&listener.place))
+        };
+        VolumeWay {
+            protocol,
+            target: Some(&access.target),
+            title: configured.map_or_else(|| format!("target `{}`", access.target), TargetAccess::title),
+            is_open: access.is_open,
+            is_named: all_name(listeners.iter().filter(leads), volume),
+        }
+    }
+
+    /// Whether it is exported where nobody names it.
+    fn is_default(&self, protocol: &str, words: Option<&[String]>) -> bool {
+        match words {
+            Some(words) => words.iter().any(|word| word == protocol),
+            None => self.restricting().is_none(),
+        }
+    }
+
+    /// A target that keeps somebody out: with one, nothing is served by default.
+    fn restricting(&self) -> Option<&TargetAccess> {
+        self.0.targets.iter().map(|(_, target)| target).find(|target| target.is_restricted)
+    }
+
+    fn has_targets(&self, protocol: &str) -> bool {
+        self.0.targets.iter().any(|(own, _)| *own == protocol)
+    }
+
+    fn words_of(&self, volume: &str) -> Option<Vec<String>> {
+        self.0.volumes.read().unwrap_or_else(PoisonError::into_inner).get(volume).cloned().flatten()
+    }
+
+    /// The ways to a volume without a target, by those listeners that are meant.
+    fn own_exports(
+        &self,
+        volume: &str,
+        is_meant: impl Fn(&PolicyListener) -> bool,
+    ) -> impl Iterator<Item = VolumeWay<'_>> {
+        let own = self.0.listeners.iter().filter(|listener| !self.has_targets(listener.protocol.served_as()));
+        let meant: Vec<_> = own.filter(|listener| is_meant(listener)).collect();
+        let ways = meant.into_iter().map(|listener| VolumeWay {
+            protocol: listener.protocol.served_as(),
+            target: None,
+            title: listener.title(),
+            is_open: true,
+            is_named: listener.names(volume),
+        });
+        ways.collect::<Vec<_>>().into_iter()
+    }
+
+    /// Whether what listeners name is there, and every target has listeners.
+    fn check_listeners(&self, may_change: bool) -> Result<(), String> {
+        let Shared { targets, listeners, volumes } = &*self.0;
+        for (protocol, target) in targets {
+            let own: Vec<_> = listeners.iter().filter(|listener| listener.is_of(protocol)).collect();
+            let (title, option) = (target.title(), key(protocol));
+            if own.is_empty() {
+                return Err(format!(
+                    "{title}: nobody listens for {option}; write {option} = [\":PORT\"], or remove the {}",
+                    target.kind
+                ));
+            }
+            let (list, named) = &target.listeners;
+            let is_there = |named: &&SocketAddr| {
+                own.iter().any(|listener| match &listener.place {
+                    Place::Socket(Address::Tcp(tcp)) => means(named, tcp),
+                    _ => false,
+                })
+            };
+            if let Some(stray) = named.iter().find(|named| !is_there(named)) {
+                let there: Vec<_> = own.iter().map(|listener| listener.place.to_string()).collect();
+                return Err(format!(
+                    "{title}: {list}: nobody listens at {stray}; name one of {}",
+                    there.join(", ")
+                ));
+            }
+            let here =
+                own.iter().filter(|listener| listener.volumes.is_some() && target.is_at(&listener.place));
+            for listener in here {
+                if let Some((volume, _)) = target.volumes.iter().find(|(volume, _)| !listener.names(volume)) {
+                    return Err(format!(
+                        "{}: its volumes do not have `{volume}`, and {title} has it; add it, or name other {list} \
+                         in the {}",
+                        listener.title(),
+                        target.kind
+                    ));
+                }
+            }
+        }
+        let volumes = volumes.read().unwrap_or_else(PoisonError::into_inner).clone();
+        for listener in listeners {
+            let title = listener.title();
+            let missing = listener.volumes.iter().flatten().find(|name| !volumes.contains_key(*name));
+            if let Some(missing) = missing.filter(|_| !may_change) {
+                return Err(format!("{title}: there is no volume `{missing}`; add it, or correct ?volumes="));
+            }
+            let is_of_use = self.has_targets(listener.protocol.served_as())
+                || volumes.keys().any(|volume| self.serves(listener.protocol, &listener.place, volume));
+            // A volume that is restricted makes a better message.
+            let is_of_some =
+                volumes.keys().any(|volume| self.is_restricted(volume) && self.words_of(volume).is_none());
+            if !is_of_use && !is_of_some && !may_change {
+                let option = key(listener.protocol.name);
+                let why =
+                    self.restricting().map(|target| format!(", for {} restricts its hosts", target.title()));
+                return Err(format!(
+                    "{title}: serves no volume{}; remove it, or write protocols = [\"{option}\"] in the [[volume]] \
+                     that it is for",
+                    why.unwrap_or_default()
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn is_restricted(&self, volume: &str) -> bool {
+        let volumes = self.0.targets.iter().flat_map(|(_, target)| &target.volumes);
+        volumes.into_iter().any(|(name, is_open)| name == volume && !is_open)
+    }
+
+    /// The rule at the start. Somebody who says to listen wants every volume served there that has
+    /// no list: that is a way, too, although it is not taken once something is restricted.
+    fn check_volume(&self, volume: &str, words: Option<&[String]>) -> Result<(), String> {
+        let Shared { targets, listeners, .. } = &*self.0;
+        let mut ways = Vec::new();
+        for (protocol, target) in targets {
+            let mapped = target.volumes.iter().filter(|(name, _)| name == volume);
+            for (_, is_open) in mapped {
+                let here = listeners.iter().filter(|own| own.is_of(protocol) && target.is_at(&own.place));
+                ways.push(VolumeWay {
+                    protocol,
+                    target: Some(&target.name),
+                    title: target.title(),
+                    is_open: *is_open,
+                    is_named: all_name(here, volume),
+                });
+            }
+        }
+        ways.extend(self.own_exports(volume, |listener| {
+            let is_wanted = listener.is_asked && listener.volumes.is_none() && words.is_none();
+            is_wanted || listener.names(volume) || self.serves(listener.protocol, &listener.place, volume)
+        }));
+        check_ways(volume, words, &ways)
+    }
+}
+
+/// Whether there are listeners, and each of them names the volume.
+fn all_name<'a>(listeners: impl Iterator<Item = &'a PolicyListener>, volume: &str) -> bool {
+    let mut listeners = listeners.peekable();
+    listeners.peek().is_some() && listeners.all(|listener| listener.names(volume))
+}
+
+/// The rule itself.
+fn check_ways(volume: &str, words: Option<&[String]>, ways: &[VolumeWay<'_>]) -> Result<(), String> {
+    let says = |word: &str| words.iter().flat_map(|words| words.iter()).any(|own| own == word);
+    let says_target = |way: &VolumeWay<'_>| way.target.is_some_and(says);
+    for way in ways {
+        if words.is_some() && !says(way.protocol) && !says_target(way) {
+            let (title, option) = (&way.title, key(way.protocol));
+            return Err(format!(
+                "volume `{volume}`: {title} has it, and its protocols do not name {option}; add \"{option}\" to them, \
+                 or take the volume out there"
+            ));
+        }
+    }
+    let restricting: Vec<_> = ways.iter().filter(|way| !way.is_open).collect();
+    let Some(first) = restricting.first() else { return Ok(()) };
+    for open in ways.iter().filter(|way| way.is_open) {
+        let is_another = restricting.iter().all(|way| way.protocol != open.protocol);
+        if says_target(open) || is_another && (says(open.protocol) || open.is_named) {
+            continue;
+        }
+        let mut kept: BTreeSet<String> = restricting.iter().map(|way| key(way.protocol)).collect();
+        kept.extend(words.iter().flat_map(|words| words.iter()).map(|word| key(word)));
+        let mut both = kept.clone();
+        both.insert(match open.target {
+            Some(target) if !is_another => target.to_owned(),
+            _ => key(open.protocol),
+        });
+        let advice = match open.target {
+            None => format!("to serve it only as restricted, write {}", line(&kept)),
+            Some(_) => "to serve it only as restricted, take it out there".to_owned(),
+        };
+        return Err(format!(
+            "volume `{volume}`: {} restricts who may use it ({}), and {} ({}) would serve it to everybody; {advice}; \
+             to serve it to everybody there, write {} in its [[volume]]",
+            first.title,
+            key(first.protocol),
+            open.title,
+            key(open.protocol),
+            line(&both)
+        ));
+    }
+    Ok(())
+}
+
+/// As it is written in a config file.
+fn line(words: &BTreeSet<String>) -> String {
+    let words: Vec<_> = words.iter().map(|word| format!("\"{word}\"")).collect();
+    format!("protocols = [{}]", words.join(", "))
+}
+
+/// A protocol's name as a config file has it; names of targets stay as they are.
+fn key(name: &str) -> String {
+    if protocol_names().any(|own| own == name) || name == super::ISER.name {
+        name.replace('-', "_")
+    } else {
+        name.to_owned()
+    }
+}
+
+/// What can be in `protocols`.
+fn protocol_names() -> impl Iterator<Item = &'static str> {
+    let own = PROTOCOLS.iter().filter(|protocol| protocol.served_with.is_none());
+    own.map(|protocol| protocol.name).chain([AOE.name])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{ISCSI, NBD, NVME_TCP};
+    use super::*;
+
+    fn target(
+        protocol: &'static str,
+        name: &str,
+        volume: &str,
+        is_open: bool,
+    ) -> (&'static str, TargetAccess) {
+        let target = TargetAccess {
+            kind: "iscsi_target",
+            name: name.to_owned(),
+            listeners: ("portals", Vec::new()),
+            volumes: vec![(volume.to_owned(), is_open)],
+            is_restricted: !is_open,
+        };
+        (protocol, target)
+    }
+
+    fn listener(protocol: &'static Protocol, volumes: Option<&[&str]>, is_asked: bool) -> PolicyListener {
+        let volumes = volumes.map(|names| names.iter().map(|name| (*name).to_owned()).collect());
+        PolicyListener { protocol, place: place(protocol), volumes, is_asked }
+    }
+
+    fn place(protocol: &Protocol) -> Place {
+        Place::Socket(Address::Tcp(SocketAddr::from(([127, 0, 0, 1], protocol.port))))
+    }
+
+    /// Volumes `a` and `b` with their `protocols`.
+    fn policy(
+        targets: Vec<(&'static str, TargetAccess)>,
+        words: [Option<&[&str]>; 2],
+        listeners: Vec<PolicyListener>,
+    ) -> Result<Policy, String> {
+        let policy = Policy(Arc::new(Shared { targets, ..Shared::default() }));
+        for (name, words) in ["a", "b"].into_iter().zip(words) {
+            let words = words.map(|words| words.iter().map(|word| (*word).to_owned()).collect());
+            policy.add(name, words)?;
+        }
+        policy.at(listeners, false)
+    }
+
+    fn guarded() -> Vec<(&'static str, TargetAccess)> {
+        vec![target("iscsi", "iqn.a", "a", false)]
+    }
+
+    #[test]
+    fn where_nothing_is_restricted_every_listener_serves_everything() {
+        let both = vec![listener(&NBD, None, true), listener(&NVME_TCP, Some(&["b"]), true)];
+        let policy = policy(Vec::new(), [None, None], both).unwrap();
+        let serves = |protocol, volume| policy.serves(protocol, &place(protocol), volume);
+        assert!(serves(&NBD, "a") && serves(&NBD, "b"));
+        assert!(!serves(&NVME_TCP, "a") && serves(&NVME_TCP, "b"));
+        assert!(!serves(&ISCSI, "a"), "nobody listens");
+        assert!(policy.has_lists(&NVME_TCP) && !policy.has_lists(&NBD));
+    }
+
+    #[test]
+    fn what_is_restricted_is_served_elsewhere_only_by_words() {
+        let listeners = |nbd| vec![listener(&ISCSI, None, true), nbd];
+        let asked = || listeners(listener(&NBD, None, true));
+        let said = policy(guarded(), [None, None], asked()).unwrap_err();
+        assert!(said.starts_with("volume `a`: iscsi_target `iqn.a` restricts"), "{said}");
+        assert!(said.contains("protocols = [\"iscsi\"]") && said.contains("[\"iscsi\", \"nbd\"]"), "{said}");
+        // In words, or only that one.
+        for (words, served) in [
+            ([Some(&["iscsi", "nbd"][..]), None], [true, false]),
+            ([Some(&["iscsi"][..]), Some(&["nbd"][..])], [false, true]),
+        ] {
+            let policy = policy(guarded(), words, asked()).unwrap();
+            assert_eq!(["a", "b"].map(|volume| policy.serves(&NBD, &place(&NBD), volume)), served);
+        }
+        let named = listeners(listener(&NBD, Some(&["a"]), true));
+        assert!(policy(guarded(), [None, None], named).unwrap().serves(&NBD, &place(&NBD), "a"));
+        // A listener that nobody asked for is no reason to refuse anything.
+        let usual =
+            policy(guarded(), [None, Some(&["nbd"])], listeners(listener(&NBD, None, false))).unwrap();
+        assert!(!usual.serves(&NBD, &place(&NBD), "a") && usual.serves(&NBD, &place(&NBD), "b"));
+        assert!(usual.has_use_for(&NBD) && usual.has_use_for(&ISCSI) && !usual.has_use_for(&NVME_TCP));
+    }
+
+    #[test]
+    fn an_open_target_of_the_same_protocol_needs_its_own_name() {
+        let targets = || vec![guarded().remove(0), target("iscsi", "iqn.open", "a", true)];
+        let here = || vec![listener(&ISCSI, None, true)];
+        for words in [None, Some(&["iscsi"][..])] {
+            let said = policy(targets(), [words, None], here()).unwrap_err();
+            assert!(said.contains("[\"iqn.open\", \"iscsi\"]"), "{said}");
+        }
+        assert!(policy(targets(), [Some(&["iscsi", "iqn.open"]), None], here()).is_ok());
+        let named = vec![listener(&ISCSI, Some(&["a"]), true)];
+        assert!(policy(targets(), [None, None], named).is_err(), "the listener leads to both");
+    }
+
+    #[test]
+    fn protocols_are_a_bound_and_words_have_to_be_known() {
+        let here = || vec![listener(&ISCSI, None, true)];
+        let said = policy(guarded(), [Some(&["nbd"]), None], here()).unwrap_err();
+        assert!(said.contains("its protocols do not name iscsi"), "{said}");
+        let said = policy(guarded(), [Some(&["iser"]), None], here()).unwrap_err();
+        assert!(said.contains("`iser` is no protocol"), "{said}");
+        let said = policy(guarded(), [None, None], vec![listener(&NBD, Some(&["c"]), true)]).unwrap_err();
+        assert!(said.contains("nobody listens for iscsi"), "{said}");
+        let partial = vec![listener(&ISCSI, Some(&["b"]), true)];
+        let said = policy(guarded(), [None, None], partial).unwrap_err();
+        assert!(said.contains("its volumes do not have `a`"), "{said}");
+    }
+
+    #[test]
+    fn an_attachment_obeys_the_rule() {
+        let here = vec![listener(&ISCSI, None, true), listener(&NBD, Some(&["a"]), true)];
+        let policy = policy(guarded(), [None, None], here).unwrap();
+        let access = |target: &str, is_open| LiveAccess { target: target.to_owned(), is_open };
+        let restricted = [("iscsi", access("iqn.a", false))];
+        assert!(policy.check_attach("a", ("iscsi", &access("iqn.x", true)), &restricted).is_err());
+        assert!(policy.check_attach("a", ("iscsi", &access("iqn.x", false)), &restricted).is_ok());
+        assert!(policy.check_attach("a", ("nvme-tcp", &access("nqn.x", true)), &restricted).is_err());
+        assert!(policy.check_attach("b", ("nvme-tcp", &access("nqn.x", true)), &[]).is_ok());
+        policy.add("b", Some(vec!["nbd".to_owned()])).unwrap();
+        assert!(policy.check_attach("b", ("nvme-tcp", &access("nqn.x", true)), &[]).is_err());
+        assert!(
+            policy.check_attach("a", ("iscsi", &access("iqn.a", false)), &[]).is_ok(),
+            "NBD's list has it"
+        );
+    }
+}

@@ -1,0 +1,251 @@
+//! What is protected by one protocol is open by no other, unless the configuration says so.
+
+use crate::daemon::Daemon;
+use crate::program::{BLOCKMUX, blockmux, text};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+const TARGET: &str = "iqn.2026-11.com.example:vault";
+const OPEN_TARGET: &str = "iqn.2026-11.com.example:lobby";
+const SUBSYSTEM: &str = "nqn.2026-11.com.example:disk";
+
+fn in_place(directory: &Path, name: &str, content: &str) -> String {
+    let path = directory.join(name);
+    fs::write(&path, content).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    path.display().to_string()
+}
+
+/// A volume, `vault`, that needs CHAP over iSCSI, another one, and more lines before the first
+/// table.
+fn config(directory: &Path, listeners: &str, of_vault: &str, of_other: &str) -> String {
+    let secret = in_place(directory, "secret", "a secret of twelve");
+    let content = format!(
+        "{listeners}\n[[volume]]\nname = 'vault'\nspec = 'mem:1m'\n{of_vault}\n\
+         [[volume]]\nname = 'other'\nspec = 'mem:1m'\n{of_other}\n\
+         [[iscsi_target]]\nTargetName = '{TARGET}'\nluns = {{ 0 = 'vault' }}\n\
+         [[iscsi_target.acl]]\nCHAP_N = 'me'\nsecret_file = '{secret}'\n"
+    );
+    in_place(directory, "blockmux.toml", &content)
+}
+
+/// What a daemon says that does not start, in one line.
+fn refusal(config: &str, more: &[&str]) -> String {
+    let output = blockmux([&["serve", "--config", config, "--run", "true"], more].concat());
+    let said = text(&output.stderr);
+    assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{said}");
+    said
+}
+
+fn has(daemon: &Daemon, scheme: &str, volume: &str) -> bool {
+    daemon.urls_of(scheme).iter().any(|url| url.ends_with(&format!("/{volume}")) || url.contains(volume))
+}
+
+#[test]
+fn a_volume_behind_chap_is_not_open_over_nbd_unless_its_protocols_say_so() {
+    let files = tempfile::tempdir().unwrap();
+    let both = "iscsi = ['127.0.0.1:0']\nnbd = ['127.0.0.1:0']";
+    let said = refusal(&config(files.path(), both, "", ""), &[]);
+    for part in [
+        "volume `vault`: ",
+        &format!("iscsi_target `{TARGET}` restricts who may use it (iscsi)"),
+        "nbd at 127.0.0.1:",
+        "write protocols = [\"iscsi\"]",
+        "write protocols = [\"iscsi\", \"nbd\"] in its [[volume]]",
+    ] {
+        assert!(said.contains(part), "no {part} in {said}");
+    }
+
+    let said = refusal(&config(files.path(), "iscsi = ['127.0.0.1:0']\naoe = ['lo']", "", ""), &[]);
+    assert!(said.contains("aoe at lo (aoe)") && said.contains("[\"aoe\", \"iscsi\"]"), "{said}");
+
+    // One that is restricted stays behind its target, and the other is served where its protocols
+    // say.
+    let kept = config(files.path(), both, "protocols = ['iscsi']", "protocols = ['nbd']");
+    let daemon = Daemon::serve_only(&["--config", &kept]);
+    let urls = daemon.urls_of("nbd");
+    assert!(urls.len() == 1 && urls[0].ends_with("/other"), "{urls:?}");
+    let vault = urls[0].replace("/other", "/vault");
+    let output = blockmux(["info", &vault]);
+    assert!(text(&output.stderr).contains("server has no export \"vault\""), "{}", text(&output.stderr));
+    let found = blockmux(["discover", &urls[0]]);
+    assert_eq!(text(&found.stdout).lines().count(), 1, "{}", text(&found.stdout));
+    let empty_name = blockmux(["info", urls[0].strip_suffix("other").unwrap()]);
+    assert!(!text(&empty_name.stdout).contains("vault"));
+
+    // It is open where that is said.
+    let open = config(files.path(), both, "protocols = ['iscsi', 'nbd']", "");
+    let daemon = Daemon::serve_only(&["--config", &open]);
+    let urls = daemon.urls_of("nbd");
+    assert!(urls.len() == 1 && urls[0].ends_with("/vault"), "{urls:?}");
+    let named = config(
+        files.path(),
+        &both.replace("nbd = ['127.0.0.1:0", "nbd = ['127.0.0.1:0?volumes=vault"),
+        "",
+        "",
+    );
+    let daemon = Daemon::serve_only(&["--config", &named]);
+    let urls = daemon.urls_of("nbd");
+    assert!(urls.len() == 1 && urls[0].ends_with("/vault"), "{urls:?}");
+}
+
+#[test]
+fn a_volume_behind_chap_is_not_announced_to_every_nvme_host() {
+    let files = tempfile::tempdir().unwrap();
+    let both = "iscsi = ['127.0.0.1:0']\nnvme_tcp = ['127.0.0.1:0']";
+    let said = refusal(&config(files.path(), both, "", ""), &[]);
+    assert!(said.contains("nvme_tcp at 127.0.0.1:") && said.contains("[\"iscsi\", \"nvme_tcp\"]"), "{said}");
+    // Without a word about `other`, nothing is left for NVMe.
+    let said = refusal(&config(files.path(), both, "protocols = ['iscsi']", ""), &[]);
+    assert!(said.contains("serves no volume") && said.contains("protocols = [\"nvme_tcp\"]"), "{said}");
+    let kept = config(files.path(), both, "protocols = ['iscsi']", "protocols = ['nvme-tcp']");
+    let daemon = Daemon::serve_only(&["--config", &kept]);
+    assert!(has(&daemon, "nvme+tcp", "other") && !has(&daemon, "nvme+tcp", "vault"));
+    let url = daemon.urls_of("nvme+tcp").remove(0);
+    let (portal, _) = url.split_once("/nqn.").unwrap();
+    let found = text(&blockmux(["discover", portal]).stdout);
+    assert!(found.contains(":other") && !found.contains(":vault"), "{found}");
+    let output = blockmux(["info", &url.replace(":other", ":vault")]);
+    assert!(!output.status.success());
+}
+
+#[test]
+fn a_subsystem_with_hosts_keeps_its_volume_from_iscsi_and_from_open_subsystems() {
+    let files = tempfile::tempdir().unwrap();
+    let with = |listeners: &str, volume: &str, more: &str| {
+        let content = format!(
+            "{listeners}\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n{volume}\n[[nvme_subsystem]]\nnqn = '{SUBSYSTEM}'\n\
+             namespaces = {{ 1 = 'a' }}\nhosts = ['nqn.h']\n{more}"
+        );
+        in_place(files.path(), "blockmux.toml", &content)
+    };
+    let nvme = "nvme_tcp = ['127.0.0.1:0']";
+    let said = refusal(&with(&format!("{nvme}\niscsi = ['127.0.0.1:0']"), "", ""), &[]);
+    assert!(said.contains("iscsi at 127.0.0.1:") && said.contains("[\"iscsi\", \"nvme_tcp\"]"), "{said}");
+
+    let open = "[[nvme_subsystem]]\nnqn = 'nqn.open'\n[[nvme_subsystem.namespace]]\nnsid = 1\nvolume = 'a'\n";
+    for words in ["", "protocols = ['nvme_tcp']"] {
+        let said = refusal(&with(nvme, words, open), &[]);
+        assert!(said.contains("nvme_subsystem `nqn.open`") && said.contains("\"nqn.open\""), "{said}");
+    }
+    Daemon::serve_only(&["--config", &with(nvme, "protocols = ['nvme_tcp', 'nqn.open']", open)]);
+
+    let target = format!("[[iscsi_target]]\nTargetName = '{OPEN_TARGET}'\nluns = {{ 0 = 'a' }}\n");
+    let both = format!("{nvme}\niscsi = ['127.0.0.1:0']");
+    let said = refusal(&with(&both, "", &target), &[]);
+    assert!(said.contains(&format!("iscsi_target `{OPEN_TARGET}`")), "{said}");
+    let said = refusal(&with(&both, "protocols = ['nvme_tcp']", &target), &[]);
+    assert!(said.contains("its protocols do not name iscsi"), "{said}");
+    Daemon::serve_only(&["--config", &with(&both, "protocols = ['nvme_tcp', 'iscsi']", &target)]);
+    let said = refusal(&with(nvme, "protocols = ['smb']", ""), &[]);
+    assert!(said.contains("`smb` is no protocol") && said.contains("nvme_tcp, aoe"), "{said}");
+}
+
+#[test]
+fn what_nobody_restricts_is_served_by_all_and_each_listener_by_its_list() {
+    let daemon = Daemon::serve_only(&[
+        "a=mem:1m",
+        "b=mem:1m",
+        "--nbd",
+        "127.0.0.1:0",
+        "--nbd",
+        "127.0.0.2:0?volumes=b",
+        "--iscsi",
+        "127.0.0.1:0?volumes=a",
+        "--nvme-tcp",
+        "127.0.0.1:0?volumes=b",
+        "--nvme-tcp",
+        "127.0.0.2:0",
+    ]);
+    assert_eq!(daemon.urls_of("nbd").len(), 3);
+    assert!(has(&daemon, "iscsi", ":a/") && !has(&daemon, "iscsi", ":b/"));
+    let nvme = daemon.urls_of("nvme+tcp");
+    assert_eq!(nvme.iter().filter(|url| url.contains("127.0.0.1")).count(), 1, "{nvme:?}");
+    for url in daemon.urls_of("nbd").into_iter().chain(daemon.urls_of("iscsi")).chain(nvme) {
+        let output = blockmux(["info", &url]);
+        assert!(output.status.success(), "{url}: {}", text(&output.stderr));
+    }
+    let second = daemon.urls_of("nbd").into_iter().find(|url| url.contains("127.0.0.2")).unwrap();
+    assert!(!blockmux(["info", &second.replace("/b", "/a")]).status.success());
+    let output = blockmux(["serve", "a=mem:1m", "--nbd", "127.0.0.1:0?volumes=x", "--run", "true"]);
+    assert!(text(&output.stderr).contains("there is no volume `x`"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_change_while_it_runs_obeys_the_same_rule() {
+    let files = tempfile::tempdir().unwrap();
+    let socket = format!("unix:{}", files.path().join("control").display());
+    let listeners = "iscsi = ['127.0.0.1:0']\nnbd = ['127.0.0.1:0']\nnvme_tcp = ['127.0.0.1:0']";
+    let secret = in_place(files.path(), "secret", "a secret of twelve");
+    let content = format!(
+        "{listeners}\n[[volume]]\nname = 'vault'\nspec = 'mem:1m'\nprotocols = ['iscsi']\n\
+         [[volume]]\nname = 'other'\nspec = 'mem:1m'\nprotocols = ['nbd']\n\
+         [[iscsi_target]]\nTargetName = '{TARGET}'\nluns = {{ 0 = 'vault' }}\n\
+         [[iscsi_target.acl]]\nCHAP_N = 'me'\nsecret_file = '{secret}'\n\
+         [[iscsi_target]]\nTargetName = '{OPEN_TARGET}'\nredirect = '127.0.0.1:3260'\n\
+         [[nvme_subsystem]]\nnqn = '{SUBSYSTEM}'\n"
+    );
+    let path = in_place(files.path(), "blockmux.toml", &content);
+    let daemon = Daemon::serve_only(&["--config", &path, "--control", &socket]);
+    let ctl = |args: &[&str]| {
+        let output = blockmux([&["ctl", &socket], args].concat());
+        (output.status.success(), text(&output.stdout) + &text(&output.stderr))
+    };
+    let refused = |args: &[&str], part: &str| {
+        let (is_done, said) = ctl(args);
+        assert!(!is_done && said.contains(part), "{args:?}: {said}");
+    };
+    refused(&["attach", "vault", SUBSYSTEM], "protocols do not name nvme_tcp");
+    refused(&["attach", "vault", OPEN_TARGET], "would serve it to everybody");
+    refused(&["attach", "other", TARGET], "protocols do not name iscsi");
+    refused(&["add", "bad=mem:1m", "--protocols", "smb"], "`smb` is no protocol");
+
+    // One more volume is nobody's until somebody says whose.
+    assert!(ctl(&["add", "late=mem:1m"]).0);
+    let nbd = daemon.urls_of("nbd").remove(0);
+    let late = nbd.replace("/other", "/late");
+    assert!(!blockmux(["info", &late]).status.success());
+    assert!(ctl(&["attach", "late", TARGET]).0);
+    refused(&["attach", "late", SUBSYSTEM], "would serve it to everybody");
+    assert!(ctl(&["remove", "late"]).0);
+    let (is_done, said) = ctl(&["add", "late=mem:1m", "--protocols", "nbd,nvme_tcp"]);
+    assert!(is_done && said.contains("nbd://"), "{said}");
+    assert!(blockmux(["info", &late]).status.success());
+    assert!(ctl(&["attach", "late", SUBSYSTEM]).0);
+    refused(&["attach", "late", TARGET], "protocols do not name iscsi");
+}
+
+#[test]
+fn without_listeners_only_protocols_with_something_to_serve_get_one() {
+    let files = tempfile::tempdir().unwrap();
+    let path = config(files.path(), "", "", "");
+    let said = Command::new(BLOCKMUX)
+        .args(["serve", "--config", &path, "--run", "echo $BLOCKMUX_URLS"])
+        .env("XDG_STATE_HOME", files.path())
+        .output()
+        .unwrap();
+    let urls = text(&said.stdout);
+    assert!(urls.contains("iscsi://") && !urls.contains("nbd") && !urls.contains("nvme"), "{urls}");
+}
+
+#[test]
+fn a_target_without_a_listener_or_at_none_of_them_is_an_error() {
+    let files = tempfile::tempdir().unwrap();
+    let with = |content: &str| in_place(files.path(), "blockmux.toml", content);
+    let volume = "[[volume]]\nname = 'a'\nspec = 'mem:1m'\n";
+    let target = format!("[[iscsi_target]]\nTargetName = '{TARGET}'\nluns = {{ 0 = 'a' }}\n");
+    let subsystem = format!("[[nvme_subsystem]]\nnqn = '{SUBSYSTEM}'\nnamespaces = {{ 1 = 'a' }}\n");
+    let said = refusal(&with(&format!("nbd = ['127.0.0.1:0']\n{volume}{target}")), &[]);
+    assert!(said.contains(&format!("iscsi_target `{TARGET}`: nobody listens for iscsi")), "{said}");
+    let said = refusal(&with(&format!("nbd = ['127.0.0.1:0']\n{volume}{subsystem}")), &[]);
+    assert!(said.contains(&format!("nvme_subsystem `{SUBSYSTEM}`: nobody listens for nvme_tcp")), "{said}");
+    let target = format!("iscsi = ['127.0.0.1:0']\n{volume}{target}portals = ['127.0.0.9']\n");
+    let said = refusal(&with(&target), &[]);
+    assert!(said.contains("portals: nobody listens at 127.0.0.9:3260; name one of 127.0.0.1:"), "{said}");
+    let here = format!("nvme_tcp = ['127.0.0.1:0']\n{volume}{subsystem}listeners = ['127.0.0.1:0']\n");
+    Daemon::serve_only(&["--config", &with(&here)]);
+    let said = refusal(&with(&here.replace("listeners = ['127.0.0.1", "listeners = ['127.0.0.9")), &[]);
+    assert!(said.contains("listeners: nobody listens at 127.0.0.9:0; name one of 127.0.0.1:"), "{said}");
+}

@@ -1,0 +1,148 @@
+//! The audit log: what a daemon says of those who come, are refused, change reservations and go.
+
+use crate::daemon::Daemon;
+use crate::program::{BLOCKMUX, blockmux};
+use crate::raw_client::RawClient;
+use crate::raw_iscsi::{GOOD, RESERVATION_CONFLICT, RawIscsi};
+use std::io::BufRead;
+
+const INITIATOR: &str = "iqn.2026-11.com.example:host";
+
+impl Daemon {
+    /// The next line of the log with `part` in it, without its time, which is checked.
+    fn log_line(&mut self, part: &str) -> String {
+        let mut line = String::new();
+        while !line.contains(part) {
+            line.clear();
+            assert_ne!(self.stderr.read_line(&mut line).unwrap(), 0, "ended without a line with `{part}`");
+        }
+        let (time, rest) = line.split_once(' ').unwrap();
+        let digits = |c: char| if c.is_ascii_digit() { '0' } else { c };
+        assert_eq!(time.chars().map(digits).collect::<String>(), "0000-00-00T00:00:00.000Z", "{line}");
+        rest.trim().to_owned()
+    }
+}
+
+/// The target or subsystem that a URL names.
+fn target_of(url: &str) -> &str {
+    url.split('/').nth(3).unwrap()
+}
+
+#[test]
+fn nbd_clients_that_come_and_go_are_lines_with_time_export_address_and_reason() {
+    let mut daemon = Daemon::serve(&["disk0=mem:1m"]);
+    let client = RawClient::connect(&daemon.socket());
+    let line = daemon.log_line("login");
+    assert!(line.starts_with("INFO login protocol=\"nbd\" peer=\""), "{line}");
+    assert!(line.ends_with("initiator=\"-\" target=\"disk0\""), "{line}");
+    drop(client);
+    let line = daemon.log_line("connection lost");
+    assert!(line.starts_with("WARN connection lost: the peer closed it without logging out"), "{line}");
+    assert!(line.ends_with("target=\"disk0\""), "{line}");
+    let unknown = daemon.url().replace("/disk0", "/other");
+    assert!(!blockmux(["info", &unknown]).status.success());
+    let line = daemon.log_line("refused");
+    assert!(line.starts_with("WARN login refused: no such export protocol=\"nbd\""), "{line}");
+    assert!(line.ends_with("target=\"other\""), "{line}");
+}
+
+#[test]
+fn iscsi_initiators_that_come_reserve_and_go_are_lines_with_their_names() {
+    let mut daemon = Daemon::serve(&["mem:1m", "--iscsi", "127.0.0.1:0"]);
+    let url = daemon.urls_of("iscsi").remove(0);
+    let mut session = RawIscsi::login(&url, INITIATOR);
+    let target = target_of(&url);
+    let who = format!("initiator=\"{INITIATOR}\" target=\"{target}\"");
+    let line = daemon.log_line("login");
+    assert!(line.starts_with("INFO login protocol=\"iscsi\" peer=\"127.0.0.1:"), "{line}");
+    assert!(line.ends_with(&who), "{line}");
+    assert_eq!(session.reserve_out(0, 0, [0, 7], 0), GOOD);
+    let line = daemon.log_line("reservation");
+    assert!(line.starts_with("INFO reservation changed: LUN 0: REGISTER protocol="), "{line}");
+    assert!(line.ends_with(&who), "{line}");
+    assert_eq!(session.reserve_out(1, 1, [8, 0], 0), RESERVATION_CONFLICT);
+    let line = daemon.log_line("reservation");
+    assert!(line.starts_with("WARN reservation change refused: LUN 0: PERSISTENT RESERVE"), "{line}");
+    session.log_out();
+    let line = daemon.log_line("logout");
+    assert!(line.starts_with("INFO logout: the initiator logged out protocol=\"iscsi\""), "{line}");
+    assert!(line.ends_with(&who), "{line}");
+    assert!(!blockmux(["info", &url.replace("disk0", "other")]).status.success());
+    let line = daemon.log_line("refused");
+    let begin = "WARN login refused: peer asked for a target that is not here protocol=\"iscsi\"";
+    assert!(line.starts_with(begin), "{line}");
+    assert!(line.ends_with(&format!("target=\"{}\"", target.replace("disk0", "other"))), "{line}");
+}
+
+#[test]
+fn iser_initiators_are_lines_of_their_own_protocol() {
+    let mut daemon = Daemon::serve(&["mem:1m", "--iser", "127.0.0.1:0"]);
+    let url = daemon.urls_of("iser").remove(0);
+    assert!(blockmux(["info", &url]).status.success());
+    let line = daemon.log_line("login");
+    assert!(line.starts_with("INFO login protocol=\"iser\" peer=\"127.0.0.1:"), "{line}");
+    let line = daemon.log_line("logout");
+    assert!(line.starts_with("INFO logout: the initiator logged out protocol=\"iser\""), "{line}");
+}
+
+#[test]
+fn nvme_hosts_that_come_and_go_are_lines_with_their_names() {
+    let mut daemon = Daemon::serve(&["mem:1m", "--nvme-tcp", "127.0.0.1:0"]);
+    let url = daemon.urls_of("nvme+tcp").remove(0);
+    assert!(blockmux(["info", &url]).status.success());
+    let line = daemon.log_line("login");
+    assert!(line.starts_with("INFO login protocol=\"nvme-tcp\" peer=\"127.0.0.1:"), "{line}");
+    assert!(line.contains("initiator=\"nqn."), "{line}");
+    let target = target_of(&url);
+    assert!(line.ends_with(&format!("target=\"{target}\"")), "{line}");
+    let line = daemon.log_line("logout");
+    assert!(line.starts_with("INFO logout: the host shut its controller down"), "{line}");
+    assert!(!blockmux(["info", &url.replace("disk0", "other")]).status.success());
+    let line = daemon.log_line("refused");
+    assert!(line.starts_with("WARN login refused: Connect names no subsystem of this port"), "{line}");
+    assert!(line.ends_with(&format!("target=\"{}\"", target.replace("disk0", "other"))), "{line}");
+}
+
+#[test]
+fn who_is_logged_in_is_listed_with_what_was_done_until_it_goes() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("control").display().to_string();
+    let args = ["mem:1m", "--iscsi", "127.0.0.1:0", "--control", &format!("unix:{socket}")];
+    let mut daemon = Daemon::serve(&args);
+    let sessions = |more: &[&str]| {
+        let output = blockmux([&["ctl", &*socket, "sessions"], more].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(sessions(&[]), "nobody is logged in\n");
+    let mut iscsi = RawIscsi::login(&daemon.urls_of("iscsi")[0], INITIATOR);
+    daemon.log_line("login");
+    let mut nbd = RawClient::connect(&daemon.socket());
+    assert_eq!(nbd.write(0, 0, &[1; 4096]), 0);
+    let listed: serde_json::Value = serde_json::from_str(&sessions(&["--json"])).unwrap();
+    let [first, second] = &listed.as_array().unwrap()[..] else { panic!("two: {listed}") };
+    assert_eq!((&first["protocol"], &first["initiator"]), (&"iscsi".into(), &INITIATOR.into()));
+    assert!(first["address"].as_str().unwrap().starts_with("127.0.0.1:"), "{first}");
+    assert_eq!((&second["protocol"], &second["target"]), (&"nbd".into(), &"disk0".into()));
+    assert_eq!((&second["writes"], &second["written_bytes"]), (&1.into(), &4096.into()));
+    let said = sessions(&[]);
+    assert!(said.contains(&format!("  initiator  {INITIATOR}\n")), "{said}");
+    assert!(said.contains("  writes     1 (4 KiB)\n"), "{said}");
+    iscsi.log_out();
+    drop((iscsi, nbd));
+    daemon.log_line("logout");
+    daemon.log_line("connection lost");
+    assert_eq!(sessions(&[]), "nobody is logged in\n");
+}
+
+#[test]
+fn an_area_is_turned_off_by_name() {
+    let mut daemon = Daemon::serve(&["mem:1m", "--log", "audit=off,protocol=debug"]);
+    drop(RawClient::connect(&daemon.socket()));
+    let mut line = String::new();
+    daemon.stderr.read_line(&mut line).unwrap();
+    assert!(line.contains("DEBUG connection closed"), "{line}");
+    let refused =
+        std::process::Command::new(BLOCKMUX).args(["--log", "x=y", "info", "mem:1m"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("there is no area `x`"));
+}

@@ -1,0 +1,98 @@
+//! Who is logged in: the list that `blockmux ctl sessions` shows.
+
+use blockmux_proto::event::Login;
+use blockmux_proto::served::{Meter, MeterReader, Traffic};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::SystemTime;
+
+/// The sessions of a process; a clone is another handle to the list.
+#[derive(Clone, Default)]
+pub struct Sessions(Arc<Mutex<Vec<Weak<Session>>>>);
+
+/// One connection that has logged in; it leaves the list when this is dropped.
+pub struct Session {
+    login: Login,
+    peer: String,
+    since: SystemTime,
+    /// Of each volume that it uses or used.
+    readers: Mutex<Vec<MeterReader>>,
+}
+
+/// What is known of one session.
+#[derive(Clone, Debug)]
+pub struct SessionInfo {
+    /// Who, to what, and by which protocol.
+    pub login: Login,
+    /// The peer's address.
+    pub peer: String,
+    /// When it logged in.
+    pub since: SystemTime,
+    /// What it has done since; `users` is how many volumes it has used.
+    pub traffic: Traffic,
+}
+
+impl Sessions {
+    /// Lists a session from now on.
+    #[must_use]
+    pub fn begin(&self, login: Login, peer: &str) -> Arc<Session> {
+        let session =
+            Session { login, peer: peer.to_owned(), since: SystemTime::now(), readers: Mutex::default() };
+        let session = Arc::new(session);
+        let mut all = self.all();
+        if all.len() == all.capacity() {
+            all.retain(|session| session.strong_count() > 0);
+        }
+        all.push(Arc::downgrade(&session));
+        session
+    }
+
+    /// Those that are there, oldest first.
+    #[must_use]
+    pub fn list(&self) -> Vec<SessionInfo> {
+        let all: Vec<_> = self.all().iter().filter_map(Weak::upgrade).collect();
+        all.iter().map(|session| session.info()).collect()
+    }
+
+    fn all(&self) -> MutexGuard<'_, Vec<Weak<Session>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Session {
+    /// What `meter` counts is this session's, too.
+    pub(crate) fn add(&self, meter: &Meter) {
+        self.readers.lock().unwrap_or_else(PoisonError::into_inner).push(meter.reader());
+    }
+
+    fn info(&self) -> SessionInfo {
+        let readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
+        let traffic = readers.iter().fold(Traffic::default(), |sum, reader| reader.added_to(sum));
+        let traffic = Traffic { users: readers.len() as u64, ..traffic };
+        SessionInfo { login: self.login.clone(), peer: self.peer.clone(), since: self.since, traffic }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blockmux_proto::served::Served;
+    use blockmux_volume::{Io, MemVolume, Op, Tag};
+
+    #[test]
+    fn a_session_is_listed_with_what_it_does_until_it_ends() {
+        let (sessions, served) = (Sessions::default(), Served::new(Arc::new(MemVolume::new(1 << 20))));
+        let login = Login { protocol: "nbd", initiator: String::new(), target: "a".to_owned() };
+        let (one, other) = (sessions.begin(login.clone(), "x:1"), sessions.begin(login.clone(), "x:2"));
+        let meter = Meter::new(&served);
+        one.add(&meter);
+        meter.begin(&Io::new(Tag(0), Op::Read, 0, 4096)).unwrap();
+        let [first, second] = &sessions.list()[..] else { panic!("two are there") };
+        assert_eq!((&first.login, &*first.peer, first.traffic.read_bytes), (&login, "x:1", 4096));
+        assert_eq!((&*second.peer, second.traffic), ("x:2", Traffic::default()));
+        drop(one);
+        assert_eq!(sessions.list().len(), 1);
+        drop(other);
+        (0..10_000).for_each(|_| drop(sessions.begin(Login::default(), "")));
+        assert!(sessions.all().capacity() < 64, "those that are over take no room");
+    }
+}
