@@ -129,7 +129,8 @@ mod tests {
     use std::process::Command;
 
     fn file(path: &Path) -> DataKey {
-        let spec = FileSpec { path: path.to_owned(), size: None, direct: None, read_only: false };
+        let spec =
+            FileSpec { path: path.to_owned(), size: None, direct: None, read_only: false, is_raw: false };
         DataKey::of_file(&spec).unwrap()
     }
 

@@ -35,9 +35,19 @@ fn groups_left(root: &Path, membership: &str) -> Option<u64> {
             "memory.max" => "memory.current",
             _ => "memory.usage_in_bytes",
         };
-        Some(of_file(&limit)?.saturating_sub(of_file(&limit.with_file_name(used))?))
+        let used = of_file(&limit.with_file_name(used))?;
+        let used = used.saturating_sub(cached_of(&read(&limit.with_file_name("memory.stat"))));
+        Some(of_file(&limit)?.saturating_sub(used))
     });
     left.min()
+}
+
+/// The page cache of a group, in bytes: it counts as used, and the system takes it back first.
+fn cached_of(stat: &str) -> u64 {
+    let of = |name: &str| stat.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
+    // In the older hierarchy, the ones without `total_` leave out the groups below.
+    let sum = |kind: &str| of(&format!("total_{kind} ")).or_else(|| of(&format!("{kind} "))).unwrap_or(0);
+    sum("active_file").saturating_add(sum("inactive_file"))
 }
 
 /// The least limit of the control groups that `membership`, a file `/proc/PID/cgroup`, names, and of those above them.
@@ -174,7 +184,10 @@ mod tests {
         assert_eq!(groups_left(root, "0::/a\n"), None, "nobody says what is used");
         fs::write(root.join("a/memory.current"), "3000\n").unwrap();
         assert_eq!(groups_left(root, "0::/a\n"), Some(2000));
-        fs::write(root.join("a/memory.current"), "6000\n").unwrap();
+        fs::write(root.join("a/memory.stat"), "anon 5\ninactive_file 700\nactive_file 300\n").unwrap();
+        assert_eq!(groups_left(root, "0::/a\n"), Some(3000), "the page cache is given back");
+        assert_eq!(cached_of("active_file 1\ntotal_inactive_file 20\ntotal_active_file 5\n"), 25);
+        fs::write(root.join("a/memory.current"), "7000\n").unwrap();
         assert_eq!(groups_left(root, "0::/a\n"), Some(0));
     }
 }

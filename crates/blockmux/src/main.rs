@@ -11,6 +11,7 @@ mod ctl;
 mod data_key;
 mod discover;
 mod failure;
+mod image_format;
 mod info;
 mod levels;
 mod log;

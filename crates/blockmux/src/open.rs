@@ -2,7 +2,9 @@
 
 use crate::data_key::DataKey;
 use crate::failure::Failure;
+use crate::image_format::format_of;
 use crate::machine::{available_memory_bytes, memory_bytes};
+use crate::output::shell_word;
 use crate::patience::patiently;
 use crate::reach;
 use crate::records;
@@ -104,6 +106,7 @@ pub(crate) fn open(spec: &Spec, how: Use) -> Result<Opened, Failure> {
             Ok(local(Arc::new(volume), is_fresh, DataKey::of_file(file)))
         }
         Spec::Block(block) => {
+            check_format("block", &block.path, block.is_raw)?;
             let options =
                 BlockOptions { direct: block.direct, read_only: block.read_only || how.is_read_only() };
             let volume = patiently(|| FileVolume::open_block(&block.path, options), is_held);
@@ -182,6 +185,7 @@ fn no_whole_block(spec: &Spec, size: u64) -> Failure {
 }
 
 fn open_file(file: &FileSpec, how: Use) -> Result<FileVolume, Failure> {
+    check_format("file", &file.path, file.is_raw)?;
     let options = FileOptions {
         size: file.size,
         direct: file.direct,
@@ -203,6 +207,18 @@ fn open_file(file: &FileSpec, how: Use) -> Result<FileVolume, Failure> {
     Ok(volume)
 }
 
+/// Refuses an image in a format of its own, whose bytes are not the disk's.
+fn check_format(kind: &str, path: &Path, is_raw: bool) -> Result<(), Failure> {
+    let Some(format) = (!is_raw).then(|| format_of(path)).flatten() else { return Ok(()) };
+    let (shown, word) = (path.display(), path.to_string_lossy());
+    let word = shell_word(&word);
+    Err(Failure::request(format!(
+        "{kind}:{shown}: is a {format} image, whose bytes are not the disk's; start \
+         `qemu-nbd -t -f {format} -k /run/qemu-nbd.sock {word}` and name 'nbd+unix:///?socket=/run/qemu-nbd.sock' instead, \
+         or give ?format=raw to serve the image file itself"
+    )))
+}
+
 /// To whom it has to be written, it is of no use that it could be read.
 fn cannot_open(error: OpenError, how: Use) -> Failure {
     if how.access != Access::Write {
@@ -218,7 +234,7 @@ fn cannot_open(error: OpenError, how: Use) -> Failure {
             path.display()
         )),
         OpenError::Locked(path) => Failure::request(format!(
-            "{}: is in use by another program that locked it, or named twice; stop that one",
+            "{}: is in use by another program that locked it, such as QEMU, qemu-nbd or another blockmux, or named twice; stop that one",
             path.display()
         )),
         OpenError::InUse(path) => {

@@ -5,8 +5,8 @@ mod conforms;
 use blockmux_engine::file::{BlockOptions, FileOptions, FileVolume, OpenError};
 use blockmux_engine::reactor::{PollPolicy, Reactor};
 use blockmux_volume::{
-    Channel, Chunk, Completion, Core, Extent, Io, IoError, MAX_TRANSFER, Memory, Op, Output, ReadyList, Seg,
-    SgList, Tag, Volume,
+    Channel, Chunk, Completion, Core, Extent, Io, IoError, MAX_TRANSFER, Memory, Op, Output, ReadyList,
+    Resize, Seg, SgList, Tag, Volume,
 };
 use conforms::conforms;
 use std::fs::File;
@@ -321,6 +321,34 @@ fn a_file_cut_while_it_is_served_has_medium_errors() {
         assert_eq!(bench.run(READ, 1 << 20, 4096, None).unwrap_err(), IoError::Medium);
         assert_eq!(bench.read(0, 4096), [1; 4096]);
     }
+}
+
+#[test]
+fn what_was_cut_off_is_not_written_until_the_volume_is_resized() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    let options = FileOptions { size: Some(1 << 20), create: true, ..FileOptions::default() };
+    let volume = FileVolume::open(&path, options).unwrap();
+    let mut bench = Bench::new(&volume);
+    let page = |fill| Some(SgList::one(Seg::from_slice(&[fill; 4096])));
+    bench.write(0, &[1; 8192]);
+    // A write comes first, and nothing has read beyond the end before it.
+    File::options().write(true).open(&path).unwrap().set_len(8192).unwrap();
+    let write = Op::Write { fua: false };
+    for op in [Op::WriteZeroes { fua: false, may_unmap: true, only_fast: false }, Op::Discard { fua: false }]
+    {
+        assert_eq!(bench.run(op, 8192, 4096, None).unwrap_err(), IoError::Medium);
+    }
+    assert_eq!(bench.run(write, 512 << 10, 4096, page(2)).unwrap_err(), IoError::Medium);
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 8192);
+    bench.write(4096, &[3; 4096]);
+    // Nor is it there again when somebody extends the file by a hole.
+    File::options().write(true).open(&path).unwrap().set_len(1 << 20).unwrap();
+    assert_eq!(bench.run(READ, 8192, 4096, None).unwrap_err(), IoError::Medium);
+    volume.resize(Resize::Bytes(1 << 20)).unwrap();
+    bench.write(512 << 10, &[2; 4096]);
+    assert_eq!(bench.read(8192, 4096), [0; 4096]);
+    assert_eq!(bench.read(4096, 4096), [3; 4096]);
 }
 
 #[test]

@@ -323,7 +323,7 @@ fn advice_to_open_something_read_only_is_not_given_for_a_destination() {
     let output = blockmux(["copy", "mem:1m", &file]);
     let said = text_of(&output);
     assert!(
-        said.ends_with("is in use by another program that locked it, or named twice; stop that one\n"),
+        said.ends_with("is in use by another program that locked it, such as QEMU, qemu-nbd or another blockmux, or named twice; stop that one\n"),
         "{said}"
     );
 }

@@ -18,6 +18,7 @@ mod fencing;
 mod hostile;
 mod identity;
 mod idle;
+mod image_files;
 mod interop;
 mod iscsi_conformance;
 mod iscsi_interop;

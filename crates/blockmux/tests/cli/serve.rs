@@ -206,7 +206,7 @@ fn a_file_that_another_daemon_writes_is_refused_and_may_be_read() {
     let output = blockmux(["serve", &spec, "--nbd", ":0"]);
     let said = text(&output.stderr);
     assert!(said.ends_with(
-        "is in use by another program that locked it, or named twice; stop that one, or give ?readonly=on\n"
+        "is in use by another program that locked it, such as QEMU, qemu-nbd or another blockmux, or named twice; stop that one, or give ?readonly=on\n"
     ));
     assert_eq!((said.lines().count(), output.status.code()), (1, Some(2)));
     Daemon::serve(&[&spec, "--read-only"]);

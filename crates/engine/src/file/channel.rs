@@ -24,7 +24,7 @@ use blockmux_volume::{
     Channel, Completion, Core, Extent, Io, IoError, Memory, Op, Output, PeerAccount, Pool, Seg, SgList, Tag,
     Waker,
 };
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::rc::Rc;
@@ -56,6 +56,7 @@ impl FileChannel {
             waiting: RefCell::new(VecDeque::with_capacity(depth as usize)),
             done: RefCell::new(Vec::with_capacity(depth as usize)),
             waker,
+            has_looked: Cell::new(false),
         };
         let (flight, registration) = Flight::launch(engine, own_file, disk.file.clone(), depth, table);
         FileChannel { flight, _registration: registration, core: core.clone(), retry: Retry::new(core) }
@@ -72,8 +73,13 @@ impl Channel for FileChannel {
         self.arm_retry();
     }
 
+    fn kick(&mut self) {
+        self.flight.landing.has_looked.set(false);
+    }
+
     fn poll(&mut self, done: &mut Vec<Completion>) {
         let table = &self.flight.landing;
+        table.has_looked.set(false);
         table.retry_waiting(&self.flight, self.core.pool());
         self.arm_retry();
         done.append(&mut table.done.borrow_mut());
@@ -104,6 +110,8 @@ struct Table {
     waiting: RefCell<VecDeque<u32>>,
     done: RefCell<Vec<Completion>>,
     waker: Waker,
+    /// A write of this batch has looked whether the file was cut.
+    has_looked: Cell<bool>,
 }
 
 /// A request on its way.
@@ -153,6 +161,13 @@ impl Table {
         let disk = &self.disk;
         if let Err(error) = disk.info.check_within(io, disk.extent.size()) {
             return Some(Err(error));
+        }
+        if io.op.is_write() && !self.has_looked.replace(true) {
+            disk.look_for_cut(file);
+        }
+        if io.op != Op::Flush && disk.extent.is_cut_before(io.offset + io.len) {
+            disk.note_failure(io.op, io.offset, io.len, &"the file was cut");
+            return Some(Err(IoError::Medium));
         }
         if needs_sync(io.op) && disk.has_lost_writes() {
             return Some(Err(IoError::Medium));
@@ -344,6 +359,7 @@ impl Table {
                 // The end of the file, which was cut while it was served. What was there is lost, and zeroes would
                 // say that it never was.
                 self.disk.note_failure(pending.op, pending.offset, pending.len, &"the file was cut");
+                self.disk.look_for_cut(&self.disk.file);
                 return Next::Done(Err(IoError::Medium));
             }
             pending.moved += moved;

@@ -225,6 +225,17 @@ pub(super) fn direct_alignment(file: &File) -> Option<DirectAlignment> {
     is_known.then_some(DirectAlignment { memory: stat.stx_dio_mem_align, offset: stat.stx_dio_offset_align })
 }
 
+/// How long the file is, in bytes, without a question to a server that it may be on.
+pub(super) fn cached_len(file: &File) -> Option<u64> {
+    // SAFETY: all fields may be zero.
+    let mut stat: libc::statx = unsafe { std::mem::zeroed() };
+    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+    // SAFETY: the path is empty and ends in a zero, and `stat` lives during the call.
+    let result =
+        unsafe { libc::statx(file.as_raw_fd(), c"".as_ptr(), flags, libc::STATX_SIZE, &raw mut stat) };
+    (result == 0 && stat.stx_mask & libc::STATX_SIZE != 0).then_some(stat.stx_size)
+}
+
 /// Makes every transfer of this open file bypass the page cache.
 pub(super) fn set_direct(file: &File) -> io::Result<()> {
     // SAFETY: no address is passed.
@@ -238,6 +249,30 @@ pub(super) fn set_direct(file: &File) -> io::Result<()> {
 pub(crate) fn lock_exclusive(file: &File) -> io::Result<()> {
     // SAFETY: no address is passed.
     check(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) })
+}
+
+/// Locks one byte for this open file as others may, too: an open file description lock as of `fcntl(2)`.
+pub(super) fn lock_byte(file: &File, offset: i64) -> io::Result<()> {
+    let lock = byte_lock(libc::F_RDLCK, offset);
+    // SAFETY: `lock` lives during the call.
+    check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) })
+}
+
+/// Whether somebody else has a lock on that byte.
+pub(super) fn is_byte_locked(file: &File, offset: i64) -> io::Result<bool> {
+    let mut lock = byte_lock(libc::F_WRLCK, offset);
+    // SAFETY: `lock` lives during the call.
+    check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) })?;
+    Ok(i32::from(lock.l_type) != libc::F_UNLCK)
+}
+
+fn byte_lock(kind: i32, offset: i64) -> libc::flock {
+    // SAFETY: all fields may be zero, and locks of open files demand that of the process id.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    (lock.l_start, lock.l_len) = (offset, 1);
+    lock
 }
 
 /// A block device's logical and physical block, in bytes.

@@ -28,6 +28,7 @@ mod extents;
 mod kernel;
 mod open;
 mod probe;
+mod qemu_locks;
 mod retry;
 mod volume;
 

@@ -2,6 +2,7 @@
 
 use super::kernel;
 use super::probe::{Direct, Queue, Zeroing, file_block};
+use super::qemu_locks;
 use blockmux_volume::VolumeInfo;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
@@ -68,7 +69,7 @@ pub enum OpenError {
     ReadOnly(PathBuf),
     /// Another process serves it.
     #[error(
-        "{0}: is in use by another program that locked it, or named twice; stop that one, or give ?readonly=on"
+        "{0}: is in use by another program that locked it, such as QEMU, qemu-nbd or another blockmux, or named twice; stop that one, or give ?readonly=on"
     )]
     Locked(PathBuf),
     /// The device is mounted or part of something.
@@ -167,9 +168,7 @@ pub(super) fn open_file(path: &Path, options: FileOptions) -> Result<Opened, Ope
 /// Locks, sizes and probes an open file.
 fn prepare_file(path: &Path, file: File, options: FileOptions) -> Result<Opened, OpenError> {
     let failed = |action| move |source| system_error(path, action, source);
-    if !options.read_only {
-        lock(path, &file)?;
-    }
+    lock(path, &file, options.read_only)?;
     let metadata = file.metadata().map_err(failed("look at"))?;
     let queue = Queue::of(metadata.dev());
     let suits_all = |direct: &Direct| direct.offset <= SMALL_BLOCK;
@@ -230,9 +229,7 @@ pub(super) fn open_block(path: &Path, options: BlockOptions) -> Result<Opened, O
         Some(libc::EBUSY) => OpenError::InUse(path.into()),
         _ => system_error(path, "open", error),
     })?;
-    if !options.read_only {
-        lock(path, &file)?;
-    }
+    lock(path, &file, options.read_only)?;
     let queue = Queue::of(metadata.rdev());
     let (logical, physical) = kernel::block_sizes(&file).map_err(failed("ask for the blocks of"))?;
     let told = Direct::of(&file, &queue).filter(|direct| direct.offset <= logical);
@@ -264,11 +261,22 @@ pub(super) fn open_plain(path: &Path, read_only: bool) -> io::Result<File> {
 }
 
 /// Two processes that write the same blocks know nothing of each other.
-fn lock(path: &Path, file: &File) -> Result<(), OpenError> {
-    kernel::lock_exclusive(file).map_err(|error| match error.kind() {
-        io::ErrorKind::WouldBlock => OpenError::Locked(path.into()),
-        _ => system_error(path, "lock", error),
-    })
+fn lock(path: &Path, file: &File, read_only: bool) -> Result<(), OpenError> {
+    if !read_only {
+        kernel::lock_exclusive(file).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => OpenError::Locked(path.into()),
+            _ => system_error(path, "lock", error),
+        })?;
+    }
+    match qemu_locks::take(file, read_only) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(OpenError::Locked(path.into())),
+        // A file system without such locks has none of QEMU's either.
+        Err(error) => {
+            tracing::debug!("{}: cannot take the locks that QEMU sees: {error}", path.display());
+            Ok(())
+        }
+    }
 }
 
 /// Turns direct I/O on where it was asked for, or where nothing was asked and it `suits`.

@@ -43,6 +43,8 @@ pub(super) struct Disk {
 pub(super) struct Extent {
     size: AtomicU64,
     end: AtomicU64,
+    /// Where somebody else has cut the file while it was served; [`NOT_CUT`] if nobody has.
+    cut: AtomicU64,
 }
 
 impl FileVolume {
@@ -185,6 +187,25 @@ impl Disk {
         Ok(size)
     }
 
+    /// Looks whether somebody else has cut the file. Writes ask this first: one beyond the new end would extend the file by a
+    /// hole, and reads would take that for what was there.
+    pub(super) fn look_for_cut(&self, file: &File) {
+        if self.is_device {
+            return;
+        }
+        // A resize may come in between; the file is never shorter than both of its ends say.
+        let before = self.extent.end();
+        let Some(len) = super::kernel::cached_len(file) else { return };
+        if len < before.min(self.extent.end()) && self.extent.cut.fetch_min(len, Ordering::AcqRel) == NOT_CUT
+        {
+            tracing::error!(
+                "{}: another program has cut it to {len} bytes while it is served: I/O beyond fails; accept the new size with \
+                 'blockmux ctl resize NAME', or give the old one there",
+                self.path.display()
+            );
+        }
+    }
+
     /// Whether writes that completed are known to be lost.
     pub(super) fn has_lost_writes(&self) -> bool {
         self.lost_writes.load(Ordering::Acquire)
@@ -213,7 +234,7 @@ impl Disk {
 
 impl Extent {
     fn new(size: u64, end: u64) -> Extent {
-        Extent { size: AtomicU64::new(size), end: AtomicU64::new(end) }
+        Extent { size: AtomicU64::new(size), end: AtomicU64::new(end), cut: AtomicU64::new(NOT_CUT) }
     }
 
     /// In bytes, whole blocks.
@@ -232,8 +253,18 @@ impl Extent {
     fn set(&self, size: u64, end: u64) {
         self.end.store(end, Ordering::Release);
         self.size.store(size, Ordering::Release);
+        self.cut.store(NOT_CUT, Ordering::Release);
+    }
+
+    /// Whether bytes up to `end` include some that were cut off, which are lost until the volume is resized.
+    #[inline]
+    pub(super) fn is_cut_before(&self, end: u64) -> bool {
+        end > self.cut.load(Ordering::Acquire)
     }
 }
+
+/// An end beyond all files.
+const NOT_CUT: u64 = u64::MAX;
 
 fn whole_blocks(len: u64, info: &VolumeInfo) -> u64 {
     let block = u64::from(info.logical_block);

@@ -3,8 +3,8 @@
 //! ```text
 //! SPEC    = mem:SIZE[?populate=on|off]
 //!         | null:SIZE
-//!         | file:PATH[?OPTION[&OPTION]...]     size=SIZE  direct=on|off  readonly=on|off
-//!         | block:PATH[?OPTION[&OPTION]...]    direct=on|off  readonly=on|off
+//!         | file:PATH[?OPTION[&OPTION]...]     size=SIZE  direct=on|off  readonly=on|off  format=raw
+//!         | block:PATH[?OPTION[&OPTION]...]    direct=on|off  readonly=on|off  format=raw
 //!         | stripe:[CHUNK:]SPEC[,SPEC]...      CHUNK is a SIZE, 1m by default
 //!         | delay:READ[,WRITE]:SPEC            durations; WRITE, READ by default, holds for flushes too
 //!         | fault:KEY=VALUE[,KEY=VALUE]...:SPEC
@@ -150,6 +150,8 @@ pub struct FileSpec {
     pub direct: Option<bool>,
     /// Refuse writes.
     pub read_only: bool,
+    /// Its bytes are the disk's, even if they look like an image of another format.
+    pub is_raw: bool,
 }
 
 /// A local block device.
@@ -161,6 +163,8 @@ pub struct BlockSpec {
     pub direct: Option<bool>,
     /// Refuse writes.
     pub read_only: bool,
+    /// Its bytes are the disk's, even if they look like an image of another format.
+    pub is_raw: bool,
 }
 
 /// Where a log goes.

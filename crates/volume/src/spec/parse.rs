@@ -114,13 +114,14 @@ impl<'a> Parser<'a> {
 
     fn file(self, rest: &str) -> Parsed<Spec> {
         let (path, options) = self.path_and_options(rest, "file:PATH, as in file:disk.img?size=1g")?;
-        let mut file = FileSpec { path, size: None, direct: None, read_only: false };
+        let mut file = FileSpec { path, size: None, direct: None, read_only: false, is_raw: false };
         for (key, value) in self.pairs(options, '&')? {
             match key {
                 "size" => file.size = Some(self.volume_size(value)?),
                 "direct" => file.direct = Some(self.on_off(key, value)?),
                 "readonly" => file.read_only = self.on_off(key, value)?,
-                _ => return Err(self.unknown(key, "a file", "size, direct and readonly")),
+                "format" => file.is_raw = self.raw(key, value)?,
+                _ => return Err(self.unknown(key, "a file", "size, direct, readonly and format")),
             }
         }
         Ok(Spec::File(file))
@@ -128,15 +129,24 @@ impl<'a> Parser<'a> {
 
     fn block(self, rest: &str) -> Parsed<Spec> {
         let (path, options) = self.path_and_options(rest, "block:PATH, as in block:/dev/nvme0n1")?;
-        let mut block = BlockSpec { path, direct: None, read_only: false };
+        let mut block = BlockSpec { path, direct: None, read_only: false, is_raw: false };
         for (key, value) in self.pairs(options, '&')? {
             match key {
                 "direct" => block.direct = Some(self.on_off(key, value)?),
                 "readonly" => block.read_only = self.on_off(key, value)?,
-                _ => return Err(self.unknown(key, "a block device", "direct and readonly")),
+                "format" => block.is_raw = self.raw(key, value)?,
+                _ => return Err(self.unknown(key, "a block device", "direct, readonly and format")),
             }
         }
         Ok(Spec::Block(block))
+    }
+
+    fn raw(self, key: &str, value: &str) -> Parsed<bool> {
+        if value == "raw" {
+            Ok(true)
+        } else {
+            Err(self.value(key, value, "only raw; qemu-nbd serves other formats"))
+        }
     }
 
     fn path_and_options(self, rest: &'a str, form: &'static str) -> Parsed<(PathBuf, &'a str)> {

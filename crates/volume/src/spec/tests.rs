@@ -17,7 +17,7 @@ fn parse(text: &str) -> Spec {
 }
 
 fn file(path: &str) -> FileSpec {
-    FileSpec { path: path.into(), size: None, direct: None, read_only: false }
+    FileSpec { path: path.into(), size: None, direct: None, read_only: false, is_raw: false }
 }
 
 #[test]
@@ -30,8 +30,8 @@ fn each_kind_is_read() {
     assert_eq!(parse("file:disk.img"), Spec::File(file("disk.img")));
     let whole = FileSpec { size: Some(1 << 30), direct: Some(false), read_only: true, ..file("/a b:c") };
     assert_eq!(parse("file:/a b:c?size=1g&direct=off&readonly=on"), Spec::File(whole));
-    let block = BlockSpec { path: "/dev/sda".into(), direct: Some(true), read_only: false };
-    assert_eq!(parse("block:/dev/sda?direct=on&readonly=off"), Spec::Block(block));
+    let block = BlockSpec { path: "/dev/sda".into(), direct: Some(true), read_only: false, is_raw: true };
+    assert_eq!(parse("block:/dev/sda?direct=on&readonly=off&format=raw"), Spec::Block(block));
     let delays = |read, write| {
         let (read, write) = (Duration::from_micros(read), Duration::from_micros(write));
         crate::Delays { read, write, flush: write }
@@ -190,13 +190,14 @@ fn spec() -> impl Strategy<Value = Spec> {
     let leaf = prop_oneof![
         ((1u64..), any::<bool>()).prop_map(|(size, populate)| Spec::Mem(MemSpec { size, populate })),
         (1u64..).prop_map(Spec::Null),
-        (path(), any::<Option<u64>>(), any::<Option<bool>>(), any::<bool>()).prop_map(
-            |(path, size, direct, read_only)| {
-                Spec::File(FileSpec { path, size: size.map(|size| size.max(1)), direct, read_only })
+        (path(), any::<Option<u64>>(), any::<Option<bool>>(), any::<bool>(), any::<bool>()).prop_map(
+            |(path, size, direct, read_only, is_raw)| {
+                Spec::File(FileSpec { path, size: size.map(|size| size.max(1)), direct, read_only, is_raw })
             }
         ),
-        (path(), any::<Option<bool>>(), any::<bool>())
-            .prop_map(|(path, direct, read_only)| Spec::Block(BlockSpec { path, direct, read_only })),
+        (path(), any::<Option<bool>>(), any::<bool>(), any::<bool>()).prop_map(
+            |(path, direct, read_only, is_raw)| Spec::Block(BlockSpec { path, direct, read_only, is_raw })
+        ),
         "(nbd|iscsi|nvme\\+tcp)://(\\[::1\\])?[a-z0-9:,/%?=.&]{0,12}"
             .prop_map(|url| Spec::Url(Url::new(&url))),
     ];

@@ -25,12 +25,16 @@ impl fmt::Display for Spec {
                     ("size", size.as_deref()),
                     ("direct", file.direct.map(on_off)),
                     ("readonly", file.read_only.then_some("on")),
+                    ("format", file.is_raw.then_some("raw")),
                 ];
                 write!(f, "file:{}{}", encode(&file.path), joined('?', '&', options))
             }
             Spec::Block(block) => {
-                let options =
-                    [("direct", block.direct.map(on_off)), ("readonly", block.read_only.then_some("on"))];
+                let options = [
+                    ("direct", block.direct.map(on_off)),
+                    ("readonly", block.read_only.then_some("on")),
+                    ("format", block.is_raw.then_some("raw")),
+                ];
                 write!(f, "block:{}{}", encode(&block.path), joined('?', '&', options))
             }
             Spec::Stripe { chunk, members } => write_stripe(f, *chunk, members),

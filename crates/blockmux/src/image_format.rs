@@ -1,0 +1,59 @@
+//! Disk images in formats of their own, told by how they begin.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// QEMU's name of the image format that a file or device is in; `None` if it begins like none, or cannot be read.
+pub(crate) fn format_of(path: &Path) -> Option<&'static str> {
+    let mut start = [0; START];
+    // A pipe would wait for its writer.
+    let metadata = path.metadata().ok()?;
+    if !metadata.is_file() && !std::os::unix::fs::FileTypeExt::is_block_device(&metadata.file_type()) {
+        return None;
+    }
+    let count = File::open(path).and_then(|file| file.read_at(&mut start, 0)).ok()?;
+    name(&start[..count])
+}
+
+fn name(start: &[u8]) -> Option<&'static str> {
+    let found = FORMATS
+        .iter()
+        .find(|(_, offset, magic)| start.get(*offset..).is_some_and(|rest| rest.starts_with(magic)));
+    found.map(|&(name, ..)| name)
+}
+
+/// By QEMU's name: where its magic stands, in bytes, and what it is.
+const FORMATS: [(&str, usize, &[u8]); 12] = [
+    ("qcow", 0, b"QFI\xfb\0\0\0\x01"),
+    ("qcow2", 0, b"QFI\xfb\0\0\0\x02"),
+    ("qcow2", 0, b"QFI\xfb\0\0\0\x03"),
+    ("vmdk", 0, b"KDMV"),
+    ("vmdk", 0, b"COWD"),
+    ("vmdk", 0, b"# Disk DescriptorFile"),
+    ("vdi", 64, b"\x7f\x10\xda\xbe"),
+    ("vhdx", 0, b"vhdxfile"),
+    ("vpc", 0, b"conectix"),
+    ("qed", 0, b"QED\0"),
+    ("parallels", 0, b"WithoutFreeSpace"),
+    ("parallels", 0, b"WithouFreSpacExt"),
+];
+/// Bytes in which every magic lies.
+const START: usize = 512;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_format_is_told_by_its_magic_and_a_disk_is_none() {
+        for (format, offset, magic) in FORMATS {
+            let start = [vec![0; offset], magic.to_vec()].concat();
+            assert_eq!(name(&start), Some(format));
+            assert_eq!(name(&start[..start.len() - 1]), None);
+        }
+        let mut boot_sector = [0; START];
+        boot_sector[510..].copy_from_slice(&[0x55, 0xaa]);
+        assert_eq!((name(&boot_sector), name(b"")), (None, None));
+    }
+}

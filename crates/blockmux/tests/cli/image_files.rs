@@ -1,0 +1,103 @@
+//! Image files that QEMU's programs use, too.
+
+use crate::daemon::Daemon;
+use crate::program::{blockmux, ended, has, qemu_io, succeed, text};
+use std::path::Path;
+use std::process::{Child, Command, Output};
+use std::time::{Duration, Instant};
+
+/// qemu-nbd on a file; stopped when it is dropped.
+struct QemuNbd(Child);
+
+impl QemuNbd {
+    fn start(directory: &Path, args: &[&str], file: &str) -> QemuNbd {
+        let socket = directory.join("q.sock");
+        let mut command = Command::new("qemu-nbd");
+        let child = command.args(["-t", "-f", "raw", "-k"]).arg(&socket).args(args).arg(file).spawn();
+        let mut program = QemuNbd(child.unwrap());
+        let end = Instant::now() + Duration::from_secs(30);
+        while !socket.exists() {
+            assert!(program.0.try_wait().unwrap().is_none(), "qemu-nbd has ended");
+            assert!(Instant::now() < end, "qemu-nbd has no socket after 30 s");
+            std::thread::park_timeout(Duration::from_millis(20));
+        }
+        program
+    }
+}
+
+impl Drop for QemuNbd {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        ended(&mut self.0);
+    }
+}
+
+fn refused(output: &Output, expected: &str) {
+    let said = text(&output.stderr);
+    assert!(said.contains(expected) && said.contains("disk.img"), "{said}");
+    assert_ne!(output.status.code(), Some(0));
+}
+
+#[test]
+fn qemu_writes_no_file_that_is_served_and_may_read_what_is_only_read() {
+    if !has("qemu-io") || !has("qemu-img") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("disk.img").display().to_string();
+    let spec = format!("file:{file}?size=1m");
+    let write = || qemu_io(&file, &["write -P 1 0 4k"]).output().unwrap();
+    let served = Daemon::serve(&[&spec]);
+    refused(&write(), "Failed to get");
+    let info = || Command::new("qemu-img").args(["info", &file]).output().unwrap();
+    assert!(info().status.success(), "who only looks is let in");
+    drop(served);
+    let _reader = Daemon::serve(&[&spec, "--read-only"]);
+    assert!(info().status.success());
+    assert!(write().status.success(), "what Blockmux only reads may be written, as by another Blockmux");
+}
+
+#[test]
+fn a_file_that_qemu_has_open_is_refused_to_who_would_write_it() {
+    if !has("qemu-nbd") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("disk.img");
+    std::fs::write(&file, [0; 1 << 20]).unwrap();
+    let file = file.display().to_string();
+    let spec = format!("file:{file}");
+    // A reader of QEMU's relies on what nobody writes.
+    for args in [&[][..], &["-r"]] {
+        let _other = QemuNbd::start(directory.path(), args, &file);
+        let output = blockmux(["serve", &spec, "--nbd", "127.0.0.1:0"]);
+        refused(
+            &output,
+            "is in use by another program that locked it, such as QEMU, qemu-nbd or another blockmux",
+        );
+        Daemon::serve(&[&spec, "--read-only"]);
+        let _ = std::fs::remove_file(directory.path().join("q.sock"));
+    }
+    Daemon::serve(&[&spec]);
+}
+
+#[test]
+fn an_image_in_a_format_of_its_own_is_refused_with_how_to_serve_it() {
+    if !has("qemu-img") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    for format in ["qcow2", "vmdk", "vdi", "vhdx", "qed", "parallels", "vpc"] {
+        let file = directory.path().join(format!("a {format}"));
+        succeed(Command::new("qemu-img").args(["create", "-q", "-f", format]).arg(&file).arg("16m"));
+        let file = file.display().to_string();
+        let spec = format!("file:{file}");
+        let output = blockmux(["serve", &spec, "--nbd", "127.0.0.1:0"]);
+        let said = text(&output.stderr);
+        let expected = format!("{spec}: is a {format} image");
+        let line = format!("`qemu-nbd -t -f {format} -k /run/qemu-nbd.sock '{file}'`");
+        assert!(said.contains(&expected) && said.contains(&line), "{said}");
+        assert_eq!((said.lines().count(), output.status.code()), (1, Some(2)));
+        Daemon::serve(&[&format!("{spec}?format=raw")]);
+    }
+}
