@@ -12,7 +12,7 @@ use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{
     Channel, Completion, Io, IoError, MemVolume, Op, Output, Pool, Seg, SgList, Tag, Volume, Waker,
 };
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -80,6 +80,8 @@ struct Pair<'a> {
     model: Vec<u8>,
     /// Submitted to the initiator and not completed.
     in_flight: HashMap<Tag, Io>,
+    /// Of those, the ones that were sent again after a break: the first time may have written.
+    replayed: HashSet<Tag>,
     /// Failures that the volume reported and the initiator has not.
     faults: Vec<(Op, u64, u64, IoError)>,
     next_tag: u64,
@@ -154,6 +156,7 @@ impl Pair<'_> {
             link,
             model: vec![0; SIZE as usize],
             in_flight: HashMap::new(),
+            replayed: HashSet::new(),
             faults: Vec::new(),
             next_tag: 0,
         };
@@ -258,9 +261,13 @@ impl Pair<'_> {
     fn poll_done(&mut self) {
         while let Some(done) = self.link.initiator.poll_done() {
             let io = self.in_flight.remove(&done.tag).expect("what completes is in flight");
+            let was_replayed = self.replayed.remove(&done.tag);
             match done.result {
                 Ok(output) => self.on_success(&io, output),
                 Err(error) => {
+                    if was_replayed && io.op.is_write() {
+                        self.on_failed_replay(&io);
+                    }
                     let fault = (io.op, io.offset, io.len, error);
                     let at = self.faults.iter().position(|other| *other == fault);
                     self.faults.remove(at.unwrap_or_else(|| panic!("{fault:?} never happened")));
@@ -289,6 +296,15 @@ impl Pair<'_> {
             }
             (Op::Flush | Op::Prefetch, Output::Nothing) => {}
             (op, output) => panic!("{op:?} brought {output:?}"),
+        }
+    }
+
+    /// A write that failed when it was sent again may have been done the first time, and only then.
+    fn on_failed_replay(&mut self, io: &Io) {
+        let read = self.execute(Io::new(Tag(0), Op::Read, io.offset, io.len));
+        let found = read.result.expect("RAM does not fail").into_data().to_vec();
+        if found != self.model[io.offset as usize..(io.offset + io.len) as usize] {
+            self.on_success(io, Output::Nothing);
         }
     }
 
@@ -326,6 +342,7 @@ impl Pair<'_> {
             assert!(self.link.turn(&mut self.choices), "the handshake is stuck");
         }
         for io in unfinished {
+            self.replayed.insert(io.tag);
             self.link.initiator.submit(io);
         }
     }
