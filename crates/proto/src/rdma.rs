@@ -2,20 +2,21 @@
 //!
 //! ```text
 //!   wire ──▶ queue pair ──Event──▶ RdmaSession::on_event ──▶ Target::poll_io ──▶ channel
-//!   wire ◀── queue pair ◀──Work─── RdmaSession::poll_work ◀── Target::on_io  ◀── channel
+//!   wire ◀── queue pair ◀──calls── RdmaSession::work     ◀── Target::on_io  ◀── channel
 //! ```
 //! A *queue pair* is a reliable connection in the model of the verbs (RFC 5040, InfiniBand): messages arrive whole, once
 //! and in order, each in a receive buffer that was posted for it; memory that was registered is read and written by the
 //! peer without the session's doing. Software iWARP, RoCEv2 and hardware are providers of it, in the crate `rdma`.
 //!
-//! The driver's turn: hand in every event; have the session ask for what can be done at once ([`AtOnce`]), take all other
-//! work and post it; again until neither side has anything. A session thus hears of a registration in the turn in which it
-//! asked for it.
+//! The driver's turn: hand in every event, then have the session call the queue pair ([`QueuePair`]); again until neither
+//! side has anything. A session thus hears of a registration in the turn in which it asked for it.
 //!
 //! # Receive buffers
 //! There are [`Endpoint::receives`] of them at first, of [`Endpoint::receive_len`] bytes. Each message takes one, and
-//! [`Work::Receive`] posts one more. A message that finds none, or one that is too short, ends the connection: a protocol
+//! [`QueuePair::receive`] posts more. A message that finds none, or one that is too short, ends the connection: a protocol
 //! over queue pairs counts credits so that this does not happen.
+
+pub mod testing;
 
 use crate::session::{ProtocolError, Timed};
 use blockmux_volume::{Seg, SgList};
@@ -52,7 +53,7 @@ pub enum Access {
 /// The head of a message: it is copied, its payload only referred to.
 pub type Head = SmallVec<[u8; 128]>;
 
-/// What a session asks of its queue pair.
+/// A request that a queue pair keeps until it can carry it out.
 ///
 /// Sends, reads and writes are carried out in the order in which they were posted; a send that follows a write is
 /// delivered after the write's data. A read may complete after what was posted behind it.
@@ -136,7 +137,7 @@ pub enum WorkError {
 /// What a queue pair tells its session.
 #[derive(Debug)]
 pub enum Event {
-    /// A peer wants to connect; answered by [`Work::Accept`] or [`Work::Reject`].
+    /// A peer wants to connect; answered by [`QueuePair::accept`] or [`QueuePair::reject`].
     Requested {
         /// From the peer, anything at all.
         private_data: Vec<u8>,
@@ -194,38 +195,78 @@ pub struct Endpoint {
     pub private_data: Vec<u8>,
 }
 
-/// What a queue pair does while it is asked, as verbs of hardware do: no [`Work`] goes in, and mostly no [`Event`] comes
-/// out. With I/O of 4 KiB, those cost as much as framing does.
+/// What a session asks of its queue pair.
 ///
-/// A provider may decline whatever it likes, as the default does; it is then posted as work. What was posted before, and
-/// what is asked for here, are carried out in one order.
-pub trait AtOnce {
-    /// Posts receive buffers, as many times [`Work::Receive`]. `false`: declined.
-    fn receive(&mut self, _count: u32) -> bool {
-        false
-    }
+/// Each call takes effect in the order of the calls. [`QueuePair::send`], [`QueuePair::read`] and [`QueuePair::write`]
+/// are called only while there is [`QueuePair::room`]: a session keeps what does not fit, and asks in a later turn.
+/// By default a call becomes [`Work`], which the provider takes by `post`; a provider overrides those that it can carry
+/// out while it is called, as verbs of hardware do. With I/O of 4 KiB, work and events cost as much as framing does.
+pub trait QueuePair {
+    /// How many sends, reads and writes it takes now: those that the endpoint allows, without those that have not come
+    /// back. None without a connection.
+    fn room(&self) -> usize;
 
-    /// Sends a message that comes back as nothing, not even when the connection is lost; its payload is held on to until
-    /// it is sent. `false`: declined.
-    fn send(&mut self, _head: &[u8], _payload: &SgList, _invalidate: Option<Stag>) -> bool {
-        false
-    }
+    /// Takes work. Sends, reads and writes are posted only while there is room.
+    fn post(&mut self, work: Work);
 
-    /// Writes as [`Work::Write`] does, and comes back as nothing like a message. `false`: declined.
-    fn write(&mut self, _local: &SgList, _remote: Remote) -> bool {
-        false
-    }
-
-    /// How many bytes wait to be sent, and hold on to memory meanwhile.
+    /// How many bytes that come back as no event wait to be sent, and hold on to memory meanwhile.
     fn unsent(&self) -> usize {
         0
     }
 
-    /// As [`Work::Register`], but answers by itself, and takes the memory. `None`: declined; the memory is left.
-    fn register(&mut self, _local: &mut SgList, _access: Access) -> Option<Remote> {
+    /// Takes the connection that [`Event::Requested`] was about; at most [`MAX_PRIVATE_DATA`] bytes for the peer.
+    fn accept(&mut self, private_data: Vec<u8>) {
+        self.post(Work::Accept { private_data });
+    }
+
+    /// Refuses it. The connection is over once the peer has been told.
+    fn reject(&mut self, private_data: Vec<u8>) {
+        self.post(Work::Reject { private_data });
+    }
+
+    /// Posts `count` more receive buffers.
+    fn receive(&mut self, count: u32) {
+        (0..count).for_each(|_| self.post(Work::Receive));
+    }
+
+    /// Sends a message: `head`, then `payload`, which is held on to until it is sent. It closes the memory `invalidate`
+    /// of the peer as it arrives. It may come back as [`Event::Done`] with [`MESSAGE`].
+    fn send(&mut self, head: &[u8], payload: &SgList, invalidate: Option<Stag>) {
+        let (head, payload) = (Head::from_slice(head), payload.clone());
+        self.post(Work::Send { id: MESSAGE, head, payload, invalidate, is_solicited: false });
+    }
+
+    /// Reads the peer's memory into ours, of the same length. It comes back as [`Event::Done`] when all of it is there.
+    fn read(&mut self, id: WorkId, local: SgList, remote: Remote) {
+        self.post(Work::Read { id, local, remote });
+    }
+
+    /// Writes our memory into the peer's. `true`: it comes back as [`Event::Done`] when our memory may be used otherwise;
+    /// `false`: it does not, and counts as [`QueuePair::unsent`] until then.
+    fn write(&mut self, id: WorkId, local: &SgList, remote: Remote) -> bool {
+        self.post(Work::Write { id, local: local.clone(), remote });
+        true
+    }
+
+    /// Opens memory to the peer, and takes `local`. Returns its name, or `None` if [`Event::Registered`] will tell.
+    fn register(&mut self, id: WorkId, local: &mut SgList, access: Access) -> Option<Remote> {
+        self.post(Work::Register { id, local: std::mem::take(local), access });
         None
     }
+
+    /// Closes memory to the peer, before this returns. It need not be open any more.
+    fn invalidate(&mut self, stag: Stag) {
+        self.post(Work::Invalidate { stag });
+    }
+
+    /// Ends the connection once all that was asked before is done.
+    fn disconnect(&mut self) {
+        self.post(Work::Disconnect);
+    }
 }
+
+/// The number of each message that was sent by [`QueuePair::send`].
+pub const MESSAGE: WorkId = WorkId(0);
 
 /// The most private data in bytes that every provider carries (InfiniBand's connection manager has the least room).
 pub const MAX_PRIVATE_DATA: usize = 56;
@@ -241,13 +282,7 @@ pub trait RdmaSession: Timed {
     /// If the peer broke the protocol: the driver posts what work there is and disconnects.
     fn on_event(&mut self, event: Event) -> Result<(), ProtocolError>;
 
-    /// Asks `queue_pair` for what it may do at once, and leaves what it declines, and all else, to
-    /// [`RdmaSession::poll_work`]. Whether there was any.
-    fn work_at_once(&mut self, _queue_pair: &mut impl AtOnce) -> bool {
-        false
-    }
-
-    /// The next work. `room` says how many sends, reads and writes the queue pair takes now; at 0, only other work may be
-    /// given.
-    fn poll_work(&mut self, room: usize) -> Option<Work>;
+    /// Asks `queue_pair` for all that is to be done now, as far as it has room. Whether anything has moved: if so, it is
+    /// called again.
+    fn work(&mut self, queue_pair: &mut impl QueuePair) -> bool;
 }

@@ -9,6 +9,7 @@ use blockmux_proto::iscsi::client::{BurstSize, Config, IserInitiatorSession, Mod
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Access, Node, Portal, TargetNode};
 use blockmux_proto::iscsi::server::{IserTargetSession, TargetSession};
+use blockmux_proto::rdma::testing::Recorder;
 use blockmux_proto::rdma::{Event, RdmaSession, Remote, Stag, Work, WorkId};
 use blockmux_proto::scsi::{Identity, LogicalUnit, Lun, Target as ScsiTarget};
 use blockmux_proto::session::{Initiator, Target};
@@ -92,7 +93,7 @@ fn a_target_that_writes_and_reads_memory_allocates_nothing() {
         messages.iter().for_each(|message| receive(&mut session, message));
         let mut sent = 0;
         for _ in 0..3 {
-            while let Some(work) = session.poll_work(1000) {
+            while let Some(work) = queue_pair.next(&mut session, 1000) {
                 match work {
                     Work::Read { id, .. } | Work::Write { id, .. } => dones.push(id),
                     Work::Send { .. } => sent += 1,
@@ -122,6 +123,7 @@ fn a_target_that_writes_and_reads_memory_allocates_nothing() {
 /// Our own target, by which an initiator gets to know its unit.
 struct Served {
     session: IserTargetSession,
+    queue_pair: Recorder,
     channel: Box<dyn Channel>,
 }
 
@@ -130,7 +132,7 @@ impl Served {
         let (session, volume) = target();
         let core = TestCore::new().as_core();
         let channel = volume.open(&core, session.depth(), Waker::idle()).unwrap();
-        Served { session, channel }
+        Served { session, queue_pair: Recorder::default(), channel }
     }
 
     /// What the target does about a message, until it has answered. Memory is read and written by name.
@@ -139,7 +141,7 @@ impl Served {
         self.session.on_event(Event::Received { message, invalidated: None }).unwrap();
         let memory = |stag: Stag| &open.iter().find(|(name, _)| *name == stag).unwrap().1;
         loop {
-            match self.session.poll_work(1000) {
+            match self.queue_pair.next(&mut self.session, 1000) {
                 Some(Work::Send { head, invalidate, .. }) => {
                     return (SgList::one(blockmux_volume::Seg::from_slice(&head)), invalidate);
                 }
@@ -170,6 +172,7 @@ impl Served {
 /// An initiator, and the queue pair that this test is.
 struct Counted {
     session: IserInitiatorSession,
+    queue_pair: Recorder,
     served: Served,
     open: Vec<(Stag, SgList)>,
     messages: VecDeque<SgList>,
@@ -194,6 +197,7 @@ impl Counted {
         let session = IserInitiatorSession::new(config, Pool::new(16 << 20), [5; 32], Instant::now());
         Counted {
             session,
+            queue_pair: Recorder::default(),
             served: Served::new(),
             open: Vec::with_capacity(64),
             messages: VecDeque::with_capacity(64),
@@ -207,7 +211,7 @@ impl Counted {
     fn take(&mut self) {
         loop {
             let before = counting::of_this_thread();
-            let work = self.session.poll_work(1000);
+            let work = self.queue_pair.next(&mut self.session, 1000);
             self.allocations += counting::of_this_thread() - before;
             match work {
                 Some(Work::Register { id, local, .. }) => self.register(id, local),

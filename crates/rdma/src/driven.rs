@@ -12,7 +12,7 @@
 
 mod end;
 
-use crate::queue_pair::QueuePair;
+use crate::queue_pair::Provider;
 use blockmux_proto::event::AuditEvent;
 use blockmux_proto::exports::VolumeId;
 use blockmux_proto::outbox::Outbox;
@@ -42,7 +42,7 @@ pub struct Driven<Q, S> {
 /// Makes the queue pair of a further connection, which goes where the first one goes.
 type Connect<Q> = dyn FnMut(&Q, &Endpoint, Instant) -> Q;
 
-impl<Q: QueuePair, S: RdmaSession> Driven<Q, S> {
+impl<Q: Provider, S: RdmaSession> Driven<Q, S> {
     /// Joins `session` with the queue pair that `connect` makes for it.
     pub fn new(session: S, connect: impl FnOnce(&Endpoint) -> Q) -> Driven<Q, S> {
         let first = End::new(connect(&session.endpoint()));
@@ -141,7 +141,7 @@ impl<Q: QueuePair, S: RdmaSession> Driven<Q, S> {
     }
 }
 
-impl<Q: QueuePair, S: RdmaSession> Timed for Driven<Q, S> {
+impl<Q: Provider, S: RdmaSession> Timed for Driven<Q, S> {
     #[inline]
     fn poll_timeout(&self) -> Option<Instant> {
         let of_queue_pair = self.end().and_then(|end| end.queue_pair.poll_timeout());
@@ -167,7 +167,7 @@ impl<Q: QueuePair, S: RdmaSession> Timed for Driven<Q, S> {
     }
 }
 
-impl<Q: QueuePair + StreamSession, S: RdmaSession> StreamSession for Driven<Q, S> {
+impl<Q: Provider + StreamSession, S: RdmaSession> StreamSession for Driven<Q, S> {
     #[inline]
     fn demand(&self) -> Demand {
         self.end().map_or(Demand::Nothing, |end| end.queue_pair.demand())
@@ -225,7 +225,7 @@ impl<Q: QueuePair + StreamSession, S: RdmaSession> StreamSession for Driven<Q, S
     }
 }
 
-impl<Q: QueuePair, S: RdmaSession + Target> Target for Driven<Q, S> {
+impl<Q: Provider, S: RdmaSession + Target> Target for Driven<Q, S> {
     fn depth(&self) -> u32 {
         self.session.depth()
     }
@@ -283,7 +283,7 @@ impl<Q: QueuePair, S: RdmaSession + Target> Target for Driven<Q, S> {
     }
 }
 
-impl<Q: QueuePair, S: RdmaSession + Initiator> Initiator for Driven<Q, S> {
+impl<Q: Provider, S: RdmaSession + Initiator> Initiator for Driven<Q, S> {
     #[inline]
     fn is_ready(&self) -> bool {
         self.session.is_ready()
@@ -459,9 +459,14 @@ mod tests {
             Ok(())
         }
 
-        fn poll_work(&mut self, room: usize) -> Option<Work> {
-            let needs_room = matches!(self.work.first()?, Work::Send { .. } | Work::Write { .. });
-            (!needs_room || room > 0).then(|| self.work.remove(0))
+        fn work(&mut self, queue_pair: &mut impl QueuePair) -> bool {
+            let before = self.work.len();
+            while let Some(work) = self.work.first()
+                && (queue_pair.room() > 0 || !matches!(work, Work::Send { .. } | Work::Write { .. }))
+            {
+                queue_pair.post(self.work.remove(0));
+            }
+            self.work.len() < before
         }
     }
 

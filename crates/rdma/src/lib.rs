@@ -1,6 +1,6 @@
 //! Queue pairs: reliable connections in the model of the verbs, of which a peer reads and writes registered memory.
 //!
-//! [`QueuePair`] is what iSER, and later SRP and NVMe/RDMA, run on; its words are those of [`blockmux_proto::rdma`]. A
+//! [`Provider`] is what iSER, and later SRP and NVMe/RDMA, run on; its words are those of [`blockmux_proto::rdma`]. A
 //! provider is a state machine without I/O, as a session is: software iWARP takes bytes of a stream, and the loopback has
 //! both ends in one thread. [`Regions`] is how providers grant memory, and take it back.
 #![forbid(unsafe_code)]
@@ -20,5 +20,5 @@ mod queue_pair;
 mod regions;
 
 pub use driven::Driven;
-pub use queue_pair::{Caps, Fault, QueuePair, Violation};
+pub use queue_pair::{Caps, Fault, Provider, Violation};
 pub use regions::{MAX_REGIONS, Refusal, Regions, Seed, Unregistrable};

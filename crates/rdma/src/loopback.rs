@@ -1,13 +1,13 @@
 //! A provider in memory: both ends of a connection in one thread, for tests.
 //!
-//! It does all that [`QueuePair`] says and nothing else, so that whatever runs on it runs on any provider that does as
+//! It does all that [`Provider`] says and nothing else, so that whatever runs on it runs on any provider that does as
 //! much. What the ends post is carried out piece by piece as they are polled, first what the polled end has to take; the
 //! other end's part is done without its session, as by hardware. A connection can be made to break after any number of
 //! pieces.
 
-use crate::queue_pair::{Caps, Fault, QueuePair, Violation};
+use crate::queue_pair::{Caps, Fault, Provider, Violation};
 use crate::regions::{Regions, Seed};
-use blockmux_proto::rdma::{Access, AtOnce, Endpoint, Event, Remote, Stag, Work, WorkError, WorkId};
+use blockmux_proto::rdma::{Access, Endpoint, Event, QueuePair, Remote, Stag, Work, WorkError, WorkId};
 use blockmux_proto::session::Timed;
 use blockmux_volume::{Seg, SgList};
 use std::cell::{Cell, RefCell};
@@ -60,9 +60,19 @@ impl Loopback {
 impl Timed for Loopback {}
 
 /// Everything is work here, which tests look at.
-impl AtOnce for Loopback {}
-
 impl QueuePair for Loopback {
+    fn room(&self) -> usize {
+        self.own.borrow().room()
+    }
+
+    fn post(&mut self, work: Work) {
+        let (mut own, mut peer) = (self.own.borrow_mut(), self.peer.borrow_mut());
+        own.post(work, &mut peer);
+        own.begin(&mut peer);
+    }
+}
+
+impl Provider for Loopback {
     fn caps(&self) -> Caps {
         let own = self.own.borrow();
         Caps {
@@ -72,16 +82,6 @@ impl QueuePair for Loopback {
             peer_reads: own.max_reads,
             invalidates: true,
         }
-    }
-
-    fn room(&self) -> usize {
-        self.own.borrow().room()
-    }
-
-    fn post(&mut self, work: Work) {
-        let (mut own, mut peer) = (self.own.borrow_mut(), self.peer.borrow_mut());
-        own.post(work, &mut peer);
-        own.begin(&mut peer);
     }
 
     fn poll(&mut self) -> Option<Event> {

@@ -1,7 +1,9 @@
 //! What a provider of queue pairs does, in the words of the verbs and of RFC 5040.
 
 use crate::regions::Refusal;
-use blockmux_proto::rdma::{AtOnce, Event, Work};
+use blockmux_proto::rdma::{Event, QueuePair};
+#[cfg(doc)]
+use blockmux_proto::rdma::Work;
 use blockmux_proto::session::Timed;
 
 /// One end of a reliable connection, from before it is made until all of its work is flushed.
@@ -43,7 +45,7 @@ use blockmux_proto::session::Timed;
 /// # Errors
 /// There is none that a connection survives, as with the reliable service of the verbs. Whatever the peer does wrong is
 /// refused before any memory was touched, told to it in the protocol's own words as far as there is a way, and kept for
-/// [`QueuePair::fault`]. Work that the queue pair cannot do fails with
+/// [`Provider::fault`]. Work that the queue pair cannot do fails with
 /// [`WorkError::Local`](blockmux_proto::rdma::WorkError::Local), a read that the peer refuses with
 /// [`WorkError::RemoteAccess`](blockmux_proto::rdma::WorkError::RemoteAccess); a send or write may have come back well by
 /// then. Everything else that had not come back does so now, flushed, in the order in which it was posted, and then
@@ -52,16 +54,9 @@ use blockmux_proto::session::Timed;
 ///
 /// [`Work::Disconnect`] is no error: what was posted before is done first, and what the peer had sent before it learned
 /// of it still arrives; then both sides tell `Disconnected`.
-pub trait QueuePair: AtOnce + Timed {
+pub trait Provider: QueuePair + Timed {
     /// What it can do. The numbers are final once the connection is there.
     fn caps(&self) -> Caps;
-
-    /// How many sends, reads and writes it takes now: those that the endpoint allows, without those that have not come
-    /// back. None without a connection.
-    fn room(&self) -> usize;
-
-    /// Takes work. Sends, reads and writes are posted only while there is room.
-    fn post(&mut self, work: Work);
 
     /// What has happened next.
     fn poll(&mut self) -> Option<Event>;

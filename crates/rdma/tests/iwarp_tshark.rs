@@ -5,7 +5,7 @@
 
 use blockmux_proto::rdma::{Access, Endpoint, Event, Head, Remote, Stag, Work, WorkId};
 use blockmux_proto::session::{Demand, StreamSession};
-use blockmux_rdma::QueuePair;
+use blockmux_rdma::Provider;
 use blockmux_rdma::iwarp::{Config, Iwarp};
 use blockmux_volume::{Chunk, Memory, Pool, SgList};
 use blockmux_wire::iwarp::mpa::fpdu_len;

@@ -16,6 +16,7 @@ use blockmux_proto::iscsi::client::{BurstSize, Config, IserInitiatorSession, Mod
 use blockmux_proto::iscsi::login::operational::Key;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::server::{IserTargetSession, TargetSession};
+use blockmux_proto::rdma::testing::Recorder;
 use blockmux_proto::rdma::{Access, Event, RdmaSession, Remote, Stag, Work};
 use blockmux_proto::scsi::Lun;
 use blockmux_proto::session::{Initiator, ProtocolError, Target, Timed};
@@ -124,7 +125,7 @@ impl Run<'_> {
         let mut moved = false;
         for _ in 0..MAX_TURNS {
             let room = self.choices.below(4);
-            let Some(work) = self.session.poll_work(room) else { break };
+            let Some(work) = self.queue_pair.next(&mut self.session, room) else { break };
             moved = true;
             match work {
                 Work::Receive | Work::Disconnect => {}
@@ -138,7 +139,6 @@ impl Run<'_> {
                 }
                 Work::Invalidate { stag } => drop(self.open.remove(&stag.0)),
                 Work::Send { head, payload, invalidate: None, .. } => {
-                    assert!(room > 0);
                     let message = [&head[..], &payload.to_vec()].concat();
                     self.sent.on_message(&message, &self.open);
                     self.sent.unseen.push_back(message);
@@ -204,13 +204,14 @@ impl Run<'_> {
     fn finish(mut self) {
         self.requests.poll_done(&mut self.session);
         self.open.clear();
+        self.queue_pair.works.clear();
         let _ = self.session.on_event(Event::Disconnected);
         self.requests.poll_done(&mut self.session);
         if let Some(refused) = self.session.session().refused() {
             assert!(!refused.to_string().contains('\n'));
         }
         self.requests.take_back(&mut self.session);
-        assert!(self.session.poll_work(100).is_none());
+        assert!(self.queue_pair.next(&mut self.session, 100).is_none());
         drop(self.session);
         assert_eq!(self.pool.out_bytes(), 0, "memory is lost");
     }
@@ -268,7 +269,7 @@ impl GoodTarget {
         let mut next = self.session.on_event(event).is_ok();
         while next {
             next = false;
-            while let Some(work) = self.session.poll_work(100) {
+            while let Some(work) = self.queue_pair.next(&mut self.session, 100) {
                 next = true;
                 let id = match work {
                     Work::Write { id, local, remote } => {

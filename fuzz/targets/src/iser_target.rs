@@ -11,6 +11,7 @@ use crate::iscsi_target::{exports, node};
 use crate::records::Records;
 use crate::served::Served;
 use blockmux_proto::iscsi::server::{IserTargetSession, TargetSession};
+use blockmux_proto::rdma::testing::Recorder;
 use blockmux_proto::rdma::{Event, RdmaSession, Work, WorkError, WorkId};
 use blockmux_proto::session::{ProtocolError, Target, Timed};
 use blockmux_volume::{Pool, Seg};
@@ -125,11 +126,16 @@ impl Run<'_> {
         true
     }
 
+    /// The next thing that the session asks, with that much room.
+    fn next_work(&mut self, room: usize) -> Option<Work> {
+        self.queue_pair.next(&mut self.session, room)
+    }
+
     /// Takes the session's work.
     fn post(&mut self) -> bool {
         let room = (self.session.endpoint().sends as usize).saturating_sub(self.posted.len());
         let before = (self.posted.len(), self.receives);
-        while let Some(work) = self.session.poll_work(room.min(1 + self.choices.below(32))) {
+        while let Some(work) = self.next_work(room.min(1 + self.choices.below(32))) {
             match &work {
                 Work::Receive => self.receives += 1,
                 Work::Accept { private_data } => assert_eq!(private_data.len(), 4),
@@ -178,11 +184,12 @@ impl Run<'_> {
     /// The connection is lost.
     fn lose(&mut self) {
         self.is_over = true;
+        self.queue_pair.works.clear();
         for (id, _) in std::mem::take(&mut self.posted) {
             self.event(Event::Done { id, result: Err(WorkError::Flushed) });
         }
         self.event(Event::Disconnected);
-        assert!(self.session.is_over() && self.session.poll_work(100).is_none());
+        assert!(self.session.is_over() && self.next_work(100).is_none());
     }
 
     /// Moves the clock to the session's next deadline if that is near: not to that of the login, or of a ping.

@@ -10,9 +10,9 @@
 
 use crate::choices::Choices;
 use crate::wire::Wire;
-use blockmux_proto::rdma::{Access, AtOnce, Endpoint, Event, Head, Remote, Stag, Work, WorkId};
+use blockmux_proto::rdma::{Access, QueuePair, Endpoint, Event, Head, Remote, Stag, Work, WorkId};
 use blockmux_proto::session::{Demand, ProtocolError, StreamSession, Timed};
-use blockmux_rdma::QueuePair;
+use blockmux_rdma::Provider;
 use blockmux_rdma::iwarp::{Config, Iwarp, OUTBOX_FULL};
 use blockmux_volume::{Crc32c, Memory, Pool, Seg, SgList};
 use blockmux_wire::iwarp::ddp::{Control, TAGGED_LEN, Tagged, UNTAGGED_LEN, Untagged};

@@ -77,34 +77,25 @@ pub(super) fn next_pdu(outbox: &Outbox) -> Option<(Bhs, usize)> {
     Some((bhs, len))
 }
 
-/// Takes `len` bytes, a PDU, from an outbox and makes a message of them.
+/// Takes the next PDU, of `len` bytes, from an outbox, and has `send` see it as a message.
 #[inline]
-pub(super) fn take_pdu(outbox: &mut Outbox, len: usize) -> Head {
-    let mut head = Head::from_slice(ControlHeader::new().as_bytes());
-    if let Some(Piece::Head(bytes)) = outbox.pieces().next() {
-        let pdu = bytes.get(..len).unwrap_or(bytes);
-        head.extend_from_slice(pdu);
-    }
-    outbox.consume(head.len().saturating_sub(HEADER_LEN));
-    head
-}
-
-/// Shows the next PDU of an outbox, which has `len` bytes, as a message; takes it if `send` has. A long one is left.
-#[inline]
-pub(super) fn send_pdu(outbox: &mut Outbox, len: usize, send: impl FnOnce(&[u8]) -> bool) -> bool {
-    let Some(Piece::Head(bytes)) = outbox.pieces().next() else { return false };
+pub(super) fn send_pdu(outbox: &mut Outbox, len: usize, send: impl FnOnce(&[u8])) {
+    let Some(Piece::Head(bytes)) = outbox.pieces().next() else { return };
+    let pdu = bytes.get(..len).unwrap_or(bytes);
+    let taken = pdu.len();
     let mut message = [0; HEADERS_LEN];
     let (header, place) = message.split_at_mut(HEADER_LEN);
     header.copy_from_slice(ControlHeader::new().as_bytes());
-    match bytes.get(..len) {
-        Some(pdu) if len == place.len() => place.copy_from_slice(pdu),
-        _ => return false,
+    // As most: a header and no data.
+    if taken == place.len() {
+        place.copy_from_slice(pdu);
+        send(&message);
+    } else {
+        let mut message = Head::from_slice(header);
+        message.extend_from_slice(pdu);
+        send(&message);
     }
-    let is_sent = send(&message);
-    if is_sent {
-        outbox.consume(len);
-    }
-    is_sent
+    outbox.consume(taken);
 }
 
 fn error(what: &'static str) -> ProtocolError {
@@ -177,10 +168,11 @@ mod tests {
         }
         let mut lens = Vec::new();
         while let Some((bhs, len)) = next_pdu(&outbox) {
-            let head = take_pdu(&mut outbox, len);
-            assert_eq!(head[0], 0x10);
-            assert_eq!(head[HEADER_LEN..][..BHS_LEN], *bhs.as_bytes());
-            lens.push(head.len());
+            send_pdu(&mut outbox, len, |message| {
+                assert_eq!(message[0], 0x10);
+                assert_eq!(message[HEADER_LEN..][..BHS_LEN], *bhs.as_bytes());
+                lens.push(message.len());
+            });
         }
         assert_eq!(lens, [76, 80, 84]);
         assert!(outbox.is_empty());

@@ -2,10 +2,10 @@
 //!
 //! A provider comes with a [`Wire`]: both ends of one connection, and what carries bytes between them.
 //! ```
-//! # use blockmux_rdma::{QueuePair, conformance::{self, Side, Wire}, loopback::{self, Loopback}};
+//! # use blockmux_rdma::{Provider, conformance::{self, Side, Wire}, loopback::{self, Loopback}};
 //! struct Memory(Loopback, Loopback);
 //! impl Wire for Memory {
-//!     fn end(&mut self, side: Side) -> &mut dyn QueuePair {
+//!     fn end(&mut self, side: Side) -> &mut dyn Provider {
 //!         if side == Side::Active { &mut self.0 } else { &mut self.1 }
 //!     }
 //!     fn turn(&mut self) -> bool { false }
@@ -27,13 +27,13 @@ mod pair;
 mod random;
 mod refusals;
 
-use crate::queue_pair::QueuePair;
+use crate::queue_pair::Provider;
 use blockmux_proto::rdma::Endpoint;
 
 /// Both ends of a connection that is about to be made, and what is between them.
 pub trait Wire {
     /// One of the ends.
-    fn end(&mut self, side: Side) -> &mut dyn QueuePair;
+    fn end(&mut self, side: Side) -> &mut dyn Provider;
 
     /// Carries some of what the ends have for each other; `false` if there was nothing. A provider whose ends need no
     /// carrying always answers that.
@@ -124,7 +124,7 @@ mod tests {
     struct Memory(Loopback, Loopback);
 
     impl Wire for Memory {
-        fn end(&mut self, side: Side) -> &mut dyn QueuePair {
+        fn end(&mut self, side: Side) -> &mut dyn Provider {
             if side == Side::Active { &mut self.0 } else { &mut self.1 }
         }
 

@@ -1,7 +1,7 @@
 //! One connection of a session: its queue pair, and how it goes with it.
 
-use crate::queue_pair::QueuePair;
-use blockmux_proto::rdma::{Event, RdmaSession, Work};
+use crate::queue_pair::Provider;
+use blockmux_proto::rdma::{Event, RdmaSession};
 use blockmux_proto::session::ProtocolError;
 
 /// Our end of a connection.
@@ -15,12 +15,12 @@ pub(super) struct End<Q> {
     settled: Option<(u64, usize)>,
 }
 
-impl<Q: QueuePair> End<Q> {
+impl<Q: Provider> End<Q> {
     pub(super) fn new(queue_pair: Q) -> End<Q> {
         End { queue_pair, broken: None, is_told: false, settled: None }
     }
 
-    /// Hands in events and posts work until there is neither; whether there was any.
+    /// Hands in events and lets the session work until nothing moves; whether anything did.
     #[inline]
     pub(super) fn pump(&mut self, session: &mut impl RdmaSession) -> bool {
         let mut has_moved = false;
@@ -31,10 +31,10 @@ impl<Q: QueuePair> End<Q> {
                 self.hand_in(session, event);
             }
             while self.broken.is_none() {
-                moves |= session.work_at_once(&mut self.queue_pair);
-                let Some(work) = session.poll_work(self.queue_pair.room()) else { break };
+                if !session.work(&mut self.queue_pair) {
+                    break;
+                }
                 moves = true;
-                self.queue_pair.post(work);
             }
             if !moves {
                 return has_moved;
@@ -61,10 +61,8 @@ impl<Q: QueuePair> End<Q> {
             return;
         }
         self.broken = Some(error);
-        while let Some(work) = session.poll_work(self.queue_pair.room()) {
-            self.queue_pair.post(work);
-        }
-        self.queue_pair.post(Work::Disconnect);
+        while session.work(&mut self.queue_pair) {}
+        self.queue_pair.disconnect();
     }
 
     /// What the peer did wrong, once.

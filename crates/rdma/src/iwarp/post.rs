@@ -2,52 +2,11 @@
 
 use super::pending::Transfer;
 use super::{Iwarp, PRIVATE_DATA, Phase};
-use crate::queue_pair::{Caps, Fault, QueuePair};
-use blockmux_proto::rdma::{Access, AtOnce, Event, Remote, Stag, Work, WorkError, WorkId};
+use crate::queue_pair::{Caps, Fault, Provider};
+use blockmux_proto::rdma::{Access, Event, Head, MESSAGE, QueuePair, Remote, Stag, Work, WorkError, WorkId};
 use blockmux_volume::{Seg, SgList};
 
-impl AtOnce for Iwarp {
-    #[inline]
-    fn receive(&mut self, count: u32) -> bool {
-        self.arrival.untagged.post_receives(count);
-        true
-    }
-
-    #[inline]
-    fn send(&mut self, head: &[u8], payload: &SgList, invalidate: Option<Stag>) -> bool {
-        self.phase == Phase::Connected && self.send_whole(head, payload, invalidate, false)
-    }
-
-    #[inline]
-    fn write(&mut self, local: &SgList, remote: Remote) -> bool {
-        self.phase == Phase::Connected && self.write_whole(local, remote)
-    }
-
-    #[inline]
-    fn unsent(&self) -> usize {
-        self.outbox.len()
-    }
-
-    #[inline]
-    fn register(&mut self, local: &mut SgList, access: Access) -> Option<Remote> {
-        match self.phase {
-            Phase::Over => None,
-            _ => self.regions.take(local, access).ok(),
-        }
-    }
-}
-
 impl QueuePair for Iwarp {
-    fn caps(&self) -> Caps {
-        Caps {
-            private_data: PRIVATE_DATA,
-            max_transfer: u32::MAX,
-            reads: self.agreement.ord,
-            peer_reads: self.agreement.ird,
-            invalidates: true,
-        }
-    }
-
     #[inline]
     fn room(&self) -> usize {
         self.room()
@@ -83,6 +42,60 @@ impl QueuePair for Iwarp {
             }
             Work::Disconnect if self.phase == Phase::Connected => self.phase = Phase::Leaving,
             Work::Disconnect => self.end(None),
+        }
+    }
+
+    #[inline]
+    fn unsent(&self) -> usize {
+        self.outbox.len()
+    }
+
+    #[inline]
+    fn receive(&mut self, count: u32) {
+        self.arrival.untagged.post_receives(count);
+    }
+
+    #[inline]
+    fn send(&mut self, head: &[u8], payload: &SgList, invalidate: Option<Stag>) {
+        if self.phase == Phase::Connected && self.send_whole(head, payload, invalidate, false) {
+            return;
+        }
+        let is_possible = head.len().saturating_add(payload.len()) <= u32::MAX as usize;
+        let (head, payload) = (Head::from_slice(head), payload.clone());
+        let send = Transfer::Send { head, payload, invalidate, is_solicited: false };
+        self.enqueue(MESSAGE, send, is_possible);
+    }
+
+    #[inline]
+    fn write(&mut self, id: WorkId, local: &SgList, remote: Remote) -> bool {
+        if self.phase == Phase::Connected && self.write_whole(local, remote) {
+            return false;
+        }
+        let is_possible = local.len() <= remote.len as usize;
+        self.enqueue(id, Transfer::Write { local: local.clone(), remote }, is_possible);
+        true
+    }
+
+    #[inline]
+    fn register(&mut self, id: WorkId, local: &mut SgList, access: Access) -> Option<Remote> {
+        if self.phase != Phase::Over
+            && let Ok(remote) = self.regions.take(local, access)
+        {
+            return Some(remote);
+        }
+        self.post_registration(id, std::mem::take(local), access);
+        None
+    }
+}
+
+impl Provider for Iwarp {
+    fn caps(&self) -> Caps {
+        Caps {
+            private_data: PRIVATE_DATA,
+            max_transfer: u32::MAX,
+            reads: self.agreement.ord,
+            peer_reads: self.agreement.ird,
+            invalidates: true,
         }
     }
 

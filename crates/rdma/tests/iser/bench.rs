@@ -7,6 +7,7 @@ use blockmux_proto::iscsi::login::operational::Parameters;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Access, Chap, Node, Portal, TargetNode};
 use blockmux_proto::iscsi::server::{IserTargetSession, LocalSessions, TargetSession};
+use blockmux_proto::rdma::testing::Recorder;
 use blockmux_proto::rdma::{Event, RdmaSession, Stag, Work};
 use blockmux_proto::scsi::{self, Identity, LogicalUnit, Lun};
 use blockmux_proto::session::{Home, Initiator, ProtocolError, Target, Timed};
@@ -219,25 +220,31 @@ impl Pair<IserInitiatorSession> {
 pub(crate) struct Hand<S> {
     pub(crate) session: S,
     pub(crate) works: VecDeque<Work>,
+    queue_pair: Recorder,
     /// Receive buffers that the session has given back.
     pub(crate) receives: u32,
 }
 
 impl<S: RdmaSession> Hand<S> {
     pub(crate) fn new(session: S) -> Hand<S> {
-        Hand { session, works: VecDeque::new(), receives: 0 }
+        Hand { session, works: VecDeque::new(), queue_pair: Recorder::default(), receives: 0 }
     }
 
     /// Takes all work that there is.
     pub(crate) fn take(&mut self) -> bool {
         let before = self.works.len();
-        while let Some(work) = self.session.poll_work(1000) {
+        while let Some(work) = self.next_work(1000) {
             match work {
                 Work::Receive => self.receives += 1,
                 work => self.works.push_back(work),
             }
         }
         self.works.len() > before
+    }
+
+    /// The next thing that the session asks, with that much room.
+    pub(crate) fn next_work(&mut self, room: usize) -> Option<Work> {
+        self.queue_pair.next(&mut self.session, room)
     }
 
     /// A message comes, and all work is taken.

@@ -4,6 +4,7 @@ use crate::bench::{Hand, INITIATOR, Served, Server, TARGET, pattern};
 use blockmux_proto::iscsi::login::operational::{Key, Parameters};
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::iscsi::server::{IserTargetSession, TargetSession};
+use blockmux_proto::rdma::testing::Recorder;
 use blockmux_proto::rdma::{Event, RdmaSession, Stag, Work, WorkError};
 use blockmux_proto::session::{ProtocolError, StreamSession, Target, Timed};
 use blockmux_volume::{Chunk, Seg};
@@ -708,9 +709,10 @@ fn a_peer_of_another_protocol_is_rejected_in_its_own_words() {
         let mut session = Served::new(offer(), None).session();
         let error = session.on_event(Event::Requested { private_data: private_data.to_vec() }).unwrap_err();
         assert!(error.what.contains(protocol), "{error}");
-        let Some(Work::Reject { private_data }) = session.poll_work(8) else { panic!("not rejected") };
+        let mut asked = Recorder::default();
+        let Some(Work::Reject { private_data }) = asked.next(&mut session, 8) else { panic!("not rejected") };
         assert!(private_data.starts_with(first));
-        assert!(session.poll_work(8).is_none());
+        assert!(asked.next(&mut session, 8).is_none());
         session.on_event(Event::Disconnected).unwrap();
         assert!(session.is_over());
     }

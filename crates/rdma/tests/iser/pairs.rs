@@ -8,7 +8,7 @@ use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::rdma::{Endpoint, Event, Head, RdmaSession, Work, WorkId};
 use blockmux_proto::session::{Initiator, Target};
 use blockmux_rdma::loopback::{self, Loopback};
-use blockmux_rdma::{Driven, Fault, QueuePair, Violation};
+use blockmux_rdma::{Driven, Fault, Provider, Violation};
 use blockmux_volume::{Extent, Io, Op, Output, Seg, SgList, Tag};
 use std::cell::RefCell;
 use std::rc::Rc;

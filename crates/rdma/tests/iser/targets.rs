@@ -235,7 +235,7 @@ fn a_command_ends_when_its_memory_is_closed_and_not_before() {
     wire.client.session.on_event(Event::Received { message, invalidated: None }).unwrap();
     assert!(wire.client.session.poll_done().is_none());
     let mut closed = false;
-    while let Some(work) = wire.client.session.poll_work(100) {
+    while let Some(work) = wire.client.next_work(100) {
         assert!(wire.client.session.poll_done().is_none(), "it is open still");
         closed |= matches!(work, Work::Invalidate { stag: named } if named == stag);
     }
@@ -409,7 +409,7 @@ fn a_flood_of_pings_waits_for_its_answers_to_leave() {
         let message = blockmux_volume::Seg::from_slice(&message);
         wire.client.session.on_event(Event::Received { message, invalidated: None }).unwrap();
         // The queue pair takes no more messages.
-        while let Some(work) = wire.client.session.poll_work(0) {
+        while let Some(work) = wire.client.next_work(0) {
             assert!(matches!(work, Work::Receive));
             given_back += 1;
         }
@@ -450,5 +450,5 @@ fn what_is_unfinished_is_taken_back_and_nothing_refers_to_it() {
     assert!(wire.client.session.on_event(Event::Disconnected).is_err(), "in the middle of commands");
     let tags: Vec<_> = wire.client.session.take_unfinished().into_iter().map(|io| io.tag.0).collect();
     assert_eq!(tags, [0, 1, 2]);
-    assert!(wire.client.session.poll_work(100).is_none());
+    assert!(wire.client.next_work(100).is_none());
 }

@@ -3,7 +3,7 @@
 use blockmux_proto::outbox::Piece;
 use blockmux_proto::rdma::{Endpoint, Event, Work};
 use blockmux_proto::session::{Demand, StreamSession};
-use blockmux_rdma::QueuePair;
+use blockmux_rdma::Provider;
 use blockmux_rdma::iwarp::{Config, Iwarp};
 use blockmux_volume::{Chunk, Memory, Pool};
 use std::time::Instant;

@@ -9,7 +9,7 @@
 
 use crate::iscsi::iser::HEADERS_LEN;
 use crate::iscsi::unexpected::OfInitiator;
-use crate::rdma::{Access, AtOnce, Head, Remote, Stag, Work, WorkId};
+use crate::rdma::{Access, QueuePair, Remote, Stag, WorkId};
 use crate::slots::Key;
 use blockmux_volume::SgList;
 use blockmux_wire::iscsi::Bhs;
@@ -104,16 +104,17 @@ impl Datamover {
         self.commands.push_back(Outgoing { key, command, payload, memory });
     }
 
-    /// The next memory to open.
+    /// Has the next memory opened. Returns whose it is, and its name if that is known at once.
     #[inline]
-    pub(super) fn next_registration(&mut self) -> Option<Work> {
+    pub(super) fn open_memory(&mut self, queue_pair: &mut impl QueuePair) -> Option<(Key, Option<Stag>)> {
         while let Some(outgoing) = self.commands.get_mut(self.asked) {
             self.asked = self.asked.saturating_add(1);
-            let Memory::Closed(_, access) = outgoing.memory else { continue };
+            let Memory::Closed(local, access) = &mut outgoing.memory else { continue };
+            let access = *access;
             let id = WorkId(REGISTRATION | u64::from(outgoing.key.short()));
-            if let Memory::Closed(local, _) = std::mem::replace(&mut outgoing.memory, Memory::Asked(access)) {
-                return Some(Work::Register { id, local, access });
-            }
+            let remote = queue_pair.register(id, local, access);
+            outgoing.memory = remote.map_or(Memory::Asked(access), |remote| Memory::Open(remote, access));
+            return Some((outgoing.key, remote.map(|remote| remote.stag)));
         }
         None
     }
@@ -135,42 +136,20 @@ impl Datamover {
         Some(outgoing.key)
     }
 
-    /// The next command, as a message.
+    /// Sends the commands whose memory has a name, as far as there is room; whether any was sent.
     #[inline]
-    pub(super) fn next_command(&mut self) -> Option<Work> {
-        let head = Head::from_slice(&self.commands.front()?.head()?);
-        let Outgoing { payload, .. } = self.commands.pop_front()?;
-        self.count_sent();
-        Some(Work::Send { id: MESSAGE, head, payload, invalidate: None, is_solicited: false })
-    }
-
-    /// Has the next command's memory opened, where that is to be, and the command sent. Answers whose command it is, and
-    /// under which name its memory was opened just now; `None`: that is left to work.
-    #[inline]
-    pub(super) fn send_at_once(&mut self, queue_pair: &mut impl AtOnce) -> Option<(Key, Option<Stag>)> {
-        let outgoing = self.commands.front_mut()?;
-        let mut opened = None;
-        if let Memory::Closed(local, access) = &mut outgoing.memory {
-            let (remote, access) = (queue_pair.register(local, *access)?, *access);
-            outgoing.memory = Memory::Open(remote, access);
-            opened = Some(remote.stag);
-            // It is the first.
-            (self.asked, self.named) = (1, 1);
-        }
-        let key = outgoing.key;
-        let is_sent = outgoing.head().is_some_and(|head| queue_pair.send(&head, &outgoing.payload, None));
-        if is_sent {
+    pub(super) fn send_commands(&mut self, queue_pair: &mut impl QueuePair) -> bool {
+        let before = self.commands.len();
+        while queue_pair.room() > 0
+            && let Some(outgoing) = self.commands.front()
+            && let Some(head) = outgoing.head()
+        {
+            queue_pair.send(&head, &outgoing.payload, None);
             self.commands.pop_front();
-            self.count_sent();
+            self.asked = self.asked.saturating_sub(1);
+            self.named = self.named.saturating_sub(1);
         }
-        (is_sent || opened.is_some()).then_some((key, opened))
-    }
-
-    /// The first command is gone.
-    #[inline]
-    fn count_sent(&mut self) {
-        self.asked = self.asked.saturating_sub(1);
-        self.named = self.named.saturating_sub(1);
+        self.commands.len() < before
     }
 
     /// A response has come, but not closed this memory.
@@ -178,19 +157,15 @@ impl Datamover {
         self.open.push_back(Answer { stag, bhs, data });
     }
 
-    /// Whether memory is to be closed.
+    /// Has memory closed whose commands were answered; whether there was any.
     #[inline]
-    pub(super) fn has_to_close(&self) -> bool {
-        !self.open.is_empty()
-    }
-
-    /// The next memory to close.
-    #[inline]
-    pub(super) fn next_to_close(&mut self) -> Option<Work> {
-        let answer = self.open.pop_front()?;
-        let stag = answer.stag;
-        self.closed.push_back(answer);
-        Some(Work::Invalidate { stag })
+    pub(super) fn close_memory(&mut self, queue_pair: &mut impl QueuePair) -> bool {
+        let has_any = !self.open.is_empty();
+        while let Some(answer) = self.open.pop_front() {
+            queue_pair.invalidate(answer.stag);
+            self.closed.push_back(answer);
+        }
+        has_any
     }
 
     /// A response whose command has no memory open any more.
@@ -200,8 +175,6 @@ impl Datamover {
     }
 }
 
-/// What a message's number is made of.
-pub(super) const MESSAGE: WorkId = WorkId(0);
 /// In the number of each registration.
 const REGISTRATION: u64 = 1 << 32;
 

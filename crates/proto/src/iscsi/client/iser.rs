@@ -7,16 +7,14 @@
 //! There are as many receive buffers as commands may be under way on a connection, and [`UNEXPECTED`] for what a target may
 //! say without being asked.
 
-use super::datamover::{Datamover, MAX_COMMANDS, MESSAGE};
-use super::lane::Lane;
+use super::datamover::MAX_COMMANDS;
 use super::{Config, DiscoverySession, InitiatorSession};
-use crate::iscsi::iser::{HEADERS_LEN, MAX_AHS, Message, next_pdu, take_pdu};
+use crate::iscsi::iser::{HEADERS_LEN, MAX_AHS, Message, next_pdu, send_pdu};
 use crate::iscsi::login::chap::SEED_LEN;
 use crate::iscsi::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, Key};
 use crate::iscsi::name::Name;
 use crate::iscsi::node::Chap;
-use crate::outbox::Outbox;
-use crate::rdma::{AtOnce, Endpoint, Event, RdmaSession, Stag, Work};
+use crate::rdma::{Endpoint, Event, QueuePair, RdmaSession, Stag};
 use crate::session::{Demand, Initiator, PathRank, ProtocolError, StreamSession, Timed};
 use blockmux_volume::{Chunk, Completion, Io, Pool, Seg, SgList};
 use blockmux_wire::iser::{CmHeader, HEADER_LEN, NO_ZERO_BASED_ADDRESSES};
@@ -53,10 +51,6 @@ impl IserInitiatorSession {
     #[must_use]
     pub fn session(&self) -> &InitiatorSession {
         &self.session
-    }
-
-    fn lane(&mut self) -> Option<&mut Lane> {
-        self.session.lanes.get_mut(self.session.selected)
     }
 
     fn set_open(&mut self, is_open: bool) {
@@ -148,61 +142,42 @@ impl RdmaSession for IserInitiatorSession {
     }
 
     #[inline]
-    fn work_at_once(&mut self, queue_pair: &mut impl AtOnce) -> bool {
-        let InitiatorSession { full: Some(full), lanes, selected, .. } = &mut self.session else {
-            return false;
-        };
-        let (Some(true), Some(lane)) = (self.is_open.get(*selected), lanes.get_mut(*selected)) else {
-            return false;
-        };
-        let is_flooded = lane.is_flooded();
-        let is_free = |mover: &&mut Box<Datamover>| !mover.has_to_close() && !is_flooded;
-        let Some(mover) = lane.mover.as_mut().filter(is_free) else { return false };
-        let mut has_any = mover.receives > 0 && queue_pair.receive(mover.receives);
-        if has_any {
-            mover.receives = 0;
-        }
-        while let Some((key, opened)) = mover.send_at_once(queue_pair) {
-            has_any = true;
-            if let Some(stag) = opened {
-                full.on_opened(key, stag);
-            }
-        }
-        has_any
-    }
-
-    #[inline]
-    fn poll_work(&mut self, room: usize) -> Option<Work> {
+    fn work(&mut self, queue_pair: &mut impl QueuePair) -> bool {
         self.take_answers();
-        if !*self.is_open.get(self.session.selected)? {
-            return None;
+        if self.is_open.get(self.session.selected) != Some(&true) {
+            return false;
         }
         let is_closing = matches!(self.session.demand(), Demand::Close);
         let limit = self.session.parameters.as_ref().map_or(0, |agreed| agreed.get(LIMIT));
-        let lane = self.lane()?;
+        let InitiatorSession { full, lanes, selected, .. } = &mut self.session;
+        let Some(lane) = lanes.get_mut(*selected) else { return false };
         let is_flooded = lane.is_flooded();
-        let mover = lane.mover.as_mut()?;
-        if mover.receives > 0 && !is_flooded {
-            mover.receives = mover.receives.saturating_sub(1);
-            return Some(Work::Receive);
+        let Some(mover) = &mut lane.mover else { return false };
+        let mut has_moved = mover.receives > 0 && !is_flooded;
+        if has_moved {
+            queue_pair.receive(std::mem::take(&mut mover.receives));
         }
-        if let Some(work) = mover.next_to_close().or_else(|| mover.next_registration()) {
-            return Some(work);
+        has_moved |= mover.close_memory(queue_pair);
+        while let Some((key, opened)) = mover.open_memory(queue_pair) {
+            has_moved = true;
+            if let (Some(full), Some(stag)) = (full.as_mut(), opened) {
+                full.on_opened(key, stag);
+            }
         }
-        if room > 0
-            && let Some(work) = mover.next_command().or_else(|| {
-                let (bhs, _) = next_pdu(&lane.outbox)?;
-                let may_go = mover.unexpected.admits(&bhs, limit) || is_closing;
-                may_go.then(|| next_message(&mut lane.outbox)).flatten()
-            })
+        has_moved |= mover.send_commands(queue_pair);
+        while queue_pair.room() > 0
+            && let Some((bhs, len)) = next_pdu(&lane.outbox)
+            && (mover.unexpected.admits(&bhs, limit) || is_closing)
         {
-            return Some(work);
+            send_pdu(&mut lane.outbox, len, |message| queue_pair.send(message, &SgList::default(), None));
+            has_moved = true;
         }
         if lane.outbox.is_empty() && is_closing {
+            queue_pair.disconnect();
             self.set_open(false);
-            return Some(Work::Disconnect);
+            has_moved = true;
         }
-        None
+        has_moved
     }
 }
 
@@ -362,24 +337,25 @@ impl RdmaSession for IserDiscoverySession {
         }
     }
 
-    fn poll_work(&mut self, room: usize) -> Option<Work> {
+    fn work(&mut self, queue_pair: &mut impl QueuePair) -> bool {
         if !self.is_open {
-            return None;
+            return false;
         }
-        if let Some(left) = self.receives.checked_sub(1) {
-            self.receives = left;
-            return Some(Work::Receive);
-        }
-        if room > 0
-            && let Some(work) = next_message(self.session.outbox())
+        let mut has_moved = self.receives > 0;
+        queue_pair.receive(std::mem::take(&mut self.receives));
+        let outbox = self.session.outbox();
+        while queue_pair.room() > 0
+            && let Some((_, len)) = next_pdu(outbox)
         {
-            return Some(work);
+            send_pdu(outbox, len, |message| queue_pair.send(message, &SgList::default(), None));
+            has_moved = true;
         }
-        if self.session.outbox().is_empty() && matches!(self.session.demand(), Demand::Close) {
+        if outbox.is_empty() && matches!(self.session.demand(), Demand::Close) {
+            queue_pair.disconnect();
             self.is_open = false;
-            return Some(Work::Disconnect);
+            has_moved = true;
         }
-        None
+        has_moved
     }
 }
 
@@ -394,15 +370,6 @@ fn endpoint(commands: u32) -> Endpoint {
         regions: commands,
         private_data: header.as_bytes().to_vec(),
     }
-}
-
-/// A control PDU, as a message.
-#[inline]
-fn next_message(outbox: &mut Outbox) -> Option<Work> {
-    let (_, len) = next_pdu(outbox)?;
-    let head = take_pdu(outbox, len);
-    let payload = SgList::default();
-    Some(Work::Send { id: MESSAGE, head, payload, invalidate: None, is_solicited: false })
 }
 
 /// The PDU in a message, padded as it would be in a stream.

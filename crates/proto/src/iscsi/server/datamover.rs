@@ -9,7 +9,7 @@
 //! initiator can end the first of many commands, and send the next, while the data of the others is on its way. A read
 //! of the initiator's memory is as long as the round of its command.
 
-use crate::rdma::{AtOnce, Remote, Stag, Work, WorkId};
+use crate::rdma::{QueuePair, Remote, Stag, WorkId};
 use blockmux_volume::{Seg, SgList};
 use blockmux_wire::iscsi::FLAG_FINAL;
 use blockmux_wire::iscsi::scsi::{FLAG_READ, FLAG_WRITE, ScsiCommand};
@@ -43,7 +43,7 @@ pub(super) struct Datamover {
     invalidates: bool,
     /// What a write's header names begins behind the data that comes unasked.
     is_solicited_only: bool,
-    /// Data-in that was not written at once and has not left, in bytes.
+    /// Data-in that was not given to the queue pair, or comes back from it, in bytes.
     unsent: usize,
     /// What the queue pair has not sent, in bytes.
     waiting: usize,
@@ -164,12 +164,17 @@ impl Datamover {
         self.gets.push_back(Get { id, place, remote });
     }
 
-    /// The next data-out to read.
+    /// Has data-out read, as far as there is room; whether any was.
     #[inline]
-    pub(super) fn next_get(&mut self) -> Option<Work> {
-        let Get { id, place, remote } = self.gets.pop_front()?;
-        self.reading = self.reading.saturating_add(1);
-        Some(Work::Read { id, local: SgList::one(place), remote })
+    pub(super) fn read_data(&mut self, queue_pair: &mut impl QueuePair) -> bool {
+        let before = self.gets.len();
+        while queue_pair.room() > 0
+            && let Some(Get { id, place, remote }) = self.gets.pop_front()
+        {
+            self.reading = self.reading.saturating_add(1);
+            queue_pair.read(id, SgList::one(place), remote);
+        }
+        self.gets.len() < before
     }
 
     /// Whether a read is on its way.
@@ -183,30 +188,16 @@ impl Datamover {
         self.reading = self.reading.saturating_sub(1);
     }
 
-    /// The data-in that goes before the next response, if that was not given yet.
+    /// Has the data-in written that goes before the next response, if that was not done yet.
     #[inline]
-    pub(super) fn next_put(&mut self) -> Option<Work> {
-        let (local, remote) = self.answers.front_mut()?.data.take()?;
-        Some(Work::Write { id: put_id(remote.len), local, remote })
-    }
-
-    /// Whether there is data-out to read.
-    #[inline]
-    pub(super) fn has_gets(&self) -> bool {
-        !self.gets.is_empty()
-    }
-
-    /// Has the data-in that goes before the next response written, if that was not given yet; whether none is left.
-    #[inline]
-    pub(super) fn put_at_once(&mut self, queue_pair: &mut impl AtOnce) -> bool {
-        let Some(answer) = self.answers.front_mut() else { return true };
-        let Some((local, remote)) = &answer.data else { return true };
-        let is_given = queue_pair.write(local, *remote);
-        if is_given {
+    pub(super) fn write_data(&mut self, queue_pair: &mut impl QueuePair) -> bool {
+        let Some(answer) = self.answers.front_mut() else { return false };
+        let Some((local, remote)) = &answer.data else { return false };
+        if !queue_pair.write(put_id(remote.len), local, *remote) {
             self.unsent = self.unsent.saturating_sub(local.len());
-            answer.data = None;
         }
-        is_given
+        answer.data = None;
+        true
     }
 
     /// The queue pair has so many bytes that have not left.
@@ -215,13 +206,7 @@ impl Datamover {
         self.waiting = bytes;
     }
 
-    /// The memory that the next response is to close.
-    #[inline]
-    pub(super) fn next_closes(&self) -> Option<Stag> {
-        self.answers.front()?.closes
-    }
-
-    /// The same, and that response is given.
+    /// The next response is sent; the memory that it closes.
     #[inline]
     pub(super) fn closes(&mut self) -> Option<Stag> {
         self.answers.pop_front()?.closes
@@ -259,9 +244,6 @@ fn put_id(len: u32) -> WorkId {
     WorkId(PUT << u32::BITS | u64::from(len))
 }
 
-/// What a message's number is made of.
-pub(super) const MESSAGE: WorkId = WorkId(0);
-
 /// The high half of a number: data-in.
 const PUT: u64 = 1;
 /// The same: data-out.
@@ -270,6 +252,8 @@ const GET: u64 = 2;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rdma::testing::Recorder;
+    use crate::rdma::{MESSAGE, Work};
     use zerocopy::FromZeros;
 
     fn command(flags: u8, expected: u32, immediate: u32) -> ScsiCommand {
@@ -319,7 +303,12 @@ mod tests {
             mover.assign(3);
             mover.get(3, 7, Seg::from_slice(&[0; 4]), 8);
             mover.get(3, 8, Seg::from_slice(&[0; 4]), 12);
-            let found = [(); 2].map(|()| match mover.next_get() {
+            let mut queue = Recorder { room: 1, ..Recorder::default() };
+            assert!(mover.read_data(&mut queue) && !mover.read_data(&mut queue));
+            queue.room = 2;
+            assert!(mover.read_data(&mut queue));
+            assert!(!mover.read_data(&mut queue) && queue.works.len() == 2);
+            let found = [(); 2].map(|()| match queue.works.pop_front() {
                 Some(Work::Read { id, remote, .. }) => (Moved::from(id), remote.address),
                 other => panic!("{other:?}"),
             });
@@ -337,9 +326,10 @@ mod tests {
                 mover.assign(slot);
                 mover.put(slot, data.clone(), if slot == 0 { 4 } else { 0 });
             }
-            let Some(Work::Write { id, local, remote }) = mover.next_put() else { panic!() };
+            let mut queue = Recorder { room: 9, ..Recorder::default() };
+            assert!(mover.write_data(&mut queue) && !mover.write_data(&mut queue));
+            let Some(Work::Write { id, local, remote }) = queue.works.pop_front() else { panic!() };
             assert_eq!((Moved::from(id), local.to_vec(), remote.len), (Moved::Put(4), b"abcd".to_vec(), 4));
-            assert!(mover.next_put().is_none());
             assert_eq!(mover.unsent(), 4);
             mover.sent(4);
             assert_eq!(mover.unsent(), 0);
@@ -348,41 +338,46 @@ mod tests {
         }
     }
 
-    /// Takes as many writes as are left.
+    /// Carries out the first so many writes while it is asked.
     struct Queue {
         left: u32,
         written: Vec<(Vec<u8>, Remote)>,
     }
 
-    impl AtOnce for Queue {
-        fn write(&mut self, local: &SgList, remote: Remote) -> bool {
-            let is_taken = self.left > 0;
+    impl QueuePair for Queue {
+        fn room(&self) -> usize {
+            1
+        }
+
+        fn post(&mut self, work: Work) {
+            panic!("{work:?}");
+        }
+
+        fn write(&mut self, id: WorkId, local: &SgList, remote: Remote) -> bool {
+            assert_ne!(id, MESSAGE);
+            self.written.push((local.to_vec(), remote));
             self.left = self.left.saturating_sub(1);
-            if is_taken {
-                self.written.push((local.to_vec(), remote));
-            }
-            is_taken
+            self.left == 0
         }
     }
 
     #[test]
-    fn data_that_is_written_at_once_counts_as_long_as_the_queue_pair_has_it() {
-        let (mut mover, mut queue) = (with(READ), Queue { left: 1, written: Vec::new() });
+    fn data_that_comes_back_as_nothing_counts_as_long_as_the_queue_pair_has_it() {
+        let (mut mover, mut queue) = (with(READ), Queue { left: 2, written: Vec::new() });
         mover.assign(0);
         for len in [4, 3] {
             mover.put(0, SgList::one(Seg::from_slice(b"abcdef")), len);
         }
         assert_eq!(mover.unsent(), 7);
-        assert!(mover.put_at_once(&mut queue) && mover.put_at_once(&mut queue), "it is given once");
+        assert!(mover.write_data(&mut queue) && !mover.write_data(&mut queue), "it is given once");
         let remote = Remote { stag: Stag(1), address: 100, len: 4 };
         assert_eq!(queue.written, [(b"abcd".to_vec(), remote)]);
         mover.wait_for(5);
         assert_eq!(mover.unsent(), 3 + 5);
         mover.closes();
-        assert!(!mover.put_at_once(&mut queue), "it is declined");
-        let Some(Work::Write { id, .. }) = mover.next_put() else { panic!() };
+        assert!(mover.write_data(&mut queue));
         mover.wait_for(0);
-        assert_eq!((Moved::from(id), mover.unsent()), (Moved::Put(3), 3));
+        assert_eq!((queue.written.len(), mover.unsent()), (2, 3), "it is to come back");
         mover.sent(3);
         assert_eq!(mover.unsent(), 0);
     }
@@ -395,7 +390,7 @@ mod tests {
         for len in [1, 0, 2, 3] {
             mover.put(0, data.clone(), len);
         }
-        assert!(mover.next_put().is_some());
+        assert!(mover.write_data(&mut Recorder { room: 1, ..Recorder::default() }));
         mover.arrive(WRITE);
         mover.assign(1);
         mover.get(1, 7, Seg::from_slice(&[0; 4]), 0);

@@ -14,15 +14,15 @@
 //! buffer back when it was taken; one that waits for room keeps it, so that nothing is taken from an initiator that it
 //! was not granted.
 
-use super::datamover::{Datamover, MESSAGE, Moved};
+use super::datamover::{Datamover, Moved};
 use super::full::{MAX_IMMEDIATE, WINDOW};
 use super::{Phase, TargetSession};
 use crate::event::AuditEvent;
 use crate::exports::VolumeId;
-use crate::iscsi::iser::{HEADERS_LEN, MAX_AHS, Message, next_pdu, send_pdu, take_pdu};
+use crate::iscsi::iser::{HEADERS_LEN, MAX_AHS, Message, next_pdu, send_pdu};
 use crate::iscsi::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, Key};
 use crate::iscsi::unexpected::OfTarget;
-use crate::rdma::{AtOnce, Endpoint, Event, RdmaSession, Work, WorkError, WorkId};
+use crate::rdma::{Endpoint, Event, QueuePair, RdmaSession, WorkError, WorkId};
 use crate::rdma_cm::OtherProtocol;
 use crate::session::{Demand, Home, ProtocolError, StreamSession, Target, Timed};
 use blockmux_volume::{Completion, Io, Seg, SgList, Tag, Waker};
@@ -218,33 +218,32 @@ impl IserTargetSession {
         result
     }
 
-    /// Sends what there is to send, unless data is to be read first; whether anything went.
+    /// Has data read that commands wait for, and sends what is in the outbox; whether any of it was possible.
     #[inline]
-    fn send_at_once(&mut self, queue_pair: &mut impl AtOnce) -> bool {
-        let TargetSession { phase: Phase::Full(full), outbox, .. } = &mut self.session else { return false };
-        let is_limited = full.connection.parameters.get(Key::MaxOutstandingUnexpectedPDUs) > 0;
-        let Some(mover) = full.mover().filter(|mover| !mover.has_gets()) else { return false };
-        let mut has_sent = false;
-        while let Some((bhs, len)) = next_pdu(outbox) {
-            let is_response = bhs.opcode() == Opcode::SCSI_RESPONSE;
-            if is_limited && !is_response {
-                // It may have to wait.
-                return has_sent;
+    fn transmit(&mut self, queue_pair: &mut impl QueuePair) -> bool {
+        let mut has_moved = self.session.mover().is_some_and(|mover| mover.read_data(queue_pair));
+        while queue_pair.room() > 0
+            && let Some((bhs, len)) = next_pdu(&self.session.outbox)
+            && self.admits(&bhs)
+        {
+            let mut closes = None;
+            if bhs.opcode() == Opcode::SCSI_RESPONSE
+                && let Some(mover) = self.session.mover()
+            {
+                has_moved |= mover.write_data(queue_pair);
+                if queue_pair.room() == 0 {
+                    break;
+                }
+                closes = mover.closes();
             }
-            let is_sent = (!is_response || mover.put_at_once(queue_pair))
-                && send_pdu(outbox, len, |message| {
-                    let closes = if is_response { mover.next_closes() } else { None };
-                    queue_pair.send(message, &SgList::default(), closes)
-                });
-            if !is_sent {
-                return has_sent;
-            }
-            if is_response {
-                mover.closes();
-            }
-            has_sent = true;
+            let nothing = SgList::default();
+            send_pdu(&mut self.session.outbox, len, |message| queue_pair.send(message, &nothing, closes));
+            has_moved = true;
         }
-        has_sent
+        if let Some(mover) = self.session.mover() {
+            mover.wait_for(queue_pair.unsent());
+        }
+        has_moved
     }
 
     /// Whether a read of the initiator's memory is on its way.
@@ -278,26 +277,14 @@ impl IserTargetSession {
         // Before the end there is nothing to wait for.
         self.unexpected.admits(bhs, limit) || matches!(self.session.demand(), Demand::Close)
     }
+}
 
-    /// The next message, or the data that goes before it.
+impl TargetSession {
+    /// What moves data in full feature phase.
     #[inline]
-    fn next_message(&mut self) -> Option<Work> {
-        let (bhs, len) = next_pdu(&self.session.outbox)?;
-        if !self.admits(&bhs) {
-            return None;
-        }
-        let mut invalidate = None;
-        if bhs.opcode() == Opcode::SCSI_RESPONSE
-            && let Phase::Full(full) = &mut self.session.phase
-            && let Some(mover) = full.mover()
-        {
-            if let Some(data) = mover.next_put() {
-                return Some(data);
-            }
-            invalidate = mover.closes();
-        }
-        let head = take_pdu(&mut self.session.outbox, len);
-        Some(Work::Send { id: MESSAGE, head, payload: SgList::default(), invalidate, is_solicited: false })
+    fn mover(&mut self) -> Option<&mut Datamover> {
+        let Phase::Full(full) = &mut self.phase else { return None };
+        full.mover()
     }
 }
 
@@ -337,63 +324,40 @@ impl RdmaSession for IserTargetSession {
     }
 
     #[inline]
-    fn work_at_once(&mut self, queue_pair: &mut impl AtOnce) -> bool {
+    fn work(&mut self, queue_pair: &mut impl QueuePair) -> bool {
+        let before = self.link;
+        match self.link {
+            Link::Requested(flags) => {
+                let header = CmHeader { flags, reserved: [0; 3] };
+                queue_pair.accept(header.as_bytes().to_vec());
+                self.link = Link::Open;
+            }
+            Link::Foreign(other) => {
+                queue_pair.reject(other.rejection());
+                self.link = Link::Ending;
+            }
+            Link::Listening if matches!(self.session.demand(), Demand::Close) => {
+                // It is to stop, and nobody has asked for the connection yet.
+                queue_pair.disconnect();
+                self.link = Link::Ending;
+            }
+            Link::Listening | Link::Open | Link::Ending | Link::Over => {}
+        }
         if self.link != Link::Open {
-            return false;
+            return self.link != before;
         }
-        let has_posted = self.receives > 0 && queue_pair.receive(self.receives);
-        if has_posted {
-            self.receives = 0;
+        let receives = std::mem::take(&mut self.receives);
+        if receives > 0 {
+            queue_pair.receive(receives);
         }
-        let has_sent = self.send_at_once(queue_pair);
-        if let Phase::Full(full) = &mut self.session.phase
-            && let Some(mover) = full.mover()
-        {
-            mover.wait_for(queue_pair.unsent());
-        }
+        let has_sent = self.transmit(queue_pair);
         let waits = self.inbox.len();
         self.resume();
-        has_sent || has_posted || self.inbox.len() < waits
-    }
-
-    #[inline]
-    fn poll_work(&mut self, room: usize) -> Option<Work> {
-        if let Link::Requested(flags) = self.link {
-            self.link = Link::Open;
-            let header = CmHeader { flags, reserved: [0; 3] };
-            return Some(Work::Accept { private_data: header.as_bytes().to_vec() });
-        }
-        if let Link::Foreign(other) = self.link {
-            self.link = Link::Ending;
-            return Some(Work::Reject { private_data: other.rejection() });
-        }
-        if self.link == Link::Listening && matches!(self.session.demand(), Demand::Close) {
-            // It is to stop, and nobody has asked for the connection yet.
-            self.link = Link::Ending;
-            return Some(Work::Disconnect);
-        }
-        if self.link != Link::Open {
-            return None;
-        }
-        if let Some(left) = self.receives.checked_sub(1) {
-            self.receives = left;
-            return Some(Work::Receive);
-        }
-        if room > 0 {
-            if let Phase::Full(full) = &mut self.session.phase
-                && let Some(work) = full.mover().and_then(Datamover::next_get)
-            {
-                return Some(work);
-            }
-            if let Some(work) = self.next_message() {
-                return Some(work);
-            }
-        }
         if self.session.outbox.is_empty() && matches!(self.session.demand(), Demand::Close) {
+            queue_pair.disconnect();
             self.link = Link::Ending;
-            return Some(Work::Disconnect);
         }
-        None
+        receives > 0 || has_sent || self.inbox.len() < waits || self.link != before
     }
 }
 

@@ -2,8 +2,8 @@
 
 use super::super::Config;
 use super::{Link, ample};
-use crate::queue_pair::QueuePair;
-use blockmux_proto::rdma::{Access, AtOnce, Endpoint, Event, Head, Stag, Work, WorkId};
+use crate::queue_pair::Provider;
+use blockmux_proto::rdma::{Access, Endpoint, Event, Head, MESSAGE, QueuePair, Work, WorkError, WorkId};
 use blockmux_volume::{Memory, Seg, SgList};
 
 fn link(config: &Config) -> Link {
@@ -26,13 +26,15 @@ fn a_write_and_the_message_behind_it_arrive_in_order_and_come_back_as_nothing() 
         let mut link = link(&config);
         let memory = Memory::from_heap(600);
         let passive = &mut link.ends[1].iwarp;
-        let remote = passive.register(&mut memory.seg(0, 600).into(), Access::RemoteWrite).unwrap();
+        let remote = passive
+            .register(WorkId(1), &mut memory.seg(0, 600).into(), Access::RemoteWrite)
+            .unwrap();
         let active = &mut link.ends[0].iwarp;
         let mut pieces = SgList::one(Seg::from_slice(&[7; 501]));
         pieces.push(Seg::from_slice(&[8; 98]));
-        assert!(active.write(&pieces, remote));
-        assert!(active.send(b"done", &nothing(), Some(remote.stag)));
-        assert!(active.send(b"more", &SgList::one(Seg::from_slice(b" than that")), None));
+        assert!(!active.write(WorkId(2), &pieces, remote), "it does not come back");
+        active.send(b"done", &nothing(), Some(remote.stag));
+        active.send(b"more", &SgList::one(Seg::from_slice(b" than that")), None);
         assert!(active.unsent() > 599 + 4 + 14);
         let heard = link.settle();
         assert!(heard[0].is_empty(), "{:?}", heard[0]);
@@ -49,33 +51,58 @@ fn a_write_and_the_message_behind_it_arrive_in_order_and_come_back_as_nothing() 
 }
 
 #[test]
-fn what_cannot_be_done_at_once_is_declined_and_nothing_overtakes_what_waits() {
+fn what_cannot_be_done_at_once_waits_in_order_and_comes_back() {
     let mut link = link(&Config { mss: 1448, ..Config::default() });
-    let end = &mut link.ends[0].iwarp;
+    let memory = Memory::from_heap(1448);
+    let passive = &mut link.ends[1].iwarp;
+    let remote =
+        passive.register(WorkId(1), &mut memory.seg(0, 1448).into(), Access::RemoteWrite).unwrap();
+    let active = &mut link.ends[0].iwarp;
+    let room = active.room();
     let long = SgList::one(Seg::from_slice(&[1; 1448]));
-    assert!(!end.send(b"", &long, None), "it takes two FPDUs");
-    let remote = blockmux_proto::rdma::Remote { stag: Stag(5), address: 0, len: 3 };
-    assert!(!end.write(&SgList::one(Seg::from_slice(b"four")), remote), "longer than its place");
-    // As many reads as may be on their way, and one that waits.
-    for id in 0..=u64::from(ample().reads) {
-        let local = Memory::from_heap(3).seg(0, 3).into();
-        end.post(Work::Read { id: WorkId(id), local, remote });
-    }
-    assert!(!end.send(b"x", &nothing(), None) && !end.write(&nothing(), remote));
+    active.send(b"", &long, None);
+    assert!(active.write(WorkId(2), &long, remote), "it takes two FPDUs");
+    assert!(active.write(WorkId(3), &nothing(), remote), "it would overtake");
+    active.send(b"x", &nothing(), Some(remote.stag));
+    assert_eq!(active.room(), room - 4);
+    let heard = link.settle();
+    let ids: Vec<_> = heard[0]
+        .iter()
+        .map(|event| match event {
+            Event::Done { id, result: Ok(()) } => *id,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(ids, [MESSAGE, WorkId(2), WorkId(3), MESSAGE]);
+    let [Event::Received { message: first, .. }, Event::Received { message, invalidated }] = &heard[1][..]
+    else {
+        panic!("{:?}", heard[1])
+    };
+    assert_eq!((first.len(), message.to_vec(), *invalidated), (1448, b"x".to_vec(), Some(remote.stag)));
+    assert_eq!(memory.seg(0, 1448).to_vec(), [1; 1448]);
+    assert_eq!(link.ends[0].iwarp.room(), room);
 }
 
 #[test]
 fn only_a_connection_sends_and_one_that_is_over_names_no_memory() {
     let mut link = Link::new([&ample(), &ample()], [&Config::default(); 2], usize::MAX);
     let end = &mut link.ends[0].iwarp;
-    assert!(!end.send(b"early", &nothing(), None));
-    assert!(end.register(&mut Memory::from_heap(1).seg(0, 1).into(), Access::RemoteRead).is_some());
+    assert_eq!(end.room(), 0);
+    let mut local = Memory::from_heap(1).seg(0, 1).into();
+    assert!(end.register(WorkId(1), &mut local, Access::RemoteRead).is_some());
     link.connect();
     link.ends[0].iwarp.post(Work::Disconnect);
     link.settle();
     let end = &mut link.ends[0].iwarp;
-    assert!(!end.send(b"late", &nothing(), None));
-    assert!(end.register(&mut Memory::from_heap(1).seg(0, 1).into(), Access::RemoteRead).is_none());
+    assert_eq!(end.room(), 0);
+    end.send(b"late", &nothing(), None);
+    let mut local = Memory::from_heap(1).seg(0, 1).into();
+    assert!(end.register(WorkId(2), &mut local, Access::RemoteRead).is_none());
+    for expected in [MESSAGE, WorkId(2)] {
+        let event = end.poll();
+        let is_flushed = matches!(event, Some(Event::Done { id, result: Err(WorkError::Flushed) }) if id == expected);
+        assert!(is_flushed, "{event:?}");
+    }
 }
 
 #[test]
@@ -83,7 +110,7 @@ fn receive_buffers_that_are_posted_at_once_count() {
     let few = Endpoint { receives: 1, ..ample() };
     let mut link = Link::new([&ample(), &few], [&Config::default(); 2], usize::MAX);
     link.connect();
-    assert!(link.ends[1].iwarp.receive(2));
+    link.ends[1].iwarp.receive(2);
     for _ in 0..3 {
         let (head, payload) = (Head::from_slice(b"x"), nothing());
         link.ends[0].post(Work::Send { id: WorkId(1), head, payload, invalidate: None, is_solicited: false });

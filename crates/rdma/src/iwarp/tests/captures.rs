@@ -6,7 +6,7 @@
 
 use super::super::{Config, Iwarp};
 use super::{Driver, fpdu};
-use crate::queue_pair::QueuePair;
+use crate::queue_pair::Provider;
 use blockmux_proto::rdma::{Access, Endpoint, Event, Head, Remote, Stag, Work, WorkId};
 use blockmux_volume::{Memory, Pool, Seg, SgList};
 use blockmux_wire::iwarp::ddp::{Control, TAGGED_LEN, Tagged, UNTAGGED_LEN, Untagged};

@@ -3,10 +3,10 @@
 use super::super::Config;
 use super::Link;
 use crate::conformance::{self, Side, Wire};
-use crate::queue_pair::QueuePair;
+use crate::queue_pair::Provider;
 
 impl Wire for Link {
-    fn end(&mut self, side: Side) -> &mut dyn QueuePair {
+    fn end(&mut self, side: Side) -> &mut dyn Provider {
         &mut self.ends[usize::from(side == Side::Passive)].iwarp
     }
 

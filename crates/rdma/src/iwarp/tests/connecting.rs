@@ -4,7 +4,7 @@ use super::super::{Config, Iwarp, SETUP_TIMEOUT};
 use super::{
     Driver, Link, READ, SEND, WRITE, ample, fpdu, read_request, setup_frame, tagged, ulpdus, untagged,
 };
-use crate::queue_pair::{Fault, QueuePair, Violation};
+use crate::queue_pair::{Fault, Provider, Violation};
 use blockmux_proto::rdma::{Endpoint, Event, Head, Work, WorkId};
 use blockmux_proto::session::{StreamSession, Timed};
 use blockmux_volume::{Pool, SgList};

@@ -4,7 +4,7 @@
 use super::{
     Driver, READ, RESPONSE, SEND, WRITE, ample, connected, fpdu, read_request, tagged, ulpdus, untagged,
 };
-use crate::queue_pair::{Fault, QueuePair, Violation};
+use crate::queue_pair::{Fault, Provider, Violation};
 use crate::regions::Refusal;
 use blockmux_proto::rdma::{Access, Endpoint, Event, Remote, Stag, Work, WorkError, WorkId};
 use blockmux_volume::random::mix;

@@ -2,7 +2,7 @@
 
 use super::super::Config;
 use super::{Link, ample};
-use crate::queue_pair::QueuePair;
+use crate::queue_pair::Provider;
 use blockmux_proto::rdma::{Access, Endpoint, Event, Head, Remote, Work, WorkError, WorkId};
 use blockmux_volume::random::mix;
 use blockmux_volume::{Memory, Seg, SgList};
