@@ -25,7 +25,7 @@ use crate::failure::Failure;
 use crate::machine::memory_bytes;
 use crate::output::print;
 use crate::poll::Poll;
-use crate::privileges;
+use crate::privileges::{self, Reopened};
 use crate::protocol::{ISCSI, Live, NVME_TCP, Protocol, Service, Settings, Started, iscsi, nvme_tcp};
 use crate::signals;
 use announce::{Amount, Announcement, Asker};
@@ -170,7 +170,9 @@ pub(crate) fn run(args: Args, is_verbose: bool) -> Result<ExitCode, Failure> {
     let parts = Parts::new(limit.clone(), &addresses);
     // A command is to have what the user has.
     if command.is_none() && !keep_privileges {
-        privileges::give_up(setup.aoe.is_wanted())?;
+        let reopened = Reopened::by(setup.specs());
+        let interfaces = reopened.interfaces || setup.aoe.is_wanted();
+        privileges::give_up(Reopened { interfaces, ..reopened })?;
     }
     let (cores, lives) = start(&setup, buffers, listeners, &exports, &parts)?;
     if let Some(left) = limit.lacks_space() {
