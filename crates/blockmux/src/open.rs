@@ -134,10 +134,12 @@ pub(crate) fn open(spec: &Spec, how: Use) -> Result<Opened, Failure> {
 fn open_mem(spec: &Spec, mem: MemSpec, how: Use) -> Result<Arc<dyn Volume>, Failure> {
     let size = mem.size;
     // Untouched blocks cost nothing but their states, so a volume may be larger than memory, within reason.
-    let most = memory_bytes().saturating_mul(MEMORY_TIMES);
+    let of_machine = ("this machine", memory_bytes().saturating_mul(MEMORY_TIMES));
+    let of_process = address_space_left().map(|left| ("the limit of address space (RLIMIT_AS)", left));
+    let (who, most) = of_process.filter(|(_, left)| *left < of_machine.1).unwrap_or(of_machine);
     let refuse = || {
         let most = human_size(most);
-        Failure::request(format!("{spec}: more RAM than this machine can promise; take at most {most}"))
+        Failure::request(format!("{spec}: more RAM than {who} can promise; take at most {most}"))
     };
     let len = usize::try_from(size).ok().filter(|_| size <= most).ok_or_else(refuse)?;
     let room = if how.may_grow { size.saturating_mul(ROOM_TIMES).max(LEAST_ROOM).min(most) } else { size };
