@@ -306,7 +306,7 @@ fn an_access_state_at_a_listener_that_is_not_there_is_refused() {
     };
     let (said, status) = with("127.0.0.2");
     assert!(
-        said.contains("access_states: nobody listens for it at 127.0.0.2:3260; name one of 127.0.0.1:"),
+        said.contains("access_states: nobody listens at 127.0.0.2:3260; name one of 127.0.0.1:"),
         "{said}"
     );
     assert_eq!((said.lines().count(), status), (1, Some(2)));

@@ -13,6 +13,7 @@
 
 mod admission;
 mod damage;
+pub mod exports;
 mod image;
 mod in_flight;
 mod left;

@@ -1,8 +1,9 @@
 //! A URL of NBD, and what its server tells and has.
 
+use super::NBD;
 use crate::failure::Failure;
 use crate::output::both_sizes;
-use crate::protocol::{Description, Found, FoundExport, NBD, Remote};
+use crate::protocol::{Description, Found, FoundExport, Remote};
 use crate::reach;
 use blockmux_engine::connection::Broken;
 use blockmux_engine::nbd::{self, ConnectError, Endpoint};
