@@ -170,7 +170,7 @@ pub(crate) fn run(args: Args, is_verbose: bool) -> Result<ExitCode, Failure> {
     let parts = Parts::new(limit.clone(), &addresses);
     // A command is to have what the user has.
     if command.is_none() && !keep_privileges {
-        privileges::give_up(setup.aoe.is_wanted())?;
+        privileges::give_up(setup.capabilities())?;
     }
     let (cores, lives) = start(&setup, buffers, listeners, &exports, &parts)?;
     if let Some(left) = limit.lacks_space() {

@@ -15,13 +15,15 @@ use crate::protocol::aoe::Serving;
 use crate::protocol::iscsi::{ConfiguredTarget, DiscoveryEntry};
 use crate::protocol::nvme_tcp::{ConfiguredSubsystem, Treq};
 use crate::protocol::policy::{Place, Policy, PolicyListener};
-use crate::protocol::{AOE, ISCSI, ISER, NBD, NVME_TCP, PROTOCOLS, Protocol, Settings};
+use crate::protocol::{AOE, ISCSI, ISER, NBD, NVME_TCP, PROTOCOLS, Protocol, Settings, of_url};
 use blockmux_engine::congestion::Congestion;
 use blockmux_engine::socket::Address;
 use blockmux_engine::state::check_directory;
+use blockmux_lab::ceiling::Transport;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::fabrics::controller::node::MAX_IN_CAPSULE;
 use blockmux_volume::Spec;
+use rustix::thread::CapabilitySet;
 use std::collections::HashSet;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -162,6 +164,21 @@ impl Setup {
     /// What the volumes are made of, in order.
     pub(super) fn specs(&self) -> impl Iterator<Item = &Spec> {
         self.volumes.iter().map(|volume| &volume.spec)
+    }
+
+    /// The capabilities that it needs while it serves: to open interfaces that come back, and to connect again to Unix
+    /// sockets of other users.
+    pub(super) fn capabilities(&self) -> CapabilitySet {
+        let mut needed = CapabilitySet::empty();
+        needed.set(CapabilitySet::NET_RAW, self.aoe.is_wanted());
+        for url in self.specs().flat_map(Spec::urls) {
+            match of_url(url.as_written()) {
+                Some((protocol, _)) if protocol.name == AOE.name => needed |= CapabilitySet::NET_RAW,
+                Some((_, Transport::Unix)) => needed |= CapabilitySet::DAC_OVERRIDE,
+                _ => {}
+            }
+        }
+        needed
     }
 
     /// What is not served because somebody has said where to listen for something else, in a line;

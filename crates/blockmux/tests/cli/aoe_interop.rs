@@ -417,3 +417,25 @@ fn tshark_decodes_what_is_said_without_a_malformed_mark() {
         assert_eq!(decoded("_ws.malformed || !aoe"), 0, "malformed at an MTU of {mtu}");
     }
 }
+
+#[test]
+fn a_disk_is_served_again_after_capabilities_are_dropped() {
+    let Some(cable) = Cable::new(1500) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let server = cable.serve(&["mem:1m", "--aoe", "cable"]);
+    cable.discovers();
+    let socket = directory.path().join("socket");
+    let listener = format!("unix:{}", socket.display());
+    let mut command = within(&cable.initiator, BLOCKMUX);
+    let gateway = Server::start(command.args(["serve", "--json", "aoe://cable/e0.0", "--nbd", &listener]));
+    let status = std::fs::read_to_string(format!("/proc/{}/status", gateway.child.id())).unwrap();
+    assert!(status.contains("CapPrm:\t0000000000002000"), "CAP_NET_RAW alone: {status}");
+    let to = format!("file:{}?size=1m", directory.path().join("copied").display());
+    succeed(Command::new(BLOCKMUX).args([
+        "copy",
+        &format!("nbd+unix:///disk0?socket={}", socket.display()),
+        &to,
+    ]));
+    gateway.stop();
+    server.stop();
+}

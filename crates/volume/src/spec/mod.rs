@@ -108,6 +108,19 @@ impl Spec {
         }
     }
 
+    /// The URLs of the volumes on other servers that it is made of.
+    #[must_use]
+    pub fn urls(&self) -> Vec<&Url> {
+        match self {
+            Spec::Url(url) => vec![url],
+            Spec::Stripe { members, .. } => members.iter().flat_map(Spec::urls).collect(),
+            Spec::Delay(_, spec) | Spec::Fault(_, spec) | Spec::Rate(_, spec) | Spec::Log(_, spec) => {
+                spec.urls()
+            }
+            Spec::Mem(_) | Spec::Null(_) | Spec::File(_) | Spec::Block(_) => Vec::new(),
+        }
+    }
+
     /// The paths of the files that hold it.
     #[must_use]
     pub fn files(&self) -> Vec<&Path> {

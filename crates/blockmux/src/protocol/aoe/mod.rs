@@ -11,6 +11,7 @@ mod store;
 use super::policy::{Place, Policy, PolicyListener};
 use super::{Protocol, Settings, Started, Way};
 use crate::failure::Failure;
+use crate::privileges::{self, START_WITH_PRIVILEGES};
 use blockmux_engine::aoe::{self, ServeError, Share};
 use blockmux_engine::cores::Cores;
 use blockmux_lab::ceiling::{MessageShape, Transport};
@@ -18,6 +19,7 @@ use blockmux_proto::aoe::Address as Disk;
 use blockmux_proto::aoe::unit::Unit;
 use blockmux_proto::exports::Exports;
 use blockmux_wire::aoe::{ANY_SHELF, ANY_SLOT};
+use rustix::thread::CapabilitySet;
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -185,6 +187,9 @@ fn cannot_serve(error: &ServeError) -> Failure {
 /// Why an interface cannot be used, and what to do.
 fn cannot_open(port: &blockmux_engine::frames::target::PortError) -> Failure {
     let advice = match port.error.kind() {
+        ErrorKind::PermissionDenied if privileges::has_given_up(CapabilitySet::NET_RAW) => {
+            START_WITH_PRIVILEGES
+        }
         ErrorKind::PermissionDenied => {
             "raw frames need CAP_NET_RAW; run as root, or give the program that capability"
         }
