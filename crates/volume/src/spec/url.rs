@@ -1,5 +1,6 @@
 //! URLs as they were written, and as they may be shown.
 
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -60,19 +61,16 @@ fn is_absolute(path: &str) -> bool {
 
 /// A directory with a slash behind it, as a URL has it; nothing for the current one.
 fn encoded(directory: &Path) -> String {
-    let mut text = String::new();
-    for &byte in directory.as_os_str().as_bytes() {
-        match byte {
-            b'/' | b'-' | b'.' | b'_' | b'~' => text.push(char::from(byte)),
-            byte if byte.is_ascii_alphanumeric() => text.push(char::from(byte)),
-            byte => text += &format!("%{byte:02X}"),
-        }
-    }
+    let mut text = percent_encode(directory.as_os_str().as_bytes(), NOT_IN_PATHS).to_string();
     if !text.is_empty() && !text.ends_with('/') {
         text.push('/');
     }
     text
 }
+
+/// What stands encoded in a path: all but slashes and the unreserved characters (RFC 3986 §2.3).
+const NOT_IN_PATHS: &AsciiSet =
+    &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 impl fmt::Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -103,6 +101,8 @@ mod tests {
             below("iscsi://u@h/iqn.a?secret_file=a&mutual_secret_file=/b"),
             "iscsi://u@h/iqn.a?secret_file=/etc/a%20b/a&mutual_secret_file=/b"
         );
+        let odd = Url::new("a://?socket=s").below(Path::new("/x-._~/ä%&+"));
+        assert_eq!(odd.as_written(), "a://?socket=/x-._~/%C3%A4%25%26%2B/s");
         for same in ["nbd+unix:///x?socket=%2Fs", "nbd://h/x", "nbd://h/x?connections=2"] {
             assert_eq!(below(same), same);
         }
