@@ -10,6 +10,7 @@ use blockmux_engine::congestion::Congestion;
 use blockmux_engine::cores::Cores;
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::reactor::PollPolicy;
+use blockmux_engine::sessions::Sessions;
 use blockmux_engine::socket::{Address, Listener};
 use blockmux_lab::ceiling::{self, CeilingJob, Transport, Variant};
 use blockmux_lab::generator::Bench;
@@ -161,7 +162,7 @@ impl Lane {
         if protocol.name == AOE.name {
             let serving = Serving { interfaces: vec![(INTERFACE.to_owned(), None)], ..Serving::default() };
             let policy = Policy::of_one_volume(&AOE, Place::Interface(INTERFACE.to_owned()), EXPORT);
-            serving.start(target, &exports(volume), &policy)?;
+            serving.start(target, &exports(volume), &policy, &Sessions::default())?;
             let url = format!("aoe://{INTERFACE}/e0.0");
             return cable.within(INITIATOR, || (protocol.remote)(&url)?.open(1))?;
         }

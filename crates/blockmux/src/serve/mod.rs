@@ -266,7 +266,7 @@ fn start(
             .ask(nth % cores.count(), move |core| ListenerTask::spawn(core, listener, inboxes, serve, limit))
             .ok_or_else(|| Failure::run("a core has ended; start again with -v"))?;
     }
-    setup.aoe.start(&cores, exports, &setup.settings.policy)?;
+    setup.aoe.start(&cores, exports, &setup.settings.policy, parts.sessions())?;
     Ok((cores, lives))
 }
 

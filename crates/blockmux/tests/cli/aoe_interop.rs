@@ -439,3 +439,25 @@ fn a_disk_is_served_again_after_capabilities_are_dropped() {
     gateway.stop();
     server.stop();
 }
+
+#[test]
+fn a_host_is_among_the_sessions_with_what_it_does_from_its_first_command_on() {
+    let Some(cable) = Cable::new(1500) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let control = format!("unix:{}", directory.path().join("control").display());
+    let server = cable.serve(&["mem:1m", "--aoe", "cable", "--control", &control]);
+    cable.discovers();
+    let to = format!("file:{}?size=1m", directory.path().join("copied").display());
+    cable.says(&["copy", "aoe://cable/e0.0", &to]);
+    let listed = succeed(Command::new(BLOCKMUX).args(["ctl", &control, "sessions", "--json"]));
+    let listed: Value = serde_json::from_str(&listed).unwrap();
+    let link = ["netns", "exec", &cable.initiator, "cat", "/sys/class/net/cable/address"];
+    let mac = succeed(Command::new("ip").args(link));
+    let all = listed.as_array().unwrap();
+    assert_eq!(all.len(), 1, "{listed}");
+    let one = &all[0];
+    assert_eq!((&one["protocol"], &one["target"]), (&"aoe".into(), &"e0.0".into()), "{listed}");
+    assert_eq!((&one["initiator"], &one["address"]), (&mac.trim().into(), &mac.trim().into()), "{listed}");
+    assert!(one["read_bytes"].as_u64() >= Some(1 << 20), "{listed}");
+    server.stop();
+}

@@ -14,6 +14,7 @@ use crate::failure::Failure;
 use crate::privileges::{self, START_WITH_PRIVILEGES};
 use blockmux_engine::aoe::{self, ServeError, Share};
 use blockmux_engine::cores::Cores;
+use blockmux_engine::sessions::Sessions;
 use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_proto::aoe::Address as Disk;
 use blockmux_proto::aoe::unit::Unit;
@@ -119,7 +120,13 @@ impl Serving {
     }
 
     /// Begins to serve.
-    pub(crate) fn start(&self, cores: &Cores, exports: &Exports, policy: &Policy) -> Result<(), Failure> {
+    pub(crate) fn start(
+        &self,
+        cores: &Cores,
+        exports: &Exports,
+        policy: &Policy,
+        sessions: &Sessions,
+    ) -> Result<(), Failure> {
         if !self.is_wanted() {
             return Ok(());
         }
@@ -136,7 +143,7 @@ impl Serving {
         self.groups().try_for_each(|(interfaces, place)| {
             let here = units.iter().filter(|(name, _)| policy.serves(&AOE, &place, name));
             let units: Vec<Unit> = here.map(|(_, unit)| unit.clone()).collect();
-            start_at(cores, exports, &interfaces, &units)
+            start_at(cores, exports, &interfaces, &units, sessions)
         })
     }
 
@@ -164,13 +171,20 @@ impl Serving {
 }
 
 /// Serves these units at these interfaces, on all cores that there is work for.
-fn start_at(cores: &Cores, exports: &Exports, interfaces: &[String], units: &[Unit]) -> Result<(), Failure> {
+fn start_at(
+    cores: &Cores,
+    exports: &Exports,
+    interfaces: &[String],
+    units: &[Unit],
+    sessions: &Sessions,
+) -> Result<(), Failure> {
     let of = cores.count().clamp(1, MOST_CORES);
     for nth in 0..of {
         let share = Share { nth: nth as u8, of: of as u8 };
         let (interfaces, exports, units) = (interfaces.to_vec(), exports.clone(), units.to_vec());
+        let sessions = sessions.clone();
         cores
-            .ask(nth, move |core| aoe::serve(core, &interfaces, share, exports, units))
+            .ask(nth, move |core| aoe::serve(core, &interfaces, share, exports, units, sessions))
             .ok_or_else(|| Failure::run("a core has ended; start again with -v"))?
             .map_err(|error| cannot_serve(&error))?;
     }
