@@ -145,7 +145,8 @@ fn open_mem(spec: &Spec, mem: MemSpec, how: Use) -> Result<Arc<dyn Volume>, Fail
     let room = if how.may_grow { size.saturating_mul(ROOM_TIMES).max(LEAST_ROOM).min(most) } else { size };
     // A limit on addresses may leave less than that.
     let pages = usize::try_from(room).ok().and_then(|room| map_pages(room).ok());
-    let pages = pages.map_or_else(|| map_pages(len).map_err(|_| refuse()), Ok)?;
+    let pages = pages
+        .map_or_else(|| map_pages(len).map_err(|_| no_addresses(spec, size).unwrap_or_else(refuse)), Ok)?;
     // Nobody writes to it, and blocks that were never written are read without memory.
     let populate = if mem.populate && !how.is_read_only() { how.populate } else { Populate::Not };
     populate_mem(spec, &pages, len, populate);
@@ -175,6 +176,15 @@ fn populate_mem(spec: &Spec, pages: &Arc<Pages>, len: usize, populate: Populate)
     pages.expect_populated(wanted);
     let done = populate::populate_at_once(pages, wanted, priority, end);
     populate::populate_behind(pages, done, wanted);
+}
+
+/// That a RAM volume of so many bytes fails by the limit of address space; `None` if that leaves room for it.
+fn no_addresses(spec: &Spec, size: u64) -> Option<Failure> {
+    let left = address_space_left().filter(|left| *left < size)?;
+    Some(Failure::request(format!(
+        "{spec}: the limit of address space (RLIMIT_AS, `ulimit -v`) leaves {}; raise the limit, or take a smaller volume",
+        human_size(left)
+    )))
 }
 
 fn no_block(spec: &Spec) -> Failure {

@@ -10,6 +10,7 @@ use blockmux_engine::congestion::Congestion;
 use blockmux_engine::cores::Cores;
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::reactor::PollPolicy;
+use blockmux_engine::sessions::Sessions;
 use blockmux_engine::socket::{Address, Listener};
 use blockmux_lab::ceiling::{self, CeilingJob, Transport, Variant};
 use blockmux_lab::generator::Bench;
@@ -214,7 +215,8 @@ fn serve(
     let policy = &Policy::of_one_volume(protocol, place.clone(), EXPORT);
     let mut frontend = (protocol.frontend)();
     frontend.check(&[EXPORT]).map_err(Failure::run)?;
-    let service = Service { exports: &exports, places: std::slice::from_ref(&place), policy, cores };
+    let (places, sessions) = (std::slice::from_ref(&place), Sessions::default());
+    let service = Service { exports: &exports, places, policy, cores, sessions: &sessions };
     for (listener, serve) in listener.into_iter().zip(frontend.serve(&service)?.serve) {
         let inboxes = cores.inboxes();
         cores

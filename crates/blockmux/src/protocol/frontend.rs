@@ -6,6 +6,7 @@ use super::policy::{LiveAccess, Place, Policy, TargetAccess};
 use crate::failure::Failure;
 use blockmux_engine::cores::Cores;
 use blockmux_engine::listener::Serve;
+use blockmux_engine::sessions::Sessions;
 use blockmux_proto::exports::{Exports, VolumeId};
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Command};
@@ -95,6 +96,8 @@ pub(crate) struct Service<'a> {
     pub(crate) policy: &'a Policy,
     /// What serves.
     pub(crate) cores: &'a Cores,
+    /// Lists who uses what, where no connection does.
+    pub(crate) sessions: &'a Sessions,
 }
 
 /// What serves one protocol.

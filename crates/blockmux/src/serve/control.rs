@@ -19,6 +19,7 @@ use crate::protocol::frontend::{Change, Live, LiveProtocol, TargetPlace};
 use crate::protocol::policy::Policy;
 use crate::protocol::{Frontends, Protocol};
 use blockmux_engine::listener::ConnectionLimit;
+use blockmux_engine::sessions::Sessions;
 use blockmux_engine::socket::{Address, Listener};
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::served::Served;
@@ -61,6 +62,11 @@ impl Parts {
             }
         }
         Parts { limit, parts }
+    }
+
+    /// Who is logged in, whatever the protocol.
+    pub(super) fn sessions(&self) -> &Sessions {
+        self.limit.sessions()
     }
 
     /// What the listeners of one of them ask.
@@ -178,7 +184,7 @@ impl Desk {
         let done = match request {
             Request::Status => Ok(Answer::Status(self.status())),
             Request::Sessions => {
-                let sessions = self.parts.limit.sessions().list();
+                let sessions = self.parts.sessions().list();
                 Ok(Answer::Sessions(sessions.into_iter().map(SessionStatus::from).collect()))
             }
             Request::Resize { name, size } => self.resize(name, *size).map(|size| Answer::Resized { size }),

@@ -24,14 +24,15 @@ use crate::failure::Failure;
 use crate::machine::memory_bytes;
 use crate::output::print;
 use crate::poll::Poll;
-use crate::privileges::{self, Reopened};
+use crate::privileges;
 use crate::protocol::frontend::{LiveProtocol, Service, Started};
-use crate::protocol::{Carrier, Frontends, Protocol};
+use crate::protocol::{Frontends, Protocol};
 use crate::signals;
 use announce::{Amount, Announcement, Asker};
 use blockmux_engine::congestion::Congestion;
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask, Serve};
+use blockmux_engine::sessions::Sessions;
 use blockmux_engine::socket::Listener;
 use blockmux_proto::exports::Exports;
 use blockmux_volume::MAX_TRANSFER;
@@ -146,10 +147,7 @@ pub(crate) fn run(args: Args, is_verbose: bool) -> Result<ExitCode, Failure> {
     let parts = Parts::new(limit.clone(), &listeners);
     // A command is to have what the user has.
     if command.is_none() && !keep_privileges {
-        let mut served = setup.policy.listeners().iter();
-        let has_frames = served.any(|listener| listener.protocol.carrier == Carrier::Frames);
-        let reopened = Reopened::by(setup.specs());
-        privileges::give_up(Reopened { interfaces: reopened.interfaces || has_frames, ..reopened })?;
+        privileges::give_up(setup.capabilities())?;
     }
     let (cores, lives) = start(&setup, buffers, listeners, &exports, &parts)?;
     if let Some(left) = limit.lacks_space() {
@@ -219,7 +217,7 @@ fn start(
             setup.cores
         ))
     })?;
-    let (served, lives) = serve_all(setup, listeners, exports, &cores)?;
+    let (served, lives) = serve_all(setup, listeners, exports, &cores, parts.sessions())?;
     for (nth, (protocol, listener, serve)) in served.into_iter().enumerate() {
         let (inboxes, limit) = (cores.inboxes(), parts.limit_of(protocol));
         cores
@@ -236,6 +234,7 @@ fn serve_all(
     mut listeners: Vec<(&'static Protocol, Listener)>,
     exports: &Exports,
     cores: &Cores,
+    sessions: &Sessions,
 ) -> Result<(Vec<Accepting>, Vec<LiveProtocol>), Failure> {
     let (mut served, mut lives, policy) = (Vec::new(), Vec::new(), &setup.policy);
     for (protocol, frontend) in setup.frontends.iter() {
@@ -243,7 +242,8 @@ fn serve_all(
         if places.is_empty() {
             continue;
         }
-        let Started { serve, live } = frontend.serve(&Service { exports, places: &places, policy, cores })?;
+        let service = Service { exports, places: &places, policy, cores, sessions };
+        let Started { serve, live } = frontend.serve(&service)?;
         lives.extend(live.map(|live| (protocol, live)));
         let own = listeners.extract_if(.., |(other, _)| other.served_as() == protocol.name);
         served.extend(own.zip(serve).map(|((protocol, listener), serve)| (protocol, listener, serve)));

@@ -12,11 +12,13 @@ use crate::failure::Failure;
 use crate::open::Populate;
 use crate::poll::Poll;
 use crate::protocol::policy::{Policy, PolicyListener};
-use crate::protocol::{self, Frontends, Listening, PROTOCOLS, Protocol};
+use crate::protocol::{self, Carrier, Frontends, Listening, PROTOCOLS, Protocol};
 use blockmux_engine::congestion::Congestion;
 use blockmux_engine::state::check_directory;
+use blockmux_lab::ceiling::Transport;
 use blockmux_proto::exports::Exports;
 use blockmux_volume::Spec;
+use rustix::thread::CapabilitySet;
 use std::collections::HashSet;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -145,6 +147,25 @@ impl Setup {
     /// What the volumes are made of, in order.
     pub(super) fn specs(&self) -> impl Iterator<Item = &Spec> {
         self.volumes.iter().map(|volume| &volume.spec)
+    }
+
+    /// The capabilities that it needs while it serves: to open interfaces that come back, and to connect again to Unix
+    /// sockets of other users.
+    pub(super) fn capabilities(&self) -> CapabilitySet {
+        let mut needed = CapabilitySet::empty();
+        let mut served = self.policy.listeners().iter();
+        let has_frames = served.any(|listener| listener.protocol.carrier == Carrier::Frames);
+        needed.set(CapabilitySet::NET_RAW, has_frames);
+        for url in self.specs().flat_map(Spec::urls) {
+            match protocol::of_url(url.as_written()) {
+                Some((protocol, _)) if protocol.carrier == Carrier::Frames => {
+                    needed |= CapabilitySet::NET_RAW
+                }
+                Some((_, Transport::Unix)) => needed |= CapabilitySet::DAC_OVERRIDE,
+                _ => {}
+            }
+        }
+        needed
     }
 
     /// What is not served because somebody has said where to listen for something else, in a line;

@@ -337,3 +337,15 @@ fn two_ram_volumes_of_one_size_are_two() {
 fn text_of(output: &std::process::Output) -> String {
     text(&output.stderr)
 }
+
+#[test]
+fn a_ram_volume_beyond_the_limit_of_address_space_is_refused_with_that_limit() {
+    let mut command = std::process::Command::new("sh");
+    // In KiB.
+    command.args(["-c", "ulimit -v 500000; exec \"$0\" serve mem:1g", crate::program::BLOCKMUX]);
+    let output = command.output().unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("mem:1g: the limit of address space (RLIMIT_AS, `ulimit -v`) leaves "), "{said}");
+    assert!(!said.contains("this machine"), "{said}");
+}

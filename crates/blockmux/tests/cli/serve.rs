@@ -355,27 +355,6 @@ fn once_all_is_open_no_thread_has_a_capability_or_can_get_one() {
 }
 
 #[test]
-fn a_remote_volume_behind_another_user_s_socket_is_reached_after_the_start_too() {
-    if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can make another user's files");
-        return;
-    }
-    let directory = tempfile::tempdir().unwrap();
-    let theirs = directory.path().join("theirs");
-    std::fs::create_dir(&theirs).unwrap();
-    let socket = theirs.join("socket");
-    let _server = Daemon::serve(&["mem:1m", "--nbd", &format!("unix:{}", socket.display())]);
-    for path in [&socket, &theirs] {
-        std::os::unix::fs::chown(path, Some(4_000_017), Some(4_000_017)).unwrap();
-        std::fs::set_permissions(path, Permissions::from_mode(0o700)).unwrap();
-    }
-    let url = format!("nbd+unix:///disk0?socket={}", socket.display());
-    let gateway = Daemon::serve(&[&url, "--nbd", "127.0.0.1:0"]);
-    let to = format!("file:{}?size=1m", directory.path().join("copy").display());
-    succeed(Command::new(BLOCKMUX).args(["copy", &gateway.urls_of("nbd").remove(0), &to]));
-}
-
-#[test]
 fn a_daemon_that_knows_secrets_leaves_no_core_dump_with_them() {
     heed_signals();
     let directory = tempfile::tempdir().unwrap();

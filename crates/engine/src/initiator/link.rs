@@ -20,9 +20,11 @@ use blockmux_tls::Psk;
 use blockmux_volume::{Completion, Io, IoError, Tag, Waker};
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::io::ErrorKind;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
+use tracing::warn;
 
 /// One session of a channel, over all its lives.
 pub(super) struct Link<D: Dialer, H: Host> {
@@ -266,7 +268,14 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 self.state = State::Connecting { connection, until };
                 self.run_connecting()
             }
-            Err(error) => self.lose(&error.to_string()),
+            Err(error) => {
+                // No retry mends that, and a user who waits for the last one should know what to mend.
+                if error.kind() == ErrorKind::PermissionDenied && self.retry.on_denial() {
+                    let target = self.moves.address();
+                    warn!(%target, "cannot connect: {error}; let this process open it, it is tried again meanwhile");
+                }
+                self.lose(&error.to_string())
+            }
         }
     }
 

@@ -34,6 +34,7 @@ mod sync {
 
 pub use image::{ImageError, ReservationStore, SaveTicket};
 pub use left::{Left, MOST_LEFT};
+pub(crate) use traffic::UserMeter;
 pub use traffic::{Meter, MeterReader, Traffic};
 
 pub(crate) use admission::{Admission, Admissions, IoCounter, IoGuard, Needs, Reserved};

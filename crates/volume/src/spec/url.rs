@@ -22,12 +22,6 @@ impl Url {
         &self.0
     }
 
-    /// What stands before `://`.
-    #[must_use]
-    pub fn scheme(&self) -> &str {
-        self.0.split_once("://").map_or("", |(scheme, _)| scheme)
-    }
-
     /// Takes relative paths among the parameters as below a directory: `socket` and whatever ends
     /// in `_file`.
     #[must_use]

@@ -11,14 +11,17 @@ mod store;
 use super::frontend::{Frontend, Named, Portal, Service, Started, Way};
 use super::{Carrier, KeyError, Protocol};
 use crate::failure::Failure;
+use crate::privileges::{self, START_WITH_PRIVILEGES};
 use blockmux_engine::aoe::{self, ServeError, Share};
 use blockmux_engine::cores::Cores;
+use blockmux_engine::sessions::Sessions;
 use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_proto::aoe::Address as Disk;
 use blockmux_proto::aoe::unit::Unit;
 use blockmux_proto::exports::Exports;
 use blockmux_wire::aoe::{ANY_SHELF, ANY_SLOT};
 use clap::{ArgMatches, Args, Command, FromArgMatches};
+use rustix::thread::CapabilitySet;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -114,7 +117,7 @@ impl Frontend for Aoe {
     }
 
     fn serve(&self, service: &Service<'_>) -> Result<Started, Failure> {
-        let Service { exports, places, policy, cores } = service;
+        let Service { exports, places, policy, cores, sessions } = service;
         let all = Named::all(exports).into_iter();
         let here = all.filter(|named| places.iter().any(|place| policy.serves(&AOE, place, &named.export)));
         let units = here.filter_map(|named| Some((self.disk_of(&named)?, named))).map(|(disk, named)| {
@@ -133,7 +136,7 @@ impl Frontend for Aoe {
         for (names, interfaces) in groups {
             let units = units.iter().filter(|(name, _)| names.contains(&name.as_str()));
             let units: Vec<Unit> = units.map(|(_, unit)| unit.clone()).collect();
-            start_at(cores, exports, &interfaces, &units)?;
+            start_at(cores, exports, &interfaces, &units, sessions)?;
         }
         Ok(Started { serve: Vec::new(), live: None })
     }
@@ -175,13 +178,20 @@ impl Aoe {
 }
 
 /// Serves these units at these interfaces, on all cores that there is work for.
-fn start_at(cores: &Cores, exports: &Exports, interfaces: &[String], units: &[Unit]) -> Result<(), Failure> {
+fn start_at(
+    cores: &Cores,
+    exports: &Exports,
+    interfaces: &[String],
+    units: &[Unit],
+    sessions: &Sessions,
+) -> Result<(), Failure> {
     let of = cores.count().clamp(1, MOST_CORES);
     for nth in 0..of {
         let share = Share { nth: nth as u8, of: of as u8 };
         let (interfaces, exports, units) = (interfaces.to_vec(), exports.clone(), units.to_vec());
+        let sessions = sessions.clone();
         cores
-            .ask(nth, move |core| aoe::serve(core, &interfaces, share, exports, units))
+            .ask(nth, move |core| aoe::serve(core, &interfaces, share, exports, units, sessions))
             .ok_or_else(|| Failure::run("a core has ended; start again with -v"))?
             .map_err(|error| cannot_serve(&error))?;
     }
@@ -198,6 +208,9 @@ fn cannot_serve(error: &ServeError) -> Failure {
 /// Why an interface cannot be used, and what to do.
 fn cannot_open(port: &blockmux_engine::frames::target::PortError) -> Failure {
     let advice = match port.error.kind() {
+        ErrorKind::PermissionDenied if privileges::has_given_up(CapabilitySet::NET_RAW) => {
+            START_WITH_PRIVILEGES
+        }
         ErrorKind::PermissionDenied => {
             "raw frames need CAP_NET_RAW; run as root, or give the program that capability"
         }
