@@ -11,6 +11,7 @@ pub(crate) mod task_set;
 pub use device::*;
 pub use lun::Lun;
 pub use sense::{Sense, SenseBytes};
+pub use task_set::BackgroundWork;
 
 #[cfg(test)]
 pub(crate) use device::testing;

@@ -16,6 +16,7 @@
 //! the volume. Tasks of this nexus are counted for that. Tasks of other nexuses, which CLEAR TASK SET and resets abort
 //! too, end with their next step; for their I/O, the function waits until all is over that was in flight at the volume.
 
+mod background;
 mod functions;
 mod router;
 mod tasks;
@@ -24,6 +25,7 @@ mod transport;
 #[cfg(test)]
 mod tests;
 
+pub use background::BackgroundWork;
 pub(crate) use functions::FunctionDone;
 pub(crate) use router::TaskRouter;
 pub(crate) use tasks::{Entry, State, TaskQueue, TaskSet};

@@ -6,6 +6,7 @@ use crate::exports::VolumeId;
 use crate::scsi::testing::{Bench, command};
 use crate::scsi::{Lun, ManagementResponse, Response, Sense, Status, TaskManagement};
 use blockmux_volume::{Channel, Completion, Io, Seg, SgList};
+use std::time::Instant;
 
 /// How far a task's data has come: what is here, and whether more is on its way.
 #[derive(Default)]
@@ -302,7 +303,44 @@ fn io_of_a_task_that_moved_completes_at_its_new_driver() {
     assert_eq!(nexus.responses, [(1, Status::GOOD)]);
 }
 
+#[test]
+fn work_in_the_background_goes_on_without_a_session_and_pauses() {
+    let bench = Bench::new();
+    let mut client = bench.client("a");
+    let list = [&[1, 0, 2, 0][..], &[7; 512]].concat();
+    client.run_with(&OVERWRITE_IMMEDIATELY, &list).good();
+    let (mut work, mut channel) = (BackgroundWork::new(bench.target.clone()), client.channel);
+    drop(client.server);
+    let (mut now, mut pauses) = (Instant::now(), 0);
+    while work.on_turn(now) {
+        let mut done: Vec<Completion> = Vec::new();
+        match work.poll_io() {
+            Some((_, io)) => channel.submit(io),
+            None => {
+                // Told the time, it says when the pause ends, and rests until then.
+                assert!(work.on_turn(now) && work.poll_io().is_none());
+                let until = work.poll_timeout(now).expect("a pause");
+                assert!(until > now);
+                (now, pauses) = (until, pauses + 1);
+                continue;
+            }
+        }
+        channel.kick();
+        while done.is_empty() {
+            channel.poll(&mut done);
+        }
+        done.into_iter().for_each(|done| work.on_io(done));
+    }
+    assert!(pauses > 0);
+    let mut client = bench.fresh_client("b");
+    assert_eq!(client.run(&[0; 6]).check(), (6, 0x2900));
+    assert_eq!(client.run(READ).good(), vec![7; 512]);
+    assert!(!BackgroundWork::new(bench.target.clone()).on_turn(now), "nothing is left to do");
+}
+
 const LUN: Lun = Lun(0);
+/// SANITIZE, OVERWRITE with IMMED, and its parameter list of 516 bytes.
+const OVERWRITE_IMMEDIATELY: [u8; 10] = [0x48, 0x81, 0, 0, 0, 0, 0, 2, 4, 0];
 /// READ (10) of block 0.
 const READ: &[u8] = &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
 /// WRITE (10) of block 0.
