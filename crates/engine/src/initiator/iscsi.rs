@@ -56,7 +56,7 @@ pub struct Endpoint {
     pub connections: u32,
     /// How long to try again when a connection is lost, before I/O fails.
     pub patience: Duration,
-    /// How long an answer may take before the connection counts as lost, as [`Dialer::timeout`].
+    /// How long an answer may take before the connection counts as lost, as [`Paths::timeout`].
     pub timeout: Option<Duration>,
 }
 

@@ -51,7 +51,7 @@ pub struct Endpoint {
     pub queues: u16,
     /// How long to try again when a connection is lost, before I/O fails.
     pub patience: Duration,
-    /// How long an answer may take before the connection counts as lost, as [`Dialer::timeout`].
+    /// How long an answer may take before the connection counts as lost, as [`Paths::timeout`].
     pub timeout: Option<Duration>,
     /// The key that every connection is secured with; `None`: without TLS.
     pub tls_key: Option<ConfiguredPsk>,
