@@ -134,19 +134,18 @@ pub(crate) fn open(spec: &Spec, how: Use) -> Result<Opened, Failure> {
 fn open_mem(spec: &Spec, mem: MemSpec, how: Use) -> Result<Arc<dyn Volume>, Failure> {
     let size = mem.size;
     // Untouched blocks cost nothing but their states, so a volume may be larger than memory, within reason.
-    let of_machine = ("this machine", memory_bytes().saturating_mul(MEMORY_TIMES));
-    let of_process = address_space_left().map(|left| ("the limit of address space (RLIMIT_AS)", left));
-    let (who, most) = of_process.filter(|(_, left)| *left < of_machine.1).unwrap_or(of_machine);
+    let most = memory_bytes().saturating_mul(MEMORY_TIMES);
     let refuse = || {
-        let most = human_size(most);
-        Failure::request(format!("{spec}: more RAM than {who} can promise; take at most {most}"))
+        no_addresses(spec, size).unwrap_or_else(|| {
+            let most = human_size(most);
+            Failure::request(format!("{spec}: more RAM than this machine can promise; take at most {most}"))
+        })
     };
     let len = usize::try_from(size).ok().filter(|_| size <= most).ok_or_else(refuse)?;
     let room = if how.may_grow { size.saturating_mul(ROOM_TIMES).max(LEAST_ROOM).min(most) } else { size };
     // A limit on addresses may leave less than that.
     let pages = usize::try_from(room).ok().and_then(|room| map_pages(room).ok());
-    let pages = pages
-        .map_or_else(|| map_pages(len).map_err(|_| no_addresses(spec, size).unwrap_or_else(refuse)), Ok)?;
+    let pages = pages.map_or_else(|| map_pages(len).map_err(|_| refuse()), Ok)?;
     // Nobody writes to it, and blocks that were never written are read without memory.
     let populate = if mem.populate && !how.is_read_only() { how.populate } else { Populate::Not };
     populate_mem(spec, &pages, len, populate);

@@ -107,10 +107,8 @@ fn all_paths_are_found_where_discovery_has_a_secret_of_its_own() {
     let output = blockmux(["info", &plain]);
     assert!(!output.status.success(), "discovery takes another secret");
     let with = format!("{plain}&discovery_user=looks&discovery_secret_file={looks}");
-    for algorithms in ["", "&chap_a=MD5", "&chap_a=SHA3-256,SHA-256"] {
-        let output = blockmux(["info", &format!("{with}{algorithms}")]);
-        assert!(output.status.success(), "{algorithms}: {}", text(&output.stderr));
-    }
+    let output = blockmux(["info", &with]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
     let portal = with.replace("/iqn.a/0", "");
     let found = blockmux(["discover", &portal]);
     assert!(text(&found.stdout).contains("1 MiB"), "{}{}", text(&found.stdout), text(&found.stderr));
