@@ -335,14 +335,7 @@ impl Plan {
 
 /// Whether what was written to a volume of this kind can be read again.
 fn keeps_content(spec: &Spec) -> bool {
-    match spec {
-        Spec::Null(_) => false,
-        Spec::Delay(_, inner) | Spec::Fault(_, inner) | Spec::Rate(_, inner) | Spec::Log(_, inner) => {
-            keeps_content(inner)
-        }
-        Spec::Stripe { members, .. } => members.iter().any(keeps_content),
-        Spec::Mem(_) | Spec::File(_) | Spec::Block(_) | Spec::Url(_) => true,
-    }
+    spec.leaves().into_iter().any(|leaf| !matches!(leaf, Spec::Null(_)))
 }
 
 /// RAM of `--size`, or so much that the machine keeps most of its memory.
