@@ -139,7 +139,7 @@ impl Stream {
     /// The address of this machine that the peer has connected to; `None` for a Unix socket.
     #[must_use]
     pub fn local_ip(&self) -> Option<IpAddr> {
-        Some(self.socket.local_addr().ok()?.as_socket()?.ip())
+        local_ip(&self.socket)
     }
 
     /// The address that the peer comes from; `None` for a Unix socket.
@@ -299,8 +299,7 @@ fn prepare(socket: &Socket, tcp_peer: Option<IpAddr>) -> io::Result<()> {
         let keepalive =
             socket2::TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
         SockRef::from(socket).set_tcp_keepalive(&keepalive)?;
-        let local = socket.local_addr()?.as_socket().map(|address| address.ip());
-        if local == Some(peer) && paces(socket) {
+        if local_ip(socket) == Some(peer) && paces(socket) {
             // The system doubles it.
             let _ = socket.set_send_buffer_size(PACED_BUFFER / 2);
         }
@@ -309,6 +308,10 @@ fn prepare(socket: &Socket, tcp_peer: Option<IpAddr>) -> io::Result<()> {
         let _ = socket.set_send_buffer_size(UNIX_BUFFER);
     }
     Ok(())
+}
+
+fn local_ip(socket: &Socket) -> Option<IpAddr> {
+    Some(socket.local_addr().ok()?.as_socket()?.ip())
 }
 
 fn paces(socket: &impl AsFd) -> bool {
