@@ -48,13 +48,8 @@ impl Audit {
                 self.is_member = true;
                 self.begin(login);
             }
-            // Only `StationAudits` sees those of stations that have come.
-            AuditEvent::StationCame { .. } => {}
-            AuditEvent::ByStation { login, event } => {
-                let mut station = Audit::new(&login.initiator, self.sessions.clone());
-                station.login = Some(login);
-                station.on_event(*event, volume);
-            }
+            // `StationAudits` takes those: a connection is no station.
+            AuditEvent::StationCame { .. } | AuditEvent::ByStation { .. } => {}
             AuditEvent::Refused { login, reason } => {
                 self.is_refused = true;
                 self.warn(&format!("login refused: {reason}"), &login);
@@ -156,14 +151,14 @@ impl StationAudits {
                 self.there.push((login, audit));
             }
             AuditEvent::ByStation { login, event } => {
-                let at = self.there.iter().position(|(other, _)| *other == login);
-                match (*event, at) {
-                    (event @ AuditEvent::Logout { .. }, Some(at)) => {
-                        self.there.remove(at).1.on_event(event, volume);
-                    }
-                    (event, _) => {
-                        let event = AuditEvent::ByStation { login, event: Box::new(event) };
-                        Audit::new("", Sessions::default()).on_event(event, volume);
+                let is_departure = matches!(*event, AuditEvent::Logout { .. });
+                match self.there.iter().position(|(other, _)| *other == login) {
+                    Some(at) if is_departure => self.there.remove(at).1.on_event(*event, volume),
+                    Some(at) => self.there[at].1.on_event(*event, volume),
+                    None => {
+                        let mut audit = Audit::new(&login.initiator, self.sessions.clone());
+                        audit.login = Some(login);
+                        audit.on_event(*event, volume);
                     }
                 }
             }
