@@ -34,6 +34,13 @@ pub(super) struct NamedSpec {
     pub(super) spec: Spec,
 }
 
+impl From<NamedSpec> for VolumeEntry {
+    fn from(NamedSpec { name, spec }: NamedSpec) -> VolumeEntry {
+        let (uuid, protocols, description) = (None, None, String::new());
+        VolumeEntry { name, spec, uuid, shared: false, read_only: false, description, protocols }
+    }
+}
+
 /// Everything that a daemon does.
 pub(super) struct Setup {
     volumes: Vec<NamedVolume>,
@@ -80,15 +87,7 @@ impl Setup {
         let config = args.config.as_deref().map(|path| Config::read(path, &mut frontends));
         let mut config = config.transpose()?.unwrap_or_default();
         let read_only = args.read_only || config.read_only;
-        let from_args = args.volumes.drain(..).map(|NamedSpec { name, spec }| VolumeEntry {
-            name,
-            spec,
-            uuid: None,
-            shared: false,
-            read_only: false,
-            description: String::new(),
-            protocols: None,
-        });
+        let from_args = args.volumes.drain(..).map(VolumeEntry::from);
         let volumes = name_all(config.volume.drain(..).chain(from_args).collect(), read_only)?;
         let listeners = frontends.listeners();
         listeners.iter().try_for_each(|(protocol, entry)| check_sockets(protocol, &entry.address))?;
@@ -291,18 +290,7 @@ mod tests {
     use blockmux_volume::spec::MemSpec;
 
     fn names(volumes: &[&str]) -> Result<Vec<String>, String> {
-        let entries = volumes.iter().map(|text| {
-            let NamedSpec { name, spec } = text.parse()?;
-            Ok(VolumeEntry {
-                name,
-                spec,
-                uuid: None,
-                shared: false,
-                read_only: false,
-                description: String::new(),
-                protocols: None,
-            })
-        });
+        let entries = volumes.iter().map(|text| text.parse().map(<NamedSpec as Into<VolumeEntry>>::into));
         let named = name_all(entries.collect::<Result<_, String>>()?, false)
             .map_err(|failure| failure.to_string())?;
         Ok(named.into_iter().map(|volume| volume.name).collect())
