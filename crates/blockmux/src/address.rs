@@ -6,6 +6,8 @@
 //! Port 0 lets the system choose.
 
 use crate::failure::Failure;
+use crate::protocol::Carrier;
+use crate::protocol::policy::Place;
 use blockmux_engine::socket::Address;
 use serde::Deserialize;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
@@ -25,6 +27,8 @@ pub(crate) enum ListenAddress {
     },
     /// A Unix domain socket.
     Unix(PathBuf),
+    /// A network interface, which is never read from the text of an address.
+    Interface(String),
 }
 
 /// What is wrong with an address, and what to write.
@@ -67,20 +71,21 @@ impl ListenAddress {
         }
     }
 
-    /// The address itself, its name looked up.
-    pub(crate) fn resolve(&self, default_port: u16) -> Result<Address, Failure> {
+    /// The place itself, its name looked up.
+    pub(crate) fn resolve(&self, default_port: u16) -> Result<Place, Failure> {
         let (host, port) = match self {
-            ListenAddress::Unix(path) => return Ok(Address::Unix(path.clone())),
+            ListenAddress::Unix(path) => return Ok(Place::Socket(Address::Unix(path.clone()))),
+            ListenAddress::Interface(interface) => return Ok(Place::Interface(interface.clone())),
             ListenAddress::Tcp { host, port } => (host.as_str(), port.unwrap_or(default_port)),
         };
         if host.is_empty() {
-            return Ok(Address::Tcp(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port)));
+            return Ok(Place::of_tcp(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port)));
         }
         if let Ok(ip) = host.parse::<IpAddr>() {
-            return Ok(Address::Tcp(SocketAddr::new(ip, port)));
+            return Ok(Place::of_tcp(SocketAddr::new(ip, port)));
         }
         let found = (host, port).to_socket_addrs().ok().and_then(|mut found| found.next());
-        found.map(Address::Tcp).ok_or_else(|| {
+        found.map(Place::of_tcp).ok_or_else(|| {
             Failure::request(format!(
                 "cannot find host `{host}`; write an address of this machine, such as :{port}"
             ))
@@ -142,44 +147,31 @@ impl TryFrom<String> for ListenAddress {
     }
 }
 
-/// Where to listen and for which volumes, as it was written: `ADDRESS` or
-/// `ADDRESS?volumes=NAME,NAME`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
+/// Where to serve and for which volumes, as it was written: `PLACE` or `PLACE?volumes=NAME,NAME`.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ListenerEntry {
-    /// The address.
     pub(crate) address: ListenAddress,
     /// Names of the volumes that are served there; `None`: the rule in `protocol/policy.rs`
     /// decides.
     pub(crate) volumes: Option<Vec<String>>,
 }
 
-/// What an address or an interface is, and the names of the volumes behind it.
-pub(crate) fn split_volumes(text: &str) -> (&str, Option<Vec<String>>) {
-    match text.rsplit_once(VOLUMES) {
-        Some((before, names)) => (before, Some(names.split(',').map(str::to_owned).collect())),
-        None => (text, None),
+impl ListenerEntry {
+    /// Reads it as protocols over such a carrier have it.
+    pub(crate) fn read(carrier: Carrier, text: &str) -> Result<ListenerEntry, AddressError> {
+        let (address, volumes) = match text.rsplit_once(VOLUMES) {
+            Some((address, names)) => (address, Some(names.split(',').map(str::to_owned).collect())),
+            None => (text, None),
+        };
+        let address = match carrier {
+            Carrier::Stream => address.parse()?,
+            Carrier::Frames => ListenAddress::Interface(address.to_owned()),
+        };
+        Ok(ListenerEntry { address, volumes })
     }
 }
 
 const VOLUMES: &str = "?volumes=";
-
-impl FromStr for ListenerEntry {
-    type Err = AddressError;
-
-    fn from_str(text: &str) -> Result<ListenerEntry, AddressError> {
-        let (address, volumes) = split_volumes(text);
-        Ok(ListenerEntry { address: address.parse()?, volumes })
-    }
-}
-
-impl TryFrom<String> for ListenerEntry {
-    type Error = AddressError;
-
-    fn try_from(text: String) -> Result<ListenerEntry, AddressError> {
-        text.parse()
-    }
-}
 
 /// Whether an address of the config means that listener: the unspecified address means every
 /// address, port 0 every port.
@@ -237,11 +229,14 @@ mod tests {
 
     #[test]
     fn a_listener_may_name_its_volumes() {
-        let entry = |text: &str| text.parse::<ListenerEntry>().unwrap();
-        assert_eq!(entry(":7").volumes, None);
-        let with = entry("unix:/s?volumes=a,b");
+        let entry = |carrier, text: &str| ListenerEntry::read(carrier, text).unwrap();
+        assert_eq!(entry(Carrier::Stream, ":7").volumes, None);
+        let with = entry(Carrier::Stream, "unix:/s?volumes=a,b");
         assert_eq!(with.address, ListenAddress::Unix("/s".into()));
         assert_eq!(with.volumes, Some(vec!["a".to_owned(), "b".to_owned()]));
+        let at_interface = entry(Carrier::Frames, "10809?volumes=a");
+        assert_eq!(at_interface.address, ListenAddress::Interface("10809".to_owned()));
+        assert_eq!(at_interface.volumes, Some(vec!["a".to_owned()]));
     }
 
     #[test]
@@ -250,7 +245,7 @@ mod tests {
             [(":1", true), ("[::1]:1", true), ("unix:s", true), ("0.0.0.0", false), ("::", false)]
         {
             let address: ListenAddress = text.parse().unwrap();
-            assert_eq!(is_local(&address.resolve(1).unwrap()), expected, "{text}");
+            assert_eq!(address.resolve(1).unwrap().socket().map(is_local), Some(expected), "{text}");
         }
     }
 }

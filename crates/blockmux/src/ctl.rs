@@ -8,14 +8,13 @@ mod sessions;
 pub(crate) use self::sessions::SessionStatus;
 use crate::failure::Failure;
 use crate::output::{both_sizes, print, printable};
-use crate::protocol::{iscsi, nvme_tcp};
+use crate::protocol::frontend::Change;
 use blockmux_volume::units::{human_size, parse_size};
 use rustix::fd::AsFd;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -129,47 +128,9 @@ pub(crate) enum Request {
         /// NSID or LUN
         number: u32,
     },
-    /// Let a host use a subsystem, or change what holds for it; files are read by the daemon
-    AddHost {
-        /// Subsystem NQN
-        target: String,
-        #[command(flatten)]
-        host: nvme_tcp::HostEntry,
-    },
-    /// Let a host use a subsystem no more, and end its controllers
-    RemoveHost {
-        /// Subsystem NQN
-        target: String,
-        /// Its NQN
-        hostnqn: String,
-    },
-    /// Read the secret and key files of a subsystem's hosts again
-    ReadKeys {
-        /// Subsystem NQN
-        target: String,
-        /// One host [default: all]
-        hostnqn: Option<String>,
-    },
-    /// Set how listeners lead to an ANA group; hosts are told
-    Ana {
-        /// Subsystem NQN
-        target: String,
-        /// ANAGRPID
-        group: u32,
-        state: nvme_tcp::State,
-        /// One listener [default: all]
-        #[arg(long, value_name = "ADDR")]
-        at: Option<SocketAddr>,
-    },
-    /// Set how listeners lead to an iSCSI target's logical units; initiators are told
-    Alua {
-        /// iSCSI name
-        target: String,
-        state: iscsi::State,
-        /// One listener, if it is a portal group of its own [default: all]
-        #[arg(long, value_name = "ADDR")]
-        at: Option<SocketAddr>,
-    },
+    /// What one protocol alone knows.
+    #[command(flatten)]
+    Change(Change),
 }
 
 /// What it answers.
@@ -191,10 +152,8 @@ pub(crate) enum Answer {
     Attached {
         number: u32,
     },
-    /// Of how many hosts.
-    KeysRead {
-        hosts: u32,
-    },
+    /// What there is to say when it is done.
+    Said(String),
     Done,
     /// Why it was not done, and what to do.
     Failed(String),
@@ -265,10 +224,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         (Answer::Attached { number }, _, Request::Attach { target, .. }) => {
             print(format_args!("{}  {number}", printable(&target)))
         }
-        (Answer::KeysRead { hosts }, _, Request::ReadKeys { .. }) => {
-            print(format_args!("read the files of {hosts} {}", if hosts == 1 { "host" } else { "hosts" }))
-        }
-        (Answer::Done, _, asked) if asked.has_no_answer() => Ok(()),
+        (Answer::Said(text), ..) => print(printable(&text)),
+        (Answer::Done, ..) => Ok(()),
         (Answer::Status(status), Command::Status { json: true }, _) => {
             print(serde_json::to_string(&status).map_err(Failure::run)?)
         }
@@ -283,25 +240,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-impl Request {
-    /// Whether there is nothing to say when it is done.
-    fn has_no_answer(&self) -> bool {
-        use Request::{AddHost, Alua, Ana, Detach, Remove, RemoveHost};
-        matches!(
-            self,
-            Remove { .. } | Detach { .. } | AddHost { .. } | RemoveHost { .. } | Ana { .. } | Alua { .. }
-        )
-    }
-}
-
 impl Command {
     fn request(&self) -> Request {
         match self {
             Command::Status { .. } => Request::Status,
             Command::Sessions { .. } => Request::Sessions,
-            Command::Change(Request::AddHost { target, host }) => {
-                Request::AddHost { target: target.clone(), host: host.clone().absolute() }
-            }
             Command::Change(request) => request.clone(),
         }
     }

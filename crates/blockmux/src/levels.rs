@@ -1,5 +1,6 @@
 //! Which lines the log has, by area: `--verbose` for all of them, `--log` for each.
 
+use crate::protocol::PROTOCOLS;
 use blockmux_engine::audit::AUDIT;
 use std::str::FromStr;
 use tracing::level_filters::LevelFilter;
@@ -16,18 +17,17 @@ struct Area {
     targets: &'static [&'static str],
 }
 
+const PROTOCOL: &str = "protocol";
+
 /// A module that is named here counts with those below it; whatever is in none goes by `--verbose`.
 static AREAS: [Area; 5] = [
     Area { name: "audit", targets: &[AUDIT] },
     Area {
-        name: "protocol",
+        name: PROTOCOL,
         targets: &[
             "blockmux_engine::connection",
             "blockmux_engine::frames",
-            "blockmux_engine::iscsi",
             "blockmux_engine::listener",
-            "blockmux_engine::nbd",
-            "blockmux_engine::nvme_tcp",
             "blockmux_engine::secure",
             "blockmux_engine::target",
         ],
@@ -39,6 +39,15 @@ static AREAS: [Area; 5] = [
     },
     Area { name: "control", targets: &["blockmux::serve"] },
 ];
+
+impl Area {
+    /// Its targets; those of the protocols are the engine's modules of their names.
+    fn all(&self) -> impl Iterator<Item = String> {
+        let protocols = PROTOCOLS.iter().filter(|_| self.name == PROTOCOL);
+        let modules = protocols.map(|protocol| format!("blockmux_engine::{}", protocol.key()));
+        self.targets.iter().map(ToString::to_string).chain(modules)
+    }
+}
 
 impl FromStr for Levels {
     type Err = String;
@@ -71,8 +80,7 @@ impl Levels {
             _ => LevelFilter::TRACE,
         };
         let audit = if is_daemon { level.max(LevelFilter::INFO) } else { level };
-        let asked =
-            self.0.iter().flat_map(|(area, level)| area.targets.iter().map(|target| (*target, *level)));
+        let asked = self.0.iter().flat_map(|(area, level)| area.all().map(|target| (target, *level)));
         Targets::new().with_default(level).with_target(AUDIT, audit).with_targets(asked)
     }
 }
@@ -86,7 +94,11 @@ mod tests {
     fn a_level_holds_for_its_area_and_no_other() {
         let levels: Levels = "protocol=debug,audit=off".parse().unwrap();
         let targets = levels.targets(0, true);
-        assert!(targets.would_enable("blockmux_engine::target", &Level::DEBUG));
+        for target in
+            ["blockmux_engine::target", "blockmux_engine::nvme_tcp", "blockmux_engine::iscsi::portal"]
+        {
+            assert!(targets.would_enable(target, &Level::DEBUG));
+        }
         assert!(!targets.would_enable("blockmux_engine::file::volume", &Level::INFO));
         assert!(!targets.would_enable(AUDIT, &Level::ERROR));
     }

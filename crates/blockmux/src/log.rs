@@ -102,17 +102,13 @@ fn write_out(messages: &Receiver<Message>, left_out: &AtomicU64, has_time: bool)
     }
 }
 
-/// On a terminal a line takes the place of a progress bar that stands there, which is drawn again below it.
+/// On a terminal a line takes the place of a progress bar that stands there, which is drawn again below it. All goes out in
+/// one piece, as standard output may be the same file.
 fn write_line(is_terminal: bool, line: &[u8], time: Option<Timestamp>) -> io::Result<()> {
-    let mut stderr = io::stderr().lock();
-    if is_terminal {
-        stderr.write_all(b"\r\x1b[K")?;
-    }
-    if let Some(time) = time {
-        // Lines begin with a space where a level is short.
-        write!(stderr, "{time:.3} ")?;
-    }
-    stderr.write_all(line)
+    let clear = if is_terminal { "\r\x1b[K" } else { "" };
+    // Lines begin with a space where a level is short.
+    let time = time.map_or_else(String::new, |time| format!("{time:.3} "));
+    io::stderr().write_all(&[clear.as_bytes(), time.as_bytes(), line].concat())
 }
 
 /// More than a busy daemon says while its reader takes a breath.

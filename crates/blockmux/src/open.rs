@@ -136,8 +136,10 @@ fn open_mem(spec: &Spec, mem: MemSpec, how: Use) -> Result<Arc<dyn Volume>, Fail
     // Untouched blocks cost nothing but their states, so a volume may be larger than memory, within reason.
     let most = memory_bytes().saturating_mul(MEMORY_TIMES);
     let refuse = || {
-        let most = human_size(most);
-        Failure::request(format!("{spec}: more RAM than this machine can promise; take at most {most}"))
+        no_addresses(spec, size).unwrap_or_else(|| {
+            let most = human_size(most);
+            Failure::request(format!("{spec}: more RAM than this machine can promise; take at most {most}"))
+        })
     };
     let len = usize::try_from(size).ok().filter(|_| size <= most).ok_or_else(refuse)?;
     let room = if how.may_grow { size.saturating_mul(ROOM_TIMES).max(LEAST_ROOM).min(most) } else { size };
@@ -173,6 +175,15 @@ fn populate_mem(spec: &Spec, pages: &Arc<Pages>, len: usize, populate: Populate)
     pages.expect_populated(wanted);
     let done = populate::populate_at_once(pages, wanted, priority, end);
     populate::populate_behind(pages, done, wanted);
+}
+
+/// That a RAM volume of so many bytes fails by the limit of address space; `None` if that leaves room for it.
+fn no_addresses(spec: &Spec, size: u64) -> Option<Failure> {
+    let left = address_space_left().filter(|left| *left < size)?;
+    Some(Failure::request(format!(
+        "{spec}: the limit of address space (RLIMIT_AS, `ulimit -v`) leaves {}; raise the limit, or take a smaller volume",
+        human_size(left)
+    )))
 }
 
 fn no_block(spec: &Spec) -> Failure {

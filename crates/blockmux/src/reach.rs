@@ -1,7 +1,7 @@
 //! From a URL to a server that answers.
 
 use crate::failure::Failure;
-use crate::protocol::{self, Remote};
+use crate::protocol::{PROTOCOLS, Remote};
 use blockmux_engine::socket::Address;
 use blockmux_proto::iscsi::url::MAX_PORTALS;
 use blockmux_volume::spec;
@@ -15,7 +15,7 @@ pub(crate) fn of_url(url: &str) -> Result<Box<dyn Remote>, Failure> {
     let wrong = |what: String| Failure::request(format!("{shown}: {what}; {}", spoken()));
     let Some((scheme, _)) = url.split_once("://") else { return Err(wrong("is not a URL".to_owned())) };
     let scheme = scheme.to_ascii_lowercase();
-    let found = protocol::spoken().find(|protocol| {
+    let found = PROTOCOLS.iter().find(|protocol| {
         let mut known = protocol.schemes.iter().map(|(known, _)| known).chain(protocol.unspoken_schemes);
         known.any(|known| *known == scheme)
     });
@@ -86,7 +86,7 @@ pub(crate) fn ask_each<T, E>(
 
 /// What to write instead.
 fn spoken() -> String {
-    let forms: Vec<&str> = protocol::spoken().flat_map(|protocol| protocol.url_forms).copied().collect();
+    let forms: Vec<&str> = PROTOCOLS.iter().flat_map(|protocol| protocol.url_forms).copied().collect();
     format!("use {}", forms.join(" or "))
 }
 

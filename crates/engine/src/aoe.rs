@@ -5,6 +5,7 @@ use crate::frames::target::{FrameTargetTask, PortError};
 use crate::frames::volume::AoeVolume;
 use crate::frames::{QueueId, Side, blocking};
 use crate::reactor::EngineCore;
+use crate::sessions::Sessions;
 use blockmux_proto::aoe::Address;
 use blockmux_proto::aoe::client::{Config, Disk, InitiatorSession};
 use blockmux_proto::aoe::discovery::{DiscoverySession, Found};
@@ -74,7 +75,7 @@ pub struct Described {
 }
 
 /// Serves disks at some interfaces, on this core: its share of what comes there. The other shares are other cores', of
-/// the same units.
+/// the same units. `sessions` lists the stations that use them.
 ///
 /// # Errors
 /// If an interface cannot be opened, or two disks have one address.
@@ -84,9 +85,10 @@ pub fn serve(
     share: Share,
     exports: Exports,
     units: Vec<Unit>,
+    sessions: Sessions,
 ) -> Result<(), ServeError> {
     let session = TargetSession::new(exports.clone(), units)?;
-    Ok(FrameTargetTask::spawn(core, interfaces, share, session, exports)?)
+    Ok(FrameTargetTask::spawn(core, interfaces, share, session, exports, sessions)?)
 }
 
 /// Reaches a disk for I/O: asks once what it is like.

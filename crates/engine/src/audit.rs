@@ -48,11 +48,8 @@ impl Audit {
                 self.is_member = true;
                 self.begin(login);
             }
-            AuditEvent::ByStation { login, event } => {
-                let mut station = Audit::new(&login.initiator, self.sessions.clone());
-                station.login = Some(login);
-                station.on_event(*event, volume);
-            }
+            // `StationAudits` takes those: a connection is no station.
+            AuditEvent::StationCame { .. } | AuditEvent::ByStation { .. } => {}
             AuditEvent::Refused { login, reason } => {
                 self.is_refused = true;
                 self.warn(&format!("login refused: {reason}"), &login);
@@ -123,6 +120,55 @@ impl Audit {
         warn!(target: AUDIT, protocol, peer = &*self.peer, initiator, target, "{what}");
     }
 }
+
+/// The stations that use a target without connections, each once for each disk.
+pub(crate) struct StationAudits {
+    sessions: Sessions,
+    there: Vec<(Login, Audit)>,
+}
+
+impl StationAudits {
+    /// `sessions` lists those that are there.
+    pub(crate) fn new(sessions: Sessions) -> StationAudits {
+        StationAudits { sessions, there: Vec::new() }
+    }
+
+    /// Logs an event; `volume` gives a volume's name.
+    #[cold]
+    pub(crate) fn on_event(&mut self, event: AuditEvent, volume: impl Fn(VolumeId) -> String) {
+        match event {
+            AuditEvent::StationCame { login, meter } => {
+                // Of a flood of stations the session may have dropped events.
+                self.there.retain(|(other, _)| *other != login);
+                if self.there.len() >= MAX_STATIONS {
+                    self.there.remove(0);
+                }
+                let mut audit = Audit::new(&login.initiator, self.sessions.clone());
+                audit.on_event(AuditEvent::Login(login.clone()), volume);
+                if let Some(session) = audit.session() {
+                    session.add_reader(meter);
+                }
+                self.there.push((login, audit));
+            }
+            AuditEvent::ByStation { login, event } => {
+                let is_departure = matches!(*event, AuditEvent::Logout { .. });
+                match self.there.iter().position(|(other, _)| *other == login) {
+                    Some(at) if is_departure => self.there.remove(at).1.on_event(*event, volume),
+                    Some(at) => self.there[at].1.on_event(*event, volume),
+                    None => {
+                        let mut audit = Audit::new(&login.initiator, self.sessions.clone());
+                        audit.login = Some(login);
+                        audit.on_event(*event, volume);
+                    }
+                }
+            }
+            event => Audit::new("", Sessions::default()).on_event(event, volume),
+        }
+    }
+}
+
+/// As many as a session lists.
+const MAX_STATIONS: usize = 256;
 
 fn or_dash(text: &str) -> &str {
     if text.is_empty() { "-" } else { text }

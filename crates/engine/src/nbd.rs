@@ -1,7 +1,7 @@
 //! NBD over real sockets: serving exports, and reaching one.
 
 use crate::blocking::{self, run_session};
-use crate::initiator::{Dialer, RemoteVolume, check_unchanged};
+use crate::initiator::{Dialer, Paths, RemoteVolume, check_unchanged};
 use crate::listener::Serve;
 use crate::socket::Address;
 use crate::target::TargetTask;
@@ -37,7 +37,7 @@ pub struct Endpoint {
     pub connections: u32,
     /// How long to try again when the connection is lost, before I/O fails.
     pub patience: Duration,
-    /// How long an answer may take before the connection counts as lost, as [`Dialer::timeout`].
+    /// How long an answer may take before the connection counts as lost, as [`Paths::timeout`].
     pub timeout: Option<Duration>,
 }
 
@@ -100,10 +100,7 @@ pub struct NbdDialer {
     first: VolumeInfo,
 }
 
-impl Dialer for NbdDialer {
-    type Session = InitiatorSession;
-    type Control = NoControl;
-
+impl Paths for NbdDialer {
     fn address(&self) -> &Address {
         &self.endpoint.address
     }
@@ -111,6 +108,11 @@ impl Dialer for NbdDialer {
     fn timeout(&self) -> Option<Duration> {
         self.endpoint.timeout
     }
+}
+
+impl Dialer for NbdDialer {
+    type Session = InitiatorSession;
+    type Control = NoControl;
 
     fn session(
         &self,

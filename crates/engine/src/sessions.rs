@@ -61,7 +61,12 @@ impl Sessions {
 impl Session {
     /// What `meter` counts is this session's, too.
     pub(crate) fn add(&self, meter: &Meter) {
-        self.readers.lock().unwrap_or_else(PoisonError::into_inner).push(meter.reader());
+        self.add_reader(meter.reader());
+    }
+
+    /// What these counters count is this session's, too.
+    pub(crate) fn add_reader(&self, reader: MeterReader) {
+        self.readers.lock().unwrap_or_else(PoisonError::into_inner).push(reader);
     }
 
     fn info(&self) -> SessionInfo {

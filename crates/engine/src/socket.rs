@@ -87,9 +87,12 @@ impl Stream {
             Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
             Err(error) => return Err(error),
         }
-        let is_tcp = matches!(address, Address::Tcp(_));
-        prepare(&socket, is_tcp)?;
-        if is_tcp {
+        let tcp_peer = match address {
+            Address::Tcp(address) => Some(address.ip()),
+            Address::Unix(_) => None,
+        };
+        prepare(&socket, tcp_peer)?;
+        if tcp_peer.is_some() {
             // Whoever serves may have all the time to read, but whoever uses a volume has to notice that it is gone.
             socket.set_tcp_user_timeout(Some(ANSWER_TIMEOUT))?;
         }
@@ -101,6 +104,7 @@ impl Stream {
     /// # Errors
     /// If the peer has gone already.
     pub fn accepted(socket: Socket, peer: &SockAddr) -> io::Result<Stream> {
+        let tcp_peer = peer.as_socket().map(|address| address.ip());
         let peer = match peer.as_socket() {
             Some(address) => address.to_string(),
             None => match sys::peer_process(socket.as_raw_fd()) {
@@ -109,7 +113,7 @@ impl Stream {
             },
         };
         socket.set_nonblocking(true)?;
-        prepare(&socket, socket.local_addr()?.as_socket().is_some())?;
+        prepare(&socket, tcp_peer)?;
         Ok(Stream { socket: Arc::new(socket), peer })
     }
 
@@ -135,7 +139,7 @@ impl Stream {
     /// The address of this machine that the peer has connected to; `None` for a Unix socket.
     #[must_use]
     pub fn local_ip(&self) -> Option<IpAddr> {
-        Some(self.socket.local_addr().ok()?.as_socket()?.ip())
+        local_ip(&self.socket)
     }
 
     /// The address that the peer comes from; `None` for a Unix socket.
@@ -286,19 +290,32 @@ fn file_at(path: &Path) -> Option<FileId> {
     std::fs::symlink_metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
-fn prepare(socket: &Socket, is_tcp: bool) -> io::Result<()> {
-    if is_tcp {
+/// `tcp_peer` is the peer's address, `None` for a Unix socket.
+fn prepare(socket: &Socket, tcp_peer: Option<IpAddr>) -> io::Result<()> {
+    if let Some(peer) = tcp_peer {
         // A reply must not wait for the next one (proto.md, "Protocol phases").
         socket.set_tcp_nodelay(true)?;
         // A peer that vanished without a word is noticed within minutes.
         let keepalive =
             socket2::TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
         SockRef::from(socket).set_tcp_keepalive(&keepalive)?;
+        if local_ip(socket) == Some(peer) && paces(socket) {
+            // The system doubles it.
+            let _ = socket.set_send_buffer_size(PACED_BUFFER / 2);
+        }
     } else {
         // The default of Unix sockets holds one 128 KiB message; two large replies keep both sides busy.
         let _ = socket.set_send_buffer_size(UNIX_BUFFER);
     }
     Ok(())
+}
+
+fn local_ip(socket: &Socket) -> Option<IpAddr> {
+    Some(socket.local_addr().ok()?.as_socket()?.ip())
+}
+
+fn paces(socket: &impl AsFd) -> bool {
+    Congestion::of(socket).is_some_and(|congestion| congestion.paces())
 }
 
 const BACKLOG: i32 = 1024;
@@ -307,6 +324,8 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 /// How long a target's host may not acknowledge what was sent; left to itself, the system waits for a quarter of an hour.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 const UNIX_BUFFER: usize = 1 << 20;
+/// Within this machine a sender that paces is slower with more than that in its socket; see decision 36.
+const PACED_BUFFER: usize = 1 << 20;
 /// Within this machine: an MTU of 65,536 bytes without the headers of IPv6 and of TCP with a time stamp.
 const LOOPBACK_SEGMENT: usize = 65_536 - 40 - 32;
 
@@ -342,6 +361,28 @@ mod tests {
         assert_eq!(sys::ended(stream.as_raw_fd()), Ended::Both);
         let mut chunk = Chunk::new(Memory::from_heap(4096));
         assert_eq!(sys::recv_chunk(stream.as_raw_fd(), &mut chunk, 1).unwrap(), 0);
+    }
+
+    #[test]
+    fn little_waits_in_a_socket_that_paces_within_this_machine() {
+        let any_port = Address::Tcp("127.0.0.1:0".parse().unwrap());
+        let ends = |name: &str| {
+            let congestion: Congestion = name.parse().unwrap();
+            let listener = Listener::bind_with(&any_port, Some(&congestion)).ok()?;
+            let client = Stream::connect_with(listener.address(), Some(&congestion)).unwrap();
+            Some([listener.accept().unwrap(), client])
+        };
+        // Every kernel has it, and everybody may use it.
+        assert!(
+            ends("reno").unwrap().iter().all(|end| end.socket.send_buffer_size().unwrap() != PACED_BUFFER)
+        );
+        let Some(paced) = ends("bbr") else {
+            println!("skipped: no bbr here, or not for everybody");
+            return;
+        };
+        for end in paced {
+            assert_eq!(end.socket.send_buffer_size().unwrap(), PACED_BUFFER);
+        }
     }
 
     #[test]

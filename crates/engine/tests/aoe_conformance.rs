@@ -9,6 +9,7 @@ mod conforms;
 use blockmux_engine::aoe::{Endpoint, Share, connect, serve};
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::reactor::PollPolicy;
+use blockmux_engine::sessions::Sessions;
 use blockmux_proto::aoe::Address;
 use blockmux_proto::aoe::unit::{Kept, Unit};
 use blockmux_proto::exports::{Export, Exports};
@@ -52,7 +53,7 @@ fn conforms_over_frames(volume: Arc<dyn Volume>) {
     let cores = Cores::start(&CoresConfig { policy: PollPolicy::Never, ..CoresConfig::default() }).unwrap();
     let (told, served) = mpsc::channel();
     cores.inboxes()[0].send(move |core| {
-        let result = serve(core, &[LOOPBACK.to_owned()], Share::ALL, exports, units);
+        let result = serve(core, &[LOOPBACK.to_owned()], Share::ALL, exports, units, Sessions::default());
         told.send(result).unwrap();
     });
     served.recv().unwrap().unwrap();

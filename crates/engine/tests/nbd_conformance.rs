@@ -5,7 +5,7 @@ mod conforms;
 use blockmux_engine::blocking::run_session;
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::file::{FileOptions, FileVolume};
-use blockmux_engine::initiator::{Dialer, RemoteVolume};
+use blockmux_engine::initiator::{Dialer, Paths, RemoteVolume};
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::nbd::{self, Endpoint};
 use blockmux_engine::reactor::PollPolicy;
@@ -73,13 +73,15 @@ impl FormDialer {
     }
 }
 
-impl Dialer for FormDialer {
-    type Session = InitiatorSession;
-    type Control = NoControl;
-
+impl Paths for FormDialer {
     fn address(&self) -> &Address {
         &self.address
     }
+}
+
+impl Dialer for FormDialer {
+    type Session = InitiatorSession;
+    type Control = NoControl;
 
     fn session(
         &self,

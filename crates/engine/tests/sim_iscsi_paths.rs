@@ -6,7 +6,7 @@ mod iscsi_names;
 #[allow(dead_code, reason = "only those of NVMe ask how many have completed")]
 mod two_paths;
 
-use blockmux_engine::initiator::{Dialer, RemoteVolume};
+use blockmux_engine::initiator::{self, Dialer, RemoteVolume};
 use blockmux_engine::listener::ConnectionLimit;
 use blockmux_engine::sim::{SimCore, SimNet, Weather, World};
 use blockmux_engine::socket::Address;
@@ -32,10 +32,7 @@ use two_paths::{
 /// Dials one target by two portals.
 struct TwoPaths([IscsiDialer; 2]);
 
-impl Dialer for TwoPaths {
-    type Session = InitiatorSession;
-    type Control = NoControl;
-
+impl initiator::Paths for TwoPaths {
     fn address(&self) -> &Address {
         &self.0[0].address
     }
@@ -47,6 +44,11 @@ impl Dialer for TwoPaths {
     fn path(&self, path: usize) -> &Address {
         &self.0[path].address
     }
+}
+
+impl Dialer for TwoPaths {
+    type Session = InitiatorSession;
+    type Control = NoControl;
 
     fn session(
         &self,

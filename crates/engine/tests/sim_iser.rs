@@ -9,7 +9,7 @@ mod seeds;
 #[allow(dead_code, reason = "not every trouble is one of iSER's")]
 mod storms;
 
-use blockmux_engine::initiator::Dialer;
+use blockmux_engine::initiator::{Dialer, Paths};
 use blockmux_engine::sim::{Outcome, Protocol, Scenario};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
@@ -63,13 +63,15 @@ struct IserDialer {
     config: iwarp::Config,
 }
 
-impl Dialer for IserDialer {
-    type Session = Driven<Iwarp, IserInitiatorSession>;
-    type Control = NoControl;
-
+impl Paths for IserDialer {
     fn address(&self) -> &Address {
         &self.address
     }
+}
+
+impl Dialer for IserDialer {
+    type Session = Driven<Iwarp, IserInitiatorSession>;
+    type Control = NoControl;
 
     fn session(&self, link: u32, _control: Option<&NoControl>, pool: &Pool, now: Instant) -> Self::Session {
         let [a, b, c, d] = link.to_be_bytes();

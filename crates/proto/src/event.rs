@@ -5,6 +5,7 @@
 //! and logs it. A lost connection is the driver's own event: only it sees the end of a socket.
 
 use crate::exports::VolumeId;
+use crate::served::MeterReader;
 use crate::session::ProtocolError;
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -27,7 +28,14 @@ pub enum AuditEvent {
     Login(Login),
     /// One more connection of a session whose login was told: its I/O is counted, and it has no lines of its own.
     Joined(Login),
-    /// What a station did, over a protocol without connections: no login of it is remembered.
+    /// A station is heard of, over a protocol without connections. It is there until it logs out.
+    StationCame {
+        /// The station, and the disk.
+        login: Login,
+        /// What it does on that disk.
+        meter: MeterReader,
+    },
+    /// What a station did, over a protocol without connections.
     ByStation {
         /// The station, and the disk.
         login: Login,

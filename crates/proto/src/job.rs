@@ -2,7 +2,7 @@
 //! time, and a flush behind them if they are to be stable and the commands do not say so.
 
 use crate::slots::Key;
-use blockmux_volume::{Extent, Io, IoError, SgList};
+use blockmux_volume::{Extent, Io, IoError, Memory, Pool, SgList};
 
 /// What a command does, in a protocol's own words.
 pub(crate) trait Kind: Copy + PartialEq {
@@ -54,6 +54,15 @@ pub(crate) struct Piece<K> {
     pub(crate) len: u64,
     /// How often it was sent again.
     pub(crate) tries: u32,
+}
+
+/// What a queue does with a job of which a command is over.
+pub(crate) enum Next {
+    /// Sends more of it: the job has just become ready.
+    Send,
+    Complete,
+    /// Nothing, until another command of it is over.
+    Wait,
 }
 
 impl<K: Kind> Pieces<K> {
@@ -117,6 +126,31 @@ impl<K: Kind> Job<K> {
     #[inline]
     pub(crate) fn has_more(&self) -> bool {
         self.issued < self.io.len || (self.in_flight == 0 && self.pieces.then_flush)
+    }
+
+    /// One of its commands is over: what its queue is to do with it now.
+    #[inline]
+    pub(crate) fn end_piece(&mut self) -> Next {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        if self.error.is_none() && self.has_more() {
+            if std::mem::replace(&mut self.is_ready, true) { Next::Wait } else { Next::Send }
+        } else if self.in_flight == 0 {
+            Next::Complete
+        } else {
+            Next::Wait
+        }
+    }
+
+    /// Gives a read the memory that it waits for; whether there was some. Where its queue has nothing else `is_alone`, and
+    /// waiting for the pool might be for ever.
+    #[inline]
+    pub(crate) fn give_memory(&mut self, pool: &Pool, is_alone: bool) -> bool {
+        let len = self.io.len as usize; // checked: at most MAX_TRANSFER
+        let memory = pool.take_payload(len).or_else(|| is_alone.then(|| Memory::from_heap(len)));
+        let Some(memory) = memory else { return false };
+        self.buffer = Some(SgList::one(memory.seg(0, len)));
+        self.is_ready = true;
+        true
     }
 
     pub(crate) fn fail(&mut self, error: IoError) {

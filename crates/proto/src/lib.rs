@@ -10,7 +10,6 @@ pub mod aoe;
 mod coverage;
 mod digest;
 pub mod event;
-pub mod exports;
 pub mod fabrics;
 pub mod frames;
 pub mod iscsi;
@@ -29,3 +28,5 @@ mod slots;
 pub(crate) mod testing;
 mod uri;
 pub mod volume_uuid;
+
+pub use served::exports;

@@ -7,7 +7,8 @@ use std::ffi::OsString;
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 /// The most connections of one channel to one volume.
@@ -71,15 +72,16 @@ pub(crate) fn host_and_port(authority: &str) -> Result<(String, Option<u16>), &'
     Ok((host, port))
 }
 
-/// Writes a host as [`host_and_port`] reads it.
-pub(crate) fn encode_host(f: &mut fmt::Formatter<'_>, host: &str) -> fmt::Result {
+/// Writes a place as [`host_and_port`] reads it.
+pub(crate) fn encode_portal(f: &mut fmt::Formatter<'_>, host: &str, port: u16, default: u16) -> fmt::Result {
     if host.contains(':') {
         f.write_str("[")?;
         encode(f, host.as_bytes(), BUT_COLONS)?;
-        f.write_str("]")
+        f.write_str("]")?;
     } else {
-        encode(f, host.as_bytes(), RESERVED)
+        encode(f, host.as_bytes(), RESERVED)?;
     }
+    if port == default { Ok(()) } else { write!(f, ":{port}") }
 }
 
 /// Reads `host[:port][,host[:port]]...`: at least one place, at most [`MAX_PORTALS`].
@@ -105,20 +107,9 @@ pub(crate) fn portals(
     Ok(portals)
 }
 
-/// Writes places as [`portals`] reads them.
-pub(crate) fn encode_portals<'a>(
-    f: &mut fmt::Formatter<'_>,
-    portals: impl Iterator<Item = (&'a str, u16)>,
-    default_port: u16,
-) -> fmt::Result {
-    for (place, (host, port)) in portals.enumerate() {
-        f.write_str(if place == 0 { "" } else { "," })?;
-        encode_host(f, host)?;
-        if port != default_port {
-            write!(f, ":{port}")?;
-        }
-    }
-    Ok(())
+/// A whole number, written in digits alone.
+pub(crate) fn number<T: FromStr>(text: &str) -> Option<T> {
+    text.bytes().all(|digit| digit.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
 /// Undoes percent-encoding. The library passes a `%` without digits behind it through; here it is an error.
@@ -144,6 +135,184 @@ pub(crate) const BUT_COLONS: &AsciiSet = &RESERVED.remove(b':');
 /// Of a path, or of a query's value.
 pub(crate) const BUT_PATHS: &AsciiSet = &BUT_COLONS.remove(b'/').remove(b'@').remove(b',');
 
+/// A protocol's URL, whose parameters are read and written here.
+pub(crate) trait Parameters: Clone {
+    type Error: From<ParameterError>;
+
+    /// What a URL without parameters means. Of its fields only those of parameters matter.
+    fn plain() -> Self;
+
+    /// Shows each parameter with its field to `table`, in the order in which they are written.
+    fn parameters(&mut self, table: &mut Table<'_, Self::Error>);
+
+    /// Refuses a parameter with better advice than that it is unknown, or that does not fit what was read before.
+    fn refuse(&self, _parameter: &Parameter<'_>) -> Result<(), Self::Error> {
+        Ok(())
+    }
+}
+
+/// All parameters of a URL. One of them is read into its field, if one is to be; what is in the fields then is written.
+pub(crate) struct Table<'a, E> {
+    parameter: Option<&'a Parameter<'a>>,
+    /// How reading went; `None`: there is no such parameter.
+    outcome: Option<Result<(), E>>,
+    written: Vec<(&'static str, Option<Vec<u8>>)>,
+}
+
+impl<E: From<ParameterError>> Table<'_, E> {
+    fn of<U: Parameters<Error = E>>(url: &mut U, parameter: Option<&Parameter<'_>>) -> Table<'static, E> {
+        let mut table = Table { parameter, outcome: None, written: Vec::new() };
+        url.parameters(&mut table);
+        Table { parameter: None, ..table }
+    }
+
+    /// A parameter of any kind.
+    pub(crate) fn field<T, F: Into<E>>(
+        &mut self,
+        key: &'static str,
+        field: &mut T,
+        read: impl FnOnce(&Parameter<'_>) -> Result<T, F>,
+        write: impl FnOnce(&T) -> Option<Vec<u8>>,
+    ) {
+        if let Some(parameter) = self.parameter.filter(|parameter| parameter.key == key) {
+            self.outcome = Some(read(parameter).map(|value| *field = value).map_err(F::into));
+        }
+        self.written.push((key, write(field)));
+    }
+
+    /// One of some words, or else the problem. A value without a word is not written.
+    pub(crate) fn word<T: Copy + PartialEq>(
+        &mut self,
+        key: &'static str,
+        field: &mut T,
+        words: &[(&str, T)],
+        problem: &str,
+    ) {
+        let read = |parameter: &Parameter<'_>| {
+            let known = words.iter().find(|(word, _)| word.as_bytes() == parameter.value);
+            known.map(|(_, value)| *value).ok_or_else(|| parameter.wrong(problem))
+        };
+        let write =
+            |value: &T| words.iter().find(|(_, known)| known == value).map(|(word, _)| word.to_string());
+        self.field(key, field, read, |value| write(value).map(String::into_bytes));
+    }
+
+    /// `on` or `off`.
+    pub(crate) fn switch(&mut self, key: &'static str, field: &mut bool) {
+        self.word(key, field, &[("on", true), ("off", false)], "write on or off");
+    }
+
+    /// Text, which is read or gives what to write instead.
+    pub(crate) fn text<T>(
+        &mut self,
+        key: &'static str,
+        field: &mut Option<T>,
+        read: impl FnOnce(&str) -> Result<T, &'static str>,
+        write: impl FnOnce(&T) -> String,
+    ) {
+        let read = |parameter: &Parameter<'_>| {
+            read(parameter.text()?).map(Some).map_err(|problem| parameter.wrong(problem))
+        };
+        self.field(key, field, read, |value| value.as_ref().map(write).map(String::into_bytes));
+    }
+
+    /// A whole number, written in digits alone; all of `range` fits its type.
+    pub(crate) fn number<T: Copy + TryFrom<u32> + Into<u32>>(
+        &mut self,
+        key: &'static str,
+        field: &mut Option<T>,
+        range: RangeInclusive<u32>,
+    ) {
+        let read =
+            |parameter: &Parameter<'_>| parameter.number(&range).map(|number| T::try_from(number).ok());
+        self.field(key, field, read, |number| number.map(|number| number.into().to_string().into()));
+    }
+
+    /// A number that is never missing.
+    pub(crate) fn count<T: Copy + TryFrom<u32> + Into<u32>>(
+        &mut self,
+        key: &'static str,
+        field: &mut T,
+        range: RangeInclusive<u32>,
+    ) {
+        let mut number = Some(*field);
+        self.number(key, &mut number, range);
+        *field = number.unwrap_or(*field);
+    }
+
+    /// A time of whole milliseconds, `least` or more.
+    pub(crate) fn time(&mut self, key: &'static str, field: &mut Duration, least: Duration) {
+        let read = |parameter: &Parameter<'_>| {
+            let time = parameter.time()?;
+            let wrong = || parameter.wrong(format!("give a time of {} or more", format_duration(least)));
+            if time < least { Err(wrong()) } else { Ok(time) }
+        };
+        self.field(key, field, read, |time| Some(format_duration(*time).into()));
+    }
+
+    /// Whole seconds up to `most`; `zero` says what none of them mean.
+    pub(crate) fn seconds(&mut self, key: &'static str, field: &mut Duration, most: Duration, zero: &str) {
+        let most = most.as_secs() as u32;
+        let read = |parameter: &Parameter<'_>| {
+            let wrong = |_| parameter.wrong(format!("give whole seconds, at most {most}{zero}"));
+            parameter.number(&(0..=most)).map(|number| Duration::from_secs(number.into())).map_err(wrong)
+        };
+        self.field(key, field, read, |time| Some(time.as_secs().to_string().into()));
+    }
+
+    /// The name of a file, in any bytes.
+    pub(crate) fn file(&mut self, key: &'static str, field: &mut Option<PathBuf>) {
+        let read = |parameter: &Parameter<'_>| {
+            let is_name = !parameter.value.is_empty() && !parameter.value.contains(&0);
+            let path = || Some(OsString::from_vec(parameter.value.clone()).into());
+            is_name.then(path).ok_or_else(|| parameter.wrong("name a file"))
+        };
+        self.field(key, field, read, |path| path.as_ref().map(|path| path.as_os_str().as_bytes().into()));
+    }
+}
+
+/// Splits `scheme://place?query`; the query may be missing.
+pub(crate) fn split(text: &str) -> Option<(&str, &str, &str)> {
+    let (scheme, rest) = text.split_once("://")?;
+    let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+    Some((scheme, place, query))
+}
+
+/// Reads a query into `url`: parameters joined by `&`, none of them twice. Of an unknown one no value is shown:
+/// it may be somebody's way to write a secret.
+pub(crate) fn read_query<U: Parameters>(url: &mut U, query: &str) -> Result<(), U::Error> {
+    let table = Table::of(&mut U::plain(), None).written;
+    let known: Vec<&str> = table.into_iter().map(|(key, _)| key).collect();
+    let mut parameters: Vec<Parameter<'_>> = Vec::new();
+    for part in query.split('&').filter(|part| !part.is_empty()) {
+        let (key, raw) = part.split_once('=').unwrap_or((part, ""));
+        let shown = if known.contains(&key) { part } else { key };
+        if parameters.iter().any(|other| other.key == key) {
+            return Err(ParameterError::new(shown, "given twice; remove one").into());
+        }
+        let value = decode(raw).map_err(|problem| ParameterError::new(shown, problem))?;
+        parameters.push(Parameter { key, value, shown });
+    }
+    for parameter in parameters {
+        url.refuse(&parameter)?;
+        Table::of(url, Some(&parameter)).outcome.unwrap_or_else(|| Err(parameter.unknown(&known).into()))?;
+    }
+    Ok(())
+}
+
+/// Writes what differs from a URL without parameters, as [`read_query`] reads it.
+pub(crate) fn write_query<U: Parameters>(f: &mut fmt::Formatter<'_>, mut url: U) -> fmt::Result {
+    let (url, plain) = (Table::of(&mut url, None), Table::of(&mut U::plain(), None));
+    let mut separator = '?';
+    for ((key, value), (_, plain)) in url.written.into_iter().zip(plain.written) {
+        if let Some(value) = value.filter(|value| plain.as_ref() != Some(value)) {
+            write!(f, "{}{key}=", std::mem::replace(&mut separator, '&'))?;
+            encode(f, &value, BUT_PATHS)?;
+        }
+    }
+    Ok(())
+}
+
 /// A parameter of a query.
 pub(crate) struct Parameter<'a> {
     pub(crate) key: &'a str,
@@ -153,29 +322,12 @@ pub(crate) struct Parameter<'a> {
     shown: &'a str,
 }
 
-/// Reads a query: parameters joined by `&`, none of them twice. Of one that is not among those `known` no value is shown:
-/// it may be somebody's way to write a secret.
-pub(crate) fn parameters<'a>(query: &'a str, known: &[&str]) -> Result<Vec<Parameter<'a>>, ParameterError> {
-    let mut parameters: Vec<Parameter<'_>> = Vec::new();
-    for part in query.split('&').filter(|part| !part.is_empty()) {
-        let (key, raw) = part.split_once('=').unwrap_or((part, ""));
-        let shown = if known.contains(&key) { part } else { key };
-        if parameters.iter().any(|other| other.key == key) {
-            return Err(ParameterError::new(shown, "given twice; remove one"));
-        }
-        let value = decode(raw).map_err(|problem| ParameterError::new(shown, problem))?;
-        parameters.push(Parameter { key, value, shown });
-    }
-    Ok(parameters)
-}
-
 impl Parameter<'_> {
     pub(crate) fn wrong(&self, problem: impl Into<String>) -> ParameterError {
         ParameterError::new(self.shown, problem)
     }
 
-    /// It is none of those that there are.
-    pub(crate) fn unknown(&self, known: &[&str]) -> ParameterError {
+    fn unknown(&self, known: &[&str]) -> ParameterError {
         let problem = match known {
             [most @ .., last] if !most.is_empty() => {
                 format!("unknown; known are {} and {last}", most.join(", "))
@@ -189,66 +341,18 @@ impl Parameter<'_> {
         std::str::from_utf8(&self.value).map_err(|_| self.wrong("is not UTF-8"))
     }
 
-    pub(crate) fn is_on(&self) -> Result<bool, ParameterError> {
-        match self.value.as_slice() {
-            b"on" => Ok(true),
-            b"off" => Ok(false),
-            _ => Err(self.wrong("write on or off")),
-        }
-    }
-
     /// A whole number, written in digits alone.
-    pub(crate) fn number(&self, range: RangeInclusive<u32>) -> Result<u32, ParameterError> {
-        let number = self.text().ok().filter(|text| text.bytes().all(|digit| digit.is_ascii_digit()));
-        let number = number.and_then(|text| text.parse().ok()).filter(|number| range.contains(number));
+    fn number(&self, range: &RangeInclusive<u32>) -> Result<u32, ParameterError> {
+        let number = self.text().ok().and_then(number).filter(|number| range.contains(number));
         number.ok_or_else(|| self.wrong(format!("give a number from {} to {}", range.start(), range.end())))
     }
 
-    /// The name of a file, in any bytes.
-    pub(crate) fn path(&self) -> Result<PathBuf, ParameterError> {
-        if self.value.is_empty() || self.value.contains(&0) {
-            return Err(self.wrong("name a file"));
-        }
-        Ok(OsString::from_vec(self.value.clone()).into())
-    }
-
     /// A time of whole milliseconds, at most [`MAX_RECONNECT`].
-    pub(crate) fn time(&self) -> Result<Duration, ParameterError> {
+    fn time(&self) -> Result<Duration, ParameterError> {
         let is_whole = |time: &Duration| time.subsec_nanos().is_multiple_of(1_000_000);
         let time = self.text().ok().and_then(|text| parse_duration(text).ok());
         time.filter(|time| is_whole(time) && *time <= MAX_RECONNECT)
             .ok_or_else(|| self.wrong("give a time such as 500ms, 30s, 5m or 2h, at most 24h"))
-    }
-}
-
-/// Writes a query as [`parameters`] reads it.
-pub(crate) struct Query<'a, 'b> {
-    f: &'a mut fmt::Formatter<'b>,
-    separator: char,
-}
-
-impl<'a, 'b> Query<'a, 'b> {
-    pub(crate) fn new(f: &'a mut fmt::Formatter<'b>) -> Query<'a, 'b> {
-        Query { f, separator: '?' }
-    }
-
-    /// A parameter, if it has a value.
-    pub(crate) fn put(&mut self, key: &str, value: Option<impl fmt::Display>) -> fmt::Result {
-        value.map_or(Ok(()), |value| self.bytes(key, value.to_string().as_bytes()))
-    }
-
-    pub(crate) fn put_path(&mut self, key: &str, path: Option<&Path>) -> fmt::Result {
-        path.map_or(Ok(()), |path| self.bytes(key, path.as_os_str().as_bytes()))
-    }
-
-    /// A time, unless it is what is meant without a word.
-    pub(crate) fn put_time(&mut self, key: &str, time: Duration, default: Duration) -> fmt::Result {
-        self.put(key, (time != default).then(|| format_duration(time)))
-    }
-
-    fn bytes(&mut self, key: &str, value: &[u8]) -> fmt::Result {
-        write!(self.f, "{}{key}=", std::mem::replace(&mut self.separator, '&'))?;
-        encode(self.f, value, BUT_PATHS)
     }
 }
 

@@ -8,7 +8,7 @@
 //! draw, so that looking up is one step, and a name comes again only after its place was given to others.
 
 use blockmux_proto::rdma::{Access, Remote, Stag};
-use blockmux_volume::{Seg, SgList};
+use blockmux_volume::{Seg, SgList, Slab};
 use sha2::{Digest, Sha256};
 
 /// Where the names of a connection's memory come from: random numbers that no peer knows.
@@ -55,11 +55,8 @@ pub enum Unregistrable {
 pub struct Regions {
     /// By the low bits of the name. Empty until the first registration.
     places: Vec<Place>,
-    regions: Vec<Option<Region>>,
-    /// Unused places in `regions`.
-    free: Vec<u32>,
+    regions: Slab<Region>,
     max: u32,
-    open: u32,
     random: Random,
 }
 
@@ -84,10 +81,8 @@ impl Regions {
     pub fn new(max: u32, seed: Seed) -> Regions {
         Regions {
             places: Vec::new(),
-            regions: Vec::new(),
-            free: Vec::new(),
+            regions: Slab::default(),
             max: max.min(MAX_REGIONS),
-            open: 0,
             random: Random { seed, turn: 0, drawn: [0; 8], left: 0 },
         }
     }
@@ -95,7 +90,7 @@ impl Regions {
     /// How many registrations are open.
     #[must_use]
     pub fn open(&self) -> usize {
-        self.open as usize
+        self.regions.len()
     }
 
     /// Opens `memory` to the peer, under a new name and at a new address.
@@ -111,7 +106,7 @@ impl Regions {
     /// # Errors
     /// If it cannot be granted.
     pub fn take(&mut self, memory: &mut SgList, access: Access) -> Result<Remote, Unregistrable> {
-        if self.open >= self.max {
+        if self.regions.len() >= self.max as usize {
             return Err(Unregistrable::Full);
         }
         let len = u32::try_from(memory.len()).map_err(|_| Unregistrable::TooLong)?;
@@ -124,18 +119,11 @@ impl Regions {
         }
         let stag = self.draw();
         let address = self.random.address();
-        let region = self.free.pop().unwrap_or_else(|| {
-            self.regions.push(None);
+        if let Some(place) = place(&mut self.places, stag) {
+            let region = Region { memory: std::mem::take(memory), address, len, access };
             // At most MAX_REGIONS.
-            (self.regions.len() as u32).saturating_sub(1)
-        });
-        if let (Some(slot), Some(place)) =
-            (self.regions.get_mut(region as usize), place(&mut self.places, stag))
-        {
-            *slot = Some(Region { memory: std::mem::take(memory), address, len, access });
-            *place = Place { stag, region };
+            *place = Place { stag, region: self.regions.insert(region) as u32 };
         }
-        self.open = self.open.saturating_add(1);
         Ok(Remote { stag: Stag(stag), address, len })
     }
 
@@ -144,10 +132,7 @@ impl Regions {
     pub fn close(&mut self, stag: Stag) -> Option<SgList> {
         let place = place(&mut self.places, stag.0).filter(|place| place.names(stag))?;
         let region = std::mem::replace(&mut place.region, CLOSED);
-        let was = self.regions.get_mut(region as usize)?.take()?;
-        self.free.push(region);
-        self.open = self.open.saturating_sub(1);
-        Some(was.memory)
+        self.regions.remove(region as usize).map(|was| was.memory)
     }
 
     /// Closes memory because a message of the peer says so.
@@ -163,8 +148,6 @@ impl Regions {
     pub fn close_all(&mut self) {
         self.places.iter_mut().for_each(|place| place.region = CLOSED);
         self.regions.clear();
-        self.free.clear();
-        self.open = 0;
     }
 
     /// The memory of `len` bytes at `address` of what is called `stag`, for a peer that wants to do `access` there.
@@ -212,7 +195,7 @@ impl Regions {
             .places
             .get(place_of(self.places.len(), stag.0))
             .filter(|place| place.names(stag))
-            .and_then(|place| self.regions.get(place.region as usize)?.as_ref())
+            .and_then(|place| self.regions.get(place.region as usize))
             .ok_or(Refusal::InvalidStag)?;
         if region.access != access {
             return Err(Refusal::Access);

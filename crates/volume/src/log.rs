@@ -4,7 +4,7 @@ use crate::decorator::Decorator;
 use crate::io::{Completion, Io, IoError, Op, Tag};
 use crate::kind::OpKind;
 use crate::ready::Waker;
-use crate::slots::Slots;
+use crate::slab::Slab;
 use crate::volume::{Channel, Core, Volume};
 use std::fmt;
 use std::rc::Rc;
@@ -113,7 +113,7 @@ impl Decorator for LogVolume {
             sink: self.sink.clone(),
             core: core.clone(),
             channel: self.opened.fetch_add(1, Ordering::Relaxed),
-            in_flight: Slots::new(depth),
+            in_flight: Slab::with_capacity(depth),
         }))
     }
 }
@@ -124,7 +124,7 @@ struct LogChannel {
     core: Rc<dyn Core>,
     channel: u32,
     /// The record of each submission; its place is the tag below.
-    in_flight: Slots<LogRecord>,
+    in_flight: Slab<LogRecord>,
 }
 
 impl Channel for LogChannel {
@@ -134,7 +134,7 @@ impl Channel for LogChannel {
         let record =
             LogRecord { channel: self.channel, tag, op, offset, len, at, event: LogEvent::Submitted };
         self.sink.record(&record);
-        let tag = self.in_flight.insert(record);
+        let tag = Tag(self.in_flight.insert(record) as u64);
         self.inner.submit(Io { tag, ..io });
     }
 
@@ -150,7 +150,7 @@ impl Channel for LogChannel {
         }
         let now = self.core.now();
         for done in &mut done[first..] {
-            let submitted = self.in_flight.remove(done.tag);
+            let submitted = self.in_flight.remove(done.tag.0 as usize).expect("a request completes once");
             done.tag = submitted.tag;
             let took = now.saturating_duration_since(submitted.at);
             let error = done.result.as_ref().err().copied();
@@ -159,10 +159,9 @@ impl Channel for LogChannel {
     }
 
     fn cancel(&mut self, tag: Tag) {
-        if let Some(below) = self.in_flight.find(|record| record.tag == tag) {
-            let record = *self.in_flight.get_mut(below);
-            self.sink.record(&LogRecord { at: self.core.now(), event: LogEvent::Cancelled, ..record });
-            self.inner.cancel(below);
+        if let Some((below, record)) = self.in_flight.iter().find(|(_, record)| record.tag == tag) {
+            self.sink.record(&LogRecord { at: self.core.now(), event: LogEvent::Cancelled, ..*record });
+            self.inner.cancel(Tag(below as u64));
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::buf::Seg;
 use crate::io::{Completion, Extent, Io, IoError, Op, Output, Tag};
 use crate::ready::Waker;
 use crate::sg_list::SgList;
-use crate::slots::Slots;
+use crate::slab::Slab;
 use crate::volume::{Channel, Core, Populated, Volume, VolumeInfo};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -120,7 +120,7 @@ impl Volume for StripeVolume {
         Ok(Box::new(StripeChannel {
             info: self.info.clone(),
             layout: self.layout,
-            parents: Slots::new(depth),
+            parents: Slab::with_capacity(depth),
             parts: Vec::with_capacity(depth as usize * members.len()),
             cut: (0..members.len()).map(|_| SgList::default()).collect(),
             done: Vec::with_capacity(depth as usize),
@@ -179,7 +179,7 @@ struct StripeChannel {
     layout: Layout,
     members: Vec<Box<dyn Channel>>,
     /// What was submitted here; its place is the tag on every member.
-    parents: Slots<Parent>,
+    parents: Slab<Parent>,
     /// What each member brought for each parent, until all have; for as many parents as there ever were at a time.
     parts: Vec<Output>,
     /// Each member's share of the data that is being cut; empty in between.
@@ -238,7 +238,8 @@ impl Channel for StripeChannel {
     }
 
     fn cancel(&mut self, tag: Tag) {
-        if let Some(below) = self.parents.find(|parent| parent.tag == tag) {
+        if let Some((below, _)) = self.parents.iter().find(|(_, parent)| parent.tag == tag) {
+            let below = Tag(below as u64);
             // A member that has no such tag, or had it, does nothing.
             self.members.iter_mut().for_each(|member| member.cancel(below));
         }
@@ -256,12 +257,12 @@ impl StripeChannel {
 
     #[inline]
     fn begin(&mut self, parent: Parent) -> Tag {
-        let tag = self.parents.insert(parent);
-        let parts = (tag.0 as usize + 1) * self.members.len();
+        let place = self.parents.insert(parent);
+        let parts = (place + 1) * self.members.len();
         if self.parts.len() < parts {
             self.parts.resize_with(parts, Output::default);
         }
-        tag
+        Tag(place as u64)
     }
 
     #[inline]
@@ -294,7 +295,7 @@ impl StripeChannel {
             let (offset, len) = self.layout.part(member, offset, len);
             if len > 0 {
                 let data = has_data.then(|| std::mem::take(&mut self.cut[member]));
-                self.parents.get_mut(tag).left += 1;
+                self.parents.get_mut(tag.0 as usize).expect("it was begun").left += 1;
                 self.members[member].submit(Io { tag, op, offset, len, data });
             }
         }
@@ -303,9 +304,10 @@ impl StripeChannel {
     #[inline]
     fn on_part(&mut self, member: usize, part: Completion) {
         let below = part.tag;
-        let parent = self.parents.get_mut(below);
+        let parent = self.parents.get_mut(below.0 as usize).expect("the tag is in flight");
         if parent.whole {
-            let tag = self.parents.remove(below).tag;
+            let tag = parent.tag;
+            self.parents.discard(below.0 as usize);
             return self.done.push(Completion { tag, result: part.result });
         }
         match part.result {
@@ -320,7 +322,7 @@ impl StripeChannel {
 
     /// All members have completed their parts.
     fn finish(&mut self, below: Tag) {
-        let parent = self.parents.remove(below);
+        let parent = self.parents.remove(below.0 as usize).expect("the tag is in flight");
         let first = below.0 as usize * self.members.len();
         let parts = &mut self.parts[first..first + self.members.len()];
         let result = match (parent.error, parent.op, parent.data) {

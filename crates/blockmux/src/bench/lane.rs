@@ -3,13 +3,14 @@
 use super::cable::{Cable, INITIATOR, INTERFACE, TARGET};
 use super::plan::Plan;
 use crate::failure::Failure;
-use crate::protocol::aoe::Serving;
+use crate::protocol::frontend::{Named, Portal, Service};
 use crate::protocol::policy::{Place, Policy};
-use crate::protocol::{AOE, Protocol, Service, Settings};
+use crate::protocol::{Carrier, Protocol};
 use blockmux_engine::congestion::Congestion;
 use blockmux_engine::cores::Cores;
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::reactor::PollPolicy;
+use blockmux_engine::sessions::Sessions;
 use blockmux_engine::socket::{Address, Listener};
 use blockmux_lab::ceiling::{self, CeilingJob, Transport, Variant};
 use blockmux_lab::generator::Bench;
@@ -108,7 +109,7 @@ impl Lane {
             }
             How::Served(protocol, volume, policy) => {
                 let target = plan.target_cores(*policy, self.job.numjobs)?;
-                let remote = self.reach(protocol, volume, &target, plan.congestion.as_ref())?;
+                let remote = self.reach(None, protocol, volume, &target, plan.congestion.as_ref())?;
                 let initiator = plan.initiator_cores(*policy, self.job.numjobs)?;
                 self.bench_served(&remote, initiator, target, progress)
             }
@@ -118,7 +119,7 @@ impl Lane {
                 let target = plan.target_cores(*policy, self.job.numjobs)?;
                 let initiator = plan.initiator_cores(*policy, self.job.numjobs)?;
                 cable.enter(&target, &initiator).map_err(|error| self.failed(error))?;
-                let remote = self.reach_over(cable, protocol, volume, &target, plan.congestion.as_ref())?;
+                let remote = self.reach(Some(cable), protocol, volume, &target, plan.congestion.as_ref())?;
                 self.bench_served(&remote, initiator, target, progress)
             }
             How::Ceiling(protocol, transport, variant) => {
@@ -135,41 +136,26 @@ impl Lane {
         }
     }
 
-    /// Serves the volume on a free port of loopback, and reaches it.
+    /// Serves the volume at one end of a cable and reaches it from the other, or does both on loopback.
     fn reach(
         &self,
+        cable: Option<&Cable>,
         protocol: &'static Protocol,
         volume: &Arc<dyn Volume>,
         target: &Cores,
         congestion: Option<&Congestion>,
     ) -> Result<Arc<dyn Volume>, Failure> {
-        let connect = protocol.connect.ok_or_else(|| self.failed(protocol.no_initiator()))?;
-        let at = Ipv4Addr::LOCALHOST;
-        let address = serve(target, protocol, volume, at, congestion).map_err(|error| self.failed(error))?;
-        connect(&address, EXPORT).map_err(|error| self.failed(error))
-    }
-
-    /// The same at one end of a cable from the other; AoE has no addresses and takes the interface.
-    fn reach_over(
-        &self,
-        cable: &Cable,
-        protocol: &'static Protocol,
-        volume: &Arc<dyn Volume>,
-        target: &Cores,
-        congestion: Option<&Congestion>,
-    ) -> Result<Arc<dyn Volume>, Failure> {
-        if protocol.name == AOE.name {
-            let serving = Serving { interfaces: vec![(INTERFACE.to_owned(), None)], ..Serving::default() };
-            let policy = Policy::of_one_volume(&AOE, Place::Interface(INTERFACE.to_owned()), EXPORT);
-            serving.start(target, &exports(volume), &policy)?;
-            let url = format!("aoe://{INTERFACE}/e0.0");
-            return cable.within(INITIATOR, || (protocol.remote)(&url)?.open(1))?;
-        }
-        let connect = protocol.connect.ok_or_else(|| self.failed(protocol.no_initiator()))?;
-        let at = cable.address(TARGET);
-        let address = cable.within(TARGET, || serve(target, protocol, volume, at, congestion))?;
-        let address = address.map_err(|error| self.failed(error))?;
-        cable.within(INITIATOR, || connect(&address, EXPORT))?.map_err(|error| self.failed(error))
+        let at = cable.map_or(Ipv4Addr::LOCALHOST, |cable| cable.address(TARGET));
+        let serve = || serve(target, protocol, volume, at, congestion);
+        let open = |url: &str| (protocol.remote)(url)?.open(1);
+        let reached = match cable {
+            None => serve().and_then(|url| open(&url)),
+            Some(cable) => {
+                let url = cable.within(TARGET, serve)?;
+                url.and_then(|url| cable.within(INITIATOR, || open(&url))?)
+            }
+        };
+        reached.map_err(|error| self.failed(error))
     }
 
     /// Measures what is served by `target`, and ends both sides.
@@ -203,37 +189,45 @@ impl Lane {
     }
 }
 
-/// Serves `volume` with `cores`, on a free port of an address.
+/// Serves `volume` with `cores`, on a free port of an address or at the end of the cable; answers its URL.
 fn serve(
     cores: &Cores,
     protocol: &'static Protocol,
     volume: &Arc<dyn Volume>,
     at: Ipv4Addr,
     congestion: Option<&Congestion>,
-) -> std::io::Result<Address> {
-    let listener = Listener::bind_with(&Address::Tcp(SocketAddr::new(IpAddr::V4(at), 0)), congestion)?;
-    let address = listener.address().clone();
-    let exports = exports(volume);
-    let policy = Policy::of_one_volume(protocol, Place::Socket(address.clone()), EXPORT);
-    let (settings, addresses) = (Settings { policy, ..Settings::default() }, [address.clone()]);
-    let service = Service { exports: &exports, addresses: &addresses, settings: &settings };
-    let (serve, inboxes) = ((protocol.serve)(&service).serve.remove(0), cores.inboxes());
-    cores
-        .ask(0, move |core| {
-            ListenerTask::spawn(core, listener, inboxes, serve, ConnectionLimit::new(MOST_CONNECTIONS))
-        })
-        .ok_or_else(|| std::io::Error::other("the target's core has ended"))?;
-    Ok(address)
-}
-
-/// One volume, as the bench serves it.
-fn exports(volume: &Arc<dyn Volume>) -> Exports {
-    Exports::new(vec![Export {
+) -> Result<String, Failure> {
+    let listener = match protocol.carrier {
+        Carrier::Stream => {
+            let address = Address::Tcp(SocketAddr::new(IpAddr::V4(at), 0));
+            Some(Listener::bind_with(&address, congestion).map_err(Failure::run)?)
+        }
+        Carrier::Frames => None,
+    };
+    let address = listener.as_ref().map(|listener| listener.address().clone());
+    let place = address.map_or_else(|| Place::Interface(INTERFACE.to_owned()), Place::Socket);
+    let exports = Exports::new(vec![Export {
         name: EXPORT.to_owned(),
         description: String::new(),
         read_only: false,
         volume: volume.clone(),
-    }])
+    }]);
+    let policy = &Policy::of_one_volume(protocol, place.clone(), EXPORT);
+    let mut frontend = (protocol.frontend)();
+    frontend.check(&[EXPORT]).map_err(Failure::run)?;
+    let (places, sessions) = (std::slice::from_ref(&place), Sessions::default());
+    let service = Service { exports: &exports, places, policy, cores, sessions: &sessions };
+    for (listener, serve) in listener.into_iter().zip(frontend.serve(&service)?.serve) {
+        let inboxes = cores.inboxes();
+        cores
+            .ask(0, move |core| {
+                ListenerTask::spawn(core, listener, inboxes, serve, ConnectionLimit::new(MOST_CONNECTIONS))
+            })
+            .ok_or_else(|| Failure::run("the target's core has ended"))?;
+    }
+    let portal = Portal { listener: place.clone(), reached_at: place };
+    let ways = Named::all(&exports).into_iter().flat_map(|named| frontend.ways(protocol, &portal, &named));
+    ways.map(|way| way.url).next().ok_or_else(|| Failure::run("the volume is out of reach"))
 }
 
 /// The name under which the bench exports its volume.

@@ -37,7 +37,7 @@ impl Plan {
                 target: target.shown.clone(),
                 place,
             };
-            let Some(protocol) = protocol::spoken().find(|protocol| protocol.name == row.protocol) else {
+            let Some(protocol) = protocol::by_name(&row.protocol) else {
                 for subject in subjects {
                     self.lanes.push(lane(How::Local(subject.volume.clone()), subject, subject.place.clone()));
                 }

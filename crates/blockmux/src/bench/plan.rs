@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::machine::memory_bytes;
 use crate::open::{self, Access, Populate, Use};
 use crate::output::without_passwords;
-use crate::protocol::{self, AOE, PROTOCOLS, Protocol};
+use crate::protocol::{self, Carrier, Protocol};
 use blockmux_engine::congestion::Congestion;
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::reactor::PollPolicy;
@@ -148,19 +148,13 @@ impl Plan {
                     let how = |poll| How::Remote(protocol, transport, subject.volume.clone(), poll);
                     policies.iter().for_each(|&poll| add(how(poll)));
                     // Bare sockets are no ceiling of raw frames.
-                    if protocol.name != AOE.name {
+                    if protocol.carrier == Carrier::Stream {
                         protocols.push((protocol, transport));
                     }
                 }
                 None => {
                     add(How::Local(subject.volume.clone()));
-                    let (reached, others): (Vec<_>, Vec<_>) = PROTOCOLS
-                        .iter()
-                        .copied()
-                        .partition(|protocol: &&Protocol| protocol.connect.is_some());
-                    self.skipped
-                        .extend(others.iter().map(|protocol| (job.name.clone(), protocol.no_initiator())));
-                    for protocol in reached {
+                    for protocol in protocol::over_sockets() {
                         policies
                             .iter()
                             .for_each(|&poll| add(How::Served(protocol, subject.volume.clone(), poll)));
@@ -216,7 +210,9 @@ impl Plan {
         for (at, row) in rows.iter().enumerate() {
             let mut add = |how| self.lanes.push(Lane::new(how, &row.job, target));
             match protocol::by_name(&row.protocol) {
-                Some(protocol) if protocol.connect.is_none() => self.skip(row, protocol.no_initiator()),
+                Some(protocol) if protocol.carrier == Carrier::Frames => {
+                    self.skip(row, format!("{} is measured over links of our own", protocol.title));
+                }
                 Some(protocol) => {
                     policies.iter().for_each(|&poll| add(How::Served(protocol, volume.clone(), poll)));
                 }
@@ -225,8 +221,7 @@ impl Plan {
             }
             let is_last_of_job = rows.get(at + 1).is_none_or(|next| next.job != row.job);
             if is_last_of_job {
-                let reached = PROTOCOLS.iter().filter(|protocol| protocol.connect.is_some());
-                let all = reached.map(|&protocol| (protocol, Transport::Tcp)).collect();
+                let all = protocol::over_sockets().map(|protocol| (protocol, Transport::Tcp)).collect();
                 self.add_ceilings(&row.job, all, args);
             }
         }
@@ -340,14 +335,7 @@ impl Plan {
 
 /// Whether what was written to a volume of this kind can be read again.
 fn keeps_content(spec: &Spec) -> bool {
-    match spec {
-        Spec::Null(_) => false,
-        Spec::Delay(_, inner) | Spec::Fault(_, inner) | Spec::Rate(_, inner) | Spec::Log(_, inner) => {
-            keeps_content(inner)
-        }
-        Spec::Stripe { members, .. } => members.iter().any(keeps_content),
-        Spec::Mem(_) | Spec::File(_) | Spec::Block(_) | Spec::Url(_) => true,
-    }
+    spec.leaves().into_iter().any(|leaf| !matches!(leaf, Spec::Null(_)))
 }
 
 /// RAM of `--size`, or so much that the machine keeps most of its memory.

@@ -87,14 +87,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
 
 /// Whether what is opened twice by this is one volume, and not two of one kind.
 fn leads_somewhere(spec: &Spec) -> bool {
-    match spec {
-        Spec::Mem(_) | Spec::Null(_) => false,
-        Spec::File(_) | Spec::Block(_) | Spec::Url(_) => true,
-        Spec::Delay(_, inner) | Spec::Fault(_, inner) | Spec::Rate(_, inner) | Spec::Log(_, inner) => {
-            leads_somewhere(inner)
-        }
-        Spec::Stripe { members, .. } => members.iter().any(leads_somewhere),
-    }
+    spec.leaves().into_iter().any(|leaf| !matches!(leaf, Spec::Mem(_) | Spec::Null(_)))
 }
 
 /// Whether both are the same file, by whatever paths.

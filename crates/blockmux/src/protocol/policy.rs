@@ -6,11 +6,12 @@
 //! configuration says so in words: `protocols` of the volume names the protocol or the target, or a
 //! listener names the volume. See docs/decisions/0032-a-volume-is-open-nowhere-by-accident.md.
 
-use super::{AOE, PROTOCOLS, Protocol, Settings};
+use super::{Protocol, by_name, served};
 use crate::address::means;
 use blockmux_engine::socket::Address;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::iter;
 use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -26,6 +27,12 @@ pub(crate) struct TargetAccess {
     pub(crate) volumes: Vec<(String, bool)>,
     /// Whether somebody is kept out of it, or of a part.
     pub(crate) is_restricted: bool,
+    /// Whether everybody who connects has to prove who it is.
+    pub(crate) asks_everybody: bool,
+    /// The keys that say how well listeners lead to it, and the listeners that each names.
+    pub(crate) states: Vec<(String, Vec<SocketAddr>)>,
+    /// Where it sends those who connect, if it is somewhere else.
+    pub(crate) moved_to: Option<String>,
 }
 
 /// A target that has a volume while the daemon runs.
@@ -78,6 +85,28 @@ struct VolumeWay<'a> {
     is_named: bool,
 }
 
+impl Place {
+    pub(crate) fn of_tcp(address: SocketAddr) -> Place {
+        Place::Socket(Address::Tcp(address))
+    }
+
+    /// Its address; `None` of an interface.
+    pub(crate) fn socket(&self) -> Option<&Address> {
+        match self {
+            Place::Socket(address) => Some(address),
+            Place::Interface(_) => None,
+        }
+    }
+
+    /// Its TCP address; `None` of anything else.
+    pub(crate) fn tcp(&self) -> Option<SocketAddr> {
+        match self.socket()? {
+            Address::Tcp(address) => Some(*address),
+            Address::Unix(_) => None,
+        }
+    }
+}
+
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -91,12 +120,7 @@ impl TargetAccess {
     /// Whether a listener leads to it.
     fn is_at(&self, place: &Place) -> bool {
         let (_, named) = &self.listeners;
-        match place {
-            Place::Socket(Address::Tcp(tcp)) => {
-                named.is_empty() || named.iter().any(|named| means(named, tcp))
-            }
-            _ => false,
-        }
+        place.tcp().is_some_and(|tcp| named.is_empty() || named.iter().any(|named| means(named, &tcp)))
     }
 
     fn title(&self) -> String {
@@ -106,7 +130,7 @@ impl TargetAccess {
 
 impl PolicyListener {
     fn title(&self) -> String {
-        format!("{} at {}", key(self.protocol.name), self.place)
+        format!("{} at {}", self.protocol.key(), self.place)
     }
 
     fn is_of(&self, protocol: &str) -> bool {
@@ -125,14 +149,10 @@ impl Policy {
     /// # Errors
     /// If a word of `protocols` is neither a protocol nor a configured target.
     pub(crate) fn new(
-        settings: &Settings,
+        targets: Vec<(&'static str, TargetAccess)>,
         volumes: impl Iterator<Item = (String, Option<Vec<String>>)>,
     ) -> Result<Policy, String> {
-        let all = PROTOCOLS.iter().filter(|protocol| protocol.served_with.is_none());
-        let targets = all.flat_map(|protocol| {
-            (protocol.targets)(settings).into_iter().map(|target| (protocol.name, target))
-        });
-        let policy = Policy(Arc::new(Shared { targets: targets.collect(), ..Shared::default() }));
+        let policy = Policy(Arc::new(Shared { targets, ..Shared::default() }));
         for (name, protocols) in volumes {
             policy.add(&name, protocols)?;
         }
@@ -190,9 +210,31 @@ impl Policy {
     }
 
     /// Whether a way that the protocol tells of may be announced at a listener.
-    pub(crate) fn leads_to(&self, protocol: &Protocol, address: &Address, volume: &str) -> bool {
-        self.has_targets(protocol.served_as())
-            || self.serves(protocol, &Place::Socket(address.clone()), volume)
+    pub(crate) fn leads_to(&self, protocol: &Protocol, place: &Place, volume: &str) -> bool {
+        self.has_targets(protocol.served_as()) || self.serves(protocol, place, volume)
+    }
+
+    /// Where a protocol is served, and what is served with it.
+    pub(crate) fn places_of(&self, protocol: &Protocol) -> impl Iterator<Item = &Place> {
+        let own = self.listeners().iter().filter(|listener| listener.is_of(protocol.served_as()));
+        own.map(|listener| &listener.place)
+    }
+
+    /// Whether somebody may use a volume by that protocol without having proved who it is.
+    pub(crate) fn is_open(&self, protocol: &Protocol) -> bool {
+        let own = self.0.targets.iter().filter(|(own, _)| *own == protocol.served_as());
+        !self.has_targets(protocol.served_as()) || own.into_iter().any(|(_, target)| !target.asks_everybody)
+    }
+
+    /// Targets that are elsewhere, and where.
+    pub(crate) fn moved(&self) -> impl Iterator<Item = (String, String)> {
+        let all = self.0.targets.iter();
+        all.filter_map(|(_, target)| Some((target.name.clone(), target.moved_to.clone()?)))
+    }
+
+    /// Where every protocol is served.
+    pub(crate) fn listeners(&self) -> &[PolicyListener] {
+        &self.0.listeners
     }
 
     /// Whether a listener of that protocol names its volumes, so that not all lead to the same.
@@ -317,21 +359,19 @@ impl Policy {
                 ));
             }
             let (list, named) = &target.listeners;
-            let is_there = |named: &&SocketAddr| {
-                own.iter().any(|listener| match &listener.place {
-                    Place::Socket(Address::Tcp(tcp)) => means(named, tcp),
-                    _ => false,
-                })
-            };
-            if let Some(stray) = named.iter().find(|named| !is_there(named)) {
-                let there: Vec<_> = own.iter().map(|listener| listener.place.to_string()).collect();
-                return Err(format!(
-                    "{title}: {list}: nobody listens at {stray}; name one of {}",
-                    there.join(", ")
-                ));
+            let leading: Vec<_> = own.iter().copied().filter(|own| target.is_at(&own.place)).collect();
+            let states = target.states.iter().map(|(key, named)| (key.as_str(), named, &leading));
+            for (key, named, there) in iter::once((*list, named, &own)).chain(states) {
+                let is_there = |named: &SocketAddr| {
+                    there.iter().filter_map(|own| own.place.tcp()).any(|tcp| means(named, &tcp))
+                };
+                if let Some(stray) = named.iter().find(|named| !is_there(named)) {
+                    let there: Vec<_> = there.iter().map(|listener| listener.place.to_string()).collect();
+                    let there = there.join(", ");
+                    return Err(format!("{title}: {key}: nobody listens at {stray}; name one of {there}"));
+                }
             }
-            let here =
-                own.iter().filter(|listener| listener.volumes.is_some() && target.is_at(&listener.place));
+            let here = leading.iter().filter(|listener| listener.volumes.is_some());
             for listener in here {
                 if let Some((volume, _)) = target.volumes.iter().find(|(volume, _)| !listener.names(volume)) {
                     return Err(format!(
@@ -356,7 +396,7 @@ impl Policy {
             let is_of_some =
                 volumes.keys().any(|volume| self.is_restricted(volume) && self.words_of(volume).is_none());
             if !is_of_use && !is_of_some && !may_change {
-                let option = key(listener.protocol.name);
+                let option = listener.protocol.key();
                 let why =
                     self.restricting().map(|target| format!(", for {} restricts its hosts", target.title()));
                 return Err(format!(
@@ -458,17 +498,12 @@ fn line(words: &BTreeSet<String>) -> String {
 
 /// A protocol's name as a config file has it; names of targets stay as they are.
 fn key(name: &str) -> String {
-    if protocol_names().any(|own| own == name) || name == super::ISER.name {
-        name.replace('-', "_")
-    } else {
-        name.to_owned()
-    }
+    by_name(name).map_or_else(|| name.to_owned(), Protocol::key)
 }
 
 /// What can be in `protocols`.
 fn protocol_names() -> impl Iterator<Item = &'static str> {
-    let own = PROTOCOLS.iter().filter(|protocol| protocol.served_with.is_none());
-    own.map(|protocol| protocol.name).chain([AOE.name])
+    served().map(|protocol| protocol.name)
 }
 
 #[cfg(test)]
@@ -488,6 +523,9 @@ mod tests {
             listeners: ("portals", Vec::new()),
             volumes: vec![(volume.to_owned(), is_open)],
             is_restricted: !is_open,
+            asks_everybody: !is_open,
+            states: Vec::new(),
+            moved_to: None,
         };
         (protocol, target)
     }
@@ -507,12 +545,10 @@ mod tests {
         words: [Option<&[&str]>; 2],
         listeners: Vec<PolicyListener>,
     ) -> Result<Policy, String> {
-        let policy = Policy(Arc::new(Shared { targets, ..Shared::default() }));
-        for (name, words) in ["a", "b"].into_iter().zip(words) {
-            let words = words.map(|words| words.iter().map(|word| (*word).to_owned()).collect());
-            policy.add(name, words)?;
-        }
-        policy.at(listeners, false)
+        let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+        let volumes = ["a", "b"].into_iter().zip(words);
+        let volumes = volumes.map(|(name, words)| (name.to_owned(), words.map(owned)));
+        Policy::new(targets, volumes)?.at(listeners, false)
     }
 
     fn guarded() -> Vec<(&'static str, TargetAccess)> {

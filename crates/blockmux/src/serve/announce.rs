@@ -3,10 +3,9 @@
 use crate::failure::Failure;
 use crate::machine::own_addresses;
 use crate::output::printable;
-use crate::protocol::aoe::Serving;
-use crate::protocol::iscsi::redirects;
-use crate::protocol::policy::Policy;
-use crate::protocol::{AOE, Named, Portal, Protocol, Settings, Way};
+use crate::protocol::Frontends;
+use crate::protocol::frontend::{Named, Portal, Way};
+use crate::protocol::policy::{Place, Policy};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
 use blockmux_volume::units::human_size;
@@ -52,37 +51,28 @@ impl Announcement {
     /// Every export on every listener.
     pub(super) fn new(
         exports: &Exports,
-        listeners: &[(&'static Protocol, Address)],
-        settings: &Settings,
+        frontends: &Frontends,
+        policy: &Policy,
         asker: Asker,
     ) -> Announcement {
-        let places =
-            listeners.iter().map(|(listener, address)| (*listener, portals(address, asker), address));
-        let places: Vec<_> = places.collect();
+        let listeners = policy.listeners().iter().filter_map(|listener| {
+            let frontend = frontends.of(listener.protocol)?;
+            Some((listener, frontend, portals(&listener.place, asker)))
+        });
+        let listeners: Vec<_> = listeners.collect();
         let announced = exports.iter().filter_map(|(volume, export)| {
             let named = Named::of(exports, volume)?;
-            let spoken = places.iter().flat_map(|(listener, portals, address)| {
-                listener.spoken_here().map(move |protocol| (protocol, portals, *address))
-            });
-            let spoken = spoken
-                .filter(|(protocol, _, address)| settings.policy.leads_to(protocol, address, &named.export));
-            let ways = spoken.flat_map(|(protocol, portals, _)| {
-                let ways = portals.iter().flat_map(|portal| (protocol.ways)(settings, portal, &named));
-                ways.map(|way| (protocol.name, way)).collect::<Vec<_>>()
-            });
-            let (ways, size) = (ways.collect(), export.volume.info().size);
-            Some(Announced { ways, size, name: named.export.clone() })
+            let mut ways = Vec::new();
+            for (listener, frontend, portals) in &listeners {
+                let spoken = listener.protocol.spoken_here();
+                for protocol in spoken.filter(|own| policy.leads_to(own, &listener.place, &named.export)) {
+                    let own = portals.iter().flat_map(|portal| frontend.ways(protocol, portal, &named));
+                    ways.extend(own.map(|way| (protocol.name, way)));
+                }
+            }
+            Some(Announced { ways, size: export.volume.info().size, name: named.export })
         });
-        let moved = redirects(settings).map(|(target, place)| (target.to_owned(), place.to_owned()));
-        Announcement { exports: announced.collect(), moved: moved.collect() }
-    }
-
-    /// Adds how each export is reached over AoE.
-    pub(super) fn with_disks(mut self, aoe: &Serving, policy: &Policy) -> Announcement {
-        for (place, export) in self.exports.iter_mut().enumerate() {
-            export.ways.extend(aoe.ways(policy, place, &export.name).into_iter().map(|way| (AOE.name, way)));
-        }
-        self
+        Announcement { exports: announced.collect(), moved: policy.moved().collect() }
     }
 
     /// How the export of that name is reached.
@@ -195,22 +185,24 @@ struct ExportJson<'a> {
 
 /// Where clients connect to a listener: one on all addresses has those of the machine, or loopback
 /// for a client here.
-fn portals(listener: &Address, asker: Asker) -> Vec<Portal> {
-    let addresses = match listener {
+fn portals(listener: &Place, asker: Asker) -> Vec<Portal> {
+    let places = match listener {
         // Whoever copies a command may be in another directory.
-        Address::Unix(path) => {
-            vec![Address::Unix(std::path::absolute(path).unwrap_or_else(|_| path.clone()))]
+        Place::Socket(Address::Unix(path)) => {
+            let absolute = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+            vec![Place::Socket(Address::Unix(absolute))]
         }
-        Address::Tcp(tcp) if tcp.ip().is_unspecified() => {
+        Place::Socket(Address::Tcp(tcp)) if tcp.ip().is_unspecified() => {
             let loopback: IpAddr =
                 if tcp.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
             let own = if asker == Asker::Here { Vec::new() } else { own_addresses(tcp.is_ipv4()) };
             let own = if own.is_empty() { vec![loopback] } else { own };
-            own.into_iter().map(|ip| Address::Tcp(SocketAddr::new(ip, tcp.port()))).collect()
+            let at = |ip| Place::Socket(Address::Tcp(SocketAddr::new(ip, tcp.port())));
+            own.into_iter().map(at).collect()
         }
-        Address::Tcp(tcp) => vec![Address::Tcp(*tcp)],
+        other => vec![other.clone()],
     };
-    addresses.into_iter().map(|address| Portal { listener: listener.clone(), address }).collect()
+    places.into_iter().map(|reached_at| Portal { listener: listener.clone(), reached_at }).collect()
 }
 
 /// No more lines are printed of several exports.
@@ -221,7 +213,7 @@ const OUT_OF_REACH: &str = "is out of reach: no listener, or no target of the co
 mod tests {
     use super::*;
     use crate::protocol::NBD;
-    use crate::protocol::policy::{Place, PolicyListener};
+    use crate::protocol::policy::PolicyListener;
     use blockmux_proto::exports::Export;
     use blockmux_volume::NullVolume;
     use std::sync::Arc;
@@ -233,19 +225,17 @@ mod tests {
             read_only: false,
             volume: Arc::new(NullVolume::new(1 << 30)),
         };
-        let listeners: Vec<_> = addresses.iter().map(|address| (&NBD, address.clone())).collect();
         let exports = Exports::new(names.iter().map(|name| export(name)).collect());
-        let asked = listeners.iter().map(|(protocol, address)| PolicyListener {
-            protocol,
+        let asked = addresses.iter().map(|address| PolicyListener {
+            protocol: &NBD,
             place: Place::Socket(address.clone()),
             volumes: None,
             is_asked: true,
         });
         let volumes = names.iter().map(|name| ((*name).to_owned(), None));
-        let policy = Policy::new(&Settings::default(), volumes).unwrap();
+        let policy = Policy::new(Vec::new(), volumes).unwrap();
         let policy = policy.at(asked.collect(), false).unwrap();
-        let settings = Settings { policy, ..Settings::default() };
-        Announcement::new(&exports, &listeners, &settings, Asker::Here)
+        Announcement::new(&exports, &Frontends::default(), &policy, Asker::Here)
     }
 
     #[test]
@@ -291,7 +281,7 @@ b  1 GiB
     #[test]
     fn a_listener_on_all_addresses_is_reached_by_those_of_the_machine() {
         let at = |listener: &str, asker| {
-            let listener = Address::Tcp(listener.parse().unwrap());
+            let listener = Place::Socket(Address::Tcp(listener.parse().unwrap()));
             portals(&listener, asker).into_iter().filter_map(|portal| portal.tcp()).collect::<Vec<_>>()
         };
         for (listener, loopback) in [("0.0.0.0:7", "127.0.0.1:7"), ("[::]:7", "[::1]:7")] {

@@ -1,11 +1,9 @@
 //! The config file: TOML, the same things as on the command line by the same names.
 
-use crate::address::ListenerEntry;
 use crate::ctl::ControlPath;
 use crate::failure::Failure;
 use crate::poll::Poll;
-use crate::protocol::iscsi::{DiscoveryEntry, TargetEntry};
-use crate::protocol::nvme_tcp::{self, SubsystemEntry, Treq};
+use crate::protocol::{Frontends, KeyError};
 use crate::regular;
 use blockmux_engine::congestion::Congestion;
 use blockmux_proto::volume_uuid::VolumeUuid;
@@ -14,29 +12,19 @@ use blockmux_volume::units::human_size;
 use serde::{Deserialize, Deserializer, de};
 use std::fmt::Display;
 use std::io::Read;
+use std::iter;
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use toml::Spanned;
+use toml::de::{DeTable, Deserializer as TomlDeserializer};
 
-/// All of a file. Every key may be left out.
+/// What a file says beyond protocols. Every key may be left out.
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Config {
     pub(super) volume: Vec<VolumeEntry>,
-    pub(super) nbd: Vec<ListenerEntry>,
-    pub(super) iscsi: Vec<ListenerEntry>,
-    pub(super) iser: Vec<ListenerEntry>,
-    pub(super) aoe: Vec<String>,
-    pub(super) aoe_shelf: Option<u16>,
-    pub(super) aoe_state: Option<PathBuf>,
-    pub(super) iscsi_target: Vec<TargetEntry>,
-    pub(super) iscsi_discovery: Option<DiscoveryEntry>,
-    pub(super) nvme_tcp: Vec<ListenerEntry>,
-    pub(super) nvme_tcp_treq: Treq,
-    pub(super) nvme_tcp_ktls: Option<bool>,
-    pub(super) nvme_subsystem: Vec<SubsystemEntry>,
-    pub(super) nvme_discovery: nvme_tcp::DiscoveryEntry,
-    pub(super) nvme_in_capsule_data_size: Option<usize>,
     pub(super) read_only: bool,
     pub(super) cores: Option<NonZeroUsize>,
     pub(super) poll: Option<Poll>,
@@ -46,6 +34,10 @@ pub(super) struct Config {
     pub(super) state: Option<PathBuf>,
     pub(super) control: Option<ControlPath>,
 }
+
+/// The keys of [`Config`].
+const KEYS: [&str; 8] =
+    ["volume", "read_only", "cores", "poll", "max_connections", "congestion", "state", "control"];
 
 /// One `[[volume]]`.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
@@ -70,8 +62,8 @@ pub(super) struct VolumeEntry {
 }
 
 impl Config {
-    /// Reads a file.
-    pub(super) fn read(path: &Path) -> Result<Config, Failure> {
+    /// Reads a file; what it says of protocols goes to their frontends.
+    pub(super) fn read(path: &Path, frontends: &mut Frontends) -> Result<Config, Failure> {
         let cannot = |reason: String| {
             Failure::request(format!("cannot read config file {}: {reason}; check --config", path.display()))
         };
@@ -82,7 +74,7 @@ impl Config {
         if text.len() as u64 > MAX_LEN {
             return Err(cannot(format!("has more than {}", human_size(MAX_LEN))));
         }
-        let mut config = Config::parse(path, &text)?;
+        let mut config = Config::parse(path, &text, frontends)?;
         config.anchor(path.parent().unwrap_or(Path::new("")))?;
         Ok(config)
     }
@@ -104,38 +96,55 @@ impl Config {
             }
             volume.spec = spec;
         }
-        let listeners = [&mut self.nbd, &mut self.iscsi, &mut self.iser, &mut self.nvme_tcp];
-        for entry in listeners.into_iter().flatten() {
-            entry.address.anchor(directory);
-        }
-        let paths = [&mut self.state, &mut self.aoe_state].into_iter().flatten();
-        for path in paths.chain(self.control.as_mut().map(|ControlPath(path)| path)) {
+        let control = self.control.as_mut().map(|ControlPath(path)| path);
+        for path in self.state.iter_mut().chain(control) {
             *path = directory.join(&*path);
         }
-        self.iscsi_target.iter_mut().for_each(|target| target.anchor(directory));
-        self.iscsi_discovery.iter_mut().for_each(|discovery| discovery.anchor(directory));
-        self.nvme_subsystem.iter_mut().for_each(|subsystem| subsystem.anchor(directory));
         Ok(())
     }
 
-    fn parse(path: &Path, text: &str) -> Result<Config, Failure> {
-        toml::from_str(text).map_err(|error| {
-            let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
-            let line = before.matches('\n').count() + 1;
-            let what = error
-                .message()
-                .replace("unknown field", "unknown key")
-                .replace("missing field", "missing key")
-                .replace("unknown variant", "unknown value")
-                .replace("a nonzero usize", "a number of at least 1")
-                .replace("expected a sequence", A_LIST)
-                .replace("expected a map", A_TABLE);
-            let is_of_a_value = ["invalid ", "unknown value "].iter().any(|begin| what.starts_with(begin));
-            let key = key_before(before).filter(|_| is_of_a_value);
-            let key = key.map(|key| format!("{key}: ")).unwrap_or_default();
-            Failure::request(format!("{}:{line}: {key}{what}", path.display()))
-        })
+    fn parse(path: &Path, text: &str, frontends: &mut Frontends) -> Result<Config, Failure> {
+        let wrong = |error: KeyError| match error {
+            KeyError::Written(span, what) => wrong(path, text, span, &what),
+            KeyError::Said(failure) => failure,
+        };
+        let table = DeTable::parse(text).map_err(|error| wrong(error.into()))?;
+        let span = table.span();
+        let (own, others): (DeTable<'_>, DeTable<'_>) =
+            table.into_inner().into_iter().partition(|(key, _)| KEYS.contains(&&**key.get_ref()));
+        let theirs = frontends.keys();
+        if let Some((key, _)) =
+            others.iter().find(|(key, _)| !theirs.iter().any(|own| *own == **key.get_ref()))
+        {
+            let [first, rest @ ..] = &KEYS;
+            let known =
+                iter::once(*first).chain(theirs.iter().map(String::as_str)).chain(rest.iter().copied());
+            let known: Vec<_> = known.map(|key| format!("`{key}`")).collect();
+            let what = format!("unknown key `{}`, expected one of {}", key.get_ref(), known.join(", "));
+            return Err(wrong(KeyError::Written(Some(key.span()), what)));
+        }
+        let own = TomlDeserializer::from(Spanned::new(span, own));
+        let config = Config::deserialize(own).map_err(|error| wrong(error.into()))?;
+        frontends.take_keys(others, path.parent().unwrap_or(Path::new(""))).map_err(wrong)?;
+        Ok(config)
     }
+}
+
+/// What is wrong with the text of a file, and in which line.
+fn wrong(path: &Path, text: &str, span: Option<Range<usize>>, what: &str) -> Failure {
+    let before = span.and_then(|span| text.get(..span.start)).unwrap_or_default();
+    let line = before.matches('\n').count() + 1;
+    let what = what
+        .replace("unknown field", "unknown key")
+        .replace("missing field", "missing key")
+        .replace("unknown variant", "unknown value")
+        .replace("a nonzero usize", "a number of at least 1")
+        .replace("expected a sequence", A_LIST)
+        .replace("expected a map", A_TABLE);
+    let is_of_a_value = ["invalid ", "unknown value "].iter().any(|begin| what.starts_with(begin));
+    let key = key_before(before).filter(|_| is_of_a_value);
+    let key = key.map(|key| format!("{key}: ")).unwrap_or_default();
+    Failure::request(format!("{}:{line}: {key}{what}", path.display()))
 }
 
 /// The key whose value begins, or goes on, behind this text.
@@ -169,8 +178,24 @@ mod tests {
     use super::*;
     use blockmux_volume::spec::MemSpec;
 
+    fn parse_all(text: &str) -> Result<(Config, Frontends), String> {
+        let mut frontends = Frontends::default();
+        let config = Config::parse(Path::new("b.toml"), text, &mut frontends);
+        config.map(|config| (config, frontends)).map_err(|failure| failure.to_string())
+    }
+
     fn parse(text: &str) -> Result<Config, String> {
-        Config::parse(Path::new("b.toml"), text).map_err(|failure| failure.to_string())
+        parse_all(text).map(|(config, _)| config)
+    }
+
+    #[test]
+    fn every_key_of_a_frontend_is_read() {
+        for (protocol, frontend) in Frontends::default().iter() {
+            for key in frontend.keys() {
+                let wrong = parse(&format!("{key} = 1.5")).unwrap_err();
+                assert!(!wrong.contains("unknown key"), "{protocol:?}: {wrong}");
+            }
+        }
     }
 
     #[test]
@@ -193,7 +218,7 @@ mod tests {
             [[volume]]
             spec = 'null:1g'
         ";
-        let config = parse(text).unwrap();
+        let (config, frontends) = parse_all(text).unwrap();
         let first = VolumeEntry {
             name: Some("a".into()),
             spec: Spec::Mem(MemSpec::new(1 << 30)),
@@ -205,7 +230,7 @@ mod tests {
         };
         assert_eq!(config.volume[0], first);
         assert_eq!(config.volume[1].spec, Spec::Null(1 << 30));
-        assert_eq!((config.nbd.len(), config.read_only), (2, true));
+        assert_eq!((frontends.listeners().len(), config.read_only), (2, true));
         assert_eq!((config.cores, config.poll), (NonZeroUsize::new(2), Some(Poll::Never)));
         assert_eq!(config.max_connections, NonZeroUsize::new(10));
         assert_eq!(config.congestion, Some("cubic".parse().unwrap()));

@@ -15,8 +15,11 @@ use crate::ctl::{
 };
 use crate::failure::Failure;
 use crate::open::Populate;
-use crate::protocol::{Live, Place, Protocol, Settings};
+use crate::protocol::frontend::{Change, Live, LiveProtocol, TargetPlace};
+use crate::protocol::policy::Policy;
+use crate::protocol::{Frontends, Protocol};
 use blockmux_engine::listener::ConnectionLimit;
+use blockmux_engine::sessions::Sessions;
 use blockmux_engine::socket::{Address, Listener};
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::served::Served;
@@ -51,7 +54,7 @@ pub(super) struct Parts {
 
 impl Parts {
     /// For those protocols, which may come several times.
-    pub(super) fn new(limit: ConnectionLimit, listeners: &[(&'static Protocol, Address)]) -> Parts {
+    pub(super) fn new(limit: ConnectionLimit, listeners: &[(&'static Protocol, Listener)]) -> Parts {
         let mut parts: Vec<(&'static str, ConnectionLimit)> = Vec::new();
         for (protocol, _) in listeners {
             if parts.iter().all(|(name, _)| *name != protocol.name) {
@@ -59,6 +62,11 @@ impl Parts {
             }
         }
         Parts { limit, parts }
+    }
+
+    /// Who is logged in, whatever the protocol.
+    pub(super) fn sessions(&self) -> &Sessions {
+        self.limit.sessions()
     }
 
     /// What the listeners of one of them ask.
@@ -125,10 +133,10 @@ pub(super) struct Desk {
     pub(super) exports: Exports,
     pub(super) parts: Parts,
     /// What can be changed of each protocol, and of what there is.
-    pub(super) lives: Mutex<Vec<Box<dyn Live>>>,
+    pub(super) lives: Mutex<Vec<LiveProtocol>>,
     pub(super) opening: Opening,
-    pub(super) listeners: Vec<(&'static Protocol, Address)>,
-    pub(super) settings: Settings,
+    pub(super) frontends: Arc<Frontends>,
+    pub(super) policy: Policy,
 }
 
 impl Desk {
@@ -176,7 +184,7 @@ impl Desk {
         let done = match request {
             Request::Status => Ok(Answer::Status(self.status())),
             Request::Sessions => {
-                let sessions = self.parts.limit.sessions().list();
+                let sessions = self.parts.sessions().list();
                 Ok(Answer::Sessions(sessions.into_iter().map(SessionStatus::from).collect()))
             }
             Request::Resize { name, size } => self.resize(name, *size).map(|size| Answer::Resized { size }),
@@ -185,29 +193,14 @@ impl Desk {
             }
             Request::Remove { name } => self.remove(name).map(|()| Answer::Done),
             Request::Attach { name, target, number, ana_group } => {
-                let place = Place { number: *number, ana_group: *ana_group };
+                let place = TargetPlace { number: *number, ana_group: *ana_group };
                 self.attach(name, target, &place).map(|number| Answer::Attached { number })
             }
-            Request::Detach { target, number } => {
-                self.change(target, |live| live.detach(target, *number)).map(|()| Answer::Done)
-            }
-            Request::AddHost { target, host } => {
-                self.change(target, |live| live.add_host(target, host)).map(|()| Answer::Done)
-            }
-            Request::RemoveHost { target, hostnqn } => {
-                self.change(target, |live| live.remove_host(target, hostnqn)).map(|()| Answer::Done)
-            }
-            Request::ReadKeys { target, hostnqn } => {
-                let read = |live: &dyn Live| live.read_keys(target, hostnqn.as_deref());
-                self.change(target, read).map(|hosts| Answer::KeysRead { hosts })
-            }
-            Request::Ana { target, group, state, at } => {
-                let set = |live: &dyn Live| live.set_ana_state(target, *group, state.word(), *at);
-                self.change(target, set).map(|()| Answer::Done)
-            }
-            Request::Alua { target, state, at } => {
-                let set = |live: &dyn Live| live.set_access_state(target, state.word(), *at);
-                self.change(target, set).map(|()| Answer::Done)
+            Request::Detach { target, number } => with_target(&self.lives(), target)
+                .and_then(|(_, live)| live.detach(target, *number))
+                .map(|()| Answer::Done),
+            Request::Change(change) => {
+                self.change(change).map(|said| said.map_or(Answer::Done, Answer::Said))
             }
         };
         done.unwrap_or_else(Answer::Failed)
@@ -243,15 +236,15 @@ impl Desk {
         self.opening.protocols.iter().try_for_each(|one| named.check_description(one)).map_err(told)?;
         let (export, served) = self.opening.open(&named, Populate::Behind).map_err(told)?;
         // Before anybody finds it.
-        self.settings.policy.add(&name, named.protocols)?;
+        self.policy.add(&name, named.protocols)?;
         let Some(id) = self.exports.add(export, served) else {
-            self.settings.policy.remove(&name);
+            self.policy.remove(&name);
             return Err("there are too many volumes; remove one".to_owned());
         };
-        lives.iter().for_each(|live| live.add(id));
+        lives.iter().for_each(|(_, live)| live.add(id));
         info!("{name} is served");
-        let urls =
-            Announcement::new(&self.exports, &self.listeners, &self.settings, Asker::Anywhere).urls_of(&name);
+        let urls = Announcement::new(&self.exports, &self.frontends, &self.policy, Asker::Anywhere);
+        let urls = urls.urls_of(&name);
         Ok(Answer::Added { name, urls })
     }
 
@@ -265,9 +258,9 @@ impl Desk {
     fn remove(&self, name: &str) -> Result<(), String> {
         let lives = self.lives();
         let (volume, _) = self.find(name)?;
-        lives.iter().for_each(|live| live.remove(volume));
+        lives.iter().for_each(|(_, live)| live.remove(volume));
         let removed = self.exports.remove(name).ok_or("it is gone already")?;
-        self.settings.policy.remove(name);
+        self.policy.remove(name);
         // Whoever changes something else need not wait for what is in flight here.
         drop(lives);
         let (settling, begun) = (removed.served.settling(), Instant::now());
@@ -282,30 +275,31 @@ impl Desk {
         flush::each(&[removed.export]).map_err(|failure| format!("{name} is removed, but {failure}"))
     }
 
-    fn attach(&self, name: &str, target: &str, place: &Place) -> Result<u32, String> {
+    fn attach(&self, name: &str, target: &str, place: &TargetPlace) -> Result<u32, String> {
         let (volume, _) = self.find(name)?;
         let lives = self.lives();
-        let live = with_target(&lives, target)?;
+        let (protocol, live) = with_target(&lives, target)?;
         let others: Vec<_> = lives
             .iter()
-            .flat_map(|live| live.targets_of(volume).into_iter().map(|access| (live.protocol().name, access)))
+            .flat_map(|(own, live)| live.targets_of(volume).into_iter().map(|access| (own.name, access)))
             .collect();
         if let Some(new) = live.access_of(target) {
-            self.settings.policy.check_attach(name, (live.protocol().name, &new), &others)?;
+            self.policy.check_attach(name, (protocol.name, &new), &others)?;
         }
         live.attach(target, volume, place)
     }
 
-    /// Changes something of the protocol that has a target of that name.
-    fn change<T>(
-        &self,
-        target: &str,
-        change: impl FnOnce(&dyn Live) -> Result<T, String>,
-    ) -> Result<T, String> {
-        change(with_target(&self.lives(), target)?)
+    /// Does what only the protocol of a target knows.
+    fn change(&self, Change { protocol, target, what }: &Change) -> Result<Option<String>, String> {
+        let lives = self.lives();
+        let (own, live) = with_target(&lives, target)?;
+        if own.name != protocol {
+            return Err(format!("{target}: is served by {}, which has no such command", own.title));
+        }
+        live.change(target, what)
     }
 
-    fn lives(&self) -> MutexGuard<'_, Vec<Box<dyn Live>>> {
+    fn lives(&self) -> MutexGuard<'_, Vec<LiveProtocol>> {
         self.lives.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -367,11 +361,14 @@ impl Desk {
 }
 
 /// The protocol that has a target of that name.
-fn with_target<'a>(lives: &'a [Box<dyn Live>], target: &str) -> Result<&'a dyn Live, String> {
-    let live = lives.iter().find(|live| live.has(target));
-    live.map(|live| &**live).ok_or_else(|| {
-        format!("no target of iSCSI and no subsystem of NVMe is called `{target}`; see what is announced")
-    })
+fn with_target<'a>(
+    lives: &'a [LiveProtocol],
+    target: &str,
+) -> Result<(&'static Protocol, &'a dyn Live), String> {
+    let found = lives.iter().find(|(_, live)| live.access_of(target).is_some());
+    found
+        .map(|(protocol, live)| (*protocol, &**live))
+        .ok_or_else(|| format!("no target and no subsystem is called `{target}`; see what is announced"))
 }
 
 /// How many clients there are at a time.

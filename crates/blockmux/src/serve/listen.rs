@@ -4,6 +4,7 @@ use super::setup::Setup;
 use crate::address::{ListenAddress, ListenerEntry, is_local};
 use crate::failure::Failure;
 use crate::patience::patiently;
+use crate::protocol::policy::{Place, Policy, PolicyListener};
 use crate::protocol::{PROTOCOLS, Protocol};
 use crate::signals;
 use blockmux_engine::socket::{Address, Listener};
@@ -17,7 +18,7 @@ use tracing::warn;
 
 /// Where a command's sockets are, if nobody said where to listen.
 pub(super) fn private_directory(setup: &Setup, has_command: bool) -> Result<Option<TempDir>, Failure> {
-    if !has_command || !setup.listeners.is_empty() || setup.aoe.is_wanted() {
+    if !has_command || !setup.listeners.is_empty() {
         return Ok(None);
     }
     let directory = tempfile::Builder::new().prefix("blockmux-").tempdir();
@@ -28,8 +29,8 @@ pub(super) fn private_directory(setup: &Setup, has_command: bool) -> Result<Opti
     })
 }
 
-/// Listeners, and the volumes that each of them names.
-type Bound = (Vec<(&'static Protocol, Listener)>, Vec<Option<Vec<String>>>);
+/// Where everything is served, and the listeners at those places that are sockets.
+type Bound = (Vec<PolicyListener>, Vec<(&'static Protocol, Listener)>);
 
 /// Binds what was asked for; else the private socket of each protocol that has something to serve,
 /// or its own port of loopback.
@@ -39,10 +40,11 @@ pub(super) fn bind(setup: &Setup, private: Option<&TempDir>) -> Result<Bound, Fa
         Some(directory) => ListenAddress::Unix(directory.path().join(format!("{}.sock", protocol.name))),
         None => ListenAddress::LOOPBACK,
     };
+    let is_asked = !setup.listeners.is_empty();
     let mut wanted = setup.listeners.clone();
-    if wanted.is_empty() && !setup.aoe.is_wanted() {
-        let with_listeners = PROTOCOLS.iter().filter(|protocol| protocol.served_with.is_none());
-        let of_use = with_listeners.filter(|protocol| setup.settings.policy.has_use_for(protocol));
+    if !is_asked {
+        let unasked = PROTOCOLS.iter().filter(|protocol| protocol.is_served_unasked());
+        let of_use = unasked.filter(|protocol| setup.policy.has_use_for(protocol));
         let entry = |protocol| ListenerEntry { address: usual(protocol), volumes: None };
         wanted = of_use.map(|&protocol| (protocol, entry(protocol))).collect();
         if wanted.is_empty() {
@@ -51,42 +53,46 @@ pub(super) fn bind(setup: &Setup, private: Option<&TempDir>) -> Result<Bound, Fa
             ));
         }
     }
-    let addresses = wanted
-        .into_iter()
-        .map(|(protocol, entry)| Ok(((protocol, entry.address.resolve(protocol.port)?), entry.volumes)))
-        .collect::<Result<Vec<_>, Failure>>()?;
-    let (addresses, volumes): (Vec<_>, Vec<_>) = addresses.into_iter().unzip();
-    refuse_twice(&addresses)?;
+    let places = wanted.into_iter().map(|(protocol, ListenerEntry { address, volumes })| {
+        Ok(PolicyListener { protocol, place: address.resolve(protocol.port)?, volumes, is_asked })
+    });
+    let mut places = places.collect::<Result<Vec<_>, Failure>>()?;
+    refuse_twice(&places)?;
     let mut listeners = Vec::new();
-    for (protocol, address) in addresses {
+    for PolicyListener { protocol, place, .. } in &mut places {
+        let Place::Socket(address) = place else { continue };
         let bound = patiently(
-            || Listener::bind_with(&address, setup.congestion.as_ref()),
+            || Listener::bind_with(address, setup.congestion.as_ref()),
             |error| error.kind() == io::ErrorKind::AddrInUse,
         );
-        listeners.push((protocol, bound.map_err(|error| cannot_listen(protocol, &address, &error))?));
+        let listener = bound.map_err(|error| cannot_listen(protocol, address, &error))?;
+        // The port may be one that the system has chosen.
+        *address = listener.address().clone();
+        listeners.push((*protocol, listener));
     }
-    Ok((listeners, volumes))
+    Ok((places, listeners))
 }
 
 /// Says which listeners others can reach without authentication.
-pub(super) fn warn_of_open(setup: &Setup, addresses: &[(&'static Protocol, Address)]) {
-    for (protocol, address) in addresses {
-        if !is_local(address) && (protocol.is_open)(&setup.settings) {
+pub(super) fn warn_of_open(policy: &Policy) {
+    for PolicyListener { protocol, place, .. } in policy.listeners() {
+        let reached = place.socket().filter(|address| !is_local(address));
+        if let Some(address) = reached.filter(|_| policy.is_open(protocol)) {
             warn!("{address} can be reached from other machines, and there is no authentication");
         }
     }
 }
 
-/// Whoever names an address twice would be told that another program listens there.
-fn refuse_twice(addresses: &[(&'static Protocol, Address)]) -> Result<(), Failure> {
-    let is_chosen = |address: &Address| matches!(address, Address::Tcp(tcp) if tcp.port() == 0);
-    for (place, (protocol, address)) in addresses.iter().enumerate() {
-        let first = addresses.iter().take(place).find(|(_, other)| other == address && !is_chosen(address));
-        if let Some((other, _)) = first {
+/// Whoever names a place twice would be told that another program listens there.
+fn refuse_twice(listeners: &[PolicyListener]) -> Result<(), Failure> {
+    let is_chosen = |place: &Place| place.tcp().is_some_and(|tcp| tcp.port() == 0);
+    for (at, PolicyListener { protocol, place, .. }) in listeners.iter().enumerate() {
+        let first = listeners.iter().take(at).find(|other| other.place == *place && !is_chosen(place));
+        if let Some(PolicyListener { protocol: other, .. }) = first {
             return Err(Failure::request(if other.name == protocol.name {
-                format!("--{} {address}: is given twice; remove one", protocol.name)
+                format!("--{} {place}: is given twice; remove one", protocol.name)
             } else {
-                format!("{address}: is given for --{} and for --{}; change one", other.name, protocol.name)
+                format!("{place}: is given for --{} and for --{}; change one", other.name, protocol.name)
             }));
         }
     }

@@ -19,20 +19,21 @@ mod setup;
 mod sizes;
 mod state;
 
-use crate::address::ListenerEntry;
 use crate::ctl::ControlPath;
 use crate::failure::Failure;
 use crate::machine::memory_bytes;
 use crate::output::print;
 use crate::poll::Poll;
 use crate::privileges;
-use crate::protocol::{ISCSI, Live, NVME_TCP, Protocol, Service, Settings, Started, iscsi, nvme_tcp};
+use crate::protocol::frontend::{LiveProtocol, Service, Started};
+use crate::protocol::{Frontends, Protocol};
 use crate::signals;
 use announce::{Amount, Announcement, Asker};
 use blockmux_engine::congestion::Congestion;
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask, Serve};
-use blockmux_engine::socket::{Address, Listener};
+use blockmux_engine::sessions::Sessions;
+use blockmux_engine::socket::Listener;
 use blockmux_proto::exports::Exports;
 use blockmux_volume::MAX_TRANSFER;
 use command::Running;
@@ -40,7 +41,6 @@ use control::{Control, Desk, Parts};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use setup::{NamedSpec, Setup};
 use std::io;
-use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::{ExitCode, ExitStatus};
@@ -59,27 +59,8 @@ pub(crate) struct Args {
     /// Read a TOML file; options here add to it or replace what it says
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Serve NBD here; repeatable [default: 127.0.0.1:10809]
-    #[arg(long, value_name = "ADDR|unix:PATH")]
-    nbd: Vec<ListenerEntry>,
-    /// Serve iSCSI here; repeatable [default: 127.0.0.1:3260]
-    #[arg(long, value_name = "ADDR")]
-    iscsi: Vec<ListenerEntry>,
-    /// Serve iSCSI and iSER here, and name iSER alone; repeatable [default: every port of iSCSI]
-    #[arg(long, value_name = "ADDR")]
-    iser: Vec<ListenerEntry>,
-    /// Serve NVMe/TCP here; repeatable [default: 127.0.0.1:4420]
-    #[arg(long, value_name = "ADDR")]
-    nvme_tcp: Vec<ListenerEntry>,
-    /// Serve ATA over Ethernet at this network interface; repeatable
-    #[arg(long, value_name = "IFACE")]
-    aoe: Vec<String>,
-    /// The shelf of AoE disks; the first volume is slot 0 [default: 0]
-    #[arg(long, value_name = "N")]
-    aoe_shelf: Option<u16>,
-    /// Keep AoE config strings, MAC masks and reservations in this directory
-    #[arg(long, value_name = "DIR")]
-    aoe_state: Option<PathBuf>,
+    #[command(flatten)]
+    frontends: Frontends,
     /// Refuse all writes
     #[arg(long)]
     read_only: bool,
@@ -152,25 +133,21 @@ pub(crate) fn run(args: Args, is_verbose: bool) -> Result<ExitCode, Failure> {
     signals::watch(&sender, |_| Event::Signal)
         .map_err(|error| Failure::run(format!("cannot watch for signals: {error}")))?;
     let private = listen::private_directory(&setup, command.is_some())?;
-    let (listeners, volumes) = listen::bind(&setup, private.as_ref())?;
+    let (places, listeners) = listen::bind(&setup, private.as_ref())?;
     let control = setup.control.as_ref().map(control::bind).transpose()?;
-    let addresses: Vec<_> =
-        listeners.iter().map(|(protocol, listener)| (*protocol, listener.address().clone())).collect();
-    setup.settle_policy(&addresses, volumes)?;
-    listen::warn_of_open(&setup, &addresses);
-    check_listeners(&setup, &addresses)?;
+    setup.settle_policy(places)?;
+    listen::warn_of_open(&setup.policy);
     let exports = setup.open()?;
     let asker = if command.is_some() { Asker::Here } else { Asker::Anywhere };
-    let announcement = Announcement::new(&exports, &addresses, &setup.settings, asker)
-        .with_disks(&setup.aoe, &setup.settings.policy);
+    let announcement = Announcement::new(&exports, &setup.frontends, &setup.policy, asker);
     allow_files();
     let buffers = buffers_of_each(setup.cores, memory_bytes());
     let kept_space = (setup.cores * buffers + SPACE_BESIDE_BUFFERS) as u64;
     let limit = ConnectionLimit::new(setup.max_connections).keeping_space(kept_space);
-    let parts = Parts::new(limit.clone(), &addresses);
+    let parts = Parts::new(limit.clone(), &listeners);
     // A command is to have what the user has.
     if command.is_none() && !keep_privileges {
-        privileges::give_up(setup.aoe.is_wanted())?;
+        privileges::give_up(setup.capabilities())?;
     }
     let (cores, lives) = start(&setup, buffers, listeners, &exports, &parts)?;
     if let Some(left) = limit.lacks_space() {
@@ -187,8 +164,8 @@ pub(crate) fn run(args: Args, is_verbose: bool) -> Result<ExitCode, Failure> {
         parts,
         lives: Mutex::new(lives),
         opening: setup.opening(),
-        listeners: addresses,
-        settings: setup.settings.clone(),
+        frontends: setup.frontends.clone(),
+        policy: setup.policy.clone(),
     };
     let control = control.map(|listener| Control::start(listener, desk)).transpose()?;
     let status = match command {
@@ -212,25 +189,6 @@ pub(crate) fn run(args: Args, is_verbose: bool) -> Result<ExitCode, Failure> {
     status
 }
 
-/// Whether every listener that has a state by the config is there.
-fn check_listeners(setup: &Setup, addresses: &[(&'static Protocol, Address)]) -> Result<(), Failure> {
-    let checks: [(&Protocol, CheckListeners); 2] =
-        [(&NVME_TCP, nvme_tcp::check_listeners), (&ISCSI, iscsi::check_access_states)];
-    for (one, check) in checks {
-        let tcp = addresses.iter().filter_map(|(protocol, address)| match address {
-            Address::Tcp(tcp) if protocol.served_as() == one.name => Some(*tcp),
-            _ => None,
-        });
-        let tcp: Vec<_> = tcp.collect();
-        if !tcp.is_empty() {
-            check(&setup.settings, &tcp).map_err(Failure::request)?;
-        }
-    }
-    Ok(())
-}
-
-type CheckListeners = fn(&Settings, &[SocketAddr]) -> Result<(), String>;
-
 /// Lets the process open as many files as it may: each connection takes one, and one more for each file below.
 fn allow_files() {
     let limit = getrlimit(Resource::Nofile);
@@ -245,7 +203,7 @@ fn start(
     listeners: Vec<(&'static Protocol, Listener)>,
     exports: &Exports,
     parts: &Parts,
-) -> Result<(Cores, Vec<Box<dyn Live>>), Failure> {
+) -> Result<(Cores, Vec<LiveProtocol>), Failure> {
     let config = CoresConfig {
         count: setup.cores,
         policy: setup.poll.into(),
@@ -259,14 +217,13 @@ fn start(
             setup.cores
         ))
     })?;
-    let (served, lives) = serve_all(setup, listeners, exports);
+    let (served, lives) = serve_all(setup, listeners, exports, &cores, parts.sessions())?;
     for (nth, (protocol, listener, serve)) in served.into_iter().enumerate() {
         let (inboxes, limit) = (cores.inboxes(), parts.limit_of(protocol));
         cores
             .ask(nth % cores.count(), move |core| ListenerTask::spawn(core, listener, inboxes, serve, limit))
             .ok_or_else(|| Failure::run("a core has ended; start again with -v"))?;
     }
-    setup.aoe.start(&cores, exports, &setup.settings.policy)?;
     Ok((cores, lives))
 }
 
@@ -274,22 +231,24 @@ fn start(
 /// with it, share what it keeps about the volumes.
 fn serve_all(
     setup: &Setup,
-    listeners: Vec<(&'static Protocol, Listener)>,
+    mut listeners: Vec<(&'static Protocol, Listener)>,
     exports: &Exports,
-) -> (Vec<Accepting>, Vec<Box<dyn Live>>) {
-    let (mut served, mut lives, mut others) = (Vec::new(), Vec::new(), listeners);
-    while let Some(&(protocol, _)) = others.first() {
-        let (own, rest): (Vec<_>, Vec<_>) =
-            others.into_iter().partition(|(other, _)| other.served_as() == protocol.served_as());
-        let addresses: Vec<_> = own.iter().map(|(_, listener)| listener.address().clone()).collect();
-        let service = Service { exports, addresses: &addresses, settings: &setup.settings };
-        let Started { serve, live } = (protocol.serve)(&service);
-        lives.extend(live);
-        let own = own.into_iter().zip(serve);
-        served.extend(own.map(|((protocol, listener), serve)| (protocol, listener, serve)));
-        others = rest;
+    cores: &Cores,
+    sessions: &Sessions,
+) -> Result<(Vec<Accepting>, Vec<LiveProtocol>), Failure> {
+    let (mut served, mut lives, policy) = (Vec::new(), Vec::new(), &setup.policy);
+    for (protocol, frontend) in setup.frontends.iter() {
+        let places: Vec<_> = policy.places_of(protocol).cloned().collect();
+        if places.is_empty() {
+            continue;
+        }
+        let service = Service { exports, places: &places, policy, cores, sessions };
+        let Started { serve, live } = frontend.serve(&service)?;
+        lives.extend(live.map(|live| (protocol, live)));
+        let own = listeners.extract_if(.., |(other, _)| other.served_as() == protocol.name);
+        served.extend(own.zip(serve).map(|((protocol, listener), serve)| (protocol, listener, serve)));
     }
-    (served, lives)
+    Ok((served, lives))
 }
 
 /// The most bytes of buffers of one core: what clients can make a daemon hold leaves room for others on the machine.

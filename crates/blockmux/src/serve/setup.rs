@@ -6,26 +6,24 @@ use super::Args;
 use super::config::{Config, VolumeEntry};
 use super::opening::{NamedVolume, Opening};
 use super::state;
-use crate::address::{ListenAddress, ListenerEntry, split_volumes};
+use crate::address::ListenAddress;
 use crate::ctl::ControlPath;
 use crate::failure::Failure;
 use crate::open::Populate;
 use crate::poll::Poll;
-use crate::protocol::aoe::Serving;
-use crate::protocol::iscsi::{ConfiguredTarget, DiscoveryEntry};
-use crate::protocol::nvme_tcp::{ConfiguredSubsystem, Treq};
-use crate::protocol::policy::{Place, Policy, PolicyListener};
-use crate::protocol::{AOE, ISCSI, ISER, NBD, NVME_TCP, PROTOCOLS, Protocol, Settings};
+use crate::protocol::policy::{Policy, PolicyListener};
+use crate::protocol::{self, Carrier, Frontends, Listening, PROTOCOLS, Protocol};
 use blockmux_engine::congestion::Congestion;
-use blockmux_engine::socket::Address;
 use blockmux_engine::state::check_directory;
+use blockmux_lab::ceiling::Transport;
 use blockmux_proto::exports::Exports;
-use blockmux_proto::fabrics::controller::node::MAX_IN_CAPSULE;
 use blockmux_volume::Spec;
+use rustix::thread::CapabilitySet;
 use std::collections::HashSet;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -36,8 +34,12 @@ pub(super) struct NamedSpec {
     pub(super) spec: Spec,
 }
 
-/// A protocol, and where to listen for it.
-type Listening = (&'static Protocol, ListenerEntry);
+impl From<NamedSpec> for VolumeEntry {
+    fn from(NamedSpec { name, spec }: NamedSpec) -> VolumeEntry {
+        let (uuid, protocols, description) = (None, None, String::new());
+        VolumeEntry { name, spec, uuid, shared: false, read_only: false, description, protocols }
+    }
+}
 
 /// Everything that a daemon does.
 pub(super) struct Setup {
@@ -48,8 +50,10 @@ pub(super) struct Setup {
     pub(super) listeners: Vec<Listening>,
     /// Protocols that nobody listens for because the command line names listeners of others.
     not_served: Vec<&'static Protocol>,
-    pub(super) aoe: Serving,
-    pub(super) settings: Settings,
+    /// What serves each protocol.
+    pub(super) frontends: Arc<Frontends>,
+    /// Which volumes are served where.
+    pub(super) policy: Policy,
     pub(super) cores: usize,
     pub(super) poll: Poll,
     pub(super) max_connections: usize,
@@ -79,36 +83,28 @@ impl FromStr for NamedSpec {
 impl Setup {
     /// Reads the config file, if there is one, and adds the command line.
     pub(super) fn gather(mut args: Args) -> Result<Setup, Failure> {
-        let mut config = args.config.as_deref().map(Config::read).transpose()?.unwrap_or_default();
+        let mut frontends = args.frontends;
+        let config = args.config.as_deref().map(|path| Config::read(path, &mut frontends));
+        let mut config = config.transpose()?.unwrap_or_default();
         let read_only = args.read_only || config.read_only;
-        let from_args = args.volumes.drain(..).map(|NamedSpec { name, spec }| VolumeEntry {
-            name,
-            spec,
-            uuid: None,
-            shared: false,
-            read_only: false,
-            description: String::new(),
-            protocols: None,
-        });
+        let from_args = args.volumes.drain(..).map(VolumeEntry::from);
         let volumes = name_all(config.volume.drain(..).chain(from_args).collect(), read_only)?;
-        let is_by_config = !config.aoe.is_empty()
-            || [&config.nbd, &config.iscsi, &config.iser, &config.nvme_tcp].iter().any(|own| !own.is_empty());
-        let listeners = listeners(&mut config, &mut args)?;
-        let aoe = Serving {
-            interfaces: config.aoe.iter().chain(&args.aoe).map(|text| interface(text)).collect(),
-            shelf: args.aoe_shelf.or(config.aoe_shelf).unwrap_or(0),
-            state: args.aoe_state.or(config.aoe_state.take()),
-        };
-        aoe.check(volumes.iter().map(|volume| volume.name.as_str()))?;
-        let mut settings = settings(&mut config)?;
+        let listeners = frontends.listeners();
+        listeners.iter().try_for_each(|(protocol, entry)| check_sockets(protocol, &entry.address))?;
         let words = volumes.iter().map(|volume| (volume.name.clone(), volume.protocols.clone()));
-        settings.policy = Policy::new(&settings, words).map_err(Failure::request)?;
-        let not_served = PROTOCOLS.iter().copied().filter(|protocol| {
-            let is_served = protocols(&listeners, &aoe).any(|own| own.served_as() == protocol.name);
-            protocol.served_with.is_none() && !is_served && settings.policy.has_use_for(protocol)
-        });
-        let not_served = not_served.filter(|_| !is_by_config).collect();
-        check_protocols(&listeners, &aoe, &settings, &volumes)?;
+        let policy = Policy::new(frontends.targets(), words).map_err(Failure::request)?;
+        let is_served =
+            |protocol: &Protocol| protocols(&listeners).any(|own| own.served_as() == protocol.served_as());
+        let is_left_out = |protocol: &&Protocol| {
+            protocol.is_served_unasked() && !is_served(protocol) && policy.has_use_for(protocol)
+        };
+        let not_served = PROTOCOLS.iter().copied().filter(is_left_out);
+        let not_served = not_served.filter(|_| !frontends.has_keys_of_listeners()).collect();
+        for volume in &volumes {
+            protocols(&listeners).try_for_each(|protocol| volume.check_description(protocol))?;
+        }
+        let names: Vec<&str> = volumes.iter().map(|volume| volume.name.as_str()).collect();
+        frontends.check(is_served, &names).map_err(Failure::request)?;
         let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(MAX_CORES);
         let cores = at_most(MAX_CORES, "cores", args.cores.or(config.cores), processors)?;
         let max_connections = args.max_connections.or(config.max_connections);
@@ -128,8 +124,8 @@ impl Setup {
             read_only,
             listeners,
             not_served,
-            aoe,
-            settings,
+            frontends: Arc::new(frontends),
+            policy,
             cores,
             poll: args.poll.or(config.poll).unwrap_or(Poll::Adaptive),
             max_connections,
@@ -141,27 +137,34 @@ impl Setup {
 
     /// Applies the rule of `protocol/policy.rs` to where it listens, and to the volumes that each
     /// listener names.
-    pub(super) fn settle_policy(
-        &mut self,
-        addresses: &[(&'static Protocol, Address)],
-        volumes: Vec<Option<Vec<String>>>,
-    ) -> Result<(), Failure> {
-        let is_asked = !self.listeners.is_empty();
-        let sockets = addresses.iter().zip(volumes).map(|((protocol, address), volumes)| PolicyListener {
-            protocol,
-            place: Place::Socket(address.clone()),
-            volumes,
-            is_asked,
-        });
-        let listeners = sockets.chain(self.aoe.listeners()).collect();
-        let policy = std::mem::take(&mut self.settings.policy);
-        self.settings.policy = policy.at(listeners, self.control.is_some()).map_err(Failure::request)?;
+    pub(super) fn settle_policy(&mut self, listeners: Vec<PolicyListener>) -> Result<(), Failure> {
+        let policy = std::mem::take(&mut self.policy);
+        self.policy = policy.at(listeners, self.control.is_some()).map_err(Failure::request)?;
         Ok(())
     }
 
     /// What the volumes are made of, in order.
     pub(super) fn specs(&self) -> impl Iterator<Item = &Spec> {
         self.volumes.iter().map(|volume| &volume.spec)
+    }
+
+    /// The capabilities that it needs while it serves: to open interfaces that come back, and to connect again to Unix
+    /// sockets of other users.
+    pub(super) fn capabilities(&self) -> CapabilitySet {
+        let mut needed = CapabilitySet::empty();
+        let mut served = self.policy.listeners().iter();
+        let has_frames = served.any(|listener| listener.protocol.carrier == Carrier::Frames);
+        needed.set(CapabilitySet::NET_RAW, has_frames);
+        for url in self.specs().flat_map(Spec::urls) {
+            match protocol::of_url(url.as_written()) {
+                Some((protocol, _)) if protocol.carrier == Carrier::Frames => {
+                    needed |= CapabilitySet::NET_RAW
+                }
+                Some((_, Transport::Unix)) => needed |= CapabilitySet::DAC_OVERRIDE,
+                _ => {}
+            }
+        }
+        needed
     }
 
     /// What is not served because somebody has said where to listen for something else, in a line;
@@ -182,7 +185,7 @@ impl Setup {
     /// What it takes to open volumes.
     pub(super) fn opening(&self) -> Opening {
         Opening {
-            protocols: protocols(&self.listeners, &self.aoe).collect(),
+            protocols: protocols(&self.listeners).collect(),
             read_only: self.read_only,
             may_grow: self.control.is_some(),
             state: self.state.clone(),
@@ -198,66 +201,6 @@ impl Setup {
     }
 }
 
-/// Where both say to listen, by protocol.
-fn listeners(config: &mut Config, args: &mut Args) -> Result<Vec<Listening>, Failure> {
-    let said = [
-        (&NBD, &mut config.nbd, &mut args.nbd),
-        (&ISCSI, &mut config.iscsi, &mut args.iscsi),
-        (&ISER, &mut config.iser, &mut args.iser),
-        (&NVME_TCP, &mut config.nvme_tcp, &mut args.nvme_tcp),
-    ];
-    let mut listeners: Vec<Listening> = Vec::new();
-    for (protocol, file, line) in said {
-        listeners.extend(file.drain(..).chain(line.drain(..)).map(|entry| (protocol, entry)));
-    }
-    listeners.iter().try_for_each(|(protocol, entry)| check_sockets(protocol, &entry.address))?;
-    Ok(listeners)
-}
-
-/// What the file says of protocols beyond their listeners, and the files that it names.
-fn settings(config: &mut Config) -> Result<Settings, Failure> {
-    let iscsi = config.iscsi_target.drain(..).map(ConfiguredTarget::prepare);
-    let nvme = config.nvme_subsystem.drain(..).map(ConfiguredSubsystem::prepare);
-    Ok(Settings {
-        policy: Policy::default(),
-        iscsi: iscsi.collect::<Result<_, _>>()?,
-        iscsi_discovery: config.iscsi_discovery.as_ref().map(DiscoveryEntry::prepare).transpose()?,
-        nvme: nvme.collect::<Result<_, _>>()?,
-        nvme_in_capsule: in_capsule(config.nvme_in_capsule_data_size)?,
-        nvme_referrals: config.nvme_discovery.prepare()?,
-        nvme_discovery_is_unique: config.nvme_discovery.unique_subnqn,
-        nvme_tcp_treq: config.nvme_tcp_treq,
-        nvme_tcp_ktls: config.nvme_tcp_ktls,
-    })
-}
-
-/// Whether the volumes can be served over these protocols, as the settings say.
-fn check_protocols(
-    listeners: &[Listening],
-    aoe: &Serving,
-    settings: &Settings,
-    volumes: &[NamedVolume],
-) -> Result<(), Failure> {
-    for volume in volumes {
-        protocols(listeners, aoe).try_for_each(|protocol| volume.check_description(protocol))?;
-    }
-    let names: Vec<&str> = volumes.iter().map(|volume| volume.name.as_str()).collect();
-    // What is said of a protocol has to be right although nobody listens for it yet.
-    let told = [
-        (&ISCSI, !settings.iscsi.is_empty()),
-        (&NVME_TCP, !settings.nvme.is_empty() || settings.nvme_tcp_treq != Treq::default()),
-    ];
-    protocols(listeners, aoe)
-        .chain(told.into_iter().filter_map(|(protocol, is_told)| is_told.then_some(protocol)))
-        .try_for_each(|protocol| (protocol.check)(settings, &names).map_err(Failure::request))
-}
-
-/// An interface of AoE, and the volumes that are named for it.
-fn interface(text: &str) -> (String, Option<Vec<String>>) {
-    let (interface, volumes) = split_volumes(text);
-    (interface.to_owned(), volumes)
-}
-
 /// So many as are asked for, if they are not too many.
 fn at_most(most: usize, what: &str, asked: Option<NonZeroUsize>, otherwise: usize) -> Result<usize, Failure> {
     match asked.map_or(otherwise, NonZeroUsize::get) {
@@ -265,16 +208,6 @@ fn at_most(most: usize, what: &str, asked: Option<NonZeroUsize>, otherwise: usiz
             Err(Failure::request(format!("{number} {what} are too many; take at most {most}")))
         }
         number => Ok(number),
-    }
-}
-
-/// Data in capsules of NVMe/TCP, as the configuration says it.
-fn in_capsule(bytes: Option<usize>) -> Result<Option<usize>, Failure> {
-    match bytes {
-        Some(bytes) if bytes > MAX_IN_CAPSULE || bytes % 16 != 0 => Err(Failure::request(format!(
-            "nvme_in_capsule_data_size {bytes}: take a multiple of 16 up to {MAX_IN_CAPSULE}"
-        ))),
-        bytes => Ok(bytes),
     }
 }
 
@@ -325,10 +258,9 @@ fn check_name(name: &str) -> Result<(), String> {
 }
 
 /// Those that volumes are served over; one that has several listeners comes several times.
-fn protocols(listeners: &[Listening], aoe: &Serving) -> impl Iterator<Item = &'static Protocol> {
-    let all = if listeners.is_empty() && !aoe.is_wanted() { PROTOCOLS } else { &[] };
-    let aoe = aoe.is_wanted().then_some(&AOE);
-    all.iter().copied().chain(listeners.iter().map(|(protocol, _)| *protocol)).chain(aoe)
+fn protocols(listeners: &[Listening]) -> impl Iterator<Item = &'static Protocol> {
+    let all = protocol::over_sockets().filter(|_| listeners.is_empty());
+    all.chain(listeners.iter().map(|(protocol, _)| *protocol))
 }
 
 fn check_sockets(protocol: &Protocol, address: &ListenAddress) -> Result<(), Failure> {
@@ -358,18 +290,7 @@ mod tests {
     use blockmux_volume::spec::MemSpec;
 
     fn names(volumes: &[&str]) -> Result<Vec<String>, String> {
-        let entries = volumes.iter().map(|text| {
-            let NamedSpec { name, spec } = text.parse()?;
-            Ok(VolumeEntry {
-                name,
-                spec,
-                uuid: None,
-                shared: false,
-                read_only: false,
-                description: String::new(),
-                protocols: None,
-            })
-        });
+        let entries = volumes.iter().map(|text| text.parse().map(<NamedSpec as Into<VolumeEntry>>::into));
         let named = name_all(entries.collect::<Result<_, String>>()?, false)
             .map_err(|failure| failure.to_string())?;
         Ok(named.into_iter().map(|volume| volume.name).collect())

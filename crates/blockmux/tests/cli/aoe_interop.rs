@@ -417,3 +417,47 @@ fn tshark_decodes_what_is_said_without_a_malformed_mark() {
         assert_eq!(decoded("_ws.malformed || !aoe"), 0, "malformed at an MTU of {mtu}");
     }
 }
+
+#[test]
+fn a_disk_is_served_again_after_capabilities_are_dropped() {
+    let Some(cable) = Cable::new(1500) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let server = cable.serve(&["mem:1m", "--aoe", "cable"]);
+    cable.discovers();
+    let socket = directory.path().join("socket");
+    let listener = format!("unix:{}", socket.display());
+    let mut command = within(&cable.initiator, BLOCKMUX);
+    let gateway = Server::start(command.args(["serve", "--json", "aoe://cable/e0.0", "--nbd", &listener]));
+    let status = std::fs::read_to_string(format!("/proc/{}/status", gateway.child.id())).unwrap();
+    assert!(status.contains("CapPrm:\t0000000000002000"), "CAP_NET_RAW alone: {status}");
+    let to = format!("file:{}?size=1m", directory.path().join("copied").display());
+    succeed(Command::new(BLOCKMUX).args([
+        "copy",
+        &format!("nbd+unix:///disk0?socket={}", socket.display()),
+        &to,
+    ]));
+    gateway.stop();
+    server.stop();
+}
+
+#[test]
+fn a_host_is_among_the_sessions_with_what_it_does_from_its_first_command_on() {
+    let Some(cable) = Cable::new(1500) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let control = format!("unix:{}", directory.path().join("control").display());
+    let server = cable.serve(&["mem:1m", "--aoe", "cable", "--control", &control]);
+    cable.discovers();
+    let to = format!("file:{}?size=1m", directory.path().join("copied").display());
+    cable.says(&["copy", "aoe://cable/e0.0", &to]);
+    let listed = succeed(Command::new(BLOCKMUX).args(["ctl", &control, "sessions", "--json"]));
+    let listed: Value = serde_json::from_str(&listed).unwrap();
+    let link = ["netns", "exec", &cable.initiator, "cat", "/sys/class/net/cable/address"];
+    let mac = succeed(Command::new("ip").args(link));
+    let all = listed.as_array().unwrap();
+    assert_eq!(all.len(), 1, "{listed}");
+    let one = &all[0];
+    assert_eq!((&one["protocol"], &one["target"]), (&"aoe".into(), &"e0.0".into()), "{listed}");
+    assert_eq!((&one["initiator"], &one["address"]), (&mac.trim().into(), &mac.trim().into()), "{listed}");
+    assert!(one["read_bytes"].as_u64() >= Some(1 << 20), "{listed}");
+    server.stop();
+}

@@ -306,7 +306,7 @@ fn an_access_state_at_a_listener_that_is_not_there_is_refused() {
     };
     let (said, status) = with("127.0.0.2");
     assert!(
-        said.contains("access_states: nobody listens for it at 127.0.0.2:3260; name one of 127.0.0.1:"),
+        said.contains("access_states: nobody listens at 127.0.0.2:3260; name one of 127.0.0.1:"),
         "{said}"
     );
     assert_eq!((said.lines().count(), status), (1, Some(2)));
@@ -336,4 +336,16 @@ fn two_ram_volumes_of_one_size_are_two() {
 
 fn text_of(output: &std::process::Output) -> String {
     text(&output.stderr)
+}
+
+#[test]
+fn a_ram_volume_beyond_the_limit_of_address_space_is_refused_with_that_limit() {
+    let mut command = std::process::Command::new("sh");
+    // In KiB.
+    command.args(["-c", "ulimit -v 500000; exec \"$0\" serve mem:1g", crate::program::BLOCKMUX]);
+    let output = command.output().unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("mem:1g: the limit of address space (RLIMIT_AS, `ulimit -v`) leaves "), "{said}");
+    assert!(!said.contains("this machine"), "{said}");
 }

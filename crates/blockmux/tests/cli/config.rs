@@ -96,7 +96,7 @@ fn all_paths_are_found_where_discovery_has_a_secret_of_its_own() {
     let config = files.path().join("blockmux.toml");
     let content = format!(
         "iscsi = ['127.0.0.1:0', '127.0.0.2:0']\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n\
-         [iscsi_discovery]\nCHAP_N = 'looks'\nsecret_file = '{looks}'\n\
+         [iscsi_discovery]\nCHAP_N = 'looks'\nsecret_file = '{looks}'\nCHAP_A = ['SHA-256']\n\
          [[iscsi_target]]\nTargetName = 'iqn.a'\nluns = {{ 0 = 'a' }}\n\
          [[iscsi_target.acl]]\nCHAP_N = 'comes'\nsecret_file = '{comes}'\n"
     );
@@ -112,6 +112,19 @@ fn all_paths_are_found_where_discovery_has_a_secret_of_its_own() {
     let portal = with.replace("/iqn.a/0", "");
     let found = blockmux(["discover", &portal]);
     assert!(text(&found.stdout).contains("1 MiB"), "{}{}", text(&found.stdout), text(&found.stderr));
+    // Algorithms are narrowed down for discovery as for the target, and with no user but discovery's, too.
+    let (_, place) = url.split_once('@').unwrap();
+    let host = place.split('/').next().unwrap();
+    let discovery = format!("iscsi://{host}?discovery_user=looks&discovery_secret_file={looks}");
+    for of_url in [discovery, with] {
+        let succeeds = |chap_a: &str| {
+            let url = format!("{of_url}&chap_a={chap_a}");
+            let command = if url.contains("/iqn.a/0") { "info" } else { "discover" };
+            blockmux([command, &url]).status.success()
+        };
+        assert_eq!((succeeds("SHA-256"), succeeds("MD5,SHA-256")), (true, true), "{of_url}");
+        assert!(!succeeds("MD5"), "{of_url}: discovery takes SHA-256 alone");
+    }
 }
 
 #[test]

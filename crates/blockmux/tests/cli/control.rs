@@ -568,7 +568,11 @@ fn portal_groups_lead_to_units_as_the_config_and_then_ctl_says() {
     assert_eq!(of_second_unit(&urls[1]), (false, [0, 3]));
     let elsewhere = controlled.refusal(&["alua", IQN, "standby", "--at", "192.0.2.1:3260"]);
     assert!(elsewhere.contains(&format!("no such listener; there is {}", listener(&urls[0]))), "{elsewhere}");
-    assert!(controlled.refusal(&["ana", IQN, "1", "optimized"]).contains("iSCSI has no ANA groups"));
+    assert!(
+        controlled
+            .refusal(&["ana", IQN, "1", "optimized"])
+            .contains("is served by iSCSI, which has no such command")
+    );
     assert_eq!(controlled.ctl(&["alua", IQN, "offline"]).status.code(), Some(2));
 }
 

@@ -42,7 +42,12 @@ impl Daemon {
         let mut command = Command::new(BLOCKMUX);
         command.args(["serve", "--json"]).args(args);
         command.env("XDG_STATE_HOME", directory.path().join("state"));
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        Daemon::spawn_in(directory, command.stdout(Stdio::piped()).stderr(Stdio::piped()))
+    }
+
+    /// Runs a command that serves, its output piped, and waits until it is ready.
+    pub(crate) fn spawn_in(directory: TempDir, command: &mut Command) -> Daemon {
+        let mut child = command.spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());

@@ -1,7 +1,7 @@
 //! Peers and surroundings that mean harm: what they can cost, and how long they can keep us.
 
 use crate::daemon::Daemon;
-use crate::program::{BLOCKMUX, blockmux, text};
+use crate::program::{BLOCKMUX, blockmux, end_by, text};
 use crate::raw_client::{FUA, RawClient, WRITE};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -86,6 +86,22 @@ fn what_is_mapped_already_is_not_counted_twice_where_address_space_is_limited() 
         assert_eq!(output.status.code(), Some(if is_enough { 0 } else { 2 }), "{limit_kib}: {said}");
         assert_eq!(said.contains("raise the limit or use fewer --cores"), !is_enough, "{limit_kib}: {said}");
     }
+}
+
+#[test]
+fn a_line_of_the_log_is_written_in_one_piece() {
+    // What is written at once comes as one datagram.
+    let (log, stderr) = std::os::unix::net::UnixDatagram::pair().unwrap();
+    log.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let mut command = Command::new(BLOCKMUX);
+    command.args(["serve", "mem:1m", "--cores", "1", "--nbd", "127.0.0.1:0"]);
+    let stderr = Stdio::from(std::os::fd::OwnedFd::from(stderr));
+    let mut child = command.stdout(Stdio::null()).stderr(stderr).spawn().unwrap();
+    let mut line = [0; 4096];
+    let count = log.recv(&mut line).unwrap();
+    let line = text(&line[..count]);
+    end_by(&mut child, Signal::TERM);
+    assert!(line.contains("Z  WARN not served: ") && line.ends_with('\n'), "{line:?}");
 }
 
 #[test]

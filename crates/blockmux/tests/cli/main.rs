@@ -31,6 +31,7 @@ mod nvme_hostile;
 mod nvme_hosts;
 mod nvme_tls;
 mod one_volume;
+mod privileges;
 mod program;
 mod proxy;
 mod raw_client;

@@ -19,7 +19,7 @@ pub(crate) fn blockmux<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item =
 pub(crate) fn heed_signals() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        for signal in [Signal::HUP, Signal::INT, Signal::TERM] {
+        for signal in [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM] {
             let always = Arc::new(AtomicBool::new(true));
             signal_hook::flag::register_conditional_default(signal.as_raw(), always).unwrap();
         }

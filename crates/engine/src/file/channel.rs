@@ -21,8 +21,8 @@ use super::volume::Disk;
 use crate::reactor::EngineCore;
 use crate::ring::Registration;
 use blockmux_volume::{
-    Channel, Completion, Core, Extent, Io, IoError, Memory, Op, Output, PeerAccount, Pool, Seg, SgList, Tag,
-    Waker,
+    Channel, Completion, Core, Extent, Io, IoError, Memory, Op, Output, PeerAccount, Pool, Seg, SgList, Slab,
+    Tag, Waker,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -51,8 +51,7 @@ impl FileChannel {
             disk: disk.clone(),
             zeroes: Memory::from_pages(&disk.zeroes),
             depth,
-            slots: RefCell::new(Vec::with_capacity(depth as usize)),
-            free: RefCell::new(Vec::with_capacity(depth as usize)),
+            slots: RefCell::new(Slab::with_capacity(depth)),
             waiting: RefCell::new(VecDeque::with_capacity(depth as usize)),
             done: RefCell::new(Vec::with_capacity(depth as usize)),
             waker,
@@ -103,9 +102,7 @@ struct Table {
     /// This core's handle to a piece of zeroes.
     zeroes: Memory,
     depth: u32,
-    /// As many as were ever in use at a time, so that the memory of the others is not touched; there is room for all.
-    slots: RefCell<Vec<Option<Pending>>>,
-    free: RefCell<Vec<u32>>,
+    slots: RefCell<Slab<Pending>>,
     /// Slots that need memory which the pool does not have now, first come first served.
     waiting: RefCell<VecDeque<u32>>,
     done: RefCell<Vec<Completion>>,
@@ -195,11 +192,11 @@ impl Table {
 
     /// Takes a request that needs the ring.
     fn submit(&self, flight: &Flight<Table>, pool: &Pool, io: Io) {
-        let Some(token) = self.free_slot() else {
+        if self.slots.borrow().len() >= self.depth as usize {
             // More than the depth that the caller gave.
             let result = Err(IoError::NoMemory);
             return self.done.borrow_mut().push(Completion { tag: io.tag, result });
-        };
+        }
         let (tag, op) = (io.tag, io.op);
         let step = self.first_step(&io);
         let (offset, len, data) = (io.offset, io.len, io.data.unwrap_or_default());
@@ -216,23 +213,11 @@ impl Table {
             is_cancelled: false,
         };
         let may_start = self.waiting.borrow().is_empty() || pending.memory_wanted().is_none();
-        self.slots.borrow_mut()[token as usize] = Some(pending);
+        let token = self.slots.borrow_mut().insert(pending) as u32;
         if may_start && matches!(self.start(flight, pool, token), Start::Started) {
             return;
         }
         self.waiting.borrow_mut().push_back(token);
-    }
-
-    fn free_slot(&self) -> Option<u32> {
-        if let Some(token) = self.free.borrow_mut().pop() {
-            return Some(token);
-        }
-        let mut slots = self.slots.borrow_mut();
-        let token = slots.len() as u32;
-        (token < self.depth).then(|| {
-            slots.push(None);
-            token
-        })
     }
 
     fn first_step(&self, io: &Io) -> Step {
@@ -252,7 +237,7 @@ impl Table {
     /// Gives the request the memory that it wants and its first entry.
     fn start(&self, flight: &Flight<Table>, pool: &Pool, token: u32) -> Start {
         let mut slots = self.slots.borrow_mut();
-        let Some(pending) = &mut slots[token as usize] else { return Start::Started };
+        let Some(pending) = slots.get_mut(token as usize) else { return Start::Started };
         if let Some(wanted) = pending.memory_wanted() {
             let Some(memory) = pool.take_payload_or_wait(wanted) else {
                 let is_left = pool.account().is_some_and(PeerAccount::is_closed);
@@ -435,8 +420,7 @@ impl Table {
     }
 
     fn finish(&self, token: u32, result: Result<Output, IoError>) {
-        if let Some(pending) = self.slots.borrow_mut()[token as usize].take() {
-            self.free.borrow_mut().push(token);
+        if let Some(pending) = self.slots.borrow_mut().remove(token as usize) {
             self.done.borrow_mut().push(Completion { tag: pending.tag, result });
             self.waker.wake();
         }
@@ -445,12 +429,11 @@ impl Table {
     fn cancel(&self, flight: &Flight<Table>, tag: Tag) {
         let found = {
             let mut slots = self.slots.borrow_mut();
-            let mut tagged =
-                slots.iter_mut().enumerate().filter_map(|(token, slot)| Some((token, slot.as_mut()?)));
-            tagged.find(|(_, pending)| pending.tag == tag).map(|(token, pending)| {
+            let token = slots.iter().find(|(_, pending)| pending.tag == tag).map(|(token, _)| token);
+            if let Some(pending) = token.and_then(|token| slots.get_mut(token)) {
                 pending.is_cancelled = true;
-                token as u32
-            })
+            }
+            token.map(|token| token as u32)
         };
         let Some(token) = found else { return };
         let place = self.waiting.borrow().iter().position(|&waiting| waiting == token);
@@ -468,7 +451,7 @@ impl Landing for Table {
     fn landed(&self, flight: &Flight<Table>, token: u32, memory: SgList, result: i32) {
         let result = {
             let mut slots = self.slots.borrow_mut();
-            let Some(pending) = &mut slots[token as usize] else { return };
+            let Some(pending) = slots.get_mut(token as usize) else { return };
             let next = match u64::try_from(result) {
                 Ok(result) => self.after_success(pending, memory, result),
                 Err(_) => self.after_error(pending, memory, result.wrapping_neg()),

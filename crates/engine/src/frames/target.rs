@@ -1,7 +1,7 @@
 //! A target on frames: ports, session, and a channel for each volume that is used.
 
 use super::{FrameHost, Share, Side, Wire};
-use crate::audit::Audit;
+use crate::audit::StationAudits;
 use crate::channels::Channels;
 use crate::reactor::{EngineCore, Progress, Task};
 use crate::sessions::Sessions;
@@ -17,6 +17,7 @@ pub struct FrameTargetTask<S, H: FrameHost = EngineCore> {
     wire: Wire<H>,
     session: S,
     channels: Channels,
+    stations: StationAudits,
     core: Rc<H>,
     waker: Waker,
     /// When it ends at the latest, once it has been told to stop.
@@ -34,7 +35,8 @@ pub struct PortError {
 }
 
 impl<S: FrameSession + Target + 'static, H: FrameHost> FrameTargetTask<S, H> {
-    /// Serves at `interfaces` on `core`, its share of what comes there, with `session`, whose volume ids are places in `exports`.
+    /// Serves at `interfaces` on `core`, its share of what comes there, with `session`, whose volume ids are places in
+    /// `exports`; `sessions` lists the stations that use it.
     ///
     /// # Errors
     /// If an interface cannot be opened.
@@ -44,12 +46,14 @@ impl<S: FrameSession + Target + 'static, H: FrameHost> FrameTargetTask<S, H> {
         share: Share,
         session: S,
         exports: Exports,
+        sessions: Sessions,
     ) -> Result<(), PortError> {
         let mut failed = None;
         core.try_spawn(|waker| match Wire::open(core, waker, interfaces, Side::Target(share)) {
             Ok(wire) => Ok(FrameTargetTask {
                 wire,
                 session,
+                stations: StationAudits::new(sessions),
                 channels: Channels::new(exports, core.clone(), waker.clone()),
                 core: core.clone(),
                 waker: waker.clone(),
@@ -77,8 +81,7 @@ impl<S: FrameSession + Target, H: FrameHost> Task for FrameTargetTask<S, H> {
         let received = self.wire.take_in(&mut self.session, now);
         let moved = self.channels.move_io(&mut self.session);
         while let Some(event) = self.session.poll_event() {
-            let mut audit = Audit::new("", Sessions::default());
-            audit.on_event(event, |volume| self.channels.name(volume));
+            self.stations.on_event(event, |volume| self.channels.name(volume));
         }
         let sent = self.wire.send(&mut self.session, now);
         self.wire.arm(&self.session, now);

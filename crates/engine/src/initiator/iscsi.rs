@@ -14,7 +14,7 @@ use super::datamover::With;
 pub use super::datamover::{Datamover, OverIwarp, OverTcp};
 use super::moves::Moves;
 use super::seeds::Seeds;
-use super::{Dialer, Move, RemoteVolume, check_unchanged};
+use super::{Dialer, Move, Paths, RemoteVolume, check_unchanged};
 use crate::blocking::{self, run_session};
 use crate::connection::Broken;
 use crate::socket::Address;
@@ -56,7 +56,7 @@ pub struct Endpoint {
     pub connections: u32,
     /// How long to try again when a connection is lost, before I/O fails.
     pub patience: Duration,
-    /// How long an answer may take before the connection counts as lost, as [`Dialer::timeout`].
+    /// How long an answer may take before the connection counts as lost, as [`Paths::timeout`].
     pub timeout: Option<Duration>,
 }
 
@@ -381,10 +381,7 @@ impl<D: Datamover> IscsiDialer<D> {
     }
 }
 
-impl<D: Datamover> Dialer for IscsiDialer<D> {
-    type Session = D::Session;
-    type Control = NoControl;
-
+impl<D: Datamover> Paths for IscsiDialer<D> {
     fn address(&self) -> &Address {
         self.path(0)
     }
@@ -400,6 +397,11 @@ impl<D: Datamover> Dialer for IscsiDialer<D> {
     fn timeout(&self) -> Option<Duration> {
         self.endpoint.timeout
     }
+}
+
+impl<D: Datamover> Dialer for IscsiDialer<D> {
+    type Session = D::Session;
+    type Control = NoControl;
 
     fn session(&self, link: u32, _control: Option<&NoControl>, pool: &Pool, now: Instant) -> D::Session {
         let config = self.endpoint.config(Mode::Use, self.random.isid(link));

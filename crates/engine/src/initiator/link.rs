@@ -11,7 +11,7 @@ use super::moves::{Move, Moves};
 use super::overdue::Overdue;
 use super::retry::Retry;
 use super::silence::Silence;
-use super::{Dialer, Known, Party, RemoteVolume};
+use super::{Dialer, Known, Party, RemoteVolume, TlsKeys};
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::{ByteStream, Host};
 use crate::reactor::{Progress, Task};
@@ -20,9 +20,11 @@ use blockmux_tls::Psk;
 use blockmux_volume::{Completion, Io, IoError, Tag, Waker};
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::io::ErrorKind;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
+use tracing::warn;
 
 /// One session of a channel, over all its lives.
 pub(super) struct Link<D: Dialer, H: Host> {
@@ -45,6 +47,8 @@ pub(super) struct Link<D: Dialer, H: Host> {
     party: Rc<Party>,
     /// What the connections of the session are secured with, and of its control.
     tls_keys: Option<Arc<[Psk]>>,
+    /// Whether the kernel makes the records of TLS where it can.
+    uses_ktls: bool,
     /// Open before the session and as long as it is; `None` where the protocol has none, or without a connection.
     control: Option<ControlLine<D::Control, H>>,
     state: State<D::Session, H>,
@@ -132,6 +136,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         core.spawn(|waker| {
             let link = Rc::new(RefCell::new(Link {
                 dialer: volume.dialer.clone(),
+                uses_ktls: volume.dialer.tls().is_some_and(TlsKeys::uses_ktls),
                 known: volume.known.clone(),
                 number: volume.next_link(),
                 has_other_paths: volume.dialer.paths() > 1,
@@ -249,9 +254,9 @@ impl<D: Dialer, H: Host> Link<D, H> {
             return Progress::Idle;
         }
         if self.control.is_none() {
-            self.tls_keys = self.dialer.tls_keys();
+            self.tls_keys = self.dialer.tls().and_then(TlsKeys::keys);
         }
-        let secure = match super::secure(self.tls_keys.as_deref(), self.dialer.uses_ktls()) {
+        let secure = match super::secure(self.tls_keys.as_deref(), self.uses_ktls) {
             Ok(secure) => secure,
             Err(error) => {
                 self.give_up(&Broken::from(error).to_string());
@@ -266,7 +271,14 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 self.state = State::Connecting { connection, until };
                 self.run_connecting()
             }
-            Err(error) => self.lose(&error.to_string()),
+            Err(error) => {
+                // No retry mends that, and a user who waits for the last one should know what to mend.
+                if error.kind() == ErrorKind::PermissionDenied && self.retry.on_denial() {
+                    let target = self.moves.address();
+                    warn!(%target, "cannot connect: {error}; let this process open it, it is tried again meanwhile");
+                }
+                self.lose(&error.to_string())
+            }
         }
     }
 
@@ -320,7 +332,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         let State::Open { lanes, session, is_checked } = &mut self.state else {
             return Ok(Progress::Idle);
         };
-        let tls = (self.tls_keys.as_deref(), self.dialer.uses_ktls());
+        let tls = (self.tls_keys.as_deref(), self.uses_ktls);
         let dial = Dial { core: &self.core, waker: &self.waker, address: self.moves.address(), tls };
         let is_dialled = lanes.dial(session, &dial)?;
         let inflow = lanes.receive(session, &dial)?;
@@ -382,7 +394,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         if self.is_closing {
             session.on_stop();
         }
-        let tls = (self.tls_keys.as_deref(), self.dialer.uses_ktls());
+        let tls = (self.tls_keys.as_deref(), self.uses_ktls);
         let dial = Dial { core: &self.core, waker: &self.waker, address: self.moves.address(), tls };
         let has_sent = lanes.send(session, &dial)? || is_dialled;
         if has_sent || matches!(inflow, Inflow::More | Inflow::Drained) {

@@ -63,8 +63,47 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tracing::info;
 
-/// Knows how to reach one remote volume, as often as needed.
-pub trait Dialer: Send + Sync + 'static {
+/// Where a remote volume is reached.
+pub trait Paths: Send + Sync + 'static {
+    /// Address of the first path.
+    fn address(&self) -> &Address;
+
+    /// How many paths lead to the volume, each by a portal of its own.
+    fn paths(&self) -> usize {
+        1
+    }
+
+    /// Address of one of the paths.
+    fn path(&self, _path: usize) -> &Address {
+        self.address()
+    }
+
+    /// How requests are shared among the paths that are equally good.
+    fn policy(&self) -> Policy {
+        Policy::RoundRobin
+    }
+
+    /// How long the oldest request may wait for an answer before the connection counts as lost; four times that where
+    /// the request moves no data, as a flush. `None`: for ever.
+    fn timeout(&self) -> Option<Duration> {
+        Some(DEFAULT_TIMEOUT)
+    }
+}
+
+/// TLS keys of the connections to a remote volume.
+pub trait TlsKeys {
+    /// Keys for the connections of a new session and of its control, the best first; `None`: without TLS.
+    fn keys(&self) -> Option<Arc<[Psk]>>;
+
+    /// Whether the kernel makes the records of TLS where it can.
+    fn uses_ktls(&self) -> bool;
+
+    /// A connection could not be secured with these keys.
+    fn forget(&self, keys: &[Psk]);
+}
+
+/// Makes sessions with one remote volume, as often as needed, and judges what they find there.
+pub trait Dialer: Paths {
     /// The protocol's session.
     type Session: StreamSession + Initiator + 'static;
 
@@ -72,42 +111,9 @@ pub trait Dialer: Send + Sync + 'static {
     /// for protocols without.
     type Control: Control + 'static;
 
-    /// Where to connect.
-    fn address(&self) -> &Address;
-
-    /// How many ways there are to the volume: portals that all lead there.
-    fn paths(&self) -> usize {
-        1
-    }
-
-    /// Where to connect for one of them.
-    fn path(&self, _path: usize) -> &Address {
-        self.address()
-    }
-
-    /// The TLS keys that the connections of a new session are secured with, its control's among them, the best first;
-    /// `None`: without TLS.
-    fn tls_keys(&self) -> Option<Arc<[Psk]>> {
+    /// The TLS keys of protocols that secure their connections.
+    fn tls(&self) -> Option<&dyn TlsKeys> {
         None
-    }
-
-    /// Whether the kernel makes the records of TLS where it can.
-    fn uses_ktls(&self) -> bool {
-        true
-    }
-
-    /// A connection could not be secured with these.
-    fn forget_tls_keys(&self, _keys: &[Psk]) {}
-
-    /// How long the request that has waited the longest may wait for an answer before the connection counts as lost; four
-    /// times that where it moves no data, as a flush. `None`: for ever.
-    fn timeout(&self) -> Option<Duration> {
-        Some(DEFAULT_TIMEOUT)
-    }
-
-    /// How requests are shared among the paths that are equally good.
-    fn policy(&self) -> Policy {
-        Policy::RoundRobin
     }
 
     /// A new control for the session to come, if the protocol has one, on a connection with or without TLS.
@@ -118,6 +124,11 @@ pub trait Dialer: Send + Sync + 'static {
     /// Takes what a control has only prepared, if it has: another one is dialled at once then.
     fn take_preparation(&self, _control: &Self::Control) -> bool {
         false
+    }
+
+    /// Why a control is of no use, if the target refused it or it found another volume, and trying again does not help.
+    fn control_refusal(&self, _control: &Self::Control) -> Option<String> {
+        None
     }
 
     /// A new session that logs in by one of the paths, beside the control that [`Dialer::control`] made and that
@@ -143,11 +154,6 @@ pub trait Dialer: Send + Sync + 'static {
     /// # Errors
     /// If that is no address that can be dialled.
     fn moved(&self, _session: &Self::Session) -> Option<Result<Move, String>> {
-        None
-    }
-
-    /// The same of a control, and whether what it has found is what it is meant to lead to.
-    fn control_refusal(&self, _control: &Self::Control) -> Option<String> {
         None
     }
 }

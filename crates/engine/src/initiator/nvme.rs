@@ -8,7 +8,7 @@
 //! refused, and one that does not answer when the volume is opened may do so later.
 
 use super::seeds::Seeds;
-use super::{Dialer, GeneratedKeys, Policy, RemoteVolume, check_unchanged};
+use super::{Dialer, GeneratedKeys, Paths, Policy, RemoteVolume, TlsKeys, check_unchanged};
 use crate::blocking::{self, run_secured};
 use crate::connection::Broken;
 use crate::nvme_tcp::tls_key;
@@ -51,7 +51,7 @@ pub struct Endpoint {
     pub queues: u16,
     /// How long to try again when a connection is lost, before I/O fails.
     pub patience: Duration,
-    /// How long an answer may take before the connection counts as lost, as [`Dialer::timeout`].
+    /// How long an answer may take before the connection counts as lost, as [`Paths::timeout`].
     pub timeout: Option<Duration>,
     /// The key that every connection is secured with; `None`: without TLS.
     pub tls_key: Option<ConfiguredPsk>,
@@ -276,29 +276,9 @@ impl NvmeDialer {
     }
 }
 
-impl Dialer for NvmeDialer {
-    type Session = QueueSession;
-    type Control = AdminSession;
-
+impl Paths for NvmeDialer {
     fn address(&self) -> &Address {
         &self.endpoint.address
-    }
-
-    fn uses_ktls(&self) -> bool {
-        self.endpoint.ktls
-    }
-
-    fn tls_keys(&self) -> Option<Arc<[Psk]>> {
-        match &self.endpoint.generated_keys {
-            None => self.tls_keys.clone(),
-            Some(generated) => generated.all(),
-        }
-    }
-
-    fn forget_tls_keys(&self, keys: &[Psk]) {
-        if let Some(generated) = &self.endpoint.generated_keys {
-            generated.forget(keys);
-        }
     }
 
     fn paths(&self) -> usize {
@@ -313,6 +293,38 @@ impl Dialer for NvmeDialer {
         self.endpoint.policy
     }
 
+    fn timeout(&self) -> Option<Duration> {
+        self.endpoint.timeout
+    }
+}
+
+impl TlsKeys for NvmeDialer {
+    fn keys(&self) -> Option<Arc<[Psk]>> {
+        match &self.endpoint.generated_keys {
+            None => self.tls_keys.clone(),
+            Some(generated) => generated.all(),
+        }
+    }
+
+    fn uses_ktls(&self) -> bool {
+        self.endpoint.ktls
+    }
+
+    fn forget(&self, keys: &[Psk]) {
+        if let Some(generated) = &self.endpoint.generated_keys {
+            generated.forget(keys);
+        }
+    }
+}
+
+impl Dialer for NvmeDialer {
+    type Session = QueueSession;
+    type Control = AdminSession;
+
+    fn tls(&self) -> Option<&dyn TlsKeys> {
+        Some(self)
+    }
+
     fn control(&self, is_secured: bool, pool: &Pool, now: Instant) -> Option<AdminSession> {
         let endpoint = &self.endpoint;
         let credentials = endpoint.credentials(is_secured, &self.seeds);
@@ -323,10 +335,6 @@ impl Dialer for NvmeDialer {
     fn take_preparation(&self, control: &AdminSession) -> bool {
         self.endpoint.keep_generated(control);
         control.generated().is_some()
-    }
-
-    fn timeout(&self) -> Option<Duration> {
-        self.endpoint.timeout
     }
 
     fn session(&self, _link: u32, control: Option<&AdminSession>, pool: &Pool, now: Instant) -> QueueSession {

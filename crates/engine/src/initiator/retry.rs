@@ -18,6 +18,8 @@ pub(super) struct Retry {
     pause: Duration,
     /// The session was lost, and there is no other yet.
     is_missing: bool,
+    /// A refusal for lack of permission has been logged since there was a session.
+    is_denial_told: bool,
 }
 
 /// What to do about a loss.
@@ -41,6 +43,7 @@ impl Retry {
             stranded_since: None,
             pause: FIRST_PAUSE,
             is_missing: false,
+            is_denial_told: false,
         }
     }
 
@@ -73,8 +76,13 @@ impl Retry {
 
     /// A session is open.
     pub(super) fn on_session(&mut self) {
-        self.lost_since = None;
+        (self.lost_since, self.is_denial_told) = (None, false);
         missing::take(u32::from(std::mem::take(&mut self.is_missing)));
+    }
+
+    /// The system does not permit an attempt; whether that is to be logged: once for each loss.
+    pub(super) fn on_denial(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_denial_told, true)
     }
 
     /// That session is gone, of its own accord.

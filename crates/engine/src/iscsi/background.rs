@@ -1,18 +1,15 @@
-//! Work of logical units that no session carries on: a sanitize operation whose command was aborted, whose session is
-//! gone, or that was answered before it was done.
+//! Gives work of logical units that no session carries on ([`BackgroundWork`]) to a core.
 //!
-//! A unit calls when it has such work. Then a task is started that is a nexus of its own, carries on what there is, and
-//! ends.
+//! A unit calls when it has such work. Then a task is started that carries on what there is, and ends.
 
 use crate::reactor::{EngineCore, Inbox, Progress, Task};
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::iscsi::node::{Node, UnitChange};
-use blockmux_proto::scsi::{self, DeviceServer, LogicalUnit, MAX_LUN, Nexus, Step, TargetPort};
-use blockmux_volume::{Channel, Completion, Core, IoError, Waker};
+use blockmux_proto::scsi::{self, BackgroundWork, LogicalUnit, MAX_LUN};
+use blockmux_volume::{Channel, Completion, Core, Io, IoError, Waker};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
 
 /// Has the units of a node's targets call, once there is a core to do their work.
 pub(super) struct Background {
@@ -83,57 +80,36 @@ impl Watched {
 /// Carries on what there is.
 struct BackgroundTask {
     /// Drops its work before the channels.
-    task: Option<scsi::Task>,
-    server: DeviceServer,
+    work: BackgroundWork,
     exports: Exports,
     channels: Vec<(VolumeId, Box<dyn Channel>)>,
     done: Vec<Completion>,
-    /// An I/O has not completed.
-    is_in_flight: bool,
-    /// The task goes on then.
-    rest_until: Option<Instant>,
     core: Rc<EngineCore>,
     waker: Waker,
 }
 
 impl BackgroundTask {
     fn spawn(core: &Rc<EngineCore>, units: Arc<scsi::Target>, exports: Exports) {
-        core.spawn(|waker| {
-            let port = TargetPort { relative_id: 0, group: 0, name: "".into() };
-            BackgroundTask {
-                task: None,
-                server: DeviceServer::new(units, Nexus::iscsi("", [0; 6], port)),
-                exports,
-                channels: Vec::new(),
-                done: Vec::with_capacity(1),
-                is_in_flight: false,
-                rest_until: None,
-                core: core.clone(),
-                waker: waker.clone(),
-            }
+        core.spawn(|waker| BackgroundTask {
+            work: BackgroundWork::new(units),
+            exports,
+            channels: Vec::new(),
+            done: Vec::with_capacity(1),
+            core: core.clone(),
+            waker: waker.clone(),
         });
     }
 
-    /// Does what a step asks for; answers whether the task is over.
-    fn take(&mut self, step: Step) -> bool {
-        match step {
-            Step::Io { volume, io } => {
-                let tag = io.tag;
-                let checked = self.exports.served(volume).ok_or(IoError::PathLost);
-                match checked.and_then(|served| served.check(&io)).and_then(|()| self.channel(volume)) {
-                    Ok(channel) => {
-                        channel.submit(io);
-                        channel.kick();
-                    }
-                    Err(error) => self.done.push(Completion { tag, result: Err(error) }),
-                }
-                self.is_in_flight = true;
+    fn submit(&mut self, volume: VolumeId, io: Io) {
+        let tag = io.tag;
+        let checked = self.exports.served(volume).ok_or(IoError::PathLost);
+        match checked.and_then(|served| served.check(&io)).and_then(|()| self.channel(volume)) {
+            Ok(channel) => {
+                channel.submit(io);
+                channel.kick();
             }
-            Step::Wait => self.rest_until = Some(self.core.now() + RETRY),
-            Step::Pause(time) => self.rest_until = Some(self.core.now() + time),
-            Step::DataOut { .. } | Step::Done(_) => return true,
+            Err(error) => self.done.push(Completion { tag, result: Err(error) }),
         }
-        false
     }
 
     fn channel(&mut self, volume: VolumeId) -> Result<&mut Box<dyn Channel>, IoError> {
@@ -145,27 +121,6 @@ impl BackgroundTask {
         self.channels.push((volume, export.volume.open(&core, 1, self.waker.clone())?));
         Ok(&mut self.channels.last_mut().ok_or(IoError::PathLost)?.1)
     }
-
-    /// The next step of the task, or the first one of another; `None` if there is none to take now.
-    fn next(&mut self) -> Option<Step> {
-        let Some(task) = &mut self.task else {
-            let (task, step) = self.server.poll_background()?;
-            self.task = Some(task);
-            return Some(step);
-        };
-        if let Some(until) = self.rest_until {
-            if self.core.now() < until {
-                self.core.wake_at(until, &self.waker);
-                return None;
-            }
-            self.rest_until = None;
-            return Some(self.server.resume(task));
-        }
-        self.channels.iter_mut().for_each(|(_, channel)| channel.poll(&mut self.done));
-        let done = self.done.pop()?;
-        self.is_in_flight = false;
-        Some(self.server.on_io(task, done))
-    }
 }
 
 impl Task for BackgroundTask {
@@ -173,16 +128,20 @@ impl Task for BackgroundTask {
         if self.core.is_stopping() {
             return Progress::Done;
         }
-        loop {
-            let Some(step) = self.next() else {
-                return if self.task.is_some() { Progress::Idle } else { Progress::Done };
-            };
-            if self.take(step) {
-                self.task = None;
+        let now = self.core.now();
+        while self.work.on_turn(now) {
+            while let Some((volume, io)) = self.work.poll_io() {
+                self.submit(volume, io);
             }
+            self.channels.iter_mut().for_each(|(_, channel)| channel.poll(&mut self.done));
+            let Some(done) = self.done.pop() else {
+                if let Some(at) = self.work.poll_timeout(now) {
+                    self.core.wake_at(at, &self.waker);
+                }
+                return Progress::Idle;
+            };
+            self.work.on_io(done);
         }
+        Progress::Done
     }
 }
-
-/// How long a task waits for others before it is asked again.
-const RETRY: Duration = Duration::from_millis(1);

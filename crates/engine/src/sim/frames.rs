@@ -180,8 +180,15 @@ impl Run {
         core.join(&self.lan);
         let unit = Unit::new(ADDRESS, VolumeId(0), Kept::default(), None);
         let session = TargetSession::new(self.disk.exports.clone(), vec![unit]).expect("it is one disk");
-        FrameTargetTask::spawn(&core, &self.interfaces(), Share::ALL, session, self.disk.exports.clone())
-            .expect("the segment has a port for everybody");
+        FrameTargetTask::spawn(
+            &core,
+            &self.interfaces(),
+            Share::ALL,
+            session,
+            self.disk.exports.clone(),
+            Default::default(),
+        )
+        .expect("the segment has a port for everybody");
         self.targets.push(core);
     }
 

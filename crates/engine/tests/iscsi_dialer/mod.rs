@@ -1,7 +1,7 @@
 //! Who dials the targets of `iscsi_names` over TCP, for tests.
 
 use crate::iscsi_names::target_name;
-use blockmux_engine::initiator::Dialer;
+use blockmux_engine::initiator::{Dialer, Paths};
 use blockmux_engine::socket::Address;
 use blockmux_proto::iscsi::client::{BurstSize, Config, InitiatorSession, Mode};
 use blockmux_proto::iscsi::login::operational::Parameters;
@@ -43,13 +43,15 @@ impl IscsiDialer {
     }
 }
 
-impl Dialer for IscsiDialer {
-    type Session = InitiatorSession;
-    type Control = NoControl;
-
+impl Paths for IscsiDialer {
     fn address(&self) -> &Address {
         &self.address
     }
+}
+
+impl Dialer for IscsiDialer {
+    type Session = InitiatorSession;
+    type Control = NoControl;
 
     fn session(
         &self,

@@ -1,6 +1,6 @@
 //! Dials the export `disk0` in the form that features lead to.
 
-use blockmux_engine::initiator::Dialer;
+use blockmux_engine::initiator::{Dialer, Paths};
 use blockmux_engine::socket::Address;
 use blockmux_proto::nbd::client::{Config, Features, InitiatorSession, Mode};
 use blockmux_proto::session::NoControl;
@@ -13,10 +13,7 @@ pub(crate) struct NbdDialer {
     pub(crate) timeout: Option<Duration>,
 }
 
-impl Dialer for NbdDialer {
-    type Session = InitiatorSession;
-    type Control = NoControl;
-
+impl Paths for NbdDialer {
     fn address(&self) -> &Address {
         &self.address
     }
@@ -24,6 +21,11 @@ impl Dialer for NbdDialer {
     fn timeout(&self) -> Option<Duration> {
         self.timeout
     }
+}
+
+impl Dialer for NbdDialer {
+    type Session = InitiatorSession;
+    type Control = NoControl;
 
     fn session(
         &self,

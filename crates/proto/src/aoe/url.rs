@@ -3,7 +3,7 @@
 //! answer.
 
 use super::Address;
-use crate::uri::{self, DEFAULT_RECONNECT, ParameterError, Query};
+use crate::uri::{self, DEFAULT_RECONNECT, ParameterError, Parameters, Table};
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -40,11 +40,10 @@ impl FromStr for Url {
     type Err = UrlError;
 
     fn from_str(text: &str) -> Result<Url, UrlError> {
-        let (scheme, rest) = text.split_once("://").ok_or(UrlError::Form)?;
+        let (scheme, place, query) = uri::split(text).ok_or(UrlError::Form)?;
         if !scheme.eq_ignore_ascii_case("aoe") {
             return Err(UrlError::Form);
         }
-        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (interfaces, path) = place.split_once('/').unwrap_or((place, ""));
         let interfaces: Vec<String> = interfaces.split(',').map(str::to_owned).collect();
         if let Some(wrong) = interfaces.iter().find(|name| !is_interface(name)) {
@@ -54,17 +53,20 @@ impl FromStr for Url {
             "" => None,
             path => Some(path.parse().map_err(|error| UrlError::Address(path.to_owned(), error))?),
         };
-        let mut reconnect = DEFAULT_RECONNECT;
-        for parameter in uri::parameters(query, &KEYS)? {
-            match parameter.key {
-                "reconnect" => reconnect = parameter.time()?,
-                _ => return Err(parameter.unknown(&KEYS).into()),
-            }
-            if reconnect.is_zero() {
-                return Err(parameter.wrong("give a time of 1ms or more").into());
-            }
-        }
-        Ok(Url { interfaces, address, reconnect })
+        let mut url = Url { interfaces, address, ..Url::plain() };
+        uri::read_query(&mut url, query)?;
+        Ok(url)
+    }
+}
+
+impl Parameters for Url {
+    type Error = UrlError;
+    fn plain() -> Url {
+        Url { interfaces: Vec::new(), address: None, reconnect: DEFAULT_RECONNECT }
+    }
+
+    fn parameters(&mut self, table: &mut Table<'_, UrlError>) {
+        table.time("reconnect", &mut self.reconnect, Duration::from_millis(1));
     }
 }
 
@@ -74,7 +76,7 @@ impl fmt::Display for Url {
         if let Some(address) = self.address {
             write!(f, "/{address}")?;
         }
-        Query::new(f).put_time("reconnect", self.reconnect, DEFAULT_RECONNECT)
+        uri::write_query(f, self.clone())
     }
 }
 
@@ -83,8 +85,6 @@ fn is_interface(name: &str) -> bool {
     let is_sane = |byte: u8| byte.is_ascii_graphic() && byte != b'/' && byte != b':';
     (1..=15).contains(&name.len()) && name.bytes().all(is_sane) && name != "." && name != ".."
 }
-
-const KEYS: [&str; 1] = ["reconnect"];
 
 #[cfg(test)]
 mod tests {

@@ -31,7 +31,7 @@ use crate::nvme::nqn::Nqn;
 pub use crate::uri::MAX_PORTALS;
 use crate::uri::{
     self, BUT_COLONS, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, MAX_CONNECTIONS, MAX_RECONNECT, Parameter,
-    ParameterError, Query, decode, encode, shown,
+    ParameterError, Parameters, Table, decode, encode, shown,
 };
 use blockmux_wire::nvmeof::tcp::NVME_TCP_PORT;
 use std::fmt;
@@ -131,45 +131,17 @@ impl FromStr for Url {
     type Err = UrlError;
 
     fn from_str(text: &str) -> Result<Url, UrlError> {
-        let (scheme, rest) = text.split_once("://").ok_or(UrlError::Scheme)?;
+        let (scheme, place, query) = uri::split(text).ok_or(UrlError::Scheme)?;
         if !scheme.eq_ignore_ascii_case("nvme+tcp") {
             return Err(UrlError::Scheme);
         }
-        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = place.split_once('/').unwrap_or((place, ""));
         let mut portals = uri::portals(authority, NVME_TCP_PORT)
             .map_err(|(part, problem)| UrlError::Host { part: shown(part), problem })?;
         let (host, port) = portals.remove(0);
         let (subsystem, nsid) = subsystem_and_nsid(path)?;
-        let mut url = Url {
-            host,
-            port,
-            further: portals,
-            subsystem,
-            nsid,
-            host_nqn: None,
-            host_id: None,
-            secret_file: None,
-            ctrl_secret_file: None,
-            dhchap_hash: None,
-            dhchap_dhgroup: None,
-            concat: false,
-            header_digest: false,
-            data_digest: false,
-            queue_size: DEFAULT_QUEUE_SIZE,
-            connections: None,
-            all_paths: false,
-            io_policy: IoPolicy::RoundRobin,
-            keep_alive: DEFAULT_KEEP_ALIVE,
-            reconnect: DEFAULT_RECONNECT,
-            io_timeout: DEFAULT_TIMEOUT,
-            tls_key_file: None,
-            tls_identity: None,
-            ktls: true,
-        };
-        for parameter in uri::parameters(query, &KEYS)? {
-            url.set(&parameter)?;
-        }
+        let mut url = Url { host, port, further: portals, subsystem, nsid, ..Url::plain() };
+        uri::read_query(&mut url, query)?;
         match url.misfit() {
             None => Ok(url),
             Some((part, problem)) => Err(ParameterError::new(part, problem).into()),
@@ -207,99 +179,89 @@ impl Url {
         }
         None
     }
+}
 
-    fn set(&mut self, parameter: &Parameter<'_>) -> Result<(), ParameterError> {
+impl Parameters for Url {
+    type Error = UrlError;
+    fn plain() -> Url {
+        Url {
+            host: String::new(),
+            port: NVME_TCP_PORT,
+            further: Vec::new(),
+            subsystem: None,
+            nsid: 1,
+            host_nqn: None,
+            host_id: None,
+            secret_file: None,
+            ctrl_secret_file: None,
+            dhchap_hash: None,
+            dhchap_dhgroup: None,
+            concat: false,
+            header_digest: false,
+            data_digest: false,
+            queue_size: DEFAULT_QUEUE_SIZE,
+            connections: None,
+            all_paths: false,
+            io_policy: IoPolicy::RoundRobin,
+            keep_alive: DEFAULT_KEEP_ALIVE,
+            reconnect: DEFAULT_RECONNECT,
+            io_timeout: DEFAULT_TIMEOUT,
+            tls_key_file: None,
+            tls_identity: None,
+            ktls: true,
+        }
+    }
+
+    fn parameters(&mut self, table: &mut Table<'_, UrlError>) {
+        let nqn = |text: &str| Nqn::new(text).ok_or("write nqn. and what follows, at most 223 bytes");
+        table.text("hostnqn", &mut self.host_nqn, nqn, Nqn::to_string);
+        table.text("hostid", &mut self.host_id, |text| read_uuid(text).ok_or("write a UUID"), uuid_text);
+        table.file(SECRET, &mut self.secret_file);
+        table.file(CTRL_SECRET, &mut self.ctrl_secret_file);
+        table.text("dhchap_hash", &mut self.dhchap_hash, Hash::of_name, |hash| hash.name().into());
+        table.text("dhchap_dhgroup", &mut self.dhchap_dhgroup, DhGroup::of_name, |group| group.name().into());
+        table.switch("concat", &mut self.concat);
+        table.switch("hdr_digest", &mut self.header_digest);
+        table.switch("data_digest", &mut self.data_digest);
+        table.count("queue_size", &mut self.queue_size, 2..=DEPTH as u32);
+        table.number("connections", &mut self.connections, 1..=MAX_CONNECTIONS);
+        let problem = "write all, or name the places where the host is";
+        table.word("paths", &mut self.all_paths, &[("all", true)], problem);
+        let policies = [("round-robin", IoPolicy::RoundRobin), ("queue-depth", IoPolicy::QueueDepth)];
+        table.word("iopolicy", &mut self.io_policy, &policies, "write round-robin or queue-depth");
+        table.seconds("keep_alive_tmo", &mut self.keep_alive, MAX_KEEP_ALIVE, "; 0 is none");
+        table.seconds("ctrl_loss_tmo", &mut self.reconnect, MAX_RECONNECT, "");
+        table.seconds("io_timeout", &mut self.io_timeout, MAX_RECONNECT, "; 0 is for ever");
+        table.file("tls_key_file", &mut self.tls_key_file);
+        table.number("tls_identity", &mut self.tls_identity, 0..=1);
+        table.switch("ktls", &mut self.ktls);
+    }
+
+    fn refuse(&self, parameter: &Parameter<'_>) -> Result<(), UrlError> {
         match parameter.key {
-            "hostnqn" => {
-                let nqn = Nqn::new(parameter.text()?);
-                self.host_nqn = Some(or(parameter, nqn, "write nqn. and what follows, at most 223 bytes")?);
-            }
-            "hostid" => self.host_id = Some(or(parameter, read_uuid(parameter.text()?), "write a UUID")?),
-            "hdr_digest" => self.header_digest = parameter.is_on()?,
-            "data_digest" => self.data_digest = parameter.is_on()?,
-            "queue_size" => self.queue_size = parameter.number(2..=DEPTH as u32)? as u16,
-            "connections" => self.connections = Some(parameter.number(1..=MAX_CONNECTIONS)?),
-            "paths" if parameter.value == b"all" => self.all_paths = true,
-            "paths" => return Err(parameter.wrong("write all, or name the places where the host is")),
-            "iopolicy" => {
-                self.io_policy = match parameter.text()? {
-                    "round-robin" => IoPolicy::RoundRobin,
-                    "queue-depth" => IoPolicy::QueueDepth,
-                    _ => return Err(parameter.wrong("write round-robin or queue-depth")),
-                }
-            }
-            "keep_alive_tmo" => self.keep_alive = seconds(parameter, MAX_KEEP_ALIVE, "; 0 is none")?,
-            "ctrl_loss_tmo" => self.reconnect = seconds(parameter, MAX_RECONNECT, "")?,
-            "io_timeout" => self.io_timeout = seconds(parameter, MAX_RECONNECT, "; 0 is for ever")?,
-            "tls_identity" => self.tls_identity = Some(parameter.number(0..=1)? as u8),
-            "tls_key_file" => self.tls_key_file = Some(parameter.path()?),
-            "ktls" => self.ktls = parameter.is_on()?,
-            SECRET => self.secret_file = Some(parameter.path()?),
-            CTRL_SECRET => self.ctrl_secret_file = Some(parameter.path()?),
-            "dhchap_hash" => {
-                let hash = Hash::of_name(parameter.text()?);
-                self.dhchap_hash = Some(hash.map_err(|problem| parameter.wrong(problem))?);
-            }
-            "dhchap_dhgroup" => {
-                let group = DhGroup::of_name(parameter.text()?);
-                self.dhchap_dhgroup = Some(group.map_err(|problem| parameter.wrong(problem))?);
-            }
-            "concat" => self.concat = parameter.is_on()?,
             "dhchap_secret" | "dhchap_ctrl_secret" => {
                 let problem = "everybody can see it here; name a file, as dhchap_secret_file does";
-                return Err(parameter.wrong(problem));
+                Err(parameter.wrong(problem).into())
             }
-            _ => return Err(parameter.unknown(&KEYS)),
+            _ => Ok(()),
         }
-        Ok(())
     }
-}
-
-/// What was read, or what to write instead.
-fn or<T>(parameter: &Parameter<'_>, read: Option<T>, problem: &str) -> Result<T, ParameterError> {
-    read.ok_or_else(|| parameter.wrong(problem))
-}
-
-/// Whole seconds; `zero` says what none of them mean.
-fn seconds(parameter: &Parameter<'_>, most: Duration, zero: &str) -> Result<Duration, ParameterError> {
-    let most = most.as_secs() as u32;
-    let seconds = parameter.number(0..=most);
-    let wrong = |_| parameter.wrong(format!("give whole seconds, at most {most}{zero}"));
-    Ok(Duration::from_secs(seconds.map_err(wrong)?.into()))
 }
 
 impl fmt::Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("nvme+tcp://")?;
-        let first = std::iter::once((self.host.as_str(), self.port));
-        let further = self.further.iter().map(|(host, port)| (host.as_str(), *port));
-        uri::encode_portals(f, first.chain(further), NVME_TCP_PORT)?;
+        uri::encode_portal(f, &self.host, self.port, NVME_TCP_PORT)?;
+        for (host, port) in &self.further {
+            f.write_str(",")?;
+            uri::encode_portal(f, host, *port, NVME_TCP_PORT)?;
+        }
         if let Some(subsystem) = &self.subsystem {
             f.write_str("/")?;
             encode(f, subsystem.as_str().as_bytes(), BUT_COLONS)?;
             write!(f, "/{}", self.nsid)?;
         }
-        let seconds = |value: Duration, default: Duration| (value != default).then_some(value.as_secs());
-        let mut query = Query::new(f);
-        query.put_path(SECRET, self.secret_file.as_deref())?;
-        query.put_path(CTRL_SECRET, self.ctrl_secret_file.as_deref())?;
-        query.put("dhchap_hash", self.dhchap_hash.map(Hash::name))?;
-        query.put("dhchap_dhgroup", self.dhchap_dhgroup.map(DhGroup::name))?;
-        query.put("concat", self.concat.then_some("on"))?;
-        query.put("hostnqn", self.host_nqn.as_ref())?;
-        query.put("hostid", self.host_id.as_ref().map(uuid_text))?;
-        query.put("hdr_digest", self.header_digest.then_some("on"))?;
-        query.put("data_digest", self.data_digest.then_some("on"))?;
-        query.put("queue_size", Some(self.queue_size).filter(|size| *size != DEFAULT_QUEUE_SIZE))?;
-        query.put("connections", self.connections)?;
-        query.put("paths", self.all_paths.then_some("all"))?;
-        query.put("iopolicy", (self.io_policy == IoPolicy::QueueDepth).then_some("queue-depth"))?;
-        query.put("keep_alive_tmo", seconds(self.keep_alive, DEFAULT_KEEP_ALIVE))?;
-        query.put("ctrl_loss_tmo", seconds(self.reconnect, DEFAULT_RECONNECT))?;
-        query.put("io_timeout", seconds(self.io_timeout, DEFAULT_TIMEOUT))?;
-        query.put_path("tls_key_file", self.tls_key_file.as_deref())?;
-        query.put("tls_identity", self.tls_identity)?;
-        query.put("ktls", (!self.ktls).then_some("off"))
+        uri::write_query(f, self.clone())
     }
 }
 
@@ -329,39 +291,12 @@ fn subsystem_and_nsid(path: &str) -> Result<(Option<Nqn>, u32), UrlError> {
     let decoded = decode(name).ok().and_then(|bytes| String::from_utf8(bytes).ok());
     let subsystem = decoded.and_then(|name| Nqn::new(&name));
     let subsystem = subsystem.ok_or_else(|| UrlError::Name(shown(name)))?;
-    let number = Some(nsid).filter(|nsid| is_number(nsid)).and_then(|nsid| nsid.parse().ok());
-    let number = number.filter(|nsid| (1..u32::MAX).contains(nsid));
+    let number = uri::number(nsid).filter(|nsid| (1..u32::MAX).contains(nsid));
     Ok((Some(subsystem), number.ok_or_else(|| UrlError::Nsid(shown(nsid)))?))
-}
-
-fn is_number(text: &str) -> bool {
-    !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit())
 }
 
 const SECRET: &str = "dhchap_secret_file";
 const CTRL_SECRET: &str = "dhchap_ctrl_secret_file";
-/// What can be shown of a query.
-const KEYS: [&str; 19] = [
-    "hostnqn",
-    "hostid",
-    SECRET,
-    CTRL_SECRET,
-    "dhchap_hash",
-    "dhchap_dhgroup",
-    "concat",
-    "hdr_digest",
-    "data_digest",
-    "queue_size",
-    "connections",
-    "paths",
-    "iopolicy",
-    "keep_alive_tmo",
-    "ctrl_loss_tmo",
-    "io_timeout",
-    "tls_key_file",
-    "tls_identity",
-    "ktls",
-];
 /// As Linux has it.
 const DEFAULT_KEEP_ALIVE: Duration = Duration::from_secs(5);
 const MAX_KEEP_ALIVE: Duration = Duration::from_secs(3600);

@@ -26,7 +26,8 @@ use super::login::chap::{Algorithm, Secret};
 use super::name::{Name, NameError};
 pub use crate::uri::MAX_PORTALS;
 use crate::uri::{
-    self, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, MAX_CONNECTIONS, Parameter, ParameterError, Query, decode,
+    self, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, MAX_CONNECTIONS, Parameter, ParameterError, Parameters, Table,
+    decode,
 };
 use blockmux_wire::iscsi::ISCSI_DEFAULT_PORT;
 use std::fmt;
@@ -132,13 +133,12 @@ impl FromStr for Url {
     type Err = UrlError;
 
     fn from_str(text: &str) -> Result<Url, UrlError> {
-        let (scheme, rest) = text.split_once("://").ok_or(UrlError::Scheme)?;
+        let (scheme, place, query) = uri::split(text).ok_or(UrlError::Scheme)?;
         let rdma = match scheme {
             tcp if tcp.eq_ignore_ascii_case("iscsi") => None,
             iser if iser.eq_ignore_ascii_case("iser") => Some(Rdma::Iwarp { crc: false }),
             _ => return Err(UrlError::Scheme),
         };
-        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         // Neither a host nor the name of a target has an @, but a password may.
         let (user, place) = match place.rsplit_once('@') {
             Some((user, place)) => (Some(user), place),
@@ -149,37 +149,11 @@ impl FromStr for Url {
             .map_err(|(part, problem)| UrlError::Host { part: uri::shown(part), problem })?;
         let (host, port) = portals.remove(0);
         let (target, lun) = target_and_lun(path)?;
-        let mut url = Url {
-            rdma,
-            host,
-            port,
-            further: portals,
-            target,
-            lun,
-            user: None,
-            password: None,
-            secret_file: None,
-            mutual_user: None,
-            mutual_secret_file: None,
-            chap_a: Algorithm::ALL.to_vec(),
-            discovery_user: None,
-            discovery_secret_file: None,
-            initiator: None,
-            header_digest: false,
-            data_digest: false,
-            connections: None,
-            max_connections: 1,
-            error_recovery_level: 0,
-            all_paths: false,
-            reconnect: DEFAULT_RECONNECT,
-            timeout: DEFAULT_TIMEOUT,
-        };
+        let mut url = Url { rdma, host, port, further: portals, target, lun, ..Url::plain() };
         if let Some(user) = user {
             url.set_user(user)?;
         }
-        for parameter in uri::parameters(query, &KEYS)? {
-            url.set(&parameter)?;
-        }
+        uri::read_query(&mut url, query)?;
         url.check()
     }
 }
@@ -207,56 +181,10 @@ impl Url {
         Ok(())
     }
 
-    fn set(&mut self, parameter: &Parameter<'_>) -> Result<(), UrlError> {
-        let wrong = |problem| Err(parameter.wrong(problem).into());
-        let has_rdma = self.rdma.is_some();
-        match parameter.key {
-            "user" if self.user.is_some() => return wrong("stands before the @, too; remove one"),
-            "user" => self.user = Some(user(parameter)?),
-            "secret_file" => self.secret_file = Some(parameter.path()?),
-            "mutual_user" => self.mutual_user = Some(user(parameter)?),
-            "mutual_secret_file" => self.mutual_secret_file = Some(parameter.path()?),
-            "chap_a" => {
-                let names = parameter.text()?.split(',');
-                let algorithms: Option<Vec<_>> = names.map(Algorithm::from_name).collect();
-                match algorithms {
-                    Some(algorithms) => self.chap_a = algorithms,
-                    None => return wrong("name some of SHA3-256,SHA-256,SHA1,MD5"),
-                }
-            }
-            "discovery_user" => self.discovery_user = Some(user(parameter)?),
-            "discovery_secret_file" => self.discovery_secret_file = Some(parameter.path()?),
-            "initiator" => {
-                let part = parameter.text()?;
-                let name = Name::new(part);
-                self.initiator =
-                    Some(name.map_err(|problem| UrlError::Name { part: part.to_owned(), problem })?);
-            }
-            "rdma" if !has_rdma => return wrong("belongs to iser://"),
-            "rdma" if parameter.value != b"iwarp" => return wrong("write iwarp"),
-            "rdma" => {}
-            "crc" if !has_rdma => {
-                return wrong("belongs to iser://; ask for header_digest and data_digest");
-            }
-            "crc" => self.rdma = Some(Rdma::Iwarp { crc: parameter.is_on()? }),
-            "header_digest" | "data_digest" if has_rdma => {
-                return wrong("there are no digests over RDMA; ask for crc=on");
-            }
-            "error_recovery_level" if has_rdma => {
-                return wrong("belongs to iscsi://; over RDMA it is always 0");
-            }
-            "header_digest" => self.header_digest = parameter.is_on()?,
-            "data_digest" => self.data_digest = parameter.is_on()?,
-            "connections" => self.connections = Some(parameter.number(1..=MAX_CONNECTIONS)?),
-            "max_connections" => self.max_connections = parameter.number(1..=MAX_CONNECTIONS)?,
-            "error_recovery_level" => self.error_recovery_level = parameter.number(0..=2)?,
-            "paths" if parameter.value == b"all" => self.all_paths = true,
-            "paths" => return wrong("write all, or name the portals in place of the host"),
-            "reconnect" => self.reconnect = parameter.time()?,
-            "timeout" => self.timeout = parameter.time()?,
-            _ => return Err(parameter.unknown(&KEYS).into()),
-        }
-        Ok(())
+    /// Our name for CHAP, if it fits before the @; any other is a parameter.
+    fn plain_user(&self) -> Option<&String> {
+        let is_plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~".contains(&b);
+        self.user.as_ref().filter(|user| !user.is_empty() && user.bytes().all(is_plain))
     }
 
     /// Whether what belongs together is there.
@@ -289,52 +217,112 @@ impl Url {
     }
 }
 
+impl Parameters for Url {
+    type Error = UrlError;
+    fn plain() -> Url {
+        Url {
+            rdma: None,
+            host: String::new(),
+            port: ISCSI_DEFAULT_PORT,
+            further: Vec::new(),
+            target: None,
+            lun: 0,
+            user: None,
+            password: None,
+            secret_file: None,
+            mutual_user: None,
+            mutual_secret_file: None,
+            chap_a: Algorithm::ALL.to_vec(),
+            discovery_user: None,
+            discovery_secret_file: None,
+            initiator: None,
+            header_digest: false,
+            data_digest: false,
+            connections: None,
+            max_connections: 1,
+            error_recovery_level: 0,
+            all_paths: false,
+            reconnect: DEFAULT_RECONNECT,
+            timeout: DEFAULT_TIMEOUT,
+        }
+    }
+
+    fn parameters(&mut self, table: &mut Table<'_, UrlError>) {
+        let mut is_iwarp = self.rdma.is_some();
+        table.word("rdma", &mut is_iwarp, &[("iwarp", true)], "write iwarp");
+        let mut has_crc = matches!(self.rdma, Some(Rdma::Iwarp { crc: true }));
+        table.switch("crc", &mut has_crc);
+        self.rdma = self.rdma.map(|_| Rdma::Iwarp { crc: has_crc });
+        table.text("user", &mut self.user, user, String::clone);
+        table.file("secret_file", &mut self.secret_file);
+        table.text("mutual_user", &mut self.mutual_user, user, String::clone);
+        table.file("mutual_secret_file", &mut self.mutual_secret_file);
+        let mut algorithms = Some(std::mem::take(&mut self.chap_a));
+        table.text("chap_a", &mut algorithms, read_algorithms, |algorithms| {
+            algorithms.iter().map(|algorithm| algorithm.name()).collect::<Vec<_>>().join(",")
+        });
+        self.chap_a = algorithms.unwrap_or_default();
+        table.text("discovery_user", &mut self.discovery_user, user, String::clone);
+        table.file("discovery_secret_file", &mut self.discovery_secret_file);
+        let initiator = |parameter: &Parameter<'_>| {
+            let part = parameter.text()?;
+            let wrong = |problem| UrlError::Name { part: part.to_owned(), problem };
+            Name::new(part).map(Some).map_err(wrong)
+        };
+        let write = |name: &Option<Name>| name.as_ref().map(|name| name.to_string().into());
+        table.field("initiator", &mut self.initiator, initiator, write);
+        table.switch("header_digest", &mut self.header_digest);
+        table.switch("data_digest", &mut self.data_digest);
+        table.number("connections", &mut self.connections, 1..=MAX_CONNECTIONS);
+        table.count("max_connections", &mut self.max_connections, 1..=MAX_CONNECTIONS);
+        table.count("error_recovery_level", &mut self.error_recovery_level, 0..=2);
+        let problem = "write all, or name the portals in place of the host";
+        table.word("paths", &mut self.all_paths, &[("all", true)], problem);
+        table.time("reconnect", &mut self.reconnect, Duration::ZERO);
+        table.time("timeout", &mut self.timeout, Duration::ZERO);
+    }
+
+    fn refuse(&self, parameter: &Parameter<'_>) -> Result<(), UrlError> {
+        let problem = match (parameter.key, self.rdma) {
+            ("user", _) if self.user.is_some() => "stands before the @, too; remove one",
+            ("rdma", None) => "belongs to iser://",
+            ("crc", None) => "belongs to iser://; ask for header_digest and data_digest",
+            ("header_digest" | "data_digest", Some(_)) => "there are no digests over RDMA; ask for crc=on",
+            ("error_recovery_level", Some(_)) => "belongs to iscsi://; over RDMA it is always 0",
+            _ => return Ok(()),
+        };
+        Err(parameter.wrong(problem).into())
+    }
+}
+
 impl fmt::Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.rdma.is_some() { "iser://" } else { "iscsi://" })?;
-        // A name that does not fit before the @ is a parameter.
-        let is_plain =
-            |user: &&String| user.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._~".contains(&b));
-        let before = self.user.as_ref().filter(is_plain).filter(|user| !user.is_empty());
-        if let Some(user) = before {
+        if let Some(user) = self.plain_user() {
             write!(f, "{user}@")?;
         }
-        let first = std::iter::once((self.host.as_str(), self.port));
-        let further = self.further.iter().map(|(host, port)| (host.as_str(), *port));
-        uri::encode_portals(f, first.chain(further), ISCSI_DEFAULT_PORT)?;
+        uri::encode_portal(f, &self.host, self.port, ISCSI_DEFAULT_PORT)?;
+        for (host, port) in &self.further {
+            f.write_str(",")?;
+            uri::encode_portal(f, host, *port, ISCSI_DEFAULT_PORT)?;
+        }
         if let Some(target) = &self.target {
             write!(f, "/{target}/{}", self.lun)?;
         }
-        let mut query = Query::new(f);
-        if let Some(Rdma::Iwarp { crc }) = self.rdma {
-            query.put("rdma", Some("iwarp"))?;
-            query.put("crc", crc.then_some("on"))?;
-        }
-        query.put("user", self.user.as_ref().filter(|_| before.is_none()))?;
-        query.put_path("secret_file", self.secret_file.as_deref())?;
-        query.put("mutual_user", self.mutual_user.as_ref())?;
-        query.put_path("mutual_secret_file", self.mutual_secret_file.as_deref())?;
-        let algorithms: Vec<&str> = self.chap_a.iter().map(|algorithm| algorithm.name()).collect();
-        query.put("chap_a", Some(algorithms.join(",")).filter(|_| self.chap_a != Algorithm::ALL))?;
-        query.put("discovery_user", self.discovery_user.as_ref())?;
-        query.put_path("discovery_secret_file", self.discovery_secret_file.as_deref())?;
-        query.put("initiator", self.initiator.as_ref())?;
-        query.put("header_digest", self.header_digest.then_some("on"))?;
-        query.put("data_digest", self.data_digest.then_some("on"))?;
-        query.put("connections", self.connections)?;
-        query.put("max_connections", Some(self.max_connections).filter(|most| *most != 1))?;
-        query.put("error_recovery_level", Some(self.error_recovery_level).filter(|level| *level != 0))?;
-        query.put("paths", self.all_paths.then_some("all"))?;
-        query.put_time("reconnect", self.reconnect, DEFAULT_RECONNECT)?;
-        query.put_time("timeout", self.timeout, DEFAULT_TIMEOUT)
+        let user = self.user.clone().filter(|_| self.plain_user().is_none());
+        uri::write_query(f, Url { user, ..self.clone() })
     }
 }
 
 /// A user of CHAP.
-fn user(parameter: &Parameter<'_>) -> Result<String, ParameterError> {
-    let user = parameter.text()?;
-    let is_user = !user.is_empty() && !user.contains(['\0', '@']);
-    is_user.then(|| user.to_owned()).ok_or_else(|| parameter.wrong("name a user of CHAP"))
+fn user(text: &str) -> Result<String, &'static str> {
+    let is_user = !text.is_empty() && !text.contains(['\0', '@']);
+    is_user.then(|| text.to_owned()).ok_or("name a user of CHAP")
+}
+
+fn read_algorithms(text: &str) -> Result<Vec<Algorithm>, &'static str> {
+    let algorithms: Option<_> = text.split(',').map(Algorithm::from_name).collect();
+    algorithms.ok_or("name some of SHA3-256,SHA-256,SHA1,MD5")
 }
 
 fn target_and_lun(path: &str) -> Result<(Option<Name>, u16), UrlError> {
@@ -348,31 +336,10 @@ fn target_and_lun(path: &str) -> Result<(Option<Name>, u16), UrlError> {
     let decoded = decode(name).ok().and_then(|bytes| String::from_utf8(bytes).ok());
     let decoded = decoded.ok_or_else(|| wrong_name(NameError::Byte))?;
     let target = Name::new(&decoded).map_err(wrong_name)?;
-    let number = Some(lun).filter(|lun| !lun.is_empty() && lun.bytes().all(|digit| digit.is_ascii_digit()));
-    let number = number.and_then(|lun| lun.parse().ok()).filter(|lun| *lun <= MAX_LUN);
+    let number = uri::number(lun).filter(|lun| *lun <= MAX_LUN);
     Ok((Some(target), number.ok_or_else(|| UrlError::Lun(uri::shown(lun)))?))
 }
 
-const KEYS: [&str; 18] = [
-    "rdma",
-    "crc",
-    "user",
-    "secret_file",
-    "mutual_user",
-    "mutual_secret_file",
-    "chap_a",
-    "discovery_user",
-    "discovery_secret_file",
-    "initiator",
-    "header_digest",
-    "data_digest",
-    "connections",
-    "max_connections",
-    "error_recovery_level",
-    "paths",
-    "reconnect",
-    "timeout",
-];
 /// The greatest number of the flat addressing method (SAM-5 §4.7.7.4).
 const MAX_LUN: u16 = 0x3fff;
 

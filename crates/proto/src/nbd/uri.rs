@@ -10,7 +10,7 @@
 
 pub use crate::uri::{DEFAULT_RECONNECT, DEFAULT_TIMEOUT, MAX_CONNECTIONS, MAX_RECONNECT};
 
-use crate::uri::{self, BUT_PATHS, Parameter, ParameterError, Query, decode, encode};
+use crate::uri::{self, BUT_PATHS, Parameter, ParameterError, Parameters, Table, decode, encode};
 use blockmux_wire::nbd::{NBD_DEFAULT_PORT, NBD_MAX_STRING};
 use std::ffi::OsString;
 use std::fmt;
@@ -83,59 +83,78 @@ impl FromStr for Uri {
 
     fn from_str(text: &str) -> Result<Uri, UriError> {
         let wrong_scheme = || UriError::Scheme(text.to_owned());
-        let (scheme, rest) = text.split_once("://").ok_or_else(wrong_scheme)?;
+        let (scheme, place, query) = uri::split(text).ok_or_else(wrong_scheme)?;
         let is_unix = match scheme.to_ascii_lowercase().as_str() {
             "nbd" => false,
             "nbd+unix" => true,
             "nbds" | "nbds+unix" => return Err(UriError::Tls(format!("{scheme}://"))),
             _ => return Err(wrong_scheme()),
         };
-        if let Some((_, fragment)) = rest.split_once('#') {
+        if let Some((_, fragment)) = text.split_once('#') {
             let problem = "a URI of NBD has no fragment; write %23 for a # in a name";
             return Err(UriError::Export { part: format!("#{fragment}"), problem });
         }
-        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = place.split_once('/').unwrap_or((place, ""));
-        let (mut connections, mut socket) = (None, None);
-        let (mut reconnect, mut timeout) = (DEFAULT_RECONNECT, DEFAULT_TIMEOUT);
-        for parameter in uri::parameters(query, &KEYS)? {
-            match parameter.key {
-                "socket" => socket = Some(socket_path(&parameter)?),
-                "connections" => connections = Some(parameter.number(1..=MAX_CONNECTIONS)?),
-                "reconnect" => reconnect = parameter.time()?,
-                "timeout" => timeout = parameter.time()?,
-                tls if tls.starts_with("tls-") => return Err(UriError::Tls(tls.to_owned())),
-                _ => return Err(parameter.unknown(&KEYS).into()),
-            }
+        let mut uri = Uri::plain();
+        uri::read_query(&mut uri, query)?;
+        let socket = uri.socket();
+        uri.server = if is_unix { unix_server(authority, socket)? } else { tcp_server(authority, socket)? };
+        uri.export = export_name(path)?;
+        Ok(uri)
+    }
+}
+
+impl Parameters for Uri {
+    type Error = UriError;
+    fn plain() -> Uri {
+        Uri {
+            server: Server::Tcp { host: String::new(), port: NBD_DEFAULT_PORT },
+            export: String::new(),
+            connections: None,
+            reconnect: DEFAULT_RECONNECT,
+            timeout: DEFAULT_TIMEOUT,
         }
-        let server = if is_unix { unix_server(authority, socket) } else { tcp_server(authority, socket) };
-        Ok(Uri { server: server?, export: export_name(path)?, connections, reconnect, timeout })
+    }
+
+    fn parameters(&mut self, table: &mut Table<'_, UriError>) {
+        let mut socket = self.socket();
+        let write = |path: &Option<PathBuf>| path.clone().map(|path| path.into_os_string().into_vec());
+        table.field("socket", &mut socket, |parameter| socket_path(parameter).map(Some), write);
+        if let Some(path) = socket {
+            self.server = Server::Unix(path);
+        }
+        table.number("connections", &mut self.connections, 1..=MAX_CONNECTIONS);
+        table.time("reconnect", &mut self.reconnect, Duration::ZERO);
+        table.time("timeout", &mut self.timeout, Duration::ZERO);
+    }
+
+    fn refuse(&self, parameter: &Parameter<'_>) -> Result<(), UriError> {
+        let is_tls = parameter.key.starts_with("tls-");
+        if is_tls { Err(UriError::Tls(parameter.key.to_owned())) } else { Ok(()) }
+    }
+}
+
+impl Uri {
+    fn socket(&self) -> Option<PathBuf> {
+        match &self.server {
+            Server::Tcp { .. } => None,
+            Server::Unix(path) => Some(path.clone()),
+        }
     }
 }
 
 impl fmt::Display for Uri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut socket = None;
         match &self.server {
             Server::Tcp { host, port } => {
                 f.write_str("nbd://")?;
-                uri::encode_host(f, host)?;
-                if *port != NBD_DEFAULT_PORT {
-                    write!(f, ":{port}")?;
-                }
+                uri::encode_portal(f, host, *port, NBD_DEFAULT_PORT)?;
             }
-            Server::Unix(path) => {
-                f.write_str("nbd+unix://")?;
-                socket = Some(path.as_path());
-            }
+            Server::Unix(_) => f.write_str("nbd+unix://")?,
         }
         f.write_str("/")?;
         encode(f, self.export.as_bytes(), BUT_PATHS)?;
-        let mut query = Query::new(f);
-        query.put_path("socket", socket)?;
-        query.put("connections", self.connections)?;
-        query.put_time("reconnect", self.reconnect, DEFAULT_RECONNECT)?;
-        query.put_time("timeout", self.timeout, DEFAULT_TIMEOUT)
+        uri::write_query(f, self.clone())
     }
 }
 
@@ -185,8 +204,6 @@ fn export_name(path: &str) -> Result<String, UriError> {
     }
     Ok(name)
 }
-
-const KEYS: [&str; 4] = ["socket", "connections", "reconnect", "timeout"];
 
 #[cfg(test)]
 mod tests {

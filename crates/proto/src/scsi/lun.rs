@@ -28,6 +28,11 @@ impl Lun {
         (self.0 << 16 == 0 && is_here).then_some(number)
     }
 
+    /// Whether both name the same unit, perhaps by two addressing methods.
+    pub(crate) fn names_same_unit(self, other: Lun) -> bool {
+        self == other || (self.number().is_some() && self.number() == other.number())
+    }
+
     /// Whether this is the well-known logical unit that lists the others (SPC-5).
     #[must_use]
     pub fn is_report_luns(self) -> bool {

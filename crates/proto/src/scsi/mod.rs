@@ -1,4 +1,4 @@
-//! SCSI, whatever carries it: the device server of our targets, and the commands of our initiator.
+//! SCSI, whatever carries it: the device server and task sets of our targets, and the commands of our initiator.
 
 pub(crate) mod bytes;
 pub mod device;
@@ -6,10 +6,12 @@ pub mod initiator;
 pub mod iscsi_name;
 mod lun;
 mod sense;
+pub(crate) mod task_set;
 
 pub use device::*;
 pub use lun::Lun;
 pub use sense::{Sense, SenseBytes};
+pub use task_set::BackgroundWork;
 
 #[cfg(test)]
 pub(crate) use device::testing;

@@ -5,9 +5,9 @@
 //! client that has one name for all that it does, an NVMe host, or none: an NBD connection, or whoever uses an AoE target.
 //! [`Admissions`] are those of one client to several volumes.
 
+use super::exports::VolumeId;
 use super::in_flight::{Counter, NotAdmitted, Range, Wanted};
 use super::{Access, Registrant, Served};
-use crate::exports::VolumeId;
 use blockmux_volume::Op;
 use std::cell::Cell;
 use std::rc::Rc;

@@ -13,6 +13,7 @@
 
 mod admission;
 mod damage;
+pub mod exports;
 mod image;
 mod in_flight;
 mod left;
@@ -33,6 +34,7 @@ mod sync {
 
 pub use image::{ImageError, ReservationStore, SaveTicket};
 pub use left::{Left, MOST_LEFT};
+pub(crate) use traffic::UserMeter;
 pub use traffic::{Meter, MeterReader, Traffic};
 
 pub(crate) use admission::{Admission, Admissions, IoCounter, IoGuard, Needs, Reserved};

@@ -1,8 +1,8 @@
 //! One volume behind an NBD session and SCSI sessions: each meets what the others do.
 
 use super::Served;
+use super::exports::{Export, Exports, VolumeId};
 use crate::event::AuditEvent;
-use crate::exports::{Export, Exports, VolumeId};
 use crate::nbd::server::TargetSession;
 use crate::scsi::testing::{Bench, Client, answer, command, port};
 use crate::scsi::{DeviceServer, Identity, LogicalUnit, Lun, Nexus, Status, Step, Target, TaskManagement};

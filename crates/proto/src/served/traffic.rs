@@ -2,6 +2,7 @@
 
 use super::Served;
 use blockmux_volume::{Io, IoError, Op};
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -30,8 +31,46 @@ pub struct Meter {
     counts: Arc<Counts>,
 }
 
+/// Counters of one of several users of a session, on one core; they are part of no volume's sum.
+#[derive(Default)]
+pub(crate) struct UserMeter(Arc<Counts>);
+
 /// Reads one user's counters, also after that user has ended.
+#[derive(Clone)]
 pub struct MeterReader(Arc<Counts>);
+
+impl UserMeter {
+    /// Counts a request.
+    #[inline]
+    pub(crate) fn count(&self, io: &Io) {
+        self.0.count(io);
+    }
+
+    /// Counts one that failed.
+    #[cold]
+    pub(crate) fn fail(&self) {
+        add(&self.0.failed, 1);
+    }
+
+    /// Reads these counters from another thread.
+    pub(crate) fn reader(&self) -> MeterReader {
+        MeterReader(self.0.clone())
+    }
+}
+
+impl PartialEq for MeterReader {
+    fn eq(&self, other: &MeterReader) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for MeterReader {}
+
+impl fmt::Debug for MeterReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.added_to(Traffic::default()).fmt(f)
+    }
+}
 
 impl MeterReader {
     /// What was counted, added to `sum`.
@@ -57,6 +96,23 @@ struct Counts {
     failed: AtomicU64,
 }
 
+impl Counts {
+    #[inline]
+    fn count(&self, io: &Io) {
+        match io.op {
+            Op::Read => {
+                add(&self.reads, 1);
+                add(&self.read_bytes, io.len);
+            }
+            Op::Write { .. } => {
+                add(&self.writes, 1);
+                add(&self.written_bytes, io.len);
+            }
+            _ => add(&self.others, 1),
+        }
+    }
+}
+
 impl Meter {
     /// Counters for one more user.
     #[must_use]
@@ -78,17 +134,7 @@ impl Meter {
     /// As for [`Served::check`].
     #[inline]
     pub fn begin(&self, io: &Io) -> Result<(), IoError> {
-        match io.op {
-            Op::Read => {
-                add(&self.counts.reads, 1);
-                add(&self.counts.read_bytes, io.len);
-            }
-            Op::Write { .. } => {
-                add(&self.counts.writes, 1);
-                add(&self.counts.written_bytes, io.len);
-            }
-            _ => add(&self.counts.others, 1),
-        }
+        self.counts.count(io);
         self.served.check(io)
     }
 

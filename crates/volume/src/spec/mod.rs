@@ -93,32 +93,39 @@ impl Spec {
         }
     }
 
+    /// What it is made of at last: the volumes around others are not among these.
+    #[must_use]
+    pub fn leaves(&self) -> Vec<&Spec> {
+        match self {
+            Spec::Stripe { members, .. } => members.iter().flat_map(Spec::leaves).collect(),
+            Spec::Delay(_, spec) | Spec::Fault(_, spec) | Spec::Rate(_, spec) | Spec::Log(_, spec) => {
+                spec.leaves()
+            }
+            Spec::Mem(_) | Spec::Null(_) | Spec::File(_) | Spec::Block(_) | Spec::Url(_) => vec![self],
+        }
+    }
+
     /// How many bytes of RAM it may come to hold.
     #[must_use]
     pub fn ram_bytes(&self) -> u64 {
-        match self {
-            Spec::Mem(memory) => memory.size,
-            Spec::Stripe { members, .. } => {
-                members.iter().fold(0, |all, member| all.saturating_add(member.ram_bytes()))
-            }
-            Spec::Delay(_, spec) | Spec::Fault(_, spec) | Spec::Rate(_, spec) | Spec::Log(_, spec) => {
-                spec.ram_bytes()
-            }
-            Spec::Null(_) | Spec::File(_) | Spec::Block(_) | Spec::Url(_) => 0,
-        }
+        self.leaves().into_iter().fold(0, |all: u64, leaf| match leaf {
+            Spec::Mem(memory) => all.saturating_add(memory.size),
+            _ => all,
+        })
+    }
+
+    /// The URLs that it is reached by.
+    #[must_use]
+    pub fn urls(&self) -> Vec<&Url> {
+        let leaves = self.leaves().into_iter();
+        leaves.filter_map(|leaf| if let Spec::Url(url) = leaf { Some(url) } else { None }).collect()
     }
 
     /// The paths of the files that hold it.
     #[must_use]
     pub fn files(&self) -> Vec<&Path> {
-        match self {
-            Spec::File(file) => vec![&file.path],
-            Spec::Stripe { members, .. } => members.iter().flat_map(Spec::files).collect(),
-            Spec::Delay(_, spec) | Spec::Fault(_, spec) | Spec::Rate(_, spec) | Spec::Log(_, spec) => {
-                spec.files()
-            }
-            Spec::Mem(_) | Spec::Null(_) | Spec::Block(_) | Spec::Url(_) => Vec::new(),
-        }
+        let leaves = self.leaves().into_iter();
+        leaves.filter_map(|leaf| if let Spec::File(file) = leaf { Some(&*file.path) } else { None }).collect()
     }
 }
 

@@ -1,5 +1,6 @@
 //! URLs as they were written, and as they may be shown.
 
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -58,16 +59,13 @@ fn is_absolute(path: &str) -> bool {
     path.starts_with('/') || path.get(..3).is_some_and(|begin| begin.eq_ignore_ascii_case("%2f"))
 }
 
+/// What is encoded in a path: all but letters, digits and these.
+const OF_A_PATH: &AsciiSet =
+    &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
 /// A directory with a slash behind it, as a URL has it; nothing for the current one.
 fn encoded(directory: &Path) -> String {
-    let mut text = String::new();
-    for &byte in directory.as_os_str().as_bytes() {
-        match byte {
-            b'/' | b'-' | b'.' | b'_' | b'~' => text.push(char::from(byte)),
-            byte if byte.is_ascii_alphanumeric() => text.push(char::from(byte)),
-            byte => text += &format!("%{byte:02X}"),
-        }
-    }
+    let mut text = percent_encode(directory.as_os_str().as_bytes(), OF_A_PATH).to_string();
     if !text.is_empty() && !text.ends_with('/') {
         text.push('/');
     }

@@ -8,24 +8,32 @@
 mod remote;
 mod store;
 
-use super::policy::{Place, Policy, PolicyListener};
-use super::{Protocol, Settings, Started, Way};
+use super::frontend::{Frontend, Named, Portal, Service, Started, Way};
+use super::{Carrier, KeyError, Protocol};
 use crate::failure::Failure;
+use crate::privileges::{self, START_WITH_PRIVILEGES};
 use blockmux_engine::aoe::{self, ServeError, Share};
 use blockmux_engine::cores::Cores;
+use blockmux_engine::sessions::Sessions;
 use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_proto::aoe::Address as Disk;
 use blockmux_proto::aoe::unit::Unit;
 use blockmux_proto::exports::Exports;
 use blockmux_wire::aoe::{ANY_SHELF, ANY_SLOT};
+use clap::{ArgMatches, Args, Command, FromArgMatches};
+use rustix::thread::CapabilitySet;
+use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use toml::de::Deserializer;
 
-/// AoE as a protocol of URLs. It is not among those with listeners.
+/// ATA over Ethernet.
 pub(crate) const AOE: Protocol = Protocol {
     name: "aoe",
     title: "ATA over Ethernet",
+    carrier: Carrier::Frames,
+    listener_help: ["IFACE", "Serve ATA over Ethernet at this network interface; repeatable"],
     port: 0,
     schemes: &[("aoe", Transport::Tcp)],
     unspoken_schemes: &[],
@@ -33,142 +41,157 @@ pub(crate) const AOE: Protocol = Protocol {
     max_description: usize::MAX,
     max_logical_block: blockmux_wire::ata::ATA_SECTOR as u32,
     shape: MessageShape { read_request: 36, read_reply_head: 36, write_request_head: 36, write_reply: 36 },
-    check: |_, _| Ok(()),
-    is_open: |_: &Settings| true,
-    targets: |_| Vec::new(),
-    serve: |_| Started { serve: Vec::new(), live: None },
-    ways: |_, _, _| Vec::new(),
-    connect: None,
+    frontend: || Box::<Aoe>::default(),
     remote: remote::of_url,
     served_with: None,
 };
 
-/// What is served where.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Serving {
-    /// Network interfaces with the volumes that are named for them; none: nothing is served.
-    pub(crate) interfaces: Vec<(String, Option<Vec<String>>)>,
-    /// Disks that are not named by their address are in this shelf.
-    pub(crate) shelf: u16,
-    /// Where config strings, masks and reservations are kept.
-    pub(crate) state: Option<PathBuf>,
+/// What is said of its disks, on the command line and by the same names in the config file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Said {
+    /// The shelf of AoE disks; the first volume is slot 0 [default: 0]
+    #[arg(long, value_name = "N")]
+    aoe_shelf: Option<u16>,
+    /// Keep AoE config strings, MAC masks and reservations in this directory
+    #[arg(long, value_name = "DIR")]
+    aoe_state: Option<PathBuf>,
 }
 
-impl Serving {
-    /// Whether there is anything to do.
-    pub(crate) fn is_wanted(&self) -> bool {
-        !self.interfaces.is_empty()
+/// Disks in order, or where their names say.
+#[derive(Clone, Debug, Default)]
+struct Aoe {
+    said: Said,
+    /// How many volumes there were at the start: those that come later are no disks.
+    volumes: usize,
+}
+
+impl Frontend for Aoe {
+    fn options(&self, command: Command) -> Command {
+        Said::augment_args(command)
     }
 
-    /// Whether volumes of these names have addresses, each its own.
-    pub(crate) fn check<'a>(&self, names: impl Iterator<Item = &'a str>) -> Result<(), Failure> {
-        if self.shelf == ANY_SHELF {
-            return Err(Failure::request("shelf 65535 means every shelf; use 0 to 65534"));
+    fn take_options(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        self.said = Said::from_arg_matches(matches)?;
+        Ok(())
+    }
+
+    fn keys(&self) -> &'static [&'static str] {
+        &["aoe_shelf", "aoe_state"]
+    }
+
+    fn take_keys(&mut self, written: Deserializer<'_>, directory: &Path) -> Result<(), KeyError> {
+        let Said { aoe_shelf, aoe_state } = Said::deserialize(written)?;
+        self.said.aoe_shelf = self.said.aoe_shelf.or(aoe_shelf);
+        self.said.aoe_state = self.said.aoe_state.take().or(aoe_state.map(|path| directory.join(path)));
+        Ok(())
+    }
+
+    /// A shelf that is none is wrong even where nothing is served.
+    fn is_configured(&self) -> bool {
+        self.shelf() == ANY_SHELF
+    }
+
+    /// Whether the volumes have addresses, each its own.
+    fn check(&mut self, volumes: &[&str]) -> Result<(), String> {
+        if self.shelf() == ANY_SHELF {
+            return Err("shelf 65535 means every shelf; use 0 to 65534".to_owned());
         }
-        if !self.is_wanted() {
-            return Ok(());
-        }
-        let mut disks = names
-            .enumerate()
-            .map(|(place, name)| self.disk(place, name))
-            .collect::<Option<Vec<Disk>>>()
-            .ok_or_else(|| {
-                Failure::request(format!(
+        self.volumes = volumes.len();
+        let all = volumes.iter().enumerate();
+        let mut disks =
+            all.map(|(at, name)| self.disk(at, name)).collect::<Option<Vec<Disk>>>().ok_or_else(|| {
+                format!(
                     "a shelf has {ANY_SLOT} slots, and there are more volumes; name the others as disks of another, \
                      as e1.0"
-                ))
+                )
             })?;
         disks.sort_unstable();
         match disks.iter().zip(disks.iter().skip(1)).find(|(disk, next)| disk == next) {
-            Some((disk, _)) => Err(Failure::request(format!(
+            Some((disk, _)) => Err(format!(
                 "two volumes are disk {disk}: one that is not named by its address is in the slot of its place; \
                  name one of them as another disk"
-            ))),
+            )),
             None => Ok(()),
         }
     }
 
-    /// The interfaces as listeners.
-    pub(crate) fn listeners(&self) -> impl Iterator<Item = PolicyListener> {
-        let listener = |(interface, volumes): &(String, Option<Vec<String>>)| PolicyListener {
-            protocol: &AOE,
-            place: Place::Interface(interface.clone()),
-            volumes: volumes.clone(),
-            is_asked: true,
-        };
-        self.interfaces.iter().map(listener)
+    fn serve(&self, service: &Service<'_>) -> Result<Started, Failure> {
+        let Service { exports, places, policy, cores, sessions } = service;
+        let all = Named::all(exports).into_iter();
+        let here = all.filter(|named| places.iter().any(|place| policy.serves(&AOE, place, &named.export)));
+        let units = here.filter_map(|named| Some((self.disk_of(&named)?, named))).map(|(disk, named)| {
+            let (kept, store) = store::open(self.said.aoe_state.as_deref(), disk)?;
+            let unit = Unit::new(disk, named.volume, kept, store);
+            Ok((named.export, unit))
+        });
+        let units: Vec<(String, Unit)> = units.collect::<Result<_, Failure>>()?;
+        // Interfaces with the same disks share what is known of recent writes.
+        let mut groups: BTreeMap<Vec<&str>, Vec<String>> = BTreeMap::new();
+        for place in *places {
+            let names = units.iter().map(|(name, _)| name.as_str());
+            let names = names.filter(|name| policy.serves(&AOE, place, name)).collect();
+            groups.entry(names).or_default().push(place.to_string());
+        }
+        for (names, interfaces) in groups {
+            let units = units.iter().filter(|(name, _)| names.contains(&name.as_str()));
+            let units: Vec<Unit> = units.map(|(_, unit)| unit.clone()).collect();
+            start_at(cores, exports, &interfaces, &units, sessions)?;
+        }
+        Ok(Started { serve: Vec::new(), live: None })
     }
 
-    /// How the volume at that place, of that name, is reached.
-    pub(crate) fn ways(&self, policy: &Policy, place: usize, name: &str) -> Vec<Way> {
-        let Some(disk) = self.disk(place, name) else { return Vec::new() };
-        let is_here =
-            |interface: &&String| policy.serves(&AOE, &Place::Interface((*interface).clone()), name);
-        let way = |interface: &String| Way {
-            url: format!("aoe://{interface}/{disk}"),
+    fn ways(&self, _: &Protocol, portal: &Portal, named: &Named) -> Vec<Way> {
+        let Some(disk) = self.disk_of(named) else { return Vec::new() };
+        vec![Way {
+            url: format!("aoe://{}/{disk}", portal.reached_at),
             commands: vec![
                 "modprobe aoe".to_owned(),
                 "aoe-discover && aoe-stat".to_owned(),
                 format!("blockdev --getsize64 /dev/etherd/{disk}"),
             ],
             variables: Vec::new(),
-        };
-        self.interfaces.iter().map(|(interface, _)| interface).filter(is_here).map(way).collect()
+        }]
+    }
+}
+
+impl Aoe {
+    /// Disks that are not named by their address are in this shelf.
+    fn shelf(&self) -> u16 {
+        self.said.aoe_shelf.unwrap_or(0)
     }
 
-    /// Begins to serve.
-    pub(crate) fn start(&self, cores: &Cores, exports: &Exports, policy: &Policy) -> Result<(), Failure> {
-        if !self.is_wanted() {
-            return Ok(());
-        }
-        let disks = exports.iter().enumerate().filter_map(|(place, (volume, export))| {
-            self.disk(place, &export.name).map(|disk| (disk, volume, export.name.clone()))
-        });
-        let is_anywhere =
-            |name: &str| self.listeners().any(|listener| policy.serves(&AOE, &listener.place, name));
-        let units = disks.filter(|(.., name)| is_anywhere(name)).map(|(disk, volume, name)| {
-            let (kept, store) = store::open(self.state.as_deref(), disk)?;
-            Ok((name, Unit::new(disk, volume, kept, store)))
-        });
-        let units: Vec<(String, Unit)> = units.collect::<Result<_, Failure>>()?;
-        self.groups().try_for_each(|(interfaces, place)| {
-            let here = units.iter().filter(|(name, _)| policy.serves(&AOE, &place, name));
-            let units: Vec<Unit> = here.map(|(_, unit)| unit.clone()).collect();
-            start_at(cores, exports, &interfaces, &units)
-        })
+    /// Where a volume is; `None` if it came later.
+    fn disk_of(&self, named: &Named) -> Option<Disk> {
+        let at = named.volume.0 as usize;
+        if at < self.volumes { self.disk(at, &named.export) } else { None }
     }
 
-    /// Interfaces that name the same volumes, and one of them. They share what is known of recent
-    /// writes.
-    fn groups(&self) -> impl Iterator<Item = (Vec<String>, Place)> {
-        let mut groups: BTreeMap<&Option<Vec<String>>, Vec<String>> = BTreeMap::new();
-        for (interface, volumes) in &self.interfaces {
-            groups.entry(volumes).or_default().push(interface.clone());
-        }
-        groups.into_values().filter_map(|interfaces| {
-            let place = Place::Interface(interfaces.first()?.clone());
-            Some((interfaces, place))
-        })
-    }
-
-    /// Where a volume is; `None` if its name is no address, and its place is beyond the shelf.
-    fn disk(&self, place: usize, name: &str) -> Option<Disk> {
+    /// Where the volume at that place is; `None` if its name is no address, and its place is beyond the shelf.
+    fn disk(&self, at: usize, name: &str) -> Option<Disk> {
         let in_order = || {
-            let slot = u8::try_from(place).ok().filter(|slot| *slot != ANY_SLOT)?;
-            Some(Disk { shelf: self.shelf, slot })
+            let slot = u8::try_from(at).ok().filter(|slot| *slot != ANY_SLOT)?;
+            Some(Disk { shelf: self.shelf(), slot })
         };
         name.parse().ok().or_else(in_order)
     }
 }
 
 /// Serves these units at these interfaces, on all cores that there is work for.
-fn start_at(cores: &Cores, exports: &Exports, interfaces: &[String], units: &[Unit]) -> Result<(), Failure> {
+fn start_at(
+    cores: &Cores,
+    exports: &Exports,
+    interfaces: &[String],
+    units: &[Unit],
+    sessions: &Sessions,
+) -> Result<(), Failure> {
     let of = cores.count().clamp(1, MOST_CORES);
     for nth in 0..of {
         let share = Share { nth: nth as u8, of: of as u8 };
         let (interfaces, exports, units) = (interfaces.to_vec(), exports.clone(), units.to_vec());
+        let sessions = sessions.clone();
         cores
-            .ask(nth, move |core| aoe::serve(core, &interfaces, share, exports, units))
+            .ask(nth, move |core| aoe::serve(core, &interfaces, share, exports, units, sessions))
             .ok_or_else(|| Failure::run("a core has ended; start again with -v"))?
             .map_err(|error| cannot_serve(&error))?;
     }
@@ -185,6 +208,9 @@ fn cannot_serve(error: &ServeError) -> Failure {
 /// Why an interface cannot be used, and what to do.
 fn cannot_open(port: &blockmux_engine::frames::target::PortError) -> Failure {
     let advice = match port.error.kind() {
+        ErrorKind::PermissionDenied if privileges::has_given_up(CapabilitySet::NET_RAW) => {
+            START_WITH_PRIVILEGES
+        }
         ErrorKind::PermissionDenied => {
             "raw frames need CAP_NET_RAW; run as root, or give the program that capability"
         }
@@ -200,25 +226,29 @@ const MOST_CORES: usize = 8;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::policy::Place;
+    use blockmux_proto::exports::VolumeId;
 
     #[test]
     fn volumes_are_the_slots_of_a_shelf_or_the_disks_that_they_are_named() {
-        let interfaces = ["eth0", "eth1"].map(|name| (name.to_owned(), None)).to_vec();
-        let serving = Serving { interfaces, shelf: 7, state: None };
-        let volumes = ["a", "e1.200"].map(|name| (name.to_owned(), None));
-        let policy = Policy::new(&Settings::default(), volumes.into_iter()).unwrap();
-        let policy = policy.at(serving.listeners().collect(), false).unwrap();
-        let urls = |place, name| {
-            serving.ways(&policy, place, name).into_iter().map(|way| way.url).collect::<Vec<_>>()
+        let shelf = |shelf| Aoe { said: Said { aoe_shelf: Some(shelf), aoe_state: None }, volumes: 0 };
+        let mut aoe = shelf(7);
+        assert_eq!(aoe.check(&["a", "b", "c", "d", "e1.200"]), Ok(()));
+        let place = Place::Interface("eth1".to_owned());
+        let portal = Portal { listener: place.clone(), reached_at: place };
+        let urls = |at, name: &str| {
+            let named = Named { volume: VolumeId(at), ..Named::plainly(name) };
+            aoe.ways(&AOE, &portal, &named).into_iter().map(|way| way.url).collect::<Vec<_>>()
         };
-        assert_eq!(urls(3, "a"), ["aoe://eth0/e7.3", "aoe://eth1/e7.3"]);
-        assert_eq!(urls(3, "e1.200"), ["aoe://eth0/e1.200", "aoe://eth1/e1.200"], "where its name says");
-        let check = |names: &[&str]| serving.check(names.iter().copied()).map_err(|error| error.to_string());
+        assert_eq!(urls(3, "d"), ["aoe://eth1/e7.3"]);
+        assert_eq!(urls(4, "e1.200"), ["aoe://eth1/e1.200"], "where its name says");
+        assert!(urls(5, "e1.201").is_empty(), "it came later");
+        let mut check = |names: &[&str]| aoe.check(names);
         assert_eq!(check(&["a"; 255]), Ok(()));
         assert!(check(&["a"; 256]).unwrap_err().contains("a shelf has 255 slots"));
         assert_eq!(check(&[&["a"; 255][..], &["e8.0", "e8.1"]].concat()), Ok(()));
         assert!(check(&["a", "e7.0"]).unwrap_err().contains("two volumes are disk e7.0"));
-        let every = Serving { shelf: 65_535, ..serving };
-        assert!(every.check(["a"].into_iter()).unwrap_err().to_string().contains("every shelf"));
+        let mut every = shelf(65_535);
+        assert!(every.is_configured() && every.check(&["a"]).unwrap_err().contains("every shelf"));
     }
 }

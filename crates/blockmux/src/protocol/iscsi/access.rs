@@ -3,10 +3,8 @@
 //! A target whose states the config names has a portal group for each listener, for a session may use all portals of
 //! its group, and a state is a group's.
 
-use super::config::ConfiguredTarget;
+use super::ISCSI;
 use crate::address::{ListenAddress, means};
-use crate::protocol::{ISCSI, Settings};
-use blockmux_engine::socket::Address;
 use blockmux_proto::scsi::AccessState;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -56,14 +54,16 @@ impl ListenerStates {
             let resolved = address.parse::<ListenAddress>().map_err(|error| error.to_string());
             let resolved =
                 resolved.and_then(|parsed| parsed.resolve(ISCSI.port).map_err(|error| error.to_string()));
-            match resolved.map_err(|error| format!("access_states: {error}"))? {
-                Address::Tcp(tcp) => Ok((tcp, state.word())),
-                Address::Unix(_) => {
-                    Err("access_states: a portal is no Unix socket; write host:port".to_owned())
-                }
-            }
+            let place = resolved.map_err(|error| format!("access_states: {error}"))?;
+            let address = place.tcp().ok_or("access_states: a portal is no Unix socket; write host:port")?;
+            Ok((address, state.word()))
         };
         written.iter().map(state).collect::<Result<_, _>>().map(ListenerStates)
+    }
+
+    /// The listeners that have one.
+    pub(super) fn listeners(&self) -> Vec<SocketAddr> {
+        self.0.iter().map(|(address, _)| *address).collect()
     }
 
     /// That of a listener.
@@ -71,25 +71,6 @@ impl ListenerStates {
         let found = self.0.iter().find(|(address, _)| means(address, listener));
         found.map_or(AccessState::ACTIVE_OPTIMIZED, |(_, state)| *state)
     }
-}
-
-/// What is wrong where a target names a state at an address at which nobody listens for it; `listeners` are those that
-/// there are.
-pub(crate) fn check_access_states(settings: &Settings, listeners: &[SocketAddr]) -> Result<(), String> {
-    let with_states = |target: &'_ ConfiguredTarget| target.access_states.clone().unwrap_or_default();
-    for target in &settings.iscsi {
-        let own: Vec<_> = listeners.iter().filter(|listener| target.is_at(listener)).collect();
-        let states = with_states(target);
-        let stray = states.0.iter().find(|(address, _)| !own.iter().any(|listener| means(address, listener)));
-        if let Some((address, _)) = stray {
-            let there: Vec<_> = own.iter().map(ToString::to_string).collect();
-            let (name, there) = (&target.name, there.join(", "));
-            return Err(format!(
-                "iscsi_target `{name}`: access_states: nobody listens for it at {address}; name one of {there}"
-            ));
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -3,12 +3,11 @@
 //! Keys that RFC 7143 has a name for have that name.
 
 use super::access::{ListenerStates, State};
-use super::{PREFIX, default_target};
+use super::{ISCSI, PREFIX};
 use crate::address::{ListenAddress, means};
 use crate::failure::Failure;
 use crate::protocol::policy::TargetAccess;
-use crate::protocol::{ISCSI, Settings, secret};
-use blockmux_engine::socket::Address;
+use crate::protocol::secret;
 use blockmux_proto::iscsi::login::chap::{Algorithm, Credentials, Secret};
 use blockmux_proto::iscsi::login::operational::{CRC32C, Key, Parameters};
 use blockmux_proto::iscsi::name::Name;
@@ -21,7 +20,7 @@ use std::path::{Path, PathBuf};
 /// One `[[iscsi_target]]`, as it was written.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct TargetEntry {
+pub(super) struct TargetEntry {
     #[serde(rename = "TargetName")]
     target_name: String,
     #[serde(rename = "TargetAlias", default)]
@@ -111,7 +110,7 @@ enum RedirectKind {
 /// `[iscsi_discovery]`: what discovery asks for; without it everybody may discover.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct DiscoveryEntry {
+pub(super) struct DiscoveryEntry {
     /// The algorithms of CHAP that are accepted; left out: all.
     #[serde(rename = "CHAP_A")]
     chap_a: Option<Vec<ChapAlgorithm>>,
@@ -203,9 +202,9 @@ impl ConfiguredTarget {
                 "`luns` has to map 1 to {MAX_LUNS} LUNs, as luns = {{ 0 = \"disk0\" }}"
             )));
         }
-        let portals = entry.portals.iter().map(|portal| match portal.resolve(ISCSI.port)? {
-            Address::Tcp(address) => Ok(address),
-            Address::Unix(_) => Err(wrong("a portal is no Unix socket; write host:port".to_owned())),
+        let portals = entry.portals.iter().map(|portal| {
+            let address = portal.resolve(ISCSI.port)?.tcp();
+            address.ok_or_else(|| wrong("a portal is no Unix socket; write host:port".to_owned()))
         });
         let portals = portals.collect::<Result<_, _>>()?;
         let access_states =
@@ -250,6 +249,30 @@ impl ConfiguredTarget {
     /// Whether every initiator has to prove itself.
     fn asks_everybody(&self) -> bool {
         self.acl.iter().all(|acl| acl.chap.is_some())
+    }
+
+    /// Who may use its volumes.
+    pub(super) fn access(&self) -> TargetAccess {
+        let is_open = |lun: &u16| {
+            let sees = |acl: &Acl| acl.luns.as_ref().is_none_or(|luns| luns.contains(lun));
+            self.acl.iter().any(|acl| acl.initiator.is_none() && acl.chap.is_none() && sees(acl))
+        };
+        let volumes: Vec<_> = self.luns.iter().map(|(lun, volume)| (volume.clone(), is_open(lun))).collect();
+        let keeps_out = |acl: &Acl| acl.initiator.is_some() || acl.chap.is_some();
+        TargetAccess {
+            kind: "iscsi_target",
+            name: self.name.as_str().to_owned(),
+            listeners: ("portals", self.portals.clone()),
+            is_restricted: self.acl.iter().all(keeps_out) || volumes.iter().any(|(_, is_open)| !is_open),
+            volumes,
+            asks_everybody: self.asks_everybody(),
+            states: self
+                .access_states
+                .iter()
+                .map(|states| ("access_states".to_owned(), states.listeners()))
+                .collect(),
+            moved_to: self.redirect.as_ref().map(|redirect| redirect.address.clone()),
+        }
     }
 }
 
@@ -415,64 +438,6 @@ fn is_portal(text: &str) -> bool {
     is_host && port.parse::<u16>().is_ok_and(|port| port > 0)
 }
 
-/// Whether volumes of these names can be served as the settings say.
-pub(super) fn check(settings: &Settings, volumes: &[&str]) -> Result<(), String> {
-    let mut names = HashSet::new();
-    if settings.iscsi.is_empty() {
-        for volume in volumes {
-            let target = default_target(volume);
-            let advice = "rename it, as in NAME=mem:1g, or leave iSCSI out, as with --nbd :10809";
-            if Name::new(&target).is_err() {
-                return Err(format!(
-                    "`{volume}` cannot be in an iSCSI name, which has only letters, digits, `-` and `.`; {advice}"
-                ));
-            }
-            if !names.insert(target) {
-                return Err(format!("`{volume}` and another volume differ only in case; {advice}"));
-            }
-        }
-        return Ok(());
-    }
-    for target in &settings.iscsi {
-        let name = target.name.as_str();
-        if !names.insert(name.to_owned()) {
-            return Err(format!("two iscsi_targets are called `{name}`; rename one"));
-        }
-        if let Some(missing) = target.luns.values().find(|volume| !volumes.contains(&volume.as_str())) {
-            return Err(format!(
-                "iscsi_target `{name}`: there is no volume `{missing}`; add it, or correct `luns`"
-            ));
-        }
-    }
-    Ok(())
-}
-
-/// The targets, and who may use their volumes.
-pub(super) fn targets(settings: &Settings) -> Vec<TargetAccess> {
-    let of_target = |target: &ConfiguredTarget| {
-        let is_open = |lun: &u16| {
-            let sees = |acl: &Acl| acl.luns.as_ref().is_none_or(|luns| luns.contains(lun));
-            target.acl.iter().any(|acl| acl.initiator.is_none() && acl.chap.is_none() && sees(acl))
-        };
-        let volumes: Vec<_> =
-            target.luns.iter().map(|(lun, volume)| (volume.clone(), is_open(lun))).collect();
-        let keeps_out = |acl: &Acl| acl.initiator.is_some() || acl.chap.is_some();
-        TargetAccess {
-            kind: "iscsi_target",
-            name: target.name.as_str().to_owned(),
-            listeners: ("portals", target.portals.clone()),
-            is_restricted: target.acl.iter().all(keeps_out) || volumes.iter().any(|(_, is_open)| !is_open),
-            volumes,
-        }
-    };
-    settings.iscsi.iter().map(of_target).collect()
-}
-
-/// Whether somebody may log in to a target without proof.
-pub(super) fn is_open(settings: &Settings) -> bool {
-    settings.iscsi.is_empty() || !settings.iscsi.iter().all(ConfiguredTarget::asks_everybody)
-}
-
 /// The greatest number of the flat addressing method (SAM-5 §4.7.7.4).
 const MAX_LUN: u16 = 0x3fff;
 /// Of one session.
@@ -584,29 +549,5 @@ mod tests {
             assert!(prepare(&format!("TargetName = 'iqn.a'\nluns = {luns}")).is_err(), "{luns}");
         }
         assert!(with("HeaderDigest = 'crc'").unwrap_err().starts_with("unknown variant `crc`"));
-    }
-
-    #[test]
-    fn names_and_volumes_must_fit_before_anything_is_opened() {
-        let settings = |text: &[&str]| Settings {
-            iscsi: text.iter().map(|text| prepare(text).unwrap()).collect(),
-            ..Settings::default()
-        };
-        let none = Settings::default();
-        assert_eq!(check(&none, &["disk0", "b.c-1"]), Ok(()));
-        assert!(check(&none, &["a_b"]).unwrap_err().starts_with("`a_b` cannot be in an iSCSI name"));
-        assert!(
-            check(&none, &["a", "A"]).unwrap_err().starts_with("`A` and another volume differ only in case")
-        );
-        let target = "TargetName = 'iqn.a'\nluns = { 0 = 'x' }";
-        assert_eq!(check(&settings(&[target]), &["x", "a_b"]), Ok(()));
-        assert_eq!(
-            check(&settings(&[target]), &["y"]).unwrap_err(),
-            "iscsi_target `iqn.a`: there is no volume `x`; add it, or correct `luns`"
-        );
-        assert_eq!(
-            check(&settings(&[target, target]), &["x"]).unwrap_err(),
-            "two iscsi_targets are called `iqn.a`; rename one"
-        );
     }
 }

@@ -1,12 +1,16 @@
 //! Targets that are served, and logical units that come and go.
 
+use super::Alua;
+use super::config::ConfiguredTarget;
 use super::node::{Portals, default};
 use super::{PREFIX, default_target, name};
+use crate::protocol::frontend::{Live, Named, TargetPlace};
 use crate::protocol::policy::LiveAccess;
-use crate::protocol::{ISCSI, Live, Named, Place, Protocol, Settings};
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::iscsi::node::{Access, Node, TargetNode, UnitChange};
-use blockmux_proto::scsi::{AccessState, Identity, LogicalUnit, MAX_LUN};
+use blockmux_proto::scsi::{Identity, LogicalUnit, MAX_LUN};
+use serde::Deserialize;
+use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,8 +36,8 @@ pub(super) struct LiveTargets {
 }
 
 impl Units {
-    pub(super) fn new(exports: &Exports, settings: &Settings) -> Units {
-        let targets = settings.iscsi.iter().filter(|target| target.removable);
+    pub(super) fn new(exports: &Exports, targets: &[ConfiguredTarget]) -> Units {
+        let targets = targets.iter().filter(|target| target.removable);
         Units {
             exports: exports.clone(),
             removable: targets.flat_map(|target| target.luns.values().cloned()).collect(),
@@ -108,14 +112,6 @@ impl Live for LiveTargets {
         self.node.tell(UnitChange::Removed(volume));
     }
 
-    fn has(&self, target: &str) -> bool {
-        self.target(target).is_ok()
-    }
-
-    fn protocol(&self) -> &'static Protocol {
-        &ISCSI
-    }
-
     fn access_of(&self, target: &str) -> Option<LiveAccess> {
         let found = self.target(target).ok()?;
         Some(LiveAccess { target: target.to_owned(), is_open: found.access.iter().any(admits_all) })
@@ -131,7 +127,7 @@ impl Live for LiveTargets {
         self.node.targets().into_iter().filter_map(of_target).collect()
     }
 
-    fn attach(&self, target: &str, volume: VolumeId, place: &Place) -> Result<u32, String> {
+    fn attach(&self, target: &str, volume: VolumeId, place: &TargetPlace) -> Result<u32, String> {
         let found = self.target(target)?;
         let (_, unit) = self.units.of(volume).ok_or("there is no such volume any more")?;
         let free = || found.access.first()?.target.free_number();
@@ -159,19 +155,15 @@ impl Live for LiveTargets {
         if gone == 0 { Err(format!("{target}: there is no LUN {number}")) } else { Ok(()) }
     }
 
-    fn set_access_state(
-        &self,
-        target: &str,
-        state: AccessState,
-        at: Option<SocketAddr>,
-    ) -> Result<(), String> {
+    fn change(&self, target: &str, what: &Value) -> Result<Option<String>, String> {
+        let Alua::Alua { state, at, .. } = Alua::deserialize(what).map_err(|error| error.to_string())?;
         let found = self.target(target)?;
         let group_tags = self.groups(&found, at).map_err(|error| format!("{target}: {error}"))?;
         for access in &found.access {
             for group_tag in &group_tags {
-                access.target.set_access_state(found.port(access, *group_tag).group, state);
+                access.target.set_access_state(found.port(access, *group_tag).group, state.word());
             }
         }
-        Ok(())
+        Ok(None)
     }
 }

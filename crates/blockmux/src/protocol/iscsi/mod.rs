@@ -10,22 +10,30 @@ mod live;
 mod node;
 mod remote;
 
-pub(crate) use access::{State, check_access_states};
-pub(crate) use config::{ConfiguredTarget, DiscoveryEntry, TargetEntry};
-
-use super::{Named, Portal, Protocol, Settings, Way};
+use super::frontend::{Frontend, Named, Portal, Service, Started, Way};
+use super::policy::TargetAccess;
+use super::{Carrier, KeyError, Protocol};
+use crate::failure::Failure;
 use crate::output::shell_word;
 use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_proto::iscsi::name::Name;
+use blockmux_proto::iscsi::node::Chap;
 use blockmux_proto::iscsi::url::Url;
-use config::Acl;
+use clap::{ArgMatches, Command, FromArgMatches, Subcommand};
+use config::{Acl, ConfiguredTarget, DiscoveryEntry, TargetEntry};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::collections::HashSet;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use toml::de::Deserializer;
 
-/// iSCSI's entry in the table.
+/// iSCSI over TCP.
 pub(crate) const ISCSI: Protocol = Protocol {
     name: "iscsi",
     title: "iSCSI",
+    carrier: Carrier::Stream,
+    listener_help: ["ADDR", "Serve iSCSI here; repeatable [default: 127.0.0.1:3260]"],
     port: 3260,
     schemes: &[("iscsi", Transport::Tcp)],
     unspoken_schemes: &[],
@@ -34,58 +42,151 @@ pub(crate) const ISCSI: Protocol = Protocol {
     max_logical_block: 64 << 10,
     // A header each: SCSI Command; Data-In with the status; SCSI Command; SCSI Response.
     shape: MessageShape { read_request: 48, read_reply_head: 48, write_request_head: 48, write_reply: 48 },
-    check: config::check,
-    is_open: config::is_open,
-    targets: config::targets,
-    serve: node::serve,
-    ways,
-    connect: Some(remote::connect),
+    frontend: || Box::<Iscsi>::default(),
     remote: remote::of_url,
     served_with: None,
 };
 
-/// iSER's entry in the table: iSCSI over RDMA, which today is iWARP. Every listener of either serves both.
+/// iSCSI over RDMA, which today is iWARP. Every listener of either serves both.
 pub(crate) const ISER: Protocol = Protocol {
     name: "iser",
     title: "iSER",
+    listener_help: [
+        "ADDR",
+        "Serve iSCSI and iSER here, and name iSER alone; repeatable [default: every port of iSCSI]",
+    ],
     schemes: &[("iser", Transport::Tcp)],
     url_forms: &["iser://host/target-name/lun"],
     // Each is a frame with iSER's header and the same header of iSCSI; an RDMA Write brings data, an RDMA Read asks for
     // it and another frame brings that.
     shape: MessageShape { read_request: 96, read_reply_head: 112, write_request_head: 112, write_reply: 144 },
-    ways: ways_of_iser,
-    connect: Some(remote::connect_over_rdma),
     served_with: Some(ISCSI.name),
     ..ISCSI
 };
 
-/// How clients reach each logical unit that the volume is.
-fn ways(settings: &Settings, portal: &Portal, named: &Named) -> Vec<Way> {
-    let Some((listener, address)) = portal.tcp() else { return Vec::new() };
-    let Place { host, port, portal } = Place::of(&address);
-    let way = |unit: MappedUnit<'_>| {
-        let url = unit.url(&format!("iscsi://{host}{port}"), "");
-        let theirs = shell_word(&unit.url_of_libiscsi(&format!("iscsi://{host}{port}"))).into_owned();
-        let (environment, name) = (unit.environment_of_libiscsi(), unit.initiator);
-        let as_whom = name.map(|name| format!("-i {} ", shell_word(name.as_str()))).unwrap_or_default();
-        let inquiry = format!("{environment}iscsi-inq {as_whom}{theirs}");
-        // It cannot be told a name in the same way.
-        let image = name.is_none().then(|| format!("{environment}qemu-img info {theirs}"));
-        let commands = std::iter::once(inquiry).chain(image).chain([unit.login(settings, &portal, "")]);
-        Way { url, commands: commands.collect(), variables: Vec::new() }
-    };
-    units(settings, &listener, named).into_iter().map(way).collect()
+/// What only iSCSI can be told by `ctl`.
+#[derive(clap::Subcommand, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+enum Alua {
+    /// Set how listeners lead to an iSCSI target's logical units; initiators are told
+    Alua {
+        /// iSCSI name
+        target: String,
+        state: access::State,
+        /// One listener, if it is a portal group of its own [default: all]
+        #[arg(long, value_name = "ADDR")]
+        at: Option<SocketAddr>,
+    },
 }
 
-/// The same over RDMA: clients have an RDMA device over the network card that leads there.
-fn ways_of_iser(settings: &Settings, portal: &Portal, named: &Named) -> Vec<Way> {
-    let Some((listener, address)) = portal.tcp() else { return Vec::new() };
-    let Place { host, port, portal } = Place::of(&address);
-    let way = |unit: MappedUnit<'_>| {
-        let url = unit.url(&format!("iser://{host}{port}"), "?rdma=iwarp");
-        Way { url, commands: vec![unit.login(settings, &portal, " -I iser")], variables: Vec::new() }
-    };
-    units(settings, &listener, named).into_iter().map(way).collect()
+/// What is said of iSCSI: by the config file's keys, and what was made of that.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Iscsi {
+    iscsi_target: Vec<TargetEntry>,
+    iscsi_discovery: Option<DiscoveryEntry>,
+    /// Without any, each volume is a target of its own.
+    #[serde(skip)]
+    targets: Vec<ConfiguredTarget>,
+    /// What discovery asks for.
+    #[serde(skip)]
+    discovery: Option<Chap>,
+}
+
+impl Frontend for Iscsi {
+    fn keys(&self) -> &'static [&'static str] {
+        &["iscsi_target", "iscsi_discovery"]
+    }
+
+    fn take_keys(&mut self, written: Deserializer<'_>, directory: &Path) -> Result<(), KeyError> {
+        *self = Iscsi::deserialize(written)?;
+        for mut target in self.iscsi_target.drain(..) {
+            target.anchor(directory);
+            self.targets.push(ConfiguredTarget::prepare(target)?);
+        }
+        if let Some(discovery) = &mut self.iscsi_discovery {
+            discovery.anchor(directory);
+            self.discovery = Some(discovery.prepare()?);
+        }
+        Ok(())
+    }
+
+    fn commands(&self, command: Command) -> Command {
+        Alua::augment_subcommands(command)
+    }
+
+    fn read_command(&self, matches: &ArgMatches) -> Result<(String, Value), clap::Error> {
+        let own = Alua::from_arg_matches(matches)?;
+        let Alua::Alua { target, .. } = &own;
+        Ok((target.clone(), json!(own)))
+    }
+
+    fn is_configured(&self) -> bool {
+        !self.targets.is_empty()
+    }
+
+    fn check(&mut self, volumes: &[&str]) -> Result<(), String> {
+        let mut names = HashSet::new();
+        if self.targets.is_empty() {
+            for volume in volumes {
+                let target = default_target(volume);
+                let advice = "rename it, as in NAME=mem:1g, or leave iSCSI out, as with --nbd :10809";
+                if Name::new(&target).is_err() {
+                    return Err(format!(
+                        "`{volume}` cannot be in an iSCSI name, which has only letters, digits, `-` and `.`; {advice}"
+                    ));
+                }
+                if !names.insert(target) {
+                    return Err(format!("`{volume}` and another volume differ only in case; {advice}"));
+                }
+            }
+            return Ok(());
+        }
+        for target in &self.targets {
+            let name = target.name.as_str();
+            if !names.insert(name.to_owned()) {
+                return Err(format!("two iscsi_targets are called `{name}`; rename one"));
+            }
+            if let Some(missing) = target.luns.values().find(|volume| !volumes.contains(&volume.as_str())) {
+                return Err(format!(
+                    "iscsi_target `{name}`: there is no volume `{missing}`; add it, or correct `luns`"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn targets(&self) -> Vec<TargetAccess> {
+        self.targets.iter().map(ConfiguredTarget::access).collect()
+    }
+
+    fn serve(&self, service: &Service<'_>) -> Result<Started, Failure> {
+        Ok(node::serve(self, service))
+    }
+
+    /// One way for each logical unit that the volume is. Clients of iSER have an RDMA device over the network card that
+    /// leads there.
+    fn ways(&self, protocol: &Protocol, portal: &Portal, named: &Named) -> Vec<Way> {
+        let Some((listener, address)) = portal.tcp() else { return Vec::new() };
+        let Place { host, port, portal } = Place::of(&address);
+        let place = format!("{}://{host}{port}", protocol.name);
+        let way = |unit: MappedUnit<'_>| {
+            if protocol.name == ISER.name {
+                let commands = vec![unit.login(self, &portal, " -I iser")];
+                return Way { url: unit.url(&place, "?rdma=iwarp"), commands, variables: Vec::new() };
+            }
+            let theirs = shell_word(&unit.url_of_libiscsi(&place)).into_owned();
+            let (environment, name) = (unit.environment_of_libiscsi(), unit.initiator);
+            let as_whom = name.map(|name| format!("-i {} ", shell_word(name.as_str()))).unwrap_or_default();
+            let inquiry = format!("{environment}iscsi-inq {as_whom}{theirs}");
+            // It cannot be told a name in the same way.
+            let image = name.is_none().then(|| format!("{environment}qemu-img info {theirs}"));
+            let login = unit.login(self, &portal, "");
+            let commands = std::iter::once(inquiry).chain(image).chain([login]).collect();
+            Way { url: unit.url(&place, ""), commands, variables: Vec::new() }
+        };
+        units(self, &listener, named).into_iter().map(way).collect()
+    }
 }
 
 /// A listener, as it is written.
@@ -147,10 +248,10 @@ impl MappedUnit<'_> {
     }
 
     /// How Linux logs in. Who may not discover names the target by hand.
-    fn login(&self, settings: &Settings, portal: &str, interface: &str) -> String {
+    fn login(&self, own: &Iscsi, portal: &str, interface: &str) -> String {
         let (target, portal) = (shell_word(&self.target), shell_word(portal));
         let node = format!("iscsiadm -m node -T {target} -p {portal}{interface}");
-        let found = match settings.iscsi_discovery {
+        let found = match own.discovery {
             None => format!("iscsiadm -m discovery -t st -p {portal}{interface}"),
             Some(_) => format!("{node} -o new"),
         };
@@ -165,12 +266,12 @@ impl MappedUnit<'_> {
 }
 
 /// The logical units that a volume is by a listener. A target that has moved has none for anybody.
-fn units<'a>(settings: &'a Settings, listener: &SocketAddr, named: &Named) -> Vec<MappedUnit<'a>> {
-    if settings.iscsi.is_empty() {
+fn units<'a>(own: &'a Iscsi, listener: &SocketAddr, named: &Named) -> Vec<MappedUnit<'a>> {
+    if own.targets.is_empty() {
         let target = default_target(&named.target);
         return vec![MappedUnit { target, lun: 0, initiator: None, user: None, digests: [false; 2] }];
     }
-    let targets = settings.iscsi.iter().filter(|target| target.is_at(listener) && target.redirect.is_none());
+    let targets = own.targets.iter().filter(|target| target.is_at(listener) && target.redirect.is_none());
     let mapped = targets.flat_map(|target| {
         let luns = target.luns.iter().filter(|(_, mapped)| **mapped == named.export).map(|(lun, _)| *lun);
         luns.filter_map(|lun| {
@@ -186,14 +287,6 @@ fn units<'a>(settings: &'a Settings, listener: &SocketAddr, named: &Named) -> Ve
         })
     });
     mapped.collect()
-}
-
-/// Targets that send initiators elsewhere, and where.
-pub(crate) fn redirects(settings: &Settings) -> impl Iterator<Item = (&str, &str)> {
-    settings.iscsi.iter().filter_map(|target| {
-        let redirect = target.redirect.as_ref()?;
-        Some((target.name.as_str(), redirect.address.as_str()))
-    })
 }
 
 /// The name of the target that a volume is, whose own part is `name`.
@@ -220,7 +313,8 @@ mod tests {
     use super::*;
 
     fn urls(address: &str, volume: &str) -> Vec<String> {
-        ways(&Settings::default(), &Portal::at(address), &Named::plainly(volume))
+        Iscsi::default()
+            .ways(&ISCSI, &Portal::at(address), &Named::plainly(volume))
             .into_iter()
             .map(|way| way.url)
             .collect()
@@ -230,14 +324,14 @@ mod tests {
     fn a_volume_is_lun_0_of_a_target_of_its_name() {
         assert_eq!(urls("127.0.0.1:3260", "Disk0"), ["iscsi://127.0.0.1/iqn.2026-11.blockmux:disk0/0"]);
         assert_eq!(urls("[::1]:7", "a"), ["iscsi://[::1]:7/iqn.2026-11.blockmux:a/0"]);
-        let over_rdma = &ways_of_iser(&Settings::default(), &Portal::at("[::1]:7"), &Named::plainly("a"))[0];
+        let over_rdma = &Iscsi::default().ways(&ISER, &Portal::at("[::1]:7"), &Named::plainly("a"))[0];
         assert_eq!(over_rdma.url, "iser://[::1]:7/iqn.2026-11.blockmux:a/0?rdma=iwarp");
     }
 
-    fn configured(text: &str) -> Settings {
+    fn configured(text: &str) -> Iscsi {
         let entry: TargetEntry = toml::from_str(text).unwrap();
         let target = ConfiguredTarget::prepare(entry).unwrap_or_else(|error| panic!("{error}"));
-        Settings { iscsi: vec![target], ..Settings::default() }
+        Iscsi { targets: vec![target], ..Iscsi::default() }
     }
 
     #[test]
@@ -253,13 +347,13 @@ mod tests {
              [[acl]]\nluns = [1]\nCHAP_N = 'u'\nsecret_file = '{secret}'"
         );
         let (settings, address) = (configured(&text), Portal::at("127.0.0.1:3260"));
-        let [named] = &ways(&settings, &address, &Named::plainly("x"))[..] else {
+        let [named] = &settings.ways(&ISCSI, &address, &Named::plainly("x"))[..] else {
             panic!("one listener, one unit")
         };
         assert_eq!(named.url, "iscsi://127.0.0.1/iqn.a/300?initiator=iqn.me&data_digest=on");
         assert_eq!(named.commands[0], "iscsi-inq -i iqn.me iscsi://127.0.0.1/iqn.a/16684");
         assert!(named.commands[1].starts_with("iscsiadm "), "{}", named.commands[1]);
-        let [proved] = &ways(&settings, &address, &Named::plainly("y"))[..] else {
+        let [proved] = &settings.ways(&ISCSI, &address, &Named::plainly("y"))[..] else {
             panic!("one listener, one unit")
         };
         assert_eq!(proved.url, format!("iscsi://u@127.0.0.1/iqn.a/1?secret_file={secret}&data_digest=on"));
@@ -275,7 +369,30 @@ mod tests {
     fn a_target_that_has_moved_is_named_with_its_place_and_has_no_commands() {
         let settings = configured("TargetName = 'iqn.a'\nluns = { 0 = 'x' }\nredirect = 'h:1'");
         let address = Portal::at("127.0.0.1:3260");
-        assert!(ways(&settings, &address, &Named::plainly("x")).is_empty());
-        assert_eq!(redirects(&settings).collect::<Vec<_>>(), [("iqn.a", "h:1")]);
+        assert!(settings.ways(&ISCSI, &address, &Named::plainly("x")).is_empty());
+        assert_eq!(settings.targets()[0].moved_to.as_deref(), Some("h:1"));
+    }
+
+    #[test]
+    fn names_and_volumes_must_fit_before_anything_is_opened() {
+        let check = |text: &[&str], names: &[&str]| {
+            let targets = text.iter().flat_map(|text| configured(text).targets).collect();
+            Iscsi { targets, ..Iscsi::default() }.check(names)
+        };
+        assert_eq!(check(&[], &["disk0", "b.c-1"]), Ok(()));
+        assert!(check(&[], &["a_b"]).unwrap_err().starts_with("`a_b` cannot be in an iSCSI name"));
+        assert!(
+            check(&[], &["a", "A"]).unwrap_err().starts_with("`A` and another volume differ only in case")
+        );
+        let target = "TargetName = 'iqn.a'\nluns = { 0 = 'x' }";
+        assert_eq!(check(&[target], &["x", "a_b"]), Ok(()));
+        assert_eq!(
+            check(&[target], &["y"]).unwrap_err(),
+            "iscsi_target `iqn.a`: there is no volume `x`; add it, or correct `luns`"
+        );
+        assert_eq!(
+            check(&[target, target], &["x"]).unwrap_err(),
+            "two iscsi_targets are called `iqn.a`; rename one"
+        );
     }
 }

@@ -2,9 +2,9 @@
 
 use super::config::{Acl, ConfiguredTarget};
 use super::live::{LiveTargets, Unit, Units};
-use super::{default_target, name};
+use super::{ISCSI, Iscsi, default_target, name};
+use crate::protocol::frontend::{Named, Service, Started};
 use crate::protocol::policy::{Place, Policy};
-use crate::protocol::{ISCSI, Named, Service, Settings, Started};
 use blockmux_engine::iscsi;
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::{Export, Exports};
@@ -15,25 +15,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 /// Serves to accepted connections: one for each address, in order.
-pub(super) fn serve(service: &Service<'_>) -> Started {
-    let Service { exports, addresses, settings } = service;
-    let units = Units::new(exports, settings);
+pub(super) fn serve(own: &Iscsi, service: &Service<'_>) -> Started {
+    let (exports, configured_targets) = (service.exports, &own.targets);
+    let units = Units::new(exports, configured_targets);
     let all: Vec<(String, Unit)> =
         exports.iter().filter_map(|(id, export)| Some((export.name.clone(), units.of(id)?))).collect();
-    let portals = Portals::new(addresses, settings);
-    let targets = if settings.iscsi.is_empty() {
+    let portals = Portals::new(service, configured_targets);
+    let targets = if configured_targets.is_empty() {
         let of_export = exports.iter().zip(&all);
         of_export.filter_map(|((_, export), (_, unit))| default(&export, unit, exports, &portals)).collect()
     } else {
-        settings.iscsi.iter().map(|target| configured(target, &all, &portals)).collect()
+        configured_targets.iter().map(|target| configured(target, &all, &portals)).collect()
     };
     let node = Node::new(targets);
-    let node = Arc::new(match &settings.iscsi_discovery {
+    let node = Arc::new(match &own.discovery {
         Some(chap) => node.with_discovery_chap(chap.clone()),
         None => node,
     });
     let serve = portals.group_tags().map(|group_tag| iscsi::serve(&node, exports, group_tag)).collect();
-    let has_own = settings.iscsi.is_empty();
+    let has_own = configured_targets.is_empty();
     Started { serve, live: Some(Box::new(LiveTargets { node, units, portals, has_own })) }
 }
 
@@ -86,18 +86,12 @@ pub(super) struct Portals {
 }
 
 impl Portals {
-    fn new(addresses: &[Address], settings: &Settings) -> Portals {
-        let Settings { iscsi: targets, policy, .. } = settings;
-        let tcp = addresses.iter().filter_map(|address| match address {
-            Address::Tcp(tcp) => Some(*tcp),
-            Address::Unix(_) => None,
-        });
-        let is_one_group = addresses.iter().all(|address| match address {
-            Address::Tcp(tcp) => {
-                targets.iter().all(|target| target.is_at(tcp) && target.access_states.is_none())
-            }
-            Address::Unix(_) => true,
-        });
+    fn new(service: &Service<'_>, targets: &[ConfiguredTarget]) -> Portals {
+        let policy = service.policy;
+        let tcp: Vec<SocketAddr> = service.places.iter().filter_map(Place::tcp).collect();
+        let is_one_group = tcp
+            .iter()
+            .all(|tcp| targets.iter().all(|target| target.is_at(tcp) && target.access_states.is_none()));
         let is_one_group = is_one_group && !policy.has_lists(&ISCSI);
         let portal = |(group_tag, tcp): (u16, SocketAddr)| {
             let port = tcp.port();

@@ -1,7 +1,6 @@
 //! A URL of iSCSI or iSER, and what its target tells and has.
 
 use super::config::read_secret;
-use super::default_target;
 use crate::failure::Failure;
 use crate::output::both_sizes;
 use crate::protocol::{Description, ELSEWHERE, Found, FoundExport, Remote};
@@ -19,7 +18,6 @@ use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
 use blockmux_proto::iscsi::url::{MAX_PORTALS, Rdma, Url};
 use blockmux_proto::scsi::Lun;
-use blockmux_proto::session::DEFAULT_TIMEOUT;
 use blockmux_volume::Volume;
 use blockmux_volume::spec;
 use blockmux_wire::iscsi::session::LoginStatus;
@@ -27,7 +25,6 @@ use serde_json::{Value, json};
 use std::io::ErrorKind;
 use std::net::ToSocketAddrs;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Reads a URL, and the files of secrets that it names.
 pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
@@ -43,34 +40,6 @@ pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
             Box::new(IscsiRemote { url, initiator, chap, discovery_chap, over })
         }
     })
-}
-
-/// Reaches LUN 0 of the target that a volume is where we serve it.
-pub(super) fn connect(address: &Address, volume: &str) -> Result<Arc<dyn Volume>, String> {
-    connect_over(address, volume, OverTcp)
-}
-
-/// The same by iSER.
-pub(super) fn connect_over_rdma(address: &Address, volume: &str) -> Result<Arc<dyn Volume>, String> {
-    connect_over(address, volume, OverIwarp::default())
-}
-
-fn connect_over(address: &Address, volume: &str, over: impl Datamover) -> Result<Arc<dyn Volume>, String> {
-    let target = Name::new(&default_target(volume)).map_err(|error| error.to_string())?;
-    let endpoint = Endpoint {
-        address: address.clone(),
-        further: Vec::new(),
-        initiator: own_name(),
-        target,
-        lun: Lun::new(0),
-        chap: None,
-        wishes: wishes(),
-        connections: 1,
-        patience: OWN_PATIENCE,
-        timeout: Some(DEFAULT_TIMEOUT),
-    };
-    let volume = iscsi::connect(endpoint, over).map_err(|error| error.to_string())?;
-    Ok(Arc::new(volume))
 }
 
 struct IscsiRemote<D> {
@@ -474,7 +443,5 @@ fn own_name() -> Name {
 
 /// How long a target should keep the tasks of a connection that was lost.
 const RETAIN_S: u32 = 20;
-/// Whoever serves to itself has nobody to wait for.
-const OWN_PATIENCE: Duration = Duration::from_secs(5);
 /// What our own name begins with.
 const OWN_NAME: &str = "iqn.2026-11.blockmux.initiator:";

@@ -2,22 +2,21 @@
 
 mod remote;
 
-use super::policy::Place;
-use super::{Protocol, Started, Way};
+use super::frontend::{Frontend, Named, Portal, Service, Started, Way};
+use super::{Carrier, Protocol};
+use crate::failure::Failure;
 use crate::output::shell_word;
-use blockmux_engine::nbd::{self, Endpoint};
+use blockmux_engine::nbd;
 use blockmux_engine::socket::Address;
 use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_proto::nbd::uri::{DEFAULT_RECONNECT, DEFAULT_TIMEOUT, Server, Uri};
-use blockmux_volume::Volume;
 use blockmux_wire::nbd::{NBD_DEFAULT_PORT, NBD_MAX_MINIMUM_BLOCK, NBD_MAX_STRING};
-use std::sync::Arc;
-use std::time::Duration;
 
-/// NBD's entry in the table.
 pub(crate) const NBD: Protocol = Protocol {
     name: "nbd",
     title: "NBD",
+    carrier: Carrier::Stream,
+    listener_help: ["ADDR|unix:PATH", "Serve NBD here; repeatable [default: 127.0.0.1:10809]"],
     port: NBD_DEFAULT_PORT,
     schemes: &[("nbd", Transport::Tcp), ("nbd+unix", Transport::Unix)],
     unspoken_schemes: &["nbds", "nbds+unix"],
@@ -26,22 +25,28 @@ pub(crate) const NBD: Protocol = Protocol {
     max_logical_block: NBD_MAX_MINIMUM_BLOCK,
     // Extended headers: request; reply with the offset of its data; request; reply without data.
     shape: MessageShape { read_request: 32, read_reply_head: 40, write_request_head: 32, write_reply: 32 },
-    check: |_, _| Ok(()),
-    is_open: |_| true,
-    targets: |_| Vec::new(),
-    serve: |service| {
-        let serve = service.addresses.iter().map(|address| {
-            let (policy, place) = (service.settings.policy.clone(), Place::Socket(address.clone()));
-            nbd::serve(service.exports.offering(move |volume| policy.serves(&NBD, &place, volume)))
-        });
-        // A client finds what is there when it connects.
-        Started { serve: serve.collect(), live: None }
-    },
-    ways: |_, portal, named| vec![way(&portal.address, &named.export)],
-    connect: Some(connect),
+    frontend: || Box::new(Nbd),
     remote: remote::of_url,
     served_with: None,
 };
+
+/// Every volume is an export.
+struct Nbd;
+
+impl Frontend for Nbd {
+    fn serve(&self, service: &Service<'_>) -> Result<Started, Failure> {
+        let serve = service.places.iter().cloned().map(|place| {
+            let policy = service.policy.clone();
+            nbd::serve(service.exports.offering(move |volume| policy.serves(&NBD, &place, volume)))
+        });
+        // A client finds what is there when it connects.
+        Ok(Started { serve: serve.collect(), live: None })
+    }
+
+    fn ways(&self, _: &Protocol, portal: &Portal, named: &Named) -> Vec<Way> {
+        portal.reached_at.socket().map(|address| way(address, &named.export)).into_iter().collect()
+    }
+}
 
 fn way(address: &Address, name: &str) -> Way {
     let server = match address {
@@ -78,21 +83,7 @@ fn old_qemu(uri: &Uri) -> String {
     }
 }
 
-fn connect(address: &Address, export: &str) -> Result<Arc<dyn Volume>, String> {
-    let endpoint = Endpoint {
-        address: address.clone(),
-        export: export.to_owned(),
-        connections: 1,
-        patience: OWN_PATIENCE,
-        timeout: Some(DEFAULT_TIMEOUT),
-    };
-    let volume = nbd::connect(endpoint).map_err(|error| error.to_string())?;
-    Ok(Arc::new(volume))
-}
-
 /// When a connection breaks, the kernel sends its requests again by another one, but only after the
 /// time-out, which is 30 s unless told otherwise. No option makes new connections after a restart:
 /// see docs/VOLUMES.md.
 const FOR_LOST_CONNECTIONS: &str = "-connections 4 -timeout 10";
-/// Whoever serves to itself has nobody to wait for.
-const OWN_PATIENCE: Duration = Duration::from_secs(5);

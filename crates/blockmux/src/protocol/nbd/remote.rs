@@ -1,8 +1,10 @@
 //! A URL of NBD, and what its server tells and has.
 
+use super::NBD;
 use crate::failure::Failure;
 use crate::output::both_sizes;
-use crate::protocol::{Description, Found, FoundExport, NBD, Remote};
+use crate::privileges::{self, START_WITH_PRIVILEGES};
+use crate::protocol::{Description, Found, FoundExport, Remote};
 use crate::reach;
 use blockmux_engine::connection::Broken;
 use blockmux_engine::nbd::{self, ConnectError, Endpoint};
@@ -11,6 +13,7 @@ use blockmux_proto::nbd::client::{BlockSize, ExportInfo, Headers, ListedExport, 
 use blockmux_proto::nbd::uri::{Server, Uri};
 use blockmux_volume::Volume;
 use blockmux_wire::nbd::handshake::NBD_FLAG_READ_ONLY;
+use rustix::thread::CapabilitySet;
 use serde_json::{Value, json};
 use std::io::ErrorKind;
 use std::panic::resume_unwind;
@@ -79,6 +82,14 @@ fn ask<T>(uri: &Uri, ask: impl FnMut(&Address) -> Result<T, ConnectError>) -> Re
 
 fn refused(uri: &Uri, error: &ConnectError) -> Failure {
     let advice = match error {
+        ConnectError::Broken { broken: Broken::Socket(socket), .. }
+            if socket.kind() == ErrorKind::PermissionDenied =>
+        {
+            match privileges::has_given_up(CapabilitySet::DAC_OVERRIDE) {
+                true => START_WITH_PRIVILEGES.to_owned(),
+                false => "check the owner and the mode of the socket and of its directories".to_owned(),
+            }
+        }
         ConnectError::Broken { .. } | ConnectError::Silent { .. } => {
             "check that an NBD server listens there".to_owned()
         }

@@ -1,14 +1,13 @@
 //! `[[nvme_subsystem]]` of the config file.
 
+use super::super::frontend::Named;
 use super::super::policy::TargetAccess;
-use super::super::{Named, Settings};
 use super::hosts::{HostEntry, HostKeys};
 use super::namespaces::{self, ConfiguredNamespace, MODEL_LEN, NamespaceEntry, SERIAL_LEN, ascii};
-use super::{NVME_TCP, default_nqn};
+use super::{NVME_TCP, NvmeTcp, default_nqn};
 use crate::address::{ListenAddress, means};
 use crate::failure::Failure;
-use blockmux_engine::socket::Address;
-use blockmux_proto::fabrics::controller::node::{Port, Referral, SecureChannel};
+use blockmux_proto::fabrics::controller::node::{MAX_IN_CAPSULE, Port, Referral, SecureChannel};
 use blockmux_proto::nvme::ana::{AnaGroup, MAX_ANA_GROUPS};
 use blockmux_proto::nvme::auth::HostSecrets;
 use blockmux_proto::nvme::auth::psk::ConfiguredPsk;
@@ -21,6 +20,24 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
+
+impl NvmeTcp {
+    /// Reads the files that it names; relative paths are below a directory.
+    pub(super) fn prepare(&mut self, directory: &Path) -> Result<(), Failure> {
+        let most = MAX_IN_CAPSULE;
+        if let Some(bytes) = self.nvme_in_capsule_data_size.filter(|bytes| *bytes > most || bytes % 16 != 0) {
+            return Err(Failure::request(format!(
+                "nvme_in_capsule_data_size {bytes}: take a multiple of 16 up to {most}"
+            )));
+        }
+        for mut entry in self.nvme_subsystem.drain(..) {
+            entry.host.iter_mut().for_each(|host| host.anchor(directory));
+            self.subsystems.push(ConfiguredSubsystem::prepare(entry)?);
+        }
+        self.referrals = self.nvme_discovery.prepare()?;
+        Ok(())
+    }
+}
 
 /// A subsystem as it is written; keys are the specification's words.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
@@ -151,13 +168,6 @@ pub(crate) struct ConfiguredSubsystem {
     pub(super) tls_keys: BTreeMap<Nqn, ConfiguredPsk>,
 }
 
-impl SubsystemEntry {
-    /// Takes relative paths as below a directory.
-    pub(crate) fn anchor(&mut self, directory: &Path) {
-        self.host.iter_mut().for_each(|host| host.anchor(directory));
-    }
-}
-
 impl ConfiguredSubsystem {
     /// Checks an entry.
     pub(crate) fn prepare(entry: SubsystemEntry) -> Result<ConfiguredSubsystem, Failure> {
@@ -239,6 +249,21 @@ impl ConfiguredSubsystem {
         named.or_else(|| self.hosts.iter().find(is_plain).map(HostEntry::plain))
     }
 
+    /// Who may use its volumes.
+    pub(super) fn access(&self) -> TargetAccess {
+        let volumes = self.namespaces.values().map(|one| (one.volume.clone(), self.is_open));
+        TargetAccess {
+            kind: "nvme_subsystem",
+            name: self.nqn.as_str().to_owned(),
+            listeners: ("listeners", self.listeners.clone()),
+            volumes: volumes.collect(),
+            is_restricted: !self.is_open,
+            asks_everybody: !self.is_open,
+            states: self.ana_groups.iter().map(ConfiguredGroup::listeners).collect(),
+            moved_to: None,
+        }
+    }
+
     /// Moves the subsystem behind these listeners alone.
     pub(super) fn at(self, listeners: Vec<SocketAddr>) -> ConfiguredSubsystem {
         ConfiguredSubsystem { listeners, ..self }
@@ -260,10 +285,8 @@ impl ConfiguredSubsystem {
 fn listener(address: &str) -> Result<SocketAddr, String> {
     let no_listener = || format!("`{}` is no listener; write one as 192.0.2.1:4420", address.escape_debug());
     let written: ListenAddress = address.parse().map_err(|_| no_listener())?;
-    match written.resolve(NVME_TCP.port).map_err(|failure| failure.to_string())? {
-        Address::Tcp(tcp) => Ok(tcp),
-        Address::Unix(_) => Err(no_listener()),
-    }
+    let place = written.resolve(NVME_TCP.port).map_err(|failure| failure.to_string())?;
+    place.tcp().ok_or_else(no_listener)
 }
 
 impl DiscoveryEntry {
@@ -285,6 +308,11 @@ fn discovery_port() -> u16 {
 }
 
 impl ConfiguredGroup {
+    /// What it is called, and the listeners that it names.
+    fn listeners(&self) -> (String, Vec<SocketAddr>) {
+        (format!("ana_group {}", self.id), self.states.iter().map(|(address, _)| *address).collect())
+    }
+
     /// With the identifiers of ports in the place of their addresses.
     pub(super) fn at(&self, ports: &[Port]) -> AnaGroup {
         let of_port = |port: &Port| {
@@ -336,29 +364,14 @@ impl State {
     }
 }
 
-/// The subsystems, and who may use their volumes.
-pub(super) fn targets(settings: &Settings) -> Vec<TargetAccess> {
-    let of_subsystem = |subsystem: &ConfiguredSubsystem| {
-        let volumes = subsystem.namespaces.values().map(|one| (one.volume.clone(), subsystem.is_open));
-        TargetAccess {
-            kind: "nvme_subsystem",
-            name: subsystem.nqn.as_str().to_owned(),
-            listeners: ("listeners", subsystem.listeners.clone()),
-            volumes: volumes.collect(),
-            is_restricted: !subsystem.is_open,
-        }
-    };
-    settings.nvme.iter().map(of_subsystem).collect()
-}
-
 /// Whether the settings fit these volumes.
-pub(super) fn check(settings: &Settings, volumes: &[&str]) -> Result<(), String> {
-    let has_keys = settings.nvme.iter().any(|subsystem| !subsystem.tls_keys.is_empty());
-    if settings.nvme_tcp_treq == Treq::Required && !has_keys {
+pub(super) fn check(own: &NvmeTcp, volumes: &[&str]) -> Result<(), String> {
+    let has_keys = own.subsystems.iter().any(|subsystem| !subsystem.tls_keys.is_empty());
+    if own.nvme_tcp_treq == Treq::Required && !has_keys {
         return Err("nvme_tcp_treq is `required`, and no host has a key; give one a tls_key_file".to_owned());
     }
     let (mut names, mut serials) = (HashSet::new(), HashSet::new());
-    for subsystem in &settings.nvme {
+    for subsystem in &own.subsystems {
         let nqn = &subsystem.nqn;
         if !names.insert(nqn) {
             return Err(format!("two nvme_subsystems are called `{nqn}`; rename one"));
@@ -371,31 +384,7 @@ pub(super) fn check(settings: &Settings, volumes: &[&str]) -> Result<(), String>
             return Err(format!("nvme_subsystem `{nqn}`: there is no volume `{missing}`; add a [[volume]]"));
         }
     }
-    namespaces::refuse_duplicates(settings.nvme.iter().flat_map(|subsystem| subsystem.namespaces.values()))
-}
-
-/// What is wrong where an ANA group names an address at which nobody listens; `listeners` are those
-/// that there are.
-pub(crate) fn check_listeners(settings: &Settings, listeners: &[SocketAddr]) -> Result<(), String> {
-    for subsystem in &settings.nvme {
-        let is_there = |named: &SocketAddr| listeners.iter().any(|listener| means(named, listener));
-        for group in &subsystem.ana_groups {
-            let stray = group.states.iter().find(|(address, _)| !is_there(address));
-            if let Some((address, _)) = stray {
-                let (nqn, id) = (&subsystem.nqn, group.id);
-                let there = written(listeners);
-                return Err(format!(
-                    "nvme_subsystem `{nqn}`: ana_group {id}: nobody listens at {address}; name one of {there}"
-                ));
-            }
-        }
-    }
-    Ok(())
-}
-
-fn written(listeners: &[SocketAddr]) -> String {
-    let there: Vec<_> = listeners.iter().map(SocketAddr::to_string).collect();
-    there.join(", ")
+    namespaces::refuse_duplicates(own.subsystems.iter().flat_map(|subsystem| subsystem.namespaces.values()))
 }
 
 #[cfg(test)]
@@ -418,10 +407,10 @@ mod tests {
         let is_open = |text: &str| prepare(text).unwrap().is_open;
         assert!(is_open("nqn = 'nqn.a'") && !is_open("nqn = 'nqn.a'\nhosts = []"));
         assert!(subsystem.ana_groups.is_empty());
-        let settings = Settings { nvme: vec![subsystem.clone()], ..Settings::default() };
+        let settings = NvmeTcp { subsystems: vec![subsystem.clone()], ..NvmeTcp::default() };
         assert_eq!(check(&settings, &["x", "y"]), Ok(()));
         assert!(check(&settings, &["x"]).unwrap_err().contains("there is no volume `y`"));
-        let settings = Settings { nvme: vec![subsystem.clone(), subsystem], ..Settings::default() };
+        let settings = NvmeTcp { subsystems: vec![subsystem.clone(), subsystem], ..NvmeTcp::default() };
         assert!(check(&settings, &["x", "y"]).unwrap_err().starts_with("two nvme_subsystems are called"));
     }
 
@@ -533,7 +522,7 @@ mod tests {
 
     #[test]
     fn tls_is_required_only_where_somebody_has_a_key() {
-        let settings = Settings { nvme_tcp_treq: Treq::Required, ..Settings::default() };
+        let settings = NvmeTcp { nvme_tcp_treq: Treq::Required, ..NvmeTcp::default() };
         assert!(check(&settings, &[]).unwrap_err().contains("tls_key_file"));
     }
 

@@ -63,11 +63,16 @@ struct Known {
 
 impl HostEntry {
     /// The same with paths that mean the same in whatever directory.
-    pub(crate) fn absolute(mut self) -> HostEntry {
+    fn absolute(mut self) -> HostEntry {
+        self.make_absolute();
+        self
+    }
+
+    /// Has its paths mean the same in whatever directory.
+    pub(super) fn make_absolute(&mut self) {
         if let Ok(directory) = std::env::current_dir() {
             self.anchor(&directory);
         }
-        self
     }
 
     /// Takes relative paths as below a directory.

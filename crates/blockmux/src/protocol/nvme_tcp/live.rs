@@ -1,19 +1,20 @@
 //! Subsystems that are served, and namespaces that come and go.
 
-use super::hosts::{HostEntry, LiveHosts};
+use super::config::ConfiguredSubsystem;
+use super::hosts::LiveHosts;
 use super::namespaces::ConfiguredNamespace;
-use super::{ConfiguredSubsystem, NVME_TCP, default_nqn, of_volume};
+use super::{Order, default_nqn, of_volume};
+use crate::protocol::frontend::{Live, Named, TargetPlace};
 use crate::protocol::policy::{LiveAccess, Policy};
-use crate::protocol::{Live, Named, Place, Protocol};
 use blockmux_engine::sys::random_bytes;
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::fabrics::controller::node::{Node, Port};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
 use blockmux_proto::volume_uuid::VolumeUuid;
-use blockmux_wire::nvme::log::AnaState;
+use serde::Deserialize;
+use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// Makes namespaces of volumes.
@@ -125,14 +126,6 @@ impl Live for LiveSubsystems {
         }
     }
 
-    fn has(&self, target: &str) -> bool {
-        self.subsystem(target).is_ok()
-    }
-
-    fn protocol(&self) -> &'static Protocol {
-        &NVME_TCP
-    }
-
     fn access_of(&self, target: &str) -> Option<LiveAccess> {
         let found = self.subsystem(target).ok()?;
         Some(LiveAccess { target: target.to_owned(), is_open: found.is_open() })
@@ -147,7 +140,7 @@ impl Live for LiveSubsystems {
         subsystems.map(access).collect()
     }
 
-    fn attach(&self, target: &str, volume: VolumeId, place: &Place) -> Result<u32, String> {
+    fn attach(&self, target: &str, volume: VolumeId, place: &TargetPlace) -> Result<u32, String> {
         let subsystem = self.subsystem(target)?;
         let nsid = place.number.or_else(|| subsystem.free_nsid());
         let nsid = nsid.ok_or_else(|| format!("{target}: every number is taken"))?;
@@ -162,36 +155,31 @@ impl Live for LiveSubsystems {
         if gone.is_empty() { Err(format!("{target}: there is no namespace {number}")) } else { Ok(()) }
     }
 
-    fn add_host(&self, target: &str, host: &HostEntry) -> Result<(), String> {
-        self.hosts.add(&self.node, &*self.subsystem(target)?, host)
-    }
-
-    fn remove_host(&self, target: &str, host: &str) -> Result<(), String> {
-        self.hosts.remove(&self.node, &*self.subsystem(target)?, host)
-    }
-
-    fn read_keys(&self, target: &str, host: Option<&str>) -> Result<u32, String> {
-        self.hosts.read_again(&self.node, &*self.subsystem(target)?, host)
-    }
-
-    fn set_ana_state(
-        &self,
-        target: &str,
-        group: u32,
-        state: AnaState,
-        at: Option<SocketAddr>,
-    ) -> Result<(), String> {
-        let subsystem = self.subsystem(target)?;
-        if !subsystem.has_ana_group(group) {
-            return Err(format!("{target}: there is no ana_group {group}; a config file can name it"));
+    fn change(&self, target: &str, what: &Value) -> Result<Option<String>, String> {
+        let subsystem = &*self.subsystem(target)?;
+        match Order::deserialize(what).map_err(|error| error.to_string())? {
+            Order::AddHost { host, .. } => self.hosts.add(&self.node, subsystem, &host)?,
+            Order::RemoveHost { hostnqn, .. } => self.hosts.remove(&self.node, subsystem, &hostnqn)?,
+            Order::ReadKeys { hostnqn, .. } => {
+                let hosts = self.hosts.read_again(&self.node, subsystem, hostnqn.as_deref())?;
+                let hosts = if hosts == 1 { "1 host".to_owned() } else { format!("{hosts} hosts") };
+                return Ok(Some(format!("read the files of {hosts}")));
+            }
+            Order::Ana { group, state, at, .. } => {
+                if !subsystem.has_ana_group(group) {
+                    return Err(format!(
+                        "{target}: there is no ana_group {group}; a config file can name it"
+                    ));
+                }
+                let own: Vec<&Port> =
+                    self.ports.iter().filter(|port| at.is_none_or(|at| at == port.address)).collect();
+                if own.is_empty() {
+                    let all: Vec<String> = self.ports.iter().map(|port| port.address.to_string()).collect();
+                    return Err(format!("no such listener; there is {}", all.join(", ")));
+                }
+                own.iter().for_each(|port| subsystem.set_ana_state(group, port.id, state.word()));
+            }
         }
-        let own: Vec<&Port> =
-            self.ports.iter().filter(|port| at.is_none_or(|at| at == port.address)).collect();
-        if own.is_empty() {
-            let all: Vec<String> = self.ports.iter().map(|port| port.address.to_string()).collect();
-            return Err(format!("no such listener; there is {}", all.join(", ")));
-        }
-        own.iter().for_each(|port| subsystem.set_ana_state(group, port.id, state));
-        Ok(())
+        Ok(None)
     }
 }

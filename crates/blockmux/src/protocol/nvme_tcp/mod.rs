@@ -11,32 +11,40 @@ mod namespaces;
 mod referrals;
 mod remote;
 
-pub(crate) use config::{ConfiguredSubsystem, DiscoveryEntry, State, SubsystemEntry, Treq, check_listeners};
-pub(crate) use hosts::HostEntry;
-
-use super::policy::{Place, Policy};
-use super::{Named, Portal, Protocol, Service, Settings, Started, Way};
+use super::frontend::{Frontend, Named, Portal, Service, Started, Way};
+use super::policy::{Place, Policy, TargetAccess};
+use super::{Carrier, KeyError, Protocol};
+use crate::failure::Failure;
 use crate::machine::machine_id;
 use crate::output::shell_word;
 use blockmux_engine::nvme_tcp;
 use blockmux_engine::socket::Address;
 use blockmux_engine::sys::random_bytes;
 use blockmux_lab::ceiling::{MessageShape, Transport};
-use blockmux_proto::fabrics::controller::node::{Node, Port};
+use blockmux_proto::fabrics::controller::node::{Node, Port, Referral};
 use blockmux_proto::fabrics::keyring::Keyring;
 use blockmux_proto::fabrics::url::Url;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{unique_discovery_nqn, well_known_discovery_nqn};
 use blockmux_proto::volume_uuid::VolumeUuid;
-use hosts::LiveHosts;
+use clap::{ArgMatches, Command, FromArgMatches, Subcommand};
+use config::{ConfiguredSubsystem, DiscoveryEntry, SubsystemEntry, Treq};
+use hosts::{HostEntry, LiveHosts};
 use live::{LiveSubsystems, Volumes};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
+use toml::de::Deserializer;
 
-/// NVMe/TCP's entry in the table.
+/// NVMe over Fabrics over TCP.
 pub(crate) const NVME_TCP: Protocol = Protocol {
     name: "nvme-tcp",
     title: "NVMe/TCP",
+    carrier: Carrier::Stream,
+    listener_help: ["ADDR", "Serve NVMe/TCP here; repeatable [default: 127.0.0.1:4420]"],
     port: 4420,
     schemes: &[("nvme+tcp", Transport::Tcp)],
     unspoken_schemes: &[],
@@ -46,72 +54,193 @@ pub(crate) const NVME_TCP: Protocol = Protocol {
     max_logical_block: 64 << 10,
     // A command capsule; the head of data and a response capsule; a command capsule; a response capsule.
     shape: MessageShape { read_request: 72, read_reply_head: 48, write_request_head: 72, write_reply: 24 },
-    check: config::check,
-    is_open: |settings| {
-        let subsystems = &settings.nvme;
-        subsystems.is_empty() || subsystems.iter().any(|subsystem| subsystem.is_open)
-    },
-    targets: config::targets,
-    serve,
-    ways,
-    connect: Some(remote::connect),
+    frontend: || Box::<NvmeTcp>::default(),
     remote: remote::of_url,
     served_with: None,
 };
 
-/// Serves to accepted connections.
-fn serve(service: &Service<'_>) -> Started {
-    let Service { exports, addresses, settings } = service;
-    let tcp = addresses.iter().enumerate().filter_map(|(at, address)| match address {
-        Address::Tcp(tcp) => Some(Port { id: port_id(at), address: *tcp }),
-        Address::Unix(_) => None,
-    });
-    let ports: Vec<Port> = tcp.collect();
-    let subsystems = if settings.nvme.is_empty() {
-        let all = Named::all(exports);
-        all.iter().filter_map(|named| of_volume(&settings.policy, &ports, named)).collect()
-    } else {
-        settings.nvme.clone()
-    };
-    let configured = settings.nvme.iter().flat_map(|subsystem| {
-        let namespaces = subsystem.namespaces.iter();
-        namespaces.map(|(nsid, namespace)| ((subsystem.nqn.clone(), *nsid), namespace.clone()))
-    });
-    let configured = configured.collect();
-    let volumes = Volumes {
-        exports: (*exports).clone(),
-        node: node_id(&ports),
-        has_own: settings.nvme.is_empty(),
-        configured,
-    };
-    let keyring = keyring(&subsystems, &volumes.node);
-    // A host that proves who it is may have a key made.
-    let has_keys = !keyring.is_empty() || subsystems.iter().any(|subsystem| !subsystem.secrets.is_empty());
-    let secure_channel = settings.nvme_tcp_treq.secure_channel(has_keys);
-    let hosts = LiveHosts::new(settings.nvme_tcp_treq, &volumes.node);
-    for subsystem in &subsystems {
-        for entry in &subsystem.entries {
-            let tls_key = Nqn::new(&entry.hostnqn).and_then(|host| subsystem.tls_keys.get(&host).cloned());
-            hosts.insert(&subsystem.nqn, entry.clone(), tls_key);
-        }
+/// What only NVMe can be told by `ctl`.
+#[derive(clap::Subcommand, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+enum Order {
+    /// Let a host use a subsystem, or change what holds for it; files are read by the daemon
+    AddHost {
+        /// Subsystem NQN
+        target: String,
+        #[command(flatten)]
+        host: HostEntry,
+    },
+    /// Let a host use a subsystem no more, and end its controllers
+    RemoveHost {
+        /// Subsystem NQN
+        target: String,
+        /// Its NQN
+        hostnqn: String,
+    },
+    /// Read the secret and key files of a subsystem's hosts again
+    ReadKeys {
+        /// Subsystem NQN
+        target: String,
+        /// One host [default: all]
+        hostnqn: Option<String>,
+    },
+    /// Set how listeners lead to an ANA group; hosts are told
+    Ana {
+        /// Subsystem NQN
+        target: String,
+        /// ANAGRPID
+        group: u32,
+        state: config::State,
+        /// One listener [default: all]
+        #[arg(long, value_name = "ADDR")]
+        at: Option<SocketAddr>,
+    },
+}
+
+/// What is said of NVMe: by the config file's keys, and what was made of that.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct NvmeTcp {
+    /// Whether hosts have to come by TLS.
+    nvme_tcp_treq: Treq,
+    /// Whether the kernel makes the records of TLS where it can; left out: it does.
+    nvme_tcp_ktls: Option<bool>,
+    nvme_subsystem: Vec<SubsystemEntry>,
+    nvme_discovery: DiscoveryEntry,
+    /// Data in capsules, in bytes; left out: as usual.
+    nvme_in_capsule_data_size: Option<usize>,
+    /// Without any, each volume is a subsystem of its own.
+    #[serde(skip)]
+    subsystems: Vec<ConfiguredSubsystem>,
+    /// Where else hosts may discover.
+    #[serde(skip)]
+    referrals: Vec<Referral>,
+}
+
+impl Frontend for NvmeTcp {
+    fn keys(&self) -> &'static [&'static str] {
+        &["nvme_tcp_treq", "nvme_tcp_ktls", "nvme_subsystem", "nvme_discovery", "nvme_in_capsule_data_size"]
     }
-    let subsystems = subsystems.into_iter().map(|subsystem| volumes.subsystem(subsystem, &ports)).collect();
-    let node = Node::new(subsystems, ports.clone(), &volumes.node);
-    let node = node.with_referrals(settings.nvme_referrals.clone());
-    let node = match settings.nvme_discovery_is_unique {
-        true => node.with_unique_discovery_nqn(&volumes.node),
-        false => node,
-    };
-    let node = node.with_tls(Arc::new(keyring), secure_channel);
-    let node = Arc::new(match settings.nvme_in_capsule {
-        Some(bytes) => node.with_in_capsule(bytes),
-        None => node,
-    });
-    let ktls = settings.nvme_tcp_ktls.unwrap_or(true);
-    let serve = (0..addresses.len()).map(|at| nvme_tcp::serve(&node, port_id(at), exports, ktls));
-    let serve = serve.collect();
-    let policy = settings.policy.clone();
-    Started { serve, live: Some(Box::new(LiveSubsystems { node, volumes, ports, hosts, policy })) }
+
+    fn take_keys(&mut self, written: Deserializer<'_>, directory: &Path) -> Result<(), KeyError> {
+        *self = NvmeTcp::deserialize(written)?;
+        Ok(self.prepare(directory)?)
+    }
+
+    fn commands(&self, command: Command) -> Command {
+        Order::augment_subcommands(command)
+    }
+
+    fn read_command(&self, matches: &ArgMatches) -> Result<(String, Value), clap::Error> {
+        let mut own = Order::from_arg_matches(matches)?;
+        if let Order::AddHost { host, .. } = &mut own {
+            host.make_absolute();
+        }
+        let (Order::AddHost { target, .. }
+        | Order::RemoveHost { target, .. }
+        | Order::ReadKeys { target, .. }
+        | Order::Ana { target, .. }) = &own;
+        Ok((target.clone(), json!(own)))
+    }
+
+    fn is_configured(&self) -> bool {
+        !self.subsystems.is_empty() || self.nvme_tcp_treq != Treq::default()
+    }
+
+    fn check(&mut self, volumes: &[&str]) -> Result<(), String> {
+        config::check(self, volumes)
+    }
+
+    fn targets(&self) -> Vec<TargetAccess> {
+        self.subsystems.iter().map(ConfiguredSubsystem::access).collect()
+    }
+
+    fn serve(&self, service: &Service<'_>) -> Result<Started, Failure> {
+        let Service { exports, places, policy, .. } = *service;
+        let tcp = places.iter().enumerate();
+        let tcp = tcp.filter_map(|(at, place)| Some(Port { id: port_id(at), address: place.tcp()? }));
+        let ports: Vec<Port> = tcp.collect();
+        let subsystems = if self.subsystems.is_empty() {
+            let all = Named::all(exports);
+            all.iter().filter_map(|named| of_volume(policy, &ports, named)).collect()
+        } else {
+            self.subsystems.clone()
+        };
+        let configured = self.subsystems.iter().flat_map(|subsystem| {
+            let namespaces = subsystem.namespaces.iter();
+            namespaces.map(|(nsid, namespace)| ((subsystem.nqn.clone(), *nsid), namespace.clone()))
+        });
+        let configured = configured.collect();
+        let volumes = Volumes {
+            exports: exports.clone(),
+            node: node_id(&ports),
+            has_own: self.subsystems.is_empty(),
+            configured,
+        };
+        let keyring = keyring(&subsystems, &volumes.node);
+        // A host that proves who it is may have a key made.
+        let has_keys =
+            !keyring.is_empty() || subsystems.iter().any(|subsystem| !subsystem.secrets.is_empty());
+        let secure_channel = self.nvme_tcp_treq.secure_channel(has_keys);
+        let hosts = LiveHosts::new(self.nvme_tcp_treq, &volumes.node);
+        for subsystem in &subsystems {
+            for entry in &subsystem.entries {
+                let tls_key =
+                    Nqn::new(&entry.hostnqn).and_then(|host| subsystem.tls_keys.get(&host).cloned());
+                hosts.insert(&subsystem.nqn, entry.clone(), tls_key);
+            }
+        }
+        let subsystems =
+            subsystems.into_iter().map(|subsystem| volumes.subsystem(subsystem, &ports)).collect();
+        let node = Node::new(subsystems, ports.clone(), &volumes.node);
+        let node = node.with_referrals(self.referrals.clone());
+        let node = match self.nvme_discovery.unique_subnqn {
+            true => node.with_unique_discovery_nqn(&volumes.node),
+            false => node,
+        };
+        let node = node.with_tls(Arc::new(keyring), secure_channel);
+        let node = Arc::new(match self.nvme_in_capsule_data_size {
+            Some(bytes) => node.with_in_capsule(bytes),
+            None => node,
+        });
+        let ktls = self.nvme_tcp_ktls.unwrap_or(true);
+        let serve = (0..places.len()).map(|at| nvme_tcp::serve(&node, port_id(at), exports, ktls));
+        let serve = serve.collect();
+        let policy = policy.clone();
+        Ok(Started { serve, live: Some(Box::new(LiveSubsystems { node, volumes, ports, hosts, policy })) })
+    }
+
+    fn ways(&self, _: &Protocol, portal: &Portal, named: &Named) -> Vec<Way> {
+        let Some((listener, tcp)) = portal.tcp() else { return Vec::new() };
+        let port = if tcp.port() == NVME_TCP.port { String::new() } else { format!(":{}", tcp.port()) };
+        let host = if tcp.is_ipv6() { format!("[{}]", tcp.ip()) } else { tcp.ip().to_string() };
+        let way = |subsystem: &ConfiguredSubsystem, nsid: u32| {
+            let nqn = &subsystem.nqn;
+            let plain = format!("nvme+tcp://{host}{port}/{nqn}/{nsid}");
+            let word = shell_word(nqn.as_str());
+            let connect = format!("nvme connect -t tcp -a {} -s {} -n {word}", tcp.ip(), tcp.port());
+            let (url, command) = match (subsystem.visitor(nsid), plain.parse::<Url>()) {
+                (Some(host), Ok(mut url)) => {
+                    host.add_to(&mut url);
+                    (url.to_string(), host.command(nqn, &connect))
+                }
+                _ => (plain, connect),
+            };
+            Way { url, commands: vec![command], variables: Vec::new() }
+        };
+        let subsystems = if self.subsystems.is_empty() {
+            vec![ConfiguredSubsystem::of_volume(named)]
+        } else {
+            self.subsystems.clone()
+        };
+        let here = subsystems.iter().filter(|subsystem| subsystem.is_at(&listener));
+        let namespaces = here.flat_map(|subsystem| {
+            let of_volume =
+                subsystem.namespaces.iter().filter(|(_, namespace)| namespace.volume == named.export);
+            of_volume.map(move |(nsid, _)| (subsystem, *nsid))
+        });
+        namespaces.map(|(subsystem, nsid)| way(subsystem, nsid)).collect()
+    }
 }
 
 /// The keys of all hosts, for the subsystems that they have them for and for discovery by either of its names: hosts ask
@@ -161,42 +290,6 @@ fn of_volume(policy: &Policy, ports: &[Port], named: &Named) -> Option<Configure
     (!own.is_empty()).then(|| ConfiguredSubsystem::of_volume(named).at(own))
 }
 
-/// The subsystems that are configured, or one for each volume.
-fn subsystems(settings: &Settings, volumes: &[Named]) -> Vec<ConfiguredSubsystem> {
-    if !settings.nvme.is_empty() {
-        return settings.nvme.clone();
-    }
-    volumes.iter().map(ConfiguredSubsystem::of_volume).collect()
-}
-
-/// How hosts reach each namespace that the volume is.
-fn ways(settings: &Settings, portal: &Portal, named: &Named) -> Vec<Way> {
-    let Some((listener, tcp)) = portal.tcp() else { return Vec::new() };
-    let port = if tcp.port() == NVME_TCP.port { String::new() } else { format!(":{}", tcp.port()) };
-    let host = if tcp.is_ipv6() { format!("[{}]", tcp.ip()) } else { tcp.ip().to_string() };
-    let way = |subsystem: &ConfiguredSubsystem, nsid: u32| {
-        let nqn = &subsystem.nqn;
-        let plain = format!("nvme+tcp://{host}{port}/{nqn}/{nsid}");
-        let word = shell_word(nqn.as_str());
-        let connect = format!("nvme connect -t tcp -a {} -s {} -n {word}", tcp.ip(), tcp.port());
-        let (url, command) = match (subsystem.visitor(nsid), plain.parse::<Url>()) {
-            (Some(host), Ok(mut url)) => {
-                host.add_to(&mut url);
-                (url.to_string(), host.command(nqn, &connect))
-            }
-            _ => (plain, connect),
-        };
-        Way { url, commands: vec![command], variables: Vec::new() }
-    };
-    let subsystems = subsystems(settings, std::slice::from_ref(named));
-    let here = subsystems.iter().filter(|subsystem| subsystem.is_at(&listener));
-    let namespaces = here.flat_map(|subsystem| {
-        let of_volume = subsystem.namespaces.iter().filter(|(_, namespace)| namespace.volume == named.export);
-        of_volume.map(move |(nsid, _)| (subsystem, *nsid))
-    });
-    namespaces.map(|(subsystem, nsid)| way(subsystem, nsid)).collect()
-}
-
 /// The name of the subsystem that a volume is, whose own part is `name`.
 fn default_nqn(name: &str) -> String {
     format!("nqn.2026-11.blockmux:{name}")
@@ -225,9 +318,10 @@ mod tests {
         const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4d";
         let mut subsystem = ConfiguredSubsystem::of_volume(&Named::plainly("a"));
         let way = |subsystem: &ConfiguredSubsystem| {
-            let settings = Settings { nvme: vec![subsystem.clone()], ..Settings::default() };
+            let settings = NvmeTcp { subsystems: vec![subsystem.clone()], ..NvmeTcp::default() };
             let address = Portal::at("127.0.0.1:4420");
-            let Way { url, commands, .. } = ways(&settings, &address, &Named::plainly("a")).remove(0);
+            let Way { url, commands, .. } =
+                settings.ways(&NVME_TCP, &address, &Named::plainly("a")).remove(0);
             (url, commands[0].clone())
         };
         let (open, connect) = way(&subsystem);
@@ -271,7 +365,7 @@ mod tests {
     #[test]
     fn a_volume_is_namespace_1_of_a_subsystem_of_its_name() {
         let ways = |address: &str| {
-            let mut ways = ways(&Settings::default(), &Portal::at(address), &Named::plainly("disk0"));
+            let mut ways = NvmeTcp::default().ways(&NVME_TCP, &Portal::at(address), &Named::plainly("disk0"));
             let way = ways.pop().unwrap();
             assert!(ways.is_empty());
             (way.url, way.commands.join("\n"))

@@ -1,6 +1,5 @@
 //! A URL of NVMe/TCP, and what its subsystem tells and has.
 
-use super::default_nqn;
 use super::hosts::{read_secret, read_tls_key};
 use super::referrals::{self, Site, address_of};
 use crate::failure::Failure;
@@ -25,7 +24,6 @@ use blockmux_wire::nvmeof::fabrics::{DISCOVERY_NQN, SubsystemType, TransportType
 use serde_json::{Value, json};
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Reads a URL, and the files of secrets and keys that it names.
 pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
@@ -35,15 +33,6 @@ pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
     let tls_key = url.tls_key_file.as_deref().map(read_tls_key).transpose()?;
     let generated_keys = url.concat.then(Arc::default);
     Ok(Box::new(NvmeRemote { url, secrets, tls_key, generated_keys }))
-}
-
-/// Reaches namespace 1 of the subsystem that a volume is where we serve it.
-pub(super) fn connect(address: &Address, volume: &str) -> Result<Arc<dyn Volume>, String> {
-    let url = "nvme+tcp://localhost".parse::<Url>().map_err(|error| error.to_string())?;
-    let subsystem = Nqn::new(&default_nqn(volume)).ok_or("the volume's name makes no NQN")?;
-    let endpoint = Endpoint { patience: OWN_PATIENCE, ..endpoint(&url, None, address, &subsystem, 1) };
-    let volume = nvme::connect(endpoint).map_err(|error| error.to_string())?;
-    Ok(Arc::new(volume))
 }
 
 struct NvmeRemote {
@@ -398,9 +387,6 @@ fn hash(text: &str) -> HostId {
     id[8] = id[8] & 0x3f | 0x80;
     id
 }
-
-/// Whoever serves to itself has nobody to wait for.
-const OWN_PATIENCE: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {

@@ -38,8 +38,10 @@ impl<D: Dialer, H: Host> Link<D, H> {
     /// and nothing else would be.
     pub(super) fn lose_to(&mut self, broken: &Broken) -> Progress {
         let had_open = self.was_open;
-        if let (Broken::Tls(_), Some(keys)) = (broken, self.tls_keys.take()) {
-            self.dialer.forget_tls_keys(&keys);
+        if let (Broken::Tls(_), Some(keys)) = (broken, self.tls_keys.take())
+            && let Some(tls) = self.dialer.tls()
+        {
+            tls.forget(&keys);
         }
         let progress = self.lose(&broken.to_string());
         let rests = had_open && !self.was_open && matches!(self.state, State::Down);

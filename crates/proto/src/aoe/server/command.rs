@@ -22,12 +22,11 @@ impl TargetSession {
         let Ok((registers, data)) = AtaMessage::read_from_prefix(rest) else { return };
         let Some(disk) = self.disks.get(at) else { return };
         let (command, volume) = (Command(registers.command_or_status), disk.unit.volume);
-        if command == Command::IDENTIFY_DEVICE {
-            self.audit.identified(from.mac, disk.unit.address);
-        } else if disk.is_reserved_from(from.mac) {
+        if command != Command::IDENTIFY_DEVICE && disk.is_reserved_from(from.mac) {
             self.audit.refused(from.mac, disk.unit.address, "the disk is reserved for others");
             return self.refuse(from, answer, registers.as_bytes(), ErrorCode::TARGET_IS_RESERVED);
         }
+        self.audit.heard(from.mac, disk.unit.address, now);
         let kind = match command {
             Command::READ_SECTORS | Command::READ_SECTORS_EXT => Kind::Read,
             Command::WRITE_SECTORS | Command::WRITE_SECTORS_EXT => Kind::Write,
@@ -129,6 +128,7 @@ impl TargetSession {
         }
         let count = self.in_flight.entry(pending.from.mac).or_default();
         *count = count.saturating_add(1);
+        self.audit.count(pending.from.mac, pending.disk(), &io);
         let volume = pending.volume;
         io.tag = tag(self.pending.insert(pending));
         self.ready.push_back((volume, io));

@@ -201,11 +201,12 @@ impl Disk {
 impl Timed for TargetSession {
     #[inline]
     fn poll_timeout(&self) -> Option<Instant> {
-        self.ask_at
+        [self.ask_at, self.audit.look_at()].into_iter().flatten().min()
     }
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), crate::session::ProtocolError> {
         self.look_at_changes(now);
+        self.audit.look(now);
         Ok(())
     }
 }
@@ -223,6 +224,9 @@ impl FrameSession for TargetSession {
         if is_for_all && command != Command::QUERY_CONFIG_INFORMATION {
             // Nobody means to read or change all disks at once.
             return;
+        }
+        if command == Command::QUERY_CONFIG_INFORMATION {
+            self.audit.asked(frame.from.mac, now);
         }
         for at in self.addressed(&header) {
             let Some(disk) = self.disks.get_mut(at) else { return };

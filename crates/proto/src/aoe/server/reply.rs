@@ -1,6 +1,7 @@
 //! Commands in flight, and their answers.
 
 use super::TargetSession;
+use crate::aoe::Address;
 use crate::aoe::error::{Refusal, refusal};
 use crate::exports::VolumeId;
 use crate::frames::Station;
@@ -32,6 +33,14 @@ pub(super) struct Pending {
     pub(super) guard: Option<IoGuard>,
 }
 
+impl Pending {
+    /// The disk that it is for.
+    #[inline]
+    pub(super) fn disk(&self) -> Address {
+        Address { shelf: self.answer.major.get(), slot: self.answer.minor }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Read,
@@ -57,7 +66,10 @@ impl TargetSession {
         }
         let asked = usize::from(pending.registers.sector_count).saturating_mul(ATA_SECTOR);
         match (pending.kind, result) {
-            (_, Err(error)) => self.fail(&pending, error),
+            (_, Err(error)) => {
+                self.audit.failed(who, pending.disk());
+                self.fail(&pending, error);
+            }
             (Kind::Trim, Ok(_)) => self.trim(pending),
             (Kind::Read, Ok(output)) => {
                 let data = output.into_data();

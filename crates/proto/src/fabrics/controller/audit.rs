@@ -19,10 +19,10 @@ impl<T: Transport> ControllerQueue<T> {
     pub(super) fn audit_login(&mut self) {
         let event = match &self.queue {
             Some(ConnectedQueue::Admin(admin)) => {
-                AuditEvent::Login(login(admin.host.nqn.as_str(), admin.subsystem.nqn.as_str()))
+                AuditEvent::Login(login::<T>(admin.host.nqn.as_str(), admin.subsystem.nqn.as_str()))
             }
             Some(ConnectedQueue::Io(queue)) => {
-                AuditEvent::Joined(login(queue.host().as_str(), queue.subsystem.nqn.as_str()))
+                AuditEvent::Joined(login::<T>(queue.host().as_str(), queue.subsystem.nqn.as_str()))
             }
             None => return,
         };
@@ -36,7 +36,7 @@ impl<T: Transport> ControllerQueue<T> {
         if data.len() == CONNECT_DATA_LEN {
             data.copy_to(told.as_mut_bytes());
         }
-        let login = login(&text(&told.hostnqn), &text(&told.subnqn));
+        let login = login::<T>(&text(&told.hostnqn), &text(&told.subnqn));
         let is = |status: ConnectStatus| outcome.status.status() == Status::from(status);
         let reason = match outcome.status {
             _ if is(ConnectStatus::CONNECT_INVALID_HOST) => {
@@ -55,9 +55,11 @@ impl<T: Transport> ControllerQueue<T> {
     pub(super) fn audit_wrong_proof(&mut self) {
         let login = match &self.queue {
             Some(ConnectedQueue::Admin(admin)) => {
-                login(admin.host.nqn.as_str(), admin.subsystem.nqn.as_str())
+                login::<T>(admin.host.nqn.as_str(), admin.subsystem.nqn.as_str())
             }
-            Some(ConnectedQueue::Io(queue)) => login(queue.host().as_str(), queue.subsystem.nqn.as_str()),
+            Some(ConnectedQueue::Io(queue)) => {
+                login::<T>(queue.host().as_str(), queue.subsystem.nqn.as_str())
+            }
             None => return,
         };
         self.audit.push(AuditEvent::Refused { login, reason: "DH-HMAC-CHAP failed: another secret".into() });
@@ -86,8 +88,8 @@ impl<T: Transport> ControllerQueue<T> {
     }
 }
 
-fn login(host: &str, subsystem: &str) -> Login {
-    Login { protocol: "nvme-tcp", initiator: host.to_owned(), target: subsystem.to_owned() }
+fn login<T: Transport>(host: &str, subsystem: &str) -> Login {
+    Login { protocol: T::NAME, initiator: host.to_owned(), target: subsystem.to_owned() }
 }
 
 /// A name as it was sent.

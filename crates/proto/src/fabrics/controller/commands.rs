@@ -5,7 +5,7 @@ use super::fused::Half;
 use crate::nvme::event_queue::AbortOrder;
 use crate::nvme::io::IoCommand;
 use crate::served::IoGuard;
-use blockmux_volume::{Seg, SgList};
+use blockmux_volume::{Seg, SgList, Slab};
 use blockmux_wire::nvme::Sqe;
 use blockmux_wire::nvme::status::Status;
 
@@ -68,10 +68,9 @@ pub(super) enum CommandState {
 /// The table of commands. Slots are used again, so that it grows only to the deepest queue that this host ever had.
 #[derive(Default)]
 pub(super) struct CommandTable<P> {
-    entries: Vec<Option<Entry<P>>>,
+    entries: Slab<Entry<P>>,
     /// Of each slot, side by side to be searched: the CID, or [`NOBODY`].
     cids: Vec<u32>,
-    free: Vec<usize>,
     /// How many wait for events.
     events: usize,
     /// In flight, of all, in bytes.
@@ -112,7 +111,7 @@ impl<P: Default> Entry<P> {
 impl<P> CommandTable<P> {
     #[inline]
     pub(super) fn len(&self) -> usize {
-        self.entries.len().saturating_sub(self.free.len())
+        self.entries.len()
     }
 
     /// Whether none is under way but those that wait for events.
@@ -130,7 +129,7 @@ impl<P> CommandTable<P> {
     /// What a command moves is in flight from now on until it is removed.
     #[inline]
     pub(super) fn count(&mut self, slot: usize) {
-        let Some(entry) = self.entries.get_mut(slot).and_then(Option::as_mut) else { return };
+        let Some(entry) = self.entries.get_mut(slot) else { return };
         if !std::mem::replace(&mut entry.is_counted, true) {
             self.begun = self.begun.wrapping_add(1);
             entry.begun = self.begun;
@@ -140,7 +139,7 @@ impl<P> CommandTable<P> {
 
     /// The oldest data that was asked for and that memory waits for.
     pub(super) fn owed(&self) -> Option<u64> {
-        let entries = self.entries.iter().flatten();
+        let entries = self.entries.iter().map(|(_, entry)| entry);
         let asked = entries.filter(|entry| entry.memory.is_some() && entry.is_counted);
         asked.filter(|entry| entry.state == CommandState::Data).map(|entry| entry.begun).min()
     }
@@ -148,26 +147,22 @@ impl<P> CommandTable<P> {
     #[inline]
     pub(super) fn insert(&mut self, entry: Entry<P>) -> usize {
         let cid = entry.sqe.cid.get().into();
-        let slot = self.free.pop().unwrap_or_else(|| {
-            self.entries.push(None);
-            self.cids.push(NOBODY);
-            self.entries.len().saturating_sub(1)
-        });
-        if let (Some(place), Some(taken)) = (self.entries.get_mut(slot), self.cids.get_mut(slot)) {
-            *place = Some(entry);
-            *taken = cid;
+        let slot = self.entries.insert(entry);
+        match self.cids.get_mut(slot) {
+            Some(taken) => *taken = cid,
+            None => self.cids.push(cid),
         }
         slot
     }
 
     /// All slots, taken or not.
     pub(super) fn slots(&self) -> std::ops::Range<usize> {
-        0..self.entries.len()
+        0..self.entries.places()
     }
 
     #[inline]
     pub(super) fn get_mut(&mut self, slot: usize) -> Option<&mut Entry<P>> {
-        self.entries.get_mut(slot)?.as_mut()
+        self.entries.get_mut(slot)
     }
 
     /// Has a command wait for an event.
@@ -181,19 +176,17 @@ impl<P> CommandTable<P> {
     /// Frees a slot.
     #[inline]
     pub(super) fn remove(&mut self, slot: usize) {
-        let Some(place) = self.entries.get_mut(slot) else { return };
-        let Some(entry) = place.as_ref() else { return };
+        let Some(entry) = self.entries.get(slot) else { return };
         if entry.is_counted {
             self.payload = self.payload.saturating_sub(entry.payload);
         }
         if entry.state == CommandState::Event {
             self.events = self.events.saturating_sub(1);
         }
-        *place = None;
+        self.entries.discard(slot);
         if let Some(taken) = self.cids.get_mut(slot) {
             *taken = NOBODY;
         }
-        self.free.push(slot);
     }
 
     /// The slot of the command with that CID.

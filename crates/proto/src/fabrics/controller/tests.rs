@@ -52,6 +52,8 @@ struct Fetch {
 }
 
 impl Transport for Loopback {
+    const NAME: &'static str = "loopback";
+
     /// What has been delivered, in bytes.
     type Progress = usize;
 

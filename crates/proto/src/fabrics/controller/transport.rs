@@ -15,6 +15,9 @@ use blockmux_wire::nvme::status::Status;
 /// [`ControllerQueue::on_data`]: super::ControllerQueue::on_data
 /// [`ControllerQueue::on_data_lost`]: super::ControllerQueue::on_data_lost
 pub trait Transport {
+    /// The protocol's name, for whoever audits.
+    const NAME: &'static str;
+
     /// How far the data of one command has come.
     type Progress: Default;
 

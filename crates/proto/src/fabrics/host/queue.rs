@@ -18,6 +18,7 @@ use super::prove::{self, Proving};
 use super::transport::{Commands, DataTransfer, Request, TransferProgress};
 use super::verdict::{self, Verdict};
 use super::{DEPTH, Names, Refused};
+use crate::job::Next;
 use crate::nvme::auth::Credentials;
 use crate::session::PathRank;
 use crate::slots::{Key, Slots};
@@ -267,14 +268,11 @@ impl NamespaceQueue {
     pub(super) fn give_memory(&mut self) {
         while let Some(&key) = self.waiting.front() {
             if let Some(job) = self.jobs.get_mut(key) {
-                let len = job.io.len as usize; // checked: at most MAX_TRANSFER
                 let has_others = !(self.commands.is_empty() && self.ready.is_empty());
                 let is_alone = !has_others && self.again.is_empty() && self.later.is_empty();
-                let memory = self.pool.take_payload(len);
-                let memory = memory.or_else(|| is_alone.then(|| Memory::from_heap(len)));
-                let Some(memory) = memory else { return };
-                job.buffer = Some(SgList::one(memory.seg(0, len)));
-                job.is_ready = true;
+                if !job.give_memory(&self.pool, is_alone) {
+                    return;
+                }
                 self.ready.push_back(key);
             }
             self.waiting.pop_front();
@@ -388,13 +386,10 @@ impl NamespaceQueue {
             Verdict::Later(error) | Verdict::Failed(error) => job.fail(error),
         }
         let Some(job) = self.jobs.get_mut(key) else { return };
-        job.in_flight = job.in_flight.saturating_sub(1);
-        if job.error.is_none() && job.has_more() {
-            if !std::mem::replace(&mut job.is_ready, true) {
-                self.ready.push_back(key);
-            }
-        } else if job.in_flight == 0 {
-            self.complete(key);
+        match job.end_piece() {
+            Next::Send => self.ready.push_back(key),
+            Next::Complete => self.complete(key),
+            Next::Wait => {}
         }
     }
 

@@ -18,7 +18,7 @@ use super::full::Turn;
 use super::receive::Awaiting;
 use super::shared::Mail;
 use super::tasks::State;
-use blockmux_volume::Completion;
+use crate::scsi::task_set::TaskRouter;
 use blockmux_wire::iscsi::BHS_LEN;
 use blockmux_wire::iscsi::scsi::{FunctionResponse, TaskManagementRequest};
 use std::time::{Duration, Instant};
@@ -69,7 +69,7 @@ impl Turn<'_> {
         }
         for slot in self.session.tasks.select(|entry| entry.owner == key) {
             let Some(entry) = self.session.tasks.get_mut(slot) else { continue };
-            entry.transfer.interrupt();
+            entry.progress.transfer.interrupt();
             match entry.state {
                 State::Data => self.go_on(slot),
                 State::Ended => self.end_if_closed(slot),
@@ -120,18 +120,18 @@ impl Turn<'_> {
 
     fn adopt(&mut self, slot: usize, from: u32, exp_data_sn: u32) {
         let Some(entry) = self.session.tasks.get_mut(slot) else { return };
-        let data_in = super::command::bounded(entry.data_in.unwrap_or(0));
-        let adopted = Adopted { slot, data_in, memory: entry.memory };
+        let data_in = super::command::bounded(entry.progress.data_in.unwrap_or(0));
+        let adopted = Adopted { slot, data_in, memory: entry.progress.memory };
         entry.owner = self.connection.key;
         self.connection.live = self.connection.live.saturating_add(1);
         self.connection.reading = self.connection.reading.saturating_add(data_in);
         self.connection.granted = self.connection.granted.saturating_add(adopted.memory);
-        entry.transfer.resume_at(exp_data_sn);
+        entry.progress.transfer.resume_at(exp_data_sn);
         let state = entry.state;
         self.session.post(from, Mail::Adopted(adopted));
         match state {
             State::Data => self.go_on(slot),
-            State::Wait => self.connection.waiting.push(slot),
+            State::Wait => self.connection.queue.wait(slot),
             // Its completion is handed on.
             State::Io | State::Ended | State::Aborted(_) => {}
         }
@@ -143,20 +143,7 @@ impl Turn<'_> {
         self.connection.live = self.connection.live.saturating_sub(1);
         self.connection.reading = self.connection.reading.saturating_sub(data_in);
         self.connection.granted = self.connection.granted.saturating_sub(memory);
-        self.connection.waiting.retain(|other| *other != slot);
-        self.connection.pausing.retain(|pausing| pausing.slot != slot);
-    }
-
-    /// I/O of another connection's task has completed here.
-    pub(super) fn hand_on(&mut self, slot: usize, owner: u32, done: Completion) {
-        if self.session.has_link(owner) {
-            return self.session.post(owner, Mail::Completed(done));
-        }
-        let state = self.session.tasks.get_mut(slot).map(|entry| entry.state);
-        self.drop_task(slot);
-        if let Some(State::Aborted(function)) = state {
-            self.on_aborted(function);
-        }
+        self.connection.queue.forget(|other| other == slot);
     }
 }
 

@@ -1,19 +1,19 @@
 //! SCSI commands: from the PDU to the device server and back (RFC 7143 §11.3, §11.4, §11.7, §11.8).
 
 use super::answer::Expected;
-use super::full::{Turn, status};
+use super::full::Turn;
 use super::receive::Purpose;
-use super::tasks::{Entry, Pausing, State, TaskTable};
+use super::shared::Mail;
+use super::tasks::{Entry, Progress, State, Tasks};
 use super::transfer::{Misfit, Transfer};
 use crate::event::AuditEvent;
-use crate::exports::VolumeId;
 use crate::iscsi::login::operational::Key;
-use crate::scsi::{Response, Sense, Status, Step, Task};
-use blockmux_volume::{Completion, MAX_TRANSFER, Seg, SgList, Tag};
+use crate::scsi::task_set::{FunctionDone, Parts, TaskEvent, TaskRouter, Transport};
+use crate::scsi::{Response, Sense, Status, Task};
+use blockmux_volume::{MAX_TRANSFER, Seg, SgList};
 use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::{Bhs, FLAG_FINAL, RESERVED_TAG};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
-use std::time::Instant;
 use zerocopy::transmute_ref;
 
 impl Turn<'_> {
@@ -34,41 +34,35 @@ impl Turn<'_> {
         let first_burst = self.connection.parameters.get(Key::FirstBurstLength);
         let most = request.data_out.unwrap_or(0).min(first_burst);
         let refusal = if self.connection.parting.has_begun() {
-            Some(status(Status::BUSY))
+            Some(Response::bare(Status::BUSY))
         } else {
-            self.misfit(immediate, is_final, most).map(|misfit| data_sense(misfit.into()))
+            self.misfit(immediate, is_final, most).map(|misfit| Response::failed(data_sense(misfit.into())))
         };
         let (data_in, is_immediate) = (request.data_in, bhs.is_immediate());
         let slot = self.session.tasks.reserve();
-        let entry = Entry {
-            owner: self.connection.key,
-            itt: pdu.initiator_task_tag.get(),
-            lun: request.command.lun,
+        let progress = Progress {
             data_in,
             data_out: request.data_out,
             is_immediate,
-            task: None,
-            state: State::Data,
-            volume: VolumeId(u32::MAX),
-            in_flight_at: None,
             transfer: Transfer::new(immediate, !is_final, most),
             memory: 0,
-            response: None,
         };
-        let entry = self.session.tasks.fill(slot, entry);
+        let (owner, lun) = (self.connection.key, request.command.lun);
+        self.session.tasks.fill(slot, Entry::new(owner, pdu.initiator_task_tag.get(), lun, progress));
         self.connection.reading = self.connection.reading.saturating_add(bounded(data_in.unwrap_or(0)));
-        if !is_immediate {
+        self.connection.live = self.connection.live.saturating_add(1);
+        if is_immediate {
+            self.session.immediate = self.session.immediate.saturating_add(1);
+        } else {
             self.session.window.occupy();
         }
-        let step = match (refusal, &mut self.session.server, entry) {
-            (None, Some(server), Some(entry)) => server.start(entry.task.insert(Task::new(&request.command))),
-            (refusal, ..) => Step::Done(refusal.unwrap_or_else(|| status(Status::BUSY))),
-        };
         if let Some(mover) = &mut self.connection.replies.mover {
             mover.assign(slot);
         }
-        self.connection.live = self.connection.live.saturating_add(1);
-        self.drive(slot, step);
+        match refusal {
+            None => self.start(slot, &request.command),
+            Some(refusal) => self.refuse(slot, refusal),
+        }
         if immediate == 0 {
             return Purpose::Nothing;
         }
@@ -80,17 +74,17 @@ impl Turn<'_> {
     pub(super) fn on_data_out(&mut self, bhs: &Bhs) -> Purpose {
         let pdu: &DataOut = transmute_ref!(bhs);
         let (itt, ttt) = (pdu.initiator_task_tag.get(), pdu.target_transfer_tag.get());
-        let slot =
-            if ttt == RESERVED_TAG { self.session.tasks.find(itt) } else { Some(TaskTable::slot_of(ttt)) };
+        let slot = if ttt == RESERVED_TAG { self.session.tasks.find(itt) } else { Some(Tasks::slot_of(ttt)) };
         let Some(slot) = slot else { return Purpose::Nothing };
         let key = self.connection.key;
-        let current = self.session.tasks.get_mut(slot).map_or(0, |entry| entry.transfer.current_r2t());
+        let current =
+            self.session.tasks.get_mut(slot).map_or(0, |entry| entry.progress.transfer.current_r2t());
         let is_current = ttt == RESERVED_TAG || self.session.tasks.transfer_tag(slot, current) == ttt;
         let Some(entry) = self
             .session
             .tasks
             .get_mut(slot)
-            .filter(|entry| is_current && entry.itt == itt && entry.owner == key)
+            .filter(|entry| is_current && entry.tag == itt && entry.owner == key)
         else {
             return Purpose::Nothing;
         };
@@ -98,13 +92,13 @@ impl Turn<'_> {
             return Purpose::Nothing;
         }
         let (offset, len) = (pdu.buffer_offset.get(), pdu.data_segment_length.get());
-        let checked = entry.transfer.check(ttt, pdu.data_sn.get(), offset, len);
+        let checked = entry.progress.transfer.check(ttt, pdu.data_sn.get(), offset, len);
         if entry.state == State::Data
-            && !entry.transfer.is_lost()
+            && !entry.progress.transfer.is_lost()
             && let Err(misfit) = checked
         {
-            if self.connection.level > 0 && entry.transfer.is_gap(pdu.data_sn.get(), offset) {
-                entry.transfer.lose();
+            if self.connection.level > 0 && entry.progress.transfer.is_gap(pdu.data_sn.get(), offset) {
+                entry.progress.transfer.lose();
                 return Purpose::Data {
                     slot,
                     offset,
@@ -112,12 +106,12 @@ impl Turn<'_> {
                     is_immediate: false,
                 };
             }
-            if ttt == RESERVED_TAG && entry.transfer.has_lost() {
+            if ttt == RESERVED_TAG && entry.progress.transfer.has_lost() {
                 // Unsolicited data that was given up, and is asked for by now.
                 return Purpose::Nothing;
             }
-            let is_open = entry.transfer.is_open();
-            self.fail(slot, data_sense(misfit.into()));
+            let is_open = entry.progress.transfer.is_open();
+            self.fail(slot, Response::failed(data_sense(misfit.into())));
             if !is_open {
                 self.end_if_closed(slot);
                 return Purpose::Nothing;
@@ -138,103 +132,44 @@ impl Turn<'_> {
     ) {
         let Some(entry) = self.session.tasks.get_mut(slot) else { return };
         if entry.state != State::Data {
-            entry.transfer.discard(is_final);
+            entry.progress.transfer.discard(is_final);
             return self.end_if_closed(slot);
         }
-        if entry.transfer.is_lost() {
+        if entry.progress.transfer.is_lost() {
             return self.skip(slot, is_final);
         }
         if let Some(lent) = lent
-            && !entry.transfer.put(offset, &lent)
+            && !entry.progress.transfer.put(offset, &lent)
         {
             if !self.give_memory(slot) {
-                self.fail(slot, status(Status::BUSY));
+                self.fail(slot, Response::bare(Status::BUSY));
                 return self.on_data(slot, offset, len, None, (is_final, is_immediate));
             }
             if let Some(entry) = self.session.tasks.get_mut(slot) {
-                entry.transfer.put(offset, &lent);
+                entry.progress.transfer.put(offset, &lent);
             }
         }
         let Some(entry) = self.session.tasks.get_mut(slot) else { return };
         let advanced = if is_immediate {
-            entry.transfer.advance_immediate(len as u32, is_final);
+            entry.progress.transfer.advance_immediate(len as u32, is_final);
             Ok(())
         } else {
-            entry.transfer.advance(len as u32, is_final)
+            entry.progress.transfer.advance(len as u32, is_final)
         };
         if let Err(misfit) = advanced {
-            self.fail(slot, data_sense(misfit.into()));
+            self.fail(slot, Response::failed(data_sense(misfit.into())));
             return self.end_if_closed(slot);
         }
         self.go_on(slot);
-    }
-
-    /// The volume has finished an I/O.
-    #[inline]
-    pub(super) fn on_completion(&mut self, done: Completion) {
-        let slot = usize::try_from(done.tag.0).unwrap_or(usize::MAX);
-        let Some(entry) = self.session.tasks.get_mut(slot) else {
-            debug_assert!(false, "{:?} completed but is not in flight", done.tag);
-            return;
-        };
-        entry.in_flight_at = None;
-        if entry.owner != self.connection.key {
-            let owner = entry.owner;
-            return self.hand_on(slot, owner, done);
-        }
-        if let State::Aborted(function) = entry.state {
-            self.drop_task(slot);
-            return self.on_aborted(function);
-        }
-        debug_assert!(entry.state == State::Io, "{:?} completed but is not in flight", done.tag);
-        if let (Some(server), Some(task)) = (&mut self.session.server, &mut entry.task) {
-            let step = server.on_io(task, done);
-            self.drive(slot, step);
-        }
-    }
-
-    /// Asks every task again that waits for others.
-    pub(super) fn resume_waiting(&mut self) {
-        for _ in 0..self.connection.waiting.len() {
-            if self.connection.waiting.is_empty() {
-                return;
-            }
-            let slot = self.connection.waiting.remove(0);
-            self.resume_task(slot);
-        }
-    }
-
-    /// Asks every task again whose pause is over, and lets those begin that were not told the time yet.
-    pub(super) fn resume_pausing(&mut self, now: Instant) {
-        let begin = |pausing: &mut Pausing| now.checked_add(pausing.time).unwrap_or(now);
-        for pausing in self.connection.pausing.iter_mut().filter(|pausing| pausing.until.is_none()) {
-            pausing.until = Some(begin(pausing));
-        }
-        while let Some(at) =
-            self.connection.pausing.iter().position(|pausing| pausing.until.is_some_and(|end| end <= now))
-        {
-            let slot = self.connection.pausing.swap_remove(at).slot;
-            self.resume_task(slot);
-        }
-    }
-
-    fn resume_task(&mut self, slot: usize) {
-        let key = self.connection.key;
-        let is_its = |entry: &&mut Entry| entry.state == State::Wait && entry.owner == key;
-        let entry = self.session.tasks.get_mut(slot).filter(is_its);
-        if let (Some(server), Some(task)) =
-            (&mut self.session.server, entry.and_then(|entry| entry.task.as_mut()))
-        {
-            let step = server.resume(task);
-            self.drive(slot, step);
-        }
     }
 
     /// Lets writes ask for data that had no memory, in order, as long as there is some.
     pub(super) fn resume_grants(&mut self) {
         while let Some(&slot) = self.connection.grants.front() {
             let wants = self.session.tasks.get_mut(slot).is_some_and(|entry| {
-                entry.state == State::Data && entry.transfer.wants_grant() && !entry.transfer.has_memory()
+                entry.state == State::Data
+                    && entry.progress.transfer.wants_grant()
+                    && !entry.progress.transfer.has_memory()
             });
             if wants && !self.give_memory(slot) {
                 return;
@@ -249,10 +184,10 @@ impl Turn<'_> {
     /// Gives a task's round its memory, if there is some.
     pub(super) fn give_memory(&mut self, slot: usize) -> bool {
         let Some(entry) = self.session.tasks.get_mut(slot) else { return false };
-        if entry.transfer.has_memory() {
+        if entry.progress.transfer.has_memory() {
             return true;
         }
-        let len = entry.transfer.round_len();
+        let len = entry.progress.transfer.round_len();
         if self.connection.granted > 0
             && self.connection.granted.saturating_add(len) > self.connection.share()
         {
@@ -260,121 +195,37 @@ impl Turn<'_> {
         }
         let Some(memory) = self.connection.pool.take_payload_or_wait(len) else { return false };
         self.connection.given = self.connection.given.wrapping_add(1);
-        entry.transfer.given = self.connection.given;
-        entry.transfer.set_memory(memory.seg(0, len));
-        entry.memory = entry.memory.saturating_add(len);
+        entry.progress.transfer.given = self.connection.given;
+        entry.progress.transfer.set_memory(memory.seg(0, len));
+        entry.progress.memory = entry.progress.memory.saturating_add(len);
         self.connection.granted = self.connection.granted.saturating_add(len);
         true
-    }
-
-    /// The task has failed; its response waits until no more of its data is to come.
-    pub(super) fn fail(&mut self, slot: usize, response: Response) {
-        if let Some(entry) = self.session.tasks.get_mut(slot)
-            && entry.state == State::Data
-        {
-            entry.task = None;
-            entry.state = State::Ended;
-            entry.response = Some(response);
-        }
-    }
-
-    /// Answers a task that has ended, once all its data has come.
-    pub(super) fn end_if_closed(&mut self, slot: usize) {
-        let closed = self
-            .session
-            .tasks
-            .get_mut(slot)
-            .filter(|entry| entry.state == State::Ended && !entry.transfer.is_open())
-            .and_then(|entry| entry.response.take());
-        if let Some(mut response) = closed {
-            self.answer(slot, &mut response);
-        }
-    }
-
-    /// Forgets a task; its place in the window is free again.
-    #[inline]
-    pub(super) fn drop_task(&mut self, slot: usize) {
-        let Some(entry) = self.session.tasks.get_mut(slot) else { return };
-        let connection = &mut *self.connection;
-        if entry.owner == connection.key {
-            connection.reading = connection.reading.saturating_sub(bounded(entry.data_in.unwrap_or(0)));
-            connection.granted = connection.granted.saturating_sub(entry.memory);
-            connection.live = connection.live.saturating_sub(1);
-        }
-        if !entry.is_immediate {
-            self.session.window.release();
-        }
-        self.session.tasks.remove(slot);
-    }
-
-    /// Walks a task from step to step as far as it goes.
-    #[inline]
-    fn drive(&mut self, slot: usize, mut step: Step) {
-        loop {
-            let Some(entry) = self.session.tasks.get_mut(slot) else { return };
-            match step {
-                Step::Io { volume, mut io } => {
-                    io.tag = Tag(slot as u64);
-                    (entry.state, entry.volume) = (State::Io, volume);
-                    entry.in_flight_at = Some(self.connection.key);
-                    self.connection.in_flight = self.connection.in_flight.saturating_add(1);
-                    return self.connection.queue.push_back((volume, io));
-                }
-                Step::Wait => {
-                    entry.state = State::Wait;
-                    return self.connection.waiting.push(slot);
-                }
-                Step::Pause(time) => {
-                    entry.state = State::Wait;
-                    return self.connection.pausing.push(Pausing { slot, time, until: None });
-                }
-                Step::Done(mut response) => {
-                    if entry.transfer.is_open() {
-                        entry.state = State::Ended;
-                        entry.task = None;
-                        entry.response = Some(response);
-                        return;
-                    }
-                    return self.answer(slot, &mut response);
-                }
-                Step::DataOut { len } => {
-                    entry.state = State::Data;
-                    entry.transfer.begin_round(u32::try_from(len).unwrap_or(u32::MAX));
-                    match self.take_data(slot) {
-                        Some(next) => step = next,
-                        None => return self.ask(slot),
-                    }
-                }
-            }
-        }
     }
 
     /// Goes on with a task that collects data.
     #[inline]
     pub(super) fn go_on(&mut self, slot: usize) {
-        match self.take_data(slot) {
-            Some(step) => self.drive(slot, step),
+        match self.take_round(slot) {
+            Some(data) => self.deliver_data(slot, data),
             None => self.ask(slot),
         }
     }
 
-    /// Hands a round's data over, if all of it is here.
+    /// A round's data, if all of it is here.
     #[inline]
-    fn take_data(&mut self, slot: usize) -> Option<Step> {
-        let entry = self.session.tasks.get_mut(slot).filter(|entry| entry.transfer.is_complete())?;
-        let (server, task) = (self.session.server.as_mut()?, entry.task.as_mut()?);
-        let data = entry.transfer.take_data();
+    fn take_round(&mut self, slot: usize) -> Option<Result<SgList, Sense>> {
+        let entry = self.session.tasks.get_mut(slot)?;
+        let transfer = Some(&mut entry.progress.transfer).filter(|transfer| transfer.is_complete())?;
         // A second round whose data came with the first, beyond what that wanted, was dropped.
-        let Some(data) = data else { return Some(Step::Done(data_sense(NOT_ENOUGH_DATA))) };
-        Some(server.on_data_out(task, data))
+        Some(transfer.take_data().ok_or_else(|| data_sense(NOT_ENOUGH_DATA)))
     }
 
     /// Sends what R2Ts may be sent, or queues for the memory that they need.
     fn ask(&mut self, slot: usize) {
         let is_failed = self.connection.is_failed;
         let Some(entry) = self.session.tasks.get_mut(slot).filter(|_| !is_failed) else { return };
-        if !entry.transfer.has_memory() {
-            if !entry.transfer.wants_grant() {
+        if !entry.progress.transfer.has_memory() {
+            if !entry.progress.transfer.wants_grant() {
                 return;
             }
             // Whoever came first gets memory first.
@@ -392,28 +243,59 @@ impl Turn<'_> {
             _ => 1,
         };
         let Some(entry) = self.session.tasks.get_mut(slot) else { return };
-        let to = (entry.lun.0.to_be_bytes(), entry.itt);
+        let to = (entry.lun.0.to_be_bytes(), entry.tag);
         while let Some(grant) = self
             .session
             .tasks
             .get_mut(slot)
-            .and_then(|entry| entry.transfer.grant(max_burst, max_outstanding))
+            .and_then(|entry| entry.progress.transfer.grant(max_burst, max_outstanding))
         {
             let ttt = self.session.tasks.transfer_tag(slot, grant.r2t_sn);
             self.connection.replies.r2t(self.outbox, self.session.window, to, ttt, grant);
         }
     }
+}
 
-    /// Ends a task with its response.
+impl Transport for Turn<'_> {
+    type Progress = Progress;
+
     #[inline]
-    fn answer(&mut self, slot: usize, response: &mut Response) {
+    fn parts(&mut self) -> Parts<'_, Progress> {
+        let (tasks, connection) = (&mut self.session.tasks, &mut *self.connection);
+        Parts { tasks, queue: &mut connection.queue, owner: connection.key }
+    }
+
+    #[inline]
+    fn fetch(&mut self, slot: usize, len: usize) -> Option<Result<SgList, Sense>> {
+        let entry = self.session.tasks.get_mut(slot)?;
+        entry.progress.transfer.begin_round(u32::try_from(len).unwrap_or(u32::MAX));
+        let data = self.take_round(slot);
+        if data.is_none() {
+            self.ask(slot);
+        }
+        data
+    }
+
+    #[inline]
+    fn is_receiving(progress: &Progress) -> bool {
+        progress.transfer.is_open()
+    }
+
+    fn is_fetching(&mut self, slot: usize) -> bool {
+        // Over RDMA, data that is asked for is read from memory that the initiator closes when it hears of the abort.
+        let is_read = self.connection.replies.mover.is_some();
+        is_read && self.session.tasks.get_mut(slot).is_some_and(|entry| entry.progress.transfer.is_asked())
+    }
+
+    #[inline]
+    fn complete(&mut self, slot: usize, response: &mut Response) {
         let Some(entry) = self.session.tasks.get_mut(slot) else { return };
         let expected = Expected {
-            itt: entry.itt,
+            itt: entry.tag,
             lun: entry.lun.0.to_be_bytes(),
-            data_in: entry.data_in,
-            data_out: entry.data_out,
-            r2ts: entry.transfer.r2t_count(),
+            data_in: entry.progress.data_in,
+            data_out: entry.progress.data_out,
+            r2ts: entry.progress.transfer.r2t_count(),
         };
         if let Some(change) = entry.task.as_ref().and_then(Task::reservation_change) {
             let is_done = response.status == Status::GOOD;
@@ -439,6 +321,46 @@ impl Turn<'_> {
         }
         self.connection.replies.command(self.outbox, self.session.window, expected, response);
     }
+
+    #[inline]
+    fn release(&mut self, slot: usize) {
+        let Some(entry) = self.session.tasks.get_mut(slot) else { return };
+        let connection = &mut *self.connection;
+        if !connection.grants.is_empty() {
+            connection.grants.retain(|other| *other != slot);
+        }
+        let Progress { data_in, memory, is_immediate, .. } = entry.progress;
+        if entry.owner == connection.key {
+            connection.reading = connection.reading.saturating_sub(bounded(data_in.unwrap_or(0)));
+            connection.granted = connection.granted.saturating_sub(memory);
+            connection.live = connection.live.saturating_sub(1);
+        }
+        if is_immediate {
+            self.session.immediate = self.session.immediate.saturating_sub(1);
+        } else {
+            self.session.window.release();
+        }
+    }
+
+    fn on_function_done(&mut self, done: FunctionDone) {
+        if self.connection.is_over {
+            return;
+        }
+        self.respond(done.tag, FunctionResponse::FUNCTION_COMPLETE);
+        if done.ends_session {
+            // RFC 7143 §11.5.1: the connections of all initiators, and this one's when it has its answer.
+            if let Some(membership) = &self.session.membership {
+                membership.end_others();
+            }
+            self.end_session();
+        }
+    }
+
+    fn post(&mut self, owner: u32, event: TaskEvent) -> bool {
+        let is_there = self.session.has_link(owner);
+        self.session.post(owner, Mail::Task(event));
+        is_there
+    }
 }
 
 impl From<Misfit> for Asc {
@@ -450,14 +372,9 @@ impl From<Misfit> for Asc {
     }
 }
 
-/// CHECK CONDITION, ABORTED COMMAND: the sense of a delivery that failed (RFC 7143 §11.4.7.2).
-pub(super) fn data_sense(asc: Asc) -> Response {
-    Response {
-        status: Status::CHECK_CONDITION,
-        sense: Some(Sense::new(SenseKey::ABORTED_COMMAND, asc)),
-        data_in: SgList::default(),
-        transfer_len: 0,
-    }
+/// ABORTED COMMAND: a delivery that failed (RFC 7143 §11.4.7.2).
+pub(super) fn data_sense(asc: Asc) -> Sense {
+    Sense::new(SenseKey::ABORTED_COMMAND, asc)
 }
 
 /// What a length that an initiator names may make us hold, in bytes.

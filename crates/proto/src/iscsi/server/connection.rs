@@ -6,15 +6,13 @@ use super::parting::Parting;
 use super::receive::{Awaiting, Segment};
 use super::replies::Replies;
 use super::talk::Negotiation;
-use super::tasks::Pausing;
 use crate::event::AuditEvents;
-use crate::exports::VolumeId;
 use crate::iscsi::login::operational::{Key, Parameters};
 use crate::iscsi::login::target::Established;
 use crate::outbox::Outbox;
-use crate::served::Drain;
+use crate::scsi::task_set::TaskQueue;
 use crate::session::Demand;
-use blockmux_volume::{Io, Memory, Pool, SHORT_PAYLOAD, Seg, Tag};
+use blockmux_volume::{Memory, Pool, SHORT_PAYLOAD, Seg};
 use blockmux_wire::iscsi::BHS_LEN;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
@@ -31,18 +29,10 @@ pub(super) struct Connection {
     pub(super) replies: Replies,
     pub(super) negotiation: Negotiation,
     pub(super) events: AuditEvents,
-    /// In flight, but not yet taken by the driver.
-    pub(super) queue: VecDeque<(VolumeId, Io)>,
-    /// In flight for nobody, and the driver does not know that yet.
-    pub(super) cancels: VecDeque<(VolumeId, Tag)>,
+    /// What its tasks want of volumes.
+    pub(super) queue: TaskQueue,
     /// Writes that wait for memory before they can ask for data, oldest first.
     pub(super) grants: VecDeque<usize>,
-    /// Tasks that wait for other tasks.
-    pub(super) waiting: Vec<usize>,
-    /// Tasks that leave the volume to others for a while.
-    pub(super) pausing: Vec<Pausing>,
-    /// Management functions of this connection, by their places, that wait until I/O of other sessions is over.
-    pub(super) drains: Vec<(usize, Drain)>,
     /// Tasks that are this connection's.
     pub(super) live: usize,
     /// Data-in that tasks may bring, in bytes.
@@ -51,8 +41,6 @@ pub(super) struct Connection {
     pub(super) granted: usize,
     /// How often a round of data-out was given memory.
     pub(super) given: u64,
-    /// I/O that has not completed.
-    pub(super) in_flight: usize,
     pub(super) pool: Pool,
     pub(super) awaiting: Awaiting,
     /// Additional header segments of a PDU that is taken whole, and its data if that was placed.
@@ -109,17 +97,12 @@ impl Connection {
             parameters: *parameters,
             negotiation: Negotiation::new(operational.clone()),
             events: AuditEvents::default(),
-            queue: VecDeque::new(),
-            cancels: VecDeque::new(),
+            queue: TaskQueue::default(),
             grants: VecDeque::new(),
-            waiting: Vec::new(),
-            pausing: Vec::new(),
-            drains: Vec::new(),
             live: 0,
             reading: 0,
             granted: 0,
             given: 0,
-            in_flight: 0,
             pool,
             awaiting: Awaiting::Head(BHS_LEN),
             gathering: (SmallVec::new(), None),
@@ -167,10 +150,9 @@ impl Connection {
         }
         let retries = matches!(self.awaiting, Awaiting::Memory(_))
             || !self.grants.is_empty()
-            || !self.waiting.is_empty()
-            || !self.drains.is_empty()
+            || self.queue.is_waiting()
             || self.is_held_up;
-        let paused = self.pausing.iter().map(|pausing| pausing.until.unwrap_or(self.retry_at)).min();
+        let paused = self.queue.pause_ends(self.retry_at);
         let retry = if retries { Some(self.retry_at) } else { None };
         if self.is_failed {
             return [paused, retry, Some(self.look_at)].into_iter().flatten().min();

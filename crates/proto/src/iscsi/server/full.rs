@@ -32,9 +32,9 @@ use crate::iscsi::node::Node;
 use crate::iscsi::pdu::{self, Head, Parsed};
 use crate::iscsi::sessions::Membership;
 use crate::outbox::Outbox;
-use crate::scsi::{Response, Status};
+use crate::scsi::task_set::TaskRouter;
 use crate::session::{Demand, ProtocolError};
-use blockmux_volume::{Chunk, Completion, Crc32c, Io, Pool, SgList, Tag, Waker};
+use blockmux_volume::{Chunk, Completion, Crc32c, Io, Pool, Tag, Waker};
 use blockmux_wire::iscsi::scsi::{FLAG_READ, FunctionResponse, ScsiCommand};
 use blockmux_wire::iscsi::session::RejectReason;
 use blockmux_wire::iscsi::{BHS_LEN, Bhs, Opcode};
@@ -165,12 +165,12 @@ impl FullFeature {
 
     #[inline]
     pub(super) fn poll_io(&mut self) -> Option<(VolumeId, Io)> {
-        self.connection.queue.pop_front()
+        self.connection.queue.poll_io()
     }
 
     #[inline]
     pub(super) fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)> {
-        self.connection.cancels.pop_front()
+        self.connection.queue.poll_cancel()
     }
 
     #[inline]
@@ -225,14 +225,14 @@ impl Turn<'_> {
     pub(super) fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
         self.connection.retry_at = now.checked_add(RETRY).unwrap_or(now);
         if let Awaiting::Memory(segment) = self.connection.awaiting
-            && self.connection.in_flight == 0
+            && self.connection.queue.is_idle()
             && !self.take_memory()
         {
             // Nothing that this session does will free memory: the command may be tried again later.
             self.refuse_busy(segment);
         }
         self.resume();
-        self.resume_pausing(now);
+        self.resume_paused(now);
         if self.connection.is_failed {
             self.linger(now);
             return Ok(());
@@ -261,19 +261,15 @@ impl Turn<'_> {
 
     #[inline]
     pub(super) fn on_io(&mut self, done: Completion) {
-        self.connection.in_flight = self.connection.in_flight.saturating_sub(1);
-        self.on_completion(done);
+        self.on_volume_io(done);
         self.resume();
     }
 
     /// Goes on with what waits for memory or for other tasks: a completion may have freed both.
     #[inline]
     fn resume(&mut self) {
-        if !self.connection.waiting.is_empty() {
+        if self.connection.queue.is_waiting() {
             self.resume_waiting();
-        }
-        if !self.connection.drains.is_empty() {
-            self.resume_functions();
         }
         if !self.connection.grants.is_empty() {
             self.resume_grants();
@@ -440,11 +436,6 @@ impl Turn<'_> {
         }
         Ok(Purpose::Talk)
     }
-}
-
-/// A bare status.
-pub(super) fn status(status: Status) -> Response {
-    Response { status, sense: None, data_in: SgList::default(), transfer_len: 0 }
 }
 
 /// The data-in that a command may bring, in bytes.

@@ -8,8 +8,7 @@
 
 use super::full::Turn;
 use super::shared::Mail;
-use super::tasks::{Entry, State};
-use blockmux_volume::{Completion, IoError, Tag};
+use crate::scsi::task_set::{TaskEvent, TaskRouter};
 use blockmux_wire::iscsi::session::{AsyncEvent, LogoutResult};
 
 impl Turn<'_> {
@@ -20,9 +19,7 @@ impl Turn<'_> {
             self.read_mail();
             self.deliver_early();
         }
-        if !self.connection.drains.is_empty() {
-            self.resume_functions();
-        }
+        self.resume_functions();
         if !self.connection.grants.is_empty() {
             self.resume_grants();
         }
@@ -32,20 +29,21 @@ impl Turn<'_> {
     pub(super) fn read_mail(&mut self) {
         while let Some(mail) = self.session.next_mail(self.connection.key) {
             match mail {
-                Mail::Cancel(slot) => self.cancel(slot),
-                Mail::Drop(slot, function) => {
-                    self.let_go(slot);
-                    self.drop_task(slot);
-                    self.on_aborted(function);
+                Mail::Task(event) => {
+                    // Data of a task that is about to go is for nobody.
+                    if let TaskEvent::Drop(slot, _) = event
+                        && self.connection.awaiting.slot() == Some(slot)
+                    {
+                        self.connection.awaiting.discard();
+                    }
+                    self.on_event(event);
                 }
-                Mail::FunctionDone(done) => self.complete(done),
                 Mail::End(reply) => {
                     self.connection.tells_end_to = reply;
                     self.end();
                 }
                 Mail::Fail(reply) => self.fail_connection(reply),
                 Mail::Adopted(adopted) => self.on_adopted(&adopted),
-                Mail::Completed(done) => self.on_completion(done),
                 Mail::Lost(cid) => self.announce_loss(cid),
                 Mail::LoggedOut(itt) => self.log_out(itt, LogoutResult::CLOSED_SUCCESSFULLY),
             }
@@ -109,49 +107,6 @@ impl Turn<'_> {
         self.session.remove_link(self.connection.key);
         if let Some((key, itt)) = self.connection.tells_end_to.take() {
             self.session.post(key, Mail::LoggedOut(itt));
-        }
-    }
-
-    /// The driver has dropped what was in flight: nothing of it will complete.
-    pub(super) fn abandon(&mut self) {
-        let key = self.connection.key;
-        for slot in self.session.tasks.slots_in_flight_at(key) {
-            let tag = Tag(slot as u64);
-            self.on_completion(Completion { tag, result: Err(IoError::PathLost) });
-        }
-        for slot in self.session.tasks.slots_of(key) {
-            let Some(entry) = self.session.tasks.get_mut(slot) else { continue };
-            if entry.in_flight_at.is_some() {
-                // That connection frees its place.
-                entry.owner = 0;
-                continue;
-            }
-            let state = entry.state;
-            self.drop_task(slot);
-            if let State::Aborted(function) = state {
-                self.on_aborted(function);
-            }
-        }
-    }
-
-    fn cancel(&mut self, slot: usize) {
-        let entry = self.session.tasks.get_mut(slot);
-        // Its I/O may have completed since.
-        let key = self.connection.key;
-        let is_meant =
-            |entry: &&mut Entry| matches!(entry.state, State::Aborted(_)) && entry.in_flight_at == Some(key);
-        if let Some(entry) = entry.filter(is_meant) {
-            self.connection.cancels.push_back((entry.volume, Tag(slot as u64)));
-        }
-    }
-
-    /// A task that is about to go: nothing waits for it, and data that is on its way is for nobody.
-    fn let_go(&mut self, slot: usize) {
-        self.connection.grants.retain(|other| *other != slot);
-        self.connection.waiting.retain(|other| *other != slot);
-        self.connection.pausing.retain(|pausing| pausing.slot != slot);
-        if self.connection.awaiting.slot() == Some(slot) {
-            self.connection.awaiting.discard();
         }
     }
 }

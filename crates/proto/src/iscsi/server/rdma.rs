@@ -3,10 +3,11 @@
 use super::datamover::{Datamover, Remotes};
 use super::full::{FullFeature, Turn, data_in_of};
 use super::receive::{Purpose, Segment};
-use super::tasks::{State, TaskTable};
+use super::tasks::{State, Tasks};
 use crate::iscsi::iser::Message;
 use crate::iscsi::login::operational::Key;
 use crate::iscsi::pdu::Head;
+use crate::scsi::task_set::TaskRouter;
 use crate::session::ProtocolError;
 use blockmux_volume::Seg;
 use blockmux_wire::iscsi::scsi::DataOut;
@@ -75,15 +76,15 @@ impl Turn<'_> {
         let slot = self.session.tasks.find(data_out.initiator_task_tag.get());
         let is_fetched = slot
             .and_then(|slot| self.session.tasks.get_mut(slot))
-            .is_some_and(|entry| entry.transfer.is_asked());
+            .is_some_and(|entry| entry.progress.transfer.is_asked());
         data_out.target_transfer_tag.get() == RESERVED_TAG && !is_fetched
     }
 
     /// Reads what a task's round lacks from the initiator's memory, all at once.
     pub(super) fn fetch(&mut self, slot: usize) {
         let Some(entry) = self.session.tasks.get_mut(slot) else { return };
-        let Some(grant) = entry.transfer.grant(u32::MAX, 1) else { return };
-        let Some(place) = entry.transfer.place(grant.offset, grant.len as usize) else { return };
+        let Some(grant) = entry.progress.transfer.grant(u32::MAX, 1) else { return };
+        let Some(place) = entry.progress.transfer.place(grant.offset, grant.len as usize) else { return };
         let tag = self.session.tasks.transfer_tag(slot, grant.r2t_sn);
         if let Some(mover) = &mut self.connection.replies.mover {
             mover.get(slot, tag, place, grant.offset);
@@ -92,17 +93,16 @@ impl Turn<'_> {
 
     /// What was asked for under that tag has been read, or never will be; then the connection is over.
     pub(super) fn on_fetched(&mut self, tag: u32) {
-        let slot = TaskTable::slot_of(tag);
+        let slot = Tasks::slot_of(tag);
         let key = self.connection.key;
         let Some(entry) = self.session.tasks.get_mut(slot).filter(|entry| entry.owner == key) else { return };
-        let (r2t_sn, state) = (entry.transfer.current_r2t(), entry.state);
-        let asked = entry.transfer.outstanding(r2t_sn);
+        let (r2t_sn, state) = (entry.progress.transfer.current_r2t(), entry.state);
+        let asked = entry.progress.transfer.outstanding(r2t_sn);
         if self.session.tasks.transfer_tag(slot, r2t_sn) != tag {
             return;
         }
-        if let State::Aborted(function) = state {
-            self.drop_task(slot);
-            return self.on_aborted(function);
+        if let State::Aborted(_) = state {
+            return self.drop_aborted(slot);
         }
         if let Some(grant) = asked {
             self.on_data(slot, grant.offset, grant.len as usize, None, (true, false));

@@ -1,10 +1,11 @@
 //! Data segments: where the bytes of a PDU behind its header go. The drawing is in `full`.
 
 use super::command::{CRC_ERROR, data_sense};
-use super::full::{Turn, status};
+use super::full::Turn;
 use super::tasks::State;
 use crate::digest;
-use crate::scsi::Status;
+use crate::scsi::task_set::TaskRouter;
+use crate::scsi::{Response, Status};
 use blockmux_volume::{Crc32c, Seg};
 use blockmux_wire::iscsi::session::RejectReason;
 use blockmux_wire::iscsi::{BHS_LEN, Bhs, DIGEST_LEN, padding};
@@ -114,7 +115,7 @@ impl Turn<'_> {
         if let Purpose::Data { slot, offset, is_final, is_immediate } = segment.purpose {
             let may_come_again = self.connection.level > 0;
             if !is_good && (!may_come_again || !self.lose(slot)) {
-                self.fail(slot, data_sense(CRC_ERROR));
+                self.fail(slot, Response::failed(data_sense(CRC_ERROR)));
             }
             self.on_data(slot, offset, segment.len, lent.filter(|_| is_good), (is_final, is_immediate));
         }
@@ -126,8 +127,8 @@ impl Turn<'_> {
         let Purpose::Data { slot, offset, .. } = segment.purpose else { return true };
         let wants = self.session.tasks.get_mut(slot).is_some_and(|entry| {
             entry.state == State::Data
-                && !entry.transfer.is_lost()
-                && entry.transfer.wanted(offset, segment.len).1 > 0
+                && !entry.progress.transfer.is_lost()
+                && entry.progress.transfer.wanted(offset, segment.len).1 > 0
         });
         if !wants {
             self.connection.awaiting =
@@ -135,7 +136,7 @@ impl Turn<'_> {
             return true;
         }
         if self.session.tasks.get_mut(slot).is_some_and(|entry| {
-            entry.transfer.round_len().next_power_of_two() > self.connection.pool.limit_bytes()
+            entry.progress.transfer.round_len().next_power_of_two() > self.connection.pool.limit_bytes()
         }) {
             // It would wait for ever.
             self.refuse_busy(segment);
@@ -144,8 +145,11 @@ impl Turn<'_> {
         if !self.give_memory(slot) {
             return false;
         }
-        let place =
-            self.session.tasks.get_mut(slot).and_then(|entry| entry.transfer.place(offset, segment.len));
+        let place = self
+            .session
+            .tasks
+            .get_mut(slot)
+            .and_then(|entry| entry.progress.transfer.place(offset, segment.len));
         self.connection.awaiting = match place {
             Some(place) => Awaiting::Place { segment, place, filled: 0, buffer_is_empty: false },
             None => Awaiting::Tail { segment, crc: Crc32c::default(), excess: segment.len },
@@ -164,7 +168,7 @@ impl Turn<'_> {
     /// There is no memory for a command's data: it may be tried again.
     pub(super) fn refuse_busy(&mut self, segment: Segment) {
         if let Purpose::Data { slot, .. } = segment.purpose {
-            self.fail(slot, status(Status::BUSY));
+            self.fail(slot, Response::bare(Status::BUSY));
         }
         self.connection.awaiting = Awaiting::Tail { segment, crc: Crc32c::default(), excess: segment.len };
     }

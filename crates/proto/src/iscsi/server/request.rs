@@ -28,13 +28,13 @@ impl Turn<'_> {
     ) -> Result<Request, RejectReason> {
         let itt = pdu.initiator_task_tag.get();
         let writes = pdu.flags & FLAG_WRITE != 0;
-        if self.session.server.is_none() {
+        if self.session.tasks.server.is_none() {
             return Err(RejectReason::PROTOCOL_ERROR);
         }
         if itt == RESERVED_TAG || self.session.tasks.find(itt).is_some() {
             return Err(RejectReason::INVALID_PDU_FIELD);
         }
-        if bhs.is_immediate() && self.session.tasks.immediate() >= MAX_IMMEDIATE {
+        if bhs.is_immediate() && self.session.immediate >= MAX_IMMEDIATE {
             return Err(RejectReason::IMMEDIATE_COMMAND_REJECT);
         }
         if !writes && (pdu.flags & FLAG_FINAL == 0 || pdu.data_segment_length.get() > 0) {

@@ -10,9 +10,8 @@ use super::allegiance::Adopted;
 use super::early::Early;
 use super::full::WINDOW;
 use super::kept::Outcome;
-use super::manage::{Done, Functions};
 use super::sequence::CommandWindow;
-use super::tasks::TaskTable;
+use super::tasks::Tasks;
 use crate::iscsi::login::failure::{Failure, no_such_session, too_many_connections};
 use crate::iscsi::login::invitation::Invitation;
 use crate::iscsi::login::operational::{Key, Parameters};
@@ -20,8 +19,9 @@ use crate::iscsi::login::target::{Established, Session};
 use crate::iscsi::name::Name;
 use crate::iscsi::node::Node;
 use crate::iscsi::sessions::Membership;
+use crate::scsi::task_set::{TaskEvent, TaskSet};
 use crate::scsi::{DeviceServer, Nexus};
-use blockmux_volume::{Completion, Waker};
+use blockmux_volume::Waker;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -32,12 +32,12 @@ pub(super) struct Shared {
     pub(super) initiator: Name,
     /// What the leading connection agreed on.
     parameters: Parameters,
-    /// `None` in a discovery session.
-    pub(super) server: Option<DeviceServer>,
     pub(super) window: CommandWindow,
     pub(super) early: Early,
-    pub(super) tasks: TaskTable,
-    pub(super) management: Functions,
+    /// Without a device server in a discovery session.
+    pub(super) tasks: Tasks,
+    /// Tasks that came with the I bit.
+    pub(super) immediate: usize,
     /// Answers to commands of connections that have failed.
     parked: Vec<Parked>,
     links: Vec<Link>,
@@ -72,18 +72,12 @@ struct Parked {
 
 /// What one connection leaves for another.
 pub(super) enum Mail {
-    /// That task was aborted while its I/O is in flight.
-    Cancel(usize),
-    /// That task was aborted, by the function in that place, and waits for nothing.
-    Drop(usize, Option<usize>),
-    /// A function that this connection has brought is done.
-    FunctionDone(Done),
+    /// What became of a task or a task management function.
+    Task(TaskEvent),
     /// Leave your tasks to others. Whoever wants to know is told by the task tag of its request.
     Fail(Option<(u32, u32)>),
     /// Another connection has taken a task.
     Adopted(Adopted),
-    /// I/O of a task that was another connection's.
-    Completed(Completion),
     /// The connection with this CID was lost.
     Lost(u16),
     /// End. Whoever wants to know is told by the task tag of its request.
@@ -108,11 +102,10 @@ impl Shared {
             kind: established.session.clone(),
             initiator: established.initiator.clone(),
             parameters: established.parameters,
-            server,
             window: CommandWindow::new(established.cmd_sn, WINDOW),
             early: Early::default(),
-            tasks: TaskTable::default(),
-            management: Functions::default(),
+            tasks: TaskSet::new(server),
+            immediate: 0,
             parked: Vec::new(),
             links: Vec::new(),
             last_key: 0,
@@ -218,7 +211,7 @@ impl Shared {
 
     /// Whether there is no other connection.
     pub(super) fn is_alone(&self, key: u32) -> bool {
-        self.server.is_some() && self.links.iter().all(|link| link.key == key || link.is_ending)
+        self.tasks.server.is_some() && self.links.iter().all(|link| link.key == key || link.is_ending)
     }
 
     /// The only connection is lost, and nothing goes on but the nexus.

@@ -8,6 +8,8 @@
 use super::command::{CRC_ERROR, NOT_ENOUGH_DATA, data_sense};
 use super::full::Turn;
 use super::tasks::State;
+use crate::scsi::Response;
+use crate::scsi::task_set::TaskRouter;
 use blockmux_wire::iscsi::scsi::{FUNCTION_MASK, SnackRequest, SnackType};
 use blockmux_wire::iscsi::session::RejectReason;
 use blockmux_wire::iscsi::{Bhs, RESERVED_TAG};
@@ -43,8 +45,8 @@ impl Turn<'_> {
         let key = self.connection.key;
         let entry = self.session.tasks.get_mut(slot).filter(|entry| count <= 1 && entry.owner == key);
         let asked = entry.and_then(|entry| {
-            let to = (entry.lun.0.to_be_bytes(), entry.itt);
-            Some((to, entry.transfer.outstanding(first)?))
+            let to = (entry.lun.0.to_be_bytes(), entry.tag);
+            Some((to, entry.progress.transfer.outstanding(first)?))
         });
         let (to, grant) = asked.ok_or(RejectReason::PROTOCOL_ERROR)?;
         let ttt = self.session.tasks.transfer_tag(slot, grant.r2t_sn);
@@ -56,7 +58,7 @@ impl Turn<'_> {
     pub(super) fn lose(&mut self, slot: usize) -> bool {
         let entry = self.session.tasks.get_mut(slot).filter(|entry| entry.state == State::Data);
         entry.is_some_and(|entry| {
-            entry.transfer.lose();
+            entry.progress.transfer.lose();
             true
         })
     }
@@ -64,8 +66,8 @@ impl Turn<'_> {
     /// A PDU of a sequence that is lost has come. When that was the last one, what is missing is asked for again.
     pub(super) fn skip(&mut self, slot: usize, is_final: bool) {
         let Some(entry) = self.session.tasks.get_mut(slot) else { return };
-        if !entry.transfer.skip(is_final) {
-            self.fail(slot, data_sense(CRC_ERROR));
+        if !entry.progress.transfer.skip(is_final) {
+            self.fail(slot, Response::failed(data_sense(CRC_ERROR)));
             return self.end_if_closed(slot);
         }
         if is_final {
@@ -77,17 +79,18 @@ impl Turn<'_> {
     pub(super) fn recover_stalled(&mut self) {
         let current = self.connection.awaiting.slot();
         let key = self.connection.key;
-        let slots = self.session.tasks.select(|entry| entry.owner == key && entry.transfer.is_open());
+        let slots =
+            self.session.tasks.select(|entry| entry.owner == key && entry.progress.transfer.is_open());
         for slot in slots {
             let Some(entry) = self.session.tasks.get_mut(slot).filter(|_| current != Some(slot)) else {
                 continue;
             };
-            if !entry.transfer.is_stalled() {
+            if !entry.progress.transfer.is_stalled() {
                 continue;
             }
-            let goes_on = entry.transfer.skip(true);
+            let goes_on = entry.progress.transfer.skip(true);
             if !goes_on {
-                self.fail(slot, data_sense(NOT_ENOUGH_DATA));
+                self.fail(slot, Response::failed(data_sense(NOT_ENOUGH_DATA)));
             }
             match self.session.tasks.get_mut(slot).map(|entry| entry.state) {
                 Some(State::Data) => self.go_on(slot),

@@ -2,7 +2,7 @@
 
 use super::reply::{Address, MAX_STATUS_LEN};
 use crate::served::IoGuard;
-use blockmux_volume::{Op, Tag};
+use blockmux_volume::{Op, Slab, Tag};
 
 /// A request that the volume can be asked to do, and what is kept of it until it is answered.
 #[derive(Clone, Copy, Debug)]
@@ -39,8 +39,7 @@ impl Pending {
 /// to the deepest queue that this client ever had.
 #[derive(Default)]
 pub(super) struct PendingTable {
-    slots: Vec<Option<(Pending, Option<IoGuard>)>>,
-    free: Vec<usize>,
+    slots: Slab<(Pending, Option<IoGuard>)>,
     payload: usize,
 }
 
@@ -48,12 +47,12 @@ impl PendingTable {
     /// How many are in flight.
     #[inline]
     pub(super) fn len(&self) -> usize {
-        self.slots.len().saturating_sub(self.free.len())
+        self.slots.len()
     }
 
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.slots.is_empty()
     }
 
     /// Bytes of data in flight, and of block status to come.
@@ -66,24 +65,14 @@ impl PendingTable {
     #[inline]
     pub(super) fn insert(&mut self, pending: Pending) -> Tag {
         self.payload = self.payload.saturating_add(pending.payload());
-        let slot = match self.free.pop() {
-            Some(slot) => slot,
-            None => {
-                self.slots.push(None);
-                self.slots.len().saturating_sub(1)
-            }
-        };
-        if let Some(place) = self.slots.get_mut(slot) {
-            *place = Some((pending, None));
-        }
-        Tag(slot as u64)
+        Tag(self.slots.insert((pending, None)) as u64)
     }
 
     /// A request's I/O begins; `guard` counts it until the request is taken out.
     #[inline]
     pub(super) fn begin(&mut self, tag: Tag, guard: Option<IoGuard>) {
         let slot = usize::try_from(tag.0).ok();
-        if let Some(Some((_, place))) = slot.and_then(|slot| self.slots.get_mut(slot)) {
+        if let Some((_, place)) = slot.and_then(|slot| self.slots.get_mut(slot)) {
             *place = guard;
         }
     }
@@ -92,8 +81,7 @@ impl PendingTable {
     #[inline]
     pub(super) fn remove(&mut self, tag: Tag) -> Option<Pending> {
         let slot = usize::try_from(tag.0).ok()?;
-        let (pending, _guard) = self.slots.get_mut(slot)?.take()?;
-        self.free.push(slot);
+        let (pending, _guard) = self.slots.remove(slot)?;
         self.payload = self.payload.saturating_sub(pending.payload());
         Some(pending)
     }
@@ -114,7 +102,7 @@ mod tests {
         assert_eq!((table.len(), table.payload()), (3, 3 * 4096));
         assert_eq!(table.remove(tags[1]).map(|pending| pending.cookie), Some(1));
         assert_eq!(table.insert(read(7)), tags[1]);
-        assert_eq!((table.len(), table.slots.len()), (3, 3));
+        assert_eq!((table.len(), table.slots.places()), (3, 3));
     }
 
     #[test]

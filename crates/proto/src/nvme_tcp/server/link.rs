@@ -140,6 +140,8 @@ impl TargetLink {
 }
 
 impl Transport for TargetLink {
+    const NAME: &'static str = "nvme-tcp";
+
     type Progress = Progress;
 
     #[inline]

@@ -135,3 +135,15 @@ pub struct Response {
     /// is the difference to what the initiator expects.
     pub transfer_len: u64,
 }
+
+impl Response {
+    /// A bare status.
+    pub(crate) fn bare(status: Status) -> Response {
+        Response { status, sense: None, data_in: SgList::default(), transfer_len: 0 }
+    }
+
+    /// CHECK CONDITION, without data.
+    pub(crate) fn failed(sense: Sense) -> Response {
+        Response { sense: Some(sense), ..Response::bare(Status::CHECK_CONDITION) }
+    }
+}

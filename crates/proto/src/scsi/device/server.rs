@@ -59,6 +59,11 @@ impl DeviceServer {
         &self.nexus
     }
 
+    /// The target whose units it has.
+    pub(crate) fn target(&self) -> &Target {
+        &self.target
+    }
+
     /// Takes a command.
     pub fn begin(&mut self, command: &Command) -> (Task, Step) {
         let mut task = Task::new(command);

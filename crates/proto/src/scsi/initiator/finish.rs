@@ -8,6 +8,7 @@ use super::plan::{Kind, Terms};
 use super::queue::Queue;
 use super::sense::SenseCode;
 use super::verdict::{self, Verdict};
+use crate::job::Next;
 use crate::scsi::Status;
 use crate::slots::Key;
 use blockmux_volume::{Completion, Extent, IoError, Op, Output};
@@ -128,13 +129,10 @@ impl<T: Default> Queue<T> {
     #[inline]
     pub(super) fn end_piece(&mut self, key: Key) {
         let Some(job) = self.jobs.get_mut(key) else { return };
-        job.in_flight = job.in_flight.saturating_sub(1);
-        if job.error.is_none() && job.has_more() {
-            if !std::mem::replace(&mut job.is_ready, true) {
-                self.ready.push_back(key);
-            }
-        } else if job.in_flight == 0 {
-            self.complete(key);
+        match job.end_piece() {
+            Next::Send => self.ready.push_back(key),
+            Next::Complete => self.complete(key),
+            Next::Wait => {}
         }
     }
 

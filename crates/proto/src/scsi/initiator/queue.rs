@@ -319,13 +319,10 @@ impl<T: Default> Queue<T> {
     pub(super) fn give_memory(&mut self) {
         while let Some(&key) = self.waiting.front() {
             if let Some(job) = self.jobs.get_mut(key) {
-                let len = job.io.len as usize; // checked: at most MAX_TRANSFER
                 let is_alone = self.commands.is_empty() && self.ready.is_empty() && self.again.is_empty();
-                let memory = self.pool.take_payload(len);
-                let memory = memory.or_else(|| is_alone.then(|| Memory::from_heap(len)));
-                let Some(memory) = memory else { return };
-                job.buffer = Some(SgList::one(memory.seg(0, len)));
-                job.is_ready = true;
+                if !job.give_memory(&self.pool, is_alone) {
+                    return;
+                }
                 self.ready.push_back(key);
             }
             self.waiting.pop_front();

@@ -1,6 +1,6 @@
 //! What a target offers: named volumes.
 
-use crate::served::Served;
+use super::Served;
 use blockmux_volume::Volume;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};

@@ -1,0 +1,195 @@
+//! All protocols as one daemon serves them: where they listen, by their options and keys, and their frontends.
+
+use super::frontend::{Change, Frontend};
+use super::policy::TargetAccess;
+use super::{PROTOCOLS, Protocol, served};
+use crate::address::ListenerEntry;
+use crate::failure::Failure;
+use clap::builder::ValueParser;
+use clap::error::ErrorKind;
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, Subcommand};
+use serde::Deserialize;
+use std::ops::Range;
+use std::path::Path;
+use toml::Spanned;
+use toml::de::{DeTable, Deserializer, ValueDeserializer};
+
+/// A protocol, and where to listen for it.
+pub(crate) type Listening = (&'static Protocol, ListenerEntry);
+
+/// The frontends of all protocols, and the listeners that somebody has named.
+pub(crate) struct Frontends {
+    all: Vec<(&'static Protocol, Box<dyn Frontend>)>,
+    by_options: Vec<Listening>,
+    by_keys: Vec<Listening>,
+}
+
+/// What is wrong with the keys of a config file.
+pub(crate) enum KeyError {
+    /// How it is written, and where.
+    Written(Option<Range<usize>>, String),
+    /// What it says.
+    Said(Failure),
+}
+
+impl Default for Frontends {
+    fn default() -> Frontends {
+        let all = served().map(|protocol| (protocol, (protocol.frontend)()));
+        Frontends { all: all.collect(), by_options: Vec::new(), by_keys: Vec::new() }
+    }
+}
+
+impl Frontends {
+    /// Every protocol with a frontend, and that.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&'static Protocol, &dyn Frontend)> {
+        self.all.iter().map(|(protocol, frontend)| (*protocol, &**frontend))
+    }
+
+    /// The frontend that serves a protocol.
+    pub(crate) fn of(&self, protocol: &Protocol) -> Option<&dyn Frontend> {
+        self.iter().find(|(own, _)| own.name == protocol.served_as()).map(|(_, frontend)| frontend)
+    }
+
+    /// Where to listen, by protocol: what the config file says first.
+    pub(crate) fn listeners(&self) -> Vec<Listening> {
+        let said = || self.by_keys.iter().chain(&self.by_options);
+        let of = |protocol: &'static Protocol| said().filter(move |(own, _)| own.name == protocol.name);
+        PROTOCOLS.iter().flat_map(|protocol| of(protocol)).cloned().collect()
+    }
+
+    /// Whether the config file names a listener.
+    pub(crate) fn has_keys_of_listeners(&self) -> bool {
+        !self.by_keys.is_empty()
+    }
+
+    /// The configured targets of all.
+    pub(crate) fn targets(&self) -> Vec<(&'static str, TargetAccess)> {
+        let of_each = self.iter().flat_map(|(protocol, frontend)| {
+            frontend.targets().into_iter().map(move |target| (protocol.name, target))
+        });
+        of_each.collect()
+    }
+
+    /// Whether those that are served, or of which something is said, can serve volumes of these names.
+    pub(crate) fn check(
+        &mut self,
+        is_served: impl Fn(&Protocol) -> bool,
+        volumes: &[&str],
+    ) -> Result<(), String> {
+        let meant = self
+            .all
+            .iter_mut()
+            .filter(|(protocol, frontend)| is_served(protocol) || frontend.is_configured());
+        meant.map(|(_, frontend)| frontend).try_for_each(|frontend| frontend.check(volumes))
+    }
+
+    /// Every key of the config file that is a protocol's.
+    pub(crate) fn keys(&self) -> Vec<String> {
+        let listeners = PROTOCOLS.iter().map(|protocol| protocol.key());
+        listeners.chain(self.all.iter().flat_map(|(_, own)| own.keys()).map(ToString::to_string)).collect()
+    }
+
+    /// Takes what a config file says by these keys.
+    pub(crate) fn take_keys(&mut self, mut table: DeTable<'_>, directory: &Path) -> Result<(), KeyError> {
+        for protocol in PROTOCOLS {
+            let Some((_, value)) = table.remove_entry(protocol.key().as_str()) else { continue };
+            for text in Vec::<Spanned<String>>::deserialize(ValueDeserializer::from(value))? {
+                let entry = ListenerEntry::read(protocol.carrier, text.get_ref());
+                let mut entry =
+                    entry.map_err(|error| KeyError::Written(Some(text.span()), error.to_string()))?;
+                entry.address.anchor(directory);
+                self.by_keys.push((protocol, entry));
+            }
+        }
+        for (_, frontend) in &mut self.all {
+            let own = frontend.keys().iter().filter_map(|key| table.remove_entry(*key));
+            let own: DeTable<'_> = own.collect();
+            if !own.is_empty() {
+                frontend.take_keys(Deserializer::from(Spanned::new(0..0, own)), directory)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl From<toml::de::Error> for KeyError {
+    fn from(error: toml::de::Error) -> KeyError {
+        KeyError::Written(error.span(), error.message().to_owned())
+    }
+}
+
+impl From<Failure> for KeyError {
+    fn from(failure: Failure) -> KeyError {
+        KeyError::Said(failure)
+    }
+}
+
+impl Args for Frontends {
+    fn augment_args(command: Command) -> Command {
+        let listeners = PROTOCOLS.iter().map(|protocol| {
+            let ([value_name, help], carrier) = (protocol.listener_help, protocol.carrier);
+            let option = Arg::new(protocol.name).long(protocol.name).value_name(value_name).help(help);
+            let read = move |text: &str| ListenerEntry::read(carrier, text);
+            option.action(ArgAction::Append).value_parser(ValueParser::from(read))
+        });
+        let command = command.args(listeners);
+        Frontends::default().iter().fold(command, |command, (_, frontend)| frontend.options(command))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Frontends::augment_args(command)
+    }
+}
+
+impl FromArgMatches for Frontends {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Frontends, clap::Error> {
+        let mut frontends = Frontends::default();
+        frontends.update_from_arg_matches(matches)?;
+        Ok(frontends)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        for protocol in PROTOCOLS {
+            let entries = matches.get_many::<ListenerEntry>(protocol.name).into_iter().flatten();
+            self.by_options.extend(entries.map(|entry| (*protocol, entry.clone())));
+        }
+        self.all.iter_mut().try_for_each(|(_, frontend)| frontend.take_options(matches))
+    }
+}
+
+impl Subcommand for Change {
+    fn augment_subcommands(command: Command) -> Command {
+        Frontends::default().iter().fold(command, |command, (_, frontend)| frontend.commands(command))
+    }
+
+    fn augment_subcommands_for_update(command: Command) -> Command {
+        Change::augment_subcommands(command)
+    }
+
+    fn has_subcommand(name: &str) -> bool {
+        Change::augment_subcommands(Command::new("")).find_subcommand(name).is_some()
+    }
+}
+
+impl FromArgMatches for Change {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Change, clap::Error> {
+        for (protocol, frontend) in Frontends::default().iter() {
+            match frontend.read_command(matches) {
+                Err(error) if error.kind() == ErrorKind::InvalidSubcommand => {}
+                read => {
+                    return read.map(|(target, what)| Change {
+                        protocol: protocol.name.to_owned(),
+                        target,
+                        what,
+                    });
+                }
+            }
+        }
+        Err(clap::Error::new(ErrorKind::InvalidSubcommand))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Change::from_arg_matches(matches)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,98 @@
+//! What a daemon that root has started can still do once it has dropped its capabilities.
+//!
+//! That takes root. Without it, every test here prints a line that begins with `skipped: ` and ends.
+
+use crate::daemon::Daemon;
+use crate::program::{blockmux, has, succeed, text};
+use rustix::fs::{Mode, chmod};
+use std::os::unix::fs::chown;
+use std::process::{Command, Stdio};
+
+/// Whether root runs this; if not, says that the test is skipped.
+#[expect(clippy::print_stdout, reason = "a skipped test says why")]
+fn is_root() -> bool {
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        println!("skipped: needs root");
+    }
+    is_root
+}
+
+/// A server at a Unix socket, for now open to root without capabilities.
+fn server() -> (Daemon, String) {
+    let server = Daemon::serve(&["mem:1m"]);
+    let url = format!("nbd+unix:///disk0?socket={}&reconnect=2s", server.socket().display());
+    (server, url)
+}
+
+/// Leaves a server's socket to another user.
+fn leave_to_another(server: &Daemon) {
+    chmod(server.socket(), Mode::RUSR | Mode::WUSR).unwrap();
+    chown(server.socket(), Some(ANOTHER), Some(ANOTHER)).unwrap();
+}
+
+fn copy_from(daemon: &Daemon) -> std::process::Output {
+    let to = format!("file:{}?size=1m", daemon.directory.path().join("copied").display());
+    blockmux(["copy", &daemon.url(), &to])
+}
+
+fn permitted(daemon: &Daemon) -> String {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid().as_raw_nonzero())).unwrap();
+    status.lines().find_map(|line| line.strip_prefix("CapPrm:")).unwrap().trim().to_owned()
+}
+
+#[test]
+fn a_volume_at_another_users_unix_socket_is_served_with_the_one_capability_for_it() {
+    if !is_root() {
+        return;
+    }
+    let (server, url) = server();
+    leave_to_another(&server);
+    for volume in [url.clone(), format!("delay:1us:{url}")] {
+        let gateway = Daemon::serve(&[&volume, "--iscsi", "127.0.0.1:0"]);
+        let copied = copy_from(&gateway);
+        assert!(copied.status.success(), "{volume}: {}", text(&copied.stderr));
+        assert_eq!(permitted(&gateway), "0000000000000002", "CAP_DAC_OVERRIDE alone");
+    }
+}
+
+#[test]
+fn a_connection_that_is_not_permitted_is_logged_and_fails_io_in_the_end() {
+    if !is_root() || !has("setpriv") {
+        return;
+    }
+    let (server, url) = server();
+    let directory = tempfile::tempdir().unwrap();
+    let socket = format!("unix:{}", directory.path().join("socket").display());
+    let mut command = Command::new("setpriv");
+    command.args(["--bounding-set", "-all", "--inh-caps", "-all", crate::program::BLOCKMUX]);
+    command.args(["serve", "--json", "--nbd", &socket, &url]);
+    let mut gateway = Daemon::spawn_in(directory, command.stdout(Stdio::piped()).stderr(Stdio::piped()));
+    leave_to_another(&server);
+    let copied = copy_from(&gateway);
+    assert!(!copied.status.success(), "{}", text(&copied.stdout));
+    gateway.wait_for_line("cannot connect: Permission denied");
+    gateway.wait_for_line("volume is out of reach: Permission denied");
+}
+
+#[test]
+fn a_volume_that_needs_a_dropped_capability_is_refused_with_what_to_do() {
+    if !is_root() {
+        return;
+    }
+    let (server, url) = server();
+    leave_to_another(&server);
+    let directory = tempfile::tempdir().unwrap();
+    let control = format!("unix:{}", directory.path().join("control").display());
+    let _daemon = Daemon::serve(&["mem:1m", "--control", &control]);
+    for volume in [&url, "aoe://lo/e0.1"] {
+        let refused = blockmux(["ctl", &control, "add", volume]);
+        let said = text(&refused.stderr);
+        assert!(!refused.status.success() && said.contains("--keep-privileges"), "{volume}: {said}");
+    }
+    let _daemon = Daemon::serve(&["mem:1m", "--control", &format!("{control}2"), "--keep-privileges"]);
+    succeed(Command::new(crate::program::BLOCKMUX).args(["ctl", &format!("{control}2"), "add", &url]));
+}
+
+/// Nobody whom this machine knows.
+const ANOTHER: u32 = 4_000_017;

@@ -1,0 +1,100 @@
+//! Work of logical units that no session carries on: a sanitize operation whose command was aborted, whose session is
+//! gone, or that was answered before it was done; and the copies and seconds of tokens. It is a nexus of its own.
+
+use super::{Entry, FunctionDone, Parts, TaskEvent, TaskQueue, TaskRouter, TaskSet, Transport};
+use crate::exports::VolumeId;
+use crate::scsi::{DeviceServer, Lun, Nexus, Response, Sense, Target, TargetPort};
+use blockmux_volume::{Completion, Io, SgList};
+use blockmux_wire::scsi::sense::{Asc, SenseKey};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A task set whose tasks no initiator has sent, and whose responses go nowhere.
+pub struct BackgroundWork {
+    tasks: TaskSet<()>,
+    queue: TaskQueue,
+    /// The task that is carried on.
+    current: Option<usize>,
+}
+
+impl BackgroundWork {
+    /// What there is to do for the units of this target.
+    #[must_use]
+    pub fn new(target: Arc<Target>) -> BackgroundWork {
+        let port = TargetPort { relative_id: 0, group: 0, name: "".into() };
+        let server = DeviceServer::new(target, Nexus::iscsi("", [0; 6], port));
+        BackgroundWork { tasks: TaskSet::new(Some(server)), queue: TaskQueue::default(), current: None }
+    }
+
+    /// Takes up what has waited, or the next work; `false`: there is none.
+    pub fn on_turn(&mut self, now: Instant) -> bool {
+        self.resume_waiting();
+        self.resume_paused(now);
+        while self.current.is_none() {
+            let begun = self.tasks.server.as_mut().and_then(DeviceServer::poll_background);
+            let Some((task, step)) = begun else { return false };
+            let slot = self.tasks.reserve();
+            let entry = Entry { task: Some(task), ..Entry::new(OWNER, slot as u32, Lun::new(0), ()) };
+            self.tasks.fill(slot, entry);
+            self.current = Some(slot);
+            self.drive(slot, step);
+        }
+        true
+    }
+
+    /// The next I/O to submit.
+    pub fn poll_io(&mut self) -> Option<(VolumeId, Io)> {
+        self.queue.poll_io()
+    }
+
+    /// An I/O is done.
+    pub fn on_io(&mut self, done: Completion) {
+        self.on_volume_io(done);
+    }
+
+    /// When to take the next turn, without anything done before.
+    #[must_use]
+    pub fn poll_timeout(&self, now: Instant) -> Option<Instant> {
+        let retry = if self.queue.is_waiting() { now.checked_add(RETRY) } else { None };
+        retry.into_iter().chain(self.queue.pause_ends(now)).min()
+    }
+}
+
+impl Transport for BackgroundWork {
+    type Progress = ();
+
+    fn parts(&mut self) -> Parts<'_, ()> {
+        Parts { tasks: &mut self.tasks, queue: &mut self.queue, owner: OWNER }
+    }
+
+    fn fetch(&mut self, _slot: usize, _len: usize) -> Option<Result<SgList, Sense>> {
+        Some(Err(Sense::new(SenseKey::HARDWARE_ERROR, Asc::INTERNAL_TARGET_FAILURE)))
+    }
+
+    fn is_receiving((): &()) -> bool {
+        false
+    }
+
+    fn is_fetching(&mut self, _slot: usize) -> bool {
+        false
+    }
+
+    fn complete(&mut self, slot: usize, _response: &mut Response) {
+        self.drop_task(slot);
+    }
+
+    fn release(&mut self, _slot: usize) {
+        self.current = None;
+    }
+
+    fn on_function_done(&mut self, _done: FunctionDone) {}
+
+    fn post(&mut self, _owner: u32, _event: TaskEvent) -> bool {
+        false
+    }
+}
+
+/// There is one driver.
+const OWNER: u32 = 1;
+/// How long a task waits for others before it is asked again.
+const RETRY: Duration = Duration::from_millis(1);

@@ -1,0 +1,379 @@
+//! Drives the tasks of a nexus from their start to their response, and aborts them.
+
+use super::functions::FunctionDone;
+use super::tasks::{Entry, Paused, State};
+use super::transport::{Parts, TaskEvent, Transport};
+use crate::scsi::{Command, Lun, ManagementResponse, Response, Sense, Status, Step, Task, TaskManagement};
+use crate::served::Drain;
+use blockmux_volume::{Completion, IoError, SgList, Tag};
+use std::time::Instant;
+
+/// What a transport does with the tasks of its nexus.
+pub(crate) trait TaskRouter: Transport + Sized {
+    /// Starts the task in this slot, which has just been filled.
+    #[inline]
+    fn start(&mut self, slot: usize, command: &Command) {
+        let tasks = self.parts().tasks;
+        if let Some(entry) = tasks.get_mut(slot) {
+            entry.task = Some(Task::new(command));
+        }
+        match tasks.server_and_task(slot) {
+            Some((server, task)) => {
+                let step = server.start(task);
+                self.drive(slot, step);
+            }
+            None => self.refuse(slot, Response::bare(Status::BUSY)),
+        }
+    }
+
+    /// Ends the task in this slot before it was started.
+    fn refuse(&mut self, slot: usize, response: Response) {
+        self.drive(slot, Step::Done(response));
+    }
+
+    /// Walks a task from step to step as far as it goes.
+    #[inline]
+    fn drive(&mut self, slot: usize, mut step: Step) {
+        loop {
+            let Parts { tasks, queue, owner } = self.parts();
+            let Some(entry) = tasks.get_mut(slot) else { return };
+            match step {
+                Step::Io { volume, mut io } => {
+                    io.tag = Tag(slot as u64);
+                    (entry.state, entry.volume) = (State::Io, volume);
+                    entry.in_flight_at = Some(owner);
+                    queue.in_flight = queue.in_flight.saturating_add(1);
+                    return queue.io.push_back((volume, io));
+                }
+                Step::Wait => {
+                    entry.state = State::Wait;
+                    return queue.waiting.push(slot);
+                }
+                Step::Pause(time) => {
+                    entry.state = State::Wait;
+                    return queue.paused.push(Paused { slot, time, until: None });
+                }
+                Step::Done(mut response) => {
+                    if Self::is_receiving(&entry.progress) {
+                        entry.state = State::Ended;
+                        entry.task = None;
+                        entry.response = Some(response);
+                        return;
+                    }
+                    return self.complete(slot, &mut response);
+                }
+                Step::DataOut { len } => {
+                    entry.state = State::Data;
+                    let Some(data) = self.fetch(slot, len) else { return };
+                    match self.take_data(slot, data) {
+                        Some(next) => step = next,
+                        None => return,
+                    }
+                }
+            }
+        }
+    }
+
+    /// The data-out that a task waits for is here, or did not come as it should.
+    #[inline]
+    fn deliver_data(&mut self, slot: usize, data: Result<SgList, Sense>) {
+        if let Some(step) = self.take_data(slot, data) {
+            self.drive(slot, step);
+        }
+    }
+
+    /// Hands data-out to the device server.
+    #[inline]
+    fn take_data(&mut self, slot: usize, data: Result<SgList, Sense>) -> Option<Step> {
+        let (server, task) = self.parts().tasks.server_and_task(slot)?;
+        Some(match data {
+            Ok(data) => server.on_data_out(task, data),
+            Err(sense) => Step::Done(Response::failed(sense)),
+        })
+    }
+
+    /// The volume has finished an I/O that this driver has submitted.
+    #[inline]
+    fn on_volume_io(&mut self, done: Completion) {
+        let queue = self.parts().queue;
+        queue.in_flight = queue.in_flight.saturating_sub(1);
+        self.on_completion(done);
+    }
+
+    /// The volume has finished an I/O of a task of this driver's, or one that this driver has submitted.
+    #[inline]
+    fn on_completion(&mut self, done: Completion) {
+        let slot = usize::try_from(done.tag.0).unwrap_or(usize::MAX);
+        let Parts { tasks, owner, .. } = self.parts();
+        let Some(entry) = tasks.get_mut(slot) else {
+            debug_assert!(false, "{:?} completed but is not in flight", done.tag);
+            return;
+        };
+        entry.in_flight_at = None;
+        if entry.owner != owner {
+            let owner = entry.owner;
+            if !self.post(owner, TaskEvent::Completed(done)) {
+                self.drop_aborted(slot);
+            }
+            return;
+        }
+        if let State::Aborted(_) = entry.state {
+            return self.drop_aborted(slot);
+        }
+        debug_assert!(entry.state == State::Io, "{:?} completed but is not in flight", done.tag);
+        if let Some((server, task)) = tasks.server_and_task(slot) {
+            let step = server.on_io(task, done);
+            self.drive(slot, step);
+        }
+    }
+
+    /// Asks every task again that waits for others, and functions that wait for other nexuses' I/O.
+    fn resume_waiting(&mut self) {
+        for _ in 0..self.parts().queue.waiting.len() {
+            let queue = self.parts().queue;
+            if queue.waiting.is_empty() {
+                break;
+            }
+            let slot = queue.waiting.remove(0);
+            self.resume_task(slot);
+        }
+        self.resume_functions();
+    }
+
+    /// Asks every task again whose pause is over. Pauses that were not told the time yet begin `now`.
+    fn resume_paused(&mut self, now: Instant) {
+        for paused in &mut self.parts().queue.paused {
+            paused.until.get_or_insert_with(|| now.checked_add(paused.time).unwrap_or(now));
+        }
+        let is_over = |paused: &Paused| paused.until.is_some_and(|end| end <= now);
+        loop {
+            let paused = &mut self.parts().queue.paused;
+            let Some(at) = paused.iter().position(is_over) else { return };
+            let slot = paused.swap_remove(at).slot;
+            self.resume_task(slot);
+        }
+    }
+
+    /// Asks a task again that has waited.
+    fn resume_task(&mut self, slot: usize) {
+        let Parts { tasks, owner, .. } = self.parts();
+        let is_its = |entry: &&mut Entry<_>| entry.state == State::Wait && entry.owner == owner;
+        if tasks.get_mut(slot).filter(is_its).is_some()
+            && let Some((server, task)) = tasks.server_and_task(slot)
+        {
+            let step = server.resume(task);
+            self.drive(slot, step);
+        }
+    }
+
+    /// The data of a task has failed; its response waits until no more of it is to come.
+    fn fail(&mut self, slot: usize, response: Response) {
+        if let Some(entry) = self.parts().tasks.get_mut(slot)
+            && entry.state == State::Data
+        {
+            entry.task = None;
+            entry.state = State::Ended;
+            entry.response = Some(response);
+        }
+    }
+
+    /// Answers a task that has ended, once all its data has come.
+    fn end_if_closed(&mut self, slot: usize) {
+        let entry = self.parts().tasks.get_mut(slot);
+        let is_closed =
+            |entry: &&mut Entry<_>| entry.state == State::Ended && !Self::is_receiving(&entry.progress);
+        if let Some(mut response) = entry.filter(is_closed).and_then(|entry| entry.response.take()) {
+            self.complete(slot, &mut response);
+        }
+    }
+
+    /// Forgets a task; its slot is free again.
+    #[inline]
+    fn drop_task(&mut self, slot: usize) {
+        self.release(slot);
+        self.parts().tasks.remove(slot);
+    }
+
+    /// Drops a task of which nothing is under way any more, and tells the function that has aborted it, if one has.
+    fn drop_aborted(&mut self, slot: usize) {
+        let state = self.parts().tasks.get_mut(slot).map(|entry| entry.state);
+        self.drop_task(slot);
+        if let Some(State::Aborted(function)) = state {
+            self.on_aborted(function);
+        }
+    }
+
+    /// Whether a task of that unit has this tag: both name it (SAM-5, I_T_L_Q nexus).
+    fn has_task(&mut self, tag: u32, lun: Lun) -> bool {
+        let tasks = self.parts().tasks;
+        let entry = tasks.find(tag).and_then(|slot| tasks.get_mut(slot));
+        entry.is_some_and(|entry| entry.lun.names_same_unit(lun))
+    }
+
+    /// ABORT TASK, of a task that there is (SAM-5 §7.2).
+    fn abort_task(&mut self, tag: u32, referenced: u32) {
+        self.abort(tag, |entry| entry.tag == referenced, Vec::new(), false);
+    }
+
+    /// ABORT TASK SET, CLEAR TASK SET, LOGICAL UNIT RESET (SAM-5 §7.3, §7.5, §7.7).
+    fn manage_unit(&mut self, tag: u32, function: TaskManagement, lun: Lun) -> ManagementResponse {
+        let Some(server) = &mut self.parts().tasks.server else {
+            return ManagementResponse::IncorrectLogicalUnitNumber;
+        };
+        let response = server.manage(function, lun);
+        if response == ManagementResponse::FunctionComplete {
+            let concerns_others = function != TaskManagement::AbortTaskSet;
+            let drain = if concerns_others { server.drain(lun) } else { None };
+            self.abort(tag, |entry| entry.lun.names_same_unit(lun), Vec::from_iter(drain), false);
+        }
+        response
+    }
+
+    /// Resets every logical unit of the target.
+    fn reset_target(&mut self, tag: u32, ends_session: bool) {
+        let mut drains = Vec::new();
+        if let Some(server) = &mut self.parts().tasks.server {
+            for (number, ..) in server.target().units() {
+                server.manage(TaskManagement::LogicalUnitReset, Lun::new(number));
+                drains.extend(server.drain(Lun::new(number)));
+            }
+        }
+        self.abort(tag, |_| true, drains, ends_session);
+    }
+
+    /// I_T NEXUS RESET (SAM-5 §7.6).
+    fn reset_nexus(&mut self, tag: u32) {
+        if let Some(server) = &mut self.parts().tasks.server {
+            server.lose_nexus();
+        }
+        self.abort(tag, |_| true, Vec::new(), false);
+    }
+
+    /// Aborts tasks; the function that wants it is done when they are gone, and when what `drains` wait for is over.
+    fn abort(
+        &mut self,
+        tag: u32,
+        is_meant: impl Fn(&Entry<Self::Progress>) -> bool,
+        mut drains: Vec<Drain>,
+        ends_session: bool,
+    ) {
+        let Some(function) = self.parts().tasks.functions.free() else { return };
+        let done = FunctionDone { tag, ends_session };
+        drains.retain(|drain| !drain.is_over());
+        let left = self.abort_tasks(is_meant, Some(function)).saturating_add(drains.len());
+        let Parts { tasks, queue, owner } = self.parts();
+        queue.drains.extend(drains.into_iter().map(|drain| (function, drain)));
+        if left == 0 {
+            return self.on_function_done(done);
+        }
+        tasks.functions.wait(function, done, left, owner);
+    }
+
+    /// Drops tasks; returns how many of them still wait for the volume, or for the driver that they belong to.
+    fn abort_tasks(
+        &mut self,
+        is_meant: impl Fn(&Entry<Self::Progress>) -> bool,
+        function: Option<usize>,
+    ) -> usize {
+        let Parts { tasks, queue, owner: own } = self.parts();
+        let slots = tasks.select(is_meant);
+        queue.forget(|slot| slots.contains(&slot));
+        let mut left: usize = 0;
+        for slot in slots {
+            let Some(entry) = self.parts().tasks.get_mut(slot) else { continue };
+            let (owner, volume, state, at) = (entry.owner, entry.volume, entry.state, entry.in_flight_at);
+            match at {
+                Some(at) if at == own => {
+                    self.parts().queue.cancels.push_back((volume, Tag(slot as u64)));
+                }
+                Some(at) => drop(self.post(at, TaskEvent::Cancel(slot))),
+                // That I/O has completed, and its completion is on its way to the owner; or data is.
+                None if state == State::Io || self.is_fetching(slot) => {}
+                None if owner != own => drop(self.post(owner, TaskEvent::Drop(slot, function))),
+                None => {
+                    self.drop_task(slot);
+                    continue;
+                }
+            }
+            left = left.saturating_add(1);
+            let tasks = self.parts().tasks;
+            if let Some(entry) = tasks.get_mut(slot) {
+                entry.state = State::Aborted(function);
+            }
+            tasks.forget_name(slot);
+        }
+        left
+    }
+
+    /// A task that was aborted is gone.
+    fn on_aborted(&mut self, function: Option<usize>) {
+        let Parts { tasks, owner, .. } = self.parts();
+        match function.and_then(|function| tasks.functions.count(function)) {
+            Some((requester, done)) if requester == owner => self.on_function_done(done),
+            Some((requester, done)) => drop(self.post(requester, TaskEvent::FunctionDone(done))),
+            None => {}
+        }
+    }
+
+    /// Goes on with functions that wait for other nexuses' I/O, as far as that is over.
+    fn resume_functions(&mut self) {
+        loop {
+            let drains = &mut self.parts().queue.drains;
+            let Some(at) = drains.iter().position(|(_, drain)| drain.is_over()) else { return };
+            let (function, _) = drains.swap_remove(at);
+            self.on_aborted(Some(function));
+        }
+    }
+
+    /// This driver answers no function any more.
+    fn forget_functions(&mut self) {
+        let Parts { tasks, queue, owner } = self.parts();
+        tasks.functions.forget(owner);
+        for (function, _) in std::mem::take(&mut queue.drains) {
+            self.on_aborted(Some(function));
+        }
+    }
+
+    /// Another driver of the task set has left this.
+    fn on_event(&mut self, event: TaskEvent) {
+        match event {
+            TaskEvent::Cancel(slot) => {
+                let Parts { tasks, queue, owner } = self.parts();
+                // Its I/O may have completed since.
+                if let Some(entry) = tasks.get_mut(slot)
+                    && matches!(entry.state, State::Aborted(_))
+                    && entry.in_flight_at == Some(owner)
+                {
+                    queue.cancels.push_back((entry.volume, Tag(slot as u64)));
+                }
+            }
+            TaskEvent::Drop(slot, function) => {
+                self.parts().queue.forget(|other| other == slot);
+                self.drop_task(slot);
+                self.on_aborted(function);
+            }
+            TaskEvent::FunctionDone(done) => self.on_function_done(done),
+            TaskEvent::Completed(done) => self.on_completion(done),
+        }
+    }
+
+    /// The driver has dropped what was in flight: nothing of it will complete, and its tasks are gone.
+    fn abandon(&mut self) {
+        let Parts { tasks, owner, .. } = self.parts();
+        for slot in tasks.slots_in_flight_at(owner) {
+            let tag = Tag(slot as u64);
+            self.on_completion(Completion { tag, result: Err(IoError::PathLost) });
+        }
+        for slot in self.parts().tasks.slots_of(owner) {
+            let Some(entry) = self.parts().tasks.get_mut(slot) else { continue };
+            if entry.in_flight_at.is_some() {
+                // That driver frees its slot.
+                entry.owner = 0;
+                continue;
+            }
+            self.drop_aborted(slot);
+        }
+    }
+}
+
+impl<T: Transport> TaskRouter for T {}

@@ -1,0 +1,349 @@
+//! Tasks over a transport in memory, which keeps what it was told.
+#![allow(clippy::arithmetic_side_effects, clippy::indexing_slicing, reason = "an overflow fails the test")]
+
+use super::*;
+use crate::exports::VolumeId;
+use crate::scsi::testing::{Bench, command};
+use crate::scsi::{Lun, ManagementResponse, Response, Sense, Status, TaskManagement};
+use blockmux_volume::{Channel, Completion, Io, Seg, SgList};
+use std::time::Instant;
+
+/// How far a task's data has come: what is here, and whether more is on its way.
+#[derive(Default)]
+struct Data {
+    here: Vec<u8>,
+    is_open: bool,
+}
+
+/// One nexus with two drivers, 1 and 2.
+struct Nexus {
+    tasks: TaskSet<Data>,
+    queues: [TaskQueue; 2],
+    events: [Vec<TaskEvent>; 2],
+    /// Whose turn it is.
+    owner: u32,
+    channel: Box<dyn Channel>,
+    /// Slots that wait for data, and how much.
+    fetches: Vec<(usize, usize)>,
+    responses: Vec<(u32, Status)>,
+    released: usize,
+    /// Functions that are done, and who was told.
+    done: Vec<(u32, u32)>,
+}
+
+impl Nexus {
+    fn new(bench: &Bench, name: &str) -> Nexus {
+        let client = bench.client(name);
+        Nexus {
+            tasks: TaskSet::new(Some(client.server)),
+            queues: Default::default(),
+            events: Default::default(),
+            owner: 1,
+            channel: client.channel,
+            fetches: Vec::new(),
+            responses: Vec::new(),
+            released: 0,
+            done: Vec::new(),
+        }
+    }
+
+    fn at(&mut self, owner: u32) -> &mut Nexus {
+        self.owner = owner;
+        self
+    }
+
+    /// A command with this tag from the driver whose turn it is; answers its slot.
+    fn command(&mut self, tag: u32, cdb: &[u8], data_out_len: usize) -> usize {
+        let slot = self.tasks.reserve();
+        self.tasks.fill(slot, Entry::new(self.owner, tag, LUN, Data::default()));
+        self.start(slot, &command(LUN, cdb, data_out_len));
+        slot
+    }
+
+    fn queue(&mut self) -> &mut TaskQueue {
+        &mut self.queues[self.owner as usize - 1]
+    }
+
+    /// The next I/O of the driver whose turn it is, which then is in flight.
+    fn io(&mut self) -> Io {
+        let (volume, io) = self.queue().poll_io().expect("an I/O");
+        assert_eq!(volume, VolumeId(0));
+        io
+    }
+
+    /// The volume carries an I/O out, and the driver hears of it.
+    fn finish(&mut self, io: Io) {
+        let mut done: Vec<Completion> = Vec::new();
+        self.channel.submit(io);
+        self.channel.kick();
+        while done.is_empty() {
+            self.channel.poll(&mut done);
+        }
+        done.into_iter().for_each(|done| self.on_volume_io(done));
+    }
+
+    /// The driver whose turn it is reads its events.
+    fn read_events(&mut self) {
+        let events = std::mem::take(&mut self.events[self.owner as usize - 1]);
+        events.into_iter().for_each(|event| self.on_event(event));
+    }
+}
+
+impl Transport for Nexus {
+    type Progress = Data;
+
+    fn parts(&mut self) -> Parts<'_, Data> {
+        let queue = &mut self.queues[self.owner as usize - 1];
+        Parts { tasks: &mut self.tasks, queue, owner: self.owner }
+    }
+
+    fn fetch(&mut self, slot: usize, len: usize) -> Option<Result<SgList, Sense>> {
+        let here = &mut self.tasks.get_mut(slot)?.progress.here;
+        if here.len() < len {
+            self.fetches.push((slot, len));
+            return None;
+        }
+        Some(Ok(Seg::from_slice(&here.drain(..len).collect::<Vec<_>>()).into()))
+    }
+
+    fn is_receiving(progress: &Data) -> bool {
+        progress.is_open
+    }
+
+    fn is_fetching(&mut self, slot: usize) -> bool {
+        self.tasks.get_mut(slot).is_some_and(|entry| entry.progress.is_open)
+    }
+
+    fn complete(&mut self, slot: usize, response: &mut Response) {
+        let tag = self.tasks.get_mut(slot).expect("a task").tag;
+        self.drop_task(slot);
+        self.responses.push((tag, response.status));
+    }
+
+    fn release(&mut self, _slot: usize) {
+        self.released += 1;
+    }
+
+    fn on_function_done(&mut self, done: FunctionDone) {
+        self.done.push((self.owner, done.tag));
+    }
+
+    fn post(&mut self, owner: u32, event: TaskEvent) -> bool {
+        let events = self.events.get_mut((owner as usize).wrapping_sub(1));
+        events.map(|events| events.push(event)).is_some()
+    }
+}
+
+#[test]
+fn a_read_is_answered_once_when_its_io_is_done() {
+    let mut nexus = Nexus::new(&Bench::new(), "a");
+    nexus.command(7, READ, 0);
+    let io = nexus.io();
+    assert!(nexus.responses.is_empty() && !nexus.queues[0].is_idle());
+    nexus.finish(io);
+    assert_eq!((nexus.responses, nexus.released), (vec![(7, Status::GOOD)], 1));
+    assert!(nexus.tasks.find(7).is_none() && nexus.queues[0].is_idle());
+}
+
+#[test]
+fn a_write_fetches_its_data_before_it_reaches_the_volume() {
+    let mut nexus = Nexus::new(&Bench::new(), "a");
+    let slot = nexus.command(1, WRITE, 512);
+    assert_eq!(nexus.fetches, [(slot, 512)]);
+    assert!(nexus.queue().poll_io().is_none());
+    nexus.deliver_data(slot, Ok(Seg::from_slice(&[3; 512]).into()));
+    let io = nexus.io();
+    assert_eq!(io.data.as_ref().map(SgList::to_vec), Some(vec![3; 512]));
+    nexus.finish(io);
+    assert_eq!(nexus.responses, [(1, Status::GOOD)]);
+}
+
+#[test]
+fn a_response_waits_for_data_that_is_still_to_come() {
+    let mut nexus = Nexus::new(&Bench::new(), "a");
+    let slot = nexus.command(1, WRITE, 512);
+    nexus.tasks.get_mut(slot).unwrap().progress.is_open = true;
+    nexus.fail(slot, Response::bare(Status::BUSY));
+    nexus.end_if_closed(slot);
+    assert!(nexus.responses.is_empty());
+    nexus.tasks.get_mut(slot).unwrap().progress.is_open = false;
+    nexus.end_if_closed(slot);
+    nexus.end_if_closed(slot);
+    assert_eq!(nexus.responses, [(1, Status::BUSY)]);
+}
+
+#[test]
+fn a_task_waits_while_another_has_its_blocks_locked() {
+    let mut nexus = Nexus::new(&Bench::new(), "a");
+    let slot = nexus.command(1, COMPARE_AND_WRITE, 1024);
+    nexus.deliver_data(slot, Ok(Seg::from_slice(&[0; 1024]).into()));
+    let compare = nexus.io();
+    nexus.command(2, READ, 0);
+    assert!(nexus.queue().poll_io().is_none() && nexus.queue().is_waiting());
+    nexus.resume_waiting();
+    assert!(nexus.queue().is_waiting(), "the blocks are still locked");
+    nexus.finish(compare);
+    let write = nexus.io();
+    nexus.finish(write);
+    nexus.resume_waiting();
+    let read = nexus.io();
+    nexus.finish(read);
+    assert_eq!(nexus.responses, [(1, Status::GOOD), (2, Status::GOOD)]);
+    assert!(!nexus.queue().is_waiting());
+}
+
+#[test]
+fn abort_task_is_done_when_the_io_of_the_task_is() {
+    let mut nexus = Nexus::new(&Bench::new(), "a");
+    nexus.command(1, READ, 0);
+    let io = nexus.io();
+    nexus.command(2, WRITE, 512);
+    assert!(nexus.has_task(1, LUN) && !nexus.has_task(1, Lun::new(1)));
+    nexus.abort_task(100, 1);
+    assert_eq!(nexus.queue().poll_cancel(), Some((VolumeId(0), io.tag)));
+    assert!(nexus.done.is_empty() && !nexus.has_task(1, LUN), "its tag may be used again");
+    nexus.abort_task(101, 2);
+    assert_eq!(nexus.done, [(1, 101)], "nothing of it was under way");
+    nexus.finish(io);
+    assert_eq!(nexus.done, [(1, 101), (1, 100)]);
+    assert_eq!((nexus.responses.len(), nexus.released), (0, 2));
+}
+
+#[test]
+fn an_abort_waits_for_data_that_is_being_written_to_memory() {
+    let mut nexus = Nexus::new(&Bench::new(), "a");
+    let slot = nexus.command(1, WRITE, 512);
+    nexus.tasks.get_mut(slot).unwrap().progress.is_open = true;
+    nexus.abort_task(100, 1);
+    assert!(nexus.done.is_empty() && nexus.tasks.has_aborted_without_io(1));
+    nexus.drop_aborted(slot);
+    assert_eq!((nexus.done, nexus.released), (vec![(1, 100)], 1));
+}
+
+#[test]
+fn a_function_waits_for_the_tasks_of_another_driver() {
+    let mut nexus = Nexus::new(&Bench::new(), "a");
+    nexus.at(2).command(1, READ, 0);
+    let io = nexus.io();
+    nexus.command(2, WRITE, 512);
+    let answer = nexus.at(1).manage_unit(100, TaskManagement::AbortTaskSet, LUN);
+    assert_eq!((answer, nexus.queue().poll_cancel()), (ManagementResponse::FunctionComplete, None));
+    nexus.at(2).read_events();
+    assert_eq!(nexus.queue().poll_cancel(), Some((VolumeId(0), io.tag)));
+    assert_eq!(nexus.released, 1, "the write had nothing in flight");
+    nexus.finish(io);
+    assert!(nexus.done.is_empty(), "its own driver tells the requester");
+    nexus.at(1).read_events();
+    assert_eq!((nexus.done, nexus.released), (vec![(1, 100)], 2));
+}
+
+#[test]
+fn a_reset_waits_for_the_io_of_another_nexus() {
+    let bench = Bench::new();
+    let (mut one, mut other) = (Nexus::new(&bench, "a"), Nexus::new(&bench, "b"));
+    other.command(1, READ, 0);
+    let io = other.io();
+    one.manage_unit(100, TaskManagement::LogicalUnitReset, LUN);
+    one.resume_waiting();
+    assert!(one.done.is_empty() && one.queue().is_waiting());
+    other.finish(io);
+    assert_eq!(other.responses, [(1, Status::TASK_ABORTED)]);
+    one.resume_waiting();
+    assert_eq!(one.done, [(1, 100)]);
+    one.reset_target(101, true);
+    assert_eq!(one.done, [(1, 100), (1, 101)]);
+}
+
+#[test]
+fn a_function_whose_requester_is_gone_ends_in_silence() {
+    let mut nexus = Nexus::new(&Bench::new(), "a");
+    nexus.command(1, READ, 0);
+    let io = nexus.io();
+    nexus.reset_nexus(100);
+    nexus.forget_functions();
+    nexus.finish(io);
+    assert!(nexus.done.is_empty() && nexus.tasks.has_room_for_function());
+    assert_eq!(nexus.released, 1);
+}
+
+#[test]
+fn functions_that_wait_are_bounded() {
+    let mut nexus = Nexus::new(&Bench::new(), "a");
+    for tag in 0..16 {
+        nexus.command(tag, READ, 0);
+        assert!(nexus.tasks.has_room_for_function());
+        nexus.abort_task(100 + tag, tag);
+    }
+    assert!(!nexus.tasks.has_room_for_function());
+    let io = nexus.io();
+    nexus.finish(io);
+    assert!(nexus.tasks.has_room_for_function());
+}
+
+#[test]
+fn a_driver_that_is_gone_leaves_no_task() {
+    let mut nexus = Nexus::new(&Bench::new(), "a");
+    nexus.command(1, READ, 0);
+    nexus.command(2, WRITE, 512);
+    nexus.abort_tasks(|_| true, None);
+    nexus.abandon();
+    assert_eq!((nexus.released, nexus.responses.len()), (2, 0));
+    assert!(nexus.tasks.slots_of(1).is_empty());
+}
+
+#[test]
+fn io_of_a_task_that_moved_completes_at_its_new_driver() {
+    let mut nexus = Nexus::new(&Bench::new(), "a");
+    let slot = nexus.command(1, READ, 0);
+    let io = nexus.io();
+    nexus.tasks.get_mut(slot).unwrap().owner = 2;
+    nexus.finish(io);
+    assert!(nexus.responses.is_empty());
+    nexus.at(2).read_events();
+    assert_eq!(nexus.responses, [(1, Status::GOOD)]);
+}
+
+#[test]
+fn work_in_the_background_goes_on_without_a_session_and_pauses() {
+    let bench = Bench::new();
+    let mut client = bench.client("a");
+    let list = [&[1, 0, 2, 0][..], &[7; 512]].concat();
+    client.run_with(&OVERWRITE_IMMEDIATELY, &list).good();
+    let (mut work, mut channel) = (BackgroundWork::new(bench.target.clone()), client.channel);
+    drop(client.server);
+    let (mut now, mut pauses) = (Instant::now(), 0);
+    while work.on_turn(now) {
+        let mut done: Vec<Completion> = Vec::new();
+        match work.poll_io() {
+            Some((_, io)) => channel.submit(io),
+            None => {
+                // Told the time, it says when the pause ends, and rests until then.
+                assert!(work.on_turn(now) && work.poll_io().is_none());
+                let until = work.poll_timeout(now).expect("a pause");
+                assert!(until > now);
+                (now, pauses) = (until, pauses + 1);
+                continue;
+            }
+        }
+        channel.kick();
+        while done.is_empty() {
+            channel.poll(&mut done);
+        }
+        done.into_iter().for_each(|done| work.on_io(done));
+    }
+    assert!(pauses > 0);
+    let mut client = bench.fresh_client("b");
+    assert_eq!(client.run(&[0; 6]).check(), (6, 0x2900));
+    assert_eq!(client.run(READ).good(), vec![7; 512]);
+    assert!(!BackgroundWork::new(bench.target.clone()).on_turn(now), "nothing is left to do");
+}
+
+const LUN: Lun = Lun(0);
+/// SANITIZE, OVERWRITE with IMMED, and its parameter list of 516 bytes.
+const OVERWRITE_IMMEDIATELY: [u8; 10] = [0x48, 0x81, 0, 0, 0, 0, 0, 2, 4, 0];
+/// READ (10) of block 0.
+const READ: &[u8] = &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+/// WRITE (10) of block 0.
+const WRITE: &[u8] = &[0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+/// COMPARE AND WRITE of block 0.
+const COMPARE_AND_WRITE: &[u8] = &[0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
