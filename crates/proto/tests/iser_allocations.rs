@@ -73,6 +73,7 @@ fn a_target_that_writes_and_reads_memory_allocates_nothing() {
     };
     receive(&mut session, &message(0x43, 0x87, text.as_bytes(), 0, 0, &[0; 16]));
     receive(&mut session, &message(1, 0x81, &[], 1, 0, &[0; 16]));
+    let mut queue_pair = Recorder::default();
     let (mut cmd_sn, mut allocations) = (0, 0);
     let lent = Memory::from_heap(4096);
     let (mut messages, mut ios, mut dones) = (Vec::new(), Vec::with_capacity(64), Vec::with_capacity(64));

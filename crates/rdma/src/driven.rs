@@ -377,7 +377,7 @@ impl<Q: Provider, S: RdmaSession + Initiator> Initiator for Driven<Q, S> {
 mod tests {
     use super::*;
     use crate::loopback::{self, Loopback};
-    use blockmux_proto::rdma::{Access, Event, Head, Remote, Work, WorkError, WorkId};
+    use blockmux_proto::rdma::{Access, Event, Head, QueuePair, Remote, Work, WorkError, WorkId};
     use blockmux_volume::{Seg, SgList};
 
     /// Asks by a message for its memory to be filled, and answers such messages.

@@ -1,9 +1,9 @@
 //! What a provider of queue pairs does, in the words of the verbs and of RFC 5040.
 
 use crate::regions::Refusal;
-use blockmux_proto::rdma::{Event, QueuePair};
 #[cfg(doc)]
 use blockmux_proto::rdma::Work;
+use blockmux_proto::rdma::{Event, QueuePair};
 use blockmux_proto::session::Timed;
 
 /// One end of a reliable connection, from before it is made until all of its work is flushed.
@@ -13,8 +13,8 @@ use blockmux_proto::session::Timed;
 ///
 /// # Connecting
 /// The active side asks for the connection by itself and tells [`Event::Connected`], or [`Event::Refused`] in the place of
-/// [`Event::Disconnected`]. The passive side tells [`Event::Requested`], and goes on with [`Work::Accept`] (then [`Event::Connected`]) or [`Work::Reject`]
-/// (then [`Event::Disconnected`], once the peer has been told). A peer that goes away before that makes it
+/// [`Event::Disconnected`]. The passive side tells [`Event::Requested`], and goes on with [`QueuePair::accept`] (then
+/// [`Event::Connected`]) or [`QueuePair::reject`] (then [`Event::Disconnected`], once the peer has been told). A peer that goes away before that makes it
 /// [`Event::Disconnected`]. Sends, reads and writes may be posted from `Connected` on; receives and registrations at any
 /// time, also before.
 ///
@@ -24,22 +24,22 @@ use blockmux_proto::session::Timed;
 /// and with it all that was posted behind it; reads end in their own order, but later than what stands behind them. So
 /// whoever sends a message that depends on data read waits for the read.
 ///
-/// A registration, and its end, count at once: by the time that [`QueuePair::post`] returns, the peer can do what was
+/// A registration, and its end, count at once: by the time that the call returns, the peer can do what was
 /// granted, and can do no more what was taken back: the rest of a write that was just arriving goes nowhere. Data that the
 /// peer has asked for before may still be on its way out.
 ///
 /// # Completion
-/// Each send, read and write that was posted, and each registration, comes back exactly once: as [`Event::Done`], or
-/// [`Event::Registered`]. Those of one kind come back in the order in which they were posted. `Done` of a send or a write
+/// Each send, read, write and registration that was posted as [`Work`] comes back exactly once: as [`Event::Done`], or
+/// [`Event::Registered`]. Those that were called may have been carried out by the call, as [`QueuePair`] says. Those of one kind come back in the order in which they were posted. `Done` of a send or a write
 /// means that its memory is free again, and nothing more; `Done` of a read that all its data is there, and all messages
-/// that had arrived before are told before it. Accepting, rejecting, receives, [`Work::Invalidate`] and
-/// [`Work::Disconnect`] come back as nothing.
+/// that had arrived before are told before it. Accepting, rejecting, receives, [`QueuePair::invalidate`] and
+/// [`QueuePair::disconnect`] come back as nothing.
 ///
 /// Memory that was posted or registered is held on to until then, or until the grant ends, and no longer.
 ///
 /// # Messages
 /// Each takes one receive buffer, of which there are [`Endpoint::receives`](blockmux_proto::rdma::Endpoint::receives)
-/// and one more for each [`Work::Receive`]. A message that closes memory is told together with what it closed; if that
+/// and as many more as [`QueuePair::receive`] posts. A message that closes memory is told together with what it closed; if that
 /// was not open, it is not told at all and ends the connection.
 ///
 /// # Errors
@@ -52,7 +52,7 @@ use blockmux_proto::session::Timed;
 /// comes [`Event::Disconnected`]: once, and last. All memory is closed to the peer before that is told. What is posted
 /// later is flushed too, and without another `Disconnected`.
 ///
-/// [`Work::Disconnect`] is no error: what was posted before is done first, and what the peer had sent before it learned
+/// [`QueuePair::disconnect`] is no error: what was posted before is done first, and what the peer had sent before it learned
 /// of it still arrives; then both sides tell `Disconnected`.
 pub trait Provider: QueuePair + Timed {
     /// What it can do. The numbers are final once the connection is there.

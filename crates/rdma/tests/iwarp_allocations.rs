@@ -5,7 +5,7 @@
 mod counting;
 mod iwarp_pipe;
 
-use blockmux_proto::rdma::{Access, QueuePair, Event, Head, Remote, Work, WorkId};
+use blockmux_proto::rdma::{Access, Event, Head, QueuePair, Remote, Work, WorkId};
 use blockmux_rdma::Provider;
 use blockmux_rdma::iwarp::Config;
 use blockmux_volume::{Memory, Pages, SgList};

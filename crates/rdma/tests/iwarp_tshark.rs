@@ -3,7 +3,7 @@
 //! Without tshark the test prints a line that begins with `skipped: ` and passes.
 #![allow(clippy::arithmetic_side_effects, clippy::indexing_slicing, reason = "an overflow fails the test")]
 
-use blockmux_proto::rdma::{Access, Endpoint, Event, Head, Remote, Stag, Work, WorkId};
+use blockmux_proto::rdma::{Access, Endpoint, Event, Head, QueuePair, Remote, Stag, Work, WorkId};
 use blockmux_proto::session::{Demand, StreamSession};
 use blockmux_rdma::Provider;
 use blockmux_rdma::iwarp::{Config, Iwarp};

@@ -48,6 +48,7 @@ pub(crate) fn iser_initiator(data: &[u8]) {
     let closes = choices.of(&[0x80, 0x80, 0xc0]);
     let mut run = Run {
         session: IserInitiatorSession::new(config, pool.clone(), [7; 32], now),
+        queue_pair: Recorder::default(),
         good: GoodTarget::new(closes, now),
         choices,
         records: Records(&stream),
@@ -67,6 +68,7 @@ pub(crate) fn iser_initiator(data: &[u8]) {
 struct Run<'a> {
     choices: Choices<'a>,
     session: IserInitiatorSession,
+    queue_pair: Recorder,
     good: GoodTarget,
     records: Records<'a>,
     pool: Pool,
@@ -246,6 +248,7 @@ impl Sent {
 /// Our own target, over the RAM volume of LUN 0, to be talked to now and then.
 struct GoodTarget {
     session: IserTargetSession,
+    queue_pair: Recorder,
     channel: Box<dyn Channel>,
 }
 
@@ -259,7 +262,7 @@ impl GoodTarget {
         let core = TestCore::new().as_core();
         let (_, disk) = exports.iter().next().expect("there is one");
         let channel = disk.volume.open(&core, session.depth(), Waker::idle()).expect("a RAM volume opens");
-        GoodTarget { session, channel }
+        GoodTarget { session, queue_pair: Recorder::default(), channel }
     }
 
     /// What it says to a message, and what each answer closes; it reaches what is open.

@@ -32,6 +32,7 @@ pub(crate) fn iser_target(data: &[u8]) {
         served: Served::open(exports, &pool, session.depth()),
         receives: u64::from(session.endpoint().receives),
         session,
+        queue_pair: Recorder::default(),
         choices,
         messages: Records(&stream),
         pool,
@@ -54,6 +55,7 @@ pub(crate) fn iser_target(data: &[u8]) {
 struct Run<'a> {
     choices: Choices<'a>,
     session: IserTargetSession,
+    queue_pair: Recorder,
     served: Served,
     messages: Records<'a>,
     pool: Pool,
@@ -135,7 +137,9 @@ impl Run<'_> {
     fn post(&mut self) -> bool {
         let room = (self.session.endpoint().sends as usize).saturating_sub(self.posted.len());
         let before = (self.posted.len(), self.receives);
-        while let Some(work) = self.next_work(room.min(1 + self.choices.below(32))) {
+        loop {
+            let room = room.min(1 + self.choices.below(32));
+            let Some(work) = self.next_work(room) else { break };
             match &work {
                 Work::Receive => self.receives += 1,
                 Work::Accept { private_data } => assert_eq!(private_data.len(), 4),

@@ -5,7 +5,7 @@ use blockmux_proto::iscsi::client::{FoundTarget, IserDiscoverySession, IserIniti
 use blockmux_proto::iscsi::login::operational::{Key, Parameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::offer;
-use blockmux_proto::rdma::{Endpoint, Event, Head, RdmaSession, Work, WorkId};
+use blockmux_proto::rdma::{Endpoint, Event, Head, QueuePair, RdmaSession, Work, WorkId};
 use blockmux_proto::session::{Initiator, Target};
 use blockmux_rdma::loopback::{self, Loopback};
 use blockmux_rdma::{Driven, Fault, Provider, Violation};

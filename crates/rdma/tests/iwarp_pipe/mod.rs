@@ -1,7 +1,7 @@
 //! Two ends of an iWARP connection in one thread, and a stream between them that allocates nothing.
 
 use blockmux_proto::outbox::Piece;
-use blockmux_proto::rdma::{Endpoint, Event, Work};
+use blockmux_proto::rdma::{Endpoint, Event, QueuePair};
 use blockmux_proto::session::{Demand, StreamSession};
 use blockmux_rdma::Provider;
 use blockmux_rdma::iwarp::{Config, Iwarp};
@@ -34,7 +34,7 @@ impl Pipe {
         };
         pipe.carry();
         assert!(matches!(pipe.passive.poll(), Some(Event::Requested { .. })));
-        pipe.passive.post(Work::Accept { private_data: Vec::new() });
+        pipe.passive.accept(Vec::new());
         pipe.carry();
         for end in [&mut pipe.active, &mut pipe.passive] {
             assert!(matches!(end.poll(), Some(Event::Connected { .. })));

@@ -246,7 +246,7 @@ fn put_id(len: u32) -> WorkId {
 
 /// The high half of a number: data-in.
 const PUT: u64 = 1;
-/// The same: data-out.
+/// The high half of a number: data-out.
 const GET: u64 = 2;
 
 #[cfg(test)]

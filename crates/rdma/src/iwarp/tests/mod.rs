@@ -10,7 +10,7 @@ mod splits;
 
 use super::{Config, Iwarp};
 use crate::queue_pair::Provider;
-use blockmux_proto::rdma::{Endpoint, Event, Work};
+use blockmux_proto::rdma::{Endpoint, Event, QueuePair, Work};
 use blockmux_proto::session::{Demand, MAX_DEMAND, ProtocolError, StreamSession};
 use blockmux_volume::{Chunk, Crc32c, Memory, Pool, SgList};
 use std::time::Instant;
