@@ -112,7 +112,7 @@ impl Turn<'_> {
             Some(outcome) => {
                 self.respond(itt, FunctionResponse::FUNCTION_COMPLETE);
                 let window = self.session.window;
-                self.connection.replies.reassigned(self.outbox, window, outcome, exp_data_sn);
+                self.connection.replies.reassigned(window, outcome, exp_data_sn);
             }
             None => self.respond(itt, FunctionResponse::TASK_DOES_NOT_EXIST),
         }

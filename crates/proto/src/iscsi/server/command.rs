@@ -251,7 +251,7 @@ impl Turn<'_> {
             .and_then(|entry| entry.progress.transfer.grant(max_burst, max_outstanding))
         {
             let ttt = self.session.tasks.transfer_tag(slot, grant.r2t_sn);
-            self.connection.replies.r2t(self.outbox, self.session.window, to, ttt, grant);
+            self.connection.replies.r2t(self.session.window, to, ttt, grant);
         }
     }
 }
@@ -311,15 +311,9 @@ impl Transport for Turn<'_> {
             return self.session.park(self.connection.key, outcome);
         }
         if self.connection.replies.mover.is_some() {
-            return self.connection.replies.command_over_rdma(
-                self.outbox,
-                self.session.window,
-                slot,
-                expected,
-                response,
-            );
+            return self.connection.replies.command_over_rdma(self.session.window, slot, expected, response);
         }
-        self.connection.replies.command(self.outbox, self.session.window, expected, response);
+        self.connection.replies.command(self.session.window, expected, response);
     }
 
     #[inline]

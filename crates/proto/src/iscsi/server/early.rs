@@ -236,7 +236,7 @@ impl Turn<'_> {
         {
             match next {
                 Next::Of(owner, _) if owner != self.connection.key => return self.session.call(owner),
-                Next::Of(_, bhs) if !self.connection.has_room(data_in_of(&bhs), self.outbox) => {
+                Next::Of(_, bhs) if !self.connection.has_room(data_in_of(&bhs)) => {
                     self.connection.is_held_up = true;
                     return;
                 }

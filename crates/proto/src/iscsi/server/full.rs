@@ -30,8 +30,8 @@ use crate::iscsi::login::operational::Key;
 use crate::iscsi::login::target::Established;
 use crate::iscsi::node::Node;
 use crate::iscsi::pdu::{self, Head, Parsed};
+use crate::iscsi::sender::Sender;
 use crate::iscsi::sessions::Membership;
-use crate::outbox::Outbox;
 use crate::scsi::task_set::TaskRouter;
 use crate::session::{Demand, ProtocolError};
 use blockmux_volume::{Chunk, Completion, Crc32c, Io, Pool, Tag, Waker};
@@ -55,13 +55,12 @@ pub(super) struct FullFeature {
 pub(super) struct Turn<'a> {
     pub(super) session: &'a mut Shared,
     pub(super) connection: &'a mut Connection,
-    pub(super) outbox: &'a mut Outbox,
 }
 
 impl Drop for FullFeature {
     /// A driver that has ended early leaves nothing in the session.
     fn drop(&mut self) {
-        self.turn(&mut Outbox::default(), |turn| {
+        self.turn(|turn| {
             turn.end();
             turn.abandon();
         });
@@ -78,6 +77,7 @@ pub(super) struct Surroundings {
     pub(super) pool: Pool,
     /// Has the connection's driver take a turn.
     pub(super) waker: Waker,
+    pub(super) sender: Sender,
 }
 
 impl FullFeature {
@@ -100,7 +100,7 @@ impl FullFeature {
         now: Instant,
     ) -> FullFeature {
         let key = shared.borrow_mut().add_link(&mut established, &with.waker);
-        let connection = Connection::new(key, &established, with.local_ip, with.pool, now);
+        let connection = Connection::new(key, &established, with.local_ip, with.pool, with.sender, now);
         FullFeature { connection, shared: shared.clone() }
     }
 
@@ -109,24 +109,24 @@ impl FullFeature {
         self.shared.borrow().tasks.owed(self.connection.key)
     }
 
-    pub(super) fn demand(&self, outbox: &Outbox) -> Demand {
-        self.connection.demand(outbox)
+    #[inline]
+    pub(super) fn sender(&mut self) -> &mut Sender {
+        &mut self.connection.replies.sender
+    }
+
+    pub(super) fn demand(&self) -> Demand {
+        self.connection.demand()
     }
 
     /// Takes every whole message from `at` on; returns where it stopped.
     #[inline]
-    pub(super) fn on_bytes(
-        &mut self,
-        input: &Chunk,
-        at: usize,
-        outbox: &mut Outbox,
-    ) -> Result<usize, ProtocolError> {
-        self.turn(outbox, |turn| turn.on_bytes(input, at))
+    pub(super) fn on_bytes(&mut self, input: &Chunk, at: usize) -> Result<usize, ProtocolError> {
+        self.turn(|turn| turn.on_bytes(input, at))
     }
 
     /// The memory of [`Demand::Place`] is full.
-    pub(super) fn on_placed(&mut self, outbox: &mut Outbox) {
-        self.turn(outbox, |turn| {
+    pub(super) fn on_placed(&mut self) {
+        self.turn(|turn| {
             turn.on_placed();
             turn.deliver_early();
         });
@@ -134,13 +134,13 @@ impl FullFeature {
 
     /// The initiator has closed its side. It should have logged out, but killed ones do not; between PDUs nothing that
     /// was answered is lost.
-    pub(super) fn on_end(&mut self, outbox: &mut Outbox) -> Result<(), ProtocolError> {
+    pub(super) fn on_end(&mut self) -> Result<(), ProtocolError> {
         let was_between = matches!(self.connection.awaiting, Awaiting::Head(_));
         if !self.connection.is_over && self.shared.borrow().is_unwanted() {
             let reason = "another login of this initiator took the session's place";
             self.connection.events.push(AuditEvent::Logout { reason });
         }
-        self.turn(outbox, |turn| turn.lose_connection());
+        self.turn(|turn| turn.lose_connection());
         match was_between {
             true => Ok(()),
             false => Err(ProtocolError {
@@ -151,16 +151,16 @@ impl FullFeature {
     }
 
     /// The target stops: see `parting`.
-    pub(super) fn on_stop(&mut self, outbox: &mut Outbox) {
-        self.turn(outbox, |turn| turn.on_stop());
+    pub(super) fn on_stop(&mut self) {
+        self.turn(|turn| turn.on_stop());
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.connection.poll_timeout()
     }
 
-    pub(super) fn on_timeout(&mut self, now: Instant, outbox: &mut Outbox) -> Result<(), ProtocolError> {
-        self.turn(outbox, |turn| turn.on_timeout(now))
+    pub(super) fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        self.turn(|turn| turn.on_timeout(now))
     }
 
     #[inline]
@@ -174,8 +174,8 @@ impl FullFeature {
     }
 
     #[inline]
-    pub(super) fn on_io(&mut self, done: Completion, outbox: &mut Outbox) {
-        self.turn(outbox, |turn| turn.on_io(done));
+    pub(super) fn on_io(&mut self, done: Completion) {
+        self.turn(|turn| turn.on_io(done));
     }
 
     #[inline]
@@ -190,14 +190,14 @@ impl FullFeature {
 
     /// A turn of the driver begins.
     #[inline]
-    pub(super) fn on_turn(&mut self, outbox: &mut Outbox) {
-        self.turn(outbox, |turn| turn.on_turn());
+    pub(super) fn on_turn(&mut self) {
+        self.turn(|turn| turn.on_turn());
     }
 
     #[inline]
-    pub(super) fn turn<T>(&mut self, outbox: &mut Outbox, act: impl FnOnce(&mut Turn<'_>) -> T) -> T {
+    pub(super) fn turn<T>(&mut self, act: impl FnOnce(&mut Turn<'_>) -> T) -> T {
         let session = &mut *self.shared.borrow_mut();
-        let mut turn = Turn { session, connection: &mut self.connection, outbox };
+        let mut turn = Turn { session, connection: &mut self.connection };
         let result = act(&mut turn);
         if turn.connection.is_over {
             turn.leave();
@@ -254,7 +254,7 @@ impl Turn<'_> {
                 reference: "RFC 7143 §11.19, NOP-In",
             });
         } else {
-            self.connection.replies.ping(self.outbox, self.session.window, PING_TAG);
+            self.connection.replies.ping(self.session.window, PING_TAG);
         }
         Ok(())
     }
@@ -285,12 +285,12 @@ impl Turn<'_> {
     /// Refuses a PDU.
     #[cold]
     pub(super) fn reject(&mut self, reason: RejectReason, bhs: &Bhs) {
-        self.connection.replies.reject(self.outbox, self.session.window, reason, bhs);
+        self.connection.replies.reject(self.session.window, reason, bhs);
     }
 
     /// Answers a task management function.
     pub(super) fn respond(&mut self, itt: u32, response: FunctionResponse) {
-        self.connection.replies.management(self.outbox, self.session.window, itt, response);
+        self.connection.replies.management(self.session.window, itt, response);
     }
 
     /// One header, or a part of a segment; `None` if more bytes, room or memory are needed.
@@ -335,7 +335,7 @@ impl Turn<'_> {
             Parsed::Head(head) => head,
         };
         let data_in = data_in_of(&head.bhs);
-        if !self.connection.has_room(data_in, self.outbox) {
+        if !self.connection.has_room(data_in) {
             (self.connection.waits_for, self.connection.awaiting) = (data_in, Awaiting::Head(head.len));
             return Ok(None);
         }
@@ -458,7 +458,7 @@ pub(super) const WINDOW: u32 = 256;
 /// Commands with the I bit under way beside them.
 pub(super) const MAX_IMMEDIATE: usize = 16;
 
-/// The most data-in of one session, in bytes, what waits in its outbox included; and the same of data-out for which
+/// The most data-in of one session, in bytes, what waits to be sent included; and the same of data-out for which
 /// memory was taken. Above any one command's.
 pub(super) const PAYLOAD_IN_FLIGHT: usize = 64 << 20;
 

@@ -74,7 +74,7 @@ impl Turn<'_> {
             let (wait, retain) = self.times();
             let parameters = [cid, wait, retain];
             let window = self.session.window;
-            self.connection.replies.event(self.outbox, window, AsyncEvent::CONNECTION_DROP, parameters);
+            self.connection.replies.event(window, AsyncEvent::CONNECTION_DROP, parameters);
         }
     }
 

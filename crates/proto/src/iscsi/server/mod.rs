@@ -34,7 +34,7 @@
 //!
 //! # Over RDMA
 //! [`IserTargetSession`] is the same session over a queue pair (iSER, RFC 7145). The seam is that of RFC 5047: what has come
-//! as a message goes the way of every PDU (`rdma`), control PDUs leave by the outbox, cut into messages (`iser`); and where
+//! as a message goes the way of every PDU (`rdma`), control PDUs leave as messages (`sender`, `iser`); and where
 //! `answer` would make Data-In and `command` R2Ts, the datamover writes and reads the initiator's memory (`datamover`).
 //! Commands, sequence, tasks and management know nothing of it.
 
@@ -70,6 +70,7 @@ use super::login::chap::SEED_LEN;
 use super::login::operational::Key;
 use super::login::target::{Established, Session, TargetLogin};
 use super::node::Node;
+use super::sender::Sender;
 use super::sessions::{HangUp, LoginPermit};
 use crate::event::{AuditEvent, AuditEvents, Login};
 use crate::exports::VolumeId;
@@ -88,7 +89,8 @@ use std::time::Instant;
 /// One connection of an initiator's session with an iSCSI target.
 pub struct TargetSession {
     phase: Phase,
-    outbox: Outbox,
+    /// The login's; full feature phase takes it over.
+    sender: Sender,
     events: AuditEvents,
     node: Arc<Node>,
     group_tag: u16,
@@ -142,7 +144,7 @@ impl TargetSession {
         let entrance = Entrance::new(login, node.clone(), local.clone(), now);
         TargetSession {
             phase: Phase::Entrance(Box::new(entrance)),
-            outbox: Outbox::default(),
+            sender: Sender::default(),
             events: AuditEvents::default(),
             node,
             group_tag,
@@ -164,6 +166,15 @@ impl TargetSession {
         }
         self.local_ip = local_ip;
         self
+    }
+
+    /// What the session sends by now.
+    #[inline]
+    fn sender(&mut self) -> &mut Sender {
+        match &mut self.phase {
+            Phase::Full(full) => full.sender(),
+            Phase::Entrance(_) | Phase::Closing => &mut self.sender,
+        }
     }
 
     fn protocol(&self) -> &'static str {
@@ -201,6 +212,7 @@ impl TargetSession {
             local: self.local.clone(),
             pool: self.pool.clone(),
             waker: self.waker.clone(),
+            sender: std::mem::take(&mut self.sender),
         };
         self.events.push(AuditEvent::Login(self.login_of(&established)));
         let is_solicited_only = established.parameters.is_on(Key::TaggedBufferForSolicitedDataOnly);
@@ -228,13 +240,13 @@ impl Timed for TargetSession {
         self.now = now;
         match &mut self.phase {
             Phase::Entrance(entrance) => {
-                let result = entrance.on_timeout(now, &mut self.outbox);
+                let result = entrance.on_timeout(now, &mut self.sender);
                 if let Some(established) = self.audited(result)? {
                     self.enter(*established);
                 }
                 Ok(())
             }
-            Phase::Full(full) => full.on_timeout(now, &mut self.outbox),
+            Phase::Full(full) => full.on_timeout(now),
             Phase::Closing => Ok(()),
         }
     }
@@ -244,7 +256,7 @@ impl StreamSession for TargetSession {
     fn demand(&self) -> Demand {
         match &self.phase {
             Phase::Entrance(entrance) => entrance.demand(),
-            Phase::Full(full) => full.demand(&self.outbox),
+            Phase::Full(full) => full.demand(),
             Phase::Closing => Demand::Close,
         }
     }
@@ -254,28 +266,28 @@ impl StreamSession for TargetSession {
         let mut taken = 0;
         if let Phase::Entrance(entrance) = &mut self.phase {
             let established;
-            let result = entrance.on_bytes(input.unread(), &mut self.outbox);
+            let result = entrance.on_bytes(input.unread(), &mut self.sender);
             (taken, established) = self.audited(result)?;
             if let Some(established) = established {
                 self.enter(*established);
             }
         }
         match &mut self.phase {
-            Phase::Full(full) => full.on_bytes(input, taken, &mut self.outbox),
+            Phase::Full(full) => full.on_bytes(input, taken),
             Phase::Entrance(_) | Phase::Closing => Ok(taken),
         }
     }
 
     fn on_placed(&mut self) -> Result<(), ProtocolError> {
         if let Phase::Full(full) = &mut self.phase {
-            full.on_placed(&mut self.outbox);
+            full.on_placed();
         }
         Ok(())
     }
 
     fn on_end(&mut self) -> Result<(), ProtocolError> {
         match &mut self.phase {
-            Phase::Full(full) => full.on_end(&mut self.outbox),
+            Phase::Full(full) => full.on_end(),
             Phase::Entrance(_) | Phase::Closing => {
                 self.phase = Phase::Closing;
                 Ok(())
@@ -285,7 +297,7 @@ impl StreamSession for TargetSession {
 
     #[inline]
     fn outbox(&mut self) -> &mut Outbox {
-        &mut self.outbox
+        self.sender().outbox()
     }
 }
 
@@ -313,7 +325,7 @@ impl Target for TargetSession {
     #[inline]
     fn on_io(&mut self, done: Completion) {
         if let Phase::Full(full) = &mut self.phase {
-            full.on_io(done, &mut self.outbox);
+            full.on_io(done);
         }
     }
 
@@ -332,7 +344,7 @@ impl Target for TargetSession {
     #[inline]
     fn on_turn(&mut self) {
         if let Phase::Full(full) = &mut self.phase {
-            full.on_turn(&mut self.outbox);
+            full.on_turn();
         }
     }
 
@@ -365,10 +377,10 @@ impl Target for TargetSession {
     fn on_stop(&mut self) {
         match &mut self.phase {
             Phase::Entrance(entrance) => {
-                entrance.on_stop(&mut self.outbox);
+                entrance.on_stop(&mut self.sender);
                 self.phase = Phase::Closing;
             }
-            Phase::Full(full) => full.on_stop(&mut self.outbox),
+            Phase::Full(full) => full.on_stop(),
             Phase::Closing => {}
         }
     }

@@ -59,12 +59,7 @@ impl Turn<'_> {
         }
         self.connection.parting = Parting::Asked(None);
         let window = self.session.window;
-        self.connection.replies.event(
-            self.outbox,
-            window,
-            AsyncEvent::LOGOUT_REQUEST,
-            [0, 0, SECONDS_TO_LOG_OUT],
-        );
+        self.connection.replies.event(window, AsyncEvent::LOGOUT_REQUEST, [0, 0, SECONDS_TO_LOG_OUT]);
     }
 
     /// Time passes for an initiator that was asked to log out.
@@ -85,7 +80,7 @@ impl Turn<'_> {
         self.connection.parting = Parting::Dropping;
         let (wait, retain) = self.times();
         let window = self.session.window;
-        self.connection.replies.event(self.outbox, window, AsyncEvent::SESSION_DROP, [0, wait, retain]);
+        self.connection.replies.event(window, AsyncEvent::SESSION_DROP, [0, wait, retain]);
     }
 }
 

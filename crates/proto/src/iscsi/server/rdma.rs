@@ -42,7 +42,7 @@ impl Turn<'_> {
     pub(super) fn on_message(&mut self, message: &Message) -> Result<bool, ProtocolError> {
         self.connection.keep_alive.heard = true;
         let (Message { header, bhs, ahs, data }, data_len) = (message, message.data_len());
-        if !self.connection.has_room(data_in_of(bhs), self.outbox) {
+        if !self.connection.has_room(data_in_of(bhs)) {
             return Ok(false);
         }
         if data_len > self.connection.parameters.get(Key::MaxRecvDataSegmentLength) as usize {

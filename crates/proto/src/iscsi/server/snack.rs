@@ -20,17 +20,16 @@ impl Turn<'_> {
         let request: &SnackRequest = transmute_ref!(bhs);
         let (itt, ttt) = (request.initiator_task_tag.get(), request.target_transfer_tag.get());
         let run = (request.beg_run.get(), request.run_length.get());
-        let (outbox, window, replies) =
-            (&mut *self.outbox, self.session.window, &mut self.connection.replies);
+        let (window, replies) = (self.session.window, &mut self.connection.replies);
         let result = match SnackType(request.snack_type & FUNCTION_MASK) {
-            SnackType::DATA_R2T => match replies.data_again(outbox, window, itt, run) {
+            SnackType::DATA_R2T => match replies.data_again(window, itt, run) {
                 Some(result) => result,
                 None => self.r2t_again(itt, run),
             },
-            SnackType::STATUS => replies.answers_again(outbox, window, run.0, run.1),
+            SnackType::STATUS => replies.answers_again(window, run.0, run.1),
             SnackType::DATA_ACK if run.1 == 0 => replies.confirm_data(ttt, run.0),
             SnackType::R_DATA if run.1 == 0 && ttt != 0 && ttt != RESERVED_TAG => {
-                replies.resegment(outbox, window, itt, run.0, ttt)
+                replies.resegment(window, itt, run.0, ttt)
             }
             _ => Err(RejectReason::INVALID_PDU_FIELD),
         };
@@ -50,7 +49,7 @@ impl Turn<'_> {
         });
         let (to, grant) = asked.ok_or(RejectReason::PROTOCOL_ERROR)?;
         let ttt = self.session.tasks.transfer_tag(slot, grant.r2t_sn);
-        self.connection.replies.r2t(self.outbox, self.session.window, to, ttt, grant);
+        self.connection.replies.r2t(self.session.window, to, ttt, grant);
         Ok(())
     }
 

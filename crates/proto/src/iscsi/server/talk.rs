@@ -60,7 +60,7 @@ impl Turn<'_> {
     fn on_nop(&mut self, bhs: &Bhs, data: &[u8]) {
         let itt = bhs.initiator_task_tag.get();
         if itt != RESERVED_TAG {
-            self.connection.replies.pong(self.outbox, self.session.window, itt, bhs.lun, data);
+            self.connection.replies.pong(self.session.window, itt, bhs.lun, data);
         } else if !bhs.is_immediate() {
             // RFC 7143 §11.18.1: without a tag it must be immediate.
             self.reject(RejectReason::INVALID_PDU_FIELD, bhs);
@@ -85,7 +85,7 @@ impl Turn<'_> {
         self.connection.negotiation.input.extend_from_slice(data);
         if goes_on {
             let ttt = self.connection.negotiation.next_ttt();
-            return self.connection.replies.text(self.outbox, self.session.window, (itt, ttt), 0, &[]);
+            return self.connection.replies.text(self.session.window, (itt, ttt), 0, &[]);
         }
         if self.connection.negotiation.output.is_empty() {
             let input = std::mem::take(&mut self.connection.negotiation.input);
@@ -109,7 +109,7 @@ impl Turn<'_> {
         } else {
             (0, self.connection.negotiation.next_ttt())
         };
-        self.connection.replies.text(self.outbox, self.session.window, (itt, ttt), flags, &part);
+        self.connection.replies.text(self.session.window, (itt, ttt), flags, &part);
     }
 
     /// Text that breaks the rules: the negotiation begins anew, and nothing of it holds (RFC 7143, Negotiation Failures).
@@ -217,7 +217,7 @@ impl Turn<'_> {
             self.connection.events.push(AuditEvent::Logout { reason });
         }
         let times = self.times();
-        self.connection.replies.logout(self.outbox, self.session.window, itt, result, times);
+        self.connection.replies.logout(self.session.window, itt, result, times);
     }
 
     /// DefaultTime2Wait and DefaultTime2Retain, in seconds.
