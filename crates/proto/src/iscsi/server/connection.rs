@@ -2,10 +2,10 @@
 
 use super::datamover::Datamover;
 use super::full::{PAYLOAD_IN_FLIGHT, PING_INTERVAL};
-use super::parting::Parting;
+use super::links::Parting;
+use super::negotiation::Negotiation;
 use super::receive::{Awaiting, Segment};
 use super::replies::Replies;
-use super::talk::Negotiation;
 use crate::event::AuditEvents;
 use crate::iscsi::login::operational::{Key, Parameters};
 use crate::iscsi::login::target::Established;

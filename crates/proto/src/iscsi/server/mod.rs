@@ -3,11 +3,8 @@
 //! ```text
 //!             ┌──────────────┐  FullFeaturePhase  ┌─────────────────────────────────────────────┐
 //!   new ────▶ │   Entrance   │ ─────────────────▶ │                FullFeature                  │
-//!             │ entrance.rs  │                    │ full.rs, receive.rs  command.rs, transfer.rs│
-//!             └──────────────┘                    │ talk.rs  manage.rs  replies.rs  sequence.rs │
-//!                                                 │ parting.rs                                  │
-//!                                                 │ early.rs  kept.rs  snack.rs  links.rs       │
-//!                                                 │ allegiance.rs      rdma.rs  datamover.rs    │
+//!             │ entrance.rs  │                    │ receive.rs ──▶ full.rs ──▶ command.rs       │
+//!             └──────────────┘                    │      links.rs         ──▶ negotiation.rs    │
 //!                     │ refused                   └─────────────────────────────────────────────┘
 //!                     ▼                                   │ logged out, reset, stopped
 //!                  Closing ──────▶ Demand::Close ◀────────┘
@@ -15,15 +12,15 @@
 //! *Several connections to a session* (MC/S): they live on one core and share what is the session's (`shared`): command
 //! numbers, nexus, tasks. A [`TargetSession`] is one of them; its first login request says which session it is for, and
 //! `local` where that is (`docs/decisions/0010-several-connections-to-a-session.md`). `links` is what connections do
-//! for each other.
+//! for each other, and how they end.
 //!
 //! *Error recovery level 1* (RFC 7143 §7): what has a StatSN is kept until it is acknowledged (`kept`), and sent again for
 //! SNACK; a request whose data has a wrong digest counts as not received, and those behind it wait (`early`); data-out
-//! that is lost is asked for again (`snack`, `transfer`). A wrong header digest ends the connection at every level: not
+//! that is lost is asked for again (`command`, `transfer`). A wrong header digest ends the connection at every level: not
 //! even the length of the PDU can be believed, and there is no layer below that would find the next one (§7.8).
 //!
 //! *Error recovery level 2*: a connection that is lost has *failed*, and its tasks stay with its driver until TASK
-//! REASSIGN takes them to another connection, or their time is over (`allegiance`).
+//! REASSIGN takes them to another connection, or their time is over (`links`).
 //!
 //! What bounds a connection: 64 requests, 64 KiB of text and 30 seconds for a login; then 256 commands in the window and
 //! 16 immediate ones, 64 MiB of data-in and as much memory for data-out, 16 task management functions, 64 KiB of text,
@@ -34,11 +31,10 @@
 //!
 //! # Over RDMA
 //! [`IserTargetSession`] is the same session over a queue pair (iSER, RFC 7145). The seam is that of RFC 5047: what has come
-//! as a message goes the way of every PDU (`rdma`), control PDUs leave as messages (`sender`, `iser`); and where
+//! as a message goes the way of every PDU (`receive`), control PDUs leave as messages (`sender`, `iser`); and where
 //! `answer` would make Data-In and `command` R2Ts, the datamover writes and reads the initiator's memory (`datamover`).
-//! Commands, sequence, tasks and management know nothing of it.
+//! Sequence and tasks know nothing of it.
 
-mod allegiance;
 mod answer;
 mod command;
 mod connection;
@@ -50,16 +46,12 @@ mod iser;
 mod kept;
 mod links;
 mod local;
-mod manage;
-mod parting;
-mod rdma;
+mod negotiation;
 mod receive;
 mod replies;
 mod request;
 mod sequence;
 mod shared;
-mod snack;
-mod talk;
 mod tasks;
 mod transfer;
 

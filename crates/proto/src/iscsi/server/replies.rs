@@ -5,6 +5,7 @@
 
 use super::datamover::Datamover;
 use super::kept::{Kept, Outcome, What};
+use super::negotiation::Answer;
 use super::sequence::CommandWindow;
 use crate::iscsi::digests::Digests;
 use crate::iscsi::login::operational::{Key, Parameters};
@@ -51,10 +52,6 @@ impl Replies {
 
     pub(super) fn digests(&self) -> Digests {
         self.sender.digests()
-    }
-
-    pub(super) fn max_segment(&self) -> usize {
-        self.max_segment
     }
 
     pub(super) fn set_max_segment(&mut self, len: usize) {
@@ -308,17 +305,17 @@ impl Replies {
         }
     }
 
-    /// A text response, with F or C as `flags`; `ttt` is reserved in the last one.
-    pub(super) fn text(&mut self, window: CommandWindow, (itt, ttt): (u32, u32), flags: u8, text: &[u8]) {
+    pub(super) fn text(&mut self, window: CommandWindow, itt: u32, answer: &Answer) {
+        let Answer { flags, ttt, text } = answer;
         let pdu = TextResponse {
             opcode: Opcode::TEXT_RESPONSE.0,
-            flags,
+            flags: *flags,
             reserved: [0; 2],
             total_ahs_length: 0,
             data_segment_length: U24::new(text.len() as u32),
             lun: [0; 8],
             initiator_task_tag: itt.into(),
-            target_transfer_tag: ttt.into(),
+            target_transfer_tag: (*ttt).into(),
             stat_sn: self.next_stat_sn().into(),
             exp_cmd_sn: window.exp_cmd_sn().into(),
             max_cmd_sn: window.max_cmd_sn().into(),
