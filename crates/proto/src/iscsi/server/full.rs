@@ -137,7 +137,7 @@ impl FullFeature {
         }
     }
 
-    /// The target stops: see `parting`.
+    /// The target stops: see `links`.
     pub(super) fn on_stop(&mut self) {
         self.turn(|turn| turn.on_stop());
     }
