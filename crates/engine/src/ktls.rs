@@ -1,21 +1,30 @@
 //! TLS by the Linux kernel (kTLS, `Documentation/networking/tls.rst`): keys for the records of a TCP socket.
 //!
-//! The kernel is asked once: where it has no TLS, no socket asks again, since each would have the kernel look for the
-//! module. Whoever loads that later starts the program anew.
+//! The kernel loads its module `tls` only for who has CAP_NET_ADMIN, which a daemon gives up: [`load`] is called before that.
+//! Where the kernel has no TLS, no socket asks again for a minute, since each might have it look for the module.
 
 use crate::host::Direction;
 use crate::sys::set_option;
 use blockmux_tls::RecordKeys;
 use std::io;
-use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Has the kernel load its TLS, if it can and may. Without connection a socket is refused only after that.
+pub fn load() {
+    if let Ok(socket) = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None) {
+        let _ = set_option(socket.as_raw_fd(), libc::SOL_TCP, libc::TCP_ULP, b"tls");
+    }
+}
 
 /// Attaches it to a connected socket; without keys it does nothing yet.
 ///
 /// # Errors
 /// If the kernel has none, or the socket is no TCP socket.
 pub(crate) fn attach(fd: RawFd) -> io::Result<()> {
-    if IS_FORGONE.load(Ordering::Relaxed) {
+    let forgone = *FORGONE.lock().unwrap_or_else(PoisonError::into_inner);
+    if forgone.is_some_and(|since| since.elapsed() < ASKS_AGAIN_AFTER) {
         return Err(io::ErrorKind::Unsupported.into());
     }
     let attached = set_option(fd, libc::SOL_TCP, libc::TCP_ULP, b"tls");
@@ -28,9 +37,9 @@ pub(crate) fn attach(fd: RawFd) -> io::Result<()> {
     attached
 }
 
-/// Has nothing of it from now on.
+/// Has nothing of it for a while.
 pub(crate) fn forgo() {
-    IS_FORGONE.store(true, Ordering::Relaxed);
+    *FORGONE.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
 }
 
 /// Sets the keys of one direction.
@@ -64,8 +73,10 @@ fn crypto_info(keys: &RecordKeys) -> Vec<u8> {
     info
 }
 
-/// Nobody asks the kernel any more.
-static IS_FORGONE: AtomicBool = AtomicBool::new(false);
+/// When the kernel had none. New connections alone ask, so that a lock is cheap enough.
+static FORGONE: Mutex<Option<Instant>> = Mutex::new(None);
+/// How long nobody asks the kernel then.
+const ASKS_AGAIN_AFTER: Duration = Duration::from_secs(60);
 /// `linux/tls.h`, since 6.0.
 const TLS_RX_EXPECT_NO_PAD: libc::c_int = 4;
 

@@ -26,7 +26,7 @@ pub mod frames;
 pub mod host;
 pub mod initiator;
 pub mod iscsi;
-mod ktls;
+pub mod ktls;
 pub mod listener;
 pub mod memory;
 pub mod nbd;

@@ -367,6 +367,10 @@ impl AdminQueue {
                 Outcome::failure(Status::INVALID_FIELD_IN_COMMAND)
             }
             FeatureId::HOST_IDENTIFIER => Outcome::data(Seg::from_slice(&self.host.id).into(), 0),
+            // A temperature at or above the threshold would be a warning (NVMe Base 2.0 §5.27.1.3).
+            FeatureId::TEMPERATURE_THRESHOLD if sqe.cdw11.get() & THSEL == 0 => {
+                Outcome::success(NEVER_TOO_HOT)
+            }
             _ => Outcome::success(self.current(feature).unwrap_or_default().into()),
         }
     }
@@ -432,6 +436,9 @@ impl Waiting {
 fn is_of_namespace(feature: FeatureId) -> bool {
     matches!(feature, FeatureId::RESERVATION_NOTIFICATION_MASK | FeatureId::RESERVATION_PERSISTENCE)
 }
+
+/// The highest over temperature threshold, in kelvins.
+const NEVER_TOO_HOT: u64 = 0xffff;
 
 /// In the result of Abort.
 const NOT_ABORTED: u64 = 1;

@@ -21,6 +21,8 @@ pub struct Traffic {
     pub written_bytes: u64,
     /// Zeroing, discards, flushes and all else.
     pub others: u64,
+    /// Of these, zeroing and discards: what changes the volume's content or its mapping.
+    pub cleared: u64,
     /// Of all of them, how many failed.
     pub failed: u64,
 }
@@ -93,6 +95,7 @@ struct Counts {
     writes: AtomicU64,
     written_bytes: AtomicU64,
     others: AtomicU64,
+    cleared: AtomicU64,
     failed: AtomicU64,
 }
 
@@ -108,7 +111,10 @@ impl Counts {
                 add(&self.writes, 1);
                 add(&self.written_bytes, io.len);
             }
-            _ => add(&self.others, 1),
+            op => {
+                add(&self.others, 1);
+                add(&self.cleared, op.is_write().into());
+            }
         }
     }
 }
@@ -175,6 +181,7 @@ impl Traffic {
             writes: sum(self.writes, &counts.writes),
             written_bytes: sum(self.written_bytes, &counts.written_bytes),
             others: sum(self.others, &counts.others),
+            cleared: sum(self.cleared, &counts.cleared),
             failed: sum(self.failed, &counts.failed),
         }
     }

@@ -65,6 +65,8 @@ pub const CAPABILITY_CHANGEABLE: u32 = 1 << 2;
 
 /// WCE in CDW11 of Volatile Write Cache.
 pub const WCE: u32 = 1;
+/// THSEL in CDW11 of Temperature Threshold; 0 is the over temperature threshold.
+pub const THSEL: u32 = 3 << 20;
 /// EXHID in CDW11 of Host Identifier: 16 bytes.
 pub const EXHID: u32 = 1;
 /// PTPL in CDW11 of Reservation Persistence.

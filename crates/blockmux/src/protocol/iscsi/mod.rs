@@ -16,6 +16,7 @@ use super::{Carrier, KeyError, Protocol};
 use crate::failure::Failure;
 use crate::output::shell_word;
 use blockmux_lab::ceiling::{MessageShape, Transport};
+use blockmux_proto::iscsi::login::chap::Algorithm;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
 use blockmux_proto::iscsi::url::Url;
@@ -175,14 +176,8 @@ impl Frontend for Iscsi {
                 let commands = vec![unit.login(self, &portal, " -I iser")];
                 return Way { url: unit.url(&place, "?rdma=iwarp"), commands, variables: Vec::new() };
             }
-            let theirs = shell_word(&unit.url_of_libiscsi(&place)).into_owned();
-            let (environment, name) = (unit.environment_of_libiscsi(), unit.initiator);
-            let as_whom = name.map(|name| format!("-i {} ", shell_word(name.as_str()))).unwrap_or_default();
-            let inquiry = format!("{environment}iscsi-inq {as_whom}{theirs}");
-            // It cannot be told a name in the same way.
-            let image = name.is_none().then(|| format!("{environment}qemu-img info {theirs}"));
-            let login = unit.login(self, &portal, "");
-            let commands = std::iter::once(inquiry).chain(image).chain([login]).collect();
+            let mut commands = unit.commands_of_libiscsi(&place);
+            commands.push(unit.login(self, &portal, ""));
             Way { url: unit.url(&place, ""), commands, variables: Vec::new() }
         };
         units(self, &listener, named).into_iter().map(way).collect()
@@ -215,6 +210,8 @@ struct MappedUnit<'a> {
     initiator: Option<&'a Name>,
     /// Its user, and the file of the secret as we have it.
     user: Option<(String, PathBuf)>,
+    /// Of CHAP, that the target takes.
+    algorithms: &'a [Algorithm],
     /// Over headers, and over data: without them nobody comes in.
     digests: [bool; 2],
 }
@@ -232,6 +229,22 @@ impl MappedUnit<'_> {
             (url.user, url.secret_file) = (Some(user.clone()), Some(file.clone()));
         }
         url.to_string()
+    }
+
+    /// What libiscsi's clients do. It speaks no CHAP but with MD5, and has no data digest.
+    fn commands_of_libiscsi(&self, portal: &str) -> Vec<String> {
+        if self.digests[1] || self.user.is_some() && !self.algorithms.contains(&Algorithm::Md5) {
+            return Vec::new();
+        }
+        let url = self.url_of_libiscsi(portal);
+        let (url, environment) = (shell_word(&url), self.environment_of_libiscsi());
+        match self.initiator {
+            // QEMU cannot be told a name in the same way.
+            Some(name) => vec![format!("{environment}iscsi-inq -i {} {url}", shell_word(name.as_str()))],
+            None => {
+                vec![format!("{environment}iscsi-inq {url}"), format!("{environment}qemu-img info {url}")]
+            }
+        }
     }
 
     /// What libiscsi puts into the LUN field as it is: beyond 255 the number with the addressing method before it.
@@ -255,13 +268,28 @@ impl MappedUnit<'_> {
             None => format!("iscsiadm -m discovery -t st -p {portal}{interface}"),
             Some(_) => format!("{node} -o new"),
         };
-        let Some((user, file)) = &self.user else { return format!("{found} && {node} --login") };
-        let (user, file) = (shell_word(user), file.to_string_lossy());
-        let (key, file) = ("node.session.auth", shell_word(&file));
-        let proof = format!(
-            "-n {key}.authmethod -v CHAP -n {key}.username -v {user} -n {key}.password -v \"$(cat {file})\""
-        );
-        format!("{found} && {node} -o update {proof} && {node} --login")
+        let mut settings = String::new();
+        let mut set = |name: &str, value: &str| settings += &format!(" -n {name} -v {value}");
+        if let Some((user, file)) = &self.user {
+            let file = file.to_string_lossy();
+            set("node.session.auth.authmethod", "CHAP");
+            set("node.session.auth.username", &shell_word(user));
+            set("node.session.auth.password", &format!("\"$(cat {})\"", shell_word(&file)));
+            // It proposes MD5 alone unless it is told.
+            if !self.algorithms.contains(&Algorithm::Md5) {
+                let names: Vec<_> =
+                    self.algorithms.iter().map(|one| one.name().replace("SHA-", "SHA")).collect();
+                set("node.session.auth.chap_algs", &names.join(","));
+            }
+        }
+        for (digest, _) in
+            ["HeaderDigest", "DataDigest"].iter().zip(self.digests).filter(|(_, is_needed)| *is_needed)
+        {
+            set(&shell_word(&format!("node.conn[0].iscsi.{digest}")), "CRC32C");
+        }
+        let update =
+            if settings.is_empty() { String::new() } else { format!("{node} -o update{settings} && ") };
+        format!("{found} && {update}{node} --login")
     }
 }
 
@@ -269,7 +297,14 @@ impl MappedUnit<'_> {
 fn units<'a>(own: &'a Iscsi, listener: &SocketAddr, named: &Named) -> Vec<MappedUnit<'a>> {
     if own.targets.is_empty() {
         let target = default_target(&named.target);
-        return vec![MappedUnit { target, lun: 0, initiator: None, user: None, digests: [false; 2] }];
+        return vec![MappedUnit {
+            target,
+            lun: 0,
+            initiator: None,
+            user: None,
+            algorithms: &[],
+            digests: [false; 2],
+        }];
     }
     let targets = own.targets.iter().filter(|target| target.is_at(listener) && target.redirect.is_none());
     let mapped = targets.flat_map(|target| {
@@ -283,7 +318,8 @@ fn units<'a>(own: &'a Iscsi, listener: &SocketAddr, named: &Named) -> Vec<Mapped
                 acl.user.clone().map(|(name, file)| (name, std::path::absolute(&file).unwrap_or(file)));
             let initiator = acl.initiator.as_ref();
             let (name, digests) = (target.name.as_str().to_owned(), target.needs_digests);
-            Some(MappedUnit { target: name, lun, initiator, user, digests })
+            let algorithms = acl.chap.as_ref().map(|chap| &chap.algorithms[..]).unwrap_or_default();
+            Some(MappedUnit { target: name, lun, initiator, user, algorithms, digests })
         })
     });
     mapped.collect()
@@ -328,6 +364,16 @@ mod tests {
         assert_eq!(over_rdma.url, "iser://[::1]:7/iqn.2026-11.blockmux:a/0?rdma=iwarp");
     }
 
+    /// A secret of CHAP in a folder.
+    fn secret_file() -> (tempfile::TempDir, String) {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let secret = folder.path().join("secret");
+        std::fs::write(&secret, "twelve bytes").unwrap();
+        std::fs::set_permissions(&secret, PermissionsExt::from_mode(0o600)).unwrap();
+        (folder, secret.to_str().unwrap().to_owned())
+    }
+
     fn configured(text: &str) -> Iscsi {
         let entry: TargetEntry = toml::from_str(text).unwrap();
         let target = ConfiguredTarget::prepare(entry).unwrap_or_else(|error| panic!("{error}"));
@@ -336,33 +382,47 @@ mod tests {
 
     #[test]
     fn commands_have_the_user_the_name_and_the_number_that_their_client_wants() {
-        use std::os::unix::fs::PermissionsExt;
-        let folder = tempfile::tempdir().unwrap();
-        let secret = folder.path().join("secret");
-        std::fs::write(&secret, "twelve bytes").unwrap();
-        std::fs::set_permissions(&secret, PermissionsExt::from_mode(0o600)).unwrap();
-        let secret = secret.to_str().unwrap();
+        let (_folder, secret) = secret_file();
         let text = format!(
-            "TargetName = 'iqn.a'\nDataDigest = 'CRC32C'\nluns = {{ 300 = 'x', 1 = 'y' }}\n[[acl]]\nInitiatorName = 'iqn.me'\nluns = [300]\n\
+            "TargetName = 'iqn.a'\nHeaderDigest = 'CRC32C'\nluns = {{ 300 = 'x', 1 = 'y' }}\n[[acl]]\nInitiatorName = 'iqn.me'\nluns = [300]\n\
              [[acl]]\nluns = [1]\nCHAP_N = 'u'\nsecret_file = '{secret}'"
         );
         let (settings, address) = (configured(&text), Portal::at("127.0.0.1:3260"));
         let [named] = &settings.ways(&ISCSI, &address, &Named::plainly("x"))[..] else {
             panic!("one listener, one unit")
         };
-        assert_eq!(named.url, "iscsi://127.0.0.1/iqn.a/300?initiator=iqn.me&data_digest=on");
+        assert_eq!(named.url, "iscsi://127.0.0.1/iqn.a/300?initiator=iqn.me&header_digest=on");
         assert_eq!(named.commands[0], "iscsi-inq -i iqn.me iscsi://127.0.0.1/iqn.a/16684");
         assert!(named.commands[1].starts_with("iscsiadm "), "{}", named.commands[1]);
         let [proved] = &settings.ways(&ISCSI, &address, &Named::plainly("y"))[..] else {
             panic!("one listener, one unit")
         };
-        assert_eq!(proved.url, format!("iscsi://u@127.0.0.1/iqn.a/1?secret_file={secret}&data_digest=on"));
+        assert_eq!(proved.url, format!("iscsi://u@127.0.0.1/iqn.a/1?secret_file={secret}&header_digest=on"));
         let environment = format!("LIBISCSI_CHAP_USERNAME=u LIBISCSI_CHAP_PASSWORD=\"$(cat {secret})\"");
         assert_eq!(proved.commands[1], format!("{environment} qemu-img info iscsi://127.0.0.1/iqn.a/1"));
         let login = &proved.commands[2];
         assert!(
-            login.contains(&format!(".username -v u -n node.session.auth.password -v \"$(cat {secret})\""))
+            login
+                .contains(&format!(".username -v u -n node.session.auth.password -v \"$(cat {secret})\" -n"))
         );
+        assert!(login.contains("-n 'node.conn[0].iscsi.HeaderDigest' -v CRC32C && "), "{login}");
+        assert!(!login.contains("chap_algs"), "its own is MD5: {login}");
+    }
+
+    #[test]
+    fn clients_that_cannot_come_have_no_command_and_linux_is_told_what_is_asked_for() {
+        let commands = |more: &str| {
+            let settings = configured(&format!("TargetName = 'iqn.a'\nluns = {{ 0 = 'x' }}\n{more}"));
+            settings.ways(&ISCSI, &Portal::at("127.0.0.1:3260"), &Named::plainly("x")).remove(0).commands
+        };
+        assert_eq!(commands("").len(), 3);
+        let [login] = &commands("DataDigest = 'CRC32C'")[..] else { panic!("libiscsi has no data digest") };
+        assert!(login.contains("-o update -n 'node.conn[0].iscsi.DataDigest' -v CRC32C && "), "{login}");
+        let (_folder, secret) = secret_file();
+        let acl =
+            format!("CHAP_A = ['SHA3-256', 'SHA-256']\n[[acl]]\nCHAP_N = 'u'\nsecret_file = '{secret}'");
+        let [login] = &commands(&acl)[..] else { panic!("libiscsi speaks MD5 alone") };
+        assert!(login.contains(" -n node.session.auth.chap_algs -v SHA3-256,SHA256 && "), "{login}");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use super::config::Treq;
 use super::discovery_names;
 use crate::failure::Failure;
 use crate::output::shell_word;
+use blockmux_engine::ktls;
 use blockmux_proto::fabrics::controller::node::Node;
 use blockmux_proto::fabrics::url::{Url, read_uuid};
 use blockmux_proto::nvme::auth::psk::{ConfiguredPsk, PskError};
@@ -126,8 +127,9 @@ impl HostEntry {
         let nqn = shell_word(&host.hostnqn);
         let mut command = format!("{connect} --hostnqn={nqn}");
         // The kernel refuses a host that comes by several names with one identifier.
-        if let Some((_, id)) = host.hostnqn.rsplit_once("uuid:").filter(|(_, id)| read_uuid(id).is_some()) {
-            command += &format!(" --hostid={id}");
+        match host.hostnqn.rsplit_once("uuid:").filter(|(_, id)| read_uuid(id).is_some()) {
+            Some((_, id)) => command += &format!(" --hostid={id}"),
+            None => command += " --hostid=\"$(uuidgen)\"",
         }
         let secrets = [
             ("dhchap-secret", &host.dhchap_secret_file),
@@ -288,8 +290,9 @@ pub(super) fn read_secret(path: &Path) -> Result<Secret, Failure> {
     })
 }
 
-/// Reads a key of TLS.
+/// Reads a key of TLS. Has the kernel load its TLS, too, as long as we may.
 pub(super) fn read_tls_key(path: &Path) -> Result<ConfiguredPsk, Failure> {
+    ktls::load();
     secret::read("TLS key file", path, |line| {
         ConfiguredPsk::parse(std::str::from_utf8(line).map_err(|_| PskError::Format)?)
     })

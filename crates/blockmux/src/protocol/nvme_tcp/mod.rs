@@ -328,7 +328,8 @@ mod tests {
         subsystem.is_open = false;
         subsystem.hosts.push(Nqn::new("nqn.h").unwrap());
         let (url, command) = way(&subsystem);
-        assert_eq!((url, command), (format!("{open}?hostnqn=nqn.h"), format!("{connect} --hostnqn=nqn.h")));
+        let by_name = format!("{connect} --hostnqn=nqn.h --hostid=\"$(uuidgen)\"");
+        assert_eq!((url, command), (format!("{open}?hostnqn=nqn.h"), by_name));
         let entry = format!(
             "hostnqn = '{HOST}'\ndhchap_secret_file = '/x/own key'\ndhchap_ctrl_secret_file = '/x/ours'\n\
              tls_key_file = '/x/tls'\nnamespaces = [1]"

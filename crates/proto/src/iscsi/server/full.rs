@@ -123,7 +123,7 @@ impl FullFeature {
     /// was answered is lost.
     pub(super) fn on_end(&mut self) -> Result<(), ProtocolError> {
         let was_between = matches!(self.connection.awaiting, Awaiting::Head(_));
-        if !self.connection.is_over && self.shared.borrow().is_unwanted() {
+        if !self.connection.is_over && self.shared.borrow().is_replaced() {
             let reason = "another login of this initiator took the session's place";
             self.connection.events.push(AuditEvent::Logout { reason });
         }

@@ -206,7 +206,12 @@ impl Shared {
 
     /// Whether another session of that name waits for this one's end.
     pub(super) fn is_unwanted(&self) -> bool {
-        self.is_over || self.membership.as_ref().is_none_or(Membership::is_unwanted)
+        self.is_over || self.membership.is_none() || self.is_replaced()
+    }
+
+    /// Whether a later login of its initiator takes this session's place.
+    pub(super) fn is_replaced(&self) -> bool {
+        self.membership.as_ref().is_some_and(Membership::is_unwanted)
     }
 
     /// Whether there is no other connection.

@@ -191,7 +191,7 @@ mod tests {
 
     /// Of a block device of 4096-byte blocks, whatever that says of its blocks.
     #[test]
-    fn all_blocks_are_deallocated_after_a_block_erase_until_something_else_is_done() {
+    fn all_blocks_are_deallocated_after_a_block_erase_until_the_volume_changes() {
         let device = VolumeInfo {
             logical_block: 4096,
             discard_granularity: 4096,
@@ -211,8 +211,10 @@ mod tests {
         let expected = (&[0, 0, 0, 20][..], &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1][..]);
         assert_eq!((&answer[..4], &answer[8..21]), expected);
         let io = |op| Io { tag: Tag(0), op, offset: 0, len: 4096, data: None };
-        meter.begin(&io(Op::Read)).unwrap();
-        assert!(!asks_volume());
+        for op in [Op::Read, Op::Flush, Op::BlockStatus, Op::Prefetch] {
+            meter.begin(&io(op)).unwrap();
+            assert!(!asks_volume(), "{op:?} maps nothing");
+        }
         meter.begin(&io(Op::Write { fua: false })).unwrap();
         assert!(asks_volume());
         // An overwrite leaves them mapped.

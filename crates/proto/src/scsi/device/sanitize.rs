@@ -44,21 +44,21 @@ pub(super) struct Sanitize {
     may_be_left: bool,
 }
 
-/// All blocks are deallocated since a block erase, as long as nothing else was done on the volume.
+/// All blocks are deallocated since a block erase, as long as nothing on the volume was written, zeroed or discarded.
 /// The volume may not know that: nobody can ask a block device which of its blocks are mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Erased {
     /// In bytes.
     size: u64,
-    /// Requests to the volume, but for reads, when it was over.
-    requests: u64,
+    /// Requests that change the volume, when it was over.
+    changes: u64,
 }
 
 impl Erased {
     /// After a block erase of `size` bytes that has just completed.
     fn now(served: &Served, size: u64) -> Erased {
         let traffic = served.traffic();
-        Erased { size, requests: traffic.writes.wrapping_add(traffic.others) }
+        Erased { size, changes: traffic.writes.wrapping_add(traffic.cleared) }
     }
 
     /// Whether a unit of `size` bytes is still as it was then.
