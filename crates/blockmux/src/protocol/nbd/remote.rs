@@ -22,8 +22,7 @@ use std::thread;
 
 /// Reads a URL.
 pub(super) fn of_url(url: &str) -> Result<Box<dyn Remote>, Failure> {
-    let uri: Uri = url.parse().map_err(|error| Failure::request(format!("{url}: {error}")))?;
-    Ok(Box::new(NbdRemote { url: url.to_owned(), uri }))
+    Ok(Box::new(NbdRemote { url: url.to_owned(), uri: reach::read(url)? }))
 }
 
 struct NbdRemote {
@@ -54,7 +53,7 @@ impl Remote for NbdRemote {
                 let path = path.canonicalize().unwrap_or_else(|_| path.clone());
                 format!("nbd+unix {} {export}", path.display())
             }
-            Server::Tcp { host, port } => format!("nbd {} {port} {export}", host.to_lowercase()),
+            Server::Tcp((host, port)) => format!("nbd {} {port} {export}", host.to_lowercase()),
         }
     }
 
@@ -74,10 +73,9 @@ impl Remote for NbdRemote {
 fn ask<T>(uri: &Uri, ask: impl FnMut(&Address) -> Result<T, ConnectError>) -> Result<T, Failure> {
     let addresses = match &uri.server {
         Server::Unix(path) => vec![Address::Unix(path.clone())],
-        Server::Tcp { host, port } => reach::addresses(uri, host, *port)?,
+        Server::Tcp(portal) => reach::addresses(uri, portal)?,
     };
-    let is_out_of_reach = |error: &ConnectError| matches!(error, ConnectError::Broken { .. });
-    reach::ask_each(uri, &addresses, ask, is_out_of_reach)?.map_err(|error| refused(uri, &error))
+    reach::ask_each(uri, &addresses, ask)?.map_err(|error| refused(uri, &error))
 }
 
 fn refused(uri: &Uri, error: &ConnectError) -> Failure {
