@@ -12,7 +12,7 @@ use blockmux_engine::socket::Address;
 use blockmux_proto::nbd::client::{BlockSize, ExportInfo, Headers, ListedExport, Refused};
 use blockmux_proto::nbd::uri::{Server, Uri};
 use blockmux_volume::Volume;
-use blockmux_wire::nbd::handshake::NBD_FLAG_READ_ONLY;
+use blockmux_wire::nbd::handshake::TransmissionFlags;
 use rustix::thread::CapabilitySet;
 use serde_json::{Value, json};
 use std::io::ErrorKind;
@@ -105,7 +105,6 @@ fn server_of(uri: &Uri) -> Uri {
 
 fn rows(export: &ExportInfo) -> Vec<(&'static str, String)> {
     let access = if is_read_only(export) { "read-only" } else { "read-write" };
-    let flags: Vec<_> = export.flags.names().collect();
     let constraints = |sizes: BlockSize| {
         let (least, preferred, most) = (sizes.minimum, sizes.preferred, sizes.maximum_payload);
         format!("minimum {least}, preferred {preferred}, maximum payload {most}")
@@ -116,7 +115,7 @@ fn rows(export: &ExportInfo) -> Vec<(&'static str, String)> {
         ("size", both_sizes(export.size)),
         ("access", access.to_owned()),
         ("blocks", export.block_size.map_or_else(|| "no constraints told".to_owned(), constraints)),
-        ("flags", flags.join(" ")),
+        ("flags", flags(export).join(" ")),
         ("contexts", export.contexts.join(" ")),
         ("headers", headers(export.headers).to_owned()),
     ]
@@ -138,14 +137,18 @@ fn json(url: &str, export: &ExportInfo) -> Value {
         "size": export.size,
         "read_only": is_read_only(export),
         "block_size": block_size,
-        "flags": export.flags.names().collect::<Vec<_>>(),
+        "flags": flags(export),
         "contexts": export.contexts,
         "headers": headers(export.headers),
     })
 }
 
 fn is_read_only(export: &ExportInfo) -> bool {
-    export.flags.has(NBD_FLAG_READ_ONLY)
+    export.flags.contains(TransmissionFlags::READ_ONLY)
+}
+
+fn flags(export: &ExportInfo) -> Vec<&'static str> {
+    export.flags.iter_names().map(|(name, _)| name).collect()
 }
 
 fn headers(headers: Headers) -> &'static str {

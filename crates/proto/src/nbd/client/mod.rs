@@ -20,7 +20,8 @@ mod transmission;
 #[cfg(test)]
 mod tests;
 
-pub use export::{BlockSize, ExportInfo, Headers, ListedExport, TransmissionFlags};
+pub use blockmux_wire::nbd::handshake::TransmissionFlags;
+pub use export::{BlockSize, ExportInfo, Headers, ListedExport};
 pub use refused::Refused;
 
 use crate::outbox::Outbox;

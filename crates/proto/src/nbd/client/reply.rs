@@ -15,8 +15,8 @@ use crate::slots::Key;
 use blockmux_volume::{Chunk, Extent, SgList};
 use blockmux_wire::nbd::NBD_MAX_STRING;
 use blockmux_wire::nbd::transmission::{
-    BlockDescriptor, BlockStatusExt, Cmd, ErrorChunk, ExtendedBlockDescriptor, NBD_CMD_FLAG_DF,
-    NBD_STATE_HOLE, NBD_STATE_ZERO, OffsetHole, ReplyType,
+    BlockDescriptor, BlockStatusExt, Cmd, CmdFlags, ErrorChunk, ExtendedBlockDescriptor, NBD_STATE_HOLE,
+    NBD_STATE_ZERO, OffsetHole, ReplyType,
 };
 use zerocopy::FromBytes;
 
@@ -259,7 +259,7 @@ impl Transmission {
     fn cover(&mut self, key: Key, offset: u64, len: u64) -> Result<(Key, usize), ProtocolError> {
         let request = self.requests.get_mut(key).filter(|request| request.cmd == Cmd::NBD_CMD_READ);
         let request = request.ok_or(NO_READ)?;
-        if request.flags & NBD_CMD_FLAG_DF != 0 && !request.coverage.is_empty() {
+        if request.flags.contains(CmdFlags::DF) && !request.coverage.is_empty() {
             return fault("fragmented a read that forbade it", "proto.md, \"Command flags\"");
         }
         let start = offset.checked_sub(request.offset);

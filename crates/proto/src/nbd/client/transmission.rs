@@ -18,7 +18,7 @@ use crate::nbd::errno::to_io_error;
 use crate::outbox::Outbox;
 use crate::slots::{Key, Slots};
 use blockmux_volume::{Completion, Extent, Io, IoError, Memory, Op, Output, Pool, Seg, SgList, VolumeInfo};
-use blockmux_wire::nbd::transmission::{Cmd, Errno};
+use blockmux_wire::nbd::transmission::{Cmd, CmdFlags, Errno};
 use std::collections::VecDeque;
 
 /// The state of the transmission phase.
@@ -74,8 +74,7 @@ pub(super) struct Job {
 pub(super) struct Request {
     pub(super) job: Key,
     pub(super) cmd: Cmd,
-    /// `NBD_CMD_FLAG_*`.
-    pub(super) flags: u16,
+    pub(super) flags: CmdFlags,
     /// In bytes.
     pub(super) offset: u64,
     /// In bytes.
@@ -337,14 +336,14 @@ impl Transmission {
         let cookie = self.requests.insert(Request {
             job: key,
             cmd,
-            flags: 0,
+            flags: CmdFlags::empty(),
             offset: 0,
             len: 0,
             coverage: Coverage::default(),
             error: None,
             error_chunks: 0,
         });
-        self.terms.push(outbox, cmd, 0, cookie, 0, 0);
+        self.terms.push(outbox, cmd, CmdFlags::empty(), cookie, 0, 0);
     }
 
     #[inline]
@@ -403,4 +402,5 @@ impl Job {
 /// The most requests that one I/O has in flight.
 pub(super) const WINDOW: u32 = 4;
 
-const FLUSH: Pieces = Pieces { cmd: Cmd::NBD_CMD_FLUSH, flags: 0, max: 0, then_flush: false, zeroes: false };
+const FLUSH: Pieces =
+    Pieces { cmd: Cmd::NBD_CMD_FLUSH, flags: CmdFlags::empty(), max: 0, then_flush: false, zeroes: false };
