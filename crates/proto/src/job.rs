@@ -8,6 +8,10 @@ use blockmux_volume::{Extent, Io, IoError, Memory, Pool, SgList};
 pub(crate) trait Kind: Copy + PartialEq {
     /// Has what was written before made stable; it has no range.
     const FLUSH: Self;
+    const READ: Self;
+
+    /// Whether a command may take its time: it moves no data.
+    fn is_long(self) -> bool;
 }
 
 /// How an I/O's range is cut into commands.
@@ -151,6 +155,12 @@ impl<K: Kind> Job<K> {
         self.buffer = Some(SgList::one(memory.seg(0, len)));
         self.is_ready = true;
         true
+    }
+
+    /// Forgets memory that was lent, which nothing is written to when a piece is sent again.
+    pub(crate) fn forget_lent(&mut self) {
+        let is_lent = |list: &mut SgList| list.segs().iter().any(|seg| !seg.is_writable());
+        self.buffer.take_if(is_lent);
     }
 
     pub(crate) fn fail(&mut self, error: IoError) {
