@@ -242,12 +242,13 @@ impl<S: CommandSet, T: Default> Queue<S, T> {
         }
         loop {
             let &key = self.ready.front()?;
-            if let Some(piece) = self.jobs.get_mut(key).and_then(|job| job.carve(key)) {
-                return Some(self.begin(piece));
+            let job = self.jobs.get_mut(key).map(|job| (job.carve(key), job.is_ready));
+            let (piece, is_ready) = job.unwrap_or_default();
+            if !is_ready {
+                self.ready.pop_front();
             }
-            self.ready.pop_front();
-            if let Some(job) = self.jobs.get_mut(key) {
-                job.is_ready = false;
+            if let Some(piece) = piece {
+                return Some(self.begin(piece));
             }
         }
     }
@@ -448,7 +449,8 @@ pub(crate) fn memory(pool: &Pool, len: usize) -> SgList {
 
 /// The most I/O that a queue has under way.
 pub const DEPTH: usize = 1024;
-/// A read up to this many bytes may be lent memory by the transport, and takes none before its data comes.
+/// A read up to this many bytes may be lent memory by the transport, and takes none before its data comes. It fits a
+/// receive buffer.
 pub(crate) const LEND_UP_TO: u64 = 64 << 10;
 /// Of one piece of zeroes that are written out, in bytes.
 pub(crate) const ZEROES: usize = 256 << 10;

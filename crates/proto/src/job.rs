@@ -105,9 +105,10 @@ impl<K: Kind> Job<K> {
         }
     }
 
-    /// The next piece of this job, if one may be sent now.
+    /// The next piece of this job, if one may be sent now. It stays ready if another one may be, too.
     #[inline]
     pub(crate) fn carve(&mut self, key: Key) -> Option<Piece<K>> {
+        self.is_ready = false;
         if self.in_flight >= WINDOW || self.error.is_some() {
             return None;
         }
@@ -123,6 +124,7 @@ impl<K: Kind> Job<K> {
         let offset = self.io.offset.saturating_add(self.issued);
         self.issued = self.issued.saturating_add(len);
         self.in_flight = self.in_flight.saturating_add(1);
+        self.is_ready = self.in_flight < WINDOW && self.issued < self.io.len;
         Some(Piece { job, kind: self.pieces.kind, offset, len, tries: 0 })
     }
 

@@ -9,6 +9,7 @@ use super::export::Headers;
 use super::head::{self, Head, Kind, shortest};
 use super::transmission::Transmission;
 use crate::coverage::Misfit;
+use crate::io_queue::LEND_UP_TO;
 use crate::outbox::Outbox;
 use crate::session::ProtocolError;
 use crate::slots::Key;
@@ -447,8 +448,6 @@ fn fault<T>(what: &'static str, reference: &'static str) -> Result<T, ProtocolEr
     Err(error(what, reference))
 }
 
-/// Read data up to this size is waited for whole, to be lent on without a copy; it fits a receive buffer.
-pub(super) const LEND_UP_TO: u64 = 64 << 10;
 /// Read data of which more than this is missing is received where it belongs; less is copied out of the buffer.
 pub(super) const PLACE_MORE_THAN: usize = 64 << 10;
 const OFFSET_SIZE: usize = size_of::<u64>();

@@ -11,9 +11,10 @@
 use super::DEPTH;
 use super::export::ExportInfo;
 use super::extents::Extents;
-use super::reply::{LEND_UP_TO, Reading};
+use super::reply::Reading;
 use super::request::{Pieces, Plan, Terms, ZEROES, push_disconnect};
 use crate::coverage::Coverage;
+use crate::io_queue::{LEND_UP_TO, memory};
 use crate::nbd::errno::to_io_error;
 use crate::outbox::Outbox;
 use crate::slots::{Key, Slots};
@@ -261,9 +262,7 @@ impl Transmission {
     pub(super) fn destination(&mut self, key: Key) -> Option<&SgList> {
         let job = self.jobs.get_mut(key)?;
         if job.io.data.is_none() && job.buffer.is_none() {
-            let len = job.io.len as usize; // at most LEND_UP_TO
-            let memory = self.pool.take_payload(len).unwrap_or_else(|| Memory::from_heap(len));
-            job.buffer = Some(SgList::one(memory.seg(0, len)));
+            job.buffer = Some(memory(&self.pool, job.io.len as usize)); // at most LEND_UP_TO
         }
         job.io.data.as_ref().or(job.buffer.as_ref())
     }
