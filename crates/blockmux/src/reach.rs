@@ -2,11 +2,13 @@
 
 use crate::failure::Failure;
 use crate::protocol::{PROTOCOLS, Remote};
+use blockmux_engine::blocking::ConnectError;
 use blockmux_engine::socket::Address;
-use blockmux_proto::iscsi::url::MAX_PORTALS;
+use blockmux_proto::iscsi::url::{MAX_PORTALS, Portal, Portals};
 use blockmux_volume::spec;
 use std::fmt::Display;
 use std::net::ToSocketAddrs;
+use std::str::FromStr;
 use std::time::Duration;
 
 /// Reads the URL of a volume on another server.
@@ -26,24 +28,37 @@ pub(crate) fn of_url(url: &str) -> Result<Box<dyn Remote>, Failure> {
     }
 }
 
-/// All addresses of a server, its name looked up.
-pub(crate) fn addresses(url: impl Display, host: &str, port: u16) -> Result<Vec<Address>, Failure> {
-    let found = (host, port)
+/// Reads the URL of one protocol.
+pub(crate) fn read<U: FromStr<Err: Display>>(url: &str) -> Result<U, Failure> {
+    let shown = spec::Url::new(url);
+    url.parse().map_err(|error| Failure::request(format!("{shown}: {error}")))
+}
+
+/// All addresses of a portal, its name looked up.
+pub(crate) fn addresses(url: impl Display, (host, port): &Portal) -> Result<Vec<Address>, Failure> {
+    let found = (host.as_str(), *port)
         .to_socket_addrs()
         .map_err(|_| Failure::request(format!("{url}: cannot find host `{host}`; check its name")))?;
     Ok(found.map(Address::Tcp).collect())
 }
 
-/// The first address of each place.
-pub(crate) fn first_addresses(url: impl Display, places: &[(String, u16)]) -> Result<Vec<Address>, Failure> {
-    let first = |(host, port): &(String, u16)| {
-        let found = addresses(&url, host, *port)?;
-        found
-            .into_iter()
-            .next()
-            .ok_or_else(|| Failure::request(format!("{url}: host `{host}` has no address; check its name")))
-    };
-    places.iter().map(first).collect()
+/// The paths beside the first portal: of each by the first address that its name has, and those that were `found`, as many
+/// as may be.
+pub(crate) fn further(
+    url: impl Display,
+    portals: &Portals,
+    found: impl IntoIterator<Item = Address>,
+) -> Result<Vec<Address>, Failure> {
+    let mut further = Vec::new();
+    for portal in &portals.further {
+        further.extend(addresses(&url, portal)?.into_iter().next());
+    }
+    for address in found {
+        if further.len() < MAX_PORTALS && !further.contains(&address) {
+            further.push(address);
+        }
+    }
+    Ok(further)
 }
 
 /// The other paths beside the one by `address`, as many as may be.
@@ -68,16 +83,15 @@ pub(crate) fn timeout(time: Duration) -> Option<Duration> {
 
 /// Asks every address of a server in turn, until one gives an answer, even if that is no; the last error when all are
 /// out of reach.
-pub(crate) fn ask_each<T, E>(
+pub(crate) fn ask_each<T, R>(
     url: impl Display,
     addresses: &[Address],
-    mut ask: impl FnMut(&Address) -> Result<T, E>,
-    is_out_of_reach: impl Fn(&E) -> bool,
-) -> Result<Result<T, E>, Failure> {
+    mut ask: impl FnMut(&Address) -> Result<T, ConnectError<R>>,
+) -> Result<Result<T, ConnectError<R>>, Failure> {
     let mut last = None;
     for address in addresses {
         match ask(address) {
-            Err(error) if is_out_of_reach(&error) => last = Some(Err(error)),
+            Err(error @ ConnectError::Broken { .. }) => last = Some(Err(error)),
             answer => return Ok(answer),
         }
     }

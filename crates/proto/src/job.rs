@@ -8,6 +8,10 @@ use blockmux_volume::{Extent, Io, IoError, Memory, Pool, SgList};
 pub(crate) trait Kind: Copy + PartialEq {
     /// Has what was written before made stable; it has no range.
     const FLUSH: Self;
+    const READ: Self;
+
+    /// Whether a command may take its time: it moves no data.
+    fn is_long(self) -> bool;
 }
 
 /// How an I/O's range is cut into commands.
@@ -101,9 +105,10 @@ impl<K: Kind> Job<K> {
         }
     }
 
-    /// The next piece of this job, if one may be sent now.
+    /// The next piece of this job, if one may be sent now. It stays ready if another one may be, too.
     #[inline]
     pub(crate) fn carve(&mut self, key: Key) -> Option<Piece<K>> {
+        self.is_ready = false;
         if self.in_flight >= WINDOW || self.error.is_some() {
             return None;
         }
@@ -119,6 +124,7 @@ impl<K: Kind> Job<K> {
         let offset = self.io.offset.saturating_add(self.issued);
         self.issued = self.issued.saturating_add(len);
         self.in_flight = self.in_flight.saturating_add(1);
+        self.is_ready = self.in_flight < WINDOW && self.issued < self.io.len;
         Some(Piece { job, kind: self.pieces.kind, offset, len, tries: 0 })
     }
 
@@ -151,6 +157,12 @@ impl<K: Kind> Job<K> {
         self.buffer = Some(SgList::one(memory.seg(0, len)));
         self.is_ready = true;
         true
+    }
+
+    /// Forgets memory that was lent, which nothing is written to when a piece is sent again.
+    pub(crate) fn forget_lent(&mut self) {
+        let is_lent = |list: &mut SgList| list.segs().iter().any(|seg| !seg.is_writable());
+        self.buffer.take_if(is_lent);
     }
 
     pub(crate) fn fail(&mut self, error: IoError) {

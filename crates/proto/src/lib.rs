@@ -12,6 +12,7 @@ mod digest;
 pub mod event;
 pub mod fabrics;
 pub mod frames;
+mod io_queue;
 pub mod iscsi;
 mod job;
 pub mod nbd;

@@ -36,8 +36,75 @@ impl ParameterError {
     }
 }
 
+/// What is wrong with a host or its port.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("host {part:?}: {problem}")]
+pub struct HostError {
+    /// As it was written.
+    pub part: String,
+    /// What to do.
+    pub problem: &'static str,
+}
+
+impl HostError {
+    pub(crate) fn new(part: &str, problem: &'static str) -> HostError {
+        HostError { part: shown(part), problem }
+    }
+}
+
+/// A host, which is a name or an address (IPv6 without brackets), and a port.
+pub type Portal = (String, u16);
+
+/// Where a volume is reached: each portal is a path of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Portals {
+    /// The one that is asked for what there is.
+    pub first: Portal,
+    /// At most 7 others.
+    pub further: Vec<Portal>,
+}
+
+impl Portals {
+    /// One path alone.
+    #[must_use]
+    pub fn one(first: Portal) -> Portals {
+        Portals { first, further: Vec::new() }
+    }
+
+    /// Reads `host[:port][,host[:port]]...`: at least one portal, at most [`MAX_PORTALS`].
+    pub(crate) fn read(authority: &str, default_port: u16) -> Result<Portals, HostError> {
+        let mut portals = Vec::new();
+        for part in authority.split(',') {
+            let portal = portal(part, default_port)?;
+            if portals.contains(&portal) {
+                return Err(HostError::new(part, "is a path that was named before; remove one"));
+            }
+            if portals.len() >= MAX_PORTALS {
+                return Err(HostError::new(part, "is one portal too many; name at most 8"));
+            }
+            portals.push(portal);
+        }
+        Ok(Portals { first: portals.remove(0), further: portals })
+    }
+
+    /// Writes them as [`Portals::read`] reads them.
+    pub(crate) fn write(&self, f: &mut fmt::Formatter<'_>, default_port: u16) -> fmt::Result {
+        encode_portal(f, &self.first, default_port)?;
+        self.further.iter().try_for_each(|portal| {
+            f.write_str(",")?;
+            encode_portal(f, portal, default_port)
+        })
+    }
+}
+
+/// Reads `host[:port]`.
+pub(crate) fn portal(authority: &str, default_port: u16) -> Result<Portal, HostError> {
+    let (host, port) = host_and_port(authority).map_err(|problem| HostError::new(authority, problem))?;
+    Ok((host, port.unwrap_or(default_port)))
+}
+
 /// Reads `host`, `host:port` or `[IPv6]:port`; the port is `None` if there is none.
-pub(crate) fn host_and_port(authority: &str) -> Result<(String, Option<u16>), &'static str> {
+fn host_and_port(authority: &str) -> Result<(String, Option<u16>), &'static str> {
     let (host, port) = if let Some(rest) = authority.strip_prefix('[') {
         let (host, port) = rest.split_once(']').ok_or("close the IPv6 address with ]")?;
         if !host.contains(':') {
@@ -56,7 +123,7 @@ pub(crate) fn host_and_port(authority: &str) -> Result<(String, Option<u16>), &'
     if host.is_empty() {
         return Err("missing; write localhost for this machine");
     }
-    let host = String::from_utf8(decode(host)?).map_err(|_| "is not UTF-8")?;
+    let host = decode_text(host)?;
     if host.chars().any(|c| c.is_control() || c.is_whitespace()) {
         return Err("contains blanks or control characters; remove them");
     }
@@ -72,8 +139,12 @@ pub(crate) fn host_and_port(authority: &str) -> Result<(String, Option<u16>), &'
     Ok((host, port))
 }
 
-/// Writes a place as [`host_and_port`] reads it.
-pub(crate) fn encode_portal(f: &mut fmt::Formatter<'_>, host: &str, port: u16, default: u16) -> fmt::Result {
+/// Writes a portal as [`portal`] reads it.
+pub(crate) fn encode_portal(
+    f: &mut fmt::Formatter<'_>,
+    (host, port): &Portal,
+    default_port: u16,
+) -> fmt::Result {
     if host.contains(':') {
         f.write_str("[")?;
         encode(f, host.as_bytes(), BUT_COLONS)?;
@@ -81,30 +152,13 @@ pub(crate) fn encode_portal(f: &mut fmt::Formatter<'_>, host: &str, port: u16, d
     } else {
         encode(f, host.as_bytes(), RESERVED)?;
     }
-    if port == default { Ok(()) } else { write!(f, ":{port}") }
+    if *port == default_port { Ok(()) } else { write!(f, ":{port}") }
 }
 
-/// Reads `host[:port][,host[:port]]...`: at least one place, at most [`MAX_PORTALS`].
-///
-/// # Errors
-/// What is wrong, and with which part.
-pub(crate) fn portals(
-    authority: &str,
-    default_port: u16,
-) -> Result<Vec<(String, u16)>, (&str, &'static str)> {
-    let mut portals = Vec::new();
-    for part in authority.split(',') {
-        let (host, port) = host_and_port(part).map_err(|problem| (part, problem))?;
-        let portal = (host, port.unwrap_or(default_port));
-        if portals.contains(&portal) {
-            return Err((part, "is a path that was named before; remove one"));
-        }
-        if portals.len() >= MAX_PORTALS {
-            return Err((part, "is one portal too many; name at most 8"));
-        }
-        portals.push(portal);
-    }
-    Ok(portals)
+/// Splits a path of a name and perhaps a number, which is `number` otherwise; `None`: it is empty.
+pub(crate) fn name_and_number<'a>(path: &'a str, number: &'a str) -> Option<(&'a str, &'a str)> {
+    let path = path.strip_suffix('/').unwrap_or(path);
+    (!path.is_empty()).then(|| path.split_once('/').unwrap_or((path, number)))
 }
 
 /// A whole number, written in digits alone.
@@ -113,7 +167,7 @@ pub(crate) fn number<T: FromStr>(text: &str) -> Option<T> {
 }
 
 /// Undoes percent-encoding. The library passes a `%` without digits behind it through; here it is an error.
-pub(crate) fn decode(text: &str) -> Result<Vec<u8>, &'static str> {
+fn decode(text: &str) -> Result<Vec<u8>, &'static str> {
     let is_encoded = |rest: &str| {
         rest.as_bytes().first_chunk::<2>().is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
     };
@@ -121,6 +175,11 @@ pub(crate) fn decode(text: &str) -> Result<Vec<u8>, &'static str> {
         return Err("% needs two hexadecimal digits behind it; write %25 for a %");
     }
     Ok(percent_decode_str(text).collect())
+}
+
+/// Undoes the percent-encoding of text.
+pub(crate) fn decode_text(text: &str) -> Result<String, &'static str> {
+    String::from_utf8(decode(text)?).map_err(|_| "is not UTF-8")
 }
 
 /// Percent-encodes what is in `set`.

@@ -193,8 +193,8 @@ fn a_request_that_cannot_be_done_has_its_errno_in_every_form_and_harms_nothing()
         ("a status without context", Cmd::NBD_CMD_BLOCK_STATUS, 0, 0, 512, inval),
         ("a resize", Cmd::NBD_CMD_RESIZE, 0, 0, 512, inval),
         ("a command that nobody has", Cmd(0xffff), 0, 0, 512, inval),
-        ("a flush that must not fragment", flush, NBD_CMD_FLAG_DF, 0, 0, inval),
-        ("a trim without hole", trim, NBD_CMD_FLAG_NO_HOLE, 0, 512, inval),
+        ("a flush that must not fragment", flush, CmdFlags::DF.bits(), 0, 0, inval),
+        ("a trim without hole", trim, CmdFlags::NO_HOLE.bits(), 0, 512, inval),
         ("a read with a flag of the future", read, 0x8000, 0, 512, inval),
     ];
     for (what, command, flags, offset, length, errno) in table {
@@ -227,7 +227,7 @@ fn a_read_only_export_is_never_changed_nor_its_volume_asked_to() {
 
 #[test]
 fn payload_where_none_belongs_is_skipped_and_refused_and_so_is_a_write_without() {
-    let flagged = NBD_CMD_FLAG_PAYLOAD_LEN;
+    let flagged = CmdFlags::PAYLOAD_LEN.bits();
     for (command, flags) in [
         (Cmd::NBD_CMD_READ, flagged),
         (Cmd::NBD_CMD_FLUSH, flagged),
@@ -252,7 +252,7 @@ fn what_is_no_request_ends_its_session_and_no_other() {
     let payload = "sent a request with more payload than the advertised maximum";
     let long = Request::new(Cmd::NBD_CMD_WRITE, 0, (32 << 20) + 1);
     let longest = Request::new(Cmd::NBD_CMD_WRITE, 0, u64::MAX);
-    let trim = Request { flags: NBD_CMD_FLAG_PAYLOAD_LEN, ..Request::new(Cmd::NBD_CMD_TRIM, 0, 1 << 40) };
+    let trim = Request { flags: CmdFlags::PAYLOAD_LEN.bits(), ..Request::new(Cmd::NBD_CMD_TRIM, 0, 1 << 40) };
     let (compact, extended) = ("proto.md, \"Request message\"", "extension-ext-header, \"Request message\"");
     let sizes = "proto.md, \"Size constraints\"";
     let table: [(Form, Vec<u8>, &str, &str); 8] = [
@@ -554,7 +554,7 @@ impl Request {
         match form {
             Form::Simple | Form::Structured => self.compact(),
             Form::Extended if self.command == Cmd::NBD_CMD_WRITE => {
-                Request { flags: self.flags | NBD_CMD_FLAG_PAYLOAD_LEN, ..self }.extended()
+                Request { flags: self.flags | CmdFlags::PAYLOAD_LEN.bits(), ..self }.extended()
             }
             Form::Extended => self.extended(),
         }

@@ -91,6 +91,11 @@ impl<T> Slab<T> {
         self.places.iter().enumerate().filter_map(|(place, value)| Some((place, value.as_ref()?)))
     }
 
+    /// All values, to be changed.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.places.iter_mut().flatten()
+    }
+
     /// Empties the table.
     pub fn clear(&mut self) {
         self.places.clear();
@@ -116,6 +121,8 @@ mod tests {
         slab.discard(second);
         assert!(slab.get_mut(second).is_none() && slab.len() == 1);
         assert_eq!(slab.insert('d'), second);
+        slab.iter_mut().for_each(|value| value.make_ascii_uppercase());
+        assert_eq!(slab.get(first), Some(&'C'));
         slab.clear();
         assert!(slab.is_empty() && slab.insert('e') == 0);
     }

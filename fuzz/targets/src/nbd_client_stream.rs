@@ -97,20 +97,20 @@ impl ClientStream {
         if self.cookies.len() < MAX_COOKIES {
             self.cookies.push(cookie);
         }
-        let is_wide = flags & NBD_CMD_FLAG_PAYLOAD_LEN != 0;
+        let is_wide = flags & CmdFlags::PAYLOAD_LEN.bits() != 0;
         assert_eq!(is_wide, limits.is_extended && command == Cmd::NBD_CMD_WRITE);
         let needs = match command {
             Cmd::NBD_CMD_READ | Cmd::NBD_CMD_WRITE => 0,
-            Cmd::NBD_CMD_FLUSH => NBD_FLAG_SEND_FLUSH,
-            Cmd::NBD_CMD_TRIM => NBD_FLAG_SEND_TRIM,
-            Cmd::NBD_CMD_CACHE => NBD_FLAG_SEND_CACHE,
-            Cmd::NBD_CMD_WRITE_ZEROES => NBD_FLAG_SEND_WRITE_ZEROES,
+            Cmd::NBD_CMD_FLUSH => TransmissionFlags::SEND_FLUSH.bits(),
+            Cmd::NBD_CMD_TRIM => TransmissionFlags::SEND_TRIM.bits(),
+            Cmd::NBD_CMD_CACHE => TransmissionFlags::SEND_CACHE.bits(),
+            Cmd::NBD_CMD_WRITE_ZEROES => TransmissionFlags::SEND_WRITE_ZEROES.bits(),
             Cmd::NBD_CMD_BLOCK_STATUS => 0,
             _ => panic!("sent {command}"),
         };
         assert_eq!(limits.flags & needs, needs, "sent {command}, which was not offered");
-        if flags & NBD_CMD_FLAG_FUA != 0 {
-            assert!(limits.flags & NBD_FLAG_SEND_FUA != 0);
+        if flags & CmdFlags::FUA.bits() != 0 {
+            assert!(limits.flags & TransmissionFlags::SEND_FUA.bits() != 0);
         }
         if command == Cmd::NBD_CMD_FLUSH {
             assert_eq!((offset, len), (0, 0));

@@ -82,7 +82,7 @@ impl Run<'_> {
                 block: info.logical_block.into(),
                 max_payload: export.max_payload().into(),
                 is_extended: export.headers == Headers::Extended,
-                flags: export.flags.0,
+                flags: export.flags.bits(),
             }
         });
         self.stream.on_sent(&bytes, limits.as_ref());

@@ -147,8 +147,11 @@ impl ServerStream {
             self.phase = Phase::Over;
             return Some(());
         }
-        let has_payload =
-            if is_extended { flags & NBD_CMD_FLAG_PAYLOAD_LEN != 0 } else { command == Cmd::NBD_CMD_WRITE };
+        let has_payload = if is_extended {
+            flags & CmdFlags::PAYLOAD_LEN.bits() != 0
+        } else {
+            command == Cmd::NBD_CMD_WRITE
+        };
         if has_payload {
             let payload = rest.bytes(len)?;
             if command == Cmd::NBD_CMD_BLOCK_STATUS {
@@ -246,7 +249,10 @@ impl ServerStream {
             }
             Opt::NBD_OPT_EXTENDED_HEADERS => self.form = Form::Extended,
             Opt::NBD_OPT_GO => {
-                assert!(self.export.size.is_some() && self.export.flags & NBD_FLAG_HAS_FLAGS != 0);
+                assert!(
+                    self.export.size.is_some()
+                        && self.export.flags & TransmissionFlags::HAS_FLAGS.bits() != 0
+                );
                 self.phase = Phase::Requests;
             }
             Opt::NBD_OPT_INFO | Opt::NBD_OPT_LIST | Opt::NBD_OPT_LIST_META_CONTEXT => {}
@@ -405,12 +411,12 @@ impl ServerStream {
     fn check_success(&self, request: &Request) {
         let Request { command, offset, len, .. } = *request;
         let size = self.export.size.expect("a fuzz target fails loudly");
-        let known = NBD_CMD_FLAG_FUA
-            | NBD_CMD_FLAG_NO_HOLE
-            | NBD_CMD_FLAG_DF
-            | NBD_CMD_FLAG_REQ_ONE
-            | NBD_CMD_FLAG_FAST_ZERO
-            | NBD_CMD_FLAG_PAYLOAD_LEN;
+        let known = CmdFlags::FUA.bits()
+            | CmdFlags::NO_HOLE.bits()
+            | CmdFlags::DF.bits()
+            | CmdFlags::REQ_ONE.bits()
+            | CmdFlags::FAST_ZERO.bits()
+            | CmdFlags::PAYLOAD_LEN.bits();
         assert!(request.flags & !known == 0, "succeeded with unknown flags: {request:?}");
         assert!(command.0 <= Cmd::NBD_CMD_BLOCK_STATUS.0, "succeeded: {request:?}");
         assert!(offset.checked_add(len).is_some_and(|end| end <= size), "succeeded outside: {request:?}");
@@ -418,7 +424,7 @@ impl ServerStream {
             assert!((offset | len) % block == 0, "succeeded misaligned: {request:?}");
         }
         let changes = matches!(command, Cmd::NBD_CMD_WRITE | Cmd::NBD_CMD_TRIM | Cmd::NBD_CMD_WRITE_ZEROES);
-        let is_read_only = self.export.flags & NBD_FLAG_READ_ONLY != 0;
+        let is_read_only = self.export.flags & TransmissionFlags::READ_ONLY.bits() != 0;
         assert!(!(changes && is_read_only), "changed a read-only export: {request:?}");
         if command == Cmd::NBD_CMD_BLOCK_STATUS && self.form == Form::Structured {
             assert!(self.context.is_some() && request.statuses == 1);
@@ -445,7 +451,7 @@ impl Request {
         if self.command == Cmd::NBD_CMD_READ {
             assert_eq!(at, self.offset + self.len, "part of a read is missing");
         }
-        if self.flags & NBD_CMD_FLAG_DF != 0 {
+        if self.flags & CmdFlags::DF.bits() != 0 {
             assert!(self.content.len() <= 1, "fragmented");
         }
     }
@@ -453,7 +459,7 @@ impl Request {
     fn check_extents(&mut self, extents: &[u64]) {
         assert!(!extents.is_empty() && !extents.contains(&0));
         assert!(extents.iter().sum::<u64>() <= self.len, "status of more than was asked for");
-        assert!(self.flags & NBD_CMD_FLAG_REQ_ONE == 0 || extents.len() == 1);
+        assert!(self.flags & CmdFlags::REQ_ONE.bits() == 0 || extents.len() == 1);
         self.statuses += 1;
     }
 }

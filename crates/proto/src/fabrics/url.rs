@@ -28,11 +28,11 @@ pub use super::host::uuid_text;
 use super::host::{DEPTH, HostId};
 use crate::nvme::auth::{DhGroup, Hash};
 use crate::nvme::nqn::Nqn;
-pub use crate::uri::MAX_PORTALS;
 use crate::uri::{
-    self, BUT_COLONS, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, MAX_CONNECTIONS, MAX_RECONNECT, Parameter,
-    ParameterError, Parameters, Table, decode, encode, shown,
+    self, BUT_COLONS, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, HostError, MAX_CONNECTIONS, MAX_RECONNECT,
+    Parameter, ParameterError, Parameters, Table, decode_text, encode, shown,
 };
+pub use crate::uri::{MAX_PORTALS, Portal, Portals};
 use blockmux_wire::nvmeof::tcp::NVME_TCP_PORT;
 use std::fmt;
 use std::path::PathBuf;
@@ -42,12 +42,8 @@ use std::time::Duration;
 /// A namespace, where its subsystem is, and how to connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Url {
-    /// A name or an address; an IPv6 address without brackets.
-    pub host: String,
-    /// The port.
-    pub port: u16,
-    /// Other places that lead to the same namespace, at most 7: hosts and ports.
-    pub further: Vec<(String, u16)>,
+    /// Where the subsystem is.
+    pub portals: Portals,
     /// `None`: discovery.
     pub subsystem: Option<Nqn>,
     /// The namespace's number, from 1.
@@ -109,13 +105,8 @@ pub enum UrlError {
     #[error("this is no NVMe/TCP URL; write nvme+tcp://host[:port]/subsystem-nqn/nsid")]
     Scheme,
     /// The part between `//` and the next `/`.
-    #[error("host {part:?}: {problem}")]
-    Host {
-        /// As it was written.
-        part: String,
-        /// What to do.
-        problem: &'static str,
-    },
+    #[error(transparent)]
+    Host(#[from] HostError),
     /// The subsystem's name, or ours.
     #[error("name {0:?}: write nqn. and what follows, at most 223 bytes without blanks")]
     Name(String),
@@ -136,11 +127,9 @@ impl FromStr for Url {
             return Err(UrlError::Scheme);
         }
         let (authority, path) = place.split_once('/').unwrap_or((place, ""));
-        let mut portals = uri::portals(authority, NVME_TCP_PORT)
-            .map_err(|(part, problem)| UrlError::Host { part: shown(part), problem })?;
-        let (host, port) = portals.remove(0);
+        let portals = Portals::read(authority, NVME_TCP_PORT)?;
         let (subsystem, nsid) = subsystem_and_nsid(path)?;
-        let mut url = Url { host, port, further: portals, subsystem, nsid, ..Url::plain() };
+        let mut url = Url { portals, subsystem, nsid, ..Url::plain() };
         uri::read_query(&mut url, query)?;
         match url.misfit() {
             None => Ok(url),
@@ -153,7 +142,7 @@ impl Url {
     /// The discovery controller there, and how to connect.
     #[must_use]
     pub fn discovery(&self) -> Url {
-        Url { subsystem: None, nsid: 1, further: Vec::new(), ..self.clone() }
+        Url { subsystem: None, nsid: 1, portals: Portals::one(self.portals.first.clone()), ..self.clone() }
     }
 
     /// A parameter that does not go with others, and what to do.
@@ -185,9 +174,7 @@ impl Parameters for Url {
     type Error = UrlError;
     fn plain() -> Url {
         Url {
-            host: String::new(),
-            port: NVME_TCP_PORT,
-            further: Vec::new(),
+            portals: Portals::one((String::new(), NVME_TCP_PORT)),
             subsystem: None,
             nsid: 1,
             host_nqn: None,
@@ -251,11 +238,7 @@ impl Parameters for Url {
 impl fmt::Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("nvme+tcp://")?;
-        uri::encode_portal(f, &self.host, self.port, NVME_TCP_PORT)?;
-        for (host, port) in &self.further {
-            f.write_str(",")?;
-            uri::encode_portal(f, host, *port, NVME_TCP_PORT)?;
-        }
+        self.portals.write(f, NVME_TCP_PORT)?;
         if let Some(subsystem) = &self.subsystem {
             f.write_str("/")?;
             encode(f, subsystem.as_str().as_bytes(), BUT_COLONS)?;
@@ -283,13 +266,8 @@ pub fn read_uuid(text: &str) -> Option<HostId> {
 }
 
 fn subsystem_and_nsid(path: &str) -> Result<(Option<Nqn>, u32), UrlError> {
-    let path = path.strip_suffix('/').unwrap_or(path);
-    if path.is_empty() {
-        return Ok((None, 1));
-    }
-    let (name, nsid) = path.split_once('/').unwrap_or((path, "1"));
-    let decoded = decode(name).ok().and_then(|bytes| String::from_utf8(bytes).ok());
-    let subsystem = decoded.and_then(|name| Nqn::new(&name));
+    let Some((name, nsid)) = uri::name_and_number(path, "1") else { return Ok((None, 1)) };
+    let subsystem = decode_text(name).ok().and_then(|name| Nqn::new(&name));
     let subsystem = subsystem.ok_or_else(|| UrlError::Name(shown(name)))?;
     let number = uri::number(nsid).filter(|nsid| (1..u32::MAX).contains(nsid));
     Ok((Some(subsystem), number.ok_or_else(|| UrlError::Nsid(shown(nsid)))?))
@@ -313,13 +291,13 @@ mod tests {
     #[test]
     fn a_url_names_a_namespace() {
         let plain = url("nvme+tcp://host/nqn.2026-11.test:a");
-        assert_eq!((plain.host.as_str(), plain.port, plain.nsid), ("host", 4420, 1));
+        assert_eq!((&plain.portals.first, plain.nsid), (&("host".to_owned(), 4420), 1));
         assert_eq!(plain.subsystem, Nqn::new("nqn.2026-11.test:a"));
         let full =
             url("NVME+TCP://[::1]:7/nqn.a/12?hostnqn=nqn.b&hostid=00112233-4455-6677-8899-aabbccddeeff\
                         &hdr_digest=on&data_digest=on&queue_size=128&connections=2&keep_alive_tmo=0\
                         &ctrl_loss_tmo=600&io_timeout=7");
-        assert_eq!((full.host.as_str(), full.port, full.nsid), ("::1", 7, 12));
+        assert_eq!((&full.portals.first, full.nsid), (&("::1".to_owned(), 7), 12));
         assert_eq!((full.header_digest, full.data_digest, full.queue_size), (true, true, 128));
         assert_eq!((full.keep_alive, full.reconnect), (Duration::ZERO, Duration::from_secs(600)));
         assert_eq!((full.io_timeout, plain.io_timeout), (Duration::from_secs(7), Duration::from_secs(30)));

@@ -24,11 +24,11 @@
 
 use super::login::chap::{Algorithm, Secret};
 use super::name::{Name, NameError};
-pub use crate::uri::MAX_PORTALS;
 use crate::uri::{
-    self, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, MAX_CONNECTIONS, Parameter, ParameterError, Parameters, Table,
-    decode,
+    self, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, HostError, MAX_CONNECTIONS, Parameter, ParameterError,
+    Parameters, Table, decode_text,
 };
+pub use crate::uri::{MAX_PORTALS, Portal, Portals};
 use blockmux_wire::iscsi::ISCSI_DEFAULT_PORT;
 use std::fmt;
 use std::path::PathBuf;
@@ -40,12 +40,8 @@ use std::time::Duration;
 pub struct Url {
     /// The RDMA that it goes over; `None`: TCP alone.
     pub rdma: Option<Rdma>,
-    /// A name or an address; an IPv6 address without brackets.
-    pub host: String,
-    /// The portal's port.
-    pub port: u16,
-    /// Other portals that lead to the same unit, at most 7: hosts and ports.
-    pub further: Vec<(String, u16)>,
+    /// Where the target is.
+    pub portals: Portals,
     /// `None`: all targets of the portal.
     pub target: Option<Name>,
     /// The logical unit's number, below 16,384.
@@ -106,13 +102,8 @@ pub enum UrlError {
     #[error("user: {0}")]
     User(&'static str),
     /// The part between `//` and the next `/`.
-    #[error("host {part:?}: {problem}")]
-    Host {
-        /// As it was written.
-        part: String,
-        /// What to do.
-        problem: &'static str,
-    },
+    #[error(transparent)]
+    Host(#[from] HostError),
     /// The target's name, or ours.
     #[error("name {part:?}: {problem}")]
     Name {
@@ -145,11 +136,9 @@ impl FromStr for Url {
             None => (None, place),
         };
         let (authority, path) = place.split_once('/').unwrap_or((place, ""));
-        let mut portals = uri::portals(authority, ISCSI_DEFAULT_PORT)
-            .map_err(|(part, problem)| UrlError::Host { part: uri::shown(part), problem })?;
-        let (host, port) = portals.remove(0);
+        let portals = Portals::read(authority, ISCSI_DEFAULT_PORT)?;
         let (target, lun) = target_and_lun(path)?;
-        let mut url = Url { rdma, host, port, further: portals, target, lun, ..Url::plain() };
+        let mut url = Url { rdma, portals, target, lun, ..Url::plain() };
         if let Some(user) = user {
             url.set_user(user)?;
         }
@@ -162,7 +151,7 @@ impl Url {
     /// The portal alone, and how to log in there.
     #[must_use]
     pub fn portal(&self) -> Url {
-        Url { target: None, lun: 0, further: Vec::new(), ..self.clone() }
+        Url { target: None, lun: 0, portals: Portals::one(self.portals.first.clone()), ..self.clone() }
     }
 
     fn set_user(&mut self, text: &str) -> Result<(), UrlError> {
@@ -222,9 +211,7 @@ impl Parameters for Url {
     fn plain() -> Url {
         Url {
             rdma: None,
-            host: String::new(),
-            port: ISCSI_DEFAULT_PORT,
-            further: Vec::new(),
+            portals: Portals::one((String::new(), ISCSI_DEFAULT_PORT)),
             target: None,
             lun: 0,
             user: None,
@@ -301,11 +288,7 @@ impl fmt::Display for Url {
         if let Some(user) = self.plain_user() {
             write!(f, "{user}@")?;
         }
-        uri::encode_portal(f, &self.host, self.port, ISCSI_DEFAULT_PORT)?;
-        for (host, port) in &self.further {
-            f.write_str(",")?;
-            uri::encode_portal(f, host, *port, ISCSI_DEFAULT_PORT)?;
-        }
+        self.portals.write(f, ISCSI_DEFAULT_PORT)?;
         if let Some(target) = &self.target {
             write!(f, "/{target}/{}", self.lun)?;
         }
@@ -326,15 +309,10 @@ fn read_algorithms(text: &str) -> Result<Vec<Algorithm>, &'static str> {
 }
 
 fn target_and_lun(path: &str) -> Result<(Option<Name>, u16), UrlError> {
-    let path = path.strip_suffix('/').unwrap_or(path);
-    if path.is_empty() {
-        return Ok((None, 0));
-    }
-    let (name, lun) = path.split_once('/').unwrap_or((path, "0"));
+    let Some((name, lun)) = uri::name_and_number(path, "0") else { return Ok((None, 0)) };
     let wrong_name = |problem| UrlError::Name { part: uri::shown(name), problem };
     // Percent-encoding has nothing to encode in a name, except beyond ASCII.
-    let decoded = decode(name).ok().and_then(|bytes| String::from_utf8(bytes).ok());
-    let decoded = decoded.ok_or_else(|| wrong_name(NameError::Byte))?;
+    let decoded = decode_text(name).map_err(|_| wrong_name(NameError::Byte))?;
     let target = Name::new(&decoded).map_err(wrong_name)?;
     let number = uri::number(lun).filter(|lun| *lun <= MAX_LUN);
     Ok((Some(target), number.ok_or_else(|| UrlError::Lun(uri::shown(lun)))?))
@@ -357,10 +335,10 @@ mod tests {
     #[test]
     fn urls_are_read_as_libiscsi_writes_them() {
         let url = plain();
-        assert_eq!((url.host.as_str(), url.port, url.lun), ("h", 3260, 1));
+        assert_eq!((&url.portals.first, url.lun), (&("h".to_owned(), 3260), 1));
         assert_eq!(url.target.unwrap().as_str(), TARGET);
         let url: Url = format!("ISCSI://user%pass@word@[::1]:7/{TARGET}").parse().unwrap();
-        assert_eq!((url.host.as_str(), url.port, url.lun), ("::1", 7, 0));
+        assert_eq!((&url.portals.first, url.lun), (&("::1".to_owned(), 7), 0));
         assert_eq!((url.user.as_deref(), &url.password), (Some("user"), &Secret::new(b"pass@word")));
         for portal in ["iscsi://h", "iscsi://h/", "iscsi://h:3260"] {
             let url: Url = portal.parse().unwrap();
@@ -387,7 +365,10 @@ mod tests {
     #[test]
     fn a_url_of_iser_says_what_it_goes_over() {
         let url: Url = format!("ISER://user@h:7/{TARGET}/2?secret_file=s&connections=2").parse().unwrap();
-        assert_eq!((url.rdma, url.port, url.connections), (Some(Rdma::Iwarp { crc: false }), 7, Some(2)));
+        assert_eq!(
+            (url.rdma, url.portals.first.1, url.connections),
+            (Some(Rdma::Iwarp { crc: false }), 7, Some(2))
+        );
         let text = format!("iser://user@h:7/{TARGET}/2?rdma=iwarp&secret_file=s&connections=2");
         assert_eq!((url.to_string(), text.parse()), (text, Ok(url)));
         let url: Url = "iser://h?crc=on&rdma=iwarp".parse().unwrap();
@@ -399,8 +380,8 @@ mod tests {
     fn several_portals_are_read_and_written_back() {
         let text = format!("iscsi://h,h:3261,[::1]:7/{TARGET}/1");
         let url: Url = text.parse().unwrap();
-        assert_eq!((url.host.as_str(), url.port), ("h", 3260));
-        assert_eq!(url.further, [("h".to_owned(), 3261), ("::1".to_owned(), 7)]);
+        assert_eq!(url.portals.first, ("h".to_owned(), 3260));
+        assert_eq!(url.portals.further, [("h".to_owned(), 3261), ("::1".to_owned(), 7)]);
         assert_eq!((url.to_string(), url.portal().to_string()), (text, "iscsi://h".to_owned()));
         for (authority, expected) in [
             ("h,", "host \"\": missing"),

@@ -8,9 +8,11 @@
 //! try to reconnect before I/O fails, and `timeout=DURATION`, how long an answer may take before the connection counts as
 //! lost. A parameter that nobody knows is an error, as the document asks.
 
-pub use crate::uri::{DEFAULT_RECONNECT, DEFAULT_TIMEOUT, MAX_CONNECTIONS, MAX_RECONNECT};
+pub use crate::uri::{DEFAULT_RECONNECT, DEFAULT_TIMEOUT, MAX_CONNECTIONS, MAX_RECONNECT, Portal};
 
-use crate::uri::{self, BUT_PATHS, Parameter, ParameterError, Parameters, Table, decode, encode};
+use crate::uri::{
+    self, BUT_PATHS, HostError, Parameter, ParameterError, Parameters, Table, decode_text, encode,
+};
 use blockmux_wire::nbd::{NBD_DEFAULT_PORT, NBD_MAX_STRING};
 use std::ffi::OsString;
 use std::fmt;
@@ -38,12 +40,7 @@ pub struct Uri {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Server {
     /// TCP.
-    Tcp {
-        /// A name or an address; an IPv6 address without brackets.
-        host: String,
-        /// The port.
-        port: u16,
-    },
+    Tcp(Portal),
     /// A Unix domain socket; a path that begins with a NUL byte is in the abstract namespace.
     Unix(PathBuf),
 }
@@ -58,13 +55,8 @@ pub enum UriError {
     #[error("{0:?} asks for TLS; TLS is not supported yet, use nbd:// or nbd+unix:// without tls parameters")]
     Tls(String),
     /// The part between `//` and the next `/`.
-    #[error("host {part:?}: {problem}")]
-    Host {
-        /// As it was written.
-        part: String,
-        /// What to do.
-        problem: &'static str,
-    },
+    #[error(transparent)]
+    Host(#[from] HostError),
     /// The path.
     #[error("export name {part:?}: {problem}")]
     Export {
@@ -108,7 +100,7 @@ impl Parameters for Uri {
     type Error = UriError;
     fn plain() -> Uri {
         Uri {
-            server: Server::Tcp { host: String::new(), port: NBD_DEFAULT_PORT },
+            server: Server::Tcp((String::new(), NBD_DEFAULT_PORT)),
             export: String::new(),
             connections: None,
             reconnect: DEFAULT_RECONNECT,
@@ -137,7 +129,7 @@ impl Parameters for Uri {
 impl Uri {
     fn socket(&self) -> Option<PathBuf> {
         match &self.server {
-            Server::Tcp { .. } => None,
+            Server::Tcp(_) => None,
             Server::Unix(path) => Some(path.clone()),
         }
     }
@@ -146,9 +138,9 @@ impl Uri {
 impl fmt::Display for Uri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.server {
-            Server::Tcp { host, port } => {
+            Server::Tcp(portal) => {
                 f.write_str("nbd://")?;
-                uri::encode_portal(f, host, *port, NBD_DEFAULT_PORT)?;
+                uri::encode_portal(f, portal, NBD_DEFAULT_PORT)?;
             }
             Server::Unix(_) => f.write_str("nbd+unix://")?,
         }
@@ -170,7 +162,7 @@ fn socket_path(parameter: &Parameter<'_>) -> Result<PathBuf, ParameterError> {
 fn unix_server(authority: &str, socket: Option<PathBuf>) -> Result<Server, UriError> {
     if !authority.is_empty() {
         let problem = "nbd+unix has none; write three slashes and the socket as ?socket=PATH";
-        return Err(UriError::Host { part: authority.to_owned(), problem });
+        return Err(HostError::new(authority, problem).into());
     }
     let path = socket.filter(|path| !path.as_os_str().is_empty());
     let missing = || ParameterError::new("socket", "missing; nbd+unix needs ?socket=PATH");
@@ -178,21 +170,20 @@ fn unix_server(authority: &str, socket: Option<PathBuf>) -> Result<Server, UriEr
 }
 
 fn tcp_server(authority: &str, socket: Option<PathBuf>) -> Result<Server, UriError> {
-    let wrong = |problem| UriError::Host { part: authority.to_owned(), problem };
     if socket.is_some() {
         let problem = "belongs to nbd+unix; write nbd+unix:///export?socket=PATH";
         return Err(ParameterError::new("socket", problem).into());
     }
     if authority.contains('@') {
-        return Err(wrong("a user name is for TLS, which is not supported yet; remove it"));
+        let problem = "a user name is for TLS, which is not supported yet; remove it";
+        return Err(HostError::new(authority, problem).into());
     }
-    let (host, port) = uri::host_and_port(authority).map_err(wrong)?;
-    Ok(Server::Tcp { host, port: port.unwrap_or(NBD_DEFAULT_PORT) })
+    Ok(Server::Tcp(uri::portal(authority, NBD_DEFAULT_PORT)?))
 }
 
 fn export_name(path: &str) -> Result<String, UriError> {
     let wrong = |problem| UriError::Export { part: path.to_owned(), problem };
-    let name = String::from_utf8(decode(path).map_err(wrong)?).map_err(|_| wrong("is not UTF-8"))?;
+    let name = decode_text(path).map_err(wrong)?;
     if name.contains('\0') {
         return Err(wrong("a name has no NUL; remove %00"));
     }
@@ -212,7 +203,7 @@ mod tests {
 
     fn tcp(host: &str, port: u16, export: &str) -> Uri {
         Uri {
-            server: Server::Tcp { host: host.into(), port },
+            server: Server::Tcp((host.into(), port)),
             export: export.into(),
             connections: None,
             reconnect: DEFAULT_RECONNECT,
@@ -307,8 +298,8 @@ mod tests {
 
     fn any_uri() -> impl Strategy<Value = Uri> {
         let server = prop_oneof![
-            ("[a-zA-Z0-9.%\u{e4}-]{1,20}", 1..u16::MAX).prop_map(|(host, port)| Server::Tcp { host, port }),
-            Just(Server::Tcp { host: "fe80::2%eth0".into(), port: NBD_DEFAULT_PORT }),
+            ("[a-zA-Z0-9.%\u{e4}-]{1,20}", 1..u16::MAX).prop_map(Server::Tcp),
+            Just(Server::Tcp(("fe80::2%eth0".into(), NBD_DEFAULT_PORT))),
             prop::collection::vec(1u8.., 1..40)
                 .prop_map(|path| Server::Unix(OsString::from_vec(path).into())),
         ];

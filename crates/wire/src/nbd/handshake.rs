@@ -176,6 +176,39 @@ open_enum! {
     }
 }
 
+bitflags::bitflags! {
+    /// What a server can do with an export: the transmission flags, `NBD_FLAG_*` without that prefix.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct TransmissionFlags: u16 {
+        /// Always set.
+        const HAS_FLAGS = 1 << 0;
+        /// The export is read-only.
+        const READ_ONLY = 1 << 1;
+        /// `NBD_CMD_FLUSH` is supported.
+        const SEND_FLUSH = 1 << 2;
+        /// `NBD_CMD_FLAG_FUA` is supported.
+        const SEND_FUA = 1 << 3;
+        /// A rotating medium.
+        const ROTATIONAL = 1 << 4;
+        /// `NBD_CMD_TRIM` is supported.
+        const SEND_TRIM = 1 << 5;
+        /// `NBD_CMD_WRITE_ZEROES` is supported.
+        const SEND_WRITE_ZEROES = 1 << 6;
+        /// `NBD_CMD_FLAG_DF` is supported.
+        const SEND_DF = 1 << 7;
+        /// A flush on one connection covers the writes of all.
+        const CAN_MULTI_CONN = 1 << 8;
+        /// `NBD_CMD_RESIZE` (withdrawn extension).
+        const SEND_RESIZE = 1 << 9;
+        /// `NBD_CMD_CACHE` is supported.
+        const SEND_CACHE = 1 << 10;
+        /// `NBD_CMD_FLAG_FAST_ZERO` is supported.
+        const SEND_FAST_ZERO = 1 << 11;
+        /// `NBD_CMD_BLOCK_STATUS` takes a payload that names contexts.
+        const BLOCK_STATUS_PAYLOAD = 1 << 12;
+    }
+}
+
 /// `NBDMAGIC`.
 pub const NBD_MAGIC: u64 = u64::from_be_bytes(*b"NBDMAGIC");
 /// `IHAVEOPT`.
@@ -197,30 +230,3 @@ pub const NBD_FLAG_C_NO_ZEROES: u32 = 1 << 1;
 
 /// Zeroes after [`ExportNameReply`] when the client did not set `NBD_FLAG_C_NO_ZEROES`.
 pub const NBD_EXPORT_NAME_ZEROES: usize = 124;
-
-/// Transmission flag: always set.
-pub const NBD_FLAG_HAS_FLAGS: u16 = 1 << 0;
-/// Transmission flag: the export is read-only.
-pub const NBD_FLAG_READ_ONLY: u16 = 1 << 1;
-/// Transmission flag: `NBD_CMD_FLUSH` is supported.
-pub const NBD_FLAG_SEND_FLUSH: u16 = 1 << 2;
-/// Transmission flag: `NBD_CMD_FLAG_FUA` is supported.
-pub const NBD_FLAG_SEND_FUA: u16 = 1 << 3;
-/// Transmission flag: a rotating medium.
-pub const NBD_FLAG_ROTATIONAL: u16 = 1 << 4;
-/// Transmission flag: `NBD_CMD_TRIM` is supported.
-pub const NBD_FLAG_SEND_TRIM: u16 = 1 << 5;
-/// Transmission flag: `NBD_CMD_WRITE_ZEROES` is supported.
-pub const NBD_FLAG_SEND_WRITE_ZEROES: u16 = 1 << 6;
-/// Transmission flag: `NBD_CMD_FLAG_DF` is supported.
-pub const NBD_FLAG_SEND_DF: u16 = 1 << 7;
-/// Transmission flag: a flush on one connection covers the writes of all.
-pub const NBD_FLAG_CAN_MULTI_CONN: u16 = 1 << 8;
-/// Transmission flag: `NBD_CMD_RESIZE` (withdrawn extension).
-pub const NBD_FLAG_SEND_RESIZE: u16 = 1 << 9;
-/// Transmission flag: `NBD_CMD_CACHE` is supported.
-pub const NBD_FLAG_SEND_CACHE: u16 = 1 << 10;
-/// Transmission flag: `NBD_CMD_FLAG_FAST_ZERO` is supported.
-pub const NBD_FLAG_SEND_FAST_ZERO: u16 = 1 << 11;
-/// Transmission flag: `NBD_CMD_BLOCK_STATUS` takes a payload that names contexts.
-pub const NBD_FLAG_BLOCK_STATUS_PAYLOAD: u16 = 1 << 12;

@@ -219,6 +219,25 @@ open_enum! {
     }
 }
 
+bitflags::bitflags! {
+    /// Flags of a request: the command flags, `NBD_CMD_FLAG_*` without that prefix.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct CmdFlags: u16 {
+        /// Reply only once the data is on stable storage.
+        const FUA = 1 << 0;
+        /// Of `NBD_CMD_WRITE_ZEROES`: do not make a hole.
+        const NO_HOLE = 1 << 1;
+        /// Of `NBD_CMD_READ`: at most one content chunk.
+        const DF = 1 << 2;
+        /// Of `NBD_CMD_BLOCK_STATUS`: one extent per context.
+        const REQ_ONE = 1 << 3;
+        /// Of `NBD_CMD_WRITE_ZEROES`: fail rather than be slow.
+        const FAST_ZERO = 1 << 4;
+        /// With extended headers: `length` counts payload that follows.
+        const PAYLOAD_LEN = 1 << 5;
+    }
+}
+
 /// Starts a compact request.
 pub const NBD_REQUEST_MAGIC: u32 = 0x2560_9513;
 /// Starts an extended request.
@@ -229,19 +248,6 @@ pub const NBD_SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
 pub const NBD_STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
 /// Starts a chunk of an extended reply.
 pub const NBD_EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
-
-/// Command flag: reply only once the data is on stable storage.
-pub const NBD_CMD_FLAG_FUA: u16 = 1 << 0;
-/// Command flag of `NBD_CMD_WRITE_ZEROES`: do not make a hole.
-pub const NBD_CMD_FLAG_NO_HOLE: u16 = 1 << 1;
-/// Command flag of `NBD_CMD_READ`: at most one content chunk.
-pub const NBD_CMD_FLAG_DF: u16 = 1 << 2;
-/// Command flag of `NBD_CMD_BLOCK_STATUS`: one extent per context.
-pub const NBD_CMD_FLAG_REQ_ONE: u16 = 1 << 3;
-/// Command flag of `NBD_CMD_WRITE_ZEROES`: fail rather than be slow.
-pub const NBD_CMD_FLAG_FAST_ZERO: u16 = 1 << 4;
-/// Command flag with extended headers: `length` counts payload that follows.
-pub const NBD_CMD_FLAG_PAYLOAD_LEN: u16 = 1 << 5;
 
 /// Reply flag: the last chunk of this reply.
 pub const NBD_REPLY_FLAG_DONE: u16 = 1 << 0;
@@ -273,7 +279,7 @@ mod tests {
         assert_eq!(Cmd(request.command.get()), Cmd::NBD_CMD_WRITE);
         assert_eq!(
             (request.flags.get(), request.cookie.get(), request.offset.get(), request.length.get()),
-            (NBD_CMD_FLAG_FUA, 7, 4096, 512)
+            (CmdFlags::FUA.bits(), 7, 4096, 512)
         );
     }
 }

@@ -4,6 +4,7 @@ use super::{AOE, cannot_open};
 use crate::failure::Failure;
 use crate::output::both_sizes;
 use crate::protocol::{Description, Found, FoundExport, Remote};
+use crate::reach;
 use blockmux_engine::aoe::{self, ConnectError, Endpoint};
 use blockmux_proto::aoe::discovery;
 use blockmux_proto::aoe::url::Url;
@@ -14,8 +15,7 @@ use std::time::Duration;
 
 /// Reads a URL.
 pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
-    let url: Url = text.parse().map_err(|error| Failure::request(format!("{text}: {error}")))?;
-    Ok(Box::new(AoeRemote { text: text.to_owned(), url }))
+    Ok(Box::new(AoeRemote { text: text.to_owned(), url: reach::read(text)? }))
 }
 
 struct AoeRemote {

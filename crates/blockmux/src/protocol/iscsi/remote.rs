@@ -16,10 +16,9 @@ use blockmux_proto::iscsi::login::chap::{Credentials, Secret};
 use blockmux_proto::iscsi::login::operational::{CRC32C, Key, Parameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
-use blockmux_proto::iscsi::url::{MAX_PORTALS, Rdma, Url};
+use blockmux_proto::iscsi::url::{Portal, Portals, Rdma, Url};
 use blockmux_proto::scsi::Lun;
 use blockmux_volume::Volume;
-use blockmux_volume::spec;
 use blockmux_wire::iscsi::session::LoginStatus;
 use serde_json::{Value, json};
 use std::io::ErrorKind;
@@ -28,8 +27,7 @@ use std::sync::Arc;
 
 /// Reads a URL, and the files of secrets that it names.
 pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
-    let shown = spec::Url::new(text);
-    let url: Url = text.parse().map_err(|error| Failure::request(format!("{shown}: {error}")))?;
+    let url: Url = reach::read(text)?;
     let chap = chap(&url)?;
     let discovery_chap = discovery_chap(&url)?;
     let initiator = url.initiator.clone().unwrap_or_else(own_name);
@@ -146,16 +144,11 @@ impl<D: Datamover> IscsiRemote<D> {
     /// The other portals, each by the first address that its name has; with `paths=all` also those that the first one
     /// knows.
     fn further(&self, target: &Name) -> Result<Vec<Address>, Failure> {
-        let mut further = reach::first_addresses(&self.url, &self.url.further)?;
-        if !self.url.all_paths {
-            return Ok(further);
+        let mut found = Vec::new();
+        if self.url.all_paths {
+            found = self.ask(|address| self.portals(address, target))?;
         }
-        for address in self.ask(|address| self.portals(address, target))? {
-            if further.len() < MAX_PORTALS && !further.contains(&address) {
-                further.push(address);
-            }
-        }
-        Ok(further)
+        reach::further(&self.url, &self.url.portals, found)
     }
 
     /// All targets of the portal at that address, and how many more it has.
@@ -178,9 +171,8 @@ impl<D: Datamover> IscsiRemote<D> {
 
     /// Asks every address of the portal in turn, until one can be spoken to.
     fn ask<T>(&self, ask: impl FnMut(&Address) -> Result<T, ConnectError>) -> Result<T, Failure> {
-        let addresses = reach::addresses(&self.url, &self.url.host, self.url.port)?;
-        let is_out_of_reach = |error: &ConnectError| matches!(error, ConnectError::Broken { .. });
-        reach::ask_each(&self.url, &addresses, ask, is_out_of_reach)?.map_err(|error| self.refused(&error))
+        let addresses = reach::addresses(&self.url, &self.url.portals.first)?;
+        reach::ask_each(&self.url, &addresses, ask)?.map_err(|error| self.refused(&error))
     }
 
     fn refused(&self, error: &ConnectError) -> Failure {
@@ -282,9 +274,9 @@ impl<D: Datamover> IscsiRemote<D> {
         let mut is_silent = false;
         for target in &targets {
             let Ok(name) = Name::new(&target.name) else { continue };
-            let place = self.place_of(address, target);
-            let url = Url { target: Some(name.clone()), lun: 0, further: Vec::new(), ..place };
-            if (&url.host, url.port) != (&self.url.host, self.url.port) {
+            let portals = Portals::one(self.portal_of(address, target));
+            let url = Url { target: Some(name.clone()), lun: 0, portals, ..self.url.clone() };
+            if url.portals.first != self.url.portals.first {
                 exports.push(FoundExport { description: ELSEWHERE.to_owned(), ..found(&url, None) });
                 continue;
             }
@@ -337,18 +329,15 @@ impl<D: Datamover> IscsiRemote<D> {
     }
 
     /// Where a target is reached: here, if that is among its addresses or it has none.
-    fn place_of(&self, address: &Address, target: &FoundTarget) -> Url {
+    fn portal_of(&self, address: &Address, target: &FoundTarget) -> Portal {
         let places: Vec<&str> =
             target.addresses.iter().map(|place| place.split(',').next().unwrap_or(place)).collect();
         let here = address.to_string();
-        let default = self.url.port.to_string();
+        let default = self.url.portals.first.1.to_string();
         let is_here = |place: &&str| **place == here || format!("{place}:{default}") == here;
         let elsewhere = places.first().filter(|_| !places.iter().any(is_here));
-        let elsewhere = elsewhere.and_then(|place| format!("iscsi://{place}").parse::<Url>().ok());
-        match elsewhere {
-            Some(place) => Url { host: place.host, port: place.port, ..self.url.clone() },
-            None => self.url.clone(),
-        }
+        let elsewhere = elsewhere.and_then(|place| place.parse::<TargetAddress>().ok());
+        elsewhere.map_or_else(|| self.url.portals.first.clone(), |place| (place.host, place.port))
     }
 }
 

@@ -51,7 +51,7 @@ impl Frontend for Nbd {
 fn way(address: &Address, name: &str) -> Way {
     let server = match address {
         Address::Unix(path) => Server::Unix(path.clone()),
-        Address::Tcp(address) => Server::Tcp { host: address.ip().to_string(), port: address.port() },
+        Address::Tcp(address) => Server::Tcp((address.ip().to_string(), address.port())),
     };
     let export = name.to_owned();
     let (reconnect, timeout) = (DEFAULT_RECONNECT, DEFAULT_TIMEOUT);
@@ -62,7 +62,7 @@ fn way(address: &Address, name: &str) -> Way {
 fn commands(uri: &Uri) -> [String; 3] {
     let (url, name) = (uri.to_string(), shell_word(&uri.export));
     let place = match &uri.server {
-        Server::Tcp { host, port } => format!("{host} {port}"),
+        Server::Tcp((host, port)) => format!("{host} {port}"),
         Server::Unix(path) => format!("-unix {}", shell_word(&path.to_string_lossy())),
     };
     [
@@ -75,10 +75,10 @@ fn commands(uri: &Uri) -> [String; 3] {
 /// As QEMU wrote it before there were URLs, and as nbdkit hands it to its own commands.
 fn old_qemu(uri: &Uri) -> String {
     match &uri.server {
-        Server::Tcp { host, port } if host.contains(':') => {
+        Server::Tcp((host, port)) if host.contains(':') => {
             format!("nbd:[{host}]:{port}:exportname={}", uri.export)
         }
-        Server::Tcp { host, port } => format!("nbd:{host}:{port}:exportname={}", uri.export),
+        Server::Tcp((host, port)) => format!("nbd:{host}:{port}:exportname={}", uri.export),
         Server::Unix(path) => format!("nbd:unix:{}:exportname={}", path.display(), uri.export),
     }
 }

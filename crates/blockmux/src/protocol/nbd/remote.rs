@@ -12,7 +12,7 @@ use blockmux_engine::socket::Address;
 use blockmux_proto::nbd::client::{BlockSize, ExportInfo, Headers, ListedExport, Refused};
 use blockmux_proto::nbd::uri::{Server, Uri};
 use blockmux_volume::Volume;
-use blockmux_wire::nbd::handshake::NBD_FLAG_READ_ONLY;
+use blockmux_wire::nbd::handshake::TransmissionFlags;
 use rustix::thread::CapabilitySet;
 use serde_json::{Value, json};
 use std::io::ErrorKind;
@@ -22,8 +22,7 @@ use std::thread;
 
 /// Reads a URL.
 pub(super) fn of_url(url: &str) -> Result<Box<dyn Remote>, Failure> {
-    let uri: Uri = url.parse().map_err(|error| Failure::request(format!("{url}: {error}")))?;
-    Ok(Box::new(NbdRemote { url: url.to_owned(), uri }))
+    Ok(Box::new(NbdRemote { url: url.to_owned(), uri: reach::read(url)? }))
 }
 
 struct NbdRemote {
@@ -54,7 +53,7 @@ impl Remote for NbdRemote {
                 let path = path.canonicalize().unwrap_or_else(|_| path.clone());
                 format!("nbd+unix {} {export}", path.display())
             }
-            Server::Tcp { host, port } => format!("nbd {} {port} {export}", host.to_lowercase()),
+            Server::Tcp((host, port)) => format!("nbd {} {port} {export}", host.to_lowercase()),
         }
     }
 
@@ -74,10 +73,9 @@ impl Remote for NbdRemote {
 fn ask<T>(uri: &Uri, ask: impl FnMut(&Address) -> Result<T, ConnectError>) -> Result<T, Failure> {
     let addresses = match &uri.server {
         Server::Unix(path) => vec![Address::Unix(path.clone())],
-        Server::Tcp { host, port } => reach::addresses(uri, host, *port)?,
+        Server::Tcp(portal) => reach::addresses(uri, portal)?,
     };
-    let is_out_of_reach = |error: &ConnectError| matches!(error, ConnectError::Broken { .. });
-    reach::ask_each(uri, &addresses, ask, is_out_of_reach)?.map_err(|error| refused(uri, &error))
+    reach::ask_each(uri, &addresses, ask)?.map_err(|error| refused(uri, &error))
 }
 
 fn refused(uri: &Uri, error: &ConnectError) -> Failure {
@@ -107,7 +105,6 @@ fn server_of(uri: &Uri) -> Uri {
 
 fn rows(export: &ExportInfo) -> Vec<(&'static str, String)> {
     let access = if is_read_only(export) { "read-only" } else { "read-write" };
-    let flags: Vec<_> = export.flags.names().collect();
     let constraints = |sizes: BlockSize| {
         let (least, preferred, most) = (sizes.minimum, sizes.preferred, sizes.maximum_payload);
         format!("minimum {least}, preferred {preferred}, maximum payload {most}")
@@ -118,7 +115,7 @@ fn rows(export: &ExportInfo) -> Vec<(&'static str, String)> {
         ("size", both_sizes(export.size)),
         ("access", access.to_owned()),
         ("blocks", export.block_size.map_or_else(|| "no constraints told".to_owned(), constraints)),
-        ("flags", flags.join(" ")),
+        ("flags", flags(export).join(" ")),
         ("contexts", export.contexts.join(" ")),
         ("headers", headers(export.headers).to_owned()),
     ]
@@ -140,14 +137,18 @@ fn json(url: &str, export: &ExportInfo) -> Value {
         "size": export.size,
         "read_only": is_read_only(export),
         "block_size": block_size,
-        "flags": export.flags.names().collect::<Vec<_>>(),
+        "flags": flags(export),
         "contexts": export.contexts,
         "headers": headers(export.headers),
     })
 }
 
 fn is_read_only(export: &ExportInfo) -> bool {
-    export.flags.has(NBD_FLAG_READ_ONLY)
+    export.flags.contains(TransmissionFlags::READ_ONLY)
+}
+
+fn flags(export: &ExportInfo) -> Vec<&'static str> {
+    export.flags.iter_names().map(|(name, _)| name).collect()
 }
 
 fn headers(headers: Headers) -> &'static str {

@@ -10,7 +10,7 @@ use blockmux_engine::connection::Broken;
 use blockmux_engine::initiator::nvme::{self, ConnectError, Endpoint, host_nqn_of};
 use blockmux_engine::initiator::{GeneratedKeys, Policy};
 use blockmux_engine::socket::Address;
-use blockmux_proto::fabrics::url::{IoPolicy, MAX_PORTALS, Url, read_uuid};
+use blockmux_proto::fabrics::url::{IoPolicy, Portals, Url, read_uuid};
 use blockmux_proto::nvme::auth::psk::ConfiguredPsk;
 use blockmux_proto::nvme::auth::{HostSecrets, Unproved};
 use blockmux_proto::nvme::nqn::Nqn;
@@ -18,7 +18,6 @@ use blockmux_proto::nvme_tcp::client::{
     ControllerInfo, Digests, FoundSubsystem, HostId, Names, NamespaceInfo, Refused,
 };
 use blockmux_volume::Volume;
-use blockmux_volume::spec;
 use blockmux_wire::nvme::status::ConnectStatus;
 use blockmux_wire::nvmeof::fabrics::{DISCOVERY_NQN, SubsystemType, TransportType};
 use serde_json::{Value, json};
@@ -27,8 +26,7 @@ use std::sync::Arc;
 
 /// Reads a URL, and the files of secrets and keys that it names.
 pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
-    let shown = spec::Url::new(text);
-    let url: Url = text.parse().map_err(|error| Failure::request(format!("{shown}: {error}")))?;
+    let url: Url = reach::read(text)?;
     let secrets = secrets(&url)?;
     let tls_key = url.tls_key_file.as_deref().map(read_tls_key).transpose()?;
     let generated_keys = url.concat.then(Arc::default);
@@ -92,18 +90,12 @@ impl NvmeRemote {
     /// The other places, each by the first address that its name has; with `paths=all` also those that the discovery
     /// controller at the first one knows.
     fn further(&self, subsystem: &Nqn) -> Result<Vec<Address>, Failure> {
-        let mut further = reach::first_addresses(&self.url, &self.url.further)?;
-        if !self.url.all_paths {
-            return Ok(further);
+        let mut found = Vec::new();
+        if self.url.all_paths {
+            (found, _) = self.ask(|address| self.discovered(address, &discovery_nqn()))?;
         }
-        let (found, _) = self.ask(|address| self.discovered(address, &discovery_nqn()))?;
         let own = found.iter().filter(|found| is_for_us(found) && found.nqn == subsystem.as_str());
-        for address in own.filter_map(address_of) {
-            if further.len() < MAX_PORTALS && !further.contains(&address) {
-                further.push(address);
-            }
-        }
-        Ok(further)
+        reach::further(&self.url, &self.url.portals, own.filter_map(address_of))
     }
 
     /// What the discovery controller of that name at that address has in its log page.
@@ -114,9 +106,8 @@ impl NvmeRemote {
 
     /// Asks every address of the host in turn, until one can be spoken to.
     fn ask<T>(&self, ask: impl FnMut(&Address) -> Result<T, ConnectError>) -> Result<T, Failure> {
-        let addresses = reach::addresses(&self.url, &self.url.host, self.url.port)?;
-        let is_out_of_reach = |error: &ConnectError| matches!(error, ConnectError::Broken { .. });
-        reach::ask_each(&self.url, &addresses, ask, is_out_of_reach)?.map_err(|error| self.refused(&error))
+        let addresses = reach::addresses(&self.url, &self.url.portals.first)?;
+        reach::ask_each(&self.url, &addresses, ask)?.map_err(|error| self.refused(&error))
     }
 
     fn refused(&self, error: &ConnectError) -> Failure {
@@ -235,7 +226,7 @@ impl NvmeRemote {
             if !seen.insert(url.to_string()) {
                 continue;
             }
-            let is_here = (&url.host, url.port) == (&self.url.host, self.url.port);
+            let is_here = url.portals.first == self.url.portals.first;
             let place = if is_here { Some(address.clone()) } else { address_of(found) };
             // Others may be out of our reach, and each would be waited for.
             let Some(place) =
@@ -271,7 +262,7 @@ impl NvmeRemote {
             return Some(here);
         }
         let port = found.service.parse().ok().filter(|port| *port > 0)?;
-        Some(Url { host: found.address.clone(), port, further: Vec::new(), ..here })
+        Some(Url { portals: Portals::one((found.address.clone(), port)), ..here })
     }
 }
 

@@ -12,22 +12,17 @@
 //! others.
 
 use crate::slots::Key;
-use blockmux_volume::SgList;
+use blockmux_volume::{SgList, Slab};
 use std::time::Instant;
 
 /// The table of them.
 pub(super) struct Flights {
     id: u8,
-    places: Vec<Place>,
-    free: Vec<u8>,
+    flights: Slab<Flight>,
+    /// How often each place was taken; goes round.
+    taken: Vec<u32>,
     /// Those that are pieces of requests.
     of_requests: u32,
-}
-
-struct Place {
-    /// Of the tag; goes round.
-    taken: u32,
-    flight: Option<Flight>,
 }
 
 /// One command.
@@ -82,15 +77,14 @@ impl What {
 impl Flights {
     /// An empty one, whose tags begin with `id` and count from `first` on.
     pub(super) fn new(id: u8, first: u32) -> Flights {
-        let place = || Place { taken: first & MOST_TAKEN, flight: None };
-        let places = (0..MAX_FLIGHTS).map(|_| place()).collect();
-        Flights { id, places, free: all_places(), of_requests: 0 }
+        let taken = vec![first & MOST_TAKEN; MAX_FLIGHTS as usize];
+        Flights { id, flights: Slab::with_capacity(MAX_FLIGHTS), taken, of_requests: 0 }
     }
 
     /// Takes all out.
     pub(super) fn clear(&mut self) {
-        self.places.iter_mut().for_each(|place| place.flight = None);
-        (self.free, self.of_requests) = (all_places(), 0);
+        self.flights.clear();
+        self.of_requests = 0;
     }
 
     /// How many are pieces of requests. The window is for these: what is tried and asked beside them is little.
@@ -102,55 +96,49 @@ impl Flights {
     /// Adds one; its tag, or `None` if there is no room.
     #[inline]
     pub(super) fn insert(&mut self, flight: Flight) -> Option<u32> {
-        let at = self.free.pop()?;
-        let place = self.places.get_mut(usize::from(at))?;
-        place.taken = place.taken.wrapping_add(1) & MOST_TAKEN;
+        if self.flights.len() >= MAX_FLIGHTS as usize {
+            return None;
+        }
         self.of_requests = self.of_requests.saturating_add(flight.request.is_some().into());
-        place.flight = Some(flight);
-        Some(u32::from(self.id) << 24 | place.taken << PLACE_BITS | u32::from(at))
+        let at = self.flights.insert(flight);
+        let taken = self.taken.get_mut(at)?;
+        *taken = taken.wrapping_add(1) & MOST_TAKEN;
+        Some(self.tag_of(at))
     }
 
     /// The one with that tag.
     #[inline]
     pub(super) fn get_mut(&mut self, tag: u32) -> Option<&mut Flight> {
-        let at = self.place_of(tag)?;
-        self.places.get_mut(at)?.flight.as_mut()
+        self.flights.get_mut(self.place_of(tag)?)
     }
 
     /// Takes it out; its tag is not valid again for a long time.
     #[inline]
     pub(super) fn remove(&mut self, tag: u32) -> Option<Flight> {
-        let at = self.place_of(tag)?;
-        let flight = self.places.get_mut(at)?.flight.take()?;
-        self.free.push(at as u8);
+        let flight = self.flights.remove(self.place_of(tag)?)?;
         self.of_requests = self.of_requests.saturating_sub(flight.request.is_some().into());
         Some(flight)
     }
 
     /// Tags and flights of all.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Flight)> {
-        let id = u32::from(self.id) << 24;
-        (0u32..).zip(&self.places).filter_map(move |(at, place)| {
-            Some((id | place.taken << PLACE_BITS | at, place.flight.as_ref()?))
-        })
+        self.flights.iter().map(|(at, flight)| (self.tag_of(at), flight))
     }
 
     /// All of them, to be changed.
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Flight> {
-        self.places.iter_mut().filter_map(|place| place.flight.as_mut())
+        self.flights.iter_mut()
     }
 
     fn place_of(&self, tag: u32) -> Option<usize> {
         let at = (tag & (MAX_FLIGHTS - 1)) as usize;
-        let place = self.places.get(at)?;
-        let is_it = tag >> 24 == u32::from(self.id) && (tag >> PLACE_BITS) & MOST_TAKEN == place.taken;
-        (is_it && place.flight.is_some()).then_some(at)
+        (tag == self.tag_of(at)).then_some(at)
     }
-}
 
-/// The first one last, as they are taken from the end.
-fn all_places() -> Vec<u8> {
-    (0..MAX_FLIGHTS as u8).rev().collect()
+    fn tag_of(&self, at: usize) -> u32 {
+        let taken = self.taken.get(at).copied().unwrap_or_default();
+        u32::from(self.id) << 24 | taken << PLACE_BITS | at as u32
+    }
 }
 
 /// Pieces of requests in flight. There is room beside them for a trial on each path, and for a question.

@@ -11,26 +11,9 @@
 
 use super::queue::NamespaceQueue;
 use crate::session::PathRank;
-use blockmux_volume::Io;
 use blockmux_wire::nvme::log::{AnaGroupDescriptor, AnaHeader, AnaState};
 use std::time::{Duration, Instant};
 use zerocopy::FromBytes;
-
-/// What an I/O queue knows of its path.
-pub(super) struct Access {
-    pub(super) rank: PathRank,
-    pub(super) failing: Failing,
-    /// There are other paths.
-    pub(super) has_others: bool,
-    /// I/O for them.
-    pub(super) misplaced: Vec<Io>,
-}
-
-impl Default for Access {
-    fn default() -> Access {
-        Access { rank: PathRank::Best, failing: Failing::default(), has_others: false, misplaced: Vec::new() }
-    }
-}
 
 /// Whether the path fails what goes by it.
 #[derive(Default)]
@@ -106,29 +89,18 @@ pub(super) fn page_len(groups: u32) -> u32 {
 }
 
 impl NamespaceQueue {
-    /// There are other paths to the namespace: what cannot be done by this one now is handed back.
-    pub(crate) fn set_other_paths(&mut self) {
-        self.access.has_others = true;
-    }
-
     /// How well the path leads to the namespace.
     #[inline]
     pub(crate) fn path_rank(&self) -> PathRank {
-        if self.access.failing.until.is_some() {
-            return self.access.rank.max(PathRank::Failing);
+        if self.set.failing.until.is_some() {
+            return self.set.rank.max(PathRank::Failing);
         }
-        self.access.rank
+        self.set.rank
     }
 
     /// The admin queue has learned that.
     pub(crate) fn set_path_rank(&mut self, rank: PathRank) {
-        self.access.rank = rank;
-    }
-
-    /// I/O that is to be done by another path.
-    #[inline]
-    pub(crate) fn poll_misplaced(&mut self) -> Option<Io> {
-        self.access.misplaced.pop()
+        self.set.rank = rank;
     }
 }
 

@@ -8,7 +8,8 @@ use super::discovery::FoundSubsystem;
 use super::info::{ControllerInfo, NamespaceInfo};
 use super::news::{News, Topic};
 use super::refused::Refused;
-use super::transport::{Commands, DataTransfer, HostTransport, Request, TransferProgress};
+use super::transport::{Commands, HostTransport, Request, TransferProgress};
+use crate::io_queue::Transfer;
 use crate::nvme::auth::Credentials;
 use crate::nvme::auth::psk::InputPsk;
 use crate::session::{Control, PathRank, ProtocolError, StreamSession, Timed};
@@ -221,7 +222,7 @@ struct AdminTimers {
 
 struct AdminCommand {
     purpose: Purpose,
-    transfer: DataTransfer,
+    transfer: Transfer,
     payload: SgList,
     progress: TransferProgress,
 }
@@ -278,7 +279,7 @@ impl AdminCommands {
         }
         if std::mem::take(&mut self.is_due) {
             let sqe = command::admin(AdminOpcode::KEEP_ALIVE);
-            return Some(self.begin(Purpose::KeepAlive, sqe, DataTransfer::Nothing, SgList::default()));
+            return Some(self.begin(Purpose::KeepAlive, sqe, Transfer::Nothing, SgList::default()));
         }
         if self.is_known() && self.stays {
             let (controller, namespace) = (&self.bring_up.controller, self.bring_up.namespaces.first()?);
@@ -301,7 +302,7 @@ impl AdminCommands {
     pub(crate) fn last(&mut self) -> Request {
         let sizes = 6 << CC_IOSQES_SHIFT | 4 << CC_IOCQES_SHIFT;
         let sqe = command::property_set(CC, sizes | CC_SHN_NORMAL << CC_SHN_SHIFT | CC_EN);
-        self.begin(Purpose::Shutdown, sqe, DataTransfer::Nothing, SgList::default())
+        self.begin(Purpose::Shutdown, sqe, Transfer::Nothing, SgList::default())
     }
 
     /// Whether there is a controller that could be shut down.
@@ -401,12 +402,12 @@ impl AdminCommands {
         &mut self,
         purpose: Purpose,
         sqe: blockmux_wire::nvme::Sqe,
-        transfer: DataTransfer,
+        transfer: Transfer,
         payload: SgList,
     ) -> Request {
         let progress = TransferProgress::default();
         let key = self.commands.insert(AdminCommand { purpose, transfer, payload, progress });
-        Request { key, sqe, transfer }
+        Request { key, command: sqe, transfer }
     }
 
     /// The bring-up's question was answered.
@@ -417,7 +418,7 @@ impl AdminCommands {
             return self.pause();
         }
         let data = match command.transfer {
-            DataTransfer::In(_) => command.payload.to_vec(),
+            Transfer::In(_) => command.payload.to_vec(),
             _ => Vec::new(),
         };
         match self.bring_up.on_answer(cqe, &data) {
@@ -473,7 +474,7 @@ impl Commands for AdminCommands {
         self.commands.find_narrow(cid)
     }
 
-    fn transport(&mut self, key: Key) -> Option<(&mut TransferProgress, DataTransfer)> {
+    fn transport(&mut self, key: Key) -> Option<(&mut TransferProgress, Transfer)> {
         self.commands.get_mut(key).map(|command| (&mut command.progress, command.transfer))
     }
 

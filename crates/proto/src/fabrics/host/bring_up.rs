@@ -12,7 +12,7 @@ use super::discovery::{FoundSubsystem, LogReader, Next};
 use super::info::{ControllerInfo, NamespaceInfo};
 use super::prove::{self, Proving};
 use super::refused::Refused;
-use super::transport::DataTransfer;
+use crate::io_queue::Transfer;
 use crate::nvme::auth::Credentials;
 use crate::nvme::auth::psk::InputPsk;
 use blockmux_volume::{Memory, Seg, SgList};
@@ -131,14 +131,14 @@ impl BringUp {
     }
 
     /// The next question: the command, what moves, and the memory for that.
-    pub(super) fn question(&self) -> Option<(Sqe, DataTransfer, SgList)> {
+    pub(super) fn question(&self) -> Option<(Sqe, Transfer, SgList)> {
         let identify = |cns, nsid| (command::identify(cns, nsid), IDENTIFY_LEN);
         let (sqe, len) = match self.step {
             Step::Connect => {
                 let data = command::connect_data(&self.names, CNTLID_DYNAMIC);
                 let data = SgList::one(Seg::from_slice(data.as_bytes()));
                 let sqe = command::connect(0, ADMIN_ENTRIES, self.kato_ms);
-                return Some((sqe, DataTransfer::Out(data.len() as u32), data));
+                return Some((sqe, Transfer::Out(data.len() as u32), data));
             }
             Step::Prove => return self.proving.as_ref()?.question(),
             Step::Capabilities => (command::property_get(CAP, true), 0),
@@ -167,14 +167,14 @@ impl BringUp {
                 behavior[ACRE_AT] = ACRE_ENABLED;
                 let sqe = command::set_features(FeatureId::HOST_BEHAVIOR_SUPPORT.0, 0);
                 let data = SgList::one(Seg::from_slice(&behavior));
-                return Some((sqe, DataTransfer::Out(HOST_BEHAVIOR_LEN as u32), data));
+                return Some((sqe, Transfer::Out(HOST_BEHAVIOR_LEN as u32), data));
             }
             Step::Known => return None,
         };
         if len == 0 {
-            return Some((sqe, DataTransfer::Nothing, SgList::default()));
+            return Some((sqe, Transfer::Nothing, SgList::default()));
         }
-        Some((sqe, DataTransfer::In(len as u32), SgList::one(Memory::from_heap(len).seg(0, len))))
+        Some((sqe, Transfer::In(len as u32), SgList::one(Memory::from_heap(len).seg(0, len))))
     }
 
     /// The connection has ended. A controller may end it when it hears that it has not proved who it is, before it says

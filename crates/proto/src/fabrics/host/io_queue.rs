@@ -75,7 +75,8 @@ impl<T: HostTransport> HostQueue<T> {
 
     #[inline]
     pub(super) fn submit(&mut self, io: Io, age: u64) {
-        self.queue.submit(io, age);
+        self.queue.next_age = age;
+        self.queue.submit(io);
         self.advance();
     }
 

@@ -4,7 +4,7 @@
 //! Times of Identify Controller (Base 2.0 §3.3.3.2.1), which it may use once the host has set ACRE. Without that, pauses
 //! grow with each try of a command.
 
-use super::job::Piece;
+use super::queue::Piece;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -32,10 +32,6 @@ impl Later {
         let pause = told.map_or(grown.min(LONGEST_PAUSE), |told| told.min(LONGEST_TOLD));
         self.waiting.push(Waiting { piece, pause, at: None });
         self.next = None;
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
     }
 
     pub(super) fn clear(&mut self) {
@@ -113,6 +109,6 @@ mod tests {
         assert_eq!(again.pop_front().map(|piece| piece.tries), Some(1));
         assert_eq!((later.poll_timeout(start), again.is_empty()), (Some(ms(900)), true));
         later.clear();
-        assert!(later.is_empty() && later.poll_timeout(start).is_none());
+        assert_eq!(later.poll_timeout(start), None);
     }
 }

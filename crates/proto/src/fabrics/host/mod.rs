@@ -18,7 +18,6 @@ mod discovery;
 mod info;
 mod io_queue;
 mod io_queues;
-mod job;
 mod later;
 mod news;
 mod plan;
@@ -40,7 +39,9 @@ pub use info::{ControllerInfo, NamespaceInfo, uuid_text};
 pub use io_queues::{HostQueues, QueueConfig};
 pub use refused::Refused;
 
-pub(crate) use transport::{Commands, DataTransfer, HostTransport, Request};
+pub use crate::io_queue::DEPTH;
+pub(crate) use crate::io_queue::Transfer;
+pub(crate) use transport::{Commands, HostTransport, Request};
 
 use crate::nvme::nqn::Nqn;
 
@@ -54,6 +55,3 @@ pub struct Names {
     /// The subsystem's name.
     pub subsystem: Nqn,
 }
-
-/// The most I/O that a queue has under way, and the most entries of one.
-pub const DEPTH: usize = 1024;

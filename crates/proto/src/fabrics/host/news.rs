@@ -13,7 +13,7 @@
 use super::access;
 use super::command;
 use super::info::{ControllerInfo, NamespaceInfo, UUID};
-use super::transport::DataTransfer;
+use crate::io_queue::Transfer;
 use crate::session::PathRank;
 use blockmux_volume::{Memory, SgList};
 use blockmux_wire::nvme::Sqe;
@@ -72,7 +72,7 @@ pub(super) enum Topic {
 }
 
 /// A command, what moves, the memory for that, and what it is for.
-pub(super) type Question = (Sqe, DataTransfer, SgList, Topic);
+pub(super) type Question = (Sqe, Transfer, SgList, Topic);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
@@ -121,7 +121,7 @@ impl News {
             self.access = Reading::UnderWay;
             let len = self.page_len;
             let memory = SgList::one(Memory::from_heap(len as usize).seg(0, len as usize));
-            return Some((ana_page(len), DataTransfer::In(len), memory, Topic::Access));
+            return Some((ana_page(len), Transfer::In(len), memory, Topic::Access));
         }
         if self.step == Step::Deaf || std::mem::replace(&mut self.is_asked, true) {
             return None;
@@ -146,10 +146,10 @@ impl News {
             Step::Deaf => return None,
         };
         if len == 0 {
-            return Some((sqe, DataTransfer::Nothing, SgList::default(), Topic::Events));
+            return Some((sqe, Transfer::Nothing, SgList::default(), Topic::Events));
         }
         let memory = SgList::one(Memory::from_heap(len).seg(0, len));
-        Some((sqe, DataTransfer::In(len as u32), memory, Topic::Events))
+        Some((sqe, Transfer::In(len as u32), memory, Topic::Events))
     }
 
     /// The ANA log page that was asked for has come, or cannot be had: then it is asked for again some time.

@@ -2,7 +2,7 @@
 
 use super::command::{self, Blocks};
 use super::info::NamespaceInfo;
-use super::transport::DataTransfer;
+use crate::io_queue::{self, Transfer, ZEROES};
 use crate::job;
 use blockmux_volume::{IoError, Op};
 use blockmux_wire::nvme::Sqe;
@@ -23,24 +23,12 @@ pub(super) struct Terms {
     zeroes_fast: bool,
 }
 
-/// What becomes of an I/O.
-pub(super) enum Plan {
-    /// It is done: a hint that the namespace does not take, or a flush without a cache.
-    Done,
-    /// The namespace cannot do it.
-    Fails(IoError),
-    /// One extent of data: NVMe hosts are not told what is allocated.
-    AllData,
-    /// Commands for its range, or a flush.
-    Send(Pieces),
-}
-
-/// How an I/O's range is cut into commands.
+pub(super) type Plan = io_queue::Plan<Kind>;
 pub(super) type Pieces = job::Pieces<Kind>;
 
 /// What one command does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     Read,
     Write {
         fua: bool,
@@ -61,6 +49,11 @@ pub(super) enum Kind {
 
 impl job::Kind for Kind {
     const FLUSH: Kind = Kind::Flush;
+    const READ: Kind = Kind::Read;
+
+    fn is_long(self) -> bool {
+        !matches!(self, Kind::Read | Kind::Write { .. } | Kind::Zeroes { .. })
+    }
 }
 
 impl Terms {
@@ -112,22 +105,22 @@ impl Terms {
 
     /// The command for `len` bytes at `offset`.
     #[inline]
-    pub(super) fn sqe(&self, kind: Kind, offset: u64, len: u64) -> (Sqe, DataTransfer) {
+    pub(super) fn sqe(&self, kind: Kind, offset: u64, len: u64) -> (Sqe, Transfer) {
         let blocks = self.blocks(offset, len);
         let of_blocks = |opcode, flags| command::of_blocks(opcode, self.nsid, blocks, flags);
         let force = |fua: bool| if fua { FUA } else { 0 };
         match kind {
-            Kind::Read => (of_blocks(NvmOpcode::READ, 0), DataTransfer::In(len as u32)),
+            Kind::Read => (of_blocks(NvmOpcode::READ, 0), Transfer::In(len as u32)),
             Kind::Write { fua } | Kind::Zeroes { fua } => {
-                (of_blocks(NvmOpcode::WRITE, force(fua)), DataTransfer::Out(len as u32))
+                (of_blocks(NvmOpcode::WRITE, force(fua)), Transfer::Out(len as u32))
             }
             Kind::WriteZeroes { fua, may_deallocate } => {
                 let deallocate = if may_deallocate { DEAC } else { 0 };
-                (of_blocks(NvmOpcode::WRITE_ZEROES, force(fua) | deallocate), DataTransfer::Nothing)
+                (of_blocks(NvmOpcode::WRITE_ZEROES, force(fua) | deallocate), Transfer::Nothing)
             }
-            Kind::Deallocate => (command::deallocate(self.nsid), DataTransfer::Out(RANGE_LEN as u32)),
+            Kind::Deallocate => (command::deallocate(self.nsid), Transfer::Out(RANGE_LEN as u32)),
             Kind::Flush | Kind::Connect => {
-                (command::of_namespace(NvmOpcode::FLUSH, self.nsid), DataTransfer::Nothing)
+                (command::of_namespace(NvmOpcode::FLUSH, self.nsid), Transfer::Nothing)
             }
         }
     }
@@ -140,7 +133,5 @@ impl Terms {
     }
 }
 
-/// Of one piece of zeroes that are written out, in bytes.
-pub(super) const ZEROES: usize = 256 << 10;
 /// The data of Dataset Management with one range, in bytes.
 pub(super) const RANGE_LEN: usize = size_of::<DsmRange>();

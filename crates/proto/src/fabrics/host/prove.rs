@@ -1,8 +1,8 @@
 //! Authentication of one queue as commands: Authentication Send and Receive, in turn.
 
 use super::command;
-use super::transport::DataTransfer;
 use super::{Names, Refused};
+use crate::io_queue::Transfer;
 use crate::nvme::auth::MAX_MESSAGE;
 use crate::nvme::auth::host::{Applicant, Concatenation, Credentials, Turn, Unproved};
 use crate::nvme::auth::psk::InputPsk;
@@ -41,18 +41,18 @@ pub(super) fn asked_for(
 
 impl Proving {
     /// The next command, what moves, and the memory for that, if there is something left to do. Asking changes nothing.
-    pub(super) fn question(&self) -> Option<(Sqe, DataTransfer, SgList)> {
+    pub(super) fn question(&self) -> Option<(Sqe, Transfer, SgList)> {
         match self.0.turn() {
             Turn::Send(message) => {
                 let len = message.len() as u32; // checked: at most MAX_MESSAGE
                 let sqe = command::authentication(FabricsType::AUTHENTICATION_SEND, len);
-                Some((sqe, DataTransfer::Out(len), SgList::one(Seg::from_slice(message))))
+                Some((sqe, Transfer::Out(len), SgList::one(Seg::from_slice(message))))
             }
             Turn::Receive => {
                 let len = MAX_MESSAGE as u32;
                 let sqe = command::authentication(FabricsType::AUTHENTICATION_RECEIVE, len);
                 let memory = Memory::from_heap(MAX_MESSAGE).seg(0, MAX_MESSAGE);
-                Some((sqe, DataTransfer::In(len), SgList::one(memory)))
+                Some((sqe, Transfer::In(len), SgList::one(memory)))
             }
             Turn::Over(_) => None,
         }

@@ -48,9 +48,9 @@ impl HostTransport for Loopback {
     }
 
     fn send(&mut self, request: &Request, commands: &mut impl Commands) {
-        let sqe = Sqe { cid: request.key.narrow().into(), ..request.sqe };
+        let sqe = Sqe { cid: request.key.narrow().into(), ..request.command };
         let mut data = Vec::new();
-        if let DataTransfer::Out(len) = request.transfer
+        if let Transfer::Out(len) = request.transfer
             && len <= self.in_capsule
         {
             let (list, base) = commands.data_out(request.key).unwrap();

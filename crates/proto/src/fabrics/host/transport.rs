@@ -1,6 +1,7 @@
 //! What a host's queue and the transport that carries it ask of each other.
 
 use crate::coverage::Coverage;
+use crate::io_queue::{self, Transfer};
 use crate::slots::Key;
 use blockmux_volume::{Pool, Seg, SgList};
 use blockmux_wire::nvme::{Cqe, Sqe};
@@ -30,26 +31,8 @@ pub trait HostTransport {
     fn discard(&mut self);
 }
 
-/// One command for a transport to carry. It fills in CID and DPTR.
-#[derive(Clone, Copy, Debug)]
-pub struct Request {
-    /// Names it until it is finished.
-    pub(crate) key: Key,
-    pub(crate) sqe: Sqe,
-    /// What moves.
-    pub(crate) transfer: DataTransfer,
-}
-
-/// The data of a command, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DataTransfer {
-    /// None.
-    Nothing,
-    /// To the host.
-    In(u32),
-    /// To the controller.
-    Out(u32),
-}
+/// One command for a transport to carry, which fills in CID and DPTR.
+pub(crate) type Request = io_queue::Request<Sqe>;
 
 /// How far a command's data has moved.
 #[derive(Default)]
@@ -63,10 +46,10 @@ pub struct TransferProgress {
 impl TransferProgress {
     /// Whether all data moved that a successful command moves.
     #[inline]
-    pub(super) fn is_whole(&self, transfer: DataTransfer) -> bool {
+    pub(super) fn is_whole(&self, transfer: Transfer) -> bool {
         match transfer {
-            DataTransfer::Nothing | DataTransfer::In(0) | DataTransfer::Out(0) => true,
-            DataTransfer::In(len) | DataTransfer::Out(len) => self.moved.is_whole(len.into()),
+            Transfer::Nothing | Transfer::In(0) | Transfer::Out(0) => true,
+            Transfer::In(len) | Transfer::Out(len) => self.moved.is_whole(len.into()),
         }
     }
 }
@@ -77,7 +60,7 @@ pub trait Commands {
     fn find(&self, cid: u16) -> Option<Key>;
 
     /// How far a command's data has moved, and what is to move.
-    fn transport(&mut self, key: Key) -> Option<(&mut TransferProgress, DataTransfer)>;
+    fn transport(&mut self, key: Key) -> Option<(&mut TransferProgress, Transfer)>;
 
     /// The data of a command that has some to send: a list, and where in it the command's data begins.
     fn data_out(&mut self, key: Key) -> Option<(&SgList, usize)>;

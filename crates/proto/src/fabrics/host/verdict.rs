@@ -1,24 +1,8 @@
 //! The one table from how a command ended to what becomes of it (Base 2.0 §3.3.3.2.1; NVM Command Set 1.0 §3.2).
 
+use crate::io_queue::Verdict;
 use blockmux_volume::IoError;
 use blockmux_wire::nvme::status::{Status, StatusField};
-
-/// What becomes of a command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
-    /// It was done.
-    Good,
-    /// It was not done, for a reason that passes: send it again in a while, and say this if that never helps.
-    Later(IoError),
-    /// It was not done, as this path does not lead to the namespace now: another may.
-    Elsewhere,
-    /// It was lost on the way between controller and namespace, or host and controller: another path may work at once.
-    Astray,
-    /// The controller does not know the command, or not so.
-    Illegal,
-    /// It was not done, and never will be.
-    Failed(IoError),
-}
 
 /// What becomes of a command of an I/O queue that ended with `field`. DNR makes every failure final.
 #[inline]

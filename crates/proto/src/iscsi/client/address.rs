@@ -1,6 +1,6 @@
 //! Where a target says that it is: `TargetAddress` (RFC 7143 §13.8), in redirections and in answers to SendTargets.
 
-use crate::uri::host_and_port;
+use crate::uri::portal;
 use blockmux_wire::iscsi::ISCSI_DEFAULT_PORT;
 use std::fmt;
 use std::str::FromStr;
@@ -24,8 +24,8 @@ impl FromStr for TargetAddress {
             Some((place, tag)) => (place, Some(tag.parse().map_err(|_| "names no portal group behind ,")?)),
             None => (text, None),
         };
-        let (host, port) = host_and_port(place)?;
-        Ok(TargetAddress { host, port: port.unwrap_or(ISCSI_DEFAULT_PORT), group_tag: tag })
+        let (host, port) = portal(place, ISCSI_DEFAULT_PORT).map_err(|error| error.problem)?;
+        Ok(TargetAddress { host, port, group_tag: tag })
     }
 }
 

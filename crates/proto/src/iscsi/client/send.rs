@@ -146,7 +146,7 @@ impl FullFeature {
             expected_data_transfer_length: expected.into(),
             cmd_sn: cmd_sn.into(),
             exp_stat_sn: lane.statuses.expected().into(),
-            cdb: request.cdb,
+            cdb: request.command,
         };
         if lane.mover.is_some() {
             return self.send_over_rdma(lane, request, command, immediate);

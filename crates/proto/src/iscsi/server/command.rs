@@ -60,7 +60,6 @@ impl Turn<'_> {
                 .map(|misfit| Response::failed(data_sense(misfit.into())))
         };
         let (data_in, is_immediate) = (request.data_in, bhs.is_immediate());
-        let slot = self.session.tasks.reserve();
         let progress = Progress {
             data_in,
             data_out: request.data_out,
@@ -69,7 +68,8 @@ impl Turn<'_> {
             memory: 0,
         };
         let (owner, lun) = (self.connection.key, request.command.lun);
-        self.session.tasks.fill(slot, Entry::new(owner, pdu.initiator_task_tag.get(), lun, progress));
+        let entry = Entry::new(owner, pdu.initiator_task_tag.get(), lun, progress);
+        let slot = self.session.tasks.insert(entry);
         self.connection.reading = self.connection.reading.saturating_add(bounded(data_in.unwrap_or(0)));
         self.connection.live = self.connection.live.saturating_add(1);
         if is_immediate {

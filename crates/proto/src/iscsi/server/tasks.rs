@@ -50,7 +50,6 @@ mod tests {
     fn a_slot_that_is_used_again_has_other_transfer_tags() {
         let mut tasks = Tasks::new(None);
         let tag = |tasks: &mut Tasks| {
-            let slot = tasks.reserve();
             let progress = Progress {
                 data_in: None,
                 data_out: None,
@@ -58,7 +57,7 @@ mod tests {
                 transfer: Transfer::default(),
                 memory: 0,
             };
-            tasks.fill(slot, Entry::new(1, 1, Lun::new(0), progress));
+            let slot = tasks.insert(Entry::new(1, 1, Lun::new(0), progress));
             let tag = tasks.transfer_tag(slot, 0);
             assert_eq!(Tasks::slot_of(tag), slot);
             tasks.remove(slot);

@@ -3,12 +3,7 @@
 use crate::session::ProtocolError;
 use blockmux_volume::{MAX_TRANSFER, VolumeInfo};
 use blockmux_wire::nbd::NBD_MAX_MINIMUM_BLOCK;
-use blockmux_wire::nbd::handshake::{
-    InfoBlockSize, NBD_FLAG_BLOCK_STATUS_PAYLOAD, NBD_FLAG_CAN_MULTI_CONN, NBD_FLAG_HAS_FLAGS,
-    NBD_FLAG_READ_ONLY, NBD_FLAG_ROTATIONAL, NBD_FLAG_SEND_CACHE, NBD_FLAG_SEND_DF, NBD_FLAG_SEND_FAST_ZERO,
-    NBD_FLAG_SEND_FLUSH, NBD_FLAG_SEND_FUA, NBD_FLAG_SEND_RESIZE, NBD_FLAG_SEND_TRIM,
-    NBD_FLAG_SEND_WRITE_ZEROES,
-};
+use blockmux_wire::nbd::handshake::{InfoBlockSize, TransmissionFlags};
 
 /// One entry of a server's list.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,10 +33,6 @@ pub struct ExportInfo {
     pub headers: Headers,
 }
 
-/// `NBD_FLAG_*` of the transmission phase.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TransmissionFlags(pub u16);
-
 /// Size constraints (proto.md, "Size constraints"), in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockSize {
@@ -63,19 +54,6 @@ pub enum Headers {
     Structured,
     /// Extended requests and replies.
     Extended,
-}
-
-impl TransmissionFlags {
-    /// Whether all bits of `flag` are set, an `NBD_FLAG_*` of [`blockmux_wire::nbd::handshake`].
-    #[must_use]
-    pub const fn has(self, flag: u16) -> bool {
-        self.0 & flag == flag
-    }
-
-    /// The protocol's names of what is set, without the prefix.
-    pub fn names(self) -> impl Iterator<Item = &'static str> {
-        FLAG_NAMES.iter().filter(move |(flag, _)| self.has(*flag)).map(|(_, name)| *name)
-    }
 }
 
 impl BlockSize {
@@ -112,25 +90,26 @@ impl ExportInfo {
     #[must_use]
     pub fn volume_info(&self) -> VolumeInfo {
         let sizes = self.sizes();
-        let has = |flag| self.flags.has(flag);
+        let has = |flag| self.flags.contains(flag);
         let whole = if self.size == 0 { SECTOR } else { 1 << self.size.trailing_zeros().min(9) };
         let logical_block = sizes.minimum.max(whole.min(SECTOR));
         let physical_block = sizes.preferred.max(logical_block);
-        let can_zero_fast = has(NBD_FLAG_SEND_WRITE_ZEROES) && has(NBD_FLAG_SEND_FAST_ZERO);
+        let can_zero_fast =
+            has(TransmissionFlags::SEND_WRITE_ZEROES) && has(TransmissionFlags::SEND_FAST_ZERO);
         VolumeInfo {
             size: self.size & !u64::from(logical_block.wrapping_sub(1)),
             logical_block,
             physical_block,
-            read_only: has(NBD_FLAG_READ_ONLY),
+            read_only: has(TransmissionFlags::READ_ONLY),
             // A server that caches writes has to offer flushes.
-            write_cache: has(NBD_FLAG_SEND_FLUSH),
+            write_cache: has(TransmissionFlags::SEND_FLUSH),
             volatile: false,
-            discard_granularity: if has(NBD_FLAG_SEND_TRIM) { physical_block } else { 0 },
+            discard_granularity: if has(TransmissionFlags::SEND_TRIM) { physical_block } else { 0 },
             fast_zeroes: can_zero_fast,
-            shared_flush: has(NBD_FLAG_CAN_MULTI_CONN),
+            shared_flush: has(TransmissionFlags::CAN_MULTI_CONN),
             // What fits a receive buffer is lent from there.
             lends_reads: true,
-            rotational: has(NBD_FLAG_ROTATIONAL),
+            rotational: has(TransmissionFlags::ROTATIONAL),
         }
     }
 
@@ -151,32 +130,16 @@ impl ExportInfo {
 const DEFAULT_BLOCK_SIZE: BlockSize = BlockSize { minimum: 1, preferred: 4096, maximum_payload: 32 << 20 };
 const SECTOR: u32 = 512;
 
-const FLAG_NAMES: [(u16, &str); 13] = [
-    (NBD_FLAG_HAS_FLAGS, "HAS_FLAGS"),
-    (NBD_FLAG_READ_ONLY, "READ_ONLY"),
-    (NBD_FLAG_SEND_FLUSH, "SEND_FLUSH"),
-    (NBD_FLAG_SEND_FUA, "SEND_FUA"),
-    (NBD_FLAG_ROTATIONAL, "ROTATIONAL"),
-    (NBD_FLAG_SEND_TRIM, "SEND_TRIM"),
-    (NBD_FLAG_SEND_WRITE_ZEROES, "SEND_WRITE_ZEROES"),
-    (NBD_FLAG_SEND_DF, "SEND_DF"),
-    (NBD_FLAG_CAN_MULTI_CONN, "CAN_MULTI_CONN"),
-    (NBD_FLAG_SEND_RESIZE, "SEND_RESIZE"),
-    (NBD_FLAG_SEND_CACHE, "SEND_CACHE"),
-    (NBD_FLAG_SEND_FAST_ZERO, "SEND_FAST_ZERO"),
-    (NBD_FLAG_BLOCK_STATUS_PAYLOAD, "BLOCK_STATUS_PAYLOAD"),
-];
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn export(size: u64, flags: u16, block_size: Option<BlockSize>) -> ExportInfo {
+    fn export(size: u64, flags: TransmissionFlags, block_size: Option<BlockSize>) -> ExportInfo {
         ExportInfo {
             name: String::new(),
             description: String::new(),
             size,
-            flags: TransmissionFlags(flags),
+            flags,
             block_size,
             contexts: Vec::new(),
             headers: Headers::Simple,
@@ -201,7 +164,7 @@ mod tests {
             ((1 << 20, sizes(1, 1, u32::MAX)), (1 << 20, 512, 512, 32 << 20)),
         ];
         for ((size, block_size), expected) in cases {
-            let export = export(size, NBD_FLAG_HAS_FLAGS, block_size);
+            let export = export(size, TransmissionFlags::HAS_FLAGS, block_size);
             let info = export.volume_info();
             let got = (info.size, info.logical_block, info.physical_block, export.max_payload());
             assert_eq!(got, expected, "{size} {block_size:?}");
@@ -210,25 +173,18 @@ mod tests {
 
     #[test]
     fn durability_and_the_rest_come_from_the_flags() {
-        let plain = export(4096, NBD_FLAG_HAS_FLAGS, None).volume_info();
+        let plain = export(4096, TransmissionFlags::HAS_FLAGS, None).volume_info();
         assert_eq!(
             plain,
             VolumeInfo { shared_flush: false, lends_reads: true, ..VolumeInfo::new(4096) },
             "a server without flags writes through"
         );
-        let rich = export(4096, u16::MAX, None).volume_info();
+        let rich = export(4096, TransmissionFlags::all(), None).volume_info();
         assert!(
             rich.read_only && rich.write_cache && rich.fast_zeroes && rich.shared_flush && rich.rotational
         );
         assert_eq!(rich.discard_granularity, 4096);
-        assert!(!export(4096, NBD_FLAG_SEND_FAST_ZERO, None).volume_info().fast_zeroes);
-    }
-
-    #[test]
-    fn flags_have_their_names() {
-        let flags = TransmissionFlags(NBD_FLAG_HAS_FLAGS | NBD_FLAG_SEND_DF);
-        assert_eq!(flags.names().collect::<Vec<_>>(), ["HAS_FLAGS", "SEND_DF"]);
-        assert_eq!(TransmissionFlags(u16::MAX).names().count(), 13);
+        assert!(!export(4096, TransmissionFlags::SEND_FAST_ZERO, None).volume_info().fast_zeroes);
     }
 
     #[test]

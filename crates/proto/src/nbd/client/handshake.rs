@@ -8,7 +8,7 @@
 //! A server without fixed newstyle knows `EXPORT_NAME` only. What a server refuses properly is a [`Refused`]; only
 //! what breaks the protocol is a [`ProtocolError`].
 
-use super::export::{BlockSize, ExportInfo, Headers, ListedExport, TransmissionFlags};
+use super::export::{BlockSize, ExportInfo, Headers, ListedExport};
 use super::option::{self, InfoReply};
 use super::refused::Refused;
 use super::{Config, Mode};
@@ -17,7 +17,7 @@ use crate::session::ProtocolError;
 use blockmux_wire::nbd::handshake::{
     ClientFlags, ExportNameReply, Greeting, NBD_CLISERV_MAGIC, NBD_EXPORT_NAME_ZEROES,
     NBD_FLAG_C_FIXED_NEWSTYLE, NBD_FLAG_C_NO_ZEROES, NBD_FLAG_FIXED_NEWSTYLE, NBD_FLAG_NO_ZEROES, NBD_MAGIC,
-    NBD_OPTS_MAGIC, NBD_REP_MAGIC, Opt, OptionReplyHead, Rep,
+    NBD_OPTS_MAGIC, NBD_REP_MAGIC, Opt, OptionReplyHead, Rep, TransmissionFlags,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -400,7 +400,7 @@ impl Handshake {
             name: self.name.take().unwrap_or_else(|| self.config.export.clone()),
             description: std::mem::take(&mut self.description),
             size,
-            flags: TransmissionFlags(flags),
+            flags: TransmissionFlags::from_bits_retain(flags),
             block_size: self.block_size,
             contexts: std::mem::take(&mut self.contexts),
             headers: self.headers,

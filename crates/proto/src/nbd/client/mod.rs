@@ -20,7 +20,9 @@ mod transmission;
 #[cfg(test)]
 mod tests;
 
-pub use export::{BlockSize, ExportInfo, Headers, ListedExport, TransmissionFlags};
+pub use crate::io_queue::DEPTH;
+pub use blockmux_wire::nbd::handshake::TransmissionFlags;
+pub use export::{BlockSize, ExportInfo, Headers, ListedExport};
 pub use refused::Refused;
 
 use crate::outbox::Outbox;
@@ -324,7 +326,5 @@ impl Initiator for InitiatorSession {
     }
 }
 
-/// The most I/O that a session has in flight.
-pub const DEPTH: usize = 1024;
 /// For the whole handshake: some servers open what they export only when asked for it.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);

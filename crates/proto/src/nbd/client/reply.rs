@@ -9,14 +9,15 @@ use super::export::Headers;
 use super::head::{self, Head, Kind, shortest};
 use super::transmission::Transmission;
 use crate::coverage::Misfit;
+use crate::io_queue::LEND_UP_TO;
 use crate::outbox::Outbox;
 use crate::session::ProtocolError;
 use crate::slots::Key;
 use blockmux_volume::{Chunk, Extent, SgList};
 use blockmux_wire::nbd::NBD_MAX_STRING;
 use blockmux_wire::nbd::transmission::{
-    BlockDescriptor, BlockStatusExt, Cmd, ErrorChunk, ExtendedBlockDescriptor, NBD_CMD_FLAG_DF,
-    NBD_STATE_HOLE, NBD_STATE_ZERO, OffsetHole, ReplyType,
+    BlockDescriptor, BlockStatusExt, Cmd, CmdFlags, ErrorChunk, ExtendedBlockDescriptor, NBD_STATE_HOLE,
+    NBD_STATE_ZERO, OffsetHole, ReplyType,
 };
 use zerocopy::FromBytes;
 
@@ -259,7 +260,7 @@ impl Transmission {
     fn cover(&mut self, key: Key, offset: u64, len: u64) -> Result<(Key, usize), ProtocolError> {
         let request = self.requests.get_mut(key).filter(|request| request.cmd == Cmd::NBD_CMD_READ);
         let request = request.ok_or(NO_READ)?;
-        if request.flags & NBD_CMD_FLAG_DF != 0 && !request.coverage.is_empty() {
+        if request.flags.contains(CmdFlags::DF) && !request.coverage.is_empty() {
             return fault("fragmented a read that forbade it", "proto.md, \"Command flags\"");
         }
         let start = offset.checked_sub(request.offset);
@@ -447,8 +448,6 @@ fn fault<T>(what: &'static str, reference: &'static str) -> Result<T, ProtocolEr
     Err(error(what, reference))
 }
 
-/// Read data up to this size is waited for whole, to be lent on without a copy; it fits a receive buffer.
-pub(super) const LEND_UP_TO: u64 = 64 << 10;
 /// Read data of which more than this is missing is received where it belongs; less is copied out of the buffer.
 pub(super) const PLACE_MORE_THAN: usize = 64 << 10;
 const OFFSET_SIZE: usize = size_of::<u64>();

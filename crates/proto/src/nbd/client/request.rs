@@ -1,17 +1,13 @@
 //! Requests as they go on the wire (proto.md, "Request message").
 
-use super::export::{Headers, TransmissionFlags};
+use super::export::Headers;
 use super::transmission::Request as InFlight;
 use crate::outbox::Outbox;
 use crate::slots::Key;
 use blockmux_volume::{IoError, Op};
-use blockmux_wire::nbd::handshake::{
-    NBD_FLAG_SEND_CACHE, NBD_FLAG_SEND_DF, NBD_FLAG_SEND_FAST_ZERO, NBD_FLAG_SEND_FLUSH, NBD_FLAG_SEND_FUA,
-    NBD_FLAG_SEND_TRIM, NBD_FLAG_SEND_WRITE_ZEROES,
-};
+use blockmux_wire::nbd::handshake::TransmissionFlags;
 use blockmux_wire::nbd::transmission::{
-    Cmd, ExtendedRequest, NBD_CMD_FLAG_DF, NBD_CMD_FLAG_FAST_ZERO, NBD_CMD_FLAG_FUA, NBD_CMD_FLAG_NO_HOLE,
-    NBD_CMD_FLAG_PAYLOAD_LEN, NBD_EXTENDED_REQUEST_MAGIC, NBD_REQUEST_MAGIC, Request,
+    Cmd, CmdFlags, ExtendedRequest, NBD_EXTENDED_REQUEST_MAGIC, NBD_REQUEST_MAGIC, Request,
 };
 use zerocopy::IntoBytes;
 
@@ -43,8 +39,7 @@ pub(super) enum Plan {
 #[derive(Clone, Copy)]
 pub(super) struct Pieces {
     pub(super) cmd: Cmd,
-    /// `NBD_CMD_FLAG_*`.
-    pub(super) flags: u16,
+    pub(super) flags: CmdFlags,
     /// The most one request covers, in bytes.
     pub(super) max: u64,
     /// A flush has to follow before the I/O is complete.
@@ -57,18 +52,18 @@ impl Terms {
     /// How to do `op` over `len` bytes with this server.
     #[inline]
     pub(super) fn plan(&self, op: Op, len: u64, wants_one_chunk: bool) -> Plan {
-        let can = |flag| self.flags.has(flag);
+        let can = |flag| self.flags.contains(flag);
         let mut pieces = Pieces {
             cmd: Cmd::NBD_CMD_READ,
-            flags: 0,
+            flags: CmdFlags::empty(),
             max: u64::from(self.max_payload),
             then_flush: false,
             zeroes: false,
         };
         let fua = match op {
             Op::Read => {
-                if wants_one_chunk && len <= DF_MAX && can(NBD_FLAG_SEND_DF) {
-                    pieces.flags = NBD_CMD_FLAG_DF;
+                if wants_one_chunk && len <= DF_MAX && can(TransmissionFlags::SEND_DF) {
+                    pieces.flags = CmdFlags::DF;
                 }
                 false
             }
@@ -76,14 +71,14 @@ impl Terms {
                 pieces.cmd = Cmd::NBD_CMD_WRITE;
                 fua
             }
-            Op::Flush if can(NBD_FLAG_SEND_FLUSH) => return Plan::Flush,
+            Op::Flush if can(TransmissionFlags::SEND_FLUSH) => return Plan::Flush,
             Op::Flush => return Plan::Done,
-            Op::Discard { fua } if can(NBD_FLAG_SEND_TRIM) => {
+            Op::Discard { fua } if can(TransmissionFlags::SEND_TRIM) => {
                 pieces.cmd = Cmd::NBD_CMD_TRIM;
                 pieces.max = self.max_effect();
                 fua
             }
-            Op::Prefetch if can(NBD_FLAG_SEND_CACHE) => {
+            Op::Prefetch if can(TransmissionFlags::SEND_CACHE) => {
                 pieces.cmd = Cmd::NBD_CMD_CACHE;
                 pieces.max = self.max_effect();
                 false
@@ -102,10 +97,10 @@ impl Terms {
                 }
             }
         };
-        if fua && can(NBD_FLAG_SEND_FUA) {
-            pieces.flags |= NBD_CMD_FLAG_FUA;
+        if fua && can(TransmissionFlags::SEND_FUA) {
+            pieces.flags |= CmdFlags::FUA;
         } else {
-            pieces.then_flush = fua && can(NBD_FLAG_SEND_FLUSH);
+            pieces.then_flush = fua && can(TransmissionFlags::SEND_FLUSH);
         }
         Plan::Send(pieces)
     }
@@ -117,7 +112,7 @@ impl Terms {
         may_unmap: bool,
         only_fast: bool,
     ) -> Result<(), IoError> {
-        if !self.flags.has(NBD_FLAG_SEND_WRITE_ZEROES) {
+        if !self.flags.contains(TransmissionFlags::SEND_WRITE_ZEROES) {
             if only_fast {
                 return Err(IoError::Unsupported);
             }
@@ -129,14 +124,14 @@ impl Terms {
         pieces.cmd = Cmd::NBD_CMD_WRITE_ZEROES;
         pieces.max = self.max_effect();
         if !may_unmap {
-            pieces.flags |= NBD_CMD_FLAG_NO_HOLE;
+            pieces.flags |= CmdFlags::NO_HOLE;
         }
         if only_fast {
             // In several requests the first could succeed and the second be slow, with something changed.
-            if !self.flags.has(NBD_FLAG_SEND_FAST_ZERO) || len > pieces.max {
+            if !self.flags.contains(TransmissionFlags::SEND_FAST_ZERO) || len > pieces.max {
                 return Err(IoError::Unsupported);
             }
-            pieces.flags |= NBD_CMD_FLAG_FAST_ZERO;
+            pieces.flags |= CmdFlags::FAST_ZERO;
         }
         Ok(())
     }
@@ -145,7 +140,7 @@ impl Terms {
     /// request without payload ("Size constraints"). A fast zero is not meant: half of one would be of no use.
     pub(super) fn may_be_too_long(&self, request: &InFlight, error: IoError) -> bool {
         let has_payload = matches!(request.cmd, Cmd::NBD_CMD_READ | Cmd::NBD_CMD_WRITE);
-        let is_fast = request.flags & NBD_CMD_FLAG_FAST_ZERO != 0;
+        let is_fast = request.flags.contains(CmdFlags::FAST_ZERO);
         matches!(error, IoError::BadLength | IoError::Unsupported)
             && !(has_payload || is_fast)
             && request.len > self.max_payload.into()
@@ -158,23 +153,39 @@ impl Terms {
 
     /// Sends the head of a request.
     #[inline]
-    pub(super) fn push(&self, outbox: &mut Outbox, cmd: Cmd, flags: u16, cookie: Key, offset: u64, len: u64) {
+    pub(super) fn push(
+        &self,
+        outbox: &mut Outbox,
+        cmd: Cmd,
+        flags: CmdFlags,
+        cookie: Key,
+        offset: u64,
+        len: u64,
+    ) {
         push(outbox, self.headers, cmd, flags, cookie, offset, len);
     }
 }
 
 /// Sends `NBD_CMD_DISC`; nothing may follow it.
 pub(super) fn push_disconnect(outbox: &mut Outbox, headers: Headers) {
-    push(outbox, headers, Cmd::NBD_CMD_DISC, 0, Key(0), 0, 0);
+    push(outbox, headers, Cmd::NBD_CMD_DISC, CmdFlags::empty(), Key(0), 0, 0);
 }
 
 #[inline]
-fn push(outbox: &mut Outbox, headers: Headers, cmd: Cmd, flags: u16, cookie: Key, offset: u64, len: u64) {
+fn push(
+    outbox: &mut Outbox,
+    headers: Headers,
+    cmd: Cmd,
+    flags: CmdFlags,
+    cookie: Key,
+    offset: u64,
+    len: u64,
+) {
     if headers == Headers::Extended {
-        let flags = if cmd == Cmd::NBD_CMD_WRITE { flags | NBD_CMD_FLAG_PAYLOAD_LEN } else { flags };
+        let flags = if cmd == Cmd::NBD_CMD_WRITE { flags | CmdFlags::PAYLOAD_LEN } else { flags };
         let request = ExtendedRequest {
             magic: NBD_EXTENDED_REQUEST_MAGIC.into(),
-            flags: flags.into(),
+            flags: flags.bits().into(),
             command: cmd.0.into(),
             cookie: cookie.0.into(),
             offset: offset.into(),
@@ -184,7 +195,7 @@ fn push(outbox: &mut Outbox, headers: Headers, cmd: Cmd, flags: u16, cookie: Key
     } else {
         let request = Request {
             magic: NBD_REQUEST_MAGIC.into(),
-            flags: flags.into(),
+            flags: flags.bits().into(),
             command: cmd.0.into(),
             cookie: cookie.0.into(),
             offset: offset.into(),

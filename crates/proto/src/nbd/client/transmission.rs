@@ -11,14 +11,15 @@
 use super::DEPTH;
 use super::export::ExportInfo;
 use super::extents::Extents;
-use super::reply::{LEND_UP_TO, Reading};
+use super::reply::Reading;
 use super::request::{Pieces, Plan, Terms, ZEROES, push_disconnect};
 use crate::coverage::Coverage;
+use crate::io_queue::{LEND_UP_TO, memory};
 use crate::nbd::errno::to_io_error;
 use crate::outbox::Outbox;
 use crate::slots::{Key, Slots};
 use blockmux_volume::{Completion, Extent, Io, IoError, Memory, Op, Output, Pool, Seg, SgList, VolumeInfo};
-use blockmux_wire::nbd::transmission::{Cmd, Errno};
+use blockmux_wire::nbd::transmission::{Cmd, CmdFlags, Errno};
 use std::collections::VecDeque;
 
 /// The state of the transmission phase.
@@ -74,8 +75,7 @@ pub(super) struct Job {
 pub(super) struct Request {
     pub(super) job: Key,
     pub(super) cmd: Cmd,
-    /// `NBD_CMD_FLAG_*`.
-    pub(super) flags: u16,
+    pub(super) flags: CmdFlags,
     /// In bytes.
     pub(super) offset: u64,
     /// In bytes.
@@ -262,9 +262,7 @@ impl Transmission {
     pub(super) fn destination(&mut self, key: Key) -> Option<&SgList> {
         let job = self.jobs.get_mut(key)?;
         if job.io.data.is_none() && job.buffer.is_none() {
-            let len = job.io.len as usize; // at most LEND_UP_TO
-            let memory = self.pool.take_payload(len).unwrap_or_else(|| Memory::from_heap(len));
-            job.buffer = Some(SgList::one(memory.seg(0, len)));
+            job.buffer = Some(memory(&self.pool, job.io.len as usize)); // at most LEND_UP_TO
         }
         job.io.data.as_ref().or(job.buffer.as_ref())
     }
@@ -337,14 +335,14 @@ impl Transmission {
         let cookie = self.requests.insert(Request {
             job: key,
             cmd,
-            flags: 0,
+            flags: CmdFlags::empty(),
             offset: 0,
             len: 0,
             coverage: Coverage::default(),
             error: None,
             error_chunks: 0,
         });
-        self.terms.push(outbox, cmd, 0, cookie, 0, 0);
+        self.terms.push(outbox, cmd, CmdFlags::empty(), cookie, 0, 0);
     }
 
     #[inline]
@@ -403,4 +401,5 @@ impl Job {
 /// The most requests that one I/O has in flight.
 pub(super) const WINDOW: u32 = 4;
 
-const FLUSH: Pieces = Pieces { cmd: Cmd::NBD_CMD_FLUSH, flags: 0, max: 0, then_flush: false, zeroes: false };
+const FLUSH: Pieces =
+    Pieces { cmd: Cmd::NBD_CMD_FLUSH, flags: CmdFlags::empty(), max: 0, then_flush: false, zeroes: false };

@@ -307,7 +307,7 @@ impl Handshake {
         let terms = self.terms(id, &export);
         let reply = ExportNameReply {
             size: terms.info.size.into(),
-            transmission_flags: terms.transmission_flags().into(),
+            transmission_flags: terms.transmission_flags().bits().into(),
         };
         outbox.push_head(reply.as_bytes());
         if self.client_flags & NBD_FLAG_C_NO_ZEROES == 0 {

@@ -7,7 +7,7 @@ use super::terms::{Form, Terms};
 use crate::nbd::errno;
 use crate::session::ProtocolError;
 use blockmux_volume::{IoError, MAX_TRANSFER, Op};
-use blockmux_wire::nbd::handshake::NBD_FLAG_BLOCK_STATUS_PAYLOAD;
+use blockmux_wire::nbd::handshake::TransmissionFlags;
 use blockmux_wire::nbd::transmission::{self as wire, *};
 use std::borrow::Cow;
 use zerocopy::FromBytes;
@@ -15,8 +15,7 @@ use zerocopy::FromBytes;
 /// A request in either form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Request {
-    /// `NBD_CMD_FLAG_*`.
-    pub(super) flags: u16,
+    pub(super) flags: CmdFlags,
     pub(super) command: Cmd,
     pub(super) cookie: u64,
     /// In bytes.
@@ -49,7 +48,7 @@ impl Request {
             let Ok((request, _)) = ExtendedRequest::ref_from_prefix(bytes) else { return Ok(None) };
             check_magic(request.magic.get(), NBD_EXTENDED_REQUEST_MAGIC)?;
             return Ok(Some(Request {
-                flags: request.flags.get(),
+                flags: CmdFlags::from_bits_retain(request.flags.get()),
                 command: Cmd(request.command.get()),
                 cookie: request.cookie.get(),
                 offset: request.offset.get(),
@@ -59,7 +58,7 @@ impl Request {
         let Ok((request, _)) = wire::Request::ref_from_prefix(bytes) else { return Ok(None) };
         check_magic(request.magic.get(), NBD_REQUEST_MAGIC)?;
         Ok(Some(Request {
-            flags: request.flags.get(),
+            flags: CmdFlags::from_bits_retain(request.flags.get()),
             command: Cmd(request.command.get()),
             cookie: request.cookie.get(),
             offset: request.offset.get(),
@@ -75,7 +74,7 @@ impl Request {
     pub(super) fn payload_len(&self, form: Form) -> Result<usize, ProtocolError> {
         let has_payload = match form {
             Form::Simple | Form::Structured => self.command == Cmd::NBD_CMD_WRITE,
-            Form::Extended => self.flags & NBD_CMD_FLAG_PAYLOAD_LEN != 0,
+            Form::Extended => self.flags.contains(CmdFlags::PAYLOAD_LEN),
         };
         match has_payload {
             false => Ok(0),
@@ -92,7 +91,7 @@ impl Request {
     pub(super) fn data_len(&self) -> usize {
         match self.command {
             Cmd::NBD_CMD_READ | Cmd::NBD_CMD_WRITE => self.length.min(MAX_TRANSFER.into()) as usize,
-            Cmd::NBD_CMD_BLOCK_STATUS if self.flags & NBD_CMD_FLAG_REQ_ONE == 0 => MAX_STATUS_LEN,
+            Cmd::NBD_CMD_BLOCK_STATUS if !self.flags.contains(CmdFlags::REQ_ONE) => MAX_STATUS_LEN,
             _ => 0,
         }
     }
@@ -100,8 +99,8 @@ impl Request {
     /// Whether the length is in the payload, as block status allows, and so cannot be judged yet.
     pub(super) fn has_payload_form(&self, terms: &Terms) -> bool {
         self.command == Cmd::NBD_CMD_BLOCK_STATUS
-            && self.flags & NBD_CMD_FLAG_PAYLOAD_LEN != 0
-            && terms.transmission_flags() & NBD_FLAG_BLOCK_STATUS_PAYLOAD != 0
+            && self.flags.contains(CmdFlags::PAYLOAD_LEN)
+            && terms.transmission_flags().contains(TransmissionFlags::BLOCK_STATUS_PAYLOAD)
     }
 
     /// The request as it will be in flight, or why it will not be.
@@ -112,7 +111,7 @@ impl Request {
             offset: self.offset,
             length: self.length,
             op: self.op(terms)?,
-            one_extent: self.flags & NBD_CMD_FLAG_REQ_ONE != 0,
+            one_extent: self.flags.contains(CmdFlags::REQ_ONE),
         })
     }
 
@@ -120,7 +119,7 @@ impl Request {
     #[inline]
     fn op(&self, terms: &Terms) -> Result<Op, Refusal> {
         self.check_flags(terms)?;
-        let fua = self.flags & NBD_CMD_FLAG_FUA != 0;
+        let fua = self.flags.contains(CmdFlags::FUA);
         let op = match self.command {
             Cmd::NBD_CMD_READ => Op::Read,
             Cmd::NBD_CMD_WRITE => Op::Write { fua },
@@ -135,8 +134,8 @@ impl Request {
             Cmd::NBD_CMD_CACHE => Op::Prefetch,
             Cmd::NBD_CMD_WRITE_ZEROES => Op::WriteZeroes {
                 fua,
-                may_unmap: self.flags & NBD_CMD_FLAG_NO_HOLE == 0,
-                only_fast: self.flags & NBD_CMD_FLAG_FAST_ZERO != 0,
+                may_unmap: !self.flags.contains(CmdFlags::NO_HOLE),
+                only_fast: self.flags.contains(CmdFlags::FAST_ZERO),
             },
             Cmd::NBD_CMD_BLOCK_STATUS if !terms.base_allocation => {
                 return Err(Refusal::invalid("no metadata context was selected"));
@@ -154,28 +153,28 @@ impl Request {
     /// FUA fits every command, used or not; any other flag only its own.
     #[inline]
     fn check_flags(&self, terms: &Terms) -> Result<(), Refusal> {
-        let mut known = NBD_CMD_FLAG_FUA;
+        let mut known = CmdFlags::FUA;
         match self.command {
-            Cmd::NBD_CMD_READ if terms.form != Form::Simple => known |= NBD_CMD_FLAG_DF,
+            Cmd::NBD_CMD_READ if terms.form != Form::Simple => known |= CmdFlags::DF,
             Cmd::NBD_CMD_WRITE if terms.form == Form::Extended => {
-                known |= NBD_CMD_FLAG_PAYLOAD_LEN;
-                if self.flags & NBD_CMD_FLAG_PAYLOAD_LEN == 0 {
+                known |= CmdFlags::PAYLOAD_LEN;
+                if !self.flags.contains(CmdFlags::PAYLOAD_LEN) {
                     return Err(Refusal::invalid("a write without payload"));
                 }
             }
             Cmd::NBD_CMD_WRITE_ZEROES => {
-                known |= NBD_CMD_FLAG_NO_HOLE;
+                known |= CmdFlags::NO_HOLE;
                 // A read-only export refuses it for that, whatever its volume could do.
                 if terms.info.fast_zeroes || terms.info.read_only {
-                    known |= NBD_CMD_FLAG_FAST_ZERO;
+                    known |= CmdFlags::FAST_ZERO;
                 }
             }
-            Cmd::NBD_CMD_BLOCK_STATUS => known |= NBD_CMD_FLAG_REQ_ONE,
+            Cmd::NBD_CMD_BLOCK_STATUS => known |= CmdFlags::REQ_ONE,
             _ => {}
         }
-        match self.flags & !known {
-            0 => Ok(()),
-            _ => Err(Refusal::invalid("a flag that does not go with the command")),
+        match known.contains(self.flags) {
+            true => Ok(()),
+            false => Err(Refusal::invalid("a flag that does not go with the command")),
         }
     }
 
@@ -234,6 +233,8 @@ fn check_magic(magic: u32, expected: u32) -> Result<(), ProtocolError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const NONE: CmdFlags = CmdFlags::empty();
     use crate::exports::VolumeId;
     use blockmux_volume::VolumeInfo;
 
@@ -244,7 +245,7 @@ mod tests {
         Terms { volume: VolumeId(0), info, form, base_allocation: true }
     }
 
-    fn request(command: Cmd, flags: u16, offset: u64, length: u64) -> Request {
+    fn request(command: Cmd, flags: CmdFlags, offset: u64, length: u64) -> Request {
         Request { flags, command, cookie: 1, offset, length }
     }
 
@@ -252,41 +253,41 @@ mod tests {
     fn each_command_becomes_its_operation() {
         let zeroes = |fua, may_unmap, only_fast| Op::WriteZeroes { fua, may_unmap, only_fast };
         let table = [
-            (Cmd::NBD_CMD_READ, 0, Op::Read),
-            (Cmd::NBD_CMD_READ, NBD_CMD_FLAG_DF | NBD_CMD_FLAG_FUA, Op::Read),
-            (Cmd::NBD_CMD_WRITE, 0, Op::Write { fua: false }),
-            (Cmd::NBD_CMD_WRITE, NBD_CMD_FLAG_FUA, Op::Write { fua: true }),
-            (Cmd::NBD_CMD_TRIM, NBD_CMD_FLAG_FUA, Op::Discard { fua: true }),
-            (Cmd::NBD_CMD_CACHE, 0, Op::Prefetch),
-            (Cmd::NBD_CMD_WRITE_ZEROES, 0, zeroes(false, true, false)),
-            (Cmd::NBD_CMD_WRITE_ZEROES, NBD_CMD_FLAG_NO_HOLE | NBD_CMD_FLAG_FUA, zeroes(true, false, false)),
-            (Cmd::NBD_CMD_WRITE_ZEROES, NBD_CMD_FLAG_FAST_ZERO, zeroes(false, true, true)),
-            (Cmd::NBD_CMD_BLOCK_STATUS, NBD_CMD_FLAG_REQ_ONE, Op::BlockStatus),
+            (Cmd::NBD_CMD_READ, NONE, Op::Read),
+            (Cmd::NBD_CMD_READ, CmdFlags::DF | CmdFlags::FUA, Op::Read),
+            (Cmd::NBD_CMD_WRITE, NONE, Op::Write { fua: false }),
+            (Cmd::NBD_CMD_WRITE, CmdFlags::FUA, Op::Write { fua: true }),
+            (Cmd::NBD_CMD_TRIM, CmdFlags::FUA, Op::Discard { fua: true }),
+            (Cmd::NBD_CMD_CACHE, NONE, Op::Prefetch),
+            (Cmd::NBD_CMD_WRITE_ZEROES, NONE, zeroes(false, true, false)),
+            (Cmd::NBD_CMD_WRITE_ZEROES, CmdFlags::NO_HOLE | CmdFlags::FUA, zeroes(true, false, false)),
+            (Cmd::NBD_CMD_WRITE_ZEROES, CmdFlags::FAST_ZERO, zeroes(false, true, true)),
+            (Cmd::NBD_CMD_BLOCK_STATUS, CmdFlags::REQ_ONE, Op::BlockStatus),
         ];
         for (command, flags, op) in table {
             assert_eq!(request(command, flags, 512, 1024).op(&terms(Form::Structured)), Ok(op), "{command}");
         }
-        assert_eq!(request(Cmd::NBD_CMD_FLUSH, 0, 0, 0).op(&terms(Form::Simple)), Ok(Op::Flush));
+        assert_eq!(request(Cmd::NBD_CMD_FLUSH, NONE, 0, 0).op(&terms(Form::Simple)), Ok(Op::Flush));
     }
 
     #[test]
     fn a_flag_that_does_not_go_with_its_command_is_refused() {
         let commands = [
-            (Cmd::NBD_CMD_READ, NBD_CMD_FLAG_FUA | NBD_CMD_FLAG_DF),
-            (Cmd::NBD_CMD_WRITE, NBD_CMD_FLAG_FUA),
-            (Cmd::NBD_CMD_TRIM, NBD_CMD_FLAG_FUA),
-            (Cmd::NBD_CMD_CACHE, NBD_CMD_FLAG_FUA),
-            (Cmd::NBD_CMD_WRITE_ZEROES, NBD_CMD_FLAG_FUA | NBD_CMD_FLAG_NO_HOLE | NBD_CMD_FLAG_FAST_ZERO),
-            (Cmd::NBD_CMD_BLOCK_STATUS, NBD_CMD_FLAG_FUA | NBD_CMD_FLAG_REQ_ONE),
+            (Cmd::NBD_CMD_READ, CmdFlags::FUA | CmdFlags::DF),
+            (Cmd::NBD_CMD_WRITE, CmdFlags::FUA),
+            (Cmd::NBD_CMD_TRIM, CmdFlags::FUA),
+            (Cmd::NBD_CMD_CACHE, CmdFlags::FUA),
+            (Cmd::NBD_CMD_WRITE_ZEROES, CmdFlags::FUA | CmdFlags::NO_HOLE | CmdFlags::FAST_ZERO),
+            (Cmd::NBD_CMD_BLOCK_STATUS, CmdFlags::FUA | CmdFlags::REQ_ONE),
         ];
         for (command, known) in commands {
             for bit in 0..16 {
-                let flag = 1 << bit;
+                let flag = CmdFlags::from_bits_retain(1 << bit);
                 let result = request(command, flag, 0, 512).op(&terms(Form::Structured));
-                assert_eq!(result.is_ok(), flag & known != 0, "{command} with {flag:#x}");
+                assert_eq!(result.is_ok(), known.contains(flag), "{command} with {flag:?}");
             }
         }
-        assert!(request(Cmd::NBD_CMD_READ, NBD_CMD_FLAG_DF, 0, 512).op(&terms(Form::Simple)).is_err());
+        assert!(request(Cmd::NBD_CMD_READ, CmdFlags::DF, 0, 512).op(&terms(Form::Simple)).is_err());
     }
 
     #[test]
@@ -302,7 +303,8 @@ mod tests {
                 (Cmd::NBD_CMD_WRITE_ZEROES, Errno::NBD_ENOSPC),
                 (Cmd::NBD_CMD_BLOCK_STATUS, Errno::NBD_EINVAL),
             ] {
-                let refusal = request(command, 0, offset, length).op(&terms(Form::Structured)).unwrap_err();
+                let refusal =
+                    request(command, NONE, offset, length).op(&terms(Form::Structured)).unwrap_err();
                 assert_eq!(refusal.errno, errno, "{command} at {offset:#x}");
             }
         }
@@ -315,20 +317,20 @@ mod tests {
         terms.info.discard_granularity = 0;
         for command in [Cmd::NBD_CMD_WRITE, Cmd::NBD_CMD_TRIM, Cmd::NBD_CMD_WRITE_ZEROES] {
             assert_eq!(
-                request(command, 0, 0, 512).op(&terms).unwrap_err().errno,
+                request(command, NONE, 0, 512).op(&terms).unwrap_err().errno,
                 Errno::NBD_EPERM,
                 "{command}"
             );
         }
         for fast_zeroes in [false, true] {
             terms.info.fast_zeroes = fast_zeroes;
-            let fast = request(Cmd::NBD_CMD_WRITE_ZEROES, NBD_CMD_FLAG_FAST_ZERO, 0, 512);
+            let fast = request(Cmd::NBD_CMD_WRITE_ZEROES, CmdFlags::FAST_ZERO, 0, 512);
             assert_eq!(fast.op(&terms).unwrap_err().errno, Errno::NBD_EPERM);
         }
         for command in [Cmd::NBD_CMD_READ, Cmd::NBD_CMD_CACHE, Cmd::NBD_CMD_BLOCK_STATUS] {
-            assert!(request(command, 0, 0, 512).op(&terms).is_ok(), "{command}");
+            assert!(request(command, NONE, 0, 512).op(&terms).is_ok(), "{command}");
         }
-        assert_eq!(request(Cmd::NBD_CMD_FLUSH, 0, 0, 0).op(&terms), Ok(Op::Flush));
+        assert_eq!(request(Cmd::NBD_CMD_FLUSH, NONE, 0, 0).op(&terms), Ok(Op::Flush));
     }
 
     #[test]
@@ -338,27 +340,27 @@ mod tests {
         plain.info.fast_zeroes = false;
         plain.base_allocation = false;
         let table = [
-            request(Cmd::NBD_CMD_READ, 0, 1, 512),
-            request(Cmd::NBD_CMD_WRITE, 0, 512, 100),
-            request(Cmd::NBD_CMD_FLUSH, 0, 512, 0),
-            request(Cmd::NBD_CMD_FLUSH, 0, 0, 512),
-            request(Cmd::NBD_CMD_TRIM, 0, 0, 512),
-            request(Cmd::NBD_CMD_WRITE_ZEROES, NBD_CMD_FLAG_FAST_ZERO, 0, 512),
-            request(Cmd::NBD_CMD_BLOCK_STATUS, 0, 0, 512),
-            request(Cmd::NBD_CMD_RESIZE, 0, 0, 512),
-            request(Cmd(0x7777), 0, 0, 0),
-            request(Cmd::NBD_CMD_READ, 0, 0, u64::from(MAX_TRANSFER) + 512),
+            request(Cmd::NBD_CMD_READ, NONE, 1, 512),
+            request(Cmd::NBD_CMD_WRITE, NONE, 512, 100),
+            request(Cmd::NBD_CMD_FLUSH, NONE, 512, 0),
+            request(Cmd::NBD_CMD_FLUSH, NONE, 0, 512),
+            request(Cmd::NBD_CMD_TRIM, NONE, 0, 512),
+            request(Cmd::NBD_CMD_WRITE_ZEROES, CmdFlags::FAST_ZERO, 0, 512),
+            request(Cmd::NBD_CMD_BLOCK_STATUS, NONE, 0, 512),
+            request(Cmd::NBD_CMD_RESIZE, NONE, 0, 512),
+            request(Cmd(0x7777), NONE, 0, 0),
+            request(Cmd::NBD_CMD_READ, NONE, 0, u64::from(MAX_TRANSFER) + 512),
         ];
         for request in table {
             assert_eq!(request.op(&plain).unwrap_err().errno, Errno::NBD_EINVAL, "{request:?}");
         }
-        let none = request(Cmd::NBD_CMD_BLOCK_STATUS, 0, 0, 0);
+        let none = request(Cmd::NBD_CMD_BLOCK_STATUS, NONE, 0, 0);
         assert_eq!(none.op(&terms(Form::Structured)).unwrap_err().errno, Errno::NBD_EINVAL);
     }
 
     #[test]
     fn a_read_above_the_maximum_overflows_where_chunks_can_say_so() {
-        let long = request(Cmd::NBD_CMD_READ, 0, 0, u64::from(MAX_TRANSFER) + 512);
+        let long = request(Cmd::NBD_CMD_READ, NONE, 0, u64::from(MAX_TRANSFER) + 512);
         for form in [Form::Structured, Form::Extended] {
             assert_eq!(long.op(&terms(form)).unwrap_err().errno, Errno::NBD_EOVERFLOW);
         }
@@ -366,15 +368,15 @@ mod tests {
 
     #[test]
     fn payload_follows_by_the_rules_of_the_form() {
-        let write = request(Cmd::NBD_CMD_WRITE, 0, 0, 512);
-        let flagged = request(Cmd::NBD_CMD_TRIM, NBD_CMD_FLAG_PAYLOAD_LEN, 0, 512);
+        let write = request(Cmd::NBD_CMD_WRITE, NONE, 0, 512);
+        let flagged = request(Cmd::NBD_CMD_TRIM, CmdFlags::PAYLOAD_LEN, 0, 512);
         assert_eq!((write.payload_len(Form::Simple), write.payload_len(Form::Extended)), (Ok(512), Ok(0)));
         assert_eq!(
             (flagged.payload_len(Form::Simple), flagged.payload_len(Form::Extended)),
             (Ok(0), Ok(512))
         );
         assert_eq!(write.op(&terms(Form::Extended)).unwrap_err().errno, Errno::NBD_EINVAL);
-        let long = request(Cmd::NBD_CMD_WRITE, NBD_CMD_FLAG_PAYLOAD_LEN, 0, u64::from(MAX_TRANSFER) + 1);
+        let long = request(Cmd::NBD_CMD_WRITE, CmdFlags::PAYLOAD_LEN, 0, u64::from(MAX_TRANSFER) + 1);
         assert!(long.payload_len(Form::Structured).is_err() && long.payload_len(Form::Extended).is_err());
     }
 }

@@ -35,27 +35,27 @@ impl Terms {
         Terms { volume, info, form, base_allocation }
     }
 
-    /// `NBD_FLAG_*`, from the volume's nature and the form alone.
+    /// The transmission flags, from the volume's nature and the form alone.
     ///
     /// Flush and FUA are always offered. To leave them out would not say "no cache is in the way": clients
     /// take it for "this target cannot flush" and fail their users' fsync.
-    pub(super) fn transmission_flags(&self) -> u16 {
+    pub(super) fn transmission_flags(&self) -> TransmissionFlags {
         let info = &self.info;
         let writable = !info.read_only;
         [
-            (NBD_FLAG_HAS_FLAGS | NBD_FLAG_SEND_FLUSH | NBD_FLAG_SEND_FUA | NBD_FLAG_SEND_CACHE, true),
-            (NBD_FLAG_READ_ONLY, info.read_only),
-            (NBD_FLAG_ROTATIONAL, info.rotational),
-            (NBD_FLAG_SEND_TRIM, writable && info.discard_granularity > 0),
-            (NBD_FLAG_SEND_WRITE_ZEROES, writable),
-            (NBD_FLAG_SEND_FAST_ZERO, writable && info.fast_zeroes),
-            (NBD_FLAG_SEND_DF, self.form != Form::Simple),
-            (NBD_FLAG_CAN_MULTI_CONN, info.shared_flush),
-            (NBD_FLAG_BLOCK_STATUS_PAYLOAD, self.form == Form::Extended && self.base_allocation),
+            (ALWAYS, true),
+            (TransmissionFlags::READ_ONLY, info.read_only),
+            (TransmissionFlags::ROTATIONAL, info.rotational),
+            (TransmissionFlags::SEND_TRIM, writable && info.discard_granularity > 0),
+            (TransmissionFlags::SEND_WRITE_ZEROES, writable),
+            (TransmissionFlags::SEND_FAST_ZERO, writable && info.fast_zeroes),
+            (TransmissionFlags::SEND_DF, self.form != Form::Simple),
+            (TransmissionFlags::CAN_MULTI_CONN, info.shared_flush),
+            (TransmissionFlags::BLOCK_STATUS_PAYLOAD, self.form == Form::Extended && self.base_allocation),
         ]
         .into_iter()
-        .filter(|(_, offered)| *offered)
-        .fold(0, |flags, (flag, _)| flags | flag)
+        .filter_map(|(flags, offered)| offered.then_some(flags))
+        .collect()
     }
 
     /// `NBD_INFO_EXPORT`.
@@ -63,7 +63,7 @@ impl Terms {
         InfoExport {
             info_type: U16::new(Info::NBD_INFO_EXPORT.0),
             size: self.info.size.into(),
-            transmission_flags: U16::new(self.transmission_flags()),
+            transmission_flags: U16::new(self.transmission_flags().bits()),
         }
     }
 
@@ -81,6 +81,12 @@ impl Terms {
     }
 }
 
+/// What every volume has.
+const ALWAYS: TransmissionFlags = TransmissionFlags::HAS_FLAGS
+    .union(TransmissionFlags::SEND_FLUSH)
+    .union(TransmissionFlags::SEND_FUA)
+    .union(TransmissionFlags::SEND_CACHE);
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -91,21 +97,21 @@ mod tests {
 
     #[test]
     fn a_plain_volume_offers_flush_fua_cache_zeroes_and_several_connections() {
-        assert_eq!(terms(VolumeInfo::new(1 << 20), Form::Simple).transmission_flags(), 0x054d);
+        assert_eq!(terms(VolumeInfo::new(1 << 20), Form::Simple).transmission_flags().bits(), 0x054d);
     }
 
     #[test]
     fn each_property_of_a_volume_has_its_flag() {
         let plain = || VolumeInfo::new(1 << 20);
-        let base = 0x054d;
+        let base = TransmissionFlags::from_bits_retain(0x054d);
         let table = [
-            (VolumeInfo { discard_granularity: 4096, ..plain() }, base | NBD_FLAG_SEND_TRIM),
-            (VolumeInfo { fast_zeroes: true, ..plain() }, base | NBD_FLAG_SEND_FAST_ZERO),
-            (VolumeInfo { rotational: true, ..plain() }, base | NBD_FLAG_ROTATIONAL),
-            (VolumeInfo { shared_flush: false, ..plain() }, base & !NBD_FLAG_CAN_MULTI_CONN),
+            (VolumeInfo { discard_granularity: 4096, ..plain() }, base | TransmissionFlags::SEND_TRIM),
+            (VolumeInfo { fast_zeroes: true, ..plain() }, base | TransmissionFlags::SEND_FAST_ZERO),
+            (VolumeInfo { rotational: true, ..plain() }, base | TransmissionFlags::ROTATIONAL),
+            (VolumeInfo { shared_flush: false, ..plain() }, base & !TransmissionFlags::CAN_MULTI_CONN),
             (
                 VolumeInfo { read_only: true, discard_granularity: 4096, fast_zeroes: true, ..plain() },
-                (base | NBD_FLAG_READ_ONLY) & !NBD_FLAG_SEND_WRITE_ZEROES,
+                (base | TransmissionFlags::READ_ONLY) & !TransmissionFlags::SEND_WRITE_ZEROES,
             ),
         ];
         for (info, flags) in table {
@@ -116,8 +122,12 @@ mod tests {
     #[test]
     fn the_form_of_replies_has_its_flags() {
         let flags = |form| terms(VolumeInfo::new(1 << 20), form).transmission_flags();
-        assert_eq!(flags(Form::Structured), 0x054d | NBD_FLAG_SEND_DF);
-        assert_eq!(flags(Form::Extended), 0x054d | NBD_FLAG_SEND_DF | NBD_FLAG_BLOCK_STATUS_PAYLOAD);
+        let base = TransmissionFlags::from_bits_retain(0x054d);
+        assert_eq!(flags(Form::Structured), base | TransmissionFlags::SEND_DF);
+        assert_eq!(
+            flags(Form::Extended),
+            base | TransmissionFlags::SEND_DF | TransmissionFlags::BLOCK_STATUS_PAYLOAD
+        );
     }
 
     #[test]

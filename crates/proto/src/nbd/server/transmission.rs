@@ -305,7 +305,7 @@ impl Transmission {
     /// The payload of a block status: the length, and the contexts to answer for.
     fn on_query(&mut self, request: Request, payload: &[u8], outbox: &mut Outbox) {
         let (length, ids) = payload.split_first_chunk().unwrap_or((&[0; 8], &[]));
-        let flags = request.flags & !NBD_CMD_FLAG_PAYLOAD_LEN;
+        let flags = request.flags.difference(CmdFlags::PAYLOAD_LEN);
         let request = Request { flags, length: u64::from_be_bytes(*length), ..request };
         if *ids == BASE_ALLOCATION_ID.to_be_bytes() {
             return self.perform(&request, outbox);

@@ -12,7 +12,7 @@ use super::link::{HostLink, Reading};
 use super::pdu::{self, Fault, Head, Parsed};
 use crate::coverage::Misfit;
 use crate::digest;
-use crate::fabrics::host::{Commands, DataTransfer};
+use crate::fabrics::host::{Commands, Transfer};
 use crate::slots::Key;
 use blockmux_volume::{Chunk, Crc32c, SgList};
 use blockmux_wire::nvme::status::{Status, StatusField};
@@ -158,7 +158,7 @@ impl HostLink {
         let Some(key) = commands.find(r2t.cccid.get()) else {
             return Err(Fault::field("asked for data of a command that is not there", 8, reference));
         };
-        let Some((progress, DataTransfer::Out(len))) = commands.transport(key) else {
+        let Some((progress, Transfer::Out(len))) = commands.transport(key) else {
             return Err(Fault::field("asked for data of a command that sends none", 8, reference));
         };
         let (from, asked) = (r2t.r2to.get(), r2t.r2tl.get());
@@ -191,7 +191,7 @@ fn check_data(commands: &mut impl Commands, data: &Data) -> Result<Key, Fault> {
     let Some(key) = commands.find(data.cccid.get()) else {
         return Err(Fault::field("sent data of a command that is not there", 8, C2H_DATA));
     };
-    let Some((progress, DataTransfer::In(len))) = commands.transport(key) else {
+    let Some((progress, Transfer::In(len))) = commands.transport(key) else {
         return Err(Fault::field("sent data of a command that gets none", 8, C2H_DATA));
     };
     let from = data.datao.get();

@@ -2,7 +2,7 @@
 
 use super::link::{HostLink, common};
 use crate::digest;
-use crate::fabrics::host::{Commands, DataTransfer, Request};
+use crate::fabrics::host::{Commands, Request, Transfer};
 use crate::slots::Key;
 use blockmux_volume::SgList;
 use blockmux_wire::nvme::{PSDT_SGL, SglDescriptor};
@@ -16,18 +16,18 @@ impl HostLink {
     /// Sends a command, with its data if that fits into the capsule.
     #[inline]
     pub(super) fn send_command(&mut self, request: &Request, commands: &mut impl Commands) {
-        let mut sqe = request.sqe;
+        let mut sqe = request.command;
         sqe.cid = request.key.narrow().into();
         sqe.flags |= PSDT_SGL;
         let mut data_len = 0;
         sqe.dptr = match request.transfer {
-            DataTransfer::Nothing => SglDescriptor::transport(0),
-            DataTransfer::In(len) => SglDescriptor::transport(len),
-            DataTransfer::Out(len) if len <= self.terms.in_capsule => {
+            Transfer::Nothing => SglDescriptor::transport(0),
+            Transfer::In(len) => SglDescriptor::transport(len),
+            Transfer::Out(len) if len <= self.terms.in_capsule => {
                 data_len = len;
                 SglDescriptor::in_capsule(0, len)
             }
-            DataTransfer::Out(len) => SglDescriptor::transport(len),
+            Transfer::Out(len) => SglDescriptor::transport(len),
         };
         let common = self.common(PduType::CAPSULE_CMD, CAPSULE_CMD_LEN, data_len as usize);
         let capsule = CapsuleCmd { common, sqe };

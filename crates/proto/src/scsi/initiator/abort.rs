@@ -3,17 +3,15 @@
 //! Nothing is known then of what such a command has done. Its I/O is handed back when no other command of it is under way
 //! any more, and whoever gets it may do all of it again.
 
-use super::job::Command;
-use super::plan::Kind;
-use super::queue::Queue;
+use super::queue::{Command, Queue};
 use crate::slots::Key;
-use blockmux_volume::{Io, IoError};
+use blockmux_volume::IoError;
 
 impl<T: Default> Queue<T> {
     /// The commands that the last so many looks have found too long under way, oldest first. None of them, if one is a
     /// command of the queue's own: that belongs to no I/O that could be done again.
     pub(crate) fn overdue(&mut self, looks: u32) -> Vec<Key> {
-        let overdue = self.commands.overdue(looks, is_long);
+        let overdue = self.commands.overdue(looks, Command::is_long);
         let is_ours =
             |key: &Key| self.commands.get_mut(*key).is_none_or(|command| command.piece.job.is_none());
         if overdue.iter().any(is_ours) { Vec::new() } else { overdue }
@@ -33,19 +31,5 @@ impl<T: Default> Queue<T> {
             job.fail(IoError::PathLost);
         }
         self.end_piece(key);
-        if !self.waiting.is_empty() {
-            self.give_memory();
-        }
     }
-
-    /// The next I/O to be done again.
-    #[inline]
-    pub(crate) fn poll_aborted(&mut self) -> Option<Io> {
-        self.aborted.pop_front()
-    }
-}
-
-/// Whether a command may take its time: it moves no data.
-pub(super) fn is_long<T>(command: &Command<T>) -> bool {
-    !matches!(command.piece.kind, Kind::Read | Kind::Write { .. } | Kind::Zeroes)
 }

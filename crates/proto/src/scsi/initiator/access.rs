@@ -6,7 +6,6 @@
 
 use super::queue::Queue;
 use crate::session::PathRank;
-use blockmux_volume::Io;
 use blockmux_wire::scsi::alua::{AccessState, PortGroupDescriptor};
 use blockmux_wire::scsi::sense::Asc;
 use zerocopy::FromBytes;
@@ -14,15 +13,11 @@ use zerocopy::FromBytes;
 /// What is known of the path.
 pub(super) struct Access {
     state: AccessState,
-    /// There are other paths.
-    pub(super) has_others: bool,
-    /// I/O for them.
-    pub(super) misplaced: Vec<Io>,
 }
 
 impl Default for Access {
     fn default() -> Access {
-        Access { state: AccessState::ACTIVE_OPTIMIZED, has_others: false, misplaced: Vec::new() }
+        Access { state: AccessState::ACTIVE_OPTIMIZED }
     }
 }
 
@@ -63,27 +58,16 @@ impl Access {
 }
 
 impl<T: Default> Queue<T> {
-    /// There are other paths to the unit: what cannot be done by this one now is handed back.
-    pub(crate) fn set_other_paths(&mut self) {
-        self.access.has_others = true;
-    }
-
     /// How well the path leads to the unit.
     #[inline]
     pub(crate) fn path_rank(&self) -> PathRank {
-        self.access.rank()
-    }
-
-    /// I/O that is to be done by another path.
-    #[inline]
-    pub(crate) fn poll_misplaced(&mut self) -> Option<Io> {
-        self.access.misplaced.pop()
+        self.set.access.rank()
     }
 
     /// Has the unit asked how well the path leads to it, if it tells.
     pub(crate) fn ask_for_access(&mut self) {
-        if self.unit.as_ref().is_some_and(|unit| unit.port_group.is_some()) {
-            self.news.ask_for_access();
+        if self.set.unit.as_ref().is_some_and(|unit| unit.port_group.is_some()) {
+            self.set.news.ask_for_access();
         }
     }
 }

@@ -9,7 +9,7 @@
 use super::command;
 use super::sense::SenseCode;
 use super::unit::{Luns, MAX_LUNS, UnitInfo, UnmapLimits};
-use super::verdict::Verdict;
+use crate::io_queue::Verdict;
 use crate::scsi::Lun;
 use blockmux_volume::IoError;
 use blockmux_wire::scsi::capacity::{LBPME, LBPRZ, ReadCapacity10, ReadCapacity16};
@@ -167,7 +167,7 @@ impl BringUp {
                 self.tries = self.tries.saturating_add(1);
                 return Ok(Learned::More);
             }
-            Verdict::Later if self.tries < MAX_TRIES => {
+            Verdict::Later(_) if self.tries < MAX_TRIES => {
                 self.tries = self.tries.saturating_add(1);
                 return Ok(Learned::Later);
             }
@@ -206,7 +206,7 @@ impl BringUp {
         // A unit that is not there still lists the others. Reservations do not keep anybody from asking.
         let goes_on = match verdict {
             Verdict::Failed(IoError::PathLost) => sense.is_some_and(is_missing),
-            Verdict::Good | Verdict::Illegal(_) | Verdict::Failed(IoError::Reserved) => true,
+            Verdict::Good | Verdict::Illegal | Verdict::Failed(IoError::Reserved) => true,
             _ => false,
         };
         if !goes_on {

@@ -1,32 +1,9 @@
 //! Command descriptor blocks as an application client writes them.
 
-use crate::slots::Key;
 use blockmux_wire::scsi::cdb::{Cdb10, Cdb12, Cdb16, EVPD, FUA, Inquiry};
 use blockmux_wire::scsi::opcode::{Opcode, maintenance_in, service_action_in_16};
 use blockmux_wire::scsi::provisioning::WRITE_SAME_UNMAP;
 use zerocopy::{Immutable, IntoBytes};
-
-/// One command for a transport to carry.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Request {
-    /// Names it until it is finished.
-    pub(crate) key: Key,
-    /// Padded with zeroes.
-    pub(crate) cdb: [u8; 16],
-    /// What moves.
-    pub(crate) transfer: Transfer,
-}
-
-/// The data of a command, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Transfer {
-    /// None.
-    Nothing,
-    /// To the initiator, up to so many.
-    In(u32),
-    /// To the target, so many.
-    Out(u32),
-}
 
 /// Blocks of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

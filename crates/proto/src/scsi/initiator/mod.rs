@@ -16,7 +16,6 @@ mod bring_up;
 mod command;
 mod extents;
 mod finish;
-mod job;
 mod news;
 mod plan;
 mod queue;
@@ -31,9 +30,6 @@ pub use bring_up::UnitRefused;
 pub use sense::SenseCode;
 pub use unit::{UnitInfo, UnmapLimits};
 
-pub(crate) use command::{Request, Transfer};
+pub(crate) use crate::io_queue::Transfer;
 pub(crate) use finish::Outcome;
-pub(crate) use queue::Queue;
-
-/// The most I/O that a queue has under way.
-pub(crate) const DEPTH: usize = 1024;
+pub(crate) use queue::{Queue, Request};

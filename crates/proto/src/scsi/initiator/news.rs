@@ -6,12 +6,12 @@
 //! altogether: then the transport is told to begin anew, which asks everything again.
 
 use super::bring_up::{MODE_LEN, MOST_DATA_IN, caching, capacity};
-use super::command::{self, Transfer};
-use super::finish::MAX_TRIES;
-use super::job::Command;
+use super::command;
+use super::finish::received;
 use super::plan::Kind;
-use super::queue::Queue;
-use super::verdict::Verdict;
+use super::queue::{Command, Queue};
+use crate::io_queue::Transfer;
+use crate::io_queue::{MAX_TRIES, Verdict};
 use blockmux_wire::scsi::mode::PAGE_CACHING;
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 
@@ -19,7 +19,7 @@ use super::sense::SenseCode;
 
 /// What is asked again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Question {
+pub(crate) enum Question {
     Capacity,
     Caching,
     Access,
@@ -87,18 +87,18 @@ impl<T: Default> Queue<T> {
     /// The unit's size, once when it is known and whenever it has changed since.
     #[inline]
     pub(crate) fn poll_size(&mut self) -> Option<u64> {
-        self.news.size.take()
+        self.set.news.size.take()
     }
 
     /// Whether the unit may have become another one.
     #[inline]
     pub(crate) fn is_strange(&self) -> bool {
-        self.news.is_strange
+        self.set.news.is_strange
     }
 
     /// Somebody else has learned that the unit has another size.
     pub(crate) fn resize(&mut self, bytes: u64) {
-        if let Some(unit) = &mut self.unit {
+        if let Some(unit) = &mut self.set.unit {
             unit.blocks = bytes.wrapping_shr(unit.block_len.trailing_zeros());
             self.info.size = bytes;
         }
@@ -107,18 +107,18 @@ impl<T: Default> Queue<T> {
     /// A command has met sense data, or the target reports some by itself.
     #[cold]
     pub(crate) fn on_sense(&mut self, code: SenseCode) {
-        let Some(unit) = &self.unit else { return };
+        let Some(unit) = &self.set.unit else { return };
         if code.key == SenseKey::NOT_READY && unit.port_group.is_some() {
-            self.access.on_sense(code.asc);
+            self.set.access.on_sense(code.asc);
         }
         if code.key != SenseKey::UNIT_ATTENTION {
             return;
         }
         match code.asc {
-            Asc::CAPACITY_DATA_HAS_CHANGED => self.news.capacity_is_due = true,
-            Asc::PARAMETERS_CHANGED | Asc::MODE_PARAMETERS_CHANGED => self.news.caching_is_due = true,
+            Asc::CAPACITY_DATA_HAS_CHANGED => self.set.news.capacity_is_due = true,
+            Asc::PARAMETERS_CHANGED | Asc::MODE_PARAMETERS_CHANGED => self.set.news.caching_is_due = true,
             Asc::ASYMMETRIC_ACCESS_STATE_CHANGED => self.ask_for_access(),
-            Asc::INQUIRY_DATA_HAS_CHANGED => self.news.is_strange = true,
+            Asc::INQUIRY_DATA_HAS_CHANGED => self.set.news.is_strange = true,
             _ => {}
         }
     }
@@ -129,40 +129,40 @@ impl<T: Default> Queue<T> {
         let again = piece.again();
         match verdict {
             Verdict::Again if piece.tries < MAX_TRIES => return self.again.push_back(again),
-            Verdict::Later if piece.tries < MAX_TRIES => return self.later.push_back(again),
+            Verdict::Later(_) if piece.tries < MAX_TRIES => return self.set.later.push_back(again),
             Verdict::Good => {}
             _ => return,
         }
-        let data = command.received(moved);
+        let data = received(command, moved);
         match question {
             Question::Capacity => self.on_capacity(&data),
             Question::Caching => self.on_caching(&data),
             Question::Access => {
-                if let Some(group) = self.unit.as_ref().and_then(|unit| unit.port_group) {
-                    self.access.on_report(&data, group);
+                if let Some(group) = self.set.unit.as_ref().and_then(|unit| unit.port_group) {
+                    self.set.access.on_report(&data, group);
                 }
             }
         }
     }
 
     fn on_capacity(&mut self, data: &[u8]) {
-        let Some(unit) = &mut self.unit else { return };
+        let Some(unit) = &mut self.set.unit else { return };
         let Some((last, block_len)) = capacity(data, unit.long_commands) else { return };
         let blocks = last.saturating_add(1);
         if block_len != unit.block_len || blocks.checked_mul(block_len.into()).is_none() {
-            self.news.is_strange = true;
+            self.set.news.is_strange = true;
             return;
         }
         unit.blocks = blocks;
         self.info.size = unit.size();
-        self.news.on_size(self.info.size);
+        self.set.news.on_size(self.info.size);
     }
 
     fn on_caching(&mut self, data: &[u8]) {
-        let Some(unit) = &mut self.unit else { return };
+        let Some(unit) = &mut self.set.unit else { return };
         caching(data, unit);
         self.info.read_only = unit.read_only;
-        self.terms.set_caching(unit);
+        self.set.terms.set_caching(unit);
     }
 }
 

@@ -1,8 +1,9 @@
 //! How I/O becomes commands of this unit.
 
-use super::command::{self, Blocks, Transfer};
+use super::command::{self, Blocks};
 use super::news::Question;
 use super::unit::UnitInfo;
+use crate::io_queue::{self, Transfer, ZEROES};
 use crate::job;
 use blockmux_volume::{IoError, Op};
 
@@ -26,26 +27,12 @@ pub(super) struct Terms {
     pub(super) unmapped_is_zero: bool,
 }
 
-/// What becomes of an I/O.
-pub(super) enum Plan {
-    /// It is done: a hint that the unit does not take.
-    Done,
-    /// The unit cannot do it.
-    Fails(IoError),
-    /// One extent of data, as nothing better is known.
-    AllData,
-    /// A flush.
-    Flush,
-    /// Commands for its range.
-    Send(Pieces),
-}
-
-/// How an I/O's range is cut into commands.
+pub(super) type Plan = io_queue::Plan<Kind>;
 pub(super) type Pieces = job::Pieces<Kind>;
 
 /// What one command does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     Read,
     Write {
         fua: bool,
@@ -66,6 +53,11 @@ pub(super) enum Kind {
 
 impl job::Kind for Kind {
     const FLUSH: Kind = Kind::Flush;
+    const READ: Kind = Kind::Read;
+
+    fn is_long(self) -> bool {
+        !matches!(self, Kind::Read | Kind::Write { .. } | Kind::Zeroes)
+    }
 }
 
 impl Terms {
@@ -103,7 +95,7 @@ impl Terms {
                 then_flush: stable(asked) && !self.fua,
                 ..pieces(Kind::Write { fua: fua(asked) && self.fua }, self.max_transfer)
             }),
-            Op::Flush => Plan::Flush,
+            Op::Flush => Plan::Send(Pieces::FLUSH),
             Op::Discard { fua: asked } => match self.unmap {
                 Some(max) => Plan::Send(Pieces { then_flush: stable(asked), ..pieces(Kind::Unmap, max) }),
                 None => Plan::Done,
@@ -167,8 +159,6 @@ impl Terms {
     }
 }
 
-/// Of one piece of zeroes that are written out, in bytes.
-pub(super) const ZEROES: usize = 256 << 10;
 /// An UNMAP parameter list with one descriptor, in bytes.
 pub(super) const UNMAP_LEN: u32 = 24;
 /// Room for GET LBA STATUS parameter data, in bytes: 255 descriptors.

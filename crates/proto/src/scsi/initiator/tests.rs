@@ -4,7 +4,7 @@
 use super::bring_up::UnitRefused;
 use super::{Outcome, Queue, Request, Transfer};
 use crate::scsi::{Lun, Sense, Status};
-use blockmux_volume::{Io, IoError, Op, Output, Pool, Seg, SgList, Tag};
+use blockmux_volume::{Chunk, Io, IoError, Op, Output, Pool, Seg, SgList, Tag};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use proptest::prelude::*;
 use std::collections::{BTreeSet, VecDeque};
@@ -15,9 +15,9 @@ const BLOCKS: u64 = 1 << 20;
 fn ready(pool: Pool) -> Queue<()> {
     let mut queue = Queue::new(Lun::new(0), pool);
     while let Some(request) = queue.next() {
-        finish(&mut queue, &request, answer(&request.cdb)).unwrap();
+        finish(&mut queue, &request, answer(&request.command)).unwrap();
     }
-    assert!(queue.unit().is_some() && queue.room() == super::DEPTH);
+    assert!(queue.unit().is_some() && queue.room() == crate::io_queue::DEPTH);
     queue
 }
 
@@ -90,6 +90,36 @@ fn long_reads_wait_for_memory_and_one_alone_does_not() {
 }
 
 #[test]
+fn a_read_alone_with_a_question_does_not_wait_for_memory() {
+    let mut queue = ready(Pool::new(256 << 10));
+    queue.submit(read(1, 512));
+    let first = queue.next().unwrap();
+    fail(&mut queue, &first, Sense::new(SenseKey::UNIT_ATTENTION, Asc::CAPACITY_DATA_HAS_CHANGED));
+    let question = queue.next().unwrap();
+    let again = queue.next().unwrap();
+    finish(&mut queue, &again, Vec::new()).unwrap();
+    queue.submit(read(2, 512 << 10));
+    assert!(queue.next().is_some(), "nothing gives memory back when the question is answered");
+    finish(&mut queue, &question, answer(&question.command)).unwrap();
+}
+
+#[test]
+fn a_read_that_is_sent_again_is_not_put_where_data_was_lent() {
+    let mut queue = ready(Pool::new(1 << 20));
+    queue.submit(read(1, 512));
+    let request = queue.next().unwrap();
+    assert!(queue.is_lendable(request.key, 512));
+    queue.lend(request.key, Chunk::from_slice(&[1; 512]).lend(0, 512));
+    queue.finish(request.key, Outcome { status: Status::BUSY, sense: &[], moved: 512 }).unwrap();
+    queue.resume();
+    let again = queue.next().unwrap();
+    let (list, _) = queue.data_in(again.key).unwrap();
+    assert!(list.segs().iter().all(Seg::is_writable));
+    finish(&mut queue, &again, vec![2; 512]).unwrap();
+    assert_eq!(queue.poll_done().unwrap().result.unwrap().into_data().to_vec(), [2; 512]);
+}
+
+#[test]
 fn what_is_drained_stays_and_can_be_taken_back_or_go_on() {
     let mut queue = ready(Pool::new(64 << 20));
     queue.submit(read(1, 512));
@@ -118,12 +148,12 @@ fn a_unit_that_stays_busy_or_refuses_a_capacity_is_given_up() {
             queue.resume();
             let Some(request) = queue.next() else { break };
             let sense = Sense::new(key, asc).to_bytes();
-            let is_bad = request.cdb[0] == fails_at;
+            let is_bad = request.command[0] == fails_at;
             let outcome = Outcome { status: Status::CHECK_CONDITION, sense: &sense, moved: 0 };
             let ended = if is_bad {
                 queue.finish(request.key, outcome)
             } else {
-                finish(&mut queue, &request, answer(&request.cdb))
+                finish(&mut queue, &request, answer(&request.command))
             };
             refused = refused.or(ended.err());
         }

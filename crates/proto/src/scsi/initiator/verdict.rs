@@ -1,26 +1,10 @@
 //! The one table from how a command ended to what becomes of it (SAM-5 §5.3.1, SPC-5).
 
 use super::sense::SenseCode;
+use crate::io_queue::Verdict;
 use blockmux_volume::IoError;
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use blockmux_wire::scsi::status::Status;
-
-/// What becomes of a command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
-    /// It was done.
-    Good,
-    /// It was not done, for a reason that is over: send it again.
-    Again,
-    /// It was not done, for a reason that passes: send it again in a while.
-    Later,
-    /// It was not done, as this path does not lead there now.
-    Elsewhere,
-    /// The unit does not know the command, or not so.
-    Illegal(Asc),
-    /// It was not done, and never will be.
-    Failed(IoError),
-}
 
 /// What becomes of a command that ended with `status` and, with CHECK CONDITION, this sense data.
 #[inline]
@@ -28,7 +12,7 @@ pub(super) fn of(status: Status, sense: Option<SenseCode>) -> Verdict {
     match status {
         Status::GOOD | Status::CONDITION_MET => Verdict::Good,
         Status::CHECK_CONDITION => sense.map_or(Verdict::Failed(IoError::Medium), of_sense),
-        Status::BUSY | Status::TASK_SET_FULL | Status::ACA_ACTIVE => Verdict::Later,
+        Status::BUSY | Status::TASK_SET_FULL | Status::ACA_ACTIVE => Verdict::Later(IoError::NoMemory),
         Status::RESERVATION_CONFLICT => Verdict::Failed(IoError::Reserved),
         Status::TASK_ABORTED => Verdict::Again,
         _ => Verdict::Failed(IoError::Medium),
@@ -40,12 +24,12 @@ fn of_sense(SenseCode { key, asc }: SenseCode) -> Verdict {
     match (key, asc) {
         (SenseKey::NO_SENSE | SenseKey::RECOVERED_ERROR | SenseKey::COMPLETED, _) => Verdict::Good,
         (SenseKey::UNIT_ATTENTION, _) => Verdict::Again,
-        (SenseKey::ABORTED_COMMAND, Asc::INSUFFICIENT_RESOURCES) => Verdict::Later,
+        (SenseKey::ABORTED_COMMAND, Asc::INSUFFICIENT_RESOURCES) => Verdict::Later(IoError::NoMemory),
         (SenseKey::ABORTED_COMMAND, _) => Verdict::Again,
         (
             SenseKey::NOT_READY,
             Asc::BECOMING_READY | Asc::ASYMMETRIC_ACCESS_STATE_TRANSITION | Asc::SANITIZE_IN_PROGRESS,
-        ) => Verdict::Later,
+        ) => Verdict::Later(IoError::NoMemory),
         (SenseKey::NOT_READY, Asc::TARGET_PORT_IN_STANDBY_STATE | Asc::TARGET_PORT_IN_UNAVAILABLE_STATE) => {
             Verdict::Elsewhere
         }
@@ -54,7 +38,7 @@ fn of_sense(SenseCode { key, asc }: SenseCode) -> Verdict {
         (SenseKey::ILLEGAL_REQUEST, Asc::LOGICAL_BLOCK_ADDRESS_OUT_OF_RANGE) => {
             Verdict::Failed(IoError::OutOfRange)
         }
-        (SenseKey::ILLEGAL_REQUEST, asc) => Verdict::Illegal(asc),
+        (SenseKey::ILLEGAL_REQUEST, _) => Verdict::Illegal,
         (SenseKey::DATA_PROTECT, Asc::SPACE_ALLOCATION_FAILED_WRITE_PROTECT) => {
             Verdict::Failed(IoError::NoSpace)
         }
@@ -73,9 +57,9 @@ mod tests {
             (Status::GOOD, Verdict::Good),
             (Status::CONDITION_MET, Verdict::Good),
             (Status::CHECK_CONDITION, Verdict::Failed(IoError::Medium)),
-            (Status::BUSY, Verdict::Later),
-            (Status::TASK_SET_FULL, Verdict::Later),
-            (Status::ACA_ACTIVE, Verdict::Later),
+            (Status::BUSY, Verdict::Later(IoError::NoMemory)),
+            (Status::TASK_SET_FULL, Verdict::Later(IoError::NoMemory)),
+            (Status::ACA_ACTIVE, Verdict::Later(IoError::NoMemory)),
             (Status::RESERVATION_CONFLICT, Verdict::Failed(IoError::Reserved)),
             (Status::TASK_ABORTED, Verdict::Again),
             (Status(0x77), Verdict::Failed(IoError::Medium)),
@@ -92,17 +76,17 @@ mod tests {
             (0x0, 0x0000, Verdict::Good),
             (0x1, 0x1700, Verdict::Good),
             (0xf, 0x0000, Verdict::Good),
-            (0x2, 0x0401, Verdict::Later),
-            (0x2, 0x040a, Verdict::Later),
-            (0x2, 0x041b, Verdict::Later),
+            (0x2, 0x0401, Verdict::Later(IoError::NoMemory)),
+            (0x2, 0x040a, Verdict::Later(IoError::NoMemory)),
+            (0x2, 0x041b, Verdict::Later(IoError::NoMemory)),
             (0x2, 0x040b, Verdict::Elsewhere),
             (0x2, 0x040c, Verdict::Elsewhere),
             (0x2, 0x0800, failed(IoError::PathLost)),
             (0x2, 0x3a00, failed(IoError::Medium)),
             (0x3, 0x1100, failed(IoError::Medium)),
             (0x4, 0x4400, failed(IoError::Medium)),
-            (0x5, 0x2000, Verdict::Illegal(Asc(0x2000))),
-            (0x5, 0x2400, Verdict::Illegal(Asc(0x2400))),
+            (0x5, 0x2000, Verdict::Illegal),
+            (0x5, 0x2400, Verdict::Illegal),
             (0x5, 0x2100, failed(IoError::OutOfRange)),
             (0x5, 0x2500, failed(IoError::PathLost)),
             (0x6, 0x2900, Verdict::Again),
@@ -110,7 +94,7 @@ mod tests {
             (0x7, 0x2700, failed(IoError::ReadOnly)),
             (0x7, 0x2707, failed(IoError::NoSpace)),
             (0xb, 0x0000, Verdict::Again),
-            (0xb, 0x5503, Verdict::Later),
+            (0xb, 0x5503, Verdict::Later(IoError::NoMemory)),
             (0xe, 0x1d00, failed(IoError::Medium)),
         ];
         for (key, asc, verdict) in table {

@@ -33,9 +33,8 @@ impl BackgroundWork {
         while self.current.is_none() {
             let begun = self.tasks.server.as_mut().and_then(DeviceServer::poll_background);
             let Some((task, step)) = begun else { return false };
-            let slot = self.tasks.reserve();
-            let entry = Entry { task: Some(task), ..Entry::new(OWNER, slot as u32, Lun::new(0), ()) };
-            self.tasks.fill(slot, entry);
+            let entry = Entry { task: Some(task), ..Entry::new(OWNER, 0, Lun::new(0), ()) };
+            let slot = self.tasks.insert(entry);
             self.current = Some(slot);
             self.drive(slot, step);
         }

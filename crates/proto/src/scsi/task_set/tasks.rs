@@ -4,7 +4,7 @@ use super::functions::Functions;
 use crate::exports::VolumeId;
 use crate::scsi::{DeviceServer, Lun, Response, Task};
 use crate::served::Drain;
-use blockmux_volume::{Io, Tag};
+use blockmux_volume::{Io, Slab, Tag};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -133,12 +133,11 @@ pub(crate) struct TaskSet<P> {
     /// `None`: there is none, and no task is started.
     pub(crate) server: Option<DeviceServer>,
     pub(super) functions: Functions,
-    slots: Vec<Option<Entry<P>>>,
+    entries: Slab<Entry<P>>,
     /// The initiator's tag of each slot, or the reserved one, in one piece of memory to be searched.
     tags: Vec<u32>,
     /// How often each slot was used: tells a late answer of the initiator's from a right one.
     generations: Vec<u8>,
-    free: Vec<usize>,
 }
 
 impl<P> TaskSet<P> {
@@ -147,10 +146,9 @@ impl<P> TaskSet<P> {
         TaskSet {
             server,
             functions: Functions::default(),
-            slots: Vec::new(),
+            entries: Slab::default(),
             tags: Vec::new(),
             generations: Vec::new(),
-            free: Vec::new(),
         }
     }
 
@@ -159,47 +157,37 @@ impl<P> TaskSet<P> {
         self.functions.free().is_some()
     }
 
-    /// A place for a task. The caller makes it there ([`TaskTable::fill`]): it is too large to be moved for nothing.
+    /// Begins a task; its slot.
     #[inline]
-    pub(crate) fn reserve(&mut self) -> usize {
-        match self.free.pop() {
-            Some(slot) => slot,
+    pub(crate) fn insert(&mut self, entry: Entry<P>) -> usize {
+        let tag = entry.tag;
+        let slot = self.entries.insert(entry);
+        match self.tags.get_mut(slot) {
+            Some(free) => *free = tag,
             None => {
-                self.slots.push(None);
-                self.tags.push(NO_TAG);
+                self.tags.push(tag);
                 self.generations.push(0);
-                self.slots.len().saturating_sub(1)
             }
         }
-    }
-
-    /// Begins a task in a place that was reserved for it.
-    #[inline]
-    pub(crate) fn fill(&mut self, slot: usize, entry: Entry<P>) -> Option<&mut Entry<P>> {
-        *self.tags.get_mut(slot)? = entry.tag;
-        let place = self.slots.get_mut(slot)?;
-        debug_assert!(place.is_none(), "a place has one task");
-        Some(place.insert(entry))
+        slot
     }
 
     #[inline]
     pub(crate) fn get_mut(&mut self, slot: usize) -> Option<&mut Entry<P>> {
-        self.slots.get_mut(slot)?.as_mut()
+        self.entries.get_mut(slot)
     }
 
     /// Frees a slot. An entry is too large to be handed out for nothing: take what is wanted of it before.
     #[inline]
     pub(crate) fn remove(&mut self, slot: usize) {
-        let Some(place) = self.slots.get_mut(slot) else { return };
-        if place.is_none() {
+        if self.entries.get(slot).is_none() {
             return;
         }
-        *place = None;
+        self.entries.discard(slot);
         if let (Some(tag), Some(generation)) = (self.tags.get_mut(slot), self.generations.get_mut(slot)) {
             *tag = NO_TAG;
             *generation = generation.wrapping_add(1);
         }
-        self.free.push(slot);
     }
 
     /// The task that the initiator calls so and that was not aborted.
@@ -223,34 +211,33 @@ impl<P> TaskSet<P> {
 
     /// Slots of all tasks of a driver, the aborted ones included.
     pub(crate) fn slots_of(&self, owner: u32) -> Vec<usize> {
-        let is_its = |entry: &Option<Entry<P>>| entry.as_ref().is_some_and(|entry| entry.owner == owner);
-        self.slots.iter().enumerate().filter(|(_, entry)| is_its(entry)).map(|(slot, _)| slot).collect()
+        self.slots_where(|entry| entry.owner == owner)
     }
 
     /// Whether tasks of a driver's are aborted, and wait for their data rather than for the volume.
     pub(crate) fn has_aborted_without_io(&self, owner: u32) -> bool {
-        let mut own = self.slots.iter().flatten().filter(|entry| entry.owner == owner);
-        own.any(|entry| matches!(entry.state, State::Aborted(_)) && entry.in_flight_at.is_none())
+        let mut own = self.entries.iter().filter(|(_, entry)| entry.owner == owner);
+        own.any(|(_, entry)| matches!(entry.state, State::Aborted(_)) && entry.in_flight_at.is_none())
     }
 
     /// The tasks of a driver that wait for data.
     pub(crate) fn fetching(&self, owner: u32) -> impl Iterator<Item = &Entry<P>> {
-        let entries = self.slots.iter().flatten();
+        let entries = self.entries.iter().map(|(_, entry)| entry);
         entries.filter(move |entry| entry.owner == owner && entry.state == State::Data)
     }
 
     /// Slots of all tasks whose I/O is in flight at a driver.
     pub(crate) fn slots_in_flight_at(&self, key: u32) -> Vec<usize> {
-        let is_its =
-            |entry: &Option<Entry<P>>| entry.as_ref().is_some_and(|entry| entry.in_flight_at == Some(key));
-        self.slots.iter().enumerate().filter(|(_, entry)| is_its(entry)).map(|(slot, _)| slot).collect()
+        self.slots_where(|entry| entry.in_flight_at == Some(key))
     }
 
     /// Slots of the tasks that have not been aborted and are so.
     pub(crate) fn select(&self, is_so: impl Fn(&Entry<P>) -> bool) -> Vec<usize> {
-        let named = self.slots.iter().enumerate().filter_map(|(slot, entry)| Some((slot, entry.as_ref()?)));
-        let live = named.filter(|(_, entry)| !matches!(entry.state, State::Aborted(_)) && is_so(entry));
-        live.map(|(slot, _)| slot).collect()
+        self.slots_where(|entry| !matches!(entry.state, State::Aborted(_)) && is_so(entry))
+    }
+
+    fn slots_where(&self, is_so: impl Fn(&Entry<P>) -> bool) -> Vec<usize> {
+        self.entries.iter().filter(|(_, entry)| is_so(entry)).map(|(slot, _)| slot).collect()
     }
 
     /// How often a slot was used, modulo 256.
@@ -262,7 +249,7 @@ impl<P> TaskSet<P> {
     /// The device server, and its part of the task in this slot.
     #[inline]
     pub(super) fn server_and_task(&mut self, slot: usize) -> Option<(&mut DeviceServer, &mut Task)> {
-        let task = self.slots.get_mut(slot)?.as_mut()?.task.as_mut()?;
+        let task = self.entries.get_mut(slot)?.task.as_mut()?;
         Some((self.server.as_mut()?, task))
     }
 }
@@ -275,9 +262,7 @@ mod tests {
     use super::*;
 
     fn insert(tasks: &mut TaskSet<()>, tag: u32) -> usize {
-        let slot = tasks.reserve();
-        assert!(tasks.fill(slot, Entry::new(1, tag, Lun::new(0), ())).is_some());
-        slot
+        tasks.insert(Entry::new(1, tag, Lun::new(0), ()))
     }
 
     #[test]
@@ -285,7 +270,7 @@ mod tests {
         let mut tasks = TaskSet::new(None);
         let slots: Vec<usize> = (0..100).map(|tag| insert(&mut tasks, tag)).collect();
         assert!((0..100).all(|tag| tasks.find(tag) == Some(slots[tag as usize])));
-        let count = |tasks: &TaskSet<()>| tasks.slots.iter().flatten().count();
+        let count = |tasks: &TaskSet<()>| tasks.entries.len();
         assert_eq!((tasks.find(100), tasks.find(NO_TAG), count(&tasks)), (None, None, 100));
         tasks.remove(slots[7]);
         tasks.forget_name(slots[8]);
@@ -301,7 +286,7 @@ mod tests {
         tasks.remove(slot);
         // Again in vain.
         tasks.remove(slot);
-        assert!(tasks.slots.iter().flatten().count() == 0 && tasks.get_mut(slot).is_none());
+        assert!(tasks.entries.is_empty() && tasks.get_mut(slot).is_none());
         assert_eq!(insert(&mut tasks, 2), slot);
         assert_ne!(tasks.generation(slot), generation);
     }

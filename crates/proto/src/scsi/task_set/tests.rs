@@ -54,8 +54,7 @@ impl Nexus {
 
     /// A command with this tag from the driver whose turn it is; answers its slot.
     fn command(&mut self, tag: u32, cdb: &[u8], data_out_len: usize) -> usize {
-        let slot = self.tasks.reserve();
-        self.tasks.fill(slot, Entry::new(self.owner, tag, LUN, Data::default()));
+        let slot = self.tasks.insert(Entry::new(self.owner, tag, LUN, Data::default()));
         self.start(slot, &command(LUN, cdb, data_out_len));
         slot
     }

@@ -56,7 +56,7 @@ fn a_modern_server_grants_everything() {
             name: "canonical".into(),
             description: "a disk".into(),
             size: 1 << 30,
-            flags: TransmissionFlags(7),
+            flags: TransmissionFlags::from_bits_retain(7),
             block_size: Some(BlockSize { minimum: 4096, preferred: 8192, maximum_payload: 1 << 20 }),
             contexts: vec!["base:allocation".into()],
             headers: Headers::Extended,
@@ -83,7 +83,7 @@ fn a_server_that_knows_no_option_is_asked_for_the_export_by_name() {
         assert!(!client.session.is_ready());
         client.feed(&answer[133..]).unwrap();
         let export = client.session.export().unwrap();
-        assert_eq!((export.size, export.flags.0, export.headers), (512, 3, Headers::Simple));
+        assert_eq!((export.size, export.flags.bits(), export.headers), (512, 3, Headers::Simple));
         assert!(client.session.is_ready());
     });
 }
@@ -122,7 +122,7 @@ fn the_handshake_that_a_kernel_client_recorded_with_nbdkit_is_followed() {
         .unwrap();
     let export = client.session.export().unwrap();
     assert_eq!(export.size, 512 << 20);
-    let names: Vec<_> = export.flags.names().collect();
+    let names: Vec<_> = export.flags.iter_names().map(|(name, _)| name).collect();
     assert_eq!(
         names.join(" "),
         "HAS_FLAGS SEND_FLUSH SEND_FUA SEND_TRIM SEND_WRITE_ZEROES CAN_MULTI_CONN SEND_CACHE"

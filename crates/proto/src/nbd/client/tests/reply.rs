@@ -4,8 +4,8 @@ use super::script::*;
 use crate::nbd::client::Headers;
 use crate::session::StreamSession;
 use blockmux_volume::{Chunk, Extent, IoError, Op, Output, Pool, Seg};
-use blockmux_wire::nbd::handshake::NBD_FLAG_SEND_DF;
-use blockmux_wire::nbd::transmission::{NBD_CMD_FLAG_DF, ReplyType};
+use blockmux_wire::nbd::handshake::TransmissionFlags;
+use blockmux_wire::nbd::transmission::{CmdFlags, ReplyType};
 use proptest::prelude::*;
 
 const SIZE: u64 = 1 << 30;
@@ -226,7 +226,7 @@ fn block_status_becomes_extents() {
 /// What a reply to one read of 1024 bytes at 512 (or block status of as much) makes of the session.
 fn fault_of(headers: Headers, op: Op, trace: impl Fn(Sent) -> Vec<u8>) -> &'static str {
     let faults = [1, 33, usize::MAX].map(|split| {
-        let mut client = Client::ready(headers, SIZE, 1 | NBD_FLAG_SEND_DF, split);
+        let mut client = Client::ready(headers, SIZE, 1 | TransmissionFlags::SEND_DF.bits(), split);
         client.submit(0, op, 512, 1024, (op == Op::Read).then(|| list(&[0; 1024])));
         let request = sent(&mut client);
         let error = client.feed(&trace(request)).expect_err("a protocol error");
@@ -416,12 +416,12 @@ fn a_second_reply_to_the_same_request_is_refused() {
 
 #[test]
 fn short_reads_that_would_be_lent_forbid_fragments_where_the_server_can() {
-    let mut client = Client::ready(Headers::Structured, SIZE, 1 | NBD_FLAG_SEND_DF, 1);
+    let mut client = Client::ready(Headers::Structured, SIZE, 1 | TransmissionFlags::SEND_DF.bits(), 1);
     client.read(0, 0, 1024);
     client.read(1, 0, 128 << 10);
     client.submit(2, Op::Read, 0, 512, Some(list(&[0; 512])));
     let all = requests(&client.sent());
-    assert_eq!(all.iter().map(|(r, _)| r.flags).collect::<Vec<_>>(), [NBD_CMD_FLAG_DF, 0, 0]);
+    assert_eq!(all.iter().map(|(r, _)| r.flags).collect::<Vec<_>>(), [CmdFlags::DF.bits(), 0, 0]);
     client.feed(&chunk(Headers::Structured, all[0].0, false, DATA, &at(0, &[0; 512]))).unwrap();
     let second = chunk(Headers::Structured, all[0].0, true, DATA, &at(512, &[0; 512]));
     assert_eq!(client.feed(&second).unwrap_err().what, "fragmented a read that forbade it");

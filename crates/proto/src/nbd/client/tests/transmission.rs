@@ -11,14 +11,14 @@ use blockmux_wire::nbd::transmission::*;
 use std::collections::VecDeque;
 
 const SIZE: u64 = 1 << 40;
-const HAS: u16 = NBD_FLAG_HAS_FLAGS;
-const ALL: u16 = NBD_FLAG_HAS_FLAGS
-    | NBD_FLAG_SEND_FLUSH
-    | NBD_FLAG_SEND_FUA
-    | NBD_FLAG_SEND_TRIM
-    | NBD_FLAG_SEND_WRITE_ZEROES
-    | NBD_FLAG_SEND_CACHE
-    | NBD_FLAG_SEND_FAST_ZERO;
+const HAS: u16 = TransmissionFlags::HAS_FLAGS.bits();
+const ALL: u16 = TransmissionFlags::HAS_FLAGS.bits()
+    | TransmissionFlags::SEND_FLUSH.bits()
+    | TransmissionFlags::SEND_FUA.bits()
+    | TransmissionFlags::SEND_TRIM.bits()
+    | TransmissionFlags::SEND_WRITE_ZEROES.bits()
+    | TransmissionFlags::SEND_CACHE.bits()
+    | TransmissionFlags::SEND_FAST_ZERO.bits();
 const WRITE: Op = Op::Write { fua: false };
 const ZEROES_OP: Op = Op::WriteZeroes { fua: false, may_unmap: true, only_fast: false };
 
@@ -73,11 +73,15 @@ fn every_operation_is_its_command_where_the_server_has_it() {
     for (op, cmd, flags) in [
         (Op::Flush, Cmd::NBD_CMD_FLUSH, 0),
         (Op::Discard { fua: false }, Cmd::NBD_CMD_TRIM, 0),
-        (Op::Discard { fua: true }, Cmd::NBD_CMD_TRIM, NBD_CMD_FLAG_FUA),
+        (Op::Discard { fua: true }, Cmd::NBD_CMD_TRIM, CmdFlags::FUA.bits()),
         (Op::Prefetch, Cmd::NBD_CMD_CACHE, 0),
         (zeroes(false, true, false), Cmd::NBD_CMD_WRITE_ZEROES, 0),
-        (zeroes(true, false, false), Cmd::NBD_CMD_WRITE_ZEROES, NBD_CMD_FLAG_FUA | NBD_CMD_FLAG_NO_HOLE),
-        (zeroes(false, true, true), Cmd::NBD_CMD_WRITE_ZEROES, NBD_CMD_FLAG_FAST_ZERO),
+        (
+            zeroes(true, false, false),
+            Cmd::NBD_CMD_WRITE_ZEROES,
+            CmdFlags::FUA.bits() | CmdFlags::NO_HOLE.bits(),
+        ),
+        (zeroes(false, true, true), Cmd::NBD_CMD_WRITE_ZEROES, CmdFlags::FAST_ZERO.bits()),
     ] {
         let mut client = Client::ready(Headers::Simple, SIZE, ALL, 1);
         let (offset, len) = if op == Op::Flush { (0, 0) } else { (4096, 8192) };
@@ -93,7 +97,7 @@ fn every_operation_is_its_command_where_the_server_has_it() {
 #[test]
 fn what_a_plain_server_lacks_is_done_without_it_or_not_at_all() {
     let only_fast = Op::WriteZeroes { fua: false, may_unmap: true, only_fast: true };
-    for flags in [HAS, ALL & !NBD_FLAG_SEND_FAST_ZERO] {
+    for flags in [HAS, ALL & !TransmissionFlags::SEND_FAST_ZERO.bits()] {
         let mut client = Client::ready(Headers::Simple, SIZE, flags, 1);
         client.submit(0, only_fast, 0, 512, None);
         assert_eq!(client.done_error(), IoError::Unsupported);
@@ -124,7 +128,7 @@ fn requests_of_no_length_are_not_sent() {
 
 #[test]
 fn what_cannot_be_right_is_refused_before_it_is_sent() {
-    let mut client = Client::ready(Headers::Simple, 1 << 20, ALL | NBD_FLAG_READ_ONLY, 1);
+    let mut client = Client::ready(Headers::Simple, 1 << 20, ALL | TransmissionFlags::READ_ONLY.bits(), 1);
     for (op, offset, len, expected) in [
         (Op::Read, 1 << 20, 512, IoError::OutOfRange),
         (Op::Read, 100, 512, IoError::Misaligned),
@@ -140,7 +144,7 @@ fn what_cannot_be_right_is_refused_before_it_is_sent() {
 
 #[test]
 fn fua_without_fua_is_a_write_and_then_a_flush() {
-    let mut client = Client::ready(Headers::Simple, SIZE, HAS | NBD_FLAG_SEND_FLUSH, 1);
+    let mut client = Client::ready(Headers::Simple, SIZE, HAS | TransmissionFlags::SEND_FLUSH.bits(), 1);
     client.submit(0, Op::Write { fua: true }, 0, 512, Some(list(&[1; 512])));
     let write = sent(&mut client);
     assert_eq!((write.len(), write[0].cmd, write[0].flags), (1, 1, 0));
@@ -160,7 +164,7 @@ fn fua_without_fua_is_a_write_and_then_a_flush() {
 
 #[test]
 fn zeroes_are_written_out_where_the_server_cannot_make_them() {
-    let mut client = Client::ready(Headers::Simple, SIZE, HAS | NBD_FLAG_SEND_FLUSH, 1);
+    let mut client = Client::ready(Headers::Simple, SIZE, HAS | TransmissionFlags::SEND_FLUSH.bits(), 1);
     let len = u64::from(ZEROES) * 6 + 512;
     let op = Op::WriteZeroes { fua: true, may_unmap: true, only_fast: false };
     client.submit(0, op, 4096, len, None);

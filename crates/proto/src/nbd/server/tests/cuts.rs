@@ -9,7 +9,7 @@ fn everything(form: Option<Opt>) -> Vec<u8> {
         true => ext_request(command, flags, offset, length.into()),
         false => request(command, flags, offset, length),
     };
-    let payload = if ext { NBD_CMD_FLAG_PAYLOAD_LEN } else { 0 };
+    let payload = if ext { CmdFlags::PAYLOAD_LEN.bits() } else { 0 };
     let mut bytes = FLAGS.to_vec();
     bytes.extend(option(Opt::NBD_OPT_LIST, b""));
     bytes.extend(option(Opt(99), b"what is this"));

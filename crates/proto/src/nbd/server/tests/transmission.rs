@@ -13,13 +13,13 @@ fn what_was_written_is_read_in_every_form() {
     let mut session = structured();
     assert_eq!(session.exchange(&write(8192, &data)), simple(0));
     let payload = join(&[&8192u64.to_be_bytes(), &data]);
-    for flags in [0, NBD_CMD_FLAG_DF] {
+    for flags in [0, CmdFlags::DF.bits()] {
         let answer = session.exchange(&request(Cmd::NBD_CMD_READ, flags, 8192, 4096));
         assert_eq!(answer, chunk(ReplyType::NBD_REPLY_TYPE_OFFSET_DATA, &payload));
     }
 
     let mut session = extended();
-    let head = ext_request(Cmd::NBD_CMD_WRITE, NBD_CMD_FLAG_PAYLOAD_LEN, 8192, 4096);
+    let head = ext_request(Cmd::NBD_CMD_WRITE, CmdFlags::PAYLOAD_LEN.bits(), 8192, 4096);
     let done = ext_chunk(ReplyType::NBD_REPLY_TYPE_NONE, 8192, b"");
     assert_eq!(session.exchange(&join(&[&head, &data])), done);
     let answer = session.exchange(&ext_request(Cmd::NBD_CMD_READ, 0, 8192, 4096));
@@ -53,12 +53,12 @@ fn a_request_of_no_bytes_succeeds_without_data() {
 fn commands_reach_the_volume_as_operations_with_their_range() {
     let mut session = transmit(&[]);
     session.holds_io = true;
-    let fua = NBD_CMD_FLAG_FUA;
+    let fua = CmdFlags::FUA.bits();
     session.exchange(&join(&[
         &request(Cmd::NBD_CMD_FLUSH, fua, 0, 0),
         &request(Cmd::NBD_CMD_TRIM, fua, 65536, 131_072),
         &request(Cmd::NBD_CMD_CACHE, 0, 512, 1024),
-        &request(Cmd::NBD_CMD_WRITE_ZEROES, NBD_CMD_FLAG_FAST_ZERO, 0, 67_108_864),
+        &request(Cmd::NBD_CMD_WRITE_ZEROES, CmdFlags::FAST_ZERO.bits(), 0, 67_108_864),
         &request(Cmd::NBD_CMD_WRITE, fua, 512, 512),
         &[9; 512],
     ]));
@@ -218,14 +218,14 @@ fn what_is_no_request_ends_the_session() {
     assert!(extended().client_sends(&join(&[&request(Cmd::NBD_CMD_READ, 0, 0, 512), &[0; 4]])).is_err());
     let huge = request(Cmd::NBD_CMD_WRITE, 0, 0, MAX_TRANSFER + 1);
     assert!(transmit(&[]).client_sends(&huge).is_err(), "payload above the maximum");
-    let huge = ext_request(Cmd(77), NBD_CMD_FLAG_PAYLOAD_LEN, 0, u64::MAX);
+    let huge = ext_request(Cmd(77), CmdFlags::PAYLOAD_LEN.bits(), 0, u64::MAX);
     assert!(extended().client_sends(&huge).is_err(), "payload above the maximum");
 }
 
 #[test]
 fn payload_of_a_command_that_has_none_is_skipped() {
     for command in [Cmd::NBD_CMD_READ, Cmd::NBD_CMD_TRIM, Cmd::NBD_CMD_FLUSH, Cmd(77)] {
-        let head = ext_request(command, NBD_CMD_FLAG_PAYLOAD_LEN, 0, 512);
+        let head = ext_request(command, CmdFlags::PAYLOAD_LEN.bits(), 0, 512);
         let mut session = extended();
         let answer =
             session.exchange(&join(&[&head, &[0x21; 512], &ext_request(Cmd::NBD_CMD_FLUSH, 0, 0, 0)]));
@@ -247,7 +247,7 @@ fn block_status_tells_data_from_holes() {
     let answer = session.exchange(&request(Cmd::NBD_CMD_BLOCK_STATUS, 0, 0, 131_072 + 4096));
     let status = ReplyType::NBD_REPLY_TYPE_BLOCK_STATUS;
     assert_eq!(answer, chunk(status, &join(&[&id, hole, data, rest])));
-    let answer = session.exchange(&request(Cmd::NBD_CMD_BLOCK_STATUS, NBD_CMD_FLAG_REQ_ONE, 0, 131_072));
+    let answer = session.exchange(&request(Cmd::NBD_CMD_BLOCK_STATUS, CmdFlags::REQ_ONE.bits(), 0, 131_072));
     assert_eq!(answer, chunk(status, &join(&[&id, hole])));
 }
 
@@ -262,7 +262,7 @@ fn extended_block_status_has_64_bit_descriptors() {
 #[test]
 fn block_status_can_name_its_contexts_in_a_payload() {
     let query = |payload: &[u8]| {
-        let flags = NBD_CMD_FLAG_PAYLOAD_LEN | NBD_CMD_FLAG_REQ_ONE;
+        let flags = CmdFlags::PAYLOAD_LEN.bits() | CmdFlags::REQ_ONE.bits();
         join(&[&ext_request(Cmd::NBD_CMD_BLOCK_STATUS, flags, 0, payload.len() as u64), payload])
     };
     let length = 65536u64.to_be_bytes();
