@@ -4,7 +4,7 @@ use super::missing;
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::{ByteStream, Host};
 use crate::socket::Address;
-use blockmux_proto::session::{Initiator, StreamSession};
+use blockmux_proto::session::{StreamConnections, StreamSession};
 use blockmux_tls::Psk;
 use blockmux_volume::Waker;
 use std::rc::Rc;
@@ -56,7 +56,7 @@ impl<H: Host> Lanes<H> {
     #[inline]
     pub(super) fn receive(
         &mut self,
-        session: &mut (impl StreamSession + Initiator),
+        session: &mut impl StreamConnections,
         dial: &Dial<'_, H>,
     ) -> Result<Inflow, Broken> {
         let mut all = Inflow::Empty;
@@ -67,8 +67,10 @@ impl<H: Host> Lanes<H> {
             if !looks_at_all && !session.is_awaited(lane) {
                 continue;
             }
-            session.select(lane);
-            let received = connection.check_deadline(session).and_then(|()| connection.receive(session));
+            let mut stream = session.connection(lane);
+            let received =
+                connection.check_deadline(&mut stream).and_then(|()| connection.receive(&mut stream));
+            drop(stream);
             match received {
                 Ok(Inflow::Finished) if !session.on_lost(lane, dial.core.now()) => {
                     return Ok(Inflow::Finished);
@@ -77,7 +79,7 @@ impl<H: Host> Lanes<H> {
                 Ok(inflow) => all = merged(all, inflow),
                 Err(broken) => {
                     // What it has to say yet is said, as far as that goes.
-                    let _ = connection.send(session);
+                    let _ = connection.send(&mut session.connection(lane));
                     if !session.on_lost(lane, dial.core.now()) {
                         return Err(broken);
                     }
@@ -95,14 +97,14 @@ impl<H: Host> Lanes<H> {
     #[inline]
     pub(super) fn send(
         &mut self,
-        session: &mut (impl StreamSession + Initiator),
+        session: &mut impl StreamConnections,
         dial: &Dial<'_, H>,
     ) -> Result<bool, Broken> {
         let mut any = false;
-        for (lane, slot) in in_order(&mut self.slots, session.latest_lane()) {
+        for (lane, slot) in in_order(&mut self.slots, session.latest()) {
             let Slot::Open(connection) = slot else { continue };
-            session.select(lane);
-            match connection.send(session) {
+            let sent = connection.send(&mut session.connection(lane));
+            match sent {
                 Ok(has_sent) => any |= has_sent,
                 Err(broken) if !session.on_lost(lane, dial.core.now()) => return Err(broken),
                 Err(broken) => slot.forget(dial, lane, &broken, &mut self.missing),
@@ -113,18 +115,16 @@ impl<H: Host> Lanes<H> {
 
     /// Sends what can be sent at once; whether something is left for the task to sort out.
     #[inline]
-    pub(super) fn send_now(&mut self, session: &mut (impl StreamSession + Initiator)) -> Option<bool> {
+    pub(super) fn send_now(&mut self, session: &mut impl StreamConnections) -> Option<bool> {
         let (mut had_any, mut is_stuck) = (false, false);
-        for (lane, slot) in in_order(&mut self.slots, session.latest_lane()) {
-            session.select(lane);
-            if session.outbox().is_empty() {
+        for (lane, slot) in in_order(&mut self.slots, session.latest()) {
+            let Slot::Open(connection) = slot else { continue };
+            let mut stream = session.connection(lane);
+            if stream.outbox().is_empty() {
                 continue;
             }
             had_any = true;
-            is_stuck |= match slot {
-                Slot::Open(connection) => connection.send(session).is_err() || !session.outbox().is_empty(),
-                _ => true,
-            };
+            is_stuck |= connection.send(&mut stream).is_err() || !stream.outbox().is_empty();
         }
         had_any.then_some(is_stuck)
     }
@@ -136,10 +136,10 @@ impl<H: Host> Lanes<H> {
     #[inline]
     pub(super) fn dial(
         &mut self,
-        session: &mut (impl StreamSession + Initiator),
+        session: &mut impl StreamConnections,
         dial: &Dial<'_, H>,
     ) -> Result<bool, Broken> {
-        while let Some((lane, until)) = session.poll_dial() {
+        while let Some((lane, until)) = session.poll_connect() {
             if self.slots.len() <= lane {
                 self.slots.resize_with(lane + 1, || Slot::Absent);
             }

@@ -15,7 +15,7 @@ use super::{Dialer, Known, Party, RemoteVolume, TlsKeys};
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::{ByteStream, Host};
 use crate::reactor::{Progress, Task};
-use blockmux_proto::session::{Initiator, PathRank};
+use blockmux_proto::session::{Initiator, PathRank, PathState};
 use blockmux_tls::Psk;
 use blockmux_volume::{Completion, Io, IoError, Tag, Waker};
 use std::cell::RefCell;

@@ -47,7 +47,9 @@ use crate::host::Host;
 use crate::reactor::EngineCore;
 use crate::secure::Secure;
 use crate::socket::Address;
-use blockmux_proto::session::{Control, DEFAULT_TIMEOUT, Initiator, PathRank, StreamSession};
+use blockmux_proto::session::{
+    Control, DEFAULT_TIMEOUT, Initiator, Overdue, PathRank, PathState, StreamConnections,
+};
 use blockmux_tls::{Psk, TlsError};
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, Pool, Volume, VolumeInfo, Waker};
 pub use generated::GeneratedKeys;
@@ -105,7 +107,7 @@ pub trait TlsKeys {
 /// Makes sessions with one remote volume, as often as needed, and judges what they find there.
 pub trait Dialer: Paths {
     /// The protocol's session.
-    type Session: StreamSession + Initiator + 'static;
+    type Session: Initiator + Overdue + PathState + StreamConnections + 'static;
 
     /// What has to be open before a session and beside it, on a connection of its own; [`NoControl`](blockmux_proto::session::NoControl)
     /// for protocols without.

@@ -4,7 +4,7 @@ use super::{ControlLine, Link, State};
 use crate::host::Host;
 use crate::initiator::Dialer;
 use crate::reactor::Progress;
-use blockmux_proto::session::Initiator;
+use blockmux_proto::session::PathState;
 
 impl<D: Dialer, H: Host> Link<D, H> {
     /// Whether a task that runs over and over looks at its control now: not each time, which would cost a system call

@@ -257,6 +257,10 @@ impl Initiator for InitiatorSession {
         self.done.pop_front()
     }
 
+    fn poll_returned(&mut self) -> Option<Io> {
+        None
+    }
+
     fn take_unfinished(&mut self) -> Vec<Io> {
         self.waiting.clear();
         self.outbox.clear();
@@ -266,6 +270,12 @@ impl Initiator for InitiatorSession {
         let fresh = std::mem::take(&mut self.fresh);
         requests.into_iter().map(|request| request.io).chain(fresh).collect()
     }
+
+    fn poll_size(&mut self) -> Option<u64> {
+        None
+    }
+
+    fn resize(&mut self, _size: u64) {}
 
     fn on_stop(&mut self) {
         self.stops = true;

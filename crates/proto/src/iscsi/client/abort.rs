@@ -67,7 +67,7 @@ impl Aborts {
 }
 
 impl FullFeature {
-    /// As [`Initiator::look`](crate::session::Initiator::look). A request that a second look finds unanswered is overdue
+    /// As [`Initiator::look`](crate::session::Overdue::look). A request that a second look finds unanswered is overdue
     /// beyond doubt.
     pub(super) fn look(&mut self) -> u32 {
         let seen = self.queue.look();
@@ -76,7 +76,7 @@ impl FullFeature {
         if was_seen || asked.is_refused { u32::MAX } else { seen }
     }
 
-    /// As [`Initiator::abort_overdue`](crate::session::Initiator::abort_overdue), just after a look.
+    /// As [`Initiator::abort_overdue`](crate::session::Overdue::abort_overdue), just after a look.
     pub(super) fn abort_overdue(&mut self, looks: u32, lanes: &mut [Lane]) -> Option<&'static str> {
         if !self.may_send() || lanes.iter().any(|lane| lane.mover.is_some()) {
             return None;
