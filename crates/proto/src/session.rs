@@ -350,6 +350,9 @@ pub trait Initiator {
     /// Another session with the same volume has learned that it is of this size now.
     fn resize(&mut self, size: u64);
 
+    /// How well the session reaches its volume. One that is `Unusable` takes requests all the same.
+    fn path_rank(&self) -> PathRank;
+
     /// Ends the session softly once nothing is in flight.
     fn on_stop(&mut self);
 }
@@ -364,15 +367,6 @@ pub trait Overdue {
     /// it was asked before. Returns what it asks for, as it follows "the target is asked". What the target has aborted comes
     /// back by [`Initiator::poll_returned`], or the next looks find it again. `None`: there is nothing left to be asked for.
     fn abort_overdue(&mut self, looks: u32) -> Option<&'static str>;
-}
-
-/// How well a session reaches its volume.
-pub trait PathState {
-    /// The rank of the session's path. A session that is `Unusable` takes requests all the same.
-    fn path_rank(&self) -> PathRank;
-
-    /// The session's [`Control`] has learned the rank.
-    fn set_path_rank(&mut self, rank: PathRank);
 }
 
 /// The connections of an initiator's session. The first one, number 0, is there before the session.

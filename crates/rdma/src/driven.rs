@@ -18,8 +18,8 @@ use blockmux_proto::exports::VolumeId;
 use blockmux_proto::outbox::Outbox;
 use blockmux_proto::rdma::{Endpoint, RdmaConnections, RdmaSession};
 use blockmux_proto::session::{
-    Connections, Demand, Initiator, Overdue, PathRank, PathState, ProtocolError, SessionStage,
-    StreamConnections, StreamSession, Target, Timed,
+    Connections, Demand, Initiator, Overdue, PathRank, ProtocolError, SessionStage, StreamConnections,
+    StreamSession, Target, Timed,
 };
 use blockmux_volume::{Chunk, Completion, Io, Tag, Waker};
 use end::End;
@@ -240,6 +240,11 @@ impl<Q: Provider, S: Initiator> Initiator for Driven<Q, S> {
         self.session_mut().resize(size);
     }
 
+    #[inline]
+    fn path_rank(&self) -> PathRank {
+        self.session.path_rank()
+    }
+
     fn on_stop(&mut self) {
         self.session_mut().on_stop();
     }
@@ -252,17 +257,6 @@ impl<Q: Provider, S: Overdue> Overdue for Driven<Q, S> {
 
     fn abort_overdue(&mut self, looks: u32) -> Option<&'static str> {
         self.session_mut().abort_overdue(looks)
-    }
-}
-
-impl<Q: Provider, S: PathState> PathState for Driven<Q, S> {
-    #[inline]
-    fn path_rank(&self) -> PathRank {
-        self.session.path_rank()
-    }
-
-    fn set_path_rank(&mut self, rank: PathRank) {
-        self.session_mut().set_path_rank(rank);
     }
 }
 

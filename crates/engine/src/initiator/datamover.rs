@@ -7,7 +7,7 @@ use blockmux_proto::iscsi::login::chap::SEED_LEN;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
 use blockmux_proto::rdma::{Endpoint, RdmaConnections, RdmaSession};
-use blockmux_proto::session::{Initiator, Overdue, PathState, StreamConnections, StreamSession};
+use blockmux_proto::session::{Initiator, Overdue, StreamConnections, StreamSession};
 use blockmux_rdma::iwarp::{self, Iwarp};
 use blockmux_rdma::{Driven, Seed};
 use blockmux_volume::Pool;
@@ -16,7 +16,7 @@ use std::time::Instant;
 /// What an initiator's sessions go over.
 pub trait Datamover: Clone + Send + Sync + 'static {
     /// A session with a target.
-    type Session: Initiator + Overdue + PathState + StreamConnections + 'static;
+    type Session: Initiator + Overdue + StreamConnections + 'static;
     /// A session with a portal.
     type Discovery: StreamSession;
 

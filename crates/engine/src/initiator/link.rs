@@ -15,7 +15,7 @@ use super::{Dialer, Known, Party, RemoteVolume, TlsKeys};
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::{ByteStream, Host};
 use crate::reactor::{Progress, Task};
-use blockmux_proto::session::{Initiator, PathRank, PathState};
+use blockmux_proto::session::{Initiator, PathRank};
 use blockmux_tls::Psk;
 use blockmux_volume::{Completion, Io, IoError, Tag, Waker};
 use std::cell::RefCell;
@@ -308,7 +308,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 if let Some(bytes) = connection.stream().segment_len() {
                     self.dialer.set_segment_len(&mut session, bytes);
                 }
-                session.set_path_rank(self.told_rank);
+                self.dialer.set_path_rank(&mut session, self.told_rank);
                 self.state = State::Open { lanes: Lanes::new(connection), session, is_checked: false };
                 self.run_open();
                 Progress::More

@@ -20,6 +20,7 @@ use blockmux_proto::nvme_tcp::client::{
     AdminConfig, AdminSession, Ask, ControllerInfo, Digests, FoundSubsystem, Names, NamespaceInfo,
     QueueConfig, QueueSession, Refused,
 };
+use blockmux_proto::session::PathRank;
 use blockmux_tls::Psk;
 use blockmux_volume::{Pool, VolumeInfo};
 use std::sync::Arc;
@@ -352,6 +353,10 @@ impl Dialer for NvmeDialer {
         };
         let session = QueueSession::new(config, self.endpoint.digests, pool.clone(), now);
         if self.paths() > 1 { session.with_other_paths() } else { session }
+    }
+
+    fn set_path_rank(&self, session: &mut QueueSession, rank: PathRank) {
+        session.set_path_rank(rank);
     }
 
     fn check(&self, _session: &QueueSession) -> Result<(), String> {

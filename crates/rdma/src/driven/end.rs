@@ -67,10 +67,7 @@ impl<Q: Provider> End<Q> {
 
     #[inline]
     pub(super) fn poll_timeout(&self, session: &impl RdmaSession) -> Option<Instant> {
-        match (self.queue_pair.poll_timeout(), session.poll_timeout()) {
-            (Some(one), Some(other)) => Some(one.min(other)),
-            (one, other) => one.or(other),
-        }
+        [self.queue_pair.poll_timeout(), session.poll_timeout()].into_iter().flatten().min()
     }
 
     pub(super) fn on_timeout(

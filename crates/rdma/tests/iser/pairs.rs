@@ -254,10 +254,12 @@ fn a_session_may_have_several_connections() {
     lanes.write_eight();
     let counts: Vec<_> = lanes.servers.borrow().iter().map(|server| server.submitted.len()).collect();
     assert_eq!(counts, [4, 4]);
+    assert_eq!((lanes.client.latest(), [0, 1].map(|at| lanes.client.is_awaited(at))), (1, [true; 2]));
     lanes.hold_io(false);
     lanes.run();
     let done: Vec<_> = std::iter::from_fn(|| lanes.client.poll_done()).collect();
     assert!(done.len() == 8 && done.iter().all(|done| done.result.is_ok()));
+    assert_eq!([0, 1].map(|at| lanes.client.is_awaited(at)), [false; 2]);
     // One of them is lost: below error recovery level 2 the session is over.
     assert!(!lanes.client.on_lost(1, Instant::now()));
 }

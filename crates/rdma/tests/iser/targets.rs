@@ -6,7 +6,7 @@ use blockmux_proto::iscsi::login::operational::Parameters;
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::iscsi::server::IserTargetSession;
 use blockmux_proto::rdma::{Access, Event, RdmaConnections, RdmaSession, Remote, Stag, Work, WorkId};
-use blockmux_proto::session::{Initiator, ProtocolError, Timed};
+use blockmux_proto::session::{Initiator, Overdue, ProtocolError, Timed};
 use blockmux_volume::{Io, IoError, Op, SgList, Tag};
 use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::session::*;
@@ -451,4 +451,18 @@ fn what_is_unfinished_is_taken_back_and_nothing_refers_to_it() {
     let tags: Vec<_> = wire.client.session.take_unfinished().into_iter().map(|io| io.tag.0).collect();
     assert_eq!(tags, [0, 1, 2]);
     assert!(wire.client.next_work(100).is_none());
+}
+
+#[test]
+fn an_overdue_command_is_not_aborted_and_keeps_its_memory_open_until_it_is_answered() {
+    let mut wire = Wire::ready();
+    wire.submit(0, Op::Read, 4096, None);
+    let (_, command, _) = wire.command();
+    assert_eq!((1..=5).map(|_| wire.client.session.look()).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
+    assert_eq!(wire.client.session.abort_overdue(4), None);
+    wire.serve_client();
+    assert!(wire.client.works.is_empty() && wire.open.len() == 1);
+    wire.say(&response(&command, 0), &[], None).unwrap();
+    wire.serve_client();
+    assert_eq!((wire.done_tags(), wire.open.len()), (vec![0], 0));
 }

@@ -29,7 +29,7 @@ use self::request::{LARGEST_FRAME, Request};
 use super::Address;
 pub use super::identify::Disk;
 use crate::frames::{Frame, FrameOutbox, Port, PortId};
-use crate::session::{FrameSession, Initiator, Timed};
+use crate::session::{FrameSession, Initiator, PathRank, Timed};
 use crate::slots::{Key, Slots};
 use blockmux_volume::{Completion, Io, IoError, Memory, Pool, Seg, VolumeInfo};
 use std::collections::VecDeque;
@@ -276,6 +276,10 @@ impl Initiator for InitiatorSession {
     }
 
     fn resize(&mut self, _size: u64) {}
+
+    fn path_rank(&self) -> PathRank {
+        PathRank::Best
+    }
 
     fn on_stop(&mut self) {
         self.stops = true;

@@ -11,9 +11,7 @@ use super::io_queue::HostQueue;
 use super::transport::HostTransport;
 use super::{ControllerInfo, Names, NamespaceInfo, Refused};
 use crate::nvme::auth::Credentials;
-use crate::session::{
-    Connections, Initiator, Overdue, PathRank, PathState, StreamConnections, StreamSession,
-};
+use crate::session::{Connections, Initiator, Overdue, PathRank, StreamConnections, StreamSession};
 use blockmux_volume::{Completion, Io, IoError, Pool};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -78,6 +76,11 @@ impl<T: HostTransport> HostQueues<T> {
         self.has_other_paths = true;
         self.queues_mut().for_each(|queue| queue.queue.set_other_paths());
         self
+    }
+
+    /// The admin queue has learned how well the namespace is reached.
+    pub fn set_path_rank(&mut self, rank: PathRank) {
+        self.queues_mut().for_each(|queue| queue.queue.set_path_rank(rank));
     }
 
     /// Why the controller gives us no queue, if it does not.
@@ -198,6 +201,12 @@ impl<T: HostTransport> Initiator for HostQueues<T> {
         self.queues_mut().for_each(|queue| queue.queue.resize(size));
     }
 
+    /// The first queue to find out that the path is none speaks for all.
+    #[inline]
+    fn path_rank(&self) -> PathRank {
+        self.queues().map(|queue| queue.queue.path_rank()).max().unwrap_or(PathRank::Best)
+    }
+
     fn on_stop(&mut self) {
         self.is_stopping = true;
         self.queues_mut().for_each(HostQueue::stop);
@@ -212,18 +221,6 @@ impl<T: HostTransport> Overdue for HostQueues<T> {
     /// Abort is a command of the admin queue, and a controller may ignore it (Base 2.0 §5.1).
     fn abort_overdue(&mut self, _looks: u32) -> Option<&'static str> {
         None
-    }
-}
-
-impl<T: HostTransport> PathState for HostQueues<T> {
-    /// The first queue to find out that the path is none speaks for all.
-    #[inline]
-    fn path_rank(&self) -> PathRank {
-        self.queues().map(|queue| queue.queue.path_rank()).max().unwrap_or(PathRank::Best)
-    }
-
-    fn set_path_rank(&mut self, rank: PathRank) {
-        self.queues_mut().for_each(|queue| queue.queue.set_path_rank(rank));
     }
 }
 

@@ -16,7 +16,7 @@ use crate::iscsi::name::Name;
 use crate::iscsi::node::Chap;
 use crate::rdma::{Endpoint, Event, QueuePair, RdmaConnections, RdmaSession, Stag};
 use crate::session::{
-    Connections, Demand, Initiator, Overdue, PathRank, PathState, ProtocolError, StreamSession, Timed,
+    Connections, Demand, Initiator, Overdue, PathRank, ProtocolError, StreamSession, Timed,
 };
 use blockmux_volume::{Chunk, Completion, Io, Pool, Seg, SgList};
 use blockmux_wire::iser::{CmHeader, HEADER_LEN, NO_ZERO_BASED_ADDRESSES};
@@ -262,6 +262,11 @@ impl Initiator for IserInitiatorSession {
         self.session.resize(size);
     }
 
+    #[inline]
+    fn path_rank(&self) -> PathRank {
+        self.session.path_rank()
+    }
+
     fn on_stop(&mut self) {
         self.session.on_stop();
     }
@@ -272,19 +277,10 @@ impl Overdue for IserInitiatorSession {
         self.session.look()
     }
 
-    fn abort_overdue(&mut self, looks: u32) -> Option<&'static str> {
-        self.session.abort_overdue(looks)
-    }
-}
-
-impl PathState for IserInitiatorSession {
-    #[inline]
-    fn path_rank(&self) -> PathRank {
-        self.session.path_rank()
-    }
-
-    fn set_path_rank(&mut self, rank: PathRank) {
-        self.session.set_path_rank(rank);
+    /// Nothing is aborted over RDMA. The memory of an aborted command would stay open to the target until its answer, and
+    /// have to be closed here before the request may go elsewhere; the end of the connection closes all of it at once.
+    fn abort_overdue(&mut self, _looks: u32) -> Option<&'static str> {
+        None
     }
 }
 

@@ -4,7 +4,7 @@ use super::lane::{Lane, Phase};
 use super::login::LoginPhase;
 use super::{InitiatorSession, Mode};
 use crate::iscsi::login::initiator::Joining;
-use crate::session::{Connections, Initiator, Overdue, PathRank, PathState};
+use crate::session::{Connections, Initiator, Overdue, PathRank};
 use blockmux_volume::{Completion, Io, IoError};
 use std::time::{Duration, Instant};
 
@@ -67,6 +67,11 @@ impl Initiator for InitiatorSession {
         }
     }
 
+    #[inline]
+    fn path_rank(&self) -> PathRank {
+        self.full.as_ref().map_or(PathRank::Best, |full| full.queue.path_rank())
+    }
+
     fn on_stop(&mut self) {
         self.is_stopping = true;
         match &mut self.full {
@@ -85,16 +90,6 @@ impl Overdue for InitiatorSession {
     fn abort_overdue(&mut self, looks: u32) -> Option<&'static str> {
         self.full.as_mut()?.abort_overdue(looks, &mut self.lanes)
     }
-}
-
-impl PathState for InitiatorSession {
-    #[inline]
-    fn path_rank(&self) -> PathRank {
-        self.full.as_ref().map_or(PathRank::Best, |full| full.queue.path_rank())
-    }
-
-    /// There is no control: the unit's answers say how well it is reached.
-    fn set_path_rank(&mut self, _rank: PathRank) {}
 }
 
 impl Connections for InitiatorSession {

@@ -25,8 +25,7 @@ pub use refused::Refused;
 
 use crate::outbox::Outbox;
 use crate::session::{
-    Connections, Demand, Initiator, Overdue, PathRank, PathState, ProtocolError, StreamConnections,
-    StreamSession, Timed,
+    Connections, Demand, Initiator, Overdue, PathRank, ProtocolError, StreamConnections, StreamSession, Timed,
 };
 use blockmux_volume::{Chunk, Completion, Io, IoError, Pool, VolumeInfo};
 use handshake::{End, Handshake};
@@ -320,6 +319,11 @@ impl Initiator for InitiatorSession {
 
     fn resize(&mut self, _size: u64) {}
 
+    #[inline]
+    fn path_rank(&self) -> PathRank {
+        PathRank::Best
+    }
+
     fn on_stop(&mut self) {
         self.is_stopping = true;
         match &mut self.phase {
@@ -342,15 +346,6 @@ impl Overdue for InitiatorSession {
     fn abort_overdue(&mut self, _looks: u32) -> Option<&'static str> {
         None
     }
-}
-
-impl PathState for InitiatorSession {
-    #[inline]
-    fn path_rank(&self) -> PathRank {
-        PathRank::Best
-    }
-
-    fn set_path_rank(&mut self, _rank: PathRank) {}
 }
 
 impl Connections for InitiatorSession {

@@ -1,7 +1,7 @@
 //! How well a path leads to the namespace: what the admin queue learns, and what an I/O queue makes of it.
 
 use super::*;
-use crate::session::{Control, Initiator, PathRank, PathState, Timed};
+use crate::session::{Control, Initiator, PathRank, Timed};
 use blockmux_volume::{IoError, Op};
 use blockmux_wire::nvme::feature::{AEC_ANA_CHANGE, AEC_NAMESPACE_ATTRIBUTE};
 use blockmux_wire::nvme::log::{AnaGroupDescriptor, AnaHeader, AnaState, LogPage};

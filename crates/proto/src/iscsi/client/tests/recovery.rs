@@ -2,7 +2,7 @@
 
 use super::script::*;
 use crate::scsi::{Sense, Status};
-use crate::session::{Initiator, PathRank, PathState, StreamSession, Timed};
+use crate::session::{Initiator, PathRank, StreamSession, Timed};
 use blockmux_volume::{IoError, Op, Output};
 use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::session::*;
