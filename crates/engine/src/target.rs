@@ -71,11 +71,20 @@ pub struct Arrival<S> {
 
 /// How a connection goes to another core, for a protocol that has that.
 pub struct Relocate<S, H: Host> {
-    /// The core that a session belongs on, if it is not this one; bytes that the session there is shown before what is
-    /// unread, and how many it says again that were sent here. It is asked until the session is established.
-    pub moves_to: fn(&mut S) -> Option<(Home, Vec<u8>, u64)>,
+    /// Where a session belongs, if not here. It is asked until the session is established.
+    pub moves_to: fn(&mut S) -> Option<Relocation>,
     /// Hands the connection over.
     pub hand_over: Box<HandOver<H>>,
+}
+
+/// Where a session belongs.
+pub struct Relocation {
+    /// The core.
+    pub home: Home,
+    /// Bytes that the session there is shown before what is unread.
+    pub replayed: Vec<u8>,
+    /// How many bytes that session says again that were sent here.
+    pub sent: u64,
 }
 
 type HandOver<H> = dyn Fn(&Home, Arrival<<H as Host>::Stream>);
@@ -289,8 +298,9 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
     /// Hands the connection over if it belongs on another core; whether it went.
     fn go_home(&mut self) -> bool {
         let Some(relocate) = self.relocate.as_ref().filter(|_| !self.is_established) else { return false };
-        let Some((home, mut unread, sent)) = (relocate.moves_to)(&mut self.session) else { return false };
+        let Some(relocation) = (relocate.moves_to)(&mut self.session) else { return false };
         let Some(permit) = self.permit.take() else { return false };
+        let Relocation { home, replayed: mut unread, sent } = relocation;
         let (stream, rest) = self.connection.hand_over();
         unread.extend(rest);
         (relocate.hand_over)(&home, Arrival { stream, unread, sent, permit });

@@ -29,11 +29,11 @@
 //!
 //! A protocol may need a second connection beside each, which is opened first and lives as long: see `control`.
 
+mod connections;
 mod control;
 mod datamover;
 mod generated;
 pub mod iscsi;
-mod lanes;
 mod link;
 mod missing;
 mod moves;

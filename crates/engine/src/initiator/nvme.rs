@@ -1,7 +1,7 @@
 //! Reaching namespaces of NVMe/TCP subsystems.
 //!
 //! Each channel has, by each path, an association of its own: an admin queue, which its link holds as its control, and
-//! I/O queues of the controller that the admin queue got, which are the lanes of one session. When one is lost, all are
+//! I/O queues of the controller that the admin queue got, which are the connections of one session. When one is lost, all are
 //! made anew, with another controller, and what had not completed is replayed there. Decision 14 says why.
 //!
 //! Several places may lead to one namespace. It is recognised by what names it; a place that leads to another one is

@@ -3,12 +3,13 @@
 //! Over iWARP a connection begins with an MPA request, whose key is text (RFC 5044 §7.1); over TCP alone with a Login
 //! request. So one port serves both. Whatever is no MPA request is for the session over TCP to judge.
 
+use crate::target::Relocation;
 use blockmux_proto::event::AuditEvent;
 use blockmux_proto::exports::VolumeId;
 use blockmux_proto::iscsi::server::{IserTargetSession, TargetSession};
 use blockmux_proto::outbox::Outbox;
 use blockmux_proto::rdma::{Endpoint, RdmaSession};
-use blockmux_proto::session::{Demand, Home, ProtocolError, SessionStage, StreamSession, Target, Timed};
+use blockmux_proto::session::{Demand, ProtocolError, SessionStage, StreamSession, Target, Timed};
 use blockmux_rdma::Driven;
 use blockmux_rdma::iwarp::Iwarp;
 use blockmux_volume::{Chunk, Completion, Io, Tag, Waker};
@@ -85,16 +86,17 @@ impl PortalSession {
         PortalSession::Looking(Box::new(looking))
     }
 
-    /// The core that the connection belongs on, if it is not this one; what was taken of the stream that the session there
-    /// has to be shown again, before what is unread; and how many bytes that one will say which this one has sent already.
-    pub(super) fn moves_to(&mut self) -> Option<(Home, Vec<u8>, u64)> {
+    /// The core that the connection belongs on, if it is not this one, and what its session there is to repeat.
+    pub(super) fn moves_to(&mut self) -> Option<Relocation> {
         match self {
             PortalSession::Looking(_) => None,
-            PortalSession::Tcp(session) => Some((session.moves_to()?, Vec::new(), 0)),
+            PortalSession::Tcp(session) => {
+                Some(Relocation { home: session.moves_to()?, replayed: Vec::new(), sent: 0 })
+            }
             PortalSession::Rdma(session) => {
                 let home = session.driven.session().moves_to()?;
-                let begun = session.begun.take().unwrap_or_default();
-                Some((home, begun, session.driven.queue_pair().sent()))
+                let replayed = session.begun.take().unwrap_or_default();
+                Some(Relocation { home, replayed, sent: session.driven.queue_pair().sent() })
             }
         }
     }

@@ -173,11 +173,11 @@ impl<D: Dialer, H: Host> Link<D, H> {
         self.silence.on_loss();
         self.overdue.on_loss();
         self.end_control();
-        if let State::Open { mut session, is_checked, lanes } =
+        if let State::Open { mut session, is_checked, connections } =
             std::mem::replace(&mut self.state, State::Down)
         {
             if !self.is_closing {
-                lanes.end();
+                connections.end();
             }
             let wait = session.reconnects_after();
             self.not_before = (!wait.is_zero()).then(|| self.core.now() + wait);
