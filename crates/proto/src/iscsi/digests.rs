@@ -1,5 +1,6 @@
 //! Which digests a connection has (RFC 7143 §13.1).
 
+use super::login::operational::{Key, Parameters};
 use blockmux_wire::iscsi::{DIGEST_LEN, padding};
 
 /// Which digests a connection has.
@@ -10,6 +11,11 @@ pub(super) struct Digests {
 }
 
 impl Digests {
+    /// What a login agreed on.
+    pub(super) fn of(parameters: &Parameters) -> Digests {
+        Digests { header: parameters.is_on(Key::HeaderDigest), data: parameters.is_on(Key::DataDigest) }
+    }
+
     /// Of a header's digest, in bytes.
     #[inline]
     pub(super) fn header_len(self) -> usize {

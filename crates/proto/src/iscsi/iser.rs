@@ -1,17 +1,15 @@
 //! iSER: what both sides have of it (RFC 7145, RFC 5047).
 //!
-//! A message is a PDU behind an iSER header. What a session sends by way of its outbox is cut into messages here: every PDU
-//! says in its header how long it is. The data of commands goes other ways, which the sessions' datamovers know.
+//! A message is a PDU behind an iSER header: [`Message`] is one that has come, and `sender` sends them. The data of commands
+//! goes other ways, which the sessions' datamovers know.
 //! `docs/decisions/0017-iser-within-iscsi.md` says why the seam is where it is.
 
-use crate::outbox::{Outbox, Piece};
-use crate::rdma::Head;
 use crate::session::ProtocolError;
 use blockmux_volume::Seg;
 use blockmux_wire::iscsi::{BHS_LEN, Bhs, padding};
 use blockmux_wire::iser::{ControlHeader, HEADER_LEN, IserOpcode};
 use smallvec::SmallVec;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::FromBytes;
 
 /// A PDU that has come as a message.
 #[derive(Debug)]
@@ -66,38 +64,6 @@ impl Message {
     }
 }
 
-/// The opcode of the next PDU in an outbox, and how long that PDU is with its padding, in bytes.
-#[inline]
-pub(super) fn next_pdu(outbox: &Outbox) -> Option<(Bhs, usize)> {
-    let Some(Piece::Head(bytes)) = outbox.pieces().next() else { return None };
-    let (bhs, _) = Bhs::read_from_prefix(bytes).ok()?;
-    let data_len = bhs.data_segment_length.get() as usize;
-    let len =
-        BHS_LEN.saturating_add(bhs.ahs_len()).saturating_add(data_len).saturating_add(padding(data_len));
-    Some((bhs, len))
-}
-
-/// Takes the next PDU, of `len` bytes, from an outbox, and has `send` see it as a message.
-#[inline]
-pub(super) fn send_pdu(outbox: &mut Outbox, len: usize, send: impl FnOnce(&[u8])) {
-    let Some(Piece::Head(bytes)) = outbox.pieces().next() else { return };
-    let pdu = bytes.get(..len).unwrap_or(bytes);
-    let taken = pdu.len();
-    let mut message = [0; HEADERS_LEN];
-    let (header, place) = message.split_at_mut(HEADER_LEN);
-    header.copy_from_slice(ControlHeader::new().as_bytes());
-    // As most: a header and no data.
-    if taken == place.len() {
-        place.copy_from_slice(pdu);
-        send(&message);
-    } else {
-        let mut message = Head::from_slice(header);
-        message.extend_from_slice(pdu);
-        send(&message);
-    }
-    outbox.consume(taken);
-}
-
 fn error(what: &'static str) -> ProtocolError {
     ProtocolError { what, reference: "RFC 7145 §9.2" }
 }
@@ -116,10 +82,8 @@ pub(super) const MAX_AHS: usize = 255 * 4;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::iscsi::digests::Digests;
-    use crate::iscsi::pdu;
     use blockmux_wire::iscsi::U24;
-    use zerocopy::FromZeros;
+    use zerocopy::{FromZeros, IntoBytes};
 
     fn bhs(data_len: u32, ahs: u8) -> Bhs {
         let mut bhs = Bhs::new_zeroed();
@@ -158,23 +122,5 @@ mod tests {
         for len in 0..HEADERS_LEN {
             assert!(Message::parse(&Seg::from_slice(&vec![0x10; len])).is_err(), "{len} bytes");
         }
-    }
-
-    #[test]
-    fn an_outbox_is_cut_where_pdus_end() {
-        let mut outbox = Outbox::default();
-        for len in [0, 3, 8] {
-            pdu::push(&mut outbox, Digests::default(), bhs(len, 0).as_bytes(), &vec![7; len as usize]);
-        }
-        let mut lens = Vec::new();
-        while let Some((bhs, len)) = next_pdu(&outbox) {
-            send_pdu(&mut outbox, len, |message| {
-                assert_eq!(message[0], 0x10);
-                assert_eq!(message[HEADER_LEN..][..BHS_LEN], *bhs.as_bytes());
-                lens.push(message.len());
-            });
-        }
-        assert_eq!(lens, [76, 80, 84]);
-        assert!(outbox.is_empty());
     }
 }

@@ -7,6 +7,7 @@ pub mod login;
 pub use crate::scsi::iscsi_name as name;
 pub mod node;
 mod pdu;
+mod sender;
 pub mod server;
 pub mod sessions;
 pub mod text;

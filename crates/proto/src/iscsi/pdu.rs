@@ -1,11 +1,9 @@
-//! PDUs as bytes: where the parts of one lie in the stream, and how one is sent.
+//! PDUs as bytes of a stream that has come: where the parts of one lie.
 
 use super::digests::Digests;
 use crate::digest;
-use crate::outbox::Outbox;
 use crate::session::ProtocolError;
-use blockmux_volume::{Crc32c, Pool, SgList};
-use blockmux_wire::iscsi::{BHS_LEN, Bhs, padding};
+use blockmux_wire::iscsi::{BHS_LEN, Bhs};
 use zerocopy::FromBytes;
 
 /// A whole header that has come, with a right digest if there is one.
@@ -61,60 +59,4 @@ pub(super) fn parse(bytes: &[u8], digests: Digests) -> Result<Parsed, ProtocolEr
         }
     }
     Ok(Parsed::Head(Head { bhs, len, data_len: bhs.data_segment_length.get() as usize }))
-}
-
-/// Sends a header with data that is copied: short, or not from a volume.
-pub(super) fn push(outbox: &mut Outbox, digests: Digests, header: &[u8], data: &[u8]) {
-    push_header(outbox, digests, header);
-    if data.is_empty() {
-        return;
-    }
-    outbox.push_head(data);
-    let mut crc = Crc32c::default();
-    if digests.data {
-        crc.add(data);
-    }
-    push_tail(outbox, digests, data.len(), crc);
-}
-
-/// Sends a header with `len` bytes at `offset` of `data`, by reference as far as a data digest lets us.
-#[inline]
-pub(super) fn push_lent(
-    outbox: &mut Outbox,
-    digests: Digests,
-    pool: &Pool,
-    header: &[u8],
-    data: &SgList,
-    (offset, len): (usize, usize),
-) {
-    push_header(outbox, digests, header);
-    let mut crc = Crc32c::default();
-    if digests.data {
-        crc = digest::push(outbox, pool, &data.slice(offset, len));
-    } else {
-        outbox.push_part(data, offset, len);
-    }
-    push_tail(outbox, digests, len, crc);
-}
-
-#[inline]
-fn push_header(outbox: &mut Outbox, digests: Digests, header: &[u8]) {
-    outbox.push_head(header);
-    if digests.header {
-        outbox.push_head(&digest::of(header));
-    }
-}
-
-/// Padding and digest behind `len` bytes of data.
-#[inline]
-fn push_tail(outbox: &mut Outbox, digests: Digests, len: usize, mut crc: Crc32c) {
-    let zeroes = [0; 3];
-    let padding = zeroes.get(..padding(len)).unwrap_or_default();
-    if !padding.is_empty() {
-        outbox.push_head(padding);
-    }
-    if digests.data {
-        crc.add(padding);
-        outbox.push_head(&crc.to_le_bytes());
-    }
 }

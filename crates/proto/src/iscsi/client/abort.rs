@@ -18,12 +18,11 @@
 use super::full::FullFeature;
 use super::immediate::{ABORT_TAG, MANAGE_TAG};
 use super::lane::Lane;
-use crate::iscsi::pdu;
 use crate::slots::Key;
 use blockmux_wire::iscsi::RESERVED_TAG;
 use blockmux_wire::iscsi::scsi::{Function, FunctionResponse, TaskManagementRequest, TaskManagementResponse};
 use std::collections::VecDeque;
-use zerocopy::IntoBytes;
+use zerocopy::transmute_ref;
 
 /// What the target is asked to give up.
 #[derive(Default)]
@@ -132,7 +131,7 @@ impl FullFeature {
     }
 
     fn ask(&mut self, lane: &mut Lane, asked: Asked, request: &TaskManagementRequest) {
-        pdu::push(&mut lane.outbox, lane.terms.digests, request.as_bytes(), &[]);
+        lane.sender.push(transmute_ref!(request), &[]);
         self.aborts.asked = Some(asked);
     }
 

@@ -15,6 +15,7 @@ use crate::iscsi::login::operational::{Key, Parameters};
 use crate::iscsi::name::Name;
 use crate::iscsi::node::Chap;
 use crate::iscsi::pdu::{self, Head, Parsed};
+use crate::iscsi::sender::Sender;
 use crate::iscsi::text::{self, Text};
 use crate::outbox::Outbox;
 use crate::session::{Demand, ProtocolError, StreamSession, Timed};
@@ -22,7 +23,7 @@ use blockmux_volume::Chunk;
 use blockmux_wire::iscsi::session::{NopIn, TextResponse};
 use blockmux_wire::iscsi::{BHS_LEN, FLAG_CONTINUE, FLAG_FINAL, Opcode, RESERVED_TAG};
 use std::time::Instant;
-use zerocopy::{IntoBytes, transmute_ref};
+use zerocopy::transmute_ref;
 
 /// A target that discovery has found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,7 +37,7 @@ pub struct FoundTarget {
 /// Asks a portal for all its targets, and leaves.
 pub struct DiscoverySession {
     phase: Phase,
-    outbox: Outbox,
+    sender: Sender,
     deadline: Instant,
     refused: Option<Refused>,
     targets: Vec<FoundTarget>,
@@ -79,7 +80,6 @@ impl DiscoverySession {
         now: Instant,
         is_over_rdma: bool,
     ) -> DiscoverySession {
-        let mut outbox = Outbox::default();
         let identity = Identity { initiator, target: None, isid };
         let wishes = Parameters::standard()
             .with(Key::MaxRecvDataSegmentLength, MAX_SEGMENT as u32)
@@ -88,10 +88,11 @@ impl DiscoverySession {
         if is_over_rdma {
             login = login.over_rdma();
         }
-        let login = LoginPhase::start(login, &mut outbox);
+        let mut sender = Sender::new(is_over_rdma);
+        let login = LoginPhase::start(login, &mut sender);
         DiscoverySession {
             phase: Phase::Login(Box::new(login)),
-            outbox,
+            sender,
             deadline: now.checked_add(LOGIN_TIMEOUT).unwrap_or(now),
             refused: None,
             targets: Vec::new(),
@@ -117,6 +118,10 @@ impl DiscoverySession {
         self.refused.as_ref()
     }
 
+    pub(super) fn sender(&mut self) -> &mut Sender {
+        &mut self.sender
+    }
+
     /// Whether everything was told, or refused.
     #[must_use]
     pub fn is_over(&self) -> bool {
@@ -129,7 +134,7 @@ impl DiscoverySession {
 
     fn on_login_bytes(&mut self, bytes: &[u8]) -> Result<usize, ProtocolError> {
         let Phase::Login(login) = &mut self.phase else { return Ok(0) };
-        let (taken, progress) = login.on_bytes(bytes, &mut self.outbox)?;
+        let (taken, progress) = login.on_bytes(bytes, &mut self.sender)?;
         match progress {
             Progress::Continues => {}
             Progress::Refused(refused) => {
@@ -137,7 +142,7 @@ impl DiscoverySession {
                 self.phase = Phase::Over;
             }
             Progress::Established(established) => {
-                self.phase = Phase::Asking(Asking::begin(&established, &mut self.outbox));
+                self.phase = Phase::Asking(Asking::begin(&established, &mut self.sender));
             }
         }
         Ok(taken)
@@ -166,11 +171,11 @@ impl DiscoverySession {
         asking.need = BHS_LEN;
         match head.bhs.opcode() {
             Opcode::TEXT_RESPONSE => {
-                if let Some(text) = asking.on_text(&head, data, &mut self.outbox)? {
+                if let Some(text) = asking.on_text(&head, data, &mut self.sender)? {
                     (self.targets, self.left_out) = targets_of(&text)?;
                 }
             }
-            Opcode::NOP_IN => asking.on_nop(transmute_ref!(&head.bhs), &mut self.outbox),
+            Opcode::NOP_IN => asking.on_nop(transmute_ref!(&head.bhs), &mut self.sender),
             Opcode::LOGOUT_RESPONSE if asking.is_leaving => self.phase = Phase::Over,
             Opcode::ASYNC_MESSAGE => {}
             Opcode::REJECT => return Err(error("rejected SendTargets=All", "RFC 7143 §11.17")),
@@ -181,7 +186,7 @@ impl DiscoverySession {
 }
 
 impl Asking {
-    fn begin(established: &Established, outbox: &mut Outbox) -> Asking {
+    fn begin(established: &Established, sender: &mut Sender) -> Asking {
         let asking = Asking {
             cmd_sn: established.cmd_sn,
             exp_stat_sn: established.exp_stat_sn,
@@ -191,13 +196,13 @@ impl Asking {
         };
         let mut text = Text::default();
         text.push("SendTargets", "All");
-        asking.ask(RESERVED_TAG, [0; 8], &text, outbox);
+        asking.ask(RESERVED_TAG, [0; 8], &text, sender);
         asking
     }
 
-    fn ask(&self, target_transfer_tag: u32, lun: [u8; 8], text: &Text, outbox: &mut Outbox) {
+    fn ask(&self, target_transfer_tag: u32, lun: [u8; 8], text: &Text, sender: &mut Sender) {
         let request = self.numbers().text(target_transfer_tag, lun, text.as_bytes().len() as u32);
-        pdu::push(outbox, Digests::default(), request.as_bytes(), text.as_bytes());
+        sender.push(transmute_ref!(&request), text.as_bytes());
     }
 
     /// A part of the answer; all of it, if this was the last.
@@ -205,7 +210,7 @@ impl Asking {
         &mut self,
         head: &Head,
         data: &[u8],
-        outbox: &mut Outbox,
+        sender: &mut Sender,
     ) -> Result<Option<Vec<u8>>, ProtocolError> {
         let response: &TextResponse = transmute_ref!(&head.bhs);
         if self.is_leaving || response.initiator_task_tag.get() != TEXT_TAG {
@@ -221,12 +226,12 @@ impl Asking {
             if tag == RESERVED_TAG || data.is_empty() {
                 return Err(error("broke off its answer to SendTargets", "RFC 7143 §11.11.3"));
             }
-            self.ask(tag, response.lun, &Text::default(), outbox);
+            self.ask(tag, response.lun, &Text::default(), sender);
             return Ok(None);
         }
         self.is_leaving = true;
         let logout = self.numbers().logout();
-        pdu::push(outbox, Digests::default(), logout.as_bytes(), &[]);
+        sender.push(transmute_ref!(&logout), &[]);
         Ok(Some(std::mem::take(&mut self.text)))
     }
 
@@ -234,12 +239,12 @@ impl Asking {
         Numbers { cmd_sn: self.cmd_sn, exp_stat_sn: self.exp_stat_sn }
     }
 
-    fn on_nop(&self, ping: &NopIn, outbox: &mut Outbox) {
+    fn on_nop(&self, ping: &NopIn, sender: &mut Sender) {
         if ping.target_transfer_tag.get() == RESERVED_TAG || self.is_leaving {
             return;
         }
         let nop = self.numbers().nop_out(RESERVED_TAG, ping.target_transfer_tag.get(), ping.lun);
-        pdu::push(outbox, Digests::default(), nop.as_bytes(), &[]);
+        sender.push(transmute_ref!(&nop), &[]);
     }
 }
 
@@ -258,7 +263,7 @@ impl StreamSession for DiscoverySession {
         match &self.phase {
             Phase::Login(login) => Demand::Bytes(login.need),
             // A flood of pings has to wait for its answers to be taken.
-            Phase::Asking(_) if self.outbox.len() > MAX_UNSENT => Demand::Nothing,
+            Phase::Asking(_) if self.sender.len() > MAX_UNSENT => Demand::Nothing,
             Phase::Asking(asking) => Demand::Bytes(asking.need),
             Phase::Over => Demand::Close,
         }
@@ -267,7 +272,7 @@ impl StreamSession for DiscoverySession {
     fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
         let bytes = input.unread();
         let mut at = self.on_login_bytes(bytes)?;
-        while self.outbox.len() <= MAX_UNSENT
+        while self.sender.len() <= MAX_UNSENT
             && let Some(taken) = self.on_pdu(bytes.get(at..).unwrap_or_default())?
         {
             at = at.saturating_add(taken);
@@ -289,7 +294,7 @@ impl StreamSession for DiscoverySession {
     }
 
     fn outbox(&mut self) -> &mut Outbox {
-        &mut self.outbox
+        self.sender.outbox()
     }
 }
 

@@ -190,7 +190,7 @@ impl FullFeature {
         start: usize,
     ) -> Result<usize, ProtocolError> {
         lane.ticks.heard = true;
-        if lane.outbox.is_empty() {
+        if lane.sender.is_empty() {
             lane.pongs = 0;
         }
         self.receive(lane, input, start)

@@ -9,7 +9,7 @@
 
 use super::datamover::MAX_COMMANDS;
 use super::{Config, DiscoverySession, InitiatorSession, SessionConnection};
-use crate::iscsi::iser::{HEADERS_LEN, MAX_AHS, Message, next_pdu, send_pdu};
+use crate::iscsi::iser::{HEADERS_LEN, MAX_AHS, Message};
 use crate::iscsi::login::chap::SEED_LEN;
 use crate::iscsi::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, Key};
 use crate::iscsi::name::Name;
@@ -18,7 +18,7 @@ use crate::rdma::{Endpoint, Event, QueuePair, RdmaConnections, RdmaSession, Stag
 use crate::session::{
     Connections, Demand, Initiator, Overdue, PathRank, ProtocolError, StreamSession, Timed,
 };
-use blockmux_volume::{Chunk, Completion, Io, Pool, Seg, SgList};
+use blockmux_volume::{Chunk, Completion, Io, Pool, Seg};
 use blockmux_wire::iser::{CmHeader, HEADER_LEN, NO_ZERO_BASED_ADDRESSES};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
@@ -192,14 +192,9 @@ impl RdmaSession for IserConnection<'_> {
             }
         }
         has_moved |= mover.send_commands(queue_pair);
-        while queue_pair.room() > 0
-            && let Some((bhs, len)) = next_pdu(&lane.outbox)
-            && (mover.unexpected.admits(&bhs, limit) || is_closing)
-        {
-            send_pdu(&mut lane.outbox, len, |message| queue_pair.send(message, &SgList::default(), None));
-            has_moved = true;
-        }
-        if lane.outbox.is_empty() && is_closing {
+        let unexpected = &mut mover.unexpected;
+        has_moved |= lane.sender.send_all(queue_pair, |bhs| unexpected.admits(bhs, limit) || is_closing);
+        if lane.sender.is_empty() && is_closing {
             queue_pair.disconnect();
             self.set_open(false);
             has_moved = true;
@@ -385,14 +380,8 @@ impl RdmaSession for IserDiscoverySession {
         }
         let mut has_moved = self.receives > 0;
         queue_pair.receive(std::mem::take(&mut self.receives));
-        let outbox = self.session.outbox();
-        while queue_pair.room() > 0
-            && let Some((_, len)) = next_pdu(outbox)
-        {
-            send_pdu(outbox, len, |message| queue_pair.send(message, &SgList::default(), None));
-            has_moved = true;
-        }
-        if outbox.is_empty() && matches!(self.session.demand(), Demand::Close) {
+        has_moved |= self.session.sender().send_all(queue_pair, |_| true);
+        if self.session.sender().is_empty() && matches!(self.session.demand(), Demand::Close) {
             queue_pair.disconnect();
             self.is_open = false;
             has_moved = true;

@@ -8,7 +8,7 @@ use super::statuses::Statuses;
 use super::talk::Talk;
 use crate::iscsi::digests::Digests;
 use crate::iscsi::login::operational::{Key as Name, Parameters};
-use crate::outbox::Outbox;
+use crate::iscsi::sender::Sender;
 use crate::slots::Key;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ pub(super) struct Lane {
     /// Its number in the session, on the wire too (CID).
     pub(super) cid: u16,
     pub(super) phase: Phase,
-    pub(super) outbox: Outbox,
+    pub(super) sender: Sender,
     pub(super) terms: Terms,
     pub(super) reading: Reading,
     pub(super) statuses: Statuses,
@@ -77,11 +77,11 @@ pub(super) struct Ticks {
 }
 
 impl Lane {
-    pub(super) fn new(cid: u16, phase: Phase, now: Instant) -> Lane {
+    pub(super) fn new(cid: u16, phase: Phase, is_over_rdma: bool, now: Instant) -> Lane {
         Lane {
             cid,
             phase,
-            outbox: Outbox::default(),
+            sender: Sender::new(is_over_rdma),
             terms: Terms::new(&Parameters::standard()),
             reading: Reading::HEAD,
             statuses: Statuses::from(0),
@@ -90,7 +90,7 @@ impl Lane {
             in_flight: 0,
             recovery: Recovery::default(),
             ticks: Ticks::from(now),
-            mover: None,
+            mover: is_over_rdma.then(Box::default),
         }
     }
 
@@ -103,7 +103,7 @@ impl Lane {
     /// Whether the target has sent more pings than it takes answers.
     #[inline]
     pub(super) fn is_flooded(&self) -> bool {
-        self.pongs >= MAX_PONGS && !self.outbox.is_empty()
+        self.pongs >= MAX_PONGS && !self.sender.is_empty()
     }
 
     /// Whether commands may be sent on it.
@@ -122,6 +122,7 @@ impl Lane {
     pub(super) fn open(&mut self, parameters: &Parameters, exp_stat_sn: u32, now: Instant) {
         self.phase = Phase::Open;
         self.terms = Terms::new(parameters);
+        self.sender.set_digests(self.terms.digests);
         self.reading = Reading::HEAD;
         self.statuses = Statuses::from(exp_stat_sn);
         (self.pongs, self.talk) = (0, None);
@@ -131,7 +132,7 @@ impl Lane {
     /// The connection is gone; another one is to take its place.
     pub(super) fn want(&mut self, at: Instant) {
         self.phase = Phase::Wanted { at };
-        self.outbox.clear();
+        self.sender.clear();
         self.reading = Reading::HEAD;
     }
 }
@@ -139,10 +140,7 @@ impl Lane {
 impl Terms {
     fn new(parameters: &Parameters) -> Terms {
         Terms {
-            digests: Digests {
-                header: parameters.is_on(Name::HeaderDigest),
-                data: parameters.is_on(Name::DataDigest),
-            },
+            digests: Digests::of(parameters),
             max_send_segment: parameters.max_send_data_segment_length() as u32,
             max_receive_segment: parameters.get(Name::MaxRecvDataSegmentLength) as usize,
         }

@@ -6,7 +6,7 @@ use crate::iscsi::login::initiator::{Identity, InitiatorLogin, Progress};
 use crate::iscsi::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, Parameters};
 use crate::iscsi::node::Chap;
 use crate::iscsi::pdu::{self, Parsed};
-use crate::outbox::Outbox;
+use crate::iscsi::sender::Sender;
 use crate::session::ProtocolError;
 use blockmux_wire::iscsi::session::LoginResponse;
 use blockmux_wire::iscsi::{BHS_LEN, Opcode};
@@ -60,8 +60,8 @@ pub(super) struct LoginPhase {
 }
 
 impl LoginPhase {
-    pub(super) fn start(mut login: InitiatorLogin, outbox: &mut Outbox) -> LoginPhase {
-        login.start(outbox);
+    pub(super) fn start(mut login: InitiatorLogin, sender: &mut Sender) -> LoginPhase {
+        login.start(sender);
         LoginPhase { login, need: BHS_LEN }
     }
 
@@ -69,7 +69,7 @@ impl LoginPhase {
     pub(super) fn on_bytes(
         &mut self,
         bytes: &[u8],
-        outbox: &mut Outbox,
+        sender: &mut Sender,
     ) -> Result<(usize, Progress), ProtocolError> {
         let mut at: usize = 0;
         loop {
@@ -98,7 +98,7 @@ impl LoginPhase {
             let response: &LoginResponse = transmute_ref!(&head.bhs);
             at = at.saturating_add(whole);
             self.need = BHS_LEN;
-            match self.login.on_response(response, text, outbox)? {
+            match self.login.on_response(response, text, sender)? {
                 Progress::Continues => {}
                 end => return Ok((at, end)),
             }

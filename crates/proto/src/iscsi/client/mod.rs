@@ -26,7 +26,7 @@
 //! # Over RDMA
 //! [`IserInitiatorSession`] is the same session over queue pairs (iSER, RFC 7145), always at error recovery level 0. A
 //! command opens the memory of its I/O to the target and names it; Data-In, R2T and Data-Out do not occur (`rdma`,
-//! `datamover`). Everything else leaves by the outbox and comes as a PDU, as it does over TCP (`iser`).
+//! `datamover`). Everything else leaves by the sender and comes as a PDU, as it does over TCP (`iser`).
 
 mod abort;
 mod address;
@@ -118,10 +118,9 @@ impl InitiatorSession {
         if is_over_rdma {
             logins = logins.over_rdma();
         }
-        let mut first = Lane::new(FIRST_CID, Phase::Dialing, now);
-        let login = LoginPhase::start(logins.next(), &mut first.outbox);
+        let mut first = Lane::new(FIRST_CID, Phase::Dialing, is_over_rdma, now);
+        let login = LoginPhase::start(logins.next(), &mut first.sender);
         first.phase = Phase::Login(Box::new(login));
-        first.mover = is_over_rdma.then(Box::default);
         InitiatorSession {
             lanes: vec![first],
             nobodys: Outbox::default(),
@@ -205,7 +204,7 @@ impl InitiatorSession {
     fn on_login_bytes(&mut self, connection: usize, bytes: &[u8]) -> Result<usize, ProtocolError> {
         let Some(lane) = self.lanes.get_mut(connection) else { return Ok(0) };
         let Phase::Login(login) = &mut lane.phase else { return Ok(0) };
-        let (taken, progress) = login.on_bytes(bytes, &mut lane.outbox)?;
+        let (taken, progress) = login.on_bytes(bytes, &mut lane.sender)?;
         match progress {
             Progress::Continues => {}
             Progress::Refused(refused) => {
@@ -243,7 +242,7 @@ impl InitiatorSession {
         let most = most_lanes.min(MAX_LANES) as u16;
         let wanted = || Phase::Wanted { at: now };
         let is_over_rdma = self.lanes.first().is_some_and(|lane| lane.mover.is_some());
-        let lane = |cid| Lane { mover: is_over_rdma.then(Box::default), ..Lane::new(cid, wanted(), now) };
+        let lane = |cid| Lane::new(cid, wanted(), is_over_rdma, now);
         self.lanes.extend((1..most).map(lane));
         let full = self.full.insert(Box::new(full));
         if let Mode::Manage(function) = self.mode {
@@ -389,7 +388,7 @@ impl StreamSession for SessionConnection<'_> {
     #[inline]
     fn outbox(&mut self) -> &mut Outbox {
         match self.session.lanes.get_mut(self.connection) {
-            Some(lane) => &mut lane.outbox,
+            Some(lane) => lane.sender.outbox(),
             None => &mut self.session.nobodys,
         }
     }

@@ -70,7 +70,7 @@ impl FullFeature {
         invalidated: Option<Stag>,
     ) -> Result<(), ProtocolError> {
         lane.ticks.heard = true;
-        if lane.outbox.is_empty() {
+        if lane.sender.is_empty() {
             lane.pongs = 0;
         }
         let bhs = &message.bhs;

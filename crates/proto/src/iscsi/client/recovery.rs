@@ -16,7 +16,6 @@ use super::lane::{Lane, Phase};
 use super::reply::error;
 use super::statuses::Arrival;
 use crate::iscsi::login::initiator::Established;
-use crate::iscsi::pdu;
 use crate::scsi::initiator::Transfer;
 use crate::session::ProtocolError;
 use crate::slots::Key;
@@ -27,7 +26,7 @@ use blockmux_wire::iscsi::scsi::{
 use blockmux_wire::iscsi::session::NopIn;
 use blockmux_wire::iscsi::{Bhs, FLAG_FINAL, Opcode, RESERVED_TAG, U24};
 use std::time::{Duration, Instant};
-use zerocopy::{FromBytes, IntoBytes, transmute_ref};
+use zerocopy::{FromBytes, transmute_ref};
 
 impl FullFeature {
     /// A status has come; whether to look at it.
@@ -223,7 +222,7 @@ impl FullFeature {
             // One connection less.
             None => {
                 lane.phase = Phase::Over;
-                lane.outbox.clear();
+                lane.sender.clear();
                 true
             }
         }
@@ -273,7 +272,7 @@ impl FullFeature {
             exp_data_sn: data_sn.into(),
             ..self.numbers(lane).task_management(Function::TASK_REASSIGN, self.lun)
         };
-        pdu::push(&mut lane.outbox, lane.terms.digests, request.as_bytes(), &[]);
+        lane.sender.push(transmute_ref!(&request), &[]);
     }
 
     /// The target has moved a task, or not.
@@ -326,7 +325,7 @@ fn send_snack(
         beg_run: first.into(),
         run_length: count.into(),
     };
-    pdu::push(&mut lane.outbox, lane.terms.digests, snack.as_bytes(), &[]);
+    lane.sender.push(transmute_ref!(&snack), &[]);
 }
 
 const TOO_FAR: ProtocolError = ProtocolError {

@@ -4,14 +4,13 @@ use super::config::BurstSize;
 use super::full::{FullFeature, Progress};
 use super::immediate::{Numbers, PING_TAG};
 use super::lane::Lane;
-use crate::iscsi::pdu;
 use crate::scsi::initiator::{Request, Transfer};
 use crate::slots::Key;
 use blockmux_volume::SgList;
 use blockmux_wire::iscsi::scsi::{ATTR_SIMPLE, DataOut, FLAG_READ, FLAG_WRITE, ScsiCommand};
 use blockmux_wire::iscsi::session::NopIn;
-use blockmux_wire::iscsi::{FLAG_FINAL, Opcode, RESERVED_TAG, U24};
-use zerocopy::IntoBytes;
+use blockmux_wire::iscsi::{Bhs, FLAG_FINAL, Opcode, RESERVED_TAG, U24};
+use zerocopy::transmute_ref;
 
 /// Consecutive commands that go on one connection. To send each on another one would be fairer, and six times slower at
 /// 4 KiB: the target may not begin a command before those with smaller numbers, so that it would have to go from one
@@ -153,9 +152,9 @@ impl FullFeature {
             return self.send_over_rdma(lane, request, command, immediate);
         }
         if immediate > 0 {
-            self.send_data(lane, request.key, command.as_bytes(), 0, immediate);
+            self.send_data(lane, request.key, transmute_ref!(&command), 0, immediate);
         } else {
-            pdu::push(&mut lane.outbox, lane.terms.digests, command.as_bytes(), &[]);
+            lane.sender.push(transmute_ref!(&command), &[]);
         }
         if unsolicited > immediate {
             self.send_sequence(lane, request.key, RESERVED_TAG, immediate, unsolicited);
@@ -192,24 +191,24 @@ impl FullFeature {
                 buffer_offset: at.into(),
                 reserved_last: [0; 4],
             };
-            self.send_data(lane, key, data_out.as_bytes(), at, len);
+            self.send_data(lane, key, transmute_ref!(&data_out), at, len);
             (at, data_sn) = (next, data_sn.wrapping_add(1));
         }
     }
 
     /// A header with a part of a command's data-out, by reference.
     #[inline]
-    fn send_data(&mut self, lane: &mut Lane, key: Key, header: &[u8], from: u32, len: u32) {
+    fn send_data(&mut self, lane: &mut Lane, key: Key, header: &Bhs, from: u32, len: u32) {
         let nothing = SgList::default();
         let (data, base) = self.queue.data_out(key).unwrap_or((&nothing, 0));
         let range = (base.saturating_add(from as usize), len as usize);
-        pdu::push_lent(&mut lane.outbox, lane.terms.digests, &self.pool, header, data, range);
+        lane.sender.push_lent(&self.pool, header, data, range);
     }
 
     /// Asks a silent target whether it is there.
     pub(super) fn send_ping(&self, lane: &mut Lane) {
         let nop = self.numbers(lane).nop_out(PING_TAG, RESERVED_TAG, self.lun.0.to_be_bytes());
-        pdu::push(&mut lane.outbox, lane.terms.digests, nop.as_bytes(), &[]);
+        lane.sender.push(transmute_ref!(&nop), &[]);
     }
 
     /// Answers the target's ping; what data it has need not come back.
@@ -217,14 +216,14 @@ impl FullFeature {
         if self.may_send() {
             lane.pongs = lane.pongs.saturating_add(1);
             let nop = self.numbers(lane).nop_out(RESERVED_TAG, ping.target_transfer_tag.get(), ping.lun);
-            pdu::push(&mut lane.outbox, lane.terms.digests, nop.as_bytes(), &[]);
+            lane.sender.push(transmute_ref!(&nop), &[]);
         }
     }
 
     /// Ends the session in order, and with it all its connections.
     pub(super) fn send_logout(&self, lane: &mut Lane) {
         let logout = self.numbers(lane).logout();
-        pdu::push(&mut lane.outbox, lane.terms.digests, logout.as_bytes(), &[]);
+        lane.sender.push(transmute_ref!(&logout), &[]);
     }
 
     pub(super) fn numbers(&self, lane: &Lane) -> Numbers {

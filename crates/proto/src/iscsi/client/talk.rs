@@ -8,12 +8,11 @@ use super::full::FullFeature;
 use super::immediate::TEXT_TAG;
 use super::lane::Lane;
 use super::reply::error;
-use crate::iscsi::pdu;
 use crate::iscsi::text::{self, MAX_TEXT};
 use crate::session::ProtocolError;
 use blockmux_wire::iscsi::session::TextResponse;
 use blockmux_wire::iscsi::{FLAG_CONTINUE, FLAG_FINAL, RESERVED_TAG, U24};
-use zerocopy::IntoBytes;
+use zerocopy::transmute_ref;
 
 /// An answer to our request, as far as it has come.
 #[derive(Default)]
@@ -66,7 +65,7 @@ impl FullFeature {
 
     fn send_text(&self, lane: &mut Lane, target_transfer_tag: u32, lun: [u8; 8]) {
         let request = self.numbers(lane).text(target_transfer_tag, lun, 0);
-        pdu::push(&mut lane.outbox, lane.terms.digests, request.as_bytes(), &[]);
+        lane.sender.push(transmute_ref!(&request), &[]);
     }
 }
 

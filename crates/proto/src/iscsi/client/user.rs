@@ -48,7 +48,7 @@ impl Initiator for InitiatorSession {
     /// sent until then is.
     fn take_unfinished(&mut self) -> Vec<Io> {
         self.lanes.iter_mut().for_each(|lane| {
-            lane.outbox.clear();
+            lane.sender.clear();
             lane.phase = Phase::Over;
         });
         self.full.as_mut().map_or_else(Vec::new, |full| full.take_unfinished())
@@ -116,7 +116,7 @@ impl Connections for InitiatorSession {
             cmd_sn: full.cmd_sn,
             exp_stat_sn: lane.statuses.expected(),
         };
-        let login = LoginPhase::start(self.logins.next().joining(joining), &mut lane.outbox);
+        let login = LoginPhase::start(self.logins.next().joining(joining), &mut lane.sender);
         lane.phase = Phase::Login(Box::new(login));
         lane.ticks.next = now;
     }

@@ -10,18 +10,16 @@ use super::operational::{NegotiationError, Operational, Parameters};
 use super::prover::{Prover, Step as Proof};
 use super::rdma::Side;
 use super::refused::Refused;
-use crate::iscsi::digests::Digests;
 use crate::iscsi::name::Name;
 use crate::iscsi::node::Chap;
-use crate::iscsi::pdu;
+use crate::iscsi::sender::Sender;
 use crate::iscsi::text::{self, Pair, Text};
-use crate::outbox::Outbox;
 use crate::session::ProtocolError;
 use blockmux_wire::iscsi::session::{
     FLAG_TRANSIT, LoginRequest, LoginResponse, LoginStatus, Stage, VERSION, current_stage, next_stage, stages,
 };
 use blockmux_wire::iscsi::{FLAG_CONTINUE, FLAG_IMMEDIATE, Opcode, U24};
-use zerocopy::IntoBytes;
+use zerocopy::transmute_ref;
 
 /// Who logs in where.
 #[derive(Clone, Debug)]
@@ -122,7 +120,7 @@ impl InitiatorLogin {
     }
 
     /// Sends the first request.
-    pub(in crate::iscsi) fn start(&mut self, outbox: &mut Outbox) {
+    pub(in crate::iscsi) fn start(&mut self, sender: &mut Sender) {
         let mut text = Text::default();
         text.push("InitiatorName", self.identity.initiator.as_str());
         match &self.identity.target {
@@ -133,7 +131,7 @@ impl InitiatorLogin {
             None => text.push("SessionType", "Discovery"),
         }
         let proves = self.prover.offer(&mut text);
-        self.send(&text, !proves, outbox);
+        self.send(&text, !proves, sender);
     }
 
     /// Takes a response with its text, and goes on.
@@ -144,7 +142,7 @@ impl InitiatorLogin {
         &mut self,
         response: &LoginResponse,
         text: &[u8],
-        outbox: &mut Outbox,
+        sender: &mut Sender,
     ) -> Result<Progress, ProtocolError> {
         self.check(response)?;
         self.exp_stat_sn = response.stat_sn.get().wrapping_add(1);
@@ -159,15 +157,15 @@ impl InitiatorLogin {
         }
         if response.flags & FLAG_CONTINUE != 0 {
             self.asked = None;
-            self.send(&Text::default(), false, outbox);
+            self.send(&Text::default(), false, sender);
             return Ok(Progress::Continues);
         }
         let whole = std::mem::take(&mut self.text);
         let granted = response.flags & FLAG_TRANSIT != 0;
         if self.stage == Stage::SECURITY_NEGOTIATION {
-            self.on_security(&whole, granted, outbox)
+            self.on_security(&whole, granted, sender)
         } else {
-            self.on_operational(&whole, granted, response, outbox)
+            self.on_operational(&whole, granted, response, sender)
         }
     }
 
@@ -201,7 +199,7 @@ impl InitiatorLogin {
         &mut self,
         whole: &[u8],
         granted: bool,
-        outbox: &mut Outbox,
+        sender: &mut Sender,
     ) -> Result<Progress, ProtocolError> {
         let mut out = Text::default();
         let proof = match self.prover.on_text(whole, &mut out)? {
@@ -215,12 +213,12 @@ impl InitiatorLogin {
                     None => self.operational.propose_all(&mut out),
                     Some(_) => self.operational.propose_connection(&mut out),
                 }
-                self.send(&out, true, outbox);
+                self.send(&out, true, sender);
             }
             (Proof::Answers, true) => return Err(error("went on before it had seen a CHAP response")),
             (Proof::Asks, true) => return Err(error("went on in the middle of CHAP")),
-            (Proof::Asks, false) => self.send(&out, false, outbox),
-            (Proof::Answers | Proof::Done, false) => self.send(&out, true, outbox),
+            (Proof::Asks, false) => self.send(&out, false, sender),
+            (Proof::Answers | Proof::Done, false) => self.send(&out, true, sender),
         }
         Ok(Progress::Continues)
     }
@@ -230,7 +228,7 @@ impl InitiatorLogin {
         whole: &[u8],
         granted: bool,
         response: &LoginResponse,
-        outbox: &mut Outbox,
+        sender: &mut Sender,
     ) -> Result<Progress, ProtocolError> {
         let mut out = Text::default();
         for pair in text::pairs(whole) {
@@ -243,7 +241,7 @@ impl InitiatorLogin {
             if out.as_bytes().len() > MAX_REQUEST_TEXT {
                 return Err(error("named more unknown keys than one request can answer"));
             }
-            self.send(&out, true, outbox);
+            self.send(&out, true, sender);
             return Ok(Progress::Continues);
         }
         // What it did not answer keeps its default, as if it had not understood.
@@ -258,7 +256,7 @@ impl InitiatorLogin {
         }))
     }
 
-    fn send(&mut self, text: &Text, goes_on: bool, outbox: &mut Outbox) {
+    fn send(&mut self, text: &Text, goes_on: bool, sender: &mut Sender) {
         let next = if self.stage == Stage::SECURITY_NEGOTIATION {
             Stage::LOGIN_OPERATIONAL_NEGOTIATION
         } else {
@@ -286,7 +284,7 @@ impl InitiatorLogin {
             exp_stat_sn: self.exp_stat_sn.into(),
             reserved_end: [0; 16],
         };
-        pdu::push(outbox, Digests::default(), request.as_bytes(), text.as_bytes());
+        sender.push(transmute_ref!(&request), text.as_bytes());
     }
 }
 

@@ -17,18 +17,16 @@ use super::invitation::Invitation;
 use super::operational::{Key, NegotiationError, Operational, Parameters};
 use super::security::{ChapPairs, Security};
 use crate::event::bounded;
-use crate::iscsi::digests::Digests;
 use crate::iscsi::name::Name;
 use crate::iscsi::node::{Access, Chap, Node, TargetNode, offer};
-use crate::iscsi::pdu;
+use crate::iscsi::sender::Sender;
 use crate::iscsi::sessions::{HangUp, Membership, SessionName};
 use crate::iscsi::text::{self, Text};
-use crate::outbox::Outbox;
 use crate::session::Home;
 use blockmux_wire::iscsi::session::*;
 use blockmux_wire::iscsi::{FLAG_CONTINUE, Opcode, U24};
 use std::sync::Arc;
-use zerocopy::IntoBytes;
+use zerocopy::transmute_ref;
 
 /// A login on its way.
 pub(in crate::iscsi) struct TargetLogin {
@@ -103,7 +101,7 @@ pub(in crate::iscsi) enum Progress {
     /// All is agreed on, but the initiator's other session of that name is still there:
     /// [`TargetLogin::establish`] is to be asked again.
     Waits,
-    /// The last response is in the outbox.
+    /// The last response was sent.
     Established(Box<Established>),
     /// The login failed, and the response that says so is still to be sent by [`TargetLogin::refuse`]: at once, or,
     /// lest secrets be guessed fast, after a delay.
@@ -169,12 +167,12 @@ impl TargetLogin {
         &mut self,
         request: &LoginRequest,
         text: &[u8],
-        outbox: &mut Outbox,
+        sender: &mut Sender,
         admit: &mut dyn FnMut(u16) -> Result<bool, Failure>,
     ) -> Progress {
-        match self.advance(request, text, outbox) {
+        match self.advance(request, text, sender) {
             Ok(()) if self.leaving.is_none() => Progress::Continues,
-            Ok(()) => self.establish(outbox, admit),
+            Ok(()) => self.establish(sender, admit),
             Err(failure) => Progress::Failed(failure),
         }
     }
@@ -183,7 +181,7 @@ impl TargetLogin {
     /// connection of that CID, is still there.
     pub(in crate::iscsi) fn establish(
         &mut self,
-        outbox: &mut Outbox,
+        sender: &mut Sender,
         admit: &mut dyn FnMut(u16) -> Result<bool, Failure>,
     ) -> Progress {
         let Some(leaving) = &self.leaving else { return Progress::Continues };
@@ -205,23 +203,23 @@ impl TargetLogin {
         let Some(Leaving { flags, text, mut established, .. }) = self.leaving.take() else {
             return Progress::Continues;
         };
-        self.respond(flags, LoginStatus::SUCCESS, tsih, &text, outbox);
+        self.respond(flags, LoginStatus::SUCCESS, tsih, &text, sender);
         (established.stat_sn, established.membership) = (self.stat_sn, membership);
         established.hang_up = self.hang_up.take();
         Progress::Established(established)
     }
 
     /// Sends the response that ends a failed login.
-    pub(in crate::iscsi) fn refuse(&mut self, failure: &Failure, outbox: &mut Outbox) {
+    pub(in crate::iscsi) fn refuse(&mut self, failure: &Failure, sender: &mut Sender) {
         let mut text = Text::default();
         if let Some(address) = &failure.address {
             text.push("TargetAddress", address);
         }
         let flags = stages(self.stage, Stage(0));
-        self.respond(flags, failure.status, 0, &text, outbox);
+        self.respond(flags, failure.status, 0, &text, sender);
     }
 
-    fn advance(&mut self, request: &LoginRequest, text: &[u8], outbox: &mut Outbox) -> Result<(), Failure> {
+    fn advance(&mut self, request: &LoginRequest, text: &[u8], sender: &mut Sender) -> Result<(), Failure> {
         self.check(request)?;
         let (transit, goes_on) = (request.flags & FLAG_TRANSIT != 0, request.flags & FLAG_CONTINUE != 0);
         if self.text.len().saturating_add(text.len()) > text::MAX_TEXT {
@@ -232,7 +230,7 @@ impl TargetLogin {
             if transit {
                 return Err(initiator_error("set both C and T in a login request"));
             }
-            self.respond(stages(self.stage, Stage(0)), LoginStatus::SUCCESS, 0, &Text::default(), outbox);
+            self.respond(stages(self.stage, Stage(0)), LoginStatus::SUCCESS, 0, &Text::default(), sender);
             return Ok(());
         }
         let whole = std::mem::take(&mut self.text);
@@ -241,7 +239,7 @@ impl TargetLogin {
         let next = next_stage(request.flags);
         if !transit || !self.is_ready()? {
             self.finish_text(&mut out, false)?;
-            self.respond(stages(self.stage, Stage(0)), LoginStatus::SUCCESS, 0, &out, outbox);
+            self.respond(stages(self.stage, Stage(0)), LoginStatus::SUCCESS, 0, &out, sender);
             return Ok(());
         }
         let ends = next == Stage::FULL_FEATURE_PHASE;
@@ -249,7 +247,7 @@ impl TargetLogin {
         let flags = FLAG_TRANSIT | stages(self.stage, next);
         self.stage = next;
         if !ends {
-            self.respond(flags, LoginStatus::SUCCESS, 0, &out, outbox);
+            self.respond(flags, LoginStatus::SUCCESS, 0, &out, sender);
             return Ok(());
         }
         self.leaving = Some(self.leave(request, flags, out)?);
@@ -473,7 +471,7 @@ impl TargetLogin {
         Ok(Leaving { flags, text, established, name })
     }
 
-    fn respond(&mut self, flags: u8, status: LoginStatus, tsih: u16, text: &Text, outbox: &mut Outbox) {
+    fn respond(&mut self, flags: u8, status: LoginStatus, tsih: u16, text: &Text, sender: &mut Sender) {
         let Some(first) = self.first else { return };
         // Until the session has one, what the initiator has sent (RFC 7143 §11.13.3).
         let tsih = if tsih == 0 { first.tsih.get() } else { tsih };
@@ -500,7 +498,7 @@ impl TargetLogin {
             reserved_end: [0; 10],
         };
         self.stat_sn = self.stat_sn.wrapping_add(1);
-        pdu::push(outbox, Digests::default(), response.as_bytes(), text.as_bytes());
+        sender.push(transmute_ref!(&response), text.as_bytes());
     }
 }
 

@@ -3,13 +3,12 @@
 use super::kept::{Outcome, What};
 use super::replies::Replies;
 use super::sequence::CommandWindow;
-use crate::outbox::Outbox;
 use crate::scsi::{Response, Status};
 use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::{FLAG_FINAL, Opcode, RESERVED_TAG, U24};
 use smallvec::SmallVec;
 use std::ops::Range;
-use zerocopy::IntoBytes;
+use zerocopy::transmute_ref;
 
 /// What a command's end is measured by.
 #[derive(Clone, Copy, Debug)]
@@ -94,18 +93,12 @@ impl Cut {
 impl Replies {
     /// Ends a command: data with the status in its last PDU if that can be, else a response.
     #[inline]
-    pub(super) fn command(
-        &mut self,
-        outbox: &mut Outbox,
-        window: CommandWindow,
-        expected: Expected,
-        response: &Response,
-    ) {
+    pub(super) fn command(&mut self, window: CommandWindow, expected: Expected, response: &Response) {
         let cut = Cut { stat_sn: self.next_stat_sn(), ..self.cut(expected, response) };
         let len = cut.len;
-        let data_sns = self.data_in(outbox, window, expected, response, cut, 0..u32::MAX);
+        let data_sns = self.data_in(window, expected, response, cut, 0..u32::MAX);
         if !cut.collapses {
-            self.status(outbox, window, expected, response, cut, data_sns);
+            self.status(window, expected, response, cut, data_sns);
         }
         if let Some(kept) = &mut self.kept
             && (len == 0 || !self.pool.is_short())
@@ -124,7 +117,6 @@ impl Replies {
     /// Send_Control).
     pub(super) fn command_over_rdma(
         &mut self,
-        outbox: &mut Outbox,
         window: CommandWindow,
         slot: usize,
         expected: Expected,
@@ -132,9 +124,10 @@ impl Replies {
     ) {
         let cut = Cut { stat_sn: self.next_stat_sn(), ..self.cut(expected, response) };
         // Neither Data-In nor R2T was sent.
-        self.status(outbox, window, Expected { r2ts: 0, ..expected }, response, cut, 0);
-        if let Some(mover) = &mut self.mover {
-            mover.put(slot, std::mem::take(&mut response.data_in), cut.len);
+        self.status(window, Expected { r2ts: 0, ..expected }, response, cut, 0);
+        if let (Some(mover), Some(message)) = (&mut self.mover, self.sender.back()) {
+            let data_in = std::mem::take(&mut response.data_in);
+            (message.data_in, message.closes) = mover.put(slot, data_in, cut.len);
         }
     }
 
@@ -159,7 +152,6 @@ impl Replies {
     /// The response that ends a command, apart from its data.
     pub(super) fn status(
         &mut self,
-        outbox: &mut Outbox,
         window: CommandWindow,
         expected: Expected,
         response: &Response,
@@ -191,14 +183,13 @@ impl Replies {
             bidirectional_read_residual_count: residual.bidirectional_count.into(),
             residual_count: residual.count.into(),
         };
-        self.send(outbox, pdu.as_bytes(), &data);
+        self.send(transmute_ref!(&pdu), &data);
     }
 
     /// Sends data in the PDUs of `cut` whose DataSN is `wanted`; returns the DataSN behind the last of all.
     #[inline]
     pub(super) fn data_in(
         &mut self,
-        outbox: &mut Outbox,
         window: CommandWindow,
         expected: Expected,
         response: &Response,
@@ -239,7 +230,7 @@ impl Replies {
                 pdu.flags |= FLAG_ACKNOWLEDGE;
                 (pdu.target_transfer_tag, pdu.lun) = (cut.stat_sn.into(), expected.lun);
             }
-            self.send_lent(outbox, pdu.as_bytes(), &response.data_in, (part.offset, part.len));
+            self.send_lent(transmute_ref!(&pdu), &response.data_in, (part.offset, part.len));
         }
         end
     }

@@ -1,18 +1,37 @@
-//! SCSI commands: from the PDU to the device server and back (RFC 7143 §11.3, §11.4, §11.7, §11.8).
+//! Commands: from the PDU to the device server and back, what is asked for again of their data, and their management
+//! (RFC 7143 §11.3 to §11.8, §11.16; RFC 7144 §4.2).
+//!
+//! *What was lost* of a command's data is asked for again from error recovery level 1 on (§7.1.3, §7.2.1, §7.8, §7.9). What the
+//! target sent, `replies` has kept, and the initiator asks by SNACK. What the initiator sent, the target asks for with R2Ts
+//! from the first lost byte on: after a wrong data digest, after a gap in DataSN, and when nothing has come for a while.
+//!
+//! *Task management*: the task set aborts tasks and waits for their I/O ([`crate::scsi::task_set`]). What is here is
+//! iSCSI's: functions and responses by their numbers, and commands that have not had their turn. If the I/O of an aborted
+//! task hangs, so does the answer, for as long. There is none that would be true before: "Function complete" says that
+//! nothing reaches the volume any more, and after "Function rejected" the initiator would wait for tasks that are over.
+//! Linux's target waits without end, too. What the initiator does when its own patience is over, a new session in the
+//! place of this one, waits for the same I/O and is refused after 30 seconds ([`crate::iscsi::sessions`]): a write that
+//! comes late must not undo what a new session has written.
+//!
+//! Data that was asked for by R2T is not waited for, though RFC 7143 §4.2.3.3 has the initiator send it all the same:
+//! Linux's initiator does not send it after a function, as its setting FastAbort has it by default. What does come is for
+//! no task, and dropped.
 
 use super::answer::Expected;
 use super::full::Turn;
 use super::receive::Purpose;
+use super::request::Request;
 use super::shared::Mail;
 use super::tasks::{Entry, Progress, State, Tasks};
 use super::transfer::{Misfit, Transfer};
 use crate::event::AuditEvent;
 use crate::iscsi::login::operational::Key;
 use crate::scsi::task_set::{FunctionDone, Parts, TaskEvent, TaskRouter, Transport};
-use crate::scsi::{Response, Sense, Status, Task};
+use crate::scsi::{Lun, ManagementResponse, Response, Sense, Status, Task, TaskManagement};
 use blockmux_volume::{MAX_TRANSFER, Seg, SgList};
 use blockmux_wire::iscsi::scsi::*;
-use blockmux_wire::iscsi::{Bhs, FLAG_FINAL, RESERVED_TAG};
+use blockmux_wire::iscsi::session::RejectReason;
+use blockmux_wire::iscsi::{Bhs, FLAG_FINAL, Opcode, RESERVED_TAG};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use zerocopy::transmute_ref;
 
@@ -20,7 +39,7 @@ impl Turn<'_> {
     /// A command that is next in order.
     #[inline]
     pub(super) fn on_command(&mut self, pdu: &ScsiCommand, bhs: &Bhs, ahs: &[u8]) -> Purpose {
-        let request = match self.check_command(pdu, bhs, ahs) {
+        let request = match Request::read(self.session, self.connection, pdu, bhs, ahs) {
             Ok(request) => request,
             Err(reason) => {
                 self.reject(reason, bhs);
@@ -36,7 +55,9 @@ impl Turn<'_> {
         let refusal = if self.connection.parting.has_begun() {
             Some(Response::bare(Status::BUSY))
         } else {
-            self.misfit(immediate, is_final, most).map(|misfit| Response::failed(data_sense(misfit.into())))
+            self.connection
+                .misfit(immediate, is_final, most)
+                .map(|misfit| Response::failed(data_sense(misfit.into())))
         };
         let (data_in, is_immediate) = (request.data_in, bhs.is_immediate());
         let slot = self.session.tasks.reserve();
@@ -251,8 +272,204 @@ impl Turn<'_> {
             .and_then(|entry| entry.progress.transfer.grant(max_burst, max_outstanding))
         {
             let ttt = self.session.tasks.transfer_tag(slot, grant.r2t_sn);
-            self.connection.replies.r2t(self.outbox, self.session.window, to, ttt, grant);
+            self.connection.replies.r2t(self.session.window, to, ttt, grant);
         }
+    }
+
+    /// Reads what a task's round lacks from the initiator's memory, all at once.
+    pub(super) fn fetch(&mut self, slot: usize) {
+        let Some(entry) = self.session.tasks.get_mut(slot) else { return };
+        let Some(grant) = entry.progress.transfer.grant(u32::MAX, 1) else { return };
+        let Some(place) = entry.progress.transfer.place(grant.offset, grant.len as usize) else { return };
+        let tag = self.session.tasks.transfer_tag(slot, grant.r2t_sn);
+        if let Some(mover) = &mut self.connection.replies.mover {
+            mover.get(slot, tag, place, grant.offset);
+        }
+    }
+
+    /// What was asked for under that tag has been read, or never will be; then the connection is over.
+    pub(super) fn on_fetched(&mut self, tag: u32) {
+        let slot = Tasks::slot_of(tag);
+        let key = self.connection.key;
+        let Some(entry) = self.session.tasks.get_mut(slot).filter(|entry| entry.owner == key) else { return };
+        let (r2t_sn, state) = (entry.progress.transfer.current_r2t(), entry.state);
+        let asked = entry.progress.transfer.outstanding(r2t_sn);
+        if self.session.tasks.transfer_tag(slot, r2t_sn) != tag {
+            return;
+        }
+        if let State::Aborted(_) = state {
+            return self.drop_aborted(slot);
+        }
+        if let Some(grant) = asked {
+            self.on_data(slot, grant.offset, grant.len as usize, None, (true, false));
+        }
+    }
+
+    pub(super) fn on_snack(&mut self, bhs: &Bhs) {
+        let request: &SnackRequest = transmute_ref!(bhs);
+        let (itt, ttt) = (request.initiator_task_tag.get(), request.target_transfer_tag.get());
+        let run = (request.beg_run.get(), request.run_length.get());
+        let (window, replies) = (self.session.window, &mut self.connection.replies);
+        let result = match SnackType(request.snack_type & FUNCTION_MASK) {
+            SnackType::DATA_R2T => match replies.data_again(window, itt, run) {
+                Some(result) => result,
+                None => self.r2t_again(itt, run),
+            },
+            SnackType::STATUS => replies.answers_again(window, run.0, run.1),
+            SnackType::DATA_ACK if run.1 == 0 => replies.confirm_data(ttt, run.0),
+            SnackType::R_DATA if run.1 == 0 && ttt != 0 && ttt != RESERVED_TAG => {
+                replies.resegment(window, itt, run.0, ttt)
+            }
+            _ => Err(RejectReason::INVALID_PDU_FIELD),
+        };
+        if let Err(reason) = result {
+            self.reject(reason, bhs);
+        }
+    }
+
+    /// Sends the R2T again whose data has not come. Data acknowledges its R2T, and there is one at a time.
+    fn r2t_again(&mut self, itt: u32, (first, count): (u32, u32)) -> Result<(), RejectReason> {
+        let slot = self.session.tasks.find(itt).ok_or(RejectReason::PROTOCOL_ERROR)?;
+        let key = self.connection.key;
+        let entry = self.session.tasks.get_mut(slot).filter(|entry| count <= 1 && entry.owner == key);
+        let asked = entry.and_then(|entry| {
+            let to = (entry.lun.0.to_be_bytes(), entry.tag);
+            Some((to, entry.progress.transfer.outstanding(first)?))
+        });
+        let (to, grant) = asked.ok_or(RejectReason::PROTOCOL_ERROR)?;
+        let ttt = self.session.tasks.transfer_tag(slot, grant.r2t_sn);
+        self.connection.replies.r2t(self.session.window, to, ttt, grant);
+        Ok(())
+    }
+
+    /// A PDU of a task's data did not come as it was sent; whether the task can do without.
+    pub(super) fn lose(&mut self, slot: usize) -> bool {
+        let entry = self.session.tasks.get_mut(slot).filter(|entry| entry.state == State::Data);
+        entry.is_some_and(|entry| {
+            entry.progress.transfer.lose();
+            true
+        })
+    }
+
+    /// A PDU of a sequence that is lost has come. When that was the last one, what is missing is asked for again.
+    pub(super) fn skip(&mut self, slot: usize, is_final: bool) {
+        let Some(entry) = self.session.tasks.get_mut(slot) else { return };
+        if !entry.progress.transfer.skip(is_final) {
+            self.fail(slot, Response::failed(data_sense(CRC_ERROR)));
+            return self.end_if_closed(slot);
+        }
+        if is_final {
+            self.go_on(slot);
+        }
+    }
+
+    /// Asks again for data that does not come.
+    pub(super) fn recover_stalled(&mut self) {
+        let current = self.connection.awaiting.slot();
+        let key = self.connection.key;
+        let slots =
+            self.session.tasks.select(|entry| entry.owner == key && entry.progress.transfer.is_open());
+        for slot in slots {
+            let Some(entry) = self.session.tasks.get_mut(slot).filter(|_| current != Some(slot)) else {
+                continue;
+            };
+            if !entry.progress.transfer.is_stalled() {
+                continue;
+            }
+            let goes_on = entry.progress.transfer.skip(true);
+            if !goes_on {
+                self.fail(slot, Response::failed(data_sense(NOT_ENOUGH_DATA)));
+            }
+            match self.session.tasks.get_mut(slot).map(|entry| entry.state) {
+                Some(State::Data) => self.go_on(slot),
+                _ => self.end_if_closed(slot),
+            }
+        }
+    }
+
+    pub(super) fn on_management(&mut self, bhs: &Bhs) {
+        let request: &TaskManagementRequest = transmute_ref!(bhs);
+        let lun = Lun(u64::from_be_bytes(request.lun));
+        let itt = request.initiator_task_tag.get();
+        if self.session.tasks.server.is_none() {
+            return self.reject(RejectReason::PROTOCOL_ERROR, bhs);
+        }
+        if !self.session.tasks.has_room_for_function() {
+            return self.reject(RejectReason::IMMEDIATE_COMMAND_REJECT, bhs);
+        }
+        let function = Function(request.function & FUNCTION_MASK);
+        let knows_queries = self.connection.parameters.get(Key::iSCSIProtocolLevel) >= RFC_7144;
+        match function {
+            Function::ABORT_TASK => self.abort_one(request),
+            Function::ABORT_TASK_SET => self.manage_unit(request, TaskManagement::AbortTaskSet),
+            Function::CLEAR_TASK_SET => self.manage_unit(request, TaskManagement::ClearTaskSet),
+            Function::LOGICAL_UNIT_RESET => self.manage_unit(request, TaskManagement::LogicalUnitReset),
+            Function::TARGET_WARM_RESET | Function::TARGET_COLD_RESET => {
+                self.abort_early(request, |_| true);
+                self.reset_target(itt, function == Function::TARGET_COLD_RESET);
+            }
+            Function::TASK_REASSIGN if self.connection.level > 1 => self.reassign(request),
+            Function::TASK_REASSIGN => {
+                let response = FunctionResponse::TASK_ALLEGIANCE_REASSIGNMENT_NOT_SUPPORTED;
+                self.respond(itt, response);
+            }
+            Function::QUERY_TASK if knows_queries => {
+                let is_there = self.has_task(request.referenced_task_tag.get(), lun);
+                self.respond(itt, answer_to_query(is_there));
+            }
+            Function::QUERY_TASK_SET if knows_queries => {
+                let has_unit = self.session.tasks.server.as_ref().is_some_and(|server| server.has_unit(lun));
+                let is_there = !self.session.tasks.select(|entry| entry.lun.names_same_unit(lun)).is_empty();
+                let answer = answer_to_query(is_there);
+                self.respond(itt, if has_unit { answer } else { FunctionResponse::LUN_DOES_NOT_EXIST });
+            }
+            Function::I_T_NEXUS_RESET if knows_queries => {
+                self.abort_early(request, |_| true);
+                self.reset_nexus(itt);
+            }
+            _ => self.respond(itt, FunctionResponse::TASK_MANAGEMENT_FUNCTION_NOT_SUPPORTED),
+        }
+    }
+
+    /// RFC 7143 §11.6.1: a task that is not there may be one whose answer is on its way, or one that has not come. The
+    /// latter's number counts as received, so that it is never done.
+    fn abort_one(&mut self, request: &TaskManagementRequest) {
+        let (itt, referenced) = (request.initiator_task_tag.get(), request.referenced_task_tag.get());
+        if self.has_task(referenced, Lun(u64::from_be_bytes(request.lun))) {
+            return self.abort_task(itt, referenced);
+        }
+        let ref_cmd_sn = request.ref_cmd_sn.get();
+        let response = if self.session.window.is_ahead(ref_cmd_sn) {
+            if self.may_fill_gaps() && is_before(ref_cmd_sn, request.cmd_sn.get()) {
+                self.session.early.cancel(ref_cmd_sn);
+            }
+            FunctionResponse::FUNCTION_COMPLETE
+        } else {
+            FunctionResponse::TASK_DOES_NOT_EXIST
+        };
+        self.respond(itt, response);
+    }
+
+    fn manage_unit(&mut self, request: &TaskManagementRequest, function: TaskManagement) {
+        let (itt, lun) = (request.initiator_task_tag.get(), Lun(u64::from_be_bytes(request.lun)));
+        match TaskRouter::manage_unit(self, itt, function, lun) {
+            ManagementResponse::IncorrectLogicalUnitNumber => {
+                self.respond(itt, FunctionResponse::LUN_DOES_NOT_EXIST);
+            }
+            ManagementResponse::FunctionComplete => {
+                self.abort_early(request, |other| other.names_same_unit(lun));
+            }
+        }
+    }
+
+    /// Aborts commands that wait for their turn and were sent before the function that wants it.
+    fn abort_early(&mut self, request: &TaskManagementRequest, is_it: impl Fn(Lun) -> bool) {
+        let meant = self.session.early.select(|bhs, cmd_sn| {
+            bhs.opcode() == Opcode::SCSI_COMMAND
+                && is_before(cmd_sn, request.cmd_sn.get())
+                && is_it(Lun(u64::from_be_bytes(bhs.lun)))
+        });
+        meant.into_iter().for_each(|cmd_sn| self.session.early.cancel(cmd_sn));
     }
 }
 
@@ -311,15 +528,9 @@ impl Transport for Turn<'_> {
             return self.session.park(self.connection.key, outcome);
         }
         if self.connection.replies.mover.is_some() {
-            return self.connection.replies.command_over_rdma(
-                self.outbox,
-                self.session.window,
-                slot,
-                expected,
-                response,
-            );
+            return self.connection.replies.command_over_rdma(self.session.window, slot, expected, response);
         }
-        self.connection.replies.command(self.outbox, self.session.window, expected, response);
+        self.connection.replies.command(self.session.window, expected, response);
     }
 
     #[inline]
@@ -372,6 +583,15 @@ impl From<Misfit> for Asc {
     }
 }
 
+/// Whether one CmdSN comes before another.
+fn is_before(cmd_sn: u32, other: u32) -> bool {
+    other.wrapping_sub(cmd_sn).wrapping_sub(1) < (1 << 31) - 1
+}
+
+fn answer_to_query(is_there: bool) -> FunctionResponse {
+    if is_there { FunctionResponse::FUNCTION_SUCCEEDED } else { FunctionResponse::FUNCTION_COMPLETE }
+}
+
 /// ABORTED COMMAND: a delivery that failed (RFC 7143 §11.4.7.2).
 pub(super) fn data_sense(asc: Asc) -> Sense {
     Sense::new(SenseKey::ABORTED_COMMAND, asc)
@@ -389,3 +609,6 @@ const UNEXPECTED_UNSOLICITED_DATA: Asc = Asc(0x0c0c);
 pub(super) const NOT_ENOUGH_DATA: Asc = Asc(0x0c0d);
 /// PROTOCOL SERVICE CRC ERROR.
 pub(super) const CRC_ERROR: Asc = Asc(0x4705);
+
+/// The value of `iSCSIProtocolLevel` that RFC 7144 defines.
+const RFC_7144: u32 = 2;

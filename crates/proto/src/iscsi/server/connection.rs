@@ -2,14 +2,14 @@
 
 use super::datamover::Datamover;
 use super::full::{PAYLOAD_IN_FLIGHT, PING_INTERVAL};
-use super::parting::Parting;
+use super::links::Parting;
+use super::negotiation::Negotiation;
 use super::receive::{Awaiting, Segment};
 use super::replies::Replies;
-use super::talk::Negotiation;
 use crate::event::AuditEvents;
 use crate::iscsi::login::operational::{Key, Parameters};
 use crate::iscsi::login::target::Established;
-use crate::outbox::Outbox;
+use crate::iscsi::sender::Sender;
 use crate::scsi::task_set::TaskQueue;
 use crate::session::Demand;
 use blockmux_volume::{Memory, Pool, SHORT_PAYLOAD, Seg};
@@ -86,6 +86,7 @@ impl Connection {
         established: &Established,
         local_ip: String,
         pool: Pool,
+        sender: Sender,
         now: Instant,
     ) -> Connection {
         let Established { cid, parameters, operational, stat_sn, .. } = established;
@@ -93,7 +94,7 @@ impl Connection {
             key,
             cid: *cid,
             level: parameters.get(Key::ErrorRecoveryLevel),
-            replies: Replies::new(parameters, *stat_sn, pool.clone()),
+            replies: Replies::new(parameters, *stat_sn, pool.clone(), sender),
             parameters: *parameters,
             negotiation: Negotiation::new(operational.clone()),
             events: AuditEvents::default(),
@@ -125,12 +126,12 @@ impl Connection {
         }
     }
 
-    pub(super) fn demand(&self, outbox: &Outbox) -> Demand {
+    pub(super) fn demand(&self) -> Demand {
         if self.is_closed() || (self.parting == Parting::Dropping && self.live == 0) {
             return Demand::Close;
         }
         match &self.awaiting {
-            Awaiting::Head(len) if self.has_room(self.waits_for, outbox) => Demand::Bytes(*len),
+            Awaiting::Head(len) if self.has_room(self.waits_for) => Demand::Bytes(*len),
             Awaiting::Head(_) | Awaiting::Memory(_) => Demand::Nothing,
             Awaiting::Segment(segment) => Demand::Bytes(self.segment_len(segment)),
             Awaiting::Place { buffer_is_empty: false, .. } => Demand::Bytes(1),
@@ -164,10 +165,10 @@ impl Connection {
     /// Whether a command with that much data-in may be taken now. What waits here waits for reads to be answered and
     /// sent, which needs nothing more from the initiator than that it reads.
     #[inline]
-    pub(super) fn has_room(&self, data_in: usize, outbox: &Outbox) -> bool {
+    pub(super) fn has_room(&self, data_in: usize) -> bool {
         let unsent = self.replies.mover.as_ref().map_or(0, Datamover::unsent);
-        let payload = self.reading.saturating_add(outbox.len()).saturating_add(unsent);
-        self.replies.has_room(outbox) && (payload == 0 || payload.saturating_add(data_in) <= self.share())
+        let payload = self.reading.saturating_add(self.replies.sender.len()).saturating_add(unsent);
+        self.replies.has_room() && (payload == 0 || payload.saturating_add(data_in) <= self.share())
     }
 
     /// How much payload may be in flight beside what is the only one.

@@ -1,9 +1,9 @@
 //! Over RDMA: what moves the data of commands in the place of Data-In and R2T (RFC 5047).
 //!
 //! ```text
-//!   Put_Data: RDMA Write ──▶ `answers` ─┐              ┌─ Send: the response, which closes the initiator's memory
-//!                                       ├▶ queue pair ◀┤
-//!   Get_Data: RDMA Read ───▶ `gets` ────┘              └─ Send: every other PDU, from the outbox
+//!   Get_Data: RDMA Read ──▶ `gets` ───┐
+//!                                     ├─▶ queue pair
+//!   Put_Data: RDMA Write, then Send ──▶ the sender's messages: the response with its data-in
 //! ```
 //! The data of a read goes right before its response, and the queue pair keeps the order of what it is given. So an
 //! initiator can end the first of many commands, and send the next, while the data of the others is on its way. A read
@@ -33,8 +33,6 @@ pub(super) struct Datamover {
     gets: VecDeque<Get>,
     /// Reads that are on their way, and how many there may be.
     reading: u32,
-    /// For each response that is in the outbox, what goes before it and with it.
-    answers: VecDeque<Answer>,
     /// Of the PDU that is looked at.
     arriving: Remotes,
     /// By the slot of the task.
@@ -53,14 +51,6 @@ struct Get {
     id: WorkId,
     place: Seg,
     remote: Remote,
-}
-
-/// What a response is to be sent with.
-struct Answer {
-    /// The data-in before it, until that is given to the queue pair.
-    data: Option<(SgList, Remote)>,
-    /// The memory that it closes.
-    closes: Option<Stag>,
 }
 
 /// What a piece of work was, by its number.
@@ -96,7 +86,6 @@ impl Datamover {
         Datamover {
             gets: VecDeque::new(),
             reading: 0,
-            answers: VecDeque::new(),
             arriving: Remotes::default(),
             remotes: Vec::new(),
             invalidates,
@@ -139,17 +128,23 @@ impl Datamover {
         }
     }
 
-    /// Sends the first `len` bytes of a task's data-in, which has ended; its response comes next into the outbox.
+    /// What goes with the response to a task whose data-in are the first `len` bytes of `data`: the write before it, and
+    /// the memory that it closes.
     #[inline]
-    pub(super) fn put(&mut self, slot: usize, data: SgList, len: usize) {
+    pub(super) fn put(
+        &mut self,
+        slot: usize,
+        data: SgList,
+        len: usize,
+    ) -> (Option<(SgList, Remote)>, Option<Stag>) {
         let remotes = self.remotes.get(slot).copied().unwrap_or_default();
-        let data = remotes.read.filter(|_| len > 0).map(|(stag, address)| {
+        let data_in = remotes.read.filter(|_| len > 0).map(|(stag, address)| {
             let local = if len == data.len() { data } else { data.slice(0, len) };
             self.unsent = self.unsent.saturating_add(len);
             (local, Remote { stag: Stag(stag), address, len: len as u32 }) // at most the expected length
         });
         let named = remotes.read.or(remotes.write).filter(|_| self.invalidates);
-        self.answers.push_back(Answer { data, closes: named.map(|(stag, _)| Stag(stag)) });
+        (data_in, named.map(|(stag, _)| Stag(stag)))
     }
 
     /// Asks for data-out of a task: from `offset` on, as much as `place` holds. `tag` is what it is known by.
@@ -188,16 +183,12 @@ impl Datamover {
         self.reading = self.reading.saturating_sub(1);
     }
 
-    /// Has the data-in written that goes before the next response, if that was not done yet.
+    /// Has data-in written; the queue pair has room for it.
     #[inline]
-    pub(super) fn write_data(&mut self, queue_pair: &mut impl QueuePair) -> bool {
-        let Some(answer) = self.answers.front_mut() else { return false };
-        let Some((local, remote)) = &answer.data else { return false };
-        if !queue_pair.write(put_id(remote.len), local, *remote) {
+    pub(super) fn write_data(&mut self, queue_pair: &mut impl QueuePair, local: &SgList, remote: Remote) {
+        if !queue_pair.write(WorkId(PUT << u32::BITS | u64::from(remote.len)), local, remote) {
             self.unsent = self.unsent.saturating_sub(local.len());
         }
-        answer.data = None;
-        true
     }
 
     /// The queue pair has so many bytes that have not left.
@@ -206,23 +197,9 @@ impl Datamover {
         self.waiting = bytes;
     }
 
-    /// The next response is sent; the memory that it closes.
-    #[inline]
-    pub(super) fn closes(&mut self) -> Option<Stag> {
-        self.answers.pop_front()?.closes
-    }
-
-    /// The connection is gone: takes out what was not given to the queue pair, piece by piece.
-    pub(super) fn abandon(&mut self) -> Option<WorkId> {
-        if let Some(get) = self.gets.pop_front() {
-            return Some(get.id);
-        }
-        while let Some(answer) = self.answers.pop_front() {
-            if let Some((_, remote)) = answer.data {
-                return Some(put_id(remote.len));
-            }
-        }
-        None
+    /// The connection is gone: takes out a read that was not given to the queue pair, and returns its tag.
+    pub(super) fn abandon(&mut self) -> Option<u32> {
+        self.gets.pop_front().map(|get| get.id.0 as u32)
     }
 
     /// Data-in has left.
@@ -236,12 +213,6 @@ impl Datamover {
     pub(super) fn unsent(&self) -> usize {
         self.unsent.saturating_add(self.waiting)
     }
-}
-
-/// The number of so many bytes of data-in.
-#[inline]
-fn put_id(len: u32) -> WorkId {
-    WorkId(PUT << u32::BITS | u64::from(len))
 }
 
 /// The high half of a number: data-in.
@@ -317,23 +288,28 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_closes_what_its_command_has_named() {
+    fn a_response_closes_what_its_command_has_named() {
         let data = SgList::one(Seg::from_slice(b"abcdef"));
         for invalidates in [true, false] {
             let mut mover = Datamover::new(invalidates, true);
+            let mut closed = Vec::new();
             for (slot, remotes) in [READ, WRITE, Remotes::default()].into_iter().enumerate() {
                 mover.arrive(remotes);
                 mover.assign(slot);
-                mover.put(slot, data.clone(), if slot == 0 { 4 } else { 0 });
+                let (data_in, closes) = mover.put(slot, data.clone(), if slot == 0 { 4 } else { 0 });
+                assert_eq!(data_in.is_some(), slot == 0);
+                closed.push(closes.map(|stag| stag.0));
+                if let Some((local, remote)) = data_in {
+                    let mut queue = Recorder { room: 1, ..Recorder::default() };
+                    mover.write_data(&mut queue, &local, remote);
+                    let Some(Work::Write { id, local, remote }) = queue.works.pop_front() else { panic!() };
+                    let written = (Moved::from(id), local.to_vec(), remote.len);
+                    assert_eq!(written, (Moved::Put(4), b"abcd".to_vec(), 4));
+                }
             }
-            let mut queue = Recorder { room: 9, ..Recorder::default() };
-            assert!(mover.write_data(&mut queue) && !mover.write_data(&mut queue));
-            let Some(Work::Write { id, local, remote }) = queue.works.pop_front() else { panic!() };
-            assert_eq!((Moved::from(id), local.to_vec(), remote.len), (Moved::Put(4), b"abcd".to_vec(), 4));
             assert_eq!(mover.unsent(), 4);
             mover.sent(4);
             assert_eq!(mover.unsent(), 0);
-            let closed = [(); 3].map(|()| mover.closes().map(|stag| stag.0));
             assert_eq!(closed, if invalidates { [Some(1), Some(2), None] } else { [None; 3] });
         }
     }
@@ -365,17 +341,14 @@ mod tests {
     fn data_that_comes_back_as_nothing_counts_as_long_as_the_queue_pair_has_it() {
         let (mut mover, mut queue) = (with(READ), Queue { left: 2, written: Vec::new() });
         mover.assign(0);
-        for len in [4, 3] {
-            mover.put(0, SgList::one(Seg::from_slice(b"abcdef")), len);
-        }
+        let puts = [4, 3].map(|len| mover.put(0, SgList::one(Seg::from_slice(b"abcdef")), len).0.unwrap());
         assert_eq!(mover.unsent(), 7);
-        assert!(mover.write_data(&mut queue) && !mover.write_data(&mut queue), "it is given once");
+        mover.write_data(&mut queue, &puts[0].0, puts[0].1);
         let remote = Remote { stag: Stag(1), address: 100, len: 4 };
         assert_eq!(queue.written, [(b"abcd".to_vec(), remote)]);
         mover.wait_for(5);
         assert_eq!(mover.unsent(), 3 + 5);
-        mover.closes();
-        assert!(mover.write_data(&mut queue));
+        mover.write_data(&mut queue, &puts[1].0, puts[1].1);
         mover.wait_for(0);
         assert_eq!((queue.written.len(), mover.unsent()), (2, 3), "it is to come back");
         mover.sent(3);
@@ -383,18 +356,10 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_given_to_the_queue_pair_is_taken_out() {
-        let data = SgList::one(Seg::from_slice(b"abcdef"));
-        let mut mover = with(READ);
-        mover.assign(0);
-        for len in [1, 0, 2, 3] {
-            mover.put(0, data.clone(), len);
-        }
-        assert!(mover.write_data(&mut Recorder { room: 1, ..Recorder::default() }));
-        mover.arrive(WRITE);
+    fn a_read_that_was_not_given_to_the_queue_pair_is_taken_out() {
+        let mut mover = with(WRITE);
         mover.assign(1);
         mover.get(1, 7, Seg::from_slice(&[0; 4]), 0);
-        let rest: Vec<_> = std::iter::from_fn(|| mover.abandon()).map(Moved::from).collect();
-        assert_eq!(rest, [Moved::Got(7), Moved::Put(2), Moved::Put(3)]);
+        assert_eq!([mover.abandon(), mover.abandon()], [Some(7), None]);
     }
 }

@@ -4,17 +4,10 @@
 //! What bounds this: there is at most one request for each number of the window, and 64 MiB of data with them. What
 //! comes beyond that is as if it had never come.
 
-use super::datamover::{Datamover, Remotes};
-use super::full::{Turn, data_in_of};
-use super::receive::{Awaiting, Purpose, Segment};
-use super::sequence::Admission;
-use crate::iscsi::login::operational::Key;
+use super::datamover::Remotes;
 use blockmux_volume::Seg;
-use blockmux_wire::iscsi::scsi::ScsiCommand;
-use blockmux_wire::iscsi::session::RejectReason;
-use blockmux_wire::iscsi::{Bhs, Opcode};
+use blockmux_wire::iscsi::Bhs;
 use smallvec::SmallVec;
-use zerocopy::transmute_ref;
 
 /// The requests of a session that wait for others.
 #[derive(Default)]
@@ -159,123 +152,6 @@ impl Whole {
     /// In memory, in bytes.
     fn size(&self) -> usize {
         self.data.as_ref().map_or(0, Seg::len).saturating_add(size_of::<Whole>())
-    }
-}
-
-impl Turn<'_> {
-    /// Data of a command that waits for its turn waits with it.
-    #[inline]
-    pub(super) fn on_data_out_head(&mut self, bhs: &Bhs) -> Purpose {
-        let (key, itt) = (self.connection.key, bhs.initiator_task_tag.get());
-        if !self.session.early.is_empty() && self.session.early.has_command(key, itt) {
-            self.connection.gathering.0 = SmallVec::new();
-            return Purpose::Whole;
-        }
-        self.on_data_out(bhs)
-    }
-
-    /// Whether what is missing before a command may come still. On the only connection, and without recovery, it never
-    /// will.
-    pub(super) fn may_fill_gaps(&self) -> bool {
-        self.connection.level > 0 || self.connection.parameters.get(Key::MaxConnections) > 1
-    }
-
-    /// From error recovery level 1 on, a request whose data has a wrong digest is as if it had never come, and is sent
-    /// again (RFC 7143 §7.8): it is acted upon only when its data is here.
-    #[inline]
-    pub(super) fn is_checked_whole(&self, data_len: usize) -> bool {
-        self.connection.level > 0 && data_len > 0 && self.connection.replies.digests().data
-    }
-
-    /// Whether a PDU whose data is damaged is sent again by itself. Data is asked for again; at level 0 nothing comes
-    /// again, and what has a number must take its turn to fail, or those behind it would wait for ever.
-    #[inline]
-    pub(super) fn comes_again(&self, bhs: &Bhs) -> bool {
-        self.connection.level > 0 && bhs.opcode() != Opcode::DATA_OUT
-    }
-
-    /// A request has come with all its data.
-    pub(super) fn on_whole(&mut self, bhs: Bhs, data: Option<Seg>, is_good: bool) {
-        let ahs = std::mem::take(&mut self.connection.gathering.0);
-        let (is_immediate, key) = (bhs.is_immediate(), self.connection.key);
-        let remotes = self.connection.replies.mover.as_ref().map(Datamover::arriving).unwrap_or_default();
-        let whole = Whole { bhs, ahs, data, is_good, remotes };
-        if bhs.opcode() == Opcode::DATA_OUT {
-            let whole = self.own(whole);
-            return self.session.early.add_data(key, whole);
-        }
-        if !is_good && self.comes_again(&bhs) {
-            return;
-        }
-        let command: &ScsiCommand = transmute_ref!(&bhs);
-        let cmd_sn = command.cmd_sn.get();
-        match self.session.window.admission(cmd_sn, is_immediate) {
-            Admission::Ignored => {}
-            Admission::Early => {
-                let whole = self.own(whole);
-                self.session.early.hold(cmd_sn, key, whole);
-            }
-            Admission::Now => {
-                if !is_immediate {
-                    self.session.window.advance();
-                }
-                self.carry_out(whole);
-            }
-        }
-    }
-
-    /// Delivers requests that were held, as long as it is this connection's turn and there is room for their data-in. Not
-    /// within a data segment, lest a function that was held aborts the task whose data comes.
-    pub(super) fn deliver_early(&mut self) {
-        if !matches!(self.connection.awaiting, Awaiting::Head(_)) {
-            return;
-        }
-        self.connection.is_held_up = false;
-        while !self.connection.is_closed()
-            && let Some(next) = self.session.early.next(self.session.window.exp_cmd_sn())
-        {
-            match next {
-                Next::Of(owner, _) if owner != self.connection.key => return self.session.call(owner),
-                Next::Of(_, bhs) if !self.connection.has_room(data_in_of(&bhs), self.outbox) => {
-                    self.connection.is_held_up = true;
-                    return;
-                }
-                Next::Nobody | Next::Of(..) => {}
-            }
-            let taken = self.session.early.take(self.session.window.exp_cmd_sn());
-            self.session.window.advance();
-            if let Some((request, data)) = taken {
-                self.carry_out(request);
-                data.into_iter().for_each(|data| self.carry_out(data));
-            }
-        }
-    }
-
-    /// Does what a request or data asks for that is here whole.
-    fn carry_out(&mut self, whole: Whole) {
-        let Whole { bhs, ahs, data, is_good, remotes } = whole;
-        if let Some(mover) = &mut self.connection.replies.mover {
-            mover.arrive(remotes);
-        }
-        let purpose = match bhs.opcode() {
-            Opcode::SCSI_COMMAND => self.on_command(transmute_ref!(&bhs), &bhs, &ahs),
-            Opcode::DATA_OUT => self.on_data_out(&bhs),
-            _ if !is_good => return self.reject(RejectReason::DATA_DIGEST_ERROR, &bhs),
-            _ => return self.on_talk(&bhs, &data.map(|data| data.to_vec()).unwrap_or_default()),
-        };
-        let len = bhs.data_segment_length.get() as usize;
-        self.conclude(Segment { bhs, len, purpose }, data, is_good);
-    }
-
-    /// The same in memory of its own: the receive buffer is for what comes next.
-    fn own(&self, mut whole: Whole) -> Whole {
-        let is_message = self.connection.replies.mover.is_some();
-        if let Some(lent) = whole.data.take_if(|data| is_message || !data.is_writable()) {
-            let memory = self.connection.take_or_make(lent.len());
-            lent.copy_to_seg(&memory);
-            whole.data = Some(memory);
-        }
-        whole
     }
 }
 

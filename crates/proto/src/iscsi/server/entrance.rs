@@ -8,8 +8,8 @@ use crate::iscsi::login::operational::DEFAULT_DATA_SEGMENT_LENGTH;
 use crate::iscsi::login::target::{Established, Progress, TargetLogin};
 use crate::iscsi::node::Node;
 use crate::iscsi::pdu::{self, Parsed};
+use crate::iscsi::sender::Sender;
 use crate::iscsi::sessions::{HangUp, LoginPermit};
-use crate::outbox::Outbox;
 use crate::session::{Demand, Home, ProtocolError};
 use blockmux_wire::iscsi::session::{LoginRequest, LoginStatus};
 use blockmux_wire::iscsi::{BHS_LEN, Opcode};
@@ -110,7 +110,7 @@ impl Entrance {
     pub(super) fn on_bytes(
         &mut self,
         input: &[u8],
-        outbox: &mut Outbox,
+        sender: &mut Sender,
     ) -> Result<(usize, Option<Box<Established>>), ProtocolError> {
         let mut taken: usize = 0;
         while self.guessed.is_none() && self.waits_until.is_none() && self.moves_to.is_none() {
@@ -143,7 +143,7 @@ impl Entrance {
             self.needs = BHS_LEN;
             let invited = self.invited.clone();
             let progress =
-                self.login.on_request(request, text, outbox, &mut |cid| admit(invited.as_ref(), cid));
+                self.login.on_request(request, text, sender, &mut |cid| admit(invited.as_ref(), cid));
             match progress {
                 Progress::Continues => {}
                 Progress::Waits => self.waits_until = Some(self.latest),
@@ -153,7 +153,7 @@ impl Entrance {
                     self.guessed = Some(failure);
                 }
                 Progress::Failed(failure) => {
-                    self.login.refuse(&failure, outbox);
+                    self.login.refuse(&failure, sender);
                     return Err(error(failure.what));
                 }
             }
@@ -165,16 +165,16 @@ impl Entrance {
     pub(super) fn on_timeout(
         &mut self,
         now: Instant,
-        outbox: &mut Outbox,
+        sender: &mut Sender,
     ) -> Result<Option<Box<Established>>, ProtocolError> {
         self.latest = now;
         if self.waits_until.is_some() {
             self.waits_until = now.checked_add(REINSTATEMENT_POLL);
             let invited = self.invited.clone();
-            match self.login.establish(outbox, &mut |cid| admit(invited.as_ref(), cid)) {
+            match self.login.establish(sender, &mut |cid| admit(invited.as_ref(), cid)) {
                 Progress::Established(established) => return Ok(Some(established)),
                 Progress::Failed(failure) => {
-                    self.login.refuse(&failure, outbox);
+                    self.login.refuse(&failure, sender);
                     return Err(error(failure.what));
                 }
                 Progress::Waits | Progress::Continues => {}
@@ -185,11 +185,11 @@ impl Entrance {
         }
         match self.guessed.take() {
             Some(failure) => {
-                self.login.refuse(&failure, outbox);
+                self.login.refuse(&failure, sender);
                 Err(error(failure.what))
             }
             None if self.waits_until.is_some() => {
-                self.login.refuse(&Failure::of(LoginStatus::OUT_OF_RESOURCES), outbox);
+                self.login.refuse(&Failure::of(LoginStatus::OUT_OF_RESOURCES), sender);
                 Err(error("logged in again, and its old session did not end within 30 seconds"))
             }
             None => Err(error("did not log in within 30 seconds")),
@@ -213,8 +213,8 @@ impl Entrance {
     }
 
     /// The target is stopping: whoever is not in yet is sent away.
-    pub(super) fn on_stop(&mut self, outbox: &mut Outbox) {
-        self.login.refuse(&Failure::of(LoginStatus::SERVICE_UNAVAILABLE), outbox);
+    pub(super) fn on_stop(&mut self, sender: &mut Sender) {
+        self.login.refuse(&Failure::of(LoginStatus::SERVICE_UNAVAILABLE), sender);
     }
 }
 

@@ -1,43 +1,30 @@
-//! Full feature phase: the frame of PDUs, and what holds a connection's parts together (RFC 7143 §4.2, §11).
+//! Full feature phase: a connection's turn with its session, and requests in the order of CmdSN (RFC 7143 §4.2, §11).
 //!
-//! ```text
-//!              ┌─────────────────── no data segment ────────────────────┐
-//!              ▼                                                        │
-//!   ┌──────▶ Head ──── a segment that is here, or short ──▶ Segment ────┤
-//!   │          │ │                                                      ├─▶ the command, the text, the ping ...
-//!   │          │ └─ long data-out ─▶ Memory ──▶ Place ──┐               │
-//!   │          │                 (pool empty)           ▼               │
-//!   │          └─ nobody wants it ────────────────────▶ Tail ───────────┘
-//!   │                                      (excess, padding, digest)
-//!   └── the next header
-//! ```
-//! A header is acted upon as soon as it is whole: a command begins before its immediate data has come, so that the
-//! device server has said by then how much of it is wanted and where. Data-out that is wholly in the receive buffer is
-//! lent from there to the volume if it is all that the command wants; else the command's data is gathered in memory
-//! from the pool, and what has not come yet is received straight into it.
-//!
-//! `receive` is about data segments, `command` carries commands out, `transfer` keeps their data-out, `talk` answers everything else but task
-//! management, which is in `manage`.
+//! `receive` takes headers and data segments from the stream or from messages, and brings each header here. What is next
+//! in order is done: commands in `command`, pings, text and logout here. What came before its turn waits in `early`, and
+//! is delivered by the connection that brought it when the gap is filled. `links` is how a connection ends.
 
 use super::connection::Connection;
+use super::datamover::Datamover;
+use super::early::{Next, Whole};
 use super::local::LocalSessions;
-use super::receive::{Awaiting, LENT_PAYLOAD, Purpose, Segment, is_intact};
+use super::receive::{Awaiting, Purpose, Segment};
 use super::sequence::Admission;
-use super::shared::Shared;
+use super::shared::{Mail, Shared};
 use crate::event::AuditEvent;
 use crate::exports::VolumeId;
 use crate::iscsi::login::operational::Key;
 use crate::iscsi::login::target::Established;
 use crate::iscsi::node::Node;
-use crate::iscsi::pdu::{self, Head, Parsed};
+use crate::iscsi::pdu::Head;
+use crate::iscsi::sender::Sender;
 use crate::iscsi::sessions::Membership;
-use crate::outbox::Outbox;
 use crate::scsi::task_set::TaskRouter;
 use crate::session::{Demand, ProtocolError};
-use blockmux_volume::{Chunk, Completion, Crc32c, Io, Pool, Tag, Waker};
+use blockmux_volume::{Chunk, Completion, Io, Pool, Seg, Tag, Waker};
 use blockmux_wire::iscsi::scsi::{FLAG_READ, FunctionResponse, ScsiCommand};
-use blockmux_wire::iscsi::session::RejectReason;
-use blockmux_wire::iscsi::{BHS_LEN, Bhs, Opcode};
+use blockmux_wire::iscsi::session::*;
+use blockmux_wire::iscsi::{Bhs, Opcode, RESERVED_TAG};
 use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -55,13 +42,12 @@ pub(super) struct FullFeature {
 pub(super) struct Turn<'a> {
     pub(super) session: &'a mut Shared,
     pub(super) connection: &'a mut Connection,
-    pub(super) outbox: &'a mut Outbox,
 }
 
 impl Drop for FullFeature {
     /// A driver that has ended early leaves nothing in the session.
     fn drop(&mut self) {
-        self.turn(&mut Outbox::default(), |turn| {
+        self.turn(|turn| {
             turn.end();
             turn.abandon();
         });
@@ -78,6 +64,7 @@ pub(super) struct Surroundings {
     pub(super) pool: Pool,
     /// Has the connection's driver take a turn.
     pub(super) waker: Waker,
+    pub(super) sender: Sender,
 }
 
 impl FullFeature {
@@ -100,7 +87,7 @@ impl FullFeature {
         now: Instant,
     ) -> FullFeature {
         let key = shared.borrow_mut().add_link(&mut established, &with.waker);
-        let connection = Connection::new(key, &established, with.local_ip, with.pool, now);
+        let connection = Connection::new(key, &established, with.local_ip, with.pool, with.sender, now);
         FullFeature { connection, shared: shared.clone() }
     }
 
@@ -109,24 +96,24 @@ impl FullFeature {
         self.shared.borrow().tasks.owed(self.connection.key)
     }
 
-    pub(super) fn demand(&self, outbox: &Outbox) -> Demand {
-        self.connection.demand(outbox)
+    #[inline]
+    pub(super) fn sender(&mut self) -> &mut Sender {
+        &mut self.connection.replies.sender
+    }
+
+    pub(super) fn demand(&self) -> Demand {
+        self.connection.demand()
     }
 
     /// Takes every whole message from `at` on; returns where it stopped.
     #[inline]
-    pub(super) fn on_bytes(
-        &mut self,
-        input: &Chunk,
-        at: usize,
-        outbox: &mut Outbox,
-    ) -> Result<usize, ProtocolError> {
-        self.turn(outbox, |turn| turn.on_bytes(input, at))
+    pub(super) fn on_bytes(&mut self, input: &Chunk, at: usize) -> Result<usize, ProtocolError> {
+        self.turn(|turn| turn.on_bytes(input, at))
     }
 
     /// The memory of [`Demand::Place`] is full.
-    pub(super) fn on_placed(&mut self, outbox: &mut Outbox) {
-        self.turn(outbox, |turn| {
+    pub(super) fn on_placed(&mut self) {
+        self.turn(|turn| {
             turn.on_placed();
             turn.deliver_early();
         });
@@ -134,13 +121,13 @@ impl FullFeature {
 
     /// The initiator has closed its side. It should have logged out, but killed ones do not; between PDUs nothing that
     /// was answered is lost.
-    pub(super) fn on_end(&mut self, outbox: &mut Outbox) -> Result<(), ProtocolError> {
+    pub(super) fn on_end(&mut self) -> Result<(), ProtocolError> {
         let was_between = matches!(self.connection.awaiting, Awaiting::Head(_));
         if !self.connection.is_over && self.shared.borrow().is_unwanted() {
             let reason = "another login of this initiator took the session's place";
             self.connection.events.push(AuditEvent::Logout { reason });
         }
-        self.turn(outbox, |turn| turn.lose_connection());
+        self.turn(|turn| turn.lose_connection());
         match was_between {
             true => Ok(()),
             false => Err(ProtocolError {
@@ -150,17 +137,17 @@ impl FullFeature {
         }
     }
 
-    /// The target stops: see `parting`.
-    pub(super) fn on_stop(&mut self, outbox: &mut Outbox) {
-        self.turn(outbox, |turn| turn.on_stop());
+    /// The target stops: see `links`.
+    pub(super) fn on_stop(&mut self) {
+        self.turn(|turn| turn.on_stop());
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.connection.poll_timeout()
     }
 
-    pub(super) fn on_timeout(&mut self, now: Instant, outbox: &mut Outbox) -> Result<(), ProtocolError> {
-        self.turn(outbox, |turn| turn.on_timeout(now))
+    pub(super) fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        self.turn(|turn| turn.on_timeout(now))
     }
 
     #[inline]
@@ -174,8 +161,8 @@ impl FullFeature {
     }
 
     #[inline]
-    pub(super) fn on_io(&mut self, done: Completion, outbox: &mut Outbox) {
-        self.turn(outbox, |turn| turn.on_io(done));
+    pub(super) fn on_io(&mut self, done: Completion) {
+        self.turn(|turn| turn.on_io(done));
     }
 
     #[inline]
@@ -190,19 +177,37 @@ impl FullFeature {
 
     /// A turn of the driver begins.
     #[inline]
-    pub(super) fn on_turn(&mut self, outbox: &mut Outbox) {
-        self.turn(outbox, |turn| turn.on_turn());
+    pub(super) fn on_turn(&mut self) {
+        self.turn(|turn| turn.on_turn());
     }
 
     #[inline]
-    pub(super) fn turn<T>(&mut self, outbox: &mut Outbox, act: impl FnOnce(&mut Turn<'_>) -> T) -> T {
+    pub(super) fn turn<T>(&mut self, act: impl FnOnce(&mut Turn<'_>) -> T) -> T {
         let session = &mut *self.shared.borrow_mut();
-        let mut turn = Turn { session, connection: &mut self.connection, outbox };
+        let mut turn = Turn { session, connection: &mut self.connection };
         let result = act(&mut turn);
         if turn.connection.is_over {
             turn.leave();
         }
         result
+    }
+
+    /// The connection is a queue pair.
+    pub(super) fn set_mover(&mut self, mover: Datamover) {
+        self.connection.replies.mover = Some(mover);
+    }
+
+    /// Whether tasks that are over, or are to be soon, wait for data to be read from the initiator's memory.
+    pub(super) fn wants_reads_over(&self) -> bool {
+        let connection = &self.connection;
+        connection.is_closed()
+            || connection.parting.has_begun()
+            || self.shared.borrow().tasks.has_aborted_without_io(connection.key)
+    }
+
+    #[inline]
+    pub(super) fn mover(&mut self) -> Option<&mut Datamover> {
+        self.connection.replies.mover.as_mut()
     }
 }
 
@@ -254,7 +259,7 @@ impl Turn<'_> {
                 reference: "RFC 7143 §11.19, NOP-In",
             });
         } else {
-            self.connection.replies.ping(self.outbox, self.session.window, PING_TAG);
+            self.connection.replies.ping(self.session.window, PING_TAG);
         }
         Ok(())
     }
@@ -285,103 +290,12 @@ impl Turn<'_> {
     /// Refuses a PDU.
     #[cold]
     pub(super) fn reject(&mut self, reason: RejectReason, bhs: &Bhs) {
-        self.connection.replies.reject(self.outbox, self.session.window, reason, bhs);
+        self.connection.replies.reject(self.session.window, reason, bhs);
     }
 
     /// Answers a task management function.
     pub(super) fn respond(&mut self, itt: u32, response: FunctionResponse) {
-        self.connection.replies.management(self.outbox, self.session.window, itt, response);
-    }
-
-    /// One header, or a part of a segment; `None` if more bytes, room or memory are needed.
-    #[inline]
-    fn step(&mut self, input: &Chunk, at: usize) -> Result<Option<usize>, ProtocolError> {
-        let unread = input.unread().get(at..).unwrap_or_default();
-        match &mut self.connection.awaiting {
-            Awaiting::Head(_) => self.step_head(input, at, unread),
-            Awaiting::Segment(segment) => {
-                let segment = *segment;
-                let Some(whole) = unread.get(..self.connection.segment_len(&segment)) else {
-                    return Ok(None);
-                };
-                self.connection.awaiting = Awaiting::Head(BHS_LEN);
-                self.on_segment(segment, whole, input, at);
-                Ok(Some(whole.len()))
-            }
-            Awaiting::Place { .. } => Ok(self.fill_place(unread)),
-            Awaiting::Tail { .. } => Ok(self.step_tail(unread)),
-            Awaiting::Memory(_) => Ok(None),
-        }
-    }
-
-    /// A segment lies `whole` in the receive buffer, `at` there, with padding and digest.
-    #[inline]
-    fn on_segment(&mut self, segment: Segment, whole: &[u8], input: &Chunk, at: usize) {
-        let is_good = !self.connection.replies.digests().data || is_intact(whole);
-        if segment.purpose == Purpose::Talk && is_good {
-            self.on_talk(&segment.bhs, whole.get(..segment.len).unwrap_or_default());
-        } else {
-            self.conclude(segment, Some(input.lend(at, segment.len)), is_good);
-        }
-    }
-
-    #[inline]
-    fn step_head(&mut self, input: &Chunk, at: usize, unread: &[u8]) -> Result<Option<usize>, ProtocolError> {
-        let head = match pdu::parse(unread, self.connection.replies.digests())? {
-            Parsed::Needs(len) => {
-                self.connection.awaiting = Awaiting::Head(len);
-                return Ok(None);
-            }
-            Parsed::Head(head) => head,
-        };
-        let data_in = data_in_of(&head.bhs);
-        if !self.connection.has_room(data_in, self.outbox) {
-            (self.connection.waits_for, self.connection.awaiting) = (data_in, Awaiting::Head(head.len));
-            return Ok(None);
-        }
-        self.connection.waits_for = 0;
-        if let Awaiting::Head(need) = &mut self.connection.awaiting {
-            *need = BHS_LEN;
-        }
-        if head.data_len > self.connection.parameters.get(Key::MaxRecvDataSegmentLength) as usize {
-            return Err(ProtocolError {
-                what: "sent a data segment above MaxRecvDataSegmentLength",
-                reference: "RFC 7143 §13.12",
-            });
-        }
-        let ahs = unread.get(BHS_LEN..BHS_LEN.saturating_add(head.bhs.ahs_len())).unwrap_or_default();
-        let purpose = self.on_head(&head, ahs)?;
-        let segment = Segment { bhs: head.bhs, len: head.data_len, purpose };
-        let here = unread.len().saturating_sub(head.len);
-        let whole = self.connection.segment_len(&segment);
-        match purpose {
-            Purpose::Talk if segment.len == 0 => self.on_talk(&head.bhs, &[]),
-            _ if segment.len == 0 => self.conclude(segment, None, true),
-            Purpose::Nothing => {
-                self.connection.awaiting =
-                    Awaiting::Tail { segment, crc: Crc32c::default(), excess: segment.len };
-            }
-            Purpose::Talk if whole > here && segment.len > LENT_PAYLOAD => {
-                self.reject(RejectReason::LONG_OPERATION_REJECT, &head.bhs);
-                let segment = Segment { purpose: Purpose::Nothing, ..segment };
-                self.connection.awaiting =
-                    Awaiting::Tail { segment, crc: Crc32c::default(), excess: segment.len };
-            }
-            Purpose::Data { .. } if whole > here && segment.len > LENT_PAYLOAD => {
-                self.connection.awaiting = Awaiting::Memory(segment);
-                self.take_memory();
-            }
-            Purpose::Whole if whole > here && segment.len > LENT_PAYLOAD => self.gather(segment),
-            Purpose::Talk | Purpose::Data { .. } | Purpose::Whole => {
-                let end = head.len.saturating_add(whole);
-                if let Some(whole) = unread.get(head.len..end) {
-                    self.on_segment(segment, whole, input, at.saturating_add(head.len));
-                    return Ok(Some(end));
-                }
-                self.connection.awaiting = Awaiting::Segment(segment);
-            }
-        }
-        Ok(Some(head.len))
+        self.connection.replies.management(self.session.window, itt, response);
     }
 
     /// Acts on a header; says whom its data is for.
@@ -436,6 +350,212 @@ impl Turn<'_> {
         }
         Ok(Purpose::Talk)
     }
+
+    /// Data of a command that waits for its turn waits with it.
+    #[inline]
+    pub(super) fn on_data_out_head(&mut self, bhs: &Bhs) -> Purpose {
+        let (key, itt) = (self.connection.key, bhs.initiator_task_tag.get());
+        if !self.session.early.is_empty() && self.session.early.has_command(key, itt) {
+            self.connection.gathering.0 = SmallVec::new();
+            return Purpose::Whole;
+        }
+        self.on_data_out(bhs)
+    }
+
+    /// Whether what is missing before a command may come still. On the only connection, and without recovery, it never
+    /// will.
+    pub(super) fn may_fill_gaps(&self) -> bool {
+        self.connection.level > 0 || self.connection.parameters.get(Key::MaxConnections) > 1
+    }
+
+    /// From error recovery level 1 on, a request whose data has a wrong digest is as if it had never come, and is sent
+    /// again (RFC 7143 §7.8): it is acted upon only when its data is here.
+    #[inline]
+    pub(super) fn is_checked_whole(&self, data_len: usize) -> bool {
+        self.connection.level > 0 && data_len > 0 && self.connection.replies.digests().data
+    }
+
+    /// Whether a PDU whose data is damaged is sent again by itself. Data is asked for again; at level 0 nothing comes
+    /// again, and what has a number must take its turn to fail, or those behind it would wait for ever.
+    #[inline]
+    pub(super) fn comes_again(&self, bhs: &Bhs) -> bool {
+        self.connection.level > 0 && bhs.opcode() != Opcode::DATA_OUT
+    }
+
+    /// A request has come with all its data.
+    pub(super) fn on_whole(&mut self, bhs: Bhs, data: Option<Seg>, is_good: bool) {
+        let ahs = std::mem::take(&mut self.connection.gathering.0);
+        let (is_immediate, key) = (bhs.is_immediate(), self.connection.key);
+        let remotes = self.connection.replies.mover.as_ref().map(Datamover::arriving).unwrap_or_default();
+        let whole = Whole { bhs, ahs, data, is_good, remotes };
+        if bhs.opcode() == Opcode::DATA_OUT {
+            let whole = self.own(whole);
+            return self.session.early.add_data(key, whole);
+        }
+        if !is_good && self.comes_again(&bhs) {
+            return;
+        }
+        let command: &ScsiCommand = transmute_ref!(&bhs);
+        let cmd_sn = command.cmd_sn.get();
+        match self.session.window.admission(cmd_sn, is_immediate) {
+            Admission::Ignored => {}
+            Admission::Early => {
+                let whole = self.own(whole);
+                self.session.early.hold(cmd_sn, key, whole);
+            }
+            Admission::Now => {
+                if !is_immediate {
+                    self.session.window.advance();
+                }
+                self.carry_out(whole);
+            }
+        }
+    }
+
+    /// Delivers requests that were held, as long as it is this connection's turn and there is room for their data-in. Not
+    /// within a data segment, lest a function that was held aborts the task whose data comes.
+    pub(super) fn deliver_early(&mut self) {
+        if !matches!(self.connection.awaiting, Awaiting::Head(_)) {
+            return;
+        }
+        self.connection.is_held_up = false;
+        while !self.connection.is_closed()
+            && let Some(next) = self.session.early.next(self.session.window.exp_cmd_sn())
+        {
+            match next {
+                Next::Of(owner, _) if owner != self.connection.key => return self.session.call(owner),
+                Next::Of(_, bhs) if !self.connection.has_room(data_in_of(&bhs)) => {
+                    self.connection.is_held_up = true;
+                    return;
+                }
+                Next::Nobody | Next::Of(..) => {}
+            }
+            let taken = self.session.early.take(self.session.window.exp_cmd_sn());
+            self.session.window.advance();
+            if let Some((request, data)) = taken {
+                self.carry_out(request);
+                data.into_iter().for_each(|data| self.carry_out(data));
+            }
+        }
+    }
+
+    /// Does what a request or data asks for that is here whole.
+    fn carry_out(&mut self, whole: Whole) {
+        let Whole { bhs, ahs, data, is_good, remotes } = whole;
+        if let Some(mover) = &mut self.connection.replies.mover {
+            mover.arrive(remotes);
+        }
+        let purpose = match bhs.opcode() {
+            Opcode::SCSI_COMMAND => self.on_command(transmute_ref!(&bhs), &bhs, &ahs),
+            Opcode::DATA_OUT => self.on_data_out(&bhs),
+            _ if !is_good => return self.reject(RejectReason::DATA_DIGEST_ERROR, &bhs),
+            _ => return self.on_talk(&bhs, &data.map(|data| data.to_vec()).unwrap_or_default()),
+        };
+        let len = bhs.data_segment_length.get() as usize;
+        self.conclude(Segment { bhs, len, purpose }, data, is_good);
+    }
+
+    /// The same in memory of its own: the receive buffer is for what comes next.
+    fn own(&self, mut whole: Whole) -> Whole {
+        let is_message = self.connection.replies.mover.is_some();
+        if let Some(lent) = whole.data.take_if(|data| is_message || !data.is_writable()) {
+            let memory = self.connection.take_or_make(lent.len());
+            lent.copy_to_seg(&memory);
+            whole.data = Some(memory);
+        }
+        whole
+    }
+
+    fn on_text(&mut self, bhs: &Bhs, data: &[u8]) {
+        let request: &TextRequest = transmute_ref!(bhs);
+        let Connection { negotiation, replies, local_ip, .. } = &mut *self.connection;
+        match negotiation.answer(request, data, self.session, local_ip) {
+            Ok(answer) => {
+                replies.set_max_segment(negotiation.max_segment());
+                replies.text(self.session.window, request.initiator_task_tag.get(), &answer);
+            }
+            Err(reason) => self.reject(reason, bhs),
+        }
+    }
+
+    /// A request other than a command, with all its data.
+    pub(super) fn on_talk(&mut self, bhs: &Bhs, data: &[u8]) {
+        match bhs.opcode() {
+            Opcode::NOP_OUT => self.on_nop(bhs, data),
+            Opcode::TEXT_REQUEST => self.on_text(bhs, data),
+            Opcode::LOGOUT_REQUEST => self.on_logout(bhs),
+            _ => self.on_management(bhs),
+        }
+    }
+
+    /// A ping, or the answer to one; that anything came is all that the latter says.
+    fn on_nop(&mut self, bhs: &Bhs, data: &[u8]) {
+        let itt = bhs.initiator_task_tag.get();
+        if itt != RESERVED_TAG {
+            self.connection.replies.pong(self.session.window, itt, bhs.lun, data);
+        } else if !bhs.is_immediate() {
+            // RFC 7143 §11.18.1: without a tag it must be immediate.
+            self.reject(RejectReason::INVALID_PDU_FIELD, bhs);
+        }
+    }
+
+    fn on_logout(&mut self, bhs: &Bhs) {
+        let request: &LogoutRequest = transmute_ref!(bhs);
+        let itt = request.initiator_task_tag.get();
+        let result = match LogoutReason(request.reason & REASON_MASK) {
+            LogoutReason::CLOSE_SESSION => {
+                self.end_session();
+                LogoutResult::CLOSED_SUCCESSFULLY
+            }
+            LogoutReason::CLOSE_CONNECTION if request.cid.get() == self.connection.cid => {
+                self.end();
+                LogoutResult::CLOSED_SUCCESSFULLY
+            }
+            LogoutReason::CLOSE_CONNECTION => match self.session.key_of(request.cid.get()) {
+                // It is answered when that connection is closed.
+                Some(key) => return self.session.tell_to_end(key, Some((self.connection.key, itt))),
+                None => LogoutResult::CID_NOT_FOUND,
+            },
+            LogoutReason::REMOVE_CONNECTION_FOR_RECOVERY if self.connection.level < 2 => {
+                LogoutResult::CONNECTION_RECOVERY_NOT_SUPPORTED
+            }
+            LogoutReason::REMOVE_CONNECTION_FOR_RECOVERY => match self.session.key_of(request.cid.get()) {
+                Some(key) if key == self.connection.key => {
+                    // Its own answer is the last that is sent on it.
+                    self.log_out(itt, LogoutResult::CLOSED_SUCCESSFULLY);
+                    return self.fail_connection(None);
+                }
+                Some(key) if self.session.has_failed(key) => LogoutResult::CLOSED_SUCCESSFULLY,
+                Some(key) => {
+                    return self.session.post(key, Mail::Fail(Some((self.connection.key, itt))));
+                }
+                None => LogoutResult::CID_NOT_FOUND,
+            },
+            _ => {
+                return self.reject(RejectReason::INVALID_PDU_FIELD, bhs);
+            }
+        };
+        self.log_out(itt, result);
+    }
+
+    /// Answers a logout request.
+    pub(super) fn log_out(&mut self, itt: u32, result: LogoutResult) {
+        let reason = match result {
+            LogoutResult::CLOSED_SUCCESSFULLY => "the initiator logged out",
+            _ => "the initiator's logout failed",
+        };
+        if self.connection.is_over {
+            self.connection.events.push(AuditEvent::Logout { reason });
+        }
+        let times = self.times();
+        self.connection.replies.logout(self.session.window, itt, result, times);
+    }
+
+    /// DefaultTime2Wait and DefaultTime2Retain, in seconds.
+    pub(super) fn times(&self) -> (u16, u16) {
+        let seconds = |key| u16::try_from(self.connection.parameters.get(key)).unwrap_or(u16::MAX);
+        (seconds(Key::DefaultTime2Wait), seconds(Key::DefaultTime2Retain))
+    }
 }
 
 /// The data-in that a command may bring, in bytes.
@@ -458,7 +578,7 @@ pub(super) const WINDOW: u32 = 256;
 /// Commands with the I bit under way beside them.
 pub(super) const MAX_IMMEDIATE: usize = 16;
 
-/// The most data-in of one session, in bytes, what waits in its outbox included; and the same of data-out for which
+/// The most data-in of one session, in bytes, what waits to be sent included; and the same of data-out for which
 /// memory was taken. Above any one command's.
 pub(super) const PAYLOAD_IN_FLIGHT: usize = 64 << 20;
 

@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!   Requested ──▶ Accept   │ Received ──▶ `inbox` ──room──▶ login, or a turn (`rdma`)
-//!                          │ Write, Read ◀── datamover     Send ◀── outbox
+//!                          │ Write, Read ◀── datamover     Send ◀── sender
 //! ```
 //! Both sides say when they connect whether a response may close the memory that its command named. Hello messages are
-//! not supported (`docs/decisions/0039-features-that-few-use.md`). After the login the session is that of iSCSI: what is
-//! in the outbox is cut into messages, behind the data that the datamover has.
+//! not supported (`docs/decisions/0039-features-that-few-use.md`). After the login the session is that of iSCSI: each
+//! PDU of its sender is a message, behind the data-in that goes with it.
 //!
 //! # Receive buffers
 //! There is one for each command of the window and one for the data that may follow it unasked, one for each immediate
@@ -16,17 +16,18 @@
 
 use super::datamover::{Datamover, Moved};
 use super::full::{MAX_IMMEDIATE, WINDOW};
+use super::replies::Replies;
 use super::{Phase, TargetSession};
 use crate::event::AuditEvent;
 use crate::exports::VolumeId;
-use crate::iscsi::iser::{HEADERS_LEN, MAX_AHS, Message, next_pdu, send_pdu};
+use crate::iscsi::iser::{HEADERS_LEN, MAX_AHS, Message};
 use crate::iscsi::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, Key};
+use crate::iscsi::sender::Sender;
 use crate::iscsi::unexpected::OfTarget;
 use crate::rdma::{Endpoint, Event, QueuePair, RdmaSession, WorkError, WorkId};
 use crate::rdma_cm::OtherProtocol;
 use crate::session::{Demand, Home, ProtocolError, SessionStage, StreamSession, Target, Timed};
-use blockmux_volume::{Completion, Io, Seg, SgList, Tag, Waker};
-use blockmux_wire::iscsi::{Bhs, Opcode};
+use blockmux_volume::{Completion, Io, Seg, Tag, Waker};
 use blockmux_wire::iser::{CmHeader, HEADER_LEN, NO_REMOTE_INVALIDATION, NO_ZERO_BASED_ADDRESSES};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -71,6 +72,7 @@ impl IserTargetSession {
     #[must_use]
     pub fn new(mut session: TargetSession) -> IserTargetSession {
         session.over_rdma = Some(false);
+        session.sender = Sender::new(true);
         if let Phase::Entrance(entrance) = &mut session.phase {
             entrance.set_over_rdma();
         }
@@ -131,7 +133,7 @@ impl IserTargetSession {
             Phase::Full(full) if !full.connection.is_closed() => {
                 let message = Message::parse(message)?;
                 self.unexpected.on_pdu(&message.bhs);
-                full.turn(&mut self.session.outbox, |turn| turn.on_message(&message))?
+                full.turn(|turn| turn.on_message(&message))?
             }
             Phase::Entrance(entrance) if entrance.is_waiting() => false,
             Phase::Entrance(_) => {
@@ -153,7 +155,7 @@ impl IserTargetSession {
         let mut pdu = message.to_vec();
         pdu.drain(..HEADER_LEN);
         pdu.resize(pdu.len().next_multiple_of(4), 0);
-        let (_, established) = entrance.on_bytes(&pdu, &mut self.session.outbox)?;
+        let (_, established) = entrance.on_bytes(&pdu, &mut self.session.sender)?;
         if let Some(established) = established {
             self.session.enter(*established);
             self.grant_unasked()?;
@@ -195,9 +197,9 @@ impl IserTargetSession {
 
     /// A piece of work is done.
     fn on_done(&mut self, id: WorkId, result: Result<(), WorkError>) {
-        let TargetSession { phase: Phase::Full(full), outbox, .. } = &mut self.session else { return };
+        let Phase::Full(full) = &mut self.session.phase else { return };
         if result.is_err() {
-            full.turn(outbox, |turn| turn.lose_connection());
+            full.turn(|turn| turn.lose_connection());
         }
         match Moved::from(id) {
             Moved::Message => {}
@@ -205,7 +207,7 @@ impl IserTargetSession {
             Moved::Got(tag) => {
                 full.mover().into_iter().for_each(Datamover::has_read);
                 self.reads_done = self.reads_done.wrapping_add(1);
-                full.turn(outbox, |turn| turn.on_fetched(tag));
+                full.turn(|turn| turn.on_fetched(tag));
             }
         }
     }
@@ -215,40 +217,43 @@ impl IserTargetSession {
         self.link = Link::Over;
         self.inbox.clear();
         let result = self.session.on_end();
+        self.session.sender().clear();
         while let Phase::Full(full) = &mut self.session.phase
-            && let Some(id) = full.mover().and_then(Datamover::abandon)
+            && let Some(tag) = full.mover().and_then(Datamover::abandon)
         {
-            self.on_done(id, Err(WorkError::Flushed));
+            full.turn(|turn| turn.on_fetched(tag));
         }
-        self.session.outbox.clear();
         result
     }
 
-    /// Has data read that commands wait for, and sends what is in the outbox; whether any of it was possible.
+    /// Has data read that commands wait for, and sends what there is to send; whether any of it was possible.
     #[inline]
     fn transmit(&mut self, queue_pair: &mut impl QueuePair) -> bool {
-        let mut has_moved = self.session.mover().is_some_and(|mover| mover.read_data(queue_pair));
+        let is_closing = matches!(self.session.demand(), Demand::Close);
+        let full = match &mut self.session.phase {
+            Phase::Full(full) => full,
+            Phase::Entrance(_) | Phase::Closing => {
+                return self.session.sender.send_all(queue_pair, |_| true);
+            }
+        };
+        let limit = full.connection.parameters.get(Key::MaxOutstandingUnexpectedPDUs);
+        let Replies { sender, mover: Some(mover), .. } = &mut full.connection.replies else { return false };
+        let mut has_moved = mover.read_data(queue_pair);
         while queue_pair.room() > 0
-            && let Some((bhs, len)) = next_pdu(&self.session.outbox)
-            && self.admits(&bhs)
+            && let Some(message) = sender.front()
+            // Before the end there is nothing to wait for.
+            && (self.unexpected.admits(&message.bhs, limit) || is_closing)
         {
-            let mut closes = None;
-            if bhs.opcode() == Opcode::SCSI_RESPONSE
-                && let Some(mover) = self.session.mover()
-            {
-                has_moved |= mover.write_data(queue_pair);
+            has_moved = true;
+            if let Some((local, remote)) = message.data_in.take() {
+                mover.write_data(queue_pair, &local, remote);
                 if queue_pair.room() == 0 {
                     break;
                 }
-                closes = mover.closes();
             }
-            let nothing = SgList::default();
-            send_pdu(&mut self.session.outbox, len, |message| queue_pair.send(message, &nothing, closes));
-            has_moved = true;
+            sender.send(queue_pair);
         }
-        if let Some(mover) = self.session.mover() {
-            mover.wait_for(queue_pair.unsent());
-        }
+        mover.wait_for(queue_pair.unsent());
         has_moved
     }
 
@@ -274,23 +279,6 @@ impl IserTargetSession {
             });
         }
         Ok(())
-    }
-
-    /// Whether a PDU may go out now.
-    fn admits(&mut self, bhs: &Bhs) -> bool {
-        let Phase::Full(full) = &self.session.phase else { return true };
-        let limit = full.connection.parameters.get(Key::MaxOutstandingUnexpectedPDUs);
-        // Before the end there is nothing to wait for.
-        self.unexpected.admits(bhs, limit) || matches!(self.session.demand(), Demand::Close)
-    }
-}
-
-impl TargetSession {
-    /// What moves data in full feature phase.
-    #[inline]
-    fn mover(&mut self) -> Option<&mut Datamover> {
-        let Phase::Full(full) = &mut self.phase else { return None };
-        full.mover()
     }
 }
 
@@ -359,7 +347,7 @@ impl RdmaSession for IserTargetSession {
         let has_sent = self.transmit(queue_pair);
         let waits = self.inbox.len();
         self.resume();
-        if self.session.outbox.is_empty() && matches!(self.session.demand(), Demand::Close) {
+        if self.session.sender().is_empty() && matches!(self.session.demand(), Demand::Close) {
             queue_pair.disconnect();
             self.link = Link::Ending;
         }

@@ -11,7 +11,7 @@
 
 use super::answer::{Cut, Expected};
 use crate::scsi::Response;
-use blockmux_wire::iscsi::BHS_LEN;
+use blockmux_wire::iscsi::Bhs;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 
@@ -36,7 +36,7 @@ struct Answer {
 /// What is sent again.
 pub(super) enum What {
     /// A PDU as it was.
-    Pdu { header: [u8; BHS_LEN], data: SmallVec<[u8; 32]> },
+    Pdu { bhs: Bhs, data: SmallVec<[u8; 32]> },
     /// The answer to a command, made anew.
     Command(Outcome),
 }
@@ -126,9 +126,10 @@ const MAX_KEPT_BYTES: usize = 32 << 20;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zerocopy::FromZeros;
 
     fn pdu(len: usize) -> What {
-        What::Pdu { header: [0; BHS_LEN], data: SmallVec::from_elem(7, len) }
+        What::Pdu { bhs: Bhs::new_zeroed(), data: SmallVec::from_elem(7, len) }
     }
 
     #[test]

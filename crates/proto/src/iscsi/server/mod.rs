@@ -3,11 +3,8 @@
 //! ```text
 //!             ┌──────────────┐  FullFeaturePhase  ┌─────────────────────────────────────────────┐
 //!   new ────▶ │   Entrance   │ ─────────────────▶ │                FullFeature                  │
-//!             │ entrance.rs  │                    │ full.rs, receive.rs  command.rs, transfer.rs│
-//!             └──────────────┘                    │ talk.rs  manage.rs  replies.rs  sequence.rs │
-//!                                                 │ parting.rs                                  │
-//!                                                 │ early.rs  kept.rs  snack.rs  links.rs       │
-//!                                                 │ allegiance.rs      rdma.rs  datamover.rs    │
+//!             │ entrance.rs  │                    │ receive.rs ──▶ full.rs ──▶ command.rs       │
+//!             └──────────────┘                    │      links.rs         ──▶ negotiation.rs    │
 //!                     │ refused                   └─────────────────────────────────────────────┘
 //!                     ▼                                   │ logged out, reset, stopped
 //!                  Closing ──────▶ Demand::Close ◀────────┘
@@ -15,15 +12,15 @@
 //! *Several connections to a session* (MC/S): they live on one core and share what is the session's (`shared`): command
 //! numbers, nexus, tasks. A [`TargetSession`] is one of them; its first login request says which session it is for, and
 //! `local` where that is (`docs/decisions/0010-several-connections-to-a-session.md`). `links` is what connections do
-//! for each other.
+//! for each other, and how they end.
 //!
 //! *Error recovery level 1* (RFC 7143 §7): what has a StatSN is kept until it is acknowledged (`kept`), and sent again for
 //! SNACK; a request whose data has a wrong digest counts as not received, and those behind it wait (`early`); data-out
-//! that is lost is asked for again (`snack`, `transfer`). A wrong header digest ends the connection at every level: not
+//! that is lost is asked for again (`command`, `transfer`). A wrong header digest ends the connection at every level: not
 //! even the length of the PDU can be believed, and there is no layer below that would find the next one (§7.8).
 //!
 //! *Error recovery level 2*: a connection that is lost has *failed*, and its tasks stay with its driver until TASK
-//! REASSIGN takes them to another connection, or their time is over (`allegiance`).
+//! REASSIGN takes them to another connection, or their time is over (`links`).
 //!
 //! What bounds a connection: 64 requests, 64 KiB of text and 30 seconds for a login; then 256 commands in the window and
 //! 16 immediate ones, 64 MiB of data-in and as much memory for data-out, 16 task management functions, 64 KiB of text,
@@ -34,11 +31,10 @@
 //!
 //! # Over RDMA
 //! [`IserTargetSession`] is the same session over a queue pair (iSER, RFC 7145). The seam is that of RFC 5047: what has come
-//! as a message goes the way of every PDU (`rdma`), control PDUs leave by the outbox, cut into messages (`iser`); and where
+//! as a message goes the way of every PDU (`receive`), control PDUs leave as messages (`sender`, `iser`); and where
 //! `answer` would make Data-In and `command` R2Ts, the datamover writes and reads the initiator's memory (`datamover`).
-//! Commands, sequence, tasks and management know nothing of it.
+//! Sequence and tasks know nothing of it.
 
-mod allegiance;
 mod answer;
 mod command;
 mod connection;
@@ -50,16 +46,12 @@ mod iser;
 mod kept;
 mod links;
 mod local;
-mod manage;
-mod parting;
-mod rdma;
+mod negotiation;
 mod receive;
 mod replies;
 mod request;
 mod sequence;
 mod shared;
-mod snack;
-mod talk;
 mod tasks;
 mod transfer;
 
@@ -70,6 +62,7 @@ use super::login::chap::SEED_LEN;
 use super::login::operational::Key;
 use super::login::target::{Established, Session, TargetLogin};
 use super::node::Node;
+use super::sender::Sender;
 use super::sessions::{HangUp, LoginPermit};
 use crate::event::{AuditEvent, AuditEvents, Login};
 use crate::exports::VolumeId;
@@ -88,7 +81,8 @@ use std::time::Instant;
 /// One connection of an initiator's session with an iSCSI target.
 pub struct TargetSession {
     phase: Phase,
-    outbox: Outbox,
+    /// The login's; full feature phase takes it over.
+    sender: Sender,
     events: AuditEvents,
     node: Arc<Node>,
     group_tag: u16,
@@ -142,7 +136,7 @@ impl TargetSession {
         let entrance = Entrance::new(login, node.clone(), local.clone(), now);
         TargetSession {
             phase: Phase::Entrance(Box::new(entrance)),
-            outbox: Outbox::default(),
+            sender: Sender::default(),
             events: AuditEvents::default(),
             node,
             group_tag,
@@ -173,6 +167,15 @@ impl TargetSession {
         match &self.phase {
             Phase::Entrance(entrance) => entrance.moves_to().cloned(),
             Phase::Full(_) | Phase::Closing => None,
+        }
+    }
+
+    /// What the session sends by now.
+    #[inline]
+    fn sender(&mut self) -> &mut Sender {
+        match &mut self.phase {
+            Phase::Full(full) => full.sender(),
+            Phase::Entrance(_) | Phase::Closing => &mut self.sender,
         }
     }
 
@@ -211,6 +214,7 @@ impl TargetSession {
             local: self.local.clone(),
             pool: self.pool.clone(),
             waker: self.waker.clone(),
+            sender: std::mem::take(&mut self.sender),
         };
         self.events.push(AuditEvent::Login(self.login_of(&established)));
         let is_solicited_only = established.parameters.is_on(Key::TaggedBufferForSolicitedDataOnly);
@@ -238,13 +242,13 @@ impl Timed for TargetSession {
         self.now = now;
         match &mut self.phase {
             Phase::Entrance(entrance) => {
-                let result = entrance.on_timeout(now, &mut self.outbox);
+                let result = entrance.on_timeout(now, &mut self.sender);
                 if let Some(established) = self.audited(result)? {
                     self.enter(*established);
                 }
                 Ok(())
             }
-            Phase::Full(full) => full.on_timeout(now, &mut self.outbox),
+            Phase::Full(full) => full.on_timeout(now),
             Phase::Closing => Ok(()),
         }
     }
@@ -254,7 +258,7 @@ impl StreamSession for TargetSession {
     fn demand(&self) -> Demand {
         match &self.phase {
             Phase::Entrance(entrance) => entrance.demand(),
-            Phase::Full(full) => full.demand(&self.outbox),
+            Phase::Full(full) => full.demand(),
             Phase::Closing => Demand::Close,
         }
     }
@@ -264,28 +268,28 @@ impl StreamSession for TargetSession {
         let mut taken = 0;
         if let Phase::Entrance(entrance) = &mut self.phase {
             let established;
-            let result = entrance.on_bytes(input.unread(), &mut self.outbox);
+            let result = entrance.on_bytes(input.unread(), &mut self.sender);
             (taken, established) = self.audited(result)?;
             if let Some(established) = established {
                 self.enter(*established);
             }
         }
         match &mut self.phase {
-            Phase::Full(full) => full.on_bytes(input, taken, &mut self.outbox),
+            Phase::Full(full) => full.on_bytes(input, taken),
             Phase::Entrance(_) | Phase::Closing => Ok(taken),
         }
     }
 
     fn on_placed(&mut self) -> Result<(), ProtocolError> {
         if let Phase::Full(full) = &mut self.phase {
-            full.on_placed(&mut self.outbox);
+            full.on_placed();
         }
         Ok(())
     }
 
     fn on_end(&mut self) -> Result<(), ProtocolError> {
         match &mut self.phase {
-            Phase::Full(full) => full.on_end(&mut self.outbox),
+            Phase::Full(full) => full.on_end(),
             Phase::Entrance(_) | Phase::Closing => {
                 self.phase = Phase::Closing;
                 Ok(())
@@ -295,7 +299,7 @@ impl StreamSession for TargetSession {
 
     #[inline]
     fn outbox(&mut self) -> &mut Outbox {
-        &mut self.outbox
+        self.sender().outbox()
     }
 }
 
@@ -323,7 +327,7 @@ impl Target for TargetSession {
     #[inline]
     fn on_io(&mut self, done: Completion) {
         if let Phase::Full(full) = &mut self.phase {
-            full.on_io(done, &mut self.outbox);
+            full.on_io(done);
         }
     }
 
@@ -342,7 +346,7 @@ impl Target for TargetSession {
     #[inline]
     fn on_turn(&mut self) {
         if let Phase::Full(full) = &mut self.phase {
-            full.on_turn(&mut self.outbox);
+            full.on_turn();
         }
     }
 
@@ -365,10 +369,10 @@ impl Target for TargetSession {
     fn on_stop(&mut self) {
         match &mut self.phase {
             Phase::Entrance(entrance) => {
-                entrance.on_stop(&mut self.outbox);
+                entrance.on_stop(&mut self.sender);
                 self.phase = Phase::Closing;
             }
-            Phase::Full(full) => full.on_stop(&mut self.outbox),
+            Phase::Full(full) => full.on_stop(),
             Phase::Closing => {}
         }
     }

@@ -1,14 +1,38 @@
-//! Data segments: where the bytes of a PDU behind its header go. The drawing is in `full`.
+//! What comes: headers and data segments out of a stream, or whole messages; and where the bytes behind a header go.
+//!
+//! ```text
+//!              ┌─────────────────── no data segment ────────────────────┐
+//!              ▼                                                        │
+//!   ┌──────▶ Head ──── a segment that is here, or short ──▶ Segment ────┤
+//!   │          │ │                                                      ├─▶ the command, the text, the ping ...
+//!   │          │ └─ long data-out ─▶ Memory ──▶ Place ──┐               │
+//!   │          │                 (pool empty)           ▼               │
+//!   │          └─ nobody wants it ────────────────────▶ Tail ───────────┘
+//!   │                                      (excess, padding, digest)
+//!   └── the next header
+//! ```
+//! A header is acted upon as soon as it is whole: a command begins before its immediate data has come, so that the
+//! device server has said by then how much of it is wanted and where. Data-out that is wholly in the receive buffer is
+//! lent from there to the volume if it is all that the command wants; else the command's data is gathered in memory
+//! from the pool, and what has not come yet is received straight into it.
+//!
 
 use super::command::{CRC_ERROR, data_sense};
-use super::full::Turn;
+use super::datamover::Remotes;
+use super::full::{Turn, data_in_of};
 use super::tasks::State;
 use crate::digest;
+use crate::iscsi::iser::Message;
+use crate::iscsi::login::operational::Key;
+use crate::iscsi::pdu::{self, Head, Parsed};
 use crate::scsi::task_set::TaskRouter;
 use crate::scsi::{Response, Status};
-use blockmux_volume::{Crc32c, Seg};
+use crate::session::ProtocolError;
+use blockmux_volume::{Chunk, Crc32c, Seg};
+use blockmux_wire::iscsi::scsi::DataOut;
 use blockmux_wire::iscsi::session::RejectReason;
-use blockmux_wire::iscsi::{BHS_LEN, Bhs, DIGEST_LEN, padding};
+use blockmux_wire::iscsi::{BHS_LEN, Bhs, DIGEST_LEN, Opcode, RESERVED_TAG, padding};
+use zerocopy::transmute_ref;
 
 /// What the next bytes are.
 pub(super) enum Awaiting {
@@ -213,6 +237,142 @@ impl Turn<'_> {
         self.connection.awaiting = Awaiting::Head(BHS_LEN);
         self.conclude(segment, None, is_good);
         Some(taken)
+    }
+
+    /// One header, or a part of a segment; `None` if more bytes, room or memory are needed.
+    #[inline]
+    pub(super) fn step(&mut self, input: &Chunk, at: usize) -> Result<Option<usize>, ProtocolError> {
+        let unread = input.unread().get(at..).unwrap_or_default();
+        match &mut self.connection.awaiting {
+            Awaiting::Head(_) => self.step_head(input, at, unread),
+            Awaiting::Segment(segment) => {
+                let segment = *segment;
+                let Some(whole) = unread.get(..self.connection.segment_len(&segment)) else {
+                    return Ok(None);
+                };
+                self.connection.awaiting = Awaiting::Head(BHS_LEN);
+                self.on_segment(segment, whole, input, at);
+                Ok(Some(whole.len()))
+            }
+            Awaiting::Place { .. } => Ok(self.fill_place(unread)),
+            Awaiting::Tail { .. } => Ok(self.step_tail(unread)),
+            Awaiting::Memory(_) => Ok(None),
+        }
+    }
+
+    #[inline]
+    fn step_head(&mut self, input: &Chunk, at: usize, unread: &[u8]) -> Result<Option<usize>, ProtocolError> {
+        let head = match pdu::parse(unread, self.connection.replies.digests())? {
+            Parsed::Needs(len) => {
+                self.connection.awaiting = Awaiting::Head(len);
+                return Ok(None);
+            }
+            Parsed::Head(head) => head,
+        };
+        let data_in = data_in_of(&head.bhs);
+        if !self.connection.has_room(data_in) {
+            (self.connection.waits_for, self.connection.awaiting) = (data_in, Awaiting::Head(head.len));
+            return Ok(None);
+        }
+        self.connection.waits_for = 0;
+        if let Awaiting::Head(need) = &mut self.connection.awaiting {
+            *need = BHS_LEN;
+        }
+        if head.data_len > self.connection.parameters.get(Key::MaxRecvDataSegmentLength) as usize {
+            return Err(ProtocolError {
+                what: "sent a data segment above MaxRecvDataSegmentLength",
+                reference: "RFC 7143 §13.12",
+            });
+        }
+        let ahs = unread.get(BHS_LEN..BHS_LEN.saturating_add(head.bhs.ahs_len())).unwrap_or_default();
+        let purpose = self.on_head(&head, ahs)?;
+        let segment = Segment { bhs: head.bhs, len: head.data_len, purpose };
+        let here = unread.len().saturating_sub(head.len);
+        let whole = self.connection.segment_len(&segment);
+        match purpose {
+            Purpose::Talk if segment.len == 0 => self.on_talk(&head.bhs, &[]),
+            _ if segment.len == 0 => self.conclude(segment, None, true),
+            Purpose::Nothing => {
+                self.connection.awaiting =
+                    Awaiting::Tail { segment, crc: Crc32c::default(), excess: segment.len };
+            }
+            Purpose::Talk if whole > here && segment.len > LENT_PAYLOAD => {
+                self.reject(RejectReason::LONG_OPERATION_REJECT, &head.bhs);
+                let segment = Segment { purpose: Purpose::Nothing, ..segment };
+                self.connection.awaiting =
+                    Awaiting::Tail { segment, crc: Crc32c::default(), excess: segment.len };
+            }
+            Purpose::Data { .. } if whole > here && segment.len > LENT_PAYLOAD => {
+                self.connection.awaiting = Awaiting::Memory(segment);
+                self.take_memory();
+            }
+            Purpose::Whole if whole > here && segment.len > LENT_PAYLOAD => self.gather(segment),
+            Purpose::Talk | Purpose::Data { .. } | Purpose::Whole => {
+                let end = head.len.saturating_add(whole);
+                if let Some(whole) = unread.get(head.len..end) {
+                    self.on_segment(segment, whole, input, at.saturating_add(head.len));
+                    return Ok(Some(end));
+                }
+                self.connection.awaiting = Awaiting::Segment(segment);
+            }
+        }
+        Ok(Some(head.len))
+    }
+
+    /// A segment lies `whole` in the receive buffer, `at` there, with padding and digest.
+    #[inline]
+    fn on_segment(&mut self, segment: Segment, whole: &[u8], input: &Chunk, at: usize) {
+        let is_good = !self.connection.replies.digests().data || is_intact(whole);
+        if segment.purpose == Purpose::Talk && is_good {
+            self.on_talk(&segment.bhs, whole.get(..segment.len).unwrap_or_default());
+        } else {
+            self.conclude(segment, Some(input.lend(at, segment.len)), is_good);
+        }
+    }
+
+    /// Takes a message; `false`: there is no room for its data-in yet.
+    ///
+    /// # Errors
+    /// If it is none that may come.
+    pub(super) fn on_message(&mut self, message: &Message) -> Result<bool, ProtocolError> {
+        self.connection.keep_alive.heard = true;
+        let (Message { header, bhs, ahs, data }, data_len) = (message, message.data_len());
+        if !self.connection.has_room(data_in_of(bhs)) {
+            return Ok(false);
+        }
+        if data_len > self.connection.parameters.get(Key::MaxRecvDataSegmentLength) as usize {
+            return Err(ProtocolError {
+                what: "sent a data segment above TargetRecvDataSegmentLength",
+                reference: "RFC 7145 §6.4",
+            });
+        }
+        if bhs.opcode() == Opcode::DATA_OUT && !self.may_come_unasked(transmute_ref!(bhs)) {
+            return Err(ProtocolError {
+                what: "sent data as a message that RDMA Read is to bring",
+                reference: "RFC 7145 §7.3.4",
+            });
+        }
+        if let Some(mover) = &mut self.connection.replies.mover {
+            mover.arrive(Remotes::from(header));
+        }
+        let head = Head { bhs: *bhs, len: BHS_LEN.saturating_add(ahs.len()), data_len };
+        match self.on_head(&head, ahs)? {
+            Purpose::Talk => self.on_talk(bhs, &data.as_ref().map(Seg::to_vec).unwrap_or_default()),
+            purpose => self.conclude(Segment { bhs: *bhs, len: data_len, purpose }, data.clone(), true),
+        }
+        if !self.session.early.is_empty() {
+            self.deliver_early();
+        }
+        Ok(true)
+    }
+
+    /// Whether a Data-Out is of no task, or of one whose data is not being read: else its memory would have two writers.
+    fn may_come_unasked(&mut self, data_out: &DataOut) -> bool {
+        let slot = self.session.tasks.find(data_out.initiator_task_tag.get());
+        let is_fetched = slot
+            .and_then(|slot| self.session.tasks.get_mut(slot))
+            .is_some_and(|entry| entry.progress.transfer.is_asked());
+        data_out.target_transfer_tag.get() == RESERVED_TAG && !is_fetched
     }
 }
 

@@ -5,27 +5,27 @@
 
 use super::datamover::Datamover;
 use super::kept::{Kept, Outcome, What};
+use super::negotiation::Answer;
 use super::sequence::CommandWindow;
 use crate::iscsi::digests::Digests;
 use crate::iscsi::login::operational::{Key, Parameters};
-use crate::iscsi::pdu;
-use crate::outbox::Outbox;
+use crate::iscsi::sender::Sender;
 use blockmux_volume::{Pool, SgList};
 use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::session::*;
 use blockmux_wire::iscsi::{BHS_LEN, Bhs, FLAG_FINAL, Opcode, RESERVED_TAG, U24};
 use smallvec::SmallVec;
-use zerocopy::IntoBytes;
+use zerocopy::{IntoBytes, transmute_mut, transmute_ref};
 
-/// Writes PDUs into an outbox.
+/// Sends PDUs to the initiator.
 pub(super) struct Replies {
-    digests: Digests,
+    pub(super) sender: Sender,
     stat_sn: u32,
     pub(super) max_burst: usize,
     /// The longest data segment that the initiator takes, in bytes.
     pub(super) max_segment: usize,
     pub(super) pool: Pool,
-    /// Bytes pushed without payload since the outbox was last seen empty: what an initiator that does not read
+    /// Bytes pushed without payload since everything was last seen sent: what an initiator that does not read
     /// makes us keep.
     unsent: usize,
     /// What may have to be sent again; `None` at error recovery level 0.
@@ -35,12 +35,11 @@ pub(super) struct Replies {
 }
 
 impl Replies {
-    pub(super) fn new(parameters: &Parameters, stat_sn: u32, pool: Pool) -> Replies {
+    /// `sender` may still have the last response of the login.
+    pub(super) fn new(parameters: &Parameters, stat_sn: u32, pool: Pool, mut sender: Sender) -> Replies {
+        sender.set_digests(Digests::of(parameters));
         Replies {
-            digests: Digests {
-                header: parameters.is_on(Key::HeaderDigest),
-                data: parameters.is_on(Key::DataDigest),
-            },
+            sender,
             stat_sn,
             max_burst: parameters.get(Key::MaxBurstLength) as usize,
             max_segment: parameters.max_send_data_segment_length(),
@@ -52,11 +51,7 @@ impl Replies {
     }
 
     pub(super) fn digests(&self) -> Digests {
-        self.digests
-    }
-
-    pub(super) fn max_segment(&self) -> usize {
-        self.max_segment
+        self.sender.digests()
     }
 
     pub(super) fn set_max_segment(&mut self, len: usize) {
@@ -65,8 +60,8 @@ impl Replies {
 
     /// Whether another request may be answered before the initiator reads something.
     #[inline]
-    pub(super) fn has_room(&self, outbox: &Outbox) -> bool {
-        self.unsent < UNSENT || outbox.is_empty()
+    pub(super) fn has_room(&self) -> bool {
+        self.unsent < UNSENT || self.sender.is_empty()
     }
 
     /// All answers to commands that are not acknowledged.
@@ -77,20 +72,14 @@ impl Replies {
     /// Sends the answer to a command that has come on another connection: its data from `exp_data_sn` on, in segments as
     /// long as they may be here, and then its status. 0, and what cannot be right, stands for what was acknowledged
     /// last (RFC 7143 §11.5.6).
-    pub(super) fn reassigned(
-        &mut self,
-        outbox: &mut Outbox,
-        window: CommandWindow,
-        outcome: Outcome,
-        exp_data_sn: u32,
-    ) {
+    pub(super) fn reassigned(&mut self, window: CommandWindow, outcome: Outcome, exp_data_sn: u32) {
         let Outcome { expected, response, cut } = outcome;
         let is_right = exp_data_sn > 0 && (cut.confirmed..=cut.end()).contains(&exp_data_sn);
         let first = if is_right { exp_data_sn } else { cut.confirmed };
         let mut cut = cut.again(first, self.max_segment, 0);
         cut.stat_sn = self.next_stat_sn();
-        let end = self.data_in(outbox, window, expected, &response, cut, 0..u32::MAX);
-        self.status(outbox, window, expected, &response, cut, end);
+        let end = self.data_in(window, expected, &response, cut, 0..u32::MAX);
+        self.status(window, expected, &response, cut, end);
         if let Some(kept) = &mut self.kept {
             kept.keep(cut.stat_sn, What::Command(Outcome { expected, response, cut }));
         }
@@ -111,20 +100,18 @@ impl Replies {
     /// If they were never sent or have been acknowledged; if they are not kept any more.
     pub(super) fn answers_again(
         &mut self,
-        outbox: &mut Outbox,
         window: CommandWindow,
         first: u32,
         count: u32,
     ) -> Result<(), RejectReason> {
         let Some(kept) = self.kept.take() else { return Err(RejectReason::SNACK_REJECT) };
-        let result = self.send_again(outbox, window, &kept, first, count);
+        let result = self.send_again(window, &kept, first, count);
         self.kept = Some(kept);
         result
     }
 
     fn send_again(
         &mut self,
-        outbox: &mut Outbox,
         window: CommandWindow,
         kept: &Kept,
         first: u32,
@@ -142,22 +129,21 @@ impl Replies {
         }
         for what in numbers().filter_map(|stat_sn| kept.find(stat_sn)) {
             match what {
-                What::Pdu { header, data } => {
-                    let mut header = *header;
-                    for (place, value) in [(28, window.exp_cmd_sn()), (32, window.max_cmd_sn())] {
-                        if let Some(field) = header.get_mut(place..).and_then(<[u8]>::first_chunk_mut) {
-                            *field = value.to_be_bytes();
-                        }
-                    }
-                    self.send(outbox, &header, data);
+                What::Pdu { bhs, data } => {
+                    let mut bhs = *bhs;
+                    // Every answer has these two in the same places.
+                    let answer: &mut NopIn = transmute_mut!(&mut bhs);
+                    answer.exp_cmd_sn = window.exp_cmd_sn().into();
+                    answer.max_cmd_sn = window.max_cmd_sn().into();
+                    self.send(&bhs, data);
                 }
                 What::Command(Outcome { expected, response, cut }) => {
                     let end = cut.end();
                     if cut.collapses {
                         let last = end.wrapping_sub(1)..end;
-                        self.data_in(outbox, window, *expected, response, *cut, last);
+                        self.data_in(window, *expected, response, *cut, last);
                     } else {
-                        self.status(outbox, window, *expected, response, *cut, end);
+                        self.status(window, *expected, response, *cut, end);
                     }
                 }
             }
@@ -169,7 +155,6 @@ impl Replies {
     /// SNACK). `None` if the command has no answer here.
     pub(super) fn data_again(
         &mut self,
-        outbox: &mut Outbox,
         window: CommandWindow,
         itt: u32,
         (first, count): (u32, u32),
@@ -185,7 +170,7 @@ impl Replies {
             return Some(Err(RejectReason::SNACK_REJECT));
         }
         let wanted = first..first.saturating_add(if count == 0 { left } else { count });
-        self.data_in(outbox, window, outcome.expected, &outcome.response, cut, wanted);
+        self.data_in(window, outcome.expected, &outcome.response, cut, wanted);
         Some(Ok(()))
     }
 
@@ -196,7 +181,6 @@ impl Replies {
     /// If that data was not sent, or has been acknowledged.
     pub(super) fn resegment(
         &mut self,
-        outbox: &mut Outbox,
         window: CommandWindow,
         itt: u32,
         first: u32,
@@ -210,8 +194,8 @@ impl Replies {
         }
         outcome.cut = outcome.cut.again(first, max_segment, snack_tag);
         let Outcome { expected, response, cut } = outcome.clone();
-        let end = self.data_in(outbox, window, expected, &response, cut, 0..u32::MAX);
-        self.status(outbox, window, expected, &response, cut, end);
+        let end = self.data_in(window, expected, &response, cut, 0..u32::MAX);
+        self.status(window, expected, &response, cut, end);
         Ok(())
     }
 
@@ -236,7 +220,6 @@ impl Replies {
     /// Asks for data.
     pub(super) fn r2t(
         &mut self,
-        outbox: &mut Outbox,
         window: CommandWindow,
         (lun, itt): ([u8; 8], u32),
         ttt: u32,
@@ -258,16 +241,10 @@ impl Replies {
             buffer_offset: grant.offset.into(),
             desired_data_transfer_length: grant.len.into(),
         };
-        self.send(outbox, pdu.as_bytes(), &[]);
+        self.send(transmute_ref!(&pdu), &[]);
     }
 
-    pub(super) fn management(
-        &mut self,
-        outbox: &mut Outbox,
-        window: CommandWindow,
-        itt: u32,
-        response: FunctionResponse,
-    ) {
+    pub(super) fn management(&mut self, window: CommandWindow, itt: u32, response: FunctionResponse) {
         let pdu = TaskManagementResponse {
             opcode: Opcode::TASK_MANAGEMENT_RESPONSE.0,
             flags: FLAG_FINAL,
@@ -284,31 +261,23 @@ impl Replies {
             max_cmd_sn: window.max_cmd_sn().into(),
             reserved_end: [0; 12],
         };
-        self.send_answer(outbox, pdu.as_bytes(), &[]);
+        self.send_answer(transmute_ref!(&pdu), &[]);
     }
 
     /// Answers a ping of the initiator's with as much of its data as it takes back.
-    pub(super) fn pong(
-        &mut self,
-        outbox: &mut Outbox,
-        window: CommandWindow,
-        itt: u32,
-        lun: [u8; 8],
-        data: &[u8],
-    ) {
+    pub(super) fn pong(&mut self, window: CommandWindow, itt: u32, lun: [u8; 8], data: &[u8]) {
         let data = data.get(..self.max_segment).unwrap_or(data);
         let stat_sn = self.next_stat_sn();
-        self.nop_in(outbox, window, (itt, RESERVED_TAG), lun, stat_sn, data);
+        self.nop_in(window, (itt, RESERVED_TAG), lun, stat_sn, data);
     }
 
     /// A ping of the target's own; it has no status.
-    pub(super) fn ping(&mut self, outbox: &mut Outbox, window: CommandWindow, ttt: u32) {
-        self.nop_in(outbox, window, (RESERVED_TAG, ttt), [0; 8], self.stat_sn, &[]);
+    pub(super) fn ping(&mut self, window: CommandWindow, ttt: u32) {
+        self.nop_in(window, (RESERVED_TAG, ttt), [0; 8], self.stat_sn, &[]);
     }
 
     fn nop_in(
         &mut self,
-        outbox: &mut Outbox,
         window: CommandWindow,
         (itt, ttt): (u32, u32),
         lun: [u8; 8],
@@ -330,41 +299,33 @@ impl Replies {
             reserved_end: [0; 12],
         };
         if itt == RESERVED_TAG {
-            self.send(outbox, pdu.as_bytes(), data);
+            self.send(transmute_ref!(&pdu), data);
         } else {
-            self.send_answer(outbox, pdu.as_bytes(), data);
+            self.send_answer(transmute_ref!(&pdu), data);
         }
     }
 
-    /// A text response, with F or C as `flags`; `ttt` is reserved in the last one.
-    pub(super) fn text(
-        &mut self,
-        outbox: &mut Outbox,
-        window: CommandWindow,
-        (itt, ttt): (u32, u32),
-        flags: u8,
-        text: &[u8],
-    ) {
+    pub(super) fn text(&mut self, window: CommandWindow, itt: u32, answer: &Answer) {
+        let Answer { flags, ttt, text } = answer;
         let pdu = TextResponse {
             opcode: Opcode::TEXT_RESPONSE.0,
-            flags,
+            flags: *flags,
             reserved: [0; 2],
             total_ahs_length: 0,
             data_segment_length: U24::new(text.len() as u32),
             lun: [0; 8],
             initiator_task_tag: itt.into(),
-            target_transfer_tag: ttt.into(),
+            target_transfer_tag: (*ttt).into(),
             stat_sn: self.next_stat_sn().into(),
             exp_cmd_sn: window.exp_cmd_sn().into(),
             max_cmd_sn: window.max_cmd_sn().into(),
             reserved_end: [0; 12],
         };
-        self.send_answer(outbox, pdu.as_bytes(), text);
+        self.send_answer(transmute_ref!(&pdu), text);
     }
 
     pub(super) fn logout(
         &mut self,
-        outbox: &mut Outbox,
         window: CommandWindow,
         itt: u32,
         result: LogoutResult,
@@ -388,17 +349,11 @@ impl Replies {
             time2retain: times.1.into(),
             reserved_end: [0; 4],
         };
-        self.send_answer(outbox, pdu.as_bytes(), &[]);
+        self.send_answer(transmute_ref!(&pdu), &[]);
     }
 
     /// Tells of an event that no request asked for.
-    pub(super) fn event(
-        &mut self,
-        outbox: &mut Outbox,
-        window: CommandWindow,
-        event: AsyncEvent,
-        parameters: [u16; 3],
-    ) {
+    pub(super) fn event(&mut self, window: CommandWindow, event: AsyncEvent, parameters: [u16; 3]) {
         let [parameter1, parameter2, parameter3] = parameters;
         let pdu = AsyncMessage {
             opcode: Opcode::ASYNC_MESSAGE.0,
@@ -419,18 +374,12 @@ impl Replies {
             parameter3: parameter3.into(),
             reserved_end: [0; 4],
         };
-        self.send_answer(outbox, pdu.as_bytes(), &[]);
+        self.send_answer(transmute_ref!(&pdu), &[]);
     }
 
     /// Refuses a PDU, whose header goes back.
     #[cold]
-    pub(super) fn reject(
-        &mut self,
-        outbox: &mut Outbox,
-        window: CommandWindow,
-        reason: RejectReason,
-        of: &Bhs,
-    ) {
+    pub(super) fn reject(&mut self, window: CommandWindow, reason: RejectReason, of: &Bhs) {
         let pdu = Reject {
             opcode: Opcode::REJECT.0,
             flags: FLAG_FINAL,
@@ -447,7 +396,7 @@ impl Replies {
             data_sn: 0.into(),
             reserved_end: [0; 8],
         };
-        self.send_answer(outbox, pdu.as_bytes(), of.as_bytes());
+        self.send_answer(transmute_ref!(&pdu), of.as_bytes());
     }
 
     pub(super) fn next_stat_sn(&mut self) -> u32 {
@@ -457,37 +406,29 @@ impl Replies {
     }
 
     /// Sends a PDU that has a StatSN of its own.
-    fn send_answer(&mut self, outbox: &mut Outbox, header: &[u8], data: &[u8]) {
-        self.send(outbox, header, data);
-        if let Some(kept) = &mut self.kept
-            && let Some(header) = header.first_chunk()
-        {
-            let what = What::Pdu { header: *header, data: SmallVec::from_slice(data) };
+    fn send_answer(&mut self, bhs: &Bhs, data: &[u8]) {
+        self.send(bhs, data);
+        if let Some(kept) = &mut self.kept {
+            let what = What::Pdu { bhs: *bhs, data: SmallVec::from_slice(data) };
             kept.keep(self.stat_sn.wrapping_sub(1), what);
         }
     }
 
     #[inline]
-    pub(super) fn send(&mut self, outbox: &mut Outbox, header: &[u8], data: &[u8]) {
-        self.count(outbox, header.len().saturating_add(data.len()));
-        pdu::push(outbox, self.digests, header, data);
+    pub(super) fn send(&mut self, bhs: &Bhs, data: &[u8]) {
+        self.count(BHS_LEN.saturating_add(data.len()));
+        self.sender.push(bhs, data);
     }
 
     #[inline]
-    pub(super) fn send_lent(
-        &mut self,
-        outbox: &mut Outbox,
-        header: &[u8],
-        data: &SgList,
-        part: (usize, usize),
-    ) {
-        self.count(outbox, header.len());
-        pdu::push_lent(outbox, self.digests, &self.pool, header, data, part);
+    pub(super) fn send_lent(&mut self, bhs: &Bhs, data: &SgList, part: (usize, usize)) {
+        self.count(BHS_LEN);
+        self.sender.push_lent(&self.pool, bhs, data, part);
     }
 
     #[inline]
-    fn count(&mut self, outbox: &Outbox, len: usize) {
-        if outbox.is_empty() {
+    fn count(&mut self, len: usize) {
+        if self.sender.is_empty() {
             self.unsent = 0;
         }
         self.unsent = self.unsent.saturating_add(len);

@@ -1,6 +1,8 @@
 //! What a command's PDU must be like to be a command at all (RFC 7143 §11.3).
 
-use super::full::{MAX_IMMEDIATE, Turn};
+use super::connection::Connection;
+use super::full::MAX_IMMEDIATE;
+use super::shared::Shared;
 use super::transfer::Misfit;
 use crate::iscsi::login::operational::Key;
 use crate::scsi::{Cdb, Command, Lun, TaskAttribute};
@@ -17,24 +19,28 @@ pub(super) struct Request {
     pub(super) data_out: Option<u32>,
 }
 
-impl Turn<'_> {
-    /// Checks what a command's PDU must be like to be a command at all.
+impl Request {
+    /// Reads a command's PDU.
+    ///
+    /// # Errors
+    /// Why it is none that could be carried out.
     #[inline]
-    pub(super) fn check_command(
-        &self,
+    pub(super) fn read(
+        session: &Shared,
+        connection: &Connection,
         pdu: &ScsiCommand,
         bhs: &Bhs,
         ahs: &[u8],
     ) -> Result<Request, RejectReason> {
         let itt = pdu.initiator_task_tag.get();
         let writes = pdu.flags & FLAG_WRITE != 0;
-        if self.session.tasks.server.is_none() {
+        if session.tasks.server.is_none() {
             return Err(RejectReason::PROTOCOL_ERROR);
         }
-        if itt == RESERVED_TAG || self.session.tasks.find(itt).is_some() {
+        if itt == RESERVED_TAG || session.tasks.find(itt).is_some() {
             return Err(RejectReason::INVALID_PDU_FIELD);
         }
-        if bhs.is_immediate() && self.session.immediate >= MAX_IMMEDIATE {
+        if bhs.is_immediate() && session.immediate >= MAX_IMMEDIATE {
             return Err(RejectReason::IMMEDIATE_COMMAND_REJECT);
         }
         if !writes && (pdu.flags & FLAG_FINAL == 0 || pdu.data_segment_length.get() > 0) {
@@ -48,8 +54,8 @@ impl Turn<'_> {
             _ => return Err(RejectReason::INVALID_PDU_FIELD),
         };
         let length = pdu.expected_data_transfer_length.get();
-        if let Some(mover) = &self.connection.replies.mover
-            && !mover.reaches_data_of(pdu, self.connection.parameters.get(Key::FirstBurstLength))
+        if let Some(mover) = &connection.replies.mover
+            && !mover.reaches_data_of(pdu, connection.parameters.get(Key::FirstBurstLength))
         {
             return Err(RejectReason::INVALID_PDU_FIELD);
         }
@@ -83,12 +89,14 @@ impl Turn<'_> {
         };
         Ok(Request { command, data_in, data_out })
     }
+}
 
+impl Connection {
     /// Whether data comes with a command, or unasked behind it, that was not agreed on (RFC 7143 §13.10, §13.11).
     #[inline]
     pub(super) fn misfit(&self, immediate: u32, is_final: bool, most: u32) -> Option<Misfit> {
-        let no_immediate = immediate > 0 && !self.connection.parameters.is_on(Key::ImmediateData);
-        let no_unsolicited = !is_final && self.connection.parameters.is_on(Key::InitialR2T);
+        let no_immediate = immediate > 0 && !self.parameters.is_on(Key::ImmediateData);
+        let no_unsolicited = !is_final && self.parameters.is_on(Key::InitialR2T);
         if no_immediate || no_unsolicited {
             return Some(Misfit::Unexpected);
         }

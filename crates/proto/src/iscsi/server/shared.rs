@@ -6,10 +6,10 @@
 //! one connection does something to another's task, it marks the task and leaves a [`Mail`] for that connection, which
 //! is woken for it.
 
-use super::allegiance::Adopted;
 use super::early::Early;
 use super::full::WINDOW;
 use super::kept::Outcome;
+use super::links::Adopted;
 use super::sequence::CommandWindow;
 use super::tasks::Tasks;
 use crate::iscsi::login::failure::{Failure, no_such_session, too_many_connections};

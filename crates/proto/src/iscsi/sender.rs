@@ -1,0 +1,240 @@
+//! Where a connection's PDUs go: into the bytes of a stream over TCP, into messages over RDMA.
+//!
+//! Login and full feature phase of both sides hand typed headers to a [`Sender`] and do not know which of the two it is. Over
+//! TCP it writes a PDU with its digests and padding into the outbox. Over RDMA it keeps the PDU until the queue pair has
+//! room, together with what belongs to its message: the data-in before it and the memory that it closes.
+
+use super::digests::Digests;
+use super::iser::HEADERS_LEN;
+use crate::digest;
+use crate::outbox::Outbox;
+use crate::rdma::{Head, QueuePair, Remote, Stag};
+use blockmux_volume::{Crc32c, Pool, SgList};
+use blockmux_wire::iscsi::{BHS_LEN, Bhs, padding};
+use blockmux_wire::iser::{ControlHeader, HEADER_LEN};
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+use zerocopy::IntoBytes;
+
+/// Sends the PDUs of one connection, in order.
+#[derive(Default)]
+pub(super) struct Sender {
+    digests: Digests,
+    outbox: Outbox,
+    /// Over RDMA: what waits for the queue pair.
+    messages: Option<VecDeque<ControlMessage>>,
+}
+
+/// A PDU that waits to be sent as a message.
+pub(super) struct ControlMessage {
+    pub(super) bhs: Bhs,
+    data: SmallVec<[u8; 64]>,
+    /// Of a target's response: the data-in that is to be written before it.
+    pub(super) data_in: Option<(SgList, Remote)>,
+    /// Of a target's response: the memory of the initiator that it closes.
+    pub(super) closes: Option<Stag>,
+}
+
+impl Sender {
+    /// A sender of messages, or of bytes.
+    pub(super) fn new(is_over_rdma: bool) -> Sender {
+        Sender { messages: is_over_rdma.then(VecDeque::new), ..Sender::default() }
+    }
+
+    /// What login agreed on holds for everything from here on.
+    pub(super) fn set_digests(&mut self, digests: Digests) {
+        self.digests = digests;
+    }
+
+    pub(super) fn digests(&self) -> Digests {
+        self.digests
+    }
+
+    /// The bytes to be sent over TCP.
+    #[inline]
+    pub(super) fn outbox(&mut self) -> &mut Outbox {
+        &mut self.outbox
+    }
+
+    /// Whether everything was sent.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.outbox.is_empty() && self.messages.as_ref().is_none_or(VecDeque::is_empty)
+    }
+
+    /// How much waits to be sent, in bytes; data-in of messages is not counted.
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        let messages = self.messages.as_ref().map_or(0, VecDeque::len);
+        self.outbox.len().saturating_add(messages.saturating_mul(HEADERS_LEN))
+    }
+
+    /// Forgets what was not sent, for a new connection without digests.
+    pub(super) fn clear(&mut self) {
+        self.outbox.clear();
+        self.messages.iter_mut().for_each(VecDeque::clear);
+        self.digests = Digests::default();
+    }
+
+    /// Sends a header with data that is copied: short, or not from a volume.
+    #[inline]
+    pub(super) fn push(&mut self, bhs: &Bhs, data: &[u8]) {
+        if let Some(messages) = &mut self.messages {
+            let data = SmallVec::from_slice(data);
+            return messages.push_back(ControlMessage { bhs: *bhs, data, data_in: None, closes: None });
+        }
+        self.push_header(bhs);
+        if data.is_empty() {
+            return;
+        }
+        self.outbox.push_head(data);
+        let mut crc = Crc32c::default();
+        if self.digests.data {
+            crc.add(data);
+        }
+        self.push_tail(data.len(), crc);
+    }
+
+    /// Sends a header with `len` bytes at `offset` of `data` over TCP, by reference as far as a data digest lets us. The
+    /// memory for what must be copied is `pool`'s.
+    #[inline]
+    pub(super) fn push_lent(&mut self, pool: &Pool, bhs: &Bhs, data: &SgList, (offset, len): (usize, usize)) {
+        self.push_header(bhs);
+        let mut crc = Crc32c::default();
+        if self.digests.data {
+            crc = digest::push(&mut self.outbox, pool, &data.slice(offset, len));
+        } else {
+            self.outbox.push_part(data, offset, len);
+        }
+        self.push_tail(len, crc);
+    }
+
+    #[inline]
+    fn push_header(&mut self, bhs: &Bhs) {
+        self.outbox.push_head(bhs.as_bytes());
+        if self.digests.header {
+            self.outbox.push_head(&digest::of(bhs.as_bytes()));
+        }
+    }
+
+    /// Padding and digest behind `len` bytes of data.
+    #[inline]
+    fn push_tail(&mut self, len: usize, mut crc: Crc32c) {
+        let padding = padding_of(len);
+        if !padding.is_empty() {
+            self.outbox.push_head(padding);
+        }
+        if self.digests.data {
+            crc.add(padding);
+            self.outbox.push_head(&crc.to_le_bytes());
+        }
+    }
+
+    /// The next message.
+    #[inline]
+    pub(super) fn front(&mut self) -> Option<&mut ControlMessage> {
+        self.messages.as_mut()?.front_mut()
+    }
+
+    /// The message that was pushed last.
+    #[inline]
+    pub(super) fn back(&mut self) -> Option<&mut ControlMessage> {
+        self.messages.as_mut()?.back_mut()
+    }
+
+    /// Sends the next message; the queue pair has room for it.
+    #[inline]
+    pub(super) fn send(&mut self, queue_pair: &mut impl QueuePair) {
+        let Some(messages) = &mut self.messages else { return };
+        if let Some(message) = messages.front() {
+            message.send(queue_pair);
+        }
+        messages.pop_front();
+    }
+
+    /// Sends messages while the queue pair has room and `admits` them; whether there was any.
+    pub(super) fn send_all(
+        &mut self,
+        queue_pair: &mut impl QueuePair,
+        mut admits: impl FnMut(&Bhs) -> bool,
+    ) -> bool {
+        let mut has_sent = false;
+        while queue_pair.room() > 0 && self.front().is_some_and(|message| admits(&message.bhs)) {
+            self.send(queue_pair);
+            has_sent = true;
+        }
+        has_sent
+    }
+}
+
+impl ControlMessage {
+    #[inline]
+    fn send(&self, queue_pair: &mut impl QueuePair) {
+        let mut headers = [0; HEADERS_LEN];
+        let (header, place) = headers.split_at_mut(HEADER_LEN);
+        header.copy_from_slice(ControlHeader::new().as_bytes());
+        place.copy_from_slice(self.bhs.as_bytes());
+        // As most.
+        if self.data.is_empty() {
+            return queue_pair.send(&headers, &SgList::default(), self.closes);
+        }
+        let mut message = Head::from_slice(&headers);
+        message.extend_from_slice(&self.data);
+        message.extend_from_slice(padding_of(self.data.len()));
+        queue_pair.send(&message, &SgList::default(), self.closes);
+    }
+}
+
+/// The padding behind `len` bytes of data.
+#[inline]
+fn padding_of(len: usize) -> &'static [u8] {
+    [0; 3].get(..padding(len)).unwrap_or_default()
+}
+
+const _: () = assert!(HEADERS_LEN == HEADER_LEN + BHS_LEN);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rdma::Work;
+    use crate::rdma::testing::Recorder;
+    use blockmux_wire::iscsi::U24;
+    use zerocopy::FromZeros;
+
+    fn bhs(data_len: u32) -> Bhs {
+        let mut bhs = Bhs::new_zeroed();
+        (bhs.opcode, bhs.data_segment_length) = (0x21, U24::new(data_len));
+        bhs
+    }
+
+    #[test]
+    fn a_pdu_is_a_message_with_its_padding_and_what_it_closes() {
+        let mut sender = Sender::new(true);
+        for len in [0, 3, 8] {
+            sender.push(&bhs(len), &vec![7; len as usize]);
+        }
+        sender.back().unwrap().closes = Some(Stag(5));
+        assert!(sender.outbox().is_empty() && !sender.is_empty() && sender.len() >= 3 * BHS_LEN);
+        let mut queue = Recorder { room: 2, ..Recorder::default() };
+        assert!(sender.send_all(&mut queue, |_| true) && !sender.send_all(&mut queue, |_| true));
+        queue.room = 5;
+        assert!(!sender.send_all(&mut queue, |bhs| bhs.data_segment_length.get() == 0), "not admitted");
+        assert!(sender.send_all(&mut queue, |_| true) && sender.is_empty());
+        let mut found = Vec::new();
+        while let Some(Work::Send { head, payload, invalidate, .. }) = queue.works.pop_front() {
+            assert!(head[0] == 0x10 && head[HEADER_LEN] == 0x21 && payload.is_empty());
+            found.push((head.len(), invalidate));
+        }
+        assert_eq!(found, [(76, None), (80, None), (84, Some(Stag(5)))]);
+    }
+
+    #[test]
+    fn a_pdu_is_bytes_with_padding_and_digests() {
+        for (header, data, len) in [(false, false, 48 + 4), (true, false, 48 + 8), (true, true, 48 + 12)] {
+            let mut sender = Sender::default();
+            sender.set_digests(Digests { header, data });
+            sender.push(&bhs(3), &[1, 2, 3]);
+            assert_eq!((sender.outbox().take_bytes().len(), sender.front().is_none()), (len, true));
+        }
+    }
+}
