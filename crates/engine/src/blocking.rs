@@ -4,7 +4,7 @@ use crate::connection::Broken;
 use crate::secure::Secure;
 use crate::socket::Address;
 use blockmux_proto::outbox::Outbox;
-use blockmux_proto::session::{Demand, MAX_DEMAND, StreamSession};
+use blockmux_proto::session::{Demand, MAX_DEMAND, StreamConnections, StreamSession, Timed};
 use blockmux_tls::TlsError;
 use blockmux_volume::{Chunk, Memory};
 use socket2::{Domain, SockAddr, Socket, Type};
@@ -67,11 +67,32 @@ pub(crate) fn first_answer<T, E>(mut answers: impl Iterator<Item = Result<T, E>>
     Some(first.or_else(|error| answers.find_map(Result::ok).ok_or(error)))
 }
 
+/// A session that is run over one connection.
+pub trait OneStream {
+    /// Its stream session.
+    fn stream(&mut self) -> impl StreamSession;
+}
+
+impl<S: StreamSession> OneStream for S {
+    fn stream(&mut self) -> impl StreamSession {
+        self
+    }
+}
+
+/// A session that may have several connections, run over its first one.
+pub struct FirstOf<'a, S>(pub &'a mut S);
+
+impl<S: StreamConnections> OneStream for FirstOf<'_, S> {
+    fn stream(&mut self) -> impl StreamSession {
+        self.0.connection(0)
+    }
+}
+
 /// Connects and runs `session` until `done` says so or the session is over.
 ///
 /// # Errors
 /// If the target cannot be reached, leaves, has not told all within `timeout`, or breaks the protocol.
-pub fn run_session<S: StreamSession>(
+pub fn run_session<S: OneStream>(
     address: &Address,
     session: &mut S,
     timeout: Duration,
@@ -84,7 +105,7 @@ pub fn run_session<S: StreamSession>(
 ///
 /// # Errors
 /// As for [`run_session`], and if there is no secure connection to be had.
-pub fn run_secured<S: StreamSession>(
+pub fn run_secured<S: OneStream>(
     address: &Address,
     secure: Option<Secure>,
     session: &mut S,
@@ -107,7 +128,7 @@ pub fn run_secured<S: StreamSession>(
     })
 }
 
-fn run<S: StreamSession>(
+fn run<S: OneStream>(
     address: &Address,
     mut secure: Option<Secure>,
     session: &mut S,
@@ -121,26 +142,29 @@ fn run<S: StreamSession>(
     let mut placed = 0;
     loop {
         let now = Instant::now();
-        if session.poll_timeout().is_some_and(|due| now >= due) {
-            session.on_timeout(now)?;
+        let mut stream = session.stream();
+        if stream.poll_timeout().is_some_and(|due| now >= due) {
+            stream.on_timeout(now)?;
         }
-        if !session.outbox().is_empty() {
+        if !stream.outbox().is_empty() {
             *is_answering = false;
         }
-        let sent = send(socket.as_mut(), &mut secure, session.outbox());
+        let sent = send(socket.as_mut(), &mut secure, stream.outbox());
+        drop(stream);
         // A target that has told all may be gone before it hears the good-bye.
         if done(session) {
             return Ok(());
         }
         sent?;
-        match session.demand() {
+        let mut stream = session.stream();
+        match stream.demand() {
             Demand::Bytes(wanted) if chunk.unread().len() >= wanted => {
-                let taken = session.on_bytes(&chunk)?;
+                let taken = stream.on_bytes(&chunk)?;
                 chunk.take(taken);
             }
             Demand::Place(list) if placed == list.len() => {
                 placed = 0;
-                session.on_placed()?;
+                stream.on_placed()?;
             }
             Demand::Place(list) if !chunk.unread().is_empty() => {
                 let here = chunk.unread().len().min(list.len() - placed);
@@ -149,10 +173,10 @@ fn run<S: StreamSession>(
                 placed += here;
             }
             Demand::Bytes(_) | Demand::Place(_) => {
-                let due = session.poll_timeout().map_or(deadline, |due| due.min(deadline));
+                let due = stream.poll_timeout().map_or(deadline, |due| due.min(deadline));
                 let unread = chunk.unread().len();
                 if !receive(socket.as_mut(), &mut secure, &mut chunk, (due, deadline))? {
-                    return session.on_end().map_err(Broken::from);
+                    return stream.on_end().map_err(Broken::from);
                 }
                 *is_answering |= chunk.unread().len() > unread;
             }

@@ -224,8 +224,9 @@ const BYTES_PER_TURN: u64 = 2 << 20;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use blockmux_proto::event::AuditEvent;
     use blockmux_proto::exports::Export;
-    use blockmux_proto::session::Timed;
+    use blockmux_proto::session::{SessionStage, Timed};
     use blockmux_volume::conformance::TestCore;
     use blockmux_volume::{Io, MemVolume, Op, Tag, Volume, VolumeInfo};
     use std::collections::VecDeque;
@@ -269,8 +270,24 @@ mod tests {
             self.queue.push_back(Io::new(done.tag, Op::Read, 0, len));
         }
 
-        fn is_established(&self) -> bool {
-            true
+        fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)> {
+            None
+        }
+
+        fn on_start(&mut self, _waker: &Waker) {}
+
+        fn on_turn(&mut self) {}
+
+        fn stage(&self) -> SessionStage {
+            SessionStage::Established
+        }
+
+        fn owed(&self) -> Option<u64> {
+            None
+        }
+
+        fn poll_event(&mut self) -> Option<AuditEvent> {
+            None
         }
 
         fn on_stop(&mut self) {}

@@ -18,7 +18,7 @@ use crate::peer_core::PeerCore;
 use crate::reactor::{EngineCore, Progress, Task};
 use crate::secure::Secure;
 use blockmux_proto::exports::Exports;
-use blockmux_proto::session::{Demand, Home, ProtocolError, StreamSession, Target};
+use blockmux_proto::session::{Demand, Home, ProtocolError, SessionStage, StreamSession, Target};
 use blockmux_volume::{PeerAccount, Pool, Waker};
 use stall::StallWatch;
 use std::rc::Rc;
@@ -51,7 +51,7 @@ pub struct TargetTask<S: StreamSession + Target, H: Host = EngineCore> {
     is_established: bool,
     is_lingering: bool,
     /// Takes the connection to the core that it belongs on.
-    relocate: Option<Relocate<H>>,
+    relocate: Option<Relocate<S, H>>,
     /// Given back when the connection ends, here or where it went.
     permit: Option<Permit>,
     audit: Audit,
@@ -69,8 +69,25 @@ pub struct Arrival<S> {
     pub permit: Permit,
 }
 
-/// Hands a connection over to another core.
-pub type Relocate<H> = Box<dyn Fn(&Home, Arrival<<H as Host>::Stream>)>;
+/// How a connection goes to another core, for a protocol that has that.
+pub struct Relocate<S, H: Host> {
+    /// Where a session belongs, if not here. It is asked until the session is established.
+    pub moves_to: fn(&mut S) -> Option<Relocation>,
+    /// Hands the connection over.
+    pub hand_over: Box<HandOver<H>>,
+}
+
+/// Where a session belongs.
+pub struct Relocation {
+    /// The core.
+    pub home: Home,
+    /// Bytes that the session there is shown before what is unread.
+    pub replayed: Vec<u8>,
+    /// How many bytes that session says again that were sent here.
+    pub sent: u64,
+}
+
+type HandOver<H> = dyn Fn(&Home, Arrival<<H as Host>::Stream>);
 
 /// What was seen of a peer that keeps buffers.
 #[derive(Clone, Copy)]
@@ -123,7 +140,7 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
         arrival: Arrival<H::Stream>,
         (session, pool): (S, Pool),
         exports: Exports,
-        relocate: Option<Relocate<H>>,
+        relocate: Option<Relocate<S, H>>,
     ) {
         TargetTask::start(core, (arrival, None), (session, pool), exports, relocate);
     }
@@ -133,7 +150,7 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
         (arrival, secure): (Arrival<H::Stream>, Option<Secure>),
         (mut session, pool): (S, Pool),
         exports: Exports,
-        relocate: Option<Relocate<H>>,
+        relocate: Option<Relocate<S, H>>,
     ) {
         let Arrival { stream, unread, permit, .. } = arrival;
         let channels_core = Rc::new(PeerCore { core: core.clone(), pool: pool.clone() });
@@ -221,6 +238,12 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         }
     }
 
+    /// Whether the session goes on without its connection.
+    #[inline]
+    fn lingers(&self) -> bool {
+        self.session.stage() == SessionStage::Lingering
+    }
+
     /// The connection is over, and the session goes on without it: time passes, and I/O is done.
     fn linger(&mut self) -> Progress {
         if !std::mem::replace(&mut self.is_lingering, true) {
@@ -274,13 +297,13 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
 
     /// Hands the connection over if it belongs on another core; whether it went.
     fn go_home(&mut self) -> bool {
-        let Some(home) = self.session.moves_to() else { return false };
-        let Some(relocate) = &self.relocate else { return false };
+        let Some(relocate) = self.relocate.as_ref().filter(|_| !self.is_established) else { return false };
+        let Some(relocation) = (relocate.moves_to)(&mut self.session) else { return false };
         let Some(permit) = self.permit.take() else { return false };
-        let (mut unread, sent) = self.session.begun();
+        let Relocation { home, replayed: mut unread, sent } = relocation;
         let (stream, rest) = self.connection.hand_over();
         unread.extend(rest);
-        relocate(&home, Arrival { stream, unread, sent, permit });
+        (relocate.hand_over)(&home, Arrival { stream, unread, sent, permit });
         true
     }
 
@@ -399,7 +422,7 @@ impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
                 Err(broken) => self.on_broken(&broken),
             }
         }
-        if !self.is_established && self.session.is_established() {
+        if !self.is_established && self.session.stage() != SessionStage::Handshake {
             self.is_established = true;
             self.permit.iter().for_each(Permit::establish);
         }
@@ -408,7 +431,7 @@ impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
             return Progress::Done;
         }
         if self.ending == Some(Ending::Gone) {
-            if !self.session.lingers() {
+            if !self.lingers() {
                 self.pool.account().into_iter().for_each(PeerAccount::close);
             }
             if self.channels.move_io(&mut self.session) == Progress::More {
@@ -417,17 +440,16 @@ impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
             self.session.outbox().clear();
         }
         let is_sent = self.session.outbox().is_empty();
-        if self.ending.is_some() && is_sent && self.session.lingers() {
+        if self.ending.is_some() && is_sent && self.lingers() {
             if self.core.is_stopping() {
                 self.session.on_stop();
             }
             progress = self.linger();
         }
-        if self.ending.is_some() && !self.told_to_stop && !self.channels.is_idle() && !self.session.lingers()
-        {
+        if self.ending.is_some() && !self.told_to_stop && !self.channels.is_idle() && !self.lingers() {
             self.leave();
         }
-        if self.ending.is_some() && self.channels.is_idle() && is_sent && !self.session.lingers() {
+        if self.ending.is_some() && self.channels.is_idle() && is_sent && !self.lingers() {
             self.log_end();
             debug!(peer = self.connection.peer(), "connection closed");
             return Progress::Done;
@@ -473,11 +495,12 @@ mod tests {
     use crate::sim::{SimCore, SimNet, SimStream, Weather, World};
     use crate::socket::Address;
     use crate::socket::{Listener, Stream};
+    use blockmux_proto::event::AuditEvent;
     use blockmux_proto::exports::{Export, VolumeId};
     use blockmux_proto::nbd::server::TargetSession;
     use blockmux_proto::outbox::Outbox;
     use blockmux_proto::session::Timed;
-    use blockmux_volume::{Chunk, Completion, Core, DelayVolume, Delays, Io, MemVolume, Memory, Volume};
+    use blockmux_volume::{Chunk, Completion, Core, DelayVolume, Delays, Io, MemVolume, Memory, Tag, Volume};
     use std::cell::RefCell;
     use std::io;
     use std::sync::Arc;
@@ -628,10 +651,22 @@ mod tests {
             None
         }
 
+        fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)> {
+            None
+        }
+
         fn on_io(&mut self, _done: Completion) {}
 
-        fn is_established(&self) -> bool {
-            true
+        fn on_start(&mut self, _waker: &Waker) {}
+
+        fn on_turn(&mut self) {}
+
+        fn stage(&self) -> SessionStage {
+            SessionStage::Established
+        }
+
+        fn poll_event(&mut self) -> Option<AuditEvent> {
+            None
         }
 
         fn owed(&self) -> Option<u64> {

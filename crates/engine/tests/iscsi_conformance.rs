@@ -5,7 +5,7 @@ mod iscsi_dialer;
 mod iscsi_names;
 mod iscsi_sides;
 
-use blockmux_engine::blocking::run_session;
+use blockmux_engine::blocking::{FirstOf, run_session};
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::file::{FileOptions, FileVolume};
 use blockmux_engine::initiator::RemoteVolume;
@@ -55,7 +55,8 @@ impl Target {
         let [volume, read_only] = ["disk", "frozen"].map(|export| -> Arc<dyn Volume> {
             let dialer = IscsiDialer::new(&self.address, export, wishes);
             let mut session = dialer.log_in(Mode::Describe, u32::MAX, &Pool::new(1 << 20), Instant::now());
-            run_session(&self.address, &mut session, PATIENCE, InitiatorSession::is_over).unwrap();
+            let is_over = |session: &FirstOf<'_, InitiatorSession>| session.0.is_over();
+            run_session(&self.address, &mut FirstOf(&mut session), PATIENCE, is_over).unwrap();
             let info = session.volume_info().unwrap();
             Arc::new(RemoteVolume::<_>::new(dialer, info, connections, PATIENCE))
         });

@@ -18,6 +18,7 @@ use blockmux_proto::iscsi::login::operational::{Key, Parameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Node;
 use blockmux_proto::iscsi::server::{IserTargetSession, LocalSessions, TargetSession};
+use blockmux_proto::rdma::{RdmaConnections, RdmaSession};
 use blockmux_proto::scsi::Lun;
 use blockmux_proto::session::{Home, NoControl};
 use blockmux_rdma::Driven;
@@ -47,9 +48,9 @@ impl Protocol for Iser {
         let node = self.node.get_or_init(|| node(&exports));
         let session = TargetSession::among(&self.local, node.clone(), 1, pool.clone(), [3; 32], now);
         let config = iwarp::Config::default();
-        Driven::new(IserTargetSession::new(session), |endpoint| {
-            Iwarp::passive(endpoint, config, pool, [4; 32], now)
-        })
+        let session = IserTargetSession::new(session);
+        let queue_pair = Iwarp::passive(&session.endpoint(), config, pool, [4; 32], now);
+        Driven::new(session, queue_pair)
     }
 
     fn dialer(&self, address: &Address) -> IserDialer {
@@ -88,7 +89,8 @@ impl Dialer for IserDialer {
         };
         let session = IserInitiatorSession::new(config, pool.clone(), [7; 32], now);
         let (config, pool) = (self.config.clone(), pool.clone());
-        Driven::new(session, |endpoint| Iwarp::active(endpoint, config, pool, [8; 32], now))
+        let queue_pair = Iwarp::active(&session.endpoint(), config, pool, [8; 32], now);
+        Driven::new(session, queue_pair)
     }
 
     fn check(&self, session: &Self::Session) -> Result<(), String> {

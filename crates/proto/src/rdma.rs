@@ -18,7 +18,7 @@
 
 pub mod testing;
 
-use crate::session::{ProtocolError, Timed};
+use crate::session::{Connections, ProtocolError, Timed};
 use blockmux_volume::{Seg, SgList};
 use smallvec::SmallVec;
 
@@ -285,4 +285,13 @@ pub trait RdmaSession: Timed {
     /// Asks `queue_pair` for all that is to be done now, as far as it has room. Whether anything has moved: if so, it is
     /// called again.
     fn work(&mut self, queue_pair: &mut impl QueuePair) -> bool;
+}
+
+/// An initiator's session whose connections are queue pairs.
+pub trait RdmaConnections: Connections {
+    /// What each of them needs. Asking changes nothing.
+    fn endpoint(&self) -> Endpoint;
+
+    /// The session of one connection.
+    fn connection(&mut self, connection: usize) -> impl RdmaSession;
 }

@@ -9,10 +9,9 @@
 //! The driver's turn, over and over: while [`StreamSession::demand`] asks for bytes and there are some, show them;
 //! take every I/O and submit it, and cancel what is to be cancelled; hand in what completed; send what the outbox holds.
 //!
-//! A session of an initiator may have several connections, its lanes, all driven on one core
-//! (`docs/decisions/0011-connections-of-one-session.md`). It says when it wants one more ([`Initiator::poll_dial`]), and
-//! hears when that is there or gone. The calls of [`StreamSession`] and [`Timed`] are about one lane: the first, until
-//! [`Initiator::select`] names another. A session that knows nothing of lanes has one, and all of that is the default.
+//! A session of an initiator may have several connections, all driven on one core
+//! (`docs/decisions/0011-connections-of-one-session.md`). [`StreamConnections::connection`] is the stream session of one of
+//! them; [`Connections`] says when the session wants another one, and hears when that is there or gone.
 
 use crate::event::AuditEvent;
 use crate::exports::VolumeId;
@@ -113,6 +112,52 @@ pub trait StreamSession: Timed {
     fn outbox(&mut self) -> &mut Outbox;
 }
 
+impl<S: Timed + ?Sized> Timed for &mut S {
+    #[inline]
+    fn poll_timeout(&self) -> Option<Instant> {
+        (**self).poll_timeout()
+    }
+
+    fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        (**self).on_timeout(now)
+    }
+}
+
+impl<S: StreamSession + ?Sized> StreamSession for &mut S {
+    #[inline]
+    fn demand(&self) -> Demand {
+        (**self).demand()
+    }
+
+    #[inline]
+    fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
+        (**self).on_bytes(input)
+    }
+
+    fn on_secured(&mut self, identity: &[u8]) -> Result<(), ProtocolError> {
+        (**self).on_secured(identity)
+    }
+
+    #[inline]
+    fn on_placed(&mut self) -> Result<(), ProtocolError> {
+        (**self).on_placed()
+    }
+
+    #[inline]
+    fn is_mostly_placed(&self) -> bool {
+        (**self).is_mostly_placed()
+    }
+
+    fn on_end(&mut self) -> Result<(), ProtocolError> {
+        (**self).on_end()
+    }
+
+    #[inline]
+    fn outbox(&mut self) -> &mut Outbox {
+        (**self).outbox()
+    }
+}
+
 /// A session over frames of one network interface or several, its ports: ATA over Ethernet.
 ///
 /// Nothing that comes breaks such a session: whoever sends a frame may be anybody, so that a wrong one is dropped.
@@ -139,54 +184,41 @@ pub trait Target: Timed {
 
     /// The next I/O in flight that nobody waits for any more: the driver asks its channel to end it early. It completes
     /// all the same.
-    fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)> {
-        None
-    }
+    fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)>;
 
     /// An I/O has completed.
     fn on_io(&mut self, done: Completion);
 
-    /// The session begins to be driven; `waker` has the driver take another turn.
-    fn on_start(&mut self, _waker: &Waker) {}
+    /// The driver begins to drive the session; `waker` has it take another turn.
+    fn on_start(&mut self, waker: &Waker);
 
     /// A turn begins: another session of this core may have left something for this one.
-    fn on_turn(&mut self) {}
+    fn on_turn(&mut self);
 
-    /// The core that this connection belongs on, if it is not this one. Then the session has taken nothing and wants
-    /// nothing, and the driver hands the stream over with what is unread.
-    fn moves_to(&self) -> Option<Home> {
-        None
-    }
-
-    /// Whether the session is to be driven on although its connection is over and may be closed: deadlines, I/O and
-    /// turns, but no bytes any more.
-    fn lingers(&self) -> bool {
-        false
-    }
-
-    /// For [`Target::moves_to`]: what was taken of the stream that the session there has to be shown again, before what is
-    /// unread; and how many bytes that one will say which this one has sent already.
-    fn begun(&mut self) -> (Vec<u8>, u64) {
-        (Vec::new(), 0)
-    }
-
-    /// Whether the peer has come through its handshake. Until then a driver that has as many connections as it may have
-    /// can let it go for a newcomer.
-    fn is_established(&self) -> bool;
+    /// How far the session has come.
+    fn stage(&self) -> SessionStage;
 
     /// The oldest data that the peer was asked for and that memory waits for, if there is any: another number for each.
     /// A driver whose buffers are short bounds how long that may take.
-    fn owed(&self) -> Option<u64> {
-        None
-    }
+    fn owed(&self) -> Option<u64>;
 
     /// The next event that an operator may want to audit; never one per I/O.
-    fn poll_event(&mut self) -> Option<AuditEvent> {
-        None
-    }
+    fn poll_event(&mut self) -> Option<AuditEvent>;
 
     /// The target is stopping: finish what is in flight, refuse what comes, then ask to close.
     fn on_stop(&mut self);
+}
+
+/// How far a target's session has come with its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SessionStage {
+    /// The peer has not come through its handshake. A driver that has as many connections as it may have can close this
+    /// one for a newcomer.
+    Handshake,
+    /// The peer has logged in, or whatever the protocol has for that.
+    Established,
+    /// The connection is over and may be closed. The driver goes on with deadlines, I/O and turns, but shows no bytes.
+    Lingering,
 }
 
 /// A core, as the driver knows it that hands connections over to it.
@@ -288,8 +320,8 @@ impl Control for NoControl {
     }
 }
 
-/// The user side of an initiator session: with a connection under it, it is a channel.
-pub trait Initiator: Timed {
+/// The user side of an initiator session: with its connections under it, it is a channel.
+pub trait Initiator {
     /// Whether log-in is done and [`Initiator::room`] means something.
     fn is_ready(&self) -> bool;
 
@@ -302,86 +334,67 @@ pub trait Initiator: Timed {
     /// The next completion.
     fn poll_done(&mut self) -> Option<Completion>;
 
-    /// The volume's size in bytes, once when it is known and whenever it has changed; `None` also from sessions whose
-    /// volume never changes.
-    fn poll_size(&mut self) -> Option<u64> {
-        None
-    }
-
-    /// Another session with the same volume has learned that it is of this size now.
-    fn resize(&mut self, _size: u64) {}
-
-    /// Looks which request has waited the longest for its answer: how many of these looks in a row have found the same one
-    /// again, or the most of any connection. What takes long by its nature, as a flush does, counts a quarter. Always 0 from
-    /// sessions that give up requests themselves.
-    fn look(&mut self) -> u32 {
-        0
-    }
-
-    /// Asks the target to give up what the last so many looks have found too long under way, or takes a harsher step if it
-    /// was asked before. What it asks for, as it follows "the target is asked"; then what the target has given up comes back
-    /// ([`Initiator::poll_aborted`]), or the next looks find it again. `None`: there is nothing left to be asked for.
-    fn abort_overdue(&mut self, _looks: u32) -> Option<&'static str> {
-        None
-    }
-
-    /// A request that the target has given up; nothing is known of what it has done.
-    fn poll_aborted(&mut self) -> Option<Io> {
-        None
-    }
-
-    /// How long to wait before another session takes this one's place, when its connection is gone.
-    fn redials_after(&self) -> Duration {
-        Duration::ZERO
-    }
+    /// A request that was taken, has not completed, and is to be submitted again, here or to another session: the target
+    /// has aborted it, so that nothing is known of what it has done, or the path is [`PathRank::Unusable`] and the session
+    /// was told of others, or the path is [`PathRank::Failing`].
+    fn poll_returned(&mut self) -> Option<Io>;
 
     /// The connection is gone: takes back every request that has not completed, oldest first, to be replayed on
     /// another session.
     fn take_unfinished(&mut self) -> Vec<Io>;
 
-    /// How well it reaches its volume. A session that is `Unusable` takes requests all the same.
-    fn path_rank(&self) -> PathRank {
-        PathRank::Best
-    }
+    /// The volume's size in bytes, once when it is known and whenever it has changed; `None` also from sessions whose
+    /// volume never changes.
+    fn poll_size(&mut self) -> Option<u64>;
 
-    /// Its control has learned how well it reaches its volume.
-    fn set_path_rank(&mut self, _rank: PathRank) {}
+    /// Another session with the same volume has learned that it is of this size now.
+    fn resize(&mut self, size: u64);
 
-    /// A request that was taken and that another session may be able to do, but not this one now: where the session was
-    /// told that there are others, and on a path that is [`PathRank::Failing`].
-    fn poll_misplaced(&mut self) -> Option<Io> {
-        None
-    }
-
-    /// From now on bytes, outbox and deadlines are those of this lane.
-    fn select(&mut self, _lane: usize) {}
-
-    /// The lane that was given the latest requests. A driver that sends what the others have before this one's delivers
-    /// requests in order.
-    fn latest_lane(&self) -> usize {
-        0
-    }
-
-    /// Whether an answer is due on a lane. A driver that is awake need not look at one without in each turn.
-    fn is_awaited(&self, _lane: usize) -> bool {
-        true
-    }
-
-    /// A lane that the session wants a connection for, to where the first one goes, and when to dial. Each is named once
-    /// until it is lost.
-    fn poll_dial(&mut self) -> Option<(usize, Instant)> {
-        None
-    }
-
-    /// The connection of a lane is there: the lane's outbox has what it begins with.
-    fn on_connected(&mut self, _lane: usize, _now: Instant) {}
-
-    /// The connection of a lane is gone, or could not be had. Whether the session goes on: without it, or with another
-    /// one that [`Initiator::poll_dial`] asks for. If not, it is to be taken back whole.
-    fn on_lost(&mut self, _lane: usize, _now: Instant) -> bool {
-        false
-    }
+    /// How well the session reaches its volume. One that is `Unusable` takes requests all the same.
+    fn path_rank(&self) -> PathRank;
 
     /// Ends the session softly once nothing is in flight.
     fn on_stop(&mut self);
+}
+
+/// Requests that get no answer, in sessions whose driver watches for them.
+pub trait Overdue {
+    /// Ages the pending requests. Returns for how many consecutive calls the oldest one has been pending, or the most of any
+    /// connection. What takes long by its nature, as a flush does, counts a quarter.
+    fn look(&mut self) -> u32;
+
+    /// Asks the target to abort the requests that have been pending for at least so many looks, or takes a harsher step if
+    /// it was asked before. Returns what it asks for, as it follows "the target is asked". What the target has aborted comes
+    /// back by [`Initiator::poll_returned`], or the next looks find it again. `None`: there is nothing left to be asked for.
+    fn abort_overdue(&mut self, looks: u32) -> Option<&'static str>;
+}
+
+/// The connections of an initiator's session. The first one, number 0, is there before the session.
+pub trait Connections {
+    /// A connection that the session wants, to where the first one goes, and when to connect. Each is named once until it is
+    /// lost.
+    fn poll_connect(&mut self) -> Option<(usize, Instant)>;
+
+    /// A connection is there: its outbox has what it begins with.
+    fn on_connected(&mut self, connection: usize, now: Instant);
+
+    /// A connection is lost, or could not be had. Returns whether the session goes on: without it, or with another one that
+    /// [`Connections::poll_connect`] asks for. If not, the driver takes the whole session back.
+    fn on_lost(&mut self, connection: usize, now: Instant) -> bool;
+
+    /// The connection that was given the latest requests. A driver that sends what the others have before this one's delivers
+    /// requests in order.
+    fn latest(&self) -> usize;
+
+    /// Whether an answer is due on a connection. A driver that is awake need not receive from one without in each turn.
+    fn is_awaited(&self, connection: usize) -> bool;
+
+    /// How long to wait before another session takes this one's place, when its connection is gone.
+    fn reconnects_after(&self) -> Duration;
+}
+
+/// A session whose connections are byte streams.
+pub trait StreamConnections: Connections {
+    /// The stream session of one connection.
+    fn connection(&mut self, connection: usize) -> impl StreamSession;
 }

@@ -10,7 +10,7 @@ use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Access, Node, Portal, TargetNode};
 use blockmux_proto::iscsi::server::{IserTargetSession, TargetSession};
 use blockmux_proto::rdma::testing::Recorder;
-use blockmux_proto::rdma::{Event, RdmaSession, Remote, Stag, Work, WorkId};
+use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, Remote, Stag, Work, WorkId};
 use blockmux_proto::scsi::{Identity, LogicalUnit, Lun, Target as ScsiTarget};
 use blockmux_proto::session::{Initiator, Target};
 use blockmux_volume::conformance::TestCore;
@@ -212,7 +212,7 @@ impl Counted {
     fn take(&mut self) {
         loop {
             let before = counting::of_this_thread();
-            let work = self.queue_pair.next(&mut self.session, 1000);
+            let work = self.queue_pair.next(&mut self.session.connection(0), 1000);
             self.allocations += counting::of_this_thread() - before;
             match work {
                 Some(Work::Register { id, local, .. }) => self.register(id, local),
@@ -237,7 +237,7 @@ impl Counted {
 
     fn event(&mut self, event: Event) {
         let before = counting::of_this_thread();
-        self.session.on_event(event).unwrap();
+        self.session.connection(0).on_event(event).unwrap();
         self.allocations += counting::of_this_thread() - before;
     }
 

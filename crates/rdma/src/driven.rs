@@ -8,7 +8,7 @@
 //! has changed since it looked last; then nothing is asked.
 //!
 //! An initiator's session may have several connections: each is an end with a queue pair of its own, made when the
-//! driver has dialled it. Bytes and deadlines are those of the lane that was selected last.
+//! driver has connected it.
 
 mod end;
 
@@ -16,42 +16,38 @@ use crate::queue_pair::Provider;
 use blockmux_proto::event::AuditEvent;
 use blockmux_proto::exports::VolumeId;
 use blockmux_proto::outbox::Outbox;
-use blockmux_proto::rdma::{Endpoint, RdmaSession};
+use blockmux_proto::rdma::{Endpoint, RdmaConnections, RdmaSession};
 use blockmux_proto::session::{
-    Demand, Home, Initiator, PathRank, ProtocolError, StreamSession, Target, Timed,
+    Connections, Demand, Initiator, Overdue, PathRank, ProtocolError, SessionStage, StreamConnections,
+    StreamSession, Target, Timed,
 };
 use blockmux_volume::{Chunk, Completion, Io, Tag, Waker};
 use end::End;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A session over a queue pair, or over several.
 pub struct Driven<Q, S> {
     first: End<Q>,
-    /// Of the lanes behind the first.
+    /// Of the connections behind the first.
     further: Vec<Option<Box<End<Q>>>>,
-    /// The lane that is looked at.
-    selected: usize,
     session: S,
     connect: Option<Box<Connect<Q>>>,
     /// How often the session was given something, or gave something away.
     changes: u64,
-    /// A lane without connection has nothing to send.
-    nothing: Outbox,
 }
 
 /// Makes the queue pair of a further connection, which goes where the first one goes.
 type Connect<Q> = dyn FnMut(&Q, &Endpoint, Instant) -> Q;
 
-impl<Q: Provider, S: RdmaSession> Driven<Q, S> {
-    /// Joins `session` with the queue pair that `connect` makes for it.
-    pub fn new(session: S, connect: impl FnOnce(&Endpoint) -> Q) -> Driven<Q, S> {
-        let first = End::new(connect(&session.endpoint()));
-        let (further, nothing) = (Vec::new(), Outbox::default());
-        Driven { first, further, selected: 0, session, connect: None, changes: 0, nothing }
+impl<Q: Provider, S> Driven<Q, S> {
+    /// Joins `session` with the queue pair of its first connection.
+    pub fn new(session: S, queue_pair: Q) -> Driven<Q, S> {
+        let first = End::new(queue_pair);
+        Driven { first, further: Vec::new(), session, connect: None, changes: 0 }
     }
 
-    /// The same for a session that may have several connections: `connect` makes the queue pairs of those behind the first,
-    /// which it is shown.
+    /// Lets a session have several connections: `connect` makes the queue pairs of those behind the first, which it is
+    /// shown.
     #[must_use]
     pub fn with_further(
         mut self,
@@ -67,7 +63,7 @@ impl<Q: Provider, S: RdmaSession> Driven<Q, S> {
         &self.session
     }
 
-    /// The session, to hand something in; [`Driven::pump`] takes what it then wants.
+    /// The session, to hand something in. The driver's next look at the outbox takes what it then wants.
     #[inline]
     pub fn session_mut(&mut self) -> &mut S {
         self.changes = self.changes.wrapping_add(1);
@@ -92,136 +88,64 @@ impl<Q: Provider, S: RdmaSession> Driven<Q, S> {
         self.first.broken
     }
 
-    /// Hands in events and posts work until there is neither, on the lane that was selected; whether there was any.
-    ///
-    /// That ends: what comes from the peer has come before, and what work leads to by itself is bounded by the endpoint.
-    #[inline]
-    pub fn pump(&mut self) -> bool {
-        let Some((end, session)) = self.parts() else { return false };
-        let has_moved = end.pump(session);
-        // What came by one lane may be answered by another.
-        self.changes = self.changes.wrapping_add(has_moved.into());
-        has_moved
-    }
-
-    /// The end of the selected lane, if there is one, and the session.
-    #[inline]
-    fn parts(&mut self) -> Option<(&mut End<Q>, &mut S)> {
-        let end = match self.selected.checked_sub(1) {
-            None => &mut self.first,
-            Some(place) => self.further.get_mut(place)?.as_deref_mut()?,
-        };
-        Some((end, &mut self.session))
-    }
-
-    #[inline]
-    fn end(&self) -> Option<&End<Q>> {
-        match self.selected.checked_sub(1) {
-            None => Some(&self.first),
-            Some(place) => self.further.get(place)?.as_deref(),
-        }
-    }
-
     /// The session gave something away, and may have room now for something else.
     #[inline]
     fn changed_by<T>(&mut self, given: Option<T>) -> Option<T> {
         self.changes = self.changes.wrapping_add(given.is_some().into());
         given
     }
+}
 
-    /// Pumps after the queue pair took something, and says once what the peer did wrong.
+impl<Q: Provider, S: RdmaSession> Driven<Q, S> {
+    /// Hands in events and lets the session work until nothing moves; whether anything did.
     #[inline]
-    fn settle<T>(&mut self, taken: Result<T, ProtocolError>) -> Result<T, ProtocolError> {
-        self.changes = self.changes.wrapping_add(1);
-        self.pump();
-        match self.parts().and_then(|(end, _)| end.tell_broken()) {
-            Some(error) => Err(error),
-            None => taken,
-        }
+    pub fn pump(&mut self) -> bool {
+        self.first.pump(&mut self.session, &mut self.changes)
     }
 }
 
 impl<Q: Provider, S: RdmaSession> Timed for Driven<Q, S> {
     #[inline]
     fn poll_timeout(&self) -> Option<Instant> {
-        let of_queue_pair = self.end().and_then(|end| end.queue_pair.poll_timeout());
-        match (of_queue_pair, self.session.poll_timeout()) {
-            (Some(one), Some(other)) => Some(one.min(other)),
-            (one, other) => one.or(other),
-        }
+        self.first.poll_timeout(&self.session)
     }
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        let is_due = |when: Option<Instant>| when.is_some_and(|when| when <= now);
-        let Some((end, session)) = self.parts() else { return Ok(()) };
-        let mut result = Ok(());
-        if is_due(end.queue_pair.poll_timeout()) {
-            result = end.queue_pair.on_timeout(now);
-        }
-        if is_due(session.poll_timeout())
-            && let Err(error) = session.on_timeout(now)
-        {
-            end.part(session, error);
-        }
-        self.settle(result)
+        self.first.on_timeout(&mut self.session, &mut self.changes, now)
     }
 }
 
 impl<Q: Provider + StreamSession, S: RdmaSession> StreamSession for Driven<Q, S> {
     #[inline]
     fn demand(&self) -> Demand {
-        self.end().map_or(Demand::Nothing, |end| end.queue_pair.demand())
+        self.first.queue_pair.demand()
     }
 
     #[inline]
     fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
-        let Some((end, _)) = self.parts() else { return Ok(0) };
-        let taken = end.queue_pair.on_bytes(input);
-        self.settle(taken)
+        let taken = self.first.queue_pair.on_bytes(input);
+        self.first.settle(&mut self.session, &mut self.changes, taken)
     }
 
     #[inline]
     fn on_placed(&mut self) -> Result<(), ProtocolError> {
-        let Some((end, _)) = self.parts() else { return Ok(()) };
-        let taken = end.queue_pair.on_placed();
-        self.settle(taken)
+        let taken = self.first.queue_pair.on_placed();
+        self.first.settle(&mut self.session, &mut self.changes, taken)
     }
 
     #[inline]
     fn is_mostly_placed(&self) -> bool {
-        self.end().is_some_and(|end| end.queue_pair.is_mostly_placed())
+        self.first.queue_pair.is_mostly_placed()
     }
 
     fn on_end(&mut self) -> Result<(), ProtocolError> {
-        let Some((end, _)) = self.parts() else { return Ok(()) };
-        let ended = end.queue_pair.on_end();
-        self.settle(ended)
+        let ended = self.first.queue_pair.on_end();
+        self.first.settle(&mut self.session, &mut self.changes, ended)
     }
 
     #[inline]
     fn outbox(&mut self) -> &mut Outbox {
-        let changes = self.changes;
-        let is_settled = self.parts().is_none_or(|(end, _)| {
-            // What was sent meanwhile has made room.
-            let len = end.queue_pair.outbox().len();
-            end.is_settled(changes, len)
-        });
-        if !is_settled {
-            self.pump();
-        }
-        let changes = self.changes;
-        let end = match self.selected.checked_sub(1) {
-            None => &mut self.first,
-            Some(place) => match self.further.get_mut(place) {
-                Some(Some(end)) => end,
-                _ => return &mut self.nothing,
-            },
-        };
-        if !is_settled {
-            let len = end.queue_pair.outbox().len();
-            end.settle(changes, len);
-        }
-        end.queue_pair.outbox()
+        self.first.outbox(&mut self.session, &mut self.changes)
     }
 }
 
@@ -256,10 +180,6 @@ impl<Q: Provider, S: RdmaSession + Target> Target for Driven<Q, S> {
         self.session_mut().on_turn();
     }
 
-    fn moves_to(&self) -> Option<Home> {
-        self.session.moves_to()
-    }
-
     #[inline]
     fn poll_event(&mut self) -> Option<AuditEvent> {
         self.session.poll_event()
@@ -270,12 +190,8 @@ impl<Q: Provider, S: RdmaSession + Target> Target for Driven<Q, S> {
     }
 
     #[inline]
-    fn is_established(&self) -> bool {
-        self.session.is_established()
-    }
-
-    fn lingers(&self) -> bool {
-        self.session.lingers()
+    fn stage(&self) -> SessionStage {
+        self.session.stage()
     }
 
     fn on_stop(&mut self) {
@@ -283,7 +199,7 @@ impl<Q: Provider, S: RdmaSession + Target> Target for Driven<Q, S> {
     }
 }
 
-impl<Q: Provider, S: RdmaSession + Initiator> Initiator for Driven<Q, S> {
+impl<Q: Provider, S: Initiator> Initiator for Driven<Q, S> {
     #[inline]
     fn is_ready(&self) -> bool {
         self.session.is_ready()
@@ -305,6 +221,16 @@ impl<Q: Provider, S: RdmaSession + Initiator> Initiator for Driven<Q, S> {
         self.changed_by(done)
     }
 
+    #[inline]
+    fn poll_returned(&mut self) -> Option<Io> {
+        let io = self.session.poll_returned();
+        self.changed_by(io)
+    }
+
+    fn take_unfinished(&mut self) -> Vec<Io> {
+        self.session_mut().take_unfinished()
+    }
+
     fn poll_size(&mut self) -> Option<u64> {
         let size = self.session.poll_size();
         self.changed_by(size)
@@ -314,61 +240,139 @@ impl<Q: Provider, S: RdmaSession + Initiator> Initiator for Driven<Q, S> {
         self.session_mut().resize(size);
     }
 
-    fn look(&mut self) -> u32 {
-        self.session.look()
-    }
-
-    fn redials_after(&self) -> std::time::Duration {
-        self.session.redials_after()
-    }
-
-    fn take_unfinished(&mut self) -> Vec<Io> {
-        self.session_mut().take_unfinished()
-    }
-
     #[inline]
     fn path_rank(&self) -> PathRank {
         self.session.path_rank()
     }
 
-    #[inline]
-    fn poll_misplaced(&mut self) -> Option<Io> {
-        let io = self.session.poll_misplaced();
-        self.changed_by(io)
+    fn on_stop(&mut self) {
+        self.session_mut().on_stop();
+    }
+}
+
+impl<Q: Provider, S: Overdue> Overdue for Driven<Q, S> {
+    fn look(&mut self) -> u32 {
+        self.session.look()
     }
 
-    #[inline]
-    fn select(&mut self, lane: usize) {
-        self.selected = lane;
-        self.session.select(lane);
+    fn abort_overdue(&mut self, looks: u32) -> Option<&'static str> {
+        self.session_mut().abort_overdue(looks)
     }
+}
 
+impl<Q: Provider, S: RdmaConnections> Connections for Driven<Q, S> {
     #[inline]
-    fn poll_dial(&mut self) -> Option<(usize, Instant)> {
+    fn poll_connect(&mut self) -> Option<(usize, Instant)> {
         self.connect.as_ref()?;
-        self.session.poll_dial()
+        self.session.poll_connect()
     }
 
-    fn on_connected(&mut self, lane: usize, now: Instant) {
-        let (Some(connect), Some(place)) = (&mut self.connect, lane.checked_sub(1)) else { return };
+    fn on_connected(&mut self, connection: usize, now: Instant) {
+        let (Some(connect), Some(place)) = (&mut self.connect, connection.checked_sub(1)) else { return };
         let end = End::new(connect(&self.first.queue_pair, &self.session.endpoint(), now));
-        self.further.resize_with(self.further.len().max(lane), || None);
+        self.further.resize_with(self.further.len().max(connection), || None);
         if let Some(slot) = self.further.get_mut(place) {
             *slot = Some(Box::new(end));
         }
-        self.session_mut().on_connected(lane, now);
+        self.session_mut().on_connected(connection, now);
     }
 
-    fn on_lost(&mut self, lane: usize, now: Instant) -> bool {
+    fn on_lost(&mut self, connection: usize, now: Instant) -> bool {
         // With the queue pair goes every way that the peer had to our memory.
-        if let Some(slot) = lane.checked_sub(1).and_then(|place| self.further.get_mut(place)) {
+        if let Some(slot) = connection.checked_sub(1).and_then(|place| self.further.get_mut(place)) {
             *slot = None;
         }
-        self.session_mut().on_lost(lane, now)
+        self.session_mut().on_lost(connection, now)
     }
 
-    fn on_stop(&mut self) {
-        self.session_mut().on_stop();
+    #[inline]
+    fn latest(&self) -> usize {
+        self.session.latest()
+    }
+
+    #[inline]
+    fn is_awaited(&self, connection: usize) -> bool {
+        self.session.is_awaited(connection)
+    }
+
+    fn reconnects_after(&self) -> Duration {
+        self.session.reconnects_after()
+    }
+}
+
+impl<Q: Provider + StreamSession, S: RdmaConnections> StreamConnections for Driven<Q, S> {
+    #[inline]
+    fn connection(&mut self, connection: usize) -> impl StreamSession {
+        self.driven(connection)
+    }
+}
+
+impl<Q: Provider, S: RdmaConnections> Driven<Q, S> {
+    /// One connection, or the first if there is none of that number.
+    #[inline]
+    fn driven(&mut self, connection: usize) -> DrivenConnection<'_, Q, impl RdmaSession> {
+        let further = connection.checked_sub(1).and_then(|place| self.further.get_mut(place)?.as_deref_mut());
+        let (end, connection) = further.map_or((&mut self.first, 0), |end| (end, connection));
+        DrivenConnection { end, session: self.session.connection(connection), changes: &mut self.changes }
+    }
+
+    /// [`Driven::pump`] of one connection.
+    pub fn pump_connection(&mut self, connection: usize) -> bool {
+        let DrivenConnection { end, mut session, changes } = self.driven(connection);
+        end.pump(&mut session, changes)
+    }
+}
+
+/// One connection of an initiator's session.
+struct DrivenConnection<'a, Q, S> {
+    end: &'a mut End<Q>,
+    /// The session of that connection.
+    session: S,
+    changes: &'a mut u64,
+}
+
+impl<Q: Provider, S: RdmaSession> Timed for DrivenConnection<'_, Q, S> {
+    #[inline]
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.end.poll_timeout(&self.session)
+    }
+
+    fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        self.end.on_timeout(&mut self.session, self.changes, now)
+    }
+}
+
+impl<Q: Provider + StreamSession, S: RdmaSession> StreamSession for DrivenConnection<'_, Q, S> {
+    #[inline]
+    fn demand(&self) -> Demand {
+        self.end.queue_pair.demand()
+    }
+
+    #[inline]
+    fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
+        let taken = self.end.queue_pair.on_bytes(input);
+        self.end.settle(&mut self.session, self.changes, taken)
+    }
+
+    #[inline]
+    fn on_placed(&mut self) -> Result<(), ProtocolError> {
+        let taken = self.end.queue_pair.on_placed();
+        self.end.settle(&mut self.session, self.changes, taken)
+    }
+
+    #[inline]
+    fn is_mostly_placed(&self) -> bool {
+        self.end.queue_pair.is_mostly_placed()
+    }
+
+    fn on_end(&mut self) -> Result<(), ProtocolError> {
+        let ended = self.end.queue_pair.on_end();
+        self.end.settle(&mut self.session, self.changes, ended)
+    }
+
+    #[inline]
+    fn outbox(&mut self) -> &mut Outbox {
+        self.end.outbox(&mut self.session, self.changes)
     }
 }
 
@@ -475,8 +479,8 @@ mod tests {
     fn pair(asks: u32) -> (End, End) {
         let session = || Filler { asks, ..Filler::default() };
         let (active, passive) = loopback::pair(&session().endpoint(), &session().endpoint(), [1; 32]);
-        let first = Driven::new(Filler { is_active: true, ..session() }, |_| active);
-        (first, Driven::new(session(), |_| passive))
+        let first = Driven::new(Filler { is_active: true, ..session() }, active);
+        (first, Driven::new(session(), passive))
     }
 
     const GIBBERISH: ProtocolError = ProtocolError { what: "sent gibberish", reference: "the test" };

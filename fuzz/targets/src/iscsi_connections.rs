@@ -11,7 +11,7 @@ use crate::wire::Wire;
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::iscsi::node::Node;
 use blockmux_proto::iscsi::server::{LocalSessions, TargetSession};
-use blockmux_proto::session::{Demand, Home, StreamSession, Target, Timed};
+use blockmux_proto::session::{Demand, Home, SessionStage, StreamSession, Target, Timed};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Channel, Completion, Io, IoError, Op, Output, Pool, Waker};
 use std::rc::Rc;
@@ -132,7 +132,7 @@ impl Run<'_> {
         if let Some(line) = &self.lines[at]
             && matches!(line.session.demand(), Demand::Close)
             && line.in_flight.is_empty()
-            && !line.session.lingers()
+            && line.session.stage() != SessionStage::Lingering
         {
             self.lines[at] = None;
         }

@@ -17,7 +17,9 @@ use blockmux_proto::iscsi::login::operational::{CRC32C, Key, Parameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::server::TargetSession;
 use blockmux_proto::scsi::Lun;
-use blockmux_proto::session::{Demand, Initiator, ProtocolError, StreamSession, Target, Timed};
+use blockmux_proto::session::{
+    Demand, Initiator, Overdue, ProtocolError, StreamConnections, StreamSession, Target, Timed,
+};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Channel, Chunk, Pool, Waker};
 use blockmux_wire::iscsi::scsi::{ScsiCommand, TaskManagementRequest};
@@ -78,7 +80,7 @@ impl Run<'_> {
         moved |= self.wire.is_drained() && self.next_record();
         moved |= !self.is_over && self.receive();
         moved |= self.requests.poll_done(&mut self.session);
-        moved |= self.requests.poll_aborted(&mut self.session);
+        moved |= self.requests.poll_returned(&mut self.session);
         match self.choices.byte() {
             255 => self.session.on_stop(),
             254 => self.pass_time(),
@@ -91,7 +93,8 @@ impl Run<'_> {
     }
 
     fn receive(&mut self) -> bool {
-        match self.wire.turn(&mut self.session, &mut self.choices) {
+        let moved = self.wire.turn(&mut self.session.connection(0), &mut self.choices);
+        match moved {
             Ok(moved) => moved,
             Err(error) => self.on_error(error),
         }
@@ -135,17 +138,17 @@ impl Run<'_> {
     }
 
     fn send(&mut self) -> bool {
-        let bytes = self.session.outbox().take_bytes();
+        let bytes = self.session.connection(0).outbox().take_bytes();
         self.sent.on_sent(&bytes, self.session.parameters());
         !bytes.is_empty()
     }
 
     fn pass_time(&mut self) {
-        if let Some(when) = self.session.poll_timeout()
-            && !self.is_over
-        {
+        let due = self.session.connection(0).poll_timeout();
+        if let Some(when) = due.filter(|_| !self.is_over) {
             self.now = self.now.max(when);
-            if let Err(error) = self.session.on_timeout(self.now) {
+            let passed = self.session.connection(0).on_timeout(self.now);
+            if let Err(error) = passed {
                 self.on_error(error);
             }
         }
@@ -154,14 +157,17 @@ impl Run<'_> {
     /// The target leaves, or the connection is given up.
     fn finish(mut self) {
         let leaves = !self.is_over && self.wire.is_drained() && self.choices.byte() < 128;
-        if leaves && let Err(error) = self.session.on_end() {
-            self.on_error(error);
+        if leaves {
+            let ended = self.session.connection(0).on_end();
+            if let Err(error) = ended {
+                self.on_error(error);
+            }
         }
         self.send();
         self.requests.poll_done(&mut self.session);
-        self.requests.poll_aborted(&mut self.session);
+        self.requests.poll_returned(&mut self.session);
         if self.session.is_over() {
-            assert!(matches!(self.session.demand(), Demand::Close) && self.session.room() == 0);
+            assert!(matches!(self.session.connection(0).demand(), Demand::Close) && self.session.room() == 0);
         }
         if let Some(refused) = self.session.refused() {
             assert!(!refused.to_string().contains('\n'));

@@ -17,7 +17,7 @@ use blockmux_proto::iscsi::login::operational::Key;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::server::{IserTargetSession, TargetSession};
 use blockmux_proto::rdma::testing::Recorder;
-use blockmux_proto::rdma::{Access, Event, RdmaSession, Remote, Stag, Work};
+use blockmux_proto::rdma::{Access, Event, RdmaConnections, RdmaSession, Remote, Stag, Work};
 use blockmux_proto::scsi::Lun;
 use blockmux_proto::session::{Initiator, ProtocolError, Target, Timed};
 use blockmux_volume::conformance::TestCore;
@@ -111,9 +111,8 @@ impl Run<'_> {
     }
 
     fn event(&mut self, event: Event) {
-        if let Err(error) = self.session.on_event(event) {
-            self.on_error(error);
-        }
+        let taken = self.session.connection(0).on_event(event);
+        taken.unwrap_or_else(|error| self.on_error(error));
     }
 
     fn on_error(&mut self, error: ProtocolError) {
@@ -127,7 +126,7 @@ impl Run<'_> {
         let mut moved = false;
         for _ in 0..MAX_TURNS {
             let room = self.choices.below(4);
-            let Some(work) = self.queue_pair.next(&mut self.session, room) else { break };
+            let Some(work) = self.queue_pair.next(&mut self.session.connection(0), room) else { break };
             moved = true;
             match work {
                 Work::Receive | Work::Disconnect => {}
@@ -192,13 +191,11 @@ impl Run<'_> {
     }
 
     fn pass_time(&mut self) {
-        if let Some(when) = self.session.poll_timeout()
-            && !self.is_over
-        {
+        let due = self.session.connection(0).poll_timeout();
+        if let Some(when) = due.filter(|_| !self.is_over) {
             self.now = self.now.max(when);
-            if let Err(error) = self.session.on_timeout(self.now) {
-                self.on_error(error);
-            }
+            let passed = self.session.connection(0).on_timeout(self.now);
+            passed.unwrap_or_else(|error| self.on_error(error));
         }
     }
 
@@ -207,13 +204,13 @@ impl Run<'_> {
         self.requests.poll_done(&mut self.session);
         self.open.clear();
         self.queue_pair.works.clear();
-        let _ = self.session.on_event(Event::Disconnected);
+        let _ = self.session.connection(0).on_event(Event::Disconnected);
         self.requests.poll_done(&mut self.session);
         if let Some(refused) = self.session.session().refused() {
             assert!(!refused.to_string().contains('\n'));
         }
         self.requests.take_back(&mut self.session);
-        assert!(self.queue_pair.next(&mut self.session, 100).is_none());
+        assert!(self.queue_pair.next(&mut self.session.connection(0), 100).is_none());
         drop(self.session);
         assert_eq!(self.pool.out_bytes(), 0, "memory is lost");
     }

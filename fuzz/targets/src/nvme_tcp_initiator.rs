@@ -17,7 +17,7 @@ use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme_tcp::client::{
     AdminConfig, AdminSession, Ask, ControllerInfo, Digests, Names, NamespaceInfo, QueueConfig, QueueSession,
 };
-use blockmux_proto::session::{Initiator, ProtocolError, StreamSession, Timed};
+use blockmux_proto::session::{Initiator, ProtocolError, StreamConnections, StreamSession, Timed};
 use blockmux_volume::Pool;
 use blockmux_wire::nvme::opcode::{Transfer, transfer};
 use blockmux_wire::nvme::{Cqe, SglSubtype, Sqe};
@@ -84,7 +84,7 @@ fn run_queue(mut choices: Choices<'_>, credentials: Option<Credentials>, stream:
     let (mut peer, mut requests, mut is_broken) = (Peer::new(stream), Requests::default(), false);
     for _ in 0..MAX_TURNS {
         let mut moved = requests.submit(&mut session, Some(info.clone()), &mut choices);
-        match peer.turn(&mut session, &mut choices) {
+        match peer.turn(&mut session.connection(0), &mut choices) {
             Ok(has_moved) => moved |= has_moved,
             Err(error) => {
                 check_error(&error);
@@ -96,8 +96,9 @@ fn run_queue(mut choices: Choices<'_>, credentials: Option<Credentials>, stream:
         match choices.byte() {
             255 => session.on_stop(),
             254 => {
-                if let Some(when) = session.poll_timeout()
-                    && session.on_timeout(when).inspect_err(check_error).is_err()
+                let mut stream = session.connection(0);
+                if let Some(when) = stream.poll_timeout()
+                    && stream.on_timeout(when).inspect_err(check_error).is_err()
                 {
                     is_broken = true;
                     break;
@@ -109,7 +110,7 @@ fn run_queue(mut choices: Choices<'_>, credentials: Option<Credentials>, stream:
             break;
         }
     }
-    if !is_broken && let Err(error) = session.on_end() {
+    if !is_broken && let Err(error) = session.connection(0).on_end() {
         check_error(&error);
     }
     requests.poll_done(&mut session);

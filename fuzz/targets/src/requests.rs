@@ -96,12 +96,12 @@ impl Requests {
         any
     }
 
-    /// Takes every request that the target was made to give up; whether there was any.
-    pub(crate) fn poll_aborted<S: Initiator>(&mut self, session: &mut S) -> bool {
+    /// Takes every request that is to be submitted again; whether there was any.
+    pub(crate) fn poll_returned<S: Initiator>(&mut self, session: &mut S) -> bool {
         let mut any = false;
-        while let Some(io) = session.poll_aborted() {
+        while let Some(io) = session.poll_returned() {
             any = true;
-            assert!(self.in_flight.remove(&io.tag).is_some(), "what is given up is in flight");
+            assert!(self.in_flight.remove(&io.tag).is_some(), "what is returned is in flight");
         }
         any
     }

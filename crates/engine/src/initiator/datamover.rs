@@ -6,8 +6,8 @@ use blockmux_proto::iscsi::client::{
 use blockmux_proto::iscsi::login::chap::SEED_LEN;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
-use blockmux_proto::rdma::Endpoint;
-use blockmux_proto::session::{Initiator, StreamSession};
+use blockmux_proto::rdma::{Endpoint, RdmaConnections, RdmaSession};
+use blockmux_proto::session::{Initiator, Overdue, StreamConnections, StreamSession};
 use blockmux_rdma::iwarp::{self, Iwarp};
 use blockmux_rdma::{Driven, Seed};
 use blockmux_volume::Pool;
@@ -16,7 +16,7 @@ use std::time::Instant;
 /// What an initiator's sessions go over.
 pub trait Datamover: Clone + Send + Sync + 'static {
     /// A session with a target.
-    type Session: StreamSession + Initiator + 'static;
+    type Session: Initiator + Overdue + StreamConnections + 'static;
     /// A session with a portal.
     type Discovery: StreamSession;
 
@@ -121,15 +121,15 @@ impl Datamover for OverIwarp {
             seed.iter_mut().rev().zip(count.iter().rev()).for_each(|(byte, add)| *byte ^= add);
             Iwarp::active(endpoint, config, core_pool.clone(), seed, now)
         };
-        Driven::new(session, |endpoint| Iwarp::active(endpoint, config, pool, region_seed, now))
-            .with_further(further)
+        let first = Iwarp::active(&session.endpoint(), config, pool, region_seed, now);
+        Driven::new(session, first).with_further(further)
     }
 
     fn discovery(&self, initiator: Name, chap: Option<Chap>, isid: [u8; 6], with: With) -> Self::Discovery {
         let With { pool, seed, region_seed, now } = with;
         let session = IserDiscoverySession::new(initiator, chap, isid, seed, now);
-        let config = self.config();
-        Driven::new(session, |endpoint| Iwarp::active(endpoint, config, pool, region_seed, now))
+        let queue_pair = Iwarp::active(&session.endpoint(), self.config(), pool, region_seed, now);
+        Driven::new(session, queue_pair)
     }
 
     fn iscsi(session: &Self::Session) -> &InitiatorSession {

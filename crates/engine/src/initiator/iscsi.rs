@@ -15,7 +15,7 @@ pub use super::datamover::{Datamover, OverIwarp, OverTcp};
 use super::moves::Moves;
 use super::seeds::Seeds;
 use super::{Dialer, Move, Paths, RemoteVolume, check_unchanged};
-use crate::blocking::{self, run_session};
+use crate::blocking::{self, FirstOf, run_session};
 use crate::connection::Broken;
 use crate::socket::Address;
 use crate::sys;
@@ -255,9 +255,9 @@ fn ask_once<D: Datamover>(endpoint: &Endpoint, over: &mut D, mode: Mode) -> Resu
     let config = endpoint.config(mode, random.isid(0));
     let with = random.with(Pool::new(LOG_IN_POOL), Instant::now());
     let mut session = over.session(config, false, with);
-    let is_over = |session: &D::Session| D::iscsi(session).is_over();
+    let is_over = |session: &FirstOf<'_, D::Session>| D::iscsi(session.0).is_over();
     let timeout = if mode == Mode::Describe { LOG_IN_TIMEOUT } else { MANAGE_TIMEOUT };
-    let ran = run_session(address, &mut session, timeout, is_over);
+    let ran = run_session(address, &mut FirstOf(&mut session), timeout, is_over);
     if has_hung_up(&ran)
         && D::is_misunderstood(&session)
         && let Some(older) = over.older()

@@ -5,8 +5,8 @@ mod controlled;
 mod loss;
 mod watch;
 
+use super::connections::{ConnectionSet, Dial};
 use super::control::ControlLine;
-use super::lanes::{Dial, Lanes};
 use super::moves::{Move, Moves};
 use super::overdue::Overdue;
 use super::retry::Retry;
@@ -86,7 +86,7 @@ enum State<S, H: Host> {
     Controlling,
     /// Logging in, or logged in.
     Open {
-        lanes: Lanes<H>,
+        connections: ConnectionSet<H>,
         session: S,
         is_checked: bool,
     },
@@ -111,8 +111,8 @@ impl<D: Dialer, H: Host> Task for LinkTask<D, H> {
             control.park();
         }
         match &mut link.state {
-            State::Open { lanes, .. } => {
-                lanes.park();
+            State::Open { connections, .. } => {
+                connections.park();
                 link.watch();
             }
             State::Connecting { connection, .. } => connection.park_connecting(),
@@ -203,12 +203,12 @@ impl<D: Dialer, H: Host> Link<D, H> {
     /// Sends what `submit` has queued up, and takes over what completed without the target.
     #[inline]
     pub(super) fn kick(&mut self, spins: bool) {
-        let State::Open { lanes, session, .. } = &mut self.state else { return };
+        let State::Open { connections, session, .. } = &mut self.state else { return };
         while let Some(completion) = session.poll_done() {
             self.in_flight -= 1;
             self.done.push(completion);
         }
-        let Some(is_stuck) = lanes.send_now(session) else { return };
+        let Some(is_stuck) = connections.send_now(session) else { return };
         // A spinning core looks for the answer itself; a stuck send is the task's to sort out.
         if is_stuck || (spins && self.is_parked) {
             self.waker.wake();
@@ -308,8 +308,9 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 if let Some(bytes) = connection.stream().segment_len() {
                     self.dialer.set_segment_len(&mut session, bytes);
                 }
-                session.set_path_rank(self.told_rank);
-                self.state = State::Open { lanes: Lanes::new(connection), session, is_checked: false };
+                self.dialer.set_path_rank(&mut session, self.told_rank);
+                self.state =
+                    State::Open { connections: ConnectionSet::new(connection), session, is_checked: false };
                 self.run_open();
                 Progress::More
             }
@@ -329,26 +330,26 @@ impl<D: Dialer, H: Host> Link<D, H> {
 
     #[inline]
     fn turn(&mut self) -> Result<Progress, Ended> {
-        let State::Open { lanes, session, is_checked } = &mut self.state else {
+        let State::Open { connections, session, is_checked } = &mut self.state else {
             return Ok(Progress::Idle);
         };
         let tls = (self.tls_keys.as_deref(), self.uses_ktls);
         let dial = Dial { core: &self.core, waker: &self.waker, address: self.moves.address(), tls };
-        let is_dialled = lanes.dial(session, &dial)?;
-        let inflow = lanes.receive(session, &dial)?;
+        let is_dialled = connections.dial(session, &dial)?;
+        let inflow = connections.receive(session, &dial)?;
         if !*is_checked && let Some(moved) = self.dialer.moved(session) {
             return Err(moved.map_or_else(Ended::Refused, Ended::Moved));
         }
         if !*is_checked && let Some(reason) = self.dialer.refusal(session) {
             // The session has its good-bye ready; whether it arrives changes nothing.
-            let _ = lanes.send_now(session);
+            let _ = connections.send_now(session);
             return Err(Ended::Refused(reason));
         }
         if !*is_checked && session.is_ready() {
             if let Err(reason) = self.dialer.check(session) {
                 // The target did nothing wrong, and is not left without a word.
                 session.on_stop();
-                let _ = lanes.send_now(session);
+                let _ = connections.send_now(session);
                 return Err(Ended::Refused(reason));
             }
             (*is_checked, self.was_open) = (true, true);
@@ -396,7 +397,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
         let tls = (self.tls_keys.as_deref(), self.uses_ktls);
         let dial = Dial { core: &self.core, waker: &self.waker, address: self.moves.address(), tls };
-        let has_sent = lanes.send(session, &dial)? || is_dialled;
+        let has_sent = connections.send(session, &dial)? || is_dialled;
         if has_sent || matches!(inflow, Inflow::More | Inflow::Drained) {
             self.silence.on_move();
         }

@@ -29,11 +29,11 @@
 //!
 //! A protocol may need a second connection beside each, which is opened first and lives as long: see `control`.
 
+mod connections;
 mod control;
 mod datamover;
 mod generated;
 pub mod iscsi;
-mod lanes;
 mod link;
 mod missing;
 mod moves;
@@ -47,7 +47,7 @@ use crate::host::Host;
 use crate::reactor::EngineCore;
 use crate::secure::Secure;
 use crate::socket::Address;
-use blockmux_proto::session::{Control, DEFAULT_TIMEOUT, Initiator, PathRank, StreamSession};
+use blockmux_proto::session::{Control, DEFAULT_TIMEOUT, Initiator, Overdue, PathRank, StreamConnections};
 use blockmux_tls::{Psk, TlsError};
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, Pool, Volume, VolumeInfo, Waker};
 pub use generated::GeneratedKeys;
@@ -105,7 +105,7 @@ pub trait TlsKeys {
 /// Makes sessions with one remote volume, as often as needed, and judges what they find there.
 pub trait Dialer: Paths {
     /// The protocol's session.
-    type Session: StreamSession + Initiator + 'static;
+    type Session: Initiator + Overdue + StreamConnections + 'static;
 
     /// What has to be open before a session and beside it, on a connection of its own; [`NoControl`](blockmux_proto::session::NoControl)
     /// for protocols without.
@@ -139,6 +139,9 @@ pub trait Dialer: Paths {
 
     /// The session's connection has segments of so many bytes.
     fn set_segment_len(&self, _session: &mut Self::Session, _bytes: usize) {}
+
+    /// The session's control has learned how well the volume is reached.
+    fn set_path_rank(&self, _session: &mut Self::Session, _rank: PathRank) {}
 
     /// Whether a session that has just logged in leads to the volume that it is meant to.
     ///

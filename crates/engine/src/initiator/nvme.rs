@@ -1,7 +1,7 @@
 //! Reaching namespaces of NVMe/TCP subsystems.
 //!
 //! Each channel has, by each path, an association of its own: an admin queue, which its link holds as its control, and
-//! I/O queues of the controller that the admin queue got, which are the lanes of one session. When one is lost, all are
+//! I/O queues of the controller that the admin queue got, which are the connections of one session. When one is lost, all are
 //! made anew, with another controller, and what had not completed is replayed there. Decision 14 says why.
 //!
 //! Several places may lead to one namespace. It is recognised by what names it; a place that leads to another one is
@@ -20,6 +20,7 @@ use blockmux_proto::nvme_tcp::client::{
     AdminConfig, AdminSession, Ask, ControllerInfo, Digests, FoundSubsystem, Names, NamespaceInfo,
     QueueConfig, QueueSession, Refused,
 };
+use blockmux_proto::session::PathRank;
 use blockmux_tls::Psk;
 use blockmux_volume::{Pool, VolumeInfo};
 use std::sync::Arc;
@@ -352,6 +353,10 @@ impl Dialer for NvmeDialer {
         };
         let session = QueueSession::new(config, self.endpoint.digests, pool.clone(), now);
         if self.paths() > 1 { session.with_other_paths() } else { session }
+    }
+
+    fn set_path_rank(&self, session: &mut QueueSession, rank: PathRank) {
+        session.set_path_rank(rank);
     }
 
     fn check(&self, _session: &QueueSession) -> Result<(), String> {

@@ -8,7 +8,7 @@
 //! answer for the volume's patience fails.
 //!
 //! Nothing is noted for each request. The session is asked four times in the span which request is the oldest
-//! ([`Initiator::look`](blockmux_proto::session::Initiator::look)); the same one five times in a row is overdue, by at
+//! ([`Initiator::look`](blockmux_proto::session::Overdue::look)); the same one five times in a row is overdue, by at
 //! most a quarter of the span. A core that did not run for a while has looked once, however long that was.
 
 use blockmux_volume::{Completion, Tag};

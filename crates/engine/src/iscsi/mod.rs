@@ -76,12 +76,13 @@ impl Portal {
         let connect = move |endpoint: &_| Iwarp::passive(endpoint, config, pool, region_seed, now);
         let session = PortalSession::new(session, Box::new(connect), arrival.sent);
         let portal = self.clone();
-        let relocate: Relocate<EngineCore> = Box::new(move |home, arrival| {
+        let hand_over = Box::new(move |home: &Home, arrival| {
             let portal = portal.clone();
             if let Some(inbox) = home.way::<Inbox>() {
                 inbox.send(move |core| portal.serve(core, arrival));
             }
         });
+        let relocate = Relocate { moves_to: PortalSession::moves_to, hand_over };
         TargetTask::receive(core, arrival, (session, for_peer), self.exports.clone(), Some(relocate));
     }
 }

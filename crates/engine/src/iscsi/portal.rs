@@ -3,12 +3,13 @@
 //! Over iWARP a connection begins with an MPA request, whose key is text (RFC 5044 §7.1); over TCP alone with a Login
 //! request. So one port serves both. Whatever is no MPA request is for the session over TCP to judge.
 
+use crate::target::Relocation;
 use blockmux_proto::event::AuditEvent;
 use blockmux_proto::exports::VolumeId;
 use blockmux_proto::iscsi::server::{IserTargetSession, TargetSession};
 use blockmux_proto::outbox::Outbox;
-use blockmux_proto::rdma::Endpoint;
-use blockmux_proto::session::{Demand, Home, ProtocolError, StreamSession, Target, Timed};
+use blockmux_proto::rdma::{Endpoint, RdmaSession};
+use blockmux_proto::session::{Demand, ProtocolError, SessionStage, StreamSession, Target, Timed};
 use blockmux_rdma::Driven;
 use blockmux_rdma::iwarp::Iwarp;
 use blockmux_volume::{Chunk, Completion, Io, Tag, Waker};
@@ -53,7 +54,7 @@ impl OverRdma {
         if let Some(begun) = &mut self.begun {
             let took = taken.as_ref().map_or(0, |taken| *taken);
             begun.extend_from_slice(&input.unread()[..took]);
-            if self.driven.is_established() || begun.len() > LONGEST_BEGIN {
+            if self.driven.stage() != SessionStage::Handshake || begun.len() > LONGEST_BEGIN {
                 self.begun = None;
             }
         }
@@ -85,6 +86,21 @@ impl PortalSession {
         PortalSession::Looking(Box::new(looking))
     }
 
+    /// The core that the connection belongs on, if it is not this one, and what its session there is to repeat.
+    pub(super) fn moves_to(&mut self) -> Option<Relocation> {
+        match self {
+            PortalSession::Looking(_) => None,
+            PortalSession::Tcp(session) => {
+                Some(Relocation { home: session.moves_to()?, replayed: Vec::new(), sent: 0 })
+            }
+            PortalSession::Rdma(session) => {
+                let home = session.driven.session().moves_to()?;
+                let replayed = session.begun.take().unwrap_or_default();
+                Some(Relocation { home, replayed, sent: session.driven.queue_pair().sent() })
+            }
+        }
+    }
+
     /// Becomes what a connection is that begins like this.
     #[cold]
     fn decide(&mut self, begin: &[u8]) {
@@ -92,7 +108,9 @@ impl PortalSession {
         let Some((session, connect)) = looking.next.take() else { return };
         let (waker, sent) = (looking.waker.clone(), looking.sent);
         *self = if begin.starts_with(MPA_REQUEST) {
-            let driven = Driven::new(IserTargetSession::new(session), connect);
+            let session = IserTargetSession::new(session);
+            let queue_pair = connect(&session.endpoint());
+            let driven = Driven::new(session, queue_pair);
             // It is the answer to the first few hundred bytes.
             PortalSession::Rdma(Box::new(OverRdma { driven, begun: Some(Vec::new()), unsaid: sent as usize }))
         } else {
@@ -247,23 +265,6 @@ impl Target for PortalSession {
         }
     }
 
-    fn moves_to(&self) -> Option<Home> {
-        match self {
-            PortalSession::Looking(_) => None,
-            PortalSession::Tcp(session) => session.moves_to(),
-            PortalSession::Rdma(session) => session.driven.moves_to(),
-        }
-    }
-
-    fn begun(&mut self) -> (Vec<u8>, u64) {
-        match self {
-            PortalSession::Looking(_) | PortalSession::Tcp(_) => (Vec::new(), 0),
-            PortalSession::Rdma(session) => {
-                (session.begun.take().unwrap_or_default(), session.driven.queue_pair().sent())
-            }
-        }
-    }
-
     #[inline]
     fn poll_event(&mut self) -> Option<AuditEvent> {
         match self {
@@ -282,20 +283,11 @@ impl Target for PortalSession {
     }
 
     #[inline]
-    fn is_established(&self) -> bool {
+    fn stage(&self) -> SessionStage {
         match self {
-            PortalSession::Looking(_) => false,
-            PortalSession::Tcp(session) => session.is_established(),
-            PortalSession::Rdma(session) => session.driven.is_established(),
-        }
-    }
-
-    #[inline]
-    fn lingers(&self) -> bool {
-        match self {
-            PortalSession::Looking(_) => false,
-            PortalSession::Tcp(session) => session.lingers(),
-            PortalSession::Rdma(session) => session.driven.lingers(),
+            PortalSession::Looking(_) => SessionStage::Handshake,
+            PortalSession::Tcp(session) => session.stage(),
+            PortalSession::Rdma(session) => session.driven.stage(),
         }
     }
 

@@ -1,11 +1,15 @@
 //! An initiator session driven by hand: what its peer sends comes in pieces of any size.
 
-use crate::session::{Demand, Initiator, MAX_DEMAND, ProtocolError, StreamSession};
+use crate::fabrics::host::{HostAdmin, HostQueues, HostTransport};
+use crate::session::{Demand, Initiator, MAX_DEMAND, ProtocolError, StreamConnections, StreamSession};
+use crate::{iscsi, nbd};
 use blockmux_volume::{Chunk, Completion, Io, IoError, Op, Output, SgList, Tag};
 
 /// A session and its driver, which asserts that every demand can be met and that meeting it leads somewhere.
 pub(crate) struct Driver<S> {
     pub(crate) session: S,
+    /// The connection that is meant.
+    pub(crate) connection: usize,
     /// Bytes delivered at a time.
     pub(crate) step: usize,
     /// Received and not taken.
@@ -14,9 +18,56 @@ pub(crate) struct Driver<S> {
     pub(crate) placed: usize,
 }
 
-impl<S: StreamSession> Driver<S> {
+/// A session over one connection or several.
+pub(crate) trait Streams {
+    /// The stream session of a connection.
+    fn stream(&mut self, connection: usize) -> impl StreamSession;
+}
+
+impl Streams for iscsi::client::DiscoverySession {
+    fn stream(&mut self, _connection: usize) -> impl StreamSession {
+        self
+    }
+}
+
+impl Streams for iscsi::client::InitiatorSession {
+    fn stream(&mut self, connection: usize) -> impl StreamSession {
+        self.connection(connection)
+    }
+}
+
+impl Streams for nbd::client::InitiatorSession {
+    fn stream(&mut self, connection: usize) -> impl StreamSession {
+        self.connection(connection)
+    }
+}
+
+impl<T: HostTransport> Streams for HostAdmin<T>
+where
+    HostAdmin<T>: StreamSession,
+{
+    fn stream(&mut self, _connection: usize) -> impl StreamSession {
+        self
+    }
+}
+
+impl<T: HostTransport> Streams for HostQueues<T>
+where
+    HostQueues<T>: StreamConnections,
+{
+    fn stream(&mut self, connection: usize) -> impl StreamSession {
+        self.connection(connection)
+    }
+}
+
+impl<S: Streams> Driver<S> {
     pub(crate) fn of(session: S, step: usize) -> Driver<S> {
-        Driver { session, step, unread: Vec::new(), placed: 0 }
+        Driver { session, connection: 0, step, unread: Vec::new(), placed: 0 }
+    }
+
+    /// The stream session of the connection that is meant.
+    pub(crate) fn stream(&mut self) -> impl StreamSession {
+        self.session.stream(self.connection)
     }
 
     /// Delivers bytes from the peer.
@@ -30,16 +81,16 @@ impl<S: StreamSession> Driver<S> {
 
     /// One turn; whether anything was done.
     fn turn(&mut self) -> Result<bool, ProtocolError> {
-        match self.session.demand() {
+        let mut stream = self.session.stream(self.connection);
+        match stream.demand() {
             Demand::Bytes(least) => {
                 assert!(0 < least && least <= MAX_DEMAND, "demands {least}");
                 if self.unread.len() < least {
                     return Ok(false);
                 }
-                let took = self.session.on_bytes(&Chunk::from_slice(&self.unread))?;
+                let took = stream.on_bytes(&Chunk::from_slice(&self.unread))?;
                 self.unread.drain(..took);
-                let is_progress =
-                    took > 0 || !matches!(self.session.demand(), Demand::Bytes(n) if n <= least);
+                let is_progress = took > 0 || !matches!(stream.demand(), Demand::Bytes(n) if n <= least);
                 assert!(is_progress, "took nothing of {} bytes and demands no more", self.unread.len());
                 Ok(true)
             }
@@ -48,7 +99,7 @@ impl<S: StreamSession> Driver<S> {
                 list.copy_from(&self.unread);
                 self.unread = rest;
                 self.placed = self.placed.saturating_add(1);
-                self.session.on_placed()?;
+                stream.on_placed()?;
                 Ok(true)
             }
             Demand::Place(_) | Demand::Nothing | Demand::Close => Ok(false),
@@ -57,15 +108,15 @@ impl<S: StreamSession> Driver<S> {
 
     /// What the session wants to send.
     pub(crate) fn sent(&mut self) -> Vec<u8> {
-        self.session.outbox().take_bytes()
+        self.stream().outbox().take_bytes()
     }
 
-    pub(crate) fn is_closing(&self) -> bool {
-        matches!(self.session.demand(), Demand::Close)
+    pub(crate) fn is_closing(&mut self) -> bool {
+        matches!(self.stream().demand(), Demand::Close)
     }
 }
 
-impl<S: StreamSession + Initiator> Driver<S> {
+impl<S: Initiator> Driver<S> {
     pub(crate) fn submit(&mut self, tag: u64, op: Op, offset: u64, len: u64, data: Option<SgList>) {
         assert!(self.session.room() > 0);
         self.session.submit(Io { tag: Tag(tag), op, offset, len, data });

@@ -3,5 +3,5 @@
 mod driver;
 mod pump;
 
-pub(crate) use driver::Driver;
+pub(crate) use driver::{Driver, Streams};
 pub(crate) use pump::Pump;

@@ -1,7 +1,7 @@
 //! An initiator session whose allocations are counted, driven by hand. The allocations of its peer are not.
 
 use crate::counting;
-use blockmux_proto::session::{Demand, Initiator, StreamSession};
+use blockmux_proto::session::{Demand, Initiator, StreamConnections, StreamSession};
 use blockmux_volume::{Chunk, Io, Memory, Op, Output, SgList, Tag};
 
 /// The session, and who answers: a function of what the session sends to what it receives.
@@ -14,7 +14,7 @@ pub(crate) struct CountedInitiator<S, P> {
     pub(crate) allocations: u64,
 }
 
-impl<S: StreamSession + Initiator, P: FnMut(&[u8]) -> Vec<u8>> CountedInitiator<S, P> {
+impl<S: StreamConnections + Initiator, P: FnMut(&[u8]) -> Vec<u8>> CountedInitiator<S, P> {
     /// Logs in.
     pub(crate) fn new(session: S, peer: P) -> CountedInitiator<S, P> {
         let chunk = Chunk::new(Memory::from_heap(1 << 20));
@@ -48,14 +48,15 @@ impl<S: StreamSession + Initiator, P: FnMut(&[u8]) -> Vec<u8>> CountedInitiator<
 
     /// Bytes there, what they cause, and bytes back.
     fn exchange(&mut self) {
-        let back = (self.peer)(&self.session.outbox().take_bytes());
+        let back = (self.peer)(&self.session.connection(0).outbox().take_bytes());
         self.chunk.recycle();
         self.chunk.extend(&back);
-        while let Demand::Bytes(need) = self.session.demand() {
+        loop {
+            let Demand::Bytes(need) = self.session.connection(0).demand() else { break };
             if self.chunk.unread().len() < need {
                 break;
             }
-            let taken = self.counted(|session, chunk| session.on_bytes(chunk).unwrap());
+            let taken = self.counted(|session, chunk| session.connection(0).on_bytes(chunk).unwrap());
             self.chunk.take(taken);
         }
     }

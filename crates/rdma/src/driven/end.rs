@@ -1,8 +1,10 @@
 //! One connection of a session: its queue pair, and how it goes with it.
 
 use crate::queue_pair::Provider;
+use blockmux_proto::outbox::Outbox;
 use blockmux_proto::rdma::{Event, RdmaSession};
-use blockmux_proto::session::ProtocolError;
+use blockmux_proto::session::{ProtocolError, StreamSession};
+use std::time::Instant;
 
 /// Our end of a connection.
 pub(super) struct End<Q> {
@@ -20,9 +22,12 @@ impl<Q: Provider> End<Q> {
         End { queue_pair, broken: None, is_told: false, settled: None }
     }
 
-    /// Hands in events and lets the session work until nothing moves; whether anything did.
+    /// Hands in events and lets the session work until nothing moves; whether anything did. That counts as a change of the
+    /// session: what came by one connection may be answered by another.
+    ///
+    /// It ends: what comes from the peer has come before, and what work leads to by itself is bounded by the endpoint.
     #[inline]
-    pub(super) fn pump(&mut self, session: &mut impl RdmaSession) -> bool {
+    pub(super) fn pump(&mut self, session: &mut impl RdmaSession, changes: &mut u64) -> bool {
         let mut has_moved = false;
         loop {
             let mut moves = false;
@@ -37,10 +42,51 @@ impl<Q: Provider> End<Q> {
                 moves = true;
             }
             if !moves {
+                *changes = changes.wrapping_add(has_moved.into());
                 return has_moved;
             }
             has_moved = true;
         }
+    }
+
+    /// Pumps after the queue pair took something, and says once what the peer did wrong.
+    #[inline]
+    pub(super) fn settle<T>(
+        &mut self,
+        session: &mut impl RdmaSession,
+        changes: &mut u64,
+        taken: Result<T, ProtocolError>,
+    ) -> Result<T, ProtocolError> {
+        *changes = changes.wrapping_add(1);
+        self.pump(session, changes);
+        match self.broken {
+            Some(error) if !std::mem::replace(&mut self.is_told, true) => Err(error),
+            _ => taken,
+        }
+    }
+
+    #[inline]
+    pub(super) fn poll_timeout(&self, session: &impl RdmaSession) -> Option<Instant> {
+        [self.queue_pair.poll_timeout(), session.poll_timeout()].into_iter().flatten().min()
+    }
+
+    pub(super) fn on_timeout(
+        &mut self,
+        session: &mut impl RdmaSession,
+        changes: &mut u64,
+        now: Instant,
+    ) -> Result<(), ProtocolError> {
+        let is_due = |when: Option<Instant>| when.is_some_and(|when| when <= now);
+        let mut result = Ok(());
+        if is_due(self.queue_pair.poll_timeout()) {
+            result = self.queue_pair.on_timeout(now);
+        }
+        if is_due(session.poll_timeout())
+            && let Err(error) = session.on_timeout(now)
+        {
+            self.part(session, error);
+        }
+        self.settle(session, changes, result)
     }
 
     #[inline]
@@ -56,7 +102,7 @@ impl<Q: Provider> End<Q> {
 
     /// Has the session's last words sent, and leaves.
     #[cold]
-    pub(super) fn part(&mut self, session: &mut impl RdmaSession, error: ProtocolError) {
+    fn part(&mut self, session: &mut impl RdmaSession, error: ProtocolError) {
         if self.broken.is_some() {
             return;
         }
@@ -64,23 +110,16 @@ impl<Q: Provider> End<Q> {
         while session.work(&mut self.queue_pair) {}
         self.queue_pair.disconnect();
     }
+}
 
-    /// What the peer did wrong, once.
+impl<Q: Provider + StreamSession> End<Q> {
+    /// What waits to be sent, after pumping if the session has changed or something was sent, which has made room.
     #[inline]
-    pub(super) fn tell_broken(&mut self) -> Option<ProtocolError> {
-        let error = self.broken?;
-        (!std::mem::replace(&mut self.is_told, true)).then_some(error)
-    }
-
-    /// Whether nothing can have moved since it was said to be settled: the session is as it was after so many changes, and
-    /// nothing was sent of the `len` bytes.
-    #[inline]
-    pub(super) fn is_settled(&self, changes: u64, len: usize) -> bool {
-        self.settled == Some((changes, len))
-    }
-
-    #[inline]
-    pub(super) fn settle(&mut self, changes: u64, len: usize) {
-        self.settled = Some((changes, len));
+    pub(super) fn outbox(&mut self, session: &mut impl RdmaSession, changes: &mut u64) -> &mut Outbox {
+        if self.settled != Some((*changes, self.queue_pair.outbox().len())) {
+            self.pump(session, changes);
+            self.settled = Some((*changes, self.queue_pair.outbox().len()));
+        }
+        self.queue_pair.outbox()
     }
 }

@@ -1,16 +1,19 @@
 //! What the tests stand on: a target with two volumes, and an initiator at the other end of a connection in memory.
 //! [`Hand`] is a session whose other end is the test itself.
 
+use blockmux_proto::event::AuditEvent;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
-use blockmux_proto::iscsi::client::{BurstSize, Config, IserInitiatorSession, Mode};
+use blockmux_proto::iscsi::client::{
+    BurstSize, Config, IserDiscoverySession, IserInitiatorSession, Mode, wishes,
+};
 use blockmux_proto::iscsi::login::operational::Parameters;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Access, Chap, Node, Portal, TargetNode};
 use blockmux_proto::iscsi::server::{IserTargetSession, LocalSessions, TargetSession};
 use blockmux_proto::rdma::testing::Recorder;
-use blockmux_proto::rdma::{Event, RdmaSession, Stag, Work};
+use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, Stag, Work};
 use blockmux_proto::scsi::{self, Identity, LogicalUnit, Lun};
-use blockmux_proto::session::{Home, Initiator, ProtocolError, Target, Timed};
+use blockmux_proto::session::{Home, Initiator, ProtocolError, SessionStage, Target, Timed};
 use blockmux_rdma::Driven;
 use blockmux_rdma::loopback::{self, Loopback};
 use blockmux_volume::conformance::TestCore;
@@ -74,12 +77,24 @@ impl Served {
 }
 
 /// A session with whatever moves its events and work.
-pub(crate) trait Pumped: Target {
+pub(crate) trait Pumped {
     /// Whether anything moved.
     fn pump(&mut self) -> bool;
 }
 
 impl Pumped for Driven<Loopback, IserTargetSession> {
+    fn pump(&mut self) -> bool {
+        Driven::pump(self)
+    }
+}
+
+impl Pumped for Driven<Loopback, IserInitiatorSession> {
+    fn pump(&mut self) -> bool {
+        self.pump_connection(0)
+    }
+}
+
+impl Pumped for Driven<Loopback, IserDiscoverySession> {
     fn pump(&mut self) -> bool {
         Driven::pump(self)
     }
@@ -96,7 +111,7 @@ pub(crate) struct Server<D = Driven<Loopback, IserTargetSession>> {
     pub(crate) cancelled: Vec<(VolumeId, Tag)>,
 }
 
-impl<D: Pumped> Server<D> {
+impl<D: Pumped + Target> Server<D> {
     pub(crate) fn new(served: &Served, driven: D) -> Server<D> {
         let core = TestCore::new().as_core();
         let depth = driven.depth();
@@ -152,13 +167,17 @@ pub(crate) struct Pair<S> {
 }
 
 /// What a session sees as its peer.
-pub(crate) fn connect<S: RdmaSession>(session: S, served: &Served) -> Pair<S> {
-    let (active, passive) = loopback::pair(&session.endpoint(), &served.session().endpoint(), [9; 32]);
-    let driven = Driven::new(served.session(), |_| passive);
-    Pair { client: Driven::new(session, |_| active), server: Server::new(served, driven) }
+pub(crate) fn connect<S>(session: S, served: &Served) -> Pair<S> {
+    let (active, passive) =
+        loopback::pair(&initiator(wishes()).endpoint(), &served.session().endpoint(), [9; 32]);
+    let driven = Driven::new(served.session(), passive);
+    Pair { client: Driven::new(session, active), server: Server::new(served, driven) }
 }
 
-impl<S: RdmaSession> Pair<S> {
+impl<S> Pair<S>
+where
+    Driven<Loopback, S>: Pumped,
+{
     /// Has both sides talk until neither has anything to say.
     pub(crate) fn run(&mut self) {
         while self.client.pump() | self.server.run() {}
@@ -225,7 +244,35 @@ pub(crate) struct Hand<S> {
     pub(crate) receives: u32,
 }
 
-impl<S: RdmaSession> Hand<S> {
+/// A session that a test drives by hand, over its first connection.
+pub(crate) trait Handled {
+    /// The next thing that the session asks, with that much room.
+    fn next_work(&mut self, queue_pair: &mut Recorder, room: usize) -> Option<Work>;
+
+    fn handle(&mut self, event: Event) -> Result<(), ProtocolError>;
+}
+
+impl Handled for IserTargetSession {
+    fn next_work(&mut self, queue_pair: &mut Recorder, room: usize) -> Option<Work> {
+        queue_pair.next(self, room)
+    }
+
+    fn handle(&mut self, event: Event) -> Result<(), ProtocolError> {
+        self.on_event(event)
+    }
+}
+
+impl Handled for IserInitiatorSession {
+    fn next_work(&mut self, queue_pair: &mut Recorder, room: usize) -> Option<Work> {
+        queue_pair.next(&mut self.connection(0), room)
+    }
+
+    fn handle(&mut self, event: Event) -> Result<(), ProtocolError> {
+        self.connection(0).on_event(event)
+    }
+}
+
+impl<S: Handled> Hand<S> {
     pub(crate) fn new(session: S) -> Hand<S> {
         Hand { session, works: VecDeque::new(), queue_pair: Recorder::default(), receives: 0 }
     }
@@ -244,13 +291,13 @@ impl<S: RdmaSession> Hand<S> {
 
     /// The next thing that the session asks, with that much room.
     pub(crate) fn next_work(&mut self, room: usize) -> Option<Work> {
-        self.queue_pair.next(&mut self.session, room)
+        self.session.next_work(&mut self.queue_pair, room)
     }
 
     /// A message comes, and all work is taken.
     pub(crate) fn receive(&mut self, message: &[u8], invalidated: Option<Stag>) -> Result<(), ProtocolError> {
         let message = Seg::from_slice(message);
-        self.session.on_event(Event::Received { message, invalidated })?;
+        self.session.handle(Event::Received { message, invalidated })?;
         self.take();
         Ok(())
     }
@@ -287,12 +334,24 @@ impl Target for Hand<IserTargetSession> {
         self.session.on_io(done);
     }
 
+    fn on_start(&mut self, waker: &Waker) {
+        self.session.on_start(waker);
+    }
+
     fn on_turn(&mut self) {
         self.session.on_turn();
     }
 
-    fn is_established(&self) -> bool {
-        self.session.is_established()
+    fn stage(&self) -> SessionStage {
+        self.session.stage()
+    }
+
+    fn owed(&self) -> Option<u64> {
+        self.session.owed()
+    }
+
+    fn poll_event(&mut self) -> Option<AuditEvent> {
+        self.session.poll_event()
     }
 
     fn on_stop(&mut self) {

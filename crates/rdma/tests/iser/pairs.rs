@@ -5,8 +5,8 @@ use blockmux_proto::iscsi::client::{FoundTarget, IserDiscoverySession, IserIniti
 use blockmux_proto::iscsi::login::operational::{Key, Parameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::offer;
-use blockmux_proto::rdma::{Endpoint, Event, Head, QueuePair, RdmaSession, Work, WorkId};
-use blockmux_proto::session::{Initiator, Target};
+use blockmux_proto::rdma::{Endpoint, Event, Head, QueuePair, RdmaConnections, RdmaSession, Work, WorkId};
+use blockmux_proto::session::{Connections, Initiator, Target};
 use blockmux_rdma::loopback::{self, Loopback};
 use blockmux_rdma::{Driven, Fault, Provider, Violation};
 use blockmux_volume::{Extent, Io, Op, Output, Seg, SgList, Tag};
@@ -197,13 +197,16 @@ impl Lanes {
         let accepting = servers.clone();
         let dial = Rc::new(move |endpoint: &Endpoint| {
             let (active, passive) = loopback::pair(endpoint, &served.session().endpoint(), [9; 32]);
-            let driven = Driven::new(served.session(), |_| passive);
+            let driven = Driven::new(served.session(), passive);
             accepting.borrow_mut().push(Server::new(&served, driven));
             active
         });
         let session = initiator(wishes().with(Key::MaxConnections, 2));
-        let client = Driven::new(session, |endpoint| dial(endpoint));
-        Lanes { client: client.with_further(move |_, endpoint, _| dial(endpoint)), servers }
+        let first = dial(&session.endpoint());
+        Lanes {
+            client: Driven::new(session, first).with_further(move |_, endpoint, _| dial(endpoint)),
+            servers,
+        }
     }
 
     /// A driver's turns, which goes by what there is to send.
@@ -212,8 +215,7 @@ impl Lanes {
         while moves {
             moves = false;
             for lane in 0..2 {
-                self.client.select(lane);
-                moves |= self.client.pump();
+                moves |= self.client.pump_connection(lane);
             }
             for server in self.servers.borrow_mut().iter_mut() {
                 moves |= server.run();
@@ -242,21 +244,22 @@ fn a_session_may_have_several_connections() {
     let mut lanes = Lanes::new();
     lanes.run();
     assert!(lanes.client.is_ready());
-    let (lane, _) = lanes.client.poll_dial().expect("both sides take two");
-    assert_eq!((lane, lanes.client.poll_dial()), (1, None));
-    // Until it is there, nothing is to be sent on it, and all goes by the first.
-    lanes.client.select(1);
-    assert!(!lanes.client.pump() && lanes.client.room() > 0);
+    let (lane, _) = lanes.client.poll_connect().expect("both sides take two");
+    assert_eq!((lane, lanes.client.poll_connect()), (1, None));
+    // Until it is there, all goes by the first.
+    assert!(!lanes.client.pump_connection(0) && lanes.client.room() > 0);
     lanes.client.on_connected(1, Instant::now());
     lanes.run();
     lanes.hold_io(true);
     lanes.write_eight();
     let counts: Vec<_> = lanes.servers.borrow().iter().map(|server| server.submitted.len()).collect();
     assert_eq!(counts, [4, 4]);
+    assert_eq!((lanes.client.latest(), [0, 1].map(|at| lanes.client.is_awaited(at))), (1, [true; 2]));
     lanes.hold_io(false);
     lanes.run();
     let done: Vec<_> = std::iter::from_fn(|| lanes.client.poll_done()).collect();
     assert!(done.len() == 8 && done.iter().all(|done| done.result.is_ok()));
+    assert_eq!([0, 1].map(|at| lanes.client.is_awaited(at)), [false; 2]);
     // One of them is lost: below error recovery level 2 the session is over.
     assert!(!lanes.client.on_lost(1, Instant::now()));
 }
@@ -265,12 +268,12 @@ fn a_session_may_have_several_connections() {
 fn a_session_goes_on_without_a_connection_that_could_not_be_had() {
     let mut lanes = Lanes::new();
     lanes.run();
-    assert!(lanes.client.poll_dial().is_some());
+    assert!(lanes.client.poll_connect().is_some());
     assert!(lanes.client.on_lost(1, Instant::now()));
     lanes.write_eight();
     let done: Vec<_> = std::iter::from_fn(|| lanes.client.poll_done()).collect();
     assert!(done.len() == 8 && done.iter().all(|done| done.result.is_ok()));
-    assert_eq!((lanes.servers.borrow().len(), lanes.client.poll_dial()), (1, None));
+    assert_eq!((lanes.servers.borrow().len(), lanes.client.poll_connect()), (1, None));
 }
 
 #[test]
@@ -279,7 +282,7 @@ fn more_messages_than_there_are_buffers_for_end_the_connection() {
     for (count, fault) in [(560, None), (561, Some(Fault::Peer(Violation::NoReceive)))] {
         let endpoint = Endpoint { sends: 1000, ..initiator(wishes()).endpoint() };
         let (mut flood, passive) = loopback::pair(&endpoint, &served.session().endpoint(), [9; 32]);
-        let mut server = Server::new(&served, Driven::new(served.session(), |_| passive));
+        let mut server = Server::new(&served, Driven::new(served.session(), passive));
         server.run();
         assert!(matches!(flood.poll(), Some(Event::Connected { .. })));
         // A login that goes on and on.

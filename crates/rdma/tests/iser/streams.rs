@@ -5,7 +5,8 @@ use blockmux_proto::iscsi::client::{IserInitiatorSession, wishes};
 use blockmux_proto::iscsi::login::operational::{Key, Parameters};
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::iscsi::server::IserTargetSession;
-use blockmux_proto::session::{Demand, Initiator, StreamSession};
+use blockmux_proto::rdma::{RdmaConnections, RdmaSession};
+use blockmux_proto::session::{Demand, Initiator, StreamConnections, StreamSession};
 use blockmux_rdma::Driven;
 use blockmux_rdma::iwarp::{Config, Iwarp};
 use blockmux_volume::{Chunk, Io, Op, Output, Pool, Tag};
@@ -66,11 +67,12 @@ struct Streams {
 impl Streams {
     fn new(served: &Served, wishes: Parameters, config: &Config, step: usize) -> Streams {
         let (now, pool) = (Instant::now(), || Pool::new(64 << 20));
-        let active = |endpoint: &_| Iwarp::active(endpoint, config.clone(), pool(), [1; 32], now);
-        let passive = |endpoint: &_| Iwarp::passive(endpoint, config.clone(), pool(), [2; 32], now);
+        let (client, target) = (initiator(wishes), served.session());
+        let active = Iwarp::active(&client.endpoint(), config.clone(), pool(), [1; 32], now);
+        let passive = Iwarp::passive(&target.endpoint(), config.clone(), pool(), [2; 32], now);
         Streams {
-            client: Driven::new(initiator(wishes), active),
-            server: Server::new(served, Driven::new(served.session(), passive)),
+            client: Driven::new(client, active),
+            server: Server::new(served, Driven::new(target, passive)),
             inbound: Default::default(),
             step,
             left: usize::MAX,
@@ -80,7 +82,7 @@ impl Streams {
     /// Carries both ways until nothing moves, or the connection is lost: then `false`.
     fn run(&mut self) -> bool {
         loop {
-            let asked = self.client.outbox().take_bytes();
+            let asked = self.client.connection(0).outbox().take_bytes();
             for bytes in asked.chunks(self.step) {
                 let bytes = &bytes[..bytes.len().min(self.left)];
                 self.left -= bytes.len();
@@ -91,7 +93,7 @@ impl Streams {
             for bytes in answered.chunks(self.step) {
                 let bytes = &bytes[..bytes.len().min(self.left)];
                 self.left -= bytes.len();
-                self.inbound[0].deliver(&mut self.client, bytes);
+                self.inbound[0].deliver(&mut self.client.connection(0), bytes);
             }
             let has_moved = self.server.run();
             if self.left == 0 {
@@ -204,7 +206,7 @@ fn a_connection_that_is_lost_at_any_byte_loses_no_request_and_answers_none_twice
             if !is_lost {
                 break;
             }
-            let _ = streams.client.on_end();
+            let _ = streams.client.connection(0).on_end();
             let _ = streams.server.driven.on_end();
             streams.server.run();
             let unfinished = streams.client.take_unfinished();

@@ -1,12 +1,12 @@
 //! The initiator, told anything: what it opens to a target and when it closes it, and what it does not put up with.
 
-use crate::bench::{Hand, Served, Server, initiator, list, pattern};
+use crate::bench::{Hand, Handled, Served, Server, initiator, list, pattern};
 use blockmux_proto::iscsi::client::{IserInitiatorSession, wishes};
 use blockmux_proto::iscsi::login::operational::Parameters;
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::iscsi::server::IserTargetSession;
-use blockmux_proto::rdma::{Access, Event, RdmaSession, Remote, Stag, Work, WorkId};
-use blockmux_proto::session::{Initiator, ProtocolError, Timed};
+use blockmux_proto::rdma::{Access, Event, RdmaConnections, RdmaSession, Remote, Stag, Work, WorkId};
+use blockmux_proto::session::{Initiator, Overdue, ProtocolError, Timed};
 use blockmux_volume::{Io, IoError, Op, SgList, Tag};
 use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::session::*;
@@ -44,7 +44,7 @@ impl Wire {
         wire.server.driven.session.on_event(requested).unwrap();
         wire.server.run();
         let Some(Work::Accept { private_data }) = wire.server.driven.works.pop_front() else { panic!() };
-        wire.client.session.on_event(Event::Connected { private_data }).unwrap();
+        wire.client.session.handle(Event::Connected { private_data }).unwrap();
         wire
     }
 
@@ -67,7 +67,7 @@ impl Wire {
                     let remote =
                         Remote { stag: Stag(self.next_stag), address: BASE, len: local.len() as u32 };
                     self.open.insert(self.next_stag, (local, access));
-                    self.client.session.on_event(Event::Registered { id, remote }).unwrap();
+                    self.client.session.handle(Event::Registered { id, remote }).unwrap();
                     let before = std::mem::take(&mut self.client.works);
                     self.client.take();
                     messages.append(&mut self.client.works);
@@ -232,7 +232,7 @@ fn a_command_ends_when_its_memory_is_closed_and_not_before() {
     let bhs = response(&command, 0);
     let message = [ControlHeader::new().as_bytes(), bhs.as_bytes()].concat();
     let message = blockmux_volume::Seg::from_slice(&message);
-    wire.client.session.on_event(Event::Received { message, invalidated: None }).unwrap();
+    wire.client.session.handle(Event::Received { message, invalidated: None }).unwrap();
     assert!(wire.client.session.poll_done().is_none());
     let mut closed = false;
     while let Some(work) = wire.client.next_work(100) {
@@ -393,7 +393,7 @@ fn a_target_without_iser_is_told_so() {
     let error = wire.run().unwrap_err();
     assert_eq!(error.what, "did not agree to iSER over RDMA");
     let mut nobody = Hand::new(initiator(wishes()));
-    let refused = nobody.session.on_event(Event::Refused { private_data: vec![1; 500] }).unwrap_err();
+    let refused = nobody.session.handle(Event::Refused { private_data: vec![1; 500] }).unwrap_err();
     assert_eq!(refused.what, "refused the RDMA connection: nobody serves iSER there");
 }
 
@@ -407,7 +407,7 @@ fn a_flood_of_pings_waits_for_its_answers_to_leave() {
     let mut given_back = 0;
     for _ in 0..1000 {
         let message = blockmux_volume::Seg::from_slice(&message);
-        wire.client.session.on_event(Event::Received { message, invalidated: None }).unwrap();
+        wire.client.session.handle(Event::Received { message, invalidated: None }).unwrap();
         // The queue pair takes no more messages.
         while let Some(work) = wire.client.next_work(0) {
             assert!(matches!(work, Work::Receive));
@@ -427,7 +427,7 @@ fn a_silent_target_is_pinged_and_then_given_up() {
     let mut pings = 0;
     let error = loop {
         now += Duration::from_secs(11);
-        if let Err(error) = wire.client.session.on_timeout(now) {
+        if let Err(error) = wire.client.session.connection(0).on_timeout(now) {
             break error;
         }
         wire.serve_client();
@@ -447,8 +447,22 @@ fn what_is_unfinished_is_taken_back_and_nothing_refers_to_it() {
     wire.submit(1, Op::Read, 4096, None);
     // One whose memory was not opened yet.
     wire.client.session.submit(Io::new(Tag(2), Op::Read, 0, 4096));
-    assert!(wire.client.session.on_event(Event::Disconnected).is_err(), "in the middle of commands");
+    assert!(wire.client.session.handle(Event::Disconnected).is_err(), "in the middle of commands");
     let tags: Vec<_> = wire.client.session.take_unfinished().into_iter().map(|io| io.tag.0).collect();
     assert_eq!(tags, [0, 1, 2]);
     assert!(wire.client.next_work(100).is_none());
+}
+
+#[test]
+fn an_overdue_command_is_not_aborted_and_keeps_its_memory_open_until_it_is_answered() {
+    let mut wire = Wire::ready();
+    wire.submit(0, Op::Read, 4096, None);
+    let (_, command, _) = wire.command();
+    assert_eq!((1..=5).map(|_| wire.client.session.look()).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
+    assert_eq!(wire.client.session.abort_overdue(4), None);
+    wire.serve_client();
+    assert!(wire.client.works.is_empty() && wire.open.len() == 1);
+    wire.say(&response(&command, 0), &[], None).unwrap();
+    wire.serve_client();
+    assert_eq!((wire.done_tags(), wire.open.len()), (vec![0], 0));
 }

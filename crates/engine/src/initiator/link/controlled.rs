@@ -4,7 +4,6 @@ use super::{ControlLine, Link, State};
 use crate::host::Host;
 use crate::initiator::Dialer;
 use crate::reactor::Progress;
-use blockmux_proto::session::Initiator;
 
 impl<D: Dialer, H: Host> Link<D, H> {
     /// Whether a task that runs over and over looks at its control now: not each time, which would cost a system call
@@ -32,7 +31,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         if let Some(rank) = control.poll_path_rank() {
             self.told_rank = rank;
             if let State::Open { session, .. } = &mut self.state {
-                session.set_path_rank(rank);
+                self.dialer.set_path_rank(session, rank);
             }
         }
         match (turn, refusal) {

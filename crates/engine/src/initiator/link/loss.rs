@@ -8,7 +8,7 @@ use crate::initiator::moves::Move;
 use crate::initiator::overdue;
 use crate::initiator::retry::{LONGEST_PAUSE, Verdict};
 use crate::reactor::Progress;
-use blockmux_proto::session::Initiator;
+use blockmux_proto::session::{Connections, Initiator};
 use blockmux_volume::{Completion, Op};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
@@ -173,17 +173,17 @@ impl<D: Dialer, H: Host> Link<D, H> {
         self.silence.on_loss();
         self.overdue.on_loss();
         self.end_control();
-        if let State::Open { mut session, is_checked, lanes } =
+        if let State::Open { mut session, is_checked, connections } =
             std::mem::replace(&mut self.state, State::Down)
         {
             if !self.is_closing {
-                lanes.end();
+                connections.end();
             }
-            let wait = session.redials_after();
+            let wait = session.reconnects_after();
             self.not_before = (!wait.is_zero()).then(|| self.core.now() + wait);
             let open = self.party.open.get();
             self.party.open.set(open.saturating_sub(usize::from(is_checked)));
-            while let Some(io) = session.poll_misplaced().or_else(|| session.poll_aborted()) {
+            while let Some(io) = session.poll_returned() {
                 self.queue.push_front(io);
             }
             while let Some(completion) = session.poll_done() {

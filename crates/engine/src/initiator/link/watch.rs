@@ -7,7 +7,7 @@ use crate::host::Host;
 use crate::initiator::overdue::{self, LOOKS};
 use crate::initiator::{Dialer, silence};
 use crate::reactor::Progress;
-use blockmux_proto::session::Initiator;
+use blockmux_proto::session::{Initiator, Overdue};
 use tracing::warn;
 
 impl<D: Dialer, H: Host> Link<D, H> {
@@ -57,7 +57,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
     #[inline]
     pub(super) fn take_handed_back(&mut self) -> Option<Progress> {
         let State::Open { session, .. } = &mut self.state else { return None };
-        let mut next = session.poll_misplaced().or_else(|| session.poll_aborted());
+        let mut next = session.poll_returned();
         next.as_ref()?;
         let (now, patience, mut failed) = (self.core.now(), self.retry.patience(), 0);
         while let Some(io) = next {
@@ -68,7 +68,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
             } else {
                 self.queue.push_back(io);
             }
-            next = session.poll_misplaced().or_else(|| session.poll_aborted());
+            next = session.poll_returned();
         }
         if failed > 0 {
             let (target, patience) = (self.moves.address(), overdue::written(patience));

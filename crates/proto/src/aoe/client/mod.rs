@@ -29,7 +29,7 @@ use self::request::{LARGEST_FRAME, Request};
 use super::Address;
 pub use super::identify::Disk;
 use crate::frames::{Frame, FrameOutbox, Port, PortId};
-use crate::session::{FrameSession, Initiator, Timed};
+use crate::session::{FrameSession, Initiator, PathRank, Timed};
 use crate::slots::{Key, Slots};
 use blockmux_volume::{Completion, Io, IoError, Memory, Pool, Seg, VolumeInfo};
 use std::collections::VecDeque;
@@ -257,6 +257,10 @@ impl Initiator for InitiatorSession {
         self.done.pop_front()
     }
 
+    fn poll_returned(&mut self) -> Option<Io> {
+        None
+    }
+
     fn take_unfinished(&mut self) -> Vec<Io> {
         self.waiting.clear();
         self.outbox.clear();
@@ -265,6 +269,16 @@ impl Initiator for InitiatorSession {
         requests.sort_by_key(|request| request.since);
         let fresh = std::mem::take(&mut self.fresh);
         requests.into_iter().map(|request| request.io).chain(fresh).collect()
+    }
+
+    fn poll_size(&mut self) -> Option<u64> {
+        None
+    }
+
+    fn resize(&mut self, _size: u64) {}
+
+    fn path_rank(&self) -> PathRank {
+        PathRank::Best
     }
 
     fn on_stop(&mut self) {

@@ -29,10 +29,10 @@ use crate::event::AuditEvent;
 use crate::exports::{Export, Exports, VolumeId};
 use crate::frames::{Frame, FrameOutbox, Port, PortId, Station};
 use crate::served::Admissions;
-use crate::session::{FrameSession, Target, Timed};
+use crate::session::{FrameSession, SessionStage, Target, Timed};
 use crate::slots::{Key, Slots};
 use crate::volume_uuid::VolumeUuid;
-use blockmux_volume::{Completion, Io, SgList, Tag};
+use blockmux_volume::{Completion, Io, SgList, Tag, Waker};
 use blockmux_wire::aoe::{
     ANY_SHELF, ANY_SLOT, AOE_FLAG_ERROR, AOE_FLAG_RESPONSE, AOE_VERSION, Command, ErrorCode, Header,
 };
@@ -292,9 +292,17 @@ impl Target for TargetSession {
         self.ready.pop_front()
     }
 
+    fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)> {
+        None
+    }
+
     fn on_io(&mut self, done: Completion) {
         self.finish(Key(done.tag.0), done.result);
     }
+
+    fn on_start(&mut self, _waker: &Waker) {}
+
+    fn on_turn(&mut self) {}
 
     #[inline]
     fn poll_event(&mut self) -> Option<AuditEvent> {
@@ -302,8 +310,12 @@ impl Target for TargetSession {
     }
 
     /// There is no handshake.
-    fn is_established(&self) -> bool {
-        true
+    fn stage(&self) -> SessionStage {
+        SessionStage::Established
+    }
+
+    fn owed(&self) -> Option<u64> {
+        None
     }
 
     fn on_stop(&mut self) {

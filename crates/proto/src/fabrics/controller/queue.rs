@@ -23,7 +23,7 @@ use crate::nvme::event_queue::{AbortOrder, EventQueue, QueueEvent};
 use crate::nvme::io::{IoCommand, Step, Wanted};
 use crate::nvme::{HangUp, MAX_DATA, MAX_EVENT_REQUESTS, MQES, Notifier, Outcome};
 use crate::served::{Needs, NotAdmitted, Reserved};
-use crate::session::{ProtocolError, Target, Timed};
+use crate::session::{ProtocolError, SessionStage, Target, Timed};
 use blockmux_volume::{Completion, Io, IoError, Pool, Seg, SgList, Tag, Waker};
 use blockmux_wire::nvme::opcode::{AdminOpcode, Transfer, transfer};
 use blockmux_wire::nvme::status::Status;
@@ -779,8 +779,8 @@ impl<T: Transport> Target for ControllerQueue<T> {
     }
 
     #[inline]
-    fn is_established(&self) -> bool {
-        self.queue.is_some()
+    fn stage(&self) -> SessionStage {
+        if self.queue.is_some() { SessionStage::Established } else { SessionStage::Handshake }
     }
 
     fn owed(&self) -> Option<u64> {

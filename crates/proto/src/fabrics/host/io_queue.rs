@@ -4,16 +4,15 @@ use super::DEPTH;
 use super::io_queues::QueueConfig;
 use super::queue::NamespaceQueue;
 use super::transport::HostTransport;
-use crate::session::ProtocolError;
+use crate::session::{ProtocolError, Timed};
 use blockmux_volume::{Io, Pool};
 use std::time::{Duration, Instant};
 
 /// An I/O queue, from the begin of its connection on.
-pub(crate) struct HostQueue<T> {
+pub struct HostQueue<T> {
     pub(crate) transport: T,
     pub(super) queue: NamespaceQueue,
     pub(super) ending: QueueEnding,
-    /// The latest time that this queue was told.
     now: Instant,
     /// When the queue has to be connected.
     connect_by: Instant,
@@ -132,7 +131,28 @@ impl<T: HostTransport> HostQueue<T> {
         }
     }
 
-    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+    /// The latest time that this queue was told.
+    pub(super) fn now(&self) -> Instant {
+        self.now
+    }
+
+    /// Without anything under way the controller may leave; the driver, who knows whether it had asked for the end,
+    /// reconnects.
+    pub(crate) fn end(&mut self) -> Result<(), ProtocolError> {
+        let is_quiet = self.queue.is_empty() && self.queue.is_connected() && self.transport.may_end();
+        if is_quiet || self.is_over() {
+            self.ending = QueueEnding::Over;
+            return Ok(());
+        }
+        Err(ProtocolError {
+            what: "closed the connection of an I/O queue in the middle of commands",
+            reference: "TCP Transport §3.5, Error Handling Model",
+        })
+    }
+}
+
+impl<T: HostTransport> Timed for HostQueue<T> {
+    fn poll_timeout(&self) -> Option<Instant> {
         if self.is_over() {
             return None;
         }
@@ -141,7 +161,7 @@ impl<T: HostTransport> HostQueue<T> {
         [queue, connect].into_iter().flatten().min()
     }
 
-    pub(super) fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
+    fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
         self.now = now;
         if !self.queue.is_connected() && now >= self.connect_by {
             return Err(ProtocolError {
@@ -152,20 +172,6 @@ impl<T: HostTransport> HostQueue<T> {
         self.queue.on_timeout(now);
         self.advance();
         Ok(())
-    }
-
-    /// Without anything under way the controller may leave; the driver, who knows whether it had asked for the end,
-    /// reconnects.
-    pub(crate) fn on_end(&mut self) -> Result<(), ProtocolError> {
-        let is_quiet = self.queue.is_empty() && self.queue.is_connected() && self.transport.may_end();
-        if is_quiet || self.is_over() {
-            self.ending = QueueEnding::Over;
-            return Ok(());
-        }
-        Err(ProtocolError {
-            what: "closed the connection of an I/O queue in the middle of commands",
-            reference: "TCP Transport §3.5, Error Handling Model",
-        })
     }
 }
 

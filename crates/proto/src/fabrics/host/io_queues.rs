@@ -11,10 +11,10 @@ use super::io_queue::HostQueue;
 use super::transport::HostTransport;
 use super::{ControllerInfo, Names, NamespaceInfo, Refused};
 use crate::nvme::auth::Credentials;
-use crate::session::{Initiator, PathRank, ProtocolError, Timed};
+use crate::session::{Connections, Initiator, Overdue, PathRank, StreamConnections, StreamSession};
 use blockmux_volume::{Completion, Io, IoError, Pool};
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What I/O queues are of.
 #[derive(Clone, Debug)]
@@ -41,8 +41,6 @@ pub struct HostQueues<T: HostTransport> {
     first: HostQueue<T>,
     /// Those behind it, in order.
     further: Vec<HostQueue<T>>,
-    /// Whose connection the calls of the driver are about.
-    selected: usize,
     /// Whose turn it is.
     next: usize,
     next_age: u64,
@@ -50,7 +48,6 @@ pub struct HostQueues<T: HostTransport> {
     is_stopping: bool,
     /// What was submitted when there was no queue to do it any more.
     failed: VecDeque<Completion>,
-    now: Instant,
 }
 
 impl<T: HostTransport> HostQueues<T> {
@@ -65,22 +62,25 @@ impl<T: HostTransport> HostQueues<T> {
             pool,
             first,
             further: Vec::new(),
-            selected: 0,
             next: 0,
             next_age: 0,
             has_other_paths: false,
             is_stopping: false,
             failed: VecDeque::new(),
-            now,
         }
     }
 
-    /// There are other paths to the namespace: what this one cannot do now is for them ([`Initiator::poll_misplaced`]).
+    /// There are other paths to the namespace: what this one cannot do now is for them ([`Initiator::poll_returned`]).
     #[must_use]
     pub fn with_other_paths(mut self) -> HostQueues<T> {
         self.has_other_paths = true;
         self.queues_mut().for_each(|queue| queue.queue.set_other_paths());
         self
+    }
+
+    /// The admin queue has learned how well the namespace is reached.
+    pub fn set_path_rank(&mut self, rank: PathRank) {
+        self.queues_mut().for_each(|queue| queue.queue.set_path_rank(rank));
     }
 
     /// Why the controller gives us no queue, if it does not.
@@ -95,15 +95,10 @@ impl<T: HostTransport> HostQueues<T> {
         self.queues().all(HostQueue::is_over)
     }
 
-    /// The queue that is selected.
+    /// The queue of a connection, or the first if there is none of that number.
     #[inline]
-    pub(crate) fn selected(&self) -> &HostQueue<T> {
-        self.at(self.selected).unwrap_or(&self.first)
-    }
-
-    #[inline]
-    pub(crate) fn selected_mut(&mut self) -> &mut HostQueue<T> {
-        match self.selected.checked_sub(1).and_then(|at| self.further.get_mut(at)) {
+    pub(super) fn queue(&mut self, connection: usize) -> &mut HostQueue<T> {
+        match connection.checked_sub(1).and_then(|at| self.further.get_mut(at)) {
             Some(queue) => queue,
             None => &mut self.first,
         }
@@ -152,17 +147,6 @@ impl<T: HostTransport> HostQueues<T> {
     }
 }
 
-impl<T: HostTransport> Timed for HostQueues<T> {
-    fn poll_timeout(&self) -> Option<Instant> {
-        self.selected().poll_timeout()
-    }
-
-    fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        self.now = now;
-        self.selected_mut().on_timeout(now)
-    }
-}
-
 impl<T: HostTransport> Initiator for HostQueues<T> {
     #[inline]
     fn is_ready(&self) -> bool {
@@ -194,6 +178,23 @@ impl<T: HostTransport> Initiator for HostQueues<T> {
         done.or_else(|| self.failed.pop_front())
     }
 
+    #[inline]
+    fn poll_returned(&mut self) -> Option<Io> {
+        self.queues_mut().find_map(|queue| queue.queue.poll_misplaced())
+    }
+
+    /// What has completed and was not polled yet is not among them.
+    fn take_unfinished(&mut self) -> Vec<Io> {
+        let mut all: Vec<(u64, Io)> = self.queues_mut().flat_map(HostQueue::take_unfinished).collect();
+        all.sort_unstable_by_key(|(age, _)| *age);
+        all.into_iter().map(|(_, io)| io).collect()
+    }
+
+    /// The admin queue hears of it.
+    fn poll_size(&mut self) -> Option<u64> {
+        None
+    }
+
     fn resize(&mut self, size: u64) {
         let shift = self.config.namespace.block_len.trailing_zeros();
         self.config.namespace.blocks = size.wrapping_shr(shift);
@@ -206,48 +207,52 @@ impl<T: HostTransport> Initiator for HostQueues<T> {
         self.queues().map(|queue| queue.queue.path_rank()).max().unwrap_or(PathRank::Best)
     }
 
-    fn set_path_rank(&mut self, rank: PathRank) {
-        self.queues_mut().for_each(|queue| queue.queue.set_path_rank(rank));
+    fn on_stop(&mut self) {
+        self.is_stopping = true;
+        self.queues_mut().for_each(HostQueue::stop);
+    }
+}
+
+impl<T: HostTransport> Overdue for HostQueues<T> {
+    fn look(&mut self) -> u32 {
+        self.queues_mut().map(|queue| queue.queue.look()).max().unwrap_or(0)
     }
 
-    #[inline]
-    fn poll_misplaced(&mut self) -> Option<Io> {
-        self.queues_mut().find_map(|queue| queue.queue.poll_misplaced())
+    /// Abort is a command of the admin queue, and a controller may ignore it (Base 2.0 §5.1).
+    fn abort_overdue(&mut self, _looks: u32) -> Option<&'static str> {
+        None
     }
+}
 
+impl<T: HostTransport> Connections for HostQueues<T> {
     #[inline]
-    fn select(&mut self, queue: usize) {
-        self.selected = queue;
-    }
-
-    #[inline]
-    fn poll_dial(&mut self) -> Option<(usize, Instant)> {
+    fn poll_connect(&mut self) -> Option<(usize, Instant)> {
         let has_all = self.count() >= self.config.queues.into();
         if has_all || self.is_stopping || !self.is_ready() {
             return None;
         }
-        let at = self.count();
+        let (at, now) = (self.count(), self.first.now());
         // There are no more of them than fit a queue's number.
         let qid = (at as u16).saturating_add(1);
-        let mut queue = HostQueue::new(&self.config, self.options, qid, self.pool.clone(), self.now);
+        let mut queue = HostQueue::new(&self.config, self.options, qid, self.pool.clone(), now);
         queue.queue.set_path_rank(self.path_rank());
         if self.has_other_paths {
             queue.queue.set_other_paths();
         }
         self.further.push(queue);
-        Some((at, self.now))
+        Some((at, now))
     }
 
-    fn on_connected(&mut self, queue: usize, now: Instant) {
-        if let Some(queue) = self.at_mut(queue) {
+    fn on_connected(&mut self, connection: usize, now: Instant) {
+        if let Some(queue) = self.at_mut(connection) {
             queue.begin(now);
         }
     }
 
-    fn on_lost(&mut self, queue: usize, _now: Instant) -> bool {
-        let Some(lost) = self.at_mut(queue) else { return true };
+    fn on_lost(&mut self, connection: usize, _now: Instant) -> bool {
+        let Some(lost) = self.at_mut(connection) else { return true };
         // One that has ended in order, or that there never was, is not missed.
-        let is_missed = !lost.is_over() && (queue == 0 || lost.queue.is_connected());
+        let is_missed = !lost.is_over() && (connection == 0 || lost.queue.is_connected());
         if is_missed {
             return false;
         }
@@ -255,19 +260,28 @@ impl<T: HostTransport> Initiator for HostQueues<T> {
         !self.is_over()
     }
 
-    fn look(&mut self) -> u32 {
-        self.queues_mut().map(|queue| queue.queue.look()).max().unwrap_or(0)
+    /// Each queue has an order of its own.
+    #[inline]
+    fn latest(&self) -> usize {
+        0
     }
 
-    /// What has completed and was not polled yet is not among them.
-    fn take_unfinished(&mut self) -> Vec<Io> {
-        let mut all: Vec<(u64, Io)> = self.queues_mut().flat_map(HostQueue::take_unfinished).collect();
-        all.sort_unstable_by_key(|(age, _)| *age);
-        all.into_iter().map(|(_, io)| io).collect()
+    #[inline]
+    fn is_awaited(&self, _connection: usize) -> bool {
+        true
     }
 
-    fn on_stop(&mut self) {
-        self.is_stopping = true;
-        self.queues_mut().for_each(HostQueue::stop);
+    fn reconnects_after(&self) -> Duration {
+        Duration::ZERO
+    }
+}
+
+impl<T: HostTransport> StreamConnections for HostQueues<T>
+where
+    HostQueue<T>: StreamSession,
+{
+    #[inline]
+    fn connection(&mut self, connection: usize) -> impl StreamSession {
+        self.queue(connection)
     }
 }

@@ -36,6 +36,7 @@ pub use admin::{AdminConfig, Ask, HostAdmin};
 pub use command::HostId;
 pub use discovery::FoundSubsystem;
 pub use info::{ControllerInfo, NamespaceInfo, uuid_text};
+pub use io_queue::HostQueue;
 pub use io_queues::{HostQueues, QueueConfig};
 pub use refused::Refused;
 

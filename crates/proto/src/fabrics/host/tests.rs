@@ -117,20 +117,20 @@ fn deliver(
 }
 
 macro_rules! looped {
-    ($session:ty, $at:expr, $at_mut:expr, $is_over:expr) => {
+    ($session:ty) => {
         impl Looped for $session {
             fn sent(&mut self) -> Vec<SentCommand> {
-                std::mem::take(&mut $at_mut(self).transport.sent)
+                std::mem::take(&mut self.transport.sent)
             }
 
             fn answer(&mut self, cid: u16, data: &[u8], end: Option<(StatusField, u64)>) {
-                $at_mut(self).receive(|_, commands| deliver(commands, cid, data, end)).unwrap();
+                self.receive(|_, commands| deliver(commands, cid, data, end)).unwrap();
             }
         }
 
         impl StreamSession for $session {
             fn demand(&self) -> Demand {
-                if $is_over(self) { Demand::Close } else { Demand::Nothing }
+                if self.is_over() { Demand::Close } else { Demand::Nothing }
             }
 
             fn on_bytes(&mut self, _input: &Chunk) -> Result<usize, ProtocolError> {
@@ -146,7 +146,7 @@ macro_rules! looped {
             }
 
             fn outbox(&mut self) -> &mut Outbox {
-                &mut $at_mut(self).transport.outbox
+                &mut self.transport.outbox
             }
         }
     };
@@ -155,8 +155,8 @@ macro_rules! looped {
 type Queues = HostQueues<Loopback>;
 type AdminSession = HostAdmin<Loopback>;
 
-looped!(Queues, Queues::selected, Queues::selected_mut, |queues: &Queues| queues.selected().is_over());
-looped!(AdminSession, |admin| admin, |admin| admin, AdminSession::is_over);
+looped!(HostQueue<Loopback>);
+looped!(AdminSession);
 
 /// I/O queues, their driver, and the controller by hand.
 struct Client {
@@ -173,7 +173,7 @@ impl Client {
         let config =
             QueueConfig { names: names(), credentials: None, controller, namespace, queues: 1, entries };
         let mut session = Queues::new(config, (), Pool::new(64 << 20), Instant::now());
-        session.selected_mut().receive(|_, _| Ok(())).unwrap();
+        session.queue(0).receive(|_, _| Ok(())).unwrap();
         Client { driver: Driver::of(session, usize::MAX) }
     }
 
@@ -196,7 +196,7 @@ impl Client {
     }
 
     fn sent(&mut self) -> Vec<SentCommand> {
-        self.driver.session.sent()
+        self.driver.session.queue(0).sent()
     }
 
     /// The one command that was sent.
@@ -206,7 +206,7 @@ impl Client {
     }
 
     fn complete(&mut self, cid: u16, status: StatusField, result: u64) {
-        self.driver.session.answer(cid, &[], Some((status, result)));
+        self.driver.session.queue(0).answer(cid, &[], Some((status, result)));
     }
 
     fn good(&mut self, cid: u16) {
@@ -214,7 +214,7 @@ impl Client {
     }
 
     fn data(&mut self, cid: u16, data: &[u8]) {
-        self.driver.session.answer(cid, data, None);
+        self.driver.session.queue(0).answer(cid, data, None);
     }
 
     fn write(&mut self, tag: u64, offset: u64, data: &[u8]) {

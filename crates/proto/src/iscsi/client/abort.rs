@@ -13,7 +13,7 @@
 //!
 //! An answer that was given up on may still come, and says nothing any more.
 //!
-//! Over RDMA nothing is aborted, but the connection given up, for with it goes every way to a command's memory.
+//! Over RDMA nothing is aborted, but the connection given up (`IserInitiatorSession`).
 
 use super::full::FullFeature;
 use super::immediate::{ABORT_TAG, MANAGE_TAG};
@@ -66,7 +66,7 @@ impl Aborts {
 }
 
 impl FullFeature {
-    /// As [`Initiator::look`](crate::session::Initiator::look). A request that a second look finds unanswered is overdue
+    /// As [`Initiator::look`](crate::session::Overdue::look). A request that a second look finds unanswered is overdue
     /// beyond doubt.
     pub(super) fn look(&mut self) -> u32 {
         let seen = self.queue.look();
@@ -75,9 +75,9 @@ impl FullFeature {
         if was_seen || asked.is_refused { u32::MAX } else { seen }
     }
 
-    /// As [`Initiator::abort_overdue`](crate::session::Initiator::abort_overdue), just after a look.
+    /// As [`Initiator::abort_overdue`](crate::session::Overdue::abort_overdue), just after a look.
     pub(super) fn abort_overdue(&mut self, looks: u32, lanes: &mut [Lane]) -> Option<&'static str> {
-        if !self.may_send() || lanes.iter().any(|lane| lane.mover.is_some()) {
+        if !self.may_send() {
             return None;
         }
         match self.aborts.asked.take() {

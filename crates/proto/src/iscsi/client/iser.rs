@@ -8,17 +8,19 @@
 //! say without being asked.
 
 use super::datamover::MAX_COMMANDS;
-use super::{Config, DiscoverySession, InitiatorSession};
+use super::{Config, DiscoverySession, InitiatorSession, SessionConnection};
 use crate::iscsi::iser::{HEADERS_LEN, MAX_AHS, Message};
 use crate::iscsi::login::chap::SEED_LEN;
 use crate::iscsi::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, Key};
 use crate::iscsi::name::Name;
 use crate::iscsi::node::Chap;
-use crate::rdma::{Endpoint, Event, QueuePair, RdmaSession, Stag};
-use crate::session::{Demand, Initiator, PathRank, ProtocolError, StreamSession, Timed};
+use crate::rdma::{Endpoint, Event, QueuePair, RdmaConnections, RdmaSession, Stag};
+use crate::session::{
+    Connections, Demand, Initiator, Overdue, PathRank, ProtocolError, StreamSession, Timed,
+};
 use blockmux_volume::{Chunk, Completion, Io, Pool, Seg};
 use blockmux_wire::iser::{CmHeader, HEADER_LEN, NO_ZERO_BASED_ADDRESSES};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
 /// One session with a target over RDMA, over one connection or several.
@@ -52,17 +54,40 @@ impl IserInitiatorSession {
     pub fn session(&self) -> &InitiatorSession {
         &self.session
     }
+}
 
+/// One connection of a session, as its driver has it.
+struct IserConnection<'a> {
+    session: SessionConnection<'a>,
+    is_open: Option<&'a mut bool>,
+    broken: &'a mut Option<ProtocolError>,
+    now: &'a mut Instant,
+}
+
+impl RdmaConnections for IserInitiatorSession {
+    fn endpoint(&self) -> Endpoint {
+        endpoint(MAX_COMMANDS)
+    }
+
+    #[inline]
+    fn connection(&mut self, connection: usize) -> impl RdmaSession {
+        let IserInitiatorSession { session, is_open, broken, now } = self;
+        let session = SessionConnection { session, connection };
+        IserConnection { session, is_open: is_open.get_mut(connection), broken, now }
+    }
+}
+
+impl IserConnection<'_> {
     fn set_open(&mut self, is_open: bool) {
-        if let Some(place) = self.is_open.get_mut(self.session.selected) {
-            *place = is_open;
+        if let Some(place) = &mut self.is_open {
+            **place = is_open;
         }
     }
 
     #[inline]
     fn on_received(&mut self, message: &Seg, invalidated: Option<Stag>) -> Result<(), ProtocolError> {
-        let session = &mut self.session;
-        let Some(lane) = session.lanes.get_mut(session.selected) else { return Ok(()) };
+        let SessionConnection { session, connection } = &mut self.session;
+        let Some(lane) = session.lanes.get_mut(*connection) else { return Ok(()) };
         let parsed = Message::parse(message)?;
         if let Some(mover) = &mut lane.mover {
             mover.receives = mover.receives.saturating_add(1);
@@ -76,7 +101,7 @@ impl IserInitiatorSession {
                 full.on_message(lane, &parsed, invalidated)?;
             }
             _ => {
-                session.on_login_bytes(&pdu_of(message))?;
+                session.on_login_bytes(*connection, &pdu_of(message))?;
             }
         }
         self.go_on();
@@ -86,17 +111,18 @@ impl IserInitiatorSession {
     /// Does what has become possible.
     #[inline]
     fn go_on(&mut self) {
-        if let Some(full) = &mut self.session.full {
-            full.advance(&mut self.session.lanes);
+        let session = &mut *self.session.session;
+        if let Some(full) = &mut session.full {
+            full.advance(&mut session.lanes);
         }
-        self.session.look_at_unit();
+        session.look_at_unit();
     }
 
     /// Ends commands whose memory the queue pair has closed since.
     #[inline]
     fn take_answers(&mut self) {
-        let session = &mut self.session;
-        let (Some(full), Some(lane)) = (&mut session.full, session.lanes.get_mut(session.selected)) else {
+        let SessionConnection { session, connection } = &mut self.session;
+        let (Some(full), Some(lane)) = (&mut session.full, session.lanes.get_mut(*connection)) else {
             return;
         };
         match full.take_answers(lane) {
@@ -109,7 +135,7 @@ impl IserInitiatorSession {
     }
 }
 
-impl RdmaSession for IserInitiatorSession {
+impl RdmaSession for IserConnection<'_> {
     fn endpoint(&self) -> Endpoint {
         endpoint(MAX_COMMANDS)
     }
@@ -121,8 +147,8 @@ impl RdmaSession for IserInitiatorSession {
         match event {
             Event::Received { message, invalidated } => self.on_received(&message, invalidated),
             Event::Registered { id, remote } => {
-                let session = &mut self.session;
-                let lane = session.lanes.get_mut(session.selected);
+                let SessionConnection { session, connection } = &mut self.session;
+                let lane = session.lanes.get_mut(*connection);
                 if let (Some(full), Some(lane)) = (&mut session.full, lane) {
                     full.on_registered(lane, id, remote);
                 }
@@ -144,13 +170,14 @@ impl RdmaSession for IserInitiatorSession {
     #[inline]
     fn work(&mut self, queue_pair: &mut impl QueuePair) -> bool {
         self.take_answers();
-        if self.is_open.get(self.session.selected) != Some(&true) {
+        if !self.is_open.as_deref().is_some_and(|is_open| *is_open) {
             return false;
         }
         let is_closing = matches!(self.session.demand(), Demand::Close);
-        let limit = self.session.parameters.as_ref().map_or(0, |agreed| agreed.get(LIMIT));
-        let InitiatorSession { full, lanes, selected, .. } = &mut self.session;
-        let Some(lane) = lanes.get_mut(*selected) else { return false };
+        let limit = self.session.session.parameters.as_ref().map_or(0, |agreed| agreed.get(LIMIT));
+        let SessionConnection { session, connection } = &mut self.session;
+        let InitiatorSession { full, lanes, .. } = &mut **session;
+        let Some(lane) = lanes.get_mut(*connection) else { return false };
         let is_flooded = lane.is_flooded();
         let Some(mover) = &mut lane.mover else { return false };
         let mut has_moved = mover.receives > 0 && !is_flooded;
@@ -176,13 +203,13 @@ impl RdmaSession for IserInitiatorSession {
     }
 }
 
-impl Timed for IserInitiatorSession {
+impl Timed for IserConnection<'_> {
     fn poll_timeout(&self) -> Option<Instant> {
-        self.broken.map(|_| self.now).or_else(|| self.session.poll_timeout())
+        self.broken.map(|_| *self.now).or_else(|| self.session.poll_timeout())
     }
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        self.now = now;
+        *self.now = now;
         match self.broken.take() {
             Some(error) => Err(error),
             None => self.session.on_timeout(now),
@@ -210,6 +237,18 @@ impl Initiator for IserInitiatorSession {
         self.session.poll_done()
     }
 
+    #[inline]
+    fn poll_returned(&mut self) -> Option<Io> {
+        self.session.poll_returned()
+    }
+
+    /// The queue pairs are gone, and with them every way that a target had to what is handed back.
+    fn take_unfinished(&mut self) -> Vec<Io> {
+        self.session.lanes.iter_mut().for_each(|lane| lane.mover = Some(Box::default()));
+        self.is_open.fill(false);
+        self.session.take_unfinished()
+    }
+
     fn poll_size(&mut self) -> Option<u64> {
         self.session.poll_size()
     }
@@ -218,54 +257,57 @@ impl Initiator for IserInitiatorSession {
         self.session.resize(size);
     }
 
-    fn look(&mut self) -> u32 {
-        self.session.look()
-    }
-
-    /// The queue pairs are gone, and with them every way that a target had to what is handed back.
-    fn redials_after(&self) -> std::time::Duration {
-        self.session.redials_after()
-    }
-
-    fn take_unfinished(&mut self) -> Vec<Io> {
-        self.session.lanes.iter_mut().for_each(|lane| lane.mover = Some(Box::default()));
-        self.is_open.fill(false);
-        self.session.take_unfinished()
-    }
-
     #[inline]
     fn path_rank(&self) -> PathRank {
         self.session.path_rank()
     }
 
-    #[inline]
-    fn poll_misplaced(&mut self) -> Option<Io> {
-        self.session.poll_misplaced()
-    }
-
-    #[inline]
-    fn select(&mut self, lane: usize) {
-        self.session.select(lane);
-    }
-
-    #[inline]
-    fn poll_dial(&mut self) -> Option<(usize, Instant)> {
-        self.session.poll_dial()
-    }
-
-    fn on_connected(&mut self, lane: usize, now: Instant) {
-        self.is_open.resize(self.is_open.len().max(lane.saturating_add(1)), false);
-        self.is_open.get_mut(lane).into_iter().for_each(|place| *place = true);
-        self.session.on_connected(lane, now);
-    }
-
-    fn on_lost(&mut self, lane: usize, now: Instant) -> bool {
-        self.is_open.get_mut(lane).into_iter().for_each(|place| *place = false);
-        self.session.on_lost(lane, now)
-    }
-
     fn on_stop(&mut self) {
         self.session.on_stop();
+    }
+}
+
+impl Overdue for IserInitiatorSession {
+    fn look(&mut self) -> u32 {
+        self.session.look()
+    }
+
+    /// Nothing is aborted over RDMA. The memory of an aborted command would stay open to the target until its answer, and
+    /// have to be closed here before the request may go elsewhere; the end of the connection closes all of it at once.
+    fn abort_overdue(&mut self, _looks: u32) -> Option<&'static str> {
+        None
+    }
+}
+
+impl Connections for IserInitiatorSession {
+    #[inline]
+    fn poll_connect(&mut self) -> Option<(usize, Instant)> {
+        self.session.poll_connect()
+    }
+
+    fn on_connected(&mut self, connection: usize, now: Instant) {
+        self.is_open.resize(self.is_open.len().max(connection.saturating_add(1)), false);
+        self.is_open.get_mut(connection).into_iter().for_each(|place| *place = true);
+        self.session.on_connected(connection, now);
+    }
+
+    fn on_lost(&mut self, connection: usize, now: Instant) -> bool {
+        self.is_open.get_mut(connection).into_iter().for_each(|place| *place = false);
+        self.session.on_lost(connection, now)
+    }
+
+    #[inline]
+    fn latest(&self) -> usize {
+        self.session.latest()
+    }
+
+    #[inline]
+    fn is_awaited(&self, connection: usize) -> bool {
+        self.session.is_awaited(connection)
+    }
+
+    fn reconnects_after(&self) -> Duration {
+        self.session.reconnects_after()
     }
 }
 

@@ -16,8 +16,7 @@
 //! A session may have several connections, if both sides agree on it (`MaxConnections`): one queue of commands with one
 //! sequence of numbers, each burst of commands on one connection, where their data and their status come, too
 //! (RFC 7143 §4.2.2.1, command connection allegiance). `lane` is one of them. The driver sees them through the calls of
-//! [`crate::session::Initiator`] that name a lane: the session says when it wants one more, and which one is meant is
-//! said by [`select`](crate::session::Initiator::select).
+//! [`crate::session::Connections`]: the session says when it wants one more, and each is a stream session of its own.
 //!
 //! At error recovery level 0 whatever goes wrong below SCSI ends the session with all its connections, and another
 //! session replays. At level 1 what came damaged is sent again, and at level 2 a connection that is lost is replaced, and
@@ -65,7 +64,7 @@ use super::login::initiator::{Established, FIRST_CID, Identity, Progress};
 use super::login::operational::{Key, Parameters};
 use crate::outbox::Outbox;
 use crate::scsi::Lun;
-use crate::session::{Demand, ProtocolError, StreamSession, Timed};
+use crate::session::{Demand, ProtocolError, StreamConnections, StreamSession, Timed};
 use blockmux_volume::{Chunk, Completion, Pool, VolumeInfo};
 use full::FullFeature;
 use lane::{Lane, Phase};
@@ -77,8 +76,6 @@ use std::time::{Duration, Instant};
 pub struct InitiatorSession {
     /// The first is the one that begins the session.
     lanes: Vec<Lane>,
-    /// Which of them is meant.
-    selected: usize,
     /// What a lane sends that there is not.
     nobodys: Outbox,
     /// `None` before the first login has ended, and where it was refused.
@@ -126,7 +123,6 @@ impl InitiatorSession {
         first.phase = Phase::Login(Box::new(login));
         InitiatorSession {
             lanes: vec![first],
-            selected: 0,
             nobodys: Outbox::default(),
             full: None,
             logins,
@@ -146,7 +142,7 @@ impl InitiatorSession {
     }
 
     /// The same where other sessions lead to the same unit: what a target port does not do now is handed back
-    /// ([`Initiator::poll_misplaced`](crate::session::Initiator::poll_misplaced)).
+    /// ([`Initiator::poll_returned`](crate::session::Initiator::poll_returned)).
     #[must_use]
     pub fn with_other_paths(mut self) -> InitiatorSession {
         self.has_other_paths = true;
@@ -203,10 +199,10 @@ impl InitiatorSession {
         self.lanes.first().is_some_and(|lane| matches!(lane.phase, Phase::Login(_)))
     }
 
-    /// Takes responses to the selected connection's login, if that is not over.
+    /// Takes responses to a connection's login, if that is not over.
     #[inline]
-    fn on_login_bytes(&mut self, bytes: &[u8]) -> Result<usize, ProtocolError> {
-        let Some(lane) = self.lanes.get_mut(self.selected) else { return Ok(0) };
+    fn on_login_bytes(&mut self, connection: usize, bytes: &[u8]) -> Result<usize, ProtocolError> {
+        let Some(lane) = self.lanes.get_mut(connection) else { return Ok(0) };
         let Phase::Login(login) = &mut lane.phase else { return Ok(0) };
         let (taken, progress) = login.on_bytes(bytes, &mut lane.sender)?;
         match progress {
@@ -218,14 +214,14 @@ impl InitiatorSession {
                     self.refused = Some(refused);
                 }
             }
-            Progress::Established(established) => self.on_established(&established),
+            Progress::Established(established) => self.on_established(connection, &established),
         }
         Ok(taken)
     }
 
-    fn on_established(&mut self, established: &Established) {
+    fn on_established(&mut self, connection: usize, established: &Established) {
         if let Some(full) = &mut self.full {
-            if let Some(lane) = self.lanes.get_mut(self.selected) {
+            if let Some(lane) = self.lanes.get_mut(connection) {
                 full.join(lane, established);
             }
             return;
@@ -285,11 +281,31 @@ impl InitiatorSession {
     }
 }
 
-impl Timed for InitiatorSession {
+/// One connection of a session, as its driver has it.
+struct SessionConnection<'a> {
+    session: &'a mut InitiatorSession,
+    connection: usize,
+}
+
+impl SessionConnection<'_> {
+    #[inline]
+    fn lane(&self) -> Option<&Lane> {
+        self.session.lanes.get(self.connection)
+    }
+}
+
+impl StreamConnections for InitiatorSession {
+    #[inline]
+    fn connection(&mut self, connection: usize) -> impl StreamSession {
+        SessionConnection { session: self, connection }
+    }
+}
+
+impl Timed for SessionConnection<'_> {
     fn poll_timeout(&self) -> Option<Instant> {
-        let lane = self.lanes.get(self.selected)?;
-        match (&self.full, &lane.phase) {
-            (None, Phase::Login(_)) => Some(self.deadline),
+        let lane = self.lane()?;
+        match (&self.session.full, &lane.phase) {
+            (None, Phase::Login(_)) => Some(self.session.deadline),
             (Some(_), Phase::Login(_)) => lane.ticks.next.checked_add(LOGIN_TIMEOUT),
             (Some(full), _) => full.poll_timeout(lane),
             _ => None,
@@ -297,11 +313,12 @@ impl Timed for InitiatorSession {
     }
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        let Some(full) = &mut self.full else {
-            return if self.is_logging_in() && now >= self.deadline { Err(LATE) } else { Ok(()) };
+        let session = &mut *self.session;
+        let Some(full) = &mut session.full else {
+            return if session.is_logging_in() && now >= session.deadline { Err(LATE) } else { Ok(()) };
         };
-        full.on_timeout(now, &mut self.lanes)?;
-        let Some(lane) = self.lanes.get_mut(self.selected) else { return Ok(()) };
+        full.on_timeout(now, &mut session.lanes)?;
+        let Some(lane) = session.lanes.get_mut(self.connection) else { return Ok(()) };
         if lane.is_connected() {
             return full.on_tick(now, lane);
         }
@@ -310,11 +327,11 @@ impl Timed for InitiatorSession {
     }
 }
 
-impl StreamSession for InitiatorSession {
+impl StreamSession for SessionConnection<'_> {
     #[inline]
     fn demand(&self) -> Demand {
-        let Some(lane) = self.lanes.get(self.selected) else { return Demand::Close };
-        match (&self.full, &lane.phase) {
+        let Some(lane) = self.lane() else { return Demand::Close };
+        match (&self.session.full, &lane.phase) {
             (_, Phase::Over) => Demand::Close,
             (None, Phase::Login(login)) => Demand::Bytes(login.need),
             (Some(full), Phase::Login(login)) if !full.is_over() => Demand::Bytes(login.need),
@@ -325,37 +342,37 @@ impl StreamSession for InitiatorSession {
 
     #[inline]
     fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
-        let mut taken = self.on_login_bytes(input.unread())?;
-        let Some(lane) = self.lanes.get_mut(self.selected) else { return Ok(input.unread().len()) };
+        let session = &mut *self.session;
+        let mut taken = session.on_login_bytes(self.connection, input.unread())?;
+        let Some(lane) = session.lanes.get_mut(self.connection) else { return Ok(input.unread().len()) };
         if matches!(lane.phase, Phase::Over) {
             // What comes after the end is of no interest.
             return Ok(input.unread().len());
         }
-        if let Some(full) = &mut self.full {
+        if let Some(full) = &mut session.full {
             if lane.is_connected() {
                 taken = full.on_bytes(lane, input, taken)?;
             }
-            full.advance(&mut self.lanes);
+            full.advance(&mut session.lanes);
         }
-        self.look_at_unit();
+        session.look_at_unit();
         Ok(taken)
     }
 
     fn on_placed(&mut self) -> Result<(), ProtocolError> {
-        let (Some(full), Some(lane)) = (&mut self.full, self.lanes.get_mut(self.selected)) else {
-            return Ok(());
-        };
+        let InitiatorSession { full: Some(full), lanes, .. } = &mut *self.session else { return Ok(()) };
+        let Some(lane) = lanes.get_mut(self.connection) else { return Ok(()) };
         full.on_placed(lane)?;
-        full.advance(&mut self.lanes);
+        full.advance(lanes);
         Ok(())
     }
 
     /// Without anything under way the target may leave, as one does that is shut down; the driver, who knows whether it
     /// had asked for the end, reconnects. One of several connections it may leave at any time: that is a loss.
     fn on_end(&mut self) -> Result<(), ProtocolError> {
-        let is_alone = self.lanes.len() == 1;
-        let is_allowed = match (&mut self.full, self.lanes.get(self.selected)) {
-            (Some(full), Some(lane)) if is_alone && !full.recovers_connections() => full.on_end(lane),
+        let InitiatorSession { full, lanes, .. } = &mut *self.session;
+        let is_allowed = match (full, lanes.get(self.connection)) {
+            (Some(full), Some(lane)) if lanes.len() == 1 && !full.recovers_connections() => full.on_end(lane),
             (Some(_), _) => true,
             (None, lane) => lane.is_none_or(|lane| matches!(lane.phase, Phase::Over)),
         };
@@ -370,9 +387,9 @@ impl StreamSession for InitiatorSession {
 
     #[inline]
     fn outbox(&mut self) -> &mut Outbox {
-        match self.lanes.get_mut(self.selected) {
+        match self.session.lanes.get_mut(self.connection) {
             Some(lane) => lane.sender.outbox(),
-            None => &mut self.nobodys,
+            None => &mut self.session.nobodys,
         }
     }
 }

@@ -4,7 +4,7 @@ use super::lane::{Lane, Phase};
 use super::login::LoginPhase;
 use super::{InitiatorSession, Mode};
 use crate::iscsi::login::initiator::Joining;
-use crate::session::{Initiator, PathRank};
+use crate::session::{Connections, Initiator, Overdue, PathRank};
 use blockmux_volume::{Completion, Io, IoError};
 use std::time::{Duration, Instant};
 
@@ -38,21 +38,10 @@ impl Initiator for InitiatorSession {
         }
     }
 
-    fn look(&mut self) -> u32 {
-        self.full.as_mut().map_or(0, |full| full.look())
-    }
-
-    fn abort_overdue(&mut self, looks: u32) -> Option<&'static str> {
-        self.full.as_mut()?.abort_overdue(looks, &mut self.lanes)
-    }
-
     #[inline]
-    fn poll_aborted(&mut self) -> Option<Io> {
-        self.full.as_mut()?.queue.poll_aborted()
-    }
-
-    fn redials_after(&self) -> Duration {
-        self.full.as_ref().map_or(Duration::ZERO, |full| full.time2wait())
+    fn poll_returned(&mut self) -> Option<Io> {
+        let queue = &mut self.full.as_mut()?.queue;
+        queue.poll_misplaced().or_else(|| queue.poll_aborted())
     }
 
     /// What has completed and was not polled yet is not among them. When the target asked for a logout, what was not
@@ -83,11 +72,6 @@ impl Initiator for InitiatorSession {
         self.full.as_ref().map_or(PathRank::Best, |full| full.queue.path_rank())
     }
 
-    #[inline]
-    fn poll_misplaced(&mut self) -> Option<Io> {
-        self.full.as_mut()?.queue.poll_misplaced()
-    }
-
     fn on_stop(&mut self) {
         self.is_stopping = true;
         match &mut self.full {
@@ -96,22 +80,21 @@ impl Initiator for InitiatorSession {
             None => self.lanes.iter_mut().for_each(|lane| lane.phase = Phase::Over),
         }
     }
+}
 
-    fn latest_lane(&self) -> usize {
-        self.full.as_ref().map_or(0, |full| full.burst.latest())
+impl Overdue for InitiatorSession {
+    fn look(&mut self) -> u32 {
+        self.full.as_mut().map_or(0, |full| full.look())
     }
 
-    fn is_awaited(&self, lane: usize) -> bool {
-        self.lanes.get(lane).is_none_or(|lane| lane.in_flight > 0 || !lane.is_open())
+    fn abort_overdue(&mut self, looks: u32) -> Option<&'static str> {
+        self.full.as_mut()?.abort_overdue(looks, &mut self.lanes)
     }
+}
 
+impl Connections for InitiatorSession {
     #[inline]
-    fn select(&mut self, lane: usize) {
-        self.selected = lane;
-    }
-
-    #[inline]
-    fn poll_dial(&mut self) -> Option<(usize, Instant)> {
+    fn poll_connect(&mut self) -> Option<(usize, Instant)> {
         if self.lanes.len() == 1 && !matches!(self.lanes.first()?.phase, Phase::Wanted { .. }) {
             return None;
         }
@@ -125,8 +108,8 @@ impl Initiator for InitiatorSession {
         Some((place, at))
     }
 
-    fn on_connected(&mut self, lane: usize, now: Instant) {
-        let (Some(full), Some(lane)) = (&self.full, self.lanes.get_mut(lane)) else { return };
+    fn on_connected(&mut self, connection: usize, now: Instant) {
+        let (Some(full), Some(lane)) = (&self.full, self.lanes.get_mut(connection)) else { return };
         let joining = Joining {
             tsih: self.logins.tsih,
             cid: lane.cid,
@@ -138,10 +121,24 @@ impl Initiator for InitiatorSession {
         lane.ticks.next = now;
     }
 
-    fn on_lost(&mut self, lane: usize, now: Instant) -> bool {
+    fn on_lost(&mut self, connection: usize, now: Instant) -> bool {
         let others_are_open =
-            self.lanes.iter().enumerate().any(|(place, other)| place != lane && other.is_open());
-        let (Some(full), Some(lane)) = (&mut self.full, self.lanes.get_mut(lane)) else { return false };
+            self.lanes.iter().enumerate().any(|(place, other)| place != connection && other.is_open());
+        let (Some(full), Some(lane)) = (&mut self.full, self.lanes.get_mut(connection)) else { return false };
         full.lose(lane, others_are_open, now)
+    }
+
+    #[inline]
+    fn latest(&self) -> usize {
+        self.full.as_ref().map_or(0, |full| full.burst.latest())
+    }
+
+    #[inline]
+    fn is_awaited(&self, connection: usize) -> bool {
+        self.lanes.get(connection).is_none_or(|lane| lane.in_flight > 0 || !lane.is_open())
+    }
+
+    fn reconnects_after(&self) -> Duration {
+        self.full.as_ref().map_or(Duration::ZERO, |full| full.time2wait())
     }
 }

@@ -26,7 +26,7 @@ use crate::iscsi::sender::Sender;
 use crate::iscsi::unexpected::OfTarget;
 use crate::rdma::{Endpoint, Event, QueuePair, RdmaSession, WorkError, WorkId};
 use crate::rdma_cm::OtherProtocol;
-use crate::session::{Demand, Home, ProtocolError, StreamSession, Target, Timed};
+use crate::session::{Demand, Home, ProtocolError, SessionStage, StreamSession, Target, Timed};
 use blockmux_volume::{Completion, Io, Seg, Tag, Waker};
 use blockmux_wire::iser::{CmHeader, HEADER_LEN, NO_REMOTE_INVALIDATION, NO_ZERO_BASED_ADDRESSES};
 use std::collections::VecDeque;
@@ -93,6 +93,12 @@ impl IserTargetSession {
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.link == Link::Over
+    }
+
+    /// As [`TargetSession::moves_to`], where everything is to be shown again: a queue pair cannot be handed over.
+    #[must_use]
+    pub fn moves_to(&self) -> Option<Home> {
+        self.session.moves_to()
     }
 
     fn on_requested(&mut self, private_data: &[u8]) -> Result<(), ProtocolError> {
@@ -402,11 +408,6 @@ impl Target for IserTargetSession {
         self.resume();
     }
 
-    /// Of the queue pair's stream everything is to be shown again there: a queue pair is no thing that can be handed over.
-    fn moves_to(&self) -> Option<Home> {
-        self.session.moves_to()
-    }
-
     #[inline]
     fn poll_event(&mut self) -> Option<AuditEvent> {
         self.session.poll_event()
@@ -417,8 +418,8 @@ impl Target for IserTargetSession {
     }
 
     #[inline]
-    fn is_established(&self) -> bool {
-        self.session.is_established()
+    fn stage(&self) -> SessionStage {
+        self.session.stage()
     }
 
     fn on_stop(&mut self) {

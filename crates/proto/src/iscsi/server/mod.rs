@@ -67,7 +67,7 @@ use super::sessions::{HangUp, LoginPermit};
 use crate::event::{AuditEvent, AuditEvents, Login};
 use crate::exports::VolumeId;
 use crate::outbox::Outbox;
-use crate::session::{Demand, Home, ProtocolError, StreamSession, Target, Timed};
+use crate::session::{Demand, Home, ProtocolError, SessionStage, StreamSession, Target, Timed};
 use blockmux_volume::{Chunk, Completion, Io, Pool, Tag, Waker};
 use datamover::Datamover;
 use entrance::Entrance;
@@ -158,6 +158,16 @@ impl TargetSession {
         }
         self.local_ip = local_ip;
         self
+    }
+
+    /// The core that this connection belongs on, if it is not this one. Then the session has taken nothing and wants
+    /// nothing, and the driver hands the stream over with what is unread.
+    #[must_use]
+    pub fn moves_to(&self) -> Option<Home> {
+        match &self.phase {
+            Phase::Entrance(entrance) => entrance.moves_to().cloned(),
+            Phase::Full(_) | Phase::Closing => None,
+        }
     }
 
     /// What the session sends by now.
@@ -340,23 +350,13 @@ impl Target for TargetSession {
         }
     }
 
-    fn lingers(&self) -> bool {
-        match &self.phase {
-            Phase::Full(full) => full.lingers(),
-            Phase::Entrance(_) | Phase::Closing => false,
-        }
-    }
-
-    fn moves_to(&self) -> Option<Home> {
-        match &self.phase {
-            Phase::Entrance(entrance) => entrance.moves_to().cloned(),
-            Phase::Full(_) | Phase::Closing => None,
-        }
-    }
-
     #[inline]
-    fn is_established(&self) -> bool {
-        matches!(self.phase, Phase::Full(_))
+    fn stage(&self) -> SessionStage {
+        match &self.phase {
+            Phase::Full(full) if full.lingers() => SessionStage::Lingering,
+            Phase::Full(_) => SessionStage::Established,
+            Phase::Entrance(_) | Phase::Closing => SessionStage::Handshake,
+        }
     }
 
     fn owed(&self) -> Option<u64> {

@@ -26,7 +26,9 @@ pub use export::{BlockSize, ExportInfo, Headers, ListedExport};
 pub use refused::Refused;
 
 use crate::outbox::Outbox;
-use crate::session::{Demand, Initiator, ProtocolError, StreamSession, Timed};
+use crate::session::{
+    Connections, Demand, Initiator, Overdue, PathRank, ProtocolError, StreamConnections, StreamSession, Timed,
+};
 use blockmux_volume::{Chunk, Completion, Io, IoError, Pool, VolumeInfo};
 use handshake::{End, Handshake};
 use std::collections::VecDeque;
@@ -297,11 +299,8 @@ impl Initiator for InitiatorSession {
         }
     }
 
-    fn look(&mut self) -> u32 {
-        match &mut self.phase {
-            Phase::Transmission(transmission) => transmission.look(),
-            Phase::Handshake(_) | Phase::Over => 0,
-        }
+    fn poll_returned(&mut self) -> Option<Io> {
+        None
     }
 
     /// What has completed and was not polled yet is not among them.
@@ -316,6 +315,17 @@ impl Initiator for InitiatorSession {
         }
     }
 
+    fn poll_size(&mut self) -> Option<u64> {
+        None
+    }
+
+    fn resize(&mut self, _size: u64) {}
+
+    #[inline]
+    fn path_rank(&self) -> PathRank {
+        PathRank::Best
+    }
+
     fn on_stop(&mut self) {
         self.is_stopping = true;
         match &mut self.phase {
@@ -323,6 +333,54 @@ impl Initiator for InitiatorSession {
             Phase::Transmission(transmission) => transmission.stop(&mut self.outbox),
             Phase::Over => {}
         }
+    }
+}
+
+impl Overdue for InitiatorSession {
+    fn look(&mut self) -> u32 {
+        match &mut self.phase {
+            Phase::Transmission(transmission) => transmission.look(),
+            Phase::Handshake(_) | Phase::Over => 0,
+        }
+    }
+
+    /// NBD has no way to abort a request.
+    fn abort_overdue(&mut self, _looks: u32) -> Option<&'static str> {
+        None
+    }
+}
+
+impl Connections for InitiatorSession {
+    #[inline]
+    fn poll_connect(&mut self) -> Option<(usize, Instant)> {
+        None
+    }
+
+    fn on_connected(&mut self, _connection: usize, _now: Instant) {}
+
+    fn on_lost(&mut self, _connection: usize, _now: Instant) -> bool {
+        false
+    }
+
+    #[inline]
+    fn latest(&self) -> usize {
+        0
+    }
+
+    #[inline]
+    fn is_awaited(&self, _connection: usize) -> bool {
+        true
+    }
+
+    fn reconnects_after(&self) -> Duration {
+        Duration::ZERO
+    }
+}
+
+impl StreamConnections for InitiatorSession {
+    #[inline]
+    fn connection(&mut self, _connection: usize) -> impl StreamSession {
+        self
     }
 }
 

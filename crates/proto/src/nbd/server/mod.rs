@@ -38,8 +38,8 @@ use crate::event::{AuditEvent, AuditEvents, Login};
 use crate::exports::{Exports, VolumeId};
 use crate::outbox::Outbox;
 use crate::served::Admission;
-use crate::session::{Demand, ProtocolError, StreamSession, Target, Timed};
-use blockmux_volume::{Chunk, Completion, Io, Pool};
+use crate::session::{Demand, ProtocolError, SessionStage, StreamSession, Target, Timed};
+use blockmux_volume::{Chunk, Completion, Io, Pool, Tag, Waker};
 use handshake::{Handshake, Next};
 use std::time::Instant;
 use transmission::Transmission;
@@ -182,6 +182,12 @@ impl Target for TargetSession {
         }
     }
 
+    fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)> {
+        None
+    }
+
+    fn on_start(&mut self, _waker: &Waker) {}
+
     #[inline]
     fn on_turn(&mut self) {
         if let Phase::Transmission(transmission) = &mut self.phase {
@@ -205,8 +211,15 @@ impl Target for TargetSession {
     }
 
     #[inline]
-    fn is_established(&self) -> bool {
-        matches!(self.phase, Phase::Transmission(_))
+    fn stage(&self) -> SessionStage {
+        match self.phase {
+            Phase::Transmission(_) => SessionStage::Established,
+            Phase::Handshake(_) | Phase::Closing => SessionStage::Handshake,
+        }
+    }
+
+    fn owed(&self) -> Option<u64> {
+        None
     }
 
     fn on_stop(&mut self) {

@@ -21,7 +21,7 @@ mod send;
 #[cfg(test)]
 mod tests;
 
-use crate::fabrics::host::{HostAdmin, HostQueues};
+use crate::fabrics::host::{HostAdmin, HostQueue, HostQueues};
 use crate::outbox::Outbox;
 use crate::session::{Demand, ProtocolError, StreamSession};
 use blockmux_volume::Chunk;
@@ -71,34 +71,32 @@ impl StreamSession for AdminSession {
     }
 }
 
-impl StreamSession for QueueSession {
+impl StreamSession for HostQueue<HostLink> {
     #[inline]
     fn demand(&self) -> Demand {
-        let queue = self.selected();
-        if queue.is_over() { Demand::Close } else { queue.transport.demand() }
+        if self.is_over() { Demand::Close } else { self.transport.demand() }
     }
 
     #[inline]
     fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
-        let queue = self.selected_mut();
-        if queue.is_over() {
+        if self.is_over() {
             // What comes after the end is of no interest.
             return Ok(input.unread().len());
         }
-        queue.receive(|link, commands| link.on_bytes(input, commands))
+        self.receive(|link, commands| link.on_bytes(input, commands))
     }
 
     #[inline]
     fn on_placed(&mut self) -> Result<(), ProtocolError> {
-        self.selected_mut().receive(HostLink::on_placed)
+        self.receive(HostLink::on_placed)
     }
 
     fn on_end(&mut self) -> Result<(), ProtocolError> {
-        self.selected_mut().on_end()
+        self.end()
     }
 
     #[inline]
     fn outbox(&mut self) -> &mut Outbox {
-        &mut self.selected_mut().transport.outbox
+        &mut self.transport.outbox
     }
 }

@@ -199,7 +199,7 @@ fn a_namespace_in_whose_place_another_one_is_is_used_no_more() {
         driver.session.answer(cid, &[], Some((StatusField::default(), 0x04_0002)));
         bring_up(&mut driver, &mut subsystem);
         let refused = is_another.then_some(&Refused::Replaced(1));
-        assert_eq!((driver.session.refused(), driver.is_closing()), (refused, is_another));
+        assert_eq!((driver.is_closing(), driver.session.refused()), (is_another, refused));
         assert_eq!(driver.session.poll_size().is_none(), is_another, "it is not this one's size");
     }
 }

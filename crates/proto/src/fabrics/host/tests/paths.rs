@@ -135,13 +135,13 @@ fn what_an_inaccessible_namespace_does_not_do_is_handed_back_where_there_are_oth
             assert_eq!(client.driver.session.path_rank(), PathRank::Unusable);
             client.driver.assert_nothing_done();
             if has_others {
-                let io = client.driver.session.poll_misplaced().unwrap();
+                let io = client.driver.session.poll_returned().unwrap();
                 assert_eq!((io.tag.0, io.op, io.offset), (7, Op::Write { fua: false }, 4096));
                 assert!(io.data.unwrap().to_vec() == pattern(4096));
             }
-            assert!(client.driver.session.poll_misplaced().is_none());
+            assert!(client.driver.session.poll_returned().is_none());
             // Alone, it is sent again after a pause.
-            assert_eq!(client.driver.session.poll_timeout().is_some(), !has_others);
+            assert_eq!(client.driver.stream().poll_timeout().is_some(), !has_others);
             client.driver.session.set_path_rank(PathRank::Best);
             assert_eq!(client.driver.session.path_rank(), PathRank::Best);
         }
@@ -156,17 +156,17 @@ fn what_fails_on_its_way_is_handed_back_and_the_path_is_left_alone_for_a_while()
             let mut client = with_a_failed_write(status, has_others);
             client.driver.assert_nothing_done();
             let session = &mut client.driver.session;
-            let io = session.poll_misplaced().unwrap();
+            let io = session.poll_returned().unwrap();
             assert_eq!((io.tag.0, io.op, io.offset), (7, Op::Write { fua: false }, 4096));
             assert!(io.data.unwrap().to_vec() == pattern(4096));
             assert_eq!(session.path_rank(), PathRank::Failing);
             // Whatever ANA's log page says of it.
             session.set_path_rank(PathRank::Good);
             assert_eq!(session.path_rank(), PathRank::Failing);
-            session.on_timeout(Instant::now()).unwrap();
-            let end = session.poll_timeout().unwrap();
-            session.on_timeout(end).unwrap();
-            assert_eq!((session.path_rank(), session.poll_timeout()), (PathRank::Good, None));
+            session.queue(0).on_timeout(Instant::now()).unwrap();
+            let end = session.queue(0).poll_timeout().unwrap();
+            session.queue(0).on_timeout(end).unwrap();
+            assert_eq!((session.path_rank(), session.queue(0).poll_timeout()), (PathRank::Good, None));
         }
     }
 }

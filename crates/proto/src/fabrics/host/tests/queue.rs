@@ -127,11 +127,11 @@ fn what_fails_for_a_reason_that_passes_is_sent_again_and_not_forever() {
     let mut tries = 0;
     loop {
         client.complete(cid, busy, 0);
-        let Some(first) = client.driver.session.poll_timeout() else { break };
+        let Some(first) = client.driver.stream().poll_timeout() else { break };
         now = now.max(first);
-        while client.driver.session.selected().transport.sent.is_empty() {
-            client.driver.session.on_timeout(now).unwrap();
-            now = now.max(client.driver.session.poll_timeout().unwrap_or(now));
+        while client.driver.session.queue(0).transport.sent.is_empty() {
+            client.driver.stream().on_timeout(now).unwrap();
+            now = now.max(client.driver.stream().poll_timeout().unwrap_or(now));
         }
         cid = client.command().cid();
         tries += 1;
@@ -159,12 +159,12 @@ fn a_command_is_sent_again_when_the_controller_wants_it() {
         let status = StatusField::new(status).with_retry_delay(crd);
         client.complete(cid, status, 0);
         let start = std::time::Instant::now();
-        client.driver.session.on_timeout(start).unwrap();
-        let at = client.driver.session.poll_timeout().unwrap();
+        client.driver.stream().on_timeout(start).unwrap();
+        let at = client.driver.stream().poll_timeout().unwrap();
         assert_eq!((at - start).as_millis(), at_least, "CRD {crd}");
-        client.driver.session.on_timeout(at - Duration::from_millis(1)).unwrap();
+        client.driver.stream().on_timeout(at - Duration::from_millis(1)).unwrap();
         assert!(client.sent().is_empty());
-        client.driver.session.on_timeout(at).unwrap();
+        client.driver.stream().on_timeout(at).unwrap();
         assert_eq!(client.command().range(), (0, 1, 0));
     }
 }

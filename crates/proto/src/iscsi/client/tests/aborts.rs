@@ -4,7 +4,7 @@ use super::lanes;
 use super::script::*;
 use crate::iscsi::client::Mode;
 use crate::scsi::{Sense, Status};
-use crate::session::Initiator;
+use crate::session::{Connections, Initiator, Overdue};
 use blockmux_volume::{Memory, Op, SgList};
 use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::{FLAG_FINAL, Opcode};
@@ -67,8 +67,8 @@ fn late(client: &mut Client) -> (Pdu, TaskManagementRequest) {
 
 /// The one I/O that was given up.
 fn aborted(client: &mut Client) -> (u64, Op, Option<SgList>) {
-    let io = client.session.poll_aborted().expect("an I/O");
-    assert!(client.session.poll_aborted().is_none() && client.session.poll_done().is_none());
+    let io = client.session.poll_returned().expect("an I/O");
+    assert!(client.session.poll_returned().is_none() && client.session.poll_done().is_none());
     (io.tag.0, io.op, io.data)
 }
 
@@ -83,7 +83,7 @@ fn a_command_without_an_answer_is_aborted_and_comes_back_when_that_is_answered()
         client.read(2, 0, 512);
         let other = client.command();
         assert_ne!(other.tag() & 0xffff, command.tag() & 0xffff);
-        assert!(client.session.poll_aborted().is_none());
+        assert!(client.session.poll_returned().is_none());
         client.answer_task(&request, response).unwrap();
         let (tag, op, data) = aborted(&mut client);
         assert_eq!((tag, op, data.unwrap().to_vec()), (1, Op::Write { fua: false }, pattern(512)));
@@ -123,7 +123,7 @@ fn what_comes_before_the_answer_is_taken_and_what_comes_after_it_ends_the_sessio
             client.send(&rest, &pattern(1024)[512..]).unwrap();
             assert_eq!(client.done_data(), pattern(1024));
             client.answer_task(&request, UNKNOWN).unwrap();
-            assert!(client.session.poll_aborted().is_none());
+            assert!(client.session.poll_returned().is_none());
             assert!(client.answer_task(&request, UNKNOWN).is_err(), "it is answered once");
         }
     }
@@ -154,7 +154,7 @@ fn what_cannot_be_aborted_ends_by_a_reset_of_the_unit_or_of_the_target_or_by_ano
             if let Some(response) = response {
                 client.answer_task(request, response).unwrap();
             }
-            assert!(client.session.poll_aborted().is_none());
+            assert!(client.session.poll_returned().is_none());
         };
         answer(&mut client, &request);
         takes_the_step(&mut client, RESET_UNIT);
@@ -190,7 +190,7 @@ fn after_a_reset_all_that_was_under_way_comes_back_once_and_what_waited_is_sent(
         client.status(&first, Status::GOOD, None);
         assert_eq!(client.done().0, 1);
         client.answer_task(&abort, UNKNOWN).unwrap();
-        assert!(client.session.poll_aborted().is_none());
+        assert!(client.session.poll_returned().is_none());
         client.answer_task(&request, DONE).unwrap();
         assert_eq!(aborted(&mut client).0, 2);
         let third = client.command();
@@ -212,10 +212,10 @@ fn a_reset_ends_the_commands_of_every_connection() {
     client.select(0);
     let [_abort, pdu] = client.sent().try_into().unwrap();
     client.answer_task(&pdu.as_a(), DONE).unwrap();
-    let mut tags = [(); 2].map(|()| client.session.poll_aborted().unwrap().tag.0);
+    let mut tags = [(); 2].map(|()| client.session.poll_returned().unwrap().tag.0);
     tags.sort_unstable();
     assert_eq!(tags, [1, 2]);
-    assert!(client.session.poll_aborted().is_none());
+    assert!(client.session.poll_returned().is_none());
     assert!(!client.session.is_awaited(0) && !client.session.is_awaited(1));
 }
 
@@ -294,7 +294,7 @@ fn an_io_of_several_commands_comes_back_when_none_of_them_is_under_way() {
         for command in [&commands[0], &commands[2], &commands[3]] {
             let request = abort_of(&mut client, command);
             client.answer_task(&request, DONE).unwrap();
-            assert!(client.session.poll_aborted().is_none());
+            assert!(client.session.poll_returned().is_none());
         }
         assert!(client.sent().is_empty(), "no more of it is sent");
         if has_failed {
@@ -341,7 +341,7 @@ fn a_command_is_aborted_on_its_own_connection_and_not_over_another_one_s_answer(
     client.select(1);
     let request = abort_of(&mut client, &second);
     // Its connection is lost before that is answered: its task is moved, and may be aborted again.
-    assert!(client.session.on_lost(1, lanes::now()) && client.session.poll_dial().is_some());
+    assert!(client.session.on_lost(1, lanes::now()) && client.session.poll_connect().is_some());
     client.forget_unread();
     client.exp_cmd_sn = second.as_a::<ScsiCommand>().cmd_sn.get() + 1;
     lanes::log_in(&mut client, 1);

@@ -128,7 +128,7 @@ fn write_payload_is_sent_from_where_it_is() {
     let address = data.segs()[0].as_ptr();
     client.submit(0, Op::Write { fua: false }, 0, 4096, Some(data));
     let has_it = client
-        .session
+        .stream()
         .outbox()
         .pieces()
         .any(|piece| matches!(piece, crate::outbox::Piece::Payload(seg) if seg.as_ptr() == address));

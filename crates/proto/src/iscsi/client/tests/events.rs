@@ -2,7 +2,7 @@
 
 use super::script::*;
 use crate::scsi::{Sense, Status};
-use crate::session::{Initiator, ProtocolError, StreamSession, Timed};
+use crate::session::{Connections, Initiator, ProtocolError, StreamSession, Timed};
 use blockmux_wire::iscsi::session::*;
 use blockmux_wire::iscsi::{FLAG_CONTINUE, FLAG_FINAL, Opcode, RESERVED_TAG};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
@@ -108,15 +108,15 @@ fn a_target_that_waits_no_longer_for_a_logout_gets_it_with_commands_under_way() 
     client.read(1, 0, 512);
     let command = client.command();
     client.event(AsyncEvent::LOGOUT_REQUEST, 8, &[]).unwrap();
-    let asked = client.session.poll_timeout().unwrap() + Duration::from_secs(1);
-    client.session.on_timeout(asked).unwrap();
+    let asked = client.stream().poll_timeout().unwrap() + Duration::from_secs(1);
+    client.stream().on_timeout(asked).unwrap();
     assert!(client.sent().is_empty());
-    let by = client.session.poll_timeout().unwrap();
+    let by = client.stream().poll_timeout().unwrap();
     assert_eq!(by, asked + Duration::from_secs(6));
-    client.session.on_timeout(by).unwrap();
+    client.stream().on_timeout(by).unwrap();
     let [logout] = client.sent().try_into().unwrap();
     assert_eq!(logout.bhs.opcode(), Opcode::LOGOUT_REQUEST);
-    let next = client.session.poll_timeout().unwrap();
+    let next = client.stream().poll_timeout().unwrap();
     assert!(next > by, "it is asked for once");
     // What ends meanwhile has ended, and the rest is for the next session.
     client.data(&command, &pattern(512));
@@ -136,18 +136,18 @@ fn sense_data_that_a_target_reports_by_itself_counts_as_with_a_command() {
     for cut in [&data[..1], &data[..2], &[]] {
         client.event(AsyncEvent::SCSI_ASYNC_EVENT, 0, cut).unwrap();
     }
-    assert!(client.sent().is_empty() && !matches!(client.session.demand(), crate::session::Demand::Close));
+    assert!(client.sent().is_empty() && !matches!(client.stream().demand(), crate::session::Demand::Close));
 }
 
 #[test]
 fn the_next_session_waits_as_long_as_was_agreed_on_or_as_the_target_says_at_the_end() {
     let seconds = Duration::from_secs;
     let ready = || Client::ready(&format!("{WHOLE}DefaultTime2Wait=3\0"), 1 << 20);
-    assert_eq!(ready().session.redials_after(), seconds(3));
+    assert_eq!(ready().session.reconnects_after(), seconds(3));
     for kind in [AsyncEvent::SESSION_DROP, AsyncEvent::CONNECTION_DROP] {
         let mut client = ready();
         client.event(kind, 6, &[]).unwrap();
-        assert_eq!(client.session.redials_after(), seconds(7));
+        assert_eq!(client.session.reconnects_after(), seconds(7));
     }
     // After a logout there is nothing to wait for, unless the target could not tidy up (RFC 7143 §11.15.3).
     for (result, wait) in [(LogoutResult::CLOSED_SUCCESSFULLY, 0), (LogoutResult::CLEANUP_FAILED, 5)] {
@@ -164,6 +164,6 @@ fn the_next_session_waits_as_long_as_was_agreed_on_or_as_the_target_says_at_the_
         };
         client.send(&response, &[]).unwrap();
         assert!(client.session.is_over());
-        assert_eq!(client.session.redials_after(), seconds(wait));
+        assert_eq!(client.session.reconnects_after(), seconds(wait));
     }
 }

@@ -5,7 +5,7 @@ use crate::iscsi::client::wishes;
 use crate::iscsi::login::operational::Key;
 use crate::iscsi::text;
 use crate::scsi::Status;
-use crate::session::{Demand, Initiator, StreamSession, Timed};
+use crate::session::{Connections, Demand, Initiator, StreamSession, Timed};
 use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::session::*;
 use blockmux_wire::iscsi::{FLAG_FINAL, Opcode, RESERVED_TAG};
@@ -29,13 +29,13 @@ pub(super) fn ready(count: u32, level: u32) -> Client {
         .with(Key::DefaultTime2Retain, 20);
     let answers = format!("{ANSWERS}MaxConnections={count}\0ErrorRecoveryLevel={level}\0");
     let mut client = Client::logged_in_with(wishes, &answers);
-    assert!(client.session.poll_dial().is_none(), "nobody knows yet what the unit is like");
+    assert!(client.session.poll_connect().is_none(), "nobody knows yet what the unit is like");
     client.bring_up(&Unit::default());
     for lane in 1..count as usize {
-        assert_eq!(client.session.poll_dial().unwrap().0, lane);
+        assert_eq!(client.session.poll_connect().unwrap().0, lane);
         log_in(&mut client, lane);
     }
-    assert!(client.session.poll_dial().is_none());
+    assert!(client.session.poll_connect().is_none());
     client.select(0);
     client
 }
@@ -60,11 +60,11 @@ fn number(pdu: &Pdu) -> u32 {
 #[test]
 fn connections_join_with_the_sessions_number_and_one_of_their_own() {
     let mut client = ready(1, 0);
-    assert!(client.session.poll_dial().is_none());
+    assert!(client.session.poll_connect().is_none());
     let wishes = wishes().with(Key::MaxConnections, 2);
     client = Client::logged_in_with(wishes, "MaxConnections=2\0");
     client.bring_up(&Unit::default());
-    assert_eq!(client.session.poll_dial().unwrap().0, 1);
+    assert_eq!(client.session.poll_connect().unwrap().0, 1);
     let next = client.exp_cmd_sn;
     let login = log_in(&mut client, 1);
     assert_eq!((login.tsih.get(), login.cid.get(), login.isid), (7, 1, [0x80, 1, 2, 3, 0, 0]));
@@ -117,7 +117,7 @@ fn a_queue_that_one_connection_carries_stays_on_it_and_a_deeper_one_does_not() {
         assert!(client.done().1.is_ok());
         client.read(tag, 0, 512);
         sent.extend(client.sent());
-        assert_eq!((sent.len(), client.session.latest_lane()), (128, 0));
+        assert_eq!((sent.len(), client.session.latest()), (128, 0));
         assert!(client.session.is_awaited(0) && !client.session.is_awaited(1));
     }
     for tag in 0..256 {
@@ -127,7 +127,7 @@ fn a_queue_that_one_connection_carries_stays_on_it_and_a_deeper_one_does_not() {
     sent.extend(client.sent());
     client.select(1);
     let others = client.sent();
-    assert_eq!((sent.len() + others.len(), client.session.latest_lane()), (384, 1));
+    assert_eq!((sent.len() + others.len(), client.session.latest()), (384, 1));
     assert!(others.len() >= 128, "{}", others.len());
 }
 
@@ -157,15 +157,15 @@ fn a_connection_that_is_not_to_be_had_is_done_without() {
     for is_refused in [true, false] {
         let mut client = Client::logged_in_with(wishes().with(Key::MaxConnections, 2), "MaxConnections=2\0");
         client.bring_up(&Unit::default());
-        assert_eq!(client.session.poll_dial().unwrap().0, 1);
+        assert_eq!(client.session.poll_connect().unwrap().0, 1);
         if is_refused {
             client.select(1);
             client.session.on_connected(1, now());
             client.sent();
             client.login_response(0, LoginStatus::TOO_MANY_CONNECTIONS, b"").unwrap();
-            assert!(matches!(client.session.demand(), Demand::Close));
+            assert!(matches!(client.stream().demand(), Demand::Close));
         }
-        assert!(client.session.on_lost(1, now()) && client.session.poll_dial().is_none());
+        assert!(client.session.on_lost(1, now()) && client.session.poll_connect().is_none());
         client.select(0);
         client.read(1, 0, 512);
         let command = client.command();
@@ -224,9 +224,9 @@ fn at_level_2_the_tasks_of_a_lost_connection_go_on_over_another_one() {
         client.exp_cmd_sn = number(&commands[2]);
         let (exp_stat_sn, lost_at) = (client.stat_sn, now());
         assert!(client.session.on_lost(lost, lost_at));
-        let dial = client.session.poll_dial().unwrap();
+        let dial = client.session.poll_connect().unwrap();
         assert_eq!(dial, (lost, lost_at + Duration::from_secs(1)), "the target's time to wait");
-        assert_eq!(client.session.poll_dial(), None);
+        assert_eq!(client.session.poll_connect(), None);
         let login = log_in(&mut client, lost);
         assert_eq!((login.cid.get(), login.tsih.get()), (lost as u16, 7));
         assert_eq!(login.exp_stat_sn.get(), exp_stat_sn);
@@ -273,11 +273,11 @@ fn a_loss_that_the_target_announces_ends_no_session_and_says_how_long_to_wait() 
             ..AsyncMessage::new_zeroed()
         };
         client.send(&message, &[]).unwrap();
-        assert!(client.session.room() > 0 && client.session.poll_dial().is_none());
+        assert!(client.session.room() > 0 && client.session.poll_connect().is_none());
         let lost_at = now();
         assert!(client.session.on_lost(1, lost_at));
         let wait = if named == 1 { 5 } else { 1 };
-        assert_eq!(client.session.poll_dial(), Some((1, lost_at + Duration::from_secs(wait))));
+        assert_eq!(client.session.poll_connect(), Some((1, lost_at + Duration::from_secs(wait))));
     }
 }
 
@@ -292,7 +292,7 @@ fn a_read_goes_on_where_it_was_when_its_connection_was_lost() {
     // In the middle of a PDU.
     let rest = client.data_in(&command, FLAG_FINAL, 1, 512);
     client.feed(&zerocopy::IntoBytes::as_bytes(&rest)[..20]).unwrap();
-    assert!(client.session.on_lost(0, now()) && client.session.poll_dial().is_some());
+    assert!(client.session.on_lost(0, now()) && client.session.poll_connect().is_some());
     client.forget_unread();
     log_in(&mut client, 0);
     let [request] = client.sent().try_into().unwrap();
@@ -312,7 +312,7 @@ fn a_session_whose_tasks_cannot_be_moved_is_replaced() {
         client.write(1, 0, &pattern(512));
         let command = client.command();
         client.exp_cmd_sn = number(&command) + 1;
-        assert!(client.session.on_lost(0, now()) && client.session.poll_dial().is_some());
+        assert!(client.session.on_lost(0, now()) && client.session.poll_connect().is_some());
         log_in(&mut client, 0);
         let [request] = client.sent().try_into().unwrap();
         assert!(!answer_move(&mut client, &request, &command, response));
@@ -330,7 +330,7 @@ fn attempts_to_replace_a_connection_come_to_an_end() {
     let mut at = begin;
     let mut attempts = 0;
     while client.session.on_lost(0, at) {
-        at = client.session.poll_dial().unwrap().1;
+        at = client.session.poll_connect().unwrap().1;
         attempts += 1;
         assert!(attempts < 1000);
     }
@@ -342,7 +342,7 @@ fn attempts_to_replace_a_connection_come_to_an_end() {
     for is_last in [false, false, false, true] {
         assert_eq!(client.session.on_lost(0, now()), !is_last);
         if !is_last {
-            client.session.poll_dial().unwrap();
+            client.session.poll_connect().unwrap();
             log_in(&mut client, 0);
         }
     }
@@ -375,7 +375,7 @@ fn a_session_that_ends_waits_for_no_connection() {
                 client.send(&message, &[]).unwrap();
             }
             // One that was lost before is dialled still, once.
-            assert_eq!(client.session.poll_dial().is_some(), is_lost_before);
+            assert_eq!(client.session.poll_connect().is_some(), is_lost_before);
             assert!(!client.session.on_lost(1, now()));
             assert_eq!(client.session.take_unfinished().len(), 2);
         }
@@ -387,10 +387,10 @@ fn every_connection_is_pinged_and_the_silent_one_given_up() {
     let mut client = ready(2, 2);
     for lane in [1, 0] {
         client.select(lane);
-        let mut when = client.session.poll_timeout().unwrap();
-        client.session.on_timeout(when).unwrap();
-        when = client.session.poll_timeout().unwrap();
-        client.session.on_timeout(when).unwrap();
+        let mut when = client.stream().poll_timeout().unwrap();
+        client.stream().on_timeout(when).unwrap();
+        when = client.stream().poll_timeout().unwrap();
+        client.stream().on_timeout(when).unwrap();
         assert_eq!(client.sent().iter().map(|pdu| pdu.bhs.opcode()).collect::<Vec<_>>(), [Opcode::NOP_OUT]);
         if lane == 0 {
             let answer = NopIn {
@@ -403,7 +403,7 @@ fn every_connection_is_pinged_and_the_silent_one_given_up() {
             };
             client.send(&answer, &[]).unwrap();
         }
-        let when = client.session.poll_timeout().unwrap();
-        assert_eq!(client.session.on_timeout(when).is_err(), lane == 1);
+        let when = client.stream().poll_timeout().unwrap();
+        assert_eq!(client.stream().on_timeout(when).is_err(), lane == 1);
     }
 }

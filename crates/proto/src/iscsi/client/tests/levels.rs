@@ -178,10 +178,10 @@ fn what_never_comes_is_asked_for_once_more_and_then_the_connection_is_given_up()
     client.send_damaged(&response, &[0; 4]).unwrap();
     let stat_sn = response.stat_sn.get();
     assert_eq!(snack(&mut client).3, stat_sn);
-    let now = client.session.poll_timeout().unwrap();
-    client.session.on_timeout(now).unwrap();
+    let now = client.stream().poll_timeout().unwrap();
+    client.stream().on_timeout(now).unwrap();
     assert_eq!(snack(&mut client), (STATUS, RESERVED_TAG, RESERVED_TAG, stat_sn, 1));
-    assert!(client.session.on_timeout(now + Duration::from_secs(10)).is_err());
+    assert!(client.stream().on_timeout(now + Duration::from_secs(10)).is_err());
     let mut client = ready(1);
     client.write(1, 0, &pattern(512));
     let command = client.command();

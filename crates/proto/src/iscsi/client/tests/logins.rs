@@ -154,7 +154,7 @@ fn refusals_and_moves_are_told_apart_from_a_broken_protocol() {
         let mut client = Client::new(config(wishes()));
         client.login_response(0x00, status, text.as_bytes()).unwrap();
         assert_eq!(client.session.refused(), Some(&expected));
-        assert!(client.is_closing() && client.session.on_end().is_ok());
+        assert!(client.is_closing() && client.stream().on_end().is_ok());
     }
     let mut client = Client::new(config(wishes()));
     client.login_response(0x00, LoginStatus::SUCCESS, b"AuthMethod=KRB5\0").unwrap();
@@ -178,16 +178,16 @@ fn responses_that_no_login_allows_end_the_session() {
         assert!(client.login_response(0x87, LoginStatus::SUCCESS, text.as_bytes()).is_err(), "{text}");
     }
     let mut client = Client::new(config(wishes()));
-    assert!(client.session.on_end().is_err());
+    assert!(client.stream().on_end().is_err());
     assert!(client.feed(&[&[0x20, 0x80][..], &[0; 46]].concat()).is_err(), "a NOP-In");
 }
 
 #[test]
 fn login_and_bring_up_have_30_seconds() {
     for mut client in [Client::new(config(wishes())), Client::logged_in("")] {
-        let first = client.session.poll_timeout().unwrap();
-        assert!(client.session.on_timeout(first - Duration::from_secs(31)).is_ok());
-        assert!(client.session.on_timeout(first + Duration::from_secs(31)).is_err());
+        let first = client.stream().poll_timeout().unwrap();
+        assert!(client.stream().on_timeout(first - Duration::from_secs(31)).is_ok());
+        assert!(client.stream().on_timeout(first + Duration::from_secs(31)).is_err());
     }
 }
 
@@ -238,11 +238,11 @@ fn unit_attentions_and_busy_units_are_waited_for() {
     client.status(&command, Status::BUSY, None);
     assert_eq!(client.sent().len(), 0);
     // It asks for the time, and then to be woken a little later.
-    let now = client.session.poll_timeout().unwrap();
-    client.session.on_timeout(now).unwrap();
+    let now = client.stream().poll_timeout().unwrap();
+    client.stream().on_timeout(now).unwrap();
     assert_eq!(client.sent().len(), 0);
-    let deadline = client.session.poll_timeout().unwrap();
-    client.session.on_timeout(deadline).unwrap();
+    let deadline = client.stream().poll_timeout().unwrap();
+    client.stream().on_timeout(deadline).unwrap();
     let command = client.command();
     client.status(&command, Status::GOOD, None);
     client.bring_up(&Unit::default());

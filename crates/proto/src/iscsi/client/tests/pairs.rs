@@ -12,7 +12,7 @@ use crate::iscsi::node::{Access, Chap, Node, Portal, TargetNode, offer};
 use crate::iscsi::server::TargetSession;
 use crate::scsi::{self, Identity, LogicalUnit, Lun};
 use crate::session::{Demand, Initiator, ProtocolError, StreamSession};
-use crate::testing::{Driver, Pump};
+use crate::testing::{Driver, Pump, Streams};
 use blockmux_volume::{Extent, Io, IoError, MemVolume, Op, Output, Pool, SgList, Tag};
 use blockmux_wire::iscsi::session::LoginStatus;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ struct Pair<S> {
     client: Driver<S>,
 }
 
-impl<S: StreamSession> Pair<S> {
+impl<S: Streams> Pair<S> {
     fn new(client: S, offer: Parameters, chap: Option<Chap>, step: usize) -> Pair<S> {
         let volume = Arc::new(MemVolume::new(SIZE));
         let export =
@@ -236,7 +236,7 @@ fn stopping_waits_for_what_is_in_flight_and_then_logs_out() {
     pair.pump.finish_one();
     pair.run().unwrap();
     assert!(pair.client.session.poll_done().unwrap().result.is_ok() && pair.client.session.is_over());
-    assert!(matches!(pair.client.session.demand(), Demand::Close));
+    assert!(matches!(pair.client.stream().demand(), Demand::Close));
     assert!(matches!(pair.pump.session.demand(), Demand::Close));
 }
 
@@ -255,7 +255,7 @@ fn a_target_that_stops_gets_its_due_and_the_rest_is_taken_back() {
     pair.pump.finish_one();
     pair.run().unwrap();
     assert!(pair.client.session.poll_done().unwrap().result.is_ok());
-    assert!(pair.client.session.on_end().is_err(), "two are under way");
+    assert!(pair.client.stream().on_end().is_err(), "two are under way");
     let tags: Vec<_> = pair.client.session.take_unfinished().into_iter().map(|io| io.tag).collect();
     assert_eq!(tags, [Tag(1), Tag(2)]);
 }
@@ -321,7 +321,7 @@ fn discovery_finds_every_target_and_its_addresses() {
         let session = DiscoverySession::new(name, None, [0x80, 0, 0, 0, 0, 2], [5; 32], Instant::now());
         let mut pair = Pair::new(session, offer(), None, step);
         pair.run().unwrap();
-        assert!(pair.client.session.is_over() && matches!(pair.client.session.demand(), Demand::Close));
+        assert!(pair.client.session.is_over() && matches!(pair.client.stream().demand(), Demand::Close));
         let found = FoundTarget { name: TARGET.into(), addresses: vec!["192.0.2.1:3260,1".into()] };
         assert_eq!((pair.client.session.targets(), pair.client.session.left_out()), (&[found][..], 0));
     });

@@ -130,16 +130,16 @@ fn what_a_standby_port_does_not_do_is_handed_back_where_there_are_other_paths() 
         assert_eq!(client.session.path_rank(), PathRank::Unusable);
         if has_other_paths {
             client.assert_nothing_done();
-            let io = client.session.poll_misplaced().unwrap();
+            let io = client.session.poll_returned().unwrap();
             assert_eq!((io.tag.0, io.data.unwrap().to_vec()), (1, pattern(512)));
         } else {
             assert_eq!(client.done_error(), IoError::PathLost);
         }
-        assert!(client.session.poll_misplaced().is_none() && client.sent().is_empty());
+        assert!(client.session.poll_returned().is_none() && client.sent().is_empty());
         // It is asked from time to time whether it has become one.
         for (state, rank) in [(2, PathRank::Unusable), (1, PathRank::Good), (0, PathRank::Best)] {
-            let when = client.session.poll_timeout().unwrap();
-            client.session.on_timeout(when).unwrap();
+            let when = client.stream().poll_timeout().unwrap();
+            client.stream().on_timeout(when).unwrap();
             let question = client.command();
             assert_eq!(question.cdb()[..2], [0xa3, 0x0a]);
             client.data(&question, &[0, 0, 0, 8, state, 0x0f, 0, 1, 0, 0, 0, 0]);
@@ -185,17 +185,17 @@ fn attentions_without_end_fail_the_command() {
 fn a_busy_unit_is_asked_again_with_growing_pauses() {
     let mut client = Client::ready(WHOLE, 1 << 20);
     client.read(1, 0, 512);
-    let mut now = client.session.poll_timeout().unwrap();
+    let mut now = client.stream().poll_timeout().unwrap();
     let mut pauses = Vec::new();
     for _ in 0..4 {
         let command = client.command();
         client.status(&command, Status::TASK_SET_FULL, None);
-        client.session.on_timeout(now).unwrap();
+        client.stream().on_timeout(now).unwrap();
         assert!(client.sent().is_empty());
-        let when = client.session.poll_timeout().unwrap();
+        let when = client.stream().poll_timeout().unwrap();
         pauses.push((when - now).as_millis());
         now = when;
-        client.session.on_timeout(now).unwrap();
+        client.stream().on_timeout(now).unwrap();
     }
     assert_eq!(pauses, [2, 4, 8, 16]);
     let command = client.command();
@@ -296,21 +296,21 @@ fn pings_are_answered_and_a_silent_target_is_noticed() {
     let pong: NopOut = pong.as_a();
     let tags = (pong.initiator_task_tag.get(), pong.target_transfer_tag.get());
     assert_eq!((pong.opcode, tags, pong.lun), (0x40, (RESERVED_TAG, 5), [9; 8]));
-    let mut now = client.session.poll_timeout().unwrap();
-    client.session.on_timeout(now).unwrap();
+    let mut now = client.stream().poll_timeout().unwrap();
+    client.stream().on_timeout(now).unwrap();
     assert!(client.sent().is_empty(), "it has just said something");
     now += Duration::from_secs(10);
-    client.session.on_timeout(now).unwrap();
+    client.stream().on_timeout(now).unwrap();
     let [nop] = client.sent().try_into().unwrap();
     assert_eq!((nop.bhs.opcode(), nop.tag()), (Opcode::NOP_OUT, 0xffff_fffe));
     let answer =
         NopIn { initiator_task_tag: 0xffff_fffe.into(), target_transfer_tag: RESERVED_TAG.into(), ..ping };
     client.send(&answer, &[]).unwrap();
     for seconds in [10, 20] {
-        client.session.on_timeout(now + Duration::from_secs(seconds)).unwrap();
+        client.stream().on_timeout(now + Duration::from_secs(seconds)).unwrap();
     }
     assert_eq!(client.sent().len(), 1);
-    let error = client.session.on_timeout(now + Duration::from_secs(30)).unwrap_err();
+    let error = client.stream().on_timeout(now + Duration::from_secs(30)).unwrap_err();
     assert_eq!(error.what, "did not answer within 10 seconds");
 }
 
@@ -322,10 +322,10 @@ fn a_flood_of_pings_waits_until_its_answers_are_taken() {
     ping[16..20].fill(0xff);
     client.step = 48;
     client.feed(&ping.repeat(1000)).unwrap();
-    assert!(matches!(client.session.demand(), crate::session::Demand::Nothing));
+    assert!(matches!(client.stream().demand(), crate::session::Demand::Nothing));
     assert!(client.sent().len() < 300);
     client.feed(&[]).unwrap();
-    assert!(matches!(client.session.demand(), crate::session::Demand::Bytes(_)));
+    assert!(matches!(client.stream().demand(), crate::session::Demand::Bytes(_)));
 }
 
 #[test]
@@ -347,7 +347,7 @@ fn a_target_that_asks_for_a_logout_gets_one_when_what_is_under_way_has_ended() {
         assert!(client.done().1.is_ok());
         let [logout] = client.sent().try_into().unwrap();
         assert_eq!(logout.bhs.opcode(), Opcode::LOGOUT_REQUEST);
-        assert!(client.session.on_end().is_ok() && client.is_closing());
+        assert!(client.stream().on_end().is_ok() && client.is_closing());
         let unfinished = client.session.take_unfinished();
         assert_eq!(unfinished.len(), 1, "it is done on another session");
     }
@@ -444,7 +444,7 @@ fn what_has_not_completed_is_taken_back_oldest_first() {
     }
     let commands = client.sent();
     client.data(&commands[2], &pattern(512));
-    assert!(client.session.on_end().is_err());
+    assert!(client.stream().on_end().is_err());
     let tags: Vec<_> = client.session.take_unfinished().into_iter().map(|io| io.tag.0).collect();
     assert_eq!(tags, [0, 1, 3]);
     assert_eq!(client.done().0, 2);

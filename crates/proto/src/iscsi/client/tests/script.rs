@@ -89,7 +89,7 @@ impl Client {
             std::mem::replace(&mut self.driver.unread, unread),
         );
         self.others.insert(std::mem::replace(&mut self.lane, lane), before);
-        self.session.select(lane);
+        self.driver.connection = lane;
     }
 
     /// Logged in with these answers to what was proposed, nothing known of the unit.

@@ -1,7 +1,7 @@
 //! Several connections to a session.
 
 use super::*;
-use crate::session::{Home, Target, Timed};
+use crate::session::{Home, Timed};
 use crate::testing::Pump;
 use std::cell::Cell;
 use std::rc::Rc;

@@ -2,7 +2,7 @@
 
 use super::connections::{logout, logout_result};
 use super::*;
-use crate::session::{Target, Timed};
+use crate::session::{SessionStage, Target, Timed};
 use std::time::Duration;
 
 /// The event that is the only thing the target has sent, and its Parameter3.
@@ -82,7 +82,7 @@ fn a_connection_that_is_lost_meanwhile_keeps_nothing_for_recovery() {
     initiator.pump.session.on_stop();
     assert_eq!(event(&mut initiator).0, AsyncEvent::LOGOUT_REQUEST);
     initiator.pump.session.on_end().unwrap();
-    assert!(initiator.is_closed() && !initiator.pump.session.lingers());
+    assert!(initiator.is_closed() && initiator.pump.session.stage() != SessionStage::Lingering);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::connections::{Scene, function_response, join_request, logout, logout_result, manage, names};
 use super::*;
 use crate::scsi::Status;
-use crate::session::{Target, Timed};
+use crate::session::{SessionStage, Target, Timed};
 use std::time::Duration;
 
 const LEVEL_2: &str = "ErrorRecoveryLevel=2\0DefaultTime2Wait=2\0DefaultTime2Retain=10\0";
@@ -19,7 +19,7 @@ impl Initiator {
     /// Its connection breaks: what it has to do goes on.
     fn lose(&mut self) {
         let _ = self.pump.session.on_end();
-        assert!(self.is_closed() && self.pump.session.lingers());
+        assert!(self.is_closed() && self.pump.session.stage() == SessionStage::Lingering);
         drop(self.receive());
     }
 
@@ -40,7 +40,7 @@ impl Initiator {
             now = next.max(now);
             self.pump.session.on_timeout(now).unwrap();
         }
-        self.pump.session.lingers()
+        self.pump.session.stage() == SessionStage::Lingering
     }
 
     /// What came apart from news of lost connections.
@@ -281,7 +281,7 @@ fn a_connection_is_removed_for_recovery_by_another_by_itself_or_by_its_successor
                 again
             }
         };
-        assert!(first.is_closed() && first.pump.session.lingers());
+        assert!(first.is_closed() && first.pump.session.stage() == SessionStage::Lingering);
         if way < 2 {
             let [again] = second.exchange(&remove(7), b"").try_into().unwrap();
             assert_eq!(logout_result(&again), LogoutResult::CLOSED_SUCCESSFULLY);
@@ -341,7 +341,7 @@ fn below_level_2_the_tasks_of_a_lost_session_end_and_its_nexus_lasts_for_time2wa
         assert!(scene.command(&mut first, 0, &write10(0, 1), None, Some(&[7; 512])).is_empty());
         let _ = first.pump.session.on_end();
         assert!(first.is_closed());
-        assert_eq!(first.pump.session.lingers(), lasts);
+        assert_eq!(first.pump.session.stage() == SessionStage::Lingering, lasts);
         assert!(first.pump.session.poll_cancel().is_some(), "nobody waits for it any more");
         // Nobody goes on with it: what was on its way there is lost.
         let mut late = scene.connect(1);
@@ -433,7 +433,7 @@ fn the_oldest_of_too_many_failed_connections_is_given_up() {
         .iter_mut()
         .map(|(connection, _)| {
             connection.turn();
-            connection.pump.session.lingers()
+            connection.pump.session.stage() == SessionStage::Lingering
         })
         .collect();
     assert_eq!(lingers, [false, false, true, true, true, true]);

@@ -8,8 +8,8 @@ use crate::nvme::nqn::Nqn;
 use crate::nvme::subsystem::{Namespace, Subsystem};
 use crate::nvme_tcp::client::*;
 use crate::nvme_tcp::server::TargetSession;
-use crate::session::{Control, Initiator, StreamSession};
-use crate::testing::{Driver, Pump};
+use crate::session::{Connections, Control, Initiator, StreamSession};
+use crate::testing::{Driver, Pump, Streams};
 use crate::volume_uuid::VolumeUuid;
 use blockmux_volume::{MemVolume, Op, Pool, Seg, SgList};
 use blockmux_wire::nvmeof::auth::{Explanation, MessageId, MessageType};
@@ -70,7 +70,7 @@ impl Served {
 }
 
 /// Lets both sides talk until neither has anything to say.
-fn talk<S: StreamSession>(host: &mut Driver<S>, target: &mut Pump<TargetSession>) {
+fn talk<S: Streams>(host: &mut Driver<S>, target: &mut Pump<TargetSession>) {
     loop {
         let sent = host.sent();
         let answer = target.exchange(&sent);
@@ -102,7 +102,7 @@ fn brought_up(served: &Served, secrets: Option<HostSecrets>) -> (Driver<AdminSes
 }
 
 fn refused(served: &Served, secrets: Option<HostSecrets>) -> Refused {
-    let (host, _target) = brought_up(served, secrets);
+    let (mut host, _target) = brought_up(served, secrets);
     assert!(host.is_closing() && !host.session.is_ready());
     host.session.refused().unwrap().clone()
 }
@@ -136,13 +136,13 @@ fn queues(admin: &Driver<AdminSession>, secrets: Option<HostSecrets>, queues: u1
 fn connected(served: &Served, session: QueueSession) -> (Driver<QueueSession>, Vec<Pump<TargetSession>>) {
     let mut host = Driver::of(session, usize::MAX);
     let mut targets = vec![served.target()];
-    assert_eq!(host.session.poll_dial(), None, "the first comes first");
+    assert_eq!(host.session.poll_connect(), None, "the first comes first");
     talk(&mut host, &mut targets[0]);
-    while let Some((lane, now)) = host.session.poll_dial() {
+    while let Some((lane, now)) = host.session.poll_connect() {
         assert_eq!(lane, targets.len());
         targets.push(served.target());
         host.session.on_connected(lane, now);
-        host.session.select(lane);
+        host.connection = lane;
         talk(&mut host, &mut targets[lane]);
     }
     (host, targets)
@@ -193,7 +193,7 @@ fn who_has_no_secret_or_a_wrong_one_is_told_so() {
     let said = refused(&served, Some(wrong));
     assert_eq!(said, Refused::Proof(Unproved::Rejected(Explanation::AUTHENTICATION_FAILED)));
     let (admin, _target) = brought_up(&served, Some(right.clone()));
-    let (io, _) = queue(&served, &admin, None);
+    let (mut io, _) = queue(&served, &admin, None);
     assert!(!io.session.is_ready() && io.is_closing());
     assert_eq!(io.session.refused(), Some(&Refused::Authentication));
 }
@@ -279,11 +279,11 @@ fn several_queues_of_one_controller_share_what_is_submitted() {
         let (admin, _admin_target) = brought_up(&served, own.clone());
         assert_eq!(admin.session.controller().unwrap().io_queues, 3, "as many as were asked for");
         let (mut host, mut targets) = connected(&served, queues(&admin, own, 3));
-        assert_eq!((targets.len(), host.session.poll_dial()), (3, None));
+        assert_eq!((targets.len(), host.session.poll_connect()), (3, None));
         assert_eq!(host.session.room(), 3 * 1024);
         (0..6).for_each(|tag| write(&mut host, tag));
         for (lane, target) in targets.iter_mut().enumerate() {
-            host.session.select(lane);
+            host.connection = lane;
             talk(&mut host, target);
             assert_eq!(done(&mut host), [lane as u64, lane as u64 + 3], "in turn");
         }
@@ -296,7 +296,7 @@ fn the_loss_of_a_queue_ends_the_session_and_what_is_unfinished_comes_back_oldest
     let (admin, _admin_target) = brought_up(&served, None);
     let (mut host, mut targets) = connected(&served, queues(&admin, None, 3));
     (0..7).for_each(|tag| write(&mut host, tag));
-    host.session.select(1);
+    host.connection = 1;
     talk(&mut host, &mut targets[1]);
     assert!(!host.session.on_lost(1, Instant::now()));
     let unfinished: Vec<u64> = host.session.take_unfinished().iter().map(|io| io.tag.0).collect();
@@ -312,14 +312,14 @@ fn a_queue_that_cannot_be_had_is_done_without() {
     let mut target = served.target();
     talk(&mut host, &mut target);
     let now = Instant::now();
-    assert_eq!(host.session.poll_dial().map(|(lane, _)| lane), Some(1));
+    assert_eq!(host.session.poll_connect().map(|(lane, _)| lane), Some(1));
     assert!(host.session.on_lost(1, now), "it could not be dialled");
-    assert_eq!(host.session.poll_dial().map(|(lane, _)| lane), Some(2));
+    assert_eq!(host.session.poll_connect().map(|(lane, _)| lane), Some(2));
     host.session.on_connected(2, now);
     assert!(host.session.on_lost(2, now), "nobody was there");
-    assert_eq!(host.session.poll_dial(), None, "neither is tried again");
+    assert_eq!(host.session.poll_connect(), None, "neither is tried again");
     (0..3).for_each(|tag| write(&mut host, tag));
-    host.session.select(0);
+    host.connection = 0;
     talk(&mut host, &mut target);
     assert_eq!(done(&mut host), [0, 1, 2]);
     host.session.on_stop();

@@ -109,10 +109,10 @@ fn a_wrong_data_digest_fails_one_command_which_is_sent_again() {
         *bytes.last_mut().unwrap() ^= 1;
         client.feed(&bytes).unwrap();
         client.driver.assert_nothing_done();
-        let mut now = client.driver.session.poll_timeout().unwrap();
-        while client.driver.session.outbox().is_empty() {
-            client.driver.session.on_timeout(now).unwrap();
-            now = now.max(client.driver.session.poll_timeout().unwrap_or(now));
+        let mut now = client.driver.stream().poll_timeout().unwrap();
+        while client.driver.stream().outbox().is_empty() {
+            client.driver.stream().on_timeout(now).unwrap();
+            now = now.max(client.driver.stream().poll_timeout().unwrap_or(now));
         }
         let cid = client.command().cid();
         client.feed(&BOTH.data(cid, 0, &data, FLAG_LAST | FLAG_SUCCESS)).unwrap();

@@ -3,8 +3,8 @@
 use crate::digest;
 pub(super) use crate::fabrics::host::testing::*;
 use crate::nvme_tcp::client::*;
-use crate::session::{ProtocolError, StreamSession};
-use crate::testing::Driver;
+use crate::session::ProtocolError;
+use crate::testing::{Driver, Streams};
 use blockmux_volume::{Pool, Seg, SgList};
 use blockmux_wire::nvme::feature::FeatureId;
 use blockmux_wire::nvme::opcode::{AdminOpcode, NvmOpcode};
@@ -281,7 +281,7 @@ pub(super) fn at_every_split(trace: impl Fn(usize)) {
 }
 
 /// What the session says last about what the controller did wrong.
-pub(super) fn termination<S: StreamSession>(driver: &mut Driver<S>, line: Line) -> Option<(FatalError, u32)> {
+pub(super) fn termination<S: Streams>(driver: &mut Driver<S>, line: Line) -> Option<(FatalError, u32)> {
     let sent = line.pdus(&driver.sent());
     let last = sent.last().filter(|pdu| pdu.kind() == PduType::H2C_TERM_REQ)?;
     let head: [u8; DATA_LEN] = last.header.as_slice().try_into().unwrap();

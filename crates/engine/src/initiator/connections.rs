@@ -4,19 +4,19 @@ use super::missing;
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::{ByteStream, Host};
 use crate::socket::Address;
-use blockmux_proto::session::{Initiator, StreamSession};
+use blockmux_proto::session::{StreamConnections, StreamSession};
 use blockmux_tls::Psk;
 use blockmux_volume::Waker;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 use tracing::info;
 
-/// The connections of one session, each at its lane's place.
-pub(super) struct Lanes<H: Host> {
+/// The connections of one session, each in the place of its number.
+pub(super) struct ConnectionSet<H: Host> {
     slots: Vec<Slot<H>>,
-    /// In how many turns lanes on which nothing is due are not looked at.
+    /// In how many turns connections on which nothing is due are not looked at.
     unlooked: u32,
-    /// Lanes whose connection was lost, and that have no other yet.
+    /// ConnectionSet whose connection was lost, and that have no other yet.
     missing: Vec<usize>,
 }
 
@@ -43,9 +43,9 @@ pub(super) struct Dial<'a, H: Host> {
     pub(super) tls: (Option<&'a [Psk]>, bool),
 }
 
-impl<H: Host> Lanes<H> {
-    pub(super) fn new(first: Connection<H>) -> Lanes<H> {
-        Lanes { slots: vec![Slot::Open(first)], unlooked: 0, missing: Vec::new() }
+impl<H: Host> ConnectionSet<H> {
+    pub(super) fn new(first: Connection<H>) -> ConnectionSet<H> {
+        ConnectionSet { slots: vec![Slot::Open(first)], unlooked: 0, missing: Vec::new() }
     }
 
     /// Calls deadlines and receives, once for each connection on which something is due; and after a sleep, as well as
@@ -56,56 +56,58 @@ impl<H: Host> Lanes<H> {
     #[inline]
     pub(super) fn receive(
         &mut self,
-        session: &mut (impl StreamSession + Initiator),
+        session: &mut impl StreamConnections,
         dial: &Dial<'_, H>,
     ) -> Result<Inflow, Broken> {
         let mut all = Inflow::Empty;
         let looks_at_all = self.unlooked == 0;
         self.unlooked = self.unlooked.checked_sub(1).unwrap_or(UNLOOKED);
-        for (lane, slot) in self.slots.iter_mut().enumerate() {
+        for (number, slot) in self.slots.iter_mut().enumerate() {
             let Slot::Open(connection) = slot else { continue };
-            if !looks_at_all && !session.is_awaited(lane) {
+            if !looks_at_all && !session.is_awaited(number) {
                 continue;
             }
-            session.select(lane);
-            let received = connection.check_deadline(session).and_then(|()| connection.receive(session));
+            let mut stream = session.connection(number);
+            let received =
+                connection.check_deadline(&mut stream).and_then(|()| connection.receive(&mut stream));
+            drop(stream);
             match received {
-                Ok(Inflow::Finished) if !session.on_lost(lane, dial.core.now()) => {
+                Ok(Inflow::Finished) if !session.on_lost(number, dial.core.now()) => {
                     return Ok(Inflow::Finished);
                 }
-                Ok(Inflow::Finished) => slot.forget(dial, lane, &"the target closed it", &mut self.missing),
+                Ok(Inflow::Finished) => slot.forget(dial, number, &"the target closed it", &mut self.missing),
                 Ok(inflow) => all = merged(all, inflow),
                 Err(broken) => {
                     // What it has to say yet is said, as far as that goes.
-                    let _ = connection.send(session);
-                    if !session.on_lost(lane, dial.core.now()) {
+                    let _ = connection.send(&mut session.connection(number));
+                    if !session.on_lost(number, dial.core.now()) {
                         return Err(broken);
                     }
-                    slot.forget(dial, lane, &broken, &mut self.missing);
+                    slot.forget(dial, number, &broken, &mut self.missing);
                 }
             }
         }
         Ok(all)
     }
 
-    /// Sends what every lane's outbox holds; answers whether any went.
+    /// Sends what every connection's outbox holds; answers whether any went.
     ///
     /// # Errors
-    /// As for [`Lanes::receive`].
+    /// As for [`ConnectionSet::receive`].
     #[inline]
     pub(super) fn send(
         &mut self,
-        session: &mut (impl StreamSession + Initiator),
+        session: &mut impl StreamConnections,
         dial: &Dial<'_, H>,
     ) -> Result<bool, Broken> {
         let mut any = false;
-        for (lane, slot) in in_order(&mut self.slots, session.latest_lane()) {
+        for (number, slot) in in_order(&mut self.slots, session.latest()) {
             let Slot::Open(connection) = slot else { continue };
-            session.select(lane);
-            match connection.send(session) {
+            let sent = connection.send(&mut session.connection(number));
+            match sent {
                 Ok(has_sent) => any |= has_sent,
-                Err(broken) if !session.on_lost(lane, dial.core.now()) => return Err(broken),
-                Err(broken) => slot.forget(dial, lane, &broken, &mut self.missing),
+                Err(broken) if !session.on_lost(number, dial.core.now()) => return Err(broken),
+                Err(broken) => slot.forget(dial, number, &broken, &mut self.missing),
             }
         }
         Ok(any)
@@ -113,18 +115,16 @@ impl<H: Host> Lanes<H> {
 
     /// Sends what can be sent at once; whether something is left for the task to sort out.
     #[inline]
-    pub(super) fn send_now(&mut self, session: &mut (impl StreamSession + Initiator)) -> Option<bool> {
+    pub(super) fn send_now(&mut self, session: &mut impl StreamConnections) -> Option<bool> {
         let (mut had_any, mut is_stuck) = (false, false);
-        for (lane, slot) in in_order(&mut self.slots, session.latest_lane()) {
-            session.select(lane);
-            if session.outbox().is_empty() {
+        for (number, slot) in in_order(&mut self.slots, session.latest()) {
+            let Slot::Open(connection) = slot else { continue };
+            let mut stream = session.connection(number);
+            if stream.outbox().is_empty() {
                 continue;
             }
             had_any = true;
-            is_stuck |= match slot {
-                Slot::Open(connection) => connection.send(session).is_err() || !session.outbox().is_empty(),
-                _ => true,
-            };
+            is_stuck |= connection.send(&mut stream).is_err() || !stream.outbox().is_empty();
         }
         had_any.then_some(is_stuck)
     }
@@ -136,36 +136,36 @@ impl<H: Host> Lanes<H> {
     #[inline]
     pub(super) fn dial(
         &mut self,
-        session: &mut (impl StreamSession + Initiator),
+        session: &mut impl StreamConnections,
         dial: &Dial<'_, H>,
     ) -> Result<bool, Broken> {
-        while let Some((lane, until)) = session.poll_dial() {
-            if self.slots.len() <= lane {
-                self.slots.resize_with(lane + 1, || Slot::Absent);
+        while let Some((number, until)) = session.poll_connect() {
+            if self.slots.len() <= number {
+                self.slots.resize_with(number + 1, || Slot::Absent);
             }
-            self.slots[lane] = Slot::Waiting { until };
+            self.slots[number] = Slot::Waiting { until };
             dial.core.wake_at(until, dial.waker);
         }
         let mut is_changed = false;
-        for (lane, slot) in self.slots.iter_mut().enumerate() {
+        for (number, slot) in self.slots.iter_mut().enumerate() {
             if matches!(slot, Slot::Open(_) | Slot::Absent) {
                 continue;
             }
             match slot.advance(dial) {
                 Ok(false) => {}
                 Ok(true) => {
-                    if let Some(at) = self.missing.iter().position(|missing| *missing == lane) {
+                    if let Some(at) = self.missing.iter().position(|missing| *missing == number) {
                         self.missing.swap_remove(at);
                         missing::take(1);
                     }
-                    session.on_connected(lane, dial.core.now());
+                    session.on_connected(number, dial.core.now());
                     is_changed = true;
                 }
                 Err(broken) => {
-                    if !session.on_lost(lane, dial.core.now()) {
+                    if !session.on_lost(number, dial.core.now()) {
                         return Err(broken);
                     }
-                    slot.forget(dial, lane, &broken, &mut self.missing);
+                    slot.forget(dial, number, &broken, &mut self.missing);
                     is_changed = true;
                 }
             }
@@ -197,15 +197,15 @@ impl<H: Host> Slot<H> {
     fn forget(
         &mut self,
         dial: &Dial<'_, H>,
-        lane: usize,
+        number: usize,
         reason: &dyn std::fmt::Display,
         missing: &mut Vec<usize>,
     ) {
         if matches!(self, Slot::Open(_)) {
-            missing.push(lane);
+            missing.push(number);
             missing::add(1);
         }
-        info!(target = %dial.address, "connection {lane} of the session is lost ({reason}); it goes on");
+        info!(target = %dial.address, "connection {number} of the session is lost ({reason}); it goes on");
         *self = Slot::Absent;
         dial.waker.wake();
     }
@@ -241,7 +241,7 @@ impl<H: Host> Slot<H> {
     }
 }
 
-/// All lanes with their places, the one with the latest requests at the end.
+/// All connections with their places, the one with the latest requests at the end.
 #[inline]
 fn in_order<H: Host>(slots: &mut [Slot<H>], latest: usize) -> impl Iterator<Item = (usize, &mut Slot<H>)> {
     let first = (latest + 1).min(slots.len());
@@ -261,6 +261,6 @@ fn merged(one: Inflow, other: Inflow) -> Inflow {
     if rank(other) > rank(one) { other } else { one }
 }
 
-/// Turns of a core that is awake in which lanes without anything due are not looked at.
+/// Turns of a core that is awake in which connections without anything due are not looked at.
 const UNLOOKED: u32 = 15;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
