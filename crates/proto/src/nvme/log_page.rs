@@ -160,7 +160,6 @@ fn effects() -> Vec<u8> {
         | NvmOpcode::RESERVATION_ACQUIRE
         | NvmOpcode::RESERVATION_RELEASE => EFFECT_CSUPP,
         NvmOpcode::WRITE
-        | NvmOpcode::WRITE_UNCORRECTABLE
         | NvmOpcode::WRITE_ZEROES
         | NvmOpcode::DATASET_MANAGEMENT
         | NvmOpcode::COPY => EFFECT_CSUPP | EFFECT_LBCC,

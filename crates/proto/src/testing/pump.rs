@@ -52,9 +52,6 @@ impl<S: Target> Pump<S> {
     /// Does the oldest I/O that was held, on its volume.
     pub(crate) fn finish_one(&mut self) {
         let (volume, io) = self.submitted.pop_front().expect("an I/O is held");
-        if let Some(Err(error)) = self.exports.served(volume).map(|served| served.check(&io)) {
-            return self.session.on_io(Completion { tag: io.tag, result: Err(error) });
-        }
         let channel = &mut self.channels[volume.0 as usize];
         let mut done: Vec<Completion> = Vec::new();
         channel.submit(io);

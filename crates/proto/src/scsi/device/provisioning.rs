@@ -211,9 +211,9 @@ mod tests {
         let expected = (&[0, 0, 0, 20][..], &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1][..]);
         assert_eq!((&answer[..4], &answer[8..21]), expected);
         let io = |op| Io { tag: Tag(0), op, offset: 0, len: 4096, data: None };
-        meter.begin(&io(Op::Read)).unwrap();
+        meter.count(&io(Op::Read));
         assert!(!asks_volume());
-        meter.begin(&io(Op::Write { fua: false })).unwrap();
+        meter.count(&io(Op::Write { fua: false }));
         assert!(asks_volume());
         // An overwrite leaves them mapped.
         bench.client("d").run_waiting(&[0x48, 1, 0, 0, 0, 0, 0, 0, 8, 0], &[1, 0, 0, 4, 1, 2, 3, 4]).good();
