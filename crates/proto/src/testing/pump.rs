@@ -23,7 +23,6 @@ pub(crate) struct Pump<S> {
     pub(crate) submitted: VecDeque<(VolumeId, Io)>,
     /// I/O whose early end was asked for.
     pub(crate) cancelled: Vec<(VolumeId, Tag)>,
-    exports: Exports,
     /// How many times payload was placed.
     pub(crate) placed: usize,
 }
@@ -35,7 +34,6 @@ impl<S: Target> Pump<S> {
             export.volume.open(&core, session.depth(), Waker::idle()).expect("a test volume opens")
         };
         Pump {
-            exports: exports.clone(),
             channels: exports.iter().map(|(_, export)| open(&export)).collect(),
             session,
             wire: VecDeque::new(),
