@@ -154,17 +154,12 @@ impl Channels {
             *left = left.saturating_sub(io.len);
             let tag = io.tag;
             match self.channel(volume, session.depth()) {
-                Ok(Open { channel, meter, in_flight, .. }) => match meter.begin(&io) {
-                    Ok(()) => {
-                        channel.submit(io);
-                        *in_flight += 1;
-                        self.in_flight += 1;
-                    }
-                    Err(error) => {
-                        meter.fail();
-                        session.on_io(Completion { tag, result: Err(error) });
-                    }
-                },
+                Ok(Open { channel, meter, in_flight, .. }) => {
+                    meter.count(&io);
+                    channel.submit(io);
+                    *in_flight += 1;
+                    self.in_flight += 1;
+                }
                 Err(error) => session.on_io(Completion { tag, result: Err(error) }),
             }
         }

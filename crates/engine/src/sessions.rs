@@ -90,7 +90,7 @@ mod tests {
         let (one, other) = (sessions.begin(login.clone(), "x:1"), sessions.begin(login.clone(), "x:2"));
         let meter = Meter::new(&served);
         one.add(&meter);
-        meter.begin(&Io::new(Tag(0), Op::Read, 0, 4096)).unwrap();
+        meter.count(&Io::new(Tag(0), Op::Read, 0, 4096));
         let [first, second] = &sessions.list()[..] else { panic!("two are there") };
         assert_eq!((&first.login, &*first.peer, first.traffic.read_bytes), (&login, "x:1", 4096));
         assert_eq!((&*second.peer, second.traffic), ("x:2", Traffic::default()));

@@ -102,8 +102,7 @@ impl BackgroundTask {
 
     fn submit(&mut self, volume: VolumeId, io: Io) {
         let tag = io.tag;
-        let checked = self.exports.served(volume).ok_or(IoError::PathLost);
-        match checked.and_then(|served| served.check(&io)).and_then(|()| self.channel(volume)) {
+        match self.channel(volume) {
             Ok(channel) => {
                 channel.submit(io);
                 channel.kick();
@@ -113,10 +112,11 @@ impl BackgroundTask {
     }
 
     fn channel(&mut self, volume: VolumeId) -> Result<&mut Box<dyn Channel>, IoError> {
+        // Nothing reaches a volume that is not served any more.
+        let export = self.exports.get(volume).ok_or(IoError::PathLost)?;
         if let Some(at) = self.channels.iter().position(|(id, _)| *id == volume) {
             return Ok(&mut self.channels[at].1);
         }
-        let export = self.exports.get(volume).ok_or(IoError::PathLost)?;
         let core: Rc<dyn Core> = self.core.clone();
         self.channels.push((volume, export.volume.open(&core, 1, self.waker.clone())?));
         Ok(&mut self.channels.last_mut().ok_or(IoError::PathLost)?.1)

@@ -87,7 +87,6 @@ fn has_lba(sqe: &Sqe) -> bool {
                 | NvmOpcode::COMPARE
                 | NvmOpcode::VERIFY
                 | NvmOpcode::WRITE_ZEROES
-                | NvmOpcode::WRITE_UNCORRECTABLE
         )
 }
 

@@ -130,7 +130,6 @@ fn controller(subsystem: &Subsystem, view: &View, asker: &Asker<'_>) -> Identify
     page.nn = (MAX_NAMESPACES as u32).into();
     page.mnan = page.nn;
     page.oncs = (ONCS_COMPARE
-        | ONCS_WRITE_UNCORRECTABLE
         | ONCS_DATASET_MANAGEMENT
         | ONCS_WRITE_ZEROES
         | ONCS_SAVE

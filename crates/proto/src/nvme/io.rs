@@ -16,7 +16,7 @@ use super::traffic::Counts;
 use super::{MAX_DATA, Outcome};
 use crate::exports::VolumeId;
 use crate::scsi::bytes::first_difference;
-use crate::served::{Registrant, Served};
+use crate::served::Registrant;
 use blockmux_volume::{IoError, Op, Output, SgList};
 use blockmux_wire::nvme::log::AnaState;
 use blockmux_wire::nvme::nvm::{
@@ -26,7 +26,6 @@ use blockmux_wire::nvme::opcode::NvmOpcode;
 use blockmux_wire::nvme::status::Status;
 use blockmux_wire::nvme::{NSID_ALL, Sqe};
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 /// One command under way.
 pub(crate) struct IoCommand {
@@ -53,8 +52,6 @@ enum Kind {
     FlushAll(Vec<VolumeId>),
     Compare(SgList),
     Verify,
-    /// The volume that is to say so.
-    Uncorrectable(Arc<Served>),
     Deallocate(Box<Ranges>),
     Copy(Box<Copying>),
     Reserve(Box<Reserving>),
@@ -118,7 +115,6 @@ impl IoCommand {
             NvmOpcode::FLUSH => return Ok(IoCommand::new(volume, (0, 0), Kind::Plain(Op::Flush))),
             NvmOpcode::COMPARE => Kind::Compare(SgList::default()),
             NvmOpcode::VERIFY => Kind::Verify,
-            NvmOpcode::WRITE_UNCORRECTABLE => Kind::Uncorrectable(namespace.served.clone()),
             NvmOpcode::WRITE_ZEROES => {
                 let may_unmap = flags & DEAC != 0 && namespace.zeroes_deallocated;
                 Kind::Plain(Op::WriteZeroes { fua, may_unmap, only_fast: false })
@@ -139,15 +135,13 @@ impl IoCommand {
             return Err(Status::INVALID_FIELD_IN_COMMAND);
         }
         let blocks = u64::from(flags & NLB_MASK).saturating_add(1);
-        let moves_data = !matches!(kind, Kind::Plain(_) | Kind::Uncorrectable(_));
+        let moves_data = !matches!(kind, Kind::Plain(_));
         if moves_data && blocks > max_blocks(namespace.block_shift) {
             return Err(Status::INVALID_FIELD_IN_COMMAND);
         }
         let range = bytes(sqe.slba(), blocks, namespace.block_shift, namespace.info().size)?;
         let command = IoCommand::new(volume, range, kind);
-        if namespace.read_only
-            && matches!(command.kind, Kind::Write { .. } | Kind::Plain(_) | Kind::Uncorrectable(_))
-        {
+        if namespace.read_only && matches!(command.kind, Kind::Write { .. } | Kind::Plain(_)) {
             return Err(Status::NAMESPACE_IS_WRITE_PROTECTED);
         }
         Ok(command)
@@ -270,8 +264,6 @@ impl IoCommand {
                 self.io(Op::Read, None)
             }
             Kind::Verify => self.io(Op::Read, None),
-            // What was written before comes first.
-            Kind::Uncorrectable(_) => self.io(Op::Flush, None),
             Kind::Deallocate(ranges) => match ranges.read(&data) {
                 Ok(()) => self.deallocate_next(),
                 Err(status) => Step::Done(Outcome::failure(status)),
@@ -354,11 +346,6 @@ impl IoCommand {
             Kind::Write { .. } | Kind::Plain(_) | Kind::Verify | Kind::Reserve(_) | Kind::FusedWrite(_) => {
                 Step::Done(Outcome::success(0))
             }
-            Kind::Uncorrectable(served) => Step::Done(if served.damage(self.offset, self.len) {
-                Outcome::success(0)
-            } else {
-                Outcome::failure(Status::INTERNAL_ERROR)
-            }),
             Kind::FlushAll(_) => self.flush_next(),
             Kind::Compare(expected) => Step::Done(compare(&output.into_data(), expected)),
             Kind::Deallocate(_) => self.deallocate_next(),
@@ -389,8 +376,7 @@ impl IoCommand {
     fn io(&mut self, op: Op, data: Option<SgList>) -> Step {
         self.now = op;
         let (offset, len) = if op == Op::Flush { (0, 0) } else { (self.offset, self.len) };
-        let is_flush =
-            matches!(self.kind, Kind::Plain(Op::Flush) | Kind::FlushAll(_) | Kind::Uncorrectable(_));
+        let is_flush = matches!(self.kind, Kind::Plain(Op::Flush) | Kind::FlushAll(_));
         let needs_write = is_flush || op.is_write();
         Step::Io(Wanted { volume: self.volume, op, offset, len, data, needs_write, is_alone: false })
     }

@@ -159,11 +159,9 @@ fn effects() -> Vec<u8> {
         | NvmOpcode::RESERVATION_REPORT
         | NvmOpcode::RESERVATION_ACQUIRE
         | NvmOpcode::RESERVATION_RELEASE => EFFECT_CSUPP,
-        NvmOpcode::WRITE
-        | NvmOpcode::WRITE_UNCORRECTABLE
-        | NvmOpcode::WRITE_ZEROES
-        | NvmOpcode::DATASET_MANAGEMENT
-        | NvmOpcode::COPY => EFFECT_CSUPP | EFFECT_LBCC,
+        NvmOpcode::WRITE | NvmOpcode::WRITE_ZEROES | NvmOpcode::DATASET_MANAGEMENT | NvmOpcode::COPY => {
+            EFFECT_CSUPP | EFFECT_LBCC
+        }
         _ => 0,
     };
     let (admin, io) = ((0..=u8::MAX).map(admin), (0..=u8::MAX).map(io));

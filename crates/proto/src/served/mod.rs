@@ -12,7 +12,6 @@
 //! copy is still good, and counts its I/O in memory that no other core writes (`in_flight.rs`).
 
 mod admission;
-mod damage;
 pub mod exports;
 mod image;
 mod in_flight;
@@ -50,7 +49,6 @@ pub(crate) use reservations::Registration;
 
 use crate::volume_uuid::VolumeUuid;
 use blockmux_volume::{Resize, ResizeError, Volume};
-use damage::Damage;
 use image::from_image;
 use in_flight::InFlight;
 use left::LeftBehind;
@@ -73,7 +71,6 @@ pub struct Served {
     /// In bytes, as everybody has been told; locked while it changes.
     size: Mutex<u64>,
     meters: Meters,
-    damage: Damage,
     left: LeftBehind,
 }
 
@@ -187,7 +184,6 @@ impl Served {
             watchers: Mutex::default(),
             size: Mutex::new(size),
             meters: Meters::default(),
-            damage: Damage::default(),
             left: LeftBehind::default(),
         });
         let weak = Arc::downgrade(&served);

@@ -1,7 +1,7 @@
 //! What has been done on a volume: counters that each of its users keeps for itself, so that cores share none of them.
 
 use super::Served;
-use blockmux_volume::{Io, IoError, Op};
+use blockmux_volume::{Io, Op};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -134,14 +134,10 @@ impl Meter {
         MeterReader(self.counts.clone())
     }
 
-    /// Counts a request that begins, and asks whether it may.
-    ///
-    /// # Errors
-    /// As for [`Served::check`].
+    /// Counts a request.
     #[inline]
-    pub fn begin(&self, io: &Io) -> Result<(), IoError> {
+    pub fn count(&self, io: &Io) {
         self.counts.count(io);
-        self.served.check(io)
     }
 
     /// Counts one that failed.

@@ -23,7 +23,6 @@ pub(crate) struct Pump<S> {
     pub(crate) submitted: VecDeque<(VolumeId, Io)>,
     /// I/O whose early end was asked for.
     pub(crate) cancelled: Vec<(VolumeId, Tag)>,
-    exports: Exports,
     /// How many times payload was placed.
     pub(crate) placed: usize,
 }
@@ -35,7 +34,6 @@ impl<S: Target> Pump<S> {
             export.volume.open(&core, session.depth(), Waker::idle()).expect("a test volume opens")
         };
         Pump {
-            exports: exports.clone(),
             channels: exports.iter().map(|(_, export)| open(&export)).collect(),
             session,
             wire: VecDeque::new(),
@@ -52,9 +50,6 @@ impl<S: Target> Pump<S> {
     /// Does the oldest I/O that was held, on its volume.
     pub(crate) fn finish_one(&mut self) {
         let (volume, io) = self.submitted.pop_front().expect("an I/O is held");
-        if let Some(Err(error)) = self.exports.served(volume).map(|served| served.check(&io)) {
-            return self.session.on_io(Completion { tag: io.tag, result: Err(error) });
-        }
         let channel = &mut self.channels[volume.0 as usize];
         let mut done: Vec<Completion> = Vec::new();
         channel.submit(io);

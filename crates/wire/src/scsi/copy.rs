@@ -374,8 +374,6 @@ pub const TOKEN_OUT: u8 = 1 << 0;
 pub const COPY_PARTIAL: u8 = 0x03;
 /// COPY OPERATION STATUS: in progress in the foreground.
 pub const COPY_IN_FOREGROUND: u8 = 0x11;
-/// COPY OPERATION STATUS: in progress in the background.
-pub const COPY_IN_BACKGROUND: u8 = 0x12;
 /// COPY OPERATION STATUS: terminated.
 pub const COPY_TERMINATED: u8 = 0x60;
 /// TRANSFER COUNT UNITS: blocks of the copy destination.

@@ -184,8 +184,6 @@ pub mod third_party_copy_out {
     pub const POPULATE_TOKEN: u16 = 0x10;
     /// WRITE USING TOKEN (SBC-4).
     pub const WRITE_USING_TOKEN: u16 = 0x11;
-    /// COPY OPERATION ABORT.
-    pub const COPY_OPERATION_ABORT: u16 = 0x1c;
 }
 
 /// Service actions of [`Opcode::THIRD_PARTY_COPY_IN`] (SPC-5).

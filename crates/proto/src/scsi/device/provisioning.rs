@@ -212,10 +212,10 @@ mod tests {
         assert_eq!((&answer[..4], &answer[8..21]), expected);
         let io = |op| Io { tag: Tag(0), op, offset: 0, len: 4096, data: None };
         for op in [Op::Read, Op::Flush, Op::BlockStatus, Op::Prefetch] {
-            meter.begin(&io(op)).unwrap();
+            meter.count(&io(op));
             assert!(!asks_volume(), "{op:?} maps nothing");
         }
-        meter.begin(&io(Op::Write { fua: false })).unwrap();
+        meter.count(&io(Op::Write { fua: false }));
         assert!(asks_volume());
         // An overwrite leaves them mapped.
         bench.client("d").run_waiting(&[0x48, 1, 0, 0, 0, 0, 0, 0, 8, 0], &[1, 0, 0, 4, 1, 2, 3, 4]).good();

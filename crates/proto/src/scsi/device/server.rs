@@ -5,9 +5,9 @@ use super::nexus::Nexus;
 use super::table::{self, Entry, Rules};
 use super::target::Target;
 use super::task::{Action, Context, Failure, Outcome, State, Task};
-use super::unit::UnitState;
+use super::unit::{LogicalUnit, UnitState};
 use super::units::{Attached, Units};
-use super::{Cdb, Command, Lun, Response, Status, Step, TaskAttribute, inquiry, luns, sanitize, token_copy};
+use super::{Cdb, Command, Lun, Response, Status, Step, TaskAttribute, inquiry, luns, sanitize};
 use crate::exports::VolumeId;
 use crate::scsi::sense::Sense;
 use crate::served::{Drain, NotAdmitted};
@@ -147,8 +147,8 @@ impl DeviceServer {
         self.step(task, outcome)
     }
 
-    /// Work of a logical unit that no command carries on any more: a sanitize operation whose command was aborted, what
-    /// was immediate, and the seconds of tokens. Drive the task like any other and drop its response. Ask when
+    /// Work of a logical unit that no command carries on any more: a sanitize operation whose command was aborted or has
+    /// its status already. Drive the task like any other and drop its response. Ask when
     /// [`LogicalUnit::on_background`](super::LogicalUnit::on_background) calls; asking when there is nothing costs an
     /// atomic load for each unit.
     pub fn poll_background(&mut self) -> Option<(Task, Step)> {
@@ -162,12 +162,18 @@ impl DeviceServer {
             data_in_len: 0,
         };
         let mut task = Task { unit: Some(at), abort_epoch: unit.view.abort_epoch, ..Task::new(&command) };
-        let outcome = self.advance(&mut task, carry_on);
+        let outcome = self.advance(&mut task, sanitize::carry_on);
         match self.step(&mut task, outcome) {
             // Another session was faster.
             Step::Done(_) => None,
             step => Some((task, step)),
         }
+    }
+
+    /// Units with tokens whose seconds nobody counts: the caller does from now on, by [`LogicalUnit::count_second`].
+    pub(crate) fn claim_token_clocks(&mut self) -> impl Iterator<Item = &Arc<LogicalUnit>> {
+        self.units.look_again(&self.target, &self.nexus);
+        self.units.iter().map(|unit| &unit.unit).filter(|unit| unit.tokens.claim_clock())
     }
 
     /// Carries out a task management function on what nexuses share; the transport aborts its own tasks.
@@ -422,17 +428,6 @@ fn find_entry(command: &Command) -> Result<&'static Entry, Failure> {
         return Err(Sense::cdb_bit(control as u16, 2).into());
     }
     Ok(entry)
-}
-
-/// Makes the task that of whatever waits for one.
-fn carry_on(cx: &mut Context<'_>) -> Outcome {
-    for next in [sanitize::carry_on, |cx: &mut Context<'_>| token_copy::carry_on(cx, |_| true)] {
-        match next(cx) {
-            Ok(Action::Done(_)) => {}
-            began => return began,
-        }
-    }
-    token_copy::count_seconds(cx)
 }
 
 /// What a LUN without a logical unit answers (SPC-5, SAM-5).

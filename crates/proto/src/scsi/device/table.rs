@@ -312,13 +312,6 @@ pub(super) static TABLE: &[Entry] = &[
     ),
     reads(token_command(copy_out::POPULATE_TOKEN, token_copy::populate_token)),
     token_command(copy_out::WRITE_USING_TOKEN, token_copy::write_using_token),
-    action(
-        Opcode::THIRD_PARTY_COPY_OUT,
-        copy_out::COPY_OPERATION_ABORT,
-        [0x1f, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7],
-        Rules::DESPITE_PERSISTENT,
-        token_copy::abort,
-    ),
     copy_in(copy_in::RECEIVE_COPY_STATUS_LID1, extended_copy::copy_status),
     copy_in(copy_in::RECEIVE_COPY_OPERATING_PARAMETERS, extended_copy::operating_parameters),
     action(

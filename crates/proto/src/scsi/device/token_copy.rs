@@ -1,21 +1,16 @@
-//! POPULATE TOKEN, WRITE USING TOKEN, RECEIVE ROD TOKEN INFORMATION and COPY OPERATION ABORT (SBC-4,
-//! SPC-5): an initiator asks for a token of some blocks, and has the data written wherever the token is
-//! shown, on this unit or another one of the target.
+//! POPULATE TOKEN, WRITE USING TOKEN and RECEIVE ROD TOKEN INFORMATION (SBC-4, SPC-5): an initiator asks for a token of
+//! some blocks, and has the data written wherever the token is shown, on this unit or another one of the target.
 //!
-//! What a nexus has begun is kept by its list identifier, as long as the nexus lasts: how far a copy has come, how it has
-//! ended, and the token that it made. A copy that is immediate goes on in the background like a sanitize operation. It
-//! ends when its record goes: with the nexus, with a reset, or when it is told to.
+//! The nexus's view of the unit keeps a record of each operation by its list identifier: how far a copy has come, how it
+//! has ended, and the token that was made. A copy is a command like any other and ends with it. IMMED is not taken at its
+//! word: the status follows the copy (`docs/decisions/0047-three-features-that-were-cut.md`).
 
-mod clock;
 mod driver;
-
-pub(super) use clock::{TokenClock, count_seconds};
-pub(super) use driver::carry_on;
 
 use super::Status;
 use super::task::{Action, Context, Failure, Outcome, Work, answer};
 use super::tokens::{DEFAULT_TIMEOUT, MAX_TIMEOUT, Ranges, TokenBytes, is_zero_token, new_token};
-use super::unit::{LogicalUnit, NexusKey};
+use super::unit::LogicalUnit;
 use crate::exports::VolumeId;
 use crate::scsi::sense::Sense;
 use crate::served::Watch;
@@ -23,19 +18,24 @@ use blockmux_volume::Output;
 use blockmux_wire::scsi::copy::*;
 use blockmux_wire::scsi::opcode::third_party_copy_out as out;
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
+use driver::Driver;
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::Arc;
 use zerocopy::{FromBytes, FromZeros, IntoBytes, U32, U64};
 
 /// MAXIMUM RANGE DESCRIPTORS.
 pub(super) const MAX_DESCRIPTORS: u16 = 256;
-/// MAXIMUM BYTES IN BLOCK ROD; a terabyte.
-pub(super) const MAX_ROD: u64 = 1 << 40;
+/// MAXIMUM BYTES IN BLOCK ROD: what one command copies within the time that initiators wait for it.
+pub(super) const MAX_ROD: u64 = 16 << 30;
 /// OPTIMAL BYTES IN BLOCK ROD TRANSFER.
 pub(super) const OPTIMAL_ROD: u64 = 64 << 20;
 
+/// The records of one nexus, oldest first. The task of a copy under way shares its record.
+pub(super) type TokenRecords = Vec<Rc<RefCell<Record>>>;
+
 /// What a nexus knows by a list identifier.
 pub(super) struct Record {
-    nexus: NexusKey,
     list_identifier: u32,
     /// RESPONSE TO SERVICE ACTION.
     action: u8,
@@ -45,14 +45,6 @@ pub(super) struct Record {
     done: u64,
     sense: Option<Sense>,
     token: Option<Box<TokenBytes>>,
-    /// A copy that is not over.
-    job: Option<Job>,
-}
-
-struct Job {
-    plan: Arc<Plan>,
-    /// A task carries it on.
-    is_driven: bool,
 }
 
 /// What is copied, as it was checked.
@@ -67,7 +59,6 @@ struct Plan {
     /// Less than was asked for.
     is_partial: bool,
     deletes: bool,
-    in_background: bool,
 }
 
 enum Source {
@@ -75,30 +66,9 @@ enum Source {
     Token { unit: Arc<LogicalUnit>, volume: VolumeId, bytes: Box<TokenBytes>, ranges: Ranges },
 }
 
-impl Record {
-    /// Whether a copy waits for someone to carry it on.
-    pub(super) fn is_abandoned(&self) -> bool {
-        self.job.as_ref().is_some_and(|job| !job.is_driven)
-    }
-
-    pub(super) fn is_of(&self, nexus: NexusKey) -> bool {
-        self.nexus == nexus
-    }
-
-    fn names(&self, nexus: NexusKey, list_identifier: u32) -> bool {
-        self.nexus == nexus && self.list_identifier == list_identifier
-    }
-
-    /// Ends a copy that is not over.
-    pub(super) fn terminate(&mut self) {
-        if self.job.is_some() {
-            self.end(COPY_TERMINATED, None);
-        }
-    }
-
-    fn end(&mut self, status: u8, sense: Option<Sense>) {
-        (self.status, self.sense, self.job) = (status, sense, None);
-    }
+/// Whether no task shares the record.
+fn is_over(record: &Rc<RefCell<Record>>) -> bool {
+    Rc::strong_count(record) == 1
 }
 
 pub(super) fn populate_token(cx: &mut Context<'_>) -> Outcome {
@@ -161,9 +131,7 @@ impl Work for Populate {
             cx.unit.unit.tokens.delete(&bytes);
             return Err(failure);
         }
-        // Somebody has to count its seconds.
-        let begins = cx.unit.unit.change(|state| state.token_clock.begin());
-        if begins {
+        if cx.unit.unit.tokens.lacks_clock() {
             cx.unit.unit.call_background();
         }
         Ok(Action::good())
@@ -179,17 +147,13 @@ pub(super) fn write_using_token(cx: &mut Context<'_>) -> Outcome {
     cx.parameters(len, size_of::<WriteUsingToken>(), |cx, bytes| {
         let plan = parse_write(cx, bytes)?;
         check_identifier(cx)?;
-        let in_background = plan.in_background;
-        let status = if in_background { COPY_IN_BACKGROUND } else { COPY_IN_FOREGROUND };
-        let record = new_record(cx, out::WRITE_USING_TOKEN, status);
-        let job = Some(Job { plan: Arc::new(plan), is_driven: false });
-        keep(cx, Record { job, ..record })?;
-        if in_background {
-            cx.unit.unit.call_background();
-            return Ok(Action::good());
+        let record = keep(cx, new_record(cx, out::WRITE_USING_TOKEN, COPY_IN_FOREGROUND))?;
+        let mut driver = Driver::new(plan, record);
+        let first = driver.next();
+        if matches!(first, Ok(Action::Io(..) | Action::IoOn(..))) {
+            cx.work(driver);
         }
-        let (nexus, list_identifier) = (cx.unit.key, cx.command.cdb.u32(6));
-        carry_on(cx, |record| record.names(nexus, list_identifier))
+        first
     })
 }
 
@@ -224,7 +188,6 @@ fn parse_write(cx: &Context<'_>, bytes: &[u8]) -> Result<Plan, Failure> {
         ranges,
         is_partial: len < wanted,
         deletes: head.flags & DEL_TKN != 0,
-        in_background: head.flags & IMMED != 0,
     })
 }
 
@@ -295,72 +258,60 @@ fn truncate(ranges: &mut Vec<(u64, u64)>, mut len: u64) {
     ranges.retain(|range| range.1 > 0);
 }
 
-/// SPC-5, third-party copy commands: what is in progress keeps its list identifier.
-fn check_identifier(cx: &Context<'_>) -> Result<(), Failure> {
-    let (key, list_identifier) = (cx.unit.key, cx.command.cdb.u32(6));
-    let is_busy = cx.unit.unit.look(|state| {
-        let mut records = state.copies.iter();
-        records.any(|record| record.names(key, list_identifier) && record.job.is_some())
-    });
-    if is_busy { Err(Sense::illegal(Asc::OPERATION_IN_PROGRESS).into()) } else { Ok(()) }
+/// The record of that list identifier.
+fn find_record<'a>(cx: &'a Context<'_>, list_identifier: u32) -> Option<&'a Rc<RefCell<Record>>> {
+    cx.unit.token_records.iter().find(|record| record.borrow().list_identifier == list_identifier)
 }
 
-fn new_record(cx: &Context<'_>, action: u16, status: u8) -> Record {
-    Record {
-        nexus: cx.unit.key,
-        list_identifier: cx.command.cdb.u32(6),
-        action: action as u8,
-        status,
-        done: 0,
-        sense: None,
-        token: None,
-        job: None,
+/// SPC-5, third-party copy commands: what is in progress keeps its list identifier.
+fn check_identifier(cx: &Context<'_>) -> Result<(), Failure> {
+    match find_record(cx, cx.command.cdb.u32(6)) {
+        Some(record) if !is_over(record) => Err(Sense::illegal(Asc::OPERATION_IN_PROGRESS).into()),
+        _ => Ok(()),
     }
 }
 
+fn new_record(cx: &Context<'_>, action: u16, status: u8) -> Record {
+    let list_identifier = cx.command.cdb.u32(6);
+    Record { list_identifier, action: action as u8, status, done: 0, sense: None, token: None }
+}
+
 /// Keeps a record in place of the one before; of too many, the oldest that is over goes.
-fn keep(cx: &mut Context<'_>, record: Record) -> Result<(), Failure> {
-    let key = record.nexus;
-    cx.unit.unit.change(|state| {
-        let records = &mut state.copies;
-        records.retain(|old| !old.names(key, record.list_identifier));
-        if records.iter().filter(|old| old.is_of(key)).count() >= MAX_RECORDS {
-            let over = records.iter().position(|old| old.is_of(key) && old.job.is_none());
-            let Some(over) = over else {
-                return Err(Sense::new(SenseKey::COPY_ABORTED, Asc::INSUFFICIENT_RESOURCES));
-            };
-            records.remove(over);
-        }
-        records.push(record);
-        Ok(())
-    })?;
-    Ok(())
+fn keep(cx: &mut Context<'_>, record: Record) -> Result<Rc<RefCell<Record>>, Failure> {
+    let records = &mut cx.unit.token_records;
+    records.retain(|old| old.borrow().list_identifier != record.list_identifier);
+    if records.len() >= MAX_RECORDS {
+        let lacks_room = Sense::new(SenseKey::COPY_ABORTED, Asc::INSUFFICIENT_RESOURCES);
+        records.remove(records.iter().position(is_over).ok_or(lacks_room)?);
+    }
+    let record = Rc::new(RefCell::new(record));
+    records.push(record.clone());
+    Ok(record)
 }
 
 pub(super) fn rod_token_information(cx: &mut Context<'_>) -> Outcome {
-    let (key, list_identifier) = (cx.unit.key, cx.command.cdb.u32(2));
+    let list_identifier = cx.command.cdb.u32(2);
     let allocation_length = cx.command.cdb.u32(10) as usize;
-    let block_len = u64::from(cx.unit.view.block_len);
-    let found = cx.unit.unit.look(|state| {
-        let record = state.copies.iter().find(|record| record.names(key, list_identifier))?;
-        Some((information(record, block_len), record.token.is_some()))
-    });
-    let (bytes, has_token) = found.ok_or(Sense::in_cdb(2))?;
+    let record = find_record(cx, list_identifier).ok_or(Sense::in_cdb(2))?;
+    let bytes = information(&record.borrow(), is_over(record), cx.unit.view.block_len.into());
+    let has_token = record.borrow().token.is_some();
     // SPC-5, the RECEIVE ROD TOKEN INFORMATION command: a token is told once, or not at all to whoever has no room for
     // anything.
     if has_token && (allocation_length == 0 || allocation_length >= bytes.len()) {
-        let unit = &cx.unit.unit;
-        unit.change(|state| state.copies.retain(|record| !record.names(key, list_identifier)));
+        cx.unit.token_records.retain(|record| record.borrow().list_identifier != list_identifier);
     }
     answer(&bytes, allocation_length)
 }
 
-fn information(record: &Record, block_len: u64) -> Vec<u8> {
-    let is_over = record.job.is_none();
+fn information(record: &Record, is_over: bool, block_len: u64) -> Vec<u8> {
+    let status = match record.status {
+        COPY_IN_FOREGROUND if is_over => COPY_TERMINATED,
+        status => status,
+    };
     let mut sense = record.sense.map(|sense| sense.to_bytes().to_vec()).unwrap_or_default();
     let sense_length = sense.len() as u8;
     sense.resize(sense.len().next_multiple_of(4), 0);
-    let completion = match record.status {
+    let completion = match status {
         COPY_TERMINATED => Status::TASK_ABORTED,
         COPY_FAILED => Status::CHECK_CONDITION,
         _ => Status::GOOD,
@@ -372,7 +323,7 @@ fn information(record: &Record, block_len: u64) -> Vec<u8> {
     }
     let head = RodTokenInformation {
         service_action: record.action,
-        status: record.status,
+        status,
         update_delay: U32::new(if is_over { UPDATE_DELAY_OVER } else { UPDATE_DELAY }),
         completion_status: completion.0,
         sense_field_length: sense.len() as u8,
@@ -385,20 +336,6 @@ fn information(record: &Record, block_len: u64) -> Vec<u8> {
     let available = (bytes.len() as u32).saturating_sub(4).to_be_bytes();
     bytes.iter_mut().zip(available).for_each(|(place, byte)| *place = byte);
     bytes
-}
-
-/// Ends a copy of this nexus; what it has written stays.
-pub(super) fn abort(cx: &mut Context<'_>) -> Outcome {
-    let (key, list_identifier) = (cx.unit.key, cx.command.cdb.u32(2));
-    let is_known = cx.unit.unit.change(|state| {
-        let mut records = state.copies.iter_mut();
-        let record = records.find(|record| record.names(key, list_identifier))?;
-        if record.job.is_some() {
-            record.end(COPY_TERMINATED, None);
-        }
-        Some(())
-    });
-    is_known.map(|()| Action::good()).ok_or_else(|| Sense::in_cdb(2).into())
 }
 
 /// The most records of one nexus.

@@ -35,6 +35,8 @@ struct Table {
     tokens: Vec<Token>,
     /// Counts while there are tokens, in seconds.
     now: u64,
+    /// Somebody counts.
+    is_counted: bool,
 }
 
 struct Token {
@@ -106,7 +108,22 @@ impl Tokens {
                 token.fate = Fate::Over(Asc::TOKEN_EXPIRED);
             }
         }
-        table.tokens.iter().any(|token| matches!(token.fate, Fate::Good(_)))
+        table.is_counted = table.has_good();
+        table.is_counted
+    }
+
+    /// Whether there are tokens and nobody counts their seconds.
+    pub(super) fn lacks_clock(&self) -> bool {
+        let table = self.lock();
+        !table.is_counted && table.has_good()
+    }
+
+    /// Whether the caller has to count seconds from now on, by [`Tokens::tick`].
+    pub(super) fn claim_clock(&self) -> bool {
+        let mut table = self.lock();
+        let claims = !table.is_counted && table.has_good();
+        table.is_counted |= claims;
+        claims
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
@@ -115,6 +132,10 @@ impl Tokens {
 }
 
 impl Table {
+    fn has_good(&self) -> bool {
+        self.tokens.iter().any(|token| matches!(token.fate, Fate::Good(_)))
+    }
+
     /// Cancels the tokens whose blocks have changed.
     fn see_changes(&mut self) {
         for token in &mut self.tokens {

@@ -10,7 +10,6 @@ use super::alua::{self, AccessStates};
 use super::nexus::{Nexus, TargetPort};
 use super::sanitize::{Erased, Sanitize};
 
-use super::token_copy::{Record, TokenClock};
 use super::tokens::Tokens;
 use super::view::View;
 use crate::scsi::sense::Sense;
@@ -89,9 +88,6 @@ pub(super) struct UnitState {
     pub(super) sanitize: Option<Sanitize>,
     /// The last block erase that has succeeded.
     pub(super) erased: Option<Erased>,
-    /// Copies by token and tokens, by nexus and list identifier.
-    pub(super) copies: Vec<Record>,
-    pub(super) token_clock: TokenClock,
     /// The medium of a removable unit is out.
     pub(super) ejected: bool,
     /// RELATIVE TARGET PORT IDENTIFIERs of all ports that lead here, by their names.
@@ -155,6 +151,11 @@ impl LogicalUnit {
         }
     }
 
+    /// A second has passed for tokens; answers whether to go on counting.
+    pub(crate) fn count_second(&self) -> bool {
+        self.tokens.tick()
+    }
+
     /// In the one order that all threads agree on, as `Drain` wants it.
     #[inline]
     pub(super) fn generation(&self) -> u64 {
@@ -199,10 +200,7 @@ impl LogicalUnit {
 
     /// Forgets a nexus whose session is over.
     pub(super) fn detach(&self, key: NexusKey) {
-        self.change(|state| {
-            state.nexuses.retain(|nexus| nexus.key != key);
-            state.copies.retain(|record| !record.is_of(key));
-        });
+        self.change(|state| state.nexuses.retain(|nexus| nexus.key != key));
         self.served.release(Some(key));
     }
 
@@ -210,7 +208,6 @@ impl LogicalUnit {
     pub(super) fn lose_nexus(&self, key: NexusKey) {
         self.served.release(Some(key));
         self.change(|state| {
-            state.copies.retain(|record| !record.is_of(key));
             if let Some(nexus) = state.nexus(key) {
                 nexus.prevents_removal = false;
                 nexus.abort_tasks();
@@ -327,9 +324,6 @@ impl UnitState {
             nexus.attend(asc);
             if aborts && notice == Notice::RegistrationsPreempted {
                 nexus.abort_tasks();
-                // Whoever carries them on.
-                let copies = self.copies.iter_mut().filter(|record| record.is_of(nexus.key));
-                copies.for_each(Record::terminate);
             }
         }
     }
@@ -340,8 +334,6 @@ impl UnitState {
 
     fn has_background(&self) -> bool {
         self.sanitize.as_ref().is_some_and(Sanitize::is_abandoned)
-            || self.copies.iter().any(Record::is_abandoned)
-            || self.token_clock.is_abandoned()
     }
 
     fn who(&self, key: NexusKey) -> Option<Registrant> {
@@ -362,7 +354,6 @@ impl UnitState {
     }
 
     fn reset(&mut self) {
-        self.copies.clear();
         self.nexuses.iter_mut().for_each(|nexus| nexus.prevents_removal = false);
         (self.descriptor_sense, self.write_protected) = (false, false);
         self.abort_all_tasks();

@@ -7,6 +7,7 @@ use super::extended_copy::CopyResult;
 use super::nexus::Nexus;
 use super::target::Target;
 use super::task::Task;
+use super::token_copy::TokenRecords;
 use super::unit::{LogicalUnit, NexusKey};
 use super::view::View;
 use crate::exports::VolumeId;
@@ -36,6 +37,8 @@ pub(super) struct Attached {
     pub(super) counter: Rc<IoCounter>,
     /// How this nexus's copies ended, oldest first.
     pub(super) copies: Vec<CopyResult>,
+    /// The same of its copies by token, and the tokens that it has not been told yet.
+    pub(super) token_records: TokenRecords,
     /// The generation that `view` was made of.
     pub(super) seen: u64,
     pub(super) view: View,
@@ -86,7 +89,9 @@ impl Units {
         let (seen, view) = unit.view(key);
         let counter = IoCounter::new(&unit.served);
         self.places.insert(number, self.list.len());
-        self.list.push(Some(Attached { number, volume, unit, key, counter, copies: Vec::new(), seen, view }));
+        let (copies, token_records) = (Vec::new(), Vec::new());
+        let attached = Attached { number, volume, unit, key, counter, copies, token_records, seen, view };
+        self.list.push(Some(attached));
     }
 
     /// The place of a LUN.
@@ -154,7 +159,13 @@ impl Attached {
 
     /// Looks at the shared state again.
     pub(super) fn refresh(&mut self) {
+        let abort_epoch = self.view.abort_epoch;
         (self.seen, self.view) = self.unit.view(self.key);
+        // SPC-5: with the nexus and by a reset, what is held of copies goes.
+        if self.view.abort_epoch != abort_epoch {
+            self.copies.clear();
+            self.token_records.clear();
+        }
     }
 }
 

@@ -230,7 +230,7 @@ mod tests {
         assert_eq!((rest, &kinds[..]), (&[][..], &[0, 1, 4, 8, 0x106, 0x108, 0x8001][..]));
         let limits = found[0].1;
         assert_eq!((limits.len(), &limits[10..12], &limits[16..20]), (36, &[1, 0][..], &[0, 0, 0, 60][..]));
-        assert_eq!(found[1].1[4..11], [11, 0x83, 4, 0, 0x10, 0x11, 0x1c]);
+        assert_eq!(found[1].1[4..10], [10, 0x83, 3, 0, 0x10, 0x11]);
         let features = found[4].1;
         assert_eq!((features.len(), &features[46..52]), (96, &[0, 48, 0, 0, 0, 44][..]));
         let general = found[6].1;

@@ -1,12 +1,12 @@
 //! Work of logical units that no session carries on: a sanitize operation whose command was aborted, whose session is
-//! gone, or that was answered before it was done; and the copies and seconds of tokens. It is a nexus of its own.
+//! gone, or that was answered before it was done; and the seconds after which tokens expire. It is a nexus of its own.
 
 use super::{Entry, FunctionDone, Parts, TaskEvent, TaskQueue, TaskRouter, TaskSet, Transport};
 use crate::exports::VolumeId;
-use crate::scsi::{DeviceServer, Lun, Nexus, Response, Sense, Target, TargetPort};
+use crate::scsi::{DeviceServer, LogicalUnit, Lun, Nexus, Response, Sense, Target, TargetPort};
 use blockmux_volume::{Completion, Io, SgList};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// A task set whose tasks no initiator has sent, and whose responses go nowhere.
@@ -15,6 +15,9 @@ pub struct BackgroundWork {
     queue: TaskQueue,
     /// The task that is carried on.
     current: Option<usize>,
+    /// Units for whose tokens seconds are counted.
+    clocks: Vec<Weak<LogicalUnit>>,
+    next_second: Option<Instant>,
 }
 
 impl BackgroundWork {
@@ -23,22 +26,36 @@ impl BackgroundWork {
     pub fn new(target: Arc<Target>) -> BackgroundWork {
         let port = TargetPort { relative_id: 0, group: 0, name: "".into() };
         let server = DeviceServer::new(target, Nexus::iscsi("", [0; 6], port));
-        BackgroundWork { tasks: TaskSet::new(Some(server)), queue: TaskQueue::default(), current: None }
+        let (tasks, queue) = (TaskSet::new(Some(server)), TaskQueue::default());
+        BackgroundWork { tasks, queue, current: None, clocks: Vec::new(), next_second: None }
     }
 
     /// Takes up what has waited, or the next work; `false`: there is none.
     pub fn on_turn(&mut self, now: Instant) -> bool {
         self.resume_waiting();
         self.resume_paused(now);
+        self.count_seconds(now);
         while self.current.is_none() {
             let begun = self.tasks.server.as_mut().and_then(DeviceServer::poll_background);
-            let Some((task, step)) = begun else { return false };
+            let Some((task, step)) = begun else { return !self.clocks.is_empty() };
             let entry = Entry { task: Some(task), ..Entry::new(OWNER, 0, Lun::new(0), ()) };
             let slot = self.tasks.insert(entry);
             self.current = Some(slot);
             self.drive(slot, step);
         }
         true
+    }
+
+    fn count_seconds(&mut self, now: Instant) {
+        let server = self.tasks.server.iter_mut();
+        self.clocks.extend(server.flat_map(DeviceServer::claim_token_clocks).map(Arc::downgrade));
+        if self.next_second.is_some_and(|end| end > now) {
+            return;
+        }
+        if self.next_second.take().is_some() {
+            self.clocks.retain(|unit| unit.upgrade().is_some_and(|unit| unit.count_second()));
+        }
+        self.next_second = now.checked_add(SECOND).filter(|_| !self.clocks.is_empty());
     }
 
     /// The next I/O to submit.
@@ -55,7 +72,7 @@ impl BackgroundWork {
     #[must_use]
     pub fn poll_timeout(&self, now: Instant) -> Option<Instant> {
         let retry = if self.queue.is_waiting() { now.checked_add(RETRY) } else { None };
-        retry.into_iter().chain(self.queue.pause_ends(now)).min()
+        retry.into_iter().chain(self.queue.pause_ends(now)).chain(self.next_second).min()
     }
 }
 
@@ -97,3 +114,4 @@ impl Transport for BackgroundWork {
 const OWNER: u32 = 1;
 /// How long a task waits for others before it is asked again.
 const RETRY: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);

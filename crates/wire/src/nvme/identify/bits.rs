@@ -26,8 +26,6 @@ pub const LPA_EFFECTS: u8 = 1 << 1;
 pub const LPA_EXTENDED: u8 = 1 << 2;
 /// ONCS: Compare.
 pub const ONCS_COMPARE: u16 = 1;
-/// ONCS: Write Uncorrectable.
-pub const ONCS_WRITE_UNCORRECTABLE: u16 = 1 << 1;
 /// ONCS: Dataset Management.
 pub const ONCS_DATASET_MANAGEMENT: u16 = 1 << 2;
 /// ONCS: Write Zeroes.

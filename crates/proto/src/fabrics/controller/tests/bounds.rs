@@ -54,6 +54,7 @@ fn a_command_that_cannot_be_done_has_its_status_and_harms_nothing() {
         (Sqe { nsid: 3.into(), ..read(0, 1) }, Status::INVALID_NAMESPACE_OR_FORMAT),
         (Sqe { nsid: NSID_ALL.into(), ..read(0, 1) }, Status::INVALID_NAMESPACE_OR_FORMAT),
         (Sqe { opcode: 0x99, ..read(0, 1) }, Status::INVALID_COMMAND_OPCODE),
+        (nvm(NvmOpcode::WRITE_UNCORRECTABLE, 1, 0, 1), Status::INVALID_COMMAND_OPCODE),
         (Sqe { flags: 0x41, ..read(0, 1) }, field),
         (Sqe { flags: 0, ..read(0, 1) }, field),
         (Sqe { cdw12: PRINFO_MASK.into(), ..read(0, 1) }, field),

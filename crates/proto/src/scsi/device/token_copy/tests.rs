@@ -4,18 +4,18 @@
 use crate::exports::VolumeId;
 use crate::scsi::device::testing::{Answer, answer, command, port, shaped};
 use crate::scsi::{
-    DeviceServer, Identity, LogicalUnit, Lun, Nexus, Status, Step, Target, Task, TaskManagement,
+    BackgroundWork, DeviceServer, Identity, LogicalUnit, Lun, Nexus, Status, Step, Target, Task,
+    TaskManagement,
 };
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Channel, Completion, IoError, MemVolume, Op, Seg, Tag, Volume, VolumeInfo, Waker};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// A session with two units, of volumes with other content.
 struct Client {
     server: DeviceServer,
     channels: Vec<Box<dyn Channel>>,
-    /// They count the seconds of tokens.
-    clocks: Vec<Task>,
 }
 
 struct Pair {
@@ -43,7 +43,7 @@ impl Pair {
         let open = |volume: &Arc<dyn Volume>| volume.open(&core, 64, Waker::idle()).unwrap();
         let channels = self.volumes.iter().map(open).collect();
         let server = DeviceServer::new(self.target.clone(), nexus);
-        let mut client = Client { server, channels, clocks: Vec::new() };
+        let mut client = Client { server, channels };
         (0..2).for_each(|lun| assert_eq!(client.run(lun, &[0; 6], &[]).check(), (6, 0x2900)));
         client
     }
@@ -225,17 +225,10 @@ fn a_token_outlives_a_reservation_of_its_source_and_a_copy_no_preemption_of_who_
     reserve(&mut client, 1, 6, 0, [0, 1]);
     reserve(&mut other, 1, 6, 0, [0, 2]);
     reserve(&mut other, 1, 1, 5, [2, 0]);
-    let list = write_list(1, 0, &token, &[(8, 4)]);
-    client.run(1, &cdb(0x11, 9, list.len()), &list).good();
+    let (mut task, step) = client.begin_copy(&token, &[(8, 4)]);
     reserve(&mut other, 1, 5, 5, [2, 1]);
-    while let Some((mut task, step)) = other.server.poll_background() {
-        if matches!(step, Step::Pause(_)) {
-            other.clocks.push(task);
-        } else {
-            other.finish(&mut task, step, &[]);
-        }
-    }
-    assert_eq!(other.read(1, 8, 1), [0; 512], "nobody carries it on");
+    assert_eq!(client.finish(&mut task, step, &[]).status, Status::TASK_ABORTED);
+    assert_eq!(other.read(1, 8, 1), [0; 512]);
 }
 
 #[test]
@@ -276,68 +269,49 @@ fn a_token_waits_for_writes_that_began_before_it() {
 }
 
 #[test]
-fn an_immediate_copy_goes_on_in_the_background() {
+fn an_immediate_copy_is_over_before_its_status() {
     let pair = Pair::new();
-    let (mut client, mut worker) = (pair.client("a"), pair.client("b"));
+    let mut client = pair.client("a");
     client.write(0, 0, &blocks(16));
     let token = client.token(16);
     client.write_using(1, 1 | 2, 0, &token, &[(0, 16)]).good();
-    assert_eq!(client.outcome(1), (0x12, 0));
-    let list = write_list(0, 0, &token, &[(0, 1)]);
-    assert_eq!(client.run(1, &cdb(0x11, 9, list.len()), &list).check(), (5, 0x0016), "it is in progress");
-    assert_eq!(worker.information(1, 9).check(), (5, 0x2400), "it is another nexus's");
-    // A worker that goes away leaves it to the next.
-    let (task, step) = worker.background(1);
-    assert!(matches!(step, Step::Io { .. }));
-    drop(task);
-    let (mut task, step) = worker.background(1);
-    worker.finish(&mut task, step, &[]).good();
     assert_eq!(client.outcome(1), (1, 16));
     assert_eq!(client.read(1, 0, 16), blocks(16));
     assert_eq!(client.write_using(1, 0, 0, &token, &[(0, 1)]).check(), (5, 0x2309), "it was to be deleted");
 }
 
 impl Client {
-    /// The work in the background that is for that unit.
-    fn background(&mut self, lun: usize) -> (Task, Step) {
-        loop {
-            let (task, step) = self.server.poll_background().expect("there is some");
-            if task.unit == Some(lun) {
-                return (task, step);
-            }
-            // The clock of tokens goes on.
-            assert!(matches!(step, Step::Pause(_)));
-            self.clocks.push(task);
-        }
+    /// A copy to the second unit by the identifier 9, up to its first I/O.
+    fn begin_copy(&mut self, token: &[u8], ranges: &[(u64, u32)]) -> (Task, Step) {
+        let list = write_list(0, 0, token, ranges);
+        let (mut task, step) =
+            self.server.begin(&command(Lun::new(1), &cdb(0x11, 9, list.len()), list.len()));
+        let step = self.turn(&mut task, step, &list);
+        assert!(matches!(step, Step::Io { .. }));
+        (task, step)
     }
 }
 
 #[test]
-fn a_copy_ends_when_it_is_told_to_and_with_its_nexus_and_with_a_reset() {
+fn a_copy_keeps_its_identifier_until_it_ends_or_is_aborted() {
     let pair = Pair::new();
-    let mut worker = pair.client("b");
-    for end in 0..3 {
-        let mut client = pair.client("a");
-        client.write_using(1, 1, 0, &zero_token(), &[(0, 16)]).good();
-        let (mut task, step) = worker.background(1);
-        match end {
-            0 => {
-                client.run(1, &[0x83, 0x1c, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[]).good();
-                assert_eq!(client.outcome(1), (0x60, 0));
-                let other = [0x83, 0x1c, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-                assert_eq!(client.run(1, &other, &[]).check(), (5, 0x2400));
-            }
-            1 => drop(client),
-            _ => {
-                client.server.manage(TaskManagement::LogicalUnitReset, Lun::new(1));
-                assert_eq!(client.run(1, &[0; 6], &[]).check(), (6, 0x2903));
-                assert_eq!(client.information(1, 9).check(), (5, 0x2400));
-            }
-        }
-        let ended = worker.finish(&mut task, step, &[]);
-        assert_eq!(ended.status, Status::TASK_ABORTED);
-        assert!(worker.server.poll_background().is_none());
-    }
+    let (mut client, mut other) = (pair.client("a"), pair.client("b"));
+    let (task, _) = client.begin_copy(&zero_token(), &[(0, 16)]);
+    assert_eq!(client.outcome(1), (0x11, 0));
+    let again = client.write_using(1, 0, 0, &zero_token(), &[(0, 1)]);
+    assert_eq!(again.check(), (5, 0x0016), "it is in progress");
+    assert_eq!(other.information(1, 9).check(), (5, 0x2400), "it is another nexus's");
+    let abort = [0x83, 0x1c, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    assert_eq!(client.run(1, &abort, &[]).check(), (5, 0x2400), "there is no COPY OPERATION ABORT");
+    drop(task);
+    assert_eq!(client.outcome(1), (0x60, 0));
+    client.write_using(1, 0, 0, &zero_token(), &[(0, 1)]).good();
+    assert_eq!(client.outcome(1), (1, 1));
+    let (mut task, step) = client.begin_copy(&zero_token(), &[(0, 16)]);
+    other.server.manage(TaskManagement::LogicalUnitReset, Lun::new(1));
+    assert_eq!(client.finish(&mut task, step, &[]).status, Status::TASK_ABORTED);
+    assert_eq!(client.run(1, &[0; 6], &[]).check(), (6, 0x2903));
+    assert_eq!(client.information(1, 9).check(), (5, 0x2400));
 }
 
 #[test]
@@ -369,24 +343,25 @@ fn blocks_of_another_length_are_filled_from_several_places_and_the_last_one_with
 #[test]
 fn a_token_that_nobody_uses_expires() {
     let pair = Pair::new();
-    let (mut client, mut worker) = (pair.client("a"), pair.client("b"));
+    let (mut client, mut clock) = (pair.client("a"), BackgroundWork::new(pair.target.clone()));
     let list = populate_list(3, &[(0, 1)]);
     client.run(0, &cdb(0x10, 7, list.len()), &list).good();
     let token = client.information(0, 7).good()[38..].to_vec();
-    let (mut clock, step) = worker.server.poll_background().unwrap();
-    assert!(matches!(step, Step::Pause(_)));
-    assert!(worker.server.poll_background().is_none(), "one counts");
-    for _ in 0..2 {
-        assert!(matches!(worker.server.resume(&mut clock), Step::Pause(_)));
+    let now = Instant::now();
+    let second = |n: u32| now + Duration::from_secs(n.into());
+    assert!(clock.on_turn(now) && clock.poll_timeout(now) == Some(second(1)));
+    assert!(!BackgroundWork::new(pair.target.clone()).on_turn(now), "one counts");
+    for n in 1..=2 {
+        assert!(clock.on_turn(second(n)));
     }
     client.write_using(1, 0, 0, &token, &[(0, 1)]).good();
-    for _ in 0..2 {
-        assert!(matches!(worker.server.resume(&mut clock), Step::Pause(_)));
+    for n in 3..=4 {
+        assert!(clock.on_turn(second(n)));
     }
-    assert!(matches!(worker.server.resume(&mut clock), Step::Done(_)), "there is nothing to count for");
+    assert!(!clock.on_turn(second(5)), "there is nothing to count for");
     assert_eq!(client.write_using(1, 0, 0, &token, &[(0, 1)]).check(), (5, 0x2307));
     client.token(1);
-    assert!(worker.server.poll_background().is_some(), "and now there is again");
+    assert!(clock.on_turn(second(5)), "and now there is again");
 }
 
 #[test]
