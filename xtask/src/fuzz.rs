@@ -63,6 +63,7 @@ impl Fuzzer {
                         .env("FUZZ_TARGET", target)
                         .arg(format!("-max_total_time={seconds}"))
                         .arg(format!("-artifact_prefix={}/", artifacts.display()))
+                        .arg(format!("-rss_limit_mb={}", MOST_MEMORY_MIB + own_peak_mib()))
                         .args(LIMITS)
                         .args([new, seeds]),
                 )?;
@@ -135,12 +136,27 @@ const FLAGS: &[&str] = &[
 
 /// An input that takes longer than this many seconds, or more than this many MiB, is a fault: a peer's bytes
 /// neither hang a session nor make it allocate without bound. A busy machine takes its time, so there is plenty.
-const LIMITS: &[&str] =
-    &["-timeout=30", "-rss_limit_mb=1024", "-malloc_limit_mb=64", "-max_len=4096", "-print_final_stats=0"];
+const LIMITS: &[&str] = &["-timeout=30", "-malloc_limit_mb=64", "-max_len=4096", "-print_final_stats=0"];
+const MOST_MEMORY_MIB: u64 = 1024;
+
+/// The most memory that this program has had. libFuzzer looks at its own peak, which for Linux begins with that of whoever has
+/// started it (`ru_maxrss`), and the step that makes a guest's disk may have had much.
+fn own_peak_mib() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib =
+        peak.and_then(|peak| peak.trim().strip_suffix(" kB")).and_then(|kib| kib.trim().parse::<u64>().ok());
+    kib.unwrap_or_default() / 1024
+}
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn this_program_has_had_some_memory() {
+        assert!((1..1 << 20).contains(&own_peak_mib()), "{}", own_peak_mib());
+    }
 
     #[test]
     fn an_unknown_target_is_named_beside_the_known_ones() {

@@ -205,4 +205,11 @@ mod tests {
         }
         assert!(read(1, 512, 511).is_err() && read(4096, 4096, 4095).is_err());
     }
+
+    #[test]
+    fn flags_have_their_names() {
+        let flags = TransmissionFlags::HAS_FLAGS | TransmissionFlags::SEND_RESIZE;
+        let names: Vec<_> = flags.iter_names().map(|(name, _)| name).collect();
+        assert_eq!(names, ["HAS_FLAGS", "SEND_RESIZE"]);
+    }
 }
