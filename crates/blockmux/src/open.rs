@@ -6,6 +6,7 @@ use crate::image_format::format_of;
 use crate::machine::{available_memory_bytes, memory_bytes};
 use crate::output::shell_word;
 use crate::patience::patiently;
+use crate::privileges;
 use crate::reach;
 use crate::records;
 use blockmux_engine::file::{BlockOptions, FileOptions, FileVolume, OpenError};
@@ -174,7 +175,7 @@ fn populate_mem(spec: &Spec, pages: &Arc<Pages>, len: usize, populate: Populate)
     }
     pages.expect_populated(wanted);
     let done = populate::populate_at_once(pages, wanted, priority, end);
-    populate::populate_behind(pages, done, wanted);
+    populate::populate_behind(pages, done, wanted, privileges::give_up_all);
 }
 
 /// That a RAM volume of so many bytes fails by the limit of address space; `None` if that leaves room for it.

@@ -1,7 +1,8 @@
 //! What a daemon gives up once all that it serves is open: capabilities, and new ones by programs that it could start.
 //!
 //! Capabilities belong to a thread, and a new thread has those of the one that starts it. So whoever starts threads gives
-//! them up before; threads that are there by then, for the log and for signals, have given up theirs at their own begin.
+//! them up before; threads that are there by then, for logs, for signals and for first touches of
+//! memory, have given up theirs at their own begin.
 
 use crate::failure::Failure;
 use rustix::io;

@@ -4,6 +4,7 @@
 //! find no room are counted, and the count stands where they would have.
 
 use crate::failure::Failure;
+use crate::privileges;
 use blockmux_volume::{LogRecord, LogSink};
 use std::io::{BufWriter, Write};
 use std::sync::Arc;
@@ -17,7 +18,10 @@ pub(crate) fn to(target: impl Write + Send + 'static) -> Result<Arc<dyn LogSink>
     let (queue, records) = mpsc::sync_channel(QUEUE_RECORDS);
     let left_out = Arc::new(AtomicU64::new(0));
     let counted = left_out.clone();
-    let write = move || write_out(&records, &counted, BufWriter::new(target));
+    let write = move || {
+        privileges::give_up_all();
+        write_out(&records, &counted, BufWriter::new(target));
+    };
     let thread = thread::Builder::new().name("records".to_owned()).spawn(write);
     let thread = thread.map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;
     Ok(Arc::new(Records { queue: Some(queue), left_out, thread: Some(thread) }))

@@ -55,8 +55,9 @@ pub fn populate_at_once(pages: &Pages, len: usize, priority: Priority, end: Opti
     next.into_inner().min(len)
 }
 
-/// Populates `from..to` in the background, after what was asked for before; ends early when the pages are dropped.
-pub fn populate_behind(pages: &Arc<Pages>, from: usize, to: usize) {
+/// Populates `from..to` in the background, after what was asked for before; ends early when the pages are dropped. Each
+/// thread that it starts calls `on_start` first.
+pub fn populate_behind(pages: &Arc<Pages>, from: usize, to: usize, on_start: fn()) {
     if from >= to {
         return;
     }
@@ -64,7 +65,7 @@ pub fn populate_behind(pages: &Arc<Pages>, from: usize, to: usize) {
     queue.jobs.push_back(Job { pages: Arc::downgrade(pages), next: from, end: to });
     while queue.threads < threads() {
         let thread = thread::Builder::new().name("populate".to_owned());
-        match thread.spawn(work_behind) {
+        match thread.spawn(move || work_behind(on_start)) {
             Ok(_) => queue.threads += 1,
             Err(error) => {
                 debug!("cannot start a thread that populates memory: {error}");
@@ -95,7 +96,8 @@ fn queue() -> MutexGuard<'static, Queue> {
     QUEUE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn work_behind() {
+fn work_behind(on_start: fn()) {
+    on_start();
     lower_priority();
     while let Some((pages, offset, len)) = next_chunk() {
         pages.populate(offset, len);
@@ -184,7 +186,7 @@ mod tests {
         let seg = Memory::from_pages(&pages).seg(0, LEN);
         pages.expect_populated(LEN);
         pages.use_small_pages();
-        populate_behind(&pages, 0, LEN);
+        populate_behind(&pages, 0, LEN, || {});
         for at in (0..LEN).step_by(4096) {
             Memory::from_pages(&pages).seg(at, 1).copy_from(b"x");
         }
@@ -199,7 +201,7 @@ mod tests {
     #[test]
     fn pages_that_are_dropped_are_populated_no_further() {
         let pages = map_pages(1 << 30).unwrap();
-        populate_behind(&pages, 0, 1 << 30);
+        populate_behind(&pages, 0, 1 << 30, || {});
         drop(pages);
         while pending_bytes() > 0 {
             thread::yield_now();

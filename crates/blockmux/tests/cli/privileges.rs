@@ -57,6 +57,27 @@ fn a_volume_at_another_users_unix_socket_is_served_with_the_one_capability_for_i
 }
 
 #[test]
+fn no_thread_keeps_a_capability_or_may_get_one() {
+    if !is_root() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let log = directory.path().join("log");
+    let daemon = Daemon::serve(&[&format!("log:{}:mem:64m", log.display())]);
+    let tasks = format!("/proc/{}/task", daemon.pid().as_raw_nonzero());
+    let mut names = Vec::new();
+    for task in std::fs::read_dir(tasks).unwrap() {
+        let status = std::fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+        let field =
+            |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
+        let name = field("Name:");
+        assert_eq!((field("CapPrm:"), field("NoNewPrivs:")), ("0".repeat(16), "1".into()), "{name}");
+        names.push(name);
+    }
+    assert!(names.iter().any(|name| name == "records"), "{names:?}");
+}
+
+#[test]
 fn a_connection_that_is_not_permitted_is_logged_and_fails_io_in_the_end() {
     if !is_root() || !has("setpriv") {
         return;

@@ -676,11 +676,17 @@ impl<T: Transport> ControllerQueue<T> {
         !is_notified && matches!(&self.queue, Some(ConnectedQueue::Admin(admin)) if admin.waits_for_events())
     }
 
+    /// Whether anything waits that nothing is certain to wake. Commands that wait for room beside data in flight begin when
+    /// some of that has gone: each such turn looks.
+    fn polls(&self) -> bool {
+        let is_alone = self.commands.payload == 0 && self.transport.unsent() == 0;
+        self.waits() || is_alone && !self.unstarted.is_empty()
+    }
+
     fn waits(&self) -> bool {
         !self.held.is_empty()
             || !self.waiting.is_empty()
             || matches!(&self.queue, Some(ConnectedQueue::Admin(admin)) if admin.waits())
-            || !self.unstarted.is_empty()
             || self.connecting.is_some()
     }
 }
@@ -693,7 +699,7 @@ impl<T: Transport> Timed for ControllerQueue<T> {
         let timers = &self.timers;
         let connect = (!self.is_usable()).then_some(timers.connect_by);
         let prove = self.is_proving().then(|| timers.prove_by.unwrap_or(timers.retry_at));
-        let retry = self.waits().then_some(timers.retry_at);
+        let retry = self.polls().then_some(timers.retry_at);
         let keep_alive = timers.keep_alive.as_ref().map(|keep_alive| keep_alive.next_check);
         let poll = self.polls_events().then_some(timers.poll_at);
         [connect, prove, retry, keep_alive, poll].into_iter().flatten().min()
@@ -773,7 +779,7 @@ impl<T: Transport> Target for ControllerQueue<T> {
         if let Ok(slot) = usize::try_from(done.tag.0) {
             self.on_result(slot, done.result);
         }
-        if self.waits() {
+        if self.waits() || !self.unstarted.is_empty() {
             self.resume();
         }
     }

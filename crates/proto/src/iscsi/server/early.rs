@@ -71,7 +71,8 @@ impl Early {
     /// Keeps data that follows such a command.
     pub(super) fn add_data(&mut self, owner: u32, pdu: Whole) {
         let itt = pdu.bhs.initiator_task_tag.get();
-        if !self.takes(&pdu) {
+        // It may have been aborted since the data's header came.
+        if !self.has_command(owner, itt) || !self.takes(&pdu) {
             return;
         }
         if let Some(request) = self.requests.iter_mut().find(|request| request.is(owner, itt)) {
@@ -198,7 +199,8 @@ mod tests {
         early.cancel(7);
         early.forget(1);
         assert_eq!((early.next(6), early.next(7), early.len), (Some(Next::Nobody), Some(Next::Nobody), 0));
-        assert!(early.take(6).is_none() && early.take(7).is_none() && early.is_empty());
+        early.add_data(1, pdu(60, 5));
+        assert!(early.take(6).is_none() && early.take(7).is_none() && early.is_empty() && early.len == 0);
     }
 
     #[test]

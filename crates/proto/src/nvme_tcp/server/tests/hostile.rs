@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::nvme::MAX_DATA;
+use crate::session::Timed;
+use std::time::Duration;
 
 /// The fatal error that the host is told, and where it is.
 fn fatal(host: &mut Host, bytes: &[u8]) -> (FatalError, u32) {
@@ -169,6 +171,16 @@ fn a_pool_that_is_short_delays_commands_and_not_the_data_of_others() {
     assert_eq!(answer_all(&mut io), 30);
     drop(of_others);
     assert_eq!(pool.out_bytes(), 0);
+}
+
+#[test]
+fn a_host_that_reads_nothing_has_no_timer_for_what_waits_behind_its_data() {
+    let (mut io, _admin) = deep(&node(), &Pool::new(4 << 20), 128);
+    for _ in 0..128 {
+        io.send(&mut nvm(NvmOpcode::READ, 1, 0, 512), &[]);
+    }
+    let soon = Instant::now() + Duration::from_secs(1);
+    assert!(io.pump.session.poll_timeout().is_none_or(|at| at > soon));
 }
 
 #[test]
