@@ -234,9 +234,10 @@ impl Desk {
         };
         let told = |failure: Failure| failure.to_string();
         self.opening.protocols.iter().try_for_each(|one| named.check_description(one)).map_err(told)?;
-        let (export, served) = self.opening.open(&named, Populate::Behind).map_err(told)?;
-        // Before anybody finds it.
-        self.policy.add(&name, named.protocols)?;
+        // Before anything is opened, which may make a file, and before anybody finds it.
+        self.policy.add(&name, named.protocols.clone())?;
+        let opened = self.opening.open(&named, Populate::Behind);
+        let (export, served) = opened.inspect_err(|_| self.policy.remove(&name)).map_err(told)?;
         let Some(id) = self.exports.add(export, served) else {
             self.policy.remove(&name);
             return Err("there are too many volumes; remove one".to_owned());

@@ -200,7 +200,10 @@ fn a_change_while_it_runs_obeys_the_same_rule() {
     refused(&["attach", "vault", SUBSYSTEM], "protocols do not name nvme_tcp");
     refused(&["attach", "vault", OPEN_TARGET], "would serve it to everybody");
     refused(&["attach", "other", TARGET], "protocols do not name iscsi");
-    refused(&["add", "bad=mem:1m", "--protocols", "smb"], "`smb` is no protocol");
+    let file = files.path().join("never");
+    let volume = format!("bad=file:{}?size=1m", file.display());
+    refused(&["add", &volume, "--protocols", "smb"], "`smb` is no protocol");
+    assert!(!file.exists(), "it was made before its protocols were looked at");
 
     // One more volume is nobody's until somebody says whose.
     assert!(ctl(&["add", "late=mem:1m"]).0);
