@@ -32,6 +32,7 @@ mod serve;
 mod show;
 mod signals;
 
+use blockmux_engine::sys;
 use clap::error::ErrorKind;
 use clap::{ArgAction, Parser, Subcommand};
 use failure::Failure;
@@ -92,6 +93,9 @@ impl Command {
 }
 
 fn main() -> ExitCode {
+    if sys::address_space_left().is_some() {
+        sys::share_one_heap();
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return on_no_command(&error),

@@ -7,7 +7,7 @@ use crate::sessions::Sessions;
 use crate::socket::{Listener, Stream};
 use crate::sys;
 use blockmux_proto::iscsi::sessions::MAX_LOGINS;
-use blockmux_volume::{Core, Waker};
+use blockmux_volume::{Core, Waker, bytes_from_system};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -30,7 +30,7 @@ pub struct ConnectionLimit {
     /// Those that are over, whose I/O is not.
     left: Arc<AtomicUsize>,
     half_open: HalfOpen,
-    /// Address space that new connections leave to those that are there, in bytes.
+    /// Address space that new connections leave to those that are there, in bytes; of it, the pools have some already.
     kept_space_bytes: u64,
     /// The protocol of this part.
     protocol: &'static str,
@@ -90,8 +90,8 @@ impl ConnectionLimit {
         &self.sessions
     }
 
-    /// A bound also on address space, where that has a limit: when less than so many bytes are left, no further connection is
-    /// taken, so that those that are there do not run out of memory.
+    /// A bound also on address space, where that has a limit: no further connection is taken when less than so many bytes
+    /// are left, those included that buffers have, so that those that are there do not run out of memory.
     #[must_use]
     pub fn keeping_space(self, bytes: u64) -> ConnectionLimit {
         ConnectionLimit { kept_space_bytes: bytes, ..self }
@@ -100,7 +100,8 @@ impl ConnectionLimit {
     /// How much address space is left, if that is less than is to be kept; asks the system.
     #[must_use]
     pub fn lacks_space(&self) -> Option<u64> {
-        sys::address_space_left().filter(|left| *left < self.kept_space_bytes)
+        let still_kept = self.kept_space_bytes.saturating_sub(bytes_from_system() as u64);
+        sys::address_space_left().filter(|left| *left < still_kept)
     }
 
     /// How many of this part are open.

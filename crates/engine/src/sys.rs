@@ -324,7 +324,8 @@ pub fn unacknowledged(fd: RawFd) -> usize {
     if result == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
 }
 
-/// How much address space this process may still map, in bytes; `None` without a limit (RLIMIT_AS).
+/// How much address space this process may still use, in bytes: what it may map, and what the heap has mapped and nobody
+/// holds. `None` without a limit (RLIMIT_AS).
 #[must_use]
 pub fn address_space_left() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -337,7 +338,27 @@ pub fn address_space_left() -> Option<u64> {
     let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let mapped = statm.split(' ').next().and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0);
-    Some(limit.rlim_cur.saturating_sub(mapped.saturating_mul(page)))
+    let mapped = mapped.saturating_mul(page).saturating_sub(free_in_heap());
+    Some(limit.rlim_cur.saturating_sub(mapped))
+}
+
+/// What the heap has mapped and nobody holds, in bytes.
+fn free_in_heap() -> u64 {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it counts, and changes nothing.
+    return unsafe { libc::mallinfo2() }.fordblks as u64;
+    #[cfg(not(target_env = "gnu"))]
+    0
+}
+
+/// Has all threads share one heap: of the C library's, each thread's takes 64 MiB of addresses, which under a limit of
+/// address space are those that buffers need. Call it before there are threads.
+pub fn share_one_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it sets a number that later allocations look at.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
 }
 
 /// Bytes that nobody can guess.

@@ -41,7 +41,7 @@ pub use kind::{OpKind, OpSet};
 pub use log::{LogEvent, LogRecord, LogSink, LogVolume};
 pub use mem::MemVolume;
 pub use null::NullVolume;
-pub use pool::{Pool, SHORT_PAYLOAD};
+pub use pool::{Pool, SHORT_PAYLOAD, bytes_from_system};
 pub use rate::{Limit, Limits, RATE_BURST, RateVolume};
 pub use ready::{ReadyList, Waker};
 pub use sg_list::SgList;

@@ -20,6 +20,7 @@ use crate::volume::MAX_TRANSFER;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A core's buffers; a clone is another handle to the same pool and account.
 #[derive(Clone)]
@@ -56,6 +57,15 @@ enum Admission {
     /// The peer has to give back some of what it holds first.
     OverShare,
 }
+
+/// What the pools of this process have from the system now, in bytes: buffers that are out, and those kept for later.
+#[must_use]
+pub fn bytes_from_system() -> usize {
+    FROM_SYSTEM_BYTES.load(Ordering::Relaxed)
+}
+
+/// Changes only when a pool grows or shrinks, not with each buffer that is taken.
+static FROM_SYSTEM_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 impl Pool {
     /// A pool that has at most `limit_bytes` out at a time.
@@ -204,7 +214,11 @@ impl Pool {
                 memory
             }
             // The system may have less than the limit: that is no end of anything, others give theirs back.
-            None => Memory::for_pool(size, Rc::downgrade(inner))?,
+            None => {
+                let memory = Memory::for_pool(size, Rc::downgrade(inner))?;
+                FROM_SYSTEM_BYTES.fetch_add(size, Ordering::Relaxed);
+                memory
+            }
         };
         inner.out_bytes.set(out);
         Some(memory)
@@ -355,6 +369,7 @@ impl Inner {
             self.free[class].borrow_mut().push(memory);
         } else {
             self.shed_bytes.set(self.shed_bytes.get().saturating_add(size));
+            FROM_SYSTEM_BYTES.fetch_sub(size, Ordering::Relaxed);
             memory.leave_pool();
         }
         if self.waiting_count.get() > 0 {
