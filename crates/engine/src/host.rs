@@ -1,6 +1,6 @@
 //! What connections need of the core that they live on, so that the same tasks run on sockets and in the simulator.
 //!
-//! [`EngineCore`] with [`Stream`] is the real one; [`crate::sim`] has the other. Everything is resolved when compiled,
+//! [`EngineCore`] with [`Stream`] is the real one; `crate::sim` has the other, for tests. Everything is resolved when compiled,
 //! so the seam costs nothing.
 
 use crate::ktls;

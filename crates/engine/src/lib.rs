@@ -38,6 +38,7 @@ pub mod reactor;
 pub mod ring;
 pub mod secure;
 pub mod sessions;
+#[cfg(any(test, feature = "sim"))]
 pub mod sim;
 pub mod socket;
 pub mod state;

@@ -15,6 +15,7 @@
 pub mod conformance;
 mod driven;
 pub mod iwarp;
+#[cfg(any(test, feature = "conformance"))]
 pub mod loopback;
 mod queue_pair;
 mod regions;

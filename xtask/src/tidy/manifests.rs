@@ -43,20 +43,22 @@ fn wrong_dependencies(path: &str, manifest: &str) -> Vec<Finding> {
         return vec![Finding::new(path, 1, what)];
     };
     let mut findings = Vec::new();
-    // Tests may speak to a socket in the words of any standard: wire is below everything.
-    let wire_for_tests = section(manifest, |name| name == "dev-dependencies")
-        .filter(|(_, line)| line.starts_with("blockmux-wire"))
+    let dependency_of = |line: &'_ str| line.split(['.', ' ', '=']).next().unwrap_or_default().to_owned();
+    // Tests may speak to a socket in the words of any standard, as wire is below everything, and have features of the
+    // package itself that only tests need.
+    let only_for_tests = section(manifest, |name| name == "dev-dependencies")
+        .filter(|(_, line)| ["wire", name].contains(&short(&dependency_of(line))))
         .map(|(at, _)| at)
         .collect::<Vec<_>>();
     for (at, line) in section(manifest, |name| name.contains("dependencies")) {
-        if wire_for_tests.contains(&at) {
+        if only_for_tests.contains(&at) {
             continue;
         }
-        let dependency = line.split(['.', ' ', '=']).next().unwrap_or_default();
-        if dependency.starts_with("blockmux") && !may.contains(&short(dependency)) {
+        let dependency = dependency_of(line);
+        if dependency.starts_with("blockmux") && !may.contains(&short(&dependency)) {
             let what = format!(
                 "{name} may not depend on {}; move the code to where both can see it",
-                short(dependency)
+                short(&dependency)
             );
             findings.push(Finding::new(path, at, what));
         }

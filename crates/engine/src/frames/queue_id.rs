@@ -48,6 +48,7 @@ impl QueueId {
     }
 
     /// That of the only queue at its station.
+    #[cfg(any(test, feature = "sim"))]
     pub(crate) const ALONE: QueueId = QueueId { id: 0x80, first: 0, _claim: None };
 
     /// One that others may have, too: for who asks no more than what disks are like.
