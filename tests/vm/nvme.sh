@@ -127,7 +127,7 @@ for reset in 1 2 3; do
 done
 end_io
 # Its own end of a queue's socket is shut while it still sends.
-kernel_is_content 'resetting controller|failed to send request -32'
+kernel_is_content 'resetting controller|failed to send request -(32|104)'
 
 check a_host_may_have_digests
 disconnect $controller
