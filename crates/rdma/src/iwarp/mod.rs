@@ -49,6 +49,8 @@ use blockmux_proto::rdma::{Endpoint, Event};
 use blockmux_proto::session::{Demand, ProtocolError, StreamSession, Timed};
 use blockmux_volume::{Chunk, Pool};
 use blockmux_wire::iwarp::ddp::{Control, FLAG_LAST, QUEUE_TERMINATE, UNTAGGED_LEN, Untagged};
+/// What the stream of every connection request begins with.
+pub use blockmux_wire::iwarp::mpa::KEY_REQUEST;
 use blockmux_wire::iwarp::mpa::{ENHANCED_LEN, MAX_PRIVATE_DATA};
 use blockmux_wire::iwarp::rdmap::Opcode;
 use framing::Framer;
