@@ -35,7 +35,7 @@ pub fn serve(node: &Arc<Node>, exports: &Exports, group_tag: u16) -> Serve {
     let portal = Portal { node: node.clone(), exports: exports.clone(), group_tag };
     Arc::new(move |core, stream, permit| {
         background.begin_on(core);
-        portal.serve(core, Arrival { stream, unread: Vec::new(), sent: 0, permit });
+        portal.serve(core, Arrival::new(stream, permit));
     })
 }
 
@@ -85,7 +85,8 @@ impl Portal {
             session.moves_to(TargetSession::moves_to, IserTargetSession::moves_to)
         };
         let relocate = Relocate { moves_to, hand_over };
-        TargetTask::receive(core, arrival, (session, for_peer), self.exports.clone(), Some(relocate));
+        let exports = self.exports.clone();
+        TargetTask::receive(core, (arrival, None), (session, for_peer), exports, Some(relocate));
     }
 }
 
