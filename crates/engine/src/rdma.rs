@@ -19,18 +19,21 @@ pub(crate) struct Setup {
     pub(crate) pool: Pool,
     /// For the names of memory: random, and no other session has it.
     pub(crate) seed: Seed,
+    /// How many bytes the segments of its stream have, where that is known.
+    pub(crate) segment_len: Option<usize>,
     /// Now.
     pub(crate) now: Instant,
 }
 
-/// Accepts a connection that asks for a queue pair, over a stream with segments of so many bytes.
-pub(crate) fn accept<S: RdmaSession>(
-    session: S,
-    segment_len: Option<usize>,
-    setup: Setup,
-) -> Driven<Iwarp, S> {
-    let config = Config::default();
-    let config = Config { mss: segment_len.unwrap_or(config.mss), ..config };
+impl Setup {
+    fn config(&self, config: Config) -> Config {
+        Config { mss: self.segment_len.unwrap_or(config.mss), ..config }
+    }
+}
+
+/// Accepts a connection that asks for a queue pair.
+pub(crate) fn accept<S: RdmaSession>(session: S, setup: Setup) -> Driven<Iwarp, S> {
+    let config = setup.config(Config::default());
     let queue_pair = Iwarp::passive(&session.endpoint(), config, setup.pool, setup.seed, setup.now);
     Driven::new(session, queue_pair)
 }
@@ -56,7 +59,8 @@ impl OverIwarp {
     }
 
     fn queue_pair(self, endpoint: &Endpoint, setup: Setup) -> Iwarp {
-        Iwarp::active(endpoint, self.config(), setup.pool, setup.seed, setup.now)
+        let config = setup.config(self.config());
+        Iwarp::active(endpoint, config, setup.pool, setup.seed, setup.now)
     }
 
     /// A session of one connection.

@@ -47,9 +47,6 @@ pub trait Datamover: Clone + Send + Sync + 'static {
     fn is_discovery_misunderstood(_session: &Self::Discovery) -> bool {
         false
     }
-
-    /// The connection's segments hold so many bytes.
-    fn set_segment_len(_session: &mut Self::Session, _bytes: usize) {}
 }
 
 /// What a session is made with. Both seeds are random, and no other session has them.
@@ -60,13 +57,16 @@ pub struct With {
     pub seed: [u8; SEED_LEN],
     /// For the names of memory.
     pub region_seed: Seed,
+    /// How many bytes the connection's segments have, where that is known.
+    pub segment_len: Option<usize>,
     /// Now.
     pub now: Instant,
 }
 
 impl With {
     fn for_rdma(self) -> (Setup, [u8; SEED_LEN]) {
-        (Setup { pool: self.pool, seed: self.region_seed, now: self.now }, self.seed)
+        let With { pool, seed, region_seed, segment_len, now } = self;
+        (Setup { pool, seed: region_seed, segment_len, now }, seed)
     }
 }
 
@@ -130,9 +130,5 @@ impl Datamover for OverIwarp {
 
     fn is_discovery_misunderstood(session: &Self::Discovery) -> bool {
         session.queue_pair().is_misunderstood()
-    }
-
-    fn set_segment_len(session: &mut Self::Session, bytes: usize) {
-        session.queue_pair_mut().set_mss(bytes);
     }
 }

@@ -70,8 +70,8 @@ impl Portal {
             .admitted(login, local_ip, hang_up);
         let (segment_len, now) = (stream.segment_len(), core.now());
         let accept = move |session| {
-            let setup = Setup { pool, seed: region_seed, now };
-            rdma::accept(IserTargetSession::new(session), segment_len, setup)
+            let setup = Setup { pool, seed: region_seed, segment_len, now };
+            rdma::accept(IserTargetSession::new(session), setup)
         };
         let session = PortSession::new(session, Box::new(accept), arrival.sent);
         let portal = self.clone();

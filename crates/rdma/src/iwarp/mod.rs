@@ -166,7 +166,8 @@ impl Iwarp {
         }
     }
 
-    /// Segments of the stream hold so many bytes from now on.
+    /// Segments of the stream hold so many bytes from now on, as those of some peers do.
+    #[cfg(test)]
     pub fn set_mss(&mut self, mss: usize) {
         self.config.mss = mss;
         self.transmitter.framer.set_mss(mss);
