@@ -34,6 +34,7 @@ pub mod network;
 pub mod nvme_tcp;
 mod peer_core;
 pub mod populate;
+mod rdma;
 pub mod reactor;
 pub mod ring;
 pub mod secure;

@@ -1,7 +1,7 @@
 //! NBD over real sockets: serving exports, and reaching one.
 
 use crate::blocking::{self, run_session};
-use crate::initiator::{Dialer, Paths, RemoteVolume, check_unchanged};
+use crate::initiator::{Dialer, Opening, Paths, RemoteVolume, check_unchanged};
 use crate::listener::Serve;
 use crate::socket::Address;
 use crate::target::TargetTask;
@@ -60,7 +60,9 @@ pub fn connect(endpoint: Endpoint) -> Result<RemoteVolume<NbdDialer>, ConnectErr
     }
     let connections = if info.shared_flush { endpoint.connections } else { 1 };
     let patience = endpoint.patience;
-    Ok(RemoteVolume::new(NbdDialer { endpoint, first: info.clone() }, info, connections, patience))
+    let paths = Paths { timeout: endpoint.timeout, ..Paths::to(&endpoint.address) };
+    let dialer = NbdDialer { endpoint, paths, first: info.clone() };
+    Ok(RemoteVolume::new(dialer, info, connections, patience))
 }
 
 /// Describes one export.
@@ -96,34 +98,23 @@ fn ask(address: &Address, export: &str, mode: Mode) -> Result<InitiatorSession, 
 /// Dials one export of an NBD server.
 pub struct NbdDialer {
     endpoint: Endpoint,
+    paths: Paths,
     /// As the export was when the volume was opened.
     first: VolumeInfo,
-}
-
-impl Paths for NbdDialer {
-    fn address(&self) -> &Address {
-        &self.endpoint.address
-    }
-
-    fn timeout(&self) -> Option<Duration> {
-        self.endpoint.timeout
-    }
 }
 
 impl Dialer for NbdDialer {
     type Session = InitiatorSession;
     type Control = NoControl;
 
-    fn session(
-        &self,
-        _link: u32,
-        _control: Option<&NoControl>,
-        pool: &Pool,
-        now: Instant,
-    ) -> InitiatorSession {
+    fn paths(&self) -> &Paths {
+        &self.paths
+    }
+
+    fn session(&self, opening: &Opening<'_, NoControl>) -> InitiatorSession {
         let config =
             Config { export: self.endpoint.export.clone(), mode: Mode::Go, features: Features::default() };
-        InitiatorSession::new(config, pool.clone(), now)
+        InitiatorSession::new(config, opening.pool.clone(), opening.now)
     }
 
     fn check(&self, session: &InitiatorSession) -> Result<(), String> {

@@ -6,7 +6,7 @@ use crate::listener::Serve;
 use crate::reactor::bell;
 use crate::secure::Secure;
 use crate::sys;
-use crate::target::TargetTask;
+use crate::target::{Arrival, TargetTask};
 use blockmux_proto::exports::Exports;
 use blockmux_proto::fabrics::controller::node::{Node, SecureChannel};
 use blockmux_proto::fabrics::controller::unconnected::MAX_UNCONNECTED;
@@ -48,19 +48,13 @@ pub fn serve(node: &Arc<Node>, port: u16, exports: &Exports, ktls: bool) -> Serv
                 Box::new(move |waker| bell(&core, waker))
             });
         let secure = match node.secure_channel() {
-            SecureChannel::None => {
-                return TargetTask::spawn(core, stream, (session, pool), exports.clone(), permit);
-            }
-            SecureChannel::NotRequired => Secure::if_asked(lookup.clone()),
-            SecureChannel::Required => Secure::server(lookup.clone()),
+            SecureChannel::None => None,
+            SecureChannel::NotRequired => Some(Secure::if_asked(lookup.clone())),
+            SecureChannel::Required => Some(Secure::server(lookup.clone())),
         };
-        TargetTask::spawn_secured(
-            core,
-            (stream, secure.by_kernel(ktls)),
-            (session, pool),
-            exports.clone(),
-            permit,
-        );
+        let secure = secure.map(|secure| secure.by_kernel(ktls));
+        let arrival = Arrival::new(stream, permit);
+        TargetTask::receive(core, (arrival, secure), (session, pool), exports.clone(), None);
     })
 }
 

@@ -69,6 +69,13 @@ pub struct Arrival<S> {
     pub permit: Permit,
 }
 
+impl<S> Arrival<S> {
+    /// A connection that has just been accepted.
+    pub fn new(stream: S, permit: Permit) -> Arrival<S> {
+        Arrival { stream, unread: Vec::new(), sent: 0, permit }
+    }
+}
+
 /// How a connection goes to another core, for a protocol that has that.
 pub struct Relocate<S, H: Host> {
     /// Where a session belongs, if not here. It is asked until the session is established.
@@ -111,41 +118,13 @@ enum Ending {
 impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
     /// Serves `stream` on `core` with `session`, whose volume ids are places in `exports`. `pool` is the handle of the core's
     /// pool that the session has: what is taken by it is charged to this peer.
-    pub fn spawn(
-        core: &Rc<H>,
-        stream: H::Stream,
-        (session, pool): (S, Pool),
-        exports: Exports,
-        permit: Permit,
-    ) {
-        let arrival = Arrival { stream, unread: Vec::new(), sent: 0, permit };
-        TargetTask::receive(core, arrival, (session, pool), exports, None);
+    pub fn spawn(core: &Rc<H>, stream: H::Stream, session: (S, Pool), exports: Exports, permit: Permit) {
+        TargetTask::receive(core, (Arrival::new(stream, permit), None), session, exports, None);
     }
 
-    /// The same over a connection that is secured, or may be.
-    pub fn spawn_secured(
-        core: &Rc<H>,
-        (stream, secure): (H::Stream, Secure),
-        (session, pool): (S, Pool),
-        exports: Exports,
-        permit: Permit,
-    ) {
-        let arrival = Arrival { stream, unread: Vec::new(), sent: 0, permit };
-        TargetTask::start(core, (arrival, Some(secure)), (session, pool), exports, None);
-    }
-
-    /// The same for a connection that may have been on another core, and may go to another.
+    /// [`TargetTask::spawn`] for a connection that TLS secures if there is `secure`, that may have been on another core, and
+    /// that may go to another if there is `relocate`.
     pub fn receive(
-        core: &Rc<H>,
-        arrival: Arrival<H::Stream>,
-        (session, pool): (S, Pool),
-        exports: Exports,
-        relocate: Option<Relocate<S, H>>,
-    ) {
-        TargetTask::start(core, (arrival, None), (session, pool), exports, relocate);
-    }
-
-    fn start(
         core: &Rc<H>,
         (arrival, secure): (Arrival<H::Stream>, Option<Secure>),
         (mut session, pool): (S, Pool),

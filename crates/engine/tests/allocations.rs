@@ -150,7 +150,7 @@ fn serve_memory(cores: &Cores) -> Address {
 fn allocations(traffic: Traffic) -> Vec<u64> {
     let config = CoresConfig { policy: traffic.policy, ..CoresConfig::default() };
     let (target, initiator) = (Cores::start(&config).unwrap(), Cores::start(&config).unwrap());
-    let dialer = NbdDialer { address: serve_memory(&target), features: traffic.features, timeout: None };
+    let dialer = NbdDialer::new(&serve_memory(&target), traffic.features, None);
     let info = VolumeInfo::new(VOLUME_BYTES);
     let volume: RemoteVolume<NbdDialer> = RemoteVolume::new(dialer, info, 1, Duration::from_secs(5));
     let (sender, result) = mpsc::channel();

@@ -5,7 +5,7 @@ mod conforms;
 use blockmux_engine::blocking::run_session;
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::file::{FileOptions, FileVolume};
-use blockmux_engine::initiator::{Dialer, Paths, RemoteVolume};
+use blockmux_engine::initiator::{Dialer, Opening, Paths, RemoteVolume};
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::nbd::{self, Endpoint};
 use blockmux_engine::reactor::PollPolicy;
@@ -51,7 +51,7 @@ impl Target {
 
 /// Reaches an export with messages of one form, whatever else the target offers.
 struct FormDialer {
-    address: Address,
+    paths: Paths,
     export: &'static str,
     form: Headers,
 }
@@ -68,14 +68,8 @@ impl FormDialer {
 
     fn ask(&self) -> VolumeInfo {
         let mut session = self.log_in(Mode::Info, &Pool::new(1 << 20), Instant::now());
-        run_session(&self.address, &mut session, PATIENCE, InitiatorSession::is_over).unwrap();
+        run_session(&self.paths.addresses[0], &mut session, PATIENCE, InitiatorSession::is_over).unwrap();
         session.volume_info().unwrap()
-    }
-}
-
-impl Paths for FormDialer {
-    fn address(&self) -> &Address {
-        &self.address
     }
 }
 
@@ -83,13 +77,12 @@ impl Dialer for FormDialer {
     type Session = InitiatorSession;
     type Control = NoControl;
 
-    fn session(
-        &self,
-        _link: u32,
-        _control: Option<&NoControl>,
-        pool: &Pool,
-        now: Instant,
-    ) -> InitiatorSession {
+    fn paths(&self) -> &Paths {
+        &self.paths
+    }
+
+    fn session(&self, opening: &Opening<'_, NoControl>) -> InitiatorSession {
+        let (pool, now) = (opening.pool, opening.now);
         self.log_in(Mode::Go, pool, now)
     }
 
@@ -107,7 +100,7 @@ impl Dialer for FormDialer {
 fn conforms_in_every_form(target: &Target, connections: u32) {
     for form in [Headers::Simple, Headers::Structured, Headers::Extended] {
         let [volume, read_only] = ["disk", "frozen"].map(|export| -> Arc<dyn Volume> {
-            let dialer = FormDialer { address: target.address.clone(), export, form };
+            let dialer = FormDialer { paths: Paths::to(&target.address), export, form };
             let info = dialer.ask();
             assert!(info.shared_flush, "several connections may be used together");
             Arc::new(RemoteVolume::<_>::new(dialer, info, connections, PATIENCE))

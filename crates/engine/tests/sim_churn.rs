@@ -83,7 +83,7 @@ fn sessions_of_every_protocol_that_come_and_go_leave_no_allocation_behind() {
     let export = Export { name: "disk0".to_owned(), description: String::new(), read_only: false, volume };
     let exports = Exports::new(vec![export]);
     let shared = exports.clone();
-    let dial = || NbdDialer { address: address(), features: Features::default(), timeout: None };
+    let dial = || NbdDialer::new(&address(), Features::default(), None);
     leaves_nothing("NBD", dial, &exports, move |pool, now| {
         nbd::server::TargetSession::new(shared.clone(), pool, now)
     });

@@ -6,66 +6,49 @@ mod iscsi_names;
 #[allow(dead_code, reason = "only those of NVMe ask how many have completed")]
 mod two_paths;
 
-use blockmux_engine::initiator::{self, Dialer, RemoteVolume};
+use blockmux_engine::initiator::{self, Dialer, Opening, RemoteVolume};
 use blockmux_engine::listener::ConnectionLimit;
 use blockmux_engine::sim::{SimCore, SimNet, Weather, World};
-use blockmux_engine::socket::Address;
 use blockmux_engine::target::TargetTask;
 use blockmux_proto::exports::Exports;
-use blockmux_proto::iscsi::client::{InitiatorSession, Mode, wishes};
+use blockmux_proto::iscsi::client::{InitiatorSession, wishes};
 use blockmux_proto::iscsi::node::{Access, Node, Portal, TargetNode};
 use blockmux_proto::iscsi::server::TargetSession;
 use blockmux_proto::scsi::{Identity, LogicalUnit, Target, TargetPort};
 use blockmux_proto::session::NoControl;
-use blockmux_volume::{Core, IoError, Pool, ReadyList, Volume, VolumeInfo};
+use blockmux_volume::{Core, IoError, ReadyList, Volume, VolumeInfo};
 use blockmux_wire::scsi::alua::AccessState;
 use iscsi_dialer::IscsiDialer;
 use iscsi_names::target_name;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use two_paths::{
     Client, PATIENCE, Paths, SIZE, Slow, address, both_paths_may_be_lost_for_a_while,
     either_path_may_be_lost_for_a_while,
 };
 
 /// Dials one target by two portals.
-struct TwoPaths([IscsiDialer; 2]);
-
-impl initiator::Paths for TwoPaths {
-    fn address(&self) -> &Address {
-        &self.0[0].address
-    }
-
-    fn paths(&self) -> usize {
-        2
-    }
-
-    fn path(&self, path: usize) -> &Address {
-        &self.0[path].address
-    }
-}
+struct TwoPaths(IscsiDialer);
 
 impl Dialer for TwoPaths {
     type Session = InitiatorSession;
     type Control = NoControl;
 
-    fn session(
-        &self,
-        link: u32,
-        _control: Option<&NoControl>,
-        pool: &Pool,
-        now: Instant,
-    ) -> InitiatorSession {
-        self.0[0].log_in(Mode::Use, link, pool, now).with_other_paths()
+    fn paths(&self) -> &initiator::Paths {
+        self.0.paths()
+    }
+
+    fn session(&self, opening: &Opening<'_, NoControl>) -> InitiatorSession {
+        self.0.session(opening).with_other_paths()
     }
 
     fn check(&self, session: &InitiatorSession) -> Result<(), String> {
-        self.0[0].check(session)
+        self.0.check(session)
     }
 
     fn refusal(&self, session: &InitiatorSession) -> Option<String> {
-        self.0[0].refusal(session)
+        self.0.refusal(session)
     }
 }
 
@@ -93,7 +76,9 @@ impl TwoPortals {
         let mut world = World::new(SimNet::new(seed, Weather::FAIR));
         let cores = [0, 1].map(|_| world.add_core(16 << 20));
         let core: Rc<dyn Core> = world.add_core(16 << 20);
-        let dialer = TwoPaths([0, 1].map(|path| IscsiDialer::new(&address(path), "disk0", wishes())));
+        let mut dialer = IscsiDialer::new(&address(0), "disk0", wishes());
+        dialer.paths.addresses.push(address(1));
+        let dialer = TwoPaths(dialer);
         let info = VolumeInfo { lends_reads: true, ..VolumeInfo::new(SIZE) };
         let volume = RemoteVolume::<_, SimCore>::new(dialer, info, 1, PATIENCE);
         let channel = volume.open(&core, 64, ReadyList::new().waker(0)).unwrap();

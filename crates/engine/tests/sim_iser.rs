@@ -9,7 +9,7 @@ mod seeds;
 #[allow(dead_code, reason = "not every trouble is one of iSER's")]
 mod storms;
 
-use blockmux_engine::initiator::{Dialer, Paths};
+use blockmux_engine::initiator::{Dialer, Opening, Paths};
 use blockmux_engine::sim::{Outcome, Protocol, Scenario};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
@@ -54,27 +54,26 @@ impl Protocol for Iser {
     }
 
     fn dialer(&self, address: &Address) -> IserDialer {
-        IserDialer { address: address.clone(), wishes: self.wishes, config: self.config.clone() }
+        IserDialer { paths: Paths::to(address), wishes: self.wishes, config: self.config.clone() }
     }
 }
 
 struct IserDialer {
-    address: Address,
+    paths: Paths,
     wishes: Parameters,
     config: iwarp::Config,
-}
-
-impl Paths for IserDialer {
-    fn address(&self) -> &Address {
-        &self.address
-    }
 }
 
 impl Dialer for IserDialer {
     type Session = Driven<Iwarp, IserInitiatorSession>;
     type Control = NoControl;
 
-    fn session(&self, link: u32, _control: Option<&NoControl>, pool: &Pool, now: Instant) -> Self::Session {
+    fn paths(&self) -> &Paths {
+        &self.paths
+    }
+
+    fn session(&self, opening: &Opening<'_, NoControl>) -> Self::Session {
+        let (link, pool, now) = (opening.link, opening.pool, opening.now);
         let [a, b, c, d] = link.to_be_bytes();
         let config = Config {
             initiator: Name::new("iqn.2026-11.i:me").unwrap(),

@@ -32,7 +32,7 @@ impl Protocol for Nbd {
     }
 
     fn dialer(&self, address: &Address) -> NbdDialer {
-        NbdDialer { address: address.clone(), features: self.0, timeout: None }
+        NbdDialer::new(address, self.0, None)
     }
 }
 

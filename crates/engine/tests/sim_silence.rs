@@ -275,8 +275,8 @@ impl Scene {
     }
 
     fn of(volume: Arc<dyn Volume>, timeout: Option<Duration>) -> Scene {
-        let address = address();
-        Scene::over(volume, TargetSession::new, NbdDialer { address, features: Features::default(), timeout })
+        let dialer = NbdDialer::new(&address(), Features::default(), timeout);
+        Scene::over(volume, TargetSession::new, dialer)
     }
 
     fn over<T: StreamSession + Target + 'static>(

@@ -76,13 +76,6 @@ impl<Q: Provider, S> Driven<Q, S> {
         &self.first.queue_pair
     }
 
-    /// The first queue pair, to be tuned.
-    #[inline]
-    pub fn queue_pair_mut(&mut self) -> &mut Q {
-        self.changes = self.changes.wrapping_add(1);
-        &mut self.first.queue_pair
-    }
-
     /// Why the session has ended the first connection, if it was the peer's fault.
     pub fn broken(&self) -> Option<ProtocolError> {
         self.first.broken

@@ -1,14 +1,15 @@
 //! How iSCSI moves between us and a target (RFC 5047): over TCP alone, or over RDMA.
 
+pub use crate::rdma::OverIwarp;
+use crate::rdma::Setup;
 use blockmux_proto::iscsi::client::{
     Config, DiscoverySession, InitiatorSession, IserDiscoverySession, IserInitiatorSession,
 };
 use blockmux_proto::iscsi::login::chap::SEED_LEN;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
-use blockmux_proto::rdma::{Endpoint, RdmaConnections, RdmaSession};
 use blockmux_proto::session::{Initiator, Overdue, StreamConnections, StreamSession};
-use blockmux_rdma::iwarp::{self, Iwarp};
+use blockmux_rdma::iwarp::Iwarp;
 use blockmux_rdma::{Driven, Seed};
 use blockmux_volume::Pool;
 use std::time::Instant;
@@ -46,9 +47,6 @@ pub trait Datamover: Clone + Send + Sync + 'static {
     fn is_discovery_misunderstood(_session: &Self::Discovery) -> bool {
         false
     }
-
-    /// The connection's segments hold so many bytes.
-    fn set_segment_len(_session: &mut Self::Session, _bytes: usize) {}
 }
 
 /// What a session is made with. Both seeds are random, and no other session has them.
@@ -59,8 +57,17 @@ pub struct With {
     pub seed: [u8; SEED_LEN],
     /// For the names of memory.
     pub region_seed: Seed,
+    /// How many bytes the connection's segments have, where that is known.
+    pub segment_len: Option<usize>,
     /// Now.
     pub now: Instant,
+}
+
+impl With {
+    fn for_rdma(self) -> (Setup, [u8; SEED_LEN]) {
+        let With { pool, seed, region_seed, segment_len, now } = self;
+        (Setup { pool, seed: region_seed, segment_len, now }, seed)
+    }
 }
 
 /// TCP alone.
@@ -89,47 +96,20 @@ impl Datamover for OverTcp {
     }
 }
 
-/// iSER over iWARP, which goes over TCP in its turn.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct OverIwarp {
-    /// Whether its frames are to have CRCs; the target may want them too.
-    pub has_crc: bool,
-    /// Whether connections begin by RFC 5044 alone. Without it that is tried where a target does not know RFC 6581.
-    pub is_plain: bool,
-}
-
-impl OverIwarp {
-    fn config(self) -> iwarp::Config {
-        iwarp::Config { has_crc: self.has_crc, is_enhanced: !self.is_plain, ..iwarp::Config::default() }
-    }
-}
-
 impl Datamover for OverIwarp {
     type Session = Driven<Iwarp, IserInitiatorSession>;
     type Discovery = Driven<Iwarp, IserDiscoverySession>;
 
     fn session(&self, config: Config, has_other_paths: bool, with: With) -> Self::Session {
-        let With { pool, seed, region_seed, now } = with;
-        let session = IserInitiatorSession::new(config, pool.clone(), seed, now);
+        let (setup, seed) = with.for_rdma();
+        let session = IserInitiatorSession::new(config, setup.pool.clone(), seed, setup.now);
         let session = if has_other_paths { session.with_other_paths() } else { session };
-        let (over, config, core_pool, mut count) = (*self, self.config(), pool.clone(), 0_u64);
-        let further = move |first: &Iwarp, endpoint: &Endpoint, now| {
-            let config = iwarp::Config { mss: first.mss(), ..over.config() };
-            // Of the seeds of sessions, the first eight bytes differ; of their connections, the last.
-            count += 1;
-            let (mut seed, count) = (region_seed, count.to_be_bytes());
-            seed.iter_mut().rev().zip(count.iter().rev()).for_each(|(byte, add)| *byte ^= add);
-            Iwarp::active(endpoint, config, core_pool.clone(), seed, now)
-        };
-        let first = Iwarp::active(&session.endpoint(), config, pool, region_seed, now);
-        Driven::new(session, first).with_further(further)
+        self.connect_several(session, setup)
     }
 
     fn discovery(&self, initiator: Name, chap: Option<Chap>, isid: [u8; 6], with: With) -> Self::Discovery {
-        let With { pool, seed, region_seed, now } = with;
-        let session = IserDiscoverySession::new(initiator, chap, isid, seed, now);
-        let queue_pair = Iwarp::active(&session.endpoint(), self.config(), pool, region_seed, now);
-        Driven::new(session, queue_pair)
+        let (setup, seed) = with.for_rdma();
+        self.connect(IserDiscoverySession::new(initiator, chap, isid, seed, setup.now), setup)
     }
 
     fn iscsi(session: &Self::Session) -> &InitiatorSession {
@@ -141,7 +121,7 @@ impl Datamover for OverIwarp {
     }
 
     fn older(&self) -> Option<OverIwarp> {
-        (!self.is_plain).then_some(OverIwarp { is_plain: true, ..*self })
+        OverIwarp::older(*self)
     }
 
     fn is_misunderstood(session: &Self::Session) -> bool {
@@ -150,9 +130,5 @@ impl Datamover for OverIwarp {
 
     fn is_discovery_misunderstood(session: &Self::Discovery) -> bool {
         session.queue_pair().is_misunderstood()
-    }
-
-    fn set_segment_len(session: &mut Self::Session, bytes: usize) {
-        session.queue_pair_mut().set_mss(bytes);
     }
 }

@@ -14,7 +14,7 @@ use super::datamover::With;
 pub use super::datamover::{Datamover, OverIwarp, OverTcp};
 use super::moves::Moves;
 use super::seeds::Seeds;
-use super::{Dialer, Move, Paths, RemoteVolume, check_unchanged};
+use super::{Dialer, Move, Opening, Paths, Policy, RemoteVolume, check_unchanged};
 use crate::blocking::{self, FirstOf, run_session};
 use crate::connection::Broken;
 use crate::socket::Address;
@@ -330,7 +330,7 @@ pub struct IscsiDialer<D: Datamover = OverTcp> {
     /// As the unit was when the volume was opened.
     first: UnitInfo,
     /// Where each path begins.
-    homes: Vec<Address>,
+    paths: Paths,
     /// Hosts that the target named when it was first asked.
     names: Vec<(TargetAddress, Address)>,
     random: Randomness,
@@ -343,7 +343,7 @@ impl<D: Datamover> IscsiDialer<D> {
     /// As for [`connect`].
     pub fn new(endpoint: Endpoint, mut over: D) -> Result<IscsiDialer<D>, ConnectError> {
         let random = Randomness::new(&endpoint.address)?;
-        let (mut homes, mut names) = (Vec::new(), Vec::new());
+        let (mut addresses, mut names) = (Vec::new(), Vec::new());
         let mut seen: Option<(UnitInfo, Option<Chap>, Address)> = None;
         let mut lost = None;
         for path in endpoint.paths() {
@@ -353,7 +353,7 @@ impl<D: Datamover> IscsiDialer<D> {
                 // It may be there later, and others may be there now.
                 Err(error) if !endpoint.further.is_empty() && error.may_pass(Refused::may_pass) => {
                     warn!("one path less: {error}");
-                    homes.push(path.address);
+                    addresses.push(path.address);
                     lost = lost.or(Some(error));
                     continue;
                 }
@@ -365,13 +365,14 @@ impl<D: Datamover> IscsiDialer<D> {
                 is_same(first, &unit, at).map_err(|refused| ConnectError::refused(&path.address, refused))?;
             }
             names.extend(more);
-            homes.push(moves.home().clone());
+            addresses.push(moves.home().clone());
             seen = seen.or(Some((unit, chap, path.address)));
         }
         let Some((first, chap, _)) = seen else {
             return Err(lost.unwrap_or_else(|| ConnectError::silent(&endpoint.address)));
         };
-        Ok(IscsiDialer { endpoint: Endpoint { chap, ..endpoint }, over, first, homes, names, random })
+        let paths = Paths { addresses, policy: Policy::RoundRobin, timeout: endpoint.timeout };
+        Ok(IscsiDialer { endpoint: Endpoint { chap, ..endpoint }, over, first, paths, names, random })
     }
 
     /// The unit as it was when it was first seen.
@@ -381,35 +382,19 @@ impl<D: Datamover> IscsiDialer<D> {
     }
 }
 
-impl<D: Datamover> Paths for IscsiDialer<D> {
-    fn address(&self) -> &Address {
-        self.path(0)
-    }
-
-    fn paths(&self) -> usize {
-        self.homes.len()
-    }
-
-    fn path(&self, path: usize) -> &Address {
-        self.homes.get(path).unwrap_or(&self.endpoint.address)
-    }
-
-    fn timeout(&self) -> Option<Duration> {
-        self.endpoint.timeout
-    }
-}
-
 impl<D: Datamover> Dialer for IscsiDialer<D> {
     type Session = D::Session;
     type Control = NoControl;
 
-    fn session(&self, link: u32, _control: Option<&NoControl>, pool: &Pool, now: Instant) -> D::Session {
-        let config = self.endpoint.config(Mode::Use, self.random.isid(link));
-        self.over.session(config, self.homes.len() > 1, self.random.with(pool.clone(), now))
+    fn paths(&self) -> &Paths {
+        &self.paths
     }
 
-    fn set_segment_len(&self, session: &mut D::Session, bytes: usize) {
-        D::set_segment_len(session, bytes);
+    fn session(&self, opening: &Opening<'_, NoControl>) -> D::Session {
+        let config = self.endpoint.config(Mode::Use, self.random.isid(opening.link));
+        let with = self.random.with(opening.pool.clone(), opening.now);
+        let with = With { segment_len: opening.segment_len, ..with };
+        self.over.session(config, self.paths.addresses.len() > 1, with)
     }
 
     fn check(&self, session: &D::Session) -> Result<(), String> {
@@ -480,7 +465,7 @@ impl Randomness {
 
     /// What one session is made with.
     fn with(&self, pool: Pool, now: Instant) -> With {
-        With { pool, seed: self.seeds.next(), region_seed: self.region_seeds.next(), now }
+        With { pool, seed: self.seeds.next(), region_seed: self.region_seeds.next(), segment_len: None, now }
     }
 
     /// The ISID of a link: of type "random", with the link as its qualifier.

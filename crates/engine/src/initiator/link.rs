@@ -11,10 +11,11 @@ use super::moves::{Move, Moves};
 use super::overdue::Overdue;
 use super::retry::Retry;
 use super::silence::Silence;
-use super::{Dialer, Known, Party, RemoteVolume, TlsKeys};
+use super::{Dialer, Known, Opening, Party, RemoteVolume, TlsKeys};
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::{ByteStream, Host};
 use crate::reactor::{Progress, Task};
+use crate::socket::Address;
 use blockmux_proto::session::{Initiator, PathRank};
 use blockmux_tls::Psk;
 use blockmux_volume::{Completion, Io, IoError, Tag, Waker};
@@ -126,7 +127,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
     pub(super) fn spawn(
         core: &Rc<H>,
         volume: &RemoteVolume<D, H>,
-        path: usize,
+        home: &Address,
         depth: u32,
         consumer: &Waker,
         party: &Rc<Party>,
@@ -139,10 +140,10 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 uses_ktls: volume.dialer.tls().is_some_and(TlsKeys::uses_ktls),
                 known: volume.known.clone(),
                 number: volume.next_link(),
-                has_other_paths: volume.dialer.paths() > 1,
+                has_other_paths: volume.dialer.paths().addresses.len() > 1,
                 rank: None,
                 told_rank: PathRank::Best,
-                moves: Moves::from(volume.dialer.path(path).clone()),
+                moves: Moves::from(home.clone()),
                 core: core.clone(),
                 waker: waker.clone(),
                 consumer: consumer.clone(),
@@ -154,7 +155,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 done: Vec::with_capacity(depth as usize),
                 retry: Retry::new(volume.patience, core.now()),
                 silence: Silence::default(),
-                overdue: Overdue::new(volume.dialer.timeout()),
+                overdue: Overdue::new(volume.dialer.paths().timeout),
                 not_before: None,
                 in_flight: 0,
                 was_open: false,
@@ -303,11 +304,13 @@ impl<D: Dialer, H: Host> Link<D, H> {
                     self.run_control();
                     return Progress::More;
                 }
-                let control = self.control.as_ref().map(ControlLine::session);
-                let mut session = self.dialer.session(self.number, control, pool, now);
-                if let Some(bytes) = connection.stream().segment_len() {
-                    self.dialer.set_segment_len(&mut session, bytes);
-                }
+                let mut session = self.dialer.session(&Opening {
+                    link: self.number,
+                    control: self.control.as_ref().map(ControlLine::session),
+                    segment_len: connection.stream().segment_len(),
+                    pool,
+                    now,
+                });
                 self.dialer.set_path_rank(&mut session, self.told_rank);
                 self.state =
                     State::Open { connections: ConnectionSet::new(connection), session, is_checked: false };

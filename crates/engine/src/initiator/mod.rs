@@ -63,30 +63,24 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tracing::info;
 
-/// Where a remote volume is reached.
-pub trait Paths: Send + Sync + 'static {
-    /// Address of the first path.
-    fn address(&self) -> &Address;
-
-    /// How many paths lead to the volume, each by a portal of its own.
-    fn paths(&self) -> usize {
-        1
-    }
-
-    /// Address of one of the paths.
-    fn path(&self, _path: usize) -> &Address {
-        self.address()
-    }
-
+/// Where a remote volume is reached, and how requests get there.
+#[derive(Clone, Debug)]
+pub struct Paths {
+    /// The address of each path, at least one.
+    pub addresses: Vec<Address>,
     /// How requests are shared among the paths that are equally good.
-    fn policy(&self) -> Policy {
-        Policy::RoundRobin
-    }
+    pub policy: Policy,
+    /// How long the oldest request may wait for an answer before the connection counts as lost;
+    /// four times that where the request moves no data, as a flush. `None`: for ever.
+    pub timeout: Option<Duration>,
+}
 
-    /// How long the oldest request may wait for an answer before the connection counts as lost; four times that where
-    /// the request moves no data, as a flush. `None`: for ever.
-    fn timeout(&self) -> Option<Duration> {
-        Some(DEFAULT_TIMEOUT)
+impl Paths {
+    /// One path to this address.
+    #[must_use]
+    pub fn to(address: &Address) -> Paths {
+        let addresses = vec![address.clone()];
+        Paths { addresses, policy: Policy::default(), timeout: Some(DEFAULT_TIMEOUT) }
     }
 }
 
@@ -103,13 +97,16 @@ pub trait TlsKeys {
 }
 
 /// Makes sessions with one remote volume, as often as needed, and judges what they find there.
-pub trait Dialer: Paths {
+pub trait Dialer: Send + Sync + 'static {
     /// The protocol's session.
     type Session: Initiator + Overdue + StreamConnections + 'static;
 
     /// What has to be open before a session and beside it, on a connection of its own; [`NoControl`](blockmux_proto::session::NoControl)
     /// for protocols without.
     type Control: Control + 'static;
+
+    /// The paths to the volume.
+    fn paths(&self) -> &Paths;
 
     /// The TLS keys of protocols that secure their connections.
     fn tls(&self) -> Option<&dyn TlsKeys> {
@@ -131,14 +128,8 @@ pub trait Dialer: Paths {
         None
     }
 
-    /// A new session that logs in by one of the paths, beside the control that [`Dialer::control`] made and that
-    /// is ready. `link` is the same for all sessions of one connection's lives, and no other's: what
-    /// a target still does for the one before can be ended with it.
-    fn session(&self, link: u32, control: Option<&Self::Control>, pool: &Pool, now: Instant)
-    -> Self::Session;
-
-    /// The session's connection has segments of so many bytes.
-    fn set_segment_len(&self, _session: &mut Self::Session, _bytes: usize) {}
+    /// A new session that logs in by one of the paths.
+    fn session(&self, opening: &Opening<'_, Self::Control>) -> Self::Session;
 
     /// The session's control has learned how well the volume is reached.
     fn set_path_rank(&self, _session: &mut Self::Session, _rank: PathRank) {}
@@ -159,6 +150,21 @@ pub trait Dialer: Paths {
     fn moved(&self, _session: &Self::Session) -> Option<Result<Move, String>> {
         None
     }
+}
+
+/// What a session is opened with.
+pub struct Opening<'a, C> {
+    /// The number of its link, which all sessions of one connection's lives have, and no others: with
+    /// it can be ended what a target still does for the one before.
+    pub link: u32,
+    /// The control that [`Dialer::control`] made; it is ready.
+    pub control: Option<&'a C>,
+    /// How many bytes the segments of the session's connection have, where that is known.
+    pub segment_len: Option<usize>,
+    /// The core's.
+    pub pool: &'a Pool,
+    /// Now.
+    pub now: Instant,
 }
 
 /// What secures a new connection, with these keys, and by the kernel if it can and is wanted.
@@ -278,14 +284,14 @@ impl<D: Dialer, H: Host> Volume for RemoteVolume<D, H> {
     fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
         let core = H::from_core(core).ok_or(IoError::Unsupported)?;
         let party = Rc::new(Party::default());
-        let all = (0..self.connections).flat_map(|_| 0..self.dialer.paths());
-        let links = all.map(|path| Link::spawn(&core, self, path, depth, &waker, &party));
+        let all = (0..self.connections).flat_map(|_| &self.dialer.paths().addresses);
+        let links = all.map(|home| Link::spawn(&core, self, home, depth, &waker, &party));
         Ok(Box::new(RemoteChannel {
             info: self.known.info(),
             known: self.known.clone(),
             links: links.collect(),
             party,
-            policy: self.dialer.policy(),
+            policy: self.dialer.paths().policy,
             next: 0,
             spins: core.spins(),
             done: Vec::with_capacity(depth as usize),

@@ -8,7 +8,7 @@
 //! refused, and one that does not answer when the volume is opened may do so later.
 
 use super::seeds::Seeds;
-use super::{Dialer, GeneratedKeys, Paths, Policy, RemoteVolume, TlsKeys, check_unchanged};
+use super::{Dialer, GeneratedKeys, Opening, Paths, Policy, RemoteVolume, TlsKeys, check_unchanged};
 use crate::blocking::{self, run_secured};
 use crate::connection::Broken;
 use crate::nvme_tcp::tls_key;
@@ -211,6 +211,7 @@ impl Endpoint {
 /// Dials one namespace.
 pub struct NvmeDialer {
     endpoint: Endpoint,
+    paths: Paths,
     /// Those that are always the same.
     tls_keys: Option<Arc<[Psk]>>,
     /// As the namespace was when the volume was opened.
@@ -256,7 +257,9 @@ impl NvmeDialer {
     pub fn of(endpoint: Endpoint, first: NamespaceInfo) -> Result<NvmeDialer, ConnectError> {
         let seeds = Seeds::new().map_err(|error| ConnectError::broken(&endpoint.address, error))?;
         let tls_keys = endpoint.tls_keys().filter(|_| endpoint.generated_keys.is_none());
-        Ok(NvmeDialer { endpoint, tls_keys, first, seeds })
+        let addresses = endpoint.paths().map(|path| path.address).collect();
+        let paths = Paths { addresses, policy: endpoint.policy, timeout: endpoint.timeout };
+        Ok(NvmeDialer { endpoint, paths, tls_keys, first, seeds })
     }
 
     /// The namespace as it was when it was first seen.
@@ -274,28 +277,6 @@ impl NvmeDialer {
         // It may have grown or shrunk, which is told elsewhere.
         let (first, now) = (self.first.volume_info(), now.volume_info());
         check_unchanged(&VolumeInfo { size: now.size, ..first }, &now, 1)
-    }
-}
-
-impl Paths for NvmeDialer {
-    fn address(&self) -> &Address {
-        &self.endpoint.address
-    }
-
-    fn paths(&self) -> usize {
-        self.endpoint.further.len() + 1
-    }
-
-    fn path(&self, path: usize) -> &Address {
-        path.checked_sub(1).and_then(|at| self.endpoint.further.get(at)).unwrap_or(&self.endpoint.address)
-    }
-
-    fn policy(&self) -> Policy {
-        self.endpoint.policy
-    }
-
-    fn timeout(&self) -> Option<Duration> {
-        self.endpoint.timeout
     }
 }
 
@@ -322,6 +303,10 @@ impl Dialer for NvmeDialer {
     type Session = QueueSession;
     type Control = AdminSession;
 
+    fn paths(&self) -> &Paths {
+        &self.paths
+    }
+
     fn tls(&self) -> Option<&dyn TlsKeys> {
         Some(self)
     }
@@ -338,7 +323,8 @@ impl Dialer for NvmeDialer {
         control.generated().is_some()
     }
 
-    fn session(&self, _link: u32, control: Option<&AdminSession>, pool: &Pool, now: Instant) -> QueueSession {
+    fn session(&self, opening: &Opening<'_, AdminSession>) -> QueueSession {
+        let control = opening.control;
         let controller = control.and_then(AdminSession::controller).cloned().unwrap_or_default();
         let queues = self.endpoint.queues.min(controller.io_queues);
         let namespace = control.and_then(|control| control.namespaces().first()).unwrap_or(&self.first);
@@ -351,8 +337,9 @@ impl Dialer for NvmeDialer {
             queues,
             entries: self.endpoint.entries,
         };
-        let session = QueueSession::new(config, self.endpoint.digests, pool.clone(), now);
-        if self.paths() > 1 { session.with_other_paths() } else { session }
+        let (pool, now) = (opening.pool.clone(), opening.now);
+        let session = QueueSession::new(config, self.endpoint.digests, pool, now);
+        if self.paths.addresses.len() > 1 { session.with_other_paths() } else { session }
     }
 
     fn set_path_rank(&self, session: &mut QueueSession, rank: PathRank) {

@@ -6,11 +6,11 @@
 //! Reaching one belongs here, too, beside [`serve`]: `connect`, `describe` and `list`, as NBD has them.
 
 mod background;
-mod portal;
 
 use crate::audit::AUDIT;
 use crate::host::{ByteStream, Ended};
 use crate::listener::Serve;
+use crate::rdma::{self, PortSession, Setup};
 use crate::reactor::{EngineCore, Inbox};
 use crate::socket::Stream;
 use crate::sys;
@@ -18,12 +18,10 @@ use crate::target::{Arrival, Relocate, TargetTask};
 use background::Background;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::node::Node;
-use blockmux_proto::iscsi::server::{LocalSessions, TargetSession};
+use blockmux_proto::iscsi::server::{IserTargetSession, LocalSessions, TargetSession};
 use blockmux_proto::iscsi::sessions::{Line, MAX_LOGINS};
 use blockmux_proto::session::Home;
-use blockmux_rdma::iwarp::{self, Iwarp};
 use blockmux_volume::Core;
-use portal::PortalSession;
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -37,7 +35,7 @@ pub fn serve(node: &Arc<Node>, exports: &Exports, group_tag: u16) -> Serve {
     let portal = Portal { node: node.clone(), exports: exports.clone(), group_tag };
     Arc::new(move |core, stream, permit| {
         background.begin_on(core);
-        portal.serve(core, Arrival { stream, unread: Vec::new(), sent: 0, permit });
+        portal.serve(core, Arrival::new(stream, permit));
     })
 }
 
@@ -70,11 +68,12 @@ impl Portal {
         let for_peer = pool.clone();
         let session = TargetSession::among(&sessions, node, self.group_tag, pool.clone(), seed, core.now())
             .admitted(login, local_ip, hang_up);
-        let config = iwarp::Config::default();
-        let config = iwarp::Config { mss: stream.segment_len().unwrap_or(config.mss), ..config };
-        let now = core.now();
-        let connect = move |endpoint: &_| Iwarp::passive(endpoint, config, pool, region_seed, now);
-        let session = PortalSession::new(session, Box::new(connect), arrival.sent);
+        let (segment_len, now) = (stream.segment_len(), core.now());
+        let accept = move |session| {
+            let setup = Setup { pool, seed: region_seed, segment_len, now };
+            rdma::accept(IserTargetSession::new(session), setup)
+        };
+        let session = PortSession::new(session, Box::new(accept), arrival.sent);
         let portal = self.clone();
         let hand_over = Box::new(move |home: &Home, arrival| {
             let portal = portal.clone();
@@ -82,8 +81,12 @@ impl Portal {
                 inbox.send(move |core| portal.serve(core, arrival));
             }
         });
-        let relocate = Relocate { moves_to: PortalSession::moves_to, hand_over };
-        TargetTask::receive(core, arrival, (session, for_peer), self.exports.clone(), Some(relocate));
+        let moves_to = |session: &mut PortSession<TargetSession, IserTargetSession>| {
+            session.moves_to(TargetSession::moves_to, IserTargetSession::moves_to)
+        };
+        let relocate = Relocate { moves_to, hand_over };
+        let exports = self.exports.clone();
+        TargetTask::receive(core, (arrival, None), (session, for_peer), exports, Some(relocate));
     }
 }
 

@@ -10,7 +10,7 @@ use crate::initiator::{Dialer, RemoteVolume};
 use crate::listener::ConnectionLimit;
 use crate::secure::Secure;
 use crate::socket::Address;
-use crate::target::TargetTask;
+use crate::target::{Arrival, TargetTask};
 use blockmux_proto::exports::Exports;
 use blockmux_proto::session::{StreamSession, Target};
 use blockmux_volume::{Core, Pool, ReadyList, Volume};
@@ -240,21 +240,9 @@ impl<P: Protocol + 'static> Run<P> {
         self.world.net().listen(&core, &self.address, move |core, stream| {
             let pool = core.pool().for_peer();
             let session = protocol.target(exports.clone(), pool.clone(), core.now());
-            match (limit.permit(), protocol.secure()) {
-                (None, _) => {}
-                (Some(permit), None) => {
-                    TargetTask::spawn(core, stream, (session, pool), exports.clone(), permit)
-                }
-                (Some(permit), Some(secure)) => {
-                    TargetTask::spawn_secured(
-                        core,
-                        (stream, secure),
-                        (session, pool),
-                        exports.clone(),
-                        permit,
-                    );
-                }
-            }
+            let Some(permit) = limit.permit() else { return };
+            let arrival = (Arrival::new(stream, permit), protocol.secure());
+            TargetTask::receive(core, arrival, (session, pool), exports.clone(), None);
         });
         self.targets.push(core);
     }

@@ -1,7 +1,7 @@
 //! Who dials the targets of `iscsi_names` over TCP, for tests.
 
 use crate::iscsi_names::target_name;
-use blockmux_engine::initiator::{Dialer, Paths};
+use blockmux_engine::initiator::{Dialer, Opening, Paths};
 use blockmux_engine::socket::Address;
 use blockmux_proto::iscsi::client::{BurstSize, Config, InitiatorSession, Mode};
 use blockmux_proto::iscsi::login::operational::Parameters;
@@ -14,7 +14,7 @@ use std::time::Instant;
 
 /// Dials the target that an export is.
 pub(crate) struct IscsiDialer {
-    pub(crate) address: Address,
+    pub(crate) paths: Paths,
     pub(crate) export: &'static str,
     pub(crate) wishes: Parameters,
     /// What the first session has agreed on.
@@ -23,7 +23,7 @@ pub(crate) struct IscsiDialer {
 
 impl IscsiDialer {
     pub(crate) fn new(address: &Address, export: &'static str, wishes: Parameters) -> IscsiDialer {
-        IscsiDialer { address: address.clone(), export, wishes, agreed: Arc::default() }
+        IscsiDialer { paths: Paths::to(address), export, wishes, agreed: Arc::default() }
     }
 
     pub(crate) fn log_in(&self, mode: Mode, link: u32, pool: &Pool, now: Instant) -> InitiatorSession {
@@ -43,23 +43,16 @@ impl IscsiDialer {
     }
 }
 
-impl Paths for IscsiDialer {
-    fn address(&self) -> &Address {
-        &self.address
-    }
-}
-
 impl Dialer for IscsiDialer {
     type Session = InitiatorSession;
     type Control = NoControl;
 
-    fn session(
-        &self,
-        link: u32,
-        _control: Option<&NoControl>,
-        pool: &Pool,
-        now: Instant,
-    ) -> InitiatorSession {
+    fn paths(&self) -> &Paths {
+        &self.paths
+    }
+
+    fn session(&self, opening: &Opening<'_, NoControl>) -> InitiatorSession {
+        let (link, pool, now) = (opening.link, opening.pool, opening.now);
         self.log_in(Mode::Use, link, pool, now)
     }
 

@@ -1,25 +1,19 @@
 //! Dials the export `disk0` in the form that features lead to.
 
-use blockmux_engine::initiator::{Dialer, Paths};
+use blockmux_engine::initiator::{Dialer, Opening, Paths};
 use blockmux_engine::socket::Address;
 use blockmux_proto::nbd::client::{Config, Features, InitiatorSession, Mode};
 use blockmux_proto::session::NoControl;
-use blockmux_volume::Pool;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub(crate) struct NbdDialer {
-    pub(crate) address: Address,
+    pub(crate) paths: Paths,
     pub(crate) features: Features,
-    pub(crate) timeout: Option<Duration>,
 }
 
-impl Paths for NbdDialer {
-    fn address(&self) -> &Address {
-        &self.address
-    }
-
-    fn timeout(&self) -> Option<Duration> {
-        self.timeout
+impl NbdDialer {
+    pub(crate) fn new(address: &Address, features: Features, timeout: Option<Duration>) -> NbdDialer {
+        NbdDialer { paths: Paths { timeout, ..Paths::to(address) }, features }
     }
 }
 
@@ -27,13 +21,12 @@ impl Dialer for NbdDialer {
     type Session = InitiatorSession;
     type Control = NoControl;
 
-    fn session(
-        &self,
-        _link: u32,
-        _control: Option<&NoControl>,
-        pool: &Pool,
-        now: Instant,
-    ) -> InitiatorSession {
+    fn paths(&self) -> &Paths {
+        &self.paths
+    }
+
+    fn session(&self, opening: &Opening<'_, NoControl>) -> InitiatorSession {
+        let (pool, now) = (opening.pool, opening.now);
         let config = Config { export: "disk0".to_owned(), mode: Mode::Go, features: self.features };
         InitiatorSession::new(config, pool.clone(), now)
     }

@@ -35,6 +35,7 @@ impl Framer {
     }
 
     /// Segments of the stream are this long from now on.
+    #[cfg(test)]
     pub(super) fn set_mss(&mut self, mss: usize) {
         self.mulpdu = mulpdu(mss, self.has_markers);
     }

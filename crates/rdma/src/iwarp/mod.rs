@@ -49,6 +49,8 @@ use blockmux_proto::rdma::{Endpoint, Event};
 use blockmux_proto::session::{Demand, ProtocolError, StreamSession, Timed};
 use blockmux_volume::{Chunk, Pool};
 use blockmux_wire::iwarp::ddp::{Control, FLAG_LAST, QUEUE_TERMINATE, UNTAGGED_LEN, Untagged};
+/// What the stream of every connection request begins with.
+pub use blockmux_wire::iwarp::mpa::KEY_REQUEST;
 use blockmux_wire::iwarp::mpa::{ENHANCED_LEN, MAX_PRIVATE_DATA};
 use blockmux_wire::iwarp::rdmap::Opcode;
 use framing::Framer;
@@ -164,7 +166,8 @@ impl Iwarp {
         }
     }
 
-    /// Segments of the stream hold so many bytes from now on.
+    /// Segments of the stream hold so many bytes from now on, as those of some peers do.
+    #[cfg(test)]
     pub fn set_mss(&mut self, mss: usize) {
         self.config.mss = mss;
         self.transmitter.framer.set_mss(mss);

@@ -1,0 +1,260 @@
+//! A port that serves one protocol over TCP and over RDMA: the first bytes of a connection tell which.
+//!
+//! Over iWARP a connection begins with an MPA request, whose key is text (RFC 5044 §7.1). Whatever
+//! begins otherwise is for the session over TCP to judge.
+
+use crate::target::Relocation;
+use blockmux_proto::event::AuditEvent;
+use blockmux_proto::exports::VolumeId;
+use blockmux_proto::outbox::Outbox;
+use blockmux_proto::rdma::RdmaSession;
+use blockmux_proto::session::{Demand, Home, ProtocolError, SessionStage, StreamSession, Target, Timed};
+use blockmux_rdma::Driven;
+use blockmux_rdma::iwarp::{Iwarp, KEY_REQUEST};
+use blockmux_volume::{Chunk, Completion, Io, Tag, Waker};
+use std::time::Instant;
+
+/// A connection to a port: a session `S` over TCP, or `R` over RDMA.
+pub(crate) enum PortSession<S, R> {
+    /// Nothing has come yet.
+    Looking(Box<Looking<S, R>>),
+    Tcp(S),
+    Rdma(Box<Driven<Iwarp, R>>, Replay),
+}
+
+pub(crate) struct Looking<S, R> {
+    /// Of a session that is to be; `None` only while it becomes one.
+    next: Option<(S, Accept<S, R>)>,
+    waker: Waker,
+    /// Nothing is said before the peer has.
+    outbox: Outbox,
+    depth: u32,
+    /// Bytes that were sent on another core.
+    sent: u64,
+}
+
+/// Makes the session over RDMA, and its queue pair.
+pub(crate) type Accept<S, R> = Box<dyn FnOnce(S) -> Driven<Iwarp, R>>;
+
+/// What moves a connection over RDMA to the core of its session.
+///
+/// A queue pair cannot be handed over. But until the session is established all that it has done
+/// follows from what has come. So that is shown to another queue pair there, and what that one says
+/// once more is not sent again.
+pub(crate) struct Replay {
+    /// What has come; `None` once it is known that the connection stays.
+    begun: Option<Vec<u8>>,
+    /// Of what is said, so much was sent on another core.
+    unsaid: usize,
+}
+
+impl Replay {
+    fn record(&mut self, taken: &[u8], stage: SessionStage) {
+        let Some(begun) = &mut self.begun else { return };
+        begun.extend_from_slice(taken);
+        if stage != SessionStage::Handshake || begun.len() > LONGEST_BEGIN {
+            self.begun = None;
+        }
+    }
+
+    #[inline]
+    fn skip_sent(&mut self, outbox: &mut Outbox) {
+        if self.unsaid > 0 {
+            let said = outbox.len().min(self.unsaid);
+            outbox.consume(said);
+            self.unsaid -= said;
+        }
+    }
+}
+
+impl<S: StreamSession + Target, R: RdmaSession + Target> PortSession<S, R> {
+    /// A connection that `session` serves if it is over TCP, and what `accept` makes of it if it is
+    /// over RDMA; of what that one says, `sent` bytes were sent on another core.
+    pub(crate) fn new(session: S, accept: Accept<S, R>, sent: u64) -> PortSession<S, R> {
+        let depth = session.depth();
+        let next = Some((session, accept));
+        let looking = Looking { next, waker: Waker::idle(), outbox: Outbox::default(), depth, sent };
+        PortSession::Looking(Box::new(looking))
+    }
+
+    /// The core that the session says it belongs on, if not here, and what it has to repeat there.
+    pub(crate) fn moves_to(
+        &mut self,
+        of_tcp: impl FnOnce(&S) -> Option<Home>,
+        of_rdma: impl FnOnce(&R) -> Option<Home>,
+    ) -> Option<Relocation> {
+        match self {
+            PortSession::Looking(_) => None,
+            PortSession::Tcp(session) => {
+                Some(Relocation { home: of_tcp(session)?, replayed: Vec::new(), sent: 0 })
+            }
+            PortSession::Rdma(driven, replay) => {
+                let home = of_rdma(driven.session())?;
+                let replayed = replay.begun.take().unwrap_or_default();
+                Some(Relocation { home, replayed, sent: driven.queue_pair().sent() })
+            }
+        }
+    }
+
+    /// Becomes what a connection is that begins like this.
+    #[cold]
+    fn decide(&mut self, begin: &[u8]) {
+        let PortSession::Looking(looking) = self else { return };
+        let Some((session, accept)) = looking.next.take() else { return };
+        let (waker, sent) = (looking.waker.clone(), looking.sent);
+        *self = if begin.starts_with(&KEY_REQUEST) {
+            // The other core had answered the first few hundred bytes.
+            let replay = Replay { begun: Some(Vec::new()), unsaid: sent as usize };
+            PortSession::Rdma(Box::new(accept(session)), replay)
+        } else {
+            PortSession::Tcp(session)
+        };
+        self.on_start(&waker);
+    }
+}
+
+impl<S, R> Looking<S, R> {
+    fn session(&mut self) -> Option<&mut S> {
+        self.next.as_mut().map(|(session, _)| session)
+    }
+}
+
+/// Asks the session, over TCP or RDMA; the last expression answers before that is known.
+macro_rules! ask {
+    ($port:expr, $session:ident => $ask:expr, $looking:pat => $meanwhile:expr) => {
+        match $port {
+            PortSession::Looking($looking) => $meanwhile,
+            PortSession::Tcp($session) => $ask,
+            PortSession::Rdma($session, _) => $ask,
+        }
+    };
+}
+
+impl<S: StreamSession + Target, R: RdmaSession + Target> Timed for PortSession<S, R> {
+    #[inline]
+    fn poll_timeout(&self) -> Option<Instant> {
+        ask!(self, session => session.poll_timeout(), looking => looking.next.as_ref()?.0.poll_timeout())
+    }
+
+    fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        ask!(self, session => session.on_timeout(now), looking => {
+            looking.session().map_or(Ok(()), |session| session.on_timeout(now))
+        })
+    }
+}
+
+impl<S: StreamSession + Target, R: RdmaSession + Target> StreamSession for PortSession<S, R> {
+    #[inline]
+    fn demand(&self) -> Demand {
+        ask!(self, session => session.demand(), looking => match &looking.next {
+            // The session may have ended before anything came.
+            Some((session, _)) if !matches!(session.demand(), Demand::Close) => {
+                Demand::Bytes(KEY_REQUEST.len())
+            }
+            _ => Demand::Close,
+        })
+    }
+
+    #[inline]
+    fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
+        match self {
+            PortSession::Looking(_) => {
+                self.decide(input.unread());
+                Ok(0)
+            }
+            PortSession::Tcp(session) => session.on_bytes(input),
+            PortSession::Rdma(driven, replay) => {
+                let taken = driven.on_bytes(input);
+                if replay.begun.is_some() {
+                    let took = taken.as_ref().map_or(0, |taken| *taken);
+                    replay.record(&input.unread()[..took], driven.stage());
+                }
+                taken
+            }
+        }
+    }
+
+    #[inline]
+    fn on_placed(&mut self) -> Result<(), ProtocolError> {
+        ask!(self, session => session.on_placed(), _ => Ok(()))
+    }
+
+    #[inline]
+    fn is_mostly_placed(&self) -> bool {
+        ask!(self, session => session.is_mostly_placed(), _ => false)
+    }
+
+    fn on_end(&mut self) -> Result<(), ProtocolError> {
+        ask!(self, session => session.on_end(), looking => {
+            looking.session().map_or(Ok(()), StreamSession::on_end)
+        })
+    }
+
+    #[inline]
+    fn outbox(&mut self) -> &mut Outbox {
+        match self {
+            PortSession::Looking(looking) => &mut looking.outbox,
+            PortSession::Tcp(session) => session.outbox(),
+            PortSession::Rdma(driven, replay) => {
+                let outbox = driven.outbox();
+                replay.skip_sent(outbox);
+                outbox
+            }
+        }
+    }
+}
+
+impl<S: StreamSession + Target, R: RdmaSession + Target> Target for PortSession<S, R> {
+    #[inline]
+    fn depth(&self) -> u32 {
+        ask!(self, session => session.depth(), looking => looking.depth)
+    }
+
+    #[inline]
+    fn poll_io(&mut self) -> Option<(VolumeId, Io)> {
+        ask!(self, session => session.poll_io(), _ => None)
+    }
+
+    #[inline]
+    fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)> {
+        ask!(self, session => session.poll_cancel(), _ => None)
+    }
+
+    #[inline]
+    fn on_io(&mut self, done: Completion) {
+        ask!(self, session => session.on_io(done), _ => {})
+    }
+
+    fn on_start(&mut self, waker: &Waker) {
+        ask!(self, session => session.on_start(waker), looking => looking.waker = waker.clone())
+    }
+
+    #[inline]
+    fn on_turn(&mut self) {
+        ask!(self, session => session.on_turn(), _ => {})
+    }
+
+    #[inline]
+    fn poll_event(&mut self) -> Option<AuditEvent> {
+        ask!(self, session => session.poll_event(), _ => None)
+    }
+
+    fn owed(&self) -> Option<u64> {
+        ask!(self, session => session.owed(), _ => None)
+    }
+
+    #[inline]
+    fn stage(&self) -> SessionStage {
+        ask!(self, session => session.stage(), _ => SessionStage::Handshake)
+    }
+
+    fn on_stop(&mut self) {
+        ask!(self, session => session.on_stop(), looking => {
+            looking.session().into_iter().for_each(Target::on_stop);
+        })
+    }
+}
+
+/// In bytes, more than any set-up and first login request take, in the shortest frames: 8 KiB of
+/// text in frames with room for 108 bytes.
+const LONGEST_BEGIN: usize = 16 << 10;
