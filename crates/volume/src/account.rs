@@ -92,7 +92,9 @@ impl PeerAccount {
     #[inline]
     pub(crate) fn add(&self, bytes: usize) {
         self.held_bytes.set(self.held_bytes.get() + bytes);
-        self.stop_waiting();
+        if bytes >= self.wanted_bytes.get() {
+            self.stop_waiting();
+        }
     }
 
     #[inline]
@@ -109,7 +111,7 @@ impl PeerAccount {
     }
 
     #[inline]
-    fn stop_waiting(&self) {
+    pub(crate) fn stop_waiting(&self) {
         self.wanted_bytes.set(0);
     }
 

@@ -308,18 +308,25 @@ impl Inner {
     fn wake_waiting(&self, size: usize) {
         let mut left = size;
         for class in &self.waiting {
-            let looks = class.borrow().len().min(LOOKS_PER_BUFFER);
-            for _ in 0..looks {
+            let (mut entries, mut looks) = (class.borrow().len(), LOOKS_PER_BUFFER);
+            while entries > 0 && looks > 0 {
                 let Some(account) = class.borrow_mut().pop_front() else { break };
+                entries -= 1;
                 let wanted = account.wanted_bytes();
-                if wanted > 0 && self.admits(Some(&account), wanted) == Admission::Full {
-                    class.borrow_mut().push_back(account);
-                    continue;
+                if wanted > 0 {
+                    looks -= 1;
+                    if self.admits(Some(&account), wanted) == Admission::Full {
+                        class.borrow_mut().push_back(account);
+                        continue;
+                    }
                 }
-                // If others are faster, it waits on.
                 account.is_queued.set(false);
                 self.waiting_count.set(self.waiting_count.get() - 1);
-                account.wake();
+                if wanted > 0 {
+                    // What waited may have ended. If not, and others are faster, it waits again.
+                    account.stop_waiting();
+                    account.wake();
+                }
                 left = left.saturating_sub(wanted);
                 if left == 0 {
                     return;
@@ -518,6 +525,26 @@ mod tests {
         assert!(taken.is_some() && !peer.account().unwrap().is_waiting());
         held.clear();
         assert!(ready.is_empty(), "it waits no more");
+    }
+
+    #[test]
+    fn a_wish_is_fulfilled_by_nothing_less_and_those_that_were_given_up_are_in_nobodys_way() {
+        let (pool, ready) = (Pool::new(16 << 20), ReadyList::new());
+        let others: Vec<_> = (0..100).map(|_| pool.for_peer()).collect();
+        let held = take_all(&pool, 1 << 20);
+        for other in &others {
+            assert!(other.take_payload_or_wait(1 << 20).is_none());
+        }
+        let peer = pool.for_peer();
+        peer.account().unwrap().set_waker(&ready.waker(7));
+        assert!(peer.take_payload_or_wait(1 << 20).is_none());
+        assert!(peer.take_payload(4096).is_some());
+        assert!(peer.account().unwrap().is_waiting(), "for more than it got");
+        // The others' requests end, and nobody says so until they are woken.
+        others.iter().for_each(|other| other.account().unwrap().close());
+        drop(held);
+        assert_eq!(ready.pop(), Some(7));
+        assert!(!peer.account().unwrap().is_waiting());
     }
 
     #[test]
