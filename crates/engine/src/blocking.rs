@@ -159,12 +159,12 @@ fn run<S: OneStream>(
         let mut stream = session.stream();
         match stream.demand() {
             Demand::Bytes(wanted) if chunk.unread().len() >= wanted => {
-                let taken = stream.on_bytes(&chunk)?;
+                let taken = stream.on_bytes(&chunk, Instant::now())?;
                 chunk.take(taken);
             }
             Demand::Place(list) if placed == list.len() => {
                 placed = 0;
-                stream.on_placed()?;
+                stream.on_placed(Instant::now())?;
             }
             Demand::Place(list) if !chunk.unread().is_empty() => {
                 let here = chunk.unread().len().min(list.len() - placed);
@@ -176,7 +176,7 @@ fn run<S: OneStream>(
                 let due = stream.poll_timeout().map_or(deadline, |due| due.min(deadline));
                 let unread = chunk.unread().len();
                 if !receive(socket.as_mut(), &mut secure, &mut chunk, (due, deadline))? {
-                    return stream.on_end().map_err(Broken::from);
+                    return stream.on_end(Instant::now()).map_err(Broken::from);
                 }
                 *is_answering |= chunk.unread().len() > unread;
             }

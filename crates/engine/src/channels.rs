@@ -13,6 +13,7 @@ use blockmux_proto::session::Target;
 use blockmux_volume::{Channel, Completion, Core, IoError, Output, Waker};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 use tracing::warn;
 
 /// A session's channels, and what is in flight in them.
@@ -105,7 +106,7 @@ impl Channels {
     /// Hands I/O of the session to its channel and completions back. A completion may lead to the next I/O, as with
     /// commands of several steps: there is more to do if that still goes on after so many rounds, or so many bytes.
     #[inline]
-    pub(crate) fn move_io(&mut self, session: &mut impl Target) -> Progress {
+    pub(crate) fn move_io(&mut self, session: &mut impl Target, now: Instant) -> Progress {
         if self.exports.changes() != self.seen && self.is_idle() {
             self.seen = self.exports.changes();
             self.open.retain(|open| self.exports.get(open.volume).is_some());
@@ -113,7 +114,7 @@ impl Channels {
         let mut progress = Progress::Idle;
         let (mut to_submit, mut to_hand_back) = (BYTES_PER_TURN, BYTES_PER_TURN);
         for round in 0..ROUNDS_PER_TURN {
-            let submitted = self.submit_io(session, &mut to_submit);
+            let submitted = self.submit_io(session, now, &mut to_submit);
             if submitted {
                 progress = Progress::Drained;
             } else if round > 0 && self.done.is_empty() {
@@ -131,7 +132,7 @@ impl Channels {
             }
             if !self.done.is_empty() {
                 progress = Progress::Drained;
-                self.hand_back(session, &mut to_hand_back);
+                self.hand_back(session, now, &mut to_hand_back);
             } else if to_submit > 0 {
                 return progress;
             }
@@ -145,7 +146,7 @@ impl Channels {
     /// Submits and cancels what the session wants; answers whether anything was submitted. `left` bytes may be: what
     /// goes beyond is not cut, but nothing follows it.
     #[inline]
-    fn submit_io(&mut self, session: &mut impl Target, left: &mut u64) -> bool {
+    fn submit_io(&mut self, session: &mut impl Target, now: Instant, left: &mut u64) -> bool {
         let before = self.submitted;
         while *left > 0
             && let Some((volume, io)) = session.poll_io()
@@ -160,7 +161,7 @@ impl Channels {
                     *in_flight += 1;
                     self.in_flight += 1;
                 }
-                Err(error) => session.on_io(Completion { tag, result: Err(error) }),
+                Err(error) => session.on_io(Completion { tag, result: Err(error) }, now),
             }
         }
         while let Some((volume, tag)) = session.poll_cancel() {
@@ -174,7 +175,7 @@ impl Channels {
     /// Gives the session what has completed, the oldest first. With `left` bytes of data the rest waits: what a session
     /// makes of data, such as comparing it, takes its time.
     #[inline]
-    fn hand_back(&mut self, session: &mut impl Target, left: &mut u64) {
+    fn hand_back(&mut self, session: &mut impl Target, now: Instant, left: &mut u64) {
         let mut count = 0;
         for done in &self.done {
             count += 1;
@@ -187,7 +188,7 @@ impl Channels {
         }
         self.in_flight -= count as u32;
         for completion in self.done.drain(..count) {
-            session.on_io(completion);
+            session.on_io(completion, now);
         }
     }
 
@@ -255,7 +256,7 @@ mod tests {
             Some((VolumeId(0), io))
         }
 
-        fn on_io(&mut self, done: Completion) {
+        fn on_io(&mut self, done: Completion, _now: Instant) {
             let Ok(Output::Data(data)) = done.result else {
                 self.refused += 1;
                 return;
@@ -269,9 +270,9 @@ mod tests {
             None
         }
 
-        fn on_start(&mut self, _waker: &Waker) {}
+        fn on_start(&mut self, _waker: &Waker, _now: Instant) {}
 
-        fn on_turn(&mut self) {}
+        fn on_turn(&mut self, _now: Instant) {}
 
         fn stage(&self) -> SessionStage {
             SessionStage::Established
@@ -285,7 +286,7 @@ mod tests {
             None
         }
 
-        fn on_stop(&mut self) {}
+        fn on_stop(&mut self, _now: Instant) {}
     }
 
     /// Keeps what is submitted until it is released, then completes all of it at once.
@@ -343,24 +344,24 @@ mod tests {
         let core = TestCore::new().as_core();
         let open = || Channels::new(exports.clone(), core.clone(), Waker::idle());
         let mut early = (open(), Endless::new(1, 512));
-        early.0.move_io(&mut early.1);
+        early.0.move_io(&mut early.1, Instant::now());
         let mut left: Vec<_> = (0..MOST_LEFT).map(|_| (open(), Endless::new(1, 512))).collect();
         for (channels, session) in &mut left {
             assert!(served.takes_users());
-            channels.move_io(session);
+            channels.move_io(session, Instant::now());
             channels.leave();
             channels.leave();
         }
         let mut refused = (open(), Endless::new(1, 512));
-        refused.0.move_io(&mut refused.1);
+        refused.0.move_io(&mut refused.1, Instant::now());
         assert_eq!((served.left_behind(), refused.1.refused), (MOST_LEFT, 1));
         // Who was there before goes on.
         early.1.queue.push_back(Io::new(Tag(1), Op::Read, 0, 512));
-        early.0.move_io(&mut early.1);
+        early.0.move_io(&mut early.1, Instant::now());
         assert_eq!((early.1.begun, early.1.refused), (1024, 0));
         left.pop();
         let mut taken = (open(), Endless::new(1, 512));
-        taken.0.move_io(&mut taken.1);
+        taken.0.move_io(&mut taken.1, Instant::now());
         assert_eq!((taken.1.begun, taken.1.refused), (512, 0));
         drop(left);
         assert_eq!(served.left_behind(), 0);
@@ -373,7 +374,7 @@ mod tests {
             let mut session = Endless::new(commands, len);
             for _ in 0..50 {
                 let before = (session.begun, session.completed);
-                assert_eq!(channels.move_io(&mut session), Progress::More);
+                assert_eq!(channels.move_io(&mut session, Instant::now()), Progress::More);
                 assert!(session.begun > before.0 && session.completed > before.1, "every turn gets on");
                 let most = BYTES_PER_TURN + len;
                 assert!(session.begun - before.0 < most, "{commands} commands of {len}");
@@ -386,7 +387,7 @@ mod tests {
     fn a_deep_queue_of_short_requests_is_done_in_one_turn() {
         let mut channels = channels(&Arc::new(AtomicBool::new(true)));
         let mut session = Endless::new(256, 4096);
-        channels.move_io(&mut session);
+        channels.move_io(&mut session, Instant::now());
         assert!(session.completed >= 256 * 4096);
     }
 
@@ -394,11 +395,11 @@ mod tests {
     fn what_completes_all_at_once_is_handed_back_over_several_turns() {
         let is_released = Arc::new(AtomicBool::new(false));
         let (mut channels, mut session) = (channels(&is_released), Endless::new(8, 1 << 20));
-        while channels.move_io(&mut session) == Progress::More {}
+        while channels.move_io(&mut session, Instant::now()) == Progress::More {}
         assert_eq!((session.begun, session.completed), (8 << 20, 0));
         is_released.store(true, Ordering::Relaxed);
         for turn in 1..=4 {
-            assert_eq!(channels.move_io(&mut session), Progress::More);
+            assert_eq!(channels.move_io(&mut session, Instant::now()), Progress::More);
             assert_eq!(session.completed, turn * BYTES_PER_TURN);
         }
         assert!(!channels.is_idle());

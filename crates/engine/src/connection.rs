@@ -181,7 +181,7 @@ impl<H: Host> Connection<H> {
             match received {
                 Some(full) => inflow = if full { Inflow::More } else { Inflow::Drained },
                 None if self.has_ended => {
-                    session.on_end()?;
+                    session.on_end(self.core.now())?;
                     if self.chunk.as_ref().is_some_and(|chunk| !chunk.unread().is_empty()) {
                         return Err(CUT.into());
                     }
@@ -299,6 +299,7 @@ impl<H: Host> Connection<H> {
     /// Shows the session what is in the chunk until it wants more or nothing.
     #[inline]
     fn feed<S: StreamSession>(&mut self, session: &mut S) -> Result<Feed, Broken> {
+        let now = self.core.now();
         loop {
             match session.demand() {
                 Demand::Bytes(wanted) => {
@@ -306,7 +307,7 @@ impl<H: Host> Connection<H> {
                     if chunk.unread().len() < wanted {
                         return Ok(Feed::Wants(wanted));
                     }
-                    let taken = session.on_bytes(chunk)?;
+                    let taken = session.on_bytes(chunk, now)?;
                     chunk.take(taken);
                 }
                 Demand::Place(list) => {
@@ -321,7 +322,7 @@ impl<H: Host> Connection<H> {
                         return Ok(Feed::WantsPlaced(list));
                     }
                     self.placed = 0;
-                    session.on_placed()?;
+                    session.on_placed(now)?;
                 }
                 Demand::Nothing => return Ok(Feed::Blocked),
                 Demand::Close => return Ok(Feed::Closed),

@@ -35,7 +35,7 @@ impl Setup {
 pub(crate) fn accept<S: RdmaSession>(session: S, setup: Setup) -> Driven<Iwarp, S> {
     let config = setup.config(Config::default());
     let queue_pair = Iwarp::passive(&session.endpoint(), config, setup.pool, setup.seed, setup.now);
-    Driven::new(session, queue_pair)
+    Driven::new(session, queue_pair, setup.now)
 }
 
 /// Connects by software iWARP, over TCP.
@@ -65,8 +65,9 @@ impl OverIwarp {
 
     /// A session of one connection.
     pub(crate) fn connect<S: RdmaSession>(self, session: S, setup: Setup) -> Driven<Iwarp, S> {
+        let now = setup.now;
         let queue_pair = self.queue_pair(&session.endpoint(), setup);
-        Driven::new(session, queue_pair)
+        Driven::new(session, queue_pair, now)
     }
 
     /// A session that may have several connections, each with a queue pair of its own.
@@ -80,7 +81,8 @@ impl OverIwarp {
             seed.iter_mut().rev().zip(count.iter().rev()).for_each(|(byte, add)| *byte ^= add);
             Iwarp::active(endpoint, config, pool.clone(), seed, now)
         };
+        let now = setup.now;
         let first = self.queue_pair(&session.endpoint(), setup);
-        Driven::new(session, first).with_further(further)
+        Driven::new(session, first, now).with_further(further)
     }
 }

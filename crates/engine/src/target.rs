@@ -138,7 +138,7 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
             audit,
             connection: Connection::resumed(stream, &unread, core, waker).secured(secure),
             session: {
-                session.on_start(waker);
+                session.on_start(waker, core.now());
                 session
             },
             channels: {
@@ -175,11 +175,11 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
     }
 
     #[inline]
-    fn turn(&mut self) -> Result<Progress, Broken> {
+    fn turn(&mut self, now: Instant) -> Result<Progress, Broken> {
         let mut progress = Progress::Idle;
         if self.core.is_stopping() && !self.told_to_stop {
             self.told_to_stop = true;
-            self.session.on_stop();
+            self.session.on_stop(now);
         }
         self.connection.check_deadline(&mut self.session)?;
         self.check_patience()?;
@@ -195,7 +195,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
                 Inflow::Finished if self.ending.is_none() => self.ending = Some(Ending::Softly),
                 _ => {}
             }
-            let moved = self.channels.move_io(&mut self.session);
+            let moved = self.channels.move_io(&mut self.session, now);
             let sent = self.connection.send(&mut self.session)?;
             if sent && self.session.outbox().is_empty() {
                 self.taken += 1;
@@ -224,18 +224,18 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
     }
 
     /// The connection is over, and the session goes on without it: time passes, and I/O is done.
-    fn linger(&mut self) -> Progress {
+    fn linger(&mut self, now: Instant) -> Progress {
         if !std::mem::replace(&mut self.is_lingering, true) {
             self.log_end();
             debug!(peer = self.connection.peer(), "connection closed; its session is kept");
             self.connection.close();
             self.ending = Some(Ending::Gone);
         }
-        let progress = self.channels.move_io(&mut self.session);
+        let progress = self.channels.move_io(&mut self.session, now);
         // What a session without connection says, it says to nobody; its deadlines break nothing.
         let _ = self.connection.check_deadline(&mut self.session);
         self.session.outbox().clear();
-        match self.channels.move_io(&mut self.session) {
+        match self.channels.move_io(&mut self.session, now) {
             Progress::Idle => progress,
             moved => moved,
         }
@@ -381,7 +381,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
             let _ = self.connection.send(&mut self.session);
         }
         // What was wrong has been said; what is in flight for the peer need not come to its end any more.
-        let _ = self.session.on_end();
+        let _ = self.session.on_end(self.core.now());
         // It may know better why.
         self.log_events();
         self.audit.on_end(false, &reason);
@@ -394,9 +394,10 @@ impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
     #[inline]
     fn run(&mut self) -> Progress {
         let mut progress = Progress::Idle;
-        self.session.on_turn();
+        let now = self.core.now();
+        self.session.on_turn(now);
         if self.ending != Some(Ending::Gone) {
-            match self.turn() {
+            match self.turn(now) {
                 Ok(made) => progress = made,
                 Err(broken) => self.on_broken(&broken),
             }
@@ -413,7 +414,7 @@ impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
             if !self.lingers() {
                 self.pool.account().into_iter().for_each(PeerAccount::close);
             }
-            if self.channels.move_io(&mut self.session) == Progress::More {
+            if self.channels.move_io(&mut self.session, now) == Progress::More {
                 progress = Progress::More;
             }
             self.session.outbox().clear();
@@ -421,9 +422,9 @@ impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
         let is_sent = self.session.outbox().is_empty();
         if self.ending.is_some() && is_sent && self.lingers() {
             if self.core.is_stopping() {
-                self.session.on_stop();
+                self.session.on_stop(now);
             }
-            progress = self.linger();
+            progress = self.linger(now);
         }
         if self.ending.is_some() && !self.told_to_stop && !self.channels.is_idle() && !self.lingers() {
             self.leave();
@@ -603,16 +604,16 @@ mod tests {
             if self.owed.is_some() { Demand::Bytes(1) } else { Demand::Nothing }
         }
 
-        fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
+        fn on_bytes(&mut self, input: &Chunk, _now: Instant) -> Result<usize, ProtocolError> {
             self.outbox.push_head(input.unread());
             Ok(input.unread().len())
         }
 
-        fn on_placed(&mut self) -> Result<(), ProtocolError> {
+        fn on_placed(&mut self, _now: Instant) -> Result<(), ProtocolError> {
             Ok(())
         }
 
-        fn on_end(&mut self) -> Result<(), ProtocolError> {
+        fn on_end(&mut self, _now: Instant) -> Result<(), ProtocolError> {
             Ok(())
         }
 
@@ -634,11 +635,11 @@ mod tests {
             None
         }
 
-        fn on_io(&mut self, _done: Completion) {}
+        fn on_io(&mut self, _done: Completion, _now: Instant) {}
 
-        fn on_start(&mut self, _waker: &Waker) {}
+        fn on_start(&mut self, _waker: &Waker, _now: Instant) {}
 
-        fn on_turn(&mut self) {}
+        fn on_turn(&mut self, _now: Instant) {}
 
         fn stage(&self) -> SessionStage {
             SessionStage::Established
@@ -652,7 +653,7 @@ mod tests {
             self.owed
         }
 
-        fn on_stop(&mut self) {}
+        fn on_stop(&mut self, _now: Instant) {}
     }
 
     /// A world, a connection that is not listened to, what hangs it up, and what counts it.

@@ -7,6 +7,7 @@
 #![warn(clippy::indexing_slicing, clippy::unwrap_used, clippy::arithmetic_side_effects)]
 
 pub mod aoe;
+mod backoff;
 mod coverage;
 mod digest;
 pub mod event;

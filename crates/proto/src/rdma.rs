@@ -21,6 +21,7 @@ pub mod testing;
 use crate::session::{Connections, ProtocolError, Timed};
 use blockmux_volume::{Seg, SgList};
 use smallvec::SmallVec;
+use std::time::Instant;
 
 /// The number of a piece of work, chosen by the session; it comes back in [`Event::Done`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -280,7 +281,7 @@ pub trait RdmaSession: Timed {
     ///
     /// # Errors
     /// If the peer broke the protocol: the driver posts what work there is and disconnects.
-    fn on_event(&mut self, event: Event) -> Result<(), ProtocolError>;
+    fn on_event(&mut self, event: Event, now: Instant) -> Result<(), ProtocolError>;
 
     /// Asks `queue_pair` for all that is to be done now, as far as it has room. Whether anything has moved: if so, it is
     /// called again.

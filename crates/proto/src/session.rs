@@ -8,6 +8,7 @@
 //!
 //! The driver's turn, over and over: while [`StreamSession::demand`] asks for bytes and there are some, show them;
 //! take every I/O and submit it, and cancel what is to be cancelled; hand in what completed; send what the outbox holds.
+//! A session has no clock: each call that brings something in says when that is.
 //!
 //! A session of an initiator may have several connections, all driven on one core
 //! (`docs/decisions/0011-connections-of-one-session.md`). [`StreamConnections::connection`] is the stream session of one of
@@ -79,14 +80,14 @@ pub trait StreamSession: Timed {
     ///
     /// # Errors
     /// If the peer broke the protocol: the driver sends what the outbox holds and closes.
-    fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError>;
+    fn on_bytes(&mut self, input: &Chunk, now: Instant) -> Result<usize, ProtocolError>;
 
     /// The connection is secured from now on, with the key of that identity: whatever is shown later is the peer's who
     /// has it. Nothing has been shown before.
     ///
     /// # Errors
     /// If there is no use for such a connection.
-    fn on_secured(&mut self, _identity: &[u8]) -> Result<(), ProtocolError> {
+    fn on_secured(&mut self, _identity: &[u8], _now: Instant) -> Result<(), ProtocolError> {
         Ok(())
     }
 
@@ -94,7 +95,7 @@ pub trait StreamSession: Timed {
     ///
     /// # Errors
     /// As for `on_bytes`.
-    fn on_placed(&mut self) -> Result<(), ProtocolError>;
+    fn on_placed(&mut self, now: Instant) -> Result<(), ProtocolError>;
 
     /// Whether what comes is mostly payload that has a place: then a driver does well to receive little beyond what is
     /// demanded, because whatever lies in its buffer is copied to its place.
@@ -106,7 +107,7 @@ pub trait StreamSession: Timed {
     ///
     /// # Errors
     /// If the peer left in the middle of something.
-    fn on_end(&mut self) -> Result<(), ProtocolError>;
+    fn on_end(&mut self, now: Instant) -> Result<(), ProtocolError>;
 
     /// What waits to be sent. The driver looks again when it has sent something: there may be room for more then.
     fn outbox(&mut self) -> &mut Outbox;
@@ -130,17 +131,17 @@ impl<S: StreamSession + ?Sized> StreamSession for &mut S {
     }
 
     #[inline]
-    fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
-        (**self).on_bytes(input)
+    fn on_bytes(&mut self, input: &Chunk, now: Instant) -> Result<usize, ProtocolError> {
+        (**self).on_bytes(input, now)
     }
 
-    fn on_secured(&mut self, identity: &[u8]) -> Result<(), ProtocolError> {
-        (**self).on_secured(identity)
+    fn on_secured(&mut self, identity: &[u8], now: Instant) -> Result<(), ProtocolError> {
+        (**self).on_secured(identity, now)
     }
 
     #[inline]
-    fn on_placed(&mut self) -> Result<(), ProtocolError> {
-        (**self).on_placed()
+    fn on_placed(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        (**self).on_placed(now)
     }
 
     #[inline]
@@ -148,8 +149,8 @@ impl<S: StreamSession + ?Sized> StreamSession for &mut S {
         (**self).is_mostly_placed()
     }
 
-    fn on_end(&mut self) -> Result<(), ProtocolError> {
-        (**self).on_end()
+    fn on_end(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        (**self).on_end(now)
     }
 
     #[inline]
@@ -187,13 +188,13 @@ pub trait Target: Timed {
     fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)>;
 
     /// An I/O has completed.
-    fn on_io(&mut self, done: Completion);
+    fn on_io(&mut self, done: Completion, now: Instant);
 
     /// The driver begins to drive the session; `waker` has it take another turn.
-    fn on_start(&mut self, waker: &Waker);
+    fn on_start(&mut self, waker: &Waker, now: Instant);
 
     /// A turn begins: another session of this core may have left something for this one.
-    fn on_turn(&mut self);
+    fn on_turn(&mut self, now: Instant);
 
     /// How far the session has come.
     fn stage(&self) -> SessionStage;
@@ -206,7 +207,7 @@ pub trait Target: Timed {
     fn poll_event(&mut self) -> Option<AuditEvent>;
 
     /// The target is stopping: finish what is in flight, refuse what comes, then ask to close.
-    fn on_stop(&mut self);
+    fn on_stop(&mut self, now: Instant);
 }
 
 /// How far a target's session has come with its connection.
@@ -293,15 +294,15 @@ impl StreamSession for NoControl {
         match *self {}
     }
 
-    fn on_bytes(&mut self, _input: &Chunk) -> Result<usize, ProtocolError> {
+    fn on_bytes(&mut self, _input: &Chunk, _now: Instant) -> Result<usize, ProtocolError> {
         match *self {}
     }
 
-    fn on_placed(&mut self) -> Result<(), ProtocolError> {
+    fn on_placed(&mut self, _now: Instant) -> Result<(), ProtocolError> {
         match *self {}
     }
 
-    fn on_end(&mut self) -> Result<(), ProtocolError> {
+    fn on_end(&mut self, _now: Instant) -> Result<(), ProtocolError> {
         match *self {}
     }
 

@@ -49,11 +49,11 @@ fn target() -> impl FnMut(&[u8]) -> Vec<u8> {
     let mut done = Vec::new();
     move |sent| {
         let sent = Chunk::from_slice(sent);
-        assert_eq!(target.on_bytes(&sent), Ok(sent.unread().len()));
+        assert_eq!(target.on_bytes(&sent, Instant::now()), Ok(sent.unread().len()));
         while let Some((_, io)) = target.poll_io() {
             channel.submit(io);
             channel.poll(&mut done);
-            done.drain(..).for_each(|done| target.on_io(done));
+            done.drain(..).for_each(|done| target.on_io(done, Instant::now()));
         }
         target.outbox().take_bytes()
     }

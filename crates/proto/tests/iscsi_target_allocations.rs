@@ -53,7 +53,7 @@ fn command(opcode: u8) -> [u8; 16] {
 }
 
 fn take(session: &mut TargetSession, bytes: &[u8]) {
-    assert_eq!(session.on_bytes(&Chunk::from_slice(bytes)), Ok(bytes.len()));
+    assert_eq!(session.on_bytes(&Chunk::from_slice(bytes), Instant::now()), Ok(bytes.len()));
     drop(session.outbox().take_bytes());
 }
 

@@ -36,7 +36,7 @@ fn target() -> (IserTargetSession, Arc<MemVolume>) {
     let node = Node::new(vec![TargetNode::new(Name::new(NAME).unwrap(), portals, access)]);
     let session = TargetSession::new(Arc::new(node), 1, Pool::new(16 << 20), [1; 32], Instant::now());
     let mut session = IserTargetSession::new(session);
-    session.on_event(Event::Requested { private_data: vec![0x80, 0, 0, 0] }).unwrap();
+    session.on_event(Event::Requested { private_data: vec![0x80, 0, 0, 0] }, Instant::now()).unwrap();
     (session, volume)
 }
 
@@ -69,7 +69,7 @@ fn a_target_that_writes_and_reads_memory_allocates_nothing() {
     let text = format!("InitiatorName=iqn.2026-11.com.example:me\0TargetName={NAME}\0");
     let receive = |session: &mut IserTargetSession, memory: &Memory| {
         let message = memory.seg(0, memory.len());
-        session.on_event(Event::Received { message, invalidated: None }).unwrap();
+        session.on_event(Event::Received { message, invalidated: None }, Instant::now()).unwrap();
     };
     receive(&mut session, &message(0x43, 0x87, text.as_bytes(), 0, 0, &[0; 16]));
     receive(&mut session, &message(1, 0x81, &[], 1, 0, &[0; 16]));
@@ -102,7 +102,7 @@ fn a_target_that_writes_and_reads_memory_allocates_nothing() {
                 }
             }
             for id in dones.drain(..) {
-                session.on_event(Event::Done { id, result: Ok(()) }).unwrap();
+                session.on_event(Event::Done { id, result: Ok(()) }, Instant::now()).unwrap();
             }
             while let Some((_, io)) = session.poll_io() {
                 ios.push((io.tag, io.op));
@@ -110,7 +110,7 @@ fn a_target_that_writes_and_reads_memory_allocates_nothing() {
             for (tag, op) in ios.drain(..) {
                 let output =
                     if op == Op::Read { Output::Data(lent.seg(0, 4096).into()) } else { Output::Nothing };
-                session.on_io(Completion { tag, result: Ok(output) });
+                session.on_io(Completion { tag, result: Ok(output) }, Instant::now());
             }
         }
         if turn >= WARM_UP {
@@ -139,7 +139,7 @@ impl Served {
     /// What the target does about a message, until it has answered. Memory is read and written by name.
     fn answer(&mut self, message: SgList, open: &[(Stag, SgList)]) -> (SgList, Option<Stag>) {
         let message = blockmux_volume::Seg::from_slice(&message.to_vec());
-        self.session.on_event(Event::Received { message, invalidated: None }).unwrap();
+        self.session.on_event(Event::Received { message, invalidated: None }, Instant::now()).unwrap();
         let memory = |stag: Stag| &open.iter().find(|(name, _)| *name == stag).unwrap().1;
         loop {
             match self.queue_pair.next(&mut self.session, 1000) {
@@ -148,11 +148,11 @@ impl Served {
                 }
                 Some(Work::Write { id, local, remote }) => {
                     local.copy_to_list(memory(remote.stag));
-                    self.session.on_event(Event::Done { id, result: Ok(()) }).unwrap();
+                    self.session.on_event(Event::Done { id, result: Ok(()) }, Instant::now()).unwrap();
                 }
                 Some(Work::Read { id, local, remote }) => {
                     memory(remote.stag).slice(0, local.len()).copy_to_list(&local);
-                    self.session.on_event(Event::Done { id, result: Ok(()) }).unwrap();
+                    self.session.on_event(Event::Done { id, result: Ok(()) }, Instant::now()).unwrap();
                 }
                 Some(_) => {}
                 None => self.do_io(),
@@ -166,7 +166,7 @@ impl Served {
         self.channel.kick();
         let mut done = Vec::new();
         self.channel.poll(&mut done);
-        done.into_iter().for_each(|done| self.session.on_io(done));
+        done.into_iter().for_each(|done| self.session.on_io(done, Instant::now()));
     }
 }
 
@@ -237,7 +237,7 @@ impl Counted {
 
     fn event(&mut self, event: Event) {
         let before = counting::of_this_thread();
-        self.session.connection(0).on_event(event).unwrap();
+        self.session.connection(0).on_event(event, Instant::now()).unwrap();
         self.allocations += counting::of_this_thread() - before;
     }
 

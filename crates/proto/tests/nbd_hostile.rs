@@ -163,7 +163,7 @@ fn a_handshake_may_end_at_any_message_but_not_within_an_options_data() {
             reference: "proto.md, \"Newstyle negotiation\"",
         };
         let expected = if len >= data_begins { Err(error) } else { Ok(()) };
-        assert_eq!(client.session.on_end(), expected, "{len} bytes");
+        assert_eq!(client.session.on_end(Instant::now()), expected, "{len} bytes");
         assert!(matches!(client.session.demand(), Demand::Close));
     }
 }
@@ -291,7 +291,7 @@ fn a_write_that_ends_anywhere_does_nothing() {
                 reference: "proto.md, \"Terminating the transmission phase\"",
             };
             let expected = if len >= head.len() { Err(error) } else { Ok(()) };
-            assert_eq!(client.session.on_end(), expected, "{len} bytes in {form:?}");
+            assert_eq!(client.session.on_end(Instant::now()), expected, "{len} bytes in {form:?}");
             client.does_io();
             assert!(matches!(client.session.demand(), Demand::Close));
             assert!(client.is_blank(), "{len} bytes in {form:?}");
@@ -307,7 +307,7 @@ fn a_long_write_that_ends_anywhere_does_nothing_and_gives_its_memory_back() {
         client.exchange(&head);
         assert_eq!(client.pool.out_bytes(), 128 << 10);
         client.exchange(&vec![0xee; len]);
-        assert!(client.session.on_end().is_err());
+        assert!(client.session.on_end(Instant::now()).is_err());
         client.does_io();
         assert_eq!(client.pool.out_bytes(), 0, "{len} bytes");
         assert!(client.is_blank(), "{len} bytes");
@@ -350,7 +350,9 @@ fn block_status_that_nobody_reads_is_bounded() {
         // No volume has more to tell than this.
         let many = vec![Extent { len: 16, hole: false, zero: false }; 1 << 14];
         for io in std::mem::take(&mut client.held) {
-            client.session.on_io(Completion { tag: io.tag, result: Ok(Output::Extents(many.clone())) });
+            client
+                .session
+                .on_io(Completion { tag: io.tag, result: Ok(Output::Extents(many.clone())) }, Instant::now());
         }
         let queued = client.session.outbox().len();
         assert!(queued <= 65 << 20, "{queued} bytes wait for a client that does not read");
@@ -438,7 +440,7 @@ impl Client {
         loop {
             match self.session.demand() {
                 Demand::Bytes(least) if self.unread.len() >= least => {
-                    let taken = self.session.on_bytes(&Chunk::from_slice(&self.unread))?;
+                    let taken = self.session.on_bytes(&Chunk::from_slice(&self.unread), Instant::now())?;
                     self.unread.drain(..taken);
                 }
                 Demand::Place(list) if !self.unread.is_empty() => {
@@ -446,7 +448,7 @@ impl Client {
                     self.placed.extend(self.unread.drain(..here));
                     if self.placed.len() == list.len() {
                         list.copy_from(&std::mem::take(&mut self.placed));
-                        self.session.on_placed()?;
+                        self.session.on_placed(Instant::now())?;
                     }
                 }
                 _ if self.does_io() => {}
@@ -466,7 +468,7 @@ impl Client {
             let mut done = vec![];
             self.channels[volume.0 as usize].submit(io);
             self.channels[volume.0 as usize].poll(&mut done);
-            done.into_iter().for_each(|done| self.session.on_io(done));
+            done.into_iter().for_each(|done| self.session.on_io(done, Instant::now()));
             self.done += 1;
         }
         self.done > before

@@ -97,7 +97,7 @@ impl Client {
     fn feed(&mut self, bytes: &[u8]) {
         let mut rest = bytes;
         while !rest.is_empty() {
-            let took = self.session.on_bytes(&Chunk::from_slice(rest)).unwrap();
+            let took = self.session.on_bytes(&Chunk::from_slice(rest), Instant::now()).unwrap();
             assert!(took > 0, "it waits for more than a message");
             rest = &rest[took..];
         }

@@ -95,7 +95,7 @@ fn push_pdu(batch: &mut Vec<u8>, kind: u8, flags: u8, specific: &[u8], data: &[u
 
 /// Hands bytes in, and looks that they are answered with success.
 fn take(session: &mut TargetSession, bytes: &[u8]) {
-    assert_eq!(session.on_bytes(&Chunk::from_slice(bytes)), Ok(bytes.len()));
+    assert_eq!(session.on_bytes(&Chunk::from_slice(bytes), Instant::now()), Ok(bytes.len()));
     let answer = session.outbox().take_bytes();
     assert!(answer[0] == 1 || answer[22..24] == [0, 0], "{answer:x?}");
 }

@@ -22,7 +22,7 @@ use blockmux_proto::session::{
     StreamSession, Target, Timed,
 };
 use blockmux_volume::{Chunk, Completion, Io, Tag, Waker};
-use end::End;
+use end::{Calls, End};
 use std::time::{Duration, Instant};
 
 /// A session over a queue pair, or over several.
@@ -32,8 +32,7 @@ pub struct Driven<Q, S> {
     further: Vec<Option<Box<End<Q>>>>,
     session: S,
     connect: Option<Box<Connect<Q>>>,
-    /// How often the session was given something, or gave something away.
-    changes: u64,
+    calls: Calls,
 }
 
 /// Makes the queue pair of a further connection, which goes where the first one goes.
@@ -41,9 +40,9 @@ type Connect<Q> = dyn FnMut(&Q, &Endpoint, Instant) -> Q;
 
 impl<Q: Provider, S> Driven<Q, S> {
     /// Joins `session` with the queue pair of its first connection.
-    pub fn new(session: S, queue_pair: Q) -> Driven<Q, S> {
+    pub fn new(session: S, queue_pair: Q, now: Instant) -> Driven<Q, S> {
         let first = End::new(queue_pair);
-        Driven { first, further: Vec::new(), session, connect: None, changes: 0 }
+        Driven { first, further: Vec::new(), session, connect: None, calls: Calls { changes: 0, now } }
     }
 
     /// Lets a session have several connections: `connect` makes the queue pairs of those behind the first, which it is
@@ -66,7 +65,7 @@ impl<Q: Provider, S> Driven<Q, S> {
     /// The session, to hand something in. The driver's next look at the outbox takes what it then wants.
     #[inline]
     pub fn session_mut(&mut self) -> &mut S {
-        self.changes = self.changes.wrapping_add(1);
+        self.calls.changes = self.calls.changes.wrapping_add(1);
         &mut self.session
     }
 
@@ -84,7 +83,7 @@ impl<Q: Provider, S> Driven<Q, S> {
     /// The session gave something away, and may have room now for something else.
     #[inline]
     fn changed_by<T>(&mut self, given: Option<T>) -> Option<T> {
-        self.changes = self.changes.wrapping_add(given.is_some().into());
+        self.calls.changes = self.calls.changes.wrapping_add(given.is_some().into());
         given
     }
 }
@@ -93,7 +92,7 @@ impl<Q: Provider, S: RdmaSession> Driven<Q, S> {
     /// Hands in events and lets the session work until nothing moves; whether anything did.
     #[inline]
     pub fn pump(&mut self) -> bool {
-        self.first.pump(&mut self.session, &mut self.changes)
+        self.first.pump(&mut self.session, &mut self.calls)
     }
 }
 
@@ -104,7 +103,7 @@ impl<Q: Provider, S: RdmaSession> Timed for Driven<Q, S> {
     }
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        self.first.on_timeout(&mut self.session, &mut self.changes, now)
+        self.first.on_timeout(&mut self.session, &mut self.calls, now)
     }
 }
 
@@ -115,15 +114,17 @@ impl<Q: Provider + StreamSession, S: RdmaSession> StreamSession for Driven<Q, S>
     }
 
     #[inline]
-    fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
-        let taken = self.first.queue_pair.on_bytes(input);
-        self.first.settle(&mut self.session, &mut self.changes, taken)
+    fn on_bytes(&mut self, input: &Chunk, now: Instant) -> Result<usize, ProtocolError> {
+        self.calls.now = now;
+        let taken = self.first.queue_pair.on_bytes(input, now);
+        self.first.settle(&mut self.session, &mut self.calls, taken)
     }
 
     #[inline]
-    fn on_placed(&mut self) -> Result<(), ProtocolError> {
-        let taken = self.first.queue_pair.on_placed();
-        self.first.settle(&mut self.session, &mut self.changes, taken)
+    fn on_placed(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        self.calls.now = now;
+        let taken = self.first.queue_pair.on_placed(now);
+        self.first.settle(&mut self.session, &mut self.calls, taken)
     }
 
     #[inline]
@@ -131,14 +132,15 @@ impl<Q: Provider + StreamSession, S: RdmaSession> StreamSession for Driven<Q, S>
         self.first.queue_pair.is_mostly_placed()
     }
 
-    fn on_end(&mut self) -> Result<(), ProtocolError> {
-        let ended = self.first.queue_pair.on_end();
-        self.first.settle(&mut self.session, &mut self.changes, ended)
+    fn on_end(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        self.calls.now = now;
+        let ended = self.first.queue_pair.on_end(now);
+        self.first.settle(&mut self.session, &mut self.calls, ended)
     }
 
     #[inline]
     fn outbox(&mut self) -> &mut Outbox {
-        self.first.outbox(&mut self.session, &mut self.changes)
+        self.first.outbox(&mut self.session, &mut self.calls)
     }
 }
 
@@ -160,17 +162,19 @@ impl<Q: Provider, S: RdmaSession + Target> Target for Driven<Q, S> {
     }
 
     #[inline]
-    fn on_io(&mut self, done: Completion) {
-        self.session_mut().on_io(done);
+    fn on_io(&mut self, done: Completion, now: Instant) {
+        self.calls.now = now;
+        self.session_mut().on_io(done, now);
     }
 
-    fn on_start(&mut self, waker: &Waker) {
-        self.session_mut().on_start(waker);
+    fn on_start(&mut self, waker: &Waker, now: Instant) {
+        self.session_mut().on_start(waker, now);
     }
 
     #[inline]
-    fn on_turn(&mut self) {
-        self.session_mut().on_turn();
+    fn on_turn(&mut self, now: Instant) {
+        self.calls.now = now;
+        self.session_mut().on_turn(now);
     }
 
     #[inline]
@@ -187,8 +191,8 @@ impl<Q: Provider, S: RdmaSession + Target> Target for Driven<Q, S> {
         self.session.stage()
     }
 
-    fn on_stop(&mut self) {
-        self.session_mut().on_stop();
+    fn on_stop(&mut self, now: Instant) {
+        self.session_mut().on_stop(now);
     }
 }
 
@@ -306,13 +310,13 @@ impl<Q: Provider, S: RdmaConnections> Driven<Q, S> {
     fn driven(&mut self, connection: usize) -> DrivenConnection<'_, Q, impl RdmaSession> {
         let further = connection.checked_sub(1).and_then(|place| self.further.get_mut(place)?.as_deref_mut());
         let (end, connection) = further.map_or((&mut self.first, 0), |end| (end, connection));
-        DrivenConnection { end, session: self.session.connection(connection), changes: &mut self.changes }
+        DrivenConnection { end, session: self.session.connection(connection), calls: &mut self.calls }
     }
 
     /// [`Driven::pump`] of one connection.
     pub fn pump_connection(&mut self, connection: usize) -> bool {
-        let DrivenConnection { end, mut session, changes } = self.driven(connection);
-        end.pump(&mut session, changes)
+        let DrivenConnection { end, mut session, calls } = self.driven(connection);
+        end.pump(&mut session, calls)
     }
 }
 
@@ -321,7 +325,7 @@ struct DrivenConnection<'a, Q, S> {
     end: &'a mut End<Q>,
     /// The session of that connection.
     session: S,
-    changes: &'a mut u64,
+    calls: &'a mut Calls,
 }
 
 impl<Q: Provider, S: RdmaSession> Timed for DrivenConnection<'_, Q, S> {
@@ -331,7 +335,7 @@ impl<Q: Provider, S: RdmaSession> Timed for DrivenConnection<'_, Q, S> {
     }
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        self.end.on_timeout(&mut self.session, self.changes, now)
+        self.end.on_timeout(&mut self.session, self.calls, now)
     }
 }
 
@@ -342,15 +346,17 @@ impl<Q: Provider + StreamSession, S: RdmaSession> StreamSession for DrivenConnec
     }
 
     #[inline]
-    fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
-        let taken = self.end.queue_pair.on_bytes(input);
-        self.end.settle(&mut self.session, self.changes, taken)
+    fn on_bytes(&mut self, input: &Chunk, now: Instant) -> Result<usize, ProtocolError> {
+        self.calls.now = now;
+        let taken = self.end.queue_pair.on_bytes(input, now);
+        self.end.settle(&mut self.session, self.calls, taken)
     }
 
     #[inline]
-    fn on_placed(&mut self) -> Result<(), ProtocolError> {
-        let taken = self.end.queue_pair.on_placed();
-        self.end.settle(&mut self.session, self.changes, taken)
+    fn on_placed(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        self.calls.now = now;
+        let taken = self.end.queue_pair.on_placed(now);
+        self.end.settle(&mut self.session, self.calls, taken)
     }
 
     #[inline]
@@ -358,14 +364,15 @@ impl<Q: Provider + StreamSession, S: RdmaSession> StreamSession for DrivenConnec
         self.end.queue_pair.is_mostly_placed()
     }
 
-    fn on_end(&mut self) -> Result<(), ProtocolError> {
-        let ended = self.end.queue_pair.on_end();
-        self.end.settle(&mut self.session, self.changes, ended)
+    fn on_end(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        self.calls.now = now;
+        let ended = self.end.queue_pair.on_end(now);
+        self.end.settle(&mut self.session, self.calls, ended)
     }
 
     #[inline]
     fn outbox(&mut self) -> &mut Outbox {
-        self.end.outbox(&mut self.session, self.changes)
+        self.end.outbox(&mut self.session, self.calls)
     }
 }
 
@@ -430,7 +437,7 @@ mod tests {
             }
         }
 
-        fn on_event(&mut self, event: Event) -> Result<(), ProtocolError> {
+        fn on_event(&mut self, event: Event, _now: Instant) -> Result<(), ProtocolError> {
             match event {
                 Event::Requested { .. } => self.work.push(Work::Accept { private_data: Vec::new() }),
                 Event::Connected { .. } if self.is_active => self.ask(),
@@ -472,8 +479,8 @@ mod tests {
     fn pair(asks: u32) -> (End, End) {
         let session = || Filler { asks, ..Filler::default() };
         let (active, passive) = loopback::pair(&session().endpoint(), &session().endpoint(), [1; 32]);
-        let first = Driven::new(Filler { is_active: true, ..session() }, active);
-        (first, Driven::new(session(), passive))
+        let first = Driven::new(Filler { is_active: true, ..session() }, active, Instant::now());
+        (first, Driven::new(session(), passive, Instant::now()))
     }
 
     const GIBBERISH: ProtocolError = ProtocolError { what: "sent gibberish", reference: "the test" };

@@ -130,7 +130,7 @@ impl Capture {
         while let Demand::Bytes(least) = end.demand()
             && inbound.len() >= least
         {
-            match end.on_bytes(&Chunk::from_slice(inbound)) {
+            match end.on_bytes(&Chunk::from_slice(inbound), Instant::now()) {
                 Ok(taken) => drop(inbound.drain(..taken)),
                 Err(_) => return inbound.clear(),
             }

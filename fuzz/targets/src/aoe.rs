@@ -43,7 +43,7 @@ pub(crate) fn aoe_target(data: &[u8]) {
             let mut done = Vec::new();
             channel.submit(io);
             channel.poll(&mut done);
-            done.into_iter().for_each(|done| target.on_io(done));
+            done.into_iter().for_each(|done| target.on_io(done, Instant::now()));
         }
         let outbox = target.frames(now);
         while let Some(frame) = outbox.pop() {

@@ -101,7 +101,7 @@ impl Run<'_> {
     fn leave(&mut self, at: usize) {
         if let Some(line) = self.lines[at].as_mut().filter(|line| !line.is_over) {
             line.is_over = true;
-            let _ = line.session.on_end();
+            let _ = line.session.on_end(Instant::now());
             assert!(matches!(line.session.demand(), Demand::Close));
         }
     }
@@ -109,10 +109,10 @@ impl Run<'_> {
     /// Some of what a driver does.
     fn turn(&mut self, at: usize, holds_io: bool) {
         let Some(line) = &mut self.lines[at] else { return };
-        line.session.on_turn();
+        line.session.on_turn(Instant::now());
         if !line.is_over && line.wire.turn(&mut line.session, &mut self.choices).is_err() {
             line.is_over = true;
-            let _ = line.session.on_end();
+            let _ = line.session.on_end(Instant::now());
         }
         while let Some((volume, io)) = line.session.poll_io() {
             let export = self.exports.get(volume).expect("the volume exists");
@@ -153,7 +153,7 @@ impl Run<'_> {
                 channel.poll(&mut done);
                 done.pop().map_or(Ok(Output::Nothing), |done: Completion| done.result)
             };
-            line.session.on_io(Completion { tag, result });
+            line.session.on_io(Completion { tag, result }, Instant::now());
         }
     }
 
@@ -167,7 +167,7 @@ impl Run<'_> {
                 && line.session.on_timeout(self.now).is_err()
             {
                 line.is_over = true;
-                let _ = line.session.on_end();
+                let _ = line.session.on_end(Instant::now());
             }
         }
     }

@@ -158,7 +158,7 @@ impl Run<'_> {
     fn finish(mut self) {
         let leaves = !self.is_over && self.wire.is_drained() && self.choices.byte() < 128;
         if leaves {
-            let ended = self.session.connection(0).on_end();
+            let ended = self.session.connection(0).on_end(Instant::now());
             if let Err(error) = ended {
                 self.on_error(error);
             }
@@ -268,7 +268,7 @@ impl GoodTarget {
                 let mut done = Vec::new();
                 self.channel.submit(io);
                 self.channel.poll(&mut done);
-                done.into_iter().for_each(|done| self.session.on_io(done));
+                done.into_iter().for_each(|done| self.session.on_io(done, Instant::now()));
             }
         }
         self.session.outbox().take_bytes()
@@ -277,7 +277,8 @@ impl GoodTarget {
     fn receive(&mut self) -> bool {
         match self.session.demand() {
             Demand::Bytes(least) if self.unread.len() >= least => {
-                let taken = self.session.on_bytes(&Chunk::from_slice(&self.unread)).unwrap_or(0);
+                let taken =
+                    self.session.on_bytes(&Chunk::from_slice(&self.unread), Instant::now()).unwrap_or(0);
                 self.unread.drain(..taken);
                 taken > 0
             }
@@ -285,7 +286,7 @@ impl GoodTarget {
                 let rest = self.unread.split_off(list.len());
                 list.copy_from(&self.unread);
                 self.unread = rest;
-                self.session.on_placed().is_ok()
+                self.session.on_placed(Instant::now()).is_ok()
             }
             _ => false,
         }

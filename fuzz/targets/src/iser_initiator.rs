@@ -111,7 +111,7 @@ impl Run<'_> {
     }
 
     fn event(&mut self, event: Event) {
-        let taken = self.session.connection(0).on_event(event);
+        let taken = self.session.connection(0).on_event(event, Instant::now());
         taken.unwrap_or_else(|error| self.on_error(error));
     }
 
@@ -204,7 +204,7 @@ impl Run<'_> {
         self.requests.poll_done(&mut self.session);
         self.open.clear();
         self.queue_pair.works.clear();
-        let _ = self.session.connection(0).on_event(Event::Disconnected);
+        let _ = self.session.connection(0).on_event(Event::Disconnected, Instant::now());
         self.requests.poll_done(&mut self.session);
         if let Some(refused) = self.session.session().refused() {
             assert!(!refused.to_string().contains('\n'));
@@ -255,7 +255,7 @@ impl GoodTarget {
         let session = TargetSession::new(node(&exports), 1, Pool::new(usize::MAX), [0; 32], now);
         let mut session = IserTargetSession::new(session);
         let private_data = vec![closes, 0, 0, 0];
-        session.on_event(Event::Requested { private_data }).expect("anybody may connect");
+        session.on_event(Event::Requested { private_data }, Instant::now()).expect("anybody may connect");
         let core = TestCore::new().as_core();
         let (_, disk) = exports.iter().next().expect("there is one");
         let channel = disk.volume.open(&core, session.depth(), Waker::idle()).expect("a RAM volume opens");
@@ -266,7 +266,7 @@ impl GoodTarget {
     fn answer(&mut self, message: &[u8], open: &mut Open) -> Vec<(Vec<u8>, Option<Stag>)> {
         let mut answers = Vec::new();
         let event = Event::Received { message: Seg::from_slice(message), invalidated: None };
-        let mut next = self.session.on_event(event).is_ok();
+        let mut next = self.session.on_event(event, Instant::now()).is_ok();
         while next {
             next = false;
             while let Some(work) = self.queue_pair.next(&mut self.session, 100) {
@@ -291,14 +291,14 @@ impl GoodTarget {
                     }
                     _ => continue,
                 };
-                let _ = self.session.on_event(Event::Done { id, result: Ok(()) });
+                let _ = self.session.on_event(Event::Done { id, result: Ok(()) }, Instant::now());
             }
             while let Some((_, io)) = self.session.poll_io() {
                 next = true;
                 let mut done = Vec::new();
                 self.channel.submit(io);
                 self.channel.poll(&mut done);
-                done.into_iter().for_each(|done| self.session.on_io(done));
+                done.into_iter().for_each(|done| self.session.on_io(done, Instant::now()));
             }
         }
         answers

@@ -83,7 +83,7 @@ impl Run<'_> {
             moved |= self.complete_work();
         }
         match self.choices.byte() {
-            255 => self.session.on_stop(),
+            255 => self.session.on_stop(Instant::now()),
             254 => self.lose(),
             _ => {}
         }
@@ -91,7 +91,7 @@ impl Run<'_> {
     }
 
     fn event(&mut self, event: Event) {
-        let result = self.session.on_event(event);
+        let result = self.session.on_event(event, Instant::now());
         self.judge(result);
     }
 

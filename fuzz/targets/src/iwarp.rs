@@ -430,7 +430,7 @@ impl Run<'_> {
 
     /// The peer leaves, or the connection is given up.
     fn finish(&mut self) {
-        if let Err(error) = self.iwarp.on_end() {
+        if let Err(error) = self.iwarp.on_end(Instant::now()) {
             self.on_error(error);
         }
         assert!(self.iwarp.outbox().is_empty());

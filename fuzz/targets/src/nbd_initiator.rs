@@ -99,7 +99,7 @@ impl Run<'_> {
     /// The server leaves, or the connection is given up.
     fn finish(mut self) {
         let leaves = !self.is_over && self.wire.is_drained() && self.choices.byte() < 128;
-        if leaves && let Err(error) = self.session.on_end() {
+        if leaves && let Err(error) = self.session.on_end(Instant::now()) {
             self.on_error(error);
         }
         self.send();

@@ -248,7 +248,7 @@ impl Pair<'_> {
             }
             None => self.execute(io),
         };
-        self.link.target.on_io(done);
+        self.link.target.on_io(done, Instant::now());
     }
 
     fn execute(&mut self, io: Io) -> Completion {
@@ -354,7 +354,10 @@ impl Pair<'_> {
         assert!(matches!(self.link.initiator.demand(), Demand::Close));
         assert!(matches!(self.link.target.demand(), Demand::Close));
         assert!(self.link.to_target.is_drained() && self.link.to_initiator.is_drained());
-        assert_eq!((self.link.target.on_end(), self.link.initiator.on_end()), (Ok(()), Ok(())));
+        assert_eq!(
+            (self.link.target.on_end(Instant::now()), self.link.initiator.on_end(Instant::now())),
+            (Ok(()), Ok(()))
+        );
         self.link = Link::new(&self.exports, &self.pool, self.features);
         assert_eq!(self.pool.out_bytes(), 0, "memory is lost");
         self.settle();

@@ -110,7 +110,7 @@ fn run_queue(mut choices: Choices<'_>, credentials: Option<Credentials>, stream:
             break;
         }
     }
-    if !is_broken && let Err(error) = session.connection(0).on_end() {
+    if !is_broken && let Err(error) = session.connection(0).on_end(Instant::now()) {
         check_error(&error);
     }
     requests.poll_done(&mut session);

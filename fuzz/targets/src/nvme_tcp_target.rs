@@ -26,7 +26,7 @@ pub(crate) fn nvme_tcp_target(data: &[u8]) {
     let node = node(&exports);
     let admin = (choices.byte() & 1 == 1).then(|| {
         let mut admin = TargetSession::new(node.clone(), pool.clone(), now);
-        admin.on_bytes(&Chunk::from_slice(ADMIN)).expect("it is what a host sends");
+        admin.on_bytes(&Chunk::from_slice(ADMIN), Instant::now()).expect("it is what a host sends");
         admin.outbox().clear();
         admin
     });

@@ -6,6 +6,7 @@ use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::session::Target;
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Channel, Completion, Io, IoError, Op, Output, Pool, Waker};
+use std::time::Instant;
 
 /// Volumes, and the I/O to them in flight.
 pub(crate) struct Served {
@@ -90,7 +91,7 @@ impl Served {
                 done.result
             }
         };
-        session.on_io(Completion { tag, result });
+        session.on_io(Completion { tag, result }, Instant::now());
     }
 }
 

@@ -91,7 +91,7 @@ impl<'a, S: StreamSession + Target, J: Judge> Run<'a, S, J> {
         let room = J::room(self.choices.byte());
         moved |= self.send(room);
         match self.choices.byte() {
-            255 => self.session.on_stop(),
+            255 => self.session.on_stop(Instant::now()),
             254 => self.leave(),
             choice => self.judge.on_choice(choice),
         }
@@ -121,7 +121,7 @@ impl<'a, S: StreamSession + Target, J: Judge> Run<'a, S, J> {
             return;
         }
         self.is_over = true;
-        if let Err(error) = self.session.on_end() {
+        if let Err(error) = self.session.on_end(Instant::now()) {
             self.on_error(&error);
         }
         assert!(matches!(self.session.demand(), Demand::Close));

@@ -3,6 +3,7 @@
 use crate::choices::Choices;
 use blockmux_proto::session::{Demand, MAX_DEMAND, ProtocolError, StreamSession};
 use blockmux_volume::{Chunk, Memory};
+use std::time::Instant;
 
 /// What a peer has sent, and how far the session has come with it.
 pub(crate) struct Wire {
@@ -71,7 +72,7 @@ impl Wire {
                 self.placed += came;
                 if self.placed == list.len() {
                     self.placed = 0;
-                    session.on_placed()?;
+                    session.on_placed(Instant::now())?;
                     return Ok(true);
                 }
                 Ok(from_chunk + came > 0)
@@ -96,7 +97,7 @@ impl Wire {
                 return Ok(came > 0);
             }
         }
-        let taken = session.on_bytes(&self.chunk)?;
+        let taken = session.on_bytes(&self.chunk, Instant::now())?;
         assert!(taken <= self.chunk.unread().len(), "took more than there is");
         self.chunk.take(taken);
         let wants_the_same = matches!(session.demand(), Demand::Bytes(n) if n <= self.chunk.unread().len());

@@ -86,7 +86,7 @@ impl<H: Host> Connection<H> {
         let asked = chunk.room();
         let result = secure.receive(&mut self.stream, chunk, self.core.pool());
         if let Some(identity) = secure.take_identity() {
-            session.on_secured(identity)?;
+            session.on_secured(identity, self.core.now())?;
         }
         match result {
             Ok(Received::Bytes(0)) => {

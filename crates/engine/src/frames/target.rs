@@ -73,13 +73,13 @@ impl<S: FrameSession + Target, H: FrameHost> Task for FrameTargetTask<S, H> {
     fn run(&mut self) -> Progress {
         let now = self.core.now();
         if self.core.is_stopping() && self.ends.is_none() {
-            self.session.on_stop();
+            self.session.on_stop(now);
             let ends = now + STOPS_WITHIN;
             self.ends = Some(ends);
             self.core.wake_at(ends, &self.waker);
         }
         let received = self.wire.take_in(&mut self.session, now);
-        let moved = self.channels.move_io(&mut self.session);
+        let moved = self.channels.move_io(&mut self.session, now);
         while let Some(event) = self.session.poll_event() {
             self.stations.on_event(event, |volume| self.channels.name(volume));
         }

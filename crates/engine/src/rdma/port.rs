@@ -98,7 +98,7 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> PortSession<S, R> {
 
     /// Becomes what a connection is that begins like this.
     #[cold]
-    fn decide(&mut self, begin: &[u8]) {
+    fn decide(&mut self, begin: &[u8], now: Instant) {
         let PortSession::Looking(looking) = self else { return };
         let Some((session, accept)) = looking.next.take() else { return };
         let (waker, sent) = (looking.waker.clone(), looking.sent);
@@ -109,7 +109,7 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> PortSession<S, R> {
         } else {
             PortSession::Tcp(session)
         };
-        self.on_start(&waker);
+        self.on_start(&waker, now);
     }
 }
 
@@ -156,15 +156,15 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> StreamSession for PortS
     }
 
     #[inline]
-    fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
+    fn on_bytes(&mut self, input: &Chunk, now: Instant) -> Result<usize, ProtocolError> {
         match self {
             PortSession::Looking(_) => {
-                self.decide(input.unread());
+                self.decide(input.unread(), now);
                 Ok(0)
             }
-            PortSession::Tcp(session) => session.on_bytes(input),
+            PortSession::Tcp(session) => session.on_bytes(input, now),
             PortSession::Rdma(driven, replay) => {
-                let taken = driven.on_bytes(input);
+                let taken = driven.on_bytes(input, now);
                 if replay.begun.is_some() {
                     let took = taken.as_ref().map_or(0, |taken| *taken);
                     replay.record(&input.unread()[..took], driven.stage());
@@ -175,8 +175,8 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> StreamSession for PortS
     }
 
     #[inline]
-    fn on_placed(&mut self) -> Result<(), ProtocolError> {
-        ask!(self, session => session.on_placed(), _ => Ok(()))
+    fn on_placed(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        ask!(self, session => session.on_placed(now), _ => Ok(()))
     }
 
     #[inline]
@@ -184,9 +184,9 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> StreamSession for PortS
         ask!(self, session => session.is_mostly_placed(), _ => false)
     }
 
-    fn on_end(&mut self) -> Result<(), ProtocolError> {
-        ask!(self, session => session.on_end(), looking => {
-            looking.session().map_or(Ok(()), StreamSession::on_end)
+    fn on_end(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        ask!(self, session => session.on_end(now), looking => {
+            looking.session().map_or(Ok(()), |session| session.on_end(now))
         })
     }
 
@@ -221,17 +221,17 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> Target for PortSession<
     }
 
     #[inline]
-    fn on_io(&mut self, done: Completion) {
-        ask!(self, session => session.on_io(done), _ => {})
+    fn on_io(&mut self, done: Completion, now: Instant) {
+        ask!(self, session => session.on_io(done, now), _ => {})
     }
 
-    fn on_start(&mut self, waker: &Waker) {
-        ask!(self, session => session.on_start(waker), looking => looking.waker = waker.clone())
+    fn on_start(&mut self, waker: &Waker, now: Instant) {
+        ask!(self, session => session.on_start(waker, now), looking => looking.waker = waker.clone())
     }
 
     #[inline]
-    fn on_turn(&mut self) {
-        ask!(self, session => session.on_turn(), _ => {})
+    fn on_turn(&mut self, now: Instant) {
+        ask!(self, session => session.on_turn(now), _ => {})
     }
 
     #[inline]
@@ -248,9 +248,9 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> Target for PortSession<
         ask!(self, session => session.stage(), _ => SessionStage::Handshake)
     }
 
-    fn on_stop(&mut self) {
-        ask!(self, session => session.on_stop(), looking => {
-            looking.session().into_iter().for_each(Target::on_stop);
+    fn on_stop(&mut self, now: Instant) {
+        ask!(self, session => session.on_stop(now), looking => {
+            looking.session().into_iter().for_each(|session| session.on_stop(now));
         })
     }
 }

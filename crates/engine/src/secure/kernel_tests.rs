@@ -12,6 +12,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
+use std::time::Instant;
 
 /// Says what it has to say, and hears as much as there is, every second part of it right where it is to be.
 struct Talker {
@@ -41,7 +42,7 @@ impl StreamSession for Talker {
         self.place.clone().map_or(Demand::Bytes(1), Demand::Place)
     }
 
-    fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
+    fn on_bytes(&mut self, input: &Chunk, _now: Instant) -> Result<usize, ProtocolError> {
         assert!(!self.identity.is_empty(), "what is heard is secured");
         let bytes = &input.unread()[..input.unread().len().min(700)];
         self.heard.extend(bytes);
@@ -51,19 +52,19 @@ impl StreamSession for Talker {
         Ok(bytes.len())
     }
 
-    fn on_secured(&mut self, identity: &[u8]) -> Result<(), ProtocolError> {
+    fn on_secured(&mut self, identity: &[u8], _now: Instant) -> Result<(), ProtocolError> {
         assert!(self.identity.is_empty(), "it is told once");
         self.identity = identity.to_vec();
         Ok(())
     }
 
-    fn on_placed(&mut self) -> Result<(), ProtocolError> {
+    fn on_placed(&mut self, _now: Instant) -> Result<(), ProtocolError> {
         let list = self.place.take().expect("a place was asked for");
         list.segs().iter().for_each(|seg| self.heard.extend(seg.to_vec()));
         Ok(())
     }
 
-    fn on_end(&mut self) -> Result<(), ProtocolError> {
+    fn on_end(&mut self, _now: Instant) -> Result<(), ProtocolError> {
         self.has_ended = true;
         Ok(())
     }

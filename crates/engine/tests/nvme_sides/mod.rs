@@ -91,13 +91,15 @@ fn show(session: &mut impl StreamSession, mut bytes: &[u8]) {
     while !bytes.is_empty() {
         match session.demand() {
             Demand::Bytes(_) => {
-                let taken = session.on_bytes(&Chunk::from_slice(bytes)).expect("it keeps to the protocol");
+                let taken = session
+                    .on_bytes(&Chunk::from_slice(bytes), Instant::now())
+                    .expect("it keeps to the protocol");
                 bytes = &bytes[taken..];
             }
             Demand::Place(list) => {
                 let (here, rest) = bytes.split_at(list.len());
                 list.copy_from(here);
-                session.on_placed().expect("it keeps to the protocol");
+                session.on_placed(Instant::now()).expect("it keeps to the protocol");
                 bytes = rest;
             }
             Demand::Nothing | Demand::Close => return,

@@ -111,7 +111,7 @@ impl Net {
             let channel = &mut self.channels[volume.0 as usize];
             channel.submit(io);
             channel.poll(&mut done);
-            done.into_iter().for_each(|done| self.target.on_io(done));
+            done.into_iter().for_each(|done| self.target.on_io(done, Instant::now()));
         }
     }
 }

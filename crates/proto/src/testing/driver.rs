@@ -4,6 +4,7 @@ use crate::fabrics::host::{HostAdmin, HostQueues, HostTransport};
 use crate::session::{Demand, Initiator, MAX_DEMAND, ProtocolError, StreamConnections, StreamSession};
 use crate::{iscsi, nbd};
 use blockmux_volume::{Chunk, Completion, Io, IoError, Op, Output, SgList, Tag};
+use std::time::Instant;
 
 /// A session and its driver, which asserts that every demand can be met and that meeting it leads somewhere.
 pub(crate) struct Driver<S> {
@@ -16,6 +17,8 @@ pub(crate) struct Driver<S> {
     pub(crate) unread: Vec<u8>,
     /// How often payload was placed.
     pub(crate) placed: usize,
+    /// What time it is.
+    pub(crate) now: Instant,
 }
 
 /// A session over one connection or several.
@@ -62,7 +65,7 @@ where
 
 impl<S: Streams> Driver<S> {
     pub(crate) fn of(session: S, step: usize) -> Driver<S> {
-        Driver { session, connection: 0, step, unread: Vec::new(), placed: 0 }
+        Driver { session, connection: 0, step, unread: Vec::new(), placed: 0, now: Instant::now() }
     }
 
     /// The stream session of the connection that is meant.
@@ -88,7 +91,7 @@ impl<S: Streams> Driver<S> {
                 if self.unread.len() < least {
                     return Ok(false);
                 }
-                let took = stream.on_bytes(&Chunk::from_slice(&self.unread))?;
+                let took = stream.on_bytes(&Chunk::from_slice(&self.unread), self.now)?;
                 self.unread.drain(..took);
                 let is_progress = took > 0 || !matches!(stream.demand(), Demand::Bytes(n) if n <= least);
                 assert!(is_progress, "took nothing of {} bytes and demands no more", self.unread.len());
@@ -99,7 +102,7 @@ impl<S: Streams> Driver<S> {
                 list.copy_from(&self.unread);
                 self.unread = rest;
                 self.placed = self.placed.saturating_add(1);
-                stream.on_placed()?;
+                stream.on_placed(self.now)?;
                 Ok(true)
             }
             Demand::Place(_) | Demand::Nothing | Demand::Close => Ok(false),

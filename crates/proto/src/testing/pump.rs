@@ -6,6 +6,7 @@ use crate::session::{Demand, ProtocolError, StreamSession, Target};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Channel, Chunk, Completion, Io, Memory, SgList, Tag, Waker};
 use std::collections::VecDeque;
+use std::time::Instant;
 
 /// A target session between a wire and its volumes.
 pub(crate) struct Pump<S> {
@@ -25,6 +26,8 @@ pub(crate) struct Pump<S> {
     pub(crate) cancelled: Vec<(VolumeId, Tag)>,
     /// How many times payload was placed.
     pub(crate) placed: usize,
+    /// What time it is.
+    pub(crate) now: Instant,
 }
 
 impl<S: Target> Pump<S> {
@@ -44,6 +47,7 @@ impl<S: Target> Pump<S> {
             submitted: VecDeque::new(),
             cancelled: Vec::new(),
             placed: 0,
+            now: Instant::now(),
         }
     }
 
@@ -55,13 +59,14 @@ impl<S: Target> Pump<S> {
         channel.submit(io);
         channel.kick();
         channel.poll(&mut done);
-        done.into_iter().for_each(|done| self.session.on_io(done));
+        let now = self.now;
+        done.into_iter().for_each(|done| self.session.on_io(done, now));
     }
 
     /// Turns without a wire until nothing moves.
     pub(crate) fn turn(&mut self) {
         loop {
-            self.session.on_turn();
+            self.session.on_turn(self.now);
             if !self.take_io() {
                 return;
             }
@@ -117,7 +122,7 @@ impl<S: StreamSession + Target> Pump<S> {
     /// Turns until nothing moves.
     pub(crate) fn run(&mut self) -> Result<(), ProtocolError> {
         loop {
-            self.session.on_turn();
+            self.session.on_turn(self.now);
             let has_come = self.receive()?;
             if !self.take_io() && !has_come {
                 return Ok(());
@@ -142,7 +147,7 @@ impl<S: StreamSession + Target> Pump<S> {
                         return Ok(came > 0);
                     }
                 }
-                let taken = self.session.on_bytes(&self.buffer)?;
+                let taken = self.session.on_bytes(&self.buffer, self.now)?;
                 self.buffer.take(taken);
                 Ok(taken + came > 0)
             }
@@ -167,7 +172,7 @@ impl<S: StreamSession + Target> Pump<S> {
         if *filled == list.len() {
             self.placing = None;
             self.placed += 1;
-            self.session.on_placed()?;
+            self.session.on_placed(self.now)?;
         }
         Ok(came > 0)
     }

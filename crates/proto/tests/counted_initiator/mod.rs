@@ -3,6 +3,7 @@
 use crate::counting;
 use blockmux_proto::session::{Demand, Initiator, StreamConnections, StreamSession};
 use blockmux_volume::{Chunk, Io, Memory, Op, Output, SgList, Tag};
+use std::time::Instant;
 
 /// The session, and who answers: a function of what the session sends to what it receives.
 pub(crate) struct CountedInitiator<S, P> {
@@ -56,7 +57,8 @@ impl<S: StreamConnections + Initiator, P: FnMut(&[u8]) -> Vec<u8>> CountedInitia
             if self.chunk.unread().len() < need {
                 break;
             }
-            let taken = self.counted(|session, chunk| session.connection(0).on_bytes(chunk).unwrap());
+            let taken =
+                self.counted(|session, chunk| session.connection(0).on_bytes(chunk, Instant::now()).unwrap());
             self.chunk.take(taken);
         }
     }

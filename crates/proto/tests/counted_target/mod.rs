@@ -3,6 +3,7 @@
 use crate::counting;
 use blockmux_proto::session::{StreamSession, Target};
 use blockmux_volume::{Chunk, Completion, Memory, Op, Output, Tag};
+use std::time::Instant;
 
 /// The session, and what lies around it.
 pub(crate) struct CountedTarget<S> {
@@ -75,7 +76,7 @@ impl<S: StreamSession + Target> CountedTarget<S> {
         self.chunk.recycle();
         self.chunk.extend(bytes);
         let before = counting::of_this_thread();
-        assert_eq!(self.session.on_bytes(&self.chunk), Ok(bytes.len()));
+        assert_eq!(self.session.on_bytes(&self.chunk, Instant::now()), Ok(bytes.len()));
         self.chunk.take(bytes.len());
         self.allocations += counting::of_this_thread() - before;
     }
@@ -90,7 +91,7 @@ impl<S: StreamSession + Target> CountedTarget<S> {
         for (tag, op) in self.ios.drain(..) {
             let read = op == Op::Read;
             let output = if read { Output::Data(self.lent.seg(0, 4096).into()) } else { Output::Nothing };
-            self.session.on_io(Completion { tag, result: Ok(output) });
+            self.session.on_io(Completion { tag, result: Ok(output) }, Instant::now());
         }
         let sent = self.session.outbox().len();
         self.session.outbox().consume(sent);

@@ -6,6 +6,14 @@ use blockmux_proto::rdma::{Event, RdmaSession};
 use blockmux_proto::session::{ProtocolError, StreamSession};
 use std::time::Instant;
 
+/// What the driver's calls have come to.
+pub(super) struct Calls {
+    /// How often the session was given something, or gave something away.
+    pub(super) changes: u64,
+    /// When the latest call came.
+    pub(super) now: Instant,
+}
+
 /// Our end of a connection.
 pub(super) struct End<Q> {
     pub(super) queue_pair: Q,
@@ -27,13 +35,13 @@ impl<Q: Provider> End<Q> {
     ///
     /// It ends: what comes from the peer has come before, and what work leads to by itself is bounded by the endpoint.
     #[inline]
-    pub(super) fn pump(&mut self, session: &mut impl RdmaSession, changes: &mut u64) -> bool {
+    pub(super) fn pump(&mut self, session: &mut impl RdmaSession, calls: &mut Calls) -> bool {
         let mut has_moved = false;
         loop {
             let mut moves = false;
             while let Some(event) = self.queue_pair.poll() {
                 moves = true;
-                self.hand_in(session, event);
+                self.hand_in(session, event, calls.now);
             }
             while self.broken.is_none() {
                 if !session.work(&mut self.queue_pair) {
@@ -42,7 +50,7 @@ impl<Q: Provider> End<Q> {
                 moves = true;
             }
             if !moves {
-                *changes = changes.wrapping_add(has_moved.into());
+                calls.changes = calls.changes.wrapping_add(has_moved.into());
                 return has_moved;
             }
             has_moved = true;
@@ -54,11 +62,11 @@ impl<Q: Provider> End<Q> {
     pub(super) fn settle<T>(
         &mut self,
         session: &mut impl RdmaSession,
-        changes: &mut u64,
+        calls: &mut Calls,
         taken: Result<T, ProtocolError>,
     ) -> Result<T, ProtocolError> {
-        *changes = changes.wrapping_add(1);
-        self.pump(session, changes);
+        calls.changes = calls.changes.wrapping_add(1);
+        self.pump(session, calls);
         match self.broken {
             Some(error) if !std::mem::replace(&mut self.is_told, true) => Err(error),
             _ => taken,
@@ -73,9 +81,10 @@ impl<Q: Provider> End<Q> {
     pub(super) fn on_timeout(
         &mut self,
         session: &mut impl RdmaSession,
-        changes: &mut u64,
+        calls: &mut Calls,
         now: Instant,
     ) -> Result<(), ProtocolError> {
+        calls.now = now;
         let is_due = |when: Option<Instant>| when.is_some_and(|when| when <= now);
         let mut result = Ok(());
         if is_due(self.queue_pair.poll_timeout()) {
@@ -86,16 +95,16 @@ impl<Q: Provider> End<Q> {
         {
             self.part(session, error);
         }
-        self.settle(session, changes, result)
+        self.settle(session, calls, result)
     }
 
     #[inline]
-    fn hand_in(&mut self, session: &mut impl RdmaSession, event: Event) {
+    fn hand_in(&mut self, session: &mut impl RdmaSession, event: Event, now: Instant) {
         // A peer that is being left is not listened to; what it holds comes back all the same.
         if self.broken.is_some() && matches!(event, Event::Received { .. }) {
             return;
         }
-        if let Err(error) = session.on_event(event) {
+        if let Err(error) = session.on_event(event, now) {
             self.part(session, error);
         }
     }
@@ -115,10 +124,10 @@ impl<Q: Provider> End<Q> {
 impl<Q: Provider + StreamSession> End<Q> {
     /// What waits to be sent, after pumping if the session has changed or something was sent, which has made room.
     #[inline]
-    pub(super) fn outbox(&mut self, session: &mut impl RdmaSession, changes: &mut u64) -> &mut Outbox {
-        if self.settled != Some((*changes, self.queue_pair.outbox().len())) {
-            self.pump(session, changes);
-            self.settled = Some((*changes, self.queue_pair.outbox().len()));
+    pub(super) fn outbox(&mut self, session: &mut impl RdmaSession, calls: &mut Calls) -> &mut Outbox {
+        if self.settled != Some((calls.changes, self.queue_pair.outbox().len())) {
+            self.pump(session, calls);
+            self.settled = Some((calls.changes, self.queue_pair.outbox().len()));
         }
         self.queue_pair.outbox()
     }

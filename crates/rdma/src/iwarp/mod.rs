@@ -365,7 +365,7 @@ impl StreamSession for Iwarp {
     }
 
     #[inline]
-    fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
+    fn on_bytes(&mut self, input: &Chunk, _now: Instant) -> Result<usize, ProtocolError> {
         match self.phase {
             Phase::Connected | Phase::Leaving => self.on_fpdus(input),
             Phase::Over => Ok(input.unread().len()),
@@ -374,7 +374,7 @@ impl StreamSession for Iwarp {
     }
 
     #[inline]
-    fn on_placed(&mut self) -> Result<(), ProtocolError> {
+    fn on_placed(&mut self, _now: Instant) -> Result<(), ProtocolError> {
         self.place_is_full()
     }
 
@@ -383,7 +383,7 @@ impl StreamSession for Iwarp {
         self.arrival.is_mostly_placed()
     }
 
-    fn on_end(&mut self) -> Result<(), ProtocolError> {
+    fn on_end(&mut self, _now: Instant) -> Result<(), ProtocolError> {
         let is_within = self.arrival.is_within() && self.phase != Phase::Over;
         self.end(None);
         self.outbox.clear();

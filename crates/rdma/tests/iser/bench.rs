@@ -129,7 +129,7 @@ impl<D: Pumped + Target> Server<D> {
     pub(crate) fn run(&mut self) -> bool {
         let mut has_moved = false;
         loop {
-            self.driven.on_turn();
+            self.driven.on_turn(Instant::now());
             let mut moves = self.driven.pump();
             while let Some(io) = self.driven.poll_io() {
                 self.submitted.push_back(io);
@@ -156,7 +156,7 @@ impl<D: Pumped + Target> Server<D> {
         channel.submit(io);
         channel.kick();
         channel.poll(&mut done);
-        done.into_iter().for_each(|done| self.driven.on_io(done));
+        done.into_iter().for_each(|done| self.driven.on_io(done, Instant::now()));
     }
 }
 
@@ -170,8 +170,8 @@ pub(crate) struct Pair<S> {
 pub(crate) fn connect<S>(session: S, served: &Served) -> Pair<S> {
     let (active, passive) =
         loopback::pair(&initiator(wishes()).endpoint(), &served.session().endpoint(), [9; 32]);
-    let driven = Driven::new(served.session(), passive);
-    Pair { client: Driven::new(session, active), server: Server::new(served, driven) }
+    let driven = Driven::new(served.session(), passive, Instant::now());
+    Pair { client: Driven::new(session, active, Instant::now()), server: Server::new(served, driven) }
 }
 
 impl<S> Pair<S>
@@ -258,7 +258,7 @@ impl Handled for IserTargetSession {
     }
 
     fn handle(&mut self, event: Event) -> Result<(), ProtocolError> {
-        self.on_event(event)
+        self.on_event(event, Instant::now())
     }
 }
 
@@ -268,7 +268,7 @@ impl Handled for IserInitiatorSession {
     }
 
     fn handle(&mut self, event: Event) -> Result<(), ProtocolError> {
-        self.connection(0).on_event(event)
+        self.connection(0).on_event(event, Instant::now())
     }
 }
 
@@ -330,16 +330,16 @@ impl Target for Hand<IserTargetSession> {
         self.session.poll_cancel()
     }
 
-    fn on_io(&mut self, done: Completion) {
-        self.session.on_io(done);
+    fn on_io(&mut self, done: Completion, now: Instant) {
+        self.session.on_io(done, now);
     }
 
-    fn on_start(&mut self, waker: &Waker) {
-        self.session.on_start(waker);
+    fn on_start(&mut self, waker: &Waker, now: Instant) {
+        self.session.on_start(waker, now);
     }
 
-    fn on_turn(&mut self) {
-        self.session.on_turn();
+    fn on_turn(&mut self, now: Instant) {
+        self.session.on_turn(now);
     }
 
     fn stage(&self) -> SessionStage {
@@ -354,8 +354,8 @@ impl Target for Hand<IserTargetSession> {
         self.session.poll_event()
     }
 
-    fn on_stop(&mut self) {
-        self.session.on_stop();
+    fn on_stop(&mut self, now: Instant) {
+        self.session.on_stop(now);
     }
 }
 

@@ -13,6 +13,7 @@ use blockmux_wire::iscsi::session::{LoginRequest, LoginResponse};
 use blockmux_wire::iscsi::{Bhs, Opcode};
 use blockmux_wire::iser::ControlHeader;
 use std::collections::BTreeMap;
+use std::time::Instant;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 const TRACE: &str = include_str!("linux-6.12-siw.txt");
@@ -137,13 +138,13 @@ fn answer(server: &mut Server<Hand<IserTargetSession>>) -> (Doing, Bhs, Vec<u8>,
                 assert!(local.len() <= remote.len as usize);
                 doing.written = Some((remote.stag, remote.address));
                 data_in = local.to_vec();
-                server.driven.session.on_event(Event::Done { id, result: Ok(()) }).unwrap();
+                server.driven.session.on_event(Event::Done { id, result: Ok(()) }, Instant::now()).unwrap();
             }
             Some(Work::Read { id, local, remote }) => {
                 doing.read = Some(remote);
                 let all = pattern(8192 + local.len());
                 local.copy_from(&all[8192..]);
-                server.driven.session.on_event(Event::Done { id, result: Ok(()) }).unwrap();
+                server.driven.session.on_event(Event::Done { id, result: Ok(()) }, Instant::now()).unwrap();
             }
             other => panic!("{other:?}"),
         }
@@ -164,7 +165,7 @@ fn our_target_answers_linux_as_linux_does() {
         match line.kind {
             "?" => {
                 let private_data = bytes(line.words[0]);
-                server.driven.session.on_event(Event::Requested { private_data }).unwrap();
+                server.driven.session.on_event(Event::Requested { private_data }, Instant::now()).unwrap();
                 server.run();
             }
             "!" => {

@@ -65,7 +65,7 @@ impl Client {
     }
 
     fn event(&mut self, event: Event) -> Result<(), ProtocolError> {
-        self.server.driven.session.on_event(event)?;
+        self.server.driven.session.on_event(event, Instant::now())?;
         self.server.run();
         Ok(())
     }
@@ -302,7 +302,7 @@ fn data_that_is_being_read_does_not_come_as_a_message_too() {
 fn a_target_that_stops_before_anybody_has_connected_hangs_up() {
     let served = Served::new(offer(), None);
     let mut server = Server::new(&served, Hand::new(served.session()));
-    server.driven.on_stop();
+    server.driven.on_stop(Instant::now());
     server.run();
     assert!(matches!(server.driven.works.pop_front(), Some(Work::Disconnect)));
     assert!(server.driven.works.is_empty());
@@ -472,7 +472,7 @@ fn an_initiator_is_asked_to_log_out_by_a_target_that_stops() {
     client.server.holds_io = true;
     let command = client.read(0, 8);
     client.send(ControlHeader::new().with_read(ROOM.0, ROOM.1), &command, &[]).unwrap();
-    client.server.driven.on_stop();
+    client.server.driven.on_stop(Instant::now());
     client.server.run();
     let (bhs, _) = client.answer();
     let event = AsyncMessage::read_from_bytes(bhs.as_bytes()).unwrap();
@@ -611,7 +611,7 @@ fn a_session_of_several_connections_puts_commands_in_order_with_their_memory() {
     request.data_segment_length = U24::new(text.len() as u32);
     let mut bytes = [request.as_bytes(), text.as_bytes()].concat();
     bytes.resize(bytes.len().next_multiple_of(4), 0);
-    assert!(stream.on_bytes(&Chunk::from_slice(&bytes)).is_err());
+    assert!(stream.on_bytes(&Chunk::from_slice(&bytes), Instant::now()).is_err());
 }
 
 #[test]
@@ -707,13 +707,15 @@ fn a_peer_of_another_protocol_is_rejected_in_its_own_words() {
         \x50\x54\0\xff\xfe\x77\0\x02\x50\x54\0\xff\xfe\x77\0\x02\0\x44\0\0\0\0\0\0";
     for (private_data, protocol, first) in [(nvme, "NVMe/RDMA", &[0, 0, 6, 0][..]), (srp, "SRP", &[0xc2])] {
         let mut session = Served::new(offer(), None).session();
-        let error = session.on_event(Event::Requested { private_data: private_data.to_vec() }).unwrap_err();
+        let error = session
+            .on_event(Event::Requested { private_data: private_data.to_vec() }, Instant::now())
+            .unwrap_err();
         assert!(error.what.contains(protocol), "{error}");
         let mut asked = Recorder::default();
         let Some(Work::Reject { private_data }) = asked.next(&mut session, 8) else { panic!("not rejected") };
         assert!(private_data.starts_with(first));
         assert!(asked.next(&mut session, 8).is_none());
-        session.on_event(Event::Disconnected).unwrap();
+        session.on_event(Event::Disconnected, Instant::now()).unwrap();
         assert!(session.is_over());
     }
 }

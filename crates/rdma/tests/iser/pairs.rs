@@ -170,7 +170,7 @@ fn a_target_that_stops_has_its_initiator_leave() {
         pair.client.submit(Io::new(Tag(n), Op::Read, 0, 4096));
     }
     pair.run();
-    pair.server.driven.on_stop();
+    pair.server.driven.on_stop(Instant::now());
     pair.run();
     assert_eq!(pair.client.room(), 0);
     pair.server.finish_one();
@@ -197,14 +197,15 @@ impl Lanes {
         let accepting = servers.clone();
         let dial = Rc::new(move |endpoint: &Endpoint| {
             let (active, passive) = loopback::pair(endpoint, &served.session().endpoint(), [9; 32]);
-            let driven = Driven::new(served.session(), passive);
+            let driven = Driven::new(served.session(), passive, Instant::now());
             accepting.borrow_mut().push(Server::new(&served, driven));
             active
         });
         let session = initiator(wishes().with(Key::MaxConnections, 2));
         let first = dial(&session.endpoint());
         Lanes {
-            client: Driven::new(session, first).with_further(move |_, endpoint, _| dial(endpoint)),
+            client: Driven::new(session, first, Instant::now())
+                .with_further(move |_, endpoint, _| dial(endpoint)),
             servers,
         }
     }
@@ -282,7 +283,7 @@ fn more_messages_than_there_are_buffers_for_end_the_connection() {
     for (count, fault) in [(560, None), (561, Some(Fault::Peer(Violation::NoReceive)))] {
         let endpoint = Endpoint { sends: 1000, ..initiator(wishes()).endpoint() };
         let (mut flood, passive) = loopback::pair(&endpoint, &served.session().endpoint(), [9; 32]);
-        let mut server = Server::new(&served, Driven::new(served.session(), passive));
+        let mut server = Server::new(&served, Driven::new(served.session(), passive, Instant::now()));
         server.run();
         assert!(matches!(flood.poll(), Some(Event::Connected { .. })));
         // A login that goes on and on.

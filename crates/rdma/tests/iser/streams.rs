@@ -34,7 +34,7 @@ impl Inbound {
         loop {
             match to.demand() {
                 Demand::Bytes(wanted) if wanted <= self.unread.len() => {
-                    let taken = to.on_bytes(&Chunk::from_slice(&self.unread)).unwrap();
+                    let taken = to.on_bytes(&Chunk::from_slice(&self.unread), Instant::now()).unwrap();
                     self.unread.drain(..taken);
                 }
                 Demand::Place(list) => {
@@ -46,7 +46,7 @@ impl Inbound {
                         return;
                     }
                     self.placed = 0;
-                    to.on_placed().unwrap();
+                    to.on_placed(Instant::now()).unwrap();
                 }
                 _ => return,
             }
@@ -71,8 +71,8 @@ impl Streams {
         let active = Iwarp::active(&client.endpoint(), config.clone(), pool(), [1; 32], now);
         let passive = Iwarp::passive(&target.endpoint(), config.clone(), pool(), [2; 32], now);
         Streams {
-            client: Driven::new(client, active),
-            server: Server::new(served, Driven::new(target, passive)),
+            client: Driven::new(client, active, Instant::now()),
+            server: Server::new(served, Driven::new(target, passive, Instant::now())),
             inbound: Default::default(),
             step,
             left: usize::MAX,
@@ -206,8 +206,8 @@ fn a_connection_that_is_lost_at_any_byte_loses_no_request_and_answers_none_twice
             if !is_lost {
                 break;
             }
-            let _ = streams.client.connection(0).on_end();
-            let _ = streams.server.driven.on_end();
+            let _ = streams.client.connection(0).on_end(Instant::now());
+            let _ = streams.server.driven.on_end(Instant::now());
             streams.server.run();
             let unfinished = streams.client.take_unfinished();
             replayed += unfinished.len();

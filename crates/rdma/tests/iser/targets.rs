@@ -41,7 +41,7 @@ impl Wire {
         let client = Hand::new(initiator(wishes));
         let mut wire = Wire { client, server, open: BTreeMap::new(), next_stag: 7, mangle: |_| {} };
         let requested = Event::Requested { private_data: private_data.to_vec() };
-        wire.server.driven.session.on_event(requested).unwrap();
+        wire.server.driven.session.on_event(requested, Instant::now()).unwrap();
         wire.server.run();
         let Some(Work::Accept { private_data }) = wire.server.driven.works.pop_front() else { panic!() };
         wire.client.session.handle(Event::Connected { private_data }).unwrap();
@@ -118,7 +118,7 @@ impl Wire {
     }
 
     fn done(&mut self, id: WorkId) {
-        self.server.driven.session.on_event(Event::Done { id, result: Ok(()) }).unwrap();
+        self.server.driven.session.on_event(Event::Done { id, result: Ok(()) }, Instant::now()).unwrap();
     }
 
     /// Passes everything on until there is no more.

@@ -85,7 +85,7 @@ fn carry(from: &mut Iwarp, to: &mut Iwarp, chunk: &mut Chunk) {
     loop {
         match to.demand() {
             Demand::Bytes(least) if chunk.unread().len() >= least => {
-                let taken = to.on_bytes(chunk).expect("a good peer");
+                let taken = to.on_bytes(chunk, Instant::now()).expect("a good peer");
                 chunk.take(taken);
             }
             Demand::Place(list) => {
@@ -96,7 +96,7 @@ fn carry(from: &mut Iwarp, to: &mut Iwarp, chunk: &mut Chunk) {
                 }
                 list.copy_from(&chunk.unread()[..here]);
                 chunk.take(here);
-                to.on_placed().expect("a good peer");
+                to.on_placed(Instant::now()).expect("a good peer");
             }
             _ => return,
         }

@@ -296,13 +296,13 @@ impl Target for TargetSession {
         None
     }
 
-    fn on_io(&mut self, done: Completion) {
+    fn on_io(&mut self, done: Completion, _now: Instant) {
         self.finish(Key(done.tag.0), done.result);
     }
 
-    fn on_start(&mut self, _waker: &Waker) {}
+    fn on_start(&mut self, _waker: &Waker, _now: Instant) {}
 
-    fn on_turn(&mut self) {}
+    fn on_turn(&mut self, _now: Instant) {}
 
     #[inline]
     fn poll_event(&mut self) -> Option<AuditEvent> {
@@ -318,7 +318,7 @@ impl Target for TargetSession {
         None
     }
 
-    fn on_stop(&mut self) {
+    fn on_stop(&mut self, _now: Instant) {
         self.stops = true;
     }
 }

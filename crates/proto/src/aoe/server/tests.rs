@@ -10,6 +10,7 @@ use blockmux_volume::{Channel, Chunk, MemVolume, Waker};
 use blockmux_wire::aoe::{AtaMessage, ConfigCommand, ConfigMessage, MacDirective, ReserveCommand};
 use blockmux_wire::ata;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 /// A target with disks e1.0, e1.1 (read-only) and e2.0 of 1 MiB, and its volumes.
 pub(in crate::aoe) struct Bench {
@@ -88,7 +89,7 @@ impl Bench {
         channel.submit(io);
         channel.kick();
         channel.poll(&mut done);
-        done.into_iter().for_each(|done| self.target.on_io(done));
+        done.into_iter().for_each(|done| self.target.on_io(done, Instant::now()));
     }
 
     fn let_go(&mut self) -> usize {

@@ -29,7 +29,7 @@ impl<T: Transport> ControllerQueue<T> {
         let log = || discovery::page(node, &host, local_ip);
         let commands = &self.commands;
         let executed = admin.execute(sqe, data, slot, &|cid| commands.find(cid), &log);
-        KeepAlive::set(&mut self.timers.keep_alive, admin.keep_alive(), self.timers.retry_at);
+        KeepAlive::set(&mut self.timers.keep_alive, admin.keep_alive(), self.timers.now);
         match executed {
             Admin::Held => self.commands.wait_for_event(slot),
             Admin::Waiting => {
@@ -110,11 +110,12 @@ impl<T: Transport> ControllerQueue<T> {
         match connect::connect(&self.node, command, &data, &self.arrival) {
             Ok(Connected { queue, events, authenticator, cntlid, size, has_flow_control }) => {
                 if let ConnectedQueue::Admin(admin) = &queue {
-                    KeepAlive::set(&mut self.timers.keep_alive, admin.keep_alive(), self.timers.retry_at);
+                    KeepAlive::set(&mut self.timers.keep_alive, admin.keep_alive(), self.timers.now);
                 }
                 self.queue = Some(queue);
                 self.events = Some(events);
                 self.authenticator = authenticator;
+                self.timers.expect_message();
                 if self.is_authentic() {
                     self.arrival.permit = None;
                     self.audit_login();
@@ -153,7 +154,7 @@ impl<T: Transport> ControllerQueue<T> {
             return Outcome::failure(Status::INVALID_FIELD_IN_COMMAND);
         };
         authenticator.on_message(&data.to_vec());
-        self.timers.prove_by = None;
+        self.timers.expect_message();
         self.after_message();
         Outcome::success(0)
     }
@@ -182,9 +183,7 @@ impl<T: Transport> ControllerQueue<T> {
             _ => None,
         };
         if let (Some(key), Some(admin)) = (authenticator.take_generated(), admin) {
-            // The latest time that this session has heard of, so that the key does not last too long.
-            let now = self.timers.retry_at;
-            self.node.keyring().insert(&key, &admin.host.nqn, &admin.subsystem.nqn, now);
+            self.node.keyring().insert(&key, &admin.host.nqn, &admin.subsystem.nqn, self.timers.now);
         }
         let (has_failed, is_done) = (authenticator.has_failed(), authenticator.is_done());
         self.stopping |= has_failed;

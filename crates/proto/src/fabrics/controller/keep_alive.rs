@@ -14,12 +14,16 @@ pub(super) struct KeepAlive {
 }
 
 impl KeepAlive {
-    /// A new timeout; `None` is none. `now` is the latest time that is known: the first check is made as soon as somebody
-    /// says what time it is.
+    /// A new timeout from `now` on; `None` is none.
     pub(super) fn set(keep_alive: &mut Option<KeepAlive>, timeout: Option<Duration>, now: Instant) {
         if keep_alive.as_ref().map(|it| it.timeout) != timeout {
-            *keep_alive =
-                timeout.map(|timeout| KeepAlive { timeout, next_check: now, is_heard: true, silent: 0 });
+            let next_check = |timeout| now.checked_add(pause(timeout)).unwrap_or(now);
+            *keep_alive = timeout.map(|timeout| KeepAlive {
+                timeout,
+                next_check: next_check(timeout),
+                is_heard: false,
+                silent: 0,
+            });
         }
     }
 
@@ -29,8 +33,7 @@ impl KeepAlive {
             return Ok(());
         }
         let is_heard = std::mem::take(&mut self.is_heard) || is_excused;
-        let pause = self.timeout.checked_div(CHECKS).unwrap_or_default();
-        self.next_check = now.checked_add(pause).unwrap_or(now);
+        self.next_check = now.checked_add(pause(self.timeout)).unwrap_or(now);
         self.silent = if is_heard { 0 } else { self.silent.saturating_add(1) };
         if self.silent <= CHECKS {
             return Ok(());
@@ -40,6 +43,11 @@ impl KeepAlive {
             reference: "NVMe Base 2.0 §3.9",
         })
     }
+}
+
+/// Between two checks.
+fn pause(timeout: Duration) -> Duration {
+    timeout.checked_div(CHECKS).unwrap_or_default()
 }
 
 /// How often it is checked, in a Keep Alive Timeout, whether the host was heard of.

@@ -15,6 +15,7 @@ use super::keep_alive::KeepAlive;
 use super::node::Node;
 use super::transport::{DataPlace, Descriptor, Transport};
 use super::unconnected::ConnectPermit;
+use crate::backoff::Backoff;
 use crate::event::{AuditEvent, AuditEvents};
 use crate::exports::VolumeId;
 use crate::nvme::admin::AdminQueue;
@@ -78,13 +79,22 @@ pub type MakeNotifier = Box<dyn FnOnce(&Waker) -> Notifier>;
 pub(super) struct QueueTimers {
     /// A queue must be connected, and its host authenticated, by then.
     connect_by: Instant,
-    /// The next message of an authentication must have come by then; `None`: it is set at the next time-out.
-    pub(super) prove_by: Option<Instant>,
-    /// When to ask the pool, locked ranges and older associations again. The latest time that is known.
-    pub(super) retry_at: Instant,
+    /// When the latest call came.
+    pub(super) now: Instant,
+    /// The next message of an authentication must have come by then.
+    prove_by: Instant,
+    /// When to ask the pool, locked ranges and older associations again, apart from each completion.
+    retry: Backoff,
     /// When to poll for events.
     poll_at: Instant,
     pub(super) keep_alive: Option<KeepAlive>,
+}
+
+impl QueueTimers {
+    /// What a host that proves who it is sends next has its time from now on.
+    pub(super) fn expect_message(&mut self) {
+        self.prove_by = self.now.checked_add(PROVE_TIME).unwrap_or(self.now);
+    }
 }
 
 impl<T: Transport> ControllerQueue<T> {
@@ -114,8 +124,9 @@ impl<T: Transport> ControllerQueue<T> {
             is_over: false,
             timers: QueueTimers {
                 connect_by: now.checked_add(CONNECT_TIME).unwrap_or(now),
-                prove_by: None,
-                retry_at: now,
+                now,
+                prove_by: now,
+                retry: Backoff::new(now),
                 poll_at: now,
                 keep_alive: None,
             },
@@ -166,7 +177,9 @@ impl<T: Transport> ControllerQueue<T> {
 
     /// The host was heard of.
     #[inline]
-    pub(crate) fn on_traffic(&mut self) {
+    pub(crate) fn on_traffic(&mut self, now: Instant) {
+        self.timers.now = now;
+        self.timers.retry.reset(now);
         if let Some(keep_alive) = &mut self.timers.keep_alive {
             keep_alive.is_heard = true;
         }
@@ -698,8 +711,8 @@ impl<T: Transport> Timed for ControllerQueue<T> {
         }
         let timers = &self.timers;
         let connect = (!self.is_usable()).then_some(timers.connect_by);
-        let prove = self.is_proving().then(|| timers.prove_by.unwrap_or(timers.retry_at));
-        let retry = self.polls().then_some(timers.retry_at);
+        let prove = self.is_proving().then_some(timers.prove_by);
+        let retry = self.polls().then_some(timers.retry.at());
         let keep_alive = timers.keep_alive.as_ref().map(|keep_alive| keep_alive.next_check);
         let poll = self.polls_events().then_some(timers.poll_at);
         [connect, prove, retry, keep_alive, poll].into_iter().flatten().min()
@@ -708,14 +721,13 @@ impl<T: Transport> Timed for ControllerQueue<T> {
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
         let is_proving = self.is_proving();
         let timers = &mut self.timers;
+        timers.now = now;
         let late = if now >= timers.connect_by && (is_proving || self.queue.is_none()) {
             Some(ProtocolError {
                 what: "did not connect a queue, and prove who it is, within 30 seconds",
                 reference: "NVMe Base 2.0 §3.3.2.2",
             })
-        } else if is_proving
-            && now >= *timers.prove_by.get_or_insert(now.checked_add(PROVE_TIME).unwrap_or(now))
-        {
+        } else if is_proving && now >= timers.prove_by {
             Some(ProtocolError {
                 what: "did not go on proving who it is within 15 seconds",
                 reference: "NVMe Base 2.0 §8.13.2",
@@ -727,8 +739,8 @@ impl<T: Transport> Timed for ControllerQueue<T> {
             self.is_over = true;
             return Err(late);
         }
-        timers.retry_at = now.checked_add(RETRY).unwrap_or(now);
         timers.poll_at = now.checked_add(POLL).unwrap_or(now);
+        timers.retry.on_try(now);
         self.read_events();
         self.resume();
         // Who is still proving itself may not send Keep Alive yet, and has `connect_by` to be done.
@@ -761,12 +773,13 @@ impl<T: Transport> Target for ControllerQueue<T> {
         self.audit.pop()
     }
 
-    fn on_start(&mut self, waker: &Waker) {
+    fn on_start(&mut self, waker: &Waker, _now: Instant) {
         self.arrival.notifier = self.make_notifier.take().map(|make| make(waker));
     }
 
     #[inline]
-    fn on_turn(&mut self) {
+    fn on_turn(&mut self, now: Instant) {
+        self.timers.now = now;
         self.read_events();
         // What was sent meanwhile has made room.
         if !self.unstarted.is_empty() {
@@ -775,7 +788,9 @@ impl<T: Transport> Target for ControllerQueue<T> {
     }
 
     #[inline]
-    fn on_io(&mut self, done: Completion) {
+    fn on_io(&mut self, done: Completion, now: Instant) {
+        self.timers.now = now;
+        self.timers.retry.reset(now);
         if let Ok(slot) = usize::try_from(done.tag.0) {
             self.on_result(slot, done.result);
         }
@@ -793,7 +808,7 @@ impl<T: Transport> Target for ControllerQueue<T> {
         self.commands.owed()
     }
 
-    fn on_stop(&mut self) {
+    fn on_stop(&mut self, _now: Instant) {
         self.stopping = true;
         self.end_fusing();
     }
@@ -854,8 +869,6 @@ const PAYLOAD_IN_FLIGHT: usize = 64 << 20;
 pub(super) const CONNECT_TIME: Duration = Duration::from_secs(30);
 /// For each message of a host that proves who it is: to compute with the largest group takes seconds at most.
 const PROVE_TIME: Duration = Duration::from_secs(15);
-/// How often an empty pool, locked ranges and older associations are asked again, apart from each completion.
-const RETRY: Duration = Duration::from_millis(1);
 /// How often a queue without a notifier polls its events.
 const POLL: Duration = Duration::from_millis(100);
 /// A host has more commands under way than its queue has entries for; the connection ends, and nothing else would tell

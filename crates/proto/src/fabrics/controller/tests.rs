@@ -216,7 +216,7 @@ impl Host {
 
     fn deliver_command(&mut self, sqe: &Sqe, data: &[u8]) -> Result<(), ProtocolError> {
         let session = &mut self.pump.session;
-        session.on_traffic();
+        session.on_traffic(self.pump.now);
         assert!(session.takes_commands() && !session.is_over());
         session.on_command(sqe, data.len(), || Seg::from_slice(data), true)?;
         self.pump.turn();

@@ -20,15 +20,19 @@ use zerocopy::FromBytes;
 pub(super) struct Failing {
     /// Pauses since something got through.
     pauses: u32,
-    /// Until when it is left alone, if it is; `Some(None)`: the time is to be asked for first.
-    until: Option<Option<Instant>>,
+    /// Until when it is left alone, if it is.
+    until: Option<Instant>,
 }
 
 impl Failing {
     /// Something failed on the way. What was sent before the path was left alone is part of the same failure.
     #[cold]
-    pub(super) fn on_failure(&mut self) {
-        self.until.get_or_insert(None);
+    pub(super) fn on_failure(&mut self, now: Instant) {
+        if self.until.is_none() {
+            let pause = FIRST_PAUSE.saturating_mul(1_u32.checked_shl(self.pauses).unwrap_or(u32::MAX));
+            self.pauses = self.pauses.saturating_add(1);
+            self.until = now.checked_add(pause.min(LONGEST_PAUSE));
+        }
     }
 
     /// Something got through.
@@ -39,23 +43,14 @@ impl Failing {
         }
     }
 
-    /// When to call [`Failing::on_timeout`]; `now` is any time before.
+    /// When to call [`Failing::on_timeout`].
     #[inline]
-    pub(super) fn poll_timeout(&self, now: Instant) -> Option<Instant> {
-        self.until.map(|until| until.unwrap_or(now))
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        self.until
     }
 
     pub(super) fn on_timeout(&mut self, now: Instant) {
-        match self.until {
-            None => {}
-            Some(None) => {
-                let pause = FIRST_PAUSE.saturating_mul(1_u32.checked_shl(self.pauses).unwrap_or(u32::MAX));
-                self.pauses = self.pauses.saturating_add(1);
-                self.until = Some(now.checked_add(pause.min(LONGEST_PAUSE)));
-            }
-            Some(Some(at)) if now >= at => self.until = None,
-            Some(Some(_)) => {}
-        }
+        self.until = self.until.filter(|until| now < *until);
     }
 }
 
@@ -149,14 +144,12 @@ mod tests {
     fn a_path_that_fails_is_left_alone_for_longer_and_longer_until_something_gets_through() {
         let (mut failing, mut now) = (Failing::default(), Instant::now());
         let mut pause = |failing: &mut Failing| {
-            assert_eq!(failing.poll_timeout(now), None);
-            failing.on_failure();
-            assert_eq!(failing.poll_timeout(now), Some(now));
-            failing.on_timeout(now);
+            assert_eq!(failing.poll_timeout(), None);
+            failing.on_failure(now);
             // What was under way fails, too, or gets through.
-            failing.on_failure();
+            failing.on_failure(now);
             failing.on_good();
-            let until = failing.poll_timeout(now).unwrap();
+            let until = failing.poll_timeout().unwrap();
             let pause = until.duration_since(now);
             now = until;
             failing.on_timeout(now);

@@ -42,7 +42,7 @@ pub struct AdminConfig {
 /// One admin queue, from the begin of its connection on.
 pub struct HostAdmin<T> {
     pub(crate) transport: T,
-    admin: AdminCommands,
+    pub(super) admin: AdminCommands,
     is_over: bool,
 }
 
@@ -99,8 +99,10 @@ impl<T: HostTransport> HostAdmin<T> {
     /// Those of the transport.
     pub(crate) fn receive<R>(
         &mut self,
+        now: Instant,
         take: impl FnOnce(&mut T, &mut AdminCommands) -> Result<R, ProtocolError>,
     ) -> Result<R, ProtocolError> {
+        self.admin.timers.now = now;
         let taken = take(&mut self.transport, &mut self.admin)?;
         self.advance();
         Ok(taken)
@@ -205,13 +207,13 @@ pub(crate) struct AdminCommands {
 }
 
 struct AdminTimers {
-    /// The latest time that this queue was told.
+    /// When the latest call came.
     now: Instant,
     /// When everything has to be known.
     deadline: Instant,
     next_keep_alive: Option<Instant>,
-    /// Since when the controller is to become ready, once that time was told, and how long it may take.
-    unready: Option<(Option<Instant>, Duration)>,
+    /// Since when the controller is to become ready, and how long it may take.
+    unready: Option<(Instant, Duration)>,
     /// When to ask again.
     ask_again: Option<Instant>,
     /// When to look again how well the path leads to the namespace.
@@ -260,6 +262,12 @@ impl AdminCommands {
                 changed_by: None,
             },
         }
+    }
+
+    /// When the latest call came.
+    #[cfg(test)]
+    pub(super) fn now(&self) -> Instant {
+        self.timers.now
     }
 
     /// Whether everything is known that was asked for.
@@ -392,8 +400,8 @@ impl AdminCommands {
     fn on_pause_over(&mut self, now: Instant) {
         self.timers.ask_again = None;
         self.is_asked = false;
-        let Some((since, time)) = &mut self.timers.unready else { return };
-        if now.saturating_duration_since(*since.get_or_insert(now)) >= *time {
+        let Some((since, time)) = self.timers.unready else { return };
+        if now.saturating_duration_since(since) >= time {
             self.refused.get_or_insert(Refused::NotReady(time.as_secs().max(1)));
         }
     }
@@ -432,7 +440,7 @@ impl AdminCommands {
             // Nothing more is asked on this connection.
             Ok(Learned::Key) => self.is_shutting_down = true,
             Ok(Learned::Later(time)) => {
-                self.timers.unready.get_or_insert((None, time));
+                self.timers.unready.get_or_insert((self.timers.now, time));
                 self.pause();
             }
             Err(refused) => {

@@ -13,7 +13,6 @@ pub struct HostQueue<T> {
     pub(crate) transport: T,
     pub(super) queue: NamespaceQueue,
     pub(super) ending: QueueEnding,
-    now: Instant,
     /// When the queue has to be connected.
     connect_by: Instant,
 }
@@ -48,15 +47,16 @@ impl<T: HostTransport> HostQueue<T> {
         let shape = (qid, entries.max(2));
         let credentials = credentials.clone().map(|credentials| credentials.of_queue(qid));
         let names = names.clone();
-        let mut queue = NamespaceQueue::new(names, credentials, controller.cntlid, shape, namespace, pool);
+        let mut queue =
+            NamespaceQueue::new(names, credentials, controller.cntlid, shape, namespace, pool, now);
         queue.set_retry_delays(controller.retry_delays);
-        HostQueue { transport, queue, ending: QueueEnding::No, now, connect_by: now }
+        HostQueue { transport, queue, ending: QueueEnding::No, connect_by: now }
     }
 
     /// There is a connection.
     pub(super) fn begin(&mut self, now: Instant) {
         self.transport.begin();
-        self.now = now;
+        self.queue.set_now(now);
         self.connect_by = now.checked_add(CONNECT_TIMEOUT).unwrap_or(now);
     }
 
@@ -86,8 +86,10 @@ impl<T: HostTransport> HostQueue<T> {
     #[inline]
     pub(crate) fn receive<R>(
         &mut self,
+        now: Instant,
         take: impl FnOnce(&mut T, &mut NamespaceQueue) -> Result<R, ProtocolError>,
     ) -> Result<R, ProtocolError> {
+        self.queue.set_now(now);
         let taken = take(&mut self.transport, &mut self.queue)?;
         self.advance();
         Ok(taken)
@@ -131,11 +133,6 @@ impl<T: HostTransport> HostQueue<T> {
         }
     }
 
-    /// The latest time that this queue was told.
-    pub(super) fn now(&self) -> Instant {
-        self.now
-    }
-
     /// Without anything under way the controller may leave; the driver, who knows whether it had asked for the end,
     /// reconnects.
     pub(crate) fn end(&mut self) -> Result<(), ProtocolError> {
@@ -156,13 +153,12 @@ impl<T: HostTransport> Timed for HostQueue<T> {
         if self.is_over() {
             return None;
         }
-        let queue = self.queue.poll_timeout(self.now);
+        let queue = self.queue.poll_timeout();
         let connect = (!self.queue.is_connected()).then_some(self.connect_by);
         [queue, connect].into_iter().flatten().min()
     }
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        self.now = now;
         if !self.queue.is_connected() && now >= self.connect_by {
             return Err(ProtocolError {
                 what: "did not connect an I/O queue within 30 seconds",

@@ -231,7 +231,7 @@ impl<T: HostTransport> Connections for HostQueues<T> {
         if has_all || self.is_stopping || !self.is_ready() {
             return None;
         }
-        let (at, now) = (self.count(), self.first.now());
+        let (at, now) = (self.count(), self.first.queue.now());
         // There are no more of them than fit a queue's number.
         let qid = (at as u16).saturating_add(1);
         let mut queue = HostQueue::new(&self.config, self.options, qid, self.pool.clone(), now);

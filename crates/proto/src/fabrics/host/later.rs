@@ -12,49 +12,47 @@ use std::time::{Duration, Instant};
 #[derive(Default)]
 pub(super) struct Later {
     waiting: Vec<Waiting>,
-    /// When the first of them is sent; `None`: there are none, or the time is to be asked for first.
+    /// When the first of them is sent.
     next: Option<Instant>,
 }
 
 struct Waiting {
     piece: Piece,
-    /// From the time on that is told next.
-    pause: Duration,
-    at: Option<Instant>,
+    at: Instant,
 }
 
 impl Later {
-    /// Sends a command again: after as long as the controller says, if it does.
-    pub(super) fn push(&mut self, piece: Piece, told: Option<Duration>) {
+    /// Sends a command that has failed `now` again: after as long as the controller says, if it does.
+    pub(super) fn push(&mut self, piece: Piece, told: Option<Duration>, now: Instant) {
         // It is the first time that it is sent again, or a later one.
         let times = 1_u32.checked_shl(piece.tries.saturating_sub(1)).unwrap_or(u32::MAX);
         let grown = FIRST_PAUSE.saturating_mul(times);
         let pause = told.map_or(grown.min(LONGEST_PAUSE), |told| told.min(LONGEST_TOLD));
-        self.waiting.push(Waiting { piece, pause, at: None });
-        self.next = None;
+        let at = now.checked_add(pause).unwrap_or(now);
+        self.waiting.push(Waiting { piece, at });
+        self.next = Some(self.next.map_or(at, |next| next.min(at)));
     }
 
     pub(super) fn clear(&mut self) {
         *self = Later::default();
     }
 
-    /// When to call [`Later::on_timeout`]; `now` is any time before.
+    /// When to call [`Later::on_timeout`].
     #[inline]
-    pub(super) fn poll_timeout(&self, now: Instant) -> Option<Instant> {
-        if self.waiting.is_empty() { None } else { Some(self.next.unwrap_or(now)) }
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        self.next
     }
 
     /// Moves those whose time has come to `again`.
     pub(super) fn on_timeout(&mut self, now: Instant, again: &mut VecDeque<Piece>) {
         self.waiting.retain_mut(|waiting| {
-            let at = *waiting.at.get_or_insert(now.checked_add(waiting.pause).unwrap_or(now));
-            let waits = at > now;
+            let waits = waiting.at > now;
             if !waits {
                 again.push_back(waiting.piece);
             }
             waits
         });
-        self.next = self.waiting.iter().filter_map(|waiting| waiting.at).min();
+        self.next = self.waiting.iter().map(|waiting| waiting.at).min();
     }
 }
 
@@ -76,14 +74,12 @@ mod tests {
     /// How long a command waits.
     fn pause(tries: u32, told: Option<Duration>) -> Duration {
         let (mut later, mut again, start) = (Later::default(), VecDeque::new(), Instant::now());
-        later.push(piece(tries), told);
-        assert_eq!(later.poll_timeout(start), Some(start), "it does not know the time yet");
-        later.on_timeout(start, &mut again);
-        let at = later.poll_timeout(start).unwrap();
+        later.push(piece(tries), told, start);
+        let at = later.poll_timeout().unwrap();
         later.on_timeout(at.checked_sub(Duration::from_nanos(1)).unwrap(), &mut again);
         assert!(again.is_empty());
         later.on_timeout(at, &mut again);
-        assert_eq!((again.len(), later.poll_timeout(at)), (1, None));
+        assert_eq!((again.len(), later.poll_timeout()), (1, None));
         at.duration_since(start)
     }
 
@@ -100,15 +96,13 @@ mod tests {
     fn each_command_has_a_time_of_its_own() {
         let (mut later, mut again, start) = (Later::default(), VecDeque::new(), Instant::now());
         let ms = |ms| start.checked_add(Duration::from_millis(ms)).unwrap();
-        later.push(piece(5), Some(Duration::from_millis(900)));
-        later.on_timeout(start, &mut again);
-        later.push(piece(1), None);
-        later.on_timeout(ms(100), &mut again);
-        assert_eq!(later.poll_timeout(start), Some(ms(102)));
+        later.push(piece(5), Some(Duration::from_millis(900)), start);
+        later.push(piece(1), None, ms(100));
+        assert_eq!(later.poll_timeout(), Some(ms(102)));
         later.on_timeout(ms(102), &mut again);
         assert_eq!(again.pop_front().map(|piece| piece.tries), Some(1));
-        assert_eq!((later.poll_timeout(start), again.is_empty()), (Some(ms(900)), true));
+        assert_eq!((later.poll_timeout(), again.is_empty()), (Some(ms(900)), true));
         later.clear();
-        assert_eq!(later.poll_timeout(start), None);
+        assert_eq!(later.poll_timeout(), None);
     }
 }

@@ -43,6 +43,8 @@ pub(crate) struct Namespace {
     later: Later,
     /// How long each CRD of a status is; zero: the controller does not use it.
     retry_delays: [Duration; 3],
+    /// When the latest call came.
+    now: Instant,
 }
 
 /// How far the queue's own Connect is.
@@ -65,6 +67,7 @@ impl NamespaceQueue {
         (qid, entries): (u16, u16),
         namespace: &NamespaceInfo,
         pool: Pool,
+        now: Instant,
     ) -> NamespaceQueue {
         let data = command::connect_data(&names, cntlid);
         let data = SgList::one(Seg::from_slice(data.as_bytes()));
@@ -80,6 +83,7 @@ impl NamespaceQueue {
             most_commands: usize::from(entries).clamp(2, DEPTH).saturating_sub(1),
             later: Later::default(),
             retry_delays: [Duration::ZERO; 3],
+            now,
         };
         NamespaceQueue::of(set, namespace.volume_info(), pool)
     }
@@ -98,16 +102,28 @@ impl NamespaceQueue {
         }
     }
 
-    /// When to call [`NamespaceQueue::on_timeout`]; `now` is the latest time that is known.
+    /// When the latest call came.
+    pub(super) fn now(&self) -> Instant {
+        self.set.now
+    }
+
+    /// Something comes in.
     #[inline]
-    pub(crate) fn poll_timeout(&self, now: Instant) -> Option<Instant> {
-        let later = self.set.later.poll_timeout(now);
-        let failing = self.set.failing.poll_timeout(now);
+    pub(super) fn set_now(&mut self, now: Instant) {
+        self.set.now = now;
+    }
+
+    /// When to call [`NamespaceQueue::on_timeout`].
+    #[inline]
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        let later = self.set.later.poll_timeout();
+        let failing = self.set.failing.poll_timeout();
         later.into_iter().chain(failing).min()
     }
 
     /// Sends again what failed for a reason that passes, and tries the path again if it failed.
     pub(crate) fn on_timeout(&mut self, now: Instant) {
+        self.set.now = now;
         self.set.later.on_timeout(now, &mut self.again);
         self.set.failing.on_timeout(now);
     }
@@ -175,7 +191,7 @@ impl NamespaceQueue {
         self.commands.discard(key);
         match verdict {
             Verdict::Good => self.set.failing.on_good(),
-            Verdict::Astray => self.set.failing.on_failure(),
+            Verdict::Astray => self.set.failing.on_failure(self.set.now),
             Verdict::Elsewhere => {
                 // Whatever was told before, until the log page has been read again.
                 self.set.rank = PathRank::Unusable;
@@ -187,7 +203,7 @@ impl NamespaceQueue {
         }
         if let Some(piece) = self.finish_piece(piece, job, verdict) {
             let told = self.set.retry_delay(cqe.status);
-            self.set.later.push(piece, told);
+            self.set.later.push(piece, told, self.set.now);
         }
     }
 

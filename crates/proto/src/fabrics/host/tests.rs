@@ -117,14 +117,15 @@ fn deliver(
 }
 
 macro_rules! looped {
-    ($session:ty) => {
+    ($session:ty, $commands:ident) => {
         impl Looped for $session {
             fn sent(&mut self) -> Vec<SentCommand> {
                 std::mem::take(&mut self.transport.sent)
             }
 
             fn answer(&mut self, cid: u16, data: &[u8], end: Option<(StatusField, u64)>) {
-                self.receive(|_, commands| deliver(commands, cid, data, end)).unwrap();
+                let now = self.$commands.now();
+                self.receive(now, |_, commands| deliver(commands, cid, data, end)).unwrap();
             }
         }
 
@@ -133,15 +134,15 @@ macro_rules! looped {
                 if self.is_over() { Demand::Close } else { Demand::Nothing }
             }
 
-            fn on_bytes(&mut self, _input: &Chunk) -> Result<usize, ProtocolError> {
+            fn on_bytes(&mut self, _input: &Chunk, _now: Instant) -> Result<usize, ProtocolError> {
                 unreachable!("it demands none")
             }
 
-            fn on_placed(&mut self) -> Result<(), ProtocolError> {
+            fn on_placed(&mut self, _now: Instant) -> Result<(), ProtocolError> {
                 unreachable!("it demands nothing")
             }
 
-            fn on_end(&mut self) -> Result<(), ProtocolError> {
+            fn on_end(&mut self, _now: Instant) -> Result<(), ProtocolError> {
                 Ok(())
             }
 
@@ -155,8 +156,8 @@ macro_rules! looped {
 type Queues = HostQueues<Loopback>;
 type AdminSession = HostAdmin<Loopback>;
 
-looped!(HostQueue<Loopback>);
-looped!(AdminSession);
+looped!(HostQueue<Loopback>, queue);
+looped!(AdminSession, admin);
 
 /// I/O queues, their driver, and the controller by hand.
 struct Client {
@@ -173,7 +174,7 @@ impl Client {
         let config =
             QueueConfig { names: names(), credentials: None, controller, namespace, queues: 1, entries };
         let mut session = Queues::new(config, (), Pool::new(64 << 20), Instant::now());
-        session.queue(0).receive(|_, _| Ok(())).unwrap();
+        session.queue(0).receive(Instant::now(), |_, _| Ok(())).unwrap();
         Client { driver: Driver::of(session, usize::MAX) }
     }
 
@@ -226,7 +227,7 @@ impl Client {
 /// Runs an admin queue against a controller until nothing more is asked; all opcodes that were.
 fn bring_up(driver: &mut Driver<AdminSession>, subsystem: &mut Subsystem) -> Vec<u8> {
     let mut opcodes = Vec::new();
-    driver.session.receive(|_, _| Ok(())).unwrap();
+    driver.session.receive(driver.session.admin.now(), |_, _| Ok(())).unwrap();
     loop {
         let sent = driver.session.sent();
         if sent.is_empty() {

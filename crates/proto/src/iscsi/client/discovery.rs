@@ -269,7 +269,7 @@ impl StreamSession for DiscoverySession {
         }
     }
 
-    fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
+    fn on_bytes(&mut self, input: &Chunk, _now: Instant) -> Result<usize, ProtocolError> {
         let bytes = input.unread();
         let mut at = self.on_login_bytes(bytes)?;
         while self.sender.len() <= MAX_UNSENT
@@ -281,11 +281,11 @@ impl StreamSession for DiscoverySession {
         Ok(if matches!(self.phase, Phase::Over) { bytes.len() } else { at })
     }
 
-    fn on_placed(&mut self) -> Result<(), ProtocolError> {
+    fn on_placed(&mut self, _now: Instant) -> Result<(), ProtocolError> {
         Ok(())
     }
 
-    fn on_end(&mut self) -> Result<(), ProtocolError> {
+    fn on_end(&mut self, _now: Instant) -> Result<(), ProtocolError> {
         if self.is_over() {
             self.phase = Phase::Over;
             return Ok(());

@@ -103,25 +103,15 @@ enum Ending {
 }
 
 struct Timers {
-    /// The latest time that this session was told.
+    /// When the latest call came.
     now: Instant,
     /// When to ask again how well the path leads to the unit, if it is not the best.
     access_at: Instant,
-    /// When to send again what met a busy unit; `None`: the time is to be asked for first.
+    /// When to send again what met a busy unit, if anything has.
     retry_at: Option<Instant>,
     pause: Duration,
-    /// The target wants a logout by then.
-    leaving: Option<Leaving>,
-}
-
-/// How long a target waits for a logout.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Leaving {
-    /// For so long from now on; the time is to be asked for first.
-    Within(Duration),
-    By(Instant),
-    /// No longer.
-    Now,
+    /// The target waits for a logout until then, if it has asked for one.
+    leave_by: Option<Instant>,
 }
 
 impl FullFeature {
@@ -129,10 +119,9 @@ impl FullFeature {
         (lun, burst): (Lun, BurstSize),
         established: &Established,
         pool: Pool,
-        deadline: Instant,
+        (now, deadline): (Instant, Instant),
     ) -> FullFeature {
         let Established { parameters, cmd_sn, max_cmd_sn, .. } = *established;
-        let now = deadline.checked_sub(super::LOGIN_TIMEOUT).unwrap_or(deadline);
         FullFeature {
             lun,
             queue: Queue::new(lun, pool.clone()),
@@ -148,7 +137,7 @@ impl FullFeature {
             ending: Ending::No,
             refused: None,
             deadline,
-            timers: Timers { now, access_at: now, retry_at: None, pause: FIRST_PAUSE, leaving: None },
+            timers: Timers { now, access_at: now, retry_at: None, pause: FIRST_PAUSE, leave_by: None },
         }
     }
 
@@ -166,9 +155,15 @@ impl FullFeature {
         self.ending == Ending::Over
     }
 
-    /// The latest time that this session was told.
+    /// When the latest call came.
     pub(super) fn now(&self) -> Instant {
         self.timers.now
+    }
+
+    /// Something comes in.
+    #[inline]
+    pub(super) fn set_now(&mut self, now: Instant) {
+        self.timers.now = now;
     }
 
     #[inline]
@@ -258,7 +253,7 @@ impl FullFeature {
         if let Some(within) = within {
             // What is left of it is for the way there.
             let within = within.saturating_sub(within.checked_div(4).unwrap_or(within));
-            self.timers.leaving.get_or_insert(Leaving::Within(within));
+            self.timers.leave_by = self.timers.leave_by.or_else(|| self.timers.now.checked_add(within));
         }
     }
 
@@ -302,6 +297,10 @@ impl FullFeature {
             self.abort_next(lanes);
         }
         self.send_commands(lanes);
+        if self.queue.has_later() && self.timers.retry_at.is_none() {
+            // After pauses that grow as long as the unit stays busy.
+            self.timers.retry_at = self.timers.now.checked_add(self.timers.pause);
+        }
         let is_due = match self.ending {
             Ending::No | Ending::LoggingOut | Ending::Over => false,
             Ending::ByTarget => self.queue.is_quiet() || self.is_leave_over(),
@@ -316,7 +315,7 @@ impl FullFeature {
 
     /// Whether the target has waited for a logout as long as it said.
     fn is_leave_over(&self) -> bool {
-        self.timers.leaving == Some(Leaving::Now)
+        self.timers.leave_by.is_some_and(|by| self.timers.now >= by)
     }
 
     /// Whether commands may be sent at all.
@@ -375,15 +374,13 @@ impl FullFeature {
             next = next.min(self.deadline);
         }
         if self.queue.has_later() {
-            next = next.min(self.timers.retry_at.unwrap_or(self.timers.now));
+            next = next.min(self.timers.retry_at.unwrap_or(next));
         }
         if self.queue.path_rank() != PathRank::Best {
             next = next.min(self.timers.access_at);
         }
-        match self.timers.leaving {
-            Some(Leaving::Within(_)) => next = next.min(self.timers.now),
-            Some(Leaving::By(by)) => next = next.min(by),
-            Some(Leaving::Now) | None => {}
+        if !self.is_leave_over() {
+            next = next.min(self.timers.leave_by.unwrap_or(next));
         }
         Some(next)
     }
@@ -394,16 +391,8 @@ impl FullFeature {
         if self.is_bound() && now >= self.deadline {
             return Err(LATE);
         }
-        if let Some(Leaving::Within(within)) = self.timers.leaving {
-            self.timers.leaving = now.checked_add(within).map(Leaving::By);
-        }
-        if let Some(Leaving::By(by)) = self.timers.leaving
-            && now >= by
-        {
-            self.timers.leaving = Some(Leaving::Now);
-            self.advance(lanes);
-        }
-        self.retry(now, lanes);
+        self.retry(now);
+        self.advance(lanes);
         if now >= self.timers.access_at {
             // A path that is none just now may become one without a word: nothing is sent on it that could meet one.
             self.timers.access_at = now.checked_add(ACCESS_INTERVAL).unwrap_or(now);
@@ -435,21 +424,14 @@ impl FullFeature {
         Ok(())
     }
 
-    /// Sends again what met a busy unit, with growing pauses as long as it stays busy.
-    fn retry(&mut self, now: Instant, lanes: &mut [Lane]) {
+    /// Sends again what met a busy unit.
+    fn retry(&mut self, now: Instant) {
         if !self.queue.has_later() {
             (self.timers.retry_at, self.timers.pause) = (None, FIRST_PAUSE);
-            return;
-        }
-        match self.timers.retry_at {
-            None => self.timers.retry_at = now.checked_add(self.timers.pause),
-            Some(when) if now >= when => {
-                self.timers.retry_at = None;
-                self.timers.pause = self.timers.pause.saturating_mul(2).min(LONGEST_PAUSE);
-                self.queue.resume();
-                self.advance(lanes);
-            }
-            Some(_) => {}
+        } else if self.timers.retry_at.is_some_and(|at| now >= at) {
+            self.timers.retry_at = None;
+            self.timers.pause = self.timers.pause.saturating_mul(2).min(LONGEST_PAUSE);
+            self.queue.resume();
         }
     }
 }

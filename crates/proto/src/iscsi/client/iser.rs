@@ -30,7 +30,7 @@ pub struct IserInitiatorSession {
     is_open: Vec<bool>,
     /// What a response has broken whose command had to wait; the next call that can say so does.
     broken: Option<ProtocolError>,
-    /// The latest time that this session was told.
+    /// When the latest call came.
     now: Instant,
 }
 
@@ -101,7 +101,7 @@ impl IserConnection<'_> {
                 full.on_message(lane, &parsed, invalidated)?;
             }
             _ => {
-                session.on_login_bytes(*connection, &pdu_of(message))?;
+                session.on_login_bytes(*connection, &pdu_of(message), *self.now)?;
             }
         }
         self.go_on();
@@ -140,7 +140,11 @@ impl RdmaSession for IserConnection<'_> {
         endpoint(MAX_COMMANDS)
     }
 
-    fn on_event(&mut self, event: Event) -> Result<(), ProtocolError> {
+    fn on_event(&mut self, event: Event, now: Instant) -> Result<(), ProtocolError> {
+        *self.now = now;
+        if let Some(full) = &mut self.session.session.full {
+            full.set_now(now);
+        }
         if let Some(error) = self.broken.take() {
             return Err(error);
         }
@@ -160,7 +164,7 @@ impl RdmaSession for IserConnection<'_> {
             }
             Event::Disconnected => {
                 self.set_open(false);
-                self.session.on_end()
+                self.session.on_end(now)
             }
             // Work that fails ends the connection, which is told by itself.
             Event::Requested { .. } | Event::Connected { .. } | Event::Done { .. } => Ok(()),
@@ -355,12 +359,12 @@ impl RdmaSession for IserDiscoverySession {
         endpoint(1)
     }
 
-    fn on_event(&mut self, event: Event) -> Result<(), ProtocolError> {
+    fn on_event(&mut self, event: Event, now: Instant) -> Result<(), ProtocolError> {
         match event {
             Event::Received { message, .. } => {
                 Message::parse(&message)?;
                 self.receives = self.receives.saturating_add(1);
-                self.session.on_bytes(&Chunk::from_slice(&pdu_of(&message))).map(|_| ())
+                self.session.on_bytes(&Chunk::from_slice(&pdu_of(&message)), now).map(|_| ())
             }
             Event::Refused { .. } => {
                 self.is_open = false;
@@ -368,7 +372,7 @@ impl RdmaSession for IserDiscoverySession {
             }
             Event::Disconnected => {
                 self.is_open = false;
-                self.session.on_end()
+                self.session.on_end(now)
             }
             _ => Ok(()),
         }

@@ -201,7 +201,12 @@ impl InitiatorSession {
 
     /// Takes responses to a connection's login, if that is not over.
     #[inline]
-    fn on_login_bytes(&mut self, connection: usize, bytes: &[u8]) -> Result<usize, ProtocolError> {
+    fn on_login_bytes(
+        &mut self,
+        connection: usize,
+        bytes: &[u8],
+        now: Instant,
+    ) -> Result<usize, ProtocolError> {
         let Some(lane) = self.lanes.get_mut(connection) else { return Ok(0) };
         let Phase::Login(login) = &mut lane.phase else { return Ok(0) };
         let (taken, progress) = login.on_bytes(bytes, &mut lane.sender)?;
@@ -214,12 +219,12 @@ impl InitiatorSession {
                     self.refused = Some(refused);
                 }
             }
-            Progress::Established(established) => self.on_established(connection, &established),
+            Progress::Established(established) => self.on_established(connection, &established, now),
         }
         Ok(taken)
     }
 
-    fn on_established(&mut self, connection: usize, established: &Established) {
+    fn on_established(&mut self, connection: usize, established: &Established, now: Instant) {
         if let Some(full) = &mut self.full {
             if let Some(lane) = self.lanes.get_mut(connection) {
                 full.join(lane, established);
@@ -230,12 +235,11 @@ impl InitiatorSession {
         let most_lanes =
             if self.mode == Mode::Use { established.parameters.get(Key::MaxConnections) } else { 1 };
         self.logins.tsih = established.tsih;
-        let mut full =
-            FullFeature::new((self.lun, self.burst), established, self.pool.clone(), self.deadline);
+        let times = (now, self.deadline);
+        let mut full = FullFeature::new((self.lun, self.burst), established, self.pool.clone(), times);
         if self.has_other_paths {
             full.queue.set_other_paths();
         }
-        let now = full.now();
         if let Some(first) = self.lanes.first_mut() {
             first.open(&established.parameters, established.exp_stat_sn, now);
         }
@@ -341,15 +345,16 @@ impl StreamSession for SessionConnection<'_> {
     }
 
     #[inline]
-    fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
+    fn on_bytes(&mut self, input: &Chunk, now: Instant) -> Result<usize, ProtocolError> {
         let session = &mut *self.session;
-        let mut taken = session.on_login_bytes(self.connection, input.unread())?;
+        let mut taken = session.on_login_bytes(self.connection, input.unread(), now)?;
         let Some(lane) = session.lanes.get_mut(self.connection) else { return Ok(input.unread().len()) };
         if matches!(lane.phase, Phase::Over) {
             // What comes after the end is of no interest.
             return Ok(input.unread().len());
         }
         if let Some(full) = &mut session.full {
+            full.set_now(now);
             if lane.is_connected() {
                 taken = full.on_bytes(lane, input, taken)?;
             }
@@ -359,9 +364,10 @@ impl StreamSession for SessionConnection<'_> {
         Ok(taken)
     }
 
-    fn on_placed(&mut self) -> Result<(), ProtocolError> {
+    fn on_placed(&mut self, now: Instant) -> Result<(), ProtocolError> {
         let InitiatorSession { full: Some(full), lanes, .. } = &mut *self.session else { return Ok(()) };
         let Some(lane) = lanes.get_mut(self.connection) else { return Ok(()) };
+        full.set_now(now);
         full.on_placed(lane)?;
         full.advance(lanes);
         Ok(())
@@ -369,7 +375,7 @@ impl StreamSession for SessionConnection<'_> {
 
     /// Without anything under way the target may leave, as one does that is shut down; the driver, who knows whether it
     /// had asked for the end, reconnects. One of several connections it may leave at any time: that is a loss.
-    fn on_end(&mut self) -> Result<(), ProtocolError> {
+    fn on_end(&mut self, _now: Instant) -> Result<(), ProtocolError> {
         let InitiatorSession { full, lanes, .. } = &mut *self.session;
         let is_allowed = match (full, lanes.get(self.connection)) {
             (Some(full), Some(lane)) if lanes.len() == 1 && !full.recovers_connections() => full.on_end(lane),

@@ -6,6 +6,7 @@ use super::links::Parting;
 use super::negotiation::Negotiation;
 use super::receive::{Awaiting, Segment};
 use super::replies::Replies;
+use crate::backoff::Backoff;
 use crate::event::AuditEvents;
 use crate::iscsi::login::operational::{Key, Parameters};
 use crate::iscsi::login::target::Established;
@@ -64,8 +65,10 @@ pub(super) struct Connection {
     /// The connection, by key, that brought the request to log this one out, and that request's tag.
     pub(super) tells_end_to: Option<(u32, u32)>,
     pub(super) keep_alive: KeepAlive,
-    /// When to ask the pool and waiting tasks again.
-    pub(super) retry_at: Instant,
+    /// When to ask the pool and waiting tasks again, apart from each completion.
+    pub(super) retry: Backoff,
+    /// When the latest call came.
+    pub(super) now: Instant,
     /// The address that the initiator has connected to.
     pub(super) local_ip: String,
 }
@@ -121,7 +124,8 @@ impl Connection {
                 heard: false,
                 pinged: false,
             },
-            retry_at: now,
+            retry: Backoff::new(now),
+            now,
             local_ip,
         }
     }
@@ -153,8 +157,8 @@ impl Connection {
             || !self.grants.is_empty()
             || self.queue.is_waiting()
             || self.is_held_up;
-        let paused = self.queue.pause_ends(self.retry_at);
-        let retry = if retries { Some(self.retry_at) } else { None };
+        let paused = self.queue.pause_ends(self.now);
+        let retry = retries.then_some(self.retry.at());
         if self.is_failed {
             return [paused, retry, Some(self.look_at)].into_iter().flatten().min();
         }

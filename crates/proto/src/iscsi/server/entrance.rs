@@ -29,7 +29,6 @@ pub(super) struct Entrance {
     guessed: Option<Failure>,
     /// When to look again whether the initiator's other session of that name is over.
     waits_until: Option<Instant>,
-    latest: Instant,
     node: Arc<Node>,
     local: Rc<LocalSessions>,
     /// The session that the connection is to join. It may end meanwhile.
@@ -54,7 +53,6 @@ impl Entrance {
             deadline,
             guessed: None,
             waits_until: None,
-            latest: now,
             node,
             local,
             invited: None,
@@ -110,6 +108,7 @@ impl Entrance {
     pub(super) fn on_bytes(
         &mut self,
         input: &[u8],
+        now: Instant,
         sender: &mut Sender,
     ) -> Result<(usize, Option<Box<Established>>), ProtocolError> {
         let mut taken: usize = 0;
@@ -146,10 +145,10 @@ impl Entrance {
                 self.login.on_request(request, text, sender, &mut |cid| admit(invited.as_ref(), cid));
             match progress {
                 Progress::Continues => {}
-                Progress::Waits => self.waits_until = Some(self.latest),
+                Progress::Waits => self.waits_until = Some(now),
                 Progress::Established(established) => return Ok((taken, Some(established))),
                 Progress::Failed(failure) if failure.is_wrong_answer() => {
-                    self.deadline = self.latest.checked_add(GUESS_DELAY).unwrap_or(self.latest);
+                    self.deadline = now.checked_add(GUESS_DELAY).unwrap_or(now);
                     self.guessed = Some(failure);
                 }
                 Progress::Failed(failure) => {
@@ -167,7 +166,6 @@ impl Entrance {
         now: Instant,
         sender: &mut Sender,
     ) -> Result<Option<Box<Established>>, ProtocolError> {
-        self.latest = now;
         if self.waits_until.is_some() {
             self.waits_until = now.checked_add(REINSTATEMENT_POLL);
             let invited = self.invited.clone();

@@ -101,6 +101,12 @@ impl FullFeature {
         &mut self.connection.replies.sender
     }
 
+    /// Something comes in.
+    #[inline]
+    pub(super) fn set_now(&mut self, now: Instant) {
+        self.connection.now = now;
+    }
+
     pub(super) fn demand(&self) -> Demand {
         self.connection.demand()
     }
@@ -216,6 +222,7 @@ impl Turn<'_> {
     #[inline]
     pub(super) fn on_bytes(&mut self, input: &Chunk, mut at: usize) -> Result<usize, ProtocolError> {
         self.connection.keep_alive.heard = true;
+        self.connection.retry.reset(self.connection.now);
         while !self.connection.is_closed()
             && let Some(taken) = self.step(input, at)?
         {
@@ -228,14 +235,15 @@ impl Turn<'_> {
     }
 
     pub(super) fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        self.connection.retry_at = now.checked_add(RETRY).unwrap_or(now);
         if let Awaiting::Memory(segment) = self.connection.awaiting
             && self.connection.queue.is_idle()
+            && self.connection.granted > 0
             && !self.take_memory()
         {
-            // Nothing that this session does will free memory: the command may be tried again later.
+            // It may be memory of this connection that is missing, for data that comes behind this.
             self.refuse_busy(segment);
         }
+        self.connection.retry.on_try(now);
         self.resume();
         self.resume_paused(now);
         if self.connection.is_failed {
@@ -266,6 +274,7 @@ impl Turn<'_> {
 
     #[inline]
     pub(super) fn on_io(&mut self, done: Completion) {
+        self.connection.retry.reset(self.connection.now);
         self.on_volume_io(done);
         self.resume();
     }
@@ -581,9 +590,6 @@ pub(super) const MAX_IMMEDIATE: usize = 16;
 /// The most data-in of one session, in bytes, what waits to be sent included; and the same of data-out for which
 /// memory was taken. Above any one command's.
 pub(super) const PAYLOAD_IN_FLIGHT: usize = 64 << 20;
-
-/// How often an empty pool and waiting tasks are asked again, apart from each completion.
-const RETRY: Duration = Duration::from_millis(1);
 
 /// How often to look for data that was asked for and does not come: it is asked for again when nothing has come from one
 /// look to the next but one.

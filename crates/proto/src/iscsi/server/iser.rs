@@ -155,7 +155,7 @@ impl IserTargetSession {
         let mut pdu = message.to_vec();
         pdu.drain(..HEADER_LEN);
         pdu.resize(pdu.len().next_multiple_of(4), 0);
-        let (_, established) = entrance.on_bytes(&pdu, &mut self.session.sender)?;
+        let (_, established) = entrance.on_bytes(&pdu, self.session.now, &mut self.session.sender)?;
         if let Some(established) = established {
             self.session.enter(*established);
             self.grant_unasked()?;
@@ -216,7 +216,7 @@ impl IserTargetSession {
     fn on_disconnected(&mut self) -> Result<(), ProtocolError> {
         self.link = Link::Over;
         self.inbox.clear();
-        let result = self.session.on_end();
+        let result = self.session.on_end(self.session.now);
         self.session.sender().clear();
         while let Phase::Full(full) = &mut self.session.phase
             && let Some(tag) = full.mover().and_then(Datamover::abandon)
@@ -294,7 +294,11 @@ impl RdmaSession for IserTargetSession {
         }
     }
 
-    fn on_event(&mut self, event: Event) -> Result<(), ProtocolError> {
+    fn on_event(&mut self, event: Event, now: Instant) -> Result<(), ProtocolError> {
+        self.session.now = now;
+        if let Phase::Full(full) = &mut self.session.phase {
+            full.set_now(now);
+        }
         if let Some(error) = self.broken.take() {
             return Err(error);
         }
@@ -393,18 +397,18 @@ impl Target for IserTargetSession {
     }
 
     #[inline]
-    fn on_io(&mut self, done: Completion) {
-        self.session.on_io(done);
+    fn on_io(&mut self, done: Completion, now: Instant) {
+        self.session.on_io(done, now);
         self.resume();
     }
 
-    fn on_start(&mut self, waker: &Waker) {
-        self.session.on_start(waker);
+    fn on_start(&mut self, waker: &Waker, now: Instant) {
+        self.session.on_start(waker, now);
     }
 
     #[inline]
-    fn on_turn(&mut self) {
-        self.session.on_turn();
+    fn on_turn(&mut self, now: Instant) {
+        self.session.on_turn(now);
         self.resume();
     }
 
@@ -422,8 +426,8 @@ impl Target for IserTargetSession {
         self.session.stage()
     }
 
-    fn on_stop(&mut self) {
-        self.session.on_stop();
+    fn on_stop(&mut self, now: Instant) {
+        self.session.on_stop(now);
     }
 }
 

@@ -74,7 +74,7 @@ impl Connection {
     /// When to look whether the initiator has had its time to log out.
     pub(super) fn parts_at(&self) -> Option<Instant> {
         match self.parting {
-            Parting::Asked(until) if self.live == 0 => Some(until.unwrap_or(self.retry_at)),
+            Parting::Asked(until) if self.live == 0 => Some(until.unwrap_or(self.now)),
             _ => None,
         }
     }
@@ -200,7 +200,7 @@ impl Turn<'_> {
         self.forget_functions();
         self.connection.awaiting = Awaiting::Head(BHS_LEN);
         self.connection.gathering.1 = None;
-        self.connection.look_at = self.connection.retry_at;
+        self.connection.look_at = self.connection.now;
     }
 
     fn park(&mut self) {
@@ -210,7 +210,7 @@ impl Turn<'_> {
         self.connection.awaiting = Awaiting::Head(BHS_LEN);
         self.connection.gathering.1 = None;
         self.connection.grants.clear();
-        self.connection.look_at = self.connection.retry_at;
+        self.connection.look_at = self.connection.now;
         for outcome in self.connection.replies.take_commands() {
             self.session.park(key, outcome);
         }

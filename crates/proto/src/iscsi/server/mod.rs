@@ -87,7 +87,7 @@ pub struct TargetSession {
     node: Arc<Node>,
     group_tag: u16,
     pool: Pool,
-    /// The latest time that this session was told.
+    /// When the latest call came.
     now: Instant,
     /// The address that the initiator has connected to; empty if nobody said.
     local_ip: String,
@@ -248,7 +248,10 @@ impl Timed for TargetSession {
                 }
                 Ok(())
             }
-            Phase::Full(full) => full.on_timeout(now),
+            Phase::Full(full) => {
+                full.set_now(now);
+                full.on_timeout(now)
+            }
             Phase::Closing => Ok(()),
         }
     }
@@ -264,32 +267,40 @@ impl StreamSession for TargetSession {
     }
 
     #[inline]
-    fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
+    fn on_bytes(&mut self, input: &Chunk, now: Instant) -> Result<usize, ProtocolError> {
+        self.now = now;
         let mut taken = 0;
         if let Phase::Entrance(entrance) = &mut self.phase {
             let established;
-            let result = entrance.on_bytes(input.unread(), &mut self.sender);
+            let result = entrance.on_bytes(input.unread(), now, &mut self.sender);
             (taken, established) = self.audited(result)?;
             if let Some(established) = established {
                 self.enter(*established);
             }
         }
         match &mut self.phase {
-            Phase::Full(full) => full.on_bytes(input, taken),
+            Phase::Full(full) => {
+                full.set_now(now);
+                full.on_bytes(input, taken)
+            }
             Phase::Entrance(_) | Phase::Closing => Ok(taken),
         }
     }
 
-    fn on_placed(&mut self) -> Result<(), ProtocolError> {
+    fn on_placed(&mut self, now: Instant) -> Result<(), ProtocolError> {
         if let Phase::Full(full) = &mut self.phase {
+            full.set_now(now);
             full.on_placed();
         }
         Ok(())
     }
 
-    fn on_end(&mut self) -> Result<(), ProtocolError> {
+    fn on_end(&mut self, now: Instant) -> Result<(), ProtocolError> {
         match &mut self.phase {
-            Phase::Full(full) => full.on_end(),
+            Phase::Full(full) => {
+                full.set_now(now);
+                full.on_end()
+            }
             Phase::Entrance(_) | Phase::Closing => {
                 self.phase = Phase::Closing;
                 Ok(())
@@ -325,8 +336,9 @@ impl Target for TargetSession {
     }
 
     #[inline]
-    fn on_io(&mut self, done: Completion) {
+    fn on_io(&mut self, done: Completion, now: Instant) {
         if let Phase::Full(full) = &mut self.phase {
+            full.set_now(now);
             full.on_io(done);
         }
     }
@@ -339,13 +351,14 @@ impl Target for TargetSession {
         })
     }
 
-    fn on_start(&mut self, waker: &Waker) {
+    fn on_start(&mut self, waker: &Waker, _now: Instant) {
         self.waker = waker.clone();
     }
 
     #[inline]
-    fn on_turn(&mut self) {
+    fn on_turn(&mut self, now: Instant) {
         if let Phase::Full(full) = &mut self.phase {
+            full.set_now(now);
             full.on_turn();
         }
     }
@@ -366,13 +379,16 @@ impl Target for TargetSession {
         }
     }
 
-    fn on_stop(&mut self) {
+    fn on_stop(&mut self, now: Instant) {
         match &mut self.phase {
             Phase::Entrance(entrance) => {
                 entrance.on_stop(&mut self.sender);
                 self.phase = Phase::Closing;
             }
-            Phase::Full(full) => full.on_stop(),
+            Phase::Full(full) => {
+                full.set_now(now);
+                full.on_stop();
+            }
             Phase::Closing => {}
         }
     }

@@ -226,7 +226,7 @@ impl StreamSession for InitiatorSession {
     }
 
     #[inline]
-    fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
+    fn on_bytes(&mut self, input: &Chunk, _now: Instant) -> Result<usize, ProtocolError> {
         let mut at = 0;
         if let Phase::Handshake(_) = self.phase {
             at = self.on_handshake_bytes(input.unread())?;
@@ -239,7 +239,7 @@ impl StreamSession for InitiatorSession {
         }
     }
 
-    fn on_placed(&mut self) -> Result<(), ProtocolError> {
+    fn on_placed(&mut self, _now: Instant) -> Result<(), ProtocolError> {
         match &mut self.phase {
             Phase::Transmission(transmission) => transmission.on_placed(&mut self.outbox),
             Phase::Handshake(_) | Phase::Over => Ok(()),
@@ -248,7 +248,7 @@ impl StreamSession for InitiatorSession {
 
     /// Without a request in flight the server may leave, as one does that is shut down; the driver, who knows
     /// whether it had asked for the end, reconnects.
-    fn on_end(&mut self) -> Result<(), ProtocolError> {
+    fn on_end(&mut self, _now: Instant) -> Result<(), ProtocolError> {
         match &mut self.phase {
             Phase::Handshake(handshake) => {
                 let end = handshake.on_end()?;

@@ -50,8 +50,6 @@ pub struct TargetSession {
     outbox: Outbox,
     pool: Pool,
     events: AuditEvents,
-    /// The latest time that this session was told.
-    now: Instant,
 }
 
 #[expect(clippy::large_enum_variant, reason = "a session spends its life in the larger one")]
@@ -71,7 +69,7 @@ impl TargetSession {
     pub fn new(exports: Exports, pool: Pool, now: Instant) -> TargetSession {
         let mut outbox = Outbox::default();
         let phase = Phase::Handshake(Handshake::new(exports, now, &mut outbox));
-        TargetSession { phase, outbox, pool, events: AuditEvents::default(), now }
+        TargetSession { phase, outbox, pool, events: AuditEvents::default() }
     }
 }
 
@@ -85,7 +83,6 @@ impl Timed for TargetSession {
     }
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        self.now = now;
         match &mut self.phase {
             Phase::Handshake(handshake) if now >= handshake.deadline() => Err(ProtocolError {
                 what: "did not finish its handshake within 30 seconds",
@@ -110,7 +107,7 @@ impl StreamSession for TargetSession {
     }
 
     #[inline]
-    fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
+    fn on_bytes(&mut self, input: &Chunk, now: Instant) -> Result<usize, ProtocolError> {
         let mut taken = 0;
         if let Phase::Handshake(handshake) = &mut self.phase {
             let next;
@@ -127,7 +124,7 @@ impl StreamSession for TargetSession {
                     };
                     self.events.push(AuditEvent::Login(login(handshake.name_of(&terms))));
                     let transmission =
-                        Transmission::new(terms, Admission::new(&served, None), self.pool.clone(), self.now);
+                        Transmission::new(terms, Admission::new(&served, None), self.pool.clone(), now);
                     self.phase = Phase::Transmission(transmission);
                 }
                 Some(Next::Close) => self.phase = Phase::Closing,
@@ -135,19 +132,19 @@ impl StreamSession for TargetSession {
             }
         }
         match &mut self.phase {
-            Phase::Transmission(transmission) => transmission.on_bytes(input, taken, &mut self.outbox),
+            Phase::Transmission(transmission) => transmission.on_bytes(input, taken, now, &mut self.outbox),
             Phase::Handshake(_) | Phase::Closing => Ok(taken),
         }
     }
 
-    fn on_placed(&mut self) -> Result<(), ProtocolError> {
+    fn on_placed(&mut self, _now: Instant) -> Result<(), ProtocolError> {
         if let Phase::Transmission(transmission) = &mut self.phase {
             transmission.on_placed(&mut self.outbox);
         }
         Ok(())
     }
 
-    fn on_end(&mut self) -> Result<(), ProtocolError> {
+    fn on_end(&mut self, _now: Instant) -> Result<(), ProtocolError> {
         let in_between = match &mut self.phase {
             Phase::Transmission(transmission) => return transmission.on_end(),
             Phase::Handshake(handshake) => handshake.is_between_messages(),
@@ -186,19 +183,19 @@ impl Target for TargetSession {
         None
     }
 
-    fn on_start(&mut self, _waker: &Waker) {}
+    fn on_start(&mut self, _waker: &Waker, _now: Instant) {}
 
     #[inline]
-    fn on_turn(&mut self) {
+    fn on_turn(&mut self, _now: Instant) {
         if let Phase::Transmission(transmission) = &mut self.phase {
             transmission.take_memory();
         }
     }
 
     #[inline]
-    fn on_io(&mut self, done: Completion) {
+    fn on_io(&mut self, done: Completion, now: Instant) {
         if let Phase::Transmission(transmission) = &mut self.phase {
-            transmission.on_io(done, &mut self.outbox);
+            transmission.on_io(done, now, &mut self.outbox);
         }
     }
 
@@ -222,7 +219,7 @@ impl Target for TargetSession {
         None
     }
 
-    fn on_stop(&mut self) {
+    fn on_stop(&mut self, _now: Instant) {
         match &mut self.phase {
             Phase::Handshake(handshake) => handshake.on_stop(),
             Phase::Transmission(transmission) => transmission.on_stop(),

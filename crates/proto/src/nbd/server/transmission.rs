@@ -20,6 +20,7 @@ use super::pending::{Pending, PendingTable};
 use super::reply::{Address, BASE_ALLOCATION_ID, Replies};
 use super::request::{Refusal, Request};
 use super::terms::Terms;
+use crate::backoff::Backoff;
 use crate::event::AuditEvent;
 use crate::exports::VolumeId;
 use crate::outbox::Outbox;
@@ -29,7 +30,7 @@ use blockmux_volume::{Chunk, Completion, Io, IoError, Op, Pool, SHORT_PAYLOAD, S
 use blockmux_wire::nbd::transmission::*;
 use std::borrow::Cow;
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// One client's transmission phase.
 pub(super) struct Transmission {
@@ -49,12 +50,8 @@ pub(super) struct Transmission {
     /// Data of the request that waits for room, in bytes; 0 if none does.
     waits_for: usize,
     pool: Pool,
-    /// When to ask the pool again; meaningful in `Awaiting::Memory`.
-    retry_at: Instant,
-    /// The pause after that.
-    retry_after: Duration,
-    /// The latest time that this session was told.
-    now: Instant,
+    /// When to ask the pool and locked ranges again, apart from each completion.
+    retry: Backoff,
     stopping: bool,
 }
 
@@ -90,9 +87,7 @@ impl Transmission {
             has_disconnected: false,
             waits_for: 0,
             pool,
-            retry_at: now,
-            retry_after: MEMORY_RETRY,
-            now,
+            retry: Backoff::new(now),
             stopping: false,
         }
     }
@@ -122,8 +117,10 @@ impl Transmission {
         &mut self,
         input: &Chunk,
         mut at: usize,
+        now: Instant,
         outbox: &mut Outbox,
     ) -> Result<usize, ProtocolError> {
+        self.retry.reset(now);
         while let Some(taken) = self.step(input, at, outbox)? {
             at = at.saturating_add(taken);
         }
@@ -155,19 +152,13 @@ impl Transmission {
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        let waits_for_memory = matches!(self.awaiting, Awaiting::Memory(_));
-        let memory = waits_for_memory.then_some(self.retry_at);
-        let range = self.held.front().map(|_| self.now.checked_add(RANGE_RETRY).unwrap_or(self.now));
-        memory.into_iter().chain(range).min()
+        let waits = matches!(self.awaiting, Awaiting::Memory(_)) || !self.held.is_empty();
+        waits.then_some(self.retry.at())
     }
 
     pub(super) fn on_timeout(&mut self, now: Instant, outbox: &mut Outbox) {
-        self.now = now;
-        if matches!(self.awaiting, Awaiting::Memory(_)) && now >= self.retry_at {
-            self.retry_at = now.checked_add(self.retry_after).unwrap_or(now);
-            self.retry_after = self.retry_after.saturating_mul(2).min(LONGEST_MEMORY_RETRY);
-            self.take_memory();
-        }
+        self.retry.on_try(now);
+        self.take_memory();
         self.resume_held(outbox);
     }
 
@@ -186,7 +177,8 @@ impl Transmission {
     }
 
     #[inline]
-    pub(super) fn on_io(&mut self, done: Completion, outbox: &mut Outbox) {
+    pub(super) fn on_io(&mut self, done: Completion, now: Instant, outbox: &mut Outbox) {
+        self.retry.reset(now);
         let pending = self.pending.remove(done.tag);
         debug_assert!(pending.is_some(), "{:?} completed but is not in flight", done.tag);
         if let Some(pending) = pending {
@@ -388,7 +380,6 @@ impl Transmission {
         if let Awaiting::Memory(write) = &self.awaiting {
             let length = write.length as usize;
             if let Some(memory) = self.pool.take_payload_or_wait(length) {
-                self.retry_after = MEMORY_RETRY;
                 let data = memory.seg(0, length).into();
                 self.awaiting = Awaiting::Place { write: *write, data };
             }
@@ -423,12 +414,3 @@ const QUERY_OF_NONE: usize = size_of::<u64>();
 
 /// A block status' payload with one context.
 const QUERY_OF_ONE: usize = size_of::<u64>() + size_of::<u32>();
-
-/// When an empty pool is asked again, apart from each completion; the pause doubles each time.
-const MEMORY_RETRY: Duration = Duration::from_millis(1);
-
-/// When a range that is locked is looked at again, apart from each completion.
-const RANGE_RETRY: Duration = Duration::from_millis(1);
-
-/// Thousands may wait for the buffers that a few keep, and together they must not take a processor.
-const LONGEST_MEMORY_RETRY: Duration = Duration::from_millis(128);

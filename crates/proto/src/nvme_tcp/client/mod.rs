@@ -26,6 +26,7 @@ use crate::outbox::Outbox;
 use crate::session::{Demand, ProtocolError, StreamSession};
 use blockmux_volume::Chunk;
 use link::HostLink;
+use std::time::Instant;
 
 pub use crate::fabrics::host::{
     AdminConfig, Ask, ControllerInfo, FoundSubsystem, HostId, Names, NamespaceInfo, QueueConfig, Refused,
@@ -51,18 +52,18 @@ impl StreamSession for AdminSession {
         if self.is_over() { Demand::Close } else { self.transport.demand() }
     }
 
-    fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
+    fn on_bytes(&mut self, input: &Chunk, now: Instant) -> Result<usize, ProtocolError> {
         if self.is_over() {
             return Ok(input.unread().len());
         }
-        self.receive(|link, commands| link.on_bytes(input, commands))
+        self.receive(now, |link, commands| link.on_bytes(input, commands))
     }
 
-    fn on_placed(&mut self) -> Result<(), ProtocolError> {
-        self.receive(HostLink::on_placed)
+    fn on_placed(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        self.receive(now, HostLink::on_placed)
     }
 
-    fn on_end(&mut self) -> Result<(), ProtocolError> {
+    fn on_end(&mut self, _now: Instant) -> Result<(), ProtocolError> {
         self.on_lost()
     }
 
@@ -78,20 +79,20 @@ impl StreamSession for HostQueue<HostLink> {
     }
 
     #[inline]
-    fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
+    fn on_bytes(&mut self, input: &Chunk, now: Instant) -> Result<usize, ProtocolError> {
         if self.is_over() {
             // What comes after the end is of no interest.
             return Ok(input.unread().len());
         }
-        self.receive(|link, commands| link.on_bytes(input, commands))
+        self.receive(now, |link, commands| link.on_bytes(input, commands))
     }
 
     #[inline]
-    fn on_placed(&mut self) -> Result<(), ProtocolError> {
-        self.receive(HostLink::on_placed)
+    fn on_placed(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        self.receive(now, HostLink::on_placed)
     }
 
-    fn on_end(&mut self) -> Result<(), ProtocolError> {
+    fn on_end(&mut self, _now: Instant) -> Result<(), ProtocolError> {
         self.end()
     }
 

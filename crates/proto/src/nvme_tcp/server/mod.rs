@@ -48,8 +48,8 @@ impl StreamSession for TargetSession {
     }
 
     #[inline]
-    fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
-        self.on_traffic();
+    fn on_bytes(&mut self, input: &Chunk, now: Instant) -> Result<usize, ProtocolError> {
+        self.on_traffic(now);
         let mut at: usize = 0;
         while !self.is_over()
             && let Some(taken) = self.step(input, at)?
@@ -59,16 +59,17 @@ impl StreamSession for TargetSession {
         Ok(at)
     }
 
-    fn on_secured(&mut self, identity: &[u8]) -> Result<(), ProtocolError> {
+    fn on_secured(&mut self, identity: &[u8], _now: Instant) -> Result<(), ProtocolError> {
         self.on_secured_by(identity)
     }
 
-    fn on_placed(&mut self) -> Result<(), ProtocolError> {
+    fn on_placed(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        self.on_traffic(now);
         self.placed();
         Ok(())
     }
 
-    fn on_end(&mut self) -> Result<(), ProtocolError> {
+    fn on_end(&mut self, _now: Instant) -> Result<(), ProtocolError> {
         if self.end() || self.transport.is_between_pdus() {
             return Ok(());
         }

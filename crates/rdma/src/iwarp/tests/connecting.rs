@@ -140,7 +140,7 @@ fn an_answer_by_rfc_5044_alone_is_taken_and_a_refusal_by_it_is_a_misunderstandin
 fn who_goes_away_without_an_answer_may_not_know_rfc_6581() {
     for is_enhanced in [true, false] {
         let mut driver = active(Config { is_enhanced, ..Config::default() });
-        let _ = driver.iwarp.on_end();
+        let _ = driver.iwarp.on_end(Instant::now());
         assert_eq!(driver.iwarp.is_misunderstood(), is_enhanced);
     }
 }

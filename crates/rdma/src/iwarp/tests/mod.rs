@@ -87,7 +87,7 @@ impl Driver {
                         return if came == 0 { self.hear_of_the_end() } else { Ok(true) };
                     }
                 }
-                let taken = self.iwarp.on_bytes(&self.chunk)?;
+                let taken = self.iwarp.on_bytes(&self.chunk, Instant::now())?;
                 self.chunk.take(taken);
                 let wants_the_same =
                     matches!(self.iwarp.demand(), Demand::Bytes(least) if least <= self.chunk.unread().len());
@@ -108,7 +108,7 @@ impl Driver {
                 self.placed += came;
                 if self.placed == list.len() {
                     self.placing = None;
-                    self.iwarp.on_placed()?;
+                    self.iwarp.on_placed(Instant::now())?;
                     return Ok(true);
                 }
                 self.placing = Some(list);
@@ -127,7 +127,7 @@ impl Driver {
             return Ok(false);
         }
         self.is_closed = true;
-        self.iwarp.on_end().map(|()| true)
+        self.iwarp.on_end(Instant::now()).map(|()| true)
     }
 
     fn make_room(&mut self, least: usize) {
@@ -155,7 +155,7 @@ impl Driver {
         outbox.consume(bytes.len());
         if self.error.is_some() && outbox.is_empty() && !self.is_closed {
             self.is_closed = true;
-            let _ = self.iwarp.on_end();
+            let _ = self.iwarp.on_end(Instant::now());
         }
         bytes
     }
@@ -170,7 +170,7 @@ impl Driver {
     pub(super) fn lose(&mut self) {
         self.inbound.truncate(self.received);
         self.is_closed = true;
-        let _ = self.iwarp.on_end();
+        let _ = self.iwarp.on_end(Instant::now());
         self.iwarp.outbox().clear();
     }
 

@@ -13,6 +13,7 @@ use blockmux_wire::nvme::identify::{
 };
 use blockmux_wire::nvme::log::{ErrorEntry, SmartLog};
 use blockmux_wire::nvme::nvm::{CopySource, DSM_DEALLOCATE, FUA};
+use std::time::Instant;
 
 #[test]
 fn sqhd_counts_completions_round_the_queue() {
@@ -427,8 +428,8 @@ fn a_target_that_stops_finishes_what_is_in_flight_and_leaves_events_and_what_com
     let mut read = nvm(NvmOpcode::READ, 1, 0, 8);
     io.send(&mut read, &[]);
     admin_queue.send(&mut admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0), &[]);
-    crate::session::Target::on_stop(&mut io.pump.session);
-    crate::session::Target::on_stop(&mut admin_queue.pump.session);
+    crate::session::Target::on_stop(&mut io.pump.session, Instant::now());
+    crate::session::Target::on_stop(&mut admin_queue.pump.session, Instant::now());
     assert!(!io.is_closed() && admin_queue.is_closed());
     // What comes now is for the target that the host finds next: a host would try this one again at once, and not often.
     io.send(&mut nvm(NvmOpcode::READ, 1, 8, 8), &[]);

@@ -5,6 +5,7 @@ use crate::session::Timed;
 use blockmux_volume::{Completion, IoError};
 use blockmux_wire::nvme::feature::{AEC_NAMESPACE_ATTRIBUTE, FeatureId};
 use blockmux_wire::nvme::log::{RAE, SmartLog};
+use std::time::Instant;
 
 fn wants_events(host: &mut Host) {
     let fid = FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION.0.into();
@@ -96,7 +97,7 @@ fn an_abort_ends_a_command_of_an_io_queue_as_early_as_its_volume_can() {
         if is_ended_early {
             let (_, cut) = io.pump.submitted.pop_front().unwrap();
             let done = Completion { tag: cut.tag, result: Err(IoError::Aborted) };
-            crate::session::Target::on_io(&mut io.pump.session, done);
+            crate::session::Target::on_io(&mut io.pump.session, done, Instant::now());
             let cqe = io.received()[0].cqe();
             assert_eq!(cqe.status.status(), Status::COMMAND_ABORT_REQUESTED);
             assert!(!cqe.status.do_not_retry());

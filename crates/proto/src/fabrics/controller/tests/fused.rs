@@ -4,6 +4,7 @@ use super::*;
 use crate::scsi::testing::{Bench, Client};
 use crate::scsi::{Identity, LogicalUnit};
 use crate::session::Timed;
+use std::time::Instant;
 
 const FIRST: u8 = 0x41;
 const SECOND: u8 = 0x42;
@@ -143,7 +144,7 @@ fn a_queue_that_ends_does_not_wait_for_a_second_half() {
     let [mut first, _] = pair(0, 1);
     first.dptr = SglDescriptor::in_capsule(0, 512);
     io.send(&mut first, &[0; 512]);
-    crate::session::Target::on_stop(&mut io.pump.session);
+    crate::session::Target::on_stop(&mut io.pump.session, Instant::now());
     assert_eq!(refusal(&io.end_of(first).1), MISSING);
     assert!(io.is_closed());
 }

@@ -12,6 +12,7 @@ use blockmux_wire::nvme::feature::FeatureId;
 use blockmux_wire::nvme::identify::{IdentifyNamespace, RESCAP_PTPL};
 use blockmux_wire::nvme::reservation::{EDS, IEKEY};
 use std::sync::Mutex;
+use std::time::Instant;
 
 const REGISTER: u32 = 0;
 const UNREGISTER: u32 = 1;
@@ -275,7 +276,11 @@ fn preempt_and_abort_ends_what_is_under_way_and_waits_for_it() {
     // The volume could end it early.
     let (_, io) = a.pump.submitted.pop_front().unwrap();
     let result = Err(blockmux_volume::IoError::Aborted);
-    crate::session::Target::on_io(&mut a.pump.session, blockmux_volume::Completion { tag: io.tag, result });
+    crate::session::Target::on_io(
+        &mut a.pump.session,
+        blockmux_volume::Completion { tag: io.tag, result },
+        Instant::now(),
+    );
     drop(io);
     assert_eq!(refusal(&a.end_of(write).1), Status::COMMAND_ABORTED_DUE_TO_PREEMPT_AND_ABORT);
     b.pump.session.on_timeout(b.now).unwrap();

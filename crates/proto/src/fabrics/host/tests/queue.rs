@@ -158,8 +158,7 @@ fn a_command_is_sent_again_when_the_controller_wants_it() {
         let cid = client.command().cid();
         let status = StatusField::new(status).with_retry_delay(crd);
         client.complete(cid, status, 0);
-        let start = std::time::Instant::now();
-        client.driver.stream().on_timeout(start).unwrap();
+        let start = client.driver.session.queue(0).queue.now();
         let at = client.driver.stream().poll_timeout().unwrap();
         assert_eq!((at - start).as_millis(), at_least, "CRD {crd}");
         client.driver.stream().on_timeout(at - Duration::from_millis(1)).unwrap();

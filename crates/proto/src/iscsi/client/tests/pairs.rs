@@ -249,13 +249,13 @@ fn a_target_that_stops_gets_its_due_and_the_rest_is_taken_back() {
         pair.client.session.submit(Io::new(Tag(n), Op::Read, 0, 4096));
     }
     pair.run().unwrap();
-    pair.pump.session.on_stop();
+    pair.pump.session.on_stop(Instant::now());
     pair.run().unwrap();
     assert_eq!(pair.client.session.room(), 0);
     pair.pump.finish_one();
     pair.run().unwrap();
     assert!(pair.client.session.poll_done().unwrap().result.is_ok());
-    assert!(pair.client.stream().on_end().is_err(), "two are under way");
+    assert!(pair.client.stream().on_end(Instant::now()).is_err(), "two are under way");
     let tags: Vec<_> = pair.client.session.take_unfinished().into_iter().map(|io| io.tag).collect();
     assert_eq!(tags, [Tag(1), Tag(2)]);
 }

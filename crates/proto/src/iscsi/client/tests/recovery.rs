@@ -9,6 +9,7 @@ use blockmux_wire::iscsi::session::*;
 use blockmux_wire::iscsi::{FLAG_FINAL, Opcode, RESERVED_TAG};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use std::time::Duration;
+use std::time::Instant;
 use zerocopy::FromZeros;
 
 const WHOLE: &str = "InitialR2T=No\0MaxRecvDataSegmentLength=262144\0FirstBurstLength=65536\0";
@@ -185,17 +186,15 @@ fn attentions_without_end_fail_the_command() {
 fn a_busy_unit_is_asked_again_with_growing_pauses() {
     let mut client = Client::ready(WHOLE, 1 << 20);
     client.read(1, 0, 512);
-    let mut now = client.stream().poll_timeout().unwrap();
     let mut pauses = Vec::new();
     for _ in 0..4 {
         let command = client.command();
         client.status(&command, Status::TASK_SET_FULL, None);
-        client.stream().on_timeout(now).unwrap();
         assert!(client.sent().is_empty());
         let when = client.stream().poll_timeout().unwrap();
-        pauses.push((when - now).as_millis());
-        now = when;
-        client.stream().on_timeout(now).unwrap();
+        pauses.push((when - client.now).as_millis());
+        client.now = when;
+        client.stream().on_timeout(when).unwrap();
     }
     assert_eq!(pauses, [2, 4, 8, 16]);
     let command = client.command();
@@ -347,7 +346,7 @@ fn a_target_that_asks_for_a_logout_gets_one_when_what_is_under_way_has_ended() {
         assert!(client.done().1.is_ok());
         let [logout] = client.sent().try_into().unwrap();
         assert_eq!(logout.bhs.opcode(), Opcode::LOGOUT_REQUEST);
-        assert!(client.stream().on_end().is_ok() && client.is_closing());
+        assert!(client.stream().on_end(Instant::now()).is_ok() && client.is_closing());
         let unfinished = client.session.take_unfinished();
         assert_eq!(unfinished.len(), 1, "it is done on another session");
     }
@@ -444,7 +443,7 @@ fn what_has_not_completed_is_taken_back_oldest_first() {
     }
     let commands = client.sent();
     client.data(&commands[2], &pattern(512));
-    assert!(client.stream().on_end().is_err());
+    assert!(client.stream().on_end(Instant::now()).is_err());
     let tags: Vec<_> = client.session.take_unfinished().into_iter().map(|io| io.tag.0).collect();
     assert_eq!(tags, [0, 1, 3]);
     assert_eq!(client.done().0, 2);

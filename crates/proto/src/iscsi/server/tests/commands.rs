@@ -1,6 +1,8 @@
 //! Reads and writes, in every way that their data can come and go.
 
 use super::*;
+use crate::session::{Target, Timed};
+use std::time::Duration;
 
 #[test]
 fn a_read_is_answered_by_data_with_status() {
@@ -242,4 +244,32 @@ fn a_write_without_memory_waits_and_an_impossible_one_is_busy() {
     let [answer] = initiator.exchange(&data_out(itt, ttt, 0, 0, true), &pattern(4096)).try_into().unwrap();
     assert_good(&answer);
     assert_eq!(pool.out_bytes(), 0);
+}
+
+#[test]
+fn immediate_data_without_memory_waits_until_there_is_some() {
+    let pool = Pool::new(2 << 20);
+    let mut initiator = Initiator::connect_to(node(None), pool.clone());
+    initiator.enter("ImmediateData=Yes\0FirstBurstLength=262144\0");
+    let _ = (initiator.command(0, &[0; 6], None, None), initiator.command(1, &[0; 6], None, None));
+    let taken: Vec<_> = std::iter::from_fn(|| pool.take_payload(64 << 10)).collect();
+    initiator.pump = initiator.pump.split_at(16 << 10);
+    let command = initiator.request(0, &write10(0, 256), None, Some(128 << 10));
+    assert!(initiator.exchange(&command, &pattern(128 << 10)).is_empty());
+    let tries = 20;
+    for _ in 0..tries {
+        let due = initiator.pump.session.poll_timeout().unwrap();
+        initiator.pump.session.on_timeout(due).unwrap();
+        initiator.pump.run().unwrap();
+        assert!(initiator.receive().is_empty());
+    }
+    let waits = initiator.pump.session.poll_timeout().unwrap() - initiator.pump.now;
+    assert!(waits > Duration::from_millis(500), "{tries} tries within {waits:?}");
+    drop(taken);
+    initiator.pump.session.on_turn(initiator.pump.now);
+    let due = initiator.pump.session.poll_timeout().unwrap();
+    initiator.pump.session.on_timeout(due).unwrap();
+    initiator.pump.run().unwrap();
+    let [answer] = initiator.receive().try_into().unwrap();
+    assert_good(&answer);
 }

@@ -6,6 +6,7 @@ use crate::testing::Pump;
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 /// What is around a session: a node, its volumes, and the sessions of a core.
 pub(super) struct Scene {
@@ -444,7 +445,7 @@ fn a_connection_that_is_lost_takes_its_session_along() {
     let scene = Scene::new();
     let (mut first, tsih) = scene.lead("");
     let mut second = scene.join(tsih, 8, "");
-    second.pump.session.on_end().unwrap();
+    second.pump.session.on_end(Instant::now()).unwrap();
     assert!(first.turn().is_empty() && first.is_closed());
 }
 

@@ -1,6 +1,7 @@
 //! What an initiator may not do, and what becomes of it.
 
 use super::*;
+use std::time::Instant;
 
 const UNEXPECTED: (u8, u16) = (0xb, 0x0c0c);
 const WRONG_AMOUNT: (u8, u16) = (0xb, 0x0c0d);
@@ -214,11 +215,11 @@ fn an_initiator_that_does_not_read_is_not_listened_to() {
 #[test]
 fn leaving_is_an_error_only_in_the_middle_of_data() {
     let mut idle = Initiator::log_in("");
-    assert_eq!(idle.pump.session.on_end(), Ok(()));
+    assert_eq!(idle.pump.session.on_end(Instant::now()), Ok(()));
     assert!(idle.is_closed());
     let mut halfway = Initiator::log_in("");
     let command = halfway.request(0, &write10(0, 1), None, Some(512));
     let bytes = halfway.frame(command.as_bytes(), &pattern(512));
     halfway.pump.client_sends(&bytes[..200]).unwrap();
-    assert!(halfway.pump.session.on_end().is_err());
+    assert!(halfway.pump.session.on_end(Instant::now()).is_err());
 }

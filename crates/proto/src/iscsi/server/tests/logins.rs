@@ -6,6 +6,7 @@ use crate::iscsi::node::Redirect;
 use crate::session::Timed;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+use std::time::Instant;
 
 fn names() -> String {
     format!("InitiatorName={INITIATOR}\0TargetName={TARGET}\0")
@@ -261,7 +262,7 @@ fn who_logs_in_again_gets_in_when_nothing_of_the_old_session_is_left() {
     let mut again = connect();
     assert_eq!(again.exchange(&login_request(0x87), names().as_bytes()).len(), 0);
     assert_eq!(cuts.load(Ordering::Relaxed), 1);
-    first.pump.session.on_end().unwrap();
+    first.pump.session.on_end(Instant::now()).unwrap();
     assert!(first.is_closed());
     let until = again.pump.session.poll_timeout().unwrap();
     again.pump.session.on_timeout(until).unwrap();
@@ -284,7 +285,7 @@ fn who_has_left_one_session_begins_another_when_nothing_of_that_is_left() {
     first.command(0, &[0; 6], None, None);
     assert_eq!(first.command(0, &write10(0, 1), None, Some(&[7; 512])).len(), 0, "its write is in flight");
     // The initiator is gone, and the session is not.
-    first.pump.session.on_end().unwrap();
+    first.pump.session.on_end(Instant::now()).unwrap();
     for waits_in_vain in [true, false] {
         let mut other = connect();
         let mut other_isid = login_request(0x87);

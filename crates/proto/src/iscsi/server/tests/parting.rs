@@ -4,6 +4,7 @@ use super::connections::{logout, logout_result};
 use super::*;
 use crate::session::{SessionStage, Target, Timed};
 use std::time::Duration;
+use std::time::Instant;
 
 /// The event that is the only thing the target has sent, and its Parameter3.
 fn event(initiator: &mut Initiator) -> (AsyncEvent, u16) {
@@ -29,9 +30,9 @@ fn with_a_read_in_flight() -> Initiator {
 #[test]
 fn a_target_that_stops_asks_for_a_logout_and_ends_what_it_has() {
     let mut initiator = with_a_read_in_flight();
-    initiator.pump.session.on_stop();
+    initiator.pump.session.on_stop(Instant::now());
     assert_eq!(event(&mut initiator), (AsyncEvent::LOGOUT_REQUEST, 1));
-    initiator.pump.session.on_stop();
+    initiator.pump.session.on_stop(Instant::now());
     let [busy] = initiator.command(0, &read10(0, 1), Some(512), None).try_into().unwrap();
     assert_eq!(busy.as_a::<ScsiResponse>().status, 8);
     initiator.pump.finish_one();
@@ -46,7 +47,7 @@ fn a_target_that_stops_asks_for_a_logout_and_ends_what_it_has() {
 #[test]
 fn who_does_not_log_out_is_dropped_when_its_time_is_over() {
     let mut initiator = Initiator::log_in("");
-    initiator.pump.session.on_stop();
+    initiator.pump.session.on_stop(Instant::now());
     assert_eq!(event(&mut initiator), (AsyncEvent::LOGOUT_REQUEST, 1));
     let start = initiator.pump.session.poll_timeout().unwrap().max(Instant::now());
     pass(&mut initiator, start);
@@ -61,7 +62,7 @@ fn who_does_not_log_out_is_dropped_when_its_time_is_over() {
 #[test]
 fn what_is_in_flight_leaves_its_time_to_the_initiator() {
     let mut initiator = with_a_read_in_flight();
-    initiator.pump.session.on_stop();
+    initiator.pump.session.on_stop(Instant::now());
     assert_eq!(event(&mut initiator).0, AsyncEvent::LOGOUT_REQUEST);
     let start = Instant::now();
     for second in [0, 1, 2, 9] {
@@ -79,9 +80,9 @@ fn what_is_in_flight_leaves_its_time_to_the_initiator() {
 #[test]
 fn a_connection_that_is_lost_meanwhile_keeps_nothing_for_recovery() {
     let mut initiator = Initiator::log_in("ErrorRecoveryLevel=2\0DefaultTime2Retain=20\0");
-    initiator.pump.session.on_stop();
+    initiator.pump.session.on_stop(Instant::now());
     assert_eq!(event(&mut initiator).0, AsyncEvent::LOGOUT_REQUEST);
-    initiator.pump.session.on_end().unwrap();
+    initiator.pump.session.on_end(Instant::now()).unwrap();
     assert!(initiator.is_closed() && initiator.pump.session.stage() != SessionStage::Lingering);
 }
 
@@ -90,7 +91,7 @@ fn a_discovery_is_dropped_at_once() {
     let mut initiator = Initiator::connect();
     let text = format!("InitiatorName={INITIATOR}\0SessionType=Discovery\0");
     assert_eq!(initiator.login(0x87, text.as_bytes()).as_a::<LoginResponse>().status.get(), 0);
-    initiator.pump.session.on_stop();
+    initiator.pump.session.on_stop(Instant::now());
     assert_eq!(event(&mut initiator).0, AsyncEvent::SESSION_DROP);
     assert!(initiator.is_closed());
 }

@@ -5,6 +5,7 @@ use super::*;
 use crate::scsi::Status;
 use crate::session::{SessionStage, Target, Timed};
 use std::time::Duration;
+use std::time::Instant;
 
 const LEVEL_2: &str = "ErrorRecoveryLevel=2\0DefaultTime2Wait=2\0DefaultTime2Retain=10\0";
 
@@ -18,7 +19,7 @@ fn lead(scene: &Scene, keys: &str) -> (Initiator, u16) {
 impl Initiator {
     /// Its connection breaks: what it has to do goes on.
     fn lose(&mut self) {
-        let _ = self.pump.session.on_end();
+        let _ = self.pump.session.on_end(Instant::now());
         assert!(self.is_closed() && self.pump.session.stage() == SessionStage::Lingering);
         drop(self.receive());
     }
@@ -339,7 +340,7 @@ fn below_level_2_the_tasks_of_a_lost_session_end_and_its_nexus_lasts_for_time2wa
         assert_good(&scene.command(&mut first, 0, &RESERVE, None, None)[0]);
         first.pump.holds_io = true;
         assert!(scene.command(&mut first, 0, &write10(0, 1), None, Some(&[7; 512])).is_empty());
-        let _ = first.pump.session.on_end();
+        let _ = first.pump.session.on_end(Instant::now());
         assert!(first.is_closed());
         assert_eq!(first.pump.session.stage() == SessionStage::Lingering, lasts);
         assert!(first.pump.session.poll_cancel().is_some(), "nobody waits for it any more");

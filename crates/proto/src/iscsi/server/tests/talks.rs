@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::session::Timed;
+use std::time::Instant;
 
 fn text_request(ttt: u32, flags: u8, cmd_sn: u32) -> TextRequest {
     let mut request = TextRequest::new_zeroed();
@@ -196,7 +197,7 @@ fn the_volume_is_asked_to_cancel_what_nobody_waits_for() {
     let first = initiator.pump.submitted[0].1.tag;
     initiator.exchange(&management(Function::ABORT_TASK, 0, 3), b"");
     assert_eq!(initiator.pump.cancelled, [(VolumeId(0), first)]);
-    initiator.pump.session.on_end().unwrap();
+    initiator.pump.session.on_end(Instant::now()).unwrap();
     initiator.pump.run().unwrap();
     let rest: Vec<_> =
         initiator.pump.submitted.iter().skip(1).map(|(volume, io)| (*volume, io.tag)).collect();

@@ -164,7 +164,7 @@ fn info_tells_everything_and_leaves() {
         let export = client.session.export().unwrap();
         assert_eq!(export.contexts, ["base:allocation", "qemu:dirty"]);
         assert!(client.is_closing() && client.session.is_over() && !client.session.is_ready());
-        assert_eq!(client.session.on_end(), Ok(()));
+        assert_eq!(client.session.on_end(Instant::now()), Ok(()));
     });
 }
 
@@ -280,7 +280,7 @@ fn what_old_servers_cannot_do_is_said_in_one_line() {
 
     let mut closed = Client::new(Mode::Go, ALL, 1);
     closed.feed(&greeting(0)).unwrap();
-    assert_eq!(closed.session.on_end(), Ok(()));
+    assert_eq!(closed.session.on_end(Instant::now()), Ok(()));
     assert_eq!(closed.session.refused(), Some(&Refused::Closed { export: "x".into() }));
 }
 
@@ -354,10 +354,13 @@ fn broken_lists_contexts_and_greetings_are_refused() {
 #[test]
 fn a_server_that_leaves_or_stays_silent_is_an_error() {
     let mut client = Client::new(Mode::Go, ALL, 1);
-    assert_eq!(client.session.on_end().unwrap_err().what, "closed the connection without a greeting");
+    assert_eq!(
+        client.session.on_end(Instant::now()).unwrap_err().what,
+        "closed the connection without a greeting"
+    );
     client.feed(&greeting(3)).unwrap();
     assert_eq!(
-        client.session.on_end().unwrap_err().what,
+        client.session.on_end(Instant::now()).unwrap_err().what,
         "closed the connection instead of answering an option"
     );
 
@@ -399,9 +402,9 @@ fn a_demand_names_what_the_next_message_needs() {
         other => panic!("{other:?}"),
     };
     assert_eq!(demands(&session), 18);
-    assert_eq!(session.on_bytes(&Chunk::from_slice(&greeting(3))), Ok(18));
+    assert_eq!(session.on_bytes(&Chunk::from_slice(&greeting(3)), Instant::now()), Ok(18));
     assert_eq!(demands(&session), 20);
     let info = reply(Opt::NBD_OPT_GO, Rep::NBD_REP_INFO, &info_export(512, 1));
-    assert_eq!(session.on_bytes(&Chunk::from_slice(&info[..20])), Ok(0));
+    assert_eq!(session.on_bytes(&Chunk::from_slice(&info[..20]), Instant::now()), Ok(0));
     assert_eq!(demands(&session), 32);
 }

@@ -12,6 +12,7 @@ use blockmux_wire::nbd::handshake::{Opt, Rep};
 use blockmux_wire::nbd::transmission::ReplyType;
 use proptest::prelude::*;
 use script::*;
+use std::time::Instant;
 
 fn mode() -> impl Strategy<Value = Mode> {
     prop::sample::select(vec![Mode::Go, Mode::Info, Mode::List])
@@ -82,7 +83,7 @@ fn submit_some(client: &mut Client) {
 fn poke(client: &mut Client) {
     while client.session.poll_done().is_some() {}
     client.sent();
-    let _ = client.session.on_end();
+    let _ = client.session.on_end(Instant::now());
     client.session.on_stop();
     assert!(client.session.take_unfinished().len() <= DEPTH);
     let _ = client.session.demand();

@@ -7,6 +7,7 @@ use blockmux_volume::{Chunk, Extent, IoError, Op, Output, Pool, Seg};
 use blockmux_wire::nbd::handshake::TransmissionFlags;
 use blockmux_wire::nbd::transmission::{CmdFlags, ReplyType};
 use proptest::prelude::*;
+use std::time::Instant;
 
 const SIZE: u64 = 1 << 30;
 const DATA: ReplyType = ReplyType::NBD_REPLY_TYPE_OFFSET_DATA;
@@ -72,7 +73,11 @@ fn whole_payloads_are_lent_from_the_receive_buffer() {
         };
         let both = [reply(all[0].0), reply(all[1].0)].concat();
         let input = Chunk::from_slice(&both);
-        assert_eq!(client.session.on_bytes(&input), Ok(both.len()), "all replies in one call");
+        assert_eq!(
+            client.session.on_bytes(&input, Instant::now()),
+            Ok(both.len()),
+            "all replies in one call"
+        );
         let range = input.unread().as_ptr_range();
         use crate::session::Initiator;
         for _ in 0..2 {

@@ -9,6 +9,7 @@ use blockmux_volume::{Extent, IoError, Op, Output, Pool, SgList, Tag};
 use blockmux_wire::nbd::handshake::*;
 use blockmux_wire::nbd::transmission::*;
 use std::collections::VecDeque;
+use std::time::Instant;
 
 const SIZE: u64 = 1 << 40;
 const HAS: u16 = TransmissionFlags::HAS_FLAGS.bits();
@@ -372,7 +373,7 @@ fn unfinished_requests_come_back_whole_and_oldest_first() {
     client.read(21, 0, 512);
     let request = sent(&mut client)[0];
     client.feed(&simple(request.cookie, 0, b"")[..10]).unwrap();
-    assert!(client.session.on_end().is_err());
+    assert!(client.session.on_end(Instant::now()).is_err());
     let unfinished = client.session.take_unfinished();
     let tags: Vec<_> = unfinished.iter().map(|io| io.tag.0).collect();
     assert_eq!(tags, [10, 11, 12, 14, 15, 16, 17, 18, 19, 20, 21]);
@@ -398,7 +399,7 @@ fn what_a_server_refuses_while_it_shuts_down_is_kept_for_the_next_session() {
     client.feed(&simple(all[2].cookie, 108, b"")).unwrap();
     assert_eq!(sent(&mut client)[0].cmd, 2);
     assert!(client.is_closing());
-    assert_eq!(client.session.on_end(), Ok(()));
+    assert_eq!(client.session.on_end(Instant::now()), Ok(()));
     let tags: Vec<_> = client.session.take_unfinished().iter().map(|io| io.tag.0).collect();
     assert_eq!(tags, [1, 2]);
 }
@@ -420,10 +421,10 @@ fn stopping_waits_for_what_is_in_flight_and_then_disconnects() {
     let last = sent(&mut client);
     assert_eq!((last.len(), last[0].cmd, last[0].offset, last[0].len), (1, 2, 0, 0));
     assert!(client.is_closing());
-    assert_eq!(client.session.on_end(), Ok(()));
+    assert_eq!(client.session.on_end(Instant::now()), Ok(()));
 
     let mut idle = Client::ready(Headers::Simple, SIZE, ALL, 1);
-    assert_eq!(idle.session.on_end(), Ok(()), "a server may leave when nothing is in flight");
+    assert_eq!(idle.session.on_end(Instant::now()), Ok(()), "a server may leave when nothing is in flight");
     idle.session.on_stop();
     idle.session.on_stop();
     assert_eq!(sent(&mut idle).len(), 1, "one good-bye is enough");

@@ -1,6 +1,7 @@
 //! Any bytes, cut anywhere.
 
 use super::*;
+use std::time::Instant;
 
 /// One of everything: handshake, all commands in a form, good and bad, and the end.
 fn everything(form: Option<Opt>) -> Vec<u8> {
@@ -83,7 +84,7 @@ proptest! {
         }
         let mut session = connect().split_at(step);
         let _ = session.client_sends(&bytes);
-        let _ = session.session.on_end();
+        let _ = session.session.on_end(Instant::now());
     }
 
     #[test]

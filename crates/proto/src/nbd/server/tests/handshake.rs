@@ -1,6 +1,7 @@
 //! The handshake, option by option.
 
 use super::*;
+use std::time::Instant;
 
 #[test]
 fn go_tells_size_flags_and_block_sizes_and_what_was_asked() {
@@ -81,7 +82,7 @@ fn abort_is_acknowledged_and_its_data_ignored() {
         let answer = session.exchange(&option(Opt::NBD_OPT_ABORT, data));
         assert_eq!(answer, rep(Opt::NBD_OPT_ABORT, Rep::NBD_REP_ACK, b""));
         assert!(is_closed(&session));
-        assert!(session.session.on_end().is_ok());
+        assert!(session.session.on_end(Instant::now()).is_ok());
     }
 }
 
@@ -234,13 +235,13 @@ fn a_client_that_does_not_read_its_lists_is_not_listened_to() {
 #[test]
 fn a_stop_during_the_handshake_answers_the_option_that_has_begun() {
     let mut session = haggle();
-    session.session.on_stop();
+    session.session.on_stop(Instant::now());
     assert!(is_closed(&session));
 
     let go = option(Opt::NBD_OPT_GO, &info_data("", &[]));
     let mut session = haggle();
     session.exchange(&go[..17]);
-    session.session.on_stop();
+    session.session.on_stop(Instant::now());
     let answer = session.exchange(&go[17..]);
     assert_eq!(answer, rep(Opt::NBD_OPT_GO, Rep::NBD_REP_ERR_SHUTDOWN, b"the server is stopping"));
     assert!(is_closed(&session));
@@ -248,6 +249,6 @@ fn a_stop_during_the_handshake_answers_the_option_that_has_begun() {
     let name = option(Opt::NBD_OPT_EXPORT_NAME, b"disk0");
     let mut session = haggle();
     session.exchange(&name[..18]);
-    session.session.on_stop();
+    session.session.on_stop(Instant::now());
     assert!(session.client_sends(&name[18..]).is_err());
 }

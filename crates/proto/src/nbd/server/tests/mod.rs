@@ -191,16 +191,16 @@ fn the_kernels_session_goes_as_captured() {
 #[test]
 fn a_client_may_leave_between_messages_but_not_within() {
     for mut session in [connect(), haggle(), transmit(&[])] {
-        assert!(session.session.on_end().is_ok());
+        assert!(session.session.on_end(Instant::now()).is_ok());
         assert!(is_closed(&session));
     }
     let mut session = haggle();
     session.exchange(&option(Opt::NBD_OPT_GO, &info_data("", &[]))[..20]);
-    assert!(session.session.on_end().is_err());
+    assert!(session.session.on_end(Instant::now()).is_err());
     for long in [4096, 100 << 10] {
         let mut session = transmit(&[]);
         session.exchange(&write(0, &pattern(long))[..100]);
-        assert!(session.session.on_end().is_err());
+        assert!(session.session.on_end(Instant::now()).is_err());
         assert!(is_closed(&session));
     }
 }

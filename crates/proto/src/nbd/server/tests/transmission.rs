@@ -1,6 +1,7 @@
 //! Transmission, request by request.
 
 use super::*;
+use std::time::Instant;
 
 #[test]
 fn what_was_written_is_read_in_every_form() {
@@ -78,7 +79,7 @@ fn commands_reach_the_volume_as_operations_with_their_range() {
 fn short_payload_is_lent_and_never_copied() {
     let mut session = transmit(&[]).session;
     let input = blockmux_volume::Chunk::from_slice(&write(0, &pattern(512)).repeat(3));
-    assert_eq!(session.on_bytes(&input), Ok(3 * 540));
+    assert_eq!(session.on_bytes(&input, Instant::now()), Ok(3 * 540));
     for nth in 0..3 {
         let (_, io) = session.poll_io().unwrap();
         let data = io.data.unwrap();
@@ -296,7 +297,7 @@ fn a_device_error_is_eio_and_the_session_goes_on() {
     session.holds_io = true;
     session.exchange(&request(Cmd::NBD_CMD_READ, 0, 0, 512));
     let (_, io) = session.submitted.pop_front().unwrap();
-    session.session.on_io(Completion { tag: io.tag, result: Err(IoError::Medium) });
+    session.session.on_io(Completion { tag: io.tag, result: Err(IoError::Medium) }, Instant::now());
     assert_eq!(session.sent(), simple(5));
     session.holds_io = false;
     assert_eq!(session.exchange(&request(Cmd::NBD_CMD_FLUSH, 0, 0, 0)), simple(0));
@@ -315,7 +316,7 @@ fn a_volume_that_answers_with_the_wrong_thing_puts_no_client_out_of_step() {
         session.holds_io = true;
         session.exchange(&request(command, 0, 0, 512));
         let (_, io) = session.submitted.pop_front().unwrap();
-        session.session.on_io(Completion { tag: io.tag, result: Ok(output) });
+        session.session.on_io(Completion { tag: io.tag, result: Ok(output) }, Instant::now());
         let payload = error_payload(Errno::NBD_EIO, "medium error");
         assert_eq!(session.sent(), chunk(ReplyType::NBD_REPLY_TYPE_ERROR, &payload), "{command}");
     }
@@ -417,7 +418,7 @@ fn disc_closes_once_everything_is_answered() {
     assert!(is_closed(&session));
     session.finish_one();
     assert_eq!(session.sent(), simple(0));
-    assert!(session.session.on_end().is_ok());
+    assert!(session.session.on_end(Instant::now()).is_ok());
 }
 
 #[test]
@@ -425,7 +426,7 @@ fn a_stop_finishes_what_is_in_flight_and_refuses_what_comes() {
     let mut session = structured();
     session.holds_io = true;
     session.exchange(&request(Cmd::NBD_CMD_CACHE, 0, 0, 512));
-    session.session.on_stop();
+    session.session.on_stop(Instant::now());
     assert!(!is_closed(&session));
     let refused = session.exchange(&write(0, &[1; 512]));
     let payload = error_payload(Errno::NBD_ESHUTDOWN, "the server is stopping");

@@ -120,11 +120,11 @@ fn an_ic_resp_that_cannot_be_is_refused() {
 #[test]
 fn an_end_between_commands_is_none_of_our_business_and_within_them_is() {
     let mut client = Client::ready(PLAIN);
-    assert!(client.driver.stream().on_end().is_ok());
+    assert!(client.driver.stream().on_end(Instant::now()).is_ok());
     let (mut client, ..) = busy(PLAIN);
-    assert!(client.driver.stream().on_end().is_err());
+    assert!(client.driver.stream().on_end(Instant::now()).is_err());
     let mut client = Client::fresh(PLAIN, namespace(), 128);
-    assert!(client.driver.stream().on_end().is_err());
+    assert!(client.driver.stream().on_end(Instant::now()).is_err());
 }
 
 proptest! {

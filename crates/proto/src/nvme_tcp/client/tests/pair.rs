@@ -59,7 +59,7 @@ impl Served {
     /// One whose connection is secured with the key of that identity.
     fn secured(&self, identity: &str) -> Pump<TargetSession> {
         let mut session = self.session();
-        session.on_secured(identity.as_bytes()).unwrap();
+        session.on_secured(identity.as_bytes(), Instant::now()).unwrap();
         Pump::new(session, &self.exports)
     }
 
@@ -214,7 +214,7 @@ fn a_controller_that_cannot_prove_itself_or_does_not_ask_is_left() {
         assert!(!sent.is_empty());
         host.feed(&target.exchange(&sent)).unwrap();
     }
-    assert!(host.session.refused().is_none() && host.session.on_end().is_err());
+    assert!(host.session.refused().is_none() && host.session.on_end(Instant::now()).is_err());
     assert_eq!(host.session.refused(), Some(&Refused::Proof(Unproved::Impostor)));
     let open = Served::with(None);
     assert_eq!(refused(&open, Some(right.clone())), Refused::Proof(Unproved::NotAsked));

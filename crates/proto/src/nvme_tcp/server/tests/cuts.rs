@@ -2,6 +2,7 @@
 
 use super::*;
 use proptest::prelude::*;
+use std::time::Instant;
 
 /// Everything once: the capsules and data of a queue, of which connecting is the begin.
 fn everything(cntlid: u16, digests: u8) -> Vec<u8> {
@@ -76,6 +77,6 @@ proptest! {
         }
         let mut pump = Host::new(&node).pump.split_at(step);
         let _ = pump.client_sends(&bytes);
-        let _ = pump.session.on_end();
+        let _ = pump.session.on_end(Instant::now());
     }
 }

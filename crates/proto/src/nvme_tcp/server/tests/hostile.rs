@@ -4,6 +4,7 @@ use super::*;
 use crate::nvme::MAX_DATA;
 use crate::session::Timed;
 use std::time::Duration;
+use std::time::Instant;
 
 /// The fatal error that the host is told, and where it is.
 fn fatal(host: &mut Host, bytes: &[u8]) -> (FatalError, u32) {
@@ -238,7 +239,7 @@ fn a_write_that_ends_anywhere_does_nothing() {
     let bytes = io.capsule(&write, &[7; 512]);
     for cut in 0..bytes.len() {
         io.pump.client_sends(&bytes[..cut]).unwrap();
-        let _ = io.pump.session.on_end();
+        let _ = io.pump.session.on_end(Instant::now());
         assert!(io.is_closed() && io.received().is_empty());
         drop(io);
         // Its controller is still there.
