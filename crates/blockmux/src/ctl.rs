@@ -147,6 +147,8 @@ pub(crate) enum Answer {
     Added {
         name: String,
         urls: Vec<String>,
+        /// Protocols that are to serve it and have no listener.
+        unheard: Vec<String>,
     },
     /// NSID or LUN.
     Attached {
@@ -217,9 +219,16 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         (Answer::Resized { size }, _, Request::Resize { name, .. }) => {
             print(format_args!("{name}  {}", both_sizes(size)))
         }
-        (Answer::Added { name, urls }, _, Request::Add { .. }) => {
+        (Answer::Added { name, urls, unheard }, _, Request::Add { .. }) => {
             let urls = urls.iter().map(|url| format!("\n  {}", printable(url)));
-            print(format_args!("{}{}", printable(&name), urls.collect::<String>()))
+            print(format_args!("{}{}", printable(&name), urls.collect::<String>()))?;
+            if !unheard.is_empty() {
+                let unheard = printable(&unheard.join(", ")).to_string();
+                tracing::warn!(
+                    "not served over {unheard}: the daemon has no listener for it; start it with one"
+                );
+            }
+            Ok(())
         }
         (Answer::Attached { number }, _, Request::Attach { target, .. }) => {
             print(format_args!("{}  {number}", printable(&target)))

@@ -28,6 +28,8 @@ enum Held {
     By(Pid),
     /// A user's process who has no word in this.
     ByStranger,
+    /// One that so many have asked that it cannot be asked who it is: it is more likely ours than a stranger's.
+    BySomebody,
 }
 
 impl Claim {
@@ -67,6 +69,7 @@ fn claim(
         Ok(Ok(socket)) => Ok(Some(socket)),
         Ok(Err(Held::By(process))) if process == getpid() => Err(Failure::request(refusal("this daemon"))),
         Ok(Err(Held::By(process))) => Err(Failure::request(refusal(&format!("process {process}")))),
+        Ok(Err(Held::BySomebody)) => Err(Failure::request(refusal("another process"))),
         Ok(Err(Held::ByStranger)) => {
             warn!(
                 "`{name}`: another user's process keeps it from being claimed; see that only one serves it"
@@ -106,7 +109,8 @@ fn bind_to(name: &str) -> Result<Result<OwnedFd, Held>, Errno> {
             }
             // Between its bind and its listen, or gone.
             Err(Errno::CONNREFUSED) => std::thread::yield_now(),
-            // Nobody of ours is asked that often.
+            // Each try of ours is one that asks: a daemon that is restarted for days gets here.
+            Err(Errno::AGAIN) => return Ok(Err(Held::BySomebody)),
             Err(_) => return Ok(Err(Held::ByStranger)),
         }
     }
@@ -146,5 +150,16 @@ mod tests {
         let refused = Claim::take("y", uuid("one"), &[]).map(|_| ()).unwrap_err().to_string();
         assert!(refused.contains("already serves a volume with the UUID"), "{refused}");
         assert!(Claim::take("y", uuid("two"), &[]).is_ok());
+    }
+
+    #[test]
+    fn who_was_asked_thousands_of_times_still_has_its_claim() {
+        let _first = Claim::take("x", uuid("often"), &[]).unwrap();
+        let refusals: Vec<_> = (0..=BACKLOG + 1)
+            .map(|_| Claim::take("y", uuid("often"), &[]).map(|_| ()).unwrap_err().to_string())
+            .collect();
+        assert!(refusals[0].starts_with("`y`: this daemon already serves"), "{}", refusals[0]);
+        let last = refusals.last().unwrap();
+        assert!(last.starts_with("`y`: another process already serves"), "{last}");
     }
 }

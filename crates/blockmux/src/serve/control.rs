@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::open::Populate;
 use crate::protocol::frontend::{Change, Live, LiveProtocol, TargetPlace};
 use crate::protocol::policy::Policy;
-use crate::protocol::{Frontends, Protocol};
+use crate::protocol::{Frontends, Protocol, by_name};
 use blockmux_engine::listener::ConnectionLimit;
 use blockmux_engine::sessions::Sessions;
 use blockmux_engine::socket::{Address, Listener};
@@ -232,6 +232,11 @@ impl Desk {
             description,
             protocols,
         };
+        let unheard = named.protocols.iter().flatten().map(|word| word.replace('_', "-"));
+        let unheard = unheard.filter(|word| {
+            by_name(word).is_some() && self.opening.protocols.iter().all(|protocol| protocol.name != word)
+        });
+        let unheard = unheard.collect();
         let told = |failure: Failure| failure.to_string();
         self.opening.protocols.iter().try_for_each(|one| named.check_description(one)).map_err(told)?;
         // Before anything is opened, which may make a file, and before anybody finds it.
@@ -246,7 +251,7 @@ impl Desk {
         info!("{name} is served");
         let urls = Announcement::new(&self.exports, &self.frontends, &self.policy, Asker::Anywhere);
         let urls = urls.urls_of(&name);
-        Ok(Answer::Added { name, urls })
+        Ok(Answer::Added { name, urls, unheard })
     }
 
     /// The first name of those without one that is free.

@@ -430,6 +430,10 @@ fn a_volume_that_is_added_is_on_every_protocol_until_it_is_removed() {
     let server = of("nvme+tcp").split('/').take(3).collect::<Vec<_>>().join("/");
     assert!(discovered(&server).contains("blockmux:b"));
     assert!(controlled.refusal(&["add", "b=mem:1m"]).contains("a volume is called `b` already"));
+    let added = controlled.ctl(&["add", "c=mem:1m", "--protocols", "nbd,aoe"]);
+    assert!(added.status.success() && text(&added.stdout).contains("nbd"), "{added:?}");
+    assert!(text(&added.stderr).contains("not served over aoe: the daemon has no listener"), "{added:?}");
+    controlled.said(&["remove", "c"]);
     let mut scsi = RawIscsi::login(of("iscsi"), "iqn.2026-11.i:a");
     assert!(can_read(&mut scsi, 0));
     let block = [3; 512];

@@ -197,5 +197,5 @@ fn summary(said: &str) -> Option<[usize; 2]> {
     Some([ran, passed])
 }
 
-/// Of Debian 12's libiscsi 1.19; later ones have more.
+/// Of Debian 12's libiscsi 1.19.
 const LEAST: usize = 228;
