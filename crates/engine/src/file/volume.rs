@@ -45,6 +45,8 @@ pub(super) struct Extent {
     end: AtomicU64,
     /// Where somebody else has cut the file while it was served; [`NOT_CUT`] if nobody has.
     cut: AtomicU64,
+    /// How often the operator has said how large it is.
+    changes: AtomicU64,
 }
 
 impl FileVolume {
@@ -194,10 +196,9 @@ impl Disk {
             return;
         }
         // A resize may come in between; the file is never shorter than both of its ends say.
-        let before = self.extent.end();
+        let (changes, before) = (self.extent.changes(), self.extent.end());
         let Some(len) = super::kernel::cached_len(file) else { return };
-        if len < before.min(self.extent.end()) && self.extent.cut.fetch_min(len, Ordering::AcqRel) == NOT_CUT
-        {
+        if len < before.min(self.extent.end()) && self.extent.mark_cut(len, changes) {
             tracing::error!(
                 "{}: another program has cut it to {len} bytes while it is served: I/O beyond fails; accept the new size with \
                  'blockmux ctl resize NAME', or give the old one there",
@@ -234,7 +235,12 @@ impl Disk {
 
 impl Extent {
     fn new(size: u64, end: u64) -> Extent {
-        Extent { size: AtomicU64::new(size), end: AtomicU64::new(end), cut: AtomicU64::new(NOT_CUT) }
+        Extent {
+            size: AtomicU64::new(size),
+            end: AtomicU64::new(end),
+            cut: AtomicU64::new(NOT_CUT),
+            changes: AtomicU64::new(0),
+        }
     }
 
     /// In bytes, whole blocks.
@@ -253,7 +259,23 @@ impl Extent {
     fn set(&self, size: u64, end: u64) {
         self.end.store(end, Ordering::Release);
         self.size.store(size, Ordering::Release);
+        self.changes.fetch_add(1, Ordering::AcqRel);
         self.cut.store(NOT_CUT, Ordering::Release);
+    }
+
+    fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    /// It was cut when there had been so many changes; whether nobody knew it yet. One that the operator has given a size since
+    /// is not: who looks next sees how it is now.
+    fn mark_cut(&self, len: u64, changes: u64) -> bool {
+        let was = self.cut.fetch_min(len, Ordering::AcqRel);
+        if self.changes() != changes {
+            self.cut.store(NOT_CUT, Ordering::Release);
+            return false;
+        }
+        was == NOT_CUT
     }
 
     /// Whether bytes up to `end` include some that were cut off, which are lost until the volume is resized.
@@ -273,4 +295,39 @@ fn whole_blocks(len: u64, info: &VolumeInfo) -> u64 {
 
 fn failed(action: &'static str) -> impl Fn(io::Error) -> ResizeError {
     move |source| ResizeError::System { action, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+
+    #[test]
+    fn who_looks_while_an_operator_gives_a_file_its_size_again_does_not_take_it_for_cut() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let volume = FileVolume::open(file.path(), FileOptions::default()).unwrap();
+        let (disk, looks, is_over) = (&volume.disk, AtomicUsize::new(0), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    disk.look_for_cut(&disk.file);
+                    looks.fetch_add(1, Ordering::Release);
+                }
+            });
+            for _ in 0..500 {
+                file.as_file().set_len(4096).unwrap();
+                disk.resize(1 << 20).unwrap();
+                // The one that may have begun before is over, and another one.
+                let begun = looks.load(Ordering::Acquire);
+                while looks.load(Ordering::Acquire) < begun + 2 {
+                    std::thread::yield_now();
+                }
+                let is_cut = disk.extent.is_cut_before(1 << 20);
+                is_over.store(is_cut, Ordering::Relaxed);
+                assert!(!is_cut);
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+    }
 }
