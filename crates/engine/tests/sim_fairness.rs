@@ -1,23 +1,39 @@
 //! Who asks for data and does not read it does not keep others from theirs: shares of buffers over whole connections, on
-//! a virtual clock.
+//! a virtual clock. Over NBD by hand, and over every protocol with connections by its own initiator; whoever asks for data
+//! by frames has them sent at once, and so holds nothing.
+
+#[allow(dead_code, reason = "nobody looks at what was agreed on")]
+mod iscsi_dialer;
+mod iscsi_names;
+mod iscsi_sides;
+mod nbd_dialer;
+#[allow(dead_code, reason = "there is one path")]
+mod nvme_sides;
 
 use blockmux_engine::host::{ByteStream, Host};
+use blockmux_engine::initiator::{Dialer, RemoteVolume};
 use blockmux_engine::listener::ConnectionLimit;
 use blockmux_engine::sim::{SimCore, SimNet, SimStream, Weather, World};
 use blockmux_engine::socket::Address;
 use blockmux_engine::target::{PATIENCE, TargetTask};
 use blockmux_proto::exports::{Export, Exports};
+use blockmux_proto::iscsi::client::wishes;
+use blockmux_proto::nbd::client::Features;
 use blockmux_proto::nbd::server::TargetSession;
 use blockmux_proto::outbox::Outbox;
+use blockmux_proto::session::{StreamSession, Target};
+use blockmux_proto::{iscsi, nvme_tcp};
 use blockmux_volume::{
-    Channel, Chunk, Completion, Core, Io, IoError, Memory, Output, PeerAccount, SgList, Volume, VolumeInfo,
-    Waker,
+    Channel, Chunk, Completion, Core, Io, IoError, Memory, Op, Output, PeerAccount, Pool, ReadyList, SgList,
+    Tag, Volume, VolumeInfo, Waker,
 };
+use iscsi_dialer::IscsiDialer;
+use nbd_dialer::NbdDialer;
 use std::collections::VecDeque;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A volume whose reads take memory of the pool, as those of a file do.
 struct Takes;
@@ -77,10 +93,7 @@ impl Setting {
     fn new() -> Setting {
         let mut world = World::new(SimNet::new(1, Weather { window: 256 << 10, ..Weather::FAIR }));
         let (clients, target) = (world.add_core(0), world.add_core(64 << 20));
-        let volume: Arc<dyn Volume> = Arc::new(Takes);
-        let export =
-            Export { name: "disk0".to_owned(), description: String::new(), read_only: false, volume };
-        let (exports, limit) = (Exports::new(vec![export]), ConnectionLimit::new(usize::MAX));
+        let (exports, limit) = (exports(), ConnectionLimit::new(usize::MAX));
         let permits = limit.clone();
         world.net().listen(&target, &address(), move |core, stream| {
             let pool = core.pool().for_peer();
@@ -232,8 +245,106 @@ fn who_takes_its_data_slowly_is_not_cut_off_for_those_who_wait() {
     assert!(hogs.iter_mut().any(Client::is_cut_off));
 }
 
+/// A reader beside hosts whose process stands still as soon as it has asked, each for 64 MiB.
+fn is_fair<D: Dialer, S: StreamSession + Target + 'static>(
+    name: &str,
+    dial: impl Fn(&'static str) -> D,
+    exports: &Exports,
+    session: impl Fn(Pool, Instant) -> S + 'static,
+) {
+    let mut world = World::new(SimNet::new(1, Weather { window: 256 << 10, ..Weather::FAIR }));
+    let (reader, hogs, target) = (world.add_core(1 << 30), world.add_core(1 << 40), world.add_core(64 << 20));
+    let limit = ConnectionLimit::new(usize::MAX);
+    let served = exports.clone();
+    world.net().listen(&target, &address(), move |core, stream| {
+        let pool = core.pool().for_peer();
+        let session = session(pool.clone(), core.now());
+        TargetTask::spawn(core, stream, (session, pool), served.clone(), limit.permit().unwrap());
+    });
+    let open = |core: &Rc<SimCore>, export| {
+        let info = VolumeInfo::new(VOLUME);
+        let volume = RemoteVolume::<_, SimCore>::new(dial(export), info, 1, Duration::from_secs(5));
+        let core: Rc<dyn Core> = core.clone();
+        volume.open(&core, 64, ReadyList::new().waker(0)).unwrap()
+    };
+    let mut channel = open(&reader, EXPORTS[0]);
+    let mut read = |len: u64| {
+        let begin = world.net().now();
+        channel.submit(Io::new(Tag(1), Op::Read, 0, len));
+        channel.kick();
+        let mut done = Vec::new();
+        while done.is_empty() {
+            world.run_for(Duration::from_micros(100)).unwrap();
+            channel.poll(&mut done);
+            assert!(world.net().now() - begin < PATIENCE, "{name}: a read of {len} bytes waits for ever");
+        }
+        assert!(done[0].result.is_ok(), "{name}: {:?}", done[0].result);
+        world.net().now() - begin
+    };
+    read(4096);
+    let alone = [1 << 20, 64 << 10].map(&mut read);
+    let asked: Vec<_> = EXPORTS[1..]
+        .iter()
+        .map(|&export| {
+            let mut channel = open(&hogs, export);
+            for tag in 0..64 {
+                channel.submit(Io::new(Tag(tag), Op::Read, 0, 1 << 20));
+            }
+            channel.kick();
+            channel
+        })
+        .collect();
+    world.run_for(Duration::from_millis(3)).unwrap();
+    hogs.set_waiting(true);
+    for round in 0..40 {
+        for (len, alone) in [1 << 20, 64 << 10].into_iter().zip(alone) {
+            let took = read(len);
+            assert!(took <= 2 * alone, "{name}: {took:?} rather than {alone:?} in round {round}");
+        }
+    }
+    let held = target.pool().out_bytes();
+    assert!(held > 16 << 20, "{name}: the hosts hold {held} bytes");
+    drop(asked);
+}
+
+#[test]
+fn over_every_protocol_a_reader_does_not_wait_for_hosts_that_stand_still() {
+    let exports = exports();
+    let served = exports.clone();
+    let dial = |_| NbdDialer::new(&address(), Features::default(), None);
+    is_fair("NBD", dial, &exports, move |pool, now| TargetSession::new(served.clone(), pool, now));
+    let node = iscsi_sides::node(&exports);
+    let dial = |export| IscsiDialer::new(&address(), export, wishes());
+    is_fair("iSCSI", dial, &exports, move |pool, now| {
+        iscsi::server::TargetSession::new(node.clone(), 1, pool, [3; 32], now)
+    });
+    let (node, _subsystem) = nvme_sides::node(&exports);
+    let dial = |_| nvme_sides::dialer(nvme_sides::endpoint(&[address()]));
+    is_fair("NVMe/TCP", dial, &exports, move |pool, now| {
+        nvme_tcp::server::TargetSession::new(node.clone(), pool, now).at_port(1)
+    });
+}
+
+/// One volume by many names, as a host logs in to each but once.
+fn exports() -> Exports {
+    let volume: Arc<dyn Volume> = Arc::new(Takes);
+    let export = |name: &&str| Export {
+        name: (*name).to_owned(),
+        description: String::new(),
+        read_only: false,
+        volume: volume.clone(),
+    };
+    Exports::new(EXPORTS.iter().map(export).collect())
+}
+
 fn address() -> Address {
     Address::Unix("/target".into())
 }
 
 const VOLUME: u64 = 64 << 20;
+const EXPORTS: [&str; 33] = [
+    "disk0", "disk1", "disk2", "disk3", "disk4", "disk5", "disk6", "disk7", "disk8", "disk9", "disk10",
+    "disk11", "disk12", "disk13", "disk14", "disk15", "disk16", "disk17", "disk18", "disk19", "disk20",
+    "disk21", "disk22", "disk23", "disk24", "disk25", "disk26", "disk27", "disk28", "disk29", "disk30",
+    "disk31", "disk32",
+];

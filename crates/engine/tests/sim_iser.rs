@@ -50,7 +50,7 @@ impl Protocol for Iser {
         let config = iwarp::Config::default();
         let session = IserTargetSession::new(session);
         let queue_pair = Iwarp::passive(&session.endpoint(), config, pool, [4; 32], now);
-        Driven::new(session, queue_pair, Instant::now())
+        Driven::new(session, queue_pair, now)
     }
 
     fn dialer(&self, address: &Address) -> IserDialer {
@@ -89,7 +89,7 @@ impl Dialer for IserDialer {
         let session = IserInitiatorSession::new(config, pool.clone(), [7; 32], now);
         let (config, pool) = (self.config.clone(), pool.clone());
         let queue_pair = Iwarp::active(&session.endpoint(), config, pool, [8; 32], now);
-        Driven::new(session, queue_pair, Instant::now())
+        Driven::new(session, queue_pair, now)
     }
 
     fn check(&self, session: &Self::Session) -> Result<(), String> {

@@ -35,6 +35,10 @@ pub(crate) type Home = Weak<Inner>;
 pub(crate) struct Inner {
     free: [RefCell<Vec<Memory>>; CLASSES],
     out_bytes: Cell<usize>,
+    /// Of those, what payload has.
+    payload_out_bytes: Cell<usize>,
+    /// Who is charged for payload that is no peer's.
+    nobody: Rc<PeerAccount>,
     /// Given back and kept for the next taker.
     kept_bytes: Cell<usize>,
     /// Given back to the heap since the heap was last trimmed.
@@ -74,6 +78,8 @@ impl Pool {
         let inner = Inner {
             free: std::array::from_fn(|_| RefCell::new(Vec::new())),
             out_bytes: Cell::new(0),
+            payload_out_bytes: Cell::new(0),
+            nobody: Rc::default(),
             kept_bytes: Cell::new(0),
             shed_bytes: Cell::new(0),
             limit_bytes,
@@ -122,10 +128,10 @@ impl Pool {
             return None;
         }
         let memory = self.take_class(class)?;
-        if let Some(account) = &self.account {
-            account.add(size);
-            memory.charge(Some(account.clone()));
-        }
+        let account = self.account.as_ref().unwrap_or(&self.inner.nobody);
+        account.add(size);
+        memory.charge(Some(account.clone()));
+        self.inner.payload_out_bytes.set(self.inner.payload_out_bytes.get() + size);
         Some(memory)
     }
 
@@ -256,10 +262,10 @@ impl Inner {
         self.limit_bytes - self.limit_bytes / 4
     }
 
-    /// What is left of that.
+    /// What is left of that. Receive buffers come and go with each turn of whoever waits for payload.
     #[inline]
     fn free_bytes(&self) -> usize {
-        self.payload_bytes().saturating_sub(self.out_bytes.get())
+        self.payload_bytes().saturating_sub(self.payload_out_bytes.get())
     }
 
     /// Whether a buffer of `size` bytes may go to the peer of `account`, by what is free now.
@@ -367,8 +373,10 @@ impl Inner {
         let size = memory.len();
         let class = class_of(size);
         self.out_bytes.set(self.out_bytes.get() - size);
-        if let Some(account) = memory.charge(None) {
+        let account = memory.charge(None);
+        if let Some(account) = &account {
             account.remove(size);
+            self.payload_out_bytes.set(self.payload_out_bytes.get() - size);
         }
         let kept = self.kept_bytes.get() + size;
         if kept <= KEEP_BYTES {
@@ -379,7 +387,7 @@ impl Inner {
             FROM_SYSTEM_BYTES.fetch_sub(size, Ordering::Relaxed);
             memory.leave_pool();
         }
-        if self.waiting_count.get() > 0 {
+        if account.is_some() && self.waiting_count.get() > 0 {
             self.wake_waiting(size);
         }
     }
@@ -545,6 +553,23 @@ mod tests {
         drop(held);
         assert_eq!(ready.pop(), Some(7));
         assert!(!peer.account().unwrap().is_waiting());
+    }
+
+    #[test]
+    fn who_waits_is_not_woken_by_its_own_receive_buffer() {
+        let (pool, ready) = (Pool::new(8 << 20), ReadyList::new());
+        let peer = pool.for_peer();
+        peer.account().unwrap().set_waker(&ready.waker(7));
+        let mut held = take_all(&pool, 64 << 10);
+        assert!(peer.take_payload_or_wait(1 << 20).is_none());
+        drop(peer.take(SHORT_PAYLOAD).unwrap());
+        assert!(ready.is_empty());
+        while ready.is_empty() {
+            held.pop();
+        }
+        let receiving = peer.take(SHORT_PAYLOAD).unwrap();
+        assert!(peer.take_payload_or_wait(1 << 20).is_some());
+        drop(receiving);
     }
 
     #[test]
