@@ -377,8 +377,10 @@ impl Secure {
     /// A chunk for more records, in which there are none: all that had come is taken.
     fn room_for_records(&mut self, pool: &Pool) -> &mut Chunk {
         self.incoming.take_if(|chunk| chunk.room() < SMALL);
-        self.incoming
-            .get_or_insert_with(|| Chunk::new(pool.take(RECORDS).unwrap_or_else(|| Memory::from_heap(SMALL))))
+        self.incoming.get_or_insert_with(|| {
+            let len = if pool.is_short() { SHORT_RECORDS } else { RECORDS };
+            Chunk::new(pool.take(len).unwrap_or_else(|| Memory::from_heap(SMALL)))
+        })
     }
 }
 
@@ -390,7 +392,9 @@ const MOST_AT_ONCE: usize = 64 << 10;
 const PARTS_PER_TURN: usize = 16;
 /// How much is received at a time.
 const RECORDS: usize = 128 << 10;
-/// When buffers are short: no less than some small records.
+/// How much where buffers are short.
+const SHORT_RECORDS: usize = 16 << 10;
+/// Where there are none left: no less than some small records.
 const SMALL: usize = 4096;
 
 #[cfg(test)]

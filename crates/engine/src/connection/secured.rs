@@ -1,6 +1,6 @@
 //! Connections with TLS, whose records the library makes or the system.
 
-use super::{Broken, CHUNK, Connection, SENDS_PER_TURN};
+use super::{Broken, CHUNK, Connection, SENDS_PER_TURN, SHORT_CHUNK};
 use crate::host::{ByteStream, Host};
 use crate::secure::Received;
 #[cfg(test)]
@@ -81,7 +81,7 @@ impl<H: Host> Connection<H> {
         session: &mut S,
         wanted: usize,
     ) -> Result<Option<bool>, Broken> {
-        self.make_room(wanted, CHUNK);
+        self.make_room(wanted, if self.pool().is_short() { SHORT_CHUNK } else { CHUNK });
         let (Some(secure), Some(chunk)) = (&mut self.secure, &mut self.chunk) else { return Ok(None) };
         let asked = chunk.room();
         let result = secure.receive(&mut self.stream, chunk, self.core.pool());
