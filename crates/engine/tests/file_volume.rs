@@ -231,7 +231,7 @@ fn a_request_that_waits_for_memory_can_be_cancelled() {
     let folder = tempfile::tempdir().unwrap();
     let volume = open(&folder.path().join("disk"), false);
     let mut bench = Bench::with_pool(&volume, 2 * 65536);
-    let _taken = bench.reactor.core().pool().take(65536).unwrap();
+    let _taken = bench.reactor.core().pool().take_payload(65536).unwrap();
     let tag = bench.submit(READ, 0, 65536, None);
     bench.channel.cancel(tag);
     assert_eq!(bench.wait().remove(0).result.unwrap_err(), IoError::Aborted);

@@ -118,7 +118,7 @@ fn long_payload_waits_for_the_pool() {
     let pool = Pool::new(192 << 10);
     let mut session = connect_with(&pool, Instant::now());
     session.exchange(&join(&[&FLAGS, &option(Opt::NBD_OPT_GO, &info_data("", &[]))]));
-    let taken = pool.take(32 << 10).unwrap();
+    let taken = pool.take_payload(32 << 10).unwrap();
     let whole = write(0, &pattern(100 << 10));
     session.client_sends(&whole[..1000]).unwrap();
     assert!(is_deaf(&session));
@@ -145,7 +145,7 @@ fn payload_that_waits_long_asks_for_memory_less_and_less_often() {
     session.exchange(&join(&[&FLAGS, &option(Opt::NBD_OPT_GO, &info_data("", &[]))]));
     let whole = write(0, &pattern(100 << 10));
     for _ in 0..2 {
-        let taken = pool.take(32 << 10).unwrap();
+        let taken = pool.take_payload(32 << 10).unwrap();
         session.client_sends(&whole[..1000]).unwrap();
         let mut asked = session.session.poll_timeout().unwrap();
         let pauses: Vec<u128> = (0..10)
@@ -372,7 +372,7 @@ fn when_buffers_are_short_a_client_has_little_in_flight_or_one_request() {
     let mut session = connect_with(&pool, Instant::now());
     session.exchange(&join(&[&FLAGS, &option(Opt::NBD_OPT_GO, &info_data("", &[]))]));
     session.holds_io = true;
-    let taken = pool.take(4 << 20);
+    let taken = pool.take_payload(4 << 20);
     let short = request(Cmd::NBD_CMD_READ, 0, 0, 64 << 10);
     session.client_sends(&short.repeat(5)).unwrap();
     assert_eq!(session.submitted.len(), 4, "256 KiB");
@@ -380,7 +380,7 @@ fn when_buffers_are_short_a_client_has_little_in_flight_or_one_request() {
     session.run().unwrap();
     assert_eq!(session.submitted.len(), 5, "none is short any more");
 
-    let _taken = pool.take(4 << 20);
+    let _taken = pool.take_payload(4 << 20);
     (0..5).for_each(|_| session.finish_one());
     session.sent();
     let long = request(Cmd::NBD_CMD_READ, 0, 0, 1 << 20);
