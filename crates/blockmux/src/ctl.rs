@@ -7,7 +7,7 @@ mod sessions;
 
 pub(crate) use self::sessions::SessionStatus;
 use crate::failure::Failure;
-use crate::output::{both_sizes, print, printable};
+use crate::output::{both_sizes, print, printable, shell_word};
 use crate::protocol::frontend::Change;
 use blockmux_volume::units::{human_size, parse_size};
 use rustix::fd::AsFd;
@@ -220,8 +220,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             print(format_args!("{name}  {}", both_sizes(size)))
         }
         (Answer::Added { name, urls, unheard }, _, Request::Add { .. }) => {
-            let urls = urls.iter().map(|url| format!("\n  {}", printable(url)));
-            print(format_args!("{}{}", printable(&name), urls.collect::<String>()))?;
+            let lines = urls.iter().map(|url| format!("\n  {}", printable(&shell_word(url))));
+            print(format_args!("{}{}", printable(&name), lines.collect::<String>()))?;
+            if urls.is_empty() {
+                tracing::warn!(
+                    "{name} is served by nobody yet: attach it to a target, or add it with --protocols"
+                );
+            }
             if !unheard.is_empty() {
                 let unheard = printable(&unheard.join(", ")).to_string();
                 tracing::warn!(

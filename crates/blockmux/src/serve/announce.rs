@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::machine::own_addresses;
-use crate::output::printable;
+use crate::output::{printable, shell_word};
 use crate::protocol::Frontends;
 use crate::protocol::frontend::{Named, Portal, Way};
 use crate::protocol::policy::{Place, Policy};
@@ -105,7 +105,7 @@ impl Announcement {
                 lines.push(format!("  {OUT_OF_REACH}"));
             }
             for (_, way) in &export.ways {
-                lines.push(format!("  {}", printable(&way.url)));
+                lines.push(format!("  {}", printable(&shell_word(&way.url))));
                 lines.extend(way.commands.iter().map(|command| format!("    {}", printable(command))));
             }
         }
@@ -157,7 +157,7 @@ impl Announced {
         for (protocol, way) in &self.ways {
             if !protocols.contains(protocol) {
                 protocols.push(protocol);
-                line += &format!("  {}", printable(&way.url));
+                line += &format!("  {}", printable(&shell_word(&way.url)));
             }
         }
         if self.ways.is_empty() {
@@ -207,7 +207,8 @@ fn portals(listener: &Place, asker: Asker) -> Vec<Portal> {
 
 /// No more lines are printed of several exports.
 const MOST_LINES: usize = 10;
-const OUT_OF_REACH: &str = "is out of reach: no listener, or no target of the config, leads to it";
+const OUT_OF_REACH: &str =
+    "is served by nobody: no listener or target leads to it (beside protected volumes it takes `protocols`)";
 
 #[cfg(test)]
 mod tests {
@@ -249,7 +250,7 @@ a  1 GiB
     nbdinfo nbd://127.0.0.1/a
     qemu-img info nbd://127.0.0.1/a
     nbd-client 127.0.0.1 10809 /dev/nbd0 -N a -connections 4 -timeout 10
-  nbd+unix:///a?socket=/run/x%20y
+  'nbd+unix:///a?socket=/run/x%20y'
     nbdinfo 'nbd+unix:///a?socket=/run/x%20y'
     qemu-img info 'nbd+unix:///a?socket=/run/x%20y'
     nbd-client -unix '/run/x y' /dev/nbd0 -N a -connections 4 -timeout 10

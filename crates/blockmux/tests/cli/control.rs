@@ -421,7 +421,7 @@ fn a_volume_that_is_added_is_on_every_protocol_until_it_is_removed() {
     let controlled = Controlled::serve(&["a=mem:8m", "--iscsi", local, "--nvme-tcp", local]);
     let volume = format!("b=file:{}?size=2m", image.display());
     let said = controlled.said(&["add", &volume]);
-    let urls: Vec<&str> = said.lines().skip(1).map(str::trim).collect();
+    let urls: Vec<&str> = said.lines().skip(1).map(|line| line.trim().trim_matches('\'')).collect();
     assert!(said.starts_with("b\n") && urls.len() >= 3, "{said}");
     let of = |scheme: &str| *urls.iter().find(|url| url.starts_with(scheme)).unwrap();
     for scheme in ["nbd", "iscsi", "nvme+tcp"] {
