@@ -324,8 +324,8 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 /// How long a target's host may not acknowledge what was sent; left to itself, the system waits for a quarter of an hour.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 const UNIX_BUFFER: usize = 1 << 20;
-/// Within this machine a sender that paces is slower with more than that in its socket; see decision 36.
-const PACED_BUFFER: usize = 1 << 20;
+/// Within this machine a sender that paces is slower with more than that in its socket, in bytes; see decision 36.
+pub const PACED_BUFFER: usize = 1 << 20;
 /// Within this machine: an MTU of 65,536 bytes without the headers of IPv6 and of TCP with a time stamp.
 const LOOPBACK_SEGMENT: usize = 65_536 - 40 - 32;
 

@@ -2,6 +2,7 @@
 
 use super::{CeilingError, CeilingJob, Transport, system};
 use blockmux_engine::congestion::Congestion;
+use blockmux_engine::socket::PACED_BUFFER;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::io;
@@ -45,6 +46,10 @@ fn tcp_pairs(count: u32, congestion: Option<&Congestion>) -> io::Result<Vec<(Own
             for stream in [&server, &client] {
                 stream.set_nodelay(true)?;
                 stream.set_nonblocking(true)?;
+                if Congestion::of(stream).is_some_and(|congestion| congestion.paces()) {
+                    // As the sockets have that this is the ceiling of. The system doubles it.
+                    sockopt::set_socket_send_buffer_size(stream, PACED_BUFFER / 2)?;
+                }
             }
             Ok((server.into(), client.into()))
         })

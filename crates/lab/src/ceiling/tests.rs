@@ -106,6 +106,20 @@ fn both_ends_have_the_congestion_control_that_was_asked_for() {
 }
 
 #[test]
+fn where_segments_are_paced_the_ceiling_has_the_send_buffers_of_what_is_measured() {
+    let bbr: Congestion = "bbr".parse().unwrap();
+    let job = CeilingJob { congestion: Some(bbr), ..job(Rw::Read, 4096, 1, 2) };
+    let Ok((servers, clients)) = sockets::connect(&job) else {
+        println!("skipped: no bbr here, or not for everybody");
+        return;
+    };
+    for socket in servers.iter().chain(&clients) {
+        let bytes = rustix::net::sockopt::socket_send_buffer_size(socket).unwrap();
+        assert_eq!(bytes, blockmux_engine::socket::PACED_BUFFER);
+    }
+}
+
+#[test]
 fn threads_may_be_bound_to_processors() {
     let allowed = rustix::thread::sched_getaffinity(None).unwrap();
     let cpu = (0..rustix::thread::CpuSet::MAX_CPU).find(|&cpu| allowed.is_set(cpu));
