@@ -20,6 +20,11 @@ impl Backoff {
         self.at
     }
 
+    /// Whether tries have been in vain for so long that pauses grow no more.
+    pub(crate) fn is_longest(&self) -> bool {
+        self.pause == LONGEST
+    }
+
     /// Everything was tried `now`: if that was due, the next try is later than this one was.
     pub(crate) fn on_try(&mut self, now: Instant) {
         if now >= self.at {
@@ -54,6 +59,7 @@ mod tests {
             pauses.push((backoff.at() - now).as_millis());
             now = backoff.at();
         }
+        assert!(backoff.is_longest());
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 64, 128, 128, 128]);
         backoff.reset(now);
         assert_eq!(backoff.at() - now, SHORTEST);

@@ -209,9 +209,7 @@ impl Turn<'_> {
             return true;
         }
         let len = entry.progress.transfer.round_len();
-        if self.connection.granted > 0
-            && self.connection.granted.saturating_add(len) > self.connection.share()
-        {
+        if self.connection.exceeds_share(len) {
             return false;
         }
         let Some(memory) = self.connection.pool.take_payload_or_wait(len) else { return false };

@@ -182,6 +182,11 @@ impl Connection {
         if self.pool.is_short() { share.min(SHORT_PAYLOAD) } else { share }
     }
 
+    /// Whether `len` more bytes of data-out would be more than the connection's share, beside what it has asked for.
+    pub(super) fn exceeds_share(&self, len: usize) -> bool {
+        self.granted > 0 && self.granted.saturating_add(len) > self.share()
+    }
+
     /// Of a data segment with padding and digest, in bytes.
     #[inline]
     pub(super) fn segment_len(&self, segment: &Segment) -> usize {

@@ -239,8 +239,9 @@ impl Turn<'_> {
             && self.connection.queue.is_idle()
             && self.connection.granted > 0
             && !self.take_memory()
+            && (self.connection.retry.is_longest() || self.waits_for_itself(segment))
         {
-            // It may be memory of this connection that is missing, for data that comes behind this.
+            // Memory of this connection is held for data that comes behind this: it must not wait without an end.
             self.refuse_busy(segment);
         }
         self.connection.retry.on_try(now);

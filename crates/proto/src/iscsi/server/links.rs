@@ -92,6 +92,8 @@ impl Turn<'_> {
         if !self.connection.grants.is_empty() {
             self.resume_grants();
         }
+        // The pool may have woken this connection.
+        self.take_memory();
     }
 
     /// Does what others have left for this connection.

@@ -26,8 +26,8 @@
 //! 16 immediate ones, 64 MiB of data-in and as much memory for data-out, 16 task management functions, 64 KiB of text,
 //! and 1 MiB of answers that the initiator leaves unread; with recovery, 544 answers and 32 MiB of data-in that are not
 //! acknowledged, and 65 MiB of requests that wait for their turn. Memory for data-out comes from the core's pool; R2Ts are
-//! sent only for what has memory, so that asked-for data never waits. For unasked-for data that waits in vain, the
-//! command is answered BUSY.
+//! sent only for what has memory, so that asked-for data never waits. Unasked-for data waits for others' memory; if it
+//! waits in vain in front of data that was asked for, its command is answered BUSY.
 //!
 //! # Over RDMA
 //! [`IserTargetSession`] is the same session over a queue pair (iSER, RFC 7145). The seam is that of RFC 5047: what has come

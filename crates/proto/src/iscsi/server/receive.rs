@@ -181,6 +181,13 @@ impl Turn<'_> {
         true
     }
 
+    /// Whether data waits for memory that only data behind it gives back, so that no other connection can help.
+    pub(super) fn waits_for_itself(&mut self, segment: Segment) -> bool {
+        let Purpose::Data { slot, .. } = segment.purpose else { return false };
+        let round = self.session.tasks.get_mut(slot).map(|entry| entry.progress.transfer.round_len());
+        round.is_some_and(|len| self.connection.exceeds_share(len))
+    }
+
     /// Receives the data of a request that is taken whole into memory of its own.
     #[cold]
     pub(super) fn gather(&mut self, segment: Segment) {

@@ -266,10 +266,42 @@ fn immediate_data_without_memory_waits_until_there_is_some() {
     let waits = initiator.pump.session.poll_timeout().unwrap() - initiator.pump.now;
     assert!(waits > Duration::from_millis(500), "{tries} tries within {waits:?}");
     drop(taken);
+    // The pool's wake-up is enough: it is a turn, before the next try is due.
     initiator.pump.session.on_turn(initiator.pump.now);
-    let due = initiator.pump.session.poll_timeout().unwrap();
-    initiator.pump.session.on_timeout(due).unwrap();
     initiator.pump.run().unwrap();
     let [answer] = initiator.receive().try_into().unwrap();
     assert_good(&answer);
+}
+
+#[test]
+fn immediate_data_waits_for_others_memory_while_other_data_is_asked_for_but_not_for_ever() {
+    for others_go_on in [true, false] {
+        let pool = Pool::new(2 << 20);
+        let mut initiator = Initiator::connect_to(node(None), pool.clone());
+        initiator.enter("ImmediateData=Yes\0InitialR2T=Yes\0FirstBurstLength=262144\0");
+        let _ = (initiator.command(0, &[0; 6], None, None), initiator.command(1, &[0; 6], None, None));
+        // The memory of this write is held until its data comes, which is behind what waits.
+        let asked = initiator.request(0, &write10(0, 8), None, Some(4096));
+        let [_r2t] = initiator.exchange(&asked, b"").try_into().unwrap();
+        let taken: Vec<_> = std::iter::from_fn(|| pool.take_payload(64 << 10)).collect();
+        initiator.pump = initiator.pump.split_at(16 << 10);
+        let command = initiator.request(0, &write10(0, 256), None, Some(128 << 10));
+        assert!(initiator.exchange(&command, &pattern(128 << 10)).is_empty());
+        let next_try = |initiator: &mut Initiator| {
+            let due = initiator.pump.session.poll_timeout().unwrap();
+            initiator.pump.session.on_timeout(due).unwrap();
+            initiator.pump.run().unwrap();
+            initiator.receive()
+        };
+        assert!(next_try(&mut initiator).is_empty(), "refused at the first try");
+        if others_go_on {
+            drop(taken);
+            let [answer] = next_try(&mut initiator).try_into().unwrap();
+            assert_good(&answer);
+            continue;
+        }
+        let tries = (1..20).find_map(|nth| next_try(&mut initiator).pop().map(|answer| (nth, answer)));
+        let (nth, answer) = tries.expect("an answer within 20 tries");
+        assert_eq!(answer.as_a::<ScsiResponse>().status, crate::scsi::Status::BUSY.0, "at try {nth}");
+    }
 }
