@@ -221,6 +221,50 @@ fn a_change_while_it_runs_obeys_the_same_rule() {
 }
 
 #[test]
+fn what_is_attached_later_is_not_seen_by_who_was_promised_certain_luns() {
+    let files = tempfile::tempdir().unwrap();
+    let socket = format!("unix:{}", files.path().join("control").display());
+    let secret = in_place(files.path(), "secret", "a secret of twelve");
+    let volume =
+        |name: &str| format!("[[volume]]\nname = '{name}'\nspec = 'mem:1m'\nprotocols = ['iscsi']\n");
+    let guest = "iqn.2026-11.com.example:guest";
+    let content = format!(
+        "iscsi = ['127.0.0.1:0']\n{}{}{}\
+         [[iscsi_target]]\nTargetName = '{TARGET}'\nluns = {{ 0 = 'root', 1 = 'data' }}\n\
+         [[iscsi_target.acl]]\nCHAP_N = 'me'\nsecret_file = '{secret}'\n\
+         [[iscsi_target.acl]]\nInitiatorName = '{guest}'\nluns = [1]\n\
+         [[iscsi_target]]\nTargetName = '{OPEN_TARGET}'\nluns = {{ 1 = 'data' }}\n\
+         [[iscsi_target.acl]]\nInitiatorName = '{guest}'\nluns = [1]\n",
+        volume("root"),
+        volume("data"),
+        volume("late"),
+    );
+    let path = in_place(files.path(), "blockmux.toml", &content);
+    let daemon = Daemon::serve_only(&["--config", &path, "--control", &socket]);
+    let ctl = |args: &[&str]| {
+        let output = blockmux([&["ctl", &socket], args].concat());
+        (output.status.success(), text(&output.stdout) + &text(&output.stderr))
+    };
+    let url = daemon.urls_of("iscsi").remove(0);
+    let address = url.split(['/', '@']).nth(3).unwrap();
+    let is_seen = |lun: u8| {
+        let url = format!("iscsi://{address}/{TARGET}/{lun}?initiator={guest}");
+        blockmux(["info", &url]).status.success()
+    };
+    assert!(is_seen(1) && !is_seen(0));
+    assert_eq!(ctl(&["attach", "late", TARGET]), (true, format!("{TARGET}  2\n")));
+    assert!(!is_seen(2));
+    // A number that is promised is given again only to who asks for it.
+    assert!(ctl(&["detach", TARGET, "2"]).0 && ctl(&["detach", TARGET, "1"]).0);
+    assert_eq!(ctl(&["attach", "late", TARGET]), (true, format!("{TARGET}  2\n")));
+    assert!(!is_seen(1) && !is_seen(2));
+    assert!(ctl(&["attach", "data", TARGET, "1"]).0);
+    assert!(is_seen(1) && !is_seen(2));
+    let (is_done, said) = ctl(&["attach", "late", OPEN_TARGET]);
+    assert!(!is_done && said.contains("nobody would see LUN 0"), "{said}");
+}
+
+#[test]
 fn without_listeners_only_protocols_with_something_to_serve_get_one() {
     let files = tempfile::tempdir().unwrap();
     let path = config(files.path(), "", "", "");

@@ -65,6 +65,12 @@ impl Known {
         self.hosts.get(host).is_none_or(|access| access.shows(nsid))
     }
 
+    /// Whether a mask names that identifier.
+    pub(super) fn is_named(&self, nsid: u32) -> bool {
+        let mut masks = self.hosts.values().filter_map(|access| access.namespaces.as_ref());
+        masks.any(|mask| mask.contains(&nsid))
+    }
+
     pub(super) fn secrets_of(&self, host: &Nqn) -> Option<Arc<HostSecrets>> {
         self.hosts.get(host)?.secrets.clone()
     }

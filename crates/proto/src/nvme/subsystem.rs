@@ -315,11 +315,15 @@ impl Subsystem {
         self.read().iter().any(|attached| attached.namespace.volume == volume)
     }
 
-    /// The lowest identifier from 1 that no namespace has.
+    /// The lowest identifier from 1 that no namespace has and no mask names: a mask promises its host the namespace that
+    /// had it.
     #[must_use]
     pub fn free_nsid(&self) -> Option<u32> {
         let attached = self.read();
-        let is_free = |nsid: &u32| attached.binary_search_by_key(nsid, |one| one.namespace.nsid).is_err();
+        let hosts = self.hosts.read();
+        let is_free = |nsid: &u32| {
+            attached.binary_search_by_key(nsid, |one| one.namespace.nsid).is_err() && !hosts.is_named(*nsid)
+        };
         (1..=MAX_NAMESPACES as u32).find(is_free)
     }
 

@@ -130,16 +130,23 @@ impl Live for LiveTargets {
     fn attach(&self, target: &str, volume: VolumeId, place: &TargetPlace) -> Result<u32, String> {
         let found = self.target(target)?;
         let (_, unit) = self.units.of(volume).ok_or("there is no such volume any more")?;
-        let free = || found.access.first()?.target.free_number();
+        let views = || found.access.iter().map(|access| &access.target);
         let number = match place.number {
             Some(number) => u16::try_from(number).ok().filter(|number| *number <= MAX_LUN),
-            None => free(),
+            // A number that an `acl` names would show the volume to initiators that were promised another.
+            None => {
+                (0..=MAX_LUN).find(|number| !views().any(|view| view.has(*number) || view.is_named(*number)))
+            }
         };
         let number = number.ok_or_else(|| format!("{target}: take a LUN from 0 to {MAX_LUN}"))?;
-        // Whoever may log in sees it.
-        let views = || found.access.iter().map(|access| &access.target);
-        if views().any(|view| view.units().any(|(taken, ..)| taken == number)) {
+        if views().any(|view| view.has(number)) {
             return Err(format!("{target}: there is a LUN {number} already; take another number"));
+        }
+        if !views().any(|view| view.shows(number)) {
+            return Err(format!(
+                "{target}: nobody would see LUN {number}, for each `acl` names its `luns`; take one of those, or add \
+                 {number} in the config file and start again"
+            ));
         }
         views().for_each(|view| {
             view.add(number, volume, unit.clone());

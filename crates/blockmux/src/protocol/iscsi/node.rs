@@ -61,14 +61,16 @@ fn configured(configured: &ConfiguredTarget, units: &[(String, Unit)], portals: 
         ports.iter().filter(|port| *port.name == *name).for_each(|port| states.set(port.group, state));
     }
     let access = configured.acl.iter().map(|Acl { initiator, chap, luns, .. }| {
-        let seen =
-            configured.luns.iter().filter(|(lun, _)| luns.as_ref().is_none_or(|luns| luns.contains(lun)));
         let empty = scsi::Target::new(target.name.as_str(), ports.clone()).with_states(&states);
-        let view =
-            seen.fold(empty, |view, (lun, volume)| match units.iter().find(|(name, _)| name == volume) {
-                Some((_, (id, unit))) => view.with_unit(*lun, *id, unit.clone()),
-                None => view,
-            });
+        let view = match luns {
+            Some(luns) => empty.with_mask(luns.iter().copied().collect()),
+            None => empty,
+        };
+        for (lun, volume) in &configured.luns {
+            if let Some((_, (id, unit))) = units.iter().find(|(name, _)| name == volume) {
+                view.add(*lun, *id, unit.clone());
+            }
+        }
         Access { initiator: initiator.clone(), chap: chap.clone(), target: Arc::new(view) }
     });
     let access = access.collect();

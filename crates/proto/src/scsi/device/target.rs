@@ -5,7 +5,7 @@ use super::nexus::TargetPort;
 use super::unit::LogicalUnit;
 use crate::exports::VolumeId;
 use crate::scsi::lun::Lun;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -18,6 +18,8 @@ pub struct Target {
     /// Every port of the target; a session is on one of them. Units that are added later know them.
     pub ports: Vec<TargetPort>,
     states: Arc<PortGroupStates>,
+    /// The numbers of the units that may be here; `None`: all.
+    mask: Option<BTreeSet<u16>>,
     units: RwLock<BTreeMap<u16, Unit>>,
     /// Grows with each change of the units.
     generation: AtomicU64,
@@ -50,6 +52,7 @@ impl Target {
             name: name.into(),
             ports,
             states: Arc::default(),
+            mask: None,
             units: RwLock::default(),
             generation: AtomicU64::new(0),
         }
@@ -59,6 +62,18 @@ impl Target {
     #[must_use]
     pub fn with_states(self, states: &Arc<PortGroupStates>) -> Target {
         Target { states: states.clone(), ..self }
+    }
+
+    /// Shows units of these numbers alone, also of those that are added later. Before any unit is added.
+    #[must_use]
+    pub fn with_mask(self, mask: BTreeSet<u16>) -> Target {
+        Target { mask: Some(mask), ..self }
+    }
+
+    /// Whether a unit of that number is shown.
+    #[must_use]
+    pub fn shows(&self, number: u16) -> bool {
+        self.mask.as_ref().is_none_or(|mask| mask.contains(&number))
     }
 
     /// Sets how the ports of a group lead to all units, and to those that are added; every initiator is told. Each
@@ -75,11 +90,11 @@ impl Target {
         self
     }
 
-    /// Adds a logical unit; answers whether its number was free. Numbers have 14 bits.
+    /// Adds a logical unit; answers whether its number was free and is shown. Numbers have 14 bits.
     pub fn add(&self, number: u16, volume: VolumeId, unit: Arc<LogicalUnit>) -> bool {
         let mut units = self.units.write().unwrap_or_else(PoisonError::into_inner);
         let number = number & MAX_LUN;
-        if units.contains_key(&number) {
+        if units.contains_key(&number) || !self.shows(number) {
             return false;
         }
         unit.add_ports(&self.ports);
@@ -116,11 +131,16 @@ impl Target {
         all.into_iter()
     }
 
-    /// The lowest number that no logical unit has.
+    /// Whether a logical unit has that number.
     #[must_use]
-    pub fn free_number(&self) -> Option<u16> {
-        let units = self.units.read().unwrap_or_else(PoisonError::into_inner);
-        (0..=MAX_LUN).find(|number| !units.contains_key(number))
+    pub fn has(&self, number: u16) -> bool {
+        self.units.read().unwrap_or_else(PoisonError::into_inner).contains_key(&number)
+    }
+
+    /// Whether a mask names that number: its owner was promised the unit that had it.
+    #[must_use]
+    pub fn is_named(&self, number: u16) -> bool {
+        self.mask.as_ref().is_some_and(|mask| mask.contains(&number))
     }
 
     /// Every LUN in order.
