@@ -8,8 +8,10 @@ use crate::socket::{Listener, Stream};
 use crate::sys;
 use blockmux_proto::iscsi::sessions::MAX_LOGINS;
 use blockmux_volume::{Core, Waker, bytes_from_system};
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -29,7 +31,7 @@ pub struct ConnectionLimit {
     part: Arc<AtomicUsize>,
     /// Those that are over, whose I/O is not.
     left: Arc<AtomicUsize>,
-    half_open: HalfOpen,
+    half_open: Arc<Mutex<HalfOpen>>,
     /// Address space that new connections leave to those that are there, in bytes; of it, the pools have some already.
     kept_space_bytes: u64,
     /// The protocol of this part.
@@ -47,19 +49,62 @@ pub struct Permit {
     protocol: &'static str,
     sessions: Sessions,
     /// What is entered of it until its peer has come through its handshake.
-    entered: Option<(HalfOpen, Arc<Entry>)>,
+    entered: Option<(Arc<Mutex<HalfOpen>>, Arc<Entry>)>,
 }
 
-/// Connections whose peers have not come through their handshakes, oldest first. Whoever opens many of them and says
-/// nothing must not keep others out: the oldest is let go for a newcomer.
-type HalfOpen = Arc<Mutex<VecDeque<Arc<Entry>>>>;
+/// Connections whose peers have not come through their handshakes. Whoever opens many of them and says nothing must not
+/// keep others out: for a newcomer, the oldest of the source that has most of them is let go.
+#[derive(Default)]
+struct HalfOpen {
+    /// Oldest first; no source is empty.
+    sources: BTreeMap<Source, VecDeque<Arc<Entry>>>,
+    entered: u64,
+}
+
+/// Where connections come from: the protocol of the listener, and the peer's address, which a Unix socket has not.
+type Source = (&'static str, Option<IpAddr>);
 
 /// A connection in its handshake.
 struct Entry {
+    source: Source,
     /// Cuts it.
     hang_up: Box<dyn Fn() + Send + Sync>,
+    /// Grows with each that is entered.
+    number: u64,
     /// Its share of the limit is another's now.
     is_replaced: AtomicBool,
+}
+
+impl HalfOpen {
+    fn len(&self) -> usize {
+        self.sources.values().map(VecDeque::len).sum()
+    }
+
+    fn enter(&mut self, source: Source, hang_up: impl Fn() + Send + Sync + 'static) -> Arc<Entry> {
+        self.entered += 1;
+        let is_replaced = AtomicBool::new(false);
+        let entry = Arc::new(Entry { source, hang_up: Box::new(hang_up), number: self.entered, is_replaced });
+        self.sources.entry(source).or_default().push_back(entry.clone());
+        entry
+    }
+
+    fn remove(&mut self, entry: &Entry) {
+        let Some(own) = self.sources.get_mut(&entry.source) else { return };
+        own.retain(|other| other.number != entry.number);
+        if own.is_empty() {
+            self.sources.remove(&entry.source);
+        }
+    }
+
+    /// Cuts one for a newcomer.
+    fn cut_one(&mut self) -> Option<Arc<Entry>> {
+        let oldest = self.sources.values().filter_map(|own| Some((own.len(), own.front()?)));
+        let (_, entry) = oldest.max_by_key(|(len, oldest)| (*len, Reverse(oldest.number)))?;
+        let entry = entry.clone();
+        self.remove(&entry);
+        (entry.hang_up)();
+        Some(entry)
+    }
 }
 
 impl ConnectionLimit {
@@ -71,7 +116,7 @@ impl ConnectionLimit {
             most,
             part: Arc::default(),
             left: Arc::default(),
-            half_open: HalfOpen::default(),
+            half_open: Arc::default(),
             kept_space_bytes: 0,
             protocol: "",
             sessions: Sessions::default(),
@@ -138,27 +183,22 @@ impl ConnectionLimit {
         Some(self.share())
     }
 
-    /// A place for a connection that has just come and that `hang_up` cuts. If as many are open as may be, or too many
-    /// are in their handshakes, the oldest of those is cut; `None` if there is none.
+    /// A place for a connection that has just come from `peer` and that `hang_up` cuts. If as many are open as may be, or
+    /// too many are in their handshakes, one of those is cut; `None` if there is none.
     #[must_use]
-    pub fn admit(&self, hang_up: impl Fn() + Send + Sync + 'static) -> Option<Permit> {
+    pub fn admit(&self, peer: Option<IpAddr>, hang_up: impl Fn() + Send + Sync + 'static) -> Option<Permit> {
         let mut half_open = self.half_open.lock().unwrap_or_else(PoisonError::into_inner);
-        if half_open.len() >= MOST_HALF_OPEN
-            && let Some(oldest) = half_open.pop_front()
-        {
-            (oldest.hang_up)();
+        if half_open.len() >= MOST_HALF_OPEN {
+            half_open.cut_one();
         }
         let mut permit = match self.permit() {
             Some(permit) => permit,
             None => {
-                let oldest = half_open.pop_front()?;
-                oldest.is_replaced.store(true, Ordering::Relaxed);
-                (oldest.hang_up)();
+                half_open.cut_one()?.is_replaced.store(true, Ordering::Relaxed);
                 self.share()
             }
         };
-        let entry = Arc::new(Entry { hang_up: Box::new(hang_up), is_replaced: AtomicBool::new(false) });
-        half_open.push_back(entry.clone());
+        let entry = half_open.enter((self.protocol, peer), hang_up);
         permit.entered = Some((self.half_open.clone(), entry));
         Some(permit)
     }
@@ -193,8 +233,7 @@ impl Permit {
     /// The peer has come through its handshake: the connection is not let go any more for another.
     pub fn establish(&self) {
         if let Some((half_open, entry)) = &self.entered {
-            let mut half_open = half_open.lock().unwrap_or_else(PoisonError::into_inner);
-            half_open.retain(|other| !Arc::ptr_eq(other, entry));
+            half_open.lock().unwrap_or_else(PoisonError::into_inner).remove(entry);
         }
     }
 }
@@ -277,7 +316,7 @@ impl ListenerTask {
             warn!(peer, "refused: only {left} MiB of address space are left; raise its limit (RLIMIT_AS)");
             return;
         }
-        let Some(permit) = self.limit.admit(stream.hang_up()) else {
+        let Some(permit) = self.limit.admit(stream.peer_ip(), stream.hang_up()) else {
             warn!(
                 target: AUDIT,
                 protocol = self.limit.protocol,
@@ -349,7 +388,7 @@ mod tests {
 
     fn admit(limit: &ConnectionLimit, cut: &Cut, number: usize) -> Option<Permit> {
         let cut = cut.clone();
-        limit.admit(move || cut.lock().unwrap().push(number))
+        limit.admit(None, move || cut.lock().unwrap().push(number))
     }
 
     #[test]
@@ -381,6 +420,27 @@ mod tests {
         drop(gone);
         assert_eq!((limit.open(), limit.open_of_part(), limit.left()), (1, 1, 0));
         assert!(cut.lock().unwrap().is_empty(), "who has left is cut by nobody");
+    }
+
+    #[test]
+    fn who_has_most_handshakes_open_loses_one_for_a_newcomer() {
+        let (limit, cut) = (ConnectionLimit::new(usize::MAX), Cut::default());
+        let (nbd, iscsi) = (limit.for_part("nbd"), limit.for_part("iscsi"));
+        let slow = admit(&iscsi, &cut, 1000).unwrap();
+        let flood: Vec<_> = (0..MOST_HALF_OPEN + 3).map(|number| admit(&nbd, &cut, number)).collect();
+        assert_eq!(
+            (*cut.lock().unwrap()).as_slice(),
+            [0, 1, 2, 3],
+            "the others' listener is not their affair"
+        );
+        let number = cut.clone();
+        let from_elsewhere =
+            nbd.admit(Some([192, 0, 2, 1].into()), move || number.lock().unwrap().push(2000));
+        flood.into_iter().skip(200).for_each(drop);
+        let other: Vec<_> = (300..600).map(|number| admit(&nbd, &cut, number)).collect();
+        assert!(!cut.lock().unwrap().iter().any(|number| [1000, 2000].contains(number)));
+        drop((slow, from_elsewhere, other));
+        assert_eq!((limit.open(), limit.half_open.lock().unwrap().len()), (0, 0));
     }
 
     #[test]
