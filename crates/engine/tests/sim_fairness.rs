@@ -201,10 +201,12 @@ fn who_reads_what_it_asks_for_does_not_wait_for_those_who_do_not() {
 fn who_comes_later_is_served_too_as_those_who_hold_buffers_are_cut_off() {
     for len in [32 << 20, 1 << 20, 256 << 10, 64 << 10] {
         let setting = Setting::new();
-        let mut hogs = setting.hogs(100, len);
-        let mut reader = setting.client();
-        let took = setting.read(&mut reader, 1 << 20);
-        assert!(took < PATIENCE / 4, "{took:?} beside reads of {len}");
+        let mut hogs = setting.hogs(500, len);
+        // Those who came before it and move nothing are not in its way for longer than it takes to find some of them out.
+        for _ in 0..20 {
+            let took = setting.read(&mut setting.client(), 1 << 20);
+            assert!(took <= Duration::from_millis(500), "{took:?} beside reads of {len}");
+        }
         let left = hogs.iter_mut().filter_map(|hog| (!hog.is_cut_off()).then_some(())).count();
         assert!(left > 0, "only those whose buffers somebody needs");
     }

@@ -18,7 +18,7 @@ use crate::account::PeerAccount;
 use crate::buf::Memory;
 use crate::volume::MAX_TRANSFER;
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -45,11 +45,36 @@ pub(crate) struct Inner {
     shed_bytes: Cell<usize>,
     limit_bytes: usize,
     /// Peers that wait for memory, each once, by the size of the buffer.
-    waiting: [RefCell<VecDeque<Rc<PeerAccount>>>; CLASSES],
+    waiting: [RefCell<Waiting>; CLASSES],
     /// How many those are.
     waiting_count: Cell<usize>,
+    /// How many peers have ever begun to wait.
+    tickets: Cell<u64>,
+    /// The next buffer that comes back is offered to the newest first.
+    favours_newest: Cell<bool>,
     /// Peers that hold memory and move nothing, and some that did.
     stalled: RefCell<Vec<Rc<PeerAccount>>>,
+}
+
+/// Peers that wait for buffers of one size, by when they began to.
+#[derive(Default)]
+struct Waiting {
+    peers: BTreeMap<u64, Rc<PeerAccount>>,
+    /// Those after this one are looked at next.
+    looked_at: u64,
+}
+
+impl Waiting {
+    /// The newest, or the next in turn.
+    fn next(&mut self, newest: bool) -> Option<(u64, Rc<PeerAccount>)> {
+        if newest {
+            return self.peers.last_key_value().map(|(ticket, account)| (*ticket, account.clone()));
+        }
+        let after = self.peers.range(self.looked_at + 1..).next();
+        let (ticket, account) = after.or_else(|| self.peers.first_key_value())?;
+        self.looked_at = *ticket;
+        Some((*ticket, account.clone()))
+    }
 }
 
 /// Whether payload may be taken.
@@ -85,6 +110,8 @@ impl Pool {
             limit_bytes,
             waiting: std::array::from_fn(|_| RefCell::default()),
             waiting_count: Cell::new(0),
+            tickets: Cell::new(0),
+            favours_newest: Cell::new(false),
             stalled: RefCell::default(),
         };
         Pool { inner: Rc::new(inner), account: None }
@@ -159,7 +186,9 @@ impl Pool {
             return;
         }
         if !account.is_queued.replace(true) {
-            self.inner.waiting[class_of(size)].borrow_mut().push_back(account.clone());
+            let ticket = self.inner.tickets.get() + 1;
+            self.inner.tickets.set(ticket);
+            self.inner.waiting[class_of(size)].borrow_mut().peers.insert(ticket, account.clone());
             self.inner.waiting_count.set(self.inner.waiting_count.get() + 1);
         }
         self.inner.evict_stalled();
@@ -306,26 +335,26 @@ impl Inner {
     fn waits_for_less_than(&self, size: usize) -> bool {
         let is_less = |account: &Rc<PeerAccount>| (1..size).contains(&account.wanted_bytes());
         self.waiting_count.get() > 0
-            && self.waiting[..class_of(size)].iter().any(|class| class.borrow().iter().any(is_less))
+            && self.waiting[..class_of(size)].iter().any(|class| class.borrow().peers.values().any(is_less))
     }
 
     /// A buffer of `size` bytes has come back: wakes those that could have as much now, the ones that wait for less first.
+    /// Of those that wait for as much, every other time the newest is first: a crowd that has come before it and moves
+    /// nothing is not in its way, nor is a crowd of newcomers in the way of who waits long.
     #[cold]
     fn wake_waiting(&self, size: usize) {
         let mut left = size;
+        let favours_newest = self.favours_newest.replace(!self.favours_newest.get());
         for class in &self.waiting {
-            let (mut entries, mut looks) = (class.borrow().len(), LOOKS_PER_BUFFER);
-            while entries > 0 && looks > 0 {
-                let Some(account) = class.borrow_mut().pop_front() else { break };
-                entries -= 1;
+            let looks = class.borrow().peers.len().min(LOOKS_PER_BUFFER);
+            for look in 0..looks {
+                let next = class.borrow_mut().next(favours_newest && look == 0);
+                let Some((ticket, account)) = next else { break };
                 let wanted = account.wanted_bytes();
-                if wanted > 0 {
-                    looks -= 1;
-                    if self.admits(Some(&account), wanted) == Admission::Full {
-                        class.borrow_mut().push_back(account);
-                        continue;
-                    }
+                if wanted > 0 && self.admits(Some(&account), wanted) == Admission::Full {
+                    continue;
                 }
+                class.borrow_mut().peers.remove(&ticket);
                 account.is_queued.set(false);
                 self.waiting_count.set(self.waiting_count.get() - 1);
                 if wanted > 0 {
@@ -353,7 +382,8 @@ impl Inner {
         for class in &self.waiting {
             let waits = class
                 .borrow()
-                .iter()
+                .peers
+                .values()
                 .filter(|account| !account.is_stalled())
                 .map(|it| it.wanted_bytes())
                 .sum();
