@@ -47,6 +47,7 @@ pub fn serve(node: &Arc<Node>, port: u16, exports: &Exports, ktls: bool) -> Serv
                 let core = core.clone();
                 Box::new(move |waker| bell(&core, waker))
             });
+        let session = if stream.paces_here() { session.asking_for_at_most(ASKED_OF_PACED) } else { session };
         let secure = match node.secure_channel() {
             SecureChannel::None => None,
             SecureChannel::NotRequired => Some(Secure::if_asked(lookup.clone())),
@@ -57,6 +58,9 @@ pub fn serve(node: &Arc<Node>, port: u16, exports: &Exports, ktls: bool) -> Serv
         TargetTask::receive(core, (arrival, secure), (session, pool), exports.clone(), None);
     })
 }
+
+/// Within this machine a host that paces is slower with more data to send than that, in bytes; see decision 36.
+const ASKED_OF_PACED: usize = 640 << 10;
 
 /// A key as TLS has it.
 pub(crate) fn tls_key(key: &TlsPsk) -> Psk {

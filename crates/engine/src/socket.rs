@@ -148,6 +148,12 @@ impl Stream {
         Some(self.socket.peer_addr().ok()?.as_socket()?.ip())
     }
 
+    /// Whether the peer is on this machine, and what is sent is paced: a deep queue of data then slows its sender down.
+    #[must_use]
+    pub fn paces_here(&self) -> bool {
+        self.peer_ip().is_some_and(|peer| paces_to(&self.socket, peer))
+    }
+
     /// How many bytes one of TCP's segments holds; `None` for a Unix socket.
     #[must_use]
     pub fn segment_len(&self) -> Option<usize> {
@@ -299,7 +305,7 @@ fn prepare(socket: &Socket, tcp_peer: Option<IpAddr>) -> io::Result<()> {
         let keepalive =
             socket2::TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
         SockRef::from(socket).set_tcp_keepalive(&keepalive)?;
-        if local_ip(socket) == Some(peer) && paces(socket) {
+        if paces_to(socket, peer) {
             // The system doubles it.
             let _ = socket.set_send_buffer_size(PACED_BUFFER / 2);
         }
@@ -314,8 +320,8 @@ fn local_ip(socket: &Socket) -> Option<IpAddr> {
     Some(socket.local_addr().ok()?.as_socket()?.ip())
 }
 
-fn paces(socket: &impl AsFd) -> bool {
-    Congestion::of(socket).is_some_and(|congestion| congestion.paces())
+fn paces_to(socket: &Socket, peer: IpAddr) -> bool {
+    local_ip(socket) == Some(peer) && Congestion::of(socket).is_some_and(|congestion| congestion.paces())
 }
 
 const BACKLOG: i32 = 1024;

@@ -26,6 +26,8 @@ pub struct Entry<P> {
     pub(super) payload: usize,
     /// It is begun, or its data was asked for: what it moves is in flight.
     pub(super) is_counted: bool,
+    /// Data that was asked for and is not here, in bytes: all or nothing.
+    asked: usize,
     /// Counts its I/O in flight.
     pub(super) io_guard: Option<IoGuard>,
     /// It is to end early.
@@ -75,6 +77,8 @@ pub(super) struct CommandTable<P> {
     events: usize,
     /// In flight, of all, in bytes.
     pub(super) payload: usize,
+    /// Of that, what hosts were asked for and have not sent, in bytes.
+    pub(super) asked: usize,
     /// How many commands were begun, or their data asked for.
     begun: u64,
 }
@@ -91,6 +95,7 @@ impl<P: Default> Entry<P> {
             begun: 0,
             payload,
             is_counted: false,
+            asked: 0,
             io_guard: None,
             abort: None,
             half: None,
@@ -137,6 +142,23 @@ impl<P> CommandTable<P> {
         }
     }
 
+    /// A command's data is asked for.
+    #[inline]
+    pub(super) fn ask(&mut self, slot: usize) {
+        if let Some(entry) = self.entries.get_mut(slot) {
+            entry.asked = entry.data_out;
+            self.asked = self.asked.saturating_add(entry.data_out);
+        }
+    }
+
+    /// A command's data was sent, or comes no more.
+    #[inline]
+    pub(super) fn arrived(&mut self, slot: usize) {
+        if let Some(entry) = self.entries.get_mut(slot) {
+            self.asked = self.asked.saturating_sub(std::mem::take(&mut entry.asked));
+        }
+    }
+
     /// The oldest data that was asked for and that memory waits for.
     pub(super) fn owed(&self) -> Option<u64> {
         let entries = self.entries.iter().map(|(_, entry)| entry);
@@ -176,6 +198,7 @@ impl<P> CommandTable<P> {
     /// Frees a slot.
     #[inline]
     pub(super) fn remove(&mut self, slot: usize) {
+        self.arrived(slot);
         let Some(entry) = self.entries.get(slot) else { return };
         if entry.is_counted {
             self.payload = self.payload.saturating_sub(entry.payload);

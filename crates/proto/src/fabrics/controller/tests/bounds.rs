@@ -4,6 +4,7 @@ use super::*;
 use crate::session::{Target, Timed};
 use blockmux_wire::nvme::NSID_ALL;
 use blockmux_wire::nvme::nvm::PRINFO_MASK;
+use std::collections::VecDeque;
 
 /// An I/O queue with so many entries, and its admin queue.
 fn deep(node: &(Arc<Node>, Exports), pool: &Pool, entries: u32) -> (Host, Host) {
@@ -171,6 +172,36 @@ fn the_host_owes_the_oldest_data_that_memory_waits_for() {
     let second = answer(fetches[0], 100_000, 256 << 10);
     assert!(second > first);
     assert_eq!(answer(fetches[1], 0, 256 << 10), None);
+}
+
+#[test]
+fn only_so_much_data_is_asked_for_at_a_time_and_reads_pass_by() {
+    let (mut io, _admin) = deep(&node(), &Pool::new(usize::MAX), 128);
+    io.pump.session.most_asked = 256 << 10;
+    let mut reads = 0;
+    // Of short data as much as that, of long data that of three commands.
+    for (blocks, asked) in [(128, 4), (1024, 3)] {
+        for _ in 0..10 {
+            io.send(&mut nvm(NvmOpcode::WRITE, 1, 0, blocks), &[]);
+        }
+        let read = nvm(NvmOpcode::READ, 1, 0, 8);
+        io.send(&mut read.clone(), &[]);
+        let (fetches, done): (Vec<_>, Vec<_>) =
+            io.received().into_iter().partition(|sent| matches!(sent, Sent::Fetch(_)));
+        reads += done.len();
+        assert_eq!(fetches.len(), asked);
+        let mut fetches: VecDeque<Fetch> = fetches.iter().map(Sent::fetch).collect();
+        let mut ended = 0;
+        while let Some(fetch) = fetches.pop_front() {
+            io.deliver(fetch, 0, &vec![7; fetch.len]);
+            let sent = io.received();
+            ended += sent.iter().filter(|sent| matches!(sent, Sent::Done { .. })).count();
+            fetches.extend(sent.iter().filter(|sent| matches!(sent, Sent::Fetch(_))).map(Sent::fetch));
+            assert!(fetches.len() <= asked);
+        }
+        assert_eq!(ended, 10);
+    }
+    assert_eq!(reads, 2, "they wait for no data of writes");
 }
 
 #[test]
