@@ -31,7 +31,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         spec => {
             let opened = open::open(
                 spec,
-                Use { access: Access::Read, connections: 1, may_grow: false, populate: Populate::Not },
+                Use {
+                    access: Access::Read,
+                    connections: 1,
+                    may_grow: false,
+                    populate: Populate::Not,
+                    state: None,
+                },
             )?;
             // That it was opened read-only here says nothing of the volume.
             let info = VolumeInfo { read_only: !is_writable(spec)?, ..opened.volume.info() };

@@ -13,17 +13,19 @@ use blockmux_engine::file::{BlockOptions, FileOptions, FileVolume, OpenError};
 use blockmux_engine::memory::map_pages;
 use blockmux_engine::populate::{self, Priority};
 use blockmux_engine::sys::address_space_left;
+use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::spec::{FileSpec, LogTarget, MemSpec};
 use blockmux_volume::units::human_size;
 use blockmux_volume::{
     DelayVolume, FaultVolume, LogSink, LogVolume, MemVolume, NullVolume, Pages, RateVolume, Spec,
     StripeVolume, Volume,
 };
-use std::fs::File;
-use std::path::Path;
+use std::fs::{DirBuilder, File};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
-use tracing::warn;
+use tracing::{debug, warn};
 
 /// A volume and what opening it has told.
 pub(crate) struct Opened {
@@ -41,7 +43,7 @@ pub(crate) struct Opened {
 
 /// How a volume will be used.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Use {
+pub(crate) struct Use<'a> {
     /// What will be done with it.
     pub(crate) access: Access,
     /// Connections of each core to a remote volume, where its URL says nothing and its server lets several be used.
@@ -50,6 +52,8 @@ pub(crate) struct Use {
     pub(crate) may_grow: bool,
     /// When memory of RAM volumes is faulted in.
     pub(crate) populate: Populate,
+    /// Where it is noted which files and devices clients could write as they are; `None`: nowhere.
+    pub(crate) state: Option<&'a Path>,
 }
 
 /// When the memory of a RAM volume is faulted in.
@@ -76,14 +80,14 @@ pub(crate) enum Access {
     Either,
 }
 
-impl Use {
+impl Use<'_> {
     fn is_read_only(self) -> bool {
         self.access == Access::Read
     }
 }
 
 /// Opens a volume.
-pub(crate) fn open(spec: &Spec, how: Use) -> Result<Opened, Failure> {
+pub(crate) fn open(spec: &Spec, how: Use<'_>) -> Result<Opened, Failure> {
     let local = |volume: Arc<dyn Volume>, is_fresh, data| Opened {
         volume,
         is_remote: false,
@@ -102,17 +106,21 @@ pub(crate) fn open(spec: &Spec, how: Use) -> Result<Opened, Failure> {
         Spec::Mem(mem) => open_mem(spec, *mem, how).map(|volume| local(volume, true, None)),
         Spec::Null(size) => Ok(local(Arc::new(NullVolume::new(*size)), false, None)),
         Spec::File(file) => {
+            let format = check_format("file", &file.path, file.is_raw, DataKey::of_file(file), how)?;
             let volume = open_file(file, how)?;
-            let is_fresh = volume.is_new();
-            Ok(local(Arc::new(volume), is_fresh, DataKey::of_file(file)))
+            let (is_fresh, data) = (volume.is_new(), DataKey::of_file(file));
+            note_raw(format, &volume, data.as_ref(), how);
+            Ok(local(Arc::new(volume), is_fresh, data))
         }
         Spec::Block(block) => {
-            check_format("block", &block.path, block.is_raw)?;
+            let data = DataKey::of_block(block);
+            let format = check_format("block", &block.path, block.is_raw, data.clone(), how)?;
             let options =
                 BlockOptions { direct: block.direct, read_only: block.read_only || how.is_read_only() };
             let volume = patiently(|| FileVolume::open_block(&block.path, options), is_held);
             let volume = volume.map_err(|error| cannot_open(error, how))?;
-            Ok(local(Arc::new(volume), false, DataKey::of_block(block)))
+            note_raw(format, &volume, data.as_ref(), how);
+            Ok(local(Arc::new(volume), false, data))
         }
         Spec::Stripe { chunk, members } => open_stripe(spec, *chunk, members, how),
         Spec::Delay(delays, inner) => around(inner, &|volume| Arc::new(DelayVolume::new(volume, *delays))),
@@ -132,7 +140,7 @@ pub(crate) fn open(spec: &Spec, how: Use) -> Result<Opened, Failure> {
     }
 }
 
-fn open_mem(spec: &Spec, mem: MemSpec, how: Use) -> Result<Arc<dyn Volume>, Failure> {
+fn open_mem(spec: &Spec, mem: MemSpec, how: Use<'_>) -> Result<Arc<dyn Volume>, Failure> {
     let size = mem.size;
     // Untouched blocks cost nothing but their states, so a volume may be larger than memory, within reason.
     let most = memory_bytes().saturating_mul(MEMORY_TIMES);
@@ -196,8 +204,7 @@ fn no_whole_block(spec: &Spec, size: u64) -> Failure {
     Failure::request(format!("{spec}: is no whole number of blocks of {SECTOR} bytes; take {next}"))
 }
 
-fn open_file(file: &FileSpec, how: Use) -> Result<FileVolume, Failure> {
-    check_format("file", &file.path, file.is_raw)?;
+fn open_file(file: &FileSpec, how: Use<'_>) -> Result<FileVolume, Failure> {
     let options = FileOptions {
         size: file.size,
         direct: file.direct,
@@ -219,10 +226,28 @@ fn open_file(file: &FileSpec, how: Use) -> Result<FileVolume, Failure> {
     Ok(volume)
 }
 
-/// Refuses an image in a format of its own, whose bytes are not the disk's.
-fn check_format(kind: &str, path: &Path, is_raw: bool) -> Result<(), Failure> {
-    let Some(format) = (!is_raw).then(|| format_of(path)).flatten() else { return Ok(()) };
-    let (shown, word) = (path.display(), path.to_string_lossy());
+/// Refuses an image in a format of its own, whose bytes are not the disk's, unless clients can have written what it begins
+/// with; answers what it looks like.
+fn check_format(
+    kind: &str,
+    path: &Path,
+    is_raw: bool,
+    data: Option<DataKey>,
+    how: Use<'_>,
+) -> Result<Option<&'static str>, Failure> {
+    let Some(format) = format_of(path) else { return Ok(None) };
+    let shown = path.display();
+    if is_raw {
+        return Ok(Some(format));
+    }
+    if how.state.zip(data).is_some_and(|(state, data)| raw_note(state, &data).exists()) {
+        warn!(
+            "{kind}:{shown}: begins like a {format} image, and did not when it was first served: it is served as it is. A \
+             client may have written that for a program that guesses formats; give QEMU format=raw"
+        );
+        return Ok(Some(format));
+    }
+    let word = path.to_string_lossy();
     let word = shell_word(&word);
     Err(Failure::request(format!(
         "{kind}:{shown}: is a {format} image, whose bytes are not the disk's; start \
@@ -231,8 +256,26 @@ fn check_format(kind: &str, path: &Path, is_raw: bool) -> Result<(), Failure> {
     )))
 }
 
+/// Notes that clients can write a file or device that is in no format of its own, so that it is served again whatever they
+/// write.
+fn note_raw(format: Option<&str>, volume: &dyn Volume, data: Option<&DataKey>, how: Use<'_>) {
+    let (Some(state), Some(data)) = (how.state, data) else { return };
+    let note = raw_note(state, data);
+    if format.is_some() || volume.info().read_only || note.exists() {
+        return;
+    }
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(state).and_then(|()| File::create(&note));
+    if let Err(error) = made {
+        debug!("{}: cannot be kept: {error}", note.display());
+    }
+}
+
+fn raw_note(state: &Path, data: &DataKey) -> PathBuf {
+    state.join(format!("volume-{}.raw", VolumeUuid::of_texts(&["raw", &data.text])))
+}
+
 /// To whom it has to be written, it is of no use that it could be read.
-fn cannot_open(error: OpenError, how: Use) -> Failure {
+fn cannot_open(error: OpenError, how: Use<'_>) -> Failure {
     if how.access != Access::Write {
         return Failure::request(error);
     }
@@ -260,7 +303,7 @@ fn is_held(error: &OpenError) -> bool {
     matches!(error, OpenError::Locked(_) | OpenError::InUse(_))
 }
 
-fn open_stripe(spec: &Spec, chunk: u64, members: &[Spec], how: Use) -> Result<Opened, Failure> {
+fn open_stripe(spec: &Spec, chunk: u64, members: &[Spec], how: Use<'_>) -> Result<Opened, Failure> {
     let members = members.iter().map(|member| open(member, how)).collect::<Result<Vec<_>, _>>()?;
     let is_remote = members.iter().any(|member| member.is_remote);
     let is_fresh = members.iter().all(|member| member.is_fresh);

@@ -106,7 +106,13 @@ impl Plan {
         let spec: Spec = name.parse().map_err(Failure::request)?;
         let opened = open::open(
             &spec,
-            Use { access: Access::Either, connections: 1, may_grow: false, populate: Populate::Whole },
+            Use {
+                access: Access::Either,
+                connections: 1,
+                may_grow: false,
+                populate: Populate::Whole,
+                state: None,
+            },
         )?;
         if opened.is_fresh {
             self.fresh.push(opened.volume.clone());

@@ -55,7 +55,13 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     }
     let source = open::open(
         &args.source,
-        Use { access: Access::Read, connections: CONNECTIONS, may_grow: false, populate: Populate::Not },
+        Use {
+            access: Access::Read,
+            connections: CONNECTIONS,
+            may_grow: false,
+            populate: Populate::Not,
+            state: None,
+        },
     )?;
     let from = source.volume.info();
     if from.size == 0 || from.size > LARGEST {
@@ -67,7 +73,13 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let destination = created_as_large(&args.destination, from.size);
     let destination = open::open(
         &destination,
-        Use { access: Access::Write, connections: CONNECTIONS, may_grow: false, populate: Populate::Not },
+        Use {
+            access: Access::Write,
+            connections: CONNECTIONS,
+            may_grow: false,
+            populate: Populate::Not,
+            state: None,
+        },
     )?;
     let plan = plan(args, &from, &destination)?;
     let started = Instant::now();

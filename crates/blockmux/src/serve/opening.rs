@@ -42,7 +42,7 @@ pub(super) struct Opening {
     pub(super) read_only: bool,
     /// There is somebody who can give them another size.
     pub(super) may_grow: bool,
-    /// Where reservations are kept; `None` if there is no such place.
+    /// Where reservations are kept, and what was served as it is; `None` if there is no such place.
     pub(super) state: Option<PathBuf>,
 }
 
@@ -68,7 +68,8 @@ impl Opening {
         populate: Populate,
     ) -> Result<(Export, Arc<Served>), Failure> {
         let access = if named.read_only { Access::Read } else { Access::Either };
-        let how = Use { access, connections: 1, may_grow: self.may_grow, populate };
+        let how =
+            Use { access, connections: 1, may_grow: self.may_grow, populate, state: self.state.as_deref() };
         // Before the volume takes some of it.
         let memory = memory_bytes();
         let Opened { volume, data, remote, .. } = open::open(&named.spec, how)?;

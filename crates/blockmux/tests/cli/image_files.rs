@@ -2,6 +2,8 @@
 
 use crate::daemon::Daemon;
 use crate::program::{blockmux, ended, has, qemu_io, succeed, text};
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Output};
 use std::time::{Duration, Instant};
@@ -99,5 +101,29 @@ fn an_image_in_a_format_of_its_own_is_refused_with_how_to_serve_it() {
         assert!(said.contains(&expected) && said.contains(&line), "{said}");
         assert_eq!((said.lines().count(), output.status.code()), (1, Some(2)));
         Daemon::serve(&[&format!("{spec}?format=raw")]);
+    }
+}
+
+#[test]
+fn a_client_that_writes_the_head_of_an_image_does_not_keep_its_volume_from_being_served_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = |name: &str| directory.path().join(name).display().to_string();
+    let (file, copy, state) = (place("disk"), place("copy"), place("state"));
+    fs::write(&file, vec![0; 1 << 20]).unwrap();
+    let serve = |file: &str, option: &str| {
+        blockmux(["serve", &format!("file:{file}{option}"), "--nbd", ":0", "--state", &state, "--run", "true"])
+    };
+    // Whoever cannot be written is not noted.
+    assert!(serve(&file, "?readonly=on").status.success());
+    assert!(!fs::exists(&state).unwrap());
+    assert!(serve(&file, "").status.success());
+    File::options().write(true).open(&file).unwrap().write_all_at(b"QFI\xfb\0\0\0\x03", 0).unwrap();
+    fs::copy(&file, &copy).unwrap();
+    let again = serve(&file, "");
+    let said = text(&again.stderr);
+    assert!(again.status.success() && said.contains("begins like a qcow2 image, and did not"), "{said}");
+    for option in ["", "?format=raw", ""] {
+        let output = serve(&copy, option);
+        assert_eq!(output.status.success(), !option.is_empty(), "{}", text(&output.stderr));
     }
 }
