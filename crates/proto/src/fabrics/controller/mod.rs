@@ -31,6 +31,7 @@ mod queue;
 pub(crate) mod testing;
 mod transport;
 pub mod unconnected;
+mod unstarted;
 
 #[cfg(test)]
 mod tests;

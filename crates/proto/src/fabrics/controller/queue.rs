@@ -5,9 +5,8 @@
 //!   transport ──on_data────────────────▶ begin ─▶ nvme::admin, control_commands.rs, nvme::io ─▶ submit ─▶ volume
 //!   transport ◀──complete── finish ◀── go_on ◀──────────────────────────────────── on_io ◀── volume
 //! ```
-//! Commands that have to wait for room or memory before their data is fetched are in `unstarted`, and in `unasked` once
-//! enough data of others was asked for; I/O that has to wait for a locked range is in `held`; commands that poll for
-//! something else are in `waiting`.
+//! Commands that have to wait for room, memory or others' data before their own is fetched are in `unstarted`; I/O that has
+//! to wait for a locked range is in `held`; commands that poll for something else are in `waiting`.
 
 use super::commands::{CommandState, CommandTable, CommandWork, Entry};
 use super::connect::{Arrival, ConnectedQueue};
@@ -16,6 +15,7 @@ use super::keep_alive::KeepAlive;
 use super::node::Node;
 use super::transport::{DataPlace, Descriptor, Transport};
 use super::unconnected::ConnectPermit;
+use super::unstarted::Unstarted;
 use crate::backoff::Backoff;
 use crate::event::{AuditEvent, AuditEvents};
 use crate::exports::VolumeId;
@@ -63,11 +63,7 @@ pub struct ControllerQueue<T: Transport> {
     /// What other cores tell this queue.
     pub(super) events: Option<Arc<EventQueue>>,
     /// Commands that wait for room or memory before they begin or their data is fetched, oldest first.
-    unstarted: VecDeque<usize>,
-    /// Commands whose data is not fetched until that of others is here, oldest first.
-    unasked: VecDeque<usize>,
-    /// The most data that is asked for at a time, beside that of [`ASKED_COMMANDS`], in bytes.
-    pub(super) most_asked: usize,
+    pub(super) unstarted: Unstarted,
     /// A Connect that waits for an older association to end, and its data.
     pub(super) connecting: Option<(usize, SgList)>,
     /// Nothing is accepted any more; what is in flight ends.
@@ -123,9 +119,7 @@ impl<T: Transport> ControllerQueue<T> {
             cancels: VecDeque::new(),
             fusing: Fusing::No,
             events: None,
-            unstarted: VecDeque::new(),
-            unasked: VecDeque::new(),
-            most_asked: usize::MAX,
+            unstarted: Unstarted::default(),
             connecting: None,
             stopping: false,
             is_over: false,
@@ -169,7 +163,7 @@ impl<T: Transport> ControllerQueue<T> {
     /// fetched that there is room for.
     #[must_use]
     pub fn asking_for_at_most(mut self, bytes: usize) -> Self {
-        self.most_asked = bytes;
+        self.unstarted.most_asked = bytes;
         self
     }
 
@@ -222,7 +216,6 @@ impl<T: Transport> ControllerQueue<T> {
         self.held.clear();
         self.waiting.clear();
         self.unstarted.clear();
-        self.unasked.clear();
         self.connecting = None;
         std::mem::replace(&mut self.is_over, true)
     }
@@ -292,7 +285,7 @@ impl<T: Transport> ControllerQueue<T> {
         } else if payload == 0 {
             self.begin(slot, SgList::default());
         } else {
-            self.unstarted.push_back(slot);
+            self.unstarted.push(slot);
             self.start();
         }
         Ok(())
@@ -353,64 +346,35 @@ impl<T: Transport> ControllerQueue<T> {
     /// Begins commands that data can be moved for now, or has their data fetched. Who has taken a command has to go on
     /// listening, for the data that makes room may come by the same stream; so it is here that commands wait.
     pub(super) fn start(&mut self) {
-        while let Some(&slot) = self.unasked.front()
-            && self.may_ask(slot)
-            && self.try_start(slot)
-        {
-            self.unasked.pop_front();
-        }
-        while let Some(&slot) = self.unstarted.front() {
-            if self.has_data_out(slot) && (!self.unasked.is_empty() || !self.may_ask(slot)) {
-                self.unasked.push_back(slot);
-            } else if !self.try_start(slot) {
+        while let Some(slot) = self.unstarted.next(&mut self.commands) {
+            let Some(entry) = self.commands.get_mut(slot) else {
+                self.unstarted.remove(slot);
+                continue;
+            };
+            let (len, payload) = (entry.data_out, entry.payload);
+            // The second half of what is begun does not wait for others.
+            let is_half = entry.half.is_some();
+            if !is_half && !self.has_room(payload) {
                 return;
             }
-            self.unstarted.pop_front();
-        }
-    }
-
-    /// Begins a command or has its data fetched; answers whether it waits no more.
-    fn try_start(&mut self, slot: usize) -> bool {
-        let Some(entry) = self.commands.get_mut(slot) else { return true };
-        let (len, payload) = (entry.data_out, entry.payload);
-        // The second half of what is begun does not wait for others.
-        let is_half = entry.half.is_some();
-        if !is_half && !self.has_room(payload) {
-            return false;
-        }
-        if len > 0 && T::needs_memory(len) && self.memory_for(slot).is_none() {
-            if self.pool.could_hold(len) {
-                return false;
+            if len > 0 && T::needs_memory(len) && self.memory_for(slot).is_none() {
+                if self.pool.could_hold(len) {
+                    return;
+                }
+                // It would wait for ever.
+                self.unstarted.remove(slot);
+                self.finish(slot, &Outcome::retry(Status::NAMESPACE_NOT_READY));
+                continue;
             }
-            // It would wait for ever.
-            self.finish(slot, &Outcome::retry(Status::NAMESPACE_NOT_READY));
-            return true;
+            self.unstarted.remove(slot);
+            self.commands.count(slot);
+            if len == 0 {
+                self.begin(slot, SgList::default());
+            } else if let Some(entry) = self.commands.get_mut(slot) {
+                self.transport.fetch(slot, entry);
+                self.commands.ask(slot);
+            }
         }
-        self.commands.count(slot);
-        if len == 0 {
-            self.begin(slot, SgList::default());
-        } else if let Some(entry) = self.commands.get_mut(slot) {
-            self.transport.fetch(slot, entry);
-            self.commands.ask(slot);
-        }
-        true
-    }
-
-    fn has_unstarted(&self) -> bool {
-        !self.unstarted.is_empty() || !self.unasked.is_empty()
-    }
-
-    /// Whether a command has data that is fetched in its turn: the second half of what is begun waits for no others.
-    fn has_data_out(&mut self, slot: usize) -> bool {
-        self.commands.get_mut(slot).is_some_and(|entry| entry.data_out > 0 && entry.half.is_none())
-    }
-
-    /// Whether enough of what was asked for is here that a command's data may be asked for.
-    fn may_ask(&mut self, slot: usize) -> bool {
-        let asked = self.commands.asked;
-        let Some(entry) = self.commands.get_mut(slot) else { return true };
-        asked.saturating_add(entry.data_out) <= self.most_asked
-            || asked < entry.data_out.saturating_mul(ASKED_COMMANDS)
     }
 
     /// Whether that much data may be in flight beside what is.
@@ -449,7 +413,7 @@ impl<T: Transport> ControllerQueue<T> {
             let data = entry.take_memory();
             self.begin(slot, data);
         }
-        if !self.unasked.is_empty() {
+        if self.unstarted.has_unasked() {
             self.start();
         }
     }
@@ -744,7 +708,7 @@ impl<T: Transport> ControllerQueue<T> {
     /// some of that has gone: each such turn looks.
     fn polls(&self) -> bool {
         let is_alone = self.commands.payload == 0 && self.transport.unsent() == 0;
-        self.waits() || is_alone && self.has_unstarted()
+        self.waits() || is_alone && !self.unstarted.is_empty()
     }
 
     fn waits(&self) -> bool {
@@ -833,7 +797,7 @@ impl<T: Transport> Target for ControllerQueue<T> {
         self.timers.now = now;
         self.read_events();
         // What was sent meanwhile has made room.
-        if self.has_unstarted() {
+        if !self.unstarted.is_empty() {
             self.start();
         }
     }
@@ -845,7 +809,7 @@ impl<T: Transport> Target for ControllerQueue<T> {
         if let Ok(slot) = usize::try_from(done.tag.0) {
             self.on_result(slot, done.result);
         }
-        if self.waits() || self.has_unstarted() {
+        if self.waits() || !self.unstarted.is_empty() {
             self.resume();
         }
     }
@@ -916,8 +880,6 @@ fn next_sqhd(sqhd: &mut Option<u16>, entries: u16) -> Option<u16> {
 const MAX_COMMANDS: usize = MQES as usize + 1 + MAX_EVENT_REQUESTS;
 /// The most data of one session, in bytes, what the transport has not sent included.
 const PAYLOAD_IN_FLIGHT: usize = 64 << 20;
-/// So many commands' data is asked for whatever its length: one's is received while the next one's is on its way.
-const ASKED_COMMANDS: usize = 3;
 /// Until a queue is connected.
 pub(super) const CONNECT_TIME: Duration = Duration::from_secs(30);
 /// For each message of a host that proves who it is: to compute with the largest group takes seconds at most.

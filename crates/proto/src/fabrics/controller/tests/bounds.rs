@@ -177,7 +177,7 @@ fn the_host_owes_the_oldest_data_that_memory_waits_for() {
 #[test]
 fn only_so_much_data_is_asked_for_at_a_time_and_reads_pass_by() {
     let (mut io, _admin) = deep(&node(), &Pool::new(usize::MAX), 128);
-    io.pump.session.most_asked = 256 << 10;
+    io.pump.session.unstarted.most_asked = 256 << 10;
     let mut reads = 0;
     // Of short data as much as that, of long data that of three commands.
     for (blocks, asked) in [(128, 4), (1024, 3)] {
