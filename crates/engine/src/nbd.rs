@@ -20,7 +20,7 @@ use tracing::warn;
 #[must_use]
 pub fn serve(exports: Exports) -> Serve {
     Arc::new(move |core, stream, permit| {
-        let pool = core.pool().for_peer();
+        let pool = core.pool().for_peer_at(stream.peer_ip());
         let session = TargetSession::new(exports.clone(), pool.clone(), core.now());
         TargetTask::spawn(core, stream, (session, pool), exports.clone(), permit);
     })

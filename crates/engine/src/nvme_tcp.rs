@@ -38,7 +38,7 @@ pub fn serve(node: &Arc<Node>, port: u16, exports: &Exports, ktls: bool) -> Serv
                 return;
             }
         };
-        let pool = core.pool().for_peer();
+        let pool = core.pool().for_peer_at(stream.peer_ip());
         let session = TargetSession::new(node.clone(), pool.clone(), core.now())
             .admitted(connect, local_ip, hang_up)
             .at_port(port)

@@ -388,11 +388,9 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         self.session.outbox().clear();
         self.ending = Some(Ending::Gone);
     }
-}
 
-impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
     #[inline]
-    fn run(&mut self) -> Progress {
+    fn take_turn(&mut self) -> Progress {
         let mut progress = Progress::Idle;
         let now = self.core.now();
         self.session.on_turn(now);
@@ -434,6 +432,15 @@ impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
             debug!(peer = self.connection.peer(), "connection closed");
             return Progress::Done;
         }
+        progress
+    }
+}
+
+impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
+    #[inline]
+    fn run(&mut self) -> Progress {
+        let progress = self.take_turn();
+        self.pool.end_turn();
         progress
     }
 

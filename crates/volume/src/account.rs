@@ -3,10 +3,13 @@
 
 use crate::ready::Waker;
 use std::cell::{Cell, RefCell};
+use std::net::{IpAddr, Ipv6Addr};
 
 /// One peer's account with the pool of the core that serves it.
 #[derive(Default)]
 pub struct PeerAccount {
+    /// Where the peer comes from, if that is an address: of IPv6, the network.
+    pub(crate) origin: Option<IpAddr>,
     /// Bytes of payload buffers that the peer's requests hold.
     held_bytes: Cell<usize>,
     /// Bytes that the peer has sent or acknowledged, when its connection was last asked.
@@ -15,6 +18,8 @@ pub struct PeerAccount {
     moved_before_bytes: Cell<u64>,
     /// The buffer that it waits for, in bytes; 0 if it waits for none.
     wanted_bytes: Cell<usize>,
+    /// It was woken for a buffer of so many bytes, which is kept for it until its turn ends.
+    pub(crate) promised_bytes: Cell<usize>,
     pub(crate) is_queued: Cell<bool>,
     is_stalled: Cell<bool>,
     is_evicted: Cell<bool>,
@@ -23,6 +28,15 @@ pub struct PeerAccount {
 }
 
 impl PeerAccount {
+    /// Of a peer that has come from that address.
+    pub(crate) fn of_peer_at(address: Option<IpAddr>) -> PeerAccount {
+        let origin = address.map(|address| match address {
+            IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+            address => address,
+        });
+        PeerAccount { origin, ..PeerAccount::default() }
+    }
+
     /// Bytes of payload buffers that the peer's requests hold.
     #[inline]
     #[must_use]

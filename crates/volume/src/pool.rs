@@ -18,7 +18,9 @@ use crate::account::PeerAccount;
 use crate::buf::Memory;
 use crate::volume::MAX_TRANSFER;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::ops::Bound;
 use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -50,27 +52,35 @@ pub(crate) struct Inner {
     waiting_count: Cell<usize>,
     /// How many peers have ever begun to wait.
     tickets: Cell<u64>,
+    /// What is kept for peers that were woken, in bytes.
+    promised_bytes: Cell<usize>,
     /// The next buffer that comes back is offered to the newest first.
     favours_newest: Cell<bool>,
     /// Peers that hold memory and move nothing, and some that did.
     stalled: RefCell<Vec<Rc<PeerAccount>>>,
+    /// Where peers came from that were evicted.
+    suspects: RefCell<BTreeSet<IpAddr>>,
 }
 
-/// Peers that wait for buffers of one size, by when they began to.
+/// Peers that wait for buffers of one size.
 #[derive(Default)]
 struct Waiting {
-    peers: BTreeMap<u64, Rc<PeerAccount>>,
+    peers: BTreeMap<Ticket, Rc<PeerAccount>>,
     /// Those after this one are looked at next.
-    looked_at: u64,
+    looked_at: Ticket,
 }
 
+/// Of a peer that waits: nobody was evicted who came from where it comes from; it held nothing when it began to wait; when
+/// that was.
+type Ticket = (bool, bool, u64);
+
 impl Waiting {
-    /// The newest, or the next in turn.
-    fn next(&mut self, newest: bool) -> Option<(u64, Rc<PeerAccount>)> {
+    /// The newest of those that rank highest, or the next in turn.
+    fn next(&mut self, newest: bool) -> Option<(Ticket, Rc<PeerAccount>)> {
         if newest {
             return self.peers.last_key_value().map(|(ticket, account)| (*ticket, account.clone()));
         }
-        let after = self.peers.range(self.looked_at + 1..).next();
+        let after = self.peers.range((Bound::Excluded(self.looked_at), Bound::Unbounded)).next();
         let (ticket, account) = after.or_else(|| self.peers.first_key_value())?;
         self.looked_at = *ticket;
         Some((*ticket, account.clone()))
@@ -111,8 +121,10 @@ impl Pool {
             waiting: std::array::from_fn(|_| RefCell::default()),
             waiting_count: Cell::new(0),
             tickets: Cell::new(0),
+            promised_bytes: Cell::new(0),
             favours_newest: Cell::new(false),
             stalled: RefCell::default(),
+            suspects: RefCell::default(),
         };
         Pool { inner: Rc::new(inner), account: None }
     }
@@ -120,7 +132,13 @@ impl Pool {
     /// A handle for one more peer, which has an account of its own.
     #[must_use]
     pub fn for_peer(&self) -> Pool {
-        Pool { inner: self.inner.clone(), account: Some(Rc::default()) }
+        self.for_peer_at(None)
+    }
+
+    /// A handle for one more peer, which has come from that address.
+    #[must_use]
+    pub fn for_peer_at(&self, address: Option<IpAddr>) -> Pool {
+        Pool { inner: self.inner.clone(), account: Some(Rc::new(PeerAccount::of_peer_at(address))) }
     }
 
     /// The account of the peer that this handle is for.
@@ -157,6 +175,9 @@ impl Pool {
         let memory = self.take_class(class)?;
         let account = self.account.as_ref().unwrap_or(&self.inner.nobody);
         account.add(size);
+        if size >= account.promised_bytes.get() {
+            self.inner.end_promise(account);
+        }
         memory.charge(Some(account.clone()));
         self.inner.payload_out_bytes.set(self.inner.payload_out_bytes.get() + size);
         Some(memory)
@@ -180,18 +201,35 @@ impl Pool {
     #[cold]
     fn wait(&self, size: usize) {
         let Some(account) = &self.account else { return };
+        self.inner.end_promise(account);
+        if account.is_closed() {
+            return;
+        }
         account.wait_for(size);
         if self.inner.admits(Some(account), size) == Admission::OverShare {
             // It waits for itself.
             return;
         }
         if !account.is_queued.replace(true) {
-            let ticket = self.inner.tickets.get() + 1;
-            self.inner.tickets.set(ticket);
+            let number = self.inner.tickets.get() + 1;
+            self.inner.tickets.set(number);
+            let is_suspect =
+                account.origin.is_some_and(|origin| self.inner.suspects.borrow().contains(&origin));
+            let ticket = (!is_suspect, account.held_bytes() == 0, number);
             self.inner.waiting[class_of(size)].borrow_mut().peers.insert(ticket, account.clone());
             self.inner.waiting_count.set(self.inner.waiting_count.get() + 1);
         }
         self.inner.evict_stalled();
+    }
+
+    /// The turn of this handle's peer is over: what it was woken for and has not taken is anybody's.
+    #[inline]
+    pub fn end_turn(&self) {
+        if let Some(account) = self.account().filter(|account| account.promised_bytes.get() > 0) {
+            let unused = account.promised_bytes.get();
+            self.inner.end_promise(account);
+            self.inner.wake_waiting(unused);
+        }
     }
 
     /// The peer of this handle has moved nothing for a while although it holds buffers: it loses its connection as soon as
@@ -300,7 +338,9 @@ impl Inner {
     /// Whether a buffer of `size` bytes may go to the peer of `account`, by what is free now.
     #[inline]
     fn admits(&self, account: Option<&PeerAccount>, size: usize) -> Admission {
-        let (most, free) = (self.payload_bytes(), self.free_bytes());
+        let own = account.map_or(0, |account| account.promised_bytes.get());
+        let promised = self.promised_bytes.get() - own;
+        let (most, free) = (self.payload_bytes(), self.free_bytes().saturating_sub(promised));
         if headroom(size, most) > free {
             return Admission::Full;
         }
@@ -331,6 +371,12 @@ impl Inner {
         if free - size >= left_to_proven { Admission::Granted } else { Admission::Full }
     }
 
+    /// Nothing is kept for that peer any more.
+    fn end_promise(&self, account: &PeerAccount) {
+        let promised = account.promised_bytes.replace(0);
+        self.promised_bytes.set(self.promised_bytes.get() - promised);
+    }
+
     /// Whether anybody waits for a smaller buffer.
     fn waits_for_less_than(&self, size: usize) -> bool {
         let is_less = |account: &Rc<PeerAccount>| (1..size).contains(&account.wanted_bytes());
@@ -339,16 +385,17 @@ impl Inner {
     }
 
     /// A buffer of `size` bytes has come back: wakes those that could have as much now, the ones that wait for less first.
-    /// Of those that wait for as much, every other time the newest is first: a crowd that has come before it and moves
-    /// nothing is not in its way, nor is a crowd of newcomers in the way of who waits long.
+    /// Of those that wait for as much, every other time the newest is first of those from where nobody was evicted, or else
+    /// of those that held nothing: a crowd that has come before it and moves nothing is not in its way, nor is a crowd of
+    /// newcomers in the way of who waits long.
     #[cold]
     fn wake_waiting(&self, size: usize) {
         let mut left = size;
-        let favours_newest = self.favours_newest.replace(!self.favours_newest.get());
         for class in &self.waiting {
             let looks = class.borrow().peers.len().min(LOOKS_PER_BUFFER);
             for look in 0..looks {
-                let next = class.borrow_mut().next(favours_newest && look == 0);
+                let is_newest = look == 0 && self.favours_newest.get();
+                let next = class.borrow_mut().next(is_newest);
                 let Some((ticket, account)) = next else { break };
                 let wanted = account.wanted_bytes();
                 if wanted > 0 && self.admits(Some(&account), wanted) == Admission::Full {
@@ -358,7 +405,10 @@ impl Inner {
                 account.is_queued.set(false);
                 self.waiting_count.set(self.waiting_count.get() - 1);
                 if wanted > 0 {
-                    // What waited may have ended. If not, and others are faster, it waits again.
+                    self.favours_newest.set(!is_newest);
+                    // Others that try again now must not be faster. What waited may have ended, though.
+                    account.promised_bytes.set(wanted);
+                    self.promised_bytes.set(self.promised_bytes.get() + wanted);
                     account.stop_waiting();
                     account.wake();
                 }
@@ -395,6 +445,11 @@ impl Inner {
         {
             wanted = wanted.saturating_sub(account.held_bytes());
             account.evict();
+            let mut suspects = self.suspects.borrow_mut();
+            if suspects.len() >= MOST_SUSPECTS {
+                suspects.clear();
+            }
+            suspects.extend(account.origin);
         }
     }
 
@@ -449,6 +504,9 @@ const TINY_PAYLOAD: usize = 16 << 10;
 const LONG_PAYLOAD: usize = 1 << 20;
 /// A buffer that comes back is offered to so many of those that wait for one of a size.
 const LOOKS_PER_BUFFER: usize = 16;
+
+/// So many origins of peers that were evicted are remembered.
+const MOST_SUSPECTS: usize = 1024;
 
 const SMALLEST: usize = 4096;
 const CLASSES: usize = (MAX_TRANSFER.trailing_zeros() - SMALLEST.trailing_zeros() + 1) as usize;
@@ -600,6 +658,62 @@ mod tests {
         let receiving = peer.take(SHORT_PAYLOAD).unwrap();
         assert!(peer.take_payload_or_wait(1 << 20).is_some());
         drop(receiving);
+    }
+
+    #[test]
+    fn the_newest_and_the_oldest_are_served_in_turn_and_nobody_else_takes_what_they_were_woken_for() {
+        let (pool, ready) = (Pool::new(64 << 20), ReadyList::new());
+        let mut held = take_all(&pool, 64 << 10);
+        let peers: Vec<_> = (0..6).map(|_| pool.for_peer()).collect();
+        for (peer, number) in peers.iter().zip(0..) {
+            peer.account().unwrap().set_waker(&ready.waker(number));
+            assert!(peer.take_payload_or_wait(1 << 20).is_none());
+        }
+        let (mut woken, mut taken) = (Vec::new(), Vec::new());
+        while woken.len() < 4 {
+            held.pop();
+            let Some(number) = ready.pop() else { continue };
+            woken.push(number);
+            let others = peers.iter().zip(0..).filter(|(_, other)| *other != number);
+            for (other, _) in others {
+                assert!(other.take_payload_or_wait(1 << 20).is_none(), "{number} was woken");
+            }
+            taken.push(peers[number as usize].take_payload_or_wait(1 << 20).unwrap());
+        }
+        assert_eq!(woken, [0, 5, 1, 4]);
+        // The next does not want it any more.
+        while ready.is_empty() {
+            held.pop();
+        }
+        assert_eq!(ready.pop(), Some(2));
+        peers[2].end_turn();
+        assert_eq!(ready.pop(), Some(3));
+    }
+
+    #[test]
+    fn who_comes_from_where_peers_were_evicted_waits_for_others() {
+        let (pool, ready) = (Pool::new(64 << 20), ReadyList::new());
+        let [bad, good]: [IpAddr; 2] = ["2001:db8::1", "2001:db8:0:1::1"].map(|text| text.parse().unwrap());
+        let mut held = take_all(&pool, 64 << 10);
+        let hog = pool.for_peer_at(Some(bad));
+        held.extend(hog.take_payload(16 << 10));
+        hog.note_stalled();
+        let neighbour: IpAddr = "2001:db8::2".parse().unwrap();
+        let peers = [neighbour, good, neighbour, neighbour].map(|address| pool.for_peer_at(Some(address)));
+        for (peer, number) in peers.iter().zip(0..) {
+            peer.account().unwrap().set_waker(&ready.waker(number));
+            assert!(peer.take_payload_or_wait(1 << 20).is_none());
+        }
+        assert!(hog.account().unwrap().is_evicted());
+        let woken = std::iter::from_fn(|| {
+            while ready.is_empty() && held.pop().is_some() {}
+            ready.pop()
+        });
+        assert_eq!(
+            woken.skip(1).take(1).collect::<Vec<_>>(),
+            [1],
+            "the second is the newest that is no neighbour"
+        );
     }
 
     #[test]

@@ -64,7 +64,7 @@ impl Portal {
         let local_ip = stream.local_ip().map(in_brackets).unwrap_or_default();
         let hang_up = Arc::new(SocketLine(stream.share()));
         let sessions = core.local(|| LocalSessions::new(Home::new(core.inbox().clone())));
-        let (node, pool) = (self.node.clone(), core.pool().for_peer());
+        let (node, pool) = (self.node.clone(), core.pool().for_peer_at(stream.peer_ip()));
         let for_peer = pool.clone();
         let session = TargetSession::among(&sessions, node, self.group_tag, pool.clone(), seed, core.now())
             .admitted(login, local_ip, hang_up);
