@@ -6,6 +6,7 @@
 mod iscsi_dialer;
 mod iscsi_names;
 mod iscsi_sides;
+mod iser_sides;
 mod nbd_dialer;
 #[allow(dead_code, reason = "there is one path")]
 mod nvme_sides;
@@ -23,11 +24,13 @@ use blockmux_proto::nbd::server::TargetSession;
 use blockmux_proto::outbox::Outbox;
 use blockmux_proto::session::{StreamSession, Target};
 use blockmux_proto::{iscsi, nvme_tcp};
+use blockmux_rdma::iwarp;
 use blockmux_volume::{
     Channel, Chunk, Completion, Core, Io, IoError, Memory, Op, Output, PeerAccount, Pool, ReadyList, SgList,
     Tag, Volume, VolumeInfo, Waker,
 };
 use iscsi_dialer::IscsiDialer;
+use iser_sides::IserDialer;
 use nbd_dialer::NbdDialer;
 use std::collections::VecDeque;
 use std::io;
@@ -320,6 +323,9 @@ fn over_every_protocol_a_reader_does_not_wait_for_hosts_that_stand_still() {
     is_fair("iSCSI", dial, &exports, move |pool, now| {
         iscsi::server::TargetSession::new(node.clone(), 1, pool, [3; 32], now)
     });
+    let (node, local) = (iscsi_sides::node(&exports), iser_sides::local_sessions());
+    let dial = |export| IserDialer::new(&address(), export, wishes(), iwarp::Config::default());
+    is_fair("iSER", dial, &exports, move |pool, now| iser_sides::target(&local, &node, pool, now));
     let (node, _subsystem) = nvme_sides::node(&exports);
     let dial = |_| nvme_sides::dialer(nvme_sides::endpoint(&[address()]));
     is_fair("NVMe/TCP", dial, &exports, move |pool, now| {

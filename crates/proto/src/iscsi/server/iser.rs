@@ -361,7 +361,9 @@ impl RdmaSession for IserTargetSession {
 
 impl Timed for IserTargetSession {
     fn poll_timeout(&self) -> Option<Instant> {
-        if self.broken.is_some() {
+        // What sending makes room for is taken while the driver sends: it has to come back for the I/O of that.
+        let has_io = matches!(&self.session.phase, Phase::Full(full) if full.connection.queue.has_io());
+        if self.broken.is_some() || has_io {
             return Some(self.session.now);
         }
         let watched = self.is_reading().then(|| self.watch.map_or(self.session.now, |(until, _)| until));

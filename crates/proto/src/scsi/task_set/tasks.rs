@@ -97,6 +97,11 @@ impl TaskQueue {
         self.cancels.pop_front()
     }
 
+    /// Whether there is I/O to submit.
+    pub(crate) fn has_io(&self) -> bool {
+        !self.io.is_empty()
+    }
+
     /// Whether no I/O is in flight.
     pub(crate) fn is_idle(&self) -> bool {
         self.in_flight == 0
