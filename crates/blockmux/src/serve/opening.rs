@@ -101,7 +101,7 @@ impl Opening {
         let target_name = target_name(named, uuid);
         let identity = VolumeIdentity { uuid, target_name, claim: Box::new(claim) };
         let directory = self.state.as_deref();
-        let served = state::served(directory, (&name, &named.spec), volume.clone(), identity, is_lasting)?;
+        let served = state::served(directory, &name, volume.clone(), identity, is_lasting)?;
         Ok((Export { name, description, read_only: named.read_only, volume }, served))
     }
 }
