@@ -33,6 +33,7 @@ pub(super) struct Config {
     #[serde(deserialize_with = "parsed")]
     pub(super) congestion: Option<Congestion>,
     pub(super) state: Option<PathBuf>,
+    #[serde(deserialize_with = "parsed")]
     pub(super) control: Option<ControlPath>,
 }
 
