@@ -8,8 +8,8 @@ use crate::protocol::{Frontends, KeyError};
 use crate::regular;
 use blockmux_engine::congestion::Congestion;
 use blockmux_proto::volume_uuid::VolumeUuid;
-use blockmux_volume::{Spec, SpecError};
 use blockmux_volume::units::human_size;
+use blockmux_volume::{Spec, SpecError};
 use serde::{Deserialize, Deserializer, de};
 use std::fmt::Display;
 use std::io::Read;
@@ -150,7 +150,9 @@ impl Config {
         }
         let own = TomlDeserializer::from(Spanned::new(span, own));
         let config = Config::deserialize(own).map_err(|error| wrong(error.into()))?;
-        frontends.take_keys(others, path.parent().unwrap_or(Path::new(""))).map_err(wrong)?;
+        // Whoever copies a command or a URL may be in another directory.
+        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        frontends.take_keys(others, absolute.parent().unwrap_or(Path::new(""))).map_err(wrong)?;
         Ok(config)
     }
 }

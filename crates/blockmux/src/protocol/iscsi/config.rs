@@ -203,7 +203,8 @@ impl ConfiguredTarget {
             )));
         }
         let portals = entry.portals.iter().map(|portal| tcp_address(portal, ISCSI.port));
-        let portals = portals.collect::<Result<_, _>>().map_err(|error| wrong(format!("portals: {error}")))?;
+        let portals =
+            portals.collect::<Result<_, _>>().map_err(|error| wrong(format!("portals: {error}")))?;
         let access_states =
             entry.access_states.as_ref().map(ListenerStates::prepare).transpose().map_err(wrong)?;
         let offer = entry.offer().map_err(wrong)?;
@@ -531,7 +532,7 @@ mod tests {
             ("MaxConnections = 65", "MaxConnections is a number from 1 to 64"),
             ("MaxBurstLength = 511", "MaxBurstLength is a number from 512 to 16777215"),
             ("MaxBurstLength = 512", "FirstBurstLength is above MaxBurstLength; lower it"),
-            ("portals = ['unix:/s']", "a portal is no Unix socket; write host:port"),
+            ("portals = ['unix:/s']", "portals: `unix:/s` is a Unix socket; write host:port"),
             ("[[acl]]\nluns = [1]", "an acl entry has LUN 1, which `luns` does not map"),
             ("[[acl]]\nCHAP_N = 'u'", "CHAP_N and secret_file go together; write both"),
             ("CHAP_A = ['MD5']", "CHAP_A: no acl entry has CHAP_N and secret_file; add them"),

@@ -198,10 +198,7 @@ impl ConfiguredSubsystem {
         let text = |key, text: &Option<String>, most| {
             text.as_deref().map(|text| ascii(key, text, most).map_err(wrong)).transpose()
         };
-        let listeners = entry
-            .listeners
-            .iter()
-            .map(|address| tcp_address(address, NVME_TCP.port));
+        let listeners = entry.listeners.iter().map(|address| tcp_address(address, NVME_TCP.port));
         let listeners =
             listeners.collect::<Result<_, _>>().map_err(|what| wrong(format!("listeners: {what}")))?;
         let serial_number = text("serial_number", &entry.serial_number, SERIAL_LEN)?;
@@ -422,7 +419,10 @@ mod tests {
             (&format!("{}\n{}", ana("2", "[]", "{}"), ANOTHER), "ANAGRPID 2: give each"),
             (&ana("2", "[7]", "{}"), "there is no namespace 7"),
             (&ana("2", "[1, 1]", "{}"), "namespace 1 is in two"),
-            (&ana("2", "[1]", "{ 'unix:here' = 'optimized' }"), "`unix:here` is a Unix socket; write host:port"),
+            (
+                &ana("2", "[1]", "{ 'unix:here' = 'optimized' }"),
+                "`unix:here` is a Unix socket; write host:port",
+            ),
             (&ana("2", "[1]", "{ '[::1]:1' = 'best' }"), "unknown variant"),
         ] {
             let failure = prepare(text).unwrap_err();
