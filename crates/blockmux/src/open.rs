@@ -81,6 +81,11 @@ pub(crate) enum Access {
 }
 
 impl Use<'_> {
+    /// For a program that is done with it soon: over one connection, and without populating memory.
+    pub(crate) fn briefly(access: Access) -> Use<'static> {
+        Use { access, connections: 1, may_grow: false, populate: Populate::Not, state: None }
+    }
+
     fn is_read_only(self) -> bool {
         self.access == Access::Read
     }
