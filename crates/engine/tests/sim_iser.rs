@@ -3,29 +3,27 @@
 //! A failure prints its seed; `BLOCKMUX_SIM_SEED=17 cargo test -p blockmux-engine --test sim_iser` runs that one alone,
 //! in every kind of trouble.
 
+#[allow(dead_code, reason = "iSER's goes on from it")]
+mod iscsi_dialer;
 mod iscsi_names;
 mod iscsi_sides;
+mod iser_sides;
 mod seeds;
 #[allow(dead_code, reason = "not every trouble is one of iSER's")]
 mod storms;
 
-use blockmux_engine::initiator::{Dialer, Opening, Paths};
 use blockmux_engine::sim::{Outcome, Protocol, Scenario};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
-use blockmux_proto::iscsi::client::{BurstSize, Config, IserInitiatorSession, Mode, wishes};
+use blockmux_proto::iscsi::client::wishes;
 use blockmux_proto::iscsi::login::operational::{Key, Parameters};
-use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Node;
-use blockmux_proto::iscsi::server::{IserTargetSession, LocalSessions, TargetSession};
-use blockmux_proto::rdma::{RdmaConnections, RdmaSession};
-use blockmux_proto::scsi::Lun;
-use blockmux_proto::session::{Home, NoControl};
+use blockmux_proto::iscsi::server::{IserTargetSession, LocalSessions};
 use blockmux_rdma::Driven;
 use blockmux_rdma::iwarp::{self, Iwarp};
 use blockmux_volume::Pool;
-use iscsi_names::target_name;
 use iscsi_sides::node;
+use iser_sides::{IserDialer, local_sessions};
 use std::cell::OnceCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -46,60 +44,11 @@ impl Protocol for Iser {
 
     fn target(&self, exports: Exports, pool: Pool, now: Instant) -> Self::Target {
         let node = self.node.get_or_init(|| node(&exports));
-        let session = TargetSession::among(&self.local, node.clone(), 1, pool.clone(), [3; 32], now);
-        let config = iwarp::Config::default();
-        let session = IserTargetSession::new(session);
-        let queue_pair = Iwarp::passive(&session.endpoint(), config, pool, [4; 32], now);
-        Driven::new(session, queue_pair, now)
+        iser_sides::target(&self.local, node, pool, now)
     }
 
     fn dialer(&self, address: &Address) -> IserDialer {
-        IserDialer { paths: Paths::to(address), wishes: self.wishes, config: self.config.clone() }
-    }
-}
-
-struct IserDialer {
-    paths: Paths,
-    wishes: Parameters,
-    config: iwarp::Config,
-}
-
-impl Dialer for IserDialer {
-    type Session = Driven<Iwarp, IserInitiatorSession>;
-    type Control = NoControl;
-
-    fn paths(&self) -> &Paths {
-        &self.paths
-    }
-
-    fn session(&self, opening: &Opening<'_, NoControl>) -> Self::Session {
-        let (link, pool, now) = (opening.link, opening.pool, opening.now);
-        let [a, b, c, d] = link.to_be_bytes();
-        let config = Config {
-            initiator: Name::new("iqn.2026-11.i:me").unwrap(),
-            target: target_name("disk0"),
-            lun: Lun::new(0),
-            mode: Mode::Use,
-            chap: None,
-            wishes: self.wishes,
-            isid: [0x80, 0, a, b, c, d],
-            // Few, so that short queues go by all connections.
-            burst: BurstSize { commands: 2, ..BurstSize::default() },
-        };
-        let session = IserInitiatorSession::new(config, pool.clone(), [7; 32], now);
-        let (config, pool) = (self.config.clone(), pool.clone());
-        let queue_pair = Iwarp::active(&session.endpoint(), config, pool, [8; 32], now);
-        Driven::new(session, queue_pair, now)
-    }
-
-    fn check(&self, session: &Self::Session) -> Result<(), String> {
-        let info = session.session().session().volume_info();
-        info.map(|_| ()).ok_or_else(|| "the unit was not described".to_owned())
-    }
-
-    fn refusal(&self, session: &Self::Session) -> Option<String> {
-        let refused = session.session().session().refused();
-        refused.filter(|refused| !refused.may_pass()).map(ToString::to_string)
+        IserDialer::new(address, "disk0", self.wishes, self.config.clone())
     }
 }
 
@@ -116,7 +65,7 @@ fn protocol(seed: u64) -> Iser {
         mss: [1448, 65_483, 536][seed as usize % 3],
         ..iwarp::Config::default()
     };
-    Iser { wishes, config, node: OnceCell::new(), local: LocalSessions::new(Home::new(())) }
+    Iser { wishes, config, node: OnceCell::new(), local: local_sessions() }
 }
 
 /// Runs the scenario of every seed, or of the one that the environment names.

@@ -3,6 +3,7 @@
 mod iscsi_dialer;
 mod iscsi_names;
 mod iscsi_sides;
+mod iser_sides;
 mod nbd_dialer;
 mod nvme_sides;
 
@@ -20,11 +21,13 @@ use blockmux_proto::nbd::client::Features;
 use blockmux_proto::nbd::server::TargetSession;
 use blockmux_proto::nvme_tcp;
 use blockmux_proto::session::{Home, StreamSession, Target};
+use blockmux_rdma::iwarp;
 use blockmux_volume::{
     Channel, Completion, Core, DelayVolume, Delays, Io, IoError, Limit, Limits, MemVolume, Memory, Op, Pool,
     RateVolume, ReadyList, SgList, Tag, Volume, VolumeInfo, Waker,
 };
 use iscsi_dialer::IscsiDialer;
+use iser_sides::IserDialer;
 use nbd_dialer::NbdDialer;
 use std::cell::OnceCell;
 use std::fmt::{self, Write};
@@ -106,6 +109,18 @@ fn over_iscsi(volume: Arc<dyn Volume>) -> Scene {
     over_iscsi_with(volume, wishes())
 }
 
+fn over_iser(volume: Arc<dyn Volume>) -> Scene {
+    let (node, local) = (OnceCell::new(), iser_sides::local_sessions());
+    Scene::over(
+        volume,
+        move |exports: Exports, pool, now| {
+            let node = node.get_or_init(|| iscsi_sides::node(&exports));
+            iser_sides::target(&local, node, pool, now)
+        },
+        IserDialer::new(&address(), "disk0", wishes(), iwarp::Config::default()),
+    )
+}
+
 fn over_iscsi_with(volume: Arc<dyn Volume>, wishes: Parameters) -> Scene {
     let (node, local) = (OnceCell::new(), LocalSessions::new(Home::new(0_u32)));
     Scene::over(
@@ -120,7 +135,15 @@ fn over_iscsi_with(volume: Arc<dyn Volume>, wishes: Parameters) -> Scene {
 
 #[test]
 fn what_an_iscsi_target_gives_up_when_it_is_asked_to_is_sent_again_over_the_same_connection() {
-    let mut scene = over_iscsi(stuck());
+    sends_again_what_was_given_up(over_iscsi(stuck()));
+}
+
+#[test]
+fn what_an_iser_target_gives_up_when_it_is_asked_to_is_sent_again_over_the_same_connection() {
+    sends_again_what_was_given_up(over_iser(stuck()));
+}
+
+fn sends_again_what_was_given_up(mut scene: Scene) {
     (1..=20).for_each(|tag| scene.submit(tag, Op::Read));
     for second in 100..140 {
         scene.submit(second, Op::Write { fua: false });
@@ -191,6 +214,15 @@ impl Channel for StubbornChannel {
 
 #[test]
 fn what_cannot_be_aborted_is_ended_by_a_reset_and_done_again_over_the_same_connection() {
+    escalates(over_iscsi);
+}
+
+#[test]
+fn what_cannot_be_aborted_over_iser_is_ended_by_a_reset_too() {
+    escalates(over_iser);
+}
+
+fn escalates(over: impl Fn(Arc<dyn Volume>) -> Scene) {
     // So long that the target has to be asked for a reset of the unit, of itself, or left.
     let steps = [(43, 0, 1), (50, 1, 1), (56, 2, 1), (75, 2, 2)];
     for (seconds, resets, connections) in steps {
@@ -199,7 +231,7 @@ fn what_cannot_be_aborted_is_ended_by_a_reset_and_done_again_over_the_same_conne
             reads: Arc::new(AtomicUsize::new(4)),
             time: Duration::from_secs(seconds),
         };
-        let mut scene = over_iscsi(Arc::new(volume));
+        let mut scene = over(Arc::new(volume));
         (1..=4).for_each(|tag| scene.submit(tag, Op::Read));
         scene.run_for(31);
         // What comes later is done at once, unless a reset finds it: then after that.

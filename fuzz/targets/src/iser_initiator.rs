@@ -19,7 +19,7 @@ use blockmux_proto::iscsi::server::{IserTargetSession, TargetSession};
 use blockmux_proto::rdma::testing::Recorder;
 use blockmux_proto::rdma::{Access, Event, RdmaConnections, RdmaSession, Remote, Stag, Work};
 use blockmux_proto::scsi::Lun;
-use blockmux_proto::session::{Initiator, ProtocolError, Target, Timed};
+use blockmux_proto::session::{Initiator, Overdue, ProtocolError, Target, Timed};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Channel, Pool, Seg, SgList, Waker};
 use blockmux_wire::iscsi::Opcode;
@@ -105,6 +105,9 @@ impl Run<'_> {
         match self.choices.byte() {
             255 => self.session.on_stop(),
             254 => self.pass_time(),
+            253 if !self.is_over && self.session.look() >= 1 => {
+                self.session.abort_overdue(1);
+            }
             _ => {}
         }
         moved

@@ -8,6 +8,7 @@
 use super::announce::{Announcement, Asker};
 use super::config::VolumeEntry;
 use super::flush;
+use super::identity::warn_of_twins;
 use super::opening::{NamedVolume, Opening};
 use super::setup::LARGEST;
 use crate::ctl::{
@@ -230,6 +231,10 @@ impl Desk {
         self.policy.add(&name, named.entry.protocols.clone())?;
         let opened = self.opening.open(&named, Populate::Behind);
         let (export, served) = opened.inspect_err(|_| self.policy.remove(&name)).map_err(told)?;
+        let of_data = |id| self.exports.served(id)?.uuid().filter(|uuid| Some(*uuid) == served.uuid());
+        if let Some((_, twin)) = self.exports.iter().find(|(id, _)| of_data(*id).is_some()) {
+            warn_of_twins([&twin.name, &name].map(|name| (&**name, served.uuid())).into_iter());
+        }
         let Some(id) = self.exports.add(export, served) else {
             self.policy.remove(&name);
             return Err("there are too many volumes; remove one".to_owned());

@@ -6,6 +6,7 @@ use crate::data_key::DataKey;
 use crate::failure::Failure;
 use blockmux_engine::sys::random_bytes;
 use blockmux_proto::volume_uuid::VolumeUuid;
+use std::collections::BTreeMap;
 use tracing::warn;
 
 /// Who a volume is.
@@ -46,6 +47,18 @@ pub(super) fn identify(
 /// part of the UUID follows.
 pub(super) fn target_name(named: &NamedVolume, uuid: VolumeUuid) -> String {
     named.entry.name.clone().unwrap_or_else(|| format!("{}.{}", named.name, uuid.short()))
+}
+
+/// Warns of volumes of the same data: what keeps clients from one does not keep them from the other.
+pub(super) fn warn_of_twins<'a>(volumes: impl Iterator<Item = (&'a str, Option<VolumeUuid>)>) {
+    let mut seen = BTreeMap::new();
+    for (name, uuid) in volumes.filter_map(|(name, uuid)| Some((name, uuid?))) {
+        if let Some(twin) = seen.insert(uuid, name) {
+            warn!(
+                "`{name}` has the data of `{twin}`: who may use them and reservations are each volume's own"
+            );
+        }
+    }
 }
 
 #[cfg(test)]

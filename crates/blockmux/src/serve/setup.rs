@@ -4,6 +4,7 @@
 
 use super::Args;
 use super::config::{Config, VolumeEntry};
+use super::identity::warn_of_twins;
 use super::opening::{NamedVolume, Opening};
 use super::state;
 use crate::address::ListenAddress;
@@ -167,7 +168,11 @@ impl Setup {
         let opening = self.opening();
         let populate = Populate::Until(Instant::now() + POPULATING);
         let exports = self.volumes.iter().map(|named| opening.open(named, populate));
-        exports.collect::<Result<Vec<_>, _>>().map(Exports::of_served)
+        let exports = exports.collect::<Result<Vec<_>, _>>().map(Exports::of_served)?;
+        let all: Vec<_> = exports.iter().collect();
+        let uuid = |id| exports.served(id).and_then(|served| served.uuid());
+        warn_of_twins(all.iter().map(|(id, export)| (&*export.name, uuid(*id))));
+        Ok(exports)
     }
 }
 

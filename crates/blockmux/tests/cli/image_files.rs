@@ -111,7 +111,16 @@ fn a_client_that_writes_the_head_of_an_image_does_not_keep_its_volume_from_being
     let (file, copy, state) = (place("disk"), place("copy"), place("state"));
     fs::write(&file, vec![0; 1 << 20]).unwrap();
     let serve = |file: &str, option: &str| {
-        blockmux(["serve", &format!("file:{file}{option}"), "--nbd", ":0", "--state", &state, "--run", "true"])
+        blockmux([
+            "serve",
+            &format!("file:{file}{option}"),
+            "--nbd",
+            ":0",
+            "--state",
+            &state,
+            "--run",
+            "true",
+        ])
     };
     // Whoever cannot be written is not noted.
     assert!(serve(&file, "?readonly=on").status.success());
@@ -126,4 +135,14 @@ fn a_client_that_writes_the_head_of_an_image_does_not_keep_its_volume_from_being
         let output = serve(&copy, option);
         assert_eq!(output.status.success(), !option.is_empty(), "{}", text(&output.stderr));
     }
+}
+
+#[test]
+fn two_volumes_of_one_file_are_warned_of() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = format!("file:{}", directory.path().join("disk").display());
+    let volumes = [format!("a={file}?size=1m"), format!("b={file}?readonly=on")];
+    let output = blockmux(["serve", &volumes[0], &volumes[1], "--nbd", ":0", "--run", "true"]);
+    let said = text(&output.stderr);
+    assert!(output.status.success() && said.contains("`b` has the data of `a`"), "{said}");
 }

@@ -2,7 +2,7 @@
 
 use super::kernel;
 use blockmux_volume::SgList;
-use std::fs::File;
+use std::fs::{File, FileTimes};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -55,9 +55,12 @@ impl Zeroing {
     /// Tries to punch behind the end of a file, which changes nothing. A range could not be zeroed there without
     /// taking space, so whether that works is seen when it is asked for.
     pub(super) fn of_file(file: &File) -> io::Result<Zeroing> {
-        let behind = file.metadata()?.len().next_multiple_of(1 << 20);
+        let metadata = file.metadata()?;
+        let behind = metadata.len().next_multiple_of(1 << 20);
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         let punch = kernel::fallocate_now(file, mode, behind, 4096).is_ok();
+        // The kernel takes it for a change, and backups would, too. Only the owner may take that back.
+        let _ = metadata.modified().and_then(|time| file.set_times(FileTimes::new().set_modified(time)));
         Ok(Zeroing { punch, zero_range_is_fast: true })
     }
 
@@ -120,6 +123,7 @@ const MAX_BLOCK: u32 = 64 << 10;
 mod tests {
     use super::*;
     use blockmux_volume::Memory;
+    use std::time::{Duration, SystemTime};
 
     #[test]
     fn direct_io_wants_aligned_addresses_and_whole_pieces() {
@@ -136,9 +140,12 @@ mod tests {
     fn finding_out_leaves_a_file_as_it_was() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(5000).unwrap();
+        let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+        file.set_times(FileTimes::new().set_modified(long_ago)).unwrap();
         let before = file.metadata().unwrap();
         Zeroing::of_file(&file).unwrap();
         let after = file.metadata().unwrap();
         assert_eq!((after.len(), after.blocks()), (before.len(), before.blocks()));
+        assert_eq!(after.modified().unwrap(), long_ago);
     }
 }

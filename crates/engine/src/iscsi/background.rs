@@ -91,7 +91,7 @@ struct BackgroundTask {
 impl BackgroundTask {
     fn spawn(core: &Rc<EngineCore>, units: Arc<scsi::Target>, exports: Exports) {
         core.spawn(|waker| BackgroundTask {
-            work: BackgroundWork::new(units),
+            work: BackgroundWork::new(units, core.now()),
             exports,
             channels: Vec::new(),
             done: Vec::with_capacity(1),
@@ -135,12 +135,12 @@ impl Task for BackgroundTask {
             }
             self.channels.iter_mut().for_each(|(_, channel)| channel.poll(&mut self.done));
             let Some(done) = self.done.pop() else {
-                if let Some(at) = self.work.poll_timeout(now) {
+                if let Some(at) = self.work.poll_timeout() {
                     self.core.wake_at(at, &self.waker);
                 }
                 return Progress::Idle;
             };
-            self.work.on_io(done);
+            self.work.on_io(done, now);
         }
         Progress::Done
     }

@@ -26,9 +26,9 @@ impl IscsiDialer {
         IscsiDialer { paths: Paths::to(address), export, wishes, agreed: Arc::default() }
     }
 
-    pub(crate) fn log_in(&self, mode: Mode, link: u32, pool: &Pool, now: Instant) -> InitiatorSession {
+    pub(crate) fn config(&self, mode: Mode, link: u32) -> Config {
         let [a, b, c, d] = link.to_be_bytes();
-        let config = Config {
+        Config {
             initiator: Name::new("iqn.2026-11.i:me").unwrap(),
             target: target_name(self.export),
             lun: Lun::new(0),
@@ -38,8 +38,11 @@ impl IscsiDialer {
             isid: [0x80, 0, a, b, c, d],
             // Few, so that short queues go by all connections.
             burst: BurstSize { commands: 2, ..BurstSize::default() },
-        };
-        InitiatorSession::new(config, pool.clone(), [7; 32], now)
+        }
+    }
+
+    pub(crate) fn log_in(&self, mode: Mode, link: u32, pool: &Pool, now: Instant) -> InitiatorSession {
+        InitiatorSession::new(self.config(mode, link), pool.clone(), [7; 32], now)
     }
 }
 

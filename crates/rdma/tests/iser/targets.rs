@@ -453,16 +453,213 @@ fn what_is_unfinished_is_taken_back_and_nothing_refers_to_it() {
     assert!(wire.client.next_work(100).is_none());
 }
 
+impl Wire {
+    /// Overdue commands: the request that the target is sent about them.
+    fn escalate(&mut self, function: Function) -> TaskManagementRequest {
+        while self.client.session.look() < LOOKS {}
+        assert!(self.client.session.abort_overdue(LOOKS).is_some());
+        self.serve_client();
+        let (_, header, bhs, _) = self.client.message();
+        let request = TaskManagementRequest::read_from_bytes(bhs.as_bytes()).unwrap();
+        assert_eq!((header, request.opcode), (ControlHeader::new(), 0x42));
+        assert_eq!(request.function, FLAG_FINAL | function.0);
+        assert!(self.client.works.is_empty());
+        request
+    }
+
+    /// A message that the session hears before it is asked for work.
+    fn hear(
+        &mut self,
+        pdu: &(impl IntoBytes + Immutable),
+        closes: Option<Stag>,
+    ) -> Result<(), ProtocolError> {
+        let message = [ControlHeader::new().as_bytes(), pdu.as_bytes()].concat();
+        let message = blockmux_volume::Seg::from_slice(&message);
+        self.client.session.handle(Event::Received { message, invalidated: closes })
+    }
+
+    /// Closes what the session wants closed, in order. No command ends while any of `stags` is open.
+    fn close(&mut self, stags: &[u32]) {
+        let mut left = stags.to_vec();
+        while let Some(work) = self.client.next_work(100) {
+            if let Work::Invalidate { stag } = work {
+                let ended = self.client.session.poll_returned().is_some() || !self.done_tags().is_empty();
+                assert!(!ended, "its memory is open still");
+                assert!(self.open.remove(&stag.0).is_some(), "closes what is not open");
+                left.retain(|other| *other != stag.0);
+            }
+        }
+        assert!(left.is_empty(), "{left:?} stay open");
+    }
+
+    fn returned_tags(&mut self) -> Vec<u64> {
+        let mut tags: Vec<_> =
+            std::iter::from_fn(|| self.client.session.poll_returned()).map(|io| io.tag.0).collect();
+        tags.sort_unstable();
+        tags
+    }
+}
+
+fn answer(request: &TaskManagementRequest, response: FunctionResponse) -> TaskManagementResponse {
+    let mut answer = TaskManagementResponse::new_zeroed();
+    answer.opcode = Opcode::TASK_MANAGEMENT_RESPONSE.0;
+    answer.flags = FLAG_FINAL;
+    answer.response = response.0;
+    answer.initiator_task_tag = request.initiator_task_tag;
+    answer.exp_cmd_sn = request.cmd_sn;
+    answer.max_cmd_sn = (request.cmd_sn.get() + 100).into();
+    answer
+}
+
+const LOOKS: u32 = 4;
+const COMPLETE: FunctionResponse = FunctionResponse::FUNCTION_COMPLETE;
+const UNKNOWN: FunctionResponse = FunctionResponse::TASK_DOES_NOT_EXIST;
+
 #[test]
-fn an_overdue_command_is_not_aborted_and_keeps_its_memory_open_until_it_is_answered() {
+fn memory_of_an_overdue_command_stays_open_until_its_abort_is_answered() {
+    for response in [COMPLETE, UNKNOWN] {
+        for op in [Op::Read, WRITE] {
+            let mut wire = Wire::ready();
+            let data = list(&pattern(8704));
+            wire.submit(0, op, 8704, Some(data.clone()));
+            let (_, command, _) = wire.command();
+            let stag = wire.next_stag;
+            let request = wire.escalate(Function::ABORT_TASK);
+            assert_eq!(request.referenced_task_tag, command.initiator_task_tag);
+            assert_eq!(request.ref_cmd_sn, command.cmd_sn);
+            // The target is still at it.
+            assert_eq!(wire.open[&stag].0.segs()[0].as_ptr(), data.segs()[0].as_ptr());
+            assert!(wire.returned_tags().is_empty());
+            wire.hear(&answer(&request, response), None).unwrap();
+            assert!(wire.returned_tags().is_empty(), "its memory is open still");
+            wire.close(&[stag]);
+            assert_eq!((wire.returned_tags(), wire.done_tags(), wire.open.len()), (vec![0], vec![], 0));
+            // Its place is free again, and its memory somebody else's.
+            let error = wire.say(&self::response(&command, 0), &[], None).unwrap_err();
+            assert_eq!(error.what, "answered a task that is not there");
+        }
+    }
+}
+
+#[test]
+fn a_command_that_ends_while_it_is_aborted_ends_once_and_its_memory_is_closed_once() {
+    for closes_itself in [false, true] {
+        for is_asked_between in [false, true] {
+            let mut wire = Wire::ready();
+            wire.submit(0, Op::Read, 4096, None);
+            let (_, command, _) = wire.command();
+            let stag = wire.next_stag;
+            let request = wire.escalate(Function::ABORT_TASK);
+            let closes = closes_itself.then_some(Stag(stag));
+            wire.hear(&response(&command, 0), closes).unwrap();
+            let open = if closes_itself { &[][..] } else { &[stag] };
+            if closes_itself {
+                wire.open.remove(&stag);
+            }
+            if is_asked_between {
+                wire.close(open);
+            }
+            wire.hear(&answer(&request, UNKNOWN), None).unwrap();
+            if !is_asked_between {
+                wire.close(open);
+            }
+            wire.close(&[]);
+            assert_eq!((wire.done_tags(), wire.returned_tags(), wire.open.len()), (vec![0], vec![], 0));
+        }
+    }
+}
+
+#[test]
+fn a_target_that_answers_a_command_twice_or_after_it_was_aborted_is_left() {
+    for is_aborted in [false, true] {
+        let mut wire = Wire::ready();
+        wire.submit(0, Op::Read, 4096, None);
+        let (_, command, _) = wire.command();
+        let request = wire.escalate(Function::ABORT_TASK);
+        if is_aborted {
+            wire.hear(&answer(&request, COMPLETE), None).unwrap();
+        } else {
+            wire.hear(&response(&command, 0), None).unwrap();
+        }
+        let error = wire.hear(&response(&command, 0), None).unwrap_err();
+        assert_eq!(error.what, "answered a command that has ended");
+        assert!(wire.done_tags().is_empty() && wire.returned_tags().is_empty(), "its memory is open still");
+    }
+}
+
+#[test]
+fn a_reset_closes_all_memory_before_it_hands_commands_back() {
     let mut wire = Wire::ready();
     wire.submit(0, Op::Read, 4096, None);
-    let (_, command, _) = wire.command();
-    assert_eq!((1..=5).map(|_| wire.client.session.look()).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
-    assert_eq!(wire.client.session.abort_overdue(4), None);
-    wire.serve_client();
-    assert!(wire.client.works.is_empty() && wire.open.len() == 1);
-    wire.say(&response(&command, 0), &[], None).unwrap();
-    wire.serve_client();
-    assert_eq!((wire.done_tags(), wire.open.len()), (vec![0], 0));
+    wire.submit(1, WRITE, 8704, Some(list(&pattern(8704))));
+    wire.submit(2, Op::Flush, 0, None);
+    wire.client.works.clear();
+    let stags: Vec<_> = wire.open.keys().copied().collect();
+    let request = wire.escalate(Function::ABORT_TASK);
+    wire.say(&answer(&request, FunctionResponse::TASK_MANAGEMENT_FUNCTION_NOT_SUPPORTED), &[], None).unwrap();
+    assert_eq!((wire.open.len(), wire.returned_tags()), (2, vec![]), "a refusal ends nothing");
+    let request = wire.escalate(Function::LOGICAL_UNIT_RESET);
+    wire.hear(&answer(&request, COMPLETE), None).unwrap();
+    // It had no memory open.
+    assert_eq!(wire.returned_tags(), [2]);
+    wire.close(&stags);
+    assert_eq!((wire.returned_tags(), wire.open.len()), (vec![0, 1], 0));
+    assert!(wire.done_tags().is_empty());
+}
+
+#[test]
+fn a_command_that_was_not_sent_is_not_given_up_whatever_the_target_says() {
+    let mut other = Wire::ready();
+    other.submit(0, Op::Read, 4096, None);
+    other.command();
+    let request = other.escalate(Function::ABORT_TASK);
+    let mut wire = Wire::ready();
+    wire.client.session.submit(Io::new(Tag(0), Op::Read, 0, 4096));
+    let Some(Work::Register { id, local, access }) = wire.client.next_work(100) else { panic!() };
+    while wire.client.session.look() < LOOKS {}
+    assert!(wire.client.session.abort_overdue(LOOKS).is_some());
+    // A target that guesses the tag of a request that it was not sent.
+    wire.hear(&answer(&request, COMPLETE), None).unwrap();
+    let remote = Remote { stag: Stag(99), address: BASE, len: local.len() as u32 };
+    wire.open.insert(99, (local, access));
+    wire.client.session.handle(Event::Registered { id, remote }).unwrap();
+    wire.client.take();
+    let (header, command, _) = wire.command();
+    assert_eq!((header.read(), wire.returned_tags()), (Some((99, BASE)), vec![]));
+    wire.hear(&response(&command, 0), None).unwrap();
+    wire.close(&[99]);
+    assert_eq!((wire.done_tags(), wire.returned_tags()), (vec![0], vec![]));
+}
+
+#[test]
+fn a_connection_that_is_lost_while_it_aborts_gives_each_command_back_once() {
+    for is_answered in [false, true] {
+        let mut wire = Wire::ready();
+        wire.submit(0, Op::Read, 4096, None);
+        wire.submit(1, WRITE, 8704, Some(list(&pattern(8704))));
+        wire.client.works.clear();
+        let request = wire.escalate(Function::ABORT_TASK);
+        if is_answered {
+            wire.hear(&answer(&request, COMPLETE), None).unwrap();
+        }
+        assert!(wire.client.session.handle(Event::Disconnected).is_err(), "in the middle of commands");
+        let tags: Vec<_> = wire.client.session.take_unfinished().into_iter().map(|io| io.tag.0).collect();
+        assert_eq!((tags, wire.returned_tags(), wire.done_tags()), (vec![0, 1], vec![], vec![]));
+        assert!(wire.client.next_work(100).is_none());
+    }
+}
+
+#[test]
+fn an_abort_follows_the_command_that_it_is_about() {
+    let mut wire = Wire::ready();
+    wire.client.session.submit(Io::new(Tag(0), Op::Read, 0, 4096));
+    let Some(Work::Register { id, local, .. }) = wire.client.next_work(100) else { panic!("nothing opened") };
+    while wire.client.session.look() < LOOKS {}
+    assert!(wire.client.session.abort_overdue(LOOKS).is_some());
+    assert!(wire.client.next_work(100).is_none(), "the command has no name for its memory yet");
+    let remote = Remote { stag: Stag(99), address: BASE, len: local.len() as u32 };
+    wire.client.session.handle(Event::Registered { id, remote }).unwrap();
+    wire.client.take();
+    let opcodes = [(); 2].map(|()| wire.client.message().2.opcode());
+    assert_eq!(opcodes, [Opcode::SCSI_COMMAND, Opcode::TASK_MANAGEMENT_REQUEST]);
 }

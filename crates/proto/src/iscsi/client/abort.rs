@@ -13,7 +13,8 @@
 //!
 //! An answer that was given up on may still come, and says nothing any more.
 //!
-//! Over RDMA nothing is aborted, but the connection given up (`IserInitiatorSession`).
+//! Over RDMA a command's memory stays open to the target until one of these answers has come; then it is closed, and only
+//! then is the I/O handed back (`rdma`).
 
 use super::full::FullFeature;
 use super::immediate::{ABORT_TAG, MANAGE_TAG};
@@ -185,11 +186,7 @@ impl FullFeature {
             return true;
         }
         match asked.task {
-            Some(key) if self.queue.transport(key).is_some() => {
-                lane.in_flight = lane.in_flight.saturating_sub(1);
-                self.queue.abort(key);
-            }
-            Some(_) => {}
+            Some(key) => self.end_aborted(lane, key),
             None => self.aborts.is_reset = true,
         }
         self.aborts.asked = None;
@@ -208,8 +205,7 @@ impl FullFeature {
         self.aborts.is_reset = false;
         for lane in lanes {
             for key in self.queue.keys_of(|progress| progress.lane == lane.cid) {
-                lane.in_flight = lane.in_flight.saturating_sub(1);
-                self.queue.abort(key);
+                self.end_aborted(lane, key);
             }
         }
     }

@@ -4,8 +4,8 @@
 //!   command ──▶ Register ──Registered──▶ Send, with the memory's name ──▶ target ──▶ response ──▶ done
 //!                                                                             (closes the memory, or Invalidate does)
 //! ```
-//! A command's memory is open from before it is sent until its response has come. Commands leave in the order of their
-//! numbers, so one whose memory has no name yet holds up those behind it; the queue pair names it in the same turn.
+//! A command's memory is open from before it is sent until its response has come, or the target has answered that it gave the
+//! command up. Commands leave in the order of their numbers, so one whose memory has no name yet holds up those behind it; the queue pair names it in the same turn.
 
 use crate::iscsi::iser::HEADERS_LEN;
 use crate::iscsi::unexpected::OfInitiator;
@@ -28,10 +28,10 @@ pub(super) struct Datamover {
     asked: usize,
     /// How many of them, from the oldest on, wait for no name any more: names come in the order of asking.
     named: usize,
-    /// Responses to commands whose memory is still open.
-    open: VecDeque<Answer>,
-    /// The same, where the queue pair has been told to close it.
-    closed: VecDeque<Answer>,
+    /// Memory to close, with what is then to be done.
+    open: VecDeque<(Stag, AfterClose)>,
+    /// What is to be done now that the queue pair has been told to close memory.
+    closed: VecDeque<AfterClose>,
     /// Receive buffers to give back.
     pub(super) receives: u32,
     /// What was said beside commands.
@@ -80,11 +80,24 @@ enum Memory {
     Open(Remote, Access),
 }
 
-/// A response that waits.
-pub(super) struct Answer {
-    stag: Stag,
-    pub(super) bhs: Bhs,
-    pub(super) data: Data,
+/// Whether a target reaches the memory of a command under way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Exposure {
+    /// It has none to open, or none that is open yet, or the target has closed it.
+    #[default]
+    None,
+    /// The memory is open under this name.
+    Open(Stag),
+    /// The command has ended, and does so here when its memory is closed.
+    Closing,
+}
+
+/// How a command ends once its memory is closed.
+pub(super) enum AfterClose {
+    /// By its response, which did not close the memory.
+    Respond { bhs: Bhs, data: Data },
+    /// The target has given it up.
+    Abort(Key),
 }
 
 /// What is behind a header: mostly nothing, and else a few bytes of sense data.
@@ -152,26 +165,37 @@ impl Datamover {
         self.commands.len() < before
     }
 
-    /// A response has come, but not closed this memory.
-    pub(super) fn close(&mut self, stag: Stag, bhs: Bhs, data: Data) {
-        self.open.push_back(Answer { stag, bhs, data });
+    /// Closes memory whose command has ended; then the rest is done.
+    pub(super) fn close(&mut self, stag: Stag, then: AfterClose) {
+        self.open.push_back((stag, then));
     }
 
-    /// Has memory closed whose commands were answered; whether there was any.
+    /// Has memory closed whose commands have ended; whether there was any.
     #[inline]
     pub(super) fn close_memory(&mut self, queue_pair: &mut impl QueuePair) -> bool {
         let has_any = !self.open.is_empty();
-        while let Some(answer) = self.open.pop_front() {
-            queue_pair.invalidate(answer.stag);
-            self.closed.push_back(answer);
+        while let Some((stag, then)) = self.open.pop_front() {
+            queue_pair.invalidate(stag);
+            self.closed.push_back(then);
         }
         has_any
     }
 
-    /// A response whose command has no memory open any more.
+    /// The end of a command that has no memory open any more.
     #[inline]
-    pub(super) fn next_answer(&mut self) -> Option<Answer> {
+    pub(super) fn next_closed(&mut self) -> Option<AfterClose> {
         self.closed.pop_front()
+    }
+
+    /// Whether every command has been sent.
+    #[inline]
+    pub(super) fn has_sent_commands(&self) -> bool {
+        self.commands.is_empty()
+    }
+
+    /// Whether this command has not been sent.
+    pub(super) fn is_unsent(&self, key: Key) -> bool {
+        self.commands.iter().any(|outgoing| outgoing.key == key)
     }
 }
 

@@ -2,12 +2,12 @@
 
 use super::abort::Aborts;
 use super::config::BurstSize;
+use super::datamover::Exposure;
 use super::lane::{Lane, PING_INTERVAL};
 use super::send::Burst;
 use super::{LATE, UnitInfo, UnitRefused};
 use crate::iscsi::login::initiator::Established;
 use crate::iscsi::login::operational::{Key as Name, Parameters};
-use crate::rdma::Stag;
 use crate::scsi::Lun;
 use crate::scsi::initiator::Queue;
 use crate::session::{Demand, PathRank, ProtocolError};
@@ -84,8 +84,8 @@ pub(super) struct Progress {
     pub(super) held: Option<(u32, u32)>,
     /// It has just moved to another connection: the target may begin anew with its R2Ts.
     pub(super) is_moved: bool,
-    /// Over RDMA: the memory that is open to the target.
-    pub(super) open: Option<Stag>,
+    /// Over RDMA: whether the target reaches its memory.
+    pub(super) exposure: Exposure,
 }
 
 /// How far the session has come with ending.

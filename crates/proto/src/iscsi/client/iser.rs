@@ -120,12 +120,12 @@ impl IserConnection<'_> {
 
     /// Ends commands whose memory the queue pair has closed since.
     #[inline]
-    fn take_answers(&mut self) {
+    fn end_closed(&mut self) {
         let SessionConnection { session, connection } = &mut self.session;
         let (Some(full), Some(lane)) = (&mut session.full, session.lanes.get_mut(*connection)) else {
             return;
         };
-        match full.take_answers(lane) {
+        match full.end_closed(lane) {
             Ok(false) => {}
             Ok(true) => self.go_on(),
             Err(error) => {
@@ -173,7 +173,7 @@ impl RdmaSession for IserConnection<'_> {
 
     #[inline]
     fn work(&mut self, queue_pair: &mut impl QueuePair) -> bool {
-        self.take_answers();
+        self.end_closed();
         if !self.is_open.as_deref().is_some_and(|is_open| *is_open) {
             return false;
         }
@@ -196,8 +196,11 @@ impl RdmaSession for IserConnection<'_> {
             }
         }
         has_moved |= mover.send_commands(queue_pair);
-        let unexpected = &mut mover.unexpected;
-        has_moved |= lane.sender.send_all(queue_pair, |bhs| unexpected.admits(bhs, limit) || is_closing);
+        // What is asked of a command, or of all of them, follows it.
+        if mover.has_sent_commands() || is_closing {
+            let unexpected = &mut mover.unexpected;
+            has_moved |= lane.sender.send_all(queue_pair, |bhs| unexpected.admits(bhs, limit) || is_closing);
+        }
         if lane.sender.is_empty() && is_closing {
             queue_pair.disconnect();
             self.set_open(false);
@@ -276,10 +279,8 @@ impl Overdue for IserInitiatorSession {
         self.session.look()
     }
 
-    /// Nothing is aborted over RDMA. The memory of an aborted command would stay open to the target until its answer, and
-    /// have to be closed here before the request may go elsewhere; the end of the connection closes all of it at once.
-    fn abort_overdue(&mut self, _looks: u32) -> Option<&'static str> {
-        None
+    fn abort_overdue(&mut self, looks: u32) -> Option<&'static str> {
+        self.session.abort_overdue(looks)
     }
 }
 

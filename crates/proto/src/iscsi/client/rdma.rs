@@ -1,6 +1,6 @@
 //! Full feature phase over RDMA: how a command's memory is opened, and what a response means that comes as a message.
 
-use super::datamover::Data;
+use super::datamover::{AfterClose, Data, Exposure};
 use super::full::FullFeature;
 use super::lane::Lane;
 use super::reply::error;
@@ -54,11 +54,11 @@ impl FullFeature {
         }
     }
 
-    /// The same, under that name.
+    /// A command's memory is open under this name.
     #[inline]
     pub(super) fn on_opened(&mut self, key: Key, stag: Stag) {
         if let Some((progress, _)) = self.queue.transport(key) {
-            progress.open = Some(stag);
+            progress.exposure = Exposure::Open(stag);
         }
     }
 
@@ -102,14 +102,21 @@ impl FullFeature {
         self.on_numbers(common.exp_cmd_sn.get(), common.max_cmd_sn.get());
         self.on_status(lane, common.stat_sn.get())?;
         let key = self.find(lane, bhs.initiator_task_tag.get());
-        let open =
-            key.and_then(|key| self.queue.transport(key)).and_then(|(progress, _)| progress.open.take());
+        let progress = key.and_then(|key| self.queue.transport(key)).map(|(progress, _)| progress);
+        let open = match progress.as_ref().map(|progress| progress.exposure) {
+            Some(Exposure::Open(stag)) => Some(stag),
+            Some(Exposure::Closing) => {
+                return Err(error("answered a command that has ended", "RFC 7143 §11.4"));
+            }
+            Some(Exposure::None) | None => None,
+        };
         if invalidated.is_some() && invalidated != open {
             return Err(error("closed memory that is not the command's that it answered", "RFC 7145 §7.3.2"));
         }
-        match (open, &mut lane.mover) {
-            (Some(stag), Some(mover)) if invalidated.is_none() => {
-                mover.close(stag, *bhs, bytes(message));
+        match (open, progress, &mut lane.mover) {
+            (Some(stag), Some(progress), Some(mover)) if invalidated.is_none() => {
+                progress.exposure = Exposure::Closing;
+                mover.close(stag, AfterClose::Respond { bhs: *bhs, data: bytes(message) });
                 Ok(())
             }
             // As most responses.
@@ -118,14 +125,43 @@ impl FullFeature {
         }
     }
 
+    /// The target has given up a command: its I/O is handed back, over RDMA once the target cannot reach its memory any more.
+    pub(super) fn end_aborted(&mut self, lane: &mut Lane, key: Key) {
+        let Some((progress, _)) = self.queue.transport(key) else { return };
+        match (progress.exposure, &mut lane.mover) {
+            // Its response has come, and ends it.
+            (Exposure::Closing, _) => {}
+            // The target says so of a command that it was not sent, which goes its way.
+            (_, Some(mover)) if mover.is_unsent(key) => {}
+            (Exposure::Open(stag), Some(mover)) => {
+                progress.exposure = Exposure::Closing;
+                mover.close(stag, AfterClose::Abort(key));
+            }
+            _ => {
+                lane.in_flight = lane.in_flight.saturating_sub(1);
+                self.queue.abort(key);
+            }
+        }
+    }
+
     /// Ends commands whose memory has been closed since.
     #[inline]
-    pub(super) fn take_answers(&mut self, lane: &mut Lane) -> Result<bool, ProtocolError> {
+    pub(super) fn end_closed(&mut self, lane: &mut Lane) -> Result<bool, ProtocolError> {
         let mut has_any = false;
-        while let Some(answer) = lane.mover.as_mut().and_then(|mover| mover.next_answer()) {
-            let response: &ScsiResponse = transmute_ref!(&answer.bhs);
-            self.on_response(lane, response, &answer.data)?;
+        while let Some(then) = lane.mover.as_mut().and_then(|mover| mover.next_closed()) {
             has_any = true;
+            match then {
+                AfterClose::Respond { bhs, data } => {
+                    let response: &ScsiResponse = transmute_ref!(&bhs);
+                    self.on_response(lane, response, &data)?;
+                }
+                AfterClose::Abort(key) => {
+                    if let Some((progress, _)) = self.queue.transport(key) {
+                        progress.exposure = Exposure::None;
+                        self.end_aborted(lane, key);
+                    }
+                }
+            }
         }
         Ok(has_any)
     }

@@ -477,7 +477,8 @@ impl Transport for Turn<'_> {
     #[inline]
     fn parts(&mut self) -> Parts<'_, Progress> {
         let (tasks, connection) = (&mut self.session.tasks, &mut *self.connection);
-        Parts { tasks, queue: &mut connection.queue, owner: connection.key }
+        let (owner, now) = (connection.key, connection.now);
+        Parts { tasks, queue: &mut connection.queue, owner, now }
     }
 
     #[inline]

@@ -157,7 +157,7 @@ impl Connection {
             || !self.grants.is_empty()
             || self.queue.is_waiting()
             || self.is_held_up;
-        let paused = self.queue.pause_ends(self.now);
+        let paused = self.queue.pause_ends();
         let retry = retries.then_some(self.retry.at());
         if self.is_failed {
             return [paused, retry, Some(self.look_at)].into_iter().flatten().min();

@@ -246,7 +246,7 @@ impl Turn<'_> {
         }
         self.connection.retry.on_try(now);
         self.resume();
-        self.resume_paused(now);
+        self.resume_paused();
         if self.connection.is_failed {
             self.linger(now);
             return Ok(());

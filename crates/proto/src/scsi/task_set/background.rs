@@ -18,22 +18,25 @@ pub struct BackgroundWork {
     /// Units for whose tokens seconds are counted.
     clocks: Vec<Weak<LogicalUnit>>,
     next_second: Option<Instant>,
+    /// When the latest call came.
+    now: Instant,
 }
 
 impl BackgroundWork {
     /// What there is to do for the units of this target.
     #[must_use]
-    pub fn new(target: Arc<Target>) -> BackgroundWork {
+    pub fn new(target: Arc<Target>, now: Instant) -> BackgroundWork {
         let port = TargetPort { relative_id: 0, group: 0, name: "".into() };
         let server = DeviceServer::new(target, Nexus::iscsi("", [0; 6], port));
         let (tasks, queue) = (TaskSet::new(Some(server)), TaskQueue::default());
-        BackgroundWork { tasks, queue, current: None, clocks: Vec::new(), next_second: None }
+        BackgroundWork { tasks, queue, current: None, clocks: Vec::new(), next_second: None, now }
     }
 
     /// Takes up what has waited, or the next work; `false`: there is none.
     pub fn on_turn(&mut self, now: Instant) -> bool {
+        self.now = now;
         self.resume_waiting();
-        self.resume_paused(now);
+        self.resume_paused();
         self.count_seconds(now);
         while self.current.is_none() {
             let begun = self.tasks.server.as_mut().and_then(DeviceServer::poll_background);
@@ -64,15 +67,16 @@ impl BackgroundWork {
     }
 
     /// An I/O is done.
-    pub fn on_io(&mut self, done: Completion) {
+    pub fn on_io(&mut self, done: Completion, now: Instant) {
+        self.now = now;
         self.on_volume_io(done);
     }
 
     /// When to take the next turn, without anything done before.
     #[must_use]
-    pub fn poll_timeout(&self, now: Instant) -> Option<Instant> {
-        let retry = if self.queue.is_waiting() { now.checked_add(RETRY) } else { None };
-        retry.into_iter().chain(self.queue.pause_ends(now)).chain(self.next_second).min()
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let retry = if self.queue.is_waiting() { self.now.checked_add(RETRY) } else { None };
+        retry.into_iter().chain(self.queue.pause_ends()).chain(self.next_second).min()
     }
 }
 
@@ -80,7 +84,7 @@ impl Transport for BackgroundWork {
     type Progress = ();
 
     fn parts(&mut self) -> Parts<'_, ()> {
-        Parts { tasks: &mut self.tasks, queue: &mut self.queue, owner: OWNER }
+        Parts { tasks: &mut self.tasks, queue: &mut self.queue, owner: OWNER, now: self.now }
     }
 
     fn fetch(&mut self, _slot: usize, _len: usize) -> Option<Result<SgList, Sense>> {

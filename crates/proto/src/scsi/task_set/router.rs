@@ -6,7 +6,6 @@ use super::transport::{Parts, TaskEvent, Transport};
 use crate::scsi::{Command, Lun, ManagementResponse, Response, Sense, Status, Step, Task, TaskManagement};
 use crate::served::Drain;
 use blockmux_volume::{Completion, IoError, SgList, Tag};
-use std::time::Instant;
 
 /// What a transport does with the tasks of its nexus.
 pub(crate) trait TaskRouter: Transport + Sized {
@@ -35,7 +34,7 @@ pub(crate) trait TaskRouter: Transport + Sized {
     #[inline]
     fn drive(&mut self, slot: usize, mut step: Step) {
         loop {
-            let Parts { tasks, queue, owner } = self.parts();
+            let Parts { tasks, queue, owner, now } = self.parts();
             let Some(entry) = tasks.get_mut(slot) else { return };
             match step {
                 Step::Io { volume, mut io } => {
@@ -51,7 +50,7 @@ pub(crate) trait TaskRouter: Transport + Sized {
                 }
                 Step::Pause(time) => {
                     entry.state = State::Wait;
-                    return queue.paused.push(Paused { slot, time, until: None });
+                    return queue.paused.push(Paused { slot, until: now.checked_add(time).unwrap_or(now) });
                 }
                 Step::Done(mut response) => {
                     if Self::is_receiving(&entry.progress) {
@@ -140,16 +139,12 @@ pub(crate) trait TaskRouter: Transport + Sized {
         self.resume_functions();
     }
 
-    /// Asks every task again whose pause is over. Pauses that were not told the time yet begin `now`.
-    fn resume_paused(&mut self, now: Instant) {
-        for paused in &mut self.parts().queue.paused {
-            paused.until.get_or_insert_with(|| now.checked_add(paused.time).unwrap_or(now));
-        }
-        let is_over = |paused: &Paused| paused.until.is_some_and(|end| end <= now);
+    /// Asks every task again whose pause is over.
+    fn resume_paused(&mut self) {
         loop {
-            let paused = &mut self.parts().queue.paused;
-            let Some(at) = paused.iter().position(is_over) else { return };
-            let slot = paused.swap_remove(at).slot;
+            let Parts { queue, now, .. } = self.parts();
+            let Some(at) = queue.paused.iter().position(|paused| paused.until <= now) else { return };
+            let slot = queue.paused.swap_remove(at).slot;
             self.resume_task(slot);
         }
     }
@@ -261,7 +256,7 @@ pub(crate) trait TaskRouter: Transport + Sized {
         let done = FunctionDone { tag, ends_session };
         drains.retain(|drain| !drain.is_over());
         let left = self.abort_tasks(is_meant, Some(function)).saturating_add(drains.len());
-        let Parts { tasks, queue, owner } = self.parts();
+        let Parts { tasks, queue, owner, .. } = self.parts();
         queue.drains.extend(drains.into_iter().map(|drain| (function, drain)));
         if left == 0 {
             return self.on_function_done(done);
@@ -275,7 +270,7 @@ pub(crate) trait TaskRouter: Transport + Sized {
         is_meant: impl Fn(&Entry<Self::Progress>) -> bool,
         function: Option<usize>,
     ) -> usize {
-        let Parts { tasks, queue, owner: own } = self.parts();
+        let Parts { tasks, queue, owner: own, .. } = self.parts();
         let slots = tasks.select(is_meant);
         queue.forget(|slot| slots.contains(&slot));
         let mut left: usize = 0;
@@ -327,7 +322,7 @@ pub(crate) trait TaskRouter: Transport + Sized {
 
     /// This driver answers no function any more.
     fn forget_functions(&mut self) {
-        let Parts { tasks, queue, owner } = self.parts();
+        let Parts { tasks, queue, owner, .. } = self.parts();
         tasks.functions.forget(owner);
         for (function, _) in std::mem::take(&mut queue.drains) {
             self.on_aborted(Some(function));
@@ -338,7 +333,7 @@ pub(crate) trait TaskRouter: Transport + Sized {
     fn on_event(&mut self, event: TaskEvent) {
         match event {
             TaskEvent::Cancel(slot) => {
-                let Parts { tasks, queue, owner } = self.parts();
+                let Parts { tasks, queue, owner, .. } = self.parts();
                 // Its I/O may have completed since.
                 if let Some(entry) = tasks.get_mut(slot)
                     && matches!(entry.state, State::Aborted(_))

@@ -6,7 +6,7 @@ use crate::scsi::{DeviceServer, Lun, Response, Task};
 use crate::served::Drain;
 use blockmux_volume::{Io, Slab, Tag};
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// One command under way.
 pub(crate) struct Entry<P> {
@@ -81,9 +81,7 @@ pub(crate) struct TaskQueue {
 /// A task that pauses.
 pub(super) struct Paused {
     pub(super) slot: usize,
-    pub(super) time: Duration,
-    /// `None` until the driver says what time it is.
-    pub(super) until: Option<Instant>,
+    pub(super) until: Instant,
 }
 
 impl TaskQueue {
@@ -110,9 +108,9 @@ impl TaskQueue {
         !self.waiting.is_empty() || !self.drains.is_empty()
     }
 
-    /// When the first pause ends; `retry_at` for pauses that have not begun.
-    pub(crate) fn pause_ends(&self, retry_at: Instant) -> Option<Instant> {
-        self.paused.iter().map(|paused| paused.until.unwrap_or(retry_at)).min()
+    /// When the first pause ends.
+    pub(crate) fn pause_ends(&self) -> Option<Instant> {
+        self.paused.iter().map(|paused| paused.until).min()
     }
 
     /// The task in that slot waits for other tasks.

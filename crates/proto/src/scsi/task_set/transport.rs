@@ -4,6 +4,7 @@ use super::functions::FunctionDone;
 use super::tasks::{TaskQueue, TaskSet};
 use crate::scsi::{Response, Sense};
 use blockmux_volume::{Completion, SgList};
+use std::time::Instant;
 
 /// A transport, as the tasks of a nexus drive it.
 ///
@@ -50,6 +51,8 @@ pub(crate) struct Parts<'a, P> {
     pub(crate) queue: &'a mut TaskQueue,
     /// The driver's number, never 0.
     pub(crate) owner: u32,
+    /// When the driver's latest call came.
+    pub(crate) now: Instant,
 }
 
 /// What one driver of a task set leaves for another.

@@ -343,14 +343,14 @@ fn blocks_of_another_length_are_filled_from_several_places_and_the_last_one_with
 #[test]
 fn a_token_that_nobody_uses_expires() {
     let pair = Pair::new();
-    let (mut client, mut clock) = (pair.client("a"), BackgroundWork::new(pair.target.clone()));
+    let now = Instant::now();
+    let (mut client, mut clock) = (pair.client("a"), BackgroundWork::new(pair.target.clone(), now));
     let list = populate_list(3, &[(0, 1)]);
     client.run(0, &cdb(0x10, 7, list.len()), &list).good();
     let token = client.information(0, 7).good()[38..].to_vec();
-    let now = Instant::now();
     let second = |n: u32| now + Duration::from_secs(n.into());
-    assert!(clock.on_turn(now) && clock.poll_timeout(now) == Some(second(1)));
-    assert!(!BackgroundWork::new(pair.target.clone()).on_turn(now), "one counts");
+    assert!(clock.on_turn(now) && clock.poll_timeout() == Some(second(1)));
+    assert!(!BackgroundWork::new(pair.target.clone(), now).on_turn(now), "one counts");
     for n in 1..=2 {
         assert!(clock.on_turn(second(n)));
     }

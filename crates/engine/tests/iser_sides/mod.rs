@@ -1,0 +1,78 @@
+//! Both sides of iSER over iWARP, for tests.
+
+use crate::iscsi_dialer::IscsiDialer;
+use blockmux_engine::initiator::{Dialer, Opening, Paths};
+use blockmux_engine::socket::Address;
+use blockmux_proto::iscsi::client::{IserInitiatorSession, Mode};
+use blockmux_proto::iscsi::login::operational::Parameters;
+use blockmux_proto::iscsi::node::Node;
+use blockmux_proto::iscsi::server::{IserTargetSession, LocalSessions, TargetSession};
+use blockmux_proto::rdma::{RdmaConnections, RdmaSession};
+use blockmux_proto::session::{Home, NoControl};
+use blockmux_rdma::Driven;
+use blockmux_rdma::iwarp::{self, Iwarp};
+use blockmux_volume::Pool;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The sessions of one core of a target.
+pub(crate) fn local_sessions() -> Rc<LocalSessions> {
+    LocalSessions::new(Home::new(()))
+}
+
+/// A target's session on a fresh connection.
+pub(crate) fn target(
+    local: &Rc<LocalSessions>,
+    node: &Arc<Node>,
+    pool: Pool,
+    now: Instant,
+) -> Driven<Iwarp, IserTargetSession> {
+    let session = TargetSession::among(local, node.clone(), 1, pool.clone(), [3; 32], now);
+    let session = IserTargetSession::new(session);
+    let queue_pair = Iwarp::passive(&session.endpoint(), iwarp::Config::default(), pool, [4; 32], now);
+    Driven::new(session, queue_pair, now)
+}
+
+/// Connects to the target that an export is.
+pub(crate) struct IserDialer {
+    over_tcp: IscsiDialer,
+    config: iwarp::Config,
+}
+
+impl IserDialer {
+    pub(crate) fn new(
+        address: &Address,
+        export: &'static str,
+        wishes: Parameters,
+        config: iwarp::Config,
+    ) -> IserDialer {
+        IserDialer { over_tcp: IscsiDialer::new(address, export, wishes), config }
+    }
+}
+
+impl Dialer for IserDialer {
+    type Session = Driven<Iwarp, IserInitiatorSession>;
+    type Control = NoControl;
+
+    fn paths(&self) -> &Paths {
+        self.over_tcp.paths()
+    }
+
+    fn session(&self, opening: &Opening<'_, NoControl>) -> Self::Session {
+        let (pool, now) = (opening.pool, opening.now);
+        let config = self.over_tcp.config(Mode::Use, opening.link);
+        let session = IserInitiatorSession::new(config, pool.clone(), [7; 32], now);
+        let (config, pool) = (self.config.clone(), pool.clone());
+        let queue_pair = Iwarp::active(&session.endpoint(), config, pool, [8; 32], now);
+        Driven::new(session, queue_pair, now)
+    }
+
+    fn check(&self, session: &Self::Session) -> Result<(), String> {
+        self.over_tcp.check(session.session().session())
+    }
+
+    fn refusal(&self, session: &Self::Session) -> Option<String> {
+        self.over_tcp.refusal(session.session().session())
+    }
+}
