@@ -9,14 +9,12 @@ use crate::failure::Failure;
 use crate::protocol::Carrier;
 use crate::protocol::policy::Place;
 use blockmux_engine::socket::Address;
-use serde::Deserialize;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// An address to listen on, as it was written; a name in it is not looked up yet.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ListenAddress {
     /// TCP.
     Tcp {
@@ -29,32 +27,6 @@ pub(crate) enum ListenAddress {
     Unix(PathBuf),
     /// A network interface, which is never read from the text of an address.
     Interface(String),
-}
-
-/// What is wrong with an address, and what to write.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum AddressError {
-    /// Nothing there.
-    #[error("an address is missing; write host:port, :port or unix:PATH")]
-    Empty,
-    /// `unix:` alone.
-    #[error("`unix:` has no path; write unix:PATH")]
-    NoPath,
-    /// A URL.
-    #[error("`{0}` is a URL; write only host:port, or unix:PATH")]
-    Url(String),
-    /// A path.
-    #[error("`{0}` is a path; write unix:{0} for a Unix socket")]
-    Path(String),
-    /// Digits alone.
-    #[error("`{0}` is no host; write :{0} for a port on loopback")]
-    OnlyPort(String),
-    /// Not a port.
-    #[error("`{0}` is no port; write a number from 0 to 65535, 0 to let the system choose")]
-    Port(String),
-    /// Brackets that do not hold an IPv6 address, or an IPv6 address with a port but no brackets.
-    #[error("`{0}` is no IPv6 address with a port; write it as [::1]:PORT")]
-    Brackets(String),
 }
 
 impl ListenAddress {
@@ -94,56 +66,52 @@ impl ListenAddress {
 }
 
 impl FromStr for ListenAddress {
-    type Err = AddressError;
+    /// What is wrong, and what to write.
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<ListenAddress, AddressError> {
-        let whole = || text.to_owned();
+    fn from_str(text: &str) -> Result<ListenAddress, String> {
         if let Some(path) = text.strip_prefix("unix:") {
-            return if path.is_empty() {
-                Err(AddressError::NoPath)
-            } else {
-                Ok(ListenAddress::Unix(path.into()))
+            return match path {
+                "" => Err("`unix:` has no path; write unix:PATH".to_owned()),
+                path => Ok(ListenAddress::Unix(path.into())),
             };
         }
         if text.is_empty() {
-            return Err(AddressError::Empty);
+            return Err("an address is missing; write host:port, :port or unix:PATH".to_owned());
         }
         if text.contains("://") {
-            return Err(AddressError::Url(whole()));
+            return Err(format!("`{text}` is a URL; write only host:port, or unix:PATH"));
         }
         if text.contains('/') {
-            return Err(AddressError::Path(whole()));
+            return Err(format!("`{text}` is a path; write unix:{text} for a Unix socket"));
         }
         if text.bytes().all(|byte| byte.is_ascii_digit()) {
-            return Err(AddressError::OnlyPort(whole()));
+            return Err(format!("`{text}` is no host; write :{text} for a port on loopback"));
         }
         if text.parse::<Ipv6Addr>().is_ok() {
-            return Ok(ListenAddress::Tcp { host: whole(), port: None });
+            return Ok(ListenAddress::Tcp { host: text.to_owned(), port: None });
         }
+        // Brackets that do not hold an IPv6 address, or an IPv6 address with a port but no brackets.
+        let brackets = || format!("`{text}` is no IPv6 address with a port; write it as [::1]:PORT");
         let (host, port) = if let Some(rest) = text.strip_prefix('[') {
-            let (host, port) = rest.split_once(']').ok_or_else(|| AddressError::Brackets(whole()))?;
+            let (host, port) = rest.split_once(']').ok_or_else(brackets)?;
             if host.parse::<Ipv6Addr>().is_err() || !(port.is_empty() || port.starts_with(':')) {
-                return Err(AddressError::Brackets(whole()));
+                return Err(brackets());
             }
             (host, port.strip_prefix(':'))
         } else {
             match text.rsplit_once(':') {
-                Some((host, _)) if host.contains(':') => return Err(AddressError::Brackets(whole())),
+                Some((host, _)) if host.contains(':') => return Err(brackets()),
                 Some((host, port)) => (host, Some(port)),
                 None => (text, None),
             }
         };
-        let port =
-            port.map(|port| port.parse().map_err(|_| AddressError::Port(port.to_owned()))).transpose()?;
-        Ok(ListenAddress::Tcp { host: host.to_owned(), port })
-    }
-}
-
-impl TryFrom<String> for ListenAddress {
-    type Error = AddressError;
-
-    fn try_from(text: String) -> Result<ListenAddress, AddressError> {
-        text.parse()
+        let number = |port: &str| {
+            let wrong =
+                || format!("`{port}` is no port; write a number from 0 to 65535, 0 to let the system choose");
+            port.parse().map_err(|_| wrong())
+        };
+        Ok(ListenAddress::Tcp { host: host.to_owned(), port: port.map(number).transpose()? })
     }
 }
 
@@ -158,7 +126,7 @@ pub(crate) struct ListenerEntry {
 
 impl ListenerEntry {
     /// Reads it as protocols over such a carrier have it.
-    pub(crate) fn read(carrier: Carrier, text: &str) -> Result<ListenerEntry, AddressError> {
+    pub(crate) fn read(carrier: Carrier, text: &str) -> Result<ListenerEntry, String> {
         let (address, volumes) = match text.rsplit_once(VOLUMES) {
             Some((address, names)) => (address, Some(names.split(',').map(str::to_owned).collect())),
             None => (text, None),
@@ -172,6 +140,15 @@ impl ListenerEntry {
 }
 
 const VOLUMES: &str = "?volumes=";
+
+/// The TCP address that a config names a listener by, its name looked up.
+///
+/// # Errors
+/// What is wrong with it, and what to write.
+pub(crate) fn tcp_address(text: &str, default_port: u16) -> Result<SocketAddr, String> {
+    let place = text.parse::<ListenAddress>()?.resolve(default_port).map_err(|error| error.to_string())?;
+    place.tcp().ok_or_else(|| format!("`{text}` is a Unix socket; write host:port"))
+}
 
 /// Whether an address of the config means that listener: the unspecified address means every
 /// address, port 0 every port.
@@ -211,19 +188,20 @@ mod tests {
     #[test]
     fn a_wrong_address_says_what_to_write() {
         for (text, expected) in [
-            ("", AddressError::Empty),
-            ("unix:", AddressError::NoPath),
-            ("nbd://a", AddressError::Url("nbd://a".into())),
-            ("/run/nbd.sock", AddressError::Path("/run/nbd.sock".into())),
-            ("10809", AddressError::OnlyPort("10809".into())),
-            ("a:70000", AddressError::Port("70000".into())),
-            ("a:", AddressError::Port(String::new())),
-            ("::1:x", AddressError::Brackets("::1:x".into())),
-            ("[::1", AddressError::Brackets("[::1".into())),
-            ("[a]:1", AddressError::Brackets("[a]:1".into())),
-            ("[::1]1", AddressError::Brackets("[::1]1".into())),
+            ("", "an address is missing"),
+            ("unix:", "`unix:` has no path"),
+            ("nbd://a", "`nbd://a` is a URL"),
+            ("/run/nbd.sock", "`/run/nbd.sock` is a path; write unix:/run"),
+            ("10809", "`10809` is no host"),
+            ("a:70000", "`70000` is no port"),
+            ("a:", "`` is no port"),
+            ("::1:x", "`::1:x` is no IPv6 address"),
+            ("[::1", "`[::1` is no IPv6 address"),
+            ("[a]:1", "`[a]:1` is no IPv6 address"),
+            ("[::1]1", "`[::1]1` is no IPv6 address"),
         ] {
-            assert_eq!(text.parse::<ListenAddress>(), Err(expected), "{text}");
+            let error = text.parse::<ListenAddress>().unwrap_err();
+            assert!(error.starts_with(expected), "{error}");
         }
     }
 

@@ -50,8 +50,7 @@ enum Command {
 }
 
 /// Where a daemon takes commands: `unix:PATH`, or the path alone.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ControlPath(pub(crate) PathBuf);
 
 impl FromStr for ControlPath {
@@ -62,14 +61,6 @@ impl FromStr for ControlPath {
             "" => Err("the socket has no path; write unix:PATH"),
             path => Ok(ControlPath(path.into())),
         }
-    }
-}
-
-impl TryFrom<String> for ControlPath {
-    type Error = &'static str;
-
-    fn try_from(text: String) -> Result<ControlPath, &'static str> {
-        text.parse()
     }
 }
 

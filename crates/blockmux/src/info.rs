@@ -1,7 +1,7 @@
 //! `blockmux info`: what a volume is like.
 
 use crate::failure::Failure;
-use crate::open::{self, Access, Populate, Use};
+use crate::open::{self, Access, Use};
 use crate::output::{both_sizes, print, printable};
 use crate::reach;
 use blockmux_volume::{Spec, VolumeInfo};
@@ -29,16 +29,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             if args.json { print(described.json) } else { print(table(&url.to_string(), &described.rows)) }
         }
         spec => {
-            let opened = open::open(
-                spec,
-                Use {
-                    access: Access::Read,
-                    connections: 1,
-                    may_grow: false,
-                    populate: Populate::Not,
-                    state: None,
-                },
-            )?;
+            let opened = open::open(spec, Use::briefly(Access::Read))?;
             // That it was opened read-only here says nothing of the volume.
             let info = VolumeInfo { read_only: !is_writable(spec)?, ..opened.volume.info() };
             if args.json { print(volume_json(spec, &info)) } else { print(volume_text(spec, &info)) }
@@ -76,23 +67,18 @@ fn volume_json(spec: &Spec, info: &VolumeInfo) -> Value {
 /// Whether writes to the volume would be taken. Nothing is written to learn that, and nobody's lock is in the way.
 fn is_writable(spec: &Spec) -> Result<bool, Failure> {
     let opens = |path: &Path| File::options().write(true).open(path).is_ok();
-    Ok(match spec {
-        Spec::Mem(_) | Spec::Null(_) => true,
-        Spec::File(file) => !file.read_only && opens(&file.path),
-        Spec::Block(block) => !block.read_only && opens(&block.path),
-        Spec::Stripe { members, .. } => {
-            for member in members {
-                if !is_writable(member)? {
-                    return Ok(false);
-                }
-            }
-            true
+    for leaf in spec.leaves() {
+        let is_writable = match leaf {
+            Spec::File(file) => !file.read_only && opens(&file.path),
+            Spec::Block(block) => !block.read_only && opens(&block.path),
+            Spec::Url(url) => reach::of_url(url.as_written())?.describe()?.json["read_only"] != true,
+            _ => true,
+        };
+        if !is_writable {
+            return Ok(false);
         }
-        Spec::Delay(_, inner) | Spec::Fault(_, inner) | Spec::Rate(_, inner) | Spec::Log(_, inner) => {
-            is_writable(inner)?
-        }
-        Spec::Url(url) => reach::of_url(url.as_written())?.describe()?.json["read_only"] != true,
-    })
+    }
+    Ok(true)
 }
 
 /// A heading and a line for each row that says something.

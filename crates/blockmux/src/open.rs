@@ -11,7 +11,7 @@ use crate::reach;
 use crate::records;
 use blockmux_engine::file::{BlockOptions, FileOptions, FileVolume, OpenError};
 use blockmux_engine::memory::map_pages;
-use blockmux_engine::populate::{self, Priority};
+use blockmux_engine::populate;
 use blockmux_engine::sys::address_space_left;
 use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::spec::{FileSpec, LogTarget, MemSpec};
@@ -81,6 +81,11 @@ pub(crate) enum Access {
 }
 
 impl Use<'_> {
+    /// For a program that is done with it soon: over one connection, and without populating memory.
+    pub(crate) fn briefly(access: Access) -> Use<'static> {
+        Use { access, connections: 1, may_grow: false, populate: Populate::Not, state: None }
+    }
+
     fn is_read_only(self) -> bool {
         self.access == Access::Read
     }
@@ -168,12 +173,12 @@ fn populate_mem(spec: &Spec, pages: &Arc<Pages>, len: usize, populate: Populate)
     let wanted = len.min(share);
     // Each thread takes addresses, which serving may need.
     let is_tight = address_space_left().is_some_and(|left| left < POPULATING_ADDRESSES);
-    let (priority, end) = match populate {
+    let end = match populate {
         _ if is_tight => return pages.use_small_pages(),
         Populate::Not => return pages.use_small_pages(),
-        Populate::Whole => (Priority::Normal, None),
-        Populate::Until(end) => (Priority::Normal, Some(end)),
-        Populate::Behind => (Priority::Idle, Some(Instant::now())),
+        Populate::Whole => None,
+        Populate::Until(end) => Some(end),
+        Populate::Behind => Some(Instant::now()),
     };
     if wanted < len {
         let (wanted, len) = (human_size(wanted as u64), human_size(len as u64));
@@ -182,7 +187,7 @@ fn populate_mem(spec: &Spec, pages: &Arc<Pages>, len: usize, populate: Populate)
         );
     }
     pages.expect_populated(wanted);
-    let done = populate::populate_at_once(pages, wanted, priority, end);
+    let done = populate::populate_at_once(pages, wanted, end);
     populate::populate_behind(pages, done, wanted, privileges::give_up_all);
 }
 

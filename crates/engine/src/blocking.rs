@@ -149,7 +149,7 @@ fn run<S: OneStream>(
         if !stream.outbox().is_empty() {
             *is_answering = false;
         }
-        let sent = send(socket.as_mut(), &mut secure, stream.outbox());
+        let sent = send(&mut socket, &mut secure, stream.outbox());
         drop(stream);
         // A target that has told all may be gone before it hears the good-bye.
         if done(session) {
@@ -175,7 +175,7 @@ fn run<S: OneStream>(
             Demand::Bytes(_) | Demand::Place(_) => {
                 let due = stream.poll_timeout().map_or(deadline, |due| due.min(deadline));
                 let unread = chunk.unread().len();
-                if !receive(socket.as_mut(), &mut secure, &mut chunk, (due, deadline))? {
+                if !receive(&mut socket, &mut secure, &mut chunk, (due, deadline))? {
                     return stream.on_end(Instant::now()).map_err(Broken::from);
                 }
                 *is_answering |= chunk.unread().len() > unread;
@@ -190,7 +190,7 @@ fn run<S: OneStream>(
 }
 
 /// Sends all that there is, or by TLS all that can be.
-fn send(socket: &mut dyn ReadWrite, secure: &mut Option<Secure>, outbox: &mut Outbox) -> Result<(), Broken> {
+fn send(socket: &mut Socket, secure: &mut Option<Secure>, outbox: &mut Outbox) -> Result<(), Broken> {
     let Some(secure) = secure else { return Ok(socket.write_all(&outbox.take_bytes())?) };
     if !secure.is_open() {
         secure.take(&[], &mut Chunk::new(Memory::from_heap(1)))?;
@@ -207,7 +207,7 @@ fn send(socket: &mut dyn ReadWrite, secure: &mut Option<Secure>, outbox: &mut Ou
 
 /// Receives what there is, or waits until it is due; `false` if the target has closed its side.
 fn receive(
-    socket: &mut dyn ReadWrite,
+    socket: &mut Socket,
     secure: &mut Option<Secure>,
     chunk: &mut Chunk,
     (due, deadline): (Instant, Instant),
@@ -217,7 +217,7 @@ fn receive(
         fresh.extend(chunk.unread());
         *chunk = fresh;
     }
-    socket.wait_at_most(due.saturating_duration_since(Instant::now()).max(SHORTEST_WAIT))?;
+    socket.set_read_timeout(Some(due.saturating_duration_since(Instant::now()).max(SHORTEST_WAIT)))?;
     let mut records = [0; MOST_RECORDS];
     let result = match secure {
         None => socket.read(chunk.spare()),
@@ -245,41 +245,22 @@ fn receive(
     }
 }
 
-fn connect(address: &Address, timeout: Duration) -> io::Result<Box<dyn ReadWrite>> {
-    match address {
+fn connect(address: &Address, timeout: Duration) -> io::Result<Socket> {
+    let socket = match address {
         Address::Tcp(address) => {
             let socket = TcpStream::connect_timeout(address, timeout)?;
-            socket.set_read_timeout(Some(timeout))?;
-            socket.set_write_timeout(Some(timeout))?;
             socket.set_nodelay(true)?;
-            Ok(Box::new(socket))
+            Socket::from(socket)
         }
-        Address::Unix(path) => {
-            let socket = Socket::new(Domain::UNIX, Type::STREAM.cloexec(), None)?;
-            // Connecting waits for as long as sending, where the server does not accept.
-            socket.set_read_timeout(Some(timeout))?;
-            socket.set_write_timeout(Some(timeout))?;
-            socket.connect(&SockAddr::unix(path)?)?;
-            Ok(Box::new(socket))
-        }
+        Address::Unix(_) => Socket::new(Domain::UNIX, Type::STREAM.cloexec(), None)?,
+    };
+    socket.set_read_timeout(Some(timeout))?;
+    socket.set_write_timeout(Some(timeout))?;
+    if let Address::Unix(path) = address {
+        // Connecting waits for as long as sending, where the server does not accept.
+        socket.connect(&SockAddr::unix(path)?)?;
     }
-}
-
-trait ReadWrite: Read + Write {
-    /// How long reading waits.
-    fn wait_at_most(&self, time: Duration) -> io::Result<()>;
-}
-
-impl ReadWrite for TcpStream {
-    fn wait_at_most(&self, time: Duration) -> io::Result<()> {
-        self.set_read_timeout(Some(time))
-    }
-}
-
-impl ReadWrite for Socket {
-    fn wait_at_most(&self, time: Duration) -> io::Result<()> {
-        self.set_read_timeout(Some(time))
-    }
+    Ok(socket)
 }
 
 fn is_timeout(error: &io::Error) -> bool {

@@ -251,7 +251,7 @@ impl ByteStream for Stream {
     }
 
     fn waiting(&self) -> usize {
-        sys::waiting(self.as_raw_fd())
+        sys::waiting(self)
     }
 
     #[inline]
@@ -297,7 +297,7 @@ impl ByteStream for Stream {
     }
 
     fn ended(&self) -> Ended {
-        sys::ended(self.as_raw_fd())
+        sys::ended(self)
     }
 
     fn wake_when_ended(&self, so_far: Ended, watch: &SocketWatch) {

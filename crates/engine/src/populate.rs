@@ -14,26 +14,14 @@ use std::thread;
 use std::time::Instant;
 use tracing::debug;
 
-/// The priority of threads that populate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Priority {
-    /// As everybody's: nobody is served yet.
-    Normal,
-    /// Only on CPUs that nobody else wants.
-    Idle,
-}
-
 /// Populates the first `len` bytes until `end`, with a thread for each CPU, and has later faults bring in small pages.
 /// Answers how many bytes it got done.
 ///
 /// # Panics
 /// If there are fewer bytes.
-pub fn populate_at_once(pages: &Pages, len: usize, priority: Priority, end: Option<Instant>) -> usize {
+pub fn populate_at_once(pages: &Pages, len: usize, end: Option<Instant>) -> usize {
     let next = AtomicUsize::new(0);
     let work = || {
-        if priority == Priority::Idle {
-            lower_priority();
-        }
         while end.is_none_or(|end| Instant::now() < end) {
             let offset = next.fetch_add(CHUNK, Ordering::Relaxed);
             if offset >= len {
@@ -98,7 +86,9 @@ fn queue() -> MutexGuard<'static, Queue> {
 
 fn work_behind(on_start: fn()) {
     on_start();
-    lower_priority();
+    if let Err(error) = sys::use_idle_priority() {
+        debug!("cannot lower the priority of a thread that populates memory: {error}");
+    }
     while let Some((pages, offset, len)) = next_chunk() {
         pages.populate(offset, len);
     }
@@ -117,12 +107,6 @@ fn next_chunk() -> Option<(Arc<Pages>, usize, usize)> {
     }
     queue.threads -= 1;
     None
-}
-
-fn lower_priority() {
-    if let Err(error) = sys::use_idle_priority() {
-        debug!("cannot lower the priority of a thread that populates memory: {error}");
-    }
 }
 
 fn threads() -> usize {
@@ -165,7 +149,7 @@ mod tests {
         let seg = Memory::from_pages(&pages).seg(0, LEN);
         pages.expect_populated(LEN);
         Memory::from_pages(&pages).seg(5000, 3).copy_from(b"abc");
-        assert_eq!(populate_at_once(&pages, LEN, Priority::Normal, None), LEN);
+        assert_eq!(populate_at_once(&pages, LEN, None), LEN);
         assert!(resident(seg.as_ptr() as usize) >= LEN);
         assert_eq!(pages.populated(), Some(Populated { bytes: LEN as u64, of: LEN as u64 }));
         assert_eq!(&seg.to_vec()[4999..5004], b"\0abc\0");
@@ -174,7 +158,7 @@ mod tests {
     #[test]
     fn a_core_that_touches_first_gets_a_small_page() {
         let pages = map_pages(LEN).unwrap();
-        assert_eq!(populate_at_once(&pages, LEN, Priority::Normal, Some(Instant::now())), 0);
+        assert_eq!(populate_at_once(&pages, LEN, Some(Instant::now())), 0);
         let first = Memory::from_pages(&pages).seg(4 << 20, 1);
         first.copy_from(b"a");
         assert!(resident(first.as_ptr() as usize) <= 256 << 10);

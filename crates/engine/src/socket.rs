@@ -358,13 +358,13 @@ mod tests {
         let mut peer = std::net::TcpStream::connect(address).unwrap();
         let stream = listener.accept().unwrap();
         assert_eq!(stream.local_ip(), Some(address.ip()));
-        assert_eq!(sys::ended(stream.as_raw_fd()), Ended::Not);
+        assert_eq!(sys::ended(&stream), Ended::Not);
         peer.shutdown(Shutdown::Write).unwrap();
-        assert_eq!(sys::ended(stream.as_raw_fd()), Ended::Input);
+        assert_eq!(sys::ended(&stream), Ended::Input);
         let hang_up = stream.hang_up();
         std::thread::spawn(hang_up).join().unwrap();
         assert_eq!(io::Read::read(&mut peer, &mut [0]).unwrap(), 0);
-        assert_eq!(sys::ended(stream.as_raw_fd()), Ended::Both);
+        assert_eq!(sys::ended(&stream), Ended::Both);
         let mut chunk = Chunk::new(Memory::from_heap(4096));
         assert_eq!(sys::recv_chunk(stream.as_raw_fd(), &mut chunk, 1).unwrap(), 0);
     }

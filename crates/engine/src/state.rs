@@ -65,37 +65,15 @@ pub enum StateError {
 
 impl StateFile {
     /// The reservations of the volume with that UUID, and what was kept of them: empty if nothing
-    /// was. What is still kept under the text that named the volume before it had a UUID is kept
-    /// under the UUID from then on.
+    /// was.
     ///
     /// # Errors
     /// If something was kept that cannot be used.
-    pub fn open(directory: &Path, uuid: &str, former: &str) -> Result<(Arc<StateFile>, Vec<u8>), StateError> {
-        let (file, image) = StateFile::open_named(directory, &format!("volume-{uuid}"), RESERVATIONS, uuid)?;
-        let before = Place::new(directory, &former_stem(former), RESERVATIONS, former);
-        if !image.is_empty() {
-            return Ok((file, image));
-        }
-        let Some((_lock, image)) = before.read()? else { return Ok((file, Vec::new())) };
-        // Whatever happens meanwhile, one of the two files is there.
-        let place = &file.shared.place;
-        let lock = place.take_lock()?;
-        place.write(&image)?;
-        fs::remove_file(&before.file).map_err(at(&before.file))?;
-        flush(directory)?;
-        file.shared.state().lock = Some(lock);
-        Ok((file, image))
+    pub fn open(directory: &Path, uuid: &str) -> Result<(Arc<StateFile>, Vec<u8>), StateError> {
+        StateFile::open_named(directory, &format!("volume-{uuid}"), "reservations", uuid)
     }
 
-    /// The file of reservations that were kept under the text that named a volume before it had a
-    /// UUID, if there is one.
-    #[must_use]
-    pub fn former(directory: &Path, former: &str) -> Option<PathBuf> {
-        let Place { file, .. } = Place::new(directory, &former_stem(former), RESERVATIONS, former);
-        exists(&file).is_ok_and(|exists| exists).then_some(file)
-    }
-
-    /// The same of anything else that has a name of its own, in a file of that name.
+    /// What is kept under a name and an extension, and what was kept there before: empty if nothing was.
     ///
     /// # Errors
     /// As for [`StateFile::open`].
@@ -363,18 +341,6 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> StateError {
     |error| StateError::Io { path: path.to_owned(), error }
 }
 
-/// The name of a file of reservations before volumes had UUIDs.
-fn former_stem(identity: &str) -> String {
-    format!("volume-{:016x}", hash(identity))
-}
-
-/// FNV-1a: names of files; the identity itself is in the file.
-fn hash(text: &str) -> u64 {
-    text.bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
-}
-
-const RESERVATIONS: &str = "reservations";
 /// Group and others.
 const OTHERS_WRITE: u32 = 0o022;
 const ROOT: u32 = 0;
@@ -388,7 +354,7 @@ mod tests {
     use tempfile::TempDir;
 
     fn open(directory: &Path) -> Result<(Arc<StateFile>, Vec<u8>), String> {
-        StateFile::open(directory, "uuid", "file:/disk.img").map_err(|error| error.to_string())
+        StateFile::open(directory, "uuid").map_err(|error| error.to_string())
     }
 
     fn save(file: &StateFile, image: &[u8]) -> bool {
@@ -419,7 +385,7 @@ mod tests {
         assert_eq!((mode(directory), mode(&path)), (0o700, 0o600));
         let (file, image) = open(directory).unwrap();
         assert_eq!(image, b"second");
-        assert!(StateFile::open(directory, "other", "file:/other.img").unwrap().1.is_empty());
+        assert!(StateFile::open(directory, "other").unwrap().1.is_empty());
         assert!(save(&file, b""));
         assert!(!path.exists());
         drop(file);
@@ -476,30 +442,6 @@ mod tests {
         fs::remove_file(&path).unwrap();
         symlink(&elsewhere, &path).unwrap();
         assert!(refused().contains("volume-"), "{}", refused());
-    }
-
-    #[test]
-    fn what_was_kept_before_volumes_had_uuids_is_kept_under_the_uuid() {
-        let place = tempfile::tempdir().unwrap();
-        let directory = place.path().join("state");
-        let former = "file:/disk.img";
-        let stem = format!("volume-{:016x}", hash(former));
-        let (old, _) = StateFile::open_named(&directory, &stem, RESERVATIONS, former).unwrap();
-        assert!(save(&old, b"image"));
-        let path = old.path().to_owned();
-        assert_eq!(StateFile::former(&directory, former), Some(path.clone()));
-        let error = open(&directory).map(|_| ()).unwrap_err();
-        assert!(error.contains("another blockmux keeps this"), "{error}");
-        drop(old);
-        for _ in 0..2 {
-            let (file, image) = open(&directory).unwrap();
-            assert_eq!((image.as_slice(), path.exists(), file.path().exists()), (&b"image"[..], false, true));
-        }
-        assert_eq!(StateFile::former(&directory, former), None);
-        fs::write(&path, b"damaged").unwrap();
-        assert_eq!(open(&directory).unwrap().1, b"image", "the later one counts");
-        fs::remove_file(directory.join("volume-uuid.reservations")).unwrap();
-        assert!(open(&directory).map(|_| ()).unwrap_err().contains("is not what was kept of this volume"));
     }
 
     #[test]

@@ -4,9 +4,18 @@
 use crate::host::Ended;
 use blockmux_proto::outbox::{Outbox, Piece};
 use blockmux_volume::{Chunk, SgList};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::ioctl_fionread;
+use rustix::param::page_size;
+use rustix::process::{Resource, getrlimit, setpriority_process};
+use rustix::rand::{GetRandomFlags, getrandom};
+use rustix::thread::{
+    CpuSet, LinkNameSpaceType, move_into_link_name_space, sched_getaffinity, sched_setaffinity,
+};
+use rustix::time::{ClockId, clock_gettime};
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 /// Sends the front of `outbox` with one gathering call and removes what was sent.
@@ -171,40 +180,10 @@ impl Control {
     }
 }
 
-/// A counter that wakes a ring from another thread.
-///
-/// # Errors
-/// If the process has no descriptors left.
-pub fn event_fd() -> io::Result<OwnedFd> {
-    // SAFETY: creates a new descriptor.
-    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-    check(fd as isize)?;
-    // SAFETY: the descriptor is new and ours.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-/// Makes an [`event_fd`] readable.
-pub fn event_signal(fd: &OwnedFd) {
-    let one = 1u64.to_ne_bytes();
-    // A full counter is readable all the same.
-    // SAFETY: eight bytes that live during the call.
-    unsafe { libc::write(fd.as_raw_fd(), one.as_ptr().cast(), one.len()) };
-}
-
-/// Makes an [`event_fd`] unreadable again.
-pub fn event_clear(fd: &OwnedFd) {
-    let mut count = [0u8; 8];
-    // SAFETY: eight bytes that live during the call.
-    unsafe { libc::read(fd.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
-}
-
 /// Processor time of the calling thread, user and system together.
 #[must_use]
 pub fn thread_cpu_time() -> Duration {
-    // SAFETY: all fields may be zero.
-    let mut time: libc::timespec = unsafe { std::mem::zeroed() };
-    // SAFETY: `time` lives during the call.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
@@ -216,13 +195,9 @@ pub fn thread_cpu_time() -> Duration {
 pub fn pin_thread(nth: usize) -> io::Result<usize> {
     let allowed = allowed_cpus()?;
     let cpu = allowed[nth % allowed.len()];
-    // SAFETY: an empty set is all zeroes; `cpu` came out of such a set, so it fits.
-    let result = unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(cpu, &mut set);
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set)
-    };
-    check(result as isize)?;
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(None, &set)?;
     Ok(cpu)
 }
 
@@ -236,11 +211,8 @@ pub fn use_idle_priority() -> io::Result<()> {
         let parameters: libc::sched_param = std::mem::zeroed();
         libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameters)
     };
-    if check(result as isize).is_err() {
-        // SAFETY: takes numbers only; 0 is the calling thread, for on Linux each has a nice value of its own.
-        check(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) } as isize)?;
-    }
-    Ok(())
+    // On Linux each thread has a nice value of its own.
+    if result == 0 { Ok(()) } else { Ok(setpriority_process(None, 19)?) }
 }
 
 /// The processors that the calling thread may use; never empty.
@@ -248,15 +220,8 @@ pub fn use_idle_priority() -> io::Result<()> {
 /// # Errors
 /// As `sched_getaffinity(2)`.
 pub fn allowed_cpus() -> io::Result<Vec<usize>> {
-    // SAFETY: an empty set is all zeroes, and it lives during the call.
-    let (result, set) = unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        (libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set), set)
-    };
-    check(result as isize)?;
-    let bits = 8 * size_of::<libc::cpu_set_t>();
-    // SAFETY: every index is below the set's number of bits.
-    let cpus: Vec<usize> = (0..bits).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) }).collect();
+    let set = sched_getaffinity(None)?;
+    let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect();
     if cpus.is_empty() { Err(io::ErrorKind::NotFound.into()) } else { Ok(cpus) }
 }
 
@@ -287,19 +252,19 @@ pub fn unshare_network() -> io::Result<()> {
 /// # Errors
 /// As `setns(2)`.
 pub fn enter_network(fd: &OwnedFd) -> io::Result<()> {
-    // SAFETY: as above; a descriptor of anything else is refused.
-    check(unsafe { libc::setns(fd.as_raw_fd(), libc::CLONE_NEWNET) } as isize).map(drop)
+    Ok(move_into_link_name_space(fd.as_fd(), Some(LinkNameSpaceType::Network))?)
 }
 
 /// What has ended of a stream socket, whatever there is to receive.
 #[must_use]
-pub fn ended(fd: RawFd) -> Ended {
-    let mut poll = libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 };
-    // SAFETY: the one entry lives during the call, which does not wait.
-    let count = unsafe { libc::poll(&raw mut poll, 1, 0) };
-    if count > 0 && poll.revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) != 0 {
+pub fn ended(socket: &impl AsFd) -> Ended {
+    let mut polled = [PollFd::new(socket, PollFlags::RDHUP)];
+    // It does not wait, and what fails to be looked at has not ended.
+    let _ = poll(&mut polled, Some(&Timespec::default()));
+    let found = polled[0].revents();
+    if found.intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL) {
         Ended::Both
-    } else if count > 0 && poll.revents & libc::POLLRDHUP != 0 {
+    } else if found.contains(PollFlags::RDHUP) {
         Ended::Input
     } else {
         Ended::Not
@@ -308,11 +273,8 @@ pub fn ended(fd: RawFd) -> Ended {
 
 /// How many bytes a stream socket has for its reader; 0 if that is not known.
 #[must_use]
-pub fn waiting(fd: RawFd) -> usize {
-    let mut bytes: libc::c_int = 0;
-    // SAFETY: the kernel writes one integer, which lives during the call.
-    let result = unsafe { libc::ioctl(fd, libc::FIONREAD, &raw mut bytes) };
-    if result == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
+pub fn waiting(socket: &impl AsFd) -> usize {
+    ioctl_fionread(socket).map_or(0, |bytes| bytes as usize)
 }
 
 /// How many bytes that were sent by a stream socket its peer has not acknowledged; 0 if that is not known.
@@ -328,18 +290,12 @@ pub fn unacknowledged(fd: RawFd) -> usize {
 /// holds. `None` without a limit (RLIMIT_AS).
 #[must_use]
 pub fn address_space_left() -> Option<u64> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the kernel writes one structure, which lives during the call.
-    let result = unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) };
-    if result != 0 || limit.rlim_cur == libc::RLIM_INFINITY {
-        return None;
-    }
-    // SAFETY: it asks for a number.
-    let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+    let limit = getrlimit(Resource::As).current?;
+    let page = page_size() as u64;
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let mapped = statm.split(' ').next().and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0);
     let mapped = mapped.saturating_mul(page).saturating_sub(free_in_heap());
-    Some(limit.rlim_cur.saturating_sub(mapped))
+    Some(limit.saturating_sub(mapped))
 }
 
 /// What the heap has mapped and nobody holds, in bytes.
@@ -367,8 +323,7 @@ pub fn share_one_heap() {
 /// If the system has none, which it says only early in its start.
 pub fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
-    // SAFETY: the memory is exclusive during the call, and as long as it says.
-    let got = check(unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), N, 0) })?;
+    let got = getrandom(&mut bytes, GetRandomFlags::empty())?;
     if got == N { Ok(bytes) } else { Err(io::ErrorKind::Interrupted.into()) }
 }
 

@@ -4,13 +4,15 @@
 //! data and never to a name (decision 34). Serial numbers and designators are hashes of it, because
 //! UUIDs that people make up have few random bits.
 
+use data_encoding::HEXLOWER;
 use sha2::{Digest, Sha256};
 use std::fmt;
 use std::str::FromStr;
+use uuid::{Builder, Uuid};
 
 /// The UUID of a volume's data (RFC 9562).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct VolumeUuid([u8; 16]);
+pub struct VolumeUuid(Uuid);
 
 /// A text that is not a UUID.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -23,7 +25,7 @@ impl VolumeUuid {
     /// A UUID of version 4 from random bytes (RFC 9562 §5.4).
     #[must_use]
     pub fn random(bytes: [u8; 16]) -> VolumeUuid {
-        VolumeUuid(with_version(bytes, 4))
+        VolumeUuid(Builder::from_random_bytes(bytes).into_uuid())
     }
 
     /// A UUID of version 8, a hash of these texts (RFC 9562 §5.8); the same texts give the same
@@ -36,19 +38,19 @@ impl VolumeUuid {
             hash.update((text.len() as u64).to_be_bytes());
             hash.update(text.as_bytes());
         }
-        VolumeUuid(with_version(first(hash.finalize()), 8))
+        VolumeUuid(Builder::from_custom_bytes(first(hash.finalize())).into_uuid())
     }
 
     /// The UUID that these 16 bytes are.
     #[must_use]
     pub fn from_bytes(bytes: [u8; 16]) -> VolumeUuid {
-        VolumeUuid(bytes)
+        VolumeUuid(Uuid::from_bytes(bytes))
     }
 
     /// The 16 bytes in the order in which the text has them.
     #[must_use]
     pub fn to_bytes(self) -> [u8; 16] {
-        self.0
+        self.0.into_bytes()
     }
 
     /// The first 8 hexadecimal digits of a hash: enough to tell the volumes of a site apart in
@@ -74,7 +76,7 @@ impl VolumeUuid {
     /// PRODUCT SERIAL NUMBER of the Unit Serial Number VPD page: the UUID without hyphens.
     #[must_use]
     pub(crate) fn scsi_serial(self) -> String {
-        hex(self.0)
+        self.0.simple().to_string()
     }
 
     /// The serial number of an ATA disk, which has room for 20 characters.
@@ -93,21 +95,17 @@ impl VolumeUuid {
     }
 
     fn digits(self, purpose: &str, count: usize) -> String {
-        hex(self.hash(purpose)).chars().take(count).collect()
+        HEXLOWER.encode(self.hash(purpose).as_ref()).chars().take(count).collect()
     }
 
     fn hash(self, purpose: &str) -> impl IntoIterator<Item = u8> + AsRef<[u8]> {
-        Sha256::new().chain_update(purpose.as_bytes()).chain_update(self.0).finalize()
+        Sha256::new().chain_update(purpose.as_bytes()).chain_update(self.0.as_bytes()).finalize()
     }
 }
 
 impl fmt::Display for VolumeUuid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (at, byte) in self.0.iter().enumerate() {
-            let hyphen = if matches!(at, 4 | 6 | 8 | 10) { "-" } else { "" };
-            write!(f, "{hyphen}{byte:02x}")?;
-        }
-        Ok(())
+        self.0.fmt(f)
     }
 }
 
@@ -115,29 +113,15 @@ impl FromStr for VolumeUuid {
     type Err = NotUuid;
 
     fn from_str(text: &str) -> Result<VolumeUuid, NotUuid> {
-        let wrong = || NotUuid(text.escape_debug().to_string());
-        let digits: String = text.chars().filter(|letter| *letter != '-').collect();
-        let is_right = digits.len() == 32 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
-        let number = u128::from_str_radix(&digits, 16).ok().filter(|number| is_right && *number != 0);
-        number.map(|number| VolumeUuid(number.to_be_bytes())).ok_or_else(wrong)
+        let uuid = Uuid::try_parse(text).ok().filter(|uuid| !uuid.is_nil());
+        uuid.map(VolumeUuid).ok_or_else(|| NotUuid(text.escape_debug().to_string()))
     }
-}
-
-fn with_version(mut bytes: [u8; 16], version: u8) -> [u8; 16] {
-    let [.., high, _, variant, _, _, _, _, _, _, _] = &mut bytes;
-    *high = *high & 0x0f | version << 4;
-    *variant = *variant & 0x3f | 0x80;
-    bytes
 }
 
 fn first<const N: usize>(hash: impl IntoIterator<Item = u8>) -> [u8; N] {
     let mut bytes = [0; N];
     bytes.iter_mut().zip(hash).for_each(|(to, from)| *to = from);
     bytes
-}
-
-fn hex(bytes: impl AsRef<[u8]>) -> String {
-    bytes.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -104,16 +104,8 @@ impl Plan {
 
     fn open(&mut self, name: &str) -> Result<Subject, Failure> {
         let spec: Spec = name.parse().map_err(Failure::request)?;
-        let opened = open::open(
-            &spec,
-            Use {
-                access: Access::Either,
-                connections: 1,
-                may_grow: false,
-                populate: Populate::Whole,
-                state: None,
-            },
-        )?;
+        let how = Use { populate: Populate::Whole, ..Use::briefly(Access::Either) };
+        let opened = open::open(&spec, how)?;
         if opened.is_fresh {
             self.fresh.push(opened.volume.clone());
         }

@@ -9,7 +9,7 @@ mod progress;
 mod task;
 
 use crate::failure::{self, Failure};
-use crate::open::{self, Access, Opened, Populate, Use};
+use crate::open::{self, Access, Opened, Use};
 use crate::output::print;
 use crate::signals;
 use blockmux_engine::cores::{Cores, CoresConfig};
@@ -53,16 +53,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
             args.source
         )));
     }
-    let source = open::open(
-        &args.source,
-        Use {
-            access: Access::Read,
-            connections: CONNECTIONS,
-            may_grow: false,
-            populate: Populate::Not,
-            state: None,
-        },
-    )?;
+    let how = |access| Use { connections: CONNECTIONS, ..Use::briefly(access) };
+    let source = open::open(&args.source, how(Access::Read))?;
     let from = source.volume.info();
     if from.size == 0 || from.size > LARGEST {
         return Err(Failure::request(format!(
@@ -71,16 +63,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
         )));
     }
     let destination = created_as_large(&args.destination, from.size);
-    let destination = open::open(
-        &destination,
-        Use {
-            access: Access::Write,
-            connections: CONNECTIONS,
-            may_grow: false,
-            populate: Populate::Not,
-            state: None,
-        },
-    )?;
+    let destination = open::open(&destination, how(Access::Write))?;
     let plan = plan(args, &from, &destination)?;
     let started = Instant::now();
     let progress = Arc::new(Progress::new(from.size));

@@ -95,8 +95,7 @@ impl Frontends {
             let Some((_, value)) = table.remove_entry(protocol.key().as_str()) else { continue };
             for text in Vec::<Spanned<String>>::deserialize(ValueDeserializer::from(value))? {
                 let entry = ListenerEntry::read(protocol.carrier, text.get_ref());
-                let mut entry =
-                    entry.map_err(|error| KeyError::Written(Some(text.span()), error.to_string()))?;
+                let mut entry = entry.map_err(|error| KeyError::Written(Some(text.span()), error))?;
                 entry.address.anchor(directory);
                 self.by_keys.push((protocol, entry));
             }

@@ -1,5 +1,6 @@
 //! The config file: TOML, the same things as on the command line by the same names.
 
+use super::setup::check_name;
 use crate::ctl::ControlPath;
 use crate::failure::Failure;
 use crate::poll::Poll;
@@ -7,8 +8,8 @@ use crate::protocol::{Frontends, KeyError};
 use crate::regular;
 use blockmux_engine::congestion::Congestion;
 use blockmux_proto::volume_uuid::VolumeUuid;
-use blockmux_volume::Spec;
 use blockmux_volume::units::human_size;
+use blockmux_volume::{Spec, SpecError};
 use serde::{Deserialize, Deserializer, de};
 use std::fmt::Display;
 use std::io::Read;
@@ -32,6 +33,7 @@ pub(super) struct Config {
     #[serde(deserialize_with = "parsed")]
     pub(super) congestion: Option<Congestion>,
     pub(super) state: Option<PathBuf>,
+    #[serde(deserialize_with = "parsed")]
     pub(super) control: Option<ControlPath>,
 }
 
@@ -39,8 +41,8 @@ pub(super) struct Config {
 const KEYS: [&str; 8] =
     ["volume", "read_only", "cores", "poll", "max_connections", "congestion", "state", "control"];
 
-/// One `[[volume]]`.
-#[derive(Debug, PartialEq, Eq, Deserialize)]
+/// One `[[volume]]`, or a `[NAME=]VOLUME` of a command line.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct VolumeEntry {
     pub(super) name: Option<String>,
@@ -59,6 +61,29 @@ pub(super) struct VolumeEntry {
     pub(super) description: String,
     /// Protocols that serve it; left out: all, unless a target restricts who may use a volume.
     pub(super) protocols: Option<Vec<String>>,
+}
+
+impl FromStr for VolumeEntry {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<VolumeEntry, String> {
+        // What a spec begins with is never a name: its kind ends in a colon.
+        let named = text.split_once('=').filter(|(name, _)| !name.contains([':', '/', '?', '[']));
+        let (name, spec) = named.map_or((None, text), |(name, spec)| (Some(name), spec));
+        if let Some(name) = name {
+            check_name(name)?;
+        }
+        let spec = spec.parse().map_err(|error: SpecError| error.to_string())?;
+        Ok(VolumeEntry {
+            name: name.map(str::to_owned),
+            spec,
+            uuid: None,
+            shared: false,
+            read_only: false,
+            description: String::new(),
+            protocols: None,
+        })
+    }
 }
 
 impl Config {
@@ -125,7 +150,9 @@ impl Config {
         }
         let own = TomlDeserializer::from(Spanned::new(span, own));
         let config = Config::deserialize(own).map_err(|error| wrong(error.into()))?;
-        frontends.take_keys(others, path.parent().unwrap_or(Path::new(""))).map_err(wrong)?;
+        // Whoever copies a command or a URL may be in another directory.
+        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        frontends.take_keys(others, absolute.parent().unwrap_or(Path::new(""))).map_err(wrong)?;
         Ok(config)
     }
 }
@@ -220,13 +247,11 @@ mod tests {
         ";
         let (config, frontends) = parse_all(text).unwrap();
         let first = VolumeEntry {
-            name: Some("a".into()),
-            spec: Spec::Mem(MemSpec::new(1 << 30)),
             uuid: "6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4d".parse().ok(),
             shared: true,
             read_only: true,
             description: "of RAM".into(),
-            protocols: None,
+            ..VolumeEntry::from_str("a=mem:1g").unwrap()
         };
         assert_eq!(config.volume[0], first);
         assert_eq!(config.volume[1].spec, Spec::Null(1 << 30));
@@ -236,6 +261,18 @@ mod tests {
         assert_eq!(config.congestion, Some("cubic".parse().unwrap()));
         assert_eq!(config.state.as_deref(), Some(Path::new("/s")));
         assert_eq!(parse("").unwrap(), Config::default());
+    }
+
+    #[test]
+    fn a_name_stands_before_an_equals_sign() {
+        let read = |text: &str| text.parse::<VolumeEntry>().unwrap();
+        let named = read("a=mem:1g");
+        assert_eq!((named.name.as_deref(), named.spec), (Some("a"), Spec::Mem(MemSpec::new(1 << 30))));
+        assert_eq!(read("mem:1g").name, None);
+        assert_eq!(read("file:x?size=1g").name, None);
+        assert_eq!(read("a=file:x?size=1g").name, Some("a".into()));
+        assert_eq!(read("fault:op=read:mem:1g").name, None);
+        assert_eq!(read("nbd+unix:///x?socket=/s").name, None);
     }
 
     #[test]

@@ -6,10 +6,11 @@
 //! shared about a volume, and what protocols have is changed by one at a time.
 
 use super::announce::{Announcement, Asker};
+use super::config::VolumeEntry;
 use super::flush;
 use super::identity::warn_of_twins;
 use super::opening::{NamedVolume, Opening};
-use super::setup::{LARGEST, NamedSpec};
+use super::setup::LARGEST;
 use crate::ctl::{
     Answer, ControlPath, PopulatedStatus, ProtocolStatus, Request, SessionStatus, Status, VolumeStatus,
     check_peer, read, write,
@@ -190,7 +191,11 @@ impl Desk {
             }
             Request::Resize { name, size } => self.resize(name, *size).map(|size| Answer::Resized { size }),
             Request::Add { volume, read_only, description, protocols } => {
-                self.add(volume, *read_only, (description, protocols.as_deref()))
+                volume.parse().and_then(|entry: VolumeEntry| {
+                    let read_only = *read_only || self.opening.read_only;
+                    let (description, protocols) = (description.clone(), protocols.clone());
+                    self.add(VolumeEntry { read_only, description, protocols, ..entry })
+                })
             }
             Request::Remove { name } => self.remove(name).map(|()| Answer::Done),
             Request::Attach { name, target, number, ana_group } => {
@@ -208,32 +213,14 @@ impl Desk {
     }
 
     /// Serves one more volume.
-    fn add(
-        &self,
-        volume: &str,
-        read_only: bool,
-        (description, protocols): (&str, Option<&[String]>),
-    ) -> Result<Answer, String> {
-        let NamedSpec { name, spec } = volume.parse()?;
+    fn add(&self, entry: VolumeEntry) -> Result<Answer, String> {
         let lives = self.lives();
-        let is_named = name.is_some();
-        let name = name.unwrap_or_else(|| self.free_name());
+        let name = entry.name.clone().unwrap_or_else(|| self.free_name());
         if self.exports.find(&name).is_some() {
             return Err(format!("a volume is called `{name}` already; take another name"));
         }
-        let read_only = read_only || self.opening.read_only;
-        let (description, protocols) = (description.to_owned(), protocols.map(<[String]>::to_vec));
-        let named = NamedVolume {
-            name: name.clone(),
-            is_named,
-            spec,
-            uuid: None,
-            is_shared: false,
-            read_only,
-            description,
-            protocols,
-        };
-        let unheard = named.protocols.iter().flatten().map(|word| word.replace('_', "-"));
+        let named = NamedVolume { name: name.clone(), entry };
+        let unheard = named.entry.protocols.iter().flatten().map(|word| word.replace('_', "-"));
         let unheard = unheard.filter(|word| {
             by_name(word).is_some() && self.opening.protocols.iter().all(|protocol| protocol.name != word)
         });
@@ -241,7 +228,7 @@ impl Desk {
         let told = |failure: Failure| failure.to_string();
         self.opening.protocols.iter().try_for_each(|one| named.check_description(one)).map_err(told)?;
         // Before anything is opened, which may make a file, and before anybody finds it.
-        self.policy.add(&name, named.protocols.clone())?;
+        self.policy.add(&name, named.entry.protocols.clone())?;
         let opened = self.opening.open(&named, Populate::Behind);
         let (export, served) = opened.inspect_err(|_| self.policy.remove(&name)).map_err(told)?;
         let of_data = |id| self.exports.served(id)?.uuid().filter(|uuid| Some(*uuid) == served.uuid());

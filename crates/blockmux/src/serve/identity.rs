@@ -24,7 +24,7 @@ pub(super) fn identify(
     machine: &str,
 ) -> Result<Identified, Failure> {
     let name = &named.name;
-    if let Some(uuid) = named.uuid {
+    if let Some(uuid) = named.entry.uuid {
         return Ok(Identified { uuid, is_lasting: true });
     }
     match data {
@@ -46,7 +46,7 @@ pub(super) fn identify(
 /// somebody gave is used as it is; volumes without one are called alike in every daemon, so that a
 /// part of the UUID follows.
 pub(super) fn target_name(named: &NamedVolume, uuid: VolumeUuid) -> String {
-    if named.is_named { named.name.clone() } else { format!("{}.{}", named.name, uuid.short()) }
+    named.entry.name.clone().unwrap_or_else(|| format!("{}.{}", named.name, uuid.short()))
 }
 
 /// Warns of volumes of the same data: what keeps clients from one does not keep them from the other.
@@ -64,21 +64,15 @@ pub(super) fn warn_of_twins<'a>(volumes: impl Iterator<Item = (&'a str, Option<V
 #[cfg(test)]
 mod tests {
     use super::*;
-    use blockmux_volume::Spec;
+    use crate::serve::config::VolumeEntry;
 
     const UUID: &str = "6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4d";
 
     fn volume(is_named: bool, uuid: Option<&str>) -> NamedVolume {
-        NamedVolume {
-            name: "disk0".to_owned(),
-            is_named,
-            spec: Spec::Null(1 << 20),
-            uuid: uuid.map(|text| text.parse().unwrap()),
-            is_shared: false,
-            read_only: false,
-            description: String::new(),
-            protocols: None,
-        }
+        let spec = if is_named { "disk0=null:1m" } else { "null:1m" };
+        let uuid = uuid.map(|text| text.parse().unwrap());
+        let entry = VolumeEntry { uuid, ..spec.parse().unwrap() };
+        NamedVolume { name: "disk0".to_owned(), entry }
     }
 
     fn identified(uuid: Option<&str>, data: Option<(&str, bool)>, machine: &str) -> (VolumeUuid, bool) {

@@ -37,9 +37,10 @@ use blockmux_engine::socket::Listener;
 use blockmux_proto::exports::Exports;
 use blockmux_volume::MAX_TRANSFER;
 use command::Running;
+use config::VolumeEntry;
 use control::{Control, Desk, Parts};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use setup::{NamedSpec, Setup};
+use setup::Setup;
 use std::io;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -55,7 +56,7 @@ use tracing::{info, warn};
 pub(crate) struct Args {
     /// What to serve; names are disk0, disk1 ... where none is given
     #[arg(value_name = "[NAME=]VOLUME")]
-    volumes: Vec<NamedSpec>,
+    volumes: Vec<VolumeEntry>,
     /// Read a TOML file; options here add to it or replace what it says
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,

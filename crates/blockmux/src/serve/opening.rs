@@ -1,6 +1,7 @@
 //! From a volume's spec to what is served of it, when the daemon starts and while it runs.
 
 use super::claim::Claim;
+use super::config::VolumeEntry;
 use super::identity::{Identified, identify, target_name};
 use super::setup::LARGEST;
 use super::state;
@@ -10,28 +11,17 @@ use crate::open::{self, Access, Opened, Populate, Use};
 use crate::protocol::Protocol;
 use blockmux_proto::exports::Export;
 use blockmux_proto::served::{Served, VolumeIdentity};
-use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::units::human_size;
 use blockmux_volume::{Spec, VolumeInfo};
 use std::path::PathBuf;
 use std::sync::Arc;
 use tracing::warn;
 
-/// A volume that is to be served.
+/// A volume that is to be served, by the name that it was given or got.
 #[derive(Debug)]
 pub(super) struct NamedVolume {
     pub(super) name: String,
-    /// Somebody has given it that name.
-    pub(super) is_named: bool,
-    pub(super) spec: Spec,
-    /// The UUID that the config file gives it.
-    pub(super) uuid: Option<VolumeUuid>,
-    /// Another process may serve the same data.
-    pub(super) is_shared: bool,
-    pub(super) read_only: bool,
-    pub(super) description: String,
-    /// What serves it, in the words of `protocols`.
-    pub(super) protocols: Option<Vec<String>>,
+    pub(super) entry: VolumeEntry,
 }
 
 /// What it takes to open volumes.
@@ -49,7 +39,7 @@ pub(super) struct Opening {
 impl NamedVolume {
     /// Whether the protocol has room for its description.
     pub(super) fn check_description(&self, protocol: &Protocol) -> Result<(), Failure> {
-        let NamedVolume { name, description, .. } = self;
+        let NamedVolume { name, entry: VolumeEntry { description, .. } } = self;
         let most = protocol.max_description;
         if description.len() > most || description.contains('\0') {
             return Err(Failure::request(format!(
@@ -67,31 +57,31 @@ impl Opening {
         named: &NamedVolume,
         populate: Populate,
     ) -> Result<(Export, Arc<Served>), Failure> {
-        let access = if named.read_only { Access::Read } else { Access::Either };
+        let NamedVolume { name, entry: VolumeEntry { spec, shared, read_only, .. } } = named;
+        let (read_only, shared) = (*read_only, *shared);
+        let access = if read_only { Access::Read } else { Access::Either };
         let how =
             Use { access, connections: 1, may_grow: self.may_grow, populate, state: self.state.as_deref() };
         // Before the volume takes some of it.
         let memory = memory_bytes();
-        let Opened { volume, data, remote, .. } = open::open(&named.spec, how)?;
-        if named.spec.ram_bytes() > memory {
+        let Opened { volume, data, remote, .. } = open::open(spec, how)?;
+        if spec.ram_bytes() > memory {
             warn!(
-                "{}: is larger than this machine's memory, {}: when that is full, the system ends programs",
-                named.spec,
+                "{spec}: is larger than this machine's memory, {}: when that is full, the system ends programs",
                 human_size(memory)
             );
         }
         let info = volume.info();
         if info.size > LARGEST {
             return Err(Failure::request(format!(
-                "{}: has {} bytes, and clients count to 2^63 - 1; serve a smaller volume",
-                named.spec, info.size
+                "{spec}: has {} bytes, and clients count to 2^63 - 1; serve a smaller volume",
+                info.size
             )));
         }
-        self.protocols.iter().try_for_each(|protocol| check_blocks(protocol, &named.spec, &info))?;
-        let (name, description) = (named.name.clone(), named.description.clone());
+        self.protocols.iter().try_for_each(|protocol| check_blocks(protocol, spec, &info))?;
         let Identified { uuid, is_lasting } = identify(named, data.as_ref(), &machine_id())?;
-        let claims = !named.is_shared && !named.read_only && !info.read_only;
-        let claim = if claims { Some(Claim::take(&name, uuid, &remote)?) } else { None };
+        let claims = !shared && !read_only && !info.read_only;
+        let claim = if claims { Some(Claim::take(name, uuid, &remote)?) } else { None };
         if claims && !remote.is_empty() {
             warn!(
                 "`{name}` is on another server: a Blockmux on another machine that serves it too shares neither \
@@ -101,8 +91,9 @@ impl Opening {
         let target_name = target_name(named, uuid);
         let identity = VolumeIdentity { uuid, target_name, claim: Box::new(claim) };
         let directory = self.state.as_deref();
-        let served = state::served(directory, (&name, &named.spec), volume.clone(), identity, is_lasting)?;
-        Ok((Export { name, description, read_only: named.read_only, volume }, served))
+        let served = state::served(directory, name, volume.clone(), identity, is_lasting)?;
+        let (name, description) = (name.clone(), named.entry.description.clone());
+        Ok((Export { name, description, read_only, volume }, served))
     }
 }
 
@@ -121,21 +112,13 @@ fn check_blocks(protocol: &Protocol, spec: &Spec, info: &VolumeInfo) -> Result<(
 mod tests {
     use super::*;
     use crate::protocol::NBD;
+    use std::str::FromStr;
 
     #[test]
     fn a_description_is_short_and_blocks_are_small() {
         let named = |description| {
-            let (name, spec) = ("a".to_owned(), Spec::Null(1));
-            NamedVolume {
-                name,
-                is_named: true,
-                spec,
-                uuid: None,
-                is_shared: false,
-                read_only: false,
-                description,
-                protocols: None,
-            }
+            let entry = VolumeEntry { description, ..VolumeEntry::from_str("a=null:1").unwrap() };
+            NamedVolume { name: "a".to_owned(), entry }
         };
         assert!(named("x".repeat(4096)).check_description(&NBD).is_ok());
         for description in ["x".repeat(4097), "a\0b".to_owned()] {

@@ -23,24 +23,9 @@ use rustix::thread::CapabilitySet;
 use std::collections::HashSet;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
-
-/// `[NAME=]VOLUME` of the command line.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct NamedSpec {
-    pub(super) name: Option<String>,
-    pub(super) spec: Spec,
-}
-
-impl From<NamedSpec> for VolumeEntry {
-    fn from(NamedSpec { name, spec }: NamedSpec) -> VolumeEntry {
-        let (uuid, protocols, description) = (None, None, String::new());
-        VolumeEntry { name, spec, uuid, shared: false, read_only: false, description, protocols }
-    }
-}
 
 /// Everything that a daemon does.
 pub(super) struct Setup {
@@ -66,21 +51,6 @@ pub(super) struct Setup {
     pub(super) control: Option<ControlPath>,
 }
 
-impl FromStr for NamedSpec {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<NamedSpec, String> {
-        // What a spec begins with is never a name: its kind ends in a colon.
-        let named = text.split_once('=').filter(|(name, _)| !name.contains([':', '/', '?', '[']));
-        let (name, spec) = named.map_or((None, text), |(name, spec)| (Some(name), spec));
-        if let Some(name) = name {
-            check_name(name)?;
-        }
-        let spec = spec.parse().map_err(|error: blockmux_volume::SpecError| error.to_string())?;
-        Ok(NamedSpec { name: name.map(str::to_owned), spec })
-    }
-}
-
 impl Setup {
     /// Reads the config file, if there is one, and adds the command line.
     pub(super) fn gather(mut args: Args) -> Result<Setup, Failure> {
@@ -88,11 +58,11 @@ impl Setup {
         let config = args.config.as_deref().map(|path| Config::read(path, &mut frontends));
         let mut config = config.transpose()?.unwrap_or_default();
         let read_only = args.read_only || config.read_only;
-        let from_args = args.volumes.drain(..).map(VolumeEntry::from);
-        let volumes = name_all(config.volume.drain(..).chain(from_args).collect(), read_only)?;
+        config.volume.append(&mut args.volumes);
+        let volumes = name_all(std::mem::take(&mut config.volume), read_only)?;
         let listeners = frontends.listeners();
         listeners.iter().try_for_each(|(protocol, entry)| check_sockets(protocol, &entry.address))?;
-        let words = volumes.iter().map(|volume| (volume.name.clone(), volume.protocols.clone()));
+        let words = volumes.iter().map(|volume| (volume.name.clone(), volume.entry.protocols.clone()));
         let policy = Policy::new(frontends.targets(), words).map_err(Failure::request)?;
         let is_served =
             |protocol: &Protocol| protocols(&listeners).any(|own| own.served_as() == protocol.served_as());
@@ -146,7 +116,7 @@ impl Setup {
 
     /// What the volumes are made of, in order.
     pub(super) fn specs(&self) -> impl Iterator<Item = &Spec> {
-        self.volumes.iter().map(|volume| &volume.spec)
+        self.volumes.iter().map(|volume| &volume.entry.spec)
     }
 
     /// The capabilities that it needs while it serves: to open interfaces that come back, and to connect again to Unix
@@ -222,9 +192,8 @@ fn name_all(entries: Vec<VolumeEntry>, read_only: bool) -> Result<Vec<NamedVolum
         return Err(Failure::request("no volume to serve; name one, such as mem:1g or file:disk.img"));
     }
     let (mut taken, mut uuids, mut unnamed, mut named) = (HashSet::new(), HashSet::new(), 0, Vec::new());
-    for entry in entries {
-        let is_named = entry.name.is_some();
-        let name = entry.name.unwrap_or_else(|| {
+    for mut entry in entries {
+        let name = entry.name.clone().unwrap_or_else(|| {
             unnamed += 1;
             format!("disk{}", unnamed - 1)
         });
@@ -239,22 +208,14 @@ fn name_all(entries: Vec<VolumeEntry>, read_only: bool) -> Result<Vec<NamedVolum
                 "`{name}` has the uuid {twice} of another volume; hosts would take both for one disk: change one"
             )));
         }
-        named.push(NamedVolume {
-            name,
-            is_named,
-            spec: entry.spec,
-            uuid: entry.uuid,
-            is_shared: entry.shared,
-            read_only: entry.read_only || read_only,
-            description: entry.description,
-            protocols: entry.protocols,
-        });
+        entry.read_only |= read_only;
+        named.push(NamedVolume { name, entry });
     }
     Ok(named)
 }
 
 /// A name has to fit the names of every protocol.
-fn check_name(name: &str) -> Result<(), String> {
+pub(super) fn check_name(name: &str) -> Result<(), String> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if name.is_empty() || name.len() > MAX_NAME || !name.bytes().all(is_plain) {
         return Err(format!("`{name}` is no name; use 1 to {MAX_NAME} letters, digits, `-`, `_` and `.`"));
@@ -292,27 +253,11 @@ const MAX_CONNECTIONS: usize = 1 << 20;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use blockmux_volume::spec::MemSpec;
 
     fn names(volumes: &[&str]) -> Result<Vec<String>, String> {
-        let entries = volumes.iter().map(|text| text.parse().map(<NamedSpec as Into<VolumeEntry>>::into));
-        let named = name_all(entries.collect::<Result<_, String>>()?, false)
-            .map_err(|failure| failure.to_string())?;
+        let entries = volumes.iter().map(|text| text.parse()).collect::<Result<_, String>>()?;
+        let named = name_all(entries, false).map_err(|failure| failure.to_string())?;
         Ok(named.into_iter().map(|volume| volume.name).collect())
-    }
-
-    #[test]
-    fn a_name_stands_before_an_equals_sign() {
-        let read = |text: &str| text.parse::<NamedSpec>().unwrap();
-        assert_eq!(
-            read("a=mem:1g"),
-            NamedSpec { name: Some("a".into()), spec: Spec::Mem(MemSpec::new(1 << 30)) }
-        );
-        assert_eq!(read("mem:1g").name, None);
-        assert_eq!(read("file:x?size=1g").name, None);
-        assert_eq!(read("a=file:x?size=1g").name, Some("a".into()));
-        assert_eq!(read("fault:op=read:mem:1g").name, None);
-        assert_eq!(read("nbd+unix:///x?socket=/s").name, None);
     }
 
     #[test]

@@ -9,6 +9,11 @@ use crate::reactor::EngineCore;
 use crate::ring::{Completer, Registration};
 use blockmux_volume::{Seg, SgList};
 use io_uring::{opcode, squeue, types};
+use rustix::fs::{
+    AtFlags, FallocateFlags, FlockOperation, OFlags, SeekFrom, StatxFlags, fallocate, fcntl_getfl,
+    fcntl_setfl, flock, ioctl_blkpbszget, ioctl_blksszget, seek, statx,
+};
+use rustix::io::Errno;
 use std::cell::{OnceCell, RefCell};
 use std::fs::File;
 use std::io;
@@ -215,40 +220,26 @@ pub(super) struct DirectAlignment {
 
 /// What the kernel says of direct I/O on `file`; nothing before Linux 6.1, and for file systems that do not tell.
 pub(super) fn direct_alignment(file: &File) -> Option<DirectAlignment> {
-    // SAFETY: all fields may be zero.
-    let mut stat: libc::statx = unsafe { std::mem::zeroed() };
-    // SAFETY: the path is empty and ends in a zero, and `stat` lives during the call.
-    let result = unsafe {
-        libc::statx(file.as_raw_fd(), c"".as_ptr(), libc::AT_EMPTY_PATH, libc::STATX_DIOALIGN, &raw mut stat)
-    };
-    let is_known = result == 0 && stat.stx_mask & libc::STATX_DIOALIGN != 0;
+    let stat =
+        statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::from_bits_retain(libc::STATX_DIOALIGN)).ok()?;
+    let is_known = stat.stx_mask & libc::STATX_DIOALIGN != 0;
     is_known.then_some(DirectAlignment { memory: stat.stx_dio_mem_align, offset: stat.stx_dio_offset_align })
 }
 
 /// How long the file is, in bytes, without a question to a server that it may be on.
 pub(super) fn cached_len(file: &File) -> Option<u64> {
-    // SAFETY: all fields may be zero.
-    let mut stat: libc::statx = unsafe { std::mem::zeroed() };
-    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
-    // SAFETY: the path is empty and ends in a zero, and `stat` lives during the call.
-    let result =
-        unsafe { libc::statx(file.as_raw_fd(), c"".as_ptr(), flags, libc::STATX_SIZE, &raw mut stat) };
-    (result == 0 && stat.stx_mask & libc::STATX_SIZE != 0).then_some(stat.stx_size)
+    let stat = statx(file, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::SIZE).ok()?;
+    (stat.stx_mask & StatxFlags::SIZE.bits() != 0).then_some(stat.stx_size)
 }
 
 /// Makes every transfer of this open file bypass the page cache.
 pub(super) fn set_direct(file: &File) -> io::Result<()> {
-    // SAFETY: no address is passed.
-    let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
-    check(flags)?;
-    // SAFETY: as above.
-    check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags | libc::O_DIRECT) })
+    Ok(fcntl_setfl(file, fcntl_getfl(file)? | OFlags::DIRECT)?)
 }
 
 /// Locks the file for this open file alone; `WouldBlock` if another has it.
 pub(crate) fn lock_exclusive(file: &File) -> io::Result<()> {
-    // SAFETY: no address is passed.
-    check(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) })
+    Ok(flock(file, FlockOperation::NonBlockingLockExclusive)?)
 }
 
 /// Locks one byte for this open file as others may, too: an open file description lock as of `fcntl(2)`.
@@ -277,39 +268,28 @@ fn byte_lock(kind: i32, offset: i64) -> libc::flock {
 
 /// A block device's logical and physical block, in bytes.
 pub(super) fn block_sizes(device: &File) -> io::Result<(u32, u32)> {
-    let (mut logical, mut physical): (libc::c_int, libc::c_uint) = (0, 0);
-    // SAFETY: the call fills in an int that lives during it.
-    check(unsafe { libc::ioctl(device.as_raw_fd(), libc::BLKSSZGET as _, &raw mut logical) })?;
-    // SAFETY: as above.
-    check(unsafe { libc::ioctl(device.as_raw_fd(), libc::BLKPBSZGET as _, &raw mut physical) })?;
-    Ok((logical as u32, physical))
+    Ok((ioctl_blksszget(device)?, ioctl_blkpbszget(device)?))
 }
 
 /// `fallocate(2)` on the calling thread.
 pub(super) fn fallocate_now(file: &File, mode: i32, offset: u64, len: u64) -> io::Result<()> {
-    // SAFETY: no address is passed.
-    check(unsafe { libc::fallocate(file.as_raw_fd(), mode, offset as libc::off_t, len as libc::off_t) })
+    Ok(fallocate(file, FallocateFlags::from_bits_retain(mode as u32), offset, len)?)
 }
 
 /// The first byte of data at or behind `offset`; `None`: all is a hole from there to the end.
 pub(super) fn seek_data(file: &File, offset: u64) -> io::Result<Option<u64>> {
-    seek(file, offset, libc::SEEK_DATA)
+    found(seek(file, SeekFrom::Data(offset)))
 }
 
 /// The first byte of a hole at or behind `offset`; `None`: the file ends before.
 pub(super) fn seek_hole(file: &File, offset: u64) -> io::Result<Option<u64>> {
-    seek(file, offset, libc::SEEK_HOLE)
+    found(seek(file, SeekFrom::Hole(offset)))
 }
 
-fn seek(file: &File, offset: u64, whence: i32) -> io::Result<Option<u64>> {
-    // SAFETY: no address is passed; nothing here uses the file's position.
-    let found = unsafe { libc::lseek(file.as_raw_fd(), offset as libc::off_t, whence) };
-    if found >= 0 {
-        return Ok(Some(found as u64));
-    }
-    match io::Error::last_os_error() {
-        error if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
-        error => Err(error),
+fn found(offset: rustix::io::Result<u64>) -> io::Result<Option<u64>> {
+    match offset {
+        Err(Errno::NXIO) => Ok(None),
+        offset => Ok(Some(offset?)),
     }
 }
 

@@ -3,9 +3,11 @@
 
 use blockmux_proto::frames::{EtherType, Mac};
 use blockmux_proto::frames::{FrameOutbox, OutFrame, PortId};
+use rustix::net::sockopt::{set_socket_send_buffer_size, set_socket_send_buffer_size_force, socket_error};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 /// A frame that was received: so many bytes, from that station. It begins where the one before it began, a stride on.
@@ -31,13 +33,8 @@ pub(super) type Instruction = (u16, u8, u8, u32);
 
 /// A packet socket that receives nothing until it is bound. Its frames come and go without the Ethernet header.
 pub(super) fn open() -> io::Result<OwnedFd> {
-    // SAFETY: creates a new descriptor.
-    let fd = unsafe {
-        libc::socket(libc::AF_PACKET, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC, 0)
-    };
-    check(fd as isize)?;
-    // SAFETY: the descriptor is new and ours.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    Ok(socket_with(AddressFamily::PACKET, SocketType::DGRAM, flags, None)?)
 }
 
 /// Receives frames of that type on that interface, and no others, from now on.
@@ -69,10 +66,10 @@ pub(super) fn filter(fd: &OwnedFd, program: &[Instruction]) -> io::Result<()> {
 }
 
 /// Asks for a send buffer of so many bytes, beyond the system's limit if that is allowed.
-pub(super) fn set_send_buffer(fd: &OwnedFd, bytes: i32) {
-    if set_int(fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, bytes).is_err() {
+pub(super) fn set_send_buffer(fd: &OwnedFd, bytes: usize) {
+    if set_socket_send_buffer_size_force(fd, bytes).is_err() {
         // The system's limit then; less is slower, not wrong.
-        let _ = set_int(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, bytes);
+        let _ = set_socket_send_buffer_size(fd, bytes);
     }
 }
 
@@ -81,20 +78,7 @@ pub(super) fn set_send_buffer(fd: &OwnedFd, bytes: i32) {
 /// # Errors
 /// That error.
 pub(super) fn take_error(fd: &OwnedFd) -> io::Result<()> {
-    let mut error: libc::c_int = 0;
-    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: `error` and `len` live during the call, and `len` is the size of `error`.
-    let result = unsafe {
-        libc::getsockopt(
-            fd.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_ERROR,
-            (&raw mut error).cast(),
-            &raw mut len,
-        )
-    };
-    check(result as isize)?;
-    if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
+    Ok(socket_error(fd)??)
 }
 
 pub(super) fn set_int(

@@ -197,7 +197,7 @@ const MODULO: u16 = 0x94;
 const RETURN: u16 = 0x06;
 
 /// For what is sent, in bytes: 64 of the largest usual frames and more.
-const BUFFER: i32 = 4 << 20;
+const BUFFER: usize = 4 << 20;
 const MIN_MTU: usize = 1500;
 /// Ethernet's own limit is far below.
 const MAX_MTU: usize = 65_535;

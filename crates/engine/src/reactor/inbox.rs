@@ -4,7 +4,8 @@ use super::core::EngineCore;
 use super::readiness::WakeOnEvent;
 use super::task::{Progress, Task};
 use crate::ring::Registration;
-use crate::sys;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{read, write};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::{Rc, Weak};
@@ -24,7 +25,8 @@ impl Inbox {
     /// Has the core run `message` soon; it is dropped unrun if the core has ended.
     pub fn send(&self, message: impl FnOnce(&Rc<EngineCore>) + Send + 'static) {
         if self.sender.send(Box::new(message)).is_ok() {
-            sys::event_signal(&self.event);
+            // A full counter is readable all the same.
+            let _ = write(&self.event, &1_u64.to_ne_bytes());
         }
     }
 }
@@ -41,7 +43,7 @@ struct InboxTask {
 /// Starts the task on `core` that runs its messages.
 pub(super) fn open(core: &EngineCore) -> io::Result<Inbox> {
     let (sender, receiver) = mpsc::channel();
-    let event = Arc::new(sys::event_fd()?);
+    let event = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
     let inbox = Inbox { sender, event: event.clone() };
     core.spawn(|waker| {
         let armed = WakeOnEvent::new(waker);
@@ -54,7 +56,7 @@ pub(super) fn open(core: &EngineCore) -> io::Result<Inbox> {
 impl Task for InboxTask {
     fn run(&mut self) -> Progress {
         // Armed before looking, so that no message falls in between.
-        sys::event_clear(&self.event);
+        let _ = read(&self.event, &mut [0; 8]);
         self.armed.arm(&self.registration, self.event.as_raw_fd(), libc::POLLIN, 0);
         let mut progress = Progress::Idle;
         while let (Some(core), Ok(message)) = (self.core.upgrade(), self.receiver.try_recv()) {

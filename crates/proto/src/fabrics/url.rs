@@ -38,6 +38,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
+use uuid::Uuid;
 
 /// A namespace, where its subsystem is, and how to connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -251,18 +252,8 @@ impl fmt::Display for Url {
 /// Reads a UUID, with its dashes or without.
 #[must_use]
 pub fn read_uuid(text: &str) -> Option<HostId> {
-    let is_dash = |at: usize| matches!(at, 8 | 13 | 18 | 23);
-    let has_dashes =
-        text.len() == 36 && text.bytes().enumerate().all(|(at, byte)| (byte == b'-') == is_dash(at));
-    if !has_dashes && text.len() != 32 {
-        return None;
-    }
-    let mut digits = text.chars().filter(|&letter| letter != '-').map(|letter| letter.to_digit(16));
-    let mut uuid = [0; 16];
-    for byte in &mut uuid {
-        *byte = (digits.next()?? << 4 | digits.next()??) as u8;
-    }
-    digits.next().is_none().then_some(uuid)
+    let is_plain = matches!(text.len(), 32 | 36);
+    is_plain.then(|| Uuid::try_parse(text).ok())?.map(Uuid::into_bytes)
 }
 
 fn subsystem_and_nsid(path: &str) -> Result<(Option<Nqn>, u32), UrlError> {

@@ -15,6 +15,7 @@ use crate::volume_uuid::VolumeUuid;
 use blockmux_volume::VolumeInfo;
 use blockmux_wire::nvme::log::AnaState;
 use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
+use data_encoding::HEXLOWER;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
@@ -113,7 +114,7 @@ impl Subsystem {
     /// Namespaces beyond the first 1,024, or with a number or identifier that another has, are left out.
     #[must_use]
     pub fn new(nqn: Nqn, machine: &str, namespaces: Vec<Namespace>, hosts: Vec<Nqn>) -> Subsystem {
-        let serial = hex(&unique(&format!("{nqn}\n{machine}"))).chars().take(20).collect();
+        let serial = HEXLOWER.encode(&unique(&format!("{nqn}\n{machine}"))).chars().take(20).collect();
         let subsystem = Subsystem {
             nqn,
             serial,
@@ -470,12 +471,8 @@ pub fn well_known_discovery_nqn() -> Nqn {
 /// The unique name of a machine's discovery subsystem.
 #[must_use]
 pub fn unique_discovery_nqn(machine: &str) -> Nqn {
-    let id = hex(&unique(&format!("discovery\n{machine}")));
+    let id = HEXLOWER.encode(&unique(&format!("discovery\n{machine}")));
     Nqn::new(&format!("nqn.2026-11.blockmux:discovery.{id}")).expect("this is a name")
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The model number of a subsystem that has no other.

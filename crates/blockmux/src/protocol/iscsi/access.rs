@@ -4,7 +4,7 @@
 //! its group, and a state is a group's.
 
 use super::ISCSI;
-use crate::address::{ListenAddress, means};
+use crate::address::{means, tcp_address};
 use blockmux_proto::scsi::AccessState;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -51,11 +51,8 @@ impl ListenerStates {
     /// Reads addresses as portals are written.
     pub(super) fn prepare(written: &BTreeMap<String, State>) -> Result<ListenerStates, String> {
         let state = |(address, state): (&String, &State)| {
-            let resolved = address.parse::<ListenAddress>().map_err(|error| error.to_string());
-            let resolved =
-                resolved.and_then(|parsed| parsed.resolve(ISCSI.port).map_err(|error| error.to_string()));
-            let place = resolved.map_err(|error| format!("access_states: {error}"))?;
-            let address = place.tcp().ok_or("access_states: a portal is no Unix socket; write host:port")?;
+            let address =
+                tcp_address(address, ISCSI.port).map_err(|error| format!("access_states: {error}"))?;
             Ok((address, state.word()))
         };
         written.iter().map(state).collect::<Result<_, _>>().map(ListenerStates)
@@ -88,7 +85,7 @@ mod tests {
         let wrong = |address: &str| {
             ListenerStates::prepare(&[(address.to_owned(), State::Standby)].into()).unwrap_err()
         };
-        assert!(wrong("unix:/s").starts_with("access_states: a portal is no Unix socket"));
+        assert!(wrong("unix:/s").starts_with("access_states: `unix:/s` is a Unix socket; write host:port"));
         assert!(wrong("3260").starts_with("access_states: `3260` is no host"));
     }
 }

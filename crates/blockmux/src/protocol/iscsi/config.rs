@@ -4,7 +4,7 @@
 
 use super::access::{ListenerStates, State};
 use super::{ISCSI, PREFIX};
-use crate::address::{ListenAddress, means};
+use crate::address::{means, tcp_address};
 use crate::failure::Failure;
 use crate::protocol::policy::TargetAccess;
 use crate::protocol::secret;
@@ -27,7 +27,7 @@ pub(super) struct TargetEntry {
     target_alias: String,
     /// Those of the listeners that lead to it; none means all.
     #[serde(default)]
-    portals: Vec<ListenAddress>,
+    portals: Vec<String>,
     /// How well listeners lead to its units, by their addresses; at others it is active/optimized.
     access_states: Option<BTreeMap<String, State>>,
     /// Volumes by LUN; none if the target is elsewhere.
@@ -202,11 +202,9 @@ impl ConfiguredTarget {
                 "`luns` has to map 1 to {MAX_LUNS} LUNs, as luns = {{ 0 = \"disk0\" }}"
             )));
         }
-        let portals = entry.portals.iter().map(|portal| {
-            let address = portal.resolve(ISCSI.port)?.tcp();
-            address.ok_or_else(|| wrong("a portal is no Unix socket; write host:port".to_owned()))
-        });
-        let portals = portals.collect::<Result<_, _>>()?;
+        let portals = entry.portals.iter().map(|portal| tcp_address(portal, ISCSI.port));
+        let portals =
+            portals.collect::<Result<_, _>>().map_err(|error| wrong(format!("portals: {error}")))?;
         let access_states =
             entry.access_states.as_ref().map(ListenerStates::prepare).transpose().map_err(wrong)?;
         let offer = entry.offer().map_err(wrong)?;
@@ -534,7 +532,7 @@ mod tests {
             ("MaxConnections = 65", "MaxConnections is a number from 1 to 64"),
             ("MaxBurstLength = 511", "MaxBurstLength is a number from 512 to 16777215"),
             ("MaxBurstLength = 512", "FirstBurstLength is above MaxBurstLength; lower it"),
-            ("portals = ['unix:/s']", "a portal is no Unix socket; write host:port"),
+            ("portals = ['unix:/s']", "portals: `unix:/s` is a Unix socket; write host:port"),
             ("[[acl]]\nluns = [1]", "an acl entry has LUN 1, which `luns` does not map"),
             ("[[acl]]\nCHAP_N = 'u'", "CHAP_N and secret_file go together; write both"),
             ("CHAP_A = ['MD5']", "CHAP_A: no acl entry has CHAP_N and secret_file; add them"),

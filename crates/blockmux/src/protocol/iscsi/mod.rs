@@ -313,10 +313,7 @@ fn units<'a>(own: &'a Iscsi, listener: &SocketAddr, named: &Named) -> Vec<Mapped
             // One who may have any name, if there is one.
             let sees = |acl: &&Acl| acl.luns.as_ref().is_none_or(|luns| luns.contains(&lun));
             let acl = target.acl.iter().rev().find(sees)?;
-            // Whoever copies a command may be in another directory.
-            let user =
-                acl.user.clone().map(|(name, file)| (name, std::path::absolute(&file).unwrap_or(file)));
-            let initiator = acl.initiator.as_ref();
+            let (user, initiator) = (acl.user.clone(), acl.initiator.as_ref());
             let (name, digests) = (target.name.as_str().to_owned(), target.needs_digests);
             let algorithms = acl.chap.as_ref().map(|chap| &chap.algorithms[..]).unwrap_or_default();
             Some(MappedUnit { target: name, lun, initiator, user, algorithms, digests })

@@ -5,7 +5,7 @@ use super::super::policy::TargetAccess;
 use super::hosts::{HostEntry, HostKeys};
 use super::namespaces::{self, ConfiguredNamespace, MODEL_LEN, NamespaceEntry, SERIAL_LEN, ascii};
 use super::{NVME_TCP, NvmeTcp, default_nqn};
-use crate::address::{ListenAddress, means};
+use crate::address::{means, tcp_address};
 use crate::failure::Failure;
 use blockmux_proto::fabrics::controller::node::{MAX_IN_CAPSULE, Port, Referral, SecureChannel};
 use blockmux_proto::nvme::ana::{AnaGroup, MAX_ANA_GROUPS};
@@ -198,11 +198,9 @@ impl ConfiguredSubsystem {
         let text = |key, text: &Option<String>, most| {
             text.as_deref().map(|text| ascii(key, text, most).map_err(wrong)).transpose()
         };
-        let listeners = entry
-            .listeners
-            .iter()
-            .map(|address| listener(address).map_err(|what| wrong(format!("listeners: {what}"))));
-        let listeners = listeners.collect::<Result<_, _>>()?;
+        let listeners = entry.listeners.iter().map(|address| tcp_address(address, NVME_TCP.port));
+        let listeners =
+            listeners.collect::<Result<_, _>>().map_err(|what| wrong(format!("listeners: {what}")))?;
         let serial_number = text("serial_number", &entry.serial_number, SERIAL_LEN)?;
         let model_number = text("model_number", &entry.model_number, MODEL_LEN)?;
         Ok(ConfiguredSubsystem {
@@ -281,14 +279,6 @@ impl ConfiguredSubsystem {
     }
 }
 
-/// The listener that somebody means.
-fn listener(address: &str) -> Result<SocketAddr, String> {
-    let no_listener = || format!("`{}` is no listener; write one as 192.0.2.1:4420", address.escape_debug());
-    let written: ListenAddress = address.parse().map_err(|_| no_listener())?;
-    let place = written.resolve(NVME_TCP.port).map_err(|failure| failure.to_string())?;
-    place.tcp().ok_or_else(no_listener)
-}
-
 impl DiscoveryEntry {
     /// Checks what is written.
     pub(crate) fn prepare(&self) -> Result<Vec<Referral>, Failure> {
@@ -344,7 +334,8 @@ fn groups(
             return Err(format!("ana_group {id}: namespace {nsid} is in two; take it out of one"));
         }
         let states = entry.states.iter().map(|(address, state)| {
-            let address = listener(address).map_err(|what| format!("ana_group {id}: {what}"))?;
+            let address =
+                tcp_address(address, NVME_TCP.port).map_err(|what| format!("ana_group {id}: {what}"))?;
             Ok((address, state.word()))
         });
         let states = states.collect::<Result<_, String>>()?;
@@ -428,7 +419,10 @@ mod tests {
             (&format!("{}\n{}", ana("2", "[]", "{}"), ANOTHER), "ANAGRPID 2: give each"),
             (&ana("2", "[7]", "{}"), "there is no namespace 7"),
             (&ana("2", "[1, 1]", "{}"), "namespace 1 is in two"),
-            (&ana("2", "[1]", "{ 'unix:here' = 'optimized' }"), "`unix:here` is no listener"),
+            (
+                &ana("2", "[1]", "{ 'unix:here' = 'optimized' }"),
+                "`unix:here` is a Unix socket; write host:port",
+            ),
             (&ana("2", "[1]", "{ '[::1]:1' = 'best' }"), "unknown variant"),
         ] {
             let failure = prepare(text).unwrap_err();
@@ -559,7 +553,7 @@ mod tests {
         assert_eq!(with("['0.0.0.0:4420']").unwrap().ports(&ports), Some(BTreeSet::from([1, 2])));
         assert_eq!(with("['[::1]']").unwrap().ports(&ports), one.ports(&ports));
         let failure = with("['unix:eth0']").unwrap_err();
-        assert!(failure.contains("listeners: `unix:eth0` is no listener"), "{failure}");
+        assert!(failure.contains("listeners: `unix:eth0` is a Unix socket"), "{failure}");
     }
 
     #[test]

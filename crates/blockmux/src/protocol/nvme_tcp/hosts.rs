@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A host as it is written, in the config file and on the command line.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, clap::Args)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::Args)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct HostEntry {
     /// Its NQN
@@ -63,12 +63,6 @@ struct Known {
 }
 
 impl HostEntry {
-    /// The same with paths that mean the same in whatever directory.
-    fn absolute(mut self) -> HostEntry {
-        self.make_absolute();
-        self
-    }
-
     /// Has its paths mean the same in whatever directory.
     pub(super) fn make_absolute(&mut self) {
         if let Ok(directory) = std::env::current_dir() {
@@ -94,15 +88,7 @@ impl HostEntry {
 
     /// A host of which nothing but its name is said.
     pub(super) fn plain(host: &Nqn) -> HostEntry {
-        HostEntry {
-            hostnqn: host.as_str().to_owned(),
-            tls_key_file: None,
-            namespaces: None,
-            dhchap_secret_file: None,
-            dhchap_ctrl_secret_file: None,
-            dhchap_hash: None,
-            dhchap_dhgroup: None,
-        }
+        HostEntry { hostnqn: host.as_str().to_owned(), ..HostEntry::default() }
     }
 
     /// Whether it sees that namespace.
@@ -112,7 +98,7 @@ impl HostEntry {
 
     /// The URL by which our own initiator comes as this host.
     pub(super) fn add_to(&self, url: &mut Url) {
-        let host = self.clone().absolute();
+        let host = self.clone();
         url.host_nqn = Nqn::new(&host.hostnqn);
         url.secret_file = host.dhchap_secret_file;
         url.ctrl_secret_file = host.dhchap_ctrl_secret_file.filter(|_| url.secret_file.is_some());
@@ -122,23 +108,22 @@ impl HostEntry {
     /// What a shell runs so that Linux connects as this host, where `connect` does it for a host of
     /// which nothing is asked.
     pub(super) fn command(&self, subsystem: &Nqn, connect: &str) -> String {
-        let host = self.clone().absolute();
         let content = |file: &Path| format!("\"$(cat {})\"", shell_word(&file.to_string_lossy()));
-        let nqn = shell_word(&host.hostnqn);
+        let nqn = shell_word(&self.hostnqn);
         let mut command = format!("{connect} --hostnqn={nqn}");
         // The kernel refuses a host that comes by several names with one identifier.
-        match host.hostnqn.rsplit_once("uuid:").filter(|(_, id)| read_uuid(id).is_some()) {
+        match self.hostnqn.rsplit_once("uuid:").filter(|(_, id)| read_uuid(id).is_some()) {
             Some((_, id)) => command += &format!(" --hostid={id}"),
             None => command += " --hostid=\"$(uuidgen)\"",
         }
         let secrets = [
-            ("dhchap-secret", &host.dhchap_secret_file),
-            ("dhchap-ctrl-secret", &host.dhchap_ctrl_secret_file),
+            ("dhchap-secret", &self.dhchap_secret_file),
+            ("dhchap-ctrl-secret", &self.dhchap_ctrl_secret_file),
         ];
         for (option, file) in secrets {
             command.extend(file.as_deref().map(|file| format!(" --{option}={}", content(file))));
         }
-        match &host.tls_key_file {
+        match &self.tls_key_file {
             None => command,
             Some(file) => format!(
                 "nvme check-tls-key --insert --identity=1 --hostnqn={nqn} --subsysnqn={} --keydata={} && {command} --tls",

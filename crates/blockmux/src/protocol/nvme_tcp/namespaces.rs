@@ -1,6 +1,7 @@
 //! Namespaces in the config file, and what subsystems and namespaces are called there.
 
 use blockmux_proto::nvme::identity::GivenIdentity;
+use data_encoding::{HEXLOWER, HEXLOWER_PERMISSIVE};
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -88,12 +89,13 @@ pub(super) fn refuse_duplicates<'a>(
     let mut given = HashSet::new();
     for namespace in namespaces {
         let GivenIdentity { nguid, eui64, uuid } = namespace.identity;
-        let long = [("nguid", nguid), ("uuid", uuid)];
-        let long = long.map(|(key, bytes)| (key, bytes.map(|bytes| bytes.to_vec())));
-        let all = long.into_iter().chain([("eui64", eui64.map(|bytes| bytes.to_vec()))]);
-        for (key, bytes) in all.filter_map(|(key, bytes)| Some((key, bytes?))) {
-            let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-            if !given.insert((key, bytes)) {
+        let texts = [
+            ("nguid", nguid.map(|bytes| HEXLOWER.encode(&bytes))),
+            ("uuid", uuid.map(|bytes| HEXLOWER.encode(&bytes))),
+            ("eui64", eui64.map(|bytes| HEXLOWER.encode(&bytes))),
+        ];
+        for (key, text) in texts.into_iter().filter_map(|(key, text)| Some((key, text?))) {
+            if !given.insert((key, text.clone())) {
                 return Err(format!("{key} `{text}` is given to two namespaces; change one"));
             }
         }
@@ -103,35 +105,23 @@ pub(super) fn refuse_duplicates<'a>(
 
 impl NamespaceEntry {
     fn identity(&self) -> Result<GivenIdentity, String> {
-        let long = |key: &str, text: &Option<String>| {
-            text.as_deref().map(|text| digits::<16>(text).map_err(|what| format!("{key} `{text}` {what}")))
-        };
-        let eui64 = self.eui64.as_deref();
-        let eui64 = eui64
-            .map(|text| digits::<8>(text).map_err(|what| format!("eui64 `{text}` {what}")))
-            .transpose()?;
-        let nguid = long("nguid", &self.nguid).transpose()?;
-        Ok(GivenIdentity { nguid, eui64, uuid: long("uuid", &self.uuid).transpose()? })
+        Ok(GivenIdentity {
+            nguid: identifier("nguid", self.nguid.as_deref())?,
+            eui64: identifier("eui64", self.eui64.as_deref())?,
+            uuid: identifier("uuid", self.uuid.as_deref())?,
+        })
     }
 }
 
-/// So many bytes in hexadecimal digits, with hyphens wherever somebody likes them.
-fn digits<const N: usize>(text: &str) -> Result<[u8; N], String> {
-    let wrong = || format!("is not {} hexadecimal digits", 2 * N);
-    let digits: Vec<u8> = text.bytes().filter(|byte| *byte != b'-').collect();
-    if digits.len() != 2 * N {
-        return Err(wrong());
+/// An identifier that is written as digits of hexadecimal numbers, with hyphens or without.
+fn identifier<const N: usize>(key: &str, text: Option<&str>) -> Result<Option<[u8; N]>, String> {
+    let Some(text) = text else { return Ok(None) };
+    let bytes = HEXLOWER_PERMISSIVE.decode(text.replace('-', "").as_bytes()).ok();
+    match bytes.and_then(|bytes| <[u8; N]>::try_from(bytes).ok()) {
+        Some(bytes) if bytes == [0; N] => Err(format!("{key} `{text}` is none: it has zeroes alone")),
+        None => Err(format!("{key} `{text}` is not {} hexadecimal digits", 2 * N)),
+        bytes => Ok(bytes),
     }
-    let value = |digit: u8| (digit as char).to_digit(16).map(|value| value as u8);
-    let mut bytes = [0; N];
-    for (byte, pair) in bytes.iter_mut().zip(digits.chunks(2)) {
-        let [high, low] = pair else { return Err(wrong()) };
-        *byte = value(*high).zip(value(*low)).map(|(high, low)| high << 4 | low).ok_or_else(wrong)?;
-    }
-    if bytes == [0; N] {
-        return Err("is none: it has zeroes alone".to_owned());
-    }
-    Ok(bytes)
 }
 
 /// A serial number or model number, as Identify Controller tells it: at most so many characters of ASCII, filled with

@@ -3,6 +3,7 @@
 use super::hosts::{read_secret, read_tls_key};
 use super::referrals::{self, Site, address_of};
 use crate::failure::Failure;
+use crate::machine::machine_id;
 use crate::output::both_sizes;
 use crate::protocol::{Description, ELSEWHERE, Found, FoundExport, Remote};
 use crate::reach;
@@ -17,6 +18,7 @@ use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme_tcp::client::{
     ControllerInfo, Digests, FoundSubsystem, HostId, Names, NamespaceInfo, Refused,
 };
+use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::Volume;
 use blockmux_wire::nvme::status::ConnectStatus;
 use blockmux_wire::nvmeof::fabrics::{DISCOVERY_NQN, SubsystemType, TransportType};
@@ -83,8 +85,31 @@ impl NvmeRemote {
     }
 
     fn endpoint(&self, url: &Url, address: &Address, subsystem: &Nqn, connections: u32) -> Endpoint {
-        let endpoint = endpoint(url, self.secrets.clone(), address, subsystem, connections);
-        Endpoint { tls_key: self.tls_key.clone(), generated_keys: self.generated_keys.clone(), ..endpoint }
+        let host_id = url.host_id.or_else(|| url.host_nqn.as_ref().map(id_of_nqn)).unwrap_or_else(own_id);
+        let own = || Nqn::new(&host_nqn_of(&host_id)).expect("it is made of letters that names have");
+        let host = url.host_nqn.clone().unwrap_or_else(own);
+        Endpoint {
+            address: address.clone(),
+            further: Vec::new(),
+            policy: match url.io_policy {
+                IoPolicy::RoundRobin => Policy::RoundRobin,
+                IoPolicy::QueueDepth => Policy::QueueDepth,
+            },
+            names: Names { host, host_id, subsystem: subsystem.clone() },
+            secrets: self.secrets.clone(),
+            nsid: url.nsid,
+            digests: Digests { header: url.header_digest, data: url.data_digest },
+            entries: url.queue_size,
+            keep_alive: url.keep_alive,
+            // At most MAX_CONNECTIONS.
+            queues: connections as u16,
+            patience: url.reconnect,
+            timeout: reach::timeout(url.io_timeout),
+            tls_key: self.tls_key.clone(),
+            tls_identity: url.tls_identity,
+            ktls: url.ktls,
+            generated_keys: self.generated_keys.clone(),
+        }
     }
 
     /// The other places, each by the first address that its name has; with `paths=all` also those that the discovery
@@ -321,40 +346,6 @@ fn secrets(url: &Url) -> Result<Option<Arc<HostSecrets>>, Failure> {
     Ok(Some(Arc::new(HostSecrets { host, controller, hash, group })))
 }
 
-fn endpoint(
-    url: &Url,
-    secrets: Option<Arc<HostSecrets>>,
-    address: &Address,
-    subsystem: &Nqn,
-    connections: u32,
-) -> Endpoint {
-    let host_id = url.host_id.or_else(|| url.host_nqn.as_ref().map(id_of_nqn)).unwrap_or_else(own_id);
-    let own = || Nqn::new(&host_nqn_of(&host_id)).expect("it is made of letters that names have");
-    let host = url.host_nqn.clone().unwrap_or_else(own);
-    Endpoint {
-        address: address.clone(),
-        further: Vec::new(),
-        policy: match url.io_policy {
-            IoPolicy::RoundRobin => Policy::RoundRobin,
-            IoPolicy::QueueDepth => Policy::QueueDepth,
-        },
-        names: Names { host, host_id, subsystem: subsystem.clone() },
-        secrets,
-        nsid: url.nsid,
-        digests: Digests { header: url.header_digest, data: url.data_digest },
-        entries: url.queue_size,
-        keep_alive: url.keep_alive,
-        // At most MAX_CONNECTIONS.
-        queues: connections as u16,
-        patience: url.reconnect,
-        timeout: reach::timeout(url.io_timeout),
-        tls_key: None,
-        tls_identity: url.tls_identity,
-        ktls: url.ktls,
-        generated_keys: None,
-    }
-}
-
 /// The identifier in a host's name, as most have one, or one that is made from the name.
 fn id_of_nqn(nqn: &Nqn) -> HostId {
     let uuid = nqn.as_str().rsplit_once("uuid:").and_then(|(_, uuid)| read_uuid(uuid));
@@ -364,19 +355,12 @@ fn id_of_nqn(nqn: &Nqn) -> HostId {
 /// This machine's identifier as a host.
 fn own_id() -> HostId {
     let uname = rustix::system::uname();
-    let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
-    hash(&format!("{} {}", uname.nodename().to_string_lossy(), machine.trim()))
+    hash(&format!("{} {}", uname.nodename().to_string_lossy(), machine_id()))
 }
 
-/// A UUID of version 8, the same for the same text: FNV-1a.
+/// An identifier that follows from a text.
 fn hash(text: &str) -> HostId {
-    let (basis, prime) =
-        (0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128, 0x0100_0000_0000_0000_0000_013b_u128);
-    let hash = text.bytes().fold(basis, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(prime));
-    let mut id = hash.to_be_bytes();
-    id[6] = id[6] & 0x0f | 0x80;
-    id[8] = id[8] & 0x3f | 0x80;
-    id
+    VolumeUuid::of_texts(&["host", text]).to_bytes()
 }
 
 #[cfg(test)]

@@ -9,7 +9,9 @@ use blockmux_wire::nvme::identify::{
 };
 use blockmux_wire::nvme::nvm::NLB_MASK;
 use blockmux_wire::nvme::{CQE_LEN, SQE_LEN};
+use data_encoding::HEXLOWER;
 use std::time::Duration;
+use uuid::Uuid;
 use zerocopy::FromBytes;
 
 /// A controller.
@@ -231,22 +233,14 @@ impl NamespaceInfo {
 /// A UUID as people write it.
 #[must_use]
 pub fn uuid_text(uuid: &[u8; 16]) -> String {
-    let mut text = String::with_capacity(36);
-    for (at, byte) in uuid.iter().enumerate() {
-        if matches!(at, 4 | 6 | 8 | 10) {
-            text.push('-');
-        }
-        text.push_str(&format!("{byte:02x}"));
-    }
-    text
+    Uuid::from_bytes(*uuid).to_string()
 }
 
 fn identity(nguid: &[u8; 16], eui64: &[u8; 8]) -> String {
-    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     if is_set(nguid) {
-        format!("nguid.{}", hex(nguid))
+        format!("nguid.{}", HEXLOWER.encode(nguid))
     } else if is_set(eui64) {
-        format!("eui.{}", hex(eui64))
+        format!("eui.{}", HEXLOWER.encode(eui64))
     } else {
         String::new()
     }

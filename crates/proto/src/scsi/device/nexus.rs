@@ -2,6 +2,7 @@
 
 use crate::scsi::iscsi_name::Name;
 use crate::served::Registrant;
+use data_encoding::HEXLOWER;
 use std::sync::Arc;
 
 /// An initiator port and a target port; one session.
@@ -38,7 +39,7 @@ impl Nexus {
     /// A nexus of an iSCSI session (SPC-5): the TransportID is `NAME,i,0xISID`.
     #[must_use]
     pub fn iscsi(initiator_name: &str, isid: [u8; 6], target_port: TargetPort) -> Nexus {
-        let isid: String = isid.iter().map(|byte| format!("{byte:02x}")).collect();
+        let isid = HEXLOWER.encode(&isid);
         Nexus { initiator: iscsi_transport_id(&format!("{initiator_name},i,0x{isid}")), target_port }
     }
 }

@@ -21,6 +21,7 @@ use blockmux_wire::scsi::vpd::{
     LogicalBlockProvisioning, PAGE_BLOCK_LIMITS, PAGE_CHARACTERISTICS, PAGE_IDENTIFICATION,
     PAGE_PROVISIONING, PAGE_SERIAL, PAGE_SUPPORTED, VpdHeader,
 };
+use data_encoding::HEXLOWER;
 use zerocopy::FromBytes;
 
 /// Why a logical unit is no volume for us.
@@ -415,10 +416,9 @@ fn designator(mut body: &[u8]) -> String {
         if header.association_and_type & ASSOCIATION_MASK != ASSOCIATION_UNIT {
             continue;
         }
-        let hex = || name.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         match header.association_and_type & DESIGNATOR_TYPE_MASK {
-            DESIGNATOR_NAA => return format!("naa.{}", hex()),
-            DESIGNATOR_EUI if eui.is_empty() => eui = format!("eui.{}", hex()),
+            DESIGNATOR_NAA => return format!("naa.{}", HEXLOWER.encode(name)),
+            DESIGNATOR_EUI if eui.is_empty() => eui = format!("eui.{}", HEXLOWER.encode(name)),
             DESIGNATOR_T10_VENDOR if t10.is_empty() => t10 = format!("t10.{}", text(Some(name))),
             _ => {}
         }
