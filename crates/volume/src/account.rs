@@ -2,8 +2,8 @@
 //! (`docs/decisions/0033-fair-shares-of-buffers.md`).
 
 use crate::ready::Waker;
+use core::net::{IpAddr, Ipv6Addr};
 use std::cell::{Cell, RefCell};
-use std::net::{IpAddr, Ipv6Addr};
 
 /// One peer's account with the pool of the core that serves it.
 #[derive(Default)]

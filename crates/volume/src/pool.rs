@@ -17,9 +17,9 @@
 use crate::account::PeerAccount;
 use crate::buf::Memory;
 use crate::volume::MAX_TRANSFER;
+use core::net::IpAddr;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 use std::ops::Bound;
 use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicUsize, Ordering};
