@@ -35,6 +35,9 @@ fn libiscsis_tools_see_what_is_served() {
     let named = |name: &str| format!("iqn.2026-11.blockmux:{name} Portal:{address},1");
     assert_eq!(targets, [named("a"), named("b2")]);
     assert_eq!(list.lines().filter(|line| line.trim_start().starts_with("Lun:0 ")).count(), 2, "{list}");
+    // With a secret that nobody asks for, it says its names in both stages of the login.
+    let offering = portal(&url).replace("iscsi://", "iscsi://me%asecretoftwelve@");
+    assert_eq!(succeed(Command::new("iscsi-ls").arg(offering)).lines().count(), 2);
     let inquiry = succeed(Command::new("iscsi-inq").arg(&url));
     assert!(inquiry.contains("BLOCKMUX"), "{inquiry}");
     let capacity = succeed(Command::new("iscsi-readcapacity16").arg(&url));

@@ -304,7 +304,7 @@ impl TargetLogin {
         for pair in text::pairs(whole) {
             let pair = pair.map_err(|_| initiator_error("sent malformed login text"))?;
             match pair.key {
-                key if self.declarations.is_repeated(key) => {
+                key if self.declarations.is_contradicted(key, pair.value) => {
                     return Err(Failure::from(&NegotiationError::Repeated));
                 }
                 "InitiatorName" | "TargetName" | "SessionType" | "InitiatorAlias" => {}

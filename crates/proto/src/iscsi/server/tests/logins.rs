@@ -149,8 +149,8 @@ fn a_login_that_cannot_be_says_why() {
         (text(INITIATOR, "iqn.2026-11.com.example:none"), LoginStatus::NOT_FOUND),
         (text(INITIATOR, HIDDEN), LoginStatus::AUTHORIZATION_FAILURE),
         (names() + "SessionType=Odd\0", LoginStatus::SESSION_TYPE_NOT_SUPPORTED),
-        (names() + &names(), LoginStatus::INITIATOR_ERROR),
-        (names() + "SessionType=Normal\0SessionType=Normal\0", LoginStatus::INITIATOR_ERROR),
+        (names() + &text("iqn.2026-11.com.example:other", TARGET), LoginStatus::INITIATOR_ERROR),
+        (names() + "SessionType=Discovery\0SessionType=Normal\0", LoginStatus::INITIATOR_ERROR),
         (names() + "ImmediateData=Yes\0ImmediateData=No\0", LoginStatus::INITIATOR_ERROR),
         (names() + "MaxRecvDataSegmentLength=1\0", LoginStatus::INITIATOR_ERROR),
         (names() + "no equals\0", LoginStatus::INITIATOR_ERROR),
@@ -177,13 +177,21 @@ fn a_login_header_that_cannot_be_says_why() {
     assert_eq!(change(|r| r.flags = 0xc7), LoginStatus::INITIATOR_ERROR);
     let mut initiator = Initiator::connect();
     initiator.login(0x04, names().as_bytes());
-    let again = initiator.login_error(&login_request(0x04), names().as_bytes());
-    assert_eq!(again.0, LoginStatus::INITIATOR_ERROR, "declared twice");
+    let other = b"InitiatorName=iqn.2026-11.com.example:other\0";
+    let again = initiator.login_error(&login_request(0x04), other);
+    assert_eq!(again.0, LoginStatus::INITIATOR_ERROR, "declared otherwise");
     let mut initiator = Initiator::connect();
     initiator.login(0x04, names().as_bytes());
     let mut other = login_request(0x87);
     other.cid = 8.into();
     assert_eq!(initiator.login_error(&other, b"").0, LoginStatus::INITIATOR_ERROR);
+}
+
+#[test]
+fn names_may_be_said_once_more_in_the_next_stage() {
+    let mut initiator = Initiator::connect();
+    initiator.login(0x81, (names() + "AuthMethod=CHAP,None\0").as_bytes());
+    initiator.login(0x87, (names() + "HeaderDigest=None\0").as_bytes());
 }
 
 #[test]
