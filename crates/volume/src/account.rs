@@ -12,6 +12,8 @@ pub struct PeerAccount {
     pub(crate) origin: Option<IpAddr>,
     /// Bytes of payload buffers that the peer's requests hold.
     held_bytes: Cell<usize>,
+    /// Bytes of payload that its requests were ever given buffers for.
+    granted_bytes: Cell<u64>,
     /// Bytes that the peer has sent or acknowledged, when its connection was last asked.
     moved_bytes: Cell<u64>,
     /// As many had moved when it last stalled.
@@ -49,6 +51,17 @@ impl PeerAccount {
     pub fn credit_bytes(&self) -> usize {
         let moved = self.moved_bytes.get().saturating_sub(self.moved_before_bytes.get());
         usize::try_from(moved).unwrap_or(usize::MAX)
+    }
+
+    /// Whether the peer has sent or acknowledged as much as its requests were ever given buffers for: what the kernel
+    /// keeps for a peer that reads nothing is not taken.
+    pub(crate) fn has_taken_all(&self) -> bool {
+        self.granted_bytes.get() <= self.moved_bytes.get()
+    }
+
+    #[inline]
+    pub(crate) fn note_granted(&self, bytes: usize) {
+        self.granted_bytes.set(self.granted_bytes.get().saturating_add(bytes as u64));
     }
 
     /// Notes how many bytes the peer has sent or acknowledged since it connected.

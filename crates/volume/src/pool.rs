@@ -70,8 +70,8 @@ struct Waiting {
     looked_at: Ticket,
 }
 
-/// Of a peer that waits: nobody was evicted who came from where it comes from; it held nothing when it began to wait; when
-/// that was.
+/// Of a peer that waits: nobody was evicted who came from where it comes from; it had taken all that it was given when it
+/// began to wait; when that was.
 type Ticket = (bool, bool, u64);
 
 impl Waiting {
@@ -175,6 +175,7 @@ impl Pool {
         let memory = self.take_class(class)?;
         let account = self.account.as_ref().unwrap_or(&self.inner.nobody);
         account.add(size);
+        account.note_granted(len);
         if size >= account.promised_bytes.get() {
             self.inner.end_promise(account);
         }
@@ -215,7 +216,7 @@ impl Pool {
             self.inner.tickets.set(number);
             let is_suspect =
                 account.origin.is_some_and(|origin| self.inner.suspects.borrow().contains(&origin));
-            let ticket = (!is_suspect, account.held_bytes() == 0, number);
+            let ticket = (!is_suspect, account.has_taken_all(), number);
             self.inner.waiting[class_of(size)].borrow_mut().peers.insert(ticket, account.clone());
             self.inner.waiting_count.set(self.inner.waiting_count.get() + 1);
         }
@@ -386,7 +387,7 @@ impl Inner {
 
     /// A buffer of `size` bytes has come back: wakes those that could have as much now, the ones that wait for less first.
     /// Of those that wait for as much, every other time the newest is first of those from where nobody was evicted, or else
-    /// of those that held nothing: a crowd that has come before it and moves nothing is not in its way, nor is a crowd of
+    /// of those that have taken all that they were given: a crowd that has come before it and moves nothing is not in its way, nor is a crowd of
     /// newcomers in the way of who waits long.
     #[cold]
     fn wake_waiting(&self, size: usize) {
@@ -445,11 +446,25 @@ impl Inner {
         {
             wanted = wanted.saturating_sub(account.held_bytes());
             account.evict();
-            let mut suspects = self.suspects.borrow_mut();
-            if suspects.len() >= MOST_SUSPECTS {
-                suspects.clear();
-            }
-            suspects.extend(account.origin);
+            account.origin.into_iter().for_each(|origin| self.suspect(origin));
+        }
+    }
+
+    /// Who comes from there ranks behind others, those that wait already, too.
+    fn suspect(&self, origin: IpAddr) {
+        let mut suspects = self.suspects.borrow_mut();
+        if suspects.len() >= MOST_SUSPECTS {
+            suspects.clear();
+        }
+        if !suspects.insert(origin) {
+            return;
+        }
+        for class in &self.waiting {
+            let peers = &mut class.borrow_mut().peers;
+            let ranked = std::mem::take(peers).into_iter().map(|((is_free, has_taken, number), account)| {
+                ((is_free && account.origin != Some(origin), has_taken, number), account)
+            });
+            peers.extend(ranked);
         }
     }
 
@@ -709,11 +724,8 @@ mod tests {
             while ready.is_empty() && held.pop().is_some() {}
             ready.pop()
         });
-        assert_eq!(
-            woken.skip(1).take(1).collect::<Vec<_>>(),
-            [1],
-            "the second is the newest that is no neighbour"
-        );
+        let first: Vec<_> = woken.take(2).collect();
+        assert_eq!(first, [0, 1], "who has waited longest, and the newest that is no neighbour");
     }
 
     #[test]
