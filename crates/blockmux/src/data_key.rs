@@ -5,8 +5,8 @@
 //! when the inode was made, a block device by what its maker or its volume manager calls it, a
 //! remote volume by what its server calls it.
 
-use blockmux_volume::Volume;
 use blockmux_volume::spec::{BlockSpec, FileSpec};
+use blockmux_volume::{Spec, Volume};
 use rustix::fs::{major, makedev, minor, statvfs};
 use std::fs::{self, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -37,6 +37,16 @@ impl DataKey {
             DataKey { text: format!("device {}", path.display()), is_unique: false }
         };
         Some(of_device(Path::new(SYSFS), metadata.rdev(), 0).unwrap_or_else(by_path))
+    }
+
+    /// What the files and block devices are known by that hold a volume.
+    pub(crate) fn local_texts(spec: &Spec) -> Vec<String> {
+        let keys = spec.leaves().into_iter().filter_map(|leaf| match leaf {
+            Spec::File(file) => DataKey::of_file(file),
+            Spec::Block(block) => DataKey::of_block(block),
+            _ => None,
+        });
+        keys.map(|key| key.text).collect()
     }
 
     /// A remote volume's. `place` tells it from all others of its server; what servers call their

@@ -71,6 +71,8 @@ struct Shared {
     listeners: Vec<PolicyListener>,
     /// `protocols` of each volume; `None`: it has no such list.
     volumes: RwLock<BTreeMap<String, Option<Vec<String>>>>,
+    /// What the files and devices of each open volume are known by.
+    data: RwLock<BTreeMap<String, Vec<String>>>,
 }
 
 /// One way to a volume.
@@ -163,7 +165,7 @@ impl Policy {
     pub(crate) fn of_one_volume(protocol: &'static Protocol, place: Place, volume: &str) -> Policy {
         let listener = PolicyListener { protocol, place, volumes: None, is_asked: true };
         let volumes = RwLock::new(BTreeMap::from([(volume.to_owned(), None)]));
-        Policy(Arc::new(Shared { targets: Vec::new(), listeners: vec![listener], volumes }))
+        Policy(Arc::new(Shared { listeners: vec![listener], volumes, ..Shared::default() }))
     }
 
     /// Whether a listener of that protocol would lead to anything without naming it.
@@ -181,7 +183,8 @@ impl Policy {
     pub(crate) fn at(self, listeners: Vec<PolicyListener>, may_change: bool) -> Result<Policy, String> {
         let Shared { targets, volumes, .. } = &*self.0;
         let volumes = volumes.read().unwrap_or_else(PoisonError::into_inner).clone();
-        let shared = Shared { targets: targets.clone(), listeners, volumes: RwLock::new(volumes) };
+        let (targets, volumes) = (targets.clone(), RwLock::new(volumes));
+        let shared = Shared { targets, listeners, volumes, ..Shared::default() };
         let policy = Policy(Arc::new(shared));
         policy.check_listeners(may_change)?;
         let volumes = policy.0.volumes.read().unwrap_or_else(PoisonError::into_inner).clone();
@@ -270,6 +273,38 @@ impl Policy {
     /// A volume has gone.
     pub(crate) fn remove(&self, volume: &str) {
         self.0.volumes.write().unwrap_or_else(PoisonError::into_inner).remove(volume);
+        self.0.data.write().unwrap_or_else(PoisonError::into_inner).remove(volume);
+    }
+
+    /// A volume is open, with its data in files and devices that are known by these texts.
+    pub(crate) fn set_data(&self, volume: &str, data: Vec<String>) {
+        self.0.data.write().unwrap_or_else(PoisonError::into_inner).insert(volume.to_owned(), data);
+    }
+
+    /// Whether a volume shares no file or device with another while either of them is restricted, by the
+    /// configuration or as `is_restricted` says of what was attached since.
+    ///
+    /// # Errors
+    /// With which one, and what to do.
+    pub(crate) fn check_twins(
+        &self,
+        volume: &str,
+        is_restricted: impl Fn(&str) -> bool,
+    ) -> Result<(), String> {
+        let all = self.0.data.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(own) = all.get(volume) else { return Ok(()) };
+        let is_restricted = |name: &str| self.is_restricted(name) || is_restricted(name);
+        let mut twins =
+            all.iter().filter(|(name, data)| *name != volume && data.iter().any(|text| own.contains(text)));
+        let Some((twin, _)) = twins.find(|(name, _)| is_restricted(volume) || is_restricted(name)) else {
+            return Ok(());
+        };
+        let which = if is_restricted(volume) { volume } else { twin };
+        Err(format!(
+            "volume `{volume}`: is in a file or device that `{twin}` is in, too, and a target restricts who may use \
+             `{which}`, which the other would let everybody past; serve one volume in all places, by its `protocols` or \
+             'blockmux ctl attach', or a copy of the data"
+        ))
     }
 
     /// Whether a volume may become part of a target while it is in those others.
@@ -348,7 +383,7 @@ impl Policy {
 
     /// Whether what listeners name is there, and every target has listeners.
     fn check_listeners(&self, may_change: bool) -> Result<(), String> {
-        let Shared { targets, listeners, volumes } = &*self.0;
+        let Shared { targets, listeners, volumes, .. } = &*self.0;
         for (protocol, target) in targets {
             let own: Vec<_> = listeners.iter().filter(|listener| listener.is_of(protocol)).collect();
             let (title, option) = (target.title(), key(protocol));

@@ -15,6 +15,7 @@ use crate::ctl::{
     Answer, ControlPath, PopulatedStatus, ProtocolStatus, Request, SessionStatus, Status, VolumeStatus,
     check_peer, read, write,
 };
+use crate::data_key::DataKey;
 use crate::failure::Failure;
 use crate::open::Populate;
 use crate::protocol::frontend::{Change, Live, LiveProtocol, TargetPlace};
@@ -231,6 +232,9 @@ impl Desk {
         self.policy.add(&name, named.entry.protocols.clone())?;
         let opened = self.opening.open(&named, Populate::Behind);
         let (export, served) = opened.inspect_err(|_| self.policy.remove(&name)).map_err(told)?;
+        self.policy.set_data(&name, DataKey::local_texts(&named.entry.spec));
+        let is_restricted = |name: &str| self.is_restricted(name, &lives);
+        self.policy.check_twins(&name, is_restricted).inspect_err(|_| self.policy.remove(&name))?;
         let of_data = |id| self.exports.served(id)?.uuid().filter(|uuid| Some(*uuid) == served.uuid());
         if let Some((_, twin)) = self.exports.iter().find(|(id, _)| of_data(*id).is_some()) {
             warn_of_twins([&twin.name, &name].map(|name| (&**name, served.uuid())).into_iter());
@@ -283,8 +287,16 @@ impl Desk {
             .collect();
         if let Some(new) = live.access_of(target) {
             self.policy.check_attach(name, (protocol.name, &new), &others)?;
+            let is_restricted = |own: &str| own == name && !new.is_open || self.is_restricted(own, &lives);
+            self.policy.check_twins(name, is_restricted)?;
         }
         live.attach(target, volume, place)
+    }
+
+    /// Whether a target that has the volume now does not let everybody use it.
+    fn is_restricted(&self, name: &str, lives: &[LiveProtocol]) -> bool {
+        let Some((volume, _)) = self.exports.find(name) else { return false };
+        lives.iter().any(|(_, live)| live.targets_of(volume).iter().any(|access| !access.is_open))
     }
 
     /// Does what only the protocol of a target knows.

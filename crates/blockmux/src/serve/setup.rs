@@ -9,6 +9,7 @@ use super::opening::{NamedVolume, Opening};
 use super::state;
 use crate::address::ListenAddress;
 use crate::ctl::ControlPath;
+use crate::data_key::DataKey;
 use crate::failure::Failure;
 use crate::open::Populate;
 use crate::poll::Poll;
@@ -169,6 +170,12 @@ impl Setup {
         let populate = Populate::Until(Instant::now() + POPULATING);
         let exports = self.volumes.iter().map(|named| opening.open(named, populate));
         let exports = exports.collect::<Result<Vec<_>, _>>().map(Exports::of_served)?;
+        for named in &self.volumes {
+            self.policy.set_data(&named.name, DataKey::local_texts(&named.entry.spec));
+        }
+        for named in &self.volumes {
+            self.policy.check_twins(&named.name, |_| false).map_err(Failure::request)?;
+        }
         let all: Vec<_> = exports.iter().collect();
         let uuid = |id| exports.served(id).and_then(|served| served.uuid());
         warn_of_twins(all.iter().map(|(id, export)| (&*export.name, uuid(*id))));

@@ -1,11 +1,10 @@
-//! Volumes that change their size by themselves: block devices and what other servers export.
+//! What becomes of volumes outside of Blockmux: block devices and what other servers export get another size, files are
+//! deleted or replaced.
 
 use super::setup::Setup;
 use crate::failure::Failure;
 use blockmux_proto::exports::Exports;
-use blockmux_proto::served::Served;
 use blockmux_volume::Spec;
-use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::Duration;
@@ -16,24 +15,21 @@ pub(super) struct Looking {
     _end: Sender<()>,
 }
 
-/// Looks from time to time whether a volume has another size, and has everybody told; `None` if none of them ever has.
+/// Looks from time to time at all volumes, those that were added later, too, and has everybody told of another size; `None`
+/// if nothing becomes of any of them, and none can be added.
 pub(super) fn watch(setup: &Setup, exports: &Exports) -> Result<Option<Looking>, Failure> {
-    let served =
-        exports.iter().filter_map(|(id, export)| Some((export.name.clone(), exports.served(id)?.clone())));
-    let watched: Vec<(String, Arc<Served>)> = served
-        .zip(setup.specs())
-        .filter(|(_, spec)| changes_by_itself(spec))
-        .map(|(served, _)| served)
-        .collect();
-    if watched.is_empty() {
+    if setup.control.is_none() && !setup.specs().any(changes_by_itself) {
         return Ok(None);
     }
+    let exports = exports.clone();
     let (sender, end) = mpsc::channel::<()>();
     let look = move || {
         while end.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
-            for (name, served) in &watched {
+            // A volume that was removed is not kept open from here.
+            for (id, export) in exports.iter() {
+                let Some(served) = exports.served(id) else { continue };
                 if served.look_at_size() {
-                    info!("{name} has {} bytes now", served.volume().info().size);
+                    info!("{} has {} bytes now", export.name, served.volume().info().size);
                 }
             }
         }
@@ -45,12 +41,12 @@ pub(super) fn watch(setup: &Setup, exports: &Exports) -> Result<Option<Looking>,
 
 fn changes_by_itself(spec: &Spec) -> bool {
     match spec {
-        Spec::Block(_) | Spec::Url(_) => true,
+        Spec::File(_) | Spec::Block(_) | Spec::Url(_) => true,
         Spec::Delay(_, inner) | Spec::Fault(_, inner) | Spec::Rate(_, inner) | Spec::Log(_, inner) => {
             changes_by_itself(inner)
         }
         // The size of a stripe was reckoned when it was made.
-        Spec::Mem(_) | Spec::Null(_) | Spec::File(_) | Spec::Stripe { .. } => false,
+        Spec::Mem(_) | Spec::Null(_) | Spec::Stripe { .. } => false,
     }
 }
 

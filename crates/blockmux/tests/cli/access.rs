@@ -296,3 +296,58 @@ fn a_target_without_a_listener_or_at_none_of_them_is_an_error() {
     let said = refusal(&with(&here.replace("listeners = ['127.0.0.1", "listeners = ['127.0.0.9")), &[]);
     assert!(said.contains("listeners: nobody listens at 127.0.0.9:0; name one of 127.0.0.1:"), "{said}");
 }
+
+#[test]
+fn a_file_behind_chap_is_served_by_no_second_volume() {
+    let files = tempfile::tempdir().unwrap();
+    let place = |name: &str| format!("file:{}", files.path().join(name).display());
+    let (vault, other) = (place("vault.img"), place("other.img"));
+    let secret = in_place(files.path(), "secret", "a secret of twelve");
+    let volume = |name: &str, spec: &str, more: &str| {
+        format!("[[volume]]\nname = '{name}'\nspec = '{spec}'\nprotocols = ['iscsi', 'nbd']\n{more}\n")
+    };
+    let targets = format!(
+        "[[iscsi_target]]\nTargetName = '{TARGET}'\nluns = {{ 0 = 'vault' }}\n\
+         [[iscsi_target.acl]]\nCHAP_N = 'me'\nsecret_file = '{secret}'\n"
+    );
+    let content = |more: &str| {
+        let own =
+            volume("vault", &format!("{vault}?size=1m"), "uuid = '6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4d'");
+        let open = volume("other", &format!("{other}?size=1m"), "");
+        format!("iscsi = ['127.0.0.1:0']\nnbd = ['127.0.0.1:0']\n{own}{open}{more}{targets}")
+    };
+    // By whatever name and around whatever it is: its own UUID hides nothing.
+    std::os::unix::fs::symlink(files.path().join("vault.img"), files.path().join("link")).unwrap();
+    let twin = volume("twin", &format!("delay:1us:{}?readonly=on", place("link")), "");
+    let said = refusal(&in_place(files.path(), "twice.toml", &content(&twin)), &[]);
+    assert!(
+        said.contains("file or device that `") && said.contains("restricts who may use `vault`"),
+        "{said}"
+    );
+
+    let path = in_place(files.path(), "blockmux.toml", &content(""));
+    let socket = format!("unix:{}", files.path().join("control").display());
+    let _daemon = Daemon::serve_only(&["--config", &path, "--control", &socket]);
+    let ctl = |args: &[&str]| {
+        let output = blockmux([&["ctl", &socket], args].concat());
+        (output.status.success(), text(&output.stdout) + &text(&output.stderr))
+    };
+    let twin = format!("twin={vault}?readonly=on");
+    for _ in 0..2 {
+        let (is_done, said) = ctl(&["add", &twin, "--protocols", "nbd"]);
+        assert!(
+            !is_done && said.contains("volume `twin`: is in a file or device that `vault` is in"),
+            "{said}"
+        );
+    }
+    // One that nobody restricts may have a twin, and is not restricted while it has.
+    let (is_done, said) = ctl(&["add", &format!("twin={other}?readonly=on"), "--protocols", "nbd"]);
+    assert!(is_done, "{said}");
+    let (is_done, said) = ctl(&["attach", "other", TARGET]);
+    assert!(!is_done && said.contains("restricts who may use `other`"), "{said}");
+    assert!(ctl(&["remove", "twin"]).0);
+    let (is_done, said) = ctl(&["attach", "other", TARGET]);
+    assert!(is_done, "{said}");
+    let (is_done, said) = ctl(&["add", &format!("twin={other}?readonly=on"), "--protocols", "nbd"]);
+    assert!(!is_done && said.contains("restricts who may use `other`"), "{said}");
+}

@@ -146,3 +146,29 @@ fn two_volumes_of_one_file_are_warned_of() {
     let said = text(&output.stderr);
     assert!(output.status.success() && said.contains("`b` has the data of `a`"), "{said}");
 }
+
+#[test]
+fn a_file_that_is_deleted_or_replaced_while_it_is_served_is_warned_of_and_let_go_when_it_is_removed() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = |name: &str| directory.path().join(name).display().to_string();
+    let (deleted, replaced, added) = (place("deleted"), place("replaced"), place("added"));
+    let control = format!("unix:{}", place("control"));
+    let spec = |file: &str| format!("file:{file}?size=1m");
+    let mut daemon = Daemon::serve(&[&spec(&deleted), &spec(&replaced), "--control", &control]);
+    let ctl = |args: &[&str]| {
+        let output = blockmux([&["ctl", &*control], args].concat());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+    };
+    fs::remove_file(&deleted).unwrap();
+    daemon.wait_for_line(&format!("{deleted}: was deleted or renamed: clients still"));
+    fs::write(place("new"), [1; 512]).unwrap();
+    fs::rename(place("new"), &replaced).unwrap();
+    daemon.wait_for_line(&format!("{replaced}: names another file now: clients still"));
+    // One that came later, and twice, which its lock would refuse if it were still open.
+    let late = format!("late={}", spec(&added));
+    ctl(&["add", &late]);
+    ctl(&["remove", "late"]);
+    ctl(&["add", &late]);
+    fs::remove_file(&added).unwrap();
+    daemon.wait_for_line(&format!("{added}: was deleted or renamed: clients still"));
+}

@@ -12,6 +12,7 @@ use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -37,6 +38,8 @@ pub(super) struct Disk {
     pub(super) zeroing: Zeroing,
     pub(super) zeroes: Arc<Pages>,
     pub(super) lost_writes: AtomicBool,
+    /// The path does not lead to the file any more, which was said.
+    has_lost_path: AtomicBool,
 }
 
 /// How far the volume goes; the control plane changes it, and channels look at it with each request.
@@ -94,6 +97,7 @@ impl FileVolume {
                 zeroing,
                 zeroes,
                 lost_writes,
+                has_lost_path: AtomicBool::new(false),
             }),
             is_new,
         }
@@ -105,13 +109,15 @@ impl Volume for FileVolume {
         VolumeInfo { size: self.disk.extent.size(), ..self.disk.info.clone() }
     }
 
-    /// A device is as large as it says. A file is not looked at unasked: one that is cut while it is served has lost what
-    /// was in it, and its clients are told so.
+    /// A device is as large as it says. The size of a file is not looked at unasked: one that is cut while it is served has
+    /// lost what was in it, and its clients are told so.
     fn look_at_size(&self) -> u64 {
         if self.disk.is_device {
             let blocks = self.disk.own_len().ok().map(|len| whole_blocks(len, &self.disk.info));
             // One that is gone, or of which nothing is left, answers with errors.
             blocks.filter(|&size| size > 0).inspect(|&size| self.disk.extent.set(size, size));
+        } else {
+            self.disk.look_for_path();
         }
         self.disk.extent.size()
     }
@@ -205,6 +211,26 @@ impl Disk {
                 self.path.display()
             );
         }
+    }
+
+    /// Warns once if the path has come to name another file, or none: what clients write is in neither.
+    fn look_for_path(&self) {
+        let found = match std::fs::metadata(&self.path) {
+            Ok(found) => Some((found.dev(), found.ino())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            // This process may not look, which says nothing of the file.
+            Err(_) => return,
+        };
+        let Ok(own) = self.file.metadata() else { return };
+        if found == Some((own.dev(), own.ino())) || self.has_lost_path.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let what = if found.is_some() { "names another file now" } else { "was deleted or renamed" };
+        tracing::warn!(
+            "{}: {what}: clients still read and write the file that was opened; copy it from the daemon with 'blockmux copy' \
+             if it is needed, then restart the daemon or remove and add the volume",
+            self.path.display()
+        );
     }
 
     /// Whether writes that completed are known to be lost.
