@@ -257,7 +257,7 @@ fn check_format(
     Err(Failure::request(format!(
         "{kind}:{shown}: is a {format} image, whose bytes are not the disk's; start \
          `qemu-nbd -t -f {format} -k /run/qemu-nbd.sock {word}` and name 'nbd+unix:///?socket=/run/qemu-nbd.sock' instead, \
-         or give ?format=raw to serve the image file itself"
+         or give ?format=raw to serve the file itself, as where it was served before and a client may have written that"
     )))
 }
 

@@ -133,6 +133,9 @@ fn a_client_that_writes_the_head_of_an_image_does_not_keep_its_volume_from_being
     assert!(again.status.success() && said.contains("begins like a qcow2 image, and did not"), "{said}");
     for option in ["", "?format=raw", ""] {
         let output = serve(&copy, option);
+        let hint = text(&output.stderr).contains("?format=raw")
+            && text(&output.stderr).contains("a client may have");
+        assert_eq!(hint, option.is_empty());
         assert_eq!(output.status.success(), !option.is_empty(), "{}", text(&output.stderr));
     }
 }
