@@ -51,6 +51,7 @@ impl IoCounter {
 }
 
 impl Drop for IoCounter {
+    #[cold]
     fn drop(&mut self) {
         self.served.in_flight.remove_counter(&self.counter);
     }

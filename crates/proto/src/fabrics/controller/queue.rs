@@ -278,16 +278,18 @@ impl<T: Transport> ControllerQueue<T> {
         if sqe.fuse() != Fuse::NORMAL {
             self.half_accepted(slot, first);
         }
-        if let Some(offset) = in_capsule {
+        let data = if let Some(offset) = in_capsule {
             // It is here, and holds what it holds.
-            self.commands.count(slot);
-            self.begin(slot, lend().slice(offset, out).into());
-        } else if payload == 0 {
-            self.begin(slot, SgList::default());
+            lend().slice(offset, out).into()
+        } else if payload == 0 || out == 0 && self.unstarted.holds_nobody_up() && self.has_room(payload) {
+            SgList::default()
         } else {
             self.unstarted.push(slot);
             self.start();
-        }
+            return Ok(());
+        };
+        self.commands.count(slot);
+        self.begin(slot, data);
         Ok(())
     }
 

@@ -24,6 +24,12 @@ impl Unstarted {
         self.waiting.push_back(slot);
     }
 
+    /// Whether a command without data that comes now is the next to begin.
+    #[inline]
+    pub(super) fn holds_nobody_up(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty() && self.unasked.is_empty()

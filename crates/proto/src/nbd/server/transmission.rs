@@ -346,12 +346,17 @@ impl Transmission {
                 self.queue.push_back(io);
             }
             Err(NotAdmitted::Locked) => self.held.push_back(io),
-            Err(NotAdmitted::Denied(Reserved)) => {
-                self.complaint = self.admission.complaint().or(self.complaint);
-                if let Some(pending) = self.pending.remove(io.tag) {
-                    self.replies.finish(outbox, &pending, Err(IoError::Reserved));
-                }
-            }
+            Err(NotAdmitted::Denied(Reserved)) => self.finish_reserved(io.tag, outbox),
+        }
+    }
+
+    /// Answers a request that reservations keep out.
+    #[cold]
+    fn finish_reserved(&mut self, tag: Tag, outbox: &mut Outbox) {
+        self.complaint = self.admission.complaint().or(self.complaint);
+        if let Some(pending) = self.pending.remove(tag) {
+            let refusal = Refusal::of_io_error(IoError::Reserved, pending.op);
+            self.replies.refuse(outbox, pending.address(), &refusal);
         }
     }
 
