@@ -14,17 +14,20 @@
 //! An answer that was given up on may still come, and says nothing any more.
 //!
 //! Over RDMA a command's memory stays open to the target until one of these answers has come; then it is closed, and only
-//! then is the I/O handed back (`rdma`).
+//! then is the I/O handed back.
 
+use super::datamover::{AfterClose, Exposure};
 use super::full::FullFeature;
 use super::immediate::{ABORT_TAG, MANAGE_TAG};
 use super::lane::Lane;
+use crate::session::ProtocolError;
 use crate::slots::Key;
 use blockmux_wire::iscsi::RESERVED_TAG;
-use blockmux_wire::iscsi::scsi::{Function, FunctionResponse, TaskManagementRequest, TaskManagementResponse};
+use blockmux_wire::iscsi::scsi::{
+    Function, FunctionResponse, ScsiResponse, TaskManagementRequest, TaskManagementResponse,
+};
 use std::collections::VecDeque;
 use zerocopy::transmute_ref;
-
 /// What the target is asked to give up.
 #[derive(Default)]
 pub(super) struct Aborts {
@@ -216,6 +219,47 @@ impl FullFeature {
             self.aborts.asked = None;
         }
         self.aborts.given_up.retain(|(cid, _)| *cid != lane.cid);
+    }
+
+    /// The target has given up a command: its I/O is handed back, over RDMA once the target cannot reach its memory any more.
+    fn end_aborted(&mut self, lane: &mut Lane, key: Key) {
+        let Some((progress, _)) = self.queue.transport(key) else { return };
+        match (progress.exposure, &mut lane.mover) {
+            // Its response has come, and ends it.
+            (Exposure::Closing, _) => {}
+            // The target says so of a command that it was not sent, which goes its way.
+            (_, Some(mover)) if mover.is_unsent(key) => {}
+            (Exposure::Open(stag), Some(mover)) => {
+                progress.exposure = Exposure::Closing;
+                mover.close(stag, AfterClose::Abort(key));
+            }
+            _ => {
+                lane.in_flight = lane.in_flight.saturating_sub(1);
+                self.queue.abort(key);
+            }
+        }
+    }
+
+    /// Ends commands whose memory has been closed since.
+    #[inline]
+    pub(super) fn end_closed(&mut self, lane: &mut Lane) -> Result<bool, ProtocolError> {
+        let mut has_any = false;
+        while let Some(then) = lane.mover.as_mut().and_then(|mover| mover.next_closed()) {
+            has_any = true;
+            match then {
+                AfterClose::Respond { bhs, data } => {
+                    let response: &ScsiResponse = transmute_ref!(&bhs);
+                    self.on_response(lane, response, &data)?;
+                }
+                AfterClose::Abort(key) => {
+                    if let Some((progress, _)) = self.queue.transport(key) {
+                        progress.exposure = Exposure::None;
+                        self.end_aborted(lane, key);
+                    }
+                }
+            }
+        }
+        Ok(has_any)
     }
 }
 

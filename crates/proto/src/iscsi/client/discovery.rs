@@ -6,7 +6,7 @@
 
 use super::immediate::{Numbers, TEXT_TAG};
 use super::login::LoginPhase;
-use super::reply::error;
+use super::receive::error;
 use super::{LATE, LOGIN_TIMEOUT, Refused};
 use crate::iscsi::digests::Digests;
 use crate::iscsi::login::chap::SEED_LEN;

@@ -1,7 +1,7 @@
 //! The initiator over a queue pair: iSER (RFC 7145).
 //!
 //! [`IserInitiatorSession`] is [`InitiatorSession`] whose connections are queue pairs: login, commands, their numbers, pings
-//! and the end are the same; what a command moves, the target fetches and brings by itself (`rdma`, `datamover`).
+//! and the end are the same; what a command moves, the target fetches and brings by itself (`full`, `datamover`).
 //! [`IserDiscoverySession`] is [`DiscoverySession`] in messages.
 //!
 //! There are as many receive buffers as commands may be under way on a connection, and [`UNEXPECTED`] for what a target may

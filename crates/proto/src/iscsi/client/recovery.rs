@@ -13,7 +13,7 @@
 use super::full::{FullFeature, SERIAL_HALF};
 use super::immediate::MOVE_TAG;
 use super::lane::{Lane, Phase};
-use super::reply::error;
+use super::receive::error;
 use super::statuses::Arrival;
 use crate::iscsi::login::initiator::Established;
 use crate::scsi::initiator::Transfer;
