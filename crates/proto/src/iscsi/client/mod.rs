@@ -24,7 +24,7 @@
 //! reset (`abort`).
 //!
 //! # Over RDMA
-//! [`IserInitiatorSession`] is the same session over queue pairs (iSER, RFC 7145), always at error recovery level 0. A
+//! [`InitiatorSession::over_rdma`] makes the same session over queue pairs (iSER, RFC 7145), always at error recovery level 0. A
 //! command opens the memory of its I/O to the target and names it; Data-In, R2T and Data-Out do not occur (`full`,
 //! `datamover`). Everything else leaves by the sender and comes as a PDU, as it does over TCP (`iser`).
 
@@ -54,7 +54,6 @@ pub use blockmux_wire::iscsi::scsi::{Function, FunctionResponse};
 pub use blockmux_wire::iscsi::session::LoginStatus;
 pub use config::{BurstSize, Config, MAX_LANES, Mode, wishes};
 pub use discovery::{DiscoverySession, FoundTarget};
-pub use iser::{IserDiscoverySession, IserInitiatorSession};
 
 use super::login::chap::SEED_LEN;
 use super::login::initiator::{Established, FIRST_CID, Identity, Progress};
@@ -314,6 +313,7 @@ impl Timed for SessionConnection<'_> {
     }
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        self.take_broken()?;
         let session = &mut *self.session;
         let Some(full) = &mut session.full else {
             return if session.is_logging_in() && now >= session.deadline { Err(LATE) } else { Ok(()) };
