@@ -41,8 +41,7 @@ impl Initiator for InitiatorSession {
 
     #[inline]
     fn poll_returned(&mut self) -> Option<Io> {
-        let queue = &mut self.full.as_mut()?.queue;
-        queue.poll_misplaced().or_else(|| queue.poll_aborted())
+        self.full.as_mut()?.queue.poll_returned()
     }
 
     /// What has completed and was not polled yet is not among them. When the target asked for a logout, what was not

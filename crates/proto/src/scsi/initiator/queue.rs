@@ -259,7 +259,7 @@ impl<T: Default> Queue<T> {
         let Some(Command { piece, .. }) = self.commands.remove(key) else { return };
         let Some(key) = piece.job else { return };
         if let Some(job) = self.jobs.get_mut(key) {
-            job.is_aborted = true;
+            job.is_returned = true;
             job.fail(IoError::PathLost);
         }
         self.end_piece(key);
