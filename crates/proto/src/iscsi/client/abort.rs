@@ -139,15 +139,20 @@ impl FullFeature {
         self.aborts.asked = Some(asked);
     }
 
-    /// Whether there is something to abort and nothing asked for.
+    /// Goes on with a reset that was answered, and with commands that are to be aborted.
     #[inline]
-    pub(super) fn is_abort_due(&self) -> bool {
-        self.aborts.asked.is_none() && !self.aborts.tasks.is_empty()
+    pub(super) fn advance_aborts(&mut self, lanes: &mut [Lane]) {
+        if self.aborts.is_reset {
+            self.end_reset(lanes);
+        }
+        if self.aborts.asked.is_none() && !self.aborts.tasks.is_empty() && self.may_send() {
+            self.abort_next(lanes);
+        }
     }
 
     /// Has the next command aborted that has not ended by itself, and whose connection is there.
     #[cold]
-    pub(super) fn abort_next(&mut self, lanes: &mut [Lane]) {
+    fn abort_next(&mut self, lanes: &mut [Lane]) {
         while let Some(key) = self.aborts.tasks.pop_front() {
             let Some((progress, _)) = self.queue.transport(key) else { continue };
             let (cid, ref_cmd_sn) = (progress.lane, progress.cmd_sn);
@@ -196,15 +201,9 @@ impl FullFeature {
         true
     }
 
-    /// Whether a reset was answered, and what was under way is to come back.
-    #[inline]
-    pub(super) fn is_reset(&self) -> bool {
-        self.aborts.is_reset
-    }
-
     /// Hands back what was under way.
     #[cold]
-    pub(super) fn end_reset(&mut self, lanes: &mut [Lane]) {
+    fn end_reset(&mut self, lanes: &mut [Lane]) {
         self.aborts.is_reset = false;
         for lane in lanes {
             for key in self.queue.keys_of(|progress| progress.lane == lane.cid) {

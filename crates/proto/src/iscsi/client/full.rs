@@ -276,12 +276,7 @@ impl FullFeature {
             // A new session asks what it is now.
             self.leave(None);
         }
-        if self.is_reset() {
-            self.end_reset(lanes);
-        }
-        if self.is_abort_due() && self.may_send() {
-            self.abort_next(lanes);
-        }
+        self.advance_aborts(lanes);
         self.send_commands(lanes);
         if self.queue.has_later() && self.timers.retry_at.is_none() {
             // After pauses that grow as long as the unit stays busy.
