@@ -9,6 +9,7 @@ pub(crate) use self::sessions::SessionStatus;
 use crate::failure::Failure;
 use crate::output::{both_sizes, print, printable, shell_word};
 use crate::protocol::frontend::Change;
+use blockmux_proto::served::Traffic;
 use blockmux_volume::units::{human_size, parse_size};
 use rustix::fd::AsFd;
 use rustix::net::sockopt::socket_peercred;
@@ -183,16 +184,53 @@ pub(crate) struct VolumeStatus {
     pub(crate) users: u64,
     /// Connections that are over, and their I/O on it is not.
     pub(crate) gone: usize,
-    pub(crate) reads: u64,
-    pub(crate) read_bytes: u64,
-    pub(crate) writes: u64,
-    pub(crate) written_bytes: u64,
-    /// Flushes, discards, zeroing and all else.
-    pub(crate) others: u64,
-    pub(crate) failed: u64,
+    #[serde(flatten)]
+    pub(crate) traffic: TrafficStatus,
     /// Of a RAM volume whose memory is faulted in ahead of use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) populated: Option<PopulatedStatus>,
+}
+
+/// What was done on a volume, or over a connection.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct TrafficStatus {
+    reads: u64,
+    read_bytes: u64,
+    writes: u64,
+    written_bytes: u64,
+    /// Flushes, discards, zeroing and all else.
+    others: u64,
+    failed: u64,
+}
+
+impl From<Traffic> for TrafficStatus {
+    fn from(traffic: Traffic) -> TrafficStatus {
+        let Traffic { reads, read_bytes, writes, written_bytes, others, failed, .. } = traffic;
+        TrafficStatus { reads, read_bytes, writes, written_bytes, others, failed }
+    }
+}
+
+impl TrafficStatus {
+    fn add(&mut self, more: &TrafficStatus) {
+        self.reads += more.reads;
+        self.read_bytes += more.read_bytes;
+        self.writes += more.writes;
+        self.written_bytes += more.written_bytes;
+        self.others += more.others;
+        self.failed += more.failed;
+    }
+
+    /// A line for each kind, with values from column `at` on.
+    fn in_words(&self, at: usize) -> [String; 4] {
+        let moved = |count: u64, bytes: u64| format!("{count} ({})", human_size(bytes));
+        [
+            ("reads", moved(self.reads, self.read_bytes)),
+            ("writes", moved(self.writes, self.written_bytes)),
+            ("others", self.others.to_string()),
+            ("failed", self.failed.to_string()),
+        ]
+        .map(|(label, value)| format!("{:<at$}{value}", format!("  {label}")))
+    }
 }
 
 /// How far a RAM volume's memory is faulted in, in bytes.
@@ -313,11 +351,7 @@ fn in_words(status: &Status) -> String {
         lines.push(format!("{}  {}{read_only}", printable(&volume.name), both_sizes(volume.size)));
         lines.push(format!("  connections  {}", volume.users));
         lines.extend(of_gone("  ", volume.gone));
-        let moved = |count: u64, bytes: u64| format!("{count} ({})", human_size(bytes));
-        lines.push(format!("  reads        {}", moved(volume.reads, volume.read_bytes)));
-        lines.push(format!("  writes       {}", moved(volume.writes, volume.written_bytes)));
-        lines.push(format!("  others       {}", volume.others));
-        lines.push(format!("  failed       {}", volume.failed));
+        lines.extend(volume.traffic.in_words(15));
         let populated = volume.populated.as_ref();
         lines.extend(
             populated

@@ -6,7 +6,6 @@ use crate::ring::Registration;
 use crate::sessions::Sessions;
 use crate::socket::{Listener, Stream};
 use crate::sys;
-use blockmux_proto::iscsi::sessions::MAX_LOGINS;
 use blockmux_volume::{Core, Waker, bytes_from_system};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
@@ -375,8 +374,7 @@ fn is_lack_of_resources(error: &io::Error) -> bool {
 const ACCEPTS_PER_TURN: usize = 64;
 /// Connections in their handshakes, of all protocols: fewer than each has room for, lest a newcomer is refused there for
 /// one that was let go for it and has not yet ended.
-const MOST_HALF_OPEN: usize = 256;
-const _: () = assert!(MOST_HALF_OPEN <= MAX_LOGINS / 2);
+pub(crate) const MOST_HALF_OPEN: usize = 256;
 const RETRY: Duration = Duration::from_millis(100);
 
 #[cfg(test)]

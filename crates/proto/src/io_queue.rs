@@ -129,10 +129,8 @@ pub(crate) struct Queue<S: CommandSet, T> {
     /// Commands to send again.
     pub(crate) again: VecDeque<Piece<S::Kind>>,
     done: VecDeque<Completion>,
-    /// I/O with a command that the target was made to give up.
-    aborted: VecDeque<Io>,
-    /// I/O for other paths.
-    misplaced: Vec<Io>,
+    /// I/O to be done again, by this path or another.
+    returned: VecDeque<Io>,
     pub(crate) has_other_paths: bool,
     /// The age of the next I/O; what has a smaller one is older.
     pub(crate) next_age: u64,
@@ -152,8 +150,7 @@ impl<S: CommandSet, T: Default> Queue<S, T> {
             waiting: VecDeque::new(),
             again: VecDeque::new(),
             done: VecDeque::new(),
-            aborted: VecDeque::new(),
-            misplaced: Vec::new(),
+            returned: VecDeque::new(),
             has_other_paths: false,
             next_age: 0,
             is_closed: false,
@@ -190,16 +187,10 @@ impl<S: CommandSet, T: Default> Queue<S, T> {
         self.done.pop_front()
     }
 
-    /// The next I/O that is to be done by another path.
+    /// The next I/O that is to be done again, by this path or another.
     #[inline]
-    pub(crate) fn poll_misplaced(&mut self) -> Option<Io> {
-        self.misplaced.pop()
-    }
-
-    /// The next I/O that is to be done again.
-    #[inline]
-    pub(crate) fn poll_aborted(&mut self) -> Option<Io> {
-        self.aborted.pop_front()
+    pub(crate) fn poll_returned(&mut self) -> Option<Io> {
+        self.returned.pop_front()
     }
 
     #[inline]
@@ -351,7 +342,7 @@ impl<S: CommandSet, T: Default> Queue<S, T> {
             }
             Verdict::Again => job.fail(IoError::Aborted),
             Verdict::Elsewhere | Verdict::Astray => {
-                job.is_misplaced = self.has_other_paths || verdict == Verdict::Astray;
+                job.is_returned |= self.has_other_paths || verdict == Verdict::Astray;
                 job.fail(IoError::PathLost);
             }
             Verdict::Illegal => {
@@ -382,11 +373,8 @@ impl<S: CommandSet, T: Default> Queue<S, T> {
     #[inline]
     fn complete(&mut self, key: Key) {
         let Some(job) = self.jobs.remove(key) else { return };
-        if job.is_misplaced && job.error == Some(IoError::PathLost) {
-            return self.misplaced.push(job.io);
-        }
-        if job.is_aborted && job.error == Some(IoError::PathLost) {
-            return self.aborted.push_back(job.io);
+        if job.is_returned && job.error == Some(IoError::PathLost) {
+            return self.returned.push_back(job.io);
         }
         let result = match (job.error, job.io.op) {
             (Some(error), _) => Err(error),

@@ -35,10 +35,9 @@ pub(crate) struct Job<K> {
     /// Commands under way, or to be sent again.
     pub(crate) in_flight: u32,
     pub(crate) is_ready: bool,
-    /// Another path may be able to do it.
-    pub(crate) is_misplaced: bool,
-    /// The target was made to give up a command of it.
-    pub(crate) is_aborted: bool,
+    /// Another path may be able to do it, or the target was made to give up a command of it: if that is why it has
+    /// failed, it is to be done again.
+    pub(crate) is_returned: bool,
     /// The first error of any of its commands.
     pub(crate) error: Option<IoError>,
     /// Where read data is, when the I/O brought no memory.
@@ -97,8 +96,7 @@ impl<K: Kind> Job<K> {
             issued: 0,
             in_flight: 0,
             is_ready,
-            is_misplaced: false,
-            is_aborted: false,
+            is_returned: false,
             error: None,
             buffer: None,
             extents: Vec::new(),

@@ -5,7 +5,7 @@
 mod counting;
 
 use blockmux_proto::exports::VolumeId;
-use blockmux_proto::iscsi::client::{BurstSize, Config, IserInitiatorSession, Mode, wishes};
+use blockmux_proto::iscsi::client::{BurstSize, Config, InitiatorSession, Mode, wishes};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Access, Node, Portal, TargetNode};
 use blockmux_proto::iscsi::server::{IserTargetSession, TargetSession};
@@ -172,7 +172,7 @@ impl Served {
 
 /// An initiator, and the queue pair that this test is.
 struct Counted {
-    session: IserInitiatorSession,
+    session: InitiatorSession,
     queue_pair: Recorder,
     served: Served,
     open: Vec<(Stag, SgList)>,
@@ -195,7 +195,7 @@ impl Counted {
             isid: [0x80, 0, 0, 0, 0, 1],
             burst: BurstSize::default(),
         };
-        let session = IserInitiatorSession::new(config, Pool::new(16 << 20), [5; 32], Instant::now());
+        let session = InitiatorSession::over_rdma(config, Pool::new(16 << 20), [5; 32], Instant::now());
         Counted {
             session,
             queue_pair: Recorder::default(),

@@ -12,7 +12,7 @@ use crate::choices::Choices;
 use crate::iscsi_target::{exports, node};
 use crate::records::Records;
 use crate::requests::{MAX_TURNS, Requests, take_turns};
-use blockmux_proto::iscsi::client::{BurstSize, Config, IserInitiatorSession, Mode, wishes};
+use blockmux_proto::iscsi::client::{BurstSize, Config, InitiatorSession, Mode, wishes};
 use blockmux_proto::iscsi::login::operational::Key;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::server::{IserTargetSession, TargetSession};
@@ -47,7 +47,7 @@ pub(crate) fn iser_initiator(data: &[u8]) {
     };
     let closes = choices.of(&[0x80, 0x80, 0xc0]);
     let mut run = Run {
-        session: IserInitiatorSession::new(config, pool.clone(), [7; 32], now),
+        session: InitiatorSession::over_rdma(config, pool.clone(), [7; 32], now),
         queue_pair: Recorder::default(),
         good: GoodTarget::new(closes, now),
         choices,
@@ -67,7 +67,7 @@ pub(crate) fn iser_initiator(data: &[u8]) {
 
 struct Run<'a> {
     choices: Choices<'a>,
-    session: IserInitiatorSession,
+    session: InitiatorSession,
     queue_pair: Recorder,
     good: GoodTarget,
     records: Records<'a>,
@@ -189,7 +189,7 @@ impl Run<'_> {
     }
 
     fn submit(&mut self) -> bool {
-        let info = self.session.session().volume_info();
+        let info = self.session.volume_info();
         !self.is_over && self.requests.submit(&mut self.session, info, &mut self.choices)
     }
 
@@ -209,7 +209,7 @@ impl Run<'_> {
         self.queue_pair.works.clear();
         let _ = self.session.connection(0).on_event(Event::Disconnected, Instant::now());
         self.requests.poll_done(&mut self.session);
-        if let Some(refused) = self.session.session().refused() {
+        if let Some(refused) = self.session.refused() {
             assert!(!refused.to_string().contains('\n'));
         }
         self.requests.take_back(&mut self.session);

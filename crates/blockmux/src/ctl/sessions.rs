@@ -1,8 +1,8 @@
 //! `blockmux ctl sessions`: who is logged in, and what was done.
 
+use super::TrafficStatus;
 use crate::output::printable;
 use blockmux_engine::sessions::SessionInfo;
-use blockmux_volume::units::human_size;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -17,13 +17,8 @@ pub(crate) struct SessionStatus {
     pub(crate) address: String,
     /// When it logged in, as RFC 3339 has it, in UTC.
     pub(crate) since: String,
-    pub(crate) reads: u64,
-    pub(crate) read_bytes: u64,
-    pub(crate) writes: u64,
-    pub(crate) written_bytes: u64,
-    /// Flushes, discards, zeroing and all else.
-    pub(crate) others: u64,
-    pub(crate) failed: u64,
+    #[serde(flatten)]
+    pub(crate) traffic: TrafficStatus,
 }
 
 impl From<SessionInfo> for SessionStatus {
@@ -36,12 +31,7 @@ impl From<SessionInfo> for SessionStatus {
             target: login.target,
             address: peer,
             since: format!("{since:.0}"),
-            reads: traffic.reads,
-            read_bytes: traffic.read_bytes,
-            writes: traffic.writes,
-            written_bytes: traffic.written_bytes,
-            others: traffic.others,
-            failed: traffic.failed,
+            traffic: traffic.into(),
         }
     }
 }
@@ -53,7 +43,7 @@ pub(super) fn in_words(sessions: Vec<SessionStatus>) -> String {
         let found = blocks.iter_mut().find(|(block, _)| is_with(block, &session));
         match found {
             Some((block, connections)) => {
-                add(block, &session);
+                block.traffic.add(&session.traffic);
                 *connections += 1;
             }
             None => blocks.push((session, 1)),
@@ -72,11 +62,7 @@ fn block_in_words((session, connections): &(SessionStatus, u64)) -> String {
         vec![format!("{protocol}  {}{many}", printable(address)), format!("  since      {since}")];
     lines.extend(name_in_words("initiator", &session.initiator));
     lines.extend(name_in_words("target", &session.target));
-    let moved = |count: u64, bytes: u64| format!("{count} ({})", human_size(bytes));
-    lines.push(format!("  reads      {}", moved(session.reads, session.read_bytes)));
-    lines.push(format!("  writes     {}", moved(session.writes, session.written_bytes)));
-    lines.push(format!("  others     {}", session.others));
-    lines.push(format!("  failed     {}", session.failed));
+    lines.extend(session.traffic.in_words(LABEL));
     lines.join("\n")
 }
 
@@ -100,15 +86,6 @@ fn is_with(one: &SessionStatus, other: &SessionStatus) -> bool {
     !one.initiator.is_empty() && who(one) == who(other)
 }
 
-fn add(sum: &mut SessionStatus, more: &SessionStatus) {
-    sum.reads += more.reads;
-    sum.read_bytes += more.read_bytes;
-    sum.writes += more.writes;
-    sum.written_bytes += more.written_bytes;
-    sum.others += more.others;
-    sum.failed += more.failed;
-}
-
 /// Columns before a value.
 const LABEL: usize = 13;
 
@@ -123,12 +100,7 @@ mod tests {
             target: "nqn.2026-11.blockmux:disk0".to_owned(),
             address: format!("192.0.2.7:{port}"),
             since: "2026-11-23T03:34:22Z".to_owned(),
-            reads: 3,
-            read_bytes: 4096,
-            writes: 0,
-            written_bytes: 0,
-            others: 1,
-            failed: 0,
+            traffic: TrafficStatus { reads: 3, read_bytes: 4096, others: 1, ..TrafficStatus::default() },
         }
     }
 

@@ -344,12 +344,7 @@ impl Desk {
                 read_only: export.read_only || info.read_only,
                 users: traffic.users.saturating_sub(gone as u64),
                 gone,
-                reads: traffic.reads,
-                read_bytes: traffic.read_bytes,
-                writes: traffic.writes,
-                written_bytes: traffic.written_bytes,
-                others: traffic.others,
-                failed: traffic.failed,
+                traffic: traffic.into(),
                 populated: served
                     .volume()
                     .populated()

@@ -2,9 +2,7 @@
 
 pub use crate::rdma::OverIwarp;
 use crate::rdma::Setup;
-use blockmux_proto::iscsi::client::{
-    Config, DiscoverySession, InitiatorSession, IserDiscoverySession, IserInitiatorSession,
-};
+use blockmux_proto::iscsi::client::{Config, DiscoverySession, InitiatorSession};
 use blockmux_proto::iscsi::login::chap::SEED_LEN;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
@@ -97,27 +95,27 @@ impl Datamover for OverTcp {
 }
 
 impl Datamover for OverIwarp {
-    type Session = Driven<Iwarp, IserInitiatorSession>;
-    type Discovery = Driven<Iwarp, IserDiscoverySession>;
+    type Session = Driven<Iwarp, InitiatorSession>;
+    type Discovery = Driven<Iwarp, DiscoverySession>;
 
     fn session(&self, config: Config, has_other_paths: bool, with: With) -> Self::Session {
         let (setup, seed) = with.for_rdma();
-        let session = IserInitiatorSession::new(config, setup.pool.clone(), seed, setup.now);
+        let session = InitiatorSession::over_rdma(config, setup.pool.clone(), seed, setup.now);
         let session = if has_other_paths { session.with_other_paths() } else { session };
         self.connect_several(session, setup)
     }
 
     fn discovery(&self, initiator: Name, chap: Option<Chap>, isid: [u8; 6], with: With) -> Self::Discovery {
         let (setup, seed) = with.for_rdma();
-        self.connect(IserDiscoverySession::new(initiator, chap, isid, seed, setup.now), setup)
+        self.connect(DiscoverySession::over_rdma(initiator, chap, isid, seed, setup.now), setup)
     }
 
     fn iscsi(session: &Self::Session) -> &InitiatorSession {
-        session.session().session()
+        session.session()
     }
 
     fn found(session: &Self::Discovery) -> &DiscoverySession {
-        session.session().session()
+        session.session()
     }
 
     fn older(&self) -> Option<OverIwarp> {

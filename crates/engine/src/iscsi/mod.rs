@@ -3,13 +3,13 @@
 //! A session lives on one core with all its connections. A connection that is accepted on another core is taken there as
 //! soon as its first login request says which session it is for.
 //!
-//! Reaching one belongs here, too, beside [`serve`]: `connect`, `describe` and `list`, as NBD has them.
+//! How our own initiator reaches a unit is in [`crate::initiator::iscsi`].
 
 mod background;
 
 use crate::audit::AUDIT;
 use crate::host::{ByteStream, Ended};
-use crate::listener::Serve;
+use crate::listener::{MOST_HALF_OPEN, Serve};
 use crate::rdma::{self, PortSession, Setup};
 use crate::reactor::{EngineCore, Inbox};
 use crate::socket::Stream;
@@ -38,6 +38,9 @@ pub fn serve(node: &Arc<Node>, exports: &Exports, group_tag: u16) -> Serve {
         portal.serve(core, Arrival::new(stream, permit));
     })
 }
+
+// A newcomer is not refused for a login that the listener has cut and that has not ended yet.
+const _: () = assert!(MOST_HALF_OPEN <= MAX_LOGINS / 2);
 
 /// What connections to one portal group need, on every core.
 #[derive(Clone)]

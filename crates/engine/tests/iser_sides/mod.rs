@@ -3,7 +3,7 @@
 use crate::iscsi_dialer::IscsiDialer;
 use blockmux_engine::initiator::{Dialer, Opening, Paths};
 use blockmux_engine::socket::Address;
-use blockmux_proto::iscsi::client::{IserInitiatorSession, Mode};
+use blockmux_proto::iscsi::client::{InitiatorSession, Mode};
 use blockmux_proto::iscsi::login::operational::Parameters;
 use blockmux_proto::iscsi::node::Node;
 use blockmux_proto::iscsi::server::{IserTargetSession, LocalSessions, TargetSession};
@@ -52,7 +52,7 @@ impl IserDialer {
 }
 
 impl Dialer for IserDialer {
-    type Session = Driven<Iwarp, IserInitiatorSession>;
+    type Session = Driven<Iwarp, InitiatorSession>;
     type Control = NoControl;
 
     fn paths(&self) -> &Paths {
@@ -62,17 +62,17 @@ impl Dialer for IserDialer {
     fn session(&self, opening: &Opening<'_, NoControl>) -> Self::Session {
         let (pool, now) = (opening.pool, opening.now);
         let config = self.over_tcp.config(Mode::Use, opening.link);
-        let session = IserInitiatorSession::new(config, pool.clone(), [7; 32], now);
+        let session = InitiatorSession::over_rdma(config, pool.clone(), [7; 32], now);
         let (config, pool) = (self.config.clone(), pool.clone());
         let queue_pair = Iwarp::active(&session.endpoint(), config, pool, [8; 32], now);
         Driven::new(session, queue_pair, now)
     }
 
     fn check(&self, session: &Self::Session) -> Result<(), String> {
-        self.over_tcp.check(session.session().session())
+        self.over_tcp.check(session.session())
     }
 
     fn refusal(&self, session: &Self::Session) -> Option<String> {
-        self.over_tcp.refusal(session.session().session())
+        self.over_tcp.refusal(session.session())
     }
 }

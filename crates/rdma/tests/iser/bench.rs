@@ -3,9 +3,7 @@
 
 use blockmux_proto::event::AuditEvent;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
-use blockmux_proto::iscsi::client::{
-    BurstSize, Config, IserDiscoverySession, IserInitiatorSession, Mode, wishes,
-};
+use blockmux_proto::iscsi::client::{BurstSize, Config, DiscoverySession, InitiatorSession, Mode, wishes};
 use blockmux_proto::iscsi::login::operational::Parameters;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Access, Chap, Node, Portal, TargetNode};
@@ -88,13 +86,13 @@ impl Pumped for Driven<Loopback, IserTargetSession> {
     }
 }
 
-impl Pumped for Driven<Loopback, IserInitiatorSession> {
+impl Pumped for Driven<Loopback, InitiatorSession> {
     fn pump(&mut self) -> bool {
         self.pump_connection(0)
     }
 }
 
-impl Pumped for Driven<Loopback, IserDiscoverySession> {
+impl Pumped for Driven<Loopback, DiscoverySession> {
     fn pump(&mut self) -> bool {
         Driven::pump(self)
     }
@@ -197,17 +195,17 @@ pub(crate) fn config(wishes: Parameters) -> Config {
     }
 }
 
-pub(crate) fn initiator(wishes: Parameters) -> IserInitiatorSession {
-    IserInitiatorSession::new(config(wishes), Pool::new(64 << 20), [5; 32], Instant::now())
+pub(crate) fn initiator(wishes: Parameters) -> InitiatorSession {
+    InitiatorSession::over_rdma(config(wishes), Pool::new(64 << 20), [5; 32], Instant::now())
 }
 
-impl Pair<IserInitiatorSession> {
+impl Pair<InitiatorSession> {
     /// Logged in, and the unit known.
-    pub(crate) fn ready(wishes: Parameters, offer: Parameters) -> Pair<IserInitiatorSession> {
+    pub(crate) fn ready(wishes: Parameters, offer: Parameters) -> Pair<InitiatorSession> {
         let mut pair = connect(initiator(wishes), &Served::new(offer, None));
         pair.run();
         let session = pair.client.session();
-        assert!(session.is_ready(), "{:?} {:?}", session.session().refused(), pair.client.broken());
+        assert!(session.is_ready(), "{:?} {:?}", session.refused(), pair.client.broken());
         pair
     }
 
@@ -262,7 +260,7 @@ impl Handled for IserTargetSession {
     }
 }
 
-impl Handled for IserInitiatorSession {
+impl Handled for InitiatorSession {
     fn next_work(&mut self, queue_pair: &mut Recorder, room: usize) -> Option<Work> {
         queue_pair.next(&mut self.connection(0), room)
     }

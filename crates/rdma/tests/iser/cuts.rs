@@ -1,7 +1,7 @@
 //! Connections that are lost, at every point that there is.
 
 use crate::bench::{Pair, Served, connect, initiator, list, pattern};
-use blockmux_proto::iscsi::client::{IserInitiatorSession, wishes};
+use blockmux_proto::iscsi::client::{InitiatorSession, wishes};
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::session::Initiator;
 use blockmux_volume::{Io, Op, Tag};
@@ -23,7 +23,7 @@ fn all_io() -> Vec<Io> {
 }
 
 /// Counts completions by tag.
-fn collect(pair: &mut Pair<IserInitiatorSession>, done: &mut BTreeMap<u64, usize>) {
+fn collect(pair: &mut Pair<InitiatorSession>, done: &mut BTreeMap<u64, usize>) {
     while let Some(completion) = pair.client.poll_done() {
         assert!(completion.result.is_ok());
         *done.entry(completion.tag.0).or_default() += 1;
@@ -31,7 +31,7 @@ fn collect(pair: &mut Pair<IserInitiatorSession>, done: &mut BTreeMap<u64, usize
 }
 
 /// Submits, and has both sides do what they can.
-fn run(pair: &mut Pair<IserInitiatorSession>, io: Vec<Io>, done: &mut BTreeMap<u64, usize>) {
+fn run(pair: &mut Pair<InitiatorSession>, io: Vec<Io>, done: &mut BTreeMap<u64, usize>) {
     for io in io {
         assert!(pair.client.room() > 0);
         pair.client.submit(io);
@@ -60,7 +60,7 @@ fn each_command_is_answered_or_replayed_once_wherever_the_connection_is_lost() {
         drop(pair);
         let mut pair = connect(initiator(wishes()), &served);
         pair.run();
-        assert!(pair.client.is_ready(), "after {pieces}: {:?}", pair.client.session().session().refused());
+        assert!(pair.client.is_ready(), "after {pieces}: {:?}", pair.client.session().refused());
         run(&mut pair, left, &mut done);
         let counts: Vec<_> = done.into_iter().collect();
         assert_eq!(counts, (0..7).map(|tag| (tag, 1)).collect::<Vec<_>>(), "after {pieces}");

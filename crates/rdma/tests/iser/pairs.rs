@@ -1,7 +1,7 @@
 //! Our initiator with our target.
 
 use crate::bench::{Pair, SIZE, Served, Server, connect, initiator, list, pattern};
-use blockmux_proto::iscsi::client::{FoundTarget, IserDiscoverySession, IserInitiatorSession, wishes};
+use blockmux_proto::iscsi::client::{DiscoverySession, FoundTarget, InitiatorSession, wishes};
 use blockmux_proto::iscsi::login::operational::{Key, Parameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::offer;
@@ -58,7 +58,7 @@ fn data_in_pieces_goes_straight_to_its_place_and_comes_from_there() {
 #[test]
 fn what_is_agreed_on_is_iser() {
     let pair = Pair::ready(wishes().requiring(Key::HeaderDigest), offer());
-    let agreed = pair.client.session().session().parameters().unwrap();
+    let agreed = pair.client.session().parameters().unwrap();
     let expected = [
         (Key::RDMAExtensions, 1),
         (Key::HeaderDigest, 0),
@@ -154,11 +154,11 @@ fn stopping_waits_for_what_is_in_flight_and_then_logs_out() {
     pair.run();
     pair.client.on_stop();
     pair.run();
-    assert!(!pair.client.session().session().is_over() && pair.client.room() == 0);
+    assert!(!pair.client.session().is_over() && pair.client.room() == 0);
     pair.server.finish_one();
     pair.run();
     assert!(pair.client.poll_done().unwrap().result.is_ok());
-    assert!(pair.client.session().session().is_over() && pair.server.driven.session().is_over());
+    assert!(pair.client.session().is_over() && pair.server.driven.session().is_over());
     assert!(pair.client.broken().is_none() && pair.server.driven.broken().is_none());
 }
 
@@ -182,12 +182,12 @@ fn a_target_that_stops_has_its_initiator_leave() {
     assert!(
         pair.client.poll_done().unwrap().result.is_ok() && pair.client.poll_done().unwrap().result.is_ok()
     );
-    assert!(pair.client.session().session().is_over() && pair.server.driven.session().is_over());
+    assert!(pair.client.session().is_over() && pair.server.driven.session().is_over());
 }
 
 /// A session that may have two connections, and a target that takes as many as are dialled.
 struct Lanes {
-    client: Driven<Loopback, IserInitiatorSession>,
+    client: Driven<Loopback, InitiatorSession>,
     servers: Rc<RefCell<Vec<Server>>>,
 }
 
@@ -302,11 +302,11 @@ fn more_messages_than_there_are_buffers_for_end_the_connection() {
 #[test]
 fn discovery_finds_every_target() {
     let name = Name::new(crate::bench::INITIATOR).unwrap();
-    let session = IserDiscoverySession::new(name, None, [0x80, 0, 0, 0, 0, 2], [5; 32], Instant::now());
+    let session = DiscoverySession::over_rdma(name, None, [0x80, 0, 0, 0, 0, 2], [5; 32], Instant::now());
     assert_eq!(session.endpoint().regions, 1);
     let mut pair = connect(session, &Served::new(offer(), None));
     pair.run();
-    let session = pair.client.session().session();
+    let session = pair.client.session();
     let found = FoundTarget { name: crate::bench::TARGET.into(), addresses: vec!["192.0.2.1:3260,1".into()] };
     assert_eq!((session.targets(), session.left_out()), (&[found][..], 0));
     assert!(session.is_over() && pair.server.driven.session().is_over());
@@ -325,5 +325,5 @@ fn an_initiator_that_logs_in_again_takes_the_place_of_its_session() {
     let later = Instant::now() + std::time::Duration::from_secs(1);
     blockmux_proto::session::Timed::on_timeout(&mut second.server.driven, later).unwrap();
     second.run();
-    assert!(second.client.is_ready(), "{:?}", second.client.session().session().refused());
+    assert!(second.client.is_ready(), "{:?}", second.client.session().refused());
 }

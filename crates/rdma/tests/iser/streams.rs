@@ -1,7 +1,7 @@
 //! Both sessions over iWARP, and between them streams that deliver any number of bytes at a time and may be lost after any.
 
 use crate::bench::{Pumped, Served, Server, initiator, list, pattern};
-use blockmux_proto::iscsi::client::{IserInitiatorSession, wishes};
+use blockmux_proto::iscsi::client::{InitiatorSession, wishes};
 use blockmux_proto::iscsi::login::operational::{Key, Parameters};
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::iscsi::server::IserTargetSession;
@@ -55,7 +55,7 @@ impl Inbound {
 }
 
 struct Streams {
-    client: Driven<Iwarp, IserInitiatorSession>,
+    client: Driven<Iwarp, InitiatorSession>,
     server: Server<Driven<Iwarp, IserTargetSession>>,
     inbound: [Inbound; 2],
     /// Delivered at a time, at most.

@@ -1,7 +1,7 @@
 //! The initiator, told anything: what it opens to a target and when it closes it, and what it does not put up with.
 
 use crate::bench::{Hand, Handled, Served, Server, initiator, list, pattern};
-use blockmux_proto::iscsi::client::{IserInitiatorSession, wishes};
+use blockmux_proto::iscsi::client::{InitiatorSession, wishes};
 use blockmux_proto::iscsi::login::operational::Parameters;
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::iscsi::server::IserTargetSession;
@@ -18,7 +18,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 /// Both sides, and the test in between as the network.
 struct Wire {
-    client: Hand<IserInitiatorSession>,
+    client: Hand<InitiatorSession>,
     server: Server<Hand<IserTargetSession>>,
     /// What the initiator has open.
     open: BTreeMap<u32, (SgList, Access)>,

@@ -327,24 +327,20 @@ impl TargetEntry {
             offer = value.map_or(offer, |value| offer.with(key, u32::from(value)));
         }
         let lengths = 512..=(1 << 24) - 1;
-        for (key, name, value, bounds) in [
-            (
-                Key::MaxRecvDataSegmentLength,
-                "MaxRecvDataSegmentLength",
-                self.max_recv_data_segment_length,
-                lengths.clone(),
-            ),
-            (Key::MaxBurstLength, "MaxBurstLength", self.max_burst_length, lengths.clone()),
-            (Key::FirstBurstLength, "FirstBurstLength", self.first_burst_length, lengths),
-            (Key::MaxOutstandingR2T, "MaxOutstandingR2T", self.max_outstanding_r2t, 1..=65_535),
-            (Key::MaxConnections, "MaxConnections", self.max_connections, 1..=MAX_CONNECTIONS),
-            (Key::ErrorRecoveryLevel, "ErrorRecoveryLevel", self.error_recovery_level, 0..=2),
-            (Key::DefaultTime2Wait, "DefaultTime2Wait", self.default_time2_wait, 0..=3600),
-            (Key::DefaultTime2Retain, "DefaultTime2Retain", self.default_time2_retain, 0..=3600),
+        for (key, value, bounds) in [
+            (Key::MaxRecvDataSegmentLength, self.max_recv_data_segment_length, lengths.clone()),
+            (Key::MaxBurstLength, self.max_burst_length, lengths.clone()),
+            (Key::FirstBurstLength, self.first_burst_length, lengths),
+            (Key::MaxOutstandingR2T, self.max_outstanding_r2t, 1..=65_535),
+            (Key::MaxConnections, self.max_connections, 1..=MAX_CONNECTIONS),
+            (Key::ErrorRecoveryLevel, self.error_recovery_level, 0..=2),
+            (Key::DefaultTime2Wait, self.default_time2_wait, 0..=3600),
+            (Key::DefaultTime2Retain, self.default_time2_retain, 0..=3600),
         ] {
             let Some(value) = value else { continue };
             if !bounds.contains(&value) {
-                return Err(format!("{name} is a number from {} to {}", bounds.start(), bounds.end()));
+                let (name, least, most) = (key.name(), bounds.start(), bounds.end());
+                return Err(format!("{name} is a number from {least} to {most}"));
             }
             offer = offer.with(key, value);
         }

@@ -180,7 +180,7 @@ impl<T: HostTransport> Initiator for HostQueues<T> {
 
     #[inline]
     fn poll_returned(&mut self) -> Option<Io> {
-        self.queues_mut().find_map(|queue| queue.queue.poll_misplaced())
+        self.queues_mut().find_map(|queue| queue.queue.poll_returned())
     }
 
     /// What has completed and was not polled yet is not among them.

@@ -14,17 +14,20 @@
 //! An answer that was given up on may still come, and says nothing any more.
 //!
 //! Over RDMA a command's memory stays open to the target until one of these answers has come; then it is closed, and only
-//! then is the I/O handed back (`rdma`).
+//! then is the I/O handed back.
 
+use super::datamover::{AfterClose, Exposure};
 use super::full::FullFeature;
 use super::immediate::{ABORT_TAG, MANAGE_TAG};
 use super::lane::Lane;
+use crate::session::ProtocolError;
 use crate::slots::Key;
 use blockmux_wire::iscsi::RESERVED_TAG;
-use blockmux_wire::iscsi::scsi::{Function, FunctionResponse, TaskManagementRequest, TaskManagementResponse};
+use blockmux_wire::iscsi::scsi::{
+    Function, FunctionResponse, ScsiResponse, TaskManagementRequest, TaskManagementResponse,
+};
 use std::collections::VecDeque;
 use zerocopy::transmute_ref;
-
 /// What the target is asked to give up.
 #[derive(Default)]
 pub(super) struct Aborts {
@@ -136,15 +139,20 @@ impl FullFeature {
         self.aborts.asked = Some(asked);
     }
 
-    /// Whether there is something to abort and nothing asked for.
+    /// Goes on with a reset that was answered, and with commands that are to be aborted.
     #[inline]
-    pub(super) fn is_abort_due(&self) -> bool {
-        self.aborts.asked.is_none() && !self.aborts.tasks.is_empty()
+    pub(super) fn advance_aborts(&mut self, lanes: &mut [Lane]) {
+        if self.aborts.is_reset {
+            self.end_reset(lanes);
+        }
+        if self.aborts.asked.is_none() && !self.aborts.tasks.is_empty() && self.may_send() {
+            self.abort_next(lanes);
+        }
     }
 
     /// Has the next command aborted that has not ended by itself, and whose connection is there.
     #[cold]
-    pub(super) fn abort_next(&mut self, lanes: &mut [Lane]) {
+    fn abort_next(&mut self, lanes: &mut [Lane]) {
         while let Some(key) = self.aborts.tasks.pop_front() {
             let Some((progress, _)) = self.queue.transport(key) else { continue };
             let (cid, ref_cmd_sn) = (progress.lane, progress.cmd_sn);
@@ -193,15 +201,9 @@ impl FullFeature {
         true
     }
 
-    /// Whether a reset was answered, and what was under way is to come back.
-    #[inline]
-    pub(super) fn is_reset(&self) -> bool {
-        self.aborts.is_reset
-    }
-
     /// Hands back what was under way.
     #[cold]
-    pub(super) fn end_reset(&mut self, lanes: &mut [Lane]) {
+    fn end_reset(&mut self, lanes: &mut [Lane]) {
         self.aborts.is_reset = false;
         for lane in lanes {
             for key in self.queue.keys_of(|progress| progress.lane == lane.cid) {
@@ -216,6 +218,47 @@ impl FullFeature {
             self.aborts.asked = None;
         }
         self.aborts.given_up.retain(|(cid, _)| *cid != lane.cid);
+    }
+
+    /// The target has given up a command: its I/O is handed back, over RDMA once the target cannot reach its memory any more.
+    fn end_aborted(&mut self, lane: &mut Lane, key: Key) {
+        let Some((progress, _)) = self.queue.transport(key) else { return };
+        match (progress.exposure, &mut lane.mover) {
+            // Its response has come, and ends it.
+            (Exposure::Closing, _) => {}
+            // The target says so of a command that it was not sent, which goes its way.
+            (_, Some(mover)) if mover.is_unsent(key) => {}
+            (Exposure::Open(stag), Some(mover)) => {
+                progress.exposure = Exposure::Closing;
+                mover.close(stag, AfterClose::Abort(key));
+            }
+            _ => {
+                lane.in_flight = lane.in_flight.saturating_sub(1);
+                self.queue.abort(key);
+            }
+        }
+    }
+
+    /// Ends commands whose memory has been closed since.
+    #[inline]
+    pub(super) fn end_closed(&mut self, lane: &mut Lane) -> Result<bool, ProtocolError> {
+        let mut has_any = false;
+        while let Some(then) = lane.mover.as_mut().and_then(|mover| mover.next_closed()) {
+            has_any = true;
+            match then {
+                AfterClose::Respond { bhs, data } => {
+                    let response: &ScsiResponse = transmute_ref!(&bhs);
+                    self.on_response(lane, response, &data)?;
+                }
+                AfterClose::Abort(key) => {
+                    if let Some((progress, _)) = self.queue.transport(key) {
+                        progress.exposure = Exposure::None;
+                        self.end_aborted(lane, key);
+                    }
+                }
+            }
+        }
+        Ok(has_any)
     }
 }
 

@@ -10,6 +10,7 @@
 use crate::iscsi::iser::HEADERS_LEN;
 use crate::iscsi::unexpected::OfInitiator;
 use crate::rdma::{Access, QueuePair, Remote, Stag, WorkId};
+use crate::session::ProtocolError;
 use crate::slots::Key;
 use blockmux_volume::SgList;
 use blockmux_wire::iscsi::Bhs;
@@ -36,6 +37,10 @@ pub(super) struct Datamover {
     pub(super) receives: u32,
     /// What was said beside commands.
     pub(super) unexpected: OfInitiator,
+    /// Whether there is a queue pair whose end was not asked for.
+    pub(super) is_connected: bool,
+    /// What a response has broken whose command had to wait; the next call that can say so does.
+    pub(super) broken: Option<ProtocolError>,
 }
 
 /// A command to send.

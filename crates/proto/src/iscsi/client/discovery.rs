@@ -6,7 +6,7 @@
 
 use super::immediate::{Numbers, TEXT_TAG};
 use super::login::LoginPhase;
-use super::reply::error;
+use super::receive::error;
 use super::{LATE, LOGIN_TIMEOUT, Refused};
 use crate::iscsi::digests::Digests;
 use crate::iscsi::login::chap::SEED_LEN;
@@ -37,11 +37,15 @@ pub struct FoundTarget {
 /// Asks a portal for all its targets, and leaves.
 pub struct DiscoverySession {
     phase: Phase,
-    sender: Sender,
+    pub(super) sender: Sender,
     deadline: Instant,
     refused: Option<Refused>,
     targets: Vec<FoundTarget>,
     left_out: u64,
+    /// Over RDMA: receive buffers to give back.
+    pub(super) receives: u32,
+    /// Over RDMA: there is a queue pair whose end was not asked for.
+    pub(super) is_connected: bool,
 }
 
 enum Phase {
@@ -97,6 +101,8 @@ impl DiscoverySession {
             refused: None,
             targets: Vec::new(),
             left_out: 0,
+            receives: 0,
+            is_connected: is_over_rdma,
         }
     }
 
@@ -116,10 +122,6 @@ impl DiscoverySession {
     #[must_use]
     pub fn refused(&self) -> Option<&Refused> {
         self.refused.as_ref()
-    }
-
-    pub(super) fn sender(&mut self) -> &mut Sender {
-        &mut self.sender
     }
 
     /// Whether everything was told, or refused.

@@ -1,20 +1,26 @@
-//! Full feature phase: the state of a session, its window of commands, its deadlines and its end.
+//! Full feature phase: the state of a session, its window of commands, what it sends, its deadlines and its end.
 
 use super::abort::Aborts;
+use super::burst::Burst;
 use super::config::BurstSize;
 use super::datamover::Exposure;
+use super::immediate::{Numbers, PING_TAG};
 use super::lane::{Lane, PING_INTERVAL};
-use super::send::Burst;
+use super::receive::error;
 use super::{LATE, UnitInfo, UnitRefused};
 use crate::iscsi::login::initiator::Established;
 use crate::iscsi::login::operational::{Key as Name, Parameters};
+use crate::rdma::{Access, Remote, Stag, WorkId};
 use crate::scsi::Lun;
-use crate::scsi::initiator::Queue;
+use crate::scsi::initiator::{Queue, Request, Transfer};
 use crate::session::{Demand, PathRank, ProtocolError};
 use crate::slots::Key;
-use blockmux_volume::{Chunk, Completion, Io, Pool};
-use blockmux_wire::iscsi::session::{LogoutResponse, LogoutResult};
+use blockmux_volume::{Completion, Io, Pool, SgList};
+use blockmux_wire::iscsi::scsi::{ATTR_SIMPLE, DataOut, FLAG_READ, FLAG_WRITE, ScsiCommand};
+use blockmux_wire::iscsi::session::{LogoutResponse, LogoutResult, NopIn};
+use blockmux_wire::iscsi::{Bhs, FLAG_FINAL, Opcode, RESERVED_TAG, U24};
 use std::time::{Duration, Instant};
+use zerocopy::transmute_ref;
 
 /// A session in full feature phase.
 pub(super) struct FullFeature {
@@ -177,26 +183,6 @@ impl FullFeature {
         lane.reading.demand(lane.terms.digests)
     }
 
-    #[inline]
-    pub(super) fn on_bytes(
-        &mut self,
-        lane: &mut Lane,
-        input: &Chunk,
-        start: usize,
-    ) -> Result<usize, ProtocolError> {
-        lane.ticks.heard = true;
-        if lane.sender.is_empty() {
-            lane.pongs = 0;
-        }
-        self.receive(lane, input, start)
-    }
-
-    #[inline]
-    pub(super) fn on_placed(&mut self, lane: &mut Lane) -> Result<(), ProtocolError> {
-        lane.ticks.heard = true;
-        self.placed(lane)
-    }
-
     /// The target has closed its side of the only connection; whether it may.
     pub(super) fn on_end(&mut self, lane: &Lane) -> bool {
         let is_allowed = self.queue.is_quiet() && lane.reading.is_between_pdus();
@@ -261,7 +247,7 @@ impl FullFeature {
     /// says how long to leave it alone.
     pub(super) fn on_logged_out(&mut self, response: &LogoutResponse) -> Result<(), ProtocolError> {
         if self.ending != Ending::LoggingOut {
-            return Err(super::reply::error("answered a logout that was not asked for", "RFC 7143 §11.15"));
+            return Err(error("answered a logout that was not asked for", "RFC 7143 §11.15"));
         }
         let wait = match LogoutResult(response.response) {
             LogoutResult::CLOSED_SUCCESSFULLY | LogoutResult::CID_NOT_FOUND => Duration::ZERO,
@@ -290,12 +276,7 @@ impl FullFeature {
             // A new session asks what it is now.
             self.leave(None);
         }
-        if self.is_reset() {
-            self.end_reset(lanes);
-        }
-        if self.is_abort_due() && self.may_send() {
-            self.abort_next(lanes);
-        }
+        self.advance_aborts(lanes);
         self.send_commands(lanes);
         if self.queue.has_later() && self.timers.retry_at.is_none() {
             // After pauses that grow as long as the unit stays busy.
@@ -336,7 +317,7 @@ impl FullFeature {
 
     /// How many more commands the target takes (RFC 7143 §4.2.2.1).
     #[inline]
-    pub(super) fn window(&self) -> usize {
+    fn window(&self) -> usize {
         let left = self.max_cmd_sn.wrapping_sub(self.cmd_sn).wrapping_add(1);
         if left > SERIAL_HALF { 0 } else { left as usize }
     }
@@ -434,6 +415,204 @@ impl FullFeature {
             self.queue.resume();
         }
     }
+
+    /// Sends commands as long as there are some and the window is open. They all are numbered in one sequence, by which the
+    /// target puts them in order again (RFC 7143 §4.2.2.1).
+    #[inline]
+    pub(super) fn send_commands(&mut self, lanes: &mut [Lane]) {
+        while self.may_send()
+            && !self.aborts.holds_commands()
+            && self.window() > 0
+            && let Some(burst) = self.burst.next(lanes)
+            && let Some(lane) = lanes.get_mut(burst.lane)
+            && let Some(request) = self.queue.next()
+        {
+            self.burst = burst;
+            let cmd_sn = self.cmd_sn;
+            self.cmd_sn = cmd_sn.wrapping_add(1);
+            lane.in_flight = lane.in_flight.saturating_add(1);
+            self.burst.count(&request.transfer);
+            self.send_command(lane, &request, cmd_sn);
+        }
+    }
+
+    /// Sends a command once more, as if for the first time, but with the number that it has (RFC 7143 §7.2.1).
+    pub(super) fn send_again(&mut self, lane: &mut Lane, key: Key) {
+        let Some(request) = self.queue.request(key) else { return };
+        let Some((progress, _)) = self.queue.transport(key) else { return };
+        let cmd_sn = progress.cmd_sn;
+        *progress = Progress::default();
+        self.send_command(lane, &request, cmd_sn);
+    }
+
+    /// Sends a command with the data that may go with it unasked (RFC 7143, data transfer overview).
+    #[inline]
+    fn send_command(&mut self, lane: &mut Lane, request: &Request, cmd_sn: u32) {
+        let (mut flags, mut expected, mut immediate, mut unsolicited) = (FLAG_FINAL | ATTR_SIMPLE, 0, 0, 0);
+        match request.transfer {
+            Transfer::Nothing => {}
+            Transfer::In(len) => {
+                flags |= FLAG_READ;
+                expected = len;
+            }
+            Transfer::Out(len) => {
+                flags |= FLAG_WRITE;
+                expected = len;
+                let first = len.min(self.terms.first_burst);
+                if self.terms.immediate_data {
+                    immediate = first.min(lane.terms.max_send_segment);
+                }
+                if lane.mover.is_some() {
+                    // All at once or nothing: what is left is one read of the target's, with a part or without.
+                    immediate = if immediate == len { len } else { 0 };
+                    unsolicited = immediate;
+                } else {
+                    unsolicited = if self.terms.initial_r2t { immediate } else { first };
+                }
+                if unsolicited > immediate {
+                    flags &= !FLAG_FINAL;
+                }
+            }
+        }
+        if let Some((progress, _)) = self.queue.transport(request.key) {
+            (progress.lane, progress.cmd_sn, progress.next) = (lane.cid, cmd_sn, unsolicited);
+        }
+        let tag = request.key.short();
+        let command = ScsiCommand {
+            opcode: Opcode::SCSI_COMMAND.0,
+            flags,
+            reserved: 0,
+            priority: 0,
+            total_ahs_length: 0,
+            data_segment_length: U24::new(immediate),
+            lun: self.lun.0.to_be_bytes(),
+            initiator_task_tag: tag.into(),
+            expected_data_transfer_length: expected.into(),
+            cmd_sn: cmd_sn.into(),
+            exp_stat_sn: lane.statuses.expected().into(),
+            cdb: request.command,
+        };
+        if lane.mover.is_some() {
+            return self.send_over_rdma(lane, request, command, immediate);
+        }
+        if immediate > 0 {
+            self.send_data(lane, request.key, transmute_ref!(&command), 0, immediate);
+        } else {
+            lane.sender.push(transmute_ref!(&command), &[]);
+        }
+        if unsolicited > immediate {
+            self.send_sequence(lane, request.key, RESERVED_TAG, immediate, unsolicited);
+        }
+    }
+
+    /// Queues a command; its data goes with it if it is `immediate`, else the target fetches or brings it.
+    #[inline]
+    fn send_over_rdma(&mut self, lane: &mut Lane, request: &Request, command: ScsiCommand, immediate: u32) {
+        let (mut payload, mut memory) = (SgList::default(), None);
+        match request.transfer {
+            Transfer::In(len) if len > 0 => {
+                let place = self.queue.data_in(request.key).map(|(list, base)| part(list, base, len));
+                memory = place.map(|place| (place, Access::RemoteWrite));
+            }
+            Transfer::Out(len) if len > 0 => {
+                let data = self.queue.data_out(request.key).map(|(list, base)| part(list, base, len));
+                match immediate {
+                    0 => memory = data.map(|data| (data, Access::RemoteRead)),
+                    _ => payload = data.unwrap_or_default(),
+                }
+            }
+            Transfer::Nothing | Transfer::In(_) | Transfer::Out(_) => {}
+        }
+        if let Some(mover) = &mut lane.mover {
+            mover.push(request.key, command, payload, memory);
+        }
+    }
+
+    /// A command's memory is open.
+    #[inline]
+    pub(super) fn on_registered(&mut self, lane: &mut Lane, id: WorkId, remote: Remote) {
+        let key = lane.mover.as_mut().and_then(|mover| mover.on_registered(id, remote));
+        if let Some(key) = key {
+            self.on_opened(key, remote.stag);
+        }
+    }
+
+    /// A command's memory is open under this name.
+    #[inline]
+    pub(super) fn on_opened(&mut self, key: Key, stag: Stag) {
+        if let Some((progress, _)) = self.queue.transport(key) {
+            progress.exposure = Exposure::Open(stag);
+        }
+    }
+
+    /// Sends the data-out from `from` up to `end` as one sequence of Data-Out PDUs.
+    #[inline]
+    pub(super) fn send_sequence(
+        &mut self,
+        lane: &mut Lane,
+        key: Key,
+        target_transfer_tag: u32,
+        from: u32,
+        end: u32,
+    ) {
+        let (mut at, mut data_sn) = (from, 0_u32);
+        while at < end {
+            let len = end.saturating_sub(at).min(lane.terms.max_send_segment);
+            let next = at.saturating_add(len);
+            let data_out = DataOut {
+                opcode: Opcode::DATA_OUT.0,
+                flags: if next == end { FLAG_FINAL } else { 0 },
+                reserved: [0; 2],
+                total_ahs_length: 0,
+                data_segment_length: U24::new(len),
+                lun: self.lun.0.to_be_bytes(),
+                initiator_task_tag: key.short().into(),
+                target_transfer_tag: target_transfer_tag.into(),
+                reserved_cmd_sn: [0; 4],
+                exp_stat_sn: lane.statuses.expected().into(),
+                reserved_end: [0; 4],
+                data_sn: data_sn.into(),
+                buffer_offset: at.into(),
+                reserved_last: [0; 4],
+            };
+            self.send_data(lane, key, transmute_ref!(&data_out), at, len);
+            (at, data_sn) = (next, data_sn.wrapping_add(1));
+        }
+    }
+
+    /// A header with a part of a command's data-out, by reference.
+    #[inline]
+    fn send_data(&mut self, lane: &mut Lane, key: Key, header: &Bhs, from: u32, len: u32) {
+        let nothing = SgList::default();
+        let (data, base) = self.queue.data_out(key).unwrap_or((&nothing, 0));
+        let range = (base.saturating_add(from as usize), len as usize);
+        lane.sender.push_lent(&self.pool, header, data, range);
+    }
+
+    /// Asks a silent target whether it is there.
+    fn send_ping(&self, lane: &mut Lane) {
+        let nop = self.numbers(lane).nop_out(PING_TAG, RESERVED_TAG, self.lun.0.to_be_bytes());
+        lane.sender.push(transmute_ref!(&nop), &[]);
+    }
+
+    /// Answers the target's ping; what data it has need not come back.
+    pub(super) fn send_pong(&mut self, lane: &mut Lane, ping: &NopIn) {
+        if self.may_send() {
+            lane.pongs = lane.pongs.saturating_add(1);
+            let nop = self.numbers(lane).nop_out(RESERVED_TAG, ping.target_transfer_tag.get(), ping.lun);
+            lane.sender.push(transmute_ref!(&nop), &[]);
+        }
+    }
+
+    /// Ends the session in order, and with it all its connections.
+    fn send_logout(&self, lane: &mut Lane) {
+        let logout = self.numbers(lane).logout();
+        lane.sender.push(transmute_ref!(&logout), &[]);
+    }
+
+    pub(super) fn numbers(&self, lane: &Lane) -> Numbers {
+        Numbers { cmd_sn: self.cmd_sn, exp_stat_sn: lane.statuses.expected() }
+    }
 }
 
 impl Terms {
@@ -449,6 +628,12 @@ impl Terms {
             retain: seconds(Name::DefaultTime2Retain),
         }
     }
+}
+
+/// `len` bytes at `base` of a list.
+fn part(list: &SgList, base: usize, len: u32) -> SgList {
+    let len = len as usize;
+    if base == 0 && list.len() == len { list.clone() } else { list.slice(base, len) }
 }
 
 /// Serial numbers further apart than this are behind each other (RFC 1982).

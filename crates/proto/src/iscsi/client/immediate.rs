@@ -6,6 +6,7 @@ use crate::scsi::Lun;
 use blockmux_wire::iscsi::scsi::{Function, TaskManagementRequest};
 use blockmux_wire::iscsi::session::{LogoutReason, LogoutRequest, NopOut, TextRequest};
 use blockmux_wire::iscsi::{FLAG_FINAL, FLAG_IMMEDIATE, Opcode, RESERVED_TAG, U24};
+use zerocopy::FromZeros;
 
 /// What every request says of the session's numbers (RFC 7143 §4.2.2).
 #[derive(Clone, Copy)]
@@ -19,15 +20,12 @@ impl Numbers {
         NopOut {
             opcode: Opcode::NOP_OUT.0 | FLAG_IMMEDIATE,
             flags: FLAG_FINAL,
-            reserved: [0; 2],
-            total_ahs_length: 0,
-            data_segment_length: U24::new(0),
             lun,
             initiator_task_tag: initiator_task_tag.into(),
             target_transfer_tag: target_transfer_tag.into(),
             cmd_sn: self.cmd_sn.into(),
             exp_stat_sn: self.exp_stat_sn.into(),
-            reserved_end: [0; 16],
+            ..FromZeros::new_zeroed()
         }
     }
 
@@ -36,17 +34,12 @@ impl Numbers {
         TaskManagementRequest {
             opcode: Opcode::TASK_MANAGEMENT_REQUEST.0 | FLAG_IMMEDIATE,
             function: FLAG_FINAL | function.0,
-            reserved: [0; 2],
-            total_ahs_length: 0,
-            data_segment_length: U24::new(0),
             lun: lun.0.to_be_bytes(),
             initiator_task_tag: RESERVED_TAG.into(),
             referenced_task_tag: RESERVED_TAG.into(),
             cmd_sn: self.cmd_sn.into(),
             exp_stat_sn: self.exp_stat_sn.into(),
-            ref_cmd_sn: 0.into(),
-            exp_data_sn: 0.into(),
-            reserved_end: [0; 8],
+            ..FromZeros::new_zeroed()
         }
     }
 
@@ -55,15 +48,13 @@ impl Numbers {
         TextRequest {
             opcode: Opcode::TEXT_REQUEST.0 | FLAG_IMMEDIATE,
             flags: FLAG_FINAL,
-            reserved: [0; 2],
-            total_ahs_length: 0,
             data_segment_length: U24::new(len),
             lun,
             initiator_task_tag: TEXT_TAG.into(),
             target_transfer_tag: target_transfer_tag.into(),
             cmd_sn: self.cmd_sn.into(),
             exp_stat_sn: self.exp_stat_sn.into(),
-            reserved_end: [0; 16],
+            ..FromZeros::new_zeroed()
         }
     }
 
@@ -72,16 +63,11 @@ impl Numbers {
         LogoutRequest {
             opcode: Opcode::LOGOUT_REQUEST.0 | FLAG_IMMEDIATE,
             reason: FLAG_FINAL | LogoutReason::CLOSE_SESSION.0,
-            reserved: [0; 2],
-            total_ahs_length: 0,
-            data_segment_length: U24::new(0),
-            reserved_lun: [0; 8],
             initiator_task_tag: LOGOUT_TAG.into(),
             cid: FIRST_CID.into(),
-            reserved_cid: [0; 2],
             cmd_sn: self.cmd_sn.into(),
             exp_stat_sn: self.exp_stat_sn.into(),
-            reserved_end: [0; 16],
+            ..FromZeros::new_zeroed()
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The initiator over a queue pair: iSER (RFC 7145).
 //!
-//! [`IserInitiatorSession`] is [`InitiatorSession`] whose connections are queue pairs: login, commands, their numbers, pings
-//! and the end are the same; what a command moves, the target fetches and brings by itself (`rdma`, `datamover`).
-//! [`IserDiscoverySession`] is [`DiscoverySession`] in messages.
+//! [`InitiatorSession::over_rdma`] makes a session whose connections are queue pairs: login, commands, their numbers, pings
+//! and the end are the same; what a command moves, the target fetches and brings by itself (`full`, `datamover`).
+//! [`DiscoverySession::over_rdma`] asks for targets in messages.
 //!
 //! There are as many receive buffers as commands may be under way on a connection, and [`UNEXPECTED`] for what a target may
 //! say without being asked.
@@ -15,78 +15,49 @@ use crate::iscsi::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, Key};
 use crate::iscsi::name::Name;
 use crate::iscsi::node::Chap;
 use crate::rdma::{Endpoint, Event, QueuePair, RdmaConnections, RdmaSession, Stag};
-use crate::session::{
-    Connections, Demand, Initiator, Overdue, PathRank, ProtocolError, StreamSession, Timed,
-};
-use blockmux_volume::{Chunk, Completion, Io, Pool, Seg};
+use crate::session::{Demand, ProtocolError, StreamSession};
+use blockmux_volume::{Chunk, Pool, Seg};
 use blockmux_wire::iser::{CmHeader, HEADER_LEN, NO_ZERO_BASED_ADDRESSES};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use zerocopy::IntoBytes;
 
-/// One session with a target over RDMA, over one connection or several.
-pub struct IserInitiatorSession {
-    session: InitiatorSession,
-    /// Of each lane: whether it has a connection, and its end was not asked for.
-    is_open: Vec<bool>,
-    /// What a response has broken whose command had to wait; the next call that can say so does.
-    broken: Option<ProtocolError>,
-    /// When the latest call came.
-    now: Instant,
-}
-
-impl IserInitiatorSession {
-    /// A session as [`InitiatorSession::new`] makes it, on a queue pair.
+impl InitiatorSession {
+    /// As [`InitiatorSession::new`], on a queue pair: it is driven by [`RdmaConnections`] alone.
     #[must_use]
-    pub fn new(config: Config, pool: Pool, seed: [u8; SEED_LEN], now: Instant) -> IserInitiatorSession {
-        let session = InitiatorSession::build(config, pool, seed, now, true);
-        IserInitiatorSession { session, is_open: vec![true], broken: None, now }
+    pub fn over_rdma(config: Config, pool: Pool, seed: [u8; SEED_LEN], now: Instant) -> InitiatorSession {
+        let mut session = InitiatorSession::build(config, pool, seed, now, true);
+        session.set_connected(0, true);
+        session
     }
 
-    /// As [`InitiatorSession::with_other_paths`].
-    #[must_use]
-    pub fn with_other_paths(mut self) -> IserInitiatorSession {
-        self.session = self.session.with_other_paths();
-        self
-    }
-
-    /// What it is over TCP, to be asked about the unit and the login.
-    #[must_use]
-    pub fn session(&self) -> &InitiatorSession {
-        &self.session
+    /// Whether a connection over RDMA has a queue pair, and its end was not asked for.
+    pub(super) fn set_connected(&mut self, connection: usize, is_connected: bool) {
+        if let Some(mover) = self.lanes.get_mut(connection).and_then(|lane| lane.mover.as_mut()) {
+            mover.is_connected = is_connected;
+        }
     }
 }
 
-/// One connection of a session, as its driver has it.
-struct IserConnection<'a> {
-    session: SessionConnection<'a>,
-    is_open: Option<&'a mut bool>,
-    broken: &'a mut Option<ProtocolError>,
-    now: &'a mut Instant,
-}
-
-impl RdmaConnections for IserInitiatorSession {
+impl RdmaConnections for InitiatorSession {
     fn endpoint(&self) -> Endpoint {
         endpoint(MAX_COMMANDS)
     }
 
     #[inline]
     fn connection(&mut self, connection: usize) -> impl RdmaSession {
-        let IserInitiatorSession { session, is_open, broken, now } = self;
-        let session = SessionConnection { session, connection };
-        IserConnection { session, is_open: is_open.get_mut(connection), broken, now }
+        SessionConnection { session: self, connection }
     }
 }
 
-impl IserConnection<'_> {
-    fn set_open(&mut self, is_open: bool) {
-        if let Some(place) = &mut self.is_open {
-            **place = is_open;
-        }
-    }
-
+impl SessionConnection<'_> {
     #[inline]
-    fn on_received(&mut self, message: &Seg, invalidated: Option<Stag>) -> Result<(), ProtocolError> {
-        let SessionConnection { session, connection } = &mut self.session;
+    fn on_received(
+        &mut self,
+        message: &Seg,
+        invalidated: Option<Stag>,
+        now: Instant,
+    ) -> Result<(), ProtocolError> {
+        let SessionConnection { session, connection } = self;
         let Some(lane) = session.lanes.get_mut(*connection) else { return Ok(()) };
         let parsed = Message::parse(message)?;
         if let Some(mover) = &mut lane.mover {
@@ -101,7 +72,7 @@ impl IserConnection<'_> {
                 full.on_message(lane, &parsed, invalidated)?;
             }
             _ => {
-                session.on_login_bytes(*connection, &pdu_of(message), *self.now)?;
+                session.on_login_bytes(*connection, &pdu_of(message), now)?;
             }
         }
         self.go_on();
@@ -111,17 +82,17 @@ impl IserConnection<'_> {
     /// Does what has become possible.
     #[inline]
     fn go_on(&mut self) {
-        let session = &mut *self.session.session;
-        if let Some(full) = &mut session.full {
-            full.advance(&mut session.lanes);
+        if let Some(full) = &mut self.session.full {
+            full.advance(&mut self.session.lanes);
         }
-        session.look_at_unit();
+        self.session.look_at_unit();
     }
 
-    /// Ends commands whose memory the queue pair has closed since.
+    /// Ends commands whose memory the queue pair has closed since. What a response has broken that had to wait for that,
+    /// the next call tells that can.
     #[inline]
     fn end_closed(&mut self) {
-        let SessionConnection { session, connection } = &mut self.session;
+        let SessionConnection { session, connection } = self;
         let (Some(full), Some(lane)) = (&mut session.full, session.lanes.get_mut(*connection)) else {
             return;
         };
@@ -129,29 +100,36 @@ impl IserConnection<'_> {
             Ok(false) => {}
             Ok(true) => self.go_on(),
             Err(error) => {
-                self.broken.get_or_insert(error);
+                lane.ticks.next = full.now();
+                if let Some(mover) = &mut lane.mover {
+                    mover.broken.get_or_insert(error);
+                }
             }
         }
     }
+
+    /// What is broken and was not told.
+    #[inline]
+    pub(super) fn take_broken(&mut self) -> Result<(), ProtocolError> {
+        let mover = self.session.lanes.get_mut(self.connection).and_then(|lane| lane.mover.as_mut());
+        mover.and_then(|mover| mover.broken.take()).map_or(Ok(()), Err)
+    }
 }
 
-impl RdmaSession for IserConnection<'_> {
+impl RdmaSession for SessionConnection<'_> {
     fn endpoint(&self) -> Endpoint {
         endpoint(MAX_COMMANDS)
     }
 
     fn on_event(&mut self, event: Event, now: Instant) -> Result<(), ProtocolError> {
-        *self.now = now;
-        if let Some(full) = &mut self.session.session.full {
+        if let Some(full) = &mut self.session.full {
             full.set_now(now);
         }
-        if let Some(error) = self.broken.take() {
-            return Err(error);
-        }
+        self.take_broken()?;
         match event {
-            Event::Received { message, invalidated } => self.on_received(&message, invalidated),
+            Event::Received { message, invalidated } => self.on_received(&message, invalidated, now),
             Event::Registered { id, remote } => {
-                let SessionConnection { session, connection } = &mut self.session;
+                let SessionConnection { session, connection } = self;
                 let lane = session.lanes.get_mut(*connection);
                 if let (Some(full), Some(lane)) = (&mut session.full, lane) {
                     full.on_registered(lane, id, remote);
@@ -159,12 +137,12 @@ impl RdmaSession for IserConnection<'_> {
                 Ok(())
             }
             Event::Refused { .. } => {
-                self.set_open(false);
+                self.session.set_connected(self.connection, false);
                 Err(REFUSED)
             }
             Event::Disconnected => {
-                self.set_open(false);
-                self.session.on_end(now)
+                self.session.set_connected(self.connection, false);
+                self.on_end(now)
             }
             // Work that fails ends the connection, which is told by itself.
             Event::Requested { .. } | Event::Connected { .. } | Event::Done { .. } => Ok(()),
@@ -174,16 +152,12 @@ impl RdmaSession for IserConnection<'_> {
     #[inline]
     fn work(&mut self, queue_pair: &mut impl QueuePair) -> bool {
         self.end_closed();
-        if !self.is_open.as_deref().is_some_and(|is_open| *is_open) {
-            return false;
-        }
-        let is_closing = matches!(self.session.demand(), Demand::Close);
-        let limit = self.session.session.parameters.as_ref().map_or(0, |agreed| agreed.get(LIMIT));
-        let SessionConnection { session, connection } = &mut self.session;
-        let InitiatorSession { full, lanes, .. } = &mut **session;
-        let Some(lane) = lanes.get_mut(*connection) else { return false };
+        let is_closing = matches!(self.demand(), Demand::Close);
+        let InitiatorSession { full, lanes, parameters, .. } = &mut *self.session;
+        let limit = parameters.as_ref().map_or(0, |agreed| agreed.get(LIMIT));
+        let Some(lane) = lanes.get_mut(self.connection) else { return false };
         let is_flooded = lane.is_flooded();
-        let Some(mover) = &mut lane.mover else { return false };
+        let Some(mover) = lane.mover.as_mut().filter(|mover| mover.is_connected) else { return false };
         let mut has_moved = mover.receives > 0 && !is_flooded;
         if has_moved {
             queue_pair.receive(std::mem::take(&mut mover.receives));
@@ -203,159 +177,28 @@ impl RdmaSession for IserConnection<'_> {
         }
         if lane.sender.is_empty() && is_closing {
             queue_pair.disconnect();
-            self.set_open(false);
+            mover.is_connected = false;
             has_moved = true;
         }
         has_moved
     }
 }
 
-impl Timed for IserConnection<'_> {
-    fn poll_timeout(&self) -> Option<Instant> {
-        self.broken.map(|_| *self.now).or_else(|| self.session.poll_timeout())
-    }
-
-    fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        *self.now = now;
-        match self.broken.take() {
-            Some(error) => Err(error),
-            None => self.session.on_timeout(now),
-        }
-    }
-}
-
-impl Initiator for IserInitiatorSession {
-    fn is_ready(&self) -> bool {
-        self.session.is_ready()
-    }
-
-    #[inline]
-    fn room(&self) -> usize {
-        self.session.room()
-    }
-
-    #[inline]
-    fn submit(&mut self, io: Io) {
-        self.session.submit(io);
-    }
-
-    #[inline]
-    fn poll_done(&mut self) -> Option<Completion> {
-        self.session.poll_done()
-    }
-
-    #[inline]
-    fn poll_returned(&mut self) -> Option<Io> {
-        self.session.poll_returned()
-    }
-
-    /// The queue pairs are gone, and with them every way that a target had to what is handed back.
-    fn take_unfinished(&mut self) -> Vec<Io> {
-        self.session.lanes.iter_mut().for_each(|lane| lane.mover = Some(Box::default()));
-        self.is_open.fill(false);
-        self.session.take_unfinished()
-    }
-
-    fn poll_size(&mut self) -> Option<u64> {
-        self.session.poll_size()
-    }
-
-    fn resize(&mut self, size: u64) {
-        self.session.resize(size);
-    }
-
-    #[inline]
-    fn path_rank(&self) -> PathRank {
-        self.session.path_rank()
-    }
-
-    fn on_stop(&mut self) {
-        self.session.on_stop();
-    }
-}
-
-impl Overdue for IserInitiatorSession {
-    fn look(&mut self) -> u32 {
-        self.session.look()
-    }
-
-    fn abort_overdue(&mut self, looks: u32) -> Option<&'static str> {
-        self.session.abort_overdue(looks)
-    }
-}
-
-impl Connections for IserInitiatorSession {
-    #[inline]
-    fn poll_connect(&mut self) -> Option<(usize, Instant)> {
-        self.session.poll_connect()
-    }
-
-    fn on_connected(&mut self, connection: usize, now: Instant) {
-        self.is_open.resize(self.is_open.len().max(connection.saturating_add(1)), false);
-        self.is_open.get_mut(connection).into_iter().for_each(|place| *place = true);
-        self.session.on_connected(connection, now);
-    }
-
-    fn on_lost(&mut self, connection: usize, now: Instant) -> bool {
-        self.is_open.get_mut(connection).into_iter().for_each(|place| *place = false);
-        self.session.on_lost(connection, now)
-    }
-
-    #[inline]
-    fn latest(&self) -> usize {
-        self.session.latest()
-    }
-
-    #[inline]
-    fn is_awaited(&self, connection: usize) -> bool {
-        self.session.is_awaited(connection)
-    }
-
-    fn reconnects_after(&self) -> Duration {
-        self.session.reconnects_after()
-    }
-}
-
-/// Asks a portal for all its targets over RDMA, and leaves.
-pub struct IserDiscoverySession {
-    session: DiscoverySession,
-    /// Receive buffers to give back.
-    receives: u32,
-    is_open: bool,
-}
-
-impl IserDiscoverySession {
-    /// A session as [`DiscoverySession::new`] makes it, on a queue pair.
+impl DiscoverySession {
+    /// As [`DiscoverySession::new`], on a queue pair: it is driven as an [`RdmaSession`] alone.
     #[must_use]
-    pub fn new(
+    pub fn over_rdma(
         initiator: Name,
         chap: Option<Chap>,
         isid: [u8; 6],
         seed: [u8; SEED_LEN],
         now: Instant,
-    ) -> IserDiscoverySession {
-        let session = DiscoverySession::build(initiator, chap, isid, seed, now, true);
-        IserDiscoverySession { session, receives: 0, is_open: true }
-    }
-
-    /// What it is over TCP, to be asked for what it has found.
-    #[must_use]
-    pub fn session(&self) -> &DiscoverySession {
-        &self.session
+    ) -> DiscoverySession {
+        DiscoverySession::build(initiator, chap, isid, seed, now, true)
     }
 }
 
-impl Timed for IserDiscoverySession {
-    fn poll_timeout(&self) -> Option<Instant> {
-        self.session.poll_timeout()
-    }
-
-    fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        self.session.on_timeout(now)
-    }
-}
-
-impl RdmaSession for IserDiscoverySession {
+impl RdmaSession for DiscoverySession {
     fn endpoint(&self) -> Endpoint {
         endpoint(1)
     }
@@ -365,30 +208,30 @@ impl RdmaSession for IserDiscoverySession {
             Event::Received { message, .. } => {
                 Message::parse(&message)?;
                 self.receives = self.receives.saturating_add(1);
-                self.session.on_bytes(&Chunk::from_slice(&pdu_of(&message)), now).map(|_| ())
+                self.on_bytes(&Chunk::from_slice(&pdu_of(&message)), now).map(|_| ())
             }
             Event::Refused { .. } => {
-                self.is_open = false;
+                self.is_connected = false;
                 Err(REFUSED)
             }
             Event::Disconnected => {
-                self.is_open = false;
-                self.session.on_end(now)
+                self.is_connected = false;
+                self.on_end(now)
             }
             _ => Ok(()),
         }
     }
 
     fn work(&mut self, queue_pair: &mut impl QueuePair) -> bool {
-        if !self.is_open {
+        if !self.is_connected {
             return false;
         }
         let mut has_moved = self.receives > 0;
         queue_pair.receive(std::mem::take(&mut self.receives));
-        has_moved |= self.session.sender().send_all(queue_pair, |_| true);
-        if self.session.sender().is_empty() && matches!(self.session.demand(), Demand::Close) {
+        has_moved |= self.sender.send_all(queue_pair, |_| true);
+        if self.sender.is_empty() && matches!(self.demand(), Demand::Close) {
             queue_pair.disconnect();
-            self.is_open = false;
+            self.is_connected = false;
             has_moved = true;
         }
         has_moved

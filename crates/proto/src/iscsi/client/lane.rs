@@ -3,9 +3,8 @@
 use super::datamover::{Datamover, MAX_COMMANDS};
 use super::full::MAX_PONGS;
 use super::login::LoginPhase;
-use super::receive::Reading;
+use super::receive::{Reading, Talk};
 use super::statuses::Statuses;
-use super::talk::Talk;
 use crate::iscsi::digests::Digests;
 use crate::iscsi::login::operational::{Key as Name, Parameters};
 use crate::iscsi::sender::Sender;

@@ -6,7 +6,7 @@
 //! ```
 //! [`InitiatorSession`] is driven as [`crate::session`] says: `login` agrees on everything, [`crate::scsi::initiator`]
 //! learns what the unit is like and cuts I/O into commands, and what is here numbers them, moves their data and reads
-//! what comes back (`full`, `send`, `receive`, `reply`). [`DiscoverySession`] asks what targets there are.
+//! what comes back (`full`, `burst`, `receive`). [`DiscoverySession`] asks what targets there are.
 //!
 //! What bounds a session: 30 seconds for login and bring-up; 1024 I/O, four commands each; as many commands as the
 //! target's window has; one ping, and the connection is given up when it stays silent for 10 seconds more.
@@ -24,12 +24,13 @@
 //! reset (`abort`).
 //!
 //! # Over RDMA
-//! [`IserInitiatorSession`] is the same session over queue pairs (iSER, RFC 7145), always at error recovery level 0. A
-//! command opens the memory of its I/O to the target and names it; Data-In, R2T and Data-Out do not occur (`rdma`,
+//! [`InitiatorSession::over_rdma`] makes the same session over queue pairs (iSER, RFC 7145), always at error recovery level 0. A
+//! command opens the memory of its I/O to the target and names it; Data-In, R2T and Data-Out do not occur (`full`,
 //! `datamover`). Everything else leaves by the sender and comes as a PDU, as it does over TCP (`iser`).
 
 mod abort;
 mod address;
+mod burst;
 mod config;
 mod datamover;
 mod discovery;
@@ -38,13 +39,9 @@ mod immediate;
 mod iser;
 mod lane;
 mod login;
-mod rdma;
 mod receive;
 mod recovery;
-mod reply;
-mod send;
 mod statuses;
-mod talk;
 mod user;
 
 #[cfg(test)]
@@ -57,7 +54,6 @@ pub use blockmux_wire::iscsi::scsi::{Function, FunctionResponse};
 pub use blockmux_wire::iscsi::session::LoginStatus;
 pub use config::{BurstSize, Config, MAX_LANES, Mode, wishes};
 pub use discovery::{DiscoverySession, FoundTarget};
-pub use iser::{IserDiscoverySession, IserInitiatorSession};
 
 use super::login::chap::SEED_LEN;
 use super::login::initiator::{Established, FIRST_CID, Identity, Progress};
@@ -317,6 +313,7 @@ impl Timed for SessionConnection<'_> {
     }
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        self.take_broken()?;
         let session = &mut *self.session;
         let Some(full) = &mut session.full else {
             return if session.is_logging_in() && now >= session.deadline { Err(LATE) } else { Ok(()) };

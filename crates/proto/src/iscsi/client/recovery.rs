@@ -13,7 +13,7 @@
 use super::full::{FullFeature, SERIAL_HALF};
 use super::immediate::MOVE_TAG;
 use super::lane::{Lane, Phase};
-use super::reply::error;
+use super::receive::error;
 use super::statuses::Arrival;
 use crate::iscsi::login::initiator::Established;
 use crate::scsi::initiator::Transfer;
@@ -24,9 +24,9 @@ use blockmux_wire::iscsi::scsi::{
     TaskManagementResponse,
 };
 use blockmux_wire::iscsi::session::NopIn;
-use blockmux_wire::iscsi::{Bhs, FLAG_FINAL, Opcode, RESERVED_TAG, U24};
+use blockmux_wire::iscsi::{Bhs, FLAG_FINAL, Opcode, RESERVED_TAG};
 use std::time::{Duration, Instant};
-use zerocopy::{FromBytes, transmute_ref};
+use zerocopy::{FromBytes, FromZeros, transmute_ref};
 
 impl FullFeature {
     /// A status has come; whether to look at it.
@@ -313,17 +313,13 @@ fn send_snack(
     let snack = SnackRequest {
         opcode: Opcode::SNACK_REQUEST.0,
         snack_type: FLAG_FINAL | kind.0,
-        reserved: [0; 2],
-        total_ahs_length: 0,
-        data_segment_length: U24::new(0),
         lun,
         initiator_task_tag: task_tag.into(),
         target_transfer_tag: transfer_tag.into(),
-        reserved_cmd_sn: [0; 4],
         exp_stat_sn: lane.statuses.expected().into(),
-        reserved_end: [0; 8],
         beg_run: first.into(),
         run_length: count.into(),
+        ..FromZeros::new_zeroed()
     };
     lane.sender.push(transmute_ref!(&snack), &[]);
 }

@@ -1,5 +1,6 @@
 //! The user's side of a session: requests and completions, and the connections that it has for them.
 
+use super::datamover::Datamover;
 use super::lane::{Lane, Phase};
 use super::login::LoginPhase;
 use super::{InitiatorSession, Mode};
@@ -40,8 +41,7 @@ impl Initiator for InitiatorSession {
 
     #[inline]
     fn poll_returned(&mut self) -> Option<Io> {
-        let queue = &mut self.full.as_mut()?.queue;
-        queue.poll_misplaced().or_else(|| queue.poll_aborted())
+        self.full.as_mut()?.queue.poll_returned()
     }
 
     /// What has completed and was not polled yet is not among them. When the target asked for a logout, what was not
@@ -50,6 +50,8 @@ impl Initiator for InitiatorSession {
         self.lanes.iter_mut().for_each(|lane| {
             lane.sender.clear();
             lane.phase = Phase::Over;
+            // The queue pairs are gone, and with them every way that the target had to what is handed back.
+            lane.mover.iter_mut().for_each(|mover| **mover = Datamover::default());
         });
         self.full.as_mut().map_or_else(Vec::new, |full| full.take_unfinished())
     }
@@ -109,6 +111,7 @@ impl Connections for InitiatorSession {
     }
 
     fn on_connected(&mut self, connection: usize, now: Instant) {
+        self.set_connected(connection, true);
         let (Some(full), Some(lane)) = (&self.full, self.lanes.get_mut(connection)) else { return };
         let joining = Joining {
             tsih: self.logins.tsih,
@@ -122,6 +125,7 @@ impl Connections for InitiatorSession {
     }
 
     fn on_lost(&mut self, connection: usize, now: Instant) -> bool {
+        self.set_connected(connection, false);
         let others_are_open =
             self.lanes.iter().enumerate().any(|(place, other)| place != connection && other.is_open());
         let (Some(full), Some(lane)) = (&mut self.full, self.lanes.get_mut(connection)) else { return false };

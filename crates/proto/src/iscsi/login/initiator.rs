@@ -19,7 +19,7 @@ use blockmux_wire::iscsi::session::{
     FLAG_TRANSIT, LoginRequest, LoginResponse, LoginStatus, Stage, VERSION, current_stage, next_stage, stages,
 };
 use blockmux_wire::iscsi::{FLAG_CONTINUE, FLAG_IMMEDIATE, Opcode, U24};
-use zerocopy::transmute_ref;
+use zerocopy::{FromZeros, transmute_ref};
 
 /// Who logs in where.
 #[derive(Clone, Debug)]
@@ -273,16 +273,14 @@ impl InitiatorLogin {
             flags,
             version_max: VERSION,
             version_min: VERSION,
-            total_ahs_length: 0,
             data_segment_length: U24::new(text.as_bytes().len() as u32),
             isid: self.identity.isid,
             tsih: joining.map_or(0, |joining| joining.tsih).into(),
             initiator_task_tag: LOGIN_TAG.into(),
             cid: joining.map_or(FIRST_CID, |joining| joining.cid).into(),
-            reserved: [0; 2],
             cmd_sn: joining.map_or(FIRST_CMD_SN, |joining| joining.cmd_sn).into(),
             exp_stat_sn: self.exp_stat_sn.into(),
-            reserved_end: [0; 16],
+            ..FromZeros::new_zeroed()
         };
         sender.push(transmute_ref!(&request), text.as_bytes());
     }

@@ -43,8 +43,12 @@ pub(super) fn bit(key: Key) -> u32 {
     1_u32.wrapping_shl(key as u32)
 }
 
-pub(super) fn name_of(key: Key) -> &'static str {
-    KEYS.get(key as usize).map_or("", |row| row.name)
+impl Key {
+    /// As it is written in a login's text.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        KEYS.get(self as usize).map_or("", |row| row.name)
+    }
 }
 
 /// Keys that each connection of a session has for itself.

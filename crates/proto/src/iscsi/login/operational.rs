@@ -6,7 +6,7 @@
 //!
 //! Over RDMA some keys are different, see [`Operational::over_rdma`]; on a byte stream the keys of iSER are unknown.
 
-use super::keys::{KEY_COUNT, KEYS, OF_CONNECTIONS, Row, Rule, bit, name_of};
+use super::keys::{KEY_COUNT, KEYS, OF_CONNECTIONS, Row, Rule, bit};
 use super::rdma::Side;
 use crate::iscsi::text::{self, IRRELEVANT, NO, NONE, NOT_UNDERSTOOD, Pair, REJECT, Text, YES};
 
@@ -229,7 +229,7 @@ impl Operational {
         if self.iser.is_none() && !std::mem::replace(&mut self.declared, true) {
             let len = self.own.get(Key::MaxRecvDataSegmentLength);
             self.agreed.set(Key::MaxRecvDataSegmentLength, len);
-            out.push_number(name_of(Key::MaxRecvDataSegmentLength), len);
+            out.push_number(Key::MaxRecvDataSegmentLength.name(), len);
         }
     }
 

@@ -26,7 +26,7 @@ use crate::session::Home;
 use blockmux_wire::iscsi::session::*;
 use blockmux_wire::iscsi::{FLAG_CONTINUE, Opcode, U24};
 use std::sync::Arc;
-use zerocopy::transmute_ref;
+use zerocopy::{FromZeros, transmute_ref};
 
 /// A login on its way.
 pub(in crate::iscsi) struct TargetLogin {
@@ -485,17 +485,15 @@ impl TargetLogin {
             flags,
             version_max: VERSION,
             version_active: VERSION,
-            total_ahs_length: 0,
             data_segment_length: U24::new(text.as_bytes().len() as u32),
             isid: first.isid,
             tsih: tsih.into(),
             initiator_task_tag: self.initiator_task_tag.into(),
-            reserved: [0; 4],
             stat_sn: self.stat_sn.into(),
             exp_cmd_sn: exp_cmd_sn.into(),
             max_cmd_sn: max_cmd_sn.into(),
             status: status.0.into(),
-            reserved_end: [0; 10],
+            ..FromZeros::new_zeroed()
         };
         self.stat_sn = self.stat_sn.wrapping_add(1);
         sender.push(transmute_ref!(&response), text.as_bytes());

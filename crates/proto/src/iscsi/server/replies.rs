@@ -15,7 +15,7 @@ use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::session::*;
 use blockmux_wire::iscsi::{BHS_LEN, Bhs, FLAG_FINAL, Opcode, RESERVED_TAG, U24};
 use smallvec::SmallVec;
-use zerocopy::{IntoBytes, transmute_mut, transmute_ref};
+use zerocopy::{FromZeros, IntoBytes, transmute, transmute_mut, transmute_ref};
 
 /// Sends PDUs to the initiator.
 pub(super) struct Replies {
@@ -131,10 +131,7 @@ impl Replies {
             match what {
                 What::Pdu { bhs, data } => {
                     let mut bhs = *bhs;
-                    // Every answer has these two in the same places.
-                    let answer: &mut NopIn = transmute_mut!(&mut bhs);
-                    answer.exp_cmd_sn = window.exp_cmd_sn().into();
-                    answer.max_cmd_sn = window.max_cmd_sn().into();
+                    numbered(&mut bhs, window);
                     self.send(&bhs, data);
                 }
                 What::Command(Outcome { expected, response, cut }) => {
@@ -249,79 +246,34 @@ impl Replies {
             opcode: Opcode::TASK_MANAGEMENT_RESPONSE.0,
             flags: FLAG_FINAL,
             response: response.0,
-            reserved: 0,
-            total_ahs_length: 0,
-            data_segment_length: U24::default(),
-            additional_response_information: 0.into(),
-            reserved_middle: [0; 4],
             initiator_task_tag: itt.into(),
-            reserved_tag: [0; 4],
-            stat_sn: self.next_stat_sn().into(),
-            exp_cmd_sn: window.exp_cmd_sn().into(),
-            max_cmd_sn: window.max_cmd_sn().into(),
-            reserved_end: [0; 12],
+            ..FromZeros::new_zeroed()
         };
-        self.send_answer(transmute_ref!(&pdu), &[]);
+        self.send_answer(window, transmute!(pdu), &[]);
     }
 
     /// Answers a ping of the initiator's with as much of its data as it takes back.
     pub(super) fn pong(&mut self, window: CommandWindow, itt: u32, lun: [u8; 8], data: &[u8]) {
         let data = data.get(..self.max_segment).unwrap_or(data);
-        let stat_sn = self.next_stat_sn();
-        self.nop_in(window, (itt, RESERVED_TAG), lun, stat_sn, data);
+        self.send_answer(window, nop_in(itt, RESERVED_TAG, lun), data);
     }
 
     /// A ping of the target's own; it has no status.
     pub(super) fn ping(&mut self, window: CommandWindow, ttt: u32) {
-        self.nop_in(window, (RESERVED_TAG, ttt), [0; 8], self.stat_sn, &[]);
-    }
-
-    fn nop_in(
-        &mut self,
-        window: CommandWindow,
-        (itt, ttt): (u32, u32),
-        lun: [u8; 8],
-        stat_sn: u32,
-        data: &[u8],
-    ) {
-        let pdu = NopIn {
-            opcode: Opcode::NOP_IN.0,
-            flags: FLAG_FINAL,
-            reserved: [0; 2],
-            total_ahs_length: 0,
-            data_segment_length: U24::new(data.len() as u32),
-            lun,
-            initiator_task_tag: itt.into(),
-            target_transfer_tag: ttt.into(),
-            stat_sn: stat_sn.into(),
-            exp_cmd_sn: window.exp_cmd_sn().into(),
-            max_cmd_sn: window.max_cmd_sn().into(),
-            reserved_end: [0; 12],
-        };
-        if itt == RESERVED_TAG {
-            self.send(transmute_ref!(&pdu), data);
-        } else {
-            self.send_answer(transmute_ref!(&pdu), data);
-        }
+        let mut bhs = nop_in(RESERVED_TAG, ttt, [0; 8]);
+        numbered(&mut bhs, window).stat_sn = self.stat_sn.into();
+        self.send(&bhs, &[]);
     }
 
     pub(super) fn text(&mut self, window: CommandWindow, itt: u32, answer: &Answer) {
-        let Answer { flags, ttt, text } = answer;
         let pdu = TextResponse {
             opcode: Opcode::TEXT_RESPONSE.0,
-            flags: *flags,
-            reserved: [0; 2],
-            total_ahs_length: 0,
-            data_segment_length: U24::new(text.len() as u32),
-            lun: [0; 8],
+            flags: answer.flags,
             initiator_task_tag: itt.into(),
-            target_transfer_tag: (*ttt).into(),
-            stat_sn: self.next_stat_sn().into(),
-            exp_cmd_sn: window.exp_cmd_sn().into(),
-            max_cmd_sn: window.max_cmd_sn().into(),
-            reserved_end: [0; 12],
+            target_transfer_tag: answer.ttt.into(),
+            ..FromZeros::new_zeroed()
         };
-        self.send_answer(transmute_ref!(&pdu), text);
+        self.send_answer(window, transmute!(pdu), &answer.text);
     }
 
     pub(super) fn logout(
@@ -335,21 +287,12 @@ impl Replies {
             opcode: Opcode::LOGOUT_RESPONSE.0,
             flags: FLAG_FINAL,
             response: result.0,
-            reserved: 0,
-            total_ahs_length: 0,
-            data_segment_length: U24::default(),
-            reserved_lun: [0; 8],
             initiator_task_tag: itt.into(),
-            reserved_tag: [0; 4],
-            stat_sn: self.next_stat_sn().into(),
-            exp_cmd_sn: window.exp_cmd_sn().into(),
-            max_cmd_sn: window.max_cmd_sn().into(),
-            reserved_middle: [0; 4],
             time2wait: times.0.into(),
             time2retain: times.1.into(),
-            reserved_end: [0; 4],
+            ..FromZeros::new_zeroed()
         };
-        self.send_answer(transmute_ref!(&pdu), &[]);
+        self.send_answer(window, transmute!(pdu), &[]);
     }
 
     /// Tells of an event that no request asked for.
@@ -358,23 +301,14 @@ impl Replies {
         let pdu = AsyncMessage {
             opcode: Opcode::ASYNC_MESSAGE.0,
             flags: FLAG_FINAL,
-            reserved: [0; 2],
-            total_ahs_length: 0,
-            data_segment_length: U24::default(),
-            lun: [0; 8],
             initiator_task_tag: RESERVED_TAG.into(),
-            reserved_tag: [0; 4],
-            stat_sn: self.next_stat_sn().into(),
-            exp_cmd_sn: window.exp_cmd_sn().into(),
-            max_cmd_sn: window.max_cmd_sn().into(),
             async_event: event.0,
-            async_vcode: 0,
             parameter1: parameter1.into(),
             parameter2: parameter2.into(),
             parameter3: parameter3.into(),
-            reserved_end: [0; 4],
+            ..FromZeros::new_zeroed()
         };
-        self.send_answer(transmute_ref!(&pdu), &[]);
+        self.send_answer(window, transmute!(pdu), &[]);
     }
 
     /// Refuses a PDU, whose header goes back.
@@ -384,19 +318,10 @@ impl Replies {
             opcode: Opcode::REJECT.0,
             flags: FLAG_FINAL,
             reason: reason.0,
-            reserved: 0,
-            total_ahs_length: 0,
-            data_segment_length: U24::new(BHS_LEN as u32),
-            reserved_lun: [0; 8],
             initiator_task_tag: RESERVED_TAG.into(),
-            reserved_tag: [0; 4],
-            stat_sn: self.next_stat_sn().into(),
-            exp_cmd_sn: window.exp_cmd_sn().into(),
-            max_cmd_sn: window.max_cmd_sn().into(),
-            data_sn: 0.into(),
-            reserved_end: [0; 8],
+            ..FromZeros::new_zeroed()
         };
-        self.send_answer(transmute_ref!(&pdu), of.as_bytes());
+        self.send_answer(window, transmute!(pdu), of.as_bytes());
     }
 
     pub(super) fn next_stat_sn(&mut self) -> u32 {
@@ -405,12 +330,14 @@ impl Replies {
         stat_sn
     }
 
-    /// Sends a PDU that has a StatSN of its own.
-    fn send_answer(&mut self, bhs: &Bhs, data: &[u8]) {
-        self.send(bhs, data);
+    /// Sends a PDU with the next StatSN, and keeps it until it is acknowledged.
+    fn send_answer(&mut self, window: CommandWindow, mut bhs: Bhs, data: &[u8]) {
+        let stat_sn = self.next_stat_sn();
+        bhs.data_segment_length = U24::new(data.len() as u32);
+        numbered(&mut bhs, window).stat_sn = stat_sn.into();
+        self.send(&bhs, data);
         if let Some(kept) = &mut self.kept {
-            let what = What::Pdu { bhs: *bhs, data: SmallVec::from_slice(data) };
-            kept.keep(self.stat_sn.wrapping_sub(1), what);
+            kept.keep(stat_sn, What::Pdu { bhs, data: SmallVec::from_slice(data) });
         }
     }
 
@@ -433,6 +360,25 @@ impl Replies {
         }
         self.unsent = self.unsent.saturating_add(len);
     }
+}
+
+/// Sets ExpCmdSN and MaxCmdSN, which every PDU of a target has in the same places, as StatSN.
+fn numbered(bhs: &mut Bhs, window: CommandWindow) -> &mut NopIn {
+    let pdu: &mut NopIn = transmute_mut!(bhs);
+    pdu.exp_cmd_sn = window.exp_cmd_sn().into();
+    pdu.max_cmd_sn = window.max_cmd_sn().into();
+    pdu
+}
+
+fn nop_in(itt: u32, ttt: u32, lun: [u8; 8]) -> Bhs {
+    transmute!(NopIn {
+        opcode: Opcode::NOP_IN.0,
+        flags: FLAG_FINAL,
+        lun,
+        initiator_task_tag: itt.into(),
+        target_transfer_tag: ttt.into(),
+        ..FromZeros::new_zeroed()
+    })
 }
 
 /// An initiator that leaves this many bytes of PDUs unread, payload not counted, is not listened to until it has read

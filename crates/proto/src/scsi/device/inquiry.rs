@@ -6,7 +6,7 @@ use super::vpd;
 use crate::scsi::sense::Sense;
 use blockmux_wire::scsi::cdb::{EVPD, Inquiry};
 use blockmux_wire::scsi::inquiry::*;
-use zerocopy::{IntoBytes, U16};
+use zerocopy::{FromZeros, IntoBytes, U16};
 
 pub(super) fn inquiry(cx: &mut Context<'_>) -> Outcome {
     let (evpd, page, allocation_length) = fields(cx.command)?;
@@ -59,7 +59,6 @@ fn standard(device_type: u8) -> StandardInquiry {
     }
     StandardInquiry {
         peripheral: device_type,
-        removable: 0,
         version: VERSION_SPC_4,
         response_data_format: HISUP | RESPONSE_DATA_FORMAT,
         additional_length: const { (size_of::<StandardInquiry>() - 5) as u8 },
@@ -69,11 +68,8 @@ fn standard(device_type: u8) -> StandardInquiry {
         t10_vendor_identification: *b"BLOCKMUX",
         product_identification: [b' '; 16],
         product_revision_level: [b' '; 4],
-        vendor_specific: [0; 20],
-        obsolete: 0,
-        reserved: 0,
         version_descriptors,
-        reserved_too: [0; 22],
+        ..FromZeros::new_zeroed()
     }
 }
 

@@ -39,11 +39,10 @@ pub(super) fn sense_10(cx: &mut Context<'_>) -> Outcome {
     let length = descriptor.len().saturating_add(pages.len()).saturating_add(6);
     let header = ModeHeader10 {
         mode_data_length: U16::new(length as u16),
-        medium_type: 0,
         device_specific_parameter: device_specific(&cx.unit.view),
         long_lba: if is_long { LONGLBA } else { 0 },
-        reserved: 0,
         block_descriptor_length: U16::new(descriptor.len() as u16),
+        ..FromZeros::new_zeroed()
     };
     answer(&[header.as_bytes(), &descriptor, &pages].concat(), cx.command.cdb.u16(7).into())
 }

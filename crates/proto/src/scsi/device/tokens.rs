@@ -152,14 +152,12 @@ pub(super) fn new_token(unit: &LogicalUnit, nexus: &Nexus, block_len: u32, len: 
     let (identifier, _) = secret.split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
     let head = RodTokenHead {
         rod_type: U32::new(ROD_CHANGE_VULNERABLE),
-        reserved: [0; 2],
         length: U16::new(ROD_TOKEN_LENGTH_FIELD),
         identifier: U64::new(u64::from_be_bytes(*identifier)),
         creator: creator(&unit.identity, block_len),
         bytes_represented: [U64::ZERO, U64::new(len)],
-        reserved_too: [0; 32],
         logical_block_length: U32::new(block_len),
-        rest: [0; 28],
+        ..FromZeros::new_zeroed()
     };
     let mut bytes = Box::new([0; ROD_TOKEN_LEN]);
     // Behind the head: the target device's descriptor, which is left out, then what only we read.

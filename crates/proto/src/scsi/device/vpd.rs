@@ -160,7 +160,6 @@ fn block_limits(view: &View) -> BlockLimits {
         optimal_transfer_length_granularity: U16::new(blocks(view.info.physical_block).max(1) as u16),
         maximum_transfer_length: U32::new(view.max_transfer_blocks()),
         optimal_transfer_length: U32::new(blocks(OPTIMAL_TRANSFER)),
-        maximum_write_same_length: U64::ZERO,
         maximum_atomic_transfer_length: U32::new(view.max_atomic_blocks()),
         ..BlockLimits::new_zeroed()
     };
@@ -177,7 +176,6 @@ fn characteristics(view: &View) -> BlockDeviceCharacteristics {
     let rate = if view.info.rotational { ROTATION_NOT_REPORTED } else { ROTATION_NONE };
     BlockDeviceCharacteristics {
         medium_rotation_rate: U16::new(rate),
-        product_type: 0,
         reads_after_erase: WABEREQ_READS,
         ..BlockDeviceCharacteristics::new_zeroed()
     }

@@ -3,7 +3,7 @@
 use blockmux_wire::scsi::cdb::{Cdb10, Cdb12, Cdb16, EVPD, FUA, Inquiry};
 use blockmux_wire::scsi::opcode::{Opcode, maintenance_in, service_action_in_16};
 use blockmux_wire::scsi::provisioning::WRITE_SAME_UNMAP;
-use zerocopy::{Immutable, IntoBytes};
+use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 /// Blocks of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,14 +77,8 @@ pub(super) fn mode_sense_6(page: u8, allocation: u8) -> [u8; 16] {
 
 /// REPORT LUNS.
 pub(super) fn report_luns(allocation: u32) -> [u8; 16] {
-    padded(&Cdb12 {
-        opcode: Opcode::REPORT_LUNS.0,
-        flags: 0,
-        logical_block_address: 0.into(),
-        transfer_length: allocation.into(),
-        group_number: 0,
-        control: 0,
-    })
+    let opcode = Opcode::REPORT_LUNS.0;
+    padded(&Cdb12 { opcode, transfer_length: allocation.into(), ..FromZeros::new_zeroed() })
 }
 
 /// REPORT TARGET PORT GROUPS.
@@ -92,10 +86,8 @@ pub(super) fn report_target_port_groups(allocation: u32) -> [u8; 16] {
     padded(&Cdb12 {
         opcode: Opcode::MAINTENANCE_IN.0,
         flags: maintenance_in::REPORT_TARGET_PORT_GROUPS as u8,
-        logical_block_address: 0.into(),
         transfer_length: allocation.into(),
-        group_number: 0,
-        control: 0,
+        ..FromZeros::new_zeroed()
     })
 }
 

@@ -8,14 +8,13 @@
 //! A `Queue` begins by learning what the unit is like (`bring_up`), with commands of its own. From then on it cuts
 //! I/O into commands that the unit takes, and makes completions of how they ended. A transport asks for the next
 //! command whenever it may send one, moves the data that the queue names, and tells how the command ended. Commands
-//! that met a unit attention are sent again at once, after what it says has changed was asked for (`news`), those that met a busy unit a little later.
+//! that met a unit attention are sent again at once, after what it says has changed was asked for (`news`), those that
+//! met a busy unit a little later.
 
-mod abort;
 mod access;
 mod bring_up;
 mod command;
 mod extents;
-mod finish;
 mod news;
 mod plan;
 mod queue;
@@ -31,5 +30,5 @@ pub use sense::SenseCode;
 pub use unit::{UnitInfo, UnmapLimits};
 
 pub(crate) use crate::io_queue::Transfer;
-pub(crate) use finish::Outcome;
-pub(crate) use queue::{Queue, Request};
+
+pub(crate) use queue::{Outcome, Queue, Request};

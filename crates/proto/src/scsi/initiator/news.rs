@@ -1,21 +1,17 @@
 //! What a unit attention says has changed, and asking about it again (SPC-5, SBC-4).
 //!
-//! The command that met the attention is sent again, and before it a question: for the capacity, the cache, or how well the path
-//! leads there. What
-//! was learned holds for what is submitted from then on. A unit whose INQUIRY data has changed may be another one
-//! altogether: then the transport is told to begin anew, which asks everything again.
+//! The command that met the attention is sent again, and before it a question: for the capacity, the cache, or how well
+//! the path leads there. What was learned holds for what is submitted from then on. A unit whose INQUIRY data has changed
+//! may be another one altogether: then the transport is told to begin anew, which asks everything again.
 
 use super::bring_up::{MODE_LEN, MOST_DATA_IN, caching, capacity};
 use super::command;
-use super::finish::received;
 use super::plan::Kind;
-use super::queue::{Command, Queue};
-use crate::io_queue::Transfer;
-use crate::io_queue::{MAX_TRIES, Verdict};
+use super::queue::{Command, Queue, received};
+use super::sense::SenseCode;
+use crate::io_queue::{MAX_TRIES, Transfer, Verdict};
 use blockmux_wire::scsi::mode::PAGE_CACHING;
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
-
-use super::sense::SenseCode;
 
 /// What is asked again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,14 +1,19 @@
-//! I/O under way at one logical unit, and commands of the queue itself: those of the bring-up, and questions about what
-//! has changed.
+//! I/O under way at one logical unit, from its commands to its completion, and commands of the queue itself: those of the
+//! bring-up, and questions about what has changed.
+//!
+//! The target may be made to abort a command. Nobody knows what that command has done by then, so its I/O is handed back
+//! once no other command of it is under way, and may be done again as a whole.
 
 use super::access::Access;
-use super::bring_up::{BringUp, MOST_DATA_IN};
-use super::news::News;
+use super::bring_up::{BringUp, Learned, MOST_DATA_IN, UnitRefused};
+use super::news::{News, question};
 use super::plan::{Kind, Plan, STATUS_LEN, Terms, UNMAP_LEN};
+use super::sense::SenseCode;
 use super::unit::UnitInfo;
-use crate::io_queue::{self, CommandSet, Transfer, Zeroes, memory};
+use super::{extents, verdict};
+use crate::io_queue::{self, CommandSet, Transfer, Verdict, Zeroes, memory};
 use crate::job;
-use crate::scsi::Lun;
+use crate::scsi::{Lun, Status};
 use crate::slots::Key;
 use blockmux_volume::{Extent, Io, IoError, Memory, Op, Pool, SgList};
 use blockmux_wire::scsi::provisioning::{UnmapDescriptor, UnmapHeader};
@@ -38,6 +43,17 @@ pub(crate) struct LogicalUnit {
     pub(super) later: VecDeque<Piece>,
     /// Nothing new is sent: what is left is for another session.
     is_draining: bool,
+}
+
+/// How a command ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outcome<'a> {
+    /// The status.
+    pub(crate) status: Status,
+    /// As it came; may be empty.
+    pub(crate) sense: &'a [u8],
+    /// How much data moved, in bytes.
+    pub(crate) moved: u32,
 }
 
 impl<T: Default> Queue<T> {
@@ -151,6 +167,103 @@ impl<T: Default> Queue<T> {
     pub(crate) fn find(&self, short: u32) -> Option<Key> {
         self.commands.find(short)
     }
+
+    /// A command has ended.
+    ///
+    /// # Errors
+    /// If the unit turns out to be no volume for us.
+    #[inline]
+    pub(crate) fn finish(&mut self, key: Key, outcome: Outcome<'_>) -> Result<(), UnitRefused> {
+        let Some(command) = self.commands.get_mut(key) else { return Ok(()) };
+        let (piece, is_whole) = (command.piece, is_whole(command, outcome.moved));
+        let sense = match outcome.status {
+            Status::CHECK_CONDITION => SenseCode::parse(outcome.sense),
+            _ => None,
+        };
+        let mut verdict = verdict::of(outcome.status, sense);
+        if let Some(code) = sense {
+            self.on_sense(code);
+        }
+        let Some(job) = piece.job else { return self.on_answer(key, verdict, sense, outcome.moved) };
+        if verdict == Verdict::Good && !is_whole {
+            verdict = Verdict::Failed(IoError::Medium);
+        }
+        if piece.kind == Kind::Status && verdict == Verdict::Good {
+            self.on_lba_status(key, job, outcome.moved);
+        } else {
+            self.commands.discard(key);
+        }
+        if let Some(piece) = self.finish_piece(piece, job, verdict) {
+            self.set.later.push_back(piece);
+        }
+        Ok(())
+    }
+
+    /// An answer to the bring-up.
+    fn on_answer(
+        &mut self,
+        key: Key,
+        verdict: Verdict,
+        sense: Option<SenseCode>,
+        moved: u32,
+    ) -> Result<(), UnitRefused> {
+        let Some(command) = self.commands.remove(key) else { return Ok(()) };
+        if let Some(question) = question(command.piece.kind) {
+            self.on_news(question, verdict, &command, moved);
+            return Ok(());
+        }
+        let Some(bring_up) = &mut self.set.bring_up else { return Ok(()) };
+        let data = received(&command, moved);
+        match bring_up.on_done(verdict, sense, &data)? {
+            Learned::More => self.set.asked = false,
+            Learned::Later => self.set.later.push_back(command.piece),
+            Learned::All => {
+                if let Some(bring_up) = self.set.bring_up.take() {
+                    let (unit, luns) = bring_up.into_parts();
+                    (self.set.terms, self.info) = (Terms::new(&unit), unit.volume_info());
+                    (self.set.unit, self.set.luns) = (Some(unit), luns);
+                    self.set.news.on_size(self.info.size);
+                    self.ask_for_access();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn on_lba_status(&mut self, key: Key, job: Key, moved: u32) {
+        let Some(command) = self.commands.remove(key) else { return };
+        let data = received(&command, moved);
+        let Some(job) = self.jobs.get_mut(job) else { return };
+        let blocks = self.set.terms.blocks(job.io.offset, job.io.len);
+        let asked = job.io.len.wrapping_shr(self.set.terms.block_len.trailing_zeros());
+        let (block_len, is_zero) = (self.set.terms.block_len, self.set.terms.unmapped_is_zero);
+        job.extents = extents::parse(&data, blocks.lba, asked, block_len, is_zero);
+    }
+
+    /// The commands that the last so many looks have found too long under way, oldest first. None of them, if one is a
+    /// command of the queue's own: that belongs to no I/O that could be done again.
+    pub(crate) fn overdue(&mut self, looks: u32) -> Vec<Key> {
+        let overdue = self.commands.overdue(looks, Command::is_long);
+        let is_ours =
+            |key: &Key| self.commands.get_mut(*key).is_none_or(|command| command.piece.job.is_none());
+        if overdue.iter().any(is_ours) { Vec::new() } else { overdue }
+    }
+
+    /// Whether a command of the queue's own is under way.
+    pub(crate) fn has_own(&self) -> bool {
+        !self.commands.keys_of(|command| command.piece.job.is_none()).is_empty()
+    }
+
+    /// The target has given up a command: it sends nothing for it any more.
+    pub(crate) fn abort(&mut self, key: Key) {
+        let Some(Command { piece, .. }) = self.commands.remove(key) else { return };
+        let Some(key) = piece.job else { return };
+        if let Some(job) = self.jobs.get_mut(key) {
+            job.is_returned = true;
+            job.fail(IoError::PathLost);
+        }
+        self.end_piece(key);
+    }
 }
 
 impl CommandSet for LogicalUnit {
@@ -254,4 +367,20 @@ impl LogicalUnit {
             _ => SgList::one(Memory::from_heap(MOST_DATA_IN).seg(0, MOST_DATA_IN)),
         }
     }
+}
+
+/// Whether all the data moved that a successful command moves.
+#[inline]
+fn is_whole<T>(command: &Command<T>, moved: u32) -> bool {
+    match command.transfer {
+        Transfer::Nothing => true,
+        Transfer::In(len) => moved == len || command.piece.kind == Kind::Status,
+        Transfer::Out(len) => moved == len,
+    }
+}
+
+/// The data-in that came, of a command with a payload of its own.
+pub(super) fn received<T>(command: &Command<T>, moved: u32) -> Vec<u8> {
+    let Some(payload) = &command.payload else { return Vec::new() };
+    payload.slice(0, payload.len().min(moved as usize)).to_vec()
 }

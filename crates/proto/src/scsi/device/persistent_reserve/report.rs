@@ -7,7 +7,7 @@ use blockmux_wire::scsi::opcode::persistent_reserve_in;
 use blockmux_wire::scsi::reservation::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use zerocopy::{IntoBytes, U16, U32, U64};
+use zerocopy::{FromZeros, IntoBytes, U16, U32, U64};
 
 pub(in crate::scsi) fn reserve_in(cx: &mut Context<'_>) -> Outcome {
     let cdb = &cx.command.cdb;
@@ -40,9 +40,8 @@ fn reservation(all: &Reservations) -> Vec<u8> {
     let key = if held.kind.is_all_registrants() { 0 } else { all.key_of(&held.holder).unwrap_or(0) };
     let descriptor = ReservationDescriptor {
         reservation_key: U64::new(key),
-        obsolete: [0; 5],
         scope_and_type: held.kind.0,
-        obsolete_too: [0; 2],
+        ..FromZeros::new_zeroed()
     };
     descriptor.as_bytes().to_vec()
 }
@@ -53,21 +52,19 @@ pub(super) fn full_status(all: &Reservations, ports: &BTreeMap<Arc<str>, u16>) -
     let mut gone = Vec::new();
     for registration in &all.registrations {
         let held = all.reservation.as_ref().filter(|_| all.holds(&registration.who));
+        let id = transport_id(&registration.who);
         let descriptor = FullStatusDescriptor {
             reservation_key: U64::new(registration.key),
-            reserved: [0; 4],
             flags: if held.is_some() { R_HOLDER } else { 0 },
             scope_and_type: held.map_or(0, |held| held.kind.0),
-            reserved_too: [0; 4],
             relative_target_port_identifier: U16::new(match ports.get(&registration.who.port) {
                 Some(id) => *id,
                 None => id_of_gone(&mut gone, &registration.who.port, ports),
             }),
-            additional_descriptor_length: U32::new(0),
+            additional_descriptor_length: U32::new(id.len() as u32),
+            ..FromZeros::new_zeroed()
         };
-        let id = transport_id(&registration.who);
-        let additional_descriptor_length = U32::new(id.len() as u32);
-        bytes.extend(FullStatusDescriptor { additional_descriptor_length, ..descriptor }.as_bytes());
+        bytes.extend(descriptor.as_bytes());
         bytes.extend(&*id);
     }
     bytes
