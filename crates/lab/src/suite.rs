@@ -228,10 +228,10 @@ impl Suite {
     }
 }
 
-/// What `bench` compares when it is not told otherwise: small I/O alone and in depth, which is where protocols
-/// differ, then large I/O, which is where copies show.
+/// The jobs of `bench --full`: small I/O alone and in depth, which is where protocols differ, then large I/O, which is
+/// where copies show.
 #[must_use]
-pub fn default_jobs(runtime_ms: u64, ramp_time_ms: u64) -> Vec<Job> {
+pub fn full_jobs(runtime_ms: u64, ramp_time_ms: u64) -> Vec<Job> {
     let cells = [
         (Rw::RandRead, 4, 1),
         (Rw::RandWrite, 4, 1),
@@ -242,11 +242,23 @@ pub fn default_jobs(runtime_ms: u64, ramp_time_ms: u64) -> Vec<Job> {
         (Rw::Read, 1024, 8),
         (Rw::Write, 1024, 8),
     ];
-    let job = |(rw, kib, iodepth): (Rw, u32, u32)| {
+    jobs_of(&cells, runtime_ms, ramp_time_ms)
+}
+
+/// The jobs of a plain `bench`: those of the full list that tell protocols apart the most.
+#[must_use]
+pub fn quick_jobs(runtime_ms: u64, ramp_time_ms: u64) -> Vec<Job> {
+    let cells = [(Rw::RandRead, 4, 32), (Rw::RandWrite, 4, 32), (Rw::Read, 1024, 8)];
+    jobs_of(&cells, runtime_ms, ramp_time_ms)
+}
+
+/// Jobs by pattern, block size in KiB and depth.
+fn jobs_of(cells: &[(Rw, u32, u32)], runtime_ms: u64, ramp_time_ms: u64) -> Vec<Job> {
+    let job = |&(rw, kib, iodepth): &(Rw, u32, u32)| {
         let job = Job { rw, bs: kib << 10, iodepth, runtime_ms, ramp_time_ms, ..Job::default() };
         Job { name: job.name_by_shape(), ..job }
     };
-    cells.map(job).to_vec()
+    cells.iter().map(job).collect()
 }
 
 /// A data file.
@@ -523,7 +535,7 @@ mod tests {
 
     #[test]
     fn the_default_comparison_has_eight_jobs_with_names_of_their_own() {
-        let jobs = default_jobs(500, 100);
+        let jobs = full_jobs(500, 100);
         let names: Vec<&str> = jobs.iter().map(|job| job.name.as_str()).collect();
         assert_eq!(
             names,
