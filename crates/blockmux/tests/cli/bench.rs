@@ -323,7 +323,7 @@ fn every_suite_runs_with_its_figures_beside_ours() {
         assert!(out.contains(figure), "{out}");
         assert!(out.find("\nlocal ") < out.find("\nnbd "), "the floor first, as everywhere: {out}");
         let page = bench.read("bench.html");
-        assert!(page.contains("Published beside measured") && page.contains("<dt>Measured there</dt>"));
+        assert!(page.contains("Published and measured") && page.contains("<dt>Measured there</dt>"));
         // A report of the report has them too.
         let report = printed(&blockmux([
             "report",
