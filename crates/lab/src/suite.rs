@@ -277,7 +277,7 @@ impl Suite {
     }
 }
 
-/// The jobs of `bench --full`: small I/O alone and in depth, which is where protocols differ, then large I/O, which is
+/// The jobs of `bench --full`: small I/O at depth 1 and deeper, where protocols differ, then large I/O,
 /// where copies show.
 #[must_use]
 pub fn full_jobs(runtime_ms: u64, ramp_time_ms: u64) -> Vec<Job> {

@@ -134,7 +134,8 @@ fn run_all(plan: &Plan, runs: u32, bar: &ProgressBar, events: &Sender<Event>) ->
     Ok(())
 }
 
-/// Says on standard error that the run `nth` of a job is finished, and how much of `(done, all)` milliseconds is.
+/// Says on standard error that the run `nth` of a job is finished, and how many of all
+/// milliseconds are done.
 fn say_finished(nth: u32, runs: u32, job: &Job, (done_ms, all_ms): (u64, u64)) {
     let percent = done_ms * 100 / all_ms.max(1);
     let left = HumanDuration(Duration::from_millis(all_ms.saturating_sub(done_ms)));

@@ -50,10 +50,10 @@ pub(crate) struct Args {
     /// Workers, each with its own connection, as 1,4 [default: 1]
     #[arg(long)]
     numjobs: Vec<String>,
-    /// Measured time of each run in seconds, or as 500ms [default: 0.4 for the short list of jobs, else 1]
+    /// Measured time of each run in seconds, or as 500ms [default: 0.4 for the short list, else 1]
     #[arg(long)]
     runtime: Option<String>,
-    /// Time before it in seconds [default: 0.1 for the short list of jobs, else 0.2]
+    /// Time before it in seconds [default: 0.1 for the short list, else 0.2]
     #[arg(long)]
     ramp_time: Option<String>,
     /// How much of the volume to use, as 1g or 50%; also the size of the default RAM volume
@@ -74,7 +74,7 @@ pub(crate) struct Args {
     /// Seed of random offsets
     #[arg(long)]
     randseed: Option<String>,
-    /// How often each case runs [default: 3 for the short list of jobs, else 5]
+    /// How often each case runs [default: 3 for the short list, else 5]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: Option<u32>,
     /// Measure eight jobs in place of three, both ceilings, and longer: about twelve minutes

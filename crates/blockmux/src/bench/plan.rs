@@ -182,8 +182,8 @@ impl Plan {
         }
     }
 
-    /// The ceilings that are measured: in the short list only the one that the rows of a policy are compared with.
-    /// Of an adaptive core that is the one that spins, which is the faster where both sides have a CPU.
+    /// The ceilings that are measured. The short list has only the one that a policy's rows are compared
+    /// with; for adaptive polling that is the spinning one, the faster where both sides have a CPU.
     fn ceilings(&self, args: &Args) -> Vec<Variant> {
         let variant = |poll: &Poll| match poll {
             Poll::Never => Variant::Sleeping,

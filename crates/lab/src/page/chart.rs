@@ -210,8 +210,8 @@ fn labelled_ticks(ticks: &[f64], apart: f64) -> usize {
     ((longest + 1) as f64 * TICK_CHAR / apart).ceil().max(1.0) as usize
 }
 
-/// Diagonals over a bar, each cut off where it leaves it. A fill pattern would have to be referred to by a URL, and the
-/// page has none.
+/// Diagonals over a bar, each cut off where it leaves it. A fill pattern would need a URL that refers
+/// to it, and the page has none.
 fn hatch(out: &mut String, (left, right): (f64, f64), top: f64) {
     let mut path = String::new();
     let mut foot = left - BAR + HATCH;

@@ -1,5 +1,5 @@
-//! A study's figures and those measured here, each relative to the same protocol's: dots on a logarithmic axis, on which
-//! twice as much and half as much are equally far from 1.
+//! A study's figures and those measured here, each relative to the same protocol's: dots on a
+//! logarithmic axis, on which twice as much and half as much are equally far from 1.
 
 use super::svg::{escaped, framed, line, n, text, tick};
 use crate::figure::shortened;

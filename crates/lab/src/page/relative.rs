@@ -1,5 +1,5 @@
-//! The rows of a study's chart: published figures relative to the study's reference, and those measured here relative to
-//! the same protocol here.
+//! The rows of a study's chart: published figures relative to the study's reference, and those measured
+//! here relative to the reference's protocol here.
 
 use super::ratio::{Ratio, Value};
 use super::sections::protocol_class;
@@ -104,8 +104,8 @@ fn measured(comparison: &Comparison, labels: &Labels, chart: &StudyChart) -> Vec
     all.iter().filter_map(ratio).collect()
 }
 
-/// Whether `other` is what `best` is divided by: the reference's protocol, over its link if the study has links, with the
-/// polling policy and from the file of `best`.
+/// Whether `best` is divided by `other`: the reference's protocol, over its link if the study has links,
+/// with the polling policy and from the file of `best`.
 fn is_reference(other: &Best, best: &Best, chart: &StudyChart) -> bool {
     let file = |best: &Best| best.row.protocol.split_once(' ').map(|(_, file)| file.to_owned());
     let over_its_link = link::place(other.row).is_none_or(|place| chart.reference.label.ends_with(place));

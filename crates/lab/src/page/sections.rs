@@ -45,7 +45,7 @@ pub(super) fn measured(comparison: &Comparison, labels: &Labels) -> Vec<Section>
     sections.into_iter().map(without_empty).filter(|section| !section.blocks.is_empty()).collect()
 }
 
-/// A study's figures and those measured here, each relative to the study's reference, and the figures themselves.
+/// A study's figures and those measured here, relative to their references, and the figures themselves.
 pub(super) fn published(comparison: &Comparison, labels: &Labels, study: &Study) -> (Section, Vec<Absolute>) {
     let mut absolute = Vec::new();
     let mut card = |chart: &StudyChart| {
@@ -245,7 +245,7 @@ fn latency_lines(labels: &Labels, family: &[&Group], figure: Figure) -> Vec<Line
     lines
 }
 
-/// Of small blocks the CPU time of an I/O, of large ones what a Gbit/s takes; both sides one behind the other.
+/// The CPU time of an I/O for small blocks, and of a Gbit/s for large ones. The target's part comes first.
 fn cpu(comparison: &Comparison, labels: &Labels, groups: &[Group]) -> Section {
     let card = |group: &&Group| {
         let (figure, unit) = if group[0].job.bs <= SMALL {

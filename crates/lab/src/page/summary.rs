@@ -23,8 +23,8 @@ pub(super) struct Tile {
     pub(super) sentence: String,
 }
 
-/// The findings that the comparison has the rows for. Only protocols are ranked: the local volume and the ceilings
-/// are what they are compared with. A winner is named only where there are enough runs and they agree.
+/// The findings that the comparison has the rows for. Only protocols are ranked, not the local volume
+/// and the ceilings. A winner is named only where there are enough runs and they agree.
 pub(super) fn findings(comparison: &Comparison, labels: &Labels) -> Findings {
     let groups = comparison.groups();
     let with_protocols = groups.iter().filter(|group| group.iter().any(|row| row.kind == Kind::Protocol));
@@ -177,8 +177,8 @@ impl<'a> Best<'a> {
     }
 }
 
-/// Why nobody wins this job, in a sentence: too few runs, or runs that differ too much. Of every protocol, since a
-/// protocol whose runs differ could as well have won.
+/// Why no winner is named for this job: too few runs, or runs that differ too much. Every protocol
+/// counts, because one whose runs differ could have won as well.
 fn doubt(labels: &Labels, group: &[&Row], figure: Figure) -> Option<String> {
     let rows = || group.iter().filter(|row| row.kind == Kind::Protocol);
     let job = figure::title(&group[0].job);
