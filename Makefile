@@ -2,14 +2,17 @@
 # may (root on Debian), and says what it skips when it may not.
 
 .DEFAULT_GOAL := help
-.PHONY: help bench test test-vm fmt clean
+.PHONY: help bench bench-full test test-vm fmt clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-7s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-bench: ## Build, measure every protocol on loopback, print the table and write the report (ARGS="--runtime 5")
+bench: ## Build, measure every protocol on loopback in a minute, print the table and write the report (ARGS="--runs 5")
 	cargo build --release --package blockmux
 	"$${CARGO_TARGET_DIR:-target}/release/blockmux" bench $(ARGS)
+
+bench-full: ## The same with eight jobs, both ceilings and longer runs: twelve minutes
+	$(MAKE) bench ARGS="--full $(ARGS)"
 
 test: ## Everything that must hold before a change goes in
 	cargo xtask install-peers

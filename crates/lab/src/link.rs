@@ -96,7 +96,7 @@ pub fn grids(comparison: &Comparison, study: &Study) -> Vec<Grid> {
 }
 
 /// The link or the stripe that a row was measured on.
-fn place(row: &Row) -> Option<&str> {
+pub(crate) fn place(row: &Row) -> Option<&str> {
     let protocol = if row.kind == Kind::Local { "local" } else { row.protocol.as_str() };
     let place = row.subject.strip_prefix(protocol)?.strip_prefix(", ")?;
     (place.contains("MTU ") || place.ends_with("-way stripe")).then_some(place)

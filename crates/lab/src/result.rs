@@ -310,7 +310,7 @@ impl Comparison {
 }
 
 /// A row may pass its ceiling by so much without a word: both are measured.
-const NOISY_SHARE: f64 = 1.05;
+pub(crate) const NOISY_SHARE: f64 = 1.1;
 
 impl Job {
     /// Whether two jobs differ in nothing but their names and the seed of their offsets.

@@ -22,6 +22,8 @@ pub struct Suite {
     publisher: String,
     /// When, as `YYYY-MM-DD`, if that is known.
     date: Option<String>,
+    /// Where to read it, if that is known.
+    url: Option<String>,
     /// What was measured on what.
     study: String,
     /// How the jobs here differ from it.
@@ -35,6 +37,7 @@ pub struct Suite {
     protocols: Vec<String>,
     published: Vec<Figures>,
     links: Option<Links>,
+    charts: Vec<StudyChart>,
 }
 
 /// A study as reports show it: what it was about, and its figures beside those measured here.
@@ -42,6 +45,8 @@ pub struct Suite {
 pub struct Study {
     /// Title, publisher and date in one line.
     pub source: String,
+    /// Where to read it, if that is known.
+    pub url: Option<String>,
     /// What was measured on what.
     pub setting: String,
     /// How the jobs here differ from it.
@@ -52,6 +57,34 @@ pub struct Study {
     pub note: String,
     /// In the order of its jobs; none if it gives no numbers.
     pub figures: Vec<PublishedFigure>,
+    /// Which of them are compared with each other.
+    pub charts: Vec<StudyChart>,
+}
+
+/// Figures of a study that are compared with each other, all relative to one of them.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StudyChart {
+    /// What is compared, in words.
+    pub title: String,
+    /// The unit of the study's figures.
+    pub unit: Unit,
+    /// Names of jobs. Of what was measured here, each configuration's best of them counts.
+    pub jobs: Vec<String>,
+    /// Only figures of this volume: their labels begin with it.
+    pub volume: Option<String>,
+    /// The figure that is 1.0; of what was measured here, the same protocol's.
+    pub reference: Reference,
+}
+
+/// Names the figure that a study's others are relative to.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Reference {
+    /// The protocol, in Blockmux's word for it.
+    pub protocol: String,
+    /// The label of the published figure.
+    pub label: String,
 }
 
 /// One figure of a study and the job that it was measured with: shown beside what was measured here, never mixed
@@ -83,15 +116,19 @@ pub struct SuiteRow {
 }
 
 /// What a published figure counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 pub enum Unit {
     /// I/O per second.
+    #[serde(rename = "iops")]
     Iops,
     /// 1,048,576 bytes per second.
+    #[serde(rename = "mib_s")]
     MibPerSecond,
     /// Megabytes per second, as the study printed it without saying which.
+    #[serde(rename = "mb_s")]
     MbPerSecond,
     /// Mean latency in microseconds.
+    #[serde(rename = "mean_us")]
     MeanMicroseconds,
 }
 
@@ -120,6 +157,14 @@ impl Unit {
             Unit::MbPerSecond => (Figure::MbPerSecond, 1.0),
             Unit::MeanMicroseconds => (Figure::Mean, 1.0),
         }
+    }
+}
+
+impl Unit {
+    /// Whether a greater figure is the better one.
+    #[must_use]
+    pub fn more_is_better(self) -> bool {
+        self != Unit::MeanMicroseconds
     }
 }
 
@@ -178,6 +223,8 @@ impl Suite {
         let figures = rows.iter().flat_map(|row| self.published_for(&row.protocol, &row.job));
         Study {
             source: self.source(),
+            url: self.url.clone(),
+            charts: self.charts.clone(),
             setting: self.study.clone(),
             adapted: self.adapted.clone(),
             finding: self.finding.clone(),
@@ -216,6 +263,7 @@ impl Suite {
             title: file.title,
             publisher: file.publisher,
             date: file.date,
+            url: file.url,
             study: file.study,
             adapted: file.adapted,
             finding: file.finding,
@@ -224,14 +272,15 @@ impl Suite {
             protocols: [file.protocols, file.also].concat(),
             published: file.published,
             links: file.links,
+            charts: file.chart,
         }
     }
 }
 
-/// What `bench` compares when it is not told otherwise: small I/O alone and in depth, which is where protocols
-/// differ, then large I/O, which is where copies show.
+/// The jobs of `bench --full`: small I/O at depth 1 and deeper, where protocols differ, then large I/O,
+/// where copies show.
 #[must_use]
-pub fn default_jobs(runtime_ms: u64, ramp_time_ms: u64) -> Vec<Job> {
+pub fn full_jobs(runtime_ms: u64, ramp_time_ms: u64) -> Vec<Job> {
     let cells = [
         (Rw::RandRead, 4, 1),
         (Rw::RandWrite, 4, 1),
@@ -242,11 +291,23 @@ pub fn default_jobs(runtime_ms: u64, ramp_time_ms: u64) -> Vec<Job> {
         (Rw::Read, 1024, 8),
         (Rw::Write, 1024, 8),
     ];
-    let job = |(rw, kib, iodepth): (Rw, u32, u32)| {
+    jobs_of(&cells, runtime_ms, ramp_time_ms)
+}
+
+/// The jobs of a plain `bench`: those of the full list that tell protocols apart the most.
+#[must_use]
+pub fn quick_jobs(runtime_ms: u64, ramp_time_ms: u64) -> Vec<Job> {
+    let cells = [(Rw::RandRead, 4, 32), (Rw::RandWrite, 4, 32), (Rw::Read, 1024, 8)];
+    jobs_of(&cells, runtime_ms, ramp_time_ms)
+}
+
+/// Jobs by pattern, block size in KiB and depth.
+fn jobs_of(cells: &[(Rw, u32, u32)], runtime_ms: u64, ramp_time_ms: u64) -> Vec<Job> {
+    let job = |&(rw, kib, iodepth): &(Rw, u32, u32)| {
         let job = Job { rw, bs: kib << 10, iodepth, runtime_ms, ramp_time_ms, ..Job::default() };
         Job { name: job.name_by_shape(), ..job }
     };
-    cells.map(job).to_vec()
+    cells.iter().map(job).collect()
 }
 
 /// A data file.
@@ -256,6 +317,7 @@ struct File {
     title: String,
     publisher: String,
     date: Option<String>,
+    url: Option<String>,
     study: String,
     adapted: String,
     finding: String,
@@ -266,6 +328,8 @@ struct File {
     published: Vec<Figures>,
     links: Option<Links>,
     job: Vec<Entry>,
+    #[serde(default)]
+    chart: Vec<StudyChart>,
 }
 
 /// A job with fio's options.
@@ -413,6 +477,25 @@ mod tests {
     }
 
     #[test]
+    fn every_chart_has_its_jobs_and_one_reference_and_every_study_with_figures_has_charts_and_a_source() {
+        for suite in all() {
+            let study = suite.to_study();
+            assert_eq!(study.charts.is_empty(), study.figures.is_empty(), "{}", suite.name);
+            assert!(study.url.is_some() || study.figures.is_empty(), "{}", suite.name);
+            for chart in &study.charts {
+                let of_chart = |name: &String| suite.jobs.iter().any(|job| job.name == *name);
+                assert!(!chart.jobs.is_empty() && chart.jobs.iter().all(of_chart), "{}", chart.title);
+                let is_reference = |figure: &&PublishedFigure| {
+                    (&figure.protocol, &figure.label) == (&chart.reference.protocol, &chart.reference.label)
+                        && figure.unit == chart.unit
+                        && chart.jobs.contains(&figure.job.name)
+                };
+                assert_eq!(study.figures.iter().filter(is_reference).count(), 1, "{}", chart.title);
+            }
+        }
+    }
+
+    #[test]
     fn rates_of_ours_are_held_beside_a_studys_in_its_own_unit() {
         let (figure, mib) = Unit::MibPerSecond.measured_as();
         assert_eq!((figure, 1048.576 * mib), (Figure::MbPerSecond, 1000.0));
@@ -523,7 +606,7 @@ mod tests {
 
     #[test]
     fn the_default_comparison_has_eight_jobs_with_names_of_their_own() {
-        let jobs = default_jobs(500, 100);
+        let jobs = full_jobs(500, 100);
         let names: Vec<&str> = jobs.iter().map(|job| job.name.as_str()).collect();
         assert_eq!(
             names,

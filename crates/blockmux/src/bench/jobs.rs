@@ -6,7 +6,7 @@ use crate::regular;
 use blockmux_lab::job::{Job, Rw};
 use blockmux_lab::job_file::{self, FileJob};
 use blockmux_lab::options::JobError;
-use blockmux_lab::suite::default_jobs;
+use blockmux_lab::suite::{full_jobs, quick_jobs};
 use blockmux_volume::Spec;
 use std::io::Read;
 
@@ -32,6 +32,12 @@ pub(super) fn jobs(args: &Args, files: &[&String]) -> Result<Jobs, Failure> {
     if let (Some((name, _)), Some(others)) = (shape, others) {
         return Err(Failure::request(format!("--{name} is set by {others}; leave one of them out")));
     }
+    let own = shape.map(|(name, _)| format!("--{name}")).or(others.map(str::to_owned));
+    if let (true, Some(own)) = (args.full, own) {
+        return Err(Failure::request(format!(
+            "--full has jobs of its own, and so has {own}; leave one of them out"
+        )));
+    }
     if args.suite.is_some() {
         let options = [
             ("offset", &args.offset),
@@ -48,7 +54,8 @@ pub(super) fn jobs(args: &Args, files: &[&String]) -> Result<Jobs, Failure> {
     if files.is_empty() {
         let base = times(args)?;
         let mut own = match shape {
-            None => default_jobs(base.runtime_ms, base.ramp_time_ms),
+            None if args.full => full_jobs(base.runtime_ms, base.ramp_time_ms),
+            None => quick_jobs(base.runtime_ms, base.ramp_time_ms),
             Some(_) => vec![Job { rw: Rw::RandRead, ..base }],
         };
         for (key, values) in shapes {
@@ -151,7 +158,12 @@ pub(super) fn wrong_option(error: &JobError) -> Failure {
 
 /// A job with the times that are asked for.
 pub(super) fn times(args: &Args) -> Result<Job, Failure> {
-    let mut job = Job { runtime_ms: DEFAULT_RUNTIME_MS, ramp_time_ms: DEFAULT_RAMP_MS, ..Job::default() };
+    let (runtime_ms, ramp_time_ms) = if args.is_quick() {
+        (QUICK_RUNTIME_MS, QUICK_RAMP_MS)
+    } else {
+        (DEFAULT_RUNTIME_MS, DEFAULT_RAMP_MS)
+    };
+    let mut job = Job { runtime_ms, ramp_time_ms, ..Job::default() };
     set(&mut job, "runtime", args.runtime.as_deref())?;
     set(&mut job, "ramp_time", args.ramp_time.as_deref())?;
     Ok(job)
@@ -161,3 +173,5 @@ pub(super) fn times(args: &Args) -> Result<Job, Failure> {
 const MOST_JOB_FILE: u64 = 1 << 20;
 const DEFAULT_RUNTIME_MS: u64 = 1000;
 const DEFAULT_RAMP_MS: u64 = 200;
+const QUICK_RUNTIME_MS: u64 = 400;
+const QUICK_RAMP_MS: u64 = 100;

@@ -8,11 +8,13 @@ use super::plan::Plan;
 use crate::failure::Failure;
 use crate::signals;
 use blockmux_engine::initiator::missing_connections;
-use blockmux_lab::figure::count;
+use blockmux_lab::figure::{count, title};
+use blockmux_lab::job::Job;
 use blockmux_lab::pattern::shuffled;
 use blockmux_lab::result::{Row, Run};
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
-use std::fmt::Write;
+use std::fmt;
+use std::io::{self, IsTerminal, Write as _};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::Duration;
@@ -101,8 +103,11 @@ fn run_all(plan: &Plan, runs: u32, bar: &ProgressBar, events: &Sender<Event>) ->
     plan.prepare(bar)?;
     bar.reset_elapsed();
     let mut done_ms = 0;
+    // Where nobody sees the bar, a line says that a job is finished.
+    let says_lines = !io::stderr().is_terminal();
     for nth in 1..=runs {
-        for at in order(&plan.lanes, nth) {
+        let order = order(&plan.lanes, nth);
+        for (place, &at) in order.iter().enumerate() {
             let lane = &plan.lanes[at];
             bar.set_message(format!("run {nth}/{runs}: {}, {}", lane.subject(), lane.job.name));
             let lane_ms = lane.job.ramp_time_ms + lane.job.runtime_ms;
@@ -120,9 +125,22 @@ fn run_all(plan: &Plan, runs: u32, bar: &ProgressBar, events: &Sender<Event>) ->
                 return Ok(());
             }
             info!("run {nth}/{runs} of {}, {}: {iops} IOPS", lane.subject(), lane.job.name);
+            let is_last = order.get(place + 1).is_none_or(|&next| plan.lanes[next].job != lane.job);
+            if says_lines && is_last {
+                say_finished(nth, runs, &lane.job, (done_ms, bar.length().unwrap_or(0)));
+            }
         }
     }
     Ok(())
+}
+
+/// Says on standard error that the run `nth` of a job is finished, and how many of all
+/// milliseconds are done.
+fn say_finished(nth: u32, runs: u32, job: &Job, (done_ms, all_ms): (u64, u64)) {
+    let percent = done_ms * 100 / all_ms.max(1);
+    let left = HumanDuration(Duration::from_millis(all_ms.saturating_sub(done_ms)));
+    // A reader that has gone does not end the bench.
+    let _ = writeln!(io::stderr(), "{percent:>3}%, {left:#} left; run {nth}/{runs} finished: {}", title(job));
 }
 
 /// The places of `lanes` in the order of the run `nth`: jobs in turn, as some need what those before them wrote, and
@@ -144,7 +162,7 @@ fn progress_bar(plan: &Plan, runs: u32) -> ProgressBar {
         ProgressDrawTarget::stderr_with_hz(10),
     );
     // How long runs take was asked for, so what is left is known and not guessed.
-    let left = |state: &ProgressState, text: &mut dyn Write| {
+    let left = |state: &ProgressState, text: &mut dyn fmt::Write| {
         let left_ms = state.len().unwrap_or(0).saturating_sub(state.pos());
         let _ = write!(text, "{:#}", HumanDuration(Duration::from_millis(left_ms)));
     };

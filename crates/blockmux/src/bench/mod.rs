@@ -50,10 +50,10 @@ pub(crate) struct Args {
     /// Workers, each with its own connection, as 1,4 [default: 1]
     #[arg(long)]
     numjobs: Vec<String>,
-    /// Measured time of each run in seconds, or as 500ms [default: 1]
+    /// Measured time of each run in seconds, or as 500ms [default: 0.4 for the short list, else 1]
     #[arg(long)]
     runtime: Option<String>,
-    /// Time before it in seconds [default: 0.2]
+    /// Time before it in seconds [default: 0.1 for the short list, else 0.2]
     #[arg(long)]
     ramp_time: Option<String>,
     /// How much of the volume to use, as 1g or 50%; also the size of the default RAM volume
@@ -74,9 +74,12 @@ pub(crate) struct Args {
     /// Seed of random offsets
     #[arg(long)]
     randseed: Option<String>,
-    /// How often each lane runs
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    runs: u32,
+    /// How often each case runs [default: 3 for the short list, else 5]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    runs: Option<u32>,
+    /// Measure eight jobs in place of three, both ceilings, and longer: about twelve minutes
+    #[arg(long)]
+    full: bool,
     /// How long idle cores of both sides look for work before they sleep; several times to compare
     #[arg(long, value_enum, default_value = "adaptive")]
     poll: Vec<Poll>,
@@ -94,6 +97,27 @@ pub(crate) struct Args {
     json: bool,
 }
 
+impl Args {
+    /// Whether the short list of jobs is measured: neither the full list nor jobs of the user's own.
+    fn is_quick(&self) -> bool {
+        let shapes = [&self.rw, &self.bs, &self.iodepth, &self.numjobs];
+        let names_jobs = self.suite.is_some()
+            || shapes.iter().any(|values| !values.is_empty())
+            || self.subjects.iter().any(|word| is_job_file(word));
+        !self.full && !names_jobs
+    }
+
+    /// How often each case runs.
+    fn runs(&self) -> u32 {
+        self.runs.unwrap_or(if self.is_quick() { QUICK_RUNS } else { FULL_RUNS })
+    }
+}
+
+/// A volume or URL has a colon; a job file's path has none.
+fn is_job_file(word: &str) -> bool {
+    !word.contains(':')
+}
+
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     if let Some(congestion) = &args.congestion {
@@ -104,7 +128,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let interrupts = Interrupts::watch()?;
     let mut plan = Plan::make(args)?;
     let (started, skipped) = (when::now(), std::mem::take(&mut plan.skipped));
-    let Measured { mut rows, short_of_one, end } = measure(plan, args.runs, interrupts)?;
+    let Measured { mut rows, short_of_one, end } = measure(plan, args.runs(), interrupts)?;
     let (lanes, done) = (rows.len(), rows.iter().map(|row| row.runs.len()).sum::<usize>());
     rows.retain(|row| !row.runs.is_empty());
     let comparison = Comparison {
@@ -119,7 +143,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     if done > 0 {
         show::show(&comparison, Some(&args.report), args.json)?;
     }
-    let all = lanes * args.runs as usize;
+    let all = lanes * args.runs() as usize;
     match end {
         End::Failed(failure) => Err(failure),
         End::Signal(signal) => {
@@ -156,11 +180,15 @@ fn command_line() -> String {
     printable(&words.join(" ")).into_owned()
 }
 
+/// With 27 cases of 0.5 s, less than a minute.
+const QUICK_RUNS: u32 = 3;
+const FULL_RUNS: u32 = 5;
 const FIRST_ABOVE: &str = "the warnings above name the first of each run";
 
 const EXAMPLES: &str = "\
 Examples:
   blockmux bench
+  blockmux bench --full
   blockmux bench nbd://host/disk0 --rw randread --bs 4k --iodepth 32
   blockmux bench file:disk.img --poll always --poll never
   blockmux bench --suite taocloud-2022
@@ -171,8 +199,9 @@ Without a volume: every protocol on a RAM volume over loopback. The suite
 aatrokoski-2007 makes networks of its own and a cable between them, which needs
 root and the program ip; they are gone when the bench ends, however it ends.
 
-Without --rw, --bs, --iodepth and --numjobs: eight usual jobs. Several values of
-them are measured in every combination. A volume that was there before is only
+Without --rw, --bs, --iodepth and --numjobs: three jobs, in less than a minute on
+a RAM volume; eight with --full. Several values of those options are measured in
+every combination. A volume that was there before is only
 written to if --rw, a job file or a suite says so. Ctrl-C ends the bench with
 what has been measured.
 

@@ -9,6 +9,7 @@ use crate::failure::Failure;
 use crate::machine::memory_bytes;
 use crate::open::{self, Access, Populate, Use};
 use crate::output::without_passwords;
+use crate::poll::Poll;
 use crate::protocol::{self, Carrier, Protocol};
 use blockmux_engine::congestion::Congestion;
 use blockmux_engine::cores::{Cores, CoresConfig};
@@ -60,7 +61,7 @@ impl Plan {
     /// Opens the volumes and checks every job against them.
     pub(super) fn make(args: &Args) -> Result<Plan, Failure> {
         let (names, files): (Vec<&String>, Vec<&String>) =
-            args.subjects.iter().partition(|word| word.contains(':'));
+            args.subjects.iter().partition(|word| !super::is_job_file(word));
         let policies: Vec<PollPolicy> = args.poll.iter().map(|&poll| poll.into()).collect();
         let mut plan = Plan {
             lanes: Vec::new(),
@@ -174,11 +175,25 @@ impl Plan {
             if known.iter().any(|(other, over)| (other.name, *over) == (protocol.name, transport)) {
                 continue;
             }
-            for variant in [Variant::Sleeping, Variant::Spinning] {
+            for variant in self.ceilings(args) {
                 let how = How::Ceiling(protocol, transport, variant);
                 self.lanes.push(Lane::new(how, job, ""));
             }
         }
+    }
+
+    /// The ceilings that are measured. The short list has only the one that a policy's rows are compared
+    /// with; for adaptive polling that is the spinning one, the faster where both sides have a CPU.
+    fn ceilings(&self, args: &Args) -> Vec<Variant> {
+        let variant = |poll: &Poll| match poll {
+            Poll::Never => Variant::Sleeping,
+            Poll::Adaptive if self.cpus < 2 => Variant::Sleeping,
+            Poll::Adaptive | Poll::Always => Variant::Spinning,
+        };
+        let all = [Variant::Sleeping, Variant::Spinning];
+        let is_wanted =
+            |wanted: &Variant| !args.is_quick() || args.poll.iter().any(|poll| variant(poll) == *wanted);
+        all.into_iter().filter(is_wanted).collect()
     }
 
     fn add_suite(

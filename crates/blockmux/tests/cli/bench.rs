@@ -44,10 +44,17 @@ impl Bench {
     }
 }
 
-/// What a run that has to succeed has printed, and nothing beside it.
+/// What a run that has to succeed has printed; on standard error it says nothing but its progress.
 fn printed(output: &Output) -> String {
-    assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()));
+    let stderr = text(&output.stderr);
+    let others: Vec<&str> = stderr.lines().filter(|line| !is_progress(line)).collect();
+    assert_eq!((output.status.code(), others), (Some(0), Vec::new()));
     text(&output.stdout)
+}
+
+/// Whether a line of standard error is " 11%, 36s left; run 1/3 finished: ...".
+fn is_progress(line: &str) -> bool {
+    line.trim_start().starts_with(|c: char| c.is_ascii_digit()) && line.contains(" left; run ")
 }
 
 fn number(value: &Value) -> f64 {
@@ -59,9 +66,9 @@ fn jobs(report: &Value) -> &Vec<Value> {
 }
 
 #[test]
-fn into_a_pipe_goes_plain_text_of_80_columns_and_no_progress() {
+fn into_a_pipe_goes_plain_text_of_80_columns() {
     let bench = Bench::new();
-    let out = printed(&bench.run("--size 16m", &[]));
+    let out = printed(&bench.run("--size 16m --full", &[]));
     for line in out.lines() {
         assert!(line.chars().count() <= 80 || line.starts_with(&bench.path("")), "{line}");
     }
@@ -74,8 +81,55 @@ fn into_a_pipe_goes_plain_text_of_80_columns_and_no_progress() {
         assert!(out.contains(part), "no {part:?} in {out}");
     }
     assert!(bench.read("bench.html").contains("<title>Blockmux"));
-    // Eight jobs of five subjects and eight ceilings.
+    // Eight jobs of five configurations and eight ceilings.
     assert_eq!(jobs(&bench.json()).len(), 104);
+}
+
+/// Milliseconds that a bench measures, by its own report: what its duration is made of.
+fn measured_ms(report: &Value) -> f64 {
+    let of = |job: &Value| {
+        let ms = |name: &str| job["job options"][name].as_str().unwrap().parse::<f64>().unwrap() * 1e3;
+        let runs = job["blockmux"]["runs"].as_array().unwrap().len();
+        (ms("runtime") + ms("ramp_time")) * runs as f64
+    };
+    jobs(report).iter().map(of).sum()
+}
+
+#[test]
+fn a_plain_bench_measures_three_jobs_three_times_with_one_ceiling_each_in_less_than_a_minute() {
+    let bench = Bench::new();
+    let output = bench.command("--size 16m", &[]).output().unwrap();
+    printed(&output);
+    let report = bench.json();
+    // Three jobs of the local volume, four protocols and a ceiling of each.
+    assert_eq!(jobs(&report).len(), 27);
+    assert!(jobs(&report).iter().all(|job| job["blockmux"]["runs"].as_array().unwrap().len() == 3));
+    let of = |rw: &str, bs: &str, depth: &str| {
+        let is_it = |job: &&Value| {
+            let options = &job["job options"];
+            (&options["rw"], &options["bs"], &options["iodepth"]) == (&rw.into(), &bs.into(), &depth.into())
+        };
+        jobs(&report).iter().filter(is_it).count()
+    };
+    let all = [of("randread", "4k", "32"), of("randwrite", "4k", "32"), of("read", "1m", "8")];
+    assert_eq!(all, [9, 9, 9]);
+    assert!(measured_ms(&report) < 45_000.0, "{}", measured_ms(&report));
+    // A line for each finished job of each run, the last of which leaves nothing to do.
+    let said = text(&output.stderr);
+    let finished: Vec<&str> = said.lines().map(|line| line.split("; ").nth(1).unwrap()).collect();
+    assert_eq!(finished[0], "run 1/3 finished: 4 KiB random read, depth 32");
+    assert_eq!(finished[8], "run 3/3 finished: 1 MiB sequential read, depth 8");
+    assert_eq!(finished.len(), 9);
+    assert!(said.starts_with(" 11%, ") && said.contains("\n100%, "), "{said}");
+}
+
+#[test]
+fn a_policy_in_a_short_bench_brings_its_own_ceiling() {
+    let bench = Bench::new();
+    let out = printed(&bench.run("mem:16m --poll never", &[]));
+    assert!(out.contains("\nnbd ceiling sleeps ") && !out.contains("ceiling spins "), "{out}");
+    let out = printed(&bench.run("mem:16m --poll never --poll always", &[]));
+    assert!(out.contains("\nnbd ceiling sleeps ") && out.contains("\nnbd ceiling spins "), "{out}");
 }
 
 #[test]
@@ -242,6 +296,8 @@ fn what_is_wrong_with_an_option_is_said_of_the_option_as_it_was_given() {
         ("mem:1m --poll sometimes", "--poll sometimes: is none of adaptive, always, never"),
         ("mem:64m --suite zeta-2016 --bs 4k", "--bs is set by the suite; leave one of them out"),
         ("mem:64m --suite zeta-2016 --verify crc32c", "--verify is set by the suite"),
+        ("--full --bs 4k", "--full has jobs of its own, and so has --bs; leave one of them out"),
+        ("--full --suite zeta-2016", "--full has jobs of its own, and so has the suite; leave one"),
         ("--suite zeta", "--suite zeta: unknown suite `zeta`; known are "),
         ("nbd+unix:///x?socket=/nowhere/s", "nbd+unix:///x?socket=/nowhere/s: "),
         ("jobs.fio", "jobs.fio: not a volume (as mem:1g), and no job file either: "),
@@ -267,7 +323,7 @@ fn every_suite_runs_with_its_figures_beside_ours() {
         assert!(out.contains(figure), "{out}");
         assert!(out.find("\nlocal ") < out.find("\nnbd "), "the floor first, as everywhere: {out}");
         let page = bench.read("bench.html");
-        assert!(page.contains("Published beside measured") && page.contains("<dt>Measured there</dt>"));
+        assert!(page.contains("Published and measured") && page.contains("<dt>Measured there</dt>"));
         // A report of the report has them too.
         let report = printed(&blockmux([
             "report",

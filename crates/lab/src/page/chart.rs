@@ -2,6 +2,7 @@
 
 use super::svg::{self, escaped, framed, line, linear_ticks, log_ticks, n, text};
 use crate::figure::{self, shortened};
+use crate::result::NOISY_SHARE;
 use std::fmt::Write as _;
 
 /// Horizontal bars on one axis, in groups with a heading each.
@@ -10,10 +11,6 @@ pub(super) struct Bars {
     pub(super) groups: Vec<BarGroup>,
     /// How a value is written at its bar.
     pub(super) shown: fn(f64) -> String,
-    /// How a round value is written at the axis.
-    pub(super) axis: fn(f64) -> String,
-    /// A line across all bars, such as 100%.
-    pub(super) reference: Option<f64>,
 }
 
 /// Bars under one heading; an empty heading takes no room.
@@ -23,14 +20,21 @@ pub(super) struct BarGroup {
 }
 
 /// One bar. Its parts are laid end to end.
+#[derive(Default)]
 pub(super) struct Bar {
     pub(super) label: String,
     /// (length, class).
     pub(super) parts: Vec<(f64, String)>,
     /// The value of each run: a dot each, and a whisker from the least to the most.
     pub(super) runs: Vec<f64>,
-    /// May be cut off where it would dwarf every other bar; such a bar is drawn broken.
+    /// May be truncated at the axis where it would dwarf every other bar.
     pub(super) may_break: bool,
+    /// The ceiling's value: a tick across the bar.
+    pub(super) ceiling: Option<f64>,
+    /// The bar's share of its ceiling, as a fraction, written behind its value.
+    pub(super) share: Option<f64>,
+    /// What is written in place of the value.
+    pub(super) text: Option<String>,
 }
 
 impl Bar {
@@ -40,6 +44,11 @@ impl Bar {
 
     fn most(&self) -> f64 {
         self.runs.iter().copied().fold(self.value(), f64::max)
+    }
+
+    /// Whether it is so far above its ceiling that the share means nothing: then it is hatched.
+    pub(super) fn is_hatched(&self) -> bool {
+        self.share.is_some_and(|share| share > NOISY_SHARE)
     }
 }
 
@@ -52,7 +61,7 @@ impl Bars {
         }
         let largest = |may_break: bool| {
             let some = bars().filter(|bar| bar.may_break == may_break);
-            some.map(Bar::most).fold(self.reference.unwrap_or(0.0), f64::max)
+            some.map(|bar| bar.most().max(bar.ceiling.unwrap_or(0.0))).fold(0.0, f64::max)
         };
         let (whole, breakable) = (largest(false), largest(true));
         // Bars are compared by length: one is broken only where the others could not be told apart beside it.
@@ -60,25 +69,19 @@ impl Bars {
         let ticks = linear_ticks(most);
         let end = ticks[ticks.len() - 1];
         let left = self.left();
-        let x = |value: f64| left + value / end * (RIGHT - left);
+        let right = self.right();
+        let x = |value: f64| left + value / end * (right - left);
         let (body, bottom) = self.body(end, x);
         let mut out = String::new();
-        let every = self.labelled_ticks(&ticks, x(ticks[1]) - left);
+        let every = labelled_ticks(&ticks, x(ticks[1]) - left);
         for (nth, &tick) in ticks.iter().enumerate() {
             line(&mut out, "grid", (x(tick), TOP), (x(tick), bottom));
             if nth.is_multiple_of(every) {
-                text(&mut out, "tick mid", x(tick), bottom + 14.0, &(self.axis)(tick));
+                text(&mut out, "tick mid", x(tick), bottom + 14.0, &svg::tick(tick));
             }
         }
         out.push_str(&body);
         framed(bottom + 20.0, &self.title, &self.description(), &out)
-    }
-
-    /// Each how-manieth tick has its number, so that numbers do not run into each other.
-    fn labelled_ticks(&self, ticks: &[f64], apart: f64) -> usize {
-        let longest = ticks.iter().map(|&tick| (self.axis)(tick).chars().count()).max().unwrap_or(0);
-        // With a character's room between two.
-        ((longest + 1) as f64 * CHAR / apart).ceil().max(1.0) as usize
     }
 
     /// Where bars begin: behind the longest label, so that charts with usual labels are alike.
@@ -86,6 +89,21 @@ impl Bars {
         let labels = self.groups.iter().flat_map(|group| &group.bars).map(|bar| bar.label.chars().count());
         let longest = labels.max().unwrap_or(0).clamp(LABEL_CHARS, MOST_LABEL_CHARS);
         LEFT + (longest - LABEL_CHARS) as f64 * CHAR
+    }
+
+    /// Where the axis ends: there is room for the longest value behind it.
+    fn right(&self) -> f64 {
+        let room = |bar: &Bar| {
+            let share = bar.share.map_or(0, |share| figure::percent(share).chars().count() + 1);
+            (self.text(bar).chars().count() + share) as f64 * DIGIT
+        };
+        let longest = self.groups.iter().flat_map(|group| &group.bars).map(room).fold(0.0, f64::max);
+        (svg::WIDTH - 10.0 - longest).min(RIGHT)
+    }
+
+    /// What is written at a bar.
+    fn text(&self, bar: &Bar) -> String {
+        bar.text.clone().unwrap_or_else(|| (self.shown)(bar.value()))
     }
 
     fn body(&self, end: f64, x: impl Fn(f64) -> f64) -> (String, f64) {
@@ -96,14 +114,9 @@ impl Bars {
                 text(&mut out, "heading", 0.0, y + 14.0, &shortened(&group.heading, HEADING_CHARS));
                 y += 20.0;
             }
-            let first = y;
             for bar in &group.bars {
                 self.bar(&mut out, bar, y, end, &x);
                 y += ROW;
-            }
-            // Not through the headings.
-            if let Some(reference) = self.reference {
-                line(&mut out, "reference", (x(reference), first), (x(reference), y));
             }
             y += 6.0;
         }
@@ -112,7 +125,7 @@ impl Bars {
 
     fn bar(&self, out: &mut String, bar: &Bar, y: f64, end: f64, x: &impl Fn(f64) -> f64) {
         let _ = write!(out, "<g><title>{}</title>", escaped(&self.hint(bar)));
-        text(out, "label", x(0.0) - 6.0, y + 13.0, &shortened(&bar.label, MOST_LABEL_CHARS));
+        text(out, "label", x(0.0) - 6.0, y + 14.0, &shortened(&bar.label, MOST_LABEL_CHARS));
         // It goes on beyond the axis, or one of its runs does.
         let broken = bar.most() > end;
         let mut from = 0.0;
@@ -140,25 +153,47 @@ impl Bars {
         }
         if broken {
             // Two slanted cuts near the end.
-            for cut in [RIGHT - 16.0, RIGHT - 11.0] {
+            for cut in [x(end) - 16.0, x(end) - 11.0] {
                 line(out, "cut", (cut - 3.0, y + BAR + 5.0), (cut + 3.0, y + 1.0));
             }
         }
-        // Nothing is written across the reference line.
-        let label_x = self.reference.map_or(x(from), |reference| x(from.max(reference)));
-        text(out, "value", label_x + 6.0, y + 13.0, &(self.shown)(bar.value()));
+        if bar.is_hatched() {
+            hatch(out, (x(0.0), x(bar.value().min(end))), y + 3.0);
+        }
+        if let Some(ceiling) = bar.ceiling {
+            for class in ["ceiling under", "ceiling"] {
+                line(out, class, (x(ceiling), y + 0.5), (x(ceiling), y + BAR + 5.5));
+            }
+            from = from.max(ceiling);
+        }
+        let shown = self.text(bar);
+        let share = bar.share.map_or_else(String::new, |share| {
+            format!(r#"<tspan class="share" dx="6">{}</tspan>"#, figure::percent(share))
+        });
+        let (x, y, shown) = (n(x(from) + 6.0), n(y + 14.0), escaped(&shown));
+        let _ = write!(out, r#"<text class="value" x="{x}" y="{y}">{shown}{share}</text>"#);
         out.push_str("</g>");
     }
 
     fn hint(&self, bar: &Bar) -> String {
         let runs: Vec<String> = bar.runs.iter().map(|&run| (self.shown)(run)).collect();
         let runs = if runs.len() > 1 { format!("; runs: {}", runs.join(", ")) } else { String::new() };
-        format!("{}: {}{runs}", bar.label, (self.shown)(bar.value()))
+        let shown = self.text(bar);
+        format!("{}: {shown}{}{runs}", bar.label, self.ceiling_in_words(bar))
+    }
+
+    fn ceiling_in_words(&self, bar: &Bar) -> String {
+        let share = bar.share.map_or_else(String::new, |share| format!("{} of ", figure::percent(share)));
+        let ceiling = bar.ceiling.map(|ceiling| format!(", {share}its ceiling {}", (self.shown)(ceiling)));
+        ceiling.unwrap_or_default()
     }
 
     fn description(&self) -> String {
         let group = |group: &BarGroup| {
-            let bars = group.bars.iter().map(|bar| format!("{} {}", bar.label, (self.shown)(bar.value())));
+            let bars = group.bars.iter().map(|bar| {
+                let shown = self.text(bar);
+                format!("{} {shown}{}", bar.label, self.ceiling_in_words(bar))
+            });
             let bars: Vec<String> = bars.collect();
             let heading =
                 if group.heading.is_empty() { String::new() } else { format!("{}: ", group.heading) };
@@ -166,6 +201,28 @@ impl Bars {
         };
         self.groups.iter().map(group).collect::<Vec<_>>().join("; ")
     }
+}
+
+/// Each how-manieth tick has its number, so that numbers do not run into each other.
+fn labelled_ticks(ticks: &[f64], apart: f64) -> usize {
+    let longest = ticks.iter().map(|&tick| svg::tick(tick).chars().count()).max().unwrap_or(0);
+    // With a character's room between two.
+    ((longest + 1) as f64 * TICK_CHAR / apart).ceil().max(1.0) as usize
+}
+
+/// Diagonals over a bar, each cut off where it leaves it. A fill pattern would need a URL that refers
+/// to it, and the page has none.
+fn hatch(out: &mut String, (left, right): (f64, f64), top: f64) {
+    let mut path = String::new();
+    let mut foot = left - BAR + HATCH;
+    while foot < right {
+        // It rises to the right at 45 degrees from the bar's lower edge.
+        let (from, to) = (foot.max(left), (foot + BAR).min(right));
+        let y = |x: f64| top + BAR - (x - foot);
+        let _ = write!(path, "M{} {}L{} {}", n(from), n(y(from)), n(to), n(y(to)));
+        foot += HATCH;
+    }
+    let _ = write!(out, r#"<path class="hatch" d="{path}"/>"#);
 }
 
 /// Lines over depth, both axes logarithmic, in panels above each other that share the axis of depths.
@@ -329,24 +386,30 @@ fn end_labels(out: &mut String, mut ends: Vec<(f64, f64, &Line)>, (right, top): 
 /// How many times longer than the rest a breakable bar must be to be broken.
 const BREAK_FROM: f64 = 1.6;
 const TOP: f64 = 4.0;
-const ROW: f64 = 21.0;
-const BAR: f64 = 14.0;
+const ROW: f64 = 23.0;
+const BAR: f64 = 15.0;
+/// Between two diagonals of a hatched bar.
+const HATCH: f64 = 6.0;
 /// Where bars begin: room for [`LABEL_CHARS`] before it.
-const LEFT: f64 = 120.0;
-/// Where the axis ends: leaves room for a value behind the longest bar.
-const RIGHT: f64 = 304.0;
-const LABEL_CHARS: usize = 19;
-const MOST_LABEL_CHARS: usize = 32;
+const LEFT: f64 = 72.0;
+/// Where the axis ends if values are short.
+const RIGHT: f64 = 280.0;
+const LABEL_CHARS: usize = 9;
+const MOST_LABEL_CHARS: usize = 26;
 /// Behind the end of a line: half of the chart is for the lines.
 const MOST_END_CHARS: usize = 24;
 /// What one more character of a label takes at most, on average.
-const CHAR: f64 = 6.0;
-const HEADING_CHARS: usize = 52;
-const PANEL: f64 = 140.0;
-const PLOT_LEFT: f64 = 40.0;
+const CHAR: f64 = 7.0;
+/// What a character of a number at the axis takes.
+const TICK_CHAR: f64 = 6.5;
+/// What a digit of a value takes, in bold.
+const DIGIT: f64 = 7.6;
+const HEADING_CHARS: usize = 48;
+const PANEL: f64 = 150.0;
+const PLOT_LEFT: f64 = 44.0;
 /// Where the axis of depths ends: leaves room for [`LABEL_CHARS`] behind it.
-const PLOT_RIGHT: f64 = 206.0;
-const LABEL_GAP: f64 = 13.5;
+const PLOT_RIGHT: f64 = 264.0;
+const LABEL_GAP: f64 = 14.5;
 
 #[cfg(test)]
 mod tests {
@@ -359,12 +422,12 @@ mod tests {
             parts: vec![(runs[0], "nbd".to_owned())],
             runs: runs.to_vec(),
             may_break,
+            ..Bar::default()
         };
         let bars =
             vec![bar("local", &[400.0, 380.0, 9000.0], true), bar("nbd", &[350.0, 1900.0, 250.0], false)];
         let groups = vec![BarGroup { heading: String::new(), bars }];
-        let (shown, axis) = (figure::count, svg::tick);
-        let drawn = Bars { title: "t".to_owned(), groups, shown, axis, reference: None }.draw();
+        let drawn = Bars { title: "t".to_owned(), groups, shown: figure::count }.draw();
         let mut places: Vec<f64> = Vec::new();
         for name in [" x1=\"", " x2=\"", " cx=\""] {
             let values = drawn.split(name).skip(1).map(|rest| rest.split('"').next().unwrap());
@@ -392,10 +455,9 @@ mod tests {
     /// The numbers at the axis under one bar.
     fn numbers(value: f64, label: &str) -> Vec<String> {
         let parts = vec![(value, "nbd".to_owned())];
-        let bar = Bar { label: label.to_owned(), parts, runs: Vec::new(), may_break: false };
+        let bar = Bar { label: label.to_owned(), parts, ..Bar::default() };
         let groups = vec![BarGroup { heading: String::new(), bars: vec![bar] }];
-        let (shown, axis) = (figure::count, svg::tick);
-        let drawn = Bars { title: "t".to_owned(), groups, shown, axis, reference: None }.draw();
+        let drawn = Bars { title: "t".to_owned(), groups, shown: figure::count }.draw();
         let ticks = drawn.split(r#"class="tick mid""#).skip(1);
         ticks.map(|rest| rest.split(['>', '<']).nth(1).unwrap().to_owned()).collect()
     }
@@ -404,5 +466,44 @@ mod tests {
     fn numbers_at_the_axis_do_not_run_into_each_other() {
         assert_eq!(numbers(450.0, "nbd"), ["0", "100", "200", "300", "400", "500"]);
         assert_eq!(numbers(450e3, &"n".repeat(32)), ["0", "200k", "400k"]);
+    }
+
+    /// A bar of `share` of a ceiling of 100, drawn.
+    fn beside_its_ceiling(share: f64) -> String {
+        let parts = vec![(share * 100.0, "nbd".to_owned())];
+        let (ceiling, share) = (Some(100.0), Some(share));
+        let bar = Bar { label: "nbd".to_owned(), parts, ceiling, share, ..Bar::default() };
+        let groups = vec![BarGroup { heading: String::new(), bars: vec![bar] }];
+        Bars { title: "t".to_owned(), groups, shown: figure::count }.draw()
+    }
+
+    #[test]
+    fn a_ceiling_is_a_tick_on_its_bar_that_the_axis_reaches() {
+        let drawn = beside_its_ceiling(0.4);
+        let tick = drawn.split(r#"class="ceiling" x1=""#).nth(1).unwrap();
+        // The axis goes from 0 to 100, and so the tick stands at its end.
+        let end = drawn.rsplit(r#"class="grid" x1=""#).next().unwrap();
+        assert_eq!(tick.split('"').next(), end.split('"').next(), "{drawn}");
+        assert!(drawn.contains(r#"class="share""#) && drawn.contains(">40%</tspan>"), "{drawn}");
+        assert!(drawn.contains("nbd 40, 40% of its ceiling 100"), "a screen reader says it too: {drawn}");
+    }
+
+    #[test]
+    fn only_what_is_well_above_its_ceiling_is_hatched_and_only_within_its_bar() {
+        assert!(!beside_its_ceiling(1.09).contains("hatch"));
+        let drawn = beside_its_ceiling(1.29);
+        let path = drawn.split(r#"class="hatch" d=""#).nth(1).unwrap().split('"').next().unwrap();
+        let places = path.split(['M', 'L']).skip(1).map(|at| at.split_once(' ').unwrap());
+        let places: Vec<(f64, f64)> = places.map(|(x, y)| (x.parse().unwrap(), y.parse().unwrap())).collect();
+        assert!(places.len() > 20);
+        let bar = drawn.split(r#"<rect class="bar nbd" x=""#).nth(1).unwrap();
+        let of = |name: &str| -> f64 {
+            bar.split(name).nth(1).unwrap().split('"').next().unwrap().parse().unwrap()
+        };
+        let (right, top) = (LEFT + of("width=\""), of(" y=\""));
+        let inside = |&(x, y): &(f64, f64)| {
+            (LEFT - 0.1..=right + 0.1).contains(&x) && (top - 0.1..=top + BAR + 0.1).contains(&y)
+        };
+        assert!(places.iter().all(inside), "{drawn}");
     }
 }

@@ -4,6 +4,8 @@
 //! sheet. Text from outside is escaped by the template, and by `svg` inside charts.
 
 mod chart;
+mod ratio;
+mod relative;
 mod sections;
 mod summary;
 mod svg;
@@ -15,8 +17,8 @@ use crate::suite::Study;
 use crate::table;
 use crate::when;
 use askama::Template;
-use sections::Section;
-use summary::Tile;
+use sections::{Absolute, Section};
+use summary::{Findings, Tile};
 
 /// The page of a comparison, with what a study found beside what was measured.
 ///
@@ -24,18 +26,18 @@ use summary::Tile;
 /// Only if formatting a value fails, which none of ours does.
 pub fn render(comparison: &Comparison, study: Option<&Study>) -> Result<String, askama::Error> {
     let labels = Labels::of(comparison);
-    let mut sections = sections::measured(comparison, &labels);
-    sections.extend(study.map(|study| sections::published(comparison, &labels, study)));
     let groups = comparison.groups();
+    let Findings { tiles, doubts } = summary::findings(comparison, &labels);
     let page = Page {
         comparison,
         date: when::spoken(&comparison.started),
         machine: figure::machine(&comparison.machine),
-        tiles: summary::tiles(comparison, &labels),
+        tiles,
+        doubts,
         troubles: troubles(comparison, &labels),
-        sections,
+        published: study.map(|study| Published::of(comparison, &labels, study)),
+        sections: sections::measured(comparison, &labels),
         grids: study.map_or_else(Vec::new, |study| link::grids(comparison, study)),
-        study,
         skipped: comparison.skipped_by_reason(),
         tables: groups.iter().map(|group| Table::of(comparison, &labels, group)).collect(),
     };
@@ -49,14 +51,30 @@ struct Page<'a> {
     date: String,
     machine: String,
     tiles: Vec<Tile>,
+    /// Why no winner is named, for some jobs or for all.
+    doubts: Vec<String>,
     troubles: Vec<String>,
+    published: Option<Published<'a>>,
     sections: Vec<Section>,
-    study: Option<&'a Study>,
     /// The study's tables, ours beside them.
     grids: Vec<Grid>,
     /// (reason, jobs).
     skipped: Vec<(&'a str, Vec<&'a str>)>,
     tables: Vec<Table>,
+}
+
+/// A study and its charts.
+struct Published<'a> {
+    study: &'a Study,
+    section: Section,
+    absolute: Vec<Absolute>,
+}
+
+impl Published<'_> {
+    fn of<'a>(comparison: &Comparison, labels: &Labels, study: &'a Study) -> Published<'a> {
+        let (section, absolute) = sections::published(comparison, labels, study);
+        Published { study, section, absolute }
+    }
 }
 
 impl Page<'_> {
@@ -68,18 +86,24 @@ impl Page<'_> {
 struct Table {
     title: String,
     head: Vec<String>,
-    /// First cell: the subject.
-    rows: Vec<Vec<String>>,
+    rows: Vec<Line>,
     run_head: Vec<String>,
-    /// First two cells: the subject and the run's place in order.
-    runs: Vec<Vec<String>>,
+    runs: Vec<Line>,
+}
+
+/// One line of a table.
+struct Line {
+    /// The protocol's colour.
+    class: String,
+    /// First the configuration; of a single run, then its place in order.
+    cells: Vec<String>,
 }
 
 impl Table {
     fn of(comparison: &Comparison, labels: &Labels, group: &[&Row]) -> Table {
         let percentiles = percentiles(group);
         let mut head: Vec<String> =
-            ["Subject", "Runs", "IOPS", "IOPS range", "MB/s", "mean"].map(Into::into).into();
+            ["Configuration", "Runs", "IOPS", "IOPS range", "MB/s", "mean"].map(Into::into).into();
         head.extend(percentiles.iter().map(|at| format!("p{}", f64::from(*at) / 100.0)));
         head.extend(
             [
@@ -108,9 +132,9 @@ impl Table {
             cells.extend([Figure::InitiatorCpu, Figure::InitiatorSystem, Figure::CpuPerGbit].map(cell));
             cells.push(or_dash(comparison.share_of_ceiling(row).map(figure::percent)));
             cells.push(row.target.clone());
-            cells
+            Line { class: line_class(row), cells }
         };
-        let mut run_head: Vec<String> = ["Subject", "Run"].map(Into::into).into();
+        let mut run_head: Vec<String> = ["Configuration", "Run"].map(Into::into).into();
         run_head.extend(RUN_FIGURES.map(|(name, _)| name.into()));
         run_head.push("errors".into());
         let runs = group.iter().flat_map(|row| {
@@ -126,11 +150,17 @@ impl Table {
     }
 }
 
-fn run_cells(label: String, row: &Row, index: usize, run: &Run) -> Vec<String> {
+fn run_cells(label: String, row: &Row, index: usize, run: &Run) -> Line {
     let mut cells = vec![label, (index + 1).to_string()];
     cells.extend(RUN_FIGURES.map(|(_, figure)| or_dash(figure.of(row.kind, run).map(figure::measure))));
     cells.push((run.errors + run.verify_errors).to_string());
-    cells
+    Line { class: line_class(row), cells }
+}
+
+/// A ceiling has the colour of its protocol, paler.
+fn line_class(row: &Row) -> String {
+    let pale = if row.kind.is_ceiling() { " pale" } else { "" };
+    format!("{}{pale}", sections::class(row))
 }
 
 /// Every percentile that some run has, in hundredths of a per cent, ascending.
@@ -167,3 +197,48 @@ const RUN_FIGURES: [(&str, Figure); 10] = [
     ("CPU initiator", Figure::InitiatorCpu),
     ("% CPU per Gbit/s", Figure::CpuPerGbit),
 ];
+
+#[cfg(test)]
+mod tests {
+    /// The relative luminance of "#rrggbb", as WCAG 2 has it.
+    fn luminance(colour: &str) -> f64 {
+        let channel = |at: usize| {
+            let value = f64::from(u8::from_str_radix(&colour[at..at + 2], 16).unwrap()) / 255.0;
+            if value <= 0.04045 { value / 12.92 } else { ((value + 0.055) / 1.055).powf(2.4) }
+        };
+        0.2126 * channel(1) + 0.7152 * channel(3) + 0.0722 * channel(5)
+    }
+
+    fn contrast(a: &str, b: &str) -> f64 {
+        let (a, b) = (luminance(a), luminance(b));
+        (a.max(b) + 0.05) / (a.min(b) + 0.05)
+    }
+
+    #[test]
+    fn text_and_charts_have_contrast_in_light_and_in_dark() {
+        let style = include_str!("style.css");
+        let schemes: Vec<&str> = style.split("--paper:").collect();
+        // Light, dark, and print, which is light.
+        assert_eq!(schemes.len(), 4);
+        for scheme in &schemes[1..] {
+            let colour = |name: &str| {
+                let value =
+                    scheme.split(&format!("--{name}: ")).nth(1).unwrap_or_else(|| panic!("no {name}"));
+                let value = value.split(';').next().unwrap().to_owned();
+                // #fff is short for #ffffff.
+                let long = |c: char| if value.len() == 4 && c != '#' { vec![c, c] } else { vec![c] };
+                value.chars().flat_map(long).collect::<String>()
+            };
+            let backgrounds = ["card", "published-fill"].map(colour);
+            for background in &backgrounds {
+                for text in ["ink", "soft"] {
+                    assert!(contrast(&colour(text), background) >= 4.5, "{text} on {background}");
+                }
+                let protocols = ["nbd", "iscsi", "nvme-tcp", "iser", "srp", "nvme-rdma", "aoe", "other"];
+                for bar in protocols {
+                    assert!(contrast(&colour(bar), background) >= 3.0, "{bar} on {background}");
+                }
+            }
+        }
+    }
+}

@@ -1,11 +1,11 @@
 //! Which charts the page has, made from a comparison's rows.
 
 use super::chart::{Bar, BarGroup, Bars, Line, Lines, Point};
-use super::svg;
+use super::ratio::{Ratio, Ratios, Value};
+use super::relative;
 use crate::figure::{self, Figure, Labels};
-use crate::result::{Comparison, Kind, Row};
-use crate::suite::{PublishedFigure, Study, Unit};
-use crate::table;
+use crate::result::{Comparison, Kind, Row, Run};
+use crate::suite::{Reference, Study, StudyChart};
 
 /// Charts under one heading.
 pub(super) struct Section {
@@ -13,10 +13,10 @@ pub(super) struct Section {
     pub(super) id: &'static str,
     pub(super) title: &'static str,
     pub(super) note: String,
+    /// Why some bars are hatched; empty if none is.
+    pub(super) reason: &'static str,
     /// (class, what that colour means), where the charts do not say so themselves.
     pub(super) legend: &'static [(&'static str, &'static str)],
-    /// Measured by us, or taken from elsewhere.
-    pub(super) published: bool,
     pub(super) blocks: Vec<Block>,
 }
 
@@ -31,6 +31,8 @@ pub(super) struct Card {
     pub(super) title: String,
     pub(super) unit: String,
     pub(super) svg: String,
+    /// Some of its bars are hatched.
+    pub(super) is_hatched: bool,
 }
 
 type Group<'a> = Vec<&'a Row>;
@@ -38,77 +40,123 @@ type Group<'a> = Vec<&'a Row>;
 /// The sections about what was measured; those without a chart are left out.
 pub(super) fn measured(comparison: &Comparison, labels: &Labels) -> Vec<Section> {
     let groups = comparison.groups();
-    let sections = [
-        iops(labels, &groups),
-        throughput(labels, &groups),
-        latency(labels, &groups),
-        share(comparison, labels, &groups),
-        cpu_per_gbit(labels, &groups),
-        cpu_per_io(labels, &groups),
-    ];
+    let sections =
+        [rates(comparison, labels, &groups), latency(labels, &groups), cpu(comparison, labels, &groups)];
     sections.into_iter().map(without_empty).filter(|section| !section.blocks.is_empty()).collect()
 }
 
-/// The section about a study: what it says, and its figures beside ours.
-pub(super) fn published(comparison: &Comparison, labels: &Labels, study: &Study) -> Section {
-    let mut cards: Vec<(&PublishedFigure, Vec<&PublishedFigure>)> = Vec::new();
-    for figure in &study.figures {
-        match cards.iter_mut().find(|(first, _)| first.unit == figure.unit && first.is_about(&figure.job)) {
-            Some((_, same)) => same.push(figure),
-            None => cards.push((figure, vec![figure])),
+/// A study's figures and those measured here, relative to their references, and the figures themselves.
+pub(super) fn published(comparison: &Comparison, labels: &Labels, study: &Study) -> (Section, Vec<Absolute>) {
+    let mut absolute = Vec::new();
+    let mut card = |chart: &StudyChart| {
+        let groups = relative::groups(comparison, labels, study, chart);
+        for (protocol, row) in groups.iter().flat_map(|(name, rows)| rows.iter().map(move |row| (name, row)))
+        {
+            absolute.push(Absolute::of(&chart.title, protocol, row));
         }
-    }
-    let cards = cards.iter().map(|(_, same)| published_card(comparison, labels, same)).collect();
-    let note = if study.figures.is_empty() {
-        "The study gives no numbers to put beside ours."
-    } else {
-        "Outlined bars are other people's figures, taken on other machines, networks and disks. They are here to \
-         compare shapes (which protocol leads, and by how much), not absolute numbers."
+        let better = if chart.unit.more_is_better() { "" } else { ", lower is better" };
+        let title = format!("{}, relative to {}", chart.title, chart.reference.protocol);
+        Card {
+            title: chart.title.clone(),
+            unit: format!("{}{better}", chart.unit),
+            svg: Ratios { title, groups }.draw(),
+            is_hatched: false,
+        }
     };
-    without_empty(Section {
+    let cards = study.charts.iter().map(&mut card).collect();
+    let note = study.charts.first().map_or_else(
+        || "The study gives no numbers to compare with.".to_owned(),
+        |first| {
+            let Reference { protocol, label } = &first.reference;
+            // Where the charts have several, each shows its own at 1.00.
+            let is_only = study.charts.iter().all(|chart| chart.reference.label == *label);
+            let label = if is_only { format!(" ({label})") } else { String::new() };
+            format!(
+                "Each side is relative to its own reference, {protocol} = 1.00: published figures to the study's \
+                 {protocol}{label}, measured ones to {protocol} here. Compare which protocol leads and by how much: the \
+                 figures themselves come from different machines, networks and disks. The axis is logarithmic."
+            )
+        },
+    );
+    let section = without_empty(Section {
         id: "published",
-        title: "Published beside measured",
-        note: note.into(),
+        title: "Published and measured",
+        note,
+        reason: "",
         legend: &[],
-        published: true,
         blocks: vec![Block { title: String::new(), cards }],
-    })
+    });
+    (section, absolute)
 }
 
-fn iops(labels: &Labels, groups: &[Group]) -> Section {
-    let cards = |group: &&Group| bar_card(labels, group, Figure::Iops, "IOPS", figure::count);
-    Section {
-        id: "iops",
-        title: "I/O per second",
-        note: "Median of all runs; dots are the runs themselves, and the line through them is their spread. Longer is \
-               better. Each chart has its own axis; what dwarfs the rest is drawn broken."
-            .into(),
-        legend: &[],
-        published: false,
-        blocks: by_block_size(groups, cards),
+/// The figures behind one row of a study's charts.
+pub(super) struct Absolute {
+    pub(super) class: &'static str,
+    pub(super) protocol: String,
+    /// The chart, the row's label, what was measured here, what was published.
+    pub(super) cells: [String; 4],
+}
+
+impl Absolute {
+    fn of(chart: &str, protocol: &str, row: &Ratio) -> Absolute {
+        let shown =
+            |value: &Option<Value>| value.as_ref().map_or("–".to_owned(), |value| value.shown.clone());
+        let cells = [chart.to_owned(), row.label.clone(), shown(&row.here), shown(&row.there)];
+        Absolute { class: row.class, protocol: protocol.to_owned(), cells }
     }
 }
 
-fn throughput(labels: &Labels, groups: &[Group]) -> Section {
-    let cards = across_block_sizes(groups).into_iter().map(|groups| Card {
-        title: figure::pattern(groups[0][0].job.rw).into(),
-        unit: "MB/s".into(),
-        svg: bars(labels, &groups, Figure::MbPerSecond, figure::measure, "MB/s").draw(),
-    });
+fn rates(comparison: &Comparison, labels: &Labels, groups: &[Group]) -> Section {
+    let card = |group: &&Group| {
+        let (figure, unit, shown): (_, _, fn(f64) -> String) = if group[0].job.bs <= SMALL {
+            (Figure::Iops, "IOPS", figure::count)
+        } else {
+            (Figure::MbPerSecond, "MB/s", figure::measure)
+        };
+        let bars: Vec<Bar> = without_ceilings(group)
+            .filter_map(|row| {
+                let ceiling = comparison.ceiling_of(row).and_then(|ceiling| ceiling.median(figure));
+                Some(Bar {
+                    label: labels.label(row),
+                    parts: vec![(row.median(figure)?, class(row))],
+                    runs: row.runs.iter().filter_map(|run| figure.of(row.kind, run)).collect(),
+                    may_break: row.kind == Kind::Local,
+                    share: ceiling.and_then(|_| comparison.share_of_ceiling(row)),
+                    ceiling,
+                    text: None,
+                })
+            })
+            .collect();
+        let is_hatched = bars.iter().any(Bar::is_hatched);
+        let title = format!("{unit}, {}", figure::title(&group[0].job));
+        Card {
+            title: figure::title_within_size(&group[0].job),
+            unit: unit.into(),
+            svg: Bars { title, groups: vec![BarGroup { heading: String::new(), bars }], shown }.draw(),
+            is_hatched,
+        }
+    };
+    let blocks = by_block_size(groups, card);
+    let has_hatched = blocks.iter().flat_map(|block| &block.cards).any(|card| card.is_hatched);
+    let has_ceiling = comparison.rows.iter().any(|row| comparison.ceiling_of(row).is_some());
+    let ceiling = if has_ceiling { CEILING } else { "" };
     Section {
-        id: "throughput",
-        title: "Throughput by block size",
-        note: "Payload in decimal megabytes per second, at the greatest depth measured for each block size. Longer is \
-               better. What dwarfs the rest is drawn broken."
-            .into(),
+        id: "rate",
+        title: "IOPS and throughput",
+        note: format!(
+            "Blocks of up to 16 KiB in I/O per second, larger ones in MB/s. Longer is better. A bar is the median of all \
+             runs; dots are the runs, and the line through them is their spread. Each chart has its own axis; bars of \
+             the local volume that go beyond it are truncated.{ceiling}"
+        ),
+        reason: if has_hatched { HATCHED } else { "" },
         legend: &[],
-        published: false,
-        blocks: vec![Block { title: String::new(), cards: cards.collect() }],
+        blocks,
     }
 }
 
 fn latency(labels: &Labels, groups: &[Group]) -> Section {
     let mut cards = Vec::new();
+    let (mut has_bars, mut has_lines) = (false, false);
     for family in
         families(groups, |a, b| (a.rw, a.bs, figure::modifiers(a)) == (b.rw, b.bs, figure::modifiers(b)))
     {
@@ -117,6 +165,12 @@ fn latency(labels: &Labels, groups: &[Group]) -> Section {
         depths.retain(|&depth| depth > 0);
         depths.sort_unstable();
         depths.dedup();
+        if depths.len() < 2 {
+            has_bars = true;
+            cards.extend(family.iter().map(|group| latency_bars(labels, group)));
+            continue;
+        }
+        has_lines = true;
         let job = &family[0][0].job;
         let panel = |heading: &str, figure| (heading.to_owned(), latency_lines(labels, &family, figure));
         let title = format!(
@@ -126,19 +180,48 @@ fn latency(labels: &Labels, groups: &[Group]) -> Section {
             figure::modifiers(job)
         );
         let panels = vec![panel("mean", Figure::Mean), panel("p99", Figure::P99)];
-        let svg = Lines { title: format!("Latency against depth, {title}"), depths, panels }.draw();
-        cards.push(Card { title, unit: "µs".into(), svg });
+        let svg = Lines { title: format!("Latency by queue depth, {title}"), depths, panels }.draw();
+        cards.push(Card { title, unit: "µs".into(), svg, is_hatched: false });
     }
+    let bars = "A bar is solid up to p50 and pale up to p99. ";
+    let lines = "Where several depths were measured, lines show the mean and p99 by queue depth on logarithmic axes. ";
     Section {
         id: "latency",
-        title: "Latency against depth",
-        note: "From submit to completion, in microseconds, both axes logarithmic. Lower is better. The local volume \
-               is left out, and of a mixed job the slower direction is shown."
-            .into(),
+        title: "Latency",
+        note: format!(
+            "From submission to completion, in microseconds. Lower is better. {}{}The local volume is left out. For a \
+             mixed job the slower direction is shown.",
+            if has_bars { bars } else { "" },
+            if has_lines { lines } else { "" }
+        ),
+        reason: "",
         legend: &[],
-        published: false,
         blocks: vec![Block { title: String::new(), cards }],
     }
+}
+
+/// p50 and p99 of one job; the mean, of a report that has no percentiles.
+fn latency_bars(labels: &Labels, group: &Group) -> Card {
+    let only_local = group.iter().all(|row| row.kind == Kind::Local);
+    let shown = |row: &&Row| only_local || row.kind != Kind::Local;
+    let bars = without_ceilings(group).filter(shown).filter_map(|row| latency_bar(labels, row));
+    let title = figure::title(&group[0].job);
+    let groups = vec![BarGroup { heading: String::new(), bars: bars.collect() }];
+    let name = format!("Latency p50 / p99 in microseconds, {title}");
+    let svg = Bars { title: name, groups, shown: figure::measure }.draw();
+    Card { title, unit: "µs, p50 / p99".into(), svg, is_hatched: false }
+}
+
+fn latency_bar(labels: &Labels, row: &Row) -> Option<Bar> {
+    let (parts, text) = match (row.median(Figure::P50), row.median(Figure::P99)) {
+        (Some(p50), Some(p99)) => {
+            let pale = format!("{} pale", class(row));
+            let text = format!("{} / {}", figure::measure(p50), figure::measure(p99));
+            (vec![(p50, class(row)), ((p99 - p50).max(0.0), pale)], Some(text))
+        }
+        _ => (vec![(row.median(Figure::Mean)?, class(row))], None),
+    };
+    Some(Bar { label: labels.label(row), parts, text, ..Bar::default() })
 }
 
 fn latency_lines(labels: &Labels, family: &[&Group], figure: Figure) -> Vec<Line> {
@@ -147,7 +230,9 @@ fn latency_lines(labels: &Labels, family: &[&Group], figure: Figure) -> Vec<Line
     groups.sort_by_key(|group| group[0].job.iodepth);
     let only_local = family.iter().all(|group| group.iter().all(|row| row.kind == Kind::Local));
     // A local volume is so much faster that the axis would have no room left to tell the protocols apart.
-    let shown = |row: &&&Row| row.job.iodepth > 0 && (only_local || row.kind != Kind::Local);
+    let shown = |row: &&&Row| {
+        row.job.iodepth > 0 && !row.kind.is_ceiling() && (only_local || row.kind != Kind::Local)
+    };
     for row in groups.into_iter().flat_map(|group| group.iter().filter(shown)) {
         let Some(spread) = row.figure(figure) else { continue };
         let point = Point { depth: row.job.iodepth, median: spread.median, min: spread.min, max: spread.max };
@@ -160,186 +245,91 @@ fn latency_lines(labels: &Labels, family: &[&Group], figure: Figure) -> Vec<Line
     lines
 }
 
-fn share(comparison: &Comparison, labels: &Labels, groups: &[Group]) -> Section {
-    let group = |group: &Group| {
-        let bars = group.iter().filter_map(|row| {
-            let share = comparison.share_of_ceiling(row)?;
-            let ceiling = comparison.ceiling_of(row)?.median(Figure::Iops)?;
-            let runs = row.runs.iter().map(|run| run.iops() / ceiling).collect();
-            Some(Bar { label: labels.label(row), parts: vec![(share, class(row))], runs, may_break: false })
-        });
-        BarGroup { heading: figure::title_within_size(&group[0].job), bars: bars.collect() }
-    };
-    let cards = families(groups, |a, b| a.bs == b.bs).into_iter().map(|family| {
-        let title = figure::bytes(u64::from(family[0][0].job.bs));
-        let groups = family.into_iter().map(group).filter(|group| !group.bars.is_empty()).collect();
-        let title_text = format!("Share of the ceiling, {title}");
-        let svg = Bars {
-            title: title_text,
-            groups,
-            shown: figure::percent,
-            axis: svg::tick_percent,
-            reference: Some(1.0),
-        }
-        .draw();
-        Card { title, unit: "% of the ceiling's IOPS".into(), svg }
-    });
-    Section {
-        id: "ceiling",
-        title: "Share of the ceiling",
-        note: format!(
-            "The ceiling is a bare request and response program on the same sockets, with the same message sizes, \
-             depth and connections. “never” is held against the one that sleeps, “always” against the one that \
-             spins, “adaptive” against the faster of the two. The line is 100%.{}",
-            if comparison.has_noisy_ceiling() { table::NOISY_CEILING } else { "" }
-        ),
-        legend: &[],
-        published: false,
-        blocks: vec![Block { title: String::new(), cards: cards.collect() }],
-    }
-}
-
-fn cpu_per_gbit(labels: &Labels, groups: &[Group]) -> Section {
-    let cards = across_block_sizes(groups).into_iter().map(|groups| Card {
-        title: figure::pattern(groups[0][0].job.rw).into(),
-        unit: "% of a core per Gbit/s".into(),
-        svg: bars(labels, &groups, Figure::CpuPerGbit, figure::measure, "Per cent of a core per Gbit/s")
-            .draw(),
-    });
-    Section {
-        id: "cpu-per-gbit",
-        title: "Processor time for each Gbit/s",
-        note: "Per cent of one core, target and initiator together, for each Gbit/s of payload, at the greatest depth \
-               measured for each block size. Shorter is better."
-            .into(),
-        legend: &[],
-        published: false,
-        blocks: vec![Block { title: String::new(), cards: cards.collect() }],
-    }
-}
-
-fn cpu_per_io(labels: &Labels, groups: &[Group]) -> Section {
+/// The CPU time of an I/O for small blocks, and of a Gbit/s for large ones. The target's part comes first.
+fn cpu(comparison: &Comparison, labels: &Labels, groups: &[Group]) -> Section {
     let card = |group: &&Group| {
-        let bars = group.iter().filter_map(|row| {
-            let side = |figure, class: &str| row.median(figure).map(|us| (us, class.to_owned()));
-            let sides = [side(Figure::TargetCpu, "target"), side(Figure::InitiatorCpu, "initiator")];
-            let parts: Vec<_> = sides.into_iter().flatten().collect();
-            let both =
-                |run| Some(Figure::TargetCpu.of(row.kind, run)? + Figure::InitiatorCpu.of(row.kind, run)?);
-            let runs = row.runs.iter().filter_map(both).collect();
-            (!parts.is_empty()).then(|| Bar { label: labels.label(row), parts, runs, may_break: false })
+        let (figure, unit) = if group[0].job.bs <= SMALL {
+            (Cpu::PerIo, "µs per I/O")
+        } else {
+            (Cpu::PerGbit, "% of a core per Gbit/s")
+        };
+        let bars = without_ceilings(group).filter_map(|row| {
+            let runs: Vec<f64> = row.runs.iter().filter_map(|run| figure.both(row.kind, run)).collect();
+            let both = row.spread(|run| figure.both(row.kind, run))?.median;
+            let side = |figure| row.median(figure).unwrap_or(0.0);
+            let (target, initiator) = (side(Figure::TargetCpu), side(Figure::InitiatorCpu));
+            let part = |us: f64| both * us / (target + initiator).max(f64::MIN_POSITIVE);
+            let pale = format!("{} pale", class(row));
+            let ceiling = comparison.ceiling_of(row);
+            Some(Bar {
+                label: labels.label(row),
+                parts: vec![(part(target), class(row)), (part(initiator), pale)],
+                runs,
+                ceiling: ceiling.and_then(|row| Some(row.spread(|run| figure.both(row.kind, run))?.median)),
+                ..Bar::default()
+            })
         });
-        let title = figure::title_within_size(&group[0].job);
+        let title = format!("CPU time, {unit}, {}", figure::title(&group[0].job));
         let groups = vec![BarGroup { heading: String::new(), bars: bars.collect() }];
-        let name = format!("Processor microseconds for each I/O, {}", figure::title(&group[0].job));
-        let svg =
-            Bars { title: name, groups, shown: figure::measure, axis: svg::tick, reference: None }.draw();
-        Card { title, unit: "µs".into(), svg }
+        Card {
+            title: figure::title_within_size(&group[0].job),
+            unit: unit.into(),
+            svg: Bars { title, groups, shown: figure::measure }.draw(),
+            is_hatched: false,
+        }
     };
     Section {
-        id: "cpu-per-io",
-        title: "Processor time for each I/O",
-        note: "Microseconds of processor time, user and system together; the kernel's part is among all figures. Shorter \
-               is better.".into(),
-        legend: &[("target", "target"), ("initiator", "initiator")],
-        published: false,
+        id: "cpu",
+        title: "CPU time",
+        note: "User and system time of both sides. Shorter is better. The tick is what the ceiling takes. The part that \
+               is spent in the kernel is in the table of all figures."
+            .into(),
+        reason: "",
+        legend: &[("other", "target"), ("other pale", "initiator")],
         blocks: by_block_size(groups, card),
     }
 }
 
-fn published_card(comparison: &Comparison, labels: &Labels, figures: &[&PublishedFigure]) -> Card {
-    let first = figures[0];
-    let shown = if first.unit == Unit::Iops { figure::count } else { figure::measure };
-    let (own, per_unit) = first.unit.measured_as();
-    let is_shown = |row: &&Row| matches!(row.kind, Kind::Protocol | Kind::Local) && first.is_about(&row.job);
-    let rows: Group = comparison.rows.iter().filter(is_shown).collect();
-    let mut measured = bar_group(labels, &rows, own, "Measured here".into());
-    for bar in &mut measured.bars {
-        bar.parts.iter_mut().for_each(|(length, _)| *length *= per_unit);
-        bar.runs.iter_mut().for_each(|run| *run *= per_unit);
-    }
-    let mut groups = Vec::from_iter((!measured.bars.is_empty()).then_some(measured));
-    for of_one in figures.chunk_by(|a, b| a.protocol == b.protocol) {
-        let bars = of_one.iter().map(|figure| Bar {
-            label: if figure.approximate { format!("about, {}", figure.label) } else { figure.label.clone() },
-            parts: vec![(figure.value, format!("outlined {}", protocol_class(&figure.protocol)))],
-            runs: Vec::new(),
-            may_break: false,
-        });
-        let heading = format!("Published: {}", of_one[0].protocol);
-        groups.push(BarGroup { heading, bars: bars.collect() });
-    }
-    let title = figure::title(&first.job);
-    let name = format!("{title}, published figures beside measured ones");
-    let svg = Bars { title: name, groups, shown, axis: svg::tick, reference: None }.draw();
-    Card { title, unit: first.unit.to_string(), svg }
+/// CPU time of both sides together.
+#[derive(Clone, Copy)]
+enum Cpu {
+    /// Microseconds.
+    PerIo,
+    /// Per cent of a core.
+    PerGbit,
 }
 
-fn bar_card(labels: &Labels, group: &Group, figure: Figure, unit: &str, shown: fn(f64) -> String) -> Card {
-    let title = figure::title_within_size(&group[0].job);
-    let groups = vec![bar_group(labels, group, figure, String::new())];
-    let name = format!("{unit}, {}", figure::title(&group[0].job));
-    Card {
-        title,
-        unit: unit.into(),
-        svg: Bars { title: name, groups, shown, axis: svg::tick, reference: None }.draw(),
+impl Cpu {
+    /// That of one run; `None` where a side was not seen. A local volume has no target.
+    fn both(self, kind: Kind, run: &Run) -> Option<f64> {
+        match self {
+            Cpu::PerGbit => Figure::CpuPerGbit.of(kind, run),
+            Cpu::PerIo => {
+                let target = Figure::TargetCpu.of(kind, run);
+                let target = if kind == Kind::Local { target.or(Some(0.0)) } else { target };
+                Some(target? + Figure::InitiatorCpu.of(kind, run)?)
+            }
+        }
     }
 }
 
-/// A chart with a heading for each block size.
-fn bars(labels: &Labels, groups: &[&Group], figure: Figure, shown: fn(f64) -> String, name: &str) -> Bars {
-    let heading = |group: &Group| {
-        let job = &group[0].job;
-        format!("{}, depth {}{}", figure::bytes(u64::from(job.bs)), job.iodepth, figure::modifiers(job))
-    };
-    let title = format!("{name}, {}", figure::pattern(groups[0][0].job.rw));
-    let groups = groups.iter().map(|group| bar_group(labels, group, figure, heading(group)));
-    Bars {
-        title,
-        groups: groups.filter(|group| !group.bars.is_empty()).collect(),
-        shown,
-        axis: svg::tick,
-        reference: None,
-    }
+/// Ceilings have no bars of their own: they are ticks on others'.
+fn without_ceilings<'a>(group: &Group<'a>) -> impl Iterator<Item = &'a Row> {
+    group.iter().copied().filter(|row| !row.kind.is_ceiling())
 }
 
-fn bar_group(labels: &Labels, rows: &[&Row], figure: Figure, heading: String) -> BarGroup {
-    let bar = |row: &&Row| {
-        Some(Bar {
-            label: labels.label(row),
-            parts: vec![(row.median(figure)?, class(row))],
-            runs: row.runs.iter().filter_map(|run| figure.of(row.kind, run)).collect(),
-            may_break: row.kind == Kind::Local,
-        })
-    };
-    BarGroup { heading, bars: rows.iter().filter_map(bar).collect() }
-}
-
+/// A block for each block size; few charts stand in one block, with the block size in their titles.
 fn by_block_size(groups: &[Group], card: impl Fn(&&Group) -> Card) -> Vec<Block> {
+    if groups.len() <= ONE_BLOCK {
+        let whole = |group: &Group| Card { title: figure::title(&group[0].job), ..card(&group) };
+        return vec![Block { title: String::new(), cards: groups.iter().map(whole).collect() }];
+    }
     let families = families(groups, |a, b| a.bs == b.bs).into_iter();
     let block = |family: Vec<&Group>| Block {
         title: figure::bytes(u64::from(family[0][0].job.bs)),
         cards: family.iter().map(&card).collect(),
     };
     families.map(block).collect()
-}
-
-/// For each pattern, at each block size the job with the most I/O in flight.
-fn across_block_sizes<'a, 'r>(groups: &'a [Group<'r>]) -> Vec<Vec<&'a Group<'r>>> {
-    let deepest = |family: Vec<&'a Group<'r>>| {
-        let in_flight = |group: &Group| u64::from(group[0].job.iodepth) * u64::from(group[0].job.numjobs);
-        let mut best: Vec<&'a Group<'r>> = Vec::new();
-        for group in family {
-            match best.iter_mut().find(|other| other[0].job.bs == group[0].job.bs) {
-                Some(other) if in_flight(other) < in_flight(group) => *other = group,
-                Some(_) => {}
-                None => best.push(group),
-            }
-        }
-        best.sort_by_key(|group| group[0].job.bs);
-        best
-    };
-    families(groups, |a, b| a.rw == b.rw).into_iter().map(deepest).collect()
 }
 
 /// Groups whose jobs are alike in some way, families in the order in which they first appear.
@@ -366,12 +356,10 @@ fn without_empty(mut section: Section) -> Section {
 }
 
 /// The classes of a row: its colour, and its polling policy, which is told by shade and dash.
-fn class(row: &Row) -> String {
+pub(super) fn class(row: &Row) -> String {
     let colour = match row.kind {
         Kind::Local => "local",
-        Kind::CeilingSleeping => "sleeping",
-        Kind::CeilingSpinning => "spinning",
-        Kind::Protocol => protocol_class(&row.protocol),
+        Kind::CeilingSleeping | Kind::CeilingSpinning | Kind::Protocol => protocol_class(&row.protocol),
     };
     match row.poll.as_str() {
         "always" => format!("{colour} poll-always"),
@@ -382,7 +370,7 @@ fn class(row: &Row) -> String {
 
 /// A protocol keeps its colour in every report, over whatever sockets. A merged report has the file's name behind the
 /// protocol's.
-fn protocol_class(protocol: &str) -> &'static str {
+pub(super) fn protocol_class(protocol: &str) -> &'static str {
     match protocol.split([' ', '+']).next().unwrap_or_default() {
         "nbd" => "nbd",
         "iscsi" => "iscsi",
@@ -395,3 +383,15 @@ fn protocol_class(protocol: &str) -> &'static str {
         _ => "other",
     }
 }
+
+/// The largest block whose rate is shown in I/O per second, in bytes.
+pub(super) const SMALL: u32 = 16 << 10;
+/// So many charts need no heading for each block size.
+const ONE_BLOCK: usize = 4;
+const CEILING: &str = " The tick on a bar is its ceiling, the raw-socket baseline: a request and response program without a \
+protocol on the same sockets, with the same message sizes, depth and connections. The percentage is the bar's share of \
+it. The baseline idles as the protocol does: it sleeps for “never”, spins for “always”, and for “adaptive” the faster of \
+the two counts.";
+const HATCHED: &str = "Hatched bars are above 110% of their ceiling, so their percentage is no share of anything. Either other \
+programs slowed the machine down while the ceiling was measured, or the ceiling's simple loop is not the best one for the \
+block size.";

@@ -1,26 +1,36 @@
 //! What the numbers say, in a few sentences computed from them.
 
+use super::sections::{SMALL, protocol_class};
 use crate::figure::{self, Figure, Labels};
 use crate::job::{Job, Rw};
-use crate::result::{Comparison, Kind, Row};
+use crate::result::{Comparison, Kind, NOISY_SHARE, Row};
+
+/// What was found: winners, and why there are none where there are none.
+pub(super) struct Findings {
+    pub(super) tiles: Vec<Tile>,
+    /// Why no winner is named, for some jobs or for all.
+    pub(super) doubts: Vec<String>,
+}
 
 /// One finding: a large figure, whose it is, and where it holds.
 pub(super) struct Tile {
     pub(super) about: &'static str,
+    /// The winner's protocol, as a colour.
+    pub(super) class: &'static str,
     pub(super) value: String,
     pub(super) unit: &'static str,
     pub(super) who: String,
     pub(super) sentence: String,
 }
 
-/// The findings that the comparison has the rows for. Only protocols are ranked: the local volume and the ceilings
-/// are what they are held against.
-pub(super) fn tiles(comparison: &Comparison, labels: &Labels) -> Vec<Tile> {
+/// The findings that the comparison has the rows for. Only protocols are ranked, not the local volume
+/// and the ceilings. A winner is named only where there are enough runs and they agree.
+pub(super) fn findings(comparison: &Comparison, labels: &Labels) -> Findings {
     let groups = comparison.groups();
     let with_protocols = groups.iter().filter(|group| group.iter().any(|row| row.kind == Kind::Protocol));
     let groups: Vec<&Vec<&Row>> = with_protocols.collect();
     let smallest = groups.iter().map(|group| group[0].job.bs).min().unwrap_or(0);
-    let small = |group: &&&Vec<&Row>| group[0].job.bs == smallest;
+    let small = |group: &&&Vec<&Row>| group[0].job.bs == smallest && smallest <= SMALL;
     // At equal depth reads come before writes: they are what most people look for first.
     let reads = |job: &Job| matches!(job.rw, Rw::RandRead);
     // Depth 32 is the depth of the published studies; else whatever is deepest.
@@ -28,83 +38,111 @@ pub(super) fn tiles(comparison: &Comparison, labels: &Labels) -> Vec<Tile> {
         let job = &group[0].job;
         (job.iodepth == 32, reads(job), job.numjobs == 1, job.iodepth)
     });
-    let quiet = groups.iter().filter(small).min_by_key(|group| {
+    let quiet = groups.iter().filter(|group| group[0].job.bs == smallest).min_by_key(|group| {
         let job = &group[0].job;
         (job.iodepth * job.numjobs, !reads(job))
     });
-    let mut tiles = Vec::new();
-    if let Some(group) = busy {
-        tiles.extend(rate(comparison, labels, group));
+    let candidates = [
+        busy.and_then(|group| rate(comparison, labels, group)),
+        quiet.and_then(|group| latency(labels, group)),
+        throughput(comparison, labels, &groups),
+        busy.and_then(|group| cpu(labels, group)),
+    ];
+    let mut findings = Findings { tiles: Vec::new(), doubts: Vec::new() };
+    for candidate in candidates.into_iter().flatten() {
+        match candidate {
+            Ok(tile) => findings.tiles.push(tile),
+            Err(doubt) if findings.doubts.contains(&doubt) => {}
+            Err(doubt) => findings.doubts.push(doubt),
+        }
     }
-    if let Some(group) = quiet {
-        tiles.extend(latency(labels, group));
-    }
-    tiles.extend(throughput(labels, &groups));
-    if let Some(group) = busy {
-        tiles.extend(processor(labels, group));
-    }
-    tiles
+    findings
 }
 
-fn rate(comparison: &Comparison, labels: &Labels, group: &[&Row]) -> Option<Tile> {
+/// A tile, or why no winner is named.
+type Candidate = Result<Tile, String>;
+
+fn rate(comparison: &Comparison, labels: &Labels, group: &[&Row]) -> Option<Candidate> {
     let best = Best::of(labels, group, Figure::Iops, true)?;
-    let share = comparison.share_of_ceiling(best.row).map(|share| match share {
-        share if share >= 1.0 => ", no less than bare sockets with the same messages".to_owned(),
-        share => format!(", {} of what bare sockets reach with the same messages", figure::percent(share)),
-    });
-    Some(Tile {
-        about: if best.row.job.bs <= SMALL { "Small I/O" } else { "I/O per second" },
+    if let Some(doubt) = best.doubt {
+        return Some(Err(doubt));
+    }
+    let share = share(comparison, best.row);
+    Some(Ok(Tile {
+        about: "Small I/O",
+        class: protocol_class(&best.row.protocol),
         value: figure::count(best.value),
         unit: "IOPS",
-        sentence: format!("{}{}.{}", figure::title(&best.row.job), share.unwrap_or_default(), best.ties),
+        sentence: format!("{}{share}.{}", figure::title(&best.row.job), best.ties),
         who: best.who,
-    })
+    }))
 }
 
-fn latency(labels: &Labels, group: &[&Row]) -> Option<Tile> {
+/// The share of the ceiling as the end of a sentence; nothing where it means nothing.
+fn share(comparison: &Comparison, row: &Row) -> String {
+    let share = comparison.share_of_ceiling(row).filter(|&share| share <= NOISY_SHARE);
+    share.map_or_else(String::new, |share| format!(", {} of its ceiling", figure::percent(share)))
+}
+
+fn latency(labels: &Labels, group: &[&Row]) -> Option<Candidate> {
     let best = Best::of(labels, group, Figure::Mean, false)?;
+    if let Some(doubt) = best.doubt {
+        return Some(Err(doubt));
+    }
     let p99 = best.row.median(Figure::P99).map(|p99| format!(", p99 {} µs", figure::measure(p99)));
-    Some(Tile {
+    Some(Ok(Tile {
         about: "Latency",
+        class: protocol_class(&best.row.protocol),
         value: figure::measure(best.value),
         unit: "µs mean",
         sentence: format!("{}{}.{}", figure::title(&best.row.job), p99.unwrap_or_default(), best.ties),
         who: best.who,
-    })
+    }))
 }
 
-fn throughput(labels: &Labels, groups: &[&Vec<&Row>]) -> Option<Tile> {
-    let all = groups.iter().filter_map(|group| Best::of(labels, group, Figure::MbPerSecond, true));
+/// Of large blocks only: of small ones the throughput is the I/O per second in another unit.
+fn throughput(comparison: &Comparison, labels: &Labels, groups: &[&Vec<&Row>]) -> Option<Candidate> {
+    let large = groups.iter().filter(|group| group[0].job.bs > SMALL);
+    let all = large.filter_map(|group| Best::of(labels, group, Figure::MbPerSecond, true));
     let best = all.max_by(|a, b| a.value.total_cmp(&b.value))?;
-    Some(Tile {
+    if let Some(doubt) = best.doubt {
+        return Some(Err(doubt));
+    }
+    let share = share(comparison, best.row);
+    Some(Ok(Tile {
         about: "Throughput",
+        class: protocol_class(&best.row.protocol),
         value: figure::measure(best.value),
         unit: "MB/s",
         sentence: format!(
-            "{}, {:.1} Gbit/s of payload.{}",
+            "{}, {:.1} Gbit/s of payload{share}.{}",
             figure::title(&best.row.job),
             best.value * 0.008,
             best.ties
         ),
         who: best.who,
-    })
+    }))
 }
 
-fn processor(labels: &Labels, group: &[&Row]) -> Option<Tile> {
+fn cpu(labels: &Labels, group: &[&Row]) -> Option<Candidate> {
     let best = Best::of(labels, group, Figure::CpuPerGbit, false)?;
+    if let Some(doubt) = best.doubt {
+        return Some(Err(doubt));
+    }
     let side = |figure| best.row.median(figure).map_or("–".to_owned(), figure::measure);
     let (target, initiator) = (side(Figure::TargetCpu), side(Figure::InitiatorCpu));
-    Some(Tile {
-        about: "Processor",
+    Some(Ok(Tile {
+        about: "CPU cost",
+        class: protocol_class(&best.row.protocol),
         value: figure::measure(best.value),
-        unit: "% per Gbit/s",
+        unit: "% of a core per Gbit/s",
         sentence: format!(
-            "{}: {target} µs of the target and {initiator} µs of the initiator for each I/O.{}",
+            "{}: {target} µs in the target and {initiator} µs in the initiator per I/O.{}",
             figure::title(&best.row.job),
             best.ties
         ),
         who: best.who,
-    })
+    }))
 }
 
 struct Best<'a> {
@@ -113,6 +151,8 @@ struct Best<'a> {
     who: String,
     /// A sentence that names those whose runs overlap with the best one's; empty if there are none.
     ties: String,
+    /// Why it is not to be called the winner.
+    doubt: Option<String>,
 }
 
 impl<'a> Best<'a> {
@@ -130,11 +170,45 @@ impl<'a> Best<'a> {
         let near: Vec<String> = near.map(|(other, _)| labels.label(other)).collect();
         let ties = match near.as_slice() {
             [] => String::new(),
-            names => format!(" Their runs overlap: {}.", names.join(", ")),
+            names => format!(" Runs overlap with {}.", names.join(", ")),
         };
-        Some(Best { row, value: own.median, who: labels.label(row), ties })
+        let doubt = doubt(labels, group, figure);
+        Some(Best { row, value: own.median, who: labels.label(row), ties, doubt })
     }
 }
 
-/// What may be called so, in bytes.
-const SMALL: u32 = 16 << 10;
+/// Why no winner is named for this job: too few runs, or runs that differ too much. Every protocol
+/// counts, because one whose runs differ could have won as well.
+fn doubt(labels: &Labels, group: &[&Row], figure: Figure) -> Option<String> {
+    let rows = || group.iter().filter(|row| row.kind == Kind::Protocol);
+    let job = figure::title(&group[0].job);
+    let runs = rows().map(|row| row.runs.len()).min().unwrap_or(0);
+    if runs < LEAST_RUNS {
+        return Some(format!("There are fewer than {LEAST_RUNS} runs of each configuration."));
+    }
+    let spread = |row: &Row| {
+        let spread = row.figure(figure).filter(|spread| spread.median > 0.0)?;
+        Some((spread.max - spread.min) / spread.median)
+    };
+    let spreads = rows().filter_map(|row| Some((labels.label(row), spread(row)?)));
+    let (who, most) = spreads.max_by(|a, b| a.1.total_cmp(&b.1))?;
+    (most >= MOST_SPREAD).then(|| {
+        let (figure, most) = (name(figure), figure::percent(most));
+        format!("{job}, {figure}: the runs of {who} differ by {most}.")
+    })
+}
+
+/// A ranked figure in words.
+fn name(figure: Figure) -> &'static str {
+    match figure {
+        Figure::Mean => "latency",
+        Figure::MbPerSecond => "throughput",
+        Figure::CpuPerGbit => "CPU time",
+        _ => "IOPS",
+    }
+}
+
+/// Fewer runs name no winner.
+const LEAST_RUNS: usize = 3;
+/// Runs that differ by this share of their median name no winner.
+const MOST_SPREAD: f64 = 0.15;

@@ -58,12 +58,6 @@ pub(super) fn tick(value: f64) -> String {
     format!("{}{suffix}", digits.trim_end_matches('0').trim_end_matches('.'))
 }
 
-/// A round fraction in per cent, which is not counted in thousands.
-pub(super) fn tick_percent(value: f64) -> String {
-    let percent = value * 100.0;
-    if percent < 1000.0 { format!("{}%", tick(percent)) } else { format!("{percent:.0}%") }
-}
-
 /// Ticks of a linear axis from 0 to at least `most`, at 1, 2 or 5 times a power of ten, five at most beside 0.
 pub(super) fn linear_ticks(most: f64) -> Vec<f64> {
     if !(most.is_finite() && most > 0.0) {
@@ -106,7 +100,6 @@ mod tests {
     fn ticks_are_written_without_needless_zeros() {
         let written = [0.0, 0.1, 0.6000000000000001, 20.0, 1000.0, 2500.0, 1e6].map(tick);
         assert_eq!(written, ["0", "0.1", "0.6", "20", "1k", "2.5k", "1M"]);
-        assert_eq!([0.005, 0.2, 25.0].map(tick_percent), ["0.5%", "20%", "2500%"]);
     }
 
     #[test]

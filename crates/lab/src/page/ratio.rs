@@ -1,0 +1,200 @@
+//! A study's figures and those measured here, each relative to the same protocol's: dots on a
+//! logarithmic axis, on which twice as much and half as much are equally far from 1.
+
+use super::svg::{escaped, framed, line, n, text, tick};
+use crate::figure::shortened;
+use std::fmt::Write as _;
+
+/// One chart.
+pub(super) struct Ratios {
+    pub(super) title: String,
+    /// Rows under one heading each.
+    pub(super) groups: Vec<(String, Vec<Ratio>)>,
+}
+
+/// One row: a dot for what was measured here, and one for what was published.
+pub(super) struct Ratio {
+    pub(super) label: String,
+    pub(super) class: &'static str,
+    pub(super) here: Option<Value>,
+    pub(super) there: Option<Value>,
+}
+
+/// A value, and what it is relative to the reference.
+#[derive(Clone)]
+pub(super) struct Value {
+    pub(super) ratio: f64,
+    /// The value itself with its unit.
+    pub(super) shown: String,
+}
+
+impl Ratios {
+    /// The chart; empty if there is no dot.
+    pub(super) fn draw(&self) -> String {
+        let Some(axis) = Axis::over(self.ratios(), self.left()) else { return String::new() };
+        let mut body = String::new();
+        let mut y = HEAD;
+        for (heading, rows) in &self.groups {
+            text(&mut body, "heading", 0.0, y + 15.0, &shortened(heading, HEADING_CHARS));
+            y += 21.0;
+            for row in rows {
+                draw_row(&mut body, row, y, &axis);
+                y += ROW;
+            }
+            y += 4.0;
+        }
+        let mut out = String::new();
+        for &at in &axis.ticks {
+            let class = if (at - 1.0).abs() < 1e-9 { "reference" } else { "grid" };
+            line(&mut out, class, (axis.x(at), HEAD), (axis.x(at), y));
+        }
+        for &at in axis.labelled() {
+            text(&mut out, "tick mid", axis.x(at), y + 14.0, &format!("{}×", tick(at)));
+        }
+        for (class, name, end, width) in [("here", "here", HERE, 34.0), ("there", "published", THERE, 65.0)] {
+            let _ =
+                write!(out, r#"<circle class="{class} sample" cx="{}" cy="9" r="{DOT}"/>"#, n(end - width));
+            text(&mut out, "tick end", end, 13.0, name);
+        }
+        framed(y + 20.0, &self.title, &self.description(), &(out + &body))
+    }
+
+    /// Where the axis begins: behind the longest label.
+    fn left(&self) -> f64 {
+        let labels = self.groups.iter().flat_map(|(_, rows)| rows).map(|row| row.label.chars().count());
+        labels.max().unwrap_or(0).clamp(4, LABEL_CHARS) as f64 * CHAR + 2.0 * DOT + 4.0
+    }
+
+    fn ratios(&self) -> impl Iterator<Item = f64> {
+        let rows = self.groups.iter().flat_map(|(_, rows)| rows);
+        rows.flat_map(|row| [&row.here, &row.there]).flatten().map(|value| value.ratio)
+    }
+
+    fn description(&self) -> String {
+        let rows = self.groups.iter().flat_map(|(name, rows)| rows.iter().map(move |row| (name, row)));
+        let words = rows.map(|(name, row)| format!("{name} {}", in_words(row)));
+        words.collect::<Vec<_>>().join("; ")
+    }
+}
+
+fn in_words(row: &Ratio) -> String {
+    let of = |value: &Option<Value>, name: &str| {
+        let value = value.as_ref()?;
+        Some(format!("{name} {} ({})", times(value.ratio), value.shown))
+    };
+    let parts = [of(&row.here, "measured here"), of(&row.there, "published")];
+    format!("{}: {}", row.label, parts.into_iter().flatten().collect::<Vec<_>>().join(", "))
+}
+
+fn draw_row(out: &mut String, row: &Ratio, y: f64, axis: &Axis) {
+    let (middle, class) = (y + ROW / 2.0, row.class);
+    let _ = write!(out, r#"<g class="{class}"><title>{}</title>"#, escaped(&in_words(row)));
+    text(out, "label", axis.left - 8.0, middle + 4.0, &shortened(&row.label, LABEL_CHARS));
+    for (value, kind, end) in [(&row.there, "there", THERE), (&row.here, "here", HERE)] {
+        let Some(value) = value else { continue };
+        let x = axis.x(value.ratio);
+        line(out, &format!("stem {kind}"), (axis.x(1.0), middle), (x, middle));
+        let _ = write!(out, r#"<circle class="{kind}" cx="{}" cy="{}" r="{DOT}"/>"#, n(x), n(middle));
+        text(out, &format!("ratio {kind}"), end, middle + 4.0, &times(value.ratio));
+    }
+    out.push_str("</g>");
+}
+
+/// A ratio with three digits at most: 0.66×, 3.09×, 24.1×, 131×.
+fn times(ratio: f64) -> String {
+    match ratio {
+        ratio if ratio < 9.995 => format!("{ratio:.2}×"),
+        ratio if ratio < 99.95 => format!("{ratio:.1}×"),
+        ratio => format!("{ratio:.0}×"),
+    }
+}
+
+/// A logarithmic axis around 1.
+struct Axis {
+    /// Powers of two, or of ten over a long range; 1 among them.
+    ticks: Vec<f64>,
+    /// Where it begins.
+    left: f64,
+}
+
+impl Axis {
+    /// The axis from `left` on that all of `ratios` lie on; none if there are none.
+    fn over(ratios: impl Iterator<Item = f64>, left: f64) -> Option<Axis> {
+        let ratios: Vec<f64> = ratios.filter(|ratio| ratio.is_finite() && *ratio > 0.0).collect();
+        let most = ratios.iter().copied().reduce(f64::max)?;
+        let least = ratios.iter().copied().fold(1.0, f64::min);
+        let most = most.max(1.0);
+        let base: f64 = if most / least > 300.0 { 10.0 } else { 2.0 };
+        // A value that is a tick but for rounding ends the axis there.
+        let low = (least.ln() / base.ln() + 0.01).floor().min(-1.0) as i32;
+        let high = (most.ln() / base.ln() - 0.01).ceil().max(1.0) as i32;
+        Some(Axis { ticks: (low..=high).map(|power| base.powi(power)).collect(), left })
+    }
+
+    fn x(&self, ratio: f64) -> f64 {
+        let (low, high) = (self.ticks[0], self.ticks[self.ticks.len() - 1]);
+        let along = (ratio.max(f64::MIN_POSITIVE) / low).ln() / (high / low).ln();
+        self.left + along.clamp(0.0, 1.0) * (PLOT_RIGHT - self.left)
+    }
+
+    /// The ticks that have their number: 1, and as many as there is room for.
+    fn labelled(&self) -> impl Iterator<Item = &f64> {
+        let apart = (PLOT_RIGHT - self.left) / (self.ticks.len() - 1) as f64;
+        let every = (LABEL_ROOM / apart).ceil().max(1.0) as usize;
+        let one = self.ticks.iter().position(|tick| (tick - 1.0).abs() < 1e-9).unwrap_or(0);
+        self.ticks
+            .iter()
+            .enumerate()
+            .filter(move |(at, _)| at.abs_diff(one).is_multiple_of(every))
+            .map(|(_, tick)| tick)
+    }
+}
+
+/// Room for the names of the two columns.
+const HEAD: f64 = 20.0;
+const ROW: f64 = 20.0;
+const DOT: f64 = 4.5;
+const PLOT_RIGHT: f64 = 228.0;
+/// Where the two columns of numbers end.
+const HERE: f64 = 276.0;
+const THERE: f64 = 356.0;
+const LABEL_CHARS: usize = 20;
+/// What a character of a label takes at most, on average.
+const CHAR: f64 = 6.4;
+const HEADING_CHARS: usize = 48;
+/// What a number at the axis needs.
+const LABEL_ROOM: f64 = 34.0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn axis(ratios: &[f64]) -> Vec<f64> {
+        Axis::over(ratios.iter().copied(), 100.0).unwrap().ticks
+    }
+
+    #[test]
+    fn half_and_twice_as_much_are_equally_far_from_one() {
+        let axis = Axis::over([0.5, 2.0].into_iter(), 100.0).unwrap();
+        assert!((axis.x(1.0) - axis.x(0.5) - (axis.x(2.0) - axis.x(1.0))).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_axis_reaches_over_every_ratio_and_has_one_among_its_ticks() {
+        assert_eq!(axis(&[1.0]), [0.5, 1.0, 2.0]);
+        assert_eq!(axis(&[0.64, 3.1]), [0.5, 1.0, 2.0, 4.0]);
+        assert_eq!(axis(&[0.02, 900.0]), [0.01, 0.1, 1.0, 10.0, 100.0, 1000.0]);
+        assert!(Axis::over([f64::NAN, 0.0].into_iter(), 100.0).is_none());
+    }
+
+    #[test]
+    fn a_row_has_a_dot_for_each_value_that_it_has() {
+        let value = |ratio| Some(Value { ratio, shown: "7 IOPS".to_owned() });
+        let row = |here, there| Ratio { label: "row".to_owned(), class: "iser", here, there };
+        let rows = vec![row(value(0.9), None), row(None, value(3.0)), row(value(1.0), value(1.0))];
+        let drawn = Ratios { title: "t".to_owned(), groups: vec![("iser".to_owned(), rows)] }.draw();
+        assert_eq!(drawn.matches(r#"<circle class="here" "#).count(), 2, "{drawn}");
+        assert_eq!(drawn.matches(r#"<circle class="there" "#).count(), 2, "{drawn}");
+        assert!(drawn.contains("row: measured here 0.90× (7 IOPS)"), "{drawn}");
+    }
+}
