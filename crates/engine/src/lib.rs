@@ -42,6 +42,7 @@ pub mod sessions;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;
 pub mod socket;
+mod stall;
 pub mod state;
 pub mod sys;
 pub mod target;

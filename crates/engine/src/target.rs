@@ -7,8 +7,6 @@
 //! A session whose connection is over is kept until its I/O has ended, for the volume may still write its memory. It takes
 //! no connection's place all the while, as [`Permit::leave`] and [`blockmux_proto::served::Left`] say.
 
-mod stall;
-
 use crate::audit::Audit;
 use crate::channels::Channels;
 use crate::connection::{Broken, Connection, Inflow};
@@ -17,10 +15,10 @@ use crate::listener::Permit;
 use crate::peer_core::PeerCore;
 use crate::reactor::{EngineCore, Progress, Task};
 use crate::secure::Secure;
+use crate::stall::StallWatch;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::session::{Demand, Home, ProtocolError, SessionStage, StreamSession, Target};
 use blockmux_volume::{PeerAccount, Pool, Waker};
-use stall::StallWatch;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 use tracing::debug;

@@ -34,6 +34,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
         text::check(tree),
         calls::check(tree),
         modules::dead_sources(tree),
+        modules::hidden_sources(tree),
         modules::undocumented(tree),
         modules::dead_data(tree),
         manifests::check(tree),

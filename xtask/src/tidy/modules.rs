@@ -15,6 +15,14 @@ pub(super) fn dead_sources(tree: &Tree) -> Vec<Finding> {
         .collect()
 }
 
+/// Sources in a folder named `target`, which ignore lists, editors and search tools take for the output of a build.
+pub(super) fn hidden_sources(tree: &Tree) -> Vec<Finding> {
+    let hidden = tree.ending(".rs").filter(|(path, _)| path.contains("/target/"));
+    hidden
+        .map(|(path, _)| Finding::new(path, 1, "in a folder named `target`; name the folder otherwise"))
+        .collect()
+}
+
 /// Modules without a word on what they are.
 pub(super) fn undocumented(tree: &Tree) -> Vec<Finding> {
     let silent = tree.ending(".rs").filter(|(_, source)| !source.starts_with("//!"));
@@ -124,6 +132,12 @@ const DATA: &str = "/tests/data/";
 mod tests {
     use super::super::tests::{places, tree};
     use super::*;
+
+    #[test]
+    fn no_source_is_in_a_folder_that_tools_ignore() {
+        let files = [("crates/a/src/target/b.rs", ""), ("crates/a/src/target.rs", "")];
+        assert_eq!(places(&hidden_sources(&tree(&files))), [("crates/a/src/target/b.rs", 1)]);
+    }
 
     #[test]
     fn a_file_is_alive_when_mod_lines_lead_to_it() {

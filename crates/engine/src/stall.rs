@@ -4,7 +4,7 @@ use blockmux_volume::Pool;
 use std::time::{Duration, Instant};
 
 /// The looks at one peer.
-pub(super) struct StallWatch {
+pub(crate) struct StallWatch {
     next_look: Instant,
     /// What it had sent and acknowledged at the last one.
     moved_bytes: u64,
@@ -13,18 +13,18 @@ pub(super) struct StallWatch {
 }
 
 impl StallWatch {
-    pub(super) fn new(now: Instant, moved_bytes: u64) -> StallWatch {
+    pub(crate) fn new(now: Instant, moved_bytes: u64) -> StallWatch {
         StallWatch { next_look: now + LOOK, moved_bytes, still_looks: 0 }
     }
 
     /// When to look next.
-    pub(super) fn next_look(&self) -> Instant {
+    pub(crate) fn next_look(&self) -> Instant {
         self.next_look
     }
 
     /// Takes a look that is due. A peer that has moved next to nothing since the last one is stalled: at once if it has not
     /// moved as much as it holds since it last was, after a while if it has.
-    pub(super) fn look(&mut self, now: Instant, moved_bytes: u64, pool: &Pool) {
+    pub(crate) fn look(&mut self, now: Instant, moved_bytes: u64, pool: &Pool) {
         let Some(account) = pool.account() else { return };
         account.set_moved(moved_bytes);
         let held = account.held_bytes();
@@ -42,7 +42,7 @@ impl StallWatch {
 }
 
 /// How often a peer that holds buffers is looked at.
-pub(super) const LOOK: Duration = Duration::from_millis(500);
+const LOOK: Duration = Duration::from_millis(500);
 /// A peer that has proved to move data is stalled after so many looks at which it does not.
 const STILL_LOOKS: u32 = 4;
 /// A peer that would take longer than so many looks for what it holds moves next to nothing.
