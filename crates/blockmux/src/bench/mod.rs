@@ -199,11 +199,11 @@ Without a volume: every protocol on a RAM volume over loopback. The suite
 aatrokoski-2007 makes networks of its own and a cable between them, which needs
 root and the program ip; they are gone when the bench ends, however it ends.
 
-Without --rw, --bs, --iodepth and --numjobs: three jobs, in less than a minute on
-a RAM volume; eight with --full. Several values of those options are measured in
-every combination. A volume that was there before is only
-written to if --rw, a job file or a suite says so. Ctrl-C ends the bench with
-what has been measured.
+Without --rw, --bs, --iodepth and --numjobs: three jobs, in less than a minute
+on a RAM volume; eight with --full. Several values of those options are measured
+in every combination. A volume that was there before is only written to if
+--rw, a job file or a suite says so. Ctrl-C ends the bench with what has been
+measured.
 
 Exit status: 0 done; 1 a run failed, lost a connection for good, or read other
 data than had been written; 2 could not begin; 130 interrupted.";

@@ -160,7 +160,7 @@ const HERE: f64 = 276.0;
 const THERE: f64 = 356.0;
 const LABEL_CHARS: usize = 20;
 /// What a character of a label takes at most, on average.
-const CHAR: f64 = 6.4;
+const CHAR: f64 = 6.8;
 const HEADING_CHARS: usize = 48;
 /// What a number at the axis needs.
 const LABEL_ROOM: f64 = 34.0;
