@@ -7,7 +7,7 @@
 
 use crate::failure::Failure;
 use crate::protocol::Carrier;
-use crate::protocol::policy::Place;
+use crate::protocol::policy::ListenerAddress;
 use blockmux_engine::socket::Address;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
@@ -44,20 +44,20 @@ impl ListenAddress {
     }
 
     /// The place itself, its name looked up.
-    pub(crate) fn resolve(&self, default_port: u16) -> Result<Place, Failure> {
+    pub(crate) fn resolve(&self, default_port: u16) -> Result<ListenerAddress, Failure> {
         let (host, port) = match self {
-            ListenAddress::Unix(path) => return Ok(Place::Socket(Address::Unix(path.clone()))),
-            ListenAddress::Interface(interface) => return Ok(Place::Interface(interface.clone())),
+            ListenAddress::Unix(path) => return Ok(ListenerAddress::Socket(Address::Unix(path.clone()))),
+            ListenAddress::Interface(interface) => return Ok(ListenerAddress::Interface(interface.clone())),
             ListenAddress::Tcp { host, port } => (host.as_str(), port.unwrap_or(default_port)),
         };
         if host.is_empty() {
-            return Ok(Place::of_tcp(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port)));
+            return Ok(ListenerAddress::of_tcp(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port)));
         }
         if let Ok(ip) = host.parse::<IpAddr>() {
-            return Ok(Place::of_tcp(SocketAddr::new(ip, port)));
+            return Ok(ListenerAddress::of_tcp(SocketAddr::new(ip, port)));
         }
         let found = (host, port).to_socket_addrs().ok().and_then(|mut found| found.next());
-        found.map(Place::of_tcp).ok_or_else(|| {
+        found.map(ListenerAddress::of_tcp).ok_or_else(|| {
             Failure::request(format!(
                 "cannot find host `{host}`; write an address of this machine, such as :{port}"
             ))

@@ -9,7 +9,7 @@ pub(crate) use self::sessions::SessionStatus;
 use crate::failure::Failure;
 use crate::output::{both_sizes, print, printable, shell_word};
 use crate::protocol::frontend::Change;
-use blockmux_proto::served::Traffic;
+use blockmux_proto::served::VolumeTraffic;
 use blockmux_volume::units::{human_size, parse_size};
 use rustix::fd::AsFd;
 use rustix::net::sockopt::socket_peercred;
@@ -24,16 +24,16 @@ use std::time::Duration;
 /// Which daemon, and what to do.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct CtlArgs {
     /// The socket of `serve --control`
     #[arg(value_name = "unix:PATH")]
     socket: ControlPath,
     #[command(subcommand)]
-    command: Command,
+    command: CtlCommand,
 }
 
 #[derive(Clone, clap::Subcommand)]
-enum Command {
+enum CtlCommand {
     /// Show volumes, who uses them, and what has been done
     Status {
         /// Print one JSON object
@@ -203,9 +203,9 @@ pub(crate) struct TrafficStatus {
     failed: u64,
 }
 
-impl From<Traffic> for TrafficStatus {
-    fn from(traffic: Traffic) -> TrafficStatus {
-        let Traffic { reads, read_bytes, writes, written_bytes, others, failed, .. } = traffic;
+impl From<VolumeTraffic> for TrafficStatus {
+    fn from(traffic: VolumeTraffic) -> TrafficStatus {
+        let VolumeTraffic { reads, read_bytes, writes, written_bytes, others, failed, .. } = traffic;
         TrafficStatus { reads, read_bytes, writes, written_bytes, others, failed }
     }
 }
@@ -241,7 +241,7 @@ pub(crate) struct PopulatedStatus {
 }
 
 /// Asks the daemon, and shows what it answers.
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &CtlArgs) -> Result<(), Failure> {
     let request = args.command.request();
     match (ask(&args.socket.0, &request)?, &args.command, request) {
         (Answer::Failed(reason), ..) => Err(Failure::run(reason)),
@@ -269,26 +269,26 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
         (Answer::Said(text), ..) => print(printable(&text)),
         (Answer::Done, ..) => Ok(()),
-        (Answer::Status(status), Command::Status { json: true }, _) => {
+        (Answer::Status(status), CtlCommand::Status { json: true }, _) => {
             print(serde_json::to_string(&status).map_err(Failure::run)?)
         }
-        (Answer::Status(status), Command::Status { json: false }, _) => print(in_words(&status)),
-        (Answer::Sessions(sessions), Command::Sessions { json: true }, _) => {
+        (Answer::Status(status), CtlCommand::Status { json: false }, _) => print(in_words(&status)),
+        (Answer::Sessions(sessions), CtlCommand::Sessions { json: true }, _) => {
             print(serde_json::to_string(&sessions).map_err(Failure::run)?)
         }
-        (Answer::Sessions(sessions), Command::Sessions { json: false }, _) => {
+        (Answer::Sessions(sessions), CtlCommand::Sessions { json: false }, _) => {
             print(sessions::in_words(sessions))
         }
         _ => Err(Failure::run("the daemon has answered something else; it may be of another version")),
     }
 }
 
-impl Command {
+impl CtlCommand {
     fn request(&self) -> Request {
         match self {
-            Command::Status { .. } => Request::Status,
-            Command::Sessions { .. } => Request::Sessions,
-            Command::Change(request) => request.clone(),
+            CtlCommand::Status { .. } => Request::Status,
+            CtlCommand::Sessions { .. } => Request::Sessions,
+            CtlCommand::Change(request) => request.clone(),
         }
     }
 }

@@ -10,7 +10,7 @@ use tracing::warn;
 /// Which server.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct DiscoverArgs {
     /// The server's URL; an export in it is ignored
     url: String,
     /// Print one JSON object
@@ -19,7 +19,7 @@ pub(crate) struct Args {
 }
 
 /// Lists a server's exports.
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &DiscoverArgs) -> Result<(), Failure> {
     let found = reach::of_url(&args.url)?.discover()?;
     if args.json {
         return print(serde_json::to_string(&found).map_err(Failure::run)?);

@@ -12,7 +12,7 @@ use std::path::Path;
 /// What to describe.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct InfoArgs {
     /// A URL, or any other volume
     #[arg(value_name = "URL")]
     volume: Spec,
@@ -22,7 +22,7 @@ pub(crate) struct Args {
 }
 
 /// Describes a volume.
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &InfoArgs) -> Result<(), Failure> {
     match &args.volume {
         Spec::Url(url) => {
             let described = reach::of_url(url.as_written())?.describe()?;

@@ -60,21 +60,21 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Serve volumes until told to stop
-    Serve(serve::Args),
+    Serve(serve::ServeArgs),
     /// Copy a volume to another, holes as holes
-    Copy(copy::Args),
+    Copy(copy::CopyArgs),
     /// Describe a volume
-    Info(info::Args),
+    Info(info::InfoArgs),
     /// List what a server exports
-    Discover(discover::Args),
+    Discover(discover::DiscoverArgs),
     /// Reset a logical unit or a target, or end what is under way there
-    Reset(reset::Args),
+    Reset(reset::ResetArgs),
     /// Ask a running `serve --control` for its status, or change what it serves
-    Ctl(ctl::Args),
+    Ctl(ctl::CtlArgs),
     /// Measure volumes over every protocol, beside the bare sockets
-    Bench(Box<bench::Args>),
+    Bench(Box<bench::BenchArgs>),
     /// Show finished measurements again
-    Report(report::Args),
+    Report(report::ReportArgs),
 }
 
 impl Command {

@@ -2,9 +2,9 @@
 
 use crate::failure::Failure;
 use crate::protocol::{PROTOCOLS, Remote};
-use blockmux_engine::blocking::ConnectError;
+use blockmux_engine::blocking::BlockingConnectError;
 use blockmux_engine::socket::Address;
-use blockmux_proto::iscsi::url::{MAX_PORTALS, Portal, Portals};
+use blockmux_proto::iscsi::url::{MAX_PORTALS, HostPort, Portals};
 use blockmux_volume::spec;
 use std::fmt::Display;
 use std::net::ToSocketAddrs;
@@ -35,7 +35,7 @@ pub(crate) fn read<U: FromStr<Err: Display>>(url: &str) -> Result<U, Failure> {
 }
 
 /// All addresses of a portal, its name looked up.
-pub(crate) fn addresses(url: impl Display, (host, port): &Portal) -> Result<Vec<Address>, Failure> {
+pub(crate) fn addresses(url: impl Display, (host, port): &HostPort) -> Result<Vec<Address>, Failure> {
     let found = (host.as_str(), *port)
         .to_socket_addrs()
         .map_err(|_| Failure::request(format!("{url}: cannot find host `{host}`; check its name")))?;
@@ -86,12 +86,12 @@ pub(crate) fn timeout(time: Duration) -> Option<Duration> {
 pub(crate) fn ask_each<T, R>(
     url: impl Display,
     addresses: &[Address],
-    mut ask: impl FnMut(&Address) -> Result<T, ConnectError<R>>,
-) -> Result<Result<T, ConnectError<R>>, Failure> {
+    mut ask: impl FnMut(&Address) -> Result<T, BlockingConnectError<R>>,
+) -> Result<Result<T, BlockingConnectError<R>>, Failure> {
     let mut last = None;
     for address in addresses {
         match ask(address) {
-            Err(error @ ConnectError::Broken { .. }) => last = Some(Err(error)),
+            Err(error @ BlockingConnectError::Broken { .. }) => last = Some(Err(error)),
             answer => return Ok(answer),
         }
     }

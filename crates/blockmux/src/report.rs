@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 /// Reads the JSON of `blockmux bench`, and fio's own. Several files become one comparison.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct ReportArgs {
     /// bench.json of one or more runs, or fio --output-format=json
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
@@ -26,7 +26,7 @@ pub(crate) struct Args {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
     let mut comparisons = Vec::new();
     for path in &args.files {
         let name = path.display();

@@ -7,7 +7,7 @@ use crate::reach;
 /// What to reset.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct ResetArgs {
     /// A logical unit of iSCSI or iSER
     #[arg(value_name = "URL")]
     url: String,
@@ -32,7 +32,7 @@ pub(crate) enum What {
 }
 
 /// Asks for it, and says when it is done.
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &ResetArgs) -> Result<(), Failure> {
     print(reach::of_url(&args.url)?.reset(args.what)?)
 }
 

@@ -6,11 +6,11 @@ use crate::frames::volume::AoeVolume;
 use crate::frames::{QueueId, Side, blocking};
 use crate::reactor::EngineCore;
 use crate::sessions::Sessions;
-use blockmux_proto::aoe::Address;
-use blockmux_proto::aoe::client::{Config, Disk, InitiatorSession};
-use blockmux_proto::aoe::discovery::{DiscoverySession, Found};
+use blockmux_proto::aoe::AoeAddress;
+use blockmux_proto::aoe::client::{Config, AtaDisk, InitiatorSession};
+use blockmux_proto::aoe::discovery::{AoeDiscoverySession, Found};
 use blockmux_proto::aoe::server::{DoubleAddress, TargetSession};
-use blockmux_proto::aoe::unit::Unit;
+use blockmux_proto::aoe::unit::AoeUnit;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::frames::PortId;
 use blockmux_proto::session::Initiator;
@@ -21,11 +21,11 @@ use std::time::{Duration, Instant};
 
 /// Where a disk is to be found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Endpoint {
+pub struct AoeEndpoint {
     /// Network interfaces.
     pub interfaces: Vec<String>,
     /// Its address there.
-    pub address: Address,
+    pub address: AoeAddress,
     /// How long nothing may be heard of it before I/O fails.
     pub patience: Duration,
 }
@@ -43,7 +43,7 @@ pub enum ServeError {
 
 /// Why a disk cannot be reached.
 #[derive(Debug, thiserror::Error)]
-pub enum ConnectError {
+pub enum AoeConnectError {
     /// An interface.
     #[error(transparent)]
     Port(#[from] PortError),
@@ -51,7 +51,7 @@ pub enum ConnectError {
     #[error("no disk {address} answers at {interfaces}")]
     Silent {
         /// The disk's.
-        address: Address,
+        address: AoeAddress,
         /// Separated by commas.
         interfaces: String,
     },
@@ -59,7 +59,7 @@ pub enum ConnectError {
     #[error("no tags are left for commands to {address}: {error}")]
     Crowded {
         /// The disk's.
-        address: Address,
+        address: AoeAddress,
         /// What the system says.
         error: io::Error,
     },
@@ -69,7 +69,7 @@ pub enum ConnectError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Described {
     /// What it says of itself.
-    pub disk: Disk,
+    pub disk: AtaDisk,
     /// The stations that have it, and of how many sectors frames pass to each.
     pub stations: Vec<(String, u8)>,
 }
@@ -84,7 +84,7 @@ pub fn serve(
     interfaces: &[String],
     share: Share,
     exports: Exports,
-    units: Vec<Unit>,
+    units: Vec<AoeUnit>,
     sessions: Sessions,
 ) -> Result<(), ServeError> {
     let session = TargetSession::new(exports.clone(), units)?;
@@ -95,7 +95,7 @@ pub fn serve(
 ///
 /// # Errors
 /// If it does not answer.
-pub fn connect(endpoint: Endpoint) -> Result<AoeVolume, ConnectError> {
+pub fn connect(endpoint: AoeEndpoint) -> Result<AoeVolume, AoeConnectError> {
     let disk = describe(&endpoint)?.disk;
     Ok(AoeVolume::new(endpoint.interfaces, endpoint.address, disk.volume_info(), endpoint.patience))
 }
@@ -104,10 +104,10 @@ pub fn connect(endpoint: Endpoint) -> Result<AoeVolume, ConnectError> {
 ///
 /// # Errors
 /// As for [`connect`].
-pub fn describe(endpoint: &Endpoint) -> Result<Described, ConnectError> {
-    let Endpoint { interfaces, address, .. } = endpoint;
+pub fn describe(endpoint: &AoeEndpoint) -> Result<Described, AoeConnectError> {
+    let AoeEndpoint { interfaces, address, .. } = endpoint;
     let queue_id = QueueId::claim(*address);
-    let queue_id = queue_id.map_err(|error| ConnectError::Crowded { address: *address, error })?;
+    let queue_id = queue_id.map_err(|error| AoeConnectError::Crowded { address: *address, error })?;
     let QueueId { id, first, .. } = queue_id;
     let config = Config { address: *address, patience: ANSWER_TIMEOUT, id, first };
     let mut session = InitiatorSession::new(config, Pool::new(POOL), Instant::now());
@@ -120,7 +120,7 @@ pub fn describe(endpoint: &Endpoint) -> Result<Described, ConnectError> {
         is_known && (is_whole() || asked.elapsed() >= OTHERS_TIMEOUT)
     })?;
     let disk = session.disk().filter(|_| found || session.is_ready()).cloned();
-    let silent = || ConnectError::Silent { address: *address, interfaces: interfaces.join(",") };
+    let silent = || AoeConnectError::Silent { address: *address, interfaces: interfaces.join(",") };
     let disk = disk.ok_or_else(silent)?;
     let name = |port: u16| interfaces.get(usize::from(port)).map_or("", String::as_str);
     let stations = session.stations();
@@ -134,9 +134,9 @@ pub fn describe(endpoint: &Endpoint) -> Result<Described, ConnectError> {
 /// If an interface cannot be opened.
 pub fn discover(interfaces: &[String], time: Duration) -> Result<(Vec<Found>, u64), PortError> {
     let (id, now) = (QueueId::any().id, Instant::now());
-    let mut session = DiscoverySession::new(id, now, now + time);
+    let mut session = AoeDiscoverySession::new(id, now, now + time);
     let side = Side::Initiator { id };
-    blocking::run_session(interfaces, side, &mut session, time, DiscoverySession::is_over)?;
+    blocking::run_session(interfaces, side, &mut session, time, AoeDiscoverySession::is_over)?;
     Ok(session.into_found())
 }
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// Why a volume cannot be reached; `R` is how a target of the protocol says no.
 #[derive(Debug, thiserror::Error)]
-pub enum ConnectError<R> {
+pub enum BlockingConnectError<R> {
     /// No connection, or one that broke.
     #[error("{address}: {broken}")]
     Broken {
@@ -39,24 +39,24 @@ pub enum ConnectError<R> {
     },
 }
 
-impl<R> ConnectError<R> {
-    pub(crate) fn broken(address: &Address, broken: impl Into<Broken>) -> ConnectError<R> {
-        ConnectError::Broken { address: address.clone(), broken: broken.into() }
+impl<R> BlockingConnectError<R> {
+    pub(crate) fn broken(address: &Address, broken: impl Into<Broken>) -> BlockingConnectError<R> {
+        BlockingConnectError::Broken { address: address.clone(), broken: broken.into() }
     }
 
-    pub(crate) fn refused(address: &Address, refused: R) -> ConnectError<R> {
-        ConnectError::Refused { address: address.clone(), refused }
+    pub(crate) fn refused(address: &Address, refused: R) -> BlockingConnectError<R> {
+        BlockingConnectError::Refused { address: address.clone(), refused }
     }
 
-    pub(crate) fn silent(address: &Address) -> ConnectError<R> {
-        ConnectError::Silent { address: address.clone() }
+    pub(crate) fn silent(address: &Address) -> BlockingConnectError<R> {
+        BlockingConnectError::Silent { address: address.clone() }
     }
 
     /// Whether it may well be otherwise a little later; of a refusal its protocol knows.
     pub(crate) fn may_pass(&self, may_pass: impl FnOnce(&R) -> bool) -> bool {
         match self {
-            ConnectError::Refused { refused, .. } => may_pass(refused),
-            ConnectError::Broken { .. } | ConnectError::Silent { .. } => true,
+            BlockingConnectError::Refused { refused, .. } => may_pass(refused),
+            BlockingConnectError::Broken { .. } | BlockingConnectError::Silent { .. } => true,
         }
     }
 }
@@ -275,8 +275,8 @@ const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nbd::{ConnectError, describe};
-    use blockmux_proto::nbd::client::{Config, Features, InitiatorSession, Mode, Refused};
+    use crate::nbd::{NbdConnectError, describe};
+    use blockmux_proto::nbd::client::{Config, Features, InitiatorSession, Mode, NbdRefused};
     use blockmux_volume::Pool;
     use std::net::Shutdown;
     use std::os::unix::net::{UnixListener, UnixStream};
@@ -315,7 +315,7 @@ mod tests {
         });
         let error = describe(&Address::Unix(path), "").unwrap_err();
         assert!(
-            matches!(&error, ConnectError::Refused { refused: Refused::TlsRequired { .. }, .. }),
+            matches!(&error, NbdConnectError::Refused { refused: NbdRefused::TlsRequired { .. }, .. }),
             "{error}"
         );
         server.join().unwrap();

@@ -19,7 +19,7 @@ use tracing::warn;
 /// A session's channels, and what is in flight in them.
 pub(crate) struct Channels {
     exports: Exports,
-    open: Vec<Open>,
+    open: Vec<OpenChannel>,
     core: Rc<dyn Core>,
     waker: Waker,
     /// What has completed and the session has not been given.
@@ -34,7 +34,7 @@ pub(crate) struct Channels {
 }
 
 /// One of them.
-struct Open {
+struct OpenChannel {
     volume: VolumeId,
     channel: Box<dyn Channel>,
     meter: Meter,
@@ -123,7 +123,7 @@ impl Channels {
             if self.in_flight == 0 {
                 return progress;
             }
-            for Open { channel, meter, in_flight, .. } in &mut self.open {
+            for OpenChannel { channel, meter, in_flight, .. } in &mut self.open {
                 let before = self.done.len();
                 channel.kick();
                 channel.poll(&mut self.done);
@@ -155,7 +155,7 @@ impl Channels {
             *left = left.saturating_sub(io.len);
             let tag = io.tag;
             match self.channel(volume, session.depth()) {
-                Ok(Open { channel, meter, in_flight, .. }) => {
+                Ok(OpenChannel { channel, meter, in_flight, .. }) => {
                     meter.count(&io);
                     channel.submit(io);
                     *in_flight += 1;
@@ -193,7 +193,7 @@ impl Channels {
     }
 
     #[inline]
-    fn channel(&mut self, volume: VolumeId, depth: u32) -> Result<&mut Open, IoError> {
+    fn channel(&mut self, volume: VolumeId, depth: u32) -> Result<&mut OpenChannel, IoError> {
         if let Some(at) = self.open.iter().position(|open| open.volume == volume) {
             return Ok(&mut self.open[at]);
         }
@@ -206,7 +206,7 @@ impl Channels {
         if let Some(session) = &self.session {
             session.add(&meter);
         }
-        self.open.push(Open { volume, channel, meter, in_flight: 0, served, left: None });
+        self.open.push(OpenChannel { volume, channel, meter, in_flight: 0, served, left: None });
         self.open.last_mut().ok_or(IoError::PathLost)
     }
 }

@@ -9,7 +9,7 @@
 mod secured;
 
 pub use crate::broken::Broken;
-use crate::host::{ByteStream, Ended, Host};
+use crate::host::{ByteStream, StreamEnd, Host};
 use crate::reactor::EngineCore;
 use crate::secure::Secure;
 use blockmux_proto::session::{Demand, MAX_DEMAND, ProtocolError, StreamSession};
@@ -38,7 +38,7 @@ pub struct Connection<H: Host = EngineCore> {
     /// The ring was asked for the end of the stream meanwhile.
     watches_end: bool,
     /// What the ring has told of that.
-    ended: Ended,
+    ended: StreamEnd,
     /// The peer has closed its side.
     has_ended: bool,
     deadline: Option<Instant>,
@@ -79,7 +79,7 @@ impl<H: Host> Connection<H> {
             wants_output: false,
             is_blocked: false,
             watches_end: false,
-            ended: Ended::Not,
+            ended: StreamEnd::Not,
             has_ended: false,
             deadline: None,
             transferred_bytes: 0,
@@ -243,7 +243,7 @@ impl<H: Host> Connection<H> {
     /// Whether the peer sends nothing any more, and the session takes nothing of what it has sent.
     #[must_use]
     pub fn is_left(&self) -> bool {
-        self.ended != Ended::Not && self.is_blocked
+        self.ended != StreamEnd::Not && self.is_blocked
     }
 
     /// Asks the ring to tell when a connecting socket has an answer.
@@ -289,7 +289,7 @@ impl<H: Host> Connection<H> {
     fn look_for_end(&mut self) -> Result<(), Broken> {
         if std::mem::take(&mut self.watches_end) {
             self.ended = self.stream.ended();
-            if self.ended == Ended::Both {
+            if self.ended == StreamEnd::Both {
                 return Err(io::Error::from(io::ErrorKind::ConnectionReset).into());
             }
         }

@@ -142,10 +142,10 @@ pub trait ByteStream: Sized {
     fn wake_when_writable(&self, watch: &Self::Watch);
 
     /// What has ended, as far as that is known without receiving.
-    fn ended(&self) -> Ended;
+    fn ended(&self) -> StreamEnd;
 
     /// Has the task woken once when more has ended than `so_far`, whatever there is to receive.
-    fn wake_when_ended(&self, so_far: Ended, watch: &Self::Watch);
+    fn wake_when_ended(&self, so_far: StreamEnd, watch: &Self::Watch);
 }
 
 /// Which way bytes go.
@@ -159,7 +159,7 @@ pub enum Direction {
 
 /// What has ended of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum StreamEnd {
     /// Nothing.
     Not,
     /// The peer sends nothing any more; of what it has sent, something may be unread.
@@ -296,13 +296,13 @@ impl ByteStream for Stream {
         watch.wake_when(self, libc::POLLOUT);
     }
 
-    fn ended(&self) -> Ended {
+    fn ended(&self) -> StreamEnd {
         sys::ended(self)
     }
 
-    fn wake_when_ended(&self, so_far: Ended, watch: &SocketWatch) {
+    fn wake_when_ended(&self, so_far: StreamEnd, watch: &SocketWatch) {
         // The end of both directions is told of without being asked for.
-        watch.wake_when(self, if so_far == Ended::Not { libc::POLLRDHUP } else { 0 });
+        watch.wake_when(self, if so_far == StreamEnd::Not { libc::POLLRDHUP } else { 0 });
     }
 }
 

@@ -48,7 +48,7 @@ pub struct Permit {
     protocol: &'static str,
     sessions: Sessions,
     /// What is entered of it until its peer has come through its handshake.
-    entered: Option<(Arc<Mutex<HalfOpen>>, Arc<Entry>)>,
+    entered: Option<(Arc<Mutex<HalfOpen>>, Arc<HalfOpenConnection>)>,
 }
 
 /// Connections whose peers have not come through their handshakes. Whoever opens many of them and says nothing must not
@@ -56,7 +56,7 @@ pub struct Permit {
 #[derive(Default)]
 struct HalfOpen {
     /// Oldest first; no source is empty.
-    sources: BTreeMap<Source, VecDeque<Arc<Entry>>>,
+    sources: BTreeMap<Source, VecDeque<Arc<HalfOpenConnection>>>,
     entered: u64,
 }
 
@@ -64,7 +64,7 @@ struct HalfOpen {
 type Source = (&'static str, Option<IpAddr>);
 
 /// A connection in its handshake.
-struct Entry {
+struct HalfOpenConnection {
     source: Source,
     /// Cuts it.
     hang_up: Box<dyn Fn() + Send + Sync>,
@@ -79,15 +79,15 @@ impl HalfOpen {
         self.sources.values().map(VecDeque::len).sum()
     }
 
-    fn enter(&mut self, source: Source, hang_up: impl Fn() + Send + Sync + 'static) -> Arc<Entry> {
+    fn enter(&mut self, source: Source, hang_up: impl Fn() + Send + Sync + 'static) -> Arc<HalfOpenConnection> {
         self.entered += 1;
         let is_replaced = AtomicBool::new(false);
-        let entry = Arc::new(Entry { source, hang_up: Box::new(hang_up), number: self.entered, is_replaced });
+        let entry = Arc::new(HalfOpenConnection { source, hang_up: Box::new(hang_up), number: self.entered, is_replaced });
         self.sources.entry(source).or_default().push_back(entry.clone());
         entry
     }
 
-    fn remove(&mut self, entry: &Entry) {
+    fn remove(&mut self, entry: &HalfOpenConnection) {
         let Some(own) = self.sources.get_mut(&entry.source) else { return };
         own.retain(|other| other.number != entry.number);
         if own.is_empty() {
@@ -96,7 +96,7 @@ impl HalfOpen {
     }
 
     /// Cuts one for a newcomer.
-    fn cut_one(&mut self) -> Option<Arc<Entry>> {
+    fn cut_one(&mut self) -> Option<Arc<HalfOpenConnection>> {
         let oldest = self.sources.values().filter_map(|own| Some((own.len(), own.front()?)));
         let (_, entry) = oldest.max_by_key(|(len, oldest)| (*len, Reverse(oldest.number)))?;
         let entry = entry.clone();

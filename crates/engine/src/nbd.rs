@@ -7,7 +7,7 @@ use crate::socket::Address;
 use crate::target::TargetTask;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::nbd::client::{
-    Config, ExportInfo, Features, InitiatorSession, ListedExport, Mode, Refused,
+    Config, ExportInfo, Features, InitiatorSession, ListedExport, Mode, NbdRefused,
 };
 use blockmux_proto::nbd::server::TargetSession;
 use blockmux_proto::session::NoControl;
@@ -28,7 +28,7 @@ pub fn serve(exports: Exports) -> Serve {
 
 /// How to reach one export.
 #[derive(Clone, Debug)]
-pub struct Endpoint {
+pub struct NbdEndpoint {
     /// Where the target listens.
     pub address: Address,
     /// The export's name; empty for the default.
@@ -42,15 +42,15 @@ pub struct Endpoint {
 }
 
 /// Why an export cannot be reached.
-pub type ConnectError = blocking::ConnectError<Refused>;
+pub type NbdConnectError = blocking::BlockingConnectError<NbdRefused>;
 
 /// Reaches the export for I/O: logs in once to learn what it is like.
 ///
 /// # Errors
 /// If the target cannot be reached or does not have the export.
-pub fn connect(endpoint: Endpoint) -> Result<RemoteVolume<NbdDialer>, ConnectError> {
+pub fn connect(endpoint: NbdEndpoint) -> Result<RemoteVolume<NbdDialer>, NbdConnectError> {
     let session = ask(&endpoint.address, &endpoint.export, Mode::Info)?;
-    let silent = || ConnectError::silent(&endpoint.address);
+    let silent = || NbdConnectError::silent(&endpoint.address);
     let (export, info) = session.export().zip(session.volume_info()).ok_or_else(silent)?;
     let rest = export.size.saturating_sub(info.size);
     if rest > 0 {
@@ -69,35 +69,35 @@ pub fn connect(endpoint: Endpoint) -> Result<RemoteVolume<NbdDialer>, ConnectErr
 ///
 /// # Errors
 /// As for [`connect`].
-pub fn describe(address: &Address, export: &str) -> Result<ExportInfo, ConnectError> {
+pub fn describe(address: &Address, export: &str) -> Result<ExportInfo, NbdConnectError> {
     let session = ask(address, export, Mode::Info)?;
-    session.export().cloned().ok_or_else(|| ConnectError::silent(address))
+    session.export().cloned().ok_or_else(|| NbdConnectError::silent(address))
 }
 
 /// Lists the exports of a server, and how many more it has than we keep.
 ///
 /// # Errors
 /// If the server cannot be reached or does not tell.
-pub fn list(address: &Address) -> Result<(Vec<ListedExport>, u64), ConnectError> {
+pub fn list(address: &Address) -> Result<(Vec<ListedExport>, u64), NbdConnectError> {
     let session = ask(address, "", Mode::List)?;
     Ok((session.exports().to_vec(), session.exports_left_out()))
 }
 
 /// One log-in from start to end.
-fn ask(address: &Address, export: &str, mode: Mode) -> Result<InitiatorSession, ConnectError> {
+fn ask(address: &Address, export: &str, mode: Mode) -> Result<InitiatorSession, NbdConnectError> {
     let config = Config { export: export.to_owned(), mode, features: Features::default() };
     let mut session = InitiatorSession::new(config, Pool::new(LOG_IN_POOL), Instant::now());
     run_session(address, &mut session, LOG_IN_TIMEOUT, InitiatorSession::is_over)
-        .map_err(|broken| ConnectError::broken(address, broken))?;
+        .map_err(|broken| NbdConnectError::broken(address, broken))?;
     match session.refused() {
-        Some(refused) => Err(ConnectError::refused(address, refused.clone())),
+        Some(refused) => Err(NbdConnectError::refused(address, refused.clone())),
         None => Ok(session),
     }
 }
 
 /// Dials one export of an NBD server.
 pub struct NbdDialer {
-    endpoint: Endpoint,
+    endpoint: NbdEndpoint,
     paths: Paths,
     /// As the export was when the volume was opened.
     first: VolumeInfo,

@@ -6,9 +6,9 @@ use crate::listener::Serve;
 use crate::reactor::bell;
 use crate::secure::Secure;
 use crate::sys;
-use crate::target::{Arrival, TargetTask};
+use crate::target::{ArrivedConnection, TargetTask};
 use blockmux_proto::exports::Exports;
-use blockmux_proto::fabrics::controller::node::{Node, SecureChannel};
+use blockmux_proto::fabrics::controller::node::{NvmeNode, SecureChannel};
 use blockmux_proto::fabrics::controller::unconnected::MAX_UNCONNECTED;
 use blockmux_proto::nvme::auth::psk::{PskHash, TlsPsk};
 use blockmux_proto::nvme_tcp::server::TargetSession;
@@ -21,7 +21,7 @@ use tracing::warn;
 /// Serves the node's subsystems to each connection that is accepted at the port of this identifier. Their namespaces lead to places in `exports`. The
 /// connections of one controller may be on different cores. With `ktls` the kernel makes the records of TLS where it can.
 #[must_use]
-pub fn serve(node: &Arc<Node>, port: u16, exports: &Exports, ktls: bool) -> Serve {
+pub fn serve(node: &Arc<NvmeNode>, port: u16, exports: &Exports, ktls: bool) -> Serve {
     let (node, exports) = (node.clone(), exports.clone());
     let lookup = lookup(&node);
     Arc::new(move |core, stream, permit| {
@@ -54,7 +54,7 @@ pub fn serve(node: &Arc<Node>, port: u16, exports: &Exports, ktls: bool) -> Serv
             SecureChannel::Required => Some(Secure::server(lookup.clone())),
         };
         let secure = secure.map(|secure| secure.by_kernel(ktls));
-        let arrival = Arrival::new(stream, permit);
+        let arrival = ArrivedConnection::new(stream, permit);
         TargetTask::receive(core, (arrival, secure), (session, pool), exports.clone(), None);
     })
 }
@@ -71,7 +71,7 @@ pub(crate) fn tls_key(key: &TlsPsk) -> Psk {
     Psk { identity: key.identity.clone().into_bytes(), secret: key.secret().to_vec().into(), hash }
 }
 
-fn lookup(node: &Arc<Node>) -> Lookup {
+fn lookup(node: &Arc<NvmeNode>) -> Lookup {
     let keyring = node.keyring().clone();
     Arc::new(move |identity| keyring.find_lasting(identity, Instant::now()).as_ref().map(tls_key))
 }

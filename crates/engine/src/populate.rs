@@ -50,7 +50,7 @@ pub fn populate_behind(pages: &Arc<Pages>, from: usize, to: usize, on_start: fn(
         return;
     }
     let mut queue = queue();
-    queue.jobs.push_back(Job { pages: Arc::downgrade(pages), next: from, end: to });
+    queue.jobs.push_back(PopulateJob { pages: Arc::downgrade(pages), next: from, end: to });
     while queue.threads < threads() {
         let thread = thread::Builder::new().name("populate".to_owned());
         match thread.spawn(move || work_behind(on_start)) {
@@ -69,18 +69,18 @@ pub fn pending_bytes() -> u64 {
     queue().jobs.iter().map(|job| (job.end - job.next) as u64).sum()
 }
 
-struct Job {
+struct PopulateJob {
     pages: Weak<Pages>,
     next: usize,
     end: usize,
 }
 
-struct Queue {
-    jobs: VecDeque<Job>,
+struct PopulateQueue {
+    jobs: VecDeque<PopulateJob>,
     threads: usize,
 }
 
-fn queue() -> MutexGuard<'static, Queue> {
+fn queue() -> MutexGuard<'static, PopulateQueue> {
     QUEUE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -113,7 +113,7 @@ fn threads() -> usize {
     thread::available_parallelism().map_or(1, NonZero::get).min(MOST_THREADS)
 }
 
-static QUEUE: Mutex<Queue> = Mutex::new(Queue { jobs: VecDeque::new(), threads: 0 });
+static QUEUE: Mutex<PopulateQueue> = Mutex::new(PopulateQueue { jobs: VecDeque::new(), threads: 0 });
 /// Bytes that a thread takes at a time: one huge page.
 const CHUNK: usize = 2 << 20;
 /// More of them wait for each other in the system's allocator.

@@ -23,7 +23,7 @@ mod kernel;
 
 use crate::broken::Broken;
 use crate::host::ByteStream;
-use blockmux_proto::outbox::{Outbox, Piece};
+use blockmux_proto::outbox::{Outbox, OutboxPiece};
 use blockmux_tls::{Lookup, Psk, Tls, TlsError};
 use blockmux_volume::{Chunk, Memory, Pool};
 use border::Border;
@@ -292,8 +292,8 @@ impl Secure {
         for piece in outbox.pieces() {
             let room = MOST_AT_ONCE - self.scratch.len();
             match piece {
-                Piece::Head(head) => self.scratch.extend_from_slice(&head[..head.len().min(room)]),
-                Piece::Payload(seg) => {
+                OutboxPiece::Head(head) => self.scratch.extend_from_slice(&head[..head.len().min(room)]),
+                OutboxPiece::Payload(seg) => {
                     let (start, len) = (self.scratch.len(), seg.len().min(room));
                     self.scratch.resize(start + len, 0);
                     seg.slice(0, len).copy_to(&mut self.scratch[start..]);

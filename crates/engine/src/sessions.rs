@@ -1,7 +1,7 @@
 //! Who is logged in: the list that `blockmux ctl sessions` shows.
 
 use blockmux_proto::event::Login;
-use blockmux_proto::served::{Meter, MeterReader, Traffic};
+use blockmux_proto::served::{Meter, MeterReader, VolumeTraffic};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::SystemTime;
 
@@ -28,7 +28,7 @@ pub struct SessionInfo {
     /// When it logged in.
     pub since: SystemTime,
     /// What it has done since; `users` is how many volumes it has used.
-    pub traffic: Traffic,
+    pub traffic: VolumeTraffic,
 }
 
 impl Sessions {
@@ -71,8 +71,8 @@ impl Session {
 
     fn info(&self) -> SessionInfo {
         let readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
-        let traffic = readers.iter().fold(Traffic::default(), |sum, reader| reader.added_to(sum));
-        let traffic = Traffic { users: readers.len() as u64, ..traffic };
+        let traffic = readers.iter().fold(VolumeTraffic::default(), |sum, reader| reader.added_to(sum));
+        let traffic = VolumeTraffic { users: readers.len() as u64, ..traffic };
         SessionInfo { login: self.login.clone(), peer: self.peer.clone(), since: self.since, traffic }
     }
 }
@@ -93,7 +93,7 @@ mod tests {
         meter.count(&Io::new(Tag(0), Op::Read, 0, 4096));
         let [first, second] = &sessions.list()[..] else { panic!("two are there") };
         assert_eq!((&first.login, &*first.peer, first.traffic.read_bytes), (&login, "x:1", 4096));
-        assert_eq!((&*second.peer, second.traffic), ("x:2", Traffic::default()));
+        assert_eq!((&*second.peer, second.traffic), ("x:2", VolumeTraffic::default()));
         drop(one);
         assert_eq!(sessions.list().len(), 1);
         drop(other);

@@ -338,7 +338,7 @@ const LOOPBACK_SEGMENT: usize = 65_536 - 40 - 32;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::Ended;
+    use crate::host::StreamEnd;
     use blockmux_volume::{Chunk, Memory};
 
     #[test]
@@ -358,13 +358,13 @@ mod tests {
         let mut peer = std::net::TcpStream::connect(address).unwrap();
         let stream = listener.accept().unwrap();
         assert_eq!(stream.local_ip(), Some(address.ip()));
-        assert_eq!(sys::ended(&stream), Ended::Not);
+        assert_eq!(sys::ended(&stream), StreamEnd::Not);
         peer.shutdown(Shutdown::Write).unwrap();
-        assert_eq!(sys::ended(&stream), Ended::Input);
+        assert_eq!(sys::ended(&stream), StreamEnd::Input);
         let hang_up = stream.hang_up();
         std::thread::spawn(hang_up).join().unwrap();
         assert_eq!(io::Read::read(&mut peer, &mut [0]).unwrap(), 0);
-        assert_eq!(sys::ended(&stream), Ended::Both);
+        assert_eq!(sys::ended(&stream), StreamEnd::Both);
         let mut chunk = Chunk::new(Memory::from_heap(4096));
         assert_eq!(sys::recv_chunk(stream.as_raw_fd(), &mut chunk, 1).unwrap(), 0);
     }

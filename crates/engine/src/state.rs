@@ -165,12 +165,12 @@ impl Drop for StateFile {
 /// What the writer and those who want something kept share.
 struct Shared {
     place: Place,
-    state: Mutex<State>,
+    state: Mutex<WriterState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct WriterState {
     last: u64,
     pending: Option<(u64, Vec<u8>)>,
     /// Everything up to this ticket is kept, or was replaced by something later that is.
@@ -182,7 +182,7 @@ struct State {
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, WriterState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

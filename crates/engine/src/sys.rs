@@ -1,8 +1,8 @@
 //! The few system calls that no safe crate offers as the data path needs them.
 #![expect(unsafe_code, reason = "system calls over addresses of shared I/O memory")]
 
-use crate::host::Ended;
-use blockmux_proto::outbox::{Outbox, Piece};
+use crate::host::StreamEnd;
+use blockmux_proto::outbox::{Outbox, OutboxPiece};
 use blockmux_volume::{Chunk, SgList};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::ioctl_fionread;
@@ -28,8 +28,8 @@ pub fn send_outbox(fd: RawFd, outbox: &mut Outbox) -> io::Result<usize> {
     let mut count = 0;
     for (slot, piece) in iovecs.iter_mut().zip(outbox.pieces()) {
         let (base, len) = match piece {
-            Piece::Head(head) => (head.as_ptr().cast_mut(), head.len()),
-            Piece::Payload(seg) => (seg.as_ptr(), seg.len()),
+            OutboxPiece::Head(head) => (head.as_ptr().cast_mut(), head.len()),
+            OutboxPiece::Payload(seg) => (seg.as_ptr(), seg.len()),
         };
         slot.write(libc::iovec { iov_base: base.cast(), iov_len: len });
         count += 1;
@@ -257,17 +257,17 @@ pub fn enter_network(fd: &OwnedFd) -> io::Result<()> {
 
 /// What has ended of a stream socket, whatever there is to receive.
 #[must_use]
-pub fn ended(socket: &impl AsFd) -> Ended {
+pub fn ended(socket: &impl AsFd) -> StreamEnd {
     let mut polled = [PollFd::new(socket, PollFlags::RDHUP)];
     // It does not wait, and what fails to be looked at has not ended.
     let _ = poll(&mut polled, Some(&Timespec::default()));
     let found = polled[0].revents();
     if found.intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL) {
-        Ended::Both
+        StreamEnd::Both
     } else if found.contains(PollFlags::RDHUP) {
-        Ended::Input
+        StreamEnd::Input
     } else {
-        Ended::Not
+        StreamEnd::Not
     }
 }
 

@@ -35,7 +35,7 @@ pub struct TargetTask<S: StreamSession + Target, H: Host = EngineCore> {
     /// Outboxes that were taken, in all.
     taken: u64,
     /// The peer keeps buffers.
-    kept: Option<Kept>,
+    kept: Option<HeldBuffers>,
     /// The peer holds payload buffers; when it last moved anything is watched.
     stall: Option<StallWatch>,
     /// What the socket had transferred when the peer stalled.
@@ -56,7 +56,7 @@ pub struct TargetTask<S: StreamSession + Target, H: Host = EngineCore> {
 }
 
 /// A connection as it comes to a core.
-pub struct Arrival<S> {
+pub struct ArrivedConnection<S> {
     /// The socket.
     pub stream: S,
     /// What was received on another core and is unread.
@@ -67,10 +67,10 @@ pub struct Arrival<S> {
     pub permit: Permit,
 }
 
-impl<S> Arrival<S> {
+impl<S> ArrivedConnection<S> {
     /// A connection that has just been accepted.
-    pub fn new(stream: S, permit: Permit) -> Arrival<S> {
-        Arrival { stream, unread: Vec::new(), sent: 0, permit }
+    pub fn new(stream: S, permit: Permit) -> ArrivedConnection<S> {
+        ArrivedConnection { stream, unread: Vec::new(), sent: 0, permit }
     }
 }
 
@@ -92,11 +92,11 @@ pub struct Relocation {
     pub sent: u64,
 }
 
-type HandOver<H> = dyn Fn(&Home, Arrival<<H as Host>::Stream>);
+type HandOver<H> = dyn Fn(&Home, ArrivedConnection<<H as Host>::Stream>);
 
 /// What was seen of a peer that keeps buffers.
 #[derive(Clone, Copy)]
-struct Kept {
+struct HeldBuffers {
     /// When to look at it again.
     until: Instant,
     /// What had moved by then.
@@ -117,19 +117,19 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
     /// Serves `stream` on `core` with `session`, whose volume ids are places in `exports`. `pool` is the handle of the core's
     /// pool that the session has: what is taken by it is charged to this peer.
     pub fn spawn(core: &Rc<H>, stream: H::Stream, session: (S, Pool), exports: Exports, permit: Permit) {
-        TargetTask::receive(core, (Arrival::new(stream, permit), None), session, exports, None);
+        TargetTask::receive(core, (ArrivedConnection::new(stream, permit), None), session, exports, None);
     }
 
     /// [`TargetTask::spawn`] for a connection that TLS secures if there is `secure`, that may have been on another core, and
     /// that may go to another if there is `relocate`.
     pub fn receive(
         core: &Rc<H>,
-        (arrival, secure): (Arrival<H::Stream>, Option<Secure>),
+        (arrival, secure): (ArrivedConnection<H::Stream>, Option<Secure>),
         (mut session, pool): (S, Pool),
         exports: Exports,
         relocate: Option<Relocate<S, H>>,
     ) {
-        let Arrival { stream, unread, permit, .. } = arrival;
+        let ArrivedConnection { stream, unread, permit, .. } = arrival;
         let channels_core = Rc::new(PeerCore { core: core.clone(), pool: pool.clone() });
         let audit = Audit::new(stream.peer(), permit.sessions().clone());
         core.spawn(|waker| TargetTask {
@@ -280,7 +280,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         let Relocation { home, replayed: mut unread, sent } = relocation;
         let (stream, rest) = self.connection.hand_over();
         unread.extend(rest);
-        (relocate.hand_over)(&home, Arrival { stream, unread, sent, permit });
+        (relocate.hand_over)(&home, ArrivedConnection { stream, unread, sent, permit });
         true
     }
 
@@ -452,7 +452,7 @@ impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
         }
         if self.kept.is_none() && (self.peer_keeps_buffers() || self.is_left()) {
             let until = self.core.now() + PATIENCE;
-            self.kept = Some(Kept { until, moved: self.moved(), owed: self.session.owed() });
+            self.kept = Some(HeldBuffers { until, moved: self.moved(), owed: self.session.owed() });
             self.core.wake_at(until, &self.waker);
         }
         if self.stall.is_none()

@@ -9,12 +9,12 @@ use std::time::Instant;
 /// Deadlines, earliest first; each wakes once. A stale deadline costs its owner one needless look.
 #[derive(Default)]
 pub(crate) struct Timers {
-    heap: RefCell<BinaryHeap<Reverse<Entry>>>,
+    heap: RefCell<BinaryHeap<Reverse<TimerEntry>>>,
     /// Tells deadlines of the same instant apart, first come first served.
     serial: Cell<u64>,
 }
 
-struct Entry {
+struct TimerEntry {
     when: Instant,
     serial: u64,
     waker: Waker,
@@ -23,7 +23,7 @@ struct Entry {
 impl Timers {
     pub(crate) fn add(&self, when: Instant, waker: &Waker) {
         let serial = self.serial.replace(self.serial.get() + 1);
-        self.heap.borrow_mut().push(Reverse(Entry { when, serial, waker: waker.clone() }));
+        self.heap.borrow_mut().push(Reverse(TimerEntry { when, serial, waker: waker.clone() }));
     }
 
     #[inline]
@@ -43,18 +43,18 @@ impl Timers {
     }
 }
 
-impl PartialEq for Entry {
+impl PartialEq for TimerEntry {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other).is_eq()
     }
 }
-impl Eq for Entry {}
-impl PartialOrd for Entry {
+impl Eq for TimerEntry {}
+impl PartialOrd for TimerEntry {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
-impl Ord for Entry {
+impl Ord for TimerEntry {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         (self.when, self.serial).cmp(&(other.when, other.serial))
     }

@@ -6,12 +6,12 @@
 
 mod conforms;
 
-use blockmux_engine::aoe::{Endpoint, Share, connect, serve};
+use blockmux_engine::aoe::{AoeEndpoint, Share, connect, serve};
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::reactor::PollPolicy;
 use blockmux_engine::sessions::Sessions;
-use blockmux_proto::aoe::Address;
-use blockmux_proto::aoe::unit::{Kept, Unit};
+use blockmux_proto::aoe::AoeAddress;
+use blockmux_proto::aoe::unit::{DiskSettings, AoeUnit};
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_volume::{MemVolume, Volume};
 use conforms::conforms;
@@ -47,9 +47,9 @@ fn is_in_own_network(test: &str, mtu: u32) -> bool {
 fn conforms_over_frames(volume: Arc<dyn Volume>) {
     let (name, description) = ("disk".to_owned(), String::new());
     let exports = Exports::new(vec![Export { name, description, read_only: false, volume }]);
-    let address = Address { shelf: 0, slot: 0 };
-    let units: Vec<Unit> =
-        exports.iter().map(|(id, _)| Unit::new(address, id, Kept::default(), None)).collect();
+    let address = AoeAddress { shelf: 0, slot: 0 };
+    let units: Vec<AoeUnit> =
+        exports.iter().map(|(id, _)| AoeUnit::new(address, id, DiskSettings::default(), None)).collect();
     let cores = Cores::start(&CoresConfig { policy: PollPolicy::Never, ..CoresConfig::default() }).unwrap();
     let (told, served) = mpsc::channel();
     cores.inboxes()[0].send(move |core| {
@@ -57,7 +57,7 @@ fn conforms_over_frames(volume: Arc<dyn Volume>) {
         told.send(result).unwrap();
     });
     served.recv().unwrap().unwrap();
-    let endpoint = Endpoint { interfaces: vec![LOOPBACK.to_owned()], address, patience: PATIENCE };
+    let endpoint = AoeEndpoint { interfaces: vec![LOOPBACK.to_owned()], address, patience: PATIENCE };
     conforms(Arc::new(connect(endpoint).unwrap()), None);
 }
 

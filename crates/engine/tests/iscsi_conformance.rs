@@ -9,13 +9,13 @@ use blockmux_engine::blocking::{FirstOf, run_session};
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::file::{FileOptions, FileVolume};
 use blockmux_engine::initiator::RemoteVolume;
-use blockmux_engine::initiator::iscsi::{Endpoint, OverTcp, connect, discover, luns};
+use blockmux_engine::initiator::iscsi::{IscsiEndpoint, OverTcp, connect, discover, luns};
 use blockmux_engine::iscsi;
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::reactor::PollPolicy;
 use blockmux_engine::socket::{Address, Listener};
 use blockmux_proto::iscsi::client::{InitiatorSession, Mode, wishes};
-use blockmux_proto::iscsi::login::operational::{CRC32C, Key, Parameters};
+use blockmux_proto::iscsi::login::operational::{CRC32C, OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::scsi::Lun;
 use blockmux_volume::{MemVolume, Pool, Volume};
@@ -51,7 +51,7 @@ impl Target {
     }
 
     /// Runs the suite with these wishes.
-    fn conforms(&self, wishes: Parameters, connections: u32) {
+    fn conforms(&self, wishes: OperationalParameters, connections: u32) {
         let [volume, read_only] = ["disk", "frozen"].map(|export| -> Arc<dyn Volume> {
             let dialer = IscsiDialer::new(&self.address, export, wishes);
             let mut session = dialer.log_in(Mode::Describe, u32::MAX, &Pool::new(1 << 20), Instant::now());
@@ -75,18 +75,18 @@ fn a_ram_volume_conforms_over_one_session() {
 
 #[test]
 fn a_ram_volume_conforms_over_three_sessions_with_digests() {
-    let digests = wishes().with(Key::HeaderDigest, CRC32C).with(Key::DataDigest, CRC32C);
+    let digests = wishes().with(OperationalKey::HeaderDigest, CRC32C).with(OperationalKey::DataDigest, CRC32C);
     Target::serve(ram()).conforms(digests, 3);
 }
 
 #[test]
 fn a_ram_volume_conforms_when_every_write_is_asked_for_and_cut_small() {
     let slow = wishes()
-        .with(Key::InitialR2T, 1)
-        .with(Key::ImmediateData, 0)
-        .with(Key::FirstBurstLength, 64 << 10)
-        .with(Key::MaxBurstLength, 64 << 10)
-        .with(Key::MaxRecvDataSegmentLength, 8 << 10);
+        .with(OperationalKey::InitialR2T, 1)
+        .with(OperationalKey::ImmediateData, 0)
+        .with(OperationalKey::FirstBurstLength, 64 << 10)
+        .with(OperationalKey::MaxBurstLength, 64 << 10)
+        .with(OperationalKey::MaxRecvDataSegmentLength, 8 << 10);
     Target::serve(ram()).conforms(slow, 1);
 }
 
@@ -105,8 +105,8 @@ fn what_an_endpoint_names_is_found_and_conforms() {
     let (found, left_out) = discover(&target.address, &initiator, None, &OverTcp).unwrap();
     let names: Vec<_> = found.iter().map(|target| target.name.as_str()).collect();
     assert_eq!((names, left_out), (vec!["iqn.2026-11.t:disk", "iqn.2026-11.t:frozen"], 0));
-    let endpoint = |export| Endpoint { target: target_name(export), ..endpoint_at(&target.address) };
-    assert_eq!(luns(&Endpoint { lun: Lun::new(9), ..endpoint("disk") }, &OverTcp).unwrap(), [Lun::new(0)]);
+    let endpoint = |export| IscsiEndpoint { target: target_name(export), ..endpoint_at(&target.address) };
+    assert_eq!(luns(&IscsiEndpoint { lun: Lun::new(9), ..endpoint("disk") }, &OverTcp).unwrap(), [Lun::new(0)]);
     let [volume, read_only] = ["disk", "frozen"]
         .map(|export| -> Arc<dyn Volume> { Arc::new(connect(endpoint(export), OverTcp).unwrap()) });
     conforms(volume, Some(read_only));
@@ -138,8 +138,8 @@ fn redirector(status: LoginStatus, to: impl Fn() -> String + Send + 'static) -> 
     (asked, address)
 }
 
-fn endpoint_at(address: &Address) -> Endpoint {
-    Endpoint {
+fn endpoint_at(address: &Address) -> IscsiEndpoint {
+    IscsiEndpoint {
         address: address.clone(),
         further: Vec::new(),
         initiator: Name::new("iqn.2026-11.i:me").unwrap(),
@@ -161,7 +161,7 @@ fn a_target_that_has_moved_is_followed_and_asked_where_it_was_unless_that_was_fo
         let target = Target::serve(ram());
         let place = target.address.to_string();
         let (asked, address) = redirector(status, move || place.clone());
-        let frozen = Endpoint { target: target_name("frozen"), ..endpoint_at(&address) };
+        let frozen = IscsiEndpoint { target: target_name("frozen"), ..endpoint_at(&address) };
         let [volume, read_only] = [endpoint_at(&address), frozen]
             .map(|endpoint| -> Arc<dyn Volume> { Arc::new(connect(endpoint, OverTcp).unwrap()) });
         conforms(volume, Some(read_only));

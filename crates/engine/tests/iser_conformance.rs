@@ -5,13 +5,13 @@ mod iscsi_names;
 mod iscsi_sides;
 
 use blockmux_engine::cores::{Cores, CoresConfig};
-use blockmux_engine::initiator::iscsi::{Datamover, Endpoint, OverIwarp, OverTcp, connect, discover, luns};
+use blockmux_engine::initiator::iscsi::{Datamover, IscsiEndpoint, OverIwarp, OverTcp, connect, discover, luns};
 use blockmux_engine::iscsi;
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::reactor::PollPolicy;
 use blockmux_engine::socket::{Address, Listener};
 use blockmux_proto::iscsi::client::wishes;
-use blockmux_proto::iscsi::login::operational::{Key, Parameters};
+use blockmux_proto::iscsi::login::operational::{OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::scsi::Lun;
 use blockmux_volume::{MemVolume, Volume};
@@ -45,8 +45,8 @@ impl Target {
         Target { address, limit, _cores: cores }
     }
 
-    fn endpoint(&self, export: &str, wishes: Parameters, connections: u32) -> Endpoint {
-        Endpoint {
+    fn endpoint(&self, export: &str, wishes: OperationalParameters, connections: u32) -> IscsiEndpoint {
+        IscsiEndpoint {
             address: self.address.clone(),
             further: Vec::new(),
             initiator: initiator(),
@@ -60,12 +60,12 @@ impl Target {
         }
     }
 
-    fn volume(&self, export: &str, wishes: Parameters, over: impl Datamover) -> Arc<dyn Volume> {
+    fn volume(&self, export: &str, wishes: OperationalParameters, over: impl Datamover) -> Arc<dyn Volume> {
         Arc::new(connect(self.endpoint(export, wishes, 2), over).unwrap())
     }
 
     /// Runs the suite with these wishes.
-    fn conforms(&self, wishes: Parameters, over: impl Datamover) {
+    fn conforms(&self, wishes: OperationalParameters, over: impl Datamover) {
         conforms(self.volume("disk", wishes, over.clone()), Some(self.volume("frozen", wishes, over)));
     }
 }
@@ -86,14 +86,14 @@ fn a_ram_volume_conforms_over_iser_with_crcs() {
 
 #[test]
 fn a_ram_volume_conforms_when_all_data_of_writes_is_read_by_the_target() {
-    let wishes = wishes().with(Key::InitialR2T, 1).with(Key::ImmediateData, 0);
+    let wishes = wishes().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0);
     Target::serve().conforms(wishes, OverIwarp::default());
 }
 
 /// Each of the target's cores accepts every other connection; those that their session does not live with go to it.
 #[test]
 fn a_session_of_several_connections_conforms_wherever_they_are_accepted() {
-    let (target, wishes) = (Target::serve(), wishes().with(Key::MaxConnections, 4));
+    let (target, wishes) = (Target::serve(), wishes().with(OperationalKey::MaxConnections, 4));
     for over in [OverIwarp::default(), OverIwarp { has_crc: true, is_plain: false }] {
         let volume = |export| -> Arc<dyn Volume> {
             Arc::new(connect(target.endpoint(export, wishes, 1), over).unwrap())
@@ -124,7 +124,7 @@ fn a_portal_of_iscsi_lists_its_targets_and_their_units_over_iser() {
     let (found, left_out) = discover(&target.address, &initiator(), None, &over).unwrap();
     let names: Vec<_> = found.iter().map(|target| target.name.as_str()).collect();
     assert_eq!((names, left_out), (vec!["iqn.2026-11.t:disk", "iqn.2026-11.t:frozen"], 0));
-    let endpoint = Endpoint { lun: Lun::new(9), ..target.endpoint("disk", wishes(), 1) };
+    let endpoint = IscsiEndpoint { lun: Lun::new(9), ..target.endpoint("disk", wishes(), 1) };
     assert_eq!(luns(&endpoint, &over).unwrap(), [Lun::new(0)]);
 }
 
@@ -173,7 +173,7 @@ fn a_target_that_knows_the_first_revision_of_mpa_alone_is_reached_by_that() {
     let (found, _) = discover(&address, &initiator(), None, &over).unwrap();
     assert_eq!(found.len(), 2);
     let volume = |export| {
-        let endpoint = Endpoint { address: address.clone(), ..target.endpoint(export, wishes(), 1) };
+        let endpoint = IscsiEndpoint { address: address.clone(), ..target.endpoint(export, wishes(), 1) };
         let volume: Arc<dyn Volume> = Arc::new(connect(endpoint, over).unwrap());
         volume
     };

@@ -7,7 +7,7 @@ use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::file::{FileOptions, FileVolume};
 use blockmux_engine::initiator::{Dialer, Opening, Paths, RemoteVolume};
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
-use blockmux_engine::nbd::{self, Endpoint};
+use blockmux_engine::nbd::{self, NbdEndpoint};
 use blockmux_engine::reactor::PollPolicy;
 use blockmux_engine::socket::{Address, Listener};
 use blockmux_proto::nbd::client::{Config, Features, Headers, InitiatorSession, Mode};
@@ -139,7 +139,7 @@ fn what_a_url_names_conforms_over_tcp() {
     let [volume, read_only] = ["disk", "frozen"].map(|export| -> Arc<dyn Volume> {
         let (address, export) = (target.address.clone(), export.to_owned());
         Arc::new(
-            nbd::connect(Endpoint {
+            nbd::connect(NbdEndpoint {
                 address,
                 export,
                 connections: 2,

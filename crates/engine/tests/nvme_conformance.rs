@@ -4,16 +4,16 @@ mod conforms;
 
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::file::{FileOptions, FileVolume};
-use blockmux_engine::initiator::nvme::{Endpoint, connect};
+use blockmux_engine::initiator::nvme::{NvmeEndpoint, connect};
 use blockmux_engine::initiator::{GeneratedKeys, Policy};
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::nvme_tcp;
 use blockmux_engine::reactor::PollPolicy;
 use blockmux_engine::socket::{Address, Listener};
-use blockmux_proto::fabrics::controller::node::{Node, Port, SecureChannel};
+use blockmux_proto::fabrics::controller::node::{NvmeNode, FabricsPort, SecureChannel};
 use blockmux_proto::fabrics::keyring::Keyring;
 use blockmux_proto::nvme::auth::psk::ConfiguredPsk;
-use blockmux_proto::nvme::auth::{DhGroup, HostSecrets, Secret};
+use blockmux_proto::nvme::auth::{DhGroup, HostSecrets, DhChapSecret};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
 use blockmux_proto::nvme_tcp::client::{Digests, Names};
@@ -34,7 +34,7 @@ impl Target {
         Target::of(volume, None, |node| node)
     }
 
-    fn of(volume: Arc<dyn Volume>, secrets: Option<HostSecrets>, with: impl FnOnce(Node) -> Node) -> Target {
+    fn of(volume: Arc<dyn Volume>, secrets: Option<HostSecrets>, with: impl FnOnce(NvmeNode) -> NvmeNode) -> Target {
         let listener = Listener::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).unwrap();
         let address = listener.address().clone();
         // The queues of a controller are on both.
@@ -48,8 +48,8 @@ impl Target {
         let subsystem = Subsystem::new(nqn(SUBSYSTEM), "machine", namespaces.collect(), Vec::new());
         let subsystem =
             subsystem.with_secrets(secrets.map(|secrets| (nqn(HOST), secrets)).into_iter().collect());
-        let port = Port { id: 1, address: "127.0.0.1:4420".parse().unwrap() };
-        let node = Arc::new(with(Node::new(vec![Arc::new(subsystem)], vec![port], "machine")));
+        let port = FabricsPort { id: 1, address: "127.0.0.1:4420".parse().unwrap() };
+        let node = Arc::new(with(NvmeNode::new(vec![Arc::new(subsystem)], vec![port], "machine")));
         let (serve, inboxes) = (nvme_tcp::serve(&node, 1, &exports, true), cores.inboxes());
         cores.inboxes()[0].send(move |core| {
             ListenerTask::spawn(core, listener, inboxes, serve, ConnectionLimit::new(64));
@@ -57,8 +57,8 @@ impl Target {
         Target { address, _cores: cores }
     }
 
-    fn endpoint(&self) -> Endpoint {
-        Endpoint {
+    fn endpoint(&self) -> NvmeEndpoint {
+        NvmeEndpoint {
             address: self.address.clone(),
             further: Vec::new(),
             policy: Policy::RoundRobin,
@@ -80,9 +80,9 @@ impl Target {
 }
 
 /// Runs the suite by way of that endpoint.
-fn conforms_at(endpoint: &Endpoint) {
+fn conforms_at(endpoint: &NvmeEndpoint) {
     let [volume, read_only] = [1, 2]
-        .map(|nsid| -> Arc<dyn Volume> { Arc::new(connect(Endpoint { nsid, ..endpoint.clone() }).unwrap()) });
+        .map(|nsid| -> Arc<dyn Volume> { Arc::new(connect(NvmeEndpoint { nsid, ..endpoint.clone() }).unwrap()) });
     conforms(volume, Some(read_only));
 }
 
@@ -103,13 +103,13 @@ fn a_ram_volume_conforms_over_one_queue() {
 fn a_ram_volume_conforms_over_three_queues_with_digests() {
     let target = Target::serve(ram());
     let digests = Digests { header: true, data: true };
-    conforms_at(&Endpoint { digests, queues: 3, ..target.endpoint() });
+    conforms_at(&NvmeEndpoint { digests, queues: 3, ..target.endpoint() });
 }
 
 #[test]
 fn a_ram_volume_conforms_over_a_queue_of_few_entries_and_without_data_in_capsules() {
     let target = Target::of(ram(), None, |node| node.with_in_capsule(0));
-    conforms_at(&Endpoint { entries: 3, ..target.endpoint() });
+    conforms_at(&NvmeEndpoint { entries: 3, ..target.endpoint() });
 }
 
 #[test]
@@ -118,31 +118,31 @@ fn a_file_conforms() {
     let options = FileOptions { size: Some(SIZE), create: true, ..FileOptions::default() };
     let file = FileVolume::open(folder.path().join("disk"), options).unwrap();
     let target = Target::serve(Arc::new(file));
-    conforms_at(&Endpoint { queues: 2, ..target.endpoint() });
+    conforms_at(&NvmeEndpoint { queues: 2, ..target.endpoint() });
 }
 
 #[test]
 fn a_ram_volume_conforms_over_two_paths_and_over_tls() {
     let target = Target::serve(ram());
-    conforms_at(&Endpoint { further: vec![target.address.clone()], ..target.endpoint() });
+    conforms_at(&NvmeEndpoint { further: vec![target.address.clone()], ..target.endpoint() });
     let key = ConfiguredPsk::parse(KEY).unwrap();
     let keyring = Keyring::default();
     keyring.insert(&key.retained(&nqn(HOST)), &nqn(HOST), &nqn(SUBSYSTEM), Instant::now());
     let target = Target::of(ram(), None, |node| node.with_tls(Arc::new(keyring), SecureChannel::Required));
-    conforms_at(&Endpoint { tls_key: Some(key), queues: 2, ..target.endpoint() });
+    conforms_at(&NvmeEndpoint { tls_key: Some(key), queues: 2, ..target.endpoint() });
 }
 
 #[test]
 fn a_ram_volume_conforms_by_keys_of_tls_that_its_channels_make_and_share() {
-    let [host, controller] = [SECRET, CTRL_SECRET].map(|text| Secret::parse(text).unwrap());
+    let [host, controller] = [SECRET, CTRL_SECRET].map(|text| DhChapSecret::parse(text).unwrap());
     let secrets =
         HostSecrets { host, controller: Some(controller), hash: None, group: Some(DhGroup::Ffdhe2048) };
-    let tls = |node: Node| node.with_tls(Arc::default(), SecureChannel::NotRequired);
+    let tls = |node: NvmeNode| node.with_tls(Arc::default(), SecureChannel::NotRequired);
     let target = Target::of(ram(), Some(secrets.clone()), tls);
     let generated_keys = Some(Arc::new(GeneratedKeys::default()));
     let secrets = Some(Arc::new(secrets));
     let further = vec![target.address.clone()];
-    conforms_at(&Endpoint { secrets, generated_keys, further, queues: 2, ..target.endpoint() });
+    conforms_at(&NvmeEndpoint { secrets, generated_keys, further, queues: 2, ..target.endpoint() });
 }
 
 const HOST: &str = "nqn.2026-11.test:host";

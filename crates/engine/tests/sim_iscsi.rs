@@ -16,8 +16,8 @@ use blockmux_engine::sim::{Failure, Outcome, Protocol, Scenario, Weather};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::client::wishes;
-use blockmux_proto::iscsi::login::operational::{CRC32C, Key, Parameters};
-use blockmux_proto::iscsi::node::Node;
+use blockmux_proto::iscsi::login::operational::{CRC32C, OperationalKey, OperationalParameters};
+use blockmux_proto::iscsi::node::IscsiNode;
 use blockmux_proto::iscsi::server::{LocalSessions, TargetSession};
 use blockmux_proto::session::Home;
 use blockmux_volume::Pool;
@@ -35,10 +35,10 @@ use storms::{
 
 /// iSCSI as the initiator wishes it, with one node and one core for all of the target's lives.
 struct Iscsi {
-    wishes: Parameters,
-    node: OnceCell<Arc<Node>>,
+    wishes: OperationalParameters,
+    node: OnceCell<Arc<IscsiNode>>,
     local: Rc<LocalSessions>,
-    agreed: Arc<OnceLock<Parameters>>,
+    agreed: Arc<OnceLock<OperationalParameters>>,
 }
 
 impl Protocol for Iscsi {
@@ -56,18 +56,18 @@ impl Protocol for Iscsi {
 }
 
 /// Whatever is sent at once; every write asked for; digests and short segments.
-fn wishes_of(seed: u64) -> Parameters {
+fn wishes_of(seed: u64) -> OperationalParameters {
     match seed % 3 {
         0 => wishes(),
         1 => wishes()
-            .with(Key::InitialR2T, 1)
-            .with(Key::ImmediateData, 0)
-            .with(Key::FirstBurstLength, 8192)
-            .with(Key::MaxBurstLength, 8192),
+            .with(OperationalKey::InitialR2T, 1)
+            .with(OperationalKey::ImmediateData, 0)
+            .with(OperationalKey::FirstBurstLength, 8192)
+            .with(OperationalKey::MaxBurstLength, 8192),
         _ => wishes()
-            .with(Key::HeaderDigest, CRC32C)
-            .with(Key::DataDigest, CRC32C)
-            .with(Key::MaxRecvDataSegmentLength, 4096),
+            .with(OperationalKey::HeaderDigest, CRC32C)
+            .with(OperationalKey::DataDigest, CRC32C)
+            .with(OperationalKey::MaxRecvDataSegmentLength, 4096),
     }
 }
 
@@ -79,9 +79,9 @@ fn run_seeds(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
 /// The same with other wishes; also what was agreed on.
 fn run_seeds_with(
     seeds: u64,
-    wishes_of: impl Fn(u64) -> Parameters,
+    wishes_of: impl Fn(u64) -> OperationalParameters,
     scenario: impl Fn(u64) -> Scenario,
-) -> Vec<(Outcome, Parameters)> {
+) -> Vec<(Outcome, OperationalParameters)> {
     seeds::run_each(seeds, |seed| {
         let agreed = Arc::new(OnceLock::new());
         let local = LocalSessions::new(Home::new(()));
@@ -93,13 +93,13 @@ fn run_seeds_with(
 }
 
 /// The same over several connections of each session, with digests, at an error recovery level.
-fn wishes_with_lanes(seed: u64, level: u32) -> Parameters {
+fn wishes_with_lanes(seed: u64, level: u32) -> OperationalParameters {
     wishes_of(seed)
-        .with(Key::HeaderDigest, CRC32C)
-        .with(Key::DataDigest, CRC32C)
-        .with(Key::MaxConnections, 1 + seed as u32 / 3 % 4)
-        .with(Key::ErrorRecoveryLevel, level)
-        .with(Key::DefaultTime2Retain, 20)
+        .with(OperationalKey::HeaderDigest, CRC32C)
+        .with(OperationalKey::DataDigest, CRC32C)
+        .with(OperationalKey::MaxConnections, 1 + seed as u32 / 3 % 4)
+        .with(OperationalKey::ErrorRecoveryLevel, level)
+        .with(OperationalKey::DefaultTime2Retain, 20)
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn several_connections_of_a_session_are_one() {
         |seed| Scenario { weather: late, volume_delay: ms(2), ..Scenario::new(seed) },
     );
     for (outcome, agreed) in outcomes {
-        let most = agreed.get(Key::MaxConnections);
+        let most = agreed.get(OperationalKey::MaxConnections);
         assert_eq!((outcome.connections, outcome.breaks), (most.into(), 0));
     }
 }
@@ -200,9 +200,9 @@ fn what_comes_damaged_is_sent_again_and_from_level_1_on_no_session_ends() {
             },
         );
         for (outcome, agreed) in outcomes {
-            let is_more = outcome.connections > agreed.get(Key::MaxConnections).into();
+            let is_more = outcome.connections > agreed.get(OperationalKey::MaxConnections).into();
             damaged_sessions += u32::from(is_more);
-            assert!(!is_more || agreed.get(Key::ErrorRecoveryLevel) == 0, "{outcome:?}");
+            assert!(!is_more || agreed.get(OperationalKey::ErrorRecoveryLevel) == 0, "{outcome:?}");
         }
     }
     assert!(seeds::is_one() || damaged_sessions > 10, "only {damaged_sessions} sessions were damaged");

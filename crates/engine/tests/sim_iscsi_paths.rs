@@ -12,9 +12,9 @@ use blockmux_engine::sim::{SimCore, SimNet, Weather, World};
 use blockmux_engine::target::TargetTask;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::client::{InitiatorSession, wishes};
-use blockmux_proto::iscsi::node::{Access, Node, Portal, TargetNode};
+use blockmux_proto::iscsi::node::{IscsiAccess, IscsiNode, Portal, TargetNode};
 use blockmux_proto::iscsi::server::TargetSession;
-use blockmux_proto::scsi::{Identity, LogicalUnit, Target, TargetPort};
+use blockmux_proto::scsi::{UnitIdentity, LogicalUnit, ScsiTarget, TargetPort};
 use blockmux_proto::session::NoControl;
 use blockmux_volume::{Core, IoError, ReadyList, Volume, VolumeInfo};
 use blockmux_wire::scsi::alua::AccessState;
@@ -54,7 +54,7 @@ impl Dialer for TwoPaths {
 
 /// One target behind two portals, each on a core of its own, and a client.
 struct TwoPortals {
-    node: Arc<Node>,
+    node: Arc<IscsiNode>,
     unit: Arc<LogicalUnit>,
     exports: [Exports; 2],
     cores: [Rc<SimCore>; 2],
@@ -64,15 +64,15 @@ struct TwoPortals {
 impl TwoPortals {
     fn new(seed: u64) -> TwoPortals {
         let Slow { volume: below, exports, counts, .. } = Slow::new(Duration::ZERO);
-        let unit = LogicalUnit::new(Identity::of("disk0"), below);
+        let unit = LogicalUnit::new(UnitIdentity::of("disk0"), below);
         let (id, _) = exports[0].iter().next().unwrap();
         let name = target_name("disk0");
         let port =
             |group| TargetPort { relative_id: group, group, name: format!("{name},t,0x{group:04x}").into() };
-        let view = Target::new(name.as_str(), vec![port(1), port(2)]).with_unit(0, id, unit.clone());
-        let access = Access { initiator: None, chap: None, target: Arc::new(view) };
+        let view = ScsiTarget::new(name.as_str(), vec![port(1), port(2)]).with_unit(0, id, unit.clone());
+        let access = IscsiAccess { initiator: None, chap: None, target: Arc::new(view) };
         let portals = [1, 2].map(|group_tag| Portal { address: "192.0.2.1:3260".to_owned(), group_tag });
-        let node = Arc::new(Node::new(vec![TargetNode::new(name.clone(), portals.into(), vec![access])]));
+        let node = Arc::new(IscsiNode::new(vec![TargetNode::new(name.clone(), portals.into(), vec![access])]));
         let mut world = World::new(SimNet::new(seed, Weather::FAIR));
         let cores = [0, 1].map(|_| world.add_core(16 << 20));
         let core: Rc<dyn Core> = world.add_core(16 << 20);

@@ -16,8 +16,8 @@ use blockmux_engine::sim::{Outcome, Protocol, Scenario};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::client::wishes;
-use blockmux_proto::iscsi::login::operational::{Key, Parameters};
-use blockmux_proto::iscsi::node::Node;
+use blockmux_proto::iscsi::login::operational::{OperationalKey, OperationalParameters};
+use blockmux_proto::iscsi::node::IscsiNode;
 use blockmux_proto::iscsi::server::{IserTargetSession, LocalSessions};
 use blockmux_rdma::Driven;
 use blockmux_rdma::iwarp::{self, Iwarp};
@@ -32,9 +32,9 @@ use storms::{breaks, cut_everywhere, fair_day, long_requests, more_broke_than, m
 
 /// iSER as the initiator wishes it, with one node and one core for all of the target's lives.
 struct Iser {
-    wishes: Parameters,
+    wishes: OperationalParameters,
     config: iwarp::Config,
-    node: OnceCell<Arc<Node>>,
+    node: OnceCell<Arc<IscsiNode>>,
     local: Rc<LocalSessions>,
 }
 
@@ -56,7 +56,7 @@ impl Protocol for Iser {
 fn protocol(seed: u64) -> Iser {
     let wishes = match seed % 2 {
         0 => wishes(),
-        _ => wishes().with(Key::InitialR2T, 1).with(Key::ImmediateData, 0),
+        _ => wishes().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0),
     };
     let config = iwarp::Config {
         has_crc: seed % 3 == 1,

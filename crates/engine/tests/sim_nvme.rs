@@ -9,12 +9,12 @@ mod seeds;
 #[allow(dead_code, reason = "not every trouble is one of NVMe's")]
 mod storms;
 
-use blockmux_engine::initiator::nvme::{Endpoint, NvmeDialer};
+use blockmux_engine::initiator::nvme::{NvmeEndpoint, NvmeDialer};
 use blockmux_engine::secure::Secure;
 use blockmux_engine::sim::{Outcome, Protocol, Scenario, SystemTls};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
-use blockmux_proto::fabrics::controller::node::{Node, SecureChannel};
+use blockmux_proto::fabrics::controller::node::{NvmeNode, SecureChannel};
 use blockmux_proto::fabrics::keyring::Keyring;
 use blockmux_proto::nvme::auth::psk::ConfiguredPsk;
 use blockmux_proto::nvme::nqn::Nqn;
@@ -34,7 +34,7 @@ use storms::{
 /// NVMe/TCP with one node for all of the target's lives.
 struct Nvme {
     wishes: Wishes,
-    node: OnceCell<Arc<Node>>,
+    node: OnceCell<Arc<NvmeNode>>,
     /// The key that every connection is secured with.
     tls_key: Option<ConfiguredPsk>,
 }
@@ -79,7 +79,7 @@ impl Protocol for Nvme {
     fn dialer(&self, address: &Address) -> NvmeDialer {
         let Wishes { digests, entries, queues } = self.wishes;
         let tls_key = self.tls_key.clone();
-        dialer(Endpoint { digests, entries, queues, tls_key, ..endpoint(std::slice::from_ref(address)) })
+        dialer(NvmeEndpoint { digests, entries, queues, tls_key, ..endpoint(std::slice::from_ref(address)) })
     }
 }
 

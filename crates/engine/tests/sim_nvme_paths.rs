@@ -4,13 +4,13 @@ mod nvme_sides;
 #[allow(dead_code, reason = "only iSCSI asks for the volume itself")]
 mod two_paths;
 
-use blockmux_engine::initiator::nvme::Endpoint;
+use blockmux_engine::initiator::nvme::NvmeEndpoint;
 use blockmux_engine::initiator::{Policy, RemoteVolume};
 use blockmux_engine::listener::ConnectionLimit;
 use blockmux_engine::sim::{SimCore, SimNet, Weather, World};
 use blockmux_engine::target::TargetTask;
 use blockmux_proto::exports::Exports;
-use blockmux_proto::fabrics::controller::node::Node;
+use blockmux_proto::fabrics::controller::node::NvmeNode;
 use blockmux_proto::nvme::subsystem::Subsystem;
 use blockmux_proto::nvme_tcp::server::TargetSession;
 use blockmux_volume::{Core, IoError, ReadyList, Volume, VolumeInfo};
@@ -27,7 +27,7 @@ use two_paths::{
 
 /// One subsystem behind two ports, each on a core of its own, and a client.
 struct TwoPorts {
-    node: Arc<Node>,
+    node: Arc<NvmeNode>,
     subsystem: Arc<Subsystem>,
     exports: [Exports; 2],
     cores: [Rc<SimCore>; 2],
@@ -47,7 +47,7 @@ impl TwoPorts {
         let mut world = World::new(SimNet::new(seed, Weather::FAIR));
         let cores = [0, 1].map(|_| world.add_core(16 << 20));
         let core: Rc<dyn Core> = world.add_core(16 << 20);
-        let dialer = dialer(Endpoint { policy, ..endpoint(&[address(0), address(1)]) });
+        let dialer = dialer(NvmeEndpoint { policy, ..endpoint(&[address(0), address(1)]) });
         let info = VolumeInfo { lends_reads: true, ..VolumeInfo::new(SIZE) };
         let volume = RemoteVolume::<_, SimCore>::new(dialer, info, 1, PATIENCE);
         let channel = volume.open(&core, 64, ReadyList::new().waker(0)).unwrap();

@@ -7,7 +7,7 @@ mod iser_sides;
 mod nbd_dialer;
 mod nvme_sides;
 
-use blockmux_engine::initiator::nvme::Endpoint;
+use blockmux_engine::initiator::nvme::NvmeEndpoint;
 use blockmux_engine::initiator::{Dialer, RemoteVolume};
 use blockmux_engine::listener::ConnectionLimit;
 use blockmux_engine::sim::{SimCore, SimNet, Weather, World};
@@ -15,7 +15,7 @@ use blockmux_engine::socket::Address;
 use blockmux_engine::target::TargetTask;
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::iscsi::client::wishes;
-use blockmux_proto::iscsi::login::operational::{Key, Parameters};
+use blockmux_proto::iscsi::login::operational::{OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::server::{self as iscsi, LocalSessions};
 use blockmux_proto::nbd::client::Features;
 use blockmux_proto::nbd::server::TargetSession;
@@ -121,7 +121,7 @@ fn over_iser(volume: Arc<dyn Volume>) -> Scene {
     )
 }
 
-fn over_iscsi_with(volume: Arc<dyn Volume>, wishes: Parameters) -> Scene {
+fn over_iscsi_with(volume: Arc<dyn Volume>, wishes: OperationalParameters) -> Scene {
     let (node, local) = (OnceCell::new(), LocalSessions::new(Home::new(0_u32)));
     Scene::over(
         volume,
@@ -256,7 +256,7 @@ fn another_session_begins_when_time2wait_is_over() {
         reads: Arc::new(AtomicUsize::new(1)),
         time: Duration::from_secs(75),
     };
-    let mut scene = over_iscsi_with(Arc::new(volume), wishes().with(Key::DefaultTime2Wait, 30));
+    let mut scene = over_iscsi_with(Arc::new(volume), wishes().with(OperationalKey::DefaultTime2Wait, 30));
     scene.submit(1, Op::Read);
     // The connection is given up after a minute.
     scene.run_for(85);
@@ -269,7 +269,7 @@ fn another_session_begins_when_time2wait_is_over() {
 #[test]
 fn over_nvme_a_request_that_gets_no_answer_fails_likewise() {
     let node = OnceCell::new();
-    let endpoint = Endpoint { timeout: SPAN, ..nvme_sides::endpoint(&[address()]) };
+    let endpoint = NvmeEndpoint { timeout: SPAN, ..nvme_sides::endpoint(&[address()]) };
     let mut scene = Scene::over(
         stuck(),
         move |exports: Exports, pool, now| {

@@ -9,7 +9,7 @@
 //! any cache, a block here and a block there, so that caches help neither more nor less. A frame counts whoever's turn it is: an I/O is as many answers as
 //! its block size takes frames. Prints one line: I/O per second.
 
-use blockmux_engine::frames::{Arrival, FramePort, PacketPort, Share, Side};
+use blockmux_engine::frames::{ReceivedFrame, FramePort, PacketPort, Share, Side};
 use blockmux_engine::memory::map_pages;
 use blockmux_proto::frames::{Frame, FrameOutbox, Mac, PortId, Station};
 use blockmux_volume::{Chunk, Memory, Seg, SgList};
@@ -22,7 +22,7 @@ use words::Words;
 struct End {
     port: PacketPort,
     chunk: Chunk,
-    arrivals: Vec<Arrival>,
+    arrivals: Vec<ReceivedFrame>,
     outbox: FrameOutbox,
     spins: bool,
 }

@@ -4,7 +4,7 @@
 //! wherever it is shown.
 
 use crate::job::{Job, Rw, Verify};
-use crate::result::{Comparison, Kind, Machine, Row, Run, Spread};
+use crate::result::{Comparison, SubjectKind, Machine, Row, Run, Spread};
 
 /// One figure of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +58,7 @@ impl Figure {
 
     /// The figure of one run; `None` where it was not measured or means nothing.
     #[must_use]
-    pub fn of(self, kind: Kind, run: &Run) -> Option<f64> {
+    pub fn of(self, kind: SubjectKind, run: &Run) -> Option<f64> {
         let us = |ns: u64| ns as f64 / 1e3;
         let per_io = |cpu_ns: Option<u64>| match (cpu_ns, run.ios()) {
             (Some(cpu_ns), ios) if ios > 0 => Some(us(cpu_ns) / ios as f64),
@@ -127,10 +127,10 @@ impl Labels {
     #[must_use]
     pub fn label(&self, row: &Row) -> String {
         let verb = match row.kind {
-            Kind::CeilingSleeping => "sleeps",
-            Kind::CeilingSpinning => "spins",
-            Kind::Protocol if self.polls_differ => row.poll.as_str(),
-            Kind::Local | Kind::Protocol => "",
+            SubjectKind::CeilingSleeping => "sleeps",
+            SubjectKind::CeilingSpinning => "spins",
+            SubjectKind::Protocol if self.polls_differ => row.poll.as_str(),
+            SubjectKind::Local | SubjectKind::Protocol => "",
         };
         let prefix = if row.kind.is_ceiling() && self.ceilings_differ { row.protocol.as_str() } else { "" };
         let is_named = row.kind.is_ceiling() || row.subject == row.target;
@@ -285,8 +285,8 @@ fn three_digits(value: f64) -> String {
 }
 
 /// Only where both sides were seen: half of the cost would look like a cheap protocol. A local volume has one side.
-fn cpu_per_gbit(kind: Kind, run: &Run) -> Option<f64> {
-    let target_ns = if kind == Kind::Local { run.target_cpu_ns.or(Some(0)) } else { run.target_cpu_ns };
+fn cpu_per_gbit(kind: SubjectKind, run: &Run) -> Option<f64> {
+    let target_ns = if kind == SubjectKind::Local { run.target_cpu_ns.or(Some(0)) } else { run.target_cpu_ns };
     let both_ns = (target_ns? + run.initiator_cpu_ns?) as f64;
     let bits = run.bytes() as f64 * 8.0;
     // (CPU ns / run ns * 100) / (bits / run ns): the run's length falls out.
@@ -355,10 +355,10 @@ mod tests {
             let labels = Labels::of(&comparison);
             rows.iter().map(|row| labels.label(row)).collect::<Vec<_>>()
         };
-        let local = row("local", Kind::Local, "mem:1g", "", "");
-        let nbd = row("nbd", Kind::Protocol, "mem:1g", "adaptive", "nbd");
-        let url = row("nbd://h/x", Kind::Protocol, "nbd://h/x", "adaptive", "nbd");
-        let spins = row("ceiling", Kind::CeilingSpinning, "", "", "nbd");
+        let local = row("local", SubjectKind::Local, "mem:1g", "", "");
+        let nbd = row("nbd", SubjectKind::Protocol, "mem:1g", "adaptive", "nbd");
+        let url = row("nbd://h/x", SubjectKind::Protocol, "nbd://h/x", "adaptive", "nbd");
+        let spins = row("ceiling", SubjectKind::CeilingSpinning, "", "", "nbd");
         let all = [local.clone(), nbd.clone(), url.clone(), spins.clone()];
         assert_eq!(labels(&all), ["local", "nbd", "nbd://h/x", "ceiling spins"]);
         let merged = Row { subject: "ceiling (before)".into(), ..spins.clone() };
@@ -398,10 +398,10 @@ mod tests {
         let read = Direction { ios: 1, bytes: 1_000_000_000 / 8, ..Direction::default() };
         // One second of processor time for one Gbit.
         let run = Run { read, initiator_cpu_ns: Some(1_000_000_000), ..Run::default() };
-        assert_eq!(Figure::CpuPerGbit.of(Kind::Local, &run), Some(100.0));
-        assert_eq!(Figure::CpuPerGbit.of(Kind::Protocol, &run), None);
+        assert_eq!(Figure::CpuPerGbit.of(SubjectKind::Local, &run), Some(100.0));
+        assert_eq!(Figure::CpuPerGbit.of(SubjectKind::Protocol, &run), None);
         let both = Run { target_cpu_ns: Some(500_000_000), ..run };
-        assert_eq!(Figure::CpuPerGbit.of(Kind::Protocol, &both), Some(150.0));
+        assert_eq!(Figure::CpuPerGbit.of(SubjectKind::Protocol, &both), Some(150.0));
     }
 
     #[test]

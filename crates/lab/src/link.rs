@@ -9,7 +9,7 @@
 //! Rows measured here say the link behind their protocol: "aoe, 1 Gbit/s, MTU 1500".
 
 use crate::figure::{self, Figure};
-use crate::result::{Comparison, Kind, Row};
+use crate::result::{Comparison, SubjectKind, Row};
 use crate::suite::{PublishedFigure, Study, Unit};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -97,7 +97,7 @@ pub fn grids(comparison: &Comparison, study: &Study) -> Vec<Grid> {
 
 /// The link or the stripe that a row was measured on.
 pub(crate) fn place(row: &Row) -> Option<&str> {
-    let protocol = if row.kind == Kind::Local { "local" } else { row.protocol.as_str() };
+    let protocol = if row.kind == SubjectKind::Local { "local" } else { row.protocol.as_str() };
     let place = row.subject.strip_prefix(protocol)?.strip_prefix(", ")?;
     (place.contains("MTU ") || place.ends_with("-way stripe")).then_some(place)
 }
@@ -187,7 +187,7 @@ mod tests {
         let read = Direction { ios: mb_s, bytes: mb_s * 1_000_000, ..Direction::default() };
         Row {
             subject: subject.to_owned(),
-            kind: if protocol.is_empty() { Kind::Local } else { Kind::Protocol },
+            kind: if protocol.is_empty() { SubjectKind::Local } else { SubjectKind::Protocol },
             protocol: protocol.to_owned(),
             target: "mem:1g".to_owned(),
             poll: String::new(),

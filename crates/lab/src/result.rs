@@ -47,7 +47,7 @@ fn unknown() -> String {
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum SubjectKind {
     /// A volume of this process, without a protocol: the floor.
     Local,
     /// A volume behind a protocol.
@@ -64,7 +64,7 @@ pub struct Row {
     /// "nbd", "local mem", "ceiling": what the table calls it.
     pub subject: String,
     /// What kind of thing it is.
-    pub kind: Kind,
+    pub kind: SubjectKind,
     /// The protocol whose message sizes a ceiling repeats, or that a protocol row speaks; empty for local.
     pub protocol: String,
     /// The volume or URL.
@@ -237,11 +237,11 @@ impl Spread {
     }
 }
 
-impl Kind {
+impl SubjectKind {
     /// Whether it is a bare-socket ceiling of either sort.
     #[must_use]
     pub fn is_ceiling(self) -> bool {
-        matches!(self, Kind::CeilingSleeping | Kind::CeilingSpinning)
+        matches!(self, SubjectKind::CeilingSleeping | SubjectKind::CeilingSpinning)
     }
 }
 
@@ -278,12 +278,12 @@ impl Comparison {
     /// `adaptive`, and a row whose policy is unknown, against the faster of the two, since it may do either.
     #[must_use]
     pub fn ceiling_of(&self, row: &Row) -> Option<&Row> {
-        if row.kind != Kind::Protocol {
+        if row.kind != SubjectKind::Protocol {
             return None;
         }
-        let alike = |kind: Kind| match row.poll.as_str() {
-            "never" => kind == Kind::CeilingSleeping,
-            "always" => kind == Kind::CeilingSpinning,
+        let alike = |kind: SubjectKind| match row.poll.as_str() {
+            "never" => kind == SubjectKind::CeilingSleeping,
+            "always" => kind == SubjectKind::CeilingSpinning,
             _ => kind.is_ceiling(),
         };
         let iops = |row: &Row| row.spread(|run| Some(run.iops())).map_or(0.0, |spread| spread.median);
@@ -359,7 +359,7 @@ mod tests {
         }
     }
 
-    fn ceiling(kind: Kind, iops: u64) -> Row {
+    fn ceiling(kind: SubjectKind, iops: u64) -> Row {
         Row { subject: "ceiling".into(), kind, poll: String::new(), ..row(&[iops]) }
     }
 
@@ -372,7 +372,7 @@ mod tests {
         });
         Row {
             subject: "nbd".into(),
-            kind: Kind::Protocol,
+            kind: SubjectKind::Protocol,
             protocol: "nbd".into(),
             target: "nbd://h/x".into(),
             poll: "never".into(),
@@ -399,8 +399,8 @@ mod tests {
             polls("never"),
             polls("always"),
             polls("adaptive"),
-            ceiling(Kind::CeilingSleeping, 100),
-            ceiling(Kind::CeilingSpinning, 200),
+            ceiling(SubjectKind::CeilingSleeping, 100),
+            ceiling(SubjectKind::CeilingSpinning, 200),
         ];
         let all = comparison(rows);
         let shares: Vec<_> = all.rows.iter().map(|row| all.share_of_ceiling(row)).collect();
@@ -409,9 +409,9 @@ mod tests {
 
     #[test]
     fn a_ceiling_of_another_job_or_protocol_is_not_compared() {
-        let mut deeper = ceiling(Kind::CeilingSleeping, 100);
+        let mut deeper = ceiling(SubjectKind::CeilingSleeping, 100);
         deeper.job.iodepth = 2;
-        let other = Row { protocol: "aoe".into(), ..ceiling(Kind::CeilingSleeping, 100) };
+        let other = Row { protocol: "aoe".into(), ..ceiling(SubjectKind::CeilingSleeping, 100) };
         let all = comparison(vec![row(&[50]), deeper, other]);
         assert_eq!(all.share_of_ceiling(&all.rows[0]), None);
     }

@@ -30,7 +30,7 @@ pub fn render(comparison: &Comparison, study: Option<&Study>, width: Width, colo
     let subject_width = longest.clamp(MIN_SUBJECT, MAX_SUBJECT);
     let columns = fitting(width.0, subject_width);
     let grids = study.map_or_else(Vec::new, |study| link::grids(comparison, study));
-    let table = Table { comparison, study, grids, labels, subject_width, columns, width: width.0, colour };
+    let table = TextTable { comparison, study, grids, labels, subject_width, columns, width: width.0, colour };
     let mut out = String::new();
     table.head(&mut out);
     for group in comparison.groups() {
@@ -42,7 +42,7 @@ pub fn render(comparison: &Comparison, study: Option<&Study>, width: Width, colo
     out
 }
 
-struct Table<'a> {
+struct TextTable<'a> {
     comparison: &'a Comparison,
     study: Option<&'a Study>,
     grids: Vec<Grid>,
@@ -72,7 +72,7 @@ enum Cell {
     Share,
 }
 
-impl Table<'_> {
+impl TextTable<'_> {
     fn head(&self, out: &mut String) {
         let machine = &self.comparison.machine;
         let line = plain(&figure::machine(machine));

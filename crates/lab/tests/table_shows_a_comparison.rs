@@ -3,7 +3,7 @@
 #[allow(dead_code, reason = "each test file uses its own part of the fixture")]
 mod fixture;
 
-use blockmux_lab::result::{Comparison, Kind};
+use blockmux_lab::result::{Comparison, SubjectKind};
 use blockmux_lab::suite::{PublishedFigure, Unit};
 use blockmux_lab::table::{Colour, Width, render};
 
@@ -182,7 +182,7 @@ fn a_run_in_which_nothing_came_back_is_told_of() {
 #[test]
 fn one_run_has_no_spread_and_nothing_measured_says_so() {
     let mut comparison = fixture::plain_comparison();
-    comparison.rows.retain(|row| row.kind == Kind::Protocol);
+    comparison.rows.retain(|row| row.kind == SubjectKind::Protocol);
     comparison.rows.truncate(1);
     comparison.rows[0].runs.truncate(1);
     let text = render(&comparison, None, Width(80), Colour::Off);

@@ -9,7 +9,7 @@ pub(crate) struct Coverage(SmallVec<[(u32, u32); 2]>);
 
 /// What is wrong with a range.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Misfit {
+pub(crate) enum RangeError {
     /// Some of its bytes had arrived before.
     Overlap,
     /// It would make more than [`MAX_RANGES`] ranges with gaps between them.
@@ -30,7 +30,7 @@ impl Coverage {
 
     /// Adds bytes `start..end`, which are not none.
     #[inline]
-    pub(crate) fn add(&mut self, start: u32, end: u32) -> Result<(), Misfit> {
+    pub(crate) fn add(&mut self, start: u32, end: u32) -> Result<(), RangeError> {
         if self.0.is_empty() {
             self.0.push((start, end));
             return Ok(());
@@ -38,7 +38,7 @@ impl Coverage {
         let place = self.0.partition_point(|range| range.1 <= start);
         // All before `place` end at or before `start`; what is at `place` ends behind it.
         if self.0.get(place).is_some_and(|next| next.0 < end) {
-            return Err(Misfit::Overlap);
+            return Err(RangeError::Overlap);
         }
         let before = place.checked_sub(1);
         let joins_before = before.and_then(|at| self.0.get(at)).is_some_and(|range| range.1 == start);
@@ -54,7 +54,7 @@ impl Coverage {
                     next.0 = start;
                 }
             }
-            (false, false) if self.0.len() >= MAX_RANGES => return Err(Misfit::TooScattered),
+            (false, false) if self.0.len() >= MAX_RANGES => return Err(RangeError::TooScattered),
             (false, false) => self.0.insert(place, (start, end)),
         }
         Ok(())
@@ -82,7 +82,7 @@ mod tests {
         for n in 0..MAX_RANGES as u32 {
             assert_eq!(coverage.add(2 * n, 2 * n + 1), Ok(()));
         }
-        assert_eq!(coverage.add(u32::MAX - 1, u32::MAX), Err(Misfit::TooScattered));
+        assert_eq!(coverage.add(u32::MAX - 1, u32::MAX), Err(RangeError::TooScattered));
         assert_eq!(coverage.add(1, 2), Ok(()), "filling a gap makes room");
     }
 

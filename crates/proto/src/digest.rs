@@ -50,7 +50,7 @@ const DIGEST_LEN: usize = 4;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::outbox::Piece;
+    use crate::outbox::OutboxPiece;
     use blockmux_volume::{Memory, Pages, Seg};
 
     #[test]
@@ -75,7 +75,7 @@ mod tests {
             let crc = push(&mut outbox, &Pool::new(limit), &data);
             shared.fill_zero();
             let is_private =
-                |piece: Piece<'_>| matches!(piece, Piece::Payload(seg) if seg.as_ptr() == private.as_ptr());
+                |piece: OutboxPiece<'_>| matches!(piece, OutboxPiece::Payload(seg) if seg.as_ptr() == private.as_ptr());
             assert_eq!(outbox.pieces().map(is_private).filter(|is| *is).count(), 1);
             let sent = outbox.take_bytes();
             assert_eq!((crc.to_le_bytes(), &sent), (of(&sent), &bytes));

@@ -14,7 +14,7 @@ pub struct PortId(pub u16);
 
 /// What a network interface is like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Port {
+pub struct FramePortInfo {
     /// Its own address.
     pub mac: Mac,
     /// The most bytes behind the Ethernet header.

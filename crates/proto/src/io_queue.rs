@@ -8,15 +8,15 @@
 //! that is alone does not wait, but takes memory from the heap, so that there always is an end after which to ask the
 //! pool again.
 
-use crate::job::{Job, Kind, Next, Piece, Pieces};
-use crate::slots::{Key, Slots};
+use crate::job::{IoJob, CommandKind, JobNext, CommandPiece, CommandPieces};
+use crate::slots::{SlotKey, Slots};
 use blockmux_volume::{Completion, Extent, Io, IoError, Memory, Op, Output, Pool, Seg, SgList, VolumeInfo};
 use std::collections::VecDeque;
 
 /// What a protocol's commands are, and what the peer is known to understand of them.
 pub(crate) trait CommandSet {
     /// What a command does.
-    type Kind: Kind;
+    type Kind: CommandKind;
     /// A command as a transport sends it, without its data.
     type Sent;
     /// What is kept of that while the command is under way.
@@ -26,13 +26,13 @@ pub(crate) trait CommandSet {
     fn is_open(&self) -> bool;
 
     /// How to do `op`.
-    fn plan(&self, op: Op) -> Plan<Self::Kind>;
+    fn plan(&self, op: Op) -> IoPlan<Self::Kind>;
 
     /// The command for a piece.
-    fn command(&self, piece: &Piece<Self::Kind>) -> (Self::Sent, Transfer);
+    fn command(&self, piece: &CommandPiece<Self::Kind>) -> (Self::Sent, DataTransfer);
 
     /// Its data where that is not the I/O's own.
-    fn payload(&mut self, piece: &Piece<Self::Kind>, pool: &Pool) -> Option<SgList>;
+    fn payload(&mut self, piece: &CommandPiece<Self::Kind>, pool: &Pool) -> Option<SgList>;
 
     fn keep(command: &Self::Sent) -> Self::Kept;
 
@@ -40,13 +40,13 @@ pub(crate) trait CommandSet {
     /// be sent instead.
     fn do_otherwise(
         &mut self,
-        piece: Piece<Self::Kind>,
-        job: &mut Job<Self::Kind>,
-    ) -> Option<Piece<Self::Kind>>;
+        piece: CommandPiece<Self::Kind>,
+        job: &mut IoJob<Self::Kind>,
+    ) -> Option<CommandPiece<Self::Kind>>;
 }
 
 /// What becomes of an I/O.
-pub(crate) enum Plan<K> {
+pub(crate) enum IoPlan<K> {
     /// It is done: a hint that the peer does not take, or a flush without a cache.
     Done,
     /// The peer cannot do it.
@@ -54,7 +54,7 @@ pub(crate) enum Plan<K> {
     /// One extent of data, as nothing better is known.
     AllData,
     /// Commands for its range, or a flush.
-    Send(Pieces<K>),
+    Send(CommandPieces<K>),
 }
 
 /// What becomes of a command that has ended.
@@ -78,7 +78,7 @@ pub(crate) enum Verdict {
 
 /// The data of a command, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transfer {
+pub enum DataTransfer {
     /// None.
     Nothing,
     /// To the initiator, up to so many.
@@ -89,26 +89,26 @@ pub enum Transfer {
 
 /// One command for a transport to carry.
 #[derive(Clone, Copy, Debug)]
-pub struct Request<C> {
+pub struct CommandRequest<C> {
     /// Names it until it is finished.
-    pub(crate) key: Key,
+    pub(crate) key: SlotKey,
     pub(crate) command: C,
     /// What moves.
-    pub(crate) transfer: Transfer,
+    pub(crate) transfer: DataTransfer,
 }
 
 /// A command under way.
-pub(crate) struct Command<S: CommandSet, T> {
-    pub(crate) piece: Piece<S::Kind>,
+pub(crate) struct QueuedCommand<S: CommandSet, T> {
+    pub(crate) piece: CommandPiece<S::Kind>,
     pub(crate) kept: S::Kept,
-    pub(crate) transfer: Transfer,
+    pub(crate) transfer: DataTransfer,
     /// Data that is not the I/O's own.
     pub(crate) payload: Option<SgList>,
     /// What a transport keeps beside it.
     pub(crate) transport: T,
 }
 
-impl<S: CommandSet, T> Command<S, T> {
+impl<S: CommandSet, T> QueuedCommand<S, T> {
     /// Whether it may take its time.
     pub(crate) fn is_long(&self) -> bool {
         self.piece.kind.is_long()
@@ -116,18 +116,18 @@ impl<S: CommandSet, T> Command<S, T> {
 }
 
 /// I/O under way. `T` is what a transport keeps beside each command.
-pub(crate) struct Queue<S: CommandSet, T> {
+pub(crate) struct CommandQueue<S: CommandSet, T> {
     pub(crate) set: S,
     pub(crate) info: VolumeInfo,
     pub(crate) pool: Pool,
-    pub(crate) jobs: Slots<Job<S::Kind>>,
-    pub(crate) commands: Slots<Command<S, T>>,
+    pub(crate) jobs: Slots<IoJob<S::Kind>>,
+    pub(crate) commands: Slots<QueuedCommand<S, T>>,
     /// Jobs with more commands to send.
-    pub(crate) ready: VecDeque<Key>,
+    pub(crate) ready: VecDeque<SlotKey>,
     /// Jobs that wait for memory, first come first served; there never are others alone.
-    waiting: VecDeque<Key>,
+    waiting: VecDeque<SlotKey>,
     /// Commands to send again.
-    pub(crate) again: VecDeque<Piece<S::Kind>>,
+    pub(crate) again: VecDeque<CommandPiece<S::Kind>>,
     done: VecDeque<Completion>,
     /// I/O to be done again, by this path or another.
     returned: VecDeque<Io>,
@@ -138,9 +138,9 @@ pub(crate) struct Queue<S: CommandSet, T> {
     is_closed: bool,
 }
 
-impl<S: CommandSet, T: Default> Queue<S, T> {
-    pub(crate) fn of(set: S, info: VolumeInfo, pool: Pool) -> Queue<S, T> {
-        Queue {
+impl<S: CommandSet, T: Default> CommandQueue<S, T> {
+    pub(crate) fn of(set: S, info: VolumeInfo, pool: Pool) -> CommandQueue<S, T> {
+        CommandQueue {
             set,
             info,
             pool,
@@ -203,13 +203,13 @@ impl<S: CommandSet, T: Default> Queue<S, T> {
             return self.done.push_back(Completion { tag, result: Err(IoError::ShuttingDown) });
         }
         let result = match self.set.plan(io.op) {
-            Plan::Done => Ok(Output::Nothing),
-            Plan::Fails(error) => Err(error),
-            Plan::Send(pieces) if io.len > 0 || pieces.kind == S::Kind::FLUSH => {
+            IoPlan::Done => Ok(Output::Nothing),
+            IoPlan::Fails(error) => Err(error),
+            IoPlan::Send(pieces) if io.len > 0 || pieces.kind == S::Kind::FLUSH => {
                 return self.take(io, pieces);
             }
-            Plan::AllData if io.len > 0 => Ok(Output::Extents(vec![Extent::data(io.len)])),
-            Plan::AllData | Plan::Send(_) => Ok(io.into_empty_output()),
+            IoPlan::AllData if io.len > 0 => Ok(Output::Extents(vec![Extent::data(io.len)])),
+            IoPlan::AllData | IoPlan::Send(_) => Ok(io.into_empty_output()),
         };
         self.done.push_back(Completion { tag, result });
     }
@@ -227,7 +227,7 @@ impl<S: CommandSet, T: Default> Queue<S, T> {
 
     /// The next command of a job to send, if there is any.
     #[inline]
-    pub(crate) fn next_of_jobs(&mut self) -> Option<Request<S::Sent>> {
+    pub(crate) fn next_of_jobs(&mut self) -> Option<CommandRequest<S::Sent>> {
         if let Some(piece) = self.again.pop_front() {
             return Some(self.begin(piece));
         }
@@ -246,7 +246,7 @@ impl<S: CommandSet, T: Default> Queue<S, T> {
 
     /// Makes a command of a piece.
     #[inline]
-    pub(crate) fn begin(&mut self, piece: Piece<S::Kind>) -> Request<S::Sent> {
+    pub(crate) fn begin(&mut self, piece: CommandPiece<S::Kind>) -> CommandRequest<S::Sent> {
         let (command, transfer) = self.set.command(&piece);
         let payload = self.set.payload(&piece, &self.pool);
         self.begin_with(piece, command, transfer, payload)
@@ -256,25 +256,25 @@ impl<S: CommandSet, T: Default> Queue<S, T> {
     #[inline]
     pub(crate) fn begin_with(
         &mut self,
-        piece: Piece<S::Kind>,
+        piece: CommandPiece<S::Kind>,
         command: S::Sent,
-        transfer: Transfer,
+        transfer: DataTransfer,
         payload: Option<SgList>,
-    ) -> Request<S::Sent> {
+    ) -> CommandRequest<S::Sent> {
         let (kept, transport) = (S::keep(&command), T::default());
-        let key = self.commands.insert(Command { piece, kept, transfer, payload, transport });
-        Request { key, command, transfer }
+        let key = self.commands.insert(QueuedCommand { piece, kept, transfer, payload, transport });
+        CommandRequest { key, command, transfer }
     }
 
     /// What the transport keeps beside a command.
     #[inline]
-    pub(crate) fn transport(&mut self, key: Key) -> Option<(&mut T, Transfer)> {
+    pub(crate) fn transport(&mut self, key: SlotKey) -> Option<(&mut T, DataTransfer)> {
         self.commands.get_mut(key).map(|command| (&mut command.transport, command.transfer))
     }
 
     /// The data of a command that has some to send: a list, and where in it the command's data begins.
     #[inline]
-    pub(crate) fn data_out(&mut self, key: Key) -> Option<(&SgList, usize)> {
+    pub(crate) fn data_out(&mut self, key: SlotKey) -> Option<(&SgList, usize)> {
         let command = self.commands.get_mut(key)?;
         if command.payload.is_some() {
             return command.payload.as_ref().map(|payload| (payload, 0));
@@ -288,7 +288,7 @@ impl<S: CommandSet, T: Default> Queue<S, T> {
     /// Where the data of a command goes that gets some: a list, and where in it the command's data begins. Only a short
     /// read can come here without memory.
     #[inline]
-    pub(crate) fn data_in(&mut self, key: Key) -> Option<(&SgList, usize)> {
+    pub(crate) fn data_in(&mut self, key: SlotKey) -> Option<(&SgList, usize)> {
         let command = self.commands.get_mut(key)?;
         if command.payload.is_some() {
             return command.payload.as_ref().map(|payload| (payload, 0));
@@ -304,17 +304,17 @@ impl<S: CommandSet, T: Default> Queue<S, T> {
 
     /// Whether `len` bytes are all that the command's I/O asked for, and it brought no memory: then they may be lent.
     #[inline]
-    pub(crate) fn is_lendable(&mut self, key: Key, len: usize) -> bool {
+    pub(crate) fn is_lendable(&mut self, key: SlotKey, len: usize) -> bool {
         let piece = self.commands.get_mut(key).map(|command| command.piece);
-        let Some(Piece { kind, job: Some(job), .. }) = piece else { return false };
+        let Some(CommandPiece { kind, job: Some(job), .. }) = piece else { return false };
         let is_whole =
-            |job: &mut Job<_>| job.io.data.is_none() && job.io.len == len as u64 && job.buffer.is_none();
+            |job: &mut IoJob<_>| job.io.data.is_none() && job.io.len == len as u64 && job.buffer.is_none();
         kind == S::Kind::READ && self.jobs.get_mut(job).is_some_and(is_whole)
     }
 
     /// The data of a read, where [`Queue::is_lendable`] says so.
     #[inline]
-    pub(crate) fn lend(&mut self, key: Key, data: Seg) {
+    pub(crate) fn lend(&mut self, key: SlotKey, data: Seg) {
         let job = self.commands.get_mut(key).and_then(|command| command.piece.job);
         if let Some(job) = job.and_then(|job| self.jobs.get_mut(job)) {
             job.buffer = Some(SgList::one(data));
@@ -325,10 +325,10 @@ impl<S: CommandSet, T: Default> Queue<S, T> {
     #[inline]
     pub(crate) fn finish_piece(
         &mut self,
-        piece: Piece<S::Kind>,
-        key: Key,
+        piece: CommandPiece<S::Kind>,
+        key: SlotKey,
         verdict: Verdict,
-    ) -> Option<Piece<S::Kind>> {
+    ) -> Option<CommandPiece<S::Kind>> {
         let job = self.jobs.get_mut(key)?;
         match verdict {
             Verdict::Good => {}
@@ -359,11 +359,11 @@ impl<S: CommandSet, T: Default> Queue<S, T> {
 
     /// A command of a job is over: sends more of it, or completes it.
     #[inline]
-    pub(crate) fn end_piece(&mut self, key: Key) {
-        match self.jobs.get_mut(key).map(Job::end_piece) {
-            Some(Next::Send) => self.ready.push_back(key),
-            Some(Next::Complete) => self.complete(key),
-            Some(Next::Wait) | None => {}
+    pub(crate) fn end_piece(&mut self, key: SlotKey) {
+        match self.jobs.get_mut(key).map(IoJob::end_piece) {
+            Some(JobNext::Send) => self.ready.push_back(key),
+            Some(JobNext::Complete) => self.complete(key),
+            Some(JobNext::Wait) | None => {}
         }
         if !self.waiting.is_empty() {
             self.give_memory();
@@ -371,7 +371,7 @@ impl<S: CommandSet, T: Default> Queue<S, T> {
     }
 
     #[inline]
-    fn complete(&mut self, key: Key) {
+    fn complete(&mut self, key: SlotKey) {
         let Some(job) = self.jobs.remove(key) else { return };
         if job.is_returned && job.error == Some(IoError::PathLost) {
             return self.returned.push_back(job.io);
@@ -390,11 +390,11 @@ impl<S: CommandSet, T: Default> Queue<S, T> {
     }
 
     /// Takes an I/O that needs commands.
-    fn take(&mut self, io: Io, pieces: Pieces<S::Kind>) {
+    fn take(&mut self, io: Io, pieces: CommandPieces<S::Kind>) {
         let needs_memory = io.op == Op::Read && io.data.is_none() && io.len > LEND_UP_TO;
         let age = self.next_age;
         self.next_age = age.wrapping_add(1);
-        let key = self.jobs.insert(Job::new(io, age, pieces, !needs_memory));
+        let key = self.jobs.insert(IoJob::new(io, age, pieces, !needs_memory));
         if needs_memory {
             self.waiting.push_back(key);
             self.give_memory();

@@ -1,11 +1,11 @@
 //! An initiator's I/O where it becomes commands: cut into pieces of what one command covers, some of them under way at a
 //! time, and a flush behind them if they are to be stable and the commands do not say so.
 
-use crate::slots::Key;
+use crate::slots::SlotKey;
 use blockmux_volume::{Extent, Io, IoError, Memory, Pool, SgList};
 
 /// What a command does, in a protocol's own words.
-pub(crate) trait Kind: Copy + PartialEq {
+pub(crate) trait CommandKind: Copy + PartialEq {
     /// Has what was written before made stable; it has no range.
     const FLUSH: Self;
     const READ: Self;
@@ -16,7 +16,7 @@ pub(crate) trait Kind: Copy + PartialEq {
 
 /// How an I/O's range is cut into commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Pieces<K> {
+pub(crate) struct CommandPieces<K> {
     pub(crate) kind: K,
     /// The most one command covers, in bytes.
     pub(crate) max: u64,
@@ -25,11 +25,11 @@ pub(crate) struct Pieces<K> {
 }
 
 /// One I/O from submission to completion.
-pub(crate) struct Job<K> {
+pub(crate) struct IoJob<K> {
     pub(crate) io: Io,
     /// Smaller is older.
     pub(crate) age: u64,
-    pub(crate) pieces: Pieces<K>,
+    pub(crate) pieces: CommandPieces<K>,
     /// Bytes of the range that commands were made for.
     pub(crate) issued: u64,
     /// Commands under way, or to be sent again.
@@ -48,9 +48,9 @@ pub(crate) struct Job<K> {
 
 /// A part of an I/O as a command.
 #[derive(Clone, Copy)]
-pub(crate) struct Piece<K> {
+pub(crate) struct CommandPiece<K> {
     /// `None`: of the queue itself.
-    pub(crate) job: Option<Key>,
+    pub(crate) job: Option<SlotKey>,
     pub(crate) kind: K,
     /// In bytes.
     pub(crate) offset: u64,
@@ -60,7 +60,7 @@ pub(crate) struct Piece<K> {
 }
 
 /// What a queue does with a job of which a command is over.
-pub(crate) enum Next {
+pub(crate) enum JobNext {
     /// Sends more of it: the job has just become ready.
     Send,
     Complete,
@@ -68,28 +68,28 @@ pub(crate) enum Next {
     Wait,
 }
 
-impl<K: Kind> Pieces<K> {
+impl<K: CommandKind> CommandPieces<K> {
     /// A flush alone.
-    pub(crate) const FLUSH: Pieces<K> = Pieces { kind: K::FLUSH, max: 0, then_flush: true };
+    pub(crate) const FLUSH: CommandPieces<K> = CommandPieces { kind: K::FLUSH, max: 0, then_flush: true };
 }
 
-impl<K: Kind> Piece<K> {
+impl<K: CommandKind> CommandPiece<K> {
     /// A command of the queue itself, without a range.
-    pub(crate) fn of_the_queue(kind: K) -> Piece<K> {
-        Piece { job: None, kind, offset: 0, len: 0, tries: 0 }
+    pub(crate) fn of_the_queue(kind: K) -> CommandPiece<K> {
+        CommandPiece { job: None, kind, offset: 0, len: 0, tries: 0 }
     }
 
     /// The same, to be sent once more.
-    pub(crate) fn again(self) -> Piece<K> {
-        Piece { tries: self.tries.saturating_add(1), ..self }
+    pub(crate) fn again(self) -> CommandPiece<K> {
+        CommandPiece { tries: self.tries.saturating_add(1), ..self }
     }
 }
 
-impl<K: Kind> Job<K> {
+impl<K: CommandKind> IoJob<K> {
     /// Nothing of it is sent yet; `is_ready` if it has all the memory that it needs.
     #[inline]
-    pub(crate) fn new(io: Io, age: u64, pieces: Pieces<K>, is_ready: bool) -> Job<K> {
-        Job {
+    pub(crate) fn new(io: Io, age: u64, pieces: CommandPieces<K>, is_ready: bool) -> IoJob<K> {
+        IoJob {
             io,
             age,
             pieces,
@@ -105,7 +105,7 @@ impl<K: Kind> Job<K> {
 
     /// The next piece of this job, if one may be sent now. It stays ready if another one may be, too.
     #[inline]
-    pub(crate) fn carve(&mut self, key: Key) -> Option<Piece<K>> {
+    pub(crate) fn carve(&mut self, key: SlotKey) -> Option<CommandPiece<K>> {
         self.is_ready = false;
         if self.in_flight >= WINDOW || self.error.is_some() {
             return None;
@@ -116,14 +116,14 @@ impl<K: Kind> Job<K> {
                 return None;
             }
             self.in_flight = 1;
-            return Some(Piece { job, ..Piece::of_the_queue(K::FLUSH) });
+            return Some(CommandPiece { job, ..CommandPiece::of_the_queue(K::FLUSH) });
         }
         let len = self.io.len.saturating_sub(self.issued).min(self.pieces.max);
         let offset = self.io.offset.saturating_add(self.issued);
         self.issued = self.issued.saturating_add(len);
         self.in_flight = self.in_flight.saturating_add(1);
         self.is_ready = self.in_flight < WINDOW && self.issued < self.io.len;
-        Some(Piece { job, kind: self.pieces.kind, offset, len, tries: 0 })
+        Some(CommandPiece { job, kind: self.pieces.kind, offset, len, tries: 0 })
     }
 
     /// Whether there is a piece to send, as soon as others have ended.
@@ -134,14 +134,14 @@ impl<K: Kind> Job<K> {
 
     /// One of its commands is over: what its queue is to do with it now.
     #[inline]
-    pub(crate) fn end_piece(&mut self) -> Next {
+    pub(crate) fn end_piece(&mut self) -> JobNext {
         self.in_flight = self.in_flight.saturating_sub(1);
         if self.error.is_none() && self.has_more() {
-            if std::mem::replace(&mut self.is_ready, true) { Next::Wait } else { Next::Send }
+            if std::mem::replace(&mut self.is_ready, true) { JobNext::Wait } else { JobNext::Send }
         } else if self.in_flight == 0 {
-            Next::Complete
+            JobNext::Complete
         } else {
-            Next::Wait
+            JobNext::Wait
         }
     }
 
@@ -169,7 +169,7 @@ impl<K: Kind> Job<K> {
 
     /// Does again, in another way, what lies from `offset` on. What was done already is done twice then, which changes
     /// nothing.
-    pub(crate) fn go_back(&mut self, offset: u64, pieces: Pieces<K>) {
+    pub(crate) fn go_back(&mut self, offset: u64, pieces: CommandPieces<K>) {
         self.pieces = pieces;
         self.issued = self.issued.min(offset.saturating_sub(self.io.offset));
     }

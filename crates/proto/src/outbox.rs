@@ -12,14 +12,14 @@ pub struct Outbox {
     /// Written up to `filled`; what is behind was written before, and is not cleared again.
     heads: Vec<u8>,
     filled: usize,
-    parts: VecDeque<Part>,
+    parts: VecDeque<OutboxPart>,
     /// Bytes in all parts.
     len: usize,
 }
 
 /// One run of bytes.
 #[derive(Debug)]
-enum Part {
+enum OutboxPart {
     /// A range of `heads`.
     Head {
         start: usize,
@@ -30,7 +30,7 @@ enum Part {
 
 /// A run of bytes as the driver sees it.
 #[derive(Debug)]
-pub enum Piece<'a> {
+pub enum OutboxPiece<'a> {
     /// Bytes that the outbox holds.
     Head(&'a [u8]),
     /// Memory that it refers to.
@@ -112,7 +112,7 @@ impl Outbox {
     pub fn push_seg(&mut self, seg: Seg) {
         if !seg.is_empty() {
             self.len = self.len.wrapping_add(seg.len());
-            self.parts.push_back(Part::Payload(seg));
+            self.parts.push_back(OutboxPart::Payload(seg));
         }
     }
 
@@ -132,10 +132,10 @@ impl Outbox {
 
     /// The pieces in order.
     #[inline]
-    pub fn pieces(&self) -> impl Iterator<Item = Piece<'_>> {
+    pub fn pieces(&self) -> impl Iterator<Item = OutboxPiece<'_>> {
         self.parts.iter().map(|part| match part {
-            Part::Head { start, end } => Piece::Head(self.heads.get(*start..*end).unwrap_or_default()),
-            Part::Payload(seg) => Piece::Payload(seg),
+            OutboxPart::Head { start, end } => OutboxPiece::Head(self.heads.get(*start..*end).unwrap_or_default()),
+            OutboxPart::Payload(seg) => OutboxPiece::Payload(seg),
         })
     }
 
@@ -146,13 +146,13 @@ impl Outbox {
         self.len = self.len.saturating_sub(sent);
         while let Some(part) = self.parts.front_mut() {
             let part_len = match part {
-                Part::Head { start, end } => end.saturating_sub(*start),
-                Part::Payload(seg) => seg.len(),
+                OutboxPart::Head { start, end } => end.saturating_sub(*start),
+                OutboxPart::Payload(seg) => seg.len(),
             };
             if let Some(rest) = part_len.checked_sub(sent).filter(|&rest| rest > 0) {
                 match part {
-                    Part::Head { start, .. } => *start = start.saturating_add(sent),
-                    Part::Payload(seg) => *seg = seg.slice(sent, rest),
+                    OutboxPart::Head { start, .. } => *start = start.saturating_add(sent),
+                    OutboxPart::Payload(seg) => *seg = seg.slice(sent, rest),
                 }
                 break;
             }
@@ -168,8 +168,8 @@ impl Outbox {
         let mut bytes = Vec::with_capacity(self.len);
         for piece in self.pieces() {
             match piece {
-                Piece::Head(head) => bytes.extend_from_slice(head),
-                Piece::Payload(seg) => bytes.extend(seg.to_vec()),
+                OutboxPiece::Head(head) => bytes.extend_from_slice(head),
+                OutboxPiece::Payload(seg) => bytes.extend(seg.to_vec()),
             }
         }
         self.consume(bytes.len());
@@ -191,8 +191,8 @@ impl Outbox {
         self.filled = end;
         self.len = self.len.wrapping_add(len);
         match self.parts.back_mut() {
-            Some(Part::Head { end: last, .. }) if *last == start => *last = end,
-            _ => self.parts.push_back(Part::Head { start, end }),
+            Some(OutboxPart::Head { end: last, .. }) if *last == start => *last = end,
+            _ => self.parts.push_back(OutboxPart::Head { start, end }),
         }
     }
 
@@ -204,8 +204,8 @@ impl Outbox {
             return;
         }
         let unsent = self.parts.iter().find_map(|part| match part {
-            Part::Head { start, .. } => Some(*start),
-            Part::Payload(_) => None,
+            OutboxPart::Head { start, .. } => Some(*start),
+            OutboxPart::Payload(_) => None,
         });
         let unsent = unsent.unwrap_or(self.filled);
         // What is moved down is no more than what was sent since.
@@ -215,7 +215,7 @@ impl Outbox {
         self.heads.copy_within(unsent..self.filled, 0);
         self.filled = self.filled.saturating_sub(unsent);
         for part in &mut self.parts {
-            if let Part::Head { start, end } = part {
+            if let OutboxPart::Head { start, end } = part {
                 *start = start.saturating_sub(unsent);
                 *end = end.saturating_sub(unsent);
             }
@@ -276,8 +276,8 @@ mod tests {
                 let bytes: Vec<u8> = outbox
                     .pieces()
                     .flat_map(|piece| match piece {
-                        Piece::Head(head) => head.to_vec(),
-                        Piece::Payload(seg) => seg.to_vec(),
+                        OutboxPiece::Head(head) => head.to_vec(),
+                        OutboxPiece::Payload(seg) => seg.to_vec(),
                     })
                     .take(step)
                     .collect();

@@ -44,7 +44,7 @@ pub struct Remote {
 
 /// What the peer may do with registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
+pub enum RemoteRights {
     /// RDMA Read from it.
     RemoteRead,
     /// RDMA Write to it.
@@ -52,14 +52,14 @@ pub enum Access {
 }
 
 /// The head of a message: it is copied, its payload only referred to.
-pub type Head = SmallVec<[u8; 128]>;
+pub type MessageHead = SmallVec<[u8; 128]>;
 
 /// A request that a queue pair keeps until it can carry it out.
 ///
 /// Sends, reads and writes are carried out in the order in which they were posted; a send that follows a write is
 /// delivered after the write's data. A read may complete after what was posted behind it.
 #[derive(Debug)]
-pub enum Work {
+pub enum WorkRequest {
     /// The passive side takes the connection that [`Event::Requested`] was about.
     Accept {
         /// For the peer, at most [`MAX_PRIVATE_DATA`] bytes.
@@ -77,7 +77,7 @@ pub enum Work {
         /// Comes back when the message is on its way and its payload may be used otherwise.
         id: WorkId,
         /// Its beginning.
-        head: Head,
+        head: MessageHead,
         /// What follows it, if anything.
         payload: SgList,
         /// Memory of the peer that is closed as the message arrives.
@@ -110,7 +110,7 @@ pub enum Work {
         /// The memory, seen by the peer as one range.
         local: SgList,
         /// What the peer may do.
-        access: Access,
+        access: RemoteRights,
     },
     /// Closes memory to the peer, at once: what the peer does with it later is refused. It need not be open any more.
     Invalidate {
@@ -208,7 +208,7 @@ pub trait QueuePair {
     fn room(&self) -> usize;
 
     /// Takes work. Sends, reads and writes are posted only while there is room.
-    fn post(&mut self, work: Work);
+    fn post(&mut self, work: WorkRequest);
 
     /// How many bytes that come back as no event wait to be sent, and hold on to memory meanwhile.
     fn unsent(&self) -> usize {
@@ -217,52 +217,52 @@ pub trait QueuePair {
 
     /// Takes the connection that [`Event::Requested`] was about; at most [`MAX_PRIVATE_DATA`] bytes for the peer.
     fn accept(&mut self, private_data: Vec<u8>) {
-        self.post(Work::Accept { private_data });
+        self.post(WorkRequest::Accept { private_data });
     }
 
     /// Refuses it. The connection is over once the peer has been told.
     fn reject(&mut self, private_data: Vec<u8>) {
-        self.post(Work::Reject { private_data });
+        self.post(WorkRequest::Reject { private_data });
     }
 
     /// Posts `count` more receive buffers.
     fn receive(&mut self, count: u32) {
-        (0..count).for_each(|_| self.post(Work::Receive));
+        (0..count).for_each(|_| self.post(WorkRequest::Receive));
     }
 
     /// Sends a message: `head`, then `payload`, which is held on to until it is sent. It closes the memory `invalidate`
     /// of the peer as it arrives. It may come back as [`Event::Done`] with [`MESSAGE`].
     fn send(&mut self, head: &[u8], payload: &SgList, invalidate: Option<Stag>) {
-        let (head, payload) = (Head::from_slice(head), payload.clone());
-        self.post(Work::Send { id: MESSAGE, head, payload, invalidate, is_solicited: false });
+        let (head, payload) = (MessageHead::from_slice(head), payload.clone());
+        self.post(WorkRequest::Send { id: MESSAGE, head, payload, invalidate, is_solicited: false });
     }
 
     /// Reads the peer's memory into ours, of the same length. It comes back as [`Event::Done`] when all of it is there.
     fn read(&mut self, id: WorkId, local: SgList, remote: Remote) {
-        self.post(Work::Read { id, local, remote });
+        self.post(WorkRequest::Read { id, local, remote });
     }
 
     /// Writes our memory into the peer's. `true`: it comes back as [`Event::Done`] when our memory may be used otherwise;
     /// `false`: it does not, and counts as [`QueuePair::unsent`] until then.
     fn write(&mut self, id: WorkId, local: &SgList, remote: Remote) -> bool {
-        self.post(Work::Write { id, local: local.clone(), remote });
+        self.post(WorkRequest::Write { id, local: local.clone(), remote });
         true
     }
 
     /// Opens memory to the peer, and takes `local`. Returns its name, or `None` if [`Event::Registered`] will tell.
-    fn register(&mut self, id: WorkId, local: &mut SgList, access: Access) -> Option<Remote> {
-        self.post(Work::Register { id, local: std::mem::take(local), access });
+    fn register(&mut self, id: WorkId, local: &mut SgList, access: RemoteRights) -> Option<Remote> {
+        self.post(WorkRequest::Register { id, local: std::mem::take(local), access });
         None
     }
 
     /// Closes memory to the peer, before this returns. It need not be open any more.
     fn invalidate(&mut self, stag: Stag) {
-        self.post(Work::Invalidate { stag });
+        self.post(WorkRequest::Invalidate { stag });
     }
 
     /// Ends the connection once all that was asked before is done.
     fn disconnect(&mut self) {
-        self.post(Work::Disconnect);
+        self.post(WorkRequest::Disconnect);
     }
 }
 

@@ -7,7 +7,7 @@
 use crate::rdma::MAX_PRIVATE_DATA;
 use blockmux_wire::nvmeof::rdma::{CmReject, CmRequest, CmStatus, RECFMT};
 use blockmux_wire::srp::{
-    BUFFER_FORMAT_DIRECT, BUFFER_FORMAT_INDIRECT, LoginReject, LoginRejectReason, LoginRequestRdma, Opcode,
+    BUFFER_FORMAT_DIRECT, BUFFER_FORMAT_INDIRECT, LoginReject, LoginRejectReason, LoginRequestRdma, SrpOpcode,
 };
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -29,7 +29,7 @@ impl OtherProtocol {
         if let Ok((login, _)) = LoginRequestRdma::read_from_prefix(private_data) {
             let formats = login.req_buf_fmt.get();
             let is_known = formats & !(BUFFER_FORMAT_DIRECT | BUFFER_FORMAT_INDIRECT) == 0;
-            let is_login = Opcode(login.opcode) == Opcode::LOGIN_REQUEST;
+            let is_login = SrpOpcode(login.opcode) == SrpOpcode::LOGIN_REQUEST;
             if is_login && formats != 0 && is_known && login.req_it_iu_len.get() != 0 {
                 return Some(OtherProtocol::Srp { tag: login.tag.get() });
             }
@@ -48,7 +48,7 @@ impl OtherProtocol {
                 CmReject { recfmt: RECFMT.into(), sts }.as_bytes().to_vec()
             }
             OtherProtocol::Srp { tag } => LoginReject {
-                opcode: Opcode::LOGIN_REJECT.0,
+                opcode: SrpOpcode::LOGIN_REJECT.0,
                 reason: LoginRejectReason::UNABLE_TO_ESTABLISH_CHANNEL.0.into(),
                 tag: tag.into(),
                 buf_fmt: (BUFFER_FORMAT_DIRECT | BUFFER_FORMAT_INDIRECT).into(),

@@ -16,7 +16,7 @@
 
 use crate::event::AuditEvent;
 use crate::exports::VolumeId;
-use crate::frames::{Frame, FrameOutbox, Port, PortId};
+use crate::frames::{Frame, FrameOutbox, FramePortInfo, PortId};
 use crate::outbox::Outbox;
 use blockmux_volume::{Chunk, Completion, Io, SgList, Tag, Waker};
 use std::any::Any;
@@ -167,7 +167,7 @@ pub trait FrameSession: Timed {
     fn on_frame(&mut self, frame: &Frame<'_>, now: Instant);
 
     /// A port is like this now: it is new, went up or down, or takes frames of another size.
-    fn on_port(&mut self, id: PortId, port: Port, now: Instant);
+    fn on_port(&mut self, id: PortId, port: FramePortInfo, now: Instant);
 
     /// What is to be sent now, what could not be sent before included.
     fn frames(&mut self, now: Instant) -> &mut FrameOutbox;

@@ -31,7 +31,7 @@ struct Slot<T> {
 
 /// Names one occupant for good: `generation << 32 | index`. A request's key is its cookie on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Key(pub(super) u64);
+pub struct SlotKey(pub(super) u64);
 
 impl<T> Default for Slots<T> {
     fn default() -> Slots<T> {
@@ -42,23 +42,23 @@ impl<T> Default for Slots<T> {
 impl<T> Slots<T> {
     /// Takes a free slot, or makes one; the caller bounds how many are taken.
     #[inline]
-    pub(crate) fn insert(&mut self, value: T) -> Key {
+    pub(crate) fn insert(&mut self, value: T) -> SlotKey {
         self.born = self.born.wrapping_add(1);
         if let Some(index) = self.free.pop()
             && let Some(slot) = self.slots.get_mut(index as usize)
         {
             slot.generation = slot.generation.wrapping_add(1);
             (slot.born, slot.value) = (self.born, Some(value));
-            return Key::new(slot.generation, index);
+            return SlotKey::new(slot.generation, index);
         }
         let index = self.slots.len() as u32;
         self.slots.push(Slot { generation: 1, born: self.born, value: Some(value) });
-        Key::new(1, index)
+        SlotKey::new(1, index)
     }
 
     /// The occupant that this key was given for, if it is still there.
     #[inline]
-    pub(crate) fn get_mut(&mut self, key: Key) -> Option<&mut T> {
+    pub(crate) fn get_mut(&mut self, key: SlotKey) -> Option<&mut T> {
         let slot = self.slots.get_mut(key.index())?;
         if slot.generation != key.generation() {
             return None;
@@ -68,7 +68,7 @@ impl<T> Slots<T> {
 
     /// Takes the occupant out; its key is never valid again.
     #[inline]
-    pub(crate) fn remove(&mut self, key: Key) -> Option<T> {
+    pub(crate) fn remove(&mut self, key: SlotKey) -> Option<T> {
         let slot = self.slots.get_mut(key.index())?;
         if slot.generation != key.generation() {
             return None;
@@ -80,7 +80,7 @@ impl<T> Slots<T> {
 
     /// The same for an occupant that nobody wants any more.
     #[inline]
-    pub(crate) fn discard(&mut self, key: Key) {
+    pub(crate) fn discard(&mut self, key: SlotKey) {
         if let Some(slot) = self.slots.get_mut(key.index())
             && slot.generation == key.generation()
             && slot.value.is_some()
@@ -92,19 +92,19 @@ impl<T> Slots<T> {
 
     /// The key whose short form this is, if that occupant is still there. A table of at most 65,535 slots has one.
     #[inline]
-    pub(crate) fn find(&self, short: u32) -> Option<Key> {
+    pub(crate) fn find(&self, short: u32) -> Option<SlotKey> {
         let index = short & u32::from(u16::MAX);
         let slot = self.slots.get(index as usize)?;
-        let key = Key::new(slot.generation, index);
+        let key = SlotKey::new(slot.generation, index);
         (slot.value.is_some() && key.short() == short).then_some(key)
     }
 
     /// The key whose form in 16 bits this is, if that occupant is still there. A table of at most 1,024 slots has one.
     #[inline]
-    pub(crate) fn find_narrow(&self, narrow: u16) -> Option<Key> {
+    pub(crate) fn find_narrow(&self, narrow: u16) -> Option<SlotKey> {
         let index = u32::from(narrow & NARROW_INDEX);
         let slot = self.slots.get(index as usize)?;
-        let key = Key::new(slot.generation, index);
+        let key = SlotKey::new(slot.generation, index);
         (slot.value.is_some() && key.narrow() == narrow).then_some(key)
     }
 
@@ -121,11 +121,11 @@ impl<T> Slots<T> {
     }
 
     /// The keys of all occupants that `is_meant` picks, in no order.
-    pub(crate) fn keys_of(&self, is_meant: impl Fn(&T) -> bool) -> Vec<Key> {
+    pub(crate) fn keys_of(&self, is_meant: impl Fn(&T) -> bool) -> Vec<SlotKey> {
         (0..)
             .zip(&self.slots)
             .filter(|(_, slot)| slot.value.as_ref().is_some_and(&is_meant))
-            .map(|(index, slot)| Key::new(slot.generation, index))
+            .map(|(index, slot)| SlotKey::new(slot.generation, index))
             .collect()
     }
 
@@ -155,14 +155,14 @@ impl<T> Slots<T> {
 
     /// If so many looks in a row have found the same one again: that one and whoever else has been here since the first of
     /// them, oldest first, by kinds as [`Slots::look`] has them.
-    pub(crate) fn overdue(&self, looks: u32, is_long: impl Fn(&T) -> bool) -> Vec<Key> {
+    pub(crate) fn overdue(&self, looks: u32, is_long: impl Fn(&T) -> bool) -> Vec<SlotKey> {
         let [short, long] = self.seen;
         let mut overdue = Vec::new();
         for (index, slot) in (0..).zip(&self.slots) {
             let Some(value) = &slot.value else { continue };
             let (seen, again) = if is_long(value) { (long, long.again / LONG) } else { (short, short.again) };
             if again >= looks && slot.born <= seen.youngest {
-                overdue.push((slot.born, Key::new(slot.generation, index)));
+                overdue.push((slot.born, SlotKey::new(slot.generation, index)));
             }
         }
         overdue.sort_unstable_by_key(|(born, _)| *born);
@@ -181,9 +181,9 @@ impl<T> Slots<T> {
     }
 }
 
-impl Key {
-    fn new(generation: u32, index: u32) -> Key {
-        Key(u64::from(generation) << 32 | u64::from(index))
+impl SlotKey {
+    fn new(generation: u32, index: u32) -> SlotKey {
+        SlotKey(u64::from(generation) << 32 | u64::from(index))
     }
 
     /// In 32 bits, for peers that repeat no more: the low halves of generation and index.
@@ -244,8 +244,8 @@ mod tests {
         assert_eq!(second.index(), first.index());
         assert_eq!(slots.get_mut(first), None);
         assert_eq!(slots.get_mut(second), Some(&mut 'b'));
-        assert_eq!(slots.get_mut(Key(0)), None);
-        assert_eq!(slots.get_mut(Key(u64::MAX)), None);
+        assert_eq!(slots.get_mut(SlotKey(0)), None);
+        assert_eq!(slots.get_mut(SlotKey(u64::MAX)), None);
         assert_eq!((slots.find(second.short()), slots.find(first.short())), (Some(second), None));
         assert_eq!(slots.find(u32::MAX), None);
     }

@@ -53,21 +53,21 @@ impl HostError {
 }
 
 /// A host, which is a name or an address (IPv6 without brackets), and a port.
-pub type Portal = (String, u16);
+pub type HostPort = (String, u16);
 
 /// Where a volume is reached: each portal is a path of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Portals {
     /// The one that is asked for what there is.
-    pub first: Portal,
+    pub first: HostPort,
     /// At most 7 others.
-    pub further: Vec<Portal>,
+    pub further: Vec<HostPort>,
 }
 
 impl Portals {
     /// One path alone.
     #[must_use]
-    pub fn one(first: Portal) -> Portals {
+    pub fn one(first: HostPort) -> Portals {
         Portals { first, further: Vec::new() }
     }
 
@@ -98,7 +98,7 @@ impl Portals {
 }
 
 /// Reads `host[:port]`.
-pub(crate) fn portal(authority: &str, default_port: u16) -> Result<Portal, HostError> {
+pub(crate) fn portal(authority: &str, default_port: u16) -> Result<HostPort, HostError> {
     let (host, port) = host_and_port(authority).map_err(|problem| HostError::new(authority, problem))?;
     Ok((host, port.unwrap_or(default_port)))
 }
@@ -142,7 +142,7 @@ fn host_and_port(authority: &str) -> Result<(String, Option<u16>), &'static str>
 /// Writes a portal as [`portal`] reads it.
 pub(crate) fn encode_portal(
     f: &mut fmt::Formatter<'_>,
-    (host, port): &Portal,
+    (host, port): &HostPort,
     default_port: u16,
 ) -> fmt::Result {
     if host.contains(':') {
@@ -195,14 +195,14 @@ pub(crate) const BUT_COLONS: &AsciiSet = &RESERVED.remove(b':');
 pub(crate) const BUT_PATHS: &AsciiSet = &BUT_COLONS.remove(b'/').remove(b'@').remove(b',');
 
 /// A protocol's URL, whose parameters are read and written here.
-pub(crate) trait Parameters: Clone {
+pub(crate) trait UrlParameters: Clone {
     type Error: From<ParameterError>;
 
     /// What a URL without parameters means. Of its fields only those of parameters matter.
     fn plain() -> Self;
 
     /// Shows each parameter with its field to `table`, in the order in which they are written.
-    fn parameters(&mut self, table: &mut Table<'_, Self::Error>);
+    fn parameters(&mut self, table: &mut ParameterTable<'_, Self::Error>);
 
     /// Refuses a parameter with better advice than that it is unknown, or that does not fit what was read before.
     fn refuse(&self, _parameter: &Parameter<'_>) -> Result<(), Self::Error> {
@@ -211,18 +211,18 @@ pub(crate) trait Parameters: Clone {
 }
 
 /// All parameters of a URL. One of them is read into its field, if one is to be; what is in the fields then is written.
-pub(crate) struct Table<'a, E> {
+pub(crate) struct ParameterTable<'a, E> {
     parameter: Option<&'a Parameter<'a>>,
     /// How reading went; `None`: there is no such parameter.
     outcome: Option<Result<(), E>>,
     written: Vec<(&'static str, Option<Vec<u8>>)>,
 }
 
-impl<E: From<ParameterError>> Table<'_, E> {
-    fn of<U: Parameters<Error = E>>(url: &mut U, parameter: Option<&Parameter<'_>>) -> Table<'static, E> {
-        let mut table = Table { parameter, outcome: None, written: Vec::new() };
+impl<E: From<ParameterError>> ParameterTable<'_, E> {
+    fn of<U: UrlParameters<Error = E>>(url: &mut U, parameter: Option<&Parameter<'_>>) -> ParameterTable<'static, E> {
+        let mut table = ParameterTable { parameter, outcome: None, written: Vec::new() };
         url.parameters(&mut table);
-        Table { parameter: None, ..table }
+        ParameterTable { parameter: None, ..table }
     }
 
     /// A parameter of any kind.
@@ -339,8 +339,8 @@ pub(crate) fn split(text: &str) -> Option<(&str, &str, &str)> {
 
 /// Reads a query into `url`: parameters joined by `&`, none of them twice. Of an unknown one no value is shown:
 /// it may be somebody's way to write a secret.
-pub(crate) fn read_query<U: Parameters>(url: &mut U, query: &str) -> Result<(), U::Error> {
-    let table = Table::of(&mut U::plain(), None).written;
+pub(crate) fn read_query<U: UrlParameters>(url: &mut U, query: &str) -> Result<(), U::Error> {
+    let table = ParameterTable::of(&mut U::plain(), None).written;
     let known: Vec<&str> = table.into_iter().map(|(key, _)| key).collect();
     let mut parameters: Vec<Parameter<'_>> = Vec::new();
     for part in query.split('&').filter(|part| !part.is_empty()) {
@@ -354,14 +354,14 @@ pub(crate) fn read_query<U: Parameters>(url: &mut U, query: &str) -> Result<(), 
     }
     for parameter in parameters {
         url.refuse(&parameter)?;
-        Table::of(url, Some(&parameter)).outcome.unwrap_or_else(|| Err(parameter.unknown(&known).into()))?;
+        ParameterTable::of(url, Some(&parameter)).outcome.unwrap_or_else(|| Err(parameter.unknown(&known).into()))?;
     }
     Ok(())
 }
 
 /// Writes what differs from a URL without parameters, as [`read_query`] reads it.
-pub(crate) fn write_query<U: Parameters>(f: &mut fmt::Formatter<'_>, mut url: U) -> fmt::Result {
-    let (url, plain) = (Table::of(&mut url, None), Table::of(&mut U::plain(), None));
+pub(crate) fn write_query<U: UrlParameters>(f: &mut fmt::Formatter<'_>, mut url: U) -> fmt::Result {
+    let (url, plain) = (ParameterTable::of(&mut url, None), ParameterTable::of(&mut U::plain(), None));
     let mut separator = '?';
     for ((key, value), (_, plain)) in url.written.into_iter().zip(plain.written) {
         if let Some(value) = value.filter(|value| plain.as_ref() != Some(value)) {

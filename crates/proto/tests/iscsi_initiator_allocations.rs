@@ -7,11 +7,11 @@ mod counting;
 
 use blockmux_proto::exports::VolumeId;
 use blockmux_proto::iscsi::client::{BurstSize, Config, InitiatorSession, Mode, wishes};
-use blockmux_proto::iscsi::login::operational::{CRC32C, Key, Parameters};
+use blockmux_proto::iscsi::login::operational::{CRC32C, OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::name::Name;
-use blockmux_proto::iscsi::node::{Access, Node, Portal, TargetNode};
+use blockmux_proto::iscsi::node::{IscsiAccess, IscsiNode, Portal, TargetNode};
 use blockmux_proto::iscsi::server::TargetSession;
-use blockmux_proto::scsi::{Identity, LogicalUnit, Lun, Target as ScsiTarget};
+use blockmux_proto::scsi::{UnitIdentity, LogicalUnit, Lun, ScsiTarget as ScsiTarget};
 use blockmux_proto::session::{StreamSession, Target};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Chunk, MemVolume, Pool, Volume, Waker};
@@ -21,7 +21,7 @@ use std::time::Instant;
 
 const NAME: &str = "iqn.2026-11.com.example:disk";
 
-fn initiator(wishes: Parameters) -> InitiatorSession {
+fn initiator(wishes: OperationalParameters) -> InitiatorSession {
     let name = Name::new(NAME).unwrap();
     let config = Config {
         initiator: name.clone(),
@@ -39,11 +39,11 @@ fn initiator(wishes: Parameters) -> InitiatorSession {
 /// A target with a RAM volume: what it sends back.
 fn target() -> impl FnMut(&[u8]) -> Vec<u8> {
     let volume = Arc::new(MemVolume::new(1 << 20));
-    let unit = LogicalUnit::new(Identity::of("disk0"), volume.clone());
+    let unit = LogicalUnit::new(UnitIdentity::of("disk0"), volume.clone());
     let view = Arc::new(ScsiTarget::new(NAME, Vec::new()).with_unit(0, VolumeId(0), unit));
-    let access = vec![Access { initiator: None, chap: None, target: view }];
+    let access = vec![IscsiAccess { initiator: None, chap: None, target: view }];
     let portals = vec![Portal { address: "192.0.2.1:3260".into(), group_tag: 1 }];
-    let node = Arc::new(Node::new(vec![TargetNode::new(Name::new(NAME).unwrap(), portals, access)]));
+    let node = Arc::new(IscsiNode::new(vec![TargetNode::new(Name::new(NAME).unwrap(), portals, access)]));
     let mut target = TargetSession::new(node, 1, Pool::new(16 << 20), [1; 32], Instant::now());
     let mut channel = volume.open(&TestCore::new().as_core(), 512, Waker::idle()).unwrap();
     let mut done = Vec::new();
@@ -61,9 +61,9 @@ fn target() -> impl FnMut(&[u8]) -> Vec<u8> {
 
 #[test]
 fn reads_writes_flushes_and_discards_allocate_nothing() {
-    let digests = wishes().with(Key::HeaderDigest, CRC32C).with(Key::DataDigest, CRC32C);
-    let asked_for = wishes().with(Key::InitialR2T, 1).with(Key::ImmediateData, 0);
-    let pieces = wishes().with(Key::MaxRecvDataSegmentLength, 1024);
+    let digests = wishes().with(OperationalKey::HeaderDigest, CRC32C).with(OperationalKey::DataDigest, CRC32C);
+    let asked_for = wishes().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0);
+    let pieces = wishes().with(OperationalKey::MaxRecvDataSegmentLength, 1024);
     for (name, wishes) in
         [("plain", wishes()), ("digests", digests), ("asked for", asked_for), ("in pieces", pieces)]
     {

@@ -7,9 +7,9 @@ mod counting;
 
 use blockmux_proto::exports::VolumeId;
 use blockmux_proto::iscsi::name::Name;
-use blockmux_proto::iscsi::node::{Access, Node, Portal, TargetNode};
+use blockmux_proto::iscsi::node::{IscsiAccess, IscsiNode, Portal, TargetNode};
 use blockmux_proto::iscsi::server::TargetSession;
-use blockmux_proto::scsi::{Identity, LogicalUnit, Target as ScsiTarget};
+use blockmux_proto::scsi::{UnitIdentity, LogicalUnit, ScsiTarget as ScsiTarget};
 use blockmux_proto::session::StreamSession;
 use blockmux_volume::{Chunk, Crc32c, MemVolume, Pool};
 use counted_target::CountedTarget;
@@ -19,11 +19,11 @@ use std::time::Instant;
 /// A session in full feature phase with these operational keys.
 fn session(keys: &str) -> TargetSession {
     let name = "iqn.2026-11.com.example:disk";
-    let unit = LogicalUnit::new(Identity::of("disk0"), Arc::new(MemVolume::new(1 << 20)));
+    let unit = LogicalUnit::new(UnitIdentity::of("disk0"), Arc::new(MemVolume::new(1 << 20)));
     let target = Arc::new(ScsiTarget::new(name, Vec::new()).with_unit(0, VolumeId(0), unit));
-    let access = vec![Access { initiator: None, chap: None, target }];
+    let access = vec![IscsiAccess { initiator: None, chap: None, target }];
     let portals = vec![Portal { address: "192.0.2.1:3260".into(), group_tag: 1 }];
-    let node = Node::new(vec![TargetNode::new(Name::new(name).unwrap(), portals, access)]);
+    let node = IscsiNode::new(vec![TargetNode::new(Name::new(name).unwrap(), portals, access)]);
     let pool = Pool::new(16 << 20);
     let mut session = TargetSession::new(Arc::new(node), 1, pool, [1; 32], Instant::now());
     let text = format!("InitiatorName=iqn.2026-11.com.example:me\0TargetName={name}\0{keys}");

@@ -7,11 +7,11 @@ mod counting;
 use blockmux_proto::exports::VolumeId;
 use blockmux_proto::iscsi::client::{BurstSize, Config, InitiatorSession, Mode, wishes};
 use blockmux_proto::iscsi::name::Name;
-use blockmux_proto::iscsi::node::{Access, Node, Portal, TargetNode};
+use blockmux_proto::iscsi::node::{IscsiAccess, IscsiNode, Portal, TargetNode};
 use blockmux_proto::iscsi::server::{IserTargetSession, TargetSession};
 use blockmux_proto::rdma::testing::Recorder;
-use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, Remote, Stag, Work, WorkId};
-use blockmux_proto::scsi::{Identity, LogicalUnit, Lun, Target as ScsiTarget};
+use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, Remote, Stag, WorkRequest, WorkId};
+use blockmux_proto::scsi::{UnitIdentity, LogicalUnit, Lun, ScsiTarget as ScsiTarget};
 use blockmux_proto::session::{Initiator, Target};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{
@@ -29,11 +29,11 @@ const WARM_UP: usize = 10;
 
 fn target() -> (IserTargetSession, Arc<MemVolume>) {
     let volume = Arc::new(MemVolume::new(1 << 20));
-    let unit = LogicalUnit::new(Identity::of("disk0"), volume.clone());
+    let unit = LogicalUnit::new(UnitIdentity::of("disk0"), volume.clone());
     let target = Arc::new(ScsiTarget::new(NAME, Vec::new()).with_unit(0, VolumeId(0), unit));
-    let access = vec![Access { initiator: None, chap: None, target }];
+    let access = vec![IscsiAccess { initiator: None, chap: None, target }];
     let portals = vec![Portal { address: "192.0.2.1:3260".into(), group_tag: 1 }];
-    let node = Node::new(vec![TargetNode::new(Name::new(NAME).unwrap(), portals, access)]);
+    let node = IscsiNode::new(vec![TargetNode::new(Name::new(NAME).unwrap(), portals, access)]);
     let session = TargetSession::new(Arc::new(node), 1, Pool::new(16 << 20), [1; 32], Instant::now());
     let mut session = IserTargetSession::new(session);
     session.on_event(Event::Requested { private_data: vec![0x80, 0, 0, 0] }, Instant::now()).unwrap();
@@ -96,8 +96,8 @@ fn a_target_that_writes_and_reads_memory_allocates_nothing() {
         for _ in 0..3 {
             while let Some(work) = queue_pair.next(&mut session, 1000) {
                 match work {
-                    Work::Read { id, .. } | Work::Write { id, .. } => dones.push(id),
-                    Work::Send { .. } => sent += 1,
+                    WorkRequest::Read { id, .. } | WorkRequest::Write { id, .. } => dones.push(id),
+                    WorkRequest::Send { .. } => sent += 1,
                     _ => {}
                 }
             }
@@ -143,14 +143,14 @@ impl Served {
         let memory = |stag: Stag| &open.iter().find(|(name, _)| *name == stag).unwrap().1;
         loop {
             match self.queue_pair.next(&mut self.session, 1000) {
-                Some(Work::Send { head, invalidate, .. }) => {
+                Some(WorkRequest::Send { head, invalidate, .. }) => {
                     return (SgList::one(blockmux_volume::Seg::from_slice(&head)), invalidate);
                 }
-                Some(Work::Write { id, local, remote }) => {
+                Some(WorkRequest::Write { id, local, remote }) => {
                     local.copy_to_list(memory(remote.stag));
                     self.session.on_event(Event::Done { id, result: Ok(()) }, Instant::now()).unwrap();
                 }
-                Some(Work::Read { id, local, remote }) => {
+                Some(WorkRequest::Read { id, local, remote }) => {
                     memory(remote.stag).slice(0, local.len()).copy_to_list(&local);
                     self.session.on_event(Event::Done { id, result: Ok(()) }, Instant::now()).unwrap();
                 }
@@ -215,9 +215,9 @@ impl Counted {
             let work = self.queue_pair.next(&mut self.session.connection(0), 1000);
             self.allocations += counting::of_this_thread() - before;
             match work {
-                Some(Work::Register { id, local, .. }) => self.register(id, local),
-                Some(Work::Invalidate { stag }) => self.open.retain(|(open, _)| *open != stag),
-                Some(Work::Send { head, payload, .. }) => {
+                Some(WorkRequest::Register { id, local, .. }) => self.register(id, local),
+                Some(WorkRequest::Invalidate { stag }) => self.open.retain(|(open, _)| *open != stag),
+                Some(WorkRequest::Send { head, payload, .. }) => {
                     let mut message = SgList::one(blockmux_volume::Seg::from_slice(&head));
                     payload.segs().iter().for_each(|seg| message.push(seg.clone()));
                     self.messages.push_back(message);

@@ -1,7 +1,7 @@
 //! Servers that refuse an option with an error that few send: what can be done without is done without, and the rest is
 //! a refusal in the server's own words.
 
-use blockmux_proto::nbd::client::{Config, Features, Headers, InitiatorSession, Mode, Refused};
+use blockmux_proto::nbd::client::{Config, Features, Headers, InitiatorSession, Mode, NbdRefused};
 use blockmux_proto::session::{Demand, Initiator, StreamSession};
 use blockmux_volume::{Chunk, Pool};
 use blockmux_wire::nbd::handshake::*;
@@ -71,7 +71,7 @@ fn what_cannot_be_done_without_ends_the_session_with_the_servers_words() {
             assert!(client.session.export().is_none() && client.session.exports().is_empty(), "{name}");
             let refused = client.session.refused().unwrap();
             assert_eq!(refused.reply(), Some(error));
-            assert!(matches!(refused, Refused::Option { .. }) && !refused.may_pass(), "{name}");
+            assert!(matches!(refused, NbdRefused::Option { .. }) && !refused.may_pass(), "{name}");
             let line = format!("server refused {option_name} with {name}: not here, not now");
             assert_eq!(refused.to_string(), line);
         }

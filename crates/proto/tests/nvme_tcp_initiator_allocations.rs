@@ -67,7 +67,7 @@ fn answers(mut bytes: &[u8]) -> Vec<u8> {
                     out.resize(out.len() + len.get() as usize, 0);
                 } else if len.get() > 0 && !is_capsule {
                     let common = head(PduType::R2T, DATA_LEN, 0);
-                    let r2t = R2t { common, cccid: sqe.cid, r2tl: len, ..R2t::new_zeroed() };
+                    let r2t = NvmeTcpR2t { common, cccid: sqe.cid, r2tl: len, ..NvmeTcpR2t::new_zeroed() };
                     out.extend(r2t.as_bytes());
                     continue;
                 }

@@ -6,7 +6,7 @@ mod counted_target;
 mod counting;
 
 use blockmux_proto::exports::{Export, Exports, VolumeId};
-use blockmux_proto::fabrics::controller::node::Node;
+use blockmux_proto::fabrics::controller::node::NvmeNode;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
 use blockmux_proto::nvme_tcp::server::TargetSession;
@@ -29,7 +29,7 @@ fn queue(digests: u8) -> (TargetSession, TargetSession) {
     let served = exports.served(VolumeId(0)).unwrap().clone();
     let namespace = Namespace::new(1, VolumeId(0), served, false, VolumeUuid::of_texts(&["a"]));
     let subsystem = Subsystem::new(Nqn::new("nqn.t").unwrap(), "", vec![namespace], Vec::new());
-    let node = Arc::new(Node::new(vec![Arc::new(subsystem)], Vec::new(), ""));
+    let node = Arc::new(NvmeNode::new(vec![Arc::new(subsystem)], Vec::new(), ""));
     let connected = |qid: u16, cntlid: u16| {
         let mut session = TargetSession::new(node.clone(), Pool::new(16 << 20), Instant::now());
         let mut ic_req = [0; 128];

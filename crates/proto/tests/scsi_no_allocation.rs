@@ -10,7 +10,7 @@ use blockmux_volume::{Completion, MemVolume, Memory, Op, Output, SgList, Tag};
 use std::sync::Arc;
 
 /// Walks a command to its end; the volume is this function.
-fn run(server: &mut DeviceServer, cdb: &[u8], data_out: &SgList, data_in: &SgList) -> Status {
+fn run(server: &mut DeviceServer, cdb: &[u8], data_out: &SgList, data_in: &SgList) -> ScsiStatus {
     let command = Command {
         lun: Lun::new(0),
         cdb: Cdb::new(cdb).unwrap(),
@@ -37,9 +37,9 @@ fn run(server: &mut DeviceServer, cdb: &[u8], data_out: &SgList, data_in: &SgLis
 
 #[test]
 fn commands_on_one_range_allocate_nothing() {
-    let unit = LogicalUnit::new(Identity::of("a"), Arc::new(MemVolume::new(1 << 20)));
+    let unit = LogicalUnit::new(UnitIdentity::of("a"), Arc::new(MemVolume::new(1 << 20)));
     let port = TargetPort { relative_id: 1, group: 1, name: "t".into() };
-    let target = Target::new("t", vec![port.clone()]).with_unit(0, VolumeId(0), unit);
+    let target = ScsiTarget::new("t", vec![port.clone()]).with_unit(0, VolumeId(0), unit);
     let mut server = DeviceServer::new(Arc::new(target), Nexus::iscsi("i", [0; 6], port));
     let (block, list) = (SgList::one(Memory::from_heap(512).seg(0, 512)), Memory::from_heap(24).seg(0, 24));
     list.copy_from(&[0, 22, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 0]);
@@ -52,10 +52,10 @@ fn commands_on_one_range_allocate_nothing() {
         (&[0x35, 0, 0, 0, 0, 0, 0, 0, 0, 0], &none, &none),
         (&[0x42, 0, 0, 0, 0, 0, 0, 0, 24, 0], &list, &none),
     ];
-    assert_eq!(run(&mut server, &[0; 6], &none, &none), Status::CHECK_CONDITION);
+    assert_eq!(run(&mut server, &[0; 6], &none, &none), ScsiStatus::CHECK_CONDITION);
     for (cdb, data_out, data_in) in commands {
         let before = counting::of_this_thread();
-        assert_eq!(run(&mut server, cdb, data_out, data_in), Status::GOOD, "{cdb:x?}");
+        assert_eq!(run(&mut server, cdb, data_out, data_in), ScsiStatus::GOOD, "{cdb:x?}");
         assert_eq!(counting::of_this_thread() - before, 0, "{cdb:x?}");
     }
     // The counter counts: INQUIRY makes its answer anew.

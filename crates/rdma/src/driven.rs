@@ -381,7 +381,7 @@ impl<Q: Provider + StreamSession, S: RdmaSession> StreamSession for DrivenConnec
 mod tests {
     use super::*;
     use crate::loopback::{self, Loopback};
-    use blockmux_proto::rdma::{Access, Event, Head, QueuePair, Remote, Work, WorkError, WorkId};
+    use blockmux_proto::rdma::{RemoteRights, Event, MessageHead, QueuePair, Remote, WorkRequest, WorkError, WorkId};
     use blockmux_volume::{Seg, SgList};
 
     /// Asks by a message for its memory to be filled, and answers such messages.
@@ -390,7 +390,7 @@ mod tests {
         is_active: bool,
         /// Asks for so many.
         asks: u32,
-        work: Vec<Work>,
+        work: Vec<WorkRequest>,
         memory: SgList,
         answers: u32,
         flushed: u32,
@@ -401,13 +401,13 @@ mod tests {
         fn ask(&mut self) {
             self.memory = SgList::one(Seg::from_slice(&[0; 8]));
             let (id, local) = (WorkId(0), self.memory.clone());
-            self.work.push(Work::Register { id, local, access: Access::RemoteWrite });
+            self.work.push(WorkRequest::Register { id, local, access: RemoteRights::RemoteWrite });
         }
 
         fn send(&mut self, bytes: &[u8], invalidate: Option<blockmux_proto::rdma::Stag>) {
-            let (id, head) = (WorkId(1), Head::from_slice(bytes));
+            let (id, head) = (WorkId(1), MessageHead::from_slice(bytes));
             let payload = SgList::default();
-            self.work.push(Work::Send { id, head, payload, invalidate, is_solicited: false });
+            self.work.push(WorkRequest::Send { id, head, payload, invalidate, is_solicited: false });
         }
 
         fn answer(&mut self, message: &[u8]) -> Result<(), ProtocolError> {
@@ -416,9 +416,9 @@ mod tests {
             let (Some(stag), Some(address)) = (stag, address) else { return Err(GIBBERISH) };
             let remote = Remote { stag: blockmux_proto::rdma::Stag(stag), address, len: 8 };
             let local = SgList::one(Seg::from_slice(b"filled!!"));
-            self.work.push(Work::Write { id: WorkId(2), local, remote });
+            self.work.push(WorkRequest::Write { id: WorkId(2), local, remote });
             self.send(b"", Some(remote.stag));
-            self.work.push(Work::Receive);
+            self.work.push(WorkRequest::Receive);
             Ok(())
         }
     }
@@ -439,7 +439,7 @@ mod tests {
 
         fn on_event(&mut self, event: Event, _now: Instant) -> Result<(), ProtocolError> {
             match event {
-                Event::Requested { .. } => self.work.push(Work::Accept { private_data: Vec::new() }),
+                Event::Requested { .. } => self.work.push(WorkRequest::Accept { private_data: Vec::new() }),
                 Event::Connected { .. } if self.is_active => self.ask(),
                 Event::Registered { remote, .. } => {
                     let mut message = remote.stag.0.to_be_bytes().to_vec();
@@ -449,9 +449,9 @@ mod tests {
                 Event::Received { message, invalidated: Some(_) } if message.is_empty() => {
                     assert_eq!(self.memory.to_vec(), b"filled!!");
                     self.answers += 1;
-                    self.work.push(Work::Receive);
+                    self.work.push(WorkRequest::Receive);
                     match self.asks == self.answers {
-                        true => self.work.push(Work::Disconnect),
+                        true => self.work.push(WorkRequest::Disconnect),
                         false => self.ask(),
                     }
                 }
@@ -466,7 +466,7 @@ mod tests {
         fn work(&mut self, queue_pair: &mut impl QueuePair) -> bool {
             let before = self.work.len();
             while let Some(work) = self.work.first()
-                && (queue_pair.room() > 0 || !matches!(work, Work::Send { .. } | Work::Write { .. }))
+                && (queue_pair.room() > 0 || !matches!(work, WorkRequest::Send { .. } | WorkRequest::Write { .. }))
             {
                 queue_pair.post(self.work.remove(0));
             }

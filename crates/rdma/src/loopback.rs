@@ -7,7 +7,7 @@
 
 use crate::queue_pair::{Caps, Fault, Provider, Violation};
 use crate::regions::{Regions, Seed};
-use blockmux_proto::rdma::{Access, Endpoint, Event, QueuePair, Remote, Stag, Work, WorkError, WorkId};
+use blockmux_proto::rdma::{RemoteRights, Endpoint, Event, QueuePair, Remote, Stag, WorkRequest, WorkError, WorkId};
 use blockmux_proto::session::Timed;
 use blockmux_volume::{Seg, SgList};
 use std::cell::{Cell, RefCell};
@@ -65,7 +65,7 @@ impl QueuePair for Loopback {
         self.own.borrow().room()
     }
 
-    fn post(&mut self, work: Work) {
+    fn post(&mut self, work: WorkRequest) {
         let (mut own, mut peer) = (self.own.borrow_mut(), self.peer.borrow_mut());
         own.post(work, &mut peer);
         own.begin(&mut peer);
@@ -192,39 +192,39 @@ impl End {
         }
     }
 
-    fn post(&mut self, work: Work, peer: &mut End) {
+    fn post(&mut self, work: WorkRequest, peer: &mut End) {
         match work {
-            Work::Receive => self.receives = self.receives.saturating_add(1),
-            Work::Invalidate { stag } => {
+            WorkRequest::Receive => self.receives = self.receives.saturating_add(1),
+            WorkRequest::Invalidate { stag } => {
                 self.regions.close(stag);
             }
-            Work::Register { id, local, access } => self.register(id, local, access, peer),
-            Work::Accept { private_data } => self.answer(Packet::Accept(private_data), peer),
-            Work::Reject { private_data } => self.answer(Packet::Reject(private_data), peer),
-            Work::Send { id, head, payload, invalidate, is_solicited: _ } => {
+            WorkRequest::Register { id, local, access } => self.register(id, local, access, peer),
+            WorkRequest::Accept { private_data } => self.answer(Packet::Accept(private_data), peer),
+            WorkRequest::Reject { private_data } => self.answer(Packet::Reject(private_data), peer),
+            WorkRequest::Send { id, head, payload, invalidate, is_solicited: _ } => {
                 let mut message = SgList::one(Seg::from_slice(&head));
                 payload.segs().iter().for_each(|seg| message.push(seg.clone()));
                 self.enqueue(id, Transfer::Send { id, message, invalidate }, true, peer);
             }
-            Work::Read { id, local, remote } => {
+            WorkRequest::Read { id, local, remote } => {
                 let is_possible = self.max_reads > 0
                     && local.len() == remote.len as usize
                     && local.segs().iter().all(Seg::is_writable);
                 self.enqueue(id, Transfer::Read { id, local, remote }, is_possible, peer);
             }
-            Work::Write { id, local, remote } => {
+            WorkRequest::Write { id, local, remote } => {
                 let is_possible = local.len() <= remote.len as usize;
                 self.enqueue(id, Transfer::Write { id, local, remote }, is_possible, peer);
             }
-            Work::Disconnect if self.state == State::Connected => {
+            WorkRequest::Disconnect if self.state == State::Connected => {
                 self.state = State::Leaving;
                 self.queue.push_back(Transfer::Disconnect);
             }
-            Work::Disconnect => self.lose(peer),
+            WorkRequest::Disconnect => self.lose(peer),
         }
     }
 
-    fn register(&mut self, id: WorkId, local: SgList, access: Access, peer: &mut End) {
+    fn register(&mut self, id: WorkId, local: SgList, access: RemoteRights, peer: &mut End) {
         if self.state == State::Over {
             return self.events.push_back(Event::Done { id, result: Err(WorkError::Flushed) });
         }
@@ -314,7 +314,7 @@ impl End {
             Packet::Write { id, data, remote } => {
                 // No longer than a length of 32 bits, as the sender has checked.
                 let len = data.len() as u32;
-                match self.regions.look_up(remote.stag, remote.address, len, Access::RemoteWrite) {
+                match self.regions.look_up(remote.stag, remote.address, len, RemoteRights::RemoteWrite) {
                     Ok(memory) => {
                         data.copy_to_list(&memory);
                         peer.complete(id);
@@ -323,7 +323,7 @@ impl End {
                 }
             }
             Packet::Read(Remote { stag, address, len }) => {
-                match self.regions.look_up(stag, address, len, Access::RemoteRead) {
+                match self.regions.look_up(stag, address, len, RemoteRights::RemoteRead) {
                     Ok(memory) => peer.inbound.push_back(Packet::Response(memory)),
                     Err(refusal) => self.terminate(refusal.into(), true, peer),
                 }

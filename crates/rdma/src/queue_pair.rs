@@ -2,7 +2,7 @@
 
 use crate::regions::Refusal;
 #[cfg(doc)]
-use blockmux_proto::rdma::Work;
+use blockmux_proto::rdma::WorkRequest;
 use blockmux_proto::rdma::{Event, QueuePair};
 use blockmux_proto::session::Timed;
 

@@ -7,7 +7,7 @@
 //! A name is a random number, and its low bits are its place in a sparse table. A place that is taken makes for another
 //! draw, so that looking up is one step, and a name comes again only after its place was given to others.
 
-use blockmux_proto::rdma::{Access, Remote, Stag};
+use blockmux_proto::rdma::{RemoteRights, Remote, Stag};
 use blockmux_volume::{Seg, SgList, Slab};
 use sha2::{Digest, Sha256};
 
@@ -72,7 +72,7 @@ struct Region {
     memory: SgList,
     address: u64,
     len: u32,
-    access: Access,
+    access: RemoteRights,
 }
 
 impl Regions {
@@ -97,7 +97,7 @@ impl Regions {
     ///
     /// # Errors
     /// If it cannot be granted.
-    pub fn register(&mut self, mut memory: SgList, access: Access) -> Result<Remote, Unregistrable> {
+    pub fn register(&mut self, mut memory: SgList, access: RemoteRights) -> Result<Remote, Unregistrable> {
         self.take(&mut memory, access)
     }
 
@@ -105,12 +105,12 @@ impl Regions {
     ///
     /// # Errors
     /// If it cannot be granted.
-    pub fn take(&mut self, memory: &mut SgList, access: Access) -> Result<Remote, Unregistrable> {
+    pub fn take(&mut self, memory: &mut SgList, access: RemoteRights) -> Result<Remote, Unregistrable> {
         if self.regions.len() >= self.max as usize {
             return Err(Unregistrable::Full);
         }
         let len = u32::try_from(memory.len()).map_err(|_| Unregistrable::TooLong)?;
-        if access == Access::RemoteWrite && !memory.segs().iter().all(Seg::is_writable) {
+        if access == RemoteRights::RemoteWrite && !memory.segs().iter().all(Seg::is_writable) {
             return Err(Unregistrable::ReadOnly);
         }
         if self.places.is_empty() {
@@ -156,7 +156,7 @@ impl Regions {
     /// If that was not granted. A range of no bytes needs a grant too; where a protocol asks for none, it asks nothing
     /// here.
     #[inline]
-    pub fn look_up(&self, stag: Stag, address: u64, len: u32, access: Access) -> Result<SgList, Refusal> {
+    pub fn look_up(&self, stag: Stag, address: u64, len: u32, access: RemoteRights) -> Result<SgList, Refusal> {
         let (region, offset) = self.check(stag, address, len, access)?;
         if offset == 0 && len == region.len {
             return Ok(region.memory.clone());
@@ -171,7 +171,7 @@ impl Regions {
     #[inline]
     pub fn write(&self, stag: Stag, address: u64, bytes: &[u8]) -> Result<(), Refusal> {
         let len = u32::try_from(bytes.len()).map_err(|_| Refusal::Bounds)?;
-        let (region, offset) = self.check(stag, address, len, Access::RemoteWrite)?;
+        let (region, offset) = self.check(stag, address, len, RemoteRights::RemoteWrite)?;
         match offset {
             0 => region.memory.copy_from(bytes),
             _ => region.memory.slice(offset, bytes.len()).copy_from(bytes),
@@ -184,13 +184,13 @@ impl Regions {
     /// # Errors
     /// If that was not granted.
     #[inline]
-    pub fn check_grant(&self, stag: Stag, address: u64, len: u32, access: Access) -> Result<(), Refusal> {
+    pub fn check_grant(&self, stag: Stag, address: u64, len: u32, access: RemoteRights) -> Result<(), Refusal> {
         self.check(stag, address, len, access).map(|_| ())
     }
 
     /// The registration, and where in it the range begins.
     #[inline]
-    fn check(&self, stag: Stag, address: u64, len: u32, access: Access) -> Result<(&Region, usize), Refusal> {
+    fn check(&self, stag: Stag, address: u64, len: u32, access: RemoteRights) -> Result<(&Region, usize), Refusal> {
         let region = self
             .places
             .get(place_of(self.places.len(), stag.0))
@@ -311,10 +311,10 @@ mod tests {
     #[test]
     fn a_range_of_granted_memory_is_found_wherever_it_lies() {
         let mut regions = Regions::new(4, SEED);
-        let remote = regions.register(pieces(&[3, 1, 60]), Access::RemoteRead).unwrap();
+        let remote = regions.register(pieces(&[3, 1, 60]), RemoteRights::RemoteRead).unwrap();
         assert_eq!(remote.len, 64);
         for (at, len) in [(0, 64), (0, 1), (2, 3), (4, 60), (63, 1), (64, 0), (0, 0)] {
-            let found = regions.look_up(remote.stag, remote.address + at, len, Access::RemoteRead).unwrap();
+            let found = regions.look_up(remote.stag, remote.address + at, len, RemoteRights::RemoteRead).unwrap();
             assert_eq!(found.to_vec(), (at..at + u64::from(len)).map(|at| at as u8).collect::<Vec<_>>());
         }
     }
@@ -323,7 +323,7 @@ mod tests {
     fn what_is_written_lies_where_it_was_to_and_nothing_else_has_changed() {
         let mut regions = Regions::new(4, SEED);
         let list = pieces(&[3, 1, 60]);
-        let remote = regions.register(list.clone(), Access::RemoteWrite).unwrap();
+        let remote = regions.register(list.clone(), RemoteRights::RemoteWrite).unwrap();
         let mut expected = list.to_vec();
         for (at, len) in [(0, 64), (0, 2), (2, 3), (40, 24), (64, 0)] {
             let bytes = vec![at as u8 | 0x80; len];
@@ -335,33 +335,33 @@ mod tests {
             let refused = regions.write(remote.stag, remote.address + at, &vec![0; len]);
             assert_eq!((refused, list.to_vec()), (Err(Refusal::Bounds), expected.clone()));
         }
-        let read_only = regions.register(list, Access::RemoteRead).unwrap();
+        let read_only = regions.register(list, RemoteRights::RemoteRead).unwrap();
         assert_eq!(regions.write(read_only.stag, read_only.address, &[0]), Err(Refusal::Access));
     }
 
     #[test]
     fn everything_else_is_refused_for_its_own_reason() {
         let mut regions = Regions::new(4, SEED);
-        let none = regions.look_up(Stag(1), 0, 1, Access::RemoteRead);
+        let none = regions.look_up(Stag(1), 0, 1, RemoteRights::RemoteRead);
         assert_eq!(none.unwrap_err(), Refusal::InvalidStag, "nothing was ever registered");
-        let Remote { stag, address, len } = regions.register(memory(64), Access::RemoteRead).unwrap();
+        let Remote { stag, address, len } = regions.register(memory(64), RemoteRights::RemoteRead).unwrap();
         let mut elsewhere = Regions::new(4, [8; 32]);
-        let foreign = elsewhere.register(memory(64), Access::RemoteRead).unwrap();
+        let foreign = elsewhere.register(memory(64), RemoteRights::RemoteRead).unwrap();
         let cases = [
-            (stag, address, len, Access::RemoteWrite, Refusal::Access),
-            (stag, address, len + 1, Access::RemoteRead, Refusal::Bounds),
-            (stag, address + 1, len, Access::RemoteRead, Refusal::Bounds),
-            (stag, address + 65, 0, Access::RemoteRead, Refusal::Bounds),
-            (stag, address - 1, 1, Access::RemoteRead, Refusal::Bounds),
-            (stag, address, u32::MAX, Access::RemoteRead, Refusal::Bounds),
-            (stag, 0, 1, Access::RemoteRead, Refusal::Bounds),
-            (stag, u64::MAX, 0, Access::RemoteRead, Refusal::Bounds),
-            (stag, u64::MAX, 1, Access::RemoteRead, Refusal::Wrap),
-            (stag, u64::MAX - 5, 64, Access::RemoteRead, Refusal::Wrap),
-            (Stag(stag.0 ^ 1 << 31), address, len, Access::RemoteRead, Refusal::InvalidStag),
-            (Stag(stag.0 ^ 1), address, len, Access::RemoteRead, Refusal::InvalidStag),
-            (foreign.stag, foreign.address, len, Access::RemoteRead, Refusal::InvalidStag),
-            (Stag(0), address, len, Access::RemoteRead, Refusal::InvalidStag),
+            (stag, address, len, RemoteRights::RemoteWrite, Refusal::Access),
+            (stag, address, len + 1, RemoteRights::RemoteRead, Refusal::Bounds),
+            (stag, address + 1, len, RemoteRights::RemoteRead, Refusal::Bounds),
+            (stag, address + 65, 0, RemoteRights::RemoteRead, Refusal::Bounds),
+            (stag, address - 1, 1, RemoteRights::RemoteRead, Refusal::Bounds),
+            (stag, address, u32::MAX, RemoteRights::RemoteRead, Refusal::Bounds),
+            (stag, 0, 1, RemoteRights::RemoteRead, Refusal::Bounds),
+            (stag, u64::MAX, 0, RemoteRights::RemoteRead, Refusal::Bounds),
+            (stag, u64::MAX, 1, RemoteRights::RemoteRead, Refusal::Wrap),
+            (stag, u64::MAX - 5, 64, RemoteRights::RemoteRead, Refusal::Wrap),
+            (Stag(stag.0 ^ 1 << 31), address, len, RemoteRights::RemoteRead, Refusal::InvalidStag),
+            (Stag(stag.0 ^ 1), address, len, RemoteRights::RemoteRead, Refusal::InvalidStag),
+            (foreign.stag, foreign.address, len, RemoteRights::RemoteRead, Refusal::InvalidStag),
+            (Stag(0), address, len, RemoteRights::RemoteRead, Refusal::InvalidStag),
         ];
         for (stag, address, len, access, refusal) in cases {
             let found = regions.look_up(stag, address, len, access).map(|list| list.len());
@@ -374,27 +374,27 @@ mod tests {
     fn what_was_closed_is_gone_whoever_closed_it() {
         let mut regions = Regions::new(4, SEED);
         let [first, second, third] =
-            [1, 2, 3].map(|len| regions.register(memory(len), Access::RemoteWrite).unwrap());
+            [1, 2, 3].map(|len| regions.register(memory(len), RemoteRights::RemoteWrite).unwrap());
         assert_eq!(regions.close(first.stag).map(|list| list.len()), Some(1));
         assert!(regions.close(first.stag).is_none());
         assert_eq!(regions.invalidate(second.stag), Ok(()));
         assert_eq!(regions.invalidate(second.stag), Err(Refusal::CannotInvalidate));
         for gone in [first, second] {
-            let found = regions.look_up(gone.stag, gone.address, 1, Access::RemoteWrite);
+            let found = regions.look_up(gone.stag, gone.address, 1, RemoteRights::RemoteWrite);
             assert_eq!(found.unwrap_err(), Refusal::InvalidStag);
         }
-        assert!(regions.look_up(third.stag, third.address, 3, Access::RemoteWrite).is_ok());
+        assert!(regions.look_up(third.stag, third.address, 3, RemoteRights::RemoteWrite).is_ok());
         regions.close_all();
-        let found = regions.look_up(third.stag, third.address, 3, Access::RemoteWrite);
+        let found = regions.look_up(third.stag, third.address, 3, RemoteRights::RemoteWrite);
         assert_eq!((found.unwrap_err(), regions.open()), (Refusal::InvalidStag, 0));
-        assert!(regions.register(memory(1), Access::RemoteRead).is_ok(), "and may begin anew");
+        assert!(regions.register(memory(1), RemoteRights::RemoteRead).is_ok(), "and may begin anew");
     }
 
     #[test]
     fn memory_is_let_go_of_when_it_is_closed() {
         let mut regions = Regions::new(1, SEED);
         let chunk = blockmux_volume::Chunk::from_slice(b"abc");
-        let remote = regions.register(SgList::one(chunk.lend(0, 3)), Access::RemoteRead).unwrap();
+        let remote = regions.register(SgList::one(chunk.lend(0, 3)), RemoteRights::RemoteRead).unwrap();
         let mut chunk = chunk;
         chunk.take(3);
         assert!(!chunk.is_idle());
@@ -405,17 +405,17 @@ mod tests {
     #[test]
     fn only_so_much_is_registered_and_only_what_can_be_granted() {
         let mut regions = Regions::new(2, SEED);
-        let first = regions.register(memory(1), Access::RemoteRead).unwrap();
+        let first = regions.register(memory(1), RemoteRights::RemoteRead).unwrap();
         let lent = SgList::one(blockmux_volume::Chunk::from_slice(b"abc").lend(0, 3));
-        let refused = regions.register(lent.clone(), Access::RemoteWrite);
+        let refused = regions.register(lent.clone(), RemoteRights::RemoteWrite);
         assert_eq!(refused.unwrap_err(), Unregistrable::ReadOnly);
-        regions.register(lent, Access::RemoteRead).unwrap();
-        assert_eq!(regions.register(memory(1), Access::RemoteRead).unwrap_err(), Unregistrable::Full);
+        regions.register(lent, RemoteRights::RemoteRead).unwrap();
+        assert_eq!(regions.register(memory(1), RemoteRights::RemoteRead).unwrap_err(), Unregistrable::Full);
         regions.close(first.stag);
-        assert!(regions.register(memory(0), Access::RemoteRead).is_ok());
+        assert!(regions.register(memory(0), RemoteRights::RemoteRead).is_ok());
         assert_eq!(regions.open(), 2);
         let mut none = Regions::new(0, SEED);
-        assert_eq!(none.register(memory(1), Access::RemoteRead).unwrap_err(), Unregistrable::Full);
+        assert_eq!(none.register(memory(1), RemoteRights::RemoteRead).unwrap_err(), Unregistrable::Full);
     }
 
     #[test]
@@ -428,7 +428,7 @@ mod tests {
                     if open.len() == 3 {
                         regions.close(open.remove(0)).unwrap();
                     }
-                    let remote = regions.register(memory(1), Access::RemoteRead).unwrap();
+                    let remote = regions.register(memory(1), RemoteRights::RemoteRead).unwrap();
                     open.push(remote.stag);
                     assert!(remote.address.is_multiple_of(4096));
                     remote.stag.0

@@ -5,7 +5,7 @@
 mod counting;
 mod iwarp_pipe;
 
-use blockmux_proto::rdma::{Access, Event, Head, QueuePair, Remote, Work, WorkId};
+use blockmux_proto::rdma::{RemoteRights, Event, MessageHead, QueuePair, Remote, WorkRequest, WorkId};
 use blockmux_rdma::Provider;
 use blockmux_rdma::iwarp::Config;
 use blockmux_volume::{Memory, Pages, SgList};
@@ -41,20 +41,20 @@ impl Round {
             if is_shared { Memory::from_pages(&Pages::from_heap(len)) } else { Memory::from_heap(len) };
         let (pipe, theirs) = (Pipe::new(config), Memory::from_heap(len));
         let mut round = Round { pipe, ours, theirs, len, granted: Vec::with_capacity(32), at_once: 0 };
-        let access = if matches!(kind, Kind::Reads) { Access::RemoteRead } else { Access::RemoteWrite };
+        let access = if matches!(kind, Kind::Reads) { RemoteRights::RemoteRead } else { RemoteRights::RemoteWrite };
         (0..DEPTH).for_each(|_| round.grant(access));
         round
     }
 
     fn grant_at_once(&mut self) {
         let mut local = self.theirs.seg(0, self.len).into();
-        let remote = self.pipe.passive.register(WorkId(0), &mut local, Access::RemoteWrite);
+        let remote = self.pipe.passive.register(WorkId(0), &mut local, RemoteRights::RemoteWrite);
         self.granted.push(remote.expect("there is room for it"));
     }
 
-    fn grant(&mut self, access: Access) {
+    fn grant(&mut self, access: RemoteRights) {
         let local = self.theirs.seg(0, self.len).into();
-        self.pipe.passive.post(Work::Register { id: WorkId(0), local, access });
+        self.pipe.passive.post(WorkRequest::Register { id: WorkId(0), local, access });
         match self.pipe.passive.poll() {
             Some(Event::Registered { remote, .. }) => self.granted.push(remote),
             other => panic!("{other:?}"),
@@ -69,15 +69,15 @@ impl Round {
             let (id, remote) = (WorkId(id), self.granted[id as usize]);
             posted += 1;
             let send = |payload, invalidate| {
-                let head = Head::from_slice(&[7; 76]);
-                Work::Send { id, head, payload, invalidate, is_solicited: false }
+                let head = MessageHead::from_slice(&[7; 76]);
+                WorkRequest::Send { id, head, payload, invalidate, is_solicited: false }
             };
             match kind {
                 Kind::Sends => active.post(send(local(), None)),
-                Kind::Writes => active.post(Work::Write { id, local: local(), remote }),
-                Kind::Reads => active.post(Work::Read { id, local: local(), remote }),
+                Kind::Writes => active.post(WorkRequest::Write { id, local: local(), remote }),
+                Kind::Reads => active.post(WorkRequest::Read { id, local: local(), remote }),
                 Kind::WritesAndClosings => {
-                    active.post(Work::Write { id, local: local(), remote });
+                    active.post(WorkRequest::Write { id, local: local(), remote });
                     active.post(send(SgList::default(), Some(remote.stag)));
                     posted += 1;
                 }
@@ -114,7 +114,7 @@ impl Round {
                 closed += u64::from(invalidated.is_some());
                 match kind {
                     Kind::AtOnce => self.pipe.passive.receive(1),
-                    _ => self.pipe.passive.post(Work::Receive),
+                    _ => self.pipe.passive.post(WorkRequest::Receive),
                 }
             }
         }
@@ -122,7 +122,7 @@ impl Round {
             self.granted.clear();
             (0..closed).for_each(|_| match kind {
                 Kind::AtOnce => self.grant_at_once(),
-                _ => self.grant(Access::RemoteWrite),
+                _ => self.grant(RemoteRights::RemoteWrite),
             });
         }
     }

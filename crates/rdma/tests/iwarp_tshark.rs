@@ -3,7 +3,7 @@
 //! Without tshark the test prints a line that begins with `skipped: ` and passes.
 #![allow(clippy::arithmetic_side_effects, clippy::indexing_slicing, reason = "an overflow fails the test")]
 
-use blockmux_proto::rdma::{Access, Endpoint, Event, Head, QueuePair, Remote, Stag, Work, WorkId};
+use blockmux_proto::rdma::{RemoteRights, Endpoint, Event, MessageHead, QueuePair, Remote, Stag, WorkRequest, WorkId};
 use blockmux_proto::session::{Demand, StreamSession};
 use blockmux_rdma::Provider;
 use blockmux_rdma::iwarp::{Config, Iwarp};
@@ -104,7 +104,7 @@ impl Capture {
                 while let Some(event) = self.ends[from].poll() {
                     heard += 1;
                     if matches!(event, Event::Requested { .. }) {
-                        self.ends[from].post(Work::Accept { private_data: b"yes".to_vec() });
+                        self.ends[from].post(WorkRequest::Accept { private_data: b"yes".to_vec() });
                     }
                     has_moved = true;
                 }
@@ -137,16 +137,16 @@ impl Capture {
         }
     }
 
-    fn grant(&mut self, len: usize, access: Access) -> Remote {
+    fn grant(&mut self, len: usize, access: RemoteRights) -> Remote {
         let local = Memory::from_heap(len).seg(0, len).into();
-        self.ends[1].post(Work::Register { id: WorkId(0), local, access });
+        self.ends[1].post(WorkRequest::Register { id: WorkId(0), local, access });
         match self.ends[1].poll() {
             Some(Event::Registered { remote, .. }) => remote,
             other => panic!("{other:?}"),
         }
     }
 
-    fn post(&mut self, work: Work) {
+    fn post(&mut self, work: WorkRequest) {
         self.ends[0].post(work);
         assert!(self.settle() > 0);
     }
@@ -157,24 +157,24 @@ fn talk(config: &Config) -> Vec<u8> {
     let mut capture = Capture::new(config);
     capture.settle();
     let memory = |len: usize| SgList::one(Memory::from_heap(len).seg(0, len));
-    let write = capture.grant(40_000, Access::RemoteWrite);
-    let closed = capture.grant(10, Access::RemoteWrite);
-    let read = capture.grant(40_000, Access::RemoteRead);
+    let write = capture.grant(40_000, RemoteRights::RemoteWrite);
+    let closed = capture.grant(10, RemoteRights::RemoteWrite);
+    let read = capture.grant(40_000, RemoteRights::RemoteRead);
     let id = WorkId(1);
     for (len, invalidate, is_solicited) in
         [(0, None, false), (3, None, true), (9000, Some(closed.stag), false), (5, Some(write.stag), true)]
     {
         let len_before = Remote { len: 40_000, ..write };
         if is_solicited {
-            capture.post(Work::Write { id, local: memory(40_000), remote: len_before });
+            capture.post(WorkRequest::Write { id, local: memory(40_000), remote: len_before });
         }
-        let (head, payload) = (Head::from_slice(&[0; 20]), memory(len));
-        capture.post(Work::Send { id, head, payload, invalidate, is_solicited });
+        let (head, payload) = (MessageHead::from_slice(&[0; 20]), memory(len));
+        capture.post(WorkRequest::Send { id, head, payload, invalidate, is_solicited });
         if invalidate.is_none() {
-            capture.post(Work::Read { id, local: memory(39_999), remote: Remote { len: 39_999, ..read } });
+            capture.post(WorkRequest::Read { id, local: memory(39_999), remote: Remote { len: 39_999, ..read } });
         }
     }
-    capture.ends[0].post(Work::Write {
+    capture.ends[0].post(WorkRequest::Write {
         id,
         local: memory(8),
         remote: Remote { stag: Stag(4), address: 0, len: 8 },

@@ -160,7 +160,7 @@ const _: () = assert!(size_of::<ReserveMessage>() == 2);
 
 open_enum! {
     /// What a message is about.
-    pub enum Command(u8) {
+    pub enum AoeCommand(u8) {
         /// Issue an ATA command.
         ISSUE_ATA_COMMAND = 0,
         /// Query config information.
@@ -295,7 +295,7 @@ mod tests {
         let (header, config) = parse::<ConfigMessage>(&query);
         assert_eq!((header.version(), header.is_response(), header.is_error()), (AOE_VERSION, false, false));
         assert_eq!((header.major.get(), header.minor), (ANY_SHELF, ANY_SLOT));
-        assert_eq!(Command(header.command), Command::QUERY_CONFIG_INFORMATION);
+        assert_eq!(AoeCommand(header.command), AoeCommand::QUERY_CONFIG_INFORMATION);
         assert_eq!((config.command(), config.string_length.get()), (ConfigCommand::READ, 0));
 
         let answer = [0x18, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0x80, 0x40, 0x19, 0x11, 0x10, 0, 0];
@@ -309,9 +309,9 @@ mod tests {
     fn ata_commands_read_as_the_kernel_sent_them() {
         let read = [0x10, 0, 0, 1, 1, 0, 0, 2, 0xdf, 0xa7, 0x40, 0, 8, 0x24, 0, 0, 0, 0, 0, 0, 0, 0];
         let (header, ata) = parse::<AtaMessage>(&read);
-        assert_eq!((header.tag.get(), Command(header.command)), (0x2_dfa7, Command::ISSUE_ATA_COMMAND));
+        assert_eq!((header.tag.get(), AoeCommand(header.command)), (0x2_dfa7, AoeCommand::ISSUE_ATA_COMMAND));
         assert_eq!((ata.aflags, ata.sector_count), (AOE_AFLAG_EXTENDED, 8));
-        assert_eq!(crate::ata::Command(ata.command_or_status), crate::ata::Command::READ_SECTORS_EXT);
+        assert_eq!(crate::ata::AtaCommand(ata.command_or_status), crate::ata::AtaCommand::READ_SECTORS_EXT);
         let write = [0x10, 0, 0, 1, 1, 0, 0, 8, 0xdf, 0xc4, 0x41, 0, 8, 0x34, 0, 0, 0, 0, 0, 0, 0, 0];
         let (_, ata) = parse::<AtaMessage>(&write);
         assert_eq!(ata.aflags, AOE_AFLAG_EXTENDED | AOE_AFLAG_WRITE);

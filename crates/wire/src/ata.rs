@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, LittleEndian as LE,
 
 open_enum! {
     /// The command register.
-    pub enum Command(u8) {
+    pub enum AtaCommand(u8) {
         /// DATA SET MANAGEMENT: trim.
         DATA_SET_MANAGEMENT = 0x06,
         /// READ SECTORS, 28 bits.

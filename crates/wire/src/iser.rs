@@ -138,7 +138,7 @@ mod tests {
     use super::*;
     use crate::iscsi::scsi::{ScsiCommand, ScsiResponse};
     use crate::iscsi::session::{LoginRequest, LoginResponse};
-    use crate::iscsi::{BHS_LEN, Opcode};
+    use crate::iscsi::{BHS_LEN, IscsiOpcode};
 
     /// Messages of Linux 6.12, ib_iser with ib_isert over siw: the first two headers of each.
     const LOGIN: &str = "10000000000000000000000000000000000000000000000000000000\
@@ -185,7 +185,7 @@ mod tests {
         let built = ControlHeader::new().with_read(0x3ab2_1901, 0xffff_8880_3f4b_4800);
         assert_eq!([built.as_bytes(), command.as_bytes()].concat_to::<76>(), message);
         let (header, response) = parts::<ScsiResponse>(&bytes(RESPONSE));
-        assert_eq!((header, response.opcode), (ControlHeader::new(), Opcode::SCSI_RESPONSE.0));
+        assert_eq!((header, response.opcode), (ControlHeader::new(), IscsiOpcode::SCSI_RESPONSE.0));
         assert_eq!(response.exp_data_sn.get(), 0, "there are no Data-In PDUs");
     }
 

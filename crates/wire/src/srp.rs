@@ -56,7 +56,7 @@ const _: () = assert!(size_of::<LoginReject>() == 32);
 
 open_enum! {
     /// The first byte of every information unit.
-    pub enum Opcode(u8) {
+    pub enum SrpOpcode(u8) {
         /// SRP_LOGIN_REQ.
         LOGIN_REQUEST = 0x00,
         /// SRP_LOGIN_REJ.

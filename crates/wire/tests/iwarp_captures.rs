@@ -13,7 +13,7 @@ use blockmux_wire::iwarp::ddp::{
     Control, FLAG_LAST, FLAG_TAGGED, TAGGED_LEN, Tagged, UNTAGGED_LEN, Untagged,
 };
 use blockmux_wire::iwarp::mpa::{self, CRC_LEN, Enhanced, ReqRepFrame};
-use blockmux_wire::iwarp::rdmap::{Opcode, ReadRequest};
+use blockmux_wire::iwarp::rdmap::{RdmapOpcode, ReadRequest};
 use std::collections::BTreeMap;
 use zerocopy::{FromBytes, IntoBytes, U32, U64};
 
@@ -86,7 +86,7 @@ fn rebuild(stream: &[u8]) -> BTreeMap<(u8, u8), usize> {
             let header = Untagged { msn: U32::new(msns[queue]), mo: U32::new(0), ..header };
             msns[queue] += 1;
             let mut body = ulpdu[UNTAGGED_LEN..].to_vec();
-            if control.opcode() == Opcode::RDMA_READ_REQUEST {
+            if control.opcode() == RdmapOpcode::RDMA_READ_REQUEST {
                 let request = ReadRequest::read_from_bytes(&body[..]).unwrap();
                 assert!(request.rdma_rd_sz.get() <= 64 << 10);
                 body = request.as_bytes().to_vec();

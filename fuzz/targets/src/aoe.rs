@@ -2,12 +2,12 @@
 //! never lies outside the disk.
 
 use crate::choices::Choices;
-use blockmux_proto::aoe::Address;
+use blockmux_proto::aoe::AoeAddress;
 use blockmux_proto::aoe::client::{Config, InitiatorSession};
 use blockmux_proto::aoe::server::{DEPTH, TargetSession};
-use blockmux_proto::aoe::unit::{Kept, Unit};
+use blockmux_proto::aoe::unit::{DiskSettings, AoeUnit};
 use blockmux_proto::exports::{Export, Exports, VolumeId};
-use blockmux_proto::frames::{Frame, Port, PortId, Station};
+use blockmux_proto::frames::{Frame, FramePortInfo, PortId, Station};
 use blockmux_proto::session::{FrameSession, Initiator, Target, Timed};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Chunk, Io, MemVolume, Op, Pool, Seg, SgList, Tag, Volume, Waker};
@@ -27,7 +27,7 @@ pub(crate) fn aoe_target(data: &[u8]) {
         read_only: choices.of(&[false, false, true]),
         volume,
     }]);
-    let unit = Unit::new(ADDRESS, VolumeId(0), Kept::default(), None);
+    let unit = AoeUnit::new(ADDRESS, VolumeId(0), DiskSettings::default(), None);
     let mut target = TargetSession::new(exports, vec![unit]).expect("it is one disk");
     let mut now = Instant::now();
     target.on_port(PortId(0), PORT, now);
@@ -104,7 +104,7 @@ fn frames(stream: &[u8]) -> impl Iterator<Item = &[u8]> {
     .take(MAX_FRAMES)
 }
 
-const ADDRESS: Address = Address { shelf: 1, slot: 0 };
-const PORT: Port = Port { mac: Mac([2; 6]), mtu: 1500, buffers: 64, is_up: true };
+const ADDRESS: AoeAddress = AoeAddress { shelf: 1, slot: 0 };
+const PORT: FramePortInfo = FramePortInfo { mac: Mac([2; 6]), mtu: 1500, buffers: 64, is_up: true };
 const SIZE: u64 = 64 << 10;
 const MAX_FRAMES: usize = 64;

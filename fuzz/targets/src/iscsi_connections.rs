@@ -9,7 +9,7 @@ use crate::iscsi_target::{exports, node};
 use crate::records::Records;
 use crate::wire::Wire;
 use blockmux_proto::exports::{Exports, VolumeId};
-use blockmux_proto::iscsi::node::Node;
+use blockmux_proto::iscsi::node::IscsiNode;
 use blockmux_proto::iscsi::server::{LocalSessions, TargetSession};
 use blockmux_proto::session::{Demand, Home, SessionStage, StreamSession, Target, Timed};
 use blockmux_volume::conformance::TestCore;
@@ -32,7 +32,7 @@ pub(crate) fn iscsi_connections(data: &[u8]) {
 
 struct Run<'a> {
     choices: Choices<'a>,
-    node: Arc<Node>,
+    node: Arc<IscsiNode>,
     local: Rc<LocalSessions>,
     exports: Exports,
     channels: Vec<Box<dyn Channel>>,

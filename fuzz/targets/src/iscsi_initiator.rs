@@ -13,7 +13,7 @@ use crate::records::Records;
 use crate::requests::{Requests, take_turns};
 use crate::wire::Wire;
 use blockmux_proto::iscsi::client::{BurstSize, Config, Function, InitiatorSession, Mode, wishes};
-use blockmux_proto::iscsi::login::operational::{CRC32C, Key, Parameters};
+use blockmux_proto::iscsi::login::operational::{CRC32C, OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::server::TargetSession;
 use blockmux_proto::scsi::Lun;
@@ -23,7 +23,7 @@ use blockmux_proto::session::{
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Channel, Chunk, Pool, Waker};
 use blockmux_wire::iscsi::scsi::{ScsiCommand, TaskManagementRequest};
-use blockmux_wire::iscsi::{Bhs, Opcode, RESERVED_TAG, padding};
+use blockmux_wire::iscsi::{Bhs, IscsiOpcode, RESERVED_TAG, padding};
 use std::time::Instant;
 use zerocopy::{FromBytes, transmute_ref};
 
@@ -195,14 +195,14 @@ struct Sent {
 
 impl Sent {
     /// Takes whole PDUs, and checks what no initiator may do.
-    fn on_sent(&mut self, bytes: &[u8], agreed: Option<&Parameters>) {
+    fn on_sent(&mut self, bytes: &[u8], agreed: Option<&OperationalParameters>) {
         self.unseen.extend(bytes);
         let digest = |key| agreed.map_or(0, |agreed| if agreed.is_on(key) { 4 } else { 0 });
         let mut rest = bytes;
         while let Ok((bhs, _)) = Bhs::read_from_prefix(rest) {
-            let is_login = bhs.opcode() == Opcode::LOGIN_REQUEST;
+            let is_login = bhs.opcode() == IscsiOpcode::LOGIN_REQUEST;
             let (header, data) =
-                if is_login { (0, 0) } else { (digest(Key::HeaderDigest), digest(Key::DataDigest)) };
+                if is_login { (0, 0) } else { (digest(OperationalKey::HeaderDigest), digest(OperationalKey::DataDigest)) };
             let len = bhs.data_segment_length.get() as usize;
             let tail = if len > 0 { padding(len) + data } else { 0 };
             rest = rest.get(48 + header + len + tail..).expect("it sends whole PDUs");
@@ -211,13 +211,13 @@ impl Sent {
         assert!(rest.is_empty(), "it sends whole PDUs");
     }
 
-    fn on_pdu(&mut self, bhs: &Bhs, len: usize, agreed: Option<&Parameters>) {
-        let most = agreed.map_or(8192, Parameters::max_send_data_segment_length);
+    fn on_pdu(&mut self, bhs: &Bhs, len: usize, agreed: Option<&OperationalParameters>) {
+        let most = agreed.map_or(8192, OperationalParameters::max_send_data_segment_length);
         assert!(len <= most || self.has_asked, "{} with {len} bytes of data", bhs.opcode());
         assert_eq!(bhs.ahs_len(), 0);
         let command: &ScsiCommand = transmute_ref!(bhs);
         match bhs.opcode() {
-            Opcode::SCSI_COMMAND => {
+            IscsiOpcode::SCSI_COMMAND => {
                 let (tag, cmd_sn) = (command.initiator_task_tag.get(), command.cmd_sn.get());
                 assert!(tag != RESERVED_TAG && !bhs.is_immediate());
                 assert_eq!(cmd_sn, self.cmd_sn.unwrap_or(cmd_sn), "CmdSN has a gap");
@@ -225,13 +225,13 @@ impl Sent {
                 self.cmd_sn = Some(cmd_sn.wrapping_add(1));
                 self.tags.push(tag);
             }
-            Opcode::DATA_OUT => assert!(len > 0 && self.tags.contains(&command.initiator_task_tag.get())),
-            Opcode::LOGIN_REQUEST | Opcode::NOP_OUT | Opcode::LOGOUT_REQUEST => assert!(bhs.is_immediate()),
-            Opcode::TEXT_REQUEST => {
+            IscsiOpcode::DATA_OUT => assert!(len > 0 && self.tags.contains(&command.initiator_task_tag.get())),
+            IscsiOpcode::LOGIN_REQUEST | IscsiOpcode::NOP_OUT | IscsiOpcode::LOGOUT_REQUEST => assert!(bhs.is_immediate()),
+            IscsiOpcode::TEXT_REQUEST => {
                 assert!(bhs.is_immediate() && len == 0);
                 self.has_asked = true;
             }
-            Opcode::TASK_MANAGEMENT_REQUEST => {
+            IscsiOpcode::TASK_MANAGEMENT_REQUEST => {
                 let request: &TaskManagementRequest = transmute_ref!(bhs);
                 let referenced = request.referenced_task_tag.get();
                 // A reset is about no task.
@@ -294,11 +294,11 @@ impl GoodTarget {
 }
 
 /// Ways to move data.
-fn wish(choice: u8) -> Parameters {
+fn wish(choice: u8) -> OperationalParameters {
     match choice % 4 {
         0 | 1 => wishes(),
-        2 => wishes().with(Key::InitialR2T, 1).with(Key::ImmediateData, 0),
-        _ => wishes().with(Key::HeaderDigest, CRC32C).with(Key::DataDigest, CRC32C),
+        2 => wishes().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0),
+        _ => wishes().with(OperationalKey::HeaderDigest, CRC32C).with(OperationalKey::DataDigest, CRC32C),
     }
 }
 

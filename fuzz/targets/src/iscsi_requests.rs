@@ -11,7 +11,7 @@ use crate::iscsi_target::drive;
 use blockmux_proto::iscsi::text::{Text, TextError, pairs, parse_binary, parse_list, parse_number};
 use blockmux_wire::iscsi::scsi::{ATTR_MASK, FLAG_READ, FLAG_WRITE, ScsiCommand};
 use blockmux_wire::iscsi::session::{LoginRequest, TextRequest};
-use blockmux_wire::iscsi::{Bhs, FLAG_FINAL, FLAG_IMMEDIATE, Opcode, RESERVED_TAG, U24, padding};
+use blockmux_wire::iscsi::{Bhs, FLAG_FINAL, FLAG_IMMEDIATE, IscsiOpcode, RESERVED_TAG, U24, padding};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// Reads `data` as choices and the texts of login requests, then of text requests.
@@ -41,7 +41,7 @@ pub(crate) fn scsi_commands(data: &[u8]) {
         let (data, tail) = tail.split_at(len);
         rest = tail;
         let mut command = ScsiCommand::new_zeroed();
-        command.opcode = Opcode::SCSI_COMMAND.0;
+        command.opcode = IscsiOpcode::SCSI_COMMAND.0;
         command.flags = FLAG_FINAL | flags & (FLAG_READ | FLAG_WRITE | ATTR_MASK);
         command.lun[1] = lun;
         command.initiator_task_tag = cmd_sn.into();
@@ -71,7 +71,7 @@ fn reads_back(text: &[u8]) {
 
 fn login_request(flags: u8) -> Vec<u8> {
     let mut request = LoginRequest::new_zeroed();
-    request.opcode = Opcode::LOGIN_REQUEST.0 | FLAG_IMMEDIATE;
+    request.opcode = IscsiOpcode::LOGIN_REQUEST.0 | FLAG_IMMEDIATE;
     request.flags = flags;
     request.isid = [0x80, 1, 2, 3, 4, 5];
     request.cmd_sn = 1.into();
@@ -80,7 +80,7 @@ fn login_request(flags: u8) -> Vec<u8> {
 
 fn text_request(flags: u8) -> Vec<u8> {
     let mut request = TextRequest::new_zeroed();
-    request.opcode = Opcode::TEXT_REQUEST.0 | FLAG_IMMEDIATE;
+    request.opcode = IscsiOpcode::TEXT_REQUEST.0 | FLAG_IMMEDIATE;
     // Its bits F and C are a login's T and C.
     request.flags = flags & 0xc0;
     request.initiator_task_tag = 7.into();

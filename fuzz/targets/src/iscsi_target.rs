@@ -4,11 +4,11 @@ use crate::choices::Choices;
 use crate::iscsi_target_stream::TargetStream;
 use crate::target_side::Run;
 use blockmux_proto::exports::{Export, Exports};
-use blockmux_proto::iscsi::login::chap::{Algorithm, Credentials, Secret};
+use blockmux_proto::iscsi::login::chap::{Algorithm, ChapCredentials, ChapSecret};
 use blockmux_proto::iscsi::name::Name;
-use blockmux_proto::iscsi::node::{Access, Chap, Node, Portal, TargetNode};
+use blockmux_proto::iscsi::node::{IscsiAccess, Chap, IscsiNode, Portal, TargetNode};
 use blockmux_proto::iscsi::server::TargetSession;
-use blockmux_proto::scsi::{Identity, LogicalUnit, Target as ScsiTarget};
+use blockmux_proto::scsi::{UnitIdentity, LogicalUnit, ScsiTarget as ScsiTarget};
 use blockmux_volume::{MemVolume, Pool};
 use std::sync::Arc;
 use std::time::Instant;
@@ -29,23 +29,23 @@ pub(crate) fn drive(mut choices: Choices<'_>, stream: Vec<u8>) {
 }
 
 /// An open target and one behind CHAP.
-pub(crate) fn node(exports: &Exports) -> Arc<Node> {
+pub(crate) fn node(exports: &Exports) -> Arc<IscsiNode> {
     let chap = Chap {
-        initiator: Credentials::new("user", Secret::new(b"initiator-secret").expect("it is short"))
+        initiator: ChapCredentials::new("user", ChapSecret::new(b"initiator-secret").expect("it is short"))
             .expect("the name is short"),
-        target: Credentials::new("target", Secret::new(b"target-secret").expect("it is short")),
+        target: ChapCredentials::new("target", ChapSecret::new(b"target-secret").expect("it is short")),
         algorithms: Algorithm::ALL.to_vec(),
     };
     let target = |name: &str, chap| {
         let units = exports.iter().fold(ScsiTarget::new(name, Vec::new()), |target, (id, export)| {
-            let unit = LogicalUnit::new(Identity::of(&export.name), export.volume.clone());
+            let unit = LogicalUnit::new(UnitIdentity::of(&export.name), export.volume.clone());
             target.with_unit(id.0 as u16, id, unit)
         });
-        let access = Access { initiator: None, chap, target: Arc::new(units) };
+        let access = IscsiAccess { initiator: None, chap, target: Arc::new(units) };
         let portals = vec![Portal { address: "192.0.2.1:3260".into(), group_tag: 1 }];
         TargetNode::new(Name::new(name).expect("it is a name"), portals, vec![access])
     };
-    Arc::new(Node::new(vec![target("iqn.2026-11.t:a", None), target("iqn.2026-11.t:b", Some(chap))]))
+    Arc::new(IscsiNode::new(vec![target("iqn.2026-11.t:a", None), target("iqn.2026-11.t:b", Some(chap))]))
 }
 
 pub(crate) fn exports() -> Exports {

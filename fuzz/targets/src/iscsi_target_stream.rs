@@ -3,8 +3,8 @@
 use crate::target_side::{Judge, Sent};
 use blockmux_wire::iscsi::scsi::ScsiResponse;
 use blockmux_wire::iscsi::session::{FLAG_TRANSIT, Stage, next_stage};
-use blockmux_wire::iscsi::{BHS_LEN, Bhs, DIGEST_LEN, Opcode, RESERVED_TAG, padding};
-use blockmux_wire::scsi::status::Status;
+use blockmux_wire::iscsi::{BHS_LEN, Bhs, DIGEST_LEN, IscsiOpcode, RESERVED_TAG, padding};
+use blockmux_wire::scsi::status::ScsiStatus;
 use std::time::Duration;
 use zerocopy::{FromBytes, transmute_ref};
 
@@ -59,16 +59,16 @@ impl TargetStream {
         let opcode = bhs.opcode();
         assert!(opcode.name().is_some() && opcode.0 & 0x20 != 0, "{opcode} is not a target's");
         assert_eq!(bhs.total_ahs_length, 0);
-        assert_eq!(opcode == Opcode::LOGIN_RESPONSE, !self.is_logged_in, "{opcode} has its time");
+        assert_eq!(opcode == IscsiOpcode::LOGIN_RESPONSE, !self.is_logged_in, "{opcode} has its time");
         let number = |at: usize| {
             let bytes = &bhs.specific_end[at..at + 4];
             u32::from_be_bytes(bytes.try_into().expect("there are four bytes"))
         };
         let (stat_sn, exp_cmd_sn, max_cmd_sn) = (number(4), number(8), number(12));
         let has_status = match opcode {
-            Opcode::DATA_IN => bhs.flags & 1 != 0,
-            Opcode::R2T => false,
-            Opcode::NOP_IN => bhs.initiator_task_tag.get() != RESERVED_TAG,
+            IscsiOpcode::DATA_IN => bhs.flags & 1 != 0,
+            IscsiOpcode::R2T => false,
+            IscsiOpcode::NOP_IN => bhs.initiator_task_tag.get() != RESERVED_TAG,
             _ => true,
         };
         if has_status {
@@ -79,10 +79,10 @@ impl TargetStream {
                 self.stat_sn = Some(expected.wrapping_add(1));
             }
         }
-        if opcode == Opcode::SCSI_RESPONSE {
+        if opcode == IscsiOpcode::SCSI_RESPONSE {
             check_status(bhs, data);
         }
-        if opcode == Opcode::LOGIN_RESPONSE {
+        if opcode == IscsiOpcode::LOGIN_RESPONSE {
             self.on_login(bhs, data);
         } else {
             let last = self.max_cmd_sn.replace(max_cmd_sn).unwrap_or(max_cmd_sn);
@@ -106,9 +106,9 @@ impl TargetStream {
 /// formats).
 fn check_status(bhs: &Bhs, data: &[u8]) {
     let response: &ScsiResponse = transmute_ref!(bhs);
-    let status = Status(response.status);
+    let status = ScsiStatus(response.status);
     assert!(status.name().is_some(), "{status} is no status");
-    assert_eq!(status == Status::CHECK_CONDITION, !data.is_empty(), "{status} and its sense data");
+    assert_eq!(status == ScsiStatus::CHECK_CONDITION, !data.is_empty(), "{status} and its sense data");
     let Some((len, sense)) = data.split_first_chunk() else { return };
     assert_eq!(usize::from(u16::from_be_bytes(*len)), sense.len(), "SenseLength");
     assert!(matches!(sense[0] & 0x7f, 0x70 | 0x72), "response code {:#x}", sense[0]);

@@ -13,16 +13,16 @@ use crate::iscsi_target::{exports, node};
 use crate::records::Records;
 use crate::requests::{MAX_TURNS, Requests, take_turns};
 use blockmux_proto::iscsi::client::{BurstSize, Config, InitiatorSession, Mode, wishes};
-use blockmux_proto::iscsi::login::operational::Key;
+use blockmux_proto::iscsi::login::operational::OperationalKey;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::server::{IserTargetSession, TargetSession};
 use blockmux_proto::rdma::testing::Recorder;
-use blockmux_proto::rdma::{Access, Event, RdmaConnections, RdmaSession, Remote, Stag, Work};
+use blockmux_proto::rdma::{RemoteRights, Event, RdmaConnections, RdmaSession, Remote, Stag, WorkRequest};
 use blockmux_proto::scsi::Lun;
 use blockmux_proto::session::{Initiator, Overdue, ProtocolError, Target, Timed};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Channel, Pool, Seg, SgList, Waker};
-use blockmux_wire::iscsi::Opcode;
+use blockmux_wire::iscsi::IscsiOpcode;
 use blockmux_wire::iscsi::scsi::ScsiCommand;
 use blockmux_wire::iser::ControlHeader;
 use std::collections::{BTreeMap, VecDeque};
@@ -34,7 +34,7 @@ pub(crate) fn iser_initiator(data: &[u8]) {
     let (mut choices, stream) = Choices::split(data);
     let now = Instant::now();
     let pool = Pool::new(choices.of(&[64 << 20, 64 << 20, 16 << 10]));
-    let wishes = wishes().with(Key::ImmediateData, u32::from(choices.byte() % 3 != 0));
+    let wishes = wishes().with(OperationalKey::ImmediateData, u32::from(choices.byte() % 3 != 0));
     let config = Config {
         initiator: name("iqn.2026-11.i:me"),
         target: name(TARGET),
@@ -81,7 +81,7 @@ struct Run<'a> {
 }
 
 /// What is open to the target, by name.
-type Open = BTreeMap<u32, (SgList, Access)>;
+type Open = BTreeMap<u32, (SgList, RemoteRights)>;
 
 /// What the initiator has sent.
 #[derive(Default)]
@@ -132,8 +132,8 @@ impl Run<'_> {
             let Some(work) = self.queue_pair.next(&mut self.session.connection(0), room) else { break };
             moved = true;
             match work {
-                Work::Receive | Work::Disconnect => {}
-                Work::Register { id, local, access } => {
+                WorkRequest::Receive | WorkRequest::Disconnect => {}
+                WorkRequest::Register { id, local, access } => {
                     self.last_stag += 1;
                     assert!(!local.is_empty());
                     let remote = Remote { stag: Stag(self.last_stag), address: 64, len: local.len() as u32 };
@@ -141,8 +141,8 @@ impl Run<'_> {
                     assert!(self.open.len() <= self.session.endpoint().regions as usize);
                     self.event(Event::Registered { id, remote });
                 }
-                Work::Invalidate { stag } => drop(self.open.remove(&stag.0)),
-                Work::Send { head, payload, invalidate: None, .. } => {
+                WorkRequest::Invalidate { stag } => drop(self.open.remove(&stag.0)),
+                WorkRequest::Send { head, payload, invalidate: None, .. } => {
                     let message = [&head[..], &payload.to_vec()].concat();
                     self.sent.on_message(&message, &self.open);
                     self.sent.unseen.push_back(message);
@@ -226,7 +226,7 @@ impl Sent {
         let (command, data) = ScsiCommand::read_from_prefix(rest).expect("messages are PDUs");
         let len = command.data_segment_length.get() as usize;
         assert!(len <= data.len() && data.len() <= 8192);
-        if Opcode(command.opcode & 0x3f) != Opcode::SCSI_COMMAND {
+        if IscsiOpcode(command.opcode & 0x3f) != IscsiOpcode::SCSI_COMMAND {
             assert_eq!(header, ControlHeader::new());
             return;
         }
@@ -234,7 +234,7 @@ impl Sent {
         assert_eq!(cmd_sn, self.cmd_sn.unwrap_or(cmd_sn), "CmdSN has a gap");
         self.cmd_sn = Some(cmd_sn.wrapping_add(1));
         let expected = command.expected_data_transfer_length.get() as usize;
-        let named = [(header.read(), Access::RemoteWrite), (header.write(), Access::RemoteRead)];
+        let named = [(header.read(), RemoteRights::RemoteWrite), (header.write(), RemoteRights::RemoteRead)];
         for (stag, access) in named.into_iter().filter_map(|(named, access)| Some((named?.0, access))) {
             let (memory, granted) = &open[&stag];
             assert_eq!((memory.len(), *granted, len), (expected, access, 0));
@@ -275,19 +275,19 @@ impl GoodTarget {
             while let Some(work) = self.queue_pair.next(&mut self.session, 100) {
                 next = true;
                 let id = match work {
-                    Work::Write { id, local, remote } => {
+                    WorkRequest::Write { id, local, remote } => {
                         if let Some((memory, _)) = open.get(&remote.stag.0) {
                             local.copy_to_list(memory);
                         }
                         id
                     }
-                    Work::Read { id, local, remote } => {
+                    WorkRequest::Read { id, local, remote } => {
                         if let Some((memory, _)) = open.get(&remote.stag.0) {
                             memory.slice(0, local.len()).copy_to_list(&local);
                         }
                         id
                     }
-                    Work::Send { head, payload, invalidate, .. } => {
+                    WorkRequest::Send { head, payload, invalidate, .. } => {
                         let closes = invalidate.filter(|stag| open.remove(&stag.0).is_some());
                         answers.push(([&head[..], &payload.to_vec()].concat(), closes));
                         continue;

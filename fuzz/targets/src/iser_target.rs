@@ -12,7 +12,7 @@ use crate::records::Records;
 use crate::served::Served;
 use blockmux_proto::iscsi::server::{IserTargetSession, TargetSession};
 use blockmux_proto::rdma::testing::Recorder;
-use blockmux_proto::rdma::{Event, RdmaSession, Work, WorkError, WorkId};
+use blockmux_proto::rdma::{Event, RdmaSession, WorkRequest, WorkError, WorkId};
 use blockmux_proto::session::{ProtocolError, Target, Timed};
 use blockmux_volume::{Pool, Seg};
 use blockmux_wire::iscsi::Bhs;
@@ -61,7 +61,7 @@ struct Run<'a> {
     pool: Pool,
     now: Instant,
     /// Sends, reads and writes that are not done, and the memory that they hold.
-    posted: Vec<(WorkId, Work)>,
+    posted: Vec<(WorkId, WorkRequest)>,
     /// Receive buffers.
     receives: u64,
     /// As the target said it last.
@@ -129,7 +129,7 @@ impl Run<'_> {
     }
 
     /// The next thing that the session asks, with that much room.
-    fn next_work(&mut self, room: usize) -> Option<Work> {
+    fn next_work(&mut self, room: usize) -> Option<WorkRequest> {
         self.queue_pair.next(&mut self.session, room)
     }
 
@@ -141,10 +141,10 @@ impl Run<'_> {
             let room = room.min(1 + self.choices.below(32));
             let Some(work) = self.next_work(room) else { break };
             match &work {
-                Work::Receive => self.receives += 1,
-                Work::Accept { private_data } => assert_eq!(private_data.len(), 4),
-                Work::Disconnect => self.is_leaving = true,
-                Work::Send { id, head, payload, .. } => {
+                WorkRequest::Receive => self.receives += 1,
+                WorkRequest::Accept { private_data } => assert_eq!(private_data.len(), 4),
+                WorkRequest::Disconnect => self.is_leaving = true,
+                WorkRequest::Send { id, head, payload, .. } => {
                     let (bhs, _) = Bhs::read_from_prefix(&head[28..]).expect("messages are PDUs");
                     let len = bhs.data_segment_length.get() as usize;
                     assert!(head.len() + payload.len() >= HEADERS + len && head[0] == 0x10);
@@ -152,12 +152,12 @@ impl Run<'_> {
                     self.exp_cmd_sn = common.exp_cmd_sn.get();
                     self.posted.push((*id, work));
                 }
-                Work::Read { id, local, remote } => {
+                WorkRequest::Read { id, local, remote } => {
                     assert_eq!(local.len(), remote.len as usize);
                     assert!(local.segs().iter().all(Seg::is_writable));
                     self.posted.push((*id, work));
                 }
-                Work::Write { id, local, remote } => {
+                WorkRequest::Write { id, local, remote } => {
                     assert!(local.len() <= remote.len as usize);
                     self.posted.push((*id, work));
                 }

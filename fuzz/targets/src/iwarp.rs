@@ -10,14 +10,14 @@
 
 use crate::choices::Choices;
 use crate::wire::Wire;
-use blockmux_proto::rdma::{Access, Endpoint, Event, Head, MESSAGE, QueuePair, Remote, Stag, Work, WorkId};
+use blockmux_proto::rdma::{RemoteRights, Endpoint, Event, MessageHead, MESSAGE, QueuePair, Remote, Stag, WorkRequest, WorkId};
 use blockmux_proto::session::{Demand, ProtocolError, StreamSession, Timed};
 use blockmux_rdma::Provider;
 use blockmux_rdma::iwarp::{Config, Iwarp, OUTBOX_FULL};
 use blockmux_volume::{Crc32c, Memory, Pool, Seg, SgList};
 use blockmux_wire::iwarp::ddp::{Control, TAGGED_LEN, Tagged, UNTAGGED_LEN, Untagged};
 use blockmux_wire::iwarp::mpa::{Enhanced, Marker, ReqRepFrame, fpdu_len};
-use blockmux_wire::iwarp::rdmap::{Opcode, ReadRequest, Terminate};
+use blockmux_wire::iwarp::rdmap::{RdmapOpcode, ReadRequest, Terminate};
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -116,13 +116,13 @@ impl Field {
 
     fn grant(&mut self, iwarp: &mut Iwarp) {
         let local = self.whole.seg(GAP, SIZE).into();
-        iwarp.post(Work::Register { id: WorkId(0), local, access: Access::RemoteRead });
+        iwarp.post(WorkRequest::Register { id: WorkId(0), local, access: RemoteRights::RemoteRead });
         match iwarp.poll() {
             Some(Event::Registered { remote, .. }) => self.granted.push(remote),
             other => panic!("{other:?}"),
         }
         let mut local = self.whole.seg(2 * GAP + SIZE, SIZE).into();
-        let remote = iwarp.register(WorkId(0), &mut local, Access::RemoteWrite);
+        let remote = iwarp.register(WorkId(0), &mut local, RemoteRights::RemoteWrite);
         self.granted.push(remote.expect("there is room for it"));
     }
 
@@ -223,19 +223,19 @@ impl Run<'_> {
         let stag = Stag(77);
         let remote = Remote { stag, address: 5, len: len as u32 };
         let work = match self.choices.below(5) {
-            0 => Work::Send {
+            0 => WorkRequest::Send {
                 id,
-                head: Head::from_slice(b"head"),
+                head: MessageHead::from_slice(b"head"),
                 payload: local,
                 invalidate: None,
                 is_solicited: true,
             },
-            1 => Work::Read { id, local, remote },
-            2 => Work::Write { id, local, remote },
-            3 => Work::Receive,
+            1 => WorkRequest::Read { id, local, remote },
+            2 => WorkRequest::Write { id, local, remote },
+            3 => WorkRequest::Receive,
             _ => return self.call(local, remote),
         };
-        self.posted += u64::from(!matches!(work, Work::Receive));
+        self.posted += u64::from(!matches!(work, WorkRequest::Receive));
         self.iwarp.post(work);
         true
     }
@@ -257,7 +257,7 @@ impl Run<'_> {
             4 => {
                 // What is named by the way is nobody's, and is closed again.
                 let is_empty = local.is_empty();
-                let named = self.iwarp.register(id, &mut local, Access::RemoteWrite);
+                let named = self.iwarp.register(id, &mut local, RemoteRights::RemoteWrite);
                 if let Some(remote) = named {
                     self.iwarp.invalidate(remote.stag);
                 }
@@ -279,8 +279,8 @@ impl Run<'_> {
                 Event::Requested { private_data } => {
                     assert!(private_data.len() <= 512);
                     let work = match self.choices.below(8) {
-                        0 => Work::Reject { private_data: vec![1; 9] },
-                        _ => Work::Accept { private_data: vec![2; 9] },
+                        0 => WorkRequest::Reject { private_data: vec![1; 9] },
+                        _ => WorkRequest::Accept { private_data: vec![2; 9] },
                     };
                     self.iwarp.post(work);
                 }
@@ -325,7 +325,7 @@ impl Run<'_> {
             }
             let fpdu: Vec<u8> = self.sent.drain(..fpdu_len(len)).collect();
             let request =
-                fpdu.get(2 + UNTAGGED_LEN..).filter(|_| fpdu[3] & 0x0f == Opcode::RDMA_READ_REQUEST.0);
+                fpdu.get(2 + UNTAGGED_LEN..).filter(|_| fpdu[3] & 0x0f == RdmapOpcode::RDMA_READ_REQUEST.0);
             if let Some((request, _)) =
                 request.and_then(|request| ReadRequest::read_from_prefix(request).ok())
             {

@@ -5,9 +5,9 @@
 
 use crate::choices::Choices;
 use blockmux_proto::nvme::auth::controller::Authenticator;
-use blockmux_proto::nvme::auth::host::{Applicant, Turn};
+use blockmux_proto::nvme::auth::host::{Applicant, AuthTurn};
 use blockmux_proto::nvme::auth::{
-    Concatenation, Credentials, DhGroup, Hash, HostSecrets, MAX_MESSAGE, Secret,
+    Concatenation, HostCredentials, DhGroup, Hash, HostSecrets, MAX_MESSAGE, DhChapSecret,
 };
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_wire::nvmeof::auth::SC_C_NEW_TLS_PSK;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// Reads `data` as choices and what messages are replaced by.
 pub(crate) fn nvme_auth(data: &[u8]) {
     let (mut choices, stream) = Choices::split(data);
-    let secret = |text| Secret::parse(text).expect("it is a secret");
+    let secret = |text| DhChapSecret::parse(text).expect("it is a secret");
     let hash = choices.of(&[None, Some(Hash::Sha256), Some(Hash::Sha384), Some(Hash::Sha512)]);
     // An exponentiation takes longer than everything else.
     let group = choices.of(&[DhGroup::Null, DhGroup::Null, DhGroup::Null, DhGroup::Ffdhe2048]);
@@ -38,7 +38,7 @@ pub(crate) fn nvme_auth(data: &[u8]) {
         choices.of(&[Concatenation::None, Concatenation::Due, Concatenation::None, Concatenation::Done]);
     let makes_key = concatenation == Concatenation::Due;
     let can_make_key = group != DhGroup::Null && hash != Some(Hash::Sha512);
-    let credentials = Credentials { secrets: Arc::new(own), seed: [1; 32], concatenation };
+    let credentials = HostCredentials { secrets: Arc::new(own), seed: [1; 32], concatenation };
     let mut host = Applicant::new(credentials, &name("nqn.h"), &name("nqn.s"));
     let mut target = Authenticator::new(Arc::new(controller), "nqn.h", "nqn.s", [2; 32])
         .with_secure_channel(SC_C_NEW_TLS_PSK);
@@ -47,20 +47,20 @@ pub(crate) fn nvme_auth(data: &[u8]) {
         assert!(turns < MAX_TURNS, "a host has at most five messages");
         turns += 1;
         match host.turn() {
-            Turn::Send(message) => {
+            AuthTurn::Send(message) => {
                 assert!(message.len() <= MAX_MESSAGE);
                 let mut message = message.to_vec();
                 is_spoiled |= spoil(&mut message, &mut choices, &mut stream);
                 target.on_message(&message);
                 host.on_sent();
             }
-            Turn::Receive => {
+            AuthTurn::Receive => {
                 let Some(mut message) = target.message(MAX_MESSAGE) else { return };
                 assert!(message.len() <= MAX_MESSAGE);
                 is_spoiled |= spoil(&mut message, &mut choices, &mut stream);
                 host.on_message(&message);
             }
-            Turn::Over(outcome) => break outcome,
+            AuthTurn::Over(outcome) => break outcome,
         }
     };
     assert!(!target.is_done() || knows, "who does not know the secret was let in");

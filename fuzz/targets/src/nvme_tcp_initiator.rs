@@ -12,7 +12,7 @@ use crate::nvme_auth;
 use crate::records::Records;
 use crate::requests::{MAX_TURNS, Requests};
 use crate::wire::Wire;
-use blockmux_proto::nvme::auth::{Concatenation, Credentials, DhGroup, HostSecrets, Secret};
+use blockmux_proto::nvme::auth::{Concatenation, HostCredentials, DhGroup, HostSecrets, DhChapSecret};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme_tcp::client::{
     AdminConfig, AdminSession, Ask, ControllerInfo, Digests, Names, NamespaceInfo, QueueConfig, QueueSession,
@@ -23,7 +23,7 @@ use blockmux_wire::nvme::opcode::{Transfer, transfer};
 use blockmux_wire::nvme::{Cqe, SglSubtype, Sqe};
 use blockmux_wire::nvmeof::tcp::{
     CAPSULE_RESP_LEN, CapsuleCmd, CapsuleResp, CommonHeader, DATA_LEN, Data, FLAG_LAST, IC_LEN, IcResp,
-    PduType, R2t,
+    PduType, NvmeTcpR2t,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,7 +40,7 @@ pub(crate) fn nvme_tcp_initiator(data: &[u8]) {
     }
 }
 
-fn run_admin(mut choices: Choices<'_>, credentials: Option<Credentials>, stream: &[u8]) {
+fn run_admin(mut choices: Choices<'_>, credentials: Option<HostCredentials>, stream: &[u8]) {
     let ask = choices.of(&[Ask::Use(1), Ask::Namespace(1), Ask::Namespaces, Ask::Discovery]);
     let config =
         AdminConfig { names: names(), credentials, queues: 1, ask, keep_alive: Duration::from_secs(5) };
@@ -67,7 +67,7 @@ fn run_admin(mut choices: Choices<'_>, credentials: Option<Credentials>, stream:
     }
 }
 
-fn run_queue(mut choices: Choices<'_>, credentials: Option<Credentials>, stream: &[u8]) {
+fn run_queue(mut choices: Choices<'_>, credentials: Option<HostCredentials>, stream: &[u8]) {
     let pool = Pool::new(choices.of(&[64 << 20, 64 << 20, 16 << 10]));
     let namespace = namespace(&mut choices);
     let info = namespace.volume_info();
@@ -234,7 +234,7 @@ fn answer(sqe: &Sqe, out: &mut Vec<u8>) {
         }
         Transfer::HostToController if len > 0 && !is_capsule => {
             let common = head(PduType::R2T, DATA_LEN, 0);
-            let r2t = R2t { common, cccid: cid.into(), r2tl: len.into(), ..R2t::new_zeroed() };
+            let r2t = NvmeTcpR2t { common, cccid: cid.into(), r2tl: len.into(), ..NvmeTcpR2t::new_zeroed() };
             out.extend(r2t.as_bytes());
         }
         // CSTS.RDY, and whatever else 1 may mean.
@@ -281,8 +281,8 @@ fn names() -> Names {
     Names { host: name("nqn.2026-11.t:host"), host_id: [1; 16], subsystem: name("nqn.2026-11.t:a") }
 }
 
-fn credentials() -> Credentials {
-    let host = Secret::parse(nvme_auth::OWN).expect("it is a secret");
+fn credentials() -> HostCredentials {
+    let host = DhChapSecret::parse(nvme_auth::OWN).expect("it is a secret");
     let secrets = HostSecrets { host, controller: None, hash: None, group: Some(DhGroup::Null) };
-    Credentials { secrets: Arc::new(secrets), seed: [1; 32], concatenation: Concatenation::None }
+    HostCredentials { secrets: Arc::new(secrets), seed: [1; 32], concatenation: Concatenation::None }
 }

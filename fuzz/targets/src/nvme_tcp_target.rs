@@ -4,7 +4,7 @@
 use crate::choices::Choices;
 use crate::target_side::{Judge, Run, Sent};
 use blockmux_proto::exports::{Export, Exports, VolumeId};
-use blockmux_proto::fabrics::controller::node::{Node, Port};
+use blockmux_proto::fabrics::controller::node::{NvmeNode, FabricsPort};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
 use blockmux_proto::nvme_tcp::server::TargetSession;
@@ -93,12 +93,12 @@ impl Judge for Controller {
     }
 }
 
-fn node(exports: &Exports) -> Arc<Node> {
+fn node(exports: &Exports) -> Arc<NvmeNode> {
     let namespaces = exports.iter().map(|(id, _)| namespace(exports, id));
     let nqn = Nqn::new("nqn.t").expect("it is a name");
     let subsystem = Arc::new(Subsystem::new(nqn, "", namespaces.collect(), Vec::new()));
-    let ports = vec![Port { id: 1, address: ([192, 0, 2, 1], 4420).into() }];
-    Arc::new(Node::new(vec![subsystem], ports, ""))
+    let ports = vec![FabricsPort { id: 1, address: ([192, 0, 2, 1], 4420).into() }];
+    Arc::new(NvmeNode::new(vec![subsystem], ports, ""))
 }
 
 /// The volume as the namespace of the next number.

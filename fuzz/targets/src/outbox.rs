@@ -1,7 +1,7 @@
 //! The outbox against a queue of bytes: whatever is pushed comes out once and in order, however it is sent.
 
 use arbitrary::{Arbitrary, Result, Unstructured};
-use blockmux_proto::outbox::{Outbox, Piece};
+use blockmux_proto::outbox::{Outbox, OutboxPiece};
 use blockmux_volume::{Seg, SgList};
 use std::collections::VecDeque;
 
@@ -70,8 +70,8 @@ fn check(outbox: &Outbox, model: &mut VecDeque<u8>) {
     let mut expected = &*model.make_contiguous();
     for piece in outbox.pieces() {
         let piece = match piece {
-            Piece::Head(head) => head.to_vec(),
-            Piece::Payload(seg) => seg.to_vec(),
+            OutboxPiece::Head(head) => head.to_vec(),
+            OutboxPiece::Payload(seg) => seg.to_vec(),
         };
         let here;
         (here, expected) = expected.split_at(piece.len());

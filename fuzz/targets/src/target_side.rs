@@ -5,7 +5,7 @@ use crate::choices::Choices;
 use crate::served::Served;
 use crate::wire::Wire;
 use blockmux_proto::exports::Exports;
-use blockmux_proto::outbox::{Outbox, Piece};
+use blockmux_proto::outbox::{Outbox, OutboxPiece};
 use blockmux_proto::session::{Demand, ProtocolError, StreamSession, Target};
 use blockmux_volume::Pool;
 use std::time::{Duration, Instant};
@@ -178,8 +178,8 @@ fn first_bytes(outbox: &mut Outbox, len: usize) -> Vec<u8> {
     for piece in outbox.pieces() {
         let left = len - bytes.len();
         match piece {
-            Piece::Head(head) => bytes.extend(&head[..left.min(head.len())]),
-            Piece::Payload(seg) => bytes.extend(seg.slice(0, left.min(seg.len())).to_vec()),
+            OutboxPiece::Head(head) => bytes.extend(&head[..left.min(head.len())]),
+            OutboxPiece::Payload(seg) => bytes.extend(seg.slice(0, left.min(seg.len())).to_vec()),
         }
         if bytes.len() == len {
             break;

@@ -10,7 +10,7 @@ use std::str::FromStr;
 
 /// Reads `data` as a URL of AoE.
 pub(crate) fn aoe_url(data: &[u8]) {
-    reads_back::<aoe::url::Url>(data);
+    reads_back::<aoe::url::AoeUrl>(data);
 }
 
 /// Reads `data` as a URI.
@@ -21,12 +21,12 @@ pub(crate) fn nbd_uri(data: &[u8]) {
 /// Reads `data` as an iSCSI URL.
 pub(crate) fn iscsi_url(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
-    match text.parse::<iscsi::url::Url>() {
+    match text.parse::<iscsi::url::IscsiUrl>() {
         Ok(url) if url.password.is_some() => {
             let shown = url.to_string();
-            assert!(shown.starts_with("iscsi://") && shown.parse::<iscsi::url::Url>().is_err());
+            assert!(shown.starts_with("iscsi://") && shown.parse::<iscsi::url::IscsiUrl>().is_err());
         }
-        Ok(_) => reads_back::<iscsi::url::Url>(data),
+        Ok(_) => reads_back::<iscsi::url::IscsiUrl>(data),
         Err(error) => is_one_line(&error),
     }
 }
@@ -34,8 +34,8 @@ pub(crate) fn iscsi_url(data: &[u8]) {
 /// Reads `data` as a URL of NVMe/TCP.
 pub(crate) fn nvme_url(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
-    match text.parse::<fabrics::url::Url>() {
-        Ok(_) => reads_back::<fabrics::url::Url>(data),
+    match text.parse::<fabrics::url::NvmeUrl>() {
+        Ok(_) => reads_back::<fabrics::url::NvmeUrl>(data),
         Err(error) => is_one_line(&error),
     }
 }

@@ -15,10 +15,10 @@ use std::process::{Command, Stdio};
 pub(super) struct Cable([Network; 2]);
 
 /// One of its ends.
-pub(super) type End = usize;
+pub(super) type CableEnd = usize;
 
-pub(super) const TARGET: End = 0;
-pub(super) const INITIATOR: End = 1;
+pub(super) const TARGET: CableEnd = 0;
+pub(super) const INITIATOR: CableEnd = 1;
 /// What the interface at either end is called.
 pub(super) const INTERFACE: &str = "cable";
 
@@ -89,17 +89,17 @@ impl Cable {
     ///
     /// # Errors
     /// If it cannot be gone to.
-    pub(super) fn within<T: Send>(&self, end: End, work: impl FnOnce() -> T + Send) -> Result<T, Failure> {
+    pub(super) fn within<T: Send>(&self, end: CableEnd, work: impl FnOnce() -> T + Send) -> Result<T, Failure> {
         let done = self.0[end].within(work);
         done.map_err(|error| Failure::run(format!("cannot enter a network of our own: {error}")))
     }
 
     /// The address of one end, of those that documentation uses.
-    pub(super) fn address(&self, end: End) -> Ipv4Addr {
+    pub(super) fn address(&self, end: CableEnd) -> Ipv4Addr {
         Ipv4Addr::new(192, 0, 2, 1 + end as u8)
     }
 
-    fn run(&self, end: End, program: &str, words: &[&str]) -> Result<(), String> {
+    fn run(&self, end: CableEnd, program: &str, words: &[&str]) -> Result<(), String> {
         let run = || Command::new(program).args(words).stdin(Stdio::null()).output();
         match self.0[end].within(run) {
             Ok(Ok(output)) if output.status.success() => Ok(()),

@@ -1,6 +1,6 @@
 //! The jobs that the command line, job files or the usual comparison ask for.
 
-use super::Args;
+use super::BenchArgs;
 use crate::failure::Failure;
 use crate::regular;
 use blockmux_lab::job::{Job, Rw};
@@ -19,7 +19,7 @@ pub(super) struct Jobs {
 }
 
 /// The jobs and, from job files, their volumes.
-pub(super) fn jobs(args: &Args, files: &[&String]) -> Result<Jobs, Failure> {
+pub(super) fn jobs(args: &BenchArgs, files: &[&String]) -> Result<Jobs, Failure> {
     let shapes = [("numjobs", &args.numjobs), ("iodepth", &args.iodepth), ("bs", &args.bs), ("rw", &args.rw)];
     let shape = shapes.iter().find(|(_, values)| !values.is_empty());
     if let (Some(_), Some(file)) = (&args.suite, files.first()) {
@@ -73,7 +73,7 @@ pub(super) fn jobs(args: &Args, files: &[&String]) -> Result<Jobs, Failure> {
 }
 
 /// What the command line says beside patterns; it goes before what a job file says.
-fn set_all(job: &mut Job, args: &Args) -> Result<(), Failure> {
+fn set_all(job: &mut Job, args: &BenchArgs) -> Result<(), Failure> {
     for (key, value) in [
         ("runtime", &args.runtime),
         ("ramp_time", &args.ramp_time),
@@ -157,7 +157,7 @@ pub(super) fn wrong_option(error: &JobError) -> Failure {
 }
 
 /// A job with the times that are asked for.
-pub(super) fn times(args: &Args) -> Result<Job, Failure> {
+pub(super) fn times(args: &BenchArgs) -> Result<Job, Failure> {
     let (runtime_ms, ramp_time_ms) = if args.is_quick() {
         (QUICK_RUNTIME_MS, QUICK_RAMP_MS)
     } else {

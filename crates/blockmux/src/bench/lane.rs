@@ -1,10 +1,10 @@
 //! One subject under one job, run as often as asked.
 
 use super::cable::{Cable, INITIATOR, INTERFACE, TARGET};
-use super::plan::Plan;
+use super::plan::BenchPlan;
 use crate::failure::Failure;
-use crate::protocol::frontend::{Named, Portal, Service};
-use crate::protocol::policy::{Place, Policy};
+use crate::protocol::frontend::{VolumeNames, Portal, Service};
+use crate::protocol::policy::{ListenerAddress, Policy};
 use crate::protocol::{Carrier, Protocol};
 use blockmux_engine::congestion::Congestion;
 use blockmux_engine::cores::Cores;
@@ -16,7 +16,7 @@ use blockmux_lab::ceiling::{self, CeilingJob, Transport, Variant};
 use blockmux_lab::generator::Bench;
 use blockmux_lab::job::Job;
 use blockmux_lab::link::{self, Link};
-use blockmux_lab::result::{Kind, Row, Run};
+use blockmux_lab::result::{SubjectKind, Row, Run};
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_volume::Volume;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -68,18 +68,18 @@ impl Lane {
     /// Its row, without runs.
     pub(super) fn row(&self) -> Row {
         let (kind, protocol, poll) = match &self.how {
-            How::Local(_) => (Kind::Local, String::new(), ""),
+            How::Local(_) => (SubjectKind::Local, String::new(), ""),
             How::Served(protocol, _, policy) | How::Linked(protocol, _, policy, _) => {
-                (Kind::Protocol, protocol.name.to_owned(), policy.name())
+                (SubjectKind::Protocol, protocol.name.to_owned(), policy.name())
             }
             How::Remote(protocol, transport, _, policy) => {
-                (Kind::Protocol, protocol.name_over(*transport), policy.name())
+                (SubjectKind::Protocol, protocol.name_over(*transport), policy.name())
             }
             How::Ceiling(protocol, transport, Variant::Sleeping) => {
-                (Kind::CeilingSleeping, protocol.name_over(*transport), "")
+                (SubjectKind::CeilingSleeping, protocol.name_over(*transport), "")
             }
             How::Ceiling(protocol, transport, Variant::Spinning) => {
-                (Kind::CeilingSpinning, protocol.name_over(*transport), "")
+                (SubjectKind::CeilingSpinning, protocol.name_over(*transport), "")
             }
         };
         Row {
@@ -94,7 +94,7 @@ impl Lane {
     }
 
     /// Runs it once.
-    pub(super) fn run(&self, plan: &Plan, progress: &dyn Fn(f64)) -> Result<Run, Failure> {
+    pub(super) fn run(&self, plan: &BenchPlan, progress: &dyn Fn(f64)) -> Result<Run, Failure> {
         match &self.how {
             How::Local(volume) => {
                 let initiator = plan.initiator_cores(PollPolicy::ADAPTIVE, self.job.numjobs)?;
@@ -205,7 +205,7 @@ fn serve(
         Carrier::Frames => None,
     };
     let address = listener.as_ref().map(|listener| listener.address().clone());
-    let place = address.map_or_else(|| Place::Interface(INTERFACE.to_owned()), Place::Socket);
+    let place = address.map_or_else(|| ListenerAddress::Interface(INTERFACE.to_owned()), ListenerAddress::Socket);
     let exports = Exports::new(vec![Export {
         name: EXPORT.to_owned(),
         description: String::new(),
@@ -226,7 +226,7 @@ fn serve(
             .ok_or_else(|| Failure::run("the target's core has ended"))?;
     }
     let portal = Portal { listener: place.clone(), reached_at: place };
-    let ways = Named::all(&exports).into_iter().flat_map(|named| frontend.ways(protocol, &portal, &named));
+    let ways = VolumeNames::all(&exports).into_iter().flat_map(|named| frontend.ways(protocol, &portal, &named));
     ways.map(|way| way.url).next().ok_or_else(|| Failure::run("the volume is out of reach"))
 }
 

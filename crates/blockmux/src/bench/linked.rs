@@ -1,10 +1,10 @@
 //! The lanes of a suite that is measured over links of its own.
 
-use super::Args;
+use super::BenchArgs;
 use super::cable::Cable;
 use super::jobs::times;
 use super::lane::{How, Lane};
-use super::plan::{Plan, Subject};
+use super::plan::{BenchPlan, Subject};
 use crate::failure::Failure;
 use crate::protocol;
 use blockmux_engine::reactor::PollPolicy;
@@ -12,7 +12,7 @@ use blockmux_lab::job::Job;
 use blockmux_lab::link::{self, Link, Links};
 use blockmux_lab::suite::Suite;
 
-impl Plan {
+impl BenchPlan {
     /// Every job on the local volumes, and then under each protocol over each link.
     ///
     /// # Errors
@@ -21,7 +21,7 @@ impl Plan {
         &mut self,
         suite: &Suite,
         links: &Links,
-        args: &Args,
+        args: &BenchArgs,
         subjects: &[Subject],
         policies: &[PollPolicy],
     ) -> Result<(), Failure> {

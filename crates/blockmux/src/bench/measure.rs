@@ -4,7 +4,7 @@
 //! does: whoever interrupts it gets the runs that are in, and the one that was under way ends with the process.
 
 use super::lane::Lane;
-use super::plan::Plan;
+use super::plan::BenchPlan;
 use crate::failure::Failure;
 use crate::signals;
 use blockmux_engine::initiator::missing_connections;
@@ -27,11 +27,11 @@ pub(super) struct Measured {
     /// Of these, so many lost a connection that was not there again when they ended.
     pub(super) short_of_one: u32,
     /// Why there are no more.
-    pub(super) end: End,
+    pub(super) end: BenchEnd,
 }
 
 /// Why measuring is over.
-pub(super) enum End {
+pub(super) enum BenchEnd {
     /// All runs are in.
     Complete,
     /// This signal came.
@@ -41,15 +41,15 @@ pub(super) enum End {
 }
 
 /// What the measuring thread and signals say.
-enum Event {
+enum BenchEvent {
     Run { lane: usize, run: Box<Run>, is_short_of_one: bool },
-    End(End),
+    End(BenchEnd),
 }
 
 /// What ends a bench early is heard from here on.
 pub(super) struct Interrupts {
-    events: Sender<Event>,
-    incoming: Receiver<Event>,
+    events: Sender<BenchEvent>,
+    incoming: Receiver<BenchEvent>,
 }
 
 impl Interrupts {
@@ -59,7 +59,7 @@ impl Interrupts {
     /// If the system does not tell of them.
     pub(super) fn watch() -> Result<Interrupts, Failure> {
         let (events, incoming) = mpsc::channel();
-        signals::watch(&events, |signal| Event::End(End::Signal(signal)))
+        signals::watch(&events, |signal| BenchEvent::End(BenchEnd::Signal(signal)))
             .map_err(|error| Failure::run(format!("cannot watch for signals: {error}")))?;
         Ok(Interrupts { events, incoming })
     }
@@ -69,7 +69,7 @@ impl Interrupts {
 ///
 /// # Errors
 /// If it cannot begin.
-pub(super) fn measure(plan: Plan, runs: u32, interrupts: Interrupts) -> Result<Measured, Failure> {
+pub(super) fn measure(plan: BenchPlan, runs: u32, interrupts: Interrupts) -> Result<Measured, Failure> {
     let mut rows: Vec<Row> = plan.lanes.iter().map(Lane::row).collect();
     let bar = progress_bar(&plan, runs);
     let Interrupts { events, incoming } = interrupts;
@@ -77,20 +77,20 @@ pub(super) fn measure(plan: Plan, runs: u32, interrupts: Interrupts) -> Result<M
     thread::Builder::new()
         .name("bench".to_owned())
         .spawn(move || {
-            let end = run_all(&plan, runs, &its_bar, &events).map_or_else(End::Failed, |()| End::Complete);
+            let end = run_all(&plan, runs, &its_bar, &events).map_or_else(BenchEnd::Failed, |()| BenchEnd::Complete);
             // The caller may have had enough.
-            let _ = events.send(Event::End(end));
+            let _ = events.send(BenchEvent::End(end));
         })
         .map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;
     let mut short_of_one = 0;
     let end = loop {
         match incoming.recv() {
-            Ok(Event::Run { lane, run, is_short_of_one }) => {
+            Ok(BenchEvent::Run { lane, run, is_short_of_one }) => {
                 short_of_one += u32::from(is_short_of_one);
                 rows[lane].runs.push(*run);
             }
-            Ok(Event::End(end)) => break end,
-            Err(_) => break End::Failed(Failure::run("the measuring thread has panicked")),
+            Ok(BenchEvent::End(end)) => break end,
+            Err(_) => break BenchEnd::Failed(Failure::run("the measuring thread has panicked")),
         }
     };
     bar.finish_and_clear();
@@ -99,7 +99,7 @@ pub(super) fn measure(plan: Plan, runs: u32, interrupts: Interrupts) -> Result<M
     Ok(Measured { rows, short_of_one, end })
 }
 
-fn run_all(plan: &Plan, runs: u32, bar: &ProgressBar, events: &Sender<Event>) -> Result<(), Failure> {
+fn run_all(plan: &BenchPlan, runs: u32, bar: &ProgressBar, events: &Sender<BenchEvent>) -> Result<(), Failure> {
     plan.prepare(bar)?;
     bar.reset_elapsed();
     let mut done_ms = 0;
@@ -121,7 +121,7 @@ fn run_all(plan: &Plan, runs: u32, bar: &ProgressBar, events: &Sender<Event>) ->
                 let (subject, job) = (lane.subject(), &lane.job.name);
                 warn!("run {nth}/{runs} of {subject}, {job}: lost a connection and did not get it back");
             }
-            if events.send(Event::Run { lane: at, run: Box::new(run), is_short_of_one }).is_err() {
+            if events.send(BenchEvent::Run { lane: at, run: Box::new(run), is_short_of_one }).is_err() {
                 return Ok(());
             }
             info!("run {nth}/{runs} of {}, {}: {iops} IOPS", lane.subject(), lane.job.name);
@@ -155,7 +155,7 @@ fn order(lanes: &[Lane], nth: u32) -> Vec<usize> {
     order
 }
 
-fn progress_bar(plan: &Plan, runs: u32) -> ProgressBar {
+fn progress_bar(plan: &BenchPlan, runs: u32) -> ProgressBar {
     let lane_ms: u64 = plan.lanes.iter().map(|lane| lane.job.ramp_time_ms + lane.job.runtime_ms).sum();
     let bar = ProgressBar::with_draw_target(
         Some(lane_ms * u64::from(runs)),

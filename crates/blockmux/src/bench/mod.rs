@@ -20,8 +20,8 @@ use crate::show;
 use blockmux_engine::congestion::Congestion;
 use blockmux_lab::result::{Comparison, Machine};
 use blockmux_lab::when;
-use measure::{End, Interrupts, Measured, measure};
-use plan::Plan;
+use measure::{BenchEnd, Interrupts, Measured, measure};
+use plan::BenchPlan;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -31,7 +31,7 @@ use std::process::ExitCode;
 /// meanings; give --rw, --bs, --iodepth or --numjobs several times to measure every combination.
 #[derive(clap::Args)]
 #[command(rename_all = "snake_case", after_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct BenchArgs {
     /// Volume, URL, or fio job file (a path without a colon)
     #[arg(value_name = "VOLUME|URL|JOBFILE")]
     subjects: Vec<String>,
@@ -97,7 +97,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-impl Args {
+impl BenchArgs {
     /// Whether the short list of jobs is measured: neither the full list nor jobs of the user's own.
     fn is_quick(&self) -> bool {
         let shapes = [&self.rw, &self.bs, &self.iodepth, &self.numjobs];
@@ -119,14 +119,14 @@ fn is_job_file(word: &str) -> bool {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode, Failure> {
     if let Some(congestion) = &args.congestion {
         let wrong = |why| Failure::request(format!("--congestion {congestion}: {why}"));
         congestion.check().map_err(wrong)?;
     }
     show::make_directory(&args.report)?;
     let interrupts = Interrupts::watch()?;
-    let mut plan = Plan::make(args)?;
+    let mut plan = BenchPlan::make(args)?;
     let (started, skipped) = (when::now(), std::mem::take(&mut plan.skipped));
     let Measured { mut rows, short_of_one, end } = measure(plan, args.runs(), interrupts)?;
     let (lanes, done) = (rows.len(), rows.iter().map(|row| row.runs.len()).sum::<usize>());
@@ -145,12 +145,12 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     }
     let all = lanes * args.runs() as usize;
     match end {
-        End::Failed(failure) => Err(failure),
-        End::Signal(signal) => {
+        BenchEnd::Failed(failure) => Err(failure),
+        BenchEnd::Signal(signal) => {
             Failure::run(format!("interrupted; {done} of {all} runs were done")).report();
             Ok(failure::status_of_signal(signal))
         }
-        End::Complete => verdict(&comparison, short_of_one),
+        BenchEnd::Complete => verdict(&comparison, short_of_one),
     }
 }
 

@@ -1,6 +1,6 @@
 //! What the command line asks for, as lanes.
 
-use super::Args;
+use super::BenchArgs;
 use super::cable::Cable;
 use super::jobs::{Jobs, jobs, times, wrong_option};
 use super::lane::{How, Lane};
@@ -26,7 +26,7 @@ use std::cell::OnceCell;
 use std::sync::Arc;
 
 /// Lanes in the order in which they are shown, and what they share.
-pub(super) struct Plan {
+pub(super) struct BenchPlan {
     pub(super) lanes: Vec<Lane>,
     /// Jobs that cannot be measured, and why.
     pub(super) skipped: Vec<(String, String)>,
@@ -57,13 +57,13 @@ pub(super) struct Subject {
     holds_data: bool,
 }
 
-impl Plan {
+impl BenchPlan {
     /// Opens the volumes and checks every job against them.
-    pub(super) fn make(args: &Args) -> Result<Plan, Failure> {
+    pub(super) fn make(args: &BenchArgs) -> Result<BenchPlan, Failure> {
         let (names, files): (Vec<&String>, Vec<&String>) =
             args.subjects.iter().partition(|word| !super::is_job_file(word));
         let policies: Vec<PollPolicy> = args.poll.iter().map(|&poll| poll.into()).collect();
-        let mut plan = Plan {
+        let mut plan = BenchPlan {
             lanes: Vec::new(),
             skipped: Vec::new(),
             fresh: Vec::new(),
@@ -119,7 +119,7 @@ impl Plan {
     }
 
     /// What is measured if nothing is named.
-    fn open_default(&mut self, args: &Args) -> Result<Vec<Subject>, Failure> {
+    fn open_default(&mut self, args: &BenchArgs) -> Result<Vec<Subject>, Failure> {
         let bytes = default_bytes(args)?;
         let suite = args.suite.as_deref().and_then(|name| Suite::by_name(name).ok());
         let Some(links) = suite.as_ref().and_then(Suite::links) else {
@@ -138,7 +138,7 @@ impl Plan {
     }
 
     /// One job's lanes: each subject, then the ceilings of every protocol among them.
-    fn add_job(&mut self, job: &Job, subjects: &[&Subject], policies: &[PollPolicy], args: &Args) {
+    fn add_job(&mut self, job: &Job, subjects: &[&Subject], policies: &[PollPolicy], args: &BenchArgs) {
         let mut protocols: Vec<(&'static Protocol, Transport)> = Vec::new();
         for subject in subjects {
             let mut add = |how| self.lanes.push(Lane::new(how, job, &subject.shown));
@@ -165,7 +165,7 @@ impl Plan {
         self.add_ceilings(job, protocols, args);
     }
 
-    fn add_ceilings(&mut self, job: &Job, protocols: Vec<(&'static Protocol, Transport)>, args: &Args) {
+    fn add_ceilings(&mut self, job: &Job, protocols: Vec<(&'static Protocol, Transport)>, args: &BenchArgs) {
         // A discard moves no data, and a ceiling of verifying would be something else again.
         if args.no_ceiling || matches!(job.rw, Rw::Trim | Rw::RandTrim) || job.verify.is_some() {
             return;
@@ -184,7 +184,7 @@ impl Plan {
 
     /// The ceilings that are measured. The short list has only the one that a policy's rows are compared
     /// with; for adaptive polling that is the spinning one, the faster where both sides have a CPU.
-    fn ceilings(&self, args: &Args) -> Vec<Variant> {
+    fn ceilings(&self, args: &BenchArgs) -> Vec<Variant> {
         let variant = |poll: &Poll| match poll {
             Poll::Never => Variant::Sleeping,
             Poll::Adaptive if self.cpus < 2 => Variant::Sleeping,
@@ -199,7 +199,7 @@ impl Plan {
     fn add_suite(
         &mut self,
         name: &str,
-        args: &Args,
+        args: &BenchArgs,
         subjects: &[Subject],
         policies: &[PollPolicy],
     ) -> Result<(), Failure> {
@@ -352,7 +352,7 @@ fn keeps_content(spec: &Spec) -> bool {
 }
 
 /// RAM of `--size`, or so much that the machine keeps most of its memory.
-fn default_bytes(args: &Args) -> Result<u64, Failure> {
+fn default_bytes(args: &BenchArgs) -> Result<u64, Failure> {
     Ok(match args.size.as_deref().map(units::parse_size) {
         Some(Ok(units::Size::Bytes(bytes))) if args.offset.is_none() => bytes,
         Some(Err(why)) => {

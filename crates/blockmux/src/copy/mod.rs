@@ -21,12 +21,12 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
-use task::{CopyError, CopyTask, Plan, Side};
+use task::{CopyError, CopyTask, CopyPlan, Side};
 
 /// From where to where, and how.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct CopyArgs {
     /// What to copy: a volume or a URL
     #[arg(value_name = "SRC")]
     source: Spec,
@@ -45,7 +45,7 @@ pub(crate) struct Args {
 }
 
 /// Copies a volume.
-pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &CopyArgs) -> Result<ExitCode, Failure> {
     let is_same = args.source == args.destination && leads_somewhere(&args.source);
     if is_same || is_one_file(&args.source, &args.destination) {
         return Err(Failure::request(format!(
@@ -110,7 +110,7 @@ fn created_as_large(destination: &Spec, size: u64) -> Spec {
     }
 }
 
-fn plan(args: &Args, from: &VolumeInfo, destination: &Opened) -> Result<Plan, Failure> {
+fn plan(args: &CopyArgs, from: &VolumeInfo, destination: &Opened) -> Result<CopyPlan, Failure> {
     let (to, name) = (destination.volume.info(), &args.destination);
     if to.read_only {
         return Err(Failure::request(format!("{name}: is read-only; copy to a volume that can be written")));
@@ -134,7 +134,7 @@ fn plan(args: &Args, from: &VolumeInfo, destination: &Opened) -> Result<Plan, Fa
             from.size, to.logical_block
         )));
     }
-    Ok(Plan {
+    Ok(CopyPlan {
         len: from.size,
         block,
         piece: args.bs,
@@ -148,7 +148,7 @@ fn plan(args: &Args, from: &VolumeInfo, destination: &Opened) -> Result<Plan, Fa
 fn copy(
     source: Opened,
     destination: Opened,
-    plan: Plan,
+    plan: CopyPlan,
     progress: &Arc<Progress>,
 ) -> Result<Result<(), CopyError>, Failure> {
     // Each piece is at most twice in buffers, as it was received and aligned for direct I/O; rounded up, that may be
@@ -178,7 +178,7 @@ fn copy(
     outcome
 }
 
-fn explain(error: &CopyError, args: &Args, is_copied: bool) -> String {
+fn explain(error: &CopyError, args: &CopyArgs, is_copied: bool) -> String {
     let state = if is_copied { "all was copied, but not all compared" } else { "the copy is not complete" };
     let name = |side: &Side| match side {
         Side::Source => &args.source,

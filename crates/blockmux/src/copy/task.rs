@@ -17,7 +17,7 @@ use std::sync::{Arc, mpsc};
 
 /// What to do.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Plan {
+pub(super) struct CopyPlan {
     /// The source's size in bytes.
     pub(super) len: u64,
     /// Whole on both sides, in bytes; a power of two.
@@ -58,7 +58,7 @@ pub(super) enum CopyError {
 pub(super) struct CopyTask {
     source: Box<dyn Channel>,
     destination: Box<dyn Channel>,
-    plan: Plan,
+    plan: CopyPlan,
     stage: Stage,
     map: Map,
     /// Zeroes of the source that the destination does not know to be zeroes: to be read there.
@@ -115,7 +115,7 @@ impl CopyTask {
         core: &Rc<EngineCore>,
         source: &Arc<dyn Volume>,
         destination: &Arc<dyn Volume>,
-        plan: Plan,
+        plan: CopyPlan,
         told: Arc<Told>,
         result: mpsc::Sender<Result<(), CopyError>>,
     ) -> Result<(), CopyError> {

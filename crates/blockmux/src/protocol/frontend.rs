@@ -2,7 +2,7 @@
 
 use super::Protocol;
 use super::frontends::KeyError;
-use super::policy::{LiveAccess, Place, Policy, TargetAccess};
+use super::policy::{LiveAccess, ListenerAddress, Policy, TargetAccess};
 use crate::failure::Failure;
 use blockmux_engine::cores::Cores;
 use blockmux_engine::listener::Serve;
@@ -84,14 +84,14 @@ pub(crate) trait Frontend: Send + Sync {
     fn serve(&self, service: &Service<'_>) -> Result<Started, Failure>;
 
     /// How clients of `protocol`, which is this one or is served with it, reach a volume at one of its places.
-    fn ways(&self, protocol: &Protocol, portal: &Portal, named: &Named) -> Vec<Way>;
+    fn ways(&self, protocol: &Protocol, portal: &Portal, named: &VolumeNames) -> Vec<Way>;
 }
 
 /// What one frontend serves, and where.
 pub(crate) struct Service<'a> {
     pub(crate) exports: &'a Exports,
     /// Where clients come to.
-    pub(crate) places: &'a [Place],
+    pub(crate) places: &'a [ListenerAddress],
     /// Which volumes are served where.
     pub(crate) policy: &'a Policy,
     /// What serves.
@@ -169,8 +169,8 @@ pub(crate) struct TargetPlace {
 /// Where a protocol is served, and a place by which clients reach it: another one where it listens at all addresses.
 #[derive(Clone, Debug)]
 pub(crate) struct Portal {
-    pub(crate) listener: Place,
-    pub(crate) reached_at: Place,
+    pub(crate) listener: ListenerAddress,
+    pub(crate) reached_at: ListenerAddress,
 }
 
 impl Portal {
@@ -183,14 +183,14 @@ impl Portal {
     #[cfg(test)]
     pub(crate) fn at(address: &str) -> Portal {
         use blockmux_engine::socket::Address;
-        let place = Place::Socket(Address::Tcp(address.parse().expect("a test names addresses")));
+        let place = ListenerAddress::Socket(Address::Tcp(address.parse().expect("a test names addresses")));
         Portal { listener: place.clone(), reached_at: place }
     }
 }
 
 /// What a volume that is served is called.
 #[derive(Clone, Debug)]
-pub(crate) struct Named {
+pub(crate) struct VolumeNames {
     pub(crate) volume: VolumeId,
     /// By NBD, and in the config file.
     pub(crate) export: String,
@@ -198,23 +198,23 @@ pub(crate) struct Named {
     pub(crate) target: String,
 }
 
-impl Named {
+impl VolumeNames {
     /// The names of a volume, if it is still there.
-    pub(crate) fn of(exports: &Exports, volume: VolumeId) -> Option<Named> {
+    pub(crate) fn of(exports: &Exports, volume: VolumeId) -> Option<VolumeNames> {
         let (export, served) = exports.get(volume).zip(exports.served(volume))?;
         let target = served.target_name().unwrap_or(&export.name).to_owned();
-        Some(Named { volume, export: export.name.clone(), target })
+        Some(VolumeNames { volume, export: export.name.clone(), target })
     }
 
     /// The names of all volumes, in order.
-    pub(crate) fn all(exports: &Exports) -> Vec<Named> {
-        exports.iter().filter_map(|(volume, _)| Named::of(exports, volume)).collect()
+    pub(crate) fn all(exports: &Exports) -> Vec<VolumeNames> {
+        exports.iter().filter_map(|(volume, _)| VolumeNames::of(exports, volume)).collect()
     }
 
     /// The names of a volume whose own target is called as it is.
     #[cfg(test)]
-    pub(crate) fn plainly(name: &str) -> Named {
-        Named { volume: VolumeId(0), export: name.to_owned(), target: name.to_owned() }
+    pub(crate) fn plainly(name: &str) -> VolumeNames {
+        VolumeNames { volume: VolumeId(0), export: name.to_owned(), target: name.to_owned() }
     }
 }
 

@@ -46,7 +46,7 @@ pub(crate) struct LiveAccess {
 #[derive(Clone, Debug)]
 pub(crate) struct PolicyListener {
     pub(crate) protocol: &'static Protocol,
-    pub(crate) place: Place,
+    pub(crate) place: ListenerAddress,
     /// The volumes that it names; `None`: it names none.
     pub(crate) volumes: Option<Vec<String>>,
     /// Somebody said to listen there; else it is a protocol's usual place.
@@ -55,7 +55,7 @@ pub(crate) struct PolicyListener {
 
 /// An address, or a network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum ListenerAddress {
     Socket(Address),
     Interface(String),
 }
@@ -87,16 +87,16 @@ struct VolumeWay<'a> {
     is_named: bool,
 }
 
-impl Place {
-    pub(crate) fn of_tcp(address: SocketAddr) -> Place {
-        Place::Socket(Address::Tcp(address))
+impl ListenerAddress {
+    pub(crate) fn of_tcp(address: SocketAddr) -> ListenerAddress {
+        ListenerAddress::Socket(Address::Tcp(address))
     }
 
     /// Its address; `None` of an interface.
     pub(crate) fn socket(&self) -> Option<&Address> {
         match self {
-            Place::Socket(address) => Some(address),
-            Place::Interface(_) => None,
+            ListenerAddress::Socket(address) => Some(address),
+            ListenerAddress::Interface(_) => None,
         }
     }
 
@@ -109,18 +109,18 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for ListenerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Socket(address) => address.fmt(f),
-            Place::Interface(interface) => interface.fmt(f),
+            ListenerAddress::Socket(address) => address.fmt(f),
+            ListenerAddress::Interface(interface) => interface.fmt(f),
         }
     }
 }
 
 impl TargetAccess {
     /// Whether a listener leads to it.
-    fn is_at(&self, place: &Place) -> bool {
+    fn is_at(&self, place: &ListenerAddress) -> bool {
         let (_, named) = &self.listeners;
         place.tcp().is_some_and(|tcp| named.is_empty() || named.iter().any(|named| means(named, &tcp)))
     }
@@ -162,7 +162,7 @@ impl Policy {
     }
 
     /// One volume at one place, for a program that serves to itself.
-    pub(crate) fn of_one_volume(protocol: &'static Protocol, place: Place, volume: &str) -> Policy {
+    pub(crate) fn of_one_volume(protocol: &'static Protocol, place: ListenerAddress, volume: &str) -> Policy {
         let listener = PolicyListener { protocol, place, volumes: None, is_asked: true };
         let volumes = RwLock::new(BTreeMap::from([(volume.to_owned(), None)]));
         Policy(Arc::new(Shared { listeners: vec![listener], volumes, ..Shared::default() }))
@@ -196,7 +196,7 @@ impl Policy {
 
     /// Whether a listener leads to the export that a volume is by itself: a protocol with
     /// configured targets has none.
-    pub(crate) fn serves(&self, protocol: &Protocol, place: &Place, volume: &str) -> bool {
+    pub(crate) fn serves(&self, protocol: &Protocol, place: &ListenerAddress, volume: &str) -> bool {
         let name = protocol.served_as();
         if self.has_targets(name) {
             return false;
@@ -213,12 +213,12 @@ impl Policy {
     }
 
     /// Whether a way that the protocol tells of may be announced at a listener.
-    pub(crate) fn leads_to(&self, protocol: &Protocol, place: &Place, volume: &str) -> bool {
+    pub(crate) fn leads_to(&self, protocol: &Protocol, place: &ListenerAddress, volume: &str) -> bool {
         self.has_targets(protocol.served_as()) || self.serves(protocol, place, volume)
     }
 
     /// Where a protocol is served, and what is served with it.
-    pub(crate) fn places_of(&self, protocol: &Protocol) -> impl Iterator<Item = &Place> {
+    pub(crate) fn places_of(&self, protocol: &Protocol) -> impl Iterator<Item = &ListenerAddress> {
         let own = self.listeners().iter().filter(|listener| listener.is_of(protocol.served_as()));
         own.map(|listener| &listener.place)
     }
@@ -570,8 +570,8 @@ mod tests {
         PolicyListener { protocol, place: place(protocol), volumes, is_asked }
     }
 
-    fn place(protocol: &Protocol) -> Place {
-        Place::Socket(Address::Tcp(SocketAddr::from(([127, 0, 0, 1], protocol.port))))
+    fn place(protocol: &Protocol) -> ListenerAddress {
+        ListenerAddress::Socket(Address::Tcp(SocketAddr::from(([127, 0, 0, 1], protocol.port))))
     }
 
     /// Volumes `a` and `b` with their `protocols`.

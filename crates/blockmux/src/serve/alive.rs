@@ -1,13 +1,13 @@
 //! Whether all cores live: a daemon with a dead one would take connections and leave them without an answer.
 
-use super::Event;
+use super::StopEvent;
 use blockmux_engine::cores::Cores;
 use blockmux_engine::reactor::{EngineCore, Progress, Task};
 use std::rc::Rc;
 use std::sync::mpsc::Sender;
 
 /// Makes an event of a core that ends before it is asked to.
-pub(super) fn watch(cores: &Cores, events: &Sender<Event>) {
+pub(super) fn watch(cores: &Cores, events: &Sender<StopEvent>) {
     for nth in 0..cores.count() {
         let sender = events.clone();
         let spawned = cores.ask(nth, move |core| {
@@ -15,7 +15,7 @@ pub(super) fn watch(cores: &Cores, events: &Sender<Event>) {
         });
         if spawned.is_none() {
             // It has ended already.
-            let _ = events.send(Event::CoreEnded);
+            let _ = events.send(StopEvent::CoreEnded);
         }
     }
 }
@@ -23,7 +23,7 @@ pub(super) fn watch(cores: &Cores, events: &Sender<Event>) {
 /// Lives as long as its core, which drops its tasks however it ends.
 struct Alive {
     core: Rc<EngineCore>,
-    events: Sender<Event>,
+    events: Sender<StopEvent>,
 }
 
 impl Task for Alive {
@@ -36,7 +36,7 @@ impl Drop for Alive {
     fn drop(&mut self) {
         if !self.core.is_stopping() {
             // The daemon may be ending for another reason.
-            let _ = self.events.send(Event::CoreEnded);
+            let _ = self.events.send(StopEvent::CoreEnded);
         }
     }
 }
@@ -68,7 +68,7 @@ mod tests {
                 assert!(cores.stop(Duration::from_secs(10)));
             }
             let heard = events.recv_timeout(Duration::from_secs(10));
-            assert_eq!(matches!(heard, Ok(Event::CoreEnded)), panics);
+            assert_eq!(matches!(heard, Ok(StopEvent::CoreEnded)), panics);
         }
     }
 }

@@ -4,8 +4,8 @@ use crate::failure::Failure;
 use crate::machine::own_addresses;
 use crate::output::{printable, shell_word};
 use crate::protocol::Frontends;
-use crate::protocol::frontend::{Named, Portal, Way};
-use crate::protocol::policy::{Place, Policy};
+use crate::protocol::frontend::{VolumeNames, Portal, Way};
+use crate::protocol::policy::{ListenerAddress, Policy};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
 use blockmux_volume::units::human_size;
@@ -61,7 +61,7 @@ impl Announcement {
         });
         let listeners: Vec<_> = listeners.collect();
         let announced = exports.iter().filter_map(|(volume, export)| {
-            let named = Named::of(exports, volume)?;
+            let named = VolumeNames::of(exports, volume)?;
             let mut ways = Vec::new();
             for (listener, frontend, portals) in &listeners {
                 let spoken = listener.protocol.spoken_here();
@@ -185,19 +185,19 @@ struct ExportJson<'a> {
 
 /// Where clients connect to a listener: one on all addresses has those of the machine, or loopback
 /// for a client here.
-fn portals(listener: &Place, asker: Asker) -> Vec<Portal> {
+fn portals(listener: &ListenerAddress, asker: Asker) -> Vec<Portal> {
     let places = match listener {
         // Whoever copies a command may be in another directory.
-        Place::Socket(Address::Unix(path)) => {
+        ListenerAddress::Socket(Address::Unix(path)) => {
             let absolute = std::path::absolute(path).unwrap_or_else(|_| path.clone());
-            vec![Place::Socket(Address::Unix(absolute))]
+            vec![ListenerAddress::Socket(Address::Unix(absolute))]
         }
-        Place::Socket(Address::Tcp(tcp)) if tcp.ip().is_unspecified() => {
+        ListenerAddress::Socket(Address::Tcp(tcp)) if tcp.ip().is_unspecified() => {
             let loopback: IpAddr =
                 if tcp.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
             let own = if asker == Asker::Here { Vec::new() } else { own_addresses(tcp.is_ipv4()) };
             let own = if own.is_empty() { vec![loopback] } else { own };
-            let at = |ip| Place::Socket(Address::Tcp(SocketAddr::new(ip, tcp.port())));
+            let at = |ip| ListenerAddress::Socket(Address::Tcp(SocketAddr::new(ip, tcp.port())));
             own.into_iter().map(at).collect()
         }
         other => vec![other.clone()],
@@ -229,7 +229,7 @@ mod tests {
         let exports = Exports::new(names.iter().map(|name| export(name)).collect());
         let asked = addresses.iter().map(|address| PolicyListener {
             protocol: &NBD,
-            place: Place::Socket(address.clone()),
+            place: ListenerAddress::Socket(address.clone()),
             volumes: None,
             is_asked: true,
         });
@@ -282,7 +282,7 @@ b  1 GiB
     #[test]
     fn a_listener_on_all_addresses_is_reached_by_those_of_the_machine() {
         let at = |listener: &str, asker| {
-            let listener = Place::Socket(Address::Tcp(listener.parse().unwrap()));
+            let listener = ListenerAddress::Socket(Address::Tcp(listener.parse().unwrap()));
             portals(&listener, asker).into_iter().filter_map(|portal| portal.tcp()).collect::<Vec<_>>()
         };
         for (listener, loopback) in [("0.0.0.0:7", "127.0.0.1:7"), ("[::]:7", "[::1]:7")] {

@@ -1,6 +1,6 @@
 //! The command of `--run`.
 
-use super::Event;
+use super::StopEvent;
 use super::announce::Announcement;
 use crate::failure::Failure;
 use rustix::fd::OwnedFd;
@@ -20,7 +20,7 @@ impl Running {
     pub(super) fn start(
         command: &str,
         announcement: &Announcement,
-        events: &Sender<Event>,
+        events: &Sender<StopEvent>,
     ) -> Result<Running, Failure> {
         let cannot = |error: io::Error| Failure::run(format!("cannot run `{command}`: {error}"));
         let mut shell = Command::new("sh");
@@ -31,7 +31,7 @@ impl Running {
         let events = events.clone();
         thread::spawn(move || {
             // Nobody listens any more when the daemon is ending for another reason.
-            let _ = events.send(Event::CommandEnded(child.wait()));
+            let _ = events.send(StopEvent::CommandEnded(child.wait()));
         });
         Ok(Running { process })
     }

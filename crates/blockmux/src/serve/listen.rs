@@ -4,7 +4,7 @@ use super::setup::Setup;
 use crate::address::{ListenAddress, ListenerEntry, is_local};
 use crate::failure::Failure;
 use crate::patience::patiently;
-use crate::protocol::policy::{Place, Policy, PolicyListener};
+use crate::protocol::policy::{ListenerAddress, Policy, PolicyListener};
 use crate::protocol::{PROTOCOLS, Protocol};
 use crate::signals;
 use blockmux_engine::socket::{Address, Listener};
@@ -60,7 +60,7 @@ pub(super) fn bind(setup: &Setup, private: Option<&TempDir>) -> Result<Bound, Fa
     refuse_twice(&places)?;
     let mut listeners = Vec::new();
     for PolicyListener { protocol, place, .. } in &mut places {
-        let Place::Socket(address) = place else { continue };
+        let ListenerAddress::Socket(address) = place else { continue };
         let bound = patiently(
             || Listener::bind_with(address, setup.congestion.as_ref()),
             |error| error.kind() == io::ErrorKind::AddrInUse,
@@ -85,7 +85,7 @@ pub(super) fn warn_of_open(policy: &Policy) {
 
 /// Whoever names a place twice would be told that another program listens there.
 fn refuse_twice(listeners: &[PolicyListener]) -> Result<(), Failure> {
-    let is_chosen = |place: &Place| place.tcp().is_some_and(|tcp| tcp.port() == 0);
+    let is_chosen = |place: &ListenerAddress| place.tcp().is_some_and(|tcp| tcp.port() == 0);
     for (at, PolicyListener { protocol, place, .. }) in listeners.iter().enumerate() {
         let first = listeners.iter().take(at).find(|other| other.place == *place && !is_chosen(place));
         if let Some(PolicyListener { protocol: other, .. }) = first {

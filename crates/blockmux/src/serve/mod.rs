@@ -53,7 +53,7 @@ use tracing::{info, warn};
 /// What to serve, and how.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct ServeArgs {
     /// What to serve; names are disk0, disk1 ... where none is given
     #[arg(value_name = "[NAME=]VOLUME")]
     volumes: Vec<VolumeEntry>,
@@ -97,7 +97,7 @@ pub(crate) struct Args {
     quiet: bool,
 }
 
-impl Args {
+impl ServeArgs {
     /// Whether it serves until it is told to stop, and not for one command of its user.
     pub(crate) fn is_daemon(&self) -> bool {
         self.run.is_none()
@@ -105,7 +105,7 @@ impl Args {
 }
 
 /// What ends the daemon.
-enum Event {
+enum StopEvent {
     /// A signal asks for it.
     Signal,
     /// The command of `--run` has ended.
@@ -122,7 +122,7 @@ fn at_least_one(text: &str) -> Result<NonZeroUsize, &'static str> {
 }
 
 /// Serves until a signal or the end of the command.
-pub(crate) fn run(args: Args, is_verbose: bool) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure> {
     let (json, command, keep_privileges) = (args.json, args.run.clone(), args.keep_privileges);
     let amount = match (args.quiet, is_verbose) {
         (true, _) => Amount::Nothing,
@@ -131,7 +131,7 @@ pub(crate) fn run(args: Args, is_verbose: bool) -> Result<ExitCode, Failure> {
     };
     let mut setup = Setup::gather(args)?;
     let (sender, events) = mpsc::channel();
-    signals::watch(&sender, |_| Event::Signal)
+    signals::watch(&sender, |_| StopEvent::Signal)
         .map_err(|error| Failure::run(format!("cannot watch for signals: {error}")))?;
     let private = listen::private_directory(&setup, command.is_some())?;
     let (places, listeners) = listen::bind(&setup, private.as_ref())?;
@@ -261,13 +261,13 @@ fn buffers_of_each(cores: usize, memory_bytes: u64) -> usize {
 }
 
 /// Waits for what ends the daemon; answers the exit status.
-fn wait(events: &Receiver<Event>, running: Option<&Running>) -> Result<ExitCode, Failure> {
+fn wait(events: &Receiver<StopEvent>, running: Option<&Running>) -> Result<ExitCode, Failure> {
     loop {
         match (events.recv(), running) {
-            (Ok(Event::Signal), None) | (Err(_), _) => return Ok(ExitCode::SUCCESS),
-            (Ok(Event::Signal), Some(running)) => running.terminate(),
-            (Ok(Event::CommandEnded(status)), _) => return command::exit_code(status),
-            (Ok(Event::CoreEnded), running) => {
+            (Ok(StopEvent::Signal), None) | (Err(_), _) => return Ok(ExitCode::SUCCESS),
+            (Ok(StopEvent::Signal), Some(running)) => running.terminate(),
+            (Ok(StopEvent::CommandEnded(status)), _) => return command::exit_code(status),
+            (Ok(StopEvent::CoreEnded), running) => {
                 if let Some(running) = running {
                     running.terminate();
                 }

@@ -2,7 +2,7 @@
 //!
 //! Volumes and listeners of both are served, the file's first; of a single value the command line's counts.
 
-use super::Args;
+use super::ServeArgs;
 use super::config::{Config, VolumeEntry};
 use super::identity::warn_of_twins;
 use super::opening::{NamedVolume, Opening};
@@ -54,7 +54,7 @@ pub(super) struct Setup {
 
 impl Setup {
     /// Reads the config file, if there is one, and adds the command line.
-    pub(super) fn gather(mut args: Args) -> Result<Setup, Failure> {
+    pub(super) fn gather(mut args: ServeArgs) -> Result<Setup, Failure> {
         let mut frontends = args.frontends;
         let config = args.config.as_deref().map(|path| Config::read(path, &mut frontends));
         let mut config = config.transpose()?.unwrap_or_default();

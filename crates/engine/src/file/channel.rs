@@ -16,7 +16,7 @@ use super::bounce::{MAX_BOUNCE, for_each_piece};
 use super::errno::io_error;
 use super::extents::extents;
 use super::kernel::{Flight, Landing, Manner, Way};
-use super::retry::Retry;
+use super::retry::MemoryRetry;
 use super::volume::Disk;
 use crate::reactor::EngineCore;
 use crate::ring::Registration;
@@ -35,7 +35,7 @@ pub(super) struct FileChannel {
     /// Dropping it abandons what is in flight.
     _registration: Rc<Registration>,
     core: Rc<dyn Core>,
-    retry: Retry,
+    retry: MemoryRetry,
 }
 
 impl FileChannel {
@@ -58,7 +58,7 @@ impl FileChannel {
             has_looked: Cell::new(false),
         };
         let (flight, registration) = Flight::launch(engine, own_file, disk.file.clone(), depth, table);
-        FileChannel { flight, _registration: registration, core: core.clone(), retry: Retry::new(core) }
+        FileChannel { flight, _registration: registration, core: core.clone(), retry: MemoryRetry::new(core) }
     }
 }
 

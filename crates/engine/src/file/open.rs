@@ -1,7 +1,7 @@
 //! Opening: from a path and options to a file that is locked, sized and probed, or to a word of what to do instead.
 
 use super::kernel;
-use super::probe::{Direct, Queue, Zeroing, file_block};
+use super::probe::{Direct, QueueLimits, Zeroing, file_block};
 use super::qemu_locks;
 use blockmux_volume::VolumeInfo;
 use std::fs::{File, OpenOptions};
@@ -170,7 +170,7 @@ fn prepare_file(path: &Path, file: File, options: FileOptions) -> Result<Opened,
     let failed = |action| move |source| system_error(path, action, source);
     lock(path, &file, options.read_only)?;
     let metadata = file.metadata().map_err(failed("look at"))?;
-    let queue = Queue::of(metadata.dev());
+    let queue = QueueLimits::of(metadata.dev());
     let suits_all = |direct: &Direct| direct.offset <= SMALL_BLOCK;
     let direct = set_direct(path, &file, options.direct, Direct::of(&file, &queue), suits_all)?;
     let block = direct.map_or(SMALL_BLOCK, |direct| direct.offset.max(SMALL_BLOCK));
@@ -230,7 +230,7 @@ pub(super) fn open_block(path: &Path, options: BlockOptions) -> Result<Opened, O
         _ => system_error(path, "open", error),
     })?;
     lock(path, &file, options.read_only)?;
-    let queue = Queue::of(metadata.rdev());
+    let queue = QueueLimits::of(metadata.rdev());
     let (logical, physical) = kernel::block_sizes(&file).map_err(failed("ask for the blocks of"))?;
     let told = Direct::of(&file, &queue).filter(|direct| direct.offset <= logical);
     let direct = set_direct(path, &file, options.direct, told, |_| true)?;

@@ -19,7 +19,7 @@ pub(super) struct Direct {
 impl Direct {
     /// What the kernel, or else the device below, says of this file; `None`: it has no direct I/O that the pool's
     /// buffers are good enough for.
-    pub(super) fn of(file: &File, queue: &Queue) -> Option<Direct> {
+    pub(super) fn of(file: &File, queue: &QueueLimits) -> Option<Direct> {
         let direct = match kernel::direct_alignment(file) {
             Some(told) => Direct { memory: told.memory, offset: told.offset },
             None => {
@@ -65,7 +65,7 @@ impl Zeroing {
     }
 
     /// A device zeroes by its own command, or the kernel writes zeroes to it.
-    pub(super) fn of_device(queue: &Queue) -> Zeroing {
+    pub(super) fn of_device(queue: &QueueLimits) -> Zeroing {
         let has_command = queue.number("write_zeroes_max_bytes").is_some_and(|most| most > 0);
         Zeroing { punch: has_command, zero_range_is_fast: has_command }
     }
@@ -77,15 +77,15 @@ impl Zeroing {
 }
 
 /// What the kernel tells in `/sys` of the block device that a file is on or that a node stands for.
-pub(super) struct Queue(Option<PathBuf>);
+pub(super) struct QueueLimits(Option<PathBuf>);
 
-impl Queue {
+impl QueueLimits {
     /// The queue of the device numbered `device`, or of the disk that this is a partition of; an empty one for a file
     /// system that is not on one device.
-    pub(super) fn of(device: u64) -> Queue {
+    pub(super) fn of(device: u64) -> QueueLimits {
         let here = format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device));
         let places = [format!("{here}/queue"), format!("{here}/../queue")];
-        Queue(places.into_iter().map(PathBuf::from).find(|place| place.is_dir()))
+        QueueLimits(places.into_iter().map(PathBuf::from).find(|place| place.is_dir()))
     }
 
     pub(super) fn number(&self, name: &str) -> Option<u64> {

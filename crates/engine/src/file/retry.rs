@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 
 /// The timer of a channel whose requests wait. The pool wakes a peer whose memory may be there, but nobody else, and not
 /// those that wait for their own credit.
-pub(super) struct Retry {
+pub(super) struct MemoryRetry {
     core: Rc<dyn Core>,
     fires_at: Cell<Option<Instant>>,
     pause: Cell<Duration>,
 }
 
-impl Retry {
-    pub(super) fn new(core: &Rc<dyn Core>) -> Retry {
-        Retry { core: core.clone(), fires_at: Cell::new(None), pause: Cell::new(SHORTEST) }
+impl MemoryRetry {
+    pub(super) fn new(core: &Rc<dyn Core>) -> MemoryRetry {
+        MemoryRetry { core: core.clone(), fires_at: Cell::new(None), pause: Cell::new(SHORTEST) }
     }
 
     /// Wakes `waker` after a while if requests wait, and later each time.

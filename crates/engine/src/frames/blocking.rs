@@ -1,8 +1,8 @@
 //! A session over frames driven from an ordinary thread: for questions, where nothing else runs.
 
 use super::target::PortError;
-use super::{Arrival, PacketPort, Side, kernel};
-use blockmux_proto::frames::{Frame, Port, PortId, Station};
+use super::{ReceivedFrame, PacketPort, Side, kernel};
+use blockmux_proto::frames::{Frame, FramePortInfo, PortId, Station};
 use blockmux_proto::session::FrameSession;
 use blockmux_volume::{Chunk, Memory};
 use std::io;
@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 /// Waits until one of the ports is up, and tells of all: an interface that was switched on just now takes a moment to
 /// have its link.
-fn wait_up(ports: &mut [(PortId, PacketPort)]) -> Result<Vec<Port>, PortError> {
+fn wait_up(ports: &mut [(PortId, PacketPort)]) -> Result<Vec<FramePortInfo>, PortError> {
     let ends = Instant::now() + LINK_TIMEOUT;
     loop {
         let known = ports.iter_mut().map(|(_, port)| port.look().map_err(|error| wrong(port.name(), error)));
-        let known: Vec<Port> = known.collect::<Result<_, _>>()?;
+        let known: Vec<FramePortInfo> = known.collect::<Result<_, _>>()?;
         if known.iter().any(|port| port.is_up) {
             return Ok(known);
         }
@@ -53,7 +53,7 @@ pub fn run_session<S: FrameSession>(
     }
     let fds: Vec<RawFd> = ports.iter().map(|(_, port)| port.as_raw_fd()).collect();
     let ends = Instant::now() + timeout;
-    let mut arrivals: Vec<Arrival> = Vec::new();
+    let mut arrivals: Vec<ReceivedFrame> = Vec::new();
     loop {
         let now = Instant::now();
         if session.poll_timeout().is_some_and(|at| at <= now) {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// A frame that was received: so many bytes, from that station. It begins where the one before it began, a stride on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Arrival {
+pub struct ReceivedFrame {
     /// Its sender.
     pub mac: Mac,
     /// In bytes; 0 if it was not for us or did not fit.

@@ -20,15 +20,15 @@ pub mod target;
 pub mod volume;
 mod wire;
 
-pub use kernel::Arrival;
+pub use kernel::ReceivedFrame;
 pub use port::{PacketPort, Share, Side};
 pub use queue_id::QueueId;
 pub(crate) use wire::Wire;
 
 use crate::host::{Host, SocketWatch};
 use crate::reactor::EngineCore;
-use blockmux_proto::aoe::Address;
-use blockmux_proto::frames::{FrameOutbox, Port, PortId};
+use blockmux_proto::aoe::AoeAddress;
+use blockmux_proto::frames::{FrameOutbox, FramePortInfo, PortId};
 use blockmux_volume::Chunk;
 use std::io;
 
@@ -47,7 +47,7 @@ pub trait FrameHost: Host {
     ///
     /// # Errors
     /// If too many have some.
-    fn queue_id(&self, disk: Address) -> io::Result<QueueId>;
+    fn queue_id(&self, disk: AoeAddress) -> io::Result<QueueId>;
 }
 
 /// A network interface that never blocks: what cannot be done now fails with [`io::ErrorKind::WouldBlock`].
@@ -59,7 +59,7 @@ pub trait FramePort {
     ///
     /// # Errors
     /// If it is not there any more; it may come back.
-    fn look(&mut self) -> io::Result<Port>;
+    fn look(&mut self) -> io::Result<FramePortInfo>;
 
     /// Bytes from one received frame to the next.
     fn stride(&self) -> usize;
@@ -68,7 +68,7 @@ pub trait FramePort {
     ///
     /// # Errors
     /// If none is there, or the interface is down.
-    fn receive(&mut self, chunk: &mut Chunk, arrivals: &mut Vec<Arrival>) -> io::Result<()>;
+    fn receive(&mut self, chunk: &mut Chunk, arrivals: &mut Vec<ReceivedFrame>) -> io::Result<()>;
 
     /// Sends frames at the front of `outbox` that go to this port, `id`, and removes them.
     ///
@@ -90,7 +90,7 @@ impl FrameHost for EngineCore {
         PacketPort::open(interface, side)
     }
 
-    fn queue_id(&self, disk: Address) -> io::Result<QueueId> {
+    fn queue_id(&self, disk: AoeAddress) -> io::Result<QueueId> {
         QueueId::claim(disk)
     }
 }
@@ -98,7 +98,7 @@ impl FrameHost for EngineCore {
 impl FramePort for PacketPort {
     type Watch = SocketWatch;
 
-    fn look(&mut self) -> io::Result<Port> {
+    fn look(&mut self) -> io::Result<FramePortInfo> {
         PacketPort::look(self)
     }
 
@@ -108,7 +108,7 @@ impl FramePort for PacketPort {
     }
 
     #[inline]
-    fn receive(&mut self, chunk: &mut Chunk, arrivals: &mut Vec<Arrival>) -> io::Result<()> {
+    fn receive(&mut self, chunk: &mut Chunk, arrivals: &mut Vec<ReceivedFrame>) -> io::Result<()> {
         PacketPort::receive(self, chunk, arrivals)
     }
 

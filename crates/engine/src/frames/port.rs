@@ -1,9 +1,9 @@
 //! A network interface by way of a packet socket.
 
-use super::kernel::{self, Arrival, Instruction};
-use super::ring::Ring;
+use super::kernel::{self, ReceivedFrame, Instruction};
+use super::ring::FrameRing;
 use blockmux_proto::frames::EtherType;
-use blockmux_proto::frames::{FrameOutbox, Port, PortId};
+use blockmux_proto::frames::{FrameOutbox, FramePortInfo, PortId};
 use blockmux_volume::Chunk;
 use std::cell::Cell;
 use std::io;
@@ -44,7 +44,7 @@ pub struct PacketPort {
     index: i32,
     stride: usize,
     /// Where frames come in; `None` if no memory was left for another one when the MTU changed.
-    ring: Option<Ring>,
+    ring: Option<FrameRing>,
     /// It was slept on: what woke may be an error.
     was_parked: Cell<bool>,
 }
@@ -60,7 +60,7 @@ impl PacketPort {
         kernel::set_send_buffer(&fd, BUFFER);
         kernel::filter(&fd, &program(side))?;
         let stride = stride_of(interface.mtu);
-        let ring = Some(Ring::new(&fd, stride)?);
+        let ring = Some(FrameRing::new(&fd, stride)?);
         kernel::bind(&fd, interface.index, EtherType::ETH_P_AOE)?;
         let (name, index, was_parked) = (name.to_owned(), interface.index, Cell::new(false));
         Ok(PacketPort { fd, name, index, stride, ring, was_parked })
@@ -76,7 +76,7 @@ impl PacketPort {
     ///
     /// # Errors
     /// If there is none of that name.
-    pub fn look(&mut self) -> io::Result<Port> {
+    pub fn look(&mut self) -> io::Result<FramePortInfo> {
         let interface = kernel::interface(&self.fd, &self.name)?;
         if interface.index != self.index {
             kernel::bind(&self.fd, interface.index, EtherType::ETH_P_AOE)?;
@@ -87,11 +87,11 @@ impl PacketPort {
             self.stride = stride;
             self.ring = match self.ring.take() {
                 Some(ring) => Some(ring.replace(&self.fd, stride)?),
-                None => Some(Ring::new(&self.fd, stride)?),
+                None => Some(FrameRing::new(&self.fd, stride)?),
             };
         }
-        let buffers = self.ring.as_ref().map_or(0, Ring::slots) as u32;
-        Ok(Port { mac: interface.mac, mtu: interface.mtu, buffers, is_up: interface.is_up })
+        let buffers = self.ring.as_ref().map_or(0, FrameRing::slots) as u32;
+        Ok(FramePortInfo { mac: interface.mac, mtu: interface.mtu, buffers, is_up: interface.is_up })
     }
 
     #[inline]
@@ -100,7 +100,7 @@ impl PacketPort {
     }
 
     #[inline]
-    pub(super) fn receive(&mut self, chunk: &mut Chunk, arrivals: &mut Vec<Arrival>) -> io::Result<()> {
+    pub(super) fn receive(&mut self, chunk: &mut Chunk, arrivals: &mut Vec<ReceivedFrame>) -> io::Result<()> {
         if let Some(ring) = &mut self.ring {
             ring.receive(chunk, (self.index, self.stride), kernel::BATCH, arrivals);
         }
@@ -168,7 +168,7 @@ fn program(side: Side) -> Vec<Instruction> {
             (LOAD_BYTE, 0, 0, 0),
             (JUMP_IF_SET, 0, 5, response),
             (LOAD_BYTE, 0, 0, 5),
-            (JUMP_IF_EQUAL, 2, 0, u32::from(blockmux_proto::aoe::Command::QUERY_CONFIG_INFORMATION.0)),
+            (JUMP_IF_EQUAL, 2, 0, u32::from(blockmux_proto::aoe::AoeCommand::QUERY_CONFIG_INFORMATION.0)),
             (LOAD_BYTE, 0, 0, 6),
             (JUMP_IF_EQUAL, 0, 1, u32::from(id)),
             ACCEPT,

@@ -11,7 +11,7 @@
 //! tag; a queue that began where the one before it began would have its writes taken for repetitions.
 
 use crate::sys;
-use blockmux_proto::aoe::Address;
+use blockmux_proto::aoe::AoeAddress;
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -32,7 +32,7 @@ impl QueueId {
     ///
     /// # Errors
     /// `AddrInUse` if 256 have one; else if the system has no socket.
-    pub fn claim(disk: Address) -> io::Result<QueueId> {
+    pub fn claim(disk: AoeAddress) -> io::Result<QueueId> {
         let start = random();
         let upper_half = (0..=0x7f).map(|nth: u8| start.id.wrapping_add(nth) | 0x80);
         let lower_half = (0..=0x7f).map(|nth: u8| start.id.wrapping_add(nth) & 0x7f);
@@ -68,8 +68,8 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
-    const DISK: Address = Address { shelf: 65_000, slot: 250 };
-    const OTHER: Address = Address { shelf: 65_000, slot: 251 };
+    const DISK: AoeAddress = AoeAddress { shelf: 65_000, slot: 250 };
+    const OTHER: AoeAddress = AoeAddress { shelf: 65_000, slot: 251 };
 
     #[test]
     fn no_two_queues_to_a_disk_have_the_same_id_and_an_id_that_is_given_up_is_had_again() {

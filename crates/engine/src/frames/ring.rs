@@ -10,7 +10,7 @@
 //! The page 22 of `docs/decisions` has what that was measured against.
 #![expect(unsafe_code, reason = "memory that is shared with the kernel, and the calls that make it")]
 
-use super::kernel::{self, Arrival, check};
+use super::kernel::{self, ReceivedFrame, check};
 use blockmux_proto::frames::Mac;
 use blockmux_volume::Chunk;
 use std::io;
@@ -19,7 +19,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The slots of one socket.
-pub(super) struct Ring {
+pub(super) struct FrameRing {
     map: NonNull<u8>,
     /// In bytes.
     block: usize,
@@ -32,12 +32,12 @@ pub(super) struct Ring {
     next: usize,
 }
 
-impl Ring {
+impl FrameRing {
     /// A ring on a socket that has none, for frames of at most `most` bytes behind the Ethernet header.
     ///
     /// # Errors
     /// If the kernel has no memory for it.
-    pub(super) fn new(fd: &OwnedFd, most: usize) -> io::Result<Ring> {
+    pub(super) fn new(fd: &OwnedFd, most: usize) -> io::Result<FrameRing> {
         let slot = (FRAME_AT + most).next_multiple_of(libc::TPACKET_ALIGNMENT);
         let block = (slot * MIN_PER_BLOCK).next_multiple_of(PAGE);
         let per_block = block / slot;
@@ -59,17 +59,17 @@ impl Ring {
             return Err(io::Error::last_os_error());
         }
         let map = NonNull::new(map.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Ring { map, block, slot, per_block, slots, next: 0 })
+        Ok(FrameRing { map, block, slot, per_block, slots, next: 0 })
     }
 
     /// Another ring in its place. What has come meanwhile and was not received is lost.
     ///
     /// # Errors
     /// As for [`Ring::new`]; the socket has no ring then.
-    pub(super) fn replace(self, fd: &OwnedFd, most: usize) -> io::Result<Ring> {
+    pub(super) fn replace(self, fd: &OwnedFd, most: usize) -> io::Result<FrameRing> {
         drop(self);
         request(fd, 0, 0, 0, 0)?;
-        Ring::new(fd, most)
+        FrameRing::new(fd, most)
     }
 
     /// Frames that can wait.
@@ -85,7 +85,7 @@ impl Ring {
         chunk: &mut Chunk,
         (index, stride): (i32, usize),
         most: usize,
-        arrivals: &mut Vec<Arrival>,
+        arrivals: &mut Vec<ReceivedFrame>,
     ) {
         for _ in 0..most.min(chunk.room() / stride) {
             let header = self.at(self.next);
@@ -119,7 +119,7 @@ impl Ring {
         header: *const libc::tpacket2_hdr,
         chunk: &mut Chunk,
         (index, stride): (i32, usize),
-    ) -> Arrival {
+    ) -> ReceivedFrame {
         // SAFETY: the kernel has written both before it gave us the slot.
         let (head, sender) = unsafe { (&*header, &*header.byte_add(SENDER_AT).cast::<libc::sockaddr_ll>()) };
         let (offset, len) = (usize::from(head.tp_net), head.tp_snaplen as usize);
@@ -139,11 +139,11 @@ impl Ring {
         chunk.spare()[..len].copy_from_slice(frame);
         chunk.fill(stride);
         let [a, b, c, d, e, f, ..] = sender.sll_addr;
-        Arrival { mac: Mac([a, b, c, d, e, f]), len }
+        ReceivedFrame { mac: Mac([a, b, c, d, e, f]), len }
     }
 }
 
-impl Drop for Ring {
+impl Drop for FrameRing {
     fn drop(&mut self) {
         // SAFETY: the mapping that `new` made; no reference into it outlives a call.
         unsafe { libc::munmap(self.map.as_ptr().cast(), self.slots / self.per_block * self.block) };

@@ -5,7 +5,7 @@
 
 use super::{FrameHost, QueueId, Side, Wire};
 use crate::reactor::{EngineCore, Progress, Task};
-use blockmux_proto::aoe::Address;
+use blockmux_proto::aoe::AoeAddress;
 use blockmux_proto::aoe::client::{Config, InitiatorSession};
 use blockmux_proto::session::Initiator;
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, Volume, VolumeInfo, Waker};
@@ -18,7 +18,7 @@ use tracing::warn;
 /// A disk that answers at some interfaces.
 pub struct AoeVolume<H: FrameHost = EngineCore> {
     interfaces: Vec<String>,
-    address: Address,
+    address: AoeAddress,
     info: VolumeInfo,
     patience: Duration,
     host: PhantomData<fn(&H)>,
@@ -29,7 +29,7 @@ impl<H: FrameHost> AoeVolume<H> {
     #[must_use]
     pub fn new(
         interfaces: Vec<String>,
-        address: Address,
+        address: AoeAddress,
         info: VolumeInfo,
         patience: Duration,
     ) -> AoeVolume<H> {
@@ -54,7 +54,7 @@ impl<H: FrameHost> Volume for AoeVolume<H> {
             let wire = wire.map_err(|(interface, error)| warn!(interface, "cannot be opened: {error}"))?;
             let QueueId { id, first, .. } = queue_id;
             let config = Config { address: self.address, patience: self.patience, id, first };
-            let link = Rc::new(RefCell::new(Link {
+            let link = Rc::new(RefCell::new(FrameLink {
                 wire,
                 _queue_id: queue_id,
                 session: InitiatorSession::new(config, core.pool().clone(), core.now()),
@@ -68,7 +68,7 @@ impl<H: FrameHost> Volume for AoeVolume<H> {
                 is_closing: false,
             }));
             made = Some(link.clone());
-            Ok::<_, ()>(LinkTask(link))
+            Ok::<_, ()>(FrameLinkTask(link))
         });
         let link = made.ok_or(IoError::PathLost)?;
         Ok(Box::new(AoeChannel { info: self.info.clone(), link, done: Vec::new() }))
@@ -77,12 +77,12 @@ impl<H: FrameHost> Volume for AoeVolume<H> {
 
 struct AoeChannel<H: FrameHost> {
     info: VolumeInfo,
-    link: Rc<RefCell<Link<H>>>,
+    link: Rc<RefCell<FrameLink<H>>>,
     /// Requests that were wrong from the start.
     done: Vec<Completion>,
 }
 
-struct Link<H: FrameHost> {
+struct FrameLink<H: FrameHost> {
     wire: Wire<H>,
     /// Nobody else has it while answers may come.
     _queue_id: QueueId,
@@ -98,7 +98,7 @@ struct Link<H: FrameHost> {
     is_closing: bool,
 }
 
-struct LinkTask<H: FrameHost>(Rc<RefCell<Link<H>>>);
+struct FrameLinkTask<H: FrameHost>(Rc<RefCell<FrameLink<H>>>);
 
 impl<H: FrameHost> Channel for AoeChannel<H> {
     #[inline]
@@ -137,7 +137,7 @@ impl<H: FrameHost> Drop for AoeChannel<H> {
     }
 }
 
-impl<H: FrameHost> Link<H> {
+impl<H: FrameHost> FrameLink<H> {
     fn take_done(&mut self) {
         while let Some(completion) = self.session.poll_done() {
             self.done.push(completion);
@@ -181,7 +181,7 @@ impl<H: FrameHost> Link<H> {
     }
 }
 
-impl<H: FrameHost> Task for LinkTask<H> {
+impl<H: FrameHost> Task for FrameLinkTask<H> {
     #[inline]
     fn run(&mut self) -> Progress {
         self.0.borrow_mut().run()

@@ -1,8 +1,8 @@
 //! The ports of one session, and the frames between them.
 
-use super::{Arrival, FrameHost, FramePort, Side};
+use super::{ReceivedFrame, FrameHost, FramePort, Side};
 use crate::reactor::{EngineCore, Progress};
-use blockmux_proto::frames::{Frame, Port, PortId, Station};
+use blockmux_proto::frames::{Frame, FramePortInfo, PortId, Station};
 use blockmux_proto::session::FrameSession;
 use blockmux_volume::{Chunk, Waker};
 use std::io;
@@ -12,11 +12,11 @@ use tracing::{info, warn};
 
 /// Interfaces and their frames; the session is the owner's.
 pub(crate) struct Wire<H: FrameHost = EngineCore> {
-    ports: Vec<Open<H>>,
+    ports: Vec<OpenPort<H>>,
     core: Rc<H>,
     waker: Waker,
     chunk: Option<Chunk>,
-    arrivals: Vec<Arrival>,
+    arrivals: Vec<ReceivedFrame>,
     /// What the core has been asked to wake the task for.
     deadline: Option<Instant>,
     /// When the interfaces are looked at again.
@@ -25,13 +25,13 @@ pub(crate) struct Wire<H: FrameHost = EngineCore> {
     behind: u32,
 }
 
-struct Open<H: FrameHost> {
+struct OpenPort<H: FrameHost> {
     // Withdrawn before the port is closed.
     watch: H::Watch,
     port: H::Port,
     name: String,
     /// As the session knows it.
-    known: Option<Port>,
+    known: Option<FramePortInfo>,
     wants_output: bool,
 }
 
@@ -50,7 +50,7 @@ impl<H: FrameHost> Wire<H> {
         for name in interfaces {
             let port = core.open_port(name, side).map_err(|error| (name.clone(), error))?;
             let watch = core.watch(waker);
-            ports.push(Open { watch, port, name: name.clone(), known: None, wants_output: false });
+            ports.push(OpenPort { watch, port, name: name.clone(), known: None, wants_output: false });
         }
         Ok(Wire {
             ports,
@@ -193,7 +193,7 @@ impl<H: FrameHost> Wire<H> {
         for (at, open) in self.ports.iter_mut().enumerate() {
             let port = match (open.port.look(), open.known) {
                 (Ok(port), _) => port,
-                (Err(_), Some(known)) => Port { is_up: false, ..known },
+                (Err(_), Some(known)) => FramePortInfo { is_up: false, ..known },
                 (Err(_), None) => continue,
             };
             if open.known == Some(port) {

@@ -2,7 +2,7 @@
 
 pub use crate::rdma::OverIwarp;
 use crate::rdma::Setup;
-use blockmux_proto::iscsi::client::{Config, DiscoverySession, InitiatorSession};
+use blockmux_proto::iscsi::client::{Config, IscsiDiscoverySession, InitiatorSession};
 use blockmux_proto::iscsi::login::chap::SEED_LEN;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
@@ -29,7 +29,7 @@ pub trait Datamover: Clone + Send + Sync + 'static {
     fn iscsi(session: &Self::Session) -> &InitiatorSession;
 
     /// What any such session is.
-    fn found(session: &Self::Discovery) -> &DiscoverySession;
+    fn found(session: &Self::Discovery) -> &IscsiDiscoverySession;
 
     /// The same in the oldest way that there is, for a target that knows no other; `None`: this is it.
     fn older(&self) -> Option<Self> {
@@ -74,29 +74,29 @@ pub struct OverTcp;
 
 impl Datamover for OverTcp {
     type Session = InitiatorSession;
-    type Discovery = DiscoverySession;
+    type Discovery = IscsiDiscoverySession;
 
     fn session(&self, config: Config, has_other_paths: bool, with: With) -> InitiatorSession {
         let session = InitiatorSession::new(config, with.pool, with.seed, with.now);
         if has_other_paths { session.with_other_paths() } else { session }
     }
 
-    fn discovery(&self, initiator: Name, chap: Option<Chap>, isid: [u8; 6], with: With) -> DiscoverySession {
-        DiscoverySession::new(initiator, chap, isid, with.seed, with.now)
+    fn discovery(&self, initiator: Name, chap: Option<Chap>, isid: [u8; 6], with: With) -> IscsiDiscoverySession {
+        IscsiDiscoverySession::new(initiator, chap, isid, with.seed, with.now)
     }
 
     fn iscsi(session: &InitiatorSession) -> &InitiatorSession {
         session
     }
 
-    fn found(session: &DiscoverySession) -> &DiscoverySession {
+    fn found(session: &IscsiDiscoverySession) -> &IscsiDiscoverySession {
         session
     }
 }
 
 impl Datamover for OverIwarp {
     type Session = Driven<Iwarp, InitiatorSession>;
-    type Discovery = Driven<Iwarp, DiscoverySession>;
+    type Discovery = Driven<Iwarp, IscsiDiscoverySession>;
 
     fn session(&self, config: Config, has_other_paths: bool, with: With) -> Self::Session {
         let (setup, seed) = with.for_rdma();
@@ -107,14 +107,14 @@ impl Datamover for OverIwarp {
 
     fn discovery(&self, initiator: Name, chap: Option<Chap>, isid: [u8; 6], with: With) -> Self::Discovery {
         let (setup, seed) = with.for_rdma();
-        self.connect(DiscoverySession::over_rdma(initiator, chap, isid, seed, setup.now), setup)
+        self.connect(IscsiDiscoverySession::over_rdma(initiator, chap, isid, seed, setup.now), setup)
     }
 
     fn iscsi(session: &Self::Session) -> &InitiatorSession {
         session.session()
     }
 
-    fn found(session: &Self::Discovery) -> &DiscoverySession {
+    fn found(session: &Self::Discovery) -> &IscsiDiscoverySession {
         session.session()
     }
 

@@ -20,11 +20,11 @@ use crate::connection::Broken;
 use crate::socket::Address;
 use crate::sys;
 use blockmux_proto::iscsi::client::{
-    BurstSize, Config, DiscoverySession, FoundTarget, Function, FunctionResponse, InitiatorSession,
-    LoginStatus, Mode, Refused, TargetAddress, UnitInfo,
+    BurstSize, Config, IscsiDiscoverySession, FoundTarget, Function, FunctionResponse, InitiatorSession,
+    LoginStatus, Mode, IscsiRefused, TargetAddress, UnitInfo,
 };
 use blockmux_proto::iscsi::login::chap::Algorithm;
-use blockmux_proto::iscsi::login::operational::Parameters;
+use blockmux_proto::iscsi::login::operational::OperationalParameters;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
 use blockmux_proto::scsi::Lun;
@@ -37,7 +37,7 @@ use tracing::warn;
 
 /// How to reach one logical unit.
 #[derive(Clone, Debug)]
-pub struct Endpoint {
+pub struct IscsiEndpoint {
     /// The portal.
     pub address: Address,
     /// Other portals that lead to the same unit: each is a path of its own.
@@ -51,7 +51,7 @@ pub struct Endpoint {
     /// What to prove, and what the target has to.
     pub chap: Option<Chap>,
     /// What to propose.
-    pub wishes: Parameters,
+    pub wishes: OperationalParameters,
     /// Sessions of each channel by each path.
     pub connections: u32,
     /// How long to try again when a connection is lost, before I/O fails.
@@ -61,15 +61,15 @@ pub struct Endpoint {
 }
 
 /// Why a logical unit cannot be reached.
-pub type ConnectError = blocking::ConnectError<Refused>;
+pub type IscsiConnectError = blocking::BlockingConnectError<IscsiRefused>;
 
 /// What a target told of one of its logical units.
 #[derive(Clone, Debug)]
-pub struct Description {
+pub struct IscsiDescription {
     /// The unit.
     pub unit: UnitInfo,
     /// What the login agreed on.
-    pub parameters: Parameters,
+    pub parameters: OperationalParameters,
 }
 
 /// Reaches the unit for I/O: logs in once to learn what it is like.
@@ -77,9 +77,9 @@ pub struct Description {
 /// # Errors
 /// If the target cannot be reached or does not have the unit.
 pub fn connect<D: Datamover>(
-    endpoint: Endpoint,
+    endpoint: IscsiEndpoint,
     over: D,
-) -> Result<RemoteVolume<IscsiDialer<D>>, ConnectError> {
+) -> Result<RemoteVolume<IscsiDialer<D>>, IscsiConnectError> {
     let dialer = IscsiDialer::new(endpoint, over)?;
     let (connections, patience) = (dialer.endpoint.connections, dialer.endpoint.patience);
     let (info, designator) = (dialer.first.volume_info(), dialer.first.designator.clone());
@@ -90,21 +90,21 @@ pub fn connect<D: Datamover>(
 ///
 /// # Errors
 /// As for [`connect`].
-pub fn describe(endpoint: &Endpoint, over: &impl Datamover) -> Result<Description, ConnectError> {
+pub fn describe(endpoint: &IscsiEndpoint, over: &impl Datamover) -> Result<IscsiDescription, IscsiConnectError> {
     let told = |path| Answer::to(&path, over)?.description();
     let first = blocking::first_answer(endpoint.paths().map(told));
-    first.unwrap_or_else(|| Err(ConnectError::silent(&endpoint.address)))
+    first.unwrap_or_else(|| Err(IscsiConnectError::silent(&endpoint.address)))
 }
 
 /// The logical units of a target, as seen from the endpoint's, which need not be there.
 ///
 /// # Errors
 /// If the target cannot be reached or refuses the login.
-pub fn luns(endpoint: &Endpoint, over: &impl Datamover) -> Result<Vec<Lun>, ConnectError> {
+pub fn luns(endpoint: &IscsiEndpoint, over: &impl Datamover) -> Result<Vec<Lun>, IscsiConnectError> {
     let answer = Answer::to(endpoint, over)?;
     match answer.iscsi().refused() {
-        Some(refused) if !matches!(refused, Refused::Unit(_)) => {
-            Err(ConnectError::refused(answer.address(), refused.clone()))
+        Some(refused) if !matches!(refused, IscsiRefused::Unit(_)) => {
+            Err(IscsiConnectError::refused(answer.address(), refused.clone()))
         }
         _ => Ok(answer.iscsi().luns().to_vec()),
     }
@@ -116,18 +116,18 @@ pub fn luns(endpoint: &Endpoint, over: &impl Datamover) -> Result<Vec<Lun>, Conn
 /// # Errors
 /// If the target cannot be reached, refuses the login, or does not answer.
 pub fn manage(
-    endpoint: &Endpoint,
+    endpoint: &IscsiEndpoint,
     over: &impl Datamover,
     function: Function,
-) -> Result<FunctionResponse, ConnectError> {
+) -> Result<FunctionResponse, IscsiConnectError> {
     let answer = Answer::to_mode(endpoint, over, Mode::Manage(function))?;
     if let Some(response) = answer.iscsi().managed() {
         return Ok(response);
     }
     let refused = answer.iscsi().refused().cloned();
     Err(match refused {
-        Some(refused) => ConnectError::refused(answer.address(), refused),
-        None => ConnectError::silent(answer.address()),
+        Some(refused) => IscsiConnectError::refused(answer.address(), refused),
+        None => IscsiConnectError::silent(answer.address()),
     })
 }
 
@@ -140,14 +140,14 @@ pub fn discover<D: Datamover>(
     initiator: &Name,
     chap: Option<Chap>,
     over: &D,
-) -> Result<(Vec<FoundTarget>, u64), ConnectError> {
+) -> Result<(Vec<FoundTarget>, u64), IscsiConnectError> {
     let random = Randomness::new(address)?;
     let mut last = None;
     for chap in attempts(chap) {
         let ask = |over: &D| {
             let with = random.with(Pool::new(LOG_IN_POOL), Instant::now());
             let mut session = over.discovery(initiator.clone(), chap.clone(), random.isid(0), with);
-            let is_over = |session: &D::Discovery| DiscoverySession::is_over(D::found(session));
+            let is_over = |session: &D::Discovery| IscsiDiscoverySession::is_over(D::found(session));
             let ran = run_session(address, &mut session, LOG_IN_TIMEOUT, is_over);
             (session, ran)
         };
@@ -161,15 +161,15 @@ pub fn discover<D: Datamover>(
         let session = D::found(&session);
         match session.refused() {
             Some(refused) if is_about_chap(refused) => last = Some(refused.clone()),
-            Some(refused) => return Err(ConnectError::refused(address, refused.clone())),
+            Some(refused) => return Err(IscsiConnectError::refused(address, refused.clone())),
             None => {
-                ran.map_err(|broken| ConnectError::broken(address, broken))?;
+                ran.map_err(|broken| IscsiConnectError::broken(address, broken))?;
                 return Ok((session.targets().to_vec(), session.left_out()));
             }
         }
     }
-    let refused = |refused| ConnectError::refused(address, refused);
-    Err(last.map_or_else(|| ConnectError::silent(address), refused))
+    let refused = |refused| IscsiConnectError::refused(address, refused);
+    Err(last.map_or_else(|| IscsiConnectError::silent(address), refused))
 }
 
 /// One login from start to end, wherever the target sent us; whether it was refused is for the caller to see.
@@ -185,24 +185,24 @@ struct Answer<D: Datamover> {
 }
 
 impl<D: Datamover> Answer<D> {
-    fn to(endpoint: &Endpoint, over: &D) -> Result<Answer<D>, ConnectError> {
+    fn to(endpoint: &IscsiEndpoint, over: &D) -> Result<Answer<D>, IscsiConnectError> {
         Answer::to_mode(endpoint, over, Mode::Describe)
     }
 
-    fn to_mode(endpoint: &Endpoint, over: &D, mode: Mode) -> Result<Answer<D>, ConnectError> {
+    fn to_mode(endpoint: &IscsiEndpoint, over: &D, mode: Mode) -> Result<Answer<D>, IscsiConnectError> {
         let mut moves = Moves::from(endpoint.address.clone());
         let (mut names, mut over) = (Vec::new(), over.clone());
         loop {
             let from = moves.address().clone();
             let (session, chap) =
-                ask(&Endpoint { address: from.clone(), ..endpoint.clone() }, &mut over, mode)?;
-            let Some(Refused::Moved { address: to, permanent }) = D::iscsi(&session).refused() else {
+                ask(&IscsiEndpoint { address: from.clone(), ..endpoint.clone() }, &mut over, mode)?;
+            let Some(IscsiRefused::Moved { address: to, permanent }) = D::iscsi(&session).refused() else {
                 moves.settle();
                 return Ok(Answer { session, over, chap, moves, names });
             };
             let lost = |problem| {
-                let refused = Refused::Lost { from: from.to_string(), to: to.clone(), problem };
-                ConnectError::refused(&from, refused)
+                let refused = IscsiRefused::Lost { from: from.to_string(), to: to.clone(), problem };
+                IscsiConnectError::refused(&from, refused)
             };
             let place: TargetAddress = to.parse().map_err(lost)?;
             let found =
@@ -221,27 +221,27 @@ impl<D: Datamover> Answer<D> {
         D::iscsi(&self.session)
     }
 
-    fn description(&self) -> Result<Description, ConnectError> {
+    fn description(&self) -> Result<IscsiDescription, IscsiConnectError> {
         let (address, session) = (self.address(), self.iscsi());
         if let Some(refused) = session.refused() {
-            return Err(ConnectError::refused(address, refused.clone()));
+            return Err(IscsiConnectError::refused(address, refused.clone()));
         }
         let told = session.unit().cloned().zip(session.parameters().copied());
-        let (unit, parameters) = told.ok_or_else(|| ConnectError::silent(address))?;
-        Ok(Description { unit, parameters })
+        let (unit, parameters) = told.ok_or_else(|| IscsiConnectError::silent(address))?;
+        Ok(IscsiDescription { unit, parameters })
     }
 }
 
 /// One login from start to end at one address, and what CHAP it used.
 fn ask<D: Datamover>(
-    endpoint: &Endpoint,
+    endpoint: &IscsiEndpoint,
     over: &mut D,
     mode: Mode,
-) -> Result<(D::Session, Option<Chap>), ConnectError> {
+) -> Result<(D::Session, Option<Chap>), IscsiConnectError> {
     let mut attempts = attempts(endpoint.chap.clone()).peekable();
     loop {
         let chap = attempts.next().flatten();
-        let session = ask_once(&Endpoint { chap: chap.clone(), ..endpoint.clone() }, over, mode)?;
+        let session = ask_once(&IscsiEndpoint { chap: chap.clone(), ..endpoint.clone() }, over, mode)?;
         if attempts.peek().is_none() || !D::iscsi(&session).refused().is_some_and(is_about_chap) {
             return Ok((session, chap));
         }
@@ -249,7 +249,7 @@ fn ask<D: Datamover>(
 }
 
 /// The same with one CHAP. `over` becomes what the target understands.
-fn ask_once<D: Datamover>(endpoint: &Endpoint, over: &mut D, mode: Mode) -> Result<D::Session, ConnectError> {
+fn ask_once<D: Datamover>(endpoint: &IscsiEndpoint, over: &mut D, mode: Mode) -> Result<D::Session, IscsiConnectError> {
     let address = &endpoint.address;
     let random = Randomness::new(address)?;
     let config = endpoint.config(mode, random.isid(0));
@@ -271,7 +271,7 @@ fn ask_once<D: Datamover>(endpoint: &Endpoint, over: &mut D, mode: Mode) -> Resu
         Err(_) if told.unit().is_some() || told.refused().is_some() || told.managed().is_some() => {
             Ok(session)
         }
-        Err(broken) => Err(ConnectError::broken(address, broken)),
+        Err(broken) => Err(IscsiConnectError::broken(address, broken)),
         Ok(()) => Ok(session),
     }
 }
@@ -298,15 +298,15 @@ fn attempts(chap: Option<Chap>) -> impl Iterator<Item = Option<Chap>> {
 }
 
 /// Whether another algorithm may help.
-fn is_about_chap(refused: &Refused) -> bool {
-    matches!(refused, Refused::Login(LoginStatus::INITIATOR_ERROR | LoginStatus::AUTHENTICATION_FAILURE))
+fn is_about_chap(refused: &IscsiRefused) -> bool {
+    matches!(refused, IscsiRefused::Login(LoginStatus::INITIATOR_ERROR | LoginStatus::AUTHENTICATION_FAILURE))
 }
 
-impl Endpoint {
+impl IscsiEndpoint {
     /// The same by each of its portals alone.
-    fn paths(&self) -> impl Iterator<Item = Endpoint> {
+    fn paths(&self) -> impl Iterator<Item = IscsiEndpoint> {
         let portals = std::iter::once(&self.address).chain(&self.further);
-        portals.map(|address| Endpoint { address: address.clone(), further: Vec::new(), ..self.clone() })
+        portals.map(|address| IscsiEndpoint { address: address.clone(), further: Vec::new(), ..self.clone() })
     }
 
     fn config(&self, mode: Mode, isid: [u8; 6]) -> Config {
@@ -325,7 +325,7 @@ impl Endpoint {
 
 /// Dials one logical unit.
 pub struct IscsiDialer<D: Datamover = OverTcp> {
-    endpoint: Endpoint,
+    endpoint: IscsiEndpoint,
     over: D,
     /// As the unit was when the volume was opened.
     first: UnitInfo,
@@ -341,7 +341,7 @@ impl<D: Datamover> IscsiDialer<D> {
     ///
     /// # Errors
     /// As for [`connect`].
-    pub fn new(endpoint: Endpoint, mut over: D) -> Result<IscsiDialer<D>, ConnectError> {
+    pub fn new(endpoint: IscsiEndpoint, mut over: D) -> Result<IscsiDialer<D>, IscsiConnectError> {
         let random = Randomness::new(&endpoint.address)?;
         let (mut addresses, mut names) = (Vec::new(), Vec::new());
         let mut seen: Option<(UnitInfo, Option<Chap>, Address)> = None;
@@ -351,7 +351,7 @@ impl<D: Datamover> IscsiDialer<D> {
             let (unit, answer) = match told {
                 Ok(told) => told,
                 // It may be there later, and others may be there now.
-                Err(error) if !endpoint.further.is_empty() && error.may_pass(Refused::may_pass) => {
+                Err(error) if !endpoint.further.is_empty() && error.may_pass(IscsiRefused::may_pass) => {
                     warn!("one path less: {error}");
                     addresses.push(path.address);
                     lost = lost.or(Some(error));
@@ -362,17 +362,17 @@ impl<D: Datamover> IscsiDialer<D> {
             let Answer { chap, moves, names: more, over: understood, .. } = answer;
             over = understood;
             if let Some((first, _, at)) = &seen {
-                is_same(first, &unit, at).map_err(|refused| ConnectError::refused(&path.address, refused))?;
+                is_same(first, &unit, at).map_err(|refused| IscsiConnectError::refused(&path.address, refused))?;
             }
             names.extend(more);
             addresses.push(moves.home().clone());
             seen = seen.or(Some((unit, chap, path.address)));
         }
         let Some((first, chap, _)) = seen else {
-            return Err(lost.unwrap_or_else(|| ConnectError::silent(&endpoint.address)));
+            return Err(lost.unwrap_or_else(|| IscsiConnectError::silent(&endpoint.address)));
         };
         let paths = Paths { addresses, policy: Policy::RoundRobin, timeout: endpoint.timeout };
-        Ok(IscsiDialer { endpoint: Endpoint { chap, ..endpoint }, over, first, paths, names, random })
+        Ok(IscsiDialer { endpoint: IscsiEndpoint { chap, ..endpoint }, over, first, paths, names, random })
     }
 
     /// The unit as it was when it was first seen.
@@ -416,7 +416,7 @@ impl<D: Datamover> Dialer for IscsiDialer<D> {
 
     fn moved(&self, session: &D::Session) -> Option<Result<Move, String>> {
         let refused = D::iscsi(session).refused();
-        let Some(Refused::Moved { address: to, permanent }) = refused else { return None };
+        let Some(IscsiRefused::Moved { address: to, permanent }) = refused else { return None };
         let place: TargetAddress = match to.parse() {
             Ok(place) => place,
             Err(problem) => return Some(Err(format!("target says that it has moved to {to}, {problem}"))),
@@ -434,7 +434,7 @@ impl<D: Datamover> Dialer for IscsiDialer<D> {
 }
 
 /// Whether the unit at the end of a path is the `first`, which was seen by way of `at`.
-fn is_same(first: &UnitInfo, unit: &UnitInfo, at: &Address) -> Result<(), Refused> {
+fn is_same(first: &UnitInfo, unit: &UnitInfo, at: &Address) -> Result<(), IscsiRefused> {
     let name = |unit: &UnitInfo| match (unit.designator.as_str(), unit.serial.as_str()) {
         ("", "") => "a unit without any name".to_owned(),
         ("", serial) => format!("{} {} with serial number {serial}", unit.vendor, unit.product),
@@ -444,7 +444,7 @@ fn is_same(first: &UnitInfo, unit: &UnitInfo, at: &Address) -> Result<(), Refuse
     if has_name && (&first.designator, &first.serial) == (&unit.designator, &unit.serial) {
         return Ok(());
     }
-    Err(Refused::AnotherUnit { unit: name(unit), first: name(first), at: at.to_string() })
+    Err(IscsiRefused::AnotherUnit { unit: name(unit), first: name(first), at: at.to_string() })
 }
 
 /// Numbers that nobody can guess.
@@ -457,8 +457,8 @@ struct Randomness {
 }
 
 impl Randomness {
-    fn new(address: &Address) -> Result<Randomness, ConnectError> {
-        let broken = |error| ConnectError::broken(address, Broken::Socket(error));
+    fn new(address: &Address) -> Result<Randomness, IscsiConnectError> {
+        let broken = |error| IscsiConnectError::broken(address, Broken::Socket(error));
         let (seeds, region_seeds) = (Seeds::new().map_err(broken)?, Seeds::new().map_err(broken)?);
         Ok(Randomness { seeds, region_seeds, number: sys::random_bytes().map_err(broken)? })
     }

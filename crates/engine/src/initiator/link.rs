@@ -9,7 +9,7 @@ use super::connections::{ConnectionSet, Dial};
 use super::control::ControlLine;
 use super::moves::{Move, Moves};
 use super::overdue::Overdue;
-use super::retry::Retry;
+use super::retry::ReconnectTimer;
 use super::silence::Silence;
 use super::{Dialer, Known, Opening, Party, RemoteVolume, TlsKeys};
 use crate::connection::{Broken, Connection, Inflow};
@@ -52,11 +52,11 @@ pub(super) struct Link<D: Dialer, H: Host> {
     uses_ktls: bool,
     /// Open before the session and as long as it is; `None` where the protocol has none, or without a connection.
     control: Option<ControlLine<D::Control, H>>,
-    state: State<D::Session, H>,
+    state: LinkState<D::Session, H>,
     /// Waits for a session, or for room in it; replayed requests first.
     pub(super) queue: VecDeque<Io>,
     pub(super) done: Vec<Completion>,
-    retry: Retry,
+    retry: ReconnectTimer,
     silence: Silence,
     overdue: Overdue,
     /// The target wants no other session before that.
@@ -72,7 +72,7 @@ pub(super) struct Link<D: Dialer, H: Host> {
     pub(super) is_closing: bool,
 }
 
-enum State<S, H: Host> {
+enum LinkState<S, H: Host> {
     /// Nothing to do: dial with the next request.
     Down,
     /// Between two attempts.
@@ -112,12 +112,12 @@ impl<D: Dialer, H: Host> Task for LinkTask<D, H> {
             control.park();
         }
         match &mut link.state {
-            State::Open { connections, .. } => {
+            LinkState::Open { connections, .. } => {
                 connections.park();
                 link.watch();
             }
-            State::Connecting { connection, .. } => connection.park_connecting(),
-            State::Down | State::Pausing { .. } | State::Controlling => {}
+            LinkState::Connecting { connection, .. } => connection.park_connecting(),
+            LinkState::Down | LinkState::Pausing { .. } | LinkState::Controlling => {}
         }
     }
 }
@@ -150,10 +150,10 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 party: party.clone(),
                 tls_keys: None,
                 control: None,
-                state: State::Pausing { until: core.now() },
+                state: LinkState::Pausing { until: core.now() },
                 queue: VecDeque::with_capacity(depth as usize),
                 done: Vec::with_capacity(depth as usize),
-                retry: Retry::new(volume.patience, core.now()),
+                retry: ReconnectTimer::new(volume.patience, core.now()),
                 silence: Silence::default(),
                 overdue: Overdue::new(volume.dialer.paths().timeout),
                 not_before: None,
@@ -172,7 +172,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
     #[inline]
     pub(super) fn submit(&mut self, io: Io) {
         match &mut self.state {
-            State::Open { session, is_checked: true, .. }
+            LinkState::Open { session, is_checked: true, .. }
                 if self.queue.is_empty()
                     && session.room() > 0
                     && !is_shut(session.path_rank(), self.has_other_paths) =>
@@ -180,13 +180,13 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 session.submit(io);
                 self.in_flight += 1;
             }
-            State::Down => {
+            LinkState::Down => {
                 self.queue.push_back(io);
                 self.party.alive.set(self.party.alive.get() + 1);
                 let now = self.core.now();
                 let until = self.when_wanted(now);
                 self.retry.begin(now);
-                self.state = State::Pausing { until };
+                self.state = LinkState::Pausing { until };
                 self.core.wake_at(until, &self.waker);
                 self.waker.wake();
             }
@@ -196,7 +196,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
 
     /// Another session has learned that the volume is of this size.
     pub(super) fn resize(&mut self, size: u64) {
-        if let State::Open { session, .. } = &mut self.state {
+        if let LinkState::Open { session, .. } = &mut self.state {
             session.resize(size);
         }
     }
@@ -204,7 +204,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
     /// Sends what `submit` has queued up, and takes over what completed without the target.
     #[inline]
     pub(super) fn kick(&mut self, spins: bool) {
-        let State::Open { connections, session, .. } = &mut self.state else { return };
+        let LinkState::Open { connections, session, .. } = &mut self.state else { return };
         while let Some(completion) = session.poll_done() {
             self.in_flight -= 1;
             self.done.push(completion);
@@ -226,23 +226,23 @@ impl<D: Dialer, H: Host> Link<D, H> {
         let controlled =
             if was_parked || self.is_control_due() { self.run_control() } else { Progress::Idle };
         let progress = match &mut self.state {
-            State::Open { .. } => {
+            LinkState::Open { .. } => {
                 self.check_silence();
                 let progress = self.run_open();
                 let progress = self.take_handed_back().unwrap_or(progress);
                 self.look_for_answers().unwrap_or(progress)
             }
-            State::Down => Progress::Idle,
-            State::Pausing { until } if *until > self.core.now() => Progress::Idle,
-            State::Pausing { .. } => self.dial(),
-            State::Connecting { .. } => self.run_connecting(),
-            State::Controlling => self.run_controlling(),
+            LinkState::Down => Progress::Idle,
+            LinkState::Pausing { until } if *until > self.core.now() => Progress::Idle,
+            LinkState::Pausing { .. } => self.dial(),
+            LinkState::Connecting { .. } => self.run_connecting(),
+            LinkState::Controlling => self.run_controlling(),
         };
         let progress = if progress == Progress::Idle { controlled } else { progress };
         if self.done.len() > completed_before {
             self.consumer.wake();
         }
-        let ends = self.is_closing && !matches!(self.state, State::Open { .. });
+        let ends = self.is_closing && !matches!(self.state, LinkState::Open { .. });
         if ends {
             self.end_control();
             return Progress::Done;
@@ -269,7 +269,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 let until = self.retry.attempt_ends(self.core.now());
                 self.core.wake_at(until, &self.waker);
                 let connection = Connection::new(stream, &self.core, &self.waker).secured(secure);
-                self.state = State::Connecting { connection, until };
+                self.state = LinkState::Connecting { connection, until };
                 self.run_connecting()
             }
             Err(error) => {
@@ -284,13 +284,13 @@ impl<D: Dialer, H: Host> Link<D, H> {
     }
 
     fn run_connecting(&mut self) -> Progress {
-        let State::Connecting { connection, until } = &self.state else { return Progress::Idle };
+        let LinkState::Connecting { connection, until } = &self.state else { return Progress::Idle };
         match connection.stream().connect_result() {
             None if *until > self.core.now() => Progress::Idle,
             None => self.lose("no answer"),
             Some(Err(error)) => self.lose(&error.to_string()),
             Some(Ok(())) => {
-                let State::Connecting { connection, .. } = std::mem::replace(&mut self.state, State::Down)
+                let LinkState::Connecting { connection, .. } = std::mem::replace(&mut self.state, LinkState::Down)
                 else {
                     return Progress::Idle;
                 };
@@ -300,7 +300,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 {
                     self.told_rank = PathRank::Best;
                     self.control = Some(ControlLine::new(connection, control));
-                    self.state = State::Controlling;
+                    self.state = LinkState::Controlling;
                     self.run_control();
                     return Progress::More;
                 }
@@ -313,7 +313,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 });
                 self.dialer.set_path_rank(&mut session, self.told_rank);
                 self.state =
-                    State::Open { connections: ConnectionSet::new(connection), session, is_checked: false };
+                    LinkState::Open { connections: ConnectionSet::new(connection), session, is_checked: false };
                 self.run_open();
                 Progress::More
             }
@@ -324,16 +324,16 @@ impl<D: Dialer, H: Host> Link<D, H> {
     fn run_open(&mut self) -> Progress {
         match self.turn() {
             Ok(progress) => progress,
-            Err(Ended::Broken(broken)) => self.lose_to(&broken),
-            Err(Ended::Finished) => self.lose("target closed the connection"),
-            Err(Ended::Refused(reason)) => self.give_up(&reason),
-            Err(Ended::Moved(moved)) => self.follow(moved),
+            Err(SessionEnd::Broken(broken)) => self.lose_to(&broken),
+            Err(SessionEnd::Finished) => self.lose("target closed the connection"),
+            Err(SessionEnd::Refused(reason)) => self.give_up(&reason),
+            Err(SessionEnd::Moved(moved)) => self.follow(moved),
         }
     }
 
     #[inline]
-    fn turn(&mut self) -> Result<Progress, Ended> {
-        let State::Open { connections, session, is_checked } = &mut self.state else {
+    fn turn(&mut self) -> Result<Progress, SessionEnd> {
+        let LinkState::Open { connections, session, is_checked } = &mut self.state else {
             return Ok(Progress::Idle);
         };
         let tls = (self.tls_keys.as_deref(), self.uses_ktls);
@@ -341,19 +341,19 @@ impl<D: Dialer, H: Host> Link<D, H> {
         let is_dialled = connections.dial(session, &dial)?;
         let inflow = connections.receive(session, &dial)?;
         if !*is_checked && let Some(moved) = self.dialer.moved(session) {
-            return Err(moved.map_or_else(Ended::Refused, Ended::Moved));
+            return Err(moved.map_or_else(SessionEnd::Refused, SessionEnd::Moved));
         }
         if !*is_checked && let Some(reason) = self.dialer.refusal(session) {
             // The session has its good-bye ready; whether it arrives changes nothing.
             let _ = connections.send_now(session);
-            return Err(Ended::Refused(reason));
+            return Err(SessionEnd::Refused(reason));
         }
         if !*is_checked && session.is_ready() {
             if let Err(reason) = self.dialer.check(session) {
                 // The target did nothing wrong, and is not left without a word.
                 session.on_stop();
                 let _ = connections.send_now(session);
-                return Err(Ended::Refused(reason));
+                return Err(SessionEnd::Refused(reason));
             }
             (*is_checked, self.was_open) = (true, true);
             self.party.open.set(self.party.open.get() + 1);
@@ -405,7 +405,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
             self.silence.on_move();
         }
         match inflow {
-            Inflow::Finished => Err(Ended::Finished),
+            Inflow::Finished => Err(SessionEnd::Finished),
             Inflow::More => Ok(Progress::More),
             Inflow::Drained => Ok(Progress::Drained),
             Inflow::Empty | Inflow::Blocked if has_sent => Ok(Progress::Drained),
@@ -417,7 +417,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
     #[inline]
     pub(super) fn rank(&self) -> Option<PathRank> {
         match &self.state {
-            State::Open { session, is_checked: true, .. } => Some(session.path_rank()),
+            LinkState::Open { session, is_checked: true, .. } => Some(session.path_rank()),
             _ => None,
         }
     }
@@ -453,15 +453,15 @@ fn lost(tag: Tag) -> Completion {
 }
 
 /// Why a session is over.
-enum Ended {
+enum SessionEnd {
     Broken(Broken),
     Finished,
     Refused(String),
     Moved(Move),
 }
 
-impl From<Broken> for Ended {
-    fn from(broken: Broken) -> Ended {
-        Ended::Broken(broken)
+impl From<Broken> for SessionEnd {
+    fn from(broken: Broken) -> SessionEnd {
+        SessionEnd::Broken(broken)
     }
 }

@@ -15,10 +15,10 @@ use crate::nvme_tcp::tls_key;
 use crate::socket::Address;
 use blockmux_proto::fabrics::host::uuid_text;
 use blockmux_proto::nvme::auth::psk::{ConfiguredPsk, TlsPsk};
-use blockmux_proto::nvme::auth::{Concatenation, Credentials, HostSecrets};
+use blockmux_proto::nvme::auth::{Concatenation, HostCredentials, HostSecrets};
 use blockmux_proto::nvme_tcp::client::{
     AdminConfig, AdminSession, Ask, ControllerInfo, Digests, FoundSubsystem, Names, NamespaceInfo,
-    QueueConfig, QueueSession, Refused,
+    QueueConfig, QueueSession, NvmeRefused,
 };
 use blockmux_proto::session::PathRank;
 use blockmux_tls::Psk;
@@ -29,7 +29,7 @@ use tracing::warn;
 
 /// How to reach one namespace.
 #[derive(Clone, Debug)]
-pub struct Endpoint {
+pub struct NvmeEndpoint {
     /// Where the subsystem is.
     pub address: Address,
     /// Other places that lead to the same namespace: each is a path of its own.
@@ -65,11 +65,11 @@ pub struct Endpoint {
 }
 
 /// Why a namespace cannot be reached.
-pub type ConnectError = blocking::ConnectError<Refused>;
+pub type NvmeConnectError = blocking::BlockingConnectError<NvmeRefused>;
 
 /// What a controller told of itself and of one of its namespaces.
 #[derive(Clone, Debug)]
-pub struct Description {
+pub struct NvmeDescription {
     /// The controller.
     pub controller: ControllerInfo,
     /// The namespace.
@@ -80,7 +80,7 @@ pub struct Description {
 ///
 /// # Errors
 /// If the subsystem cannot be reached or does not have the namespace.
-pub fn connect(endpoint: Endpoint) -> Result<RemoteVolume<NvmeDialer>, ConnectError> {
+pub fn connect(endpoint: NvmeEndpoint) -> Result<RemoteVolume<NvmeDialer>, NvmeConnectError> {
     let dialer = NvmeDialer::new(endpoint)?;
     let (info, patience) = (dialer.first.volume_info(), dialer.endpoint.patience);
     let designator = dialer.first.identity.clone();
@@ -91,25 +91,25 @@ pub fn connect(endpoint: Endpoint) -> Result<RemoteVolume<NvmeDialer>, ConnectEr
 ///
 /// # Errors
 /// As for [`connect`].
-pub fn describe(endpoint: &Endpoint) -> Result<Description, ConnectError> {
+pub fn describe(endpoint: &NvmeEndpoint) -> Result<NvmeDescription, NvmeConnectError> {
     let first = blocking::first_answer(endpoint.paths().map(|path| describe_by(&path)));
-    first.unwrap_or_else(|| Err(ConnectError::silent(&endpoint.address)))
+    first.unwrap_or_else(|| Err(NvmeConnectError::silent(&endpoint.address)))
 }
 
 /// Describes it as one path leads to it.
-fn describe_by(endpoint: &Endpoint) -> Result<Description, ConnectError> {
+fn describe_by(endpoint: &NvmeEndpoint) -> Result<NvmeDescription, NvmeConnectError> {
     let session = ask(endpoint, Ask::Namespace(endpoint.nsid))?;
     let told = session.controller().cloned().zip(session.namespaces().first().cloned());
-    let silent = || ConnectError::silent(&endpoint.address);
+    let silent = || NvmeConnectError::silent(&endpoint.address);
     let (controller, namespace) = told.ok_or_else(silent)?;
-    Ok(Description { controller, namespace })
+    Ok(NvmeDescription { controller, namespace })
 }
 
 /// The namespaces of a subsystem that can be used.
 ///
 /// # Errors
 /// If the subsystem cannot be reached.
-pub fn namespaces(endpoint: &Endpoint) -> Result<(ControllerInfo, Vec<NamespaceInfo>), ConnectError> {
+pub fn namespaces(endpoint: &NvmeEndpoint) -> Result<(ControllerInfo, Vec<NamespaceInfo>), NvmeConnectError> {
     let session = ask(endpoint, Ask::Namespaces)?;
     Ok((session.controller().cloned().unwrap_or_default(), session.namespaces().to_vec()))
 }
@@ -118,14 +118,14 @@ pub fn namespaces(endpoint: &Endpoint) -> Result<(ControllerInfo, Vec<NamespaceI
 ///
 /// # Errors
 /// If it cannot be reached or does not tell.
-pub fn discover(endpoint: &Endpoint) -> Result<(Vec<FoundSubsystem>, u64), ConnectError> {
+pub fn discover(endpoint: &NvmeEndpoint) -> Result<(Vec<FoundSubsystem>, u64), NvmeConnectError> {
     let session = ask(endpoint, Ask::Discovery)?;
     let (found, left_out) = session.found();
     Ok((found.to_vec(), left_out))
 }
 
 /// One admin queue from start to end, and before it another one if that has to make the key of this one.
-fn ask(endpoint: &Endpoint, ask: Ask) -> Result<AdminSession, ConnectError> {
+fn ask(endpoint: &NvmeEndpoint, ask: Ask) -> Result<AdminSession, NvmeConnectError> {
     let mut attempts = 1;
     loop {
         let keys = endpoint.tls_keys();
@@ -135,7 +135,7 @@ fn ask(endpoint: &Endpoint, ask: Ask) -> Result<AdminSession, ConnectError> {
         };
         match (&result, &keys) {
             (Ok(session), _) if session.generated().is_some() => endpoint.keep_generated(session),
-            (Err(ConnectError::Broken { broken: Broken::Tls(_), .. }), Some(keys)) => generated.forget(keys),
+            (Err(NvmeConnectError::Broken { broken: Broken::Tls(_), .. }), Some(keys)) => generated.forget(keys),
             _ => return result,
         }
         attempts += 1;
@@ -143,9 +143,9 @@ fn ask(endpoint: &Endpoint, ask: Ask) -> Result<AdminSession, ConnectError> {
 }
 
 /// The same on one connection, which is secured with one of the keys, if there are any.
-fn ask_over(endpoint: &Endpoint, ask: Ask, keys: Option<&[Psk]>) -> Result<AdminSession, ConnectError> {
+fn ask_over(endpoint: &NvmeEndpoint, ask: Ask, keys: Option<&[Psk]>) -> Result<AdminSession, NvmeConnectError> {
     let address = &endpoint.address;
-    let seeds = Seeds::new().map_err(|error| ConnectError::broken(address, error))?;
+    let seeds = Seeds::new().map_err(|error| NvmeConnectError::broken(address, error))?;
     let config = endpoint.admin(ask, Duration::ZERO, endpoint.credentials(keys.is_some(), &seeds));
     let pool = Pool::new(CONNECT_POOL);
     let mut session = AdminSession::new(config, endpoint.digests, pool, Instant::now());
@@ -154,39 +154,39 @@ fn ask_over(endpoint: &Endpoint, ask: Ask, keys: Option<&[Psk]>) -> Result<Admin
         .map_err(Broken::from)
         .and_then(|secure| run_secured(address, secure, &mut session, ASK_TIMEOUT, AdminSession::is_over));
     if let Some(refused) = session.refused() {
-        return Err(ConnectError::refused(address, refused.clone()));
+        return Err(NvmeConnectError::refused(address, refused.clone()));
     }
     match ran {
         // Only the good-bye is missing.
         Err(_) if session.controller().is_some() || session.generated().is_some() => Ok(session),
-        Err(broken) => Err(ConnectError::broken(address, broken)),
+        Err(broken) => Err(NvmeConnectError::broken(address, broken)),
         Ok(()) if session.controller().is_none() && session.generated().is_none() => {
-            Err(ConnectError::silent(address))
+            Err(NvmeConnectError::silent(address))
         }
         Ok(()) => Ok(session),
     }
 }
 
-impl Endpoint {
+impl NvmeEndpoint {
     /// The same by each of its paths alone.
-    fn paths(&self) -> impl Iterator<Item = Endpoint> {
+    fn paths(&self) -> impl Iterator<Item = NvmeEndpoint> {
         let places = std::iter::once(&self.address).chain(&self.further);
-        places.map(|address| Endpoint { address: address.clone(), further: Vec::new(), ..self.clone() })
+        places.map(|address| NvmeEndpoint { address: address.clone(), further: Vec::new(), ..self.clone() })
     }
 
-    fn admin(&self, ask: Ask, keep_alive: Duration, credentials: Option<Credentials>) -> AdminConfig {
+    fn admin(&self, ask: Ask, keep_alive: Duration, credentials: Option<HostCredentials>) -> AdminConfig {
         AdminConfig { names: self.names.clone(), credentials, queues: self.queues, ask, keep_alive }
     }
 
     /// For one queue.
-    fn credentials(&self, is_secured: bool, seeds: &Seeds) -> Option<Credentials> {
+    fn credentials(&self, is_secured: bool, seeds: &Seeds) -> Option<HostCredentials> {
         let secrets = self.secrets.clone()?;
         let concatenation = match &self.generated_keys {
             None => Concatenation::None,
             Some(_) if is_secured => Concatenation::Done,
             Some(_) => Concatenation::Due,
         };
-        Some(Credentials { secrets, seed: seeds.next(), concatenation })
+        Some(HostCredentials { secrets, seed: seeds.next(), concatenation })
     }
 
     /// The session has made a key, which the next one comes with.
@@ -210,7 +210,7 @@ impl Endpoint {
 
 /// Dials one namespace.
 pub struct NvmeDialer {
-    endpoint: Endpoint,
+    endpoint: NvmeEndpoint,
     paths: Paths,
     /// Those that are always the same.
     tls_keys: Option<Arc<[Psk]>>,
@@ -224,7 +224,7 @@ impl NvmeDialer {
     ///
     /// # Errors
     /// As for [`connect`].
-    pub fn new(endpoint: Endpoint) -> Result<NvmeDialer, ConnectError> {
+    pub fn new(endpoint: NvmeEndpoint) -> Result<NvmeDialer, NvmeConnectError> {
         let mut seen: Option<(NamespaceInfo, Address)> = None;
         let mut lost = None;
         for path in endpoint.paths() {
@@ -233,19 +233,19 @@ impl NvmeDialer {
                     let namespace = told.namespace;
                     if let Some((first, at)) = &seen {
                         is_same(first, &namespace, at)
-                            .map_err(|refused| ConnectError::refused(&path.address, refused))?;
+                            .map_err(|refused| NvmeConnectError::refused(&path.address, refused))?;
                     }
                     seen = seen.or(Some((namespace, path.address)));
                 }
                 // It may be there later, and others may be there now.
-                Err(error) if !endpoint.further.is_empty() && error.may_pass(Refused::may_pass) => {
+                Err(error) if !endpoint.further.is_empty() && error.may_pass(NvmeRefused::may_pass) => {
                     warn!("one path less: {error}");
                     lost = lost.or(Some(error));
                 }
                 Err(error) => return Err(error),
             }
         }
-        let silent = || ConnectError::silent(&endpoint.address);
+        let silent = || NvmeConnectError::silent(&endpoint.address);
         let (first, _) = seen.ok_or_else(|| lost.unwrap_or_else(silent))?;
         NvmeDialer::of(endpoint, first)
     }
@@ -254,8 +254,8 @@ impl NvmeDialer {
     ///
     /// # Errors
     /// If the system gives no random numbers.
-    pub fn of(endpoint: Endpoint, first: NamespaceInfo) -> Result<NvmeDialer, ConnectError> {
-        let seeds = Seeds::new().map_err(|error| ConnectError::broken(&endpoint.address, error))?;
+    pub fn of(endpoint: NvmeEndpoint, first: NamespaceInfo) -> Result<NvmeDialer, NvmeConnectError> {
+        let seeds = Seeds::new().map_err(|error| NvmeConnectError::broken(&endpoint.address, error))?;
         let tls_keys = endpoint.tls_keys().filter(|_| endpoint.generated_keys.is_none());
         let addresses = endpoint.paths().map(|path| path.address).collect();
         let paths = Paths { addresses, policy: endpoint.policy, timeout: endpoint.timeout };
@@ -365,7 +365,7 @@ impl Dialer for NvmeDialer {
 }
 
 /// Whether the namespace at the end of a path is the `first`, which was seen by way of `at`.
-fn is_same(first: &NamespaceInfo, namespace: &NamespaceInfo, at: &Address) -> Result<(), Refused> {
+fn is_same(first: &NamespaceInfo, namespace: &NamespaceInfo, at: &Address) -> Result<(), NvmeRefused> {
     if !first.identity.is_empty() && first.identity == namespace.identity {
         return Ok(());
     }
@@ -373,7 +373,7 @@ fn is_same(first: &NamespaceInfo, namespace: &NamespaceInfo, at: &Address) -> Re
         "" => "a namespace without any name".to_owned(),
         identity => identity.to_owned(),
     };
-    Err(Refused::AnotherNamespace { namespace: name(namespace), first: name(first), at: at.to_string() })
+    Err(NvmeRefused::AnotherNamespace { namespace: name(namespace), first: name(first), at: at.to_string() })
 }
 
 /// A host's name that is made from its identifier (NVMe Base 2.0 §4.5).

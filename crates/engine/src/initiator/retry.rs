@@ -7,7 +7,7 @@
 use super::missing;
 use std::time::{Duration, Instant};
 
-pub(super) struct Retry {
+pub(super) struct ReconnectTimer {
     patience: Duration,
     /// Since when there has been no session.
     lost_since: Option<Instant>,
@@ -33,10 +33,10 @@ pub(super) enum Verdict {
     },
 }
 
-impl Retry {
+impl ReconnectTimer {
     /// For a link that begins to dial `now`.
-    pub(super) fn new(patience: Duration, now: Instant) -> Retry {
-        Retry {
+    pub(super) fn new(patience: Duration, now: Instant) -> ReconnectTimer {
+        ReconnectTimer {
             patience,
             lost_since: Some(now),
             fruitless_since: None,
@@ -66,7 +66,7 @@ impl Retry {
 
     /// A link that rested begins to dial.
     pub(super) fn begin(&mut self, now: Instant) {
-        *self = Retry { is_missing: self.is_missing, ..Retry::new(self.patience, now) };
+        *self = ReconnectTimer { is_missing: self.is_missing, ..ReconnectTimer::new(self.patience, now) };
     }
 
     /// Until when one attempt may take.
@@ -124,7 +124,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(5);
 
     /// Loses one attempt after the other, each as soon as it may be made; answers how often, and for how long.
-    fn lose_until_it_gives_up(retry: &mut Retry, had_session: bool, from: Instant) -> (u32, Duration) {
+    fn lose_until_it_gives_up(retry: &mut ReconnectTimer, had_session: bool, from: Instant) -> (u32, Duration) {
         let (mut now, mut losses) = (from, 0);
         loop {
             losses += 1;
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn pauses_grow_until_patience_is_over() {
         let now = Instant::now();
-        let (losses, time) = lose_until_it_gives_up(&mut Retry::new(PATIENCE, now), false, now);
+        let (losses, time) = lose_until_it_gives_up(&mut ReconnectTimer::new(PATIENCE, now), false, now);
         assert!((8..15).contains(&losses), "{losses}");
         assert!(time >= PATIENCE && time < PATIENCE + LONGEST_PAUSE, "{time:?}");
     }
@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn sessions_that_complete_nothing_do_not_prolong_it() {
         let now = Instant::now();
-        let mut retry = Retry::new(PATIENCE, now);
+        let mut retry = ReconnectTimer::new(PATIENCE, now);
         retry.on_session();
         let (mut at, mut losses) = (now, 0);
         while let Verdict::Again { at: next, .. } = retry.on_loss(true, at) {
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn a_completion_or_a_rest_begins_anew() {
         let now = Instant::now();
-        let mut retry = Retry::new(PATIENCE, now);
+        let mut retry = ReconnectTimer::new(PATIENCE, now);
         retry.on_session();
         assert!(matches!(retry.on_loss(true, now), Verdict::Again { is_first: true, .. }));
         retry.on_session();

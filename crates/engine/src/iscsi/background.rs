@@ -4,7 +4,7 @@
 
 use crate::reactor::{EngineCore, Inbox, Progress, Task};
 use blockmux_proto::exports::{Exports, VolumeId};
-use blockmux_proto::iscsi::node::{Node, UnitChange};
+use blockmux_proto::iscsi::node::{IscsiNode, UnitChange};
 use blockmux_proto::scsi::{self, BackgroundWork, LogicalUnit, MAX_LUN};
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, Waker};
 use std::rc::Rc;
@@ -13,13 +13,13 @@ use std::sync::{Arc, OnceLock};
 
 /// Has the units of a node's targets call, once there is a core to do their work.
 pub(super) struct Background {
-    node: Arc<Node>,
+    node: Arc<IscsiNode>,
     exports: Exports,
     begun: OnceLock<()>,
 }
 
 impl Background {
-    pub(super) fn new(node: &Arc<Node>, exports: &Exports) -> Background {
+    pub(super) fn new(node: &Arc<IscsiNode>, exports: &Exports) -> Background {
         Background { node: node.clone(), exports: exports.clone(), begun: OnceLock::new() }
     }
 
@@ -28,7 +28,7 @@ impl Background {
         self.begun.get_or_init(|| {
             let is_called = Arc::new(AtomicBool::new(false));
             let watched = Watched {
-                units: Arc::new(scsi::Target::new("", Vec::new())),
+                units: Arc::new(scsi::ScsiTarget::new("", Vec::new())),
                 exports: self.exports.clone(),
                 inbox: core.inbox().clone(),
                 is_called,
@@ -49,7 +49,7 @@ impl Background {
 #[derive(Clone)]
 struct Watched {
     /// Every unit once, by any number.
-    units: Arc<scsi::Target>,
+    units: Arc<scsi::ScsiTarget>,
     exports: Exports,
     inbox: Inbox,
     is_called: Arc<AtomicBool>,
@@ -89,7 +89,7 @@ struct BackgroundTask {
 }
 
 impl BackgroundTask {
-    fn spawn(core: &Rc<EngineCore>, units: Arc<scsi::Target>, exports: Exports) {
+    fn spawn(core: &Rc<EngineCore>, units: Arc<scsi::ScsiTarget>, exports: Exports) {
         core.spawn(|waker| BackgroundTask {
             work: BackgroundWork::new(units, core.now()),
             exports,

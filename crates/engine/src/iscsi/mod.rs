@@ -8,16 +8,16 @@
 mod background;
 
 use crate::audit::AUDIT;
-use crate::host::{ByteStream, Ended};
+use crate::host::{ByteStream, StreamEnd};
 use crate::listener::{MOST_HALF_OPEN, Serve};
 use crate::rdma::{self, PortSession, Setup};
 use crate::reactor::{EngineCore, Inbox};
 use crate::socket::Stream;
 use crate::sys;
-use crate::target::{Arrival, Relocate, TargetTask};
+use crate::target::{ArrivedConnection, Relocate, TargetTask};
 use background::Background;
 use blockmux_proto::exports::Exports;
-use blockmux_proto::iscsi::node::Node;
+use blockmux_proto::iscsi::node::IscsiNode;
 use blockmux_proto::iscsi::server::{IserTargetSession, LocalSessions, TargetSession};
 use blockmux_proto::iscsi::sessions::{Line, MAX_LOGINS};
 use blockmux_proto::session::Home;
@@ -30,12 +30,12 @@ use tracing::warn;
 /// Serves the node's targets to each connection that is accepted by a portal of the group `group_tag`. Their logical
 /// units lead to places in `exports`.
 #[must_use]
-pub fn serve(node: &Arc<Node>, exports: &Exports, group_tag: u16) -> Serve {
+pub fn serve(node: &Arc<IscsiNode>, exports: &Exports, group_tag: u16) -> Serve {
     let background = Background::new(node, exports);
     let portal = Portal { node: node.clone(), exports: exports.clone(), group_tag };
     Arc::new(move |core, stream, permit| {
         background.begin_on(core);
-        portal.serve(core, Arrival::new(stream, permit));
+        portal.serve(core, ArrivedConnection::new(stream, permit));
     })
 }
 
@@ -45,13 +45,13 @@ const _: () = assert!(MOST_HALF_OPEN <= MAX_LOGINS / 2);
 /// What connections to one portal group need, on every core.
 #[derive(Clone)]
 struct Portal {
-    node: Arc<Node>,
+    node: Arc<IscsiNode>,
     exports: Exports,
     group_tag: u16,
 }
 
 impl Portal {
-    fn serve(&self, core: &Rc<EngineCore>, arrival: Arrival<Stream>) {
+    fn serve(&self, core: &Rc<EngineCore>, arrival: ArrivedConnection<Stream>) {
         let stream = &arrival.stream;
         let Some(login) = self.node.begin_login() else {
             warn!(target: AUDIT, protocol = "iscsi", peer = stream.peer(), "login refused: {MAX_LOGINS} logins are under way already");
@@ -102,7 +102,7 @@ impl Line for SocketLine {
     }
 
     fn has_ended(&self) -> bool {
-        self.0.ended() != Ended::Not
+        self.0.ended() != StreamEnd::Not
     }
 }
 

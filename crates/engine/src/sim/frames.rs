@@ -9,9 +9,9 @@ use super::weather::Weather;
 use crate::frames::Share;
 use crate::frames::target::FrameTargetTask;
 use crate::frames::volume::AoeVolume;
-use blockmux_proto::aoe::Address;
+use blockmux_proto::aoe::AoeAddress;
 use blockmux_proto::aoe::server::TargetSession;
-use blockmux_proto::aoe::unit::{Kept, Unit};
+use blockmux_proto::aoe::unit::{DiskSettings, AoeUnit};
 use blockmux_proto::exports::VolumeId;
 use blockmux_volume::{Core, Volume};
 use std::cell::Cell;
@@ -178,7 +178,7 @@ impl Run {
     fn start_target(&mut self) {
         let core = self.world.add_core(64 << 20);
         core.join(&self.lan);
-        let unit = Unit::new(ADDRESS, VolumeId(0), Kept::default(), None);
+        let unit = AoeUnit::new(ADDRESS, VolumeId(0), DiskSettings::default(), None);
         let session = TargetSession::new(self.disk.exports.clone(), vec![unit]).expect("it is one disk");
         FrameTargetTask::spawn(
             &core,
@@ -238,7 +238,7 @@ impl Run {
     }
 }
 
-const ADDRESS: Address = Address { shelf: 7, slot: 0 };
+const ADDRESS: AoeAddress = AoeAddress { shelf: 7, slot: 0 };
 /// Longer than any trouble.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Virtual time for any part of a simulation; more is a hang.

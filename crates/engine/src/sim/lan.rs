@@ -2,10 +2,10 @@
 
 use super::core::SimCore;
 use super::net::{SimNet, SimWatch};
-use crate::frames::{Arrival, FrameHost, FramePort, QueueId, Side};
-use blockmux_proto::aoe::Address;
+use crate::frames::{ReceivedFrame, FrameHost, FramePort, QueueId, Side};
+use blockmux_proto::aoe::AoeAddress;
 use blockmux_proto::frames::Mac;
-use blockmux_proto::frames::{FrameOutbox, Port, PortId};
+use blockmux_proto::frames::{FrameOutbox, FramePortInfo, PortId};
 use blockmux_volume::{Chunk, Waker};
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -139,7 +139,7 @@ impl FrameHost for SimCore {
     }
 
     /// Each port is a station of its own.
-    fn queue_id(&self, _disk: Address) -> io::Result<QueueId> {
+    fn queue_id(&self, _disk: AoeAddress) -> io::Result<QueueId> {
         Ok(QueueId::ALONE)
     }
 }
@@ -147,16 +147,16 @@ impl FrameHost for SimCore {
 impl FramePort for SimPort {
     type Watch = SimWatch;
 
-    fn look(&mut self) -> io::Result<Port> {
+    fn look(&mut self) -> io::Result<FramePortInfo> {
         let LanWeather { mtu, buffers, .. } = self.lan.0.weather;
-        Ok(Port { mac: self.station.mac, mtu, buffers, is_up: self.station.is_up.get() })
+        Ok(FramePortInfo { mac: self.station.mac, mtu, buffers, is_up: self.station.is_up.get() })
     }
 
     fn stride(&self) -> usize {
         self.lan.0.weather.mtu as usize
     }
 
-    fn receive(&mut self, chunk: &mut Chunk, arrivals: &mut Vec<Arrival>) -> io::Result<()> {
+    fn receive(&mut self, chunk: &mut Chunk, arrivals: &mut Vec<ReceivedFrame>) -> io::Result<()> {
         let (now, stride, mut any) = (self.net.now(), self.stride(), false);
         let mut queue = self.station.queue.borrow_mut();
         queue.sort_by_key(|(arrives, ..)| *arrives);
@@ -164,7 +164,7 @@ impl FramePort for SimPort {
             let (_, mac, bytes) = queue.remove(0);
             chunk.spare()[..bytes.len()].copy_from_slice(&bytes);
             chunk.fill(stride);
-            arrivals.push(Arrival { mac, len: bytes.len() });
+            arrivals.push(ReceivedFrame { mac, len: bytes.len() });
             any = true;
         }
         if any { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }

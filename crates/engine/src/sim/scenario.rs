@@ -10,7 +10,7 @@ use crate::initiator::{Dialer, RemoteVolume};
 use crate::listener::ConnectionLimit;
 use crate::secure::Secure;
 use crate::socket::Address;
-use crate::target::{Arrival, TargetTask};
+use crate::target::{ArrivedConnection, TargetTask};
 use blockmux_proto::exports::Exports;
 use blockmux_proto::session::{StreamSession, Target};
 use blockmux_volume::{Core, Pool, ReadyList, Volume};
@@ -241,7 +241,7 @@ impl<P: Protocol + 'static> Run<P> {
             let pool = core.pool().for_peer();
             let session = protocol.target(exports.clone(), pool.clone(), core.now());
             let Some(permit) = limit.permit() else { return };
-            let arrival = (Arrival::new(stream, permit), protocol.secure());
+            let arrival = (ArrivedConnection::new(stream, permit), protocol.secure());
             TargetTask::receive(core, arrival, (session, pool), exports.clone(), None);
         });
         self.targets.push(core);

@@ -4,7 +4,7 @@ use crate::iscsi_names::target_name;
 use blockmux_engine::initiator::{Dialer, Opening, Paths};
 use blockmux_engine::socket::Address;
 use blockmux_proto::iscsi::client::{BurstSize, Config, InitiatorSession, Mode};
-use blockmux_proto::iscsi::login::operational::Parameters;
+use blockmux_proto::iscsi::login::operational::OperationalParameters;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::scsi::Lun;
 use blockmux_proto::session::NoControl;
@@ -16,13 +16,13 @@ use std::time::Instant;
 pub(crate) struct IscsiDialer {
     pub(crate) paths: Paths,
     pub(crate) export: &'static str,
-    pub(crate) wishes: Parameters,
+    pub(crate) wishes: OperationalParameters,
     /// What the first session has agreed on.
-    pub(crate) agreed: Arc<OnceLock<Parameters>>,
+    pub(crate) agreed: Arc<OnceLock<OperationalParameters>>,
 }
 
 impl IscsiDialer {
-    pub(crate) fn new(address: &Address, export: &'static str, wishes: Parameters) -> IscsiDialer {
+    pub(crate) fn new(address: &Address, export: &'static str, wishes: OperationalParameters) -> IscsiDialer {
         IscsiDialer { paths: Paths::to(address), export, wishes, agreed: Arc::default() }
     }
 

@@ -2,20 +2,20 @@
 
 use crate::iscsi_names::target_name;
 use blockmux_proto::exports::Exports;
-use blockmux_proto::iscsi::node::{Access, Node, Portal, TargetNode};
-use blockmux_proto::scsi::{Identity, LogicalUnit, Target};
+use blockmux_proto::iscsi::node::{IscsiAccess, IscsiNode, Portal, TargetNode};
+use blockmux_proto::scsi::{UnitIdentity, LogicalUnit, ScsiTarget};
 use std::sync::Arc;
 
 /// Each export as LUN 0 of a target of its name.
-pub(crate) fn node(exports: &Exports) -> Arc<Node> {
+pub(crate) fn node(exports: &Exports) -> Arc<IscsiNode> {
     let targets = exports.iter().map(|(id, export)| {
         let name = target_name(&export.name);
-        let identity = Identity { read_only: export.read_only, ..Identity::of(&export.name) };
+        let identity = UnitIdentity { read_only: export.read_only, ..UnitIdentity::of(&export.name) };
         let unit = LogicalUnit::new(identity, export.volume.clone());
-        let view = Target::new(name.as_str(), Vec::new()).with_unit(0, id, unit);
-        let access = Access { initiator: None, chap: None, target: Arc::new(view) };
+        let view = ScsiTarget::new(name.as_str(), Vec::new()).with_unit(0, id, unit);
+        let access = IscsiAccess { initiator: None, chap: None, target: Arc::new(view) };
         let portal = Portal { address: "192.0.2.1:3260".to_owned(), group_tag: 1 };
         TargetNode::new(name, vec![portal], vec![access])
     });
-    Arc::new(Node::new(targets.collect()))
+    Arc::new(IscsiNode::new(targets.collect()))
 }

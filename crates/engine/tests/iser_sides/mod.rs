@@ -4,8 +4,8 @@ use crate::iscsi_dialer::IscsiDialer;
 use blockmux_engine::initiator::{Dialer, Opening, Paths};
 use blockmux_engine::socket::Address;
 use blockmux_proto::iscsi::client::{InitiatorSession, Mode};
-use blockmux_proto::iscsi::login::operational::Parameters;
-use blockmux_proto::iscsi::node::Node;
+use blockmux_proto::iscsi::login::operational::OperationalParameters;
+use blockmux_proto::iscsi::node::IscsiNode;
 use blockmux_proto::iscsi::server::{IserTargetSession, LocalSessions, TargetSession};
 use blockmux_proto::rdma::{RdmaConnections, RdmaSession};
 use blockmux_proto::session::{Home, NoControl};
@@ -24,7 +24,7 @@ pub(crate) fn local_sessions() -> Rc<LocalSessions> {
 /// A target's session on a fresh connection.
 pub(crate) fn target(
     local: &Rc<LocalSessions>,
-    node: &Arc<Node>,
+    node: &Arc<IscsiNode>,
     pool: Pool,
     now: Instant,
 ) -> Driven<Iwarp, IserTargetSession> {
@@ -44,7 +44,7 @@ impl IserDialer {
     pub(crate) fn new(
         address: &Address,
         export: &'static str,
-        wishes: Parameters,
+        wishes: OperationalParameters,
         config: iwarp::Config,
     ) -> IserDialer {
         IserDialer { over_tcp: IscsiDialer::new(address, export, wishes), config }

@@ -1,10 +1,10 @@
 //! Both sides of NVMe/TCP for tests: a node that serves an export as namespace 1, and what reaches that.
 
 use blockmux_engine::initiator::Policy;
-use blockmux_engine::initiator::nvme::{Endpoint, NvmeDialer};
+use blockmux_engine::initiator::nvme::{NvmeEndpoint, NvmeDialer};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::{Export, Exports};
-use blockmux_proto::fabrics::controller::node::{Node, Port};
+use blockmux_proto::fabrics::controller::node::{NvmeNode, FabricsPort};
 use blockmux_proto::nvme::ana::AnaGroup;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
@@ -21,21 +21,21 @@ use std::time::{Duration, Instant};
 pub(crate) const GROUP: u32 = 1;
 
 /// The first export as namespace 1 of a subsystem that two ports lead to.
-pub(crate) fn node(exports: &Exports) -> (Arc<Node>, Arc<Subsystem>) {
+pub(crate) fn node(exports: &Exports) -> (Arc<NvmeNode>, Arc<Subsystem>) {
     let (id, export) = exports.iter().next().expect("there is an export");
     let served = exports.served(id).expect("it is served").clone();
     let namespace = Namespace::new(1, id, served, export.read_only, VolumeUuid::of_texts(&[&export.name]));
     let subsystem = Subsystem::new(nqn(SUBSYSTEM), "machine", vec![namespace], Vec::new());
     let groups = vec![AnaGroup { id: GROUP, namespaces: vec![1], states: BTreeMap::new() }];
     let subsystem = Arc::new(subsystem.with_ana(groups, &[1, 2]));
-    let ports = [1, 2].map(|id| Port { id, address: "0.0.0.0:4420".parse().expect("it is an address") });
-    (Arc::new(Node::new(vec![subsystem.clone()], ports.into(), "machine")), subsystem)
+    let ports = [1, 2].map(|id| FabricsPort { id, address: "0.0.0.0:4420".parse().expect("it is an address") });
+    (Arc::new(NvmeNode::new(vec![subsystem.clone()], ports.into(), "machine")), subsystem)
 }
 
 /// How to reach the namespace at one address or several.
-pub(crate) fn endpoint(addresses: &[Address]) -> Endpoint {
+pub(crate) fn endpoint(addresses: &[Address]) -> NvmeEndpoint {
     let (address, further) = addresses.split_first().expect("there is a path");
-    Endpoint {
+    NvmeEndpoint {
         tls_key: None,
         tls_identity: None,
         ktls: true,
@@ -56,7 +56,7 @@ pub(crate) fn endpoint(addresses: &[Address]) -> Endpoint {
 }
 
 /// What dials it, and checks each time that it is the namespace of an export by the name of `disk0`.
-pub(crate) fn dialer(endpoint: Endpoint) -> NvmeDialer {
+pub(crate) fn dialer(endpoint: NvmeEndpoint) -> NvmeDialer {
     let (name, description) = ("disk0".to_owned(), String::new());
     let volume = Arc::new(MemVolume::new(1 << 20));
     let (node, _) = node(&Exports::new(vec![Export { name, description, read_only: false, volume }]));
@@ -65,7 +65,7 @@ pub(crate) fn dialer(endpoint: Endpoint) -> NvmeDialer {
 }
 
 /// The namespace as a host sees it that asks, without any network.
-fn described(node: &Arc<Node>) -> NamespaceInfo {
+fn described(node: &Arc<NvmeNode>) -> NamespaceInfo {
     let now = Instant::now();
     let config = AdminConfig {
         names: names(),

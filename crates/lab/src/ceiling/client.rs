@@ -1,6 +1,6 @@
 //! The side that asks, and measures.
 
-use super::flow::{Inflow, Kind, Lengths, Messages, Outflow, RECEIVE_BUFFER, Received, receive};
+use super::flow::{Inflow, IoDirection, Lengths, Messages, Outflow, RECEIVE_BUFFER, Received, receive};
 use super::waiter::Waiter;
 use super::window::{CpuWatch, Window};
 use super::{CeilingError, CeilingJob, sockets, system};
@@ -13,12 +13,12 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-struct Connection {
+struct ClientConnection {
     socket: OwnedFd,
     inflow: Inflow,
     outflow: Outflow,
     /// Oldest first, which is the order of replies: when it was asked, and what.
-    asked: VecDeque<(Instant, Kind)>,
+    asked: VecDeque<(Instant, IoDirection)>,
 }
 
 /// Asks until the measured time is over, then closes the window and the connections.
@@ -30,14 +30,14 @@ pub(super) fn ask(
 ) -> Result<Run, CeilingError> {
     sockets::pin(job.client_cpu)?;
     let (bs, depth, shape) = (job.bs as usize, job.iodepth as usize, job.shape);
-    let reads = Kind::Read.heads(shape.read_request, depth);
-    let writes = Kind::Write.heads(shape.write_request_head, depth);
+    let reads = IoDirection::Read.heads(shape.read_request, depth);
+    let writes = IoDirection::Write.heads(shape.write_request_head, depth);
     let mut client = Client {
         depth,
         bs: job.bs,
         lengths: Lengths { read: shape.read_reply_head + bs, write: shape.write_reply },
         requests: Messages::new(
-            Kind::Write,
+            IoDirection::Write,
             (&writes, shape.write_request_head),
             (&reads, shape.read_request),
             written,
@@ -55,9 +55,9 @@ pub(super) fn ask(
         writes: Histogram::new(),
     };
     let mut waiter = Waiter::new(job.variant, &sockets).map_err(|error| system("use epoll", error))?;
-    let mut connections: Vec<Connection> = sockets
+    let mut connections: Vec<ClientConnection> = sockets
         .into_iter()
-        .map(|socket| Connection {
+        .map(|socket| ClientConnection {
             socket,
             inflow: Inflow::new(),
             outflow: Outflow::new(depth),
@@ -93,7 +93,7 @@ struct Client<'a> {
 impl Client<'_> {
     fn work(
         &mut self,
-        connections: &mut [Connection],
+        connections: &mut [ClientConnection],
         waiter: &mut Waiter,
         until: Instant,
     ) -> Result<(), CeilingError> {
@@ -116,7 +116,7 @@ impl Client<'_> {
 
     /// Takes replies, asks as much again. Answers whether there may be more replies.
     #[inline]
-    fn turn(&mut self, connection: &mut Connection) -> Result<bool, CeilingError> {
+    fn turn(&mut self, connection: &mut ClientConnection) -> Result<bool, CeilingError> {
         let received = receive(&connection.socket, &mut self.buffer);
         let mut more = false;
         match received.map_err(|error| system("receive", error))? {
@@ -147,12 +147,12 @@ impl Client<'_> {
     }
 
     #[inline]
-    fn complete(&mut self, connection: &mut Connection, bytes: usize) -> Result<(), CeilingError> {
+    fn complete(&mut self, connection: &mut ClientConnection, bytes: usize) -> Result<(), CeilingError> {
         let now = Instant::now();
         let mut in_step = true;
         let whole = |kind| match connection.asked.pop_front() {
             Some((asked, due)) if due == kind => {
-                let histogram = if kind == Kind::Read { &mut self.reads } else { &mut self.writes };
+                let histogram = if kind == IoDirection::Read { &mut self.reads } else { &mut self.writes };
                 histogram.record((now - asked).as_nanos() as u64);
             }
             _ => in_step = false,
@@ -197,18 +197,18 @@ struct Choice {
 
 impl Choice {
     #[inline]
-    fn next(&mut self) -> (Kind, usize) {
+    fn next(&mut self) -> (IoDirection, usize) {
         let is_read = match self.percent_reads {
             100 => true,
             0 => false,
             percent => self.random.below(100) < percent,
         };
         if is_read {
-            return (Kind::Read, 0);
+            return (IoDirection::Read, 0);
         }
         let at = self.at;
         self.at = if at + 2 * self.bs <= self.len { at + self.bs } else { 0 };
-        (Kind::Write, at)
+        (IoDirection::Write, at)
     }
 }
 

@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 
 /// The direction of an I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum IoDirection {
     Read,
     Write,
 }
@@ -25,7 +25,7 @@ pub(super) struct Lengths {
 
 /// How far one connection's input has got.
 pub(super) struct Inflow {
-    kind: Kind,
+    kind: IoDirection,
     /// Bytes of that message that have not arrived; 0 between messages.
     missing: usize,
 }
@@ -33,7 +33,7 @@ pub(super) struct Inflow {
 /// One side's messages to send, shared by its connections.
 pub(super) struct Messages<'a> {
     /// The kind that has data behind its head.
-    laden: Kind,
+    laden: IoDirection,
     /// As many heads of each kind as are ever sent at once, end to end.
     laden_heads: &'a [u8],
     laden_head: usize,
@@ -53,7 +53,7 @@ pub(super) struct Outflow {
 
 #[derive(Clone, Copy)]
 struct Message {
-    kind: Kind,
+    kind: IoDirection,
     /// Where its data begins, if it has any.
     at: usize,
 }
@@ -71,7 +71,7 @@ pub(super) enum Received {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct OutOfStep;
 
-impl Kind {
+impl IoDirection {
     /// `count` heads or whole messages of `len` bytes, end to end.
     pub(super) fn heads(self, len: usize, count: usize) -> Vec<u8> {
         let mut heads = vec![0; len * count];
@@ -81,24 +81,24 @@ impl Kind {
 
     fn mark(self) -> u8 {
         match self {
-            Kind::Read => b'r',
-            Kind::Write => b'w',
+            IoDirection::Read => b'r',
+            IoDirection::Write => b'w',
         }
     }
 }
 
 impl Lengths {
-    fn of(self, kind: Kind) -> usize {
+    fn of(self, kind: IoDirection) -> usize {
         match kind {
-            Kind::Read => self.read,
-            Kind::Write => self.write,
+            IoDirection::Read => self.read,
+            IoDirection::Write => self.write,
         }
     }
 }
 
 impl Inflow {
     pub(super) fn new() -> Inflow {
-        Inflow { kind: Kind::Read, missing: 0 }
+        Inflow { kind: IoDirection::Read, missing: 0 }
     }
 
     /// Walks over bytes as they arrive and tells of each message that ends in them.
@@ -107,13 +107,13 @@ impl Inflow {
         &mut self,
         mut bytes: &[u8],
         lengths: Lengths,
-        mut whole: impl FnMut(Kind),
+        mut whole: impl FnMut(IoDirection),
     ) -> Result<(), OutOfStep> {
         while let Some(first) = bytes.first() {
             if self.missing == 0 {
                 self.kind = match first {
-                    b'r' => Kind::Read,
-                    b'w' => Kind::Write,
+                    b'r' => IoDirection::Read,
+                    b'w' => IoDirection::Write,
                     _ => return Err(OutOfStep),
                 };
                 self.missing = lengths.of(self.kind);
@@ -133,7 +133,7 @@ impl<'a> Messages<'a> {
     /// Messages of kind `laden` carry `bs` bytes of `data`. `laden_heads` and `bare_heads` are [`Kind::heads`] with
     /// the heads' own lengths, for as many messages as a connection ever has to send.
     pub(super) fn new(
-        laden: Kind,
+        laden: IoDirection,
         laden_heads: (&'a [u8], usize),
         bare_heads: (&'a [u8], usize),
         data: &'a [u8],
@@ -217,7 +217,7 @@ impl<'a> Messages<'a> {
     }
 
     #[inline]
-    fn length(&self, kind: Kind) -> usize {
+    fn length(&self, kind: IoDirection) -> usize {
         if kind == self.laden { self.laden_head + self.bs } else { self.bare_head }
     }
 }
@@ -230,7 +230,7 @@ impl Outflow {
 
     /// Queues a message; `at` is where its data begins if its kind has any.
     #[inline]
-    pub(super) fn push(&mut self, kind: Kind, at: usize) {
+    pub(super) fn push(&mut self, kind: IoDirection, at: usize) {
         self.queue.push_back(Message { kind, at });
     }
 
@@ -240,7 +240,7 @@ impl Outflow {
     }
 
     #[inline]
-    fn take(&mut self, bytes: usize, length: impl Fn(Kind) -> usize) {
+    fn take(&mut self, bytes: usize, length: impl Fn(IoDirection) -> usize) {
         self.sent += bytes;
         while let Some(first) = self.queue.front() {
             let len = length(first.kind);

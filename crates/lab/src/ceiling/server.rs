@@ -1,6 +1,6 @@
 //! The side that answers.
 
-use super::flow::{Inflow, Kind, Lengths, Messages, Outflow, RECEIVE_BUFFER, Received, receive};
+use super::flow::{Inflow, IoDirection, Lengths, Messages, Outflow, RECEIVE_BUFFER, Received, receive};
 use super::waiter::Waiter;
 use super::window::{CpuWatch, Window};
 use super::{CeilingError, CeilingJob, sockets, system};
@@ -9,7 +9,7 @@ use crate::pattern::Random;
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 
-struct Connection {
+struct ServerConnection {
     /// `None` once it has ended.
     socket: Option<OwnedFd>,
     inflow: Inflow,
@@ -25,17 +25,17 @@ pub(super) fn serve(
 ) -> Result<Used, CeilingError> {
     sockets::pin(job.server_cpu)?;
     let (bs, depth, shape) = (job.bs as usize, job.iodepth as usize, job.shape);
-    let reads = Kind::Read.heads(shape.read_reply_head, depth);
-    let writes = Kind::Write.heads(shape.write_reply, depth);
+    let reads = IoDirection::Read.heads(shape.read_reply_head, depth);
+    let writes = IoDirection::Write.heads(shape.write_reply, depth);
     let mut replies =
-        Messages::new(Kind::Read, (&reads, shape.read_reply_head), (&writes, shape.write_reply), data, bs);
+        Messages::new(IoDirection::Read, (&reads, shape.read_reply_head), (&writes, shape.write_reply), data, bs);
     let lengths = Lengths { read: shape.read_request, write: shape.write_request_head + bs };
     let mut blocks = Blocks { random: Random(SEED), count: (data.len() / bs) as u64, bs };
     let mut buffer = vec![0; RECEIVE_BUFFER];
     let mut waiter = Waiter::new(job.variant, &sockets).map_err(|error| system("use epoll", error))?;
-    let mut connections: Vec<Connection> = sockets
+    let mut connections: Vec<ServerConnection> = sockets
         .into_iter()
-        .map(|socket| Connection {
+        .map(|socket| ServerConnection {
             socket: Some(socket),
             inflow: Inflow::new(),
             outflow: Outflow::new(depth),
@@ -88,10 +88,10 @@ struct Blocks {
 
 impl Blocks {
     #[inline]
-    fn next(&mut self, kind: Kind) -> usize {
+    fn next(&mut self, kind: IoDirection) -> usize {
         match kind {
-            Kind::Read => self.random.below(self.count) as usize * self.bs,
-            Kind::Write => 0,
+            IoDirection::Read => self.random.below(self.count) as usize * self.bs,
+            IoDirection::Write => 0,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The ceiling, run for real and cut at every byte.
 
-use super::flow::{Inflow, Kind, Lengths, Messages, OutOfStep, Outflow};
+use super::flow::{Inflow, IoDirection, Lengths, Messages, OutOfStep, Outflow};
 use super::*;
 use crate::result::{Direction, Run};
 use std::io::Read;
@@ -24,7 +24,7 @@ fn job(rw: Rw, bs: u32, iodepth: u32, connections: u32) -> CeilingJob {
 
 /// Runs the job in all variants over all transports, for longer on a machine so busy that nothing came of it, and
 /// checks what must hold of every run.
-fn run_all(job: &CeilingJob, expected: &[Kind], check: impl Fn(&Run)) {
+fn run_all(job: &CeilingJob, expected: &[IoDirection], check: impl Fn(&Run)) {
     let data = Data::new(job.data_bytes).unwrap();
     for variant in VARIANTS {
         for transport in TRANSPORTS {
@@ -37,7 +37,7 @@ fn run_all(job: &CeilingJob, expected: &[Kind], check: impl Fn(&Run)) {
             }
             assert!(run.runtime_ns >= job.runtime.as_nanos() as u64);
             assert_eq!((run.errors, run.verify_errors, &run.trim), (0, 0, &Direction::default()));
-            for kind in [Kind::Read, Kind::Write] {
+            for kind in [IoDirection::Read, IoDirection::Write] {
                 let direction = direction(&run, kind);
                 assert_eq!(direction.ios > 0, expected.contains(&kind));
                 assert_eq!(direction.bytes, direction.ios * u64::from(job.bs));
@@ -51,13 +51,13 @@ fn run_all(job: &CeilingJob, expected: &[Kind], check: impl Fn(&Run)) {
     }
 }
 
-fn direction(run: &Run, kind: Kind) -> &Direction {
-    if kind == Kind::Read { &run.read } else { &run.write }
+fn direction(run: &Run, kind: IoDirection) -> &Direction {
+    if kind == IoDirection::Read { &run.read } else { &run.write }
 }
 
-const READS: &[Kind] = &[Kind::Read];
-const WRITES: &[Kind] = &[Kind::Write];
-const BOTH: &[Kind] = &[Kind::Read, Kind::Write];
+const READS: &[IoDirection] = &[IoDirection::Read];
+const WRITES: &[IoDirection] = &[IoDirection::Write];
+const BOTH: &[IoDirection] = &[IoDirection::Read, IoDirection::Write];
 
 #[test]
 fn reads_of_all_depths_come_back() {
@@ -167,7 +167,7 @@ fn messages_are_counted_wherever_the_stream_is_cut() {
         for part in [&stream[..cut], &stream[cut..]] {
             inflow.walk(part, lengths, |kind| seen.push(kind)).unwrap();
         }
-        assert_eq!(seen, [Kind::Read, Kind::Write, Kind::Write, Kind::Read], "{cut}");
+        assert_eq!(seen, [IoDirection::Read, IoDirection::Write, IoDirection::Write, IoDirection::Read], "{cut}");
     }
     assert_eq!(Inflow::new().walk(b"r..x", lengths, |_| ()), Err(OutOfStep));
 }
@@ -180,18 +180,18 @@ fn what_a_slow_peer_gets_is_what_was_queued() {
     client.set_nonblocking(true).unwrap();
     let server = OwnedFd::from(server);
     let (depth, bs) = (400, 1000);
-    let (reads, writes) = (Kind::Read.heads(7, depth), Kind::Write.heads(5, depth));
+    let (reads, writes) = (IoDirection::Read.heads(7, depth), IoDirection::Write.heads(5, depth));
     let data: Vec<u8> = (0..251).cycle().take(10 * bs).collect();
-    let mut replies = Messages::new(Kind::Read, (&reads, 7), (&writes, 5), &data, bs);
+    let mut replies = Messages::new(IoDirection::Read, (&reads, 7), (&writes, 5), &data, bs);
     let (mut outflow, mut expected) = (Outflow::new(depth), Vec::new());
     for nth in 0..depth {
         // Runs of heads alone, runs of heads with data, and more pieces than one call takes.
         if nth % 7 < 3 {
-            outflow.push(Kind::Write, 0);
+            outflow.push(IoDirection::Write, 0);
             expected.extend_from_slice(b"w\0\0\0\0");
         } else {
             let at = nth % 10 * bs;
-            outflow.push(Kind::Read, at);
+            outflow.push(IoDirection::Read, at);
             expected.extend_from_slice(b"r\0\0\0\0\0\0");
             expected.extend_from_slice(&data[at..at + bs]);
         }

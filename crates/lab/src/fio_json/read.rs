@@ -3,7 +3,7 @@
 use super::{FORMAT, Header};
 use crate::figure::UNKNOWN;
 use crate::job::{Job, Rw, Verify};
-use crate::result::{Comparison, Direction, Kind, Latency, Machine, Row, Run};
+use crate::result::{Comparison, Direction, SubjectKind, Latency, Machine, Row, Run};
 use crate::units::{Size, parse_size};
 use crate::when;
 use serde_json::{Map, Value};
@@ -145,7 +145,7 @@ fn fio_row(job: &Value, globals: &Map<String, Value>) -> Result<Row, String> {
     let target = ["uri", "filename", "directory"].into_iter().find_map(option).unwrap_or_default();
     Ok(Row {
         subject: name.to_owned(),
-        kind: Kind::Protocol,
+        kind: SubjectKind::Protocol,
         protocol: String::new(),
         target: target.to_owned(),
         poll: String::new(),

@@ -39,7 +39,7 @@ pub fn render(comparison: &Comparison, study: Option<&Study>) -> Result<String, 
         sections: sections::measured(comparison, &labels),
         grids: study.map_or_else(Vec::new, |study| link::grids(comparison, study)),
         skipped: comparison.skipped_by_reason(),
-        tables: groups.iter().map(|group| Table::of(comparison, &labels, group)).collect(),
+        tables: groups.iter().map(|group| PageTable::of(comparison, &labels, group)).collect(),
     };
     page.render()
 }
@@ -60,7 +60,7 @@ struct Page<'a> {
     grids: Vec<Grid>,
     /// (reason, jobs).
     skipped: Vec<(&'a str, Vec<&'a str>)>,
-    tables: Vec<Table>,
+    tables: Vec<PageTable>,
 }
 
 /// A study and its charts.
@@ -83,7 +83,7 @@ impl Page<'_> {
 }
 
 /// All figures of one job: medians in one table, every run in another.
-struct Table {
+struct PageTable {
     title: String,
     head: Vec<String>,
     rows: Vec<Line>,
@@ -99,8 +99,8 @@ struct Line {
     cells: Vec<String>,
 }
 
-impl Table {
-    fn of(comparison: &Comparison, labels: &Labels, group: &[&Row]) -> Table {
+impl PageTable {
+    fn of(comparison: &Comparison, labels: &Labels, group: &[&Row]) -> PageTable {
         let percentiles = percentiles(group);
         let mut head: Vec<String> =
             ["Configuration", "Runs", "IOPS", "IOPS range", "MB/s", "mean"].map(Into::into).into();
@@ -140,7 +140,7 @@ impl Table {
         let runs = group.iter().flat_map(|row| {
             row.runs.iter().enumerate().map(|(index, run)| run_cells(labels.label(row), row, index, run))
         });
-        Table {
+        PageTable {
             title: figure::title(&group[0].job),
             head,
             rows: group.iter().map(row).collect(),

@@ -3,7 +3,7 @@
 use super::sections::{SMALL, protocol_class};
 use crate::figure::{self, Figure, Labels};
 use crate::job::{Job, Rw};
-use crate::result::{Comparison, Kind, NOISY_SHARE, Row};
+use crate::result::{Comparison, SubjectKind, NOISY_SHARE, Row};
 
 /// What was found: winners, and why there are none where there are none.
 pub(super) struct Findings {
@@ -27,7 +27,7 @@ pub(super) struct Tile {
 /// and the ceilings. A winner is named only where there are enough runs and they agree.
 pub(super) fn findings(comparison: &Comparison, labels: &Labels) -> Findings {
     let groups = comparison.groups();
-    let with_protocols = groups.iter().filter(|group| group.iter().any(|row| row.kind == Kind::Protocol));
+    let with_protocols = groups.iter().filter(|group| group.iter().any(|row| row.kind == SubjectKind::Protocol));
     let groups: Vec<&Vec<&Row>> = with_protocols.collect();
     let smallest = groups.iter().map(|group| group[0].job.bs).min().unwrap_or(0);
     let small = |group: &&&Vec<&Row>| group[0].job.bs == smallest && smallest <= SMALL;
@@ -157,7 +157,7 @@ struct Best<'a> {
 
 impl<'a> Best<'a> {
     fn of(labels: &Labels, group: &[&'a Row], figure: Figure, most: bool) -> Option<Best<'a>> {
-        let rows = || group.iter().filter(|row| row.kind == Kind::Protocol);
+        let rows = || group.iter().filter(|row| row.kind == SubjectKind::Protocol);
         let ranked = rows()
             .filter_map(|row| Some((*row, row.figure(figure)?)))
             .filter(|(_, spread)| spread.median > 0.0);
@@ -180,7 +180,7 @@ impl<'a> Best<'a> {
 /// Why no winner is named for this job: too few runs, or runs that differ too much. Every protocol
 /// counts, because one whose runs differ could have won as well.
 fn doubt(labels: &Labels, group: &[&Row], figure: Figure) -> Option<String> {
-    let rows = || group.iter().filter(|row| row.kind == Kind::Protocol);
+    let rows = || group.iter().filter(|row| row.kind == SubjectKind::Protocol);
     let job = figure::title(&group[0].job);
     let runs = rows().map(|row| row.runs.len()).min().unwrap_or(0);
     if runs < LEAST_RUNS {

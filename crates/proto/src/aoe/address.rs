@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 /// A disk's address, the same on every network that it is on; written `e7.3`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Address {
+pub struct AoeAddress {
     /// The major number, below 65,535.
     pub shelf: u16,
     /// The minor number, below 255.
@@ -18,23 +18,23 @@ pub struct Address {
 #[error("a disk's address is eSHELF.SLOT with a shelf of 0 to 65534 and a slot of 0 to 254")]
 pub struct AddressError;
 
-impl fmt::Display for Address {
+impl fmt::Display for AoeAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "e{}.{}", self.shelf, self.slot)
     }
 }
 
-impl FromStr for Address {
+impl FromStr for AoeAddress {
     type Err = AddressError;
 
-    fn from_str(text: &str) -> Result<Address, AddressError> {
+    fn from_str(text: &str) -> Result<AoeAddress, AddressError> {
         let (shelf, slot) =
             text.strip_prefix('e').and_then(|rest| rest.split_once('.')).ok_or(AddressError)?;
         let shelf = number(shelf).and_then(|number| u16::try_from(number).ok());
         let slot = number(slot).and_then(|number| u8::try_from(number).ok());
         match (shelf, slot) {
             (Some(shelf), Some(slot)) if shelf != ANY_SHELF && slot != ANY_SLOT => {
-                Ok(Address { shelf, slot })
+                Ok(AoeAddress { shelf, slot })
             }
             _ => Err(AddressError),
         }
@@ -53,10 +53,10 @@ mod tests {
     #[test]
     fn an_address_reads_as_it_is_written() {
         for text in ["e0.0", "e7.3", "e65534.254"] {
-            assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<AoeAddress>().unwrap().to_string(), text);
         }
         for text in ["", "e", "7.3", "e7", "e7.", "e.3", "e65535.0", "e0.255", "e+1.0", "e1.-1", "e1.2.3"] {
-            assert_eq!(text.parse::<Address>(), Err(AddressError), "{text}");
+            assert_eq!(text.parse::<AoeAddress>(), Err(AddressError), "{text}");
         }
     }
 }

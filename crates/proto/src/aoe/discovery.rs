@@ -1,12 +1,12 @@
 //! Finds the disks of a network: asks all stations, and each that answers what its disk is like.
 
-use super::Address;
-use super::identify::Disk;
-use crate::frames::{Frame, FrameOutbox, MAX_HEAD, Port, PortId, Station};
+use super::AoeAddress;
+use super::identify::AtaDisk;
+use crate::frames::{Frame, FrameOutbox, MAX_HEAD, FramePortInfo, PortId, Station};
 use crate::session::{FrameSession, Timed};
 use blockmux_volume::SgList;
 use blockmux_wire::aoe::{
-    ANY_SHELF, ANY_SLOT, AOE_ATA_HEAD, AOE_MAX_CONFIG, AOE_VERSION, AtaMessage, Command, ConfigMessage,
+    ANY_SHELF, ANY_SLOT, AOE_ATA_HEAD, AOE_MAX_CONFIG, AOE_VERSION, AtaMessage, AoeCommand, ConfigMessage,
     Header,
 };
 use blockmux_wire::ata;
@@ -18,7 +18,7 @@ use zerocopy::{FromBytes, IntoBytes};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     /// Where it says it is.
-    pub address: Address,
+    pub address: AoeAddress,
     /// Who said so.
     pub station: Station,
     /// How many commands it takes at a time.
@@ -30,13 +30,13 @@ pub struct Found {
     /// Its config string.
     pub config: Vec<u8>,
     /// What it is like, if it said that too.
-    pub disk: Option<Disk>,
+    pub disk: Option<AtaDisk>,
 }
 
 /// Asks for disks for a while.
-pub struct DiscoverySession {
+pub struct AoeDiscoverySession {
     id: u8,
-    ports: Vec<Port>,
+    ports: Vec<FramePortInfo>,
     found: Vec<Found>,
     left_out: u64,
     outbox: FrameOutbox,
@@ -44,12 +44,12 @@ pub struct DiscoverySession {
     ends: Instant,
 }
 
-impl DiscoverySession {
+impl AoeDiscoverySession {
     /// Asks until `ends`.
     #[must_use]
-    pub fn new(id: u8, now: Instant, ends: Instant) -> DiscoverySession {
+    pub fn new(id: u8, now: Instant, ends: Instant) -> AoeDiscoverySession {
         let outbox = FrameOutbox::default();
-        DiscoverySession {
+        AoeDiscoverySession {
             id,
             ports: Vec::new(),
             found: Vec::new(),
@@ -77,7 +77,7 @@ impl DiscoverySession {
         let up = (0..).map(PortId).zip(&self.ports).filter(|(_, port)| port.is_up);
         let all: Vec<Station> = up.map(|(port, _)| Station { port, mac: Mac::BROADCAST }).collect();
         let query = ConfigMessage { version_and_command: AOE_VERSION << 4, ..NO_CONFIG };
-        let head = self.head(ANY_SHELF, ANY_SLOT, Command::QUERY_CONFIG_INFORMATION, 0);
+        let head = self.head(ANY_SHELF, ANY_SLOT, AoeCommand::QUERY_CONFIG_INFORMATION, 0);
         all.into_iter().for_each(|station| self.push(station, &head, query.as_bytes()));
         for at in 0..self.found.len() {
             self.identify(at);
@@ -92,15 +92,15 @@ impl DiscoverySession {
             aflags: 0,
             error_or_feature: 0,
             sector_count: 1,
-            command_or_status: ata::Command::IDENTIFY_DEVICE.0,
+            command_or_status: ata::AtaCommand::IDENTIFY_DEVICE.0,
             lba: AtaMessage::lba28(0),
             reserved: [0; 2],
         };
-        let head = self.head(address.shelf, address.slot, Command::ISSUE_ATA_COMMAND, at as u32);
+        let head = self.head(address.shelf, address.slot, AoeCommand::ISSUE_ATA_COMMAND, at as u32);
         self.push(station, &head, registers.as_bytes());
     }
 
-    fn head(&self, shelf: u16, slot: u8, command: Command, number: u32) -> Header {
+    fn head(&self, shelf: u16, slot: u8, command: AoeCommand, number: u32) -> Header {
         Header {
             version_and_flags: AOE_VERSION << 4,
             error: 0,
@@ -121,7 +121,7 @@ impl DiscoverySession {
 
     fn on_config(&mut self, header: &Header, message: &[u8], station: Station) {
         let Ok((config, rest)) = ConfigMessage::read_from_prefix(message) else { return };
-        let address = Address { shelf: header.major.get(), slot: header.minor };
+        let address = AoeAddress { shelf: header.major.get(), slot: header.minor };
         let is_known = self.found.iter().any(|found| found.address == address && found.station == station);
         let is_any = address.shelf == ANY_SHELF || address.slot == ANY_SLOT;
         if header.is_error() || is_known || is_any || station.mac.is_group() {
@@ -151,12 +151,12 @@ impl DiscoverySession {
             && tag >> 24 == u32::from(self.id)
             && !header.is_error()
         {
-            found.disk = frame.bytes().get(AOE_ATA_HEAD..).and_then(Disk::from_bytes);
+            found.disk = frame.bytes().get(AOE_ATA_HEAD..).and_then(AtaDisk::from_bytes);
         }
     }
 }
 
-impl Timed for DiscoverySession {
+impl Timed for AoeDiscoverySession {
     fn poll_timeout(&self) -> Option<Instant> {
         self.ask_at.map(|at| at.min(self.ends))
     }
@@ -172,23 +172,23 @@ impl Timed for DiscoverySession {
     }
 }
 
-impl FrameSession for DiscoverySession {
+impl FrameSession for AoeDiscoverySession {
     fn on_frame(&mut self, frame: &Frame<'_>, _now: Instant) {
         let Ok((header, message)) = Header::read_from_prefix(frame.bytes()) else { return };
         if !header.is_response() || header.version() != AOE_VERSION {
             return;
         }
-        match Command(header.command) {
-            Command::QUERY_CONFIG_INFORMATION => self.on_config(&header, message, frame.from),
-            Command::ISSUE_ATA_COMMAND => self.on_identify(&header, frame),
+        match AoeCommand(header.command) {
+            AoeCommand::QUERY_CONFIG_INFORMATION => self.on_config(&header, message, frame.from),
+            AoeCommand::ISSUE_ATA_COMMAND => self.on_identify(&header, frame),
             _ => {}
         }
     }
 
-    fn on_port(&mut self, id: PortId, port: Port, now: Instant) {
+    fn on_port(&mut self, id: PortId, port: FramePortInfo, now: Instant) {
         let at = usize::from(id.0);
         if self.ports.len() <= at {
-            self.ports.resize(at.saturating_add(1), Port { is_up: false, ..port });
+            self.ports.resize(at.saturating_add(1), FramePortInfo { is_up: false, ..port });
         }
         if let Some(place) = self.ports.get_mut(at) {
             *place = port;

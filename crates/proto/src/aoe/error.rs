@@ -8,7 +8,7 @@ use blockmux_wire::ata::{
 
 /// How a command is answered that did not succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub(super) enum AoeRefusal {
     /// The status and the error register.
     Registers { status: u8, error: u8 },
     /// AoE's own error.
@@ -18,8 +18,8 @@ pub(super) enum Refusal {
 }
 
 /// What a target answers.
-pub(super) fn refusal(error: IoError, is_write: bool) -> Refusal {
-    let registers = |error| Refusal::Registers { status: ATA_STATUS_DRDY | ATA_STATUS_ERR, error };
+pub(super) fn refusal(error: IoError, is_write: bool) -> AoeRefusal {
+    let registers = |error| AoeRefusal::Registers { status: ATA_STATUS_DRDY | ATA_STATUS_ERR, error };
     match error {
         IoError::OutOfRange => registers(ATA_ERROR_IDNF),
         IoError::Misaligned | IoError::BadLength | IoError::Unsupported | IoError::Aborted => {
@@ -29,11 +29,11 @@ pub(super) fn refusal(error: IoError, is_write: bool) -> Refusal {
         IoError::ReadOnly => registers(ATA_ERROR_ABRT | ATA_ERROR_UNC),
         IoError::Medium if !is_write => registers(ATA_ERROR_UNC),
         IoError::Medium | IoError::NoSpace => {
-            Refusal::Registers { status: ATA_STATUS_DRDY | ATA_STATUS_DF, error: 0 }
+            AoeRefusal::Registers { status: ATA_STATUS_DRDY | ATA_STATUS_DF, error: 0 }
         }
-        IoError::Reserved => Refusal::Code(ErrorCode::TARGET_IS_RESERVED),
-        IoError::PathLost | IoError::ShuttingDown => Refusal::Code(ErrorCode::DEVICE_UNAVAILABLE),
-        IoError::NoMemory => Refusal::Silence,
+        IoError::Reserved => AoeRefusal::Code(ErrorCode::TARGET_IS_RESERVED),
+        IoError::PathLost | IoError::ShuttingDown => AoeRefusal::Code(ErrorCode::DEVICE_UNAVAILABLE),
+        IoError::NoMemory => AoeRefusal::Silence,
     }
 }
 
@@ -86,14 +86,14 @@ mod tests {
         ];
         for (sent, arrives) in all {
             let got = match refusal(sent, true) {
-                Refusal::Registers { status, error } => of_registers(status, error, true).unwrap_err(),
-                Refusal::Code(code) => of_code(code),
-                Refusal::Silence => panic!("{sent} is not answered"),
+                AoeRefusal::Registers { status, error } => of_registers(status, error, true).unwrap_err(),
+                AoeRefusal::Code(code) => of_code(code),
+                AoeRefusal::Silence => panic!("{sent} is not answered"),
             };
             assert_eq!(got, arrives, "{sent}");
         }
-        assert_eq!(refusal(E::NoMemory, true), Refusal::Silence);
-        let Refusal::Registers { status, error } = refusal(E::Medium, false) else {
+        assert_eq!(refusal(E::NoMemory, true), AoeRefusal::Silence);
+        let AoeRefusal::Registers { status, error } = refusal(E::Medium, false) else {
             panic!("it has registers")
         };
         assert_eq!(of_registers(status, error, false), Err(E::Medium));

@@ -1,6 +1,6 @@
 //! IDENTIFY DEVICE: a volume as an ATA disk describes itself, and what an initiator reads of it.
 
-use super::{Address, SECTOR};
+use super::{AoeAddress, SECTOR};
 use crate::volume_uuid::VolumeUuid;
 use blockmux_volume::VolumeInfo;
 use blockmux_wire::ata::{
@@ -16,7 +16,7 @@ use zerocopy::{FromBytes, FromZeros};
     clippy::arithmetic_side_effects,
     reason = "the divisors are constants, the rest fits by what stands before it"
 )]
-pub(super) fn describe(address: Address, uuid: Option<VolumeUuid>, info: &VolumeInfo) -> Identify {
+pub(super) fn describe(address: AoeAddress, uuid: Option<VolumeUuid>, info: &VolumeInfo) -> Identify {
     let sectors = info.size / SECTOR;
     let cylinders = (sectors / (HEADS * TRACK)).min(MAX_CYLINDERS);
     let geometry = [cylinders as u16, HEADS as u16, TRACK as u16];
@@ -59,7 +59,7 @@ pub(super) fn describe(address: Address, uuid: Option<VolumeUuid>, info: &Volume
 
 /// What an initiator takes a disk for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Disk {
+pub struct AtaDisk {
     /// In sectors of 512 bytes.
     pub sectors: u64,
     /// Commands have to use the 48-bit forms, or may.
@@ -80,10 +80,10 @@ pub struct Disk {
     pub serial: String,
 }
 
-impl Disk {
+impl AtaDisk {
     /// Reads the data of IDENTIFY DEVICE; `None` if it is too short or describes no disk that has addresses.
     #[must_use]
-    pub fn from_bytes(bytes: &[u8]) -> Option<Disk> {
+    pub fn from_bytes(bytes: &[u8]) -> Option<AtaDisk> {
         let (disk, _) = Identify::read_from_prefix(bytes).ok()?;
         let [capabilities, _] = disk.capabilities;
         if capabilities.get() & IDENTIFY_CAN_LBA == 0 {
@@ -106,7 +106,7 @@ impl Disk {
             return None;
         }
         let can_trim = disk.trim.get() & 1 != 0;
-        Some(Disk {
+        Some(AtaDisk {
             // More would have no offset in bytes.
             sectors: sectors.min(MAX_SECTORS),
             lba48,
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
     use zerocopy::IntoBytes;
 
-    const HERE: Address = Address { shelf: 7, slot: 3 };
+    const HERE: AoeAddress = AoeAddress { shelf: 7, slot: 3 };
 
     #[test]
     fn a_disk_tells_of_its_volume_and_is_understood() {
@@ -169,7 +169,7 @@ mod tests {
             ..VolumeInfo::new(1 << 30)
         };
         let disk = describe(HERE, None, &info);
-        let seen = Disk::from_bytes(disk.as_bytes()).unwrap();
+        let seen = AtaDisk::from_bytes(disk.as_bytes()).unwrap();
         assert_eq!((seen.sectors, seen.lba48, seen.model.as_str()), (2 << 20, true, "Blockmux"));
         assert_eq!((seen.serial.as_str(), seen.rotational), ("7.3", false));
         assert_eq!(seen.volume_info(), VolumeInfo { discard_granularity: 512, ..info });
@@ -181,7 +181,7 @@ mod tests {
     fn disks_of_one_address_with_other_volumes_have_other_serial_numbers() {
         let serial = |text| {
             let disk = describe(HERE, Some(VolumeUuid::of_texts(&[text])), &VolumeInfo::new(1 << 30));
-            Disk::from_bytes(disk.as_bytes()).unwrap().serial
+            AtaDisk::from_bytes(disk.as_bytes()).unwrap().serial
         };
         assert_eq!((serial("a").len(), serial("a") == serial("b")), (20, false));
     }
@@ -200,8 +200,8 @@ mod tests {
     fn damaged_data_describes_no_disk() {
         let mut disk = describe(HERE, None, &VolumeInfo::new(1 << 30));
         disk.sectors_48 = 5.into();
-        assert_eq!(Disk::from_bytes(disk.as_bytes()), None, "its sum is wrong");
-        assert_eq!(Disk::from_bytes(&[0; 512]), None);
-        assert_eq!(Disk::from_bytes(&disk.as_bytes()[..511]), None);
+        assert_eq!(AtaDisk::from_bytes(disk.as_bytes()), None, "its sum is wrong");
+        assert_eq!(AtaDisk::from_bytes(&[0; 512]), None);
+        assert_eq!(AtaDisk::from_bytes(&disk.as_bytes()[..511]), None);
     }
 }

@@ -19,9 +19,9 @@ mod tests;
 pub mod unit;
 pub mod url;
 
-pub use address::Address;
+pub use address::AoeAddress;
 /// What a filter of frames looks at: a flag of the first byte, the command in byte 5, the tag from byte 6 on.
-pub use blockmux_wire::aoe::{AOE_FLAG_RESPONSE, Command};
+pub use blockmux_wire::aoe::{AOE_FLAG_RESPONSE, AoeCommand};
 
 use blockmux_wire::aoe::AOE_ATA_HEAD;
 use blockmux_wire::ata::ATA_SECTOR;

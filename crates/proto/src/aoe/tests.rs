@@ -4,7 +4,7 @@
 use super::client::{Config, InitiatorSession};
 use super::server::TargetSession;
 use super::*;
-use crate::frames::{Frame, OutFrame, Port, PortId, Station};
+use crate::frames::{Frame, OutFrame, FramePortInfo, PortId, Station};
 use crate::session::{FrameSession, Initiator, Target, Timed};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::random::SplitMix;
@@ -26,7 +26,7 @@ struct Net {
 }
 
 const OURS: Mac = Mac([2, 0, 0, 0, 0, 1]);
-const PORT: Port = Port { mac: OURS, mtu: 9000, buffers: 64, is_up: true };
+const PORT: FramePortInfo = FramePortInfo { mac: OURS, mtu: 9000, buffers: 64, is_up: true };
 
 impl Net {
     fn new(seed: u64, loss_per_thousand: u64) -> Net {
@@ -44,7 +44,7 @@ impl Net {
 
     /// A queue to e1.0 whose tags begin with `id` and count from `first` on.
     fn queue(id: u8, first: u32, now: Instant) -> InitiatorSession {
-        let address = Address { shelf: 1, slot: 0 };
+        let address = AoeAddress { shelf: 1, slot: 0 };
         let config = Config { address, patience: Duration::from_secs(60), id, first };
         let mut initiator = InitiatorSession::new(config, Pool::new(1 << 30), now);
         initiator.on_port(PortId(0), PORT, now);

@@ -4,7 +4,7 @@
 //! session has its own copy, which it takes again when the number is another. A change counts once it is on stable
 //! storage, if it is to outlive the target; that takes its time elsewhere, and the next change builds on it meanwhile.
 
-use super::Address;
+use super::AoeAddress;
 use crate::exports::VolumeId;
 use crate::served::{ReservationStore, SaveTicket};
 use blockmux_wire::aoe::AOE_MAX_CONFIG;
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What initiators have set on a disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Kept {
+pub struct DiskSettings {
     /// The config string, at most [`AOE_MAX_CONFIG`] bytes.
     pub config: Vec<u8>,
     /// Who is listened to; everybody if it is empty. At most [`MAX_MASKS`].
@@ -27,29 +27,29 @@ pub struct Kept {
 /// An image that is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not what is kept of an AoE disk, or damaged")]
-pub struct ImageError;
+pub struct SettingsImageError;
 
 /// One disk; a clone is the same.
 #[derive(Clone)]
-pub struct Unit {
+pub struct AoeUnit {
     /// Where it is.
-    pub address: Address,
+    pub address: AoeAddress,
     /// What it is.
     pub volume: VolumeId,
-    shared: Arc<Shared>,
+    shared: Arc<SharedUnit>,
 }
 
-struct Shared {
+struct SharedUnit {
     /// Changes with what is kept.
     version: AtomicU32,
-    state: Mutex<State>,
+    state: Mutex<AoeUnitState>,
     store: Option<Arc<dyn ReservationStore>>,
 }
 
-struct State {
-    kept: Kept,
+struct AoeUnitState {
+    kept: DiskSettings,
     /// What it is to become, in the order of changes; at most [`MAX_CHANGES`].
-    next: VecDeque<(SaveTicket, Kept)>,
+    next: VecDeque<(SaveTicket, DiskSettings)>,
 }
 
 /// What becomes of a change.
@@ -65,22 +65,22 @@ pub(super) enum Changed<E> {
     Busy,
 }
 
-impl Unit {
+impl AoeUnit {
     /// A disk on which `kept` is set already; without a store, changes end with the process.
     #[must_use]
     pub fn new(
-        address: Address,
+        address: AoeAddress,
         volume: VolumeId,
-        kept: Kept,
+        kept: DiskSettings,
         store: Option<Arc<dyn ReservationStore>>,
-    ) -> Unit {
-        let state = Mutex::new(State { kept, next: VecDeque::new() });
-        Unit { address, volume, shared: Arc::new(Shared { version: AtomicU32::new(0), state, store }) }
+    ) -> AoeUnit {
+        let state = Mutex::new(AoeUnitState { kept, next: VecDeque::new() });
+        AoeUnit { address, volume, shared: Arc::new(SharedUnit { version: AtomicU32::new(0), state, store }) }
     }
 
     /// What is set now.
     #[must_use]
-    pub fn kept(&self) -> Kept {
+    pub fn kept(&self) -> DiskSettings {
         self.state().kept.clone()
     }
 
@@ -90,7 +90,7 @@ impl Unit {
     }
 
     /// Changes what is set, if `change` does not refuse, and begins to keep it.
-    pub(super) fn change<E>(&self, change: impl FnOnce(&mut Kept) -> Result<(), E>) -> Changed<E> {
+    pub(super) fn change<E>(&self, change: impl FnOnce(&mut DiskSettings) -> Result<(), E>) -> Changed<E> {
         let mut state = self.state();
         let last = state.next.back().map_or(&state.kept, |(_, kept)| kept);
         let mut next = last.clone();
@@ -128,17 +128,17 @@ impl Unit {
         Some(saved)
     }
 
-    fn settle(&self, state: &mut State, next: Kept) {
+    fn settle(&self, state: &mut AoeUnitState, next: DiskSettings) {
         state.kept = next;
         self.shared.version.fetch_add(1, Ordering::Release);
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, AoeUnitState> {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Kept {
+impl DiskSettings {
     /// `magic 8 | config u16 | masks u16 | reserved u16 | the bytes of each`.
     #[must_use]
     pub fn to_image(&self) -> Vec<u8> {
@@ -155,22 +155,22 @@ impl Kept {
     ///
     /// # Errors
     /// If it did not.
-    pub fn from_image(image: &[u8]) -> Result<Kept, ImageError> {
-        let rest = image.strip_prefix(MAGIC).ok_or(ImageError)?;
-        let (counts, rest) = rest.split_first_chunk::<6>().ok_or(ImageError)?;
+    pub fn from_image(image: &[u8]) -> Result<DiskSettings, SettingsImageError> {
+        let rest = image.strip_prefix(MAGIC).ok_or(SettingsImageError)?;
+        let (counts, rest) = rest.split_first_chunk::<6>().ok_or(SettingsImageError)?;
         let [a, b, c, d, e, f] = *counts;
         let [config, masks, reserved] = [[a, b], [c, d], [e, f]].map(|n| usize::from(u16::from_be_bytes(n)));
         if config > AOE_MAX_CONFIG || masks > MAX_MASKS || reserved > MAX_RESERVED {
-            return Err(ImageError);
+            return Err(SettingsImageError);
         }
-        let (config, rest) = rest.split_at_checked(config).ok_or(ImageError)?;
-        let (macs, []) = rest.as_chunks::<6>() else { return Err(ImageError) };
-        let (first, second) = macs.split_at_checked(masks).ok_or(ImageError)?;
+        let (config, rest) = rest.split_at_checked(config).ok_or(SettingsImageError)?;
+        let (macs, []) = rest.as_chunks::<6>() else { return Err(SettingsImageError) };
+        let (first, second) = macs.split_at_checked(masks).ok_or(SettingsImageError)?;
         if second.len() != reserved {
-            return Err(ImageError);
+            return Err(SettingsImageError);
         }
         let list = |macs: &[[u8; 6]]| macs.iter().copied().map(Mac).collect();
-        Ok(Kept { config: config.to_vec(), masks: list(first), reserved: list(second) })
+        Ok(DiskSettings { config: config.to_vec(), masks: list(first), reserved: list(second) })
     }
 }
 
@@ -189,16 +189,16 @@ mod tests {
 
     #[test]
     fn an_image_holds_all_that_is_kept() {
-        let kept = Kept {
+        let kept = DiskSettings {
             config: b"host:alpha".to_vec(),
             masks: vec![Mac([2, 0, 0, 0, 0, 1])],
             reserved: vec![Mac([2, 0, 0, 0, 0, 2]), Mac([2, 0, 0, 0, 0, 3])],
         };
         let image = kept.to_image();
-        assert_eq!(Kept::from_image(&image), Ok(kept));
-        assert_eq!(Kept::from_image(&Kept::default().to_image()), Ok(Kept::default()));
+        assert_eq!(DiskSettings::from_image(&image), Ok(kept));
+        assert_eq!(DiskSettings::from_image(&DiskSettings::default().to_image()), Ok(DiskSettings::default()));
         for len in 0..image.len() {
-            assert_eq!(Kept::from_image(&image[..len]), Err(ImageError), "{len} bytes");
+            assert_eq!(DiskSettings::from_image(&image[..len]), Err(SettingsImageError), "{len} bytes");
         }
     }
 
@@ -229,15 +229,15 @@ mod tests {
         }
     }
 
-    fn set(unit: &Unit, config: &[u8]) -> Changed<()> {
+    fn set(unit: &AoeUnit, config: &[u8]) -> Changed<()> {
         unit.change(|kept| {
             kept.config = config.to_vec();
             Ok(())
         })
     }
 
-    fn unit(store: Option<Arc<dyn ReservationStore>>) -> Unit {
-        Unit::new(Address { shelf: 0, slot: 0 }, VolumeId(0), Kept::default(), store)
+    fn unit(store: Option<Arc<dyn ReservationStore>>) -> AoeUnit {
+        AoeUnit::new(AoeAddress { shelf: 0, slot: 0 }, VolumeId(0), DiskSettings::default(), store)
     }
 
     #[test]
@@ -263,7 +263,7 @@ mod tests {
         let Changed::Saving(second) = set(&unit, b"b") else { panic!("it takes its time") };
         store.fail_up_to(second.0);
         assert_eq!([first, second].map(|ticket| unit.is_changed(ticket)), [Some(false); 2]);
-        assert_eq!((unit.kept(), unit.version()), (Kept::default(), 0));
+        assert_eq!((unit.kept(), unit.version()), (DiskSettings::default(), 0));
         assert_eq!(set(&unit, b""), Changed::Done, "it is what it was");
         for nth in 0..MAX_CHANGES {
             assert!(matches!(set(&unit, &[nth as u8]), Changed::Saving(_)));

@@ -2,26 +2,26 @@
 //! `aoe://IFACE` for all that answer there. `?reconnect=DURATION` (60s) is how long I/O waits for a disk that does not
 //! answer.
 
-use super::Address;
-use crate::uri::{self, DEFAULT_RECONNECT, ParameterError, Parameters, Table};
+use super::AoeAddress;
+use crate::uri::{self, DEFAULT_RECONNECT, ParameterError, UrlParameters, ParameterTable};
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
 /// What a URL names.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Url {
+pub struct AoeUrl {
     /// Network interfaces, at least one.
     pub interfaces: Vec<String>,
     /// One disk, or whatever is there.
-    pub address: Option<Address>,
+    pub address: Option<AoeAddress>,
     /// How long nothing may be heard of the disk before I/O fails; whole milliseconds, at least one.
     pub reconnect: Duration,
 }
 
 /// What is wrong with a URL.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum UrlError {
+pub enum AoeUrlError {
     /// It is none.
     #[error("a disk's URL is aoe://IFACE/eSHELF.SLOT")]
     Form,
@@ -36,41 +36,41 @@ pub enum UrlError {
     Parameter(#[from] ParameterError),
 }
 
-impl FromStr for Url {
-    type Err = UrlError;
+impl FromStr for AoeUrl {
+    type Err = AoeUrlError;
 
-    fn from_str(text: &str) -> Result<Url, UrlError> {
-        let (scheme, place, query) = uri::split(text).ok_or(UrlError::Form)?;
+    fn from_str(text: &str) -> Result<AoeUrl, AoeUrlError> {
+        let (scheme, place, query) = uri::split(text).ok_or(AoeUrlError::Form)?;
         if !scheme.eq_ignore_ascii_case("aoe") {
-            return Err(UrlError::Form);
+            return Err(AoeUrlError::Form);
         }
         let (interfaces, path) = place.split_once('/').unwrap_or((place, ""));
         let interfaces: Vec<String> = interfaces.split(',').map(str::to_owned).collect();
         if let Some(wrong) = interfaces.iter().find(|name| !is_interface(name)) {
-            return Err(UrlError::Interface(wrong.clone()));
+            return Err(AoeUrlError::Interface(wrong.clone()));
         }
         let address = match path {
             "" => None,
-            path => Some(path.parse().map_err(|error| UrlError::Address(path.to_owned(), error))?),
+            path => Some(path.parse().map_err(|error| AoeUrlError::Address(path.to_owned(), error))?),
         };
-        let mut url = Url { interfaces, address, ..Url::plain() };
+        let mut url = AoeUrl { interfaces, address, ..AoeUrl::plain() };
         uri::read_query(&mut url, query)?;
         Ok(url)
     }
 }
 
-impl Parameters for Url {
-    type Error = UrlError;
-    fn plain() -> Url {
-        Url { interfaces: Vec::new(), address: None, reconnect: DEFAULT_RECONNECT }
+impl UrlParameters for AoeUrl {
+    type Error = AoeUrlError;
+    fn plain() -> AoeUrl {
+        AoeUrl { interfaces: Vec::new(), address: None, reconnect: DEFAULT_RECONNECT }
     }
 
-    fn parameters(&mut self, table: &mut Table<'_, UrlError>) {
+    fn parameters(&mut self, table: &mut ParameterTable<'_, AoeUrlError>) {
         table.time("reconnect", &mut self.reconnect, Duration::from_millis(1));
     }
 }
 
-impl fmt::Display for Url {
+impl fmt::Display for AoeUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "aoe://{}", self.interfaces.join(","))?;
         if let Some(address) = self.address {
@@ -95,9 +95,9 @@ mod tests {
         for text in
             ["aoe://eth0/e1.2", "aoe://eth0", "aoe://a,b.5/e0.0?reconnect=5m", "aoe://lo?reconnect=1ms"]
         {
-            assert_eq!(text.parse::<Url>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<AoeUrl>().unwrap().to_string(), text);
         }
-        let written = |text: &str| text.parse::<Url>().unwrap().to_string();
+        let written = |text: &str| text.parse::<AoeUrl>().unwrap().to_string();
         assert_eq!(written("AOE://eth0/"), "aoe://eth0");
         assert_eq!(written("aoe://eth0?reconnect=60s"), "aoe://eth0", "as long as without");
     }
@@ -119,7 +119,7 @@ mod tests {
             ("aoe://eth0/e1.2?reconnect=5s&reconnect=5s", "given twice"),
         ];
         for (text, says) in all {
-            let error = text.parse::<Url>().unwrap_err().to_string();
+            let error = text.parse::<AoeUrl>().unwrap_err().to_string();
             assert!(error.contains(says), "{text}: {error}");
         }
     }

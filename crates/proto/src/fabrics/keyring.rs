@@ -13,11 +13,11 @@ use std::time::Instant;
 /// key takes the place of the one before.
 #[derive(Debug, Default)]
 pub struct Keyring {
-    keys: RwLock<HashMap<String, Kept>>,
+    keys: RwLock<HashMap<String, StoredKey>>,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct StoredKey {
     key: TlsPsk,
     /// Not for connections that begin then or later; `None`: it was configured, and lasts.
     until: Option<Instant>,
@@ -34,7 +34,7 @@ impl Keyring {
             kept.lasts(now) && !is_replaced
         });
         let new = input.tls_psks(host, subsystem).into_iter();
-        keys.extend(new.map(|key| (key.identity.clone(), Kept { key, until })));
+        keys.extend(new.map(|key| (key.identity.clone(), StoredKey { key, until })));
     }
 
     /// Takes these in the place of all keys for connections of that host to that subsystem, those that were generated
@@ -43,7 +43,7 @@ impl Keyring {
         let mut keys = self.write();
         keys.retain(|_, kept| !kept.key.is_for(host, subsystem));
         let new = inputs.iter().flat_map(|input| input.tls_psks(host, subsystem));
-        keys.extend(new.map(|key| (key.identity.clone(), Kept { key, until: None })));
+        keys.extend(new.map(|key| (key.identity.clone(), StoredKey { key, until: None })));
     }
 
     /// The key of that identity, for a connection that has used it.
@@ -72,16 +72,16 @@ impl Keyring {
         self.read().is_empty()
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, HashMap<String, Kept>> {
+    fn read(&self) -> RwLockReadGuard<'_, HashMap<String, StoredKey>> {
         self.keys.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, HashMap<String, Kept>> {
+    fn write(&self) -> RwLockWriteGuard<'_, HashMap<String, StoredKey>> {
         self.keys.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Kept {
+impl StoredKey {
     fn lasts(&self, now: Instant) -> bool {
         self.until.is_none_or(|until| now < until)
     }

@@ -30,9 +30,9 @@ use crate::nvme::auth::{DhGroup, Hash};
 use crate::nvme::nqn::Nqn;
 use crate::uri::{
     self, BUT_COLONS, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, HostError, MAX_CONNECTIONS, MAX_RECONNECT,
-    Parameter, ParameterError, Parameters, Table, decode_text, encode, shown,
+    Parameter, ParameterError, UrlParameters, ParameterTable, decode_text, encode, shown,
 };
-pub use crate::uri::{MAX_PORTALS, Portal, Portals};
+pub use crate::uri::{MAX_PORTALS, HostPort, Portals};
 use blockmux_wire::nvmeof::tcp::NVME_TCP_PORT;
 use std::fmt;
 use std::path::PathBuf;
@@ -42,7 +42,7 @@ use uuid::Uuid;
 
 /// A namespace, where its subsystem is, and how to connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Url {
+pub struct NvmeUrl {
     /// Where the subsystem is.
     pub portals: Portals,
     /// `None`: discovery.
@@ -101,7 +101,7 @@ pub enum IoPolicy {
 
 /// What is wrong with a URL: the part, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum UrlError {
+pub enum NvmeUrlError {
     /// It begins with no scheme of NVMe/TCP.
     #[error("this is no NVMe/TCP URL; write nvme+tcp://host[:port]/subsystem-nqn/nsid")]
     Scheme,
@@ -119,18 +119,18 @@ pub enum UrlError {
     Parameter(#[from] ParameterError),
 }
 
-impl FromStr for Url {
-    type Err = UrlError;
+impl FromStr for NvmeUrl {
+    type Err = NvmeUrlError;
 
-    fn from_str(text: &str) -> Result<Url, UrlError> {
-        let (scheme, place, query) = uri::split(text).ok_or(UrlError::Scheme)?;
+    fn from_str(text: &str) -> Result<NvmeUrl, NvmeUrlError> {
+        let (scheme, place, query) = uri::split(text).ok_or(NvmeUrlError::Scheme)?;
         if !scheme.eq_ignore_ascii_case("nvme+tcp") {
-            return Err(UrlError::Scheme);
+            return Err(NvmeUrlError::Scheme);
         }
         let (authority, path) = place.split_once('/').unwrap_or((place, ""));
         let portals = Portals::read(authority, NVME_TCP_PORT)?;
         let (subsystem, nsid) = subsystem_and_nsid(path)?;
-        let mut url = Url { portals, subsystem, nsid, ..Url::plain() };
+        let mut url = NvmeUrl { portals, subsystem, nsid, ..NvmeUrl::plain() };
         uri::read_query(&mut url, query)?;
         match url.misfit() {
             None => Ok(url),
@@ -139,11 +139,11 @@ impl FromStr for Url {
     }
 }
 
-impl Url {
+impl NvmeUrl {
     /// The discovery controller there, and how to connect.
     #[must_use]
-    pub fn discovery(&self) -> Url {
-        Url { subsystem: None, nsid: 1, portals: Portals::one(self.portals.first.clone()), ..self.clone() }
+    pub fn discovery(&self) -> NvmeUrl {
+        NvmeUrl { subsystem: None, nsid: 1, portals: Portals::one(self.portals.first.clone()), ..self.clone() }
     }
 
     /// A parameter that does not go with others, and what to do.
@@ -171,10 +171,10 @@ impl Url {
     }
 }
 
-impl Parameters for Url {
-    type Error = UrlError;
-    fn plain() -> Url {
-        Url {
+impl UrlParameters for NvmeUrl {
+    type Error = NvmeUrlError;
+    fn plain() -> NvmeUrl {
+        NvmeUrl {
             portals: Portals::one((String::new(), NVME_TCP_PORT)),
             subsystem: None,
             nsid: 1,
@@ -200,7 +200,7 @@ impl Parameters for Url {
         }
     }
 
-    fn parameters(&mut self, table: &mut Table<'_, UrlError>) {
+    fn parameters(&mut self, table: &mut ParameterTable<'_, NvmeUrlError>) {
         let nqn = |text: &str| Nqn::new(text).ok_or("write nqn. and what follows, at most 223 bytes");
         table.text("hostnqn", &mut self.host_nqn, nqn, Nqn::to_string);
         table.text("hostid", &mut self.host_id, |text| read_uuid(text).ok_or("write a UUID"), uuid_text);
@@ -225,7 +225,7 @@ impl Parameters for Url {
         table.switch("ktls", &mut self.ktls);
     }
 
-    fn refuse(&self, parameter: &Parameter<'_>) -> Result<(), UrlError> {
+    fn refuse(&self, parameter: &Parameter<'_>) -> Result<(), NvmeUrlError> {
         match parameter.key {
             "dhchap_secret" | "dhchap_ctrl_secret" => {
                 let problem = "everybody can see it here; name a file, as dhchap_secret_file does";
@@ -236,7 +236,7 @@ impl Parameters for Url {
     }
 }
 
-impl fmt::Display for Url {
+impl fmt::Display for NvmeUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("nvme+tcp://")?;
         self.portals.write(f, NVME_TCP_PORT)?;
@@ -256,12 +256,12 @@ pub fn read_uuid(text: &str) -> Option<HostId> {
     is_plain.then(|| Uuid::try_parse(text).ok())?.map(Uuid::into_bytes)
 }
 
-fn subsystem_and_nsid(path: &str) -> Result<(Option<Nqn>, u32), UrlError> {
+fn subsystem_and_nsid(path: &str) -> Result<(Option<Nqn>, u32), NvmeUrlError> {
     let Some((name, nsid)) = uri::name_and_number(path, "1") else { return Ok((None, 1)) };
     let subsystem = decode_text(name).ok().and_then(|name| Nqn::new(&name));
-    let subsystem = subsystem.ok_or_else(|| UrlError::Name(shown(name)))?;
+    let subsystem = subsystem.ok_or_else(|| NvmeUrlError::Name(shown(name)))?;
     let number = uri::number(nsid).filter(|nsid| (1..u32::MAX).contains(nsid));
-    Ok((Some(subsystem), number.ok_or_else(|| UrlError::Nsid(shown(nsid)))?))
+    Ok((Some(subsystem), number.ok_or_else(|| NvmeUrlError::Nsid(shown(nsid)))?))
 }
 
 const SECRET: &str = "dhchap_secret_file";
@@ -275,7 +275,7 @@ const DEFAULT_QUEUE_SIZE: u16 = DEPTH as u16;
 mod tests {
     use super::*;
 
-    fn url(text: &str) -> Url {
+    fn url(text: &str) -> NvmeUrl {
         text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
     }
 
@@ -314,7 +314,7 @@ mod tests {
             let first = url(text);
             assert_eq!(url(&first.to_string()), first, "{text}");
         }
-        assert!(matches!("nvme+tcp://host/nqn.a%20/3".parse::<Url>(), Err(UrlError::Name(_))));
+        assert!(matches!("nvme+tcp://host/nqn.a%20/3".parse::<NvmeUrl>(), Err(NvmeUrlError::Name(_))));
     }
 
     #[test]
@@ -348,7 +348,7 @@ mod tests {
             ("nvme+tcp://h/nqn.a?key=hunter2", "unknown"),
         ];
         for (text, words) in cases {
-            let error = text.parse::<Url>().unwrap_err().to_string();
+            let error = text.parse::<NvmeUrl>().unwrap_err().to_string();
             assert!(error.contains(words) && !error.contains("hunter2"), "{text}: {error}");
         }
     }

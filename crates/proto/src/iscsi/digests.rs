@@ -1,19 +1,19 @@
 //! Which digests a connection has (RFC 7143 §13.1).
 
-use super::login::operational::{Key, Parameters};
+use super::login::operational::{OperationalKey, OperationalParameters};
 use blockmux_wire::iscsi::{DIGEST_LEN, padding};
 
 /// Which digests a connection has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Digests {
+pub(super) struct IscsiDigests {
     pub(super) header: bool,
     pub(super) data: bool,
 }
 
-impl Digests {
+impl IscsiDigests {
     /// What a login agreed on.
-    pub(super) fn of(parameters: &Parameters) -> Digests {
-        Digests { header: parameters.is_on(Key::HeaderDigest), data: parameters.is_on(Key::DataDigest) }
+    pub(super) fn of(parameters: &OperationalParameters) -> IscsiDigests {
+        IscsiDigests { header: parameters.is_on(OperationalKey::HeaderDigest), data: parameters.is_on(OperationalKey::DataDigest) }
     }
 
     /// Of a header's digest, in bytes.
@@ -36,8 +36,8 @@ mod tests {
 
     #[test]
     fn only_data_has_a_data_digest() {
-        let digests = Digests { header: true, data: true };
+        let digests = IscsiDigests { header: true, data: true };
         assert_eq!((digests.header_len(), digests.tail_len(0), digests.tail_len(5)), (4, 0, 7));
-        assert_eq!(Digests::default().tail_len(6), 2);
+        assert_eq!(IscsiDigests::default().tail_len(6), 2);
     }
 }

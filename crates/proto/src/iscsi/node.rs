@@ -3,8 +3,8 @@
 //! A [`Node`] is shared by all cores. Targets and logical units come and go while it is served; whatever else changes
 //! is a new one.
 
-use super::login::chap::{Algorithm, Credentials};
-use super::login::operational::{CRC32C, Key, Parameters};
+use super::login::chap::{Algorithm, ChapCredentials};
+use super::login::operational::{CRC32C, OperationalKey, OperationalParameters};
 use super::name::Name;
 use super::sessions::{LoginPermit, Sessions};
 use crate::exports::VolumeId;
@@ -12,7 +12,7 @@ use crate::scsi::{self, LogicalUnit, TargetPort};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 /// All targets that are reached through the same portals.
-pub struct Node {
+pub struct IscsiNode {
     targets: RwLock<Vec<Arc<TargetNode>>>,
     discovery: Option<Chap>,
     pub(super) sessions: Arc<Sessions>,
@@ -42,11 +42,11 @@ pub struct TargetNode {
     /// Where it is reached.
     pub portals: Vec<Portal>,
     /// Who may log in; the first that fits counts.
-    pub access: Vec<Access>,
+    pub access: Vec<IscsiAccess>,
     /// Where it went, if it is not here.
     pub redirect: Option<Redirect>,
     /// What it wants of each session.
-    pub offer: Parameters,
+    pub offer: OperationalParameters,
 }
 
 /// An address that initiators connect to.
@@ -60,22 +60,22 @@ pub struct Portal {
 
 /// Who may log in to a target, how they prove it, and what they see.
 #[derive(Clone)]
-pub struct Access {
+pub struct IscsiAccess {
     /// `None`: every initiator.
     pub initiator: Option<Name>,
     /// `None`: no proof is asked for.
     pub chap: Option<Chap>,
     /// The logical units that these initiators see.
-    pub target: Arc<scsi::Target>,
+    pub target: Arc<scsi::ScsiTarget>,
 }
 
 /// What CHAP asks for.
 #[derive(Clone, Debug)]
 pub struct Chap {
     /// What the initiator has to know.
-    pub initiator: Credentials,
+    pub initiator: ChapCredentials,
     /// What the target proves to an initiator that asks; of another secret than the initiator's.
-    pub target: Option<Credentials>,
+    pub target: Option<ChapCredentials>,
     /// What is accepted, in any order.
     pub algorithms: Vec<Algorithm>,
 }
@@ -89,12 +89,12 @@ pub struct Redirect {
     pub permanent: bool,
 }
 
-impl Node {
+impl IscsiNode {
     /// A node with these targets; discovery is free for all.
     #[must_use]
-    pub fn new(targets: Vec<TargetNode>) -> Node {
+    pub fn new(targets: Vec<TargetNode>) -> IscsiNode {
         let targets = RwLock::new(targets.into_iter().map(Arc::new).collect());
-        Node { targets, discovery: None, sessions: Arc::default(), watcher: OnceLock::new() }
+        IscsiNode { targets, discovery: None, sessions: Arc::default(), watcher: OnceLock::new() }
     }
 
     /// Serves one more target; answers whether its name was free.
@@ -128,7 +128,7 @@ impl Node {
 
     /// Who discovers has to prove itself, too.
     #[must_use]
-    pub fn with_discovery_chap(mut self, chap: Chap) -> Node {
+    pub fn with_discovery_chap(mut self, chap: Chap) -> IscsiNode {
         self.discovery = Some(chap);
         self
     }
@@ -162,13 +162,13 @@ impl Node {
 impl TargetNode {
     /// A target with the defaults of [`offer`].
     #[must_use]
-    pub fn new(name: Name, portals: Vec<Portal>, access: Vec<Access>) -> TargetNode {
+    pub fn new(name: Name, portals: Vec<Portal>, access: Vec<IscsiAccess>) -> TargetNode {
         TargetNode { name, alias: String::new(), portals, access, redirect: None, offer: offer() }
     }
 
     /// What holds for that initiator; `None` if it may not log in.
     #[must_use]
-    pub fn access_of(&self, initiator: &Name) -> Option<&Access> {
+    pub fn access_of(&self, initiator: &Name) -> Option<&IscsiAccess> {
         self.access.iter().find(|access| access.initiator.as_ref().is_none_or(|name| name == initiator))
     }
 
@@ -186,7 +186,7 @@ impl TargetNode {
 
     /// The SCSI port that a portal group is.
     #[must_use]
-    pub fn port(&self, access: &Access, group_tag: u16) -> TargetPort {
+    pub fn port(&self, access: &IscsiAccess, group_tag: u16) -> TargetPort {
         let name = self.port_name(group_tag);
         let known = access.target.ports.iter().find(|port| *port.name == *name);
         known.cloned().unwrap_or_else(|| TargetPort {
@@ -199,19 +199,19 @@ impl TargetNode {
 
 /// What a target wants unless it is told otherwise: long bursts without waiting, digests if the initiator wants them.
 #[must_use]
-pub fn offer() -> Parameters {
-    Parameters::standard()
-        .with(Key::HeaderDigest, CRC32C)
-        .with(Key::DataDigest, CRC32C)
-        .with(Key::InitialR2T, 0)
-        .with(Key::MaxRecvDataSegmentLength, 256 << 10)
-        .with(Key::MaxBurstLength, 1 << 20)
-        .with(Key::FirstBurstLength, 256 << 10)
+pub fn offer() -> OperationalParameters {
+    OperationalParameters::standard()
+        .with(OperationalKey::HeaderDigest, CRC32C)
+        .with(OperationalKey::DataDigest, CRC32C)
+        .with(OperationalKey::InitialR2T, 0)
+        .with(OperationalKey::MaxRecvDataSegmentLength, 256 << 10)
+        .with(OperationalKey::MaxBurstLength, 1 << 20)
+        .with(OperationalKey::FirstBurstLength, 256 << 10)
         // Who logs in again ends its old session, whenever that is.
-        .with(Key::DefaultTime2Wait, 0)
-        .with(Key::DefaultTime2Retain, 20)
-        .with(Key::MaxOutstandingR2T, 8)
-        .with(Key::ErrorRecoveryLevel, 2)
-        .with(Key::MaxConnections, 8)
-        .with(Key::iSCSIProtocolLevel, 2)
+        .with(OperationalKey::DefaultTime2Wait, 0)
+        .with(OperationalKey::DefaultTime2Retain, 20)
+        .with(OperationalKey::MaxOutstandingR2T, 8)
+        .with(OperationalKey::ErrorRecoveryLevel, 2)
+        .with(OperationalKey::MaxConnections, 8)
+        .with(OperationalKey::iSCSIProtocolLevel, 2)
 }

@@ -1,6 +1,6 @@
 //! PDUs as bytes of a stream that has come: where the parts of one lie.
 
-use super::digests::Digests;
+use super::digests::IscsiDigests;
 use crate::digest;
 use crate::session::ProtocolError;
 use blockmux_wire::iscsi::{BHS_LEN, Bhs};
@@ -8,7 +8,7 @@ use zerocopy::FromBytes;
 
 /// A whole header that has come, with a right digest if there is one.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Head {
+pub(super) struct IscsiHeader {
     pub(super) bhs: Bhs,
     /// Of the header with its additional segments and its digest, in bytes.
     pub(super) len: usize,
@@ -16,13 +16,13 @@ pub(super) struct Head {
     pub(super) data_len: usize,
 }
 
-impl Head {
+impl IscsiHeader {
     /// The data segment in `bytes`, which begin with this header, and how long the whole PDU is.
     ///
     /// # Errors
     /// How long it is, if it has not come whole.
     #[inline]
-    pub(super) fn segment<'a>(&self, bytes: &'a [u8], digests: Digests) -> Result<(&'a [u8], usize), usize> {
+    pub(super) fn segment<'a>(&self, bytes: &'a [u8], digests: IscsiDigests) -> Result<(&'a [u8], usize), usize> {
         let end = self.len.saturating_add(self.data_len);
         let whole = end.saturating_add(digests.tail_len(self.data_len));
         match bytes.get(self.len..end) {
@@ -33,8 +33,8 @@ impl Head {
 }
 
 /// What the first bytes of a PDU are.
-pub(super) enum Parsed {
-    Head(Head),
+pub(super) enum ParsedIscsiPdu {
+    Head(IscsiHeader),
     /// So many bytes are needed.
     Needs(usize),
 }
@@ -44,11 +44,11 @@ pub(super) enum Parsed {
 /// # Errors
 /// If its digest is wrong. Then not even the length of the PDU can be believed (RFC 7143 §7.8).
 #[inline]
-pub(super) fn parse(bytes: &[u8], digests: Digests) -> Result<Parsed, ProtocolError> {
-    let Ok((bhs, _)) = Bhs::read_from_prefix(bytes) else { return Ok(Parsed::Needs(BHS_LEN)) };
+pub(super) fn parse(bytes: &[u8], digests: IscsiDigests) -> Result<ParsedIscsiPdu, ProtocolError> {
+    let Ok((bhs, _)) = Bhs::read_from_prefix(bytes) else { return Ok(ParsedIscsiPdu::Needs(BHS_LEN)) };
     let covered = BHS_LEN.saturating_add(bhs.ahs_len());
     let len = covered.saturating_add(digests.header_len());
-    let Some(whole) = bytes.get(..len) else { return Ok(Parsed::Needs(len)) };
+    let Some(whole) = bytes.get(..len) else { return Ok(ParsedIscsiPdu::Needs(len)) };
     if digests.header {
         let (header, sent) = whole.split_at(covered);
         if digest::of(header) != sent {
@@ -58,5 +58,5 @@ pub(super) fn parse(bytes: &[u8], digests: Digests) -> Result<Parsed, ProtocolEr
             });
         }
     }
-    Ok(Parsed::Head(Head { bhs, len, data_len: bhs.data_segment_length.get() as usize }))
+    Ok(ParsedIscsiPdu::Head(IscsiHeader { bhs, len, data_len: bhs.data_segment_length.get() as usize }))
 }

@@ -4,11 +4,11 @@
 //! TCP it writes a PDU with its digests and padding into the outbox. Over RDMA it keeps the PDU until the queue pair has
 //! room, together with what belongs to its message: the data-in before it and the memory that it closes.
 
-use super::digests::Digests;
+use super::digests::IscsiDigests;
 use super::iser::HEADERS_LEN;
 use crate::digest;
 use crate::outbox::Outbox;
-use crate::rdma::{Head, QueuePair, Remote, Stag};
+use crate::rdma::{MessageHead, QueuePair, Remote, Stag};
 use blockmux_volume::{Crc32c, Pool, SgList};
 use blockmux_wire::iscsi::{BHS_LEN, Bhs, padding};
 use blockmux_wire::iser::{ControlHeader, HEADER_LEN};
@@ -19,7 +19,7 @@ use zerocopy::IntoBytes;
 /// Sends the PDUs of one connection, in order.
 #[derive(Default)]
 pub(super) struct Sender {
-    digests: Digests,
+    digests: IscsiDigests,
     outbox: Outbox,
     /// Over RDMA: what waits for the queue pair.
     messages: Option<VecDeque<ControlMessage>>,
@@ -42,11 +42,11 @@ impl Sender {
     }
 
     /// What login agreed on holds for everything from here on.
-    pub(super) fn set_digests(&mut self, digests: Digests) {
+    pub(super) fn set_digests(&mut self, digests: IscsiDigests) {
         self.digests = digests;
     }
 
-    pub(super) fn digests(&self) -> Digests {
+    pub(super) fn digests(&self) -> IscsiDigests {
         self.digests
     }
 
@@ -73,7 +73,7 @@ impl Sender {
     pub(super) fn clear(&mut self) {
         self.outbox.clear();
         self.messages.iter_mut().for_each(VecDeque::clear);
-        self.digests = Digests::default();
+        self.digests = IscsiDigests::default();
     }
 
     /// Sends a header with data that is copied: short, or not from a volume.
@@ -178,7 +178,7 @@ impl ControlMessage {
         if self.data.is_empty() {
             return queue_pair.send(&headers, &SgList::default(), self.closes);
         }
-        let mut message = Head::from_slice(&headers);
+        let mut message = MessageHead::from_slice(&headers);
         message.extend_from_slice(&self.data);
         message.extend_from_slice(padding_of(self.data.len()));
         queue_pair.send(&message, &SgList::default(), self.closes);
@@ -196,7 +196,7 @@ const _: () = assert!(HEADERS_LEN == HEADER_LEN + BHS_LEN);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rdma::Work;
+    use crate::rdma::WorkRequest;
     use crate::rdma::testing::Recorder;
     use blockmux_wire::iscsi::U24;
     use zerocopy::FromZeros;
@@ -221,7 +221,7 @@ mod tests {
         assert!(!sender.send_all(&mut queue, |bhs| bhs.data_segment_length.get() == 0), "not admitted");
         assert!(sender.send_all(&mut queue, |_| true) && sender.is_empty());
         let mut found = Vec::new();
-        while let Some(Work::Send { head, payload, invalidate, .. }) = queue.works.pop_front() {
+        while let Some(WorkRequest::Send { head, payload, invalidate, .. }) = queue.works.pop_front() {
             assert!(head[0] == 0x10 && head[HEADER_LEN] == 0x21 && payload.is_empty());
             found.push((head.len(), invalidate));
         }
@@ -232,7 +232,7 @@ mod tests {
     fn a_pdu_is_bytes_with_padding_and_digests() {
         for (header, data, len) in [(false, false, 48 + 4), (true, false, 48 + 8), (true, true, 48 + 12)] {
             let mut sender = Sender::default();
-            sender.set_digests(Digests { header, data });
+            sender.set_digests(IscsiDigests { header, data });
             sender.push(&bhs(3), &[1, 2, 3]);
             assert_eq!((sender.outbox().take_bytes().len(), sender.front().is_none()), (len, true));
         }

@@ -41,34 +41,34 @@ impl<F: Fn() + Send + Sync> Line for F {
 }
 
 /// Reaches a session's connection.
-pub type HangUp = Arc<dyn Line>;
+pub type ConnectionHandle = Arc<dyn Line>;
 
 /// The sessions and logins of a node.
 #[derive(Default)]
 pub(super) struct Sessions {
-    live: Mutex<Live>,
+    live: Mutex<LiveSessions>,
     /// How many logins are under way.
     logins: AtomicUsize,
 }
 
 #[derive(Default)]
-struct Live {
-    sessions: HashMap<SessionName, Entry>,
+struct LiveSessions {
+    sessions: HashMap<SessionName, SessionEntry>,
     last_tsih: u16,
 }
 
-struct Entry {
+struct SessionEntry {
     tsih: u16,
     home: Home,
     /// Of each connection, by its key.
-    hang_ups: Vec<(u32, HangUp)>,
+    hang_ups: Vec<(u32, ConnectionHandle)>,
     /// Another session of that name waits for this one's end.
     is_unwanted: Arc<AtomicBool>,
     /// It does nothing more, but is not gone yet.
     is_over: bool,
 }
 
-impl Entry {
+impl SessionEntry {
     /// Whether the initiator has left it; if it does not know that yet, it hears of it now.
     fn is_left(&self) -> bool {
         let mut is_left = self.is_over;
@@ -132,7 +132,7 @@ impl Sessions {
             return None;
         }
         let (tsih, is_unwanted) = (live.next_tsih(), Arc::new(AtomicBool::new(false)));
-        let entry = Entry {
+        let entry = SessionEntry {
             tsih,
             home: home.clone(),
             hang_ups: Vec::new(),
@@ -154,12 +154,12 @@ impl Sessions {
         self.live().next_tsih()
     }
 
-    fn live(&self) -> MutexGuard<'_, Live> {
+    fn live(&self) -> MutexGuard<'_, LiveSessions> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Live {
+impl LiveSessions {
     /// Never 0, and no other session's as long as there are fewer than 65,535.
     fn next_tsih(&mut self) -> u16 {
         for _ in 0..=u16::MAX {
@@ -205,7 +205,7 @@ impl Membership {
     }
 
     /// The session has another connection.
-    pub(super) fn add_connection(&self, key: u32, hang_up: HangUp) {
+    pub(super) fn add_connection(&self, key: u32, hang_up: ConnectionHandle) {
         if let Some(entry) = self.sessions.live().sessions.get_mut(&self.name) {
             entry.hang_ups.push((key, hang_up));
         }

@@ -7,7 +7,7 @@
 //! the same: there is no limit. One that would be too many waits, and what is behind it, too, for numbers have an order.
 
 use blockmux_wire::iscsi::session::{NopIn, NopOut};
-use blockmux_wire::iscsi::{Bhs, Opcode, RESERVED_TAG};
+use blockmux_wire::iscsi::{Bhs, IscsiOpcode, RESERVED_TAG};
 use std::collections::VecDeque;
 use zerocopy::transmute_ref;
 
@@ -28,8 +28,8 @@ impl OfTarget {
             return true;
         }
         let nop: &NopIn = transmute_ref!(bhs);
-        let is_ping = bhs.opcode() == Opcode::NOP_IN && nop.initiator_task_tag.get() == RESERVED_TAG;
-        if !is_ping && !matches!(bhs.opcode(), Opcode::ASYNC_MESSAGE | Opcode::REJECT) {
+        let is_ping = bhs.opcode() == IscsiOpcode::NOP_IN && nop.initiator_task_tag.get() == RESERVED_TAG;
+        if !is_ping && !matches!(bhs.opcode(), IscsiOpcode::ASYNC_MESSAGE | IscsiOpcode::REJECT) {
             return true;
         }
         if self.messages.len().saturating_add(self.pings as usize) >= limit as usize {
@@ -47,7 +47,7 @@ impl OfTarget {
     #[inline]
     pub(super) fn on_pdu(&mut self, bhs: &Bhs) {
         let nop: &NopOut = transmute_ref!(bhs);
-        if self.pings > 0 && bhs.opcode() == Opcode::NOP_OUT && nop.target_transfer_tag.get() != RESERVED_TAG
+        if self.pings > 0 && bhs.opcode() == IscsiOpcode::NOP_OUT && nop.target_transfer_tag.get() != RESERVED_TAG
         {
             self.pings = self.pings.saturating_sub(1);
         }
@@ -73,8 +73,8 @@ impl OfInitiator {
         let opcode = bhs.opcode();
         let is_one = bhs.is_immediate()
             && bhs.initiator_task_tag.get() != RESERVED_TAG
-            && opcode != Opcode::LOGIN_REQUEST
-            && opcode != Opcode::SCSI_COMMAND;
+            && opcode != IscsiOpcode::LOGIN_REQUEST
+            && opcode != IscsiOpcode::SCSI_COMMAND;
         if !is_one || limit == 0 {
             return true;
         }
@@ -87,11 +87,11 @@ impl OfInitiator {
     #[inline]
     pub(super) fn on_pdu(&mut self, bhs: &Bhs) {
         let is_answer = match bhs.opcode() {
-            Opcode::NOP_IN => bhs.initiator_task_tag.get() != RESERVED_TAG,
-            Opcode::TASK_MANAGEMENT_RESPONSE
-            | Opcode::TEXT_RESPONSE
-            | Opcode::LOGOUT_RESPONSE
-            | Opcode::REJECT => true,
+            IscsiOpcode::NOP_IN => bhs.initiator_task_tag.get() != RESERVED_TAG,
+            IscsiOpcode::TASK_MANAGEMENT_RESPONSE
+            | IscsiOpcode::TEXT_RESPONSE
+            | IscsiOpcode::LOGOUT_RESPONSE
+            | IscsiOpcode::REJECT => true,
             _ => false,
         };
         self.unanswered = self.unanswered.saturating_sub(is_answer.into());
@@ -106,7 +106,7 @@ mod tests {
     use blockmux_wire::iscsi::FLAG_IMMEDIATE;
     use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-    fn of_target(opcode: Opcode, tag: u32, stat_sn: u32) -> Bhs {
+    fn of_target(opcode: IscsiOpcode, tag: u32, stat_sn: u32) -> Bhs {
         let nop = NopIn {
             opcode: opcode.0,
             initiator_task_tag: tag.into(),
@@ -116,7 +116,7 @@ mod tests {
         Bhs::read_from_bytes(nop.as_bytes()).unwrap()
     }
 
-    fn of_initiator(opcode: Opcode, tag: u32, transfer_tag: u32, exp_stat_sn: u32) -> Bhs {
+    fn of_initiator(opcode: IscsiOpcode, tag: u32, transfer_tag: u32, exp_stat_sn: u32) -> Bhs {
         let nop = NopOut {
             opcode: opcode.0 | FLAG_IMMEDIATE,
             initiator_task_tag: tag.into(),
@@ -130,42 +130,42 @@ mod tests {
     #[test]
     fn what_a_target_says_unasked_waits_for_what_was_acknowledged_or_answered() {
         let mut sent = OfTarget::default();
-        let ping = of_target(Opcode::NOP_IN, RESERVED_TAG, 8);
-        let event = |stat_sn| of_target(Opcode::ASYNC_MESSAGE, RESERVED_TAG, stat_sn);
+        let ping = of_target(IscsiOpcode::NOP_IN, RESERVED_TAG, 8);
+        let event = |stat_sn| of_target(IscsiOpcode::ASYNC_MESSAGE, RESERVED_TAG, stat_sn);
         assert!((0..99).all(|stat_sn| sent.admits(&event(stat_sn), 0)), "no limit");
         assert!(sent.admits(&event(7), 2) && sent.admits(&ping, 2));
-        for held in [event(8), ping, of_target(Opcode::REJECT, RESERVED_TAG, 8)] {
+        for held in [event(8), ping, of_target(IscsiOpcode::REJECT, RESERVED_TAG, 8)] {
             assert!(!sent.admits(&held, 2));
         }
-        for asked in [Opcode::SCSI_RESPONSE, Opcode::NOP_IN, Opcode::TEXT_RESPONSE] {
+        for asked in [IscsiOpcode::SCSI_RESPONSE, IscsiOpcode::NOP_IN, IscsiOpcode::TEXT_RESPONSE] {
             assert!(sent.admits(&of_target(asked, 5, 8), 2));
         }
         // A command that says nothing new, and an answer to the ping.
-        sent.on_pdu(&of_initiator(Opcode::SCSI_COMMAND, 5, 0, 7));
+        sent.on_pdu(&of_initiator(IscsiOpcode::SCSI_COMMAND, 5, 0, 7));
         assert!(!sent.admits(&ping, 2));
-        sent.on_pdu(&of_initiator(Opcode::NOP_OUT, RESERVED_TAG, 3, 7));
+        sent.on_pdu(&of_initiator(IscsiOpcode::NOP_OUT, RESERVED_TAG, 3, 7));
         assert!(sent.admits(&event(8), 2) && !sent.admits(&event(9), 2));
-        sent.on_pdu(&of_initiator(Opcode::SCSI_COMMAND, 5, 0, 9));
+        sent.on_pdu(&of_initiator(IscsiOpcode::SCSI_COMMAND, 5, 0, 9));
         assert!(sent.admits(&event(u32::MAX), 2) && sent.admits(&event(0), 2) && !sent.admits(&event(1), 2));
-        sent.on_pdu(&of_initiator(Opcode::NOP_OUT, 6, RESERVED_TAG, 1));
+        sent.on_pdu(&of_initiator(IscsiOpcode::NOP_OUT, 6, RESERVED_TAG, 1));
         assert!(sent.admits(&event(1), 2));
     }
 
     #[test]
     fn what_an_initiator_says_beside_commands_waits_for_answers() {
         let mut sent = OfInitiator::default();
-        let task = of_initiator(Opcode::TASK_MANAGEMENT_REQUEST, 7, 0, 1);
-        let ping = of_initiator(Opcode::NOP_OUT, 8, RESERVED_TAG, 1);
+        let task = of_initiator(IscsiOpcode::TASK_MANAGEMENT_REQUEST, 7, 0, 1);
+        let ping = of_initiator(IscsiOpcode::NOP_OUT, 8, RESERVED_TAG, 1);
         assert!((0..99).all(|_| sent.admits(&ping, 0)), "no limit");
         assert!(sent.admits(&task, 2) && sent.admits(&ping, 2));
-        assert!(!sent.admits(&task, 2) && !sent.admits(&of_initiator(Opcode::LOGOUT_REQUEST, 9, 0, 1), 2));
-        assert!(sent.admits(&of_initiator(Opcode::NOP_OUT, RESERVED_TAG, 3, 1), 2), "it is an answer itself");
-        sent.on_pdu(&of_target(Opcode::SCSI_RESPONSE, 5, 1));
-        sent.on_pdu(&of_target(Opcode::NOP_IN, RESERVED_TAG, 1));
+        assert!(!sent.admits(&task, 2) && !sent.admits(&of_initiator(IscsiOpcode::LOGOUT_REQUEST, 9, 0, 1), 2));
+        assert!(sent.admits(&of_initiator(IscsiOpcode::NOP_OUT, RESERVED_TAG, 3, 1), 2), "it is an answer itself");
+        sent.on_pdu(&of_target(IscsiOpcode::SCSI_RESPONSE, 5, 1));
+        sent.on_pdu(&of_target(IscsiOpcode::NOP_IN, RESERVED_TAG, 1));
         assert!(!sent.admits(&ping, 2));
-        sent.on_pdu(&of_target(Opcode::NOP_IN, 8, 1));
+        sent.on_pdu(&of_target(IscsiOpcode::NOP_IN, 8, 1));
         assert!(sent.admits(&ping, 2) && !sent.admits(&task, 2));
-        sent.on_pdu(&of_target(Opcode::TASK_MANAGEMENT_RESPONSE, 7, 1));
+        sent.on_pdu(&of_target(IscsiOpcode::TASK_MANAGEMENT_RESPONSE, 7, 1));
         assert!(sent.admits(&task, 2));
     }
 }

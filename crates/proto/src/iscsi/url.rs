@@ -22,13 +22,13 @@
 //!
 //! A URL prints without its password.
 
-use super::login::chap::{Algorithm, Secret};
+use super::login::chap::{Algorithm, ChapSecret};
 use super::name::{Name, NameError};
 use crate::uri::{
     self, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, HostError, MAX_CONNECTIONS, Parameter, ParameterError,
-    Parameters, Table, decode_text,
+    UrlParameters, ParameterTable, decode_text,
 };
-pub use crate::uri::{MAX_PORTALS, Portal, Portals};
+pub use crate::uri::{MAX_PORTALS, HostPort, Portals};
 use blockmux_wire::iscsi::ISCSI_DEFAULT_PORT;
 use std::fmt;
 use std::path::PathBuf;
@@ -37,7 +37,7 @@ use std::time::Duration;
 
 /// A logical unit, where its target is, and how to log in there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Url {
+pub struct IscsiUrl {
     /// The RDMA that it goes over; `None`: TCP alone.
     pub rdma: Option<Rdma>,
     /// Where the target is.
@@ -49,7 +49,7 @@ pub struct Url {
     /// Our name for CHAP.
     pub user: Option<String>,
     /// What belongs to it, where it was written into the URL.
-    pub password: Option<Secret>,
+    pub password: Option<ChapSecret>,
     /// The file that has it otherwise.
     pub secret_file: Option<PathBuf>,
     /// The target's name for CHAP.
@@ -94,7 +94,7 @@ pub enum Rdma {
 
 /// What is wrong with a URL: the part, and what to do. A password is never in it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum UrlError {
+pub enum IscsiUrlError {
     /// It begins with no scheme of iSCSI.
     #[error("this is no iSCSI URL; write iscsi://host[:port]/target-name/lun, or iser:// for RDMA")]
     Scheme,
@@ -120,15 +120,15 @@ pub enum UrlError {
     Parameter(#[from] ParameterError),
 }
 
-impl FromStr for Url {
-    type Err = UrlError;
+impl FromStr for IscsiUrl {
+    type Err = IscsiUrlError;
 
-    fn from_str(text: &str) -> Result<Url, UrlError> {
-        let (scheme, place, query) = uri::split(text).ok_or(UrlError::Scheme)?;
+    fn from_str(text: &str) -> Result<IscsiUrl, IscsiUrlError> {
+        let (scheme, place, query) = uri::split(text).ok_or(IscsiUrlError::Scheme)?;
         let rdma = match scheme {
             tcp if tcp.eq_ignore_ascii_case("iscsi") => None,
             iser if iser.eq_ignore_ascii_case("iser") => Some(Rdma::Iwarp { crc: false }),
-            _ => return Err(UrlError::Scheme),
+            _ => return Err(IscsiUrlError::Scheme),
         };
         // Neither a host nor the name of a target has an @, but a password may.
         let (user, place) = match place.rsplit_once('@') {
@@ -138,7 +138,7 @@ impl FromStr for Url {
         let (authority, path) = place.split_once('/').unwrap_or((place, ""));
         let portals = Portals::read(authority, ISCSI_DEFAULT_PORT)?;
         let (target, lun) = target_and_lun(path)?;
-        let mut url = Url { rdma, portals, target, lun, ..Url::plain() };
+        let mut url = IscsiUrl { rdma, portals, target, lun, ..IscsiUrl::plain() };
         if let Some(user) = user {
             url.set_user(user)?;
         }
@@ -147,25 +147,25 @@ impl FromStr for Url {
     }
 }
 
-impl Url {
+impl IscsiUrl {
     /// The portal alone, and how to log in there.
     #[must_use]
-    pub fn portal(&self) -> Url {
-        Url { target: None, lun: 0, portals: Portals::one(self.portals.first.clone()), ..self.clone() }
+    pub fn portal(&self) -> IscsiUrl {
+        IscsiUrl { target: None, lun: 0, portals: Portals::one(self.portals.first.clone()), ..self.clone() }
     }
 
-    fn set_user(&mut self, text: &str) -> Result<(), UrlError> {
+    fn set_user(&mut self, text: &str) -> Result<(), IscsiUrlError> {
         let (name, password) = match text.split_once('%') {
             Some((name, password)) => (name, Some(password)),
             None => (text, None),
         };
         if name.is_empty() || name.contains([':', '@', '\0']) {
-            return Err(UrlError::User("write user@host or user%password@host"));
+            return Err(IscsiUrlError::User("write user@host or user%password@host"));
         }
         self.user = Some(name.to_owned());
         if let Some(password) = password {
-            let secret = Secret::new(password.as_bytes());
-            self.password = Some(secret.ok_or(UrlError::User("a password has 1 to 255 bytes"))?);
+            let secret = ChapSecret::new(password.as_bytes());
+            self.password = Some(secret.ok_or(IscsiUrlError::User("a password has 1 to 255 bytes"))?);
         }
         Ok(())
     }
@@ -177,7 +177,7 @@ impl Url {
     }
 
     /// Whether what belongs together is there.
-    fn check(self) -> Result<Url, UrlError> {
+    fn check(self) -> Result<IscsiUrl, IscsiUrlError> {
         let missing = |part: &str, problem: &str| Err(ParameterError::new(part, problem).into());
         let secrets = usize::from(self.password.is_some()).saturating_add(self.secret_file.is_some().into());
         match (self.user.is_some(), secrets) {
@@ -206,10 +206,10 @@ impl Url {
     }
 }
 
-impl Parameters for Url {
-    type Error = UrlError;
-    fn plain() -> Url {
-        Url {
+impl UrlParameters for IscsiUrl {
+    type Error = IscsiUrlError;
+    fn plain() -> IscsiUrl {
+        IscsiUrl {
             rdma: None,
             portals: Portals::one((String::new(), ISCSI_DEFAULT_PORT)),
             target: None,
@@ -234,7 +234,7 @@ impl Parameters for Url {
         }
     }
 
-    fn parameters(&mut self, table: &mut Table<'_, UrlError>) {
+    fn parameters(&mut self, table: &mut ParameterTable<'_, IscsiUrlError>) {
         let mut is_iwarp = self.rdma.is_some();
         table.word("rdma", &mut is_iwarp, &[("iwarp", true)], "write iwarp");
         let mut has_crc = matches!(self.rdma, Some(Rdma::Iwarp { crc: true }));
@@ -253,7 +253,7 @@ impl Parameters for Url {
         table.file("discovery_secret_file", &mut self.discovery_secret_file);
         let initiator = |parameter: &Parameter<'_>| {
             let part = parameter.text()?;
-            let wrong = |problem| UrlError::Name { part: part.to_owned(), problem };
+            let wrong = |problem| IscsiUrlError::Name { part: part.to_owned(), problem };
             Name::new(part).map(Some).map_err(wrong)
         };
         let write = |name: &Option<Name>| name.as_ref().map(|name| name.to_string().into());
@@ -269,7 +269,7 @@ impl Parameters for Url {
         table.time("timeout", &mut self.timeout, Duration::ZERO);
     }
 
-    fn refuse(&self, parameter: &Parameter<'_>) -> Result<(), UrlError> {
+    fn refuse(&self, parameter: &Parameter<'_>) -> Result<(), IscsiUrlError> {
         let problem = match (parameter.key, self.rdma) {
             ("user", _) if self.user.is_some() => "stands before the @, too; remove one",
             ("rdma", None) => "belongs to iser://",
@@ -282,7 +282,7 @@ impl Parameters for Url {
     }
 }
 
-impl fmt::Display for Url {
+impl fmt::Display for IscsiUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.rdma.is_some() { "iser://" } else { "iscsi://" })?;
         if let Some(user) = self.plain_user() {
@@ -293,7 +293,7 @@ impl fmt::Display for Url {
             write!(f, "/{target}/{}", self.lun)?;
         }
         let user = self.user.clone().filter(|_| self.plain_user().is_none());
-        uri::write_query(f, Url { user, ..self.clone() })
+        uri::write_query(f, IscsiUrl { user, ..self.clone() })
     }
 }
 
@@ -308,14 +308,14 @@ fn read_algorithms(text: &str) -> Result<Vec<Algorithm>, &'static str> {
     algorithms.ok_or("name some of SHA3-256,SHA-256,SHA1,MD5")
 }
 
-fn target_and_lun(path: &str) -> Result<(Option<Name>, u16), UrlError> {
+fn target_and_lun(path: &str) -> Result<(Option<Name>, u16), IscsiUrlError> {
     let Some((name, lun)) = uri::name_and_number(path, "0") else { return Ok((None, 0)) };
-    let wrong_name = |problem| UrlError::Name { part: uri::shown(name), problem };
+    let wrong_name = |problem| IscsiUrlError::Name { part: uri::shown(name), problem };
     // Percent-encoding has nothing to encode in a name, except beyond ASCII.
     let decoded = decode_text(name).map_err(|_| wrong_name(NameError::Byte))?;
     let target = Name::new(&decoded).map_err(wrong_name)?;
     let number = uri::number(lun).filter(|lun| *lun <= MAX_LUN);
-    Ok((Some(target), number.ok_or_else(|| UrlError::Lun(uri::shown(lun)))?))
+    Ok((Some(target), number.ok_or_else(|| IscsiUrlError::Lun(uri::shown(lun)))?))
 }
 
 /// The greatest number of the flat addressing method (SAM-5 §4.7.7.4).
@@ -328,7 +328,7 @@ mod tests {
 
     const TARGET: &str = "iqn.2026-11.com.example:disk";
 
-    fn plain() -> Url {
+    fn plain() -> IscsiUrl {
         format!("iscsi://h/{TARGET}/1").parse().unwrap()
     }
 
@@ -337,11 +337,11 @@ mod tests {
         let url = plain();
         assert_eq!((&url.portals.first, url.lun), (&("h".to_owned(), 3260), 1));
         assert_eq!(url.target.unwrap().as_str(), TARGET);
-        let url: Url = format!("ISCSI://user%pass@word@[::1]:7/{TARGET}").parse().unwrap();
+        let url: IscsiUrl = format!("ISCSI://user%pass@word@[::1]:7/{TARGET}").parse().unwrap();
         assert_eq!((&url.portals.first, url.lun), (&("::1".to_owned(), 7), 0));
-        assert_eq!((url.user.as_deref(), &url.password), (Some("user"), &Secret::new(b"pass@word")));
+        assert_eq!((url.user.as_deref(), &url.password), (Some("user"), &ChapSecret::new(b"pass@word")));
         for portal in ["iscsi://h", "iscsi://h/", "iscsi://h:3260"] {
-            let url: Url = portal.parse().unwrap();
+            let url: IscsiUrl = portal.parse().unwrap();
             assert_eq!((&url.target, url.to_string().as_str()), (&None, "iscsi://h"));
         }
     }
@@ -353,25 +353,25 @@ mod tests {
              &chap_a=SHA3-256,SHA1&initiator=iqn.2026-11.me:x&header_digest=on&data_digest=on&connections=4&max_connections=2\
              &error_recovery_level=1&paths=all&reconnect=90s&timeout=2m"
         );
-        let url: Url = text.parse().unwrap();
+        let url: IscsiUrl = text.parse().unwrap();
         assert!(url.all_paths);
         assert!(url.header_digest && url.data_digest);
         assert_eq!((url.mutual_user.as_deref(), url.connections), (Some("target one"), Some(4)));
         assert_eq!(url.to_string(), text);
         let odd = format!("iscsi://h/{TARGET}/0?user=a%25b&secret_file=s");
-        assert_eq!(odd.parse::<Url>().unwrap().to_string(), odd);
+        assert_eq!(odd.parse::<IscsiUrl>().unwrap().to_string(), odd);
     }
 
     #[test]
     fn a_url_of_iser_says_what_it_goes_over() {
-        let url: Url = format!("ISER://user@h:7/{TARGET}/2?secret_file=s&connections=2").parse().unwrap();
+        let url: IscsiUrl = format!("ISER://user@h:7/{TARGET}/2?secret_file=s&connections=2").parse().unwrap();
         assert_eq!(
             (url.rdma, url.portals.first.1, url.connections),
             (Some(Rdma::Iwarp { crc: false }), 7, Some(2))
         );
         let text = format!("iser://user@h:7/{TARGET}/2?rdma=iwarp&secret_file=s&connections=2");
         assert_eq!((url.to_string(), text.parse()), (text, Ok(url)));
-        let url: Url = "iser://h?crc=on&rdma=iwarp".parse().unwrap();
+        let url: IscsiUrl = "iser://h?crc=on&rdma=iwarp".parse().unwrap();
         assert_eq!(url.portal().to_string(), "iser://h?rdma=iwarp&crc=on");
         assert_eq!(plain().rdma, None);
     }
@@ -379,7 +379,7 @@ mod tests {
     #[test]
     fn several_portals_are_read_and_written_back() {
         let text = format!("iscsi://h,h:3261,[::1]:7/{TARGET}/1");
-        let url: Url = text.parse().unwrap();
+        let url: IscsiUrl = text.parse().unwrap();
         assert_eq!(url.portals.first, ("h".to_owned(), 3260));
         assert_eq!(url.portals.further, [("h".to_owned(), 3261), ("::1".to_owned(), 7)]);
         assert_eq!((url.to_string(), url.portal().to_string()), (text, "iscsi://h".to_owned()));
@@ -388,7 +388,7 @@ mod tests {
             ("h,h:3260", "host \"h:3260\": is a path that was named before"),
             ("a,b,c,d,e,f,g,i,j", "host \"j\": is one portal too many"),
         ] {
-            let error = format!("iscsi://{authority}/{TARGET}/1").parse::<Url>().unwrap_err().to_string();
+            let error = format!("iscsi://{authority}/{TARGET}/1").parse::<IscsiUrl>().unwrap_err().to_string();
             assert!(error.starts_with(expected), "{error}");
         }
     }
@@ -396,15 +396,15 @@ mod tests {
     #[test]
     fn a_password_is_never_shown() {
         let secret = "hunter2/hunter2";
-        let url: Url = format!("iscsi://user%{secret}@h/{TARGET}/0").parse().unwrap();
+        let url: IscsiUrl = format!("iscsi://user%{secret}@h/{TARGET}/0").parse().unwrap();
         assert_eq!(url.to_string(), format!("iscsi://user@h/{TARGET}/0"));
         assert!(!format!("{url:?}").contains("hunter2"));
         for wrong in ["h:0", "", "[::1", "h/nonsense/0", "h/iqn.a/x", "h?connections=0", "h?secret_file=s"] {
             let text = format!("iscsi://user%{secret}@{wrong}");
-            let error = text.parse::<Url>().unwrap_err();
+            let error = text.parse::<IscsiUrl>().unwrap_err();
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error}");
         }
-        let error = "iscsi://h?target_password=hunter2".parse::<Url>().unwrap_err().to_string();
+        let error = "iscsi://h?target_password=hunter2".parse::<IscsiUrl>().unwrap_err().to_string();
         assert!(error.starts_with("parameter \"target_password\": unknown") && !error.contains("hunter2"));
     }
 
@@ -455,7 +455,7 @@ mod tests {
             ("iscsi://h?chap_a=SHA-256", "parameter \"chap_a\": belongs to a user"),
             ("iscsi://h?secret_file=", "parameter \"secret_file=\": name a file"),
         ] {
-            match text.parse::<Url>() {
+            match text.parse::<IscsiUrl>() {
                 Ok(url) => assert!(expected.is_empty(), "{url}"),
                 Err(error) => assert!(error.to_string().starts_with(expected), "{text}: {error}"),
             }
@@ -465,10 +465,10 @@ mod tests {
     proptest! {
         #[test]
         fn any_text_is_read_or_refused_in_one_line(text in "((iscsi|iser)://)?([a-z]{1,4}@)?.{0,60}(\\?[a-z_=&]{0,30})?") {
-            match text.parse::<Url>() {
+            match text.parse::<IscsiUrl>() {
                 Ok(url) => {
-                    let without = Url { password: None, ..url.clone() };
-                    let again = url.to_string().parse::<Url>();
+                    let without = IscsiUrl { password: None, ..url.clone() };
+                    let again = url.to_string().parse::<IscsiUrl>();
                     // A user whose password is not shown is one without.
                     prop_assert!(url.password.is_some() || again == Ok(without));
                 }

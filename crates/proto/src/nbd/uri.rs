@@ -8,10 +8,10 @@
 //! try to reconnect before I/O fails, and `timeout=DURATION`, how long an answer may take before the connection counts as
 //! lost. A parameter that nobody knows is an error, as the document asks.
 
-pub use crate::uri::{DEFAULT_RECONNECT, DEFAULT_TIMEOUT, MAX_CONNECTIONS, MAX_RECONNECT, Portal};
+pub use crate::uri::{DEFAULT_RECONNECT, DEFAULT_TIMEOUT, MAX_CONNECTIONS, MAX_RECONNECT, HostPort};
 
 use crate::uri::{
-    self, BUT_PATHS, HostError, Parameter, ParameterError, Parameters, Table, decode_text, encode,
+    self, BUT_PATHS, HostError, Parameter, ParameterError, UrlParameters, ParameterTable, decode_text, encode,
 };
 use blockmux_wire::nbd::{NBD_DEFAULT_PORT, NBD_MAX_STRING};
 use std::ffi::OsString;
@@ -40,7 +40,7 @@ pub struct Uri {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Server {
     /// TCP.
-    Tcp(Portal),
+    Tcp(HostPort),
     /// A Unix domain socket; a path that begins with a NUL byte is in the abstract namespace.
     Unix(PathBuf),
 }
@@ -96,7 +96,7 @@ impl FromStr for Uri {
     }
 }
 
-impl Parameters for Uri {
+impl UrlParameters for Uri {
     type Error = UriError;
     fn plain() -> Uri {
         Uri {
@@ -108,7 +108,7 @@ impl Parameters for Uri {
         }
     }
 
-    fn parameters(&mut self, table: &mut Table<'_, UriError>) {
+    fn parameters(&mut self, table: &mut ParameterTable<'_, UriError>) {
         let mut socket = self.socket();
         let write = |path: &Option<PathBuf>| path.clone().map(|path| path.into_os_string().into_vec());
         table.field("socket", &mut socket, |parameter| socket_path(parameter).map(Some), write);

@@ -7,13 +7,13 @@ use super::identify::{self, Asker};
 use super::io::reach;
 use super::log_page;
 use super::property::Properties;
-use super::subsystem::{Namespace, Subsystem, View};
-use super::{MAX_ABORTS, MAX_EVENT_REQUESTS, MAX_IO_QUEUES, Outcome};
+use super::subsystem::{Namespace, Subsystem, NamespaceView};
+use super::{MAX_ABORTS, MAX_EVENT_REQUESTS, MAX_IO_QUEUES, NvmeOutcome};
 use crate::served::{Notices, SaveTicket, Served};
 use blockmux_volume::{Seg, SgList};
 use blockmux_wire::nvme::feature::*;
 use blockmux_wire::nvme::opcode::AdminOpcode;
-use blockmux_wire::nvme::status::Status;
+use blockmux_wire::nvme::status::NvmeStatus;
 use blockmux_wire::nvme::{NSID_ALL, Sqe};
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub(crate) struct AdminQueue {
     pub(crate) properties: Properties,
     pub(crate) host: Host,
     /// The namespaces that the host sees.
-    view: View,
+    view: NamespaceView,
     /// The port that the host has come by.
     port: u16,
     /// Data that a command's capsule on an I/O queue may have, in bytes.
@@ -38,11 +38,11 @@ pub(crate) struct AdminQueue {
     behavior: [u8; HOST_BEHAVIOR_LEN],
     events: Events,
     /// Commands that wait for something elsewhere, by their places in the transport's table.
-    waiting: Vec<(usize, Waiting)>,
+    waiting: Vec<(usize, AdminWait)>,
 }
 
 /// What a command waits for.
-enum Waiting {
+enum AdminWait {
     /// Another queue has been told to abort a command.
     Abort(AbortReply),
     /// A change of reservations is being kept.
@@ -51,7 +51,7 @@ enum Waiting {
 
 /// What becomes of a command.
 pub(crate) enum Admin {
-    Done(Outcome),
+    Done(NvmeOutcome),
     /// It waits for an event.
     Held,
     /// It waits for something else: [`AdminQueue::poll_waiting`].
@@ -113,7 +113,7 @@ impl AdminQueue {
         discovery: &dyn Fn() -> Vec<u8>,
     ) -> Admin {
         if !self.properties.is_ready() {
-            return Admin::Done(Outcome::failure(Status::COMMAND_SEQUENCE_ERROR));
+            return Admin::Done(NvmeOutcome::failure(NvmeStatus::COMMAND_SEQUENCE_ERROR));
         }
         if !self.subsystem.is_current(&self.view) {
             self.view = self.subsystem.view(&self.host.nqn);
@@ -122,8 +122,8 @@ impl AdminQueue {
         let asker = Asker { cntlid: self.place.cntlid, host: &self.host, in_capsule: self.in_capsule };
         let outcome = match opcode {
             AdminOpcode::IDENTIFY => match identify::page(&self.subsystem, &self.view, &asker, sqe) {
-                Ok(page) => Outcome::data(Seg::from_slice(&page).into(), 0),
-                Err(status) => Outcome::failure(status),
+                Ok(page) => NvmeOutcome::data(Seg::from_slice(&page).into(), 0),
+                Err(status) => NvmeOutcome::failure(status),
             },
             AdminOpcode::GET_LOG_PAGE => {
                 let features: Vec<FeatureId> =
@@ -132,9 +132,9 @@ impl AdminQueue {
                 let has = |feature| features.contains(&feature);
                 log_page::part((&self.subsystem, &self.view), logs, &has, (self.port, sqe), discovery)
             }
-            AdminOpcode::KEEP_ALIVE => Outcome::success(0),
+            AdminOpcode::KEEP_ALIVE => NvmeOutcome::success(0),
             AdminOpcode::ASYNC_EVENT_REQUEST if self.events.waiting() >= MAX_EVENT_REQUESTS => {
-                Outcome::failure(Status::ASYNCHRONOUS_EVENT_REQUEST_LIMIT_EXCEEDED)
+                NvmeOutcome::failure(NvmeStatus::ASYNCHRONOUS_EVENT_REQUEST_LIMIT_EXCEEDED)
             }
             AdminOpcode::ASYNC_EVENT_REQUEST => {
                 self.events.wait(slot);
@@ -143,7 +143,7 @@ impl AdminQueue {
             AdminOpcode::SET_FEATURES => return self.set_feature(sqe, data, slot),
             AdminOpcode::GET_FEATURES => self.get_feature(sqe),
             AdminOpcode::ABORT if !self.subsystem.is_discovery => return self.abort(sqe, slot, find),
-            _ => Outcome::failure(Status::INVALID_COMMAND_OPCODE),
+            _ => NvmeOutcome::failure(NvmeStatus::INVALID_COMMAND_OPCODE),
         };
         Admin::Done(outcome)
     }
@@ -188,7 +188,7 @@ impl AdminQueue {
     }
 
     /// The next command that waits no more.
-    pub(crate) fn poll_waiting(&mut self) -> Option<(usize, Outcome)> {
+    pub(crate) fn poll_waiting(&mut self) -> Option<(usize, NvmeOutcome)> {
         let outcomes = self.waiting.iter().map(|(_, waiting)| waiting.outcome());
         let (place, outcome) = outcomes.enumerate().find_map(|(place, outcome)| Some((place, outcome?)))?;
         Some((self.waiting.remove(place).0, outcome))
@@ -201,22 +201,22 @@ impl AdminQueue {
         let (sqid, cid) =
             (u16::from_le_bytes([sqid_low, sqid_high]), u16::from_le_bytes([cid_low, cid_high]));
         if sqid != 0 {
-            let aborts = self.waiting.iter().filter(|(_, waiting)| matches!(waiting, Waiting::Abort(_)));
+            let aborts = self.waiting.iter().filter(|(_, waiting)| matches!(waiting, AdminWait::Abort(_)));
             if aborts.count() >= MAX_ABORTS {
-                return Admin::Done(Outcome::retry(Status::ABORT_COMMAND_LIMIT_EXCEEDED));
+                return Admin::Done(NvmeOutcome::retry(NvmeStatus::ABORT_COMMAND_LIMIT_EXCEEDED));
             }
             return match self.place.abort(sqid, cid) {
-                Some(reply) => self.wait(slot, Waiting::Abort(reply)),
-                None => Admin::Done(Outcome::success(NOT_ABORTED)),
+                Some(reply) => self.wait(slot, AdminWait::Abort(reply)),
+                None => Admin::Done(NvmeOutcome::success(NOT_ABORTED)),
             };
         }
         match find(cid).filter(|&event| self.events.abort(event)) {
             Some(event) => Admin::Aborted(event),
-            None => Admin::Done(Outcome::success(NOT_ABORTED)),
+            None => Admin::Done(NvmeOutcome::success(NOT_ABORTED)),
         }
     }
 
-    fn wait(&mut self, slot: usize, waiting: Waiting) -> Admin {
+    fn wait(&mut self, slot: usize, waiting: AdminWait) -> Admin {
         match waiting.outcome() {
             Some(outcome) => Admin::Done(outcome),
             None => {
@@ -234,14 +234,14 @@ impl AdminQueue {
             return Admin::Done(self.set_plain_feature(sqe, data));
         }
         if sqe.cdw10.get() & SAVE != 0 {
-            return Admin::Done(Outcome::failure(Status::FEATURE_IDENTIFIER_NOT_SAVEABLE));
+            return Admin::Done(NvmeOutcome::failure(NvmeStatus::FEATURE_IDENTIFIER_NOT_SAVEABLE));
         }
         match self.set_persistence(sqe.nsid.get(), sqe.cdw11.get() & PTPL != 0) {
             Ok(waiting) => waiting.map_or_else(
-                || Admin::Done(Outcome::success(0)),
-                |(served, ticket)| self.wait(slot, Waiting::Saving(served, ticket)),
+                || Admin::Done(NvmeOutcome::success(0)),
+                |(served, ticket)| self.wait(slot, AdminWait::Saving(served, ticket)),
             ),
-            Err(status) => Admin::Done(Outcome::refusal(status)),
+            Err(status) => Admin::Done(NvmeOutcome::refusal(status)),
         }
     }
 
@@ -250,10 +250,10 @@ impl AdminQueue {
         &self,
         nsid: u32,
         persists: bool,
-    ) -> Result<Option<(Arc<Served>, SaveTicket)>, Status> {
+    ) -> Result<Option<(Arc<Served>, SaveTicket)>, NvmeStatus> {
         let served = &self.of_one_namespace(nsid)?.served;
         if persists && served.store().is_none() {
-            return Err(Status::INVALID_FIELD_IN_COMMAND);
+            return Err(NvmeStatus::INVALID_FIELD_IN_COMMAND);
         }
         let changed = served.change::<Infallible>(false, |table| {
             table.reservations.persists = persists;
@@ -264,72 +264,72 @@ impl AdminQueue {
     }
 
     /// A namespace whose own features are meant, if the port leads to it now (Base 2.0 §8.1.3).
-    fn of_one_namespace(&self, nsid: u32) -> Result<&Namespace, Status> {
-        let namespace = self.view.namespace(nsid).ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)?;
+    fn of_one_namespace(&self, nsid: u32) -> Result<&Namespace, NvmeStatus> {
+        let namespace = self.view.namespace(nsid).ok_or(NvmeStatus::INVALID_NAMESPACE_OR_FORMAT)?;
         reach(&self.subsystem, namespace, self.port)?;
         Ok(namespace)
     }
 
     /// Sets a Reservation Notification Mask: of one namespace, or of all.
-    fn set_mask(&mut self, nsid: u32, mask: u32) -> Outcome {
+    fn set_mask(&mut self, nsid: u32, mask: u32) -> NvmeOutcome {
         if mask & !NOTIFICATION_MASK != 0 {
-            return Outcome::failure(Status::INVALID_FIELD_IN_COMMAND);
+            return NvmeOutcome::failure(NvmeStatus::INVALID_FIELD_IN_COMMAND);
         }
         if nsid != NSID_ALL
             && let Err(status) = self.of_one_namespace(nsid)
         {
-            return Outcome::refusal(status);
+            return NvmeOutcome::refusal(status);
         }
         let all = self.view.iter().map(|namespace| namespace.nsid);
         all.filter(|&own| nsid == NSID_ALL || own == nsid).for_each(|own| self.events.set_mask(own, mask));
-        Outcome::success(0)
+        NvmeOutcome::success(0)
     }
 
-    fn set_plain_feature(&mut self, sqe: &Sqe, data: &SgList) -> Outcome {
+    fn set_plain_feature(&mut self, sqe: &Sqe, data: &SgList) -> NvmeOutcome {
         if sqe.cdw10.get() & SAVE != 0 {
-            return Outcome::failure(Status::FEATURE_IDENTIFIER_NOT_SAVEABLE);
+            return NvmeOutcome::failure(NvmeStatus::FEATURE_IDENTIFIER_NOT_SAVEABLE);
         }
         let value = sqe.cdw11.get();
         // The low byte.
         let feature = FeatureId(sqe.cdw10.get() as u8);
         if !self.has_feature(feature) {
-            return Outcome::failure(Status::INVALID_FIELD_IN_COMMAND);
+            return NvmeOutcome::failure(NvmeStatus::INVALID_FIELD_IN_COMMAND);
         }
         if log_page::is_for_one_namespace(sqe)
             && !is_of_namespace(feature)
             && feature != FeatureId::ERROR_RECOVERY
         {
-            return Outcome::failure(Status::FEATURE_NOT_NAMESPACE_SPECIFIC);
+            return NvmeOutcome::failure(NvmeStatus::FEATURE_NOT_NAMESPACE_SPECIFIC);
         }
         match feature {
             FeatureId::NUMBER_OF_QUEUES => {
                 let (submission, completion) = (value & 0xffff, value >> 16);
                 if submission == 0xffff || completion == 0xffff {
-                    return Outcome::failure(Status::INVALID_FIELD_IN_COMMAND);
+                    return NvmeOutcome::failure(NvmeStatus::INVALID_FIELD_IN_COMMAND);
                 }
                 if self.place.has_queues() {
-                    return Outcome::failure(Status::COMMAND_SEQUENCE_ERROR);
+                    return NvmeOutcome::failure(NvmeStatus::COMMAND_SEQUENCE_ERROR);
                 }
-                return Outcome::success(NUMBER_OF_QUEUES.into());
+                return NvmeOutcome::success(NUMBER_OF_QUEUES.into());
             }
             FeatureId::KEEP_ALIVE_TIMER => self.kato_ms = value,
             FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION => self.events.configuration = value,
             FeatureId::RESERVATION_NOTIFICATION_MASK => return self.set_mask(sqe.nsid.get(), value),
             FeatureId::HOST_BEHAVIOR_SUPPORT => data.copy_to(&mut self.behavior),
             // Over fabrics Connect has told it.
-            FeatureId::HOST_IDENTIFIER => return Outcome::failure(Status::COMMAND_SEQUENCE_ERROR),
+            FeatureId::HOST_IDENTIFIER => return NvmeOutcome::failure(NvmeStatus::COMMAND_SEQUENCE_ERROR),
             // The volume's cache is on, and everything else is as it is.
             _ if self.current(feature) == Some(value) => {}
-            _ => return Outcome::failure(Status::FEATURE_NOT_CHANGEABLE),
+            _ => return NvmeOutcome::failure(NvmeStatus::FEATURE_NOT_CHANGEABLE),
         }
-        Outcome::success(0)
+        NvmeOutcome::success(0)
     }
 
-    fn get_feature(&self, sqe: &Sqe) -> Outcome {
+    fn get_feature(&self, sqe: &Sqe) -> NvmeOutcome {
         // The low byte, and three bits.
         let (feature, select) = (FeatureId(sqe.cdw10.get() as u8), Select((sqe.cdw10.get() >> 8 & 7) as u8));
         if !self.has_feature(feature) || select.0 > Select::SUPPORTED_CAPABILITIES.0 {
-            return Outcome::failure(Status::INVALID_FIELD_IN_COMMAND);
+            return NvmeOutcome::failure(NvmeStatus::INVALID_FIELD_IN_COMMAND);
         }
         if select == Select::SUPPORTED_CAPABILITIES {
             let is_changeable = matches!(
@@ -346,36 +346,36 @@ impl AdminQueue {
             } else {
                 0
             };
-            return Outcome::success(own.into());
+            return NvmeOutcome::success(own.into());
         }
         // Nothing is ever saved, and what is not is as by default.
         let is_default = select != Select::CURRENT;
         if is_of_namespace(feature) {
             return self
                 .get_of_namespace(feature, sqe.nsid.get())
-                .map_or_else(Outcome::refusal, |value| Outcome::success(if is_default { 0 } else { value }));
+                .map_or_else(NvmeOutcome::refusal, |value| NvmeOutcome::success(if is_default { 0 } else { value }));
         }
         match feature {
-            FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION if is_default => Outcome::success(0),
-            FeatureId::KEEP_ALIVE_TIMER if is_default => Outcome::success(self.connect_kato_ms.into()),
+            FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION if is_default => NvmeOutcome::success(0),
+            FeatureId::KEEP_ALIVE_TIMER if is_default => NvmeOutcome::success(self.connect_kato_ms.into()),
             FeatureId::HOST_BEHAVIOR_SUPPORT if is_default => {
-                Outcome::data(Seg::from_slice(&[0; HOST_BEHAVIOR_LEN]).into(), 0)
+                NvmeOutcome::data(Seg::from_slice(&[0; HOST_BEHAVIOR_LEN]).into(), 0)
             }
-            FeatureId::HOST_BEHAVIOR_SUPPORT => Outcome::data(Seg::from_slice(&self.behavior).into(), 0),
+            FeatureId::HOST_BEHAVIOR_SUPPORT => NvmeOutcome::data(Seg::from_slice(&self.behavior).into(), 0),
             FeatureId::HOST_IDENTIFIER if sqe.cdw11.get() & EXHID == 0 => {
                 // Fabrics have identifiers of 128 bits only.
-                Outcome::failure(Status::INVALID_FIELD_IN_COMMAND)
+                NvmeOutcome::failure(NvmeStatus::INVALID_FIELD_IN_COMMAND)
             }
-            FeatureId::HOST_IDENTIFIER => Outcome::data(Seg::from_slice(&self.host.id).into(), 0),
+            FeatureId::HOST_IDENTIFIER => NvmeOutcome::data(Seg::from_slice(&self.host.id).into(), 0),
             // A temperature at or above the threshold would be a warning (NVMe Base 2.0 §5.27.1.3).
             FeatureId::TEMPERATURE_THRESHOLD if sqe.cdw11.get() & THSEL == 0 => {
-                Outcome::success(NEVER_TOO_HOT)
+                NvmeOutcome::success(NEVER_TOO_HOT)
             }
-            _ => Outcome::success(self.current(feature).unwrap_or_default().into()),
+            _ => NvmeOutcome::success(self.current(feature).unwrap_or_default().into()),
         }
     }
 
-    fn get_of_namespace(&self, feature: FeatureId, nsid: u32) -> Result<u64, Status> {
+    fn get_of_namespace(&self, feature: FeatureId, nsid: u32) -> Result<u64, NvmeStatus> {
         let namespace = self.of_one_namespace(nsid)?;
         Ok(match feature {
             FeatureId::RESERVATION_NOTIFICATION_MASK => self.events.mask(nsid).into(),
@@ -413,20 +413,20 @@ impl AdminQueue {
     }
 }
 
-impl Waiting {
+impl AdminWait {
     /// What the command ends with, once that is known.
-    fn outcome(&self) -> Option<Outcome> {
+    fn outcome(&self) -> Option<NvmeOutcome> {
         match self {
-            Waiting::Abort(reply) => {
-                Some(Outcome::success(if reply.was_aborted()? { 0 } else { NOT_ABORTED }))
+            AdminWait::Abort(reply) => {
+                Some(NvmeOutcome::success(if reply.was_aborted()? { 0 } else { NOT_ABORTED }))
             }
-            Waiting::Saving(served, ticket) => {
+            AdminWait::Saving(served, ticket) => {
                 let is_saved = served.store().map_or(Some(true), |store| store.is_saved(*ticket))?;
                 if is_saved {
-                    return Some(Outcome::success(0));
+                    return Some(NvmeOutcome::success(0));
                 }
                 served.take_back(*ticket);
-                Some(Outcome::failure(Status::INTERNAL_ERROR))
+                Some(NvmeOutcome::failure(NvmeStatus::INTERNAL_ERROR))
             }
         }
     }

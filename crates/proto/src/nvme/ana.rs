@@ -3,7 +3,7 @@
 //! A subsystem without groups has no asymmetry and says nothing of it. With groups, each namespace is in one; how a group
 //! is reached through a port may change while it is served, and hosts are told.
 
-use super::subsystem::{Namespace, View};
+use super::subsystem::{Namespace, NamespaceView};
 use blockmux_wire::nvme::log::{ANA_RGO, AnaGroupDescriptor, AnaHeader, AnaState};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -103,7 +103,7 @@ impl Ana {
     }
 
     /// The log page as seen through a port by who has that view.
-    pub(crate) fn log(&self, view: &View, port: u16, cdw10: u32) -> Vec<u8> {
+    pub(crate) fn log(&self, view: &NamespaceView, port: u16, cdw10: u32) -> Vec<u8> {
         let header = AnaHeader {
             chgcnt: self.changes.load(Ordering::Acquire).into(),
             // At most one for each of MAX_NAMESPACES, and those that are empty.

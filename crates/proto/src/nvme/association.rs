@@ -20,11 +20,11 @@ pub type HangUp = Arc<dyn Fn() + Send + Sync>;
 /// The controllers of a subsystem.
 #[derive(Default)]
 pub(crate) struct Associations {
-    live: Mutex<Live>,
+    live: Mutex<LiveControllers>,
 }
 
 #[derive(Default)]
-struct Live {
+struct LiveControllers {
     controllers: BTreeMap<u16, Controller>,
     last: u16,
     /// The subsystem is not served any more.
@@ -39,7 +39,7 @@ struct Controller {
     hang_up: Option<HangUp>,
     errors: Arc<ErrorLog>,
     /// Connected I/O queues.
-    queues: Vec<Queue>,
+    queues: Vec<IoQueueEntry>,
     /// CC.EN is set, and no shutdown asked for.
     is_enabled: bool,
     /// Its admin queue is gone.
@@ -49,7 +49,7 @@ struct Controller {
 }
 
 /// A connected I/O queue.
-struct Queue {
+struct IoQueueEntry {
     qid: u16,
     hang_up: Option<HangUp>,
     events: Arc<EventQueue>,
@@ -92,7 +92,7 @@ pub(crate) struct QueuePlace {
 
 /// Why a queue cannot be connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unconnected {
+pub(crate) enum ConnectRefusal {
     /// An association of this host is not over yet: ask again.
     Later,
     /// There are as many controllers as may be, or as many of that host.
@@ -121,18 +121,18 @@ impl Associations {
         (host, is_proved): (Host, bool),
         hang_up: Option<HangUp>,
         events: Arc<EventQueue>,
-    ) -> Result<AdminPlace, Unconnected> {
+    ) -> Result<AdminPlace, ConnectRefusal> {
         let mut live = self.live();
         if live.is_closed {
-            return Err(Unconnected::Closed);
+            return Err(ConnectRefusal::Closed);
         }
         if live.controllers.values().any(|other| other.is_over && other.host == host) {
-            return Err(Unconnected::Later);
+            return Err(ConnectRefusal::Later);
         }
         if is_proved && !live.has_room_for(&host.nqn) {
-            return Err(Unconnected::Full);
+            return Err(ConnectRefusal::Full);
         }
-        let cntlid = live.next().ok_or(Unconnected::Full)?;
+        let cntlid = live.next().ok_or(ConnectRefusal::Full)?;
         let queues = Vec::new();
         let errors = Arc::<ErrorLog>::default();
         let log = errors.clone();
@@ -152,21 +152,21 @@ impl Associations {
         qid: u16,
         hang_up: Option<HangUp>,
         events: Arc<EventQueue>,
-    ) -> Result<QueuePlace, Unconnected> {
+    ) -> Result<QueuePlace, ConnectRefusal> {
         let mut live = self.live();
         let controller =
             live.controllers.get_mut(&cntlid).filter(|found| found.host.is_same(host) && !found.is_over);
-        let controller = controller.ok_or(Unconnected::NoController)?;
+        let controller = controller.ok_or(ConnectRefusal::NoController)?;
         if !controller.is_enabled {
-            return Err(Unconnected::NotEnabled);
+            return Err(ConnectRefusal::NotEnabled);
         }
         if qid == 0 || qid > MAX_IO_QUEUES {
-            return Err(Unconnected::WrongQueue);
+            return Err(ConnectRefusal::WrongQueue);
         }
         if controller.queues.iter().any(|taken| taken.qid == qid) {
-            return Err(Unconnected::Taken);
+            return Err(ConnectRefusal::Taken);
         }
-        controller.queues.push(Queue { qid, hang_up, events });
+        controller.queues.push(IoQueueEntry { qid, hang_up, events });
         let (host_id, errors) = (controller.host.id, controller.errors.clone());
         Ok(QueuePlace { associations: self.clone(), cntlid, qid, host_id, errors })
     }
@@ -217,12 +217,12 @@ impl Associations {
         own.flat_map(|controller| &controller.queues).for_each(|queue| queue.events.push(event()));
     }
 
-    fn live(&self) -> MutexGuard<'_, Live> {
+    fn live(&self) -> MutexGuard<'_, LiveControllers> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Live {
+impl LiveControllers {
     /// Whether there may be one more controller whose host has proved who it is. The others are bounded by their
     /// connections, which have not.
     fn has_room_for(&self, host: &Nqn) -> bool {
@@ -341,16 +341,16 @@ mod tests {
         let connect = |host: &Host, cntlid, qid| {
             all.connect_io(host, cntlid, qid, None, EventQueue::new(None)).map(|_place| ())
         };
-        assert_eq!(connect(&host(1), admin.cntlid, 1), Err(Unconnected::NotEnabled));
+        assert_eq!(connect(&host(1), admin.cntlid, 1), Err(ConnectRefusal::NotEnabled));
         admin.enable();
         let other = Host { nqn: Nqn::new("nqn.other").unwrap(), ..host(1) };
-        assert_eq!(connect(&other, admin.cntlid, 1), Err(Unconnected::NoController));
-        assert_eq!(connect(&host(1), 99, 1), Err(Unconnected::NoController));
-        assert_eq!(connect(&host(1), admin.cntlid, 0), Err(Unconnected::WrongQueue));
-        assert_eq!(connect(&host(1), admin.cntlid, MAX_IO_QUEUES + 1), Err(Unconnected::WrongQueue));
+        assert_eq!(connect(&other, admin.cntlid, 1), Err(ConnectRefusal::NoController));
+        assert_eq!(connect(&host(1), 99, 1), Err(ConnectRefusal::NoController));
+        assert_eq!(connect(&host(1), admin.cntlid, 0), Err(ConnectRefusal::WrongQueue));
+        assert_eq!(connect(&host(1), admin.cntlid, MAX_IO_QUEUES + 1), Err(ConnectRefusal::WrongQueue));
         let place = all.connect_io(&host(2), admin.cntlid, 1, None, EventQueue::new(None)).unwrap();
         assert_eq!(place.host_id, host(1).id);
-        assert_eq!(connect(&host(1), admin.cntlid, 1), Err(Unconnected::Taken));
+        assert_eq!(connect(&host(1), admin.cntlid, 1), Err(ConnectRefusal::Taken));
         drop(place);
         assert_eq!(connect(&host(1), admin.cntlid, 1), Ok(()));
     }
@@ -375,7 +375,7 @@ mod tests {
         assert_eq!(cuts.load(Ordering::Relaxed), 1);
         assert_eq!(
             all.connect_admin((host(1), true), None, EventQueue::new(None)).err(),
-            Some(Unconnected::Later)
+            Some(ConnectRefusal::Later)
         );
         assert!(all.connect_admin((host(2), true), None, EventQueue::new(None)).is_ok());
         drop(queue);
@@ -405,9 +405,9 @@ mod tests {
         let connect = |name: &str, n: u8| connect_as(name, n, true);
         // Whatever identifiers it has.
         let greedy: Vec<_> = (0..MAX_OF_HOST).map(|n| connect("nqn.a", n as u8).unwrap()).collect();
-        assert_eq!(connect("nqn.a", 0).err(), Some(Unconnected::Full));
+        assert_eq!(connect("nqn.a", 0).err(), Some(ConnectRefusal::Full));
         let others: Vec<_> = (MAX_OF_HOST..MAX_CONTROLLERS).map(|_| connect("nqn.b", 0).unwrap()).collect();
-        assert_eq!(connect("nqn.c", 0).err(), Some(Unconnected::Full));
+        assert_eq!(connect("nqn.c", 0).err(), Some(ConnectRefusal::Full));
         // Who has not proved that it is `nqn.c` takes nobody's place, and gets none by its proof while there is none.
         let unproved: Vec<_> = (0..2000).map(|_| connect_as("nqn.c", 0, false).unwrap()).collect();
         assert!(!unproved[0].prove());

@@ -4,7 +4,7 @@
 use blockmux_wire::nvme::Sqe;
 use blockmux_wire::nvme::log::ErrorEntry;
 use blockmux_wire::nvme::opcode::{AdminOpcode, NvmOpcode};
-use blockmux_wire::nvme::status::{Status, StatusField};
+use blockmux_wire::nvme::status::{NvmeStatus, StatusField};
 use blockmux_wire::nvmeof::fabrics::TransportType;
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -13,11 +13,11 @@ use zerocopy::{FromZeros, IntoBytes};
 /// The last failures of one controller.
 #[derive(Default)]
 pub(crate) struct ErrorLog {
-    kept: Mutex<Kept>,
+    kept: Mutex<LoggedErrors>,
 }
 
 #[derive(Default)]
-struct Kept {
+struct LoggedErrors {
     /// The last first.
     entries: VecDeque<ErrorEntry>,
     count: u64,
@@ -64,17 +64,17 @@ impl ErrorLog {
 }
 
 /// Whether it is a failure of the command, and not of the path or somebody's wish.
-fn is_remembered(status: Status) -> bool {
+fn is_remembered(status: NvmeStatus) -> bool {
     const PATH: u16 = 3;
     status.0 >> 8 != PATH
         && !matches!(
             status,
-            Status::COMMAND_ABORT_REQUESTED
-                | Status::COMMAND_ABORTED_DUE_TO_SQ_DELETION
-                | Status::COMMAND_ABORTED_DUE_TO_PREEMPT_AND_ABORT
-                | Status::COMMAND_ABORTED_DUE_TO_FAILED_FUSED_COMMAND
-                | Status::RESERVATION_CONFLICT
-                | Status::COMPARE_FAILURE
+            NvmeStatus::COMMAND_ABORT_REQUESTED
+                | NvmeStatus::COMMAND_ABORTED_DUE_TO_SQ_DELETION
+                | NvmeStatus::COMMAND_ABORTED_DUE_TO_PREEMPT_AND_ABORT
+                | NvmeStatus::COMMAND_ABORTED_DUE_TO_FAILED_FUSED_COMMAND
+                | NvmeStatus::RESERVATION_CONFLICT
+                | NvmeStatus::COMPARE_FAILURE
         )
 }
 

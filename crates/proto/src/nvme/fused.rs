@@ -3,14 +3,14 @@
 //! A Compare and a Write of the same blocks, one after the other in a queue, are done as one: the range is locked as by
 //! SCSI's COMPARE AND WRITE, so that whoever else uses the volume, in whatever way, comes before or after both.
 
-use super::Outcome;
-use super::io::{Step, Wanted, compare};
+use super::NvmeOutcome;
+use super::io::{IoStep, IoRequest, compare};
 use super::status::of_io_error;
 use super::subsystem::Namespace;
 use crate::exports::VolumeId;
 use crate::served::{RangeGuard, Served};
 use blockmux_volume::{IoError, Op, Output, SgList};
-use blockmux_wire::nvme::status::Status;
+use blockmux_wire::nvme::status::NvmeStatus;
 use std::sync::Arc;
 
 /// Both commands under way.
@@ -43,49 +43,49 @@ impl CompareAndWrite {
     }
 
     /// The data of both is here.
-    pub(super) fn begin(&mut self, expected: SgList, data: SgList) -> Step {
+    pub(super) fn begin(&mut self, expected: SgList, data: SgList) -> IoStep {
         (self.expected, self.data) = (expected, data);
         self.resume()
     }
 
     /// Asks whether the range is its own.
-    pub(super) fn resume(&mut self) -> Step {
+    pub(super) fn resume(&mut self) -> IoStep {
         if !RangeGuard::take(&mut self.guard, &self.served, self.offset, self.len) {
-            return Step::Wait;
+            return IoStep::Wait;
         }
         self.io(Op::Read, None)
     }
 
     /// An I/O is over.
-    pub(super) fn on_io(&mut self, result: Result<Output, IoError>) -> Step {
+    pub(super) fn on_io(&mut self, result: Result<Output, IoError>) -> IoStep {
         let op = if self.is_writing { Op::Write { fua: self.fua } } else { Op::Read };
         let output = match result {
             Ok(output) => output,
-            Err(error) => return Step::Done(of_io_error(error, op)),
+            Err(error) => return IoStep::Done(of_io_error(error, op)),
         };
         if self.is_writing {
-            return Step::Done(Outcome::success(0));
+            return IoStep::Done(NvmeOutcome::success(0));
         }
         let outcome = compare(&output.into_data(), &self.expected);
         if !outcome.status.is_success() {
-            return Step::Done(outcome);
+            return IoStep::Done(outcome);
         }
         self.is_writing = true;
         self.io(Op::Write { fua: self.fua }, Some(self.data.clone()))
     }
 
     /// What each of the two commands ends with, if they end so.
-    pub(super) fn outcomes(&self, outcome: &Outcome) -> (Outcome, Outcome) {
-        let other = Outcome::failure(Status::COMMAND_ABORTED_DUE_TO_FAILED_FUSED_COMMAND);
+    pub(super) fn outcomes(&self, outcome: &NvmeOutcome) -> (NvmeOutcome, NvmeOutcome) {
+        let other = NvmeOutcome::failure(NvmeStatus::COMMAND_ABORTED_DUE_TO_FAILED_FUSED_COMMAND);
         match (outcome.status.is_success(), self.is_writing) {
-            (true, _) => (Outcome::success(0), outcome.clone()),
+            (true, _) => (NvmeOutcome::success(0), outcome.clone()),
             (false, true) => (other, outcome.clone()),
             (false, false) => (outcome.clone(), other),
         }
     }
 
-    fn io(&self, op: Op, data: Option<SgList>) -> Step {
+    fn io(&self, op: Op, data: Option<SgList>) -> IoStep {
         let Self { volume, offset, len, .. } = *self;
-        Step::Io(Wanted { volume, op, offset, len, data, needs_write: true, is_alone: true })
+        IoStep::Io(IoRequest { volume, op, offset, len, data, needs_write: true, is_alone: true })
     }
 }

@@ -23,10 +23,10 @@ pub struct HostAccess {
 pub struct OpenToAll;
 
 /// The hosts of a subsystem.
-pub(super) struct Hosts(RwLock<Known>);
+pub(super) struct Hosts(RwLock<KnownHost>);
 
 #[derive(Default)]
-pub(super) struct Known {
+pub(super) struct KnownHost {
     /// Others may connect, too.
     pub(super) is_open: bool,
     hosts: BTreeMap<Nqn, HostAccess>,
@@ -44,19 +44,19 @@ impl Hosts {
     pub(super) fn new(listed: Vec<Nqn>) -> Hosts {
         let is_open = listed.is_empty();
         let hosts = listed.into_iter().map(|host| (host, HostAccess::default())).collect();
-        Hosts(RwLock::new(Known { is_open, hosts }))
+        Hosts(RwLock::new(KnownHost { is_open, hosts }))
     }
 
-    pub(super) fn read(&self) -> RwLockReadGuard<'_, Known> {
+    pub(super) fn read(&self) -> RwLockReadGuard<'_, KnownHost> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn write(&self) -> RwLockWriteGuard<'_, Known> {
+    pub(super) fn write(&self) -> RwLockWriteGuard<'_, KnownHost> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Known {
+impl KnownHost {
     pub(super) fn admits(&self, host: &Nqn) -> bool {
         self.is_open || self.hosts.contains_key(host)
     }

@@ -4,11 +4,11 @@ use super::association::Host;
 use super::errors::MAX_ERRORS;
 use super::property::VERSION;
 use super::ranges::COPY_MAX_RANGES;
-use super::subsystem::{MAX_NAMESPACES, Namespace, Subsystem, View};
+use super::subsystem::{MAX_NAMESPACES, Namespace, Subsystem, NamespaceView};
 use super::{MAX_ABORTS, MAX_DATA, MAX_EVENT_REQUESTS, MDTS, MQES};
 use blockmux_wire::nvme::feature::{AEC_ANA_CHANGE, AEC_DISCOVERY_CHANGE, AEC_NAMESPACE_ATTRIBUTE};
 use blockmux_wire::nvme::identify::*;
-use blockmux_wire::nvme::status::Status;
+use blockmux_wire::nvme::status::NvmeStatus;
 use blockmux_wire::nvme::{CSI_NVM, NSID_ALL, SQE_LEN, Sqe};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -23,18 +23,18 @@ pub(super) struct Asker<'a> {
 /// The page that the command asks for.
 pub(super) fn page(
     subsystem: &Subsystem,
-    view: &View,
+    view: &NamespaceView,
     asker: &Asker<'_>,
     sqe: &Sqe,
-) -> Result<Vec<u8>, Status> {
+) -> Result<Vec<u8>, NvmeStatus> {
     let (cdw10, csi, nsid) = (sqe.cdw10.get(), (sqe.cdw11.get() >> 24) as u8, sqe.nsid.get());
     // The low byte.
     let cns = Cns(cdw10 as u8);
     let from = (cdw10 >> 16) as u16;
     if subsystem.is_discovery && !matches!(cns, Cns::CONTROLLER) {
-        return Err(Status::INVALID_FIELD_IN_COMMAND);
+        return Err(NvmeStatus::INVALID_FIELD_IN_COMMAND);
     }
-    let of_nvm = || if csi == CSI_NVM { Ok(()) } else { Err(Status::INVALID_FIELD_IN_COMMAND) };
+    let of_nvm = || if csi == CSI_NVM { Ok(()) } else { Err(NvmeStatus::INVALID_FIELD_IN_COMMAND) };
     match cns {
         Cns::CONTROLLER => Ok(controller(subsystem, view, asker).as_bytes().to_vec()),
         Cns::NAMESPACE | Cns::ALLOCATED_NAMESPACE => match find(view, nsid) {
@@ -68,15 +68,15 @@ pub(super) fn page(
             page.first_mut().into_iter().for_each(|first| *first = 1);
             Ok(page)
         }
-        _ => Err(Status::INVALID_FIELD_IN_COMMAND),
+        _ => Err(NvmeStatus::INVALID_FIELD_IN_COMMAND),
     }
 }
 
-fn find(view: &View, nsid: u32) -> Result<&Namespace, Status> {
-    view.namespace(nsid).ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)
+fn find(view: &NamespaceView, nsid: u32) -> Result<&Namespace, NvmeStatus> {
+    view.namespace(nsid).ok_or(NvmeStatus::INVALID_NAMESPACE_OR_FORMAT)
 }
 
-fn controller(subsystem: &Subsystem, view: &View, asker: &Asker<'_>) -> IdentifyController {
+fn controller(subsystem: &Subsystem, view: &NamespaceView, asker: &Asker<'_>) -> IdentifyController {
     let mut page = IdentifyController {
         sn: text(&subsystem.serial),
         mn: text(&subsystem.model),
@@ -212,9 +212,9 @@ fn rescap(namespace: &Namespace) -> u8 {
 }
 
 /// Identifiers above `nsid`.
-fn list(view: &View, nsid: u32) -> Result<Vec<u8>, Status> {
+fn list(view: &NamespaceView, nsid: u32) -> Result<Vec<u8>, NvmeStatus> {
     if nsid >= NSID_ALL.saturating_sub(1) {
-        return Err(Status::INVALID_NAMESPACE_OR_FORMAT);
+        return Err(NvmeStatus::INVALID_NAMESPACE_OR_FORMAT);
     }
     let above = view.iter().map(|namespace| namespace.nsid).filter(|&other| other > nsid);
     let mut page: Vec<u8> = above.take(NAMESPACE_LIST_MAX).flat_map(u32::to_le_bytes).collect();

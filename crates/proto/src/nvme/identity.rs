@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 /// The identifiers of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Identity {
+pub struct NamespaceIdentity {
     /// Namespace globally unique identifier.
     pub nguid: [u8; 16],
     /// IEEE extended unique identifier, if it has one.
@@ -28,25 +28,25 @@ pub struct GivenIdentity {
     pub uuid: Option<[u8; 16]>,
 }
 
-impl Identity {
+impl NamespaceIdentity {
     /// The identifiers of a namespace with that UUID. An EUI64 has an organization's number in it
     /// and 40 bits, too few for a hash, so that only a config file gives one.
     #[must_use]
-    pub fn of(uuid: VolumeUuid) -> Identity {
-        Identity { nguid: uuid.to_bytes(), eui64: None, uuid: uuid.to_bytes() }
+    pub fn of(uuid: VolumeUuid) -> NamespaceIdentity {
+        NamespaceIdentity { nguid: uuid.to_bytes(), eui64: None, uuid: uuid.to_bytes() }
     }
 
     /// The same but for what is given. Of NGUID and UUID one that is given makes the other, so that two machines that
     /// serve the same namespace have to be told one.
     #[must_use]
-    pub fn given(self, given: &GivenIdentity) -> Identity {
+    pub fn given(self, given: &GivenIdentity) -> NamespaceIdentity {
         let nguid = given.nguid.or(given.uuid).unwrap_or(self.nguid);
         let uuid = given.uuid.or(given.nguid.map(hashed_uuid)).unwrap_or(self.uuid);
-        Identity { nguid, eui64: given.eui64.or(self.eui64), uuid }
+        NamespaceIdentity { nguid, eui64: given.eui64.or(self.eui64), uuid }
     }
 
     /// Whether both have an identifier that only one may have.
-    pub(super) fn clashes_with(&self, other: &Identity) -> bool {
+    pub(super) fn clashes_with(&self, other: &NamespaceIdentity) -> bool {
         self.nguid == other.nguid
             || self.uuid == other.uuid
             || self.eui64.is_some_and(|own| other.eui64 == Some(own))
@@ -75,12 +75,12 @@ mod tests {
 
     #[test]
     fn identifiers_that_are_given_take_the_place_of_those_that_are_made() {
-        let own = Identity::of(VolumeUuid::of_texts(&["a"]));
-        assert!(!own.clashes_with(&Identity::of(VolumeUuid::of_texts(&["b"]))));
+        let own = NamespaceIdentity::of(VolumeUuid::of_texts(&["a"]));
+        assert!(!own.clashes_with(&NamespaceIdentity::of(VolumeUuid::of_texts(&["b"]))));
         assert_eq!(own.given(&GivenIdentity::default()), own);
         let (nguid, eui64, uuid) = (Some([1; 16]), Some([2; 8]), Some([3; 16]));
         let all = own.given(&GivenIdentity { nguid, eui64, uuid });
-        assert_eq!(all, Identity { nguid: [1; 16], eui64, uuid: [3; 16] });
+        assert_eq!(all, NamespaceIdentity { nguid: [1; 16], eui64, uuid: [3; 16] });
         let of_nguid = own.given(&GivenIdentity { nguid, ..GivenIdentity::default() });
         assert_eq!(of_nguid.uuid, hashed_uuid([1; 16]));
         let of_uuid = own.given(&GivenIdentity { uuid, ..GivenIdentity::default() });

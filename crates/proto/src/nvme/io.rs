@@ -8,12 +8,12 @@
 //! [`Admissions`]: crate::served::Admissions
 
 use super::fused::CompareAndWrite;
-use super::ranges::{COPY_MAX_RANGES, Copying, Ranges};
+use super::ranges::{COPY_MAX_RANGES, Copying, DeallocateRanges};
 use super::reservation::Reserving;
 use super::status::of_io_error;
-use super::subsystem::{Namespace, Subsystem, View};
-use super::traffic::Counts;
-use super::{MAX_DATA, Outcome};
+use super::subsystem::{Namespace, Subsystem, NamespaceView};
+use super::traffic::QueueCounts;
+use super::{MAX_DATA, NvmeOutcome};
 use crate::exports::VolumeId;
 use crate::scsi::bytes::first_difference;
 use crate::served::Registrant;
@@ -23,7 +23,7 @@ use blockmux_wire::nvme::nvm::{
     CopyFormat, CopySource, DEAC, DSM_DEALLOCATE, DsmRange, FUA, NLB_MASK, NR_MASK, PRINFO_MASK, copy_format,
 };
 use blockmux_wire::nvme::opcode::NvmOpcode;
-use blockmux_wire::nvme::status::Status;
+use blockmux_wire::nvme::status::NvmeStatus;
 use blockmux_wire::nvme::{NSID_ALL, Sqe};
 use std::collections::VecDeque;
 
@@ -33,12 +33,12 @@ pub(crate) struct IoCommand {
     /// In bytes.
     offset: u64,
     len: u64,
-    kind: Kind,
+    kind: IoCommandKind,
     /// The I/O in flight, or that waits.
     now: Op,
 }
 
-enum Kind {
+enum IoCommandKind {
     Read {
         /// Flush before: what is read has to be on stable storage.
         flush: bool,
@@ -52,7 +52,7 @@ enum Kind {
     FlushAll(Vec<VolumeId>),
     Compare(SgList),
     Verify,
-    Deallocate(Box<Ranges>),
+    Deallocate(Box<DeallocateRanges>),
     Copy(Box<Copying>),
     Reserve(Box<Reserving>),
     /// With the Compare that goes before it.
@@ -68,18 +68,18 @@ pub(crate) struct Origin {
 }
 
 /// What a command does next.
-pub(crate) enum Step {
+pub(crate) enum IoStep {
     /// This I/O, then `on_io`.
-    Io(Wanted),
+    Io(IoRequest),
     /// Something else has to be over first: `resume` in a while.
     Wait,
     /// It is over.
-    Done(Outcome),
+    Done(NvmeOutcome),
 }
 
 /// An I/O that a command wants.
 #[derive(Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct IoRequest {
     pub(crate) volume: VolumeId,
     pub(crate) op: Op,
     pub(crate) offset: u64,
@@ -96,28 +96,28 @@ impl IoCommand {
     #[inline]
     pub(crate) fn parse(
         subsystem: &Subsystem,
-        view: &View,
+        view: &NamespaceView,
         origin: &Origin,
         sqe: &Sqe,
-    ) -> Result<IoCommand, Status> {
+    ) -> Result<IoCommand, NvmeStatus> {
         let opcode = NvmOpcode(sqe.opcode);
         if opcode == NvmOpcode::FLUSH && sqe.nsid.get() == NSID_ALL {
             let volumes = view.iter().map(|namespace| namespace.volume).collect();
-            return Ok(IoCommand::new(VolumeId(0), (0, 0), Kind::FlushAll(volumes)));
+            return Ok(IoCommand::new(VolumeId(0), (0, 0), IoCommandKind::FlushAll(volumes)));
         }
-        let namespace = view.namespace(sqe.nsid.get()).ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)?;
+        let namespace = view.namespace(sqe.nsid.get()).ok_or(NvmeStatus::INVALID_NAMESPACE_OR_FORMAT)?;
         reach(subsystem, namespace, origin.port)?;
         let (volume, flags) = (namespace.volume, sqe.cdw12.get());
         let fua = flags & FUA != 0;
         let kind = match opcode {
-            NvmOpcode::READ => Kind::Read { flush: fua && namespace.has_cache },
-            NvmOpcode::WRITE => Kind::Write { fua },
-            NvmOpcode::FLUSH => return Ok(IoCommand::new(volume, (0, 0), Kind::Plain(Op::Flush))),
-            NvmOpcode::COMPARE => Kind::Compare(SgList::default()),
-            NvmOpcode::VERIFY => Kind::Verify,
+            NvmOpcode::READ => IoCommandKind::Read { flush: fua && namespace.has_cache },
+            NvmOpcode::WRITE => IoCommandKind::Write { fua },
+            NvmOpcode::FLUSH => return Ok(IoCommand::new(volume, (0, 0), IoCommandKind::Plain(Op::Flush))),
+            NvmOpcode::COMPARE => IoCommandKind::Compare(SgList::default()),
+            NvmOpcode::VERIFY => IoCommandKind::Verify,
             NvmOpcode::WRITE_ZEROES => {
                 let may_unmap = flags & DEAC != 0 && namespace.zeroes_deallocated;
-                Kind::Plain(Op::WriteZeroes { fua, may_unmap, only_fast: false })
+                IoCommandKind::Plain(Op::WriteZeroes { fua, may_unmap, only_fast: false })
             }
             NvmOpcode::DATASET_MANAGEMENT => return Ok(IoCommand::deallocation(namespace, sqe)),
             NvmOpcode::COPY => return IoCommand::copying(namespace, sqe),
@@ -126,44 +126,44 @@ impl IoCommand {
             | NvmOpcode::RESERVATION_RELEASE
             | NvmOpcode::RESERVATION_REPORT => {
                 let reserving = Box::new(Reserving::parse(namespace, &origin.who, sqe)?);
-                return Ok(IoCommand::new(volume, (0, 0), Kind::Reserve(reserving)));
+                return Ok(IoCommand::new(volume, (0, 0), IoCommandKind::Reserve(reserving)));
             }
-            _ => return Err(Status::INVALID_COMMAND_OPCODE),
+            _ => return Err(NvmeStatus::INVALID_COMMAND_OPCODE),
         };
         if flags & PRINFO_MASK != 0 {
             // No namespace has protection information.
-            return Err(Status::INVALID_FIELD_IN_COMMAND);
+            return Err(NvmeStatus::INVALID_FIELD_IN_COMMAND);
         }
         let blocks = u64::from(flags & NLB_MASK).saturating_add(1);
-        let moves_data = !matches!(kind, Kind::Plain(_));
+        let moves_data = !matches!(kind, IoCommandKind::Plain(_));
         if moves_data && blocks > max_blocks(namespace.block_shift) {
-            return Err(Status::INVALID_FIELD_IN_COMMAND);
+            return Err(NvmeStatus::INVALID_FIELD_IN_COMMAND);
         }
         let range = bytes(sqe.slba(), blocks, namespace.block_shift, namespace.info().size)?;
         let command = IoCommand::new(volume, range, kind);
-        if namespace.read_only && matches!(command.kind, Kind::Write { .. } | Kind::Plain(_)) {
-            return Err(Status::NAMESPACE_IS_WRITE_PROTECTED);
+        if namespace.read_only && matches!(command.kind, IoCommandKind::Write { .. } | IoCommandKind::Plain(_)) {
+            return Err(NvmeStatus::NAMESPACE_IS_WRITE_PROTECTED);
         }
         Ok(command)
     }
 
     /// Makes a Write one with the Compare `first`, which came before it. Both have to be of the same blocks.
-    pub(crate) fn fuse(&mut self, view: &View, sqe: &Sqe, first: &IoCommand) -> Result<(), Status> {
-        let namespace = view.namespace(sqe.nsid.get()).ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)?;
+    pub(crate) fn fuse(&mut self, view: &NamespaceView, sqe: &Sqe, first: &IoCommand) -> Result<(), NvmeStatus> {
+        let namespace = view.namespace(sqe.nsid.get()).ok_or(NvmeStatus::INVALID_NAMESPACE_OR_FORMAT)?;
         let range = (self.offset, self.len);
         let is_same = self.volume == first.volume && range == (first.offset, first.len);
         match self.kind {
-            Kind::Write { fua } if is_same => {
-                self.kind = Kind::FusedWrite(Box::new(CompareAndWrite::new(namespace, range, fua)));
+            IoCommandKind::Write { fua } if is_same => {
+                self.kind = IoCommandKind::FusedWrite(Box::new(CompareAndWrite::new(namespace, range, fua)));
                 Ok(())
             }
-            _ => Err(Status::INVALID_FIELD_IN_COMMAND),
+            _ => Err(NvmeStatus::INVALID_FIELD_IN_COMMAND),
         }
     }
 
     /// Whether it can be the first of a fused operation.
     pub(crate) fn is_compare(&self) -> bool {
-        matches!(self.kind, Kind::Compare(_))
+        matches!(self.kind, IoCommandKind::Compare(_))
     }
 
     /// Of its I/O.
@@ -176,7 +176,7 @@ impl IoCommand {
         self.volume == volume
     }
 
-    fn new(volume: VolumeId, (offset, len): (u64, u64), kind: Kind) -> IoCommand {
+    fn new(volume: VolumeId, (offset, len): (u64, u64), kind: IoCommandKind) -> IoCommand {
         IoCommand { volume, offset, len, kind, now: Op::Flush }
     }
 
@@ -189,34 +189,34 @@ impl IoCommand {
         // The other attributes are hints, which need nothing done.
         let asks = sqe.cdw11.get() & DSM_DEALLOCATE != 0 && !namespace.read_only;
         let count = (sqe.cdw10.get() & NR_MASK) as usize;
-        let ranges = Ranges {
+        let ranges = DeallocateRanges {
             left: VecDeque::new(),
             count: count.saturating_add(1),
             op: if asks { op } else { Op::Prefetch },
             shift: namespace.block_shift,
             size: namespace.info().size,
         };
-        IoCommand::new(namespace.volume, (0, 0), Kind::Deallocate(Box::new(ranges)))
+        IoCommand::new(namespace.volume, (0, 0), IoCommandKind::Deallocate(Box::new(ranges)))
     }
 
-    fn copying(namespace: &Namespace, sqe: &Sqe) -> Result<IoCommand, Status> {
+    fn copying(namespace: &Namespace, sqe: &Sqe) -> Result<IoCommand, NvmeStatus> {
         let flags = sqe.cdw12.get();
         let count = ((flags & NR_MASK) as usize).saturating_add(1);
         if copy_format(flags) != CopyFormat::FORMAT_0 {
-            return Err(Status::INVALID_FIELD_IN_COMMAND);
+            return Err(NvmeStatus::INVALID_FIELD_IN_COMMAND);
         }
         if namespace.read_only {
-            return Err(Status::NAMESPACE_IS_WRITE_PROTECTED);
+            return Err(NvmeStatus::NAMESPACE_IS_WRITE_PROTECTED);
         }
         if count > COPY_MAX_RANGES {
-            return Err(Status::COMMAND_SIZE_LIMIT_EXCEEDED);
+            return Err(NvmeStatus::COMMAND_SIZE_LIMIT_EXCEEDED);
         }
         let (shift, size) = (namespace.block_shift, namespace.info().size);
         let (offset, _) = bytes(sqe.slba(), 0, shift, size)?;
         let room = size.saturating_sub(offset);
         let fua = flags & FUA != 0;
         let copying = Copying { left: VecDeque::new(), count, copied: 0, fua, shift, size, room };
-        Ok(IoCommand::new(namespace.volume, (offset, 0), Kind::Copy(Box::new(copying))))
+        Ok(IoCommand::new(namespace.volume, (offset, 0), IoCommandKind::Copy(Box::new(copying))))
     }
 
     /// The data that the host sends, in bytes, if `told` is what it says. A list of ranges or keys may be in a larger
@@ -226,10 +226,10 @@ impl IoCommand {
         let list = |len: usize| if len > 0 { told.min(LONGEST_LIST).max(len) } else { 0 };
         match &self.kind {
             // At most MAX_DATA, as was checked.
-            Kind::Write { .. } | Kind::Compare(_) | Kind::FusedWrite(_) => self.len as usize,
-            Kind::Deallocate(ranges) => list(ranges.count.saturating_mul(size_of::<DsmRange>())),
-            Kind::Copy(copying) => list(copying.count.saturating_mul(size_of::<CopySource>())),
-            Kind::Reserve(reserving) => list(reserving.data_out()),
+            IoCommandKind::Write { .. } | IoCommandKind::Compare(_) | IoCommandKind::FusedWrite(_) => self.len as usize,
+            IoCommandKind::Deallocate(ranges) => list(ranges.count.saturating_mul(size_of::<DsmRange>())),
+            IoCommandKind::Copy(copying) => list(copying.count.saturating_mul(size_of::<CopySource>())),
+            IoCommandKind::Reserve(reserving) => list(reserving.data_out()),
             _ => 0,
         }
     }
@@ -238,124 +238,124 @@ impl IoCommand {
     #[inline]
     pub(crate) fn data_in(&self) -> usize {
         match &self.kind {
-            Kind::Read { .. } => self.len as usize,
-            Kind::Reserve(reserving) => reserving.data_in(),
+            IoCommandKind::Read { .. } => self.len as usize,
+            IoCommandKind::Reserve(reserving) => reserving.data_in(),
             _ => 0,
         }
     }
 
     /// Its data is here: the first step.
     #[inline]
-    pub(crate) fn begin(&mut self, data: SgList) -> Step {
+    pub(crate) fn begin(&mut self, data: SgList) -> IoStep {
         match &mut self.kind {
-            Kind::Read { flush: false } => self.io(Op::Read, None),
-            Kind::Read { flush: true } => self.io(Op::Flush, None),
-            Kind::Write { fua } => {
+            IoCommandKind::Read { flush: false } => self.io(Op::Read, None),
+            IoCommandKind::Read { flush: true } => self.io(Op::Flush, None),
+            IoCommandKind::Write { fua } => {
                 let fua = *fua;
                 self.io(Op::Write { fua }, Some(data))
             }
-            Kind::Plain(op) => {
+            IoCommandKind::Plain(op) => {
                 let op = *op;
                 self.io(op, None)
             }
-            Kind::FlushAll(_) => self.flush_next(),
-            Kind::Compare(expected) => {
+            IoCommandKind::FlushAll(_) => self.flush_next(),
+            IoCommandKind::Compare(expected) => {
                 *expected = data;
                 self.io(Op::Read, None)
             }
-            Kind::Verify => self.io(Op::Read, None),
-            Kind::Deallocate(ranges) => match ranges.read(&data) {
+            IoCommandKind::Verify => self.io(Op::Read, None),
+            IoCommandKind::Deallocate(ranges) => match ranges.read(&data) {
                 Ok(()) => self.deallocate_next(),
-                Err(status) => Step::Done(Outcome::failure(status)),
+                Err(status) => IoStep::Done(NvmeOutcome::failure(status)),
             },
-            Kind::Copy(copying) => match copying.read(&data) {
+            IoCommandKind::Copy(copying) => match copying.read(&data) {
                 Ok(()) => self.copy_next(),
-                Err(status) => Step::Done(Outcome::failure(status)),
+                Err(status) => IoStep::Done(NvmeOutcome::failure(status)),
             },
-            Kind::Reserve(reserving) => reserving.begin(&data),
+            IoCommandKind::Reserve(reserving) => reserving.begin(&data),
             // It has no data of its own to begin with.
-            Kind::FusedWrite(_) => Step::Done(Outcome::failure(Status::INTERNAL_ERROR)),
+            IoCommandKind::FusedWrite(_) => IoStep::Done(NvmeOutcome::failure(NvmeStatus::INTERNAL_ERROR)),
         }
     }
 
     /// The data of both halves of a fused operation is here: the first step.
-    pub(crate) fn begin_fused(&mut self, expected: SgList, data: SgList) -> Step {
+    pub(crate) fn begin_fused(&mut self, expected: SgList, data: SgList) -> IoStep {
         match &mut self.kind {
-            Kind::FusedWrite(both) => both.begin(expected, data),
-            _ => Step::Done(Outcome::failure(Status::INTERNAL_ERROR)),
+            IoCommandKind::FusedWrite(both) => both.begin(expected, data),
+            _ => IoStep::Done(NvmeOutcome::failure(NvmeStatus::INTERNAL_ERROR)),
         }
     }
 
     /// What the halves of a fused operation end with, if it ends so.
-    pub(crate) fn fused_outcomes(&self, outcome: &Outcome) -> (Outcome, Outcome) {
+    pub(crate) fn fused_outcomes(&self, outcome: &NvmeOutcome) -> (NvmeOutcome, NvmeOutcome) {
         match &self.kind {
-            Kind::FusedWrite(both) => both.outcomes(outcome),
-            _ => (Outcome::failure(Status::INTERNAL_ERROR), outcome.clone()),
+            IoCommandKind::FusedWrite(both) => both.outcomes(outcome),
+            _ => (NvmeOutcome::failure(NvmeStatus::INTERNAL_ERROR), outcome.clone()),
         }
     }
 
     /// Asks again whether it can go on.
-    pub(crate) fn resume(&mut self) -> Step {
+    pub(crate) fn resume(&mut self) -> IoStep {
         match &mut self.kind {
-            Kind::Reserve(reserving) => reserving.resume(),
-            Kind::FusedWrite(both) => both.resume(),
-            _ => Step::Wait,
+            IoCommandKind::Reserve(reserving) => reserving.resume(),
+            IoCommandKind::FusedWrite(both) => both.resume(),
+            _ => IoStep::Wait,
         }
     }
 
     /// How a command ends that ends so before it is done: Copy tells the first source range that was not copied (NVM
     /// Command Set 1.0 §3.2.2).
-    pub(crate) fn unfinished(&self, outcome: Outcome) -> Outcome {
+    pub(crate) fn unfinished(&self, outcome: NvmeOutcome) -> NvmeOutcome {
         match &self.kind {
-            Kind::Copy(copying) => Outcome { result: copying.copied, ..outcome },
+            IoCommandKind::Copy(copying) => NvmeOutcome { result: copying.copied, ..outcome },
             _ => outcome,
         }
     }
 
     /// Counts what it has done.
     #[inline]
-    pub(crate) fn count(&self, outcome: &Outcome, counts: &Counts) {
+    pub(crate) fn count(&self, outcome: &NvmeOutcome, counts: &QueueCounts) {
         if !outcome.status.is_success() {
-            if matches!(outcome.status.status(), Status::WRITE_FAULT | Status::UNRECOVERED_READ_ERROR) {
+            if matches!(outcome.status.status(), NvmeStatus::WRITE_FAULT | NvmeStatus::UNRECOVERED_READ_ERROR) {
                 counts.failed();
             }
             return;
         }
         match self.kind {
-            Kind::Read { .. } | Kind::Compare(_) => counts.read(self.len),
-            Kind::Write { .. } | Kind::FusedWrite(_) => counts.wrote(self.len),
+            IoCommandKind::Read { .. } | IoCommandKind::Compare(_) => counts.read(self.len),
+            IoCommandKind::Write { .. } | IoCommandKind::FusedWrite(_) => counts.wrote(self.len),
             _ => {}
         }
     }
 
     /// Its I/O is over: the next step.
     #[inline]
-    pub(crate) fn on_io(&mut self, result: Result<Output, IoError>) -> Step {
-        if let Kind::FusedWrite(both) = &mut self.kind {
+    pub(crate) fn on_io(&mut self, result: Result<Output, IoError>) -> IoStep {
+        if let IoCommandKind::FusedWrite(both) = &mut self.kind {
             return both.on_io(result);
         }
         let output = match result {
             Ok(output) => output,
             // What cannot be deallocated stays: it is a hint.
-            Err(IoError::Unsupported) if matches!(self.kind, Kind::Deallocate(_)) => Output::Nothing,
-            Err(error) => return Step::Done(self.unfinished(of_io_error(error, self.now))),
+            Err(IoError::Unsupported) if matches!(self.kind, IoCommandKind::Deallocate(_)) => Output::Nothing,
+            Err(error) => return IoStep::Done(self.unfinished(of_io_error(error, self.now))),
         };
         match &mut self.kind {
-            Kind::Read { .. } if self.now == Op::Flush => self.io(Op::Read, None),
-            Kind::Read { .. } => self.read_is_here(output.into_data()),
-            Kind::Write { .. } | Kind::Plain(_) | Kind::Verify | Kind::Reserve(_) | Kind::FusedWrite(_) => {
-                Step::Done(Outcome::success(0))
+            IoCommandKind::Read { .. } if self.now == Op::Flush => self.io(Op::Read, None),
+            IoCommandKind::Read { .. } => self.read_is_here(output.into_data()),
+            IoCommandKind::Write { .. } | IoCommandKind::Plain(_) | IoCommandKind::Verify | IoCommandKind::Reserve(_) | IoCommandKind::FusedWrite(_) => {
+                IoStep::Done(NvmeOutcome::success(0))
             }
-            Kind::FlushAll(_) => self.flush_next(),
-            Kind::Compare(expected) => Step::Done(compare(&output.into_data(), expected)),
-            Kind::Deallocate(_) => self.deallocate_next(),
-            Kind::Copy(copying) if self.now == Op::Read => {
+            IoCommandKind::FlushAll(_) => self.flush_next(),
+            IoCommandKind::Compare(expected) => IoStep::Done(compare(&output.into_data(), expected)),
+            IoCommandKind::Deallocate(_) => self.deallocate_next(),
+            IoCommandKind::Copy(copying) if self.now == Op::Read => {
                 let fua = copying.fua;
                 let data = output.into_data();
                 self.len = data.len() as u64;
                 self.io(Op::Write { fua }, Some(data))
             }
-            Kind::Copy(copying) => {
+            IoCommandKind::Copy(copying) => {
                 copying.copied = copying.copied.saturating_add(1);
                 self.offset = self.offset.saturating_add(self.len);
                 self.copy_next()
@@ -364,38 +364,38 @@ impl IoCommand {
     }
 
     #[inline]
-    fn read_is_here(&self, data: SgList) -> Step {
+    fn read_is_here(&self, data: SgList) -> IoStep {
         if data.len() as u64 != self.len {
             // A volume that answers with another length must not put the host out of step.
-            return Step::Done(Outcome::failure(Status::INTERNAL_ERROR));
+            return IoStep::Done(NvmeOutcome::failure(NvmeStatus::INTERNAL_ERROR));
         }
-        Step::Done(Outcome::data(data, 0))
+        IoStep::Done(NvmeOutcome::data(data, 0))
     }
 
     #[inline]
-    fn io(&mut self, op: Op, data: Option<SgList>) -> Step {
+    fn io(&mut self, op: Op, data: Option<SgList>) -> IoStep {
         self.now = op;
         let (offset, len) = if op == Op::Flush { (0, 0) } else { (self.offset, self.len) };
-        let is_flush = matches!(self.kind, Kind::Plain(Op::Flush) | Kind::FlushAll(_));
+        let is_flush = matches!(self.kind, IoCommandKind::Plain(Op::Flush) | IoCommandKind::FlushAll(_));
         let needs_write = is_flush || op.is_write();
-        Step::Io(Wanted { volume: self.volume, op, offset, len, data, needs_write, is_alone: false })
+        IoStep::Io(IoRequest { volume: self.volume, op, offset, len, data, needs_write, is_alone: false })
     }
 
-    fn flush_next(&mut self) -> Step {
-        let Kind::FlushAll(volumes) = &mut self.kind else { return Step::Done(Outcome::success(0)) };
+    fn flush_next(&mut self) -> IoStep {
+        let IoCommandKind::FlushAll(volumes) = &mut self.kind else { return IoStep::Done(NvmeOutcome::success(0)) };
         match volumes.pop() {
             Some(volume) => {
                 self.volume = volume;
                 self.io(Op::Flush, None)
             }
-            None => Step::Done(Outcome::success(0)),
+            None => IoStep::Done(NvmeOutcome::success(0)),
         }
     }
 
-    fn deallocate_next(&mut self) -> Step {
-        let Kind::Deallocate(ranges) = &mut self.kind else { return Step::Done(Outcome::success(0)) };
+    fn deallocate_next(&mut self) -> IoStep {
+        let IoCommandKind::Deallocate(ranges) = &mut self.kind else { return IoStep::Done(NvmeOutcome::success(0)) };
         match (ranges.left.pop_front(), ranges.op) {
-            (None, _) | (_, Op::Prefetch) => Step::Done(Outcome::success(0)),
+            (None, _) | (_, Op::Prefetch) => IoStep::Done(NvmeOutcome::success(0)),
             (Some((offset, len)), op) => {
                 (self.offset, self.len) = (offset, len);
                 self.io(op, None)
@@ -403,12 +403,12 @@ impl IoCommand {
         }
     }
 
-    fn copy_next(&mut self) -> Step {
-        let Kind::Copy(copying) = &mut self.kind else { return Step::Done(Outcome::success(0)) };
-        let Some((offset, len)) = copying.left.pop_front() else { return Step::Done(Outcome::success(0)) };
+    fn copy_next(&mut self) -> IoStep {
+        let IoCommandKind::Copy(copying) = &mut self.kind else { return IoStep::Done(NvmeOutcome::success(0)) };
+        let Some((offset, len)) = copying.left.pop_front() else { return IoStep::Done(NvmeOutcome::success(0)) };
         self.now = Op::Read;
         let (volume, op) = (self.volume, Op::Read);
-        Step::Io(Wanted { volume, op, offset, len, data: None, needs_write: false, is_alone: false })
+        IoStep::Io(IoRequest { volume, op, offset, len, data: None, needs_write: false, is_alone: false })
     }
 }
 
@@ -420,34 +420,34 @@ pub(super) fn max_blocks(shift: u32) -> u64 {
 
 /// Blocks as offset and length in bytes, if a namespace of that size in bytes has them.
 #[inline]
-pub(super) fn bytes(slba: u64, blocks: u64, shift: u32, size: u64) -> Result<(u64, u64), Status> {
+pub(super) fn bytes(slba: u64, blocks: u64, shift: u32, size: u64) -> Result<(u64, u64), NvmeStatus> {
     let end = slba.checked_add(blocks).filter(|&end| end <= size.wrapping_shr(shift));
-    end.ok_or(Status::LBA_OUT_OF_RANGE)?;
+    end.ok_or(NvmeStatus::LBA_OUT_OF_RANGE)?;
     Ok((slba.wrapping_shl(shift), blocks.wrapping_shl(shift)))
 }
 
 /// Whether a port leads to the namespace now.
 #[inline]
-pub(super) fn reach(subsystem: &Subsystem, namespace: &Namespace, port: u16) -> Result<(), Status> {
+pub(super) fn reach(subsystem: &Subsystem, namespace: &Namespace, port: u16) -> Result<(), NvmeStatus> {
     if namespace.ana_group == 0 {
         return Ok(());
     }
     match subsystem.ana.state(namespace.ana_group, port) {
         AnaState::OPTIMIZED | AnaState::NON_OPTIMIZED => Ok(()),
-        AnaState::CHANGE => Err(Status::ASYMMETRIC_ACCESS_TRANSITION),
-        AnaState::PERSISTENT_LOSS => Err(Status::ASYMMETRIC_ACCESS_PERSISTENT_LOSS),
-        _ => Err(Status::ASYMMETRIC_ACCESS_INACCESSIBLE),
+        AnaState::CHANGE => Err(NvmeStatus::ASYMMETRIC_ACCESS_TRANSITION),
+        AnaState::PERSISTENT_LOSS => Err(NvmeStatus::ASYMMETRIC_ACCESS_PERSISTENT_LOSS),
+        _ => Err(NvmeStatus::ASYMMETRIC_ACCESS_INACCESSIBLE),
     }
 }
 
 /// What Compare ends with.
-pub(super) fn compare(read: &SgList, expected: &SgList) -> Outcome {
+pub(super) fn compare(read: &SgList, expected: &SgList) -> NvmeOutcome {
     if read.len() != expected.len() {
-        return Outcome::failure(Status::INTERNAL_ERROR);
+        return NvmeOutcome::failure(NvmeStatus::INTERNAL_ERROR);
     }
     match first_difference(read, expected) {
-        Some(_) => Outcome::failure(Status::COMPARE_FAILURE),
-        None => Outcome::success(0),
+        Some(_) => NvmeOutcome::failure(NvmeStatus::COMPARE_FAILURE),
+        None => NvmeOutcome::success(0),
     }
 }
 

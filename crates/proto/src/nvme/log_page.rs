@@ -2,13 +2,13 @@
 
 use super::errors::ErrorLog;
 use super::events::Events;
-use super::subsystem::{Subsystem, View};
-use super::{MAX_DATA, Outcome};
+use super::subsystem::{Subsystem, NamespaceView};
+use super::{MAX_DATA, NvmeOutcome};
 use blockmux_volume::Seg;
 use blockmux_wire::nvme::feature::FeatureId;
 use blockmux_wire::nvme::log::*;
 use blockmux_wire::nvme::opcode::{AdminOpcode, NvmOpcode};
-use blockmux_wire::nvme::status::Status;
+use blockmux_wire::nvme::status::NvmeStatus;
 use blockmux_wire::nvme::{NSID_ALL, Sqe};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -19,17 +19,17 @@ pub(super) fn is_for_one_namespace(sqe: &Sqe) -> bool {
 
 /// The part of a page that the command asks for. `discovery` makes the discovery log.
 pub(super) fn part(
-    (subsystem, view): (&Subsystem, &View),
+    (subsystem, view): (&Subsystem, &NamespaceView),
     (events, errors): (&mut Events, &ErrorLog),
     has_feature: &dyn Fn(FeatureId) -> bool,
     (port, sqe): (u16, &Sqe),
     discovery: &dyn Fn() -> Vec<u8>,
-) -> Outcome {
+) -> NvmeOutcome {
     let wanted = wanted_len(sqe.cdw10.get(), sqe.cdw11.get());
     let offset = u64::from(sqe.cdw13.get()) << 32 | u64::from(sqe.cdw12.get());
     // No page is one namespace's.
     if is_for_one_namespace(sqe) || wanted > MAX_DATA as u64 || offset % 4 != 0 || sqe.cdw14.get() & OT != 0 {
-        return Outcome::failure(Status::INVALID_FIELD_IN_COMMAND);
+        return NvmeOutcome::failure(NvmeStatus::INVALID_FIELD_IN_COMMAND);
     }
     // The low byte.
     let lid = LogPage(sqe.cdw10.get() as u8);
@@ -47,14 +47,14 @@ pub(super) fn part(
         _ => page(subsystem, lid),
     };
     let Some(page) = page else {
-        return Outcome::failure(Status::INVALID_LOG_PAGE);
+        return NvmeOutcome::failure(NvmeStatus::INVALID_LOG_PAGE);
     };
     let begin = usize::try_from(offset).unwrap_or(usize::MAX);
     let Some(rest) = page.get(begin..) else {
-        return Outcome::failure(Status::INVALID_FIELD_IN_COMMAND);
+        return NvmeOutcome::failure(NvmeStatus::INVALID_FIELD_IN_COMMAND);
     };
     if !sqe.dptr.is_transport() || u64::from(sqe.dptr.length.get()) < wanted {
-        return Outcome::failure(Status::DATA_SGL_LENGTH_INVALID);
+        return NvmeOutcome::failure(NvmeStatus::DATA_SGL_LENGTH_INVALID);
     }
     // Only now, as the host gets it. What has changed since the page was made is an event that was not read yet, and is
     // told again.
@@ -64,7 +64,7 @@ pub(super) fn part(
     let mut part = rest.to_vec();
     // At most MAX_DATA; what is beyond the page is zeroes.
     part.resize(wanted as usize, 0);
-    Outcome::data(Seg::from_slice(&part).into(), 0)
+    NvmeOutcome::data(Seg::from_slice(&part).into(), 0)
 }
 
 /// A page that reading does not change.

@@ -47,7 +47,7 @@ pub(crate) mod traffic;
 
 pub use association::HangUp;
 pub use event_queue::Notifier;
-pub(crate) use outcome::Outcome;
+pub(crate) use outcome::NvmeOutcome;
 
 /// MDTS: the most data of one command, in bytes.
 pub(crate) const MAX_DATA: usize = 4096 << MDTS;

@@ -2,11 +2,11 @@
 
 use blockmux_volume::SgList;
 use blockmux_wire::nvme::Cqe;
-use blockmux_wire::nvme::status::{Status, StatusField};
+use blockmux_wire::nvme::status::{NvmeStatus, StatusField};
 
 /// How a command ended.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct NvmeOutcome {
     pub(crate) status: StatusField,
     /// DW0 and DW1 of the completion.
     pub(crate) result: u64,
@@ -14,33 +14,33 @@ pub struct Outcome {
     pub(crate) data: SgList,
 }
 
-impl Outcome {
+impl NvmeOutcome {
     /// Success without data.
     #[inline]
-    pub(crate) fn success(result: u64) -> Outcome {
-        Outcome::data(SgList::default(), result)
+    pub(crate) fn success(result: u64) -> NvmeOutcome {
+        NvmeOutcome::data(SgList::default(), result)
     }
 
     /// Success with data.
     #[inline]
-    pub(crate) fn data(data: SgList, result: u64) -> Outcome {
-        Outcome { status: StatusField::new(Status::SUCCESSFUL_COMPLETION), result, data }
+    pub(crate) fn data(data: SgList, result: u64) -> NvmeOutcome {
+        NvmeOutcome { status: StatusField::new(NvmeStatus::SUCCESSFUL_COMPLETION), result, data }
     }
 
     /// A failure that will be the same again.
-    pub(crate) fn failure(status: impl Into<Status>) -> Outcome {
-        Outcome { status: StatusField::final_one(status.into()), result: 0, data: SgList::default() }
+    pub(crate) fn failure(status: impl Into<NvmeStatus>) -> NvmeOutcome {
+        NvmeOutcome { status: StatusField::final_one(status.into()), result: 0, data: SgList::default() }
     }
 
     /// The end of a command that was not begun: where only the path is wrong, another try may find a better one.
-    pub(crate) fn refusal(status: Status) -> Outcome {
+    pub(crate) fn refusal(status: NvmeStatus) -> NvmeOutcome {
         const PATH: u16 = 3;
-        if status.0 >> 8 == PATH { Outcome::retry(status) } else { Outcome::failure(status) }
+        if status.0 >> 8 == PATH { NvmeOutcome::retry(status) } else { NvmeOutcome::failure(status) }
     }
 
     /// A failure that may not be the same again.
-    pub(crate) fn retry(status: Status) -> Outcome {
-        Outcome { status: StatusField::new(status), result: 0, data: SgList::default() }
+    pub(crate) fn retry(status: NvmeStatus) -> NvmeOutcome {
+        NvmeOutcome { status: StatusField::new(status), result: 0, data: SgList::default() }
     }
 
     /// The completion of the command with that CID. `sqhd` is `None` where SQ flow control is disabled.

@@ -7,7 +7,7 @@ use blockmux_wire::nvme::property::{
     CC_CSS_ALL, CC_CSS_SHIFT, CC_EN, CC_IOCQES_SHIFT, CC_IOSQES_SHIFT, CC_MPS_SHIFT, CC_SHN_SHIFT, CRTO,
     CSTS, CSTS_CFS, CSTS_RDY, CSTS_SHST_COMPLETE, CSTS_SHST_OCCURRING, CSTS_SHST_SHIFT, VS, version,
 };
-use blockmux_wire::nvme::status::Status;
+use blockmux_wire::nvme::status::NvmeStatus;
 
 /// The version of the specification that controllers keep to.
 pub(super) const VERSION: u32 = version(2, 0, 0);
@@ -29,7 +29,7 @@ impl Properties {
     }
 
     /// The value of a property of four or eight bytes.
-    pub(crate) fn get(&self, place: &AdminPlace, offset: u32, is_long: bool) -> Result<u64, Status> {
+    pub(crate) fn get(&self, place: &AdminPlace, offset: u32, is_long: bool) -> Result<u64, NvmeStatus> {
         match (offset, is_long) {
             (CAP, true) => Ok(CAPABILITIES),
             (VS, false) => Ok(VERSION.into()),
@@ -37,7 +37,7 @@ impl Properties {
             (CSTS, false) => Ok(self.status(place.has_queues()).into()),
             // In units of 500 ms, the low half.
             (CRTO, false) => Ok(TIMEOUT),
-            _ => Err(Status::INVALID_FIELD_IN_COMMAND),
+            _ => Err(NvmeStatus::INVALID_FIELD_IN_COMMAND),
         }
     }
 
@@ -48,9 +48,9 @@ impl Properties {
         offset: u32,
         is_long: bool,
         value: u64,
-    ) -> Result<(), Status> {
+    ) -> Result<(), NvmeStatus> {
         if (offset, is_long) != (CC, false) {
-            return Err(Status::INVALID_FIELD_IN_COMMAND);
+            return Err(NvmeStatus::INVALID_FIELD_IN_COMMAND);
         }
         let (old, new) = (self.cc, value as u32);
         self.cc = new;
@@ -175,12 +175,12 @@ mod tests {
         assert_eq!(properties.get(&place, CAP, true).unwrap() & 0xffff, 1023);
         assert_eq!(properties.get(&place, VS, false), Ok(0x20000));
         for (offset, is_long) in [(CAP, false), (VS, true), (CC, true), (0x10, false), (u32::MAX, false)] {
-            assert_eq!(properties.get(&place, offset, is_long), Err(Status::INVALID_FIELD_IN_COMMAND));
+            assert_eq!(properties.get(&place, offset, is_long), Err(NvmeStatus::INVALID_FIELD_IN_COMMAND));
         }
         for (offset, is_long) in [(CAP, true), (VS, false), (CC, true), (CSTS, false)] {
             assert_eq!(
                 properties.set(&place, offset, is_long, 1),
-                Err(Status::INVALID_FIELD_IN_COMMAND),
+                Err(NvmeStatus::INVALID_FIELD_IN_COMMAND),
                 "{offset:x}"
             );
         }

@@ -3,12 +3,12 @@
 use super::io::{bytes, max_blocks};
 use blockmux_volume::{Op, SgList};
 use blockmux_wire::nvme::nvm::{CopySource, DSM_MAX_RANGES, DsmRange};
-use blockmux_wire::nvme::status::Status;
+use blockmux_wire::nvme::status::NvmeStatus;
 use std::collections::VecDeque;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// What Dataset Management is to deallocate: offsets and lengths in bytes.
-pub(super) struct Ranges {
+pub(super) struct DeallocateRanges {
     pub(super) left: VecDeque<(u64, u64)>,
     pub(super) count: usize,
     pub(super) op: Op,
@@ -31,8 +31,8 @@ pub(super) struct Copying {
     pub(super) room: u64,
 }
 
-impl Ranges {
-    pub(super) fn read(&mut self, data: &SgList) -> Result<(), Status> {
+impl DeallocateRanges {
+    pub(super) fn read(&mut self, data: &SgList) -> Result<(), NvmeStatus> {
         for index in 0..self.count.min(DSM_MAX_RANGES) {
             let range: DsmRange = element(data, index)?;
             let (offset, len) = bytes(range.slba.get(), range.nlb.get().into(), self.shift, self.size)?;
@@ -45,15 +45,15 @@ impl Ranges {
 }
 
 impl Copying {
-    pub(super) fn read(&mut self, data: &SgList) -> Result<(), Status> {
+    pub(super) fn read(&mut self, data: &SgList) -> Result<(), NvmeStatus> {
         for index in 0..self.count {
             let source: CopySource = element(data, index)?;
             let blocks = u64::from(source.nlb.get()).saturating_add(1);
             if blocks > max_blocks(self.shift) {
-                return Err(Status::COMMAND_SIZE_LIMIT_EXCEEDED);
+                return Err(NvmeStatus::COMMAND_SIZE_LIMIT_EXCEEDED);
             }
             let range = bytes(source.slba.get(), blocks, self.shift, self.size)?;
-            self.room = self.room.checked_sub(range.1).ok_or(Status::LBA_OUT_OF_RANGE)?;
+            self.room = self.room.checked_sub(range.1).ok_or(NvmeStatus::LBA_OUT_OF_RANGE)?;
             self.left.push_back(range);
         }
         Ok(())
@@ -61,11 +61,11 @@ impl Copying {
 }
 
 /// The structure at that place of a list in the host's data.
-fn element<T: FromBytes + IntoBytes>(data: &SgList, index: usize) -> Result<T, Status> {
+fn element<T: FromBytes + IntoBytes>(data: &SgList, index: usize) -> Result<T, NvmeStatus> {
     let (len, mut element) = (size_of::<T>(), T::new_zeroed());
     let at = index.saturating_mul(len);
     if at.saturating_add(len) > data.len() {
-        return Err(Status::DATA_SGL_LENGTH_INVALID);
+        return Err(NvmeStatus::DATA_SGL_LENGTH_INVALID);
     }
     data.slice(at, len).copy_to(element.as_mut_bytes());
     Ok(element)

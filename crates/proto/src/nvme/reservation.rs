@@ -3,18 +3,18 @@
 //! The table is the volume's, shared with SCSI (decision 12): its words and types are SPC's, and here is where they are
 //! translated. A registrant is a host, by its identifier of 128 bits, whatever controllers and subsystems it uses.
 
-use super::Outcome;
-use super::io::Step;
+use super::NvmeOutcome;
+use super::io::IoStep;
 use super::subsystem::Namespace;
 use crate::served::{
-    Drain, Notice, Notices, Preempt, Refused, Register, Registrant, Reservations, SaveTicket, Served,
+    Drain, Notice, Notices, Preempt, ReservationRefused, Register, Registrant, Reservations, SaveTicket, Served,
 };
 use blockmux_volume::{Seg, SgList};
 use blockmux_wire::nvme::Sqe;
 use blockmux_wire::nvme::opcode::NvmOpcode;
 use blockmux_wire::nvme::reservation::*;
-use blockmux_wire::nvme::status::Status;
-use blockmux_wire::scsi::reservation::ReservationType as SharedType;
+use blockmux_wire::nvme::status::NvmeStatus;
+use blockmux_wire::scsi::reservation::ScsiReservationType as SharedType;
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
 use zerocopy::{FromZeros, IntoBytes};
@@ -23,7 +23,7 @@ use zerocopy::{FromZeros, IntoBytes};
 pub(super) struct Reserving {
     served: Arc<Served>,
     who: Registrant,
-    wanted: Wanted,
+    wanted: ReservationAction,
     /// The change is made; its image is being kept.
     saving: Option<SaveTicket>,
     /// The change is made; I/O that began before it ends.
@@ -31,7 +31,7 @@ pub(super) struct Reserving {
 }
 
 #[derive(Clone, Copy)]
-enum Wanted {
+enum ReservationAction {
     Register {
         action: RegisterAction,
         ignores_key: bool,
@@ -53,7 +53,7 @@ enum Wanted {
 
 impl Reserving {
     /// Checks a command of host `who`.
-    pub(super) fn parse(namespace: &Namespace, who: &Registrant, sqe: &Sqe) -> Result<Reserving, Status> {
+    pub(super) fn parse(namespace: &Namespace, who: &Registrant, sqe: &Sqe) -> Result<Reserving, NvmeStatus> {
         let cdw10 = sqe.cdw10.get();
         // Three bits.
         let (action, ignores_key) = ((cdw10 & 7) as u8, cdw10 & IEKEY != 0);
@@ -61,44 +61,44 @@ impl Reserving {
             NvmOpcode::RESERVATION_REGISTER => {
                 let action = RegisterAction(action);
                 if action.0 > RegisterAction::REPLACE.0 {
-                    return Err(Status::INVALID_FIELD_IN_COMMAND);
+                    return Err(NvmeStatus::INVALID_FIELD_IN_COMMAND);
                 }
                 let persists = match cdw10.wrapping_shr(CPTPL_SHIFT) {
                     0 => None,
                     2 => Some(false),
                     3 if namespace.served.store().is_some() => Some(true),
-                    _ => return Err(Status::INVALID_FIELD_IN_COMMAND),
+                    _ => return Err(NvmeStatus::INVALID_FIELD_IN_COMMAND),
                 };
-                Wanted::Register { action, ignores_key, persists }
+                ReservationAction::Register { action, ignores_key, persists }
             }
             NvmOpcode::RESERVATION_REPORT => {
                 if sqe.cdw11.get() & EDS == 0 {
                     // Hosts of fabrics have identifiers of 128 bits, which the short form has no place for.
-                    return Err(Status::HOST_IDENTIFIER_INCONSISTENT_FORMAT);
+                    return Err(NvmeStatus::HOST_IDENTIFIER_INCONSISTENT_FORMAT);
                 }
                 let len = usize::try_from(report_len(cdw10)).unwrap_or(usize::MAX);
                 if len > super::MAX_DATA {
-                    return Err(Status::INVALID_FIELD_IN_COMMAND);
+                    return Err(NvmeStatus::INVALID_FIELD_IN_COMMAND);
                 }
-                Wanted::Report { len }
+                ReservationAction::Report { len }
             }
             // Since Base 1.3 these have to know their key.
-            _ if ignores_key => return Err(Status::INVALID_FIELD_IN_COMMAND),
+            _ if ignores_key => return Err(NvmeStatus::INVALID_FIELD_IN_COMMAND),
             NvmOpcode::RESERVATION_ACQUIRE => {
                 let action = AcquireAction(action);
                 if action.0 > AcquireAction::PREEMPT_AND_ABORT.0 {
-                    return Err(Status::INVALID_FIELD_IN_COMMAND);
+                    return Err(NvmeStatus::INVALID_FIELD_IN_COMMAND);
                 }
-                Wanted::Acquire { action, kind: shared_type(cdw10).ok_or(Status::INVALID_FIELD_IN_COMMAND)? }
+                ReservationAction::Acquire { action, kind: shared_type(cdw10).ok_or(NvmeStatus::INVALID_FIELD_IN_COMMAND)? }
             }
             _ => match ReleaseAction(action) {
                 action @ ReleaseAction::RELEASE => {
-                    let kind = shared_type(cdw10).ok_or(Status::INVALID_FIELD_IN_COMMAND)?;
-                    Wanted::Release { action, kind }
+                    let kind = shared_type(cdw10).ok_or(NvmeStatus::INVALID_FIELD_IN_COMMAND)?;
+                    ReservationAction::Release { action, kind }
                 }
                 // The type says nothing then.
-                action @ ReleaseAction::CLEAR => Wanted::Release { action, kind: SharedType(0) },
-                _ => return Err(Status::INVALID_FIELD_IN_COMMAND),
+                action @ ReleaseAction::CLEAR => ReservationAction::Release { action, kind: SharedType(0) },
+                _ => return Err(NvmeStatus::INVALID_FIELD_IN_COMMAND),
             },
         };
         let (served, who) = (namespace.served.clone(), who.clone());
@@ -108,41 +108,41 @@ impl Reserving {
     /// The data that the host sends, in bytes.
     pub(super) fn data_out(&self) -> usize {
         match self.wanted {
-            Wanted::Register { .. } | Wanted::Acquire { .. } => size_of::<ReservationKeys>(),
-            Wanted::Release { .. } => size_of::<u64>(),
-            Wanted::Report { .. } => 0,
+            ReservationAction::Register { .. } | ReservationAction::Acquire { .. } => size_of::<ReservationKeys>(),
+            ReservationAction::Release { .. } => size_of::<u64>(),
+            ReservationAction::Report { .. } => 0,
         }
     }
 
     /// The data that the host gets, in bytes.
     pub(super) fn data_in(&self) -> usize {
-        if let Wanted::Report { len } = self.wanted { len } else { 0 }
+        if let ReservationAction::Report { len } = self.wanted { len } else { 0 }
     }
 
     /// Its data is here: changes the table, or tells what is in it.
-    pub(super) fn begin(&mut self, data: &SgList) -> Step {
+    pub(super) fn begin(&mut self, data: &SgList) -> IoStep {
         let mut keys = ReservationKeys::new_zeroed();
         // Of a buffer that is longer, what lies in front.
         let len = data.len().min(size_of::<ReservationKeys>());
         if let Some(field) = keys.as_mut_bytes().get_mut(..len) {
             data.slice(0, len).copy_to(field);
         }
-        if let Wanted::Report { len } = self.wanted {
+        if let ReservationAction::Report { len } = self.wanted {
             let mut report = self.served.look(|table| report(&table.reservations));
             report.resize(len, 0);
-            return Step::Done(Outcome::data(Seg::from_slice(&report).into(), 0));
+            return IoStep::Done(NvmeOutcome::data(Seg::from_slice(&report).into(), 0));
         }
         let (wanted, who) = (self.wanted, &self.who);
-        let aborts = matches!(wanted, Wanted::Acquire { action: AcquireAction::PREEMPT_AND_ABORT, .. });
+        let aborts = matches!(wanted, ReservationAction::Acquire { action: AcquireAction::PREEMPT_AND_ABORT, .. });
         let changed = self.served.change(aborts, |table| {
             // A RESERVE of SPC-2 keeps everybody else out.
             if table.reserved_by.is_some() {
-                return Err(Refused::Conflict);
+                return Err(ReservationRefused::Conflict);
             }
             wanted.apply(&mut table.reservations, who, &keys)
         });
         match changed {
-            Err(refused) => return Step::Done(Outcome::failure(refusal(refused))),
+            Err(refused) => return IoStep::Done(NvmeOutcome::failure(refusal(refused))),
             Ok(ticket) => self.saving = ticket,
         }
         if aborts {
@@ -152,35 +152,35 @@ impl Reserving {
     }
 
     /// Asks whether the change is kept, and whether what was to end has.
-    pub(super) fn resume(&mut self) -> Step {
+    pub(super) fn resume(&mut self) -> IoStep {
         if let Some(ticket) = self.saving {
             match self.served.store().and_then(|store| store.is_saved(ticket)) {
-                None => return Step::Wait,
+                None => return IoStep::Wait,
                 Some(true) => self.saving = None,
                 Some(false) => {
                     self.served.take_back(ticket);
-                    return Step::Done(Outcome::failure(Status::INTERNAL_ERROR));
+                    return IoStep::Done(NvmeOutcome::failure(NvmeStatus::INTERNAL_ERROR));
                 }
             }
         }
         if self.barrier.as_ref().is_some_and(|barrier| !barrier.is_over()) {
-            return Step::Wait;
+            return IoStep::Wait;
         }
         self.barrier = None;
-        Step::Done(Outcome::success(0))
+        IoStep::Done(NvmeOutcome::success(0))
     }
 }
 
-impl Wanted {
+impl ReservationAction {
     fn apply(
         self,
         all: &mut Reservations,
         who: &Registrant,
         keys: &ReservationKeys,
-    ) -> Result<Notices, Refused> {
+    ) -> Result<Notices, ReservationRefused> {
         let (key, second) = (keys.crkey.get(), keys.second.get());
         match self {
-            Wanted::Register { action, ignores_key, persists } => {
+            ReservationAction::Register { action, ignores_key, persists } => {
                 let (own, persists) = (all.key_of(who), persists.unwrap_or(all.persists));
                 let knows_key = own == Some(key);
                 let is_allowed = match action {
@@ -189,22 +189,22 @@ impl Wanted {
                     _ => ignores_key || knows_key,
                 };
                 if !is_allowed {
-                    return Err(Refused::Conflict);
+                    return Err(ReservationRefused::Conflict);
                 }
                 let new_key = if action == RegisterAction::UNREGISTER { 0 } else { second };
                 if new_key == 0 && action != RegisterAction::UNREGISTER {
-                    return Err(Refused::NoKey);
+                    return Err(ReservationRefused::NoKey);
                 }
                 let whom = std::slice::from_ref(who);
                 all.register(who, &Register { key: None, new_key, whom, persists })
             }
-            Wanted::Acquire { action: AcquireAction::ACQUIRE, kind } => {
+            ReservationAction::Acquire { action: AcquireAction::ACQUIRE, kind } => {
                 all.reserve(who, key, kind).map(|()| Notices::new())
             }
-            Wanted::Acquire { kind, .. } => all.preempt(who, &Preempt { key, victim_key: second, kind }),
-            Wanted::Release { action: ReleaseAction::CLEAR, .. } => all.clear(who, key),
-            Wanted::Release { kind, .. } => all.release(who, key, kind),
-            Wanted::Report { .. } => Ok(Notices::new()),
+            ReservationAction::Acquire { kind, .. } => all.preempt(who, &Preempt { key, victim_key: second, kind }),
+            ReservationAction::Release { action: ReleaseAction::CLEAR, .. } => all.clear(who, key),
+            ReservationAction::Release { kind, .. } => all.release(who, key, kind),
+            ReservationAction::Report { .. } => Ok(Notices::new()),
         }
     }
 }
@@ -218,19 +218,19 @@ pub(super) fn notification(notice: Notice) -> u8 {
     }
 }
 
-fn refusal(refused: Refused) -> Status {
+fn refusal(refused: ReservationRefused) -> NvmeStatus {
     match refused {
-        Refused::Conflict => Status::RESERVATION_CONFLICT,
-        Refused::InvalidRelease | Refused::NoKey | Refused::ToItself => Status::INVALID_FIELD_IN_COMMAND,
+        ReservationRefused::Conflict => NvmeStatus::RESERVATION_CONFLICT,
+        ReservationRefused::InvalidRelease | ReservationRefused::NoKey | ReservationRefused::ToItself => NvmeStatus::INVALID_FIELD_IN_COMMAND,
         // There is no status for it.
-        Refused::Full => Status::INTERNAL_ERROR,
+        ReservationRefused::Full => NvmeStatus::INTERNAL_ERROR,
     }
 }
 
 /// RTYPE in the shared table's words.
 fn shared_type(cdw10: u32) -> Option<SharedType> {
     // Eight bits.
-    let kind = ReservationType(cdw10.wrapping_shr(RTYPE_SHIFT) as u8);
+    let kind = NvmeReservationType(cdw10.wrapping_shr(RTYPE_SHIFT) as u8);
     TYPES.iter().find(|(own, _)| *own == kind).map(|(_, shared)| *shared)
 }
 
@@ -274,11 +274,11 @@ fn host_identifier(who: &Registrant) -> [u8; 16] {
 }
 
 /// The same six types have other numbers in SPC.
-const TYPES: [(ReservationType, SharedType); 6] = [
-    (ReservationType::WRITE_EXCLUSIVE, SharedType::WRITE_EXCLUSIVE),
-    (ReservationType::EXCLUSIVE_ACCESS, SharedType::EXCLUSIVE_ACCESS),
-    (ReservationType::WRITE_EXCLUSIVE_REGISTRANTS_ONLY, SharedType::WRITE_EXCLUSIVE_REGISTRANTS_ONLY),
-    (ReservationType::EXCLUSIVE_ACCESS_REGISTRANTS_ONLY, SharedType::EXCLUSIVE_ACCESS_REGISTRANTS_ONLY),
-    (ReservationType::WRITE_EXCLUSIVE_ALL_REGISTRANTS, SharedType::WRITE_EXCLUSIVE_ALL_REGISTRANTS),
-    (ReservationType::EXCLUSIVE_ACCESS_ALL_REGISTRANTS, SharedType::EXCLUSIVE_ACCESS_ALL_REGISTRANTS),
+const TYPES: [(NvmeReservationType, SharedType); 6] = [
+    (NvmeReservationType::WRITE_EXCLUSIVE, SharedType::WRITE_EXCLUSIVE),
+    (NvmeReservationType::EXCLUSIVE_ACCESS, SharedType::EXCLUSIVE_ACCESS),
+    (NvmeReservationType::WRITE_EXCLUSIVE_REGISTRANTS_ONLY, SharedType::WRITE_EXCLUSIVE_REGISTRANTS_ONLY),
+    (NvmeReservationType::EXCLUSIVE_ACCESS_REGISTRANTS_ONLY, SharedType::EXCLUSIVE_ACCESS_REGISTRANTS_ONLY),
+    (NvmeReservationType::WRITE_EXCLUSIVE_ALL_REGISTRANTS, SharedType::WRITE_EXCLUSIVE_ALL_REGISTRANTS),
+    (NvmeReservationType::EXCLUSIVE_ACCESS_ALL_REGISTRANTS, SharedType::EXCLUSIVE_ACCESS_ALL_REGISTRANTS),
 ];

@@ -4,10 +4,10 @@ use super::ana::{Ana, AnaGroup};
 use super::association::Associations;
 use super::event_queue::QueueEvent;
 use super::hosts::{HostAccess, Hosts, OpenToAll};
-use super::identity::{GivenIdentity, Identity, unique};
+use super::identity::{GivenIdentity, NamespaceIdentity, unique};
 use super::nqn::Nqn;
 use super::reservation::notification;
-use super::traffic::Traffic;
+use super::traffic::SubsystemTraffic;
 use crate::exports::VolumeId;
 use crate::nvme::auth::HostSecrets;
 use crate::served::{Change, Notice, Served, Watcher};
@@ -31,18 +31,18 @@ pub struct Subsystem {
     /// Ports that lead here; `None`: all.
     ports: Option<BTreeSet<u16>>,
     /// In order of their identifiers.
-    namespaces: RwLock<Vec<Attached>>,
+    namespaces: RwLock<Vec<AttachedNamespace>>,
     /// Grows with each change of the namespaces.
     generation: AtomicU64,
     hosts: Hosts,
     pub(crate) associations: Arc<Associations>,
     pub(super) is_discovery: bool,
-    pub(crate) traffic: Traffic,
+    pub(crate) traffic: SubsystemTraffic,
     pub(super) ana: Ana,
 }
 
 /// A namespace as long as it is attached.
-struct Attached {
+struct AttachedNamespace {
     namespace: Namespace,
     /// Hears of what happens to it.
     _watch: Arc<NamespaceWatch>,
@@ -51,7 +51,7 @@ struct Attached {
 /// The namespaces that a host sees, as they are at one time. Queues look at one of their own, so that no command takes a
 /// lock, and look again when [`Subsystem::is_current`] says so.
 #[derive(Default)]
-pub(crate) struct View {
+pub(crate) struct NamespaceView {
     /// In order of their identifiers.
     namespaces: Vec<Namespace>,
     /// The generation that it was made of.
@@ -96,7 +96,7 @@ pub struct Namespace {
     /// Refuse writes whatever the volume says.
     pub read_only: bool,
     /// What names it wherever it is.
-    pub identity: Identity,
+    pub identity: NamespaceIdentity,
     /// log2 of a logical block's size in bytes, which does not change.
     pub(super) block_shift: u32,
     /// Whether deallocated blocks read as zeroes.
@@ -125,7 +125,7 @@ impl Subsystem {
             hosts: Hosts::new(hosts),
             associations: Arc::default(),
             is_discovery: false,
-            traffic: Traffic::default(),
+            traffic: SubsystemTraffic::default(),
             ana: Ana::default(),
         };
         for namespace in namespaces {
@@ -285,13 +285,13 @@ impl Subsystem {
         let Err(place) = attached.binary_search_by_key(&nsid, |other| other.namespace.nsid) else {
             return Err(AttachError::Taken(nsid));
         };
-        let is_twin = |other: &&Attached| other.namespace.identity.clashes_with(&namespace.identity);
+        let is_twin = |other: &&AttachedNamespace| other.namespace.identity.clashes_with(&namespace.identity);
         if let Some(twin) = attached.iter().find(is_twin) {
             return Err(AttachError::Twin(twin.namespace.nsid));
         }
         self.ana.on_member(namespace.ana_group);
         let watch = NamespaceWatch::begin(&namespace, &self.associations);
-        attached.insert(place, Attached { namespace, _watch: watch });
+        attached.insert(place, AttachedNamespace { namespace, _watch: watch });
         self.tell_change(attached, nsid);
         Ok(())
     }
@@ -328,25 +328,25 @@ impl Subsystem {
         (1..=MAX_NAMESPACES as u32).find(is_free)
     }
 
-    fn tell_change(&self, attached: RwLockWriteGuard<'_, Vec<Attached>>, nsid: u32) {
+    fn tell_change(&self, attached: RwLockWriteGuard<'_, Vec<AttachedNamespace>>, nsid: u32) {
         self.generation.fetch_add(1, Ordering::SeqCst);
         drop(attached);
         self.associations.announce(|| QueueEvent::NamespaceChanged(nsid));
     }
 
     /// What a host sees.
-    pub(crate) fn view(&self, host: &Nqn) -> View {
+    pub(crate) fn view(&self, host: &Nqn) -> NamespaceView {
         let attached = self.read();
         let seen = self.generation.load(Ordering::SeqCst);
         let hosts = self.hosts.read();
         let own = attached.iter().map(|attached| &attached.namespace);
         let namespaces = own.filter(|namespace| hosts.shows(host, namespace.nsid)).cloned().collect();
-        View { namespaces, seen }
+        NamespaceView { namespaces, seen }
     }
 
     /// Whether nothing has changed since that view was made.
     #[inline]
-    pub(crate) fn is_current(&self, view: &View) -> bool {
+    pub(crate) fn is_current(&self, view: &NamespaceView) -> bool {
         self.generation.load(Ordering::SeqCst) == view.seen
     }
 
@@ -355,11 +355,11 @@ impl Subsystem {
         self.hosts.read().shows(host, nsid)
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Vec<Attached>> {
+    fn read(&self) -> RwLockReadGuard<'_, Vec<AttachedNamespace>> {
         self.namespaces.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Vec<Attached>> {
+    fn write(&self) -> RwLockWriteGuard<'_, Vec<AttachedNamespace>> {
         self.namespaces.write().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -376,7 +376,7 @@ impl Subsystem {
     }
 }
 
-impl View {
+impl NamespaceView {
     /// The namespace of that identifier.
     #[inline]
     pub(crate) fn namespace(&self, nsid: u32) -> Option<&Namespace> {
@@ -411,7 +411,7 @@ impl Namespace {
             nsid,
             volume,
             read_only: read_only || info.read_only,
-            identity: Identity::of(uuid),
+            identity: NamespaceIdentity::of(uuid),
             block_shift: info.logical_block.trailing_zeros(),
             zeroes_deallocated: info.fast_zeroes,
             has_cache: info.write_cache,

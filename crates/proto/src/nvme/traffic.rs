@@ -7,18 +7,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Everything that queues of a subsystem have done.
 #[derive(Default)]
-pub(crate) struct Traffic {
-    shared: Arc<Shared>,
+pub(crate) struct SubsystemTraffic {
+    shared: Arc<SharedTraffic>,
 }
 
 #[derive(Default)]
-struct Shared {
-    live: Mutex<Live>,
+struct SharedTraffic {
+    live: Mutex<LiveQueues>,
 }
 
 #[derive(Default)]
-struct Live {
-    queues: Vec<Arc<Place>>,
+struct LiveQueues {
+    queues: Vec<Arc<QueueCounters>>,
     /// Of queues that are gone.
     gone: Totals,
 }
@@ -39,7 +39,7 @@ pub(crate) struct Totals {
 /// One queue's counts. Nobody else's is in the same line of a processor's cache.
 #[derive(Default)]
 #[repr(align(128))]
-struct Place {
+struct QueueCounters {
     reads: AtomicU64,
     writes: AtomicU64,
     read_bytes: AtomicU64,
@@ -48,17 +48,17 @@ struct Place {
 }
 
 /// A queue's hand on its counts.
-pub(crate) struct Counts {
-    shared: Arc<Shared>,
-    place: Arc<Place>,
+pub(crate) struct QueueCounts {
+    shared: Arc<SharedTraffic>,
+    place: Arc<QueueCounters>,
 }
 
-impl Traffic {
+impl SubsystemTraffic {
     /// A place for a new queue.
-    pub(crate) fn counts(&self) -> Counts {
-        let place = Arc::<Place>::default();
+    pub(crate) fn counts(&self) -> QueueCounts {
+        let place = Arc::<QueueCounters>::default();
         self.shared.live(|live| live.queues.push(place.clone()));
-        Counts { shared: self.shared.clone(), place }
+        QueueCounts { shared: self.shared.clone(), place }
     }
 
     /// All that was done until now.
@@ -67,7 +67,7 @@ impl Traffic {
     }
 }
 
-impl Counts {
+impl QueueCounts {
     /// A read is done.
     #[inline]
     pub(crate) fn read(&self, bytes: u64) {
@@ -88,7 +88,7 @@ impl Counts {
     }
 }
 
-impl Drop for Counts {
+impl Drop for QueueCounts {
     fn drop(&mut self) {
         self.shared.live(|live| {
             live.queues.retain(|place| !Arc::ptr_eq(place, &self.place));
@@ -97,13 +97,13 @@ impl Drop for Counts {
     }
 }
 
-impl Shared {
-    fn live<R>(&self, look: impl FnOnce(&mut Live) -> R) -> R {
+impl SharedTraffic {
+    fn live<R>(&self, look: impl FnOnce(&mut LiveQueues) -> R) -> R {
         look(&mut self.live.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-impl Place {
+impl QueueCounters {
     fn totals(&self) -> Totals {
         Totals {
             reads: self.reads.load(Ordering::Relaxed),
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn what_a_queue_has_done_outlives_it() {
-        let traffic = Traffic::default();
+        let traffic = SubsystemTraffic::default();
         let (one, other) = (traffic.counts(), traffic.counts());
         one.read(512);
         one.read(1024);

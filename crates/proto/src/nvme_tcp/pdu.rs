@@ -8,7 +8,7 @@ use zerocopy::FromBytes;
 
 /// Which digests a connection has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Digests {
+pub(super) struct NvmeTcpDigests {
     pub(super) header: bool,
     pub(super) data: bool,
 }
@@ -23,7 +23,7 @@ pub(super) struct Violation {
 
 /// A PDU whose frame is good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Frame {
+pub(super) struct PduFrame {
     pub(super) kind: PduType,
     /// Where its data begins and ends, in bytes from its begin.
     pub(super) data: (usize, usize),
@@ -31,7 +31,7 @@ pub(super) struct Frame {
     pub(super) len: usize,
 }
 
-impl Digests {
+impl NvmeTcpDigests {
     pub(super) fn header_len(self) -> usize {
         if self.header { DIGEST_LEN } else { 0 }
     }
@@ -58,7 +58,7 @@ impl Violation {
 
 /// Checks the common header of a PDU from a host whose connection is initialized. `in_capsule` is how much data a
 /// command's capsule may have.
-pub(super) fn check(common: &CommonHeader, digests: Digests, in_capsule: usize) -> Result<Frame, Violation> {
+pub(super) fn check(common: &CommonHeader, digests: NvmeTcpDigests, in_capsule: usize) -> Result<PduFrame, Violation> {
     let kind = PduType(common.pdu_type);
     let hlen = match kind {
         PduType::CAPSULE_CMD => CAPSULE_CMD_LEN,
@@ -76,11 +76,11 @@ pub(super) fn check(common: &CommonHeader, digests: Digests, in_capsule: usize) 
     let wrong_len = Violation::field(offset_of!(CommonHeader, plen), "sent a PDU of a wrong length");
     if kind == PduType::H2C_TERM_REQ {
         let fits = (DATA_LEN..=TERM_REQ_MAX).contains(&len);
-        return if fits { Ok(Frame { kind, data: (len, len), len }) } else { Err(wrong_len) };
+        return if fits { Ok(PduFrame { kind, data: (len, len), len }) } else { Err(wrong_len) };
     }
     let head = hlen.saturating_add(digests.header_len());
     let has_data = len > head;
-    let flags = |digests: Digests| {
+    let flags = |digests: NvmeTcpDigests| {
         let header = if digests.header { FLAG_HDGST } else { 0 };
         header | if digests.data && has_data { FLAG_DDGST } else { 0 }
     };
@@ -90,7 +90,7 @@ pub(super) fn check(common: &CommonHeader, digests: Digests, in_capsule: usize) 
     }
     if !has_data {
         let is_whole = len == head && kind == PduType::CAPSULE_CMD;
-        return if is_whole { Ok(Frame { kind, data: (len, len), len }) } else { Err(wrong_len) };
+        return if is_whole { Ok(PduFrame { kind, data: (len, len), len }) } else { Err(wrong_len) };
     }
     if pdo < head || pdo % 4 != 0 || pdo > MAX_PDO {
         return Err(Violation::field(offset_of!(CommonHeader, pdo), "sent data at a wrong offset"));
@@ -102,7 +102,7 @@ pub(super) fn check(common: &CommonHeader, digests: Digests, in_capsule: usize) 
     let data_len = len.checked_sub(pdo.saturating_add(digests.data_len()));
     match data_len {
         Some(1..) if data_len <= Some(longest) => {
-            Ok(Frame { kind, data: (pdo, len.saturating_sub(digests.data_len())), len })
+            Ok(PduFrame { kind, data: (pdo, len.saturating_sub(digests.data_len())), len })
         }
         Some(1..) if kind == PduType::H2C_DATA => {
             let what = "sent more data in a PDU than MAXH2CDATA";

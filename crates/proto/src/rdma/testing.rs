@@ -1,13 +1,13 @@
 //! A queue pair that carries nothing and keeps what it was asked, for the tests of sessions.
 
-use super::{QueuePair, RdmaSession, Work};
+use super::{QueuePair, RdmaSession, WorkRequest};
 use std::collections::VecDeque;
 
 /// Records what a session asks. The test answers it by events.
 #[derive(Debug)]
 pub struct Recorder {
     /// What was asked and not looked at yet, oldest first.
-    pub works: VecDeque<Work>,
+    pub works: VecDeque<WorkRequest>,
     /// How many sends, reads and writes are still taken.
     pub room: usize,
 }
@@ -21,7 +21,7 @@ impl Default for Recorder {
 
 impl Recorder {
     /// The next thing that `session` asks. If nothing is recorded, the session is asked with that much room.
-    pub fn next(&mut self, session: &mut impl RdmaSession, room: usize) -> Option<Work> {
+    pub fn next(&mut self, session: &mut impl RdmaSession, room: usize) -> Option<WorkRequest> {
         self.room = room;
         while self.works.is_empty() && session.work(self) {}
         self.works.pop_front()
@@ -35,8 +35,8 @@ impl QueuePair for Recorder {
 
     /// # Panics
     /// If a transfer is posted without room.
-    fn post(&mut self, work: Work) {
-        if matches!(work, Work::Send { .. } | Work::Read { .. } | Work::Write { .. }) {
+    fn post(&mut self, work: WorkRequest) {
+        if matches!(work, WorkRequest::Send { .. } | WorkRequest::Read { .. } | WorkRequest::Write { .. }) {
             assert!(self.room > 0, "posted without room: {work:?}");
             self.room = self.room.saturating_sub(1);
         }

@@ -16,4 +16,4 @@ pub use task_set::BackgroundWork;
 #[cfg(test)]
 pub(crate) use device::testing;
 
-pub use blockmux_wire::scsi::status::Status;
+pub use blockmux_wire::scsi::status::ScsiStatus;

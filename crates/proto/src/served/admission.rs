@@ -6,8 +6,8 @@
 //! [`Admissions`] are those of one client to several volumes.
 
 use super::exports::VolumeId;
-use super::in_flight::{Counter, NotAdmitted, Range, Wanted};
-use super::{Access, Registrant, Served};
+use super::in_flight::{Counter, NotAdmitted, ByteRange, AdmissionRequest};
+use super::{BlockAccess, Registrant, Served};
 use blockmux_volume::Op;
 use std::cell::Cell;
 use std::rc::Rc;
@@ -40,11 +40,11 @@ impl IoCounter {
     pub(crate) fn admit<E>(
         self: Rc<IoCounter>,
         op: Op,
-        range: Range,
+        range: ByteRange,
         owns_lock: bool,
         check: impl FnOnce() -> Result<(), E>,
     ) -> Result<IoGuard, NotAdmitted<E>> {
-        let wanted = Wanted { range, changes: op.is_write(), owns_lock };
+        let wanted = AdmissionRequest { range, changes: op.is_write(), owns_lock };
         let place = self.served.in_flight.admit(&self.counter, wanted, check)?;
         Ok(IoGuard { counter: self, place })
     }
@@ -85,7 +85,7 @@ pub(crate) struct Admission {
 struct SeenReservations {
     /// The generation that `access` was made of.
     generation: u64,
-    access: Access,
+    access: BlockAccess,
 }
 
 /// What reservations keep a client from, or a lock.
@@ -116,7 +116,7 @@ impl Needs {
 impl Admission {
     /// That of `who`, or of somebody without a name, whom every reservation keeps out.
     pub(crate) fn new(served: &Arc<Served>, who: Option<Registrant>) -> Admission {
-        let seen = SeenReservations { generation: 0, access: Access::ALL };
+        let seen = SeenReservations { generation: 0, access: BlockAccess::ALL };
         let reservations = Cell::new(seen);
         let admission = Admission { counter: IoCounter::new(served), who, reservations, complained_of: None };
         admission.refresh();
@@ -131,7 +131,7 @@ impl Admission {
     pub(crate) fn admit(
         &self,
         op: Op,
-        range: Range,
+        range: ByteRange,
         needs: Needs,
         owns_lock: bool,
     ) -> Result<Option<IoGuard>, NotAdmitted<Reserved>> {
@@ -181,8 +181,8 @@ impl Admission {
         // Before the look: a change in between is looked at once more.
         let generation = served.generation();
         let access = served.look(|table| match table.reserved_by {
-            Some(_) => Access::NONE,
-            None if table.is_closed || table.is_retired => Access::NONE,
+            Some(_) => BlockAccess::NONE,
+            None if table.is_closed || table.is_retired => BlockAccess::NONE,
             None => table.reservations.access(self.who.as_ref()),
         });
         self.reservations.set(SeenReservations { generation, access });
@@ -228,7 +228,7 @@ impl Admissions {
         &self,
         volume: VolumeId,
         op: Op,
-        range: Range,
+        range: ByteRange,
         needs: Needs,
         owns_lock: bool,
     ) -> Result<Option<IoGuard>, NotAdmitted<Reserved>> {

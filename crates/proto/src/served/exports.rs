@@ -28,7 +28,7 @@ pub struct Export {
 /// given to another.
 #[derive(Clone)]
 pub struct Exports {
-    shared: Arc<Shared>,
+    shared: Arc<SharedExports>,
     /// Which of them are found by name or in order; `None`: all.
     offered: Option<Offered>,
 }
@@ -36,14 +36,14 @@ pub struct Exports {
 /// Whether an export of that name is offered.
 type Offered = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
-struct Shared {
-    list: RwLock<Vec<Option<Entry>>>,
+struct SharedExports {
+    list: RwLock<Vec<Option<ExportEntry>>>,
     /// How many volumes have gone.
     changes: AtomicU64,
 }
 
 #[derive(Clone)]
-struct Entry {
+struct ExportEntry {
     export: Arc<Export>,
     served: Arc<Served>,
 }
@@ -72,9 +72,9 @@ impl Exports {
     /// The same where somebody has made of the volumes what is served of them.
     #[must_use]
     pub fn of_served(exports: Vec<(Export, Arc<Served>)>) -> Exports {
-        let entry = |(export, served)| Some(Entry { export: Arc::new(export), served });
+        let entry = |(export, served)| Some(ExportEntry { export: Arc::new(export), served });
         let list = RwLock::new(exports.into_iter().map(entry).collect());
-        Exports { shared: Arc::new(Shared { list, changes: AtomicU64::new(0) }), offered: None }
+        Exports { shared: Arc::new(SharedExports { list, changes: AtomicU64::new(0) }), offered: None }
     }
 
     /// Another handle to this list that finds only exports for which `is_offered` is true at that
@@ -92,7 +92,7 @@ impl Exports {
         if is_taken || list.len() >= MAX_VOLUMES {
             return None;
         }
-        list.push(Some(Entry { export: Arc::new(export), served }));
+        list.push(Some(ExportEntry { export: Arc::new(export), served }));
         // Less than MAX_VOLUMES.
         Some(VolumeId(list.len().saturating_sub(1) as u32))
     }
@@ -102,7 +102,7 @@ impl Exports {
     pub fn remove(&self, name: &str) -> Option<Removed> {
         let (volume, _) = self.find(name)?;
         let mut list = self.shared.list.write().unwrap_or_else(PoisonError::into_inner);
-        let Entry { export, served } = list.get_mut(volume.0 as usize)?.take()?;
+        let ExportEntry { export, served } = list.get_mut(volume.0 as usize)?.take()?;
         drop(list);
         served.retire();
         self.shared.changes.fetch_add(1, Ordering::Release);
@@ -157,7 +157,7 @@ impl Exports {
         self.shared.changes.load(Ordering::Acquire)
     }
 
-    fn entry(&self, id: VolumeId) -> Option<Entry> {
+    fn entry(&self, id: VolumeId) -> Option<ExportEntry> {
         let list = self.shared.list.read().unwrap_or_else(PoisonError::into_inner);
         list.get(id.0 as usize)?.clone()
     }

@@ -5,7 +5,7 @@
 
 use super::reservations::{MAX_REGISTRATIONS, Registrant, Registration, Reservation, Reservations};
 use blockmux_volume::Crc32c;
-use blockmux_wire::scsi::reservation::ReservationType;
+use blockmux_wire::scsi::reservation::ScsiReservationType;
 use std::fmt;
 
 /// Keeps the image of one volume's reservations.
@@ -26,7 +26,7 @@ pub struct SaveTicket(pub u64);
 
 /// An image that cannot be used: nothing of it was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ImageError {
+pub enum ReservationImageError {
     /// Not an image, or not as it was written.
     #[error("is damaged at byte {at}")]
     Damaged {
@@ -72,17 +72,17 @@ pub(crate) fn to_image(all: &Reservations) -> Vec<u8> {
 }
 
 /// What [`to_image`] made.
-pub(crate) fn from_image(image: &[u8]) -> Result<Reservations, ImageError> {
+pub(crate) fn from_image(image: &[u8]) -> Result<Reservations, ReservationImageError> {
     if image.is_empty() {
         return Ok(Reservations::default());
     }
     let mut reader = Reader { image, at: 0 };
     if reader.take::<7>()? != *MAGIC {
-        return Err(ImageError::Damaged { at: 0 });
+        return Err(ReservationImageError::Damaged { at: 0 });
     }
     let [version] = reader.take()?;
     if version > VERSION {
-        return Err(ImageError::Later { version });
+        return Err(ReservationImageError::Later { version });
     }
     let crc = u32::from_be_bytes(reader.take()?);
     if Crc32c::of(image.get(reader.at..).unwrap_or_default()).value() != crc {
@@ -101,8 +101,8 @@ pub(crate) fn from_image(image: &[u8]) -> Result<Reservations, ImageError> {
         let initiator = reader.name()?.into();
         registrations.push(Registration { who: Registrant { initiator, port }, key });
     }
-    let reservation = match (ReservationType(kind), registrations.get(holder)) {
-        (ReservationType(0), _) => None,
+    let reservation = match (ScsiReservationType(kind), registrations.get(holder)) {
+        (ScsiReservationType(0), _) => None,
         (kind, Some(holder)) if kind.name().is_some() => {
             Some(Reservation { kind, holder: holder.who.clone() })
         }
@@ -120,25 +120,25 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    fn take<const N: usize>(&mut self) -> Result<[u8; N], ImageError> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], ReservationImageError> {
         let here = self.slice(N)?;
         here.try_into().map_err(|_| self.error())
     }
 
-    fn name(&mut self) -> Result<&'a [u8], ImageError> {
+    fn name(&mut self) -> Result<&'a [u8], ReservationImageError> {
         let len = u16::from_be_bytes(self.take()?);
         self.slice(len.into())
     }
 
-    fn slice(&mut self, len: usize) -> Result<&'a [u8], ImageError> {
+    fn slice(&mut self, len: usize) -> Result<&'a [u8], ReservationImageError> {
         let end = self.at.checked_add(len).ok_or(self.error())?;
         let here = self.image.get(self.at..end).ok_or(self.error())?;
         self.at = end;
         Ok(here)
     }
 
-    fn error(&self) -> ImageError {
-        ImageError::Damaged { at: self.at }
+    fn error(&self) -> ReservationImageError {
+        ReservationImageError::Damaged { at: self.at }
     }
 }
 
@@ -165,7 +165,7 @@ mod tests {
             all.register(&who, &what).unwrap();
         }
         let holder = all.registrations[1].who.clone();
-        all.reserve(&holder, u64::MAX, ReservationType::EXCLUSIVE_ACCESS).unwrap();
+        all.reserve(&holder, u64::MAX, ScsiReservationType::EXCLUSIVE_ACCESS).unwrap();
         all
     }
 
@@ -198,7 +198,7 @@ mod tests {
             let mut body = image[12..].to_vec();
             body[at - 12] = 0xff;
             let image = [&image[..8], &Crc32c::of(&body).value().to_be_bytes(), &body].concat();
-            assert!(matches!(from_image(&image), Err(ImageError::Damaged { at: 13.. })), "byte {at}");
+            assert!(matches!(from_image(&image), Err(ReservationImageError::Damaged { at: 13.. })), "byte {at}");
         }
     }
 

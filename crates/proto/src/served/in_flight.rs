@@ -39,7 +39,7 @@ pub(super) struct InFlight {
 
 #[derive(Default)]
 struct Held {
-    locked: Vec<Range>,
+    locked: Vec<ByteRange>,
     watched: Vec<Arc<Watched>>,
     /// Counts locks, watches and drains.
     clock: u64,
@@ -48,7 +48,7 @@ struct Held {
 }
 
 /// Offset and length in bytes.
-pub(super) type Range = (u64, u64);
+pub(super) type ByteRange = (u64, u64);
 
 /// The I/O in flight of one user on one core. Nobody else's is in the same cache line.
 #[derive(Default)]
@@ -57,8 +57,8 @@ pub(super) struct Counter([AtomicU32; 2]);
 
 /// An I/O that wants to begin.
 #[derive(Clone, Copy)]
-pub(super) struct Wanted {
-    pub(super) range: Range,
+pub(super) struct AdmissionRequest {
+    pub(super) range: ByteRange,
     /// Whether it changes what is there.
     pub(super) changes: bool,
     /// Its range is locked by whoever wants it.
@@ -76,7 +76,7 @@ pub(crate) enum NotAdmitted<E> {
 
 /// Ranges that somebody watches.
 pub(super) struct Watched {
-    ranges: Arc<[Range]>,
+    ranges: Arc<[ByteRange]>,
     has_changed: AtomicBool,
 }
 
@@ -109,7 +109,7 @@ impl InFlight {
     pub(super) fn admit<E>(
         &self,
         counter: &Counter,
-        wanted: Wanted,
+        wanted: AdmissionRequest,
         check: impl FnOnce() -> Result<(), E>,
     ) -> Result<usize, NotAdmitted<E>> {
         let place = self.current.load(Ordering::Relaxed);
@@ -130,7 +130,7 @@ impl InFlight {
 
     /// Locks a range, if no byte of it is locked; answers since when. I/O that did not see the lock is over when
     /// [`InFlight::is_over_since`] says so.
-    pub(super) fn lock(&self, range: Range) -> Option<u64> {
+    pub(super) fn lock(&self, range: ByteRange) -> Option<u64> {
         let mut held = self.held();
         if held.locked.iter().any(|&other| is_overlap(other, range)) {
             return None;
@@ -141,7 +141,7 @@ impl InFlight {
     }
 
     /// Ends a lock.
-    pub(super) fn unlock(&self, range: Range) {
+    pub(super) fn unlock(&self, range: ByteRange) {
         let mut held = self.held();
         // Locked ranges do not overlap, so equal ones are the same.
         if let Some(place) = held.locked.iter().position(|&other| other == range) {
@@ -152,12 +152,12 @@ impl InFlight {
 
     /// Whether a byte of the range is locked.
     #[cold]
-    pub(super) fn is_locked(&self, range: Range) -> bool {
+    pub(super) fn is_locked(&self, range: ByteRange) -> bool {
         self.held().locked.iter().any(|&other| is_overlap(other, range))
     }
 
     /// Watches ranges; answers since when.
-    pub(super) fn watch(&self, ranges: Arc<[Range]>) -> (Arc<Watched>, u64) {
+    pub(super) fn watch(&self, ranges: Arc<[ByteRange]>) -> (Arc<Watched>, u64) {
         let watched = Arc::new(Watched { ranges, has_changed: AtomicBool::new(false) });
         let mut held = self.held();
         held.watched.push(watched.clone());
@@ -221,7 +221,7 @@ impl InFlight {
     }
 
     #[cold]
-    fn tell_watchers(&self, range: Range) {
+    fn tell_watchers(&self, range: ByteRange) {
         for watched in &self.held().watched {
             if watched.ranges.iter().any(|&other| is_overlap(other, range)) {
                 watched.has_changed.store(true, Ordering::SeqCst);
@@ -277,6 +277,6 @@ impl Held {
     }
 }
 
-fn is_overlap(a: Range, b: Range) -> bool {
+fn is_overlap(a: ByteRange, b: ByteRange) -> bool {
     a.0 < b.0.saturating_add(b.1) && b.0 < a.0.saturating_add(a.1)
 }

@@ -31,17 +31,17 @@ mod sync {
     pub(super) use std::sync::{Mutex, MutexGuard, PoisonError};
 }
 
-pub use image::{ImageError, ReservationStore, SaveTicket};
+pub use image::{ReservationImageError, ReservationStore, SaveTicket};
 pub use left::{Left, MOST_LEFT};
 pub(crate) use traffic::UserMeter;
-pub use traffic::{Meter, MeterReader, Traffic};
+pub use traffic::{Meter, MeterReader, VolumeTraffic};
 
 pub(crate) use admission::{Admission, Admissions, IoCounter, IoGuard, Needs, Reserved};
 pub(crate) use image::to_image;
 pub(crate) use in_flight::NotAdmitted;
 pub(crate) use ranges::{Drain, RangeGuard, Watch};
 pub(crate) use reservations::{
-    Access, Move, Notice, Notices, Preempt, Refused, Register, Registrant, Reservations,
+    BlockAccess, Move, Notice, Notices, Preempt, ReservationRefused, Register, Registrant, Reservations,
 };
 
 #[cfg(test)]
@@ -145,7 +145,7 @@ impl Served {
         volume: Arc<dyn Volume>,
         identity: VolumeIdentity,
         kept: Option<(Arc<dyn ReservationStore>, &[u8])>,
-    ) -> Result<Arc<Served>, ImageError> {
+    ) -> Result<Arc<Served>, ReservationImageError> {
         let (store, reservations) = match kept {
             Some((store, image)) => (Some(store), from_image(image)?),
             None => (None, Reservations::default()),
@@ -162,7 +162,7 @@ impl Served {
         volume: Arc<dyn Volume>,
         store: Arc<dyn ReservationStore>,
         image: &[u8],
-    ) -> Result<Arc<Served>, ImageError> {
+    ) -> Result<Arc<Served>, ReservationImageError> {
         let table = Table { reservations: from_image(image)?, ..Table::default() };
         Ok(Served::build(volume, None, Some(store), table))
     }
@@ -236,7 +236,7 @@ impl Served {
 
     /// What has been done on the volume.
     #[must_use]
-    pub fn traffic(&self) -> Traffic {
+    pub fn traffic(&self) -> VolumeTraffic {
         self.meters.sum()
     }
 

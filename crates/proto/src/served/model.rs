@@ -18,7 +18,7 @@ mod sync {
 )]
 mod in_flight;
 
-use in_flight::{Counter, InFlight, NotAdmitted, Wanted};
+use in_flight::{Counter, InFlight, NotAdmitted, AdmissionRequest};
 use shuttle::sync::atomic::{AtomicU32, Ordering};
 use shuttle::thread;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ struct Shared {
 impl Shared {
     /// Writes once, if that is let through.
     fn write(&self) -> Result<(), NotAdmitted<()>> {
-        let wanted = Wanted { range: (0, 512), changes: true, owns_lock: false };
+        let wanted = AdmissionRequest { range: (0, 512), changes: true, owns_lock: false };
         let check = || if self.generation.load(Ordering::SeqCst) == 0 { Ok(()) } else { Err(()) };
         let place = self.in_flight.admit(&self.counter, wanted, check)?;
         self.writing.store(1, Ordering::SeqCst);

@@ -3,13 +3,13 @@
 //! [`super::in_flight`].
 
 use super::Served;
-use super::in_flight::{Range, Watched};
+use super::in_flight::{ByteRange, Watched};
 use std::sync::Arc;
 
 /// Keeps a range locked until it is dropped. Commands that lock a range wait for each other; all other I/O waits for them.
 pub(crate) struct RangeGuard {
     served: Arc<Served>,
-    range: Range,
+    range: ByteRange,
     since: u64,
 }
 
@@ -68,7 +68,7 @@ impl Drain {
 
 impl Watch {
     /// Watches ranges of offset and length in bytes.
-    pub(crate) fn new(served: &Arc<Served>, ranges: Arc<[Range]>) -> Watch {
+    pub(crate) fn new(served: &Arc<Served>, ranges: Arc<[ByteRange]>) -> Watch {
         let (watched, since) = served.in_flight.watch(ranges);
         Watch { served: served.clone(), watched, since }
     }
@@ -102,7 +102,7 @@ mod tests {
         Served::new(Arc::new(MemVolume::new(1 << 20)))
     }
 
-    fn admit(counter: &Rc<IoCounter>, range: Range, changes: bool, owns_lock: bool) -> Option<IoGuard> {
+    fn admit(counter: &Rc<IoCounter>, range: ByteRange, changes: bool, owns_lock: bool) -> Option<IoGuard> {
         let op = if changes { Op::Write { fua: false } } else { Op::Read };
         let admitted: Result<_, NotAdmitted<()>> = counter.clone().admit(op, range, owns_lock, || Ok(()));
         admitted.ok()

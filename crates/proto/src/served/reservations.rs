@@ -4,7 +4,7 @@
 //! words are SPC's, and so are the numbers of the types; NVMe has the same six types and rules (NVM Express Base
 //! Specification, "Reservations"), so that its hosts can be registered beside SCSI's nexuses.
 
-use blockmux_wire::scsi::reservation::ReservationType;
+use blockmux_wire::scsi::reservation::ScsiReservationType;
 use std::sync::Arc;
 
 /// Somebody who can be registered, by names that stay the same over a restart.
@@ -40,7 +40,7 @@ pub(crate) struct Registration {
 /// A reservation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reservation {
-    pub(crate) kind: ReservationType,
+    pub(crate) kind: ScsiReservationType,
     /// Who holds it; with a type of all registrants, who took it.
     pub(crate) holder: Registrant,
 }
@@ -58,19 +58,19 @@ pub(crate) struct Reservations {
 
 /// What somebody may do with the blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Access {
+pub(crate) struct BlockAccess {
     pub(crate) reads: bool,
     pub(crate) writes: bool,
 }
 
-impl Access {
-    pub(crate) const ALL: Access = Access { reads: true, writes: true };
-    pub(crate) const NONE: Access = Access { reads: false, writes: false };
+impl BlockAccess {
+    pub(crate) const ALL: BlockAccess = BlockAccess { reads: true, writes: true };
+    pub(crate) const NONE: BlockAccess = BlockAccess { reads: false, writes: false };
 }
 
 /// Why a change is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refused {
+pub(crate) enum ReservationRefused {
     /// RESERVATION CONFLICT.
     Conflict,
     /// Released with another type than it has.
@@ -112,7 +112,7 @@ pub(crate) struct Preempt {
     pub(crate) key: u64,
     /// Whose registrations go.
     pub(crate) victim_key: u64,
-    pub(crate) kind: ReservationType,
+    pub(crate) kind: ScsiReservationType,
 }
 
 /// What REGISTER AND MOVE asks for.
@@ -126,14 +126,14 @@ pub(crate) struct Move {
 
 impl Reservations {
     /// What `who` may do (SPC-5 table 66); `None` is somebody who cannot be registered.
-    pub(crate) fn access(&self, who: Option<&Registrant>) -> Access {
-        let Some(reservation) = &self.reservation else { return Access::ALL };
+    pub(crate) fn access(&self, who: Option<&Registrant>) -> BlockAccess {
+        let Some(reservation) = &self.reservation else { return BlockAccess::ALL };
         let kind = reservation.kind;
         let has_access = who.is_some_and(|who| match kind.admits_registrants() {
             true => self.key_of(who).is_some(),
             false => reservation.holder == *who,
         });
-        Access { reads: has_access || kind.is_write_exclusive(), writes: has_access }
+        BlockAccess { reads: has_access || kind.is_write_exclusive(), writes: has_access }
     }
 
     /// Whether `who` holds the reservation.
@@ -149,9 +149,9 @@ impl Reservations {
     }
 
     /// REGISTER and REGISTER AND IGNORE EXISTING KEY (SPC-5).
-    pub(crate) fn register(&mut self, who: &Registrant, what: &Register<'_>) -> Result<Notices, Refused> {
+    pub(crate) fn register(&mut self, who: &Registrant, what: &Register<'_>) -> Result<Notices, ReservationRefused> {
         if what.key.is_some_and(|key| key != self.key_of(who).unwrap_or(0)) {
-            return Err(Refused::Conflict);
+            return Err(ReservationRefused::Conflict);
         }
         if what.new_key == 0 {
             if self.key_of(who).is_none() {
@@ -163,7 +163,7 @@ impl Reservations {
         }
         let newcomers = what.whom.iter().filter(|who| self.key_of(who).is_none()).count();
         if self.registrations.len().saturating_add(newcomers) > MAX_REGISTRATIONS {
-            return Err(Refused::Full);
+            return Err(ReservationRefused::Full);
         }
         for whom in what.whom {
             self.set_key(whom, what.new_key);
@@ -178,12 +178,12 @@ impl Reservations {
         &mut self,
         who: &Registrant,
         key: u64,
-        kind: ReservationType,
-    ) -> Result<(), Refused> {
+        kind: ScsiReservationType,
+    ) -> Result<(), ReservationRefused> {
         self.check_key(who, key)?;
         match &self.reservation {
             Some(held) if held.kind == kind && self.holds(who) => Ok(()),
-            Some(_) => Err(Refused::Conflict),
+            Some(_) => Err(ReservationRefused::Conflict),
             None => {
                 self.reservation = Some(Reservation { kind, holder: who.clone() });
                 Ok(())
@@ -196,19 +196,19 @@ impl Reservations {
         &mut self,
         who: &Registrant,
         key: u64,
-        kind: ReservationType,
-    ) -> Result<Notices, Refused> {
+        kind: ScsiReservationType,
+    ) -> Result<Notices, ReservationRefused> {
         self.check_key(who, key)?;
         let holds = self.holds(who);
         match &self.reservation {
-            Some(held) if holds && held.kind != kind => Err(Refused::InvalidRelease),
+            Some(held) if holds && held.kind != kind => Err(ReservationRefused::InvalidRelease),
             Some(_) if holds => Ok(self.drop_reservation(who)),
             _ => Ok(Notices::new()),
         }
     }
 
     /// CLEAR (SPC-5).
-    pub(crate) fn clear(&mut self, who: &Registrant, key: u64) -> Result<Notices, Refused> {
+    pub(crate) fn clear(&mut self, who: &Registrant, key: u64) -> Result<Notices, ReservationRefused> {
         self.check_key(who, key)?;
         self.bump();
         self.reservation = None;
@@ -219,7 +219,7 @@ impl Reservations {
 
     /// PREEMPT, and what PREEMPT AND ABORT changes here (SPC-5). Whoever is told of it has lost its
     /// registration, but for those that RESERVATIONS RELEASED is for.
-    pub(crate) fn preempt(&mut self, who: &Registrant, what: &Preempt) -> Result<Notices, Refused> {
+    pub(crate) fn preempt(&mut self, who: &Registrant, what: &Preempt) -> Result<Notices, ReservationRefused> {
         self.check_key(who, what.key)?;
         let held = self.reservation.clone();
         let takes_over = self.is_taken_over(what.victim_key);
@@ -227,12 +227,12 @@ impl Reservations {
         // this command aborted with Invalid Field, SPC-5 with INVALID FIELD IN PARAMETER LIST, and
         // SPDK's target refuses it, too.
         if what.victim_key == 0 && !takes_over {
-            return Err(Refused::NoKey);
+            return Err(ReservationRefused::NoKey);
         }
         let is_victim =
             |registration: &Registration| what.victim_key == 0 || registration.key == what.victim_key;
         if !self.registrations.iter().any(is_victim) {
-            return Err(Refused::Conflict);
+            return Err(ReservationRefused::Conflict);
         }
         self.bump();
         let mut notices = Notices::new();
@@ -263,21 +263,21 @@ impl Reservations {
     }
 
     /// REGISTER AND MOVE (SPC-5).
-    pub(crate) fn register_and_move(&mut self, who: &Registrant, what: &Move) -> Result<Notices, Refused> {
+    pub(crate) fn register_and_move(&mut self, who: &Registrant, what: &Move) -> Result<Notices, ReservationRefused> {
         self.check_key(who, what.key)?;
         if what.new_key == 0 {
-            return Err(Refused::NoKey);
+            return Err(ReservationRefused::NoKey);
         }
         let kind = match &self.reservation {
             Some(held) if held.holder == *who && !held.kind.is_all_registrants() => held.kind,
-            _ => return Err(Refused::Conflict),
+            _ => return Err(ReservationRefused::Conflict),
         };
         // Through whatever target port.
         if what.to.initiator == who.initiator {
-            return Err(Refused::ToItself);
+            return Err(ReservationRefused::ToItself);
         }
         if self.key_of(&what.to).is_none() && self.registrations.len() >= MAX_REGISTRATIONS {
-            return Err(Refused::Full);
+            return Err(ReservationRefused::Full);
         }
         self.set_key(&what.to, what.new_key);
         self.reservation = Some(Reservation { kind, holder: what.to.clone() });
@@ -311,8 +311,8 @@ impl Reservations {
         others.map(|registration| registration.who.clone())
     }
 
-    fn check_key(&self, who: &Registrant, key: u64) -> Result<(), Refused> {
-        if self.key_of(who) == Some(key) { Ok(()) } else { Err(Refused::Conflict) }
+    fn check_key(&self, who: &Registrant, key: u64) -> Result<(), ReservationRefused> {
+        if self.key_of(who) == Some(key) { Ok(()) } else { Err(ReservationRefused::Conflict) }
     }
 
     fn set_key(&mut self, who: &Registrant, key: u64) {
@@ -334,7 +334,7 @@ pub(crate) const MAX_REGISTRATIONS: usize = 1024;
 mod tests {
     use super::*;
 
-    type Kind = ReservationType;
+    type Kind = ScsiReservationType;
 
     fn who(name: &str) -> Registrant {
         Registrant { initiator: name.as_bytes().into(), port: "t,1".into() }
@@ -376,8 +376,8 @@ mod tests {
     fn only_the_right_key_registers_again() {
         let mut all = three();
         let again = |key, new_key| Register { key, new_key, whom: &[], persists: false };
-        assert_eq!(all.register(&who("a"), &again(Some(9), 5)), Err(Refused::Conflict));
-        assert_eq!(all.register(&who("x"), &again(Some(9), 5)), Err(Refused::Conflict));
+        assert_eq!(all.register(&who("a"), &again(Some(9), 5)), Err(ReservationRefused::Conflict));
+        assert_eq!(all.register(&who("x"), &again(Some(9), 5)), Err(ReservationRefused::Conflict));
         assert_eq!(all.generation, 3);
         let what = Register { key: None, new_key: 7, whom: &[who("a")], persists: true };
         all.register(&who("a"), &what).unwrap();
@@ -414,9 +414,9 @@ mod tests {
         let mut all = three();
         all.reserve(&who("a"), 1, Kind::EXCLUSIVE_ACCESS).unwrap();
         assert_eq!(all.reserve(&who("a"), 1, Kind::EXCLUSIVE_ACCESS), Ok(()));
-        assert_eq!(all.reserve(&who("a"), 1, Kind::WRITE_EXCLUSIVE), Err(Refused::Conflict));
-        assert_eq!(all.reserve(&who("b"), 2, Kind::EXCLUSIVE_ACCESS), Err(Refused::Conflict));
-        assert_eq!(all.reserve(&who("x"), 0, Kind::EXCLUSIVE_ACCESS), Err(Refused::Conflict));
+        assert_eq!(all.reserve(&who("a"), 1, Kind::WRITE_EXCLUSIVE), Err(ReservationRefused::Conflict));
+        assert_eq!(all.reserve(&who("b"), 2, Kind::EXCLUSIVE_ACCESS), Err(ReservationRefused::Conflict));
+        assert_eq!(all.reserve(&who("x"), 0, Kind::EXCLUSIVE_ACCESS), Err(ReservationRefused::Conflict));
         assert_eq!(all.generation, 3);
     }
 
@@ -426,7 +426,7 @@ mod tests {
         all.reserve(&who("a"), 1, Kind::EXCLUSIVE_ACCESS_REGISTRANTS_ONLY).unwrap();
         assert_eq!(all.release(&who("b"), 2, Kind::EXCLUSIVE_ACCESS_REGISTRANTS_ONLY), Ok(vec![]));
         assert!(all.reservation.is_some());
-        assert_eq!(all.release(&who("a"), 1, Kind::EXCLUSIVE_ACCESS), Err(Refused::InvalidRelease));
+        assert_eq!(all.release(&who("a"), 1, Kind::EXCLUSIVE_ACCESS), Err(ReservationRefused::InvalidRelease));
         let told = all.release(&who("a"), 1, Kind::EXCLUSIVE_ACCESS_REGISTRANTS_ONLY).unwrap();
         assert_eq!(told.len(), 2);
         assert_eq!(all.release(&who("a"), 1, Kind::EXCLUSIVE_ACCESS), Ok(vec![]));
@@ -436,7 +436,7 @@ mod tests {
     fn clear_removes_everything_and_tells_the_others() {
         let mut all = three();
         all.reserve(&who("a"), 1, Kind::EXCLUSIVE_ACCESS).unwrap();
-        assert_eq!(all.clear(&who("x"), 0), Err(Refused::Conflict));
+        assert_eq!(all.clear(&who("x"), 0), Err(ReservationRefused::Conflict));
         let told = ["a", "c"].map(|name| (who(name), Notice::ReservationsPreempted));
         assert_eq!(all.clear(&who("b"), 2), Ok(told.to_vec()));
         assert_eq!((all.registrations.len(), all.reservation, all.generation), (0, None, 4));
@@ -458,8 +458,8 @@ mod tests {
         let mut all = three();
         all.reserve(&who("a"), 1, Kind::EXCLUSIVE_ACCESS).unwrap();
         let preempt = |victim_key| Preempt { key: 2, victim_key, kind: Kind::WRITE_EXCLUSIVE };
-        assert_eq!(all.preempt(&who("b"), &preempt(9)), Err(Refused::Conflict));
-        assert_eq!(all.preempt(&who("b"), &preempt(0)), Err(Refused::NoKey));
+        assert_eq!(all.preempt(&who("b"), &preempt(9)), Err(ReservationRefused::Conflict));
+        assert_eq!(all.preempt(&who("b"), &preempt(0)), Err(ReservationRefused::NoKey));
         assert_eq!(all.preempt(&who("b"), &preempt(3)), Ok(vec![(who("c"), Notice::RegistrationsPreempted)]));
         assert!(all.holds(&who("a")));
         let own = Preempt { key: 1, victim_key: 1, kind: Kind::WRITE_EXCLUSIVE };
@@ -482,9 +482,9 @@ mod tests {
     fn a_reservation_moves_to_whom_it_is_given() {
         let mut all = three();
         let to = |to| Move { key: 1, new_key: 8, to, unregister: true, persists: false };
-        assert_eq!(all.register_and_move(&who("a"), &to(who("x"))), Err(Refused::Conflict));
+        assert_eq!(all.register_and_move(&who("a"), &to(who("x"))), Err(ReservationRefused::Conflict));
         all.reserve(&who("a"), 1, Kind::WRITE_EXCLUSIVE).unwrap();
-        assert_eq!(all.register_and_move(&who("a"), &to(who("a"))), Err(Refused::ToItself));
+        assert_eq!(all.register_and_move(&who("a"), &to(who("a"))), Err(ReservationRefused::ToItself));
         assert_eq!(all.register_and_move(&who("a"), &to(who("x"))), Ok(vec![]));
         assert!(all.holds(&who("x")) && all.key_of(&who("x")) == Some(8) && all.key_of(&who("a")).is_none());
     }
@@ -494,7 +494,7 @@ mod tests {
         let mut all = three();
         let whom: Vec<Registrant> = (0..=MAX_REGISTRATIONS).map(|i| who(&i.to_string())).collect();
         let what = Register { key: None, new_key: 4, whom: &whom, persists: false };
-        assert_eq!(all.register(&who("0"), &what), Err(Refused::Full));
+        assert_eq!(all.register(&who("0"), &what), Err(ReservationRefused::Full));
         assert_eq!(all.registrations.len(), 3);
     }
 }

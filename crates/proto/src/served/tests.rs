@@ -5,7 +5,7 @@ use super::exports::{Export, Exports, VolumeId};
 use crate::event::AuditEvent;
 use crate::nbd::server::TargetSession;
 use crate::scsi::testing::{Bench, Client, answer, command, port};
-use crate::scsi::{DeviceServer, Identity, LogicalUnit, Lun, Nexus, Status, Step, Target, TaskManagement};
+use crate::scsi::{DeviceServer, UnitIdentity, LogicalUnit, Lun, Nexus, ScsiStatus, Step, ScsiTarget, TaskManagement};
 use crate::session::{Demand, StreamSession, Target as _, Timed};
 use crate::testing::Pump;
 use blockmux_volume::conformance::TestCore;
@@ -24,7 +24,7 @@ impl Both {
         let name = "a".to_owned();
         let export = Export { name, description: String::new(), read_only: false, volume: volume.clone() };
         let exports = Exports::new(vec![export]);
-        let unit = LogicalUnit::over(Identity::of("a"), &exports.served(VolumeId(0)).unwrap());
+        let unit = LogicalUnit::over(UnitIdentity::of("a"), &exports.served(VolumeId(0)).unwrap());
         Both { exports, bench: Bench::around(unit, volume) }
     }
 
@@ -50,7 +50,7 @@ fn request(command: u8, data: &[u8]) -> Vec<u8> {
     [&head.concat()[..], data].concat()
 }
 
-fn reserve_out(client: &mut Client, action: u8, kind: u8, key: u64, other_key: u64) -> Status {
+fn reserve_out(client: &mut Client, action: u8, kind: u8, key: u64, other_key: u64) -> ScsiStatus {
     let mut list = [key.to_be_bytes(), other_key.to_be_bytes()].concat();
     list.extend([0; 8]);
     client.run_with(&[0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0], &list).status
@@ -78,9 +78,9 @@ fn a_reservation_keeps_nbd_out_as_its_type_says() {
         let both = Both::new();
         let (mut scsi, mut nbd) = (both.bench.client("a"), both.nbd());
         assert_eq!(ask(&mut nbd, WRITE, &[1; 512]), 0);
-        assert_eq!(reserve_out(&mut scsi, 0, 0, 0, 1), Status::GOOD);
+        assert_eq!(reserve_out(&mut scsi, 0, 0, 0, 1), ScsiStatus::GOOD);
         assert_eq!(ask(&mut nbd, WRITE, &[2; 512]), 0, "a registration alone keeps nobody out");
-        assert_eq!(reserve_out(&mut scsi, 1, kind, 1, 0), Status::GOOD);
+        assert_eq!(reserve_out(&mut scsi, 1, kind, 1, 0), ScsiStatus::GOOD);
         for (command, data) in [(WRITE, &[3; 512][..]), (TRIM, &[]), (ZEROES, &[])] {
             assert_eq!(ask(&mut nbd, command, data), EPERM, "type {kind}, command {command}");
         }
@@ -90,7 +90,7 @@ fn a_reservation_keeps_nbd_out_as_its_type_says() {
         assert_eq!(ask(&mut nbd, FLUSH, &[]), 0);
         assert_eq!(ask(&mut both.nbd(), WRITE, &[3; 512]), EPERM, "nor does a new connection get in");
         assert_eq!(scsi.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]).good(), [2; 512]);
-        assert_eq!(reserve_out(&mut scsi, 2, kind, 1, 0), Status::GOOD);
+        assert_eq!(reserve_out(&mut scsi, 2, kind, 1, 0), ScsiStatus::GOOD);
         assert_eq!(ask(&mut nbd, WRITE, &[4; 512]), 0);
     }
 }
@@ -160,9 +160,9 @@ fn what_waits_for_a_range_is_refused_when_the_volume_was_reserved_meanwhile() {
     let (mut scsi, mut nbd) = (both.bench.client("a"), both.nbd());
     let (task, _step) = begin_compare(&mut scsi);
     assert_eq!(nbd.exchange(&request(WRITE, &[7; 512])), b"");
-    assert_eq!(reserve_out(&mut scsi, 0, 0, 0, 1), Status::GOOD);
+    assert_eq!(reserve_out(&mut scsi, 0, 0, 0, 1), ScsiStatus::GOOD);
     let reserve = [0x5f, 1, 1, 0, 0, 0, 0, 0, 24, 0];
-    assert_eq!(answer_after(&mut scsi, &reserve, &keys(1, 0), || drop(task)), Status::GOOD);
+    assert_eq!(answer_after(&mut scsi, &reserve, &keys(1, 0), || drop(task)), ScsiStatus::GOOD);
     nbd.session.on_timeout(Instant::now() + Duration::from_secs(1)).unwrap();
     assert_eq!(nbd.sent()[4..8], EPERM.to_be_bytes());
 }
@@ -183,7 +183,7 @@ fn a_compare_and_write_waits_for_nbd_s_writes_that_began_before() {
 }
 
 /// The answer to a command that waits for others, which `end` ends.
-fn answer_after(client: &mut Client, cdb: &[u8], data_out: &[u8], end: impl FnOnce()) -> Status {
+fn answer_after(client: &mut Client, cdb: &[u8], data_out: &[u8], end: impl FnOnce()) -> ScsiStatus {
     let (mut task, mut step) = client.server.begin(&command(Lun::new(0), cdb, data_out.len()));
     if matches!(step, Step::DataOut { .. }) {
         step = client.turn(&mut task, step, data_out, &mut 0);
@@ -208,28 +208,28 @@ fn who_keeps_others_out_is_answered_when_their_writes_have_left_the_volume() {
     for cdb in [preempt, preempt_and_abort] {
         let both = Both::new();
         let (mut a, mut b) = (both.bench.client("a"), both.bench.client("b"));
-        assert_eq!(reserve_out(&mut a, 0, 0, 0, 1), Status::GOOD);
-        assert_eq!(reserve_out(&mut b, 0, 0, 0, 2), Status::GOOD);
-        assert_eq!(reserve_out(&mut a, 1, 5, 1, 0), Status::GOOD);
+        assert_eq!(reserve_out(&mut a, 0, 0, 0, 1), ScsiStatus::GOOD);
+        assert_eq!(reserve_out(&mut b, 0, 0, 0, 2), ScsiStatus::GOOD);
+        assert_eq!(reserve_out(&mut a, 1, 5, 1, 0), ScsiStatus::GOOD);
         let (mut task, step) = a.server.begin(&command(Lun::new(0), &WRITE_10, 512));
         let step = a.turn(&mut task, step, &[7; 512], &mut 0);
         assert!(matches!(step, Step::Io { .. }));
         let status = answer_after(&mut b, &cdb, &keys(2, 1), || {
             a.turn(&mut task, step, &[], &mut 0);
         });
-        assert_eq!(status, Status::GOOD);
+        assert_eq!(status, ScsiStatus::GOOD);
     }
     for cdb in [&[0x5f, 1, 1, 0, 0, 0, 0, 0, 24, 0][..], &[0x16, 0, 0, 0, 0, 0]] {
         let both = Both::new();
         let (mut scsi, mut nbd) = (both.bench.client("a"), both.nbd());
         let mut list = Vec::new();
         if cdb[0] == 0x5f {
-            assert_eq!(reserve_out(&mut scsi, 0, 0, 0, 1), Status::GOOD);
+            assert_eq!(reserve_out(&mut scsi, 0, 0, 0, 1), ScsiStatus::GOOD);
             list = keys(1, 0);
         }
         nbd.holds_io = true;
         nbd.client_sends(&request(WRITE, &[7; 512])).unwrap();
-        assert_eq!(answer_after(&mut scsi, cdb, &list, || nbd.finish_one()), Status::GOOD);
+        assert_eq!(answer_after(&mut scsi, cdb, &list, || nbd.finish_one()), ScsiStatus::GOOD);
     }
 }
 
@@ -238,10 +238,10 @@ fn a_write_that_was_admitted_and_has_not_begun_when_it_is_kept_out_never_begins(
     let both = Both::new();
     let mut scsi = both.bench.client("a");
     let nameless = super::Admission::new(&both.exports.served(VolumeId(0)).unwrap(), None);
-    assert_eq!(reserve_out(&mut scsi, 0, 0, 0, 1), Status::GOOD);
+    assert_eq!(reserve_out(&mut scsi, 0, 0, 0, 1), ScsiStatus::GOOD);
     let write = || nameless.admit(Op::Write { fua: false }, (0, 512), super::Needs::Writing, false);
     drop(write().unwrap());
-    assert_eq!(reserve_out(&mut scsi, 1, 1, 1, 0), Status::GOOD);
+    assert_eq!(reserve_out(&mut scsi, 1, 1, 1, 0), ScsiStatus::GOOD);
     assert!(matches!(write(), Err(super::NotAdmitted::Denied(super::Reserved))));
 }
 
@@ -261,7 +261,7 @@ fn nbd_is_kept_out_while_the_volume_is_sanitized_and_ends_first() {
     assert!(matches!(step, Step::Io { .. }));
     assert_eq!((ask(&mut nbd, READ, &[]), ask(&mut nbd, WRITE, &[7; 512])), (EPERM, EPERM));
     // Nor does anybody get in by another unit over the volume.
-    let other = LogicalUnit::over(Identity::of("b"), &both.exports.served(VolumeId(0)).unwrap());
+    let other = LogicalUnit::over(UnitIdentity::of("b"), &both.exports.served(VolumeId(0)).unwrap());
     let mut other = Bench::around(other, both.bench.volume.clone()).client("b");
     for cdb in [&[0; 6][..], &WRITE_10, &ERASE] {
         let data_out = if cdb[0] == 0x2a { &[7; 512][..] } else { &[] };
@@ -279,7 +279,7 @@ fn client_of(unit: &Arc<LogicalUnit>, target: u16, volume: &Arc<dyn Volume>) -> 
     let mut port = port(target);
     port.name = format!("iqn.2026-11.t:{target},t,0x0001").into();
     let nexus = Nexus::iscsi("iqn.2026-11.i:a", [0, 0, 0, 0, 0, 1], port.clone());
-    let target = Target::new("iqn.2026-11.t:t", vec![port]).with_unit(0, VolumeId(0), unit.clone());
+    let target = ScsiTarget::new("iqn.2026-11.t:t", vec![port]).with_unit(0, VolumeId(0), unit.clone());
     let channel = volume.open(&TestCore::new().as_core(), 64, Waker::idle()).unwrap();
     let mut client = Client { server: DeviceServer::new(Arc::new(target), nexus), channel };
     assert_eq!(client.run(&[0; 6]).check(), (6, 0x2900));
@@ -292,25 +292,25 @@ fn one_initiator_is_another_registrant_on_another_target_of_one_volume() {
     let served = Served::new(volume.clone());
     // One unit on two targets, and a unit of another name over the same volume.
     let units =
-        [LogicalUnit::over(Identity::of("a"), &served), LogicalUnit::over(Identity::of("b"), &served)];
+        [LogicalUnit::over(UnitIdentity::of("a"), &served), LogicalUnit::over(UnitIdentity::of("b"), &served)];
     let mut first = client_of(&units[0], 1, &volume);
     let mut second = client_of(&units[0], 2, &volume);
     let mut third = client_of(&units[1], 3, &volume);
-    assert_eq!(reserve_out(&mut first, 0, 0, 0, 1), Status::GOOD);
-    assert_eq!(reserve_out(&mut first, 1, 3, 1, 0), Status::GOOD);
+    assert_eq!(reserve_out(&mut first, 0, 0, 0, 1), ScsiStatus::GOOD);
+    assert_eq!(reserve_out(&mut first, 1, 3, 1, 0), ScsiStatus::GOOD);
     for other in [&mut second, &mut third] {
-        assert_eq!(other.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]).status, Status::RESERVATION_CONFLICT);
+        assert_eq!(other.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]).status, ScsiStatus::RESERVATION_CONFLICT);
     }
-    assert_eq!(reserve_out(&mut second, 0, 0, 0, 2), Status::GOOD);
-    assert_eq!(reserve_out(&mut third, 0, 0, 0, 3), Status::GOOD);
+    assert_eq!(reserve_out(&mut second, 0, 0, 0, 2), ScsiStatus::GOOD);
+    assert_eq!(reserve_out(&mut third, 0, 0, 0, 3), ScsiStatus::GOOD);
     let keys = third.run(&[0x5e, 0, 0, 0, 0, 0, 0, 1, 0, 0]).good();
     assert_eq!((keys[7], keys[15], keys[23], keys[31]), (24, 1, 2, 3));
     let status = second.run(&[0x5e, 3, 0, 0, 0, 0, 0, 4, 0, 0]).good();
     let each = (status.len() - 8) / 3;
     assert_eq!([0, 1].map(|nth| status[8 + nth * each + 19]), [1, 2], "their ports are told apart");
-    assert_eq!(reserve_out(&mut third, 5, 3, 3, 1), Status::GOOD);
+    assert_eq!(reserve_out(&mut third, 5, 3, 3, 1), ScsiStatus::GOOD);
     assert_eq!(first.run(&[0; 6]).check(), (6, 0x2a05), "it is told through another unit");
-    assert_eq!(first.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]).status, Status::RESERVATION_CONFLICT);
+    assert_eq!(first.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]).status, ScsiStatus::RESERVATION_CONFLICT);
     third.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]).good();
 }
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What has been done on a volume since it is served, by all who use it or used it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Traffic {
+pub struct VolumeTraffic {
     /// How many use it now: a connection counts from its first I/O on.
     pub users: u64,
     /// Reads.
@@ -30,16 +30,16 @@ pub struct Traffic {
 /// One user's counters, on one core; they stay in the sum when it is dropped.
 pub struct Meter {
     served: Arc<Served>,
-    counts: Arc<Counts>,
+    counts: Arc<CoreCounters>,
 }
 
 /// Counters of one of several users of a session, on one core; they are part of no volume's sum.
 #[derive(Default)]
-pub(crate) struct UserMeter(Arc<Counts>);
+pub(crate) struct UserMeter(Arc<CoreCounters>);
 
 /// Reads one user's counters, also after that user has ended.
 #[derive(Clone)]
-pub struct MeterReader(Arc<Counts>);
+pub struct MeterReader(Arc<CoreCounters>);
 
 impl UserMeter {
     /// Counts a request.
@@ -70,26 +70,26 @@ impl Eq for MeterReader {}
 
 impl fmt::Debug for MeterReader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.added_to(Traffic::default()).fmt(f)
+        self.added_to(VolumeTraffic::default()).fmt(f)
     }
 }
 
 impl MeterReader {
     /// What was counted, added to `sum`.
     #[must_use]
-    pub fn added_to(&self, sum: Traffic) -> Traffic {
+    pub fn added_to(&self, sum: VolumeTraffic) -> VolumeTraffic {
         sum.with(&self.0)
     }
 }
 
 /// All counters of a volume.
 #[derive(Default)]
-pub(super) struct Meters(Mutex<(Traffic, Vec<Arc<Counts>>)>);
+pub(super) struct Meters(Mutex<(VolumeTraffic, Vec<Arc<CoreCounters>>)>);
 
 /// Nobody else's are in the same line of a processor's cache.
 #[derive(Default)]
 #[repr(align(128))]
-struct Counts {
+struct CoreCounters {
     reads: AtomicU64,
     read_bytes: AtomicU64,
     writes: AtomicU64,
@@ -99,7 +99,7 @@ struct Counts {
     failed: AtomicU64,
 }
 
-impl Counts {
+impl CoreCounters {
     #[inline]
     fn count(&self, io: &Io) {
         match io.op {
@@ -123,7 +123,7 @@ impl Meter {
     /// Counters for one more user.
     #[must_use]
     pub fn new(served: &Arc<Served>) -> Meter {
-        let counts = Arc::new(Counts::default());
+        let counts = Arc::new(CoreCounters::default());
         served.meters.lock().1.push(counts.clone());
         Meter { served: served.clone(), counts }
     }
@@ -156,21 +156,21 @@ impl Drop for Meter {
 }
 
 impl Meters {
-    pub(super) fn sum(&self) -> Traffic {
+    pub(super) fn sum(&self) -> VolumeTraffic {
         let all = self.lock();
         let sum = all.1.iter().fold(all.0, |sum, counts| sum.with(counts));
-        Traffic { users: all.1.len() as u64, ..sum }
+        VolumeTraffic { users: all.1.len() as u64, ..sum }
     }
 
-    fn lock(&self) -> MutexGuard<'_, (Traffic, Vec<Arc<Counts>>)> {
+    fn lock(&self) -> MutexGuard<'_, (VolumeTraffic, Vec<Arc<CoreCounters>>)> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Traffic {
-    fn with(self, counts: &Counts) -> Traffic {
+impl VolumeTraffic {
+    fn with(self, counts: &CoreCounters) -> VolumeTraffic {
         let sum = |so_far: u64, count: &AtomicU64| so_far.wrapping_add(count.load(Ordering::Relaxed));
-        Traffic {
+        VolumeTraffic {
             users: self.users,
             reads: sum(self.reads, &counts.reads),
             read_bytes: sum(self.read_bytes, &counts.read_bytes),

@@ -27,7 +27,7 @@ pub(crate) trait Streams {
     fn stream(&mut self, connection: usize) -> impl StreamSession;
 }
 
-impl Streams for iscsi::client::DiscoverySession {
+impl Streams for iscsi::client::IscsiDiscoverySession {
     fn stream(&mut self, _connection: usize) -> impl StreamSession {
         self
     }

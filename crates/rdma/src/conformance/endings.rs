@@ -2,7 +2,7 @@
 
 use super::pair::{Heard, Pair, ample, blank, memory, pattern};
 use super::{Connect, Outcome, Side, fail};
-use blockmux_proto::rdma::{Access, Endpoint, MAX_PRIVATE_DATA, Work, WorkError};
+use blockmux_proto::rdma::{RemoteRights, Endpoint, MAX_PRIVATE_DATA, WorkRequest, WorkError};
 use blockmux_volume::SgList;
 
 pub(super) fn private_data_arrives(connect: &mut Connect) -> Outcome {
@@ -20,7 +20,7 @@ pub(super) fn private_data_arrives(connect: &mut Connect) -> Outcome {
         pair.settle()?;
         pair.expect(Side::Passive, &[Heard::Requested(question)])?;
         pair.expect(Side::Active, &[])?;
-        pair.post(Side::Passive, Work::Accept { private_data: answer.clone() });
+        pair.post(Side::Passive, WorkRequest::Accept { private_data: answer.clone() });
         pair.settle()?;
         pair.expect(Side::Passive, &[Heard::Connected(Vec::new())])?;
         pair.expect(Side::Active, &[Heard::Connected(answer)])?;
@@ -36,7 +36,7 @@ pub(super) fn a_rejected_peer_hears_why(connect: &mut Connect) -> Outcome {
         let mut pair = Pair::begin(connect, &ample(), &ample());
         pair.settle()?;
         pair.heard(Side::Passive);
-        pair.post(Side::Passive, Work::Reject { private_data: pattern(3, len) });
+        pair.post(Side::Passive, WorkRequest::Reject { private_data: pattern(3, len) });
         pair.settle()?;
         pair.expect(Side::Active, &[Heard::Refused(pattern(3, len))])?;
         pair.expect(Side::Passive, &[Heard::Disconnected])?;
@@ -75,13 +75,13 @@ pub(super) fn leaving_is_soft(connect: &mut Connect) -> Outcome {
         let mut pair = Pair::connected(connect, &ample())?;
         let source = pattern(4, 70_000);
         let target = blank(70_000, 1);
-        let from = pair.register(side.other(), &memory(&source, 1), Access::RemoteRead)?;
-        let to = pair.register(side.other(), &target, Access::RemoteWrite)?;
+        let from = pair.register(side.other(), &memory(&source, 1), RemoteRights::RemoteRead)?;
+        let to = pair.register(side.other(), &target, RemoteRights::RemoteWrite)?;
         let local = blank(70_000, 1);
         let mut done = vec![pair.read(side, &local, from)];
         done.push(pair.write(side, &memory(&source, 2), to));
         done.push(pair.send(side, b"bye", SgList::default(), None));
-        pair.post(side, Work::Disconnect);
+        pair.post(side, WorkRequest::Disconnect);
         let late = pair.send(side, b"late", SgList::default(), None);
         pair.settle()?;
         let mut heard = pair.heard(side);
@@ -112,15 +112,15 @@ pub(super) fn leaving_is_soft(connect: &mut Connect) -> Outcome {
 pub(super) fn leaving_is_noticed_once(connect: &mut Connect) -> Outcome {
     for leaves in [&[Side::Active][..], &[Side::Passive], &Side::BOTH, &[Side::Active, Side::Active]] {
         let mut pair = Pair::connected(connect, &ample())?;
-        leaves.iter().for_each(|side| pair.post(*side, Work::Disconnect));
+        leaves.iter().for_each(|side| pair.post(*side, WorkRequest::Disconnect));
         pair.settle()?;
         pair.cut();
         pair.settle()?;
         for side in Side::BOTH {
             pair.expect(side, &[Heard::Disconnected])?;
-            pair.post(side, Work::Receive);
-            pair.post(side, Work::Disconnect);
-            let id = pair.ask_to_register(side, &blank(1, 1), Access::RemoteRead);
+            pair.post(side, WorkRequest::Receive);
+            pair.post(side, WorkRequest::Disconnect);
+            let id = pair.ask_to_register(side, &blank(1, 1), RemoteRights::RemoteRead);
             pair.settle()?;
             pair.expect(side, &[Heard::Done(id, Err(WorkError::Flushed))])?;
             if pair.room(side) > 0 {
@@ -138,8 +138,8 @@ pub(super) fn losses_give_everything_back(connect: &mut Connect) -> Outcome {
         let remote = |pair: &mut Pair, side, access| pair.register(side, &blank(20_000, 1), access);
         let mut posted = [Vec::new(), Vec::new()];
         for (side, posted) in Side::BOTH.into_iter().zip(&mut posted) {
-            let from = remote(&mut pair, side.other(), Access::RemoteRead)?;
-            let to = remote(&mut pair, side.other(), Access::RemoteWrite)?;
+            let from = remote(&mut pair, side.other(), RemoteRights::RemoteRead)?;
+            let to = remote(&mut pair, side.other(), RemoteRights::RemoteWrite)?;
             for _ in 0..5 {
                 posted.push(pair.read(side, &blank(20_000, 1), from));
                 posted.push(pair.send(side, b"message", blank(100, 1), None));

@@ -4,7 +4,7 @@ use super::pair::{BLANK, Heard, Pair, ample, blank, memory, part, pattern};
 use super::{Connect, Outcome, Side, fail};
 use crate::queue_pair::Violation;
 use crate::regions::Refusal;
-use blockmux_proto::rdma::{Access, Endpoint, Work, WorkError};
+use blockmux_proto::rdma::{RemoteRights, Endpoint, WorkRequest, WorkError};
 use blockmux_volume::{Chunk, SgList};
 
 /// Writes of every kind of length, to every kind of place; the message behind each finds the data there.
@@ -12,7 +12,7 @@ pub(super) fn writes_come_before_messages(connect: &mut Connect) -> Outcome {
     for side in Side::BOTH {
         let mut pair = Pair::connected(connect, &Endpoint { receives: 200, ..ample() })?;
         let target = blank(200_000, 3);
-        let remote = pair.register(side.other(), &target, Access::RemoteWrite)?;
+        let remote = pair.register(side.other(), &target, RemoteRights::RemoteWrite)?;
         let mut expected = vec![BLANK; 200_000];
         for (at, len, pieces) in [
             (0, 1, 1),
@@ -53,7 +53,7 @@ pub(super) fn reads_fetch_every_byte(connect: &mut Connect) -> Outcome {
     for side in Side::BOTH {
         let mut pair = Pair::connected(connect, &ample())?;
         let source = pattern(5, 300_000);
-        let remote = pair.register(side.other(), &memory(&source, 4), Access::RemoteRead)?;
+        let remote = pair.register(side.other(), &memory(&source, 4), RemoteRights::RemoteRead)?;
         for (at, len, pieces) in [
             (0, 1, 1),
             (299_999, 1, 1),
@@ -89,7 +89,7 @@ pub(super) fn reads_wait_their_turn(connect: &mut Connect) -> Outcome {
         pair.accept(&[])?;
         for side in Side::BOTH {
             let source = pattern(6, 64_000);
-            let remote = pair.register(side.other(), &memory(&source, 1), Access::RemoteRead)?;
+            let remote = pair.register(side.other(), &memory(&source, 1), RemoteRights::RemoteRead)?;
             let locals: Vec<_> = (0..64).map(|_| blank(1000, 1)).collect();
             let ids: Vec<u64> = locals
                 .iter()
@@ -116,8 +116,8 @@ pub(super) fn work_behind_a_read_is_done(connect: &mut Connect) -> Outcome {
     let mut pair = Pair::connected(connect, &Endpoint { reads: 1, ..ample() })?;
     let source = pattern(8, 50_000);
     let target = blank(30_000, 1);
-    let from = pair.register(Side::Passive, &memory(&source, 2), Access::RemoteRead)?;
-    let to = pair.register(Side::Passive, &target, Access::RemoteWrite)?;
+    let from = pair.register(Side::Passive, &memory(&source, 2), RemoteRights::RemoteRead)?;
+    let to = pair.register(Side::Passive, &target, RemoteRights::RemoteWrite)?;
     let locals = [blank(50_000, 1), blank(50_000, 3), blank(50_000, 1)];
     let mut done = Vec::new();
     for (local, number) in locals.iter().zip(0..) {
@@ -152,7 +152,7 @@ pub(super) fn both_sides_read_at_once(connect: &mut Connect) -> Outcome {
     let mut locals = Vec::new();
     for side in Side::BOTH {
         let source = pattern(side as u64, 150_000);
-        let remote = pair.register(side.other(), &memory(&source, 2), Access::RemoteRead)?;
+        let remote = pair.register(side.other(), &memory(&source, 2), RemoteRights::RemoteRead)?;
         for _ in 0..5 {
             let local = blank(150_000, 2);
             pair.read(side, &local, remote);
@@ -179,7 +179,7 @@ pub(super) fn both_sides_read_at_once(connect: &mut Connect) -> Outcome {
 pub(super) fn grants_before_the_connection(connect: &mut Connect) -> Outcome {
     let mut pair = Pair::begin(connect, &ample(), &ample());
     let target = blank(10, 1);
-    let remote = pair.register(Side::Active, &target, Access::RemoteWrite)?;
+    let remote = pair.register(Side::Active, &target, RemoteRights::RemoteWrite)?;
     pair.accept(&[])?;
     pair.send(Side::Active, b"first", SgList::default(), None);
     pair.settle()?;
@@ -199,8 +199,8 @@ pub(super) fn a_message_closes_memory(connect: &mut Connect) -> Outcome {
         for round in 0..20 {
             let target = blank(3000, 1);
             let other = blank(10, 1);
-            let remote = pair.register(side.other(), &target, Access::RemoteWrite)?;
-            let kept = pair.register(side.other(), &other, Access::RemoteRead)?;
+            let remote = pair.register(side.other(), &target, RemoteRights::RemoteWrite)?;
+            let kept = pair.register(side.other(), &other, RemoteRights::RemoteRead)?;
             pair.write(side, &memory(&pattern(round, 3000), 1), remote);
             pair.send(side, b"closed", SgList::default(), Some(remote.stag));
             pair.read(side, &blank(10, 1), kept);
@@ -209,9 +209,9 @@ pub(super) fn a_message_closes_memory(connect: &mut Connect) -> Outcome {
             if target.to_vec() != pattern(round, 3000) {
                 return fail!("what was written before memory was closed is not there");
             }
-            pair.post(side.other(), Work::Invalidate { stag: kept.stag });
+            pair.post(side.other(), WorkRequest::Invalidate { stag: kept.stag });
             // That it is closed already is no error.
-            pair.post(side.other(), Work::Invalidate { stag: remote.stag });
+            pair.post(side.other(), WorkRequest::Invalidate { stag: remote.stag });
             if pair.heard(side).iter().any(|heard| !matches!(heard, Heard::Done(_, Ok(())))) {
                 return fail!("not all work came back well");
             }
@@ -237,10 +237,10 @@ pub(super) fn registrations_are_bounded(connect: &mut Connect) -> Outcome {
     let mut names = Vec::new();
     for _ in 0..50 {
         let remotes = [&lent, &lent, &lent]
-            .map(|lent| pair.register(Side::Active, lent, Access::RemoteRead).map(|remote| remote.stag));
+            .map(|lent| pair.register(Side::Active, lent, RemoteRights::RemoteRead).map(|remote| remote.stag));
         for stag in remotes {
             let stag = stag?;
-            pair.post(Side::Active, Work::Invalidate { stag });
+            pair.post(Side::Active, WorkRequest::Invalidate { stag });
             names.push(stag.0);
         }
     }
@@ -254,9 +254,9 @@ pub(super) fn registrations_are_bounded(connect: &mut Connect) -> Outcome {
         return fail!("of 150 names {} were used again at once", 150 - names.len());
     }
     for _ in 0..3 {
-        pair.register(Side::Active, &blank(8, 1), Access::RemoteRead)?;
+        pair.register(Side::Active, &blank(8, 1), RemoteRights::RemoteRead)?;
     }
-    let id = pair.ask_to_register(Side::Active, &blank(8, 1), Access::RemoteRead);
+    let id = pair.ask_to_register(Side::Active, &blank(8, 1), RemoteRights::RemoteRead);
     pair.settle()?;
     pair.expect(Side::Active, &[Heard::Done(id, Err(WorkError::Local)), Heard::Disconnected])
 }

@@ -2,7 +2,7 @@
 
 use super::pair::{Heard, Pair, ample, memory, pattern};
 use super::{Connect, Outcome, Side, fail};
-use blockmux_proto::rdma::{Endpoint, Work};
+use blockmux_proto::rdma::{Endpoint, WorkRequest};
 use blockmux_volume::{Chunk, SgList};
 
 /// One after the other and many at a time, both ways at once.
@@ -26,7 +26,7 @@ pub(super) fn every_length_arrives(connect: &mut Connect) -> Outcome {
                 if heard != expected {
                     return fail!("of messages of {lens:?} bytes {side:?} heard {heard:?}");
                 }
-                lens.iter().for_each(|_| pair.post(side, Work::Receive));
+                lens.iter().for_each(|_| pair.post(side, WorkRequest::Receive));
             }
         }
     }

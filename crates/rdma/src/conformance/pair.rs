@@ -2,7 +2,7 @@
 
 use super::{Connect, Outcome, Side, Wire, fail};
 use crate::queue_pair::{Caps, Fault, Violation};
-use blockmux_proto::rdma::{Access, Endpoint, Event, Head, Remote, Stag, Work, WorkError, WorkId};
+use blockmux_proto::rdma::{RemoteRights, Endpoint, Event, MessageHead, Remote, Stag, WorkRequest, WorkError, WorkId};
 use blockmux_volume::random::mix;
 use blockmux_volume::{Memory, Seg, SgList};
 
@@ -44,7 +44,7 @@ impl Pair {
         let [Heard::Requested(_)] = &requested[..] else {
             return fail!("the passive side heard {requested:?} of a connection");
         };
-        self.post(Side::Passive, Work::Accept { private_data: private_data.to_vec() });
+        self.post(Side::Passive, WorkRequest::Accept { private_data: private_data.to_vec() });
         self.settle()?;
         self.expect(Side::Passive, &[Heard::Connected(Vec::new())])?;
         self.expect(Side::Active, &[Heard::Connected(private_data.to_vec())])
@@ -66,7 +66,7 @@ impl Pair {
         self.wire.cut();
     }
 
-    pub(super) fn post(&mut self, side: Side, work: Work) {
+    pub(super) fn post(&mut self, side: Side, work: WorkRequest) {
         self.wire.end(side).post(work);
     }
 
@@ -77,25 +77,25 @@ impl Pair {
 
     /// Sends a message of which the first bytes are the head; the number of the work.
     pub(super) fn send(&mut self, side: Side, head: &[u8], payload: SgList, closes: Option<Stag>) -> u64 {
-        let (id, head) = (self.id(), Head::from_slice(head));
-        self.post(side, Work::Send { id, head, payload, invalidate: closes, is_solicited: id.0 % 2 == 0 });
+        let (id, head) = (self.id(), MessageHead::from_slice(head));
+        self.post(side, WorkRequest::Send { id, head, payload, invalidate: closes, is_solicited: id.0 % 2 == 0 });
         id.0
     }
 
     pub(super) fn read(&mut self, side: Side, local: &SgList, remote: Remote) -> u64 {
         let id = self.id();
-        self.post(side, Work::Read { id, local: local.clone(), remote });
+        self.post(side, WorkRequest::Read { id, local: local.clone(), remote });
         id.0
     }
 
     pub(super) fn write(&mut self, side: Side, local: &SgList, remote: Remote) -> u64 {
         let id = self.id();
-        self.post(side, Work::Write { id, local: local.clone(), remote });
+        self.post(side, WorkRequest::Write { id, local: local.clone(), remote });
         id.0
     }
 
     /// Grants memory, which must succeed; everything else that was heard stays.
-    pub(super) fn register(&mut self, side: Side, local: &SgList, access: Access) -> Outcome<Remote> {
+    pub(super) fn register(&mut self, side: Side, local: &SgList, access: RemoteRights) -> Outcome<Remote> {
         let id = self.ask_to_register(side, local, access);
         self.hear(side);
         let heard = self.log(side);
@@ -109,9 +109,9 @@ impl Pair {
         Ok(remote)
     }
 
-    pub(super) fn ask_to_register(&mut self, side: Side, local: &SgList, access: Access) -> u64 {
+    pub(super) fn ask_to_register(&mut self, side: Side, local: &SgList, access: RemoteRights) -> u64 {
         let id = self.id();
-        self.post(side, Work::Register { id, local: local.clone(), access });
+        self.post(side, WorkRequest::Register { id, local: local.clone(), access });
         id.0
     }
 

@@ -2,7 +2,7 @@
 
 use super::pair::{Heard, Pair, ample, blank, memory, part, pattern};
 use super::{Connect, Outcome, Side, fail};
-use blockmux_proto::rdma::{Access, Endpoint, Remote, Work};
+use blockmux_proto::rdma::{RemoteRights, Endpoint, Remote, WorkRequest};
 use blockmux_volume::SgList;
 use blockmux_volume::random::SplitMix;
 use std::collections::{HashMap, VecDeque};
@@ -35,9 +35,9 @@ fn one_run(connect: &mut Connect, seed: u64) -> Outcome {
     let mut halves = Vec::new();
     for side in Side::BOTH {
         let content = pattern(seed, SIZE);
-        let source = pair.register(side.other(), &memory(&content, 3), Access::RemoteRead)?;
+        let source = pair.register(side.other(), &memory(&content, 3), RemoteRights::RemoteRead)?;
         let memory = blank(SIZE, 2);
-        let target = pair.register(side.other(), &memory, Access::RemoteWrite)?;
+        let target = pair.register(side.other(), &memory, RemoteRights::RemoteWrite)?;
         let model = memory.to_vec();
         halves.push(Half {
             source: (source, content),
@@ -115,7 +115,7 @@ fn check(pair: &mut Pair, halves: &mut [Half]) -> Outcome {
                     if halves[1 - at].messages.pop_front() != Some(message) {
                         return fail!("a message came that was not the next one");
                     }
-                    pair.post(side, Work::Receive);
+                    pair.post(side, WorkRequest::Receive);
                 }
                 other => return fail!("{side:?} heard {other:?}"),
             }

@@ -4,7 +4,7 @@ use super::pair::{BLANK, Heard, Pair, ample, blank, memory, part};
 use super::{Connect, Outcome, Side, fail};
 use crate::queue_pair::Violation;
 use crate::regions::Refusal;
-use blockmux_proto::rdma::{Access, Endpoint, Remote, Stag, Work, WorkError};
+use blockmux_proto::rdma::{RemoteRights, Endpoint, Remote, Stag, WorkRequest, WorkError};
 use blockmux_volume::{Chunk, SgList};
 
 /// Every wrong name, range and access, by reads and by writes, from both sides: refused by its own name, and nothing is
@@ -23,12 +23,12 @@ pub(super) fn ungranted_memory_is_refused(connect: &mut Connect) -> Outcome {
         (|remote| Remote { address: u64::MAX - 63, len: 65, ..remote }, Refusal::Wrap),
     ];
     for side in Side::BOTH {
-        for access in [Access::RemoteRead, Access::RemoteWrite] {
+        for access in [RemoteRights::RemoteRead, RemoteRights::RemoteWrite] {
             for (wrong, refusal) in cases {
                 refuse(connect, side, access, access, wrong, refusal)?;
             }
         }
-        let [read, write] = [Access::RemoteRead, Access::RemoteWrite];
+        let [read, write] = [RemoteRights::RemoteRead, RemoteRights::RemoteWrite];
         refuse(connect, side, read, write, |remote| remote, Refusal::Access)?;
         refuse(connect, side, write, read, |remote| remote, Refusal::Access)?;
     }
@@ -39,8 +39,8 @@ pub(super) fn ungranted_memory_is_refused(connect: &mut Connect) -> Outcome {
 fn refuse(
     connect: &mut Connect,
     side: Side,
-    granted: Access,
-    used: Access,
+    granted: RemoteRights,
+    used: RemoteRights,
     wrong: fn(Remote) -> Remote,
     refusal: Refusal,
 ) -> Outcome {
@@ -54,8 +54,8 @@ fn refuse(
     let what = format!("{used:?} of {asked:?} where {granted:?} of {remote:?} was granted");
     let local = memory(&vec![1; asked.len as usize], 1);
     let wrong = match used {
-        Access::RemoteRead => pair.read(side, &local, asked),
-        Access::RemoteWrite => pair.write(side, &local, asked),
+        RemoteRights::RemoteRead => pair.read(side, &local, asked),
+        RemoteRights::RemoteWrite => pair.write(side, &local, asked),
     };
     let behind = pair.send(side, b"behind", SgList::default(), None);
     pair.settle()?;
@@ -66,8 +66,8 @@ fn refuse(
         .collect();
     let may_be_over = [Ok(()), Err(WorkError::Flushed)];
     let is_right = match used {
-        Access::RemoteRead => results.contains(&(wrong, Err(WorkError::RemoteAccess))),
-        Access::RemoteWrite => may_be_over.iter().any(|result| results.contains(&(wrong, *result))),
+        RemoteRights::RemoteRead => results.contains(&(wrong, Err(WorkError::RemoteAccess))),
+        RemoteRights::RemoteWrite => may_be_over.iter().any(|result| results.contains(&(wrong, *result))),
     };
     let is_behind_back = may_be_over.iter().any(|result| results.contains(&(behind, *result)));
     if results.len() != 2 || !is_right || !is_behind_back || heard.last() != Some(&Heard::Disconnected) {
@@ -93,15 +93,15 @@ fn refuse(
 
 pub(super) fn closed_memory_is_refused(connect: &mut Connect) -> Outcome {
     for side in Side::BOTH {
-        for access in [Access::RemoteRead, Access::RemoteWrite] {
+        for access in [RemoteRights::RemoteRead, RemoteRights::RemoteWrite] {
             let mut pair = Pair::connected(connect, &ample())?;
             let target = blank(64, 1);
             let remote = pair.register(side.other(), &target, access)?;
-            pair.post(side.other(), Work::Invalidate { stag: remote.stag });
+            pair.post(side.other(), WorkRequest::Invalidate { stag: remote.stag });
             let local = memory(&[1; 64], 1);
             match access {
-                Access::RemoteRead => pair.read(side, &local, remote),
-                Access::RemoteWrite => pair.write(side, &local, remote),
+                RemoteRights::RemoteRead => pair.read(side, &local, remote),
+                RemoteRights::RemoteWrite => pair.write(side, &local, remote),
             };
             pair.settle()?;
             pair.expect_refusal(side, Violation::Refused(Refusal::InvalidStag))?;
@@ -115,7 +115,7 @@ pub(super) fn closed_memory_is_refused(connect: &mut Connect) -> Outcome {
 
 /// Each connection is a protection domain of its own.
 pub(super) fn foreign_names_are_refused(connect: &mut Connect) -> Outcome {
-    for access in [Access::RemoteRead, Access::RemoteWrite] {
+    for access in [RemoteRights::RemoteRead, RemoteRights::RemoteWrite] {
         let mut first = Pair::connected(connect, &ample())?;
         let mut second = Pair::connected(connect, &ample())?;
         let [own, foreign] = [blank(64, 1), blank(64, 1)];
@@ -123,8 +123,8 @@ pub(super) fn foreign_names_are_refused(connect: &mut Connect) -> Outcome {
         let remote = first.register(Side::Passive, &foreign, access)?;
         let local = memory(&[1; 64], 1);
         match access {
-            Access::RemoteRead => second.read(Side::Active, &local, remote),
-            Access::RemoteWrite => second.write(Side::Active, &local, remote),
+            RemoteRights::RemoteRead => second.read(Side::Active, &local, remote),
+            RemoteRights::RemoteWrite => second.write(Side::Active, &local, remote),
         };
         second.settle()?;
         first.settle()?;
@@ -145,9 +145,9 @@ pub(super) fn closing_what_is_closed(connect: &mut Connect) -> Outcome {
             if !pair.caps(side).invalidates {
                 continue;
             }
-            let remote = pair.register(side.other(), &blank(8, 1), Access::RemoteRead)?;
+            let remote = pair.register(side.other(), &blank(8, 1), RemoteRights::RemoteRead)?;
             let stag = if is_stale { remote.stag } else { Stag(!remote.stag.0) };
-            pair.post(side.other(), Work::Invalidate { stag: remote.stag });
+            pair.post(side.other(), WorkRequest::Invalidate { stag: remote.stag });
             pair.send(side, b"closes", SgList::default(), Some(stag));
             pair.settle()?;
             let heard = pair.heard(side.other());
@@ -167,7 +167,7 @@ pub(super) fn closing_what_is_closed(connect: &mut Connect) -> Outcome {
 pub(super) fn no_receive_buffer(connect: &mut Connect) -> Outcome {
     for side in Side::BOTH {
         let mut pair = Pair::connected(connect, &Endpoint { receives: 2, ..ample() })?;
-        pair.post(side.other(), Work::Receive);
+        pair.post(side.other(), WorkRequest::Receive);
         for _ in 0..3 {
             pair.send(side, b"fits", SgList::default(), None);
         }
@@ -211,12 +211,12 @@ pub(super) fn impossible_work_fails(connect: &mut Connect) -> Outcome {
         }),
         ("a grant to write what may not be written", |pair, _| {
             let lent = SgList::one(Chunk::from_slice(&[0; 10]).lend(0, 10));
-            pair.ask_to_register(Side::Active, &lent, Access::RemoteWrite)
+            pair.ask_to_register(Side::Active, &lent, RemoteRights::RemoteWrite)
         }),
     ];
     for (what, attempt) in tries {
         let mut pair = Pair::connected(connect, &ample())?;
-        let remote = pair.register(Side::Passive, &blank(10, 1), Access::RemoteRead)?;
+        let remote = pair.register(Side::Passive, &blank(10, 1), RemoteRights::RemoteRead)?;
         let id = attempt(&mut pair, remote);
         pair.settle()?;
         pair.expect(Side::Active, &[Heard::Done(id, Err(WorkError::Local)), Heard::Disconnected])
@@ -224,7 +224,7 @@ pub(super) fn impossible_work_fails(connect: &mut Connect) -> Outcome {
         pair.expect(Side::Passive, &[Heard::Disconnected])?;
     }
     let mut pair = Pair::connected(connect, &Endpoint { reads: 0, ..ample() })?;
-    let remote = pair.register(Side::Passive, &blank(10, 1), Access::RemoteRead)?;
+    let remote = pair.register(Side::Passive, &blank(10, 1), RemoteRights::RemoteRead)?;
     let id = pair.read(Side::Active, &blank(10, 1), remote);
     pair.settle()?;
     pair.expect(Side::Active, &[Heard::Done(id, Err(WorkError::Local)), Heard::Disconnected])

@@ -226,7 +226,7 @@ const TAIL: usize = 3 + CRC_LEN;
 #[allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 mod tests {
     use super::*;
-    use blockmux_proto::outbox::Piece;
+    use blockmux_proto::outbox::OutboxPiece;
     use blockmux_volume::{Memory, Pages};
 
     fn pool() -> Pool {
@@ -297,7 +297,7 @@ mod tests {
                 framer.put_whole(&mut outbox, &[1; 14], &[2; 6], &payload);
                 assert_eq!(framer.refers_to(&payload), refers);
                 let is_it =
-                    |piece: Piece<'_>| matches!(piece, Piece::Payload(sent) if sent.as_ptr() == seg.as_ptr());
+                    |piece: OutboxPiece<'_>| matches!(piece, OutboxPiece::Payload(sent) if sent.as_ptr() == seg.as_ptr());
                 assert_eq!(outbox.pieces().any(is_it), refers);
                 if has_crc {
                     shared.fill_zero();

@@ -7,13 +7,13 @@ use super::Iwarp;
 use super::setup::Rtr;
 use super::transmit::Asked;
 use super::wrong::{self, Wrong};
-use blockmux_proto::rdma::{Access, Event, Stag};
+use blockmux_proto::rdma::{RemoteRights, Event, Stag};
 use blockmux_proto::session::ProtocolError;
 use blockmux_volume::{MAX_TRANSFER, Memory, Seg};
 use blockmux_wire::iwarp::ddp::{
     DDP_VERSION, QUEUE_READ, QUEUE_SEND, QUEUE_TERMINATE, UNTAGGED_LEN, Untagged,
 };
-use blockmux_wire::iwarp::rdmap::{Opcode, RDMAP_VERSION, ReadRequest};
+use blockmux_wire::iwarp::rdmap::{RdmapOpcode, RDMAP_VERSION, ReadRequest};
 use zerocopy::FromBytes;
 
 /// How far the peer's queues have come.
@@ -30,7 +30,7 @@ pub(super) struct Queues {
 struct Gathering {
     buffer: Seg,
     filled: usize,
-    opcode: Opcode,
+    opcode: RdmapOpcode,
 }
 
 impl Queues {
@@ -82,8 +82,8 @@ impl Iwarp {
         }
         match (queue, control.opcode()) {
             (QUEUE_SEND, opcode) if opcode.is_send() => Ok(self.on_send(header, body, lend)),
-            (QUEUE_READ, Opcode::RDMA_READ_REQUEST) => Ok(self.on_read(header, body, ulpdu)),
-            (QUEUE_TERMINATE, Opcode::TERMINATE) => Err(self.on_terminate(body)),
+            (QUEUE_READ, RdmapOpcode::RDMA_READ_REQUEST) => Ok(self.on_read(header, body, ulpdu)),
+            (QUEUE_TERMINATE, RdmapOpcode::TERMINATE) => Err(self.on_terminate(body)),
             _ => Ok(Err(wrong::BAD_OPCODE)),
         }
     }
@@ -182,7 +182,7 @@ impl Iwarp {
         if len > 0 {
             let stag = Stag(request.src_stag.get());
             self.regions
-                .check_grant(stag, request.src_to.get(), len, Access::RemoteRead)
+                .check_grant(stag, request.src_to.get(), len, RemoteRights::RemoteRead)
                 .map_err(Wrong::read)?;
         }
         let asked: Asked = ulpdu.try_into().map_err(|_| wrong::SHORT_READ)?;

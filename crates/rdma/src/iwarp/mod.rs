@@ -52,7 +52,7 @@ use blockmux_wire::iwarp::ddp::{Control, FLAG_LAST, QUEUE_TERMINATE, UNTAGGED_LE
 /// What the stream of every connection request begins with.
 pub use blockmux_wire::iwarp::mpa::KEY_REQUEST;
 use blockmux_wire::iwarp::mpa::{ENHANCED_LEN, MAX_PRIVATE_DATA};
-use blockmux_wire::iwarp::rdmap::Opcode;
+use blockmux_wire::iwarp::rdmap::RdmapOpcode;
 use framing::Framer;
 use pending::Pending;
 use receive::Arrival;
@@ -289,7 +289,7 @@ impl Iwarp {
         if self.phase != Phase::Over {
             self.fault = Some(Fault::Peer(wrong.violation));
             self.end(None);
-            let control = Control::new(FLAG_LAST, Opcode::TERMINATE);
+            let control = Control::new(FLAG_LAST, RdmapOpcode::TERMINATE);
             let (invalidate_stag, qn) = (U32::new(0), U32::new(QUEUE_TERMINATE));
             let header = Untagged { control, invalidate_stag, qn, msn: U32::new(1), mo: U32::new(0) };
             let body = wrong.terminate(ulpdu, len);

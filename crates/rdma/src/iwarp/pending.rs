@@ -6,13 +6,13 @@
 //! ```
 //! Each has a number of its own, so that those of `sending` and `reads` can be flushed in the order of posting.
 
-use blockmux_proto::rdma::{Event, Head, Remote, Stag, WorkError, WorkId};
+use blockmux_proto::rdma::{Event, MessageHead, Remote, Stag, WorkError, WorkId};
 use blockmux_volume::SgList;
 use std::collections::VecDeque;
 
 /// What moves bytes.
 pub(super) enum Transfer {
-    Send { head: Head, payload: SgList, invalidate: Option<Stag>, is_solicited: bool },
+    Send { head: MessageHead, payload: SgList, invalidate: Option<Stag>, is_solicited: bool },
     Read { local: SgList, remote: Remote },
     Write { local: SgList, remote: Remote },
 }

@@ -3,7 +3,7 @@
 use super::pending::Transfer;
 use super::{Iwarp, PRIVATE_DATA, Phase};
 use crate::queue_pair::{Caps, Fault, Provider};
-use blockmux_proto::rdma::{Access, Event, Head, MESSAGE, QueuePair, Remote, Stag, Work, WorkError, WorkId};
+use blockmux_proto::rdma::{RemoteRights, Event, MessageHead, MESSAGE, QueuePair, Remote, Stag, WorkRequest, WorkError, WorkId};
 use blockmux_volume::{Seg, SgList};
 
 impl QueuePair for Iwarp {
@@ -13,35 +13,35 @@ impl QueuePair for Iwarp {
     }
 
     #[inline]
-    fn post(&mut self, work: Work) {
+    fn post(&mut self, work: WorkRequest) {
         if self.phase == Phase::Connected && self.transmit_at_once(&work) {
             return;
         }
         match work {
-            Work::Receive => self.arrival.untagged.post_receives(1),
-            Work::Invalidate { stag } => {
+            WorkRequest::Receive => self.arrival.untagged.post_receives(1),
+            WorkRequest::Invalidate { stag } => {
                 self.regions.close(stag);
                 self.arrival.revoke(stag);
             }
-            Work::Register { id, local, access } => self.post_registration(id, local, access),
-            Work::Accept { private_data } => self.answer(true, &private_data),
-            Work::Reject { private_data } => self.answer(false, &private_data),
-            Work::Send { id, head, payload, invalidate, is_solicited } => {
+            WorkRequest::Register { id, local, access } => self.post_registration(id, local, access),
+            WorkRequest::Accept { private_data } => self.answer(true, &private_data),
+            WorkRequest::Reject { private_data } => self.answer(false, &private_data),
+            WorkRequest::Send { id, head, payload, invalidate, is_solicited } => {
                 let is_possible = head.len().saturating_add(payload.len()) <= u32::MAX as usize;
                 self.enqueue(id, Transfer::Send { head, payload, invalidate, is_solicited }, is_possible);
             }
-            Work::Read { id, local, remote } => {
+            WorkRequest::Read { id, local, remote } => {
                 let is_possible = self.agreement.ord > 0
                     && local.len() == remote.len as usize
                     && local.segs().iter().all(Seg::is_writable);
                 self.enqueue(id, Transfer::Read { local, remote }, is_possible);
             }
-            Work::Write { id, local, remote } => {
+            WorkRequest::Write { id, local, remote } => {
                 let is_possible = local.len() <= remote.len as usize;
                 self.enqueue(id, Transfer::Write { local, remote }, is_possible);
             }
-            Work::Disconnect if self.phase == Phase::Connected => self.phase = Phase::Leaving,
-            Work::Disconnect => self.end(None),
+            WorkRequest::Disconnect if self.phase == Phase::Connected => self.phase = Phase::Leaving,
+            WorkRequest::Disconnect => self.end(None),
         }
     }
 
@@ -61,7 +61,7 @@ impl QueuePair for Iwarp {
             return;
         }
         let is_possible = head.len().saturating_add(payload.len()) <= u32::MAX as usize;
-        let (head, payload) = (Head::from_slice(head), payload.clone());
+        let (head, payload) = (MessageHead::from_slice(head), payload.clone());
         let send = Transfer::Send { head, payload, invalidate, is_solicited: false };
         self.enqueue(MESSAGE, send, is_possible);
     }
@@ -77,7 +77,7 @@ impl QueuePair for Iwarp {
     }
 
     #[inline]
-    fn register(&mut self, id: WorkId, local: &mut SgList, access: Access) -> Option<Remote> {
+    fn register(&mut self, id: WorkId, local: &mut SgList, access: RemoteRights) -> Option<Remote> {
         if self.phase != Phase::Over
             && let Ok(remote) = self.regions.take(local, access)
         {
@@ -141,7 +141,7 @@ impl Iwarp {
         self.transmit();
     }
 
-    fn post_registration(&mut self, id: WorkId, local: SgList, access: Access) {
+    fn post_registration(&mut self, id: WorkId, local: SgList, access: RemoteRights) {
         if self.phase == Phase::Over {
             return self.events.push_back(Event::Done { id, result: Err(WorkError::Flushed) });
         }

@@ -12,12 +12,12 @@ use super::messages::Queues;
 use super::unframe::{Step, Unframer};
 use super::wrong::{self, Wrong};
 use super::{Iwarp, Phase};
-use blockmux_proto::rdma::{Access, Event, Stag};
+use blockmux_proto::rdma::{RemoteRights, Event, Stag};
 use blockmux_proto::session::{Demand, ProtocolError};
 use blockmux_volume::{Chunk, Crc32c, Memory, Seg, SgList};
 use blockmux_wire::iwarp::ddp::{Control, DDP_VERSION, TAGGED_LEN, Tagged, Untagged};
 use blockmux_wire::iwarp::mpa::{CRC_LEN, LENGTH_LEN, REQ_REP_LEN, fpdu_len};
-use blockmux_wire::iwarp::rdmap::{Opcode, RDMAP_VERSION};
+use blockmux_wire::iwarp::rdmap::{RdmapOpcode, RDMAP_VERSION};
 use zerocopy::FromBytes;
 
 /// The receiving side, as far as it has come.
@@ -131,7 +131,7 @@ impl Arrival {
     pub(super) fn revoke(&mut self, stag: Stag) {
         if let State::Place(placing) = &mut self.state
             && let Ok((header, _)) = Tagged::read_from_prefix(placing.tagged())
-            && header.control.opcode() == Opcode::RDMA_WRITE
+            && header.control.opcode() == RdmapOpcode::RDMA_WRITE
             && header.stag.get() == stag.0
         {
             let len = placing.place.len();
@@ -327,7 +327,7 @@ impl Iwarp {
     fn take_tagged(&mut self, ulpdu: &[u8], payload: &[u8]) -> Result<(), Wrong> {
         let header = tagged_header(ulpdu)?;
         self.arrival.weigh(payload.len());
-        if header.control.opcode() == Opcode::RDMA_WRITE && !payload.is_empty() {
+        if header.control.opcode() == RdmapOpcode::RDMA_WRITE && !payload.is_empty() {
             let stag = Stag(header.stag.get());
             return self.regions.write(stag, header.to.get(), payload).map_err(Wrong::write);
         }
@@ -343,12 +343,12 @@ impl Iwarp {
         let len = payload as u32;
         match header.control.opcode() {
             // Of a name under which nothing is written, nothing is asked (RFC 5041 §7.1).
-            Opcode::RDMA_WRITE if len == 0 => Ok(SgList::default()),
-            Opcode::RDMA_WRITE => {
+            RdmapOpcode::RDMA_WRITE if len == 0 => Ok(SgList::default()),
+            RdmapOpcode::RDMA_WRITE => {
                 let stag = Stag(header.stag.get());
-                self.regions.look_up(stag, header.to.get(), len, Access::RemoteWrite).map_err(Wrong::write)
+                self.regions.look_up(stag, header.to.get(), len, RemoteRights::RemoteWrite).map_err(Wrong::write)
             }
-            Opcode::RDMA_READ_RESPONSE => {
+            RdmapOpcode::RDMA_READ_RESPONSE => {
                 let reading = self.pending.reading().ok_or(wrong::BAD_OPCODE)?;
                 if header.stag.get() != reading.sink {
                     return Err(wrong::SINK_STAG);
@@ -373,7 +373,7 @@ impl Iwarp {
     #[inline]
     fn on_tagged(&mut self, ulpdu: &[u8], payload: usize) {
         let Ok((control, _)) = Control::read_from_prefix(ulpdu) else { return };
-        if control.opcode() != Opcode::RDMA_READ_RESPONSE {
+        if control.opcode() != RdmapOpcode::RDMA_READ_RESPONSE {
             return;
         }
         if let Some(reading) = self.pending.reading() {

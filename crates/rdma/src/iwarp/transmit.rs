@@ -9,12 +9,12 @@ use super::setup::Rtr;
 use super::wrong::Wrong;
 use super::{Iwarp, OUTBOX_FULL, OUTBOX_FULL_OF_COPIES, Phase};
 use blockmux_proto::outbox::Outbox;
-use blockmux_proto::rdma::{Access, Head, Remote, Stag, Work, WorkId};
+use blockmux_proto::rdma::{RemoteRights, MessageHead, Remote, Stag, WorkRequest, WorkId};
 use blockmux_volume::SgList;
 use blockmux_wire::iwarp::ddp::{
     Control, FLAG_LAST, FLAG_TAGGED, QUEUE_READ, QUEUE_SEND, TAGGED_LEN, Tagged, UNTAGGED_LEN, Untagged,
 };
-use blockmux_wire::iwarp::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest};
+use blockmux_wire::iwarp::rdmap::{RdmapOpcode, READ_REQUEST_LEN, ReadRequest};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes, U32, U64, transmute};
@@ -43,7 +43,7 @@ pub(super) type Asked = [u8; UNTAGGED_LEN + READ_REQUEST_LEN];
 struct Outgoing {
     header: Header,
     /// What is left of its head, from `head_at` on.
-    head: Head,
+    head: MessageHead,
     head_at: usize,
     /// What is left of its payload, from the byte `seg_at` of the piece `seg` on.
     payload: SgList,
@@ -55,8 +55,8 @@ struct Outgoing {
 
 /// Of the next FPDU.
 enum Header {
-    Tagged(Opcode, Stag, u64),
-    Untagged { opcode: Opcode, invalidate: Option<Stag>, msn: u32, mo: u32 },
+    Tagged(RdmapOpcode, Stag, u64),
+    Untagged { opcode: RdmapOpcode, invalidate: Option<Stag>, msn: u32, mo: u32 },
 }
 
 impl Transmitter {
@@ -165,7 +165,7 @@ impl Header {
 
 impl Outgoing {
     #[inline]
-    fn new(header: Header, head: Head, payload: SgList) -> Outgoing {
+    fn new(header: Header, head: MessageHead, payload: SgList) -> Outgoing {
         let left = head.len().saturating_add(payload.len());
         Outgoing { header, head, head_at: 0, payload, seg: 0, seg_at: 0, left }
     }
@@ -222,14 +222,14 @@ impl Iwarp {
     /// Puts a send or a write into the outbox that fits in one FPDU and has nothing before it, as most have; whether it
     /// could. What waits, or is longer, is moved from place to place until it is sent.
     #[inline]
-    pub(super) fn transmit_at_once(&mut self, work: &Work) -> bool {
+    pub(super) fn transmit_at_once(&mut self, work: &WorkRequest) -> bool {
         match work {
-            Work::Send { id, head, payload, invalidate, is_solicited } => {
+            WorkRequest::Send { id, head, payload, invalidate, is_solicited } => {
                 self.room() > 0
                     && self.send_whole(head, payload, *invalidate, *is_solicited)
                     && self.await_sent(*id, payload)
             }
-            Work::Write { id, local, remote } => {
+            WorkRequest::Write { id, local, remote } => {
                 self.room() > 0 && self.write_whole(local, *remote) && self.await_sent(*id, local)
             }
             _ => false,
@@ -238,7 +238,7 @@ impl Iwarp {
 
     /// Puts a write into the outbox, as [`Iwarp::transmit_whole`].
     pub(super) fn write_whole(&mut self, local: &SgList, remote: Remote) -> bool {
-        let header = tagged(FLAG_LAST, Opcode::RDMA_WRITE, remote.stag, remote.address);
+        let header = tagged(FLAG_LAST, RdmapOpcode::RDMA_WRITE, remote.stag, remote.address);
         local.len() <= remote.len as usize && self.transmit_whole(&header, &[], local)
     }
 
@@ -307,8 +307,8 @@ impl Iwarp {
                     Outgoing::new(header, head, payload)
                 }
                 Transfer::Write { local, remote } => {
-                    let header = Header::Tagged(Opcode::RDMA_WRITE, remote.stag, remote.address);
-                    Outgoing::new(header, Head::new(), local)
+                    let header = Header::Tagged(RdmapOpcode::RDMA_WRITE, remote.stag, remote.address);
+                    Outgoing::new(header, MessageHead::new(), local)
                 }
                 Transfer::Read { local, remote } => {
                     self.request_read(local, remote);
@@ -331,7 +331,7 @@ impl Iwarp {
             0 => SgList::default(),
             len => {
                 let stag = Stag(request.src_stag.get());
-                match self.regions.look_up(stag, request.src_to.get(), len, Access::RemoteRead) {
+                match self.regions.look_up(stag, request.src_to.get(), len, RemoteRights::RemoteRead) {
                     Ok(memory) => memory,
                     Err(refusal) => {
                         let _ = self.terminate(Wrong::read(refusal), &asked, asked.len());
@@ -341,9 +341,9 @@ impl Iwarp {
             }
         };
         let sink = Stag(request.sink_stag.get());
-        let header = Header::Tagged(Opcode::RDMA_READ_RESPONSE, sink, request.sink_to.get());
+        let header = Header::Tagged(RdmapOpcode::RDMA_READ_RESPONSE, sink, request.sink_to.get());
         (self.transmitter.current, self.transmitter.is_work) =
-            (Some(Outgoing::new(header, Head::new(), memory)), false);
+            (Some(Outgoing::new(header, MessageHead::new(), memory)), false);
         true
     }
 
@@ -366,7 +366,7 @@ impl Iwarp {
         // Nobody but the answer to this read gets at its memory by that name: it is not registered.
         let (msn, sink) = (transmitter.reads, transmitter.reads | SINK);
         let header = Untagged {
-            control: Control::new(FLAG_LAST, Opcode::RDMA_READ_REQUEST),
+            control: Control::new(FLAG_LAST, RdmapOpcode::RDMA_READ_REQUEST),
             invalidate_stag: U32::new(0),
             qn: U32::new(QUEUE_READ),
             msn: U32::new(msn),
@@ -414,8 +414,8 @@ impl Iwarp {
     #[cold]
     pub(super) fn send_nothing(&mut self) {
         if self.transmitter.current.is_none() {
-            let header = Header::Tagged(Opcode::RDMA_WRITE, NOTHING.stag, NOTHING.address);
-            self.transmitter.current = Some(Outgoing::new(header, Head::new(), SgList::default()));
+            let header = Header::Tagged(RdmapOpcode::RDMA_WRITE, NOTHING.stag, NOTHING.address);
+            self.transmitter.current = Some(Outgoing::new(header, MessageHead::new(), SgList::default()));
             self.transmitter.cut(&mut self.outbox);
             self.transmitter.current = None;
         }
@@ -424,14 +424,14 @@ impl Iwarp {
 
 /// The header of a tagged segment.
 #[inline]
-fn tagged(last: u8, opcode: Opcode, stag: Stag, to: u64) -> [u8; TAGGED_LEN] {
+fn tagged(last: u8, opcode: RdmapOpcode, stag: Stag, to: u64) -> [u8; TAGGED_LEN] {
     let control = Control::new(FLAG_TAGGED | last, opcode);
     transmute!(Tagged { control, stag: U32::new(stag.0), to: U64::new(to) })
 }
 
 /// That of a segment of a message.
 #[inline]
-fn untagged(last: u8, opcode: Opcode, invalidate: Option<Stag>, msn: u32, mo: u32) -> [u8; UNTAGGED_LEN] {
+fn untagged(last: u8, opcode: RdmapOpcode, invalidate: Option<Stag>, msn: u32, mo: u32) -> [u8; UNTAGGED_LEN] {
     transmute!(Untagged {
         control: Control::new(last, opcode),
         invalidate_stag: U32::new(invalidate.map_or(0, |stag| stag.0)),
@@ -443,12 +443,12 @@ fn untagged(last: u8, opcode: Opcode, invalidate: Option<Stag>, msn: u32, mo: u3
 
 /// What a message is called.
 #[inline]
-fn send_opcode(invalidate: Option<Stag>, is_solicited: bool) -> Opcode {
+fn send_opcode(invalidate: Option<Stag>, is_solicited: bool) -> RdmapOpcode {
     match (invalidate, is_solicited) {
-        (None, false) => Opcode::SEND,
-        (None, true) => Opcode::SEND_WITH_SE,
-        (Some(_), false) => Opcode::SEND_WITH_INVALIDATE,
-        (Some(_), true) => Opcode::SEND_WITH_SE_AND_INVALIDATE,
+        (None, false) => RdmapOpcode::SEND,
+        (None, true) => RdmapOpcode::SEND_WITH_SE,
+        (Some(_), false) => RdmapOpcode::SEND_WITH_INVALIDATE,
+        (Some(_), true) => RdmapOpcode::SEND_WITH_SE_AND_INVALIDATE,
     }
 }
 

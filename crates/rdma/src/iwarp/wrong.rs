@@ -8,7 +8,7 @@ use blockmux_wire::iwarp::ddp::{
 };
 use blockmux_wire::iwarp::mpa::MpaError;
 use blockmux_wire::iwarp::rdmap::{
-    Layer, Opcode, READ_REQUEST_LEN, RdmapError, RdmapErrorType, SegmentLength, TERMINATE_DDP,
+    Layer, RdmapOpcode, READ_REQUEST_LEN, RdmapError, RdmapErrorType, SegmentLength, TERMINATE_DDP,
     TERMINATE_LENGTH, TERMINATE_MAX, TERMINATE_RDMAP, Terminate,
 };
 use zerocopy::{FromBytes, IntoBytes};
@@ -100,7 +100,7 @@ impl Wrong {
             copied.extend_from_slice(header);
             let request = ulpdu.get(header.len()..).and_then(|body| body.get(..READ_REQUEST_LEN));
             if let Some(request) = request
-                && control.opcode() == Opcode::RDMA_READ_REQUEST
+                && control.opcode() == RdmapOpcode::RDMA_READ_REQUEST
                 && !control.is_tagged()
             {
                 hdrct |= TERMINATE_RDMAP;

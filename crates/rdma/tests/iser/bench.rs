@@ -3,14 +3,14 @@
 
 use blockmux_proto::event::AuditEvent;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
-use blockmux_proto::iscsi::client::{BurstSize, Config, DiscoverySession, InitiatorSession, Mode, wishes};
-use blockmux_proto::iscsi::login::operational::Parameters;
+use blockmux_proto::iscsi::client::{BurstSize, Config, IscsiDiscoverySession, InitiatorSession, Mode, wishes};
+use blockmux_proto::iscsi::login::operational::OperationalParameters;
 use blockmux_proto::iscsi::name::Name;
-use blockmux_proto::iscsi::node::{Access, Chap, Node, Portal, TargetNode};
+use blockmux_proto::iscsi::node::{IscsiAccess, Chap, IscsiNode, Portal, TargetNode};
 use blockmux_proto::iscsi::server::{IserTargetSession, LocalSessions, TargetSession};
 use blockmux_proto::rdma::testing::Recorder;
-use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, Stag, Work};
-use blockmux_proto::scsi::{self, Identity, LogicalUnit, Lun};
+use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, Stag, WorkRequest};
+use blockmux_proto::scsi::{self, UnitIdentity, LogicalUnit, Lun};
 use blockmux_proto::session::{Home, Initiator, ProtocolError, SessionStage, Target, Timed};
 use blockmux_rdma::Driven;
 use blockmux_rdma::loopback::{self, Loopback};
@@ -32,18 +32,18 @@ pub(crate) const SIZE: u64 = 8 << 20;
 
 /// What is served: two units of a target.
 pub(crate) struct Served {
-    pub(crate) node: Arc<Node>,
+    pub(crate) node: Arc<IscsiNode>,
     pub(crate) exports: Exports,
     pub(crate) local: Rc<LocalSessions>,
     pub(crate) pool: Pool,
 }
 
 impl Served {
-    pub(crate) fn new(offer: Parameters, chap: Option<Chap>) -> Served {
+    pub(crate) fn new(offer: OperationalParameters, chap: Option<Chap>) -> Served {
         Served::named(TARGET, offer, chap)
     }
 
-    pub(crate) fn named(name: &str, offer: Parameters, chap: Option<Chap>) -> Served {
+    pub(crate) fn named(name: &str, offer: OperationalParameters, chap: Option<Chap>) -> Served {
         let export = |name: &str| Export {
             name: name.into(),
             description: String::new(),
@@ -53,15 +53,15 @@ impl Served {
         let exports = Exports::new(vec![export("a"), export("b")]);
         let unit = |at: u32| {
             let export = exports.get(VolumeId(at)).unwrap();
-            LogicalUnit::new(Identity::of(&export.name), export.volume.clone())
+            LogicalUnit::new(UnitIdentity::of(&export.name), export.volume.clone())
         };
-        let view = scsi::Target::new(name, Vec::new());
+        let view = scsi::ScsiTarget::new(name, Vec::new());
         let view = view.with_unit(0, VolumeId(0), unit(0)).with_unit(1, VolumeId(1), unit(1));
-        let access = Access { initiator: None, chap, target: Arc::new(view) };
+        let access = IscsiAccess { initiator: None, chap, target: Arc::new(view) };
         let portals = vec![Portal { address: "192.0.2.1:3260".into(), group_tag: 1 }];
         let mut target = TargetNode::new(Name::new(name).unwrap(), portals, vec![access]);
         target.offer = offer;
-        let node = Arc::new(Node::new(vec![target]));
+        let node = Arc::new(IscsiNode::new(vec![target]));
         let local = LocalSessions::new(Home::new(()));
         Served { node, exports, local, pool: Pool::new(512 << 20) }
     }
@@ -92,7 +92,7 @@ impl Pumped for Driven<Loopback, InitiatorSession> {
     }
 }
 
-impl Pumped for Driven<Loopback, DiscoverySession> {
+impl Pumped for Driven<Loopback, IscsiDiscoverySession> {
     fn pump(&mut self) -> bool {
         Driven::pump(self)
     }
@@ -182,7 +182,7 @@ where
     }
 }
 
-pub(crate) fn config(wishes: Parameters) -> Config {
+pub(crate) fn config(wishes: OperationalParameters) -> Config {
     Config {
         initiator: Name::new(INITIATOR).unwrap(),
         target: Name::new(TARGET).unwrap(),
@@ -195,13 +195,13 @@ pub(crate) fn config(wishes: Parameters) -> Config {
     }
 }
 
-pub(crate) fn initiator(wishes: Parameters) -> InitiatorSession {
+pub(crate) fn initiator(wishes: OperationalParameters) -> InitiatorSession {
     InitiatorSession::over_rdma(config(wishes), Pool::new(64 << 20), [5; 32], Instant::now())
 }
 
 impl Pair<InitiatorSession> {
     /// Logged in, and the unit known.
-    pub(crate) fn ready(wishes: Parameters, offer: Parameters) -> Pair<InitiatorSession> {
+    pub(crate) fn ready(wishes: OperationalParameters, offer: OperationalParameters) -> Pair<InitiatorSession> {
         let mut pair = connect(initiator(wishes), &Served::new(offer, None));
         pair.run();
         let session = pair.client.session();
@@ -236,7 +236,7 @@ impl Pair<InitiatorSession> {
 /// A session whose work is kept for the test to look at and to answer.
 pub(crate) struct Hand<S> {
     pub(crate) session: S,
-    pub(crate) works: VecDeque<Work>,
+    pub(crate) works: VecDeque<WorkRequest>,
     queue_pair: Recorder,
     /// Receive buffers that the session has given back.
     pub(crate) receives: u32,
@@ -245,13 +245,13 @@ pub(crate) struct Hand<S> {
 /// A session that a test drives by hand, over its first connection.
 pub(crate) trait Handled {
     /// The next thing that the session asks, with that much room.
-    fn next_work(&mut self, queue_pair: &mut Recorder, room: usize) -> Option<Work>;
+    fn next_work(&mut self, queue_pair: &mut Recorder, room: usize) -> Option<WorkRequest>;
 
     fn handle(&mut self, event: Event) -> Result<(), ProtocolError>;
 }
 
 impl Handled for IserTargetSession {
-    fn next_work(&mut self, queue_pair: &mut Recorder, room: usize) -> Option<Work> {
+    fn next_work(&mut self, queue_pair: &mut Recorder, room: usize) -> Option<WorkRequest> {
         queue_pair.next(self, room)
     }
 
@@ -261,7 +261,7 @@ impl Handled for IserTargetSession {
 }
 
 impl Handled for InitiatorSession {
-    fn next_work(&mut self, queue_pair: &mut Recorder, room: usize) -> Option<Work> {
+    fn next_work(&mut self, queue_pair: &mut Recorder, room: usize) -> Option<WorkRequest> {
         queue_pair.next(&mut self.connection(0), room)
     }
 
@@ -280,7 +280,7 @@ impl<S: Handled> Hand<S> {
         let before = self.works.len();
         while let Some(work) = self.next_work(1000) {
             match work {
-                Work::Receive => self.receives += 1,
+                WorkRequest::Receive => self.receives += 1,
                 work => self.works.push_back(work),
             }
         }
@@ -288,7 +288,7 @@ impl<S: Handled> Hand<S> {
     }
 
     /// The next thing that the session asks, with that much room.
-    pub(crate) fn next_work(&mut self, room: usize) -> Option<Work> {
+    pub(crate) fn next_work(&mut self, room: usize) -> Option<WorkRequest> {
         self.session.next_work(&mut self.queue_pair, room)
     }
 
@@ -303,7 +303,7 @@ impl<S: Handled> Hand<S> {
     /// The next work, a message: what it closes, its header, its PDU and what is behind.
     pub(crate) fn message(&mut self) -> (Option<Stag>, ControlHeader, Bhs, Vec<u8>) {
         match self.works.pop_front() {
-            Some(Work::Send { head, payload, invalidate, is_solicited: false, .. }) => {
+            Some(WorkRequest::Send { head, payload, invalidate, is_solicited: false, .. }) => {
                 let (header, rest) = ControlHeader::read_from_prefix(&head).unwrap();
                 let (bhs, rest) = Bhs::read_from_prefix(rest).unwrap();
                 (invalidate, header, bhs, [rest, &payload.to_vec()].concat())

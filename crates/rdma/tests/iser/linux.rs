@@ -7,10 +7,10 @@
 use crate::bench::{Hand, Served, Server, pattern};
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::iscsi::server::IserTargetSession;
-use blockmux_proto::rdma::{Event, RdmaSession, Remote, Stag, Work};
+use blockmux_proto::rdma::{Event, RdmaSession, Remote, Stag, WorkRequest};
 use blockmux_wire::iscsi::scsi::{ScsiCommand, ScsiResponse};
 use blockmux_wire::iscsi::session::{LoginRequest, LoginResponse};
-use blockmux_wire::iscsi::{Bhs, Opcode};
+use blockmux_wire::iscsi::{Bhs, IscsiOpcode};
 use blockmux_wire::iser::ControlHeader;
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -59,10 +59,10 @@ fn every_message_of_linux_is_decoded_and_encoded_to_the_same_bytes() {
         }
         assert_eq!(built, header);
         let encoded = match Bhs::read_from_bytes(&pdu).unwrap().opcode() {
-            Opcode::LOGIN_REQUEST => again::<LoginRequest>(&pdu),
-            Opcode::LOGIN_RESPONSE => again::<LoginResponse>(&pdu),
-            Opcode::SCSI_COMMAND => again::<ScsiCommand>(&pdu),
-            Opcode::SCSI_RESPONSE => again::<ScsiResponse>(&pdu),
+            IscsiOpcode::LOGIN_REQUEST => again::<LoginRequest>(&pdu),
+            IscsiOpcode::LOGIN_RESPONSE => again::<LoginResponse>(&pdu),
+            IscsiOpcode::SCSI_COMMAND => again::<ScsiCommand>(&pdu),
+            IscsiOpcode::SCSI_RESPONSE => again::<ScsiResponse>(&pdu),
             other => panic!("{other:?}"),
         };
         assert_eq!(encoded, pdu);
@@ -129,18 +129,18 @@ fn answer(server: &mut Server<Hand<IserTargetSession>>) -> (Doing, Bhs, Vec<u8>,
     loop {
         server.run();
         match server.driven.works.front() {
-            Some(Work::Send { .. }) => break,
+            Some(WorkRequest::Send { .. }) => break,
             None => panic!("no answer"),
             Some(_) => {}
         }
         match server.driven.works.pop_front() {
-            Some(Work::Write { id, local, remote }) => {
+            Some(WorkRequest::Write { id, local, remote }) => {
                 assert!(local.len() <= remote.len as usize);
                 doing.written = Some((remote.stag, remote.address));
                 data_in = local.to_vec();
                 server.driven.session.on_event(Event::Done { id, result: Ok(()) }, Instant::now()).unwrap();
             }
-            Some(Work::Read { id, local, remote }) => {
+            Some(WorkRequest::Read { id, local, remote }) => {
                 doing.read = Some(remote);
                 let all = pattern(8192 + local.len());
                 local.copy_from(&all[8192..]);
@@ -169,7 +169,7 @@ fn our_target_answers_linux_as_linux_does() {
                 server.run();
             }
             "!" => {
-                let Some(Work::Accept { private_data }) = server.driven.works.pop_front() else { panic!() };
+                let Some(WorkRequest::Accept { private_data }) = server.driven.works.pop_front() else { panic!() };
                 assert_eq!(private_data, bytes(line.words[0]));
             }
             ">" => {
@@ -179,7 +179,7 @@ fn our_target_answers_linux_as_linux_does() {
                 message.extend(&pdu);
                 let len = bhs.data_segment_length.get() as usize;
                 match bhs.opcode() {
-                    Opcode::LOGIN_REQUEST => {
+                    IscsiOpcode::LOGIN_REQUEST => {
                         message.extend(format!("{}\0", line.text.replace('|', "\0")).bytes())
                     }
                     _ => message.extend(pattern(len)),
@@ -189,7 +189,7 @@ fn our_target_answers_linux_as_linux_does() {
                 let (doing, response, data, data_in) = answer(&mut server);
                 let itt = bhs.initiator_task_tag.get();
                 assert_eq!(response.initiator_task_tag.get(), itt);
-                if bhs.opcode() == Opcode::LOGIN_REQUEST {
+                if bhs.opcode() == IscsiOpcode::LOGIN_REQUEST {
                     check_login(&response, &data);
                     continue;
                 }
@@ -225,7 +225,7 @@ fn check_login(response: &Bhs, data: &[u8]) {
 fn check(pdu: &[u8], response: &Bhs, doing: &Doing, linux: &Doing, data_in: &[u8]) {
     let command = ScsiCommand::read_from_bytes(pdu).unwrap();
     let response = ScsiResponse::read_from_bytes(response.as_bytes()).unwrap();
-    assert_eq!(response.opcode, Opcode::SCSI_RESPONSE.0);
+    assert_eq!(response.opcode, IscsiOpcode::SCSI_RESPONSE.0);
     assert_eq!((response.exp_data_sn.get(), response.exp_cmd_sn.get()), (0, command.cmd_sn.get() + 1));
     if response.status != 0 {
         // The first command learns that the unit was just powered on, and Linux asks for pages that not both have.

@@ -1,16 +1,16 @@
 //! The target, told anything: what an initiator may say and what it may not, message by message.
 
 use crate::bench::{Hand, INITIATOR, Served, Server, TARGET, pattern};
-use blockmux_proto::iscsi::login::operational::{Key, Parameters};
+use blockmux_proto::iscsi::login::operational::{OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::iscsi::server::{IserTargetSession, TargetSession};
 use blockmux_proto::rdma::testing::Recorder;
-use blockmux_proto::rdma::{Event, RdmaSession, Stag, Work, WorkError};
+use blockmux_proto::rdma::{Event, RdmaSession, Stag, WorkRequest, WorkError};
 use blockmux_proto::session::{ProtocolError, StreamSession, Target, Timed};
 use blockmux_volume::{Chunk, Seg};
 use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::session::*;
-use blockmux_wire::iscsi::{Bhs, FLAG_FINAL, FLAG_IMMEDIATE, Opcode, RESERVED_TAG, U24};
+use blockmux_wire::iscsi::{Bhs, FLAG_FINAL, FLAG_IMMEDIATE, IscsiOpcode, RESERVED_TAG, U24};
 use blockmux_wire::iser::ControlHeader;
 use std::time::Instant;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
@@ -32,7 +32,7 @@ impl Client {
         let mut client = Client { server, cmd_sn: 1 };
         let requested = Event::Requested { private_data: private_data.to_vec() };
         client.event(requested).unwrap();
-        let Some(Work::Accept { private_data }) = client.works().pop_front() else { panic!("not accepted") };
+        let Some(WorkRequest::Accept { private_data }) = client.works().pop_front() else { panic!("not accepted") };
         client.event(Event::Connected { private_data: Vec::new() }).unwrap();
         (client, private_data)
     }
@@ -60,7 +60,7 @@ impl Client {
         Client::log_in_to(&Served::new(offer(), None), keys)
     }
 
-    fn works(&mut self) -> &mut std::collections::VecDeque<Work> {
+    fn works(&mut self) -> &mut std::collections::VecDeque<WorkRequest> {
         &mut self.server.driven.works
     }
 
@@ -89,7 +89,7 @@ impl Client {
     /// A command of that many bytes; its tag is its CmdSN.
     fn command(&mut self, lun: u8, cdb: &[u8], flags: u8, expected: u32) -> ScsiCommand {
         let mut command = ScsiCommand::new_zeroed();
-        command.opcode = Opcode::SCSI_COMMAND.0;
+        command.opcode = IscsiOpcode::SCSI_COMMAND.0;
         command.flags = FLAG_FINAL | flags;
         command.lun[1] = lun;
         command.initiator_task_tag = self.cmd_sn.into();
@@ -119,7 +119,7 @@ impl Client {
         let (bhs, _) = self.answer();
         assert_eq!(
             (bhs.opcode(), status(&bhs), bhs.initiator_task_tag.get()),
-            (Opcode::SCSI_RESPONSE, 0, itt)
+            (IscsiOpcode::SCSI_RESPONSE, 0, itt)
         );
     }
 
@@ -133,7 +133,7 @@ impl Client {
 
     /// What the target reads next from our memory: an offset and a length; it gets its data.
     fn fill(&mut self, data: &[u8]) -> (u64, u32) {
-        let Some(Work::Read { id, local, remote }) = self.works().pop_front() else { panic!() };
+        let Some(WorkRequest::Read { id, local, remote }) = self.works().pop_front() else { panic!() };
         assert_eq!(remote.stag, Stag(DATA.0));
         local.copy_from(&data[..remote.len as usize]);
         self.done(id);
@@ -145,7 +145,7 @@ impl Client {
         let command = self.read(lba, blocks);
         let header = ControlHeader::new().with_read(ROOM.0, ROOM.1);
         self.send(header, &command, &[]).unwrap();
-        let Some(Work::Write { id, local, remote }) = self.works().pop_front() else { panic!() };
+        let Some(WorkRequest::Write { id, local, remote }) = self.works().pop_front() else { panic!() };
         assert_eq!((remote.stag, remote.address), (Stag(ROOM.0), ROOM.1));
         self.done(id);
         self.assert_good(command.cmd_sn.get());
@@ -155,7 +155,7 @@ impl Client {
 
 fn login_request() -> LoginRequest {
     let mut request = LoginRequest::new_zeroed();
-    request.opcode = Opcode::LOGIN_REQUEST.0 | FLAG_IMMEDIATE;
+    request.opcode = IscsiOpcode::LOGIN_REQUEST.0 | FLAG_IMMEDIATE;
     request.flags = 0x87;
     request.isid = [0x80, 1, 2, 3, 4, 5];
     request.cid = 7.into();
@@ -165,7 +165,7 @@ fn login_request() -> LoginRequest {
 
 fn data_out(itt: u32, data_sn: u32, offset: u32, is_final: bool) -> DataOut {
     let mut pdu = DataOut::new_zeroed();
-    pdu.opcode = Opcode::DATA_OUT.0;
+    pdu.opcode = IscsiOpcode::DATA_OUT.0;
     pdu.flags = if is_final { FLAG_FINAL } else { 0 };
     pdu.initiator_task_tag = itt.into();
     pdu.target_transfer_tag = RESERVED_TAG.into();
@@ -176,7 +176,7 @@ fn data_out(itt: u32, data_sn: u32, offset: u32, is_final: bool) -> DataOut {
 
 fn management(function: Function, referenced: u32) -> TaskManagementRequest {
     let mut request = TaskManagementRequest::new_zeroed();
-    request.opcode = Opcode::TASK_MANAGEMENT_REQUEST.0 | FLAG_IMMEDIATE;
+    request.opcode = IscsiOpcode::TASK_MANAGEMENT_REQUEST.0 | FLAG_IMMEDIATE;
     request.function = FLAG_FINAL | function.0;
     request.initiator_task_tag = 99.into();
     request.referenced_task_tag = referenced.into();
@@ -197,7 +197,7 @@ fn status(bhs: &Bhs) -> u8 {
 
 /// Sense key and code of a CHECK CONDITION.
 fn sense((bhs, data): &(Bhs, Vec<u8>)) -> (u8, u16) {
-    assert_eq!((bhs.opcode(), status(bhs)), (Opcode::SCSI_RESPONSE, 2), "{bhs:?}");
+    assert_eq!((bhs.opcode(), status(bhs)), (IscsiOpcode::SCSI_RESPONSE, 2), "{bhs:?}");
     (data[4] & 0xf, u16::from_be_bytes([data[14], data[15]]))
 }
 
@@ -205,8 +205,8 @@ fn with_data() -> ControlHeader {
     ControlHeader::new().with_write(DATA.0, DATA.1)
 }
 
-fn without_immediate_data() -> Parameters {
-    offer().with(Key::ImmediateData, 0)
+fn without_immediate_data() -> OperationalParameters {
+    offer().with(OperationalKey::ImmediateData, 0)
 }
 
 #[test]
@@ -222,7 +222,7 @@ fn both_sides_say_whether_memory_is_closed_from_afar() {
         client.answer();
         let command = client.command(0, &[0x12, 0, 0, 0, 36, 0], FLAG_READ, 36);
         client.send(ControlHeader::new().with_read(ROOM.0, ROOM.1), &command, &[]).unwrap();
-        assert!(matches!(client.works().pop_front(), Some(Work::Write { .. })));
+        assert!(matches!(client.works().pop_front(), Some(WorkRequest::Write { .. })));
         let (closed, ..) = client.server.driven.message();
         assert_eq!(closed, (answered == 0x80).then_some(Stag(ROOM.0)), "{said:?}");
     }
@@ -290,7 +290,7 @@ fn data_that_is_being_read_does_not_come_as_a_message_too() {
         let mut client = Client::log_in("");
         let command = client.write(8, 40);
         client.send(with_data(), &command, &[]).unwrap();
-        assert!(matches!(client.works().pop_front(), Some(Work::Read { .. })));
+        assert!(matches!(client.works().pop_front(), Some(WorkRequest::Read { .. })));
         let mut pdu = data_out(command.cmd_sn.get(), 0, 0, true);
         pdu.target_transfer_tag = ttt.into();
         let error = client.send(ControlHeader::new(), &pdu, &pattern(512)).unwrap_err();
@@ -304,7 +304,7 @@ fn a_target_that_stops_before_anybody_has_connected_hangs_up() {
     let mut server = Server::new(&served, Hand::new(served.session()));
     server.driven.on_stop(Instant::now());
     server.run();
-    assert!(matches!(server.driven.works.pop_front(), Some(Work::Disconnect)));
+    assert!(matches!(server.driven.works.pop_front(), Some(WorkRequest::Disconnect)));
     assert!(server.driven.works.is_empty());
 }
 
@@ -333,7 +333,7 @@ fn commands_that_do_not_name_their_memory_are_rejected_and_the_session_goes_on()
         command.cmd_sn = client.cmd_sn.into();
         client.send(header, &command, &pattern(immediate)).unwrap();
         let (bhs, data) = client.answer();
-        assert_eq!((bhs.opcode(), data.len()), (Opcode::REJECT, 48), "case {nth}");
+        assert_eq!((bhs.opcode(), data.len()), (IscsiOpcode::REJECT, 48), "case {nth}");
         client.assert_quiet();
     }
     client.cmd_sn = 7;
@@ -379,7 +379,7 @@ fn a_login_in_a_session_is_refused() {
         .send(ControlHeader::new(), &login_request(), b"InitiatorName=iqn.2026-11.com.example:me\0")
         .unwrap();
     let (bhs, _) = client.answer();
-    assert_eq!(bhs.opcode(), Opcode::REJECT);
+    assert_eq!(bhs.opcode(), IscsiOpcode::REJECT);
 }
 
 #[test]
@@ -387,10 +387,10 @@ fn memory_that_is_not_open_ends_the_connection_and_nothing_is_written() {
     let mut client = Client::log_in("");
     let command = client.write(0, 32);
     client.send(with_data(), &command, &[]).unwrap();
-    let Some(Work::Read { id, .. }) = client.works().pop_front() else { panic!() };
+    let Some(WorkRequest::Read { id, .. }) = client.works().pop_front() else { panic!() };
     client.event(Event::Done { id, result: Err(WorkError::RemoteAccess) }).unwrap();
     assert!(client.server.submitted.is_empty());
-    assert!(matches!(client.works().pop_front(), Some(Work::Disconnect)));
+    assert!(matches!(client.works().pop_front(), Some(WorkRequest::Disconnect)));
     client.event(Event::Disconnected).unwrap();
     client.assert_quiet();
     assert!(client.server.driven.session.is_over());
@@ -402,14 +402,14 @@ fn an_abort_is_answered_when_the_initiators_memory_is_not_read_any_more() {
         let mut client = Client::log_in("");
         let command = client.write(0, 32);
         client.send(with_data(), &command, &[]).unwrap();
-        let Some(Work::Read { id, local, .. }) = client.works().pop_front() else { panic!() };
+        let Some(WorkRequest::Read { id, local, .. }) = client.works().pop_front() else { panic!() };
         client.send(ControlHeader::new(), &management(function, command.cmd_sn.get()), &[]).unwrap();
         client.assert_quiet();
         local.copy_from(&pattern(32 * 512));
         client.done(id);
         let (bhs, _) = client.answer();
         let response = TaskManagementResponse::read_from_bytes(bhs.as_bytes()).unwrap();
-        assert_eq!((bhs.opcode(), response.response), (Opcode::TASK_MANAGEMENT_RESPONSE, 0), "{function:?}");
+        assert_eq!((bhs.opcode(), response.response), (IscsiOpcode::TASK_MANAGEMENT_RESPONSE, 0), "{function:?}");
         client.assert_quiet();
         if function == Function::LOGICAL_UNIT_RESET {
             let command = client.command(0, &[0; 6], 0, 0);
@@ -432,7 +432,7 @@ fn an_abort_of_io_at_the_volume_waits_for_its_end() {
     client.server.finish_one();
     client.server.run();
     let (bhs, _) = client.answer();
-    assert_eq!(bhs.opcode(), Opcode::TASK_MANAGEMENT_RESPONSE);
+    assert_eq!(bhs.opcode(), IscsiOpcode::TASK_MANAGEMENT_RESPONSE);
     client.assert_quiet();
 }
 
@@ -440,30 +440,30 @@ fn an_abort_of_io_at_the_volume_waits_for_its_end() {
 fn pings_text_and_the_logout_are_messages_like_others() {
     let mut client = Client::log_in("");
     let mut ping = NopOut::new_zeroed();
-    ping.opcode = Opcode::NOP_OUT.0 | FLAG_IMMEDIATE;
+    ping.opcode = IscsiOpcode::NOP_OUT.0 | FLAG_IMMEDIATE;
     ping.flags = FLAG_FINAL;
     (ping.initiator_task_tag, ping.target_transfer_tag) = (5.into(), RESERVED_TAG.into());
     client.send(ControlHeader::new(), &ping, b"hello").unwrap();
     let (bhs, data) = client.answer();
-    assert_eq!((bhs.opcode(), &data[..]), (Opcode::NOP_IN, &b"hello\0\0\0"[..]));
+    assert_eq!((bhs.opcode(), &data[..]), (IscsiOpcode::NOP_IN, &b"hello\0\0\0"[..]));
     let mut text = TextRequest::new_zeroed();
-    (text.opcode, text.flags) = (Opcode::TEXT_REQUEST.0 | FLAG_IMMEDIATE, FLAG_FINAL);
+    (text.opcode, text.flags) = (IscsiOpcode::TEXT_REQUEST.0 | FLAG_IMMEDIATE, FLAG_FINAL);
     text.target_transfer_tag = RESERVED_TAG.into();
     client.send(ControlHeader::new(), &text, b"SendTargets=\0").unwrap();
     let (bhs, data) = client.answer();
-    assert_eq!(bhs.opcode(), Opcode::TEXT_RESPONSE);
+    assert_eq!(bhs.opcode(), IscsiOpcode::TEXT_RESPONSE);
     assert!(String::from_utf8(data).unwrap().contains("TargetAddress=192.0.2.1:3260,1"));
     log_out(&mut client);
 }
 
 fn log_out(client: &mut Client) {
     let mut logout = LogoutRequest::new_zeroed();
-    logout.opcode = Opcode::LOGOUT_REQUEST.0 | FLAG_IMMEDIATE;
+    logout.opcode = IscsiOpcode::LOGOUT_REQUEST.0 | FLAG_IMMEDIATE;
     logout.reason = FLAG_FINAL | LogoutReason::CLOSE_SESSION.0;
     client.send(ControlHeader::new(), &logout, &[]).unwrap();
     let (bhs, _) = client.answer();
-    assert_eq!(bhs.opcode(), Opcode::LOGOUT_RESPONSE);
-    assert!(matches!(client.works().pop_front(), Some(Work::Disconnect)));
+    assert_eq!(bhs.opcode(), IscsiOpcode::LOGOUT_RESPONSE);
+    assert!(matches!(client.works().pop_front(), Some(WorkRequest::Disconnect)));
 }
 
 #[test]
@@ -476,11 +476,11 @@ fn an_initiator_is_asked_to_log_out_by_a_target_that_stops() {
     client.server.run();
     let (bhs, _) = client.answer();
     let event = AsyncMessage::read_from_bytes(bhs.as_bytes()).unwrap();
-    assert_eq!((bhs.opcode(), event.async_event), (Opcode::ASYNC_MESSAGE, AsyncEvent::LOGOUT_REQUEST.0));
+    assert_eq!((bhs.opcode(), event.async_event), (IscsiOpcode::ASYNC_MESSAGE, AsyncEvent::LOGOUT_REQUEST.0));
     client.assert_quiet();
     client.server.finish_one();
     client.server.run();
-    assert!(matches!(client.works().pop_front(), Some(Work::Write { .. })));
+    assert!(matches!(client.works().pop_front(), Some(WorkRequest::Write { .. })));
     client.assert_good(command.cmd_sn.get());
     log_out(&mut client);
 }
@@ -525,7 +525,7 @@ fn data_that_was_sent_counts_until_it_has_left() {
     let writes: Vec<_> = works
         .into_iter()
         .filter_map(|work| match work {
-            Work::Write { id, .. } => Some(id),
+            WorkRequest::Write { id, .. } => Some(id),
             _ => None,
         })
         .collect();
@@ -633,7 +633,7 @@ fn no_more_is_said_unasked_than_the_initiator_takes() {
     };
     (0..4).for_each(|_| reject());
     let rejects: Vec<Bhs> = (0..2).map(|_| client.answer().0).collect();
-    assert!(rejects.iter().all(|bhs| bhs.opcode() == Opcode::REJECT));
+    assert!(rejects.iter().all(|bhs| bhs.opcode() == IscsiOpcode::REJECT));
     client.assert_quiet();
     // What comes behind them waits, until the first is acknowledged.
     let mut command = client.command(0, &[0; 6], 0, 0);
@@ -644,7 +644,7 @@ fn no_more_is_said_unasked_than_the_initiator_takes() {
     command = client.command(0, &[0; 6], 0, 0);
     command.exp_stat_sn = (reject.stat_sn.get() + 1).into();
     client.send(ControlHeader::new(), &command, &[]).unwrap();
-    assert_eq!([client.answer(), client.answer()].map(|(bhs, _)| bhs.opcode()), [Opcode::REJECT; 2]);
+    assert_eq!([client.answer(), client.answer()].map(|(bhs, _)| bhs.opcode()), [IscsiOpcode::REJECT; 2]);
     client.assert_good(itt);
     client.assert_good(command.initiator_task_tag.get());
 }
@@ -661,17 +661,17 @@ fn an_initiator_that_does_not_answer_a_read_is_left_when_something_waits_for_tha
         let mut client = Client::log_in("");
         let command = client.write(0, 32);
         client.send(with_data(), &command, &[]).unwrap();
-        assert!(matches!(client.works().pop_front(), Some(Work::Read { .. })));
+        assert!(matches!(client.works().pop_front(), Some(WorkRequest::Read { .. })));
         if waits == Waits::Abort {
             let mut request = TaskManagementRequest::new_zeroed();
-            (request.opcode, request.function) = (Opcode::TASK_MANAGEMENT_REQUEST.0 | FLAG_IMMEDIATE, 0x81);
+            (request.opcode, request.function) = (IscsiOpcode::TASK_MANAGEMENT_REQUEST.0 | FLAG_IMMEDIATE, 0x81);
             request.initiator_task_tag = 0x77.into();
             request.referenced_task_tag = command.initiator_task_tag;
             client.send(ControlHeader::new(), &request, &[]).unwrap();
         }
         if waits == Waits::Logout {
             let mut request = LogoutRequest::new_zeroed();
-            (request.opcode, request.reason) = (Opcode::LOGOUT_REQUEST.0 | FLAG_IMMEDIATE, FLAG_FINAL);
+            (request.opcode, request.reason) = (IscsiOpcode::LOGOUT_REQUEST.0 | FLAG_IMMEDIATE, FLAG_FINAL);
             request.initiator_task_tag = 0x78.into();
             client.send(ControlHeader::new(), &request, &[]).unwrap();
         }
@@ -684,7 +684,7 @@ fn an_initiator_that_does_not_answer_a_read_is_left_when_something_waits_for_tha
             }
             // It is there all the time.
             let mut nop = NopOut::new_zeroed();
-            (nop.opcode, nop.flags) = (Opcode::NOP_OUT.0 | FLAG_IMMEDIATE, FLAG_FINAL);
+            (nop.opcode, nop.flags) = (IscsiOpcode::NOP_OUT.0 | FLAG_IMMEDIATE, FLAG_FINAL);
             nop.initiator_task_tag = RESERVED_TAG.into();
             nop.target_transfer_tag = RESERVED_TAG.into();
             client.send(ControlHeader::new(), &nop, &[]).unwrap();
@@ -712,7 +712,7 @@ fn a_peer_of_another_protocol_is_rejected_in_its_own_words() {
             .unwrap_err();
         assert!(error.what.contains(protocol), "{error}");
         let mut asked = Recorder::default();
-        let Some(Work::Reject { private_data }) = asked.next(&mut session, 8) else { panic!("not rejected") };
+        let Some(WorkRequest::Reject { private_data }) = asked.next(&mut session, 8) else { panic!("not rejected") };
         assert!(private_data.starts_with(first));
         assert!(asked.next(&mut session, 8).is_none());
         session.on_event(Event::Disconnected, Instant::now()).unwrap();

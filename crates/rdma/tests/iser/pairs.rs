@@ -1,11 +1,11 @@
 //! Our initiator with our target.
 
 use crate::bench::{Pair, SIZE, Served, Server, connect, initiator, list, pattern};
-use blockmux_proto::iscsi::client::{DiscoverySession, FoundTarget, InitiatorSession, wishes};
-use blockmux_proto::iscsi::login::operational::{Key, Parameters};
+use blockmux_proto::iscsi::client::{IscsiDiscoverySession, FoundTarget, InitiatorSession, wishes};
+use blockmux_proto::iscsi::login::operational::{OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::offer;
-use blockmux_proto::rdma::{Endpoint, Event, Head, QueuePair, RdmaConnections, RdmaSession, Work, WorkId};
+use blockmux_proto::rdma::{Endpoint, Event, MessageHead, QueuePair, RdmaConnections, RdmaSession, WorkRequest, WorkId};
 use blockmux_proto::session::{Connections, Initiator, Target};
 use blockmux_rdma::loopback::{self, Loopback};
 use blockmux_rdma::{Driven, Fault, Provider, Violation};
@@ -15,12 +15,12 @@ use std::rc::Rc;
 use std::time::Instant;
 
 /// Ways to move data: what the initiator wishes and the target offers.
-fn ways() -> Vec<(&'static str, Parameters, Parameters)> {
+fn ways() -> Vec<(&'static str, OperationalParameters, OperationalParameters)> {
     vec![
         ("immediate data", wishes(), offer()),
-        ("no immediate data", wishes().with(Key::ImmediateData, 0), offer()),
-        ("R2T for all", wishes().with(Key::InitialR2T, 1).with(Key::ImmediateData, 0), offer()),
-        ("little immediate data", wishes().with(Key::FirstBurstLength, 1024), offer()),
+        ("no immediate data", wishes().with(OperationalKey::ImmediateData, 0), offer()),
+        ("R2T for all", wishes().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0), offer()),
+        ("little immediate data", wishes().with(OperationalKey::FirstBurstLength, 1024), offer()),
     ]
 }
 
@@ -57,17 +57,17 @@ fn data_in_pieces_goes_straight_to_its_place_and_comes_from_there() {
 
 #[test]
 fn what_is_agreed_on_is_iser() {
-    let pair = Pair::ready(wishes().requiring(Key::HeaderDigest), offer());
+    let pair = Pair::ready(wishes().requiring(OperationalKey::HeaderDigest), offer());
     let agreed = pair.client.session().parameters().unwrap();
     let expected = [
-        (Key::RDMAExtensions, 1),
-        (Key::HeaderDigest, 0),
-        (Key::DataDigest, 0),
-        (Key::ErrorRecoveryLevel, 0),
-        (Key::InitiatorRecvDataSegmentLength, 8192),
-        (Key::TargetRecvDataSegmentLength, 8192),
-        (Key::MaxRecvDataSegmentLength, 8192),
-        (Key::FirstBurstLength, 8192),
+        (OperationalKey::RDMAExtensions, 1),
+        (OperationalKey::HeaderDigest, 0),
+        (OperationalKey::DataDigest, 0),
+        (OperationalKey::ErrorRecoveryLevel, 0),
+        (OperationalKey::InitiatorRecvDataSegmentLength, 8192),
+        (OperationalKey::TargetRecvDataSegmentLength, 8192),
+        (OperationalKey::MaxRecvDataSegmentLength, 8192),
+        (OperationalKey::FirstBurstLength, 8192),
     ];
     assert_eq!(expected.map(|(key, _)| (key, agreed.get(key))), expected);
     assert_eq!(agreed.max_send_data_segment_length(), 8192);
@@ -201,7 +201,7 @@ impl Lanes {
             accepting.borrow_mut().push(Server::new(&served, driven));
             active
         });
-        let session = initiator(wishes().with(Key::MaxConnections, 2));
+        let session = initiator(wishes().with(OperationalKey::MaxConnections, 2));
         let first = dial(&session.endpoint());
         Lanes {
             client: Driven::new(session, first, Instant::now())
@@ -288,9 +288,9 @@ fn more_messages_than_there_are_buffers_for_end_the_connection() {
         assert!(matches!(flood.poll(), Some(Event::Connected { .. })));
         // A login that goes on and on.
         for _ in 0..count {
-            let (id, payload, mut head) = (WorkId(0), SgList::default(), Head::from_slice(&[0; 76]));
+            let (id, payload, mut head) = (WorkId(0), SgList::default(), MessageHead::from_slice(&[0; 76]));
             (head[0], head[28], head[29]) = (0x10, 0x43, 0x44);
-            flood.post(Work::Send { id, head, payload, invalidate: None, is_solicited: false });
+            flood.post(WorkRequest::Send { id, head, payload, invalidate: None, is_solicited: false });
         }
         while flood.poll().is_some() {}
         server.run();
@@ -302,7 +302,7 @@ fn more_messages_than_there_are_buffers_for_end_the_connection() {
 #[test]
 fn discovery_finds_every_target() {
     let name = Name::new(crate::bench::INITIATOR).unwrap();
-    let session = DiscoverySession::over_rdma(name, None, [0x80, 0, 0, 0, 0, 2], [5; 32], Instant::now());
+    let session = IscsiDiscoverySession::over_rdma(name, None, [0x80, 0, 0, 0, 0, 2], [5; 32], Instant::now());
     assert_eq!(session.endpoint().regions, 1);
     let mut pair = connect(session, &Served::new(offer(), None));
     pair.run();

@@ -2,7 +2,7 @@
 
 use crate::bench::{Pumped, Served, Server, initiator, list, pattern};
 use blockmux_proto::iscsi::client::{InitiatorSession, wishes};
-use blockmux_proto::iscsi::login::operational::{Key, Parameters};
+use blockmux_proto::iscsi::login::operational::{OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::iscsi::server::IserTargetSession;
 use blockmux_proto::rdma::{RdmaConnections, RdmaSession};
@@ -65,7 +65,7 @@ struct Streams {
 }
 
 impl Streams {
-    fn new(served: &Served, wishes: Parameters, config: &Config, step: usize) -> Streams {
+    fn new(served: &Served, wishes: OperationalParameters, config: &Config, step: usize) -> Streams {
         let (now, pool) = (Instant::now(), || Pool::new(64 << 20));
         let (client, target) = (initiator(wishes), served.session());
         let active = Iwarp::active(&client.endpoint(), config.clone(), pool(), [1; 32], now);
@@ -159,7 +159,7 @@ fn sessions_are_the_same_however_long_fpdus_are_and_wherever_the_stream_is_cut()
 
 #[test]
 fn sessions_are_the_same_when_all_data_of_writes_is_read_by_the_target() {
-    let wishes = wishes().with(Key::InitialR2T, 1).with(Key::ImmediateData, 0);
+    let wishes = wishes().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0);
     for (has_crc, wants_markers) in FORMS {
         for (mss, step) in [(0, 5), (1448, 1447), (65_483, 64)] {
             let (served, config) = (Served::new(offer(), None), config(has_crc, wants_markers, mss));

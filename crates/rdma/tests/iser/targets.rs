@@ -2,15 +2,15 @@
 
 use crate::bench::{Hand, Handled, Served, Server, initiator, list, pattern};
 use blockmux_proto::iscsi::client::{InitiatorSession, wishes};
-use blockmux_proto::iscsi::login::operational::Parameters;
+use blockmux_proto::iscsi::login::operational::OperationalParameters;
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::iscsi::server::IserTargetSession;
-use blockmux_proto::rdma::{Access, Event, RdmaConnections, RdmaSession, Remote, Stag, Work, WorkId};
+use blockmux_proto::rdma::{RemoteRights, Event, RdmaConnections, RdmaSession, Remote, Stag, WorkRequest, WorkId};
 use blockmux_proto::session::{Initiator, Overdue, ProtocolError, Timed};
 use blockmux_volume::{Io, IoError, Op, SgList, Tag};
 use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::session::*;
-use blockmux_wire::iscsi::{Bhs, FLAG_FINAL, Opcode, RESERVED_TAG, U24};
+use blockmux_wire::iscsi::{Bhs, FLAG_FINAL, IscsiOpcode, RESERVED_TAG, U24};
 use blockmux_wire::iser::ControlHeader;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ struct Wire {
     client: Hand<InitiatorSession>,
     server: Server<Hand<IserTargetSession>>,
     /// What the initiator has open.
-    open: BTreeMap<u32, (SgList, Access)>,
+    open: BTreeMap<u32, (SgList, RemoteRights)>,
     next_stag: u32,
     /// Changes what the target says.
     mangle: fn(&mut Vec<u8>),
@@ -35,7 +35,7 @@ impl Wire {
         Wire::wishing(wishes(), private_data)
     }
 
-    fn wishing(wishes: Parameters, private_data: &[u8]) -> Wire {
+    fn wishing(wishes: OperationalParameters, private_data: &[u8]) -> Wire {
         let served = Served::new(offer(), None);
         let server = Server::new(&served, Hand::new(served.session()));
         let client = Hand::new(initiator(wishes));
@@ -43,7 +43,7 @@ impl Wire {
         let requested = Event::Requested { private_data: private_data.to_vec() };
         wire.server.driven.session.on_event(requested, Instant::now()).unwrap();
         wire.server.run();
-        let Some(Work::Accept { private_data }) = wire.server.driven.works.pop_front() else { panic!() };
+        let Some(WorkRequest::Accept { private_data }) = wire.server.driven.works.pop_front() else { panic!() };
         wire.client.session.handle(Event::Connected { private_data }).unwrap();
         wire
     }
@@ -62,7 +62,7 @@ impl Wire {
         let mut messages = std::mem::take(&mut self.client.works);
         while let Some(work) = messages.pop_front() {
             match work {
-                Work::Register { id, local, access } => {
+                WorkRequest::Register { id, local, access } => {
                     self.next_stag += 1;
                     let remote =
                         Remote { stag: Stag(self.next_stag), address: BASE, len: local.len() as u32 };
@@ -73,7 +73,7 @@ impl Wire {
                     messages.append(&mut self.client.works);
                     self.client.works = before;
                 }
-                Work::Invalidate { stag } => {
+                WorkRequest::Invalidate { stag } => {
                     assert!(self.open.remove(&stag.0).is_some(), "closes what is not open");
                 }
                 other => self.client.works.push_back(other),
@@ -81,7 +81,7 @@ impl Wire {
         }
     }
 
-    fn memory(&self, remote: Remote, wanted: Access) -> SgList {
+    fn memory(&self, remote: Remote, wanted: RemoteRights) -> SgList {
         let (list, access) = &self.open[&remote.stag.0];
         assert_eq!(*access, wanted);
         list.slice((remote.address - BASE) as usize, remote.len as usize)
@@ -93,16 +93,16 @@ impl Wire {
         while let Some(work) = self.server.driven.works.pop_front() {
             moves = true;
             match work {
-                Work::Write { id, local, remote } => {
+                WorkRequest::Write { id, local, remote } => {
                     let remote = Remote { len: local.len() as u32, ..remote };
-                    local.copy_to_list(&self.memory(remote, Access::RemoteWrite));
+                    local.copy_to_list(&self.memory(remote, RemoteRights::RemoteWrite));
                     self.done(id);
                 }
-                Work::Read { id, local, remote } => {
-                    self.memory(remote, Access::RemoteRead).copy_to_list(&local);
+                WorkRequest::Read { id, local, remote } => {
+                    self.memory(remote, RemoteRights::RemoteRead).copy_to_list(&local);
                     self.done(id);
                 }
-                Work::Send { head, payload, invalidate, .. } => {
+                WorkRequest::Send { head, payload, invalidate, .. } => {
                     let mut message = [&head[..], &payload.to_vec()].concat();
                     (self.mangle)(&mut message);
                     if let Some(stag) = invalidate {
@@ -110,7 +110,7 @@ impl Wire {
                     }
                     self.client.receive(&message, invalidate)?;
                 }
-                Work::Disconnect => {}
+                WorkRequest::Disconnect => {}
                 other => panic!("{other:?}"),
             }
         }
@@ -127,7 +127,7 @@ impl Wire {
             self.serve_client();
             let mut moves = false;
             while let Some(work) = self.client.works.pop_front() {
-                let Work::Send { head, payload, invalidate: None, .. } = work else { continue };
+                let WorkRequest::Send { head, payload, invalidate: None, .. } = work else { continue };
                 moves = true;
                 self.server.driven.receive(&[&head[..], &payload.to_vec()].concat(), None).unwrap();
             }
@@ -169,7 +169,7 @@ impl Wire {
 
 fn response(command: &ScsiCommand, status: u8) -> ScsiResponse {
     let mut response = ScsiResponse::new_zeroed();
-    response.opcode = Opcode::SCSI_RESPONSE.0;
+    response.opcode = IscsiOpcode::SCSI_RESPONSE.0;
     response.flags = FLAG_FINAL;
     response.status = status;
     response.initiator_task_tag = command.initiator_task_tag;
@@ -201,7 +201,7 @@ fn a_command_opens_what_the_target_needs_and_no_more() {
     assert_eq!((header.read(), header.write()), (None, Some((wire.next_stag, BASE))));
     assert!(data.is_empty() && command.flags & FLAG_FINAL != 0);
     let (memory, access) = &wire.open[&wire.next_stag];
-    assert!(memory.to_vec() == pattern(8704) && *access == Access::RemoteRead);
+    assert!(memory.to_vec() == pattern(8704) && *access == RemoteRights::RemoteRead);
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn a_command_ends_when_its_memory_is_closed_and_not_before() {
     let mut closed = false;
     while let Some(work) = wire.client.next_work(100) {
         assert!(wire.client.session.poll_done().is_none(), "it is open still");
-        closed |= matches!(work, Work::Invalidate { stag: named } if named == stag);
+        closed |= matches!(work, WorkRequest::Invalidate { stag: named } if named == stag);
     }
     assert!(closed);
     assert_eq!(wire.done_tags(), [0]);
@@ -262,13 +262,13 @@ fn a_target_that_closes_other_memory_than_the_commands_is_left() {
     assert!(wire.say(&response(&command, 0), &[], Some(Stag(3))).is_err(), "it had none open");
     let mut wire = Wire::ready();
     let mut ping = NopIn::new_zeroed();
-    ping.opcode = Opcode::NOP_IN.0;
+    ping.opcode = IscsiOpcode::NOP_IN.0;
     assert!(wire.say(&ping, &[], Some(Stag(3))).is_err(), "no response");
 }
 
 #[test]
 fn what_comes_as_rdma_does_not_come_as_a_message() {
-    for opcode in [Opcode::DATA_IN, Opcode::R2T, Opcode::LOGIN_RESPONSE, Opcode(0x3e)] {
+    for opcode in [IscsiOpcode::DATA_IN, IscsiOpcode::R2T, IscsiOpcode::LOGIN_RESPONSE, IscsiOpcode(0x3e)] {
         let mut wire = Wire::ready();
         wire.submit(0, Op::Read, 4096, None);
         let (_, command, _) = wire.command();
@@ -401,7 +401,7 @@ fn a_target_without_iser_is_told_so() {
 fn a_flood_of_pings_waits_for_its_answers_to_leave() {
     let mut wire = Wire::ready();
     let mut ping = NopIn::new_zeroed();
-    (ping.opcode, ping.flags) = (Opcode::NOP_IN.0, FLAG_FINAL);
+    (ping.opcode, ping.flags) = (IscsiOpcode::NOP_IN.0, FLAG_FINAL);
     (ping.initiator_task_tag, ping.target_transfer_tag) = (RESERVED_TAG.into(), 5.into());
     let message = [ControlHeader::new().as_bytes(), ping.as_bytes()].concat();
     let mut given_back = 0;
@@ -410,7 +410,7 @@ fn a_flood_of_pings_waits_for_its_answers_to_leave() {
         wire.client.session.handle(Event::Received { message, invalidated: None }).unwrap();
         // The queue pair takes no more messages.
         while let Some(work) = wire.client.next_work(0) {
-            assert!(matches!(work, Work::Receive));
+            assert!(matches!(work, WorkRequest::Receive));
             given_back += 1;
         }
     }
@@ -431,8 +431,8 @@ fn a_silent_target_is_pinged_and_then_given_up() {
             break error;
         }
         wire.serve_client();
-        while let Some(Work::Send { .. }) = wire.client.works.front() {
-            assert_eq!(wire.client.message().2.opcode(), Opcode::NOP_OUT);
+        while let Some(WorkRequest::Send { .. }) = wire.client.works.front() {
+            assert_eq!(wire.client.message().2.opcode(), IscsiOpcode::NOP_OUT);
             pings += 1;
         }
     };
@@ -482,7 +482,7 @@ impl Wire {
     fn close(&mut self, stags: &[u32]) {
         let mut left = stags.to_vec();
         while let Some(work) = self.client.next_work(100) {
-            if let Work::Invalidate { stag } = work {
+            if let WorkRequest::Invalidate { stag } = work {
                 let ended = self.client.session.poll_returned().is_some() || !self.done_tags().is_empty();
                 assert!(!ended, "its memory is open still");
                 assert!(self.open.remove(&stag.0).is_some(), "closes what is not open");
@@ -502,7 +502,7 @@ impl Wire {
 
 fn answer(request: &TaskManagementRequest, response: FunctionResponse) -> TaskManagementResponse {
     let mut answer = TaskManagementResponse::new_zeroed();
-    answer.opcode = Opcode::TASK_MANAGEMENT_RESPONSE.0;
+    answer.opcode = IscsiOpcode::TASK_MANAGEMENT_RESPONSE.0;
     answer.flags = FLAG_FINAL;
     answer.response = response.0;
     answer.initiator_task_tag = request.initiator_task_tag;
@@ -615,7 +615,7 @@ fn a_command_that_was_not_sent_is_not_given_up_whatever_the_target_says() {
     let request = other.escalate(Function::ABORT_TASK);
     let mut wire = Wire::ready();
     wire.client.session.submit(Io::new(Tag(0), Op::Read, 0, 4096));
-    let Some(Work::Register { id, local, access }) = wire.client.next_work(100) else { panic!() };
+    let Some(WorkRequest::Register { id, local, access }) = wire.client.next_work(100) else { panic!() };
     while wire.client.session.look() < LOOKS {}
     assert!(wire.client.session.abort_overdue(LOOKS).is_some());
     // A target that guesses the tag of a request that it was not sent.
@@ -653,7 +653,7 @@ fn a_connection_that_is_lost_while_it_aborts_gives_each_command_back_once() {
 fn an_abort_follows_the_command_that_it_is_about() {
     let mut wire = Wire::ready();
     wire.client.session.submit(Io::new(Tag(0), Op::Read, 0, 4096));
-    let Some(Work::Register { id, local, .. }) = wire.client.next_work(100) else { panic!("nothing opened") };
+    let Some(WorkRequest::Register { id, local, .. }) = wire.client.next_work(100) else { panic!("nothing opened") };
     while wire.client.session.look() < LOOKS {}
     assert!(wire.client.session.abort_overdue(LOOKS).is_some());
     assert!(wire.client.next_work(100).is_none(), "the command has no name for its memory yet");
@@ -661,5 +661,5 @@ fn an_abort_follows_the_command_that_it_is_about() {
     wire.client.session.handle(Event::Registered { id, remote }).unwrap();
     wire.client.take();
     let opcodes = [(); 2].map(|()| wire.client.message().2.opcode());
-    assert_eq!(opcodes, [Opcode::SCSI_COMMAND, Opcode::TASK_MANAGEMENT_REQUEST]);
+    assert_eq!(opcodes, [IscsiOpcode::SCSI_COMMAND, IscsiOpcode::TASK_MANAGEMENT_REQUEST]);
 }

@@ -1,6 +1,6 @@
 //! Two ends of an iWARP connection in one thread, and a stream between them that allocates nothing.
 
-use blockmux_proto::outbox::Piece;
+use blockmux_proto::outbox::OutboxPiece;
 use blockmux_proto::rdma::{Endpoint, Event, QueuePair};
 use blockmux_proto::session::{Demand, StreamSession};
 use blockmux_rdma::Provider;
@@ -67,12 +67,12 @@ fn carry(from: &mut Iwarp, to: &mut Iwarp, chunk: &mut Chunk) {
     for piece in outbox.pieces() {
         let spare = chunk.spare();
         let len = match piece {
-            Piece::Head(head) => {
+            OutboxPiece::Head(head) => {
                 let len = head.len().min(spare.len());
                 spare[..len].copy_from_slice(&head[..len]);
                 len
             }
-            Piece::Payload(seg) => {
+            OutboxPiece::Payload(seg) => {
                 let len = seg.len().min(spare.len());
                 seg.slice(0, len).copy_to(&mut spare[..len]);
                 len

@@ -42,8 +42,8 @@ impl Bhs {
     /// The opcode without the I bit.
     #[inline]
     #[must_use]
-    pub const fn opcode(&self) -> Opcode {
-        Opcode(self.opcode & OPCODE_MASK)
+    pub const fn opcode(&self) -> IscsiOpcode {
+        IscsiOpcode(self.opcode & OPCODE_MASK)
     }
 
     /// Whether the I bit asks for immediate delivery (RFC 7143 §11.2.1.1).
@@ -92,7 +92,7 @@ impl U24 {
 
 open_enum! {
     /// Operation codes (RFC 7143 §11.2.1.2); those of targets have bit 5 set.
-    pub enum Opcode(u8) {
+    pub enum IscsiOpcode(u8) {
         /// [`session::NopOut`].
         NOP_OUT = 0x00,
         /// [`scsi::ScsiCommand`].
@@ -185,6 +185,6 @@ mod tests {
         let mut bhs = Bhs::read_from_bytes(&[0; BHS_LEN]).unwrap();
         bhs.opcode = 0x43;
         bhs.total_ahs_length = 255;
-        assert_eq!((bhs.opcode(), bhs.is_immediate(), bhs.ahs_len()), (Opcode::LOGIN_REQUEST, true, 1020));
+        assert_eq!((bhs.opcode(), bhs.is_immediate(), bhs.ahs_len()), (IscsiOpcode::LOGIN_REQUEST, true, 1020));
     }
 }

@@ -217,7 +217,7 @@ const _: () = assert!(size_of::<DataIn>() == BHS_LEN);
 /// Ready To Transfer: asks for data (RFC 7143 §11.8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-pub struct R2t {
+pub struct IscsiR2t {
     /// [`super::Opcode::R2T`].
     pub opcode: u8,
     /// F.
@@ -247,7 +247,7 @@ pub struct R2t {
     /// In bytes, not 0.
     pub desired_data_transfer_length: U32<BE>,
 }
-const _: () = assert!(size_of::<R2t>() == BHS_LEN);
+const _: () = assert!(size_of::<IscsiR2t>() == BHS_LEN);
 
 /// Asks to send again what was lost, or acknowledges data (RFC 7143 §11.16).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -397,14 +397,14 @@ pub const FUNCTION_MASK: u8 = 0x7f;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::iscsi::{FLAG_FINAL, Opcode, RESERVED_TAG};
+    use crate::iscsi::{FLAG_FINAL, IscsiOpcode, RESERVED_TAG};
 
     #[test]
     fn an_inquiry_reads_as_the_kernel_sent_it() {
         let bytes = b"\x01\xc1\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\x24\0\0\0\x06\0\0\0\x07\
                       \x12\x01\0\0\x24\0\0\0\0\0\0\0\0\0\0\0";
         let command = ScsiCommand::read_from_bytes(bytes).unwrap();
-        assert_eq!(Opcode(command.opcode), Opcode::SCSI_COMMAND);
+        assert_eq!(IscsiOpcode(command.opcode), IscsiOpcode::SCSI_COMMAND);
         assert_eq!(command.flags, FLAG_FINAL | FLAG_READ | ATTR_SIMPLE);
         assert_eq!(command.initiator_task_tag.get(), 0x0700_0000);
         assert_eq!(command.expected_data_transfer_length.get(), 36);
@@ -417,7 +417,7 @@ mod tests {
         let bytes = b"\x25\x83\0\0\0\0\0\x0a\0\0\0\0\0\0\0\0\x07\0\0\0\xff\xff\xff\xff\0\0\0\x07\
                       \0\0\0\x07\0\0\0\x87\0\0\0\0\0\0\0\0\0\0\0\x1a";
         let data = DataIn::read_from_bytes(bytes).unwrap();
-        assert_eq!(Opcode(data.opcode), Opcode::DATA_IN);
+        assert_eq!(IscsiOpcode(data.opcode), IscsiOpcode::DATA_IN);
         assert_eq!(data.flags, FLAG_FINAL | FLAG_UNDERFLOW | FLAG_STATUS);
         assert_eq!((data.data_segment_length.get(), data.residual_count.get()), (10, 26));
         assert_eq!(data.target_transfer_tag.get(), RESERVED_TAG);

@@ -3,7 +3,7 @@
 //! A segment is *tagged*, for memory that the receiver has opened under a name, or *untagged*, for the next buffer of one
 //! of the receiver's queues. A message is one segment or several; the last of them says so.
 
-use crate::iwarp::rdmap::{Opcode, RDMAP_VERSION};
+use crate::iwarp::rdmap::{RdmapOpcode, RDMAP_VERSION};
 use crate::open_enum::open_enum;
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U32, U64, Unaligned};
 
@@ -52,7 +52,7 @@ impl Control {
     /// Of our versions of both protocols.
     #[inline]
     #[must_use]
-    pub const fn new(flags: u8, opcode: Opcode) -> Control {
+    pub const fn new(flags: u8, opcode: RdmapOpcode) -> Control {
         Control { ddp: flags | DDP_VERSION, rdmap: RDMAP_VERSION << RDMAP_VERSION_SHIFT | opcode.0 }
     }
 
@@ -87,8 +87,8 @@ impl Control {
     /// What the message is.
     #[inline]
     #[must_use]
-    pub const fn opcode(self) -> Opcode {
-        Opcode(self.rdmap & OPCODE_MASK)
+    pub const fn opcode(self) -> RdmapOpcode {
+        RdmapOpcode(self.rdmap & OPCODE_MASK)
     }
 }
 
@@ -173,14 +173,14 @@ mod tests {
     /// As siw of Linux 6.12 sent them for NVMe.
     #[test]
     fn headers_are_as_the_kernel_sent_them() {
-        let control = Control::new(FLAG_LAST, Opcode::SEND);
+        let control = Control::new(FLAG_LAST, RdmapOpcode::SEND);
         assert_eq!(control.as_bytes(), [0x41, 0x43]);
         assert!(control.is_last() && !control.is_tagged());
         assert_eq!((control.ddp_version(), control.rdmap_version()), (DDP_VERSION, RDMAP_VERSION));
-        let control = Control::new(FLAG_TAGGED | FLAG_LAST, Opcode::RDMA_WRITE);
+        let control = Control::new(FLAG_TAGGED | FLAG_LAST, RdmapOpcode::RDMA_WRITE);
         assert_eq!(control.as_bytes(), [0xc1, 0x40]);
         assert!(control.is_tagged());
-        let control = Control::new(FLAG_TAGGED, Opcode::RDMA_READ_RESPONSE);
+        let control = Control::new(FLAG_TAGGED, RdmapOpcode::RDMA_READ_RESPONSE);
         assert_eq!(control.as_bytes(), [0x81, 0x42]);
         assert!(!control.is_last());
     }
@@ -189,6 +189,6 @@ mod tests {
     fn an_unknown_version_and_opcode_are_read() {
         let control = Control { ddp: 0x3e, rdmap: 0xff };
         assert_eq!((control.ddp_version(), control.rdmap_version()), (2, 3));
-        assert_eq!(control.opcode(), Opcode(15));
+        assert_eq!(control.opcode(), RdmapOpcode(15));
     }
 }

@@ -81,7 +81,7 @@ pub type SegmentLength = U16<BE>;
 
 open_enum! {
     /// Operation codes (RFC 5040 §4.1).
-    pub enum Opcode(u8) {
+    pub enum RdmapOpcode(u8) {
         /// Tagged.
         RDMA_WRITE = 0x0,
         /// [`ReadRequest`].
@@ -101,19 +101,19 @@ open_enum! {
     }
 }
 
-impl Opcode {
+impl RdmapOpcode {
     /// Whether it is a message of queue 0.
     #[inline]
     #[must_use]
     pub const fn is_send(self) -> bool {
-        self.0 >= Opcode::SEND.0 && self.0 <= Opcode::SEND_WITH_SE_AND_INVALIDATE.0
+        self.0 >= RdmapOpcode::SEND.0 && self.0 <= RdmapOpcode::SEND_WITH_SE_AND_INVALIDATE.0
     }
 
     /// Whether it closes memory of its receiver.
     #[inline]
     #[must_use]
     pub const fn invalidates(self) -> bool {
-        matches!(self, Opcode::SEND_WITH_INVALIDATE | Opcode::SEND_WITH_SE_AND_INVALIDATE)
+        matches!(self, RdmapOpcode::SEND_WITH_INVALIDATE | RdmapOpcode::SEND_WITH_SE_AND_INVALIDATE)
     }
 }
 
@@ -215,9 +215,9 @@ mod tests {
 
     #[test]
     fn sends_are_told_from_the_rest() {
-        let sends: std::vec::Vec<u8> = (0..16).filter(|&code| Opcode(code).is_send()).collect();
+        let sends: std::vec::Vec<u8> = (0..16).filter(|&code| RdmapOpcode(code).is_send()).collect();
         assert_eq!(sends, [3, 4, 5, 6]);
-        let closing: std::vec::Vec<u8> = (0..16).filter(|&code| Opcode(code).invalidates()).collect();
+        let closing: std::vec::Vec<u8> = (0..16).filter(|&code| RdmapOpcode(code).invalidates()).collect();
         assert_eq!(closing, [4, 6]);
     }
 }

@@ -106,7 +106,7 @@ open_enum! {
 
 open_enum! {
     /// RTYPE (Base 2.0 figure 394).
-    pub enum ReservationType(u8) {
+    pub enum NvmeReservationType(u8) {
         /// Only the holder writes.
         WRITE_EXCLUSIVE = 1,
         /// Only the holder reads and writes.

@@ -15,22 +15,22 @@ impl StatusField {
     /// A status that may be tried again.
     #[inline]
     #[must_use]
-    pub const fn new(status: Status) -> StatusField {
+    pub const fn new(status: NvmeStatus) -> StatusField {
         StatusField(U16::new(status.0 << 1))
     }
 
     /// The same with DNR: trying again will not help.
     #[inline]
     #[must_use]
-    pub const fn final_one(status: Status) -> StatusField {
+    pub const fn final_one(status: NvmeStatus) -> StatusField {
         StatusField(U16::new(status.0 << 1 | DNR))
     }
 
     /// Type and code.
     #[inline]
     #[must_use]
-    pub const fn status(self) -> Status {
-        Status(self.0.get() >> 1 & STATUS_MASK)
+    pub const fn status(self) -> NvmeStatus {
+        NvmeStatus(self.0.get() >> 1 & STATUS_MASK)
     }
 
     /// Whether the command succeeded.
@@ -80,7 +80,7 @@ impl StatusField {
 open_enum! {
     /// Status code type in the high byte (three bits), status code in the low (Base 2.0 figures 93 to 99; NVM Command
     /// Set 1.0 figure 14 and 15).
-    pub enum Status(u16) {
+    pub enum NvmeStatus(u16) {
         /// Done.
         SUCCESSFUL_COMPLETION = 0x000,
         /// Opcode.
@@ -276,13 +276,13 @@ open_enum! {
     }
 }
 
-impl From<ConnectStatus> for Status {
-    fn from(status: ConnectStatus) -> Status {
-        Status(status.0)
+impl From<ConnectStatus> for NvmeStatus {
+    fn from(status: ConnectStatus) -> NvmeStatus {
+        NvmeStatus(status.0)
     }
 }
 
-impl Status {
+impl NvmeStatus {
     /// Whether it is of status code type 3h, Path Related Status: not of the command, but of the way that it went.
     #[must_use]
     pub const fn is_path_related(self) -> bool {
@@ -307,9 +307,9 @@ mod tests {
 
     #[test]
     fn a_status_is_found_between_its_bits() {
-        let field = StatusField::final_one(Status::COMPARE_FAILURE);
+        let field = StatusField::final_one(NvmeStatus::COMPARE_FAILURE);
         assert_eq!(field.0.get(), 0x850a);
-        assert_eq!(field.status(), Status::COMPARE_FAILURE);
+        assert_eq!(field.status(), NvmeStatus::COMPARE_FAILURE);
         assert!(field.do_not_retry() && !field.more() && !field.is_success());
         assert_eq!(field.retry_delay(), 0);
         // The phase tag is no part of it.

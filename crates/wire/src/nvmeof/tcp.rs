@@ -109,7 +109,7 @@ const _: () = assert!(size_of::<Data>() == DATA_LEN);
 /// The controller is ready for data (TCP Transport 1.0 §3.6.2.10).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-pub struct R2t {
+pub struct NvmeTcpR2t {
     /// The header digest's flag.
     pub common: CommonHeader,
     /// CID of the command.
@@ -123,7 +123,7 @@ pub struct R2t {
     #[doc(hidden)]
     pub reserved: [u8; 4],
 }
-const _: () = assert!(size_of::<R2t>() == DATA_LEN);
+const _: () = assert!(size_of::<NvmeTcpR2t>() == DATA_LEN);
 
 /// The connection ends; the begin of the PDU that was wrong follows (TCP Transport 1.0 §3.6.2.4 and §3.6.2.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -232,7 +232,7 @@ pub const NVME_DISCOVERY_PORT: u16 = 8009;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nvme::status::Status;
+    use crate::nvme::status::NvmeStatus;
 
     /// As the Linux host and target 6.12 sent them.
     #[test]
@@ -263,14 +263,14 @@ mod tests {
         let response = CapsuleResp::read_from_bytes(&capsule).unwrap();
         assert_eq!(PduType(response.common.pdu_type), PduType::CAPSULE_RESP);
         assert_eq!((response.cqe.sqhd.get(), response.cqe.cid.get()), (2, 0x51));
-        assert_eq!(response.cqe.status.status(), Status::SUCCESSFUL_COMPLETION);
+        assert_eq!(response.cqe.status.status(), NvmeStatus::SUCCESSFUL_COMPLETION);
     }
 
     /// The middle of a write of 64 KiB: the target asks for its data, and the host sends it.
     #[test]
     fn data_is_asked_for_and_sent_as_the_kernel_did() {
         let bytes = [9, 0, 0x18, 0, 0x18, 0, 0, 0, 0x5b, 0, 0x0a, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0];
-        let r2t = R2t::read_from_bytes(&bytes).unwrap();
+        let r2t = NvmeTcpR2t::read_from_bytes(&bytes).unwrap();
         assert_eq!(PduType(r2t.common.pdu_type), PduType::R2T);
         assert_eq!((r2t.cccid.get(), r2t.ttag.get(), r2t.r2to.get(), r2t.r2tl.get()), (0x5b, 0x0a, 0, 65536));
 

@@ -4,7 +4,7 @@ use crate::open_enum::open_enum;
 
 open_enum! {
     /// OPERATION CODE: the first byte of a command descriptor block.
-    pub enum Opcode(u8) {
+    pub enum ScsiOpcode(u8) {
         /// TEST UNIT READY.
         TEST_UNIT_READY = 0x00,
         /// REQUEST SENSE.

@@ -105,7 +105,7 @@ const _: () = assert!(size_of::<FullStatusDescriptor>() == 24);
 
 open_enum! {
     /// TYPE of a persistent reservation (SPC-5).
-    pub enum ReservationType(u8) {
+    pub enum ScsiReservationType(u8) {
         /// Only the holder writes.
         WRITE_EXCLUSIVE = 0x1,
         /// Only the holder reads and writes.
@@ -121,7 +121,7 @@ open_enum! {
     }
 }
 
-impl ReservationType {
+impl ScsiReservationType {
     /// Whether every registered nexus holds the reservation.
     #[must_use]
     pub const fn is_all_registrants(self) -> bool {

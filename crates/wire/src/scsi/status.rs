@@ -4,7 +4,7 @@ use crate::open_enum::open_enum;
 
 open_enum! {
     /// How a command ended.
-    pub enum Status(u8) {
+    pub enum ScsiStatus(u8) {
         /// Done.
         GOOD = 0x00,
         /// Sense data tell what happened.

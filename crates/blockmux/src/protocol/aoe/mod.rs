@@ -8,7 +8,7 @@
 mod remote;
 mod store;
 
-use super::frontend::{Frontend, Named, Portal, Service, Started, Way};
+use super::frontend::{Frontend, VolumeNames, Portal, Service, Started, Way};
 use super::{Carrier, KeyError, Protocol};
 use crate::failure::Failure;
 use crate::privileges::{self, START_WITH_PRIVILEGES};
@@ -16,8 +16,8 @@ use blockmux_engine::aoe::{self, ServeError, Share};
 use blockmux_engine::cores::Cores;
 use blockmux_engine::sessions::Sessions;
 use blockmux_lab::ceiling::{MessageShape, Transport};
-use blockmux_proto::aoe::Address as Disk;
-use blockmux_proto::aoe::unit::Unit;
+use blockmux_proto::aoe::AoeAddress as Disk;
+use blockmux_proto::aoe::unit::AoeUnit;
 use blockmux_proto::exports::Exports;
 use blockmux_wire::aoe::{ANY_SHELF, ANY_SLOT};
 use clap::{ArgMatches, Args, Command, FromArgMatches};
@@ -118,14 +118,14 @@ impl Frontend for Aoe {
 
     fn serve(&self, service: &Service<'_>) -> Result<Started, Failure> {
         let Service { exports, places, policy, cores, sessions } = service;
-        let all = Named::all(exports).into_iter();
+        let all = VolumeNames::all(exports).into_iter();
         let here = all.filter(|named| places.iter().any(|place| policy.serves(&AOE, place, &named.export)));
         let units = here.filter_map(|named| Some((self.disk_of(&named)?, named))).map(|(disk, named)| {
             let (kept, store) = store::open(self.said.aoe_state.as_deref(), disk)?;
-            let unit = Unit::new(disk, named.volume, kept, store);
+            let unit = AoeUnit::new(disk, named.volume, kept, store);
             Ok((named.export, unit))
         });
-        let units: Vec<(String, Unit)> = units.collect::<Result<_, Failure>>()?;
+        let units: Vec<(String, AoeUnit)> = units.collect::<Result<_, Failure>>()?;
         // Interfaces with the same disks share what is known of recent writes.
         let mut groups: BTreeMap<Vec<&str>, Vec<String>> = BTreeMap::new();
         for place in *places {
@@ -135,13 +135,13 @@ impl Frontend for Aoe {
         }
         for (names, interfaces) in groups {
             let units = units.iter().filter(|(name, _)| names.contains(&name.as_str()));
-            let units: Vec<Unit> = units.map(|(_, unit)| unit.clone()).collect();
+            let units: Vec<AoeUnit> = units.map(|(_, unit)| unit.clone()).collect();
             start_at(cores, exports, &interfaces, &units, sessions)?;
         }
         Ok(Started { serve: Vec::new(), live: None })
     }
 
-    fn ways(&self, _: &Protocol, portal: &Portal, named: &Named) -> Vec<Way> {
+    fn ways(&self, _: &Protocol, portal: &Portal, named: &VolumeNames) -> Vec<Way> {
         let Some(disk) = self.disk_of(named) else { return Vec::new() };
         vec![Way {
             url: format!("aoe://{}/{disk}", portal.reached_at),
@@ -162,7 +162,7 @@ impl Aoe {
     }
 
     /// Where a volume is; `None` if it came later.
-    fn disk_of(&self, named: &Named) -> Option<Disk> {
+    fn disk_of(&self, named: &VolumeNames) -> Option<Disk> {
         let at = named.volume.0 as usize;
         if at < self.volumes { self.disk(at, &named.export) } else { None }
     }
@@ -182,7 +182,7 @@ fn start_at(
     cores: &Cores,
     exports: &Exports,
     interfaces: &[String],
-    units: &[Unit],
+    units: &[AoeUnit],
     sessions: &Sessions,
 ) -> Result<(), Failure> {
     let of = cores.count().clamp(1, MOST_CORES);
@@ -226,7 +226,7 @@ const MOST_CORES: usize = 8;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::policy::Place;
+    use crate::protocol::policy::ListenerAddress;
     use blockmux_proto::exports::VolumeId;
 
     #[test]
@@ -234,10 +234,10 @@ mod tests {
         let shelf = |shelf| Aoe { said: Said { aoe_shelf: Some(shelf), aoe_state: None }, volumes: 0 };
         let mut aoe = shelf(7);
         assert_eq!(aoe.check(&["a", "b", "c", "d", "e1.200"]), Ok(()));
-        let place = Place::Interface("eth1".to_owned());
+        let place = ListenerAddress::Interface("eth1".to_owned());
         let portal = Portal { listener: place.clone(), reached_at: place };
         let urls = |at, name: &str| {
-            let named = Named { volume: VolumeId(at), ..Named::plainly(name) };
+            let named = VolumeNames { volume: VolumeId(at), ..VolumeNames::plainly(name) };
             aoe.ways(&AOE, &portal, &named).into_iter().map(|way| way.url).collect::<Vec<_>>()
         };
         assert_eq!(urls(3, "d"), ["aoe://eth1/e7.3"]);

@@ -5,9 +5,9 @@ use crate::failure::Failure;
 use crate::output::both_sizes;
 use crate::protocol::{Description, Found, FoundExport, Remote};
 use crate::reach;
-use blockmux_engine::aoe::{self, ConnectError, Endpoint};
+use blockmux_engine::aoe::{self, AoeConnectError, AoeEndpoint};
 use blockmux_proto::aoe::discovery;
-use blockmux_proto::aoe::url::Url;
+use blockmux_proto::aoe::url::AoeUrl;
 use blockmux_volume::Volume;
 use serde_json::json;
 use std::sync::Arc;
@@ -21,23 +21,23 @@ pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
 struct AoeRemote {
     /// As it was given.
     text: String,
-    url: Url,
+    url: AoeUrl,
 }
 
 impl AoeRemote {
-    fn endpoint(&self) -> Result<Endpoint, Failure> {
+    fn endpoint(&self) -> Result<AoeEndpoint, Failure> {
         let AoeRemote { text, url } = self;
         let address = url.address.ok_or_else(|| {
             Failure::request(format!("{text}: names no disk; `blockmux discover '{text}'` lists those there"))
         })?;
-        Ok(Endpoint { interfaces: url.interfaces.clone(), address, patience: url.reconnect })
+        Ok(AoeEndpoint { interfaces: url.interfaces.clone(), address, patience: url.reconnect })
     }
 
-    fn failed(&self, error: &ConnectError) -> Failure {
+    fn failed(&self, error: &AoeConnectError) -> Failure {
         match error {
-            ConnectError::Port(port) => cannot_open(port),
-            ConnectError::Crowded { .. } => Failure::request(format!("{}: {error}", self.text)),
-            ConnectError::Silent { .. } => {
+            AoeConnectError::Port(port) => cannot_open(port),
+            AoeConnectError::Crowded { .. } => Failure::request(format!("{}: {error}", self.text)),
+            AoeConnectError::Silent { .. } => {
                 let all = format!("aoe://{}", self.url.interfaces.join(","));
                 Failure::request(format!(
                     "{}: {error}; `blockmux discover {all}` lists those that do",

@@ -2,8 +2,8 @@
 
 use crate::failure::Failure;
 use blockmux_engine::state::StateFile;
-use blockmux_proto::aoe::Address;
-use blockmux_proto::aoe::unit::Kept;
+use blockmux_proto::aoe::AoeAddress;
+use blockmux_proto::aoe::unit::DiskSettings;
 use blockmux_proto::served::ReservationStore;
 use std::path::Path;
 use std::sync::Arc;
@@ -11,16 +11,16 @@ use std::sync::Arc;
 /// What is kept of a disk, and what keeps it; nothing without a directory.
 pub(super) fn open(
     directory: Option<&Path>,
-    disk: Address,
-) -> Result<(Kept, Option<Arc<dyn ReservationStore>>), Failure> {
-    let Some(directory) = directory else { return Ok((Kept::default(), None)) };
+    disk: AoeAddress,
+) -> Result<(DiskSettings, Option<Arc<dyn ReservationStore>>), Failure> {
+    let Some(directory) = directory else { return Ok((DiskSettings::default(), None)) };
     let wrong = |what: String| Failure::request(format!("what is kept of {disk}: {what}"));
     let name = disk.to_string();
     let opened = StateFile::open_named(directory, &name, "aoe", &name);
     let (file, image) = opened.map_err(|error| wrong(error.to_string()))?;
     let kept = match image.as_slice() {
-        [] => Kept::default(),
-        image => Kept::from_image(image)
+        [] => DiskSettings::default(),
+        image => DiskSettings::from_image(image)
             .map_err(|error| wrong(format!("{} is {error}; remove it", file.path().display())))?,
     };
     Ok((kept, Some(file)))
@@ -33,11 +33,11 @@ mod tests {
     #[test]
     fn what_is_kept_is_found_again_by_one_program_at_a_time() {
         let directory = tempfile::tempdir().unwrap();
-        let disk = Address { shelf: 7, slot: 3 };
+        let disk = AoeAddress { shelf: 7, slot: 3 };
         let opened = || open(Some(directory.path()), disk);
         let (kept, store) = opened().unwrap();
-        assert_eq!(kept, Kept::default());
-        let (kept, store) = (Kept { config: b"host:a".to_vec(), ..kept }, store.unwrap());
+        assert_eq!(kept, DiskSettings::default());
+        let (kept, store) = (DiskSettings { config: b"host:a".to_vec(), ..kept }, store.unwrap());
         let ticket = store.save(&kept.to_image());
         let saved = std::iter::repeat_with(|| store.is_saved(ticket)).flatten().next();
         assert_eq!(saved, Some(true));

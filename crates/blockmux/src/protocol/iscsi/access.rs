@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 
 /// An asymmetric access state, by the specification's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-pub(crate) enum State {
+pub(crate) enum AluaStateName {
     /// The best way.
     #[serde(rename = "active/optimized")]
     #[value(name = "active/optimized")]
@@ -31,14 +31,14 @@ pub(crate) enum State {
     Unavailable,
 }
 
-impl State {
+impl AluaStateName {
     /// As it is on the wire.
     pub(crate) fn word(self) -> AccessState {
         match self {
-            State::Optimized => AccessState::ACTIVE_OPTIMIZED,
-            State::NonOptimized => AccessState::ACTIVE_NON_OPTIMIZED,
-            State::Standby => AccessState::STANDBY,
-            State::Unavailable => AccessState::UNAVAILABLE,
+            AluaStateName::Optimized => AccessState::ACTIVE_OPTIMIZED,
+            AluaStateName::NonOptimized => AccessState::ACTIVE_NON_OPTIMIZED,
+            AluaStateName::Standby => AccessState::STANDBY,
+            AluaStateName::Unavailable => AccessState::UNAVAILABLE,
         }
     }
 }
@@ -49,8 +49,8 @@ pub(crate) struct ListenerStates(Vec<(SocketAddr, AccessState)>);
 
 impl ListenerStates {
     /// Reads addresses as portals are written.
-    pub(super) fn prepare(written: &BTreeMap<String, State>) -> Result<ListenerStates, String> {
-        let state = |(address, state): (&String, &State)| {
+    pub(super) fn prepare(written: &BTreeMap<String, AluaStateName>) -> Result<ListenerStates, String> {
+        let state = |(address, state): (&String, &AluaStateName)| {
             let address =
                 tcp_address(address, ISCSI.port).map_err(|error| format!("access_states: {error}"))?;
             Ok((address, state.word()))
@@ -76,14 +76,14 @@ mod tests {
 
     #[test]
     fn a_listener_has_the_state_that_is_named_or_is_the_best() {
-        let written = [("192.0.2.2".to_owned(), State::Standby), ("[::1]:7".to_owned(), State::Unavailable)];
+        let written = [("192.0.2.2".to_owned(), AluaStateName::Standby), ("[::1]:7".to_owned(), AluaStateName::Unavailable)];
         let states = ListenerStates::prepare(&written.into()).unwrap();
         let of = |address: &str| states.of(&address.parse().unwrap());
         assert_eq!(of("192.0.2.2:3260"), AccessState::STANDBY);
         assert_eq!(of("192.0.2.2:3261"), AccessState::ACTIVE_OPTIMIZED);
         assert_eq!(of("[::1]:7"), AccessState::UNAVAILABLE);
         let wrong = |address: &str| {
-            ListenerStates::prepare(&[(address.to_owned(), State::Standby)].into()).unwrap_err()
+            ListenerStates::prepare(&[(address.to_owned(), AluaStateName::Standby)].into()).unwrap_err()
         };
         assert!(wrong("unix:/s").starts_with("access_states: `unix:/s` is a Unix socket; write host:port"));
         assert!(wrong("3260").starts_with("access_states: `3260` is no host"));

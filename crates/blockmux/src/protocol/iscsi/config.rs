@@ -2,14 +2,14 @@
 //!
 //! Keys that RFC 7143 has a name for have that name.
 
-use super::access::{ListenerStates, State};
+use super::access::{ListenerStates, AluaStateName};
 use super::{ISCSI, PREFIX};
 use crate::address::{means, tcp_address};
 use crate::failure::Failure;
 use crate::protocol::policy::TargetAccess;
 use crate::protocol::secret;
-use blockmux_proto::iscsi::login::chap::{Algorithm, Credentials, Secret};
-use blockmux_proto::iscsi::login::operational::{CRC32C, Key, Parameters};
+use blockmux_proto::iscsi::login::chap::{Algorithm, ChapCredentials, ChapSecret};
+use blockmux_proto::iscsi::login::operational::{CRC32C, OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Chap, Redirect, offer};
 use serde::Deserialize;
@@ -29,7 +29,7 @@ pub(super) struct TargetEntry {
     #[serde(default)]
     portals: Vec<String>,
     /// How well listeners lead to its units, by their addresses; at others it is active/optimized.
-    access_states: Option<BTreeMap<String, State>>,
+    access_states: Option<BTreeMap<String, AluaStateName>>,
     /// Volumes by LUN; none if the target is elsewhere.
     #[serde(default)]
     luns: BTreeMap<String, String>,
@@ -110,7 +110,7 @@ enum RedirectKind {
 /// `[iscsi_discovery]`: what discovery asks for; without it everybody may discover.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct DiscoveryEntry {
+pub(super) struct IscsiDiscoveryEntry {
     /// The algorithms of CHAP that are accepted; left out: all.
     #[serde(rename = "CHAP_A")]
     chap_a: Option<Vec<ChapAlgorithm>>,
@@ -156,7 +156,7 @@ pub(crate) struct ConfiguredTarget {
     /// Names of volumes by LUN.
     pub(super) luns: BTreeMap<u16, String>,
     pub(super) removable: bool,
-    pub(super) offer: Parameters,
+    pub(super) offer: OperationalParameters,
     /// Whether nobody comes in without CRC32C over headers, and over data.
     pub(super) needs_digests: [bool; 2],
     pub(super) redirect: Option<Redirect>,
@@ -274,7 +274,7 @@ impl ConfiguredTarget {
     }
 }
 
-impl DiscoveryEntry {
+impl IscsiDiscoveryEntry {
     /// Takes relative paths as below a directory.
     pub(crate) fn anchor(&mut self, directory: &Path) {
         for path in [&mut self.secret_file, &mut self.target_secret_file].into_iter().flatten() {
@@ -313,29 +313,29 @@ impl TargetEntry {
         Ok(Some(Redirect { address: address.clone(), permanent: kind == Some(RedirectKind::Permanent) }))
     }
 
-    fn offer(&self) -> Result<Parameters, String> {
+    fn offer(&self) -> Result<OperationalParameters, String> {
         let mut offer = offer();
-        for (key, digest) in [(Key::HeaderDigest, self.header_digest), (Key::DataDigest, self.data_digest)] {
+        for (key, digest) in [(OperationalKey::HeaderDigest, self.header_digest), (OperationalKey::DataDigest, self.data_digest)] {
             offer = match digest {
                 None | Some(Digest::Either) => offer,
                 Some(Digest::None) => offer.with(key, 0),
                 Some(Digest::Crc32c) => offer.with(key, CRC32C).requiring(key),
             };
         }
-        let switches = [(Key::InitialR2T, self.initial_r2t), (Key::ImmediateData, self.immediate_data)];
+        let switches = [(OperationalKey::InitialR2T, self.initial_r2t), (OperationalKey::ImmediateData, self.immediate_data)];
         for (key, value) in switches {
             offer = value.map_or(offer, |value| offer.with(key, u32::from(value)));
         }
         let lengths = 512..=(1 << 24) - 1;
         for (key, value, bounds) in [
-            (Key::MaxRecvDataSegmentLength, self.max_recv_data_segment_length, lengths.clone()),
-            (Key::MaxBurstLength, self.max_burst_length, lengths.clone()),
-            (Key::FirstBurstLength, self.first_burst_length, lengths),
-            (Key::MaxOutstandingR2T, self.max_outstanding_r2t, 1..=65_535),
-            (Key::MaxConnections, self.max_connections, 1..=MAX_CONNECTIONS),
-            (Key::ErrorRecoveryLevel, self.error_recovery_level, 0..=2),
-            (Key::DefaultTime2Wait, self.default_time2_wait, 0..=3600),
-            (Key::DefaultTime2Retain, self.default_time2_retain, 0..=3600),
+            (OperationalKey::MaxRecvDataSegmentLength, self.max_recv_data_segment_length, lengths.clone()),
+            (OperationalKey::MaxBurstLength, self.max_burst_length, lengths.clone()),
+            (OperationalKey::FirstBurstLength, self.first_burst_length, lengths),
+            (OperationalKey::MaxOutstandingR2T, self.max_outstanding_r2t, 1..=65_535),
+            (OperationalKey::MaxConnections, self.max_connections, 1..=MAX_CONNECTIONS),
+            (OperationalKey::ErrorRecoveryLevel, self.error_recovery_level, 0..=2),
+            (OperationalKey::DefaultTime2Wait, self.default_time2_wait, 0..=3600),
+            (OperationalKey::DefaultTime2Retain, self.default_time2_retain, 0..=3600),
         ] {
             let Some(value) = value else { continue };
             if !bounds.contains(&value) {
@@ -344,7 +344,7 @@ impl TargetEntry {
             }
             offer = offer.with(key, value);
         }
-        if offer.get(Key::FirstBurstLength) > offer.get(Key::MaxBurstLength) {
+        if offer.get(OperationalKey::FirstBurstLength) > offer.get(OperationalKey::MaxBurstLength) {
             return Err("FirstBurstLength is above MaxBurstLength; lower it".to_owned());
         }
         Ok(offer)
@@ -375,19 +375,19 @@ impl AclEntry {
 }
 
 /// A name and the file of a secret, as they were written.
-type Named<'a> = (&'a Option<String>, &'a Option<PathBuf>);
+type NameAndSecret<'a> = (&'a Option<String>, &'a Option<PathBuf>);
 
 /// What is asked of initiators, and what the target proves of itself.
 fn chap(
-    own: Named<'_>,
-    target: Named<'_>,
+    own: NameAndSecret<'_>,
+    target: NameAndSecret<'_>,
     algorithms: Option<&[ChapAlgorithm]>,
     wrong: &impl Fn(String) -> Failure,
 ) -> Result<Option<Chap>, Failure> {
-    let both = |(name, file): Named<'_>, keys: [&str; 2]| match (name, file) {
+    let both = |(name, file): NameAndSecret<'_>, keys: [&str; 2]| match (name, file) {
         (None, None) => Ok(None),
         (Some(name), Some(file)) => {
-            let credentials = Credentials::new(name, read_secret(file)?);
+            let credentials = ChapCredentials::new(name, read_secret(file)?);
             credentials.map(Some).ok_or_else(|| wrong(format!("{} has to have 1 to 255 bytes", keys[0])))
         }
         _ => Err(wrong(format!("{} and {} go together; write both", keys[0], keys[1]))),
@@ -412,9 +412,9 @@ fn chap(
 }
 
 /// Reads a secret of CHAP.
-pub(super) fn read_secret(path: &Path) -> Result<Secret, Failure> {
+pub(super) fn read_secret(path: &Path) -> Result<ChapSecret, Failure> {
     secret::read("secret file", path, |line| {
-        Secret::new(line).ok_or("has a secret of more than 255 bytes; shorten it")
+        ChapSecret::new(line).ok_or("has a secret of more than 255 bytes; shorten it")
     })
 }
 
@@ -462,8 +462,8 @@ mod tests {
         assert_eq!(target.luns.keys().copied().collect::<Vec<_>>(), [0, 16_383]);
         assert!(target.is_at(&"192.0.2.1:3260".parse().unwrap()));
         assert!(!target.is_at(&"192.0.2.2:3260".parse().unwrap()));
-        assert!(target.offer.is_on(Key::InitialR2T) && target.offer.is_on(Key::DataDigest));
-        let limits = [Key::MaxConnections, Key::ErrorRecoveryLevel].map(|key| target.offer.get(key));
+        assert!(target.offer.is_on(OperationalKey::InitialR2T) && target.offer.is_on(OperationalKey::DataDigest));
+        let limits = [OperationalKey::MaxConnections, OperationalKey::ErrorRecoveryLevel].map(|key| target.offer.get(key));
         assert_eq!(limits, [2, 0]);
         assert_eq!((target.acl.len(), target.asks_everybody()), (1, false));
     }

@@ -4,11 +4,11 @@ use super::Alua;
 use super::config::ConfiguredTarget;
 use super::node::{Portals, default};
 use super::{PREFIX, default_target, name};
-use crate::protocol::frontend::{Live, Named, TargetPlace};
+use crate::protocol::frontend::{Live, VolumeNames, TargetPlace};
 use crate::protocol::policy::LiveAccess;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
-use blockmux_proto::iscsi::node::{Access, Node, TargetNode, UnitChange};
-use blockmux_proto::scsi::{Identity, LogicalUnit, MAX_LUN};
+use blockmux_proto::iscsi::node::{IscsiAccess, IscsiNode, TargetNode, UnitChange};
+use blockmux_proto::scsi::{UnitIdentity, LogicalUnit, MAX_LUN};
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,7 +28,7 @@ pub(super) struct Units {
 
 /// Everything that initiators find.
 pub(super) struct LiveTargets {
-    pub(super) node: Arc<Node>,
+    pub(super) node: Arc<IscsiNode>,
     pub(super) units: Units,
     pub(super) portals: Portals,
     /// Each volume is a target of its own.
@@ -52,9 +52,9 @@ impl Units {
         let unit = made.entry(volume).or_insert_with(|| {
             let Export { name, read_only, .. } = &*export;
             let own =
-                served.uuid().map_or_else(|| Identity::of(&format!("{PREFIX}{name}")), Identity::of_volume);
+                served.uuid().map_or_else(|| UnitIdentity::of(&format!("{PREFIX}{name}")), UnitIdentity::of_volume);
             let identity =
-                Identity { read_only: *read_only, removable: self.removable.contains(name), ..own };
+                UnitIdentity { read_only: *read_only, removable: self.removable.contains(name), ..own };
             LogicalUnit::over(identity, &served)
         });
         Some((volume, unit.clone()))
@@ -86,7 +86,7 @@ impl LiveTargets {
 }
 
 /// Whether everybody may log in without proof.
-fn admits_all(access: &Access) -> bool {
+fn admits_all(access: &IscsiAccess) -> bool {
     access.initiator.is_none() && access.chap.is_none()
 }
 
@@ -102,7 +102,7 @@ impl Live for LiveTargets {
     }
 
     fn remove(&self, volume: VolumeId) {
-        if let Some(named) = Named::of(&self.units.exports, volume).filter(|_| self.has_own) {
+        if let Some(named) = VolumeNames::of(&self.units.exports, volume).filter(|_| self.has_own) {
             self.node.remove(&name(&default_target(&named.target)));
         }
         for access in self.node.targets().iter().flat_map(|target| &target.access) {
@@ -118,7 +118,7 @@ impl Live for LiveTargets {
     }
 
     fn targets_of(&self, volume: VolumeId) -> Vec<LiveAccess> {
-        let has = |access: &&Access| access.target.units().any(|(_, own, _)| own == volume);
+        let has = |access: &&IscsiAccess| access.target.units().any(|(_, own, _)| own == volume);
         let of_target = |target: Arc<TargetNode>| {
             let mut own = target.access.iter().filter(has).peekable();
             own.peek()?;

@@ -10,7 +10,7 @@ mod live;
 mod node;
 mod remote;
 
-use super::frontend::{Frontend, Named, Portal, Service, Started, Way};
+use super::frontend::{Frontend, VolumeNames, Portal, Service, Started, Way};
 use super::policy::TargetAccess;
 use super::{Carrier, KeyError, Protocol};
 use crate::failure::Failure;
@@ -19,9 +19,9 @@ use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_proto::iscsi::login::chap::Algorithm;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
-use blockmux_proto::iscsi::url::Url;
+use blockmux_proto::iscsi::url::IscsiUrl;
 use clap::{ArgMatches, Command, FromArgMatches, Subcommand};
-use config::{Acl, ConfiguredTarget, DiscoveryEntry, TargetEntry};
+use config::{Acl, ConfiguredTarget, IscsiDiscoveryEntry, TargetEntry};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::HashSet;
@@ -73,7 +73,7 @@ enum Alua {
     Alua {
         /// iSCSI name
         target: String,
-        state: access::State,
+        state: access::AluaStateName,
         /// One listener, if it is a portal group of its own [default: all]
         #[arg(long, value_name = "ADDR")]
         at: Option<SocketAddr>,
@@ -85,7 +85,7 @@ enum Alua {
 #[serde(deny_unknown_fields, default)]
 struct Iscsi {
     iscsi_target: Vec<TargetEntry>,
-    iscsi_discovery: Option<DiscoveryEntry>,
+    iscsi_discovery: Option<IscsiDiscoveryEntry>,
     /// Without any, each volume is a target of its own.
     #[serde(skip)]
     targets: Vec<ConfiguredTarget>,
@@ -167,9 +167,9 @@ impl Frontend for Iscsi {
 
     /// One way for each logical unit that the volume is. Clients of iSER have an RDMA device over the network card that
     /// leads there.
-    fn ways(&self, protocol: &Protocol, portal: &Portal, named: &Named) -> Vec<Way> {
+    fn ways(&self, protocol: &Protocol, portal: &Portal, named: &VolumeNames) -> Vec<Way> {
         let Some((listener, address)) = portal.tcp() else { return Vec::new() };
-        let Place { host, port, portal } = Place::of(&address);
+        let PortalText { host, port, portal } = PortalText::of(&address);
         let place = format!("{}://{host}{port}", protocol.name);
         let way = |unit: MappedUnit<'_>| {
             if protocol.name == ISER.name {
@@ -185,7 +185,7 @@ impl Frontend for Iscsi {
 }
 
 /// A listener, as it is written.
-struct Place {
+struct PortalText {
     host: String,
     /// With a colon; empty for the usual one.
     port: String,
@@ -193,12 +193,12 @@ struct Place {
     portal: String,
 }
 
-impl Place {
-    fn of(tcp: &SocketAddr) -> Place {
+impl PortalText {
+    fn of(tcp: &SocketAddr) -> PortalText {
         let port = if tcp.port() == ISCSI.port { String::new() } else { format!(":{}", tcp.port()) };
         let host = if tcp.is_ipv6() { format!("[{}]", tcp.ip()) } else { tcp.ip().to_string() };
         let portal = format!("{host}:{}", tcp.port());
-        Place { host, port, portal }
+        PortalText { host, port, portal }
     }
 }
 
@@ -220,7 +220,7 @@ impl MappedUnit<'_> {
     /// For our own initiator.
     fn url(&self, portal: &str, query: &str) -> String {
         let plain = format!("{portal}/{}/{}{query}", self.target, self.lun);
-        let Ok(mut url) = plain.parse::<Url>() else { return plain };
+        let Ok(mut url) = plain.parse::<IscsiUrl>() else { return plain };
         url.initiator = self.initiator.cloned();
         if url.rdma.is_none() {
             [url.header_digest, url.data_digest] = self.digests;
@@ -294,7 +294,7 @@ impl MappedUnit<'_> {
 }
 
 /// The logical units that a volume is by a listener. A target that has moved has none for anybody.
-fn units<'a>(own: &'a Iscsi, listener: &SocketAddr, named: &Named) -> Vec<MappedUnit<'a>> {
+fn units<'a>(own: &'a Iscsi, listener: &SocketAddr, named: &VolumeNames) -> Vec<MappedUnit<'a>> {
     if own.targets.is_empty() {
         let target = default_target(&named.target);
         return vec![MappedUnit {
@@ -347,7 +347,7 @@ mod tests {
 
     fn urls(address: &str, volume: &str) -> Vec<String> {
         Iscsi::default()
-            .ways(&ISCSI, &Portal::at(address), &Named::plainly(volume))
+            .ways(&ISCSI, &Portal::at(address), &VolumeNames::plainly(volume))
             .into_iter()
             .map(|way| way.url)
             .collect()
@@ -357,7 +357,7 @@ mod tests {
     fn a_volume_is_lun_0_of_a_target_of_its_name() {
         assert_eq!(urls("127.0.0.1:3260", "Disk0"), ["iscsi://127.0.0.1/iqn.2026-11.blockmux:disk0/0"]);
         assert_eq!(urls("[::1]:7", "a"), ["iscsi://[::1]:7/iqn.2026-11.blockmux:a/0"]);
-        let over_rdma = &Iscsi::default().ways(&ISER, &Portal::at("[::1]:7"), &Named::plainly("a"))[0];
+        let over_rdma = &Iscsi::default().ways(&ISER, &Portal::at("[::1]:7"), &VolumeNames::plainly("a"))[0];
         assert_eq!(over_rdma.url, "iser://[::1]:7/iqn.2026-11.blockmux:a/0?rdma=iwarp");
     }
 
@@ -385,13 +385,13 @@ mod tests {
              [[acl]]\nluns = [1]\nCHAP_N = 'u'\nsecret_file = '{secret}'"
         );
         let (settings, address) = (configured(&text), Portal::at("127.0.0.1:3260"));
-        let [named] = &settings.ways(&ISCSI, &address, &Named::plainly("x"))[..] else {
+        let [named] = &settings.ways(&ISCSI, &address, &VolumeNames::plainly("x"))[..] else {
             panic!("one listener, one unit")
         };
         assert_eq!(named.url, "iscsi://127.0.0.1/iqn.a/300?initiator=iqn.me&header_digest=on");
         assert_eq!(named.commands[0], "iscsi-inq -i iqn.me iscsi://127.0.0.1/iqn.a/16684");
         assert!(named.commands[1].starts_with("iscsiadm "), "{}", named.commands[1]);
-        let [proved] = &settings.ways(&ISCSI, &address, &Named::plainly("y"))[..] else {
+        let [proved] = &settings.ways(&ISCSI, &address, &VolumeNames::plainly("y"))[..] else {
             panic!("one listener, one unit")
         };
         assert_eq!(proved.url, format!("iscsi://u@127.0.0.1/iqn.a/1?secret_file={secret}&header_digest=on"));
@@ -410,7 +410,7 @@ mod tests {
     fn clients_that_cannot_come_have_no_command_and_linux_is_told_what_is_asked_for() {
         let commands = |more: &str| {
             let settings = configured(&format!("TargetName = 'iqn.a'\nluns = {{ 0 = 'x' }}\n{more}"));
-            settings.ways(&ISCSI, &Portal::at("127.0.0.1:3260"), &Named::plainly("x")).remove(0).commands
+            settings.ways(&ISCSI, &Portal::at("127.0.0.1:3260"), &VolumeNames::plainly("x")).remove(0).commands
         };
         assert_eq!(commands("").len(), 3);
         let [login] = &commands("DataDigest = 'CRC32C'")[..] else { panic!("libiscsi has no data digest") };
@@ -426,7 +426,7 @@ mod tests {
     fn a_target_that_has_moved_is_named_with_its_place_and_has_no_commands() {
         let settings = configured("TargetName = 'iqn.a'\nluns = { 0 = 'x' }\nredirect = 'h:1'");
         let address = Portal::at("127.0.0.1:3260");
-        assert!(settings.ways(&ISCSI, &address, &Named::plainly("x")).is_empty());
+        assert!(settings.ways(&ISCSI, &address, &VolumeNames::plainly("x")).is_empty());
         assert_eq!(settings.targets()[0].moved_to.as_deref(), Some("h:1"));
     }
 

@@ -3,12 +3,12 @@
 use super::config::{Acl, ConfiguredTarget};
 use super::live::{LiveTargets, Unit, Units};
 use super::{ISCSI, Iscsi, default_target, name};
-use crate::protocol::frontend::{Named, Service, Started};
-use crate::protocol::policy::{Place, Policy};
+use crate::protocol::frontend::{VolumeNames, Service, Started};
+use crate::protocol::policy::{ListenerAddress, Policy};
 use blockmux_engine::iscsi;
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::{Export, Exports};
-use blockmux_proto::iscsi::node::{Access, Node, Portal, TargetNode};
+use blockmux_proto::iscsi::node::{IscsiAccess, IscsiNode, Portal, TargetNode};
 use blockmux_proto::scsi::{self, AccessState, PortGroupStates, TargetPort};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub(super) fn serve(own: &Iscsi, service: &Service<'_>) -> Started {
     } else {
         configured_targets.iter().map(|target| configured(target, &all, &portals)).collect()
     };
-    let node = Node::new(targets);
+    let node = IscsiNode::new(targets);
     let node = Arc::new(match &own.discovery {
         Some(chap) => node.with_discovery_chap(chap.clone()),
         None => node,
@@ -45,11 +45,11 @@ pub(super) fn default(
     portals: &Portals,
 ) -> Option<TargetNode> {
     let own = Some(portals.of_volume(&export.name)).filter(|own| !own.is_empty())?;
-    let called = Named::of(exports, *id).map_or_else(|| export.name.clone(), |named| named.target);
+    let called = VolumeNames::of(exports, *id).map_or_else(|| export.name.clone(), |named| named.target);
     let target = TargetNode::new(name(&default_target(&called)), own, Vec::new());
     let ports = portals.ports(&target);
-    let view = scsi::Target::new(target.name.as_str(), ports).with_unit(0, *id, unit.clone());
-    let access = vec![Access { initiator: None, chap: None, target: Arc::new(view) }];
+    let view = scsi::ScsiTarget::new(target.name.as_str(), ports).with_unit(0, *id, unit.clone());
+    let access = vec![IscsiAccess { initiator: None, chap: None, target: Arc::new(view) }];
     Some(TargetNode { alias: export.description.clone(), access, ..target })
 }
 
@@ -61,7 +61,7 @@ fn configured(configured: &ConfiguredTarget, units: &[(String, Unit)], portals: 
         ports.iter().filter(|port| *port.name == *name).for_each(|port| states.set(port.group, state));
     }
     let access = configured.acl.iter().map(|Acl { initiator, chap, luns, .. }| {
-        let empty = scsi::Target::new(target.name.as_str(), ports.clone()).with_states(&states);
+        let empty = scsi::ScsiTarget::new(target.name.as_str(), ports.clone()).with_states(&states);
         let view = match luns {
             Some(luns) => empty.with_mask(luns.iter().copied().collect()),
             None => empty,
@@ -71,7 +71,7 @@ fn configured(configured: &ConfiguredTarget, units: &[(String, Unit)], portals: 
                 view.add(*lun, *id, unit.clone());
             }
         }
-        Access { initiator: initiator.clone(), chap: chap.clone(), target: Arc::new(view) }
+        IscsiAccess { initiator: initiator.clone(), chap: chap.clone(), target: Arc::new(view) }
     });
     let access = access.collect();
     let (alias, redirect) = (configured.alias.clone(), configured.redirect.clone());
@@ -90,7 +90,7 @@ pub(super) struct Portals {
 impl Portals {
     fn new(service: &Service<'_>, targets: &[ConfiguredTarget]) -> Portals {
         let policy = service.policy;
-        let tcp: Vec<SocketAddr> = service.places.iter().filter_map(Place::tcp).collect();
+        let tcp: Vec<SocketAddr> = service.places.iter().filter_map(ListenerAddress::tcp).collect();
         let is_one_group = tcp
             .iter()
             .all(|tcp| targets.iter().all(|target| target.is_at(tcp) && target.access_states.is_none()));
@@ -108,7 +108,7 @@ impl Portals {
     /// Those that lead to the target that a volume is by itself.
     fn of_volume(&self, volume: &str) -> Vec<Portal> {
         let leads = |tcp: SocketAddr| {
-            let place = Place::Socket(Address::Tcp(tcp));
+            let place = ListenerAddress::Socket(Address::Tcp(tcp));
             self.policy.serves(&ISCSI, &place, volume)
         };
         self.portals.iter().filter(|(tcp, _)| leads(*tcp)).map(|(_, portal)| portal.clone()).collect()

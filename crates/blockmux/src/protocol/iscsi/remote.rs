@@ -7,16 +7,16 @@ use crate::protocol::{Description, ELSEWHERE, Found, FoundExport, Remote};
 use crate::reach;
 use crate::reset::What;
 use blockmux_engine::connection::Broken;
-use blockmux_engine::initiator::iscsi::{self, ConnectError, Datamover, Endpoint, OverIwarp, OverTcp};
+use blockmux_engine::initiator::iscsi::{self, IscsiConnectError, Datamover, IscsiEndpoint, OverIwarp, OverTcp};
 use blockmux_engine::socket::Address;
 use blockmux_proto::iscsi::client::{
-    FoundTarget, Function, FunctionResponse, Refused, TargetAddress, UnitInfo, wishes,
+    FoundTarget, Function, FunctionResponse, IscsiRefused, TargetAddress, UnitInfo, wishes,
 };
-use blockmux_proto::iscsi::login::chap::{Credentials, Secret};
-use blockmux_proto::iscsi::login::operational::{CRC32C, Key, Parameters};
+use blockmux_proto::iscsi::login::chap::{ChapCredentials, ChapSecret};
+use blockmux_proto::iscsi::login::operational::{CRC32C, OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
-use blockmux_proto::iscsi::url::{Portal, Portals, Rdma, Url};
+use blockmux_proto::iscsi::url::{HostPort, Portals, Rdma, IscsiUrl};
 use blockmux_proto::scsi::Lun;
 use blockmux_volume::Volume;
 use blockmux_wire::iscsi::session::LoginStatus;
@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 /// Reads a URL, and the files of secrets that it names.
 pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
-    let url: Url = reach::read(text)?;
+    let url: IscsiUrl = reach::read(text)?;
     let chap = chap(&url)?;
     let discovery_chap = discovery_chap(&url)?;
     let initiator = url.initiator.clone().unwrap_or_else(own_name);
@@ -41,7 +41,7 @@ pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
 }
 
 struct IscsiRemote<D> {
-    url: Url,
+    url: IscsiUrl,
     initiator: Name,
     chap: Option<Chap>,
     /// What discovery asks for, where it is another secret.
@@ -57,7 +57,7 @@ impl<D: Datamover> Remote for IscsiRemote<D> {
         let volume = self.ask(|address| {
             let endpoint = self.endpoint(address, target, connections);
             iscsi::connect(
-                Endpoint { further: reach::beside(address, &further), ..endpoint },
+                IscsiEndpoint { further: reach::beside(address, &further), ..endpoint },
                 self.over.clone(),
             )
         })?;
@@ -75,7 +75,7 @@ impl<D: Datamover> Remote for IscsiRemote<D> {
         let further = self.further(target)?;
         let told = self.ask(|address| {
             let endpoint = self.endpoint(address, target, 1);
-            iscsi::describe(&Endpoint { further: reach::beside(address, &further), ..endpoint }, &self.over)
+            iscsi::describe(&IscsiEndpoint { further: reach::beside(address, &further), ..endpoint }, &self.over)
         })?;
         Ok(Description { rows: self.rows(&told), json: self.json(&told) })
     }
@@ -112,8 +112,8 @@ impl<D: Datamover> IscsiRemote<D> {
         self.url.target.as_ref().ok_or_else(|| reach::names_no("target", &self.url, "target-name/lun"))
     }
 
-    fn endpoint(&self, address: &Address, target: &Name, connections: u32) -> Endpoint {
-        Endpoint {
+    fn endpoint(&self, address: &Address, target: &Name, connections: u32) -> IscsiEndpoint {
+        IscsiEndpoint {
             address: address.clone(),
             further: Vec::new(),
             initiator: self.initiator.clone(),
@@ -128,15 +128,15 @@ impl<D: Datamover> IscsiRemote<D> {
     }
 
     /// Who asks for a digest does not go without.
-    fn wishes(&self) -> Parameters {
-        let digests = [(Key::HeaderDigest, self.url.header_digest), (Key::DataDigest, self.url.data_digest)];
+    fn wishes(&self) -> OperationalParameters {
+        let digests = [(OperationalKey::HeaderDigest, self.url.header_digest), (OperationalKey::DataDigest, self.url.data_digest)];
         let wanted = digests.into_iter().filter(|(_, is_wanted)| *is_wanted);
         let mut wishes = wishes()
-            .with(Key::MaxConnections, self.url.max_connections)
-            .with(Key::ErrorRecoveryLevel, self.url.error_recovery_level);
+            .with(OperationalKey::MaxConnections, self.url.max_connections)
+            .with(OperationalKey::ErrorRecoveryLevel, self.url.error_recovery_level);
         if self.url.error_recovery_level == 2 {
             // A target that keeps the tasks of a lost connection for no time at all cannot move them.
-            wishes = wishes.with(Key::DefaultTime2Retain, RETAIN_S);
+            wishes = wishes.with(OperationalKey::DefaultTime2Retain, RETAIN_S);
         }
         wanted.fold(wishes, |wishes, (key, _)| wishes.with(key, CRC32C).requiring(key))
     }
@@ -152,13 +152,13 @@ impl<D: Datamover> IscsiRemote<D> {
     }
 
     /// All targets of the portal at that address, and how many more it has.
-    fn targets_at(&self, address: &Address) -> Result<(Vec<FoundTarget>, u64), ConnectError> {
+    fn targets_at(&self, address: &Address) -> Result<(Vec<FoundTarget>, u64), IscsiConnectError> {
         let chap = self.discovery_chap.as_ref().or(self.chap.as_ref()).cloned();
         iscsi::discover(address, &self.initiator, chap, &self.over)
     }
 
     /// Every portal that leads to the target, as the portal at that address says.
-    fn portals(&self, address: &Address, target: &Name) -> Result<Vec<Address>, ConnectError> {
+    fn portals(&self, address: &Address, target: &Name) -> Result<Vec<Address>, IscsiConnectError> {
         let (targets, _) = self.targets_at(address)?;
         let own = targets.into_iter().filter(|found| found.name == target.as_str());
         let places = own.flat_map(|found| found.addresses);
@@ -170,45 +170,45 @@ impl<D: Datamover> IscsiRemote<D> {
     }
 
     /// Asks every address of the portal in turn, until one can be spoken to.
-    fn ask<T>(&self, ask: impl FnMut(&Address) -> Result<T, ConnectError>) -> Result<T, Failure> {
+    fn ask<T>(&self, ask: impl FnMut(&Address) -> Result<T, IscsiConnectError>) -> Result<T, Failure> {
         let addresses = reach::addresses(&self.url, &self.url.portals.first)?;
         reach::ask_each(&self.url, &addresses, ask)?.map_err(|error| self.refused(&error))
     }
 
-    fn refused(&self, error: &ConnectError) -> Failure {
+    fn refused(&self, error: &IscsiConnectError) -> Failure {
         let url = &self.url;
         let advice = match error {
-            ConnectError::Broken { .. } | ConnectError::Silent { .. } => {
+            IscsiConnectError::Broken { .. } | IscsiConnectError::Silent { .. } => {
                 let what = if url.rdma.is_some() { "iSER" } else { "iSCSI" };
                 format!("check that an {what} target listens there")
             }
-            ConnectError::Refused { refused, .. } => match refused {
-                Refused::Login(LoginStatus::NOT_FOUND | LoginStatus::TARGET_REMOVED) | Refused::Unit(_) => {
+            IscsiConnectError::Refused { refused, .. } => match refused {
+                IscsiRefused::Login(LoginStatus::NOT_FOUND | LoginStatus::TARGET_REMOVED) | IscsiRefused::Unit(_) => {
                     format!("`blockmux discover '{}'` lists what it has", url.portal())
                 }
-                Refused::Login(LoginStatus::AUTHENTICATION_FAILURE) | Refused::NoMethod
+                IscsiRefused::Login(LoginStatus::AUTHENTICATION_FAILURE) | IscsiRefused::NoMethod
                     if url.user.is_none() =>
                 {
                     "name a user, as user@host and ?secret_file=PATH".to_owned()
                 }
-                Refused::Login(LoginStatus::AUTHENTICATION_FAILURE) if url.mutual_user.is_some() => {
+                IscsiRefused::Login(LoginStatus::AUTHENTICATION_FAILURE) if url.mutual_user.is_some() => {
                     "check the user and the secret, and that the target has one of its own".to_owned()
                 }
-                Refused::Login(LoginStatus::AUTHENTICATION_FAILURE) => {
+                IscsiRefused::Login(LoginStatus::AUTHENTICATION_FAILURE) => {
                     "check the user and the secret".to_owned()
                 }
-                Refused::NotProved => "check mutual_user and mutual_secret_file".to_owned(),
-                Refused::Login(LoginStatus::AUTHORIZATION_FAILURE) => {
+                IscsiRefused::NotProved => "check mutual_user and mutual_secret_file".to_owned(),
+                IscsiRefused::Login(LoginStatus::AUTHORIZATION_FAILURE) => {
                     format!("it does not know {}; give ?initiator=NAME, or have it added", self.initiator)
                 }
-                Refused::Login(LoginStatus::INITIATOR_ERROR | LoginStatus::MISSING_PARAMETER)
+                IscsiRefused::Login(LoginStatus::INITIATOR_ERROR | LoginStatus::MISSING_PARAMETER)
                     if url.rdma.is_none() =>
                 {
                     "it may insist on digests, or on none: try ?header_digest=on&data_digest=on, or without"
                         .to_owned()
                 }
-                Refused::AnotherUnit { .. } => "name only portals of one target".to_owned(),
-                Refused::Moved { .. } | Refused::Lost { .. } => {
+                IscsiRefused::AnotherUnit { .. } => "name only portals of one target".to_owned(),
+                IscsiRefused::Moved { .. } | IscsiRefused::Lost { .. } => {
                     "ask whoever runs the target where it is".to_owned()
                 }
                 _ => "ask whoever runs the target".to_owned(),
@@ -217,8 +217,8 @@ impl<D: Datamover> IscsiRemote<D> {
         Failure::request(format!("{url}: {error}; {advice}"))
     }
 
-    fn rows(&self, told: &iscsi::Description) -> Vec<(&'static str, String)> {
-        let iscsi::Description { unit, parameters } = told;
+    fn rows(&self, told: &iscsi::IscsiDescription) -> Vec<(&'static str, String)> {
+        let iscsi::IscsiDescription { unit, parameters } = told;
         let access = if unit.read_only { "read-only" } else { "read-write" };
         let cache = if unit.write_cache { "writes are stable after a flush" } else { "none" };
         let name = [&unit.vendor, &unit.product, &unit.revision].map(String::as_str).join(" ");
@@ -237,8 +237,8 @@ impl<D: Datamover> IscsiRemote<D> {
         ]
     }
 
-    fn json(&self, told: &iscsi::Description) -> Value {
-        let iscsi::Description { unit, parameters } = told;
+    fn json(&self, told: &iscsi::IscsiDescription) -> Value {
+        let iscsi::IscsiDescription { unit, parameters } = told;
         json!({
             "url": self.url.to_string(),
             "protocol": if self.url.rdma.is_some() { "iser" } else { "iscsi" },
@@ -255,27 +255,27 @@ impl<D: Datamover> IscsiRemote<D> {
             "physical_block": unit.physical_block_len,
             "write_cache": unit.write_cache,
             "provisioning": provisioning(unit),
-            "header_digest": parameters.is_on(Key::HeaderDigest),
-            "data_digest": parameters.is_on(Key::DataDigest),
-            "immediate_data": parameters.is_on(Key::ImmediateData),
-            "initial_r2t": parameters.is_on(Key::InitialR2T),
-            "first_burst": parameters.get(Key::FirstBurstLength),
-            "max_burst": parameters.get(Key::MaxBurstLength),
+            "header_digest": parameters.is_on(OperationalKey::HeaderDigest),
+            "data_digest": parameters.is_on(OperationalKey::DataDigest),
+            "immediate_data": parameters.is_on(OperationalKey::ImmediateData),
+            "initial_r2t": parameters.is_on(OperationalKey::InitialR2T),
+            "first_burst": parameters.get(OperationalKey::FirstBurstLength),
+            "max_burst": parameters.get(OperationalKey::MaxBurstLength),
             "max_send_segment": parameters.max_send_data_segment_length(),
-            "max_connections": parameters.get(Key::MaxConnections),
-            "error_recovery_level": parameters.get(Key::ErrorRecoveryLevel),
+            "max_connections": parameters.get(OperationalKey::MaxConnections),
+            "error_recovery_level": parameters.get(OperationalKey::ErrorRecoveryLevel),
         })
     }
 
     /// Every logical unit of every target of the portal.
-    fn list(&self, address: &Address) -> Result<Found, ConnectError> {
+    fn list(&self, address: &Address) -> Result<Found, IscsiConnectError> {
         let (targets, left_out) = self.targets_at(address)?;
         let mut exports = Vec::new();
         let mut is_silent = false;
         for target in &targets {
             let Ok(name) = Name::new(&target.name) else { continue };
             let portals = Portals::one(self.portal_of(address, target));
-            let url = Url { target: Some(name.clone()), lun: 0, portals, ..self.url.clone() };
+            let url = IscsiUrl { target: Some(name.clone()), lun: 0, portals, ..self.url.clone() };
             if url.portals.first != self.url.portals.first {
                 exports.push(FoundExport { description: ELSEWHERE.to_owned(), ..found(&url, None) });
                 continue;
@@ -310,16 +310,16 @@ impl<D: Datamover> IscsiRemote<D> {
     }
 
     /// The disks among a target's logical units.
-    fn units(&self, address: &Address, name: &Name, url: &Url) -> Result<Vec<FoundExport>, ConnectError> {
+    fn units(&self, address: &Address, name: &Name, url: &IscsiUrl) -> Result<Vec<FoundExport>, IscsiConnectError> {
         let endpoint = self.endpoint(address, name, 1);
         let mut units = Vec::new();
-        for lun in iscsi::luns(&Endpoint { lun: Lun::new(0), ..endpoint.clone() }, &self.over)? {
+        for lun in iscsi::luns(&IscsiEndpoint { lun: Lun::new(0), ..endpoint.clone() }, &self.over)? {
             let Some(number) = lun.number() else { continue };
-            let url = Url { lun: number, ..url.clone() };
-            match iscsi::describe(&Endpoint { lun, ..endpoint.clone() }, &self.over) {
+            let url = IscsiUrl { lun: number, ..url.clone() };
+            match iscsi::describe(&IscsiEndpoint { lun, ..endpoint.clone() }, &self.over) {
                 Ok(told) => units.push(found(&url, Some(&told.unit))),
                 // A controller, as some targets have at LUN 0.
-                Err(ConnectError::Refused { refused: Refused::Unit(refused), .. }) => {
+                Err(IscsiConnectError::Refused { refused: IscsiRefused::Unit(refused), .. }) => {
                     tracing::debug!("target {name}: {refused}");
                 }
                 Err(error) => return Err(error),
@@ -329,7 +329,7 @@ impl<D: Datamover> IscsiRemote<D> {
     }
 
     /// Where a target is reached: here, if that is among its addresses or it has none.
-    fn portal_of(&self, address: &Address, target: &FoundTarget) -> Portal {
+    fn portal_of(&self, address: &Address, target: &FoundTarget) -> HostPort {
         let places: Vec<&str> =
             target.addresses.iter().map(|place| place.split(',').next().unwrap_or(place)).collect();
         let here = address.to_string();
@@ -341,7 +341,7 @@ impl<D: Datamover> IscsiRemote<D> {
     }
 }
 
-fn found(url: &Url, unit: Option<&UnitInfo>) -> FoundExport {
+fn found(url: &IscsiUrl, unit: Option<&UnitInfo>) -> FoundExport {
     let description = unit.map(|unit| format!("{} {}", unit.vendor, unit.product).trim().to_owned());
     FoundExport {
         name: url.target.as_ref().map(|target| format!("{target}/{}", url.lun)).unwrap_or_default(),
@@ -352,14 +352,14 @@ fn found(url: &Url, unit: Option<&UnitInfo>) -> FoundExport {
 }
 
 /// Whether the target lets nobody in who does not prove who it is, or not this one.
-fn wants_chap(error: &ConnectError) -> bool {
-    let ConnectError::Refused { refused, .. } = error else { return false };
-    matches!(refused, Refused::Login(LoginStatus::AUTHENTICATION_FAILURE) | Refused::NoMethod)
+fn wants_chap(error: &IscsiConnectError) -> bool {
+    let IscsiConnectError::Refused { refused, .. } = error else { return false };
+    matches!(refused, IscsiRefused::Login(LoginStatus::AUTHENTICATION_FAILURE) | IscsiRefused::NoMethod)
 }
 
 /// Whether the target was waited for in vain.
-fn is_no_answer(error: &ConnectError) -> bool {
-    matches!(error, ConnectError::Broken { broken: Broken::Socket(error), .. }
+fn is_no_answer(error: &IscsiConnectError) -> bool {
+    matches!(error, IscsiConnectError::Broken { broken: Broken::Socket(error), .. }
         if error.kind() == ErrorKind::TimedOut)
 }
 
@@ -371,11 +371,11 @@ fn provisioning(unit: &UnitInfo) -> &'static str {
     }
 }
 
-fn session(parameters: &Parameters) -> String {
+fn session(parameters: &OperationalParameters) -> String {
     let digest = |key| if parameters.is_on(key) { "CRC32C" } else { "none" };
-    let (header, data) = (digest(Key::HeaderDigest), digest(Key::DataDigest));
-    let (first, burst) = (parameters.get(Key::FirstBurstLength), parameters.get(Key::MaxBurstLength));
-    let (most, level) = (parameters.get(Key::MaxConnections), parameters.get(Key::ErrorRecoveryLevel));
+    let (header, data) = (digest(OperationalKey::HeaderDigest), digest(OperationalKey::DataDigest));
+    let (first, burst) = (parameters.get(OperationalKey::FirstBurstLength), parameters.get(OperationalKey::MaxBurstLength));
+    let (most, level) = (parameters.get(OperationalKey::MaxConnections), parameters.get(OperationalKey::ErrorRecoveryLevel));
     format!(
         "header digest {header}, data digest {data}, first burst {first}, longest burst {burst}, \
          connections {most}, error recovery level {level}"
@@ -383,7 +383,7 @@ fn session(parameters: &Parameters) -> String {
 }
 
 /// What the URL says of CHAP.
-fn chap(url: &Url) -> Result<Option<Chap>, Failure> {
+fn chap(url: &IscsiUrl) -> Result<Option<Chap>, Failure> {
     let Some(user) = &url.user else { return Ok(None) };
     let own = match (&url.password, &url.secret_file) {
         (Some(password), _) => password.clone(),
@@ -408,7 +408,7 @@ fn chap(url: &Url) -> Result<Option<Chap>, Failure> {
 }
 
 /// What the URL says of CHAP for discovery alone.
-fn discovery_chap(url: &Url) -> Result<Option<Chap>, Failure> {
+fn discovery_chap(url: &IscsiUrl) -> Result<Option<Chap>, Failure> {
     let Some((user, path)) = url.discovery_user.as_ref().zip(url.discovery_secret_file.as_ref()) else {
         return Ok(None);
     };
@@ -416,8 +416,8 @@ fn discovery_chap(url: &Url) -> Result<Option<Chap>, Failure> {
     Ok(Some(Chap { initiator, target: None, algorithms: url.chap_a.clone() }))
 }
 
-fn credentials(url: &Url, name: &str, secret: Secret) -> Result<Credentials, Failure> {
-    Credentials::new(name, secret)
+fn credentials(url: &IscsiUrl, name: &str, secret: ChapSecret) -> Result<ChapCredentials, Failure> {
+    ChapCredentials::new(name, secret)
         .ok_or_else(|| Failure::request(format!("{url}: user `{name}`: a name has 1 to 255 bytes")))
 }
 

@@ -2,7 +2,7 @@
 
 mod remote;
 
-use super::frontend::{Frontend, Named, Portal, Service, Started, Way};
+use super::frontend::{Frontend, VolumeNames, Portal, Service, Started, Way};
 use super::{Carrier, Protocol};
 use crate::failure::Failure;
 use crate::output::shell_word;
@@ -43,7 +43,7 @@ impl Frontend for Nbd {
         Ok(Started { serve: serve.collect(), live: None })
     }
 
-    fn ways(&self, _: &Protocol, portal: &Portal, named: &Named) -> Vec<Way> {
+    fn ways(&self, _: &Protocol, portal: &Portal, named: &VolumeNames) -> Vec<Way> {
         portal.reached_at.socket().map(|address| way(address, &named.export)).into_iter().collect()
     }
 }

@@ -7,9 +7,9 @@ use crate::privileges::{self, START_WITH_PRIVILEGES};
 use crate::protocol::{Description, Found, FoundExport, Remote};
 use crate::reach;
 use blockmux_engine::connection::Broken;
-use blockmux_engine::nbd::{self, ConnectError, Endpoint};
+use blockmux_engine::nbd::{self, NbdConnectError, NbdEndpoint};
 use blockmux_engine::socket::Address;
-use blockmux_proto::nbd::client::{BlockSize, ExportInfo, Headers, ListedExport, Refused};
+use blockmux_proto::nbd::client::{BlockSize, ExportInfo, Headers, ListedExport, NbdRefused};
 use blockmux_proto::nbd::uri::{Server, Uri};
 use blockmux_volume::Volume;
 use blockmux_wire::nbd::handshake::TransmissionFlags;
@@ -35,7 +35,7 @@ impl Remote for NbdRemote {
     fn open(&self, connections: u32) -> Result<Arc<dyn Volume>, Failure> {
         let NbdRemote { uri, .. } = self;
         let volume = ask(uri, |address| {
-            nbd::connect(Endpoint {
+            nbd::connect(NbdEndpoint {
                 address: address.clone(),
                 export: uri.export.clone(),
                 connections: uri.connections.unwrap_or(connections),
@@ -70,7 +70,7 @@ impl Remote for NbdRemote {
 }
 
 /// Asks every address of the server in turn, until one can be spoken to.
-fn ask<T>(uri: &Uri, ask: impl FnMut(&Address) -> Result<T, ConnectError>) -> Result<T, Failure> {
+fn ask<T>(uri: &Uri, ask: impl FnMut(&Address) -> Result<T, NbdConnectError>) -> Result<T, Failure> {
     let addresses = match &uri.server {
         Server::Unix(path) => vec![Address::Unix(path.clone())],
         Server::Tcp(portal) => reach::addresses(uri, portal)?,
@@ -78,9 +78,9 @@ fn ask<T>(uri: &Uri, ask: impl FnMut(&Address) -> Result<T, ConnectError>) -> Re
     reach::ask_each(uri, &addresses, ask)?.map_err(|error| refused(uri, &error))
 }
 
-fn refused(uri: &Uri, error: &ConnectError) -> Failure {
+fn refused(uri: &Uri, error: &NbdConnectError) -> Failure {
     let advice = match error {
-        ConnectError::Broken { broken: Broken::Socket(socket), .. }
+        NbdConnectError::Broken { broken: Broken::Socket(socket), .. }
             if socket.kind() == ErrorKind::PermissionDenied =>
         {
             match privileges::has_given_up(CapabilitySet::DAC_OVERRIDE) {
@@ -88,13 +88,13 @@ fn refused(uri: &Uri, error: &ConnectError) -> Failure {
                 false => "check the owner and the mode of the socket and of its directories".to_owned(),
             }
         }
-        ConnectError::Broken { .. } | ConnectError::Silent { .. } => {
+        NbdConnectError::Broken { .. } | NbdConnectError::Silent { .. } => {
             "check that an NBD server listens there".to_owned()
         }
-        ConnectError::Refused { refused: Refused::UnknownExport { .. } | Refused::Closed { .. }, .. } => {
+        NbdConnectError::Refused { refused: NbdRefused::UnknownExport { .. } | NbdRefused::Closed { .. }, .. } => {
             format!("`blockmux discover '{}'` lists what it has", server_of(uri))
         }
-        ConnectError::Refused { .. } => "ask whoever runs the server".to_owned(),
+        NbdConnectError::Refused { .. } => "ask whoever runs the server".to_owned(),
     };
     Failure::request(format!("{uri}: {error}; {advice}"))
 }
@@ -159,7 +159,7 @@ fn headers(headers: Headers) -> &'static str {
     }
 }
 
-fn list(uri: &Uri, address: &Address) -> Result<Found, ConnectError> {
+fn list(uri: &Uri, address: &Address) -> Result<Found, NbdConnectError> {
     let (listed, left_out) = nbd::list(address)?;
     // A server may open what it exports only when asked for it, which takes time.
     let mut exports = Vec::with_capacity(listed.len());
@@ -181,7 +181,7 @@ fn list(uri: &Uri, address: &Address) -> Result<Found, ConnectError> {
 }
 
 /// All at the same time, each over a connection of its own; those that got none, as servers limit them, one by one.
-fn describe_all(address: &Address, listed: &[ListedExport]) -> Vec<Result<ExportInfo, ConnectError>> {
+fn describe_all(address: &Address, listed: &[ListedExport]) -> Vec<Result<ExportInfo, NbdConnectError>> {
     let described: Vec<_> = thread::scope(|scope| {
         let ask = |name| move || nbd::describe(address, name);
         let asked: Vec<_> = listed.iter().map(|export| scope.spawn(ask(&export.name))).collect();
@@ -191,7 +191,7 @@ fn describe_all(address: &Address, listed: &[ListedExport]) -> Vec<Result<Export
     let all = listed.iter().zip(described);
     all.map(|(listed, described)| {
         let described = match described {
-            Err(ConnectError::Broken { .. }) if !is_no_answer(&described) => {
+            Err(NbdConnectError::Broken { .. }) if !is_no_answer(&described) => {
                 nbd::describe(address, &listed.name)
             }
             described => described,
@@ -202,8 +202,8 @@ fn describe_all(address: &Address, listed: &[ListedExport]) -> Vec<Result<Export
 }
 
 /// Whether the server was waited for in vain.
-fn is_no_answer(described: &Result<ExportInfo, ConnectError>) -> bool {
-    matches!(described, Err(ConnectError::Broken { broken: Broken::Socket(error), .. })
+fn is_no_answer(described: &Result<ExportInfo, NbdConnectError>) -> bool {
+    matches!(described, Err(NbdConnectError::Broken { broken: Broken::Socket(error), .. })
         if error.kind() == ErrorKind::TimedOut)
 }
 

@@ -1,13 +1,13 @@
 //! `[[nvme_subsystem]]` of the config file.
 
-use super::super::frontend::Named;
+use super::super::frontend::VolumeNames;
 use super::super::policy::TargetAccess;
 use super::hosts::{HostEntry, HostKeys};
 use super::namespaces::{self, ConfiguredNamespace, MODEL_LEN, NamespaceEntry, SERIAL_LEN, ascii};
 use super::{NVME_TCP, NvmeTcp, default_nqn};
 use crate::address::{means, tcp_address};
 use crate::failure::Failure;
-use blockmux_proto::fabrics::controller::node::{MAX_IN_CAPSULE, Port, Referral, SecureChannel};
+use blockmux_proto::fabrics::controller::node::{MAX_IN_CAPSULE, FabricsPort, Referral, SecureChannel};
 use blockmux_proto::nvme::ana::{AnaGroup, MAX_ANA_GROUPS};
 use blockmux_proto::nvme::auth::HostSecrets;
 use blockmux_proto::nvme::auth::psk::ConfiguredPsk;
@@ -71,7 +71,7 @@ pub(crate) struct SubsystemEntry {
 /// `[nvme_discovery]`: what is told to hosts that ask what there is.
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct DiscoveryEntry {
+pub(crate) struct NvmeDiscoveryEntry {
     /// The discovery subsystem is called by a unique name; without it, by the well-known one.
     #[serde(default)]
     pub(crate) unique_subnqn: bool,
@@ -99,7 +99,7 @@ struct AnaGroupEntry {
     id: u32,
     namespaces: Vec<u32>,
     /// States by the listeners' addresses; at others it is optimized.
-    states: BTreeMap<String, State>,
+    states: BTreeMap<String, AnaStateName>,
 }
 
 /// TREQ, by the specification's words: whether hosts have to come by TLS.
@@ -128,7 +128,7 @@ impl Treq {
 /// An ANA state, by the specification's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum State {
+pub(crate) enum AnaStateName {
     /// The best way.
     Optimized,
     /// A way that costs.
@@ -220,7 +220,7 @@ impl ConfiguredSubsystem {
     }
 
     /// The subsystem that a volume is where none are configured.
-    pub(super) fn of_volume(named: &Named) -> ConfiguredSubsystem {
+    pub(super) fn of_volume(named: &VolumeNames) -> ConfiguredSubsystem {
         ConfiguredSubsystem {
             nqn: Nqn::new(&default_nqn(&named.target)).expect("a volume's name fits every protocol's"),
             serial_number: None,
@@ -273,13 +273,13 @@ impl ConfiguredSubsystem {
     }
 
     /// The ports that lead to it, if not all do.
-    pub(super) fn ports(&self, ports: &[Port]) -> Option<BTreeSet<u16>> {
+    pub(super) fn ports(&self, ports: &[FabricsPort]) -> Option<BTreeSet<u16>> {
         let own = ports.iter().filter(|port| self.is_at(&port.address)).map(|port| port.id);
         (!self.listeners.is_empty()).then(|| own.collect())
     }
 }
 
-impl DiscoveryEntry {
+impl NvmeDiscoveryEntry {
     /// Checks what is written.
     pub(crate) fn prepare(&self) -> Result<Vec<Referral>, Failure> {
         let referral = |entry: &ReferralEntry| {
@@ -304,8 +304,8 @@ impl ConfiguredGroup {
     }
 
     /// With the identifiers of ports in the place of their addresses.
-    pub(super) fn at(&self, ports: &[Port]) -> AnaGroup {
-        let of_port = |port: &Port| {
+    pub(super) fn at(&self, ports: &[FabricsPort]) -> AnaGroup {
+        let of_port = |port: &FabricsPort| {
             let (_, state) = self.states.iter().find(|(address, _)| means(address, &port.address))?;
             Some((port.id, *state))
         };
@@ -344,13 +344,13 @@ fn groups(
     entries.iter().map(group).collect()
 }
 
-impl State {
+impl AnaStateName {
     /// As it is on the wire.
     pub(crate) fn word(self) -> AnaState {
         match self {
-            State::Optimized => AnaState::OPTIMIZED,
-            State::NonOptimized => AnaState::NON_OPTIMIZED,
-            State::Inaccessible => AnaState::INACCESSIBLE,
+            AnaStateName::Optimized => AnaState::OPTIMIZED,
+            AnaStateName::NonOptimized => AnaState::NON_OPTIMIZED,
+            AnaStateName::Inaccessible => AnaState::INACCESSIBLE,
         }
     }
 }
@@ -461,7 +461,7 @@ mod tests {
     #[test]
     fn referrals_have_an_address_and_mostly_the_usual_port_and_name() {
         let prepare = |text: &str| {
-            let entry: DiscoveryEntry = toml::from_str(text).map_err(|error| error.message().to_owned())?;
+            let entry: NvmeDiscoveryEntry = toml::from_str(text).map_err(|error| error.message().to_owned())?;
             entry.prepare().map_err(|failure| failure.to_string())
         };
         assert_eq!(prepare(""), Ok(Vec::new()));
@@ -477,7 +477,7 @@ mod tests {
 
     #[test]
     fn the_unique_name_of_discovery_has_to_be_asked_for() {
-        let is_unique = |text: &str| toml::from_str::<DiscoveryEntry>(text).unwrap().unique_subnqn;
+        let is_unique = |text: &str| toml::from_str::<NvmeDiscoveryEntry>(text).unwrap().unique_subnqn;
         assert!(!is_unique("") && is_unique("unique_subnqn = true"));
     }
 
@@ -545,7 +545,7 @@ mod tests {
         let with = |listeners: &str| prepare(&format!("nqn = 'nqn.a'\nlisteners = {listeners}"));
         let address = |text: &str| text.parse::<SocketAddr>().unwrap();
         let all = ["127.0.0.1:4420", "[::1]:4420", "127.0.0.1:8009"].map(address);
-        let ports: Vec<Port> = (1..).zip(all).map(|(id, address)| Port { id, address }).collect();
+        let ports: Vec<FabricsPort> = (1..).zip(all).map(|(id, address)| FabricsPort { id, address }).collect();
         assert_eq!(with("[]").unwrap().ports(&ports), None);
         assert!(with("[]").unwrap().is_at(&all[2]));
         let one = with("['[::1]:4420']").unwrap();
@@ -560,7 +560,7 @@ mod tests {
     fn an_ana_group_has_a_state_at_each_listener_that_is_named() {
         let text = ana("3", "[1]", "{ '[::1]:1' = 'non-optimized', '192.0.2.1:2' = 'inaccessible' }");
         let subsystem = prepare(&text).unwrap();
-        let port = |id, address: &str| Port { id, address: address.parse().unwrap() };
+        let port = |id, address: &str| FabricsPort { id, address: address.parse().unwrap() };
         let group = subsystem.ana_groups[0].at(&[port(7, "[::1]:1"), port(8, "127.0.0.1:4420")]);
         assert_eq!((group.id, group.namespaces.as_slice()), (3, &[1][..]));
         assert_eq!(group.states, BTreeMap::from([(7, AnaState::NON_OPTIMIZED)]));

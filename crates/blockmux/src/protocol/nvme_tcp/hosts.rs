@@ -6,10 +6,10 @@ use super::discovery_names;
 use crate::failure::Failure;
 use crate::output::shell_word;
 use blockmux_engine::ktls;
-use blockmux_proto::fabrics::controller::node::Node;
-use blockmux_proto::fabrics::url::{Url, read_uuid};
+use blockmux_proto::fabrics::controller::node::NvmeNode;
+use blockmux_proto::fabrics::url::{NvmeUrl, read_uuid};
 use blockmux_proto::nvme::auth::psk::{ConfiguredPsk, PskError};
-use blockmux_proto::nvme::auth::{DhGroup, Hash, HostSecrets, Secret, SecretError};
+use blockmux_proto::nvme::auth::{DhGroup, Hash, HostSecrets, DhChapSecret, SecretError};
 use blockmux_proto::nvme::hosts::HostAccess;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::Subsystem;
@@ -97,7 +97,7 @@ impl HostEntry {
     }
 
     /// The URL by which our own initiator comes as this host.
-    pub(super) fn add_to(&self, url: &mut Url) {
+    pub(super) fn add_to(&self, url: &mut NvmeUrl) {
         let host = self.clone();
         url.host_nqn = Nqn::new(&host.hostnqn);
         url.secret_file = host.dhchap_secret_file;
@@ -170,7 +170,7 @@ impl LiveHosts {
     }
 
     /// Lets a host connect, or changes what holds for it.
-    pub(super) fn add(&self, node: &Node, subsystem: &Subsystem, entry: &HostEntry) -> Result<(), String> {
+    pub(super) fn add(&self, node: &NvmeNode, subsystem: &Subsystem, entry: &HostEntry) -> Result<(), String> {
         let host = Nqn::new(&entry.hostnqn).ok_or_else(|| {
             format!("`{}` is no NVMe name; write one as nqn.2026-11.com.example:a", entry.hostnqn)
         })?;
@@ -180,7 +180,7 @@ impl LiveHosts {
     }
 
     /// Lets a host connect no more.
-    pub(super) fn remove(&self, node: &Node, subsystem: &Subsystem, host: &str) -> Result<(), String> {
+    pub(super) fn remove(&self, node: &NvmeNode, subsystem: &Subsystem, host: &str) -> Result<(), String> {
         let mut known = self.known();
         let name = Nqn::new(host).filter(|name| node.remove_host(subsystem, name));
         let name = name.ok_or_else(|| format!("{}: no host is called `{host}`", subsystem.nqn))?;
@@ -193,7 +193,7 @@ impl LiveHosts {
     /// changed.
     pub(super) fn read_again(
         &self,
-        node: &Node,
+        node: &NvmeNode,
         subsystem: &Subsystem,
         only: Option<&str>,
     ) -> Result<u32, String> {
@@ -219,7 +219,7 @@ impl LiveHosts {
     fn set(
         &self,
         known: &mut BTreeMap<(Nqn, Nqn), Known>,
-        node: &Node,
+        node: &NvmeNode,
         subsystem: &Subsystem,
         (host, entry, HostKeys { access, tls_key }): (&Nqn, &HostEntry, HostKeys),
     ) -> Result<(), String> {
@@ -247,7 +247,7 @@ impl LiveHosts {
     fn set_tls_keys(
         &self,
         known: &BTreeMap<(Nqn, Nqn), Known>,
-        node: &Node,
+        node: &NvmeNode,
         subsystem: &Subsystem,
         host: &Nqn,
     ) {
@@ -269,9 +269,9 @@ impl LiveHosts {
 }
 
 /// Reads a secret of DH-HMAC-CHAP.
-pub(super) fn read_secret(path: &Path) -> Result<Secret, Failure> {
+pub(super) fn read_secret(path: &Path) -> Result<DhChapSecret, Failure> {
     secret::read("secret file", path, |line| {
-        Secret::parse(std::str::from_utf8(line).map_err(|_| SecretError::Format)?)
+        DhChapSecret::parse(std::str::from_utf8(line).map_err(|_| SecretError::Format)?)
     })
 }
 

@@ -4,11 +4,11 @@ use super::config::ConfiguredSubsystem;
 use super::hosts::LiveHosts;
 use super::namespaces::ConfiguredNamespace;
 use super::{Order, default_nqn, of_volume};
-use crate::protocol::frontend::{Live, Named, TargetPlace};
+use crate::protocol::frontend::{Live, VolumeNames, TargetPlace};
 use crate::protocol::policy::{LiveAccess, Policy};
 use blockmux_engine::sys::random_bytes;
 use blockmux_proto::exports::{Exports, VolumeId};
-use blockmux_proto::fabrics::controller::node::{Node, Port};
+use blockmux_proto::fabrics::controller::node::{NvmeNode, FabricsPort};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
 use blockmux_proto::volume_uuid::VolumeUuid;
@@ -30,9 +30,9 @@ pub(super) struct Volumes {
 
 /// Everything that hosts find.
 pub(super) struct LiveSubsystems {
-    pub(super) node: Arc<Node>,
+    pub(super) node: Arc<NvmeNode>,
     pub(super) volumes: Volumes,
-    pub(super) ports: Vec<Port>,
+    pub(super) ports: Vec<FabricsPort>,
     pub(super) hosts: LiveHosts,
     pub(super) policy: Policy,
 }
@@ -56,7 +56,7 @@ impl Volumes {
     /// own subsystem, or the only one that the config file has the volume in. No two subsystems may
     /// have namespaces of one UUID.
     fn is_home(&self, nqn: &Nqn, volume: VolumeId) -> bool {
-        let Some(named) = Named::of(&self.exports, volume) else { return false };
+        let Some(named) = VolumeNames::of(&self.exports, volume) else { return false };
         if self.has_own {
             return nqn.as_str() == default_nqn(&named.target);
         }
@@ -66,7 +66,7 @@ impl Volumes {
     }
 
     /// A subsystem as it is configured, with those of its volumes that there are.
-    pub(super) fn subsystem(&self, configured: ConfiguredSubsystem, ports: &[Port]) -> Arc<Subsystem> {
+    pub(super) fn subsystem(&self, configured: ConfiguredSubsystem, ports: &[FabricsPort]) -> Arc<Subsystem> {
         // The keys of TLS are the node's.
         let at = configured.ports(ports);
         let ConfiguredSubsystem { nqn, namespaces, is_open, hosts, masks, ana_groups, secrets, .. } =
@@ -110,14 +110,14 @@ impl LiveSubsystems {
 
 impl Live for LiveSubsystems {
     fn add(&self, volume: VolumeId) {
-        if let Some(named) = Named::of(&self.volumes.exports, volume).filter(|_| self.volumes.has_own) {
+        if let Some(named) = VolumeNames::of(&self.volumes.exports, volume).filter(|_| self.volumes.has_own) {
             let Some(configured) = of_volume(&self.policy, &self.ports, &named) else { return };
             self.node.add(self.volumes.subsystem(configured, &self.ports));
         }
     }
 
     fn remove(&self, volume: VolumeId) {
-        let own = Named::of(&self.volumes.exports, volume).filter(|_| self.volumes.has_own);
+        let own = VolumeNames::of(&self.volumes.exports, volume).filter(|_| self.volumes.has_own);
         if let Some(nqn) = own.and_then(|named| Nqn::new(&default_nqn(&named.target))) {
             self.node.remove(&nqn);
         }
@@ -171,7 +171,7 @@ impl Live for LiveSubsystems {
                         "{target}: there is no ana_group {group}; a config file can name it"
                     ));
                 }
-                let own: Vec<&Port> =
+                let own: Vec<&FabricsPort> =
                     self.ports.iter().filter(|port| at.is_none_or(|at| at == port.address)).collect();
                 if own.is_empty() {
                     let all: Vec<String> = self.ports.iter().map(|port| port.address.to_string()).collect();

@@ -11,8 +11,8 @@ mod namespaces;
 mod referrals;
 mod remote;
 
-use super::frontend::{Frontend, Named, Portal, Service, Started, Way};
-use super::policy::{Place, Policy, TargetAccess};
+use super::frontend::{Frontend, VolumeNames, Portal, Service, Started, Way};
+use super::policy::{ListenerAddress, Policy, TargetAccess};
 use super::{Carrier, KeyError, Protocol};
 use crate::failure::Failure;
 use crate::machine::machine_id;
@@ -21,14 +21,14 @@ use blockmux_engine::nvme_tcp;
 use blockmux_engine::socket::Address;
 use blockmux_engine::sys::random_bytes;
 use blockmux_lab::ceiling::{MessageShape, Transport};
-use blockmux_proto::fabrics::controller::node::{Node, Port, Referral};
+use blockmux_proto::fabrics::controller::node::{NvmeNode, FabricsPort, Referral};
 use blockmux_proto::fabrics::keyring::Keyring;
-use blockmux_proto::fabrics::url::Url;
+use blockmux_proto::fabrics::url::NvmeUrl;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{unique_discovery_nqn, well_known_discovery_nqn};
 use blockmux_proto::volume_uuid::VolumeUuid;
 use clap::{ArgMatches, Command, FromArgMatches, Subcommand};
-use config::{ConfiguredSubsystem, DiscoveryEntry, SubsystemEntry, Treq};
+use config::{ConfiguredSubsystem, NvmeDiscoveryEntry, SubsystemEntry, Treq};
 use hosts::{HostEntry, LiveHosts};
 use live::{LiveSubsystems, Volumes};
 use serde::{Deserialize, Serialize};
@@ -90,7 +90,7 @@ enum Order {
         target: String,
         /// ANAGRPID
         group: u32,
-        state: config::State,
+        state: config::AnaStateName,
         /// One listener [default: all]
         #[arg(long, value_name = "ADDR")]
         at: Option<SocketAddr>,
@@ -106,7 +106,7 @@ struct NvmeTcp {
     /// Whether the kernel makes the records of TLS where it can; left out: it does.
     nvme_tcp_ktls: Option<bool>,
     nvme_subsystem: Vec<SubsystemEntry>,
-    nvme_discovery: DiscoveryEntry,
+    nvme_discovery: NvmeDiscoveryEntry,
     /// Data in capsules, in bytes; left out: as usual.
     nvme_in_capsule_data_size: Option<usize>,
     /// Without any, each volume is a subsystem of its own.
@@ -158,10 +158,10 @@ impl Frontend for NvmeTcp {
     fn serve(&self, service: &Service<'_>) -> Result<Started, Failure> {
         let Service { exports, places, policy, .. } = *service;
         let tcp = places.iter().enumerate();
-        let tcp = tcp.filter_map(|(at, place)| Some(Port { id: port_id(at), address: place.tcp()? }));
-        let ports: Vec<Port> = tcp.collect();
+        let tcp = tcp.filter_map(|(at, place)| Some(FabricsPort { id: port_id(at), address: place.tcp()? }));
+        let ports: Vec<FabricsPort> = tcp.collect();
         let subsystems = if self.subsystems.is_empty() {
-            let all = Named::all(exports);
+            let all = VolumeNames::all(exports);
             all.iter().filter_map(|named| of_volume(policy, &ports, named)).collect()
         } else {
             self.subsystems.clone()
@@ -192,7 +192,7 @@ impl Frontend for NvmeTcp {
         }
         let subsystems =
             subsystems.into_iter().map(|subsystem| volumes.subsystem(subsystem, &ports)).collect();
-        let node = Node::new(subsystems, ports.clone(), &volumes.node);
+        let node = NvmeNode::new(subsystems, ports.clone(), &volumes.node);
         let node = node.with_referrals(self.referrals.clone());
         let node = match self.nvme_discovery.unique_subnqn {
             true => node.with_unique_discovery_nqn(&volumes.node),
@@ -210,7 +210,7 @@ impl Frontend for NvmeTcp {
         Ok(Started { serve, live: Some(Box::new(LiveSubsystems { node, volumes, ports, hosts, policy })) })
     }
 
-    fn ways(&self, _: &Protocol, portal: &Portal, named: &Named) -> Vec<Way> {
+    fn ways(&self, _: &Protocol, portal: &Portal, named: &VolumeNames) -> Vec<Way> {
         let Some((listener, tcp)) = portal.tcp() else { return Vec::new() };
         let port = if tcp.port() == NVME_TCP.port { String::new() } else { format!(":{}", tcp.port()) };
         let host = if tcp.is_ipv6() { format!("[{}]", tcp.ip()) } else { tcp.ip().to_string() };
@@ -219,7 +219,7 @@ impl Frontend for NvmeTcp {
             let plain = format!("nvme+tcp://{host}{port}/{nqn}/{nsid}");
             let word = shell_word(nqn.as_str());
             let connect = format!("nvme connect -t tcp -a {} -s {} -n {word}", tcp.ip(), tcp.port());
-            let (url, command) = match (subsystem.visitor(nsid), plain.parse::<Url>()) {
+            let (url, command) = match (subsystem.visitor(nsid), plain.parse::<NvmeUrl>()) {
                 (Some(host), Ok(mut url)) => {
                     host.add_to(&mut url);
                     (url.to_string(), host.command(nqn, &connect))
@@ -266,7 +266,7 @@ fn discovery_names(machine: &str) -> [Nqn; 2] {
 /// What tells this daemon from all others: no two of one machine listen at the same addresses.
 /// Hosts come back to the discovery subsystem by a name that follows from it, so it is the same
 /// after a restart, but on a machine without an id.
-fn node_id(ports: &[Port]) -> String {
+fn node_id(ports: &[FabricsPort]) -> String {
     let machine = machine_id();
     if machine.is_empty()
         && let Ok(random) = random_bytes()
@@ -283,9 +283,9 @@ fn port_id(at: usize) -> u16 {
 }
 
 /// The subsystem that a volume is by itself; `None` if no port may lead to it.
-fn of_volume(policy: &Policy, ports: &[Port], named: &Named) -> Option<ConfiguredSubsystem> {
+fn of_volume(policy: &Policy, ports: &[FabricsPort], named: &VolumeNames) -> Option<ConfiguredSubsystem> {
     let leads =
-        |port: &&Port| policy.serves(&NVME_TCP, &Place::Socket(Address::Tcp(port.address)), &named.export);
+        |port: &&FabricsPort| policy.serves(&NVME_TCP, &ListenerAddress::Socket(Address::Tcp(port.address)), &named.export);
     let own: Vec<_> = ports.iter().filter(leads).map(|port| port.address).collect();
     (!own.is_empty()).then(|| ConfiguredSubsystem::of_volume(named).at(own))
 }
@@ -304,9 +304,9 @@ mod tests {
         use blockmux_proto::nvme::auth::psk::ConfiguredPsk;
         const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
         let host = Nqn::new("nqn.h").unwrap();
-        let mut subsystem = ConfiguredSubsystem::of_volume(&Named::plainly("disk0"));
+        let mut subsystem = ConfiguredSubsystem::of_volume(&VolumeNames::plainly("disk0"));
         subsystem.tls_keys.insert(host.clone(), ConfiguredPsk::parse(KEY).unwrap());
-        let other = ConfiguredSubsystem::of_volume(&Named::plainly("disk1"));
+        let other = ConfiguredSubsystem::of_volume(&VolumeNames::plainly("disk1"));
         let keyring = keyring(&[subsystem.clone(), other.clone()], "machine");
         let is_there = |nqn: &Nqn| keyring.has_retained(&host, nqn);
         assert!(is_there(&subsystem.nqn) && !is_there(&other.nqn));
@@ -316,12 +316,12 @@ mod tests {
     #[test]
     fn what_a_subsystem_asks_of_its_hosts_is_in_the_url_and_the_command() {
         const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4d";
-        let mut subsystem = ConfiguredSubsystem::of_volume(&Named::plainly("a"));
+        let mut subsystem = ConfiguredSubsystem::of_volume(&VolumeNames::plainly("a"));
         let way = |subsystem: &ConfiguredSubsystem| {
             let settings = NvmeTcp { subsystems: vec![subsystem.clone()], ..NvmeTcp::default() };
             let address = Portal::at("127.0.0.1:4420");
             let Way { url, commands, .. } =
-                settings.ways(&NVME_TCP, &address, &Named::plainly("a")).remove(0);
+                settings.ways(&NVME_TCP, &address, &VolumeNames::plainly("a")).remove(0);
             (url, commands[0].clone())
         };
         let (open, connect) = way(&subsystem);
@@ -358,7 +358,7 @@ mod tests {
 
     #[test]
     fn daemons_at_other_addresses_have_another_discovery_subsystem() {
-        let id = |address: &str| node_id(&[Port { id: 1, address: address.parse().unwrap() }]);
+        let id = |address: &str| node_id(&[FabricsPort { id: 1, address: address.parse().unwrap() }]);
         let names = ["127.0.0.1:4420", "127.0.0.1:4421"].map(|address| unique_discovery_nqn(&id(address)));
         assert_ne!(names[0], names[1]);
     }
@@ -366,7 +366,7 @@ mod tests {
     #[test]
     fn a_volume_is_namespace_1_of_a_subsystem_of_its_name() {
         let ways = |address: &str| {
-            let mut ways = NvmeTcp::default().ways(&NVME_TCP, &Portal::at(address), &Named::plainly("disk0"));
+            let mut ways = NvmeTcp::default().ways(&NVME_TCP, &Portal::at(address), &VolumeNames::plainly("disk0"));
             let way = ways.pop().unwrap();
             assert!(ways.is_empty());
             (way.url, way.commands.join("\n"))

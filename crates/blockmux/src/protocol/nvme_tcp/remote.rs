@@ -8,15 +8,15 @@ use crate::output::both_sizes;
 use crate::protocol::{Description, ELSEWHERE, Found, FoundExport, Remote};
 use crate::reach;
 use blockmux_engine::connection::Broken;
-use blockmux_engine::initiator::nvme::{self, ConnectError, Endpoint, host_nqn_of};
+use blockmux_engine::initiator::nvme::{self, NvmeConnectError, NvmeEndpoint, host_nqn_of};
 use blockmux_engine::initiator::{GeneratedKeys, Policy};
 use blockmux_engine::socket::Address;
-use blockmux_proto::fabrics::url::{IoPolicy, Portals, Url, read_uuid};
+use blockmux_proto::fabrics::url::{IoPolicy, Portals, NvmeUrl, read_uuid};
 use blockmux_proto::nvme::auth::psk::ConfiguredPsk;
 use blockmux_proto::nvme::auth::{HostSecrets, Unproved};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme_tcp::client::{
-    ControllerInfo, Digests, FoundSubsystem, HostId, Names, NamespaceInfo, Refused,
+    ControllerInfo, Digests, FoundSubsystem, HostId, Names, NamespaceInfo, NvmeRefused,
 };
 use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::Volume;
@@ -28,7 +28,7 @@ use std::sync::Arc;
 
 /// Reads a URL, and the files of secrets and keys that it names.
 pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
-    let url: Url = reach::read(text)?;
+    let url: NvmeUrl = reach::read(text)?;
     let secrets = secrets(&url)?;
     let tls_key = url.tls_key_file.as_deref().map(read_tls_key).transpose()?;
     let generated_keys = url.concat.then(Arc::default);
@@ -36,7 +36,7 @@ pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
 }
 
 struct NvmeRemote {
-    url: Url,
+    url: NvmeUrl,
     /// What we prove, and what the controller has to.
     secrets: Option<Arc<HostSecrets>>,
     tls_key: Option<ConfiguredPsk>,
@@ -51,7 +51,7 @@ impl Remote for NvmeRemote {
         let further = self.further(subsystem)?;
         let volume = self.ask(|address| {
             let endpoint = self.endpoint(&self.url, address, subsystem, connections);
-            nvme::connect(Endpoint { further: reach::beside(address, &further), ..endpoint })
+            nvme::connect(NvmeEndpoint { further: reach::beside(address, &further), ..endpoint })
         })?;
         Ok(Arc::new(volume))
     }
@@ -67,7 +67,7 @@ impl Remote for NvmeRemote {
         let further = self.further(subsystem)?;
         let told = self.ask(|address| {
             let endpoint = self.endpoint(&self.url, address, subsystem, 1);
-            nvme::describe(&Endpoint { further: reach::beside(address, &further), ..endpoint })
+            nvme::describe(&NvmeEndpoint { further: reach::beside(address, &further), ..endpoint })
         })?;
         Ok(Description { rows: self.rows(subsystem, &told), json: self.json(subsystem, &told) })
     }
@@ -84,11 +84,11 @@ impl NvmeRemote {
         found.ok_or_else(|| reach::names_no("subsystem", &self.url, "subsystem-nqn/nsid"))
     }
 
-    fn endpoint(&self, url: &Url, address: &Address, subsystem: &Nqn, connections: u32) -> Endpoint {
+    fn endpoint(&self, url: &NvmeUrl, address: &Address, subsystem: &Nqn, connections: u32) -> NvmeEndpoint {
         let host_id = url.host_id.or_else(|| url.host_nqn.as_ref().map(id_of_nqn)).unwrap_or_else(own_id);
         let own = || Nqn::new(&host_nqn_of(&host_id)).expect("it is made of letters that names have");
         let host = url.host_nqn.clone().unwrap_or_else(own);
-        Endpoint {
+        NvmeEndpoint {
             address: address.clone(),
             further: Vec::new(),
             policy: match url.io_policy {
@@ -124,48 +124,48 @@ impl NvmeRemote {
     }
 
     /// What the discovery controller of that name at that address has in its log page.
-    fn discovered(&self, address: &Address, nqn: &Nqn) -> Result<(Vec<FoundSubsystem>, u64), ConnectError> {
+    fn discovered(&self, address: &Address, nqn: &Nqn) -> Result<(Vec<FoundSubsystem>, u64), NvmeConnectError> {
         // Who asks what there is proves nothing, and so there is no key for that.
-        nvme::discover(&Endpoint { generated_keys: None, ..self.endpoint(&self.url, address, nqn, 1) })
+        nvme::discover(&NvmeEndpoint { generated_keys: None, ..self.endpoint(&self.url, address, nqn, 1) })
     }
 
     /// Asks every address of the host in turn, until one can be spoken to.
-    fn ask<T>(&self, ask: impl FnMut(&Address) -> Result<T, ConnectError>) -> Result<T, Failure> {
+    fn ask<T>(&self, ask: impl FnMut(&Address) -> Result<T, NvmeConnectError>) -> Result<T, Failure> {
         let addresses = reach::addresses(&self.url, &self.url.portals.first)?;
         reach::ask_each(&self.url, &addresses, ask)?.map_err(|error| self.refused(&error))
     }
 
-    fn refused(&self, error: &ConnectError) -> Failure {
+    fn refused(&self, error: &NvmeConnectError) -> Failure {
         let url = &self.url;
         let list = format!("`blockmux discover '{}'` lists what it has", url.discovery());
         let advice = match error {
-            ConnectError::Broken { broken: Broken::Tls(_), .. } if url.concat => {
+            NvmeConnectError::Broken { broken: Broken::Tls(_), .. } if url.concat => {
                 "have the target know this host's secret, or leave out concat".to_owned()
             }
-            ConnectError::Broken { broken: Broken::Tls(_), .. } => {
+            NvmeConnectError::Broken { broken: Broken::Tls(_), .. } => {
                 "check tls_key_file, hostnqn and the subsystem's name".to_owned()
             }
-            ConnectError::Broken { .. } | ConnectError::Silent { .. } => {
+            NvmeConnectError::Broken { .. } | NvmeConnectError::Silent { .. } => {
                 "check that an NVMe/TCP target listens there".to_owned()
             }
-            ConnectError::Refused { refused, .. } => match refused {
-                Refused::NoNamespace(_) => list,
-                Refused::Authentication => {
+            NvmeConnectError::Refused { refused, .. } => match refused {
+                NvmeRefused::NoNamespace(_) => list,
+                NvmeRefused::Authentication => {
                     "name the file of its secret for this host, as ?dhchap_secret_file=PATH".to_owned()
                 }
-                Refused::Proof(Unproved::Rejected(_)) => {
+                NvmeRefused::Proof(Unproved::Rejected(_)) => {
                     "check dhchap_secret_file and hostnqn, and what the target allows".to_owned()
                 }
-                Refused::Proof(Unproved::Impostor) => {
+                NvmeRefused::Proof(Unproved::Impostor) => {
                     "check dhchap_ctrl_secret_file, and what answers there".to_owned()
                 }
-                Refused::Proof(Unproved::NoChannel) => {
+                NvmeRefused::Proof(Unproved::NoChannel) => {
                     "have the target ask for it, or leave out concat".to_owned()
                 }
-                Refused::Proof(Unproved::NotAsked) => {
+                NvmeRefused::Proof(Unproved::NotAsked) => {
                     "have the target ask for it, or leave out dhchap_ctrl_secret_file".to_owned()
                 }
-                Refused::Connect(status) => match ConnectStatus(status.status().0) {
+                NvmeRefused::Connect(status) => match ConnectStatus(status.status().0) {
                     ConnectStatus::CONNECT_INVALID_HOST => {
                         "name a host that it lets in, as ?hostnqn=NQN, and its key, as ?tls_key_file=PATH, if it has one".to_owned()
                     }
@@ -178,8 +178,8 @@ impl NvmeRemote {
         Failure::request(format!("{url}: {error}; {advice}"))
     }
 
-    fn rows(&self, subsystem: &Nqn, told: &nvme::Description) -> Vec<(&'static str, String)> {
-        let nvme::Description { controller, namespace } = told;
+    fn rows(&self, subsystem: &Nqn, told: &nvme::NvmeDescription) -> Vec<(&'static str, String)> {
+        let nvme::NvmeDescription { controller, namespace } = told;
         let access = if namespace.read_only { "read-only" } else { "read-write" };
         let cache = if namespace.write_cache { "writes are stable after a flush" } else { "none" };
         let device = format!("{} {}", controller.model, controller.firmware);
@@ -208,8 +208,8 @@ impl NvmeRemote {
         )
     }
 
-    fn json(&self, subsystem: &Nqn, told: &nvme::Description) -> Value {
-        let nvme::Description { controller, namespace } = told;
+    fn json(&self, subsystem: &Nqn, told: &nvme::NvmeDescription) -> Value {
+        let nvme::NvmeDescription { controller, namespace } = told;
         json!({
             "url": self.url.to_string(),
             "protocol": "nvme-tcp",
@@ -236,7 +236,7 @@ impl NvmeRemote {
         })
     }
 
-    fn list(&self, address: &Address) -> Result<Found, ConnectError> {
+    fn list(&self, address: &Address) -> Result<Found, NvmeConnectError> {
         if let Some(subsystem) = &self.url.subsystem {
             let exports = self.namespaces(address, subsystem, &self.url)?;
             return Ok(Found { url: self.url.to_string(), exports, left_out: 0 });
@@ -272,22 +272,22 @@ impl NvmeRemote {
         Ok(Found { url: self.url.discovery().to_string(), exports, left_out })
     }
 
-    fn namespaces(&self, address: &Address, nqn: &Nqn, url: &Url) -> Result<Vec<FoundExport>, ConnectError> {
+    fn namespaces(&self, address: &Address, nqn: &Nqn, url: &NvmeUrl) -> Result<Vec<FoundExport>, NvmeConnectError> {
         let (controller, namespaces) = nvme::namespaces(&self.endpoint(url, address, nqn, 1))?;
         let of_namespace = |namespace: &NamespaceInfo| {
-            export(&Url { nsid: namespace.nsid, ..url.clone() }, &controller, namespace)
+            export(&NvmeUrl { nsid: namespace.nsid, ..url.clone() }, &controller, namespace)
         };
         Ok(namespaces.iter().map(of_namespace).collect())
     }
 
     /// Where a subsystem is reached: as the URL says where that is the same place.
-    fn place_of(&self, address: &Address, found: &FoundSubsystem, nqn: &Nqn) -> Option<Url> {
-        let here = Url { subsystem: Some(nqn.clone()), nsid: 1, ..self.url.clone() };
+    fn place_of(&self, address: &Address, found: &FoundSubsystem, nqn: &Nqn) -> Option<NvmeUrl> {
+        let here = NvmeUrl { subsystem: Some(nqn.clone()), nsid: 1, ..self.url.clone() };
         if address_of(found).as_ref() == Some(address) {
             return Some(here);
         }
         let port = found.service.parse().ok().filter(|port| *port > 0)?;
-        Some(Url { portals: Portals::one((found.address.clone(), port)), ..here })
+        Some(NvmeUrl { portals: Portals::one((found.address.clone(), port)), ..here })
     }
 }
 
@@ -309,13 +309,13 @@ fn is_for_us(found: &FoundSubsystem) -> bool {
     TransportType(found.transport) == TransportType::TCP && SubsystemType(found.kind) == SubsystemType::NVM
 }
 
-fn export(url: &Url, controller: &ControllerInfo, namespace: &NamespaceInfo) -> FoundExport {
+fn export(url: &NvmeUrl, controller: &ControllerInfo, namespace: &NamespaceInfo) -> FoundExport {
     let size = Some(namespace.size());
     FoundExport { size, ..unseen(url, &controller.model) }
 }
 
 /// The namespace that most subsystems have, of one whose namespaces nobody has listed.
-fn unseen(url: &Url, description: &str) -> FoundExport {
+fn unseen(url: &NvmeUrl, description: &str) -> FoundExport {
     FoundExport {
         name: url.subsystem.as_ref().map(|nqn| format!("{nqn}/{}", url.nsid)).unwrap_or_default(),
         url: url.to_string(),
@@ -333,7 +333,7 @@ fn provisioning(namespace: &NamespaceInfo) -> &'static str {
 }
 
 /// What the URL says of DH-HMAC-CHAP.
-fn secrets(url: &Url) -> Result<Option<Arc<HostSecrets>>, Failure> {
+fn secrets(url: &NvmeUrl) -> Result<Option<Arc<HostSecrets>>, Failure> {
     let Some(path) = &url.secret_file else { return Ok(None) };
     let host = read_secret(path)?;
     let controller = url.ctrl_secret_file.as_deref().map(read_secret).transpose()?;

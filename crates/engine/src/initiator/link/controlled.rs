@@ -1,6 +1,6 @@
 //! The control of a link: brought up before the session, and beside it as long as it lives.
 
-use super::{ControlLine, Link, State};
+use super::{ControlLine, Link, LinkState};
 use crate::host::Host;
 use crate::initiator::Dialer;
 use crate::reactor::Progress;
@@ -11,7 +11,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
     #[inline]
     pub(super) fn is_control_due(&mut self) -> bool {
         self.turns = self.turns.wrapping_add(1);
-        let is_open = matches!(self.state, State::Open { is_checked: true, .. });
+        let is_open = matches!(self.state, LinkState::Open { is_checked: true, .. });
         !is_open || self.turns.is_multiple_of(CONTROL_EVERY)
     }
 
@@ -30,7 +30,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
         if let Some(rank) = control.poll_path_rank() {
             self.told_rank = rank;
-            if let State::Open { session, .. } = &mut self.state {
+            if let LinkState::Open { session, .. } = &mut self.state {
                 self.dialer.set_path_rank(session, rank);
             }
         }
@@ -38,7 +38,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
             (_, Some(reason)) => self.give_up(&reason),
             (_, None) if has_prepared => {
                 self.end_control();
-                self.state = State::Pausing { until: self.core.now() };
+                self.state = LinkState::Pausing { until: self.core.now() };
                 Progress::More
             }
             (Ok(progress), None) => progress,

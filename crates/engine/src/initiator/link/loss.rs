@@ -1,6 +1,6 @@
 //! What becomes of a link that has lost its session, or could not get one.
 
-use super::{Link, State, lost};
+use super::{Link, LinkState, lost};
 use crate::connection::Broken;
 use crate::host::Host;
 use crate::initiator::Dialer;
@@ -25,7 +25,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         match self.moves.follow(moved) {
             Ok(()) => {
                 info!(%from, %to, "target has moved");
-                self.state = State::Pausing { until: self.core.now() };
+                self.state = LinkState::Pausing { until: self.core.now() };
                 Progress::More
             }
             Err(problem) => {
@@ -44,7 +44,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
             tls.forget(&keys);
         }
         let progress = self.lose(&broken.to_string());
-        let rests = had_open && !self.was_open && matches!(self.state, State::Down);
+        let rests = had_open && !self.was_open && matches!(self.state, LinkState::Down);
         if let Broken::Protocol(error) = broken
             && rests
         {
@@ -66,7 +66,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
 
     /// The same, where something is done about what has not completed before.
     fn lose_after(&mut self, reason: &str, sort_out: impl FnOnce(&mut Link<D, H>)) -> Progress {
-        let was_logged_in = matches!(self.state, State::Open { is_checked: true, .. });
+        let was_logged_in = matches!(self.state, LinkState::Open { is_checked: true, .. });
         let done_before = self.done.len();
         self.take_back();
         sort_out(self);
@@ -94,7 +94,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 self.retry.begin(self.core.now());
                 self.moves.go_home();
                 let until = self.core.now() + PROBE_PAUSE;
-                self.state = State::Pausing { until };
+                self.state = LinkState::Pausing { until };
                 self.core.wake_at(until, &self.waker);
                 Progress::Drained
             }
@@ -109,7 +109,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 }
                 self.moves.go_home();
                 let until = self.when_wanted(at);
-                self.state = State::Pausing { until };
+                self.state = LinkState::Pausing { until };
                 self.core.wake_at(until, &self.waker);
                 Progress::Drained
             }
@@ -119,7 +119,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
     /// No other path is of use any more, so that this one is tried soon, even if it was none for long.
     pub(in crate::initiator) fn hurry(&mut self) {
         let soon = self.when_wanted(self.core.now() + LONGEST_PAUSE);
-        if let State::Pausing { until } = &mut self.state
+        if let LinkState::Pausing { until } = &mut self.state
             && *until > soon
         {
             *until = soon;
@@ -173,8 +173,8 @@ impl<D: Dialer, H: Host> Link<D, H> {
         self.silence.on_loss();
         self.overdue.on_loss();
         self.end_control();
-        if let State::Open { mut session, is_checked, connections } =
-            std::mem::replace(&mut self.state, State::Down)
+        if let LinkState::Open { mut session, is_checked, connections } =
+            std::mem::replace(&mut self.state, LinkState::Down)
         {
             if !self.is_closing {
                 connections.end();

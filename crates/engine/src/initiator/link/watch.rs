@@ -2,7 +2,7 @@
 //! up, or given up.
 
 use super::controlled::CONTROL_EVERY;
-use super::{Link, State, is_shut, lost};
+use super::{Link, LinkState, is_shut, lost};
 use crate::host::Host;
 use crate::initiator::overdue::{self, LOOKS};
 use crate::initiator::{Dialer, silence};
@@ -38,7 +38,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         if !self.overdue.is_due(|| core.now()) {
             return None;
         }
-        let State::Open { session, is_checked: true, .. } = &mut self.state else { return None };
+        let LinkState::Open { session, is_checked: true, .. } = &mut self.state else { return None };
         let is_none = is_shut(session.path_rank(), self.has_other_paths);
         let is_shut = self.in_flight == 0 && !self.queue.is_empty() && !is_none;
         let span = self.overdue.on_look(session.look(), is_shut)?;
@@ -56,7 +56,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
     /// what has had all patience.
     #[inline]
     pub(super) fn take_handed_back(&mut self) -> Option<Progress> {
-        let State::Open { session, .. } = &mut self.state else { return None };
+        let LinkState::Open { session, .. } = &mut self.state else { return None };
         let mut next = session.poll_returned();
         next.as_ref()?;
         let (now, patience, mut failed) = (self.core.now(), self.retry.patience(), 0);

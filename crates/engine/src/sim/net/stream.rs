@@ -1,9 +1,9 @@
 //! What moves over a simulated stream, and what its system does of TLS meanwhile.
 
 use super::{Segment, SimStream, SimTls, SimWatch, SystemTls};
-use crate::host::{ByteStream, Direction, Ended};
+use crate::host::{ByteStream, Direction, StreamEnd};
 use crate::sim::weather::LONGEST_STALL;
-use blockmux_proto::outbox::{Outbox, Piece};
+use blockmux_proto::outbox::{Outbox, OutboxPiece};
 use blockmux_tls::{APPLICATION_DATA, OVERHEAD, RecordKeys};
 use blockmux_volume::{Chunk, SgList};
 use std::collections::VecDeque;
@@ -187,8 +187,8 @@ impl ByteStream for SimStream {
         for piece in outbox.pieces() {
             let left = fits - bytes.len();
             match piece {
-                Piece::Head(head) => bytes.extend(&head[..left.min(head.len())]),
-                Piece::Payload(seg) => {
+                OutboxPiece::Head(head) => bytes.extend(&head[..left.min(head.len())]),
+                OutboxPiece::Payload(seg) => {
                     let mut payload = seg.slice(0, left.min(seg.len())).to_vec();
                     if let Some(first) = payload.first_mut().filter(|_| std::mem::take(&mut may_damage)) {
                         *first ^= 0x40;
@@ -264,21 +264,21 @@ impl ByteStream for SimStream {
         }
     }
 
-    fn ended(&self) -> Ended {
+    fn ended(&self) -> StreamEnd {
         let input_ends = self.incoming().borrow().ends_at;
         match input_ends {
-            _ if self.wire.is_broken.get() || self.is_closed.get() => Ended::Both,
-            Some(end) if end <= self.net.now() => Ended::Input,
-            _ => Ended::Not,
+            _ if self.wire.is_broken.get() || self.is_closed.get() => StreamEnd::Both,
+            Some(end) if end <= self.net.now() => StreamEnd::Input,
+            _ => StreamEnd::Not,
         }
     }
 
-    fn wake_when_ended(&self, so_far: Ended, watch: &SimWatch) {
-        if self.ended() == Ended::Both {
+    fn wake_when_ended(&self, so_far: StreamEnd, watch: &SimWatch) {
+        if self.ended() == StreamEnd::Both {
             return watch.0.wake();
         }
         let mut pipe = self.incoming().borrow_mut();
-        match pipe.ends_at.filter(|_| so_far == Ended::Not) {
+        match pipe.ends_at.filter(|_| so_far == StreamEnd::Not) {
             Some(end) => self.net.wake_at(end, &watch.0),
             None => pipe.watcher = Some(watch.0.clone()),
         }

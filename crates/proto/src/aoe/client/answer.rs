@@ -1,12 +1,12 @@
 //! What an initiator hears: who has the disk, and what became of commands.
 
-use super::flight::{Flight, What};
+use super::flight::{Flight, FlightKind};
 use super::path::SAFE_SECTORS;
-use super::{Disk, InitiatorSession, later};
+use super::{AtaDisk, InitiatorSession, later};
 use crate::aoe::{SECTOR, error};
 use crate::frames::{Frame, Station};
 use blockmux_volume::{IoError, SgList};
-use blockmux_wire::aoe::{AOE_ATA_HEAD, AOE_VERSION, AtaMessage, Command, ConfigMessage, ErrorCode, Header};
+use blockmux_wire::aoe::{AOE_ATA_HEAD, AOE_VERSION, AtaMessage, AoeCommand, ConfigMessage, ErrorCode, Header};
 use std::time::{Duration, Instant};
 use zerocopy::FromBytes;
 
@@ -20,9 +20,9 @@ impl InitiatorSession {
         if !header.is_response() || header.version() != AOE_VERSION || !is_ours {
             return;
         }
-        match Command(header.command) {
-            Command::ISSUE_ATA_COMMAND => self.on_answer(&header, frame, now),
-            Command::QUERY_CONFIG_INFORMATION if !header.is_error() => {
+        match AoeCommand(header.command) {
+            AoeCommand::ISSUE_ATA_COMMAND => self.on_answer(&header, frame, now),
+            AoeCommand::QUERY_CONFIG_INFORMATION if !header.is_error() => {
                 self.on_config(&header, message, frame.from, now)
             }
             _ => {}
@@ -77,7 +77,7 @@ impl InitiatorSession {
             error::of_registers(registers.0.command_or_status, registers.0.error_or_feature, is_write)
         };
         let len = usize::from(flight.sectors).saturating_mul(SECTOR as usize);
-        let brings_data = matches!(flight.what, What::Read | What::Probe | What::Identify);
+        let brings_data = matches!(flight.what, FlightKind::Read | FlightKind::Probe | FlightKind::Identify);
         if result.is_ok() && brings_data && frame.lend(AOE_ATA_HEAD, len).is_none() {
             // Cut short on its way, or by a target that does not know its own frames: as good as lost.
             return;
@@ -88,7 +88,7 @@ impl InitiatorSession {
         let is_of_last = flight.sends == 1 || self.pace.is_answerable(since);
         let answers = if is_of_last { flight.sent } else { flight.first_sent };
         let repeated = flight.was_overtaken.then(|| now.saturating_duration_since(flight.first_sent));
-        let is_large = flight.sectors > SAFE_SECTORS && matches!(flight.what, What::Read | What::Write);
+        let is_large = flight.sectors > SAFE_SECTORS && matches!(flight.what, FlightKind::Read | FlightKind::Write);
         self.heard = self.heard.max(now);
         let mut was_quiet = false;
         if let Some(path) = self.paths.get_mut(path_at) {
@@ -134,18 +134,18 @@ impl InitiatorSession {
         let Some(flight) = self.flights.get_mut(tag) else { return };
         let (what, sectors) = (flight.what, flight.sectors);
         match what {
-            What::Identify => {
+            FlightKind::Identify => {
                 self.forget(tag);
                 if result.is_ok() && self.disk.is_none() {
                     let data = frame.bytes().get(AOE_ATA_HEAD..).unwrap_or_default();
-                    self.disk = Disk::from_bytes(data);
+                    self.disk = AtaDisk::from_bytes(data);
                     self.probe_paths(now);
                 }
                 if self.disk.is_some() {
                     self.ask_at = None;
                 }
             }
-            What::Probe => {
+            FlightKind::Probe => {
                 let flown = flight.path;
                 self.forget(tag);
                 if let Some(path) = self.paths.get_mut(flown) {
@@ -169,10 +169,10 @@ impl InitiatorSession {
         let Some(request) = self.requests.get_mut(key) else { return };
         request.outstanding = request.outstanding.saturating_sub(1);
         match result {
-            Ok(()) if flight.what == What::Read => take_data(request, flight, frame),
+            Ok(()) if flight.what == FlightKind::Read => take_data(request, flight, frame),
             Ok(()) => {}
             // Without a cache there is nothing to flush, and some targets then have no such command.
-            Err(IoError::Unsupported) if flight.what == What::Flush && !has_cache => {}
+            Err(IoError::Unsupported) if flight.what == FlightKind::Flush && !has_cache => {}
             Err(error) => request.error = request.error.or(Some(error)),
         }
         let is_over = request.outstanding == 0 && request.is_cut();
@@ -191,7 +191,7 @@ const NOT_AT_ONCE: Duration = Duration::from_millis(10);
 
 /// The data of a read: lent from the frame if it is all there is, else copied to its place.
 #[inline]
-fn take_data(request: &mut super::Request, flight: &Flight, frame: &Frame<'_>) {
+fn take_data(request: &mut super::AoeRequest, flight: &Flight, frame: &Frame<'_>) {
     let len = usize::from(flight.sectors).saturating_mul(SECTOR as usize);
     let Some(seg) = frame.lend(AOE_ATA_HEAD, len) else { return };
     let data = SgList::one(seg);

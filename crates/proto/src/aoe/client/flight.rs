@@ -11,7 +11,7 @@
 //! anywhere: the target remembers tags of this station for longer than a queue may live, and those of the next are to be
 //! others.
 
-use crate::slots::Key;
+use crate::slots::SlotKey;
 use blockmux_volume::{SgList, Slab};
 use std::time::Instant;
 
@@ -27,9 +27,9 @@ pub(super) struct Flights {
 
 /// One command.
 pub(super) struct Flight {
-    pub(super) what: What,
+    pub(super) what: FlightKind,
     /// Of the request that it is a piece of.
-    pub(super) request: Option<Key>,
+    pub(super) request: Option<SlotKey>,
     /// In sectors.
     pub(super) block: u64,
     pub(super) sectors: u8,
@@ -52,7 +52,7 @@ pub(super) struct Flight {
 
 /// What a command does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum What {
+pub(super) enum FlightKind {
     Read,
     Write,
     Trim,
@@ -63,14 +63,14 @@ pub(super) enum What {
     Probe,
 }
 
-impl What {
+impl FlightKind {
     pub(super) fn is_write(self) -> bool {
-        matches!(self, What::Write | What::Trim)
+        matches!(self, FlightKind::Write | FlightKind::Trim)
     }
 
     /// Whether it may take a disk much longer than others, so that it says nothing if these are answered before.
     pub(super) fn is_long(self) -> bool {
-        matches!(self, What::Trim | What::Flush)
+        matches!(self, FlightKind::Trim | FlightKind::Flush)
     }
 }
 
@@ -155,7 +155,7 @@ mod tests {
     fn flight(block: u64) -> Flight {
         let now = Instant::now();
         Flight {
-            what: What::Read,
+            what: FlightKind::Read,
             request: None,
             block,
             sectors: 1,

@@ -25,12 +25,12 @@ mod tests;
 use self::flight::Flights;
 use self::pace::Pace;
 use self::path::Paths;
-use self::request::{LARGEST_FRAME, Request};
-use super::Address;
-pub use super::identify::Disk;
-use crate::frames::{Frame, FrameOutbox, Port, PortId};
+use self::request::{LARGEST_FRAME, AoeRequest};
+use super::AoeAddress;
+pub use super::identify::AtaDisk;
+use crate::frames::{Frame, FrameOutbox, FramePortInfo, PortId};
 use crate::session::{FrameSession, Initiator, PathRank, Timed};
-use crate::slots::{Key, Slots};
+use crate::slots::{SlotKey, Slots};
 use blockmux_volume::{Completion, Io, IoError, Memory, Pool, Seg, VolumeInfo};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -39,7 +39,7 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Where it is.
-    pub address: Address,
+    pub address: AoeAddress,
     /// How long nothing may be heard of it before requests fail.
     pub patience: Duration,
     /// The upper byte of tags. Whatever else at the same stations uses the disk has another.
@@ -52,13 +52,13 @@ pub struct Config {
 pub struct InitiatorSession {
     config: Config,
     pool: Pool,
-    ports: Vec<Port>,
+    ports: Vec<FramePortInfo>,
     paths: Paths,
     pace: Pace,
-    disk: Option<Disk>,
-    requests: Slots<Request>,
+    disk: Option<AtaDisk>,
+    requests: Slots<AoeRequest>,
     /// Those of which commands are to be made, in order.
-    waiting: VecDeque<Key>,
+    waiting: VecDeque<SlotKey>,
     /// Came since time was told last.
     fresh: VecDeque<Io>,
     flights: Flights,
@@ -110,14 +110,14 @@ impl InitiatorSession {
 
     /// What the disk says of itself, once it has been heard.
     #[must_use]
-    pub fn disk(&self) -> Option<&Disk> {
+    pub fn disk(&self) -> Option<&AtaDisk> {
         self.disk.as_ref()
     }
 
     /// The disk as a volume.
     #[must_use]
     pub fn volume_info(&self) -> Option<VolumeInfo> {
-        self.disk().map(Disk::volume_info)
+        self.disk().map(AtaDisk::volume_info)
     }
 
     /// The stations that answer for it, and of how many sectors frames are known to pass.
@@ -143,12 +143,12 @@ impl InitiatorSession {
         self.requests.len().saturating_add(self.fresh.len())
     }
 
-    fn port(&self, id: PortId) -> Option<&Port> {
+    fn port(&self, id: PortId) -> Option<&FramePortInfo> {
         self.ports.get(usize::from(id.0))
     }
 
     /// Completes a request as it stands; what it has in flight is forgotten.
-    fn complete(&mut self, key: Key) {
+    fn complete(&mut self, key: SlotKey) {
         let Some(request) = self.requests.remove(key) else { return };
         if request.outstanding > 0 {
             let of_it: Vec<u32> = self
@@ -174,7 +174,7 @@ impl InitiatorSession {
     }
 
     /// Fails a request.
-    fn fail(&mut self, key: Key, error: IoError) {
+    fn fail(&mut self, key: SlotKey, error: IoError) {
         if let Some(request) = self.requests.get_mut(key) {
             request.error = request.error.or(Some(error));
             self.complete(key);
@@ -212,10 +212,10 @@ impl FrameSession for InitiatorSession {
         self.take_frame(frame, now);
     }
 
-    fn on_port(&mut self, id: PortId, port: Port, now: Instant) {
+    fn on_port(&mut self, id: PortId, port: FramePortInfo, now: Instant) {
         let at = usize::from(id.0);
         if self.ports.len() <= at {
-            self.ports.resize(at.saturating_add(1), Port { is_up: false, ..port });
+            self.ports.resize(at.saturating_add(1), FramePortInfo { is_up: false, ..port });
         }
         let Some(place) = self.ports.get_mut(at) else { return };
         let (was, is) = (std::mem::replace(place, port), port);

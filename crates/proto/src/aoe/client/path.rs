@@ -7,7 +7,7 @@
 //! found by trying: until a frame of a size has come back, those of two sectors are used, which pass everywhere.
 
 use crate::aoe::sectors_in;
-use crate::frames::{Port, PortId, Station};
+use crate::frames::{FramePortInfo, PortId, Station};
 use std::time::Instant;
 
 pub(super) struct Paths {
@@ -62,7 +62,7 @@ impl Paths {
     }
 
     /// A station has answered for the disk, and takes so many sectors in a frame.
-    pub(super) fn on_config(&mut self, station: Station, target_sectors: u8, port: &Port) {
+    pub(super) fn on_config(&mut self, station: Station, target_sectors: u8, port: &FramePortInfo) {
         // Targets of the first version said nothing, and took two.
         let target_sectors = if target_sectors == 0 { SAFE_SECTORS } else { target_sectors };
         if let Some(path) = self.paths.iter_mut().find(|path| path.station == station) {
@@ -96,7 +96,7 @@ impl Paths {
     }
 
     /// A port has changed.
-    pub(super) fn on_port(&mut self, id: PortId, port: &Port) {
+    pub(super) fn on_port(&mut self, id: PortId, port: &FramePortInfo) {
         for path in self.paths.iter_mut().filter(|path| path.station.port == id) {
             path.silent = 0;
             path.measure(port);
@@ -106,7 +106,7 @@ impl Paths {
     /// The path for the next command, of at least so many sectors, among those at ports that are up: one that answers
     /// if there is any.
     #[inline]
-    pub(super) fn choose(&mut self, sectors: u8, ports: &[Port]) -> Option<usize> {
+    pub(super) fn choose(&mut self, sectors: u8, ports: &[FramePortInfo]) -> Option<usize> {
         let count = self.paths.len();
         let mut silent = None;
         for step in 0..count {
@@ -147,7 +147,7 @@ impl Path {
     }
 
     /// Finds out again what size passes.
-    fn measure(&mut self, port: &Port) {
+    fn measure(&mut self, port: &FramePortInfo) {
         let most = self.target_sectors.min(sectors_in(port.mtu)).max(1);
         self.sectors = most.min(SAFE_SECTORS);
         self.probe = (most > self.sectors).then_some(most);
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
     use blockmux_wire::ethernet::Mac;
 
-    const PORT: Port = Port { mac: Mac([2; 6]), mtu: 9000, buffers: 64, is_up: true };
+    const PORT: FramePortInfo = FramePortInfo { mac: Mac([2; 6]), mtu: 9000, buffers: 64, is_up: true };
 
     fn station(port: u16, last: u8) -> Station {
         Station { port: PortId(port), mac: Mac([2, 0, 0, 0, 0, last]) }
@@ -199,7 +199,7 @@ mod tests {
         paths.on_config(station(0, 1), 2, &PORT);
         paths.on_config(station(1, 2), 2, &PORT);
         paths.on_config(station(1, 2), 2, &PORT);
-        let round = |paths: &mut Paths, ports: &[Port]| [0; 4].map(|_| paths.choose(1, ports));
+        let round = |paths: &mut Paths, ports: &[FramePortInfo]| [0; 4].map(|_| paths.choose(1, ports));
         assert_eq!(round(&mut paths, &ports), [Some(0), Some(1), Some(0), Some(1)]);
         paths.get_mut(0).unwrap().silent = SILENT_AFTER;
         assert_eq!(round(&mut paths, &ports), [Some(1); 4]);
@@ -223,7 +223,7 @@ mod tests {
         assert_eq!(path.sectors, 2, "it came too late to be trusted");
         path.on_probe_passed(8);
         assert_eq!((path.sectors, path.probe), (8, None));
-        paths.on_port(PortId(0), &Port { mtu: 1500, ..PORT });
+        paths.on_port(PortId(0), &FramePortInfo { mtu: 1500, ..PORT });
         assert_eq!((paths.get_mut(0).unwrap().sectors, paths.get_mut(0).unwrap().probe), (2, None));
         paths.on_config(station(0, 2), 0, &PORT);
         assert_eq!(paths.get_mut(1).unwrap().sectors, 2);

@@ -1,16 +1,16 @@
 //! Requests of whoever uses the disk, and how they are cut into commands.
 
 use crate::aoe::SECTOR;
-use crate::aoe::identify::Disk;
+use crate::aoe::identify::AtaDisk;
 use blockmux_volume::{Extent, Io, IoError, Memory, Op, Output, Pool, Seg, SgList};
 use blockmux_wire::ata::{ATA_SECTOR, TrimRange};
 use std::time::Instant;
 use zerocopy::IntoBytes;
 
 /// A request until it completes.
-pub(super) struct Request {
+pub(super) struct AoeRequest {
     pub(super) io: Io,
-    pub(super) work: Work,
+    pub(super) work: RequestPhase,
     /// Where the data of a read goes, once it is known to come in several frames.
     pub(super) place: Option<SgList>,
     pool: Pool,
@@ -29,7 +29,7 @@ pub(super) struct Request {
 
 /// What its commands do now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Work {
+pub(super) enum RequestPhase {
     Read,
     Write,
     WriteZeroes,
@@ -39,27 +39,27 @@ pub(super) enum Work {
 
 /// One command to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(super) struct AoePiece {
     /// In the request, in bytes.
     pub(super) offset: u64,
     pub(super) len: u64,
 }
 
-impl Request {
+impl AoeRequest {
     /// Begins a request, or completes it at once.
     pub(super) fn new(
         io: Io,
-        disk: &Disk,
+        disk: &AtaDisk,
         pool: &Pool,
         now: Instant,
-    ) -> Result<Request, (Io, Result<Output, IoError>)> {
+    ) -> Result<AoeRequest, (Io, Result<Output, IoError>)> {
         let (work, flushes) = match io.op {
-            Op::Read => (Work::Read, false),
-            Op::Write { fua } => (Work::Write, fua && disk.write_cache),
+            Op::Read => (RequestPhase::Read, false),
+            Op::Write { fua } => (RequestPhase::Write, fua && disk.write_cache),
             Op::WriteZeroes { only_fast: true, .. } => return Err((io, Err(IoError::Unsupported))),
-            Op::WriteZeroes { fua, .. } => (Work::WriteZeroes, fua && disk.write_cache),
-            Op::Flush => (Work::Flush, false),
-            Op::Discard { fua } if disk.trim_sectors > 0 => (Work::Trim, fua && disk.write_cache),
+            Op::WriteZeroes { fua, .. } => (RequestPhase::WriteZeroes, fua && disk.write_cache),
+            Op::Flush => (RequestPhase::Flush, false),
+            Op::Discard { fua } if disk.trim_sectors > 0 => (RequestPhase::Trim, fua && disk.write_cache),
             Op::Discard { .. } | Op::Prefetch => return Err((io, Ok(Output::Nothing))),
             Op::BlockStatus if io.len > 0 => {
                 let all = Output::Extents(vec![Extent::data(io.len)]);
@@ -67,12 +67,12 @@ impl Request {
             }
             Op::BlockStatus => return Err((io, Ok(Output::Extents(Vec::new())))),
         };
-        if io.len == 0 && work != Work::Flush {
+        if io.len == 0 && work != RequestPhase::Flush {
             let output = io.clone().into_empty_output();
             return Err((io, Ok(output)));
         }
-        let place = io.data.clone().filter(|_| work == Work::Read);
-        Ok(Request {
+        let place = io.data.clone().filter(|_| work == RequestPhase::Read);
+        Ok(AoeRequest {
             pool: pool.clone(),
             io,
             work,
@@ -88,19 +88,19 @@ impl Request {
 
     /// Whether all commands are made that there are to make.
     pub(super) fn is_cut(&self) -> bool {
-        let end = if self.work == Work::Flush { 1 } else { self.io.len };
+        let end = if self.work == RequestPhase::Flush { 1 } else { self.io.len };
         self.error.is_some() || (self.cut >= end && self.again.is_empty())
     }
 
     /// The next command, of so many sectors at most.
-    pub(super) fn next_piece(&mut self, sectors: u8) -> Option<Piece> {
+    pub(super) fn next_piece(&mut self, sectors: u8) -> Option<AoePiece> {
         let most = match self.work {
-            Work::Flush => {
+            RequestPhase::Flush => {
                 let is_new = self.cut == 0;
                 self.cut = 1;
-                return is_new.then_some(Piece { offset: 0, len: 0 });
+                return is_new.then_some(AoePiece { offset: 0, len: 0 });
             }
-            Work::Trim => MAX_TRIM,
+            RequestPhase::Trim => MAX_TRIM,
             _ => u64::from(sectors).saturating_mul(SECTOR),
         };
         if let Some((offset, len)) = self.again.pop() {
@@ -108,11 +108,11 @@ impl Request {
             if len > here {
                 self.again.push((offset.saturating_add(here), len.saturating_sub(here)));
             }
-            return Some(Piece { offset, len: here });
+            return Some(AoePiece { offset, len: here });
         }
         let (offset, here) = (self.cut, self.io.len.saturating_sub(self.cut).min(most));
         self.cut = offset.saturating_add(here);
-        (here > 0).then_some(Piece { offset, len: here })
+        (here > 0).then_some(AoePiece { offset, len: here })
     }
 
     /// Has a piece made into commands once more, smaller ones this time.
@@ -121,12 +121,12 @@ impl Request {
     }
 
     /// What a command for that piece sends.
-    pub(super) fn data_of(&self, piece: Piece, zeroes: &Seg) -> SgList {
+    pub(super) fn data_of(&self, piece: AoePiece, zeroes: &Seg) -> SgList {
         let len = usize::try_from(piece.len).unwrap_or(0);
         match (self.work, &self.io.data) {
-            (Work::Write, Some(data)) => data.slice(usize::try_from(piece.offset).unwrap_or(0), len),
-            (Work::WriteZeroes, _) => SgList::one(zeroes.slice(0, len)),
-            (Work::Trim, _) => SgList::one(ranges(self.io.offset.saturating_add(piece.offset), piece.len)),
+            (RequestPhase::Write, Some(data)) => data.slice(usize::try_from(piece.offset).unwrap_or(0), len),
+            (RequestPhase::WriteZeroes, _) => SgList::one(zeroes.slice(0, len)),
+            (RequestPhase::Trim, _) => SgList::one(ranges(self.io.offset.saturating_add(piece.offset), piece.len)),
             _ => SgList::default(),
         }
     }
@@ -146,7 +146,7 @@ impl Request {
         if !self.flushes || self.error.is_some() {
             return false;
         }
-        (self.flushes, self.work, self.cut) = (false, Work::Flush, 0);
+        (self.flushes, self.work, self.cut) = (false, RequestPhase::Flush, 0);
         true
     }
 
@@ -187,8 +187,8 @@ mod tests {
     use super::*;
     use blockmux_volume::Tag;
 
-    fn disk() -> Disk {
-        Disk {
+    fn disk() -> AtaDisk {
+        AtaDisk {
             sectors: 1 << 40,
             lba48: true,
             write_cache: true,
@@ -201,9 +201,9 @@ mod tests {
         }
     }
 
-    fn request(op: Op, len: u64) -> Request {
+    fn request(op: Op, len: u64) -> AoeRequest {
         let io = Io::new(Tag(1), op, 4096, len);
-        Request::new(io, &disk(), &Pool::new(1 << 30), Instant::now()).unwrap_or_else(|_| panic!("it begins"))
+        AoeRequest::new(io, &disk(), &Pool::new(1 << 30), Instant::now()).unwrap_or_else(|_| panic!("it begins"))
     }
 
     #[test]
@@ -214,7 +214,7 @@ mod tests {
         assert!(read.is_cut());
         read.cut_again(pieces[1].offset, pieces[1].len);
         let again: Vec<_> = std::iter::from_fn(|| read.next_piece(3)).collect();
-        let expected = [(8, 3), (11, 3), (14, 2)].map(|(at, n)| Piece { offset: at * 512, len: n * 512 });
+        let expected = [(8, 3), (11, 3), (14, 2)].map(|(at, n)| AoePiece { offset: at * 512, len: n * 512 });
         assert_eq!((again, read.is_cut()), (expected.to_vec(), true));
     }
 
@@ -222,15 +222,15 @@ mod tests {
     fn a_write_that_has_to_be_stable_is_followed_by_a_flush() {
         let mut write = request(Op::WriteZeroes { fua: true, may_unmap: false, only_fast: false }, 512);
         assert!(write.next_piece(2).is_some() && write.is_cut() && write.goes_on());
-        assert_eq!((write.work, write.is_cut()), (Work::Flush, false));
-        assert_eq!((write.next_piece(2), write.next_piece(2)), (Some(Piece { offset: 0, len: 0 }), None));
+        assert_eq!((write.work, write.is_cut()), (RequestPhase::Flush, false));
+        assert_eq!((write.next_piece(2), write.next_piece(2)), (Some(AoePiece { offset: 0, len: 0 }), None));
         assert!(!write.goes_on());
     }
 
     #[test]
     fn a_trim_tells_its_ranges() {
         let trim = request(Op::Discard { fua: false }, 0x10001 * 512);
-        let piece = Piece { offset: 512, len: 0x10000 * 512 };
+        let piece = AoePiece { offset: 512, len: 0x10000 * 512 };
         let bytes = trim.data_of(piece, &Seg::from_slice(&[0; 512])).to_vec();
         assert_eq!(&bytes[..8], [9, 0, 0, 0, 0, 0, 0xff, 0xff]);
         assert_eq!(&bytes[8..16], [8, 0, 1, 0, 0, 0, 1, 0]);

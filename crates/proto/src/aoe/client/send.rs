@@ -1,16 +1,16 @@
 //! What an initiator sends: questions, commands, and what was not answered once more.
 
-use super::flight::{Flight, What};
+use super::flight::{Flight, FlightKind};
 use super::pace::STALL;
 use super::path::SAFE_SECTORS;
-use super::request::{Request, Work};
+use super::request::{AoeRequest, RequestPhase};
 use super::{InitiatorSession, MAX_REQUESTS, MAX_UNSENT, later};
 use crate::aoe::SECTOR;
 use crate::frames::{MAX_HEAD, PortId, Station};
-use crate::slots::Key;
+use crate::slots::SlotKey;
 use blockmux_volume::{Completion, Io, IoError, SgList};
 use blockmux_wire::aoe::{
-    AOE_AFLAG_EXTENDED, AOE_AFLAG_WRITE, AOE_ATA_HEAD, AOE_VERSION, AtaMessage, Command, ConfigCommand,
+    AOE_AFLAG_EXTENDED, AOE_AFLAG_WRITE, AOE_ATA_HEAD, AOE_VERSION, AtaMessage, AoeCommand, ConfigCommand,
     ConfigMessage, Header,
 };
 use blockmux_wire::ata::{self, DSM_TRIM};
@@ -58,7 +58,7 @@ impl InitiatorSession {
         while self.requests.len() < MAX_REQUESTS
             && let Some(io) = self.fresh.pop_front()
         {
-            match Request::new(io, disk, &self.pool, now) {
+            match AoeRequest::new(io, disk, &self.pool, now) {
                 Ok(request) => self.waiting.push_back(self.requests.insert(request)),
                 Err((io, result)) => self.done.push_back(Completion { tag: io.tag, result }),
             }
@@ -66,7 +66,7 @@ impl InitiatorSession {
     }
 
     /// Sends the next command of a request; `false` if there is no path for it now.
-    fn send_next_of(&mut self, key: Key, now: Instant) -> bool {
+    fn send_next_of(&mut self, key: SlotKey, now: Instant) -> bool {
         let Some(path) = self.paths.choose(1, &self.ports) else {
             // Whatever comes up wakes it; patience runs meanwhile.
             let at = later(now, LOOK_AGAIN);
@@ -78,15 +78,15 @@ impl InitiatorSession {
         let Some(request) = self.requests.get_mut(key) else { return true };
         let Some(piece) = request.next_piece(sectors) else { return true };
         let what = match request.work {
-            Work::Read => What::Read,
-            Work::Write | Work::WriteZeroes => What::Write,
-            Work::Trim => What::Trim,
-            Work::Flush => What::Flush,
+            RequestPhase::Read => FlightKind::Read,
+            RequestPhase::Write | RequestPhase::WriteZeroes => FlightKind::Write,
+            RequestPhase::Trim => FlightKind::Trim,
+            RequestPhase::Flush => FlightKind::Flush,
         };
         let data = request.data_of(piece, &zeroes);
         let count = match what {
-            What::Trim => 1,
-            What::Flush => 0,
+            FlightKind::Trim => 1,
+            FlightKind::Flush => 0,
             _ => u8::try_from(piece.len / SECTOR).unwrap_or(u8::MAX),
         };
         let block = request.io.offset.saturating_add(piece.offset) / SECTOR;
@@ -132,16 +132,16 @@ impl InitiatorSession {
         let Some(flight) = self.flights.get_mut(tag) else { return };
         let Some(path) = self.paths.get_mut(flight.path) else { return };
         let command = match flight.what {
-            What::Read | What::Probe if has_48 => ata::Command::READ_SECTORS_EXT,
-            What::Read | What::Probe => ata::Command::READ_SECTORS,
-            What::Write if has_48 => ata::Command::WRITE_SECTORS_EXT,
-            What::Write => ata::Command::WRITE_SECTORS,
-            What::Trim => ata::Command::DATA_SET_MANAGEMENT,
-            What::Flush if has_flush_ext => ata::Command::FLUSH_CACHE_EXT,
-            What::Flush => ata::Command::FLUSH_CACHE,
-            What::Identify => ata::Command::IDENTIFY_DEVICE,
+            FlightKind::Read | FlightKind::Probe if has_48 => ata::AtaCommand::READ_SECTORS_EXT,
+            FlightKind::Read | FlightKind::Probe => ata::AtaCommand::READ_SECTORS,
+            FlightKind::Write if has_48 => ata::AtaCommand::WRITE_SECTORS_EXT,
+            FlightKind::Write => ata::AtaCommand::WRITE_SECTORS,
+            FlightKind::Trim => ata::AtaCommand::DATA_SET_MANAGEMENT,
+            FlightKind::Flush if has_flush_ext => ata::AtaCommand::FLUSH_CACHE_EXT,
+            FlightKind::Flush => ata::AtaCommand::FLUSH_CACHE,
+            FlightKind::Identify => ata::AtaCommand::IDENTIFY_DEVICE,
         };
-        let is_addressed = matches!(flight.what, What::Read | What::Write | What::Probe);
+        let is_addressed = matches!(flight.what, FlightKind::Read | FlightKind::Write | FlightKind::Probe);
         let is_extended = has_48 && is_addressed;
         let mut aflags = if is_extended { AOE_AFLAG_EXTENDED } else { 0 };
         if flight.what.is_write() {
@@ -150,7 +150,7 @@ impl InitiatorSession {
         let block = if is_addressed { flight.block } else { 0 };
         let registers = AtaMessage {
             aflags,
-            error_or_feature: if flight.what == What::Trim { DSM_TRIM } else { 0 },
+            error_or_feature: if flight.what == FlightKind::Trim { DSM_TRIM } else { 0 },
             sector_count: flight.sectors,
             command_or_status: command.0,
             lba: if is_extended { AtaMessage::lba48(block) } else { AtaMessage::lba28(block) },
@@ -158,12 +158,12 @@ impl InitiatorSession {
         };
         let data = match flight.what {
             // As long as the answer, so that both ways are tried.
-            What::Probe => {
+            FlightKind::Probe => {
                 SgList::one(zeroes.slice(0, usize::from(flight.sectors).saturating_mul(SECTOR as usize)))
             }
             _ => flight.data.clone(),
         };
-        let head = self.config.head(Command::ISSUE_ATA_COMMAND, tag);
+        let head = self.config.head(AoeCommand::ISSUE_ATA_COMMAND, tag);
         let mut bytes = [0; AOE_ATA_HEAD];
         let (first, rest) = bytes.split_at_mut(size_of::<Header>());
         first.copy_from_slice(head.as_bytes());
@@ -176,7 +176,7 @@ impl InitiatorSession {
         let mut bytes = [0; MAX_HEAD];
         self.asked = self.asked.saturating_add(1);
         self.asked_at = Some(now);
-        let head = self.config.head(Command::QUERY_CONFIG_INFORMATION, self.ask_tag());
+        let head = self.config.head(AoeCommand::QUERY_CONFIG_INFORMATION, self.ask_tag());
         let query = ConfigMessage {
             buffer_count: 0.into(),
             firmware_version: 0.into(),
@@ -208,7 +208,7 @@ impl InitiatorSession {
             return;
         }
         let is_tried = |at: usize, flights: &super::Flights| {
-            flights.iter().any(|(_, flight)| flight.what == What::Probe && flight.path == at)
+            flights.iter().any(|(_, flight)| flight.what == FlightKind::Probe && flight.path == at)
         };
         let wanted: Vec<(usize, u8)> =
             self.paths.iter_mut().filter_map(|(at, path)| Some((at, path.probe?))).collect();
@@ -216,7 +216,7 @@ impl InitiatorSession {
             if !is_tried(path, &self.flights) {
                 let data = SgList::default();
                 self.launch(
-                    Launch { what: What::Probe, request: None, block: 0, sectors, offset: 0, data, path },
+                    Launch { what: FlightKind::Probe, request: None, block: 0, sectors, offset: 0, data, path },
                     now,
                 );
             }
@@ -225,10 +225,10 @@ impl InitiatorSession {
 
     /// Asks the disk what it is like.
     pub(super) fn identify(&mut self, path: usize, now: Instant) {
-        if !self.flights.iter().any(|(_, flight)| flight.what == What::Identify) {
+        if !self.flights.iter().any(|(_, flight)| flight.what == FlightKind::Identify) {
             let data = SgList::default();
             self.launch(
-                Launch { what: What::Identify, request: None, block: 0, sectors: 1, offset: 0, data, path },
+                Launch { what: FlightKind::Identify, request: None, block: 0, sectors: 1, offset: 0, data, path },
                 now,
             );
         }
@@ -281,7 +281,7 @@ impl InitiatorSession {
         if self.is_given_up(tag, now) {
             return;
         }
-        if what != What::Probe && (is_overtaken || is_stall) {
+        if what != FlightKind::Probe && (is_overtaken || is_stall) {
             self.pace.on_loss(sent, now);
         }
         let wait = match (is_overtaken, is_stall) {
@@ -308,7 +308,7 @@ impl InitiatorSession {
             flight.due = next.min(later(quiet_since, STALL)).max(later(now, SOON));
             return;
         }
-        if flight.what == What::Probe && flight.sends >= PROBES {
+        if flight.what == FlightKind::Probe && flight.sends >= PROBES {
             // A size that does not pass tells nothing of the path.
             flight.due = later(quiet_since, STALL);
             return;
@@ -322,8 +322,8 @@ impl InitiatorSession {
     fn is_given_up(&mut self, tag: u32, now: Instant) -> bool {
         let Some(flight) = self.flights.get_mut(tag) else { return true };
         let Some(path) = self.paths.get_mut(flight.path) else { return true };
-        let is_large = flight.sectors > SAFE_SECTORS && matches!(flight.what, What::Read | What::Write);
-        if flight.what == What::Probe && flight.sends >= PROBES {
+        let is_large = flight.sectors > SAFE_SECTORS && matches!(flight.what, FlightKind::Read | FlightKind::Write);
+        if flight.what == FlightKind::Probe && flight.sends >= PROBES {
             path.on_probe_lost(flight.sectors);
             self.forget(tag);
         } else if is_large
@@ -344,9 +344,9 @@ impl InitiatorSession {
             return;
         }
         let Some(flight) = self.flights.get_mut(tag) else { return };
-        if flight.what != What::Probe {
+        if flight.what != FlightKind::Probe {
             // Trims and the like are not larger than what passes everywhere.
-            let sectors = if matches!(flight.what, What::Read | What::Write) { flight.sectors } else { 1 };
+            let sectors = if matches!(flight.what, FlightKind::Read | FlightKind::Write) { flight.sectors } else { 1 };
             // The same path again while it answers: only there the target knows the write by its sender.
             let path = self.paths.get_mut(flight.path);
             let stays = path.is_some_and(|path| !path.is_silent() && path.sectors >= sectors);
@@ -382,8 +382,8 @@ impl InitiatorSession {
 
 /// A command to be sent.
 pub(super) struct Launch {
-    pub(super) what: What,
-    pub(super) request: Option<Key>,
+    pub(super) what: FlightKind,
+    pub(super) request: Option<SlotKey>,
     pub(super) block: u64,
     pub(super) sectors: u8,
     pub(super) offset: u64,
@@ -392,7 +392,7 @@ pub(super) struct Launch {
 }
 
 impl super::Config {
-    fn head(&self, command: Command, tag: u32) -> Header {
+    fn head(&self, command: AoeCommand, tag: u32) -> Header {
         Header {
             version_and_flags: AOE_VERSION << 4,
             error: 0,

@@ -10,8 +10,8 @@ use blockmux_wire::ethernet::Mac;
 use zerocopy::{FromBytes, IntoBytes};
 
 const TARGET: Mac = Mac([2, 0x77, 0, 0, 0, 1]);
-const PORT: Port = Port { mac: Mac([2; 6]), mtu: 1500, buffers: 64, is_up: true };
-const ADDRESS: Address = Address { shelf: 1, slot: 1 };
+const PORT: FramePortInfo = FramePortInfo { mac: Mac([2; 6]), mtu: 1500, buffers: 64, is_up: true };
+const ADDRESS: AoeAddress = AoeAddress { shelf: 1, slot: 1 };
 const PATIENCE: Duration = Duration::from_secs(5);
 
 struct Bench {
@@ -48,7 +48,7 @@ impl Bench {
         bench.sent();
         bench.hear(0, TARGET, &config(buffers, sectors));
         let identify = bench.sent().pop().unwrap();
-        assert_eq!(identify.registers().command_or_status, ata::Command::IDENTIFY_DEVICE.0);
+        assert_eq!(identify.registers().command_or_status, ata::AtaCommand::IDENTIFY_DEVICE.0);
         let disk = crate::aoe::identify::describe(ADDRESS, None, &VolumeInfo::new(1 << 30));
         bench.answer(&identify, 0x40, 0, disk.as_bytes());
         assert!(bench.session.is_ready());
@@ -355,7 +355,7 @@ fn what_answers_no_question_is_dropped() {
 #[test]
 fn large_frames_are_used_when_one_has_come_back() {
     let mut bench = Bench::ready(16, 2);
-    bench.session.on_port(PortId(0), Port { mtu: 9000, ..PORT }, bench.now);
+    bench.session.on_port(PortId(0), FramePortInfo { mtu: 9000, ..PORT }, bench.now);
     bench.hear(0, TARGET, &config(16, 16));
     let probe = bench.sent().pop().unwrap();
     assert_eq!(
@@ -386,7 +386,7 @@ fn large_frames_are_used_when_one_has_come_back() {
 #[test]
 fn large_frames_that_pass_no_more_are_cut() {
     let mut bench = Bench::ready(16, 2);
-    bench.session.on_port(PortId(0), Port { mtu: 9000, ..PORT }, bench.now);
+    bench.session.on_port(PortId(0), FramePortInfo { mtu: 9000, ..PORT }, bench.now);
     bench.hear(0, TARGET, &config(16, 16));
     let probe = bench.sent().pop().unwrap();
     bench.answer(&probe, 0x40, 0, &[0; 16 * 512]);
@@ -413,7 +413,7 @@ fn an_interface_that_comes_up_again_goes_on_at_once() {
     let mut bench = Bench::ready(16, 2);
     bench.read(1, 512);
     bench.sent();
-    bench.session.on_port(PortId(0), Port { is_up: false, ..PORT }, bench.now);
+    bench.session.on_port(PortId(0), FramePortInfo { is_up: false, ..PORT }, bench.now);
     bench.pass(PATIENCE / 2);
     bench.sent();
     bench.session.on_port(PortId(0), PORT, bench.now);

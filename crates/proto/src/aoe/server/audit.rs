@@ -1,7 +1,7 @@
 //! The stations that use disks, for whoever audits. AoE has no login and no logout: a station comes with its first ATA
 //! command for a disk, and has left when nothing was heard of it for [`SILENT_AFTER`].
 
-use crate::aoe::Address;
+use crate::aoe::AoeAddress;
 use crate::event::{AuditEvent, AuditEvents, Login};
 use crate::served::UserMeter;
 use blockmux_volume::Io;
@@ -20,13 +20,13 @@ pub(super) struct StationAudit {
     /// When the next of them may have left.
     look_at: Option<Instant>,
     /// The refusal that was told last: a station repeats its commands many times a second.
-    refused: Option<(Mac, Address)>,
+    refused: Option<(Mac, AoeAddress)>,
 }
 
 /// A station and a disk that it uses.
 struct KnownStation {
     who: Mac,
-    disk: Address,
+    disk: AoeAddress,
     heard: Instant,
     meter: UserMeter,
 }
@@ -45,7 +45,7 @@ impl StationAudit {
 
     /// A station has a command carried out by a disk.
     #[inline]
-    pub(super) fn heard(&mut self, who: Mac, disk: Address, now: Instant) {
+    pub(super) fn heard(&mut self, who: Mac, disk: AoeAddress, now: Instant) {
         match self.find(who, disk) {
             Some(station) => station.heard = now,
             None => self.come(who, disk, now),
@@ -59,7 +59,7 @@ impl StationAudit {
 
     /// A station's request begins.
     #[inline]
-    pub(super) fn count(&mut self, who: Mac, disk: Address, io: &Io) {
+    pub(super) fn count(&mut self, who: Mac, disk: AoeAddress, io: &Io) {
         if let Some(station) = self.find(who, disk) {
             station.meter.count(io);
         }
@@ -67,7 +67,7 @@ impl StationAudit {
 
     /// A station's request has failed.
     #[cold]
-    pub(super) fn failed(&mut self, who: Mac, disk: Address) {
+    pub(super) fn failed(&mut self, who: Mac, disk: AoeAddress) {
         if let Some(station) = self.find(who, disk) {
             station.meter.fail();
         }
@@ -87,7 +87,7 @@ impl StationAudit {
 
     /// A command was not carried out, because of who sent it.
     #[cold]
-    pub(super) fn refused(&mut self, who: Mac, disk: Address, reason: &'static str) {
+    pub(super) fn refused(&mut self, who: Mac, disk: AoeAddress, reason: &'static str) {
         if self.refused.replace((who, disk)) != Some((who, disk)) {
             let reason = Cow::from(reason);
             self.push(who, disk, AuditEvent::Refused { login: login(who, disk), reason });
@@ -96,14 +96,14 @@ impl StationAudit {
 
     /// A station has asked for a change of who may use a disk.
     #[cold]
-    pub(super) fn changed(&mut self, who: Mac, disk: Address, change: &'static str, is_done: bool) {
+    pub(super) fn changed(&mut self, who: Mac, disk: AoeAddress, change: &'static str, is_done: bool) {
         let unit = format!("disk {disk}");
         self.push(who, disk, AuditEvent::Reservation { unit, change, is_done });
     }
 
     /// Several commands in a row are mostly of one station.
     #[inline]
-    fn find(&mut self, who: Mac, disk: Address) -> Option<&mut KnownStation> {
+    fn find(&mut self, who: Mac, disk: AoeAddress) -> Option<&mut KnownStation> {
         let is = |station: &KnownStation| (station.who, station.disk) == (who, disk);
         if !self.stations.get(self.latest).is_some_and(is) {
             self.latest = self.stations.iter().position(is)?;
@@ -112,7 +112,7 @@ impl StationAudit {
     }
 
     #[cold]
-    fn come(&mut self, who: Mac, disk: Address, now: Instant) {
+    fn come(&mut self, who: Mac, disk: AoeAddress, now: Instant) {
         if self.stations.len() >= MAX_KNOWN
             && let Some((at, _)) = self.stations.iter().enumerate().min_by_key(|(_, station)| station.heard)
         {
@@ -131,7 +131,7 @@ impl StationAudit {
         self.push(who, disk, AuditEvent::Logout { reason });
     }
 
-    fn push(&mut self, who: Mac, disk: Address, event: AuditEvent) {
+    fn push(&mut self, who: Mac, disk: AoeAddress, event: AuditEvent) {
         self.events.push(AuditEvent::ByStation { login: login(who, disk), event: Box::new(event) });
     }
 }
@@ -140,7 +140,7 @@ fn left_at(station: &KnownStation) -> Instant {
     station.heard.checked_add(SILENT_AFTER).unwrap_or(station.heard)
 }
 
-fn login(who: Mac, disk: Address) -> Login {
+fn login(who: Mac, disk: AoeAddress) -> Login {
     Login { protocol: "aoe", initiator: who.to_string(), target: disk.to_string() }
 }
 
@@ -152,10 +152,10 @@ const MAX_KNOWN: usize = 256;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::served::Traffic;
+    use crate::served::VolumeTraffic;
     use blockmux_volume::{Op, Tag};
 
-    const DISK: Address = Address { shelf: 7, slot: 3 };
+    const DISK: AoeAddress = AoeAddress { shelf: 7, slot: 3 };
 
     fn mac(last: u16) -> Mac {
         let [high, low] = last.to_be_bytes();
@@ -183,7 +183,7 @@ mod tests {
             panic!("{told:?}")
         };
         assert_eq!((&*login.initiator, &*login.target), ("02:00:00:00:00:01", "e7.3"));
-        let traffic = meter.added_to(Traffic::default());
+        let traffic = meter.added_to(VolumeTraffic::default());
         assert_eq!((traffic.reads, traffic.read_bytes, traffic.failed), (1, 4096, 1));
         assert!(matches!(**event, AuditEvent::Refused { .. }));
         audit.asked(who, start + SILENT_AFTER / 2);

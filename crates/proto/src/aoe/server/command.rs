@@ -1,14 +1,14 @@
 //! ATA commands: from registers to I/O, or a refusal.
 
-use super::recent::{Identity, Known};
-use super::reply::{Kind, Pending};
+use super::recent::{WriteIdentity, WriteHistory};
+use super::reply::{ReplyForm, PendingAoeCommand};
 use super::{NO_TAG, TargetSession, tag};
 use crate::aoe::{SECTOR, identify, sectors_in};
 use crate::frames::Frame;
 use crate::served::{Needs, NotAdmitted, Reserved};
 use blockmux_volume::{Crc32c, Io, IoError, Op, Seg, SgList};
 use blockmux_wire::aoe::{AOE_ATA_HEAD, AtaMessage, ErrorCode, Header};
-use blockmux_wire::ata::{ATA_SECTOR, ATA_STATUS_DRDY, Command, DSM_TRIM, POWER_ACTIVE, TrimRange};
+use blockmux_wire::ata::{ATA_SECTOR, ATA_STATUS_DRDY, AtaCommand, DSM_TRIM, POWER_ACTIVE, TrimRange};
 use smallvec::SmallVec;
 use std::time::Instant;
 use zerocopy::{FromBytes, IntoBytes};
@@ -21,18 +21,18 @@ impl TargetSession {
         let Some(rest) = frame.bytes().get(size_of::<Header>()..) else { return };
         let Ok((registers, data)) = AtaMessage::read_from_prefix(rest) else { return };
         let Some(disk) = self.disks.get(at) else { return };
-        let (command, volume) = (Command(registers.command_or_status), disk.unit.volume);
-        if command != Command::IDENTIFY_DEVICE && disk.is_reserved_from(from.mac) {
+        let (command, volume) = (AtaCommand(registers.command_or_status), disk.unit.volume);
+        if command != AtaCommand::IDENTIFY_DEVICE && disk.is_reserved_from(from.mac) {
             self.audit.refused(from.mac, disk.unit.address, "the disk is reserved for others");
             return self.refuse(from, answer, registers.as_bytes(), ErrorCode::TARGET_IS_RESERVED);
         }
         self.audit.heard(from.mac, disk.unit.address, now);
         let kind = match command {
-            Command::READ_SECTORS | Command::READ_SECTORS_EXT => Kind::Read,
-            Command::WRITE_SECTORS | Command::WRITE_SECTORS_EXT => Kind::Write,
-            Command::READ_VERIFY_SECTORS | Command::READ_VERIFY_SECTORS_EXT => Kind::Verify,
-            Command::FLUSH_CACHE | Command::FLUSH_CACHE_EXT => Kind::Flush,
-            Command::DATA_SET_MANAGEMENT if registers.error_or_feature & DSM_TRIM != 0 => Kind::Trim,
+            AtaCommand::READ_SECTORS | AtaCommand::READ_SECTORS_EXT => ReplyForm::Read,
+            AtaCommand::WRITE_SECTORS | AtaCommand::WRITE_SECTORS_EXT => ReplyForm::Write,
+            AtaCommand::READ_VERIFY_SECTORS | AtaCommand::READ_VERIFY_SECTORS_EXT => ReplyForm::Verify,
+            AtaCommand::FLUSH_CACHE | AtaCommand::FLUSH_CACHE_EXT => ReplyForm::Flush,
+            AtaCommand::DATA_SET_MANAGEMENT if registers.error_or_feature & DSM_TRIM != 0 => ReplyForm::Trim,
             _ => {
                 self.recent.on_other(from.mac, at as u16, answer.tag.get(), now);
                 return self.without_io(at, answer, registers, frame, now);
@@ -40,8 +40,8 @@ impl TargetSession {
         };
         let ranges = SmallVec::new();
         let pending =
-            Pending { from, answer, registers, volume, kind, ranges, is_recent: false, now, guard: None };
-        if kind == Kind::Flush {
+            PendingAoeCommand { from, answer, registers, volume, kind, ranges, is_recent: false, now, guard: None };
+        if kind == ReplyForm::Flush {
             self.recent.on_other(from.mac, at as u16, answer.tag.get(), now);
             return self.start(pending, Io::new(NO_TAG, Op::Flush, 0, 0));
         }
@@ -52,7 +52,7 @@ impl TargetSession {
             return self.refuse(from, answer, registers.as_bytes(), ErrorCode::BAD_ARGUMENT_PARAMETER);
         }
         let bytes = usize::from(sectors).saturating_mul(ATA_SECTOR);
-        if kind == Kind::Write || kind == Kind::Trim {
+        if kind == ReplyForm::Write || kind == ReplyForm::Trim {
             let Some(seg) = data.get(..bytes).and_then(|_| frame.lend(AOE_ATA_HEAD, bytes)) else {
                 return self.refuse(from, answer, registers.as_bytes(), ErrorCode::BAD_ARGUMENT_PARAMETER);
             };
@@ -64,7 +64,7 @@ impl TargetSession {
     }
 
     /// A command that changes the disk, with its data.
-    fn on_change(&mut self, at: usize, mut pending: Pending, data: &[u8], seg: Seg) {
+    fn on_change(&mut self, at: usize, mut pending: PendingAoeCommand, data: &[u8], seg: Seg) {
         let (who, number) = (pending.from.mac, pending.answer.tag.get());
         let registers = pending.registers;
         if !self.has_room(who) {
@@ -73,8 +73,8 @@ impl TargetSession {
         if self.disks.get(at).is_some_and(|disk| disk.export.read_only) {
             return self.fail(&pending, IoError::ReadOnly);
         }
-        let command = Command(registers.command_or_status);
-        let identity = Identity {
+        let command = AtaCommand(registers.command_or_status);
+        let identity = WriteIdentity {
             unit: at as u16,
             command: command.0,
             sectors: registers.sector_count,
@@ -82,13 +82,13 @@ impl TargetSession {
             digest: Crc32c::of(data).value(),
         };
         match self.recent.on_write(who, number, identity, pending.now) {
-            Known::New => pending.is_recent = true,
-            Known::InFlight => return,
-            Known::Done { status, error } => {
+            WriteHistory::New => pending.is_recent = true,
+            WriteHistory::InFlight => return,
+            WriteHistory::Done { status, error } => {
                 return self.answer_registers(&pending, status, error, SgList::default());
             }
         }
-        if pending.kind == Kind::Trim {
+        if pending.kind == ReplyForm::Trim {
             let (ranges, _) = data.as_chunks::<8>();
             let ranges = ranges.iter().map(|range| TrimRange(u64::from_le_bytes(*range).into()));
             // The last one first, as they are taken from the end.
@@ -102,7 +102,7 @@ impl TargetSession {
     }
 
     /// Goes on with a trim: its next range, or its end.
-    pub(super) fn trim(&mut self, mut pending: Pending) {
+    pub(super) fn trim(&mut self, mut pending: PendingAoeCommand) {
         match pending.ranges.pop() {
             Some(range) => {
                 let (offset, len) =
@@ -117,7 +117,7 @@ impl TargetSession {
     /// Puts a command in flight if reservations allow it. While somebody else has its range for itself it is not
     /// answered: that is over sooner than the initiator sends it again.
     #[inline]
-    pub(super) fn start(&mut self, mut pending: Pending, mut io: Io) {
+    pub(super) fn start(&mut self, mut pending: PendingAoeCommand, mut io: Io) {
         if !self.has_room(pending.from.mac) {
             return;
         }
@@ -145,23 +145,23 @@ impl TargetSession {
     ) {
         let Some(volume) = self.disks.get(at).map(|disk| disk.unit.volume) else { return };
         let from = frame.from;
-        let command = Command(registers.command_or_status);
-        let pending = |registers| Pending {
+        let command = AtaCommand(registers.command_or_status);
+        let pending = |registers| PendingAoeCommand {
             from,
             answer,
             registers,
             volume,
-            kind: Kind::Verify,
+            kind: ReplyForm::Verify,
             ranges: SmallVec::new(),
             is_recent: false,
             now,
             guard: None,
         };
         match command {
-            Command::IDENTIFY_DEVICE if registers.sector_count != 1 => {
+            AtaCommand::IDENTIFY_DEVICE if registers.sector_count != 1 => {
                 self.refuse(from, answer, registers.as_bytes(), ErrorCode::BAD_ARGUMENT_PARAMETER);
             }
-            Command::IDENTIFY_DEVICE => {
+            AtaCommand::IDENTIFY_DEVICE => {
                 let Some(disk) = self.disks.get(at) else { return };
                 let mut info = disk.export.volume.info();
                 info.read_only |= disk.export.read_only;
@@ -170,7 +170,7 @@ impl TargetSession {
                 let reply = super::reply::with_status(registers, ATA_STATUS_DRDY, 0);
                 self.answer(from, answer, reply.as_bytes(), SgList::one(Seg::from_slice(data.as_bytes())));
             }
-            Command::CHECK_POWER_MODE => {
+            AtaCommand::CHECK_POWER_MODE => {
                 let mut reply = super::reply::with_status(registers, ATA_STATUS_DRDY, 0);
                 reply.sector_count = POWER_ACTIVE;
                 self.answer(from, answer, reply.as_bytes(), SgList::default());
@@ -182,10 +182,10 @@ impl TargetSession {
 }
 
 /// The block that a command addresses: 48 bits with the forms that are called EXT, else 28.
-fn block(command: Command, registers: &AtaMessage) -> u64 {
+fn block(command: AtaCommand, registers: &AtaMessage) -> u64 {
     let [a, b, c, d, e, f] = registers.lba;
     match command {
-        Command::READ_SECTORS_EXT | Command::WRITE_SECTORS_EXT | Command::READ_VERIFY_SECTORS_EXT => {
+        AtaCommand::READ_SECTORS_EXT | AtaCommand::WRITE_SECTORS_EXT | AtaCommand::READ_VERIFY_SECTORS_EXT => {
             u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
         }
         _ => u64::from_le_bytes([a, b, c, d & 0x0f, 0, 0, 0, 0]),

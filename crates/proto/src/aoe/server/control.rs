@@ -2,14 +2,14 @@
 //!
 //! What is set is answered once it is kept, which may take its time: `saving.rs`.
 
-use super::saving::{Asked, Outcome};
+use super::saving::{SaveRequest, SaveOutcome};
 use super::{MAX_BUFFERS, TargetSession, refusing};
 use crate::aoe::sectors_in;
-use crate::aoe::unit::{Kept, MAX_MASKS, MAX_RESERVED};
+use crate::aoe::unit::{DiskSettings, MAX_MASKS, MAX_RESERVED};
 use crate::frames::{PortId, Station};
 use blockmux_volume::{Seg, SgList};
 use blockmux_wire::aoe::{
-    AOE_FLAG_RESPONSE, AOE_MAX_CONFIG, AOE_VERSION, Command, ConfigCommand, ConfigMessage, DirectiveCommand,
+    AOE_FLAG_RESPONSE, AOE_MAX_CONFIG, AOE_VERSION, AoeCommand, ConfigCommand, ConfigMessage, DirectiveCommand,
     ErrorCode, Header, MacDirective, MacMaskCommand, MacMaskError, MacMaskMessage, ReserveCommand,
     ReserveMessage,
 };
@@ -25,11 +25,11 @@ impl TargetSession {
         let len = usize::from(config.string_length.get());
         let string = rest.get(..len).filter(|string| string.len() <= AOE_MAX_CONFIG);
         let has = &disk.kept.config;
-        let refused = |code| Outcome::Answer(Some(code));
+        let refused = |code| SaveOutcome::Answer(Some(code));
         let outcome = match (command, string) {
-            (ConfigCommand::READ, _) => Outcome::Answer(None),
-            (ConfigCommand::TEST, Some(string)) if string == has => Outcome::Answer(None),
-            (ConfigCommand::TEST_PREFIX, Some(string)) if has.starts_with(string) => Outcome::Answer(None),
+            (ConfigCommand::READ, _) => SaveOutcome::Answer(None),
+            (ConfigCommand::TEST, Some(string)) if string == has => SaveOutcome::Answer(None),
+            (ConfigCommand::TEST_PREFIX, Some(string)) if has.starts_with(string) => SaveOutcome::Answer(None),
             (ConfigCommand::TEST | ConfigCommand::TEST_PREFIX, Some(_)) => return,
             (ConfigCommand::SET | ConfigCommand::FORCE_SET, Some(_)) if disk.is_reserved_from(from.mac) => {
                 refused(ErrorCode::TARGET_IS_RESERVED)
@@ -46,7 +46,7 @@ impl TargetSession {
             }
             _ => refused(ErrorCode::BAD_ARGUMENT_PARAMETER),
         };
-        self.settle(at, answer, from, Asked::Config(command), outcome);
+        self.settle(at, answer, from, SaveRequest::Config(command), outcome);
     }
 
     /// Tells everybody at a port of all disks there, as after a start: who waits for one need not ask again.
@@ -59,7 +59,7 @@ impl TargetSession {
                 error: 0,
                 major: 0.into(),
                 minor: 0,
-                command: Command::QUERY_CONFIG_INFORMATION.0,
+                command: AoeCommand::QUERY_CONFIG_INFORMATION.0,
                 tag: 0.into(),
             };
             let answer = disk.answer_to(&request);
@@ -101,9 +101,9 @@ impl TargetSession {
     pub(super) fn on_mask(&mut self, at: usize, answer: Header, message: &[u8], from: Station) {
         let Ok((request, rest)) = MacMaskMessage::read_from_prefix(message) else { return };
         let outcome = match MacMaskCommand(request.command) {
-            MacMaskCommand::READ => Outcome::Answer(None),
+            MacMaskCommand::READ => SaveOutcome::Answer(None),
             MacMaskCommand::EDIT if self.is_reserved(at, from) => {
-                Outcome::Answer(Some(ErrorCode::TARGET_IS_RESERVED))
+                SaveOutcome::Answer(Some(ErrorCode::TARGET_IS_RESERVED))
             }
             MacMaskCommand::EDIT => {
                 let count = usize::from(request.count);
@@ -123,12 +123,12 @@ impl TargetSession {
                         }
                         outcome
                     }
-                    Err(_) => Outcome::Answer(Some(ErrorCode::BAD_ARGUMENT_PARAMETER)),
+                    Err(_) => SaveOutcome::Answer(Some(ErrorCode::BAD_ARGUMENT_PARAMETER)),
                 }
             }
-            _ => Outcome::Answer(Some(ErrorCode::BAD_ARGUMENT_PARAMETER)),
+            _ => SaveOutcome::Answer(Some(ErrorCode::BAD_ARGUMENT_PARAMETER)),
         };
-        self.settle(at, answer, from, Asked::Masks(request), outcome);
+        self.settle(at, answer, from, SaveRequest::Masks(request), outcome);
     }
 
     pub(super) fn answer_masks(
@@ -158,9 +158,9 @@ impl TargetSession {
     /// Reads or replaces the list of those that a disk is reserved for; an empty one releases it.
     pub(super) fn on_reserve(&mut self, at: usize, answer: Header, message: &[u8], from: Station) {
         let Ok((request, rest)) = ReserveMessage::read_from_prefix(message) else { return };
-        let refused = |code| Outcome::Answer(Some(code));
+        let refused = |code| SaveOutcome::Answer(Some(code));
         let outcome = match ReserveCommand(request.command) {
-            ReserveCommand::READ => Outcome::Answer(None),
+            ReserveCommand::READ => SaveOutcome::Answer(None),
             ReserveCommand::SET if self.is_reserved(at, from) => refused(ErrorCode::TARGET_IS_RESERVED),
             ReserveCommand::SET | ReserveCommand::FORCE_SET => {
                 match <[Mac]>::ref_from_prefix_with_elems(rest, request.count.into()) {
@@ -173,7 +173,7 @@ impl TargetSession {
             }
             _ => refused(ErrorCode::BAD_ARGUMENT_PARAMETER),
         };
-        self.settle(at, answer, from, Asked::Reserved(request), outcome);
+        self.settle(at, answer, from, SaveRequest::Reserved(request), outcome);
     }
 
     pub(super) fn answer_reserved(
@@ -213,7 +213,7 @@ impl TargetSession {
 }
 
 /// Follows the directives in order, all or none; else why, and how many would have been followed.
-fn edit(kept: &mut Kept, directives: &[MacDirective]) -> Result<(), (MacMaskError, u8)> {
+fn edit(kept: &mut DiskSettings, directives: &[MacDirective]) -> Result<(), (MacMaskError, u8)> {
     for (done, directive) in (0..).zip(directives) {
         let has = kept.masks.contains(&directive.mac);
         match DirectiveCommand(directive.command) {

@@ -21,20 +21,20 @@ pub(in crate::aoe) mod tests;
 
 use self::audit::StationAudit;
 use self::recent::Recent;
-use self::reply::Pending;
-use self::saving::Waiting;
-use super::Address;
-use super::unit::{Kept, Unit};
+use self::reply::PendingAoeCommand;
+use self::saving::SaveWaiter;
+use super::AoeAddress;
+use super::unit::{DiskSettings, AoeUnit};
 use crate::event::AuditEvent;
 use crate::exports::{Export, Exports, VolumeId};
-use crate::frames::{Frame, FrameOutbox, Port, PortId, Station};
+use crate::frames::{Frame, FrameOutbox, FramePortInfo, PortId, Station};
 use crate::served::Admissions;
 use crate::session::{FrameSession, SessionStage, Target, Timed};
-use crate::slots::{Key, Slots};
+use crate::slots::{SlotKey, Slots};
 use crate::volume_uuid::VolumeUuid;
 use blockmux_volume::{Completion, Io, SgList, Tag, Waker};
 use blockmux_wire::aoe::{
-    ANY_SHELF, ANY_SLOT, AOE_FLAG_ERROR, AOE_FLAG_RESPONSE, AOE_VERSION, Command, ErrorCode, Header,
+    ANY_SHELF, ANY_SLOT, AOE_FLAG_ERROR, AOE_FLAG_RESPONSE, AOE_VERSION, AoeCommand, ErrorCode, Header,
 };
 use blockmux_wire::ethernet::Mac;
 use foldhash::HashMap;
@@ -47,42 +47,42 @@ use zerocopy::{FromBytes, IntoBytes};
 pub struct TargetSession {
     admissions: Admissions,
     /// In the order of their addresses.
-    disks: Vec<Disk>,
-    ports: Vec<Port>,
-    pending: Slots<Pending>,
+    disks: Vec<ServedDisk>,
+    ports: Vec<FramePortInfo>,
+    pending: Slots<PendingAoeCommand>,
     /// Of each initiator that has any in flight.
     in_flight: HashMap<Mac, u32>,
     recent: Recent,
     audit: StationAudit,
     ready: VecDeque<(VolumeId, Io)>,
     /// Who waits for what is set to be kept, and when that is looked at again.
-    waiting: Vec<Waiting>,
+    waiting: Vec<SaveWaiter>,
     ask_at: Option<Instant>,
     outbox: FrameOutbox,
     stops: bool,
 }
 
 /// A disk, and a copy of what is set on it.
-struct Disk {
-    unit: Unit,
+struct ServedDisk {
+    unit: AoeUnit,
     /// Its volume, and whether it may be written.
     export: Arc<Export>,
     uuid: Option<VolumeUuid>,
     version: u32,
-    kept: Kept,
+    kept: DiskSettings,
 }
 
 /// Two disks cannot have the same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("two disks have the address {0}")]
-pub struct DoubleAddress(pub Address);
+pub struct DoubleAddress(pub AoeAddress);
 
 impl TargetSession {
     /// A target with these disks, whose volumes are places in `exports`.
     ///
     /// # Errors
     /// If two have the same address.
-    pub fn new(exports: Exports, mut units: Vec<Unit>) -> Result<TargetSession, DoubleAddress> {
+    pub fn new(exports: Exports, mut units: Vec<AoeUnit>) -> Result<TargetSession, DoubleAddress> {
         units.sort_by_key(|unit| unit.address);
         for pair in units.windows(2) {
             if let [first, second] = pair
@@ -94,10 +94,10 @@ impl TargetSession {
         let served: Vec<_> =
             units.iter().filter_map(|unit| Some((unit.volume, exports.served(unit.volume)?))).collect();
         let admissions = Admissions::new(served.iter().map(|(volume, served)| (*volume, served)), None);
-        let disk = |unit: Unit| {
+        let disk = |unit: AoeUnit| {
             let export = exports.get(unit.volume)?;
             let uuid = exports.served(unit.volume)?.uuid();
-            Some(Disk { version: unit.version(), kept: unit.kept(), export, uuid, unit })
+            Some(ServedDisk { version: unit.version(), kept: unit.kept(), export, uuid, unit })
         };
         Ok(TargetSession {
             admissions,
@@ -127,13 +127,13 @@ impl TargetSession {
         if shelf == ANY_SHELF {
             return 0..self.disks.len();
         }
-        let at = |disk: &Disk| (disk.unit.address.shelf, disk.unit.address.slot);
+        let at = |disk: &ServedDisk| (disk.unit.address.shelf, disk.unit.address.slot);
         let first = if slot == ANY_SLOT { 0 } else { slot };
         self.disks.partition_point(|disk| at(disk) < (shelf, first))
             ..self.disks.partition_point(|disk| at(disk) <= (shelf, slot))
     }
 
-    fn port(&self, id: PortId) -> Option<&Port> {
+    fn port(&self, id: PortId) -> Option<&FramePortInfo> {
         self.ports.get(usize::from(id.0))
     }
 
@@ -161,7 +161,7 @@ impl TargetSession {
     }
 }
 
-impl Disk {
+impl ServedDisk {
     /// Brings the copy up to date.
     #[inline]
     fn refresh(&mut self) {
@@ -173,7 +173,7 @@ impl Disk {
 
     /// Whether a request names this disk, or all of its shelf or slot.
     fn is_named_by(&self, request: &Header) -> bool {
-        let Address { shelf, slot } = self.unit.address;
+        let AoeAddress { shelf, slot } = self.unit.address;
         [shelf, ANY_SHELF].contains(&request.major.get()) && [slot, ANY_SLOT].contains(&request.minor)
     }
 
@@ -219,13 +219,13 @@ impl FrameSession for TargetSession {
         {
             return;
         }
-        let command = Command(header.command);
+        let command = AoeCommand(header.command);
         let is_for_all = header.major.get() == ANY_SHELF || header.minor == ANY_SLOT;
-        if is_for_all && command != Command::QUERY_CONFIG_INFORMATION {
+        if is_for_all && command != AoeCommand::QUERY_CONFIG_INFORMATION {
             // Nobody means to read or change all disks at once.
             return;
         }
-        if command == Command::QUERY_CONFIG_INFORMATION {
+        if command == AoeCommand::QUERY_CONFIG_INFORMATION {
             self.audit.asked(frame.from.mac, now);
         }
         for at in self.addressed(&header) {
@@ -250,10 +250,10 @@ impl FrameSession for TargetSession {
                 continue;
             }
             match command {
-                Command::ISSUE_ATA_COMMAND => self.on_ata(at, answer, frame, now),
-                Command::QUERY_CONFIG_INFORMATION => self.on_config(at, answer, rest, frame.from),
-                Command::MAC_MASK_LIST => self.on_mask(at, answer, rest, frame.from),
-                Command::RESERVE_RELEASE => self.on_reserve(at, answer, rest, frame.from),
+                AoeCommand::ISSUE_ATA_COMMAND => self.on_ata(at, answer, frame, now),
+                AoeCommand::QUERY_CONFIG_INFORMATION => self.on_config(at, answer, rest, frame.from),
+                AoeCommand::MAC_MASK_LIST => self.on_mask(at, answer, rest, frame.from),
+                AoeCommand::RESERVE_RELEASE => self.on_reserve(at, answer, rest, frame.from),
                 _ => self.refuse(frame.from, answer, &[], ErrorCode::UNRECOGNIZED_COMMAND_CODE),
             }
         }
@@ -262,9 +262,9 @@ impl FrameSession for TargetSession {
         }
     }
 
-    fn on_port(&mut self, id: PortId, port: Port, _now: Instant) {
+    fn on_port(&mut self, id: PortId, port: FramePortInfo, _now: Instant) {
         let at = usize::from(id.0);
-        let down = Port { is_up: false, ..port };
+        let down = FramePortInfo { is_up: false, ..port };
         if self.ports.len() <= at {
             self.ports.resize(at.saturating_add(1), down);
         }
@@ -297,7 +297,7 @@ impl Target for TargetSession {
     }
 
     fn on_io(&mut self, done: Completion, _now: Instant) {
-        self.finish(Key(done.tag.0), done.result);
+        self.finish(SlotKey(done.tag.0), done.result);
     }
 
     fn on_start(&mut self, _waker: &Waker, _now: Instant) {}
@@ -330,7 +330,7 @@ fn refusing(header: Header, code: ErrorCode) -> Header {
 }
 
 /// The key of a command in flight as its tag.
-fn tag(key: Key) -> Tag {
+fn tag(key: SlotKey) -> Tag {
     Tag(key.0)
 }
 

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 /// What makes two writes the same one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Identity {
+pub(super) struct WriteIdentity {
     /// The disk's place in the target.
     pub(super) unit: u16,
     /// The ATA command.
@@ -39,7 +39,7 @@ pub(super) struct Identity {
 
 /// What is known of a write that came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Known {
+pub(super) enum WriteHistory {
     /// Nothing: do it.
     New,
     /// It is being done.
@@ -50,11 +50,11 @@ pub(super) enum Known {
 
 #[derive(Default)]
 pub(super) struct Recent {
-    initiators: HashMap<Mac, Initiator>,
+    initiators: HashMap<Mac, RecentInitiator>,
 }
 
 #[derive(Default)]
-struct Initiator {
+struct RecentInitiator {
     writes: HashMap<u32, Write>,
     /// Their tags, oldest first.
     order: VecDeque<u32>,
@@ -66,12 +66,12 @@ struct Initiator {
     /// By the disk's place: how its tags count what is sent there.
     counts: Vec<Count>,
     /// The tag of the latest of the same writes that were done, of an initiator that counts.
-    done: HashMap<Identity, u32>,
+    done: HashMap<WriteIdentity, u32>,
 }
 
 struct Write {
-    identity: Identity,
-    known: Known,
+    identity: WriteIdentity,
+    known: WriteHistory,
     at: Instant,
     /// The initiator's commands by then.
     seen: u64,
@@ -79,7 +79,7 @@ struct Write {
 
 impl Recent {
     /// A write has come.
-    pub(super) fn on_write(&mut self, who: Mac, tag: u32, identity: Identity, now: Instant) -> Known {
+    pub(super) fn on_write(&mut self, who: Mac, tag: u32, identity: WriteIdentity, now: Instant) -> WriteHistory {
         if self.initiators.len() >= MAX_INITIATORS && !self.initiators.contains_key(&who) {
             self.forget_one();
         }
@@ -88,7 +88,7 @@ impl Recent {
         initiator.last = Some(now);
         initiator.seen = initiator.seen.wrapping_add(1);
         if initiator.reuses_tags {
-            return Known::New;
+            return WriteHistory::New;
         }
         let seen = initiator.seen;
         initiator.count(identity.unit, tag);
@@ -100,7 +100,7 @@ impl Recent {
             Some(write) if write.identity == identity => return write.known,
             Some(_) => {
                 initiator.give_up();
-                return Known::New;
+                return WriteHistory::New;
             }
             None => {}
         }
@@ -110,8 +110,8 @@ impl Recent {
             initiator.forget_write(oldest);
         }
         initiator.order.push_back(tag);
-        initiator.writes.insert(tag, Write { identity, known: Known::InFlight, at: now, seen });
-        Known::New
+        initiator.writes.insert(tag, Write { identity, known: WriteHistory::InFlight, at: now, seen });
+        WriteHistory::New
     }
 
     /// Something else than a write has come.
@@ -129,7 +129,7 @@ impl Recent {
     pub(super) fn on_answer(&mut self, who: Mac, tag: u32, status: u8, error: u8, now: Instant) {
         let Some(initiator) = self.initiators.get_mut(&who) else { return };
         let Some(write) = initiator.writes.get_mut(&tag) else { return };
-        (write.known, write.at) = (Known::Done { status, error }, now);
+        (write.known, write.at) = (WriteHistory::Done { status, error }, now);
         if initiator.counts.get(usize::from(write.identity.unit)).is_some_and(Count::is_trusted) {
             initiator.done.insert(write.identity, tag);
         }
@@ -156,11 +156,11 @@ impl Write {
     fn counts(&self, seen: u64, now: Instant) -> bool {
         let is_fresh =
             now.saturating_duration_since(self.at) < LIFETIME && seen.wrapping_sub(self.seen) < LIFESPAN;
-        is_fresh || self.known == Known::InFlight
+        is_fresh || self.known == WriteHistory::InFlight
     }
 }
 
-impl Initiator {
+impl RecentInitiator {
     fn give_up(&mut self) {
         self.reuses_tags = true;
         (self.writes, self.order, self.done) = Default::default();
@@ -195,7 +195,7 @@ impl Initiator {
     }
 
     /// What is known of the same write that was sent after this one and has been done.
-    fn known_under_a_later_tag(&self, tag: u32, identity: Identity, now: Instant) -> Option<Known> {
+    fn known_under_a_later_tag(&self, tag: u32, identity: WriteIdentity, now: Instant) -> Option<WriteHistory> {
         let later = *self.done.get(&identity)?;
         let count = self.counts.get(usize::from(identity.unit))?;
         let write = self.writes.get(&later)?;
@@ -227,21 +227,21 @@ mod tests {
 
     const WHO: Mac = Mac([2, 0, 0, 0, 0, 1]);
 
-    fn write(block: u64, digest: u32) -> Identity {
-        Identity { unit: 0, command: 0x34, sectors: 2, block, digest }
+    fn write(block: u64, digest: u32) -> WriteIdentity {
+        WriteIdentity { unit: 0, command: 0x34, sectors: 2, block, digest }
     }
 
     #[test]
     fn a_write_is_new_once() {
         let (mut recent, now) = (Recent::default(), Instant::now());
-        assert_eq!(recent.on_write(WHO, 7, write(1, 1), now), Known::New);
-        assert_eq!(recent.on_write(WHO, 7, write(1, 1), now), Known::InFlight);
+        assert_eq!(recent.on_write(WHO, 7, write(1, 1), now), WriteHistory::New);
+        assert_eq!(recent.on_write(WHO, 7, write(1, 1), now), WriteHistory::InFlight);
         recent.on_answer(WHO, 7, 0x40, 0, now);
-        assert_eq!(recent.on_write(WHO, 7, write(1, 1), now), Known::Done { status: 0x40, error: 0 });
-        assert_eq!(recent.on_write(Mac([4; 6]), 7, write(1, 1), now), Known::New, "of another initiator");
-        assert_eq!(recent.on_write(WHO, 7, write(1, 1), now + LIFETIME), Known::New, "much later");
+        assert_eq!(recent.on_write(WHO, 7, write(1, 1), now), WriteHistory::Done { status: 0x40, error: 0 });
+        assert_eq!(recent.on_write(Mac([4; 6]), 7, write(1, 1), now), WriteHistory::New, "of another initiator");
+        assert_eq!(recent.on_write(WHO, 7, write(1, 1), now + LIFETIME), WriteHistory::New, "much later");
         recent.on_silence(WHO, 7);
-        assert_eq!(recent.on_write(WHO, 7, write(1, 1), now + LIFETIME), Known::New, "it was never done");
+        assert_eq!(recent.on_write(WHO, 7, write(1, 1), now + LIFETIME), WriteHistory::New, "it was never done");
     }
 
     #[test]
@@ -249,16 +249,16 @@ mod tests {
         let now = Instant::now();
         for other in [write(2, 1), write(1, 2)] {
             let mut recent = Recent::default();
-            assert_eq!(recent.on_write(WHO, 7, write(1, 1), now), Known::New);
+            assert_eq!(recent.on_write(WHO, 7, write(1, 1), now), WriteHistory::New);
             recent.on_answer(WHO, 7, 0x40, 0, now);
-            assert_eq!(recent.on_write(WHO, 7, other, now), Known::New);
-            assert_eq!(recent.on_write(WHO, 7, write(1, 1), now), Known::New);
+            assert_eq!(recent.on_write(WHO, 7, other, now), WriteHistory::New);
+            assert_eq!(recent.on_write(WHO, 7, write(1, 1), now), WriteHistory::New);
         }
         let mut recent = Recent::default();
         recent.on_write(WHO, 7, write(1, 1), now);
         recent.on_answer(WHO, 7, 0x40, 0, now);
         recent.on_other(WHO, 0, 7, now);
-        assert_eq!(recent.on_write(WHO, 7, write(1, 1), now), Known::New);
+        assert_eq!(recent.on_write(WHO, 7, write(1, 1), now), WriteHistory::New);
     }
 
     #[test]
@@ -268,8 +268,8 @@ mod tests {
         recent.on_answer(WHO, 7, 0x40, 0, now);
         (0..LIFESPAN as u32).for_each(|n| recent.on_other(WHO, 0, 100 + n, now));
         recent.on_other(WHO, 0, 7, now);
-        assert_eq!(recent.on_write(WHO, 7, write(2, 1), now), Known::New);
-        assert_eq!(recent.on_write(WHO, 7, write(2, 1), now), Known::InFlight, "it still counts");
+        assert_eq!(recent.on_write(WHO, 7, write(2, 1), now), WriteHistory::New);
+        assert_eq!(recent.on_write(WHO, 7, write(2, 1), now), WriteHistory::InFlight, "it still counts");
     }
 
     /// A tag as Linux makes it.
@@ -279,7 +279,7 @@ mod tests {
 
     /// What becomes of a write that is late, after another was done in its place and a newer one after that. So many
     /// commands were seen before.
-    fn late_write(before: u32, tag: impl Fn(u32) -> u32) -> (Known, Known) {
+    fn late_write(before: u32, tag: impl Fn(u32) -> u32) -> (WriteHistory, WriteHistory) {
         let (mut recent, now) = (Recent::default(), Instant::now());
         for n in 0..before {
             recent.on_write(WHO, tag(n), write(n.into(), 0), now);
@@ -287,7 +287,7 @@ mod tests {
         }
         let [old, again, newer, meant] = [0, 1, 2, 3].map(|n| tag(before.wrapping_add(n)));
         for (tag, digest) in [(again, 1), (newer, 2)] {
-            assert_eq!(recent.on_write(WHO, tag, write(7, digest), now), Known::New);
+            assert_eq!(recent.on_write(WHO, tag, write(7, digest), now), WriteHistory::New);
             recent.on_answer(WHO, tag, 0x40, 0, now);
         }
         let late = recent.on_write(WHO, old, write(7, 1), now);
@@ -296,14 +296,14 @@ mod tests {
 
     #[test]
     fn a_late_write_whose_repetition_under_a_new_tag_was_done_is_not_done_again() {
-        let done = Known::Done { status: 0x40, error: 0 };
+        let done = WriteHistory::Done { status: 0x40, error: 0 };
         for before in [100, 32_766, 40_000] {
-            assert_eq!(late_write(before, linux), (done, Known::New), "after {before}");
+            assert_eq!(late_write(before, linux), (done, WriteHistory::New), "after {before}");
         }
-        assert_eq!(late_write(10, linux), (Known::New, Known::New), "it may not be counting");
+        assert_eq!(late_write(10, linux), (WriteHistory::New, WriteHistory::New), "it may not be counting");
         let (places, others) = (|n: u32| 0x0b00_0000 | n << 7, |n: u32| n.wrapping_mul(0x9e37_79b9));
-        assert_eq!(late_write(1000, places), (Known::New, Known::New), "these do not count");
-        assert_eq!(late_write(1000, others), (Known::New, Known::New), "nor do these");
+        assert_eq!(late_write(1000, places), (WriteHistory::New, WriteHistory::New), "these do not count");
+        assert_eq!(late_write(1000, others), (WriteHistory::New, WriteHistory::New), "nor do these");
     }
 
     #[test]
@@ -311,7 +311,7 @@ mod tests {
         let (mut recent, mut now) = (Recent::default(), Instant::now());
         for round in 0..3 {
             for n in 1..1000 {
-                assert_eq!(recent.on_write(WHO, linux(n), write(n.into(), round), now), Known::New);
+                assert_eq!(recent.on_write(WHO, linux(n), write(n.into(), round), now), WriteHistory::New);
                 recent.on_answer(WHO, linux(n), 0x40, 0, now);
             }
             now += LIFETIME;
@@ -321,7 +321,7 @@ mod tests {
         assert_eq!((initiator.writes.len(), initiator.order.len()), (999, 999));
         assert!(initiator.done.keys().all(|identity| identity.digest == 2), "of the last round");
         // Sent before, by its count, one that was done in the first round only.
-        assert_eq!(recent.on_write(WHO, linux(0), write(500, 0), now), Known::New);
+        assert_eq!(recent.on_write(WHO, linux(0), write(500, 0), now), WriteHistory::New);
     }
 
     #[test]
@@ -345,8 +345,8 @@ mod tests {
         }
         let initiator = &recent.initiators[&WHO];
         assert_eq!((initiator.writes.len(), initiator.order.len()), (WINDOW, WINDOW));
-        assert_eq!(recent.on_write(WHO, 1, write(1, 0), now), Known::InFlight);
-        assert_eq!(recent.on_write(WHO, 0, write(0, 0), now), Known::New);
+        assert_eq!(recent.on_write(WHO, 1, write(1, 0), now), WriteHistory::InFlight);
+        assert_eq!(recent.on_write(WHO, 0, write(0, 0), now), WriteHistory::New);
         for forged in 0..MAX_INITIATORS as u32 {
             let [a, b, c, d] = forged.to_be_bytes();
             recent.on_write(Mac([6, 6, a, b, c, d]), 0, write(0, 0), now + Duration::from_secs(1));

@@ -1,12 +1,12 @@
 //! Commands in flight, and their answers.
 
 use super::TargetSession;
-use crate::aoe::Address;
-use crate::aoe::error::{Refusal, refusal};
+use crate::aoe::AoeAddress;
+use crate::aoe::error::{AoeRefusal, refusal};
 use crate::exports::VolumeId;
 use crate::frames::Station;
 use crate::served::IoGuard;
-use crate::slots::Key;
+use crate::slots::SlotKey;
 use blockmux_volume::{IoError, Output, SgList};
 use blockmux_wire::aoe::{AtaMessage, Header};
 use blockmux_wire::ata::{ATA_SECTOR, ATA_STATUS_DRDY, TrimRange};
@@ -15,14 +15,14 @@ use std::time::Instant;
 use zerocopy::IntoBytes;
 
 /// A command and what its answer needs.
-pub(super) struct Pending {
+pub(super) struct PendingAoeCommand {
     pub(super) from: Station,
     /// The answer's head.
     pub(super) answer: Header,
     /// The request's.
     pub(super) registers: AtaMessage,
     pub(super) volume: VolumeId,
-    pub(super) kind: Kind,
+    pub(super) kind: ReplyForm,
     /// What a trim has left to do, the next one last.
     pub(super) ranges: SmallVec<[TrimRange; 1]>,
     /// It is among the initiator's recent writes.
@@ -33,16 +33,16 @@ pub(super) struct Pending {
     pub(super) guard: Option<IoGuard>,
 }
 
-impl Pending {
+impl PendingAoeCommand {
     /// The disk that it is for.
     #[inline]
-    pub(super) fn disk(&self) -> Address {
-        Address { shelf: self.answer.major.get(), slot: self.answer.minor }
+    pub(super) fn disk(&self) -> AoeAddress {
+        AoeAddress { shelf: self.answer.major.get(), slot: self.answer.minor }
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ReplyForm {
     Read,
     /// A read whose data goes nowhere.
     Verify,
@@ -54,7 +54,7 @@ pub(super) enum Kind {
 impl TargetSession {
     /// The volume has done what was asked.
     #[inline]
-    pub(super) fn finish(&mut self, key: Key, result: Result<Output, IoError>) {
+    pub(super) fn finish(&mut self, key: SlotKey, result: Result<Output, IoError>) {
         let Some(mut pending) = self.pending.remove(key) else { return };
         pending.guard = None;
         let who = pending.from.mac;
@@ -70,8 +70,8 @@ impl TargetSession {
                 self.audit.failed(who, pending.disk());
                 self.fail(&pending, error);
             }
-            (Kind::Trim, Ok(_)) => self.trim(pending),
-            (Kind::Read, Ok(output)) => {
+            (ReplyForm::Trim, Ok(_)) => self.trim(pending),
+            (ReplyForm::Read, Ok(output)) => {
                 let data = output.into_data();
                 if data.len() == asked {
                     self.succeed(&pending, data);
@@ -85,31 +85,31 @@ impl TargetSession {
     }
 
     #[inline]
-    pub(super) fn succeed(&mut self, pending: &Pending, data: SgList) {
+    pub(super) fn succeed(&mut self, pending: &PendingAoeCommand, data: SgList) {
         self.answer_registers(pending, ATA_STATUS_DRDY, 0, data);
     }
 
-    pub(super) fn fail(&mut self, pending: &Pending, error: IoError) {
-        let is_write = matches!(pending.kind, Kind::Write | Kind::Trim);
+    pub(super) fn fail(&mut self, pending: &PendingAoeCommand, error: IoError) {
+        let is_write = matches!(pending.kind, ReplyForm::Write | ReplyForm::Trim);
         let refusal = refusal(error, is_write);
-        if let Refusal::Registers { status, error } = refusal {
+        if let AoeRefusal::Registers { status, error } = refusal {
             return self.answer_registers(pending, status, error, SgList::default());
         }
         self.keep_silent(pending);
-        if let Refusal::Code(code) = refusal {
+        if let AoeRefusal::Code(code) = refusal {
             self.refuse(pending.from, pending.answer, pending.registers.as_bytes(), code);
         }
     }
 
     /// The command was not done, and is when it is sent again.
-    pub(super) fn keep_silent(&mut self, pending: &Pending) {
+    pub(super) fn keep_silent(&mut self, pending: &PendingAoeCommand) {
         if pending.is_recent {
             self.recent.on_silence(pending.from.mac, pending.answer.tag.get());
         }
     }
 
     #[inline]
-    pub(super) fn answer_registers(&mut self, pending: &Pending, status: u8, error: u8, data: SgList) {
+    pub(super) fn answer_registers(&mut self, pending: &PendingAoeCommand, status: u8, error: u8, data: SgList) {
         if pending.is_recent {
             let tag = pending.answer.tag.get();
             self.recent.on_answer(pending.from.mac, tag, status, error, pending.now);

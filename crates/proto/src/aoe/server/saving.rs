@@ -4,7 +4,7 @@
 //! anybody waits. At most [`MAX_WAITING`] do; more are not answered, and ask again themselves.
 
 use super::TargetSession;
-use crate::aoe::unit::{Changed, Kept};
+use crate::aoe::unit::{Changed, DiskSettings};
 use crate::frames::Station;
 use crate::served::SaveTicket;
 use blockmux_wire::aoe::{ConfigCommand, ErrorCode, Header, MacMaskMessage, ReserveMessage};
@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 
 /// What is to be answered.
 #[derive(Clone, Copy)]
-pub(super) enum Asked {
+pub(super) enum SaveRequest {
     Config(ConfigCommand),
     Masks(MacMaskMessage),
     Reserved(ReserveMessage),
 }
 
 /// What has become of a request.
-pub(super) enum Outcome {
+pub(super) enum SaveOutcome {
     /// It is done, or refused.
     Answer(Option<ErrorCode>),
     /// It is being kept.
@@ -29,13 +29,13 @@ pub(super) enum Outcome {
 }
 
 /// Who waits for a change.
-pub(super) struct Waiting {
+pub(super) struct SaveWaiter {
     ticket: SaveTicket,
     /// The disk's place.
     at: usize,
     answer: Header,
     from: Station,
-    asked: Asked,
+    asked: SaveRequest,
 }
 
 impl TargetSession {
@@ -43,17 +43,17 @@ impl TargetSession {
     pub(super) fn change(
         &mut self,
         at: usize,
-        change: impl FnOnce(&mut Kept) -> Result<(), ErrorCode>,
-    ) -> Outcome {
-        let Some(disk) = self.disks.get_mut(at) else { return Outcome::Silence };
+        change: impl FnOnce(&mut DiskSettings) -> Result<(), ErrorCode>,
+    ) -> SaveOutcome {
+        let Some(disk) = self.disks.get_mut(at) else { return SaveOutcome::Silence };
         let changed = disk.unit.change(change);
         disk.refresh();
         match changed {
-            Changed::Done => Outcome::Answer(None),
-            Changed::Refused(code) => Outcome::Answer(Some(code)),
-            Changed::Saving(_) if self.waiting.len() >= MAX_WAITING => Outcome::Silence,
-            Changed::Saving(ticket) => Outcome::Wait(ticket),
-            Changed::Busy => Outcome::Silence,
+            Changed::Done => SaveOutcome::Answer(None),
+            Changed::Refused(code) => SaveOutcome::Answer(Some(code)),
+            Changed::Saving(_) if self.waiting.len() >= MAX_WAITING => SaveOutcome::Silence,
+            Changed::Saving(ticket) => SaveOutcome::Wait(ticket),
+            Changed::Busy => SaveOutcome::Silence,
         }
     }
 
@@ -63,13 +63,13 @@ impl TargetSession {
         at: usize,
         answer: Header,
         from: Station,
-        asked: Asked,
-        outcome: Outcome,
+        asked: SaveRequest,
+        outcome: SaveOutcome,
     ) {
         match outcome {
-            Outcome::Answer(code) => self.answer_asked(at, answer, from, asked, code),
-            Outcome::Wait(ticket) => self.waiting.push(Waiting { ticket, at, answer, from, asked }),
-            Outcome::Silence => {}
+            SaveOutcome::Answer(code) => self.answer_asked(at, answer, from, asked, code),
+            SaveOutcome::Wait(ticket) => self.waiting.push(SaveWaiter { ticket, at, answer, from, asked }),
+            SaveOutcome::Silence => {}
         }
     }
 
@@ -77,7 +77,7 @@ impl TargetSession {
     pub(super) fn look_at_changes(&mut self, now: Instant) {
         let mut still = Vec::new();
         for waiting in std::mem::take(&mut self.waiting) {
-            let Waiting { ticket, at, answer, from, asked } = waiting;
+            let SaveWaiter { ticket, at, answer, from, asked } = waiting;
             let Some(disk) = self.disks.get_mut(at) else { continue };
             match disk.unit.is_changed(ticket) {
                 None => still.push(waiting),
@@ -98,13 +98,13 @@ impl TargetSession {
         at: usize,
         answer: Header,
         from: Station,
-        asked: Asked,
+        asked: SaveRequest,
         code: Option<ErrorCode>,
     ) {
         match asked {
-            Asked::Config(command) => self.answer_config(at, answer, command, from, code),
-            Asked::Masks(request) => self.answer_masks(at, answer, request, from, code),
-            Asked::Reserved(request) => self.answer_reserved(at, answer, request, from, code),
+            SaveRequest::Config(command) => self.answer_config(at, answer, command, from, code),
+            SaveRequest::Masks(request) => self.answer_masks(at, answer, request, from, code),
+            SaveRequest::Reserved(request) => self.answer_reserved(at, answer, request, from, code),
         }
     }
 }

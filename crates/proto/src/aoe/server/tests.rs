@@ -2,8 +2,8 @@
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 use super::*;
-use crate::aoe::Address;
-use crate::aoe::identify::Disk as Identified;
+use crate::aoe::AoeAddress;
+use crate::aoe::identify::AtaDisk as Identified;
 use crate::exports::Export;
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Channel, Chunk, MemVolume, Waker};
@@ -24,14 +24,14 @@ pub(in crate::aoe) struct Bench {
 
 const WHO: Mac = Mac([0x52, 0x54, 0, 0x77, 0, 1]);
 const OTHER: Mac = Mac([0x52, 0x54, 0, 0x77, 0, 2]);
-pub(in crate::aoe) const PORT: Port =
-    Port { mac: Mac([2, 0x77, 0, 0, 0, 1]), mtu: 9000, buffers: 64, is_up: true };
-const E1_0: Address = Address { shelf: 1, slot: 0 };
-const E1_1: Address = Address { shelf: 1, slot: 1 };
-const E2_0: Address = Address { shelf: 2, slot: 0 };
+pub(in crate::aoe) const PORT: FramePortInfo =
+    FramePortInfo { mac: Mac([2, 0x77, 0, 0, 0, 1]), mtu: 9000, buffers: 64, is_up: true };
+const E1_0: AoeAddress = AoeAddress { shelf: 1, slot: 0 };
+const E1_1: AoeAddress = AoeAddress { shelf: 1, slot: 1 };
+const E2_0: AoeAddress = AoeAddress { shelf: 2, slot: 0 };
 const SIZE: u64 = 1 << 20;
 
-pub(in crate::aoe) fn units() -> (Exports, Vec<Unit>) {
+pub(in crate::aoe) fn units() -> (Exports, Vec<AoeUnit>) {
     let export = |name: &str, read_only| Export {
         name: name.to_owned(),
         description: String::new(),
@@ -39,7 +39,7 @@ pub(in crate::aoe) fn units() -> (Exports, Vec<Unit>) {
         volume: Arc::new(MemVolume::new(SIZE)),
     };
     let exports = Exports::new(vec![export("a", false), export("b", true), export("c", false)]);
-    let unit = |address, id| Unit::new(address, VolumeId(id), Kept::default(), None);
+    let unit = |address, id| AoeUnit::new(address, VolumeId(id), DiskSettings::default(), None);
     (exports, vec![unit(E2_0, 2), unit(E1_0, 0), unit(E1_1, 1)])
 }
 
@@ -49,7 +49,7 @@ impl Bench {
         Bench::with(&exports, units)
     }
 
-    fn with(exports: &Exports, units: Vec<Unit>) -> Bench {
+    fn with(exports: &Exports, units: Vec<AoeUnit>) -> Bench {
         let core = TestCore::new().as_core();
         let open = |export: &Export| export.volume.open(&core, DEPTH, Waker::idle()).unwrap();
         let channels = exports.iter().map(|(_, export)| open(&export)).collect();
@@ -104,7 +104,7 @@ impl Bench {
         &mut self,
         from: Mac,
         to: (u16, u8),
-        command: Command,
+        command: AoeCommand,
         message: &[u8],
     ) -> Option<(Header, Vec<u8>)> {
         self.tag += 1;
@@ -119,9 +119,9 @@ impl Bench {
     }
 
     /// Status and error register, and the data.
-    fn ata(&mut self, command: ata::Command, block: u64, sectors: u8, data: &[u8]) -> (u8, u8, Vec<u8>) {
+    fn ata(&mut self, command: ata::AtaCommand, block: u64, sectors: u8, data: &[u8]) -> (u8, u8, Vec<u8>) {
         let message = registers(command, block, sectors, data);
-        let (header, rest) = self.ask(WHO, (1, 0), Command::ISSUE_ATA_COMMAND, &message).unwrap();
+        let (header, rest) = self.ask(WHO, (1, 0), AoeCommand::ISSUE_ATA_COMMAND, &message).unwrap();
         assert!(!header.is_error(), "{:?}", ErrorCode(header.error));
         let (registers, data) = AtaMessage::read_from_prefix(&rest).unwrap();
         (registers.command_or_status, registers.error_or_feature, data.to_vec())
@@ -129,14 +129,14 @@ impl Bench {
 
     fn config(&mut self, from: Mac, command: ConfigCommand, string: &[u8]) -> Option<(u8, Vec<u8>)> {
         let message = config(command, string);
-        let (header, rest) = self.ask(from, (1, 0), Command::QUERY_CONFIG_INFORMATION, &message)?;
+        let (header, rest) = self.ask(from, (1, 0), AoeCommand::QUERY_CONFIG_INFORMATION, &message)?;
         let (answer, string) = ConfigMessage::read_from_prefix(&rest).unwrap();
         assert_eq!(string.len(), usize::from(answer.string_length.get()));
         Some((header.error, string.to_vec()))
     }
 }
 
-fn request(to: (u16, u8), command: Command, tag: u32, message: &[u8]) -> Vec<u8> {
+fn request(to: (u16, u8), command: AoeCommand, tag: u32, message: &[u8]) -> Vec<u8> {
     let header = Header {
         version_and_flags: AOE_VERSION << 4,
         error: 0,
@@ -148,11 +148,11 @@ fn request(to: (u16, u8), command: Command, tag: u32, message: &[u8]) -> Vec<u8>
     [header.as_bytes(), message].concat()
 }
 
-fn registers(command: ata::Command, block: u64, sectors: u8, data: &[u8]) -> Vec<u8> {
-    let is_ext = matches!(command, ata::Command::READ_SECTORS_EXT | ata::Command::WRITE_SECTORS_EXT);
+fn registers(command: ata::AtaCommand, block: u64, sectors: u8, data: &[u8]) -> Vec<u8> {
+    let is_ext = matches!(command, ata::AtaCommand::READ_SECTORS_EXT | ata::AtaCommand::WRITE_SECTORS_EXT);
     let message = AtaMessage {
         aflags: if is_ext { 0x40 } else { 0 },
-        error_or_feature: u8::from(command == ata::Command::DATA_SET_MANAGEMENT),
+        error_or_feature: u8::from(command == ata::AtaCommand::DATA_SET_MANAGEMENT),
         sector_count: sectors,
         command_or_status: command.0,
         lba: if is_ext { AtaMessage::lba48(block) } else { AtaMessage::lba28(block) },
@@ -195,7 +195,7 @@ fn queries_reach_the_disks_that_they_name() {
     let mut bench = Bench::new();
     let mut count = |shelf, slot| {
         let query =
-            request((shelf, slot), Command::QUERY_CONFIG_INFORMATION, 1, &config(ConfigCommand::READ, b""));
+            request((shelf, slot), AoeCommand::QUERY_CONFIG_INFORMATION, 1, &config(ConfigCommand::READ, b""));
         bench.frame(WHO, &query, bench.now).len()
     };
     assert_eq!([count(0xffff, 0xff), count(1, 0xff), count(2, 0xff), count(3, 0xff)], [3, 2, 1, 0]);
@@ -207,7 +207,7 @@ fn queries_reach_the_disks_that_they_name() {
 fn a_config_string_is_set_on_the_disks_that_are_named_and_on_no_others() {
     let mut bench = Bench::new();
     let set = config(ConfigCommand::FORCE_SET, b"mine");
-    let all = request((0xffff, 1), Command::QUERY_CONFIG_INFORMATION, 1, &set);
+    let all = request((0xffff, 1), AoeCommand::QUERY_CONFIG_INFORMATION, 1, &set);
     assert_eq!(bench.frame(WHO, &all, bench.now).len(), 1);
     let strings: Vec<_> = bench.target.disks.iter().map(|disk| disk.kept.config.as_slice()).collect();
     assert_eq!(strings, [&b""[..], b"mine", b""], "of e1.0, e1.1 and e2.0");
@@ -217,70 +217,70 @@ fn a_config_string_is_set_on_the_disks_that_are_named_and_on_no_others() {
 fn what_was_written_is_read_in_both_forms() {
     let mut bench = Bench::new();
     let data: Vec<u8> = (0..1024u32).map(|n| n as u8 ^ 0x5a).collect();
-    assert_eq!(bench.ata(ata::Command::WRITE_SECTORS_EXT, 7, 2, &data), (OK, 0, vec![]));
-    assert_eq!(bench.ata(ata::Command::READ_SECTORS, 7, 2, &[]), (OK, 0, data.clone()));
-    assert_eq!(bench.ata(ata::Command::WRITE_SECTORS, 9, 2, &data), (OK, 0, vec![]));
-    assert_eq!(bench.ata(ata::Command::READ_SECTORS_EXT, 8, 2, &[]).2, [&data[512..], &data[..512]].concat());
-    assert_eq!(bench.ata(ata::Command::READ_VERIFY_SECTORS, 8, 2, &[]), (OK, 0, vec![]));
-    assert_eq!(bench.ata(ata::Command::FLUSH_CACHE, 0, 0, &[]), (OK, 0, vec![]));
-    assert_eq!(bench.ata(ata::Command::FLUSH_CACHE_EXT, 0, 0, &[]), (OK, 0, vec![]));
-    assert_eq!(bench.ata(ata::Command::CHECK_POWER_MODE, 0, 0, &[]), (OK, 0, vec![]));
+    assert_eq!(bench.ata(ata::AtaCommand::WRITE_SECTORS_EXT, 7, 2, &data), (OK, 0, vec![]));
+    assert_eq!(bench.ata(ata::AtaCommand::READ_SECTORS, 7, 2, &[]), (OK, 0, data.clone()));
+    assert_eq!(bench.ata(ata::AtaCommand::WRITE_SECTORS, 9, 2, &data), (OK, 0, vec![]));
+    assert_eq!(bench.ata(ata::AtaCommand::READ_SECTORS_EXT, 8, 2, &[]).2, [&data[512..], &data[..512]].concat());
+    assert_eq!(bench.ata(ata::AtaCommand::READ_VERIFY_SECTORS, 8, 2, &[]), (OK, 0, vec![]));
+    assert_eq!(bench.ata(ata::AtaCommand::FLUSH_CACHE, 0, 0, &[]), (OK, 0, vec![]));
+    assert_eq!(bench.ata(ata::AtaCommand::FLUSH_CACHE_EXT, 0, 0, &[]), (OK, 0, vec![]));
+    assert_eq!(bench.ata(ata::AtaCommand::CHECK_POWER_MODE, 0, 0, &[]), (OK, 0, vec![]));
 }
 
 #[test]
 fn a_trim_forgets_its_ranges_and_nothing_else() {
     let mut bench = Bench::new();
-    assert_eq!(bench.ata(ata::Command::WRITE_SECTORS, 0, 16, &[7; 16 * 512]).0, OK);
+    assert_eq!(bench.ata(ata::AtaCommand::WRITE_SECTORS, 0, 16, &[7; 16 * 512]).0, OK);
     let mut ranges = [0; 512];
     ranges[..8].copy_from_slice(ata::TrimRange::new(2, 3).as_bytes());
     ranges[16..24].copy_from_slice(ata::TrimRange::new(8, 1).as_bytes());
-    assert_eq!(bench.ata(ata::Command::DATA_SET_MANAGEMENT, 0, 1, &ranges), (OK, 0, vec![]));
-    let data = bench.ata(ata::Command::READ_SECTORS, 0, 16, &[]).2;
+    assert_eq!(bench.ata(ata::AtaCommand::DATA_SET_MANAGEMENT, 0, 1, &ranges), (OK, 0, vec![]));
+    let data = bench.ata(ata::AtaCommand::READ_SECTORS, 0, 16, &[]).2;
     let written: Vec<usize> = (0..16).filter(|at| data[at * 512..][..512] == [7; 512]).collect();
     assert_eq!(written, [0, 1, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15]);
     ranges[..8].copy_from_slice(ata::TrimRange::new(1 << 40, 1).as_bytes());
-    assert_eq!(bench.ata(ata::Command::DATA_SET_MANAGEMENT, 0, 1, &ranges), (ERR, 0x10, vec![]));
+    assert_eq!(bench.ata(ata::AtaCommand::DATA_SET_MANAGEMENT, 0, 1, &ranges), (ERR, 0x10, vec![]));
 }
 
 #[test]
 fn what_cannot_be_done_is_refused_with_the_right_bits() {
     let mut bench = Bench::new();
     let last = SIZE / 512 - 1;
-    assert_eq!(bench.ata(ata::Command::READ_SECTORS_EXT, last, 1, &[]).0, OK);
-    assert_eq!(bench.ata(ata::Command::READ_SECTORS_EXT, last, 2, &[]), (ERR, 0x10, vec![]));
-    assert_eq!(bench.ata(ata::Command::READ_SECTORS_EXT, (1 << 48) - 1, 1, &[]), (ERR, 0x10, vec![]));
-    assert_eq!(bench.ata(ata::Command::WRITE_SECTORS_EXT, last + 1, 1, &[1; 512]), (ERR, 0x10, vec![]));
-    for unknown in [ata::Command::SMART, ata::Command::SET_FEATURES, ata::Command(0)] {
+    assert_eq!(bench.ata(ata::AtaCommand::READ_SECTORS_EXT, last, 1, &[]).0, OK);
+    assert_eq!(bench.ata(ata::AtaCommand::READ_SECTORS_EXT, last, 2, &[]), (ERR, 0x10, vec![]));
+    assert_eq!(bench.ata(ata::AtaCommand::READ_SECTORS_EXT, (1 << 48) - 1, 1, &[]), (ERR, 0x10, vec![]));
+    assert_eq!(bench.ata(ata::AtaCommand::WRITE_SECTORS_EXT, last + 1, 1, &[1; 512]), (ERR, 0x10, vec![]));
+    for unknown in [ata::AtaCommand::SMART, ata::AtaCommand::SET_FEATURES, ata::AtaCommand(0)] {
         assert_eq!(bench.ata(unknown, 0, 1, &[]), (ERR, 0x04, vec![]), "{unknown}");
     }
-    let write = registers(ata::Command::WRITE_SECTORS, 0, 1, &[1; 512]);
-    let (_, rest) = bench.ask(WHO, (1, 1), Command::ISSUE_ATA_COMMAND, &write).unwrap();
+    let write = registers(ata::AtaCommand::WRITE_SECTORS, 0, 1, &[1; 512]);
+    let (_, rest) = bench.ask(WHO, (1, 1), AoeCommand::ISSUE_ATA_COMMAND, &write).unwrap();
     assert_eq!((rest[3], rest[1]), (ERR, 0x44), "it is read-only");
 }
 
 #[test]
 fn what_makes_no_sense_is_refused_or_dropped_and_harms_nothing() {
     let mut bench = Bench::new();
-    assert_eq!(bench.ata(ata::Command::WRITE_SECTORS, 0, 1, &[9; 512]).0, OK);
-    let ata = Command::ISSUE_ATA_COMMAND;
+    assert_eq!(bench.ata(ata::AtaCommand::WRITE_SECTORS, 0, 1, &[9; 512]).0, OK);
+    let ata = AoeCommand::ISSUE_ATA_COMMAND;
     let mut code =
         |to, command, message: &[u8]| bench.ask(WHO, to, command, message).map(|(head, _)| head.error);
     let bad = Some(ErrorCode::BAD_ARGUMENT_PARAMETER.0);
-    assert_eq!(code((1, 0), ata, &registers(ata::Command::WRITE_SECTORS, 0, 1, &[1; 511])), bad, "too short");
+    assert_eq!(code((1, 0), ata, &registers(ata::AtaCommand::WRITE_SECTORS, 0, 1, &[1; 511])), bad, "too short");
     assert_eq!(
-        code((1, 0), ata, &registers(ata::Command::WRITE_SECTORS, 0, 0, &[1; 512])),
+        code((1, 0), ata, &registers(ata::AtaCommand::WRITE_SECTORS, 0, 0, &[1; 512])),
         bad,
         "no sectors"
     );
-    assert_eq!(code((1, 0), ata, &registers(ata::Command::READ_SECTORS, 0, 18, &[])), bad, "no such frame");
-    assert_eq!(code((1, 0), ata, &registers(ata::Command::IDENTIFY_DEVICE, 0, 2, &[])), bad);
-    assert_eq!(code((1, 0), Command(9), &[]), Some(ErrorCode::UNRECOGNIZED_COMMAND_CODE.0));
-    assert_eq!(code((1, 9), ata, &registers(ata::Command::READ_SECTORS, 0, 1, &[])), None, "no such disk");
+    assert_eq!(code((1, 0), ata, &registers(ata::AtaCommand::READ_SECTORS, 0, 18, &[])), bad, "no such frame");
+    assert_eq!(code((1, 0), ata, &registers(ata::AtaCommand::IDENTIFY_DEVICE, 0, 2, &[])), bad);
+    assert_eq!(code((1, 0), AoeCommand(9), &[]), Some(ErrorCode::UNRECOGNIZED_COMMAND_CODE.0));
+    assert_eq!(code((1, 9), ata, &registers(ata::AtaCommand::READ_SECTORS, 0, 1, &[])), None, "no such disk");
     for all in [(0xffff, 0xff), (1, 0xff), (0xffff, 0)] {
-        let write = registers(ata::Command::WRITE_SECTORS, 0, 1, &[1; 512]);
+        let write = registers(ata::AtaCommand::WRITE_SECTORS, 0, 1, &[1; 512]);
         assert_eq!(code(all, ata, &write), None, "nobody writes to all disks");
     }
-    let write = request((1, 0), ata, 77, &registers(ata::Command::WRITE_SECTORS, 0, 1, &[1; 512]));
+    let write = request((1, 0), ata, 77, &registers(ata::AtaCommand::WRITE_SECTORS, 0, 1, &[1; 512]));
     for len in 0..22 {
         assert!(bench.frame(WHO, &write[..len], bench.now).is_empty(), "{len} bytes");
     }
@@ -292,7 +292,7 @@ fn what_makes_no_sense_is_refused_or_dropped_and_harms_nothing() {
     for group in [Mac::BROADCAST, Mac([1, 0, 0x5e, 0, 0, 1])] {
         assert!(bench.frame(group, &write, bench.now).is_empty(), "nobody is a group");
     }
-    assert_eq!(bench.ata(ata::Command::READ_SECTORS, 0, 1, &[]).2, [9; 512]);
+    assert_eq!(bench.ata(ata::AtaCommand::READ_SECTORS, 0, 1, &[]).2, [9; 512]);
 }
 
 #[test]
@@ -301,36 +301,36 @@ fn a_late_write_that_linux_has_repeated_under_a_new_tag_does_not_undo_a_newer_on
     let mut send = |count: u32, command, data: &[u8]| {
         let message = registers(command, 0, 1, data);
         let (now, clock) = (bench.now, (count * 3) & 0xffff);
-        let bytes = request((1, 0), Command::ISSUE_ATA_COMMAND, count << 16 | clock, &message);
+        let bytes = request((1, 0), AoeCommand::ISSUE_ATA_COMMAND, count << 16 | clock, &message);
         bench.frame(WHO, &bytes, now).pop().unwrap().1[size_of::<Header>() + size_of::<AtaMessage>()..]
             .to_vec()
     };
     for count in 1..=40 {
-        send(2 * count, ata::Command::WRITE_SECTORS, &[9; 512]);
-        send(2 * count + 1, ata::Command::READ_SECTORS, &[]);
+        send(2 * count, ata::AtaCommand::WRITE_SECTORS, &[9; 512]);
+        send(2 * count + 1, ata::AtaCommand::READ_SECTORS, &[]);
     }
     // The first copy, 100, is on its way.
-    send(101, ata::Command::WRITE_SECTORS, &[1; 512]);
-    send(102, ata::Command::WRITE_SECTORS, &[2; 512]);
-    send(100, ata::Command::WRITE_SECTORS, &[1; 512]);
-    assert_eq!(send(103, ata::Command::READ_SECTORS, &[]), [2; 512]);
-    send(104, ata::Command::WRITE_SECTORS, &[1; 512]);
-    assert_eq!(send(105, ata::Command::READ_SECTORS, &[]), [1; 512], "the same data once more");
+    send(101, ata::AtaCommand::WRITE_SECTORS, &[1; 512]);
+    send(102, ata::AtaCommand::WRITE_SECTORS, &[2; 512]);
+    send(100, ata::AtaCommand::WRITE_SECTORS, &[1; 512]);
+    assert_eq!(send(103, ata::AtaCommand::READ_SECTORS, &[]), [2; 512]);
+    send(104, ata::AtaCommand::WRITE_SECTORS, &[1; 512]);
+    assert_eq!(send(105, ata::AtaCommand::READ_SECTORS, &[]), [1; 512], "the same data once more");
 }
 
 #[test]
 fn a_late_duplicate_does_not_undo_a_newer_write() {
     let mut bench = Bench::new();
     let write = |tag, byte| {
-        let message = registers(ata::Command::WRITE_SECTORS, 0, 1, &[byte; 512]);
-        request((1, 0), Command::ISSUE_ATA_COMMAND, tag, &message)
+        let message = registers(ata::AtaCommand::WRITE_SECTORS, 0, 1, &[byte; 512]);
+        request((1, 0), AoeCommand::ISSUE_ATA_COMMAND, tag, &message)
     };
     let first = bench.frame(WHO, &write(0x1001, 1), bench.now);
     bench.frame(WHO, &write(0x1002, 2), bench.now);
     assert_eq!(bench.frame(WHO, &write(0x1001, 1), bench.now), first, "answered as before");
-    assert_eq!(bench.ata(ata::Command::READ_SECTORS, 0, 1, &[]).2, [2; 512]);
+    assert_eq!(bench.ata(ata::AtaCommand::READ_SECTORS, 0, 1, &[]).2, [2; 512]);
     bench.frame(OTHER, &write(0x1001, 1), bench.now);
-    assert_eq!(bench.ata(ata::Command::READ_SECTORS, 0, 1, &[]).2, [1; 512], "another initiator's");
+    assert_eq!(bench.ata(ata::AtaCommand::READ_SECTORS, 0, 1, &[]).2, [1; 512], "another initiator's");
 
     bench.holds_io = true;
     assert!(bench.frame(WHO, &write(0x1003, 5), bench.now).is_empty());
@@ -344,8 +344,8 @@ fn no_more_commands_than_the_limits_are_in_flight() {
     let mut bench = Bench::new();
     bench.holds_io = true;
     let read = |tag| {
-        let message = registers(ata::Command::READ_SECTORS, 0, 1, &[]);
-        request((1, 0), Command::ISSUE_ATA_COMMAND, tag, &message)
+        let message = registers(ata::AtaCommand::READ_SECTORS, 0, 1, &[]);
+        request((1, 0), AoeCommand::ISSUE_ATA_COMMAND, tag, &message)
     };
     for who in 0..8 {
         (0..DEPTH).for_each(|tag| {
@@ -402,7 +402,7 @@ fn only_those_of_a_mask_list_are_listened_to() {
         message
     };
     let mut mask = |from, message: &[u8]| {
-        let answer = bench.ask(from, (1, 0), Command::MAC_MASK_LIST, message);
+        let answer = bench.ask(from, (1, 0), AoeCommand::MAC_MASK_LIST, message);
         answer.map(|(head, rest)| (head.error, rest[2], rest[3], rest[4..].to_vec()))
     };
     let list = |macs: &[Mac]| macs.iter().flat_map(|mac| [&[0, 0], &mac.0[..]].concat()).collect::<Vec<u8>>();
@@ -416,10 +416,10 @@ fn only_those_of_a_mask_list_are_listened_to() {
     assert_eq!(mask(WHO, cut).map(|answer| answer.0), Some(ErrorCode::BAD_ARGUMENT_PARAMETER.0));
     let many: Vec<_> = (0..MAX_MASKS_AND_ONE).map(|n| (1, Mac([4, 0, 0, 0, 0, n]))).collect();
     assert_eq!(mask(WHO, &edit(&many)), Some((0, 3, MAX_MASKS_AND_ONE - 2, vec![])), "the list is full");
-    let read = registers(ata::Command::READ_SECTORS, 0, 1, &[]);
-    assert!(bench.ask(OTHER, (1, 0), Command::ISSUE_ATA_COMMAND, &read).is_none());
-    assert!(bench.ask(OTHER, (2, 0), Command::ISSUE_ATA_COMMAND, &read).is_some(), "another disk");
-    assert!(bench.ask(WHO, (1, 0), Command::ISSUE_ATA_COMMAND, &read).is_some());
+    let read = registers(ata::AtaCommand::READ_SECTORS, 0, 1, &[]);
+    assert!(bench.ask(OTHER, (1, 0), AoeCommand::ISSUE_ATA_COMMAND, &read).is_none());
+    assert!(bench.ask(OTHER, (2, 0), AoeCommand::ISSUE_ATA_COMMAND, &read).is_some(), "another disk");
+    assert!(bench.ask(WHO, (1, 0), AoeCommand::ISSUE_ATA_COMMAND, &read).is_some());
 }
 
 const MAX_MASKS_AND_ONE: u8 = crate::aoe::unit::MAX_MASKS as u8 + 1;
@@ -430,8 +430,8 @@ fn what_other_protocols_reserve_or_lock_is_kept() {
     let (exports, units) = units();
     let mut bench = Bench::with(&exports, units);
     let served = exports.served(VolumeId(0)).unwrap();
-    let write = registers(ata::Command::WRITE_SECTORS, 0, 1, &[1; 512]);
-    let mut ask = || bench.ask(WHO, (1, 0), Command::ISSUE_ATA_COMMAND, &write).map(|(head, _)| head.error);
+    let write = registers(ata::AtaCommand::WRITE_SECTORS, 0, 1, &[1; 512]);
+    let mut ask = || bench.ask(WHO, (1, 0), AoeCommand::ISSUE_ATA_COMMAND, &write).map(|(head, _)| head.error);
     let holder = served.new_holder();
     let reserve = |table: &mut Table| -> Result<Notices, ()> {
         table.reserved_by = Some(holder);
@@ -457,7 +457,7 @@ fn a_reserved_disk_refuses_others() {
         bytes
     };
     let mut reserve = |from, command, macs: &[Mac]| {
-        let answer = bench.ask(from, (1, 0), Command::RESERVE_RELEASE, &message(command, macs));
+        let answer = bench.ask(from, (1, 0), AoeCommand::RESERVE_RELEASE, &message(command, macs));
         answer.map(|(head, rest)| (head.error, rest[2..].to_vec())).unwrap()
     };
     let reserved = ErrorCode::TARGET_IS_RESERVED.0;
@@ -465,25 +465,25 @@ fn a_reserved_disk_refuses_others() {
     assert_eq!(reserve(OTHER, ReserveCommand::READ, &[]), (0, WHO.0.to_vec()));
     assert_eq!(reserve(OTHER, ReserveCommand::SET, &[OTHER]).0, reserved);
     assert_eq!(reserve(OTHER, ReserveCommand(3), &[]).0, ErrorCode::BAD_ARGUMENT_PARAMETER.0);
-    let write = registers(ata::Command::WRITE_SECTORS, 0, 1, &[1; 512]);
+    let write = registers(ata::AtaCommand::WRITE_SECTORS, 0, 1, &[1; 512]);
     let mut code = |from, command, message: &[u8]| bench.ask(from, (1, 0), command, message).unwrap().0.error;
-    assert_eq!(code(OTHER, Command::ISSUE_ATA_COMMAND, &write), reserved);
+    assert_eq!(code(OTHER, AoeCommand::ISSUE_ATA_COMMAND, &write), reserved);
     assert_eq!(
-        code(OTHER, Command::ISSUE_ATA_COMMAND, &registers(ata::Command::IDENTIFY_DEVICE, 0, 1, &[])),
+        code(OTHER, AoeCommand::ISSUE_ATA_COMMAND, &registers(ata::AtaCommand::IDENTIFY_DEVICE, 0, 1, &[])),
         0
     );
     assert_eq!(
-        code(OTHER, Command::QUERY_CONFIG_INFORMATION, &config(ConfigCommand::SET, b"mine")),
+        code(OTHER, AoeCommand::QUERY_CONFIG_INFORMATION, &config(ConfigCommand::SET, b"mine")),
         reserved
     );
-    assert_eq!(code(OTHER, Command::QUERY_CONFIG_INFORMATION, &config(ConfigCommand::READ, b"")), 0);
-    assert_eq!(code(OTHER, Command::MAC_MASK_LIST, &[0, 1, 0, 0]), reserved);
-    assert_eq!(code(WHO, Command::ISSUE_ATA_COMMAND, &write), 0);
+    assert_eq!(code(OTHER, AoeCommand::QUERY_CONFIG_INFORMATION, &config(ConfigCommand::READ, b"")), 0);
+    assert_eq!(code(OTHER, AoeCommand::MAC_MASK_LIST, &[0, 1, 0, 0]), reserved);
+    assert_eq!(code(WHO, AoeCommand::ISSUE_ATA_COMMAND, &write), 0);
     let forced = message(ReserveCommand::FORCE_SET, &[OTHER]);
-    assert_eq!(code(OTHER, Command::RESERVE_RELEASE, &forced), 0);
-    assert_eq!(code(WHO, Command::ISSUE_ATA_COMMAND, &write), reserved);
-    assert_eq!(code(OTHER, Command::RESERVE_RELEASE, &message(ReserveCommand::SET, &[])), 0, "released");
-    assert_eq!(code(WHO, Command::ISSUE_ATA_COMMAND, &write), 0);
+    assert_eq!(code(OTHER, AoeCommand::RESERVE_RELEASE, &forced), 0);
+    assert_eq!(code(WHO, AoeCommand::ISSUE_ATA_COMMAND, &write), reserved);
+    assert_eq!(code(OTHER, AoeCommand::RESERVE_RELEASE, &message(ReserveCommand::SET, &[])), 0, "released");
+    assert_eq!(code(WHO, AoeCommand::ISSUE_ATA_COMMAND, &write), 0);
 }
 
 /// Keeps an image, and says so when a test wants it to.
@@ -504,7 +504,7 @@ impl crate::served::ReservationStore for Store {
 fn stored(says: Option<bool>) -> (Arc<Store>, Bench) {
     let store = Arc::new(Store(Mutex::new((Vec::new(), says))));
     let (exports, _) = units();
-    let unit = Unit::new(E1_0, VolumeId(0), Kept::default(), Some(store.clone()));
+    let unit = AoeUnit::new(E1_0, VolumeId(0), DiskSettings::default(), Some(store.clone()));
     (store, Bench::with(&exports, vec![unit]))
 }
 
@@ -512,9 +512,9 @@ fn stored(says: Option<bool>) -> (Arc<Store>, Bench) {
 fn what_is_set_is_kept_and_comes_back_with_the_next_target() {
     let (store, mut bench) = stored(Some(true));
     assert_eq!(bench.config(WHO, ConfigCommand::SET, b"mine").unwrap().0, 0);
-    let kept = Kept::from_image(&store.0.lock().unwrap().0).unwrap();
+    let kept = DiskSettings::from_image(&store.0.lock().unwrap().0).unwrap();
     let (exports, _) = units();
-    let mut next = Bench::with(&exports, vec![Unit::new(E1_0, VolumeId(0), kept, None)]);
+    let mut next = Bench::with(&exports, vec![AoeUnit::new(E1_0, VolumeId(0), kept, None)]);
     assert_eq!(next.config(WHO, ConfigCommand::READ, b""), Some((0, b"mine".to_vec())));
 }
 
@@ -553,15 +553,15 @@ fn a_port_that_comes_up_is_told_of_all_disks() {
         assert!(all.iter().all(|frame| frame.to == Station { port: PortId(1), mac: Mac::BROADCAST }));
         all.len()
     };
-    assert_eq!(count(Port { is_up: false, ..PORT }), 0);
+    assert_eq!(count(FramePortInfo { is_up: false, ..PORT }), 0);
     assert_eq!([count(PORT), count(PORT)], [3, 0]);
-    assert_eq!(count(Port { mtu: 1500, ..PORT }), 3, "frames have another size now");
+    assert_eq!(count(FramePortInfo { mtu: 1500, ..PORT }), 3, "frames have another size now");
 }
 
 #[test]
 fn two_disks_with_one_address_are_no_target() {
     let (exports, mut units) = units();
-    units.push(Unit::new(E1_0, VolumeId(2), Kept::default(), None));
+    units.push(AoeUnit::new(E1_0, VolumeId(2), DiskSettings::default(), None));
     assert_eq!(TargetSession::new(exports, units).err(), Some(DoubleAddress(E1_0)));
 }
 
@@ -569,11 +569,11 @@ fn two_disks_with_one_address_are_no_target() {
 fn frames_with_errors_never_panic() {
     let mut bench = Bench::new();
     let messages = [
-        (Command::ISSUE_ATA_COMMAND, registers(ata::Command::WRITE_SECTORS_EXT, 0, 2, &[1; 1024])),
-        (Command::ISSUE_ATA_COMMAND, registers(ata::Command::DATA_SET_MANAGEMENT, 0, 1, &[1; 512])),
-        (Command::QUERY_CONFIG_INFORMATION, config(ConfigCommand::SET, b"mine")),
-        (Command::MAC_MASK_LIST, vec![0, 1, 0, 1, 0, 1, 2, 3, 4, 5, 6, 7]),
-        (Command::RESERVE_RELEASE, vec![1, 1, 2, 3, 4, 5, 6, 7]),
+        (AoeCommand::ISSUE_ATA_COMMAND, registers(ata::AtaCommand::WRITE_SECTORS_EXT, 0, 2, &[1; 1024])),
+        (AoeCommand::ISSUE_ATA_COMMAND, registers(ata::AtaCommand::DATA_SET_MANAGEMENT, 0, 1, &[1; 512])),
+        (AoeCommand::QUERY_CONFIG_INFORMATION, config(ConfigCommand::SET, b"mine")),
+        (AoeCommand::MAC_MASK_LIST, vec![0, 1, 0, 1, 0, 1, 2, 3, 4, 5, 6, 7]),
+        (AoeCommand::RESERVE_RELEASE, vec![1, 1, 2, 3, 4, 5, 6, 7]),
     ];
     for (command, message) in messages {
         let good = request((1, 0), command, 1, &message);

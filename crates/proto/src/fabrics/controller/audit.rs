@@ -3,17 +3,17 @@
 
 use super::ControllerQueue;
 use super::connect::ConnectedQueue;
-use super::transport::Transport;
+use super::transport::FabricsTransport;
 use crate::event::{AuditEvent, Login, bounded};
-use crate::nvme::Outcome;
+use crate::nvme::NvmeOutcome;
 use blockmux_volume::SgList;
 use blockmux_wire::nvme::Sqe;
 use blockmux_wire::nvme::opcode::NvmOpcode;
-use blockmux_wire::nvme::status::{ConnectStatus, Status};
+use blockmux_wire::nvme::status::{ConnectStatus, NvmeStatus};
 use blockmux_wire::nvmeof::fabrics::{CONNECT_DATA_LEN, ConnectData, PropertySet};
 use zerocopy::{FromZeros, IntoBytes};
 
-impl<T: Transport> ControllerQueue<T> {
+impl<T: FabricsTransport> ControllerQueue<T> {
     /// The host has a queue and may use it.
     #[cold]
     pub(super) fn audit_login(&mut self) {
@@ -31,13 +31,13 @@ impl<T: Transport> ControllerQueue<T> {
 
     /// Connect was refused.
     #[cold]
-    pub(super) fn audit_refusal(&mut self, data: &SgList, outcome: &Outcome) {
+    pub(super) fn audit_refusal(&mut self, data: &SgList, outcome: &NvmeOutcome) {
         let mut told = ConnectData::new_zeroed();
         if data.len() == CONNECT_DATA_LEN {
             data.copy_to(told.as_mut_bytes());
         }
         let login = login::<T>(&text(&told.hostnqn), &text(&told.subnqn));
-        let is = |status: ConnectStatus| outcome.status.status() == Status::from(status);
+        let is = |status: ConnectStatus| outcome.status.status() == NvmeStatus::from(status);
         let reason = match outcome.status {
             _ if is(ConnectStatus::CONNECT_INVALID_HOST) => {
                 "the subsystem refuses this host: it is not in its list of hosts, or came without the TLS that it needs"
@@ -88,7 +88,7 @@ impl<T: Transport> ControllerQueue<T> {
     }
 }
 
-fn login<T: Transport>(host: &str, subsystem: &str) -> Login {
+fn login<T: FabricsTransport>(host: &str, subsystem: &str) -> Login {
     Login { protocol: T::NAME, initiator: host.to_owned(), target: subsystem.to_owned() }
 }
 

@@ -7,10 +7,10 @@ use crate::nvme::io::IoCommand;
 use crate::served::IoGuard;
 use blockmux_volume::{Seg, SgList, Slab};
 use blockmux_wire::nvme::Sqe;
-use blockmux_wire::nvme::status::Status;
+use blockmux_wire::nvme::status::NvmeStatus;
 
 /// One command.
-pub struct Entry<P> {
+pub struct CommandSlot<P> {
     pub(crate) sqe: Sqe,
     pub(super) work: CommandWork,
     pub(super) state: CommandState,
@@ -38,7 +38,7 @@ pub struct Entry<P> {
 
 /// The early end of a command that cannot end at once.
 pub(super) struct PendingAbort {
-    pub(super) status: Status,
+    pub(super) status: NvmeStatus,
     /// Who has asked for it and waits for an answer.
     pub(super) order: Option<AbortOrder>,
 }
@@ -70,7 +70,7 @@ pub(super) enum CommandState {
 /// The table of commands. Slots are used again, so that it grows only to the deepest queue that this host ever had.
 #[derive(Default)]
 pub(super) struct CommandTable<P> {
-    entries: Slab<Entry<P>>,
+    entries: Slab<CommandSlot<P>>,
     /// Of each slot, side by side to be searched: the CID, or [`NOBODY`].
     cids: Vec<u32>,
     /// How many wait for events.
@@ -83,9 +83,9 @@ pub(super) struct CommandTable<P> {
     begun: u64,
 }
 
-impl<P: Default> Entry<P> {
-    pub(super) fn new(sqe: Sqe, work: CommandWork, data_out: usize, payload: usize) -> Entry<P> {
-        Entry {
+impl<P: Default> CommandSlot<P> {
+    pub(super) fn new(sqe: Sqe, work: CommandWork, data_out: usize, payload: usize) -> CommandSlot<P> {
+        CommandSlot {
             sqe,
             work,
             state: CommandState::Data,
@@ -103,7 +103,7 @@ impl<P: Default> Entry<P> {
     }
 
     /// Has the command end early, unless it was told to already.
-    pub(super) fn abort(&mut self, status: Status, order: Option<AbortOrder>) {
+    pub(super) fn abort(&mut self, status: NvmeStatus, order: Option<AbortOrder>) {
         self.abort.get_or_insert(PendingAbort { status, order });
     }
 
@@ -167,7 +167,7 @@ impl<P> CommandTable<P> {
     }
 
     #[inline]
-    pub(super) fn insert(&mut self, entry: Entry<P>) -> usize {
+    pub(super) fn insert(&mut self, entry: CommandSlot<P>) -> usize {
         let cid = entry.sqe.cid.get().into();
         let slot = self.entries.insert(entry);
         match self.cids.get_mut(slot) {
@@ -183,7 +183,7 @@ impl<P> CommandTable<P> {
     }
 
     #[inline]
-    pub(super) fn get_mut(&mut self, slot: usize) -> Option<&mut Entry<P>> {
+    pub(super) fn get_mut(&mut self, slot: usize) -> Option<&mut CommandSlot<P>> {
         self.entries.get_mut(slot)
     }
 

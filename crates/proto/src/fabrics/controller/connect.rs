@@ -1,20 +1,20 @@
 //! Connect: from a connection to a queue (Base 2.0 §3.3.2.2, §6.3).
 
-use super::node::{Node, SecureChannel};
+use super::node::{NvmeNode, SecureChannel};
 use super::unconnected::ConnectPermit;
 use crate::nvme::admin::AdminQueue;
-use crate::nvme::association::{Host, QueuePlace, Unconnected};
+use crate::nvme::association::{Host, QueuePlace, ConnectRefusal};
 use crate::nvme::auth::controller::Authenticator;
 use crate::nvme::auth::psk::TlsPsk;
 use crate::nvme::event_queue::EventQueue;
 use crate::nvme::io::Origin;
 use crate::nvme::nqn::Nqn;
-use crate::nvme::subsystem::{Subsystem, View};
-use crate::nvme::traffic::Counts;
-use crate::nvme::{HangUp, MQES, Notifier, Outcome};
+use crate::nvme::subsystem::{Subsystem, NamespaceView};
+use crate::nvme::traffic::QueueCounts;
+use crate::nvme::{HangUp, MQES, Notifier, NvmeOutcome};
 use crate::served::{Admissions, Registrant};
 use blockmux_volume::SgList;
-use blockmux_wire::nvme::status::{CONNECT_INVALID_DATA, ConnectStatus, Status, StatusField};
+use blockmux_wire::nvme::status::{CONNECT_INVALID_DATA, ConnectStatus, NvmeStatus, StatusField};
 use blockmux_wire::nvmeof::auth::{SC_C_NEW_TLS_PSK, SC_C_NONE, SC_C_REPLACE_TLS_PSK};
 use blockmux_wire::nvmeof::fabrics::{
     CATTR_DISABLE_SQ_FLOW_CONTROL, CNTLID_DYNAMIC, CONNECT_DATA_LEN, Connect, ConnectData,
@@ -34,11 +34,11 @@ pub(super) enum ConnectedQueue {
 pub(super) struct IoQueue {
     pub(super) subsystem: Arc<Subsystem>,
     /// The namespaces that the host sees.
-    pub(super) view: View,
+    pub(super) view: NamespaceView,
     /// Asks reservations and range locks before each I/O to their volumes.
     pub(super) admissions: Admissions,
     pub(super) origin: Origin,
-    pub(super) counts: Counts,
+    pub(super) counts: QueueCounts,
     host: Nqn,
     /// The last to go: by then nothing of this queue reaches a volume any more.
     pub(super) place: QueuePlace,
@@ -46,7 +46,7 @@ pub(super) struct IoQueue {
 
 /// How a host's connection has come.
 #[derive(Default)]
-pub(super) struct Arrival {
+pub(super) struct HostConnection {
     /// Held until the queue is connected and its host has proved who it is.
     pub(super) permit: Option<ConnectPermit>,
     /// What the host has connected to.
@@ -81,21 +81,21 @@ pub(super) struct Connected {
 pub(super) enum NotConnected {
     /// An association of this host is not over yet: try again.
     Later,
-    Refused(Outcome),
+    Refused(NvmeOutcome),
 }
 
 /// Connects a queue as the command and its data say.
 pub(super) fn connect(
-    node: &Node,
+    node: &NvmeNode,
     command: &Connect,
     data: &SgList,
-    arrival: &Arrival,
+    arrival: &HostConnection,
 ) -> Result<Connected, NotConnected> {
-    let Arrival { hang_up, notifier, port, seed, .. } = arrival;
+    let HostConnection { hang_up, notifier, port, seed, .. } = arrival;
     let (port, secured) = (*port, arrival.secured.as_deref());
     let mut told = ConnectData::new_zeroed();
     if data.len() != CONNECT_DATA_LEN {
-        return Err(refused(Status::DATA_SGL_LENGTH_INVALID));
+        return Err(refused(NvmeStatus::DATA_SGL_LENGTH_INVALID));
     }
     data.copy_to(told.as_mut_bytes());
     if command.recfmt.get() != 0 {
@@ -127,7 +127,7 @@ pub(super) fn connect(
         (None, _) => None,
         _ if is_proved => None,
         // Without random numbers nobody can prove anything.
-        (Some(_), None) => return Err(refused(Status::INTERNAL_ERROR)),
+        (Some(_), None) => return Err(refused(NvmeStatus::INTERNAL_ERROR)),
         (Some(secrets), Some(seed)) => {
             let (host, subsystem) = (host.as_str(), subsystem.nqn.as_str());
             let authenticator = Authenticator::new(secrets, host, subsystem, seed);
@@ -162,7 +162,7 @@ pub(super) fn connect(
 }
 
 fn admin(
-    node: &Node,
+    node: &NvmeNode,
     subsystem: &Arc<Subsystem>,
     (host, port): (Host, u16),
     (command, told): (&Connect, &ConnectData),
@@ -174,8 +174,8 @@ fn admin(
     let who = (host.clone(), is_proved);
     let place =
         subsystem.associations.connect_admin(who, hang_up, events.clone()).map_err(|why| match why {
-            Unconnected::Later => NotConnected::Later,
-            Unconnected::Closed => invalid(offset_of!(ConnectData, subnqn), true),
+            ConnectRefusal::Later => NotConnected::Later,
+            ConnectRefusal::Closed => invalid(offset_of!(ConnectData, subnqn), true),
             _ => passing(refused(ConnectStatus::CONNECT_CONTROLLER_BUSY)),
         })?;
     let cntlid = place.cntlid;
@@ -193,13 +193,13 @@ fn io(
 ) -> Result<IoQueue, NotConnected> {
     let place = subsystem.associations.connect_io(host, told.cntlid.get(), qid, hang_up, events.clone());
     let place = place.map_err(|why| match why {
-        Unconnected::NoController => passing(invalid(offset_of!(ConnectData, cntlid), true)),
-        Unconnected::NotEnabled | Unconnected::Taken => passing(refused(Status::COMMAND_SEQUENCE_ERROR)),
+        ConnectRefusal::NoController => passing(invalid(offset_of!(ConnectData, cntlid), true)),
+        ConnectRefusal::NotEnabled | ConnectRefusal::Taken => passing(refused(NvmeStatus::COMMAND_SEQUENCE_ERROR)),
         _ => invalid(offset_of!(Connect, qid), false),
     })?;
     let who = Registrant::of_nvme_host(place.host_id);
     let mut queue = IoQueue {
-        view: View::default(),
+        view: NamespaceView::default(),
         admissions: Admissions::new(std::iter::empty(), Some(&who)),
         origin: Origin { who, port },
         counts: subsystem.traffic.counts(),
@@ -236,7 +236,7 @@ impl IoQueue {
 /// Whether the connection's key is this host's for the subsystem by the name that it asks for, which may be the
 /// well-known one of discovery; without one, whether the host has none, or only asks what there is.
 fn is_secured_enough(
-    node: &Node,
+    node: &NvmeNode,
     host: &Nqn,
     (asked, subsystem): (&Nqn, &Nqn),
     secured: Option<&TlsPsk>,
@@ -247,8 +247,8 @@ fn is_secured_enough(
     }
 }
 
-fn refused(status: impl Into<Status>) -> NotConnected {
-    NotConnected::Refused(Outcome::failure(status))
+fn refused(status: impl Into<NvmeStatus>) -> NotConnected {
+    NotConnected::Refused(NvmeOutcome::failure(status))
 }
 
 /// The same without DNR: the host may well connect in a while, or with a new association. Linux takes one DNR for a word
@@ -256,7 +256,7 @@ fn refused(status: impl Into<Status>) -> NotConnected {
 fn passing(refused: NotConnected) -> NotConnected {
     match refused {
         NotConnected::Refused(outcome) => {
-            NotConnected::Refused(Outcome { status: StatusField::new(outcome.status.status()), ..outcome })
+            NotConnected::Refused(NvmeOutcome { status: StatusField::new(outcome.status.status()), ..outcome })
         }
         NotConnected::Later => NotConnected::Later,
     }
@@ -265,6 +265,6 @@ fn passing(refused: NotConnected) -> NotConnected {
 /// The field at `offset` of the command, or of its data, is wrong.
 fn invalid(offset: usize, in_data: bool) -> NotConnected {
     let place = offset as u32 | if in_data { CONNECT_INVALID_DATA } else { 0 };
-    let outcome = Outcome::failure(ConnectStatus::CONNECT_INVALID_PARAMETERS);
-    NotConnected::Refused(Outcome { result: place.into(), ..outcome })
+    let outcome = NvmeOutcome::failure(ConnectStatus::CONNECT_INVALID_PARAMETERS);
+    NotConnected::Refused(NvmeOutcome { result: place.into(), ..outcome })
 }

@@ -6,14 +6,14 @@ use super::commands::CommandState;
 use super::connect::{self, Connected, ConnectedQueue, NotConnected};
 use super::discovery;
 use super::keep_alive::KeepAlive;
-use super::transport::Transport;
+use super::transport::FabricsTransport;
 use crate::event::AuditEvent;
-use crate::nvme::Outcome;
+use crate::nvme::NvmeOutcome;
 use crate::nvme::admin::Admin;
 use crate::nvme::auth::MAX_MESSAGE;
 use blockmux_volume::{Seg, SgList};
 use blockmux_wire::nvme::Sqe;
-use blockmux_wire::nvme::status::Status;
+use blockmux_wire::nvme::status::NvmeStatus;
 use blockmux_wire::nvmeof::auth::{SECURITY_PROTOCOL_NVME, message_len, security_protocol};
 use blockmux_wire::nvmeof::fabrics::{
     ATTRIB_8_BYTES, AUTHREQ_ATR, CONNECT_DATA_LEN, Connect, FabricsType, PropertyGet, PropertySet,
@@ -21,7 +21,7 @@ use blockmux_wire::nvmeof::fabrics::{
 };
 use zerocopy::transmute_ref;
 
-impl<T: Transport> ControllerQueue<T> {
+impl<T: FabricsTransport> ControllerQueue<T> {
     /// Carries an admin command out.
     pub(super) fn administer(&mut self, slot: usize, sqe: &Sqe, data: &SgList) {
         let Some(ConnectedQueue::Admin(admin)) = &mut self.queue else { return };
@@ -38,15 +38,15 @@ impl<T: Transport> ControllerQueue<T> {
                 }
             }
             Admin::Aborted(other) => {
-                self.finish(other, &Outcome::failure(Status::COMMAND_ABORT_REQUESTED));
-                self.finish(slot, &Outcome::success(0));
+                self.finish(other, &NvmeOutcome::failure(NvmeStatus::COMMAND_ABORT_REQUESTED));
+                self.finish(slot, &NvmeOutcome::success(0));
             }
             Admin::Done(outcome) => {
                 let room = T::descriptor(sqe);
                 if outcome.data.is_empty() || outcome.data.len() <= room.len && room.is_at_host() {
                     self.finish(slot, &outcome);
                 } else {
-                    self.finish(slot, &Outcome::failure(Status::DATA_SGL_LENGTH_INVALID));
+                    self.finish(slot, &NvmeOutcome::failure(NvmeStatus::DATA_SGL_LENGTH_INVALID));
                 }
             }
         }
@@ -54,7 +54,7 @@ impl<T: Transport> ControllerQueue<T> {
     }
 
     /// The data that the host has for a Fabrics command, in bytes.
-    pub(super) fn fabrics_data_out(&self, sqe: &Sqe) -> Result<usize, Status> {
+    pub(super) fn fabrics_data_out(&self, sqe: &Sqe) -> Result<usize, NvmeStatus> {
         match fabrics_type(sqe) {
             FabricsType::CONNECT => Ok(CONNECT_DATA_LEN),
             FabricsType::AUTHENTICATION_SEND => self.message_len(sqe),
@@ -68,13 +68,13 @@ impl<T: Transport> ControllerQueue<T> {
             (FabricsType::CONNECT, None) => return self.connect(slot, sqe, data),
             (FabricsType::AUTHENTICATION_SEND, Some(_)) => self.on_message(&data),
             (FabricsType::AUTHENTICATION_RECEIVE, Some(_)) => self.next_message(sqe),
-            (FabricsType::CONNECT, Some(_)) | (_, None) => Outcome::failure(Status::COMMAND_SEQUENCE_ERROR),
-            (_, Some(_)) if !is_authentic => Outcome::failure(Status::AUTHENTICATION_REQUIRED),
+            (FabricsType::CONNECT, Some(_)) | (_, None) => NvmeOutcome::failure(NvmeStatus::COMMAND_SEQUENCE_ERROR),
+            (_, Some(_)) if !is_authentic => NvmeOutcome::failure(NvmeStatus::AUTHENTICATION_REQUIRED),
             (FabricsType::PROPERTY_GET, Some(ConnectedQueue::Admin(admin))) => {
                 let get: &PropertyGet = transmute_ref!(sqe);
                 let is_long = get.attrib & 7 == ATTRIB_8_BYTES;
                 let value = admin.properties.get(&admin.place, get.ofst.get(), is_long);
-                value.map_or_else(Outcome::failure, Outcome::success)
+                value.map_or_else(NvmeOutcome::failure, NvmeOutcome::success)
             }
             (FabricsType::PROPERTY_SET, Some(ConnectedQueue::Admin(admin))) => {
                 let set: &PropertySet = transmute_ref!(sqe);
@@ -87,10 +87,10 @@ impl<T: Transport> ControllerQueue<T> {
                     }
                 }
                 self.audit_property(set);
-                done.map_or_else(Outcome::failure, |()| Outcome::success(0))
+                done.map_or_else(NvmeOutcome::failure, |()| NvmeOutcome::success(0))
             }
             (FabricsType::DISCONNECT, Some(ConnectedQueue::Admin(_))) => {
-                Outcome::failure(Status::DISCONNECT_INVALID_QUEUE_TYPE)
+                NvmeOutcome::failure(NvmeStatus::DISCONNECT_INVALID_QUEUE_TYPE)
             }
             (FabricsType::DISCONNECT, Some(ConnectedQueue::Io(_))) => {
                 // What is in flight ends, then comes this answer, which is the queue's last, and the connection ends.
@@ -100,7 +100,7 @@ impl<T: Transport> ControllerQueue<T> {
                 self.wait(slot);
                 return self.resume();
             }
-            _ => Outcome::failure(Status::INVALID_COMMAND_OPCODE),
+            _ => NvmeOutcome::failure(NvmeStatus::INVALID_COMMAND_OPCODE),
         };
         self.finish(slot, &outcome);
     }
@@ -123,7 +123,7 @@ impl<T: Transport> ControllerQueue<T> {
                 self.depth = size;
                 self.sqhd = has_flow_control.then_some(0);
                 let must_prove = if self.authenticator.is_some() { AUTHREQ_ATR } else { 0 };
-                self.finish(slot, &Outcome::success(u64::from(u32::from(cntlid) | must_prove)));
+                self.finish(slot, &NvmeOutcome::success(u64::from(u32::from(cntlid) | must_prove)));
             }
             Err(NotConnected::Refused(outcome)) => {
                 self.audit_refusal(&data, &outcome);
@@ -139,40 +139,40 @@ impl<T: Transport> ControllerQueue<T> {
     }
 
     /// How long a message of the host's is, in bytes, or may be that it is to get.
-    fn message_len(&self, sqe: &Sqe) -> Result<usize, Status> {
+    fn message_len(&self, sqe: &Sqe) -> Result<usize, NvmeStatus> {
         let len = message_len(sqe) as usize;
         let is_known = self.authenticator.is_some() && security_protocol(sqe) == SECURITY_PROTOCOL_NVME;
         if !is_known || len == 0 || len > MAX_MESSAGE {
-            return Err(Status::INVALID_FIELD_IN_COMMAND);
+            return Err(NvmeStatus::INVALID_FIELD_IN_COMMAND);
         }
         Ok(len)
     }
 
     /// The host has sent a message. What is wrong with it is in the next one of ours.
-    fn on_message(&mut self, data: &SgList) -> Outcome {
+    fn on_message(&mut self, data: &SgList) -> NvmeOutcome {
         let Some(authenticator) = &mut self.authenticator else {
-            return Outcome::failure(Status::INVALID_FIELD_IN_COMMAND);
+            return NvmeOutcome::failure(NvmeStatus::INVALID_FIELD_IN_COMMAND);
         };
         authenticator.on_message(&data.to_vec());
         self.timers.expect_message();
         self.after_message();
-        Outcome::success(0)
+        NvmeOutcome::success(0)
     }
 
     /// The host asks for our next message. It gets as many bytes as it asks for.
-    fn next_message(&mut self, sqe: &Sqe) -> Outcome {
+    fn next_message(&mut self, sqe: &Sqe) -> NvmeOutcome {
         let room = T::descriptor(sqe);
         let len = match self.message_len(sqe) {
             Ok(len) if room.is_at_host() && room.len == len => len,
-            Ok(_) => return Outcome::failure(Status::DATA_SGL_LENGTH_INVALID),
-            Err(status) => return Outcome::failure(status),
+            Ok(_) => return NvmeOutcome::failure(NvmeStatus::DATA_SGL_LENGTH_INVALID),
+            Err(status) => return NvmeOutcome::failure(status),
         };
         let Some(mut message) = self.authenticator.as_mut().and_then(|it| it.message(len)) else {
-            return Outcome::failure(Status::INVALID_FIELD_IN_COMMAND);
+            return NvmeOutcome::failure(NvmeStatus::INVALID_FIELD_IN_COMMAND);
         };
         message.resize(len, 0);
         self.after_message();
-        Outcome::data(Seg::from_slice(&message).into(), 0)
+        NvmeOutcome::data(Seg::from_slice(&message).into(), 0)
     }
 
     /// Who has failed to prove itself leaves, with its last answer; who has proved itself may have a controller.

@@ -1,6 +1,6 @@
 //! The discovery log page: which subsystems a host may connect to, and where (Base 2.0 §5.16.1.23).
 
-use super::node::{Node, Port, Referral, SecureChannel};
+use super::node::{NvmeNode, FabricsPort, Referral, SecureChannel};
 use crate::nvme::MQES;
 use crate::nvme::nqn::Nqn;
 use blockmux_wire::nvmeof::fabrics::{
@@ -12,7 +12,7 @@ use core::net::{IpAddr, SocketAddr};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// The whole page for a host that has reached `local` of this machine.
-pub(crate) fn page(node: &Node, host: &Nqn, local: Option<IpAddr>) -> Vec<u8> {
+pub(crate) fn page(node: &NvmeNode, host: &Nqn, local: Option<IpAddr>) -> Vec<u8> {
     // Before the list: who reads it in parts sees by the header whether it has changed meanwhile.
     let genctr = node.generation();
     let all = node.subsystems();
@@ -37,7 +37,7 @@ pub(crate) fn page(node: &Node, host: &Nqn, local: Option<IpAddr>) -> Vec<u8> {
 }
 
 fn entry(
-    (port, secure_channel): (&Port, SecureChannel),
+    (port, secure_channel): (&FabricsPort, SecureChannel),
     nqn: &Nqn,
     subtype: SubsystemType,
     local: Option<IpAddr>,

@@ -5,10 +5,10 @@
 
 use super::ControllerQueue;
 use super::commands::{CommandState, CommandWork};
-use super::transport::Transport;
-use crate::nvme::Outcome;
+use super::transport::FabricsTransport;
+use crate::nvme::NvmeOutcome;
 use blockmux_volume::SgList;
-use blockmux_wire::nvme::status::Status;
+use blockmux_wire::nvme::status::NvmeStatus;
 use blockmux_wire::nvme::{Fuse, Sqe};
 
 /// What the last command has said of a fused operation.
@@ -30,23 +30,23 @@ pub(super) struct Half {
     data: Option<SgList>,
 }
 
-impl<T: Transport> ControllerQueue<T> {
+impl<T: FabricsTransport> ControllerQueue<T> {
     /// The slot of the first half that this command is the second of, if it is one; ends the first if it is not.
     ///
     /// # Errors
     /// If there is no first, or none any more.
-    pub(super) fn first_half(&mut self, sqe: &Sqe) -> Result<Option<usize>, Status> {
+    pub(super) fn first_half(&mut self, sqe: &Sqe) -> Result<Option<usize>, NvmeStatus> {
         let before = std::mem::replace(&mut self.fusing, Fusing::No);
         match (sqe.fuse(), before) {
             (Fuse::SECOND, Fusing::First(first)) => Ok(Some(first)),
-            (Fuse::SECOND, Fusing::Failed) => Err(Status::COMMAND_ABORTED_DUE_TO_FAILED_FUSED_COMMAND),
-            (Fuse::SECOND, Fusing::No) => Err(Status::COMMAND_ABORTED_DUE_TO_MISSING_FUSED_COMMAND),
+            (Fuse::SECOND, Fusing::Failed) => Err(NvmeStatus::COMMAND_ABORTED_DUE_TO_FAILED_FUSED_COMMAND),
+            (Fuse::SECOND, Fusing::No) => Err(NvmeStatus::COMMAND_ABORTED_DUE_TO_MISSING_FUSED_COMMAND),
             (Fuse::NORMAL | Fuse::FIRST, Fusing::First(first)) => {
-                self.end_half(first, Status::COMMAND_ABORTED_DUE_TO_MISSING_FUSED_COMMAND);
+                self.end_half(first, NvmeStatus::COMMAND_ABORTED_DUE_TO_MISSING_FUSED_COMMAND);
                 Ok(None)
             }
             (Fuse::NORMAL | Fuse::FIRST, _) => Ok(None),
-            _ => Err(Status::INVALID_FIELD_IN_COMMAND),
+            _ => Err(NvmeStatus::INVALID_FIELD_IN_COMMAND),
         }
     }
 
@@ -56,7 +56,7 @@ impl<T: Transport> ControllerQueue<T> {
             self.fusing = Fusing::Failed;
         }
         if let Some(first) = first {
-            self.end_half(first, Status::COMMAND_ABORTED_DUE_TO_FAILED_FUSED_COMMAND);
+            self.end_half(first, NvmeStatus::COMMAND_ABORTED_DUE_TO_FAILED_FUSED_COMMAND);
         }
     }
 
@@ -79,18 +79,18 @@ impl<T: Transport> ControllerQueue<T> {
     /// No second half will come any more.
     pub(super) fn end_fusing(&mut self) {
         if let Fusing::First(first) = std::mem::replace(&mut self.fusing, Fusing::No) {
-            self.end_half(first, Status::COMMAND_ABORTED_DUE_TO_MISSING_FUSED_COMMAND);
+            self.end_half(first, NvmeStatus::COMMAND_ABORTED_DUE_TO_MISSING_FUSED_COMMAND);
         }
     }
 
     /// Ends a half, at once or when its data has come.
-    pub(super) fn end_half(&mut self, slot: usize, status: Status) {
+    pub(super) fn end_half(&mut self, slot: usize, status: NvmeStatus) {
         let Some(entry) = self.commands.get_mut(slot) else { return };
         entry.half = None;
         if entry.state == CommandState::Data {
             entry.abort(status, None);
         } else {
-            self.finish(slot, &Outcome::failure(status));
+            self.finish(slot, &NvmeOutcome::failure(status));
         }
     }
 
@@ -124,7 +124,7 @@ impl<T: Transport> ControllerQueue<T> {
     }
 
     /// A command that is half of something is over. If it is the second, and was begun, both are.
-    pub(super) fn half_finished(&mut self, slot: usize, half: &Half, outcome: &Outcome) {
+    pub(super) fn half_finished(&mut self, slot: usize, half: &Half, outcome: &NvmeOutcome) {
         let Some(partner) = half.partner else {
             if self.fusing == Fusing::First(slot) {
                 self.fusing = Fusing::Failed;
@@ -138,7 +138,7 @@ impl<T: Transport> ControllerQueue<T> {
         });
         let Some(command) = both else {
             self.finish(slot, outcome);
-            return self.end_half(partner, Status::COMMAND_ABORTED_DUE_TO_FAILED_FUSED_COMMAND);
+            return self.end_half(partner, NvmeStatus::COMMAND_ABORTED_DUE_TO_FAILED_FUSED_COMMAND);
         };
         let (first, second) = command.fused_outcomes(outcome);
         if let Some(entry) = self.commands.get_mut(partner) {

@@ -36,6 +36,6 @@ mod unstarted;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use commands::Entry;
+pub(crate) use commands::CommandSlot;
 pub use queue::{ControllerQueue, MakeNotifier};
-pub(crate) use transport::{DataPlace, Descriptor, Transport};
+pub(crate) use transport::{DataPlace, Descriptor, FabricsTransport};

@@ -1,6 +1,6 @@
 //! What is served: subsystems, and the ports that lead to them.
 
-use super::unconnected::{ConnectPermit, Unconnected};
+use super::unconnected::{ConnectPermit, UnconnectedQueues};
 use crate::fabrics::keyring::Keyring;
 use crate::nvme::HangUp;
 use crate::nvme::event_queue::QueueEvent;
@@ -14,12 +14,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// All subsystems that are reached through the same ports, and their discovery subsystem. Shared by all cores.
-pub struct Node {
+pub struct NvmeNode {
     subsystems: RwLock<Vec<Arc<Subsystem>>>,
     pub(crate) discovery: Arc<Subsystem>,
     /// GENCTR of the discovery log: grows with each change of what it says.
     generation: AtomicU64,
-    pub(crate) ports: Vec<Port>,
+    pub(crate) ports: Vec<FabricsPort>,
     /// Where else hosts may ask.
     pub(crate) referrals: Vec<Referral>,
     /// Data that a command's capsule on an I/O queue may have, in bytes.
@@ -28,12 +28,12 @@ pub struct Node {
     pub(crate) keyring: Arc<Keyring>,
     secure_channel: RwLock<SecureChannel>,
     /// Connections that have not connected a queue yet.
-    unconnected: Arc<Unconnected>,
+    unconnected: Arc<UnconnectedQueues>,
 }
 
 /// Where a node listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Port {
+pub struct FabricsPort {
     /// From 1, unique in its node.
     pub id: u16,
     /// What listeners are bound to: with no certain IP address it is the one that a host has reached.
@@ -61,11 +61,11 @@ pub struct Referral {
     pub nqn: Nqn,
 }
 
-impl Node {
+impl NvmeNode {
     /// A node of these subsystems on these ports. `machine` is as for [`Subsystem::new`].
     #[must_use]
-    pub fn new(subsystems: Vec<Arc<Subsystem>>, ports: Vec<Port>, machine: &str) -> Node {
-        Node {
+    pub fn new(subsystems: Vec<Arc<Subsystem>>, ports: Vec<FabricsPort>, machine: &str) -> NvmeNode {
+        NvmeNode {
             subsystems: RwLock::new(subsystems),
             // As Linux's target by default: `nvme disconnect -n` finds the controller by the name
             // that Identify tells.
@@ -82,7 +82,7 @@ impl Node {
 
     /// The same with hosts that come by TLS, on every port, with these keys.
     #[must_use]
-    pub fn with_tls(mut self, keyring: Arc<Keyring>, secure_channel: SecureChannel) -> Node {
+    pub fn with_tls(mut self, keyring: Arc<Keyring>, secure_channel: SecureChannel) -> NvmeNode {
         (self.keyring, self.secure_channel) = (keyring, RwLock::new(secure_channel));
         self
     }
@@ -90,7 +90,7 @@ impl Node {
     /// Calls the discovery subsystem by the unique name of this machine, by which hosts tell it
     /// from those of others.
     #[must_use]
-    pub fn with_unique_discovery_nqn(mut self, machine: &str) -> Node {
+    pub fn with_unique_discovery_nqn(mut self, machine: &str) -> NvmeNode {
         self.discovery = Arc::new(Subsystem::discovery(unique_discovery_nqn(machine), machine));
         self
     }
@@ -143,7 +143,7 @@ impl Node {
 
     /// The same that tells hosts of other discovery subsystems.
     #[must_use]
-    pub fn with_referrals(mut self, referrals: Vec<Referral>) -> Node {
+    pub fn with_referrals(mut self, referrals: Vec<Referral>) -> NvmeNode {
         self.referrals = referrals;
         self
     }
@@ -151,7 +151,7 @@ impl Node {
     /// The same that takes so many bytes of data in a command's capsule on an I/O queue: rounded down to 16, and at most
     /// [`MAX_IN_CAPSULE`]. 0: data is always asked for.
     #[must_use]
-    pub fn with_in_capsule(mut self, bytes: usize) -> Node {
+    pub fn with_in_capsule(mut self, bytes: usize) -> NvmeNode {
         self.in_capsule = bytes.min(MAX_IN_CAPSULE) & !15;
         self
     }
@@ -215,15 +215,15 @@ impl Node {
 
     /// Ports that hosts are told lead to a subsystem with namespaces: those that it is at. Where it is at all of them, the
     /// port of discovery is for that alone, unless there is no other.
-    pub(crate) fn ports_of<'a>(&'a self, subsystem: &'a Subsystem) -> impl Iterator<Item = &'a Port> {
-        let is_discovery = |port: &Port| port.address.port() == NVME_DISCOVERY_PORT;
+    pub(crate) fn ports_of<'a>(&'a self, subsystem: &'a Subsystem) -> impl Iterator<Item = &'a FabricsPort> {
+        let is_discovery = |port: &FabricsPort| port.address.port() == NVME_DISCOVERY_PORT;
         let takes_discovery = subsystem.ports().is_some() || self.ports.iter().all(is_discovery);
-        let is_told = move |port: &&Port| takes_discovery || !is_discovery(port);
+        let is_told = move |port: &&FabricsPort| takes_discovery || !is_discovery(port);
         self.ports.iter().filter(|port| subsystem.is_at(port.id)).filter(is_told)
     }
 }
 
-impl Port {
+impl FabricsPort {
     /// Where a host reaches it that has reached `local` of this machine.
     pub(crate) fn reached_at(&self, local: Option<IpAddr>) -> IpAddr {
         let own = self.address.ip();

@@ -8,12 +8,12 @@
 //! Commands that have to wait for room, memory or others' data before their own is fetched are in `unstarted`; I/O that has
 //! to wait for a locked range is in `held`; commands that poll for something else are in `waiting`.
 
-use super::commands::{CommandState, CommandTable, CommandWork, Entry};
-use super::connect::{Arrival, ConnectedQueue};
+use super::commands::{CommandState, CommandTable, CommandWork, CommandSlot};
+use super::connect::{HostConnection, ConnectedQueue};
 use super::fused::Fusing;
 use super::keep_alive::KeepAlive;
-use super::node::Node;
-use super::transport::{DataPlace, Descriptor, Transport};
+use super::node::NvmeNode;
+use super::transport::{DataPlace, Descriptor, FabricsTransport};
 use super::unconnected::ConnectPermit;
 use super::unstarted::Unstarted;
 use crate::backoff::Backoff;
@@ -22,13 +22,13 @@ use crate::exports::VolumeId;
 use crate::nvme::admin::AdminQueue;
 use crate::nvme::auth::controller::Authenticator;
 use crate::nvme::event_queue::{AbortOrder, EventQueue, QueueEvent};
-use crate::nvme::io::{IoCommand, Step, Wanted};
-use crate::nvme::{HangUp, MAX_DATA, MAX_EVENT_REQUESTS, MQES, Notifier, Outcome};
+use crate::nvme::io::{IoCommand, IoStep, IoRequest};
+use crate::nvme::{HangUp, MAX_DATA, MAX_EVENT_REQUESTS, MQES, Notifier, NvmeOutcome};
 use crate::served::{Needs, NotAdmitted, Reserved};
 use crate::session::{ProtocolError, SessionStage, Target, Timed};
 use blockmux_volume::{Completion, Io, IoError, Pool, Seg, SgList, Tag, Waker};
 use blockmux_wire::nvme::opcode::{AdminOpcode, Transfer, transfer};
-use blockmux_wire::nvme::status::Status;
+use blockmux_wire::nvme::status::NvmeStatus;
 use blockmux_wire::nvme::{Fuse, PSDT_MASK, PSDT_SGL, Sqe};
 use core::net::IpAddr;
 use std::collections::VecDeque;
@@ -36,11 +36,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// One queue of a controller: what a host's connection becomes.
-pub struct ControllerQueue<T: Transport> {
+pub struct ControllerQueue<T: FabricsTransport> {
     pub(crate) transport: T,
-    pub(super) node: Arc<Node>,
+    pub(super) node: Arc<NvmeNode>,
     pool: Pool,
-    pub(super) arrival: Arrival,
+    pub(super) arrival: HostConnection,
     /// `None` until the host's Connect.
     pub(super) queue: Option<ConnectedQueue>,
     /// The host has to prove who it is.
@@ -54,7 +54,7 @@ pub struct ControllerQueue<T: Transport> {
     /// In flight, but not yet taken by the driver.
     io: VecDeque<(VolumeId, Io)>,
     /// I/O of commands whose ranges are locked by others.
-    held: VecDeque<(usize, Wanted)>,
+    held: VecDeque<(usize, IoRequest)>,
     /// Commands that poll whether they can go on.
     pub(super) waiting: VecDeque<usize>,
     /// I/O in flight that is to end early.
@@ -98,15 +98,15 @@ impl QueueTimers {
     }
 }
 
-impl<T: Transport> ControllerQueue<T> {
+impl<T: FabricsTransport> ControllerQueue<T> {
     /// A queue for a host that has just connected. `pool` is the core's, for data from the host. The host has 30 seconds
     /// from `now` on to connect the queue.
-    pub(crate) fn over(transport: T, node: Arc<Node>, pool: Pool, now: Instant) -> ControllerQueue<T> {
+    pub(crate) fn over(transport: T, node: Arc<NvmeNode>, pool: Pool, now: Instant) -> ControllerQueue<T> {
         ControllerQueue {
             transport,
             node,
             pool,
-            arrival: Arrival::default(),
+            arrival: HostConnection::default(),
             queue: None,
             authenticator: None,
             audit: AuditEvents::default(),
@@ -247,22 +247,22 @@ impl<T: Transport> ControllerQueue<T> {
             match self.first_half(sqe) {
                 Ok(first) => first,
                 Err(status) => {
-                    self.complete(sqe, &Outcome::failure(status));
+                    self.complete(sqe, &NvmeOutcome::failure(status));
                     return Ok(());
                 }
             }
         };
         let descriptor = T::descriptor(sqe);
         let accepted = if !is_intact {
-            Err(Outcome::retry(Status::TRANSIENT_TRANSPORT_ERROR))
+            Err(NvmeOutcome::retry(NvmeStatus::TRANSIENT_TRANSPORT_ERROR))
         } else if self.is_taken(sqe.cid.get()) {
-            Err(Outcome::failure(Status::COMMAND_ID_CONFLICT))
+            Err(NvmeOutcome::failure(NvmeStatus::COMMAND_ID_CONFLICT))
         } else {
             let accepted = self.accept(sqe, first, descriptor.len).and_then(|(work, out)| {
                 let in_capsule = locate(sqe, &descriptor, &work, out, capsule_len)?;
                 Ok((work, out, in_capsule))
             });
-            accepted.map_err(Outcome::refusal)
+            accepted.map_err(NvmeOutcome::refusal)
         };
         let (work, out, in_capsule) = match accepted {
             Ok(accepted) => accepted,
@@ -274,7 +274,7 @@ impl<T: Transport> ControllerQueue<T> {
         };
         // What it moves, if it is what it says; else it was refused.
         let payload = descriptor.len.min(MAX_DATA);
-        let slot = self.commands.insert(Entry::new(*sqe, work, out, payload));
+        let slot = self.commands.insert(CommandSlot::new(*sqe, work, out, payload));
         if sqe.fuse() != Fuse::NORMAL {
             self.half_accepted(slot, first);
         }
@@ -314,13 +314,13 @@ impl<T: Transport> ControllerQueue<T> {
         sqe: &Sqe,
         first: Option<usize>,
         told: usize,
-    ) -> Result<(CommandWork, usize), Status> {
+    ) -> Result<(CommandWork, usize), NvmeStatus> {
         if sqe.flags & PSDT_MASK != PSDT_SGL {
-            return Err(Status::INVALID_FIELD_IN_COMMAND);
+            return Err(NvmeStatus::INVALID_FIELD_IN_COMMAND);
         }
         let is_fabrics = AdminOpcode(sqe.opcode) == AdminOpcode::FABRICS;
         if !is_fabrics && !self.is_authentic() {
-            return Err(Status::AUTHENTICATION_REQUIRED);
+            return Err(NvmeStatus::AUTHENTICATION_REQUIRED);
         }
         let fuse = sqe.fuse();
         match &mut self.queue {
@@ -332,15 +332,15 @@ impl<T: Transport> ControllerQueue<T> {
                     match first.map(|first| &first.work) {
                         Some(CommandWork::Io(first)) => command.fuse(&queue.view, sqe, first)?,
                         None if command.is_compare() => {}
-                        _ => return Err(Status::INVALID_FIELD_IN_COMMAND),
+                        _ => return Err(NvmeStatus::INVALID_FIELD_IN_COMMAND),
                     }
                 }
                 let out = command.data_out(told);
                 Ok((CommandWork::Io(command), out))
             }
-            _ if fuse != Fuse::NORMAL => Err(Status::INVALID_FIELD_IN_COMMAND),
+            _ if fuse != Fuse::NORMAL => Err(NvmeStatus::INVALID_FIELD_IN_COMMAND),
             _ if is_fabrics => Ok((CommandWork::Fabrics, self.fabrics_data_out(sqe)?)),
-            None => Err(Status::COMMAND_SEQUENCE_ERROR),
+            None => Err(NvmeStatus::COMMAND_SEQUENCE_ERROR),
             Some(_) => Ok((CommandWork::Admin, AdminQueue::data_out(sqe))),
         }
     }
@@ -365,7 +365,7 @@ impl<T: Transport> ControllerQueue<T> {
                 }
                 // It would wait for ever.
                 self.unstarted.remove(slot);
-                self.finish(slot, &Outcome::retry(Status::NAMESPACE_NOT_READY));
+                self.finish(slot, &NvmeOutcome::retry(NvmeStatus::NAMESPACE_NOT_READY));
                 continue;
             }
             self.unstarted.remove(slot);
@@ -392,7 +392,7 @@ impl<T: Transport> ControllerQueue<T> {
 
     /// The command in that slot, if its data is being fetched.
     #[inline]
-    pub(crate) fn fetching(&mut self, slot: usize) -> Option<&mut Entry<T::Progress>> {
+    pub(crate) fn fetching(&mut self, slot: usize) -> Option<&mut CommandSlot<T::Progress>> {
         let entry = self.commands.get_mut(slot)?;
         (entry.state == CommandState::Data && entry.data_out > 0 && entry.is_counted).then_some(entry)
     }
@@ -423,7 +423,7 @@ impl<T: Transport> ControllerQueue<T> {
     /// A command's data was lost on its way, which another try may not meet.
     pub(crate) fn on_data_lost(&mut self, slot: usize) {
         self.commands.arrived(slot);
-        self.finish(slot, &Outcome::retry(Status::TRANSIENT_TRANSPORT_ERROR));
+        self.finish(slot, &NvmeOutcome::retry(NvmeStatus::TRANSIENT_TRANSPORT_ERROR));
     }
 
     /// All of a command's data is here.
@@ -453,11 +453,11 @@ impl<T: Transport> ControllerQueue<T> {
     }
 
     #[inline]
-    pub(super) fn go_on(&mut self, slot: usize, step: Step) {
+    pub(super) fn go_on(&mut self, slot: usize, step: IoStep) {
         match step {
-            Step::Io(wanted) => self.submit(slot, wanted),
-            Step::Wait => self.wait(slot),
-            Step::Done(outcome) => {
+            IoStep::Io(wanted) => self.submit(slot, wanted),
+            IoStep::Wait => self.wait(slot),
+            IoStep::Done(outcome) => {
                 if let (Some(entry), Some(ConnectedQueue::Io(queue))) =
                     (self.commands.get_mut(slot), &self.queue)
                     && let CommandWork::Io(command) = &entry.work
@@ -479,13 +479,13 @@ impl<T: Transport> ControllerQueue<T> {
 
     /// Hands an I/O out if reservations allow it, or holds it while somebody else has its range for itself.
     #[inline]
-    fn submit(&mut self, slot: usize, wanted: Wanted) {
+    fn submit(&mut self, slot: usize, wanted: IoRequest) {
         let (Some(entry), Some(ConnectedQueue::Io(queue))) = (self.commands.get_mut(slot), &mut self.queue)
         else {
             return;
         };
         entry.state = CommandState::Io;
-        let Wanted { volume, op, offset, len, needs_write, is_alone, .. } = wanted;
+        let IoRequest { volume, op, offset, len, needs_write, is_alone, .. } = wanted;
         let needs = if needs_write { Needs::Writing } else { Needs::Reading };
         match queue.admissions.admit(volume, op, (offset, len), needs, is_alone) {
             Ok(guard) => entry.io_guard = guard,
@@ -493,7 +493,7 @@ impl<T: Transport> ControllerQueue<T> {
                 queue.look_again();
                 if !queue.admissions.has(volume) {
                     // It was detached while the command was under way.
-                    return self.finish(slot, &Outcome::failure(Status::INVALID_NAMESPACE_OR_FORMAT));
+                    return self.finish(slot, &NvmeOutcome::failure(NvmeStatus::INVALID_NAMESPACE_OR_FORMAT));
                 }
                 return match why {
                     NotAdmitted::Locked => self.held.push_back((slot, wanted)),
@@ -515,7 +515,7 @@ impl<T: Transport> ControllerQueue<T> {
             // Nobody waits for the rest.
             return self.commands.remove(slot);
         }
-        if entry.abort.is_some() && (was_cut_short || !matches!(step, Step::Done(_))) {
+        if entry.abort.is_some() && (was_cut_short || !matches!(step, IoStep::Done(_))) {
             return self.finish_aborted(slot);
         }
         self.go_on(slot, step);
@@ -539,7 +539,7 @@ impl<T: Transport> ControllerQueue<T> {
                         self.go_on(slot, step);
                     }
                     // Disconnect.
-                    CommandWork::Fabrics if is_last => self.finish(slot, &Outcome::success(0)),
+                    CommandWork::Fabrics if is_last => self.finish(slot, &NvmeOutcome::success(0)),
                     _ => self.waiting.push_back(slot),
                 }
             }
@@ -560,7 +560,7 @@ impl<T: Transport> ControllerQueue<T> {
 
     /// A command is over.
     #[inline]
-    pub(super) fn finish(&mut self, slot: usize, outcome: &Outcome) {
+    pub(super) fn finish(&mut self, slot: usize, outcome: &NvmeOutcome) {
         let Some(entry) = self.commands.get_mut(slot) else { return };
         if let Some(half) = entry.half.take() {
             return self.half_finished(slot, &half, outcome);
@@ -580,14 +580,14 @@ impl<T: Transport> ControllerQueue<T> {
     /// A command that is not in the table, or not any more, has failed: notes that in the controller's error log, if there
     /// is a controller, and tells the host.
     #[cold]
-    fn complete(&mut self, sqe: &Sqe, outcome: &Outcome) {
+    fn complete(&mut self, sqe: &Sqe, outcome: &NvmeOutcome) {
         let status = match &self.queue {
             Some(ConnectedQueue::Admin(admin)) => admin.place.errors.add(0, sqe, outcome.status),
             Some(ConnectedQueue::Io(queue)) => queue.place.errors.add(queue.place.qid, sqe, outcome.status),
             None => outcome.status,
         };
         let sqhd = next_sqhd(&mut self.sqhd, self.depth);
-        self.transport.complete(sqe, &Outcome { status, ..outcome.clone() }, sqhd);
+        self.transport.complete(sqe, &NvmeOutcome { status, ..outcome.clone() }, sqhd);
     }
 
     /// Reads what other cores have told.
@@ -606,7 +606,7 @@ impl<T: Transport> ControllerQueue<T> {
         match event {
             QueueEvent::Abort(order) => {
                 if let Some(slot) = self.commands.find(order.cid) {
-                    self.end_early(slot, Status::COMMAND_ABORT_REQUESTED, Some(order));
+                    self.end_early(slot, NvmeStatus::COMMAND_ABORT_REQUESTED, Some(order));
                 }
             }
             QueueEvent::Preempted(volume) => self.preempted(volume),
@@ -627,7 +627,7 @@ impl<T: Transport> ControllerQueue<T> {
         while let Some(ConnectedQueue::Admin(admin)) = &mut self.queue
             && let Some((slot, result)) = admin.next_event()
         {
-            self.finish(slot, &Outcome::success(result.into()));
+            self.finish(slot, &NvmeOutcome::success(result.into()));
         }
     }
 
@@ -640,13 +640,13 @@ impl<T: Transport> ControllerQueue<T> {
                 _ => false,
             });
             if is_there {
-                self.end_early(slot, Status::COMMAND_ABORTED_DUE_TO_PREEMPT_AND_ABORT, None);
+                self.end_early(slot, NvmeStatus::COMMAND_ABORTED_DUE_TO_PREEMPT_AND_ABORT, None);
             }
         }
     }
 
     /// Ends a command: at once if nothing of it is under way, else with its data or its I/O.
-    fn end_early(&mut self, slot: usize, status: Status, order: Option<AbortOrder>) {
+    fn end_early(&mut self, slot: usize, status: NvmeStatus, order: Option<AbortOrder>) {
         let held = self.held.iter().position(|(held, _)| *held == slot);
         let Some(entry) = self.commands.get_mut(slot).filter(|entry| entry.half.is_none()) else { return };
         let CommandWork::Io(command) = &entry.work else { return };
@@ -671,8 +671,8 @@ impl<T: Transport> ControllerQueue<T> {
         let Some(abort) = entry.abort.take() else { return };
         let outcome = match abort.status {
             // The host knows best whether to try again.
-            Status::COMMAND_ABORT_REQUESTED => Outcome::retry(abort.status),
-            status => Outcome::failure(status),
+            NvmeStatus::COMMAND_ABORT_REQUESTED => NvmeOutcome::retry(abort.status),
+            status => NvmeOutcome::failure(status),
         };
         let outcome = match &entry.work {
             CommandWork::Io(command) => command.unfinished(outcome),
@@ -721,7 +721,7 @@ impl<T: Transport> ControllerQueue<T> {
     }
 }
 
-impl<T: Transport> Timed for ControllerQueue<T> {
+impl<T: FabricsTransport> Timed for ControllerQueue<T> {
     fn poll_timeout(&self) -> Option<Instant> {
         if self.is_over {
             return None;
@@ -771,7 +771,7 @@ impl<T: Transport> Timed for ControllerQueue<T> {
     }
 }
 
-impl<T: Transport> Target for ControllerQueue<T> {
+impl<T: FabricsTransport> Target for ControllerQueue<T> {
     fn depth(&self) -> u32 {
         MAX_COMMANDS as u32
     }
@@ -840,16 +840,16 @@ fn locate(
     work: &CommandWork,
     out: usize,
     capsule_len: usize,
-) -> Result<Option<usize>, Status> {
+) -> Result<Option<usize>, NvmeStatus> {
     if out > 0 {
         if descriptor.len != out {
-            return Err(Status::DATA_SGL_LENGTH_INVALID);
+            return Err(NvmeStatus::DATA_SGL_LENGTH_INVALID);
         }
         return match descriptor.place {
             Ok(DataPlace::Capsule(offset)) => {
-                let offset = usize::try_from(offset).map_err(|_| Status::SGL_OFFSET_INVALID)?;
+                let offset = usize::try_from(offset).map_err(|_| NvmeStatus::SGL_OFFSET_INVALID)?;
                 let end = offset.checked_add(out).filter(|&end| end <= capsule_len);
-                end.map(|_| Some(offset)).ok_or(Status::SGL_OFFSET_INVALID)
+                end.map(|_| Some(offset)).ok_or(NvmeStatus::SGL_OFFSET_INVALID)
             }
             Ok(DataPlace::Host) => Ok(None),
             Err(status) => Err(status),
@@ -858,10 +858,10 @@ fn locate(
     if let CommandWork::Io(command) = work {
         let wanted = command.data_in();
         if wanted > 0 && !descriptor.is_at_host() {
-            return Err(Status::SGL_DESCRIPTOR_TYPE_INVALID);
+            return Err(NvmeStatus::SGL_DESCRIPTOR_TYPE_INVALID);
         }
         if wanted != descriptor.len && transfer(sqe.opcode) == Transfer::ControllerToHost {
-            return Err(Status::DATA_SGL_LENGTH_INVALID);
+            return Err(NvmeStatus::DATA_SGL_LENGTH_INVALID);
         }
     }
     Ok(None)

@@ -1,14 +1,14 @@
 //! What tests of controllers begin with: what is served, and commands.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
-use super::node::{Node, Port};
+use super::node::{NvmeNode, FabricsPort};
 use crate::exports::{Export, Exports, VolumeId};
 use crate::nvme::nqn::Nqn;
 use crate::nvme::subsystem::{Namespace, Subsystem};
 use crate::volume_uuid::VolumeUuid;
 use blockmux_volume::MemVolume;
 use blockmux_wire::nvme::opcode::{AdminOpcode, NvmOpcode};
-use blockmux_wire::nvme::status::Status;
+use blockmux_wire::nvme::status::NvmeStatus;
 use blockmux_wire::nvme::{Cqe, SglDescriptor, Sqe, property};
 use blockmux_wire::nvmeof::fabrics::*;
 use std::sync::Arc;
@@ -27,11 +27,11 @@ pub(crate) fn export(name: &str) -> Export {
 }
 
 /// What is served: a subsystem with namespaces 1 and 2 for everybody, and one for nobody that is here.
-pub(crate) fn node() -> (Arc<Node>, Exports) {
+pub(crate) fn node() -> (Arc<NvmeNode>, Exports) {
     serve(Exports::new(vec![export("a"), export("b")]))
 }
 
-pub(crate) fn serve(exports: Exports) -> (Arc<Node>, Exports) {
+pub(crate) fn serve(exports: Exports) -> (Arc<NvmeNode>, Exports) {
     let namespace = |nsid: u32| {
         let (id, served) = (VolumeId(nsid - 1), exports.served(VolumeId(nsid - 1)).unwrap().clone());
         Namespace::new(nsid, id, served, nsid == 2, VolumeUuid::of_texts(&[&format!("volume {nsid}")]))
@@ -39,8 +39,8 @@ pub(crate) fn serve(exports: Exports) -> (Arc<Node>, Exports) {
     let nqn = |name| Nqn::new(name).unwrap();
     let open = Subsystem::new(nqn(NQN), "machine", vec![namespace(1), namespace(2)], Vec::new());
     let private = Subsystem::new(nqn(PRIVATE), "machine", vec![namespace(1)], vec![nqn("nqn.other")]);
-    let ports = vec![Port { id: 1, address: "0.0.0.0:4420".parse().unwrap() }];
-    (Arc::new(Node::new(vec![Arc::new(open), Arc::new(private)], ports, "machine")), exports)
+    let ports = vec![FabricsPort { id: 1, address: "0.0.0.0:4420".parse().unwrap() }];
+    (Arc::new(NvmeNode::new(vec![Arc::new(open), Arc::new(private)], ports, "machine")), exports)
 }
 
 pub(crate) fn connect(nqn: &str, qid: u16, cntlid: u16, cattr: u8) -> (Sqe, ConnectData) {
@@ -114,7 +114,7 @@ pub(crate) fn pattern(len: usize) -> Vec<u8> {
 }
 
 /// The status of what was refused, and that it is not worth another try.
-pub(crate) fn refusal(cqe: &Cqe) -> Status {
+pub(crate) fn refusal(cqe: &Cqe) -> NvmeStatus {
     assert!(cqe.status.do_not_retry(), "{cqe:?}");
     cqe.status.status()
 }

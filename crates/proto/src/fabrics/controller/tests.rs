@@ -12,18 +12,18 @@ mod events;
 mod fused;
 mod reservations;
 
-use super::node::{Node, Port};
+use super::node::{NvmeNode, FabricsPort};
 use super::testing::*;
-use super::{ControllerQueue, DataPlace, Descriptor, Entry, Transport};
+use super::{ControllerQueue, DataPlace, Descriptor, CommandSlot, FabricsTransport};
 use crate::exports::{Exports, VolumeId};
 use crate::nvme::nqn::Nqn;
 use crate::nvme::subsystem::{Namespace, Subsystem};
-use crate::nvme::{HangUp, Outcome};
+use crate::nvme::{HangUp, NvmeOutcome};
 use crate::session::ProtocolError;
 use crate::testing::Pump;
 use blockmux_volume::{Pool, Seg};
 use blockmux_wire::nvme::opcode::{AdminOpcode, NvmOpcode};
-use blockmux_wire::nvme::status::Status;
+use blockmux_wire::nvme::status::NvmeStatus;
 use blockmux_wire::nvme::{Cqe, SglDescriptor, SglSubtype, SglType, Sqe, property};
 use blockmux_wire::nvmeof::fabrics::*;
 use core::net::IpAddr;
@@ -51,7 +51,7 @@ struct Fetch {
     len: usize,
 }
 
-impl Transport for Loopback {
+impl FabricsTransport for Loopback {
     const NAME: &'static str = "loopback";
 
     /// What has been delivered, in bytes.
@@ -61,7 +61,7 @@ impl Transport for Loopback {
         let place = match (sqe.dptr.kind(), sqe.dptr.subtype()) {
             (SglType::DATA_BLOCK, SglSubtype::OFFSET) => Ok(DataPlace::Capsule(sqe.dptr.address.get())),
             (SglType::TRANSPORT_DATA_BLOCK, SglSubtype::TRANSPORT) => Ok(DataPlace::Host),
-            _ => Err(Status::SGL_DESCRIPTOR_TYPE_INVALID),
+            _ => Err(NvmeStatus::SGL_DESCRIPTOR_TYPE_INVALID),
         };
         Descriptor { len: sqe.dptr.length.get() as usize, place }
     }
@@ -70,13 +70,13 @@ impl Transport for Loopback {
         len > LENT
     }
 
-    fn fetch(&mut self, slot: usize, command: &mut Entry<usize>) {
+    fn fetch(&mut self, slot: usize, command: &mut CommandSlot<usize>) {
         let len = command.data_out;
         assert_eq!(command.memory.is_some(), len > LENT);
         self.sent.push(Sent::Fetch(Fetch { slot, len }));
     }
 
-    fn complete(&mut self, sqe: &Sqe, outcome: &Outcome, sqhd: Option<u16>) {
+    fn complete(&mut self, sqe: &Sqe, outcome: &NvmeOutcome, sqhd: Option<u16>) {
         let cqe = outcome.cqe(sqe.cid.get(), sqhd);
         self.sent.push(Sent::Done { data: outcome.data.to_vec(), cqe });
     }
@@ -104,7 +104,7 @@ impl Sent {
 }
 
 /// A queue over a transport in memory.
-fn queue(node: &(Arc<Node>, Exports), pool: Pool, now: Instant) -> ControllerQueue<Loopback> {
+fn queue(node: &(Arc<NvmeNode>, Exports), pool: Pool, now: Instant) -> ControllerQueue<Loopback> {
     ControllerQueue::over(Loopback::default(), node.0.clone(), pool, now)
 }
 
@@ -119,17 +119,17 @@ struct Host {
 
 impl Host {
     /// Connected to a port, nothing said.
-    fn new(node: &(Arc<Node>, Exports)) -> Host {
+    fn new(node: &(Arc<NvmeNode>, Exports)) -> Host {
         Host::with_pool(node, Pool::new(usize::MAX))
     }
 
-    fn with_pool(node: &(Arc<Node>, Exports), pool: Pool) -> Host {
+    fn with_pool(node: &(Arc<NvmeNode>, Exports), pool: Pool) -> Host {
         let now = Instant::now();
         Host { pump: Pump::new(queue(node, pool, now), &node.1), cid: 0, id: 1, now }
     }
 
     /// Over a connection that can be cut, to that address.
-    fn with_hang_up(node: &(Arc<Node>, Exports), hang_up: HangUp, local_ip: Option<IpAddr>) -> Host {
+    fn with_hang_up(node: &(Arc<NvmeNode>, Exports), hang_up: HangUp, local_ip: Option<IpAddr>) -> Host {
         let mut host = Host::new(node);
         let (permit, _) = node.0.begin_connect(None, hang_up.clone());
         let session = queue(node, Pool::new(usize::MAX), host.now);
@@ -138,12 +138,12 @@ impl Host {
     }
 
     /// With an enabled controller, and its identifier.
-    fn admin(node: &(Arc<Node>, Exports)) -> (Host, u16) {
+    fn admin(node: &(Arc<NvmeNode>, Exports)) -> (Host, u16) {
         Host::admin_of(node, 1)
     }
 
     /// As a host of that identifier.
-    fn admin_of(node: &(Arc<Node>, Exports), id: u8) -> (Host, u16) {
+    fn admin_of(node: &(Arc<NvmeNode>, Exports), id: u8) -> (Host, u16) {
         let mut host = Host::new(node);
         host.id = id;
         let cqe = host.connect(0, CNTLID_DYNAMIC, 0);
@@ -153,12 +153,12 @@ impl Host {
     }
 
     /// An I/O queue, and the admin queue of its controller.
-    fn io(node: &(Arc<Node>, Exports)) -> (Host, Host) {
+    fn io(node: &(Arc<NvmeNode>, Exports)) -> (Host, Host) {
         Host::io_of(node, 1)
     }
 
     /// As a host of that identifier.
-    fn io_of(node: &(Arc<Node>, Exports), id: u8) -> (Host, Host) {
+    fn io_of(node: &(Arc<NvmeNode>, Exports), id: u8) -> (Host, Host) {
         let (admin, cntlid) = Host::admin_of(node, id);
         let mut io = Host::new(node);
         io.id = id;

@@ -1,9 +1,9 @@
 //! What a controller's queue asks of the transport that carries it.
 
-use super::commands::Entry;
-use crate::nvme::Outcome;
+use super::commands::CommandSlot;
+use crate::nvme::NvmeOutcome;
 use blockmux_wire::nvme::Sqe;
-use blockmux_wire::nvme::status::Status;
+use blockmux_wire::nvme::status::NvmeStatus;
 
 /// A transport, as a queue of a controller drives it.
 ///
@@ -14,7 +14,7 @@ use blockmux_wire::nvme::status::Status;
 /// [`ControllerQueue::on_command`]: super::ControllerQueue::on_command
 /// [`ControllerQueue::on_data`]: super::ControllerQueue::on_data
 /// [`ControllerQueue::on_data_lost`]: super::ControllerQueue::on_data_lost
-pub trait Transport {
+pub trait FabricsTransport {
     /// The protocol's name, for whoever audits.
     const NAME: &'static str;
 
@@ -28,11 +28,11 @@ pub trait Transport {
     fn needs_memory(len: usize) -> bool;
 
     /// Fetches all data of the command in this slot from the host: an R2T, an RDMA Read. The slot is below 2,048.
-    fn fetch(&mut self, slot: usize, command: &mut Entry<Self::Progress>);
+    fn fetch(&mut self, slot: usize, command: &mut CommandSlot<Self::Progress>);
 
     /// Sends a command's data, if it has some, and its completion, in this order. `sqhd` is `None` where SQ flow control
     /// is disabled.
-    fn complete(&mut self, sqe: &Sqe, outcome: &Outcome, sqhd: Option<u16>);
+    fn complete(&mut self, sqe: &Sqe, outcome: &NvmeOutcome, sqhd: Option<u16>);
 
     /// Data and completions that the host has not taken yet, in bytes.
     fn unsent(&self) -> usize;
@@ -43,7 +43,7 @@ pub struct Descriptor {
     /// In bytes.
     pub(crate) len: usize,
     /// Where, or why the descriptor is wrong for this transport.
-    pub(crate) place: Result<DataPlace, Status>,
+    pub(crate) place: Result<DataPlace, NvmeStatus>,
 }
 
 /// Where the data of a command is.

@@ -11,16 +11,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Those of a node.
 #[derive(Default)]
-pub(crate) struct Unconnected(Mutex<All>);
+pub(crate) struct UnconnectedQueues(Mutex<All>);
 
 #[derive(Default)]
 struct All {
     /// Oldest first.
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<UnconnectedQueue>,
     next: u64,
 }
 
-struct Waiting {
+struct UnconnectedQueue {
     number: u64,
     /// `None`: not by an address.
     peer: Option<IpAddr>,
@@ -29,14 +29,14 @@ struct Waiting {
 
 /// A connection's leave to connect a queue, held until it has and its host has proved who it is.
 pub struct ConnectPermit {
-    all: Arc<Unconnected>,
+    all: Arc<UnconnectedQueues>,
     number: u64,
 }
 
-impl Unconnected {
+impl UnconnectedQueues {
     /// Leave for one more connection, from that address and cut by that; whether another one lost its own for it.
     pub(crate) fn begin(
-        self: &Arc<Unconnected>,
+        self: &Arc<UnconnectedQueues>,
         peer: Option<IpAddr>,
         hang_up: HangUp,
     ) -> (ConnectPermit, bool) {
@@ -45,7 +45,7 @@ impl Unconnected {
         let cut = if is_crowded { all.crowd_out() } else { None };
         let number = all.next;
         all.next = number.wrapping_add(1);
-        all.waiting.push_back(Waiting { number, peer, hang_up });
+        all.waiting.push_back(UnconnectedQueue { number, peer, hang_up });
         drop(all);
         if let Some(cut) = cut {
             cut();
@@ -67,7 +67,7 @@ impl All {
             *count = count.saturating_add(1);
         }
         let most = counts.values().copied().max()?;
-        let is_of_most = |waiting: &Waiting| counts.get(&waiting.peer) == Some(&most);
+        let is_of_most = |waiting: &UnconnectedQueue| counts.get(&waiting.peer) == Some(&most);
         let at = self.waiting.iter().position(is_of_most)?;
         self.waiting.remove(at).map(|waiting| waiting.hang_up)
     }
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn who_crowds_others_loses_its_own_oldest_connections() {
-        let (all, cuts) = (Arc::<Unconnected>::default(), Arc::new(AtomicUsize::new(usize::MAX)));
+        let (all, cuts) = (Arc::<UnconnectedQueues>::default(), Arc::new(AtomicUsize::new(usize::MAX)));
         let begin = |peer: u8, name: usize| {
             let cuts = cuts.clone();
             let hang_up: HangUp = Arc::new(move || cuts.store(name, Ordering::Relaxed));

@@ -2,18 +2,18 @@
 //! of the bring-up, Keep Alive, and the shutdown at the end.
 
 use super::Names;
-use super::bring_up::{BringUp, Learned};
+use super::bring_up::{NamespaceProbe, NamespaceProbeResult};
 use super::command;
 use super::discovery::FoundSubsystem;
 use super::info::{ControllerInfo, NamespaceInfo};
-use super::news::{News, Topic};
-use super::refused::Refused;
-use super::transport::{Commands, HostTransport, Request, TransferProgress};
-use crate::io_queue::Transfer;
-use crate::nvme::auth::Credentials;
+use super::news::{NamespaceChanges, Topic};
+use super::refused::NvmeRefused;
+use super::transport::{Commands, HostTransport, NvmeRequest, TransferProgress};
+use crate::io_queue::DataTransfer;
+use crate::nvme::auth::HostCredentials;
 use crate::nvme::auth::psk::InputPsk;
 use crate::session::{Control, PathRank, ProtocolError, StreamSession, Timed};
-use crate::slots::{Key, Slots};
+use crate::slots::{SlotKey, Slots};
 use blockmux_volume::{Pool, Seg, SgList};
 use blockmux_wire::nvme::Cqe;
 use blockmux_wire::nvme::opcode::AdminOpcode;
@@ -30,7 +30,7 @@ pub struct AdminConfig {
     /// Who connects, and where to.
     pub names: Names,
     /// How we prove who we are, if we can.
-    pub credentials: Option<Credentials>,
+    pub credentials: Option<HostCredentials>,
     /// How many I/O queues to ask for, if any are to be used; at least 1.
     pub queues: u16,
     /// What to ask.
@@ -76,7 +76,7 @@ impl<T: HostTransport> HostAdmin<T> {
 
     /// Why the session does not do what was asked, if it does not.
     #[must_use]
-    pub fn refused(&self) -> Option<&Refused> {
+    pub fn refused(&self) -> Option<&NvmeRefused> {
         self.admin.refused.as_ref()
     }
 
@@ -180,7 +180,7 @@ where
     }
 
     fn look_at_path(&mut self) {
-        self.admin.news.iter_mut().for_each(News::ask_for_access);
+        self.admin.news.iter_mut().for_each(NamespaceChanges::ask_for_access);
         self.advance();
     }
 
@@ -192,13 +192,13 @@ where
 /// An admin queue's commands.
 pub(crate) struct AdminCommands {
     commands: Slots<AdminCommand>,
-    bring_up: BringUp,
+    bring_up: NamespaceProbe,
     /// What comes after everything is known, if the session stays.
-    news: Option<News>,
+    news: Option<NamespaceChanges>,
     stays: bool,
     /// A question is under way, or waits.
     is_asked: bool,
-    refused: Option<Refused>,
+    refused: Option<NvmeRefused>,
     keep_alive: Duration,
     /// A Keep Alive is to be sent.
     is_due: bool,
@@ -223,14 +223,14 @@ struct AdminTimers {
 }
 
 struct AdminCommand {
-    purpose: Purpose,
-    transfer: Transfer,
+    purpose: AdminPurpose,
+    transfer: DataTransfer,
     payload: SgList,
     progress: TransferProgress,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Purpose {
+enum AdminPurpose {
     Question,
     News,
     Access,
@@ -246,7 +246,7 @@ impl AdminCommands {
             commands: Slots::default(),
             news: None,
             stays: matches!(config.ask, Ask::Use(_)),
-            bring_up: BringUp::new(config.ask, config.names, config.credentials, (kato_ms, config.queues)),
+            bring_up: NamespaceProbe::new(config.ask, config.names, config.credentials, (kato_ms, config.queues)),
             is_asked: false,
             refused: None,
             keep_alive,
@@ -277,25 +277,25 @@ impl AdminCommands {
 
     /// Whether I/O queues may begin.
     pub(crate) fn is_ready(&self) -> bool {
-        self.is_known() && self.news.as_ref().is_none_or(News::knows_access)
+        self.is_known() && self.news.as_ref().is_none_or(NamespaceChanges::knows_access)
     }
 
     /// The next command to send.
-    pub(crate) fn next(&mut self) -> Option<Request> {
+    pub(crate) fn next(&mut self) -> Option<NvmeRequest> {
         if self.is_shutting_down || self.refused.is_some() {
             return None;
         }
         if std::mem::take(&mut self.is_due) {
             let sqe = command::admin(AdminOpcode::KEEP_ALIVE);
-            return Some(self.begin(Purpose::KeepAlive, sqe, Transfer::Nothing, SgList::default()));
+            return Some(self.begin(AdminPurpose::KeepAlive, sqe, DataTransfer::Nothing, SgList::default()));
         }
         if self.is_known() && self.stays {
             let (controller, namespace) = (&self.bring_up.controller, self.bring_up.namespaces.first()?);
-            let news = self.news.get_or_insert_with(|| News::new(controller, namespace));
+            let news = self.news.get_or_insert_with(|| NamespaceChanges::new(controller, namespace));
             let (sqe, transfer, payload, topic) = news.next()?;
             let purpose = match topic {
-                Topic::Events => Purpose::News,
-                Topic::Access => Purpose::Access,
+                Topic::Events => AdminPurpose::News,
+                Topic::Access => AdminPurpose::Access,
             };
             return Some(self.begin(purpose, sqe, transfer, payload));
         }
@@ -303,14 +303,14 @@ impl AdminCommands {
             return None;
         }
         let (sqe, transfer, payload) = self.bring_up.question()?;
-        Some(self.begin(Purpose::Question, sqe, transfer, payload))
+        Some(self.begin(AdminPurpose::Question, sqe, transfer, payload))
     }
 
     /// The last command: a normal shutdown.
-    pub(crate) fn last(&mut self) -> Request {
+    pub(crate) fn last(&mut self) -> NvmeRequest {
         let sizes = 6 << CC_IOSQES_SHIFT | 4 << CC_IOCQES_SHIFT;
         let sqe = command::property_set(CC, sizes | CC_SHN_NORMAL << CC_SHN_SHIFT | CC_EN);
-        self.begin(Purpose::Shutdown, sqe, Transfer::Nothing, SgList::default())
+        self.begin(AdminPurpose::Shutdown, sqe, DataTransfer::Nothing, SgList::default())
     }
 
     /// Whether there is a controller that could be shut down.
@@ -323,7 +323,7 @@ impl AdminCommands {
         // Whether it becomes ready is looked at whenever that is asked.
         let is_due = !self.is_ready() && timers.unready.is_none();
         let bring_up = is_due.then_some(timers.deadline);
-        let looks = self.news.as_ref().is_some_and(News::is_to_ask_again);
+        let looks = self.news.as_ref().is_some_and(NamespaceChanges::is_to_ask_again);
         let look = looks.then(|| timers.look_again.unwrap_or(timers.now));
         let others = [timers.changed_by, timers.ask_again, timers.next_keep_alive];
         others.into_iter().chain([bring_up, look]).flatten().min()
@@ -347,7 +347,7 @@ impl AdminCommands {
         }
         if self.timers.next_keep_alive.is_some_and(|at| now >= at) {
             let is_unanswered =
-                !self.commands.keys_of(|command| command.purpose == Purpose::KeepAlive).is_empty();
+                !self.commands.keys_of(|command| command.purpose == AdminPurpose::KeepAlive).is_empty();
             if is_unanswered {
                 return Err(ProtocolError {
                     what: "did not answer a Keep Alive in time",
@@ -379,7 +379,7 @@ impl AdminCommands {
     /// Gives a path up that is still about to change when ANATT is over, so that it is begun with anew.
     fn wait_for_change(&mut self, now: Instant) -> Result<(), ProtocolError> {
         let time = self.bring_up.controller.ana_transition;
-        if time.is_zero() || !self.news.as_ref().is_some_and(News::is_changing) {
+        if time.is_zero() || !self.news.as_ref().is_some_and(NamespaceChanges::is_changing) {
             self.timers.changed_by = None;
             return Ok(());
         }
@@ -402,20 +402,20 @@ impl AdminCommands {
         self.is_asked = false;
         let Some((since, time)) = self.timers.unready else { return };
         if now.saturating_duration_since(since) >= time {
-            self.refused.get_or_insert(Refused::NotReady(time.as_secs().max(1)));
+            self.refused.get_or_insert(NvmeRefused::NotReady(time.as_secs().max(1)));
         }
     }
 
     fn begin(
         &mut self,
-        purpose: Purpose,
+        purpose: AdminPurpose,
         sqe: blockmux_wire::nvme::Sqe,
-        transfer: Transfer,
+        transfer: DataTransfer,
         payload: SgList,
-    ) -> Request {
+    ) -> NvmeRequest {
         let progress = TransferProgress::default();
         let key = self.commands.insert(AdminCommand { purpose, transfer, payload, progress });
-        Request { key, command: sqe, transfer }
+        NvmeRequest { key, command: sqe, transfer }
     }
 
     /// The bring-up's question was answered.
@@ -426,11 +426,11 @@ impl AdminCommands {
             return self.pause();
         }
         let data = match command.transfer {
-            Transfer::In(_) => command.payload.to_vec(),
+            DataTransfer::In(_) => command.payload.to_vec(),
             _ => Vec::new(),
         };
         match self.bring_up.on_answer(cqe, &data) {
-            Ok(Learned::More | Learned::All) => {
+            Ok(NamespaceProbeResult::More | NamespaceProbeResult::All) => {
                 self.is_asked = false;
                 if self.timers.unready.take().is_some() {
                     let anew = self.timers.now.checked_add(BRING_UP_TIMEOUT);
@@ -438,8 +438,8 @@ impl AdminCommands {
                 }
             }
             // Nothing more is asked on this connection.
-            Ok(Learned::Key) => self.is_shutting_down = true,
-            Ok(Learned::Later(time)) => {
+            Ok(NamespaceProbeResult::Key) => self.is_shutting_down = true,
+            Ok(NamespaceProbeResult::Later(time)) => {
                 self.timers.unready.get_or_insert((self.timers.now, time));
                 self.pause();
             }
@@ -463,12 +463,12 @@ impl AdminCommands {
         let is_whole = command.progress.is_whole(command.transfer) && !command.progress.is_corrupt;
         let data = (result.is_some() && is_whole).then(|| command.payload.to_vec());
         match command.purpose {
-            Purpose::Access => news.on_access(data.as_deref()),
+            AdminPurpose::Access => news.on_access(data.as_deref()),
             _ => news.on_answer(result, data.as_deref(), &self.bring_up.controller),
         }
         if news.is_another() {
             let nsid = self.bring_up.namespaces.first().map_or(0, |namespace| namespace.nsid);
-            self.refused.get_or_insert(Refused::Replaced(nsid));
+            self.refused.get_or_insert(NvmeRefused::Replaced(nsid));
         }
     }
 
@@ -478,35 +478,35 @@ impl AdminCommands {
 }
 
 impl Commands for AdminCommands {
-    fn find(&self, cid: u16) -> Option<Key> {
+    fn find(&self, cid: u16) -> Option<SlotKey> {
         self.commands.find_narrow(cid)
     }
 
-    fn transport(&mut self, key: Key) -> Option<(&mut TransferProgress, Transfer)> {
+    fn transport(&mut self, key: SlotKey) -> Option<(&mut TransferProgress, DataTransfer)> {
         self.commands.get_mut(key).map(|command| (&mut command.progress, command.transfer))
     }
 
-    fn data_out(&mut self, key: Key) -> Option<(&SgList, usize)> {
+    fn data_out(&mut self, key: SlotKey) -> Option<(&SgList, usize)> {
         self.commands.get_mut(key).map(|command| (&command.payload, 0))
     }
 
-    fn data_in(&mut self, key: Key) -> Option<(&SgList, usize)> {
+    fn data_in(&mut self, key: SlotKey) -> Option<(&SgList, usize)> {
         self.commands.get_mut(key).map(|command| (&command.payload, 0))
     }
 
-    fn is_lendable(&mut self, _key: Key, _len: usize) -> bool {
+    fn is_lendable(&mut self, _key: SlotKey, _len: usize) -> bool {
         false
     }
 
-    fn lend(&mut self, _key: Key, _data: Seg) {}
+    fn lend(&mut self, _key: SlotKey, _data: Seg) {}
 
-    fn finish(&mut self, key: Key, cqe: &Cqe) {
+    fn finish(&mut self, key: SlotKey, cqe: &Cqe) {
         let Some(command) = self.commands.remove(key) else { return };
         match command.purpose {
-            Purpose::Question => self.on_answer(&command, cqe),
-            Purpose::News | Purpose::Access => self.on_news(&command, cqe),
+            AdminPurpose::Question => self.on_answer(&command, cqe),
+            AdminPurpose::News | AdminPurpose::Access => self.on_news(&command, cqe),
             // What matters is that it was answered.
-            Purpose::KeepAlive | Purpose::Shutdown => {}
+            AdminPurpose::KeepAlive | AdminPurpose::Shutdown => {}
         }
     }
 }

@@ -8,12 +8,12 @@
 
 use super::Names;
 use super::command;
-use super::discovery::{FoundSubsystem, LogReader, Next};
+use super::discovery::{FoundSubsystem, LogReader, DiscoveryNext};
 use super::info::{ControllerInfo, NamespaceInfo};
 use super::prove::{self, Proving};
-use super::refused::Refused;
-use crate::io_queue::Transfer;
-use crate::nvme::auth::Credentials;
+use super::refused::NvmeRefused;
+use crate::io_queue::DataTransfer;
+use crate::nvme::auth::HostCredentials;
 use crate::nvme::auth::psk::InputPsk;
 use blockmux_volume::{Memory, Seg, SgList};
 use blockmux_wire::nvme::feature::{ACRE_AT, ACRE_ENABLED, FeatureId, HOST_BEHAVIOR_LEN};
@@ -43,7 +43,7 @@ pub enum Ask {
 
 /// What comes after an answer.
 #[derive(Debug)]
-pub(super) enum Learned {
+pub(super) enum NamespaceProbeResult {
     /// Ask the next question.
     More,
     /// Ask the same again in a while; for so long at most.
@@ -55,16 +55,16 @@ pub(super) enum Learned {
 }
 
 /// Asks what has to be known.
-pub(super) struct BringUp {
+pub(super) struct NamespaceProbe {
     ask: Ask,
     names: Names,
-    credentials: Option<Credentials>,
+    credentials: Option<HostCredentials>,
     proving: Option<Box<Proving>>,
     /// The key of TLS that was made, instead of anything else.
     pub(super) generated: Option<InputPsk>,
     kato_ms: u32,
     queues: u16,
-    step: Step,
+    step: NamespaceProbeStep,
     cap: u64,
     pub(super) controller: ControllerInfo,
     /// As far as they are known.
@@ -77,7 +77,7 @@ pub(super) struct BringUp {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+enum NamespaceProbeStep {
     Connect,
     Prove,
     Capabilities,
@@ -95,14 +95,14 @@ enum Step {
     Known,
 }
 
-impl BringUp {
+impl NamespaceProbe {
     pub(super) fn new(
         ask: Ask,
         names: Names,
-        credentials: Option<Credentials>,
+        credentials: Option<HostCredentials>,
         (kato_ms, queues): (u32, u16),
-    ) -> BringUp {
-        BringUp {
+    ) -> NamespaceProbe {
+        NamespaceProbe {
             ask,
             names,
             credentials,
@@ -110,7 +110,7 @@ impl BringUp {
             generated: None,
             kato_ms,
             queues,
-            step: Step::Connect,
+            step: NamespaceProbeStep::Connect,
             cap: 0,
             controller: ControllerInfo::default(),
             namespaces: Vec::new(),
@@ -121,170 +121,170 @@ impl BringUp {
     }
 
     pub(super) fn is_known(&self) -> bool {
-        self.step == Step::Known
+        self.step == NamespaceProbeStep::Known
     }
 
     /// Whether the controller has said that it is ready.
     pub(super) fn is_enabled(&self) -> bool {
-        use Step::{Capabilities, Connect, Enable, Prove, Ready, Version};
+        use NamespaceProbeStep::{Capabilities, Connect, Enable, Prove, Ready, Version};
         !matches!(self.step, Connect | Prove | Capabilities | Version | Enable | Ready)
     }
 
     /// The next question: the command, what moves, and the memory for that.
-    pub(super) fn question(&self) -> Option<(Sqe, Transfer, SgList)> {
+    pub(super) fn question(&self) -> Option<(Sqe, DataTransfer, SgList)> {
         let identify = |cns, nsid| (command::identify(cns, nsid), IDENTIFY_LEN);
         let (sqe, len) = match self.step {
-            Step::Connect => {
+            NamespaceProbeStep::Connect => {
                 let data = command::connect_data(&self.names, CNTLID_DYNAMIC);
                 let data = SgList::one(Seg::from_slice(data.as_bytes()));
                 let sqe = command::connect(0, ADMIN_ENTRIES, self.kato_ms);
-                return Some((sqe, Transfer::Out(data.len() as u32), data));
+                return Some((sqe, DataTransfer::Out(data.len() as u32), data));
             }
-            Step::Prove => return self.proving.as_ref()?.question(),
-            Step::Capabilities => (command::property_get(CAP, true), 0),
-            Step::Version => (command::property_get(VS, false), 0),
-            Step::Enable => (command::property_set(CC, self.configuration()), 0),
-            Step::Ready => (command::property_get(CSTS, false), 0),
-            Step::Controller => identify(Cns::CONTROLLER, 0),
-            Step::Limits => identify(Cns::IO_COMMAND_SET_CONTROLLER, 0),
-            Step::List => identify(Cns::ACTIVE_NAMESPACE_LIST, 0),
-            Step::Namespace(nsid) => identify(Cns::NAMESPACE, nsid),
-            Step::Descriptors => {
+            NamespaceProbeStep::Prove => return self.proving.as_ref()?.question(),
+            NamespaceProbeStep::Capabilities => (command::property_get(CAP, true), 0),
+            NamespaceProbeStep::Version => (command::property_get(VS, false), 0),
+            NamespaceProbeStep::Enable => (command::property_set(CC, self.configuration()), 0),
+            NamespaceProbeStep::Ready => (command::property_get(CSTS, false), 0),
+            NamespaceProbeStep::Controller => identify(Cns::CONTROLLER, 0),
+            NamespaceProbeStep::Limits => identify(Cns::IO_COMMAND_SET_CONTROLLER, 0),
+            NamespaceProbeStep::List => identify(Cns::ACTIVE_NAMESPACE_LIST, 0),
+            NamespaceProbeStep::Namespace(nsid) => identify(Cns::NAMESPACE, nsid),
+            NamespaceProbeStep::Descriptors => {
                 let nsid = self.namespaces.last().map_or(0, |namespace| namespace.nsid);
                 identify(Cns::NAMESPACE_IDENTIFICATION_DESCRIPTORS, nsid)
             }
-            Step::Log => {
+            NamespaceProbeStep::Log => {
                 let (from, len) = self.log.piece();
                 (command::get_log_page(LogPage::DISCOVERY, from, len), len as usize)
             }
             // So many of each kind, less one.
-            Step::Queues => {
+            NamespaceProbeStep::Queues => {
                 let less_one = u32::from(self.queues.saturating_sub(1));
                 (command::set_features(FeatureId::NUMBER_OF_QUEUES.0, less_one << 16 | less_one), 0)
             }
-            Step::Behavior => {
+            NamespaceProbeStep::Behavior => {
                 let mut behavior = [0; HOST_BEHAVIOR_LEN];
                 behavior[ACRE_AT] = ACRE_ENABLED;
                 let sqe = command::set_features(FeatureId::HOST_BEHAVIOR_SUPPORT.0, 0);
                 let data = SgList::one(Seg::from_slice(&behavior));
-                return Some((sqe, Transfer::Out(HOST_BEHAVIOR_LEN as u32), data));
+                return Some((sqe, DataTransfer::Out(HOST_BEHAVIOR_LEN as u32), data));
             }
-            Step::Known => return None,
+            NamespaceProbeStep::Known => return None,
         };
         if len == 0 {
-            return Some((sqe, Transfer::Nothing, SgList::default()));
+            return Some((sqe, DataTransfer::Nothing, SgList::default()));
         }
-        Some((sqe, Transfer::In(len as u32), SgList::one(Memory::from_heap(len).seg(0, len))))
+        Some((sqe, DataTransfer::In(len as u32), SgList::one(Memory::from_heap(len).seg(0, len))))
     }
 
     /// The connection has ended. A controller may end it when it hears that it has not proved who it is, before it says
     /// that it has heard that.
-    pub(super) fn on_lost(&self) -> Option<Refused> {
+    pub(super) fn on_lost(&self) -> Option<NvmeRefused> {
         self.proving.as_ref().and_then(|proving| proving.failure())
     }
 
     /// An answer has come, with its data if the command succeeded.
-    pub(super) fn on_answer(&mut self, cqe: &Cqe, data: &[u8]) -> Result<Learned, Refused> {
+    pub(super) fn on_answer(&mut self, cqe: &Cqe, data: &[u8]) -> Result<NamespaceProbeResult, NvmeRefused> {
         let is_good = cqe.status.is_success();
-        if let (Step::Prove, Some(proving)) = (self.step, &mut self.proving) {
+        if let (NamespaceProbeStep::Prove, Some(proving)) = (self.step, &mut self.proving) {
             if proving.on_answer(cqe, data)? {
                 self.generated = proving.generated().cloned();
-                (self.step, self.proving) = (Step::Capabilities, None);
+                (self.step, self.proving) = (NamespaceProbeStep::Capabilities, None);
             }
-            return Ok(if self.generated.is_some() { Learned::Key } else { Learned::More });
+            return Ok(if self.generated.is_some() { NamespaceProbeResult::Key } else { NamespaceProbeResult::More });
         }
         if let Some(refused) = self.refusal(cqe) {
             return Err(refused);
         }
         let result = cqe.result.get();
         self.step = match self.step {
-            Step::Connect => {
+            NamespaceProbeStep::Connect => {
                 self.controller.cntlid = result as u16;
                 self.proving = prove::asked_for(result, self.credentials.as_ref(), &self.names)?;
-                if self.proving.is_some() { Step::Prove } else { Step::Capabilities }
+                if self.proving.is_some() { NamespaceProbeStep::Prove } else { NamespaceProbeStep::Capabilities }
             }
-            Step::Capabilities => {
+            NamespaceProbeStep::Capabilities => {
                 self.on_capabilities(result);
-                Step::Version
+                NamespaceProbeStep::Version
             }
-            Step::Version => {
+            NamespaceProbeStep::Version => {
                 self.controller.version = result as u32;
-                Step::Enable
+                NamespaceProbeStep::Enable
             }
-            Step::Enable => Step::Ready,
-            Step::Ready => return self.on_status(result as u32),
-            Step::Controller => {
+            NamespaceProbeStep::Enable => NamespaceProbeStep::Ready,
+            NamespaceProbeStep::Ready => return self.on_status(result as u32),
+            NamespaceProbeStep::Controller => {
                 self.controller.identify(data);
                 match self.ask {
-                    Ask::Discovery => Step::Log,
-                    Ask::Use(_) if self.controller.has_retry_delays() => Step::Behavior,
-                    _ => Step::Limits,
+                    Ask::Discovery => NamespaceProbeStep::Log,
+                    Ask::Use(_) if self.controller.has_retry_delays() => NamespaceProbeStep::Behavior,
+                    _ => NamespaceProbeStep::Limits,
                 }
             }
-            Step::Behavior => {
+            NamespaceProbeStep::Behavior => {
                 // Without it CRD is reserved.
                 if !is_good {
                     self.controller.retry_delays = [Duration::ZERO; 3];
                 }
-                Step::Limits
+                NamespaceProbeStep::Limits
             }
-            Step::Log => self.on_log(data)?,
-            Step::Limits => {
+            NamespaceProbeStep::Log => self.on_log(data)?,
+            NamespaceProbeStep::Limits => {
                 // Older controllers do not know this question.
                 if is_good {
                     self.controller.identify_nvm(data);
                 }
                 match self.ask {
-                    Ask::Use(nsid) | Ask::Namespace(nsid) => Step::Namespace(nsid),
-                    _ => Step::List,
+                    Ask::Use(nsid) | Ask::Namespace(nsid) => NamespaceProbeStep::Namespace(nsid),
+                    _ => NamespaceProbeStep::List,
                 }
             }
-            Step::List => {
+            NamespaceProbeStep::List => {
                 self.left = namespaces(data);
                 self.left.reverse();
                 self.next_namespace()
             }
-            Step::Namespace(nsid) => self.on_namespace(nsid, data)?,
-            Step::Descriptors => {
+            NamespaceProbeStep::Namespace(nsid) => self.on_namespace(nsid, data)?,
+            NamespaceProbeStep::Descriptors => {
                 if let Some(namespace) = self.namespaces.last_mut().filter(|_| is_good) {
                     namespace.describe(data);
                 }
                 match self.ask {
-                    Ask::Use(_) => Step::Queues,
+                    Ask::Use(_) => NamespaceProbeStep::Queues,
                     Ask::Namespaces => self.next_namespace(),
-                    _ => Step::Known,
+                    _ => NamespaceProbeStep::Known,
                 }
             }
-            Step::Queues => {
+            NamespaceProbeStep::Queues => {
                 self.on_queues(result);
-                Step::Known
+                NamespaceProbeStep::Known
             }
-            Step::Prove | Step::Known => Step::Known,
+            NamespaceProbeStep::Prove | NamespaceProbeStep::Known => NamespaceProbeStep::Known,
         };
-        Ok(if self.is_known() { Learned::All } else { Learned::More })
+        Ok(if self.is_known() { NamespaceProbeResult::All } else { NamespaceProbeResult::More })
     }
 
     /// A piece of the discovery log page has come.
-    fn on_log(&mut self, data: &[u8]) -> Result<Step, Refused> {
+    fn on_log(&mut self, data: &[u8]) -> Result<NamespaceProbeStep, NvmeRefused> {
         match self.log.on_piece(data) {
-            Next::More => Ok(Step::Log),
-            Next::Restless => Err(Refused::Restless),
-            Next::Whole => {
+            DiscoveryNext::More => Ok(NamespaceProbeStep::Log),
+            DiscoveryNext::Restless => Err(NvmeRefused::Restless),
+            DiscoveryNext::Whole => {
                 self.found = std::mem::take(&mut self.log).into_found();
-                Ok(Step::Known)
+                Ok(NamespaceProbeStep::Known)
             }
         }
     }
 
-    fn on_namespace(&mut self, nsid: u32, data: &[u8]) -> Result<Step, Refused> {
+    fn on_namespace(&mut self, nsid: u32, data: &[u8]) -> Result<NamespaceProbeStep, NvmeRefused> {
         // Nothing is told of a namespace that could be there and is not (Base 2.0, "Identify").
         if self.ask != Ask::Namespaces && data.iter().all(|byte| *byte == 0) {
-            return Err(Refused::NoNamespace(nsid));
+            return Err(NvmeRefused::NoNamespace(nsid));
         }
         match NamespaceInfo::identify(nsid, data, &self.controller) {
             Ok(namespace) => {
                 self.namespaces.push(namespace);
-                Ok(Step::Descriptors)
+                Ok(NamespaceProbeStep::Descriptors)
             }
             // One of a list that went away, or that is none for us.
             Err(_) if self.ask == Ask::Namespaces => Ok(self.next_namespace()),
@@ -306,37 +306,37 @@ impl BringUp {
     }
 
     /// Whether a failure is the end of it.
-    fn refusal(&self, cqe: &Cqe) -> Option<Refused> {
+    fn refusal(&self, cqe: &Cqe) -> Option<NvmeRefused> {
         if cqe.status.is_success() {
             return None;
         }
         let what = match self.step {
-            Step::Connect => return Some(Refused::Connect(cqe.status)),
-            Step::Namespace(_) if self.ask == Ask::Namespaces => return None,
-            Step::Namespace(nsid) => return Some(Refused::NoNamespace(nsid)),
-            Step::Queues => return Some(Refused::NoQueues),
-            Step::Prove | Step::Behavior | Step::Limits | Step::Descriptors | Step::Known => return None,
-            Step::Capabilities | Step::Version | Step::Ready => "Property Get",
-            Step::Enable => "Property Set of CC",
-            Step::Controller => "Identify Controller",
-            Step::Log => "Get Log Page of discovery",
-            Step::List => "Identify of its active namespaces",
+            NamespaceProbeStep::Connect => return Some(NvmeRefused::Connect(cqe.status)),
+            NamespaceProbeStep::Namespace(_) if self.ask == Ask::Namespaces => return None,
+            NamespaceProbeStep::Namespace(nsid) => return Some(NvmeRefused::NoNamespace(nsid)),
+            NamespaceProbeStep::Queues => return Some(NvmeRefused::NoQueues),
+            NamespaceProbeStep::Prove | NamespaceProbeStep::Behavior | NamespaceProbeStep::Limits | NamespaceProbeStep::Descriptors | NamespaceProbeStep::Known => return None,
+            NamespaceProbeStep::Capabilities | NamespaceProbeStep::Version | NamespaceProbeStep::Ready => "Property Get",
+            NamespaceProbeStep::Enable => "Property Set of CC",
+            NamespaceProbeStep::Controller => "Identify Controller",
+            NamespaceProbeStep::Log => "Get Log Page of discovery",
+            NamespaceProbeStep::List => "Identify of its active namespaces",
         };
-        Some(Refused::Command { what, status: cqe.status })
+        Some(NvmeRefused::Command { what, status: cqe.status })
     }
 
     /// What CSTS says.
-    fn on_status(&mut self, csts: u32) -> Result<Learned, Refused> {
+    fn on_status(&mut self, csts: u32) -> Result<NamespaceProbeResult, NvmeRefused> {
         if csts & CSTS_CFS != 0 {
-            return Err(Refused::Fatal);
+            return Err(NvmeRefused::Fatal);
         }
         if csts & CSTS_RDY != 0 {
-            self.step = Step::Controller;
-            return Ok(Learned::More);
+            self.step = NamespaceProbeStep::Controller;
+            return Ok(NamespaceProbeResult::More);
         }
         // CAP.TO: eight bits, in units of 500 ms.
         let units = self.cap >> CAP_TO_SHIFT & 0xff;
-        Ok(Learned::Later(Duration::from_millis(units.max(1).saturating_mul(500))))
+        Ok(NamespaceProbeResult::Later(Duration::from_millis(units.max(1).saturating_mul(500))))
     }
 
     /// CC: enabled, pages of 4 KiB, and entries of the only sizes that there are.
@@ -347,8 +347,8 @@ impl BringUp {
         entries | sets << CC_CSS_SHIFT | CC_EN
     }
 
-    fn next_namespace(&mut self) -> Step {
-        self.left.pop().map_or(Step::Known, Step::Namespace)
+    fn next_namespace(&mut self) -> NamespaceProbeStep {
+        self.left.pop().map_or(NamespaceProbeStep::Known, NamespaceProbeStep::Namespace)
     }
 }
 

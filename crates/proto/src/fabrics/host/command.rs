@@ -17,14 +17,14 @@ pub type HostId = [u8; 16];
 
 /// Logical blocks of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Blocks {
+pub(super) struct NamespaceBlocks {
     pub(super) slba: u64,
     pub(super) count: u32,
 }
 
 /// Read, Write or Write Zeroes, with flags of CDW12.
 #[inline]
-pub(super) fn of_blocks(opcode: NvmOpcode, nsid: u32, blocks: Blocks, flags: u32) -> Sqe {
+pub(super) fn of_blocks(opcode: NvmOpcode, nsid: u32, blocks: NamespaceBlocks, flags: u32) -> Sqe {
     Sqe {
         cdw10: (blocks.slba as u32).into(),
         cdw11: ((blocks.slba >> 32) as u32).into(),
@@ -46,7 +46,7 @@ pub(super) fn deallocate(nsid: u32) -> Sqe {
 }
 
 /// The one range of Dataset Management.
-pub(super) fn range(blocks: Blocks) -> DsmRange {
+pub(super) fn range(blocks: NamespaceBlocks) -> DsmRange {
     DsmRange { cattr: 0.into(), nlb: blocks.count.into(), slba: blocks.slba.into() }
 }
 

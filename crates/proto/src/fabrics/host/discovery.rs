@@ -34,7 +34,7 @@ pub(super) struct LogReader {
 
 /// What comes after a piece.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Next {
+pub(super) enum DiscoveryNext {
     More,
     Whole,
     /// It changed each time that it was read.
@@ -57,17 +57,17 @@ impl LogReader {
     }
 
     /// A piece has come.
-    pub(super) fn on_piece(&mut self, data: &[u8]) -> Next {
+    pub(super) fn on_piece(&mut self, data: &[u8]) -> DiscoveryNext {
         match self.next {
             None => self.begin(data),
             Some(next) if next >= self.wanted() => {
                 let is_same = DiscoveryHeader::read_from_bytes(data)
                     .is_ok_and(|header| header.genctr.get() == self.generation);
                 if is_same {
-                    return Next::Whole;
+                    return DiscoveryNext::Whole;
                 }
                 self.restarts = self.restarts.saturating_add(1);
-                if self.restarts >= MAX_RESTARTS { Next::Restless } else { self.begin(data) }
+                if self.restarts >= MAX_RESTARTS { DiscoveryNext::Restless } else { self.begin(data) }
             }
             Some(next) => {
                 let mut count = 0;
@@ -78,7 +78,7 @@ impl LogReader {
                     count = u64::saturating_add(count, 1);
                 }
                 self.next = Some(next.saturating_add(count.max(1)));
-                Next::More
+                DiscoveryNext::More
             }
         }
     }
@@ -89,12 +89,12 @@ impl LogReader {
         (self.found, left_out)
     }
 
-    fn begin(&mut self, data: &[u8]) -> Next {
-        let Ok(header) = DiscoveryHeader::ref_from_bytes(data) else { return Next::Restless };
+    fn begin(&mut self, data: &[u8]) -> DiscoveryNext {
+        let Ok(header) = DiscoveryHeader::ref_from_bytes(data) else { return DiscoveryNext::Restless };
         (self.generation, self.records) = (header.genctr.get(), header.numrec.get());
         self.found.clear();
         self.next = Some(0);
-        if self.records == 0 { Next::Whole } else { Next::More }
+        if self.records == 0 { DiscoveryNext::Whole } else { DiscoveryNext::More }
     }
 
     fn wanted(&self) -> u64 {
@@ -151,13 +151,13 @@ mod tests {
     fn a_log_is_read_in_pieces_and_looked_at_again() {
         let mut reader = LogReader::default();
         assert_eq!(reader.piece(), (0, 1024));
-        assert_eq!(reader.on_piece(&header(7, 5)), Next::More);
+        assert_eq!(reader.on_piece(&header(7, 5)), DiscoveryNext::More);
         assert_eq!(reader.piece(), (1024, 4096));
-        assert_eq!(reader.on_piece(&entries(4)), Next::More);
+        assert_eq!(reader.on_piece(&entries(4)), DiscoveryNext::More);
         assert_eq!(reader.piece(), (5 * 1024, 1024));
-        assert_eq!(reader.on_piece(&entries(1)), Next::More);
+        assert_eq!(reader.on_piece(&entries(1)), DiscoveryNext::More);
         assert_eq!(reader.piece(), (0, 1024));
-        assert_eq!(reader.on_piece(&header(7, 5)), Next::Whole);
+        assert_eq!(reader.on_piece(&header(7, 5)), DiscoveryNext::Whole);
         let (found, left_out) = reader.into_found();
         assert_eq!((found.len(), left_out), (5, 0));
         assert_eq!((found[0].nqn.as_str(), found[0].address.as_str()), ("nqn.a", "::1"));
@@ -167,15 +167,15 @@ mod tests {
     #[test]
     fn a_log_that_changes_is_read_anew_and_not_forever() {
         let mut reader = LogReader::default();
-        let mut next = Next::More;
+        let mut next = DiscoveryNext::More;
         for generation in 0..100 {
             next = reader.on_piece(&header(generation, 1));
-            if next != Next::More {
+            if next != DiscoveryNext::More {
                 break;
             }
-            assert_eq!(reader.on_piece(&entries(1)), Next::More);
+            assert_eq!(reader.on_piece(&entries(1)), DiscoveryNext::More);
         }
-        assert_eq!(next, Next::Restless);
+        assert_eq!(next, DiscoveryNext::Restless);
     }
 
     #[test]
@@ -188,7 +188,7 @@ mod tests {
             pieces += 1;
         }
         assert_eq!(pieces, 2500);
-        assert_eq!(reader.on_piece(&header(0, u64::MAX)), Next::Whole);
+        assert_eq!(reader.on_piece(&header(0, u64::MAX)), DiscoveryNext::Whole);
         assert_eq!(
             reader.into_found(),
             (vec![found(DiscoveryEntry::ref_from_bytes(&entries(1)).unwrap()); 10_000], u64::MAX - 10_000)

@@ -1,6 +1,6 @@
 //! What Identify tells of a controller and a namespace, as far as a host uses it.
 
-use super::refused::Refused;
+use super::refused::NvmeRefused;
 use blockmux_volume::{MAX_TRANSFER, VolumeInfo};
 use blockmux_wire::nvme::identify::{
     CMIC_ANA, DLFEAT_WRITE_ZEROES_DEALLOCATES, IdentifyController, IdentifyControllerNvm, IdentifyNamespace,
@@ -136,17 +136,17 @@ impl NamespaceInfo {
         nsid: u32,
         data: &[u8],
         controller: &ControllerInfo,
-    ) -> Result<NamespaceInfo, Refused> {
-        let told = IdentifyNamespace::ref_from_bytes(data).map_err(|_| Refused::NoNamespace(nsid))?;
+    ) -> Result<NamespaceInfo, NvmeRefused> {
+        let told = IdentifyNamespace::ref_from_bytes(data).map_err(|_| NvmeRefused::NoNamespace(nsid))?;
         if told.nsze.get() == 0 {
-            return Err(Refused::NoNamespace(nsid));
+            return Err(NvmeRefused::NoNamespace(nsid));
         }
         // Four bits, and two more above two others.
         let format = usize::from(told.flbas & 0xf | (told.flbas >> 1 & 0x30));
-        let format = told.lbaf.get(format).copied().ok_or(Refused::NoNamespace(nsid))?;
+        let format = told.lbaf.get(format).copied().ok_or(NvmeRefused::NoNamespace(nsid))?;
         let (lbads, metadata) = (format.lbads, format.ms.get());
         if !LBADS.contains(&lbads) || metadata != 0 {
-            return Err(Refused::Format { nsid, lbads, metadata });
+            return Err(NvmeRefused::Format { nsid, lbads, metadata });
         }
         let block_len = 1_u32 << (lbads & 31);
         let in_bytes = |blocks_less_one: u16| {

@@ -9,8 +9,8 @@
 
 use super::io_queue::HostQueue;
 use super::transport::HostTransport;
-use super::{ControllerInfo, Names, NamespaceInfo, Refused};
-use crate::nvme::auth::Credentials;
+use super::{ControllerInfo, Names, NamespaceInfo, NvmeRefused};
+use crate::nvme::auth::HostCredentials;
 use crate::session::{Connections, Initiator, Overdue, PathRank, StreamConnections, StreamSession};
 use blockmux_volume::{Completion, Io, IoError, Pool};
 use std::collections::VecDeque;
@@ -22,7 +22,7 @@ pub struct QueueConfig {
     /// Who connects, and where to: as the admin queue did.
     pub names: Names,
     /// How we prove who we are, if we can.
-    pub credentials: Option<Credentials>,
+    pub credentials: Option<HostCredentials>,
     /// The controller that the admin queue got.
     pub controller: ControllerInfo,
     /// The namespace.
@@ -85,7 +85,7 @@ impl<T: HostTransport> HostQueues<T> {
 
     /// Why the controller gives us no queue, if it does not.
     #[must_use]
-    pub fn refused(&self) -> Option<&Refused> {
+    pub fn refused(&self) -> Option<&NvmeRefused> {
         self.first.queue.refused()
     }
 

@@ -4,32 +4,32 @@
 //! Times of Identify Controller (Base 2.0 §3.3.3.2.1), which it may use once the host has set ACRE. Without that, pauses
 //! grow with each try of a command.
 
-use super::queue::Piece;
+use super::queue::NvmePiece;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// Commands to send again.
 #[derive(Default)]
 pub(super) struct Later {
-    waiting: Vec<Waiting>,
+    waiting: Vec<DelayedPiece>,
     /// When the first of them is sent.
     next: Option<Instant>,
 }
 
-struct Waiting {
-    piece: Piece,
+struct DelayedPiece {
+    piece: NvmePiece,
     at: Instant,
 }
 
 impl Later {
     /// Sends a command that has failed `now` again: after as long as the controller says, if it does.
-    pub(super) fn push(&mut self, piece: Piece, told: Option<Duration>, now: Instant) {
+    pub(super) fn push(&mut self, piece: NvmePiece, told: Option<Duration>, now: Instant) {
         // It is the first time that it is sent again, or a later one.
         let times = 1_u32.checked_shl(piece.tries.saturating_sub(1)).unwrap_or(u32::MAX);
         let grown = FIRST_PAUSE.saturating_mul(times);
         let pause = told.map_or(grown.min(LONGEST_PAUSE), |told| told.min(LONGEST_TOLD));
         let at = now.checked_add(pause).unwrap_or(now);
-        self.waiting.push(Waiting { piece, at });
+        self.waiting.push(DelayedPiece { piece, at });
         self.next = Some(self.next.map_or(at, |next| next.min(at)));
     }
 
@@ -44,7 +44,7 @@ impl Later {
     }
 
     /// Moves those whose time has come to `again`.
-    pub(super) fn on_timeout(&mut self, now: Instant, again: &mut VecDeque<Piece>) {
+    pub(super) fn on_timeout(&mut self, now: Instant, again: &mut VecDeque<NvmePiece>) {
         self.waiting.retain_mut(|waiting| {
             let waits = waiting.at > now;
             if !waits {
@@ -64,11 +64,11 @@ const LONGEST_TOLD: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
-    use super::super::plan::Kind;
+    use super::super::plan::NvmeCommandKind;
     use super::*;
 
-    fn piece(tries: u32) -> Piece {
-        Piece { tries, ..Piece::of_the_queue(Kind::Read) }
+    fn piece(tries: u32) -> NvmePiece {
+        NvmePiece { tries, ..NvmePiece::of_the_queue(NvmeCommandKind::Read) }
     }
 
     /// How long a command waits.

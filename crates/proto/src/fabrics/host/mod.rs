@@ -38,11 +38,11 @@ pub use discovery::FoundSubsystem;
 pub use info::{ControllerInfo, NamespaceInfo, uuid_text};
 pub use io_queue::HostQueue;
 pub use io_queues::{HostQueues, QueueConfig};
-pub use refused::Refused;
+pub use refused::NvmeRefused;
 
 pub use crate::io_queue::DEPTH;
-pub(crate) use crate::io_queue::Transfer;
-pub(crate) use transport::{Commands, HostTransport, Request};
+pub(crate) use crate::io_queue::DataTransfer;
+pub(crate) use transport::{Commands, HostTransport, NvmeRequest};
 
 use crate::nvme::nqn::Nqn;
 

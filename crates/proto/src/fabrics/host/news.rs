@@ -13,7 +13,7 @@
 use super::access;
 use super::command;
 use super::info::{ControllerInfo, NamespaceInfo, UUID};
-use crate::io_queue::Transfer;
+use crate::io_queue::DataTransfer;
 use crate::session::PathRank;
 use blockmux_volume::{Memory, SgList};
 use blockmux_wire::nvme::Sqe;
@@ -24,7 +24,7 @@ use blockmux_wire::nvme::opcode::AdminOpcode;
 
 /// Listens to a controller.
 #[derive(Debug)]
-pub(super) struct News {
+pub(super) struct NamespaceChanges {
     nsid: u32,
     /// What the namespace is called, and the length of its blocks: what it is known by.
     known: (String, u32),
@@ -38,12 +38,12 @@ pub(super) struct News {
     page_len: u32,
     /// The events that the controller tells of and we want to hear.
     events: u32,
-    step: Step,
+    step: ListenStep,
     /// The command of this step is under way.
     is_asked: bool,
     /// The namespace's size, in bytes, when it may be another than before.
     size: Option<u64>,
-    access: Reading,
+    access: AnaLogState,
     /// It was read once, or asked for in vain.
     knows_access: bool,
     /// How well this path leads to the namespace, when it may be otherwise than before.
@@ -56,7 +56,7 @@ pub(super) struct News {
 
 /// How far a reading of the ANA log page is that was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reading {
+enum AnaLogState {
     Done,
     Due,
     UnderWay,
@@ -72,10 +72,10 @@ pub(super) enum Topic {
 }
 
 /// A command, what moves, the memory for that, and what it is for.
-pub(super) type Question = (Sqe, Transfer, SgList, Topic);
+pub(super) type ControllerQuery = (Sqe, DataTransfer, SgList, Topic);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+enum ListenStep {
     /// Says what it wants to hear.
     Configure,
     /// Waits for an event.
@@ -90,13 +90,13 @@ enum Step {
     Deaf,
 }
 
-impl News {
+impl NamespaceChanges {
     /// Of that namespace, as it is now.
-    pub(super) fn new(controller: &ControllerInfo, namespace: &NamespaceInfo) -> News {
+    pub(super) fn new(controller: &ControllerInfo, namespace: &NamespaceInfo) -> NamespaceChanges {
         let group = controller.ana_groups.map(|_| namespace.ana_group).filter(|group| *group > 0);
         let ana = if group.is_some() { AEC_ANA_CHANGE } else { 0 };
         let events = controller.oaes & (AEC_NAMESPACE_ATTRIBUTE | ana);
-        News {
+        NamespaceChanges {
             nsid: namespace.nsid,
             known: (namespace.identity.clone(), namespace.block_len),
             seen: None,
@@ -104,10 +104,10 @@ impl News {
             group,
             page_len: access::page_len(controller.ana_groups.unwrap_or(0)),
             events,
-            step: if events == 0 { Step::Deaf } else { Step::Configure },
+            step: if events == 0 { ListenStep::Deaf } else { ListenStep::Configure },
             is_asked: false,
             size: Some(namespace.size()),
-            access: if group.is_some() { Reading::Due } else { Reading::Done },
+            access: if group.is_some() { AnaLogState::Due } else { AnaLogState::Done },
             knows_access: group.is_none(),
             rank: None,
             last_rank: PathRank::Best,
@@ -116,45 +116,45 @@ impl News {
     }
 
     /// The next command.
-    pub(super) fn next(&mut self) -> Option<Question> {
-        if self.access == Reading::Due {
-            self.access = Reading::UnderWay;
+    pub(super) fn next(&mut self) -> Option<ControllerQuery> {
+        if self.access == AnaLogState::Due {
+            self.access = AnaLogState::UnderWay;
             let len = self.page_len;
             let memory = SgList::one(Memory::from_heap(len as usize).seg(0, len as usize));
-            return Some((ana_page(len), Transfer::In(len), memory, Topic::Access));
+            return Some((ana_page(len), DataTransfer::In(len), memory, Topic::Access));
         }
-        if self.step == Step::Deaf || std::mem::replace(&mut self.is_asked, true) {
+        if self.step == ListenStep::Deaf || std::mem::replace(&mut self.is_asked, true) {
             return None;
         }
         let (sqe, len) = match self.step {
-            Step::Configure => {
+            ListenStep::Configure => {
                 let fid = FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION.0;
                 (command::set_features(fid, self.events), 0)
             }
-            Step::Listen => (command::admin(AdminOpcode::ASYNC_EVENT_REQUEST), 0),
-            Step::Read(LogPage::ASYMMETRIC_NAMESPACE_ACCESS) => {
+            ListenStep::Listen => (command::admin(AdminOpcode::ASYNC_EVENT_REQUEST), 0),
+            ListenStep::Read(LogPage::ASYMMETRIC_NAMESPACE_ACCESS) => {
                 (ana_page(self.page_len), self.page_len as usize)
             }
-            Step::Read(page) => {
+            ListenStep::Read(page) => {
                 let len = page_len(page);
                 (command::get_log_page(page, 0, len), len as usize)
             }
-            Step::Look => (command::identify(Cns::NAMESPACE, self.nsid), IDENTIFY_LEN),
-            Step::Describe => {
+            ListenStep::Look => (command::identify(Cns::NAMESPACE, self.nsid), IDENTIFY_LEN),
+            ListenStep::Describe => {
                 (command::identify(Cns::NAMESPACE_IDENTIFICATION_DESCRIPTORS, self.nsid), IDENTIFY_LEN)
             }
-            Step::Deaf => return None,
+            ListenStep::Deaf => return None,
         };
         if len == 0 {
-            return Some((sqe, Transfer::Nothing, SgList::default(), Topic::Events));
+            return Some((sqe, DataTransfer::Nothing, SgList::default(), Topic::Events));
         }
         let memory = SgList::one(Memory::from_heap(len).seg(0, len));
-        Some((sqe, Transfer::In(len as u32), memory, Topic::Events))
+        Some((sqe, DataTransfer::In(len as u32), memory, Topic::Events))
     }
 
     /// The ANA log page that was asked for has come, or cannot be had: then it is asked for again some time.
     pub(super) fn on_access(&mut self, page: Option<&[u8]>) {
-        (self.access, self.knows_access) = (Reading::Done, true);
+        (self.access, self.knows_access) = (AnaLogState::Done, true);
         self.look_at_page(page);
     }
 
@@ -184,14 +184,14 @@ impl News {
 
     /// Reads the ANA log page again, if there is one.
     pub(super) fn ask_for_access(&mut self) {
-        if self.group.is_some() && self.access == Reading::Done {
-            self.access = Reading::Due;
+        if self.group.is_some() && self.access == AnaLogState::Done {
+            self.access = AnaLogState::Due;
         }
     }
 
     /// Whether nobody would tell of a change that is waited for, so that we have to ask from time to time.
     pub(super) fn is_to_ask_again(&self) -> bool {
-        let is_deaf = self.events & AEC_ANA_CHANGE == 0 || self.step == Step::Deaf;
+        let is_deaf = self.events & AEC_ANA_CHANGE == 0 || self.step == ListenStep::Deaf;
         self.group.is_some() && (is_deaf || self.last_rank == PathRank::Unusable)
     }
 
@@ -204,27 +204,27 @@ impl News {
     ) {
         self.is_asked = false;
         self.step = match (self.step, result) {
-            (Step::Configure, Some(_)) => Step::Listen,
+            (ListenStep::Configure, Some(_)) => ListenStep::Listen,
             // Three bits of type, eight of information, and the page.
-            (Step::Listen, Some(event)) => Step::Read(LogPage((event >> 16) as u8)),
-            (Step::Configure | Step::Listen, None) => Step::Deaf,
-            (Step::Read(page), _) => {
+            (ListenStep::Listen, Some(event)) => ListenStep::Read(LogPage((event >> 16) as u8)),
+            (ListenStep::Configure | ListenStep::Listen, None) => ListenStep::Deaf,
+            (ListenStep::Read(page), _) => {
                 if page == LogPage::ASYMMETRIC_NAMESPACE_ACCESS {
                     self.look_at_page(data);
                 }
-                Step::Look
+                ListenStep::Look
             }
-            (Step::Look, _) => {
+            (ListenStep::Look, _) => {
                 self.seen = data.and_then(|data| NamespaceInfo::identify(self.nsid, data, controller).ok());
-                if self.seen.is_some() { Step::Describe } else { Step::Listen }
+                if self.seen.is_some() { ListenStep::Describe } else { ListenStep::Listen }
             }
-            (Step::Describe, _) => {
+            (ListenStep::Describe, _) => {
                 if let Some(seen) = self.seen.take() {
                     self.compare(seen, data);
                 }
-                Step::Listen
+                ListenStep::Listen
             }
-            (Step::Deaf, _) => Step::Deaf,
+            (ListenStep::Deaf, _) => ListenStep::Deaf,
         };
     }
 

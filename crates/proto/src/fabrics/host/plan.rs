@@ -1,8 +1,8 @@
 //! How I/O becomes commands of this namespace.
 
-use super::command::{self, Blocks};
+use super::command::{self, NamespaceBlocks};
 use super::info::NamespaceInfo;
-use crate::io_queue::{self, Transfer, ZEROES};
+use crate::io_queue::{self, DataTransfer, ZEROES};
 use crate::job;
 use blockmux_volume::{IoError, Op};
 use blockmux_wire::nvme::Sqe;
@@ -10,7 +10,7 @@ use blockmux_wire::nvme::nvm::{DEAC, DsmRange, FUA};
 use blockmux_wire::nvme::opcode::NvmOpcode;
 
 /// What the namespace can do, as far as commands depend on it. What it turns out not to know is taken back.
-pub(super) struct Terms {
+pub(super) struct NamespaceCapabilities {
     nsid: u32,
     /// Of a logical block, in bytes.
     block_len: u32,
@@ -23,12 +23,12 @@ pub(super) struct Terms {
     zeroes_fast: bool,
 }
 
-pub(super) type Plan = io_queue::Plan<Kind>;
-pub(super) type Pieces = job::Pieces<Kind>;
+pub(super) type NvmePlan = io_queue::IoPlan<NvmeCommandKind>;
+pub(super) type NvmePieces = job::CommandPieces<NvmeCommandKind>;
 
 /// What one command does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum NvmeCommandKind {
     Read,
     Write {
         fua: bool,
@@ -47,19 +47,19 @@ pub(crate) enum Kind {
     Connect,
 }
 
-impl job::Kind for Kind {
-    const FLUSH: Kind = Kind::Flush;
-    const READ: Kind = Kind::Read;
+impl job::CommandKind for NvmeCommandKind {
+    const FLUSH: NvmeCommandKind = NvmeCommandKind::Flush;
+    const READ: NvmeCommandKind = NvmeCommandKind::Read;
 
     fn is_long(self) -> bool {
-        !matches!(self, Kind::Read | Kind::Write { .. } | Kind::Zeroes { .. })
+        !matches!(self, NvmeCommandKind::Read | NvmeCommandKind::Write { .. } | NvmeCommandKind::Zeroes { .. })
     }
 }
 
-impl Terms {
-    pub(super) fn new(namespace: &NamespaceInfo) -> Terms {
+impl NamespaceCapabilities {
+    pub(super) fn new(namespace: &NamespaceInfo) -> NamespaceCapabilities {
         let bytes = |blocks: u64| blocks.saturating_mul(namespace.block_len.into());
-        Terms {
+        NamespaceCapabilities {
             nsid: namespace.nsid,
             block_len: namespace.block_len,
             max_transfer: namespace.max_transfer,
@@ -72,64 +72,64 @@ impl Terms {
 
     /// How to do `op` with this namespace.
     #[inline]
-    pub(super) fn plan(&self, op: Op) -> Plan {
-        let pieces = |kind, max| Plan::Send(Pieces { kind, max, then_flush: false });
+    pub(super) fn plan(&self, op: Op) -> NvmePlan {
+        let pieces = |kind, max| NvmePlan::Send(NvmePieces { kind, max, then_flush: false });
         let stable = |fua: bool| fua && self.write_cache;
         match op {
-            Op::Read => pieces(Kind::Read, self.max_transfer),
-            Op::Write { fua } => pieces(Kind::Write { fua: stable(fua) }, self.max_transfer),
-            Op::Flush if self.write_cache => Plan::Send(Pieces::FLUSH),
-            Op::Flush | Op::Prefetch => Plan::Done,
-            Op::BlockStatus => Plan::AllData,
+            Op::Read => pieces(NvmeCommandKind::Read, self.max_transfer),
+            Op::Write { fua } => pieces(NvmeCommandKind::Write { fua: stable(fua) }, self.max_transfer),
+            Op::Flush if self.write_cache => NvmePlan::Send(NvmePieces::FLUSH),
+            Op::Flush | Op::Prefetch => NvmePlan::Done,
+            Op::BlockStatus => NvmePlan::AllData,
             Op::Discard { fua } => match self.deallocate {
-                Some(max) => Plan::Send(Pieces { kind: Kind::Deallocate, max, then_flush: stable(fua) }),
-                None => Plan::Done,
+                Some(max) => NvmePlan::Send(NvmePieces { kind: NvmeCommandKind::Deallocate, max, then_flush: stable(fua) }),
+                None => NvmePlan::Done,
             },
             Op::WriteZeroes { fua, may_unmap, only_fast } => {
                 let may_deallocate = may_unmap && self.zeroes_fast;
                 match self.write_zeroes {
-                    None if only_fast => Plan::Fails(IoError::Unsupported),
-                    Some(_) if only_fast && !may_deallocate => Plan::Fails(IoError::Unsupported),
-                    Some(max) => pieces(Kind::WriteZeroes { fua: stable(fua), may_deallocate }, max),
-                    None => Plan::Send(self.written_zeroes(fua)),
+                    None if only_fast => NvmePlan::Fails(IoError::Unsupported),
+                    Some(_) if only_fast && !may_deallocate => NvmePlan::Fails(IoError::Unsupported),
+                    Some(max) => pieces(NvmeCommandKind::WriteZeroes { fua: stable(fua), may_deallocate }, max),
+                    None => NvmePlan::Send(self.written_zeroes(fua)),
                 }
             }
         }
     }
 
     /// Zeroes that are written out.
-    pub(super) fn written_zeroes(&self, fua: bool) -> Pieces {
+    pub(super) fn written_zeroes(&self, fua: bool) -> NvmePieces {
         let (fua, max) = (fua && self.write_cache, self.max_transfer.min(ZEROES as u64));
-        Pieces { kind: Kind::Zeroes { fua }, max, then_flush: false }
+        NvmePieces { kind: NvmeCommandKind::Zeroes { fua }, max, then_flush: false }
     }
 
     /// The command for `len` bytes at `offset`.
     #[inline]
-    pub(super) fn sqe(&self, kind: Kind, offset: u64, len: u64) -> (Sqe, Transfer) {
+    pub(super) fn sqe(&self, kind: NvmeCommandKind, offset: u64, len: u64) -> (Sqe, DataTransfer) {
         let blocks = self.blocks(offset, len);
         let of_blocks = |opcode, flags| command::of_blocks(opcode, self.nsid, blocks, flags);
         let force = |fua: bool| if fua { FUA } else { 0 };
         match kind {
-            Kind::Read => (of_blocks(NvmOpcode::READ, 0), Transfer::In(len as u32)),
-            Kind::Write { fua } | Kind::Zeroes { fua } => {
-                (of_blocks(NvmOpcode::WRITE, force(fua)), Transfer::Out(len as u32))
+            NvmeCommandKind::Read => (of_blocks(NvmOpcode::READ, 0), DataTransfer::In(len as u32)),
+            NvmeCommandKind::Write { fua } | NvmeCommandKind::Zeroes { fua } => {
+                (of_blocks(NvmOpcode::WRITE, force(fua)), DataTransfer::Out(len as u32))
             }
-            Kind::WriteZeroes { fua, may_deallocate } => {
+            NvmeCommandKind::WriteZeroes { fua, may_deallocate } => {
                 let deallocate = if may_deallocate { DEAC } else { 0 };
-                (of_blocks(NvmOpcode::WRITE_ZEROES, force(fua) | deallocate), Transfer::Nothing)
+                (of_blocks(NvmOpcode::WRITE_ZEROES, force(fua) | deallocate), DataTransfer::Nothing)
             }
-            Kind::Deallocate => (command::deallocate(self.nsid), Transfer::Out(RANGE_LEN as u32)),
-            Kind::Flush | Kind::Connect => {
-                (command::of_namespace(NvmOpcode::FLUSH, self.nsid), Transfer::Nothing)
+            NvmeCommandKind::Deallocate => (command::deallocate(self.nsid), DataTransfer::Out(RANGE_LEN as u32)),
+            NvmeCommandKind::Flush | NvmeCommandKind::Connect => {
+                (command::of_namespace(NvmOpcode::FLUSH, self.nsid), DataTransfer::Nothing)
             }
         }
     }
 
     /// A range in logical blocks; it is whole ones, and a piece has at most 32 bits of them.
     #[inline]
-    pub(super) fn blocks(&self, offset: u64, len: u64) -> Blocks {
+    pub(super) fn blocks(&self, offset: u64, len: u64) -> NamespaceBlocks {
         let shift = self.block_len.trailing_zeros();
-        Blocks { slba: offset.wrapping_shr(shift), count: len.wrapping_shr(shift) as u32 }
+        NamespaceBlocks { slba: offset.wrapping_shr(shift), count: len.wrapping_shr(shift) as u32 }
     }
 }
 

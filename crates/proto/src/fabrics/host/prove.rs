@@ -1,10 +1,10 @@
 //! Authentication of one queue as commands: Authentication Send and Receive, in turn.
 
 use super::command;
-use super::{Names, Refused};
-use crate::io_queue::Transfer;
+use super::{Names, NvmeRefused};
+use crate::io_queue::DataTransfer;
 use crate::nvme::auth::MAX_MESSAGE;
-use crate::nvme::auth::host::{Applicant, Concatenation, Credentials, Turn, Unproved};
+use crate::nvme::auth::host::{Applicant, Concatenation, HostCredentials, AuthTurn, Unproved};
 use crate::nvme::auth::psk::InputPsk;
 use blockmux_volume::{Memory, Seg, SgList};
 use blockmux_wire::nvme::{Cqe, Sqe};
@@ -16,12 +16,12 @@ pub(super) struct Proving(Applicant);
 /// What the answer to Connect asks for: a proof, or nothing.
 pub(super) fn asked_for(
     connect_result: u64,
-    credentials: Option<&Credentials>,
+    credentials: Option<&HostCredentials>,
     names: &Names,
-) -> Result<Option<Box<Proving>>, Refused> {
+) -> Result<Option<Box<Proving>>, NvmeRefused> {
     let is_asked = connect_result as u32 & (AUTHREQ_ATR | AUTHREQ_ASCR) != 0;
     match credentials {
-        None if is_asked => Err(Refused::Authentication),
+        None if is_asked => Err(NvmeRefused::Authentication),
         Some(credentials) if is_asked => {
             let applicant = Applicant::new(credentials.clone(), &names.host, &names.subsystem);
             Ok(Some(Box::new(Proving(applicant))))
@@ -29,11 +29,11 @@ pub(super) fn asked_for(
         // The key of the connection has proved everything already.
         Some(credentials) if credentials.concatenation == Concatenation::Done => Ok(None),
         Some(credentials) if credentials.concatenation == Concatenation::Due => {
-            Err(Refused::Proof(Unproved::NoChannel))
+            Err(NvmeRefused::Proof(Unproved::NoChannel))
         }
         // Who sits between us and the controller could have left that out.
         Some(credentials) if credentials.secrets.controller.is_some() => {
-            Err(Refused::Proof(Unproved::NotAsked))
+            Err(NvmeRefused::Proof(Unproved::NotAsked))
         }
         _ => Ok(None),
     }
@@ -41,26 +41,26 @@ pub(super) fn asked_for(
 
 impl Proving {
     /// The next command, what moves, and the memory for that, if there is something left to do. Asking changes nothing.
-    pub(super) fn question(&self) -> Option<(Sqe, Transfer, SgList)> {
+    pub(super) fn question(&self) -> Option<(Sqe, DataTransfer, SgList)> {
         match self.0.turn() {
-            Turn::Send(message) => {
+            AuthTurn::Send(message) => {
                 let len = message.len() as u32; // checked: at most MAX_MESSAGE
                 let sqe = command::authentication(FabricsType::AUTHENTICATION_SEND, len);
-                Some((sqe, Transfer::Out(len), SgList::one(Seg::from_slice(message))))
+                Some((sqe, DataTransfer::Out(len), SgList::one(Seg::from_slice(message))))
             }
-            Turn::Receive => {
+            AuthTurn::Receive => {
                 let len = MAX_MESSAGE as u32;
                 let sqe = command::authentication(FabricsType::AUTHENTICATION_RECEIVE, len);
                 let memory = Memory::from_heap(MAX_MESSAGE).seg(0, MAX_MESSAGE);
-                Some((sqe, Transfer::In(len), SgList::one(memory)))
+                Some((sqe, DataTransfer::In(len), SgList::one(memory)))
             }
-            Turn::Over(_) => None,
+            AuthTurn::Over(_) => None,
         }
     }
 
     /// Why it has failed, also while the controller is still to be told so.
-    pub(super) fn failure(&self) -> Option<Refused> {
-        self.0.failure().map(Refused::Proof)
+    pub(super) fn failure(&self) -> Option<NvmeRefused> {
+        self.0.failure().map(NvmeRefused::Proof)
     }
 
     /// The key of TLS that was made, if one was to be.
@@ -69,8 +69,8 @@ impl Proving {
     }
 
     /// The command has ended, with its data if it had some; whether that was the last and we are believed.
-    pub(super) fn on_answer(&mut self, cqe: &Cqe, data: &[u8]) -> Result<bool, Refused> {
-        let is_sending = matches!(self.0.turn(), Turn::Send(_));
+    pub(super) fn on_answer(&mut self, cqe: &Cqe, data: &[u8]) -> Result<bool, NvmeRefused> {
+        let is_sending = matches!(self.0.turn(), AuthTurn::Send(_));
         let is_good = cqe.status.is_success();
         match is_sending {
             true => self.0.on_sent(),
@@ -79,13 +79,13 @@ impl Proving {
         }
         match self.0.turn() {
             // What we have failed for says more than that the controller would not hear it.
-            Turn::Over(Err(unproved)) => Err(Refused::Proof(unproved)),
+            AuthTurn::Over(Err(unproved)) => Err(NvmeRefused::Proof(unproved)),
             _ if !is_good => {
                 let what = if is_sending { "Authentication Send" } else { "Authentication Receive" };
-                Err(Refused::Command { what, status: cqe.status })
+                Err(NvmeRefused::Command { what, status: cqe.status })
             }
-            Turn::Over(Ok(())) => Ok(true),
-            Turn::Send(_) | Turn::Receive => Ok(false),
+            AuthTurn::Over(Ok(())) => Ok(true),
+            AuthTurn::Send(_) | AuthTurn::Receive => Ok(false),
         }
     }
 }

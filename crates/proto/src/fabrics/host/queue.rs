@@ -6,16 +6,16 @@ use super::access::Failing;
 use super::command;
 use super::info::NamespaceInfo;
 use super::later::Later;
-use super::plan::{Kind, Plan, RANGE_LEN, Terms};
+use super::plan::{NvmeCommandKind, NvmePlan, RANGE_LEN, NamespaceCapabilities};
 use super::prove::{self, Proving};
-use super::transport::{Commands, Request, TransferProgress};
+use super::transport::{Commands, NvmeRequest, TransferProgress};
 use super::verdict;
-use super::{DEPTH, Names, Refused};
-use crate::io_queue::{self, CommandSet, Transfer, Verdict, Zeroes, memory};
+use super::{DEPTH, Names, NvmeRefused};
+use crate::io_queue::{self, CommandSet, DataTransfer, Verdict, Zeroes, memory};
 use crate::job;
-use crate::nvme::auth::Credentials;
+use crate::nvme::auth::HostCredentials;
 use crate::session::PathRank;
-use crate::slots::Key;
+use crate::slots::SlotKey;
 use blockmux_volume::{Io, IoError, Op, Pool, Seg, SgList};
 use blockmux_wire::nvme::status::StatusField;
 use blockmux_wire::nvme::{Cqe, Sqe};
@@ -23,17 +23,17 @@ use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
 /// I/O under way at one namespace, over one I/O queue.
-pub(crate) type NamespaceQueue = io_queue::Queue<Namespace, TransferProgress>;
-pub(super) type Command = io_queue::Command<Namespace, TransferProgress>;
-pub(super) type Job = job::Job<Kind>;
-pub(super) type Piece = job::Piece<Kind>;
+pub(crate) type NamespaceQueue = io_queue::CommandQueue<RemoteNamespace, TransferProgress>;
+pub(super) type NvmeQueuedCommand = io_queue::QueuedCommand<RemoteNamespace, TransferProgress>;
+pub(super) type NvmeJob = job::IoJob<NvmeCommandKind>;
+pub(super) type NvmePiece = job::CommandPiece<NvmeCommandKind>;
 
 /// What is known of the namespace and of the path to it, and how far the queue is.
-pub(crate) struct Namespace {
+pub(crate) struct RemoteNamespace {
     connecting: Connecting,
     names: Names,
-    credentials: Option<Credentials>,
-    terms: Terms,
+    credentials: Option<HostCredentials>,
+    terms: NamespaceCapabilities,
     pub(super) rank: PathRank,
     pub(super) failing: Failing,
     zeroes: Zeroes,
@@ -55,14 +55,14 @@ enum Connecting {
     /// We are to prove who we are; whether a command for that is under way.
     Proving(Box<Proving>, bool),
     Connected,
-    Refused(Refused),
+    Refused(NvmeRefused),
 }
 
 impl NamespaceQueue {
     /// Queue `qid` with so many entries, at most [`DEPTH`], of a controller of this identifier.
     pub(crate) fn new(
         names: Names,
-        credentials: Option<Credentials>,
+        credentials: Option<HostCredentials>,
         cntlid: u16,
         (qid, entries): (u16, u16),
         namespace: &NamespaceInfo,
@@ -71,11 +71,11 @@ impl NamespaceQueue {
     ) -> NamespaceQueue {
         let data = command::connect_data(&names, cntlid);
         let data = SgList::one(Seg::from_slice(data.as_bytes()));
-        let set = Namespace {
+        let set = RemoteNamespace {
             connecting: Connecting::Due(qid, entries, Box::new(data)),
             names,
             credentials,
-            terms: Terms::new(namespace),
+            terms: NamespaceCapabilities::new(namespace),
             rank: PathRank::Best,
             failing: Failing::default(),
             zeroes: Zeroes::default(),
@@ -95,7 +95,7 @@ impl NamespaceQueue {
     }
 
     /// Why it has it not, if it said no.
-    pub(crate) fn refused(&self) -> Option<&Refused> {
+    pub(crate) fn refused(&self) -> Option<&NvmeRefused> {
         match &self.set.connecting {
             Connecting::Refused(refused) => Some(refused),
             _ => None,
@@ -135,7 +135,7 @@ impl NamespaceQueue {
 
     /// As [`Initiator::look`](crate::session::Initiator::look).
     pub(crate) fn look(&mut self) -> u32 {
-        self.commands.look(Command::is_long)
+        self.commands.look(NvmeQueuedCommand::is_long)
     }
 
     /// The namespace is of this size now, in bytes.
@@ -151,7 +151,7 @@ impl NamespaceQueue {
 
     /// The next command to send, if there is any and the queue has an entry for it.
     #[inline]
-    pub(crate) fn next(&mut self) -> Option<Request> {
+    pub(crate) fn next(&mut self) -> Option<NvmeRequest> {
         if !self.is_connected() {
             return self.connect();
         }
@@ -159,10 +159,10 @@ impl NamespaceQueue {
     }
 
     /// Connect, and what proves who we are.
-    fn connect(&mut self) -> Option<Request> {
+    fn connect(&mut self) -> Option<NvmeRequest> {
         let (sqe, transfer, payload) = match &mut self.set.connecting {
             Connecting::Due(qid, entries, data) => {
-                let question = (command::connect(*qid, *entries, 0), Transfer::Out(data.len() as u32));
+                let question = (command::connect(*qid, *entries, 0), DataTransfer::Out(data.len() as u32));
                 let data = std::mem::take(&mut **data);
                 self.set.connecting = Connecting::Sent;
                 (question.0, question.1, data)
@@ -173,12 +173,12 @@ impl NamespaceQueue {
             }
             _ => return None,
         };
-        Some(self.begin_with(Piece::of_the_queue(Kind::Connect), sqe, transfer, Some(payload)))
+        Some(self.begin_with(NvmePiece::of_the_queue(NvmeCommandKind::Connect), sqe, transfer, Some(payload)))
     }
 
     /// A command has ended.
     #[inline]
-    fn on_finished(&mut self, key: Key, cqe: &Cqe) {
+    fn on_finished(&mut self, key: SlotKey, cqe: &Cqe) {
         let Some(command) = self.commands.get_mut(key) else { return };
         let piece = command.piece;
         let Some(job) = piece.job else { return self.on_connecting(key, cqe) };
@@ -209,19 +209,19 @@ impl NamespaceQueue {
 
     /// A command of the queue itself has ended: Connect, or one that proves who we are.
     #[cold]
-    fn on_connecting(&mut self, key: Key, cqe: &Cqe) {
+    fn on_connecting(&mut self, key: SlotKey, cqe: &Cqe) {
         let Some(command) = self.commands.remove(key) else { return };
         let next = match &mut self.set.connecting {
             Connecting::Proving(proving, is_asked) => {
                 let is_whole = command.transport.is_whole(command.transfer) && !command.transport.is_corrupt;
                 let data = match (command.transfer, &command.payload) {
-                    (Transfer::In(_), Some(payload)) if is_whole => payload.to_vec(),
+                    (DataTransfer::In(_), Some(payload)) if is_whole => payload.to_vec(),
                     _ => Vec::new(),
                 };
                 *is_asked = false;
                 proving.on_answer(cqe, &data).map(|is_done| is_done.then_some(Connecting::Connected))
             }
-            _ if !cqe.status.is_success() => Err(Refused::Connect(cqe.status)),
+            _ if !cqe.status.is_success() => Err(NvmeRefused::Connect(cqe.status)),
             _ => {
                 let asked =
                     prove::asked_for(cqe.result.get(), self.set.credentials.as_ref(), &self.set.names);
@@ -240,8 +240,8 @@ impl NamespaceQueue {
     }
 }
 
-impl CommandSet for Namespace {
-    type Kind = Kind;
+impl CommandSet for RemoteNamespace {
+    type Kind = NvmeCommandKind;
     type Sent = Sqe;
     type Kept = ();
 
@@ -251,20 +251,20 @@ impl CommandSet for Namespace {
     }
 
     #[inline]
-    fn plan(&self, op: Op) -> Plan {
+    fn plan(&self, op: Op) -> NvmePlan {
         self.terms.plan(op)
     }
 
     #[inline]
-    fn command(&self, piece: &Piece) -> (Sqe, Transfer) {
+    fn command(&self, piece: &NvmePiece) -> (Sqe, DataTransfer) {
         self.terms.sqe(piece.kind, piece.offset, piece.len)
     }
 
     #[inline]
-    fn payload(&mut self, piece: &Piece, pool: &Pool) -> Option<SgList> {
+    fn payload(&mut self, piece: &NvmePiece, pool: &Pool) -> Option<SgList> {
         match piece.kind {
-            Kind::Zeroes { .. } => Some(self.zeroes.list(piece.len)),
-            Kind::Deallocate => {
+            NvmeCommandKind::Zeroes { .. } => Some(self.zeroes.list(piece.len)),
+            NvmeCommandKind::Deallocate => {
                 let list = memory(pool, RANGE_LEN);
                 let range = command::range(self.terms.blocks(piece.offset, piece.len));
                 list.copy_from(range.as_bytes());
@@ -278,14 +278,14 @@ impl CommandSet for Namespace {
     fn keep(_: &Sqe) {}
 
     #[cold]
-    fn do_otherwise(&mut self, piece: Piece, job: &mut Job) -> Option<Piece> {
+    fn do_otherwise(&mut self, piece: NvmePiece, job: &mut NvmeJob) -> Option<NvmePiece> {
         match (piece.kind, job.io.op) {
-            (Kind::WriteZeroes { .. }, Op::WriteZeroes { only_fast: false, fua, .. }) => {
+            (NvmeCommandKind::WriteZeroes { .. }, Op::WriteZeroes { only_fast: false, fua, .. }) => {
                 self.terms.write_zeroes = None;
                 job.go_back(piece.offset, self.terms.written_zeroes(fua));
             }
             // What is no longer needed may stay.
-            (Kind::Deallocate, _) => {
+            (NvmeCommandKind::Deallocate, _) => {
                 self.terms.deallocate = None;
                 job.issued = job.io.len;
             }
@@ -295,7 +295,7 @@ impl CommandSet for Namespace {
     }
 }
 
-impl Namespace {
+impl RemoteNamespace {
     /// How long the controller wants a command not to be sent again, if it says so.
     #[cold]
     fn retry_delay(&self, status: StatusField) -> Option<Duration> {
@@ -306,37 +306,37 @@ impl Namespace {
 
 impl Commands for NamespaceQueue {
     #[inline]
-    fn find(&self, cid: u16) -> Option<Key> {
+    fn find(&self, cid: u16) -> Option<SlotKey> {
         self.commands.find_narrow(cid)
     }
 
     #[inline]
-    fn transport(&mut self, key: Key) -> Option<(&mut TransferProgress, Transfer)> {
+    fn transport(&mut self, key: SlotKey) -> Option<(&mut TransferProgress, DataTransfer)> {
         NamespaceQueue::transport(self, key)
     }
 
     #[inline]
-    fn data_out(&mut self, key: Key) -> Option<(&SgList, usize)> {
+    fn data_out(&mut self, key: SlotKey) -> Option<(&SgList, usize)> {
         NamespaceQueue::data_out(self, key)
     }
 
     #[inline]
-    fn data_in(&mut self, key: Key) -> Option<(&SgList, usize)> {
+    fn data_in(&mut self, key: SlotKey) -> Option<(&SgList, usize)> {
         NamespaceQueue::data_in(self, key)
     }
 
     #[inline]
-    fn is_lendable(&mut self, key: Key, len: usize) -> bool {
+    fn is_lendable(&mut self, key: SlotKey, len: usize) -> bool {
         NamespaceQueue::is_lendable(self, key, len)
     }
 
     #[inline]
-    fn lend(&mut self, key: Key, data: Seg) {
+    fn lend(&mut self, key: SlotKey, data: Seg) {
         NamespaceQueue::lend(self, key, data);
     }
 
     #[inline]
-    fn finish(&mut self, key: Key, cqe: &Cqe) {
+    fn finish(&mut self, key: SlotKey, cqe: &Cqe) {
         self.on_finished(key, cqe);
     }
 }

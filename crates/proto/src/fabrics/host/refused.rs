@@ -1,11 +1,11 @@
 //! A controller that says no, properly, or that we do not want: not a breach of the protocol, and one line for the user.
 
 use crate::nvme::auth::Unproved;
-use blockmux_wire::nvme::status::{ConnectStatus, Status, StatusField};
+use blockmux_wire::nvme::status::{ConnectStatus, NvmeStatus, StatusField};
 
 /// Why a session ended without what was asked for, although nobody broke the protocol.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum NvmeRefused {
     /// It takes no such queue, or not from us.
     #[error("controller refused to connect: {}", said_of_connect(*.0))]
     Connect(StatusField),
@@ -65,27 +65,27 @@ pub enum Refused {
     NoQueues,
 }
 
-impl Refused {
+impl NvmeRefused {
     /// Whether a controller that took us before may well do so a little later: it is in trouble, or was just started.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         match self {
-            Refused::Connect(status) => !matches!(
+            NvmeRefused::Connect(status) => !matches!(
                 ConnectStatus(status.status().0),
                 ConnectStatus::CONNECT_INCOMPATIBLE_FORMAT | ConnectStatus::CONNECT_INVALID_HOST
             ),
-            Refused::Command { status, .. } => !status.do_not_retry(),
-            Refused::Fatal
-            | Refused::NotReady(_)
-            | Refused::NoNamespace(_)
+            NvmeRefused::Command { status, .. } => !status.do_not_retry(),
+            NvmeRefused::Fatal
+            | NvmeRefused::NotReady(_)
+            | NvmeRefused::NoNamespace(_)
             // Who comes again looks closer.
-            | Refused::Replaced(_)
-            | Refused::NoQueues
-            | Refused::Restless => true,
-            Refused::Authentication
-            | Refused::Proof(_)
-            | Refused::Format { .. }
-            | Refused::AnotherNamespace { .. } => false,
+            | NvmeRefused::Replaced(_)
+            | NvmeRefused::NoQueues
+            | NvmeRefused::Restless => true,
+            NvmeRefused::Authentication
+            | NvmeRefused::Proof(_)
+            | NvmeRefused::Format { .. }
+            | NvmeRefused::AnotherNamespace { .. } => false,
         }
     }
 }
@@ -101,7 +101,7 @@ fn said_of_connect(field: StatusField) -> String {
 }
 
 fn words(name: Option<&str>, field: StatusField) -> String {
-    let Status(number) = field.status();
+    let NvmeStatus(number) = field.status();
     name.map_or_else(|| format!("status {number:#05x}"), |name| name.to_lowercase().replace('_', " "))
 }
 
@@ -111,11 +111,11 @@ mod tests {
 
     #[test]
     fn a_refusal_is_one_line() {
-        let refused = Refused::Connect(StatusField::final_one(ConnectStatus::CONNECT_INVALID_HOST.into()));
+        let refused = NvmeRefused::Connect(StatusField::final_one(ConnectStatus::CONNECT_INVALID_HOST.into()));
         assert_eq!(refused.to_string(), "controller refused to connect: connect invalid host");
         assert!(!refused.may_pass());
-        let status = StatusField::new(Status(0x7ff));
-        let refused = Refused::Command { what: "Identify Controller", status };
+        let status = StatusField::new(NvmeStatus(0x7ff));
+        let refused = NvmeRefused::Command { what: "Identify Controller", status };
         assert_eq!(refused.to_string(), "controller failed Identify Controller: status 0x7ff");
         assert!(refused.may_pass());
     }
@@ -123,9 +123,9 @@ mod tests {
     #[test]
     fn a_controller_that_was_just_started_may_take_us_later() {
         let not_there = ConnectStatus::CONNECT_INVALID_PARAMETERS.into();
-        assert!(Refused::Connect(StatusField::final_one(not_there)).may_pass());
-        assert!(Refused::NoNamespace(1).may_pass() && Refused::Restless.may_pass());
-        assert!(!Refused::Authentication.may_pass());
-        assert!(!Refused::Proof(Unproved::Impostor).may_pass());
+        assert!(NvmeRefused::Connect(StatusField::final_one(not_there)).may_pass());
+        assert!(NvmeRefused::NoNamespace(1).may_pass() && NvmeRefused::Restless.may_pass());
+        assert!(!NvmeRefused::Authentication.may_pass());
+        assert!(!NvmeRefused::Proof(Unproved::Impostor).may_pass());
     }
 }

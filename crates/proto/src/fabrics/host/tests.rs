@@ -47,10 +47,10 @@ impl HostTransport for Loopback {
         true
     }
 
-    fn send(&mut self, request: &Request, commands: &mut impl Commands) {
+    fn send(&mut self, request: &NvmeRequest, commands: &mut impl Commands) {
         let sqe = Sqe { cid: request.key.narrow().into(), ..request.command };
         let mut data = Vec::new();
-        if let Transfer::Out(len) = request.transfer
+        if let DataTransfer::Out(len) = request.transfer
             && len <= self.in_capsule
         {
             let (list, base) = commands.data_out(request.key).unwrap();

@@ -1,8 +1,8 @@
 //! What a host's queue and the transport that carries it ask of each other.
 
 use crate::coverage::Coverage;
-use crate::io_queue::{self, Transfer};
-use crate::slots::Key;
+use crate::io_queue::{self, DataTransfer};
+use crate::slots::SlotKey;
 use blockmux_volume::{Pool, Seg, SgList};
 use blockmux_wire::nvme::{Cqe, Sqe};
 
@@ -22,7 +22,7 @@ pub trait HostTransport {
     fn is_open(&self) -> bool;
 
     /// Sends a command, with its data if that goes along with it.
-    fn send(&mut self, request: &Request, commands: &mut impl Commands);
+    fn send(&mut self, request: &NvmeRequest, commands: &mut impl Commands);
 
     /// Whether the controller may end the connection here, as far as its messages are concerned.
     fn may_end(&self) -> bool;
@@ -32,7 +32,7 @@ pub trait HostTransport {
 }
 
 /// One command for a transport to carry, which fills in CID and DPTR.
-pub(crate) type Request = io_queue::Request<Sqe>;
+pub(crate) type NvmeRequest = io_queue::CommandRequest<Sqe>;
 
 /// How far a command's data has moved.
 #[derive(Default)]
@@ -46,10 +46,10 @@ pub struct TransferProgress {
 impl TransferProgress {
     /// Whether all data moved that a successful command moves.
     #[inline]
-    pub(super) fn is_whole(&self, transfer: Transfer) -> bool {
+    pub(super) fn is_whole(&self, transfer: DataTransfer) -> bool {
         match transfer {
-            Transfer::Nothing | Transfer::In(0) | Transfer::Out(0) => true,
-            Transfer::In(len) | Transfer::Out(len) => self.moved.is_whole(len.into()),
+            DataTransfer::Nothing | DataTransfer::In(0) | DataTransfer::Out(0) => true,
+            DataTransfer::In(len) | DataTransfer::Out(len) => self.moved.is_whole(len.into()),
         }
     }
 }
@@ -57,23 +57,23 @@ impl TransferProgress {
 /// Commands under way, as a transport sees them.
 pub trait Commands {
     /// The command with that CID.
-    fn find(&self, cid: u16) -> Option<Key>;
+    fn find(&self, cid: u16) -> Option<SlotKey>;
 
     /// How far a command's data has moved, and what is to move.
-    fn transport(&mut self, key: Key) -> Option<(&mut TransferProgress, Transfer)>;
+    fn transport(&mut self, key: SlotKey) -> Option<(&mut TransferProgress, DataTransfer)>;
 
     /// The data of a command that has some to send: a list, and where in it the command's data begins.
-    fn data_out(&mut self, key: Key) -> Option<(&SgList, usize)>;
+    fn data_out(&mut self, key: SlotKey) -> Option<(&SgList, usize)>;
 
     /// Where the data of a command goes that gets some: a list, and where in it the command's data begins.
-    fn data_in(&mut self, key: Key) -> Option<(&SgList, usize)>;
+    fn data_in(&mut self, key: SlotKey) -> Option<(&SgList, usize)>;
 
     /// Whether `len` bytes are all that was asked for and no memory was brought: then they may be lent.
-    fn is_lendable(&mut self, key: Key, len: usize) -> bool;
+    fn is_lendable(&mut self, key: SlotKey, len: usize) -> bool;
 
     /// The data of a read, where [`Commands::is_lendable`] says so.
-    fn lend(&mut self, key: Key, data: Seg);
+    fn lend(&mut self, key: SlotKey, data: Seg);
 
     /// A command has ended.
-    fn finish(&mut self, key: Key, cqe: &Cqe);
+    fn finish(&mut self, key: SlotKey, cqe: &Cqe);
 }

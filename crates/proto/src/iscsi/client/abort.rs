@@ -17,11 +17,11 @@
 //! then is the I/O handed back.
 
 use super::datamover::{AfterClose, Exposure};
-use super::full::FullFeature;
+use super::full::FullFeatureSession;
 use super::immediate::{ABORT_TAG, MANAGE_TAG};
 use super::lane::Lane;
 use crate::session::ProtocolError;
-use crate::slots::Key;
+use crate::slots::SlotKey;
 use blockmux_wire::iscsi::RESERVED_TAG;
 use blockmux_wire::iscsi::scsi::{
     Function, FunctionResponse, ScsiResponse, TaskManagementRequest, TaskManagementResponse,
@@ -32,9 +32,9 @@ use zerocopy::transmute_ref;
 #[derive(Default)]
 pub(super) struct Aborts {
     /// Commands to be aborted, oldest first; not more than there are commands.
-    tasks: VecDeque<Key>,
+    tasks: VecDeque<SlotKey>,
     /// What the target was asked for last.
-    asked: Option<Asked>,
+    asked: Option<PendingFunction>,
     /// Tags of requests that were given up on, and their connections; at most [`MAX_GIVEN_UP`].
     given_up: VecDeque<(u16, u32)>,
     /// A reset was answered: all commands are to come back.
@@ -44,10 +44,10 @@ pub(super) struct Aborts {
 }
 
 /// A request under way.
-struct Asked {
+struct PendingFunction {
     function: Function,
     /// The command to be aborted.
-    task: Option<Key>,
+    task: Option<SlotKey>,
     tag: u32,
     /// The number of its connection.
     cid: u16,
@@ -69,7 +69,7 @@ impl Aborts {
     }
 }
 
-impl FullFeature {
+impl FullFeatureSession {
     /// As [`Initiator::look`](crate::session::Overdue::look). A request that a second look finds unanswered is overdue
     /// beyond doubt.
     pub(super) fn look(&mut self) -> u32 {
@@ -103,7 +103,7 @@ impl FullFeature {
     /// Takes the next step after a request that was refused or not answered. A command of the queue's own belongs to no I/O
     /// that could be done again, so that none of those may be under way.
     #[cold]
-    fn escalate(&mut self, unanswered: &Asked, lanes: &mut [Lane]) {
+    fn escalate(&mut self, unanswered: &PendingFunction, lanes: &mut [Lane]) {
         self.aborts.tasks.clear();
         if !unanswered.is_refused {
             if self.aborts.given_up.len() == MAX_GIVEN_UP {
@@ -131,10 +131,10 @@ impl FullFeature {
             referenced_task_tag: RESERVED_TAG.into(),
             ..self.numbers(lane).task_management(function, self.lun)
         };
-        self.ask(lane, Asked { function, task: None, tag, cid: lane.cid, ..Asked::NONE }, &request);
+        self.ask(lane, PendingFunction { function, task: None, tag, cid: lane.cid, ..PendingFunction::NONE }, &request);
     }
 
-    fn ask(&mut self, lane: &mut Lane, asked: Asked, request: &TaskManagementRequest) {
+    fn ask(&mut self, lane: &mut Lane, asked: PendingFunction, request: &TaskManagementRequest) {
         lane.sender.push(transmute_ref!(request), &[]);
         self.aborts.asked = Some(asked);
     }
@@ -166,7 +166,7 @@ impl FullFeature {
                 ref_cmd_sn: ref_cmd_sn.into(),
                 ..self.numbers(lane).task_management(function, self.lun)
             };
-            return self.ask(lane, Asked { function, task: Some(key), tag, cid, ..Asked::NONE }, &request);
+            return self.ask(lane, PendingFunction { function, task: Some(key), tag, cid, ..PendingFunction::NONE }, &request);
         }
     }
 
@@ -221,7 +221,7 @@ impl FullFeature {
     }
 
     /// The target has given up a command: its I/O is handed back, over RDMA once the target cannot reach its memory any more.
-    fn end_aborted(&mut self, lane: &mut Lane, key: Key) {
+    fn end_aborted(&mut self, lane: &mut Lane, key: SlotKey) {
         let Some((progress, _)) = self.queue.transport(key) else { return };
         match (progress.exposure, &mut lane.mover) {
             // Its response has come, and ends it.
@@ -262,8 +262,8 @@ impl FullFeature {
     }
 }
 
-impl Asked {
-    const NONE: Asked = Asked {
+impl PendingFunction {
+    const NONE: PendingFunction = PendingFunction {
         function: Function::ABORT_TASK,
         task: None,
         tag: RESERVED_TAG,

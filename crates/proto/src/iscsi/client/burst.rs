@@ -2,7 +2,7 @@
 
 use super::config::BurstSize;
 use super::lane::Lane;
-use crate::scsi::initiator::Transfer;
+use crate::scsi::initiator::DataTransfer;
 
 /// Consecutive commands that go on one connection. To send each on another one would be fairer, and six times slower at
 /// 4 KiB: the target may not begin a command before those with smaller numbers, so that it would have to go from one
@@ -53,10 +53,10 @@ impl Burst {
     }
 
     #[inline]
-    pub(super) fn count(&mut self, transfer: &Transfer) {
+    pub(super) fn count(&mut self, transfer: &DataTransfer) {
         let len = match *transfer {
-            Transfer::Nothing => 0,
-            Transfer::In(len) | Transfer::Out(len) => len,
+            DataTransfer::Nothing => 0,
+            DataTransfer::In(len) | DataTransfer::Out(len) => len,
         };
         self.commands = self.commands.saturating_add(1);
         self.bytes = self.bytes.saturating_add(len);

@@ -1,6 +1,6 @@
 //! What a session is to reach, and how.
 
-use crate::iscsi::login::operational::{Key, Parameters};
+use crate::iscsi::login::operational::{OperationalKey, OperationalParameters};
 use crate::iscsi::name::Name;
 use crate::iscsi::node::Chap;
 use crate::scsi::Lun;
@@ -20,7 +20,7 @@ pub struct Config {
     /// What to prove, and what the target has to; `None`: nothing.
     pub chap: Option<Chap>,
     /// What to propose; see [`wishes`].
-    pub wishes: Parameters,
+    pub wishes: OperationalParameters,
     /// Unique among the sessions of one initiator with one target: another with the same ends the first.
     pub isid: [u8; 6],
     /// How many commands go on one connection before another one is thought of.
@@ -60,13 +60,13 @@ pub const MAX_LANES: u32 = 16;
 
 /// What an initiator proposes unless it is told otherwise: data at once and in long bursts, no digests.
 #[must_use]
-pub fn wishes() -> Parameters {
-    Parameters::standard()
-        .with(Key::InitialR2T, 0)
-        .with(Key::MaxRecvDataSegmentLength, 256 << 10)
-        .with(Key::MaxBurstLength, 1 << 20)
-        .with(Key::FirstBurstLength, 256 << 10)
-        .with(Key::DefaultTime2Wait, 0)
-        .with(Key::DefaultTime2Retain, 0)
-        .with(Key::MaxOutstandingR2T, 8)
+pub fn wishes() -> OperationalParameters {
+    OperationalParameters::standard()
+        .with(OperationalKey::InitialR2T, 0)
+        .with(OperationalKey::MaxRecvDataSegmentLength, 256 << 10)
+        .with(OperationalKey::MaxBurstLength, 1 << 20)
+        .with(OperationalKey::FirstBurstLength, 256 << 10)
+        .with(OperationalKey::DefaultTime2Wait, 0)
+        .with(OperationalKey::DefaultTime2Retain, 0)
+        .with(OperationalKey::MaxOutstandingR2T, 8)
 }

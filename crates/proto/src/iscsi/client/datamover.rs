@@ -9,9 +9,9 @@
 
 use crate::iscsi::iser::HEADERS_LEN;
 use crate::iscsi::unexpected::OfInitiator;
-use crate::rdma::{Access, QueuePair, Remote, Stag, WorkId};
+use crate::rdma::{RemoteRights, QueuePair, Remote, Stag, WorkId};
 use crate::session::ProtocolError;
-use crate::slots::Key;
+use crate::slots::SlotKey;
 use blockmux_volume::SgList;
 use blockmux_wire::iscsi::Bhs;
 use blockmux_wire::iscsi::scsi::ScsiCommand;
@@ -22,7 +22,7 @@ use zerocopy::IntoBytes;
 
 /// What one connection has on its way to a target.
 #[derive(Default)]
-pub(super) struct Datamover {
+pub(super) struct InitiatorDatamover {
     /// Commands that were not sent, oldest first.
     commands: VecDeque<Outgoing>,
     /// How many of them, from the oldest on, need not ask for a name any more.
@@ -45,7 +45,7 @@ pub(super) struct Datamover {
 
 /// A command to send.
 struct Outgoing {
-    key: Key,
+    key: SlotKey,
     command: ScsiCommand,
     /// Immediate data.
     payload: SgList,
@@ -59,10 +59,10 @@ impl Outgoing {
         let header = match self.memory {
             Memory::Closed(..) | Memory::Asked(_) => return None,
             Memory::None => ControlHeader::new(),
-            Memory::Open(remote, Access::RemoteWrite) => {
+            Memory::Open(remote, RemoteRights::RemoteWrite) => {
                 ControlHeader::new().with_read(remote.stag.0, remote.address)
             }
-            Memory::Open(remote, Access::RemoteRead) => {
+            Memory::Open(remote, RemoteRights::RemoteRead) => {
                 ControlHeader::new().with_write(remote.stag.0, remote.address)
             }
         };
@@ -79,10 +79,10 @@ enum Memory {
     /// It has none that the target reaches by itself.
     None,
     /// To be opened.
-    Closed(SgList, Access),
+    Closed(SgList, RemoteRights),
     /// The queue pair is at it.
-    Asked(Access),
-    Open(Remote, Access),
+    Asked(RemoteRights),
+    Open(Remote, RemoteRights),
 }
 
 /// Whether a target reaches the memory of a command under way.
@@ -102,21 +102,21 @@ pub(super) enum AfterClose {
     /// By its response, which did not close the memory.
     Respond { bhs: Bhs, data: Data },
     /// The target has given it up.
-    Abort(Key),
+    Abort(SlotKey),
 }
 
 /// What is behind a header: mostly nothing, and else a few bytes of sense data.
 pub(super) type Data = SmallVec<[u8; 128]>;
 
-impl Datamover {
+impl InitiatorDatamover {
     /// Queues a command, with immediate data or with memory to open.
     #[inline]
     pub(super) fn push(
         &mut self,
-        key: Key,
+        key: SlotKey,
         command: ScsiCommand,
         payload: SgList,
-        memory: Option<(SgList, Access)>,
+        memory: Option<(SgList, RemoteRights)>,
     ) {
         let memory = memory.map_or(Memory::None, |(list, access)| Memory::Closed(list, access));
         self.commands.push_back(Outgoing { key, command, payload, memory });
@@ -124,7 +124,7 @@ impl Datamover {
 
     /// Has the next memory opened. Returns whose it is, and its name if that is known at once.
     #[inline]
-    pub(super) fn open_memory(&mut self, queue_pair: &mut impl QueuePair) -> Option<(Key, Option<Stag>)> {
+    pub(super) fn open_memory(&mut self, queue_pair: &mut impl QueuePair) -> Option<(SlotKey, Option<Stag>)> {
         while let Some(outgoing) = self.commands.get_mut(self.asked) {
             self.asked = self.asked.saturating_add(1);
             let Memory::Closed(local, access) = &mut outgoing.memory else { continue };
@@ -139,7 +139,7 @@ impl Datamover {
 
     /// Memory has a name now. Returns whose it is; `None`: nobody's that waits for it.
     #[inline]
-    pub(super) fn on_registered(&mut self, id: WorkId, remote: Remote) -> Option<Key> {
+    pub(super) fn on_registered(&mut self, id: WorkId, remote: Remote) -> Option<SlotKey> {
         let is_it = |outgoing: &&mut Outgoing| {
             matches!(outgoing.memory, Memory::Asked(_))
                 && id.0 == REGISTRATION | u64::from(outgoing.key.short())
@@ -199,7 +199,7 @@ impl Datamover {
     }
 
     /// Whether this command has not been sent.
-    pub(super) fn is_unsent(&self, key: Key) -> bool {
+    pub(super) fn is_unsent(&self, key: SlotKey) -> bool {
         self.commands.iter().any(|outgoing| outgoing.key == key)
     }
 }

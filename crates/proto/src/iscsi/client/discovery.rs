@@ -7,21 +7,21 @@
 use super::immediate::{Numbers, TEXT_TAG};
 use super::login::LoginPhase;
 use super::receive::error;
-use super::{LATE, LOGIN_TIMEOUT, Refused};
-use crate::iscsi::digests::Digests;
+use super::{LATE, LOGIN_TIMEOUT, IscsiRefused};
+use crate::iscsi::digests::IscsiDigests;
 use crate::iscsi::login::chap::SEED_LEN;
-use crate::iscsi::login::initiator::{Established, Identity, InitiatorLogin, Progress};
-use crate::iscsi::login::operational::{Key, Parameters};
+use crate::iscsi::login::initiator::{InitiatorLoginResult, LoginIdentity, InitiatorLogin, InitiatorLoginProgress};
+use crate::iscsi::login::operational::{OperationalKey, OperationalParameters};
 use crate::iscsi::name::Name;
 use crate::iscsi::node::Chap;
-use crate::iscsi::pdu::{self, Head, Parsed};
+use crate::iscsi::pdu::{self, IscsiHeader, ParsedIscsiPdu};
 use crate::iscsi::sender::Sender;
 use crate::iscsi::text::{self, Text};
 use crate::outbox::Outbox;
 use crate::session::{Demand, ProtocolError, StreamSession, Timed};
 use blockmux_volume::Chunk;
 use blockmux_wire::iscsi::session::{NopIn, TextResponse};
-use blockmux_wire::iscsi::{BHS_LEN, FLAG_CONTINUE, FLAG_FINAL, Opcode, RESERVED_TAG};
+use blockmux_wire::iscsi::{BHS_LEN, FLAG_CONTINUE, FLAG_FINAL, IscsiOpcode, RESERVED_TAG};
 use std::time::Instant;
 use zerocopy::transmute_ref;
 
@@ -35,11 +35,11 @@ pub struct FoundTarget {
 }
 
 /// Asks a portal for all its targets, and leaves.
-pub struct DiscoverySession {
-    phase: Phase,
+pub struct IscsiDiscoverySession {
+    phase: DiscoveryPhase,
     pub(super) sender: Sender,
     deadline: Instant,
-    refused: Option<Refused>,
+    refused: Option<IscsiRefused>,
     targets: Vec<FoundTarget>,
     left_out: u64,
     /// Over RDMA: receive buffers to give back.
@@ -48,7 +48,7 @@ pub struct DiscoverySession {
     pub(super) is_connected: bool,
 }
 
-enum Phase {
+enum DiscoveryPhase {
     Login(Box<LoginPhase>),
     Asking(Asking),
     Over,
@@ -63,7 +63,7 @@ struct Asking {
     is_leaving: bool,
 }
 
-impl DiscoverySession {
+impl IscsiDiscoverySession {
     /// A discovery session of `initiator` on a fresh connection. `seed` is random and used for this session alone.
     #[must_use]
     pub fn new(
@@ -72,8 +72,8 @@ impl DiscoverySession {
         isid: [u8; 6],
         seed: [u8; SEED_LEN],
         now: Instant,
-    ) -> DiscoverySession {
-        DiscoverySession::build(initiator, chap, isid, seed, now, false)
+    ) -> IscsiDiscoverySession {
+        IscsiDiscoverySession::build(initiator, chap, isid, seed, now, false)
     }
 
     pub(super) fn build(
@@ -83,19 +83,19 @@ impl DiscoverySession {
         seed: [u8; SEED_LEN],
         now: Instant,
         is_over_rdma: bool,
-    ) -> DiscoverySession {
-        let identity = Identity { initiator, target: None, isid };
-        let wishes = Parameters::standard()
-            .with(Key::MaxRecvDataSegmentLength, MAX_SEGMENT as u32)
-            .with(Key::DefaultTime2Retain, 0);
+    ) -> IscsiDiscoverySession {
+        let identity = LoginIdentity { initiator, target: None, isid };
+        let wishes = OperationalParameters::standard()
+            .with(OperationalKey::MaxRecvDataSegmentLength, MAX_SEGMENT as u32)
+            .with(OperationalKey::DefaultTime2Retain, 0);
         let mut login = InitiatorLogin::new(identity, chap, wishes, seed);
         if is_over_rdma {
             login = login.over_rdma();
         }
         let mut sender = Sender::new(is_over_rdma);
         let login = LoginPhase::start(login, &mut sender);
-        DiscoverySession {
-            phase: Phase::Login(Box::new(login)),
+        IscsiDiscoverySession {
+            phase: DiscoveryPhase::Login(Box::new(login)),
             sender,
             deadline: now.checked_add(LOGIN_TIMEOUT).unwrap_or(now),
             refused: None,
@@ -120,7 +120,7 @@ impl DiscoverySession {
 
     /// Why the target does not tell, if it does not.
     #[must_use]
-    pub fn refused(&self) -> Option<&Refused> {
+    pub fn refused(&self) -> Option<&IscsiRefused> {
         self.refused.as_ref()
     }
 
@@ -128,23 +128,23 @@ impl DiscoverySession {
     #[must_use]
     pub fn is_over(&self) -> bool {
         match &self.phase {
-            Phase::Login(_) => false,
-            Phase::Asking(asking) => asking.is_leaving,
-            Phase::Over => true,
+            DiscoveryPhase::Login(_) => false,
+            DiscoveryPhase::Asking(asking) => asking.is_leaving,
+            DiscoveryPhase::Over => true,
         }
     }
 
     fn on_login_bytes(&mut self, bytes: &[u8]) -> Result<usize, ProtocolError> {
-        let Phase::Login(login) = &mut self.phase else { return Ok(0) };
+        let DiscoveryPhase::Login(login) = &mut self.phase else { return Ok(0) };
         let (taken, progress) = login.on_bytes(bytes, &mut self.sender)?;
         match progress {
-            Progress::Continues => {}
-            Progress::Refused(refused) => {
+            InitiatorLoginProgress::Continues => {}
+            InitiatorLoginProgress::Refused(refused) => {
                 self.refused = Some(refused);
-                self.phase = Phase::Over;
+                self.phase = DiscoveryPhase::Over;
             }
-            Progress::Established(established) => {
-                self.phase = Phase::Asking(Asking::begin(&established, &mut self.sender));
+            InitiatorLoginProgress::Established(established) => {
+                self.phase = DiscoveryPhase::Asking(Asking::begin(&established, &mut self.sender));
             }
         }
         Ok(taken)
@@ -152,18 +152,18 @@ impl DiscoverySession {
 
     /// One PDU behind the login; how many bytes it had, or `None` if more are needed.
     fn on_pdu(&mut self, rest: &[u8]) -> Result<Option<usize>, ProtocolError> {
-        let Phase::Asking(asking) = &mut self.phase else { return Ok(None) };
-        let head = match pdu::parse(rest, Digests::default())? {
-            Parsed::Needs(need) => {
+        let DiscoveryPhase::Asking(asking) = &mut self.phase else { return Ok(None) };
+        let head = match pdu::parse(rest, IscsiDigests::default())? {
+            ParsedIscsiPdu::Needs(need) => {
                 asking.need = need;
                 return Ok(None);
             }
-            Parsed::Head(head) => head,
+            ParsedIscsiPdu::Head(head) => head,
         };
         if head.data_len > MAX_SEGMENT {
             return Err(error("sent a data segment above MaxRecvDataSegmentLength", "RFC 7143 §13.12"));
         }
-        let (data, whole) = match head.segment(rest, Digests::default()) {
+        let (data, whole) = match head.segment(rest, IscsiDigests::default()) {
             Ok(found) => found,
             Err(whole) => {
                 asking.need = whole;
@@ -172,15 +172,15 @@ impl DiscoverySession {
         };
         asking.need = BHS_LEN;
         match head.bhs.opcode() {
-            Opcode::TEXT_RESPONSE => {
+            IscsiOpcode::TEXT_RESPONSE => {
                 if let Some(text) = asking.on_text(&head, data, &mut self.sender)? {
                     (self.targets, self.left_out) = targets_of(&text)?;
                 }
             }
-            Opcode::NOP_IN => asking.on_nop(transmute_ref!(&head.bhs), &mut self.sender),
-            Opcode::LOGOUT_RESPONSE if asking.is_leaving => self.phase = Phase::Over,
-            Opcode::ASYNC_MESSAGE => {}
-            Opcode::REJECT => return Err(error("rejected SendTargets=All", "RFC 7143 §11.17")),
+            IscsiOpcode::NOP_IN => asking.on_nop(transmute_ref!(&head.bhs), &mut self.sender),
+            IscsiOpcode::LOGOUT_RESPONSE if asking.is_leaving => self.phase = DiscoveryPhase::Over,
+            IscsiOpcode::ASYNC_MESSAGE => {}
+            IscsiOpcode::REJECT => return Err(error("rejected SendTargets=All", "RFC 7143 §11.17")),
             _ => return Err(error("sent a PDU that does not belong into discovery", "RFC 7143 §4.3")),
         }
         Ok(Some(whole))
@@ -188,7 +188,7 @@ impl DiscoverySession {
 }
 
 impl Asking {
-    fn begin(established: &Established, sender: &mut Sender) -> Asking {
+    fn begin(established: &InitiatorLoginResult, sender: &mut Sender) -> Asking {
         let asking = Asking {
             cmd_sn: established.cmd_sn,
             exp_stat_sn: established.exp_stat_sn,
@@ -210,7 +210,7 @@ impl Asking {
     /// A part of the answer; all of it, if this was the last.
     fn on_text(
         &mut self,
-        head: &Head,
+        head: &IscsiHeader,
         data: &[u8],
         sender: &mut Sender,
     ) -> Result<Option<Vec<u8>>, ProtocolError> {
@@ -250,24 +250,24 @@ impl Asking {
     }
 }
 
-impl Timed for DiscoverySession {
+impl Timed for IscsiDiscoverySession {
     fn poll_timeout(&self) -> Option<Instant> {
-        (!matches!(self.phase, Phase::Over)).then_some(self.deadline)
+        (!matches!(self.phase, DiscoveryPhase::Over)).then_some(self.deadline)
     }
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        if matches!(self.phase, Phase::Over) || now < self.deadline { Ok(()) } else { Err(LATE) }
+        if matches!(self.phase, DiscoveryPhase::Over) || now < self.deadline { Ok(()) } else { Err(LATE) }
     }
 }
 
-impl StreamSession for DiscoverySession {
+impl StreamSession for IscsiDiscoverySession {
     fn demand(&self) -> Demand {
         match &self.phase {
-            Phase::Login(login) => Demand::Bytes(login.need),
+            DiscoveryPhase::Login(login) => Demand::Bytes(login.need),
             // A flood of pings has to wait for its answers to be taken.
-            Phase::Asking(_) if self.sender.len() > MAX_UNSENT => Demand::Nothing,
-            Phase::Asking(asking) => Demand::Bytes(asking.need),
-            Phase::Over => Demand::Close,
+            DiscoveryPhase::Asking(_) if self.sender.len() > MAX_UNSENT => Demand::Nothing,
+            DiscoveryPhase::Asking(asking) => Demand::Bytes(asking.need),
+            DiscoveryPhase::Over => Demand::Close,
         }
     }
 
@@ -280,7 +280,7 @@ impl StreamSession for DiscoverySession {
             at = at.saturating_add(taken);
         }
         // What comes after the end is of no interest.
-        Ok(if matches!(self.phase, Phase::Over) { bytes.len() } else { at })
+        Ok(if matches!(self.phase, DiscoveryPhase::Over) { bytes.len() } else { at })
     }
 
     fn on_placed(&mut self, _now: Instant) -> Result<(), ProtocolError> {
@@ -289,7 +289,7 @@ impl StreamSession for DiscoverySession {
 
     fn on_end(&mut self, _now: Instant) -> Result<(), ProtocolError> {
         if self.is_over() {
-            self.phase = Phase::Over;
+            self.phase = DiscoveryPhase::Over;
             return Ok(());
         }
         Err(error("closed the connection before it had named its targets", "RFC 7143 §4.3"))

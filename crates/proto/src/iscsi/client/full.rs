@@ -8,25 +8,25 @@ use super::immediate::{Numbers, PING_TAG};
 use super::lane::{Lane, PING_INTERVAL};
 use super::receive::error;
 use super::{LATE, UnitInfo, UnitRefused};
-use crate::iscsi::login::initiator::Established;
-use crate::iscsi::login::operational::{Key as Name, Parameters};
-use crate::rdma::{Access, Remote, Stag, WorkId};
+use crate::iscsi::login::initiator::InitiatorLoginResult;
+use crate::iscsi::login::operational::{OperationalKey as Name, OperationalParameters};
+use crate::rdma::{RemoteRights, Remote, Stag, WorkId};
 use crate::scsi::Lun;
-use crate::scsi::initiator::{Queue, Request, Transfer};
+use crate::scsi::initiator::{ScsiQueue, ScsiRequest, DataTransfer};
 use crate::session::{Demand, PathRank, ProtocolError};
-use crate::slots::Key;
+use crate::slots::SlotKey;
 use blockmux_volume::{Completion, Io, Pool, SgList};
 use blockmux_wire::iscsi::scsi::{ATTR_SIMPLE, DataOut, FLAG_READ, FLAG_WRITE, ScsiCommand};
 use blockmux_wire::iscsi::session::{LogoutResponse, LogoutResult, NopIn};
-use blockmux_wire::iscsi::{Bhs, FLAG_FINAL, Opcode, RESERVED_TAG, U24};
+use blockmux_wire::iscsi::{Bhs, FLAG_FINAL, IscsiOpcode, RESERVED_TAG, U24};
 use std::time::{Duration, Instant};
 use zerocopy::transmute_ref;
 
 /// A session in full feature phase.
-pub(super) struct FullFeature {
+pub(super) struct FullFeatureSession {
     pub(super) lun: Lun,
-    pub(super) queue: Queue<Progress>,
-    pub(super) terms: Terms,
+    pub(super) queue: ScsiQueue<CommandTransfer>,
+    pub(super) terms: SessionParameters,
     pub(super) pool: Pool,
     pub(super) cmd_sn: u32,
     pub(super) max_cmd_sn: u32,
@@ -38,7 +38,7 @@ pub(super) struct FullFeature {
     /// The same for the whole session, or `None`: as login agreed on.
     pub(super) announced_wait: Option<Duration>,
     pub(super) aborts: Aborts,
-    ending: Ending,
+    ending: LogoutState,
     refused: Option<UnitRefused>,
     /// When the unit has to be known.
     deadline: Instant,
@@ -47,7 +47,7 @@ pub(super) struct FullFeature {
 
 /// What the first login agreed on for all connections.
 #[derive(Clone, Copy)]
-pub(super) struct Terms {
+pub(super) struct SessionParameters {
     pub(super) immediate_data: bool,
     pub(super) initial_r2t: bool,
     /// In bytes.
@@ -73,7 +73,7 @@ pub(super) struct AnnouncedLoss {
 
 /// How far a command's data has moved, and where.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Progress {
+pub(super) struct CommandTransfer {
     /// The connection that it belongs to.
     pub(super) lane: u16,
     /// Its number.
@@ -96,7 +96,7 @@ pub(super) struct Progress {
 
 /// How far the session has come with ending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ending {
+enum LogoutState {
     No,
     /// The target asked for a logout: what was not sent is kept for another session.
     ByTarget,
@@ -120,18 +120,18 @@ struct Timers {
     leave_by: Option<Instant>,
 }
 
-impl FullFeature {
+impl FullFeatureSession {
     pub(super) fn new(
         (lun, burst): (Lun, BurstSize),
-        established: &Established,
+        established: &InitiatorLoginResult,
         pool: Pool,
         (now, deadline): (Instant, Instant),
-    ) -> FullFeature {
-        let Established { parameters, cmd_sn, max_cmd_sn, .. } = *established;
-        FullFeature {
+    ) -> FullFeatureSession {
+        let InitiatorLoginResult { parameters, cmd_sn, max_cmd_sn, .. } = *established;
+        FullFeatureSession {
             lun,
-            queue: Queue::new(lun, pool.clone()),
-            terms: Terms::new(&parameters),
+            queue: ScsiQueue::new(lun, pool.clone()),
+            terms: SessionParameters::new(&parameters),
             pool,
             cmd_sn,
             max_cmd_sn,
@@ -140,7 +140,7 @@ impl FullFeature {
             announced_loss: None,
             announced_wait: None,
             aborts: Aborts::default(),
-            ending: Ending::No,
+            ending: LogoutState::No,
             refused: None,
             deadline,
             timers: Timers { now, access_at: now, retry_at: None, pause: FIRST_PAUSE, leave_by: None },
@@ -158,7 +158,7 @@ impl FullFeature {
     }
 
     pub(super) fn is_over(&self) -> bool {
-        self.ending == Ending::Over
+        self.ending == LogoutState::Over
     }
 
     /// When the latest call came.
@@ -174,7 +174,7 @@ impl FullFeature {
 
     #[inline]
     pub(super) fn demand(&self, lane: &Lane) -> Demand {
-        if self.ending == Ending::Over {
+        if self.ending == LogoutState::Over {
             return Demand::Close;
         }
         if lane.is_flooded() {
@@ -186,13 +186,13 @@ impl FullFeature {
     /// The target has closed its side of the only connection; whether it may.
     pub(super) fn on_end(&mut self, lane: &Lane) -> bool {
         let is_allowed = self.queue.is_quiet() && lane.reading.is_between_pdus();
-        self.ending = Ending::Over;
+        self.ending = LogoutState::Over;
         is_allowed
     }
 
     #[inline]
     pub(super) fn room(&self) -> usize {
-        if self.ending != Ending::No {
+        if self.ending != LogoutState::No {
             return 0;
         }
         let window = self.window().saturating_sub(self.queue.unsent());
@@ -211,14 +211,14 @@ impl FullFeature {
     }
 
     pub(super) fn take_unfinished(&mut self) -> Vec<Io> {
-        self.ending = Ending::Over;
+        self.ending = LogoutState::Over;
         self.queue.take_unfinished()
     }
 
     /// Ends softly once everything is complete; before the unit is known, at once.
     pub(super) fn stop(&mut self, lanes: &mut [Lane]) {
-        if matches!(self.ending, Ending::No | Ending::ByTarget) {
-            self.ending = Ending::ByUs;
+        if matches!(self.ending, LogoutState::No | LogoutState::ByTarget) {
+            self.ending = LogoutState::ByUs;
             self.queue.close();
             // What was kept for another session has none to come.
             self.queue.undrain();
@@ -232,8 +232,8 @@ impl FullFeature {
     /// The target wants the session to end: what is under way ends here, but for what takes longer than the target
     /// gives us.
     pub(super) fn leave(&mut self, within: Option<Duration>) {
-        if self.ending == Ending::No {
-            self.ending = Ending::ByTarget;
+        if self.ending == LogoutState::No {
+            self.ending = LogoutState::ByTarget;
             self.queue.drain();
         }
         if let Some(within) = within {
@@ -246,7 +246,7 @@ impl FullFeature {
     /// The logout was answered. Whether the target could tidy up is its own affair: the connection ends. If it could not, it
     /// says how long to leave it alone.
     pub(super) fn on_logged_out(&mut self, response: &LogoutResponse) -> Result<(), ProtocolError> {
-        if self.ending != Ending::LoggingOut {
+        if self.ending != LogoutState::LoggingOut {
             return Err(error("answered a logout that was not asked for", "RFC 7143 §11.15"));
         }
         let wait = match LogoutResult(response.response) {
@@ -254,7 +254,7 @@ impl FullFeature {
             _ => Duration::from_secs(response.time2wait.get().into()),
         };
         self.announced_wait = Some(wait);
-        self.ending = Ending::Over;
+        self.ending = LogoutState::Over;
         Ok(())
     }
 
@@ -283,14 +283,14 @@ impl FullFeature {
             self.timers.retry_at = self.timers.now.checked_add(self.timers.pause);
         }
         let is_due = match self.ending {
-            Ending::No | Ending::LoggingOut | Ending::Over => false,
-            Ending::ByTarget => self.queue.is_quiet() || self.is_leave_over(),
-            Ending::ByUs if self.queue.unit().is_none() => self.queue.is_quiet(),
-            Ending::ByUs => self.queue.is_empty() || self.is_leave_over(),
+            LogoutState::No | LogoutState::LoggingOut | LogoutState::Over => false,
+            LogoutState::ByTarget => self.queue.is_quiet() || self.is_leave_over(),
+            LogoutState::ByUs if self.queue.unit().is_none() => self.queue.is_quiet(),
+            LogoutState::ByUs => self.queue.is_empty() || self.is_leave_over(),
         };
         if is_due && let Some(lane) = lanes.iter_mut().find(|lane| lane.is_open()) {
             self.send_logout(lane);
-            self.ending = Ending::LoggingOut;
+            self.ending = LogoutState::LoggingOut;
         }
     }
 
@@ -302,7 +302,7 @@ impl FullFeature {
     /// Whether commands may be sent at all.
     #[inline]
     pub(super) fn may_send(&self) -> bool {
-        !matches!(self.ending, Ending::LoggingOut | Ending::Over)
+        !matches!(self.ending, LogoutState::LoggingOut | LogoutState::Over)
     }
 
     /// Whether a connection that is lost can be replaced.
@@ -312,7 +312,7 @@ impl FullFeature {
 
     /// Whether more connections would be of use.
     pub(super) fn is_used(&self) -> bool {
-        self.ending == Ending::No && self.queue.unit().is_some()
+        self.ending == LogoutState::No && self.queue.unit().is_some()
     }
 
     /// How many more commands the target takes (RFC 7143 §4.2.2.1).
@@ -335,7 +335,7 @@ impl FullFeature {
 
     /// The task that the target names on this connection, if it is one of its tasks.
     #[inline]
-    pub(super) fn find(&mut self, lane: &Lane, tag: u32) -> Option<Key> {
+    pub(super) fn find(&mut self, lane: &Lane, tag: u32) -> Option<SlotKey> {
         let key = self.queue.find(tag)?;
         let (progress, _) = self.queue.transport(key)?;
         (progress.lane == lane.cid).then_some(key)
@@ -347,7 +347,7 @@ impl FullFeature {
     }
 
     pub(super) fn poll_timeout(&self, lane: &Lane) -> Option<Instant> {
-        if self.ending == Ending::Over {
+        if self.ending == LogoutState::Over {
             return None;
         }
         let mut next = lane.ticks.next;
@@ -437,25 +437,25 @@ impl FullFeature {
     }
 
     /// Sends a command once more, as if for the first time, but with the number that it has (RFC 7143 §7.2.1).
-    pub(super) fn send_again(&mut self, lane: &mut Lane, key: Key) {
+    pub(super) fn send_again(&mut self, lane: &mut Lane, key: SlotKey) {
         let Some(request) = self.queue.request(key) else { return };
         let Some((progress, _)) = self.queue.transport(key) else { return };
         let cmd_sn = progress.cmd_sn;
-        *progress = Progress::default();
+        *progress = CommandTransfer::default();
         self.send_command(lane, &request, cmd_sn);
     }
 
     /// Sends a command with the data that may go with it unasked (RFC 7143, data transfer overview).
     #[inline]
-    fn send_command(&mut self, lane: &mut Lane, request: &Request, cmd_sn: u32) {
+    fn send_command(&mut self, lane: &mut Lane, request: &ScsiRequest, cmd_sn: u32) {
         let (mut flags, mut expected, mut immediate, mut unsolicited) = (FLAG_FINAL | ATTR_SIMPLE, 0, 0, 0);
         match request.transfer {
-            Transfer::Nothing => {}
-            Transfer::In(len) => {
+            DataTransfer::Nothing => {}
+            DataTransfer::In(len) => {
                 flags |= FLAG_READ;
                 expected = len;
             }
-            Transfer::Out(len) => {
+            DataTransfer::Out(len) => {
                 flags |= FLAG_WRITE;
                 expected = len;
                 let first = len.min(self.terms.first_burst);
@@ -479,7 +479,7 @@ impl FullFeature {
         }
         let tag = request.key.short();
         let command = ScsiCommand {
-            opcode: Opcode::SCSI_COMMAND.0,
+            opcode: IscsiOpcode::SCSI_COMMAND.0,
             flags,
             reserved: 0,
             priority: 0,
@@ -507,21 +507,21 @@ impl FullFeature {
 
     /// Queues a command; its data goes with it if it is `immediate`, else the target fetches or brings it.
     #[inline]
-    fn send_over_rdma(&mut self, lane: &mut Lane, request: &Request, command: ScsiCommand, immediate: u32) {
+    fn send_over_rdma(&mut self, lane: &mut Lane, request: &ScsiRequest, command: ScsiCommand, immediate: u32) {
         let (mut payload, mut memory) = (SgList::default(), None);
         match request.transfer {
-            Transfer::In(len) if len > 0 => {
+            DataTransfer::In(len) if len > 0 => {
                 let place = self.queue.data_in(request.key).map(|(list, base)| part(list, base, len));
-                memory = place.map(|place| (place, Access::RemoteWrite));
+                memory = place.map(|place| (place, RemoteRights::RemoteWrite));
             }
-            Transfer::Out(len) if len > 0 => {
+            DataTransfer::Out(len) if len > 0 => {
                 let data = self.queue.data_out(request.key).map(|(list, base)| part(list, base, len));
                 match immediate {
-                    0 => memory = data.map(|data| (data, Access::RemoteRead)),
+                    0 => memory = data.map(|data| (data, RemoteRights::RemoteRead)),
                     _ => payload = data.unwrap_or_default(),
                 }
             }
-            Transfer::Nothing | Transfer::In(_) | Transfer::Out(_) => {}
+            DataTransfer::Nothing | DataTransfer::In(_) | DataTransfer::Out(_) => {}
         }
         if let Some(mover) = &mut lane.mover {
             mover.push(request.key, command, payload, memory);
@@ -539,7 +539,7 @@ impl FullFeature {
 
     /// A command's memory is open under this name.
     #[inline]
-    pub(super) fn on_opened(&mut self, key: Key, stag: Stag) {
+    pub(super) fn on_opened(&mut self, key: SlotKey, stag: Stag) {
         if let Some((progress, _)) = self.queue.transport(key) {
             progress.exposure = Exposure::Open(stag);
         }
@@ -550,7 +550,7 @@ impl FullFeature {
     pub(super) fn send_sequence(
         &mut self,
         lane: &mut Lane,
-        key: Key,
+        key: SlotKey,
         target_transfer_tag: u32,
         from: u32,
         end: u32,
@@ -560,7 +560,7 @@ impl FullFeature {
             let len = end.saturating_sub(at).min(lane.terms.max_send_segment);
             let next = at.saturating_add(len);
             let data_out = DataOut {
-                opcode: Opcode::DATA_OUT.0,
+                opcode: IscsiOpcode::DATA_OUT.0,
                 flags: if next == end { FLAG_FINAL } else { 0 },
                 reserved: [0; 2],
                 total_ahs_length: 0,
@@ -582,7 +582,7 @@ impl FullFeature {
 
     /// A header with a part of a command's data-out, by reference.
     #[inline]
-    fn send_data(&mut self, lane: &mut Lane, key: Key, header: &Bhs, from: u32, len: u32) {
+    fn send_data(&mut self, lane: &mut Lane, key: SlotKey, header: &Bhs, from: u32, len: u32) {
         let nothing = SgList::default();
         let (data, base) = self.queue.data_out(key).unwrap_or((&nothing, 0));
         let range = (base.saturating_add(from as usize), len as usize);
@@ -615,10 +615,10 @@ impl FullFeature {
     }
 }
 
-impl Terms {
-    fn new(parameters: &Parameters) -> Terms {
+impl SessionParameters {
+    fn new(parameters: &OperationalParameters) -> SessionParameters {
         let seconds = |key| Duration::from_secs(parameters.get(key).into());
-        Terms {
+        SessionParameters {
             immediate_data: parameters.is_on(Name::ImmediateData),
             initial_r2t: parameters.is_on(Name::InitialR2T),
             first_burst: parameters.get(Name::FirstBurstLength),

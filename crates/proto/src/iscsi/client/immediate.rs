@@ -5,7 +5,7 @@ use crate::iscsi::login::initiator::FIRST_CID;
 use crate::scsi::Lun;
 use blockmux_wire::iscsi::scsi::{Function, TaskManagementRequest};
 use blockmux_wire::iscsi::session::{LogoutReason, LogoutRequest, NopOut, TextRequest};
-use blockmux_wire::iscsi::{FLAG_FINAL, FLAG_IMMEDIATE, Opcode, RESERVED_TAG, U24};
+use blockmux_wire::iscsi::{FLAG_FINAL, FLAG_IMMEDIATE, IscsiOpcode, RESERVED_TAG, U24};
 use zerocopy::FromZeros;
 
 /// What every request says of the session's numbers (RFC 7143 §4.2.2).
@@ -18,7 +18,7 @@ pub(super) struct Numbers {
 impl Numbers {
     pub(super) fn nop_out(self, initiator_task_tag: u32, target_transfer_tag: u32, lun: [u8; 8]) -> NopOut {
         NopOut {
-            opcode: Opcode::NOP_OUT.0 | FLAG_IMMEDIATE,
+            opcode: IscsiOpcode::NOP_OUT.0 | FLAG_IMMEDIATE,
             flags: FLAG_FINAL,
             lun,
             initiator_task_tag: initiator_task_tag.into(),
@@ -32,7 +32,7 @@ impl Numbers {
     /// About no task yet.
     pub(super) fn task_management(self, function: Function, lun: Lun) -> TaskManagementRequest {
         TaskManagementRequest {
-            opcode: Opcode::TASK_MANAGEMENT_REQUEST.0 | FLAG_IMMEDIATE,
+            opcode: IscsiOpcode::TASK_MANAGEMENT_REQUEST.0 | FLAG_IMMEDIATE,
             function: FLAG_FINAL | function.0,
             lun: lun.0.to_be_bytes(),
             initiator_task_tag: RESERVED_TAG.into(),
@@ -46,7 +46,7 @@ impl Numbers {
     /// With a text of so many bytes, to be sent behind it.
     pub(super) fn text(self, target_transfer_tag: u32, lun: [u8; 8], len: u32) -> TextRequest {
         TextRequest {
-            opcode: Opcode::TEXT_REQUEST.0 | FLAG_IMMEDIATE,
+            opcode: IscsiOpcode::TEXT_REQUEST.0 | FLAG_IMMEDIATE,
             flags: FLAG_FINAL,
             data_segment_length: U24::new(len),
             lun,
@@ -61,7 +61,7 @@ impl Numbers {
     /// Ends the session in order.
     pub(super) fn logout(self) -> LogoutRequest {
         LogoutRequest {
-            opcode: Opcode::LOGOUT_REQUEST.0 | FLAG_IMMEDIATE,
+            opcode: IscsiOpcode::LOGOUT_REQUEST.0 | FLAG_IMMEDIATE,
             reason: FLAG_FINAL | LogoutReason::CLOSE_SESSION.0,
             initiator_task_tag: LOGOUT_TAG.into(),
             cid: FIRST_CID.into(),

@@ -8,10 +8,10 @@
 //! say without being asked.
 
 use super::datamover::MAX_COMMANDS;
-use super::{Config, DiscoverySession, InitiatorSession, SessionConnection};
+use super::{Config, IscsiDiscoverySession, InitiatorSession, SessionConnection};
 use crate::iscsi::iser::{HEADERS_LEN, MAX_AHS, Message};
 use crate::iscsi::login::chap::SEED_LEN;
-use crate::iscsi::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, Key};
+use crate::iscsi::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, OperationalKey};
 use crate::iscsi::name::Name;
 use crate::iscsi::node::Chap;
 use crate::rdma::{Endpoint, Event, QueuePair, RdmaConnections, RdmaSession, Stag};
@@ -184,7 +184,7 @@ impl RdmaSession for SessionConnection<'_> {
     }
 }
 
-impl DiscoverySession {
+impl IscsiDiscoverySession {
     /// As [`DiscoverySession::new`], on a queue pair: it is driven as an [`RdmaSession`] alone.
     #[must_use]
     pub fn over_rdma(
@@ -193,12 +193,12 @@ impl DiscoverySession {
         isid: [u8; 6],
         seed: [u8; SEED_LEN],
         now: Instant,
-    ) -> DiscoverySession {
-        DiscoverySession::build(initiator, chap, isid, seed, now, true)
+    ) -> IscsiDiscoverySession {
+        IscsiDiscoverySession::build(initiator, chap, isid, seed, now, true)
     }
 }
 
-impl RdmaSession for DiscoverySession {
+impl RdmaSession for IscsiDiscoverySession {
     fn endpoint(&self) -> Endpoint {
         endpoint(1)
     }
@@ -264,7 +264,7 @@ const REFUSED: ProtocolError = ProtocolError {
     reference: "RFC 7145 §5.1",
 };
 
-const LIMIT: Key = Key::MaxOutstandingUnexpectedPDUs;
+const LIMIT: OperationalKey = OperationalKey::MaxOutstandingUnexpectedPDUs;
 
 /// What a target may send beside responses: pings, events, rejects.
 const UNEXPECTED: u32 = 32;

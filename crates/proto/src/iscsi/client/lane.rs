@@ -1,14 +1,14 @@
 //! One connection of a session: its login, what is agreed on for it alone, and where in its streams we are.
 
-use super::datamover::{Datamover, MAX_COMMANDS};
+use super::datamover::{InitiatorDatamover, MAX_COMMANDS};
 use super::full::MAX_PONGS;
 use super::login::LoginPhase;
-use super::receive::{Reading, Talk};
+use super::receive::{IscsiStreamState, Talk};
 use super::statuses::Statuses;
-use crate::iscsi::digests::Digests;
-use crate::iscsi::login::operational::{Key as Name, Parameters};
+use crate::iscsi::digests::IscsiDigests;
+use crate::iscsi::login::operational::{OperationalKey as Name, OperationalParameters};
 use crate::iscsi::sender::Sender;
-use crate::slots::Key;
+use crate::slots::SlotKey;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 pub(super) struct Lane {
     /// Its number in the session, on the wire too (CID).
     pub(super) cid: u16,
-    pub(super) phase: Phase,
+    pub(super) phase: ConnectionPhase,
     pub(super) sender: Sender,
-    pub(super) terms: Terms,
-    pub(super) reading: Reading,
+    pub(super) terms: ConnectionParameters,
+    pub(super) reading: IscsiStreamState,
     pub(super) statuses: Statuses,
     /// Answers to the target's pings that may be unsent.
     pub(super) pongs: u32,
@@ -30,11 +30,11 @@ pub(super) struct Lane {
     pub(super) recovery: Recovery,
     pub(super) ticks: Ticks,
     /// Over RDMA: what opens memory to the target in the place of Data-In and R2T.
-    pub(super) mover: Option<Box<Datamover>>,
+    pub(super) mover: Option<Box<InitiatorDatamover>>,
 }
 
 /// How far a connection has come.
-pub(super) enum Phase {
+pub(super) enum ConnectionPhase {
     /// The driver is to connect then.
     Wanted {
         at: Instant,
@@ -44,15 +44,15 @@ pub(super) enum Phase {
     Login(Box<LoginPhase>),
     Open,
     /// It has taken the place of one that was lost, whose tasks move here one after the other.
-    Moving(VecDeque<Key>),
+    Moving(VecDeque<SlotKey>),
     /// There is none, and will be none.
     Over,
 }
 
 /// What login agreed on for one connection.
 #[derive(Clone, Copy)]
-pub(super) struct Terms {
-    pub(super) digests: Digests,
+pub(super) struct ConnectionParameters {
+    pub(super) digests: IscsiDigests,
     pub(super) max_send_segment: u32,
     pub(super) max_receive_segment: usize,
 }
@@ -76,13 +76,13 @@ pub(super) struct Ticks {
 }
 
 impl Lane {
-    pub(super) fn new(cid: u16, phase: Phase, is_over_rdma: bool, now: Instant) -> Lane {
+    pub(super) fn new(cid: u16, phase: ConnectionPhase, is_over_rdma: bool, now: Instant) -> Lane {
         Lane {
             cid,
             phase,
             sender: Sender::new(is_over_rdma),
-            terms: Terms::new(&Parameters::standard()),
-            reading: Reading::HEAD,
+            terms: ConnectionParameters::new(&OperationalParameters::standard()),
+            reading: IscsiStreamState::HEAD,
             statuses: Statuses::from(0),
             pongs: 0,
             talk: None,
@@ -108,21 +108,21 @@ impl Lane {
     /// Whether commands may be sent on it.
     #[inline]
     pub(super) fn is_open(&self) -> bool {
-        matches!(self.phase, Phase::Open)
+        matches!(self.phase, ConnectionPhase::Open)
     }
 
     /// Whether it is in full feature phase.
     #[inline]
     pub(super) fn is_connected(&self) -> bool {
-        matches!(self.phase, Phase::Open | Phase::Moving(_))
+        matches!(self.phase, ConnectionPhase::Open | ConnectionPhase::Moving(_))
     }
 
     /// The login is over.
-    pub(super) fn open(&mut self, parameters: &Parameters, exp_stat_sn: u32, now: Instant) {
-        self.phase = Phase::Open;
-        self.terms = Terms::new(parameters);
+    pub(super) fn open(&mut self, parameters: &OperationalParameters, exp_stat_sn: u32, now: Instant) {
+        self.phase = ConnectionPhase::Open;
+        self.terms = ConnectionParameters::new(parameters);
         self.sender.set_digests(self.terms.digests);
-        self.reading = Reading::HEAD;
+        self.reading = IscsiStreamState::HEAD;
         self.statuses = Statuses::from(exp_stat_sn);
         (self.pongs, self.talk) = (0, None);
         self.ticks = Ticks::from(now);
@@ -130,16 +130,16 @@ impl Lane {
 
     /// The connection is gone; another one is to take its place.
     pub(super) fn want(&mut self, at: Instant) {
-        self.phase = Phase::Wanted { at };
+        self.phase = ConnectionPhase::Wanted { at };
         self.sender.clear();
-        self.reading = Reading::HEAD;
+        self.reading = IscsiStreamState::HEAD;
     }
 }
 
-impl Terms {
-    fn new(parameters: &Parameters) -> Terms {
-        Terms {
-            digests: Digests::of(parameters),
+impl ConnectionParameters {
+    fn new(parameters: &OperationalParameters) -> ConnectionParameters {
+        ConnectionParameters {
+            digests: IscsiDigests::of(parameters),
             max_send_segment: parameters.max_send_data_segment_length() as u32,
             max_receive_segment: parameters.get(Name::MaxRecvDataSegmentLength) as usize,
         }

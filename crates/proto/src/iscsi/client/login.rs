@@ -1,22 +1,22 @@
 //! What the logins of a session say, and their responses as they come off the wire.
 
-use crate::iscsi::digests::Digests;
+use crate::iscsi::digests::IscsiDigests;
 use crate::iscsi::login::chap::SEED_LEN;
-use crate::iscsi::login::initiator::{Identity, InitiatorLogin, Progress};
-use crate::iscsi::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, Parameters};
+use crate::iscsi::login::initiator::{LoginIdentity, InitiatorLogin, InitiatorLoginProgress};
+use crate::iscsi::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, OperationalParameters};
 use crate::iscsi::node::Chap;
-use crate::iscsi::pdu::{self, Parsed};
+use crate::iscsi::pdu::{self, ParsedIscsiPdu};
 use crate::iscsi::sender::Sender;
 use crate::session::ProtocolError;
 use blockmux_wire::iscsi::session::LoginResponse;
-use blockmux_wire::iscsi::{BHS_LEN, Opcode};
+use blockmux_wire::iscsi::{BHS_LEN, IscsiOpcode};
 use zerocopy::transmute_ref;
 
 /// What every login of a session says.
 pub(super) struct Logins {
-    identity: Identity,
+    identity: LoginIdentity,
     chap: Option<Chap>,
-    wishes: Parameters,
+    wishes: OperationalParameters,
     seed: [u8; SEED_LEN],
     is_over_rdma: bool,
     /// How many there were.
@@ -27,9 +27,9 @@ pub(super) struct Logins {
 
 impl Logins {
     pub(super) fn new(
-        identity: Identity,
+        identity: LoginIdentity,
         chap: Option<Chap>,
-        wishes: Parameters,
+        wishes: OperationalParameters,
         seed: [u8; SEED_LEN],
     ) -> Logins {
         Logins { identity, chap, wishes, seed, is_over_rdma: false, count: 0, tsih: 0 }
@@ -70,36 +70,36 @@ impl LoginPhase {
         &mut self,
         bytes: &[u8],
         sender: &mut Sender,
-    ) -> Result<(usize, Progress), ProtocolError> {
+    ) -> Result<(usize, InitiatorLoginProgress), ProtocolError> {
         let mut at: usize = 0;
         loop {
             let rest = bytes.get(at..).unwrap_or_default();
-            let head = match pdu::parse(rest, Digests::default())? {
-                Parsed::Needs(need) => {
+            let head = match pdu::parse(rest, IscsiDigests::default())? {
+                ParsedIscsiPdu::Needs(need) => {
                     self.need = need;
-                    return Ok((at, Progress::Continues));
+                    return Ok((at, InitiatorLoginProgress::Continues));
                 }
-                Parsed::Head(head) => head,
+                ParsedIscsiPdu::Head(head) => head,
             };
             let fault = |what| Err(ProtocolError { what, reference: "RFC 7143 §6.3, Login Phase" });
-            if head.bhs.opcode() != Opcode::LOGIN_RESPONSE {
+            if head.bhs.opcode() != IscsiOpcode::LOGIN_RESPONSE {
                 return fault("sent something else than a login response during login");
             }
             if head.data_len > DEFAULT_DATA_SEGMENT_LENGTH as usize {
                 return fault("sent more than 8192 bytes in a login response");
             }
-            let (text, whole) = match head.segment(rest, Digests::default()) {
+            let (text, whole) = match head.segment(rest, IscsiDigests::default()) {
                 Ok(found) => found,
                 Err(whole) => {
                     self.need = whole;
-                    return Ok((at, Progress::Continues));
+                    return Ok((at, InitiatorLoginProgress::Continues));
                 }
             };
             let response: &LoginResponse = transmute_ref!(&head.bhs);
             at = at.saturating_add(whole);
             self.need = BHS_LEN;
             match self.login.on_response(response, text, sender)? {
-                Progress::Continues => {}
+                InitiatorLoginProgress::Continues => {}
                 end => return Ok((at, end)),
             }
         }

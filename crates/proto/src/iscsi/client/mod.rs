@@ -47,23 +47,23 @@ mod user;
 #[cfg(test)]
 mod tests;
 
-pub use crate::iscsi::login::refused::Refused;
+pub use crate::iscsi::login::refused::IscsiRefused;
 pub use crate::scsi::initiator::{SenseCode, UnitInfo, UnitRefused, UnmapLimits};
 pub use address::TargetAddress;
 pub use blockmux_wire::iscsi::scsi::{Function, FunctionResponse};
 pub use blockmux_wire::iscsi::session::LoginStatus;
 pub use config::{BurstSize, Config, MAX_LANES, Mode, wishes};
-pub use discovery::{DiscoverySession, FoundTarget};
+pub use discovery::{IscsiDiscoverySession, FoundTarget};
 
 use super::login::chap::SEED_LEN;
-use super::login::initiator::{Established, FIRST_CID, Identity, Progress};
-use super::login::operational::{Key, Parameters};
+use super::login::initiator::{InitiatorLoginResult, FIRST_CID, LoginIdentity, InitiatorLoginProgress};
+use super::login::operational::{OperationalKey, OperationalParameters};
 use crate::outbox::Outbox;
 use crate::scsi::Lun;
 use crate::session::{Demand, ProtocolError, StreamConnections, StreamSession, Timed};
 use blockmux_volume::{Chunk, Completion, Pool, VolumeInfo};
-use full::FullFeature;
-use lane::{Lane, Phase};
+use full::FullFeatureSession;
+use lane::{Lane, ConnectionPhase};
 use login::{LoginPhase, Logins};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -75,7 +75,7 @@ pub struct InitiatorSession {
     /// What a lane sends that there is not.
     nobodys: Outbox,
     /// `None` before the first login has ended, and where it was refused.
-    full: Option<Box<FullFeature>>,
+    full: Option<Box<FullFeatureSession>>,
     logins: Logins,
     pool: Pool,
     lun: Lun,
@@ -85,10 +85,10 @@ pub struct InitiatorSession {
     deadline: Instant,
     is_stopping: bool,
     has_other_paths: bool,
-    refused: Option<Refused>,
+    refused: Option<IscsiRefused>,
     unit: Option<UnitInfo>,
     luns: Vec<Lun>,
-    parameters: Option<Parameters>,
+    parameters: Option<OperationalParameters>,
     /// What was submitted without a session to do it.
     failed: VecDeque<Completion>,
 }
@@ -109,14 +109,14 @@ impl InitiatorSession {
         is_over_rdma: bool,
     ) -> InitiatorSession {
         let Config { initiator, target, lun, mode, chap, wishes, isid, burst } = config;
-        let identity = Identity { initiator, target: Some(target), isid };
+        let identity = LoginIdentity { initiator, target: Some(target), isid };
         let mut logins = Logins::new(identity, chap, wishes, seed);
         if is_over_rdma {
             logins = logins.over_rdma();
         }
-        let mut first = Lane::new(FIRST_CID, Phase::Dialing, is_over_rdma, now);
+        let mut first = Lane::new(FIRST_CID, ConnectionPhase::Dialing, is_over_rdma, now);
         let login = LoginPhase::start(logins.next(), &mut first.sender);
-        first.phase = Phase::Login(Box::new(login));
+        first.phase = ConnectionPhase::Login(Box::new(login));
         InitiatorSession {
             lanes: vec![first],
             nobodys: Outbox::default(),
@@ -166,13 +166,13 @@ impl InitiatorSession {
 
     /// What the first login agreed on, once it is over.
     #[must_use]
-    pub fn parameters(&self) -> Option<&Parameters> {
+    pub fn parameters(&self) -> Option<&OperationalParameters> {
         self.parameters.as_ref()
     }
 
     /// Why the session does not do what was asked, if it does not.
     #[must_use]
-    pub fn refused(&self) -> Option<&Refused> {
+    pub fn refused(&self) -> Option<&IscsiRefused> {
         self.refused.as_ref()
     }
 
@@ -192,7 +192,7 @@ impl InitiatorSession {
     }
 
     fn is_logging_in(&self) -> bool {
-        self.lanes.first().is_some_and(|lane| matches!(lane.phase, Phase::Login(_)))
+        self.lanes.first().is_some_and(|lane| matches!(lane.phase, ConnectionPhase::Login(_)))
     }
 
     /// Takes responses to a connection's login, if that is not over.
@@ -204,23 +204,23 @@ impl InitiatorSession {
         now: Instant,
     ) -> Result<usize, ProtocolError> {
         let Some(lane) = self.lanes.get_mut(connection) else { return Ok(0) };
-        let Phase::Login(login) = &mut lane.phase else { return Ok(0) };
+        let ConnectionPhase::Login(login) = &mut lane.phase else { return Ok(0) };
         let (taken, progress) = login.on_bytes(bytes, &mut lane.sender)?;
         match progress {
-            Progress::Continues => {}
-            Progress::Refused(refused) => {
-                lane.phase = Phase::Over;
+            InitiatorLoginProgress::Continues => {}
+            InitiatorLoginProgress::Refused(refused) => {
+                lane.phase = ConnectionPhase::Over;
                 // Of a further connection: the session goes on without it.
                 if self.full.is_none() {
                     self.refused = Some(refused);
                 }
             }
-            Progress::Established(established) => self.on_established(connection, &established, now),
+            InitiatorLoginProgress::Established(established) => self.on_established(connection, &established, now),
         }
         Ok(taken)
     }
 
-    fn on_established(&mut self, connection: usize, established: &Established, now: Instant) {
+    fn on_established(&mut self, connection: usize, established: &InitiatorLoginResult, now: Instant) {
         if let Some(full) = &mut self.full {
             if let Some(lane) = self.lanes.get_mut(connection) {
                 full.join(lane, established);
@@ -229,10 +229,10 @@ impl InitiatorSession {
         }
         self.parameters = Some(established.parameters);
         let most_lanes =
-            if self.mode == Mode::Use { established.parameters.get(Key::MaxConnections) } else { 1 };
+            if self.mode == Mode::Use { established.parameters.get(OperationalKey::MaxConnections) } else { 1 };
         self.logins.tsih = established.tsih;
         let times = (now, self.deadline);
-        let mut full = FullFeature::new((self.lun, self.burst), established, self.pool.clone(), times);
+        let mut full = FullFeatureSession::new((self.lun, self.burst), established, self.pool.clone(), times);
         if self.has_other_paths {
             full.queue.set_other_paths();
         }
@@ -240,7 +240,7 @@ impl InitiatorSession {
             first.open(&established.parameters, established.exp_stat_sn, now);
         }
         let most = most_lanes.min(MAX_LANES) as u16;
-        let wanted = || Phase::Wanted { at: now };
+        let wanted = || ConnectionPhase::Wanted { at: now };
         let is_over_rdma = self.lanes.first().is_some_and(|lane| lane.mover.is_some());
         let lane = |cid| Lane::new(cid, wanted(), is_over_rdma, now);
         self.lanes.extend((1..most).map(lane));
@@ -272,7 +272,7 @@ impl InitiatorSession {
         if unit.is_none() && refused.is_none() {
             return;
         }
-        self.refused = refused.map(Refused::Unit);
+        self.refused = refused.map(IscsiRefused::Unit);
         self.unit = unit.cloned();
         self.luns = full.luns().to_vec();
         if self.refused.is_some() || self.mode == Mode::Describe {
@@ -305,8 +305,8 @@ impl Timed for SessionConnection<'_> {
     fn poll_timeout(&self) -> Option<Instant> {
         let lane = self.lane()?;
         match (&self.session.full, &lane.phase) {
-            (None, Phase::Login(_)) => Some(self.session.deadline),
-            (Some(_), Phase::Login(_)) => lane.ticks.next.checked_add(LOGIN_TIMEOUT),
+            (None, ConnectionPhase::Login(_)) => Some(self.session.deadline),
+            (Some(_), ConnectionPhase::Login(_)) => lane.ticks.next.checked_add(LOGIN_TIMEOUT),
             (Some(full), _) => full.poll_timeout(lane),
             _ => None,
         }
@@ -333,9 +333,9 @@ impl StreamSession for SessionConnection<'_> {
     fn demand(&self) -> Demand {
         let Some(lane) = self.lane() else { return Demand::Close };
         match (&self.session.full, &lane.phase) {
-            (_, Phase::Over) => Demand::Close,
-            (None, Phase::Login(login)) => Demand::Bytes(login.need),
-            (Some(full), Phase::Login(login)) if !full.is_over() => Demand::Bytes(login.need),
+            (_, ConnectionPhase::Over) => Demand::Close,
+            (None, ConnectionPhase::Login(login)) => Demand::Bytes(login.need),
+            (Some(full), ConnectionPhase::Login(login)) if !full.is_over() => Demand::Bytes(login.need),
             (Some(full), _) => full.demand(lane),
             _ => Demand::Nothing,
         }
@@ -346,7 +346,7 @@ impl StreamSession for SessionConnection<'_> {
         let session = &mut *self.session;
         let mut taken = session.on_login_bytes(self.connection, input.unread(), now)?;
         let Some(lane) = session.lanes.get_mut(self.connection) else { return Ok(input.unread().len()) };
-        if matches!(lane.phase, Phase::Over) {
+        if matches!(lane.phase, ConnectionPhase::Over) {
             // What comes after the end is of no interest.
             return Ok(input.unread().len());
         }
@@ -377,7 +377,7 @@ impl StreamSession for SessionConnection<'_> {
         let is_allowed = match (full, lanes.get(self.connection)) {
             (Some(full), Some(lane)) if lanes.len() == 1 && !full.recovers_connections() => full.on_end(lane),
             (Some(_), _) => true,
-            (None, lane) => lane.is_none_or(|lane| matches!(lane.phase, Phase::Over)),
+            (None, lane) => lane.is_none_or(|lane| matches!(lane.phase, ConnectionPhase::Over)),
         };
         if is_allowed {
             return Ok(());

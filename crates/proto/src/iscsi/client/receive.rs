@@ -11,45 +11,45 @@
 //! that it takes anew.
 
 use super::datamover::{AfterClose, Data, Exposure};
-use super::full::{AnnouncedLoss, FullFeature};
+use super::full::{AnnouncedLoss, FullFeatureSession};
 use super::immediate::{LOGOUT_TAG, PING_TAG, TEXT_TAG};
 use super::lane::Lane;
-use crate::iscsi::digests::Digests;
+use crate::iscsi::digests::IscsiDigests;
 use crate::iscsi::iser::Message;
-use crate::iscsi::pdu::{self, Head, Parsed};
+use crate::iscsi::pdu::{self, IscsiHeader, ParsedIscsiPdu};
 use crate::iscsi::text::{self, MAX_TEXT};
 use crate::rdma::Stag;
-use crate::scsi::Status;
-use crate::scsi::initiator::{Outcome, SenseCode, Transfer};
+use crate::scsi::ScsiStatus;
+use crate::scsi::initiator::{ScsiOutcome, SenseCode, DataTransfer};
 use crate::session::{Demand, ProtocolError};
-use crate::slots::Key;
+use crate::slots::SlotKey;
 use blockmux_volume::{Chunk, Crc32c, SgList};
 use blockmux_wire::iscsi::scsi::{
-    DataIn, FLAG_ACKNOWLEDGE, FLAG_OVERFLOW, FLAG_STATUS, FLAG_UNDERFLOW, R2t, Response, ScsiResponse,
+    DataIn, FLAG_ACKNOWLEDGE, FLAG_OVERFLOW, FLAG_STATUS, FLAG_UNDERFLOW, IscsiR2t, Response, ScsiResponse,
 };
 use blockmux_wire::iscsi::session::{
     AsyncEvent, AsyncMessage, LogoutResponse, NopIn, Reject, RejectReason, TextResponse,
 };
 use blockmux_wire::iscsi::{
-    BHS_LEN, Bhs, DIGEST_LEN, FLAG_CONTINUE, FLAG_FINAL, Opcode, RESERVED_TAG, U24, padding,
+    BHS_LEN, Bhs, DIGEST_LEN, FLAG_CONTINUE, FLAG_FINAL, IscsiOpcode, RESERVED_TAG, U24, padding,
 };
 use std::time::Duration;
 use zerocopy::transmute_ref;
 
 /// Where in the target's stream we are.
-pub(super) enum Reading {
+pub(super) enum IscsiStreamState {
     /// At the begin of a PDU, of which so many bytes are needed in one piece.
     Head(usize),
     /// In a long Data-In, whose data goes to `place`.
-    Placing { bhs: Bhs, key: Key, place: SgList },
+    Placing { bhs: Bhs, key: SlotKey, place: SgList },
     /// Behind it: padding and digest.
-    Tail { bhs: Bhs, key: Key, crc: Crc32c },
+    Tail { bhs: Bhs, key: SlotKey, crc: Crc32c },
     /// In a long Data-In that cannot be taken: so many bytes are to be dropped.
     Skipping(usize),
 }
 
 /// What a step did.
-enum Step {
+enum IscsiReceiveStep {
     Took(usize),
     Needs,
 }
@@ -61,26 +61,26 @@ pub(super) struct Talk {
     rounds: u32,
 }
 
-impl Reading {
+impl IscsiStreamState {
     /// At the begin of a PDU.
-    pub(super) const HEAD: Reading = Reading::Head(BHS_LEN);
+    pub(super) const HEAD: IscsiStreamState = IscsiStreamState::Head(BHS_LEN);
 
     #[inline]
-    pub(super) fn demand(&self, digests: Digests) -> Demand {
+    pub(super) fn demand(&self, digests: IscsiDigests) -> Demand {
         match self {
-            Reading::Head(need) => Demand::Bytes(*need),
-            Reading::Placing { place, .. } => Demand::Place(place.clone()),
-            Reading::Tail { bhs, .. } => Demand::Bytes(digests.tail_len(data_len(bhs))),
-            Reading::Skipping(_) => Demand::Bytes(1),
+            IscsiStreamState::Head(need) => Demand::Bytes(*need),
+            IscsiStreamState::Placing { place, .. } => Demand::Place(place.clone()),
+            IscsiStreamState::Tail { bhs, .. } => Demand::Bytes(digests.tail_len(data_len(bhs))),
+            IscsiStreamState::Skipping(_) => Demand::Bytes(1),
         }
     }
 
     pub(super) fn is_between_pdus(&self) -> bool {
-        matches!(self, Reading::Head(_))
+        matches!(self, IscsiStreamState::Head(_))
     }
 }
 
-impl FullFeature {
+impl FullFeatureSession {
     /// Takes all that can be taken of `input` from `at` on; returns where it stopped.
     #[inline]
     pub(super) fn on_bytes(
@@ -97,23 +97,23 @@ impl FullFeature {
         while !self.is_over() {
             let rest = bytes.get(at..).unwrap_or_default();
             let step = match &mut lane.reading {
-                Reading::Head(_) => self.on_head(lane, input, at, rest)?,
-                Reading::Placing { .. } => Step::Needs,
-                Reading::Tail { .. } => self.on_tail(lane, rest)?,
-                Reading::Skipping(left) => {
+                IscsiStreamState::Head(_) => self.on_head(lane, input, at, rest)?,
+                IscsiStreamState::Placing { .. } => IscsiReceiveStep::Needs,
+                IscsiStreamState::Tail { .. } => self.on_tail(lane, rest)?,
+                IscsiStreamState::Skipping(left) => {
                     let here = rest.len().min(*left);
                     *left = left.saturating_sub(here);
                     if *left == 0 {
-                        lane.reading = Reading::HEAD;
+                        lane.reading = IscsiStreamState::HEAD;
                     } else if here == 0 {
                         return Ok(at);
                     }
-                    Step::Took(here)
+                    IscsiReceiveStep::Took(here)
                 }
             };
             match step {
-                Step::Took(len) => at = at.saturating_add(len),
-                Step::Needs => return Ok(at),
+                IscsiReceiveStep::Took(len) => at = at.saturating_add(len),
+                IscsiReceiveStep::Needs => return Ok(at),
             }
         }
         Ok(bytes.len())
@@ -124,8 +124,8 @@ impl FullFeature {
     pub(super) fn on_placed(&mut self, lane: &mut Lane) -> Result<(), ProtocolError> {
         lane.ticks.heard = true;
         let digests = lane.terms.digests;
-        match std::mem::replace(&mut lane.reading, Reading::HEAD) {
-            Reading::Placing { bhs, key, place } => {
+        match std::mem::replace(&mut lane.reading, IscsiStreamState::HEAD) {
+            IscsiStreamState::Placing { bhs, key, place } => {
                 let mut crc = Crc32c::default();
                 if digests.data {
                     crc.add_list(&place);
@@ -133,7 +133,7 @@ impl FullFeature {
                 if digests.tail_len(data_len(&bhs)) == 0 {
                     return self.on_data_in(lane, key, transmute_ref!(&bhs));
                 }
-                lane.reading = Reading::Tail { bhs, key, crc };
+                lane.reading = IscsiStreamState::Tail { bhs, key, crc };
             }
             other => lane.reading = other,
         }
@@ -147,24 +147,24 @@ impl FullFeature {
         input: &Chunk,
         at: usize,
         rest: &[u8],
-    ) -> Result<Step, ProtocolError> {
+    ) -> Result<IscsiReceiveStep, ProtocolError> {
         let digests = lane.terms.digests;
         let head = match pdu::parse(rest, digests)? {
-            Parsed::Needs(len) => {
-                lane.reading = Reading::Head(len);
-                return Ok(Step::Needs);
+            ParsedIscsiPdu::Needs(len) => {
+                lane.reading = IscsiStreamState::Head(len);
+                return Ok(IscsiReceiveStep::Needs);
             }
-            Parsed::Head(head) => head,
+            ParsedIscsiPdu::Head(head) => head,
         };
         if head.data_len > lane.terms.max_receive_segment {
             return Err(error("sent a data segment above MaxRecvDataSegmentLength", "RFC 7143 §13.12"));
         }
-        let is_data = head.bhs.opcode() == Opcode::DATA_IN;
+        let is_data = head.bhs.opcode() == IscsiOpcode::DATA_IN;
         let (data, whole) = match head.segment(rest, digests) {
             Ok(found) => found,
             Err(whole) if head.data_len <= WHOLE_SEGMENT => {
-                lane.reading = Reading::Head(whole);
-                return Ok(Step::Needs);
+                lane.reading = IscsiStreamState::Head(whole);
+                return Ok(IscsiReceiveStep::Needs);
             }
             Err(whole) if is_data => return self.begin_placing(lane, &head, whole),
             Err(_) => {
@@ -174,14 +174,14 @@ impl FullFeature {
                 ));
             }
         };
-        lane.reading = Reading::HEAD;
+        lane.reading = IscsiStreamState::HEAD;
         if digests.data && !data.is_empty() {
             let covered = rest.get(head.len..whole.saturating_sub(DIGEST_LEN)).unwrap_or_default();
             let mut crc = Crc32c::default();
             crc.add(covered);
             if !rest.get(..whole).unwrap_or_default().ends_with(&crc.to_le_bytes()) {
                 self.on_damaged(lane, &head.bhs)?;
-                return Ok(Step::Took(whole));
+                return Ok(IscsiReceiveStep::Took(whole));
             }
         }
         if is_data {
@@ -198,44 +198,44 @@ impl FullFeature {
         } else {
             self.on_pdu(lane, &head.bhs, data)?;
         }
-        Ok(Step::Took(whole))
+        Ok(IscsiReceiveStep::Took(whole))
     }
 
     /// A long Data-In: its data goes to its place.
-    fn begin_placing(&mut self, lane: &mut Lane, head: &Head, whole: usize) -> Result<Step, ProtocolError> {
+    fn begin_placing(&mut self, lane: &mut Lane, head: &IscsiHeader, whole: usize) -> Result<IscsiReceiveStep, ProtocolError> {
         let data_in: &DataIn = transmute_ref!(&head.bhs);
         match self.check_data_in(lane, data_in)? {
             Some(key) => {
                 let place = self.place(key, data_in)?;
-                lane.reading = Reading::Placing { bhs: head.bhs, key, place };
+                lane.reading = IscsiStreamState::Placing { bhs: head.bhs, key, place };
             }
-            None => lane.reading = Reading::Skipping(whole.saturating_sub(head.len)),
+            None => lane.reading = IscsiStreamState::Skipping(whole.saturating_sub(head.len)),
         }
-        Ok(Step::Took(head.len))
+        Ok(IscsiReceiveStep::Took(head.len))
     }
 
-    fn on_tail(&mut self, lane: &mut Lane, rest: &[u8]) -> Result<Step, ProtocolError> {
-        let Reading::Tail { bhs, key, crc } = &lane.reading else { return Ok(Step::Needs) };
+    fn on_tail(&mut self, lane: &mut Lane, rest: &[u8]) -> Result<IscsiReceiveStep, ProtocolError> {
+        let IscsiStreamState::Tail { bhs, key, crc } = &lane.reading else { return Ok(IscsiReceiveStep::Needs) };
         let (bhs, key, mut crc) = (*bhs, *key, *crc);
         let digests = lane.terms.digests;
         let len = digests.tail_len(data_len(&bhs));
-        let Some(tail) = rest.get(..len) else { return Ok(Step::Needs) };
-        lane.reading = Reading::HEAD;
+        let Some(tail) = rest.get(..len) else { return Ok(IscsiReceiveStep::Needs) };
+        lane.reading = IscsiStreamState::HEAD;
         if digests.data {
             crc.add(tail.get(..padding(data_len(&bhs))).unwrap_or_default());
             if !tail.ends_with(&crc.to_le_bytes()) {
                 self.on_damaged(lane, &bhs)?;
-                return Ok(Step::Took(len));
+                return Ok(IscsiReceiveStep::Took(len));
             }
         }
         self.on_data_in(lane, key, transmute_ref!(&bhs))?;
-        Ok(Step::Took(len))
+        Ok(IscsiReceiveStep::Took(len))
     }
 
     /// Checks a Data-In before any of its data is looked at (RFC 7143 §11.7); data comes strictly in order, as
     /// DataPDUInOrder and DataSequenceInOrder say. `None`: it is to be dropped, at error recovery level 1 and above.
     #[inline]
-    fn check_data_in(&mut self, lane: &mut Lane, data_in: &DataIn) -> Result<Option<Key>, ProtocolError> {
+    fn check_data_in(&mut self, lane: &mut Lane, data_in: &DataIn) -> Result<Option<SlotKey>, ProtocolError> {
         let fault = |what| Err(error(what, "RFC 7143 §11.7"));
         let Some(key) = self.find(lane, data_in.initiator_task_tag.get()) else {
             // Something that was asked for twice may come after its task has ended.
@@ -245,7 +245,7 @@ impl FullFeature {
                 fault("sent data for a task that is not there")
             };
         };
-        let Some((progress, Transfer::In(expected))) = self.queue.transport(key) else {
+        let Some((progress, DataTransfer::In(expected))) = self.queue.transport(key) else {
             return fault("sent data for a command that reads none");
         };
         let len = data_in.data_segment_length.get();
@@ -263,7 +263,7 @@ impl FullFeature {
 
     /// The memory for a Data-In that was checked.
     #[inline]
-    fn place(&mut self, key: Key, data_in: &DataIn) -> Result<SgList, ProtocolError> {
+    fn place(&mut self, key: SlotKey, data_in: &DataIn) -> Result<SgList, ProtocolError> {
         let from = data_in.buffer_offset.get() as usize;
         let len = data_in.data_segment_length.get() as usize;
         let Some((list, base)) = self.queue.data_in(key) else {
@@ -291,11 +291,11 @@ impl FullFeature {
             return Err(error("sent a data segment above InitiatorRecvDataSegmentLength", "RFC 7145 §6.5"));
         }
         match bhs.opcode() {
-            Opcode::SCSI_RESPONSE => self.on_answer(lane, message, invalidated),
+            IscsiOpcode::SCSI_RESPONSE => self.on_answer(lane, message, invalidated),
             _ if invalidated.is_some() => {
                 Err(error("closed memory by a message that is no response to its command", "RFC 7145 §7.3.2"))
             }
-            Opcode::DATA_IN | Opcode::R2T => {
+            IscsiOpcode::DATA_IN | IscsiOpcode::R2T => {
                 Err(error("sent a PDU over RDMA that RDMA Write and Read stand for", "RFC 7145 §7.1"))
             }
             _ => self.on_pdu(lane, bhs, &bytes(message)),
@@ -346,32 +346,32 @@ impl FullFeature {
         self.on_numbers(common.exp_cmd_sn.get(), common.max_cmd_sn.get());
         let stat_sn = common.stat_sn.get();
         match bhs.opcode() {
-            Opcode::SCSI_RESPONSE => {
+            IscsiOpcode::SCSI_RESPONSE => {
                 if !self.on_status(lane, stat_sn)? {
                     return Ok(());
                 }
                 self.on_response(lane, transmute_ref!(bhs), data)
             }
-            Opcode::R2T => self.on_r2t(lane, transmute_ref!(bhs)),
-            Opcode::NOP_IN => self.on_nop(lane, common, stat_sn),
-            Opcode::LOGOUT_RESPONSE => {
+            IscsiOpcode::R2T => self.on_r2t(lane, transmute_ref!(bhs)),
+            IscsiOpcode::NOP_IN => self.on_nop(lane, common, stat_sn),
+            IscsiOpcode::LOGOUT_RESPONSE => {
                 let response: &LogoutResponse = transmute_ref!(bhs);
                 if response.initiator_task_tag.get() != LOGOUT_TAG {
                     return Err(error("answered a logout that was not asked for", "RFC 7143 §11.15"));
                 }
                 self.on_logged_out(response)
             }
-            opcode @ (Opcode::ASYNC_MESSAGE
-            | Opcode::TEXT_RESPONSE
-            | Opcode::REJECT
-            | Opcode::TASK_MANAGEMENT_RESPONSE) => {
+            opcode @ (IscsiOpcode::ASYNC_MESSAGE
+            | IscsiOpcode::TEXT_RESPONSE
+            | IscsiOpcode::REJECT
+            | IscsiOpcode::TASK_MANAGEMENT_RESPONSE) => {
                 if !self.on_status(lane, stat_sn)? {
                     return Ok(());
                 }
                 match opcode {
-                    Opcode::ASYNC_MESSAGE => self.on_event(lane, transmute_ref!(bhs), data),
-                    Opcode::TEXT_RESPONSE => self.on_text(lane, transmute_ref!(bhs), data)?,
-                    Opcode::REJECT => {
+                    IscsiOpcode::ASYNC_MESSAGE => self.on_event(lane, transmute_ref!(bhs), data),
+                    IscsiOpcode::TEXT_RESPONSE => self.on_text(lane, transmute_ref!(bhs), data)?,
+                    IscsiOpcode::REJECT => {
                         let reject: &Reject = transmute_ref!(bhs);
                         if RejectReason(reject.reason) == RejectReason::DATA_DIGEST_ERROR {
                             self.on_rejected(lane, data);
@@ -389,7 +389,7 @@ impl FullFeature {
 
     /// A Data-In that was checked, and whose data is where it belongs.
     #[inline]
-    fn on_data_in(&mut self, lane: &mut Lane, key: Key, data_in: &DataIn) -> Result<(), ProtocolError> {
+    fn on_data_in(&mut self, lane: &mut Lane, key: SlotKey, data_in: &DataIn) -> Result<(), ProtocolError> {
         self.on_numbers(data_in.exp_cmd_sn.get(), data_in.max_cmd_sn.get());
         let Some((progress, _)) = self.queue.transport(key) else { return Ok(()) };
         progress.next = progress.next.saturating_add(data_in.data_segment_length.get());
@@ -405,7 +405,7 @@ impl FullFeature {
             return Ok(());
         }
         // Status that needs sense data has a response of its own.
-        self.finish(lane, key, Outcome { status: Status(data_in.status), sense: &[], moved });
+        self.finish(lane, key, ScsiOutcome { status: ScsiStatus(data_in.status), sense: &[], moved });
         Ok(())
     }
 
@@ -427,28 +427,28 @@ impl FullFeature {
         }
         let Some((progress, transfer)) = self.queue.transport(key) else { return Ok(()) };
         let moved = match transfer {
-            Transfer::Nothing => 0,
-            Transfer::In(_) if lane.mover.is_none() => progress.next,
-            Transfer::In(len) | Transfer::Out(len)
+            DataTransfer::Nothing => 0,
+            DataTransfer::In(_) if lane.mover.is_none() => progress.next,
+            DataTransfer::In(len) | DataTransfer::Out(len)
                 if response.flags & (FLAG_UNDERFLOW | FLAG_OVERFLOW) == 0 =>
             {
                 len
             }
-            Transfer::In(len) | Transfer::Out(len) => len.saturating_sub(response.residual_count.get()),
+            DataTransfer::In(len) | DataTransfer::Out(len) => len.saturating_sub(response.residual_count.get()),
         };
         if Response(response.response) != Response::COMMAND_COMPLETED_AT_TARGET {
             // There is no status then, and nothing is known of the command.
-            let status = Status::CHECK_CONDITION;
-            self.finish(lane, key, Outcome { status, sense: &[], moved });
+            let status = ScsiStatus::CHECK_CONDITION;
+            self.finish(lane, key, ScsiOutcome { status, sense: &[], moved });
             return Ok(());
         }
         let sense = sense_of(data);
-        self.finish(lane, key, Outcome { status: Status(response.status), sense, moved });
+        self.finish(lane, key, ScsiOutcome { status: ScsiStatus(response.status), sense, moved });
         Ok(())
     }
 
     #[inline]
-    fn finish(&mut self, lane: &mut Lane, key: Key, outcome: Outcome<'_>) {
+    fn finish(&mut self, lane: &mut Lane, key: SlotKey, outcome: ScsiOutcome<'_>) {
         lane.in_flight = lane.in_flight.saturating_sub(1);
         lane.recovery.losses = 0;
         if let Err(refused) = self.queue.finish(key, outcome) {
@@ -458,13 +458,13 @@ impl FullFeature {
 
     /// The target asks for data. All of it is sent at once, so that no R2T is ever outstanding here. What it asks for
     /// again at error recovery level 1 it has not got, or got damaged.
-    fn on_r2t(&mut self, lane: &mut Lane, r2t: &R2t) -> Result<(), ProtocolError> {
+    fn on_r2t(&mut self, lane: &mut Lane, r2t: &IscsiR2t) -> Result<(), ProtocolError> {
         let fault = |what| Err(error(what, "RFC 7143 §11.8"));
         let level = self.terms.level;
         let Some(key) = self.find(lane, r2t.initiator_task_tag.get()) else {
             return fault("asked for data of a task that is not there");
         };
-        let Some((progress, Transfer::Out(expected))) = self.queue.transport(key) else {
+        let Some((progress, DataTransfer::Out(expected))) = self.queue.transport(key) else {
             return fault("asked for data of a command that writes none");
         };
         let (from, len) = (r2t.buffer_offset.get(), r2t.desired_data_transfer_length.get());

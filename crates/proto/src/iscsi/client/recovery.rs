@@ -10,25 +10,25 @@
 //! target's ExpCmdSN then tells which commands it has: it is asked to move their tasks to the new connection, one after
 //! the other; what it does not have is sent again. Where that fails the session is over, and another one replays.
 
-use super::full::{FullFeature, SERIAL_HALF};
+use super::full::{FullFeatureSession, SERIAL_HALF};
 use super::immediate::MOVE_TAG;
-use super::lane::{Lane, Phase};
+use super::lane::{Lane, ConnectionPhase};
 use super::receive::error;
-use super::statuses::Arrival;
-use crate::iscsi::login::initiator::Established;
-use crate::scsi::initiator::Transfer;
+use super::statuses::StatusArrival;
+use crate::iscsi::login::initiator::InitiatorLoginResult;
+use crate::scsi::initiator::DataTransfer;
 use crate::session::ProtocolError;
-use crate::slots::Key;
+use crate::slots::SlotKey;
 use blockmux_wire::iscsi::scsi::{
     DataIn, FLAG_STATUS, Function, FunctionResponse, SnackRequest, SnackType, TaskManagementRequest,
     TaskManagementResponse,
 };
 use blockmux_wire::iscsi::session::NopIn;
-use blockmux_wire::iscsi::{Bhs, FLAG_FINAL, Opcode, RESERVED_TAG};
+use blockmux_wire::iscsi::{Bhs, FLAG_FINAL, IscsiOpcode, RESERVED_TAG};
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, FromZeros, transmute_ref};
 
-impl FullFeature {
+impl FullFeatureSession {
     /// A status has come; whether to look at it.
     #[inline]
     pub(super) fn on_status(&mut self, lane: &mut Lane, stat_sn: u32) -> Result<bool, ProtocolError> {
@@ -37,13 +37,13 @@ impl FullFeature {
             return Ok(true);
         }
         match lane.statuses.on_status(stat_sn) {
-            Arrival::Fresh => Ok(true),
-            Arrival::Gap { first, count } => {
+            StatusArrival::Fresh => Ok(true),
+            StatusArrival::Gap { first, count } => {
                 self.ask_for_status(lane, first, count);
                 Ok(true)
             }
-            Arrival::Again => Ok(false),
-            Arrival::TooFar => Err(TOO_FAR),
+            StatusArrival::Again => Ok(false),
+            StatusArrival::TooFar => Err(TOO_FAR),
         }
     }
 
@@ -70,7 +70,7 @@ impl FullFeature {
         let common: &NopIn = transmute_ref!(bhs);
         let stat_sn = common.stat_sn.get();
         match bhs.opcode() {
-            Opcode::DATA_IN => {
+            IscsiOpcode::DATA_IN => {
                 let data_in: &DataIn = transmute_ref!(bhs);
                 if data_in.flags & FLAG_STATUS != 0 && !lane.statuses.miss(stat_sn) {
                     return Err(TOO_FAR);
@@ -80,7 +80,7 @@ impl FullFeature {
                 }
             }
             // The target's ping has no status, and need not be answered.
-            Opcode::NOP_IN if common.initiator_task_tag.get() == RESERVED_TAG => {}
+            IscsiOpcode::NOP_IN if common.initiator_task_tag.get() == RESERVED_TAG => {}
             _ => {
                 if !lane.statuses.miss(stat_sn) {
                     return Err(TOO_FAR);
@@ -94,11 +94,11 @@ impl FullFeature {
     /// A Data-In or R2T with this number cannot be taken, for one before it, or it itself, is missing: asks for what is
     /// missing, once, or again if `is_damaged` says that it came damaged once more. What came before is dropped without
     /// a word.
-    pub(super) fn ask_for_data(&mut self, lane: &mut Lane, key: Key, number: u32, is_damaged: bool) {
+    pub(super) fn ask_for_data(&mut self, lane: &mut Lane, key: SlotKey, number: u32, is_damaged: bool) {
         let lun = self.lun.0.to_be_bytes();
         let Some((progress, transfer)) = self.queue.transport(key) else { return };
         let expected = match transfer {
-            Transfer::In(_) => progress.data_sn,
+            DataTransfer::In(_) => progress.data_sn,
             _ => progress.r2t_sn,
         };
         let is_old = number.wrapping_sub(expected) >= SERIAL_HALF;
@@ -116,9 +116,9 @@ impl FullFeature {
     pub(super) fn on_other_data(
         &mut self,
         lane: &mut Lane,
-        key: Key,
+        key: SlotKey,
         data_in: &DataIn,
-    ) -> Result<Option<Key>, ProtocolError> {
+    ) -> Result<Option<SlotKey>, ProtocolError> {
         let number = data_in.data_sn.get();
         let expected = self.queue.transport(key).map_or(number, |(progress, _)| progress.data_sn);
         let is_early = number.wrapping_sub(expected) < SERIAL_HALF;
@@ -131,8 +131,8 @@ impl FullFeature {
 
     /// A response says how many Data-In its command had: whether they are all here. If not, it is asked for again when
     /// they are.
-    pub(super) fn has_all_data(&mut self, lane: &mut Lane, key: Key, stat_sn: u32, count: u32) -> bool {
-        let Some((progress, Transfer::In(_))) = self.queue.transport(key) else { return true };
+    pub(super) fn has_all_data(&mut self, lane: &mut Lane, key: SlotKey, stat_sn: u32, count: u32) -> bool {
+        let Some((progress, DataTransfer::In(_))) = self.queue.transport(key) else { return true };
         let missing = count.wrapping_sub(progress.data_sn);
         if self.terms.level == 0 || missing == 0 || missing >= SERIAL_HALF {
             return true;
@@ -146,7 +146,7 @@ impl FullFeature {
 
     /// A Data-In was taken: asks for the response that came too early, when it was the last.
     #[inline]
-    pub(super) fn after_data(&mut self, lane: &mut Lane, key: Key) {
+    pub(super) fn after_data(&mut self, lane: &mut Lane, key: SlotKey) {
         let Some((progress, _)) = self.queue.transport(key) else { return };
         if let Some((count, stat_sn)) = progress.held
             && count == progress.data_sn
@@ -183,7 +183,7 @@ impl FullFeature {
     pub(super) fn on_rejected(&mut self, lane: &mut Lane, header: &[u8]) {
         let Ok((bhs, _)) = Bhs::read_from_prefix(header) else { return };
         if self.terms.level > 0
-            && bhs.opcode() == Opcode::SCSI_COMMAND
+            && bhs.opcode() == IscsiOpcode::SCSI_COMMAND
             && let Some(key) = self.find(lane, bhs.initiator_task_tag.get())
         {
             self.send_again(lane, key);
@@ -214,14 +214,14 @@ impl FullFeature {
             return true;
         }
         match lane.recovery.by {
-            Some(by) if now >= by || !self.is_used() || matches!(lane.phase, Phase::Over) => false,
+            Some(by) if now >= by || !self.is_used() || matches!(lane.phase, ConnectionPhase::Over) => false,
             Some(_) => {
                 lane.want(now.checked_add(PAUSE).unwrap_or(now));
                 true
             }
             // One connection less.
             None => {
-                lane.phase = Phase::Over;
+                lane.phase = ConnectionPhase::Over;
                 lane.sender.clear();
                 true
             }
@@ -229,15 +229,15 @@ impl FullFeature {
     }
 
     /// A connection has logged in, for the first time or in the place of another one.
-    pub(super) fn join(&mut self, lane: &mut Lane, established: &Established) {
-        let Established { parameters, exp_cmd_sn, max_cmd_sn, exp_stat_sn, .. } = established;
+    pub(super) fn join(&mut self, lane: &mut Lane, established: &InitiatorLoginResult) {
+        let InitiatorLoginResult { parameters, exp_cmd_sn, max_cmd_sn, exp_stat_sn, .. } = established;
         lane.open(parameters, *exp_stat_sn, self.now());
         self.on_numbers(*exp_cmd_sn, *max_cmd_sn);
         if lane.recovery.by.take().is_none() {
             return;
         }
         let cid = lane.cid;
-        let mut keys: Vec<(u32, Key)> = Vec::new();
+        let mut keys: Vec<(u32, SlotKey)> = Vec::new();
         for key in self.queue.keys_of(|progress| progress.lane == cid) {
             let Some((progress, _)) = self.queue.transport(key) else { continue };
             keys.push((progress.cmd_sn.wrapping_sub(*exp_cmd_sn), key));
@@ -248,22 +248,22 @@ impl FullFeature {
             self.send_again(lane, *key);
         }
         let has = keys.iter().filter(|(ahead, _)| *ahead >= SERIAL_HALF).map(|(_, key)| *key);
-        lane.phase = Phase::Moving(has.collect());
+        lane.phase = ConnectionPhase::Moving(has.collect());
         self.move_next(lane);
     }
 
     /// Asks for the next task to be moved here.
     fn move_next(&mut self, lane: &mut Lane) {
-        let Phase::Moving(tasks) = &mut lane.phase else { return };
+        let ConnectionPhase::Moving(tasks) = &mut lane.phase else { return };
         let Some(&key) = tasks.front() else {
-            lane.phase = Phase::Open;
+            lane.phase = ConnectionPhase::Open;
             return;
         };
         let Some((progress, transfer)) = self.queue.transport(key) else { return };
         progress.asked_from = None;
         progress.held = None;
         progress.is_moved = true;
-        let data_sn = if matches!(transfer, Transfer::In(_)) { progress.data_sn } else { 0 };
+        let data_sn = if matches!(transfer, DataTransfer::In(_)) { progress.data_sn } else { 0 };
         let ref_cmd_sn = progress.cmd_sn;
         let request = TaskManagementRequest {
             initiator_task_tag: (key.short() | MOVE_TAG).into(),
@@ -282,7 +282,7 @@ impl FullFeature {
         response: &TaskManagementResponse,
     ) -> Result<(), ProtocolError> {
         let tag = response.initiator_task_tag.get();
-        let Phase::Moving(tasks) = &mut lane.phase else {
+        let ConnectionPhase::Moving(tasks) = &mut lane.phase else {
             return Err(error("answered a task management request that was not sent", "RFC 7143 §11.6"));
         };
         if tasks.front().is_none_or(|key| key.short() | MOVE_TAG != tag) {
@@ -311,7 +311,7 @@ fn send_snack(
     (first, count): (u32, u32),
 ) {
     let snack = SnackRequest {
-        opcode: Opcode::SNACK_REQUEST.0,
+        opcode: IscsiOpcode::SNACK_REQUEST.0,
         snack_type: FLAG_FINAL | kind.0,
         lun,
         initiator_task_tag: task_tag.into(),

@@ -16,7 +16,7 @@ pub(super) struct Statuses {
 
 /// What a status that comes is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Arrival {
+pub(super) enum StatusArrival {
     /// To be looked at.
     Fresh,
     /// To be looked at, but so many before it, from that number on, have not come.
@@ -52,26 +52,26 @@ impl Statuses {
 
     /// A status has come.
     #[inline]
-    pub(super) fn on_status(&mut self, stat_sn: u32) -> Arrival {
+    pub(super) fn on_status(&mut self, stat_sn: u32) -> StatusArrival {
         if stat_sn == self.next {
             self.next = stat_sn.wrapping_add(1);
-            return Arrival::Fresh;
+            return StatusArrival::Fresh;
         }
         let ahead = stat_sn.wrapping_sub(self.next);
         if ahead < SERIAL_HALF {
             let first = self.next;
             if !self.miss_up_to(stat_sn) {
-                return Arrival::TooFar;
+                return StatusArrival::TooFar;
             }
             self.next = stat_sn.wrapping_add(1);
-            return Arrival::Gap { first, count: ahead };
+            return StatusArrival::Gap { first, count: ahead };
         }
         match self.missing.iter().position(|missing| *missing == stat_sn) {
             Some(place) => {
                 self.missing.swap_remove(place);
-                Arrival::Fresh
+                StatusArrival::Fresh
             }
-            None => Arrival::Again,
+            None => StatusArrival::Again,
         }
     }
 
@@ -126,20 +126,20 @@ mod tests {
     #[test]
     fn what_comes_in_order_is_acknowledged() {
         let mut statuses = Statuses::from(u32::MAX);
-        assert_eq!(statuses.on_status(u32::MAX), Arrival::Fresh);
-        assert_eq!((statuses.on_status(0), statuses.expected()), (Arrival::Fresh, 1));
-        assert_eq!(statuses.on_status(0), Arrival::Again);
+        assert_eq!(statuses.on_status(u32::MAX), StatusArrival::Fresh);
+        assert_eq!((statuses.on_status(0), statuses.expected()), (StatusArrival::Fresh, 1));
+        assert_eq!(statuses.on_status(0), StatusArrival::Again);
     }
 
     #[test]
     fn nothing_after_a_gap_is_acknowledged_until_it_is_filled() {
         let mut statuses = Statuses::from(u32::MAX);
-        assert_eq!(statuses.on_status(1), Arrival::Gap { first: u32::MAX, count: 2 });
+        assert_eq!(statuses.on_status(1), StatusArrival::Gap { first: u32::MAX, count: 2 });
         assert_eq!((statuses.expected(), statuses.next()), (u32::MAX, 2));
-        assert_eq!(statuses.on_status(0), Arrival::Fresh);
+        assert_eq!(statuses.on_status(0), StatusArrival::Fresh);
         assert_eq!(statuses.expected(), u32::MAX);
-        assert_eq!(statuses.on_status(u32::MAX), Arrival::Fresh);
-        assert_eq!((statuses.expected(), statuses.on_status(u32::MAX)), (2, Arrival::Again));
+        assert_eq!(statuses.on_status(u32::MAX), StatusArrival::Fresh);
+        assert_eq!((statuses.expected(), statuses.on_status(u32::MAX)), (2, StatusArrival::Again));
         assert!(statuses.miss(4) && statuses.miss(3));
         assert_eq!((statuses.expected(), statuses.next()), (2, 5));
     }
@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn gaps_are_bounded() {
         let mut statuses = Statuses::from(7);
-        assert_eq!(statuses.on_status(7 + 65), Arrival::TooFar);
+        assert_eq!(statuses.on_status(7 + 65), StatusArrival::TooFar);
         assert!(!statuses.miss(7 + 64) && statuses.miss(7 + 63));
         assert_eq!(statuses.on_tick().map(<[u32]>::len), Ok(64));
         assert!(statuses.on_tick().is_err());

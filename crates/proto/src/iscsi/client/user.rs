@@ -1,7 +1,7 @@
 //! The user's side of a session: requests and completions, and the connections that it has for them.
 
-use super::datamover::Datamover;
-use super::lane::{Lane, Phase};
+use super::datamover::InitiatorDatamover;
+use super::lane::{Lane, ConnectionPhase};
 use super::login::LoginPhase;
 use super::{InitiatorSession, Mode};
 use crate::iscsi::login::initiator::Joining;
@@ -49,9 +49,9 @@ impl Initiator for InitiatorSession {
     fn take_unfinished(&mut self) -> Vec<Io> {
         self.lanes.iter_mut().for_each(|lane| {
             lane.sender.clear();
-            lane.phase = Phase::Over;
+            lane.phase = ConnectionPhase::Over;
             // The queue pairs are gone, and with them every way that the target had to what is handed back.
-            lane.mover.iter_mut().for_each(|mover| **mover = Datamover::default());
+            lane.mover.iter_mut().for_each(|mover| **mover = InitiatorDatamover::default());
         });
         self.full.as_mut().map_or_else(Vec::new, |full| full.take_unfinished())
     }
@@ -79,7 +79,7 @@ impl Initiator for InitiatorSession {
         match &mut self.full {
             Some(full) => full.stop(&mut self.lanes),
             // Nothing is agreed on that could be ended in order.
-            None => self.lanes.iter_mut().for_each(|lane| lane.phase = Phase::Over),
+            None => self.lanes.iter_mut().for_each(|lane| lane.phase = ConnectionPhase::Over),
         }
     }
 }
@@ -97,16 +97,16 @@ impl Overdue for InitiatorSession {
 impl Connections for InitiatorSession {
     #[inline]
     fn poll_connect(&mut self) -> Option<(usize, Instant)> {
-        if self.lanes.len() == 1 && !matches!(self.lanes.first()?.phase, Phase::Wanted { .. }) {
+        if self.lanes.len() == 1 && !matches!(self.lanes.first()?.phase, ConnectionPhase::Wanted { .. }) {
             return None;
         }
         let is_used = self.is_ready() && self.full.as_ref()?.is_used();
         // The tasks of one that was lost end only over another, however the session goes on.
         let is_wanted = |lane: &Lane| {
-            matches!(lane.phase, Phase::Wanted { .. }) && (is_used || lane.recovery.by.is_some())
+            matches!(lane.phase, ConnectionPhase::Wanted { .. }) && (is_used || lane.recovery.by.is_some())
         };
         let (place, lane) = self.lanes.iter_mut().enumerate().find(|(_, lane)| is_wanted(lane))?;
-        let Phase::Wanted { at } = std::mem::replace(&mut lane.phase, Phase::Dialing) else { return None };
+        let ConnectionPhase::Wanted { at } = std::mem::replace(&mut lane.phase, ConnectionPhase::Dialing) else { return None };
         Some((place, at))
     }
 
@@ -120,7 +120,7 @@ impl Connections for InitiatorSession {
             exp_stat_sn: lane.statuses.expected(),
         };
         let login = LoginPhase::start(self.logins.next().joining(joining), &mut lane.sender);
-        lane.phase = Phase::Login(Box::new(login));
+        lane.phase = ConnectionPhase::Login(Box::new(login));
         lane.ticks.next = now;
     }
 

@@ -62,7 +62,7 @@ impl Algorithm {
 
     /// What proves that one knows `secret`.
     #[must_use]
-    pub fn response(self, identifier: u8, secret: &Secret, challenge: &[u8]) -> Vec<u8> {
+    pub fn response(self, identifier: u8, secret: &ChapSecret, challenge: &[u8]) -> Vec<u8> {
         let parts = [&[identifier][..], &secret.0, challenge];
         match self {
             Algorithm::Md5 => digest::<md5::Md5>(&parts),
@@ -75,17 +75,17 @@ impl Algorithm {
 
 /// What two sides know and never send.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret(Zeroizing<Vec<u8>>);
+pub struct ChapSecret(Zeroizing<Vec<u8>>);
 
-impl Secret {
+impl ChapSecret {
     /// A secret of at least one byte.
     #[must_use]
-    pub fn new(bytes: &[u8]) -> Option<Secret> {
-        (1..=MAX_SECRET).contains(&bytes.len()).then(|| Secret(Zeroizing::new(bytes.to_vec())))
+    pub fn new(bytes: &[u8]) -> Option<ChapSecret> {
+        (1..=MAX_SECRET).contains(&bytes.len()).then(|| ChapSecret(Zeroizing::new(bytes.to_vec())))
     }
 }
 
-impl std::fmt::Debug for Secret {
+impl std::fmt::Debug for ChapSecret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Secret(..)")
     }
@@ -93,17 +93,17 @@ impl std::fmt::Debug for Secret {
 
 /// A name and its secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Credentials {
+pub struct ChapCredentials {
     name: String,
-    secret: Secret,
+    secret: ChapSecret,
 }
 
-impl Credentials {
+impl ChapCredentials {
     /// A name that fits `CHAP_N`: without NUL, not empty.
     #[must_use]
-    pub fn new(name: &str, secret: Secret) -> Option<Credentials> {
+    pub fn new(name: &str, secret: ChapSecret) -> Option<ChapCredentials> {
         let fits = (1..=MAX_NAME).contains(&name.len()) && !name.contains('\0');
-        fits.then(|| Credentials { name: name.to_owned(), secret })
+        fits.then(|| ChapCredentials { name: name.to_owned(), secret })
     }
 
     /// As it is in `CHAP_N`.
@@ -114,7 +114,7 @@ impl Credentials {
 
     /// What goes with the name.
     #[must_use]
-    pub fn secret(&self) -> &Secret {
+    pub fn secret(&self) -> &ChapSecret {
         &self.secret
     }
 }
@@ -138,7 +138,7 @@ impl Challenge {
 
     /// Whether `name` and `response` are those of `expected`. It takes the same time however wrong they are.
     #[must_use]
-    pub fn is_met(&self, algorithm: Algorithm, expected: &Credentials, name: &str, response: &[u8]) -> bool {
+    pub fn is_met(&self, algorithm: Algorithm, expected: &ChapCredentials, name: &str, response: &[u8]) -> bool {
         let right = algorithm.response(self.identifier, &expected.secret, &self.bytes);
         are_equal(&right, response) & are_equal(expected.name.as_bytes(), name.as_bytes())
     }
@@ -173,8 +173,8 @@ pub const SEED_LEN: usize = 32;
 mod tests {
     use super::*;
 
-    fn secret(text: &str) -> Secret {
-        Secret::new(text.as_bytes()).unwrap()
+    fn secret(text: &str) -> ChapSecret {
+        ChapSecret::new(text.as_bytes()).unwrap()
     }
 
     fn hex(bytes: &[u8]) -> String {
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn only_the_right_name_and_response_meet_a_challenge() {
-        let expected = Credentials::new("user", secret("secret")).unwrap();
+        let expected = ChapCredentials::new("user", secret("secret")).unwrap();
         let challenge = Challenge::from_seed([7; SEED_LEN]);
         for algorithm in Algorithm::ALL {
             let right = algorithm.response(challenge.identifier, expected.secret(), &challenge.bytes);
@@ -213,16 +213,16 @@ mod tests {
 
     #[test]
     fn a_secret_is_never_printed() {
-        let credentials = Credentials::new("user", secret("hunter2hunter2")).unwrap();
+        let credentials = ChapCredentials::new("user", secret("hunter2hunter2")).unwrap();
         assert!(!format!("{credentials:?}").contains("hunter2"));
     }
 
     #[test]
     fn names_and_secrets_have_bounds() {
-        assert!(Secret::new(b"").is_none() && Secret::new(&[b's'; MAX_SECRET + 1]).is_none());
+        assert!(ChapSecret::new(b"").is_none() && ChapSecret::new(&[b's'; MAX_SECRET + 1]).is_none());
         let name = "n".repeat(MAX_NAME + 1);
         for name in ["", "a\0b", &name] {
-            assert!(Credentials::new(name, secret("s")).is_none());
+            assert!(ChapCredentials::new(name, secret("s")).is_none());
         }
     }
 

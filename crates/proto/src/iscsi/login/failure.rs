@@ -5,7 +5,7 @@ use blockmux_wire::iscsi::session::LoginStatus;
 
 /// Why a login failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::iscsi) struct Failure {
+pub(in crate::iscsi) struct LoginFailure {
     pub(in crate::iscsi) status: LoginStatus,
     /// Half a sentence about the initiator.
     pub(in crate::iscsi) what: &'static str,
@@ -13,8 +13,8 @@ pub(in crate::iscsi) struct Failure {
     pub(super) address: Option<String>,
 }
 
-impl From<&NegotiationError> for Failure {
-    fn from(error: &NegotiationError) -> Failure {
+impl From<&NegotiationError> for LoginFailure {
+    fn from(error: &NegotiationError) -> LoginFailure {
         initiator_error(match error {
             NegotiationError::Repeated => "negotiated a key twice",
             NegotiationError::ImpossibleAnswer => "gave an answer that the proposed value does not allow",
@@ -27,31 +27,31 @@ impl From<&NegotiationError> for Failure {
     }
 }
 
-impl Failure {
+impl LoginFailure {
     /// A failure that is not the initiator's.
-    pub(in crate::iscsi) fn of(status: LoginStatus) -> Failure {
+    pub(in crate::iscsi) fn of(status: LoginStatus) -> LoginFailure {
         failure(status, "came while the target is stopping")
     }
 }
 
 /// There is none of that handle, or it is another's.
-pub(in crate::iscsi) fn no_such_session() -> Failure {
+pub(in crate::iscsi) fn no_such_session() -> LoginFailure {
     failure(LoginStatus::SESSION_DOES_NOT_EXIST, "named a session that is not there")
 }
 
 /// The session has as many connections as it may have.
-pub(in crate::iscsi) fn too_many_connections() -> Failure {
+pub(in crate::iscsi) fn too_many_connections() -> LoginFailure {
     failure(LoginStatus::TOO_MANY_CONNECTIONS, "made more connections than MaxConnections")
 }
 
-pub(super) fn failure(status: LoginStatus, what: &'static str) -> Failure {
-    Failure { status, what, address: None }
+pub(super) fn failure(status: LoginStatus, what: &'static str) -> LoginFailure {
+    LoginFailure { status, what, address: None }
 }
 
-pub(super) fn initiator_error(what: &'static str) -> Failure {
+pub(super) fn initiator_error(what: &'static str) -> LoginFailure {
     failure(LoginStatus::INITIATOR_ERROR, what)
 }
 
-pub(super) fn authentication_failure(what: &'static str) -> Failure {
+pub(super) fn authentication_failure(what: &'static str) -> LoginFailure {
     failure(LoginStatus::AUTHENTICATION_FAILURE, what)
 }

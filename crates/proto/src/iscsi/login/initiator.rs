@@ -6,10 +6,10 @@
 //! ```
 //! It asks for the next stage as soon as it has said what it has to say, and goes on answering until the target agrees.
 
-use super::operational::{NegotiationError, Operational, Parameters};
-use super::prover::{Prover, Step as Proof};
+use super::operational::{NegotiationError, Operational, OperationalParameters};
+use super::prover::{ChapExchange, ChapStep as Proof};
 use super::rdma::Side;
-use super::refused::Refused;
+use super::refused::IscsiRefused;
 use crate::iscsi::name::Name;
 use crate::iscsi::node::Chap;
 use crate::iscsi::sender::Sender;
@@ -18,12 +18,12 @@ use crate::session::ProtocolError;
 use blockmux_wire::iscsi::session::{
     FLAG_TRANSIT, LoginRequest, LoginResponse, LoginStatus, Stage, VERSION, current_stage, next_stage, stages,
 };
-use blockmux_wire::iscsi::{FLAG_CONTINUE, FLAG_IMMEDIATE, Opcode, U24};
+use blockmux_wire::iscsi::{FLAG_CONTINUE, FLAG_IMMEDIATE, IscsiOpcode, U24};
 use zerocopy::{FromZeros, transmute_ref};
 
 /// Who logs in where.
 #[derive(Clone, Debug)]
-pub(in crate::iscsi) struct Identity {
+pub(in crate::iscsi) struct LoginIdentity {
     pub(in crate::iscsi) initiator: Name,
     /// `None`: a discovery session.
     pub(in crate::iscsi) target: Option<Name>,
@@ -45,10 +45,10 @@ pub(in crate::iscsi) struct Joining {
 
 /// A login under way.
 pub(in crate::iscsi) struct InitiatorLogin {
-    identity: Identity,
+    identity: LoginIdentity,
     /// `None`: this connection begins a session.
     joining: Option<Joining>,
-    prover: Prover,
+    prover: ChapExchange,
     operational: Operational,
     stage: Stage,
     /// What the last request asked for.
@@ -61,16 +61,16 @@ pub(in crate::iscsi) struct InitiatorLogin {
 
 /// What a login has come to.
 #[derive(Debug)]
-pub(in crate::iscsi) enum Progress {
+pub(in crate::iscsi) enum InitiatorLoginProgress {
     Continues,
-    Established(Established),
-    Refused(Refused),
+    Established(InitiatorLoginResult),
+    Refused(IscsiRefused),
 }
 
 /// What a login agreed on.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::iscsi) struct Established {
-    pub(in crate::iscsi) parameters: Parameters,
+pub(in crate::iscsi) struct InitiatorLoginResult {
+    pub(in crate::iscsi) parameters: OperationalParameters,
     /// Names the session to connections that join it.
     pub(in crate::iscsi) tsih: u16,
     /// Of the first command.
@@ -84,9 +84,9 @@ pub(in crate::iscsi) struct Established {
 impl InitiatorLogin {
     /// A login of `identity` that wants `own`; it authenticates itself, and the target if there is a secret for that.
     pub(in crate::iscsi) fn new(
-        identity: Identity,
+        identity: LoginIdentity,
         chap: Option<Chap>,
-        own: Parameters,
+        own: OperationalParameters,
         seed: [u8; super::chap::SEED_LEN],
     ) -> InitiatorLogin {
         let mut operational = Operational::new(own);
@@ -96,7 +96,7 @@ impl InitiatorLogin {
         InitiatorLogin {
             identity,
             joining: None,
-            prover: Prover::new(chap, seed),
+            prover: ChapExchange::new(chap, seed),
             operational,
             stage: Stage::SECURITY_NEGOTIATION,
             asked: None,
@@ -143,7 +143,7 @@ impl InitiatorLogin {
         response: &LoginResponse,
         text: &[u8],
         sender: &mut Sender,
-    ) -> Result<Progress, ProtocolError> {
+    ) -> Result<InitiatorLoginProgress, ProtocolError> {
         self.check(response)?;
         self.exp_stat_sn = response.stat_sn.get().wrapping_add(1);
         if self.text.len().saturating_add(text.len()) > text::MAX_TEXT {
@@ -153,12 +153,12 @@ impl InitiatorLogin {
         let status = LoginStatus(response.status.get());
         if status != LoginStatus::SUCCESS {
             let whole = std::mem::take(&mut self.text);
-            return Ok(Progress::Refused(refused(status, &whole)));
+            return Ok(InitiatorLoginProgress::Refused(refused(status, &whole)));
         }
         if response.flags & FLAG_CONTINUE != 0 {
             self.asked = None;
             self.send(&Text::default(), false, sender);
-            return Ok(Progress::Continues);
+            return Ok(InitiatorLoginProgress::Continues);
         }
         let whole = std::mem::take(&mut self.text);
         let granted = response.flags & FLAG_TRANSIT != 0;
@@ -200,11 +200,11 @@ impl InitiatorLogin {
         whole: &[u8],
         granted: bool,
         sender: &mut Sender,
-    ) -> Result<Progress, ProtocolError> {
+    ) -> Result<InitiatorLoginProgress, ProtocolError> {
         let mut out = Text::default();
         let proof = match self.prover.on_text(whole, &mut out)? {
             Ok(proof) => proof,
-            Err(refused) => return Ok(Progress::Refused(refused)),
+            Err(refused) => return Ok(InitiatorLoginProgress::Refused(refused)),
         };
         match (proof, granted) {
             (Proof::Done, true) => {
@@ -220,7 +220,7 @@ impl InitiatorLogin {
             (Proof::Asks, false) => self.send(&out, false, sender),
             (Proof::Answers | Proof::Done, false) => self.send(&out, true, sender),
         }
-        Ok(Progress::Continues)
+        Ok(InitiatorLoginProgress::Continues)
     }
 
     fn on_operational(
@@ -229,7 +229,7 @@ impl InitiatorLogin {
         granted: bool,
         response: &LoginResponse,
         sender: &mut Sender,
-    ) -> Result<Progress, ProtocolError> {
+    ) -> Result<InitiatorLoginProgress, ProtocolError> {
         let mut out = Text::default();
         for pair in text::pairs(whole) {
             let pair = pair.map_err(|_| error("sent malformed login text"))?;
@@ -242,11 +242,11 @@ impl InitiatorLogin {
                 return Err(error("named more unknown keys than one request can answer"));
             }
             self.send(&out, true, sender);
-            return Ok(Progress::Continues);
+            return Ok(InitiatorLoginProgress::Continues);
         }
         // What it did not answer keeps its default, as if it had not understood.
         let parameters = self.operational.finish().map_err(|cause| negotiation(&cause))?;
-        Ok(Progress::Established(Established {
+        Ok(InitiatorLoginProgress::Established(InitiatorLoginResult {
             parameters,
             tsih: response.tsih.get(),
             cmd_sn: FIRST_CMD_SN,
@@ -269,7 +269,7 @@ impl InitiatorLogin {
         };
         let joining = self.joining;
         let request = LoginRequest {
-            opcode: Opcode::LOGIN_REQUEST.0 | FLAG_IMMEDIATE,
+            opcode: IscsiOpcode::LOGIN_REQUEST.0 | FLAG_IMMEDIATE,
             flags,
             version_max: VERSION,
             version_min: VERSION,
@@ -287,17 +287,17 @@ impl InitiatorLogin {
 }
 
 /// What a response without success means.
-fn refused(status: LoginStatus, text: &[u8]) -> Refused {
+fn refused(status: LoginStatus, text: &[u8]) -> IscsiRefused {
     let is_address = |pair: &Pair<'_>| pair.key == "TargetAddress";
     let address = text::pairs(text).flatten().find(is_address).map(|pair| pair.value.to_owned());
     match (status, address) {
         (LoginStatus::TARGET_MOVED_TEMPORARILY | LoginStatus::TARGET_MOVED_PERMANENTLY, Some(address)) => {
-            Refused::Moved {
+            IscsiRefused::Moved {
                 address: address.chars().filter(|c| !c.is_control()).take(MAX_ADDRESS).collect(),
                 permanent: status == LoginStatus::TARGET_MOVED_PERMANENTLY,
             }
         }
-        _ => Refused::Login(status),
+        _ => IscsiRefused::Login(status),
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a login has to know of a session that its connection may be added to.
 
-use super::operational::Parameters;
+use super::operational::OperationalParameters;
 use crate::iscsi::name::Name;
 use crate::iscsi::sessions::SessionName;
 
@@ -10,7 +10,7 @@ pub(in crate::iscsi) struct Invitation {
     pub(in crate::iscsi) name: SessionName,
     pub(in crate::iscsi) tsih: u16,
     /// What its leading connection agreed on.
-    pub(in crate::iscsi) parameters: Parameters,
+    pub(in crate::iscsi) parameters: OperationalParameters,
     pub(in crate::iscsi) exp_cmd_sn: u32,
     pub(in crate::iscsi) max_cmd_sn: u32,
 }

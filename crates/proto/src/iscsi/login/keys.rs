@@ -1,7 +1,7 @@
 //! The table of operational keys: their names, and what two values of one make together (RFC 7143 §13, RFC 7144 §7,
 //! RFC 7145 §6).
 
-use super::operational::{DEFAULT_DATA_SEGMENT_LENGTH, Key};
+use super::operational::{DEFAULT_DATA_SEGMENT_LENGTH, OperationalKey};
 use crate::iscsi::text::NONE;
 use blockmux_wire::iscsi::U24;
 
@@ -28,7 +28,7 @@ pub(super) enum Rule {
 
 /// A row of [`KEYS`].
 pub(super) struct Row {
-    pub(super) key: Key,
+    pub(super) key: OperationalKey,
     pub(super) name: &'static str,
     pub(super) rule: Rule,
     /// What holds when nobody proposes the key.
@@ -39,11 +39,11 @@ pub(super) struct Row {
     pub(super) iser_only: bool,
 }
 
-pub(super) fn bit(key: Key) -> u32 {
+pub(super) fn bit(key: OperationalKey) -> u32 {
     1_u32.wrapping_shl(key as u32)
 }
 
-impl Key {
+impl OperationalKey {
     /// As it is written in a login's text.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -52,10 +52,10 @@ impl Key {
 }
 
 /// Keys that each connection of a session has for itself.
-pub(super) const OF_CONNECTIONS: [Key; 3] =
-    [Key::HeaderDigest, Key::DataDigest, Key::MaxRecvDataSegmentLength];
+pub(super) const OF_CONNECTIONS: [OperationalKey; 3] =
+    [OperationalKey::HeaderDigest, OperationalKey::DataDigest, OperationalKey::MaxRecvDataSegmentLength];
 
-pub(super) const KEY_COUNT: usize = Key::MaxOutstandingUnexpectedPDUs as usize + 1;
+pub(super) const KEY_COUNT: usize = OperationalKey::MaxOutstandingUnexpectedPDUs as usize + 1;
 
 /// Ordered so that a greater place includes the lesser ones.
 const DIGESTS: &[&str] = &[NONE, "CRC32C"];
@@ -65,43 +65,43 @@ const REPORTINGS: &[&str] = &["RFC3720", "ResponseFence", "FastAbort"];
 
 /// Every operational key, in the order of [`Key`].
 pub(super) const KEYS: &[Row] = &[
-    row(Key::HeaderDigest, "HeaderDigest", Rule::FirstOf(DIGESTS), 0, false),
-    row(Key::DataDigest, "DataDigest", Rule::FirstOf(DIGESTS), 0, false),
-    row(Key::MaxConnections, "MaxConnections", Rule::Minimum(1, 65_535), 1, true),
-    row(Key::InitialR2T, "InitialR2T", Rule::Or, 1, true),
-    row(Key::ImmediateData, "ImmediateData", Rule::And, 1, true),
+    row(OperationalKey::HeaderDigest, "HeaderDigest", Rule::FirstOf(DIGESTS), 0, false),
+    row(OperationalKey::DataDigest, "DataDigest", Rule::FirstOf(DIGESTS), 0, false),
+    row(OperationalKey::MaxConnections, "MaxConnections", Rule::Minimum(1, 65_535), 1, true),
+    row(OperationalKey::InitialR2T, "InitialR2T", Rule::Or, 1, true),
+    row(OperationalKey::ImmediateData, "ImmediateData", Rule::And, 1, true),
     row(
-        Key::MaxRecvDataSegmentLength,
+        OperationalKey::MaxRecvDataSegmentLength,
         "MaxRecvDataSegmentLength",
         Rule::Declared(512, U24::MAX),
         DEFAULT_DATA_SEGMENT_LENGTH,
         false,
     ),
-    row(Key::MaxBurstLength, "MaxBurstLength", Rule::Minimum(512, U24::MAX), 262_144, true),
-    row(Key::FirstBurstLength, "FirstBurstLength", Rule::Minimum(512, U24::MAX), 65_536, true),
-    row(Key::DefaultTime2Wait, "DefaultTime2Wait", Rule::Maximum(0, 3600), 2, false),
-    row(Key::DefaultTime2Retain, "DefaultTime2Retain", Rule::Minimum(0, 3600), 20, false),
-    row(Key::MaxOutstandingR2T, "MaxOutstandingR2T", Rule::Minimum(1, 65_535), 1, true),
-    row(Key::DataPDUInOrder, "DataPDUInOrder", Rule::Or, 1, true),
-    row(Key::DataSequenceInOrder, "DataSequenceInOrder", Rule::Or, 1, true),
-    row(Key::ErrorRecoveryLevel, "ErrorRecoveryLevel", Rule::Minimum(0, 2), 0, false),
-    row(Key::TaskReporting, "TaskReporting", Rule::FirstOf(REPORTINGS), 0, true),
-    row(Key::iSCSIProtocolLevel, "iSCSIProtocolLevel", Rule::Minimum(0, 31), 1, true),
-    iser_row(Key::RDMAExtensions, "RDMAExtensions", Rule::And, 0),
-    iser_row(Key::InitiatorRecvDataSegmentLength, "InitiatorRecvDataSegmentLength", RECEIVED, 8192),
-    iser_row(Key::TargetRecvDataSegmentLength, "TargetRecvDataSegmentLength", RECEIVED, 8192),
+    row(OperationalKey::MaxBurstLength, "MaxBurstLength", Rule::Minimum(512, U24::MAX), 262_144, true),
+    row(OperationalKey::FirstBurstLength, "FirstBurstLength", Rule::Minimum(512, U24::MAX), 65_536, true),
+    row(OperationalKey::DefaultTime2Wait, "DefaultTime2Wait", Rule::Maximum(0, 3600), 2, false),
+    row(OperationalKey::DefaultTime2Retain, "DefaultTime2Retain", Rule::Minimum(0, 3600), 20, false),
+    row(OperationalKey::MaxOutstandingR2T, "MaxOutstandingR2T", Rule::Minimum(1, 65_535), 1, true),
+    row(OperationalKey::DataPDUInOrder, "DataPDUInOrder", Rule::Or, 1, true),
+    row(OperationalKey::DataSequenceInOrder, "DataSequenceInOrder", Rule::Or, 1, true),
+    row(OperationalKey::ErrorRecoveryLevel, "ErrorRecoveryLevel", Rule::Minimum(0, 2), 0, false),
+    row(OperationalKey::TaskReporting, "TaskReporting", Rule::FirstOf(REPORTINGS), 0, true),
+    row(OperationalKey::iSCSIProtocolLevel, "iSCSIProtocolLevel", Rule::Minimum(0, 31), 1, true),
+    iser_row(OperationalKey::RDMAExtensions, "RDMAExtensions", Rule::And, 0),
+    iser_row(OperationalKey::InitiatorRecvDataSegmentLength, "InitiatorRecvDataSegmentLength", RECEIVED, 8192),
+    iser_row(OperationalKey::TargetRecvDataSegmentLength, "TargetRecvDataSegmentLength", RECEIVED, 8192),
     // Linux does so without a word, whatever RFC 7145 has as the default.
-    iser_row(Key::TaggedBufferForSolicitedDataOnly, "TaggedBufferForSolicitedDataOnly", Rule::Told, 1),
-    iser_row(Key::iSERHelloRequired, "iSERHelloRequired", Rule::Told, 0),
-    iser_row(Key::MaxOutstandingUnexpectedPDUs, "MaxOutstandingUnexpectedPDUs", Rule::Limit, 0),
+    iser_row(OperationalKey::TaggedBufferForSolicitedDataOnly, "TaggedBufferForSolicitedDataOnly", Rule::Told, 1),
+    iser_row(OperationalKey::iSERHelloRequired, "iSERHelloRequired", Rule::Told, 0),
+    iser_row(OperationalKey::MaxOutstandingUnexpectedPDUs, "MaxOutstandingUnexpectedPDUs", Rule::Limit, 0),
 ];
 const _: () = assert!(KEYS.len() == KEY_COUNT);
 
-const fn row(key: Key, name: &'static str, rule: Rule, default: u32, normal_only: bool) -> Row {
+const fn row(key: OperationalKey, name: &'static str, rule: Rule, default: u32, normal_only: bool) -> Row {
     Row { key, name, rule, default, normal_only, iser_only: false }
 }
 
-const fn iser_row(key: Key, name: &'static str, rule: Rule, default: u32) -> Row {
+const fn iser_row(key: OperationalKey, name: &'static str, rule: Rule, default: u32) -> Row {
     Row { key, name, rule, default, normal_only: false, iser_only: true }
 }
 

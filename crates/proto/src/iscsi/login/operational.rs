@@ -12,7 +12,7 @@ use crate::iscsi::text::{self, IRRELEVANT, NO, NONE, NOT_UNDERSTOOD, Pair, REJEC
 
 /// An operational key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Key {
+pub enum OperationalKey {
     /// CRC32C over headers?
     HeaderDigest,
     /// CRC32C over data?
@@ -63,7 +63,7 @@ pub enum Key {
 
 /// One value of each key, as a number: Yes is 1, a choice is its place in the list of values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Parameters {
+pub struct OperationalParameters {
     values: [u32; KEY_COUNT],
     /// Keys whose value is the only one that will do, one bit each.
     pub(super) required: u32,
@@ -74,46 +74,46 @@ pub struct Parameters {
 /// The value of `HeaderDigest` and `DataDigest` that stands for CRC32C.
 pub const CRC32C: u32 = 1;
 
-impl Parameters {
+impl OperationalParameters {
     /// What holds before anything is negotiated.
     #[must_use]
-    pub fn standard() -> Parameters {
+    pub fn standard() -> OperationalParameters {
         let mut values = [0; KEY_COUNT];
         for (value, row) in values.iter_mut().zip(KEYS) {
             *value = row.default;
         }
-        Parameters { values, required: 0, max_send_data_segment_length: DEFAULT_DATA_SEGMENT_LENGTH }
+        OperationalParameters { values, required: 0, max_send_data_segment_length: DEFAULT_DATA_SEGMENT_LENGTH }
     }
 
     /// The value of a key; for `MaxRecvDataSegmentLength`, one's own.
     #[inline]
     #[must_use]
-    pub fn get(&self, key: Key) -> u32 {
+    pub fn get(&self, key: OperationalKey) -> u32 {
         self.values.get(key as usize).copied().unwrap_or_default()
     }
 
     /// The same with another value of one key.
     #[must_use]
-    pub fn with(mut self, key: Key, value: u32) -> Parameters {
+    pub fn with(mut self, key: OperationalKey, value: u32) -> OperationalParameters {
         self.set(key, value);
         self
     }
 
     /// The same, but a login must not end with another value of this key than its own: for digests.
     #[must_use]
-    pub fn requiring(mut self, key: Key) -> Parameters {
+    pub fn requiring(mut self, key: OperationalKey) -> OperationalParameters {
         self.required |= bit(key);
         self
     }
 
-    fn is_required(&self, key: Key) -> bool {
+    fn is_required(&self, key: OperationalKey) -> bool {
         self.required & bit(key) != 0
     }
 
     /// Whether a key says Yes, or a digest is on.
     #[inline]
     #[must_use]
-    pub fn is_on(&self, key: Key) -> bool {
+    pub fn is_on(&self, key: OperationalKey) -> bool {
         self.get(key) == 1
     }
 
@@ -124,7 +124,7 @@ impl Parameters {
         self.max_send_data_segment_length as usize
     }
 
-    pub(super) fn set(&mut self, key: Key, value: u32) {
+    pub(super) fn set(&mut self, key: OperationalKey, value: u32) {
         if let Some(place) = self.values.get_mut(key as usize) {
             *place = value;
         }
@@ -161,8 +161,8 @@ pub enum NegotiationError {
 #[derive(Clone, Debug)]
 pub struct Operational {
     /// What this side wants, and its limits.
-    pub(super) own: Parameters,
-    pub(super) agreed: Parameters,
+    pub(super) own: OperationalParameters,
+    pub(super) agreed: OperationalParameters,
     /// Keys that were answered or declared, one bit each.
     pub(super) settled: u32,
     /// Keys that this side proposed and the peer has not answered, one bit each.
@@ -178,9 +178,9 @@ pub struct Operational {
 impl Operational {
     /// A negotiation in which this side wants `own`.
     #[must_use]
-    pub fn new(own: Parameters) -> Operational {
-        let mut agreed = Parameters::standard();
-        agreed.set(Key::MaxRecvDataSegmentLength, DEFAULT_DATA_SEGMENT_LENGTH);
+    pub fn new(own: OperationalParameters) -> Operational {
+        let mut agreed = OperationalParameters::standard();
+        agreed.set(OperationalKey::MaxRecvDataSegmentLength, DEFAULT_DATA_SEGMENT_LENGTH);
         Operational {
             own,
             agreed,
@@ -196,8 +196,8 @@ impl Operational {
     /// The same for another connection of a session that agreed on `session`: what is not the connection's own stays
     /// (RFC 7143 §13, "Leading Only").
     #[must_use]
-    pub fn joining(own: Parameters, session: Parameters) -> Operational {
-        let standard = Parameters::standard();
+    pub fn joining(own: OperationalParameters, session: OperationalParameters) -> Operational {
+        let standard = OperationalParameters::standard();
         let mut agreed = session;
         for key in OF_CONNECTIONS {
             agreed.set(key, standard.get(key));
@@ -209,12 +209,12 @@ impl Operational {
     /// The session discovers only: most keys are irrelevant.
     pub fn set_discovery(&mut self) {
         self.is_discovery = true;
-        self.own.set(Key::ErrorRecoveryLevel, 0);
+        self.own.set(OperationalKey::ErrorRecoveryLevel, 0);
     }
 
     /// What is agreed on so far.
     #[must_use]
-    pub fn agreed(&self) -> Parameters {
+    pub fn agreed(&self) -> OperationalParameters {
         self.agreed
     }
 
@@ -227,9 +227,9 @@ impl Operational {
     /// Declares one's own `MaxRecvDataSegmentLength`, once.
     pub fn declare(&mut self, out: &mut Text) {
         if self.iser.is_none() && !std::mem::replace(&mut self.declared, true) {
-            let len = self.own.get(Key::MaxRecvDataSegmentLength);
-            self.agreed.set(Key::MaxRecvDataSegmentLength, len);
-            out.push_number(Key::MaxRecvDataSegmentLength.name(), len);
+            let len = self.own.get(OperationalKey::MaxRecvDataSegmentLength);
+            self.agreed.set(OperationalKey::MaxRecvDataSegmentLength, len);
+            out.push_number(OperationalKey::MaxRecvDataSegmentLength.name(), len);
         }
     }
 
@@ -245,7 +245,7 @@ impl Operational {
             let is_required = self.own.is_required(row.key);
             let own = match row.key {
                 // As it has to be with recovery, which is proposed beside it.
-                Key::MaxOutstandingR2T if self.own.get(Key::ErrorRecoveryLevel) > 0 => 1,
+                OperationalKey::MaxOutstandingR2T if self.own.get(OperationalKey::ErrorRecoveryLevel) > 0 => 1,
                 key => self.own.get(key),
             };
             out.push(row.name, &proposal(row, own, is_required));
@@ -270,7 +270,7 @@ impl Operational {
     /// which may name nothing else (RFC 7143 §13, "leading only").
     pub fn propose_connection(&mut self, out: &mut Text) {
         self.declare(out);
-        let is_digest = |row: &&Row| matches!(row.key, Key::HeaderDigest | Key::DataDigest);
+        let is_digest = |row: &&Row| matches!(row.key, OperationalKey::HeaderDigest | OperationalKey::DataDigest);
         let is_stream = self.iser.is_none();
         self.joins |= !is_stream;
         for row in KEYS.iter().filter(|row| is_stream && is_digest(row)) {
@@ -308,9 +308,9 @@ impl Operational {
             return Ok(());
         }
         let own = match row.key {
-            Key::MaxOutstandingR2T if self.recovers() => 1,
+            OperationalKey::MaxOutstandingR2T if self.recovers() => 1,
             // That key came before, in a request of its own, and its answer stands.
-            Key::ErrorRecoveryLevel if self.agreed.get(Key::MaxOutstandingR2T) > 1 => 0,
+            OperationalKey::ErrorRecoveryLevel if self.agreed.get(OperationalKey::MaxOutstandingR2T) > 1 => 0,
             key => self.own.get(key),
         };
         match answer(row, pair.value, own, self.own.is_required(row.key)) {
@@ -343,22 +343,22 @@ impl Operational {
     /// # Errors
     /// If `FirstBurstLength` came out above `MaxBurstLength`. Where nobody named the former, its default gives way.
     /// If what is required was not agreed on.
-    pub fn finish(&mut self) -> Result<Parameters, NegotiationError> {
+    pub fn finish(&mut self) -> Result<OperationalParameters, NegotiationError> {
         let is_missing =
             |row: &&Row| self.own.is_required(row.key) && self.agreed.get(row.key) != self.own.get(row.key);
         if KEYS.iter().any(|row| is_missing(&row)) {
             return Err(NegotiationError::Required);
         }
         if self.recovers() {
-            self.agreed.set(Key::MaxOutstandingR2T, 1);
+            self.agreed.set(OperationalKey::MaxOutstandingR2T, 1);
         }
-        let max_burst = self.agreed.get(Key::MaxBurstLength);
-        if self.agreed.get(Key::FirstBurstLength) > max_burst {
-            if self.settled & bit(Key::FirstBurstLength) != 0 && self.settled & bit(Key::MaxBurstLength) != 0
+        let max_burst = self.agreed.get(OperationalKey::MaxBurstLength);
+        if self.agreed.get(OperationalKey::FirstBurstLength) > max_burst {
+            if self.settled & bit(OperationalKey::FirstBurstLength) != 0 && self.settled & bit(OperationalKey::MaxBurstLength) != 0
             {
                 return Err(NegotiationError::FirstBurstAboveMaxBurst);
             }
-            self.agreed.set(Key::FirstBurstLength, max_burst);
+            self.agreed.set(OperationalKey::FirstBurstLength, max_burst);
         }
         if let Some(side) = self.iser {
             self.finish_rdma(side)?;
@@ -377,15 +377,15 @@ impl Operational {
             None => !row.iser_only,
             Some(_) => {
                 !matches!(row.rule, Rule::Told | Rule::Limit)
-                    && row.key != Key::HeaderDigest
-                    && row.key != Key::DataDigest
+                    && row.key != OperationalKey::HeaderDigest
+                    && row.key != OperationalKey::DataDigest
             }
         }
     }
 
     /// Whether one R2T at a time is all that can be recovered (RFC 7143 §13.19).
     fn recovers(&self) -> bool {
-        self.agreed.get(Key::ErrorRecoveryLevel) > 0 && self.agreed.is_on(Key::DataSequenceInOrder)
+        self.agreed.get(OperationalKey::ErrorRecoveryLevel) > 0 && self.agreed.is_on(OperationalKey::DataSequenceInOrder)
     }
 
     /// Keys without a row: markers are obsolete and must still be understood (RFC 7143 §13.25); on a byte stream this is
@@ -495,14 +495,14 @@ const FIRST: [&str; 2] = ["ErrorRecoveryLevel", "DataSequenceInOrder"];
 mod tests {
     use super::*;
 
-    fn wishes() -> Parameters {
-        Parameters::standard()
-            .with(Key::HeaderDigest, CRC32C)
-            .with(Key::InitialR2T, 0)
-            .with(Key::MaxBurstLength, 1 << 20)
-            .with(Key::DefaultTime2Wait, 1)
-            .with(Key::MaxOutstandingR2T, 4)
-            .with(Key::MaxRecvDataSegmentLength, 262_144)
+    fn wishes() -> OperationalParameters {
+        OperationalParameters::standard()
+            .with(OperationalKey::HeaderDigest, CRC32C)
+            .with(OperationalKey::InitialR2T, 0)
+            .with(OperationalKey::MaxBurstLength, 1 << 20)
+            .with(OperationalKey::DefaultTime2Wait, 1)
+            .with(OperationalKey::MaxOutstandingR2T, 4)
+            .with(OperationalKey::MaxRecvDataSegmentLength, 262_144)
     }
 
     fn pair<'a>(key: &'a str, value: &'a str) -> Pair<'a> {
@@ -524,14 +524,14 @@ mod tests {
 
     #[test]
     fn what_is_required_is_agreed_on_or_the_login_fails() {
-        let wanted = Parameters::standard().with(Key::HeaderDigest, CRC32C).requiring(Key::HeaderDigest);
+        let wanted = OperationalParameters::standard().with(OperationalKey::HeaderDigest, CRC32C).requiring(OperationalKey::HeaderDigest);
         for (proposed, answer, expected) in
             [("None,CRC32C", "CRC32C", Ok(CRC32C)), ("None", "Reject", Err(NegotiationError::Required))]
         {
             let (mut operational, mut out) = (Operational::new(wanted), Text::default());
             operational.on_pair(pair("HeaderDigest", proposed), &mut out).unwrap();
             assert_eq!(out.as_bytes(), format!("HeaderDigest={answer}\0").as_bytes());
-            assert_eq!(operational.finish().map(|agreed| agreed.get(Key::HeaderDigest)), expected);
+            assert_eq!(operational.finish().map(|agreed| agreed.get(OperationalKey::HeaderDigest)), expected);
         }
         assert_eq!(Operational::new(wanted).finish(), Err(NegotiationError::Required), "nobody named it");
         let (mut operational, mut out) = (Operational::new(wanted), Text::default());
@@ -580,8 +580,8 @@ mod tests {
 
     #[test]
     fn two_sides_agree_on_the_same() {
-        let mut initiator = Operational::new(wishes().with(Key::DataDigest, CRC32C));
-        let mut target = Operational::new(wishes().with(Key::MaxBurstLength, 65_536));
+        let mut initiator = Operational::new(wishes().with(OperationalKey::DataDigest, CRC32C));
+        let mut target = Operational::new(wishes().with(OperationalKey::MaxBurstLength, 65_536));
         let (mut there, mut back) = (Text::default(), Text::default());
         initiator.propose_all(&mut there);
         assert!(!initiator.is_answered());
@@ -595,8 +595,8 @@ mod tests {
         assert!(initiator.is_answered());
         assert_eq!(initiator.finish(), target.finish());
         let agreed = target.agreed();
-        assert_eq!((agreed.get(Key::MaxBurstLength), agreed.get(Key::FirstBurstLength)), (65_536, 65_536));
-        assert!(agreed.is_on(Key::HeaderDigest) && !agreed.is_on(Key::DataDigest));
+        assert_eq!((agreed.get(OperationalKey::MaxBurstLength), agreed.get(OperationalKey::FirstBurstLength)), (65_536, 65_536));
+        assert!(agreed.is_on(OperationalKey::HeaderDigest) && !agreed.is_on(OperationalKey::DataDigest));
         assert_eq!(agreed.max_send_data_segment_length(), 262_144);
     }
 
@@ -604,27 +604,27 @@ mod tests {
     fn with_recovery_there_is_one_r2t_at_a_time() {
         for keys in [["ErrorRecoveryLevel", "MaxOutstandingR2T"], ["MaxOutstandingR2T", "ErrorRecoveryLevel"]]
         {
-            let mut target = Operational::new(wishes().with(Key::ErrorRecoveryLevel, 1));
+            let mut target = Operational::new(wishes().with(OperationalKey::ErrorRecoveryLevel, 1));
             let mut out = Text::default();
             target.on_pairs(keys.into_iter().map(|key| pair(key, "2")), &mut out).unwrap();
             assert_eq!(out.as_bytes(), b"ErrorRecoveryLevel=1\0MaxOutstandingR2T=1\0", "{keys:?}");
             let agreed = target.finish().unwrap();
-            let both = (agreed.get(Key::ErrorRecoveryLevel), agreed.get(Key::MaxOutstandingR2T));
+            let both = (agreed.get(OperationalKey::ErrorRecoveryLevel), agreed.get(OperationalKey::MaxOutstandingR2T));
             assert_eq!(both, (1, 1), "{keys:?}");
         }
-        let mut late = Operational::new(wishes().with(Key::ErrorRecoveryLevel, 1));
+        let mut late = Operational::new(wishes().with(OperationalKey::ErrorRecoveryLevel, 1));
         let mut out = Text::default();
         for key in ["MaxOutstandingR2T", "ErrorRecoveryLevel"] {
             late.on_pair(pair(key, "2"), &mut out).unwrap();
         }
         assert_eq!(out.as_bytes(), b"MaxOutstandingR2T=2\0ErrorRecoveryLevel=0\0");
-        let mut initiator = Operational::new(wishes().with(Key::ErrorRecoveryLevel, 1));
+        let mut initiator = Operational::new(wishes().with(OperationalKey::ErrorRecoveryLevel, 1));
         let mut out = Text::default();
         initiator.propose_all(&mut out);
         let proposed = text::pairs(out.as_bytes()).map(Result::unwrap);
         let r2ts = proposed.filter(|pair| pair.key == "MaxOutstandingR2T").map(|pair| pair.value);
         assert_eq!(r2ts.collect::<Vec<_>>(), ["1"]);
-        let mut discovery = Operational::new(wishes().with(Key::ErrorRecoveryLevel, 1));
+        let mut discovery = Operational::new(wishes().with(OperationalKey::ErrorRecoveryLevel, 1));
         discovery.set_discovery();
         let mut out = Text::default();
         discovery.on_pair(pair("ErrorRecoveryLevel", "2"), &mut out).unwrap();
@@ -633,7 +633,7 @@ mod tests {
 
     #[test]
     fn another_connection_negotiates_what_is_its_own_and_nothing_else() {
-        let session = wishes().with(Key::MaxBurstLength, 4096).with(Key::FirstBurstLength, 512);
+        let session = wishes().with(OperationalKey::MaxBurstLength, 4096).with(OperationalKey::FirstBurstLength, 512);
         let mut target = Operational::joining(wishes(), session);
         let mut out = Text::default();
         for (key, value) in [("HeaderDigest", "CRC32C"), ("MaxBurstLength", "8192"), ("InitialR2T", "Yes")] {
@@ -644,9 +644,9 @@ mod tests {
             b"HeaderDigest=CRC32C\0MaxBurstLength=Irrelevant\0InitialR2T=Irrelevant\0"
         );
         let agreed = target.finish().unwrap();
-        assert_eq!((agreed.get(Key::MaxBurstLength), agreed.get(Key::InitialR2T)), (4096, 0));
+        assert_eq!((agreed.get(OperationalKey::MaxBurstLength), agreed.get(OperationalKey::InitialR2T)), (4096, 0));
         assert_eq!(agreed.max_send_data_segment_length(), 8192);
-        assert!(agreed.is_on(Key::HeaderDigest) && !agreed.is_on(Key::DataDigest));
+        assert!(agreed.is_on(OperationalKey::HeaderDigest) && !agreed.is_on(OperationalKey::DataDigest));
     }
 
     #[test]
@@ -667,7 +667,7 @@ mod tests {
         let mut initiator = Operational::new(wishes());
         initiator.propose_all(&mut Text::default());
         assert_eq!(initiator.on_pair(pair("HeaderDigest", "Reject"), &mut Text::default()), Ok(()));
-        assert!(!initiator.agreed().is_on(Key::HeaderDigest));
+        assert!(!initiator.agreed().is_on(OperationalKey::HeaderDigest));
     }
 
     #[test]
@@ -689,7 +689,7 @@ mod tests {
     fn a_first_burst_fits_the_longest_burst() {
         let mut target = Operational::new(wishes());
         target.on_pair(pair("MaxBurstLength", "4096"), &mut Text::default()).unwrap();
-        assert_eq!(target.clone().finish().unwrap().get(Key::FirstBurstLength), 4096);
+        assert_eq!(target.clone().finish().unwrap().get(OperationalKey::FirstBurstLength), 4096);
         target.on_pair(pair("FirstBurstLength", "8192"), &mut Text::default()).unwrap();
         assert_eq!(target.finish(), Err(NegotiationError::FirstBurstAboveMaxBurst));
     }

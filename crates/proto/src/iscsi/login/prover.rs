@@ -2,21 +2,21 @@
 
 use super::chap::{Algorithm, Challenge, MAX_BINARY, SEED_LEN};
 use super::initiator::error;
-use super::refused::Refused;
+use super::refused::IscsiRefused;
 use super::security::ChapPairs;
 use crate::iscsi::node::Chap;
 use crate::iscsi::text::{self, NONE, Text};
 use crate::session::ProtocolError;
 
 /// How far the two sides have proved who they are.
-pub(super) struct Prover {
+pub(super) struct ChapExchange {
     chap: Option<Chap>,
     /// What the target has to answer.
     own: Challenge,
-    state: State,
+    state: ChapState,
 }
 
-enum State {
+enum ChapState {
     /// AuthMethod was offered.
     Offered,
     /// The algorithms were offered.
@@ -28,7 +28,7 @@ enum State {
 
 /// What the answer to a text is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum ChapStep {
     /// It asks for more, and the stage cannot end with it.
     Asks,
     /// It says the last that this side has to say.
@@ -37,9 +37,9 @@ pub(super) enum Step {
     Done,
 }
 
-impl Prover {
-    pub(super) fn new(chap: Option<Chap>, seed: [u8; SEED_LEN]) -> Prover {
-        Prover { chap, own: Challenge::from_seed(seed), state: State::Offered }
+impl ChapExchange {
+    pub(super) fn new(chap: Option<Chap>, seed: [u8; SEED_LEN]) -> ChapExchange {
+        ChapExchange { chap, own: Challenge::from_seed(seed), state: ChapState::Offered }
     }
 
     /// Offers what this side can do; answers whether there is something to prove.
@@ -58,7 +58,7 @@ impl Prover {
         &mut self,
         whole: &[u8],
         out: &mut Text,
-    ) -> Result<Result<Step, Refused>, ProtocolError> {
+    ) -> Result<Result<ChapStep, IscsiRefused>, ProtocolError> {
         let mut method = None;
         let mut pairs = ChapPairs::default();
         for pair in text::pairs(whole) {
@@ -74,34 +74,34 @@ impl Prover {
             }
         }
         match self.state {
-            State::Offered => Ok(self.on_method(method, out)),
-            State::Algorithms => self.on_challenge(&pairs, out).map(Ok),
-            State::Answered(algorithm) => Ok(self.on_proof(algorithm, &pairs)),
-            State::Done => Ok(Ok(Step::Done)),
+            ChapState::Offered => Ok(self.on_method(method, out)),
+            ChapState::Algorithms => self.on_challenge(&pairs, out).map(Ok),
+            ChapState::Answered(algorithm) => Ok(self.on_proof(algorithm, &pairs)),
+            ChapState::Done => Ok(Ok(ChapStep::Done)),
         }
     }
 
-    fn on_method(&mut self, method: Option<&str>, out: &mut Text) -> Result<Step, Refused> {
+    fn on_method(&mut self, method: Option<&str>, out: &mut Text) -> Result<ChapStep, IscsiRefused> {
         match (method, &self.chap) {
             (Some("CHAP"), Some(chap)) => {
                 let numbers: Vec<String> =
                     chap.algorithms.iter().map(|algorithm| algorithm.number().to_string()).collect();
                 out.push("CHAP_A", &numbers.join(","));
-                self.state = State::Algorithms;
-                Ok(Step::Asks)
+                self.state = ChapState::Algorithms;
+                Ok(ChapStep::Asks)
             }
             // Without a word about AuthMethod, None is meant.
             (None | Some(NONE), chap) if chap.as_ref().is_none_or(|chap| chap.target.is_none()) => {
-                self.state = State::Done;
-                Ok(Step::Done)
+                self.state = ChapState::Done;
+                Ok(ChapStep::Done)
             }
-            (None | Some(NONE), _) => Err(Refused::NotProved),
-            _ => Err(Refused::NoMethod),
+            (None | Some(NONE), _) => Err(IscsiRefused::NotProved),
+            _ => Err(IscsiRefused::NoMethod),
         }
     }
 
     /// Answers the target's challenge, and asks it for its own proof.
-    fn on_challenge(&mut self, pairs: &ChapPairs<'_>, out: &mut Text) -> Result<Step, ProtocolError> {
+    fn on_challenge(&mut self, pairs: &ChapPairs<'_>, out: &mut Text) -> Result<ChapStep, ProtocolError> {
         let Some(chap) = &self.chap else { return Err(error("sent CHAP keys that nobody asked for")) };
         let number = |value: Option<&str>| value.and_then(text::parse_number);
         let algorithm = number(pairs.algorithms)
@@ -122,22 +122,22 @@ impl Prover {
             out.push_number("CHAP_I", self.own.identifier.into());
             out.push_binary("CHAP_C", &self.own.bytes);
         }
-        self.state = State::Answered(algorithm);
-        Ok(Step::Answers)
+        self.state = ChapState::Answered(algorithm);
+        Ok(ChapStep::Answers)
     }
 
     /// Checks the target's answer, if it owes one.
-    fn on_proof(&mut self, algorithm: Algorithm, pairs: &ChapPairs<'_>) -> Result<Step, Refused> {
+    fn on_proof(&mut self, algorithm: Algorithm, pairs: &ChapPairs<'_>) -> Result<ChapStep, IscsiRefused> {
         if let Some(expected) = self.chap.as_ref().and_then(|chap| chap.target.as_ref()) {
             let (Some(name), Some(response)) = (pairs.name, pairs.response) else {
-                return Err(Refused::NotProved);
+                return Err(IscsiRefused::NotProved);
             };
             let response = text::parse_binary(response, MAX_BINARY).unwrap_or_default();
             if !self.own.is_met(algorithm, expected, name, &response) {
-                return Err(Refused::NotProved);
+                return Err(IscsiRefused::NotProved);
             }
         }
-        self.state = State::Done;
-        Ok(Step::Done)
+        self.state = ChapState::Done;
+        Ok(ChapStep::Done)
     }
 }

@@ -1,7 +1,7 @@
 //! What a login agrees on over RDMA (RFC 7145 §6).
 
 use super::keys::{Row, bit};
-use super::operational::{DEFAULT_DATA_SEGMENT_LENGTH, Key, NegotiationError, Operational, parse};
+use super::operational::{DEFAULT_DATA_SEGMENT_LENGTH, OperationalKey, NegotiationError, Operational, parse};
 use super::target::TargetLogin;
 use crate::iscsi::text::{IRRELEVANT, NOT_UNDERSTOOD, REJECT};
 use blockmux_wire::iscsi::U24;
@@ -36,18 +36,18 @@ impl Operational {
     pub fn over_rdma(mut self, side: Side) -> Operational {
         let own = &mut self.own;
         own.required = 0;
-        for key in [Key::HeaderDigest, Key::DataDigest, Key::ErrorRecoveryLevel] {
+        for key in [OperationalKey::HeaderDigest, OperationalKey::DataDigest, OperationalKey::ErrorRecoveryLevel] {
             own.set(key, 0);
         }
-        own.set(Key::RDMAExtensions, 1);
-        own.set(Key::TargetRecvDataSegmentLength, DEFAULT_DATA_SEGMENT_LENGTH);
+        own.set(OperationalKey::RDMAExtensions, 1);
+        own.set(OperationalKey::TargetRecvDataSegmentLength, DEFAULT_DATA_SEGMENT_LENGTH);
         let taken = match side {
             Side::Initiator => DEFAULT_DATA_SEGMENT_LENGTH,
             // Whatever the initiator takes.
             Side::Target => U24::MAX,
         };
-        own.set(Key::InitiatorRecvDataSegmentLength, taken);
-        own.set(Key::FirstBurstLength, own.get(Key::FirstBurstLength).min(DEFAULT_DATA_SEGMENT_LENGTH));
+        own.set(OperationalKey::InitiatorRecvDataSegmentLength, taken);
+        own.set(OperationalKey::FirstBurstLength, own.get(OperationalKey::FirstBurstLength).min(DEFAULT_DATA_SEGMENT_LENGTH));
         self.iser = Some(side);
         self
     }
@@ -66,17 +66,17 @@ impl Operational {
     /// What a side takes is no declaration of its own over RDMA. A target does not insist on the word for what both sides
     /// do already; an initiator has said it, and has to hear it.
     pub(super) fn finish_rdma(&mut self, side: Side) -> Result<(), NegotiationError> {
-        let is_answered = side == Side::Initiator || self.settled & bit(Key::RDMAExtensions) != 0;
-        if is_answered && !self.agreed.is_on(Key::RDMAExtensions) && !self.joins {
+        let is_answered = side == Side::Initiator || self.settled & bit(OperationalKey::RDMAExtensions) != 0;
+        if is_answered && !self.agreed.is_on(OperationalKey::RDMAExtensions) && !self.joins {
             return Err(NegotiationError::NotIser);
         }
-        self.agreed.set(Key::RDMAExtensions, 1);
-        let (initiators, targets) = (Key::InitiatorRecvDataSegmentLength, Key::TargetRecvDataSegmentLength);
+        self.agreed.set(OperationalKey::RDMAExtensions, 1);
+        let (initiators, targets) = (OperationalKey::InitiatorRecvDataSegmentLength, OperationalKey::TargetRecvDataSegmentLength);
         let (own, peers) = match side {
             Side::Initiator => (initiators, targets),
             Side::Target => (targets, initiators),
         };
-        self.agreed.set(Key::MaxRecvDataSegmentLength, self.agreed.get(own));
+        self.agreed.set(OperationalKey::MaxRecvDataSegmentLength, self.agreed.get(own));
         self.agreed.max_send_data_segment_length = self.agreed.get(peers);
         Ok(())
     }
@@ -125,15 +125,15 @@ mod tests {
         target.declare(&mut out);
         assert!(out.as_bytes().is_empty(), "MaxRecvDataSegmentLength means nothing");
         let agreed = target.finish().unwrap();
-        assert_eq!(agreed.get(Key::MaxRecvDataSegmentLength), 8192);
+        assert_eq!(agreed.get(OperationalKey::MaxRecvDataSegmentLength), 8192);
         assert_eq!(agreed.max_send_data_segment_length(), 262_144);
-        assert!(!agreed.is_on(Key::TaggedBufferForSolicitedDataOnly));
+        assert!(!agreed.is_on(OperationalKey::TaggedBufferForSolicitedDataOnly));
     }
 
     #[test]
     fn a_target_does_not_insist_on_being_told_but_takes_a_no() {
         let silent = Operational::new(offer()).over_rdma(Side::Target).finish().unwrap();
-        assert!(silent.is_on(Key::RDMAExtensions) && silent.is_on(Key::TaggedBufferForSolicitedDataOnly));
+        assert!(silent.is_on(OperationalKey::RDMAExtensions) && silent.is_on(OperationalKey::TaggedBufferForSolicitedDataOnly));
         let mut target = Operational::new(offer()).over_rdma(Side::Target);
         assert_eq!(answers(&mut target, &[("RDMAExtensions", "No")]), "RDMAExtensions=No\0");
         assert_eq!(target.finish(), Err(NegotiationError::NotIser));
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn an_initiator_proposes_iser_and_wants_to_hear_it() {
-        let wishes = wishes().with(Key::HeaderDigest, CRC32C).requiring(Key::HeaderDigest);
+        let wishes = wishes().with(OperationalKey::HeaderDigest, CRC32C).requiring(OperationalKey::HeaderDigest);
         for (answer, is_iser) in [("Yes", true), ("No", false), ("NotUnderstood", false), ("Reject", false)] {
             let mut initiator = Operational::new(wishes).over_rdma(Side::Initiator);
             let mut out = Text::default();

@@ -5,7 +5,7 @@ use blockmux_wire::iscsi::session::LoginStatus;
 
 /// Why a session ended without what was asked for, although nobody broke the protocol.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum IscsiRefused {
     /// The target ended the login.
     #[error("target refused the login: {}", said(*.0))]
     Login(LoginStatus),
@@ -48,13 +48,13 @@ pub enum Refused {
     Unit(#[from] UnitRefused),
 }
 
-impl Refused {
+impl IscsiRefused {
     /// Whether a target that took us before may well do so a little later: it is in trouble, or was just started, and
     /// many listen before they have been told what they serve and to whom.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         match self {
-            Refused::Login(status) => matches!(
+            IscsiRefused::Login(status) => matches!(
                 *status,
                 LoginStatus::NOT_FOUND
                     | LoginStatus::AUTHORIZATION_FAILURE
@@ -63,12 +63,12 @@ impl Refused {
                     | LoginStatus::OUT_OF_RESOURCES
                     | LoginStatus::TOO_MANY_CONNECTIONS
             ),
-            Refused::Unit(refused) => refused.may_pass(),
-            Refused::Moved { .. }
-            | Refused::Lost { .. }
-            | Refused::AnotherUnit { .. }
-            | Refused::NoMethod
-            | Refused::NotProved => false,
+            IscsiRefused::Unit(refused) => refused.may_pass(),
+            IscsiRefused::Moved { .. }
+            | IscsiRefused::Lost { .. }
+            | IscsiRefused::AnotherUnit { .. }
+            | IscsiRefused::NoMethod
+            | IscsiRefused::NotProved => false,
         }
     }
 }
@@ -86,20 +86,20 @@ mod tests {
 
     #[test]
     fn a_refusal_is_one_line() {
-        assert_eq!(Refused::Login(LoginStatus::NOT_FOUND).to_string(), "target refused the login: not found");
-        let unknown = Refused::Login(LoginStatus(0x02ff)).to_string();
+        assert_eq!(IscsiRefused::Login(LoginStatus::NOT_FOUND).to_string(), "target refused the login: not found");
+        let unknown = IscsiRefused::Login(LoginStatus(0x02ff)).to_string();
         assert_eq!(unknown, "target refused the login: login status 0x02ff");
-        let moved = Refused::Moved { address: "192.0.2.1:3260".into(), permanent: true };
+        let moved = IscsiRefused::Moved { address: "192.0.2.1:3260".into(), permanent: true };
         assert_eq!(moved.to_string(), "target has moved to 192.0.2.1:3260 for good");
     }
 
     #[test]
     fn a_target_in_trouble_or_just_started_may_take_us_later() {
-        assert!(Refused::Login(LoginStatus::SERVICE_UNAVAILABLE).may_pass());
-        assert!(Refused::Login(LoginStatus::NOT_FOUND).may_pass());
-        assert!(Refused::Unit(UnitRefused::NoSuchUnit(crate::scsi::Lun::new(1))).may_pass());
-        assert!(!Refused::Login(LoginStatus::TARGET_REMOVED).may_pass());
-        assert!(!Refused::Login(LoginStatus::AUTHENTICATION_FAILURE).may_pass());
-        assert!(!Refused::NotProved.may_pass());
+        assert!(IscsiRefused::Login(LoginStatus::SERVICE_UNAVAILABLE).may_pass());
+        assert!(IscsiRefused::Login(LoginStatus::NOT_FOUND).may_pass());
+        assert!(IscsiRefused::Unit(UnitRefused::NoSuchUnit(crate::scsi::Lun::new(1))).may_pass());
+        assert!(!IscsiRefused::Login(LoginStatus::TARGET_REMOVED).may_pass());
+        assert!(!IscsiRefused::Login(LoginStatus::AUTHENTICATION_FAILURE).may_pass());
+        assert!(!IscsiRefused::NotProved.may_pass());
     }
 }

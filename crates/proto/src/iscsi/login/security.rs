@@ -1,7 +1,7 @@
 //! The security stage, seen from the target: AuthMethod and CHAP (RFC 7143 §12.1).
 
 use super::chap::{Algorithm, Challenge, MAX_BINARY};
-use super::failure::{Failure, authentication_failure, initiator_error};
+use super::failure::{LoginFailure, authentication_failure, initiator_error};
 use super::target::TargetLogin;
 use crate::iscsi::node::Chap;
 use crate::iscsi::text::{self, NONE, Pair, REJECT, Text};
@@ -31,7 +31,7 @@ pub(super) struct ChapPairs<'a> {
 
 impl TargetLogin {
     /// The first method of the initiator's list that is enough.
-    pub(super) fn on_auth_method(&mut self, pair: Pair<'_>, out: &mut Text) -> Result<(), Failure> {
+    pub(super) fn on_auth_method(&mut self, pair: Pair<'_>, out: &mut Text) -> Result<(), LoginFailure> {
         if self.stage != Stage::SECURITY_NEGOTIATION || !matches!(self.security, Security::Begins) {
             return Err(initiator_error("sent AuthMethod where it does not belong"));
         }
@@ -46,7 +46,7 @@ impl TargetLogin {
     }
 
     /// One step of CHAP (RFC 7143 §12.1.3).
-    pub(super) fn on_chap(&mut self, pairs: &ChapPairs<'_>, out: &mut Text) -> Result<(), Failure> {
+    pub(super) fn on_chap(&mut self, pairs: &ChapPairs<'_>, out: &mut Text) -> Result<(), LoginFailure> {
         let any = [pairs.algorithms, pairs.name, pairs.response, pairs.identifier, pairs.challenge];
         if any.iter().all(Option::is_none) {
             return Ok(());
@@ -91,7 +91,7 @@ impl TargetLogin {
     }
 }
 
-impl Failure {
+impl LoginFailure {
     /// Whether a secret was guessed: then the answer has to wait.
     pub(in crate::iscsi) fn is_wrong_answer(&self) -> bool {
         self.what == WRONG_ANSWER
@@ -99,7 +99,7 @@ impl Failure {
 }
 
 /// What the initiator asks the target to prove, if it does.
-fn counter_challenge(pairs: &ChapPairs<'_>) -> Result<Option<Challenge>, Failure> {
+fn counter_challenge(pairs: &ChapPairs<'_>) -> Result<Option<Challenge>, LoginFailure> {
     let (Some(identifier), Some(challenge)) = (pairs.identifier, pairs.challenge) else {
         return match (pairs.identifier, pairs.challenge) {
             (None, None) => Ok(None),
@@ -121,7 +121,7 @@ fn prove_target(
     own: &Challenge,
     asked: &Challenge,
     out: &mut Text,
-) -> Result<(), Failure> {
+) -> Result<(), LoginFailure> {
     let Some(credentials) = &chap.target else {
         return Err(authentication_failure("asked a target to authenticate that has no secret"));
     };

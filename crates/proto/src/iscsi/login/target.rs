@@ -12,25 +12,25 @@
 
 use super::chap::SEED_LEN;
 use super::declarations::Declarations;
-use super::failure::{Failure, authentication_failure, failure, initiator_error, no_such_session};
+use super::failure::{LoginFailure, authentication_failure, failure, initiator_error, no_such_session};
 use super::invitation::Invitation;
-use super::operational::{Key, NegotiationError, Operational, Parameters};
+use super::operational::{OperationalKey, NegotiationError, Operational, OperationalParameters};
 use super::security::{ChapPairs, Security};
 use crate::event::bounded;
 use crate::iscsi::name::Name;
-use crate::iscsi::node::{Access, Chap, Node, TargetNode, offer};
+use crate::iscsi::node::{IscsiAccess, Chap, IscsiNode, TargetNode, offer};
 use crate::iscsi::sender::Sender;
-use crate::iscsi::sessions::{HangUp, Membership, SessionName};
+use crate::iscsi::sessions::{ConnectionHandle, Membership, SessionName};
 use crate::iscsi::text::{self, Text};
 use crate::session::Home;
 use blockmux_wire::iscsi::session::*;
-use blockmux_wire::iscsi::{FLAG_CONTINUE, Opcode, U24};
+use blockmux_wire::iscsi::{FLAG_CONTINUE, IscsiOpcode, U24};
 use std::sync::Arc;
 use zerocopy::{FromZeros, transmute_ref};
 
 /// A login on its way.
 pub(in crate::iscsi) struct TargetLogin {
-    node: Arc<Node>,
+    node: Arc<IscsiNode>,
     group_tag: u16,
     pub(super) seed: [u8; SEED_LEN],
     /// The first request; all others must fit it.
@@ -53,7 +53,7 @@ pub(in crate::iscsi) struct TargetLogin {
     /// Where the session will live.
     home: Home,
     /// Cuts this login's connection.
-    hang_up: Option<HangUp>,
+    hang_up: Option<ConnectionHandle>,
     /// The session that the connection is to be added to; `None`: it begins one.
     invitation: Option<Invitation>,
     /// All is agreed on, and the session's last response waits for another session's end.
@@ -66,7 +66,7 @@ pub(in crate::iscsi) struct TargetLogin {
 struct Leaving {
     flags: u8,
     text: Text,
-    established: Box<Established>,
+    established: Box<TargetLoginResult>,
     /// `None`: it discovers, and so there is none of that name, or joins one that there is.
     name: Option<SessionName>,
 }
@@ -75,43 +75,43 @@ struct Leaving {
 #[derive(Clone)]
 pub(in crate::iscsi) enum Session {
     Discovery,
-    Normal { target: Arc<TargetNode>, access: Access },
+    Normal { target: Arc<TargetNode>, access: IscsiAccess },
 }
 
 /// What a login agreed on.
-pub(in crate::iscsi) struct Established {
+pub(in crate::iscsi) struct TargetLoginResult {
     pub(in crate::iscsi) session: Session,
     pub(in crate::iscsi) initiator: Name,
     pub(in crate::iscsi) isid: [u8; 6],
     pub(in crate::iscsi) cid: u16,
-    pub(in crate::iscsi) parameters: Parameters,
+    pub(in crate::iscsi) parameters: OperationalParameters,
     pub(in crate::iscsi) operational: Operational,
     pub(in crate::iscsi) stat_sn: u32,
     pub(in crate::iscsi) cmd_sn: u32,
     /// `None` in a discovery session, and for a connection that is not the leading one.
     pub(in crate::iscsi) membership: Option<Membership>,
     /// Cuts the connection.
-    pub(in crate::iscsi) hang_up: Option<HangUp>,
+    pub(in crate::iscsi) hang_up: Option<ConnectionHandle>,
 }
 
 /// What becomes of the login after a request.
-pub(in crate::iscsi) enum Progress {
+pub(in crate::iscsi) enum TargetLoginProgress {
     /// The next request may come.
     Continues,
     /// All is agreed on, but the initiator's other session of that name is still there:
     /// [`TargetLogin::establish`] is to be asked again.
     Waits,
     /// The last response was sent.
-    Established(Box<Established>),
+    Established(Box<TargetLoginResult>),
     /// The login failed, and the response that says so is still to be sent by [`TargetLogin::refuse`]: at once, or,
     /// lest secrets be guessed fast, after a delay.
-    Failed(Failure),
+    Failed(LoginFailure),
 }
 
 impl TargetLogin {
     /// A login on the core `home` over a connection to a portal of this group; `seed` is random.
     pub(in crate::iscsi) fn new(
-        node: Arc<Node>,
+        node: Arc<IscsiNode>,
         group_tag: u16,
         seed: [u8; SEED_LEN],
         home: Home,
@@ -142,7 +142,7 @@ impl TargetLogin {
     }
 
     /// The same over a connection that `hang_up` cuts.
-    pub(in crate::iscsi) fn set_hang_up(&mut self, hang_up: HangUp) {
+    pub(in crate::iscsi) fn set_hang_up(&mut self, hang_up: ConnectionHandle) {
         self.hang_up = Some(hang_up);
     }
 
@@ -168,12 +168,12 @@ impl TargetLogin {
         request: &LoginRequest,
         text: &[u8],
         sender: &mut Sender,
-        admit: &mut dyn FnMut(u16) -> Result<bool, Failure>,
-    ) -> Progress {
+        admit: &mut dyn FnMut(u16) -> Result<bool, LoginFailure>,
+    ) -> TargetLoginProgress {
         match self.advance(request, text, sender) {
-            Ok(()) if self.leaving.is_none() => Progress::Continues,
+            Ok(()) if self.leaving.is_none() => TargetLoginProgress::Continues,
             Ok(()) => self.establish(sender, admit),
-            Err(failure) => Progress::Failed(failure),
+            Err(failure) => TargetLoginProgress::Failed(failure),
         }
     }
 
@@ -182,35 +182,35 @@ impl TargetLogin {
     pub(in crate::iscsi) fn establish(
         &mut self,
         sender: &mut Sender,
-        admit: &mut dyn FnMut(u16) -> Result<bool, Failure>,
-    ) -> Progress {
-        let Some(leaving) = &self.leaving else { return Progress::Continues };
+        admit: &mut dyn FnMut(u16) -> Result<bool, LoginFailure>,
+    ) -> TargetLoginProgress {
+        let Some(leaving) = &self.leaving else { return TargetLoginProgress::Continues };
         let (tsih, membership) = match (&leaving.name, &self.invitation) {
             (_, Some(invitation)) => match admit(leaving.established.cid) {
                 Ok(true) => (invitation.tsih, None),
-                Ok(false) => return Progress::Waits,
-                Err(failure) => return Progress::Failed(failure),
+                Ok(false) => return TargetLoginProgress::Waits,
+                Err(failure) => return TargetLoginProgress::Failed(failure),
             },
             (Some(name), None) => match self.node.sessions.join(name, &self.home, self.waits < MOST_WAITS) {
                 Some(membership) => (membership.tsih(), Some(membership)),
                 None => {
                     self.waits = self.waits.saturating_add(1);
-                    return Progress::Waits;
+                    return TargetLoginProgress::Waits;
                 }
             },
             (None, None) => (self.node.sessions.next_tsih(), None),
         };
         let Some(Leaving { flags, text, mut established, .. }) = self.leaving.take() else {
-            return Progress::Continues;
+            return TargetLoginProgress::Continues;
         };
         self.respond(flags, LoginStatus::SUCCESS, tsih, &text, sender);
         (established.stat_sn, established.membership) = (self.stat_sn, membership);
         established.hang_up = self.hang_up.take();
-        Progress::Established(established)
+        TargetLoginProgress::Established(established)
     }
 
     /// Sends the response that ends a failed login.
-    pub(in crate::iscsi) fn refuse(&mut self, failure: &Failure, sender: &mut Sender) {
+    pub(in crate::iscsi) fn refuse(&mut self, failure: &LoginFailure, sender: &mut Sender) {
         let mut text = Text::default();
         if let Some(address) = &failure.address {
             text.push("TargetAddress", address);
@@ -219,7 +219,7 @@ impl TargetLogin {
         self.respond(flags, failure.status, 0, &text, sender);
     }
 
-    fn advance(&mut self, request: &LoginRequest, text: &[u8], sender: &mut Sender) -> Result<(), Failure> {
+    fn advance(&mut self, request: &LoginRequest, text: &[u8], sender: &mut Sender) -> Result<(), LoginFailure> {
         self.check(request)?;
         let (transit, goes_on) = (request.flags & FLAG_TRANSIT != 0, request.flags & FLAG_CONTINUE != 0);
         if self.text.len().saturating_add(text.len()) > text::MAX_TEXT {
@@ -255,7 +255,7 @@ impl TargetLogin {
     }
 
     /// Checks a request's header, and takes from the first what holds for all.
-    fn check(&mut self, request: &LoginRequest) -> Result<(), Failure> {
+    fn check(&mut self, request: &LoginRequest) -> Result<(), LoginFailure> {
         let (current, next) = (current_stage(request.flags), next_stage(request.flags));
         self.requests = self.requests.saturating_add(1);
         self.initiator_task_tag = request.initiator_task_tag.get();
@@ -281,7 +281,7 @@ impl TargetLogin {
         self.check_stages(request, current, next)
     }
 
-    fn check_stages(&self, request: &LoginRequest, current: Stage, next: Stage) -> Result<(), Failure> {
+    fn check_stages(&self, request: &LoginRequest, current: Stage, next: Stage) -> Result<(), LoginFailure> {
         let is_stage = matches!(current, Stage::SECURITY_NEGOTIATION | Stage::LOGIN_OPERATIONAL_NEGOTIATION);
         if !is_stage || current != self.stage {
             return Err(initiator_error("sent a login request of another stage"));
@@ -295,7 +295,7 @@ impl TargetLogin {
     }
 
     /// Takes the whole text of one or more requests.
-    fn on_text(&mut self, whole: &[u8], out: &mut Text) -> Result<(), Failure> {
+    fn on_text(&mut self, whole: &[u8], out: &mut Text) -> Result<(), LoginFailure> {
         if self.session.is_none() {
             self.identify(whole, out)?;
         }
@@ -305,7 +305,7 @@ impl TargetLogin {
             let pair = pair.map_err(|_| initiator_error("sent malformed login text"))?;
             match pair.key {
                 key if self.declarations.is_contradicted(key, pair.value) => {
-                    return Err(Failure::from(&NegotiationError::Repeated));
+                    return Err(LoginFailure::from(&NegotiationError::Repeated));
                 }
                 "InitiatorName" | "TargetName" | "SessionType" | "InitiatorAlias" => {}
                 "AuthMethod" => self.on_auth_method(pair, out)?,
@@ -318,12 +318,12 @@ impl TargetLogin {
             }
         }
         let result = self.operational.on_pairs(others.into_iter(), out);
-        result.map_err(|error| Failure::from(&error))?;
+        result.map_err(|error| LoginFailure::from(&error))?;
         self.on_chap(&chap, out)
     }
 
     /// Reads who wants what from the first text.
-    fn identify(&mut self, whole: &[u8], out: &mut Text) -> Result<(), Failure> {
+    fn identify(&mut self, whole: &[u8], out: &mut Text) -> Result<(), LoginFailure> {
         let (mut initiator, mut target, mut session_type) = (None, None, "Normal");
         for pair in text::pairs(whole) {
             let pair = pair.map_err(|_| initiator_error("sent malformed login text"))?;
@@ -355,7 +355,7 @@ impl TargetLogin {
                     let operational = match &self.invitation {
                         Some(invitation)
                             if invitation.is_for(&initiator, &target.name, self.group_tag)
-                                && invitation.parameters.is_on(Key::RDMAExtensions) == self.is_over_rdma =>
+                                && invitation.parameters.is_on(OperationalKey::RDMAExtensions) == self.is_over_rdma =>
                         {
                             Operational::joining(target.offer, invitation.parameters)
                         }
@@ -386,7 +386,7 @@ impl TargetLogin {
         Ok(())
     }
 
-    fn find_target(&self, name: &str, initiator: &Name) -> Result<Session, Failure> {
+    fn find_target(&self, name: &str, initiator: &Name) -> Result<Session, LoginFailure> {
         let not_found = || failure(LoginStatus::NOT_FOUND, "asked for a target that is not here");
         let name = Name::new(name).map_err(|_| not_found())?;
         let target = self.node.find(&name, self.group_tag).ok_or_else(not_found)?;
@@ -401,7 +401,7 @@ impl TargetLogin {
                 LoginStatus::TARGET_MOVED_TEMPORARILY
             };
             let what = "asked for a target that has moved";
-            return Err(Failure { status, what, address: Some(redirect.address.clone()) });
+            return Err(LoginFailure { status, what, address: Some(redirect.address.clone()) });
         }
         Ok(Session::Normal { access: access.clone(), target })
     }
@@ -415,7 +415,7 @@ impl TargetLogin {
     }
 
     /// Whether the next stage may begin.
-    fn is_ready(&mut self) -> Result<bool, Failure> {
+    fn is_ready(&mut self) -> Result<bool, LoginFailure> {
         if self.stage == Stage::SECURITY_NEGOTIATION {
             // Without a word about AuthMethod, None is meant.
             if matches!(self.security, Security::Begins) {
@@ -430,12 +430,12 @@ impl TargetLogin {
     }
 
     /// Adds what the target says by itself in the operational stage, and bounds the whole.
-    fn finish_text(&mut self, out: &mut Text, ends: bool) -> Result<(), Failure> {
+    fn finish_text(&mut self, out: &mut Text, ends: bool) -> Result<(), LoginFailure> {
         if self.stage == Stage::LOGIN_OPERATIONAL_NEGOTIATION {
             self.operational.declare(out);
         }
         if ends {
-            self.operational.finish().map_err(|error| Failure::from(&error))?;
+            self.operational.finish().map_err(|error| LoginFailure::from(&error))?;
         }
         if out.as_bytes().len() > MAX_RESPONSE_TEXT {
             return Err(initiator_error("named more unknown keys than one response can answer"));
@@ -443,7 +443,7 @@ impl TargetLogin {
         Ok(())
     }
 
-    fn leave(&self, request: &LoginRequest, flags: u8, text: Text) -> Result<Leaving, Failure> {
+    fn leave(&self, request: &LoginRequest, flags: u8, text: Text) -> Result<Leaving, LoginFailure> {
         let (Some(session), Some(initiator)) = (self.session.clone(), self.initiator.clone()) else {
             return Err(failure(LoginStatus::MISSING_PARAMETER, "logged in without names"));
         };
@@ -456,7 +456,7 @@ impl TargetLogin {
                 group_tag: self.group_tag,
             }),
         };
-        let established = Box::new(Established {
+        let established = Box::new(TargetLoginResult {
             session,
             initiator,
             isid: request.isid,
@@ -481,7 +481,7 @@ impl TargetLogin {
             None => (cmd_sn, cmd_sn),
         };
         let response = LoginResponse {
-            opcode: Opcode::LOGIN_RESPONSE.0,
+            opcode: IscsiOpcode::LOGIN_RESPONSE.0,
             flags,
             version_max: VERSION,
             version_active: VERSION,

@@ -1,18 +1,18 @@
 //! Answers to commands: data-in cut into PDUs, and status (RFC 7143 §11.4, §11.7).
 
-use super::kept::{Outcome, What};
-use super::replies::Replies;
+use super::kept::{SentStatus, RetainedPdu};
+use super::replies::ResponseSender;
 use super::sequence::CommandWindow;
-use crate::scsi::{Response, Status};
+use crate::scsi::{Response, ScsiStatus};
 use blockmux_wire::iscsi::scsi::*;
-use blockmux_wire::iscsi::{FLAG_FINAL, Opcode, RESERVED_TAG, U24};
+use blockmux_wire::iscsi::{FLAG_FINAL, IscsiOpcode, RESERVED_TAG, U24};
 use smallvec::SmallVec;
 use std::ops::Range;
 use zerocopy::transmute_ref;
 
 /// What a command's end is measured by.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Expected {
+pub(super) struct ExpectedTransfer {
     pub(super) itt: u32,
     pub(super) lun: [u8; 8],
     /// How much data-in the initiator has room for, in bytes; `None`: it reads nothing.
@@ -45,7 +45,7 @@ pub(super) struct Cut {
 
 /// One Data-In PDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Part {
+struct DataInPart {
     data_sn: u32,
     offset: usize,
     len: usize,
@@ -55,7 +55,7 @@ struct Part {
 
 impl Cut {
     #[inline]
-    fn parts(self) -> impl Iterator<Item = Part> {
+    fn parts(self) -> impl Iterator<Item = DataInPart> {
         let (mut data_sn, mut offset) = self.first;
         let mut burst: usize = 0;
         std::iter::from_fn(move || {
@@ -67,7 +67,7 @@ impl Cut {
             let is_last = offset.saturating_add(len) == self.len;
             burst = burst.saturating_add(len);
             let ends_burst = is_last || burst >= self.max_burst;
-            let part = Part { data_sn, offset, len, ends_burst, is_last };
+            let part = DataInPart { data_sn, offset, len, ends_burst, is_last };
             if ends_burst {
                 burst = 0;
             }
@@ -90,10 +90,10 @@ impl Cut {
     }
 }
 
-impl Replies {
+impl ResponseSender {
     /// Ends a command: data with the status in its last PDU if that can be, else a response.
     #[inline]
-    pub(super) fn command(&mut self, window: CommandWindow, expected: Expected, response: &Response) {
+    pub(super) fn command(&mut self, window: CommandWindow, expected: ExpectedTransfer, response: &Response) {
         let cut = Cut { stat_sn: self.next_stat_sn(), ..self.cut(expected, response) };
         let len = cut.len;
         let data_sns = self.data_in(window, expected, response, cut, 0..u32::MAX);
@@ -103,14 +103,14 @@ impl Replies {
         if let Some(kept) = &mut self.kept
             && (len == 0 || !self.pool.is_short())
         {
-            let outcome = Outcome { expected, response: response.clone(), cut };
-            kept.keep(cut.stat_sn, What::Command(outcome));
+            let outcome = SentStatus { expected, response: response.clone(), cut };
+            kept.keep(cut.stat_sn, RetainedPdu::Command(outcome));
         }
     }
 
     /// The answer to a command that cannot be sent here.
-    pub(super) fn outcome(&self, expected: Expected, response: &Response) -> Outcome {
-        Outcome { expected, response: response.clone(), cut: self.cut(expected, response) }
+    pub(super) fn outcome(&self, expected: ExpectedTransfer, response: &Response) -> SentStatus {
+        SentStatus { expected, response: response.clone(), cut: self.cut(expected, response) }
     }
 
     /// Ends a command over RDMA: its data goes to where the initiator wants it, then its response (RFC 5047, Put_Data and
@@ -119,12 +119,12 @@ impl Replies {
         &mut self,
         window: CommandWindow,
         slot: usize,
-        expected: Expected,
+        expected: ExpectedTransfer,
         response: &mut Response,
     ) {
         let cut = Cut { stat_sn: self.next_stat_sn(), ..self.cut(expected, response) };
         // Neither Data-In nor R2T was sent.
-        self.status(window, Expected { r2ts: 0, ..expected }, response, cut, 0);
+        self.status(window, ExpectedTransfer { r2ts: 0, ..expected }, response, cut, 0);
         if let (Some(mover), Some(message)) = (&mut self.mover, self.sender.back()) {
             let data_in = std::mem::take(&mut response.data_in);
             (message.data_in, message.closes) = mover.put(slot, data_in, cut.len);
@@ -133,7 +133,7 @@ impl Replies {
 
     /// How an answer is cut that has no number yet.
     #[inline]
-    fn cut(&self, expected: Expected, response: &Response) -> Cut {
+    fn cut(&self, expected: ExpectedTransfer, response: &Response) -> Cut {
         let room = expected.data_in.unwrap_or(0) as usize;
         let len = response.data_in.len().min(room);
         Cut {
@@ -141,7 +141,7 @@ impl Replies {
             len,
             max_burst: self.max_burst,
             max_segment: self.max_segment,
-            collapses: len > 0 && response.status == Status::GOOD && expected.data_out.is_none(),
+            collapses: len > 0 && response.status == ScsiStatus::GOOD && expected.data_out.is_none(),
             stat_sn: 0,
             snack_tag: 0,
             asks: self.kept.is_some(),
@@ -153,7 +153,7 @@ impl Replies {
     pub(super) fn status(
         &mut self,
         window: CommandWindow,
-        expected: Expected,
+        expected: ExpectedTransfer,
         response: &Response,
         cut: Cut,
         data_sns: u32,
@@ -166,7 +166,7 @@ impl Replies {
             data.extend_from_slice(&sense);
         }
         let pdu = ScsiResponse {
-            opcode: Opcode::SCSI_RESPONSE.0,
+            opcode: IscsiOpcode::SCSI_RESPONSE.0,
             flags: FLAG_FINAL | residual.flags | residual.bidirectional_flags,
             response: blockmux_wire::iscsi::scsi::Response::COMMAND_COMPLETED_AT_TARGET.0,
             status: response.status.0,
@@ -191,7 +191,7 @@ impl Replies {
     pub(super) fn data_in(
         &mut self,
         window: CommandWindow,
-        expected: Expected,
+        expected: ExpectedTransfer,
         response: &Response,
         cut: Cut,
         wanted: Range<u32>,
@@ -203,7 +203,7 @@ impl Replies {
                 continue;
             }
             let mut pdu = DataIn {
-                opcode: Opcode::DATA_IN.0,
+                opcode: IscsiOpcode::DATA_IN.0,
                 flags: if part.ends_burst { FLAG_FINAL } else { 0 },
                 reserved: 0,
                 status: 0,
@@ -245,7 +245,7 @@ struct Residual {
 }
 
 impl Residual {
-    fn of(expected: Expected, response: &Response) -> Residual {
+    fn of(expected: ExpectedTransfer, response: &Response) -> Residual {
         // Of a bidirectional command, the count is of its data-out.
         let main = expected.data_out.or(expected.data_in).unwrap_or(0);
         let (flags, count) = match (expected.data_out, expected.data_in) {

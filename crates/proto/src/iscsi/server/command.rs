@@ -17,58 +17,58 @@
 //! Linux's initiator does not send it after a function, as its setting FastAbort has it by default. What does come is for
 //! no task, and dropped.
 
-use super::answer::Expected;
-use super::full::Turn;
-use super::receive::Purpose;
-use super::request::Request;
+use super::answer::ExpectedTransfer;
+use super::full::ConnectionTurn;
+use super::receive::SegmentPurpose;
+use super::request::CheckedCommand;
 use super::shared::Mail;
-use super::tasks::{Entry, Progress, State, Tasks};
-use super::transfer::{Misfit, Transfer};
+use super::tasks::{TaskEntry, TaskTransfer, TaskState, Tasks};
+use super::transfer::{DataOutMismatch, DataOutTransfer};
 use crate::event::AuditEvent;
-use crate::iscsi::login::operational::Key;
-use crate::scsi::task_set::{FunctionDone, Parts, TaskEvent, TaskRouter, Transport};
-use crate::scsi::{Lun, ManagementResponse, Response, Sense, Status, Task, TaskManagement};
+use crate::iscsi::login::operational::OperationalKey;
+use crate::scsi::task_set::{FunctionDone, Parts, TaskEvent, TaskRouter, ScsiTransport};
+use crate::scsi::{Lun, ManagementResponse, Response, Sense, ScsiStatus, Task, TaskManagement};
 use blockmux_volume::{MAX_TRANSFER, Seg, SgList};
 use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::session::RejectReason;
-use blockmux_wire::iscsi::{Bhs, FLAG_FINAL, Opcode, RESERVED_TAG};
+use blockmux_wire::iscsi::{Bhs, FLAG_FINAL, IscsiOpcode, RESERVED_TAG};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use zerocopy::transmute_ref;
 
-impl Turn<'_> {
+impl ConnectionTurn<'_> {
     /// A command that is next in order.
     #[inline]
-    pub(super) fn on_command(&mut self, pdu: &ScsiCommand, bhs: &Bhs, ahs: &[u8]) -> Purpose {
-        let request = match Request::read(self.session, self.connection, pdu, bhs, ahs) {
+    pub(super) fn on_command(&mut self, pdu: &ScsiCommand, bhs: &Bhs, ahs: &[u8]) -> SegmentPurpose {
+        let request = match CheckedCommand::read(self.session, self.connection, pdu, bhs, ahs) {
             Ok(request) => request,
             Err(reason) => {
                 self.reject(reason, bhs);
-                return Purpose::Nothing;
+                return SegmentPurpose::Nothing;
             }
         };
         // Who uses a tag again has no use for what it stood for.
         self.session.forget_answer(pdu.initiator_task_tag.get());
         let immediate = pdu.data_segment_length.get();
         let is_final = pdu.flags & FLAG_FINAL != 0;
-        let first_burst = self.connection.parameters.get(Key::FirstBurstLength);
+        let first_burst = self.connection.parameters.get(OperationalKey::FirstBurstLength);
         let most = request.data_out.unwrap_or(0).min(first_burst);
         let refusal = if self.connection.parting.has_begun() {
-            Some(Response::bare(Status::BUSY))
+            Some(Response::bare(ScsiStatus::BUSY))
         } else {
             self.connection
                 .misfit(immediate, is_final, most)
                 .map(|misfit| Response::failed(data_sense(misfit.into())))
         };
         let (data_in, is_immediate) = (request.data_in, bhs.is_immediate());
-        let progress = Progress {
+        let progress = TaskTransfer {
             data_in,
             data_out: request.data_out,
             is_immediate,
-            transfer: Transfer::new(immediate, !is_final, most),
+            transfer: DataOutTransfer::new(immediate, !is_final, most),
             memory: 0,
         };
         let (owner, lun) = (self.connection.key, request.command.lun);
-        let entry = Entry::new(owner, pdu.initiator_task_tag.get(), lun, progress);
+        let entry = TaskEntry::new(owner, pdu.initiator_task_tag.get(), lun, progress);
         let slot = self.session.tasks.insert(entry);
         self.connection.reading = self.connection.reading.saturating_add(bounded(data_in.unwrap_or(0)));
         self.connection.live = self.connection.live.saturating_add(1);
@@ -85,18 +85,18 @@ impl Turn<'_> {
             Some(refusal) => self.refuse(slot, refusal),
         }
         if immediate == 0 {
-            return Purpose::Nothing;
+            return SegmentPurpose::Nothing;
         }
-        Purpose::Data { slot, offset: 0, is_final, is_immediate: true }
+        SegmentPurpose::Data { slot, offset: 0, is_final, is_immediate: true }
     }
 
     /// A Data-Out: what becomes of its data. That of a task that is gone, aborted perhaps, is dropped.
     #[inline]
-    pub(super) fn on_data_out(&mut self, bhs: &Bhs) -> Purpose {
+    pub(super) fn on_data_out(&mut self, bhs: &Bhs) -> SegmentPurpose {
         let pdu: &DataOut = transmute_ref!(bhs);
         let (itt, ttt) = (pdu.initiator_task_tag.get(), pdu.target_transfer_tag.get());
         let slot = if ttt == RESERVED_TAG { self.session.tasks.find(itt) } else { Some(Tasks::slot_of(ttt)) };
-        let Some(slot) = slot else { return Purpose::Nothing };
+        let Some(slot) = slot else { return SegmentPurpose::Nothing };
         let key = self.connection.key;
         let current =
             self.session.tasks.get_mut(slot).map_or(0, |entry| entry.progress.transfer.current_r2t());
@@ -107,20 +107,20 @@ impl Turn<'_> {
             .get_mut(slot)
             .filter(|entry| is_current && entry.tag == itt && entry.owner == key)
         else {
-            return Purpose::Nothing;
+            return SegmentPurpose::Nothing;
         };
-        if matches!(entry.state, State::Aborted(_)) {
-            return Purpose::Nothing;
+        if matches!(entry.state, TaskState::Aborted(_)) {
+            return SegmentPurpose::Nothing;
         }
         let (offset, len) = (pdu.buffer_offset.get(), pdu.data_segment_length.get());
         let checked = entry.progress.transfer.check(ttt, pdu.data_sn.get(), offset, len);
-        if entry.state == State::Data
+        if entry.state == TaskState::Data
             && !entry.progress.transfer.is_lost()
             && let Err(misfit) = checked
         {
             if self.connection.level > 0 && entry.progress.transfer.is_gap(pdu.data_sn.get(), offset) {
                 entry.progress.transfer.lose();
-                return Purpose::Data {
+                return SegmentPurpose::Data {
                     slot,
                     offset,
                     is_final: pdu.flags & FLAG_FINAL != 0,
@@ -129,16 +129,16 @@ impl Turn<'_> {
             }
             if ttt == RESERVED_TAG && entry.progress.transfer.has_lost() {
                 // Unsolicited data that was given up, and is asked for by now.
-                return Purpose::Nothing;
+                return SegmentPurpose::Nothing;
             }
             let is_open = entry.progress.transfer.is_open();
             self.fail(slot, Response::failed(data_sense(misfit.into())));
             if !is_open {
                 self.end_if_closed(slot);
-                return Purpose::Nothing;
+                return SegmentPurpose::Nothing;
             }
         }
-        Purpose::Data { slot, offset, is_final: pdu.flags & FLAG_FINAL != 0, is_immediate: false }
+        SegmentPurpose::Data { slot, offset, is_final: pdu.flags & FLAG_FINAL != 0, is_immediate: false }
     }
 
     /// Data of a task has come: put in its place, or `lent` in the receive buffer.
@@ -152,7 +152,7 @@ impl Turn<'_> {
         (is_final, is_immediate): (bool, bool),
     ) {
         let Some(entry) = self.session.tasks.get_mut(slot) else { return };
-        if entry.state != State::Data {
+        if entry.state != TaskState::Data {
             entry.progress.transfer.discard(is_final);
             return self.end_if_closed(slot);
         }
@@ -163,7 +163,7 @@ impl Turn<'_> {
             && !entry.progress.transfer.put(offset, &lent)
         {
             if !self.give_memory(slot) {
-                self.fail(slot, Response::bare(Status::BUSY));
+                self.fail(slot, Response::bare(ScsiStatus::BUSY));
                 return self.on_data(slot, offset, len, None, (is_final, is_immediate));
             }
             if let Some(entry) = self.session.tasks.get_mut(slot) {
@@ -188,7 +188,7 @@ impl Turn<'_> {
     pub(super) fn resume_grants(&mut self) {
         while let Some(&slot) = self.connection.grants.front() {
             let wants = self.session.tasks.get_mut(slot).is_some_and(|entry| {
-                entry.state == State::Data
+                entry.state == TaskState::Data
                     && entry.progress.transfer.wants_grant()
                     && !entry.progress.transfer.has_memory()
             });
@@ -255,10 +255,10 @@ impl Turn<'_> {
         if self.connection.replies.mover.is_some() {
             return self.fetch(slot);
         }
-        let max_burst = self.connection.parameters.get(Key::MaxBurstLength);
+        let max_burst = self.connection.parameters.get(OperationalKey::MaxBurstLength);
         // What is lost is asked for again in order only if nothing else was asked for (RFC 7143 §13.19).
         let max_outstanding = match self.connection.level {
-            0 => self.connection.parameters.get(Key::MaxOutstandingR2T),
+            0 => self.connection.parameters.get(OperationalKey::MaxOutstandingR2T),
             _ => 1,
         };
         let Some(entry) = self.session.tasks.get_mut(slot) else { return };
@@ -295,7 +295,7 @@ impl Turn<'_> {
         if self.session.tasks.transfer_tag(slot, r2t_sn) != tag {
             return;
         }
-        if let State::Aborted(_) = state {
+        if let TaskState::Aborted(_) = state {
             return self.drop_aborted(slot);
         }
         if let Some(grant) = asked {
@@ -342,7 +342,7 @@ impl Turn<'_> {
 
     /// A PDU of a task's data did not come as it was sent; whether the task can do without.
     pub(super) fn lose(&mut self, slot: usize) -> bool {
-        let entry = self.session.tasks.get_mut(slot).filter(|entry| entry.state == State::Data);
+        let entry = self.session.tasks.get_mut(slot).filter(|entry| entry.state == TaskState::Data);
         entry.is_some_and(|entry| {
             entry.progress.transfer.lose();
             true
@@ -379,7 +379,7 @@ impl Turn<'_> {
                 self.fail(slot, Response::failed(data_sense(NOT_ENOUGH_DATA)));
             }
             match self.session.tasks.get_mut(slot).map(|entry| entry.state) {
-                Some(State::Data) => self.go_on(slot),
+                Some(TaskState::Data) => self.go_on(slot),
                 _ => self.end_if_closed(slot),
             }
         }
@@ -396,7 +396,7 @@ impl Turn<'_> {
             return self.reject(RejectReason::IMMEDIATE_COMMAND_REJECT, bhs);
         }
         let function = Function(request.function & FUNCTION_MASK);
-        let knows_queries = self.connection.parameters.get(Key::iSCSIProtocolLevel) >= RFC_7144;
+        let knows_queries = self.connection.parameters.get(OperationalKey::iSCSIProtocolLevel) >= RFC_7144;
         match function {
             Function::ABORT_TASK => self.abort_one(request),
             Function::ABORT_TASK_SET => self.manage_unit(request, TaskManagement::AbortTaskSet),
@@ -463,7 +463,7 @@ impl Turn<'_> {
     /// Aborts commands that wait for their turn and were sent before the function that wants it.
     fn abort_early(&mut self, request: &TaskManagementRequest, is_it: impl Fn(Lun) -> bool) {
         let meant = self.session.early.select(|bhs, cmd_sn| {
-            bhs.opcode() == Opcode::SCSI_COMMAND
+            bhs.opcode() == IscsiOpcode::SCSI_COMMAND
                 && is_before(cmd_sn, request.cmd_sn.get())
                 && is_it(Lun(u64::from_be_bytes(bhs.lun)))
         });
@@ -471,11 +471,11 @@ impl Turn<'_> {
     }
 }
 
-impl Transport for Turn<'_> {
-    type Progress = Progress;
+impl ScsiTransport for ConnectionTurn<'_> {
+    type Progress = TaskTransfer;
 
     #[inline]
-    fn parts(&mut self) -> Parts<'_, Progress> {
+    fn parts(&mut self) -> Parts<'_, TaskTransfer> {
         let (tasks, connection) = (&mut self.session.tasks, &mut *self.connection);
         let (owner, now) = (connection.key, connection.now);
         Parts { tasks, queue: &mut connection.queue, owner, now }
@@ -493,7 +493,7 @@ impl Transport for Turn<'_> {
     }
 
     #[inline]
-    fn is_receiving(progress: &Progress) -> bool {
+    fn is_receiving(progress: &TaskTransfer) -> bool {
         progress.transfer.is_open()
     }
 
@@ -506,7 +506,7 @@ impl Transport for Turn<'_> {
     #[inline]
     fn complete(&mut self, slot: usize, response: &mut Response) {
         let Some(entry) = self.session.tasks.get_mut(slot) else { return };
-        let expected = Expected {
+        let expected = ExpectedTransfer {
             itt: entry.tag,
             lun: entry.lun.0.to_be_bytes(),
             data_in: entry.progress.data_in,
@@ -514,7 +514,7 @@ impl Transport for Turn<'_> {
             r2ts: entry.progress.transfer.r2t_count(),
         };
         if let Some(change) = entry.task.as_ref().and_then(Task::reservation_change) {
-            let is_done = response.status == Status::GOOD;
+            let is_done = response.status == ScsiStatus::GOOD;
             let unit = match entry.lun.number() {
                 Some(number) => format!("LUN {number}"),
                 None => format!("LUN {:#018x}", entry.lun.0),
@@ -539,7 +539,7 @@ impl Transport for Turn<'_> {
         if !connection.grants.is_empty() {
             connection.grants.retain(|other| *other != slot);
         }
-        let Progress { data_in, memory, is_immediate, .. } = entry.progress;
+        let TaskTransfer { data_in, memory, is_immediate, .. } = entry.progress;
         if entry.owner == connection.key {
             connection.reading = connection.reading.saturating_sub(bounded(data_in.unwrap_or(0)));
             connection.granted = connection.granted.saturating_sub(memory);
@@ -573,11 +573,11 @@ impl Transport for Turn<'_> {
     }
 }
 
-impl From<Misfit> for Asc {
-    fn from(misfit: Misfit) -> Asc {
+impl From<DataOutMismatch> for Asc {
+    fn from(misfit: DataOutMismatch) -> Asc {
         match misfit {
-            Misfit::Unexpected => UNEXPECTED_UNSOLICITED_DATA,
-            Misfit::WrongAmount => NOT_ENOUGH_DATA,
+            DataOutMismatch::Unexpected => UNEXPECTED_UNSOLICITED_DATA,
+            DataOutMismatch::WrongAmount => NOT_ENOUGH_DATA,
         }
     }
 }

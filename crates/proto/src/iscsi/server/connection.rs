@@ -1,15 +1,15 @@
 //! One connection of a session: its frame, its numbers of answers, and what it owes to the driver.
 
-use super::datamover::Datamover;
+use super::datamover::TargetDatamover;
 use super::full::{PAYLOAD_IN_FLIGHT, PING_INTERVAL};
 use super::links::Parting;
 use super::negotiation::Negotiation;
-use super::receive::{Awaiting, Segment};
-use super::replies::Replies;
+use super::receive::{AwaitedIscsiPdu, DataSegment};
+use super::replies::ResponseSender;
 use crate::backoff::Backoff;
 use crate::event::AuditEvents;
-use crate::iscsi::login::operational::{Key, Parameters};
-use crate::iscsi::login::target::Established;
+use crate::iscsi::login::operational::{OperationalKey, OperationalParameters};
+use crate::iscsi::login::target::TargetLoginResult;
 use crate::iscsi::sender::Sender;
 use crate::scsi::task_set::TaskQueue;
 use crate::session::Demand;
@@ -24,10 +24,10 @@ pub(super) struct Connection {
     /// Tells it from the session's other connections, those of the past included.
     pub(super) key: u32,
     pub(super) cid: u16,
-    pub(super) parameters: Parameters,
+    pub(super) parameters: OperationalParameters,
     /// ErrorRecoveryLevel.
     pub(super) level: u32,
-    pub(super) replies: Replies,
+    pub(super) replies: ResponseSender,
     pub(super) negotiation: Negotiation,
     pub(super) events: AuditEvents,
     /// What its tasks want of volumes.
@@ -43,7 +43,7 @@ pub(super) struct Connection {
     /// How often a round of data-out was given memory.
     pub(super) given: u64,
     pub(super) pool: Pool,
-    pub(super) awaiting: Awaiting,
+    pub(super) awaiting: AwaitedIscsiPdu,
     /// Additional header segments of a PDU that is taken whole, and its data if that was placed.
     pub(super) gathering: (SmallVec<[u8; 16]>, Option<Seg>),
     /// When to look for data that does not come.
@@ -64,7 +64,7 @@ pub(super) struct Connection {
     pub(super) has_left: bool,
     /// The connection, by key, that brought the request to log this one out, and that request's tag.
     pub(super) tells_end_to: Option<(u32, u32)>,
-    pub(super) keep_alive: KeepAlive,
+    pub(super) keep_alive: NopPing,
     /// When to ask the pool and waiting tasks again, apart from each completion.
     pub(super) retry: Backoff,
     /// When the latest call came.
@@ -74,7 +74,7 @@ pub(super) struct Connection {
 }
 
 /// Pings an initiator that has been silent (RFC 7143 §11.19).
-pub(super) struct KeepAlive {
+pub(super) struct NopPing {
     pub(super) next_tick: Instant,
     /// Something has come since the last tick.
     pub(super) heard: bool,
@@ -86,18 +86,18 @@ impl Connection {
     /// What a login agreed on.
     pub(super) fn new(
         key: u32,
-        established: &Established,
+        established: &TargetLoginResult,
         local_ip: String,
         pool: Pool,
         sender: Sender,
         now: Instant,
     ) -> Connection {
-        let Established { cid, parameters, operational, stat_sn, .. } = established;
+        let TargetLoginResult { cid, parameters, operational, stat_sn, .. } = established;
         Connection {
             key,
             cid: *cid,
-            level: parameters.get(Key::ErrorRecoveryLevel),
-            replies: Replies::new(parameters, *stat_sn, pool.clone(), sender),
+            level: parameters.get(OperationalKey::ErrorRecoveryLevel),
+            replies: ResponseSender::new(parameters, *stat_sn, pool.clone(), sender),
             parameters: *parameters,
             negotiation: Negotiation::new(operational.clone()),
             events: AuditEvents::default(),
@@ -108,7 +108,7 @@ impl Connection {
             granted: 0,
             given: 0,
             pool,
-            awaiting: Awaiting::Head(BHS_LEN),
+            awaiting: AwaitedIscsiPdu::Head(BHS_LEN),
             gathering: (SmallVec::new(), None),
             look_at: now,
             is_held_up: false,
@@ -119,7 +119,7 @@ impl Connection {
             lingers_until: None,
             has_left: false,
             tells_end_to: None,
-            keep_alive: KeepAlive {
+            keep_alive: NopPing {
                 next_tick: now.checked_add(PING_INTERVAL).unwrap_or(now),
                 heard: false,
                 pinged: false,
@@ -135,14 +135,14 @@ impl Connection {
             return Demand::Close;
         }
         match &self.awaiting {
-            Awaiting::Head(len) if self.has_room(self.waits_for) => Demand::Bytes(*len),
-            Awaiting::Head(_) | Awaiting::Memory(_) => Demand::Nothing,
-            Awaiting::Segment(segment) => Demand::Bytes(self.segment_len(segment)),
-            Awaiting::Place { buffer_is_empty: false, .. } => Demand::Bytes(1),
-            Awaiting::Place { place, filled, .. } => {
+            AwaitedIscsiPdu::Head(len) if self.has_room(self.waits_for) => Demand::Bytes(*len),
+            AwaitedIscsiPdu::Head(_) | AwaitedIscsiPdu::Memory(_) => Demand::Nothing,
+            AwaitedIscsiPdu::Segment(segment) => Demand::Bytes(self.segment_len(segment)),
+            AwaitedIscsiPdu::Place { buffer_is_empty: false, .. } => Demand::Bytes(1),
+            AwaitedIscsiPdu::Place { place, filled, .. } => {
                 Demand::Place(place.slice(*filled, place.len().saturating_sub(*filled)).into())
             }
-            Awaiting::Tail { excess, segment, .. } => match excess {
+            AwaitedIscsiPdu::Tail { excess, segment, .. } => match excess {
                 0 => Demand::Bytes(self.replies.digests().tail_len(segment.len)),
                 _ => Demand::Bytes(1),
             },
@@ -153,7 +153,7 @@ impl Connection {
         if self.is_over {
             return None;
         }
-        let retries = matches!(self.awaiting, Awaiting::Memory(_))
+        let retries = matches!(self.awaiting, AwaitedIscsiPdu::Memory(_))
             || !self.grants.is_empty()
             || self.queue.is_waiting()
             || self.is_held_up;
@@ -170,7 +170,7 @@ impl Connection {
     /// sent, which needs nothing more from the initiator than that it reads.
     #[inline]
     pub(super) fn has_room(&self, data_in: usize) -> bool {
-        let unsent = self.replies.mover.as_ref().map_or(0, Datamover::unsent);
+        let unsent = self.replies.mover.as_ref().map_or(0, TargetDatamover::unsent);
         let payload = self.reading.saturating_add(self.replies.sender.len()).saturating_add(unsent);
         self.replies.has_room() && (payload == 0 || payload.saturating_add(data_in) <= self.share())
     }
@@ -189,7 +189,7 @@ impl Connection {
 
     /// Of a data segment with padding and digest, in bytes.
     #[inline]
-    pub(super) fn segment_len(&self, segment: &Segment) -> usize {
+    pub(super) fn segment_len(&self, segment: &DataSegment) -> usize {
         segment.len.saturating_add(self.replies.digests().tail_len(segment.len))
     }
 

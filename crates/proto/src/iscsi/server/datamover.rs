@@ -28,7 +28,7 @@ pub(super) struct Remotes {
 }
 
 /// Moves the data of one connection's commands.
-pub(super) struct Datamover {
+pub(super) struct TargetDatamover {
     /// Data-out to read.
     gets: VecDeque<Get>,
     /// Reads that are on their way, and how many there may be.
@@ -81,9 +81,9 @@ impl From<WorkId> for Moved {
     }
 }
 
-impl Datamover {
-    pub(super) fn new(invalidates: bool, is_solicited_only: bool) -> Datamover {
-        Datamover {
+impl TargetDatamover {
+    pub(super) fn new(invalidates: bool, is_solicited_only: bool) -> TargetDatamover {
+        TargetDatamover {
             gets: VecDeque::new(),
             reading: 0,
             arriving: Remotes::default(),
@@ -224,7 +224,7 @@ const GET: u64 = 2;
 mod tests {
     use super::*;
     use crate::rdma::testing::Recorder;
-    use crate::rdma::{MESSAGE, Work};
+    use crate::rdma::{MESSAGE, WorkRequest};
     use zerocopy::FromZeros;
 
     fn command(flags: u8, expected: u32, immediate: u32) -> ScsiCommand {
@@ -235,8 +235,8 @@ mod tests {
         command
     }
 
-    fn with(remotes: Remotes) -> Datamover {
-        let mut mover = Datamover::new(true, true);
+    fn with(remotes: Remotes) -> TargetDatamover {
+        let mut mover = TargetDatamover::new(true, true);
         mover.arrive(remotes);
         mover
     }
@@ -269,7 +269,7 @@ mod tests {
     #[test]
     fn what_is_asked_for_lies_behind_what_came_unasked() {
         for (is_solicited_only, addresses) in [(true, [100, 104]), (false, [108, 112])] {
-            let mut mover = Datamover::new(true, is_solicited_only);
+            let mut mover = TargetDatamover::new(true, is_solicited_only);
             mover.arrive(WRITE);
             mover.assign(3);
             mover.get(3, 7, Seg::from_slice(&[0; 4]), 8);
@@ -280,7 +280,7 @@ mod tests {
             assert!(mover.read_data(&mut queue));
             assert!(!mover.read_data(&mut queue) && queue.works.len() == 2);
             let found = [(); 2].map(|()| match queue.works.pop_front() {
-                Some(Work::Read { id, remote, .. }) => (Moved::from(id), remote.address),
+                Some(WorkRequest::Read { id, remote, .. }) => (Moved::from(id), remote.address),
                 other => panic!("{other:?}"),
             });
             assert_eq!(found, [(Moved::Got(7), addresses[0]), (Moved::Got(8), addresses[1])]);
@@ -291,7 +291,7 @@ mod tests {
     fn a_response_closes_what_its_command_has_named() {
         let data = SgList::one(Seg::from_slice(b"abcdef"));
         for invalidates in [true, false] {
-            let mut mover = Datamover::new(invalidates, true);
+            let mut mover = TargetDatamover::new(invalidates, true);
             let mut closed = Vec::new();
             for (slot, remotes) in [READ, WRITE, Remotes::default()].into_iter().enumerate() {
                 mover.arrive(remotes);
@@ -302,7 +302,7 @@ mod tests {
                 if let Some((local, remote)) = data_in {
                     let mut queue = Recorder { room: 1, ..Recorder::default() };
                     mover.write_data(&mut queue, &local, remote);
-                    let Some(Work::Write { id, local, remote }) = queue.works.pop_front() else { panic!() };
+                    let Some(WorkRequest::Write { id, local, remote }) = queue.works.pop_front() else { panic!() };
                     let written = (Moved::from(id), local.to_vec(), remote.len);
                     assert_eq!(written, (Moved::Put(4), b"abcd".to_vec(), 4));
                 }
@@ -325,7 +325,7 @@ mod tests {
             1
         }
 
-        fn post(&mut self, work: Work) {
+        fn post(&mut self, work: WorkRequest) {
             panic!("{work:?}");
         }
 

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 /// The requests of a session that wait for others.
 #[derive(Default)]
 pub(super) struct Early {
-    requests: Vec<Request>,
+    requests: Vec<EarlyRequest>,
     /// Memory that they hold, in bytes.
     len: usize,
 }
@@ -29,7 +29,7 @@ pub(super) struct Whole {
 }
 
 /// One of them.
-struct Request {
+struct EarlyRequest {
     cmd_sn: u32,
     /// Its connection.
     owner: u32,
@@ -41,7 +41,7 @@ struct Request {
 
 /// Whose turn it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Next {
+pub(super) enum NextRequest {
     /// The number counts as received.
     Nobody,
     /// A request of that connection, with room for so much data-in.
@@ -59,7 +59,7 @@ impl Early {
         if self.requests.iter().any(|request| request.cmd_sn == cmd_sn) || !self.takes(&pdu) {
             return;
         }
-        self.requests.push(Request { cmd_sn, owner, pdu: Some(pdu), data: Vec::new() });
+        self.requests.push(EarlyRequest { cmd_sn, owner, pdu: Some(pdu), data: Vec::new() });
     }
 
     /// Whether a connection has a command of that tag here.
@@ -81,9 +81,9 @@ impl Early {
     }
 
     /// Whose turn it is with that number; `None` if it has not come.
-    pub(super) fn next(&self, cmd_sn: u32) -> Option<Next> {
+    pub(super) fn next(&self, cmd_sn: u32) -> Option<NextRequest> {
         let request = self.requests.iter().find(|request| request.cmd_sn == cmd_sn)?;
-        Some(request.pdu.as_ref().map_or(Next::Nobody, |pdu| Next::Of(request.owner, pdu.bhs)))
+        Some(request.pdu.as_ref().map_or(NextRequest::Nobody, |pdu| NextRequest::Of(request.owner, pdu.bhs)))
     }
 
     /// Takes the request of that number with its data.
@@ -97,12 +97,12 @@ impl Early {
     /// The request of that number counts as received and is never done.
     pub(super) fn cancel(&mut self, cmd_sn: u32) {
         let Some(at) = self.requests.iter().position(|request| request.cmd_sn == cmd_sn) else {
-            self.requests.push(Request { cmd_sn, owner: 0, pdu: None, data: Vec::new() });
+            self.requests.push(EarlyRequest { cmd_sn, owner: 0, pdu: None, data: Vec::new() });
             return;
         };
         let request = self.requests.swap_remove(at);
         self.release(&request);
-        self.requests.push(Request { pdu: None, data: Vec::new(), ..request });
+        self.requests.push(EarlyRequest { pdu: None, data: Vec::new(), ..request });
     }
 
     /// Numbers of the requests that are so.
@@ -134,12 +134,12 @@ impl Early {
         fits
     }
 
-    fn release(&mut self, request: &Request) {
+    fn release(&mut self, request: &EarlyRequest) {
         self.len = self.len.saturating_sub(request.size());
     }
 }
 
-impl Request {
+impl EarlyRequest {
     fn is(&self, owner: u32, itt: u32) -> bool {
         self.owner == owner && self.pdu.as_ref().is_some_and(|pdu| pdu.bhs.initiator_task_tag.get() == itt)
     }
@@ -184,7 +184,7 @@ mod tests {
         early.hold(6, 2, pdu(60, 10));
         assert!(early.has_command(1, 70) && !early.has_command(2, 70) && !early.has_command(2, 71));
         early.add_data(1, pdu(70, 5));
-        assert!(early.next(5).is_none() && matches!(early.next(7), Some(Next::Of(1, _))));
+        assert!(early.next(5).is_none() && matches!(early.next(7), Some(NextRequest::Of(1, _))));
         let (whole, data) = early.take(7).unwrap();
         assert_eq!((whole.bhs.initiator_task_tag.get(), data.len()), (70, 1));
         early.forget(2);
@@ -198,7 +198,7 @@ mod tests {
         early.cancel(6);
         early.cancel(7);
         early.forget(1);
-        assert_eq!((early.next(6), early.next(7), early.len), (Some(Next::Nobody), Some(Next::Nobody), 0));
+        assert_eq!((early.next(6), early.next(7), early.len), (Some(NextRequest::Nobody), Some(NextRequest::Nobody), 0));
         early.add_data(1, pdu(60, 5));
         assert!(early.take(6).is_none() && early.take(7).is_none() && early.is_empty() && early.len == 0);
     }

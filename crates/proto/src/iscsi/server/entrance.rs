@@ -1,18 +1,18 @@
 //! The login phase of a connection: the frame of login PDUs, time, and the session that a connection is to join.
 
-use super::local::{LocalSessions, Place};
-use super::shared::Shared;
-use crate::iscsi::digests::Digests;
-use crate::iscsi::login::failure::{Failure, no_such_session};
+use super::local::{LocalSessions, SessionCore};
+use super::shared::SharedSession;
+use crate::iscsi::digests::IscsiDigests;
+use crate::iscsi::login::failure::{LoginFailure, no_such_session};
 use crate::iscsi::login::operational::DEFAULT_DATA_SEGMENT_LENGTH;
-use crate::iscsi::login::target::{Established, Progress, TargetLogin};
-use crate::iscsi::node::Node;
-use crate::iscsi::pdu::{self, Parsed};
+use crate::iscsi::login::target::{TargetLoginResult, TargetLoginProgress, TargetLogin};
+use crate::iscsi::node::IscsiNode;
+use crate::iscsi::pdu::{self, ParsedIscsiPdu};
 use crate::iscsi::sender::Sender;
-use crate::iscsi::sessions::{HangUp, LoginPermit};
+use crate::iscsi::sessions::{ConnectionHandle, LoginPermit};
 use crate::session::{Demand, Home, ProtocolError};
 use blockmux_wire::iscsi::session::{LoginRequest, LoginStatus};
-use blockmux_wire::iscsi::{BHS_LEN, Opcode};
+use blockmux_wire::iscsi::{BHS_LEN, IscsiOpcode};
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -26,13 +26,13 @@ pub(super) struct Entrance {
     needs: usize,
     deadline: Instant,
     /// The login failed by a wrong secret; the answer waits for the deadline.
-    guessed: Option<Failure>,
+    guessed: Option<LoginFailure>,
     /// When to look again whether the initiator's other session of that name is over.
     waits_until: Option<Instant>,
-    node: Arc<Node>,
+    node: Arc<IscsiNode>,
     local: Rc<LocalSessions>,
     /// The session that the connection is to join. It may end meanwhile.
-    invited: Option<Weak<RefCell<Shared>>>,
+    invited: Option<Weak<RefCell<SharedSession>>>,
     /// The core that session lives on, if it is not this one.
     moves_to: Option<Home>,
     /// Given back when the login is over.
@@ -42,7 +42,7 @@ pub(super) struct Entrance {
 impl Entrance {
     pub(super) fn new(
         login: TargetLogin,
-        node: Arc<Node>,
+        node: Arc<IscsiNode>,
         local: Rc<LocalSessions>,
         now: Instant,
     ) -> Entrance {
@@ -62,7 +62,7 @@ impl Entrance {
     }
 
     /// The same with leave to log in, over a connection that `hang_up` cuts.
-    pub(super) fn admit(&mut self, permit: LoginPermit, hang_up: HangUp) {
+    pub(super) fn admit(&mut self, permit: LoginPermit, hang_up: ConnectionHandle) {
         self._permit = Some(permit);
         self.login.set_hang_up(hang_up);
     }
@@ -100,7 +100,7 @@ impl Entrance {
     }
 
     /// The session that the connection has just been admitted to.
-    pub(super) fn joined(&self) -> Option<Rc<RefCell<Shared>>> {
+    pub(super) fn joined(&self) -> Option<Rc<RefCell<SharedSession>>> {
         self.invited.as_ref()?.upgrade()
     }
 
@@ -110,24 +110,24 @@ impl Entrance {
         input: &[u8],
         now: Instant,
         sender: &mut Sender,
-    ) -> Result<(usize, Option<Box<Established>>), ProtocolError> {
+    ) -> Result<(usize, Option<Box<TargetLoginResult>>), ProtocolError> {
         let mut taken: usize = 0;
         while self.guessed.is_none() && self.waits_until.is_none() && self.moves_to.is_none() {
             let rest = input.get(taken..).unwrap_or_default();
-            let head = match pdu::parse(rest, Digests::default())? {
-                Parsed::Needs(len) => {
+            let head = match pdu::parse(rest, IscsiDigests::default())? {
+                ParsedIscsiPdu::Needs(len) => {
                     self.needs = len;
                     break;
                 }
-                Parsed::Head(head) => head,
+                ParsedIscsiPdu::Head(head) => head,
             };
-            if head.bhs.opcode() != Opcode::LOGIN_REQUEST {
+            if head.bhs.opcode() != IscsiOpcode::LOGIN_REQUEST {
                 return Err(error("sent something else than a login request before it was logged in"));
             }
             if head.data_len > DEFAULT_DATA_SEGMENT_LENGTH as usize {
                 return Err(error("sent more than 8192 bytes in a login request"));
             }
-            let (text, whole) = match head.segment(rest, Digests::default()) {
+            let (text, whole) = match head.segment(rest, IscsiDigests::default()) {
                 Ok(found) => found,
                 Err(whole) => {
                     self.needs = whole;
@@ -144,14 +144,14 @@ impl Entrance {
             let progress =
                 self.login.on_request(request, text, sender, &mut |cid| admit(invited.as_ref(), cid));
             match progress {
-                Progress::Continues => {}
-                Progress::Waits => self.waits_until = Some(now),
-                Progress::Established(established) => return Ok((taken, Some(established))),
-                Progress::Failed(failure) if failure.is_wrong_answer() => {
+                TargetLoginProgress::Continues => {}
+                TargetLoginProgress::Waits => self.waits_until = Some(now),
+                TargetLoginProgress::Established(established) => return Ok((taken, Some(established))),
+                TargetLoginProgress::Failed(failure) if failure.is_wrong_answer() => {
                     self.deadline = now.checked_add(GUESS_DELAY).unwrap_or(now);
                     self.guessed = Some(failure);
                 }
-                Progress::Failed(failure) => {
+                TargetLoginProgress::Failed(failure) => {
                     self.login.refuse(&failure, sender);
                     return Err(error(failure.what));
                 }
@@ -165,17 +165,17 @@ impl Entrance {
         &mut self,
         now: Instant,
         sender: &mut Sender,
-    ) -> Result<Option<Box<Established>>, ProtocolError> {
+    ) -> Result<Option<Box<TargetLoginResult>>, ProtocolError> {
         if self.waits_until.is_some() {
             self.waits_until = now.checked_add(REINSTATEMENT_POLL);
             let invited = self.invited.clone();
             match self.login.establish(sender, &mut |cid| admit(invited.as_ref(), cid)) {
-                Progress::Established(established) => return Ok(Some(established)),
-                Progress::Failed(failure) => {
+                TargetLoginProgress::Established(established) => return Ok(Some(established)),
+                TargetLoginProgress::Failed(failure) => {
                     self.login.refuse(&failure, sender);
                     return Err(error(failure.what));
                 }
-                Progress::Waits | Progress::Continues => {}
+                TargetLoginProgress::Waits | TargetLoginProgress::Continues => {}
             }
         }
         if now < self.deadline {
@@ -187,7 +187,7 @@ impl Entrance {
                 Err(error(failure.what))
             }
             None if self.waits_until.is_some() => {
-                self.login.refuse(&Failure::of(LoginStatus::OUT_OF_RESOURCES), sender);
+                self.login.refuse(&LoginFailure::of(LoginStatus::OUT_OF_RESOURCES), sender);
                 Err(error("logged in again, and its old session did not end within 30 seconds"))
             }
             None => Err(error("did not log in within 30 seconds")),
@@ -197,27 +197,27 @@ impl Entrance {
     /// Finds the session that the first request names. Whether it can be looked for on this core.
     fn find(&mut self, tsih: u16) -> bool {
         match self.local.find(&self.node, tsih) {
-            Place::Here(session) => {
+            SessionCore::Here(session) => {
                 if let Some(invitation) = session.borrow().invitation() {
                     self.login.invite(invitation);
                     self.invited = Some(Rc::downgrade(&session));
                 }
             }
-            Place::Elsewhere(home) => self.moves_to = Some(home),
+            SessionCore::Elsewhere(home) => self.moves_to = Some(home),
             // The login is refused.
-            Place::Nowhere => {}
+            SessionCore::Nowhere => {}
         }
         self.moves_to.is_none()
     }
 
     /// The target is stopping: whoever is not in yet is sent away.
     pub(super) fn on_stop(&mut self, sender: &mut Sender) {
-        self.login.refuse(&Failure::of(LoginStatus::SERVICE_UNAVAILABLE), sender);
+        self.login.refuse(&LoginFailure::of(LoginStatus::SERVICE_UNAVAILABLE), sender);
     }
 }
 
 /// Whether a session has room for a connection, or will have.
-fn admit(invited: Option<&Weak<RefCell<Shared>>>, cid: u16) -> Result<bool, Failure> {
+fn admit(invited: Option<&Weak<RefCell<SharedSession>>>, cid: u16) -> Result<bool, LoginFailure> {
     let session = invited.and_then(Weak::upgrade).ok_or_else(no_such_session)?;
     session.borrow_mut().admit(cid)
 }

@@ -5,18 +5,18 @@
 //! is delivered by the connection that brought it when the gap is filled. `links` is how a connection ends.
 
 use super::connection::Connection;
-use super::datamover::Datamover;
-use super::early::{Next, Whole};
+use super::datamover::TargetDatamover;
+use super::early::{NextRequest, Whole};
 use super::local::LocalSessions;
-use super::receive::{Awaiting, Purpose, Segment};
-use super::sequence::Admission;
-use super::shared::{Mail, Shared};
+use super::receive::{AwaitedIscsiPdu, SegmentPurpose, DataSegment};
+use super::sequence::CmdSnCheck;
+use super::shared::{Mail, SharedSession};
 use crate::event::AuditEvent;
 use crate::exports::VolumeId;
-use crate::iscsi::login::operational::Key;
-use crate::iscsi::login::target::Established;
-use crate::iscsi::node::Node;
-use crate::iscsi::pdu::Head;
+use crate::iscsi::login::operational::OperationalKey;
+use crate::iscsi::login::target::TargetLoginResult;
+use crate::iscsi::node::IscsiNode;
+use crate::iscsi::pdu::IscsiHeader;
 use crate::iscsi::sender::Sender;
 use crate::iscsi::sessions::Membership;
 use crate::scsi::task_set::TaskRouter;
@@ -24,7 +24,7 @@ use crate::session::{Demand, ProtocolError};
 use blockmux_volume::{Chunk, Completion, Io, Pool, Seg, Tag, Waker};
 use blockmux_wire::iscsi::scsi::{FLAG_READ, FunctionResponse, ScsiCommand};
 use blockmux_wire::iscsi::session::*;
-use blockmux_wire::iscsi::{Bhs, Opcode, RESERVED_TAG};
+use blockmux_wire::iscsi::{Bhs, IscsiOpcode, RESERVED_TAG};
 use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -33,18 +33,18 @@ use std::time::{Duration, Instant};
 use zerocopy::transmute_ref;
 
 /// One connection in full feature phase, and the session that it shares with others.
-pub(super) struct FullFeature {
+pub(super) struct FullFeatureConnection {
     pub(super) connection: Connection,
-    pub(super) shared: Rc<RefCell<Shared>>,
+    pub(super) shared: Rc<RefCell<SharedSession>>,
 }
 
 /// A connection's turn with its session: everything that happens, happens in one.
-pub(super) struct Turn<'a> {
-    pub(super) session: &'a mut Shared,
+pub(super) struct ConnectionTurn<'a> {
+    pub(super) session: &'a mut SharedSession,
     pub(super) connection: &'a mut Connection,
 }
 
-impl Drop for FullFeature {
+impl Drop for FullFeatureConnection {
     /// A driver that has ended early leaves nothing in the session.
     fn drop(&mut self) {
         self.turn(|turn| {
@@ -56,7 +56,7 @@ impl Drop for FullFeature {
 
 /// What a connection brings along into full feature phase.
 pub(super) struct Surroundings {
-    pub(super) node: Arc<Node>,
+    pub(super) node: Arc<IscsiNode>,
     pub(super) group_tag: u16,
     /// The address that the initiator has connected to.
     pub(super) local_ip: String,
@@ -67,28 +67,28 @@ pub(super) struct Surroundings {
     pub(super) sender: Sender,
 }
 
-impl FullFeature {
+impl FullFeatureConnection {
     /// The leading connection of a session that begins.
-    pub(super) fn lead(with: Surroundings, mut established: Established, now: Instant) -> FullFeature {
-        let session = Shared::new(with.node.clone(), with.group_tag, &mut established);
+    pub(super) fn lead(with: Surroundings, mut established: TargetLoginResult, now: Instant) -> FullFeatureConnection {
+        let session = SharedSession::new(with.node.clone(), with.group_tag, &mut established);
         let tsih = session.membership.as_ref().map(Membership::tsih);
         let shared = Rc::new(RefCell::new(session));
         if let Some(tsih) = tsih {
             with.local.add(&with.node, tsih, &shared);
         }
-        FullFeature::join(with, &shared, established, now)
+        FullFeatureConnection::join(with, &shared, established, now)
     }
 
     /// A connection of a session; [`Shared::admit`] has just said that it may be added.
     pub(super) fn join(
         with: Surroundings,
-        shared: &Rc<RefCell<Shared>>,
-        mut established: Established,
+        shared: &Rc<RefCell<SharedSession>>,
+        mut established: TargetLoginResult,
         now: Instant,
-    ) -> FullFeature {
+    ) -> FullFeatureConnection {
         let key = shared.borrow_mut().add_link(&mut established, &with.waker);
         let connection = Connection::new(key, &established, with.local_ip, with.pool, with.sender, now);
-        FullFeature { connection, shared: shared.clone() }
+        FullFeatureConnection { connection, shared: shared.clone() }
     }
 
     /// The oldest data-out that memory waits for.
@@ -128,7 +128,7 @@ impl FullFeature {
     /// The initiator has closed its side. It should have logged out, but killed ones do not; between PDUs nothing that
     /// was answered is lost.
     pub(super) fn on_end(&mut self) -> Result<(), ProtocolError> {
-        let was_between = matches!(self.connection.awaiting, Awaiting::Head(_));
+        let was_between = matches!(self.connection.awaiting, AwaitedIscsiPdu::Head(_));
         if !self.connection.is_over && self.shared.borrow().is_replaced() {
             let reason = "another login of this initiator took the session's place";
             self.connection.events.push(AuditEvent::Logout { reason });
@@ -188,9 +188,9 @@ impl FullFeature {
     }
 
     #[inline]
-    pub(super) fn turn<T>(&mut self, act: impl FnOnce(&mut Turn<'_>) -> T) -> T {
+    pub(super) fn turn<T>(&mut self, act: impl FnOnce(&mut ConnectionTurn<'_>) -> T) -> T {
         let session = &mut *self.shared.borrow_mut();
-        let mut turn = Turn { session, connection: &mut self.connection };
+        let mut turn = ConnectionTurn { session, connection: &mut self.connection };
         let result = act(&mut turn);
         if turn.connection.is_over {
             turn.leave();
@@ -199,7 +199,7 @@ impl FullFeature {
     }
 
     /// The connection is a queue pair.
-    pub(super) fn set_mover(&mut self, mover: Datamover) {
+    pub(super) fn set_mover(&mut self, mover: TargetDatamover) {
         self.connection.replies.mover = Some(mover);
     }
 
@@ -212,12 +212,12 @@ impl FullFeature {
     }
 
     #[inline]
-    pub(super) fn mover(&mut self) -> Option<&mut Datamover> {
+    pub(super) fn mover(&mut self) -> Option<&mut TargetDatamover> {
         self.connection.replies.mover.as_mut()
     }
 }
 
-impl Turn<'_> {
+impl ConnectionTurn<'_> {
     /// Takes every whole message from `at` on; returns where it stopped.
     #[inline]
     pub(super) fn on_bytes(&mut self, input: &Chunk, mut at: usize) -> Result<usize, ProtocolError> {
@@ -235,7 +235,7 @@ impl Turn<'_> {
     }
 
     pub(super) fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        if let Awaiting::Memory(segment) = self.connection.awaiting
+        if let AwaitedIscsiPdu::Memory(segment) = self.connection.awaiting
             && self.connection.queue.is_idle()
             && self.connection.granted > 0
             && !self.take_memory()
@@ -289,7 +289,7 @@ impl Turn<'_> {
         if !self.connection.grants.is_empty() {
             self.resume_grants();
         }
-        if matches!(self.connection.awaiting, Awaiting::Memory(_)) {
+        if matches!(self.connection.awaiting, AwaitedIscsiPdu::Memory(_)) {
             self.take_memory();
         }
         if self.connection.is_held_up {
@@ -310,7 +310,7 @@ impl Turn<'_> {
 
     /// Acts on a header; says whom its data is for.
     #[inline]
-    pub(super) fn on_head(&mut self, head: &Head, ahs: &[u8]) -> Result<Purpose, ProtocolError> {
+    pub(super) fn on_head(&mut self, head: &IscsiHeader, ahs: &[u8]) -> Result<SegmentPurpose, ProtocolError> {
         let (bhs, opcode) = (&head.bhs, head.bhs.opcode());
         // CmdSN and ExpStatSN lie at the same places in all of them; only some have a CmdSN.
         let command: &ScsiCommand = transmute_ref!(bhs);
@@ -318,56 +318,56 @@ impl Turn<'_> {
             self.connection.replies.acknowledge(command.exp_stat_sn.get());
         }
         match opcode {
-            Opcode::DATA_OUT => return Ok(self.on_data_out_head(bhs)),
-            Opcode::SCSI_COMMAND
-            | Opcode::NOP_OUT
-            | Opcode::TASK_MANAGEMENT_REQUEST
-            | Opcode::TEXT_REQUEST
-            | Opcode::LOGOUT_REQUEST => {}
-            Opcode::SNACK_REQUEST if self.connection.level > 0 => {
+            IscsiOpcode::DATA_OUT => return Ok(self.on_data_out_head(bhs)),
+            IscsiOpcode::SCSI_COMMAND
+            | IscsiOpcode::NOP_OUT
+            | IscsiOpcode::TASK_MANAGEMENT_REQUEST
+            | IscsiOpcode::TEXT_REQUEST
+            | IscsiOpcode::LOGOUT_REQUEST => {}
+            IscsiOpcode::SNACK_REQUEST if self.connection.level > 0 => {
                 self.on_snack(bhs);
-                return Ok(Purpose::Nothing);
+                return Ok(SegmentPurpose::Nothing);
             }
             _ => {
                 let reason = match opcode {
-                    Opcode::SNACK_REQUEST => RejectReason::SNACK_REJECT,
-                    Opcode::LOGIN_REQUEST => RejectReason::PROTOCOL_ERROR,
+                    IscsiOpcode::SNACK_REQUEST => RejectReason::SNACK_REJECT,
+                    IscsiOpcode::LOGIN_REQUEST => RejectReason::PROTOCOL_ERROR,
                     _ => RejectReason::COMMAND_NOT_SUPPORTED,
                 };
                 self.reject(reason, bhs);
-                return Ok(Purpose::Nothing);
+                return Ok(SegmentPurpose::Nothing);
             }
         }
         match self.session.window.admission(command.cmd_sn.get(), bhs.is_immediate()) {
-            Admission::Ignored => return Ok(Purpose::Nothing),
-            Admission::Early if !self.may_fill_gaps() => {
+            CmdSnCheck::Ignored => return Ok(SegmentPurpose::Nothing),
+            CmdSnCheck::Early if !self.may_fill_gaps() => {
                 return Err(ProtocolError {
                     what: "left a gap in CmdSN on the session's only connection",
                     reference: "RFC 7143 §4.2.2.1",
                 });
             }
-            Admission::Now if !self.is_checked_whole(head.data_len) => {}
-            Admission::Early | Admission::Now => {
+            CmdSnCheck::Now if !self.is_checked_whole(head.data_len) => {}
+            CmdSnCheck::Early | CmdSnCheck::Now => {
                 self.connection.gathering.0 = SmallVec::from_slice(ahs);
-                return Ok(Purpose::Whole);
+                return Ok(SegmentPurpose::Whole);
             }
         }
         if !bhs.is_immediate() {
             self.session.window.advance();
         }
-        if opcode == Opcode::SCSI_COMMAND {
+        if opcode == IscsiOpcode::SCSI_COMMAND {
             return Ok(self.on_command(command, bhs, ahs));
         }
-        Ok(Purpose::Talk)
+        Ok(SegmentPurpose::Talk)
     }
 
     /// Data of a command that waits for its turn waits with it.
     #[inline]
-    pub(super) fn on_data_out_head(&mut self, bhs: &Bhs) -> Purpose {
+    pub(super) fn on_data_out_head(&mut self, bhs: &Bhs) -> SegmentPurpose {
         let (key, itt) = (self.connection.key, bhs.initiator_task_tag.get());
         if !self.session.early.is_empty() && self.session.early.has_command(key, itt) {
             self.connection.gathering.0 = SmallVec::new();
-            return Purpose::Whole;
+            return SegmentPurpose::Whole;
         }
         self.on_data_out(bhs)
     }
@@ -375,7 +375,7 @@ impl Turn<'_> {
     /// Whether what is missing before a command may come still. On the only connection, and without recovery, it never
     /// will.
     pub(super) fn may_fill_gaps(&self) -> bool {
-        self.connection.level > 0 || self.connection.parameters.get(Key::MaxConnections) > 1
+        self.connection.level > 0 || self.connection.parameters.get(OperationalKey::MaxConnections) > 1
     }
 
     /// From error recovery level 1 on, a request whose data has a wrong digest is as if it had never come, and is sent
@@ -389,16 +389,16 @@ impl Turn<'_> {
     /// again, and what has a number must take its turn to fail, or those behind it would wait for ever.
     #[inline]
     pub(super) fn comes_again(&self, bhs: &Bhs) -> bool {
-        self.connection.level > 0 && bhs.opcode() != Opcode::DATA_OUT
+        self.connection.level > 0 && bhs.opcode() != IscsiOpcode::DATA_OUT
     }
 
     /// A request has come with all its data.
     pub(super) fn on_whole(&mut self, bhs: Bhs, data: Option<Seg>, is_good: bool) {
         let ahs = std::mem::take(&mut self.connection.gathering.0);
         let (is_immediate, key) = (bhs.is_immediate(), self.connection.key);
-        let remotes = self.connection.replies.mover.as_ref().map(Datamover::arriving).unwrap_or_default();
+        let remotes = self.connection.replies.mover.as_ref().map(TargetDatamover::arriving).unwrap_or_default();
         let whole = Whole { bhs, ahs, data, is_good, remotes };
-        if bhs.opcode() == Opcode::DATA_OUT {
+        if bhs.opcode() == IscsiOpcode::DATA_OUT {
             let whole = self.own(whole);
             return self.session.early.add_data(key, whole);
         }
@@ -408,12 +408,12 @@ impl Turn<'_> {
         let command: &ScsiCommand = transmute_ref!(&bhs);
         let cmd_sn = command.cmd_sn.get();
         match self.session.window.admission(cmd_sn, is_immediate) {
-            Admission::Ignored => {}
-            Admission::Early => {
+            CmdSnCheck::Ignored => {}
+            CmdSnCheck::Early => {
                 let whole = self.own(whole);
                 self.session.early.hold(cmd_sn, key, whole);
             }
-            Admission::Now => {
+            CmdSnCheck::Now => {
                 if !is_immediate {
                     self.session.window.advance();
                 }
@@ -425,7 +425,7 @@ impl Turn<'_> {
     /// Delivers requests that were held, as long as it is this connection's turn and there is room for their data-in. Not
     /// within a data segment, lest a function that was held aborts the task whose data comes.
     pub(super) fn deliver_early(&mut self) {
-        if !matches!(self.connection.awaiting, Awaiting::Head(_)) {
+        if !matches!(self.connection.awaiting, AwaitedIscsiPdu::Head(_)) {
             return;
         }
         self.connection.is_held_up = false;
@@ -433,12 +433,12 @@ impl Turn<'_> {
             && let Some(next) = self.session.early.next(self.session.window.exp_cmd_sn())
         {
             match next {
-                Next::Of(owner, _) if owner != self.connection.key => return self.session.call(owner),
-                Next::Of(_, bhs) if !self.connection.has_room(data_in_of(&bhs)) => {
+                NextRequest::Of(owner, _) if owner != self.connection.key => return self.session.call(owner),
+                NextRequest::Of(_, bhs) if !self.connection.has_room(data_in_of(&bhs)) => {
                     self.connection.is_held_up = true;
                     return;
                 }
-                Next::Nobody | Next::Of(..) => {}
+                NextRequest::Nobody | NextRequest::Of(..) => {}
             }
             let taken = self.session.early.take(self.session.window.exp_cmd_sn());
             self.session.window.advance();
@@ -456,13 +456,13 @@ impl Turn<'_> {
             mover.arrive(remotes);
         }
         let purpose = match bhs.opcode() {
-            Opcode::SCSI_COMMAND => self.on_command(transmute_ref!(&bhs), &bhs, &ahs),
-            Opcode::DATA_OUT => self.on_data_out(&bhs),
+            IscsiOpcode::SCSI_COMMAND => self.on_command(transmute_ref!(&bhs), &bhs, &ahs),
+            IscsiOpcode::DATA_OUT => self.on_data_out(&bhs),
             _ if !is_good => return self.reject(RejectReason::DATA_DIGEST_ERROR, &bhs),
             _ => return self.on_talk(&bhs, &data.map(|data| data.to_vec()).unwrap_or_default()),
         };
         let len = bhs.data_segment_length.get() as usize;
-        self.conclude(Segment { bhs, len, purpose }, data, is_good);
+        self.conclude(DataSegment { bhs, len, purpose }, data, is_good);
     }
 
     /// The same in memory of its own: the receive buffer is for what comes next.
@@ -491,9 +491,9 @@ impl Turn<'_> {
     /// A request other than a command, with all its data.
     pub(super) fn on_talk(&mut self, bhs: &Bhs, data: &[u8]) {
         match bhs.opcode() {
-            Opcode::NOP_OUT => self.on_nop(bhs, data),
-            Opcode::TEXT_REQUEST => self.on_text(bhs, data),
-            Opcode::LOGOUT_REQUEST => self.on_logout(bhs),
+            IscsiOpcode::NOP_OUT => self.on_nop(bhs, data),
+            IscsiOpcode::TEXT_REQUEST => self.on_text(bhs, data),
+            IscsiOpcode::LOGOUT_REQUEST => self.on_logout(bhs),
             _ => self.on_management(bhs),
         }
     }
@@ -564,7 +564,7 @@ impl Turn<'_> {
     /// DefaultTime2Wait and DefaultTime2Retain, in seconds.
     pub(super) fn times(&self) -> (u16, u16) {
         let seconds = |key| u16::try_from(self.connection.parameters.get(key)).unwrap_or(u16::MAX);
-        (seconds(Key::DefaultTime2Wait), seconds(Key::DefaultTime2Retain))
+        (seconds(OperationalKey::DefaultTime2Wait), seconds(OperationalKey::DefaultTime2Retain))
     }
 }
 
@@ -572,11 +572,11 @@ impl Turn<'_> {
 #[inline]
 pub(super) fn data_in_of(bhs: &Bhs) -> usize {
     let command: &ScsiCommand = transmute_ref!(bhs);
-    if bhs.opcode() == Opcode::SNACK_REQUEST {
+    if bhs.opcode() == IscsiOpcode::SNACK_REQUEST {
         // As much as there is: it waits until everything else was sent.
         return PAYLOAD_IN_FLIGHT;
     }
-    if bhs.opcode() == Opcode::SCSI_COMMAND && bhs.flags & FLAG_READ != 0 {
+    if bhs.opcode() == IscsiOpcode::SCSI_COMMAND && bhs.flags & FLAG_READ != 0 {
         return super::command::bounded(command.expected_data_transfer_length.get());
     }
     0

@@ -14,14 +14,14 @@
 //! buffer back when it was taken; one that waits for room keeps it, so that nothing is taken from an initiator that it
 //! was not granted.
 
-use super::datamover::{Datamover, Moved};
+use super::datamover::{TargetDatamover, Moved};
 use super::full::{MAX_IMMEDIATE, WINDOW};
-use super::replies::Replies;
+use super::replies::ResponseSender;
 use super::{Phase, TargetSession};
 use crate::event::AuditEvent;
 use crate::exports::VolumeId;
 use crate::iscsi::iser::{HEADERS_LEN, MAX_AHS, Message};
-use crate::iscsi::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, Key};
+use crate::iscsi::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, OperationalKey};
 use crate::iscsi::sender::Sender;
 use crate::iscsi::unexpected::OfTarget;
 use crate::rdma::{Endpoint, Event, QueuePair, RdmaSession, WorkError, WorkId};
@@ -36,7 +36,7 @@ use zerocopy::IntoBytes;
 /// One connection of an initiator's session with an iSCSI target, over RDMA.
 pub struct IserTargetSession {
     session: TargetSession,
-    link: Link,
+    link: IserPhase,
     /// Messages that were not taken; there are no more than receive buffers.
     inbox: VecDeque<Seg>,
     /// Receive buffers to give back.
@@ -54,7 +54,7 @@ pub struct IserTargetSession {
 
 /// How far the connection has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Link {
+enum IserPhase {
     /// Nobody has asked for it.
     Listening,
     /// It is to be accepted with these flags.
@@ -78,7 +78,7 @@ impl IserTargetSession {
         }
         IserTargetSession {
             session,
-            link: Link::Listening,
+            link: IserPhase::Listening,
             inbox: VecDeque::new(),
             receives: 0,
             is_granted: false,
@@ -92,7 +92,7 @@ impl IserTargetSession {
     /// Whether the connection is over; its I/O in flight may not be.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.link == Link::Over
+        self.link == IserPhase::Over
     }
 
     /// As [`TargetSession::moves_to`], where everything is to be shown again: a queue pair cannot be handed over.
@@ -104,13 +104,13 @@ impl IserTargetSession {
     fn on_requested(&mut self, private_data: &[u8]) -> Result<(), ProtocolError> {
         if let Some(other) = OtherProtocol::of(private_data) {
             // Accepted, its user would wait a minute for answers that never come.
-            self.link = Link::Foreign(other);
+            self.link = IserPhase::Foreign(other);
             return Err(ProtocolError { what: other.what(), reference: "RFC 7145 §5.1" });
         }
         let invalidates = CmHeader::of(private_data).is_some_and(|header| header.invalidates());
         self.session.over_rdma = Some(invalidates);
         let refusal = if invalidates { 0 } else { NO_REMOTE_INVALIDATION };
-        self.link = Link::Requested(NO_ZERO_BASED_ADDRESSES | refusal);
+        self.link = IserPhase::Requested(NO_ZERO_BASED_ADDRESSES | refusal);
         Ok(())
     }
 
@@ -170,15 +170,15 @@ impl IserTargetSession {
         if std::mem::replace(&mut self.is_granted, true) {
             return Ok(());
         }
-        if parameters.is_on(Key::iSERHelloRequired) {
+        if parameters.is_on(OperationalKey::iSERHelloRequired) {
             return Err(HELLO_REQUIRED);
         }
-        if parameters.is_on(Key::InitialR2T) {
+        if parameters.is_on(OperationalKey::InitialR2T) {
             return Ok(());
         }
         // At most 128: the default of the one in the least of the other.
-        let longest = parameters.get(Key::MaxRecvDataSegmentLength).max(1);
-        let messages = parameters.get(Key::FirstBurstLength).div_ceil(longest);
+        let longest = parameters.get(OperationalKey::MaxRecvDataSegmentLength).max(1);
+        let messages = parameters.get(OperationalKey::FirstBurstLength).div_ceil(longest);
         let more = messages.saturating_sub(1).saturating_mul(WINDOW);
         self.receives = self.receives.saturating_add(more);
         Ok(())
@@ -205,7 +205,7 @@ impl IserTargetSession {
             Moved::Message => {}
             Moved::Put(len) => full.mover().into_iter().for_each(|mover| mover.sent(len)),
             Moved::Got(tag) => {
-                full.mover().into_iter().for_each(Datamover::has_read);
+                full.mover().into_iter().for_each(TargetDatamover::has_read);
                 self.reads_done = self.reads_done.wrapping_add(1);
                 full.turn(|turn| turn.on_fetched(tag));
             }
@@ -214,12 +214,12 @@ impl IserTargetSession {
 
     /// The connection is gone: what was not given to the queue pair never will be.
     fn on_disconnected(&mut self) -> Result<(), ProtocolError> {
-        self.link = Link::Over;
+        self.link = IserPhase::Over;
         self.inbox.clear();
         let result = self.session.on_end(self.session.now);
         self.session.sender().clear();
         while let Phase::Full(full) = &mut self.session.phase
-            && let Some(tag) = full.mover().and_then(Datamover::abandon)
+            && let Some(tag) = full.mover().and_then(TargetDatamover::abandon)
         {
             full.turn(|turn| turn.on_fetched(tag));
         }
@@ -236,8 +236,8 @@ impl IserTargetSession {
                 return self.session.sender.send_all(queue_pair, |_| true);
             }
         };
-        let limit = full.connection.parameters.get(Key::MaxOutstandingUnexpectedPDUs);
-        let Replies { sender, mover: Some(mover), .. } = &mut full.connection.replies else { return false };
+        let limit = full.connection.parameters.get(OperationalKey::MaxOutstandingUnexpectedPDUs);
+        let ResponseSender { sender, mover: Some(mover), .. } = &mut full.connection.replies else { return false };
         let mut has_moved = mover.read_data(queue_pair);
         while queue_pair.room() > 0
             && let Some(message) = sender.front()
@@ -260,7 +260,7 @@ impl IserTargetSession {
     /// Whether a read of the initiator's memory is on its way.
     fn is_reading(&self) -> bool {
         let Phase::Full(full) = &self.session.phase else { return false };
-        full.connection.replies.mover.as_ref().is_some_and(Datamover::is_reading)
+        full.connection.replies.mover.as_ref().is_some_and(TargetDatamover::is_reading)
     }
 
     /// An initiator that does not answer a read holds up whatever waits for that to be over: an abort, a logout, its own end.
@@ -325,23 +325,23 @@ impl RdmaSession for IserTargetSession {
     fn work(&mut self, queue_pair: &mut impl QueuePair) -> bool {
         let before = self.link;
         match self.link {
-            Link::Requested(flags) => {
+            IserPhase::Requested(flags) => {
                 let header = CmHeader { flags, reserved: [0; 3] };
                 queue_pair.accept(header.as_bytes().to_vec());
-                self.link = Link::Open;
+                self.link = IserPhase::Open;
             }
-            Link::Foreign(other) => {
+            IserPhase::Foreign(other) => {
                 queue_pair.reject(other.rejection());
-                self.link = Link::Ending;
+                self.link = IserPhase::Ending;
             }
-            Link::Listening if matches!(self.session.demand(), Demand::Close) => {
+            IserPhase::Listening if matches!(self.session.demand(), Demand::Close) => {
                 // It is to stop, and nobody has asked for the connection yet.
                 queue_pair.disconnect();
-                self.link = Link::Ending;
+                self.link = IserPhase::Ending;
             }
-            Link::Listening | Link::Open | Link::Ending | Link::Over => {}
+            IserPhase::Listening | IserPhase::Open | IserPhase::Ending | IserPhase::Over => {}
         }
-        if self.link != Link::Open {
+        if self.link != IserPhase::Open {
             return self.link != before;
         }
         let receives = std::mem::take(&mut self.receives);
@@ -353,7 +353,7 @@ impl RdmaSession for IserTargetSession {
         self.resume();
         if self.session.sender().is_empty() && matches!(self.session.demand(), Demand::Close) {
             queue_pair.disconnect();
-            self.link = Link::Ending;
+            self.link = IserPhase::Ending;
         }
         receives > 0 || has_sent || self.inbox.len() < waits || self.link != before
     }

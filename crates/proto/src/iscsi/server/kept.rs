@@ -9,16 +9,16 @@
 //! What bounds this: an initiator that does not acknowledge loses the oldest answers, and its SNACK for them is
 //! rejected. When the core is short of memory, data is not kept at all.
 
-use super::answer::{Cut, Expected};
+use super::answer::{Cut, ExpectedTransfer};
 use crate::scsi::Response;
 use blockmux_wire::iscsi::Bhs;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 
 /// The answers of a connection that are not acknowledged.
-pub(super) struct Kept {
+pub(super) struct RetainedResponses {
     /// Oldest first.
-    answers: VecDeque<Answer>,
+    answers: VecDeque<RetainedResponse>,
     /// ExpStatSN as the initiator said it last.
     acknowledged: u32,
     /// Data that is kept, in bytes.
@@ -26,42 +26,42 @@ pub(super) struct Kept {
 }
 
 /// One of them.
-struct Answer {
+struct RetainedResponse {
     stat_sn: u32,
     /// How much data it keeps, in bytes.
     len: usize,
-    what: What,
+    what: RetainedPdu,
 }
 
 /// What is sent again.
-pub(super) enum What {
+pub(super) enum RetainedPdu {
     /// A PDU as it was.
     Pdu { bhs: Bhs, data: SmallVec<[u8; 32]> },
     /// The answer to a command, made anew.
-    Command(Outcome),
+    Command(SentStatus),
 }
 
 /// How a command ended, and how that was said.
 #[derive(Clone, Debug)]
-pub(super) struct Outcome {
-    pub(super) expected: Expected,
+pub(super) struct SentStatus {
+    pub(super) expected: ExpectedTransfer,
     pub(super) response: Response,
     pub(super) cut: Cut,
 }
 
-impl Kept {
+impl RetainedResponses {
     /// Nothing is kept, and `stat_sn` is the next.
-    pub(super) fn new(stat_sn: u32) -> Kept {
-        Kept { answers: VecDeque::new(), acknowledged: stat_sn, len: 0 }
+    pub(super) fn new(stat_sn: u32) -> RetainedResponses {
+        RetainedResponses { answers: VecDeque::new(), acknowledged: stat_sn, len: 0 }
     }
 
     /// Keeps an answer, and no more than there is room for.
-    pub(super) fn keep(&mut self, stat_sn: u32, what: What) {
+    pub(super) fn keep(&mut self, stat_sn: u32, what: RetainedPdu) {
         let len = match &what {
-            What::Pdu { data, .. } => data.len(),
-            What::Command(outcome) => outcome.response.data_in.len(),
+            RetainedPdu::Pdu { data, .. } => data.len(),
+            RetainedPdu::Command(outcome) => outcome.response.data_in.len(),
         };
-        self.answers.push_back(Answer { stat_sn, len, what });
+        self.answers.push_back(RetainedResponse { stat_sn, len, what });
         self.len = self.len.saturating_add(len);
         while self.answers.len() > MAX_KEPT || (self.len > MAX_KEPT_BYTES && self.answers.len() > 1) {
             self.drop_oldest();
@@ -88,24 +88,24 @@ impl Kept {
     }
 
     /// The answer with that number.
-    pub(super) fn find(&self, stat_sn: u32) -> Option<&What> {
+    pub(super) fn find(&self, stat_sn: u32) -> Option<&RetainedPdu> {
         self.answers.iter().find(|answer| answer.stat_sn == stat_sn).map(|answer| &answer.what)
     }
 
     /// The latest answer to a command that is so.
-    pub(super) fn command(&mut self, is_so: impl Fn(&Outcome) -> bool) -> Option<&mut Outcome> {
+    pub(super) fn command(&mut self, is_so: impl Fn(&SentStatus) -> bool) -> Option<&mut SentStatus> {
         self.answers.iter_mut().rev().find_map(|answer| match &mut answer.what {
-            What::Command(outcome) if is_so(outcome) => Some(outcome),
+            RetainedPdu::Command(outcome) if is_so(outcome) => Some(outcome),
             _ => None,
         })
     }
 
     /// Takes all answers to commands, oldest first.
-    pub(super) fn take_commands(&mut self) -> Vec<Outcome> {
+    pub(super) fn take_commands(&mut self) -> Vec<SentStatus> {
         self.len = 0;
         let commands = self.answers.drain(..).filter_map(|answer| match answer.what {
-            What::Command(outcome) => Some(outcome),
-            What::Pdu { .. } => None,
+            RetainedPdu::Command(outcome) => Some(outcome),
+            RetainedPdu::Pdu { .. } => None,
         });
         commands.collect()
     }
@@ -128,13 +128,13 @@ mod tests {
     use super::*;
     use zerocopy::FromZeros;
 
-    fn pdu(len: usize) -> What {
-        What::Pdu { bhs: Bhs::new_zeroed(), data: SmallVec::from_elem(7, len) }
+    fn pdu(len: usize) -> RetainedPdu {
+        RetainedPdu::Pdu { bhs: Bhs::new_zeroed(), data: SmallVec::from_elem(7, len) }
     }
 
     #[test]
     fn what_is_acknowledged_is_kept_no_longer() {
-        let mut kept = Kept::new(u32::MAX);
+        let mut kept = RetainedResponses::new(u32::MAX);
         for stat_sn in [u32::MAX, 0, 1] {
             kept.keep(stat_sn, pdu(4));
         }
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn who_acknowledges_nothing_loses_the_oldest() {
-        let mut kept = Kept::new(0);
+        let mut kept = RetainedResponses::new(0);
         for stat_sn in 0..2000 {
             kept.keep(stat_sn, pdu(10));
         }

@@ -32,10 +32,10 @@
 //! logout that closes the session ends them all.
 
 use super::connection::Connection;
-use super::full::Turn;
-use super::receive::Awaiting;
+use super::full::ConnectionTurn;
+use super::receive::AwaitedIscsiPdu;
 use super::shared::Mail;
-use super::tasks::State;
+use super::tasks::TaskState;
 use crate::iscsi::login::target::Session;
 use crate::scsi::task_set::{TaskEvent, TaskRouter};
 use blockmux_wire::iscsi::BHS_LEN;
@@ -80,7 +80,7 @@ impl Connection {
     }
 }
 
-impl Turn<'_> {
+impl ConnectionTurn<'_> {
     /// A turn of the driver begins.
     #[inline]
     pub(super) fn on_turn(&mut self) {
@@ -200,7 +200,7 @@ impl Turn<'_> {
         self.session.early.forget(key);
         self.abort_tasks(|_| true, None);
         self.forget_functions();
-        self.connection.awaiting = Awaiting::Head(BHS_LEN);
+        self.connection.awaiting = AwaitedIscsiPdu::Head(BHS_LEN);
         self.connection.gathering.1 = None;
         self.connection.look_at = self.connection.now;
     }
@@ -209,7 +209,7 @@ impl Turn<'_> {
         let key = self.connection.key;
         self.session.early.forget(key);
         self.forget_functions();
-        self.connection.awaiting = Awaiting::Head(BHS_LEN);
+        self.connection.awaiting = AwaitedIscsiPdu::Head(BHS_LEN);
         self.connection.gathering.1 = None;
         self.connection.grants.clear();
         self.connection.look_at = self.connection.now;
@@ -220,9 +220,9 @@ impl Turn<'_> {
             let Some(entry) = self.session.tasks.get_mut(slot) else { continue };
             entry.progress.transfer.interrupt();
             match entry.state {
-                State::Data => self.go_on(slot),
-                State::Ended => self.end_if_closed(slot),
-                State::Io | State::Wait | State::Aborted(_) => {}
+                TaskState::Data => self.go_on(slot),
+                TaskState::Ended => self.end_if_closed(slot),
+                TaskState::Io | TaskState::Wait | TaskState::Aborted(_) => {}
             }
         }
     }
@@ -279,10 +279,10 @@ impl Turn<'_> {
         let state = entry.state;
         self.session.post(from, Mail::Adopted(adopted));
         match state {
-            State::Data => self.go_on(slot),
-            State::Wait => self.connection.queue.wait(slot),
+            TaskState::Data => self.go_on(slot),
+            TaskState::Wait => self.connection.queue.wait(slot),
             // Its completion is handed on.
-            State::Io | State::Ended | State::Aborted(_) => {}
+            TaskState::Io | TaskState::Ended | TaskState::Aborted(_) => {}
         }
     }
 

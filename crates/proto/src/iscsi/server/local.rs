@@ -1,7 +1,7 @@
 //! The sessions that live on one core, for connections that are added to them there.
 
-use super::shared::Shared;
-use crate::iscsi::node::Node;
+use super::shared::SharedSession;
+use crate::iscsi::node::IscsiNode;
 use crate::session::Home;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -11,15 +11,15 @@ use std::sync::Arc;
 /// The sessions of one core. A connection of a session that lives here has to be served here.
 pub struct LocalSessions {
     home: Home,
-    live: RefCell<HashMap<Handle, Weak<RefCell<Shared>>>>,
+    live: RefCell<HashMap<Handle, Weak<RefCell<SharedSession>>>>,
 }
 
 /// A node's address, and TSIH.
 type Handle = (usize, u16);
 
 /// Where a session is.
-pub(super) enum Place {
-    Here(Rc<RefCell<Shared>>),
+pub(super) enum SessionCore {
+    Here(Rc<RefCell<SharedSession>>),
     Elsewhere(Home),
     Nowhere,
 }
@@ -35,25 +35,25 @@ impl LocalSessions {
         &self.home
     }
 
-    pub(super) fn add(&self, node: &Arc<Node>, tsih: u16, session: &Rc<RefCell<Shared>>) {
+    pub(super) fn add(&self, node: &Arc<IscsiNode>, tsih: u16, session: &Rc<RefCell<SharedSession>>) {
         let mut live = self.live.borrow_mut();
         live.retain(|_, session| session.strong_count() > 0);
         live.insert((address(node), tsih), Rc::downgrade(session));
     }
 
     /// Where the session of that handle is.
-    pub(super) fn find(&self, node: &Arc<Node>, tsih: u16) -> Place {
+    pub(super) fn find(&self, node: &Arc<IscsiNode>, tsih: u16) -> SessionCore {
         match node.sessions.home_of(tsih) {
             Some(home) if home.is(&self.home) => {
                 let session = self.live.borrow().get(&(address(node), tsih)).and_then(Weak::upgrade);
-                session.map_or(Place::Nowhere, Place::Here)
+                session.map_or(SessionCore::Nowhere, SessionCore::Here)
             }
-            Some(home) => Place::Elsewhere(home),
-            None => Place::Nowhere,
+            Some(home) => SessionCore::Elsewhere(home),
+            None => SessionCore::Nowhere,
         }
     }
 }
 
-fn address(node: &Arc<Node>) -> usize {
+fn address(node: &Arc<IscsiNode>) -> usize {
     Arc::as_ptr(node) as usize
 }

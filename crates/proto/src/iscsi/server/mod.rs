@@ -59,19 +59,19 @@ mod transfer;
 mod tests;
 
 use super::login::chap::SEED_LEN;
-use super::login::operational::Key;
-use super::login::target::{Established, Session, TargetLogin};
-use super::node::Node;
+use super::login::operational::OperationalKey;
+use super::login::target::{TargetLoginResult, Session, TargetLogin};
+use super::node::IscsiNode;
 use super::sender::Sender;
-use super::sessions::{HangUp, LoginPermit};
+use super::sessions::{ConnectionHandle, LoginPermit};
 use crate::event::{AuditEvent, AuditEvents, Login};
 use crate::exports::VolumeId;
 use crate::outbox::Outbox;
 use crate::session::{Demand, Home, ProtocolError, SessionStage, StreamSession, Target, Timed};
 use blockmux_volume::{Chunk, Completion, Io, Pool, Tag, Waker};
-use datamover::Datamover;
+use datamover::TargetDatamover;
 use entrance::Entrance;
-use full::{FullFeature, Surroundings};
+use full::{FullFeatureConnection, Surroundings};
 pub use iser::IserTargetSession;
 pub use local::LocalSessions;
 use std::rc::Rc;
@@ -84,7 +84,7 @@ pub struct TargetSession {
     /// The login's; full feature phase takes it over.
     sender: Sender,
     events: AuditEvents,
-    node: Arc<Node>,
+    node: Arc<IscsiNode>,
     group_tag: u16,
     pool: Pool,
     /// When the latest call came.
@@ -100,7 +100,7 @@ pub struct TargetSession {
 
 enum Phase {
     Entrance(Box<Entrance>),
-    Full(Box<FullFeature>),
+    Full(Box<FullFeatureConnection>),
     /// The login ended without a session.
     Closing,
 }
@@ -112,7 +112,7 @@ impl TargetSession {
     /// of it. The initiator has 30 seconds from `now` on to log in.
     #[must_use]
     pub fn new(
-        node: Arc<Node>,
+        node: Arc<IscsiNode>,
         group_tag: u16,
         pool: Pool,
         seed: [u8; SEED_LEN],
@@ -126,7 +126,7 @@ impl TargetSession {
     #[must_use]
     pub fn among(
         local: &Rc<LocalSessions>,
-        node: Arc<Node>,
+        node: Arc<IscsiNode>,
         group_tag: u16,
         pool: Pool,
         seed: [u8; SEED_LEN],
@@ -152,7 +152,7 @@ impl TargetSession {
     /// The same with leave to log in, over a connection to `local_ip` that `hang_up` cuts: when its initiator logs in
     /// again, this session ends. An IPv6 address is in brackets.
     #[must_use]
-    pub fn admitted(mut self, permit: LoginPermit, local_ip: String, hang_up: HangUp) -> TargetSession {
+    pub fn admitted(mut self, permit: LoginPermit, local_ip: String, hang_up: ConnectionHandle) -> TargetSession {
         if let Phase::Entrance(entrance) = &mut self.phase {
             entrance.admit(permit, hang_up);
         }
@@ -183,7 +183,7 @@ impl TargetSession {
         if self.over_rdma.is_some() { "iser" } else { "iscsi" }
     }
 
-    fn login_of(&self, established: &Established) -> Login {
+    fn login_of(&self, established: &TargetLoginResult) -> Login {
         let target = match &established.session {
             Session::Discovery => DISCOVERY,
             Session::Normal { target, .. } => target.name.as_str(),
@@ -202,7 +202,7 @@ impl TargetSession {
         result
     }
 
-    fn enter(&mut self, established: Established) {
+    fn enter(&mut self, established: TargetLoginResult) {
         let joined = match &self.phase {
             Phase::Entrance(entrance) => entrance.joined(),
             Phase::Full(_) | Phase::Closing => None,
@@ -217,13 +217,13 @@ impl TargetSession {
             sender: std::mem::take(&mut self.sender),
         };
         self.events.push(AuditEvent::Login(self.login_of(&established)));
-        let is_solicited_only = established.parameters.is_on(Key::TaggedBufferForSolicitedDataOnly);
+        let is_solicited_only = established.parameters.is_on(OperationalKey::TaggedBufferForSolicitedDataOnly);
         let mut full = match joined {
-            Some(shared) => FullFeature::join(with, &shared, established, self.now),
-            None => FullFeature::lead(with, established, self.now),
+            Some(shared) => FullFeatureConnection::join(with, &shared, established, self.now),
+            None => FullFeatureConnection::lead(with, established, self.now),
         };
         if let Some(invalidates) = self.over_rdma {
-            full.set_mover(Datamover::new(invalidates, is_solicited_only));
+            full.set_mover(TargetDatamover::new(invalidates, is_solicited_only));
         }
         self.phase = Phase::Full(Box::new(full));
     }

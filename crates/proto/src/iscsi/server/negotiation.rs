@@ -1,6 +1,6 @@
 //! The text negotiation of a connection in full feature phase, SendTargets included (RFC 7143 §11.10, §11.11, Appendix C).
 
-use super::shared::Shared;
+use super::shared::SharedSession;
 use crate::iscsi::login::operational::Operational;
 use crate::iscsi::login::target::Session;
 use crate::iscsi::name::Name;
@@ -23,7 +23,7 @@ pub(super) struct Negotiation {
 }
 
 /// A text response.
-pub(super) struct Answer {
+pub(super) struct TextAnswer {
     /// C if more follows, F if the negotiation is over.
     pub(super) flags: u8,
     /// What the next request has to name; reserved if there is to be none.
@@ -49,9 +49,9 @@ impl Negotiation {
         &mut self,
         request: &TextRequest,
         text: &[u8],
-        session: &Shared,
+        session: &SharedSession,
         local_ip: &str,
-    ) -> Result<Answer, RejectReason> {
+    ) -> Result<TextAnswer, RejectReason> {
         let ttt = request.target_transfer_tag.get();
         if ttt == RESERVED_TAG {
             self.reset();
@@ -68,7 +68,7 @@ impl Negotiation {
         }
         self.input.extend_from_slice(text);
         if goes_on {
-            return Ok(Answer { flags: 0, ttt: self.next_ttt(), text: Vec::new() });
+            return Ok(TextAnswer { flags: 0, ttt: self.next_ttt(), text: Vec::new() });
         }
         if self.output.is_empty() {
             let input = std::mem::take(&mut self.input);
@@ -84,20 +84,20 @@ impl Negotiation {
     }
 
     /// As much text as the initiator takes at a time.
-    fn next_answer(&mut self, is_final: bool) -> Answer {
+    fn next_answer(&mut self, is_final: bool) -> TextAnswer {
         let text: Vec<u8> = self.output.drain(..self.output.len().min(self.max_segment())).collect();
         if !self.output.is_empty() {
-            return Answer { flags: FLAG_CONTINUE, ttt: self.next_ttt(), text };
+            return TextAnswer { flags: FLAG_CONTINUE, ttt: self.next_ttt(), text };
         }
         if is_final {
             self.reset();
-            return Answer { flags: FLAG_FINAL, ttt: RESERVED_TAG, text };
+            return TextAnswer { flags: FLAG_FINAL, ttt: RESERVED_TAG, text };
         }
-        Answer { flags: 0, ttt: self.next_ttt(), text }
+        TextAnswer { flags: 0, ttt: self.next_ttt(), text }
     }
 
     /// Answers a whole text; `None` if it breaks the rules, and then nothing of it holds.
-    fn negotiate(&mut self, input: &[u8], session: &Shared, local_ip: &str) -> Option<Vec<u8>> {
+    fn negotiate(&mut self, input: &[u8], session: &SharedSession, local_ip: &str) -> Option<Vec<u8>> {
         let mut operational = self.operational.clone();
         let mut out = Text::default();
         for pair in text::pairs(input) {
@@ -128,7 +128,7 @@ impl Negotiation {
 }
 
 /// Names targets and where they are: only those that this initiator may log in to.
-fn send_targets(pair: Pair<'_>, session: &Shared, local_ip: &str, out: &mut Text) {
+fn send_targets(pair: Pair<'_>, session: &SharedSession, local_ip: &str, out: &mut Text) {
     let targets = session.node.targets();
     let may_see = |target: &&Arc<TargetNode>| target.access_of(&session.initiator).is_some();
     let named = |target: &TargetNode| Name::new(pair.value).is_ok_and(|name| name == target.name);

@@ -3,22 +3,22 @@
 //! StatSN counts what a connection has answered (RFC 7143 §4.2.2.2). From error recovery level 1 on, what is answered is
 //! kept until ExpStatSN acknowledges it: see `kept`.
 
-use super::datamover::Datamover;
-use super::kept::{Kept, Outcome, What};
-use super::negotiation::Answer;
+use super::datamover::TargetDatamover;
+use super::kept::{RetainedResponses, SentStatus, RetainedPdu};
+use super::negotiation::TextAnswer;
 use super::sequence::CommandWindow;
-use crate::iscsi::digests::Digests;
-use crate::iscsi::login::operational::{Key, Parameters};
+use crate::iscsi::digests::IscsiDigests;
+use crate::iscsi::login::operational::{OperationalKey, OperationalParameters};
 use crate::iscsi::sender::Sender;
 use blockmux_volume::{Pool, SgList};
 use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::session::*;
-use blockmux_wire::iscsi::{BHS_LEN, Bhs, FLAG_FINAL, Opcode, RESERVED_TAG, U24};
+use blockmux_wire::iscsi::{BHS_LEN, Bhs, FLAG_FINAL, IscsiOpcode, RESERVED_TAG, U24};
 use smallvec::SmallVec;
 use zerocopy::{FromZeros, IntoBytes, transmute, transmute_mut, transmute_ref};
 
 /// Sends PDUs to the initiator.
-pub(super) struct Replies {
+pub(super) struct ResponseSender {
     pub(super) sender: Sender,
     stat_sn: u32,
     pub(super) max_burst: usize,
@@ -29,28 +29,28 @@ pub(super) struct Replies {
     /// makes us keep.
     unsent: usize,
     /// What may have to be sent again; `None` at error recovery level 0.
-    pub(super) kept: Option<Kept>,
+    pub(super) kept: Option<RetainedResponses>,
     /// Over RDMA: what moves data in the place of Data-In and R2T.
-    pub(super) mover: Option<Datamover>,
+    pub(super) mover: Option<TargetDatamover>,
 }
 
-impl Replies {
+impl ResponseSender {
     /// `sender` may still have the last response of the login.
-    pub(super) fn new(parameters: &Parameters, stat_sn: u32, pool: Pool, mut sender: Sender) -> Replies {
-        sender.set_digests(Digests::of(parameters));
-        Replies {
+    pub(super) fn new(parameters: &OperationalParameters, stat_sn: u32, pool: Pool, mut sender: Sender) -> ResponseSender {
+        sender.set_digests(IscsiDigests::of(parameters));
+        ResponseSender {
             sender,
             stat_sn,
-            max_burst: parameters.get(Key::MaxBurstLength) as usize,
+            max_burst: parameters.get(OperationalKey::MaxBurstLength) as usize,
             max_segment: parameters.max_send_data_segment_length(),
             pool,
             unsent: 0,
-            kept: (parameters.get(Key::ErrorRecoveryLevel) > 0).then(|| Kept::new(stat_sn)),
+            kept: (parameters.get(OperationalKey::ErrorRecoveryLevel) > 0).then(|| RetainedResponses::new(stat_sn)),
             mover: None,
         }
     }
 
-    pub(super) fn digests(&self) -> Digests {
+    pub(super) fn digests(&self) -> IscsiDigests {
         self.sender.digests()
     }
 
@@ -65,15 +65,15 @@ impl Replies {
     }
 
     /// All answers to commands that are not acknowledged.
-    pub(super) fn take_commands(&mut self) -> Vec<Outcome> {
-        self.kept.as_mut().map(Kept::take_commands).unwrap_or_default()
+    pub(super) fn take_commands(&mut self) -> Vec<SentStatus> {
+        self.kept.as_mut().map(RetainedResponses::take_commands).unwrap_or_default()
     }
 
     /// Sends the answer to a command that has come on another connection: its data from `exp_data_sn` on, in segments as
     /// long as they may be here, and then its status. 0, and what cannot be right, stands for what was acknowledged
     /// last (RFC 7143 §11.5.6).
-    pub(super) fn reassigned(&mut self, window: CommandWindow, outcome: Outcome, exp_data_sn: u32) {
-        let Outcome { expected, response, cut } = outcome;
+    pub(super) fn reassigned(&mut self, window: CommandWindow, outcome: SentStatus, exp_data_sn: u32) {
+        let SentStatus { expected, response, cut } = outcome;
         let is_right = exp_data_sn > 0 && (cut.confirmed..=cut.end()).contains(&exp_data_sn);
         let first = if is_right { exp_data_sn } else { cut.confirmed };
         let mut cut = cut.again(first, self.max_segment, 0);
@@ -81,7 +81,7 @@ impl Replies {
         let end = self.data_in(window, expected, &response, cut, 0..u32::MAX);
         self.status(window, expected, &response, cut, end);
         if let Some(kept) = &mut self.kept {
-            kept.keep(cut.stat_sn, What::Command(Outcome { expected, response, cut }));
+            kept.keep(cut.stat_sn, RetainedPdu::Command(SentStatus { expected, response, cut }));
         }
     }
 
@@ -113,7 +113,7 @@ impl Replies {
     fn send_again(
         &mut self,
         window: CommandWindow,
-        kept: &Kept,
+        kept: &RetainedResponses,
         first: u32,
         count: u32,
     ) -> Result<(), RejectReason> {
@@ -129,12 +129,12 @@ impl Replies {
         }
         for what in numbers().filter_map(|stat_sn| kept.find(stat_sn)) {
             match what {
-                What::Pdu { bhs, data } => {
+                RetainedPdu::Pdu { bhs, data } => {
                     let mut bhs = *bhs;
                     numbered(&mut bhs, window);
                     self.send(&bhs, data);
                 }
-                What::Command(Outcome { expected, response, cut }) => {
+                RetainedPdu::Command(SentStatus { expected, response, cut }) => {
                     let end = cut.end();
                     if cut.collapses {
                         let last = end.wrapping_sub(1)..end;
@@ -190,7 +190,7 @@ impl Replies {
             return Err(RejectReason::PROTOCOL_ERROR);
         }
         outcome.cut = outcome.cut.again(first, max_segment, snack_tag);
-        let Outcome { expected, response, cut } = outcome.clone();
+        let SentStatus { expected, response, cut } = outcome.clone();
         let end = self.data_in(window, expected, &response, cut, 0..u32::MAX);
         self.status(window, expected, &response, cut, end);
         Ok(())
@@ -205,7 +205,7 @@ impl Replies {
         let Some(kept) = &mut self.kept else { return Err(RejectReason::INVALID_DATA_ACK) };
         let behind = kept.acknowledged().wrapping_sub(ttt);
         match kept.command(|outcome| outcome.cut.stat_sn == ttt) {
-            Some(Outcome { cut, .. }) if (cut.confirmed..=cut.end()).contains(&first) => {
+            Some(SentStatus { cut, .. }) if (cut.confirmed..=cut.end()).contains(&first) => {
                 cut.confirmed = first;
                 Ok(())
             }
@@ -222,8 +222,8 @@ impl Replies {
         ttt: u32,
         grant: super::transfer::Grant,
     ) {
-        let pdu = R2t {
-            opcode: Opcode::R2T.0,
+        let pdu = IscsiR2t {
+            opcode: IscsiOpcode::R2T.0,
             flags: FLAG_FINAL,
             reserved: [0; 2],
             total_ahs_length: 0,
@@ -243,7 +243,7 @@ impl Replies {
 
     pub(super) fn management(&mut self, window: CommandWindow, itt: u32, response: FunctionResponse) {
         let pdu = TaskManagementResponse {
-            opcode: Opcode::TASK_MANAGEMENT_RESPONSE.0,
+            opcode: IscsiOpcode::TASK_MANAGEMENT_RESPONSE.0,
             flags: FLAG_FINAL,
             response: response.0,
             initiator_task_tag: itt.into(),
@@ -265,9 +265,9 @@ impl Replies {
         self.send(&bhs, &[]);
     }
 
-    pub(super) fn text(&mut self, window: CommandWindow, itt: u32, answer: &Answer) {
+    pub(super) fn text(&mut self, window: CommandWindow, itt: u32, answer: &TextAnswer) {
         let pdu = TextResponse {
-            opcode: Opcode::TEXT_RESPONSE.0,
+            opcode: IscsiOpcode::TEXT_RESPONSE.0,
             flags: answer.flags,
             initiator_task_tag: itt.into(),
             target_transfer_tag: answer.ttt.into(),
@@ -284,7 +284,7 @@ impl Replies {
         times: (u16, u16),
     ) {
         let pdu = LogoutResponse {
-            opcode: Opcode::LOGOUT_RESPONSE.0,
+            opcode: IscsiOpcode::LOGOUT_RESPONSE.0,
             flags: FLAG_FINAL,
             response: result.0,
             initiator_task_tag: itt.into(),
@@ -299,7 +299,7 @@ impl Replies {
     pub(super) fn event(&mut self, window: CommandWindow, event: AsyncEvent, parameters: [u16; 3]) {
         let [parameter1, parameter2, parameter3] = parameters;
         let pdu = AsyncMessage {
-            opcode: Opcode::ASYNC_MESSAGE.0,
+            opcode: IscsiOpcode::ASYNC_MESSAGE.0,
             flags: FLAG_FINAL,
             initiator_task_tag: RESERVED_TAG.into(),
             async_event: event.0,
@@ -315,7 +315,7 @@ impl Replies {
     #[cold]
     pub(super) fn reject(&mut self, window: CommandWindow, reason: RejectReason, of: &Bhs) {
         let pdu = Reject {
-            opcode: Opcode::REJECT.0,
+            opcode: IscsiOpcode::REJECT.0,
             flags: FLAG_FINAL,
             reason: reason.0,
             initiator_task_tag: RESERVED_TAG.into(),
@@ -337,7 +337,7 @@ impl Replies {
         numbered(&mut bhs, window).stat_sn = stat_sn.into();
         self.send(&bhs, data);
         if let Some(kept) = &mut self.kept {
-            kept.keep(stat_sn, What::Pdu { bhs, data: SmallVec::from_slice(data) });
+            kept.keep(stat_sn, RetainedPdu::Pdu { bhs, data: SmallVec::from_slice(data) });
         }
     }
 
@@ -372,7 +372,7 @@ fn numbered(bhs: &mut Bhs, window: CommandWindow) -> &mut NopIn {
 
 fn nop_in(itt: u32, ttt: u32, lun: [u8; 8]) -> Bhs {
     transmute!(NopIn {
-        opcode: Opcode::NOP_IN.0,
+        opcode: IscsiOpcode::NOP_IN.0,
         flags: FLAG_FINAL,
         lun,
         initiator_task_tag: itt.into(),

@@ -2,9 +2,9 @@
 
 use super::connection::Connection;
 use super::full::MAX_IMMEDIATE;
-use super::shared::Shared;
-use super::transfer::Misfit;
-use crate::iscsi::login::operational::Key;
+use super::shared::SharedSession;
+use super::transfer::DataOutMismatch;
+use crate::iscsi::login::operational::OperationalKey;
 use crate::scsi::{Cdb, Command, Lun, TaskAttribute};
 use blockmux_wire::iscsi::ahs::{AhsIter, AhsType};
 use blockmux_wire::iscsi::scsi::*;
@@ -13,25 +13,25 @@ use blockmux_wire::iscsi::{Bhs, FLAG_FINAL, RESERVED_TAG};
 use smallvec::SmallVec;
 
 /// A command and how much data it may move, in bytes; `None` where it says that it does not.
-pub(super) struct Request {
+pub(super) struct CheckedCommand {
     pub(super) command: Command,
     pub(super) data_in: Option<u32>,
     pub(super) data_out: Option<u32>,
 }
 
-impl Request {
+impl CheckedCommand {
     /// Reads a command's PDU.
     ///
     /// # Errors
     /// Why it is none that could be carried out.
     #[inline]
     pub(super) fn read(
-        session: &Shared,
+        session: &SharedSession,
         connection: &Connection,
         pdu: &ScsiCommand,
         bhs: &Bhs,
         ahs: &[u8],
-    ) -> Result<Request, RejectReason> {
+    ) -> Result<CheckedCommand, RejectReason> {
         let itt = pdu.initiator_task_tag.get();
         let writes = pdu.flags & FLAG_WRITE != 0;
         if session.tasks.server.is_none() {
@@ -55,7 +55,7 @@ impl Request {
         };
         let length = pdu.expected_data_transfer_length.get();
         if let Some(mover) = &connection.replies.mover
-            && !mover.reaches_data_of(pdu, connection.parameters.get(Key::FirstBurstLength))
+            && !mover.reaches_data_of(pdu, connection.parameters.get(OperationalKey::FirstBurstLength))
         {
             return Err(RejectReason::INVALID_PDU_FIELD);
         }
@@ -87,19 +87,19 @@ impl Request {
             data_out_len: data_out.unwrap_or(0),
             data_in_len: data_in.unwrap_or(0),
         };
-        Ok(Request { command, data_in, data_out })
+        Ok(CheckedCommand { command, data_in, data_out })
     }
 }
 
 impl Connection {
     /// Whether data comes with a command, or unasked behind it, that was not agreed on (RFC 7143 §13.10, §13.11).
     #[inline]
-    pub(super) fn misfit(&self, immediate: u32, is_final: bool, most: u32) -> Option<Misfit> {
-        let no_immediate = immediate > 0 && !self.parameters.is_on(Key::ImmediateData);
-        let no_unsolicited = !is_final && self.parameters.is_on(Key::InitialR2T);
+    pub(super) fn misfit(&self, immediate: u32, is_final: bool, most: u32) -> Option<DataOutMismatch> {
+        let no_immediate = immediate > 0 && !self.parameters.is_on(OperationalKey::ImmediateData);
+        let no_unsolicited = !is_final && self.parameters.is_on(OperationalKey::InitialR2T);
         if no_immediate || no_unsolicited {
-            return Some(Misfit::Unexpected);
+            return Some(DataOutMismatch::Unexpected);
         }
-        (immediate > most).then_some(Misfit::WrongAmount)
+        (immediate > most).then_some(DataOutMismatch::WrongAmount)
     }
 }

@@ -12,7 +12,7 @@ pub(super) struct CommandWindow {
 
 /// What becomes of a request by its CmdSN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Admission {
+pub(super) enum CmdSnCheck {
     /// It is the next, or asked for immediate delivery.
     Now,
     /// Outside the window: as if it had never come.
@@ -40,14 +40,14 @@ impl CommandWindow {
 
     /// What becomes of a request.
     #[inline]
-    pub(super) fn admission(self, cmd_sn: u32, is_immediate: bool) -> Admission {
+    pub(super) fn admission(self, cmd_sn: u32, is_immediate: bool) -> CmdSnCheck {
         let ahead = cmd_sn.wrapping_sub(self.exp_cmd_sn);
         if is_immediate || (ahead == 0 && self.free > 0) {
-            Admission::Now
+            CmdSnCheck::Now
         } else if ahead >= self.free {
-            Admission::Ignored
+            CmdSnCheck::Ignored
         } else {
-            Admission::Early
+            CmdSnCheck::Early
         }
     }
 
@@ -80,9 +80,9 @@ mod tests {
     use super::*;
 
     impl CommandWindow {
-        fn admit(&mut self, cmd_sn: u32, is_immediate: bool) -> Admission {
+        fn admit(&mut self, cmd_sn: u32, is_immediate: bool) -> CmdSnCheck {
             let admission = self.admission(cmd_sn, is_immediate);
-            if admission == Admission::Now && !is_immediate {
+            if admission == CmdSnCheck::Now && !is_immediate {
                 self.advance();
             }
             admission
@@ -93,30 +93,30 @@ mod tests {
     fn only_the_next_command_is_done_now() {
         let mut window = CommandWindow::new(u32::MAX, 4);
         assert_eq!(window.max_cmd_sn(), 2);
-        assert_eq!(window.admit(u32::MAX - 1, false), Admission::Ignored);
-        assert_eq!(window.admit(3, false), Admission::Ignored);
-        assert_eq!(window.admit(2, false), Admission::Early);
-        assert_eq!(window.admit(u32::MAX, false), Admission::Now);
-        assert_eq!((window.exp_cmd_sn(), window.admit(0, false)), (0, Admission::Now));
+        assert_eq!(window.admit(u32::MAX - 1, false), CmdSnCheck::Ignored);
+        assert_eq!(window.admit(3, false), CmdSnCheck::Ignored);
+        assert_eq!(window.admit(2, false), CmdSnCheck::Early);
+        assert_eq!(window.admit(u32::MAX, false), CmdSnCheck::Now);
+        assert_eq!((window.exp_cmd_sn(), window.admit(0, false)), (0, CmdSnCheck::Now));
     }
 
     #[test]
     fn immediate_requests_do_not_count() {
         let mut window = CommandWindow::new(7, 4);
-        assert_eq!(window.admit(7, true), Admission::Now);
-        assert_eq!(window.admit(7, false), Admission::Now);
+        assert_eq!(window.admit(7, true), CmdSnCheck::Now);
+        assert_eq!(window.admit(7, false), CmdSnCheck::Now);
     }
 
     #[test]
     fn max_cmd_sn_moves_only_when_a_command_is_answered() {
         let mut window = CommandWindow::new(1, 2);
         for sn in [1, 2] {
-            assert_eq!(window.admit(sn, false), Admission::Now);
+            assert_eq!(window.admit(sn, false), CmdSnCheck::Now);
             window.occupy();
             assert_eq!(window.max_cmd_sn(), 2);
         }
-        assert_eq!(window.admit(3, false), Admission::Ignored);
+        assert_eq!(window.admit(3, false), CmdSnCheck::Ignored);
         window.release();
-        assert_eq!((window.max_cmd_sn(), window.admit(3, false)), (3, Admission::Now));
+        assert_eq!((window.max_cmd_sn(), window.admit(3, false)), (3, CmdSnCheck::Now));
     }
 }

@@ -8,16 +8,16 @@
 
 use super::early::Early;
 use super::full::WINDOW;
-use super::kept::Outcome;
+use super::kept::SentStatus;
 use super::links::Adopted;
 use super::sequence::CommandWindow;
 use super::tasks::Tasks;
-use crate::iscsi::login::failure::{Failure, no_such_session, too_many_connections};
+use crate::iscsi::login::failure::{LoginFailure, no_such_session, too_many_connections};
 use crate::iscsi::login::invitation::Invitation;
-use crate::iscsi::login::operational::{Key, Parameters};
-use crate::iscsi::login::target::{Established, Session};
+use crate::iscsi::login::operational::{OperationalKey, OperationalParameters};
+use crate::iscsi::login::target::{TargetLoginResult, Session};
 use crate::iscsi::name::Name;
-use crate::iscsi::node::Node;
+use crate::iscsi::node::IscsiNode;
 use crate::iscsi::sessions::Membership;
 use crate::scsi::task_set::{TaskEvent, TaskSet};
 use crate::scsi::{DeviceServer, Nexus};
@@ -26,12 +26,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// A session without its connections.
-pub(super) struct Shared {
-    pub(super) node: Arc<Node>,
+pub(super) struct SharedSession {
+    pub(super) node: Arc<IscsiNode>,
     pub(super) kind: Session,
     pub(super) initiator: Name,
     /// What the leading connection agreed on.
-    parameters: Parameters,
+    parameters: OperationalParameters,
     pub(super) window: CommandWindow,
     pub(super) early: Early,
     /// Without a device server in a discovery session.
@@ -40,7 +40,7 @@ pub(super) struct Shared {
     pub(super) immediate: usize,
     /// Answers to commands of connections that have failed.
     parked: Vec<Parked>,
-    links: Vec<Link>,
+    links: Vec<ConnectionEntry>,
     last_key: u32,
     /// No connection is added any more.
     is_over: bool,
@@ -51,7 +51,7 @@ pub(super) struct Shared {
 }
 
 /// A connection as the others see it.
-struct Link {
+struct ConnectionEntry {
     key: u32,
     cid: u16,
     waker: Waker,
@@ -67,7 +67,7 @@ struct Link {
 /// An answer that waits for TASK REASSIGN.
 struct Parked {
     owner: u32,
-    outcome: Outcome,
+    outcome: SentStatus,
 }
 
 /// What one connection leaves for another.
@@ -86,9 +86,9 @@ pub(super) enum Mail {
     LoggedOut(u32),
 }
 
-impl Shared {
+impl SharedSession {
     /// What a login through the portal group `group_tag` agreed on.
-    pub(super) fn new(node: Arc<Node>, group_tag: u16, established: &mut Established) -> Shared {
+    pub(super) fn new(node: Arc<IscsiNode>, group_tag: u16, established: &mut TargetLoginResult) -> SharedSession {
         let server = match &established.session {
             Session::Discovery => None,
             Session::Normal { target, access } => {
@@ -97,7 +97,7 @@ impl Shared {
                 Some(DeviceServer::new(access.target.clone(), nexus))
             }
         };
-        Shared {
+        SharedSession {
             node,
             kind: established.session.clone(),
             initiator: established.initiator.clone(),
@@ -129,13 +129,13 @@ impl Shared {
 
     /// Whether a connection with this CID may be added now. One with the same CID is told to end (RFC 7143 §6.3.4), and
     /// until it has, the answer is not yet.
-    pub(super) fn admit(&mut self, cid: u16) -> Result<bool, Failure> {
+    pub(super) fn admit(&mut self, cid: u16) -> Result<bool, LoginFailure> {
         if self.is_unwanted() {
             return Err(no_such_session());
         }
         if let Some(old) = self.links.iter().find(|link| link.cid == cid && !link.is_failed) {
             let key = old.key;
-            if self.parameters.get(Key::ErrorRecoveryLevel) > 1 && !old.is_ending {
+            if self.parameters.get(OperationalKey::ErrorRecoveryLevel) > 1 && !old.is_ending {
                 self.post(key, Mail::Fail(None));
             } else {
                 self.tell_to_end(key, None);
@@ -150,13 +150,13 @@ impl Shared {
     }
 
     /// Adds a connection; returns its key.
-    pub(super) fn add_link(&mut self, established: &mut Established, waker: &Waker) -> u32 {
+    pub(super) fn add_link(&mut self, established: &mut TargetLoginResult, waker: &Waker) -> u32 {
         self.last_key = self.last_key.wrapping_add(1);
         let key = self.last_key;
         if let (Some(membership), Some(hang_up)) = (&self.membership, established.hang_up.take()) {
             membership.add_connection(key, hang_up);
         }
-        self.links.push(Link {
+        self.links.push(ConnectionEntry {
             key,
             cid: established.cid,
             waker: waker.clone(),
@@ -249,12 +249,12 @@ impl Shared {
     }
 
     /// Keeps an answer for TASK REASSIGN.
-    pub(super) fn park(&mut self, owner: u32, outcome: Outcome) {
+    pub(super) fn park(&mut self, owner: u32, outcome: SentStatus) {
         self.parked.push(Parked { owner, outcome });
     }
 
     /// The answer to the command of that tag.
-    pub(super) fn take_parked(&mut self, itt: u32) -> Option<Outcome> {
+    pub(super) fn take_parked(&mut self, itt: u32) -> Option<SentStatus> {
         let at = self.parked.iter().position(|parked| parked.outcome.expected.itt == itt)?;
         Some(self.parked.swap_remove(at).outcome)
     }
@@ -277,7 +277,7 @@ impl Shared {
     }
 
     fn most_links(&self) -> usize {
-        self.parameters.get(Key::MaxConnections) as usize
+        self.parameters.get(OperationalKey::MaxConnections) as usize
     }
 
     /// Has a connection take a turn.
@@ -334,7 +334,7 @@ impl Shared {
     }
 
     #[inline]
-    fn link(&mut self, key: u32) -> Option<&mut Link> {
+    fn link(&mut self, key: u32) -> Option<&mut ConnectionEntry> {
         self.links.iter_mut().find(|link| link.key == key)
     }
 }

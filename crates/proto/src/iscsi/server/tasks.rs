@@ -1,22 +1,22 @@
 //! What iSCSI keeps of each task, and the names that its initiator has for it.
 
-use super::transfer::Transfer;
+use super::transfer::DataOutTransfer;
 use crate::scsi::task_set::TaskSet;
-pub(super) use crate::scsi::task_set::{Entry, State};
+pub(super) use crate::scsi::task_set::{TaskEntry, TaskState};
 
 /// The tasks of a session. The owner of a task is the connection that it is allegiant to (RFC 7143, command connection
 /// allegiance).
-pub(super) type Tasks = TaskSet<Progress>;
+pub(super) type Tasks = TaskSet<TaskTransfer>;
 
 /// How far one command's data has come.
-pub(super) struct Progress {
+pub(super) struct TaskTransfer {
     /// The initiator's room for data-in, in bytes; `None`: it reads nothing.
     pub(super) data_in: Option<u32>,
     /// The initiator's data-out, in bytes; `None`: it writes nothing.
     pub(super) data_out: Option<u32>,
     /// It came with the I bit, and so outside the window.
     pub(super) is_immediate: bool,
-    pub(super) transfer: Transfer,
+    pub(super) transfer: DataOutTransfer,
     /// Memory that its data-out was given, in bytes.
     pub(super) memory: usize,
 }
@@ -50,14 +50,14 @@ mod tests {
     fn a_slot_that_is_used_again_has_other_transfer_tags() {
         let mut tasks = Tasks::new(None);
         let tag = |tasks: &mut Tasks| {
-            let progress = Progress {
+            let progress = TaskTransfer {
                 data_in: None,
                 data_out: None,
                 is_immediate: false,
-                transfer: Transfer::default(),
+                transfer: DataOutTransfer::default(),
                 memory: 0,
             };
-            let slot = tasks.insert(Entry::new(1, 1, Lun::new(0), progress));
+            let slot = tasks.insert(TaskEntry::new(1, 1, Lun::new(0), progress));
             let tag = tasks.transfer_tag(slot, 0);
             assert_eq!(Tasks::slot_of(tag), slot);
             tasks.remove(slot);

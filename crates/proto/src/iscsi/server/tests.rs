@@ -13,17 +13,17 @@ mod talks;
 use super::{LocalSessions, TargetSession};
 use crate::digest;
 use crate::exports::{Export, Exports, VolumeId};
-use crate::iscsi::login::chap::{Algorithm, Credentials, Secret};
+use crate::iscsi::login::chap::{Algorithm, ChapCredentials, ChapSecret};
 use crate::iscsi::name::Name;
-use crate::iscsi::node::{Access, Chap, Node, Portal, TargetNode};
+use crate::iscsi::node::{IscsiAccess, Chap, IscsiNode, Portal, TargetNode};
 use crate::iscsi::text;
-use crate::scsi::{self, Identity, LogicalUnit};
+use crate::scsi::{self, UnitIdentity, LogicalUnit};
 use crate::session::{Demand, ProtocolError, StreamSession};
 use crate::testing::Pump;
 use blockmux_volume::{MemVolume, Pool};
 use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::session::*;
-use blockmux_wire::iscsi::{BHS_LEN, Bhs, FLAG_FINAL, Opcode, RESERVED_TAG, U24, padding};
+use blockmux_wire::iscsi::{BHS_LEN, Bhs, FLAG_FINAL, IscsiOpcode, RESERVED_TAG, U24, padding};
 use std::sync::Arc;
 use std::time::Instant;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
@@ -65,7 +65,7 @@ struct Initiator {
 }
 
 /// A target that everybody sees, with LUN 0 and a LUN 1; another that only `INITIATOR` may log in to, with CHAP.
-fn node(chap: Option<Chap>) -> (Arc<Node>, Exports) {
+fn node(chap: Option<Chap>) -> (Arc<IscsiNode>, Exports) {
     let volume = || Arc::new(MemVolume::new(SIZE));
     let export = |name: &str| Export {
         name: name.into(),
@@ -76,15 +76,15 @@ fn node(chap: Option<Chap>) -> (Arc<Node>, Exports) {
     let exports = Exports::new(vec![export("a"), export("b")]);
     let unit = |at: u32| {
         let export = exports.get(VolumeId(at)).unwrap();
-        LogicalUnit::new(Identity::of(&export.name), export.volume.clone())
+        LogicalUnit::new(UnitIdentity::of(&export.name), export.volume.clone())
     };
-    let view = scsi::Target::new(TARGET, Vec::new());
+    let view = scsi::ScsiTarget::new(TARGET, Vec::new());
     let view = Arc::new(view.with_unit(0, VolumeId(0), unit(0)).with_unit(1, VolumeId(1), unit(1)));
     let portals = vec![
         Portal { address: "192.0.2.1:3260".into(), group_tag: 1 },
         Portal { address: "[2001:db8::1]:3260".into(), group_tag: 2 },
     ];
-    let access = |initiator: Option<&str>, chap| Access {
+    let access = |initiator: Option<&str>, chap| IscsiAccess {
         initiator: initiator.map(|name| Name::new(name).unwrap()),
         chap,
         target: view.clone(),
@@ -95,11 +95,11 @@ fn node(chap: Option<Chap>) -> (Arc<Node>, Exports) {
         vec![portals[0].clone()],
         vec![access(Some("iqn.2026-11.com.example:other"), chap)],
     );
-    (Arc::new(Node::new(vec![open, hidden])), exports)
+    (Arc::new(IscsiNode::new(vec![open, hidden])), exports)
 }
 
-fn credentials(name: &str, secret: &str) -> Credentials {
-    Credentials::new(name, Secret::new(secret.as_bytes()).unwrap()).unwrap()
+fn credentials(name: &str, secret: &str) -> ChapCredentials {
+    ChapCredentials::new(name, ChapSecret::new(secret.as_bytes()).unwrap()).unwrap()
 }
 
 fn mutual_chap() -> Chap {
@@ -112,7 +112,7 @@ fn mutual_chap() -> Chap {
 
 impl Initiator {
     /// Connected, nothing said.
-    fn connect_to((node, exports): (Arc<Node>, Exports), pool: Pool) -> Initiator {
+    fn connect_to((node, exports): (Arc<IscsiNode>, Exports), pool: Pool) -> Initiator {
         let session = TargetSession::new(node, 1, pool, [3; 32], Instant::now());
         let pump = Pump::new(session, &exports);
         Initiator { pump, header_digest: false, data_digest: false, cmd_sn: 1 }
@@ -196,7 +196,7 @@ impl Initiator {
             let bhs = Bhs::read_from_bytes(&rest[..BHS_LEN]).unwrap();
             // A login response never has digests.
             let (header, data) = match bhs.opcode() {
-                Opcode::LOGIN_RESPONSE => (false, false),
+                IscsiOpcode::LOGIN_RESPONSE => (false, false),
                 _ => (self.header_digest, self.data_digest),
             };
             let mut at = BHS_LEN;
@@ -221,7 +221,7 @@ impl Initiator {
     /// A command's header; the tag is its CmdSN.
     fn request(&mut self, lun: u8, cdb: &[u8], reads: Option<u32>, writes: Option<u32>) -> ScsiCommand {
         let mut command = ScsiCommand::new_zeroed();
-        command.opcode = Opcode::SCSI_COMMAND.0;
+        command.opcode = IscsiOpcode::SCSI_COMMAND.0;
         command.flags = FLAG_FINAL | ATTR_SIMPLE;
         command.flags |= if reads.is_some() { FLAG_READ } else { 0 };
         command.flags |= if writes.is_some() { FLAG_WRITE } else { 0 };
@@ -246,7 +246,7 @@ impl Initiator {
 
 fn login_request(flags: u8) -> LoginRequest {
     let mut request = LoginRequest::new_zeroed();
-    request.opcode = Opcode::LOGIN_REQUEST.0 | 0x40;
+    request.opcode = IscsiOpcode::LOGIN_REQUEST.0 | 0x40;
     request.flags = flags;
     request.isid = [0x80, 1, 2, 3, 4, 5];
     request.cid = 7.into();
@@ -257,7 +257,7 @@ fn login_request(flags: u8) -> LoginRequest {
 
 fn data_out(itt: u32, ttt: u32, data_sn: u32, offset: u32, is_final: bool) -> DataOut {
     let mut pdu = DataOut::new_zeroed();
-    pdu.opcode = Opcode::DATA_OUT.0;
+    pdu.opcode = IscsiOpcode::DATA_OUT.0;
     pdu.flags = if is_final { FLAG_FINAL } else { 0 };
     pdu.initiator_task_tag = itt.into();
     pdu.target_transfer_tag = ttt.into();
@@ -289,7 +289,7 @@ fn pattern(len: usize) -> Vec<u8> {
 /// Sense key and code of a CHECK CONDITION.
 fn sense(pdu: &Pdu) -> (u8, u16) {
     let response: ScsiResponse = pdu.as_a();
-    assert_eq!((pdu.bhs.opcode(), response.status), (Opcode::SCSI_RESPONSE, 2), "{pdu:?}");
+    assert_eq!((pdu.bhs.opcode(), response.status), (IscsiOpcode::SCSI_RESPONSE, 2), "{pdu:?}");
     let sense = &pdu.data[2..];
     assert_eq!(usize::from(u16::from_be_bytes([pdu.data[0], pdu.data[1]])), sense.len());
     (sense[2] & 0xf, u16::from_be_bytes([sense[12], sense[13]]))
@@ -297,11 +297,11 @@ fn sense(pdu: &Pdu) -> (u8, u16) {
 
 fn assert_good(pdu: &Pdu) -> ScsiResponse {
     let response: ScsiResponse = pdu.as_a();
-    assert_eq!((pdu.bhs.opcode(), response.status), (Opcode::SCSI_RESPONSE, 0), "{pdu:?}");
+    assert_eq!((pdu.bhs.opcode(), response.status), (IscsiOpcode::SCSI_RESPONSE, 0), "{pdu:?}");
     response
 }
 
 fn reject_reason(pdu: &Pdu) -> RejectReason {
-    assert_eq!((pdu.bhs.opcode(), pdu.data.len()), (Opcode::REJECT, BHS_LEN));
+    assert_eq!((pdu.bhs.opcode(), pdu.data.len()), (IscsiOpcode::REJECT, BHS_LEN));
     RejectReason(pdu.as_a::<Reject>().reason)
 }

@@ -17,7 +17,7 @@ use blockmux_wire::iscsi::RESERVED_TAG;
 
 /// A command's data-out.
 #[derive(Debug, Default)]
-pub(super) struct Transfer {
+pub(super) struct DataOutTransfer {
     /// Where the round begins and ends, in bytes.
     begin: u32,
     end: u32,
@@ -62,23 +62,23 @@ pub(super) struct Grant {
 
 /// Data that does not fit what was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Misfit {
+pub(super) enum DataOutMismatch {
     /// Unsolicited data that was not agreed on.
     Unexpected,
     /// Too much, too little, or out of order.
     WrongAmount,
 }
 
-impl Transfer {
+impl DataOutTransfer {
     /// Data of a command with `immediate` bytes behind it and, if `goes_on`, more unasked; in all, the initiator may
     /// send up to `most` bytes so.
-    pub(super) fn new(immediate: u32, goes_on: bool, most: u32) -> Transfer {
+    pub(super) fn new(immediate: u32, goes_on: bool, most: u32) -> DataOutTransfer {
         let unsolicited_end = match (immediate, goes_on) {
             (0, false) => None,
             (_, false) => Some(immediate),
             (_, true) => Some(most.max(immediate)),
         };
-        Transfer { unsolicited_end, ..Transfer::default() }
+        DataOutTransfer { unsolicited_end, ..DataOutTransfer::default() }
     }
 
     /// The device server asks for the next `len` bytes. They are behind what the last round had.
@@ -158,14 +158,14 @@ impl Transfer {
     }
 
     /// Checks the header of a Data-Out before any of its data is looked at.
-    pub(super) fn check(&self, ttt: u32, data_sn: u32, offset: u32, len: u32) -> Result<(), Misfit> {
+    pub(super) fn check(&self, ttt: u32, data_sn: u32, offset: u32, len: u32) -> Result<(), DataOutMismatch> {
         let end = if ttt == RESERVED_TAG {
-            self.unsolicited_end.ok_or(Misfit::Unexpected)?
+            self.unsolicited_end.ok_or(DataOutMismatch::Unexpected)?
         } else {
             self.burst_end
         };
         let fits = offset == self.next && offset.checked_add(len).is_some_and(|last| last <= end);
-        if fits && data_sn == self.data_sn { Ok(()) } else { Err(Misfit::WrongAmount) }
+        if fits && data_sn == self.data_sn { Ok(()) } else { Err(DataOutMismatch::WrongAmount) }
     }
 
     /// Whether a Data-Out that does not pass [`Transfer::check`] lies behind what it should have followed: what is
@@ -265,7 +265,7 @@ impl Transfer {
     }
 
     /// `len` bytes have come, and been put where they belong; with `is_final` they end their sequence.
-    pub(super) fn advance(&mut self, len: u32, is_final: bool) -> Result<(), Misfit> {
+    pub(super) fn advance(&mut self, len: u32, is_final: bool) -> Result<(), DataOutMismatch> {
         self.next = self.next.saturating_add(len);
         self.data_sn = self.data_sn.wrapping_add(1);
         if self.unsolicited_end.is_some() {
@@ -277,7 +277,7 @@ impl Transfer {
         }
         if is_final != (self.next == self.burst_end) {
             self.close_sequence(is_final);
-            return Err(Misfit::WrongAmount);
+            return Err(DataOutMismatch::WrongAmount);
         }
         self.close_sequence(is_final);
         Ok(())
@@ -337,7 +337,7 @@ mod tests {
 
     #[test]
     fn immediate_data_alone_is_lent() {
-        let mut transfer = Transfer::new(4, false, 64);
+        let mut transfer = DataOutTransfer::new(4, false, 64);
         transfer.begin_round(4);
         assert!(transfer.is_open() && !transfer.wants_grant());
         assert!(transfer.put(0, &Chunk::from_slice(b"abcd").lend(0, 4)));
@@ -349,7 +349,7 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_asked_for_in_bursts() {
-        let mut transfer = Transfer::new(4, false, 64);
+        let mut transfer = DataOutTransfer::new(4, false, 64);
         transfer.begin_round(11);
         assert!(transfer.put(0, &Seg::from_slice(b"abcd")));
         transfer.advance_immediate(4, true);
@@ -361,8 +361,8 @@ mod tests {
         assert_eq!(transfer.check(TTT, 0, 4, 2), Ok(()));
         assert!(transfer.put(4, &Seg::from_slice(b"ef")));
         assert_eq!(transfer.advance(2, false), Ok(()));
-        assert_eq!(transfer.check(TTT, 0, 6, 1), Err(Misfit::WrongAmount), "DataSN");
-        assert_eq!(transfer.check(TTT, 1, 6, 2), Err(Misfit::WrongAmount), "beyond the burst");
+        assert_eq!(transfer.check(TTT, 0, 6, 1), Err(DataOutMismatch::WrongAmount), "DataSN");
+        assert_eq!(transfer.check(TTT, 1, 6, 2), Err(DataOutMismatch::WrongAmount), "beyond the burst");
         assert_eq!(transfer.check(TTT, 1, 6, 1), Ok(()));
         assert!(transfer.put(6, &Seg::from_slice(b"g")));
         assert_eq!(transfer.advance(1, true), Ok(()));
@@ -378,7 +378,7 @@ mod tests {
 
     #[test]
     fn several_bursts_can_be_under_way() {
-        let mut transfer = Transfer::default();
+        let mut transfer = DataOutTransfer::default();
         transfer.begin_round(10);
         transfer.set_memory(Seg::from_slice(&[0; 10]));
         let offsets: Vec<_> = std::iter::from_fn(|| transfer.grant(3, 4)).map(|grant| grant.offset).collect();
@@ -393,29 +393,29 @@ mod tests {
     #[test]
     fn a_burst_that_ends_early_or_not_at_all_is_a_misfit() {
         for (len, is_final) in [(2, true), (3, false)] {
-            let mut transfer = Transfer::default();
+            let mut transfer = DataOutTransfer::default();
             transfer.begin_round(3);
             transfer.set_memory(Seg::from_slice(&[0; 3]));
             assert!(transfer.grant(64, 1).is_some());
-            assert_eq!(transfer.advance(len, is_final), Err(Misfit::WrongAmount));
+            assert_eq!(transfer.advance(len, is_final), Err(DataOutMismatch::WrongAmount));
         }
     }
 
     #[test]
     fn unsolicited_data_keeps_to_the_first_burst() {
-        let mut transfer = Transfer::new(0, true, 4);
+        let mut transfer = DataOutTransfer::new(0, true, 4);
         transfer.begin_round(8);
         assert_eq!(transfer.grant(64, 1), None);
-        assert_eq!(transfer.check(RESERVED_TAG, 0, 0, 5), Err(Misfit::WrongAmount));
+        assert_eq!(transfer.check(RESERVED_TAG, 0, 0, 5), Err(DataOutMismatch::WrongAmount));
         assert_eq!(transfer.check(RESERVED_TAG, 0, 0, 4), Ok(()));
         assert_eq!(transfer.advance(4, true), Ok(()));
-        assert_eq!(transfer.check(RESERVED_TAG, 0, 4, 1), Err(Misfit::Unexpected));
+        assert_eq!(transfer.check(RESERVED_TAG, 0, 4, 1), Err(DataOutMismatch::Unexpected));
         assert!(transfer.wants_grant());
     }
 
     #[test]
     fn data_that_the_command_does_not_want_is_dropped() {
-        let mut transfer = Transfer::new(6, false, 64);
+        let mut transfer = DataOutTransfer::new(6, false, 64);
         transfer.begin_round(4);
         transfer.set_memory(Seg::from_slice(&[0; 4]));
         assert_eq!((transfer.wanted(0, 6), transfer.wanted(4, 2).1), ((0, 4), 0));
@@ -427,7 +427,7 @@ mod tests {
 
     #[test]
     fn immediate_data_serves_several_rounds() {
-        let mut transfer = Transfer::new(6, false, 64);
+        let mut transfer = DataOutTransfer::new(6, false, 64);
         transfer.begin_round(2);
         assert!(transfer.put(0, &Seg::from_slice(b"abcdef")));
         transfer.advance_immediate(6, true);
@@ -439,7 +439,7 @@ mod tests {
 
     #[test]
     fn a_lost_sequence_is_asked_for_again_from_where_it_broke() {
-        let mut transfer = Transfer::default();
+        let mut transfer = DataOutTransfer::default();
         transfer.begin_round(8);
         transfer.set_memory(Seg::from_slice(&[0; 8]));
         assert_eq!(transfer.grant(6, 1), Some(Grant { r2t_sn: 0, offset: 0, len: 6 }));
@@ -458,7 +458,7 @@ mod tests {
 
     #[test]
     fn a_transfer_that_loses_everything_is_given_up() {
-        let mut transfer = Transfer::new(0, true, 4);
+        let mut transfer = DataOutTransfer::new(0, true, 4);
         transfer.begin_round(4);
         for _ in 0..MAX_LOSSES {
             transfer.lose();
@@ -471,7 +471,7 @@ mod tests {
 
     #[test]
     fn a_transfer_is_stalled_when_nothing_came_for_two_looks() {
-        let mut transfer = Transfer::new(0, true, 4);
+        let mut transfer = DataOutTransfer::new(0, true, 4);
         transfer.begin_round(4);
         assert_eq!([(); 3].map(|()| transfer.is_stalled()), [false, false, true]);
         assert_eq!(transfer.advance(1, false), Ok(()));

@@ -10,7 +10,7 @@
 
 use super::export::{BlockSize, ExportInfo, Headers, ListedExport};
 use super::option::{self, InfoReply};
-use super::refused::Refused;
+use super::refused::NbdRefused;
 use super::{Config, Mode};
 use crate::outbox::Outbox;
 use crate::session::ProtocolError;
@@ -22,9 +22,9 @@ use blockmux_wire::nbd::handshake::{
 use zerocopy::{FromBytes, IntoBytes};
 
 /// The state of a handshake.
-pub(super) struct Handshake {
+pub(super) struct ClientHandshake {
     config: Config,
-    step: Step,
+    step: HandshakeReply,
     /// The server speaks fixed newstyle: it answers options, instead of hanging up on those it does not know.
     is_fixed: bool,
     /// 124 zeroes follow the reply to `NBD_OPT_EXPORT_NAME`.
@@ -40,12 +40,12 @@ pub(super) struct Handshake {
     name: Option<String>,
     description: String,
     contexts: Vec<String>,
-    list: List,
+    list: ExportList,
 }
 
 /// What a server listed, up to a limit.
 #[derive(Default)]
-pub(super) struct List {
+pub(super) struct ExportList {
     pub(super) exports: Vec<ListedExport>,
     /// How many more there were.
     pub(super) left_out: u64,
@@ -54,7 +54,7 @@ pub(super) struct List {
 
 /// What the handshake waits for.
 #[derive(Clone, Copy)]
-enum Step {
+enum HandshakeReply {
     Greeting,
     /// The reply to this option.
     Reply(Opt),
@@ -63,32 +63,32 @@ enum Step {
 }
 
 /// What came of some bytes.
-pub(super) enum Progress {
+pub(super) enum HandshakeProgress {
     /// So many were taken, and the handshake goes on.
     Took(usize),
     /// So many have to be there before anything can be done.
     Needs(usize),
     /// So many were taken, and the handshake is over.
-    Over(usize, End),
+    Over(usize, HandshakeEnd),
 }
 
 /// How a handshake ends without a breach of the protocol.
-pub(super) enum End {
+pub(super) enum HandshakeEnd {
     /// Transmission has begun; with the number of `base:allocation`.
     Transmission(ExportInfo, Option<u32>),
     /// The server told all about an export, and is not needed any more.
     Described(ExportInfo),
-    Listed(List),
-    Refused(Refused),
+    Listed(ExportList),
+    Refused(NbdRefused),
     /// It was to stop.
     Stopped,
 }
 
-impl Handshake {
-    pub(super) fn new(config: Config) -> Handshake {
-        Handshake {
+impl ClientHandshake {
+    pub(super) fn new(config: Config) -> ClientHandshake {
+        ClientHandshake {
             config,
-            step: Step::Greeting,
+            step: HandshakeReply::Greeting,
             is_fixed: false,
             sends_zeroes: true,
             is_stopping: false,
@@ -99,17 +99,17 @@ impl Handshake {
             name: None,
             description: String::new(),
             contexts: Vec::new(),
-            list: List::default(),
+            list: ExportList::default(),
         }
     }
 
     /// How many bytes the next step needs at least.
     pub(super) fn need(&self) -> usize {
         match self.step {
-            Step::Greeting => size_of::<Greeting>(),
-            Step::Reply(_) => size_of::<OptionReplyHead>(),
-            Step::ExportName if self.sends_zeroes => EXPORT_NAME_REPLY.saturating_add(NBD_EXPORT_NAME_ZEROES),
-            Step::ExportName => EXPORT_NAME_REPLY,
+            HandshakeReply::Greeting => size_of::<Greeting>(),
+            HandshakeReply::Reply(_) => size_of::<OptionReplyHead>(),
+            HandshakeReply::ExportName if self.sends_zeroes => EXPORT_NAME_REPLY.saturating_add(NBD_EXPORT_NAME_ZEROES),
+            HandshakeReply::ExportName => EXPORT_NAME_REPLY,
         }
     }
 
@@ -119,42 +119,42 @@ impl Handshake {
     }
 
     /// Takes one message from the server.
-    pub(super) fn on_bytes(&mut self, bytes: &[u8], outbox: &mut Outbox) -> Result<Progress, ProtocolError> {
+    pub(super) fn on_bytes(&mut self, bytes: &[u8], outbox: &mut Outbox) -> Result<HandshakeProgress, ProtocolError> {
         let need = self.need();
         if bytes.len() < need {
-            return Ok(Progress::Needs(need));
+            return Ok(HandshakeProgress::Needs(need));
         }
         let (took, end) = match self.step {
-            Step::Greeting => (need, self.on_greeting(bytes, outbox)?),
-            Step::ExportName => (need, Some(self.on_export_name(bytes, outbox)?)),
-            Step::Reply(option) => {
+            HandshakeReply::Greeting => (need, self.on_greeting(bytes, outbox)?),
+            HandshakeReply::ExportName => (need, Some(self.on_export_name(bytes, outbox)?)),
+            HandshakeReply::Reply(option) => {
                 let (head, rest) = OptionReplyHead::read_from_prefix(bytes).map_err(|_| SHORT)?;
                 let len = check_reply_head(&head, option)?;
                 let Some(data) = rest.get(..len) else {
-                    return Ok(Progress::Needs(need.saturating_add(len)));
+                    return Ok(HandshakeProgress::Needs(need.saturating_add(len)));
                 };
                 (need.saturating_add(len), self.on_reply(option, Rep(head.reply_type.get()), data, outbox)?)
             }
         };
-        Ok(end.map_or(Progress::Took(took), |end| Progress::Over(took, end)))
+        Ok(end.map_or(HandshakeProgress::Took(took), |end| HandshakeProgress::Over(took, end)))
     }
 
     /// The server hung up.
-    pub(super) fn on_end(&mut self) -> Result<End, ProtocolError> {
+    pub(super) fn on_end(&mut self) -> Result<HandshakeEnd, ProtocolError> {
         match self.step {
-            Step::ExportName => Ok(End::Refused(Refused::Closed { export: self.config.export.clone() })),
-            Step::Greeting => Err(ProtocolError {
+            HandshakeReply::ExportName => Ok(HandshakeEnd::Refused(NbdRefused::Closed { export: self.config.export.clone() })),
+            HandshakeReply::Greeting => Err(ProtocolError {
                 what: "closed the connection without a greeting",
                 reference: "proto.md, \"Newstyle negotiation\"",
             }),
-            Step::Reply(_) => Err(ProtocolError {
+            HandshakeReply::Reply(_) => Err(ProtocolError {
                 what: "closed the connection instead of answering an option",
                 reference: "proto.md, \"Termination of the session during option haggling\"",
             }),
         }
     }
 
-    fn on_greeting(&mut self, bytes: &[u8], outbox: &mut Outbox) -> Result<Option<End>, ProtocolError> {
+    fn on_greeting(&mut self, bytes: &[u8], outbox: &mut Outbox) -> Result<Option<HandshakeEnd>, ProtocolError> {
         let (greeting, _) = Greeting::read_from_prefix(bytes).map_err(|_| SHORT)?;
         let reference = "proto.md, \"Newstyle negotiation\"";
         if greeting.magic.get() != NBD_MAGIC {
@@ -163,7 +163,7 @@ impl Handshake {
         }
         match greeting.opts_magic.get() {
             NBD_OPTS_MAGIC => {}
-            NBD_CLISERV_MAGIC => return Ok(Some(End::Refused(Refused::Oldstyle))),
+            NBD_CLISERV_MAGIC => return Ok(Some(HandshakeEnd::Refused(NbdRefused::Oldstyle))),
             _ => {
                 return Err(ProtocolError {
                     what: "sent neither IHAVEOPT nor the oldstyle magic",
@@ -183,7 +183,7 @@ impl Handshake {
         }
         outbox.push_head(ClientFlags { flags: flags.into() }.as_bytes());
         if !self.is_fixed && self.config.mode == Mode::List {
-            return Ok(Some(End::Refused(Refused::CannotList)));
+            return Ok(Some(HandshakeEnd::Refused(NbdRefused::CannotList)));
         }
         Ok(self.send_next(None, outbox))
     }
@@ -223,18 +223,18 @@ impl Handshake {
     }
 
     /// Sends the next option on the ladder after `last`.
-    fn send_next(&mut self, last: Option<Opt>, outbox: &mut Outbox) -> Option<End> {
+    fn send_next(&mut self, last: Option<Opt>, outbox: &mut Outbox) -> Option<HandshakeEnd> {
         if self.is_stopping {
             self.abort(outbox);
-            return Some(End::Stopped);
+            return Some(HandshakeEnd::Stopped);
         }
         let after_last = self.ladder().iter().skip_while(|opt| last.is_some_and(|last| **opt != last));
         let next = after_last.copied().find(|&opt| Some(opt) != last && self.is_wanted(opt))?;
         let export = &self.config.export;
-        self.step = Step::Reply(next);
+        self.step = HandshakeReply::Reply(next);
         match next {
             Opt::NBD_OPT_EXPORT_NAME => {
-                self.step = Step::ExportName;
+                self.step = HandshakeReply::ExportName;
                 option::send_export_name(outbox, export);
             }
             Opt::NBD_OPT_GO | Opt::NBD_OPT_INFO => option::send_go(outbox, next, export),
@@ -260,7 +260,7 @@ impl Handshake {
         reply: Rep,
         data: &[u8],
         outbox: &mut Outbox,
-    ) -> Result<Option<End>, ProtocolError> {
+    ) -> Result<Option<HandshakeEnd>, ProtocolError> {
         if reply.is_error() {
             return self.on_error(option, reply, data, outbox);
         }
@@ -279,23 +279,23 @@ impl Handshake {
             (Opt::NBD_OPT_GO, Rep::NBD_REP_ACK) if self.config.mode == Mode::Info => {
                 let export = self.take_export()?;
                 super::request::push_disconnect(outbox, export.headers);
-                return Ok(Some(End::Described(export)));
+                return Ok(Some(HandshakeEnd::Described(export)));
             }
             (Opt::NBD_OPT_GO, Rep::NBD_REP_ACK) => {
                 let allocation = self.allocation;
-                return Ok(Some(End::Transmission(self.take_export()?, allocation)));
+                return Ok(Some(HandshakeEnd::Transmission(self.take_export()?, allocation)));
             }
             (Opt::NBD_OPT_INFO, Rep::NBD_REP_ACK)
                 if self.told.is_some_and(|(size, _)| size == 0) && !self.is_stopping =>
             {
                 // nbd-server 3.24 learns the size only when the export is opened: ask as if to use it.
-                self.step = Step::Reply(Opt::NBD_OPT_GO);
+                self.step = HandshakeReply::Reply(Opt::NBD_OPT_GO);
                 option::send_go(outbox, Opt::NBD_OPT_GO, &self.config.export);
                 return Ok(None);
             }
             (Opt::NBD_OPT_INFO, Rep::NBD_REP_ACK) => {
                 self.abort(outbox);
-                return Ok(Some(End::Described(self.take_export()?)));
+                return Ok(Some(HandshakeEnd::Described(self.take_export()?)));
             }
             (Opt::NBD_OPT_LIST, Rep::NBD_REP_SERVER) => {
                 self.list.add(option::read_server(data)?);
@@ -303,7 +303,7 @@ impl Handshake {
             }
             (Opt::NBD_OPT_LIST, Rep::NBD_REP_ACK) => {
                 self.abort(outbox);
-                return Ok(Some(End::Listed(std::mem::take(&mut self.list))));
+                return Ok(Some(HandshakeEnd::Listed(std::mem::take(&mut self.list))));
             }
             _ => return Err(UNEXPECTED),
         }
@@ -316,7 +316,7 @@ impl Handshake {
         reply: Rep,
         data: &[u8],
         outbox: &mut Outbox,
-    ) -> Result<Option<End>, ProtocolError> {
+    ) -> Result<Option<HandshakeEnd>, ProtocolError> {
         let is_final = matches!(reply, Rep::NBD_REP_ERR_TLS_REQD | Rep::NBD_REP_ERR_SHUTDOWN);
         let can_go_on = match option {
             Opt::NBD_OPT_EXTENDED_HEADERS | Opt::NBD_OPT_STRUCTURED_REPLY => !is_final,
@@ -329,7 +329,7 @@ impl Handshake {
             Opt::NBD_OPT_GO if self.config.mode == Mode::Info => {
                 // It was only asked once more; what is known is all there is.
                 self.abort(outbox);
-                return Ok(Some(End::Described(self.take_export()?)));
+                return Ok(Some(HandshakeEnd::Described(self.take_export()?)));
             }
             Opt::NBD_OPT_GO | Opt::NBD_OPT_INFO if reply == Rep::NBD_REP_ERR_UNSUP => {
                 if self.headers == Headers::Extended {
@@ -347,7 +347,7 @@ impl Handshake {
             return Ok(self.send_next(Some(option), outbox));
         }
         self.abort(outbox);
-        Ok(Some(End::Refused(Refused::from_reply(&self.config.export, option, reply, data))))
+        Ok(Some(HandshakeEnd::Refused(NbdRefused::from_reply(&self.config.export, option, reply, data))))
     }
 
     fn on_info(&mut self, data: &[u8]) -> Result<(), ProtocolError> {
@@ -378,7 +378,7 @@ impl Handshake {
         Ok(())
     }
 
-    fn on_export_name(&mut self, bytes: &[u8], outbox: &mut Outbox) -> Result<End, ProtocolError> {
+    fn on_export_name(&mut self, bytes: &[u8], outbox: &mut Outbox) -> Result<HandshakeEnd, ProtocolError> {
         let (reply, _) = ExportNameReply::read_from_prefix(bytes).map_err(|_| SHORT)?;
         self.told = Some((reply.size.get(), reply.transmission_flags.get()));
         let allocation = self.allocation;
@@ -386,9 +386,9 @@ impl Handshake {
         if self.config.mode == Mode::Info {
             // There was no way to ask without entering transmission.
             super::request::push_disconnect(outbox, export.headers);
-            return Ok(End::Described(export));
+            return Ok(HandshakeEnd::Described(export));
         }
-        Ok(End::Transmission(export, allocation))
+        Ok(HandshakeEnd::Transmission(export, allocation))
     }
 
     fn take_export(&mut self) -> Result<ExportInfo, ProtocolError> {
@@ -408,7 +408,7 @@ impl Handshake {
     }
 }
 
-impl List {
+impl ExportList {
     fn add(&mut self, export: ListedExport) {
         let bytes = self.bytes.saturating_add(export.name.len()).saturating_add(export.description.len());
         if self.exports.len() >= MAX_EXPORTS || bytes > MAX_LIST_BYTES {

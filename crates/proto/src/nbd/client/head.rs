@@ -4,7 +4,7 @@
 use super::export::Headers;
 use super::reply::{TRANSMISSION, error};
 use crate::session::ProtocolError;
-use crate::slots::Key;
+use crate::slots::SlotKey;
 use blockmux_wire::nbd::transmission::{
     ExtendedReply, NBD_EXTENDED_REPLY_MAGIC, NBD_REPLY_FLAG_DONE, NBD_SIMPLE_REPLY_MAGIC,
     NBD_STRUCTURED_REPLY_MAGIC, ReplyType, SimpleReply, StructuredReply,
@@ -13,9 +13,9 @@ use zerocopy::FromBytes;
 
 /// A message's head, in whichever of the three forms it came.
 #[derive(Clone, Copy)]
-pub(super) struct Head {
-    pub(super) kind: Kind,
-    pub(super) cookie: Key,
+pub(super) struct ReplyHead {
+    pub(super) kind: ReplyKind,
+    pub(super) cookie: SlotKey,
     /// The request's offset, in the form that repeats it.
     pub(super) offset: Option<u64>,
     /// Of the payload, in bytes.
@@ -25,7 +25,7 @@ pub(super) struct Head {
 }
 
 #[derive(Clone, Copy)]
-pub(super) enum Kind {
+pub(super) enum ReplyKind {
     Simple { error: u32 },
     Chunk { reply_type: ReplyType, last: bool },
 }
@@ -37,16 +37,16 @@ pub(super) fn shortest(headers: Headers) -> usize {
 
 /// Reads a message's head, or says how many bytes that takes.
 #[inline]
-pub(super) fn read(bytes: &[u8], headers: Headers) -> Result<Result<Head, usize>, ProtocolError> {
+pub(super) fn read(bytes: &[u8], headers: Headers) -> Result<Result<ReplyHead, usize>, ProtocolError> {
     let Some(magic) = bytes.first_chunk().map(|magic| u32::from_be_bytes(*magic)) else {
         return Ok(Err(shortest(headers)));
     };
     match (magic, headers) {
         (NBD_SIMPLE_REPLY_MAGIC, Headers::Simple | Headers::Structured) => {
             Ok(SimpleReply::read_from_prefix(bytes).map_err(|_| size_of::<SimpleReply>()).map(
-                |(reply, _)| Head {
-                    kind: Kind::Simple { error: reply.error.get() },
-                    cookie: Key(reply.cookie.get()),
+                |(reply, _)| ReplyHead {
+                    kind: ReplyKind::Simple { error: reply.error.get() },
+                    cookie: SlotKey(reply.cookie.get()),
                     offset: None,
                     length: 0,
                     size: size_of::<SimpleReply>(),
@@ -55,9 +55,9 @@ pub(super) fn read(bytes: &[u8], headers: Headers) -> Result<Result<Head, usize>
         }
         (NBD_STRUCTURED_REPLY_MAGIC, Headers::Structured) => {
             let reply = StructuredReply::read_from_prefix(bytes).map_err(|_| size_of::<StructuredReply>());
-            Ok(reply.map(|(reply, _)| Head {
-                kind: Kind::chunk(reply.reply_type.get(), reply.flags.get()),
-                cookie: Key(reply.cookie.get()),
+            Ok(reply.map(|(reply, _)| ReplyHead {
+                kind: ReplyKind::chunk(reply.reply_type.get(), reply.flags.get()),
+                cookie: SlotKey(reply.cookie.get()),
                 offset: None,
                 length: reply.length.get().into(),
                 size: size_of::<StructuredReply>(),
@@ -65,9 +65,9 @@ pub(super) fn read(bytes: &[u8], headers: Headers) -> Result<Result<Head, usize>
         }
         (NBD_EXTENDED_REPLY_MAGIC, Headers::Extended) => {
             let reply = ExtendedReply::read_from_prefix(bytes).map_err(|_| size_of::<ExtendedReply>());
-            Ok(reply.map(|(reply, _)| Head {
-                kind: Kind::chunk(reply.reply_type.get(), reply.flags.get()),
-                cookie: Key(reply.cookie.get()),
+            Ok(reply.map(|(reply, _)| ReplyHead {
+                kind: ReplyKind::chunk(reply.reply_type.get(), reply.flags.get()),
+                cookie: SlotKey(reply.cookie.get()),
                 offset: Some(reply.offset.get()),
                 length: reply.length.get(),
                 size: size_of::<ExtendedReply>(),
@@ -80,8 +80,8 @@ pub(super) fn read(bytes: &[u8], headers: Headers) -> Result<Result<Head, usize>
     }
 }
 
-impl Kind {
-    fn chunk(reply_type: u16, flags: u16) -> Kind {
-        Kind::Chunk { reply_type: ReplyType(reply_type), last: flags & NBD_REPLY_FLAG_DONE != 0 }
+impl ReplyKind {
+    fn chunk(reply_type: u16, flags: u16) -> ReplyKind {
+        ReplyKind::Chunk { reply_type: ReplyType(reply_type), last: flags & NBD_REPLY_FLAG_DONE != 0 }
     }
 }

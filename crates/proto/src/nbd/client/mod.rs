@@ -23,17 +23,17 @@ mod tests;
 pub use crate::io_queue::DEPTH;
 pub use blockmux_wire::nbd::handshake::TransmissionFlags;
 pub use export::{BlockSize, ExportInfo, Headers, ListedExport};
-pub use refused::Refused;
+pub use refused::NbdRefused;
 
 use crate::outbox::Outbox;
 use crate::session::{
     Connections, Demand, Initiator, Overdue, PathRank, ProtocolError, StreamConnections, StreamSession, Timed,
 };
 use blockmux_volume::{Chunk, Completion, Io, IoError, Pool, VolumeInfo};
-use handshake::{End, Handshake};
+use handshake::{HandshakeEnd, ClientHandshake};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
-use transmission::Transmission;
+use transmission::ClientTransmission;
 
 /// What to ask a server for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,14 +85,14 @@ pub struct InitiatorSession {
     export: Option<ExportInfo>,
     exports: Vec<ListedExport>,
     left_out: u64,
-    refused: Option<Refused>,
+    refused: Option<NbdRefused>,
     /// What was submitted without a transmission phase to do it.
     failed: VecDeque<Completion>,
 }
 
 enum Phase {
-    Handshake(Box<Handshake>),
-    Transmission(Box<Transmission>),
+    Handshake(Box<ClientHandshake>),
+    Transmission(Box<ClientTransmission>),
     Over,
 }
 
@@ -100,7 +100,7 @@ impl InitiatorSession {
     /// A session on a fresh connection; reads without a buffer take memory from `pool` where nothing can be lent.
     #[must_use]
     pub fn new(config: Config, pool: Pool, now: Instant) -> InitiatorSession {
-        let handshake = Handshake::new(config);
+        let handshake = ClientHandshake::new(config);
         InitiatorSession {
             need: handshake.need(),
             phase: Phase::Handshake(Box::new(handshake)),
@@ -142,7 +142,7 @@ impl InitiatorSession {
 
     /// Why the server would not do what was asked, if it would not.
     #[must_use]
-    pub fn refused(&self) -> Option<&Refused> {
+    pub fn refused(&self) -> Option<&NbdRefused> {
         self.refused.as_ref()
     }
 
@@ -162,12 +162,12 @@ impl InitiatorSession {
         while let Phase::Handshake(handshake) = &mut self.phase {
             let rest = bytes.get(at..).unwrap_or_default();
             match handshake.on_bytes(rest, &mut self.outbox)? {
-                handshake::Progress::Took(len) => at = at.saturating_add(len),
-                handshake::Progress::Needs(need) => {
+                handshake::HandshakeProgress::Took(len) => at = at.saturating_add(len),
+                handshake::HandshakeProgress::Needs(need) => {
                     self.need = need;
                     break;
                 }
-                handshake::Progress::Over(len, end) => {
+                handshake::HandshakeProgress::Over(len, end) => {
                     at = at.saturating_add(len);
                     self.end_handshake(end);
                 }
@@ -176,21 +176,21 @@ impl InitiatorSession {
         Ok(at)
     }
 
-    fn end_handshake(&mut self, end: End) {
+    fn end_handshake(&mut self, end: HandshakeEnd) {
         self.phase = Phase::Over;
         match end {
-            End::Transmission(export, allocation) => {
-                let mut transmission = Transmission::new(&export, allocation, self.pool.clone());
+            HandshakeEnd::Transmission(export, allocation) => {
+                let mut transmission = ClientTransmission::new(&export, allocation, self.pool.clone());
                 if self.is_stopping {
                     transmission.stop(&mut self.outbox);
                 }
                 self.phase = Phase::Transmission(Box::new(transmission));
                 self.export = Some(export);
             }
-            End::Described(export) => self.export = Some(export),
-            End::Listed(list) => (self.exports, self.left_out) = (list.exports, list.left_out),
-            End::Refused(refused) => self.refused = Some(refused),
-            End::Stopped => {}
+            HandshakeEnd::Described(export) => self.export = Some(export),
+            HandshakeEnd::Listed(list) => (self.exports, self.left_out) = (list.exports, list.left_out),
+            HandshakeEnd::Refused(refused) => self.refused = Some(refused),
+            HandshakeEnd::Stopped => {}
         }
     }
 }

@@ -4,7 +4,7 @@ use blockmux_wire::nbd::handshake::{Opt, Rep};
 
 /// Why a handshake ended without what was asked for, although nobody broke the protocol.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum NbdRefused {
     /// There is no export of that name.
     #[error("server has no export {export:?}{}", said(message))]
     UnknownExport {
@@ -49,15 +49,15 @@ pub enum Refused {
     CannotList,
 }
 
-impl Refused {
+impl NbdRefused {
     /// The error that the server sent, if it sent one.
     #[must_use]
     pub fn reply(&self) -> Option<Rep> {
         match self {
-            Refused::UnknownExport { .. } => Some(Rep::NBD_REP_ERR_UNKNOWN),
-            Refused::TlsRequired { .. } => Some(Rep::NBD_REP_ERR_TLS_REQD),
-            Refused::Option { reply, .. } => Some(*reply),
-            Refused::Closed { .. } | Refused::Oldstyle | Refused::CannotList => None,
+            NbdRefused::UnknownExport { .. } => Some(Rep::NBD_REP_ERR_UNKNOWN),
+            NbdRefused::TlsRequired { .. } => Some(Rep::NBD_REP_ERR_TLS_REQD),
+            NbdRefused::Option { reply, .. } => Some(*reply),
+            NbdRefused::Closed { .. } | NbdRefused::Oldstyle | NbdRefused::CannotList => None,
         }
     }
 
@@ -65,16 +65,16 @@ impl Refused {
     /// word, which is also what stopping looks like.
     #[must_use]
     pub fn may_pass(&self) -> bool {
-        matches!(self, Refused::Closed { .. }) || self.reply() == Some(Rep::NBD_REP_ERR_SHUTDOWN)
+        matches!(self, NbdRefused::Closed { .. }) || self.reply() == Some(Rep::NBD_REP_ERR_SHUTDOWN)
     }
 
     /// What an error reply to `option` means when there is no way around it.
-    pub(super) fn from_reply(export: &str, option: Opt, reply: Rep, data: &[u8]) -> Refused {
+    pub(super) fn from_reply(export: &str, option: Opt, reply: Rep, data: &[u8]) -> NbdRefused {
         let (export, message) = (export.to_owned(), one_line(data));
         match reply {
-            Rep::NBD_REP_ERR_UNKNOWN => Refused::UnknownExport { export, message },
-            Rep::NBD_REP_ERR_TLS_REQD => Refused::TlsRequired { export, message },
-            _ => Refused::Option { option, reply, message },
+            Rep::NBD_REP_ERR_UNKNOWN => NbdRefused::UnknownExport { export, message },
+            Rep::NBD_REP_ERR_TLS_REQD => NbdRefused::TlsRequired { export, message },
+            _ => NbdRefused::Option { option, reply, message },
         }
     }
 }
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn a_refusal_is_one_line_whatever_the_server_says() {
-        let refused = |reply, data: &[u8]| Refused::from_reply("x", Opt::NBD_OPT_GO, reply, data).to_string();
+        let refused = |reply, data: &[u8]| NbdRefused::from_reply("x", Opt::NBD_OPT_GO, reply, data).to_string();
         assert_eq!(refused(Rep::NBD_REP_ERR_UNKNOWN, b""), "server has no export \"x\"");
         assert_eq!(
             refused(Rep::NBD_REP_ERR_TLS_REQD, b"use TLS\n"),
@@ -114,9 +114,9 @@ mod tests {
 
     #[test]
     fn only_a_server_that_is_going_may_come_back() {
-        let refused = |reply| Refused::from_reply("x", Opt::NBD_OPT_GO, reply, b"");
+        let refused = |reply| NbdRefused::from_reply("x", Opt::NBD_OPT_GO, reply, b"");
         assert!(refused(Rep::NBD_REP_ERR_SHUTDOWN).may_pass());
-        assert!(Refused::Closed { export: "x".into() }.may_pass());
-        assert!(!refused(Rep::NBD_REP_ERR_UNKNOWN).may_pass() && !Refused::Oldstyle.may_pass());
+        assert!(NbdRefused::Closed { export: "x".into() }.may_pass());
+        assert!(!refused(Rep::NBD_REP_ERR_UNKNOWN).may_pass() && !NbdRefused::Oldstyle.may_pass());
     }
 }

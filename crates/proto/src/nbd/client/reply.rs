@@ -6,13 +6,13 @@
 //! before anything is done with it.
 
 use super::export::Headers;
-use super::head::{self, Head, Kind, shortest};
-use super::transmission::Transmission;
-use crate::coverage::Misfit;
+use super::head::{self, ReplyHead, ReplyKind, shortest};
+use super::transmission::ClientTransmission;
+use crate::coverage::RangeError;
 use crate::io_queue::LEND_UP_TO;
 use crate::outbox::Outbox;
 use crate::session::ProtocolError;
-use crate::slots::Key;
+use crate::slots::SlotKey;
 use blockmux_volume::{Chunk, Extent, SgList};
 use blockmux_wire::nbd::NBD_MAX_STRING;
 use blockmux_wire::nbd::transmission::{
@@ -22,46 +22,46 @@ use blockmux_wire::nbd::transmission::{
 use zerocopy::FromBytes;
 
 /// Where in the server's stream we are.
-pub(super) enum Reading {
+pub(super) enum ReplyState {
     /// At the head of a message.
     Head,
     /// In read data: the rest goes to `target`, copied or placed there.
-    Data { request: Key, target: SgList, last: bool },
+    Data { request: SlotKey, target: SgList, last: bool },
     /// In block status, with `left` bytes of descriptors to come.
-    Status { request: Key, left: u64, last: bool },
+    Status { request: SlotKey, left: u64, last: bool },
 }
 
 /// What came of some bytes.
-enum Progress {
+enum ReplyProgress {
     /// So many were taken.
     Took(usize),
     /// So many have to be there in one piece.
     Needs(usize),
 }
 
-type Step = Result<Progress, ProtocolError>;
+type ReplyStep = Result<ReplyProgress, ProtocolError>;
 
-impl Reading {
+impl ReplyState {
     /// The fewest bytes that can be made something of.
     pub(super) fn least(&self, headers: Headers) -> usize {
         match self {
-            Reading::Head => shortest(headers),
-            Reading::Data { target, .. } => target.len(),
-            Reading::Status { .. } if headers == Headers::Extended => size_of::<ExtendedBlockDescriptor>(),
-            Reading::Status { .. } => size_of::<BlockDescriptor>(),
+            ReplyState::Head => shortest(headers),
+            ReplyState::Data { target, .. } => target.len(),
+            ReplyState::Status { .. } if headers == Headers::Extended => size_of::<ExtendedBlockDescriptor>(),
+            ReplyState::Status { .. } => size_of::<BlockDescriptor>(),
         }
     }
 
     /// The memory that the next bytes belong in, if they are worth receiving there.
     pub(super) fn place(&self) -> Option<&SgList> {
         match self {
-            Reading::Data { target, .. } if target.len() > PLACE_MORE_THAN => Some(target),
+            ReplyState::Data { target, .. } if target.len() > PLACE_MORE_THAN => Some(target),
             _ => None,
         }
     }
 }
 
-impl Transmission {
+impl ClientTransmission {
     /// Takes all that can be taken of `input`; returns how much that was.
     #[inline]
     pub(super) fn on_bytes(
@@ -75,13 +75,13 @@ impl Transmission {
         loop {
             let rest = bytes.get(at..).unwrap_or_default();
             let step = match &self.reading {
-                Reading::Head => self.on_head(input, at, rest, outbox)?,
-                Reading::Data { .. } => self.on_data(rest, outbox)?,
-                Reading::Status { .. } => self.on_status(rest, outbox)?,
+                ReplyState::Head => self.on_head(input, at, rest, outbox)?,
+                ReplyState::Data { .. } => self.on_data(rest, outbox)?,
+                ReplyState::Status { .. } => self.on_status(rest, outbox)?,
             };
             match step {
-                Progress::Took(len) => at = at.saturating_add(len),
-                Progress::Needs(len) => {
+                ReplyProgress::Took(len) => at = at.saturating_add(len),
+                ReplyProgress::Needs(len) => {
                     self.need = len;
                     return Ok(at);
                 }
@@ -91,7 +91,7 @@ impl Transmission {
 
     /// The memory that [`Reading::place`] named is full.
     pub(super) fn on_placed(&mut self, outbox: &mut Outbox) -> Result<(), ProtocolError> {
-        if let Reading::Data { request, last, .. } = self.reading {
+        if let ReplyState::Data { request, last, .. } = self.reading {
             self.end_chunk(request, last, outbox)?;
             self.need = self.reading.least(self.terms.headers);
         }
@@ -99,10 +99,10 @@ impl Transmission {
     }
 
     #[inline]
-    fn on_head(&mut self, input: &Chunk, at: usize, rest: &[u8], outbox: &mut Outbox) -> Step {
+    fn on_head(&mut self, input: &Chunk, at: usize, rest: &[u8], outbox: &mut Outbox) -> ReplyStep {
         let head = match head::read(rest, self.terms.headers)? {
             Ok(head) => head,
-            Err(need) => return Ok(Progress::Needs(need)),
+            Err(need) => return Ok(ReplyProgress::Needs(need)),
         };
         let Some(request) = self.requests.get_mut(head.cookie) else {
             return fault("answered a cookie that no request in flight has", TRANSMISSION);
@@ -112,12 +112,12 @@ impl Transmission {
         }
         let (cmd, offset, len) = (request.cmd, request.offset, request.len);
         match head.kind {
-            Kind::Simple { error: 0 }
+            ReplyKind::Simple { error: 0 }
                 if cmd == Cmd::NBD_CMD_READ && self.terms.headers == Headers::Simple =>
             {
                 self.on_content(input, at, rest, &head, offset, len, outbox)
             }
-            Kind::Simple { error } => {
+            ReplyKind::Simple { error } => {
                 let needs_chunks = cmd == Cmd::NBD_CMD_BLOCK_STATUS && error == 0
                     || cmd == Cmd::NBD_CMD_READ && self.terms.headers != Headers::Simple;
                 if needs_chunks {
@@ -127,9 +127,9 @@ impl Transmission {
                     self.fail_with_errno(head.cookie, error);
                 }
                 self.finish_request(head.cookie, outbox);
-                Ok(Progress::Took(head.size))
+                Ok(ReplyProgress::Took(head.size))
             }
-            Kind::Chunk { reply_type, last } => match reply_type {
+            ReplyKind::Chunk { reply_type, last } => match reply_type {
                 ReplyType::NBD_REPLY_TYPE_OFFSET_DATA => self.on_offset_data(input, at, rest, &head, outbox),
                 ReplyType::NBD_REPLY_TYPE_OFFSET_HOLE => self.on_offset_hole(rest, &head, last, outbox),
                 ReplyType::NBD_REPLY_TYPE_NONE => {
@@ -137,7 +137,7 @@ impl Transmission {
                         return fault("sent an NBD_REPLY_TYPE_NONE with payload or without DONE", TYPES);
                     }
                     self.end_chunk(head.cookie, true, outbox)?;
-                    Ok(Progress::Took(head.size))
+                    Ok(ReplyProgress::Took(head.size))
                 }
                 ReplyType::NBD_REPLY_TYPE_BLOCK_STATUS | ReplyType::NBD_REPLY_TYPE_BLOCK_STATUS_EXT => {
                     self.on_status_head(rest, &head, reply_type, last)
@@ -153,33 +153,33 @@ impl Transmission {
         input: &Chunk,
         at: usize,
         rest: &[u8],
-        head: &Head,
+        head: &ReplyHead,
         outbox: &mut Outbox,
-    ) -> Step {
+    ) -> ReplyStep {
         let Some(len) = head.length.checked_sub(OFFSET_SIZE as u64).filter(|&len| len > 0) else {
             return fault("sent an NBD_REPLY_TYPE_OFFSET_DATA without data", TYPES);
         };
         let size = head.size.saturating_add(OFFSET_SIZE);
         let Some((_, offset)) = rest.get(..size).and_then(|fixed| fixed.split_last_chunk()) else {
-            return Ok(Progress::Needs(size));
+            return Ok(ReplyProgress::Needs(size));
         };
-        let head = Head { size, ..*head };
+        let head = ReplyHead { size, ..*head };
         self.on_content(input, at, rest, &head, u64::from_be_bytes(*offset), len, outbox)
     }
 
-    fn on_offset_hole(&mut self, rest: &[u8], head: &Head, last: bool, outbox: &mut Outbox) -> Step {
+    fn on_offset_hole(&mut self, rest: &[u8], head: &ReplyHead, last: bool, outbox: &mut Outbox) -> ReplyStep {
         if head.length != size_of::<OffsetHole>() as u64 {
             return fault("sent an NBD_REPLY_TYPE_OFFSET_HOLE that is not 12 bytes long", TYPES);
         }
         let size = head.size.saturating_add(size_of::<OffsetHole>());
         let Some(Ok(hole)) = rest.get(head.size..size).map(OffsetHole::read_from_bytes) else {
-            return Ok(Progress::Needs(size));
+            return Ok(ReplyProgress::Needs(size));
         };
         let (job, from) = self.cover(head.cookie, hole.offset.get(), hole.length.get().into())?;
         let list = self.destination(job).ok_or(NO_READ)?;
         list.slice(from, hole.length.get() as usize).fill_zero();
         self.end_chunk(head.cookie, last, outbox)?;
-        Ok(Progress::Took(size))
+        Ok(ReplyProgress::Took(size))
     }
 
     /// Read data, `len` bytes behind a head of `head.size`.
@@ -190,19 +190,19 @@ impl Transmission {
         input: &Chunk,
         at: usize,
         rest: &[u8],
-        head: &Head,
+        head: &ReplyHead,
         offset: u64,
         len: u64,
         outbox: &mut Outbox,
-    ) -> Step {
+    ) -> ReplyStep {
         let key = head.cookie;
-        let last = !matches!(head.kind, Kind::Chunk { last: false, .. });
+        let last = !matches!(head.kind, ReplyKind::Chunk { last: false, .. });
         let is_lendable = self.is_lendable(key, len);
         let here = rest.get(head.size..).unwrap_or_default();
         let has_all = here.len() as u64 >= len;
         // Nothing has been done yet, so the same head can be looked at again.
         if is_lendable && !has_all && len <= LEND_UP_TO {
-            return Ok(Progress::Needs(head.size.saturating_add(len as usize)));
+            return Ok(ReplyProgress::Needs(head.size.saturating_add(len as usize)));
         }
         let (job_key, from) = self.cover(key, offset, len)?;
         let len = len as usize; // at most the request's, which is below 4 GiB
@@ -211,7 +211,7 @@ impl Transmission {
                 job.buffer = Some(SgList::one(input.lend(at.saturating_add(head.size), len)));
             }
             self.end_chunk(key, last, outbox)?;
-            return Ok(Progress::Took(head.size.saturating_add(len)));
+            return Ok(ReplyProgress::Took(head.size.saturating_add(len)));
         }
         let list = self.destination(job_key).ok_or(NO_READ)?;
         if has_all {
@@ -222,42 +222,42 @@ impl Transmission {
                 list.slice(from, len).copy_from(data);
             }
             self.end_chunk(key, last, outbox)?;
-            return Ok(Progress::Took(head.size.saturating_add(len)));
+            return Ok(ReplyProgress::Took(head.size.saturating_add(len)));
         }
         let target = list.slice(from, len);
         target.copy_from(here);
         let left = len.saturating_sub(here.len());
         let target = target.slice(here.len(), left);
-        self.reading = Reading::Data { request: key, target, last };
-        Ok(Progress::Took(rest.len()))
+        self.reading = ReplyState::Data { request: key, target, last };
+        Ok(ReplyProgress::Took(rest.len()))
     }
 
     /// Whether a chunk of `len` bytes is all that the I/O asked for, and the I/O brought no memory.
     #[inline]
-    fn is_lendable(&mut self, key: Key, len: u64) -> bool {
+    fn is_lendable(&mut self, key: SlotKey, len: u64) -> bool {
         let job = self.requests.get_mut(key).map(|request| request.job);
         let job = job.and_then(|job| self.jobs.get_mut(job));
         job.is_some_and(|job| job.io.data.is_none() && job.io.len == len && job.buffer.is_none())
     }
 
     /// More of the data that `on_content` began; at [`Reading::place`]'s size nothing comes here.
-    fn on_data(&mut self, rest: &[u8], outbox: &mut Outbox) -> Step {
-        let Reading::Data { request, target, last } = &mut self.reading else { return Ok(Progress::Took(0)) };
+    fn on_data(&mut self, rest: &[u8], outbox: &mut Outbox) -> ReplyStep {
+        let ReplyState::Data { request, target, last } = &mut self.reading else { return Ok(ReplyProgress::Took(0)) };
         let here = rest.get(..target.len()).unwrap_or(rest);
         target.copy_from(here);
         if here.len() < target.len() {
             let left = target.len().saturating_sub(here.len());
             *target = target.slice(here.len(), left);
-            return Ok(if here.is_empty() { Progress::Needs(left) } else { Progress::Took(here.len()) });
+            return Ok(if here.is_empty() { ReplyProgress::Needs(left) } else { ReplyProgress::Took(here.len()) });
         }
         let (request, last) = (*request, *last);
         self.end_chunk(request, last, outbox)?;
-        Ok(Progress::Took(here.len()))
+        Ok(ReplyProgress::Took(here.len()))
     }
 
     /// Notes that bytes of a read have come, each only once; returns its job and where in the job's data they go.
     #[inline]
-    fn cover(&mut self, key: Key, offset: u64, len: u64) -> Result<(Key, usize), ProtocolError> {
+    fn cover(&mut self, key: SlotKey, offset: u64, len: u64) -> Result<(SlotKey, usize), ProtocolError> {
         let request = self.requests.get_mut(key).filter(|request| request.cmd == Cmd::NBD_CMD_READ);
         let request = request.ok_or(NO_READ)?;
         if request.flags.contains(CmdFlags::DF) && !request.coverage.is_empty() {
@@ -272,8 +272,8 @@ impl Transmission {
         };
         // A read is at most MAX_TRANSFER long, so this fits.
         request.coverage.add(start as u32, end as u32).map_err(|misfit| match misfit {
-            Misfit::Overlap => error("sent the same bytes of a read twice", READ),
-            Misfit::TooScattered => error("scattered a read over thousands of places", READ),
+            RangeError::Overlap => error("sent the same bytes of a read twice", READ),
+            RangeError::TooScattered => error("scattered a read over thousands of places", READ),
         })?;
         let (job, offset) = (request.job, request.offset);
         let from = self.jobs.get_mut(job).map_or(0, |job| offset.saturating_sub(job.io.offset));
@@ -283,16 +283,16 @@ impl Transmission {
     fn on_error_chunk(
         &mut self,
         rest: &[u8],
-        head: &Head,
+        head: &ReplyHead,
         reply_type: ReplyType,
         last: bool,
         outbox: &mut Outbox,
-    ) -> Step {
+    ) -> ReplyStep {
         if head.length > MAX_ERROR_CHUNK {
             return fault("sent an error chunk of more than 64 KiB", TYPES);
         }
         let size = head.size.saturating_add(head.length as usize);
-        let Some(payload) = rest.get(head.size..size) else { return Ok(Progress::Needs(size)) };
+        let Some(payload) = rest.get(head.size..size) else { return Ok(ReplyProgress::Needs(size)) };
         let Ok((fixed, tail)) = ErrorChunk::read_from_prefix(payload) else {
             return fault("sent an error chunk shorter than its fixed part", TYPES);
         };
@@ -324,10 +324,10 @@ impl Transmission {
         }
         self.fail_with_errno(head.cookie, fixed.error.get());
         self.end_chunk(head.cookie, last, outbox)?;
-        Ok(Progress::Took(size))
+        Ok(ReplyProgress::Took(size))
     }
 
-    fn on_status_head(&mut self, rest: &[u8], head: &Head, reply_type: ReplyType, last: bool) -> Step {
+    fn on_status_head(&mut self, rest: &[u8], head: &ReplyHead, reply_type: ReplyType, last: bool) -> ReplyStep {
         let is_extended = reply_type == ReplyType::NBD_REPLY_TYPE_BLOCK_STATUS_EXT;
         if is_extended != (self.terms.headers == Headers::Extended) {
             return fault("sent block status in the form that was not agreed", TYPES);
@@ -348,7 +348,7 @@ impl Transmission {
         let size = head.size.saturating_add(fixed);
         let Some((context, more)) = rest.get(head.size..size).and_then(|fixed| fixed.split_first_chunk())
         else {
-            return Ok(Progress::Needs(size));
+            return Ok(ReplyProgress::Needs(size));
         };
         if is_extended && more != (count as u32).to_be_bytes() {
             return fault("counted its block status descriptors wrongly", TYPES);
@@ -370,13 +370,13 @@ impl Transmission {
             }
             Some(_) => {}
         }
-        self.reading = Reading::Status { request: head.cookie, left, last };
-        Ok(Progress::Took(size))
+        self.reading = ReplyState::Status { request: head.cookie, left, last };
+        Ok(ReplyProgress::Took(size))
     }
 
     /// As many descriptors as are there.
-    fn on_status(&mut self, rest: &[u8], outbox: &mut Outbox) -> Step {
-        let Reading::Status { request, left, last } = self.reading else { return Ok(Progress::Took(0)) };
+    fn on_status(&mut self, rest: &[u8], outbox: &mut Outbox) -> ReplyStep {
+        let ReplyState::Status { request, left, last } = self.reading else { return Ok(ReplyProgress::Took(0)) };
         let job = self.requests.get_mut(request).map(|request| request.job);
         let Some(extents) = job.and_then(|job| self.jobs.get_mut(job)?.extents.as_mut()) else {
             return fault("sent block status for a request of another kind", TYPES);
@@ -409,17 +409,17 @@ impl Transmission {
         if left == 0 {
             self.end_chunk(request, last, outbox)?;
         } else if took == 0 {
-            return Ok(Progress::Needs(self.reading.least(self.terms.headers)));
+            return Ok(ReplyProgress::Needs(self.reading.least(self.terms.headers)));
         } else {
-            self.reading = Reading::Status { request, left, last };
+            self.reading = ReplyState::Status { request, left, last };
         }
-        Ok(Progress::Took(took))
+        Ok(ReplyProgress::Took(took))
     }
 
     /// A chunk is complete; if it was the last, so is the reply.
     #[inline]
-    fn end_chunk(&mut self, key: Key, last: bool, outbox: &mut Outbox) -> Result<(), ProtocolError> {
-        self.reading = Reading::Head;
+    fn end_chunk(&mut self, key: SlotKey, last: bool, outbox: &mut Outbox) -> Result<(), ProtocolError> {
+        self.reading = ReplyState::Head;
         if !last {
             return Ok(());
         }

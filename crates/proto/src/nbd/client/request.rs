@@ -1,9 +1,9 @@
 //! Requests as they go on the wire (proto.md, "Request message").
 
 use super::export::Headers;
-use super::transmission::Request as InFlight;
+use super::transmission::SentRequest as InFlight;
 use crate::outbox::Outbox;
-use crate::slots::Key;
+use crate::slots::SlotKey;
 use blockmux_volume::{IoError, Op};
 use blockmux_wire::nbd::handshake::TransmissionFlags;
 use blockmux_wire::nbd::transmission::{
@@ -12,7 +12,7 @@ use blockmux_wire::nbd::transmission::{
 use zerocopy::IntoBytes;
 
 /// What the handshake agreed, as far as requests and replies depend on it.
-pub(super) struct Terms {
+pub(super) struct AgreedLimits {
     pub(super) headers: Headers,
     pub(super) flags: TransmissionFlags,
     /// The number of the metadata context `base:allocation`, if it was selected.
@@ -22,7 +22,7 @@ pub(super) struct Terms {
 }
 
 /// What becomes of an I/O.
-pub(super) enum Plan {
+pub(super) enum NbdPlan {
     /// It is done: a hint that the server does not take, a flush that it does not need.
     Done,
     /// The server cannot do it.
@@ -32,12 +32,12 @@ pub(super) enum Plan {
     /// A flush.
     Flush,
     /// Requests for its range.
-    Send(Pieces),
+    Send(NbdPieces),
 }
 
 /// How an I/O's range is cut into requests.
 #[derive(Clone, Copy)]
-pub(super) struct Pieces {
+pub(super) struct NbdPieces {
     pub(super) cmd: Cmd,
     pub(super) flags: CmdFlags,
     /// The most one request covers, in bytes.
@@ -48,12 +48,12 @@ pub(super) struct Pieces {
     pub(super) zeroes: bool,
 }
 
-impl Terms {
+impl AgreedLimits {
     /// How to do `op` over `len` bytes with this server.
     #[inline]
-    pub(super) fn plan(&self, op: Op, len: u64, wants_one_chunk: bool) -> Plan {
+    pub(super) fn plan(&self, op: Op, len: u64, wants_one_chunk: bool) -> NbdPlan {
         let can = |flag| self.flags.contains(flag);
-        let mut pieces = Pieces {
+        let mut pieces = NbdPieces {
             cmd: Cmd::NBD_CMD_READ,
             flags: CmdFlags::empty(),
             max: u64::from(self.max_payload),
@@ -71,8 +71,8 @@ impl Terms {
                 pieces.cmd = Cmd::NBD_CMD_WRITE;
                 fua
             }
-            Op::Flush if can(TransmissionFlags::SEND_FLUSH) => return Plan::Flush,
-            Op::Flush => return Plan::Done,
+            Op::Flush if can(TransmissionFlags::SEND_FLUSH) => return NbdPlan::Flush,
+            Op::Flush => return NbdPlan::Done,
             Op::Discard { fua } if can(TransmissionFlags::SEND_TRIM) => {
                 pieces.cmd = Cmd::NBD_CMD_TRIM;
                 pieces.max = self.max_effect();
@@ -83,17 +83,17 @@ impl Terms {
                 pieces.max = self.max_effect();
                 false
             }
-            Op::Discard { .. } | Op::Prefetch => return Plan::Done,
+            Op::Discard { .. } | Op::Prefetch => return NbdPlan::Done,
             Op::BlockStatus if self.allocation.is_some() => {
                 pieces.cmd = Cmd::NBD_CMD_BLOCK_STATUS;
                 pieces.max = self.max_effect();
                 false
             }
-            Op::BlockStatus => return Plan::AllData,
+            Op::BlockStatus => return NbdPlan::AllData,
             Op::WriteZeroes { fua, may_unmap, only_fast } => {
                 match self.plan_zeroes(&mut pieces, len, may_unmap, only_fast) {
                     Ok(()) => fua,
-                    Err(error) => return Plan::Fails(error),
+                    Err(error) => return NbdPlan::Fails(error),
                 }
             }
         };
@@ -102,12 +102,12 @@ impl Terms {
         } else {
             pieces.then_flush = fua && can(TransmissionFlags::SEND_FLUSH);
         }
-        Plan::Send(pieces)
+        NbdPlan::Send(pieces)
     }
 
     fn plan_zeroes(
         &self,
-        pieces: &mut Pieces,
+        pieces: &mut NbdPieces,
         len: u64,
         may_unmap: bool,
         only_fast: bool,
@@ -158,7 +158,7 @@ impl Terms {
         outbox: &mut Outbox,
         cmd: Cmd,
         flags: CmdFlags,
-        cookie: Key,
+        cookie: SlotKey,
         offset: u64,
         len: u64,
     ) {
@@ -168,7 +168,7 @@ impl Terms {
 
 /// Sends `NBD_CMD_DISC`; nothing may follow it.
 pub(super) fn push_disconnect(outbox: &mut Outbox, headers: Headers) {
-    push(outbox, headers, Cmd::NBD_CMD_DISC, CmdFlags::empty(), Key(0), 0, 0);
+    push(outbox, headers, Cmd::NBD_CMD_DISC, CmdFlags::empty(), SlotKey(0), 0, 0);
 }
 
 #[inline]
@@ -177,7 +177,7 @@ fn push(
     headers: Headers,
     cmd: Cmd,
     flags: CmdFlags,
-    cookie: Key,
+    cookie: SlotKey,
     offset: u64,
     len: u64,
 ) {

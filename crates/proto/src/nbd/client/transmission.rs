@@ -11,27 +11,27 @@
 use super::DEPTH;
 use super::export::ExportInfo;
 use super::extents::Extents;
-use super::reply::Reading;
-use super::request::{Pieces, Plan, Terms, ZEROES, push_disconnect};
+use super::reply::ReplyState;
+use super::request::{NbdPieces, NbdPlan, AgreedLimits, ZEROES, push_disconnect};
 use crate::coverage::Coverage;
 use crate::io_queue::{LEND_UP_TO, memory};
 use crate::nbd::errno::to_io_error;
 use crate::outbox::Outbox;
-use crate::slots::{Key, Slots};
+use crate::slots::{SlotKey, Slots};
 use blockmux_volume::{Completion, Extent, Io, IoError, Memory, Op, Output, Pool, Seg, SgList, VolumeInfo};
 use blockmux_wire::nbd::transmission::{Cmd, CmdFlags, Errno};
 use std::collections::VecDeque;
 
 /// The state of the transmission phase.
-pub(super) struct Transmission {
-    pub(super) terms: Terms,
+pub(super) struct ClientTransmission {
+    pub(super) terms: AgreedLimits,
     info: VolumeInfo,
     pool: Pool,
-    pub(super) jobs: Slots<Job>,
-    pub(super) requests: Slots<Request>,
+    pub(super) jobs: Slots<NbdJob>,
+    pub(super) requests: Slots<SentRequest>,
     /// Jobs that wait for memory, first come first served; while there are any, a request is in flight.
-    waiting: VecDeque<Key>,
-    pub(super) reading: Reading,
+    waiting: VecDeque<SlotKey>,
+    pub(super) reading: ReplyState,
     /// Bytes in one piece that reading needs to go on.
     pub(super) need: usize,
     done: VecDeque<Completion>,
@@ -39,12 +39,12 @@ pub(super) struct Transmission {
     next_age: u64,
     /// What is sent where the server cannot make zeroes itself.
     zeroes: Option<Seg>,
-    ending: Ending,
+    ending: DisconnectState,
 }
 
 /// How far the session has come with ending.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Ending {
+enum DisconnectState {
     No,
     /// The server is shutting down: what it did not do is kept for another session.
     ByServer,
@@ -55,11 +55,11 @@ enum Ending {
 }
 
 /// One I/O from submission to completion.
-pub(super) struct Job {
+pub(super) struct NbdJob {
     pub(super) io: Io,
     /// Smaller is older.
     age: u64,
-    pieces: Pieces,
+    pieces: NbdPieces,
     /// Bytes of the range that requests were sent for.
     issued: u64,
     in_flight: u32,
@@ -72,8 +72,8 @@ pub(super) struct Job {
 }
 
 /// One request on the wire.
-pub(super) struct Request {
-    pub(super) job: Key,
+pub(super) struct SentRequest {
+    pub(super) job: SlotKey,
     pub(super) cmd: Cmd,
     pub(super) flags: CmdFlags,
     /// In bytes.
@@ -88,16 +88,16 @@ pub(super) struct Request {
     pub(super) error_chunks: u32,
 }
 
-impl Transmission {
-    pub(super) fn new(export: &ExportInfo, allocation: Option<u32>, pool: Pool) -> Transmission {
-        let terms = Terms {
+impl ClientTransmission {
+    pub(super) fn new(export: &ExportInfo, allocation: Option<u32>, pool: Pool) -> ClientTransmission {
+        let terms = AgreedLimits {
             headers: export.headers,
             flags: export.flags,
             allocation,
             max_payload: export.max_payload(),
         };
-        let reading = Reading::Head;
-        Transmission {
+        let reading = ReplyState::Head;
+        ClientTransmission {
             need: reading.least(terms.headers),
             terms,
             info: export.volume_info(),
@@ -109,13 +109,13 @@ impl Transmission {
             done: VecDeque::new(),
             next_age: 0,
             zeroes: None,
-            ending: Ending::No,
+            ending: DisconnectState::No,
         }
     }
 
     #[inline]
     pub(super) fn room(&self) -> usize {
-        if self.ending == Ending::No {
+        if self.ending == DisconnectState::No {
             DEPTH.saturating_sub(self.jobs.len()).saturating_sub(self.done.len())
         } else {
             0
@@ -129,7 +129,7 @@ impl Transmission {
 
     /// Whether nothing more will be said.
     pub(super) fn is_disconnected(&self) -> bool {
-        self.ending == Ending::Disconnected
+        self.ending == DisconnectState::Disconnected
     }
 
     /// Whether no request waits for a reply, and none is being read.
@@ -143,20 +143,20 @@ impl Transmission {
         if let Err(error) = self.info.check(&io) {
             return self.done.push_back(Completion { tag, result: Err(error) });
         }
-        if self.ending != Ending::No {
+        if self.ending != DisconnectState::No {
             return self.done.push_back(Completion { tag, result: Err(IoError::ShuttingDown) });
         }
         let result = match self.terms.plan(io.op, io.len, io.data.is_none()) {
-            Plan::Done => Ok(Output::Nothing),
-            Plan::Fails(error) => Err(error),
+            NbdPlan::Done => Ok(Output::Nothing),
+            NbdPlan::Fails(error) => Err(error),
             // Requests of no length are not to be sent, nor are they needed.
-            Plan::AllData | Plan::Send(_) if io.len == 0 => Ok(io.into_empty_output()),
-            Plan::AllData => Ok(Output::Extents(vec![Extent::data(io.len)])),
-            Plan::Flush => {
+            NbdPlan::AllData | NbdPlan::Send(_) if io.len == 0 => Ok(io.into_empty_output()),
+            NbdPlan::AllData => Ok(Output::Extents(vec![Extent::data(io.len)])),
+            NbdPlan::Flush => {
                 let key = self.insert_job(io, FLUSH);
                 return self.send_flush(key, outbox);
             }
-            Plan::Send(pieces) => {
+            NbdPlan::Send(pieces) => {
                 let needs_memory = io.op == Op::Read && io.data.is_none() && io.len > LEND_UP_TO;
                 let key = self.insert_job(io, pieces);
                 if needs_memory {
@@ -171,8 +171,8 @@ impl Transmission {
 
     /// Ends softly once nothing is in flight.
     pub(super) fn stop(&mut self, outbox: &mut Outbox) {
-        if self.ending == Ending::ByServer {
-            self.ending = Ending::ByUs;
+        if self.ending == DisconnectState::ByServer {
+            self.ending = DisconnectState::ByUs;
             self.waiting.clear();
             // What was kept for another session has none to come.
             for key in self.jobs.keys_of(|job| job.in_flight == 0) {
@@ -182,8 +182,8 @@ impl Transmission {
                 self.complete(key);
             }
         }
-        if self.ending == Ending::No {
-            self.ending = Ending::ByUs;
+        if self.ending == DisconnectState::No {
+            self.ending = DisconnectState::ByUs;
         }
         self.disconnect_when_idle(outbox);
     }
@@ -198,15 +198,15 @@ impl Transmission {
         let mut jobs = self.jobs.take_all();
         self.requests.take_all();
         self.waiting.clear();
-        self.reading = Reading::Head;
-        self.ending = Ending::Disconnected;
+        self.reading = ReplyState::Head;
+        self.ending = DisconnectState::Disconnected;
         jobs.sort_unstable_by_key(|job| job.age);
         jobs.into_iter().map(|job| job.io).collect()
     }
 
     /// The reply to a request is complete: goes on with its job.
     #[inline]
-    pub(super) fn finish_request(&mut self, key: Key, outbox: &mut Outbox) {
+    pub(super) fn finish_request(&mut self, key: SlotKey, outbox: &mut Outbox) {
         let Some(request) = self.requests.remove(key) else { return };
         let Some(job) = self.jobs.get_mut(request.job) else { return };
         job.in_flight = job.in_flight.saturating_sub(1);
@@ -216,8 +216,8 @@ impl Transmission {
             }
             Some(error) => {
                 job.error.get_or_insert(error);
-                if error == IoError::ShuttingDown && self.ending == Ending::No {
-                    self.ending = Ending::ByServer;
+                if error == IoError::ShuttingDown && self.ending == DisconnectState::No {
+                    self.ending = DisconnectState::ByServer;
                 }
             }
             None => {}
@@ -234,10 +234,10 @@ impl Transmission {
         if job.in_flight == 0 {
             self.complete(request.job);
         }
-        if !self.waiting.is_empty() && self.ending != Ending::ByServer {
+        if !self.waiting.is_empty() && self.ending != DisconnectState::ByServer {
             self.send_waiting(outbox);
         }
-        if self.ending != Ending::No {
+        if self.ending != DisconnectState::No {
             self.disconnect_when_idle(outbox);
         }
     }
@@ -259,7 +259,7 @@ impl Transmission {
 
     /// Where the data of a job goes. Only a short read can come here without memory: its data came in pieces.
     #[inline]
-    pub(super) fn destination(&mut self, key: Key) -> Option<&SgList> {
+    pub(super) fn destination(&mut self, key: SlotKey) -> Option<&SgList> {
         let job = self.jobs.get_mut(key)?;
         if job.io.data.is_none() && job.buffer.is_none() {
             job.buffer = Some(memory(&self.pool, job.io.len as usize)); // at most LEND_UP_TO
@@ -268,31 +268,31 @@ impl Transmission {
     }
 
     /// Notes what a reply reported; the first error counts.
-    pub(super) fn fail_request(&mut self, key: Key, error: IoError) {
+    pub(super) fn fail_request(&mut self, key: SlotKey, error: IoError) {
         if let Some(request) = self.requests.get_mut(key) {
             request.error.get_or_insert(error);
         }
     }
 
     /// Notes an error value of the server.
-    pub(super) fn fail_with_errno(&mut self, key: Key, errno: u32) {
+    pub(super) fn fail_with_errno(&mut self, key: SlotKey, errno: u32) {
         self.fail_request(key, to_io_error(Errno(errno)));
     }
 
-    fn insert_job(&mut self, io: Io, pieces: Pieces) -> Key {
+    fn insert_job(&mut self, io: Io, pieces: NbdPieces) -> SlotKey {
         let age = self.next_age;
         self.next_age = self.next_age.wrapping_add(1);
         let extents = (io.op == Op::BlockStatus)
             .then(|| Box::new(Extents::new(io.len.min(pieces.max), self.info.logical_block)));
-        self.jobs.insert(Job { io, age, pieces, issued: 0, in_flight: 0, error: None, buffer: None, extents })
+        self.jobs.insert(NbdJob { io, age, pieces, issued: 0, in_flight: 0, error: None, buffer: None, extents })
     }
 
     /// Sends the next requests of a job, up to its window.
     #[inline]
-    fn issue(&mut self, key: Key, outbox: &mut Outbox) {
+    fn issue(&mut self, key: SlotKey, outbox: &mut Outbox) {
         let Some(job) = self.jobs.get_mut(key) else { return };
         while job.in_flight < WINDOW && job.issued < job.io.len {
-            let Pieces { cmd, flags, max, zeroes, .. } = job.pieces;
+            let NbdPieces { cmd, flags, max, zeroes, .. } = job.pieces;
             let at = job.issued;
             let len = job.io.len.saturating_sub(at).min(max);
             job.in_flight = job.in_flight.saturating_add(1);
@@ -300,7 +300,7 @@ impl Transmission {
             job.issued = if cmd == Cmd::NBD_CMD_BLOCK_STATUS { job.io.len } else { at.saturating_add(len) };
             let offset = job.io.offset.saturating_add(at);
             let coverage = Coverage::default();
-            let cookie = self.requests.insert(Request {
+            let cookie = self.requests.insert(SentRequest {
                 job: key,
                 cmd,
                 flags,
@@ -328,11 +328,11 @@ impl Transmission {
         }
     }
 
-    fn send_flush(&mut self, key: Key, outbox: &mut Outbox) {
+    fn send_flush(&mut self, key: SlotKey, outbox: &mut Outbox) {
         let Some(job) = self.jobs.get_mut(key) else { return };
         job.in_flight = job.in_flight.saturating_add(1);
         let cmd = Cmd::NBD_CMD_FLUSH;
-        let cookie = self.requests.insert(Request {
+        let cookie = self.requests.insert(SentRequest {
             job: key,
             cmd,
             flags: CmdFlags::empty(),
@@ -346,9 +346,9 @@ impl Transmission {
     }
 
     #[inline]
-    fn complete(&mut self, key: Key) {
+    fn complete(&mut self, key: SlotKey) {
         let Some(job) = self.jobs.get_mut(key) else { return };
-        if job.error == Some(IoError::ShuttingDown) && self.ending == Ending::ByServer {
+        if job.error == Some(IoError::ShuttingDown) && self.ending == DisconnectState::ByServer {
             // It stays, to be done on another session.
             return;
         }
@@ -378,18 +378,18 @@ impl Transmission {
     }
 
     fn disconnect_when_idle(&mut self, outbox: &mut Outbox) {
-        if self.requests.is_empty() && self.ending != Ending::Disconnected {
+        if self.requests.is_empty() && self.ending != DisconnectState::Disconnected {
             push_disconnect(outbox, self.terms.headers);
-            self.ending = Ending::Disconnected;
+            self.ending = DisconnectState::Disconnected;
         }
     }
 }
 
-impl Job {
+impl NbdJob {
     /// Does again what a refused request and those behind it were for, in pieces of at most `max` bytes. Whatever
     /// they have done already is done twice then, which changes nothing.
     #[cold]
-    fn go_back(&mut self, request: &Request, max: u64, block: u32) {
+    fn go_back(&mut self, request: &SentRequest, max: u64, block: u32) {
         self.pieces.max = max;
         self.issued = self.issued.min(request.offset.saturating_sub(self.io.offset));
         if self.extents.is_some() {
@@ -401,5 +401,5 @@ impl Job {
 /// The most requests that one I/O has in flight.
 pub(super) const WINDOW: u32 = 4;
 
-const FLUSH: Pieces =
-    Pieces { cmd: Cmd::NBD_CMD_FLUSH, flags: CmdFlags::empty(), max: 0, then_flush: false, zeroes: false };
+const FLUSH: NbdPieces =
+    NbdPieces { cmd: Cmd::NBD_CMD_FLUSH, flags: CmdFlags::empty(), max: 0, then_flush: false, zeroes: false };

@@ -15,7 +15,7 @@
 
 use super::option::{BASE_ALLOCATION, InfoRequest, Malformed, MetaContextRequest, string};
 use super::reply::BASE_ALLOCATION_ID;
-use super::terms::{Form, Terms};
+use super::terms::{Form, TransmissionTerms};
 use crate::event::bounded;
 use crate::exports::{Export, Exports, VolumeId};
 use crate::outbox::Outbox;
@@ -29,9 +29,9 @@ use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// One client's handshake.
-pub(super) struct Handshake {
+pub(super) struct ServerHandshake {
     exports: Exports,
-    awaiting: Awaiting,
+    awaiting: AwaitedOption,
     /// `NBD_FLAG_C_*`, once sent.
     client_flags: u32,
     form: Form,
@@ -45,15 +45,15 @@ pub(super) struct Handshake {
 }
 
 /// What ends a handshake.
-pub(super) enum Next {
+pub(super) enum AfterHandshake {
     /// Transmission begins.
-    Transmit(Terms),
+    Transmit(TransmissionTerms),
     /// The client has had enough.
     Close,
 }
 
 /// What the next bytes are.
-enum Awaiting {
+enum AwaitedOption {
     Flags,
     Head,
     /// All of an option's data, in one piece.
@@ -65,34 +65,34 @@ enum Awaiting {
     Skip {
         option: Opt,
         left: usize,
-        answer: Answer,
+        answer: OptionResult,
     },
 }
 
 /// How an option ends.
-type Answer = Result<(), OptionError>;
+type OptionResult = Result<(), OptionError>;
 
 /// An option that fails: `NBD_REP_ERR_*`, and why; for people.
 #[derive(Clone, Copy, Debug)]
 struct OptionError(Rep, &'static str);
 
 /// One step over the input: bytes taken and what ended the handshake, if something did.
-struct Step {
+struct HandshakeStep {
     taken: usize,
-    next: Option<Next>,
+    next: Option<AfterHandshake>,
 }
 
-impl Handshake {
+impl ServerHandshake {
     /// Greets the client, which has [`HANDSHAKE_TIME`] from `now` on.
-    pub(super) fn new(exports: Exports, now: Instant, outbox: &mut Outbox) -> Handshake {
+    pub(super) fn new(exports: Exports, now: Instant, outbox: &mut Outbox) -> ServerHandshake {
         let greeting = Greeting {
             magic: NBD_MAGIC.into(),
             opts_magic: NBD_OPTS_MAGIC.into(),
             handshake_flags: (NBD_FLAG_FIXED_NEWSTYLE | NBD_FLAG_NO_ZEROES).into(),
         };
         outbox.push_head(greeting.as_bytes());
-        Handshake {
-            awaiting: Awaiting::Flags,
+        ServerHandshake {
+            awaiting: AwaitedOption::Flags,
             client_flags: 0,
             form: Form::Simple,
             base_allocation: None,
@@ -111,12 +111,12 @@ impl Handshake {
 
     pub(super) fn demand(&self, outbox: &Outbox) -> Demand {
         match self.awaiting {
-            Awaiting::Flags | Awaiting::Head if self.stopping => Demand::Close,
-            Awaiting::Flags => Demand::Bytes(size_of::<ClientFlags>()),
-            Awaiting::Head if outbox.len() > UNSENT_REPLIES => Demand::Nothing,
-            Awaiting::Head => Demand::Bytes(size_of::<OptionHead>()),
-            Awaiting::Data { length, .. } => Demand::Bytes(length),
-            Awaiting::Skip { .. } => Demand::Bytes(1),
+            AwaitedOption::Flags | AwaitedOption::Head if self.stopping => Demand::Close,
+            AwaitedOption::Flags => Demand::Bytes(size_of::<ClientFlags>()),
+            AwaitedOption::Head if outbox.len() > UNSENT_REPLIES => Demand::Nothing,
+            AwaitedOption::Head => Demand::Bytes(size_of::<OptionHead>()),
+            AwaitedOption::Data { length, .. } => Demand::Bytes(length),
+            AwaitedOption::Skip { .. } => Demand::Bytes(1),
         }
     }
 
@@ -125,7 +125,7 @@ impl Handshake {
         &mut self,
         input: &[u8],
         outbox: &mut Outbox,
-    ) -> Result<(usize, Option<Next>), ProtocolError> {
+    ) -> Result<(usize, Option<AfterHandshake>), ProtocolError> {
         let mut taken: usize = 0;
         loop {
             let rest = input.get(taken..).unwrap_or_default();
@@ -143,14 +143,14 @@ impl Handshake {
     }
 
     /// The name of the export that was agreed on.
-    pub(super) fn name_of(&self, terms: &Terms) -> String {
+    pub(super) fn name_of(&self, terms: &TransmissionTerms) -> String {
         self.exports.get(terms.volume).map(|export| export.name.clone()).unwrap_or_default()
     }
 
     /// Whether the client may leave here. The document wants `NBD_OPT_ABORT` first, but many just go, port scanners
     /// among them, and nothing is lost.
     pub(super) fn is_between_messages(&self) -> bool {
-        matches!(self.awaiting, Awaiting::Flags | Awaiting::Head)
+        matches!(self.awaiting, AwaitedOption::Flags | AwaitedOption::Head)
     }
 
     /// Refuses further options; an option that has begun is still answered.
@@ -159,35 +159,35 @@ impl Handshake {
     }
 
     /// One message, or a part of skipped data; `None` if more bytes or room are needed.
-    fn step(&mut self, input: &[u8], outbox: &mut Outbox) -> Result<Option<Step>, ProtocolError> {
+    fn step(&mut self, input: &[u8], outbox: &mut Outbox) -> Result<Option<HandshakeStep>, ProtocolError> {
         match self.awaiting {
-            Awaiting::Flags => {
+            AwaitedOption::Flags => {
                 let Ok((flags, _)) = ClientFlags::ref_from_prefix(input) else { return Ok(None) };
                 self.on_flags(flags.flags.get())?;
-                Ok(Some(Step { taken: size_of::<ClientFlags>(), next: None }))
+                Ok(Some(HandshakeStep { taken: size_of::<ClientFlags>(), next: None }))
             }
             // Only here: an option that has begun is always answered.
-            Awaiting::Head if outbox.len() > UNSENT_REPLIES => Ok(None),
-            Awaiting::Head => {
+            AwaitedOption::Head if outbox.len() > UNSENT_REPLIES => Ok(None),
+            AwaitedOption::Head => {
                 let Ok((head, _)) = OptionHead::ref_from_prefix(input) else { return Ok(None) };
                 self.awaiting = self.on_head(head)?;
-                Ok(Some(Step { taken: size_of::<OptionHead>(), next: None }))
+                Ok(Some(HandshakeStep { taken: size_of::<OptionHead>(), next: None }))
             }
-            Awaiting::Data { option, length } => {
+            AwaitedOption::Data { option, length } => {
                 let Some(data) = input.get(..length) else { return Ok(None) };
-                self.awaiting = Awaiting::Head;
-                Ok(Some(Step { taken: length, next: self.on_option(option, data, outbox)? }))
+                self.awaiting = AwaitedOption::Head;
+                Ok(Some(HandshakeStep { taken: length, next: self.on_option(option, data, outbox)? }))
             }
-            Awaiting::Skip { option, ref mut left, answer } => {
+            AwaitedOption::Skip { option, ref mut left, answer } => {
                 let taken = input.len().min(*left);
                 *left = left.saturating_sub(taken);
                 if *left > 0 {
-                    return Ok((taken > 0).then_some(Step { taken, next: None }));
+                    return Ok((taken > 0).then_some(HandshakeStep { taken, next: None }));
                 }
-                self.awaiting = Awaiting::Head;
+                self.awaiting = AwaitedOption::Head;
                 conclude(outbox, option, answer);
-                let next = (option == Opt::NBD_OPT_ABORT).then_some(Next::Close);
-                Ok(Some(Step { taken, next }))
+                let next = (option == Opt::NBD_OPT_ABORT).then_some(AfterHandshake::Close);
+                Ok(Some(HandshakeStep { taken, next }))
             }
         }
     }
@@ -200,12 +200,12 @@ impl Handshake {
             });
         }
         self.client_flags = flags;
-        self.awaiting = Awaiting::Head;
+        self.awaiting = AwaitedOption::Head;
         Ok(())
     }
 
     /// Decides what becomes of an option's data before any of it is looked at.
-    fn on_head(&mut self, head: &OptionHead) -> Result<Awaiting, ProtocolError> {
+    fn on_head(&mut self, head: &OptionHead) -> Result<AwaitedOption, ProtocolError> {
         let (option, length) = (Opt(head.option.get()), head.length.get() as usize);
         if head.magic.get() != NBD_OPTS_MAGIC {
             return newstyle_error("sent an option with a wrong magic number");
@@ -220,13 +220,13 @@ impl Handshake {
             // Whatever becomes of the new selection, the one before is gone.
             self.base_allocation = None;
         }
-        let skip = |answer| Ok(Awaiting::Skip { option, left: length, answer });
+        let skip = |answer| Ok(AwaitedOption::Skip { option, left: length, answer });
         let fail = |rep, why| skip(Err(OptionError(rep, why)));
         match option {
             Opt::NBD_OPT_EXPORT_NAME if length > NBD_MAX_STRING => {
                 newstyle_error("asked for an export with a name longer than 4096 bytes")
             }
-            Opt::NBD_OPT_EXPORT_NAME => Ok(Awaiting::Data { option, length }),
+            Opt::NBD_OPT_EXPORT_NAME => Ok(AwaitedOption::Data { option, length }),
             Opt::NBD_OPT_ABORT => skip(Ok(())),
             _ if self.stopping => skip(STOPPING),
             Opt::NBD_OPT_LIST
@@ -244,7 +244,7 @@ impl Handshake {
             | Opt::NBD_OPT_EXTENDED_HEADERS
             | Opt::NBD_OPT_LIST_META_CONTEXT
             | Opt::NBD_OPT_SET_META_CONTEXT => match length {
-                0..=MAX_OPTION_DATA => Ok(Awaiting::Data { option, length }),
+                0..=MAX_OPTION_DATA => Ok(AwaitedOption::Data { option, length }),
                 _ => fail(Rep::NBD_REP_ERR_TOO_BIG, "more than 64 KiB of option data"),
             },
             Opt::NBD_OPT_STARTTLS => fail(Rep::NBD_REP_ERR_UNSUP, "this server has no TLS"),
@@ -258,7 +258,7 @@ impl Handshake {
         option: Opt,
         data: &[u8],
         outbox: &mut Outbox,
-    ) -> Result<Option<Next>, ProtocolError> {
+    ) -> Result<Option<AfterHandshake>, ProtocolError> {
         if option == Opt::NBD_OPT_EXPORT_NAME {
             let chosen = self.on_export_name(data, outbox);
             if let Err(error) = &chosen {
@@ -276,7 +276,7 @@ impl Handshake {
             Opt::NBD_OPT_LIST => self.on_list(outbox),
             Opt::NBD_OPT_INFO => self.on_info(option, data, outbox).map(drop),
             Opt::NBD_OPT_GO => {
-                self.on_info(option, data, outbox).map(|terms| next = Some(Next::Transmit(terms)))
+                self.on_info(option, data, outbox).map(|terms| next = Some(AfterHandshake::Transmit(terms)))
             }
             Opt::NBD_OPT_STRUCTURED_REPLY => self.on_structured_reply(),
             Opt::NBD_OPT_EXTENDED_HEADERS => {
@@ -294,7 +294,7 @@ impl Handshake {
     }
 
     /// `NBD_OPT_EXPORT_NAME` has no error replies: what cannot be done ends the session.
-    fn on_export_name(&self, name: &[u8], outbox: &mut Outbox) -> Result<Next, ProtocolError> {
+    fn on_export_name(&self, name: &[u8], outbox: &mut Outbox) -> Result<AfterHandshake, ProtocolError> {
         let refuse = |what| Err(ProtocolError { what, reference: "proto.md, NBD_OPT_EXPORT_NAME" });
         if self.form == Form::Extended {
             return refuse("used NBD_OPT_EXPORT_NAME after it had agreed on extended headers");
@@ -313,10 +313,10 @@ impl Handshake {
         if self.client_flags & NBD_FLAG_C_NO_ZEROES == 0 {
             outbox.push_head(&[0; NBD_EXPORT_NAME_ZEROES]);
         }
-        Ok(Next::Transmit(terms))
+        Ok(AfterHandshake::Transmit(terms))
     }
 
-    fn on_list(&self, outbox: &mut Outbox) -> Answer {
+    fn on_list(&self, outbox: &mut Outbox) -> OptionResult {
         for (_, export) in self.exports.iter() {
             let (name, description) = (export.name.as_bytes(), export.description.as_bytes());
             let name_len = (name.len() as u32).to_be_bytes();
@@ -327,7 +327,7 @@ impl Handshake {
 
     /// `NBD_OPT_INFO` and `NBD_OPT_GO`. Block sizes are sent unasked too: a client that never asked may still
     /// heed them, and the smallest block is seldom the default of one byte.
-    fn on_info(&self, option: Opt, data: &[u8], outbox: &mut Outbox) -> Result<Terms, OptionError> {
+    fn on_info(&self, option: Opt, data: &[u8], outbox: &mut Outbox) -> Result<TransmissionTerms, OptionError> {
         let request = InfoRequest::parse(data)?;
         let (id, export) = self.find(request.name)?;
         let terms = self.terms(id, &export);
@@ -343,7 +343,7 @@ impl Handshake {
         Ok(terms)
     }
 
-    fn on_structured_reply(&mut self) -> Answer {
+    fn on_structured_reply(&mut self) -> OptionResult {
         if self.form == Form::Extended {
             return Err(OptionError(Rep::NBD_REP_ERR_EXT_HEADER_REQD, "extended headers are agreed already"));
         }
@@ -352,7 +352,7 @@ impl Handshake {
     }
 
     /// `NBD_OPT_LIST_META_CONTEXT` and `NBD_OPT_SET_META_CONTEXT`.
-    fn on_meta_context(&mut self, option: Opt, data: &[u8], outbox: &mut Outbox) -> Answer {
+    fn on_meta_context(&mut self, option: Opt, data: &[u8], outbox: &mut Outbox) -> OptionResult {
         if self.form == Form::Simple {
             return Err(OptionError(Rep::NBD_REP_ERR_INVALID, "structured replies must be agreed on first"));
         }
@@ -381,12 +381,12 @@ impl Handshake {
     }
 
     /// The volume that was agreed on, as every protocol serves it.
-    pub(super) fn served(&self, terms: &Terms) -> Option<Arc<Served>> {
+    pub(super) fn served(&self, terms: &TransmissionTerms) -> Option<Arc<Served>> {
         self.exports.served(terms.volume)
     }
 
-    fn terms(&self, id: VolumeId, export: &Export) -> Terms {
-        Terms::new(id, export, self.form, self.base_allocation == Some(id))
+    fn terms(&self, id: VolumeId, export: &Export) -> TransmissionTerms {
+        TransmissionTerms::new(id, export, self.form, self.base_allocation == Some(id))
     }
 }
 
@@ -397,7 +397,7 @@ impl From<Malformed> for OptionError {
 }
 
 /// Pushes the last reply to an option.
-fn conclude(outbox: &mut Outbox, option: Opt, answer: Answer) {
+fn conclude(outbox: &mut Outbox, option: Opt, answer: OptionResult) {
     match answer {
         Ok(()) => reply(outbox, option, Rep::NBD_REP_ACK, &[]),
         Err(OptionError(rep, why)) => reply(outbox, option, rep, &[why.as_bytes()]),
@@ -423,11 +423,11 @@ fn options_for(exports: &Exports) -> u32 {
     MAX_OPTIONS.saturating_add(about_each)
 }
 
-fn newstyle_error(what: &'static str) -> Result<Awaiting, ProtocolError> {
+fn newstyle_error(what: &'static str) -> Result<AwaitedOption, ProtocolError> {
     Err(ProtocolError { what, reference: "proto.md, \"Newstyle negotiation\"" })
 }
 
-const STOPPING: Answer = Err(OptionError(Rep::NBD_REP_ERR_SHUTDOWN, "the server is stopping"));
+const STOPPING: OptionResult = Err(OptionError(Rep::NBD_REP_ERR_SHUTDOWN, "the server is stopping"));
 
 /// How long a handshake may take.
 pub(super) const HANDSHAKE_TIME: Duration = Duration::from_secs(30);

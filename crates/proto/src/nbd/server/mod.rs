@@ -40,9 +40,9 @@ use crate::outbox::Outbox;
 use crate::served::Admission;
 use crate::session::{Demand, ProtocolError, SessionStage, StreamSession, Target, Timed};
 use blockmux_volume::{Chunk, Completion, Io, Pool, Tag, Waker};
-use handshake::{Handshake, Next};
+use handshake::{ServerHandshake, AfterHandshake};
 use std::time::Instant;
-use transmission::Transmission;
+use transmission::ServerTransmission;
 
 /// A client's session with an NBD target.
 pub struct TargetSession {
@@ -54,8 +54,8 @@ pub struct TargetSession {
 
 #[expect(clippy::large_enum_variant, reason = "a session spends its life in the larger one")]
 enum Phase {
-    Handshake(Handshake),
-    Transmission(Transmission),
+    Handshake(ServerHandshake),
+    Transmission(ServerTransmission),
     /// The handshake ended without transmission.
     Closing,
 }
@@ -68,7 +68,7 @@ impl TargetSession {
     #[must_use]
     pub fn new(exports: Exports, pool: Pool, now: Instant) -> TargetSession {
         let mut outbox = Outbox::default();
-        let phase = Phase::Handshake(Handshake::new(exports, now, &mut outbox));
+        let phase = Phase::Handshake(ServerHandshake::new(exports, now, &mut outbox));
         TargetSession { phase, outbox, pool, events: AuditEvents::default() }
     }
 }
@@ -117,17 +117,17 @@ impl StreamSession for TargetSession {
             }
             (taken, next) = step?;
             match next {
-                Some(Next::Transmit(terms)) => {
+                Some(AfterHandshake::Transmit(terms)) => {
                     let Some(served) = handshake.served(&terms) else {
                         self.phase = Phase::Closing;
                         return Ok(taken);
                     };
                     self.events.push(AuditEvent::Login(login(handshake.name_of(&terms))));
                     let transmission =
-                        Transmission::new(terms, Admission::new(&served, None), self.pool.clone(), now);
+                        ServerTransmission::new(terms, Admission::new(&served, None), self.pool.clone(), now);
                     self.phase = Phase::Transmission(transmission);
                 }
-                Some(Next::Close) => self.phase = Phase::Closing,
+                Some(AfterHandshake::Close) => self.phase = Phase::Closing,
                 None => {}
             }
         }

@@ -1,12 +1,12 @@
 //! Requests in flight: what a completion needs to become a reply.
 
-use super::reply::{Address, MAX_STATUS_LEN};
+use super::reply::{ReplyAddress, MAX_STATUS_LEN};
 use crate::served::IoGuard;
 use blockmux_volume::{Op, Slab, Tag};
 
 /// A request that the volume can be asked to do, and what is kept of it until it is answered.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pending {
+pub(super) struct PendingRequest {
     pub(super) cookie: u64,
     /// In bytes; an extended reply repeats it.
     pub(super) offset: u64,
@@ -17,11 +17,11 @@ pub(super) struct Pending {
     pub(super) one_extent: bool,
 }
 
-impl Pending {
+impl PendingRequest {
     /// Where its reply goes.
     #[inline]
-    pub(super) fn address(&self) -> Address {
-        Address { cookie: self.cookie, offset: self.offset }
+    pub(super) fn address(&self) -> ReplyAddress {
+        ReplyAddress { cookie: self.cookie, offset: self.offset }
     }
 
     /// How much memory its data or its answer may hold, in bytes.
@@ -39,7 +39,7 @@ impl Pending {
 /// to the deepest queue that this client ever had.
 #[derive(Default)]
 pub(super) struct PendingTable {
-    slots: Slab<(Pending, Option<IoGuard>)>,
+    slots: Slab<(PendingRequest, Option<IoGuard>)>,
     payload: usize,
 }
 
@@ -63,7 +63,7 @@ impl PendingTable {
 
     /// Adds a request.
     #[inline]
-    pub(super) fn insert(&mut self, pending: Pending) -> Tag {
+    pub(super) fn insert(&mut self, pending: PendingRequest) -> Tag {
         self.payload = self.payload.saturating_add(pending.payload());
         Tag(self.slots.insert((pending, None)) as u64)
     }
@@ -79,7 +79,7 @@ impl PendingTable {
 
     /// Takes a request out; `None` if no such request is in flight.
     #[inline]
-    pub(super) fn remove(&mut self, tag: Tag) -> Option<Pending> {
+    pub(super) fn remove(&mut self, tag: Tag) -> Option<PendingRequest> {
         let slot = usize::try_from(tag.0).ok()?;
         let (pending, _guard) = self.slots.remove(slot)?;
         self.payload = self.payload.saturating_sub(pending.payload());
@@ -91,8 +91,8 @@ impl PendingTable {
 mod tests {
     use super::*;
 
-    fn read(cookie: u64) -> Pending {
-        Pending { cookie, offset: 0, length: 4096, op: Op::Read, one_extent: false }
+    fn read(cookie: u64) -> PendingRequest {
+        PendingRequest { cookie, offset: 0, length: 4096, op: Op::Read, one_extent: false }
     }
 
     #[test]
@@ -108,10 +108,10 @@ mod tests {
     #[test]
     fn a_block_status_counts_as_its_longest_answer() {
         let mut table = PendingTable::default();
-        let status = Pending { length: 1 << 40, op: Op::BlockStatus, ..read(1) };
+        let status = PendingRequest { length: 1 << 40, op: Op::BlockStatus, ..read(1) };
         let tag = table.insert(status);
         assert_eq!(table.payload(), MAX_STATUS_LEN);
-        table.insert(Pending { one_extent: true, ..status });
+        table.insert(PendingRequest { one_extent: true, ..status });
         assert_eq!(table.payload(), MAX_STATUS_LEN);
         table.remove(tag);
         assert_eq!(table.payload(), 0);

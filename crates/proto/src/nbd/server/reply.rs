@@ -4,8 +4,8 @@
 //! A reply is one head on the stack, pushed once, and payload by reference. In the structured form a success
 //! without payload stays a simple reply, as the document allows: it is shorter, and every client reads it.
 
-use super::pending::Pending;
-use super::request::Refusal;
+use super::pending::PendingRequest;
+use super::request::NbdRefusal;
 use super::terms::Form;
 use crate::outbox::Outbox;
 use blockmux_volume::{Extent, IoError, Op, Output, SgList};
@@ -14,14 +14,14 @@ use zerocopy::{BigEndian as BE, Immutable, IntoBytes, U16, U32, U64, Unaligned};
 
 /// Where a reply goes: cookie and offset of its request.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Address {
+pub(super) struct ReplyAddress {
     pub(super) cookie: u64,
     pub(super) offset: u64,
 }
 
 /// Writes replies into an outbox.
 #[derive(Debug)]
-pub(super) struct Replies {
+pub(super) struct ReplyWriter {
     form: Form,
     /// Bytes of heads pushed since the outbox was last seen empty: what a client that does not read makes us keep.
     unsent_heads: usize,
@@ -43,9 +43,9 @@ struct ExtendedDataHead {
     offset: U64<BE>,
 }
 
-impl Replies {
-    pub(super) fn new(form: Form) -> Replies {
-        Replies { form, unsent_heads: 0 }
+impl ReplyWriter {
+    pub(super) fn new(form: Form) -> ReplyWriter {
+        ReplyWriter { form, unsent_heads: 0 }
     }
 
     /// Whether another request may be answered before the client reads something.
@@ -56,7 +56,7 @@ impl Replies {
 
     /// Answers a request that the volume has finished.
     #[inline]
-    pub(super) fn finish(&mut self, outbox: &mut Outbox, of: &Pending, result: Result<Output, IoError>) {
+    pub(super) fn finish(&mut self, outbox: &mut Outbox, of: &PendingRequest, result: Result<Output, IoError>) {
         let to = of.address();
         match result {
             // A list of another length would put the client out of step; no volume may do that to it.
@@ -74,7 +74,7 @@ impl Replies {
 
     /// Answers that all is done, without payload.
     #[inline]
-    pub(super) fn success(&mut self, outbox: &mut Outbox, to: Address) {
+    pub(super) fn success(&mut self, outbox: &mut Outbox, to: ReplyAddress) {
         match self.form {
             Form::Simple | Form::Structured => self.simple(outbox, to, 0),
             Form::Extended => self.chunk(outbox, to, ReplyType::NBD_REPLY_TYPE_NONE, 0),
@@ -82,7 +82,7 @@ impl Replies {
     }
 
     /// Answers a read of no bytes: a chunk of content must have at least one byte, so there is none.
-    pub(super) fn no_data(&mut self, outbox: &mut Outbox, to: Address) {
+    pub(super) fn no_data(&mut self, outbox: &mut Outbox, to: ReplyAddress) {
         match self.form {
             Form::Simple => self.simple(outbox, to, 0),
             Form::Structured | Form::Extended => {
@@ -93,7 +93,7 @@ impl Replies {
 
     /// Answers that the request failed, with words for people where the form has room for them.
     #[cold]
-    pub(super) fn refuse(&mut self, outbox: &mut Outbox, to: Address, refusal: &Refusal) {
+    pub(super) fn refuse(&mut self, outbox: &mut Outbox, to: ReplyAddress, refusal: &NbdRefusal) {
         if self.form == Form::Simple {
             return self.simple(outbox, to, refusal.errno.0);
         }
@@ -109,13 +109,13 @@ impl Replies {
     }
 
     #[cold]
-    fn failure(&mut self, outbox: &mut Outbox, of: &Pending, error: IoError) {
-        self.refuse(outbox, of.address(), &Refusal::of_io_error(error, of.op));
+    fn failure(&mut self, outbox: &mut Outbox, of: &PendingRequest, error: IoError) {
+        self.refuse(outbox, of.address(), &NbdRefusal::of_io_error(error, of.op));
     }
 
     /// Answers a read, not of no bytes. Nothing can fail after this, so the one chunk is also the last.
     #[inline]
-    fn data(&mut self, outbox: &mut Outbox, to: Address, data: &SgList) {
+    fn data(&mut self, outbox: &mut Outbox, to: ReplyAddress, data: &SgList) {
         let length = data.len().saturating_add(size_of::<U64<BE>>());
         let offset = U64::new(to.offset);
         match self.form {
@@ -133,7 +133,7 @@ impl Replies {
     }
 
     /// Answers with the extents of the one context that there is.
-    fn block_status(&mut self, outbox: &mut Outbox, to: Address, extents: &[Extent]) {
+    fn block_status(&mut self, outbox: &mut Outbox, to: ReplyAddress, extents: &[Extent]) {
         let count = extents.len();
         let context = U32::new(BASE_ALLOCATION_ID);
         if self.form == Form::Extended {
@@ -164,7 +164,7 @@ impl Replies {
     }
 
     #[inline]
-    fn simple(&mut self, outbox: &mut Outbox, to: Address, error: u32) {
+    fn simple(&mut self, outbox: &mut Outbox, to: ReplyAddress, error: u32) {
         let reply = SimpleReply {
             magic: U32::new(NBD_SIMPLE_REPLY_MAGIC),
             error: U32::new(error),
@@ -174,7 +174,7 @@ impl Replies {
     }
 
     /// The head of the only chunk of a reply.
-    fn chunk(&mut self, outbox: &mut Outbox, to: Address, reply_type: ReplyType, length: usize) {
+    fn chunk(&mut self, outbox: &mut Outbox, to: ReplyAddress, reply_type: ReplyType, length: usize) {
         if self.form == Form::Extended {
             self.head(outbox, extended(to, reply_type, length).as_bytes());
         } else {
@@ -193,7 +193,7 @@ impl Replies {
 }
 
 #[inline]
-fn structured(to: Address, reply_type: ReplyType, length: usize) -> StructuredReply {
+fn structured(to: ReplyAddress, reply_type: ReplyType, length: usize) -> StructuredReply {
     StructuredReply {
         magic: U32::new(NBD_STRUCTURED_REPLY_MAGIC),
         flags: U16::new(NBD_REPLY_FLAG_DONE),
@@ -205,7 +205,7 @@ fn structured(to: Address, reply_type: ReplyType, length: usize) -> StructuredRe
 }
 
 #[inline]
-fn extended(to: Address, reply_type: ReplyType, length: usize) -> ExtendedReply {
+fn extended(to: ReplyAddress, reply_type: ReplyType, length: usize) -> ExtendedReply {
     ExtendedReply {
         magic: U32::new(NBD_EXTENDED_REPLY_MAGIC),
         flags: U16::new(NBD_REPLY_FLAG_DONE),

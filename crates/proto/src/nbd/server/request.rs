@@ -1,9 +1,9 @@
 //! Requests: from bytes, compact or extended, to what the volume shall do (proto.md, "Request message",
 //! "Request types"; extension-ext-header, "Extended request").
 
-use super::pending::Pending;
+use super::pending::PendingRequest;
 use super::reply::MAX_STATUS_LEN;
-use super::terms::{Form, Terms};
+use super::terms::{Form, TransmissionTerms};
 use crate::nbd::errno;
 use crate::session::ProtocolError;
 use blockmux_volume::{IoError, MAX_TRANSFER, Op};
@@ -14,7 +14,7 @@ use zerocopy::FromBytes;
 
 /// A request in either form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Request {
+pub(super) struct NbdRequest {
     pub(super) flags: CmdFlags,
     pub(super) command: Cmd,
     pub(super) cookie: u64,
@@ -26,7 +26,7 @@ pub(super) struct Request {
 
 /// Why a request is not carried out.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Refusal {
+pub(super) struct NbdRefusal {
     pub(super) errno: Errno,
     /// For people; less than 4,096 bytes.
     pub(super) text: Cow<'static, str>,
@@ -40,14 +40,14 @@ impl Form {
     }
 }
 
-impl Request {
+impl NbdRequest {
     /// The request at the beginning of `bytes`, or `None` if there are too few.
     #[inline]
-    pub(super) fn parse(form: Form, bytes: &[u8]) -> Result<Option<Request>, ProtocolError> {
+    pub(super) fn parse(form: Form, bytes: &[u8]) -> Result<Option<NbdRequest>, ProtocolError> {
         if form == Form::Extended {
             let Ok((request, _)) = ExtendedRequest::ref_from_prefix(bytes) else { return Ok(None) };
             check_magic(request.magic.get(), NBD_EXTENDED_REQUEST_MAGIC)?;
-            return Ok(Some(Request {
+            return Ok(Some(NbdRequest {
                 flags: CmdFlags::from_bits_retain(request.flags.get()),
                 command: Cmd(request.command.get()),
                 cookie: request.cookie.get(),
@@ -57,7 +57,7 @@ impl Request {
         }
         let Ok((request, _)) = wire::Request::ref_from_prefix(bytes) else { return Ok(None) };
         check_magic(request.magic.get(), NBD_REQUEST_MAGIC)?;
-        Ok(Some(Request {
+        Ok(Some(NbdRequest {
             flags: CmdFlags::from_bits_retain(request.flags.get()),
             command: Cmd(request.command.get()),
             cookie: request.cookie.get(),
@@ -97,7 +97,7 @@ impl Request {
     }
 
     /// Whether the length is in the payload, as block status allows, and so cannot be judged yet.
-    pub(super) fn has_payload_form(&self, terms: &Terms) -> bool {
+    pub(super) fn has_payload_form(&self, terms: &TransmissionTerms) -> bool {
         self.command == Cmd::NBD_CMD_BLOCK_STATUS
             && self.flags.contains(CmdFlags::PAYLOAD_LEN)
             && terms.transmission_flags().contains(TransmissionFlags::BLOCK_STATUS_PAYLOAD)
@@ -105,8 +105,8 @@ impl Request {
 
     /// The request as it will be in flight, or why it will not be.
     #[inline]
-    pub(super) fn accept(&self, terms: &Terms) -> Result<Pending, Refusal> {
-        Ok(Pending {
+    pub(super) fn accept(&self, terms: &TransmissionTerms) -> Result<PendingRequest, NbdRefusal> {
+        Ok(PendingRequest {
             cookie: self.cookie,
             offset: self.offset,
             length: self.length,
@@ -117,18 +117,18 @@ impl Request {
 
     /// What the volume shall do. `NBD_CMD_DISC` is not for a volume.
     #[inline]
-    fn op(&self, terms: &Terms) -> Result<Op, Refusal> {
+    fn op(&self, terms: &TransmissionTerms) -> Result<Op, NbdRefusal> {
         self.check_flags(terms)?;
         let fua = self.flags.contains(CmdFlags::FUA);
         let op = match self.command {
             Cmd::NBD_CMD_READ => Op::Read,
             Cmd::NBD_CMD_WRITE => Op::Write { fua },
             Cmd::NBD_CMD_FLUSH if self.offset | self.length != 0 => {
-                return Err(Refusal::invalid("a flush has neither offset nor length"));
+                return Err(NbdRefusal::invalid("a flush has neither offset nor length"));
             }
             Cmd::NBD_CMD_FLUSH => return Ok(Op::Flush),
             Cmd::NBD_CMD_TRIM if terms.info.discard_granularity == 0 && !terms.info.read_only => {
-                return Err(Refusal::invalid("trim was not offered"));
+                return Err(NbdRefusal::invalid("trim was not offered"));
             }
             Cmd::NBD_CMD_TRIM => Op::Discard { fua },
             Cmd::NBD_CMD_CACHE => Op::Prefetch,
@@ -138,13 +138,13 @@ impl Request {
                 only_fast: self.flags.contains(CmdFlags::FAST_ZERO),
             },
             Cmd::NBD_CMD_BLOCK_STATUS if !terms.base_allocation => {
-                return Err(Refusal::invalid("no metadata context was selected"));
+                return Err(NbdRefusal::invalid("no metadata context was selected"));
             }
             Cmd::NBD_CMD_BLOCK_STATUS if self.length == 0 => {
-                return Err(Refusal::invalid("a block status of no bytes"));
+                return Err(NbdRefusal::invalid("a block status of no bytes"));
             }
             Cmd::NBD_CMD_BLOCK_STATUS => Op::BlockStatus,
-            _ => return Err(Refusal::invalid("unknown command")),
+            _ => return Err(NbdRefusal::invalid("unknown command")),
         };
         self.check_range(op, terms)?;
         Ok(op)
@@ -152,14 +152,14 @@ impl Request {
 
     /// FUA fits every command, used or not; any other flag only its own.
     #[inline]
-    fn check_flags(&self, terms: &Terms) -> Result<(), Refusal> {
+    fn check_flags(&self, terms: &TransmissionTerms) -> Result<(), NbdRefusal> {
         let mut known = CmdFlags::FUA;
         match self.command {
             Cmd::NBD_CMD_READ if terms.form != Form::Simple => known |= CmdFlags::DF,
             Cmd::NBD_CMD_WRITE if terms.form == Form::Extended => {
                 known |= CmdFlags::PAYLOAD_LEN;
                 if !self.flags.contains(CmdFlags::PAYLOAD_LEN) {
-                    return Err(Refusal::invalid("a write without payload"));
+                    return Err(NbdRefusal::invalid("a write without payload"));
                 }
             }
             Cmd::NBD_CMD_WRITE_ZEROES => {
@@ -174,16 +174,16 @@ impl Request {
         }
         match known.contains(self.flags) {
             true => Ok(()),
-            false => Err(Refusal::invalid("a flag that does not go with the command")),
+            false => Err(NbdRefusal::invalid("a flag that does not go with the command")),
         }
     }
 
     /// What every volume checks too, but here against what this client was told: the size at the handshake, and an
     /// export that is read-only over a volume that is not.
     #[inline]
-    fn check_range(&self, op: Op, terms: &Terms) -> Result<(), Refusal> {
+    fn check_range(&self, op: Op, terms: &TransmissionTerms) -> Result<(), NbdRefusal> {
         let info = &terms.info;
-        let refuse = |error| Err(Refusal::of_io_error(error, op));
+        let refuse = |error| Err(NbdRefusal::of_io_error(error, op));
         if op.is_write() && info.read_only {
             return refuse(IoError::ReadOnly);
         }
@@ -196,21 +196,21 @@ impl Request {
         if op == Op::Read && self.length > MAX_TRANSFER.into() {
             // Simple replies know no EOVERFLOW for reads ("Error values").
             let errno = if terms.form == Form::Simple { Errno::NBD_EINVAL } else { Errno::NBD_EOVERFLOW };
-            return Err(Refusal { errno, text: Cow::Borrowed("longer than the advertised maximum") });
+            return Err(NbdRefusal { errno, text: Cow::Borrowed("longer than the advertised maximum") });
         }
         Ok(())
     }
 }
 
-impl Refusal {
+impl NbdRefusal {
     #[cold]
-    pub(super) fn invalid(text: &'static str) -> Refusal {
-        Refusal { errno: Errno::NBD_EINVAL, text: Cow::Borrowed(text) }
+    pub(super) fn invalid(text: &'static str) -> NbdRefusal {
+        NbdRefusal { errno: Errno::NBD_EINVAL, text: Cow::Borrowed(text) }
     }
 
     #[cold]
-    pub(super) fn of_io_error(error: IoError, op: Op) -> Refusal {
-        Refusal { errno: errno::from_io_error(error, op), text: Cow::Owned(error.to_string()) }
+    pub(super) fn of_io_error(error: IoError, op: Op) -> NbdRefusal {
+        NbdRefusal { errno: errno::from_io_error(error, op), text: Cow::Owned(error.to_string()) }
     }
 }
 
@@ -240,13 +240,13 @@ mod tests {
 
     const SIZE: u64 = 1 << 30;
 
-    fn terms(form: Form) -> Terms {
+    fn terms(form: Form) -> TransmissionTerms {
         let info = VolumeInfo { discard_granularity: 512, fast_zeroes: true, ..VolumeInfo::new(SIZE) };
-        Terms { volume: VolumeId(0), info, form, base_allocation: true }
+        TransmissionTerms { volume: VolumeId(0), info, form, base_allocation: true }
     }
 
-    fn request(command: Cmd, flags: CmdFlags, offset: u64, length: u64) -> Request {
-        Request { flags, command, cookie: 1, offset, length }
+    fn request(command: Cmd, flags: CmdFlags, offset: u64, length: u64) -> NbdRequest {
+        NbdRequest { flags, command, cookie: 1, offset, length }
     }
 
     #[test]

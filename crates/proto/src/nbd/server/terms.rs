@@ -18,7 +18,7 @@ pub(super) enum Form {
 
 /// Everything about a session that does not change once transmission has begun.
 #[derive(Clone, Debug)]
-pub(super) struct Terms {
+pub(super) struct TransmissionTerms {
     pub(super) volume: VolumeId,
     /// As advertised; `read_only` is the export's too.
     pub(super) info: VolumeInfo,
@@ -27,12 +27,12 @@ pub(super) struct Terms {
     pub(super) base_allocation: bool,
 }
 
-impl Terms {
+impl TransmissionTerms {
     /// The terms for an export; its size and limits are the volume's now.
-    pub(super) fn new(volume: VolumeId, export: &Export, form: Form, base_allocation: bool) -> Terms {
+    pub(super) fn new(volume: VolumeId, export: &Export, form: Form, base_allocation: bool) -> TransmissionTerms {
         let mut info = export.volume.info();
         info.read_only |= export.read_only;
-        Terms { volume, info, form, base_allocation }
+        TransmissionTerms { volume, info, form, base_allocation }
     }
 
     /// The transmission flags, from the volume's nature and the form alone.
@@ -91,8 +91,8 @@ const ALWAYS: TransmissionFlags = TransmissionFlags::HAS_FLAGS
 mod tests {
     use super::*;
 
-    fn terms(info: VolumeInfo, form: Form) -> Terms {
-        Terms { volume: VolumeId(0), info, form, base_allocation: true }
+    fn terms(info: VolumeInfo, form: Form) -> TransmissionTerms {
+        TransmissionTerms { volume: VolumeId(0), info, form, base_allocation: true }
     }
 
     #[test]

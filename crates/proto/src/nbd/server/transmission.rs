@@ -16,10 +16,10 @@
 //! A flush covers the writes that were answered before it came: those have completed, so the flush that the volume
 //! gets covers them.
 
-use super::pending::{Pending, PendingTable};
-use super::reply::{Address, BASE_ALLOCATION_ID, Replies};
-use super::request::{Refusal, Request};
-use super::terms::Terms;
+use super::pending::{PendingRequest, PendingTable};
+use super::reply::{ReplyAddress, BASE_ALLOCATION_ID, ReplyWriter};
+use super::request::{NbdRefusal, NbdRequest};
+use super::terms::TransmissionTerms;
 use crate::backoff::Backoff;
 use crate::event::AuditEvent;
 use crate::exports::VolumeId;
@@ -33,10 +33,10 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 /// One client's transmission phase.
-pub(super) struct Transmission {
-    terms: Terms,
-    replies: Replies,
-    awaiting: Awaiting,
+pub(super) struct ServerTransmission {
+    terms: TransmissionTerms,
+    replies: ReplyWriter,
+    awaiting: AwaitedRequest,
     pending: PendingTable,
     /// In flight, but not yet taken by the driver.
     queue: VecDeque<Io>,
@@ -56,29 +56,29 @@ pub(super) struct Transmission {
 }
 
 /// What the next bytes are.
-enum Awaiting {
+enum AwaitedRequest {
     /// A request.
     Head,
     /// A write's payload, whole and in one piece.
-    Payload(Pending),
+    Payload(PendingRequest),
     /// A block status' payload, of that many bytes.
-    Query(Request, usize),
+    Query(NbdRequest, usize),
     /// A write's payload, for which the pool had no memory.
-    Memory(Pending),
+    Memory(PendingRequest),
     /// A write's payload, straight into `data`.
-    Place { write: Pending, data: SgList },
+    Place { write: PendingRequest, data: SgList },
     /// Payload of a request that was refused; the refusal is sent behind it, where clients expect it.
-    Skip { to: Address, left: usize, refusal: Refusal },
+    Skip { to: ReplyAddress, left: usize, refusal: NbdRefusal },
     /// Nothing more: the client said so.
     Over,
 }
 
-impl Transmission {
-    pub(super) fn new(terms: Terms, admission: Admission, pool: Pool, now: Instant) -> Transmission {
-        Transmission {
-            replies: Replies::new(terms.form),
+impl ServerTransmission {
+    pub(super) fn new(terms: TransmissionTerms, admission: Admission, pool: Pool, now: Instant) -> ServerTransmission {
+        ServerTransmission {
+            replies: ReplyWriter::new(terms.form),
             terms,
-            awaiting: Awaiting::Head,
+            awaiting: AwaitedRequest::Head,
             pending: PendingTable::default(),
             queue: VecDeque::new(),
             held: VecDeque::new(),
@@ -97,17 +97,17 @@ impl Transmission {
             return Demand::Close;
         }
         match &self.awaiting {
-            Awaiting::Head if self.has_room(self.waits_for, outbox) => {
+            AwaitedRequest::Head if self.has_room(self.waits_for, outbox) => {
                 Demand::Bytes(self.terms.form.request_len())
             }
-            Awaiting::Head | Awaiting::Memory(_) => Demand::Nothing,
-            Awaiting::Payload(write) => Demand::Bytes(write.length as usize),
-            Awaiting::Query(_, length) => Demand::Bytes(*length),
-            Awaiting::Skip { .. } => Demand::Bytes(1),
-            Awaiting::Place { data, .. } => Demand::Place(data.clone()),
+            AwaitedRequest::Head | AwaitedRequest::Memory(_) => Demand::Nothing,
+            AwaitedRequest::Payload(write) => Demand::Bytes(write.length as usize),
+            AwaitedRequest::Query(_, length) => Demand::Bytes(*length),
+            AwaitedRequest::Skip { .. } => Demand::Bytes(1),
+            AwaitedRequest::Place { data, .. } => Demand::Place(data.clone()),
             // What was asked for before is done first.
-            Awaiting::Over if !self.held.is_empty() => Demand::Nothing,
-            Awaiting::Over => Demand::Close,
+            AwaitedRequest::Over if !self.held.is_empty() => Demand::Nothing,
+            AwaitedRequest::Over => Demand::Close,
         }
     }
 
@@ -129,8 +129,8 @@ impl Transmission {
 
     /// The memory of [`Demand::Place`] is full.
     pub(super) fn on_placed(&mut self, outbox: &mut Outbox) {
-        match std::mem::replace(&mut self.awaiting, Awaiting::Head) {
-            Awaiting::Place { write, data } => self.start(write, Some(data), outbox),
+        match std::mem::replace(&mut self.awaiting, AwaitedRequest::Head) {
+            AwaitedRequest::Place { write, data } => self.start(write, Some(data), outbox),
             other => self.awaiting = other,
         }
     }
@@ -138,8 +138,8 @@ impl Transmission {
     /// The client has closed its side: an error in the middle of a message. Between messages it should have sent
     /// `NBD_CMD_DISC`, but killed clients do not, and nothing that was answered is lost.
     pub(super) fn on_end(&mut self) -> Result<(), ProtocolError> {
-        match std::mem::replace(&mut self.awaiting, Awaiting::Over) {
-            Awaiting::Head | Awaiting::Over => Ok(()),
+        match std::mem::replace(&mut self.awaiting, AwaitedRequest::Over) {
+            AwaitedRequest::Head | AwaitedRequest::Over => Ok(()),
             _ => Err(ProtocolError {
                 what: "left in the middle of a request's payload",
                 reference: "proto.md, \"Terminating the transmission phase\"",
@@ -152,7 +152,7 @@ impl Transmission {
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        let waits = matches!(self.awaiting, Awaiting::Memory(_)) || !self.held.is_empty();
+        let waits = matches!(self.awaiting, AwaitedRequest::Memory(_)) || !self.held.is_empty();
         waits.then_some(self.retry.at())
     }
 
@@ -214,8 +214,8 @@ impl Transmission {
     ) -> Result<Option<usize>, ProtocolError> {
         let unread = input.unread().get(at..).unwrap_or_default();
         match &mut self.awaiting {
-            Awaiting::Head => {
-                let Some(request) = Request::parse(self.terms.form, unread)? else { return Ok(None) };
+            AwaitedRequest::Head => {
+                let Some(request) = NbdRequest::parse(self.terms.form, unread)? else { return Ok(None) };
                 let data_len = request.data_len();
                 if !self.has_room(data_len, outbox) {
                     // What is wrong is not waited for.
@@ -228,33 +228,33 @@ impl Transmission {
                 self.on_request(request, unread.len().saturating_sub(head_len), outbox)?;
                 Ok(Some(head_len))
             }
-            Awaiting::Payload(write) => {
+            AwaitedRequest::Payload(write) => {
                 let (write, length) = (*write, write.length as usize);
                 if unread.len() < length {
                     return Ok(None);
                 }
-                self.awaiting = Awaiting::Head;
+                self.awaiting = AwaitedRequest::Head;
                 self.start(write, Some(input.lend(at, length).into()), outbox);
                 Ok(Some(length))
             }
-            Awaiting::Query(request, length) => {
+            AwaitedRequest::Query(request, length) => {
                 let (request, length) = (*request, *length);
                 let Some(payload) = unread.get(..length) else { return Ok(None) };
-                self.awaiting = Awaiting::Head;
+                self.awaiting = AwaitedRequest::Head;
                 self.on_query(request, payload, outbox);
                 Ok(Some(length))
             }
-            Awaiting::Skip { to, left, refusal } => {
+            AwaitedRequest::Skip { to, left, refusal } => {
                 let taken = unread.len().min(*left);
                 *left = left.saturating_sub(taken);
                 if *left > 0 {
                     return Ok((taken > 0).then_some(taken));
                 }
                 self.replies.refuse(outbox, *to, refusal);
-                self.awaiting = Awaiting::Head;
+                self.awaiting = AwaitedRequest::Head;
                 Ok(Some(taken))
             }
-            Awaiting::Memory(_) | Awaiting::Place { .. } | Awaiting::Over => Ok(None),
+            AwaitedRequest::Memory(_) | AwaitedRequest::Place { .. } | AwaitedRequest::Over => Ok(None),
         }
     }
 
@@ -262,12 +262,12 @@ impl Transmission {
     #[inline]
     fn on_request(
         &mut self,
-        request: Request,
+        request: NbdRequest,
         here: usize,
         outbox: &mut Outbox,
     ) -> Result<(), ProtocolError> {
         if request.command == Cmd::NBD_CMD_DISC {
-            (self.awaiting, self.has_disconnected) = (Awaiting::Over, true);
+            (self.awaiting, self.has_disconnected) = (AwaitedRequest::Over, true);
             return Ok(());
         }
         let length = request.payload_len(self.terms.form)?;
@@ -275,19 +275,19 @@ impl Transmission {
             self.perform(&request, outbox);
             return Ok(());
         }
-        let skip = |refusal| Awaiting::Skip { to: request.address(), left: length, refusal };
+        let skip = |refusal| AwaitedRequest::Skip { to: request.address(), left: length, refusal };
         self.awaiting = if request.has_payload_form(&self.terms) {
             match length {
-                QUERY_OF_NONE | QUERY_OF_ONE => Awaiting::Query(request, length),
-                _ => skip(Refusal::invalid("more metadata contexts than there are")),
+                QUERY_OF_NONE | QUERY_OF_ONE => AwaitedRequest::Query(request, length),
+                _ => skip(NbdRefusal::invalid("more metadata contexts than there are")),
             }
         } else {
             match request.accept(&self.terms) {
                 Err(refusal) => skip(refusal),
-                Ok(write) if length <= here || length <= LENT_PAYLOAD => Awaiting::Payload(write),
+                Ok(write) if length <= here || length <= LENT_PAYLOAD => AwaitedRequest::Payload(write),
                 // It would wait for ever.
                 Ok(_) if !self.pool.could_hold(length) => skip(NO_MEMORY),
-                Ok(write) => Awaiting::Memory(write),
+                Ok(write) => AwaitedRequest::Memory(write),
             }
         };
         self.take_memory();
@@ -295,10 +295,10 @@ impl Transmission {
     }
 
     /// The payload of a block status: the length, and the contexts to answer for.
-    fn on_query(&mut self, request: Request, payload: &[u8], outbox: &mut Outbox) {
+    fn on_query(&mut self, request: NbdRequest, payload: &[u8], outbox: &mut Outbox) {
         let (length, ids) = payload.split_first_chunk().unwrap_or((&[0; 8], &[]));
         let flags = request.flags.difference(CmdFlags::PAYLOAD_LEN);
-        let request = Request { flags, length: u64::from_be_bytes(*length), ..request };
+        let request = NbdRequest { flags, length: u64::from_be_bytes(*length), ..request };
         if *ids == BASE_ALLOCATION_ID.to_be_bytes() {
             return self.perform(&request, outbox);
         }
@@ -309,14 +309,14 @@ impl Transmission {
             Ok(query) => self.replies.refuse(
                 outbox,
                 query.address(),
-                &Refusal::invalid("a metadata context that was not selected"),
+                &NbdRefusal::invalid("a metadata context that was not selected"),
             ),
         }
     }
 
     /// Starts or refuses a request that has no payload, or has it behind it.
     #[inline]
-    fn perform(&mut self, request: &Request, outbox: &mut Outbox) {
+    fn perform(&mut self, request: &NbdRequest, outbox: &mut Outbox) {
         match request.accept(&self.terms) {
             Ok(accepted) => self.start(accepted, None, outbox),
             Err(refusal) => self.replies.refuse(outbox, request.address(), &refusal),
@@ -325,8 +325,8 @@ impl Transmission {
 
     /// Puts a request in flight, or answers it at once if there is nothing for the volume to do.
     #[inline]
-    fn start(&mut self, accepted: Pending, data: Option<SgList>, outbox: &mut Outbox) {
-        let Pending { offset, length, op, .. } = accepted;
+    fn start(&mut self, accepted: PendingRequest, data: Option<SgList>, outbox: &mut Outbox) {
+        let PendingRequest { offset, length, op, .. } = accepted;
         if self.stopping {
             self.replies.refuse(outbox, accepted.address(), &STOPPING);
             return;
@@ -355,7 +355,7 @@ impl Transmission {
     fn finish_reserved(&mut self, tag: Tag, outbox: &mut Outbox) {
         self.complaint = self.admission.complaint().or(self.complaint);
         if let Some(pending) = self.pending.remove(tag) {
-            let refusal = Refusal::of_io_error(IoError::Reserved, pending.op);
+            let refusal = NbdRefusal::of_io_error(IoError::Reserved, pending.op);
             self.replies.refuse(outbox, pending.address(), &refusal);
         }
     }
@@ -382,27 +382,27 @@ impl Transmission {
     /// Gives memory to the payload that waits for some, if the pool has any.
     #[inline]
     pub(super) fn take_memory(&mut self) {
-        if let Awaiting::Memory(write) = &self.awaiting {
+        if let AwaitedRequest::Memory(write) = &self.awaiting {
             let length = write.length as usize;
             if let Some(memory) = self.pool.take_payload_or_wait(length) {
                 let data = memory.seg(0, length).into();
-                self.awaiting = Awaiting::Place { write: *write, data };
+                self.awaiting = AwaitedRequest::Place { write: *write, data };
             }
         }
     }
 }
 
-impl Request {
+impl NbdRequest {
     #[inline]
-    fn address(&self) -> Address {
-        Address { cookie: self.cookie, offset: self.offset }
+    fn address(&self) -> ReplyAddress {
+        ReplyAddress { cookie: self.cookie, offset: self.offset }
     }
 }
 
-const STOPPING: Refusal =
-    Refusal { errno: Errno::NBD_ESHUTDOWN, text: Cow::Borrowed("the server is stopping") };
-const NO_MEMORY: Refusal =
-    Refusal { errno: Errno::NBD_ENOMEM, text: Cow::Borrowed("more data than the server's buffers hold") };
+const STOPPING: NbdRefusal =
+    NbdRefusal { errno: Errno::NBD_ESHUTDOWN, text: Cow::Borrowed("the server is stopping") };
+const NO_MEMORY: NbdRefusal =
+    NbdRefusal { errno: Errno::NBD_ENOMEM, text: Cow::Borrowed("more data than the server's buffers hold") };
 
 /// The most requests of one session in flight.
 pub(super) const DEPTH: u32 = 1024;

@@ -1,6 +1,6 @@
 //! A controller's side of one queue's authentication.
 
-use super::{DhGroup, Hash, HostSecrets, MAX_MESSAGE, Parties, Proof, Prover, Random, head, is_same};
+use super::{DhGroup, Hash, HostSecrets, MAX_MESSAGE, Parties, Proof, AuthDirection, Random, head, is_same};
 use crate::nvme::auth::psk::InputPsk;
 use blockmux_wire::nvmeof::auth::*;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ pub struct Authenticator {
     parties: Parties,
     random: Random,
     t_id: u16,
-    state: State,
+    state: ControllerAuthState,
     /// The SC_C that a host may ask for, beside none.
     secure_channel: u8,
     /// The key of TLS that was made, valid once all is done.
@@ -22,13 +22,13 @@ pub struct Authenticator {
 }
 
 /// What is due, and from whom.
-enum State {
+enum ControllerAuthState {
     /// The host's AUTH_Negotiate.
     Negotiate,
     /// Our challenge.
-    Challenge(Terms),
+    Challenge(AuthTerms),
     /// The host's reply.
-    Reply(Terms),
+    Reply(AuthTerms),
     /// Our Success1, with the response to the host's challenge if there was one.
     Success1(Hash, Option<Vec<u8>>),
     /// The host's Success2.
@@ -41,7 +41,7 @@ enum State {
 
 /// What the sides have agreed on, and this side's share of it.
 #[derive(Clone)]
-struct Terms {
+struct AuthTerms {
     hash: Hash,
     group: DhGroup,
     challenge: Vec<u8>,
@@ -59,7 +59,7 @@ impl Authenticator {
             parties: Parties { host: host.to_owned(), subsystem: subsystem.to_owned() },
             random: Random::new(seed),
             t_id: 0,
-            state: State::Negotiate,
+            state: ControllerAuthState::Negotiate,
             secure_channel: SC_C_NONE,
             generated: None,
             is_done: false,
@@ -88,7 +88,7 @@ impl Authenticator {
     /// Whether it has failed to, and was told so.
     #[must_use]
     pub fn has_failed(&self) -> bool {
-        matches!(self.state, State::Failed)
+        matches!(self.state, ControllerAuthState::Failed)
     }
 
     /// Takes a message of the host's.
@@ -96,60 +96,60 @@ impl Authenticator {
         let next = self.take(message);
         self.state = next.unwrap_or_else(|explanation| {
             self.is_done = false;
-            State::Failure(explanation)
+            ControllerAuthState::Failure(explanation)
         });
     }
 
     /// The message that is due to the host, if it is no longer than `most` bytes.
     pub fn message(&mut self, most: usize) -> Option<Vec<u8>> {
         let (message, next) = match &self.state {
-            State::Challenge(terms) => (self.challenge(terms), State::Reply(terms.clone())),
-            State::Success1(hash, proof) => {
-                let next = if proof.is_some() { State::Success2 } else { State::Negotiate };
+            ControllerAuthState::Challenge(terms) => (self.challenge(terms), ControllerAuthState::Reply(terms.clone())),
+            ControllerAuthState::Success1(hash, proof) => {
+                let next = if proof.is_some() { ControllerAuthState::Success2 } else { ControllerAuthState::Negotiate };
                 (self.success_1(*hash, proof.as_deref()), next)
             }
-            State::Failure(explanation) => (self.failure(*explanation), State::Failed),
+            ControllerAuthState::Failure(explanation) => (self.failure(*explanation), ControllerAuthState::Failed),
             // It is the host's turn.
-            State::Negotiate | State::Reply(_) | State::Success2 => {
-                (self.failure(Explanation::INCORRECT_MESSAGE), State::Failed)
+            ControllerAuthState::Negotiate | ControllerAuthState::Reply(_) | ControllerAuthState::Success2 => {
+                (self.failure(Explanation::INCORRECT_MESSAGE), ControllerAuthState::Failed)
             }
-            State::Failed => return None,
+            ControllerAuthState::Failed => return None,
         };
         if message.len() > most {
             return None;
         }
-        self.is_done |= matches!((&self.state, &next), (State::Success1(..), State::Negotiate));
-        self.is_done &= !matches!(next, State::Failed);
+        self.is_done |= matches!((&self.state, &next), (ControllerAuthState::Success1(..), ControllerAuthState::Negotiate));
+        self.is_done &= !matches!(next, ControllerAuthState::Failed);
         self.state = next;
         Some(message)
     }
 
-    fn take(&mut self, message: &[u8]) -> Result<State, Explanation> {
+    fn take(&mut self, message: &[u8]) -> Result<ControllerAuthState, Explanation> {
         let (begin, _) = Head::read_from_prefix(message).map_err(|_| Explanation::INCORRECT_PAYLOAD)?;
         let is_common = MessageType(begin.auth_type) == MessageType::COMMON;
         let is_ours = begin.t_id.get() == self.t_id;
         match (&self.state, is_common, MessageId(begin.auth_id)) {
             // A host may begin anew once all is done.
-            (State::Negotiate, true, MessageId::NEGOTIATE) => {
+            (ControllerAuthState::Negotiate, true, MessageId::NEGOTIATE) => {
                 self.t_id = begin.t_id.get();
-                self.negotiate(message).map(State::Challenge)
+                self.negotiate(message).map(ControllerAuthState::Challenge)
             }
-            (State::Reply(terms), false, MessageId::REPLY) if is_ours => {
+            (ControllerAuthState::Reply(terms), false, MessageId::REPLY) if is_ours => {
                 let terms = terms.clone();
                 self.reply(&terms, message)
             }
-            (State::Success2, false, MessageId::SUCCESS2) if is_ours => {
+            (ControllerAuthState::Success2, false, MessageId::SUCCESS2) if is_ours => {
                 self.is_done = true;
-                Ok(State::Negotiate)
+                Ok(ControllerAuthState::Negotiate)
             }
             // The host does not believe us.
-            (State::Success2, true, MessageId::FAILURE2) => Ok(State::Failed),
+            (ControllerAuthState::Success2, true, MessageId::FAILURE2) => Ok(ControllerAuthState::Failed),
             _ => Err(Explanation::INCORRECT_MESSAGE),
         }
     }
 
     /// Chooses among what the host can.
-    fn negotiate(&mut self, message: &[u8]) -> Result<Terms, Explanation> {
+    fn negotiate(&mut self, message: &[u8]) -> Result<AuthTerms, Explanation> {
         let wrong = Explanation::INCORRECT_PAYLOAD;
         let (negotiate, rest) = Negotiate::read_from_prefix(message).map_err(|_| wrong)?;
         let sc_c = negotiate.sc_c;
@@ -180,14 +180,14 @@ impl Authenticator {
         let group = DhGroup::ALL.into_iter().find(is_usable).ok_or(Explanation::DH_GROUP_NOT_USABLE)?;
         let mut challenge = self.random.block().to_vec();
         challenge.truncate(hash.len());
-        Ok(Terms { hash, group, challenge, seqnum: self.random.seqnum(), private: self.random.block(), sc_c })
+        Ok(AuthTerms { hash, group, challenge, seqnum: self.random.seqnum(), private: self.random.block(), sc_c })
     }
 
     /// Looks at the host's response, and makes one of our own if it wants one.
-    fn reply(&mut self, terms: &Terms, message: &[u8]) -> Result<State, Explanation> {
+    fn reply(&mut self, terms: &AuthTerms, message: &[u8]) -> Result<ControllerAuthState, Explanation> {
         let wrong = Explanation::INCORRECT_PAYLOAD;
         let (reply, rest) = Reply::read_from_prefix(message).map_err(|_| wrong)?;
-        let Terms { hash, group, challenge, seqnum, private, sc_c } = terms;
+        let AuthTerms { hash, group, challenge, seqnum, private, sc_c } = terms;
         let hl = hash.len();
         if usize::from(reply.hl) != hl || usize::from(reply.dhvlen.get()) != group.len() || reply.cvalid > 1 {
             return Err(wrong);
@@ -203,7 +203,7 @@ impl Authenticator {
         let t_id = self.t_id;
         let proof =
             Proof { hash: *hash, challenge, seqnum: *seqnum, t_id, session_key: key.as_deref(), sc_c: *sc_c };
-        let expected = proof.response(Prover::Host, &self.secrets.host, &self.parties);
+        let expected = proof.response(AuthDirection::Host, &self.secrets.host, &self.parties);
         if !is_same(response, &expected) {
             return Err(Explanation::AUTHENTICATION_FAILED);
         }
@@ -218,15 +218,15 @@ impl Authenticator {
         // Without a number a challenge is for the key alone (Base 2.2 §8.3.4.5.4).
         let is_for_key = *sc_c != SC_C_NONE && reply.seqnum.get() == 0;
         if reply.cvalid == 0 || is_for_key {
-            return Ok(State::Success1(*hash, None));
+            return Ok(ControllerAuthState::Success1(*hash, None));
         }
         let secret = self.secrets.controller.as_ref().ok_or(Explanation::AUTHENTICATION_FAILED)?;
         let proof = Proof { challenge: own_challenge, seqnum: reply.seqnum.get(), ..proof };
-        let response = proof.response(Prover::Controller, secret, &self.parties);
-        Ok(State::Success1(*hash, Some(response)))
+        let response = proof.response(AuthDirection::Controller, secret, &self.parties);
+        Ok(ControllerAuthState::Success1(*hash, Some(response)))
     }
 
-    fn challenge(&self, terms: &Terms) -> Vec<u8> {
+    fn challenge(&self, terms: &AuthTerms) -> Vec<u8> {
         let public = terms.group.public(&terms.private);
         let message = Challenge {
             head: head(MessageType::DH_HMAC_CHAP.0, MessageId::CHALLENGE.0, self.t_id),
@@ -268,7 +268,7 @@ const _: () = assert!(size_of::<Reply>() + 2 * 64 + 1024 <= MAX_MESSAGE);
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::super::Secret;
+    use super::super::DhChapSecret;
     use super::super::secret::tests::PLAIN;
     use super::*;
     use zerocopy::FromZeros;
@@ -276,7 +276,7 @@ pub(crate) mod tests {
     const HASHED: &str = "DHHC-1:01:xhpN8YQ0bpjH83p5yxlWLtSiXislYPoRsC6dIx1EcTfiGqn9:";
 
     pub(crate) fn secrets(hash: Option<Hash>, group: Option<DhGroup>) -> HostSecrets {
-        let (host, controller) = (Secret::parse(PLAIN).unwrap(), Secret::parse(HASHED).unwrap());
+        let (host, controller) = (DhChapSecret::parse(PLAIN).unwrap(), DhChapSecret::parse(HASHED).unwrap());
         HostSecrets { host, controller: Some(controller), hash, group }
     }
 
@@ -297,7 +297,7 @@ pub(crate) mod tests {
     /// The host's reply to a challenge, and the key of the exchange.
     pub(crate) fn reply(
         challenge: &[u8],
-        secret: &Secret,
+        secret: &DhChapSecret,
         (asks, sc_c): (bool, u8),
         subsystem: &str,
     ) -> (Vec<u8>, Option<Vec<u8>>, Hash) {
@@ -315,7 +315,7 @@ pub(crate) mod tests {
             sc_c,
         };
         let parties = Parties { host: "nqn.h".into(), subsystem: subsystem.into() };
-        let response = proof.response(Prover::Host, secret, &parties);
+        let response = proof.response(AuthDirection::Host, secret, &parties);
         let message = Reply {
             head: head(1, 2, 7),
             hl: told.hl,
@@ -363,7 +363,7 @@ pub(crate) mod tests {
                         let proof =
                             Proof { hash, challenge: &challenge, seqnum: 99, t_id: 7, session_key, sc_c: 0 };
                         let parties = Parties { host: "nqn.h".into(), subsystem: "nqn.s".into() };
-                        let expected = proof.response(Prover::Controller, &controller, &parties);
+                        let expected = proof.response(AuthDirection::Controller, &controller, &parties);
                         assert!(success[16..] == expected, "{hash:?} {group:?}");
                         target.on_message(&SUCCESS_2);
                         assert!(target.is_done() && !target.has_failed());
@@ -379,7 +379,7 @@ pub(crate) mod tests {
             let mut target = authenticator(secrets(None, Some(DhGroup::Null)));
             target.on_message(&negotiate(&[1], &[0]));
             let challenge = target.message(MAX_MESSAGE).unwrap();
-            target.on_message(&reply(&challenge, &Secret::parse(PLAIN).unwrap(), (true, 0), "nqn.s").0);
+            target.on_message(&reply(&challenge, &DhChapSecret::parse(PLAIN).unwrap(), (true, 0), "nqn.s").0);
             target.message(MAX_MESSAGE).unwrap();
             assert!(!target.is_done());
             target.on_message(&last);
@@ -396,7 +396,7 @@ pub(crate) mod tests {
             target.on_message(&negotiate);
             let challenge = target.message(MAX_MESSAGE).unwrap();
             assert_eq!((challenge[8], challenge[9]), (hash.id().0, 1), "neither SHA-512 nor no group");
-            let plain = Secret::parse(PLAIN).unwrap();
+            let plain = DhChapSecret::parse(PLAIN).unwrap();
             let (mut reply, key, _) = reply(&challenge, &plain, (true, SC_C_NEW_TLS_PSK), "nqn.s");
             reply[12..16].copy_from_slice(&u32::to_le_bytes(seqnum));
             target.on_message(&reply);
@@ -436,7 +436,7 @@ pub(crate) mod tests {
         message[6] = SC_C_NEW_TLS_PSK;
         target.on_message(&message);
         let challenge = target.message(MAX_MESSAGE).unwrap();
-        let plain = Secret::parse(PLAIN).unwrap();
+        let plain = DhChapSecret::parse(PLAIN).unwrap();
         target.on_message(&reply(&challenge, &plain, (false, SC_C_NEW_TLS_PSK), "nqn.s").0);
         assert_eq!(explanation(&mut target), Explanation::INCORRECT_PAYLOAD);
         assert!(target.take_generated().is_none());
@@ -487,9 +487,9 @@ pub(crate) mod tests {
             let challenge = target.message(MAX_MESSAGE).unwrap();
             (target, challenge)
         };
-        let plain = Secret::parse(PLAIN).unwrap();
+        let plain = DhChapSecret::parse(PLAIN).unwrap();
         let (mut target, challenge) = begun(true);
-        target.on_message(&reply(&challenge, &Secret::parse(HASHED).unwrap(), (false, 0), "nqn.s").0);
+        target.on_message(&reply(&challenge, &DhChapSecret::parse(HASHED).unwrap(), (false, 0), "nqn.s").0);
         assert_eq!(explanation(&mut target), Explanation::AUTHENTICATION_FAILED);
         assert_eq!(target.message(MAX_MESSAGE), None, "it was told");
         let (mut target, challenge) = begun(false);

@@ -11,7 +11,7 @@
 //! A host that wants a secure channel sends a challenge in any case, of which the key is made; without a secret of the
 //! controller's its number is 0, and nothing is to be proved with it.
 
-use super::{DhGroup, Hash, HostSecrets, MAX_MESSAGE, Parties, Proof, Prover, Random, head, is_same};
+use super::{DhGroup, Hash, HostSecrets, MAX_MESSAGE, Parties, Proof, AuthDirection, Random, head, is_same};
 use crate::nvme::auth::psk::InputPsk;
 use crate::nvme::nqn::Nqn;
 use blockmux_wire::nvmeof::auth::*;
@@ -21,7 +21,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// What a host proves itself with on one queue.
 #[derive(Clone)]
-pub struct Credentials {
+pub struct HostCredentials {
     /// Its own secret, and the controller's if that is to be proved, too.
     pub secrets: Arc<HostSecrets>,
     /// Random, and nobody else's: challenges and exponents come from it.
@@ -42,14 +42,14 @@ pub enum Concatenation {
     Done,
 }
 
-impl Credentials {
+impl HostCredentials {
     /// The same for one of several queues, with a seed of its own.
     #[must_use]
-    pub fn of_queue(self, qid: u16) -> Credentials {
+    pub fn of_queue(self, qid: u16) -> HostCredentials {
         let mut seed = self.seed;
         let number = qid.to_le_bytes().into_iter();
         seed.iter_mut().rev().zip(number).for_each(|(byte, add)| *byte ^= add);
-        Credentials { seed, ..self }
+        HostCredentials { seed, ..self }
     }
 
     /// SC_C of a negotiation.
@@ -61,7 +61,7 @@ impl Credentials {
     }
 }
 
-impl fmt::Debug for Credentials {
+impl fmt::Debug for HostCredentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Credentials")
     }
@@ -89,17 +89,17 @@ pub enum Unproved {
 
 /// Proves who we are.
 pub struct Applicant {
-    credentials: Credentials,
+    credentials: HostCredentials,
     parties: Parties,
     random: Random,
     t_id: u16,
-    state: State,
+    state: HostAuthState,
     /// The key of TLS that was made, valid once all is done.
     generated: Option<InputPsk>,
 }
 
 /// What is due.
-pub enum Turn<'a> {
+pub enum AuthTurn<'a> {
     /// This message is to be sent.
     Send(&'a [u8]),
     /// The controller's next message is to be asked for, of at most [`MAX_MESSAGE`] bytes.
@@ -108,9 +108,9 @@ pub enum Turn<'a> {
     Over(Result<(), Unproved>),
 }
 
-enum State {
+enum HostAuthState {
     /// A message of ours, and what comes then.
-    Send(Vec<u8>, Box<State>),
+    Send(Vec<u8>, Box<HostAuthState>),
     Challenge,
     /// After the reply.
     Success1(Answered),
@@ -136,7 +136,7 @@ type Wrong = (Explanation, Unproved);
 impl Applicant {
     /// For a host and a subsystem of those names.
     #[must_use]
-    pub fn new(credentials: Credentials, host: &Nqn, subsystem: &Nqn) -> Applicant {
+    pub fn new(credentials: HostCredentials, host: &Nqn, subsystem: &Nqn) -> Applicant {
         let mut random = Random::new(credentials.seed);
         let [a, b, ..] = random.block();
         let t_id = u16::from_le_bytes([a, b]);
@@ -146,7 +146,7 @@ impl Applicant {
             parties: Parties { host: host.as_str().to_owned(), subsystem: subsystem.as_str().to_owned() },
             random,
             t_id,
-            state: State::Send(negotiate, Box::new(State::Challenge)),
+            state: HostAuthState::Send(negotiate, Box::new(HostAuthState::Challenge)),
             generated: None,
         }
     }
@@ -154,16 +154,16 @@ impl Applicant {
     /// The key of TLS that both sides have made, if one was to be, and all is done.
     #[must_use]
     pub fn generated(&self) -> Option<&InputPsk> {
-        self.generated.as_ref().filter(|_| matches!(self.state, State::Over(Ok(()))))
+        self.generated.as_ref().filter(|_| matches!(self.state, HostAuthState::Over(Ok(()))))
     }
 
     /// What is due. Asking changes nothing.
     #[must_use]
-    pub fn turn(&self) -> Turn<'_> {
+    pub fn turn(&self) -> AuthTurn<'_> {
         match &self.state {
-            State::Send(message, _) => Turn::Send(message),
-            State::Challenge | State::Success1(_) => Turn::Receive,
-            State::Over(outcome) => Turn::Over(*outcome),
+            HostAuthState::Send(message, _) => AuthTurn::Send(message),
+            HostAuthState::Challenge | HostAuthState::Success1(_) => AuthTurn::Receive,
+            HostAuthState::Over(outcome) => AuthTurn::Over(*outcome),
         }
     }
 
@@ -171,16 +171,16 @@ impl Applicant {
     #[must_use]
     pub fn failure(&self) -> Option<Unproved> {
         let state = match &self.state {
-            State::Send(_, next) => &**next,
+            HostAuthState::Send(_, next) => &**next,
             state => state,
         };
-        if let State::Over(Err(unproved)) = state { Some(*unproved) } else { None }
+        if let HostAuthState::Over(Err(unproved)) = state { Some(*unproved) } else { None }
     }
 
     /// The message has been taken.
     pub fn on_sent(&mut self) {
-        if let State::Send(_, next) = &mut self.state {
-            self.state = std::mem::replace(next, State::Challenge);
+        if let HostAuthState::Send(_, next) = &mut self.state {
+            self.state = std::mem::replace(next, HostAuthState::Challenge);
         }
     }
 
@@ -192,30 +192,30 @@ impl Applicant {
                 reason: REASON_AUTHENTICATION_FAILURE,
                 explanation: explanation.0,
             };
-            State::Send(failure.as_bytes().to_vec(), Box::new(State::Over(Err(unproved))))
+            HostAuthState::Send(failure.as_bytes().to_vec(), Box::new(HostAuthState::Over(Err(unproved))))
         });
     }
 
-    fn take(&mut self, message: &[u8]) -> Result<State, Wrong> {
+    fn take(&mut self, message: &[u8]) -> Result<HostAuthState, Wrong> {
         let (begin, _) = Head::read_from_prefix(message).map_err(|_| payload("sent a message cut off"))?;
         let is_common = MessageType(begin.auth_type) == MessageType::COMMON;
         if is_common && MessageId(begin.auth_id) == MessageId::FAILURE1 {
             let (failure, _) =
                 Failure::read_from_prefix(message).map_err(|_| payload("sent half a failure"))?;
-            return Ok(State::Over(Err(Unproved::Rejected(Explanation(failure.explanation)))));
+            return Ok(HostAuthState::Over(Err(Unproved::Rejected(Explanation(failure.explanation)))));
         }
         if begin.t_id.get() != self.t_id {
             return Err(out_of_turn("sent a message of another transaction"));
         }
         match (&self.state, is_common, MessageId(begin.auth_id)) {
-            (State::Challenge, false, MessageId::CHALLENGE) => self.answer(message),
-            (State::Success1(answered), false, MessageId::SUCCESS1) => self.believe(answered, message),
+            (HostAuthState::Challenge, false, MessageId::CHALLENGE) => self.answer(message),
+            (HostAuthState::Success1(answered), false, MessageId::SUCCESS1) => self.believe(answered, message),
             _ => Err(out_of_turn("sent another message of DH-HMAC-CHAP than the one that is due")),
         }
     }
 
     /// Makes a reply to a challenge.
-    fn answer(&mut self, message: &[u8]) -> Result<State, Wrong> {
+    fn answer(&mut self, message: &[u8]) -> Result<HostAuthState, Wrong> {
         let cut = || payload("sent a challenge that is cut off");
         let (told, rest) = Challenge::read_from_prefix(message).map_err(|_| cut())?;
         let secrets = self.credentials.secrets.clone();
@@ -245,12 +245,12 @@ impl Applicant {
         let seqnum = told.seqnum.get();
         let proof =
             Proof { hash, challenge, seqnum, t_id: self.t_id, sc_c, session_key: session_key.as_deref() };
-        let response = proof.response(Prover::Host, &secrets.host, &self.parties);
+        let response = proof.response(AuthDirection::Host, &secrets.host, &self.parties);
         let own = self.own_challenge(hl);
         let mut expected = None;
         if let Some(secret) = &secrets.controller {
             let proof = Proof { challenge: &own.bytes, seqnum: own.seqnum, ..proof };
-            expected = Some(proof.response(Prover::Controller, secret, &self.parties));
+            expected = Some(proof.response(AuthDirection::Controller, secret, &self.parties));
         }
         if let (SC_C_NEW_TLS_PSK, Some(key)) = (sc_c, &session_key) {
             let bytes = hash.hmac(&hash.digest(key), &[challenge, &own.bytes]);
@@ -265,7 +265,7 @@ impl Applicant {
             ..Reply::new_zeroed()
         };
         let reply = [reply.as_bytes(), &response, &own.bytes, &group.public(&private)].concat();
-        Ok(State::Send(reply, Box::new(State::Success1(Answered { hash, expected }))))
+        Ok(HostAuthState::Send(reply, Box::new(HostAuthState::Success1(Answered { hash, expected }))))
     }
 
     /// Our own challenge of that length: zeroes where nothing is asked for.
@@ -282,13 +282,13 @@ impl Applicant {
     }
 
     /// Looks at the controller's response, if it was asked for one.
-    fn believe(&self, answered: &Answered, message: &[u8]) -> Result<State, Wrong> {
+    fn believe(&self, answered: &Answered, message: &[u8]) -> Result<HostAuthState, Wrong> {
         let cut = || payload("sent a success that is cut off");
         let (told, rest) = Success1::read_from_prefix(message).map_err(|_| cut())?;
         if usize::from(told.hl) != answered.hash.len() {
             return Err(payload("sent a success with the length of another hash function"));
         }
-        let Some(expected) = &answered.expected else { return Ok(State::Over(Ok(()))) };
+        let Some(expected) = &answered.expected else { return Ok(HostAuthState::Over(Ok(()))) };
         let response = rest.get(..expected.len()).ok_or_else(cut)?;
         if told.rvalid != 1 || !is_same(response, expected) {
             return Err((Explanation::AUTHENTICATION_FAILED, Unproved::Impostor));
@@ -296,12 +296,12 @@ impl Applicant {
         let mut success =
             head(MessageType::DH_HMAC_CHAP.0, MessageId::SUCCESS2.0, self.t_id).as_bytes().to_vec();
         success.resize(SUCCESS_2_LEN, 0);
-        Ok(State::Send(success, Box::new(State::Over(Ok(())))))
+        Ok(HostAuthState::Send(success, Box::new(HostAuthState::Over(Ok(())))))
     }
 }
 
 /// What we can, as the secrets allow.
-fn negotiate(credentials: &Credentials, t_id: u16) -> Vec<u8> {
+fn negotiate(credentials: &HostCredentials, t_id: u16) -> Vec<u8> {
     let mut protocol = Protocol { auth_id: AUTH_ID_DH_HMAC_CHAP, ..Protocol::new_zeroed() };
     for (place, hash) in protocol.hash_ids.iter_mut().zip(hashes(credentials)) {
         *place = hash.id().0;
@@ -316,14 +316,14 @@ fn negotiate(credentials: &Credentials, t_id: u16) -> Vec<u8> {
 }
 
 /// The strongest first; none for a key of TLS that no cipher suite has.
-fn hashes(credentials: &Credentials) -> impl Iterator<Item = Hash> + use<> {
+fn hashes(credentials: &HostCredentials) -> impl Iterator<Item = Hash> + use<> {
     let (only, makes_key) = (credentials.secrets.hash, credentials.sc_c() != SC_C_NONE);
     let is_usable = move |hash: &Hash| hash.is_of_tls() || !makes_key;
     Hash::ALL.into_iter().filter(move |hash| is_usable(hash) && only.is_none_or(|only| only == *hash))
 }
 
 /// The fastest first, and none only for a controller that can no other; a key of TLS is made of the exchange.
-fn groups(credentials: &Credentials) -> impl Iterator<Item = DhGroup> + use<> {
+fn groups(credentials: &HostCredentials) -> impl Iterator<Item = DhGroup> + use<> {
     let (only, makes_key) = (credentials.secrets.group, credentials.sc_c() != SC_C_NONE);
     let is_usable = move |group: &DhGroup| *group != DhGroup::Null || !makes_key;
     let [none, all @ ..] = DhGroup::ALL;
@@ -350,7 +350,7 @@ const _: () = assert!(size_of::<Reply>() + 2 * 64 + 1024 <= MAX_MESSAGE);
 
 #[cfg(test)]
 mod tests {
-    use super::super::Secret;
+    use super::super::DhChapSecret;
     use super::super::controller::Authenticator;
     use super::super::controller::tests::{negotiate, secrets};
     use super::*;
@@ -364,7 +364,7 @@ mod tests {
     }
 
     fn applicant_for(secrets: HostSecrets, concatenation: Concatenation) -> Applicant {
-        let credentials = Credentials { secrets: Arc::new(secrets), seed: [9; 32], concatenation };
+        let credentials = HostCredentials { secrets: Arc::new(secrets), seed: [9; 32], concatenation };
         Applicant::new(credentials, &nqn("nqn.h"), &nqn("nqn.s"))
     }
 
@@ -374,7 +374,7 @@ mod tests {
 
     fn due(host: &Applicant) -> Vec<u8> {
         match host.turn() {
-            Turn::Send(message) => message.to_vec(),
+            AuthTurn::Send(message) => message.to_vec(),
             _ => panic!("nothing is to be sent"),
         }
     }
@@ -383,16 +383,16 @@ mod tests {
     fn talk(host: &mut Applicant, target: &mut Authenticator) -> Result<(), Unproved> {
         for _ in 0..8 {
             match host.turn() {
-                Turn::Send(message) => {
+                AuthTurn::Send(message) => {
                     target.on_message(message);
                     host.on_sent();
                 }
-                Turn::Receive => {
+                AuthTurn::Receive => {
                     let mut message = target.message(MAX_MESSAGE).unwrap();
                     message.resize(MAX_MESSAGE, 0);
                     host.on_message(&message);
                 }
-                Turn::Over(outcome) => return outcome,
+                AuthTurn::Over(outcome) => return outcome,
             }
         }
         panic!("it goes on and on");
@@ -523,7 +523,7 @@ mod tests {
             let failure = Failure::read_from_bytes(&due(&host)).unwrap();
             assert_eq!((failure.head.auth_id, failure.explanation), (0xf0, said.0), "{nth}");
             host.on_sent();
-            assert!(matches!(host.turn(), Turn::Over(Err(Unproved::Nonsense(_)))), "{nth}");
+            assert!(matches!(host.turn(), AuthTurn::Over(Err(Unproved::Nonsense(_)))), "{nth}");
         }
     }
 
@@ -545,7 +545,7 @@ mod tests {
             host.on_message(&success);
             target.on_message(&due(&host));
             host.on_sent();
-            let Turn::Over(Err(unproved)) = host.turn() else { panic!("it is believed") };
+            let AuthTurn::Over(Err(unproved)) = host.turn() else { panic!("it is believed") };
             assert_eq!(unproved == Unproved::Impostor, is_impostor);
             assert!(!target.is_done());
         }
@@ -554,10 +554,10 @@ mod tests {
     #[test]
     fn nothing_of_a_secret_can_be_printed() {
         let (secrets, concatenation) = (Arc::new(secrets(None, None)), Concatenation::None);
-        let credentials = Credentials { secrets, seed: [0x77; 32], concatenation };
+        let credentials = HostCredentials { secrets, seed: [0x77; 32], concatenation };
         assert_eq!(format!("{credentials:?}"), "Credentials");
         assert!(
-            Secret::parse("DHHC-1:00:secret:").is_err_and(|error| !error.to_string().contains("secret:"))
+            DhChapSecret::parse("DHHC-1:00:secret:").is_err_and(|error| !error.to_string().contains("secret:"))
         );
     }
 }

@@ -30,8 +30,8 @@ mod secret;
 
 pub use group::DhGroup;
 pub use hash::Hash;
-pub use host::{Concatenation, Credentials, Unproved};
-pub use secret::{Secret, SecretError};
+pub use host::{Concatenation, HostCredentials, Unproved};
+pub use secret::{DhChapSecret, SecretError};
 
 use blockmux_wire::nvmeof::auth::Head;
 use sha2::{Digest, Sha512};
@@ -40,9 +40,9 @@ use sha2::{Digest, Sha512};
 #[derive(Clone, Debug)]
 pub struct HostSecrets {
     /// The host's.
-    pub host: Secret,
+    pub host: DhChapSecret,
     /// The controller's: without it, who asks for a proof gets none, and a host asks for none.
-    pub controller: Option<Secret>,
+    pub controller: Option<DhChapSecret>,
     /// The only hash function; `None`: the strongest that both can.
     pub hash: Option<Hash>,
     /// The only group; `None`: the first from 2,048 bits on that both can; of a host with a controller that can none, none.
@@ -51,7 +51,7 @@ pub struct HostSecrets {
 
 /// Who proves itself to whom.
 #[derive(Clone, Copy)]
-enum Prover {
+enum AuthDirection {
     Host,
     Controller,
 }
@@ -78,10 +78,10 @@ struct Proof<'a> {
 
 impl Proof<'_> {
     /// The response to a challenge.
-    fn response(&self, prover: Prover, secret: &Secret, parties: &Parties) -> Vec<u8> {
+    fn response(&self, prover: AuthDirection, secret: &DhChapSecret, parties: &Parties) -> Vec<u8> {
         let (role, first, second) = match prover {
-            Prover::Host => ("HostHost", &parties.host, &parties.subsystem),
-            Prover::Controller => ("Controller", &parties.subsystem, &parties.host),
+            AuthDirection::Host => ("HostHost", &parties.host, &parties.subsystem),
+            AuthDirection::Controller => ("Controller", &parties.subsystem, &parties.host),
         };
         let challenge = match self.session_key {
             None => self.challenge.to_vec(),

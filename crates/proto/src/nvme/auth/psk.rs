@@ -44,7 +44,7 @@ pub struct ConfiguredPsk {
 pub struct InputPsk {
     bytes: Zeroizing<Vec<u8>>,
     hash: PskHash,
-    kind: Kind,
+    kind: PskKind,
 }
 
 /// A key as TLS uses it, and what both sides call it.
@@ -58,7 +58,7 @@ pub struct TlsPsk {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum PskKind {
     Retained,
     Generated,
 }
@@ -110,7 +110,7 @@ impl ConfiguredPsk {
             None => self.bytes.clone(),
             Some(_) => expand(hash, &self.bytes, "HostNQN", host.as_str()).unwrap_or_default(),
         };
-        InputPsk { bytes, hash, kind: Kind::Retained }
+        InputPsk { bytes, hash, kind: PskKind::Retained }
     }
 }
 
@@ -119,11 +119,11 @@ impl InputPsk {
     /// function.
     pub fn generated(hash: Hash, bytes: Vec<u8>) -> Option<InputPsk> {
         let hash = [PskHash::Sha256, PskHash::Sha384].into_iter().find(|psk| psk.function() == hash)?;
-        (bytes.len() == hash.len()).then_some(InputPsk { bytes: bytes.into(), hash, kind: Kind::Generated })
+        (bytes.len() == hash.len()).then_some(InputPsk { bytes: bytes.into(), hash, kind: PskKind::Generated })
     }
 
     pub(crate) fn is_generated(&self) -> bool {
-        self.kind == Kind::Generated
+        self.kind == PskKind::Generated
     }
 
     /// The keys for connections of that host to that subsystem, the newest version first. Names may be too long for
@@ -132,8 +132,8 @@ impl InputPsk {
     pub fn tls_psks(&self, host: &Nqn, subsystem: &Nqn) -> Vec<TlsPsk> {
         let (host, subsystem) = (host.as_str(), subsystem.as_str());
         let letter = match self.kind {
-            Kind::Retained => 'R',
-            Kind::Generated => 'G',
+            PskKind::Retained => 'R',
+            PskKind::Generated => 'G',
         };
         let hash = self.hash.letters();
         let digest = self.digest(host, subsystem);

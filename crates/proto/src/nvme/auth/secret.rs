@@ -7,7 +7,7 @@ use zeroize::Zeroizing;
 
 /// A secret of a host or of a controller.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret {
+pub struct DhChapSecret {
     bytes: Zeroizing<Vec<u8>>,
     hash: Option<Hash>,
 }
@@ -26,14 +26,14 @@ pub enum SecretError {
     Sum,
 }
 
-impl Secret {
+impl DhChapSecret {
     /// Reads a secret.
     ///
     /// # Errors
     /// If it is none.
-    pub fn parse(text: &str) -> Result<Secret, SecretError> {
+    pub fn parse(text: &str) -> Result<DhChapSecret, SecretError> {
         let (hash, bytes) = printed::parse(text, "DHHC-1")?;
-        Ok(Secret { bytes: Zeroizing::new(bytes), hash })
+        Ok(DhChapSecret { bytes: Zeroizing::new(bytes), hash })
     }
 
     /// The key with which the holder of that NQN makes responses.
@@ -45,7 +45,7 @@ impl Secret {
     }
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for DhChapSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret")
     }
@@ -68,7 +68,7 @@ pub(super) mod tests {
     /// As nvme-cli 2.3 has made them of the bytes 01h, 02h and so on.
     #[test]
     fn secrets_are_read_as_nvme_cli_prints_them() {
-        let plain = Secret::parse(PLAIN).unwrap();
+        let plain = DhChapSecret::parse(PLAIN).unwrap();
         assert_eq!(plain.bytes.to_vec(), (1..=32).collect::<Vec<u8>>());
         assert_eq!(plain.key_for("nqn.a"), plain.bytes);
         assert_eq!(format!("{plain:?}"), "Secret");
@@ -86,7 +86,7 @@ pub(super) mod tests {
             (&PLAIN.replace("AQID", "AQIE"), SecretError::Sum),
             (&format!("DHHC-1:00:{}:", "A".repeat(4000)), SecretError::Length),
         ] {
-            assert_eq!(Secret::parse(text), Err(error), "{text}");
+            assert_eq!(DhChapSecret::parse(text), Err(error), "{text}");
         }
     }
 

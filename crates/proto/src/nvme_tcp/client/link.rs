@@ -3,10 +3,10 @@
 
 use super::Digests;
 use super::pdu::{self, Fault, Header};
-use crate::fabrics::host::{Commands, HostTransport, Request};
+use crate::fabrics::host::{Commands, HostTransport, NvmeRequest};
 use crate::outbox::Outbox;
 use crate::session::{Demand, ProtocolError};
-use crate::slots::Key;
+use crate::slots::SlotKey;
 use blockmux_volume::{Chunk, Crc32c, Pool, SgList};
 use blockmux_wire::nvmeof::fabrics::CONNECT_DATA_LEN;
 use blockmux_wire::nvmeof::tcp::{
@@ -19,7 +19,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes, transmute_ref};
 pub struct HostLink {
     pub(super) outbox: Outbox,
     pub(super) terms: LinkTerms,
-    pub(super) reading: Reading,
+    pub(super) reading: NvmeStreamState,
     pub(super) pool: Pool,
     /// ICResp has come.
     pub(super) is_open: bool,
@@ -40,22 +40,22 @@ pub(super) struct LinkTerms {
 }
 
 /// Where in the controller's stream we are.
-pub(super) enum Reading {
+pub(super) enum NvmeStreamState {
     /// At the begin of a PDU, of which so many bytes are needed in one piece.
     Head(usize),
     /// In a long C2HData, whose data goes to `place`.
-    Placing { header: Header, key: Key, place: SgList },
+    Placing { header: Header, key: SlotKey, place: SgList },
     /// Behind it: its digest.
-    Tail { header: Header, key: Key, crc: Crc32c },
+    Tail { header: Header, key: SlotKey, crc: Crc32c },
 }
 
 impl HostLink {
     #[inline]
     pub(super) fn demand(&self) -> Demand {
         match &self.reading {
-            Reading::Head(need) => Demand::Bytes(*need),
-            Reading::Placing { place, .. } => Demand::Place(place.clone()),
-            Reading::Tail { .. } => Demand::Bytes(DIGEST_LEN),
+            NvmeStreamState::Head(need) => Demand::Bytes(*need),
+            NvmeStreamState::Placing { place, .. } => Demand::Place(place.clone()),
+            NvmeStreamState::Tail { .. } => Demand::Bytes(DIGEST_LEN),
         }
     }
 
@@ -97,7 +97,7 @@ impl HostLink {
             }
         }
         let Ok((response, _)) = IcResp::read_from_prefix(bytes) else {
-            self.reading = Reading::Head(IC_LEN);
+            self.reading = NvmeStreamState::Head(IC_LEN);
             return Ok(None);
         };
         let common = response.common;
@@ -131,7 +131,7 @@ impl HostLink {
         }
         self.terms.alignment = usize::from(response.cpda).saturating_add(1).saturating_mul(4);
         self.terms.max_h2c_data = max_h2c_data;
-        (self.is_open, self.reading) = (true, Reading::Head(DATA_LEN));
+        (self.is_open, self.reading) = (true, NvmeStreamState::Head(DATA_LEN));
         Ok(Some(IC_LEN))
     }
 
@@ -163,7 +163,7 @@ impl HostTransport for HostLink {
         HostLink {
             outbox: Outbox::default(),
             terms: LinkTerms { digests, alignment: 4, max_h2c_data: MAXH2CDATA_MIN, in_capsule },
-            reading: Reading::Head(DATA_LEN),
+            reading: NvmeStreamState::Head(DATA_LEN),
             pool,
             is_open: false,
             last_header: [0; DATA_LEN],
@@ -187,12 +187,12 @@ impl HostTransport for HostLink {
     }
 
     #[inline]
-    fn send(&mut self, request: &Request, commands: &mut impl Commands) {
+    fn send(&mut self, request: &NvmeRequest, commands: &mut impl Commands) {
         self.send_command(request, commands);
     }
 
     fn may_end(&self) -> bool {
-        self.is_open && matches!(self.reading, Reading::Head(_))
+        self.is_open && matches!(self.reading, NvmeStreamState::Head(_))
     }
 
     fn discard(&mut self) {

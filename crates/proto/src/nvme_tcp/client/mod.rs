@@ -29,7 +29,7 @@ use link::HostLink;
 use std::time::Instant;
 
 pub use crate::fabrics::host::{
-    AdminConfig, Ask, ControllerInfo, FoundSubsystem, HostId, Names, NamespaceInfo, QueueConfig, Refused,
+    AdminConfig, Ask, ControllerInfo, FoundSubsystem, HostId, Names, NamespaceInfo, QueueConfig, NvmeRefused,
 };
 
 /// What to agree on for one connection.

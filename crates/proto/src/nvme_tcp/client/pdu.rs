@@ -4,7 +4,7 @@ use super::Digests;
 use crate::digest;
 use crate::session::ProtocolError;
 use blockmux_wire::nvmeof::tcp::{
-    CapsuleResp, CommonHeader, DATA_LEN, DIGEST_LEN, Data, FLAG_DDGST, FLAG_HDGST, FatalError, PduType, R2t,
+    CapsuleResp, CommonHeader, DATA_LEN, DIGEST_LEN, Data, FLAG_DDGST, FLAG_HDGST, FatalError, PduType, NvmeTcpR2t,
     TermReq,
 };
 use zerocopy::{FromBytes, transmute_ref};
@@ -14,7 +14,7 @@ pub(super) type Header = [u8; DATA_LEN];
 
 /// A PDU's header that has come, with a right digest if there is one.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Head {
+pub(super) struct NvmeTcpHeader {
     pub(super) header: Header,
     pub(super) kind: PduType,
     /// Where its data begins.
@@ -24,8 +24,8 @@ pub(super) struct Head {
 }
 
 /// What the first bytes of a PDU are.
-pub(super) enum Parsed {
-    Head(Head),
+pub(super) enum ParsedNvmePdu {
+    Head(NvmeTcpHeader),
     /// So many bytes are needed.
     Needs(usize),
 }
@@ -59,8 +59,8 @@ impl Fault {
 
 /// Reads a header from the front of `bytes`, as they come behind ICResp.
 #[inline]
-pub(super) fn parse(bytes: &[u8], digests: Digests) -> Result<Parsed, Fault> {
-    let Some(header) = bytes.first_chunk::<DATA_LEN>() else { return Ok(Parsed::Needs(DATA_LEN)) };
+pub(super) fn parse(bytes: &[u8], digests: Digests) -> Result<ParsedNvmePdu, Fault> {
+    let Some(header) = bytes.first_chunk::<DATA_LEN>() else { return Ok(ParsedNvmePdu::Needs(DATA_LEN)) };
     let (common, _) = CommonHeader::ref_from_prefix(header).map_err(|_| UNKNOWN)?;
     let kind = PduType(common.pdu_type);
     if !matches!(kind, PduType::CAPSULE_RESP | PduType::C2H_DATA | PduType::R2T | PduType::C2H_TERM_REQ) {
@@ -80,7 +80,7 @@ pub(super) fn parse(bytes: &[u8], digests: Digests) -> Result<Parsed, Fault> {
         ));
     }
     let head_len = if digests.header { DATA_LEN.saturating_add(DIGEST_LEN) } else { DATA_LEN };
-    let Some(whole) = bytes.get(..head_len) else { return Ok(Parsed::Needs(head_len)) };
+    let Some(whole) = bytes.get(..head_len) else { return Ok(ParsedNvmePdu::Needs(head_len)) };
     if let Some(sent) = whole.get(DATA_LEN..).and_then(|sent| sent.first_chunk())
         && digest::of(header) != *sent
     {
@@ -93,7 +93,7 @@ pub(super) fn parse(bytes: &[u8], digests: Digests) -> Result<Parsed, Fault> {
             fei,
         });
     }
-    let mut head = Head { header: *header, kind, data_at: head_len, data_len: 0 };
+    let mut head = NvmeTcpHeader { header: *header, kind, data_at: head_len, data_len: 0 };
     let plen = common.plen.get() as usize;
     if kind == PduType::C2H_DATA {
         let data: &Data = transmute_ref!(header);
@@ -117,10 +117,10 @@ pub(super) fn parse(bytes: &[u8], digests: Digests) -> Result<Parsed, Fault> {
     if plen != head.data_end(digests) {
         return Err(Fault::field("sent a PDU whose length is not that of its parts", 4, COMMON));
     }
-    Ok(Parsed::Head(head))
+    Ok(ParsedNvmePdu::Head(head))
 }
 
-impl Head {
+impl NvmeTcpHeader {
     /// How long the whole PDU is, in bytes.
     #[inline]
     pub(super) fn data_end(&self, digests: Digests) -> usize {
@@ -139,7 +139,7 @@ impl Head {
     }
 
     #[inline]
-    pub(super) fn as_r2t(&self) -> &R2t {
+    pub(super) fn as_r2t(&self) -> &NvmeTcpR2t {
         transmute_ref!(&self.header)
     }
 }

@@ -8,17 +8,17 @@
 //! Data comes in any order, each byte once. A wrong data digest ends no connection: the command fails, and is sent
 //! again (TCP Transport 1.0 §3.5.2).
 
-use super::link::{HostLink, Reading};
-use super::pdu::{self, Fault, Head, Parsed};
-use crate::coverage::Misfit;
+use super::link::{HostLink, NvmeStreamState};
+use super::pdu::{self, Fault, NvmeTcpHeader, ParsedNvmePdu};
+use crate::coverage::RangeError;
 use crate::digest;
-use crate::fabrics::host::{Commands, Transfer};
-use crate::slots::Key;
+use crate::fabrics::host::{Commands, DataTransfer};
+use crate::slots::SlotKey;
 use blockmux_volume::{Chunk, Crc32c, SgList};
-use blockmux_wire::nvme::status::{Status, StatusField};
+use blockmux_wire::nvme::status::{NvmeStatus, StatusField};
 use blockmux_wire::nvme::{CQE_LEN, Cqe};
 use blockmux_wire::nvmeof::tcp::{
-    DATA_LEN, DIGEST_LEN, Data, FLAG_LAST, FLAG_SUCCESS, FatalError, PduType, R2t,
+    DATA_LEN, DIGEST_LEN, Data, FLAG_LAST, FLAG_SUCCESS, FatalError, PduType, NvmeTcpR2t,
 };
 use zerocopy::{FromZeros, transmute_ref};
 
@@ -41,9 +41,9 @@ impl HostLink {
         loop {
             let rest = bytes.get(at..).unwrap_or_default();
             let step = match &self.reading {
-                Reading::Head(_) => self.on_head(input, at, rest, commands)?,
-                Reading::Placing { .. } => ReceiveStep::Needs,
-                Reading::Tail { .. } => self.on_tail(rest, commands)?,
+                NvmeStreamState::Head(_) => self.on_head(input, at, rest, commands)?,
+                NvmeStreamState::Placing { .. } => ReceiveStep::Needs,
+                NvmeStreamState::Tail { .. } => self.on_tail(rest, commands)?,
             };
             match step {
                 ReceiveStep::Took(len) => at = at.saturating_add(len),
@@ -54,14 +54,14 @@ impl HostLink {
 
     /// The memory of [`Reading::Placing`] is full.
     pub(super) fn placed(&mut self, commands: &mut impl Commands) -> Result<(), Fault> {
-        match std::mem::replace(&mut self.reading, Reading::Head(DATA_LEN)) {
-            Reading::Placing { header, key, place } => {
+        match std::mem::replace(&mut self.reading, NvmeStreamState::Head(DATA_LEN)) {
+            NvmeStreamState::Placing { header, key, place } => {
                 if !self.terms.digests.data {
                     return on_data(commands, key, transmute_ref!(&header));
                 }
                 let mut crc = Crc32c::default();
                 crc.add_list(&place);
-                self.reading = Reading::Tail { header, key, crc };
+                self.reading = NvmeStreamState::Tail { header, key, crc };
             }
             other => self.reading = other,
         }
@@ -80,11 +80,11 @@ impl HostLink {
             self.last_header = *header;
         }
         let head = match pdu::parse(rest, self.terms.digests)? {
-            Parsed::Needs(len) => {
-                self.reading = Reading::Head(len);
+            ParsedNvmePdu::Needs(len) => {
+                self.reading = NvmeStreamState::Head(len);
                 return Ok(ReceiveStep::Needs);
             }
-            Parsed::Head(head) => head,
+            ParsedNvmePdu::Head(head) => head,
         };
         let whole = head.data_end(self.terms.digests);
         match head.kind {
@@ -92,7 +92,7 @@ impl HostLink {
             PduType::R2T => self.on_r2t(head.as_r2t(), commands)?,
             _ => return self.on_data_head(input, at, rest, &head, commands),
         }
-        self.reading = Reading::Head(DATA_LEN);
+        self.reading = NvmeStreamState::Head(DATA_LEN);
         Ok(ReceiveStep::Took(whole))
     }
 
@@ -103,7 +103,7 @@ impl HostLink {
         input: &Chunk,
         at: usize,
         rest: &[u8],
-        head: &Head,
+        head: &NvmeTcpHeader,
         commands: &mut impl Commands,
     ) -> Result<ReceiveStep, Fault> {
         let whole = head.data_end(self.terms.digests);
@@ -111,23 +111,23 @@ impl HostLink {
         let data = match rest.get(head.data_at..end) {
             Some(data) if rest.len() >= whole => data,
             _ if head.data_len <= WHOLE_DATA => {
-                self.reading = Reading::Head(whole);
+                self.reading = NvmeStreamState::Head(whole);
                 return Ok(ReceiveStep::Needs);
             }
             // Padding in front of the data is taken with the header.
             _ if rest.len() < head.data_at => {
-                self.reading = Reading::Head(head.data_at);
+                self.reading = NvmeStreamState::Head(head.data_at);
                 return Ok(ReceiveStep::Needs);
             }
             _ => {
                 let key = check_data(commands, head.as_data())?;
                 let place = place(commands, key, head.as_data())?;
-                self.reading = Reading::Placing { header: head.header, key, place };
+                self.reading = NvmeStreamState::Placing { header: head.header, key, place };
                 return Ok(ReceiveStep::Took(head.data_at));
             }
         };
         let key = check_data(commands, head.as_data())?;
-        self.reading = Reading::Head(DATA_LEN);
+        self.reading = NvmeStreamState::Head(DATA_LEN);
         let is_right = !self.terms.digests.data || rest.get(end..whole) == Some(&digest::of(data)[..]);
         if !is_right {
             spoil(commands, key);
@@ -141,10 +141,10 @@ impl HostLink {
     }
 
     fn on_tail(&mut self, rest: &[u8], commands: &mut impl Commands) -> Result<ReceiveStep, Fault> {
-        let Reading::Tail { header, key, crc } = &self.reading else { return Ok(ReceiveStep::Needs) };
+        let NvmeStreamState::Tail { header, key, crc } = &self.reading else { return Ok(ReceiveStep::Needs) };
         let Some(sent) = rest.first_chunk::<DIGEST_LEN>() else { return Ok(ReceiveStep::Needs) };
         let (header, key, is_right) = (*header, *key, crc.to_le_bytes() == *sent);
-        self.reading = Reading::Head(DATA_LEN);
+        self.reading = NvmeStreamState::Head(DATA_LEN);
         if !is_right {
             spoil(commands, key);
         }
@@ -153,12 +153,12 @@ impl HostLink {
     }
 
     /// The controller asks for data: all of it is sent at once, so that no R2T is ever outstanding here.
-    fn on_r2t(&mut self, r2t: &R2t, commands: &mut impl Commands) -> Result<(), Fault> {
+    fn on_r2t(&mut self, r2t: &NvmeTcpR2t, commands: &mut impl Commands) -> Result<(), Fault> {
         let reference = "TCP Transport §3.6.2.10, R2T";
         let Some(key) = commands.find(r2t.cccid.get()) else {
             return Err(Fault::field("asked for data of a command that is not there", 8, reference));
         };
-        let Some((progress, Transfer::Out(len))) = commands.transport(key) else {
+        let Some((progress, DataTransfer::Out(len))) = commands.transport(key) else {
             return Err(Fault::field("asked for data of a command that sends none", 8, reference));
         };
         let (from, asked) = (r2t.r2to.get(), r2t.r2tl.get());
@@ -187,11 +187,11 @@ fn on_response(commands: &mut impl Commands, cqe: &Cqe) -> Result<(), Fault> {
 
 /// Checks C2HData before any of its data is looked at.
 #[inline]
-fn check_data(commands: &mut impl Commands, data: &Data) -> Result<Key, Fault> {
+fn check_data(commands: &mut impl Commands, data: &Data) -> Result<SlotKey, Fault> {
     let Some(key) = commands.find(data.cccid.get()) else {
         return Err(Fault::field("sent data of a command that is not there", 8, C2H_DATA));
     };
-    let Some((progress, Transfer::In(len))) = commands.transport(key) else {
+    let Some((progress, DataTransfer::In(len))) = commands.transport(key) else {
         return Err(Fault::field("sent data of a command that gets none", 8, C2H_DATA));
     };
     let from = data.datao.get();
@@ -204,14 +204,14 @@ fn check_data(commands: &mut impl Commands, data: &Data) -> Result<Key, Fault> {
     }
     match progress.moved.add(from, end) {
         Ok(()) => Ok(key),
-        Err(Misfit::Overlap) => Err(out_of_range("sent the same data twice")),
-        Err(Misfit::TooScattered) => Err(out_of_range("sent data in too many pieces with gaps between them")),
+        Err(RangeError::Overlap) => Err(out_of_range("sent the same data twice")),
+        Err(RangeError::TooScattered) => Err(out_of_range("sent data in too many pieces with gaps between them")),
     }
 }
 
 /// The memory for C2HData that was checked.
 #[inline]
-fn place(commands: &mut impl Commands, key: Key, data: &Data) -> Result<SgList, Fault> {
+fn place(commands: &mut impl Commands, key: SlotKey, data: &Data) -> Result<SgList, Fault> {
     let (from, len) = (data.datao.get() as usize, data.datal.get() as usize);
     let Some((list, base)) = commands.data_in(key) else {
         return Err(Fault::field("sent data of a command that gets none", 8, C2H_DATA));
@@ -224,9 +224,9 @@ fn place(commands: &mut impl Commands, key: Key, data: &Data) -> Result<SgList, 
 
 /// Data is where it belongs; with SUCCESS the command is done, too.
 #[inline]
-fn on_data(commands: &mut impl Commands, key: Key, data: &Data) -> Result<(), Fault> {
+fn on_data(commands: &mut impl Commands, key: SlotKey, data: &Data) -> Result<(), Fault> {
     if data.common.flags & FLAG_SUCCESS != 0 {
-        let status = StatusField::new(Status::SUCCESSFUL_COMPLETION);
+        let status = StatusField::new(NvmeStatus::SUCCESSFUL_COMPLETION);
         commands.finish(key, &Cqe { cid: data.cccid, status, ..Cqe::new_zeroed() });
     }
     Ok(())
@@ -234,7 +234,7 @@ fn on_data(commands: &mut impl Commands, key: Key, data: &Data) -> Result<(), Fa
 
 /// A digest was wrong: whatever the controller says of the command, it is not done.
 #[cold]
-fn spoil(commands: &mut impl Commands, key: Key) {
+fn spoil(commands: &mut impl Commands, key: SlotKey) {
     if let Some((progress, _)) = commands.transport(key) {
         progress.is_corrupt = true;
     }

@@ -2,8 +2,8 @@
 
 use super::link::{HostLink, common};
 use crate::digest;
-use crate::fabrics::host::{Commands, Request, Transfer};
-use crate::slots::Key;
+use crate::fabrics::host::{Commands, NvmeRequest, DataTransfer};
+use crate::slots::SlotKey;
 use blockmux_volume::SgList;
 use blockmux_wire::nvme::{PSDT_SGL, SglDescriptor};
 use blockmux_wire::nvmeof::tcp::{
@@ -15,19 +15,19 @@ use zerocopy::{FromZeros, IntoBytes};
 impl HostLink {
     /// Sends a command, with its data if that fits into the capsule.
     #[inline]
-    pub(super) fn send_command(&mut self, request: &Request, commands: &mut impl Commands) {
+    pub(super) fn send_command(&mut self, request: &NvmeRequest, commands: &mut impl Commands) {
         let mut sqe = request.command;
         sqe.cid = request.key.narrow().into();
         sqe.flags |= PSDT_SGL;
         let mut data_len = 0;
         sqe.dptr = match request.transfer {
-            Transfer::Nothing => SglDescriptor::transport(0),
-            Transfer::In(len) => SglDescriptor::transport(len),
-            Transfer::Out(len) if len <= self.terms.in_capsule => {
+            DataTransfer::Nothing => SglDescriptor::transport(0),
+            DataTransfer::In(len) => SglDescriptor::transport(len),
+            DataTransfer::Out(len) if len <= self.terms.in_capsule => {
                 data_len = len;
                 SglDescriptor::in_capsule(0, len)
             }
-            Transfer::Out(len) => SglDescriptor::transport(len),
+            DataTransfer::Out(len) => SglDescriptor::transport(len),
         };
         let common = self.common(PduType::CAPSULE_CMD, CAPSULE_CMD_LEN, data_len as usize);
         let capsule = CapsuleCmd { common, sqe };
@@ -46,7 +46,7 @@ impl HostLink {
     /// Sends a command's data from `from` up to `end`, in PDUs that the controller takes.
     pub(super) fn send_data(
         &mut self,
-        key: Key,
+        key: SlotKey,
         ttag: u16,
         from: u32,
         end: u32,
@@ -115,7 +115,7 @@ impl HostLink {
 
     /// A part of a command's data, by reference as far as a data digest lets us.
     #[inline]
-    fn push_data(&mut self, key: Key, from: u32, len: u32, commands: &mut impl Commands) {
+    fn push_data(&mut self, key: SlotKey, from: u32, len: u32, commands: &mut impl Commands) {
         let nothing = SgList::default();
         let (data, base) = commands.data_out(key).unwrap_or((&nothing, 0));
         let (from, len) = (base.saturating_add(from as usize), len as usize);

@@ -1,13 +1,13 @@
 //! A connection as a controller's queue drives it: PDUs to the host.
 
-use super::receive::Awaiting;
+use super::receive::AwaitedNvmePdu;
 use crate::digest;
-use crate::fabrics::controller::{DataPlace, Descriptor, Entry, Transport};
-use crate::nvme::Outcome;
-use crate::nvme_tcp::pdu::{Digests, MAXH2CDATA, Violation};
+use crate::fabrics::controller::{DataPlace, Descriptor, CommandSlot, FabricsTransport};
+use crate::nvme::NvmeOutcome;
+use crate::nvme_tcp::pdu::{NvmeTcpDigests, MAXH2CDATA, Violation};
 use crate::outbox::Outbox;
 use blockmux_volume::{Pool, SgList};
-use blockmux_wire::nvme::status::Status;
+use blockmux_wire::nvme::status::NvmeStatus;
 use blockmux_wire::nvme::{SglSubtype, SglType, Sqe};
 use blockmux_wire::nvmeof::tcp::*;
 use zerocopy::{FromZeros, IntoBytes};
@@ -15,8 +15,8 @@ use zerocopy::{FromZeros, IntoBytes};
 /// A connection with a host: what was agreed on, where in the host's stream it is, and PDUs to the host.
 pub struct TargetLink {
     pub(super) outbox: Outbox,
-    pub(super) digests: Digests,
-    pub(super) awaiting: Awaiting,
+    pub(super) digests: NvmeTcpDigests,
+    pub(super) awaiting: AwaitedNvmePdu,
     /// Data that a command's capsule may have, in bytes.
     pub(super) in_capsule: usize,
     /// Data to the host begins at a multiple of so many bytes.
@@ -28,7 +28,7 @@ pub struct TargetLink {
 
 /// How far the data of a command has come.
 #[derive(Default)]
-pub struct Progress {
+pub struct DataProgress {
     /// In bytes.
     pub(super) received: usize,
     /// A data digest was wrong.
@@ -40,8 +40,8 @@ impl TargetLink {
     pub(super) fn new(in_capsule: usize, pool: Pool) -> TargetLink {
         TargetLink {
             outbox: Outbox::default(),
-            digests: Digests::default(),
-            awaiting: Awaiting::IcReq(COMMON_HEADER_LEN),
+            digests: NvmeTcpDigests::default(),
+            awaiting: AwaitedNvmePdu::IcReq(COMMON_HEADER_LEN),
             in_capsule: in_capsule.max(ADMIN_IN_CAPSULE),
             alignment: 4,
             heads: 0,
@@ -57,7 +57,7 @@ impl TargetLink {
 
     /// Whether the stream may end here.
     pub(super) fn is_between_pdus(&self) -> bool {
-        matches!(self.awaiting, Awaiting::Head(_) | Awaiting::IcReq(_))
+        matches!(self.awaiting, AwaitedNvmePdu::Head(_) | AwaitedNvmePdu::IcReq(_))
     }
 
     /// The answer to ICReq, and all that follows from it.
@@ -72,7 +72,7 @@ impl TargetLink {
         };
         self.outbox.push_head(response.as_bytes());
         self.digests =
-            Digests { header: response.dgst & DGST_HEADER != 0, data: response.dgst & DGST_DATA != 0 };
+            NvmeTcpDigests { header: response.dgst & DGST_HEADER != 0, data: response.dgst & DGST_DATA != 0 };
         self.alignment = usize::from(request.hpda).saturating_add(1).saturating_mul(4);
     }
 
@@ -139,10 +139,10 @@ impl TargetLink {
     }
 }
 
-impl Transport for TargetLink {
+impl FabricsTransport for TargetLink {
     const NAME: &'static str = "nvme-tcp";
 
-    type Progress = Progress;
+    type Progress = DataProgress;
 
     #[inline]
     fn descriptor(sqe: &Sqe) -> Descriptor {
@@ -150,7 +150,7 @@ impl Transport for TargetLink {
         let place = match (dptr.kind(), dptr.subtype()) {
             (SglType::DATA_BLOCK, SglSubtype::OFFSET) => Ok(DataPlace::Capsule(dptr.address.get())),
             (SglType::TRANSPORT_DATA_BLOCK, SglSubtype::TRANSPORT) => Ok(DataPlace::Host),
-            _ => Err(Status::SGL_DESCRIPTOR_TYPE_INVALID),
+            _ => Err(NvmeStatus::SGL_DESCRIPTOR_TYPE_INVALID),
         };
         Descriptor { len: dptr.length.get() as usize, place }
     }
@@ -161,9 +161,9 @@ impl Transport for TargetLink {
     }
 
     /// Asks for all of a command's data.
-    fn fetch(&mut self, slot: usize, command: &mut Entry<Progress>) {
+    fn fetch(&mut self, slot: usize, command: &mut CommandSlot<DataProgress>) {
         let (flags, plen) = self.plain(DATA_LEN);
-        let r2t = R2t {
+        let r2t = NvmeTcpR2t {
             common: head(PduType::R2T, flags, DATA_LEN, 0, plen),
             cccid: command.sqe.cid,
             ttag: (slot as u16).into(),
@@ -176,7 +176,7 @@ impl Transport for TargetLink {
 
     /// The completion goes without saying where success does.
     #[inline]
-    fn complete(&mut self, sqe: &Sqe, outcome: &Outcome, sqhd: Option<u16>) {
+    fn complete(&mut self, sqe: &Sqe, outcome: &NvmeOutcome, sqhd: Option<u16>) {
         let cid = sqe.cid.get();
         // TCP Transport 1.0 §3.3.2.1: only where SQHD is not told, and nothing else is.
         let is_silent = sqhd.is_none() && outcome.result == 0 && outcome.status.is_success();

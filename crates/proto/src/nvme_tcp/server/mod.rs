@@ -21,7 +21,7 @@ mod receive;
 mod tests;
 
 use crate::fabrics::controller::ControllerQueue;
-use crate::fabrics::controller::node::Node;
+use crate::fabrics::controller::node::NvmeNode;
 use crate::outbox::Outbox;
 use crate::session::{Demand, ProtocolError, StreamSession};
 use blockmux_volume::{Chunk, Pool};
@@ -36,7 +36,7 @@ impl TargetSession {
     /// A session for a host that has just connected. `pool` is the core's, for data from the host. The host has 30
     /// seconds from `now` on to connect a queue.
     #[must_use]
-    pub fn new(node: Arc<Node>, pool: Pool, now: Instant) -> TargetSession {
+    pub fn new(node: Arc<NvmeNode>, pool: Pool, now: Instant) -> TargetSession {
         let link = TargetLink::new(node.in_capsule, pool.clone());
         ControllerQueue::over(link, node, pool, now)
     }

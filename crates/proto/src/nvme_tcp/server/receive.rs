@@ -11,7 +11,7 @@ use std::mem::offset_of;
 use zerocopy::FromBytes;
 
 /// What the next bytes are.
-pub(super) enum Awaiting {
+pub(super) enum AwaitedNvmePdu {
     /// The PDU that initializes the connection: so many bytes of it.
     IcReq(usize),
     /// A PDU: at least so many bytes of it, in one piece.
@@ -35,13 +35,13 @@ pub(super) struct Arriving {
 impl TargetSession {
     pub(super) fn wants(&self) -> Demand {
         match &self.transport.awaiting {
-            Awaiting::Head(_) if !self.listens() => Demand::Nothing,
-            Awaiting::IcReq(len) | Awaiting::Head(len) => Demand::Bytes(*len),
-            Awaiting::Data(arriving) => {
+            AwaitedNvmePdu::Head(_) if !self.listens() => Demand::Nothing,
+            AwaitedNvmePdu::IcReq(len) | AwaitedNvmePdu::Head(len) => Demand::Bytes(*len),
+            AwaitedNvmePdu::Data(arriving) => {
                 Demand::Bytes(arriving.len.saturating_add(self.transport.digests.data_len()))
             }
-            Awaiting::Place(_, place) => Demand::Place(place.clone().into()),
-            Awaiting::Tail(..) => Demand::Bytes(DIGEST_LEN),
+            AwaitedNvmePdu::Place(_, place) => Demand::Place(place.clone().into()),
+            AwaitedNvmePdu::Tail(..) => Demand::Bytes(DIGEST_LEN),
         }
     }
 
@@ -56,37 +56,37 @@ impl TargetSession {
     pub(super) fn step(&mut self, input: &Chunk, at: usize) -> Result<Option<usize>, ProtocolError> {
         let unread = input.unread().get(at..).unwrap_or_default();
         match self.transport.awaiting {
-            Awaiting::IcReq(_) => self.initialize(unread),
-            Awaiting::Head(_) => self.on_pdu(input, at, unread),
-            Awaiting::Data(arriving) => {
+            AwaitedNvmePdu::IcReq(_) => self.initialize(unread),
+            AwaitedNvmePdu::Head(_) => self.on_pdu(input, at, unread),
+            AwaitedNvmePdu::Data(arriving) => {
                 let len = arriving.len.saturating_add(self.transport.digests.data_len());
                 let Some(whole) = unread.get(..len) else { return Ok(None) };
                 let (covered, sent) = whole.split_at(arriving.len);
                 let is_good = !self.transport.digests.data || digest::of(covered) == sent;
-                self.transport.awaiting = Awaiting::Head(COMMON_HEADER_LEN);
+                self.transport.awaiting = AwaitedNvmePdu::Head(COMMON_HEADER_LEN);
                 self.on_lent(arriving, input.lend(at, arriving.len), is_good);
                 Ok(Some(len))
             }
-            Awaiting::Tail(arriving, crc) => {
+            AwaitedNvmePdu::Tail(arriving, crc) => {
                 let Some(sent) = unread.get(..DIGEST_LEN) else { return Ok(None) };
-                self.transport.awaiting = Awaiting::Head(COMMON_HEADER_LEN);
+                self.transport.awaiting = AwaitedNvmePdu::Head(COMMON_HEADER_LEN);
                 self.arrived(arriving, sent == crc.to_le_bytes());
                 Ok(Some(DIGEST_LEN))
             }
-            Awaiting::Place(..) => Ok(None),
+            AwaitedNvmePdu::Place(..) => Ok(None),
         }
     }
 
     /// The memory of [`Demand::Place`] is full.
     pub(super) fn placed(&mut self) {
-        let Awaiting::Place(arriving, place) = &self.transport.awaiting else { return };
+        let AwaitedNvmePdu::Place(arriving, place) = &self.transport.awaiting else { return };
         let arriving = *arriving;
         if self.transport.digests.data {
             let mut crc = Crc32c::default();
             crc.add_seg(place);
-            self.transport.awaiting = Awaiting::Tail(arriving, crc);
+            self.transport.awaiting = AwaitedNvmePdu::Tail(arriving, crc);
         } else {
-            self.transport.awaiting = Awaiting::Head(COMMON_HEADER_LEN);
+            self.transport.awaiting = AwaitedNvmePdu::Head(COMMON_HEADER_LEN);
             self.arrived(arriving, true);
         }
     }
@@ -120,7 +120,7 @@ impl TargetSession {
             return self.terminate(&violation, pdu);
         }
         let Ok((request, _)) = IcReq::read_from_prefix(unread) else {
-            self.transport.awaiting = Awaiting::IcReq(IC_LEN);
+            self.transport.awaiting = AwaitedNvmePdu::IcReq(IC_LEN);
             return Ok(None);
         };
         let wrong = if request.pfv.get() != 0 {
@@ -136,7 +136,7 @@ impl TargetSession {
             return self.terminate(&violation, pdu);
         }
         self.transport.ic_resp(&request);
-        self.transport.awaiting = Awaiting::Head(COMMON_HEADER_LEN);
+        self.transport.awaiting = AwaitedNvmePdu::Head(COMMON_HEADER_LEN);
         Ok(Some(IC_LEN))
     }
 
@@ -158,7 +158,7 @@ impl TargetSession {
         };
         let needs = if frame.kind == PduType::H2C_DATA { frame.data.0 } else { frame.len };
         let Some(pdu) = unread.get(..needs) else {
-            self.transport.awaiting = Awaiting::Head(needs);
+            self.transport.awaiting = AwaitedNvmePdu::Head(needs);
             return Ok(None);
         };
         if digests.header
@@ -176,7 +176,7 @@ impl TargetSession {
                 let Ok((capsule, _)) = CapsuleCmd::read_from_prefix(pdu) else { return Ok(None) };
                 let lend = || input.lend(at.saturating_add(begin), covered.len());
                 self.on_command(&capsule.sqe, covered.len(), lend, is_good)?;
-                self.transport.awaiting = Awaiting::Head(COMMON_HEADER_LEN);
+                self.transport.awaiting = AwaitedNvmePdu::Head(COMMON_HEADER_LEN);
             }
             PduType::H2C_DATA => {
                 let Ok((data, _)) = Data::read_from_prefix(pdu) else { return Ok(None) };
@@ -235,7 +235,7 @@ impl TargetSession {
         let arriving = Arriving { slot, len: data_len };
         let is_short = data_len <= LENT_PAYLOAD;
         if is_short {
-            self.transport.awaiting = Awaiting::Data(arriving);
+            self.transport.awaiting = AwaitedNvmePdu::Data(arriving);
         } else {
             self.place(arriving);
         }
@@ -247,7 +247,7 @@ impl TargetSession {
         let Some(entry) = self.fetching(arriving.slot) else { return };
         if let Some(memory) = &entry.memory {
             self.transport.awaiting =
-                Awaiting::Place(arriving, memory.slice(entry.progress.received, arriving.len));
+                AwaitedNvmePdu::Place(arriving, memory.slice(entry.progress.received, arriving.len));
         }
     }
 

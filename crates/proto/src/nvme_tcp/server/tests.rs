@@ -8,13 +8,13 @@ mod transfer;
 use super::TargetSession;
 use crate::digest;
 use crate::exports::Exports;
-use crate::fabrics::controller::node::Node;
+use crate::fabrics::controller::node::NvmeNode;
 use crate::fabrics::controller::testing::*;
 use crate::session::{Demand, StreamSession};
 use crate::testing::Pump;
 use blockmux_volume::Pool;
 use blockmux_wire::nvme::opcode::{AdminOpcode, NvmOpcode};
-use blockmux_wire::nvme::status::Status;
+use blockmux_wire::nvme::status::NvmeStatus;
 use blockmux_wire::nvme::{Cqe, SglDescriptor, Sqe};
 use blockmux_wire::nvmeof::fabrics::*;
 use blockmux_wire::nvmeof::tcp::*;
@@ -54,18 +54,18 @@ struct Host {
 
 impl Host {
     /// Connected to a socket, nothing said.
-    fn new((node, exports): &(Arc<Node>, Exports)) -> Host {
+    fn new((node, exports): &(Arc<NvmeNode>, Exports)) -> Host {
         Host::with_pool((node, exports), Pool::new(usize::MAX))
     }
 
-    fn with_pool((node, exports): (&Arc<Node>, &Exports), pool: Pool) -> Host {
+    fn with_pool((node, exports): (&Arc<NvmeNode>, &Exports), pool: Pool) -> Host {
         let now = Instant::now();
         let pump = Pump::new(TargetSession::new(node.clone(), pool, now), exports);
         Host { pump, digests: 0, cid: 0 }
     }
 
     /// Initialized.
-    fn initialized(node: &(Arc<Node>, Exports), digests: u8) -> Host {
+    fn initialized(node: &(Arc<NvmeNode>, Exports), digests: u8) -> Host {
         let mut host = Host::new(node);
         let answer = host.pump.exchange(ic_req(digests).as_bytes());
         let response = IcResp::read_from_bytes(&answer).unwrap();
@@ -75,7 +75,7 @@ impl Host {
     }
 
     /// With an enabled controller, and its identifier.
-    fn admin(node: &(Arc<Node>, Exports), digests: u8) -> (Host, u16) {
+    fn admin(node: &(Arc<NvmeNode>, Exports), digests: u8) -> (Host, u16) {
         let mut host = Host::initialized(node, digests);
         let cqe = host.connect(0, CNTLID_DYNAMIC, 0);
         assert!(cqe.status.is_success());
@@ -84,7 +84,7 @@ impl Host {
     }
 
     /// An I/O queue, and the admin queue of its controller.
-    fn io(node: &(Arc<Node>, Exports), digests: u8) -> (Host, Host) {
+    fn io(node: &(Arc<NvmeNode>, Exports), digests: u8) -> (Host, Host) {
         let (admin, cntlid) = Host::admin(node, digests);
         let mut io = Host::initialized(node, digests);
         assert!(io.connect(1, cntlid, 0).status.is_success());
@@ -135,7 +135,7 @@ impl Host {
         pdu(self.digests, PduType::CAPSULE_CMD, 0, sqe.as_bytes(), data)
     }
 
-    fn h2c_data(&self, r2t: &R2t, offset: usize, data: &[u8], is_last: bool) -> Vec<u8> {
+    fn h2c_data(&self, r2t: &NvmeTcpR2t, offset: usize, data: &[u8], is_last: bool) -> Vec<u8> {
         let mut specific = Vec::new();
         specific.extend(r2t.cccid.get().to_le_bytes());
         specific.extend(r2t.ttag.get().to_le_bytes());

@@ -4,7 +4,7 @@
 //! GROUPS; the target itself with [`LogicalUnit::set_access_state`], for all its units at once with
 //! [`Target::set_access_state`](super::Target::set_access_state).
 
-use super::task::{Action, Context, Outcome, answer};
+use super::task::{Action, Context, TaskOutcome, answer};
 use super::unit::{LogicalUnit, NexusKey, UnitState};
 use crate::scsi::sense::Sense;
 use blockmux_wire::scsi::alua::*;
@@ -47,7 +47,7 @@ pub(super) fn not_ready(access: AccessState) -> Option<Sense> {
     Some(Sense::new(SenseKey::NOT_READY, asc))
 }
 
-pub(super) fn report(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn report(cx: &mut Context<'_>) -> TaskOutcome {
     let states = cx.unit.unit.look(|state| state.access_states.clone());
     let mut groups: BTreeMap<u16, Vec<u16>> = BTreeMap::new();
     for port in &cx.target.ports {
@@ -81,7 +81,7 @@ pub(super) fn report(cx: &mut Context<'_>) -> Outcome {
     answer(&bytes, cx.command.cdb.u32(6) as usize)
 }
 
-pub(super) fn set_groups(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn set_groups(cx: &mut Context<'_>) -> TaskOutcome {
     let len = cx.command.cdb.u32(6) as usize;
     if len > MAX_LIST {
         return Err(Sense::in_cdb(6).into());

@@ -1,10 +1,10 @@
 //! READ CAPACITY (SBC-4).
 
-use super::task::{Context, Outcome, answer};
+use super::task::{Context, TaskOutcome, answer};
 use blockmux_wire::scsi::capacity::{LBPME, LBPRZ, ReadCapacity10, ReadCapacity16};
 use zerocopy::{IntoBytes, U16, U32, U64};
 
-pub(super) fn read_capacity_10(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn read_capacity_10(cx: &mut Context<'_>) -> TaskOutcome {
     cx.unit.refresh();
     let view = &cx.unit.view;
     // SBC-4, the READ CAPACITY (10) command: all ones send the initiator to READ CAPACITY (16).
@@ -16,7 +16,7 @@ pub(super) fn read_capacity_10(cx: &mut Context<'_>) -> Outcome {
     answer(data.as_bytes(), size_of::<ReadCapacity10>())
 }
 
-pub(super) fn read_capacity_16(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn read_capacity_16(cx: &mut Context<'_>) -> TaskOutcome {
     cx.unit.refresh();
     let view = &cx.unit.view;
     // RAM changes any block without touching its neighbours, whatever it would rather be asked for.

@@ -1,7 +1,7 @@
 //! A command descriptor block, and what all commands on ranges of blocks have in common.
 
 use blockmux_wire::scsi::cdb::{Cdb6, Cdb10, Cdb12, Cdb16, MAX_CDB_LEN};
-use blockmux_wire::scsi::opcode::Opcode;
+use blockmux_wire::scsi::opcode::ScsiOpcode;
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 /// A command descriptor block: at most 32 bytes, inline. Bytes that were not sent read as 0.
@@ -25,8 +25,8 @@ impl Cdb {
     /// OPERATION CODE.
     #[inline]
     #[must_use]
-    pub fn opcode(&self) -> Opcode {
-        Opcode(self.byte(0))
+    pub fn opcode(&self) -> ScsiOpcode {
+        ScsiOpcode(self.byte(0))
     }
 
     /// How many bytes were sent.

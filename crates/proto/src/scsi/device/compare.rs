@@ -1,6 +1,6 @@
 //! COMPARE AND WRITE and ORWRITE: reading and writing as one (SBC-4).
 
-use super::task::{Action, Context, Outcome, PIECE, Range, Work};
+use super::task::{Action, Context, TaskOutcome, PIECE, BlockRange, MultiStepCommand};
 use crate::scsi::bytes::{first_difference, or};
 use crate::scsi::sense::Sense;
 use crate::served::RangeGuard;
@@ -12,7 +12,7 @@ use blockmux_wire::scsi::sense::{Asc, SenseKey};
 pub(super) const MAX_COMPARE_BLOCKS: u8 = u8::MAX;
 
 /// Writes the second half of the data-out if the blocks are equal to the first.
-pub(super) fn compare_and_write(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn compare_and_write(cx: &mut Context<'_>) -> TaskOutcome {
     let cdb = &cx.command.cdb;
     let range = cx.range_of(cdb.u64(2), cdb.byte(13).into())?;
     cx.check_writable()?;
@@ -20,24 +20,24 @@ pub(super) fn compare_and_write(cx: &mut Context<'_>) -> Outcome {
         // Whoever sends data along means more blocks than the field can say.
         return if cx.command.data_out_len > 0 { Err(Sense::in_cdb(13).into()) } else { Ok(Action::good()) };
     }
-    cx.work(ReadModifyWrite::of(Kind::CompareAndWrite, &range));
+    cx.work(ReadModifyWrite::of(CompareKind::CompareAndWrite, &range));
     cx.exact_data_out(range.len.saturating_mul(2))
 }
 
 /// Ors the data-out into the blocks.
-pub(super) fn orwrite(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn orwrite(cx: &mut Context<'_>) -> TaskOutcome {
     let range = cx.range()?;
     cx.check_transfer(&range, cx.length_field())?;
     cx.check_writable()?;
     if range.len == 0 {
         return Ok(Action::good());
     }
-    cx.work(ReadModifyWrite::of(Kind::Or, &range));
+    cx.work(ReadModifyWrite::of(CompareKind::Or, &range));
     cx.data_out(range.len)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum CompareKind {
     CompareAndWrite,
     Or,
 }
@@ -45,7 +45,7 @@ enum Kind {
 /// Locks the range, reads it, writes it; the lock goes with the work. Nobody else gets at the range meanwhile, so that
 /// what is or-ed may be so a piece at a time.
 struct ReadModifyWrite {
-    kind: Kind,
+    kind: CompareKind,
     offset: u64,
     len: u64,
     /// How much of it is done.
@@ -57,7 +57,7 @@ struct ReadModifyWrite {
 
 impl ReadModifyWrite {
     /// Of a range, from its beginning.
-    fn of(kind: Kind, range: &Range) -> ReadModifyWrite {
+    fn of(kind: CompareKind, range: &BlockRange) -> ReadModifyWrite {
         let fua = range.flags & FUA != 0;
         let (offset, len) = (range.offset, range.len);
         ReadModifyWrite { kind, offset, len, at: 0, fua, data: SgList::default(), guard: None }
@@ -66,22 +66,22 @@ impl ReadModifyWrite {
     /// What is read and written next, in bytes.
     fn piece(&self) -> u64 {
         match self.kind {
-            Kind::CompareAndWrite => self.len,
-            Kind::Or => self.len.saturating_sub(self.at).min(PIECE),
+            CompareKind::CompareAndWrite => self.len,
+            CompareKind::Or => self.len.saturating_sub(self.at).min(PIECE),
         }
     }
 
-    fn io(&self, op: Op, data: Option<SgList>) -> Outcome {
+    fn io(&self, op: Op, data: Option<SgList>) -> TaskOutcome {
         Ok(Action::IoAlone(op, self.offset.saturating_add(self.at), self.piece(), data))
     }
 
     fn modify(&self, read: &SgList) -> Result<SgList, Sense> {
         match self.kind {
-            Kind::Or => {
+            CompareKind::Or => {
                 let data = self.data.slice(self.at as usize, read.len());
                 Ok(Seg::from_slice(&or(read, &data)).into())
             }
-            Kind::CompareAndWrite => match first_difference(read, &self.data) {
+            CompareKind::CompareAndWrite => match first_difference(read, &self.data) {
                 // SBC-4, the COMPARE AND WRITE command: INFORMATION is the offset of the first byte that differs.
                 Some(at) => Err(Sense::new(SenseKey::MISCOMPARE, Asc::MISCOMPARE_DURING_VERIFY_OPERATION)
                     .with_information(at as u64)),
@@ -91,20 +91,20 @@ impl ReadModifyWrite {
     }
 }
 
-impl Work for ReadModifyWrite {
-    fn on_data_out(&mut self, cx: &mut Context<'_>, data: SgList) -> Outcome {
+impl MultiStepCommand for ReadModifyWrite {
+    fn on_data_out(&mut self, cx: &mut Context<'_>, data: SgList) -> TaskOutcome {
         self.data = data;
         self.on_resume(cx)
     }
 
-    fn on_resume(&mut self, cx: &mut Context<'_>) -> Outcome {
+    fn on_resume(&mut self, cx: &mut Context<'_>) -> TaskOutcome {
         if !RangeGuard::take(&mut self.guard, &cx.unit.unit.served, self.offset, self.len) {
             return Ok(Action::Wait);
         }
         self.io(Op::Read, None)
     }
 
-    fn on_io(&mut self, _cx: &mut Context<'_>, output: Output) -> Outcome {
+    fn on_io(&mut self, _cx: &mut Context<'_>, output: Output) -> TaskOutcome {
         match output {
             Output::Data(read) => {
                 let data = self.modify(&read)?;
@@ -121,7 +121,7 @@ impl Work for ReadModifyWrite {
 #[cfg(test)]
 mod tests {
     use crate::scsi::device::testing::{Bench, answer, command};
-    use crate::scsi::{Lun, Status, Step};
+    use crate::scsi::{Lun, ScsiStatus, Step};
 
     const WRITE: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
     const CAW: [u8; 16] = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
@@ -180,7 +180,7 @@ mod tests {
         loop {
             let mut sent = 1024;
             match one_step {
-                Step::Done(response) => break assert_eq!(response.status, Status::GOOD),
+                Step::Done(response) => break assert_eq!(response.status, ScsiStatus::GOOD),
                 next => one_step = first.turn(&mut one, next, &[], &mut sent),
             }
         }

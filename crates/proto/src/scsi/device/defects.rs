@@ -1,15 +1,15 @@
 //! READ DEFECT DATA (SBC-4).
 
-use super::task::{Context, Outcome, answer};
+use super::task::{Context, TaskOutcome, answer};
 
 /// The lists are empty: whatever is below a volume hides its defects.
-pub(super) fn read_10(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn read_10(cx: &mut Context<'_>) -> TaskOutcome {
     let cdb = &cx.command.cdb;
     answer(&[0, format(cdb.byte(2)), 0, 0], cdb.u16(7).into())
 }
 
 /// As above, with a longer head.
-pub(super) fn read_12(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn read_12(cx: &mut Context<'_>) -> TaskOutcome {
     let cdb = &cx.command.cdb;
     answer(&[0, format(cdb.byte(1)), 0, 0, 0, 0, 0, 0], cdb.u32(6) as usize)
 }

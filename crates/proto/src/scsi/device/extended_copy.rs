@@ -4,9 +4,9 @@
 //! anything is copied; then one piece at a time is read and written. Whether the nexus may read the one unit and write
 //! the other is asked before, and again for each piece, as it would be for a command sent to that unit.
 
-use super::task::{Action, Context, Failure, Outcome, PIECE, Work, answer};
+use super::task::{Action, Context, TaskFailure, TaskOutcome, PIECE, MultiStepCommand, answer};
 use super::unit::LogicalUnit;
-use super::units::Attached;
+use super::units::AttachedUnit;
 use crate::exports::VolumeId;
 use crate::scsi::sense::Sense;
 use blockmux_volume::{MAX_TRANSFER, Op, Output};
@@ -39,7 +39,7 @@ pub(super) struct CopyResult {
     bytes: u64,
 }
 
-pub(super) fn extended_copy(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn extended_copy(cx: &mut Context<'_>) -> TaskOutcome {
     let len = cx.command.cdb.u32(10) as usize;
     if len > MAX_PARAMETERS {
         return Err(Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR).into());
@@ -47,7 +47,7 @@ pub(super) fn extended_copy(cx: &mut Context<'_>) -> Outcome {
     cx.parameters(len, size_of::<ExtendedCopyHeader>(), begin_copy)
 }
 
-fn begin_copy(cx: &mut Context<'_>, bytes: &[u8]) -> Outcome {
+fn begin_copy(cx: &mut Context<'_>, bytes: &[u8]) -> TaskOutcome {
     let too_long = Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR);
     let (header, rest) = ExtendedCopyHeader::ref_from_prefix(bytes).map_err(|_| too_long)?;
     let cscd_len = u32::from(header.cscd_descriptor_list_length.get());
@@ -78,7 +78,7 @@ fn begin_copy(cx: &mut Context<'_>, bytes: &[u8]) -> Outcome {
 }
 
 /// A logical unit that takes part.
-struct End {
+struct CopyEnd {
     volume: VolumeId,
     unit: Arc<LogicalUnit>,
     block_len: u64,
@@ -86,14 +86,14 @@ struct End {
     size: u64,
 }
 
-fn parse_cscds(cx: &Context<'_>, list: &[u8]) -> Result<Vec<End>, Sense> {
+fn parse_cscds(cx: &Context<'_>, list: &[u8]) -> Result<Vec<CopyEnd>, Sense> {
     let (whole, _) = list.as_chunks::<32>();
     if whole.len() > MAX_CSCDS.into() {
         return Err(Sense::illegal(Asc::TOO_MANY_TARGET_DESCRIPTORS));
     }
     let mut ends = Vec::with_capacity(whole.len());
     for bytes in whole {
-        let cscd = IdentificationCscd::read_from_bytes(bytes).map_err(|_| Failure::internal_sense())?;
+        let cscd = IdentificationCscd::read_from_bytes(bytes).map_err(|_| TaskFailure::internal_sense())?;
         if cscd.descriptor_type != CSCD_IDENTIFICATION {
             return Err(Sense::illegal(Asc::UNSUPPORTED_TARGET_DESCRIPTOR_TYPE_CODE));
         }
@@ -105,7 +105,7 @@ fn parse_cscds(cx: &Context<'_>, list: &[u8]) -> Result<Vec<End>, Sense> {
         let info = unit.info();
         let block_len = u64::from(info.logical_block.max(512));
         let size = info.size;
-        ends.push(End { volume, unit, block_len, size });
+        ends.push(CopyEnd { volume, unit, block_len, size });
     }
     Ok(ends)
 }
@@ -124,7 +124,7 @@ fn is_named(unit: &LogicalUnit, cscd: &IdentificationCscd) -> bool {
 }
 
 /// A run of bytes to copy; the ends are places in the list of those.
-struct Segment {
+struct CopySegment {
     from: (VolumeId, u64),
     to: (VolumeId, u64),
     left: u64,
@@ -133,7 +133,7 @@ struct Segment {
 }
 
 /// `at` is where the list begins in the parameter list.
-fn parse_segments(mut list: &[u8], ends: &[End], mut at: usize) -> Result<Vec<Segment>, Sense> {
+fn parse_segments(mut list: &[u8], ends: &[CopyEnd], mut at: usize) -> Result<Vec<CopySegment>, Sense> {
     let mut segments = Vec::new();
     while let Some(&code) = list.first() {
         let (segment, rest) = match code {
@@ -160,12 +160,12 @@ fn parse_segments(mut list: &[u8], ends: &[End], mut at: usize) -> Result<Vec<Se
     Ok(segments)
 }
 
-fn block_segment(segment: &BlockSegment, ends: &[End]) -> Result<Segment, Sense> {
+fn block_segment(segment: &BlockSegment, ends: &[CopyEnd]) -> Result<CopySegment, Sense> {
     let (from_end, to_end) = (segment.source.get().into(), segment.destination.get().into());
     let (from, to) = both(ends, from_end, to_end)?;
     let counted = if segment.flags & DC != 0 { to } else { from };
     let len = u64::from(segment.number_of_blocks.get()).saturating_mul(counted.block_len);
-    Ok(Segment {
+    Ok(CopySegment {
         from: place(from, segment.source_lba.get(), 0, len)?,
         to: place(to, segment.destination_lba.get(), 0, len)?,
         left: len,
@@ -174,14 +174,14 @@ fn block_segment(segment: &BlockSegment, ends: &[End]) -> Result<Segment, Sense>
     })
 }
 
-fn offset_segment(segment: &OffsetSegment, ends: &[End]) -> Result<Segment, Sense> {
+fn offset_segment(segment: &OffsetSegment, ends: &[CopyEnd]) -> Result<CopySegment, Sense> {
     let (from_end, to_end) = (segment.source.get().into(), segment.destination.get().into());
     let (from, to) = both(ends, from_end, to_end)?;
     let len = u64::from(segment.number_of_bytes.get());
     if len > MAX_TRANSFER.into() {
         return Err(Sense::in_parameters(8));
     }
-    Ok(Segment {
+    Ok(CopySegment {
         from: place(from, segment.source_lba.get(), segment.source_offset.get(), len)?,
         to: place(to, segment.destination_lba.get(), segment.destination_offset.get(), len)?,
         left: len,
@@ -191,12 +191,12 @@ fn offset_segment(segment: &OffsetSegment, ends: &[End]) -> Result<Segment, Sens
 }
 
 /// SPC-5, the EXTENDED COPY command: a descriptor that is not in the list is a device that cannot be reached.
-fn both(ends: &[End], from: usize, to: usize) -> Result<(&End, &End), Sense> {
+fn both(ends: &[CopyEnd], from: usize, to: usize) -> Result<(&CopyEnd, &CopyEnd), Sense> {
     ends.get(from).zip(ends.get(to)).ok_or(aborted(Asc::COPY_TARGET_DEVICE_NOT_REACHABLE))
 }
 
 /// Where a segment is in a volume, in bytes. Both ends copy whole blocks.
-fn place(end: &End, lba: u64, offset: u16, len: u64) -> Result<(VolumeId, u64), Sense> {
+fn place(end: &CopyEnd, lba: u64, offset: u16, len: u64) -> Result<(VolumeId, u64), Sense> {
     let start = lba.checked_mul(end.block_len).and_then(|start| start.checked_add(offset.into()));
     let start = start.filter(|start| start.checked_add(len).is_some_and(|last| last <= end.size));
     let start = start.ok_or(aborted(Asc::NO_ADDITIONAL_SENSE_INFORMATION))?;
@@ -206,12 +206,12 @@ fn place(end: &End, lba: u64, offset: u16, len: u64) -> Result<(VolumeId, u64), 
 
 /// Every unit that takes part is asked, as if its blocks were read and written by commands of this nexus. It is asked
 /// again for each piece.
-fn check_access(cx: &Context<'_>, ends: &[End], segments: &[Segment]) -> Result<(), Failure> {
+fn check_access(cx: &Context<'_>, ends: &[CopyEnd], segments: &[CopySegment]) -> Result<(), TaskFailure> {
     let who = cx.nexus.registrant();
     for segment in segments {
         let (from, to) = both(ends, segment.from_end, segment.to_end)?;
         for (end, changes) in [(from, false), (to, true)] {
-            end.unit.view_of(&who).ok_or(Failure::internal_sense())?.check_blocks(changes)?;
+            end.unit.view_of(&who).ok_or(TaskFailure::internal_sense())?.check_blocks(changes)?;
         }
     }
     Ok(())
@@ -223,7 +223,7 @@ fn aborted(asc: Asc) -> Sense {
 
 /// One segment after the other, one piece at a time.
 struct Copy {
-    segments: Vec<Segment>,
+    segments: Vec<CopySegment>,
     at: usize,
     result: CopyResult,
     /// It has a list identifier to be asked for by.
@@ -231,7 +231,7 @@ struct Copy {
 }
 
 impl Copy {
-    fn read(&mut self, cx: &mut Context<'_>) -> Outcome {
+    fn read(&mut self, cx: &mut Context<'_>) -> TaskOutcome {
         while let Some(segment) = self.segments.get(self.at) {
             if segment.left > 0 {
                 let (volume, offset) = segment.from;
@@ -252,13 +252,13 @@ impl Copy {
     }
 }
 
-impl Work for Copy {
-    fn check(&self, end: &Attached, op: Op) -> Result<(), Failure> {
+impl MultiStepCommand for Copy {
+    fn check(&self, end: &AttachedUnit, op: Op) -> Result<(), TaskFailure> {
         end.view.check_blocks(op.is_write())
     }
 
-    fn on_io(&mut self, cx: &mut Context<'_>, output: Output) -> Outcome {
-        let Some(segment) = self.segments.get_mut(self.at) else { return Err(Failure::internal()) };
+    fn on_io(&mut self, cx: &mut Context<'_>, output: Output) -> TaskOutcome {
+        let Some(segment) = self.segments.get_mut(self.at) else { return Err(TaskFailure::internal()) };
         let here = segment.left.min(PIECE);
         match output {
             Output::Data(data) => {
@@ -289,7 +289,7 @@ fn remember(copies: &mut Vec<CopyResult>, result: CopyResult) {
     copies.push(result);
 }
 
-pub(super) fn operating_parameters(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn operating_parameters(cx: &mut Context<'_>) -> TaskOutcome {
     let mut data = OperatingParameters {
         maximum_cscd_count: U16::new(MAX_CSCDS),
         maximum_segment_count: U16::new(MAX_SEGMENTS),
@@ -306,7 +306,7 @@ pub(super) fn operating_parameters(cx: &mut Context<'_>) -> Outcome {
     answer(&[data.as_bytes(), &IMPLEMENTED].concat(), cx.command.cdb.u32(10) as usize)
 }
 
-pub(super) fn copy_status(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn copy_status(cx: &mut Context<'_>) -> TaskOutcome {
     let identifier = cx.command.cdb.byte(2);
     let found = cx.unit.copies.iter().find(|result| result.list_identifier == identifier);
     let result = found.ok_or(Sense::in_cdb(2))?;
@@ -343,7 +343,7 @@ mod tests {
 
     fn cscd() -> Vec<u8> {
         let mut cscd = vec![0xe4, 0, 0, 0, 1, 3, 0, 8];
-        cscd.extend(Identity::of("a").naa.to_be_bytes());
+        cscd.extend(UnitIdentity::of("a").naa.to_be_bytes());
         cscd.resize(30, 0);
         cscd.extend([2, 0]);
         cscd
@@ -418,10 +418,10 @@ mod tests {
 
     /// A target with units `a` and `b`, and two sessions with it; a session that can eject what is in `b`.
     fn two_units() -> (Arc<LogicalUnit>, DeviceServer, DeviceServer) {
-        let removable = Identity { removable: true, ..Identity::of("b") };
-        let units = [Identity::of("a"), removable]
+        let removable = UnitIdentity { removable: true, ..UnitIdentity::of("b") };
+        let units = [UnitIdentity::of("a"), removable]
             .map(|identity| LogicalUnit::new(identity, Arc::new(MemVolume::new(8 << 20))));
-        let target = Target::new("iqn.2026-11.t:t", vec![port(1)]);
+        let target = ScsiTarget::new("iqn.2026-11.t:t", vec![port(1)]);
         let target = target.with_unit(0, VolumeId(0), units[0].clone());
         let target = Arc::new(target.with_unit(1, VolumeId(1), units[1].clone()));
         let [first, second] = ["i:a", "i:b"].map(|name| {
@@ -437,7 +437,7 @@ mod tests {
     /// Takes `b` away in some way.
     type Take = fn(&LogicalUnit, &mut DeviceServer) -> Option<Task>;
     /// And what a copy is told then.
-    type Taken = (Take, Status, Option<(u8, u16)>);
+    type Taken = (Take, ScsiStatus, Option<(u8, u16)>);
 
     fn begin(server: &mut DeviceServer, cdb: &[u8]) -> Option<Task> {
         Some(server.begin(&command(Lun::new(1), cdb, 0)).0)
@@ -446,11 +446,11 @@ mod tests {
     #[test]
     fn a_unit_that_could_not_be_read_or_written_is_not_copied_from_or_to() {
         let takes: [Taken; 4] = [
-            (|_, other| begin(other, &[0x16, 0, 0, 0, 0, 0]), Status::RESERVATION_CONFLICT, None),
-            (|_, other| begin(other, &[0x1b, 0, 0, 0, 2, 0]), Status::CHECK_CONDITION, Some((2, 0x3a00))),
+            (|_, other| begin(other, &[0x16, 0, 0, 0, 0, 0]), ScsiStatus::RESERVATION_CONFLICT, None),
+            (|_, other| begin(other, &[0x1b, 0, 0, 0, 2, 0]), ScsiStatus::CHECK_CONDITION, Some((2, 0x3a00))),
             (
                 |_, other| begin(other, &[0x48, 2, 0, 0, 0, 0, 0, 0, 0, 0]),
-                Status::CHECK_CONDITION,
+                ScsiStatus::CHECK_CONDITION,
                 Some((2, 0x041b)),
             ),
             (
@@ -458,11 +458,11 @@ mod tests {
                     unit.set_access_state(1, AccessState::UNAVAILABLE);
                     None
                 },
-                Status::CHECK_CONDITION,
+                ScsiStatus::CHECK_CONDITION,
                 Some((2, 0x040c)),
             ),
         ];
-        let other = [&cscd()[..8], &Identity::of("b").naa.to_be_bytes(), &cscd()[16..]].concat();
+        let other = [&cscd()[..8], &UnitIdentity::of("b").naa.to_be_bytes(), &cscd()[16..]].concat();
         let cscds = [cscd(), other].concat();
         for (take, status, sense) in takes {
             for [source, destination] in [[0, 1], [1, 0]] {

@@ -1,14 +1,14 @@
 //! INQUIRY (SPC-5).
 
 use super::Command;
-use super::task::{Context, Outcome, answer};
+use super::task::{Context, TaskOutcome, answer};
 use super::vpd;
 use crate::scsi::sense::Sense;
 use blockmux_wire::scsi::cdb::{EVPD, Inquiry};
 use blockmux_wire::scsi::inquiry::*;
 use zerocopy::{FromZeros, IntoBytes, U16};
 
-pub(super) fn inquiry(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn inquiry(cx: &mut Context<'_>) -> TaskOutcome {
     let (evpd, page, allocation_length) = fields(cx.command)?;
     if evpd {
         let page = vpd::page(cx, page).ok_or(Sense::in_cdb(2))?;
@@ -28,7 +28,7 @@ pub(super) fn inquiry(cx: &mut Context<'_>) -> Outcome {
 }
 
 /// SPC-5, the INQUIRY command: a LUN where no logical unit can be says so in its peripheral qualifier.
-pub(super) fn without_unit(command: &Command) -> Outcome {
+pub(super) fn without_unit(command: &Command) -> TaskOutcome {
     let (evpd, page, allocation_length) = fields(command)?;
     if evpd || page != 0 {
         return Err(Sense::in_cdb(2).into());

@@ -1,17 +1,17 @@
 //! REPORT LUNS (SPC-5).
 
 use super::Command;
-use super::target::Target;
-use super::task::{Context, Outcome, answer};
+use super::target::ScsiTarget;
+use super::task::{Context, TaskOutcome, answer};
 use crate::scsi::sense::Sense;
 use blockmux_wire::scsi::lun::REPORT_LUNS_WELL_KNOWN;
 
-pub(super) fn report_luns(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn report_luns(cx: &mut Context<'_>) -> TaskOutcome {
     report(cx.target, cx.command)
 }
 
 /// Answers on any LUN, so it needs no logical unit.
-pub(super) fn report(target: &Target, command: &Command) -> Outcome {
+pub(super) fn report(target: &ScsiTarget, command: &Command) -> TaskOutcome {
     let units = || target.luns().map(|lun| lun.0);
     let luns: Vec<u64> = match command.cdb.byte(2) {
         ALL_BUT_WELL_KNOWN => units().collect(),

@@ -56,13 +56,13 @@ mod tests;
 pub use cdb::Cdb;
 pub use nexus::{Nexus, TargetPort};
 pub use server::{DeviceServer, ManagementResponse, TaskManagement};
-pub use target::{MAX_LUN, PortGroupStates, Target};
+pub use target::{MAX_LUN, PortGroupStates, ScsiTarget};
 pub use task::Task;
-pub use unit::{Identity, LogicalUnit};
+pub use unit::{UnitIdentity, LogicalUnit};
 
 pub use blockmux_wire::scsi::alua::AccessState;
 
-use super::{Lun, Status};
+use super::{Lun, ScsiStatus};
 use crate::exports::VolumeId;
 use crate::scsi::sense::Sense;
 use blockmux_volume::{Io, SgList};
@@ -126,7 +126,7 @@ pub enum Step {
 #[derive(Clone, Debug)]
 pub struct Response {
     /// The status.
-    pub status: Status,
+    pub status: ScsiStatus,
     /// With CHECK CONDITION: why.
     pub sense: Option<Sense>,
     /// Data for the initiator; may be more than it has room for, and then the transport sends what fits.
@@ -138,12 +138,12 @@ pub struct Response {
 
 impl Response {
     /// A bare status.
-    pub(crate) fn bare(status: Status) -> Response {
+    pub(crate) fn bare(status: ScsiStatus) -> Response {
         Response { status, sense: None, data_in: SgList::default(), transfer_len: 0 }
     }
 
     /// CHECK CONDITION, without data.
     pub(crate) fn failed(sense: Sense) -> Response {
-        Response { sense: Some(sense), ..Response::bare(Status::CHECK_CONDITION) }
+        Response { sense: Some(sense), ..Response::bare(ScsiStatus::CHECK_CONDITION) }
     }
 }

@@ -3,16 +3,16 @@
 //! Two bits can be changed, both of Control: D_SENSE and SWP. They are shared by every nexus, last until a reset and
 //! cannot be saved. WCE is what the volume says, so no initiator changes it.
 
-use super::task::{Action, Context, Outcome, answer};
-use super::view::View;
+use super::task::{Action, Context, TaskOutcome, answer};
+use super::view::NexusView;
 use crate::scsi::sense::Sense;
 use blockmux_wire::scsi::mode::*;
 use blockmux_wire::scsi::sense::Asc;
 use smallvec::SmallVec;
 use zerocopy::{FromBytes, FromZeros, IntoBytes, U16, U32, U64};
 
-pub(super) fn sense_6(cx: &mut Context<'_>) -> Outcome {
-    let wanted = Wanted::of(cx)?;
+pub(super) fn sense_6(cx: &mut Context<'_>) -> TaskOutcome {
+    let wanted = ModeSenseRequest::of(cx)?;
     let descriptor =
         if wanted.descriptors { short_descriptor(&cx.unit.view).as_bytes().to_vec() } else { Vec::new() };
     let pages = wanted.pages(&cx.unit.view)?;
@@ -27,8 +27,8 @@ pub(super) fn sense_6(cx: &mut Context<'_>) -> Outcome {
     answer(&[header.as_bytes(), &descriptor, &pages].concat(), cx.command.cdb.byte(4).into())
 }
 
-pub(super) fn sense_10(cx: &mut Context<'_>) -> Outcome {
-    let wanted = Wanted::of(cx)?;
+pub(super) fn sense_10(cx: &mut Context<'_>) -> TaskOutcome {
+    let wanted = ModeSenseRequest::of(cx)?;
     let is_long = cx.command.cdb.byte(1) & LLBAA != 0 && wanted.descriptors;
     let descriptor = match wanted.descriptors {
         false => Vec::new(),
@@ -47,23 +47,23 @@ pub(super) fn sense_10(cx: &mut Context<'_>) -> Outcome {
     answer(&[header.as_bytes(), &descriptor, &pages].concat(), cx.command.cdb.u16(7).into())
 }
 
-pub(super) fn select_6(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn select_6(cx: &mut Context<'_>) -> TaskOutcome {
     check_select(cx)?;
     let len = cx.command.cdb.byte(4).into();
     cx.parameters(len, size_of::<ModeHeader6>(), |cx, bytes| {
         let (header, _) = ModeHeader6::ref_from_prefix(bytes).map_err(|_| Sense::in_parameters(0))?;
-        let list = List { bytes, head: size_of::<ModeHeader6>(), length_field: 3, is_long: false };
+        let list = ModeParameterList { bytes, head: size_of::<ModeHeader6>(), length_field: 3, is_long: false };
         change(cx, &list, header.block_descriptor_length.into())
     })
 }
 
-pub(super) fn select_10(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn select_10(cx: &mut Context<'_>) -> TaskOutcome {
     check_select(cx)?;
     let len = cx.command.cdb.u16(7).into();
     cx.parameters(len, size_of::<ModeHeader10>(), |cx, bytes| {
         let (header, _) = ModeHeader10::ref_from_prefix(bytes).map_err(|_| Sense::in_parameters(0))?;
         let is_long = header.long_lba & LONGLBA != 0;
-        let list = List { bytes, head: size_of::<ModeHeader10>(), length_field: 6, is_long };
+        let list = ModeParameterList { bytes, head: size_of::<ModeHeader10>(), length_field: 6, is_long };
         change(cx, &list, header.block_descriptor_length.get().into())
     })
 }
@@ -79,7 +79,7 @@ fn check_select(cx: &Context<'_>) -> Result<(), Sense> {
 }
 
 /// A parameter list of MODE SELECT.
-struct List<'a> {
+struct ModeParameterList<'a> {
     bytes: &'a [u8],
     /// Length of its header, in bytes.
     head: usize,
@@ -90,7 +90,7 @@ struct List<'a> {
 }
 
 /// Takes every page of a parameter list, or none.
-fn change(cx: &mut Context<'_>, list: &List<'_>, descriptor_len: usize) -> Outcome {
+fn change(cx: &mut Context<'_>, list: &ModeParameterList<'_>, descriptor_len: usize) -> TaskOutcome {
     let too_short = Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR);
     let mut at = list.head.saturating_add(descriptor_len);
     check_descriptor(&cx.unit.view, list, list.bytes.get(list.head..at).ok_or(too_short)?)?;
@@ -125,7 +125,7 @@ fn change(cx: &mut Context<'_>, list: &List<'_>, descriptor_len: usize) -> Outco
 
 /// The first byte of a page that is not as it has to be: there is no such page, it is longer or shorter, or it changes
 /// what cannot be changed.
-fn first_wrong(view: &View, page: &[u8]) -> Option<usize> {
+fn first_wrong(view: &NexusView, page: &[u8]) -> Option<usize> {
     let &[code, ..] = page else { return Some(0) };
     let current = page_of(code & PAGE_ALL, PageControl::Current, view);
     let changeable = page_of(code & PAGE_ALL, PageControl::Changeable, view);
@@ -141,7 +141,7 @@ fn first_wrong(view: &View, page: &[u8]) -> Option<usize> {
 }
 
 /// A block descriptor must describe what is there: the volume sets the geometry.
-fn check_descriptor(view: &View, list: &List<'_>, descriptor: &[u8]) -> Result<(), Sense> {
+fn check_descriptor(view: &NexusView, list: &ModeParameterList<'_>, descriptor: &[u8]) -> Result<(), Sense> {
     let (block_len, field) = match (descriptor.len(), list.is_long) {
         (0, _) => return Ok(()),
         (8, false) => {
@@ -167,15 +167,15 @@ enum PageControl {
 }
 
 /// What a MODE SENSE asks for.
-struct Wanted {
+struct ModeSenseRequest {
     control: PageControl,
     code: u8,
     /// DBD is 0.
     descriptors: bool,
 }
 
-impl Wanted {
-    fn of(cx: &Context<'_>) -> Result<Wanted, Sense> {
+impl ModeSenseRequest {
+    fn of(cx: &Context<'_>) -> Result<ModeSenseRequest, Sense> {
         let cdb = &cx.command.cdb;
         let control = match cdb.byte(2) >> 6 {
             0 => PageControl::Current,
@@ -187,10 +187,10 @@ impl Wanted {
         if !matches!(cdb.byte(3), 0 | SUBPAGE_ALL) {
             return Err(Sense::in_cdb(3));
         }
-        Ok(Wanted { control, code: cdb.byte(2) & PAGE_ALL, descriptors: cdb.byte(1) & DBD == 0 })
+        Ok(ModeSenseRequest { control, code: cdb.byte(2) & PAGE_ALL, descriptors: cdb.byte(1) & DBD == 0 })
     }
 
-    fn pages(&self, view: &View) -> Result<Vec<u8>, Sense> {
+    fn pages(&self, view: &NexusView) -> Result<Vec<u8>, Sense> {
         if self.code == PAGE_ALL {
             let all = PAGES.iter().filter_map(|&code| page_of(code, self.control, view));
             return Ok(all.flatten().collect());
@@ -200,7 +200,7 @@ impl Wanted {
 }
 
 /// A page's bytes; `None` if there is no such page.
-fn page_of(code: u8, control: PageControl, view: &View) -> Option<SmallVec<[u8; 20]>> {
+fn page_of(code: u8, control: PageControl, view: &NexusView) -> Option<SmallVec<[u8; 20]>> {
     let is_changeable = control == PageControl::Changeable;
     let is_current = control == PageControl::Current;
     match code {
@@ -241,18 +241,18 @@ fn page_of(code: u8, control: PageControl, view: &View) -> Option<SmallVec<[u8; 
     }
 }
 
-fn device_specific(view: &View) -> u8 {
+fn device_specific(view: &NexusView) -> u8 {
     DPOFUA | if view.info.read_only || view.write_protected { WP } else { 0 }
 }
 
-fn short_descriptor(view: &View) -> ShortBlockDescriptor {
+fn short_descriptor(view: &NexusView) -> ShortBlockDescriptor {
     ShortBlockDescriptor {
         number_of_logical_blocks: U32::new(u32::try_from(view.blocks).unwrap_or(u32::MAX)),
         logical_block_length: U32::new(view.block_len & 0x00ff_ffff),
     }
 }
 
-fn long_descriptor(view: &View) -> LongBlockDescriptor {
+fn long_descriptor(view: &NexusView) -> LongBlockDescriptor {
     LongBlockDescriptor {
         number_of_logical_blocks: U64::new(view.blocks),
         reserved: [0; 4],

@@ -1,6 +1,6 @@
 //! UNMAP and GET LBA STATUS (SBC-4).
 
-use super::task::{Action, Context, Outcome, Range, Work, answer};
+use super::task::{Action, Context, TaskOutcome, BlockRange, MultiStepCommand, answer};
 use crate::scsi::sense::Sense;
 use blockmux_volume::{Extent, Op, Output};
 use blockmux_wire::scsi::provisioning::*;
@@ -11,14 +11,14 @@ use zerocopy::{FromBytes, IntoBytes, U32, U64};
 /// MAXIMUM UNMAP BLOCK DESCRIPTOR COUNT.
 pub(super) const MAX_UNMAP_DESCRIPTORS: u32 = 256;
 
-pub(super) fn unmap(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn unmap(cx: &mut Context<'_>) -> TaskOutcome {
     cx.check_writable()?;
     let len = cx.command.cdb.u16(7).into();
     cx.parameters(len, size_of::<UnmapHeader>(), unmap_listed)
 }
 
 /// Every descriptor is checked before the first is carried out.
-fn unmap_listed(cx: &mut Context<'_>, bytes: &[u8]) -> Outcome {
+fn unmap_listed(cx: &mut Context<'_>, bytes: &[u8]) -> TaskOutcome {
     let (header, rest) = UnmapHeader::ref_from_prefix(bytes).map_err(|_| Sense::in_parameters(0))?;
     let listed = rest.get(..header.unmap_block_descriptor_data_length.get().into()).unwrap_or(rest);
     let count = listed.len().checked_div(size_of::<UnmapDescriptor>()).unwrap_or(0);
@@ -28,7 +28,7 @@ fn unmap_listed(cx: &mut Context<'_>, bytes: &[u8]) -> Outcome {
     if descriptors.len() > MAX_UNMAP_DESCRIPTORS as usize {
         return Err(Sense::in_parameters(2).into());
     }
-    let mut ranges: SmallVec<[Range; 1]> = SmallVec::new();
+    let mut ranges: SmallVec<[BlockRange; 1]> = SmallVec::new();
     for descriptor in descriptors {
         let range = cx.blocks(
             descriptor.logical_block_address.get(),
@@ -58,19 +58,19 @@ fn unmap_listed(cx: &mut Context<'_>, bytes: &[u8]) -> Outcome {
 /// The ranges of one UNMAP, one after the other.
 struct Unmap {
     op: Op,
-    ranges: SmallVec<[Range; 1]>,
+    ranges: SmallVec<[BlockRange; 1]>,
     next: usize,
 }
 
-impl Work for Unmap {
-    fn on_io(&mut self, _cx: &mut Context<'_>, _output: Output) -> Outcome {
+impl MultiStepCommand for Unmap {
+    fn on_io(&mut self, _cx: &mut Context<'_>, _output: Output) -> TaskOutcome {
         let Some(range) = self.ranges.get(self.next) else { return Ok(Action::good()) };
         self.next = self.next.saturating_add(1);
         Ok(Action::Io(self.op, range.offset, range.len, None))
     }
 }
 
-pub(super) fn get_lba_status(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn get_lba_status(cx: &mut Context<'_>) -> TaskOutcome {
     let lba = cx.command.cdb.u64(2);
     let rest = cx.unit.view.blocks.saturating_sub(lba);
     if rest == 0 {
@@ -90,11 +90,11 @@ pub(super) fn get_lba_status(cx: &mut Context<'_>) -> Outcome {
 }
 
 struct GetLbaStatus {
-    range: Range,
+    range: BlockRange,
 }
 
-impl Work for GetLbaStatus {
-    fn on_io(&mut self, cx: &mut Context<'_>, output: Output) -> Outcome {
+impl MultiStepCommand for GetLbaStatus {
+    fn on_io(&mut self, cx: &mut Context<'_>, output: Output) -> TaskOutcome {
         let extents = match output {
             Output::Extents(extents) => extents,
             _ => Vec::new(),
@@ -126,7 +126,7 @@ fn to_blocks(extents: &[Extent], block_len: u64) -> Vec<(u64, bool)> {
     runs
 }
 
-fn answer_status(cx: &Context<'_>, lba: u64, runs: &[(u64, bool)]) -> Outcome {
+fn answer_status(cx: &Context<'_>, lba: u64, runs: &[(u64, bool)]) -> TaskOutcome {
     let allocation_length = cx.command.cdb.u32(10) as usize;
     let room = allocation_length.saturating_sub(8).checked_div(16).unwrap_or(0).clamp(1, MAX_STATUS);
     let mut descriptors = Vec::new();

@@ -1,13 +1,13 @@
 //! READ and WRITE of 6 to 16 bytes, WRITE ATOMIC (SBC-4).
 
-use super::task::{Action, Context, Outcome, State, Work};
+use super::task::{Action, Context, TaskOutcome, DeviceTaskState, MultiStepCommand};
 use crate::scsi::sense::Sense;
 use crate::served::RangeGuard;
 use blockmux_volume::{Op, Output, SgList};
 use blockmux_wire::scsi::cdb::FUA;
 
 #[inline]
-pub(super) fn read(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn read(cx: &mut Context<'_>) -> TaskOutcome {
     let range = cx.range()?;
     cx.check_transfer(&range, cx.length_field())?;
     if range.len == 0 {
@@ -22,16 +22,16 @@ pub(super) fn read(cx: &mut Context<'_>) -> Outcome {
 }
 
 #[inline]
-pub(super) fn write(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn write(cx: &mut Context<'_>) -> TaskOutcome {
     let range = cx.range()?;
     cx.check_transfer(&range, cx.length_field())?;
     let Some(len) = cx.begin_write(&range)? else { return Ok(Action::good()) };
-    *cx.state = State::WriteData { offset: range.offset, fua: range.flags & FUA != 0 };
+    *cx.state = DeviceTaskState::WriteData { offset: range.offset, fua: range.flags & FUA != 0 };
     cx.write_data_out(&range, len)
 }
 
 /// WRITE ATOMIC (16): TRANSFER LENGTH has 16 bits, and ATOMIC BOUNDARY the two bytes before it.
-pub(super) fn write_atomic(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn write_atomic(cx: &mut Context<'_>) -> TaskOutcome {
     let cdb = &cx.command.cdb;
     let (boundary, blocks) = (cdb.u16(10), cdb.u16(12));
     let range = cx.range_of(cdb.u64(2), blocks.into())?;
@@ -57,8 +57,8 @@ struct FlushThenRead {
     len: u64,
 }
 
-impl Work for FlushThenRead {
-    fn on_io(&mut self, cx: &mut Context<'_>, _output: Output) -> Outcome {
+impl MultiStepCommand for FlushThenRead {
+    fn on_io(&mut self, cx: &mut Context<'_>, _output: Output) -> TaskOutcome {
         cx.last_io(Op::Read, self.offset, self.len, None)
     }
 }
@@ -71,13 +71,13 @@ struct Atomic {
     guard: Option<RangeGuard>,
 }
 
-impl Work for Atomic {
-    fn on_data_out(&mut self, cx: &mut Context<'_>, data: SgList) -> Outcome {
+impl MultiStepCommand for Atomic {
+    fn on_data_out(&mut self, cx: &mut Context<'_>, data: SgList) -> TaskOutcome {
         self.data = data;
         self.on_resume(cx)
     }
 
-    fn on_resume(&mut self, cx: &mut Context<'_>) -> Outcome {
+    fn on_resume(&mut self, cx: &mut Context<'_>) -> TaskOutcome {
         let len = self.data.len() as u64;
         if !RangeGuard::take(&mut self.guard, &cx.unit.unit.served, self.offset, len) {
             return Ok(Action::Wait);
@@ -86,7 +86,7 @@ impl Work for Atomic {
         Ok(Action::IoAlone(Op::Write { fua: self.fua }, self.offset, len, Some(data)))
     }
 
-    fn on_io(&mut self, _cx: &mut Context<'_>, _output: Output) -> Outcome {
+    fn on_io(&mut self, _cx: &mut Context<'_>, _output: Output) -> TaskOutcome {
         Ok(Action::good())
     }
 }

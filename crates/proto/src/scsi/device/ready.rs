@@ -1,16 +1,16 @@
 //! TEST UNIT READY and REQUEST SENSE (SPC-5).
 
 use super::Command;
-use super::task::{Action, Context, Outcome, answer};
+use super::task::{Action, Context, TaskOutcome, answer};
 use crate::scsi::sense::Sense;
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 
-pub(super) fn test_unit_ready(_cx: &mut Context<'_>) -> Outcome {
+pub(super) fn test_unit_ready(_cx: &mut Context<'_>) -> TaskOutcome {
     Ok(Action::good())
 }
 
 /// Reports a unit attention that waits, and ends it.
-pub(super) fn request_sense(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn request_sense(cx: &mut Context<'_>) -> TaskOutcome {
     let attention = if cx.unit.view.has_attention { cx.unit.unit.take_attention(cx.unit.key) } else { None };
     let sense = match attention {
         Some(asc) => Sense::new(SenseKey::UNIT_ATTENTION, asc),
@@ -24,12 +24,12 @@ pub(super) fn request_sense(cx: &mut Context<'_>) -> Outcome {
 }
 
 /// SPC-5, the REQUEST SENSE command: the sense data, with status GOOD, say that there is no logical unit.
-pub(super) fn sense_without_unit(command: &Command) -> Outcome {
+pub(super) fn sense_without_unit(command: &Command) -> TaskOutcome {
     answer_sense(command, Sense::illegal(Asc::LOGICAL_UNIT_NOT_SUPPORTED))
 }
 
 /// In the format that DESC asks for.
-fn answer_sense(command: &Command, sense: Sense) -> Outcome {
+fn answer_sense(command: &Command, sense: Sense) -> TaskOutcome {
     let sense = Sense { descriptor_format: command.cdb.byte(1) & DESC != 0, ..sense };
     answer(&sense.to_bytes(), command.cdb.byte(4).into())
 }

@@ -1,16 +1,16 @@
 //! REPORT SUPPORTED OPERATION CODES and REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS (SPC-5).
 
-use super::table::{Entry, TABLE, of_opcode};
-use super::task::{Context, Outcome, answer};
+use super::table::{CommandEntry, TABLE, of_opcode};
+use super::task::{Context, TaskOutcome, answer};
 use crate::scsi::sense::Sense;
-use blockmux_wire::scsi::opcode::Opcode;
+use blockmux_wire::scsi::opcode::ScsiOpcode;
 
-pub(super) fn operation_codes(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn operation_codes(cx: &mut Context<'_>) -> TaskOutcome {
     let cdb = &cx.command.cdb;
     let with_timeouts = cdb.byte(2) & RCTD != 0;
-    let (opcode, service_action) = (Opcode(cdb.byte(3)), cdb.u16(4));
+    let (opcode, service_action) = (ScsiOpcode(cdb.byte(3)), cdb.u16(4));
     let view = &cx.unit.view;
-    let supported = |entry: &&Entry| entry.is_supported(view);
+    let supported = |entry: &&CommandEntry| entry.is_supported(view);
     let bytes = match cdb.byte(2) & 0b111 {
         ALL => all(TABLE.iter().filter(supported), with_timeouts),
         options @ (WITHOUT_SERVICE_ACTION | WITH_SERVICE_ACTION | EITHER) => {
@@ -40,7 +40,7 @@ pub(super) fn operation_codes(cx: &mut Context<'_>) -> Outcome {
 }
 
 /// The all_commands parameter data format.
-fn all(entries: impl Iterator<Item = &'static Entry>, with_timeouts: bool) -> Vec<u8> {
+fn all(entries: impl Iterator<Item = &'static CommandEntry>, with_timeouts: bool) -> Vec<u8> {
     let mut bytes = vec![0; 4];
     for entry in entries {
         let timeouts = if with_timeouts { CTDP_ALL } else { 0 };
@@ -61,7 +61,7 @@ fn all(entries: impl Iterator<Item = &'static Entry>, with_timeouts: bool) -> Ve
 }
 
 /// The one_command parameter data format.
-fn one(entry: Option<&Entry>, with_timeouts: bool) -> Vec<u8> {
+fn one(entry: Option<&CommandEntry>, with_timeouts: bool) -> Vec<u8> {
     let Some(entry) = entry else { return vec![0, NOT_SUPPORTED, 0, 0] };
     let mut bytes = vec![0, SUPPORTED | if with_timeouts { CTDP_ONE } else { 0 }];
     bytes.extend((entry.cdb_len() as u16).to_be_bytes());
@@ -77,7 +77,7 @@ fn one(entry: Option<&Entry>, with_timeouts: bool) -> Vec<u8> {
     bytes
 }
 
-pub(super) fn task_management_functions(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn task_management_functions(cx: &mut Context<'_>) -> TaskOutcome {
     let cdb = &cx.command.cdb;
     let extended = cdb.byte(2) & REPD != 0;
     let allocation_length = cdb.u32(6) as usize;

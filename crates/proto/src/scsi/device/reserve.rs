@@ -3,13 +3,13 @@
 //! The whole unit, for the nexus itself: extents and third parties went out of SPC-2 and of use. The reservation lasts
 //! until it is released, its nexus is lost, or the unit is reset.
 
-use super::Status;
-use super::task::{Action, Context, Failure, Outcome, Work};
+use super::ScsiStatus;
+use super::task::{Action, Context, TaskFailure, TaskOutcome, MultiStepCommand};
 use crate::scsi::sense::Sense;
 use crate::served::{Drain, Notices};
 use blockmux_volume::Output;
 
-pub(super) fn reserve(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn reserve(cx: &mut Context<'_>) -> TaskOutcome {
     check(cx)?;
     let key = cx.unit.key;
     let reserved = cx.unit.unit.served.change(false, |table| {
@@ -17,7 +17,7 @@ pub(super) fn reserve(cx: &mut Context<'_>) -> Outcome {
         if table.reserved_by.is_some_and(|holder| holder != key)
             || !table.reservations.registrations.is_empty()
         {
-            return Err(Failure::status(Status::RESERVATION_CONFLICT));
+            return Err(TaskFailure::status(ScsiStatus::RESERVATION_CONFLICT));
         }
         table.reserved_by = Some(key);
         Ok(Notices::new())
@@ -34,22 +34,22 @@ pub(super) fn reserve(cx: &mut Context<'_>) -> Outcome {
 /// Waits for what others began before they were kept out.
 struct Draining(Drain);
 
-impl Work for Draining {
-    fn on_io(&mut self, _cx: &mut Context<'_>, _output: Output) -> Outcome {
-        Err(Failure::internal())
+impl MultiStepCommand for Draining {
+    fn on_io(&mut self, _cx: &mut Context<'_>, _output: Output) -> TaskOutcome {
+        Err(TaskFailure::internal())
     }
 
-    fn on_resume(&mut self, _cx: &mut Context<'_>) -> Outcome {
+    fn on_resume(&mut self, _cx: &mut Context<'_>) -> TaskOutcome {
         if self.0.is_over() { Ok(Action::good()) } else { Ok(Action::Wait) }
     }
 }
 
 /// SPC-2, the RELEASE commands: GOOD for everyone, with an effect for the holder.
-pub(super) fn release(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn release(cx: &mut Context<'_>) -> TaskOutcome {
     check(cx)?;
     // SPC-2, "Reservations": with registrations all of these commands conflict, whoever sends them.
     if cx.unit.unit.served.look(|table| !table.reservations.registrations.is_empty()) {
-        return Err(Failure::status(Status::RESERVATION_CONFLICT));
+        return Err(TaskFailure::status(ScsiStatus::RESERVATION_CONFLICT));
     }
     cx.unit.unit.served.release(Some(cx.unit.key));
     Ok(Action::good())
@@ -63,7 +63,7 @@ fn check(cx: &Context<'_>) -> Result<(), Sense> {
 #[cfg(test)]
 mod tests {
     use crate::scsi::device::testing::Bench;
-    use crate::scsi::{Lun, Status, TaskManagement};
+    use crate::scsi::{Lun, ScsiStatus, TaskManagement};
 
     const RESERVE: [u8; 6] = [0x16, 0, 0, 0, 0, 0];
     const RELEASE: [u8; 6] = [0x17, 0, 0, 0, 0, 0];
@@ -82,18 +82,18 @@ mod tests {
             &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0],
             &[0x5e, 0, 0, 0, 0, 0, 0, 0, 8, 0],
         ] {
-            assert_eq!(b.run(cdb).status, Status::RESERVATION_CONFLICT, "{cdb:x?}");
+            assert_eq!(b.run(cdb).status, ScsiStatus::RESERVATION_CONFLICT, "{cdb:x?}");
         }
         b.run(&RELEASE).good();
         b.run(&[0x12, 0, 0, 0, 36, 0]).good();
         a.run(&MODE_SENSE).good();
         let keys = [0x5e, 0, 0, 0, 0, 0, 0, 0, 8, 0];
-        assert_eq!(a.run(&keys).status, Status::RESERVATION_CONFLICT, "not even its holder");
+        assert_eq!(a.run(&keys).status, ScsiStatus::RESERVATION_CONFLICT, "not even its holder");
         b.run(&[0x1e, 0, 0, 0, 0, 0]).good();
-        assert_eq!(b.run(&[0x1e, 0, 0, 0, 1, 0]).status, Status::RESERVATION_CONFLICT);
+        assert_eq!(b.run(&[0x1e, 0, 0, 0, 1, 0]).status, ScsiStatus::RESERVATION_CONFLICT);
         a.run(&[0x57, 0, 0, 0, 0, 0, 0, 0, 0, 0]).good();
         b.run(&[0x56, 0, 0, 0, 0, 0, 0, 0, 0, 0]).good();
-        assert_eq!(a.run(&RESERVE).status, Status::RESERVATION_CONFLICT);
+        assert_eq!(a.run(&RESERVE).status, ScsiStatus::RESERVATION_CONFLICT);
     }
 
     #[test]
@@ -115,8 +115,8 @@ mod tests {
         let register = [0x5f, 6, 0, 0, 0, 0, 0, 0, 24, 0];
         a.run_with(&register, &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0])
             .good();
-        assert_eq!(a.run(&RESERVE).status, Status::RESERVATION_CONFLICT);
-        assert_eq!(a.run(&RELEASE).status, Status::RESERVATION_CONFLICT);
+        assert_eq!(a.run(&RESERVE).status, ScsiStatus::RESERVATION_CONFLICT);
+        assert_eq!(a.run(&RELEASE).status, ScsiStatus::RESERVATION_CONFLICT);
         assert_eq!(a.run(&[0x16, 1, 0, 0, 0, 0]).check(), (5, 0x2400));
     }
 }

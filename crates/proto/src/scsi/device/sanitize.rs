@@ -11,9 +11,9 @@
 //! [`DeviceServer::poll_background`]: super::DeviceServer::poll_background
 //! [`Served`]: crate::served::Served
 
-use super::task::{Action, Context, Failure, Outcome, Work};
+use super::task::{Action, Context, TaskFailure, TaskOutcome, MultiStepCommand};
 use super::unit::{LogicalUnit, SANITIZING};
-use super::units::Attached;
+use super::units::AttachedUnit;
 use crate::scsi::sense::{Sense, Specific};
 use crate::served::{Drain, Served};
 use blockmux_volume::{Op, Output, Seg, SgList};
@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// What a command asks for.
-struct Wanted {
+struct SanitizeRequest {
     /// The pattern of an overwrite; `None`: a block erase.
     pattern: Option<Arc<[u8]>>,
     /// Between passes the pattern is inverted, so that the last one leaves it as it is.
@@ -32,7 +32,7 @@ struct Wanted {
 
 /// A sanitize operation of a logical unit.
 pub(super) struct Sanitize {
-    what: Wanted,
+    what: SanitizeRequest,
     /// In bytes, over all passes.
     done: u64,
     /// In bytes, of one pass.
@@ -107,15 +107,15 @@ impl Sanitize {
     }
 }
 
-pub(super) fn block_erase(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn block_erase(cx: &mut Context<'_>) -> TaskOutcome {
     check(cx)?;
     if cx.command.cdb.u16(7) != 0 {
         return Err(Sense::in_cdb(7).into());
     }
-    begin(cx, Wanted { pattern: None, inverts: false, passes: 1 })
+    begin(cx, SanitizeRequest { pattern: None, inverts: false, passes: 1 })
 }
 
-pub(super) fn overwrite(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn overwrite(cx: &mut Context<'_>) -> TaskOutcome {
     check(cx)?;
     let len = usize::from(cx.command.cdb.u16(7));
     let block_len = cx.unit.view.block_len as usize;
@@ -137,12 +137,12 @@ pub(super) fn overwrite(cx: &mut Context<'_>) -> Outcome {
         let pattern = pattern.get(..length).ok_or(Sense::in_parameters(2))?;
         // Each block begins with the pattern.
         let block: Arc<[u8]> = pattern.iter().copied().cycle().take(block_len).collect();
-        begin(cx, Wanted { pattern: Some(block), inverts: flags & INVERT != 0, passes })
+        begin(cx, SanitizeRequest { pattern: Some(block), inverts: flags & INVERT != 0, passes })
     })
 }
 
 /// Ends the state that a failed operation leaves.
-pub(super) fn exit_failure_mode(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn exit_failure_mode(cx: &mut Context<'_>) -> TaskOutcome {
     check_bits(cx)?;
     if cx.command.cdb.u16(7) != 0 {
         return Err(Sense::in_cdb(7).into());
@@ -164,7 +164,7 @@ pub(super) fn exit_failure_mode(cx: &mut Context<'_>) -> Outcome {
     Ok(Action::good())
 }
 
-fn check(cx: &Context<'_>) -> Result<(), Failure> {
+fn check(cx: &Context<'_>) -> Result<(), TaskFailure> {
     check_bits(cx)?;
     cx.check_writable()
 }
@@ -181,7 +181,7 @@ fn check_bits(cx: &Context<'_>) -> Result<(), Sense> {
     }
 }
 
-fn begin(cx: &mut Context<'_>, what: Wanted) -> Outcome {
+fn begin(cx: &mut Context<'_>, what: SanitizeRequest) -> TaskOutcome {
     let flags = cx.command.cdb.byte(1);
     let may_be_left = flags & AUSE != 0;
     let size = cx.unit.view.blocks.saturating_mul(cx.unit.view.block_len.into());
@@ -206,7 +206,7 @@ fn begin(cx: &mut Context<'_>, what: Wanted) -> Outcome {
 }
 
 /// Makes the task that of the operation, which waits for one.
-pub(super) fn carry_on(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn carry_on(cx: &mut Context<'_>) -> TaskOutcome {
     let claimed = cx.unit.unit.change(|state| match &mut state.sanitize {
         Some(sanitize) if sanitize.is_abandoned() => {
             sanitize.is_driven = true;
@@ -219,7 +219,7 @@ pub(super) fn carry_on(cx: &mut Context<'_>) -> Outcome {
     }
     let pieces = cx.unit.unit.look(|state| state.sanitize.as_ref().and_then(Sanitize::pieces));
     let drain = Some(Drain::new(&cx.unit.unit.served));
-    let mut work = Driver { unit: cx.unit.unit.clone(), drain, pieces, piece: 0, is_flushing: false };
+    let mut work = SanitizeDriver { unit: cx.unit.unit.clone(), drain, pieces, piece: 0, is_flushing: false };
     let first = work.next();
     if !matches!(first, Ok(Action::Done(_))) {
         cx.work(work);
@@ -228,7 +228,7 @@ pub(super) fn carry_on(cx: &mut Context<'_>) -> Outcome {
 }
 
 /// The task that carries a sanitize operation on; when it is dropped, the operation waits for another.
-struct Driver {
+struct SanitizeDriver {
     unit: Arc<LogicalUnit>,
     /// I/O that began before the operation.
     drain: Option<Drain>,
@@ -240,8 +240,8 @@ struct Driver {
     is_flushing: bool,
 }
 
-impl Driver {
-    fn next(&mut self) -> Outcome {
+impl SanitizeDriver {
+    fn next(&mut self) -> TaskOutcome {
         if self.drain.as_ref().is_some_and(|drain| !drain.is_over()) {
             return Ok(Action::Wait);
         }
@@ -261,12 +261,12 @@ impl Driver {
     }
 }
 
-impl Work for Driver {
-    fn check(&self, _end: &Attached, _op: Op) -> Result<(), Failure> {
+impl MultiStepCommand for SanitizeDriver {
+    fn check(&self, _end: &AttachedUnit, _op: Op) -> Result<(), TaskFailure> {
         Ok(())
     }
 
-    fn on_io(&mut self, _cx: &mut Context<'_>, _output: Output) -> Outcome {
+    fn on_io(&mut self, _cx: &mut Context<'_>, _output: Output) -> TaskOutcome {
         if self.is_flushing {
             self.unit.change(|state| {
                 let erase = state.sanitize.take().filter(|sanitize| sanitize.what.pattern.is_none());
@@ -284,7 +284,7 @@ impl Work for Driver {
         Ok(Action::Pause(PAUSE))
     }
 
-    fn on_resume(&mut self, _cx: &mut Context<'_>) -> Outcome {
+    fn on_resume(&mut self, _cx: &mut Context<'_>) -> TaskOutcome {
         self.next()
     }
 
@@ -297,7 +297,7 @@ impl Work for Driver {
     }
 }
 
-impl Drop for Driver {
+impl Drop for SanitizeDriver {
     fn drop(&mut self) {
         let is_abandoned = self.unit.change(|state| {
             let Some(sanitize) = &mut state.sanitize else { return false };
@@ -323,7 +323,7 @@ const PAUSE: Duration = Duration::from_millis(32);
 #[cfg(test)]
 mod tests {
     use crate::scsi::device::testing::{Bench, Client, answer, command};
-    use crate::scsi::{Lun, Status, Step, TaskManagement};
+    use crate::scsi::{Lun, ScsiStatus, Step, TaskManagement};
     use blockmux_volume::{Completion, IoError, Op, Tag};
 
     const ERASE: [u8; 10] = [0x48, 2, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -409,7 +409,7 @@ mod tests {
                 next => step = b.turn(&mut task, next, &[], &mut 0),
             }
         };
-        assert_eq!(answer(response).status, Status::GOOD);
+        assert_eq!(answer(response).status, ScsiStatus::GOOD);
         b.run(&TUR).good();
         assert_eq!(ends(&mut b), (vec![7; 512], vec![7; 512]));
     }

@@ -2,25 +2,25 @@
 
 use super::error::from_io_error;
 use super::nexus::Nexus;
-use super::table::{self, Entry, Rules};
-use super::target::Target;
-use super::task::{Action, Context, Failure, Outcome, State, Task};
+use super::table::{self, CommandEntry, Rules};
+use super::target::ScsiTarget;
+use super::task::{Action, Context, TaskFailure, TaskOutcome, DeviceTaskState, Task};
 use super::unit::{LogicalUnit, UnitState};
-use super::units::{Attached, Units};
-use super::{Cdb, Command, Lun, Response, Status, Step, TaskAttribute, inquiry, luns, sanitize};
+use super::units::{AttachedUnit, Units};
+use super::{Cdb, Command, Lun, Response, ScsiStatus, Step, TaskAttribute, inquiry, luns, sanitize};
 use crate::exports::VolumeId;
 use crate::scsi::sense::Sense;
 use crate::served::{Drain, NotAdmitted};
 use blockmux_volume::{Completion, Io, Op, SgList, Tag};
 use blockmux_wire::scsi::cdb::NACA;
-use blockmux_wire::scsi::opcode::Opcode;
+use blockmux_wire::scsi::opcode::ScsiOpcode;
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
 /// One I_T nexus of a target; it lives as long as its session, on the session's core. See the module's words.
 pub struct DeviceServer {
-    target: Arc<Target>,
+    target: Arc<ScsiTarget>,
     nexus: Nexus,
     units: Units,
 }
@@ -49,7 +49,7 @@ pub enum ManagementResponse {
 impl DeviceServer {
     /// The device server for a new session.
     #[must_use]
-    pub fn new(target: Arc<Target>, nexus: Nexus) -> DeviceServer {
+    pub fn new(target: Arc<ScsiTarget>, nexus: Nexus) -> DeviceServer {
         DeviceServer { units: Units::new(&target, &nexus), target, nexus }
     }
 
@@ -60,7 +60,7 @@ impl DeviceServer {
     }
 
     /// The target whose units it has.
-    pub(crate) fn target(&self) -> &Target {
+    pub(crate) fn target(&self) -> &ScsiTarget {
         &self.target
     }
 
@@ -86,21 +86,21 @@ impl DeviceServer {
     /// The data-out that [`Step::DataOut`] asked for is in memory; the lengths are equal.
     #[inline]
     pub fn on_data_out(&mut self, task: &mut Task, data: SgList) -> Step {
-        let outcome = self.advance(task, |cx| match std::mem::replace(cx.state, State::Ended) {
-            State::WriteData { offset, fua } => {
+        let outcome = self.advance(task, |cx| match std::mem::replace(cx.state, DeviceTaskState::Ended) {
+            DeviceTaskState::WriteData { offset, fua } => {
                 let len = data.len() as u64;
                 cx.last_io(Op::Write { fua }, offset, len, Some(data))
             }
-            State::Parameters(on_parameters) => {
+            DeviceTaskState::Parameters(on_parameters) => {
                 let mut bytes: SmallVec<[u8; 64]> = SmallVec::from_elem(0, data.len());
                 data.copy_to(&mut bytes);
                 on_parameters(cx, &bytes)
             }
-            State::Work(mut work) => {
+            DeviceTaskState::Work(mut work) => {
                 let outcome = work.on_data_out(cx, data);
                 keep_working(cx, work, outcome)
             }
-            State::Ended | State::LastIo => Err(Failure::internal()),
+            DeviceTaskState::Ended | DeviceTaskState::LastIo => Err(TaskFailure::internal()),
         });
         self.step(task, outcome)
     }
@@ -117,13 +117,13 @@ impl DeviceServer {
                 return self.step(task, Err(sense.into()));
             }
         };
-        let outcome = self.advance(task, |cx| match std::mem::replace(cx.state, State::Ended) {
-            State::LastIo => Ok(Action::Done(output.into_data())),
-            State::Work(mut work) => {
+        let outcome = self.advance(task, |cx| match std::mem::replace(cx.state, DeviceTaskState::Ended) {
+            DeviceTaskState::LastIo => Ok(Action::Done(output.into_data())),
+            DeviceTaskState::Work(mut work) => {
                 let outcome = work.on_io(cx, output);
                 keep_working(cx, work, outcome)
             }
-            _ => Err(Failure::internal()),
+            _ => Err(TaskFailure::internal()),
         });
         self.step(task, outcome)
     }
@@ -137,12 +137,12 @@ impl DeviceServer {
                 failed => self.step(task, failed),
             };
         }
-        let outcome = self.advance(task, |cx| match std::mem::replace(cx.state, State::Ended) {
-            State::Work(mut work) => {
+        let outcome = self.advance(task, |cx| match std::mem::replace(cx.state, DeviceTaskState::Ended) {
+            DeviceTaskState::Work(mut work) => {
                 let outcome = work.on_resume(cx);
                 keep_working(cx, work, outcome)
             }
-            _ => Err(Failure::internal()),
+            _ => Err(TaskFailure::internal()),
         });
         self.step(task, outcome)
     }
@@ -152,7 +152,7 @@ impl DeviceServer {
     /// [`LogicalUnit::on_background`](super::LogicalUnit::on_background) calls; asking when there is nothing costs an
     /// atomic load for each unit.
     pub fn poll_background(&mut self) -> Option<(Task, Step)> {
-        let at = self.units.first_with(Attached::has_background)?;
+        let at = self.units.first_with(AttachedUnit::has_background)?;
         let unit = self.units.get(at)?;
         let command = Command {
             lun: Lun::new(unit.number),
@@ -214,13 +214,13 @@ impl DeviceServer {
     }
 
     #[inline]
-    fn advance(&mut self, task: &mut Task, next: impl FnOnce(&mut Context<'_>) -> Outcome) -> Outcome {
+    fn advance(&mut self, task: &mut Task, next: impl FnOnce(&mut Context<'_>) -> TaskOutcome) -> TaskOutcome {
         let Some(unit) = task.unit.and_then(|unit| self.units.get_mut(unit)) else {
             // It was taken away while the task was under way.
             return Err(Sense::illegal(Asc::LOGICAL_UNIT_NOT_SUPPORTED).into());
         };
         if unit.is_aborted(task) {
-            return Err(Failure::status(Status::TASK_ABORTED));
+            return Err(TaskFailure::status(ScsiStatus::TASK_ABORTED));
         }
         next(&mut Context {
             target: &self.target,
@@ -233,7 +233,7 @@ impl DeviceServer {
     }
 
     #[inline]
-    fn step(&mut self, task: &mut Task, outcome: Outcome) -> Step {
+    fn step(&mut self, task: &mut Task, outcome: TaskOutcome) -> Step {
         match outcome {
             Ok(Action::Io(op, offset, len, data)) => {
                 let volume = self.volume_of(task);
@@ -252,14 +252,14 @@ impl DeviceServer {
                 if !data_in.is_empty() {
                     task.transfer_len = data_in.len() as u64;
                 }
-                end(task, Status::GOOD, None, data_in)
+                end(task, ScsiStatus::GOOD, None, data_in)
             }
             Err(failure) => self.fail(task, failure),
         }
     }
 
     #[cold]
-    fn fail(&mut self, task: &mut Task, Failure { status, sense }: Failure) -> Step {
+    fn fail(&mut self, task: &mut Task, TaskFailure { status, sense }: TaskFailure) -> Step {
         let unit = task.unit.and_then(|unit| self.units.get(unit));
         let descriptor_format = unit.is_some_and(|unit| unit.view.descriptor_sense);
         end(task, status, sense.map(|sense| Sense { descriptor_format, ..sense }), SgList::default())
@@ -323,24 +323,24 @@ impl DeviceServer {
     }
 
     #[cold]
-    fn fail_denied(&mut self, task: &mut Task, failure: Failure) -> Step {
+    fn fail_denied(&mut self, task: &mut Task, failure: TaskFailure) -> Step {
         self.fail_work(task);
         self.fail(task, failure)
     }
 
     #[inline]
-    fn check_counted(&mut self, task: &Task, place: Option<usize>) -> Result<(), Failure> {
+    fn check_counted(&mut self, task: &Task, place: Option<usize>) -> Result<(), TaskFailure> {
         if let Some(unit) = task.unit.and_then(|unit| self.units.get_mut(unit))
             && unit.is_aborted(task)
         {
-            return Err(Failure::status(Status::TASK_ABORTED));
+            return Err(TaskFailure::status(ScsiStatus::TASK_ABORTED));
         }
         let Some(end) = place.and_then(|place| self.units.get_mut(place)) else { return Ok(()) };
         if end.unit.generation() != end.seen {
             end.refresh();
         }
         match &task.state {
-            State::Work(work) => work.check(end, task.op),
+            DeviceTaskState::Work(work) => work.check(end, task.op),
             _ => end.view.check_sanitize(),
         }
     }
@@ -348,7 +348,7 @@ impl DeviceServer {
     /// Tells the work of a task that its I/O has failed.
     #[cold]
     fn fail_work(&mut self, task: &mut Task) {
-        if let State::Work(mut work) = std::mem::replace(&mut task.state, State::Ended) {
+        if let DeviceTaskState::Work(mut work) = std::mem::replace(&mut task.state, DeviceTaskState::Ended) {
             let _ = self.advance(task, |cx| {
                 work.on_error(cx);
                 Ok(Action::good())
@@ -359,7 +359,7 @@ impl DeviceServer {
     /// The unit that an I/O of the task on that volume passes.
     #[inline]
     fn place_of(&self, task: &Task, volume: VolumeId) -> Option<usize> {
-        let is_its = |unit: &Attached| unit.volume == volume;
+        let is_its = |unit: &AttachedUnit| unit.volume == volume;
         let own = task.unit.filter(|&unit| self.units.get(unit).is_some_and(is_its));
         own.or_else(|| self.units.place(is_its))
     }
@@ -367,14 +367,14 @@ impl DeviceServer {
 
 /// How a task ends.
 #[inline]
-fn end(task: &mut Task, status: Status, sense: Option<Sense>, data_in: SgList) -> Step {
-    task.state = State::Ended;
+fn end(task: &mut Task, status: ScsiStatus, sense: Option<Sense>, data_in: SgList) -> Step {
+    task.state = DeviceTaskState::Ended;
     Step::Done(Response { status, sense, data_in, transfer_len: task.transfer_len })
 }
 
 /// Checks what every command is checked for, then begins it.
 #[inline]
-fn dispatch(target: &Target, nexus: &Nexus, unit: &mut Attached, task: &mut Task) -> Outcome {
+fn dispatch(target: &ScsiTarget, nexus: &Nexus, unit: &mut AttachedUnit, task: &mut Task) -> TaskOutcome {
     if unit.unit.generation() != unit.seen {
         unit.refresh();
     }
@@ -388,7 +388,7 @@ fn dispatch(target: &Target, nexus: &Nexus, unit: &mut Attached, task: &mut Task
     }
     task.abort_epoch = unit.view.abort_epoch;
     if unit.view.is_reserved && !entry.is_admitted(&unit.view) {
-        return Err(Failure::status(Status::RESERVATION_CONFLICT));
+        return Err(TaskFailure::status(ScsiStatus::RESERVATION_CONFLICT));
     }
     if let Some(sense) = unit.view.sanitizing
         && !entry.rules.contains(Rules::DESPITE_SANITIZE)
@@ -416,7 +416,7 @@ fn dispatch(target: &Target, nexus: &Nexus, unit: &mut Attached, task: &mut Task
 
 /// The command's line of the table, if the CDB is whole.
 #[inline]
-fn find_entry(command: &Command) -> Result<&'static Entry, Failure> {
+fn find_entry(command: &Command) -> Result<&'static CommandEntry, TaskFailure> {
     let cdb = &command.cdb;
     let entry = table::find(cdb)?;
     if cdb.len() < entry.cdb_len() {
@@ -431,22 +431,22 @@ fn find_entry(command: &Command) -> Result<&'static Entry, Failure> {
 }
 
 /// What a LUN without a logical unit answers (SPC-5, SAM-5).
-fn begin_without_unit(target: &Target, command: &Command) -> Outcome {
+fn begin_without_unit(target: &ScsiTarget, command: &Command) -> TaskOutcome {
     match command.cdb.opcode() {
-        Opcode::REPORT_LUNS => luns::report(target, command),
-        Opcode::INQUIRY => inquiry::without_unit(command),
-        Opcode::REQUEST_SENSE => super::ready::sense_without_unit(command),
-        Opcode::TEST_UNIT_READY if command.lun.is_report_luns() => Ok(Action::good()),
+        ScsiOpcode::REPORT_LUNS => luns::report(target, command),
+        ScsiOpcode::INQUIRY => inquiry::without_unit(command),
+        ScsiOpcode::REQUEST_SENSE => super::ready::sense_without_unit(command),
+        ScsiOpcode::TEST_UNIT_READY if command.lun.is_report_luns() => Ok(Action::good()),
         _ if command.lun.is_report_luns() => Err(Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE).into()),
         _ => Err(Sense::illegal(Asc::LOGICAL_UNIT_NOT_SUPPORTED).into()),
     }
 }
 
 /// Puts unfinished work back, unless it has handed on to another state.
-fn keep_working(cx: &mut Context<'_>, work: Box<dyn super::task::Work>, outcome: Outcome) -> Outcome {
+fn keep_working(cx: &mut Context<'_>, work: Box<dyn super::task::MultiStepCommand>, outcome: TaskOutcome) -> TaskOutcome {
     let goes_on = !matches!(outcome, Ok(Action::Done(_)) | Err(_));
-    if goes_on && matches!(cx.state, State::Ended) {
-        *cx.state = State::Work(work);
+    if goes_on && matches!(cx.state, DeviceTaskState::Ended) {
+        *cx.state = DeviceTaskState::Work(work);
     }
     outcome
 }

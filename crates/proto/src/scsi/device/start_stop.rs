@@ -1,13 +1,13 @@
 //! START STOP UNIT and PREVENT ALLOW MEDIUM REMOVAL (SBC-4).
 
-use super::task::{Action, Context, Outcome};
+use super::task::{Action, Context, TaskOutcome};
 use crate::scsi::sense::Sense;
 use blockmux_volume::Op;
 use blockmux_wire::scsi::sense::Asc;
 
 /// Ejects and loads the medium of a removable unit; else a stop only makes writes stable. A volume has no motor and
 /// no power conditions, so the unit stays ready in all of them.
-pub(super) fn start_stop_unit(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn start_stop_unit(cx: &mut Context<'_>) -> TaskOutcome {
     let flags = cx.command.cdb.byte(4);
     let (loej, start) = (flags & LOEJ != 0, flags & START != 0);
     // SBC-4, the START STOP UNIT command: with a power condition, START and LOEJ are ignored.
@@ -45,7 +45,7 @@ fn move_medium(cx: &mut Context<'_>, load: bool) -> Result<(), Sense> {
 }
 
 /// Lasts until the nexus allows it again or is lost, or the unit is reset.
-pub(super) fn prevent_allow(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn prevent_allow(cx: &mut Context<'_>) -> TaskOutcome {
     let prevent = match cx.command.cdb.byte(4) & 0b11 {
         0b00 => false,
         0b01 => true,

@@ -2,8 +2,8 @@
 //! its way. Dispatch and REPORT SUPPORTED OPERATION CODES both read this.
 
 use super::cdb::Cdb;
-use super::task::{Context, Failure, Outcome};
-use super::view::View;
+use super::task::{Context, TaskFailure, TaskOutcome};
+use super::view::NexusView;
 use super::{
     AccessState, alua, cache, capacity, compare, defects, extended_copy, inquiry, luns, mode,
     persistent_reserve, provisioning, read_write, ready, report, reserve, sanitize, start_stop, token_copy,
@@ -12,14 +12,14 @@ use super::{
 use crate::scsi::sense::Sense;
 use blockmux_wire::scsi::cdb::SERVICE_ACTION_MASK;
 use blockmux_wire::scsi::opcode::sanitize as how;
-use blockmux_wire::scsi::opcode::{Opcode, cdb_len, maintenance_in, maintenance_out, service_action_in_16};
+use blockmux_wire::scsi::opcode::{ScsiOpcode, cdb_len, maintenance_in, maintenance_out, service_action_in_16};
 use blockmux_wire::scsi::opcode::{persistent_reserve_in as pr_in, persistent_reserve_out as pr_out};
 use blockmux_wire::scsi::opcode::{third_party_copy_in as copy_in, third_party_copy_out as copy_out};
 use blockmux_wire::scsi::sense::Asc;
 
 /// One command.
-pub(super) struct Entry {
-    pub(super) opcode: Opcode,
+pub(super) struct CommandEntry {
+    pub(super) opcode: ScsiOpcode,
     /// Where the operation code alone does not tell.
     pub(super) service_action: Option<u16>,
     usage: [u8; 16],
@@ -27,7 +27,7 @@ pub(super) struct Entry {
     pub(super) begin: Begin,
 }
 
-pub(super) type Begin = fn(&mut Context<'_>) -> Outcome;
+pub(super) type Begin = fn(&mut Context<'_>) -> TaskOutcome;
 
 /// What may stand in a command's way.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -69,7 +69,7 @@ impl Rules {
     }
 }
 
-impl Entry {
+impl CommandEntry {
     /// CDB USAGE DATA (SPC-5): the operation code, then a 1 for each bit that is evaluated. Its length is
     /// the CDB's.
     pub(super) fn usage(&self) -> &[u8] {
@@ -83,7 +83,7 @@ impl Entry {
     }
 
     /// Whether reservations let the nexus do this.
-    pub(super) fn is_admitted(&self, view: &View) -> bool {
+    pub(super) fn is_admitted(&self, view: &NexusView) -> bool {
         if view.is_reserved_by_other && !self.rules.contains(Rules::DESPITE_RESERVE) {
             return false;
         }
@@ -92,7 +92,7 @@ impl Entry {
     }
 
     /// Whether a unit does this that is not ready: its port is in another state than an active one, or it has no medium.
-    pub(super) fn is_admitted_unready(&self, view: &View) -> bool {
+    pub(super) fn is_admitted_unready(&self, view: &NexusView) -> bool {
         let needs_medium = self.rules.contains(Rules::NEEDS_MEDIUM);
         match view.port {
             AccessState::ACTIVE_OPTIMIZED | AccessState::ACTIVE_NON_OPTIMIZED => !needs_medium,
@@ -103,7 +103,7 @@ impl Entry {
 
     /// Whether a unit that is like this has the command.
     #[inline]
-    pub(super) fn is_supported(&self, view: &View) -> bool {
+    pub(super) fn is_supported(&self, view: &NexusView) -> bool {
         (!self.rules.contains(Rules::THIN) || view.is_thin())
             && (!self.rules.contains(Rules::ATOMIC) || view.max_atomic_blocks() > 0)
     }
@@ -111,7 +111,7 @@ impl Entry {
 
 /// The entry of a CDB.
 #[inline]
-pub(super) fn find(cdb: &Cdb) -> Result<&'static Entry, Failure> {
+pub(super) fn find(cdb: &Cdb) -> Result<&'static CommandEntry, TaskFailure> {
     let mut entries = of_opcode(cdb.opcode()).peekable();
     if entries.peek().is_none() {
         return Err(Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE).into());
@@ -125,13 +125,13 @@ pub(super) fn find(cdb: &Cdb) -> Result<&'static Entry, Failure> {
 
 /// Every entry with that operation code.
 #[inline]
-pub(super) fn of_opcode(opcode: Opcode) -> impl Iterator<Item = &'static Entry> {
+pub(super) fn of_opcode(opcode: ScsiOpcode) -> impl Iterator<Item = &'static CommandEntry> {
     let first = FIRST.get(usize::from(opcode.0)).copied().unwrap_or(NOWHERE);
     let entries = TABLE.get(usize::from(first)..).unwrap_or_default();
     entries.iter().take_while(move |entry| entry.opcode == opcode)
 }
 
-const fn padded<const N: usize>(opcode: Opcode, rest: [u8; N]) -> [u8; 16] {
+const fn padded<const N: usize>(opcode: ScsiOpcode, rest: [u8; N]) -> [u8; 16] {
     let mut usage = [0; 16];
     usage[0] = opcode.0;
     let mut at = 0;
@@ -143,138 +143,138 @@ const fn padded<const N: usize>(opcode: Opcode, rest: [u8; N]) -> [u8; 16] {
     usage
 }
 
-const fn entry<const N: usize>(opcode: Opcode, usage: [u8; N], rules: Rules, begin: Begin) -> Entry {
-    Entry { opcode, service_action: None, usage: padded(opcode, usage), rules, begin }
+const fn entry<const N: usize>(opcode: ScsiOpcode, usage: [u8; N], rules: Rules, begin: Begin) -> CommandEntry {
+    CommandEntry { opcode, service_action: None, usage: padded(opcode, usage), rules, begin }
 }
 
 const fn action<const N: usize>(
-    opcode: Opcode,
+    opcode: ScsiOpcode,
     service_action: u16,
     usage: [u8; N],
     rules: Rules,
     begin: Begin,
-) -> Entry {
-    Entry { service_action: Some(service_action), ..entry(opcode, usage, rules, begin) }
+) -> CommandEntry {
+    CommandEntry { service_action: Some(service_action), ..entry(opcode, usage, rules, begin) }
 }
 
 /// A command of 6 bytes on a range of blocks.
-const fn range_6(opcode: Opcode, begin: Begin) -> Entry {
+const fn range_6(opcode: ScsiOpcode, begin: Begin) -> CommandEntry {
     entry(opcode, [0x1f, 0xff, 0xff, 0xff, 7], Rules::NEEDS_MEDIUM, begin)
 }
 
 /// A command of 10 bytes on a range of blocks, with these flags.
-const fn range_10(opcode: Opcode, flags: u8, begin: Begin) -> Entry {
+const fn range_10(opcode: ScsiOpcode, flags: u8, begin: Begin) -> CommandEntry {
     entry(opcode, [flags, 0xff, 0xff, 0xff, 0xff, 0x3f, 0xff, 0xff, 7], Rules::NEEDS_MEDIUM, begin)
 }
 
 /// A command of 12 bytes on a range of blocks, with these flags.
-const fn range_12(opcode: Opcode, flags: u8, begin: Begin) -> Entry {
+const fn range_12(opcode: ScsiOpcode, flags: u8, begin: Begin) -> CommandEntry {
     let usage = [flags, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x3f, 7];
     entry(opcode, usage, Rules::NEEDS_MEDIUM, begin)
 }
 
 /// A command of 16 bytes on a range of blocks, with these flags.
-const fn range_16(opcode: Opcode, flags: u8, begin: Begin) -> Entry {
+const fn range_16(opcode: ScsiOpcode, flags: u8, begin: Begin) -> CommandEntry {
     let usage = [flags, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x3f, 7];
     entry(opcode, usage, Rules::NEEDS_MEDIUM, begin)
 }
 
 /// A command that whoever may read may do.
-const fn reads(entry: Entry) -> Entry {
-    Entry { rules: entry.rules.and(Rules::READS), ..entry }
+const fn reads(entry: CommandEntry) -> CommandEntry {
+    CommandEntry { rules: entry.rules.and(Rules::READS), ..entry }
 }
 
 /// A service action of PERSISTENT RESERVE IN.
-const fn reserve_in(service_action: u16) -> Entry {
+const fn reserve_in(service_action: u16) -> CommandEntry {
     let rules = Rules::DESPITE_PERSISTENT.and(Rules::DESPITE_SANITIZE);
     let usage = [0x1f, 0, 0, 0, 0, 0, 0xff, 0xff, 7];
-    action(Opcode::PERSISTENT_RESERVE_IN, service_action, usage, rules, persistent_reserve::reserve_in)
+    action(ScsiOpcode::PERSISTENT_RESERVE_IN, service_action, usage, rules, persistent_reserve::reserve_in)
 }
 
 /// A service action of PERSISTENT RESERVE OUT.
-const fn reserve_out(service_action: u16) -> Entry {
+const fn reserve_out(service_action: u16) -> CommandEntry {
     let rules = Rules::DESPITE_PERSISTENT;
     let usage = [0x1f, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff, 7];
-    action(Opcode::PERSISTENT_RESERVE_OUT, service_action, usage, rules, persistent_reserve::reserve_out)
+    action(ScsiOpcode::PERSISTENT_RESERVE_OUT, service_action, usage, rules, persistent_reserve::reserve_out)
 }
 
 /// A service action of RECEIVE COPY RESULTS.
-const fn copy_in(service_action: u16, begin: Begin) -> Entry {
+const fn copy_in(service_action: u16, begin: Begin) -> CommandEntry {
     let usage = [0x1f, 0xff, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7];
-    action(Opcode::THIRD_PARTY_COPY_IN, service_action, usage, Rules::NONE, begin)
+    action(ScsiOpcode::THIRD_PARTY_COPY_IN, service_action, usage, Rules::NONE, begin)
 }
 
 /// POPULATE TOKEN and WRITE USING TOKEN.
-const fn token_command(service_action: u16, begin: Begin) -> Entry {
+const fn token_command(service_action: u16, begin: Begin) -> CommandEntry {
     let usage = [0x1f, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x3f, 7];
-    action(Opcode::THIRD_PARTY_COPY_OUT, service_action, usage, Rules::NEEDS_MEDIUM, begin)
+    action(ScsiOpcode::THIRD_PARTY_COPY_OUT, service_action, usage, Rules::NEEDS_MEDIUM, begin)
 }
 
 /// A service action of SANITIZE; what is under way or has failed, it looks at itself.
-const fn erase(service_action: u16, begin: Begin) -> Entry {
+const fn erase(service_action: u16, begin: Begin) -> CommandEntry {
     let rules = Rules::NEEDS_MEDIUM.and(Rules::DESPITE_SANITIZE);
-    action(Opcode::SANITIZE, service_action, [0xbf, 0, 0, 0, 0, 0, 0xff, 0xff, 7], rules, begin)
+    action(ScsiOpcode::SANITIZE, service_action, [0xbf, 0, 0, 0, 0, 0, 0xff, 0xff, 7], rules, begin)
 }
 
 /// RESERVE and RELEASE.
-const fn legacy<const N: usize>(opcode: Opcode, usage: [u8; N], begin: Begin) -> Entry {
+const fn legacy<const N: usize>(opcode: ScsiOpcode, usage: [u8; N], begin: Begin) -> CommandEntry {
     entry(opcode, usage, Rules::DESPITE_PERSISTENT.and(Rules::DESPITE_RESERVE), begin)
 }
 
 /// In order of operation code, then service action.
-pub(super) static TABLE: &[Entry] = &[
+pub(super) static TABLE: &[CommandEntry] = &[
     entry(
-        Opcode::TEST_UNIT_READY,
+        ScsiOpcode::TEST_UNIT_READY,
         [0, 0, 0, 0, 7],
         Rules::NEEDS_MEDIUM.and(Rules::DESPITE_PERSISTENT),
         ready::test_unit_ready,
     ),
-    entry(Opcode::REQUEST_SENSE, [1, 0, 0, 0xff, 7], Rules::ALWAYS, ready::request_sense),
-    reads(range_6(Opcode::READ_6, read_write::read)),
-    range_6(Opcode::WRITE_6, read_write::write),
-    entry(Opcode::INQUIRY, [1, 0xff, 0xff, 0xff, 7], Rules::ALWAYS, inquiry::inquiry),
-    entry(Opcode::MODE_SELECT_6, [0x11, 0, 0, 0xff, 7], Rules::NONE, mode::select_6),
-    legacy(Opcode::RESERVE_6, [0, 0, 0, 0, 7], reserve::reserve),
-    legacy(Opcode::RELEASE_6, [0, 0, 0, 0, 7], reserve::release),
+    entry(ScsiOpcode::REQUEST_SENSE, [1, 0, 0, 0xff, 7], Rules::ALWAYS, ready::request_sense),
+    reads(range_6(ScsiOpcode::READ_6, read_write::read)),
+    range_6(ScsiOpcode::WRITE_6, read_write::write),
+    entry(ScsiOpcode::INQUIRY, [1, 0xff, 0xff, 0xff, 7], Rules::ALWAYS, inquiry::inquiry),
+    entry(ScsiOpcode::MODE_SELECT_6, [0x11, 0, 0, 0xff, 7], Rules::NONE, mode::select_6),
+    legacy(ScsiOpcode::RESERVE_6, [0, 0, 0, 0, 7], reserve::reserve),
+    legacy(ScsiOpcode::RELEASE_6, [0, 0, 0, 0, 7], reserve::release),
     entry(
-        Opcode::MODE_SENSE_6,
+        ScsiOpcode::MODE_SENSE_6,
         [0x08, 0xff, 0xff, 0xff, 7],
         Rules::DESPITE_SANITIZE.and(Rules::READS),
         mode::sense_6,
     ),
     entry(
-        Opcode::START_STOP_UNIT,
+        ScsiOpcode::START_STOP_UNIT,
         [1, 0, 0x0f, 0xf7, 7],
         Rules::DESPITE_PERSISTENT,
         start_stop::start_stop_unit,
     ),
     entry(
-        Opcode::PREVENT_ALLOW_MEDIUM_REMOVAL,
+        ScsiOpcode::PREVENT_ALLOW_MEDIUM_REMOVAL,
         [0, 0, 0, 3, 7],
         Rules::DESPITE_PERSISTENT.and(Rules::DESPITE_RESERVE),
         start_stop::prevent_allow,
     ),
     entry(
-        Opcode::READ_CAPACITY_10,
+        ScsiOpcode::READ_CAPACITY_10,
         [0, 0, 0, 0, 0, 0, 0, 0, 7],
         Rules::NEEDS_MEDIUM.and(Rules::DESPITE_PERSISTENT).and(Rules::DESPITE_STANDBY),
         capacity::read_capacity_10,
     ),
-    reads(range_10(Opcode::READ_10, 0xf8, read_write::read)),
-    range_10(Opcode::WRITE_10, 0xf8, read_write::write),
-    range_10(Opcode::WRITE_AND_VERIFY_10, 0xf6, verify::write_and_verify),
-    reads(range_10(Opcode::VERIFY_10, 0xf6, verify::verify)),
-    reads(range_10(Opcode::PRE_FETCH_10, 0x02, cache::pre_fetch)),
-    range_10(Opcode::SYNCHRONIZE_CACHE_10, 0x02, cache::synchronize),
+    reads(range_10(ScsiOpcode::READ_10, 0xf8, read_write::read)),
+    range_10(ScsiOpcode::WRITE_10, 0xf8, read_write::write),
+    range_10(ScsiOpcode::WRITE_AND_VERIFY_10, 0xf6, verify::write_and_verify),
+    reads(range_10(ScsiOpcode::VERIFY_10, 0xf6, verify::verify)),
+    reads(range_10(ScsiOpcode::PRE_FETCH_10, 0x02, cache::pre_fetch)),
+    range_10(ScsiOpcode::SYNCHRONIZE_CACHE_10, 0x02, cache::synchronize),
     entry(
-        Opcode::READ_DEFECT_DATA_10,
+        ScsiOpcode::READ_DEFECT_DATA_10,
         [0, 0x1f, 0, 0, 0, 0, 0xff, 0xff, 7],
         Rules::NEEDS_MEDIUM.and(Rules::READS),
         defects::read_10,
     ),
-    range_10(Opcode::WRITE_SAME_10, 0xf8, write_same::write_same),
+    range_10(ScsiOpcode::WRITE_SAME_10, 0xf8, write_same::write_same),
     entry(
-        Opcode::UNMAP,
+        ScsiOpcode::UNMAP,
         [1, 0, 0, 0, 0, 0x3f, 0xff, 0xff, 7],
         Rules::NEEDS_MEDIUM.and(Rules::THIN),
         provisioning::unmap,
@@ -282,11 +282,11 @@ pub(super) static TABLE: &[Entry] = &[
     erase(how::OVERWRITE, sanitize::overwrite),
     erase(how::BLOCK_ERASE, sanitize::block_erase),
     erase(how::EXIT_FAILURE_MODE, sanitize::exit_failure_mode),
-    entry(Opcode::MODE_SELECT_10, [0x11, 0, 0, 0, 0, 0, 0xff, 0xff, 7], Rules::NONE, mode::select_10),
-    legacy(Opcode::RESERVE_10, [0x13, 0, 0, 0, 0, 0, 0, 0, 7], reserve::reserve),
-    legacy(Opcode::RELEASE_10, [0x13, 0, 0, 0, 0, 0, 0, 0, 7], reserve::release),
+    entry(ScsiOpcode::MODE_SELECT_10, [0x11, 0, 0, 0, 0, 0, 0xff, 0xff, 7], Rules::NONE, mode::select_10),
+    legacy(ScsiOpcode::RESERVE_10, [0x13, 0, 0, 0, 0, 0, 0, 0, 7], reserve::reserve),
+    legacy(ScsiOpcode::RELEASE_10, [0x13, 0, 0, 0, 0, 0, 0, 0, 7], reserve::release),
     entry(
-        Opcode::MODE_SENSE_10,
+        ScsiOpcode::MODE_SENSE_10,
         [0x18, 0xff, 0xff, 0, 0, 0, 0xff, 0xff, 7],
         Rules::DESPITE_SANITIZE.and(Rules::READS),
         mode::sense_10,
@@ -304,7 +304,7 @@ pub(super) static TABLE: &[Entry] = &[
     reserve_out(pr_out::REGISTER_AND_IGNORE_EXISTING_KEY),
     reserve_out(pr_out::REGISTER_AND_MOVE),
     action(
-        Opcode::THIRD_PARTY_COPY_OUT,
+        ScsiOpcode::THIRD_PARTY_COPY_OUT,
         copy_out::EXTENDED_COPY_LID1,
         [0x1f, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
         Rules::NEEDS_MEDIUM,
@@ -315,86 +315,86 @@ pub(super) static TABLE: &[Entry] = &[
     copy_in(copy_in::RECEIVE_COPY_STATUS_LID1, extended_copy::copy_status),
     copy_in(copy_in::RECEIVE_COPY_OPERATING_PARAMETERS, extended_copy::operating_parameters),
     action(
-        Opcode::THIRD_PARTY_COPY_IN,
+        ScsiOpcode::THIRD_PARTY_COPY_IN,
         copy_in::RECEIVE_ROD_TOKEN_INFORMATION,
         [0x1f, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
         Rules::DESPITE_PERSISTENT,
         token_copy::rod_token_information,
     ),
-    reads(range_16(Opcode::READ_16, 0xf8, read_write::read)),
+    reads(range_16(ScsiOpcode::READ_16, 0xf8, read_write::read)),
     entry(
-        Opcode::COMPARE_AND_WRITE,
+        ScsiOpcode::COMPARE_AND_WRITE,
         [0xf8, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0xff, 0x3f, 7],
         Rules::NEEDS_MEDIUM,
         compare::compare_and_write,
     ),
-    range_16(Opcode::WRITE_16, 0xf8, read_write::write),
-    range_16(Opcode::ORWRITE_16, 0xf8, compare::orwrite),
-    range_16(Opcode::WRITE_AND_VERIFY_16, 0xf6, verify::write_and_verify),
-    reads(range_16(Opcode::VERIFY_16, 0xf6, verify::verify)),
-    reads(range_16(Opcode::PRE_FETCH_16, 0x02, cache::pre_fetch)),
-    range_16(Opcode::SYNCHRONIZE_CACHE_16, 0x02, cache::synchronize),
-    range_16(Opcode::WRITE_SAME_16, 0xf9, write_same::write_same),
+    range_16(ScsiOpcode::WRITE_16, 0xf8, read_write::write),
+    range_16(ScsiOpcode::ORWRITE_16, 0xf8, compare::orwrite),
+    range_16(ScsiOpcode::WRITE_AND_VERIFY_16, 0xf6, verify::write_and_verify),
+    reads(range_16(ScsiOpcode::VERIFY_16, 0xf6, verify::verify)),
+    reads(range_16(ScsiOpcode::PRE_FETCH_16, 0x02, cache::pre_fetch)),
+    range_16(ScsiOpcode::SYNCHRONIZE_CACHE_16, 0x02, cache::synchronize),
+    range_16(ScsiOpcode::WRITE_SAME_16, 0xf9, write_same::write_same),
     entry(
-        Opcode::WRITE_ATOMIC_16,
+        ScsiOpcode::WRITE_ATOMIC_16,
         [0xf8, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x3f, 7],
         Rules::NEEDS_MEDIUM.and(Rules::ATOMIC),
         read_write::write_atomic,
     ),
     action(
-        Opcode::SERVICE_ACTION_IN_16,
+        ScsiOpcode::SERVICE_ACTION_IN_16,
         service_action_in_16::READ_CAPACITY_16,
         [0x1f, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
         Rules::NEEDS_MEDIUM.and(Rules::DESPITE_PERSISTENT).and(Rules::DESPITE_STANDBY),
         capacity::read_capacity_16,
     ),
     action(
-        Opcode::SERVICE_ACTION_IN_16,
+        ScsiOpcode::SERVICE_ACTION_IN_16,
         service_action_in_16::GET_LBA_STATUS,
         [0x1f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 7],
         Rules::NEEDS_MEDIUM.and(Rules::READS),
         provisioning::get_lba_status,
     ),
     entry(
-        Opcode::REPORT_LUNS,
+        ScsiOpcode::REPORT_LUNS,
         [0, 0xff, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
         Rules::ALWAYS,
         luns::report_luns,
     ),
     action(
-        Opcode::MAINTENANCE_IN,
+        ScsiOpcode::MAINTENANCE_IN,
         maintenance_in::REPORT_TARGET_PORT_GROUPS,
         [0xff, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
         Rules::DESPITE_PERSISTENT.and(Rules::DESPITE_SANITIZE).and(Rules::DESPITE_UNAVAILABLE),
         alua::report,
     ),
     action(
-        Opcode::MAINTENANCE_IN,
+        ScsiOpcode::MAINTENANCE_IN,
         maintenance_in::REPORT_SUPPORTED_OPERATION_CODES,
         [0x1f, 0x87, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 7],
         Rules::DESPITE_SANITIZE.and(Rules::READS),
         report::operation_codes,
     ),
     action(
-        Opcode::MAINTENANCE_IN,
+        ScsiOpcode::MAINTENANCE_IN,
         maintenance_in::REPORT_SUPPORTED_TASK_MANAGEMENT_FUNCTIONS,
         [0x1f, 0x80, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
         Rules::DESPITE_SANITIZE.and(Rules::READS),
         report::task_management_functions,
     ),
     action(
-        Opcode::MAINTENANCE_OUT,
+        ScsiOpcode::MAINTENANCE_OUT,
         maintenance_out::SET_TARGET_PORT_GROUPS,
         [0x1f, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
         Rules::DESPITE_UNAVAILABLE,
         alua::set_groups,
     ),
-    reads(range_12(Opcode::READ_12, 0xf8, read_write::read)),
-    range_12(Opcode::WRITE_12, 0xf8, read_write::write),
-    range_12(Opcode::WRITE_AND_VERIFY_12, 0xf6, verify::write_and_verify),
-    reads(range_12(Opcode::VERIFY_12, 0xf6, verify::verify)),
+    reads(range_12(ScsiOpcode::READ_12, 0xf8, read_write::read)),
+    range_12(ScsiOpcode::WRITE_12, 0xf8, read_write::write),
+    range_12(ScsiOpcode::WRITE_AND_VERIFY_12, 0xf6, verify::write_and_verify),
+    reads(range_12(ScsiOpcode::VERIFY_12, 0xf6, verify::verify)),
     entry(
-        Opcode::READ_DEFECT_DATA_12,
+        ScsiOpcode::READ_DEFECT_DATA_12,
         [0x1f, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
         Rules::NEEDS_MEDIUM.and(Rules::READS),
         defects::read_12,

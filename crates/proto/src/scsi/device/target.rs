@@ -12,7 +12,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 /// Logical units by number. What an initiator may not see is not in the target that its sessions are given.
 ///
 /// Units come and go while sessions use it; each hears of that with its next command.
-pub struct Target {
+pub struct ScsiTarget {
     /// The target device's name as a SCSI name string: with iSCSI, the target's IQN.
     pub name: Arc<str>,
     /// Every port of the target; a session is on one of them. Units that are added later know them.
@@ -20,7 +20,7 @@ pub struct Target {
     states: Arc<PortGroupStates>,
     /// The numbers of the units that may be here; `None`: all.
     mask: Option<BTreeSet<u16>>,
-    units: RwLock<BTreeMap<u16, Unit>>,
+    units: RwLock<BTreeMap<u16, TargetUnit>>,
     /// Grows with each change of the units.
     generation: AtomicU64,
 }
@@ -42,13 +42,13 @@ impl PortGroupStates {
     }
 }
 
-type Unit = (VolumeId, Arc<LogicalUnit>);
+type TargetUnit = (VolumeId, Arc<LogicalUnit>);
 
-impl Target {
+impl ScsiTarget {
     /// A target without logical units.
     #[must_use]
-    pub fn new(name: &str, ports: Vec<TargetPort>) -> Target {
-        Target {
+    pub fn new(name: &str, ports: Vec<TargetPort>) -> ScsiTarget {
+        ScsiTarget {
             name: name.into(),
             ports,
             states: Arc::default(),
@@ -60,14 +60,14 @@ impl Target {
 
     /// With the states of port groups that others who see the target have, too. Before any unit is added.
     #[must_use]
-    pub fn with_states(self, states: &Arc<PortGroupStates>) -> Target {
-        Target { states: states.clone(), ..self }
+    pub fn with_states(self, states: &Arc<PortGroupStates>) -> ScsiTarget {
+        ScsiTarget { states: states.clone(), ..self }
     }
 
     /// Shows units of these numbers alone, also of those that are added later. Before any unit is added.
     #[must_use]
-    pub fn with_mask(self, mask: BTreeSet<u16>) -> Target {
-        Target { mask: Some(mask), ..self }
+    pub fn with_mask(self, mask: BTreeSet<u16>) -> ScsiTarget {
+        ScsiTarget { mask: Some(mask), ..self }
     }
 
     /// Whether a unit of that number is shown.
@@ -85,7 +85,7 @@ impl Target {
 
     /// Adds a logical unit; of several with one number the first counts. Numbers have 14 bits.
     #[must_use]
-    pub fn with_unit(self, number: u16, volume: VolumeId, unit: Arc<LogicalUnit>) -> Target {
+    pub fn with_unit(self, number: u16, volume: VolumeId, unit: Arc<LogicalUnit>) -> ScsiTarget {
         self.add(number, volume, unit);
         self
     }

@@ -11,7 +11,7 @@ use std::time::Instant;
 /// A target with one logical unit at LUN 0, and the channel to its volume.
 pub(crate) struct Bench {
     pub(crate) unit: Arc<LogicalUnit>,
-    pub(crate) target: Arc<Target>,
+    pub(crate) target: Arc<ScsiTarget>,
     pub(crate) volume: Arc<dyn Volume>,
 }
 
@@ -24,7 +24,7 @@ pub(crate) struct Client {
 /// What came back, easy to compare.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
-    pub(crate) status: Status,
+    pub(crate) status: ScsiStatus,
     /// Key, code and qualifier.
     pub(crate) sense: Option<(u8, u16)>,
     pub(crate) data: Vec<u8>,
@@ -38,20 +38,20 @@ impl Bench {
     }
 
     pub(crate) fn over(volume: Arc<dyn Volume>) -> Bench {
-        Bench::with(Identity::of("a"), volume)
+        Bench::with(UnitIdentity::of("a"), volume)
     }
 
     /// Whose medium can be ejected.
     pub(crate) fn removable() -> Bench {
-        Bench::with(Identity { removable: true, ..Identity::of("a") }, Arc::new(MemVolume::new(8 << 20)))
+        Bench::with(UnitIdentity { removable: true, ..UnitIdentity::of("a") }, Arc::new(MemVolume::new(8 << 20)))
     }
 
-    fn with(identity: Identity, volume: Arc<dyn Volume>) -> Bench {
+    fn with(identity: UnitIdentity, volume: Arc<dyn Volume>) -> Bench {
         Bench::around(LogicalUnit::new(identity, volume.clone()), volume)
     }
 
     pub(crate) fn around(unit: Arc<LogicalUnit>, volume: Arc<dyn Volume>) -> Bench {
-        let target = Target::new("iqn.2026-11.t:t", vec![port(1), port(2)]);
+        let target = ScsiTarget::new("iqn.2026-11.t:t", vec![port(1), port(2)]);
         let target = Arc::new(target.with_unit(0, VolumeId(0), unit.clone()));
         Bench { unit, target, volume }
     }
@@ -160,14 +160,14 @@ impl Answer {
     /// Data of a command that succeeded.
     #[track_caller]
     pub(crate) fn good(self) -> Vec<u8> {
-        assert_eq!((self.status, self.sense), (Status::GOOD, None));
+        assert_eq!((self.status, self.sense), (ScsiStatus::GOOD, None));
         self.data
     }
 
     /// Key and code of a command that did not.
     #[track_caller]
     pub(crate) fn check(self) -> (u8, u16) {
-        assert_eq!(self.status, Status::CHECK_CONDITION);
+        assert_eq!(self.status, ScsiStatus::CHECK_CONDITION);
         self.sense.unwrap()
     }
 }

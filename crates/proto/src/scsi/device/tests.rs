@@ -106,7 +106,7 @@ fn every_piece_of_a_long_comparison_is_compared() {
 #[test]
 fn a_read_only_unit_refuses_whatever_would_change_it() {
     let volume = Arc::new(MemVolume::new(1 << 20));
-    let identity = Identity { read_only: true, ..Identity::of("a") };
+    let identity = UnitIdentity { read_only: true, ..UnitIdentity::of("a") };
     let bench = Bench::around(LogicalUnit::new(identity, volume.clone()), volume);
     let mut client = bench.client("a");
     assert_eq!(client.run(&[0x1a, 8, 0x3f, 0, 4, 0]).good()[2], 0x90);
@@ -135,7 +135,7 @@ fn clear_task_set_ends_the_tasks_of_every_nexus() {
     let done = b.server.manage(TaskManagement::ClearTaskSet, Lun::new(0));
     assert_eq!(done, ManagementResponse::FunctionComplete);
     let Step::Done(response) = a.turn(&mut task, step, &[0; 512], &mut 0) else { panic!("it is aborted") };
-    assert_eq!(answer(response).status, Status::TASK_ABORTED);
+    assert_eq!(answer(response).status, ScsiStatus::TASK_ABORTED);
     a.run(&TUR).good();
     let missing = b.server.manage(TaskManagement::LogicalUnitReset, Lun::new(1));
     assert_eq!(missing, ManagementResponse::IncorrectLogicalUnitNumber);
@@ -143,10 +143,10 @@ fn clear_task_set_ends_the_tasks_of_every_nexus() {
 
 #[test]
 fn a_target_has_as_many_units_as_there_are_numbers() {
-    let mut target = Target::new("iqn.2026-11.t:t", vec![port(1)]);
+    let mut target = ScsiTarget::new("iqn.2026-11.t:t", vec![port(1)]);
     let numbers: Vec<u16> = (0..256).chain([300, 0x3fff]).collect();
     for &number in &numbers {
-        let unit = LogicalUnit::new(Identity::of(&number.to_string()), Arc::new(MemVolume::new(1 << 16)));
+        let unit = LogicalUnit::new(UnitIdentity::of(&number.to_string()), Arc::new(MemVolume::new(1 << 16)));
         target = target.with_unit(number, VolumeId(number.into()), unit);
     }
     let nexus = Nexus::iscsi("iqn.2026-11.i:a", [0; 6], port(1));
@@ -197,7 +197,7 @@ proptest! {
         let mut cdb = vec![opcode];
         cdb.extend(rest.iter().take(31).map(|byte| if low { byte & 0x1f } else { *byte }));
         let answer = drive(&mut client, &cdb, &data_out);
-        prop_assert_eq!(answer.status == Status::CHECK_CONDITION, answer.sense.is_some());
+        prop_assert_eq!(answer.status == ScsiStatus::CHECK_CONDITION, answer.sense.is_some());
         prop_assert!(!bench.unit.served.is_locked(0, u64::MAX));
     }
 }

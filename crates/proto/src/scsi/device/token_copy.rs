@@ -7,9 +7,9 @@
 
 mod driver;
 
-use super::Status;
-use super::task::{Action, Context, Failure, Outcome, Work, answer};
-use super::tokens::{DEFAULT_TIMEOUT, MAX_TIMEOUT, Ranges, TokenBytes, is_zero_token, new_token};
+use super::ScsiStatus;
+use super::task::{Action, Context, TaskFailure, TaskOutcome, MultiStepCommand, answer};
+use super::tokens::{DEFAULT_TIMEOUT, MAX_TIMEOUT, TokenRanges, TokenBytes, is_zero_token, new_token};
 use super::unit::LogicalUnit;
 use crate::exports::VolumeId;
 use crate::scsi::sense::Sense;
@@ -18,7 +18,7 @@ use blockmux_volume::Output;
 use blockmux_wire::scsi::copy::*;
 use blockmux_wire::scsi::opcode::third_party_copy_out as out;
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
-use driver::Driver;
+use driver::TokenCopyDriver;
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ pub(super) struct Record {
 }
 
 /// What is copied, as it was checked.
-struct Plan {
+struct TokenCopyPlan {
     source: Source,
     /// From where on in what the token stands for, in bytes.
     offset: u64,
@@ -63,7 +63,7 @@ struct Plan {
 
 enum Source {
     Zeroes,
-    Token { unit: Arc<LogicalUnit>, volume: VolumeId, bytes: Box<TokenBytes>, ranges: Ranges },
+    Token { unit: Arc<LogicalUnit>, volume: VolumeId, bytes: Box<TokenBytes>, ranges: TokenRanges },
 }
 
 /// Whether no task shares the record.
@@ -71,7 +71,7 @@ fn is_over(record: &Rc<RefCell<Record>>) -> bool {
     Rc::strong_count(record) == 1
 }
 
-pub(super) fn populate_token(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn populate_token(cx: &mut Context<'_>) -> TaskOutcome {
     let len = cx.command.cdb.u32(10) as usize;
     if len > MAX_PARAMETERS {
         return Err(Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR).into());
@@ -94,7 +94,7 @@ pub(super) fn populate_token(cx: &mut Context<'_>) -> Outcome {
         let ranges = parse_ranges(cx, rest, head.descriptors_length.get(), 14)?;
         let len = total(&ranges);
         check_identifier(cx)?;
-        let ranges: Ranges = ranges.into();
+        let ranges: TokenRanges = ranges.into();
         let watch = Some(Watch::new(&cx.unit.unit.served, ranges.clone()));
         let mut populate = Populate { ranges, len, timeout, watch };
         let outcome = populate.on_resume(cx);
@@ -107,18 +107,18 @@ pub(super) fn populate_token(cx: &mut Context<'_>) -> Outcome {
 
 /// Waits for what began to change the blocks before the token's point in time.
 struct Populate {
-    ranges: Ranges,
+    ranges: TokenRanges,
     len: u64,
     timeout: u32,
     watch: Option<Watch>,
 }
 
-impl Work for Populate {
-    fn on_io(&mut self, _cx: &mut Context<'_>, _output: Output) -> Outcome {
-        Err(Failure::internal())
+impl MultiStepCommand for Populate {
+    fn on_io(&mut self, _cx: &mut Context<'_>, _output: Output) -> TaskOutcome {
+        Err(TaskFailure::internal())
     }
 
-    fn on_resume(&mut self, cx: &mut Context<'_>) -> Outcome {
+    fn on_resume(&mut self, cx: &mut Context<'_>) -> TaskOutcome {
         let Some(watch) = self.watch.take_if(|watch| watch.has_begun()) else { return Ok(Action::Wait) };
         let unit = &cx.unit.unit;
         let bytes = new_token(unit, cx.nexus, cx.unit.view.block_len, self.len);
@@ -138,7 +138,7 @@ impl Work for Populate {
     }
 }
 
-pub(super) fn write_using_token(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn write_using_token(cx: &mut Context<'_>) -> TaskOutcome {
     cx.check_writable()?;
     let len = cx.command.cdb.u32(10) as usize;
     if len > MAX_PARAMETERS {
@@ -148,7 +148,7 @@ pub(super) fn write_using_token(cx: &mut Context<'_>) -> Outcome {
         let plan = parse_write(cx, bytes)?;
         check_identifier(cx)?;
         let record = keep(cx, new_record(cx, out::WRITE_USING_TOKEN, COPY_IN_FOREGROUND))?;
-        let mut driver = Driver::new(plan, record);
+        let mut driver = TokenCopyDriver::new(plan, record);
         let first = driver.next();
         if matches!(first, Ok(Action::Io(..) | Action::IoOn(..))) {
             cx.work(driver);
@@ -157,7 +157,7 @@ pub(super) fn write_using_token(cx: &mut Context<'_>) -> Outcome {
     })
 }
 
-fn parse_write(cx: &Context<'_>, bytes: &[u8]) -> Result<Plan, Failure> {
+fn parse_write(cx: &Context<'_>, bytes: &[u8]) -> Result<TokenCopyPlan, TaskFailure> {
     let too_short = Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR);
     let (head, rest) = WriteUsingToken::ref_from_prefix(bytes).map_err(|_| too_short)?;
     let descriptors_length = head.descriptors_length.get();
@@ -181,7 +181,7 @@ fn parse_write(cx: &Context<'_>, bytes: &[u8]) -> Result<Plan, Failure> {
     // SBC-4, the WRITE USING TOKEN command: whole blocks, the rest of the last one is zeroes.
     let len = available.checked_next_multiple_of(block_len).ok_or(Sense::in_parameters(8))?;
     truncate(&mut ranges, len);
-    Ok(Plan {
+    Ok(TokenCopyPlan {
         source,
         offset,
         available,
@@ -216,7 +216,7 @@ fn find_source(cx: &Context<'_>, token: &TokenBytes) -> Result<Source, Sense> {
 }
 
 /// The ranges of a list of descriptors, none twice; `field` is where its length was.
-fn parse_ranges(cx: &Context<'_>, list: &[u8], length: u16, field: u16) -> Result<Vec<(u64, u64)>, Failure> {
+fn parse_ranges(cx: &Context<'_>, list: &[u8], length: u16, field: u16) -> Result<Vec<(u64, u64)>, TaskFailure> {
     if length < 16 {
         return Err(Sense::in_parameters(field).into());
     }
@@ -264,7 +264,7 @@ fn find_record<'a>(cx: &'a Context<'_>, list_identifier: u32) -> Option<&'a Rc<R
 }
 
 /// SPC-5, third-party copy commands: what is in progress keeps its list identifier.
-fn check_identifier(cx: &Context<'_>) -> Result<(), Failure> {
+fn check_identifier(cx: &Context<'_>) -> Result<(), TaskFailure> {
     match find_record(cx, cx.command.cdb.u32(6)) {
         Some(record) if !is_over(record) => Err(Sense::illegal(Asc::OPERATION_IN_PROGRESS).into()),
         _ => Ok(()),
@@ -277,7 +277,7 @@ fn new_record(cx: &Context<'_>, action: u16, status: u8) -> Record {
 }
 
 /// Keeps a record in place of the one before; of too many, the oldest that is over goes.
-fn keep(cx: &mut Context<'_>, record: Record) -> Result<Rc<RefCell<Record>>, Failure> {
+fn keep(cx: &mut Context<'_>, record: Record) -> Result<Rc<RefCell<Record>>, TaskFailure> {
     let records = &mut cx.unit.token_records;
     records.retain(|old| old.borrow().list_identifier != record.list_identifier);
     if records.len() >= MAX_RECORDS {
@@ -289,7 +289,7 @@ fn keep(cx: &mut Context<'_>, record: Record) -> Result<Rc<RefCell<Record>>, Fai
     Ok(record)
 }
 
-pub(super) fn rod_token_information(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn rod_token_information(cx: &mut Context<'_>) -> TaskOutcome {
     let list_identifier = cx.command.cdb.u32(2);
     let allocation_length = cx.command.cdb.u32(10) as usize;
     let record = find_record(cx, list_identifier).ok_or(Sense::in_cdb(2))?;
@@ -312,9 +312,9 @@ fn information(record: &Record, is_over: bool, block_len: u64) -> Vec<u8> {
     let sense_length = sense.len() as u8;
     sense.resize(sense.len().next_multiple_of(4), 0);
     let completion = match status {
-        COPY_TERMINATED => Status::TASK_ABORTED,
-        COPY_FAILED => Status::CHECK_CONDITION,
-        _ => Status::GOOD,
+        COPY_TERMINATED => ScsiStatus::TASK_ABORTED,
+        COPY_FAILED => ScsiStatus::CHECK_CONDITION,
+        _ => ScsiStatus::GOOD,
     };
     let mut tokens = Vec::new();
     if let Some(token) = &record.token {

@@ -7,7 +7,7 @@
 //! by work in the background, for a device server has no clock.
 
 use super::nexus::Nexus;
-use super::unit::{Identity, LogicalUnit};
+use super::unit::{UnitIdentity, LogicalUnit};
 use crate::served::Watch;
 use blockmux_wire::scsi::copy::*;
 use blockmux_wire::scsi::sense::Asc;
@@ -23,14 +23,14 @@ use zerocopy::{FromZeros, IntoBytes, U16, U32, U64};
 pub(super) type TokenBytes = [u8; ROD_TOKEN_LEN];
 
 /// Offset and length in bytes of what a token stands for.
-pub(super) type Ranges = Arc<[(u64, u64)]>;
+pub(super) type TokenRanges = Arc<[(u64, u64)]>;
 
 /// The tokens of one logical unit's data, those that are not good any more until others need their place.
 #[derive(Default)]
-pub(super) struct Tokens(Mutex<Table>);
+pub(super) struct Tokens(Mutex<TokenTable>);
 
 #[derive(Default)]
-struct Table {
+struct TokenTable {
     /// Oldest first.
     tokens: Vec<Token>,
     /// Counts while there are tokens, in seconds.
@@ -41,7 +41,7 @@ struct Table {
 
 struct Token {
     bytes: Box<TokenBytes>,
-    ranges: Ranges,
+    ranges: TokenRanges,
     /// In seconds.
     timeout: u32,
     used_at: u64,
@@ -59,7 +59,7 @@ impl Tokens {
     pub(super) fn add(
         &self,
         bytes: Box<TokenBytes>,
-        ranges: Ranges,
+        ranges: TokenRanges,
         timeout: u32,
         watch: Watch,
     ) -> Option<()> {
@@ -75,7 +75,7 @@ impl Tokens {
     }
 
     /// The ranges that a token stands for, which is used now; `None` if there is no such token.
-    pub(super) fn find(&self, bytes: &TokenBytes) -> Option<Result<Ranges, Asc>> {
+    pub(super) fn find(&self, bytes: &TokenBytes) -> Option<Result<TokenRanges, Asc>> {
         let mut table = self.lock();
         table.see_changes();
         let now = table.now;
@@ -126,12 +126,12 @@ impl Tokens {
         claims
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
+    fn lock(&self) -> MutexGuard<'_, TokenTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Table {
+impl TokenTable {
     fn has_good(&self) -> bool {
         self.tokens.iter().any(|token| matches!(token.fate, Fate::Good(_)))
     }
@@ -171,7 +171,7 @@ pub(super) fn is_zero_token(bytes: &TokenBytes) -> bool {
     bytes.starts_with(&ROD_ZERO.to_be_bytes()) && bytes.iter().skip(8).all(|&byte| byte == 0)
 }
 
-fn creator(identity: &Identity, block_len: u32) -> IdentificationCscd {
+fn creator(identity: &UnitIdentity, block_len: u32) -> IdentificationCscd {
     let mut cscd = IdentificationCscd {
         descriptor_type: CSCD_IDENTIFICATION,
         code_set: 1,

@@ -11,9 +11,9 @@ use super::nexus::{Nexus, TargetPort};
 use super::sanitize::{Erased, Sanitize};
 
 use super::tokens::Tokens;
-use super::view::View;
+use super::view::NexusView;
 use crate::scsi::sense::Sense;
-use crate::served::{Access, Change, Holder, Notice, Registrant, Served, Watcher};
+use crate::served::{BlockAccess, Change, Holder, Notice, Registrant, Served, Watcher};
 use crate::volume_uuid::VolumeUuid;
 use blockmux_volume::{Volume, VolumeInfo};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 /// How a logical unit presents itself: its names in INQUIRY data and designators, and what it can be asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Identity {
+pub struct UnitIdentity {
     /// T10 VENDOR IDENTIFICATION: 8 bytes of ASCII, filled up with spaces.
     pub vendor: [u8; 8],
     /// PRODUCT IDENTIFICATION, filled up with spaces.
@@ -41,17 +41,17 @@ pub struct Identity {
     pub naa: u64,
 }
 
-impl Identity {
+impl UnitIdentity {
     /// The identity of a volume of which nothing but a name is known.
     #[must_use]
-    pub fn of(name: &str) -> Identity {
-        Identity::of_volume(VolumeUuid::of_texts(&[name]))
+    pub fn of(name: &str) -> UnitIdentity {
+        UnitIdentity::of_volume(VolumeUuid::of_texts(&[name]))
     }
 
     /// The identity of the volume with this UUID.
     #[must_use]
-    pub fn of_volume(uuid: VolumeUuid) -> Identity {
-        Identity {
+    pub fn of_volume(uuid: VolumeUuid) -> UnitIdentity {
+        UnitIdentity {
             vendor: *b"BLOCKMUX",
             product: *b"VOLUME          ",
             revision: *b"0001",
@@ -65,7 +65,7 @@ impl Identity {
 
 /// A volume as a logical unit; all targets and sessions that lead to the volume share one.
 pub struct LogicalUnit {
-    pub(super) identity: Identity,
+    pub(super) identity: UnitIdentity,
     pub(super) served: Arc<Served>,
     generation: AtomicU64,
     /// Of its data.
@@ -115,13 +115,13 @@ pub(super) type NexusKey = Holder;
 impl LogicalUnit {
     /// A logical unit over a volume that nothing else serves.
     #[must_use]
-    pub fn new(identity: Identity, volume: Arc<dyn Volume>) -> Arc<LogicalUnit> {
+    pub fn new(identity: UnitIdentity, volume: Arc<dyn Volume>) -> Arc<LogicalUnit> {
         LogicalUnit::over(identity, &Served::new(volume))
     }
 
     /// A logical unit over a volume that others may serve, too: other units, and other protocols.
     #[must_use]
-    pub fn over(identity: Identity, served: &Arc<Served>) -> Arc<LogicalUnit> {
+    pub fn over(identity: UnitIdentity, served: &Arc<Served>) -> Arc<LogicalUnit> {
         let unit = Arc::new(LogicalUnit {
             identity,
             served: served.clone(),
@@ -229,14 +229,14 @@ impl LogicalUnit {
     }
 
     /// The state as `key` sees it, and the generation that this is true for.
-    pub(super) fn view(&self, key: NexusKey) -> (u64, View) {
+    pub(super) fn view(&self, key: NexusKey) -> (u64, NexusView) {
         // What is asked of the volume comes first: with the lock of the unit held, that of the volume is not taken.
         let asked = self.generation();
         let info = self.info();
         let who = self.look(|state| state.who(key));
         let (access, is_reserved_by_other, closed) = self.served.look(|table| {
             let is_reserved_by_other = table.reserved_by.is_some_and(|holder| holder != key);
-            let access = who.as_ref().map_or(Access::ALL, |who| table.reservations.access(Some(who)));
+            let access = who.as_ref().map_or(BlockAccess::ALL, |who| table.reservations.access(Some(who)));
             // By way of another unit, or for good.
             let sanitizing = table.is_closed.then_some(SANITIZING);
             (access, is_reserved_by_other, if table.is_retired { Some(GONE) } else { sanitizing })
@@ -253,8 +253,8 @@ impl LogicalUnit {
         // Blocks of fewer than 512 bytes are no blocks of a disk.
         let block_len = info.logical_block.max(512);
         let abort_epoch = state.nexus(key).map_or(0, |nexus| nexus.abort_epoch);
-        let view = View {
-            is_reserved: is_reserved_by_other || access != Access::ALL,
+        let view = NexusView {
+            is_reserved: is_reserved_by_other || access != BlockAccess::ALL,
             access,
             is_reserved_by_other,
             abort_epoch,
@@ -276,7 +276,7 @@ impl LogicalUnit {
     }
 
     /// The state as a registrant's nexus sees it; `None` if it has none.
-    pub(super) fn view_of(&self, who: &Registrant) -> Option<View> {
+    pub(super) fn view_of(&self, who: &Registrant) -> Option<NexusView> {
         let key = self.look(|state| {
             let own = state.nexuses.iter().find(|nexus| nexus.who == *who);
             own.map(|nexus| nexus.key)

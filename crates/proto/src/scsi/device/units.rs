@@ -5,11 +5,11 @@
 use super::Lun;
 use super::extended_copy::CopyResult;
 use super::nexus::Nexus;
-use super::target::Target;
+use super::target::ScsiTarget;
 use super::task::Task;
 use super::token_copy::TokenRecords;
 use super::unit::{LogicalUnit, NexusKey};
-use super::view::View;
+use super::view::NexusView;
 use crate::exports::VolumeId;
 use crate::served::IoCounter;
 use blockmux_wire::scsi::sense::Asc;
@@ -20,7 +20,7 @@ use std::sync::Arc;
 /// All of them. A unit keeps its place as long as the nexus lasts, and nobody gets that of one that is gone: tasks name
 /// their units by it.
 pub(super) struct Units {
-    list: Vec<Option<Attached>>,
+    list: Vec<Option<AttachedUnit>>,
     /// By number.
     places: BTreeMap<u16, usize>,
     /// The target's generation that they were looked at in.
@@ -28,7 +28,7 @@ pub(super) struct Units {
 }
 
 /// A logical unit as one nexus sees it.
-pub(super) struct Attached {
+pub(super) struct AttachedUnit {
     pub(super) number: u16,
     pub(super) volume: VolumeId,
     pub(super) unit: Arc<LogicalUnit>,
@@ -41,12 +41,12 @@ pub(super) struct Attached {
     pub(super) token_records: TokenRecords,
     /// The generation that `view` was made of.
     pub(super) seen: u64,
-    pub(super) view: View,
+    pub(super) view: NexusView,
 }
 
 impl Units {
     /// Those that the target has now.
-    pub(super) fn new(target: &Target, nexus: &Nexus) -> Units {
+    pub(super) fn new(target: &ScsiTarget, nexus: &Nexus) -> Units {
         // Before the look: a change in between is looked at once more.
         let seen = target.generation();
         let mut units = Units { list: Vec::new(), places: BTreeMap::new(), seen };
@@ -56,14 +56,14 @@ impl Units {
 
     /// Sees what has come and gone.
     #[inline]
-    pub(super) fn look_again(&mut self, target: &Target, nexus: &Nexus) {
+    pub(super) fn look_again(&mut self, target: &ScsiTarget, nexus: &Nexus) {
         if target.generation() != self.seen {
             self.look(target, nexus);
         }
     }
 
     #[cold]
-    fn look(&mut self, target: &Target, nexus: &Nexus) {
+    fn look(&mut self, target: &ScsiTarget, nexus: &Nexus) {
         self.seen = target.generation();
         let all: Vec<_> = target.units().collect();
         let there: BTreeSet<(u16, VolumeId)> =
@@ -90,7 +90,7 @@ impl Units {
         let counter = IoCounter::new(&unit.served);
         self.places.insert(number, self.list.len());
         let (copies, token_records) = (Vec::new(), Vec::new());
-        let attached = Attached { number, volume, unit, key, counter, copies, token_records, seen, view };
+        let attached = AttachedUnit { number, volume, unit, key, counter, copies, token_records, seen, view };
         self.list.push(Some(attached));
     }
 
@@ -106,27 +106,27 @@ impl Units {
     }
 
     #[inline]
-    pub(super) fn get(&self, place: usize) -> Option<&Attached> {
+    pub(super) fn get(&self, place: usize) -> Option<&AttachedUnit> {
         self.list.get(place)?.as_ref()
     }
 
     #[inline]
-    pub(super) fn get_mut(&mut self, place: usize) -> Option<&mut Attached> {
+    pub(super) fn get_mut(&mut self, place: usize) -> Option<&mut AttachedUnit> {
         self.list.get_mut(place)?.as_mut()
     }
 
     /// All that are there.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Attached> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &AttachedUnit> {
         self.list.iter().flatten()
     }
 
     /// The place of the first that this is true of.
-    pub(super) fn place(&self, is_it: impl Fn(&Attached) -> bool) -> Option<usize> {
+    pub(super) fn place(&self, is_it: impl Fn(&AttachedUnit) -> bool) -> Option<usize> {
         self.list.iter().position(|unit| unit.as_ref().is_some_and(&is_it))
     }
 
     /// The same for what has to look first.
-    pub(super) fn first_with(&mut self, mut is_it: impl FnMut(&mut Attached) -> bool) -> Option<usize> {
+    pub(super) fn first_with(&mut self, mut is_it: impl FnMut(&mut AttachedUnit) -> bool) -> Option<usize> {
         self.list.iter_mut().position(|unit| unit.as_mut().is_some_and(&mut is_it))
     }
 }
@@ -139,7 +139,7 @@ impl Drop for Units {
     }
 }
 
-impl Attached {
+impl AttachedUnit {
     /// Whether the unit has work that nobody carries on.
     pub(super) fn has_background(&mut self) -> bool {
         if self.unit.generation() != self.seen {
@@ -173,7 +173,7 @@ impl Attached {
 mod tests {
     use crate::exports::VolumeId;
     use crate::scsi::device::testing::{Bench, command};
-    use crate::scsi::{Identity, LogicalUnit, Lun, Step};
+    use crate::scsi::{UnitIdentity, LogicalUnit, Lun, Step};
     use blockmux_volume::MemVolume;
     use std::sync::Arc;
 
@@ -181,7 +181,7 @@ mod tests {
     const READ_ONE: [u8; 10] = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
 
     fn unit(name: &str) -> Arc<LogicalUnit> {
-        LogicalUnit::new(Identity::of(name), Arc::new(MemVolume::new(1 << 20)))
+        LogicalUnit::new(UnitIdentity::of(name), Arc::new(MemVolume::new(1 << 20)))
     }
 
     fn luns(report: &[u8]) -> Vec<u8> {

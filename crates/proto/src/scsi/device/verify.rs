@@ -1,13 +1,13 @@
 //! VERIFY and WRITE AND VERIFY (SBC-4).
 
-use super::task::{Action, Context, Outcome, PIECE, Range, Work};
+use super::task::{Action, Context, TaskOutcome, PIECE, BlockRange, MultiStepCommand};
 use crate::scsi::bytes::first_difference;
 use crate::scsi::sense::Sense;
 use blockmux_volume::{Op, Output, Seg, SgList};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 
 /// With BYTCHK 00b the blocks must be readable, with 01b equal to the data-out, with 11b each equal to its one block.
-pub(super) fn verify(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn verify(cx: &mut Context<'_>) -> TaskOutcome {
     let range = cx.range()?;
     let block_len = cx.unit.view.block_len.into();
     let data_len = match bytchk(range.flags) {
@@ -23,21 +23,21 @@ pub(super) fn verify(cx: &mut Context<'_>) -> Outcome {
     if range.len == 0 {
         return Ok(Action::good());
     }
-    let mut work = Verify::new(&range, Expected::Anything);
+    let mut work = Verify::new(&range, VerifyData::Anything);
     if data_len == 0 {
         let first = work.read();
         cx.work(work);
         return first;
     }
     if bytchk(range.flags) == 0b11 {
-        work.expected = Expected::Each(SgList::default());
+        work.expected = VerifyData::Each(SgList::default());
     }
     cx.work(work);
     cx.data_out(data_len)
 }
 
 /// Writes, then reads back; with BYTCHK 01b what is read must be what was written. 11b is for VERIFY alone.
-pub(super) fn write_and_verify(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn write_and_verify(cx: &mut Context<'_>) -> TaskOutcome {
     let range = cx.range()?;
     cx.check_transfer(&range, cx.length_field())?;
     let compare = match bytchk(range.flags) {
@@ -46,7 +46,7 @@ pub(super) fn write_and_verify(cx: &mut Context<'_>) -> Outcome {
         _ => return Err(Sense::cdb_bit(1, 2).into()),
     };
     let Some(len) = cx.begin_write(&range)? else { return Ok(Action::good()) };
-    cx.work(WriteAndVerify { range: Range { len, ..range }, compare, data: SgList::default() });
+    cx.work(WriteAndVerify { range: BlockRange { len, ..range }, compare, data: SgList::default() });
     cx.write_data_out(&range, len)
 }
 
@@ -60,11 +60,11 @@ struct Verify {
     at: u64,
     /// How much is being read.
     reading: u64,
-    expected: Expected,
+    expected: VerifyData,
 }
 
 /// What blocks are compared with.
-enum Expected {
+enum VerifyData {
     Anything,
     All(SgList),
     /// Copies of one block, so that several are compared at a time.
@@ -72,20 +72,20 @@ enum Expected {
 }
 
 impl Verify {
-    fn new(range: &Range, expected: Expected) -> Verify {
+    fn new(range: &BlockRange, expected: VerifyData) -> Verify {
         Verify { offset: range.offset, len: range.len, at: 0, reading: 0, expected }
     }
 
-    fn read(&mut self) -> Outcome {
+    fn read(&mut self) -> TaskOutcome {
         self.reading = self.len.saturating_sub(self.at).min(PIECE);
         Ok(Action::Io(Op::Read, self.offset.saturating_add(self.at), self.reading, None))
     }
 
     fn compare(&self, read: &SgList) -> Result<(), Sense> {
         match &self.expected {
-            Expected::Anything => Ok(()),
-            Expected::All(data) => compare(read, &data.slice(self.at as usize, self.reading as usize)),
-            Expected::Each(copies) => {
+            VerifyData::Anything => Ok(()),
+            VerifyData::All(data) => compare(read, &data.slice(self.at as usize, self.reading as usize)),
+            VerifyData::Each(copies) => {
                 let step = copies.len().max(1);
                 let mut places = (0..read.len()).step_by(step);
                 places.try_for_each(|at| {
@@ -96,19 +96,19 @@ impl Verify {
     }
 }
 
-impl Work for Verify {
-    fn on_data_out(&mut self, _cx: &mut Context<'_>, data: SgList) -> Outcome {
+impl MultiStepCommand for Verify {
+    fn on_data_out(&mut self, _cx: &mut Context<'_>, data: SgList) -> TaskOutcome {
         self.expected = match self.expected {
-            Expected::Each(_) => {
+            VerifyData::Each(_) => {
                 let copies = COPIES.checked_div(data.len()).unwrap_or(0).max(1);
-                Expected::Each(Seg::from_slice(&data.to_vec().repeat(copies)).into())
+                VerifyData::Each(Seg::from_slice(&data.to_vec().repeat(copies)).into())
             }
-            _ => Expected::All(data),
+            _ => VerifyData::All(data),
         };
         self.read()
     }
 
-    fn on_io(&mut self, _cx: &mut Context<'_>, output: Output) -> Outcome {
+    fn on_io(&mut self, _cx: &mut Context<'_>, output: Output) -> TaskOutcome {
         self.compare(&output.into_data())?;
         self.at = self.at.saturating_add(self.reading);
         if self.at == self.len { Ok(Action::good()) } else { self.read() }
@@ -116,22 +116,22 @@ impl Work for Verify {
 }
 
 struct WriteAndVerify {
-    range: Range,
+    range: BlockRange,
     compare: bool,
     /// What was written, once it was.
     data: SgList,
 }
 
-impl Work for WriteAndVerify {
-    fn on_data_out(&mut self, _cx: &mut Context<'_>, data: SgList) -> Outcome {
+impl MultiStepCommand for WriteAndVerify {
+    fn on_data_out(&mut self, _cx: &mut Context<'_>, data: SgList) -> TaskOutcome {
         self.data = data.clone();
         // To verify the medium, the data has to be there.
         Ok(Action::Io(Op::Write { fua: true }, self.range.offset, self.range.len, Some(data)))
     }
 
-    fn on_io(&mut self, cx: &mut Context<'_>, _output: Output) -> Outcome {
+    fn on_io(&mut self, cx: &mut Context<'_>, _output: Output) -> TaskOutcome {
         let data = std::mem::take(&mut self.data);
-        let expected = if self.compare { Expected::All(data) } else { Expected::Anything };
+        let expected = if self.compare { VerifyData::All(data) } else { VerifyData::Anything };
         let mut verify = Verify::new(&self.range, expected);
         let first = verify.read();
         cx.work(verify);

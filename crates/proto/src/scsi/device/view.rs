@@ -1,15 +1,15 @@
 //! What one nexus has to know of a logical unit for each command, and what that lets it do.
 
-use super::task::Failure;
-use super::{AccessState, Status};
+use super::task::TaskFailure;
+use super::{AccessState, ScsiStatus};
 use crate::scsi::sense::Sense;
-use crate::served::Access;
+use crate::served::BlockAccess;
 use blockmux_volume::{MAX_TRANSFER, VolumeInfo};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 
 /// What a nexus has to know for each command, good as long as the generation stays.
 #[derive(Clone, Debug)]
-pub(super) struct View {
+pub(super) struct NexusView {
     pub(super) info: VolumeInfo,
     /// LOGICAL BLOCK LENGTH IN BYTES.
     pub(super) block_len: u32,
@@ -18,7 +18,7 @@ pub(super) struct View {
     /// A reservation of some kind is in force, so that the next two count.
     pub(super) is_reserved: bool,
     /// What a persistent reservation allows this nexus.
-    pub(super) access: Access,
+    pub(super) access: BlockAccess,
     /// Another nexus holds a RESERVE of SPC-2.
     pub(super) is_reserved_by_other: bool,
     /// Tasks that began under another are aborted.
@@ -39,7 +39,7 @@ pub(super) struct View {
     pub(super) port: AccessState,
 }
 
-impl View {
+impl NexusView {
     /// Blocks can be unmapped.
     pub(super) fn is_thin(&self) -> bool {
         self.info.discard_granularity > 0
@@ -64,12 +64,12 @@ impl View {
 }
 
 /// What a command is checked for, for what touches blocks of another unit or long after its command was.
-impl View {
+impl NexusView {
     /// Refuses what the nexus could not read or change by commands sent to this unit.
-    pub(super) fn check_blocks(&self, changes: bool) -> Result<(), Failure> {
+    pub(super) fn check_blocks(&self, changes: bool) -> Result<(), TaskFailure> {
         let is_allowed = if changes { self.access.writes } else { self.access.reads };
         if self.is_reserved_by_other || !is_allowed {
-            return Err(Failure::status(Status::RESERVATION_CONFLICT));
+            return Err(TaskFailure::status(ScsiStatus::RESERVATION_CONFLICT));
         }
         self.check_sanitize()?;
         if let Some(sense) = self.not_ready {
@@ -80,13 +80,13 @@ impl View {
 
     /// Refuses whatever is not the sanitize operation.
     #[inline]
-    pub(super) fn check_sanitize(&self) -> Result<(), Failure> {
+    pub(super) fn check_sanitize(&self) -> Result<(), TaskFailure> {
         self.sanitizing.map_or(Ok(()), |sense| Err(sense.into()))
     }
 
     /// Refuses to change blocks of a write-protected unit.
     #[inline]
-    pub(super) fn check_writable(&self) -> Result<(), Failure> {
+    pub(super) fn check_writable(&self) -> Result<(), TaskFailure> {
         if self.info.read_only {
             return Err(Sense::new(SenseKey::DATA_PROTECT, Asc::WRITE_PROTECTED).into());
         }

@@ -8,13 +8,13 @@ use super::table::of_opcode;
 use super::task::Context;
 use super::token_copy::{MAX_DESCRIPTORS, MAX_ROD, OPTIMAL_ROD};
 use super::tokens::{DEFAULT_TIMEOUT, MAX_TIMEOUT};
-use super::unit::Identity;
-use super::view::View;
+use super::unit::UnitIdentity;
+use super::view::NexusView;
 use blockmux_volume::MAX_TRANSFER;
 use blockmux_wire::scsi::copy::{
     ROD_CHANGE_VULNERABLE, ROD_ZERO, RodTokenFeatures, RodTokenLimits, RodTypeDescriptor, TOKEN_IN, TOKEN_OUT,
 };
-use blockmux_wire::scsi::opcode::Opcode;
+use blockmux_wire::scsi::opcode::ScsiOpcode;
 use blockmux_wire::scsi::vpd::*;
 use zerocopy::{FromZeros, IntoBytes, U16, U32, U64};
 
@@ -37,7 +37,7 @@ pub(super) fn page(cx: &Context<'_>, page_code: u8) -> Option<Vec<u8>> {
 }
 
 /// Who the unit, the port and the target are (SPC-5).
-fn designators(identity: &Identity, target: &str, nexus: &Nexus) -> Vec<u8> {
+fn designators(identity: &UnitIdentity, target: &str, nexus: &Nexus) -> Vec<u8> {
     let port = &nexus.target_port;
     let protocol = nexus.protocol();
     let mut bytes = Vec::new();
@@ -71,7 +71,7 @@ fn name_string(name: &str) -> Vec<u8> {
     bytes
 }
 
-fn extended_inquiry(view: &View) -> ExtendedInquiry {
+fn extended_inquiry(view: &NexusView) -> ExtendedInquiry {
     ExtendedInquiry {
         task_attributes: SIMPSUP,
         caches: if view.info.write_cache { V_SUP } else { 0 },
@@ -82,13 +82,13 @@ fn extended_inquiry(view: &View) -> ExtendedInquiry {
 
 /// SPC-5, the Third-party Copy VPD page: which commands there are, what bounds a parameter list, and which descriptors
 /// it may have.
-fn third_party_copy(view: &View) -> Vec<u8> {
-    let commands = |opcode: Opcode| {
+fn third_party_copy(view: &NexusView) -> Vec<u8> {
+    let commands = |opcode: ScsiOpcode| {
         let actions: Vec<u8> =
             of_opcode(opcode).filter_map(|entry| entry.service_action).map(|sa| sa as u8).collect();
         [&[opcode.0, actions.len() as u8][..], &actions].concat()
     };
-    let commands = [commands(Opcode::THIRD_PARTY_COPY_OUT), commands(Opcode::THIRD_PARTY_COPY_IN)].concat();
+    let commands = [commands(ScsiOpcode::THIRD_PARTY_COPY_OUT), commands(ScsiOpcode::THIRD_PARTY_COPY_IN)].concat();
     let mut parameters = vec![0; 28];
     let limits =
         [&MAX_CSCDS.to_be_bytes()[..], &MAX_SEGMENTS.to_be_bytes(), &MAX_LIST.to_be_bytes()].concat();
@@ -124,7 +124,7 @@ fn third_party_copy(view: &View) -> Vec<u8> {
     bytes
 }
 
-fn rod_token_limits(view: &View) -> RodTokenLimits {
+fn rod_token_limits(view: &NexusView) -> RodTokenLimits {
     let blocks = |bytes: u64| bytes.checked_div(view.block_len.into()).unwrap_or(0);
     RodTokenLimits {
         vendor_specific: [0; 6],
@@ -136,7 +136,7 @@ fn rod_token_limits(view: &View) -> RodTokenLimits {
     }
 }
 
-fn rod_token_features(view: &View) -> RodTokenFeatures {
+fn rod_token_features(view: &NexusView) -> RodTokenFeatures {
     let granularity = view.info.physical_block.checked_div(view.block_len).unwrap_or(1).max(1);
     RodTokenFeatures {
         maximum_token_lifetime: U32::new(u32::MAX),
@@ -152,7 +152,7 @@ fn rod_token_features(view: &View) -> RodTokenFeatures {
     }
 }
 
-fn block_limits(view: &View) -> BlockLimits {
+fn block_limits(view: &NexusView) -> BlockLimits {
     let blocks = |bytes: u32| bytes.checked_div(view.block_len).unwrap_or(0);
     let mut limits = BlockLimits {
         flags: WSNZ,
@@ -172,7 +172,7 @@ fn block_limits(view: &View) -> BlockLimits {
     limits
 }
 
-fn characteristics(view: &View) -> BlockDeviceCharacteristics {
+fn characteristics(view: &NexusView) -> BlockDeviceCharacteristics {
     let rate = if view.info.rotational { ROTATION_NOT_REPORTED } else { ROTATION_NONE };
     BlockDeviceCharacteristics {
         medium_rotation_rate: U16::new(rate),
@@ -181,7 +181,7 @@ fn characteristics(view: &View) -> BlockDeviceCharacteristics {
     }
 }
 
-fn provisioning(view: &View) -> LogicalBlockProvisioning {
+fn provisioning(view: &NexusView) -> LogicalBlockProvisioning {
     let zeroes = if view.unmaps_to_zeroes() { LBPRZ_ZEROES } else { 0 };
     let thin = view.is_thin();
     LogicalBlockProvisioning {

@@ -1,10 +1,10 @@
 //! WRITE SAME (SBC-4).
 
-use super::task::{Action, Context, Outcome, PIECE, Work};
+use super::task::{Action, Context, TaskOutcome, PIECE, MultiStepCommand};
 use crate::scsi::bytes::is_zero;
 use crate::scsi::sense::Sense;
 use blockmux_volume::{Op, Output, Seg, SgList};
-use blockmux_wire::scsi::opcode::Opcode;
+use blockmux_wire::scsi::opcode::ScsiOpcode;
 use blockmux_wire::scsi::provisioning::{WRITE_SAME_ANCHOR, WRITE_SAME_NDOB, WRITE_SAME_UNMAP};
 
 /// Writes one block to each of a range, however long. That 0 blocks mean all that follow is not offered (VPD page B0h,
@@ -12,13 +12,13 @@ use blockmux_wire::scsi::provisioning::{WRITE_SAME_ANCHOR, WRITE_SAME_NDOB, WRIT
 ///
 /// A block of zeroes becomes one request to the volume, which may unmap with UNMAP and keeps the blocks provisioned
 /// with ANCHOR. Another block is written even with UNMAP: what is read later must be what was sent.
-pub(super) fn write_same(cx: &mut Context<'_>) -> Outcome {
+pub(super) fn write_same(cx: &mut Context<'_>) -> TaskOutcome {
     let range = cx.range()?;
     if range.blocks == 0 {
         return Err(Sense::in_cdb(cx.length_field()).into());
     }
     let (anchor, unmap) = (range.flags & WRITE_SAME_ANCHOR != 0, range.flags & WRITE_SAME_UNMAP != 0);
-    let has_data = cx.command.cdb.opcode() != Opcode::WRITE_SAME_16 || range.flags & WRITE_SAME_NDOB == 0;
+    let has_data = cx.command.cdb.opcode() != ScsiOpcode::WRITE_SAME_16 || range.flags & WRITE_SAME_NDOB == 0;
     if anchor && !unmap {
         return Err(Sense::cdb_bit(1, 4).into());
     }
@@ -52,7 +52,7 @@ struct WriteSame {
 }
 
 impl WriteSame {
-    fn next(&mut self) -> Outcome {
+    fn next(&mut self) -> TaskOutcome {
         self.offset = self.offset.saturating_add(self.writing);
         self.left = self.left.saturating_sub(self.writing);
         if self.left == 0 {
@@ -64,8 +64,8 @@ impl WriteSame {
     }
 }
 
-impl Work for WriteSame {
-    fn on_data_out(&mut self, cx: &mut Context<'_>, data: SgList) -> Outcome {
+impl MultiStepCommand for WriteSame {
+    fn on_data_out(&mut self, cx: &mut Context<'_>, data: SgList) -> TaskOutcome {
         if is_zero(&data) {
             return cx.last_io(self.zeroes, self.offset, self.left, None);
         }
@@ -74,7 +74,7 @@ impl Work for WriteSame {
         self.next()
     }
 
-    fn on_io(&mut self, _cx: &mut Context<'_>, _output: Output) -> Outcome {
+    fn on_io(&mut self, _cx: &mut Context<'_>, _output: Output) -> TaskOutcome {
         self.next()
     }
 }

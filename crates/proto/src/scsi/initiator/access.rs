@@ -4,24 +4,24 @@
 //! and from time to time by the transport. Where there are other paths, what meets a standby or unavailable port is
 //! handed back, to be done there.
 
-use super::queue::Queue;
+use super::queue::ScsiQueue;
 use crate::session::PathRank;
 use blockmux_wire::scsi::alua::{AccessState, PortGroupDescriptor};
 use blockmux_wire::scsi::sense::Asc;
 use zerocopy::FromBytes;
 
 /// What is known of the path.
-pub(super) struct Access {
+pub(super) struct UnitAccess {
     state: AccessState,
 }
 
-impl Default for Access {
-    fn default() -> Access {
-        Access { state: AccessState::ACTIVE_OPTIMIZED }
+impl Default for UnitAccess {
+    fn default() -> UnitAccess {
+        UnitAccess { state: AccessState::ACTIVE_OPTIMIZED }
     }
 }
 
-impl Access {
+impl UnitAccess {
     /// What sense data says of the state.
     pub(super) fn on_sense(&mut self, asc: Asc) {
         self.state = match asc {
@@ -57,7 +57,7 @@ impl Access {
     }
 }
 
-impl<T: Default> Queue<T> {
+impl<T: Default> ScsiQueue<T> {
     /// How well the path leads to the unit.
     #[inline]
     pub(crate) fn path_rank(&self) -> PathRank {
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn the_state_is_that_of_our_own_group() {
-        let mut access = Access::default();
+        let mut access = UnitAccess::default();
         for (state, rank) in [
             (AccessState::ACTIVE_NON_OPTIMIZED, PathRank::Good),
             (AccessState::STANDBY, PathRank::Unusable),

@@ -93,9 +93,9 @@ impl UnitRefused {
 }
 
 /// Where learning stands.
-pub(super) struct BringUp {
+pub(super) struct UnitProbe {
     lun: Lun,
-    step: Step,
+    step: UnitProbeStep,
     /// How often the current step was sent again.
     tries: u32,
     unit: UnitInfo,
@@ -108,7 +108,7 @@ pub(super) struct BringUp {
 
 /// What comes of an answer.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Learned {
+pub(super) enum UnitProbeResult {
     /// The next command is due.
     More,
     /// The same again, in a while.
@@ -118,7 +118,7 @@ pub(super) enum Learned {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Step {
+enum UnitProbeStep {
     TestUnitReady,
     ReportLuns,
     Inquiry,
@@ -128,11 +128,11 @@ enum Step {
     Caching,
 }
 
-impl BringUp {
-    pub(super) fn new(lun: Lun) -> BringUp {
-        BringUp {
+impl UnitProbe {
+    pub(super) fn new(lun: Lun) -> UnitProbe {
+        UnitProbe {
             lun,
-            step: Step::TestUnitReady,
+            step: UnitProbeStep::TestUnitReady,
             tries: 0,
             unit: UnitInfo::default(),
             luns: Vec::new(),
@@ -144,15 +144,15 @@ impl BringUp {
     /// The command that is due, and how much data-in it has room for.
     pub(super) fn command(&self) -> ([u8; 16], u32) {
         match self.step {
-            Step::TestUnitReady => ([0; 16], 0),
-            Step::ReportLuns => (command::report_luns(LUNS_LEN), LUNS_LEN),
-            Step::Inquiry => (command::inquiry(None, INQUIRY_LEN), INQUIRY_LEN.into()),
-            Step::Page(page) => (command::inquiry(Some(page), PAGE_LEN), PAGE_LEN.into()),
-            Step::Capacity16 => {
+            UnitProbeStep::TestUnitReady => ([0; 16], 0),
+            UnitProbeStep::ReportLuns => (command::report_luns(LUNS_LEN), LUNS_LEN),
+            UnitProbeStep::Inquiry => (command::inquiry(None, INQUIRY_LEN), INQUIRY_LEN.into()),
+            UnitProbeStep::Page(page) => (command::inquiry(Some(page), PAGE_LEN), PAGE_LEN.into()),
+            UnitProbeStep::Capacity16 => {
                 (command::read_capacity_16(command::CAPACITY_16_LEN), command::CAPACITY_16_LEN)
             }
-            Step::Capacity10 => (command::read_capacity_10(), command::CAPACITY_10_LEN),
-            Step::Caching => (command::mode_sense_6(PAGE_CACHING, MODE_LEN), MODE_LEN.into()),
+            UnitProbeStep::Capacity10 => (command::read_capacity_10(), command::CAPACITY_10_LEN),
+            UnitProbeStep::Caching => (command::mode_sense_6(PAGE_CACHING, MODE_LEN), MODE_LEN.into()),
         }
     }
 
@@ -162,35 +162,35 @@ impl BringUp {
         verdict: Verdict,
         sense: Option<SenseCode>,
         data: &[u8],
-    ) -> Result<Learned, UnitRefused> {
+    ) -> Result<UnitProbeResult, UnitRefused> {
         match verdict {
             Verdict::Again if self.tries < MAX_TRIES => {
                 self.tries = self.tries.saturating_add(1);
-                return Ok(Learned::More);
+                return Ok(UnitProbeResult::More);
             }
             Verdict::Later(_) if self.tries < MAX_TRIES => {
                 self.tries = self.tries.saturating_add(1);
-                return Ok(Learned::Later);
+                return Ok(UnitProbeResult::Later);
             }
             _ => self.tries = 0,
         }
         let is_good = verdict == Verdict::Good;
         match self.step {
-            Step::TestUnitReady => self.on_ready(verdict, sense)?,
-            Step::ReportLuns => self.on_luns(if is_good { data } else { &[] }),
-            Step::Inquiry => self.on_inquiry(is_good, sense, data)?,
-            Step::Page(page) => self.on_page(page, if is_good { data } else { &[] }),
-            Step::Capacity10 if verdict == Verdict::Failed(IoError::Reserved) => {
+            UnitProbeStep::TestUnitReady => self.on_ready(verdict, sense)?,
+            UnitProbeStep::ReportLuns => self.on_luns(if is_good { data } else { &[] }),
+            UnitProbeStep::Inquiry => self.on_inquiry(is_good, sense, data)?,
+            UnitProbeStep::Page(page) => self.on_page(page, if is_good { data } else { &[] }),
+            UnitProbeStep::Capacity10 if verdict == Verdict::Failed(IoError::Reserved) => {
                 return Err(UnitRefused::Reserved(self.lun));
             }
-            Step::Capacity16 => self.on_capacity_16(is_good, data)?,
-            Step::Capacity10 => self.on_capacity_10(is_good, sense, data)?,
-            Step::Caching => {
+            UnitProbeStep::Capacity16 => self.on_capacity_16(is_good, data)?,
+            UnitProbeStep::Capacity10 => self.on_capacity_10(is_good, sense, data)?,
+            UnitProbeStep::Caching => {
                 caching(if is_good { data } else { &[] }, &mut self.unit);
-                return Ok(Learned::All);
+                return Ok(UnitProbeResult::All);
             }
         }
-        Ok(Learned::More)
+        Ok(UnitProbeResult::More)
     }
 
     /// What was learned.
@@ -213,7 +213,7 @@ impl BringUp {
         if !goes_on {
             return Err(UnitRefused::NotReady { lun: self.lun, why: Sensed(sense) });
         }
-        self.step = Step::ReportLuns;
+        self.step = UnitProbeStep::ReportLuns;
         Ok(())
     }
 
@@ -221,7 +221,7 @@ impl BringUp {
         let luns = data.get(8..).unwrap_or_default().as_chunks::<8>().0;
         let told = data.first_chunk().map_or(0, |len| u32::from_be_bytes(*len) / 8) as usize;
         self.luns = luns.iter().take(told.min(MAX_LUNS)).map(|lun| Lun(u64::from_be_bytes(*lun))).collect();
-        self.step = Step::Inquiry;
+        self.step = UnitProbeStep::Inquiry;
     }
 
     fn on_inquiry(
@@ -246,7 +246,7 @@ impl BringUp {
         self.unit.vendor = text(data.get(8..16));
         self.unit.product = text(data.get(16..32));
         self.unit.revision = text(data.get(32..36));
-        self.step = Step::Page(PAGE_SUPPORTED);
+        self.step = UnitProbeStep::Page(PAGE_SUPPORTED);
         Ok(())
     }
 
@@ -271,7 +271,7 @@ impl BringUp {
             }
         }
         let next = WANTED.iter().find(|wanted| **wanted > page && self.pages.contains(wanted));
-        self.step = next.map_or(Step::Capacity16, |page| Step::Page(*page));
+        self.step = next.map_or(UnitProbeStep::Capacity16, |page| UnitProbeStep::Page(*page));
     }
 
     fn on_limits(&mut self, body: &[u8]) {
@@ -298,7 +298,7 @@ impl BringUp {
         let Some((capacity, _)) =
             ReadCapacity16::read_from_prefix(data).ok().filter(|_| is_good).filter(|_| has_pages(data))
         else {
-            self.step = Step::Capacity10;
+            self.step = UnitProbeStep::Capacity10;
             return Ok(());
         };
         let last = capacity.returned_logical_block_address.get();
@@ -339,7 +339,7 @@ impl BringUp {
         self.unit.blocks = blocks;
         self.unit.block_len = block_len;
         self.unit.physical_block_len = physical.unwrap_or(block_len);
-        self.step = Step::Caching;
+        self.step = UnitProbeStep::Caching;
         Ok(())
     }
 }

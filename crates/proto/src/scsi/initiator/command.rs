@@ -1,68 +1,68 @@
 //! Command descriptor blocks as an application client writes them.
 
 use blockmux_wire::scsi::cdb::{Cdb10, Cdb12, Cdb16, EVPD, FUA, Inquiry};
-use blockmux_wire::scsi::opcode::{Opcode, maintenance_in, service_action_in_16};
+use blockmux_wire::scsi::opcode::{ScsiOpcode, maintenance_in, service_action_in_16};
 use blockmux_wire::scsi::provisioning::WRITE_SAME_UNMAP;
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 /// Blocks of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Blocks {
+pub(super) struct UnitBlocks {
     pub(super) lba: u64,
     pub(super) count: u32,
 }
 
 /// READ, in the form of 16 bytes or of 10.
-pub(super) fn read(is_long: bool, blocks: Blocks) -> [u8; 16] {
-    let (long, short) = (Opcode::READ_16, Opcode::READ_10);
+pub(super) fn read(is_long: bool, blocks: UnitBlocks) -> [u8; 16] {
+    let (long, short) = (ScsiOpcode::READ_16, ScsiOpcode::READ_10);
     if is_long { cdb_16(long, 0, blocks) } else { cdb_10(short, 0, blocks) }
 }
 
 /// WRITE, in the form of 16 bytes or of 10.
-pub(super) fn write(is_long: bool, blocks: Blocks, fua: bool) -> [u8; 16] {
+pub(super) fn write(is_long: bool, blocks: UnitBlocks, fua: bool) -> [u8; 16] {
     let flags = if fua { FUA } else { 0 };
-    let (long, short) = (Opcode::WRITE_16, Opcode::WRITE_10);
+    let (long, short) = (ScsiOpcode::WRITE_16, ScsiOpcode::WRITE_10);
     if is_long { cdb_16(long, flags, blocks) } else { cdb_10(short, flags, blocks) }
 }
 
 /// SYNCHRONIZE CACHE of the whole unit, in the form of 16 bytes or of 10.
 pub(super) fn synchronize_cache(is_long: bool) -> [u8; 16] {
-    let all = Blocks { lba: 0, count: 0 };
-    let (long, short) = (Opcode::SYNCHRONIZE_CACHE_16, Opcode::SYNCHRONIZE_CACHE_10);
+    let all = UnitBlocks { lba: 0, count: 0 };
+    let (long, short) = (ScsiOpcode::SYNCHRONIZE_CACHE_16, ScsiOpcode::SYNCHRONIZE_CACHE_10);
     if is_long { cdb_16(long, 0, all) } else { cdb_10(short, 0, all) }
 }
 
 /// WRITE SAME (16) of one block of data-out.
-pub(super) fn write_same(blocks: Blocks, may_unmap: bool) -> [u8; 16] {
-    cdb_16(Opcode::WRITE_SAME_16, if may_unmap { WRITE_SAME_UNMAP } else { 0 }, blocks)
+pub(super) fn write_same(blocks: UnitBlocks, may_unmap: bool) -> [u8; 16] {
+    cdb_16(ScsiOpcode::WRITE_SAME_16, if may_unmap { WRITE_SAME_UNMAP } else { 0 }, blocks)
 }
 
 /// UNMAP with a parameter list of `len` bytes.
 pub(super) fn unmap(len: u32) -> [u8; 16] {
-    cdb_10(Opcode::UNMAP, 0, Blocks { lba: 0, count: len })
+    cdb_10(ScsiOpcode::UNMAP, 0, UnitBlocks { lba: 0, count: len })
 }
 
 /// GET LBA STATUS from `lba` on.
 pub(super) fn get_lba_status(lba: u64, allocation: u32) -> [u8; 16] {
     let action = service_action_in_16::GET_LBA_STATUS as u8;
-    cdb_16(Opcode::SERVICE_ACTION_IN_16, action, Blocks { lba, count: allocation })
+    cdb_16(ScsiOpcode::SERVICE_ACTION_IN_16, action, UnitBlocks { lba, count: allocation })
 }
 
 /// READ CAPACITY (16).
 pub(super) fn read_capacity_16(allocation: u32) -> [u8; 16] {
     let action = service_action_in_16::READ_CAPACITY_16 as u8;
-    cdb_16(Opcode::SERVICE_ACTION_IN_16, action, Blocks { lba: 0, count: allocation })
+    cdb_16(ScsiOpcode::SERVICE_ACTION_IN_16, action, UnitBlocks { lba: 0, count: allocation })
 }
 
 /// READ CAPACITY (10).
 pub(super) fn read_capacity_10() -> [u8; 16] {
-    cdb_10(Opcode::READ_CAPACITY_10, 0, Blocks { lba: 0, count: 0 })
+    cdb_10(ScsiOpcode::READ_CAPACITY_10, 0, UnitBlocks { lba: 0, count: 0 })
 }
 
 /// INQUIRY: standard data, or a page of vital product data.
 pub(super) fn inquiry(page: Option<u8>, allocation: u16) -> [u8; 16] {
     padded(&Inquiry {
-        opcode: Opcode::INQUIRY.0,
+        opcode: ScsiOpcode::INQUIRY.0,
         flags: if page.is_some() { EVPD } else { 0 },
         page_code: page.unwrap_or(0),
         allocation_length: allocation.into(),
@@ -72,19 +72,19 @@ pub(super) fn inquiry(page: Option<u8>, allocation: u16) -> [u8; 16] {
 
 /// MODE SENSE (6) of one page without block descriptors.
 pub(super) fn mode_sense_6(page: u8, allocation: u8) -> [u8; 16] {
-    padded(&[Opcode::MODE_SENSE_6.0, DBD, page, 0, allocation, 0])
+    padded(&[ScsiOpcode::MODE_SENSE_6.0, DBD, page, 0, allocation, 0])
 }
 
 /// REPORT LUNS.
 pub(super) fn report_luns(allocation: u32) -> [u8; 16] {
-    let opcode = Opcode::REPORT_LUNS.0;
+    let opcode = ScsiOpcode::REPORT_LUNS.0;
     padded(&Cdb12 { opcode, transfer_length: allocation.into(), ..FromZeros::new_zeroed() })
 }
 
 /// REPORT TARGET PORT GROUPS.
 pub(super) fn report_target_port_groups(allocation: u32) -> [u8; 16] {
     padded(&Cdb12 {
-        opcode: Opcode::MAINTENANCE_IN.0,
+        opcode: ScsiOpcode::MAINTENANCE_IN.0,
         flags: maintenance_in::REPORT_TARGET_PORT_GROUPS as u8,
         transfer_length: allocation.into(),
         ..FromZeros::new_zeroed()
@@ -92,7 +92,7 @@ pub(super) fn report_target_port_groups(allocation: u32) -> [u8; 16] {
 }
 
 #[inline]
-fn cdb_16(opcode: Opcode, flags: u8, blocks: Blocks) -> [u8; 16] {
+fn cdb_16(opcode: ScsiOpcode, flags: u8, blocks: UnitBlocks) -> [u8; 16] {
     padded(&Cdb16 {
         opcode: opcode.0,
         flags,
@@ -105,7 +105,7 @@ fn cdb_16(opcode: Opcode, flags: u8, blocks: Blocks) -> [u8; 16] {
 
 /// The caller sees to it that the numbers fit.
 #[inline]
-fn cdb_10(opcode: Opcode, flags: u8, blocks: Blocks) -> [u8; 16] {
+fn cdb_10(opcode: ScsiOpcode, flags: u8, blocks: UnitBlocks) -> [u8; 16] {
     padded(&Cdb10 {
         opcode: opcode.0,
         flags,
@@ -136,10 +136,10 @@ mod tests {
 
     #[test]
     fn commands_have_their_fields_where_sbc_puts_them() {
-        let blocks = Blocks { lba: 0x0102_0304_0506_0708, count: 0x0a0b };
+        let blocks = UnitBlocks { lba: 0x0102_0304_0506_0708, count: 0x0a0b };
         let expected = [0x8a, 8, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0x0a, 0x0b, 0, 0];
         assert_eq!(write(true, blocks, true), expected);
-        let short = Blocks { lba: 0x0102_0304, count: 0x0506 };
+        let short = UnitBlocks { lba: 0x0102_0304, count: 0x0506 };
         assert_eq!(read(false, short)[..10], [0x28, 0, 1, 2, 3, 4, 0, 5, 6, 0]);
         assert_eq!(synchronize_cache(true)[..2], [0x91, 0]);
         assert_eq!(synchronize_cache(false)[..2], [0x35, 0]);

@@ -29,6 +29,6 @@ pub use bring_up::UnitRefused;
 pub use sense::SenseCode;
 pub use unit::{UnitInfo, UnmapLimits};
 
-pub(crate) use crate::io_queue::Transfer;
+pub(crate) use crate::io_queue::DataTransfer;
 
-pub(crate) use queue::{Outcome, Queue, Request};
+pub(crate) use queue::{ScsiOutcome, ScsiQueue, ScsiRequest};

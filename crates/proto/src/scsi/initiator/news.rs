@@ -6,16 +6,16 @@
 
 use super::bring_up::{MODE_LEN, MOST_DATA_IN, caching, capacity};
 use super::command;
-use super::plan::Kind;
-use super::queue::{Command, Queue, received};
+use super::plan::ScsiCommandKind;
+use super::queue::{ScsiQueuedCommand, ScsiQueue, received};
 use super::sense::SenseCode;
-use crate::io_queue::{MAX_TRIES, Transfer, Verdict};
+use crate::io_queue::{MAX_TRIES, DataTransfer, Verdict};
 use blockmux_wire::scsi::mode::PAGE_CACHING;
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 
 /// What is asked again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Question {
+pub(crate) enum UnitQuery {
     Capacity,
     Caching,
     Access,
@@ -23,7 +23,7 @@ pub(crate) enum Question {
 
 /// What has changed and was not asked about yet.
 #[derive(Default)]
-pub(super) struct News {
+pub(super) struct UnitChanges {
     capacity_is_due: bool,
     caching_is_due: bool,
     access_is_due: bool,
@@ -33,17 +33,17 @@ pub(super) struct News {
     is_strange: bool,
 }
 
-impl News {
+impl UnitChanges {
     /// The next question, if any is due.
     #[inline]
-    pub(super) fn next(&mut self) -> Option<Question> {
+    pub(super) fn next(&mut self) -> Option<UnitQuery> {
         if std::mem::take(&mut self.capacity_is_due) {
-            return Some(Question::Capacity);
+            return Some(UnitQuery::Capacity);
         }
         if std::mem::take(&mut self.access_is_due) {
-            return Some(Question::Access);
+            return Some(UnitQuery::Access);
         }
-        std::mem::take(&mut self.caching_is_due).then_some(Question::Caching)
+        std::mem::take(&mut self.caching_is_due).then_some(UnitQuery::Caching)
     }
 
     #[inline]
@@ -61,25 +61,25 @@ impl News {
     }
 }
 
-impl Question {
-    pub(super) fn command(self, is_long: bool) -> ([u8; 16], Transfer) {
+impl UnitQuery {
+    pub(super) fn command(self, is_long: bool) -> ([u8; 16], DataTransfer) {
         match self {
-            Question::Capacity if is_long => {
-                (command::read_capacity_16(command::CAPACITY_16_LEN), Transfer::In(command::CAPACITY_16_LEN))
+            UnitQuery::Capacity if is_long => {
+                (command::read_capacity_16(command::CAPACITY_16_LEN), DataTransfer::In(command::CAPACITY_16_LEN))
             }
-            Question::Capacity => (command::read_capacity_10(), Transfer::In(command::CAPACITY_10_LEN)),
-            Question::Access => {
+            UnitQuery::Capacity => (command::read_capacity_10(), DataTransfer::In(command::CAPACITY_10_LEN)),
+            UnitQuery::Access => {
                 let room = MOST_DATA_IN as u32;
-                (command::report_target_port_groups(room), Transfer::In(room))
+                (command::report_target_port_groups(room), DataTransfer::In(room))
             }
-            Question::Caching => {
-                (command::mode_sense_6(PAGE_CACHING, MODE_LEN), Transfer::In(MODE_LEN.into()))
+            UnitQuery::Caching => {
+                (command::mode_sense_6(PAGE_CACHING, MODE_LEN), DataTransfer::In(MODE_LEN.into()))
             }
         }
     }
 }
 
-impl<T: Default> Queue<T> {
+impl<T: Default> ScsiQueue<T> {
     /// The unit's size, once when it is known and whenever it has changed since.
     #[inline]
     pub(crate) fn poll_size(&mut self) -> Option<u64> {
@@ -120,7 +120,7 @@ impl<T: Default> Queue<T> {
     }
 
     /// A question was answered. Without an answer, what was known goes on.
-    pub(super) fn on_news(&mut self, question: Question, verdict: Verdict, command: &Command<T>, moved: u32) {
+    pub(super) fn on_news(&mut self, question: UnitQuery, verdict: Verdict, command: &ScsiQueuedCommand<T>, moved: u32) {
         let piece = command.piece;
         let again = piece.again();
         match verdict {
@@ -131,9 +131,9 @@ impl<T: Default> Queue<T> {
         }
         let data = received(command, moved);
         match question {
-            Question::Capacity => self.on_capacity(&data),
-            Question::Caching => self.on_caching(&data),
-            Question::Access => {
+            UnitQuery::Capacity => self.on_capacity(&data),
+            UnitQuery::Caching => self.on_caching(&data),
+            UnitQuery::Access => {
                 if let Some(group) = self.set.unit.as_ref().and_then(|unit| unit.port_group) {
                     self.set.access.on_report(&data, group);
                 }
@@ -163,9 +163,9 @@ impl<T: Default> Queue<T> {
 }
 
 /// Whether this is a question of ours.
-pub(super) fn question(kind: Kind) -> Option<Question> {
+pub(super) fn question(kind: ScsiCommandKind) -> Option<UnitQuery> {
     match kind {
-        Kind::News(question) => Some(question),
+        ScsiCommandKind::News(question) => Some(question),
         _ => None,
     }
 }

@@ -1,14 +1,14 @@
 //! How I/O becomes commands of this unit.
 
-use super::command::{self, Blocks};
-use super::news::Question;
+use super::command::{self, UnitBlocks};
+use super::news::UnitQuery;
 use super::unit::UnitInfo;
-use crate::io_queue::{self, Transfer, ZEROES};
+use crate::io_queue::{self, DataTransfer, ZEROES};
 use crate::job;
 use blockmux_volume::{IoError, Op};
 
 /// What the unit can do, as far as commands depend on it. What it turns out not to know is taken back.
-pub(super) struct Terms {
+pub(super) struct UnitCapabilities {
     /// Of a block, in bytes.
     pub(super) block_len: u32,
     pub(super) long_commands: bool,
@@ -27,12 +27,12 @@ pub(super) struct Terms {
     pub(super) unmapped_is_zero: bool,
 }
 
-pub(super) type Plan = io_queue::Plan<Kind>;
-pub(super) type Pieces = job::Pieces<Kind>;
+pub(super) type ScsiPlan = io_queue::IoPlan<ScsiCommandKind>;
+pub(super) type ScsiPieces = job::CommandPieces<ScsiCommandKind>;
 
 /// What one command does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ScsiCommandKind {
     Read,
     Write {
         fua: bool,
@@ -48,26 +48,26 @@ pub(crate) enum Kind {
     /// Of the bring-up.
     Question,
     /// What has changed.
-    News(Question),
+    News(UnitQuery),
 }
 
-impl job::Kind for Kind {
-    const FLUSH: Kind = Kind::Flush;
-    const READ: Kind = Kind::Read;
+impl job::CommandKind for ScsiCommandKind {
+    const FLUSH: ScsiCommandKind = ScsiCommandKind::Flush;
+    const READ: ScsiCommandKind = ScsiCommandKind::Read;
 
     fn is_long(self) -> bool {
-        !matches!(self, Kind::Read | Kind::Write { .. } | Kind::Zeroes)
+        !matches!(self, ScsiCommandKind::Read | ScsiCommandKind::Write { .. } | ScsiCommandKind::Zeroes)
     }
 }
 
-impl Terms {
-    pub(super) fn new(unit: &UnitInfo) -> Terms {
+impl UnitCapabilities {
+    pub(super) fn new(unit: &UnitInfo) -> UnitCapabilities {
         let bytes = |blocks: u64| blocks.saturating_mul(unit.block_len.into());
         let write_same = match unit.max_write_same {
             0 => MAX_WRITE_SAME_BLOCKS,
             told => told.min(MAX_WRITE_SAME_BLOCKS),
         };
-        Terms {
+        UnitCapabilities {
             block_len: unit.block_len,
             long_commands: unit.long_commands,
             long_flush: unit.long_commands,
@@ -85,35 +85,35 @@ impl Terms {
 
     /// How to do `op` with this unit.
     #[inline]
-    pub(super) fn plan(&self, op: Op) -> Plan {
-        let pieces = |kind, max| Pieces { kind, max, then_flush: false };
+    pub(super) fn plan(&self, op: Op) -> ScsiPlan {
+        let pieces = |kind, max| ScsiPieces { kind, max, then_flush: false };
         let fua = |fua: bool| fua || (self.promised_stable && self.write_cache);
         let stable = |asked: bool| fua(asked) && self.write_cache;
         match op {
-            Op::Read => Plan::Send(pieces(Kind::Read, self.max_transfer)),
-            Op::Write { fua: asked } => Plan::Send(Pieces {
+            Op::Read => ScsiPlan::Send(pieces(ScsiCommandKind::Read, self.max_transfer)),
+            Op::Write { fua: asked } => ScsiPlan::Send(ScsiPieces {
                 then_flush: stable(asked) && !self.fua,
-                ..pieces(Kind::Write { fua: fua(asked) && self.fua }, self.max_transfer)
+                ..pieces(ScsiCommandKind::Write { fua: fua(asked) && self.fua }, self.max_transfer)
             }),
-            Op::Flush => Plan::Send(Pieces::FLUSH),
+            Op::Flush => ScsiPlan::Send(ScsiPieces::FLUSH),
             Op::Discard { fua: asked } => match self.unmap {
-                Some(max) => Plan::Send(Pieces { then_flush: stable(asked), ..pieces(Kind::Unmap, max) }),
-                None => Plan::Done,
+                Some(max) => ScsiPlan::Send(ScsiPieces { then_flush: stable(asked), ..pieces(ScsiCommandKind::Unmap, max) }),
+                None => ScsiPlan::Done,
             },
-            Op::Prefetch => Plan::Done,
-            Op::BlockStatus if self.lba_status => Plan::Send(pieces(Kind::Status, MAX_STATUS)),
-            Op::BlockStatus => Plan::AllData,
+            Op::Prefetch => ScsiPlan::Done,
+            Op::BlockStatus if self.lba_status => ScsiPlan::Send(pieces(ScsiCommandKind::Status, MAX_STATUS)),
+            Op::BlockStatus => ScsiPlan::AllData,
             Op::WriteZeroes { fua: asked, may_unmap, only_fast } => {
                 let is_fast = may_unmap && self.zeroes_fast && self.write_same.is_some();
                 if only_fast && !is_fast {
-                    return Plan::Fails(IoError::Unsupported);
+                    return ScsiPlan::Fails(IoError::Unsupported);
                 }
                 match self.write_same {
-                    Some(max) => Plan::Send(Pieces {
+                    Some(max) => ScsiPlan::Send(ScsiPieces {
                         then_flush: stable(asked),
-                        ..pieces(Kind::WriteSame { may_unmap: is_fast }, max)
+                        ..pieces(ScsiCommandKind::WriteSame { may_unmap: is_fast }, max)
                     }),
-                    None => Plan::Send(self.written_zeroes(asked)),
+                    None => ScsiPlan::Send(self.written_zeroes(asked)),
                 }
             }
         }
@@ -125,37 +125,37 @@ impl Terms {
     }
 
     /// Zeroes that are written out.
-    pub(super) fn written_zeroes(&self, fua: bool) -> Pieces {
+    pub(super) fn written_zeroes(&self, fua: bool) -> ScsiPieces {
         let then_flush = (fua || self.promised_stable) && self.write_cache;
-        Pieces { kind: Kind::Zeroes, max: self.max_transfer.min(ZEROES as u64), then_flush }
+        ScsiPieces { kind: ScsiCommandKind::Zeroes, max: self.max_transfer.min(ZEROES as u64), then_flush }
     }
 
     /// The command for `len` bytes at `offset`.
     #[inline]
-    pub(super) fn cdb(&self, kind: Kind, offset: u64, len: u64) -> ([u8; 16], Transfer) {
+    pub(super) fn cdb(&self, kind: ScsiCommandKind, offset: u64, len: u64) -> ([u8; 16], DataTransfer) {
         let blocks = self.blocks(offset, len);
         let long = self.long_commands;
         match kind {
-            Kind::Read => (command::read(long, blocks), Transfer::In(len as u32)),
-            Kind::Write { fua } => (command::write(long, blocks, fua), Transfer::Out(len as u32)),
-            Kind::Zeroes => (command::write(long, blocks, false), Transfer::Out(len as u32)),
-            Kind::WriteSame { may_unmap } => {
-                (command::write_same(blocks, may_unmap), Transfer::Out(self.block_len))
+            ScsiCommandKind::Read => (command::read(long, blocks), DataTransfer::In(len as u32)),
+            ScsiCommandKind::Write { fua } => (command::write(long, blocks, fua), DataTransfer::Out(len as u32)),
+            ScsiCommandKind::Zeroes => (command::write(long, blocks, false), DataTransfer::Out(len as u32)),
+            ScsiCommandKind::WriteSame { may_unmap } => {
+                (command::write_same(blocks, may_unmap), DataTransfer::Out(self.block_len))
             }
-            Kind::Unmap => (command::unmap(UNMAP_LEN), Transfer::Out(UNMAP_LEN)),
-            Kind::Status => {
-                (command::get_lba_status(blocks.lba, STATUS_LEN as u32), Transfer::In(STATUS_LEN as u32))
+            ScsiCommandKind::Unmap => (command::unmap(UNMAP_LEN), DataTransfer::Out(UNMAP_LEN)),
+            ScsiCommandKind::Status => {
+                (command::get_lba_status(blocks.lba, STATUS_LEN as u32), DataTransfer::In(STATUS_LEN as u32))
             }
-            Kind::News(question) => question.command(self.long_commands),
-            Kind::Flush | Kind::Question => (command::synchronize_cache(self.long_flush), Transfer::Nothing),
+            ScsiCommandKind::News(question) => question.command(self.long_commands),
+            ScsiCommandKind::Flush | ScsiCommandKind::Question => (command::synchronize_cache(self.long_flush), DataTransfer::Nothing),
         }
     }
 
     /// A range in blocks; it is whole blocks, and a piece has at most 32 bits of them.
     #[inline]
-    pub(super) fn blocks(&self, offset: u64, len: u64) -> Blocks {
+    pub(super) fn blocks(&self, offset: u64, len: u64) -> UnitBlocks {
         let shift = self.block_len.trailing_zeros();
-        Blocks { lba: offset.wrapping_shr(shift), count: len.wrapping_shr(shift) as u32 }
+        UnitBlocks { lba: offset.wrapping_shr(shift), count: len.wrapping_shr(shift) as u32 }
     }
 }
 

@@ -4,75 +4,75 @@
 //! The target may be made to abort a command. Nobody knows what that command has done by then, so its I/O is handed back
 //! once no other command of it is under way, and may be done again as a whole.
 
-use super::access::Access;
-use super::bring_up::{BringUp, Learned, MOST_DATA_IN, UnitRefused};
-use super::news::{News, question};
-use super::plan::{Kind, Plan, STATUS_LEN, Terms, UNMAP_LEN};
+use super::access::UnitAccess;
+use super::bring_up::{UnitProbe, UnitProbeResult, MOST_DATA_IN, UnitRefused};
+use super::news::{UnitChanges, question};
+use super::plan::{ScsiCommandKind, ScsiPlan, STATUS_LEN, UnitCapabilities, UNMAP_LEN};
 use super::sense::SenseCode;
 use super::unit::UnitInfo;
 use super::{extents, verdict};
-use crate::io_queue::{self, CommandSet, Transfer, Verdict, Zeroes, memory};
+use crate::io_queue::{self, CommandSet, DataTransfer, Verdict, Zeroes, memory};
 use crate::job;
-use crate::scsi::{Lun, Status};
-use crate::slots::Key;
+use crate::scsi::{Lun, ScsiStatus};
+use crate::slots::SlotKey;
 use blockmux_volume::{Extent, Io, IoError, Memory, Op, Pool, SgList};
 use blockmux_wire::scsi::provisioning::{UnmapDescriptor, UnmapHeader};
 use std::collections::VecDeque;
 use zerocopy::IntoBytes;
 
 /// I/O under way at one logical unit. `T` is what a transport keeps beside each command.
-pub(crate) type Queue<T> = io_queue::Queue<LogicalUnit, T>;
+pub(crate) type ScsiQueue<T> = io_queue::CommandQueue<RemoteUnit, T>;
 /// A command, whose CDB is padded with zeroes.
-pub(crate) type Request = io_queue::Request<[u8; 16]>;
-pub(super) type Command<T> = io_queue::Command<LogicalUnit, T>;
-pub(super) type Job = job::Job<Kind>;
-pub(super) type Piece = job::Piece<Kind>;
+pub(crate) type ScsiRequest = io_queue::CommandRequest<[u8; 16]>;
+pub(super) type ScsiQueuedCommand<T> = io_queue::QueuedCommand<RemoteUnit, T>;
+pub(super) type ScsiJob = job::IoJob<ScsiCommandKind>;
+pub(super) type ScsiPiece = job::CommandPiece<ScsiCommandKind>;
 
 /// What is known of the unit, and what is to be asked.
-pub(crate) struct LogicalUnit {
-    pub(super) bring_up: Option<BringUp>,
+pub(crate) struct RemoteUnit {
+    pub(super) bring_up: Option<UnitProbe>,
     /// The bring-up's command is under way, or waits.
     pub(super) asked: bool,
     pub(super) unit: Option<UnitInfo>,
-    pub(super) news: News,
-    pub(super) access: Access,
+    pub(super) news: UnitChanges,
+    pub(super) access: UnitAccess,
     pub(super) luns: Vec<Lun>,
-    pub(super) terms: Terms,
+    pub(super) terms: UnitCapabilities,
     zeroes: Zeroes,
     /// Commands to send again in a while.
-    pub(super) later: VecDeque<Piece>,
+    pub(super) later: VecDeque<ScsiPiece>,
     /// Nothing new is sent: what is left is for another session.
     is_draining: bool,
 }
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Outcome<'a> {
+pub(crate) struct ScsiOutcome<'a> {
     /// The status.
-    pub(crate) status: Status,
+    pub(crate) status: ScsiStatus,
     /// As it came; may be empty.
     pub(crate) sense: &'a [u8],
     /// How much data moved, in bytes.
     pub(crate) moved: u32,
 }
 
-impl<T: Default> Queue<T> {
+impl<T: Default> ScsiQueue<T> {
     /// For the unit `lun`, of which nothing is known yet.
-    pub(crate) fn new(lun: Lun, pool: Pool) -> Queue<T> {
+    pub(crate) fn new(lun: Lun, pool: Pool) -> ScsiQueue<T> {
         let unknown = UnitInfo { block_len: 512, physical_block_len: 512, ..UnitInfo::default() };
-        let unit = LogicalUnit {
-            bring_up: Some(BringUp::new(lun)),
+        let unit = RemoteUnit {
+            bring_up: Some(UnitProbe::new(lun)),
             asked: false,
             unit: None,
-            news: News::default(),
-            access: Access::default(),
+            news: UnitChanges::default(),
+            access: UnitAccess::default(),
             luns: Vec::new(),
-            terms: Terms::new(&unknown),
+            terms: UnitCapabilities::new(&unknown),
             zeroes: Zeroes::default(),
             later: VecDeque::new(),
             is_draining: false,
         };
-        Queue::of(unit, unknown.volume_info(), pool)
+        ScsiQueue::of(unit, unknown.volume_info(), pool)
     }
 
     /// The unit, once it is known.
@@ -114,7 +114,7 @@ impl<T: Default> Queue<T> {
             return self.jobs.look(|_| false);
         }
         self.jobs.look_away();
-        self.commands.look(Command::is_long)
+        self.commands.look(ScsiQueuedCommand::is_long)
     }
 
     /// Sends nothing new; what is under way ends, the rest stays for [`Queue::take_unfinished`].
@@ -137,34 +137,34 @@ impl<T: Default> Queue<T> {
 
     /// The next command to send, if there is any.
     #[inline]
-    pub(crate) fn next(&mut self) -> Option<Request> {
+    pub(crate) fn next(&mut self) -> Option<ScsiRequest> {
         if self.set.is_draining {
             return None;
         }
         if let Some(question) = self.set.news.next() {
-            return Some(self.begin(Piece::of_the_queue(Kind::News(question))));
+            return Some(self.begin(ScsiPiece::of_the_queue(ScsiCommandKind::News(question))));
         }
         if self.set.bring_up.is_some() && self.again.is_empty() {
             let is_due = !std::mem::replace(&mut self.set.asked, true);
-            return is_due.then(|| self.begin(Piece::of_the_queue(Kind::Question)));
+            return is_due.then(|| self.begin(ScsiPiece::of_the_queue(ScsiCommandKind::Question)));
         }
         self.next_of_jobs()
     }
 
     /// The commands under way that `is_meant` picks, in no order.
-    pub(crate) fn keys_of(&self, is_meant: impl Fn(&T) -> bool) -> Vec<Key> {
+    pub(crate) fn keys_of(&self, is_meant: impl Fn(&T) -> bool) -> Vec<SlotKey> {
         self.commands.keys_of(|command| is_meant(&command.transport))
     }
 
     /// A command under way, as it was when it was sent.
-    pub(crate) fn request(&mut self, key: Key) -> Option<Request> {
+    pub(crate) fn request(&mut self, key: SlotKey) -> Option<ScsiRequest> {
         let command = self.commands.get_mut(key)?;
-        Some(Request { key, command: command.kept, transfer: command.transfer })
+        Some(ScsiRequest { key, command: command.kept, transfer: command.transfer })
     }
 
     /// The command that a peer names by the short form of its key.
     #[inline]
-    pub(crate) fn find(&self, short: u32) -> Option<Key> {
+    pub(crate) fn find(&self, short: u32) -> Option<SlotKey> {
         self.commands.find(short)
     }
 
@@ -173,11 +173,11 @@ impl<T: Default> Queue<T> {
     /// # Errors
     /// If the unit turns out to be no volume for us.
     #[inline]
-    pub(crate) fn finish(&mut self, key: Key, outcome: Outcome<'_>) -> Result<(), UnitRefused> {
+    pub(crate) fn finish(&mut self, key: SlotKey, outcome: ScsiOutcome<'_>) -> Result<(), UnitRefused> {
         let Some(command) = self.commands.get_mut(key) else { return Ok(()) };
         let (piece, is_whole) = (command.piece, is_whole(command, outcome.moved));
         let sense = match outcome.status {
-            Status::CHECK_CONDITION => SenseCode::parse(outcome.sense),
+            ScsiStatus::CHECK_CONDITION => SenseCode::parse(outcome.sense),
             _ => None,
         };
         let mut verdict = verdict::of(outcome.status, sense);
@@ -188,7 +188,7 @@ impl<T: Default> Queue<T> {
         if verdict == Verdict::Good && !is_whole {
             verdict = Verdict::Failed(IoError::Medium);
         }
-        if piece.kind == Kind::Status && verdict == Verdict::Good {
+        if piece.kind == ScsiCommandKind::Status && verdict == Verdict::Good {
             self.on_lba_status(key, job, outcome.moved);
         } else {
             self.commands.discard(key);
@@ -202,7 +202,7 @@ impl<T: Default> Queue<T> {
     /// An answer to the bring-up.
     fn on_answer(
         &mut self,
-        key: Key,
+        key: SlotKey,
         verdict: Verdict,
         sense: Option<SenseCode>,
         moved: u32,
@@ -215,12 +215,12 @@ impl<T: Default> Queue<T> {
         let Some(bring_up) = &mut self.set.bring_up else { return Ok(()) };
         let data = received(&command, moved);
         match bring_up.on_done(verdict, sense, &data)? {
-            Learned::More => self.set.asked = false,
-            Learned::Later => self.set.later.push_back(command.piece),
-            Learned::All => {
+            UnitProbeResult::More => self.set.asked = false,
+            UnitProbeResult::Later => self.set.later.push_back(command.piece),
+            UnitProbeResult::All => {
                 if let Some(bring_up) = self.set.bring_up.take() {
                     let (unit, luns) = bring_up.into_parts();
-                    (self.set.terms, self.info) = (Terms::new(&unit), unit.volume_info());
+                    (self.set.terms, self.info) = (UnitCapabilities::new(&unit), unit.volume_info());
                     (self.set.unit, self.set.luns) = (Some(unit), luns);
                     self.set.news.on_size(self.info.size);
                     self.ask_for_access();
@@ -230,7 +230,7 @@ impl<T: Default> Queue<T> {
         Ok(())
     }
 
-    fn on_lba_status(&mut self, key: Key, job: Key, moved: u32) {
+    fn on_lba_status(&mut self, key: SlotKey, job: SlotKey, moved: u32) {
         let Some(command) = self.commands.remove(key) else { return };
         let data = received(&command, moved);
         let Some(job) = self.jobs.get_mut(job) else { return };
@@ -242,10 +242,10 @@ impl<T: Default> Queue<T> {
 
     /// The commands that the last so many looks have found too long under way, oldest first. None of them, if one is a
     /// command of the queue's own: that belongs to no I/O that could be done again.
-    pub(crate) fn overdue(&mut self, looks: u32) -> Vec<Key> {
-        let overdue = self.commands.overdue(looks, Command::is_long);
+    pub(crate) fn overdue(&mut self, looks: u32) -> Vec<SlotKey> {
+        let overdue = self.commands.overdue(looks, ScsiQueuedCommand::is_long);
         let is_ours =
-            |key: &Key| self.commands.get_mut(*key).is_none_or(|command| command.piece.job.is_none());
+            |key: &SlotKey| self.commands.get_mut(*key).is_none_or(|command| command.piece.job.is_none());
         if overdue.iter().any(is_ours) { Vec::new() } else { overdue }
     }
 
@@ -255,8 +255,8 @@ impl<T: Default> Queue<T> {
     }
 
     /// The target has given up a command: it sends nothing for it any more.
-    pub(crate) fn abort(&mut self, key: Key) {
-        let Some(Command { piece, .. }) = self.commands.remove(key) else { return };
+    pub(crate) fn abort(&mut self, key: SlotKey) {
+        let Some(ScsiQueuedCommand { piece, .. }) = self.commands.remove(key) else { return };
         let Some(key) = piece.job else { return };
         if let Some(job) = self.jobs.get_mut(key) {
             job.is_returned = true;
@@ -266,8 +266,8 @@ impl<T: Default> Queue<T> {
     }
 }
 
-impl CommandSet for LogicalUnit {
-    type Kind = Kind;
+impl CommandSet for RemoteUnit {
+    type Kind = ScsiCommandKind;
     type Sent = [u8; 16];
     type Kept = [u8; 16];
 
@@ -277,25 +277,25 @@ impl CommandSet for LogicalUnit {
     }
 
     #[inline]
-    fn plan(&self, op: Op) -> Plan {
+    fn plan(&self, op: Op) -> ScsiPlan {
         self.terms.plan(op)
     }
 
     #[inline]
-    fn command(&self, piece: &Piece) -> ([u8; 16], Transfer) {
+    fn command(&self, piece: &ScsiPiece) -> ([u8; 16], DataTransfer) {
         match (&self.bring_up, piece.job) {
             (Some(bring_up), None) => {
                 let (cdb, len) = bring_up.command();
-                (cdb, if len == 0 { Transfer::Nothing } else { Transfer::In(len) })
+                (cdb, if len == 0 { DataTransfer::Nothing } else { DataTransfer::In(len) })
             }
             _ => self.terms.cdb(piece.kind, piece.offset, piece.len),
         }
     }
 
     #[inline]
-    fn payload(&mut self, piece: &Piece, pool: &Pool) -> Option<SgList> {
+    fn payload(&mut self, piece: &ScsiPiece, pool: &Pool) -> Option<SgList> {
         match piece.kind {
-            Kind::Read | Kind::Write { .. } | Kind::Flush => None,
+            ScsiCommandKind::Read | ScsiCommandKind::Write { .. } | ScsiCommandKind::Flush => None,
             _ => Some(self.data(piece, pool)),
         }
     }
@@ -306,10 +306,10 @@ impl CommandSet for LogicalUnit {
     }
 
     #[cold]
-    fn do_otherwise(&mut self, piece: Piece, job: &mut Job) -> Option<Piece> {
+    fn do_otherwise(&mut self, piece: ScsiPiece, job: &mut ScsiJob) -> Option<ScsiPiece> {
         let terms = &mut self.terms;
         match piece.kind {
-            Kind::WriteSame { .. } => {
+            ScsiCommandKind::WriteSame { .. } => {
                 terms.write_same = None;
                 match job.io.op {
                     Op::WriteZeroes { only_fast: false, fua, .. } => {
@@ -319,33 +319,33 @@ impl CommandSet for LogicalUnit {
                 }
             }
             // What is no longer needed may stay.
-            Kind::Unmap => {
+            ScsiCommandKind::Unmap => {
                 terms.unmap = None;
                 job.issued = job.io.len;
             }
-            Kind::Status => {
+            ScsiCommandKind::Status => {
                 terms.lba_status = false;
                 job.extents = vec![Extent::data(job.io.len)];
             }
-            Kind::Flush if terms.long_flush => {
+            ScsiCommandKind::Flush if terms.long_flush => {
                 terms.long_flush = false;
                 return Some(piece);
             }
             // A unit without cache needs no command to empty it.
-            Kind::Flush if !terms.write_cache => {}
+            ScsiCommandKind::Flush if !terms.write_cache => {}
             _ => job.fail(IoError::Unsupported),
         }
         None
     }
 }
 
-impl LogicalUnit {
+impl RemoteUnit {
     /// Data of a command that is not the I/O's own.
-    fn data(&mut self, piece: &Piece, pool: &Pool) -> SgList {
+    fn data(&mut self, piece: &ScsiPiece, pool: &Pool) -> SgList {
         match piece.kind {
-            Kind::Zeroes => self.zeroes.list(piece.len),
-            Kind::WriteSame { .. } => self.zeroes.list(self.terms.block_len.into()),
-            Kind::Unmap => {
+            ScsiCommandKind::Zeroes => self.zeroes.list(piece.len),
+            ScsiCommandKind::WriteSame { .. } => self.zeroes.list(self.terms.block_len.into()),
+            ScsiCommandKind::Unmap => {
                 let blocks = self.terms.blocks(piece.offset, piece.len);
                 let header = UnmapHeader {
                     unmap_data_length: (UNMAP_LEN.saturating_sub(2) as u16).into(),
@@ -363,7 +363,7 @@ impl LogicalUnit {
                 list.slice(head.len(), tail.len()).copy_from(tail);
                 list
             }
-            Kind::Status => memory(pool, STATUS_LEN),
+            ScsiCommandKind::Status => memory(pool, STATUS_LEN),
             _ => SgList::one(Memory::from_heap(MOST_DATA_IN).seg(0, MOST_DATA_IN)),
         }
     }
@@ -371,16 +371,16 @@ impl LogicalUnit {
 
 /// Whether all the data moved that a successful command moves.
 #[inline]
-fn is_whole<T>(command: &Command<T>, moved: u32) -> bool {
+fn is_whole<T>(command: &ScsiQueuedCommand<T>, moved: u32) -> bool {
     match command.transfer {
-        Transfer::Nothing => true,
-        Transfer::In(len) => moved == len || command.piece.kind == Kind::Status,
-        Transfer::Out(len) => moved == len,
+        DataTransfer::Nothing => true,
+        DataTransfer::In(len) => moved == len || command.piece.kind == ScsiCommandKind::Status,
+        DataTransfer::Out(len) => moved == len,
     }
 }
 
 /// The data-in that came, of a command with a payload of its own.
-pub(super) fn received<T>(command: &Command<T>, moved: u32) -> Vec<u8> {
+pub(super) fn received<T>(command: &ScsiQueuedCommand<T>, moved: u32) -> Vec<u8> {
     let Some(payload) = &command.payload else { return Vec::new() };
     payload.slice(0, payload.len().min(moved as usize)).to_vec()
 }

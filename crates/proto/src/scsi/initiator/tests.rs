@@ -2,8 +2,8 @@
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 use super::bring_up::UnitRefused;
-use super::{Outcome, Queue, Request, Transfer};
-use crate::scsi::{Lun, Sense, Status};
+use super::{ScsiOutcome, ScsiQueue, ScsiRequest, DataTransfer};
+use crate::scsi::{Lun, Sense, ScsiStatus};
 use blockmux_volume::{Chunk, Io, IoError, Op, Output, Pool, Seg, SgList, Tag};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use proptest::prelude::*;
@@ -12,8 +12,8 @@ use std::collections::{BTreeSet, VecDeque};
 const BLOCKS: u64 = 1 << 20;
 
 /// A queue whose unit is known: `BLOCKS` blocks of 512 bytes that can do everything, 64 blocks at a time.
-fn ready(pool: Pool) -> Queue<()> {
-    let mut queue = Queue::new(Lun::new(0), pool);
+fn ready(pool: Pool) -> ScsiQueue<()> {
+    let mut queue = ScsiQueue::new(Lun::new(0), pool);
     while let Some(request) = queue.next() {
         finish(&mut queue, &request, answer(&request.command)).unwrap();
     }
@@ -44,11 +44,11 @@ fn answer(cdb: &[u8; 16]) -> Vec<u8> {
 }
 
 /// Ends a command well, with this data-in.
-fn finish(queue: &mut Queue<()>, request: &Request, data: Vec<u8>) -> Result<(), UnitRefused> {
+fn finish(queue: &mut ScsiQueue<()>, request: &ScsiRequest, data: Vec<u8>) -> Result<(), UnitRefused> {
     let moved = match request.transfer {
-        Transfer::Nothing => 0,
-        Transfer::Out(len) => len,
-        Transfer::In(len) => {
+        DataTransfer::Nothing => 0,
+        DataTransfer::Out(len) => len,
+        DataTransfer::In(len) => {
             let (list, base) = queue.data_in(request.key).unwrap();
             let data = if data.is_empty() { vec![7; len as usize] } else { data };
             let here = data.len().min(len as usize);
@@ -56,12 +56,12 @@ fn finish(queue: &mut Queue<()>, request: &Request, data: Vec<u8>) -> Result<(),
             here as u32
         }
     };
-    queue.finish(request.key, Outcome { status: Status::GOOD, sense: &[], moved })
+    queue.finish(request.key, ScsiOutcome { status: ScsiStatus::GOOD, sense: &[], moved })
 }
 
-fn fail(queue: &mut Queue<()>, request: &Request, sense: Sense) {
+fn fail(queue: &mut ScsiQueue<()>, request: &ScsiRequest, sense: Sense) {
     let sense = sense.to_bytes();
-    queue.finish(request.key, Outcome { status: Status::CHECK_CONDITION, sense: &sense, moved: 0 }).unwrap();
+    queue.finish(request.key, ScsiOutcome { status: ScsiStatus::CHECK_CONDITION, sense: &sense, moved: 0 }).unwrap();
 }
 
 fn read(tag: u64, len: u64) -> Io {
@@ -73,11 +73,11 @@ fn long_reads_wait_for_memory_and_one_alone_does_not() {
     let mut queue = ready(Pool::new(256 << 10));
     // Of 256 KiB, payload of that length may have nothing.
     queue.submit(read(1, 512 << 10));
-    let first: Vec<Request> = std::iter::from_fn(|| queue.next()).collect();
+    let first: Vec<ScsiRequest> = std::iter::from_fn(|| queue.next()).collect();
     assert_eq!(first.len(), 4, "it took memory from the heap");
     queue.submit(read(2, 512 << 10));
     assert!(queue.next().is_none(), "it waits");
-    let mut requests: VecDeque<Request> = first.into();
+    let mut requests: VecDeque<ScsiRequest> = first.into();
     while let Some(request) = requests.pop_front() {
         finish(&mut queue, &request, Vec::new()).unwrap();
         requests.extend(std::iter::from_fn(|| queue.next()));
@@ -110,7 +110,7 @@ fn a_read_that_is_sent_again_is_not_put_where_data_was_lent() {
     let request = queue.next().unwrap();
     assert!(queue.is_lendable(request.key, 512));
     queue.lend(request.key, Chunk::from_slice(&[1; 512]).lend(0, 512));
-    queue.finish(request.key, Outcome { status: Status::BUSY, sense: &[], moved: 512 }).unwrap();
+    queue.finish(request.key, ScsiOutcome { status: ScsiStatus::BUSY, sense: &[], moved: 512 }).unwrap();
     queue.resume();
     let again = queue.next().unwrap();
     let (list, _) = queue.data_in(again.key).unwrap();
@@ -142,14 +142,14 @@ fn what_is_drained_stays_and_can_be_taken_back_or_go_on() {
 fn a_unit_that_stays_busy_or_refuses_a_capacity_is_given_up() {
     for (fails_at, asc) in [(0x00, Asc::BECOMING_READY), (0x12, Asc::INVALID_FIELD_IN_CDB)] {
         let key = if fails_at == 0 { SenseKey::NOT_READY } else { SenseKey::ILLEGAL_REQUEST };
-        let mut queue: Queue<()> = Queue::new(Lun::new(3), Pool::new(1 << 20));
+        let mut queue: ScsiQueue<()> = ScsiQueue::new(Lun::new(3), Pool::new(1 << 20));
         let mut refused = None;
         for _ in 0..200 {
             queue.resume();
             let Some(request) = queue.next() else { break };
             let sense = Sense::new(key, asc).to_bytes();
             let is_bad = request.command[0] == fails_at;
-            let outcome = Outcome { status: Status::CHECK_CONDITION, sense: &sense, moved: 0 };
+            let outcome = ScsiOutcome { status: ScsiStatus::CHECK_CONDITION, sense: &sense, moved: 0 };
             let ended = if is_bad {
                 queue.finish(request.key, outcome)
             } else {
@@ -198,7 +198,7 @@ proptest! {
             queue.submit(Io { tag: Tag(tag), op, offset: 0, len, data });
             waiting.insert(tag);
         }
-        let mut requests: Vec<Request> = Vec::new();
+        let mut requests: Vec<ScsiRequest> = Vec::new();
         let mut ends = ends.iter().cycle();
         for _ in 0..20_000 {
             requests.extend(std::iter::from_fn(|| queue.next()));

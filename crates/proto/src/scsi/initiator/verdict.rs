@@ -4,17 +4,17 @@ use super::sense::SenseCode;
 use crate::io_queue::Verdict;
 use blockmux_volume::IoError;
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
-use blockmux_wire::scsi::status::Status;
+use blockmux_wire::scsi::status::ScsiStatus;
 
 /// What becomes of a command that ended with `status` and, with CHECK CONDITION, this sense data.
 #[inline]
-pub(super) fn of(status: Status, sense: Option<SenseCode>) -> Verdict {
+pub(super) fn of(status: ScsiStatus, sense: Option<SenseCode>) -> Verdict {
     match status {
-        Status::GOOD | Status::CONDITION_MET => Verdict::Good,
-        Status::CHECK_CONDITION => sense.map_or(Verdict::Failed(IoError::Medium), of_sense),
-        Status::BUSY | Status::TASK_SET_FULL | Status::ACA_ACTIVE => Verdict::Later(IoError::NoMemory),
-        Status::RESERVATION_CONFLICT => Verdict::Failed(IoError::Reserved),
-        Status::TASK_ABORTED => Verdict::Again,
+        ScsiStatus::GOOD | ScsiStatus::CONDITION_MET => Verdict::Good,
+        ScsiStatus::CHECK_CONDITION => sense.map_or(Verdict::Failed(IoError::Medium), of_sense),
+        ScsiStatus::BUSY | ScsiStatus::TASK_SET_FULL | ScsiStatus::ACA_ACTIVE => Verdict::Later(IoError::NoMemory),
+        ScsiStatus::RESERVATION_CONFLICT => Verdict::Failed(IoError::Reserved),
+        ScsiStatus::TASK_ABORTED => Verdict::Again,
         _ => Verdict::Failed(IoError::Medium),
     }
 }
@@ -54,15 +54,15 @@ mod tests {
     #[test]
     fn every_status_has_its_verdict() {
         let table = [
-            (Status::GOOD, Verdict::Good),
-            (Status::CONDITION_MET, Verdict::Good),
-            (Status::CHECK_CONDITION, Verdict::Failed(IoError::Medium)),
-            (Status::BUSY, Verdict::Later(IoError::NoMemory)),
-            (Status::TASK_SET_FULL, Verdict::Later(IoError::NoMemory)),
-            (Status::ACA_ACTIVE, Verdict::Later(IoError::NoMemory)),
-            (Status::RESERVATION_CONFLICT, Verdict::Failed(IoError::Reserved)),
-            (Status::TASK_ABORTED, Verdict::Again),
-            (Status(0x77), Verdict::Failed(IoError::Medium)),
+            (ScsiStatus::GOOD, Verdict::Good),
+            (ScsiStatus::CONDITION_MET, Verdict::Good),
+            (ScsiStatus::CHECK_CONDITION, Verdict::Failed(IoError::Medium)),
+            (ScsiStatus::BUSY, Verdict::Later(IoError::NoMemory)),
+            (ScsiStatus::TASK_SET_FULL, Verdict::Later(IoError::NoMemory)),
+            (ScsiStatus::ACA_ACTIVE, Verdict::Later(IoError::NoMemory)),
+            (ScsiStatus::RESERVATION_CONFLICT, Verdict::Failed(IoError::Reserved)),
+            (ScsiStatus::TASK_ABORTED, Verdict::Again),
+            (ScsiStatus(0x77), Verdict::Failed(IoError::Medium)),
         ];
         for (status, verdict) in table {
             assert_eq!(of(status, None), verdict, "{status}");
@@ -99,7 +99,7 @@ mod tests {
         ];
         for (key, asc, verdict) in table {
             let code = SenseCode { key: SenseKey(key), asc: Asc(asc) };
-            assert_eq!(of(Status::CHECK_CONDITION, Some(code)), verdict, "{code}");
+            assert_eq!(of(ScsiStatus::CHECK_CONDITION, Some(code)), verdict, "{code}");
         }
     }
 }

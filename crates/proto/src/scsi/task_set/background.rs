@@ -1,9 +1,9 @@
 //! Work of logical units that no session carries on: a sanitize operation whose command was aborted, whose session is
 //! gone, or that was answered before it was done; and the seconds after which tokens expire. It is a nexus of its own.
 
-use super::{Entry, FunctionDone, Parts, TaskEvent, TaskQueue, TaskRouter, TaskSet, Transport};
+use super::{TaskEntry, FunctionDone, Parts, TaskEvent, TaskQueue, TaskRouter, TaskSet, ScsiTransport};
 use crate::exports::VolumeId;
-use crate::scsi::{DeviceServer, LogicalUnit, Lun, Nexus, Response, Sense, Target, TargetPort};
+use crate::scsi::{DeviceServer, LogicalUnit, Lun, Nexus, Response, Sense, ScsiTarget, TargetPort};
 use blockmux_volume::{Completion, Io, SgList};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use std::sync::{Arc, Weak};
@@ -25,7 +25,7 @@ pub struct BackgroundWork {
 impl BackgroundWork {
     /// What there is to do for the units of this target.
     #[must_use]
-    pub fn new(target: Arc<Target>, now: Instant) -> BackgroundWork {
+    pub fn new(target: Arc<ScsiTarget>, now: Instant) -> BackgroundWork {
         let port = TargetPort { relative_id: 0, group: 0, name: "".into() };
         let server = DeviceServer::new(target, Nexus::iscsi("", [0; 6], port));
         let (tasks, queue) = (TaskSet::new(Some(server)), TaskQueue::default());
@@ -41,7 +41,7 @@ impl BackgroundWork {
         while self.current.is_none() {
             let begun = self.tasks.server.as_mut().and_then(DeviceServer::poll_background);
             let Some((task, step)) = begun else { return !self.clocks.is_empty() };
-            let entry = Entry { task: Some(task), ..Entry::new(OWNER, 0, Lun::new(0), ()) };
+            let entry = TaskEntry { task: Some(task), ..TaskEntry::new(OWNER, 0, Lun::new(0), ()) };
             let slot = self.tasks.insert(entry);
             self.current = Some(slot);
             self.drive(slot, step);
@@ -80,7 +80,7 @@ impl BackgroundWork {
     }
 }
 
-impl Transport for BackgroundWork {
+impl ScsiTransport for BackgroundWork {
     type Progress = ();
 
     fn parts(&mut self) -> Parts<'_, ()> {

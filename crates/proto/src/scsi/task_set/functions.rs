@@ -2,11 +2,11 @@
 
 /// The functions of one nexus that wait.
 #[derive(Default)]
-pub(super) struct Functions([Option<Waiting>; MAX_FUNCTIONS]);
+pub(super) struct Functions([Option<PendingReset>; MAX_FUNCTIONS]);
 
 /// One of them.
 #[derive(Clone, Copy)]
-struct Waiting {
+struct PendingReset {
     done: FunctionDone,
     /// Tasks whose I/O has not completed, and volumes where others' has not.
     left: usize,
@@ -32,7 +32,7 @@ impl Functions {
     /// Has a function wait until so many tasks and volumes are done with.
     pub(super) fn wait(&mut self, place: usize, done: FunctionDone, left: usize, requester: u32) {
         if let Some(place) = self.0.get_mut(place) {
-            *place = Some(Waiting { done, left, requester: Some(requester) });
+            *place = Some(PendingReset { done, left, requester: Some(requester) });
         }
     }
 
@@ -44,13 +44,13 @@ impl Functions {
         if waiting.left > 0 {
             return None;
         }
-        let Waiting { done, requester, .. } = place.take()?;
+        let PendingReset { done, requester, .. } = place.take()?;
         Some((requester?, done))
     }
 
     /// What a driver has asked for is done in silence.
     pub(super) fn forget(&mut self, owner: u32) {
-        let of_it = |waiting: &&mut Waiting| waiting.requester == Some(owner);
+        let of_it = |waiting: &&mut PendingReset| waiting.requester == Some(owner);
         self.0.iter_mut().flatten().filter(of_it).for_each(|waiting| waiting.requester = None);
     }
 }

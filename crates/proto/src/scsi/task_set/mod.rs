@@ -28,5 +28,5 @@ mod tests;
 pub use background::BackgroundWork;
 pub(crate) use functions::FunctionDone;
 pub(crate) use router::TaskRouter;
-pub(crate) use tasks::{Entry, State, TaskQueue, TaskSet};
-pub(crate) use transport::{Parts, TaskEvent, Transport};
+pub(crate) use tasks::{TaskEntry, TaskState, TaskQueue, TaskSet};
+pub(crate) use transport::{Parts, TaskEvent, ScsiTransport};

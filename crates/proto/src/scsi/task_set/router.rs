@@ -1,14 +1,14 @@
 //! Drives the tasks of a nexus from their start to their response, and aborts them.
 
 use super::functions::FunctionDone;
-use super::tasks::{Entry, Paused, State};
-use super::transport::{Parts, TaskEvent, Transport};
-use crate::scsi::{Command, Lun, ManagementResponse, Response, Sense, Status, Step, Task, TaskManagement};
+use super::tasks::{TaskEntry, Paused, TaskState};
+use super::transport::{Parts, TaskEvent, ScsiTransport};
+use crate::scsi::{Command, Lun, ManagementResponse, Response, Sense, ScsiStatus, Step, Task, TaskManagement};
 use crate::served::Drain;
 use blockmux_volume::{Completion, IoError, SgList, Tag};
 
 /// What a transport does with the tasks of its nexus.
-pub(crate) trait TaskRouter: Transport + Sized {
+pub(crate) trait TaskRouter: ScsiTransport + Sized {
     /// Starts the task in this slot, which has just been filled.
     #[inline]
     fn start(&mut self, slot: usize, command: &Command) {
@@ -21,7 +21,7 @@ pub(crate) trait TaskRouter: Transport + Sized {
                 let step = server.start(task);
                 self.drive(slot, step);
             }
-            None => self.refuse(slot, Response::bare(Status::BUSY)),
+            None => self.refuse(slot, Response::bare(ScsiStatus::BUSY)),
         }
     }
 
@@ -39,22 +39,22 @@ pub(crate) trait TaskRouter: Transport + Sized {
             match step {
                 Step::Io { volume, mut io } => {
                     io.tag = Tag(slot as u64);
-                    (entry.state, entry.volume) = (State::Io, volume);
+                    (entry.state, entry.volume) = (TaskState::Io, volume);
                     entry.in_flight_at = Some(owner);
                     queue.in_flight = queue.in_flight.saturating_add(1);
                     return queue.io.push_back((volume, io));
                 }
                 Step::Wait => {
-                    entry.state = State::Wait;
+                    entry.state = TaskState::Wait;
                     return queue.waiting.push(slot);
                 }
                 Step::Pause(time) => {
-                    entry.state = State::Wait;
+                    entry.state = TaskState::Wait;
                     return queue.paused.push(Paused { slot, until: now.checked_add(time).unwrap_or(now) });
                 }
                 Step::Done(mut response) => {
                     if Self::is_receiving(&entry.progress) {
-                        entry.state = State::Ended;
+                        entry.state = TaskState::Ended;
                         entry.task = None;
                         entry.response = Some(response);
                         return;
@@ -62,7 +62,7 @@ pub(crate) trait TaskRouter: Transport + Sized {
                     return self.complete(slot, &mut response);
                 }
                 Step::DataOut { len } => {
-                    entry.state = State::Data;
+                    entry.state = TaskState::Data;
                     let Some(data) = self.fetch(slot, len) else { return };
                     match self.take_data(slot, data) {
                         Some(next) => step = next,
@@ -116,10 +116,10 @@ pub(crate) trait TaskRouter: Transport + Sized {
             }
             return;
         }
-        if let State::Aborted(_) = entry.state {
+        if let TaskState::Aborted(_) = entry.state {
             return self.drop_aborted(slot);
         }
-        debug_assert!(entry.state == State::Io, "{:?} completed but is not in flight", done.tag);
+        debug_assert!(entry.state == TaskState::Io, "{:?} completed but is not in flight", done.tag);
         if let Some((server, task)) = tasks.server_and_task(slot) {
             let step = server.on_io(task, done);
             self.drive(slot, step);
@@ -152,7 +152,7 @@ pub(crate) trait TaskRouter: Transport + Sized {
     /// Asks a task again that has waited.
     fn resume_task(&mut self, slot: usize) {
         let Parts { tasks, owner, .. } = self.parts();
-        let is_its = |entry: &&mut Entry<_>| entry.state == State::Wait && entry.owner == owner;
+        let is_its = |entry: &&mut TaskEntry<_>| entry.state == TaskState::Wait && entry.owner == owner;
         if tasks.get_mut(slot).filter(is_its).is_some()
             && let Some((server, task)) = tasks.server_and_task(slot)
         {
@@ -164,10 +164,10 @@ pub(crate) trait TaskRouter: Transport + Sized {
     /// The data of a task has failed; its response waits until no more of it is to come.
     fn fail(&mut self, slot: usize, response: Response) {
         if let Some(entry) = self.parts().tasks.get_mut(slot)
-            && entry.state == State::Data
+            && entry.state == TaskState::Data
         {
             entry.task = None;
-            entry.state = State::Ended;
+            entry.state = TaskState::Ended;
             entry.response = Some(response);
         }
     }
@@ -176,7 +176,7 @@ pub(crate) trait TaskRouter: Transport + Sized {
     fn end_if_closed(&mut self, slot: usize) {
         let entry = self.parts().tasks.get_mut(slot);
         let is_closed =
-            |entry: &&mut Entry<_>| entry.state == State::Ended && !Self::is_receiving(&entry.progress);
+            |entry: &&mut TaskEntry<_>| entry.state == TaskState::Ended && !Self::is_receiving(&entry.progress);
         if let Some(mut response) = entry.filter(is_closed).and_then(|entry| entry.response.take()) {
             self.complete(slot, &mut response);
         }
@@ -193,7 +193,7 @@ pub(crate) trait TaskRouter: Transport + Sized {
     fn drop_aborted(&mut self, slot: usize) {
         let state = self.parts().tasks.get_mut(slot).map(|entry| entry.state);
         self.drop_task(slot);
-        if let Some(State::Aborted(function)) = state {
+        if let Some(TaskState::Aborted(function)) = state {
             self.on_aborted(function);
         }
     }
@@ -248,7 +248,7 @@ pub(crate) trait TaskRouter: Transport + Sized {
     fn abort(
         &mut self,
         tag: u32,
-        is_meant: impl Fn(&Entry<Self::Progress>) -> bool,
+        is_meant: impl Fn(&TaskEntry<Self::Progress>) -> bool,
         mut drains: Vec<Drain>,
         ends_session: bool,
     ) {
@@ -267,7 +267,7 @@ pub(crate) trait TaskRouter: Transport + Sized {
     /// Drops tasks; returns how many of them still wait for the volume, or for the driver that they belong to.
     fn abort_tasks(
         &mut self,
-        is_meant: impl Fn(&Entry<Self::Progress>) -> bool,
+        is_meant: impl Fn(&TaskEntry<Self::Progress>) -> bool,
         function: Option<usize>,
     ) -> usize {
         let Parts { tasks, queue, owner: own, .. } = self.parts();
@@ -283,7 +283,7 @@ pub(crate) trait TaskRouter: Transport + Sized {
                 }
                 Some(at) => drop(self.post(at, TaskEvent::Cancel(slot))),
                 // That I/O has completed, and its completion is on its way to the owner; or data is.
-                None if state == State::Io || self.is_fetching(slot) => {}
+                None if state == TaskState::Io || self.is_fetching(slot) => {}
                 None if owner != own => drop(self.post(owner, TaskEvent::Drop(slot, function))),
                 None => {
                     self.drop_task(slot);
@@ -293,7 +293,7 @@ pub(crate) trait TaskRouter: Transport + Sized {
             left = left.saturating_add(1);
             let tasks = self.parts().tasks;
             if let Some(entry) = tasks.get_mut(slot) {
-                entry.state = State::Aborted(function);
+                entry.state = TaskState::Aborted(function);
             }
             tasks.forget_name(slot);
         }
@@ -336,7 +336,7 @@ pub(crate) trait TaskRouter: Transport + Sized {
                 let Parts { tasks, queue, owner, .. } = self.parts();
                 // Its I/O may have completed since.
                 if let Some(entry) = tasks.get_mut(slot)
-                    && matches!(entry.state, State::Aborted(_))
+                    && matches!(entry.state, TaskState::Aborted(_))
                     && entry.in_flight_at == Some(owner)
                 {
                     queue.cancels.push_back((entry.volume, Tag(slot as u64)));
@@ -371,4 +371,4 @@ pub(crate) trait TaskRouter: Transport + Sized {
     }
 }
 
-impl<T: Transport> TaskRouter for T {}
+impl<T: ScsiTransport> TaskRouter for T {}

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 /// One command under way.
-pub(crate) struct Entry<P> {
+pub(crate) struct TaskEntry<P> {
     /// The driver that it belongs to.
     pub(crate) owner: u32,
     /// The initiator's tag.
@@ -17,7 +17,7 @@ pub(crate) struct Entry<P> {
     pub(crate) lun: Lun,
     /// Its device server's part; `None` if it was refused before.
     pub(crate) task: Option<Task>,
-    pub(crate) state: State,
+    pub(crate) state: TaskState,
     /// The volume of its I/O in flight.
     pub(super) volume: VolumeId,
     /// The driver that has its I/O in flight, if any has.
@@ -28,16 +28,16 @@ pub(crate) struct Entry<P> {
     pub(crate) progress: P,
 }
 
-impl<P> Entry<P> {
+impl<P> TaskEntry<P> {
     /// A command of a driver's that has just come.
     #[inline]
-    pub(crate) fn new(owner: u32, tag: u32, lun: Lun, progress: P) -> Entry<P> {
-        Entry {
+    pub(crate) fn new(owner: u32, tag: u32, lun: Lun, progress: P) -> TaskEntry<P> {
+        TaskEntry {
             owner,
             tag,
             lun,
             task: None,
-            state: State::Data,
+            state: TaskState::Data,
             volume: VolumeId(u32::MAX),
             in_flight_at: None,
             response: None,
@@ -48,7 +48,7 @@ impl<P> Entry<P> {
 
 /// What a task waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum TaskState {
     /// Data from the initiator.
     Data,
     /// The volume.
@@ -136,7 +136,7 @@ pub(crate) struct TaskSet<P> {
     /// `None`: there is none, and no task is started.
     pub(crate) server: Option<DeviceServer>,
     pub(super) functions: Functions,
-    entries: Slab<Entry<P>>,
+    entries: Slab<TaskEntry<P>>,
     /// The initiator's tag of each slot, or the reserved one, in one piece of memory to be searched.
     tags: Vec<u32>,
     /// How often each slot was used: tells a late answer of the initiator's from a right one.
@@ -162,7 +162,7 @@ impl<P> TaskSet<P> {
 
     /// Begins a task; its slot.
     #[inline]
-    pub(crate) fn insert(&mut self, entry: Entry<P>) -> usize {
+    pub(crate) fn insert(&mut self, entry: TaskEntry<P>) -> usize {
         let tag = entry.tag;
         let slot = self.entries.insert(entry);
         match self.tags.get_mut(slot) {
@@ -176,7 +176,7 @@ impl<P> TaskSet<P> {
     }
 
     #[inline]
-    pub(crate) fn get_mut(&mut self, slot: usize) -> Option<&mut Entry<P>> {
+    pub(crate) fn get_mut(&mut self, slot: usize) -> Option<&mut TaskEntry<P>> {
         self.entries.get_mut(slot)
     }
 
@@ -220,13 +220,13 @@ impl<P> TaskSet<P> {
     /// Whether tasks of a driver's are aborted, and wait for their data rather than for the volume.
     pub(crate) fn has_aborted_without_io(&self, owner: u32) -> bool {
         let mut own = self.entries.iter().filter(|(_, entry)| entry.owner == owner);
-        own.any(|(_, entry)| matches!(entry.state, State::Aborted(_)) && entry.in_flight_at.is_none())
+        own.any(|(_, entry)| matches!(entry.state, TaskState::Aborted(_)) && entry.in_flight_at.is_none())
     }
 
     /// The tasks of a driver that wait for data.
-    pub(crate) fn fetching(&self, owner: u32) -> impl Iterator<Item = &Entry<P>> {
+    pub(crate) fn fetching(&self, owner: u32) -> impl Iterator<Item = &TaskEntry<P>> {
         let entries = self.entries.iter().map(|(_, entry)| entry);
-        entries.filter(move |entry| entry.owner == owner && entry.state == State::Data)
+        entries.filter(move |entry| entry.owner == owner && entry.state == TaskState::Data)
     }
 
     /// Slots of all tasks whose I/O is in flight at a driver.
@@ -235,11 +235,11 @@ impl<P> TaskSet<P> {
     }
 
     /// Slots of the tasks that have not been aborted and are so.
-    pub(crate) fn select(&self, is_so: impl Fn(&Entry<P>) -> bool) -> Vec<usize> {
-        self.slots_where(|entry| !matches!(entry.state, State::Aborted(_)) && is_so(entry))
+    pub(crate) fn select(&self, is_so: impl Fn(&TaskEntry<P>) -> bool) -> Vec<usize> {
+        self.slots_where(|entry| !matches!(entry.state, TaskState::Aborted(_)) && is_so(entry))
     }
 
-    fn slots_where(&self, is_so: impl Fn(&Entry<P>) -> bool) -> Vec<usize> {
+    fn slots_where(&self, is_so: impl Fn(&TaskEntry<P>) -> bool) -> Vec<usize> {
         self.entries.iter().filter(|(_, entry)| is_so(entry)).map(|(slot, _)| slot).collect()
     }
 
@@ -265,7 +265,7 @@ mod tests {
     use super::*;
 
     fn insert(tasks: &mut TaskSet<()>, tag: u32) -> usize {
-        tasks.insert(Entry::new(1, tag, Lun::new(0), ()))
+        tasks.insert(TaskEntry::new(1, tag, Lun::new(0), ()))
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use super::*;
 use crate::exports::VolumeId;
 use crate::scsi::testing::{Bench, command};
-use crate::scsi::{Lun, ManagementResponse, Response, Sense, Status, TaskManagement};
+use crate::scsi::{Lun, ManagementResponse, Response, Sense, ScsiStatus, TaskManagement};
 use blockmux_volume::{Channel, Completion, Io, Seg, SgList};
 use std::time::Instant;
 
@@ -26,7 +26,7 @@ struct Nexus {
     channel: Box<dyn Channel>,
     /// Slots that wait for data, and how much.
     fetches: Vec<(usize, usize)>,
-    responses: Vec<(u32, Status)>,
+    responses: Vec<(u32, ScsiStatus)>,
     released: usize,
     /// Functions that are done, and who was told.
     done: Vec<(u32, u32)>,
@@ -56,7 +56,7 @@ impl Nexus {
 
     /// A command with this tag from the driver whose turn it is; answers its slot.
     fn command(&mut self, tag: u32, cdb: &[u8], data_out_len: usize) -> usize {
-        let slot = self.tasks.insert(Entry::new(self.owner, tag, LUN, Data::default()));
+        let slot = self.tasks.insert(TaskEntry::new(self.owner, tag, LUN, Data::default()));
         self.start(slot, &command(LUN, cdb, data_out_len));
         slot
     }
@@ -90,7 +90,7 @@ impl Nexus {
     }
 }
 
-impl Transport for Nexus {
+impl ScsiTransport for Nexus {
     type Progress = Data;
 
     fn parts(&mut self) -> Parts<'_, Data> {
@@ -142,7 +142,7 @@ fn a_read_is_answered_once_when_its_io_is_done() {
     let io = nexus.io();
     assert!(nexus.responses.is_empty() && !nexus.queues[0].is_idle());
     nexus.finish(io);
-    assert_eq!((nexus.responses, nexus.released), (vec![(7, Status::GOOD)], 1));
+    assert_eq!((nexus.responses, nexus.released), (vec![(7, ScsiStatus::GOOD)], 1));
     assert!(nexus.tasks.find(7).is_none() && nexus.queues[0].is_idle());
 }
 
@@ -156,7 +156,7 @@ fn a_write_fetches_its_data_before_it_reaches_the_volume() {
     let io = nexus.io();
     assert_eq!(io.data.as_ref().map(SgList::to_vec), Some(vec![3; 512]));
     nexus.finish(io);
-    assert_eq!(nexus.responses, [(1, Status::GOOD)]);
+    assert_eq!(nexus.responses, [(1, ScsiStatus::GOOD)]);
 }
 
 #[test]
@@ -164,13 +164,13 @@ fn a_response_waits_for_data_that_is_still_to_come() {
     let mut nexus = Nexus::new(&Bench::new(), "a");
     let slot = nexus.command(1, WRITE, 512);
     nexus.tasks.get_mut(slot).unwrap().progress.is_open = true;
-    nexus.fail(slot, Response::bare(Status::BUSY));
+    nexus.fail(slot, Response::bare(ScsiStatus::BUSY));
     nexus.end_if_closed(slot);
     assert!(nexus.responses.is_empty());
     nexus.tasks.get_mut(slot).unwrap().progress.is_open = false;
     nexus.end_if_closed(slot);
     nexus.end_if_closed(slot);
-    assert_eq!(nexus.responses, [(1, Status::BUSY)]);
+    assert_eq!(nexus.responses, [(1, ScsiStatus::BUSY)]);
 }
 
 #[test]
@@ -189,7 +189,7 @@ fn a_task_waits_while_another_has_its_blocks_locked() {
     nexus.resume_waiting();
     let read = nexus.io();
     nexus.finish(read);
-    assert_eq!(nexus.responses, [(1, Status::GOOD), (2, Status::GOOD)]);
+    assert_eq!(nexus.responses, [(1, ScsiStatus::GOOD), (2, ScsiStatus::GOOD)]);
     assert!(!nexus.queue().is_waiting());
 }
 
@@ -248,7 +248,7 @@ fn a_reset_waits_for_the_io_of_another_nexus() {
     one.resume_waiting();
     assert!(one.done.is_empty() && one.queue().is_waiting());
     other.finish(io);
-    assert_eq!(other.responses, [(1, Status::TASK_ABORTED)]);
+    assert_eq!(other.responses, [(1, ScsiStatus::TASK_ABORTED)]);
     one.resume_waiting();
     assert_eq!(one.done, [(1, 100)]);
     one.reset_target(101, true);
@@ -301,7 +301,7 @@ fn io_of_a_task_that_moved_completes_at_its_new_driver() {
     nexus.finish(io);
     assert!(nexus.responses.is_empty());
     nexus.at(2).read_events();
-    assert_eq!(nexus.responses, [(1, Status::GOOD)]);
+    assert_eq!(nexus.responses, [(1, ScsiStatus::GOOD)]);
 }
 
 #[test]

@@ -16,7 +16,7 @@ use std::time::Instant;
 /// [`TaskRouter::deliver_data`]: super::TaskRouter::deliver_data
 /// [`TaskRouter::on_volume_io`]: super::TaskRouter::on_volume_io
 /// [`TaskRouter::drop_task`]: super::TaskRouter::drop_task
-pub(crate) trait Transport {
+pub(crate) trait ScsiTransport {
     /// How far the data of one command has come.
     type Progress;
 

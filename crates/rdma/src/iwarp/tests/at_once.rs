@@ -3,7 +3,7 @@
 use super::super::Config;
 use super::{Link, ample};
 use crate::queue_pair::Provider;
-use blockmux_proto::rdma::{Access, Endpoint, Event, Head, MESSAGE, QueuePair, Work, WorkError, WorkId};
+use blockmux_proto::rdma::{RemoteRights, Endpoint, Event, MessageHead, MESSAGE, QueuePair, WorkRequest, WorkError, WorkId};
 use blockmux_volume::{Memory, Seg, SgList};
 
 fn link(config: &Config) -> Link {
@@ -27,7 +27,7 @@ fn a_write_and_the_message_behind_it_arrive_in_order_and_come_back_as_nothing() 
         let memory = Memory::from_heap(600);
         let passive = &mut link.ends[1].iwarp;
         let remote =
-            passive.register(WorkId(1), &mut memory.seg(0, 600).into(), Access::RemoteWrite).unwrap();
+            passive.register(WorkId(1), &mut memory.seg(0, 600).into(), RemoteRights::RemoteWrite).unwrap();
         let active = &mut link.ends[0].iwarp;
         let mut pieces = SgList::one(Seg::from_slice(&[7; 501]));
         pieces.push(Seg::from_slice(&[8; 98]));
@@ -54,8 +54,8 @@ fn what_cannot_be_done_at_once_waits_in_order_and_comes_back() {
     let mut link = link(&Config { mss: 1448, ..Config::default() });
     let (sink, source) = (Memory::from_heap(1448), Memory::from_heap(1));
     let passive = &mut link.ends[1].iwarp;
-    let sink_name = passive.register(WorkId(1), &mut sink.seg(0, 1448).into(), Access::RemoteWrite).unwrap();
-    let source_name = passive.register(WorkId(1), &mut source.seg(0, 1).into(), Access::RemoteRead).unwrap();
+    let sink_name = passive.register(WorkId(1), &mut sink.seg(0, 1448).into(), RemoteRights::RemoteWrite).unwrap();
+    let source_name = passive.register(WorkId(1), &mut source.seg(0, 1).into(), RemoteRights::RemoteRead).unwrap();
     let active = &mut link.ends[0].iwarp;
     let room = active.room();
     let long = SgList::one(Seg::from_slice(&[1; 1448]));
@@ -95,15 +95,15 @@ fn only_a_connection_sends_and_one_that_is_over_names_no_memory() {
     let end = &mut link.ends[0].iwarp;
     assert_eq!(end.room(), 0);
     let mut local = Memory::from_heap(1).seg(0, 1).into();
-    assert!(end.register(WorkId(1), &mut local, Access::RemoteRead).is_some());
+    assert!(end.register(WorkId(1), &mut local, RemoteRights::RemoteRead).is_some());
     link.connect();
-    link.ends[0].iwarp.post(Work::Disconnect);
+    link.ends[0].iwarp.post(WorkRequest::Disconnect);
     link.settle();
     let end = &mut link.ends[0].iwarp;
     assert_eq!(end.room(), 0);
     end.send(b"late", &nothing(), None);
     let mut local = Memory::from_heap(1).seg(0, 1).into();
-    assert!(end.register(WorkId(2), &mut local, Access::RemoteRead).is_none());
+    assert!(end.register(WorkId(2), &mut local, RemoteRights::RemoteRead).is_none());
     for expected in [MESSAGE, WorkId(2)] {
         let event = end.poll();
         let is_flushed =
@@ -119,8 +119,8 @@ fn receive_buffers_that_are_posted_at_once_count() {
     link.connect();
     link.ends[1].iwarp.receive(2);
     for _ in 0..3 {
-        let (head, payload) = (Head::from_slice(b"x"), nothing());
-        link.ends[0].post(Work::Send { id: WorkId(1), head, payload, invalidate: None, is_solicited: false });
+        let (head, payload) = (MessageHead::from_slice(b"x"), nothing());
+        link.ends[0].post(WorkRequest::Send { id: WorkId(1), head, payload, invalidate: None, is_solicited: false });
     }
     let heard = link.settle();
     assert_eq!(heard[1].len(), 3);

@@ -7,11 +7,11 @@
 use super::super::{Config, Iwarp};
 use super::{Driver, fpdu};
 use crate::queue_pair::Provider;
-use blockmux_proto::rdma::{Access, Endpoint, Event, Head, Remote, Stag, Work, WorkId};
+use blockmux_proto::rdma::{RemoteRights, Endpoint, Event, MessageHead, Remote, Stag, WorkRequest, WorkId};
 use blockmux_volume::{Memory, Pool, Seg, SgList};
 use blockmux_wire::iwarp::ddp::{Control, TAGGED_LEN, Tagged, UNTAGGED_LEN, Untagged};
 use blockmux_wire::iwarp::mpa::fpdu_len;
-use blockmux_wire::iwarp::rdmap::{Opcode, ReadRequest};
+use blockmux_wire::iwarp::rdmap::{RdmapOpcode, ReadRequest};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 use zerocopy::{FromBytes, IntoBytes, U32, U64};
@@ -99,7 +99,7 @@ impl Replay {
         while self.driver.receive() {}
         for event in self.driver.events() {
             match event {
-                Event::Received { .. } => self.driver.post(Work::Receive),
+                Event::Received { .. } => self.driver.post(WorkRequest::Receive),
                 Event::Done { result: Ok(()), .. } => {}
                 other => panic!("{other:?}, {:?}", self.driver.error),
             }
@@ -114,26 +114,26 @@ impl Replay {
         let mut ours = ulpdu.to_vec();
         self.body.extend(&ulpdu[header_len..]);
         match control.opcode() {
-            Opcode::RDMA_READ_RESPONSE => self.body.clear(),
-            Opcode::RDMA_READ_REQUEST => ours = self.read(ulpdu),
+            RdmapOpcode::RDMA_READ_RESPONSE => self.body.clear(),
+            RdmapOpcode::RDMA_READ_REQUEST => ours = self.read(ulpdu),
             _ if !control.is_last() => {}
-            Opcode::RDMA_WRITE => {
+            RdmapOpcode::RDMA_WRITE => {
                 let header = Tagged::read_from_prefix(ulpdu).unwrap().0;
                 let len = self.body.len();
                 // Of the last segment.
                 let address = header.to.get() - (len - (ulpdu.len() - TAGGED_LEN)) as u64;
                 let remote = Remote { stag: Stag(header.stag.get()), address, len: len as u32 };
                 let local = Seg::from_slice(&std::mem::take(&mut self.body)).into();
-                self.driver.post(Work::Write { id: WorkId(0), local, remote });
+                self.driver.post(WorkRequest::Write { id: WorkId(0), local, remote });
             }
             opcode => {
                 let header = Untagged::read_from_prefix(ulpdu).unwrap().0;
                 let body = std::mem::take(&mut self.body);
                 let (head, payload) = body.split_at(body.len().min(100));
                 let invalidate = opcode.invalidates().then(|| Stag(header.invalidate_stag.get()));
-                let is_solicited = opcode.0 >= Opcode::SEND_WITH_SE.0;
-                let (head, payload) = (Head::from_slice(head), SgList::one(Seg::from_slice(payload)));
-                self.driver.post(Work::Send { id: WorkId(0), head, payload, invalidate, is_solicited });
+                let is_solicited = opcode.0 >= RdmapOpcode::SEND_WITH_SE.0;
+                let (head, payload) = (MessageHead::from_slice(head), SgList::one(Seg::from_slice(payload)));
+                self.driver.post(WorkRequest::Send { id: WorkId(0), head, payload, invalidate, is_solicited });
             }
         }
         self.expected.push_back(ours);
@@ -146,7 +146,7 @@ impl Replay {
         let (address, len) = (request.src_to.get(), request.rdma_rd_sz.get());
         let local = Memory::from_heap(len as usize).seg(0, len as usize).into();
         let remote = Remote { stag: Stag(request.src_stag.get()), address, len };
-        self.driver.post(Work::Read { id: WorkId(0), local, remote });
+        self.driver.post(WorkRequest::Read { id: WorkId(0), local, remote });
         let number = self.sinks.0.len() as u32 + 1;
         let sink = Remote { stag: Stag(1 << 31 | number), address: 0, len };
         self.sinks.0.insert(request.sink_stag.get(), (request.sink_to.get(), sink));
@@ -181,7 +181,7 @@ fn answer_the_kernel(capture: &[u8], mss: usize) -> (Replay, [Vec<u8>; 2], Vec<u
     assert!(
         matches!(&driver.events()[..], [Event::Requested { private_data }] if setup[0].ends_with(private_data))
     );
-    driver.post(Work::Accept { private_data: setup[1][24..].to_vec() });
+    driver.post(WorkRequest::Accept { private_data: setup[1][24..].to_vec() });
     let reply = driver.sent(usize::MAX);
     assert!(matches!(&driver.events()[..], [Event::Connected { .. }]));
     let mut replay = Replay::new(driver, setup[0][16] & 0x40 != 0);
@@ -218,16 +218,16 @@ fn open_memory(driver: &mut Driver, segments: &[(usize, Vec<u8>)]) -> [Names; 2]
     for (side, ulpdu) in segments {
         let control = control(ulpdu);
         match control.opcode() {
-            Opcode::RDMA_WRITE => {
+            RdmapOpcode::RDMA_WRITE => {
                 let (header, payload) = Tagged::read_from_prefix(ulpdu).unwrap();
                 let (begin, end) = (header.to.get(), header.to.get() + payload.len() as u64);
                 let range = writes.entry(header.stag.get()).or_insert((begin, end));
                 *range = (range.0.min(begin), range.1.max(end));
             }
-            Opcode::RDMA_READ_REQUEST => {
+            RdmapOpcode::RDMA_READ_REQUEST => {
                 reads.push(ReadRequest::read_from_bytes(&ulpdu[UNTAGGED_LEN..]).unwrap())
             }
-            Opcode::RDMA_READ_RESPONSE => answer.extend(&ulpdu[TAGGED_LEN..]),
+            RdmapOpcode::RDMA_READ_RESPONSE => answer.extend(&ulpdu[TAGGED_LEN..]),
             opcode if *side == 1 && opcode.invalidates() => {
                 let stag = Untagged::read_from_prefix(ulpdu).unwrap().0.invalidate_stag.get();
                 writes.entry(stag).or_insert((0, 1));
@@ -236,7 +236,7 @@ fn open_memory(driver: &mut Driver, segments: &[(usize, Vec<u8>)]) -> [Names; 2]
         }
     }
     let mut open = |local: SgList, access| {
-        driver.post(Work::Register { id: WorkId(0), local, access });
+        driver.post(WorkRequest::Register { id: WorkId(0), local, access });
         match driver.iwarp.poll() {
             Some(Event::Registered { remote, .. }) => remote,
             other => panic!("{other:?}"),
@@ -245,13 +245,13 @@ fn open_memory(driver: &mut Driver, segments: &[(usize, Vec<u8>)]) -> [Names; 2]
     let [mut written, mut read] = [Names::default(), Names::default()];
     for request in reads {
         let rest = answer.split_off(request.rdma_rd_sz.get() as usize);
-        let remote = open(Seg::from_slice(&std::mem::replace(&mut answer, rest)).into(), Access::RemoteRead);
+        let remote = open(Seg::from_slice(&std::mem::replace(&mut answer, rest)).into(), RemoteRights::RemoteRead);
         writes.remove(&request.src_stag.get());
         read.0.insert(request.src_stag.get(), (request.src_to.get(), remote));
     }
     for (stag, (begin, end)) in writes {
         let len = (end - begin) as usize;
-        let remote = open(Memory::from_heap(len).seg(0, len).into(), Access::RemoteWrite);
+        let remote = open(Memory::from_heap(len).seg(0, len).into(), RemoteRights::RemoteWrite);
         written.0.insert(stag, (begin, remote));
     }
     [written, read]
@@ -284,7 +284,7 @@ fn the_kernels_nvme_controller_hears_from_us_what_it_heard_from_the_kernel() {
         let (control, mut heard) = (control(&ulpdu), ulpdu.clone());
         if control.is_tagged() {
             heard = written.tagged(&ulpdu);
-        } else if control.opcode() == Opcode::RDMA_READ_REQUEST {
+        } else if control.opcode() == RdmapOpcode::RDMA_READ_REQUEST {
             let request = ReadRequest::read_from_bytes(&ulpdu[UNTAGGED_LEN..]).unwrap();
             let (stag, to) = read.translate(request.src_stag.get(), request.src_to.get());
             let ours = ReadRequest { src_stag: U32::new(stag), src_to: U64::new(to), ..request };

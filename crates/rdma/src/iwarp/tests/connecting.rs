@@ -5,7 +5,7 @@ use super::{
     Driver, Link, READ, SEND, WRITE, ample, fpdu, read_request, setup_frame, tagged, ulpdus, untagged,
 };
 use crate::queue_pair::{Fault, Provider, Violation};
-use blockmux_proto::rdma::{Endpoint, Event, Head, Work, WorkId};
+use blockmux_proto::rdma::{Endpoint, Event, MessageHead, WorkRequest, WorkId};
 use blockmux_proto::session::{StreamSession, Timed};
 use blockmux_volume::{Pool, SgList};
 use std::time::{Duration, Instant};
@@ -31,13 +31,13 @@ fn run(driver: &mut Driver, bytes: &[u8]) -> Vec<Event> {
 }
 
 fn send(driver: &mut Driver, message: &[u8]) {
-    let (head, payload) = (Head::from_slice(message), SgList::default());
-    driver.post(Work::Send { id: WorkId(1), head, payload, invalidate: None, is_solicited: false });
+    let (head, payload) = (MessageHead::from_slice(message), SgList::default());
+    driver.post(WorkRequest::Send { id: WorkId(1), head, payload, invalidate: None, is_solicited: false });
 }
 
 /// Accepts, and takes the reply.
 fn accept(driver: &mut Driver) -> Vec<u8> {
-    driver.post(Work::Accept { private_data: b"yes".to_vec() });
+    driver.post(WorkRequest::Accept { private_data: b"yes".to_vec() });
     assert!(matches!(&driver.events()[..], [Event::Connected { .. }]));
     driver.sent(usize::MAX)
 }
@@ -259,7 +259,7 @@ fn a_peer_that_goes_away_while_connecting_is_noticed() {
         driver.peer_has_closed = true;
         let heard = run(&mut driver, bytes);
         assert!(matches!(heard.last(), Some(Event::Disconnected)), "{heard:?}");
-        driver.post(Work::Accept { private_data: Vec::new() });
+        driver.post(WorkRequest::Accept { private_data: Vec::new() });
         assert!(driver.events().is_empty() && driver.sent(usize::MAX).is_empty());
     }
 }

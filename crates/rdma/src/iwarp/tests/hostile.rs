@@ -6,7 +6,7 @@ use super::{
 };
 use crate::queue_pair::{Fault, Provider, Violation};
 use crate::regions::Refusal;
-use blockmux_proto::rdma::{Access, Endpoint, Event, Remote, Stag, Work, WorkError, WorkId};
+use blockmux_proto::rdma::{RemoteRights, Endpoint, Event, Remote, Stag, WorkRequest, WorkError, WorkId};
 use blockmux_volume::random::mix;
 use blockmux_volume::{Memory, SgList};
 
@@ -27,14 +27,14 @@ impl Field {
         let whole = Memory::from_heap(3 * GAP + 2 * SIZE);
         whole.seg(0, whole.len()).copy_from(&vec![CLEAN; whole.len()]);
         let mut grant = |at, access| {
-            driver.post(Work::Register { id: WorkId(0), local: whole.seg(at, SIZE).into(), access });
+            driver.post(WorkRequest::Register { id: WorkId(0), local: whole.seg(at, SIZE).into(), access });
             match driver.iwarp.poll() {
                 Some(Event::Registered { remote, .. }) => remote,
                 other => panic!("{other:?}"),
             }
         };
-        let read = grant(GAP, Access::RemoteRead);
-        let write = grant(2 * GAP + SIZE, Access::RemoteWrite);
+        let read = grant(GAP, RemoteRights::RemoteRead);
+        let write = grant(2 * GAP + SIZE, RemoteRights::RemoteWrite);
         Field { whole, read, write }
     }
 
@@ -250,7 +250,7 @@ fn messages_that_come_together_find_the_buffers_that_are_given_back_for_those_be
         for event in driver.events() {
             let Event::Received { message, .. } = event else { panic!("{event:?}") };
             heard.extend(message.to_vec());
-            driver.post(Work::Receive);
+            driver.post(WorkRequest::Receive);
         }
     }
     assert_eq!((heard, driver.error), (vec![1, 2, 3, 4, 5, 6, 7], None));
@@ -277,7 +277,7 @@ fn every_fault_of_a_read_response_gets_its_own_terminate_and_no_memory() {
         let memory = Memory::from_heap(192);
         let local: SgList = memory.seg(64, 64).into();
         let remote = Remote { stag: Stag(5), address: 0, len: 64 };
-        driver.post(Work::Read { id: WorkId(3), local, remote });
+        driver.post(WorkRequest::Read { id: WorkId(3), local, remote });
         let sent = ulpdus(&driver.sent(usize::MAX));
         let sink = u32::from_be_bytes(sent[0][18..22].try_into().unwrap());
         driver.push(&fpdu(&answer(sink), false));
@@ -324,7 +324,7 @@ fn what_arrives_for_memory_that_is_closed_meanwhile_goes_nowhere() {
     let (first, second) = bytes.split_at(20_000);
     driver.push(first);
     while driver.receive() {}
-    driver.post(Work::Invalidate { stag: field.write.stag });
+    driver.post(WorkRequest::Invalidate { stag: field.write.stag });
     let before = field.bytes();
     driver.push(second);
     while driver.receive() {}
@@ -342,7 +342,7 @@ fn a_read_of_memory_that_is_closed_before_its_turn_is_refused() {
     let request = untagged(READ, 0, [1, 1, 0], &read_request((1, 0), 64, source));
     driver.push(&fpdu(&request, false));
     while driver.receive() {}
-    driver.post(Work::Invalidate { stag: field.read.stag });
+    driver.post(WorkRequest::Invalidate { stag: field.read.stag });
     assert!(matches!(&driver.events()[..], [Event::Disconnected]));
     let (layer, code, copied) = verdict(&mut driver);
     assert_eq!((layer, code), (0x01, 0));

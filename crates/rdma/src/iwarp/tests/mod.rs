@@ -10,7 +10,7 @@ mod splits;
 
 use super::{Config, Iwarp};
 use crate::queue_pair::Provider;
-use blockmux_proto::rdma::{Endpoint, Event, QueuePair, Work};
+use blockmux_proto::rdma::{Endpoint, Event, QueuePair, WorkRequest};
 use blockmux_proto::session::{Demand, MAX_DEMAND, ProtocolError, StreamSession};
 use blockmux_volume::{Chunk, Crc32c, Memory, Pool, SgList};
 use std::time::Instant;
@@ -141,15 +141,15 @@ impl Driver {
 
     /// Up to `most` bytes of what it has to send.
     pub(super) fn sent(&mut self, most: usize) -> Vec<u8> {
-        use blockmux_proto::outbox::Piece;
+        use blockmux_proto::outbox::OutboxPiece;
         let outbox = self.iwarp.outbox();
         let mut bytes = Vec::new();
         for piece in outbox.pieces() {
             let left = most - bytes.len();
             match piece {
                 _ if left == 0 => break,
-                Piece::Head(head) => bytes.extend(&head[..head.len().min(left)]),
-                Piece::Payload(seg) => bytes.extend(seg.slice(0, seg.len().min(left)).to_vec()),
+                OutboxPiece::Head(head) => bytes.extend(&head[..head.len().min(left)]),
+                OutboxPiece::Payload(seg) => bytes.extend(seg.slice(0, seg.len().min(left)).to_vec()),
             }
         }
         outbox.consume(bytes.len());
@@ -178,7 +178,7 @@ impl Driver {
         std::iter::from_fn(|| self.iwarp.poll()).collect()
     }
 
-    pub(super) fn post(&mut self, work: Work) {
+    pub(super) fn post(&mut self, work: WorkRequest) {
         self.iwarp.post(work);
     }
 }
@@ -250,7 +250,7 @@ impl Link {
     pub(super) fn connect(&mut self) {
         let heard = self.settle();
         assert!(matches!(&heard[1][..], [Event::Requested { .. }]), "{heard:?}");
-        self.ends[1].post(Work::Accept { private_data: b"welcome".to_vec() });
+        self.ends[1].post(WorkRequest::Accept { private_data: b"welcome".to_vec() });
         let heard = self.settle();
         for events in heard {
             assert!(matches!(&events[..], [Event::Connected { .. }]), "{events:?}");
@@ -292,7 +292,7 @@ pub(super) fn connected(is_active: bool, endpoint: &Endpoint, has_crc: bool) -> 
     while driver.receive() {}
     if !is_active {
         assert!(matches!(&driver.events()[..], [Event::Requested { .. }]));
-        driver.post(Work::Accept { private_data: Vec::new() });
+        driver.post(WorkRequest::Accept { private_data: Vec::new() });
     }
     assert!(matches!(&driver.events()[..], [Event::Connected { .. }]));
     drop(driver.sent(usize::MAX));

@@ -3,7 +3,7 @@
 use super::super::Config;
 use super::{Link, ample};
 use crate::queue_pair::Provider;
-use blockmux_proto::rdma::{Access, Endpoint, Event, Head, Remote, Work, WorkError, WorkId};
+use blockmux_proto::rdma::{RemoteRights, Endpoint, Event, MessageHead, Remote, WorkRequest, WorkError, WorkId};
 use blockmux_volume::random::mix;
 use blockmux_volume::{Memory, Seg, SgList};
 
@@ -28,27 +28,27 @@ const LEN: usize = 20_000;
 fn talk(link: &mut Link) -> Talk {
     let [written, fetched] = [Memory::from_heap(LEN), Memory::from_heap(LEN)];
     let mut grant = |local: SgList, access| {
-        link.ends[1].post(Work::Register { id: WorkId(0), local, access });
+        link.ends[1].post(WorkRequest::Register { id: WorkId(0), local, access });
         match link.ends[1].iwarp.poll() {
             Some(Event::Registered { remote, .. }) => remote,
             other => panic!("{other:?}"),
         }
     };
-    let target: Remote = grant(written.seg(0, LEN).into(), Access::RemoteWrite);
+    let target: Remote = grant(written.seg(0, LEN).into(), RemoteRights::RemoteWrite);
     let mut pieces = SgList::one(seg(5, LEN).slice(0, 777));
     pieces.push(seg(5, LEN).slice(777, LEN - 777));
-    let source = grant(pieces, Access::RemoteRead);
+    let source = grant(pieces, RemoteRights::RemoteRead);
     let send = |id, payload: SgList, invalidate, is_solicited| {
-        let head = Head::from_slice(b"head");
-        Work::Send { id: WorkId(id), head, payload, invalidate, is_solicited }
+        let head = MessageHead::from_slice(b"head");
+        WorkRequest::Send { id: WorkId(id), head, payload, invalidate, is_solicited }
     };
     let end = &mut link.ends[0];
     end.post(send(1, SgList::default(), None, false));
-    end.post(Work::Write { id: WorkId(2), local: seg(4, LEN).into(), remote: target });
-    end.post(Work::Read { id: WorkId(3), local: fetched.seg(0, LEN).into(), remote: source });
+    end.post(WorkRequest::Write { id: WorkId(2), local: seg(4, LEN).into(), remote: target });
+    end.post(WorkRequest::Read { id: WorkId(3), local: fetched.seg(0, LEN).into(), remote: source });
     end.post(send(4, seg(6, 9000).into(), Some(target.stag), true));
     let whole = Remote { len: 1, ..source };
-    end.post(Work::Read { id: WorkId(5), local: Memory::from_heap(1).seg(0, 1).into(), remote: whole });
+    end.post(WorkRequest::Read { id: WorkId(5), local: Memory::from_heap(1).seg(0, 1).into(), remote: whole });
     Talk { written, fetched, posted: 5 }
 }
 
@@ -195,17 +195,17 @@ fn the_outbox_is_bounded_whatever_was_posted_and_whatever_the_peer_reads() {
     link.connect();
     let memory = Memory::from_heap(1 << 20);
     let local = || SgList::one(memory.seg(0, 1 << 20));
-    link.ends[1].post(Work::Register { id: WorkId(0), local: local(), access: Access::RemoteRead });
+    link.ends[1].post(WorkRequest::Register { id: WorkId(0), local: local(), access: RemoteRights::RemoteRead });
     let Some(Event::Registered { remote, .. }) = link.ends[1].iwarp.poll() else { panic!() };
-    link.ends[1].post(Work::Register { id: WorkId(0), local: local(), access: Access::RemoteWrite });
+    link.ends[1].post(WorkRequest::Register { id: WorkId(0), local: local(), access: RemoteRights::RemoteWrite });
     let Some(Event::Registered { remote: target, .. }) = link.ends[1].iwarp.poll() else { panic!() };
     for id in 0..8 {
-        link.ends[0].post(Work::Read {
+        link.ends[0].post(WorkRequest::Read {
             id: WorkId(id),
             local: Memory::from_heap(1 << 20).seg(0, 1 << 20).into(),
             remote,
         });
-        link.ends[0].post(Work::Write { id: WorkId(id), local: local(), remote: target });
+        link.ends[0].post(WorkRequest::Write { id: WorkId(id), local: local(), remote: target });
     }
     let mut done = 0;
     loop {

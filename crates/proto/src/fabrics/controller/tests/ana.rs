@@ -9,7 +9,7 @@ use blockmux_wire::nvme::log::AnaState;
 use std::collections::BTreeMap;
 
 /// Namespace 1 in group 5, which port 2 does not lead to; namespace 2 in none.
-fn asymmetric() -> ((Arc<Node>, Exports), Arc<Subsystem>) {
+fn asymmetric() -> ((Arc<NvmeNode>, Exports), Arc<Subsystem>) {
     let exports = Exports::new(vec![export("a"), export("b")]);
     let namespaces = [0, 1].map(|at: u32| {
         let served = exports.served(VolumeId(at)).unwrap().clone();
@@ -19,13 +19,13 @@ fn asymmetric() -> ((Arc<Node>, Exports), Arc<Subsystem>) {
     let groups = vec![AnaGroup { id: 5, namespaces: vec![1], states }];
     let subsystem = Subsystem::new(Nqn::new(NQN).unwrap(), "machine", namespaces.into(), Vec::new());
     let subsystem = Arc::new(subsystem.with_ana(groups, &[1, 2]));
-    let ports = [1, 2].map(|id| Port { id, address: "0.0.0.0:4420".parse().unwrap() });
-    let node = Node::new(vec![subsystem.clone()], ports.into(), "machine");
+    let ports = [1, 2].map(|id| FabricsPort { id, address: "0.0.0.0:4420".parse().unwrap() });
+    let node = NvmeNode::new(vec![subsystem.clone()], ports.into(), "machine");
     ((Arc::new(node), exports), subsystem)
 }
 
 /// An I/O queue and its admin queue, both by that port.
-fn at_port(node: &(Arc<Node>, Exports), port: u16) -> (Host, Host) {
+fn at_port(node: &(Arc<NvmeNode>, Exports), port: u16) -> (Host, Host) {
     let open = |qid, cntlid| {
         let mut host = Host::new(node);
         host.pump.session = queue(node, Pool::new(usize::MAX), host.now).at_port(port);
@@ -67,7 +67,7 @@ fn each_port_tells_how_it_leads_to_the_groups() {
     assert!(io.run(nvm(NvmOpcode::READ, 1, 0, 1), &[]).1.status.is_success());
     for sqe in [nvm(NvmOpcode::READ, 1, 0, 1), nvm(NvmOpcode::FLUSH, 1, 0, 1)] {
         let status = cut.run(sqe, &[]).1.status;
-        assert_eq!(status.status(), Status::ASYMMETRIC_ACCESS_INACCESSIBLE);
+        assert_eq!(status.status(), NvmeStatus::ASYMMETRIC_ACCESS_INACCESSIBLE);
         assert!(!status.do_not_retry(), "another path may do");
     }
     assert!(cut.run(nvm(NvmOpcode::READ, 2, 0, 1), &[]).1.status.is_success());
@@ -76,7 +76,7 @@ fn each_port_tells_how_it_leads_to_the_groups() {
         for fid in [FeatureId::RESERVATION_NOTIFICATION_MASK, FeatureId::RESERVATION_PERSISTENCE] {
             let sqe = |nsid| admin(opcode, nsid, fid.0.into(), 0, 0);
             let status = cut_queue.run(sqe(1), &[]).1.status;
-            assert_eq!(status.status(), Status::ASYMMETRIC_ACCESS_INACCESSIBLE);
+            assert_eq!(status.status(), NvmeStatus::ASYMMETRIC_ACCESS_INACCESSIBLE);
             assert!(!status.do_not_retry());
             assert!(cut_queue.run(sqe(2), &[]).1.status.is_success());
             assert!(queue.run(sqe(1), &[]).1.status.is_success());
@@ -109,5 +109,5 @@ fn a_change_is_told_to_those_who_came_by_the_port() {
     assert!(io.run(nvm(NvmOpcode::READ, 1, 0, 1), &[]).1.status.is_success());
     subsystem.set_ana_state(5, 2, AnaState::CHANGE);
     let status = io.run(nvm(NvmOpcode::READ, 1, 0, 1), &[]).1.status.status();
-    assert_eq!(status, Status::ASYMMETRIC_ACCESS_TRANSITION);
+    assert_eq!(status, NvmeStatus::ASYMMETRIC_ACCESS_TRANSITION);
 }

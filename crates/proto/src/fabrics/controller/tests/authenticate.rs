@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::nvme::auth::controller::tests::{negotiate, reply, secrets};
-use crate::nvme::auth::{DhGroup, Secret};
+use crate::nvme::auth::{DhGroup, DhChapSecret};
 use crate::session::{ProtocolError, Timed};
 use crate::volume_uuid::VolumeUuid;
 use blockmux_wire::nvmeof::auth::{Explanation, SECURITY_PROTOCOL_NVME};
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// A subsystem whose one host has secrets.
-fn guarded() -> (Arc<Node>, Exports) {
+fn guarded() -> (Arc<NvmeNode>, Exports) {
     let exports = Exports::new(vec![export("a")]);
     let served = exports.served(VolumeId(0)).unwrap().clone();
     let namespace = Namespace::new(1, VolumeId(0), served, false, VolumeUuid::of_texts(&["a"]));
@@ -18,12 +18,12 @@ fn guarded() -> (Arc<Node>, Exports) {
     let subsystem = Subsystem::new(nqn(NQN), "machine", vec![namespace], vec![nqn("nqn.h")]);
     let known = BTreeMap::from([(nqn("nqn.h"), secrets(None, Some(DhGroup::Ffdhe2048)))]);
     let subsystem = Arc::new(subsystem.with_secrets(known));
-    let ports = vec![Port { id: 1, address: "0.0.0.0:4420".parse().unwrap() }];
-    (Arc::new(Node::new(vec![subsystem], ports, "machine")), exports)
+    let ports = vec![FabricsPort { id: 1, address: "0.0.0.0:4420".parse().unwrap() }];
+    (Arc::new(NvmeNode::new(vec![subsystem], ports, "machine")), exports)
 }
 
 /// Connected, nothing proved.
-fn connected(node: &(Arc<Node>, Exports), qid: u16, cntlid: u16) -> (Host, Cqe) {
+fn connected(node: &(Arc<NvmeNode>, Exports), qid: u16, cntlid: u16) -> (Host, Cqe) {
     let mut host = Host::new(node);
     let session = queue(node, Pool::new(usize::MAX), host.now).with_seed([5; 32]);
     host.pump.session = session;
@@ -56,7 +56,7 @@ fn authentication(kind: FabricsType, len: usize) -> Sqe {
     }
 }
 
-fn secret() -> Secret {
+fn secret() -> DhChapSecret {
     secrets(None, None).host
 }
 
@@ -76,17 +76,17 @@ fn a_host_that_has_proved_itself_may_use_each_queue() {
     let (mut admin_queue, cqe) = connected(&node, 0, CNTLID_DYNAMIC);
     let cntlid = cqe.result.get() as u16;
     assert_eq!(cqe.result.get(), u64::from(AUTHREQ_ATR | u32::from(cntlid)));
-    assert_eq!(refusal(&admin_queue.set_cc(0x0046_0061)), Status::AUTHENTICATION_REQUIRED);
+    assert_eq!(refusal(&admin_queue.set_cc(0x0046_0061)), NvmeStatus::AUTHENTICATION_REQUIRED);
     let keep_alive = admin(AdminOpcode::KEEP_ALIVE, 0, 0, 0, 0);
-    assert_eq!(refusal(&admin_queue.run(keep_alive, &[]).1), Status::AUTHENTICATION_REQUIRED);
+    assert_eq!(refusal(&admin_queue.run(keep_alive, &[]).1), NvmeStatus::AUTHENTICATION_REQUIRED);
     prove(&mut admin_queue);
     admin_queue.enable();
     let (mut io, cqe) = connected(&node, 1, cntlid);
     assert!(cqe.status.is_success());
     let read = nvm(NvmOpcode::READ, 1, 0, 1);
-    assert_eq!(refusal(&io.run(read, &[]).1), Status::AUTHENTICATION_REQUIRED);
+    assert_eq!(refusal(&io.run(read, &[]).1), NvmeStatus::AUTHENTICATION_REQUIRED);
     let fused = Sqe { flags: 0x41, ..nvm(NvmOpcode::COMPARE, 1, 0, 1) };
-    assert_eq!(refusal(&io.run(fused, &[0; 512]).1), Status::AUTHENTICATION_REQUIRED);
+    assert_eq!(refusal(&io.run(fused, &[0; 512]).1), NvmeStatus::AUTHENTICATION_REQUIRED);
     prove(&mut io);
     assert!(io.run(read, &[]).1.status.is_success());
     // Once more, which a host may do at any time.
@@ -158,16 +158,16 @@ fn authentication_commands_that_make_no_sense_are_refused() {
         Sqe { cdw11: 4097.into(), ..receive },
         Sqe { cdw10: 0.into(), ..authentication(FabricsType::AUTHENTICATION_SEND, 64) },
     ] {
-        assert_eq!(refusal(&host.run(wrong, &[]).1), Status::INVALID_FIELD_IN_COMMAND);
+        assert_eq!(refusal(&host.run(wrong, &[]).1), NvmeStatus::INVALID_FIELD_IN_COMMAND);
     }
     let long = Sqe { cdw11: 128.into(), ..receive };
-    assert_eq!(refusal(&host.run(long, &[]).1), Status::DATA_SGL_LENGTH_INVALID);
+    assert_eq!(refusal(&host.run(long, &[]).1), NvmeStatus::DATA_SGL_LENGTH_INVALID);
     // A host that has nothing to prove.
     let (mut plain, _) = Host::admin(&super::node());
-    assert_eq!(refusal(&plain.run(receive, &[]).1), Status::INVALID_FIELD_IN_COMMAND);
+    assert_eq!(refusal(&plain.run(receive, &[]).1), NvmeStatus::INVALID_FIELD_IN_COMMAND);
     // Without random numbers nobody can.
     let mut host = Host::new(&node);
     let (command, data) = connect(NQN, 0, CNTLID_DYNAMIC, 0);
     let data = ConnectData { hostnqn: Nqn::new("nqn.h").unwrap().to_field(), ..data };
-    assert_eq!(refusal(&host.run(command, data.as_bytes()).1), Status::INTERNAL_ERROR);
+    assert_eq!(refusal(&host.run(command, data.as_bytes()).1), NvmeStatus::INTERNAL_ERROR);
 }

@@ -7,7 +7,7 @@ use blockmux_wire::nvme::nvm::PRINFO_MASK;
 use std::collections::VecDeque;
 
 /// An I/O queue with so many entries, and its admin queue.
-fn deep(node: &(Arc<Node>, Exports), pool: &Pool, entries: u32) -> (Host, Host) {
+fn deep(node: &(Arc<NvmeNode>, Exports), pool: &Pool, entries: u32) -> (Host, Host) {
     let (admin, cntlid) = Host::admin(node);
     let mut io = Host::with_pool(node, pool.clone());
     let (mut command, data) = connect(NQN, 1, cntlid, 0);
@@ -44,36 +44,36 @@ fn a_command_that_cannot_be_done_has_its_status_and_harms_nothing() {
     let read = |slba, blocks| nvm(NvmOpcode::READ, 1, slba, blocks);
     let with = |sqe: Sqe, dptr| Sqe { dptr, ..sqe };
     let write = nvm(NvmOpcode::WRITE, 1, 0, 1);
-    let field = Status::INVALID_FIELD_IN_COMMAND;
+    let field = NvmeStatus::INVALID_FIELD_IN_COMMAND;
     let cases = [
-        (read(end, 1), Status::LBA_OUT_OF_RANGE),
-        (read(end - 1, 2), Status::LBA_OUT_OF_RANGE),
-        (read(u64::MAX, 1), Status::LBA_OUT_OF_RANGE),
-        (read(u64::MAX >> 9, 8), Status::LBA_OUT_OF_RANGE),
+        (read(end, 1), NvmeStatus::LBA_OUT_OF_RANGE),
+        (read(end - 1, 2), NvmeStatus::LBA_OUT_OF_RANGE),
+        (read(u64::MAX, 1), NvmeStatus::LBA_OUT_OF_RANGE),
+        (read(u64::MAX >> 9, 8), NvmeStatus::LBA_OUT_OF_RANGE),
         (read(0, 2049), field),
-        (Sqe { nsid: 0.into(), ..read(0, 1) }, Status::INVALID_NAMESPACE_OR_FORMAT),
-        (Sqe { nsid: 3.into(), ..read(0, 1) }, Status::INVALID_NAMESPACE_OR_FORMAT),
-        (Sqe { nsid: NSID_ALL.into(), ..read(0, 1) }, Status::INVALID_NAMESPACE_OR_FORMAT),
-        (Sqe { opcode: 0x99, ..read(0, 1) }, Status::INVALID_COMMAND_OPCODE),
-        (nvm(NvmOpcode::WRITE_UNCORRECTABLE, 1, 0, 1), Status::INVALID_COMMAND_OPCODE),
+        (Sqe { nsid: 0.into(), ..read(0, 1) }, NvmeStatus::INVALID_NAMESPACE_OR_FORMAT),
+        (Sqe { nsid: 3.into(), ..read(0, 1) }, NvmeStatus::INVALID_NAMESPACE_OR_FORMAT),
+        (Sqe { nsid: NSID_ALL.into(), ..read(0, 1) }, NvmeStatus::INVALID_NAMESPACE_OR_FORMAT),
+        (Sqe { opcode: 0x99, ..read(0, 1) }, NvmeStatus::INVALID_COMMAND_OPCODE),
+        (nvm(NvmOpcode::WRITE_UNCORRECTABLE, 1, 0, 1), NvmeStatus::INVALID_COMMAND_OPCODE),
         (Sqe { flags: 0x41, ..read(0, 1) }, field),
         (Sqe { flags: 0, ..read(0, 1) }, field),
         (Sqe { cdw12: PRINFO_MASK.into(), ..read(0, 1) }, field),
-        (with(read(0, 1), SglDescriptor::transport(511)), Status::DATA_SGL_LENGTH_INVALID),
-        (with(read(0, 1), SglDescriptor::transport(1024)), Status::DATA_SGL_LENGTH_INVALID),
-        (with(read(0, 1), SglDescriptor::in_capsule(0, 512)), Status::SGL_DESCRIPTOR_TYPE_INVALID),
-        (with(write, SglDescriptor::transport(513)), Status::DATA_SGL_LENGTH_INVALID),
-        (with(write, SglDescriptor::in_capsule(0, 512)), Status::SGL_OFFSET_INVALID),
-        (with(write, SglDescriptor::in_capsule(u64::MAX, 512)), Status::SGL_OFFSET_INVALID),
+        (with(read(0, 1), SglDescriptor::transport(511)), NvmeStatus::DATA_SGL_LENGTH_INVALID),
+        (with(read(0, 1), SglDescriptor::transport(1024)), NvmeStatus::DATA_SGL_LENGTH_INVALID),
+        (with(read(0, 1), SglDescriptor::in_capsule(0, 512)), NvmeStatus::SGL_DESCRIPTOR_TYPE_INVALID),
+        (with(write, SglDescriptor::transport(513)), NvmeStatus::DATA_SGL_LENGTH_INVALID),
+        (with(write, SglDescriptor::in_capsule(0, 512)), NvmeStatus::SGL_OFFSET_INVALID),
+        (with(write, SglDescriptor::in_capsule(u64::MAX, 512)), NvmeStatus::SGL_OFFSET_INVALID),
         (
             with(write, SglDescriptor::new(SglType::KEYED_DATA_BLOCK, SglSubtype::ADDRESS, 0, 512)),
-            Status::SGL_DESCRIPTOR_TYPE_INVALID,
+            NvmeStatus::SGL_DESCRIPTOR_TYPE_INVALID,
         ),
-        (nvm(NvmOpcode::WRITE, 2, 0, 1), Status::NAMESPACE_IS_WRITE_PROTECTED),
-        (nvm(NvmOpcode::WRITE_ZEROES, 2, 0, 1), Status::NAMESPACE_IS_WRITE_PROTECTED),
-        (nvm(NvmOpcode::WRITE_ZEROES, 1, end, 1), Status::LBA_OUT_OF_RANGE),
+        (nvm(NvmOpcode::WRITE, 2, 0, 1), NvmeStatus::NAMESPACE_IS_WRITE_PROTECTED),
+        (nvm(NvmOpcode::WRITE_ZEROES, 2, 0, 1), NvmeStatus::NAMESPACE_IS_WRITE_PROTECTED),
+        (nvm(NvmOpcode::WRITE_ZEROES, 1, end, 1), NvmeStatus::LBA_OUT_OF_RANGE),
         (Sqe { cdw12: (1 << 8).into(), ..nvm(NvmOpcode::COPY, 1, 0, 1) }, field),
-        (Sqe { cdw12: 0xff.into(), ..nvm(NvmOpcode::COPY, 1, 0, 1) }, Status::COMMAND_SIZE_LIMIT_EXCEEDED),
+        (Sqe { cdw12: 0xff.into(), ..nvm(NvmOpcode::COPY, 1, 0, 1) }, NvmeStatus::COMMAND_SIZE_LIMIT_EXCEEDED),
     ];
     for (sqe, status) in cases {
         assert_eq!(refusal(&io.run(sqe, &[]).1), status, "{sqe:?}");
@@ -82,7 +82,7 @@ fn a_command_that_cannot_be_done_has_its_status_and_harms_nothing() {
     let mut range = [0; 32];
     range[16..18].copy_from_slice(&u16::MAX.to_le_bytes());
     let copy = Sqe { cdw12: 0.into(), ..nvm(NvmOpcode::COPY, 1, 0, 1) };
-    assert_eq!(refusal(&io.run(copy, &range).1), Status::COMMAND_SIZE_LIMIT_EXCEEDED);
+    assert_eq!(refusal(&io.run(copy, &range).1), NvmeStatus::COMMAND_SIZE_LIMIT_EXCEEDED);
     assert_eq!(io.run(read(0, 1), &[]).0, [0; 512]);
 }
 
@@ -112,7 +112,7 @@ fn no_volume_is_asked_for_blocks_that_it_does_not_have() {
         (deallocate, unmapped.to_vec()),
     ];
     for (sqe, data) in cases {
-        assert_eq!(refusal(&io.run(sqe, &data).1), Status::LBA_OUT_OF_RANGE, "{sqe:?}");
+        assert_eq!(refusal(&io.run(sqe, &data).1), NvmeStatus::LBA_OUT_OF_RANGE, "{sqe:?}");
         assert!(io.pump.submitted.is_empty(), "{sqe:?}");
     }
 }
@@ -124,7 +124,7 @@ fn a_cid_that_is_in_use_is_a_conflict() {
     let mut read = nvm(NvmOpcode::READ, 1, 0, 1);
     io.send(&mut read, &[]);
     io.deliver_command(&read, &[]).unwrap();
-    assert_eq!(refusal(&io.received()[0].cqe()), Status::COMMAND_ID_CONFLICT);
+    assert_eq!(refusal(&io.received()[0].cqe()), NvmeStatus::COMMAND_ID_CONFLICT);
     io.pump.finish_one();
     assert!(io.end_of(read).1.status.is_success());
 }

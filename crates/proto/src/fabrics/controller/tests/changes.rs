@@ -15,13 +15,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A subsystem without namespaces that is served, and a volume for it.
-fn empty() -> ((Arc<Node>, Exports), Arc<Subsystem>) {
+fn empty() -> ((Arc<NvmeNode>, Exports), Arc<Subsystem>) {
     let exports = Exports::new(vec![export("a"), export("c")]);
     let masks = BTreeMap::from([(Nqn::new(HOST).unwrap(), BTreeSet::from([1, 2, 7]))]);
     let subsystem = Subsystem::new(Nqn::new(NQN).unwrap(), "machine", Vec::new(), Vec::new());
     let subsystem = Arc::new(subsystem.with_masks(masks));
-    let ports = vec![Port { id: 1, address: "192.0.2.1:4420".parse().unwrap() }];
-    ((Arc::new(Node::new(vec![subsystem.clone()], ports, "machine")), exports), subsystem)
+    let ports = vec![FabricsPort { id: 1, address: "192.0.2.1:4420".parse().unwrap() }];
+    ((Arc::new(NvmeNode::new(vec![subsystem.clone()], ports, "machine")), exports), subsystem)
 }
 
 fn namespace(exports: &Exports, nsid: u32, at: u32) -> Namespace {
@@ -50,7 +50,7 @@ fn a_namespace_that_is_attached_is_told_of_and_used_until_it_is_detached() {
     listens(&mut queue, AEC_NAMESPACE_ATTRIBUTE);
     let mut events = [admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0); 2];
     events.iter_mut().for_each(|event| queue.send(event, &[]));
-    assert_eq!(refusal(&io.run(nvm(NvmOpcode::READ, 7, 0, 1), &[]).1), Status::INVALID_NAMESPACE_OR_FORMAT);
+    assert_eq!(refusal(&io.run(nvm(NvmOpcode::READ, 7, 0, 1), &[]).1), NvmeStatus::INVALID_NAMESPACE_OR_FORMAT);
     let page = queue.run(admin(AdminOpcode::IDENTIFY, 7, 0, 0, 4096), &[]).0;
     assert_eq!(page, vec![0; 4096], "it could be there");
     subsystem.attach(namespace(&node.1, 7, 0), None).unwrap();
@@ -78,7 +78,7 @@ fn a_namespace_that_is_attached_is_told_of_and_used_until_it_is_detached() {
     io.pump.finish_one();
     assert_eq!(io.end_of(read).0, [7; 512]);
     io.pump.holds_io = false;
-    assert_eq!(refusal(&io.run(nvm(NvmOpcode::READ, 7, 0, 1), &[]).1), Status::INVALID_NAMESPACE_OR_FORMAT);
+    assert_eq!(refusal(&io.run(nvm(NvmOpcode::READ, 7, 0, 1), &[]).1), NvmeStatus::INVALID_NAMESPACE_OR_FORMAT);
     queue.pump.turn();
     assert_eq!(queue.end_of(events[1]).1.result.get(), 0x04_0002);
     assert_eq!((changed(&mut queue)[0], listed(&mut queue)[0]), (7, 0));
@@ -99,7 +99,7 @@ fn what_waits_for_a_volume_that_is_detached_ends() {
     assert!(node.1.remove("a").is_some());
     crate::session::Timed::on_timeout(&mut io.pump.session, io.now).unwrap();
     let ends: Vec<_> = io.received().iter().map(|sent| refusal(&sent.cqe())).collect();
-    assert_eq!(ends, [Status::INVALID_NAMESPACE_OR_FORMAT; 2]);
+    assert_eq!(ends, [NvmeStatus::INVALID_NAMESPACE_OR_FORMAT; 2]);
     drop(guard);
 }
 
@@ -116,11 +116,11 @@ fn a_host_sees_and_hears_of_the_namespaces_that_it_is_shown() {
         (vec![2, 0, 0, 0, 0, 0, 0, 0], [2, 0, 0, 0, 0, 0, 0, 0])
     );
     assert!(io.run(nvm(NvmOpcode::READ, 2, 0, 1), &[]).1.status.is_success());
-    assert_eq!(refusal(&io.run(nvm(NvmOpcode::READ, 3, 0, 1), &[]).1), Status::INVALID_NAMESPACE_OR_FORMAT);
+    assert_eq!(refusal(&io.run(nvm(NvmOpcode::READ, 3, 0, 1), &[]).1), NvmeStatus::INVALID_NAMESPACE_OR_FORMAT);
 }
 
 /// The admin queue of a discovery controller by that name.
-fn discoverer(node: &(Arc<Node>, Exports), nqn: &str) -> Host {
+fn discoverer(node: &(Arc<NvmeNode>, Exports), nqn: &str) -> Host {
     let mut host = Host::new(node);
     let (command, data) = connect(nqn, 0, CNTLID_DYNAMIC, 0);
     assert!(host.run(command, data.as_bytes()).1.status.is_success());
@@ -183,7 +183,7 @@ fn a_discovery_controller_with_a_unique_name_is_reached_by_both() {
 }
 
 /// An initialized connection, and how often it was cut.
-fn with_hang_up(node: &(Arc<Node>, Exports)) -> (Host, Arc<AtomicUsize>) {
+fn with_hang_up(node: &(Arc<NvmeNode>, Exports)) -> (Host, Arc<AtomicUsize>) {
     let (cuts, mut host) = (Arc::new(AtomicUsize::new(0)), Host::new(node));
     let hang_up: HangUp = {
         let cuts = cuts.clone();
@@ -203,10 +203,10 @@ fn a_host_is_let_in_and_sent_away_while_others_notice_nothing() {
     let (name, other) = (Nqn::new(HOST).unwrap(), Nqn::new("nqn.2026-11.test:other").unwrap());
     let subsystem = Subsystem::new(Nqn::new(NQN).unwrap(), "machine", Vec::new(), Vec::new()).closed();
     let subsystem = Arc::new(subsystem);
-    let ports = vec![Port { id: 1, address: "192.0.2.1:4420".parse().unwrap() }];
-    let node = (Arc::new(Node::new(vec![subsystem.clone()], ports, "machine")), exports);
+    let ports = vec![FabricsPort { id: 1, address: "192.0.2.1:4420".parse().unwrap() }];
+    let node = (Arc::new(NvmeNode::new(vec![subsystem.clone()], ports, "machine")), exports);
     subsystem.attach(namespace(&node.1, 1, 0), None).unwrap();
-    let refused = Status::from(ConnectStatus::CONNECT_INVALID_HOST);
+    let refused = NvmeStatus::from(ConnectStatus::CONNECT_INVALID_HOST);
     assert_eq!(refusal(&Host::new(&node).connect(0, CNTLID_DYNAMIC, 0)), refused);
     let mut discoverer = discoverer(&node, DISCOVERY_NQN);
     listens(&mut discoverer, AEC_DISCOVERY_CHANGE);

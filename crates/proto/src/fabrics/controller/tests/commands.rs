@@ -33,7 +33,7 @@ fn compare_verify_and_zeroes_look_at_blocks_and_copy_moves_them() {
     assert!(io.run(compare, &data).1.status.is_success());
     let mut other = data.clone();
     other[4095] ^= 1;
-    assert_eq!(refusal(&io.run(compare, &other).1), Status::COMPARE_FAILURE);
+    assert_eq!(refusal(&io.run(compare, &other).1), NvmeStatus::COMPARE_FAILURE);
     assert!(io.run(nvm(NvmOpcode::VERIFY, 1, 0, 64), &[]).1.status.is_success());
     // Two ranges, one after the other, to block 100.
     let ranges = copy_sources(&[(12, 3), (8, 3)]);
@@ -75,11 +75,11 @@ fn a_copy_that_fails_says_which_range_was_the_first_that_it_did_not_copy() {
     assert!(io.run(nvm(NvmOpcode::WRITE, 1, 8, 8), &pattern(4096)).1.status.is_success());
     let mut copy = Sqe { cdw12: 2.into(), ..nvm(NvmOpcode::COPY, 1, 100, 1) };
     let (_, cqe) = io.run(copy, &copy_sources(&[(8, 3), (12, 3), (40, 0)]));
-    assert_eq!((refusal(&cqe), cqe.result.get()), (Status::UNRECOVERED_READ_ERROR, 2));
+    assert_eq!((refusal(&cqe), cqe.result.get()), (NvmeStatus::UNRECOVERED_READ_ERROR, 2));
     assert!(io.run(nvm(NvmOpcode::READ, 1, 100, 8), &[]).0 == pattern(4096), "two were copied");
     // Nothing of this one.
     let (_, cqe) = io.run(copy, &copy_sources(&[(8, 3), (12, 3), (SIZE / 512, 0)]));
-    assert_eq!((refusal(&cqe), cqe.result.get()), (Status::LBA_OUT_OF_RANGE, 0));
+    assert_eq!((refusal(&cqe), cqe.result.get()), (NvmeStatus::LBA_OUT_OF_RANGE, 0));
     // One is copied, and the next one being read, when the host gives it up.
     io.pump.holds_io = true;
     let ranges = copy_sources(&[(8, 3), (12, 3), (16, 3)]);
@@ -94,7 +94,7 @@ fn a_copy_that_fails_says_which_range_was_the_first_that_it_did_not_copy() {
     io.pump.turn();
     io.pump.finish_one();
     let (_, cqe) = io.end_of(copy);
-    assert_eq!((cqe.status.status(), cqe.result.get()), (Status::COMMAND_ABORT_REQUESTED, 1));
+    assert_eq!((cqe.status.status(), cqe.result.get()), (NvmeStatus::COMMAND_ABORT_REQUESTED, 1));
 }
 
 #[test]
@@ -142,11 +142,11 @@ fn identify_tells_what_is_served() {
     assert_eq!(identify(6, 0).0[0], 8);
     assert_eq!(identify(0, 3).0, vec![0; 4096], "it could be there");
     for (cns, nsid) in [(0, 0), (0, 1025), (0, u32::MAX), (3, 9), (8, 0)] {
-        assert_eq!(refusal(&identify(cns, nsid).1), Status::INVALID_NAMESPACE_OR_FORMAT, "{cns}");
+        assert_eq!(refusal(&identify(cns, nsid).1), NvmeStatus::INVALID_NAMESPACE_OR_FORMAT, "{cns}");
     }
-    assert_eq!(refusal(&identify(0x77, 0).1), Status::INVALID_FIELD_IN_COMMAND);
+    assert_eq!(refusal(&identify(0x77, 0).1), NvmeStatus::INVALID_FIELD_IN_COMMAND);
     let short = host.run(admin(AdminOpcode::IDENTIFY, 0, 1, 0, 4095), &[]);
-    assert_eq!(refusal(&short.1), Status::DATA_SGL_LENGTH_INVALID);
+    assert_eq!(refusal(&short.1), NvmeStatus::DATA_SGL_LENGTH_INVALID);
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn the_pages_that_there_are_and_those_that_are_told_are_the_same_and_so_are_feat
         for lid in 0..=255_u32 {
             let status = numbers(lid).1;
             let is_there = status.is_success();
-            assert!(is_there || status.status() == Status::INVALID_LOG_PAGE);
+            assert!(is_there || status.status() == NvmeStatus::INVALID_LOG_PAGE);
             assert_eq!(told[lid as usize], u32::from(is_there), "{lid:#x}");
         }
         assert_eq!(told[0x13], 0, "there is no management interface");
@@ -196,7 +196,7 @@ fn a_page_that_the_host_has_no_room_for_is_not_read() {
     let exports = Exports::new(vec![export("a")]);
     let subsystem = Subsystem::new(Nqn::new(NQN).unwrap(), "machine", Vec::new(), Vec::new());
     let subsystem = Arc::new(subsystem);
-    let node = (Arc::new(Node::new(vec![subsystem.clone()], Vec::new(), "machine")), exports);
+    let node = (Arc::new(NvmeNode::new(vec![subsystem.clone()], Vec::new(), "machine")), exports);
     let (mut host, _) = Host::admin(&node);
     let namespace = Namespace::new(
         3,
@@ -233,7 +233,7 @@ fn a_subsystem_and_its_namespaces_are_called_as_they_were_given() {
     let namespaces = vec![namespace.with_identity(&given)];
     let subsystem = Subsystem::new(Nqn::new(NQN).unwrap(), "machine", namespaces, Vec::new());
     let subsystem = subsystem.with_serial_number("4711".into()).with_model_number("Disk of ours".into());
-    let node = Arc::new(Node::new(vec![Arc::new(subsystem)], Vec::new(), "machine"));
+    let node = Arc::new(NvmeNode::new(vec![Arc::new(subsystem)], Vec::new(), "machine"));
     let (mut host, _) = Host::admin(&(node, exports));
     let mut identify =
         |cns: u32, nsid: u32| host.run(admin(AdminOpcode::IDENTIFY, nsid, cns, 0, 4096), &[]).0;
@@ -267,17 +267,17 @@ fn log_pages_are_there_and_may_be_read_in_parts() {
         ..admin(AdminOpcode::GET_LOG_PAGE, 0, 3 << 16 | lid, 0, 16)
     };
     for (sqe, status) in [
-        (wrong(2, 2), Status::INVALID_FIELD_IN_COMMAND),
-        (wrong(516, 2), Status::INVALID_FIELD_IN_COMMAND),
-        (wrong(0, 0xc0), Status::INVALID_LOG_PAGE),
-        (wrong(0, 0x70), Status::INVALID_LOG_PAGE),
+        (wrong(2, 2), NvmeStatus::INVALID_FIELD_IN_COMMAND),
+        (wrong(516, 2), NvmeStatus::INVALID_FIELD_IN_COMMAND),
+        (wrong(0, 0xc0), NvmeStatus::INVALID_LOG_PAGE),
+        (wrong(0, 0x70), NvmeStatus::INVALID_LOG_PAGE),
         // There is no page of one namespace.
-        (Sqe { nsid: 1.into(), ..wrong(0, 2) }, Status::INVALID_FIELD_IN_COMMAND),
+        (Sqe { nsid: 1.into(), ..wrong(0, 2) }, NvmeStatus::INVALID_FIELD_IN_COMMAND),
     ] {
         assert_eq!(refusal(&host.run(sqe, &[]).1), status);
     }
     let long = admin(AdminOpcode::GET_LOG_PAGE, 0, 0xffff << 16 | 2, 0xffff, u32::MAX);
-    assert_eq!(refusal(&host.run(long, &[]).1), Status::INVALID_FIELD_IN_COMMAND);
+    assert_eq!(refusal(&host.run(long, &[]).1), NvmeStatus::INVALID_FIELD_IN_COMMAND);
 }
 
 #[test]
@@ -287,22 +287,22 @@ fn features_are_set_and_told() {
         host.run(admin(AdminOpcode::SET_FEATURES, 0, fid.0.into(), value, 0), &[]).1
     };
     assert_eq!(set(FeatureId::NUMBER_OF_QUEUES, 3 << 16 | 3).result.get(), 127 << 16 | 127);
-    assert_eq!(refusal(&set(FeatureId::NUMBER_OF_QUEUES, 0xffff)), Status::INVALID_FIELD_IN_COMMAND);
+    assert_eq!(refusal(&set(FeatureId::NUMBER_OF_QUEUES, 0xffff)), NvmeStatus::INVALID_FIELD_IN_COMMAND);
     assert!(set(FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION, 0x900).status.is_success());
     assert!(set(FeatureId::KEEP_ALIVE_TIMER, 9000).status.is_success());
-    assert_eq!(refusal(&set(FeatureId::ARBITRATION, 1)), Status::FEATURE_NOT_CHANGEABLE);
+    assert_eq!(refusal(&set(FeatureId::ARBITRATION, 1)), NvmeStatus::FEATURE_NOT_CHANGEABLE);
     // There is no cache, and the host has told who it is.
     for value in [0, 1] {
         let refused = refusal(&set(FeatureId::VOLATILE_WRITE_CACHE, value));
-        assert_eq!(refused, Status::INVALID_FIELD_IN_COMMAND);
+        assert_eq!(refused, NvmeStatus::INVALID_FIELD_IN_COMMAND);
     }
-    assert_eq!(refusal(&set(FeatureId::HOST_IDENTIFIER, EXHID)), Status::COMMAND_SEQUENCE_ERROR);
+    assert_eq!(refusal(&set(FeatureId::HOST_IDENTIFIER, EXHID)), NvmeStatus::COMMAND_SEQUENCE_ERROR);
     for absent in [FeatureId(0xc5), FeatureId::TIMESTAMP] {
-        assert_eq!(refusal(&set(absent, 1)), Status::INVALID_FIELD_IN_COMMAND);
+        assert_eq!(refusal(&set(absent, 1)), NvmeStatus::INVALID_FIELD_IN_COMMAND);
     }
     let fid = u32::from(FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION.0);
     let of_one = host.run(admin(AdminOpcode::SET_FEATURES, 1, fid, 0, 0), &[]).1;
-    assert_eq!(refusal(&of_one), Status::FEATURE_NOT_NAMESPACE_SPECIFIC);
+    assert_eq!(refusal(&of_one), NvmeStatus::FEATURE_NOT_NAMESPACE_SPECIFIC);
     let mut get = |cdw10: u32, cdw11: u32, room: u32| {
         host.run(admin(AdminOpcode::GET_FEATURES, 0, cdw10, cdw11, room), &[])
     };
@@ -346,14 +346,14 @@ fn a_feature_s_default_is_not_what_it_was_set_to() {
     let get = admin(AdminOpcode::GET_FEATURES, 0, u32::from(Select::DEFAULT.0) << 8 | fid, 0, 512);
     assert_eq!(host.run(get, &[]).0, [0; 512]);
     let beyond = admin(AdminOpcode::GET_FEATURES, 0, 4 << 8 | fid, 0, 512);
-    assert_eq!(refusal(&host.run(beyond, &[]).1), Status::INVALID_FIELD_IN_COMMAND);
+    assert_eq!(refusal(&host.run(beyond, &[]).1), NvmeStatus::INVALID_FIELD_IN_COMMAND);
 }
 
 #[test]
 fn the_number_of_queues_is_agreed_on_before_there_are_any() {
     let (io, mut queue) = Host::io(&node());
     let set = admin(AdminOpcode::SET_FEATURES, 0, FeatureId::NUMBER_OF_QUEUES.0.into(), 3 << 16 | 3, 0);
-    assert_eq!(refusal(&queue.run(set, &[]).1), Status::COMMAND_SEQUENCE_ERROR);
+    assert_eq!(refusal(&queue.run(set, &[]).1), NvmeStatus::COMMAND_SEQUENCE_ERROR);
     drop(io);
     assert!(queue.run(set, &[]).1.status.is_success());
 }
@@ -370,12 +370,12 @@ fn requests_for_events_wait_are_bounded_and_can_be_aborted() {
         assert!(host.received().is_empty());
     }
     let more = host.run(event, &[]).1;
-    assert_eq!(refusal(&more), Status::ASYNCHRONOUS_EVENT_REQUEST_LIMIT_EXCEEDED);
+    assert_eq!(refusal(&more), NvmeStatus::ASYNCHRONOUS_EVENT_REQUEST_LIMIT_EXCEEDED);
     let mut abort = admin(AdminOpcode::ABORT, 0, u32::from(waiting[1]) << 16, 0, 0);
     host.send(&mut abort, &[]);
     let all = host.received();
     let (aborted, cqe) = (all[0].cqe(), all[1].cqe());
-    assert_eq!((aborted.cid.get(), refusal(&aborted)), (waiting[1], Status::COMMAND_ABORT_REQUESTED));
+    assert_eq!((aborted.cid.get(), refusal(&aborted)), (waiting[1], NvmeStatus::COMMAND_ABORT_REQUESTED));
     assert_eq!((cqe.cid, cqe.result.get()), (abort.cid, 0));
     // What is not there is not aborted, and a command of another queue is left alone.
     for cdw10 in [u32::from(waiting[1]) << 16, u32::from(waiting[0]) << 16 | 1] {
@@ -396,9 +396,9 @@ fn a_reservation_of_another_protocol_keeps_the_host_out() {
     };
     served.change(false, reserve).unwrap();
     let (_, cqe) = io.run(nvm(NvmOpcode::READ, 1, 0, 1), &[]);
-    assert_eq!(refusal(&cqe), Status::RESERVATION_CONFLICT);
-    assert_eq!(refusal(&io.run(nvm(NvmOpcode::WRITE, 1, 0, 1), &[7; 512]).1), Status::RESERVATION_CONFLICT);
-    assert_eq!(refusal(&io.run(nvm(NvmOpcode::FLUSH, 1, 0, 1), &[]).1), Status::RESERVATION_CONFLICT);
+    assert_eq!(refusal(&cqe), NvmeStatus::RESERVATION_CONFLICT);
+    assert_eq!(refusal(&io.run(nvm(NvmOpcode::WRITE, 1, 0, 1), &[7; 512]).1), NvmeStatus::RESERVATION_CONFLICT);
+    assert_eq!(refusal(&io.run(nvm(NvmOpcode::FLUSH, 1, 0, 1), &[]).1), NvmeStatus::RESERVATION_CONFLICT);
     served.release(Some(holder));
     assert!(io.run(nvm(NvmOpcode::READ, 1, 0, 1), &[]).1.status.is_success());
 }
@@ -443,7 +443,7 @@ fn a_target_that_stops_finishes_what_is_in_flight_and_leaves_events_and_what_com
 }
 
 /// What is served, with a block of the first volume that cannot be read.
-fn bad_block(block: u64) -> (Arc<Node>, Exports) {
+fn bad_block(block: u64) -> (Arc<NvmeNode>, Exports) {
     let ops = OpSet::NONE.with(OpKind::Read);
     let fault = Fault { ops, offset: block * 512, size: Some(512), ..Fault::default() };
     let volume = Arc::new(FaultVolume::new(Arc::new(MemVolume::new(SIZE)), fault));
@@ -454,10 +454,10 @@ fn bad_block(block: u64) -> (Arc<Node>, Exports) {
 fn a_read_of_bad_blocks_fails_and_the_error_log_says_where() {
     let (mut io, mut queue) = Host::io(&bad_block(5));
     let read = io.run(nvm(NvmOpcode::READ, 1, 0, 8), &[]).1;
-    assert_eq!(refusal(&read), Status::UNRECOVERED_READ_ERROR);
+    assert_eq!(refusal(&read), NvmeStatus::UNRECOVERED_READ_ERROR);
     assert!(read.status.more(), "the error log knows of it");
     assert!(io.run(nvm(NvmOpcode::READ, 1, 0, 5), &[]).1.status.is_success());
-    assert_eq!(refusal(&io.run(nvm(NvmOpcode::VERIFY, 1, 5, 1), &[]).1), Status::UNRECOVERED_READ_ERROR);
+    assert_eq!(refusal(&io.run(nvm(NvmOpcode::VERIFY, 1, 5, 1), &[]).1), NvmeStatus::UNRECOVERED_READ_ERROR);
     // The last comes first.
     let log = admin(AdminOpcode::GET_LOG_PAGE, u32::MAX, 1023 << 16 | 1, 0, 4096);
     let page = queue.run(log, &[]).0;
@@ -465,7 +465,7 @@ fn a_read_of_bad_blocks_fails_and_the_error_log_says_where() {
     let told =
         |entry: &ErrorEntry| (entry.error_count.get(), entry.sqid.get(), entry.lba.get(), entry.nsid.get());
     assert_eq!(entries.iter().take(2).map(told).collect::<Vec<_>>(), [(2, 1, 5, 1), (1, 1, 0, 1)]);
-    assert_eq!(entries[0].status.get() >> 1 & 0x7ff, Status::UNRECOVERED_READ_ERROR.0);
+    assert_eq!(entries[0].status.get() >> 1 & 0x7ff, NvmeStatus::UNRECOVERED_READ_ERROR.0);
     assert_eq!(entries.iter().filter(|entry| entry.error_count.get() > 0).count(), 2);
 }
 
@@ -479,7 +479,7 @@ fn the_error_log_keeps_the_last_failures_and_counts_all() {
     let page = queue.run(log, &[]).0;
     assert_eq!((page[0], page[63 * 64], page[64 * 63 + 8]), (100, 37, 1));
     // What the comparison or a reservation was about is no error.
-    assert!(io.run(nvm(NvmOpcode::COMPARE, 1, 0, 1), &[7; 512]).1.status.status() == Status::COMPARE_FAILURE);
+    assert!(io.run(nvm(NvmOpcode::COMPARE, 1, 0, 1), &[7; 512]).1.status.status() == NvmeStatus::COMPARE_FAILURE);
     let smart = admin(AdminOpcode::GET_LOG_PAGE, u32::MAX, 127 << 16 | 2, 0, 512);
     let smart = SmartLog::read_from_bytes(&queue.run(smart, &[]).0).unwrap();
     assert_eq!(smart.error_information_log_entries.get(), 100);

@@ -40,7 +40,7 @@ fn a_connect_that_cannot_be_is_refused_and_says_why() {
     // After all of that the connection is as good as before.
     assert!(host.connect(0, CNTLID_DYNAMIC, 0).status.is_success());
     let again = host.connect(0, CNTLID_DYNAMIC, 0);
-    assert_eq!(refusal(&again), Status::COMMAND_SEQUENCE_ERROR);
+    assert_eq!(refusal(&again), NvmeStatus::COMMAND_SEQUENCE_ERROR);
 }
 
 /// `spdk_nvme_perf -r 'trtype:TCP ... subnqn:...'` sends no HOSTNQN.
@@ -73,9 +73,9 @@ fn before_connect_and_before_enable_only_fabrics_commands_are_carried_out() {
     let node = node();
     let mut host = Host::new(&node);
     let identify = admin(AdminOpcode::IDENTIFY, 0, 1, 0, 4096);
-    assert_eq!(refusal(&host.run(identify, &[]).1), Status::COMMAND_SEQUENCE_ERROR);
+    assert_eq!(refusal(&host.run(identify, &[]).1), NvmeStatus::COMMAND_SEQUENCE_ERROR);
     assert!(host.connect(0, CNTLID_DYNAMIC, 0).status.is_success());
-    assert_eq!(refusal(&host.run(identify, &[]).1), Status::COMMAND_SEQUENCE_ERROR);
+    assert_eq!(refusal(&host.run(identify, &[]).1), NvmeStatus::COMMAND_SEQUENCE_ERROR);
     assert_eq!(host.csts(), 0);
     host.enable();
     assert_eq!(host.csts(), 1);
@@ -98,10 +98,10 @@ fn an_io_queue_belongs_to_a_controller_that_its_host_has_enabled() {
     assert_eq!((refusal(&wrong).0, wrong.result.get()), (0x182, 42));
     assert!(io.connect(1, cntlid, 0).status.is_success());
     let mut again = Host::new(&node);
-    assert_eq!(passing(&again.connect(1, cntlid, 0)), Status::COMMAND_SEQUENCE_ERROR);
+    assert_eq!(passing(&again.connect(1, cntlid, 0)), NvmeStatus::COMMAND_SEQUENCE_ERROR);
     // Disabled, no queue can be connected, and the controller is not reset before its queues are gone.
     assert!(admin.set_cc(0x0046_0060).status.is_success());
-    assert_eq!(passing(&again.connect(2, cntlid, 0)), Status::COMMAND_SEQUENCE_ERROR);
+    assert_eq!(passing(&again.connect(2, cntlid, 0)), NvmeStatus::COMMAND_SEQUENCE_ERROR);
     assert_eq!(admin.csts(), 1);
     drop(io);
     assert_eq!(admin.csts(), 0);
@@ -204,7 +204,7 @@ fn discovery_tells_of_the_subsystems_that_the_host_may_use() {
     assert_eq!(lids, [0, 0x70]);
     assert_eq!(id[261], LPA_EXTENDED);
     let smart = admin(AdminOpcode::GET_LOG_PAGE, 0, 127 << 16 | 2, 0, 512);
-    assert_eq!(refusal(&host.run(smart, &[]).1), Status::INVALID_LOG_PAGE);
+    assert_eq!(refusal(&host.run(smart, &[]).1), NvmeStatus::INVALID_LOG_PAGE);
 }
 
 #[test]
@@ -218,8 +218,8 @@ fn a_subsystem_is_reached_by_its_own_ports_alone_and_discovery_says_so() {
         Arc::new(subsystem(NQN).with_ports([].into())),
     ];
     let address = |port: u16| format!("192.0.2.1:{port}").parse().unwrap();
-    let ports = [4420, 4421, 8009].into_iter().zip(1..).map(|(port, id)| Port { id, address: address(port) });
-    let node = (Arc::new(Node::new(subsystems, ports.collect(), "machine")), exports);
+    let ports = [4420, 4421, 8009].into_iter().zip(1..).map(|(port, id)| FabricsPort { id, address: address(port) });
+    let node = (Arc::new(NvmeNode::new(subsystems, ports.collect(), "machine")), exports);
     let host_at = |port| {
         let mut host = Host::new(&node);
         let session = queue(&node, Pool::new(usize::MAX), host.now);
@@ -266,7 +266,7 @@ fn disconnect_ends_an_io_queue_and_no_admin_queue() {
         nsid: u32::from(FabricsType::DISCONNECT.0).into(),
         ..Sqe::new_zeroed()
     };
-    assert_eq!(refusal(&admin.run(disconnect, &[]).1), Status::DISCONNECT_INVALID_QUEUE_TYPE);
+    assert_eq!(refusal(&admin.run(disconnect, &[]).1), NvmeStatus::DISCONNECT_INVALID_QUEUE_TYPE);
     assert!(!admin.is_closed());
     // Its answer is the last of the queue.
     io.pump.holds_io = true;

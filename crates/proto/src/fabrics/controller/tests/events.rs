@@ -67,7 +67,7 @@ fn a_command_takes_the_identifier_of_a_request_for_events_but_not_of_another_com
     more.iter_mut().for_each(|event| host.send(event, &[]));
     assert!(host.received().is_empty());
     let fifth = host.run(admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0), &[]).1;
-    assert_eq!(fifth.status.status(), Status::ASYNCHRONOUS_EVENT_REQUEST_LIMIT_EXCEEDED);
+    assert_eq!(fifth.status.status(), NvmeStatus::ASYNCHRONOUS_EVENT_REQUEST_LIMIT_EXCEEDED);
     host.cid = more[1].cid.get() - 1;
     assert!(host.set_cc(0x0046_4061).status.is_success());
     assert_eq!(host.csts() & 0b1100, 0b1000, "it is shut down");
@@ -77,7 +77,7 @@ fn a_command_takes_the_identifier_of_a_request_for_events_but_not_of_another_com
     let mut read = nvm(NvmOpcode::READ, 1, 0, 1);
     io.send(&mut read, &[]);
     io.cid = read.cid.get() - 1;
-    assert_eq!(refusal(&io.run(nvm(NvmOpcode::READ, 1, 8, 1), &[]).1), Status::COMMAND_ID_CONFLICT);
+    assert_eq!(refusal(&io.run(nvm(NvmOpcode::READ, 1, 8, 1), &[]).1), NvmeStatus::COMMAND_ID_CONFLICT);
     io.pump.finish_one();
     assert!(io.end_of(read).1.status.is_success());
 }
@@ -99,7 +99,7 @@ fn an_abort_ends_a_command_of_an_io_queue_as_early_as_its_volume_can() {
             let done = Completion { tag: cut.tag, result: Err(IoError::Aborted) };
             crate::session::Target::on_io(&mut io.pump.session, done, Instant::now());
             let cqe = io.received()[0].cqe();
-            assert_eq!(cqe.status.status(), Status::COMMAND_ABORT_REQUESTED);
+            assert_eq!(cqe.status.status(), NvmeStatus::COMMAND_ABORT_REQUESTED);
             assert!(!cqe.status.do_not_retry());
         } else {
             io.pump.finish_one();
@@ -126,9 +126,9 @@ fn what_waits_is_aborted_at_once_and_what_waits_for_data_with_its_data() {
         [held, write].map(|sqe| admin(AdminOpcode::ABORT, 0, u32::from(sqe.cid.get()) << 16 | 1, 0, 0));
     aborts.iter_mut().for_each(|abort| queue.send(abort, &[]));
     io.pump.turn();
-    assert_eq!(io.end_of(held).1.status.status(), Status::COMMAND_ABORT_REQUESTED);
+    assert_eq!(io.end_of(held).1.status.status(), NvmeStatus::COMMAND_ABORT_REQUESTED);
     io.deliver(fetch, 0, &[7; 512]);
-    assert_eq!(io.end_of(write).1.status.status(), Status::COMMAND_ABORT_REQUESTED);
+    assert_eq!(io.end_of(write).1.status.status(), NvmeStatus::COMMAND_ABORT_REQUESTED);
     queue.pump.session.on_timeout(queue.now).unwrap();
     let answers: Vec<u64> = queue.received().iter().map(|sent| sent.cqe().result.get()).collect();
     assert_eq!(answers, [0, 0]);
@@ -146,7 +146,7 @@ fn no_more_aborts_wait_than_the_controller_says_and_a_lost_queue_answers_them() 
     let mut aborts = [abort; 4];
     aborts.iter_mut().for_each(|abort| queue.send(abort, &[]));
     let more = queue.run(abort, &[]).1;
-    assert_eq!(more.status.status(), Status::ABORT_COMMAND_LIMIT_EXCEEDED);
+    assert_eq!(more.status.status(), NvmeStatus::ABORT_COMMAND_LIMIT_EXCEEDED);
     drop(io);
     queue.pump.session.on_timeout(queue.now).unwrap();
     assert_eq!(queue.received().iter().filter(|sent| sent.cqe().result.get() == 1).count(), 4);

@@ -2,14 +2,14 @@
 
 use super::*;
 use crate::scsi::testing::{Bench, Client};
-use crate::scsi::{Identity, LogicalUnit};
+use crate::scsi::{UnitIdentity, LogicalUnit};
 use crate::session::Timed;
 use std::time::Instant;
 
 const FIRST: u8 = 0x41;
 const SECOND: u8 = 0x42;
-const MISSING: Status = Status::COMMAND_ABORTED_DUE_TO_MISSING_FUSED_COMMAND;
-const FAILED: Status = Status::COMMAND_ABORTED_DUE_TO_FAILED_FUSED_COMMAND;
+const MISSING: NvmeStatus = NvmeStatus::COMMAND_ABORTED_DUE_TO_MISSING_FUSED_COMMAND;
+const FAILED: NvmeStatus = NvmeStatus::COMMAND_ABORTED_DUE_TO_FAILED_FUSED_COMMAND;
 
 /// Compare and Write of so many blocks from `slba` on.
 fn pair(slba: u64, blocks: u32) -> [Sqe; 2] {
@@ -18,7 +18,7 @@ fn pair(slba: u64, blocks: u32) -> [Sqe; 2] {
 }
 
 /// Sends both halves with their data in their capsules; answers both statuses.
-fn compare_and_write(io: &mut Host, slba: u64, expected: &[u8], data: &[u8]) -> [Status; 2] {
+fn compare_and_write(io: &mut Host, slba: u64, expected: &[u8], data: &[u8]) -> [NvmeStatus; 2] {
     let mut halves = pair(slba, expected.len() as u32 / 512);
     for (half, bytes) in halves.iter_mut().zip([expected, data]) {
         half.dptr = SglDescriptor::in_capsule(0, bytes.len() as u32);
@@ -28,7 +28,7 @@ fn compare_and_write(io: &mut Host, slba: u64, expected: &[u8], data: &[u8]) -> 
 }
 
 /// Statuses of both, the first before the second.
-fn ends(io: &mut Host, halves: &[Sqe; 2]) -> [Status; 2] {
+fn ends(io: &mut Host, halves: &[Sqe; 2]) -> [NvmeStatus; 2] {
     let all = io.received();
     assert_eq!(all.len(), 2, "{all:?}");
     [0, 1].map(|nth| {
@@ -45,11 +45,11 @@ fn block(io: &mut Host, slba: u64) -> Vec<u8> {
 #[test]
 fn a_fused_pair_writes_if_it_finds_what_it_expects() {
     let (mut io, _admin) = Host::io(&node());
-    assert_eq!(compare_and_write(&mut io, 3, &[0; 1024], &[1; 1024]), [Status::SUCCESSFUL_COMPLETION; 2]);
+    assert_eq!(compare_and_write(&mut io, 3, &[0; 1024], &[1; 1024]), [NvmeStatus::SUCCESSFUL_COMPLETION; 2]);
     assert_eq!(block(&mut io, 4), [1; 512]);
-    assert_eq!(compare_and_write(&mut io, 3, &[0; 512], &[2; 512]), [Status::COMPARE_FAILURE, FAILED]);
+    assert_eq!(compare_and_write(&mut io, 3, &[0; 512], &[2; 512]), [NvmeStatus::COMPARE_FAILURE, FAILED]);
     assert_eq!(block(&mut io, 3), [1; 512]);
-    assert_eq!(compare_and_write(&mut io, 3, &[1; 512], &[2; 512]), [Status::SUCCESSFUL_COMPLETION; 2]);
+    assert_eq!(compare_and_write(&mut io, 3, &[1; 512], &[2; 512]), [NvmeStatus::SUCCESSFUL_COMPLETION; 2]);
     assert_eq!((block(&mut io, 3), block(&mut io, 4)), (vec![2; 512], vec![1; 512]));
 }
 
@@ -67,7 +67,7 @@ fn the_data_of_either_half_may_come_first() {
             let bytes = if nth == 0 { &[0; 16384][..] } else { &data };
             io.deliver(fetches[nth], 0, bytes);
         }
-        assert_eq!(ends(&mut io, &halves), [Status::SUCCESSFUL_COMPLETION; 2]);
+        assert_eq!(ends(&mut io, &halves), [NvmeStatus::SUCCESSFUL_COMPLETION; 2]);
         assert!(io.run(nvm(NvmOpcode::READ, 1, 0, 32), &[]).0 == data);
     }
 }
@@ -84,7 +84,7 @@ fn halves_that_come_apart_end_and_do_nothing() {
     io.send(&mut lonely, &[0; 512]);
     assert!(io.received().is_empty());
     io.send(&mut between, &[]);
-    assert_eq!(ends(&mut io, &[lonely, between]), [MISSING, Status::SUCCESSFUL_COMPLETION]);
+    assert_eq!(ends(&mut io, &[lonely, between]), [MISSING, NvmeStatus::SUCCESSFUL_COMPLETION]);
     assert_eq!(refusal(&io.run(second, &[7; 512]).1), MISSING);
     // Two firsts: the second of them has its half.
     let (mut one, mut two) = (first, first);
@@ -94,7 +94,7 @@ fn halves_that_come_apart_end_and_do_nothing() {
     assert_eq!((all.len(), all[0].cqe().cid, refusal(&all[0].cqe())), (1, one.cid, MISSING));
     let mut other = second;
     io.send(&mut other, &[8; 512]);
-    assert_eq!(ends(&mut io, &[two, other]), [Status::SUCCESSFUL_COMPLETION; 2]);
+    assert_eq!(ends(&mut io, &[two, other]), [NvmeStatus::SUCCESSFUL_COMPLETION; 2]);
     assert_eq!(block(&mut io, 0), [8; 512]);
     // A first whose data is asked for ends when it has come, so that no data is out of place.
     let [mut waits, _] = pair(0, 1);
@@ -111,10 +111,10 @@ fn a_pair_that_is_none_is_refused_whole() {
     let in_capsule = |sqe: Sqe| Sqe { dptr: SglDescriptor::in_capsule(0, 512), ..sqe };
     let [first, second] = pair(0, 1).map(in_capsule);
     let wrong_seconds = [
-        (Sqe { cdw10: 1.into(), ..second }, Status::INVALID_FIELD_IN_COMMAND),
-        (Sqe { opcode: NvmOpcode::COMPARE.0, ..second }, Status::INVALID_FIELD_IN_COMMAND),
-        (Sqe { nsid: 9.into(), ..second }, Status::INVALID_NAMESPACE_OR_FORMAT),
-        (Sqe { nsid: 2.into(), ..second }, Status::NAMESPACE_IS_WRITE_PROTECTED),
+        (Sqe { cdw10: 1.into(), ..second }, NvmeStatus::INVALID_FIELD_IN_COMMAND),
+        (Sqe { opcode: NvmOpcode::COMPARE.0, ..second }, NvmeStatus::INVALID_FIELD_IN_COMMAND),
+        (Sqe { nsid: 9.into(), ..second }, NvmeStatus::INVALID_NAMESPACE_OR_FORMAT),
+        (Sqe { nsid: 2.into(), ..second }, NvmeStatus::NAMESPACE_IS_WRITE_PROTECTED),
     ];
     for (wrong, status) in wrong_seconds {
         let (mut first, mut wrong) = (first, wrong);
@@ -128,13 +128,13 @@ fn a_pair_that_is_none_is_refused_whole() {
         Sqe { cdw12: (0xf << 26).into(), ..first },
     ];
     for wrong in wrong_firsts {
-        assert_eq!(refusal(&io.run(wrong, &[0; 512]).1), Status::INVALID_FIELD_IN_COMMAND);
+        assert_eq!(refusal(&io.run(wrong, &[0; 512]).1), NvmeStatus::INVALID_FIELD_IN_COMMAND);
         let expected = if wrong.flags == FIRST { FAILED } else { MISSING };
         assert_eq!(refusal(&io.run(second, &[7; 512]).1), expected);
     }
     let (mut queue, _) = Host::admin(&node());
     let fused = Sqe { flags: FIRST, ..admin(AdminOpcode::KEEP_ALIVE, 0, 0, 0, 0) };
-    assert_eq!(refusal(&queue.run(fused, &[]).1), Status::INVALID_FIELD_IN_COMMAND);
+    assert_eq!(refusal(&queue.run(fused, &[]).1), NvmeStatus::INVALID_FIELD_IN_COMMAND);
     assert_eq!(block(&mut io, 0), [0; 512]);
 }
 
@@ -166,7 +166,7 @@ fn whoever_else_uses_the_blocks_waits_for_the_pair() {
     io.pump.finish_one();
     io.pump.turn();
     io.pump.finish_one();
-    assert_eq!(ends(&mut io, &halves), [Status::SUCCESSFUL_COMPLETION; 2]);
+    assert_eq!(ends(&mut io, &halves), [NvmeStatus::SUCCESSFUL_COMPLETION; 2]);
     let now = other.pump.session.poll_timeout().unwrap();
     other.pump.session.on_timeout(now).unwrap();
     other.pump.turn();
@@ -219,7 +219,7 @@ fn host_turn(host: &mut Host, counter: &mut Counter, halves: &mut Option<[Sqe; 2
             if all[1].cqe().status.is_success() {
                 counter.left -= 1;
             } else {
-                assert_eq!(all[0].cqe().status.status(), Status::COMPARE_FAILURE);
+                assert_eq!(all[0].cqe().status.status(), NvmeStatus::COMPARE_FAILURE);
             }
         }
     }
@@ -238,7 +238,7 @@ fn scsi_turn(client: &mut Client, counter: &mut Counter) {
             // A host has the block for itself: it lets go later.
             Step::Wait => return,
             Step::Done(response) => {
-                counter.left -= u32::from(response.status == crate::scsi::Status::GOOD);
+                counter.left -= u32::from(response.status == crate::scsi::ScsiStatus::GOOD);
                 return;
             }
             step => client.turn(&mut task, step, &[], &mut 0),
@@ -250,7 +250,7 @@ fn scsi_turn(client: &mut Client, counter: &mut Counter) {
 fn many_writers_over_nvme_and_scsi_never_lose_a_count() {
     let node = node();
     let served = node.1.served(VolumeId(0)).unwrap();
-    let unit = LogicalUnit::over(Identity::of("a"), &served);
+    let unit = LogicalUnit::over(UnitIdentity::of("a"), &served);
     let bench = Bench::around(unit, served.volume().clone());
     let mut hosts: Vec<_> = (1..=4).map(|id| Host::io_of(&node, id)).collect();
     let mut initiators: Vec<_> = ["x", "y", "z"].map(|name| bench.client(name)).into();

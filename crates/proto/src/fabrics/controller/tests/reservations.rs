@@ -3,7 +3,7 @@
 use super::*;
 use crate::exports::Export;
 use crate::scsi::testing::{Bench, Client};
-use crate::scsi::{Identity, LogicalUnit, Status as ScsiStatus};
+use crate::scsi::{UnitIdentity, LogicalUnit, ScsiStatus as ScsiStatus};
 use crate::served::{ReservationStore, SaveTicket, Served};
 use crate::session::Timed;
 use blockmux_volume::MemVolume;
@@ -26,20 +26,20 @@ fn command(opcode: NvmOpcode, cdw10: u32) -> Sqe {
 }
 
 /// The status, whatever the bits around it.
-fn status(host: &mut Host, sqe: Sqe, keys: [u64; 2], len: usize) -> Status {
+fn status(host: &mut Host, sqe: Sqe, keys: [u64; 2], len: usize) -> NvmeStatus {
     let data = [keys[0].to_le_bytes(), keys[1].to_le_bytes()].concat();
     host.run(sqe, &data[..len]).1.status.status()
 }
 
-fn register(host: &mut Host, cdw10: u32, keys: [u64; 2]) -> Status {
+fn register(host: &mut Host, cdw10: u32, keys: [u64; 2]) -> NvmeStatus {
     status(host, command(NvmOpcode::RESERVATION_REGISTER, cdw10), keys, 16)
 }
 
-fn acquire(host: &mut Host, action: u32, kind: u32, keys: [u64; 2]) -> Status {
+fn acquire(host: &mut Host, action: u32, kind: u32, keys: [u64; 2]) -> NvmeStatus {
     status(host, command(NvmOpcode::RESERVATION_ACQUIRE, kind << 8 | action), keys, 16)
 }
 
-fn release(host: &mut Host, action: u32, kind: u32, key: u64) -> Status {
+fn release(host: &mut Host, action: u32, kind: u32, key: u64) -> NvmeStatus {
     status(host, command(NvmOpcode::RESERVATION_RELEASE, kind << 8 | action), [key, 0], 8)
 }
 
@@ -56,14 +56,14 @@ fn access(host: &mut Host) -> [bool; 2] {
     let read = host.run(nvm(NvmOpcode::READ, 1, 0, 1), &[]).1.status.status();
     let write = host.run(nvm(NvmOpcode::WRITE, 1, 0, 1), &[7; 512]).1.status.status();
     [read, write].map(|status| {
-        assert!(matches!(status, Status::SUCCESSFUL_COMPLETION | Status::RESERVATION_CONFLICT), "{status:?}");
-        status == Status::SUCCESSFUL_COMPLETION
+        assert!(matches!(status, NvmeStatus::SUCCESSFUL_COMPLETION | NvmeStatus::RESERVATION_CONFLICT), "{status:?}");
+        status == NvmeStatus::SUCCESSFUL_COMPLETION
     })
 }
 
-const OK: Status = Status::SUCCESSFUL_COMPLETION;
-const CONFLICT: Status = Status::RESERVATION_CONFLICT;
-const INVALID: Status = Status::INVALID_FIELD_IN_COMMAND;
+const OK: NvmeStatus = NvmeStatus::SUCCESSFUL_COMPLETION;
+const CONFLICT: NvmeStatus = NvmeStatus::RESERVATION_CONFLICT;
+const INVALID: NvmeStatus = NvmeStatus::INVALID_FIELD_IN_COMMAND;
 
 /// Keeps an image in memory.
 #[derive(Default)]
@@ -174,7 +174,7 @@ fn keys_may_be_in_a_buffer_that_is_longer_than_they_are() {
     assert_eq!(run(release, write_exclusive, [8, 7], 16), CONFLICT, "the first key counts");
     assert_eq!(run(release, write_exclusive, [7, 0], 16), OK);
     assert_eq!(run(release, CLEAR, [7, 0], 16), OK);
-    assert_eq!(run(release, CLEAR, [7, 0], 4), Status::DATA_SGL_LENGTH_INVALID);
+    assert_eq!(run(release, CLEAR, [7, 0], 4), NvmeStatus::DATA_SGL_LENGTH_INVALID);
     assert_eq!(report(&mut a)[5], 0);
 }
 
@@ -195,7 +195,7 @@ fn a_report_tells_who_is_registered_and_who_holds() {
         assert_eq!(registrant[16..32], [id; 16]);
     }
     let short = Sqe { dptr: SglDescriptor::transport(8), ..command(NvmOpcode::RESERVATION_REPORT, 1) };
-    assert_eq!(refusal(&a.run(short, &[]).1), Status::HOST_IDENTIFIER_INCONSISTENT_FORMAT);
+    assert_eq!(refusal(&a.run(short, &[]).1), NvmeStatus::HOST_IDENTIFIER_INCONSISTENT_FORMAT);
     let short = Sqe { cdw11: EDS.into(), ..short };
     assert_eq!(a.run(short, &[]).0, page[..8]);
     let long = Sqe { cdw10: u32::MAX.into(), ..short };
@@ -282,7 +282,7 @@ fn preempt_and_abort_ends_what_is_under_way_and_waits_for_it() {
         Instant::now(),
     );
     drop(io);
-    assert_eq!(refusal(&a.end_of(write).1), Status::COMMAND_ABORTED_DUE_TO_PREEMPT_AND_ABORT);
+    assert_eq!(refusal(&a.end_of(write).1), NvmeStatus::COMMAND_ABORTED_DUE_TO_PREEMPT_AND_ABORT);
     b.pump.session.on_timeout(b.now).unwrap();
     b.pump.turn();
     assert!(b.end_of(acquire).1.status.is_success());
@@ -325,7 +325,7 @@ fn what_is_to_persist_is_acknowledged_when_it_is_kept_and_comes_back() {
     let set =
         |value| admin(AdminOpcode::SET_FEATURES, 1, FeatureId::RESERVATION_PERSISTENCE.0.into(), value, 0);
     shelf.0.lock().unwrap().answer = Some(false);
-    assert_eq!(refusal(&admin_queue.run(set(0), &[]).1), Status::INTERNAL_ERROR);
+    assert_eq!(refusal(&admin_queue.run(set(0), &[]).1), NvmeStatus::INTERNAL_ERROR);
     assert_eq!(admin_queue.run(get, &[]).1.result.get(), 1);
     shelf.0.lock().unwrap().answer = None;
     let mut waits = set(0);
@@ -340,9 +340,9 @@ fn what_is_to_persist_is_acknowledged_when_it_is_kept_and_comes_back() {
 }
 
 /// An initiator of SCSI on the volume that is namespace 1.
-fn scsi(node: &(Arc<Node>, Exports)) -> Client {
+fn scsi(node: &(Arc<NvmeNode>, Exports)) -> Client {
     let served = node.1.served(VolumeId(0)).unwrap();
-    let unit = LogicalUnit::over(Identity::of("a"), &served);
+    let unit = LogicalUnit::over(UnitIdentity::of("a"), &served);
     Bench::around(unit, served.volume().clone()).client("s")
 }
 

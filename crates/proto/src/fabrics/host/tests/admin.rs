@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::session::{Control, Initiator, Timed};
-use blockmux_wire::nvme::status::{ConnectStatus, Status};
+use blockmux_wire::nvme::status::{ConnectStatus, NvmeStatus};
 use blockmux_wire::nvmeof::fabrics::{DiscoveryEntry, DiscoveryHeader};
 use std::time::Duration;
 use zerocopy::IntoBytes;
@@ -17,7 +17,7 @@ fn admin(ask: Ask, now: Instant) -> Driver<AdminSession> {
 fn a_controller_that_has_retry_delays_is_told_that_they_are_heeded() {
     let mut now = Instant::now();
     for fails in
-        [None, Some((AdminOpcode::SET_FEATURES.0, StatusField::final_one(Status::INVALID_FIELD_IN_COMMAND)))]
+        [None, Some((AdminOpcode::SET_FEATURES.0, StatusField::final_one(NvmeStatus::INVALID_FIELD_IN_COMMAND)))]
     {
         let mut subsystem = Subsystem { crdt: [5, 0, 100], ..Subsystem::default() };
         let mut driver = admin(Ask::Use(1), now);
@@ -80,26 +80,26 @@ fn a_controller_that_says_no_is_heard() {
         refused(Subsystem { fails: Some((opcode.0, status)), ..Subsystem::default() }, 1)
     };
     let host = StatusField::final_one(ConnectStatus::CONNECT_INVALID_HOST.into());
-    assert_eq!(fails(AdminOpcode::FABRICS, host), Refused::Connect(host));
-    let broken = StatusField::new(Status::INTERNAL_ERROR);
-    let identify = Refused::Command { what: "Identify Controller", status: broken };
+    assert_eq!(fails(AdminOpcode::FABRICS, host), NvmeRefused::Connect(host));
+    let broken = StatusField::new(NvmeStatus::INTERNAL_ERROR);
+    let identify = NvmeRefused::Command { what: "Identify Controller", status: broken };
     assert_eq!(fails(AdminOpcode::IDENTIFY, broken), identify);
-    assert_eq!(fails(AdminOpcode::SET_FEATURES, broken), Refused::NoQueues);
+    assert_eq!(fails(AdminOpcode::SET_FEATURES, broken), NvmeRefused::NoQueues);
     let with = |subsystem| refused(subsystem, 1);
     assert_eq!(
         with(Subsystem { connect_result: 1 << 17 | 5, ..Subsystem::default() }),
-        Refused::Authentication
+        NvmeRefused::Authentication
     );
     // So does one that wants a secure channel of it.
     assert_eq!(
         with(Subsystem { connect_result: 1 << 18 | 5, ..Subsystem::default() }),
-        Refused::Authentication
+        NvmeRefused::Authentication
     );
-    assert_eq!(with(Subsystem { csts: 2, ..Subsystem::default() }), Refused::Fatal);
-    assert_eq!(with(Subsystem { blocks: 0, ..Subsystem::default() }), Refused::NoNamespace(1));
-    let format = Refused::Format { nsid: 1, lbads: 12, metadata: 8 };
+    assert_eq!(with(Subsystem { csts: 2, ..Subsystem::default() }), NvmeRefused::Fatal);
+    assert_eq!(with(Subsystem { blocks: 0, ..Subsystem::default() }), NvmeRefused::NoNamespace(1));
+    let format = NvmeRefused::Format { nsid: 1, lbads: 12, metadata: 8 };
     assert_eq!(with(Subsystem { metadata: 8, ..Subsystem::default() }), format);
-    assert_eq!(refused(Subsystem::default(), 3), Refused::NoNamespace(3));
+    assert_eq!(refused(Subsystem::default(), 3), NvmeRefused::NoNamespace(3));
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn a_controller_may_take_cap_to_to_become_ready() {
         }
         assert_eq!(driver.session.is_ready(), is_patient);
         if !is_patient {
-            assert_eq!(driver.session.refused(), Some(&Refused::NotReady(2)));
+            assert_eq!(driver.session.refused(), Some(&NvmeRefused::NotReady(2)));
         }
     }
 }
@@ -175,7 +175,7 @@ fn a_new_size_is_heard_of_as_often_as_it_changes() {
     assert_eq!(bring_up(&mut driver, &mut subsystem), [2, 6, 12]);
     assert_eq!(driver.session.poll_size(), None);
     let cid = subsystem.listening.take().unwrap();
-    let limit = StatusField::final_one(Status::ASYNCHRONOUS_EVENT_REQUEST_LIMIT_EXCEEDED);
+    let limit = StatusField::final_one(NvmeStatus::ASYNCHRONOUS_EVENT_REQUEST_LIMIT_EXCEEDED);
     driver.session.answer(cid, &[], Some((limit, 0)));
     assert_eq!(bring_up(&mut driver, &mut subsystem), []);
     assert!(driver.session.is_ready());
@@ -198,7 +198,7 @@ fn a_namespace_in_whose_place_another_one_is_is_used_no_more() {
         let cid = subsystem.listening.take().unwrap();
         driver.session.answer(cid, &[], Some((StatusField::default(), 0x04_0002)));
         bring_up(&mut driver, &mut subsystem);
-        let refused = is_another.then_some(&Refused::Replaced(1));
+        let refused = is_another.then_some(&NvmeRefused::Replaced(1));
         assert_eq!((driver.is_closing(), driver.session.refused()), (is_another, refused));
         assert_eq!(driver.session.poll_size().is_none(), is_another, "it is not this one's size");
     }
@@ -235,6 +235,6 @@ fn an_io_queue_is_of_the_controller_that_the_admin_queue_got() {
     assert!(!client.driver.session.is_ready());
     let busy = StatusField::new(ConnectStatus::CONNECT_CONTROLLER_BUSY.into());
     client.complete(connect.cid(), busy, 0);
-    assert_eq!(client.driver.session.refused(), Some(&Refused::Connect(busy)));
+    assert_eq!(client.driver.session.refused(), Some(&NvmeRefused::Connect(busy)));
     assert!(client.driver.is_closing());
 }

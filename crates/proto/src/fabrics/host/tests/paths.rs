@@ -5,7 +5,7 @@ use crate::session::{Control, Initiator, PathRank, Timed};
 use blockmux_volume::{IoError, Op};
 use blockmux_wire::nvme::feature::{AEC_ANA_CHANGE, AEC_NAMESPACE_ATTRIBUTE};
 use blockmux_wire::nvme::log::{AnaGroupDescriptor, AnaHeader, AnaState, LogPage};
-use blockmux_wire::nvme::status::Status;
+use blockmux_wire::nvme::status::NvmeStatus;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
@@ -66,7 +66,7 @@ fn a_controller_that_tells_nothing_is_asked_from_time_to_time() {
 #[test]
 fn a_page_that_cannot_be_read_does_not_keep_io_from_going() {
     let mut subsystem = subsystem(AnaState::INACCESSIBLE, AEC_ANA_CHANGE);
-    subsystem.fails = Some((0x02, StatusField::new(Status::INTERNAL_ERROR)));
+    subsystem.fails = Some((0x02, StatusField::new(NvmeStatus::INTERNAL_ERROR)));
     let mut driver = admin(&mut subsystem, Instant::now());
     assert!(driver.session.is_ready());
     assert_eq!(driver.session.poll_path_rank(), None);
@@ -112,7 +112,7 @@ fn a_change_of_state_is_waited_for_as_long_as_the_controller_says_and_no_longer(
 }
 
 /// A host whose write has ended so, with other paths or alone.
-fn with_a_failed_write(status: Status, has_others: bool) -> Client {
+fn with_a_failed_write(status: NvmeStatus, has_others: bool) -> Client {
     let mut client = Client::ready();
     if has_others {
         client.driver.session = client.driver.session.with_other_paths();
@@ -126,9 +126,9 @@ fn with_a_failed_write(status: Status, has_others: bool) -> Client {
 #[test]
 fn what_an_inaccessible_namespace_does_not_do_is_handed_back_where_there_are_other_paths() {
     for status in [
-        Status::ASYMMETRIC_ACCESS_INACCESSIBLE,
-        Status::ASYMMETRIC_ACCESS_TRANSITION,
-        Status::ASYMMETRIC_ACCESS_PERSISTENT_LOSS,
+        NvmeStatus::ASYMMETRIC_ACCESS_INACCESSIBLE,
+        NvmeStatus::ASYMMETRIC_ACCESS_TRANSITION,
+        NvmeStatus::ASYMMETRIC_ACCESS_PERSISTENT_LOSS,
     ] {
         for has_others in [true, false] {
             let mut client = with_a_failed_write(status, has_others);
@@ -150,7 +150,7 @@ fn what_an_inaccessible_namespace_does_not_do_is_handed_back_where_there_are_oth
 
 #[test]
 fn what_fails_on_its_way_is_handed_back_and_the_path_is_left_alone_for_a_while() {
-    for status in [Status::INTERNAL_PATH_ERROR, Status::CONTROLLER_PATHING_ERROR, Status::HOST_PATHING_ERROR]
+    for status in [NvmeStatus::INTERNAL_PATH_ERROR, NvmeStatus::CONTROLLER_PATHING_ERROR, NvmeStatus::HOST_PATHING_ERROR]
     {
         for has_others in [true, false] {
             let mut client = with_a_failed_write(status, has_others);
@@ -177,7 +177,7 @@ fn what_no_path_can_do_fails() {
     client.driver.session = client.driver.session.with_other_paths();
     client.write(7, 4096, &pattern(4096));
     let command = client.command();
-    let status = StatusField::final_one(Status::ASYMMETRIC_ACCESS_PERSISTENT_LOSS);
+    let status = StatusField::final_one(NvmeStatus::ASYMMETRIC_ACCESS_PERSISTENT_LOSS);
     client.complete(command.cid(), status, 0);
     assert_eq!(client.driver.done_error(), IoError::PathLost);
     assert_eq!(client.driver.session.path_rank(), PathRank::Best);

@@ -5,7 +5,7 @@ use crate::session::{Initiator, Timed};
 use blockmux_volume::{Extent, IoError, Op, Output};
 use blockmux_wire::nvme::NSID_ALL;
 use blockmux_wire::nvme::nvm::{DEAC, FUA};
-use blockmux_wire::nvme::status::Status;
+use blockmux_wire::nvme::status::NvmeStatus;
 use std::time::Duration;
 
 #[test]
@@ -98,7 +98,7 @@ fn what_needs_no_command_is_done_at_once() {
 
 #[test]
 fn what_a_controller_turns_out_not_to_know_is_done_otherwise() {
-    let unknown = StatusField::final_one(Status::INVALID_COMMAND_OPCODE);
+    let unknown = StatusField::final_one(NvmeStatus::INVALID_COMMAND_OPCODE);
     let mut client = Client::ready();
     client.driver.submit(1, Op::WriteZeroes { fua: true, may_unmap: true, only_fast: false }, 0, 512, None);
     let cid = client.command().cid();
@@ -119,7 +119,7 @@ fn what_a_controller_turns_out_not_to_know_is_done_otherwise() {
 
 #[test]
 fn what_fails_for_a_reason_that_passes_is_sent_again_and_not_forever() {
-    let busy = StatusField::new(Status::NAMESPACE_NOT_READY);
+    let busy = StatusField::new(NvmeStatus::NAMESPACE_NOT_READY);
     let mut client = Client::ready();
     client.driver.read(1, 0, 512);
     let mut cid = client.command().cid();
@@ -139,7 +139,7 @@ fn what_fails_for_a_reason_that_passes_is_sent_again_and_not_forever() {
     assert_eq!((tries, client.driver.done_error()), (64, IoError::Medium));
     client.driver.read(2, 0, 512);
     let cid = client.command().cid();
-    let last = StatusField::final_one(Status::NAMESPACE_NOT_READY);
+    let last = StatusField::final_one(NvmeStatus::NAMESPACE_NOT_READY);
     client.complete(cid, last, 0);
     assert_eq!(client.driver.done_error(), IoError::Medium);
 }
@@ -149,9 +149,9 @@ fn a_command_is_sent_again_when_the_controller_wants_it() {
     let delays = [300, 0, 2000].map(Duration::from_millis);
     let controller = ControllerInfo { retry_delays: delays, ..controller() };
     for (crd, at_least, status) in [
-        (1, 300, Status::NAMESPACE_NOT_READY),
-        (2, 2, Status::NAMESPACE_NOT_READY),
-        (3, 2000, Status::INTERNAL_ERROR),
+        (1, 300, NvmeStatus::NAMESPACE_NOT_READY),
+        (2, 2, NvmeStatus::NAMESPACE_NOT_READY),
+        (3, 2000, NvmeStatus::INTERNAL_ERROR),
     ] {
         let mut client = Client::of(controller.clone(), namespace(), 128);
         client.driver.read(1, 0, 512);

@@ -3,11 +3,11 @@
 use super::lanes;
 use super::script::*;
 use crate::iscsi::client::Mode;
-use crate::scsi::{Sense, Status};
+use crate::scsi::{Sense, ScsiStatus};
 use crate::session::{Connections, Initiator, Overdue};
 use blockmux_volume::{Memory, Op, SgList};
 use blockmux_wire::iscsi::scsi::*;
-use blockmux_wire::iscsi::{FLAG_FINAL, Opcode};
+use blockmux_wire::iscsi::{FLAG_FINAL, IscsiOpcode};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 
 const WHOLE: &str = "InitialR2T=No\0MaxRecvDataSegmentLength=262144\0FirstBurstLength=65536\0\
@@ -187,7 +187,7 @@ fn after_a_reset_all_that_was_under_way_comes_back_once_and_what_waited_is_sent(
         client.write(3, 0, &pattern(512));
         assert!(client.sent().is_empty());
         // One ends by itself, and the request that was given up on is answered after all.
-        client.status(&first, Status::GOOD, None);
+        client.status(&first, ScsiStatus::GOOD, None);
         assert_eq!(client.done().0, 1);
         client.answer_task(&abort, UNKNOWN).unwrap();
         assert!(client.session.poll_returned().is_none());
@@ -197,9 +197,9 @@ fn after_a_reset_all_that_was_under_way_comes_back_once_and_what_waited_is_sent(
         assert!(third.tag() != first.tag() && third.tag() != second.tag());
         // The first that is sent then is told of the reset, and sent again.
         let told = Sense::new(SenseKey::UNIT_ATTENTION, Asc::BUS_DEVICE_RESET_FUNCTION_OCCURRED);
-        client.status(&third, Status::CHECK_CONDITION, Some(told));
+        client.status(&third, ScsiStatus::CHECK_CONDITION, Some(told));
         let again = client.command();
-        client.status(&again, Status::GOOD, None);
+        client.status(&again, ScsiStatus::GOOD, None);
         assert_eq!((client.done().0, client.session.look()), (3, 0));
         assert!(client.answer_task(&request, DONE).is_err(), "it is answered once");
     }
@@ -225,7 +225,7 @@ fn a_question_of_the_session_itself_is_not_reset_away() {
     client.write(1, 0, &pattern(512));
     let command = client.command();
     let changed = Sense::new(SenseKey::UNIT_ATTENTION, Asc::CAPACITY_DATA_HAS_CHANGED);
-    client.status(&command, Status::CHECK_CONDITION, Some(changed));
+    client.status(&command, ScsiStatus::CHECK_CONDITION, Some(changed));
     let [_question, again] = client.sent().try_into().unwrap();
     wait(&mut client);
     assert_eq!(client.session.abort_overdue(LOOKS), GIVE_UP);
@@ -243,7 +243,7 @@ fn a_session_that_is_to_manage_asks_for_one_function_and_leaves_with_the_answer(
         client.answer_task(&request, response).unwrap();
         assert_eq!(client.session.managed(), Some(response));
         let [logout] = client.sent().try_into().unwrap();
-        assert_eq!(logout.bhs.opcode(), Opcode::LOGOUT_REQUEST);
+        assert_eq!(logout.bhs.opcode(), IscsiOpcode::LOGOUT_REQUEST);
         assert!(client.session.unit().is_none() && client.session.refused().is_none());
     }
 }
@@ -263,7 +263,7 @@ fn all_that_were_there_as_long_are_aborted_in_turn_and_no_others() {
     assert_eq!(client.session.abort_overdue(LOOKS), GIVE_UP);
     let first = abort_of(&mut client, &commands[0]);
     // One of them ends by itself meanwhile.
-    client.status(&commands[1], Status::GOOD, None);
+    client.status(&commands[1], ScsiStatus::GOOD, None);
     assert_eq!(client.done().0, 1);
     client.answer_task(&first, DONE).unwrap();
     assert_eq!(aborted(&mut client).0, 0);
@@ -273,7 +273,7 @@ fn all_that_were_there_as_long_are_aborted_in_turn_and_no_others() {
     client.answer_task(&third, DONE).unwrap();
     assert_eq!(aborted(&mut client).0, 2);
     assert!(client.sent().is_empty());
-    client.status(&young, Status::GOOD, None);
+    client.status(&young, ScsiStatus::GOOD, None);
     assert_eq!(client.done().0, 3);
 }
 
@@ -287,7 +287,7 @@ fn an_io_of_several_commands_comes_back_when_none_of_them_is_under_way() {
         assert_eq!(commands.len(), 4, "of sixteen");
         assert_eq!(client.session.look(), 0);
         // The others are younger, as their places were taken anew.
-        client.status(&commands[1], Status::GOOD, None);
+        client.status(&commands[1], ScsiStatus::GOOD, None);
         let fifth = client.command();
         (1..=LOOKS).for_each(|look| assert_eq!(client.session.look(), look));
         assert_eq!(client.session.abort_overdue(LOOKS), GIVE_UP);
@@ -299,9 +299,9 @@ fn an_io_of_several_commands_comes_back_when_none_of_them_is_under_way() {
         assert!(client.sent().is_empty(), "no more of it is sent");
         if has_failed {
             let sense = Sense::new(SenseKey::MEDIUM_ERROR, Asc::UNRECOVERED_READ_ERROR);
-            client.status(&fifth, Status::CHECK_CONDITION, Some(sense));
+            client.status(&fifth, ScsiStatus::CHECK_CONDITION, Some(sense));
         } else {
-            client.status(&fifth, Status::GOOD, None);
+            client.status(&fifth, ScsiStatus::GOOD, None);
         }
         // What failed before that is not known to have failed for good.
         assert_eq!(aborted(&mut client).0, 1);
@@ -354,7 +354,7 @@ fn a_command_is_aborted_on_its_own_connection_and_not_over_another_one_s_answer(
     client.answer_task(&request, UNKNOWN).unwrap();
     assert_eq!(aborted(&mut client).0, 2);
     // With recovery, an answer that was asked for again may come now.
-    let late = client.response(&second, Status::GOOD);
+    let late = client.response(&second, ScsiStatus::GOOD);
     client.send(&late, &[]).unwrap();
 }
 
@@ -364,7 +364,7 @@ fn questions_of_the_session_itself_are_not_aborted() {
     client.write(1, 0, &pattern(512));
     let command = client.command();
     let changed = Sense::new(SenseKey::UNIT_ATTENTION, Asc::CAPACITY_DATA_HAS_CHANGED);
-    client.status(&command, Status::CHECK_CONDITION, Some(changed));
+    client.status(&command, ScsiStatus::CHECK_CONDITION, Some(changed));
     let [_question, again] = client.sent().try_into().unwrap();
     wait(&mut client);
     assert_eq!(client.session.abort_overdue(LOOKS), GIVE_UP);

@@ -1,11 +1,11 @@
 //! Commands and their data as they go on the wire.
 
 use super::script::*;
-use crate::scsi::Status;
+use crate::scsi::ScsiStatus;
 use crate::session::{Initiator, StreamSession};
 use blockmux_volume::{Extent, IoError, Op, Output};
 use blockmux_wire::iscsi::scsi::*;
-use blockmux_wire::iscsi::{FLAG_FINAL, Opcode, RESERVED_TAG};
+use blockmux_wire::iscsi::{FLAG_FINAL, IscsiOpcode, RESERVED_TAG};
 
 const WHOLE: &str = "InitialR2T=No\0MaxRecvDataSegmentLength=262144\0FirstBurstLength=65536\0";
 const ZEROES: Op = Op::WriteZeroes { fua: false, may_unmap: true, only_fast: false };
@@ -36,7 +36,7 @@ fn data_in_several_pdus_and_a_status_of_its_own_make_a_read() {
     let second = client.data_in(&command, FLAG_FINAL, 1, 1000);
     client.send(&second, &pattern(1536)[1000..]).unwrap();
     assert!(client.session.poll_done().is_none());
-    client.status(&command, Status::GOOD, None);
+    client.status(&command, ScsiStatus::GOOD, None);
     assert_eq!(client.done_data(), pattern(1536));
 }
 
@@ -117,7 +117,7 @@ fn what_is_asked_for_is_sent_in_sequences() {
         assert_eq!(header.flags == FLAG_FINAL, came.len() == 65536 || came.len() == 100 << 10);
     }
     assert!(came == data);
-    client.status(&command, Status::GOOD, None);
+    client.status(&command, ScsiStatus::GOOD, None);
     assert!(matches!(client.done(), (1, Ok(Output::Nothing))));
 }
 
@@ -131,7 +131,7 @@ fn write_payload_is_sent_from_where_it_is() {
         .stream()
         .outbox()
         .pieces()
-        .any(|piece| matches!(piece, crate::outbox::Piece::Payload(seg) if seg.as_ptr() == address));
+        .any(|piece| matches!(piece, crate::outbox::OutboxPiece::Payload(seg) if seg.as_ptr() == address));
     assert!(has_it);
 }
 
@@ -153,7 +153,7 @@ fn every_operation_is_its_command() {
             assert_eq!(command.data[..8], [0, 22, 0, 16, 0, 0, 0, 0]);
             assert_eq!(command.data[8..], [0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 16, 0, 0, 0, 0]);
         }
-        client.status(&command, Status::GOOD, None);
+        client.status(&command, ScsiStatus::GOOD, None);
         assert!(matches!(client.done(), (9, Ok(Output::Nothing))), "{op:?}");
     }
 }
@@ -169,17 +169,17 @@ fn fua_is_a_bit_or_else_a_flush() {
     client.submit(0, Op::Write { fua: true }, 0, 512, data());
     let command = client.command();
     assert_eq!(command.cdb()[..2], [0x8a, 0]);
-    client.status(&command, Status::GOOD, None);
+    client.status(&command, ScsiStatus::GOOD, None);
     assert!(client.session.poll_done().is_none());
     let flush = client.command();
     assert_eq!(flush.cdb()[0], 0x91);
-    client.status(&flush, Status::GOOD, None);
+    client.status(&flush, ScsiStatus::GOOD, None);
     assert!(client.done().1.is_ok());
     let mut client = Client::logged_in(WHOLE);
     client.bring_up(&Unit { device_specific: 0, write_cache: false, ..Unit::default() });
     client.submit(0, Op::Write { fua: true }, 0, 512, data());
     let command = client.command();
-    client.status(&command, Status::GOOD, None);
+    client.status(&command, ScsiStatus::GOOD, None);
     assert!(client.done().1.is_ok(), "without a cache every write is stable");
 }
 
@@ -192,10 +192,10 @@ fn what_the_unit_does_not_take_whole_is_several_commands() {
     let counts: Vec<u8> = commands.iter().map(|command| command.data[19]).collect();
     assert_eq!(counts, [16, 16, 8]);
     for command in &commands {
-        client.status(command, Status::GOOD, None);
+        client.status(command, ScsiStatus::GOOD, None);
     }
     let flush = client.command();
-    client.status(&flush, Status::GOOD, None);
+    client.status(&flush, ScsiStatus::GOOD, None);
     assert!(client.done().1.is_ok());
     let data = pattern(25 * 512);
     client.write(2, 0, &data);
@@ -206,7 +206,7 @@ fn what_the_unit_does_not_take_whole_is_several_commands() {
     while let Some(command) = commands.pop() {
         let lba = command.cdb()[9] as usize;
         came[lba * 512..][..command.data.len()].copy_from_slice(&command.data);
-        client.status(&command, Status::GOOD, None);
+        client.status(&command, ScsiStatus::GOOD, None);
     }
     assert!(came == data && client.done().1.is_ok());
     client.read(3, 0, 10 * 512);
@@ -270,6 +270,6 @@ fn unknown_opcodes_and_tags_end_the_session() {
         let mut pdu = vec![opcode, 0x80];
         pdu.resize(48, 0);
         pdu[16..20].copy_from_slice(&[0, 77, 0, 9]);
-        assert!(client.feed(&pdu).is_err(), "{}", Opcode(opcode));
+        assert!(client.feed(&pdu).is_err(), "{}", IscsiOpcode(opcode));
     }
 }

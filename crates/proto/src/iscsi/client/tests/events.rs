@@ -1,10 +1,10 @@
 //! What a target says by itself: asynchronous messages, and the text that it asks for (RFC 7143 §11.9).
 
 use super::script::*;
-use crate::scsi::{Sense, Status};
+use crate::scsi::{Sense, ScsiStatus};
 use crate::session::{Connections, Initiator, ProtocolError, StreamSession, Timed};
 use blockmux_wire::iscsi::session::*;
-use blockmux_wire::iscsi::{FLAG_CONTINUE, FLAG_FINAL, Opcode, RESERVED_TAG};
+use blockmux_wire::iscsi::{FLAG_CONTINUE, FLAG_FINAL, IscsiOpcode, RESERVED_TAG};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use std::time::Duration;
 use zerocopy::FromZeros;
@@ -14,7 +14,7 @@ const WHOLE: &str = "InitialR2T=No\0MaxRecvDataSegmentLength=262144\0FirstBurstL
 /// The one text request that was sent: its tags. It takes no place in the window.
 fn text_request(client: &mut Client) -> (u32, u32) {
     let [request] = client.sent().try_into().unwrap();
-    assert_eq!(request.bhs.opcode(), Opcode::TEXT_REQUEST);
+    assert_eq!(request.bhs.opcode(), IscsiOpcode::TEXT_REQUEST);
     assert!(request.bhs.is_immediate() && request.data.is_empty());
     let text: TextRequest = request.as_a();
     assert_eq!(text.flags, FLAG_FINAL);
@@ -30,7 +30,7 @@ fn answer(
     text: &[u8],
 ) -> Result<(), ProtocolError> {
     let response = TextResponse {
-        opcode: Opcode::TEXT_RESPONSE.0,
+        opcode: IscsiOpcode::TEXT_RESPONSE.0,
         flags,
         initiator_task_tag: itt.into(),
         target_transfer_tag: target_transfer_tag.into(),
@@ -64,7 +64,7 @@ fn a_target_that_wants_to_negotiate_gets_text_and_may_take_shorter_segments_from
     let sent = client.sent();
     let lens: Vec<_> = sent.iter().map(|pdu| pdu.data.len()).collect();
     assert_eq!(lens, [4096, 4096, 2048]);
-    client.status(&sent[0], Status::GOOD, None);
+    client.status(&sent[0], ScsiStatus::GOOD, None);
     assert!(client.done().1.is_ok());
     // It may ask again.
     client.event(AsyncEvent::NEGOTIATION_REQUEST, 5, &[]).unwrap();
@@ -117,7 +117,7 @@ fn a_target_that_waits_no_longer_for_a_logout_gets_it_with_commands_under_way() 
     assert!(client.sent().is_empty());
     client.stream().on_timeout(by).unwrap();
     let [logout] = client.sent().try_into().unwrap();
-    assert_eq!(logout.bhs.opcode(), Opcode::LOGOUT_REQUEST);
+    assert_eq!(logout.bhs.opcode(), IscsiOpcode::LOGOUT_REQUEST);
     let next = client.stream().poll_timeout().unwrap();
     assert!(next > by, "it is asked for once");
     // What ends meanwhile has ended, and the rest is for the next session.
@@ -157,7 +157,7 @@ fn the_next_session_waits_as_long_as_was_agreed_on_or_as_the_target_says_at_the_
         client.session.on_stop();
         let [logout] = client.sent().try_into().unwrap();
         let response = LogoutResponse {
-            opcode: Opcode::LOGOUT_RESPONSE.0,
+            opcode: IscsiOpcode::LOGOUT_RESPONSE.0,
             response: result.0,
             initiator_task_tag: logout.tag().into(),
             stat_sn: client.next_stat_sn().into(),

@@ -2,13 +2,13 @@
 
 use super::script::*;
 use crate::iscsi::client::wishes;
-use crate::iscsi::login::operational::Key;
+use crate::iscsi::login::operational::OperationalKey;
 use crate::iscsi::text;
-use crate::scsi::Status;
+use crate::scsi::ScsiStatus;
 use crate::session::{Connections, Demand, Initiator, StreamSession, Timed};
 use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::session::*;
-use blockmux_wire::iscsi::{FLAG_FINAL, Opcode, RESERVED_TAG};
+use blockmux_wire::iscsi::{FLAG_FINAL, IscsiOpcode, RESERVED_TAG};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use zerocopy::FromZeros;
@@ -24,9 +24,9 @@ pub(super) fn now() -> Instant {
 /// Ready over so many connections.
 pub(super) fn ready(count: u32, level: u32) -> Client {
     let wishes = wishes()
-        .with(Key::MaxConnections, count)
-        .with(Key::ErrorRecoveryLevel, level)
-        .with(Key::DefaultTime2Retain, 20);
+        .with(OperationalKey::MaxConnections, count)
+        .with(OperationalKey::ErrorRecoveryLevel, level)
+        .with(OperationalKey::DefaultTime2Retain, 20);
     let answers = format!("{ANSWERS}MaxConnections={count}\0ErrorRecoveryLevel={level}\0");
     let mut client = Client::logged_in_with(wishes, &answers);
     assert!(client.session.poll_connect().is_none(), "nobody knows yet what the unit is like");
@@ -61,7 +61,7 @@ fn number(pdu: &Pdu) -> u32 {
 fn connections_join_with_the_sessions_number_and_one_of_their_own() {
     let mut client = ready(1, 0);
     assert!(client.session.poll_connect().is_none());
-    let wishes = wishes().with(Key::MaxConnections, 2);
+    let wishes = wishes().with(OperationalKey::MaxConnections, 2);
     client = Client::logged_in_with(wishes, "MaxConnections=2\0");
     client.bring_up(&Unit::default());
     assert_eq!(client.session.poll_connect().unwrap().0, 1);
@@ -93,7 +93,7 @@ fn bursts_of_commands_go_where_the_least_is_to_do_in_one_sequence_and_stay_there
     }
     // A response on another connection than the command's is a fault (RFC 7143 §4.2.5.1).
     client.select(2);
-    let stray = client.response(&sent[0][1], Status::GOOD);
+    let stray = client.response(&sent[0][1], ScsiStatus::GOOD);
     assert!(client.send(&stray, &[]).is_err());
 }
 
@@ -146,7 +146,7 @@ fn statuses_are_numbered_for_each_connection() {
             assert_eq!(short.as_a::<ScsiCommand>().exp_stat_sn.get(), client.stat_sn, "{lane}, {round}");
             client.data(&short, &pattern(512));
             assert!(client.done().1.is_ok());
-            client.status(&long, Status::RESERVATION_CONFLICT, None);
+            client.status(&long, ScsiStatus::RESERVATION_CONFLICT, None);
             assert!(client.done().1.is_err());
         }
     }
@@ -155,7 +155,7 @@ fn statuses_are_numbered_for_each_connection() {
 #[test]
 fn a_connection_that_is_not_to_be_had_is_done_without() {
     for is_refused in [true, false] {
-        let mut client = Client::logged_in_with(wishes().with(Key::MaxConnections, 2), "MaxConnections=2\0");
+        let mut client = Client::logged_in_with(wishes().with(OperationalKey::MaxConnections, 2), "MaxConnections=2\0");
         client.bring_up(&Unit::default());
         assert_eq!(client.session.poll_connect().unwrap().0, 1);
         if is_refused {
@@ -218,7 +218,7 @@ fn at_level_2_the_tasks_of_a_lost_connection_go_on_over_another_one() {
         client.read(101, 0, 1024);
         client.select(lost);
         let mut commands = client.sent();
-        commands.retain(|pdu| pdu.bhs.opcode() == Opcode::SCSI_COMMAND);
+        commands.retain(|pdu| pdu.bhs.opcode() == IscsiOpcode::SCSI_COMMAND);
         assert_eq!(commands.len(), 4);
         // The first two have arrived.
         client.exp_cmd_sn = number(&commands[2]);
@@ -246,7 +246,7 @@ fn at_level_2_the_tasks_of_a_lost_connection_go_on_over_another_one() {
         let asked: Vec<u8> = asked.iter().flat_map(|pdu| pdu.data.clone()).collect();
         assert!(asked == pattern(100 << 10)[32 << 10..]);
         for command in &commands[..3] {
-            client.status(command, Status::GOOD, None);
+            client.status(command, ScsiStatus::GOOD, None);
             assert!(client.done().1.is_ok());
         }
         client.data(&commands[3], &pattern(1024));
@@ -260,7 +260,7 @@ fn a_loss_that_the_target_announces_ends_no_session_and_says_how_long_to_wait() 
         let mut client = ready(2, 2);
         client.write(1, 0, &pattern(512));
         let message = AsyncMessage {
-            opcode: Opcode::ASYNC_MESSAGE.0,
+            opcode: IscsiOpcode::ASYNC_MESSAGE.0,
             flags: FLAG_FINAL,
             initiator_task_tag: RESERVED_TAG.into(),
             stat_sn: client.next_stat_sn().into(),
@@ -365,7 +365,7 @@ fn a_session_that_ends_waits_for_no_connection() {
                 client.session.on_stop();
             } else {
                 let message = AsyncMessage {
-                    opcode: Opcode::ASYNC_MESSAGE.0,
+                    opcode: IscsiOpcode::ASYNC_MESSAGE.0,
                     flags: FLAG_FINAL,
                     initiator_task_tag: RESERVED_TAG.into(),
                     stat_sn: client.next_stat_sn().into(),
@@ -391,10 +391,10 @@ fn every_connection_is_pinged_and_the_silent_one_given_up() {
         client.stream().on_timeout(when).unwrap();
         when = client.stream().poll_timeout().unwrap();
         client.stream().on_timeout(when).unwrap();
-        assert_eq!(client.sent().iter().map(|pdu| pdu.bhs.opcode()).collect::<Vec<_>>(), [Opcode::NOP_OUT]);
+        assert_eq!(client.sent().iter().map(|pdu| pdu.bhs.opcode()).collect::<Vec<_>>(), [IscsiOpcode::NOP_OUT]);
         if lane == 0 {
             let answer = NopIn {
-                opcode: Opcode::NOP_IN.0,
+                opcode: IscsiOpcode::NOP_IN.0,
                 flags: FLAG_FINAL,
                 initiator_task_tag: 0xffff_fffe.into(),
                 target_transfer_tag: RESERVED_TAG.into(),

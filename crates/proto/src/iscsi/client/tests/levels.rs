@@ -2,13 +2,13 @@
 
 use super::script::*;
 use crate::iscsi::client::wishes;
-use crate::iscsi::login::operational::{CRC32C, Key};
-use crate::scsi::{Sense, Status};
+use crate::iscsi::login::operational::{CRC32C, OperationalKey};
+use crate::scsi::{Sense, ScsiStatus};
 use crate::session::{Initiator, Timed};
 use blockmux_volume::IoError;
 use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::session::*;
-use blockmux_wire::iscsi::{BHS_LEN, FLAG_FINAL, Opcode, RESERVED_TAG};
+use blockmux_wire::iscsi::{BHS_LEN, FLAG_FINAL, IscsiOpcode, RESERVED_TAG};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use std::time::Duration;
 use zerocopy::{FromZeros, IntoBytes};
@@ -18,7 +18,7 @@ const ANSWERS: &str = "InitialR2T=No\0MaxRecvDataSegmentLength=262144\0FirstBurs
 
 /// Ready at a level, with digests of data.
 fn ready(level: u32) -> Client {
-    let wishes = wishes().with(Key::DataDigest, CRC32C).with(Key::ErrorRecoveryLevel, level);
+    let wishes = wishes().with(OperationalKey::DataDigest, CRC32C).with(OperationalKey::ErrorRecoveryLevel, level);
     let mut client = Client::logged_in_with(wishes, &format!("{ANSWERS}ErrorRecoveryLevel={level}\0"));
     client.has_digests = true;
     client.bring_up(&Unit::default());
@@ -30,7 +30,7 @@ fn ready(level: u32) -> Client {
 fn snack(client: &mut Client) -> (u8, u32, u32, u32, u32) {
     let [pdu] = client.sent().try_into().unwrap();
     let snack: SnackRequest = pdu.as_a();
-    assert_eq!(pdu.bhs.opcode(), Opcode::SNACK_REQUEST);
+    assert_eq!(pdu.bhs.opcode(), IscsiOpcode::SNACK_REQUEST);
     let tags = (snack.initiator_task_tag.get(), snack.target_transfer_tag.get());
     (snack.snack_type, tags.0, tags.1, snack.beg_run.get(), snack.run_length.get())
 }
@@ -119,7 +119,7 @@ fn a_response_before_its_data_is_asked_for_when_the_data_has_come() {
     let data = DataIn { flags: FLAG_FINAL, ..client.data_in(&command, 0, 0, 0) };
     client.send_damaged(&data, &pattern(512)).unwrap();
     assert_eq!(snack(&mut client), (DATA, command.tag(), RESERVED_TAG, 0, 0));
-    let response = ScsiResponse { exp_data_sn: 1.into(), ..client.response(&command, Status::GOOD) };
+    let response = ScsiResponse { exp_data_sn: 1.into(), ..client.response(&command, ScsiStatus::GOOD) };
     client.send(&response, &[]).unwrap();
     assert!(client.sent().is_empty() && client.session.poll_done().is_none());
     client.send(&data, &pattern(512)).unwrap();
@@ -140,7 +140,7 @@ fn a_status_that_came_damaged_or_not_at_all_is_asked_for() {
     let sense = Sense::new(SenseKey::MEDIUM_ERROR, Asc::UNRECOVERED_READ_ERROR).to_bytes().to_vec();
     let sense = [&(sense.len() as u16).to_be_bytes()[..], &sense].concat();
     let responses: Vec<_> =
-        commands.iter().map(|command| client.response(command, Status::CHECK_CONDITION)).collect();
+        commands.iter().map(|command| client.response(command, ScsiStatus::CHECK_CONDITION)).collect();
     let numbers: Vec<_> = responses.iter().map(|response| response.stat_sn.get()).collect();
     client.send_damaged(&responses[0], &sense).unwrap();
     assert_eq!(snack(&mut client), (STATUS, RESERVED_TAG, RESERVED_TAG, numbers[0], 1));
@@ -158,7 +158,7 @@ fn a_status_that_came_damaged_or_not_at_all_is_asked_for() {
     assert_eq!(client.command().as_a::<ScsiCommand>().exp_stat_sn.get(), numbers[2] + 1);
     // A ping says what the next number is, and so that the last status is missing.
     let ping = NopIn {
-        opcode: Opcode::NOP_IN.0,
+        opcode: IscsiOpcode::NOP_IN.0,
         flags: FLAG_FINAL,
         initiator_task_tag: RESERVED_TAG.into(),
         target_transfer_tag: RESERVED_TAG.into(),
@@ -174,7 +174,7 @@ fn what_never_comes_is_asked_for_once_more_and_then_the_connection_is_given_up()
     let mut client = ready(1);
     client.write(1, 0, &pattern(512));
     let command = client.command();
-    let response = client.response(&command, Status::CHECK_CONDITION);
+    let response = client.response(&command, ScsiStatus::CHECK_CONDITION);
     client.send_damaged(&response, &[0; 4]).unwrap();
     let stat_sn = response.stat_sn.get();
     assert_eq!(snack(&mut client).3, stat_sn);
@@ -185,7 +185,7 @@ fn what_never_comes_is_asked_for_once_more_and_then_the_connection_is_given_up()
     let mut client = ready(1);
     client.write(1, 0, &pattern(512));
     let command = client.command();
-    let response = client.response(&command, Status::GOOD);
+    let response = client.response(&command, ScsiStatus::GOOD);
     let far = ScsiResponse { stat_sn: (response.stat_sn.get() + 65).into(), ..response };
     assert_eq!(client.send(&far, &[]).unwrap_err().what, "skipped more statuses than can be asked for again");
 }
@@ -225,7 +225,7 @@ fn a_command_that_came_damaged_goes_out_again_with_its_number() {
     client.write(2, 512, &pattern(512));
     let commands = client.sent();
     let reject = Reject {
-        opcode: Opcode::REJECT.0,
+        opcode: IscsiOpcode::REJECT.0,
         flags: FLAG_FINAL,
         reason: RejectReason::DATA_DIGEST_ERROR.0,
         initiator_task_tag: RESERVED_TAG.into(),
@@ -237,7 +237,7 @@ fn a_command_that_came_damaged_goes_out_again_with_its_number() {
     assert_eq!((again.tag(), &again.data), (commands[0].tag(), &pattern(512)));
     let number = |pdu: &Pdu| pdu.as_a::<ScsiCommand>().cmd_sn.get();
     assert_eq!(number(&again), number(&commands[0]));
-    client.status(&again, Status::GOOD, None);
+    client.status(&again, ScsiStatus::GOOD, None);
     assert_eq!(client.done().0, 1);
 }
 

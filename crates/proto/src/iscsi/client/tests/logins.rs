@@ -1,21 +1,21 @@
 //! Logins and bring-up, one response at a time.
 
 use super::script::*;
-use crate::iscsi::client::{Mode, Refused, UnitRefused, wishes};
-use crate::iscsi::login::chap::{Algorithm, Challenge, Credentials, Secret};
+use crate::iscsi::client::{Mode, IscsiRefused, UnitRefused, wishes};
+use crate::iscsi::login::chap::{Algorithm, Challenge, ChapCredentials, ChapSecret};
 use crate::iscsi::node::Chap;
 use crate::iscsi::text;
-use crate::scsi::{Lun, Sense, Status};
+use crate::scsi::{Lun, Sense, ScsiStatus};
 use crate::session::{Initiator, StreamSession, Timed};
 use blockmux_volume::{IoError, VolumeInfo};
-use blockmux_wire::iscsi::Opcode;
+use blockmux_wire::iscsi::IscsiOpcode;
 use blockmux_wire::iscsi::session::*;
 use blockmux_wire::scsi::sense::Asc;
 use std::time::Duration;
 use std::time::Instant;
 
-fn credentials(name: &str, secret: &str) -> Credentials {
-    Credentials::new(name, Secret::new(secret.as_bytes()).unwrap()).unwrap()
+fn credentials(name: &str, secret: &str) -> ChapCredentials {
+    ChapCredentials::new(name, ChapSecret::new(secret.as_bytes()).unwrap()).unwrap()
 }
 
 fn chap(target: Option<&str>) -> Chap {
@@ -67,7 +67,7 @@ fn a_login_may_take_as_many_responses_as_it_likes() {
     let request = one(&mut client);
     assert_eq!((request.bhs.flags, value(&request, "X-unknown").as_deref()), (0x87, Some("NotUnderstood")));
     client.login_response(0x87, LoginStatus::SUCCESS, b"").unwrap();
-    assert_eq!(one(&mut client).bhs.opcode(), Opcode::SCSI_COMMAND);
+    assert_eq!(one(&mut client).bhs.opcode(), IscsiOpcode::SCSI_COMMAND);
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn chap_proves_both_sides_with_every_algorithm() {
         assert!(challenge.is_met(algorithm, &credentials("user", "initiator-secret"), "user", &response));
         let asked = text::parse_binary(&value(&answer, "CHAP_C").unwrap(), 64).unwrap();
         let identifier = value(&answer, "CHAP_I").unwrap().parse().unwrap();
-        let proof = algorithm.response(identifier, &Secret::new(b"target-secret").unwrap(), &asked);
+        let proof = algorithm.response(identifier, &ChapSecret::new(b"target-secret").unwrap(), &asked);
         let mut text = text::Text::default();
         text.push("CHAP_N", "target");
         text.push_binary("CHAP_R", &proof);
@@ -115,13 +115,13 @@ fn a_target_that_does_not_prove_itself_is_left() {
     for proof in ["", "CHAP_N=target\0CHAP_R=0x00\0", "CHAP_N=other\0CHAP_R=0x00\0"] {
         let (mut client, _) = challenged(chap(Some("target-secret")), Algorithm::Md5);
         client.login_response(0x81, LoginStatus::SUCCESS, proof.as_bytes()).unwrap();
-        assert_eq!(client.session.refused(), Some(&Refused::NotProved));
+        assert_eq!(client.session.refused(), Some(&IscsiRefused::NotProved));
         assert!(client.is_closing() && client.session.is_over() && client.sent().is_empty());
     }
     let config = crate::iscsi::client::Config { chap: Some(chap(Some("s"))), ..config(wishes()) };
     let mut client = Client::new(config);
     client.login_response(0x00, LoginStatus::SUCCESS, b"AuthMethod=None\0").unwrap();
-    assert_eq!(client.session.refused(), Some(&Refused::NotProved));
+    assert_eq!(client.session.refused(), Some(&IscsiRefused::NotProved));
 }
 
 #[test]
@@ -143,13 +143,13 @@ fn chap_that_breaks_its_rules_ends_the_session() {
 #[test]
 fn refusals_and_moves_are_told_apart_from_a_broken_protocol() {
     let cases = [
-        (LoginStatus::NOT_FOUND, "", Refused::Login(LoginStatus::NOT_FOUND)),
+        (LoginStatus::NOT_FOUND, "", IscsiRefused::Login(LoginStatus::NOT_FOUND)),
         (
             LoginStatus::TARGET_MOVED_TEMPORARILY,
             "TargetAddress=192.0.2.9:3260,1\0",
-            Refused::Moved { address: "192.0.2.9:3260,1".into(), permanent: false },
+            IscsiRefused::Moved { address: "192.0.2.9:3260,1".into(), permanent: false },
         ),
-        (LoginStatus::TARGET_MOVED_PERMANENTLY, "", Refused::Login(LoginStatus::TARGET_MOVED_PERMANENTLY)),
+        (LoginStatus::TARGET_MOVED_PERMANENTLY, "", IscsiRefused::Login(LoginStatus::TARGET_MOVED_PERMANENTLY)),
     ];
     for (status, text, expected) in cases {
         let mut client = Client::new(config(wishes()));
@@ -159,7 +159,7 @@ fn refusals_and_moves_are_told_apart_from_a_broken_protocol() {
     }
     let mut client = Client::new(config(wishes()));
     client.login_response(0x00, LoginStatus::SUCCESS, b"AuthMethod=KRB5\0").unwrap();
-    assert_eq!(client.session.refused(), Some(&Refused::NoMethod));
+    assert_eq!(client.session.refused(), Some(&IscsiRefused::NoMethod));
 }
 
 #[test]
@@ -233,15 +233,15 @@ fn unit_attentions_and_busy_units_are_waited_for() {
     for attention in [Asc::POWER_ON_RESET_OR_BUS_DEVICE_RESET_OCCURRED, Asc::MODE_PARAMETERS_CHANGED] {
         let command = client.command();
         let sense = Sense::new(blockmux_wire::scsi::sense::SenseKey::UNIT_ATTENTION, attention);
-        client.status(&command, Status::CHECK_CONDITION, Some(sense));
+        client.status(&command, ScsiStatus::CHECK_CONDITION, Some(sense));
     }
     let command = client.command();
-    client.status(&command, Status::BUSY, None);
+    client.status(&command, ScsiStatus::BUSY, None);
     assert_eq!(client.sent().len(), 0);
     let deadline = client.stream().poll_timeout().unwrap();
     client.stream().on_timeout(deadline).unwrap();
     let command = client.command();
-    client.status(&command, Status::GOOD, None);
+    client.status(&command, ScsiStatus::GOOD, None);
     client.bring_up(&Unit::default());
     assert!(client.session.is_ready());
 }
@@ -255,12 +255,12 @@ fn a_unit_that_is_none_for_us_says_why_and_is_logged_out_of() {
         let command = client.command();
         match answer {
             Some(data) => client.data(&command, &data),
-            None => client.status(&command, Status::CHECK_CONDITION, Some(missing)),
+            None => client.status(&command, ScsiStatus::CHECK_CONDITION, Some(missing)),
         }
     }
-    assert_eq!(client.session.refused(), Some(&Refused::Unit(UnitRefused::NoSuchUnit(Lun::new(0)))));
+    assert_eq!(client.session.refused(), Some(&IscsiRefused::Unit(UnitRefused::NoSuchUnit(Lun::new(0)))));
     assert_eq!(client.session.luns(), [Lun::new(5)]);
-    assert_eq!(one(&mut client).bhs.opcode(), Opcode::LOGOUT_REQUEST);
+    assert_eq!(one(&mut client).bhs.opcode(), IscsiOpcode::LOGOUT_REQUEST);
     assert_eq!(client.session.room(), 0);
     let mut client = Client::logged_in("");
     client.bring_up(&Unit { block_len: 520, ..Unit::default() });
@@ -281,7 +281,7 @@ fn what_is_only_described_is_logged_out_of() {
     client.bring_up(&Unit::default());
     assert!(client.session.unit().is_some() && !client.session.is_ready() && client.session.room() == 0);
     let response = LogoutResponse {
-        opcode: Opcode::LOGOUT_RESPONSE.0,
+        opcode: IscsiOpcode::LOGOUT_RESPONSE.0,
         initiator_task_tag: 0xffff_fffd.into(),
         ..zerocopy::FromZeros::new_zeroed()
     };

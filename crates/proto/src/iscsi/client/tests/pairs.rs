@@ -3,14 +3,14 @@
 use super::script::{INITIATOR, TARGET, at_every_split, list, pattern};
 use crate::exports::{Export, Exports, VolumeId};
 use crate::iscsi::client::{
-    BurstSize, Config, DiscoverySession, FoundTarget, InitiatorSession, Mode, Refused, wishes,
+    BurstSize, Config, IscsiDiscoverySession, FoundTarget, InitiatorSession, Mode, IscsiRefused, wishes,
 };
-use crate::iscsi::login::chap::{Algorithm, Credentials, Secret};
-use crate::iscsi::login::operational::{CRC32C, Key, Parameters};
+use crate::iscsi::login::chap::{Algorithm, ChapCredentials, ChapSecret};
+use crate::iscsi::login::operational::{CRC32C, OperationalKey, OperationalParameters};
 use crate::iscsi::name::Name;
-use crate::iscsi::node::{Access, Chap, Node, Portal, TargetNode, offer};
+use crate::iscsi::node::{IscsiAccess, Chap, IscsiNode, Portal, TargetNode, offer};
 use crate::iscsi::server::TargetSession;
-use crate::scsi::{self, Identity, LogicalUnit, Lun};
+use crate::scsi::{self, UnitIdentity, LogicalUnit, Lun};
 use crate::session::{Demand, Initiator, ProtocolError, StreamSession};
 use crate::testing::{Driver, Pump, Streams};
 use blockmux_volume::{Extent, Io, IoError, MemVolume, Op, Output, Pool, SgList, Tag};
@@ -27,18 +27,18 @@ struct Pair<S> {
 }
 
 impl<S: Streams> Pair<S> {
-    fn new(client: S, offer: Parameters, chap: Option<Chap>, step: usize) -> Pair<S> {
+    fn new(client: S, offer: OperationalParameters, chap: Option<Chap>, step: usize) -> Pair<S> {
         let volume = Arc::new(MemVolume::new(SIZE));
         let export =
             Export { name: "a".into(), description: String::new(), read_only: false, volume: volume.clone() };
         let exports = Exports::new(vec![export]);
-        let unit = LogicalUnit::new(Identity::of("a"), volume);
-        let view = scsi::Target::new(TARGET, Vec::new()).with_unit(0, VolumeId(0), unit);
-        let access = Access { initiator: None, chap, target: Arc::new(view) };
+        let unit = LogicalUnit::new(UnitIdentity::of("a"), volume);
+        let view = scsi::ScsiTarget::new(TARGET, Vec::new()).with_unit(0, VolumeId(0), unit);
+        let access = IscsiAccess { initiator: None, chap, target: Arc::new(view) };
         let portals = vec![Portal { address: "192.0.2.1:3260".into(), group_tag: 1 }];
         let mut target = TargetNode::new(Name::new(TARGET).unwrap(), portals, vec![access]);
         target.offer = offer;
-        let node = Arc::new(Node::new(vec![target]));
+        let node = Arc::new(IscsiNode::new(vec![target]));
         let session = TargetSession::new(node, 1, Pool::new(usize::MAX), [3; 32], Instant::now());
         let pump = Pump::new(session, &exports).split_at(step);
         Pair { pump, client: Driver::of(client, step) }
@@ -59,7 +59,7 @@ impl<S: Streams> Pair<S> {
     }
 }
 
-fn config(wishes: Parameters, chap: Option<Chap>) -> Config {
+fn config(wishes: OperationalParameters, chap: Option<Chap>) -> Config {
     Config {
         initiator: Name::new(INITIATOR).unwrap(),
         target: Name::new(TARGET).unwrap(),
@@ -72,12 +72,12 @@ fn config(wishes: Parameters, chap: Option<Chap>) -> Config {
     }
 }
 
-fn initiator(wishes: Parameters, chap: Option<Chap>) -> InitiatorSession {
+fn initiator(wishes: OperationalParameters, chap: Option<Chap>) -> InitiatorSession {
     InitiatorSession::new(config(wishes, chap), Pool::new(64 << 20), [5; 32], Instant::now())
 }
 
 impl Pair<InitiatorSession> {
-    fn ready(wishes: Parameters, offer: Parameters, step: usize) -> Pair<InitiatorSession> {
+    fn ready(wishes: OperationalParameters, offer: OperationalParameters, step: usize) -> Pair<InitiatorSession> {
         let mut pair = Pair::new(initiator(wishes, None), offer, None, step);
         pair.run().unwrap();
         assert!(pair.client.session.is_ready(), "{:?}", pair.client.session.refused());
@@ -101,27 +101,27 @@ impl Pair<InitiatorSession> {
     }
 }
 
-fn with_digests(parameters: Parameters) -> Parameters {
-    parameters.with(Key::HeaderDigest, CRC32C).with(Key::DataDigest, CRC32C)
+fn with_digests(parameters: OperationalParameters) -> OperationalParameters {
+    parameters.with(OperationalKey::HeaderDigest, CRC32C).with(OperationalKey::DataDigest, CRC32C)
 }
 
 /// Ways to move data: what the initiator wishes and the target offers.
-fn ways() -> Vec<(&'static str, Parameters, Parameters)> {
+fn ways() -> Vec<(&'static str, OperationalParameters, OperationalParameters)> {
     let plain = offer();
     vec![
         ("all at once", wishes(), plain),
         ("digests", with_digests(wishes()), plain),
-        ("R2T for all", wishes().with(Key::InitialR2T, 1).with(Key::ImmediateData, 0), plain),
-        ("immediate data and R2T", wishes().with(Key::InitialR2T, 1), plain),
-        ("unsolicited, not immediate", wishes().with(Key::ImmediateData, 0), plain),
+        ("R2T for all", wishes().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0), plain),
+        ("immediate data and R2T", wishes().with(OperationalKey::InitialR2T, 1), plain),
+        ("unsolicited, not immediate", wishes().with(OperationalKey::ImmediateData, 0), plain),
         (
             "short bursts and segments",
-            with_digests(wishes()).with(Key::MaxRecvDataSegmentLength, 1024),
+            with_digests(wishes()).with(OperationalKey::MaxRecvDataSegmentLength, 1024),
             plain
-                .with(Key::MaxRecvDataSegmentLength, 512)
-                .with(Key::MaxBurstLength, 4096)
-                .with(Key::FirstBurstLength, 2048)
-                .with(Key::MaxOutstandingR2T, 2),
+                .with(OperationalKey::MaxRecvDataSegmentLength, 512)
+                .with(OperationalKey::MaxBurstLength, 4096)
+                .with(OperationalKey::FirstBurstLength, 2048)
+                .with(OperationalKey::MaxOutstandingR2T, 2),
         ),
     ]
 }
@@ -262,7 +262,7 @@ fn a_target_that_stops_gets_its_due_and_the_rest_is_taken_back() {
 
 fn chap(initiator: &str, target: Option<&str>) -> Chap {
     let credentials =
-        |name, secret: &str| Credentials::new(name, Secret::new(secret.as_bytes()).unwrap()).unwrap();
+        |name, secret: &str| ChapCredentials::new(name, ChapSecret::new(secret.as_bytes()).unwrap()).unwrap();
     Chap {
         initiator: credentials("user", initiator),
         target: target.map(|secret| credentials("target", secret)),
@@ -285,13 +285,13 @@ fn both_sides_prove_who_they_are_cut_at_every_byte() {
     let here = chap("initiator-secret", Some("another-secret"));
     let mut pair = Pair::new(initiator(wishes(), Some(here)), offer(), Some(there.clone()), 9);
     pair.run().unwrap();
-    assert_eq!(pair.client.session.refused(), Some(&Refused::NotProved));
+    assert_eq!(pair.client.session.refused(), Some(&IscsiRefused::NotProved));
     for here in [None, Some(chap("wrong", None))] {
         let is_guess = here.is_some();
         let mut pair = Pair::new(initiator(wishes(), here), offer(), Some(there.clone()), 9);
         let ran = pair.run();
         // A wrong answer is refused after a delay.
-        let refused = Some(&Refused::Login(LoginStatus::AUTHENTICATION_FAILURE));
+        let refused = Some(&IscsiRefused::Login(LoginStatus::AUTHENTICATION_FAILURE));
         assert!(is_guess || (ran.is_err() && pair.client.session.refused() == refused), "{ran:?}");
         assert!(!pair.client.session.is_ready());
     }
@@ -304,7 +304,7 @@ fn a_target_that_is_not_there_is_refused_in_words() {
     let client = InitiatorSession::new(elsewhere, Pool::new(1 << 20), [5; 32], Instant::now());
     let mut pair = Pair::new(client, offer(), None, usize::MAX);
     assert!(pair.run().is_err(), "the target ends the connection");
-    assert_eq!(pair.client.session.refused(), Some(&Refused::Login(LoginStatus::NOT_FOUND)));
+    assert_eq!(pair.client.session.refused(), Some(&IscsiRefused::Login(LoginStatus::NOT_FOUND)));
     let nowhere = Config { lun: Lun::new(7), ..config(wishes(), None) };
     let client = InitiatorSession::new(nowhere, Pool::new(1 << 20), [5; 32], Instant::now());
     let mut pair = Pair::new(client, offer(), None, usize::MAX);
@@ -318,7 +318,7 @@ fn a_target_that_is_not_there_is_refused_in_words() {
 fn discovery_finds_every_target_and_its_addresses() {
     at_every_split(|step| {
         let name = Name::new(INITIATOR).unwrap();
-        let session = DiscoverySession::new(name, None, [0x80, 0, 0, 0, 0, 2], [5; 32], Instant::now());
+        let session = IscsiDiscoverySession::new(name, None, [0x80, 0, 0, 0, 0, 2], [5; 32], Instant::now());
         let mut pair = Pair::new(session, offer(), None, step);
         pair.run().unwrap();
         assert!(pair.client.session.is_over() && matches!(pair.client.stream().demand(), Demand::Close));

@@ -1,12 +1,12 @@
 //! What goes wrong: statuses, silence, targets that leave, and such as break the protocol.
 
 use super::script::*;
-use crate::scsi::{Sense, Status};
+use crate::scsi::{Sense, ScsiStatus};
 use crate::session::{Initiator, PathRank, StreamSession, Timed};
 use blockmux_volume::{IoError, Op, Output};
 use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::session::*;
-use blockmux_wire::iscsi::{FLAG_FINAL, Opcode, RESERVED_TAG};
+use blockmux_wire::iscsi::{FLAG_FINAL, IscsiOpcode, RESERVED_TAG};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use std::time::Duration;
 use std::time::Instant;
@@ -15,7 +15,7 @@ use zerocopy::FromZeros;
 const WHOLE: &str = "InitialR2T=No\0MaxRecvDataSegmentLength=262144\0FirstBurstLength=65536\0";
 
 fn check(client: &mut Client, command: &Pdu, key: SenseKey, asc: Asc) {
-    client.status(command, Status::CHECK_CONDITION, Some(Sense::new(key, asc)));
+    client.status(command, ScsiStatus::CHECK_CONDITION, Some(Sense::new(key, asc)));
 }
 
 #[test]
@@ -32,7 +32,7 @@ fn a_unit_attention_has_the_command_sent_again() {
     }
     let command = client.command();
     assert_eq!(command.data, pattern(512));
-    client.status(&command, Status::GOOD, None);
+    client.status(&command, ScsiStatus::GOOD, None);
     assert!(client.done().1.is_ok());
 }
 
@@ -59,7 +59,7 @@ fn a_unit_that_has_grown_or_shrunk_is_seen_to() {
                 _ => [(blocks as u32 - 1).to_be_bytes(), 512_u32.to_be_bytes()].concat(),
             };
             client.data(&question, &capacity);
-            client.status(&again, Status::GOOD, None);
+            client.status(&again, ScsiStatus::GOOD, None);
             assert!(client.done().1.is_ok());
             assert_eq!(client.session.poll_size(), Some(blocks * 512));
             assert_eq!(client.session.volume_info().unwrap().size, blocks * 512);
@@ -84,16 +84,16 @@ fn a_cache_that_was_switched_on_loses_nothing_that_nobody_flushes() {
         let (question, again) = attention(&mut client, Asc::MODE_PARAMETERS_CHANGED);
         assert_eq!((question.cdb()[0], question.cdb()[2]), (0x1a, 8));
         client.data(&question, &[&[23, 0, device_specific, 0, 8, 18, 4][..], &[0; 17]].concat());
-        client.status(&again, Status::GOOD, None);
+        client.status(&again, ScsiStatus::GOOD, None);
         assert!(client.done().1.is_ok());
         client.write(2, 0, &pattern(512));
         let command = client.command();
         assert_eq!(command.cdb()[1] & 8 != 0, device_specific != 0, "FUA");
-        client.status(&command, Status::GOOD, None);
+        client.status(&command, ScsiStatus::GOOD, None);
         if device_specific == 0 {
             let flush = client.command();
             assert_eq!(flush.cdb()[0], 0x91);
-            client.status(&flush, Status::GOOD, None);
+            client.status(&flush, ScsiStatus::GOOD, None);
         }
         assert!(client.done().1.is_ok());
     }
@@ -111,10 +111,10 @@ fn a_unit_that_may_be_another_one_is_looked_at_by_another_session() {
         } else {
             let (question, again) = attention(&mut client, Asc::CAPACITY_DATA_HAS_CHANGED);
             client.data(&question, &capacity(99, 4096));
-            client.status(&again, Status::BUSY, None);
+            client.status(&again, ScsiStatus::BUSY, None);
         }
         let [logout] = client.sent().try_into().unwrap();
-        assert_eq!(logout.bhs.opcode(), Opcode::LOGOUT_REQUEST);
+        assert_eq!(logout.bhs.opcode(), IscsiOpcode::LOGOUT_REQUEST);
         assert_eq!(client.session.take_unfinished().len(), 1, "it is done on another session");
     }
 }
@@ -160,7 +160,7 @@ fn a_unit_that_somebody_has_reserved_is_said_to_be() {
     loop {
         let command = client.command();
         if matches!(command.cdb()[0], 0x9e | 0x25) {
-            client.status(&command, Status::RESERVATION_CONFLICT, None);
+            client.status(&command, ScsiStatus::RESERVATION_CONFLICT, None);
         } else {
             client.answer(&Unit::default(), &command);
         }
@@ -189,7 +189,7 @@ fn a_busy_unit_is_asked_again_with_growing_pauses() {
     let mut pauses = Vec::new();
     for _ in 0..4 {
         let command = client.command();
-        client.status(&command, Status::TASK_SET_FULL, None);
+        client.status(&command, ScsiStatus::TASK_SET_FULL, None);
         assert!(client.sent().is_empty());
         let when = client.stream().poll_timeout().unwrap();
         pauses.push((when - client.now).as_millis());
@@ -220,17 +220,17 @@ fn each_failure_has_its_error() {
     let mut client = Client::ready(WHOLE, 1 << 20);
     client.write(1, 0, &pattern(512));
     let command = client.command();
-    client.status(&command, Status::RESERVATION_CONFLICT, None);
+    client.status(&command, ScsiStatus::RESERVATION_CONFLICT, None);
     assert_eq!(client.done_error(), IoError::Reserved);
     client.write(2, 0, &pattern(512));
     let command = client.command();
-    let response = client.response(&command, Status::GOOD);
+    let response = client.response(&command, ScsiStatus::GOOD);
     client.send(&ScsiResponse { response: 1, ..response }, &[]).unwrap();
     assert_eq!(client.done_error(), IoError::Medium, "a target failure");
     client.write(3, 0, &pattern(512));
     let command = client.command();
     let flags = FLAG_FINAL | FLAG_UNDERFLOW;
-    let response = client.response(&command, Status::GOOD);
+    let response = client.response(&command, ScsiStatus::GOOD);
     client.send(&ScsiResponse { flags, residual_count: 512.into(), ..response }, &[]).unwrap();
     assert_eq!(client.done_error(), IoError::Medium, "not all was written");
 }
@@ -246,12 +246,12 @@ fn what_the_unit_turns_out_not_to_know_is_done_otherwise() {
     let command = client.command();
     illegal(&mut client, &command);
     let writes: Vec<_> =
-        client.sent().into_iter().filter(|pdu| pdu.bhs.opcode() == Opcode::SCSI_COMMAND).collect();
+        client.sent().into_iter().filter(|pdu| pdu.bhs.opcode() == IscsiOpcode::SCSI_COMMAND).collect();
     let cdbs: Vec<_> = writes.iter().map(|pdu| (pdu.cdb()[0], pdu.cdb()[9])).collect();
     assert_eq!(cdbs, [(0x8a, 1), (0x8a, 1)]);
     for command in &writes {
         assert!(command.data.iter().all(|&byte| byte == 0) && !command.data.is_empty());
-        client.status(command, Status::GOOD, None);
+        client.status(command, ScsiStatus::GOOD, None);
     }
     assert!(client.done().1.is_ok());
     client.submit(2, zeroes(true), 0, 512, None);
@@ -261,7 +261,7 @@ fn what_the_unit_turns_out_not_to_know_is_done_otherwise() {
     illegal(&mut client, &long);
     let short = client.command();
     assert_eq!((long.cdb()[0], short.cdb()[0]), (0x91, 0x35));
-    client.status(&short, Status::GOOD, None);
+    client.status(&short, ScsiStatus::GOOD, None);
     assert!(client.done().1.is_ok());
     client.submit(4, Op::BlockStatus, 0, 4096, None);
     let command = client.command();
@@ -281,7 +281,7 @@ fn what_the_unit_turns_out_not_to_know_is_done_otherwise() {
 fn pings_are_answered_and_a_silent_target_is_noticed() {
     let mut client = Client::ready(WHOLE, 1 << 20);
     let ping = NopIn {
-        opcode: Opcode::NOP_IN.0,
+        opcode: IscsiOpcode::NOP_IN.0,
         flags: FLAG_FINAL,
         lun: [9; 8],
         initiator_task_tag: RESERVED_TAG.into(),
@@ -301,7 +301,7 @@ fn pings_are_answered_and_a_silent_target_is_noticed() {
     now += Duration::from_secs(10);
     client.stream().on_timeout(now).unwrap();
     let [nop] = client.sent().try_into().unwrap();
-    assert_eq!((nop.bhs.opcode(), nop.tag()), (Opcode::NOP_OUT, 0xffff_fffe));
+    assert_eq!((nop.bhs.opcode(), nop.tag()), (IscsiOpcode::NOP_OUT, 0xffff_fffe));
     let answer =
         NopIn { initiator_task_tag: 0xffff_fffe.into(), target_transfer_tag: RESERVED_TAG.into(), ..ping };
     client.send(&answer, &[]).unwrap();
@@ -339,13 +339,13 @@ fn a_target_that_asks_for_a_logout_gets_one_when_what_is_under_way_has_ended() {
         client.event(kind, 60, &[]).unwrap();
         assert_eq!(client.session.room(), 0);
         for command in &commands[1..] {
-            client.status(command, Status::GOOD, None);
+            client.status(command, ScsiStatus::GOOD, None);
         }
         assert!(client.sent().is_empty());
         client.data(&commands[0], &pattern(4096));
         assert!(client.done().1.is_ok());
         let [logout] = client.sent().try_into().unwrap();
-        assert_eq!(logout.bhs.opcode(), Opcode::LOGOUT_REQUEST);
+        assert_eq!(logout.bhs.opcode(), IscsiOpcode::LOGOUT_REQUEST);
         assert!(client.stream().on_end(Instant::now()).is_ok() && client.is_closing());
         let unfinished = client.session.take_unfinished();
         assert_eq!(unfinished.len(), 1, "it is done on another session");
@@ -367,7 +367,7 @@ fn a_rejected_ping_is_nothing_and_a_rejected_command_the_end() {
     ] {
         let mut client = Client::ready(WHOLE, 1 << 20);
         let reject = Reject {
-            opcode: Opcode::REJECT.0,
+            opcode: IscsiOpcode::REJECT.0,
             flags: FLAG_FINAL,
             reason: reason.0,
             initiator_task_tag: RESERVED_TAG.into(),
@@ -425,7 +425,7 @@ fn asking_for_data_wrongly_ends_the_session() {
 fn wrong_digests_end_the_session() {
     let answers = "HeaderDigest=CRC32C\0";
     let config =
-        config(crate::iscsi::client::wishes().with(crate::iscsi::login::operational::Key::HeaderDigest, 1));
+        config(crate::iscsi::client::wishes().with(crate::iscsi::login::operational::OperationalKey::HeaderDigest, 1));
     let mut client = Client::new(config);
     client.sent();
     client.login_response(0x81, LoginStatus::SUCCESS, b"").unwrap();

@@ -2,15 +2,15 @@
 
 use crate::digest;
 use crate::iscsi::client::{BurstSize, Config, InitiatorSession, Mode, wishes};
-use crate::iscsi::login::operational::Parameters;
+use crate::iscsi::login::operational::OperationalParameters;
 use crate::iscsi::name::Name;
-use crate::scsi::{Lun, Sense, Status};
+use crate::scsi::{Lun, Sense, ScsiStatus};
 use crate::session::{Initiator, ProtocolError};
 use crate::testing::Driver;
 use blockmux_volume::{Op, Pool, Seg, SgList};
 use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::session::*;
-use blockmux_wire::iscsi::{BHS_LEN, Bhs, FLAG_FINAL, Opcode, RESERVED_TAG, U24, padding};
+use blockmux_wire::iscsi::{BHS_LEN, Bhs, FLAG_FINAL, IscsiOpcode, RESERVED_TAG, U24, padding};
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::time::Instant;
@@ -54,7 +54,7 @@ pub(super) struct Client {
     others: BTreeMap<usize, (u32, Vec<u8>)>,
 }
 
-pub(super) fn config(wishes: Parameters) -> Config {
+pub(super) fn config(wishes: OperationalParameters) -> Config {
     Config {
         initiator: Name::new(INITIATOR).unwrap(),
         target: Name::new(TARGET).unwrap(),
@@ -98,7 +98,7 @@ impl Client {
     }
 
     /// The same with other wishes.
-    pub(super) fn logged_in_with(wishes: Parameters, answers: &str) -> Client {
+    pub(super) fn logged_in_with(wishes: OperationalParameters, answers: &str) -> Client {
         Client::new(config(wishes)).log_in(answers)
     }
 
@@ -119,7 +119,7 @@ impl Client {
     fn log_in(mut self, answers: &str) -> Client {
         let client = &mut self;
         let [first] = client.sent().try_into().unwrap();
-        assert_eq!(first.bhs.opcode(), Opcode::LOGIN_REQUEST);
+        assert_eq!(first.bhs.opcode(), IscsiOpcode::LOGIN_REQUEST);
         client
             .login_response(0x81, LoginStatus::SUCCESS, b"AuthMethod=None\0TargetPortalGroupTag=1\0")
             .unwrap();
@@ -141,7 +141,7 @@ impl Client {
     pub(super) fn bring_up(&mut self, unit: &Unit) {
         loop {
             let commands = self.sent();
-            if commands.is_empty() || commands.iter().any(|pdu| pdu.bhs.opcode() != Opcode::SCSI_COMMAND) {
+            if commands.is_empty() || commands.iter().any(|pdu| pdu.bhs.opcode() != IscsiOpcode::SCSI_COMMAND) {
                 return;
             }
             commands.iter().for_each(|command| self.answer(unit, command));
@@ -151,9 +151,9 @@ impl Client {
     /// Answers one command as the unit does.
     pub(super) fn answer(&mut self, unit: &Unit, command: &Pdu) {
         match unit.answer(&command.cdb()) {
-            Ok(data) if data.is_empty() => self.status(command, Status::GOOD, None),
+            Ok(data) if data.is_empty() => self.status(command, ScsiStatus::GOOD, None),
             Ok(data) => self.data(command, &data),
-            Err(sense) => self.status(command, Status::CHECK_CONDITION, Some(sense)),
+            Err(sense) => self.status(command, ScsiStatus::CHECK_CONDITION, Some(sense)),
         }
     }
 
@@ -164,7 +164,7 @@ impl Client {
         text: &[u8],
     ) -> Result<(), ProtocolError> {
         let response = LoginResponse {
-            opcode: Opcode::LOGIN_RESPONSE.0,
+            opcode: IscsiOpcode::LOGIN_RESPONSE.0,
             flags,
             tsih: 7.into(),
             initiator_task_tag: 1.into(),
@@ -193,7 +193,7 @@ impl Client {
     pub(super) fn data_in(&mut self, command: &Pdu, flags: u8, data_sn: u32, offset: u32) -> DataIn {
         let stat_sn = if flags & FLAG_STATUS != 0 { self.next_stat_sn() } else { 0 };
         DataIn {
-            opcode: Opcode::DATA_IN.0,
+            opcode: IscsiOpcode::DATA_IN.0,
             flags,
             initiator_task_tag: command.tag().into(),
             target_transfer_tag: RESERVED_TAG.into(),
@@ -207,7 +207,7 @@ impl Client {
     }
 
     /// A response without data.
-    pub(super) fn status(&mut self, command: &Pdu, status: Status, sense: Option<Sense>) {
+    pub(super) fn status(&mut self, command: &Pdu, status: ScsiStatus, sense: Option<Sense>) {
         self.exp_cmd_sn += 1;
         let response = self.response(command, status);
         let sense = sense.map(|sense| sense.to_bytes().to_vec());
@@ -215,9 +215,9 @@ impl Client {
         self.send(&response, &data.unwrap_or_default()).unwrap();
     }
 
-    pub(super) fn response(&mut self, command: &Pdu, status: Status) -> ScsiResponse {
+    pub(super) fn response(&mut self, command: &Pdu, status: ScsiStatus) -> ScsiResponse {
         ScsiResponse {
-            opcode: Opcode::SCSI_RESPONSE.0,
+            opcode: IscsiOpcode::SCSI_RESPONSE.0,
             flags: FLAG_FINAL,
             status: status.0,
             initiator_task_tag: command.tag().into(),
@@ -229,8 +229,8 @@ impl Client {
     }
 
     pub(super) fn r2t(&mut self, command: &Pdu, sn: u32, offset: u32, len: u32) -> Result<(), ProtocolError> {
-        let r2t = R2t {
-            opcode: Opcode::R2T.0,
+        let r2t = IscsiR2t {
+            opcode: IscsiOpcode::R2T.0,
             flags: FLAG_FINAL,
             initiator_task_tag: command.tag().into(),
             target_transfer_tag: (0x100 + sn).into(),
@@ -240,7 +240,7 @@ impl Client {
             r2t_sn: sn.into(),
             buffer_offset: offset.into(),
             desired_data_transfer_length: len.into(),
-            ..R2t::new_zeroed()
+            ..IscsiR2t::new_zeroed()
         };
         self.send(&r2t, &[])
     }
@@ -258,7 +258,7 @@ impl Client {
         data: &[u8],
     ) -> Result<(), ProtocolError> {
         let message = AsyncMessage {
-            opcode: Opcode::ASYNC_MESSAGE.0,
+            opcode: IscsiOpcode::ASYNC_MESSAGE.0,
             flags: FLAG_FINAL,
             initiator_task_tag: RESERVED_TAG.into(),
             stat_sn: self.next_stat_sn().into(),
@@ -280,7 +280,7 @@ impl Client {
         response: FunctionResponse,
     ) -> Result<(), ProtocolError> {
         let answer = TaskManagementResponse {
-            opcode: Opcode::TASK_MANAGEMENT_RESPONSE.0,
+            opcode: IscsiOpcode::TASK_MANAGEMENT_RESPONSE.0,
             flags: FLAG_FINAL,
             response: response.0,
             initiator_task_tag: request.initiator_task_tag,
@@ -334,7 +334,7 @@ impl Client {
     /// The one command that the session has sent.
     pub(super) fn command(&mut self) -> Pdu {
         let [command] = self.sent().try_into().unwrap();
-        assert_eq!(command.bhs.opcode(), Opcode::SCSI_COMMAND);
+        assert_eq!(command.bhs.opcode(), IscsiOpcode::SCSI_COMMAND);
         command
     }
 

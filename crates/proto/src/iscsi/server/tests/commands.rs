@@ -9,7 +9,7 @@ fn a_read_is_answered_by_data_with_status() {
     let mut initiator = Initiator::log_in("");
     let [data] = initiator.command(0, &read10(8, 1), Some(512), None).try_into().unwrap();
     let pdu: DataIn = data.as_a();
-    assert_eq!(data.bhs.opcode(), Opcode::DATA_IN);
+    assert_eq!(data.bhs.opcode(), IscsiOpcode::DATA_IN);
     assert_eq!((pdu.flags, pdu.status, data.data.len()), (FLAG_FINAL | FLAG_STATUS, 0, 512));
     // One login response and two unit attentions came before; the window has room for 256 again.
     assert_eq!((pdu.stat_sn.get(), pdu.exp_cmd_sn.get(), pdu.max_cmd_sn.get()), (103, 4, 259));
@@ -68,21 +68,21 @@ fn residuals_tell_what_moved_more_or_less_than_expected() {
         let count = u32::from_be_bytes(*last.bhs.as_bytes().last_chunk().unwrap());
         (flags, count, last.bhs.opcode())
     };
-    assert_eq!(residual(&read10(0, 1), Some(1024), None), (FLAG_UNDERFLOW, 512, Opcode::DATA_IN));
-    assert_eq!(residual(&read10(0, 2), Some(512), None), (FLAG_OVERFLOW, 512, Opcode::DATA_IN));
-    assert_eq!(residual(&read10(0, 1), None, None), (FLAG_OVERFLOW, 512, Opcode::SCSI_RESPONSE));
-    assert_eq!(residual(&[0; 6], Some(100), None), (FLAG_UNDERFLOW, 100, Opcode::SCSI_RESPONSE));
+    assert_eq!(residual(&read10(0, 1), Some(1024), None), (FLAG_UNDERFLOW, 512, IscsiOpcode::DATA_IN));
+    assert_eq!(residual(&read10(0, 2), Some(512), None), (FLAG_OVERFLOW, 512, IscsiOpcode::DATA_IN));
+    assert_eq!(residual(&read10(0, 1), None, None), (FLAG_OVERFLOW, 512, IscsiOpcode::SCSI_RESPONSE));
+    assert_eq!(residual(&[0; 6], Some(100), None), (FLAG_UNDERFLOW, 100, IscsiOpcode::SCSI_RESPONSE));
     let two_blocks = pattern(1024);
     let write = residual(&write10(0, 1), None, Some(&two_blocks));
-    assert_eq!(write, (FLAG_UNDERFLOW, 512, Opcode::SCSI_RESPONSE));
+    assert_eq!(write, (FLAG_UNDERFLOW, 512, IscsiOpcode::SCSI_RESPONSE));
     let write = residual(&write10(0, 2), None, Some(&two_blocks[..200]));
-    assert_eq!(write, (FLAG_OVERFLOW, 824, Opcode::SCSI_RESPONSE));
+    assert_eq!(write, (FLAG_OVERFLOW, 824, IscsiOpcode::SCSI_RESPONSE));
     let [read] = initiator.command(0, &read10(0, 1), Some(512), None).try_into().unwrap();
     assert_eq!(read.data, two_blocks[..512]);
 }
 
 /// Sends a write without immediate data, and the data as R2Ts ask for it in PDUs of `segment` bytes.
-fn write_by_r2t(initiator: &mut Initiator, data: &[u8], immediate: usize, segment: usize) -> (Vec<R2t>, Pdu) {
+fn write_by_r2t(initiator: &mut Initiator, data: &[u8], immediate: usize, segment: usize) -> (Vec<IscsiR2t>, Pdu) {
     let blocks = (data.len() / 512) as u16;
     let command = initiator.request(0, &write10(0, blocks), None, Some(data.len() as u32));
     let itt = command.initiator_task_tag.get();
@@ -91,11 +91,11 @@ fn write_by_r2t(initiator: &mut Initiator, data: &[u8], immediate: usize, segmen
     loop {
         let mut next = Vec::new();
         for pdu in &answers {
-            if pdu.bhs.opcode() != Opcode::R2T {
+            if pdu.bhs.opcode() != IscsiOpcode::R2T {
                 assert_eq!(answers.len(), 1);
                 return (asked, pdu.clone());
             }
-            let r2t: R2t = pdu.as_a();
+            let r2t: IscsiR2t = pdu.as_a();
             asked.push(r2t);
             let (begin, len) =
                 (r2t.buffer_offset.get() as usize, r2t.desired_data_transfer_length.get() as usize);
@@ -167,7 +167,7 @@ fn unsolicited_data_comes_without_being_asked_for() {
         .exchange(&data_out(itt, RESERVED_TAG, 1, 2048, true), &data[2048..4096])
         .try_into()
         .unwrap();
-    let r2t: R2t = r2t.as_a();
+    let r2t: IscsiR2t = r2t.as_a();
     assert_eq!((r2t.buffer_offset.get(), r2t.desired_data_transfer_length.get()), (4096, 4096));
     let ttt = r2t.target_transfer_tag.get();
     let [answer] = initiator.exchange(&data_out(itt, ttt, 0, 4096, true), &data[4096..]).try_into().unwrap();
@@ -240,7 +240,7 @@ fn a_write_without_memory_waits_and_an_impossible_one_is_busy() {
     let now = Instant::now();
     crate::session::Timed::on_timeout(&mut initiator.pump.session, now).unwrap();
     let [r2t] = initiator.receive().try_into().unwrap();
-    let ttt = r2t.as_a::<R2t>().target_transfer_tag.get();
+    let ttt = r2t.as_a::<IscsiR2t>().target_transfer_tag.get();
     let [answer] = initiator.exchange(&data_out(itt, ttt, 0, 0, true), &pattern(4096)).try_into().unwrap();
     assert_good(&answer);
     assert_eq!(pool.out_bytes(), 0);
@@ -302,6 +302,6 @@ fn immediate_data_waits_for_others_memory_while_other_data_is_asked_for_but_not_
         }
         let tries = (1..20).find_map(|nth| next_try(&mut initiator).pop().map(|answer| (nth, answer)));
         let (nth, answer) = tries.expect("an answer within 20 tries");
-        assert_eq!(answer.as_a::<ScsiResponse>().status, crate::scsi::Status::BUSY.0, "at try {nth}");
+        assert_eq!(answer.as_a::<ScsiResponse>().status, crate::scsi::ScsiStatus::BUSY.0, "at try {nth}");
     }
 }

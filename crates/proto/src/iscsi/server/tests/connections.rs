@@ -10,7 +10,7 @@ use std::time::Instant;
 
 /// What is around a session: a node, its volumes, and the sessions of a core.
 pub(super) struct Scene {
-    node: Arc<Node>,
+    node: Arc<IscsiNode>,
     exports: Exports,
     local: Rc<LocalSessions>,
     /// The session's next CmdSN.
@@ -22,7 +22,7 @@ impl Scene {
         Scene::with(node(None))
     }
 
-    fn with((node, exports): (Arc<Node>, Exports)) -> Scene {
+    fn with((node, exports): (Arc<IscsiNode>, Exports)) -> Scene {
         Scene { node, exports, local: LocalSessions::new(Home::new(())), cmd_sn: Cell::new(1) }
     }
 
@@ -118,7 +118,7 @@ pub(super) fn join_request(tsih: u16, cid: u16) -> LoginRequest {
 
 pub(super) fn manage(function: Function, lun: u8, referenced: u32) -> TaskManagementRequest {
     let mut request = TaskManagementRequest::new_zeroed();
-    request.opcode = Opcode::TASK_MANAGEMENT_REQUEST.0 | 0x40;
+    request.opcode = IscsiOpcode::TASK_MANAGEMENT_REQUEST.0 | 0x40;
     request.function = FLAG_FINAL | function.0;
     request.lun[1] = lun;
     request.initiator_task_tag = 9999.into();
@@ -127,13 +127,13 @@ pub(super) fn manage(function: Function, lun: u8, referenced: u32) -> TaskManage
 }
 
 pub(super) fn function_response(pdu: &Pdu) -> FunctionResponse {
-    assert_eq!(pdu.bhs.opcode(), Opcode::TASK_MANAGEMENT_RESPONSE);
+    assert_eq!(pdu.bhs.opcode(), IscsiOpcode::TASK_MANAGEMENT_RESPONSE);
     FunctionResponse(pdu.as_a::<TaskManagementResponse>().response)
 }
 
 pub(super) fn logout(reason: LogoutReason, cid: u16) -> LogoutRequest {
     let mut request = LogoutRequest::new_zeroed();
-    request.opcode = Opcode::LOGOUT_REQUEST.0 | 0x40;
+    request.opcode = IscsiOpcode::LOGOUT_REQUEST.0 | 0x40;
     request.reason = FLAG_FINAL | reason.0;
     request.cid = cid.into();
     request.initiator_task_tag = 8888.into();
@@ -141,7 +141,7 @@ pub(super) fn logout(reason: LogoutReason, cid: u16) -> LogoutRequest {
 }
 
 pub(super) fn logout_result(pdu: &Pdu) -> LogoutResult {
-    assert_eq!(pdu.bhs.opcode(), Opcode::LOGOUT_RESPONSE);
+    assert_eq!(pdu.bhs.opcode(), IscsiOpcode::LOGOUT_RESPONSE);
     LogoutResult(pdu.as_a::<LogoutResponse>().response)
 }
 
@@ -334,7 +334,7 @@ fn a_task_of_another_connection_can_be_aborted_in_every_state() {
             second.pump.finish_one();
             assert!(second.receive().is_empty(), "it is never answered");
         } else {
-            let ttt = asked[0].as_a::<R2t>().target_transfer_tag.get();
+            let ttt = asked[0].as_a::<IscsiR2t>().target_transfer_tag.get();
             assert!(second.exchange(&data_out(itt, ttt, 0, 0, true), &pattern(512)).is_empty());
         }
         let [answer] = first.turn().try_into().unwrap();
@@ -365,7 +365,7 @@ fn an_abort_in_the_middle_of_the_tasks_data_leaves_the_stream_whole() {
         let [r2t] = first.exchange(&other, b"").try_into().unwrap();
         second.pump.client_sends(&bytes[600..]).unwrap();
         assert!(second.receive().is_empty());
-        let ttt = r2t.as_a::<R2t>().target_transfer_tag.get();
+        let ttt = r2t.as_a::<IscsiR2t>().target_transfer_tag.get();
         let [answer] = first.exchange(&data_out(itt, ttt, 0, 0, true), &[7; 512]).try_into().unwrap();
         assert_good(&answer);
         let [read] = scene.command(&mut second, 0, &read10(0, 2), Some(1024), None).try_into().unwrap();
@@ -529,7 +529,7 @@ fn data_that_comes_on_another_connection_than_its_command_is_for_nobody() {
     let command = scene.request(&mut first, 0, &write10(0, 1), None, Some(512));
     let itt = command.initiator_task_tag.get();
     let [r2t] = first.exchange(&command, b"").try_into().unwrap();
-    let ttt = r2t.as_a::<R2t>().target_transfer_tag.get();
+    let ttt = r2t.as_a::<IscsiR2t>().target_transfer_tag.get();
     assert!(second.exchange(&data_out(itt, ttt, 0, 0, true), &[9; 512]).is_empty());
     let [answer] = first.exchange(&data_out(itt, ttt, 0, 0, true), &[7; 512]).try_into().unwrap();
     assert_good(&answer);

@@ -17,11 +17,11 @@ fn assert_alive(initiator: &mut Initiator) {
 fn opcodes_that_do_not_belong_here_are_rejected_with_their_data() {
     let mut initiator = Initiator::log_in("");
     for (opcode, reason) in [
-        (Opcode(0x1c), RejectReason::COMMAND_NOT_SUPPORTED),
-        (Opcode::NOP_IN, RejectReason::COMMAND_NOT_SUPPORTED),
-        (Opcode::REJECT, RejectReason::COMMAND_NOT_SUPPORTED),
-        (Opcode::LOGIN_REQUEST, RejectReason::PROTOCOL_ERROR),
-        (Opcode::SNACK_REQUEST, RejectReason::SNACK_REJECT),
+        (IscsiOpcode(0x1c), RejectReason::COMMAND_NOT_SUPPORTED),
+        (IscsiOpcode::NOP_IN, RejectReason::COMMAND_NOT_SUPPORTED),
+        (IscsiOpcode::REJECT, RejectReason::COMMAND_NOT_SUPPORTED),
+        (IscsiOpcode::LOGIN_REQUEST, RejectReason::PROTOCOL_ERROR),
+        (IscsiOpcode::SNACK_REQUEST, RejectReason::SNACK_REJECT),
     ] {
         for data in [0, 5, 100_000] {
             let mut bhs = Bhs::new_zeroed();
@@ -132,7 +132,7 @@ fn data_out_that_does_not_fit_its_r2t_fails_its_command_alone() {
         let command = initiator.request(0, &write10(0, 2), None, Some(1024));
         let itt = command.initiator_task_tag.get();
         let [r2t] = initiator.exchange(&command, b"").try_into().unwrap();
-        let ttt = r2t.as_a::<R2t>().target_transfer_tag.get();
+        let ttt = r2t.as_a::<IscsiR2t>().target_transfer_tag.get();
         let pdu = data_out(itt, ttt, data_sn, offset, is_final);
         let [answer] = initiator.exchange(&pdu, &pattern(len)).try_into().unwrap();
         assert_eq!(sense(&answer), WRONG_AMOUNT, "{:?}", (data_sn, offset, len));
@@ -148,7 +148,7 @@ fn data_pdus_with_repeated_numbers_fail_once_the_burst_has_ended() {
     let command = initiator.request(0, &write10(0, 2), None, Some(1024));
     let itt = command.initiator_task_tag.get();
     let [r2t] = initiator.exchange(&command, b"").try_into().unwrap();
-    let ttt = r2t.as_a::<R2t>().target_transfer_tag.get();
+    let ttt = r2t.as_a::<IscsiR2t>().target_transfer_tag.get();
     assert!(initiator.exchange(&data_out(itt, ttt, 0, 0, false), &pattern(512)).is_empty());
     let [answer] = initiator.exchange(&data_out(itt, ttt, 0, 512, true), &pattern(512)).try_into().unwrap();
     assert_eq!(sense(&answer), WRONG_AMOUNT);

@@ -203,7 +203,7 @@ fn a_target_that_moved_says_where_to() {
         let mut target = (*old.targets()[0]).clone();
         target.redirect = Some(Redirect { address: "[2001:db8::2]:3260".into(), permanent });
         let mut initiator =
-            Initiator::connect_to((Arc::new(Node::new(vec![target])), exports), Pool::new(usize::MAX));
+            Initiator::connect_to((Arc::new(IscsiNode::new(vec![target])), exports), Pool::new(usize::MAX));
         let bytes = initiator.frame(login_request(0x87).as_bytes(), names().as_bytes());
         assert!(initiator.pump.client_sends(&bytes).is_err());
         let [refusal] = initiator.receive().try_into().unwrap();

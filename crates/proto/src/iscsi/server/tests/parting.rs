@@ -9,7 +9,7 @@ use std::time::Instant;
 /// The event that is the only thing the target has sent, and its Parameter3.
 fn event(initiator: &mut Initiator) -> (AsyncEvent, u16) {
     let [event] = initiator.receive().try_into().unwrap();
-    assert_eq!(event.bhs.opcode(), Opcode::ASYNC_MESSAGE);
+    assert_eq!(event.bhs.opcode(), IscsiOpcode::ASYNC_MESSAGE);
     let message: AsyncMessage = event.as_a();
     (AsyncEvent(message.async_event), message.parameter3.get())
 }
@@ -37,7 +37,7 @@ fn a_target_that_stops_asks_for_a_logout_and_ends_what_it_has() {
     assert_eq!(busy.as_a::<ScsiResponse>().status, 8);
     initiator.pump.finish_one();
     let [data] = initiator.receive().try_into().unwrap();
-    assert_eq!((data.bhs.opcode(), data.data.len()), (Opcode::DATA_IN, 512));
+    assert_eq!((data.bhs.opcode(), data.data.len()), (IscsiOpcode::DATA_IN, 512));
     assert!(!initiator.is_closed(), "it has time to log out");
     let [answer] = initiator.exchange(&logout(LogoutReason::CLOSE_SESSION, 7), b"").try_into().unwrap();
     assert_eq!(logout_result(&answer), LogoutResult::CLOSED_SUCCESSFULLY);

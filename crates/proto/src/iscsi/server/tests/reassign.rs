@@ -2,7 +2,7 @@
 
 use super::connections::{Scene, function_response, join_request, logout, logout_result, manage, names};
 use super::*;
-use crate::scsi::Status;
+use crate::scsi::ScsiStatus;
 use crate::session::{SessionStage, Target, Timed};
 use std::time::Duration;
 use std::time::Instant;
@@ -47,7 +47,7 @@ impl Initiator {
     /// What came apart from news of lost connections.
     fn answers(&mut self) -> Vec<Pdu> {
         let mut answers = self.turn();
-        answers.retain(|pdu| pdu.bhs.opcode() != Opcode::ASYNC_MESSAGE);
+        answers.retain(|pdu| pdu.bhs.opcode() != IscsiOpcode::ASYNC_MESSAGE);
         answers
     }
 }
@@ -115,7 +115,7 @@ fn an_answer_that_was_not_acknowledged_is_sent_from_exp_data_sn_on() {
         assert_eq!(stat_sn, answers[0].as_a::<TaskManagementResponse>().stat_sn.get() + 1);
         second.lose();
         let mut third = scene.join(tsih, 9, "");
-        assert_eq!(third.reassign(itt, exp_data_sn).last().unwrap().bhs.opcode(), Opcode::SCSI_RESPONSE);
+        assert_eq!(third.reassign(itt, exp_data_sn).last().unwrap().bhs.opcode(), IscsiOpcode::SCSI_RESPONSE);
     }
 }
 
@@ -137,16 +137,16 @@ fn an_answer_that_was_acknowledged_is_gone() {
 }
 
 /// Answers R2Ts with `data` until the command is answered; returns the R2Ts.
-fn give(initiator: &mut Initiator, itt: u32, data: &[u8], mut answers: Vec<Pdu>) -> Vec<R2t> {
+fn give(initiator: &mut Initiator, itt: u32, data: &[u8], mut answers: Vec<Pdu>) -> Vec<IscsiR2t> {
     let mut asked = Vec::new();
     loop {
-        answers.retain(|pdu| pdu.bhs.opcode() != Opcode::TASK_MANAGEMENT_RESPONSE);
+        answers.retain(|pdu| pdu.bhs.opcode() != IscsiOpcode::TASK_MANAGEMENT_RESPONSE);
         let [answer] = answers.try_into().map_err(|answers| format!("{answers:?}")).unwrap();
-        if answer.bhs.opcode() != Opcode::R2T {
+        if answer.bhs.opcode() != IscsiOpcode::R2T {
             assert_good(&answer);
             return asked;
         }
-        let r2t: R2t = answer.as_a();
+        let r2t: IscsiR2t = answer.as_a();
         asked.push(r2t);
         let begin = r2t.buffer_offset.get() as usize;
         let end = begin + r2t.desired_data_transfer_length.get() as usize;
@@ -179,7 +179,7 @@ fn a_write_that_is_cut_at_any_byte_is_asked_for_what_is_missing() {
                 let [r2t] = first.exchange(&command, b"").try_into().unwrap();
                 bytes = Vec::new();
                 for (data_sn, offset) in [(0, 0), (1, 256)] {
-                    let ttt = r2t.as_a::<R2t>().target_transfer_tag.get();
+                    let ttt = r2t.as_a::<IscsiR2t>().target_transfer_tag.get();
                     let pdu = data_out(itt, ttt, data_sn, offset, offset == 256);
                     let range = offset as usize..offset as usize + 256;
                     bytes.extend(first.frame(pdu.as_bytes(), &data[range]));
@@ -354,15 +354,15 @@ fn below_level_2_the_tasks_of_a_lost_session_end_and_its_nexus_lasts_for_time2wa
         let mut other = other_port(&scene, 1);
         let mut asks = || {
             let answer = other.command(0, &write10(0, 1), None, Some(&[1; 512]));
-            Status(answer[0].as_a::<ScsiResponse>().status)
+            ScsiStatus(answer[0].as_a::<ScsiResponse>().status)
         };
-        assert_eq!([asks(), asks()], [Status::CHECK_CONDITION, Status::RESERVATION_CONFLICT]);
+        assert_eq!([asks(), asks()], [ScsiStatus::CHECK_CONDITION, ScsiStatus::RESERVATION_CONFLICT]);
         first.pump.holds_io = false;
         assert!(first.wait(Duration::from_millis(11_900)));
-        assert_eq!(asks(), Status::RESERVATION_CONFLICT);
+        assert_eq!(asks(), ScsiStatus::RESERVATION_CONFLICT);
         assert!(!first.wait(Duration::from_millis(200)));
         drop(first);
-        assert_eq!(asks(), Status::GOOD);
+        assert_eq!(asks(), ScsiStatus::GOOD);
     }
 }
 

@@ -5,7 +5,7 @@ use crate::session::Timed;
 
 fn snack(kind: SnackType, itt: u32, ttt: u32, run: (u32, u32)) -> SnackRequest {
     let mut request = SnackRequest::new_zeroed();
-    request.opcode = Opcode::SNACK_REQUEST.0;
+    request.opcode = IscsiOpcode::SNACK_REQUEST.0;
     request.snack_type = FLAG_FINAL | kind.0;
     request.initiator_task_tag = itt.into();
     request.target_transfer_tag = ttt.into();
@@ -87,7 +87,7 @@ fn answers_that_were_never_sent_or_are_acknowledged_are_not_sent_again() {
         initiator.acknowledge(stat_sn);
         initiator.acknowledge_all(&refusal);
         let [next] = initiator.command(0, &[0; 6], None, None).try_into().unwrap();
-        assert_eq!(next.bhs.opcode(), Opcode::SCSI_RESPONSE);
+        assert_eq!(next.bhs.opcode(), IscsiOpcode::SCSI_RESPONSE);
         let stat_sn = next.as_a::<ScsiResponse>().stat_sn.get();
         initiator.acknowledge(stat_sn + 1);
         let [gone] = initiator.status_snack(stat_sn, 1).try_into().unwrap();
@@ -100,7 +100,7 @@ impl Initiator {
     /// A PDU that says nothing but ExpStatSN.
     pub(super) fn acknowledge(&mut self, exp_stat_sn: u32) {
         let mut nop = NopOut::new_zeroed();
-        nop.opcode = Opcode::NOP_OUT.0 | 0x40;
+        nop.opcode = IscsiOpcode::NOP_OUT.0 | 0x40;
         nop.flags = FLAG_FINAL;
         nop.initiator_task_tag = RESERVED_TAG.into();
         nop.target_transfer_tag = RESERVED_TAG.into();
@@ -189,7 +189,7 @@ fn data_is_cut_anew_when_the_initiator_takes_shorter_segments() {
     let sent = initiator.command(0, &read10(0, 8), Some(4096), None);
     let (itt, last): (u32, DataIn) = (initiator.cmd_sn - 1, sent[3].as_a());
     let mut text = TextRequest::new_zeroed();
-    text.opcode = Opcode::TEXT_REQUEST.0 | 0x40;
+    text.opcode = IscsiOpcode::TEXT_REQUEST.0 | 0x40;
     text.flags = FLAG_FINAL;
     text.initiator_task_tag = 77.into();
     text.target_transfer_tag = RESERVED_TAG.into();
@@ -235,7 +235,7 @@ fn a_command_whose_data_is_spoilt_never_came_and_those_behind_it_wait() {
         assert!(initiator.exchange(&ping, b"").is_empty());
         let answers = initiator.exchange(&command, &data);
         let opcodes: Vec<_> = answers.iter().map(|pdu| pdu.bhs.opcode()).collect();
-        assert_eq!(opcodes, [Opcode::NOP_IN, Opcode::SCSI_RESPONSE, Opcode::DATA_IN, Opcode::SCSI_RESPONSE]);
+        assert_eq!(opcodes, [IscsiOpcode::NOP_IN, IscsiOpcode::SCSI_RESPONSE, IscsiOpcode::DATA_IN, IscsiOpcode::SCSI_RESPONSE]);
         assert!(answers[2].data == data[..512], "the read came between the writes");
         assert!(initiator.read(blocks) == vec![9; len]);
     }
@@ -276,7 +276,7 @@ fn spoilt_data_is_asked_for_again_from_its_first_byte() {
         let command = initiator.request(0, &write10(0, (len / 512) as u16), None, Some(len as u32));
         let itt = command.initiator_task_tag.get();
         let [r2t] = initiator.exchange(&command, b"").try_into().unwrap();
-        let ttt = r2t.as_a::<R2t>().target_transfer_tag.get();
+        let ttt = r2t.as_a::<IscsiR2t>().target_transfer_tag.get();
         let part = |at: usize| (at * segment, ((at + 1) * segment).min(len));
         let mut answers = Vec::new();
         for at in 0..4 {
@@ -289,7 +289,7 @@ fn spoilt_data_is_asked_for_again_from_its_first_byte() {
         }
         let [refusal, again] = answers.try_into().unwrap();
         assert_eq!(reject_reason(&refusal), RejectReason::DATA_DIGEST_ERROR);
-        let again: R2t = again.as_a();
+        let again: IscsiR2t = again.as_a();
         assert_eq!((again.r2t_sn.get(), again.buffer_offset.get() as usize), (1, segment));
         assert_eq!(again.desired_data_transfer_length.get() as usize, len - segment);
         // What comes late for the first R2T is dropped.
@@ -313,13 +313,13 @@ fn a_gap_in_data_sn_is_asked_for_again_and_spoilt_unsolicited_data_too() {
     let spoilt = data_out(itt, RESERVED_TAG, 0, 512, true);
     let [refusal, r2t] = initiator.send_spoilt(&spoilt, &data[512..2048]).try_into().unwrap();
     assert_eq!(reject_reason(&refusal), RejectReason::DATA_DIGEST_ERROR);
-    let r2t: R2t = r2t.as_a();
+    let r2t: IscsiR2t = r2t.as_a();
     assert_eq!((r2t.buffer_offset.get(), r2t.desired_data_transfer_length.get()), (512, 3584));
     let ttt = r2t.target_transfer_tag.get();
     assert!(initiator.exchange(&data_out(itt, ttt, 0, 512, false), &data[512..1024]).is_empty());
     // DataSN 1 is lost, and what follows says so.
     let [again] = initiator.exchange(&data_out(itt, ttt, 2, 2048, true), &data[2048..]).try_into().unwrap();
-    let again: R2t = again.as_a();
+    let again: IscsiR2t = again.as_a();
     assert_eq!((again.r2t_sn.get(), again.buffer_offset.get()), (1, 1024));
     let ttt = again.target_transfer_tag.get();
     let [answer] = initiator.exchange(&data_out(itt, ttt, 0, 1024, true), &data[1024..]).try_into().unwrap();
@@ -333,12 +333,12 @@ fn data_that_does_not_come_is_asked_for_again_and_at_last_given_up() {
     let command = initiator.request(0, &write10(0, 1), None, Some(512));
     let itt = command.initiator_task_tag.get();
     let [first] = initiator.exchange(&command, b"").try_into().unwrap();
-    let mut asked = vec![first.as_a::<R2t>()];
+    let mut asked = vec![first.as_a::<IscsiR2t>()];
     let sense_of_end = loop {
         let answers = initiator.tick();
         match answers.first() {
-            Some(pdu) if pdu.bhs.opcode() == Opcode::R2T => asked.push(pdu.as_a()),
-            Some(pdu) if pdu.bhs.opcode() == Opcode::NOP_IN => initiator.acknowledge(0),
+            Some(pdu) if pdu.bhs.opcode() == IscsiOpcode::R2T => asked.push(pdu.as_a()),
+            Some(pdu) if pdu.bhs.opcode() == IscsiOpcode::NOP_IN => initiator.acknowledge(0),
             Some(pdu) => break sense(pdu),
             None => {}
         }
@@ -353,7 +353,7 @@ fn data_that_does_not_come_is_asked_for_again_and_at_last_given_up() {
     let itt = command.initiator_task_tag.get();
     initiator.exchange(&command, b"");
     let again = std::iter::repeat_with(|| initiator.tick()).find(|answers| !answers.is_empty()).unwrap();
-    let ttt = again[0].as_a::<R2t>().target_transfer_tag.get();
+    let ttt = again[0].as_a::<IscsiR2t>().target_transfer_tag.get();
     let [answer] = initiator.exchange(&data_out(itt, ttt, 0, 0, true), &pattern(512)).try_into().unwrap();
     assert_good(&answer);
 }
@@ -368,14 +368,14 @@ fn a_lost_r2t_is_sent_again_until_its_data_has_come() {
         let [again] = initiator.data_snack(itt, 0, count).try_into().unwrap();
         assert_eq!(again.bhs, r2t.bhs);
     }
-    let ttt = r2t.as_a::<R2t>().target_transfer_tag.get();
+    let ttt = r2t.as_a::<IscsiR2t>().target_transfer_tag.get();
     let [next] = initiator.exchange(&data_out(itt, ttt, 0, 0, true), &pattern(512)).try_into().unwrap();
     for (first, count) in [(0, 1), (2, 1), (1, 2), (u32::MAX, 0)] {
         let [refusal] = initiator.data_snack(itt, first, count).try_into().unwrap();
         assert_eq!(reject_reason(&refusal), RejectReason::PROTOCOL_ERROR);
     }
     let [again] = initiator.data_snack(itt, 1, 1).try_into().unwrap();
-    assert_eq!(again.as_a::<R2t>().buffer_offset, next.as_a::<R2t>().buffer_offset);
+    assert_eq!(again.as_a::<IscsiR2t>().buffer_offset, next.as_a::<IscsiR2t>().buffer_offset);
 }
 
 #[test]
@@ -387,7 +387,7 @@ fn a_command_that_is_aborted_before_it_came_counts_as_received() {
     assert!(initiator.exchange(&waiting, &[7; 512]).is_empty());
     let abort = |initiator: &mut Initiator, command: &ScsiCommand| {
         let mut request = TaskManagementRequest::new_zeroed();
-        request.opcode = Opcode::TASK_MANAGEMENT_REQUEST.0 | 0x40;
+        request.opcode = IscsiOpcode::TASK_MANAGEMENT_REQUEST.0 | 0x40;
         request.function = FLAG_FINAL | Function::ABORT_TASK.0;
         request.initiator_task_tag = 99.into();
         request.referenced_task_tag = command.initiator_task_tag;
@@ -401,7 +401,7 @@ fn a_command_that_is_aborted_before_it_came_counts_as_received() {
     let [read, answer] =
         abort(&mut initiator, &missing).try_into().map_err(|pdus| format!("{pdus:?}")).unwrap();
     let both = [read.bhs.opcode(), answer.bhs.opcode()];
-    assert_eq!(both, [Opcode::TASK_MANAGEMENT_RESPONSE, Opcode::DATA_IN]);
+    assert_eq!(both, [IscsiOpcode::TASK_MANAGEMENT_RESPONSE, IscsiOpcode::DATA_IN]);
     assert_eq!(answer.as_a::<DataIn>().exp_cmd_sn.get(), initiator.cmd_sn, "both count");
     for late in [missing, waiting] {
         assert!(initiator.exchange(&late, b"").is_empty(), "it counts as received");
@@ -416,7 +416,7 @@ fn a_reset_aborts_what_waits_for_its_turn_too() {
     assert!(initiator.command(0, &write10(0, 1), None, Some(&[7; 512])).is_empty());
     assert!(initiator.command(1, &read10(0, 1), Some(512), None).is_empty());
     let mut reset = TaskManagementRequest::new_zeroed();
-    reset.opcode = Opcode::TASK_MANAGEMENT_REQUEST.0 | 0x40;
+    reset.opcode = IscsiOpcode::TASK_MANAGEMENT_REQUEST.0 | 0x40;
     reset.function = FLAG_FINAL | Function::ABORT_TASK_SET.0;
     reset.cmd_sn = initiator.cmd_sn.into();
     assert_eq!(initiator.exchange(&reset, b"").len(), 1);

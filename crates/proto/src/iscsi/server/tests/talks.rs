@@ -6,7 +6,7 @@ use std::time::Instant;
 
 fn text_request(ttt: u32, flags: u8, cmd_sn: u32) -> TextRequest {
     let mut request = TextRequest::new_zeroed();
-    request.opcode = Opcode::TEXT_REQUEST.0 | 0x40;
+    request.opcode = IscsiOpcode::TEXT_REQUEST.0 | 0x40;
     request.flags = flags;
     request.initiator_task_tag = 77.into();
     request.target_transfer_tag = ttt.into();
@@ -16,7 +16,7 @@ fn text_request(ttt: u32, flags: u8, cmd_sn: u32) -> TextRequest {
 
 fn management(function: Function, lun: u8, referenced: u32) -> TaskManagementRequest {
     let mut request = TaskManagementRequest::new_zeroed();
-    request.opcode = Opcode::TASK_MANAGEMENT_REQUEST.0 | 0x40;
+    request.opcode = IscsiOpcode::TASK_MANAGEMENT_REQUEST.0 | 0x40;
     request.function = FLAG_FINAL | function.0;
     request.lun[1] = lun;
     request.initiator_task_tag = 99.into();
@@ -25,7 +25,7 @@ fn management(function: Function, lun: u8, referenced: u32) -> TaskManagementReq
 }
 
 fn function_response(pdu: &Pdu) -> FunctionResponse {
-    assert_eq!(pdu.bhs.opcode(), Opcode::TASK_MANAGEMENT_RESPONSE);
+    assert_eq!(pdu.bhs.opcode(), IscsiOpcode::TASK_MANAGEMENT_RESPONSE);
     FunctionResponse(pdu.as_a::<TaskManagementResponse>().response)
 }
 
@@ -106,7 +106,7 @@ fn only_the_segment_length_can_be_negotiated_again() {
 
 fn nop(itt: u32, ttt: u32) -> NopOut {
     let mut nop = NopOut::new_zeroed();
-    nop.opcode = Opcode::NOP_OUT.0 | 0x40;
+    nop.opcode = IscsiOpcode::NOP_OUT.0 | 0x40;
     nop.flags = FLAG_FINAL;
     nop.initiator_task_tag = itt.into();
     nop.target_transfer_tag = ttt.into();
@@ -157,7 +157,7 @@ fn a_logout_ends_the_session_or_says_why_not() {
     assert!(initiator.command(0, &read10(0, 1), Some(512), None).is_empty());
     let mut log_out = |reason: LogoutReason, cid: u16| {
         let mut request = LogoutRequest::new_zeroed();
-        request.opcode = Opcode::LOGOUT_REQUEST.0 | 0x40;
+        request.opcode = IscsiOpcode::LOGOUT_REQUEST.0 | 0x40;
         request.reason = FLAG_FINAL | reason.0;
         request.cid = cid.into();
         let [answer] = initiator.exchange(&request, b"").try_into().unwrap();
@@ -209,7 +209,7 @@ fn a_portal_of_all_addresses_is_named_by_the_one_that_was_reached() {
     let (node, exports) = node(None);
     let mut target = (*node.targets()[0]).clone();
     target.portals = vec![Portal { address: ":3260".into(), group_tag: 1 }];
-    let node = Arc::new(Node::new(vec![target]));
+    let node = Arc::new(IscsiNode::new(vec![target]));
     let mut initiator = Initiator::connect_to((node.clone(), exports), Pool::new(usize::MAX));
     initiator.pump.session =
         TargetSession::new(node.clone(), 1, Pool::new(usize::MAX), [3; 32], Instant::now()).admitted(
@@ -231,7 +231,7 @@ fn a_write_that_waits_for_data_is_aborted_at_once_and_its_late_data_dropped() {
     let [r2t] = initiator.exchange(&command, b"").try_into().unwrap();
     let [answer] = initiator.exchange(&management(Function::ABORT_TASK, 0, itt), b"").try_into().unwrap();
     assert_eq!(function_response(&answer), FunctionResponse::FUNCTION_COMPLETE);
-    let ttt = r2t.as_a::<R2t>().target_transfer_tag.get();
+    let ttt = r2t.as_a::<IscsiR2t>().target_transfer_tag.get();
     assert!(initiator.exchange(&data_out(itt, ttt, 0, 0, true), &pattern(512)).is_empty());
     let [read] = initiator.command(0, &read10(0, 1), Some(512), None).try_into().unwrap();
     assert_eq!(read.data, [0; 512]);
@@ -300,7 +300,7 @@ fn a_nexus_that_is_reset_holds_nothing_any_more_and_is_told() {
     });
     assert_good(&first.command(0, &[0x16, 0, 0, 0, 0, 0], None, None)[0]);
     let status = |answer: &Pdu| answer.as_a::<ScsiResponse>().status;
-    assert_eq!(status(&other.command(0, &[0; 6], None, None)[0]), scsi::Status::RESERVATION_CONFLICT.0);
+    assert_eq!(status(&other.command(0, &[0; 6], None, None)[0]), scsi::ScsiStatus::RESERVATION_CONFLICT.0);
     let reset = management(Function::I_T_NEXUS_RESET, 0, RESERVED_TAG);
     assert_eq!(function_response(&first.exchange(&reset, b"")[0]), FunctionResponse::FUNCTION_COMPLETE);
     assert_good(&other.command(0, &[0; 6], None, None)[0]);

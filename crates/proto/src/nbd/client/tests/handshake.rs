@@ -3,7 +3,7 @@
 use super::script::*;
 use crate::nbd::client::handshake::{MAX_EXPORTS, MAX_LIST_BYTES, MAX_OPTION_REPLY};
 use crate::nbd::client::{
-    BlockSize, Config, ExportInfo, Features, Headers, InitiatorSession, ListedExport, Mode, Refused,
+    BlockSize, Config, ExportInfo, Features, Headers, InitiatorSession, ListedExport, Mode, NbdRefused,
     TransmissionFlags,
 };
 use crate::session::{Demand, Initiator, StreamSession, Timed};
@@ -271,17 +271,17 @@ fn a_server_that_forces_tls_says_so_at_the_first_option() {
 fn what_old_servers_cannot_do_is_said_in_one_line() {
     let mut oldstyle = Client::new(Mode::Go, ALL, 1);
     oldstyle.feed(b"NBDMAGIC\x00\x00\x42\x02\x81\x86\x12\x53\0\0").unwrap();
-    assert_eq!(oldstyle.session.refused(), Some(&Refused::Oldstyle));
+    assert_eq!(oldstyle.session.refused(), Some(&NbdRefused::Oldstyle));
     assert!(oldstyle.is_closing() && oldstyle.sent().is_empty());
 
     let mut unlisted = Client::new(Mode::List, ALL, 1);
     unlisted.feed(&greeting(0)).unwrap();
-    assert_eq!(unlisted.session.refused(), Some(&Refused::CannotList));
+    assert_eq!(unlisted.session.refused(), Some(&NbdRefused::CannotList));
 
     let mut closed = Client::new(Mode::Go, ALL, 1);
     closed.feed(&greeting(0)).unwrap();
     assert_eq!(closed.session.on_end(Instant::now()), Ok(()));
-    assert_eq!(closed.session.refused(), Some(&Refused::Closed { export: "x".into() }));
+    assert_eq!(closed.session.refused(), Some(&NbdRefused::Closed { export: "x".into() }));
 }
 
 #[test]

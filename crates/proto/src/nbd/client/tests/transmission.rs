@@ -64,7 +64,7 @@ fn write_payload_is_sent_from_where_it_is() {
         .session
         .outbox()
         .pieces()
-        .any(|piece| matches!(piece, crate::outbox::Piece::Payload(seg) if seg.as_ptr() == address));
+        .any(|piece| matches!(piece, crate::outbox::OutboxPiece::Payload(seg) if seg.as_ptr() == address));
     assert!(has_it);
 }
 

@@ -1,9 +1,9 @@
 //! Our own two sides against each other.
 
 use crate::exports::{Export, Exports, VolumeId};
-use crate::fabrics::controller::node::{Node, Port, SecureChannel};
+use crate::fabrics::controller::node::{NvmeNode, FabricsPort, SecureChannel};
 use crate::nvme::auth::controller::tests::secrets;
-use crate::nvme::auth::{Concatenation, Credentials, DhGroup, Hash, HostSecrets, Unproved};
+use crate::nvme::auth::{Concatenation, HostCredentials, DhGroup, Hash, HostSecrets, Unproved};
 use crate::nvme::nqn::Nqn;
 use crate::nvme::subsystem::{Namespace, Subsystem};
 use crate::nvme_tcp::client::*;
@@ -23,7 +23,7 @@ const SIZE: u64 = 1 << 20;
 
 /// A node with one namespace, whose one host has these secrets if there are any.
 struct Served {
-    node: Arc<Node>,
+    node: Arc<NvmeNode>,
     exports: Exports,
 }
 
@@ -40,8 +40,8 @@ impl Served {
         let namespace = Namespace::new(1, VolumeId(0), served, false, VolumeUuid::of_texts(&["a"]));
         let subsystem = Subsystem::new(nqn(SUBSYSTEM), "machine", vec![namespace], vec![nqn(HOST)]);
         let known = secrets.map(|secrets| (nqn(HOST), secrets)).into_iter().collect::<BTreeMap<_, _>>();
-        let ports = vec![Port { id: 1, address: "0.0.0.0:4420".parse().unwrap() }];
-        let node = Node::new(vec![Arc::new(subsystem.with_secrets(known))], ports, "machine");
+        let ports = vec![FabricsPort { id: 1, address: "0.0.0.0:4420".parse().unwrap() }];
+        let node = NvmeNode::new(vec![Arc::new(subsystem.with_secrets(known))], ports, "machine");
         Served { node: Arc::new(node), exports }
     }
 
@@ -85,9 +85,9 @@ fn names() -> Names {
     Names { host: nqn(HOST), host_id: [7; 16], subsystem: nqn(SUBSYSTEM) }
 }
 
-fn credentials(secrets: HostSecrets, seed: u8) -> Credentials {
+fn credentials(secrets: HostSecrets, seed: u8) -> HostCredentials {
     let concatenation = Concatenation::None;
-    Credentials { secrets: Arc::new(secrets), seed: [seed; 32], concatenation }
+    HostCredentials { secrets: Arc::new(secrets), seed: [seed; 32], concatenation }
 }
 
 /// The admin queue, after all that can be said.
@@ -101,7 +101,7 @@ fn brought_up(served: &Served, secrets: Option<HostSecrets>) -> (Driver<AdminSes
     (host, target)
 }
 
-fn refused(served: &Served, secrets: Option<HostSecrets>) -> Refused {
+fn refused(served: &Served, secrets: Option<HostSecrets>) -> NvmeRefused {
     let (mut host, _target) = brought_up(served, secrets);
     assert!(host.is_closing() && !host.session.is_ready());
     host.session.refused().unwrap().clone()
@@ -188,14 +188,14 @@ fn who_has_no_secret_or_a_wrong_one_is_told_so() {
     let group = Some(DhGroup::Null);
     let right = secrets(None, group);
     let served = Served::with(Some(right.clone()));
-    assert_eq!(refused(&served, None), Refused::Authentication);
+    assert_eq!(refused(&served, None), NvmeRefused::Authentication);
     let wrong = HostSecrets { host: right.controller.clone().unwrap(), controller: None, ..right.clone() };
     let said = refused(&served, Some(wrong));
-    assert_eq!(said, Refused::Proof(Unproved::Rejected(Explanation::AUTHENTICATION_FAILED)));
+    assert_eq!(said, NvmeRefused::Proof(Unproved::Rejected(Explanation::AUTHENTICATION_FAILED)));
     let (admin, _target) = brought_up(&served, Some(right.clone()));
     let (mut io, _) = queue(&served, &admin, None);
     assert!(!io.session.is_ready() && io.is_closing());
-    assert_eq!(io.session.refused(), Some(&Refused::Authentication));
+    assert_eq!(io.session.refused(), Some(&NvmeRefused::Authentication));
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn a_controller_that_cannot_prove_itself_or_does_not_ask_is_left() {
     let right = secrets(None, Some(DhGroup::Null));
     let own = HostSecrets { controller: Some(right.host.clone()), ..right.clone() };
     let served = Served::with(Some(right.clone()));
-    assert_eq!(refused(&served, Some(own.clone())), Refused::Proof(Unproved::Impostor));
+    assert_eq!(refused(&served, Some(own.clone())), NvmeRefused::Proof(Unproved::Impostor));
     // So, too, when it leaves as soon as it hears that.
     let (mut host, mut target) = (admin(own, Concatenation::None), served.target());
     loop {
@@ -215,16 +215,16 @@ fn a_controller_that_cannot_prove_itself_or_does_not_ask_is_left() {
         host.feed(&target.exchange(&sent)).unwrap();
     }
     assert!(host.session.refused().is_none() && host.session.on_end(Instant::now()).is_err());
-    assert_eq!(host.session.refused(), Some(&Refused::Proof(Unproved::Impostor)));
+    assert_eq!(host.session.refused(), Some(&NvmeRefused::Proof(Unproved::Impostor)));
     let open = Served::with(None);
-    assert_eq!(refused(&open, Some(right.clone())), Refused::Proof(Unproved::NotAsked));
+    assert_eq!(refused(&open, Some(right.clone())), NvmeRefused::Proof(Unproved::NotAsked));
     let (admin, _target) = brought_up(&open, Some(HostSecrets { controller: None, ..right }));
     assert!(admin.session.is_ready(), "a secret that nobody asks for does no harm");
 }
 
 /// An admin queue of a host that does so much about a secure channel.
 fn admin(secrets: HostSecrets, concatenation: Concatenation) -> Driver<AdminSession> {
-    let credentials = Some(Credentials { concatenation, ..credentials(secrets, 1) });
+    let credentials = Some(HostCredentials { concatenation, ..credentials(secrets, 1) });
     let ask = Ask::Use(1);
     let config = AdminConfig { names: names(), credentials, queues: 1, ask, keep_alive: Duration::ZERO };
     let session = AdminSession::new(config, Digests::default(), Pool::new(1 << 20), Instant::now());
@@ -266,9 +266,9 @@ fn without_a_key_of_tls_a_host_that_wants_one_does_not_go_on() {
         assert!(host.session.generated().is_none() && !host.session.is_ready());
         host.session.refused().unwrap().clone()
     };
-    assert_eq!(refused(Served::with_tls(None)), Refused::Proof(Unproved::NoChannel));
+    assert_eq!(refused(Served::with_tls(None)), NvmeRefused::Proof(Unproved::NoChannel));
     let mismatch = Unproved::Rejected(Explanation::SECURE_CHANNEL_CONCATENATION_MISMATCH);
-    assert_eq!(refused(Served::with(Some(both.clone()))), Refused::Proof(mismatch));
+    assert_eq!(refused(Served::with(Some(both.clone()))), NvmeRefused::Proof(mismatch));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::testing::{Driver, Streams};
 use blockmux_volume::{Pool, Seg, SgList};
 use blockmux_wire::nvme::feature::FeatureId;
 use blockmux_wire::nvme::opcode::{AdminOpcode, NvmOpcode};
-use blockmux_wire::nvme::status::{Status, StatusField};
+use blockmux_wire::nvme::status::{NvmeStatus, StatusField};
 use blockmux_wire::nvme::{Cqe, SglDescriptor, Sqe};
 use blockmux_wire::nvmeof::tcp::*;
 use std::time::Instant;
@@ -98,7 +98,7 @@ impl Line {
     }
 
     pub(super) fn good(self, cid: u16) -> Vec<u8> {
-        self.response(cid, StatusField::new(Status::SUCCESSFUL_COMPLETION), 0)
+        self.response(cid, StatusField::new(NvmeStatus::SUCCESSFUL_COMPLETION), 0)
     }
 
     pub(super) fn data(self, cid: u16, from: u32, data: &[u8], flags: u8) -> Vec<u8> {
@@ -121,13 +121,13 @@ impl Line {
     }
 
     pub(super) fn r2t(self, cid: u16, ttag: u16, from: u32, len: u32) -> Vec<u8> {
-        let r2t = R2t {
+        let r2t = NvmeTcpR2t {
             common: common(PduType::R2T, DATA_LEN, self.head_len()),
             cccid: cid.into(),
             ttag: ttag.into(),
             r2to: from.into(),
             r2tl: len.into(),
-            ..R2t::new_zeroed()
+            ..NvmeTcpR2t::new_zeroed()
         };
         self.headed(r2t.as_bytes())
     }

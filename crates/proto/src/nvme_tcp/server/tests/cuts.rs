@@ -18,7 +18,7 @@ fn everything(cntlid: u16, digests: u8) -> Vec<u8> {
     for (cid, len) in [(3_u16, 8192_usize), (4, 80 << 10)] {
         bytes.extend(host.capsule(&numbered(nvm(NvmOpcode::WRITE, 1, 100, len as u32 / 512), cid), &[]));
         // The second command of this queue that is under way has the second place.
-        let r2t = R2t { cccid: cid.into(), ttag: (cid - 2).into(), ..R2t::new_zeroed() };
+        let r2t = NvmeTcpR2t { cccid: cid.into(), ttag: (cid - 2).into(), ..NvmeTcpR2t::new_zeroed() };
         bytes.extend(host.h2c_data(&r2t, 0, &pattern(len), true));
     }
     bytes.extend(host.capsule(&numbered(nvm(NvmOpcode::READ, 1, 1000, 8), 5), &[]));
@@ -29,7 +29,7 @@ fn everything(cntlid: u16, digests: u8) -> Vec<u8> {
 
 /// What the target answers to these parts, received at most `step` bytes at a time. I/O completes at the very end, so
 /// that the order of answers does not depend on the cuts.
-fn answers(node: &(Arc<Node>, Exports), parts: &[&[u8]], step: usize) -> Vec<u8> {
+fn answers(node: &(Arc<NvmeNode>, Exports), parts: &[&[u8]], step: usize) -> Vec<u8> {
     let host = Host::new(node);
     let mut pump = host.pump.split_at(step);
     pump.holds_io = true;

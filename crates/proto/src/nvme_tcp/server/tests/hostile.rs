@@ -87,8 +87,8 @@ fn data_beside_what_was_asked_for_is_fatal() {
     for (offset, len, other_cid, is_last, status, place) in cases {
         let (mut io, _admin) = Host::io(&node, 0);
         io.send(&mut nvm(NvmOpcode::WRITE, 1, 0, 32), &[]);
-        let r2t: R2t = io.received()[0].as_a();
-        let r2t = R2t { cccid: (r2t.cccid.get() + other_cid).into(), ..r2t };
+        let r2t: NvmeTcpR2t = io.received()[0].as_a();
+        let r2t = NvmeTcpR2t { cccid: (r2t.cccid.get() + other_cid).into(), ..r2t };
         let bytes = io.h2c_data(&r2t, offset, &vec![0; len], is_last);
         assert_eq!(fatal(&mut io, &bytes), (status, place));
         assert!(io.pump.submitted.is_empty());
@@ -105,16 +105,16 @@ fn a_wrong_header_digest_is_fatal_and_a_wrong_data_digest_is_not() {
     *bytes.last_mut().unwrap() ^= 1;
     io.pump.client_sends(&bytes).unwrap();
     let cqe = io.received()[0].cqe();
-    assert_eq!((cqe.status.status(), cqe.status.do_not_retry()), (Status::TRANSIENT_TRANSPORT_ERROR, false));
+    assert_eq!((cqe.status.status(), cqe.status.do_not_retry()), (NvmeStatus::TRANSIENT_TRANSPORT_ERROR, false));
     // The same of data that was asked for, short and long.
     for blocks in [32, 256] {
         let mut write = nvm(NvmOpcode::WRITE, 1, 0, blocks);
         io.send(&mut write, &[]);
-        let r2t: R2t = io.received()[0].as_a();
+        let r2t: NvmeTcpR2t = io.received()[0].as_a();
         let mut bytes = io.h2c_data(&r2t, 0, &vec![7; blocks as usize * 512], true);
         *bytes.last_mut().unwrap() ^= 1;
         io.pump.client_sends(&bytes).unwrap();
-        assert_eq!(io.end_of(write).1.status.status(), Status::TRANSIENT_TRANSPORT_ERROR);
+        assert_eq!(io.end_of(write).1.status.status(), NvmeStatus::TRANSIENT_TRANSPORT_ERROR);
     }
     assert_eq!(io.run(nvm(NvmOpcode::READ, 1, 0, 1), &[]).0, [0; 512]);
     let mut bytes = good;
@@ -124,7 +124,7 @@ fn a_wrong_header_digest_is_fatal_and_a_wrong_data_digest_is_not() {
 }
 
 /// An I/O queue with so many entries, and its admin queue.
-fn deep(node: &(Arc<Node>, Exports), pool: &Pool, entries: u32) -> (Host, Host) {
+fn deep(node: &(Arc<NvmeNode>, Exports), pool: &Pool, entries: u32) -> (Host, Host) {
     let (admin, cntlid) = Host::admin(node, 0);
     let mut io = Host::with_pool((&node.0, &node.1), pool.clone());
     io.pump.exchange(ic_req(0).as_bytes());
@@ -149,7 +149,7 @@ fn answer_all(io: &mut Host) -> usize {
                 ended += 1;
                 continue;
             }
-            let r2t: R2t = pdu.as_a();
+            let r2t: NvmeTcpR2t = pdu.as_a();
             let bytes = io.h2c_data(&r2t, 0, &vec![7; r2t.r2tl.get() as usize], true);
             io.pump.client_sends(&bytes).unwrap();
         }
@@ -191,7 +191,7 @@ fn data_of_a_command_that_still_waits_was_not_asked_for() {
         io.send(&mut nvm(NvmOpcode::WRITE, 1, 0, 512), &[]);
     }
     let (cccid, ttag) = (io.cid.into(), 29.into());
-    let early = R2t { cccid, ttag, ..R2t::new_zeroed() };
+    let early = NvmeTcpR2t { cccid, ttag, ..NvmeTcpR2t::new_zeroed() };
     let bytes = io.h2c_data(&early, 0, &[7; 512], false);
     assert_eq!(fatal(&mut io, &bytes), (FatalError::INVALID_PDU_HEADER_FIELD, 10));
 }

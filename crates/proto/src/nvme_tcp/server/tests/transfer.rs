@@ -16,7 +16,7 @@ fn data_goes_both_ways_in_capsules_and_by_r2t_with_every_digest() {
                 assert!(io.run(write, &data).1.status.is_success());
             } else {
                 io.send(&mut write, &[]);
-                let r2t: R2t = io.received()[0].as_a();
+                let r2t: NvmeTcpR2t = io.received()[0].as_a();
                 assert_eq!((r2t.cccid, r2t.r2to.get(), r2t.r2tl.get() as usize), (write.cid, 0, len));
                 let bytes = io.h2c_data(&r2t, 0, &data, true);
                 io.pump.client_sends(&bytes).unwrap();
@@ -37,7 +37,7 @@ fn data_may_come_in_any_number_of_pdus() {
         let data = pattern(len);
         let mut write = nvm(NvmOpcode::WRITE, 1, 0, len as u32 / 512);
         io.send(&mut write, &[]);
-        let r2t: R2t = io.received()[0].as_a();
+        let r2t: NvmeTcpR2t = io.received()[0].as_a();
         for (n, piece) in data.chunks(len / 4).enumerate() {
             let bytes = io.h2c_data(&r2t, n * len / 4, piece, n == 3);
             io.pump.client_sends(&bytes).unwrap();
@@ -59,7 +59,7 @@ fn without_flow_control_a_read_s_success_goes_without_saying() {
     assert_eq!((pdus.len(), pdus[0].common.flags), (1, FLAG_LAST | FLAG_SUCCESS));
     // What fails is told.
     io.send(&mut nvm(NvmOpcode::READ, 1, SIZE / 512, 8), &[]);
-    assert_eq!(refusal(&io.received()[0].cqe()), Status::LBA_OUT_OF_RANGE);
+    assert_eq!(refusal(&io.received()[0].cqe()), NvmeStatus::LBA_OUT_OF_RANGE);
 }
 
 #[test]

@@ -1,11 +1,11 @@
 //! PERSISTENT RESERVE OUT: registrations and reservations are made, taken over, handed over and given up.
 
-use crate::scsi::Status;
+use crate::scsi::ScsiStatus;
 use crate::scsi::device::nexus::{TransportId, is_port_of};
-use crate::scsi::device::task::{Action, Context, Failure, Outcome, Work};
+use crate::scsi::device::task::{Action, Context, TaskFailure, TaskOutcome, MultiStepCommand};
 use crate::scsi::iscsi_name::Name;
 use crate::scsi::sense::Sense;
-use crate::served::{Drain, Move, Notices, Preempt, Refused, Register, Registrant, Reservations, SaveTicket};
+use crate::served::{Drain, Move, Notices, Preempt, ReservationRefused, Register, Registrant, Reservations, SaveTicket};
 use blockmux_volume::Output;
 use blockmux_wire::scsi::opcode::persistent_reserve_out as out;
 use blockmux_wire::scsi::reservation::*;
@@ -13,9 +13,9 @@ use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use std::sync::Arc;
 use zerocopy::FromBytes;
 
-pub(in crate::scsi) fn reserve_out(cx: &mut Context<'_>) -> Outcome {
+pub(in crate::scsi) fn reserve_out(cx: &mut Context<'_>) -> TaskOutcome {
     let cdb = &cx.command.cdb;
-    let (scope, kind) = (cdb.byte(2) >> 4, ReservationType(cdb.byte(2) & 0x0f));
+    let (scope, kind) = (cdb.byte(2) >> 4, ScsiReservationType(cdb.byte(2) & 0x0f));
     // SPC-5, the PERSISTENT RESERVE OUT service actions: scope and type count where a reservation is made or released.
     // A preemption does not always make one.
     let action = u16::from(cdb.byte(1) & 0x1f);
@@ -36,9 +36,9 @@ pub(in crate::scsi) fn reserve_out(cx: &mut Context<'_>) -> Outcome {
 }
 
 /// Carries the service action out, tells whom it concerns, and keeps what must survive.
-fn change(cx: &mut Context<'_>, bytes: &[u8]) -> Outcome {
+fn change(cx: &mut Context<'_>, bytes: &[u8]) -> TaskOutcome {
     let action = u16::from(cx.command.cdb.byte(1) & 0x1f);
-    let wanted = Wanted::parse(cx, action, bytes)?;
+    let wanted = ReserveOutAction::parse(cx, action, bytes)?;
     let who = cx.nexus.registrant();
     let served = &cx.unit.unit.served;
     if wanted.persists() && served.store().is_none() {
@@ -47,7 +47,7 @@ fn change(cx: &mut Context<'_>, bytes: &[u8]) -> Outcome {
     let ticket = served.change(action == out::PREEMPT_AND_ABORT, |table| {
         // SPC-2, "Reservations": a RESERVE that is held keeps persistent reservations out.
         if table.reserved_by.is_some() {
-            return Err(Failure::status(Status::RESERVATION_CONFLICT));
+            return Err(TaskFailure::status(ScsiStatus::RESERVATION_CONFLICT));
         }
         wanted.apply(&mut table.reservations, &who)
     })?;
@@ -67,7 +67,7 @@ fn takes_away(action: u16) -> bool {
 }
 
 /// One service action with its parameters.
-enum Wanted {
+enum ReserveOutAction {
     Register {
         key: Option<u64>,
         new_key: u64,
@@ -76,11 +76,11 @@ enum Wanted {
     },
     Reserve {
         key: u64,
-        kind: ReservationType,
+        kind: ScsiReservationType,
     },
     Release {
         key: u64,
-        kind: ReservationType,
+        kind: ScsiReservationType,
     },
     Clear {
         key: u64,
@@ -90,42 +90,42 @@ enum Wanted {
     Move(Move),
 }
 
-impl Wanted {
-    fn parse(cx: &Context<'_>, action: u16, bytes: &[u8]) -> Result<Wanted, Sense> {
+impl ReserveOutAction {
+    fn parse(cx: &Context<'_>, action: u16, bytes: &[u8]) -> Result<ReserveOutAction, Sense> {
         if action == out::REGISTER_AND_MOVE {
-            return Wanted::parse_move(cx, bytes);
+            return ReserveOutAction::parse_move(cx, bytes);
         }
         let (list, rest) = ReserveOut::ref_from_prefix(bytes).map_err(|_| Sense::in_parameters(0))?;
         let key = list.reservation_key.get();
         let other_key = list.service_action_reservation_key.get();
-        let kind = ReservationType(cx.command.cdb.byte(2) & 0x0f);
+        let kind = ScsiReservationType(cx.command.cdb.byte(2) & 0x0f);
         match action {
             out::REGISTER | out::REGISTER_AND_IGNORE_EXISTING_KEY => {
                 let ignores = action == out::REGISTER_AND_IGNORE_EXISTING_KEY;
                 let persists = list.flags & APTPL != 0;
                 let whom = whom(cx, list.flags, rest)?;
                 let key = (!ignores).then_some(key);
-                Ok(Wanted::Register { key, new_key: other_key, whom, persists })
+                Ok(ReserveOutAction::Register { key, new_key: other_key, whom, persists })
             }
-            out::RESERVE => Ok(Wanted::Reserve { key, kind }),
-            out::RELEASE => Ok(Wanted::Release { key, kind }),
-            out::CLEAR => Ok(Wanted::Clear { key }),
+            out::RESERVE => Ok(ReserveOutAction::Reserve { key, kind }),
+            out::RELEASE => Ok(ReserveOutAction::Release { key, kind }),
+            out::CLEAR => Ok(ReserveOutAction::Clear { key }),
             _ => {
                 let is_whole_unit = cx.command.cdb.byte(2) >> 4 == 0;
                 let makes_sense = is_whole_unit && kind.name().is_some();
-                Ok(Wanted::Preempt(Preempt { key, victim_key: other_key, kind }, makes_sense))
+                Ok(ReserveOutAction::Preempt(Preempt { key, victim_key: other_key, kind }, makes_sense))
             }
         }
     }
 
-    fn parse_move(cx: &Context<'_>, bytes: &[u8]) -> Result<Wanted, Sense> {
+    fn parse_move(cx: &Context<'_>, bytes: &[u8]) -> Result<ReserveOutAction, Sense> {
         let (list, rest) = RegisterAndMove::ref_from_prefix(bytes).map_err(|_| Sense::in_parameters(0))?;
         let port = list.relative_target_port_identifier.get();
         let port = port_name(cx, port).ok_or(Sense::in_parameters(18))?;
         let ids = transport_ids(cx, rest, list.transport_id_length.get() as usize, 20)?;
         // A node is not one port that the reservation could be moved to.
         let [TransportId::Port(id)] = ids.as_slice() else { return Err(Sense::in_parameters(20)) };
-        Ok(Wanted::Move(Move {
+        Ok(ReserveOutAction::Move(Move {
             key: list.reservation_key.get(),
             new_key: list.service_action_reservation_key.get(),
             to: Registrant { initiator: id.clone(), port },
@@ -135,12 +135,12 @@ impl Wanted {
     }
 
     fn persists(&self) -> bool {
-        matches!(self, Wanted::Register { persists: true, .. } | Wanted::Move(Move { persists: true, .. }))
+        matches!(self, ReserveOutAction::Register { persists: true, .. } | ReserveOutAction::Move(Move { persists: true, .. }))
     }
 
-    fn apply(&self, all: &mut Reservations, who: &Registrant) -> Result<Notices, Failure> {
+    fn apply(&self, all: &mut Reservations, who: &Registrant) -> Result<Notices, TaskFailure> {
         let result = match self {
-            Wanted::Register { key, new_key, whom, persists } => {
+            ReserveOutAction::Register { key, new_key, whom, persists } => {
                 // SPC-5, "Registering": others are only registered by one who was not registered itself.
                 if whom.len() > 1
                     && all.key_of(who).is_some()
@@ -150,29 +150,29 @@ impl Wanted {
                 }
                 all.register(who, &Register { key: *key, new_key: *new_key, whom, persists: *persists })
             }
-            Wanted::Reserve { key, kind } => all.reserve(who, *key, *kind).map(|()| Notices::new()),
-            Wanted::Release { key, kind } => all.release(who, *key, *kind),
-            Wanted::Clear { key } => all.clear(who, *key),
-            Wanted::Preempt(what, makes_sense) => {
+            ReserveOutAction::Reserve { key, kind } => all.reserve(who, *key, *kind).map(|()| Notices::new()),
+            ReserveOutAction::Release { key, kind } => all.release(who, *key, *kind),
+            ReserveOutAction::Clear { key } => all.clear(who, *key),
+            ReserveOutAction::Preempt(what, makes_sense) => {
                 let holds_key = all.key_of(who) == Some(what.key);
                 if holds_key && !makes_sense && all.is_taken_over(what.victim_key) {
                     return Err(Sense::cdb_bit(2, 7).into());
                 }
                 all.preempt(who, what)
             }
-            Wanted::Move(what) => all.register_and_move(who, what),
+            ReserveOutAction::Move(what) => all.register_and_move(who, what),
         };
         result.map_err(refusal)
     }
 }
 
-fn refusal(refused: Refused) -> Failure {
+fn refusal(refused: ReservationRefused) -> TaskFailure {
     match refused {
-        Refused::Conflict => Failure::status(Status::RESERVATION_CONFLICT),
-        Refused::InvalidRelease => Sense::illegal(Asc::INVALID_RELEASE_OF_PERSISTENT_RESERVATION).into(),
-        Refused::NoKey => Sense::in_parameters(8).into(),
-        Refused::ToItself => Sense::in_parameters(24).into(),
-        Refused::Full => Sense::illegal(Asc::INSUFFICIENT_REGISTRATION_RESOURCES).into(),
+        ReservationRefused::Conflict => TaskFailure::status(ScsiStatus::RESERVATION_CONFLICT),
+        ReservationRefused::InvalidRelease => Sense::illegal(Asc::INVALID_RELEASE_OF_PERSISTENT_RESERVATION).into(),
+        ReservationRefused::NoKey => Sense::in_parameters(8).into(),
+        ReservationRefused::ToItself => Sense::in_parameters(24).into(),
+        ReservationRefused::Full => Sense::illegal(Asc::INSUFFICIENT_REGISTRATION_RESOURCES).into(),
     }
 }
 
@@ -259,12 +259,12 @@ struct Settling {
     ticket: Option<SaveTicket>,
 }
 
-impl Work for Settling {
-    fn on_io(&mut self, _cx: &mut Context<'_>, _output: Output) -> Outcome {
-        Err(Failure::internal())
+impl MultiStepCommand for Settling {
+    fn on_io(&mut self, _cx: &mut Context<'_>, _output: Output) -> TaskOutcome {
+        Err(TaskFailure::internal())
     }
 
-    fn on_resume(&mut self, cx: &mut Context<'_>) -> Outcome {
+    fn on_resume(&mut self, cx: &mut Context<'_>) -> TaskOutcome {
         if self.drain.as_ref().is_some_and(|drain| !drain.is_over()) {
             return Ok(Action::Wait);
         }

@@ -1,7 +1,7 @@
 //! PERSISTENT RESERVE IN: keys, the reservation, every registrant, and what can be asked for.
 
-use crate::scsi::Status;
-use crate::scsi::device::task::{Context, Failure, Outcome, answer};
+use crate::scsi::ScsiStatus;
+use crate::scsi::device::task::{Context, TaskFailure, TaskOutcome, answer};
 use crate::served::{Registrant, Reservations};
 use blockmux_wire::scsi::opcode::persistent_reserve_in;
 use blockmux_wire::scsi::reservation::*;
@@ -9,14 +9,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use zerocopy::{FromZeros, IntoBytes, U16, U32, U64};
 
-pub(in crate::scsi) fn reserve_in(cx: &mut Context<'_>) -> Outcome {
+pub(in crate::scsi) fn reserve_in(cx: &mut Context<'_>) -> TaskOutcome {
     let cdb = &cx.command.cdb;
     let can_persist = cx.unit.unit.served.store().is_some();
     let (is_reserved, all) =
         cx.unit.unit.served.look(|table| (table.reserved_by.is_some(), table.reservations.clone()));
     // SPC-2, the PERSISTENT RESERVE IN command: in conflict with any RESERVE, the nexus's own included.
     if is_reserved {
-        return Err(Failure::status(Status::RESERVATION_CONFLICT));
+        return Err(TaskFailure::status(ScsiStatus::RESERVATION_CONFLICT));
     }
     let body = match u16::from(cdb.byte(1) & 0x1f) {
         persistent_reserve_in::READ_KEYS => {

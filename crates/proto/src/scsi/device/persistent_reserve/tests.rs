@@ -2,7 +2,7 @@
 
 use super::report::full_status;
 use crate::scsi::device::testing::{Bench, Client, answer, command};
-use crate::scsi::{Identity, LogicalUnit, Lun, Status, Step};
+use crate::scsi::{UnitIdentity, LogicalUnit, Lun, ScsiStatus, Step};
 use crate::served::{Registrant, Registration, ReservationStore, Reservations, SaveTicket, Served};
 use blockmux_volume::MemVolume;
 use std::collections::BTreeMap;
@@ -14,13 +14,13 @@ fn list(key: u64, other_key: u64, flags: u8) -> Vec<u8> {
     list
 }
 
-fn out(client: &mut Client, action: u8, kind: u8, list: &[u8]) -> Status {
+fn out(client: &mut Client, action: u8, kind: u8, list: &[u8]) -> ScsiStatus {
     let cdb = [0x5f, action, kind, 0, 0, 0, 0, 0, list.len() as u8, 0];
     client.run_with(&cdb, list).status
 }
 
 fn register(client: &mut Client, key: u64) {
-    assert_eq!(out(client, 6, 0, &list(0, key, 0)), Status::GOOD);
+    assert_eq!(out(client, 6, 0, &list(0, key, 0)), ScsiStatus::GOOD);
 }
 
 fn keys(client: &mut Client) -> Vec<u8> {
@@ -39,8 +39,8 @@ fn keys_are_read_with_their_generation() {
     register(&mut b, 2);
     assert_eq!(keys(&mut a), [0, 0, 0, 2, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2]);
     assert_eq!(a.run(&[0x5e, 0, 0, 0, 0, 0, 0, 0, 8, 0]).good(), [0, 0, 0, 2, 0, 0, 0, 16]);
-    assert_eq!(out(&mut a, 0, 0, &list(0, 9, 0)), Status::RESERVATION_CONFLICT);
-    assert_eq!(out(&mut a, 0, 0, &list(1, 0, 0)), Status::GOOD);
+    assert_eq!(out(&mut a, 0, 0, &list(0, 9, 0)), ScsiStatus::RESERVATION_CONFLICT);
+    assert_eq!(out(&mut a, 0, 0, &list(1, 0, 0)), ScsiStatus::GOOD);
     assert_eq!(keys(&mut a)[..8], [0, 0, 0, 3, 0, 0, 0, 8]);
     for action in 4..32 {
         assert_eq!(a.run(&[0x5e, action, 0, 0, 0, 0, 0, 1, 0, 0]).check(), (5, 0x2400));
@@ -61,19 +61,19 @@ fn a_reservation_keeps_others_out_as_its_type_says() {
         let (mut a, mut b) = (bench.client("a"), bench.client("b"));
         register(&mut a, 1);
         register(&mut b, 2);
-        assert_eq!(out(&mut a, 1, kind, &list(1, 0, 0)), Status::GOOD);
+        assert_eq!(out(&mut a, 1, kind, &list(1, 0, 0)), ScsiStatus::GOOD);
         let access = |client: &mut Client| {
-            let read = client.run(&READ).status == Status::GOOD;
-            [read, client.run_with(&WRITE, &[0; 512]).status == Status::GOOD]
+            let read = client.run(&READ).status == ScsiStatus::GOOD;
+            [read, client.run_with(&WRITE, &[0; 512]).status == ScsiStatus::GOOD]
         };
         assert_eq!(access(&mut a), [true; 2], "type {kind}");
         assert_eq!(access(&mut b), registered, "type {kind}");
-        assert_eq!(out(&mut b, 0, 0, &list(2, 0, 0)), Status::GOOD);
+        assert_eq!(out(&mut b, 0, 0, &list(2, 0, 0)), ScsiStatus::GOOD);
         assert_eq!(access(&mut b), stranger, "type {kind}");
         b.run(&[0; 6]).good();
         let held = a.run(&[0x5e, 1, 0, 0, 0, 0, 0, 1, 0, 0]).good();
         assert_eq!((held[15], held[21]), (if kind >= 7 { 0 } else { 1 }, kind));
-        assert_eq!(out(&mut a, 2, kind, &list(1, 0, 0)), Status::GOOD);
+        assert_eq!(out(&mut a, 2, kind, &list(1, 0, 0)), ScsiStatus::GOOD);
         assert_eq!(access(&mut b), [true; 2]);
     }
 }
@@ -84,10 +84,10 @@ fn who_may_read_may_sense_modes_and_not_select_them() {
     let bench = Bench::new();
     let (mut a, mut b) = (bench.client("a"), bench.client("b"));
     register(&mut a, 1);
-    assert_eq!(out(&mut a, 1, 1, &list(1, 0, 0)), Status::GOOD);
+    assert_eq!(out(&mut a, 1, 1, &list(1, 0, 0)), ScsiStatus::GOOD);
     b.run(&[0x1a, 0, 0x3f, 0, 255, 0]).good();
     b.run(&[0x5a, 0, 0x3f, 0, 0, 0, 0, 0, 255, 0]).good();
-    assert_eq!(b.run_with(&[0x15, 0x10, 0, 0, 4, 0], &[0; 4]).status, Status::RESERVATION_CONFLICT);
+    assert_eq!(b.run_with(&[0x15, 0x10, 0, 0, 4, 0], &[0; 4]).status, ScsiStatus::RESERVATION_CONFLICT);
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn every_command_meets_an_exclusive_access_as_the_tables_say() {
     let bench = Bench::new();
     let (mut a, mut b) = (bench.client("a"), bench.client("b"));
     register(&mut a, 1);
-    assert_eq!(out(&mut a, 1, 3, &list(1, 0, 0)), Status::GOOD);
+    assert_eq!(out(&mut a, 1, 3, &list(1, 0, 0)), ScsiStatus::GOOD);
     let allowed: [&[u8]; 9] = [
         &[0; 6],
         &[0x12, 0, 0, 0, 36, 0],
@@ -125,7 +125,7 @@ fn every_command_meets_an_exclusive_access_as_the_tables_say() {
         &[0x16, 0, 0, 0, 0, 0],
     ];
     for cdb in refused {
-        assert_eq!(b.run(cdb).status, Status::RESERVATION_CONFLICT, "{cdb:x?}");
+        assert_eq!(b.run(cdb).status, ScsiStatus::RESERVATION_CONFLICT, "{cdb:x?}");
     }
 }
 
@@ -135,14 +135,14 @@ fn preempt_tells_the_victim_and_abort_ends_its_tasks() {
     let (mut a, mut b) = (bench.client("a"), bench.client("b"));
     register(&mut a, 1);
     register(&mut b, 2);
-    assert_eq!(out(&mut a, 1, 3, &list(1, 0, 0)), Status::GOOD);
+    assert_eq!(out(&mut a, 1, 3, &list(1, 0, 0)), ScsiStatus::GOOD);
     let (mut task, step) = a.server.begin(&command(Lun::new(0), &WRITE, 512));
     assert!(matches!(step, Step::DataOut { len: 512 }));
-    assert_eq!(out(&mut b, 5, 3, &list(2, 1, 0)), Status::GOOD);
+    assert_eq!(out(&mut b, 5, 3, &list(2, 1, 0)), ScsiStatus::GOOD);
     let Step::Done(response) = a.turn(&mut task, step, &[0; 512], &mut 0) else { panic!("it is aborted") };
-    assert_eq!(answer(response).status, Status::TASK_ABORTED);
+    assert_eq!(answer(response).status, ScsiStatus::TASK_ABORTED);
     assert_eq!(a.run(&[0; 6]).check(), (6, 0x2a05));
-    assert_eq!(a.run(&READ).status, Status::RESERVATION_CONFLICT);
+    assert_eq!(a.run(&READ).status, ScsiStatus::RESERVATION_CONFLICT);
     b.run(&READ).good();
 }
 
@@ -152,7 +152,7 @@ fn full_status_names_every_registrant_and_the_holder() {
     let (mut a, mut b) = (bench.client("a"), bench.client("b"));
     register(&mut a, 1);
     register(&mut b, 2);
-    assert_eq!(out(&mut b, 1, 5, &list(2, 0, 0)), Status::GOOD);
+    assert_eq!(out(&mut b, 1, 5, &list(2, 0, 0)), ScsiStatus::GOOD);
     let status = a.run(&[0x5e, 3, 0, 0, 0, 0, 0, 4, 0, 0]).good();
     let id = a.server.nexus().initiator.clone();
     let len = 24 + id.len();
@@ -180,17 +180,17 @@ fn register_and_move_hands_the_reservation_over() {
     let bench = Bench::new();
     let (mut a, mut b) = (bench.client("a"), bench.client("b"));
     register(&mut a, 1);
-    assert_eq!(out(&mut a, 1, 3, &list(1, 0, 0)), Status::GOOD);
+    assert_eq!(out(&mut a, 1, 3, &list(1, 0, 0)), ScsiStatus::GOOD);
     let id = b.server.nexus().initiator.clone();
     let mut to = [1_u64.to_be_bytes(), 7_u64.to_be_bytes()].concat();
     to.extend([0, 2, 0, 1]);
     to.extend((id.len() as u32).to_be_bytes());
     to.extend(&*id);
-    assert_eq!(out(&mut a, 7, 0, &to), Status::GOOD);
+    assert_eq!(out(&mut a, 7, 0, &to), ScsiStatus::GOOD);
     b.run(&READ).good();
-    assert_eq!(a.run(&READ).status, Status::RESERVATION_CONFLICT);
+    assert_eq!(a.run(&READ).status, ScsiStatus::RESERVATION_CONFLICT);
     to[19] = 9;
-    assert_eq!(out(&mut b, 7, 0, &to), Status::CHECK_CONDITION);
+    assert_eq!(out(&mut b, 7, 0, &to), ScsiStatus::CHECK_CONDITION);
     // Nor to its own port, through whatever port of the target.
     for port in [1, 2] {
         (to[7], to[19]) = (7, port);
@@ -198,7 +198,7 @@ fn register_and_move_hands_the_reservation_over() {
         assert_eq!(b.run_with(&cdb, &to).check(), (5, 0x2600), "port {port}");
     }
     to[24] = 0x46;
-    assert_eq!(out(&mut b, 7, 0, &to), Status::CHECK_CONDITION, "another protocol");
+    assert_eq!(out(&mut b, 7, 0, &to), ScsiStatus::CHECK_CONDITION, "another protocol");
 }
 
 #[test]
@@ -209,12 +209,12 @@ fn a_node_that_is_listed_is_each_of_its_ports_that_is_there() {
     let node = b"iqn.2026-11.i:b\0\0\0\0\0";
     register.extend([0, 0, 0, 24, 5, 0, 0, 20]);
     register.extend(node);
-    assert_eq!(out(&mut a, 0, 0, &register), Status::GOOD);
-    assert_eq!(out(&mut a, 1, 5, &list(5, 0, 0)), Status::GOOD);
+    assert_eq!(out(&mut a, 0, 0, &register), ScsiStatus::GOOD);
+    assert_eq!(out(&mut a, 1, 5, &list(5, 0, 0)), ScsiStatus::GOOD);
     b.run_with(&WRITE, &[0; 512]).good();
-    assert_eq!(out(&mut a, 6, 0, &list(0, 0, 0)), Status::GOOD);
+    assert_eq!(out(&mut a, 6, 0, &list(0, 0, 0)), ScsiStatus::GOOD);
     register[32 + 14] = b'c';
-    assert_eq!(out(&mut a, 0, 0, &register), Status::CHECK_CONDITION, "nobody knows its ports");
+    assert_eq!(out(&mut a, 0, 0, &register), ScsiStatus::CHECK_CONDITION, "nobody knows its ports");
 }
 
 #[test]
@@ -222,7 +222,7 @@ fn who_may_read_may_ask_what_there_is_to_ask() {
     let bench = Bench::new();
     let (mut a, mut b) = (bench.client("a"), bench.client("b"));
     register(&mut a, 1);
-    assert_eq!(out(&mut a, 1, 1, &list(1, 0, 0)), Status::GOOD);
+    assert_eq!(out(&mut a, 1, 1, &list(1, 0, 0)), ScsiStatus::GOOD);
     b.run(&[0xa3, 0x0c, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0]).good();
     b.run(&[0xa3, 0x0d, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0]).good();
 }
@@ -233,13 +233,13 @@ fn scope_and_type_of_a_preemption_count_where_it_takes_the_reservation_over() {
     let (mut a, mut b) = (bench.client("a"), bench.client("b"));
     register(&mut a, 1);
     register(&mut b, 2);
-    assert_eq!(out(&mut a, 1, 3, &list(1, 0, 0)), Status::GOOD);
+    assert_eq!(out(&mut a, 1, 3, &list(1, 0, 0)), ScsiStatus::GOOD);
     let preempt = |kind| [0x5f, 4, kind, 0, 0, 0, 0, 0, 24, 0];
     for kind in [0, 2, 0x13] {
         assert_eq!(b.run_with(&preempt(kind), &list(2, 1, 0)).check(), (5, 0x2400), "{kind}");
-        assert_eq!(b.run_with(&preempt(kind), &list(9, 1, 0)).status, Status::RESERVATION_CONFLICT);
+        assert_eq!(b.run_with(&preempt(kind), &list(9, 1, 0)).status, ScsiStatus::RESERVATION_CONFLICT);
     }
-    assert_eq!(out(&mut a, 4, 0x10, &list(1, 2, 0)), Status::GOOD);
+    assert_eq!(out(&mut a, 4, 0x10, &list(1, 2, 0)), ScsiStatus::GOOD);
     assert_eq!(keys(&mut a).len(), 8 + 8);
 }
 
@@ -251,9 +251,9 @@ fn others_are_registered_by_spec_i_pt_and_all_target_ports() {
     let mut both = list(0, 5, 8 | 4);
     both.extend((id.len() as u32).to_be_bytes());
     both.extend(&*id);
-    assert_eq!(out(&mut a, 0, 0, &both), Status::GOOD);
+    assert_eq!(out(&mut a, 0, 0, &both), ScsiStatus::GOOD);
     assert_eq!(keys(&mut a).len(), 8 + 4 * 8);
-    assert_eq!(out(&mut a, 6, 0, &list(0, 5, 8)), Status::CHECK_CONDITION);
+    assert_eq!(out(&mut a, 6, 0, &list(0, 5, 8)), ScsiStatus::CHECK_CONDITION);
     let mut long = list(5, 5, 8);
     long.extend([0, 0, 1, 4, 0x45, 0, 1, 0]);
     long.resize(24 + 4 + 0x104, b'x');
@@ -266,7 +266,7 @@ fn what_makes_no_sense_is_refused() {
     let mut a = Bench::new().client("a");
     register(&mut a, 1);
     for (action, kind) in [(1, 2), (1, 0), (1, 0x13), (8, 0), (9, 0)] {
-        assert_eq!(out(&mut a, action, kind, &list(1, 0, 0)), Status::CHECK_CONDITION, "{action} {kind}");
+        assert_eq!(out(&mut a, action, kind, &list(1, 0, 0)), ScsiStatus::CHECK_CONDITION, "{action} {kind}");
     }
     assert_eq!(a.run_with(&[0x5f, 0, 0, 0, 0, 0, 0, 0, 23, 0], &[0; 24]).check(), (5, 0x1a00));
     assert_eq!(a.run_with(&[0x5f, 1, 1, 0, 0, 0, 0, 0, 25, 0], &[0; 25]).check(), (5, 0x1a00));
@@ -297,17 +297,17 @@ impl ReservationStore for Shelf {
 fn what_cannot_be_kept_has_changed_nothing() {
     let (shelf, volume) = (Arc::new(Shelf::default()), Arc::new(MemVolume::new(1 << 20)));
     let served = Served::with_store(volume.clone(), shelf.clone(), &[]).unwrap();
-    let bench = Bench::around(LogicalUnit::over(Identity::of("a"), &served), volume);
+    let bench = Bench::around(LogicalUnit::over(UnitIdentity::of("a"), &served), volume);
     let (mut a, mut b) = (bench.client("a"), bench.client("b"));
-    assert_eq!(out(&mut a, 6, 0, &list(0, 1, 1)), Status::GOOD);
+    assert_eq!(out(&mut a, 6, 0, &list(0, 1, 1)), ScsiStatus::GOOD);
     *shelf.is_full.lock().unwrap() = true;
     let reserve = a.run_with(&[0x5f, 1, 3, 0, 0, 0, 0, 0, 24, 0], &list(1, 0, 0));
     assert_eq!(reserve.check(), (4, 0x0c00));
     assert_eq!(b.run(&[0x5e, 1, 0, 0, 0, 0, 0, 0, 8, 0]).good(), [0, 0, 0, 1, 0, 0, 0, 0]);
     b.run_with(&WRITE, &[0; 512]).good();
     *shelf.is_full.lock().unwrap() = false;
-    assert_eq!(out(&mut a, 1, 3, &list(1, 0, 0)), Status::GOOD);
-    assert_eq!(b.run(&READ).status, Status::RESERVATION_CONFLICT);
+    assert_eq!(out(&mut a, 1, 3, &list(1, 0, 0)), ScsiStatus::GOOD);
+    assert_eq!(b.run(&READ).status, ScsiStatus::RESERVATION_CONFLICT);
 }
 
 #[test]
@@ -316,24 +316,24 @@ fn what_is_to_persist_is_kept_before_the_answer_and_comes_back() {
     let volume = Arc::new(MemVolume::new(1 << 20));
     let bench = |image: &[u8]| {
         let served = Served::with_store(volume.clone(), shelf.clone(), image).unwrap();
-        Bench::around(LogicalUnit::over(Identity::of("a"), &served), volume.clone())
+        Bench::around(LogicalUnit::over(UnitIdentity::of("a"), &served), volume.clone())
     };
     let first = bench(&[]);
     let mut a = first.client("a");
-    assert_eq!(out(&mut a, 6, 0, &list(0, 1, 1)), Status::GOOD);
+    assert_eq!(out(&mut a, 6, 0, &list(0, 1, 1)), ScsiStatus::GOOD);
     *shelf.is_slow.lock().unwrap() = true;
     let cdb = [0x5f, 1, 3, 0, 0, 0, 0, 0, 24, 0];
     let (mut task, step) = a.server.begin(&command(Lun::new(0), &cdb, 24));
     assert!(matches!(a.turn(&mut task, step, &list(1, 0, 0), &mut 0), Step::Wait));
     assert!(matches!(a.server.resume(&mut task), Step::Wait));
     *shelf.is_slow.lock().unwrap() = false;
-    assert!(matches!(a.server.resume(&mut task), Step::Done(response) if response.status == Status::GOOD));
+    assert!(matches!(a.server.resume(&mut task), Step::Done(response) if response.status == ScsiStatus::GOOD));
     let image = shelf.images.lock().unwrap().last().cloned().unwrap();
     let second = bench(&image);
-    assert_eq!(second.client("b").run(&READ).status, Status::RESERVATION_CONFLICT);
+    assert_eq!(second.client("b").run(&READ).status, ScsiStatus::RESERVATION_CONFLICT);
     let mut a = second.client("a");
     a.run(&READ).good();
     assert_eq!(a.run(&[0x5e, 2, 0, 0, 0, 0, 0, 0, 8, 0]).good()[2..4], [0x0d, 0x81]);
-    assert_eq!(out(&mut a, 6, 0, &list(0, 1, 0)), Status::GOOD);
+    assert_eq!(out(&mut a, 6, 0, &list(0, 1, 0)), ScsiStatus::GOOD);
     assert_eq!(shelf.images.lock().unwrap().last().unwrap(), &[]);
 }

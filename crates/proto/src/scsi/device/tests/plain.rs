@@ -16,7 +16,7 @@ fn the_serial_number_is_the_volume_s_and_no_other_s() {
     assert_eq!(page[4..], *bench.unit.identity.serial.as_bytes());
     assert_eq!(serial_number(&mut bench.client("b")), page, "whoever asks");
     let volume = Arc::new(MemVolume::new(1 << 20));
-    let other = Bench::around(LogicalUnit::new(Identity::of("another"), volume.clone()), volume);
+    let other = Bench::around(LogicalUnit::new(UnitIdentity::of("another"), volume.clone()), volume);
     assert_ne!(serial_number(&mut other.client("a")), page);
 }
 

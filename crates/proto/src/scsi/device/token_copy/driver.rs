@@ -1,8 +1,8 @@
 //! The work of a WRITE USING TOKEN command: reads a piece, from several places if need be, and writes it.
 
-use super::{Plan, Record, Source};
-use crate::scsi::device::task::{Action, Context, Failure, Outcome, PIECE, Work};
-use crate::scsi::device::units::Attached;
+use super::{TokenCopyPlan, Record, Source};
+use crate::scsi::device::task::{Action, Context, TaskFailure, TaskOutcome, PIECE, MultiStepCommand};
+use crate::scsi::device::units::AttachedUnit;
 use crate::scsi::sense::Sense;
 use blockmux_volume::{Memory, Op, Output, SgList};
 use blockmux_wire::scsi::copy::*;
@@ -10,8 +10,8 @@ use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-pub(super) struct Driver {
-    plan: Plan,
+pub(super) struct TokenCopyDriver {
+    plan: TokenCopyPlan,
     record: Rc<RefCell<Record>>,
     /// What was read of the piece.
     gathered: SgList,
@@ -19,9 +19,9 @@ pub(super) struct Driver {
     piece: u64,
 }
 
-impl Driver {
-    pub(super) fn new(plan: Plan, record: Rc<RefCell<Record>>) -> Driver {
-        Driver { plan, record, gathered: SgList::default(), piece: 0 }
+impl TokenCopyDriver {
+    pub(super) fn new(plan: TokenCopyPlan, record: Rc<RefCell<Record>>) -> TokenCopyDriver {
+        TokenCopyDriver { plan, record, gathered: SgList::default(), piece: 0 }
     }
 
     fn end(&self, status: u8, sense: Option<Sense>) {
@@ -29,7 +29,7 @@ impl Driver {
         (record.status, record.sense) = (status, sense);
     }
 
-    pub(super) fn next(&mut self) -> Outcome {
+    pub(super) fn next(&mut self) -> TaskOutcome {
         let done = self.record.borrow().done;
         let plan = &self.plan;
         let Some((to, left)) = place(&plan.ranges, done) else { return self.finish() };
@@ -57,7 +57,7 @@ impl Driver {
         Ok(Action::IoOn(*volume, Op::Read, from, wanted.min(left).min(available), None))
     }
 
-    fn finish(&mut self) -> Outcome {
+    fn finish(&mut self) -> TaskOutcome {
         let plan = &self.plan;
         let status = if plan.is_partial { COPY_PARTIAL } else { COPY_COMPLETED };
         self.end(status, None);
@@ -78,15 +78,15 @@ impl Driver {
     }
 }
 
-impl Work for Driver {
+impl MultiStepCommand for TokenCopyDriver {
     /// The source has to be ready; but whoever has a token may have what it stands for, whatever was reserved since: that
     /// was asked when it was made.
-    fn check(&self, end: &Attached, op: Op) -> Result<(), Failure> {
+    fn check(&self, end: &AttachedUnit, op: Op) -> Result<(), TaskFailure> {
         end.view.check_sanitize()?;
         end.view.not_ready.filter(|_| op == Op::Read).map_or(Ok(()), |sense| Err(sense.into()))
     }
 
-    fn on_io(&mut self, _cx: &mut Context<'_>, output: Output) -> Outcome {
+    fn on_io(&mut self, _cx: &mut Context<'_>, output: Output) -> TaskOutcome {
         if let Output::Data(data) = output {
             data.segs().iter().for_each(|seg| self.gathered.push(seg.clone()));
             return self.next();

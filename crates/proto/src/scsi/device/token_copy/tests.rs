@@ -4,7 +4,7 @@
 use crate::exports::VolumeId;
 use crate::scsi::device::testing::{Answer, answer, command, port, shaped};
 use crate::scsi::{
-    BackgroundWork, DeviceServer, Identity, LogicalUnit, Lun, Nexus, Status, Step, Target, Task,
+    BackgroundWork, DeviceServer, UnitIdentity, LogicalUnit, Lun, Nexus, ScsiStatus, Step, ScsiTarget, Task,
     TaskManagement,
 };
 use blockmux_volume::conformance::TestCore;
@@ -19,7 +19,7 @@ struct Client {
 }
 
 struct Pair {
-    target: Arc<Target>,
+    target: Arc<ScsiTarget>,
     volumes: Vec<Arc<dyn Volume>>,
 }
 
@@ -29,9 +29,9 @@ impl Pair {
     }
 
     fn of(volumes: Vec<Arc<dyn Volume>>) -> Pair {
-        let target = Target::new("iqn.2026-11.t:t", vec![port(1)]);
+        let target = ScsiTarget::new("iqn.2026-11.t:t", vec![port(1)]);
         let target = volumes.iter().zip(0..).fold(target, |target, (volume, number)| {
-            let unit = LogicalUnit::new(Identity::of(&number.to_string()), volume.clone());
+            let unit = LogicalUnit::new(UnitIdentity::of(&number.to_string()), volume.clone());
             target.with_unit(number, VolumeId(number.into()), unit)
         });
         Pair { target: Arc::new(target), volumes }
@@ -227,7 +227,7 @@ fn a_token_outlives_a_reservation_of_its_source_and_a_copy_no_preemption_of_who_
     reserve(&mut other, 1, 1, 5, [2, 0]);
     let (mut task, step) = client.begin_copy(&token, &[(8, 4)]);
     reserve(&mut other, 1, 5, 5, [2, 1]);
-    assert_eq!(client.finish(&mut task, step, &[]).status, Status::TASK_ABORTED);
+    assert_eq!(client.finish(&mut task, step, &[]).status, ScsiStatus::TASK_ABORTED);
     assert_eq!(other.read(1, 8, 1), [0; 512]);
 }
 
@@ -309,7 +309,7 @@ fn a_copy_keeps_its_identifier_until_it_ends_or_is_aborted() {
     assert_eq!(client.outcome(1), (1, 1));
     let (mut task, step) = client.begin_copy(&zero_token(), &[(0, 16)]);
     other.server.manage(TaskManagement::LogicalUnitReset, Lun::new(1));
-    assert_eq!(client.finish(&mut task, step, &[]).status, Status::TASK_ABORTED);
+    assert_eq!(client.finish(&mut task, step, &[]).status, ScsiStatus::TASK_ABORTED);
     assert_eq!(client.run(1, &[0; 6], &[]).check(), (6, 0x2903));
     assert_eq!(client.information(1, 9).check(), (5, 0x2400));
 }
