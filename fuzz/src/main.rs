@@ -1,4 +1,5 @@
-//! Every fuzz target under libFuzzer, in one program: the environment variable `FUZZ_TARGET` names the one to run.
+//! Every fuzz target under libFuzzer, in one program: the environment variable `FUZZ_TARGET` names
+//! the one to run.
 //!
 //! `cargo xtask fuzz NAME` builds and runs this. The targets are in `targets/`.
 #![no_main]

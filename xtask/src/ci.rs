@@ -4,8 +4,8 @@
 //!   format ─▶ clippy ─▶ tidy ─▶ build ─┬▶ programs ───────────────┬▶ kernel
 //!                                      └▶ tests ─▶ docs ─▶ fuzz ──┘
 //! ```
-//! The tests in `programs` are of `blockmux` among other programs, and mostly wait for those: what takes processors goes
-//! beside them.
+//! The tests in `programs` are of `blockmux` among other programs, and mostly wait for those: what
+//! takes processors goes beside them.
 
 use crate::process::{cargo, succeed};
 use crate::programs::{self, Program};
@@ -150,8 +150,8 @@ fn docs(root: &Path) -> Result<Vec<String>> {
     Ok(Vec::new())
 }
 
-/// The summary line of every test program that had tests, in cargo's own words, and why tests were skipped: a test
-/// that cannot run prints one line, which begins with [`SKIPPED`].
+/// The summary line of every test program that had tests, in cargo's own words, and why tests were
+/// skipped: a test that cannot run prints one line, which begins with [`SKIPPED`].
 fn summary(text: &str) -> Vec<String> {
     let mut skipped: Vec<&str> = text.lines().filter(|line| line.starts_with(SKIPPED)).collect();
     skipped.sort_unstable();

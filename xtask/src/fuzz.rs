@@ -1,4 +1,5 @@
-//! Fuzzing: libFuzzer where a nightly compiler and a C++ compiler are installed, else a mutator on the stable one.
+//! Fuzzing: libFuzzer where a nightly compiler and a C++ compiler are installed, else a mutator on
+//! the stable one.
 
 use crate::process::{cargo, find, output, succeed};
 use anyhow::{Context, Result, bail};
@@ -134,13 +135,15 @@ const FLAGS: &[&str] = &[
     "--cfg=fuzzing",
 ];
 
-/// An input that takes longer than this many seconds, or more than this many MiB, is a fault: a peer's bytes
-/// neither hang a session nor make it allocate without bound. A busy machine takes its time, so there is plenty.
+/// An input that takes longer than this many seconds, or more than this many MiB, is a fault: a
+/// peer's bytes neither hang a session nor make it allocate without bound. A busy machine takes its
+/// time, so there is plenty.
 const LIMITS: &[&str] = &["-timeout=30", "-malloc_limit_mb=64", "-max_len=4096", "-print_final_stats=0"];
 const MOST_MEMORY_MIB: u64 = 1024;
 
-/// The most memory that this program has had. libFuzzer looks at its own peak, which for Linux begins with that of whoever has
-/// started it (`ru_maxrss`), and the step that makes a guest's disk may have had much.
+/// The most memory that this program has had. libFuzzer looks at its own peak, which for Linux
+/// begins with that of whoever has started it (`ru_maxrss`), and the step that makes a guest's disk
+/// may have had much.
 fn own_peak_mib() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

@@ -1,4 +1,5 @@
-//! The workspace's test programs: built by cargo, then run by name, as cargo would one after the other.
+//! The workspace's test programs: built by cargo, then run by name, as cargo would one after the
+//! other.
 
 use crate::process::{cargo, output};
 use anyhow::{Context, Result, bail};

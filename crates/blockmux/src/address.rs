@@ -91,7 +91,8 @@ impl FromStr for ListenAddress {
         if text.parse::<Ipv6Addr>().is_ok() {
             return Ok(ListenAddress::Tcp { host: text.to_owned(), port: None });
         }
-        // Brackets that do not hold an IPv6 address, or an IPv6 address with a port but no brackets.
+        // Brackets that do not hold an IPv6 address, or an IPv6 address with a port but no
+        // brackets.
         let brackets = || format!("`{text}` is no IPv6 address with a port; write it as [::1]:PORT");
         let (host, port) = if let Some(rest) = text.strip_prefix('[') {
             let (host, port) = rest.split_once(']').ok_or_else(brackets)?;

@@ -1,7 +1,9 @@
-//! `blockmux ctl`: asks a daemon that runs with `serve --control`, and what the two say to each other.
+//! `blockmux ctl`: asks a daemon that runs with `serve --control`, and what the two say to each
+//! other.
 //!
-//! A connection to the socket carries one [`Request`] and one [`Answer`], each a line of JSON. The socket is for its
-//! owner and root alone, and the daemon asks the system who it is that talks to it.
+//! A connection to the socket carries one [`Request`] and one [`Answer`], each a line of JSON. The
+//! socket is for its owner and root alone, and the daemon asks the system who it is that talks to
+//! it.
 
 mod sessions;
 
@@ -9,7 +11,7 @@ pub(crate) use self::sessions::SessionStatus;
 use crate::failure::Failure;
 use crate::output::{both_sizes, print, printable, shell_word};
 use crate::protocol::frontend::Change;
-use blockmux_proto::served::VolumeTraffic;
+use blockmux_proto::volume_state::VolumeTraffic;
 use blockmux_volume::units::{human_size, parse_size};
 use rustix::fd::AsFd;
 use rustix::net::sockopt::socket_peercred;

@@ -1,4 +1,5 @@
-//! What ends the program early: one line that names the thing and says what to do, and the exit status.
+//! What ends the program early: one line that names the thing and says what to do, and the exit
+//! status.
 
 use crate::output::{masked, printable, shell_word, shortened};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -80,7 +81,8 @@ fn asked_of(error: &clap::Error) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// An option with its value, or a positional argument, and what is wrong with it; `None` if that is another fault.
+/// An option with its value, or a positional argument, and what is wrong with it; `None` if that is
+/// another fault.
 fn wrong_value(error: &clap::Error) -> Option<String> {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),

@@ -4,7 +4,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// QEMU's name of the image format that a file or device is in; `None` if it begins like none, or cannot be read.
+/// QEMU's name of the image format that a file or device is in; `None` if it begins like none, or
+/// cannot be read.
 pub(crate) fn format_of(path: &Path) -> Option<&'static str> {
     let mut start = [0; START];
     // A pipe would wait for its writer.

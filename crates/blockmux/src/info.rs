@@ -64,7 +64,8 @@ fn volume_json(spec: &Spec, info: &VolumeInfo) -> Value {
     })
 }
 
-/// Whether writes to the volume would be taken. Nothing is written to learn that, and nobody's lock is in the way.
+/// Whether writes to the volume would be taken. Nothing is written to learn that, and nobody's lock
+/// is in the way.
 fn is_writable(spec: &Spec) -> Result<bool, Failure> {
     let opens = |path: &Path| File::options().write(true).open(path).is_ok();
     for leaf in spec.leaves() {

@@ -71,7 +71,8 @@ impl FromStr for Levels {
 }
 
 impl Levels {
-    /// What is logged with so many `--verbose`. A daemon's audit log is on unless it was turned off.
+    /// What is logged with so many `--verbose`. A daemon's audit log is on unless it was turned
+    /// off.
     pub(crate) fn targets(&self, verbose: u8, is_daemon: bool) -> Targets {
         let level = match verbose {
             0 => LevelFilter::WARN,

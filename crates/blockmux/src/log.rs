@@ -1,7 +1,7 @@
 //! The log on standard error.
 //!
-//! A thread of its own writes it: whoever reads may be slow or gone, and what peers do wrong makes lines. Neither may
-//! hold up a core, so lines that find no room are counted instead.
+//! A thread of its own writes it: whoever reads may be slow or gone, and what peers do wrong makes
+//! lines. Neither may hold up a core, so lines that find no room are counted instead.
 
 use crate::privileges;
 use crate::repeats::{Repeats, WINDOW};
@@ -29,7 +29,8 @@ enum Message {
 }
 
 impl Log {
-    /// Starts the thread. With `has_time` each line begins with its time, as RFC 3339 has it, in UTC.
+    /// Starts the thread. With `has_time` each line begins with its time, as RFC 3339 has it, in
+    /// UTC.
     pub(crate) fn start(has_time: bool) -> io::Result<Log> {
         let (queue, messages) = mpsc::sync_channel(QUEUE_LINES);
         let left_out = Arc::new(AtomicU64::new(0));
@@ -102,8 +103,8 @@ fn write_out(messages: &Receiver<Message>, left_out: &AtomicU64, has_time: bool)
     }
 }
 
-/// On a terminal a line takes the place of a progress bar that stands there, which is drawn again below it. All goes out in
-/// one piece, as standard output may be the same file.
+/// On a terminal a line takes the place of a progress bar that stands there, which is drawn again
+/// below it. All goes out in one piece, as standard output may be the same file.
 fn write_line(is_terminal: bool, line: &[u8], time: Option<Timestamp>) -> io::Result<()> {
     let clear = if is_terminal { "\r\x1b[K" } else { "" };
     // Lines begin with a space where a level is short.

@@ -5,8 +5,8 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::path::{Path, PathBuf};
 
-/// What of main memory this process may use, in bytes: less than there is in a container; with a limit of its own, what is
-/// left of that.
+/// What of main memory this process may use, in bytes: less than there is in a container; with a
+/// limit of its own, what is left of that.
 pub(crate) fn memory_bytes() -> u64 {
     let system = rustix::system::sysinfo();
     let installed = (system.totalram as u64).saturating_mul(system.mem_unit.into());
@@ -50,8 +50,8 @@ fn cached_of(stat: &str) -> u64 {
     sum("active_file").saturating_add(sum("inactive_file"))
 }
 
-/// The least limit of the control groups that `membership`, a file `/proc/PID/cgroup`, names, and of those above them.
-/// In a container its own group may be the topmost that is to be seen.
+/// The least limit of the control groups that `membership`, a file `/proc/PID/cgroup`, names, and
+/// of those above them. In a container its own group may be the topmost that is to be seen.
 fn group_limit(root: &Path, membership: &str) -> Option<u64> {
     limit_files(root, membership).filter_map(|file| read(&file).trim().parse().ok()).min()
 }
@@ -129,8 +129,9 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
 
-/// What tells this machine from others: two of them that serve a volume of one name must not look like two paths to one
-/// volume, which some initiators would then use as that. Empty if it has none.
+/// What tells this machine from others: two of them that serve a volume of one name must not look
+/// like two paths to one volume, which some initiators would then use as that. Empty if it has
+/// none.
 pub(crate) fn machine_id() -> String {
     read(Path::new("/etc/machine-id")).trim().to_owned()
 }

@@ -1,7 +1,7 @@
 //! The one binary: serves, reaches and measures block volumes.
 //!
-//! A subcommand is one module with its `Args` and its `run`, and one variant of [`Command`]. Whatever goes wrong is one
-//! line on standard error, see [`failure`].
+//! A subcommand is one module with its `Args` and its `run`, and one variant of [`Command`].
+//! Whatever goes wrong is one line on standard error, see [`failure`].
 #![forbid(unsafe_code)]
 
 mod address;
@@ -18,7 +18,6 @@ mod log;
 mod machine;
 mod open;
 mod output;
-mod patience;
 mod poll;
 mod privileges;
 mod protocol;
@@ -28,6 +27,7 @@ mod regular;
 mod repeats;
 mod report;
 mod reset;
+mod retry;
 mod serve;
 mod show;
 mod signals;
@@ -50,7 +50,8 @@ struct Cli {
     /// Say more on standard error; -vv says even more
     #[arg(short, long, action = ArgAction::Count, global = true, display_order = BEFORE_HELP)]
     verbose: u8,
-    /// Log levels by area: audit, protocol, initiator, volume, control [e.g. protocol=debug,audit=off]
+    /// Log levels by area: audit, protocol, initiator, volume, control [e.g.
+    /// protocol=debug,audit=off]
     #[arg(long, value_name = "AREA=LEVEL,...", global = true, display_order = BEFORE_HELP)]
     log: Option<Levels>,
     #[command(subcommand)]

@@ -5,10 +5,10 @@ use crate::failure::Failure;
 use crate::image_format::format_of;
 use crate::machine::{available_memory_bytes, memory_bytes};
 use crate::output::shell_word;
-use crate::patience::patiently;
 use crate::privileges;
 use crate::reach;
 use crate::records;
+use crate::retry::retry_while_held;
 use blockmux_engine::file::{BlockOptions, FileOptions, FileVolume, OpenError};
 use blockmux_engine::memory::map_pages;
 use blockmux_engine::populate;
@@ -46,7 +46,8 @@ pub(crate) struct Opened {
 pub(crate) struct Use<'a> {
     /// What will be done with it.
     pub(crate) access: Access,
-    /// Connections of each core to a remote volume, where its URL says nothing and its server lets several be used.
+    /// Connections of each core to a remote volume, where its URL says nothing and its server lets
+    /// several be used.
     pub(crate) connections: u32,
     /// It may be given a larger size later, so that a RAM volume keeps addresses for that.
     pub(crate) may_grow: bool,
@@ -122,7 +123,7 @@ pub(crate) fn open(spec: &Spec, how: Use<'_>) -> Result<Opened, Failure> {
             let format = check_format("block", &block.path, block.is_raw, data.clone(), how)?;
             let options =
                 BlockOptions { direct: block.direct, read_only: block.read_only || how.is_read_only() };
-            let volume = patiently(|| FileVolume::open_block(&block.path, options), is_held);
+            let volume = retry_while_held(|| FileVolume::open_block(&block.path, options), is_held);
             let volume = volume.map_err(|error| cannot_open(error, how))?;
             note_raw(format, &volume, data.as_ref(), how);
             Ok(local(Arc::new(volume), false, data))
@@ -147,7 +148,8 @@ pub(crate) fn open(spec: &Spec, how: Use<'_>) -> Result<Opened, Failure> {
 
 fn open_mem(spec: &Spec, mem: MemSpec, how: Use<'_>) -> Result<Arc<dyn Volume>, Failure> {
     let size = mem.size;
-    // Untouched blocks cost nothing but their states, so a volume may be larger than memory, within reason.
+    // Untouched blocks cost nothing but their states, so a volume may be larger than memory, within
+    // reason.
     let most = memory_bytes().saturating_mul(MEMORY_TIMES);
     let refuse = || {
         no_addresses(spec, size).unwrap_or_else(|| {
@@ -166,7 +168,8 @@ fn open_mem(spec: &Spec, mem: MemSpec, how: Use<'_>) -> Result<Arc<dyn Volume>, 
     Ok(Arc::new(MemVolume::within(pages, size)))
 }
 
-/// Populates the first `len` bytes as far as memory allows, and has all page faults that are left bring in small pages.
+/// Populates the first `len` bytes as far as memory allows, and has all page faults that are left
+/// bring in small pages.
 fn populate_mem(spec: &Spec, pages: &Arc<Pages>, len: usize, populate: Populate) {
     let free = available_memory_bytes().saturating_sub(populate::pending_bytes());
     let share = usize::try_from(free / POPULATED_SHARE).unwrap_or(usize::MAX);
@@ -191,7 +194,8 @@ fn populate_mem(spec: &Spec, pages: &Arc<Pages>, len: usize, populate: Populate)
     populate::populate_behind(pages, done, wanted, privileges::give_up_all);
 }
 
-/// That a RAM volume of so many bytes fails by the limit of address space; `None` if that leaves room for it.
+/// That a RAM volume of so many bytes fails by the limit of address space; `None` if that leaves
+/// room for it.
 fn no_addresses(spec: &Spec, size: u64) -> Option<Failure> {
     let left = address_space_left().filter(|left| *left < size)?;
     Some(Failure::request(format!(
@@ -216,7 +220,7 @@ fn open_file(file: &FileSpec, how: Use<'_>) -> Result<FileVolume, Failure> {
         read_only: file.read_only || how.is_read_only(),
         create: true,
     };
-    let opened = patiently(|| FileVolume::open(&file.path, options), is_held);
+    let opened = retry_while_held(|| FileVolume::open(&file.path, options), is_held);
     let volume = opened.map_err(|error| match error {
         OpenError::Missing(path) if options.read_only => {
             Failure::request(format!("file:{}: does not exist; check its path", path.display()))
@@ -231,8 +235,8 @@ fn open_file(file: &FileSpec, how: Use<'_>) -> Result<FileVolume, Failure> {
     Ok(volume)
 }
 
-/// Refuses an image in a format of its own, whose bytes are not the disk's, unless clients can have written what it begins
-/// with; answers what it looks like.
+/// Refuses an image in a format of its own, whose bytes are not the disk's, unless clients can have
+/// written what it begins with; answers what it looks like.
 fn check_format(
     kind: &str,
     path: &Path,
@@ -261,8 +265,8 @@ fn check_format(
     )))
 }
 
-/// Notes that clients can write a file or device that is in no format of its own, so that it is served again whatever they
-/// write.
+/// Notes that clients can write a file or device that is in no format of its own, so that it is
+/// served again whatever they write.
 fn note_raw(format: Option<&str>, volume: &dyn Volume, data: Option<&DataKey>, how: Use<'_>) {
     let (Some(state), Some(data)) = (how.state, data) else { return };
     let note = raw_note(state, data);

@@ -6,7 +6,8 @@ use blockmux_volume::units::human_size;
 use std::borrow::Cow;
 use std::io::{ErrorKind, Write};
 
-/// Writes `text` and a newline, at once. A reader that has gone is no failure: it has what it wanted.
+/// Writes `text` and a newline, at once. A reader that has gone is no failure: it has what it
+/// wanted.
 pub(crate) fn print(text: impl std::fmt::Display) -> Result<(), Failure> {
     let mut stdout = std::io::stdout().lock();
     match writeln!(stdout, "{text}").and_then(|()| stdout.flush()) {
@@ -28,7 +29,8 @@ pub(crate) fn without_passwords(written: &str) -> String {
     spec.map_or_else(|| written.to_owned(), |spec| spec.to_string())
 }
 
-/// `text` without what stands where passwords stand in URLs: a message may quote a URL that could not be read as one.
+/// `text` without what stands where passwords stand in URLs: a message may quote a URL that could
+/// not be read as one.
 pub(crate) fn masked(text: &str) -> String {
     let words = text.split(' ').map(|word| {
         let Some((before, rest)) = word.split_once('%') else { return Cow::from(word) };
@@ -52,8 +54,8 @@ pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     text.chars().map(escape).collect::<String>().into()
 }
 
-/// `text`, or its beginning and its end where it is long: a server's words must not fill the screen, and what to do is
-/// said last.
+/// `text`, or its beginning and its end where it is long: a server's words must not fill the
+/// screen, and what to do is said last.
 pub(crate) fn shortened(text: &str) -> Cow<'_, str> {
     let count = text.chars().count();
     if count <= MAX_LINE {

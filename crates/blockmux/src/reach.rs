@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use crate::protocol::{PROTOCOLS, Remote};
 use blockmux_engine::blocking::BlockingConnectError;
 use blockmux_engine::socket::Address;
-use blockmux_proto::iscsi::url::{MAX_PORTALS, HostPort, Portals};
+use blockmux_proto::iscsi::url::{HostPort, MAX_PORTALS, Portals};
 use blockmux_volume::spec;
 use std::fmt::Display;
 use std::net::ToSocketAddrs;
@@ -42,8 +42,8 @@ pub(crate) fn addresses(url: impl Display, (host, port): &HostPort) -> Result<Ve
     Ok(found.map(Address::Tcp).collect())
 }
 
-/// The paths beside the first portal: of each by the first address that its name has, and those that were `found`, as many
-/// as may be.
+/// The paths beside the first portal: of each by the first address that its name has, and those
+/// that were `found`, as many as may be.
 pub(crate) fn further(
     url: impl Display,
     portals: &Portals,
@@ -67,7 +67,8 @@ pub(crate) fn beside(address: &Address, further: &[Address]) -> Vec<Address> {
     others.cloned().collect()
 }
 
-/// A URL that names a server alone, where a volume is to be used; `path` is what volumes have there.
+/// A URL that names a server alone, where a volume is to be used; `path` is what volumes have
+/// there.
 pub(crate) fn names_no(what: &str, url: impl Display, path: &str) -> Failure {
     let url = url.to_string();
     let (place, query) = url.split_at(url.find('?').unwrap_or(url.len()));
@@ -81,8 +82,8 @@ pub(crate) fn timeout(time: Duration) -> Option<Duration> {
     (!time.is_zero()).then_some(time)
 }
 
-/// Asks every address of a server in turn, until one gives an answer, even if that is no; the last error when all are
-/// out of reach.
+/// Asks every address of a server in turn, until one gives an answer, even if that is no; the last
+/// error when all are out of reach.
 pub(crate) fn ask_each<T, R>(
     url: impl Display,
     addresses: &[Address],

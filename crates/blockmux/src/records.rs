@@ -1,7 +1,7 @@
 //! What `log:` writes down.
 //!
-//! A thread of its own writes: a disk that is busy, or a reader who takes a breath, must not hold up a core. Records that
-//! find no room are counted, and the count stands where they would have.
+//! A thread of its own writes: a disk that is busy, or a reader who takes a breath, must not hold
+//! up a core. Records that find no room are counted, and the count stands where they would have.
 
 use crate::failure::Failure;
 use crate::privileges;

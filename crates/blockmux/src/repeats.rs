@@ -1,8 +1,8 @@
 //! What the log leaves out because it was said before.
 //!
-//! A peer can do the same wrong thing thousands of times a second, and so can a device that fails; and the disk that
-//! keeps the log has an end. Lines that differ only in the peer's port, or in the place on a volume, are alike: a few
-//! are written, and the rest of some seconds is counted.
+//! A peer can do the same wrong thing thousands of times a second, and so can a device that fails;
+//! and the disk that keeps the log has an end. Lines that differ only in the peer's port, or in the
+//! place on a volume, are alike: a few are written, and the rest of some seconds is counted.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -57,7 +57,8 @@ impl Repeats {
     }
 }
 
-/// The line up to the port of the peer that it names, or to the place on a volume; all of it if it names none.
+/// The line up to the port of the peer that it names, or to the place on a volume; all of it if it
+/// names none.
 fn kind_of(line: &[u8]) -> &[u8] {
     if let Some(begin) = line.windows(PLACE.len()).rposition(|window| window == PLACE) {
         return line.get(..begin).unwrap_or(line);
@@ -80,7 +81,8 @@ fn is_session(line: &[u8]) -> bool {
 const SESSION: [&[u8]; 4] = [b" login ", b" logout: ", b" connection lost: ", b" reservation change"];
 /// In bytes.
 const LEVEL_LEN: usize = 24;
-/// Lines of sessions that are alike and written within [`WINDOW`]: a storm of logins after a restart, and no flood.
+/// Lines of sessions that are alike and written within [`WINDOW`]: a storm of logins after a
+/// restart, and no flood.
 const MOST_SESSIONS: u32 = 1000;
 /// The line for those beyond [`MOST_KINDS`].
 const OTHERS: &[u8] = b" WARN lines of other kinds are left out";

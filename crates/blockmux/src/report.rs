@@ -55,8 +55,8 @@ fn read(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-/// What tells a file's rows from another's. Every bench calls its file alike, so the directory says more, and a row's
-/// name has little room.
+/// What tells a file's rows from another's. Every bench calls its file alike, so the directory says
+/// more, and a row's name has little room.
 fn label(path: &Path) -> String {
     let directory =
         path.parent().filter(|parent| path.ends_with("bench.json") && parent.file_name().is_some());

@@ -16,7 +16,8 @@ pub(crate) struct ResetArgs {
     what: What,
 }
 
-/// What a target is asked to do: the task management functions of RFC 7143 that are about no single task.
+/// What a target is asked to do: the task management functions of RFC 7143 that are about no single
+/// task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum What {
     /// LOGICAL UNIT RESET: end all commands of everybody there

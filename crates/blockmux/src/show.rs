@@ -8,7 +8,8 @@ use blockmux_lab::{fio_json, page, table};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
-/// Makes the report's directory. Whether it can be made is found out before minutes of measuring and not after.
+/// Makes the report's directory. Whether it can be made is found out before minutes of measuring
+/// and not after.
 ///
 /// # Errors
 /// If it cannot be made.
@@ -19,8 +20,8 @@ pub(crate) fn make_directory(report: &Path) -> Result<(), Failure> {
     })
 }
 
-/// Writes the report into that directory, if there shall be one, and prints the JSON, or the table and where the
-/// report is.
+/// Writes the report into that directory, if there shall be one, and prints the JSON, or the table
+/// and where the report is.
 ///
 /// # Errors
 /// If one of them cannot be written.

@@ -11,8 +11,8 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{fs, io, thread};
 
-/// Turns SIGTERM, SIGINT and SIGHUP into events; one more of them ends the process at once, with status 1, and removes
-/// what [`leaves`] has named.
+/// Turns SIGTERM, SIGINT and SIGHUP into events; one more of them ends the process at once, with
+/// status 1, and removes what [`leaves`] has named.
 ///
 /// A SIGHUP that whoever started the process has it ignore, as nohup does, stays ignored.
 ///
@@ -62,7 +62,8 @@ fn is_ignored(signal: i32) -> bool {
     mask >> (signal - 1) & 1 == 1
 }
 
-/// A write beyond the limit of a file's size fails like any other that finds no room; it does not end the process.
+/// A write beyond the limit of a file's size fails like any other that finds no room; it does not
+/// end the process.
 pub(crate) fn outlive_file_limit() -> io::Result<()> {
     flag::register(SIGXFSZ, Arc::default()).map(|_| ())
 }

@@ -7,7 +7,7 @@ use crate::frames::{QueueId, Side, blocking};
 use crate::reactor::EngineCore;
 use crate::sessions::Sessions;
 use blockmux_proto::aoe::AoeAddress;
-use blockmux_proto::aoe::client::{Config, AtaDisk, InitiatorSession};
+use blockmux_proto::aoe::client::{AtaDisk, Config, InitiatorSession};
 use blockmux_proto::aoe::discovery::{AoeDiscoverySession, Found};
 use blockmux_proto::aoe::server::{DoubleAddress, TargetSession};
 use blockmux_proto::aoe::unit::AoeUnit;
@@ -27,7 +27,7 @@ pub struct AoeEndpoint {
     /// Its address there.
     pub address: AoeAddress,
     /// How long nothing may be heard of it before I/O fails.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 /// Why disks cannot be served.
@@ -74,8 +74,8 @@ pub struct Described {
     pub stations: Vec<(String, u8)>,
 }
 
-/// Serves disks at some interfaces, on this core: its share of what comes there. The other shares are other cores', of
-/// the same units. `sessions` lists the stations that use them.
+/// Serves disks at some interfaces, on this core: its share of what comes there. The other shares
+/// are other cores', of the same units. `sessions` lists the stations that use them.
 ///
 /// # Errors
 /// If an interface cannot be opened, or two disks have one address.
@@ -97,7 +97,7 @@ pub fn serve(
 /// If it does not answer.
 pub fn connect(endpoint: AoeEndpoint) -> Result<AoeVolume, AoeConnectError> {
     let disk = describe(&endpoint)?.disk;
-    Ok(AoeVolume::new(endpoint.interfaces, endpoint.address, disk.volume_info(), endpoint.patience))
+    Ok(AoeVolume::new(endpoint.interfaces, endpoint.address, disk.volume_info(), endpoint.timeout))
 }
 
 /// Describes one disk.
@@ -109,7 +109,7 @@ pub fn describe(endpoint: &AoeEndpoint) -> Result<Described, AoeConnectError> {
     let queue_id = QueueId::claim(*address);
     let queue_id = queue_id.map_err(|error| AoeConnectError::Crowded { address: *address, error })?;
     let QueueId { id, first, .. } = queue_id;
-    let config = Config { address: *address, patience: ANSWER_TIMEOUT, id, first };
+    let config = Config { address: *address, timeout: ANSWER_TIMEOUT, id, first };
     let mut session = InitiatorSession::new(config, Pool::new(POOL), Instant::now());
     let side = Side::Initiator { id };
     let asked = Instant::now();
@@ -128,7 +128,8 @@ pub fn describe(endpoint: &AoeEndpoint) -> Result<Described, AoeConnectError> {
     Ok(Described { disk, stations: stations.collect() })
 }
 
-/// Lists the disks that answer at some interfaces within a while, and how many more there were than we keep.
+/// Lists the disks that answer at some interfaces within a while, and how many more there were than
+/// we keep.
 ///
 /// # Errors
 /// If an interface cannot be opened.

@@ -1,9 +1,10 @@
-//! The audit log: one line for every login, refusal, logout, reservation change and lost connection.
+//! The audit log: one line for every login, refusal, logout, reservation change and lost
+//! connection.
 //!
-//! Sessions say what happened ([`AuditEvent`]), and this adds the peer's address. The text that is the same for every
-//! peer comes first, then protocol and address, then what the peer itself has sent: whoever bounds repeated lines
-//! compares the part before the port, and no peer can make two of its lines differ there.
-//! See `docs/decisions/0038-one-event-for-every-audit-line.md`.
+//! Sessions say what happened ([`AuditEvent`]), and this adds the peer's address. The text that is
+//! the same for every peer comes first, then protocol and address, then what the peer itself has
+//! sent: whoever bounds repeated lines compares the part before the port, and no peer can make two
+//! of its lines differ there. See `docs/decisions/0038-one-event-for-every-audit-line.md`.
 
 use crate::sessions::{Session, Sessions};
 use blockmux_proto::event::{AuditEvent, Login};

@@ -1,4 +1,5 @@
-//! A session driven from an ordinary thread: for the one exchange of a log-in, where nothing else runs.
+//! A session driven from an ordinary thread: for the one exchange of a log-in, where nothing else
+//! runs.
 
 use crate::connection::Broken;
 use crate::secure::Secure;
@@ -91,7 +92,8 @@ impl<S: StreamConnections> OneStream for FirstOf<'_, S> {
 /// Connects and runs `session` until `done` says so or the session is over.
 ///
 /// # Errors
-/// If the target cannot be reached, leaves, has not told all within `timeout`, or breaks the protocol.
+/// If the target cannot be reached, leaves, has not told all within `timeout`, or breaks the
+/// protocol.
 pub fn run_session<S: OneStream>(
     address: &Address,
     session: &mut S,
@@ -101,7 +103,8 @@ pub fn run_session<S: OneStream>(
     run_secured(address, None, session, timeout, done)
 }
 
-/// The same over a connection that is secured, if it is to be.
+/// Drives a session over a blocking socket as [`run_session`] does, secured with TLS if it is to
+/// be.
 ///
 /// # Errors
 /// As for [`run_session`], and if there is no secure connection to be had.

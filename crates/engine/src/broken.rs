@@ -16,7 +16,8 @@ pub enum Broken {
     /// There is no secure connection with the peer.
     #[error("peer {0}")]
     Tls(#[from] TlsError),
-    /// The keys of a secure connection cannot go on, which is nobody's fault: another connection has others.
+    /// The keys of a secure connection cannot go on, which is nobody's fault: another connection
+    /// has others.
     #[error("{0}")]
     Keys(&'static str),
     /// The peer holds buffers that others need.

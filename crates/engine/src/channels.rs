@@ -1,15 +1,15 @@
 //! The channels of a target session: one to each volume that it uses, opened at the first I/O.
 //!
-//! What a session may do in one turn is bounded in rounds and in bytes. A command of several steps leads from one I/O to
-//! the next for as long as it lasts, and a few bytes from a peer can ask for gigabytes of them: WRITE SAME, VERIFY with
-//! one block for all, EXTENDED COPY. On a volume in RAM all of that would be done at once, and everybody else on the core
-//! would wait for it.
+//! What a session may do in one turn is bounded in rounds and in bytes. A command of several steps
+//! leads from one I/O to the next for as long as it lasts, and a few bytes from a peer can ask for
+//! gigabytes of them: WRITE SAME, VERIFY with one block for all, EXTENDED COPY. On a volume in RAM
+//! all of that would be done at once, and everybody else on the core would wait for it.
 
 use crate::reactor::Progress;
 use crate::sessions::Session;
 use blockmux_proto::exports::{Exports, VolumeId};
-use blockmux_proto::served::{Left, MOST_LEFT, Meter, Served};
 use blockmux_proto::session::Target;
+use blockmux_proto::volume_state::{MAX_ORPHANS, Meter, OrphanedUser, VolumeState};
 use blockmux_volume::{Channel, Completion, Core, IoError, Output, Waker};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -40,9 +40,9 @@ struct OpenChannel {
     meter: Meter,
     /// What it has not completed.
     in_flight: u32,
-    served: Arc<Served>,
+    served: Arc<VolumeState>,
     /// The peer has gone and this has not ended.
-    left: Option<Left>,
+    left: Option<OrphanedUser>,
 }
 
 impl Channels {
@@ -91,20 +91,21 @@ impl Channels {
     pub(crate) fn leave(&mut self) {
         self.session = None;
         for open in self.open.iter_mut().filter(|open| open.in_flight > 0 && open.left.is_none()) {
-            open.left = Some(open.served.leave());
-            if open.served.left_behind() == MOST_LEFT
+            open.left = Some(open.served.orphan());
+            if open.served.orphans() == MAX_ORPHANS
                 && let Some(export) = self.exports.get(open.volume)
             {
                 let name = &export.name;
                 warn!(
-                    "{name}: {MOST_LEFT} connections are gone whose I/O has not ended; no more are taken until some has"
+                    "{name}: {MAX_ORPHANS} connections are gone whose I/O has not ended; no more are taken until some has"
                 );
             }
         }
     }
 
-    /// Hands I/O of the session to its channel and completions back. A completion may lead to the next I/O, as with
-    /// commands of several steps: there is more to do if that still goes on after so many rounds, or so many bytes.
+    /// Hands I/O of the session to its channel and completions back. A completion may lead to the
+    /// next I/O, as with commands of several steps: there is more to do if that still goes on after
+    /// so many rounds, or so many bytes.
     #[inline]
     pub(crate) fn move_io(&mut self, session: &mut impl Target, now: Instant) -> Progress {
         if self.exports.changes() != self.seen && self.is_idle() {
@@ -143,8 +144,8 @@ impl Channels {
         Progress::More
     }
 
-    /// Submits and cancels what the session wants; answers whether anything was submitted. `left` bytes may be: what
-    /// goes beyond is not cut, but nothing follows it.
+    /// Submits and cancels what the session wants; answers whether anything was submitted. `left`
+    /// bytes may be: what goes beyond is not cut, but nothing follows it.
     #[inline]
     fn submit_io(&mut self, session: &mut impl Target, now: Instant, left: &mut u64) -> bool {
         let before = self.submitted;
@@ -172,8 +173,8 @@ impl Channels {
         self.submitted > before
     }
 
-    /// Gives the session what has completed, the oldest first. With `left` bytes of data the rest waits: what a session
-    /// makes of data, such as comparing it, takes its time.
+    /// Gives the session what has completed, the oldest first. With `left` bytes of data the rest
+    /// waits: what a session makes of data, such as comparing it, takes its time.
     #[inline]
     fn hand_back(&mut self, session: &mut impl Target, now: Instant, left: &mut u64) {
         let mut count = 0;
@@ -213,8 +214,8 @@ impl Channels {
 
 /// Others get their turn after so many rounds of I/O that each led to the next.
 const ROUNDS_PER_TURN: u32 = 16;
-/// The same after so many bytes: at the rate of memory, a fraction of a millisecond. All that a deep queue of short
-/// requests asks for at once is less.
+/// Others get their turn after so many bytes of I/O: at the rate of memory, a fraction of a
+/// millisecond. All that a deep queue of short requests asks for at once is less.
 const BYTES_PER_TURN: u64 = 2 << 20;
 
 #[cfg(test)]
@@ -345,7 +346,7 @@ mod tests {
         let open = || Channels::new(exports.clone(), core.clone(), Waker::idle());
         let mut early = (open(), Endless::new(1, 512));
         early.0.move_io(&mut early.1, Instant::now());
-        let mut left: Vec<_> = (0..MOST_LEFT).map(|_| (open(), Endless::new(1, 512))).collect();
+        let mut left: Vec<_> = (0..MAX_ORPHANS).map(|_| (open(), Endless::new(1, 512))).collect();
         for (channels, session) in &mut left {
             assert!(served.takes_users());
             channels.move_io(session, Instant::now());
@@ -354,7 +355,7 @@ mod tests {
         }
         let mut refused = (open(), Endless::new(1, 512));
         refused.0.move_io(&mut refused.1, Instant::now());
-        assert_eq!((served.left_behind(), refused.1.refused), (MOST_LEFT, 1));
+        assert_eq!((served.orphans(), refused.1.refused), (MAX_ORPHANS, 1));
         // Who was there before goes on.
         early.1.queue.push_back(Io::new(Tag(1), Op::Read, 0, 512));
         early.0.move_io(&mut early.1, Instant::now());
@@ -364,7 +365,7 @@ mod tests {
         taken.0.move_io(&mut taken.1, Instant::now());
         assert_eq!((taken.1.begun, taken.1.refused), (512, 0));
         drop(left);
-        assert_eq!(served.left_behind(), 0);
+        assert_eq!(served.orphans(), 0);
     }
 
     #[test]

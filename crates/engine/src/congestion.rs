@@ -7,7 +7,8 @@ use std::io;
 use std::os::fd::AsFd;
 use std::str::FromStr;
 
-/// The name of a congestion control algorithm, as `net.ipv4.tcp_available_congestion_control` lists it.
+/// The name of a congestion control algorithm, as `net.ipv4.tcp_available_congestion_control` lists
+/// it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Congestion(String);
 
@@ -38,8 +39,9 @@ impl Congestion {
         self.0.starts_with("bbr")
     }
 
-    /// Sets it for a TCP socket. Sockets that a listener accepts inherit it. To be called before the socket connects: a
-    /// socket that was connected with `bbr` is paced for the rest of its life, whatever is set later.
+    /// Sets it for a TCP socket. Sockets that a listener accepts inherit it. To be called before
+    /// the socket connects: a socket that was connected with `bbr` is paced for the rest of its
+    /// life, whatever is set later.
     ///
     /// # Errors
     /// As `setsockopt(2)`, `TCP_CONGESTION`.

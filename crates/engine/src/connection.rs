@@ -1,15 +1,16 @@
 //! A socket on one side, a session on the other.
 //!
-//! A turn is: parse what is there, receive once, parse that, and later send all that has queued up with one gathering
-//! call. Receiving goes into a large [`Chunk`], from which sessions lend payload on; payload too large for that goes
-//! straight to where the session wants it. An idle connection holds no buffer at all.
+//! A turn is: parse what is there, receive once, parse that, and later send all that has queued up
+//! with one gathering call. Receiving goes into a large [`Chunk`], from which sessions lend payload
+//! on; payload too large for that goes straight to where the session wants it. An idle connection
+//! holds no buffer at all.
 //!
 //! A connection may be secured ([`Secure`]); the session is told when it is, and sees plain bytes.
 
 mod secured;
 
 pub use crate::broken::Broken;
-use crate::host::{ByteStream, StreamEnd, Host};
+use crate::host::{ByteStream, Host, StreamEnd};
 use crate::reactor::EngineCore;
 use crate::secure::Secure;
 use blockmux_proto::session::{Demand, MAX_DEMAND, ProtocolError, StreamSession};
@@ -87,7 +88,7 @@ impl<H: Host> Connection<H> {
         }
     }
 
-    /// The same for a stream of which `unread` was received before.
+    /// A connection over a stream of which `unread` was received before.
     #[must_use]
     pub fn resumed(stream: H::Stream, unread: &[u8], core: &Rc<H>, waker: &Waker) -> Connection<H> {
         let mut connection = Connection::new(stream, core, waker);
@@ -101,7 +102,7 @@ impl<H: Host> Connection<H> {
         connection
     }
 
-    /// The same with TLS under the session.
+    /// Puts TLS under the session, if there is any.
     #[must_use]
     pub fn secured(mut self, secure: Option<Secure>) -> Connection<H> {
         self.secure = secure.map(Box::new);
@@ -141,7 +142,8 @@ impl<H: Host> Connection<H> {
     /// Feeds the session what is there, receiving at most once.
     ///
     /// # Errors
-    /// If the socket failed or the peer broke the protocol; what the session's outbox holds is worth sending still.
+    /// If the socket failed or the peer broke the protocol; what the session's outbox holds is
+    /// worth sending still.
     #[inline]
     pub fn receive<S: StreamSession>(&mut self, session: &mut S) -> Result<Inflow, Broken> {
         let mut inflow = Inflow::Empty;
@@ -157,7 +159,8 @@ impl<H: Host> Connection<H> {
                     return Ok(Inflow::Blocked);
                 }
                 Feed::Closed => {
-                    // What still comes is left where it is: to be told of it would be a turn for nothing.
+                    // What still comes is left where it is: to be told of it would be a turn for
+                    // nothing.
                     self.wants_input = false;
                     return Ok(Inflow::Finished);
                 }
@@ -192,8 +195,8 @@ impl<H: Host> Connection<H> {
         }
     }
 
-    /// Sends what it can of what the session has to send; answers whether any went. What has been sent may make room for
-    /// more, so the session is asked again each time.
+    /// Sends what it can of what the session has to send; answers whether any went. What has been
+    /// sent may make room for more, so the session is asked again each time.
     ///
     /// # Errors
     /// If the peer is gone.
@@ -224,7 +227,8 @@ impl<H: Host> Connection<H> {
         Ok(any)
     }
 
-    /// Asks the ring for whatever the connection is waiting for, and gives its buffer back if it is empty.
+    /// Asks the ring for whatever the connection is waiting for, and gives its buffer back if it is
+    /// empty.
     pub fn park(&mut self) {
         if self.wants_input && !self.has_ended {
             self.stream.wake_when_readable(&self.watch);
@@ -273,7 +277,8 @@ impl<H: Host> Connection<H> {
         Ok(())
     }
 
-    /// The same if there is another deadline than the one that is kept, which in most turns there is not.
+    /// Checks the session's deadline if it is another than the one that is kept, which in most
+    /// turns it is not.
     ///
     /// # Errors
     /// If the peer missed it.
@@ -375,9 +380,10 @@ impl<H: Host> Connection<H> {
         }
     }
 
-    /// Sees to a chunk of `len` bytes in which `wanted` bytes in one piece fit, and not much less than a whole one is
-    /// spare. When the pool has no whole one, the heap gives just enough: a connection that cannot receive would neither finish what
-    /// holds the buffers nor notice that its peer has gone.
+    /// Sees to a chunk of `len` bytes in which `wanted` bytes in one piece fit, and not much less
+    /// than a whole one is spare. When the pool has no whole one, the heap gives just enough: a
+    /// connection that cannot receive would neither finish what holds the buffers nor notice that
+    /// its peer has gone.
     #[inline]
     fn make_room(&mut self, wanted: usize, len: usize) {
         let mut unread = 0;
@@ -386,7 +392,8 @@ impl<H: Host> Connection<H> {
             chunk.recycle();
             unread = chunk.unread().len();
             let missing = wanted.saturating_sub(unread);
-            // A longer one than it should be goes as soon as it is empty, which before a place it is.
+            // A longer one than it should be goes as soon as it is empty, which before a place it
+            // is.
             let is_too_long = chunk.capacity() > len && unread == 0;
             if !is_too_long && chunk.room() >= missing.max(len / ROOM) {
                 return;
@@ -443,23 +450,27 @@ enum Feed {
 
 const CUT: ProtocolError =
     ProtocolError { what: "left in the middle of a message", reference: "a message is sent whole" };
-/// A receive buffer: deep writes want 128 KiB or more, and a parser never needs half of it in one piece.
+/// A receive buffer: deep writes want 128 KiB or more, and a parser never needs half of it in one
+/// piece.
 const CHUNK: usize = 256 << 10;
 const _: () = assert!(CHUNK >= 2 * MAX_DEMAND);
-/// What is received at once by a core that sleeps when it is idle. By the time it is awake, all of a deep queue has come;
-/// were it answered as one, its peer would sleep meanwhile, and both would take turns. Answers to the first part wake it.
-/// Measured with 4 KiB writes at depth 32: 1.3 to 1.4 times the IOPS; a core that spins would lose at depth 128. Of a
-/// queue that is deeper, half of what still waits comes next, since each part costs a wake-up: at depth 128 1.03 to 1.12
-/// times the writes.
+/// What is received at once by a core that sleeps when it is idle. By the time it is awake, all of
+/// a deep queue has come; were it answered as one, its peer would sleep meanwhile, and both would
+/// take turns. Answers to the first part wake it. Measured with 4 KiB writes at depth 32: 1.3 to
+/// 1.4 times the IOPS; a core that spins would lose at depth 128. Of a queue that is deeper, half
+/// of what still waits comes next, since each part costs a wake-up: at depth 128 1.03 to 1.12 times
+/// the writes.
 const AT_ONCE_AFTER_SLEEP: usize = 64 << 10;
 /// Receiving into less than this part of it costs more calls than moving a rest costs.
 const ROOM: usize = 4;
-/// Where a session has most of what comes placed: what lies in the buffer is copied, and the rest is not.
+/// Where a session has most of what comes placed: what lies in the buffer is copied, and the rest
+/// is not.
 const CHUNK_BESIDE_PLACES: usize = SMALL_CHUNK;
 /// A session that wants more than this in one piece gets a whole chunk all the same.
 const WANTED_BESIDE_PLACES: usize = CHUNK_BESIDE_PLACES / 2;
 const SMALL_CHUNK: usize = 4096;
-/// A receive buffer where the pool is short: what a peer has sent and the session does not take stays in it.
+/// A receive buffer where the pool is short: what a peer has sent and the session does not take
+/// stays in it.
 const SHORT_CHUNK: usize = 16 << 10;
 /// Others get their turn after so many gathering calls.
 const SENDS_PER_TURN: usize = 16;

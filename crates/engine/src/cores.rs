@@ -14,14 +14,15 @@ use std::time::{Duration, Instant};
 pub struct CoresConfig {
     /// How many.
     pub count: usize,
-    /// The first core's place among the processors that the process may use, the others following; `None`: the
-    /// scheduler decides.
+    /// The first core's place among the processors that the process may use, the others following;
+    /// `None`: the scheduler decides.
     pub pin_from: Option<usize>,
     /// When they sleep.
     pub policy: PollPolicy,
     /// The most bytes of buffers that each has out at a time.
     pub pool_limit_bytes: usize,
-    /// Congestion control of the TCP connections that they open; `None`: the system's. Listeners have their own.
+    /// Congestion control of the TCP connections that they open; `None`: the system's. Listeners
+    /// have their own.
     pub congestion: Option<Congestion>,
 }
 
@@ -89,13 +90,14 @@ impl Cores {
         (0..self.count()).filter_map(|nth| self.ask(nth, |_| sys::thread_cpu_time())).sum()
     }
 
-    /// Asks every task to finish and waits until all have, at most `grace`; then ends the cores. Answers whether
-    /// all had finished.
+    /// Asks every task to finish and waits until all have, at most `grace`; then ends the cores.
+    /// Answers whether all had finished.
     pub fn stop(self, grace: Duration) -> bool {
         self.stop_or(grace, || {})
     }
 
-    /// The same; when the time is over and not all have finished, calls `late` while everything is still there.
+    /// Stops all cores and waits for `grace`; when that is over and not all have finished, calls
+    /// `late` while everything is still there.
     pub fn stop_or(self, grace: Duration, late: impl FnOnce()) -> bool {
         for thread in &self.threads {
             thread.inbox.send(|core| core.stop());

@@ -1,7 +1,8 @@
-//! What connections need of the core that they live on, so that the same tasks run on sockets and in the simulator.
+//! What connections need of the core that they live on, so that the same tasks run on sockets and
+//! in the simulator.
 //!
-//! [`EngineCore`] with [`Stream`] is the real one; `crate::sim` has the other, for tests. Everything is resolved when compiled,
-//! so the seam costs nothing.
+//! [`EngineCore`] with [`Stream`] is the real one; `crate::sim` has the other, for tests.
+//! Everything is resolved when compiled, so the seam costs nothing.
 
 use crate::ktls;
 use crate::reactor::{EngineCore, PollPolicy, Task, WakeOnEvent};
@@ -47,12 +48,13 @@ pub trait Host: Core + Sized + 'static {
     fn spins(&self) -> bool;
 }
 
-/// A byte stream that never blocks: what cannot be done now fails with [`io::ErrorKind::WouldBlock`].
+/// A byte stream that never blocks: what cannot be done now fails with
+/// [`io::ErrorKind::WouldBlock`].
 pub trait ByteStream: Sized {
     /// Tells a parked task that the stream can move again; dropping it withdraws the wish.
     type Watch;
 
-    /// The same stream for another owner; this one is to be dropped.
+    /// Another handle of the stream, for another owner; this one is to be dropped.
     #[must_use]
     fn share(&self) -> Self;
 
@@ -70,7 +72,8 @@ pub trait ByteStream: Sized {
     /// `None` while connecting goes on.
     fn connect_result(&self) -> Option<io::Result<()>>;
 
-    /// Receives once, at most `most` bytes, into the spare part of `chunk`; 0 at the end of the stream.
+    /// Receives once, at most `most` bytes, into the spare part of `chunk`; 0 at the end of the
+    /// stream.
     ///
     /// # Errors
     /// If nothing is there, or the connection is gone.
@@ -79,8 +82,8 @@ pub trait ByteStream: Sized {
     /// How many bytes could be received now, as far as that is known.
     fn waiting(&self) -> usize;
 
-    /// Receives once into `list` from byte `at` on, then into `chunk`, which is told of its share. Returns how many
-    /// bytes came in all.
+    /// Receives once into `list` from byte `at` on, then into `chunk`, which is told of its share.
+    /// Returns how many bytes came in all.
     ///
     /// # Errors
     /// As for [`ByteStream::receive`].
@@ -92,8 +95,8 @@ pub trait ByteStream: Sized {
     /// If there is no room, or the connection is gone.
     fn send(&mut self, outbox: &mut Outbox) -> io::Result<usize>;
 
-    /// Asks the system to make records of TLS of what is sent, and to open those that come, once it is given keys; until
-    /// then nothing changes.
+    /// Asks the system to make records of TLS of what is sent, and to open those that come, once it
+    /// is given keys; until then nothing changes.
     ///
     /// # Errors
     /// If it cannot.
@@ -101,8 +104,9 @@ pub trait ByteStream: Sized {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Gives it the keys for one direction, at a border between records. From then on only data is sent and received as
-    /// ever: receiving fails with `EIO` where a record of another type is next.
+    /// Gives it the keys for one direction, at a border between records. From then on only data is
+    /// sent and received as ever: receiving fails with `EIO` where a record of another type is
+    /// next.
     ///
     /// # Errors
     /// If it does not take them; some systems take them only once.
@@ -121,8 +125,8 @@ pub trait ByteStream: Sized {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Receives what the next record has, or several of one type, as far as there is room: their content type, and how
-    /// many bytes.
+    /// Receives what the next record has, or several of one type, as far as there is room: their
+    /// content type, and how many bytes.
     ///
     /// # Errors
     /// As for [`ByteStream::receive`].
@@ -211,7 +215,8 @@ impl Host for EngineCore {
 }
 
 impl SocketWatch {
-    /// Wakes the task once when a socket is ready for input or output, or, with other events, has ended.
+    /// Wakes the task once when a socket is ready for input or output, or, with other events, has
+    /// ended.
     pub(crate) fn wake_when(&self, socket: &impl AsRawFd, events: i16) {
         let token = match events {
             libc::POLLIN => TOKEN_INPUT,

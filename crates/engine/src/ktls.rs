@@ -1,7 +1,9 @@
-//! TLS by the Linux kernel (kTLS, `Documentation/networking/tls.rst`): keys for the records of a TCP socket.
+//! TLS by the Linux kernel (kTLS, `Documentation/networking/tls.rst`): keys for the records of a
+//! TCP socket.
 //!
-//! The kernel loads its module `tls` only for who has CAP_NET_ADMIN, which a daemon gives up: [`load`] is called before that.
-//! Where the kernel has no TLS, no socket asks again for a minute, since each might have it look for the module.
+//! The kernel loads its module `tls` only for who has CAP_NET_ADMIN, which a daemon gives up:
+//! [`load`] is called before that. Where the kernel has no TLS, no socket asks again for a minute,
+//! since each might have it look for the module.
 
 use crate::host::Direction;
 use crate::sys::set_option;
@@ -11,7 +13,8 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Has the kernel load its TLS, if it can and may. Without connection a socket is refused only after that.
+/// Has the kernel load its TLS, if it can and may. Without connection a socket is refused only
+/// after that.
 pub fn load() {
     if let Ok(socket) = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None) {
         let _ = set_option(socket.as_raw_fd(), libc::SOL_TCP, libc::TCP_ULP, b"tls");
@@ -53,15 +56,15 @@ pub(crate) fn set_keys(fd: RawFd, direction: Direction, keys: &RecordKeys) -> io
     };
     set_option(fd, libc::SOL_TLS, option, &crypto_info(keys))?;
     if direction == Direction::Receiving {
-        // Records without padding, as everybody makes them, can be opened right where they are received to. Others are
-        // opened once more elsewhere; kernels before 6.0 do that with all.
+        // Records without padding, as everybody makes them, can be opened right where they are
+        // received to. Others are opened once more elsewhere; kernels before 6.0 do that with all.
         let _ = set_option(fd, libc::SOL_TLS, TLS_RX_EXPECT_NO_PAD, &1u32.to_ne_bytes());
     }
     Ok(())
 }
 
-/// `struct tls12_crypto_info_aes_gcm_128`, or `_256`, which have no gaps: version, cipher, the IV without its first four
-/// bytes, the key, those four bytes, the number of the next record.
+/// `struct tls12_crypto_info_aes_gcm_128`, or `_256`, which have no gaps: version, cipher, the IV
+/// without its first four bytes, the key, those four bytes, the number of the next record.
 fn crypto_info(keys: &RecordKeys) -> Vec<u8> {
     let cipher =
         if keys.key.len() == 16 { libc::TLS_CIPHER_AES_GCM_128 } else { libc::TLS_CIPHER_AES_GCM_256 };

@@ -6,12 +6,14 @@
 //!   socket ◀── connection ◀── session ◀── channel                        │
 //!            └───────────────────────────────────────────────────────────┘
 //! ```
-//! A [`reactor::Reactor`] is one core: a thread that runs [`reactor::Task`]s to completion and shares nothing. It
-//! sleeps in its ring, which tells of sockets that became readable, file I/O that completed, and messages from other
-//! threads. Data of sockets moves by plain non-blocking system calls, and data of files through the ring: see
+//! A [`reactor::Reactor`] is one core: a thread that runs [`reactor::Task`]s to completion and
+//! shares nothing. It sleeps in its ring, which tells of sockets that became readable, file I/O
+//! that completed, and messages from other threads. Data of sockets moves by plain non-blocking
+//! system calls, and data of files through the ring: see
 //! `docs/decisions/0001-sockets-by-system-call.md`.
 //!
-//! Unsafe code is in [`sys`], [`ring`], [`memory`], `file::kernel`, `frames::kernel` and `frames::ring` alone.
+//! Unsafe code is in [`sys`], [`ring`], [`memory`], `file::kernel`, `frames::kernel` and
+//! `frames::ring` alone.
 
 pub mod aoe;
 pub mod audit;

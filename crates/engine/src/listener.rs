@@ -18,7 +18,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tracing::warn;
 
-/// Starts serving a connection on the core that it is called on. The permit is held as long as the connection lives.
+/// Starts serving a connection on the core that it is called on. The permit is held as long as the
+/// connection lives.
 pub type Serve = Arc<dyn Fn(&Rc<EngineCore>, Stream, Permit) + Send + Sync>;
 
 /// A bound on the connections of a process; a clone is another handle to it.
@@ -31,7 +32,8 @@ pub struct ConnectionLimit {
     /// Those that are over, whose I/O is not.
     left: Arc<AtomicUsize>,
     half_open: Arc<Mutex<HalfOpen>>,
-    /// Address space that new connections leave to those that are there, in bytes; of it, the pools have some already.
+    /// Address space that new connections leave to those that are there, in bytes; of it, the pools
+    /// have some already.
     kept_space_bytes: u64,
     /// The protocol of this part.
     protocol: &'static str,
@@ -51,8 +53,9 @@ pub struct Permit {
     entered: Option<(Arc<Mutex<HalfOpen>>, Arc<HalfOpenConnection>)>,
 }
 
-/// Connections whose peers have not come through their handshakes. Whoever opens many of them and says nothing must not
-/// keep others out: for a newcomer, the oldest of the source that has most of them is let go.
+/// Connections whose peers have not come through their handshakes. Whoever opens many of them and
+/// says nothing must not keep others out: for a newcomer, the oldest of the source that has most of
+/// them is let go.
 #[derive(Default)]
 struct HalfOpen {
     /// Oldest first; no source is empty.
@@ -60,7 +63,8 @@ struct HalfOpen {
     entered: u64,
 }
 
-/// Where connections come from: the protocol of the listener, and the peer's address, which a Unix socket has not.
+/// Where connections come from: the protocol of the listener, and the peer's address, which a Unix
+/// socket has not.
 type Source = (&'static str, Option<IpAddr>);
 
 /// A connection in its handshake.
@@ -79,10 +83,19 @@ impl HalfOpen {
         self.sources.values().map(VecDeque::len).sum()
     }
 
-    fn enter(&mut self, source: Source, hang_up: impl Fn() + Send + Sync + 'static) -> Arc<HalfOpenConnection> {
+    fn enter(
+        &mut self,
+        source: Source,
+        hang_up: impl Fn() + Send + Sync + 'static,
+    ) -> Arc<HalfOpenConnection> {
         self.entered += 1;
         let is_replaced = AtomicBool::new(false);
-        let entry = Arc::new(HalfOpenConnection { source, hang_up: Box::new(hang_up), number: self.entered, is_replaced });
+        let entry = Arc::new(HalfOpenConnection {
+            source,
+            hang_up: Box::new(hang_up),
+            number: self.entered,
+            is_replaced,
+        });
         self.sources.entry(source).or_default().push_back(entry.clone());
         entry
     }
@@ -134,8 +147,9 @@ impl ConnectionLimit {
         &self.sessions
     }
 
-    /// A bound also on address space, where that has a limit: no further connection is taken when less than so many bytes
-    /// are left, those included that buffers have, so that those that are there do not run out of memory.
+    /// A bound also on address space, where that has a limit: no further connection is taken when
+    /// less than so many bytes are left, those included that buffers have, so that those that are
+    /// there do not run out of memory.
     #[must_use]
     pub fn keeping_space(self, bytes: u64) -> ConnectionLimit {
         ConnectionLimit { kept_space_bytes: bytes, ..self }
@@ -182,8 +196,9 @@ impl ConnectionLimit {
         Some(self.share())
     }
 
-    /// A place for a connection that has just come from `peer` and that `hang_up` cuts. If as many are open as may be, or
-    /// too many are in their handshakes, one of those is cut; `None` if there is none.
+    /// A place for a connection that has just come from `peer` and that `hang_up` cuts. If as many
+    /// are open as may be, or too many are in their handshakes, one of those is cut; `None` if
+    /// there is none.
     #[must_use]
     pub fn admit(&self, peer: Option<IpAddr>, hang_up: impl Fn() + Send + Sync + 'static) -> Option<Permit> {
         let mut half_open = self.half_open.lock().unwrap_or_else(PoisonError::into_inner);
@@ -238,8 +253,8 @@ impl Permit {
 }
 
 impl Permit {
-    /// The peer is gone, and I/O that it has begun may never end. Another connection may have its place; what is kept
-    /// until the I/O ends is counted apart, and bounded for each volume.
+    /// The peer is gone, and I/O that it has begun may never end. Another connection may have its
+    /// place; what is kept until the I/O ends is counted apart, and bounded for each volume.
     pub fn leave(&mut self) {
         if !std::mem::replace(&mut self.has_left, true) {
             self.left.fetch_add(1, Ordering::Relaxed);
@@ -372,8 +387,8 @@ fn is_lack_of_resources(error: &io::Error) -> bool {
 }
 
 const ACCEPTS_PER_TURN: usize = 64;
-/// Connections in their handshakes, of all protocols: fewer than each has room for, lest a newcomer is refused there for
-/// one that was let go for it and has not yet ended.
+/// Connections in their handshakes, of all protocols: fewer than each has room for, lest a newcomer
+/// is refused there for one that was let go for it and has not yet ended.
 pub(crate) const MOST_HALF_OPEN: usize = 256;
 const RETRY: Duration = Duration::from_millis(100);
 

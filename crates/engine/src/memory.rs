@@ -1,5 +1,5 @@
-//! Memory between us and the system: of RAM volumes, in huge pages where the host has them and with holes given back,
-//! and what the heap does not need.
+//! Memory between us and the system: of RAM volumes, in huge pages where the host has them and with
+//! holes given back, and what the heap does not need.
 #![expect(unsafe_code, reason = "maps and unmaps memory")]
 
 use blockmux_volume::Pages;
@@ -9,13 +9,15 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Maps `len` bytes of zeroes, in huge pages if the system hands them out; they are touched only when used.
+/// Maps `len` bytes of zeroes, in huge pages if the system hands them out; they are touched only
+/// when used.
 ///
 /// # Errors
 /// If the system has no such range of addresses.
 pub fn map_pages(len: usize) -> io::Result<Arc<Pages>> {
     let reserved = len.max(1).checked_add(HUGE_PAGE).ok_or(io::ErrorKind::OutOfMemory)?;
-    // SAFETY: an anonymous private mapping at an address of the kernel's choice touches nothing that exists.
+    // SAFETY: an anonymous private mapping at an address of the kernel's choice touches nothing
+    // that exists.
     let start = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -40,8 +42,8 @@ pub fn map_pages(len: usize) -> io::Result<Arc<Pages>> {
     Ok(unsafe { Pages::from_raw(first, len, Box::new(mapping)) })
 }
 
-/// Has the heap give to the system what it holds unused, wherever that lies: after a burst of short buffers it would
-/// keep all of them for the few that are still in use between them.
+/// Has the heap give to the system what it holds unused, wherever that lies: after a burst of short
+/// buffers it would keep all of them for the few that are still in use between them.
 pub(crate) fn trim_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: it changes nothing that is allocated.
@@ -74,14 +76,15 @@ impl Backing for Mapping {
         }
     }
 
-    /// Touches each page instead of MADV_POPULATE_WRITE, which holds the lock of the whole address space while a thread of
-    /// idle priority may not run for a second.
+    /// Touches each page instead of MADV_POPULATE_WRITE, which holds the lock of the whole address
+    /// space while a thread of idle priority may not run for a second.
     fn populate(&self, offset: usize, len: usize) {
         for at in (offset..offset + len).step_by(SMALL_PAGE) {
-            // SAFETY: the volume's range lies within the mapping, which `Pages` has checked; an atomic write of the zero
-            // that is there loses nothing that another core writes.
+            // SAFETY: the volume's range lies within the mapping, which `Pages` has checked; an
+            // atomic write of the zero that is there loses nothing that another core writes.
             let byte = unsafe { AtomicU8::from_ptr(self.start.add(self.skip + at).as_ptr()) };
-            // Not an OR of 0: compilers make a plain read of that, and reading maps the page of zeroes that all share.
+            // Not an OR of 0: compilers make a plain read of that, and reading maps the page of
+            // zeroes that all share.
             let _ = byte.compare_exchange(0, 0, Ordering::Relaxed, Ordering::Relaxed);
         }
     }

@@ -36,7 +36,7 @@ pub struct NbdEndpoint {
     /// Connections of each channel, if the target lets several be used together.
     pub connections: u32,
     /// How long to try again when the connection is lost, before I/O fails.
-    pub patience: Duration,
+    pub reconnect_timeout: Duration,
     /// How long an answer may take before the connection counts as lost, as [`Paths::timeout`].
     pub timeout: Option<Duration>,
 }
@@ -59,7 +59,7 @@ pub fn connect(endpoint: NbdEndpoint) -> Result<RemoteVolume<NbdDialer>, NbdConn
         warn!("{address}: its last {rest} bytes are no whole block of {block} bytes and are left out");
     }
     let connections = if info.shared_flush { endpoint.connections } else { 1 };
-    let patience = endpoint.patience;
+    let patience = endpoint.reconnect_timeout;
     let paths = Paths { timeout: endpoint.timeout, ..Paths::to(&endpoint.address) };
     let dialer = NbdDialer { endpoint, paths, first: info.clone() };
     Ok(RemoteVolume::new(dialer, info, connections, patience))

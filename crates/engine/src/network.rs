@@ -1,8 +1,9 @@
-//! Networks apart from the machine's own (`network_namespaces(7)`): for measuring and testing over interfaces that
-//! nobody else uses.
+//! Networks apart from the machine's own (`network_namespaces(7)`): for measuring and testing over
+//! interfaces that nobody else uses.
 //!
-//! Such a network has no name. It lives for as long as somebody holds its descriptor or a thread is in it, so that it
-//! and the interfaces in it are gone with the process, however that ends: nothing is left to be cleaned up.
+//! Such a network has no name. It lives for as long as somebody holds its descriptor or a thread is
+//! in it, so that it and the interfaces in it are gone with the process, however that ends: nothing
+//! is left to be cleaned up.
 
 use crate::sys;
 use std::fs::File;
@@ -28,8 +29,8 @@ impl Network {
         Ok(Network(Arc::new(made.into())))
     }
 
-    /// Puts the calling thread into it for good. Sockets belong to the network that they are made in, and threads and
-    /// programs begin in that of the thread that starts them.
+    /// Puts the calling thread into it for good. Sockets belong to the network that they are made
+    /// in, and threads and programs begin in that of the thread that starts them.
     ///
     /// # Errors
     /// As `setns(2)`.

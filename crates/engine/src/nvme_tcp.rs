@@ -1,9 +1,10 @@
 //! NVMe/TCP over real sockets: serving subsystems.
 //!
-//! Reaching one belongs here, too, beside [`serve`]: `connect`, `describe` and `list`, as NBD has them.
+//! Reaching one belongs here, too, beside [`serve`]: `connect`, `describe` and `list`, as NBD has
+//! them.
 
 use crate::listener::Serve;
-use crate::reactor::bell;
+use crate::reactor::cross_thread_waker;
 use crate::secure::Secure;
 use crate::sys;
 use crate::target::{ArrivedConnection, TargetTask};
@@ -18,8 +19,9 @@ use std::sync::Arc;
 use std::time::Instant;
 use tracing::warn;
 
-/// Serves the node's subsystems to each connection that is accepted at the port of this identifier. Their namespaces lead to places in `exports`. The
-/// connections of one controller may be on different cores. With `ktls` the kernel makes the records of TLS where it can.
+/// Serves the node's subsystems to each connection that is accepted at the port of this identifier.
+/// Their namespaces lead to places in `exports`. The connections of one controller may be on
+/// different cores. With `ktls` the kernel makes the records of TLS where it can.
 #[must_use]
 pub fn serve(node: &Arc<NvmeNode>, port: u16, exports: &Exports, ktls: bool) -> Serve {
     let (node, exports) = (node.clone(), exports.clone());
@@ -45,7 +47,7 @@ pub fn serve(node: &Arc<NvmeNode>, port: u16, exports: &Exports, ktls: bool) -> 
             .with_seed(seed)
             .with_notifier({
                 let core = core.clone();
-                Box::new(move |waker| bell(&core, waker))
+                Box::new(move |waker| cross_thread_waker(&core, waker))
             });
         let session = if stream.paces_here() { session.asking_for_at_most(ASKED_OF_PACED) } else { session };
         let secure = match node.secure_channel() {
@@ -59,7 +61,8 @@ pub fn serve(node: &Arc<NvmeNode>, port: u16, exports: &Exports, ktls: bool) -> 
     })
 }
 
-/// Within this machine a host that paces is slower with more data to send than that, in bytes; see decision 36.
+/// Within this machine a host that paces is slower with more data to send than that, in bytes; see
+/// decision 36.
 const ASKED_OF_PACED: usize = 640 << 10;
 
 /// A key as TLS has it.

@@ -1,8 +1,9 @@
-//! Faults in the memory of RAM volumes ahead of their use, so that no serving core waits for the system's zeroing of it.
+//! Faults in the memory of RAM volumes ahead of their use, so that no serving core waits for the
+//! system's zeroing of it.
 //!
-//! [`populate_at_once`] works before anybody uses the volume, in huge pages. What it leaves is for [`populate_behind`]: in
-//! small pages, by threads of idle priority, for a serving core may fault in what lies beside, and a huge page takes
-//! milliseconds. See decision 35.
+//! [`populate_at_once`] works before anybody uses the volume, in huge pages. What it leaves is for
+//! [`populate_behind`]: in small pages, by threads of idle priority, for a serving core may fault
+//! in what lies beside, and a huge page takes milliseconds. See decision 35.
 
 use crate::sys;
 use blockmux_volume::Pages;
@@ -14,8 +15,8 @@ use std::thread;
 use std::time::Instant;
 use tracing::debug;
 
-/// Populates the first `len` bytes until `end`, with a thread for each CPU, and has later faults bring in small pages.
-/// Answers how many bytes it got done.
+/// Populates the first `len` bytes until `end`, with a thread for each CPU, and has later faults
+/// bring in small pages. Answers how many bytes it got done.
 ///
 /// # Panics
 /// If there are fewer bytes.
@@ -43,8 +44,8 @@ pub fn populate_at_once(pages: &Pages, len: usize, end: Option<Instant>) -> usiz
     next.into_inner().min(len)
 }
 
-/// Populates `from..to` in the background, after what was asked for before; ends early when the pages are dropped. Each
-/// thread that it starts calls `on_start` first.
+/// Populates `from..to` in the background, after what was asked for before; ends early when the
+/// pages are dropped. Each thread that it starts calls `on_start` first.
 pub fn populate_behind(pages: &Arc<Pages>, from: usize, to: usize, on_start: fn()) {
     if from >= to {
         return;

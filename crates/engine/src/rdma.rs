@@ -75,7 +75,8 @@ impl OverIwarp {
         let (first_seed, pool, mut count) = (setup.seed, setup.pool.clone(), 0_u64);
         let further = move |first: &Iwarp, endpoint: &Endpoint, now| {
             let config = Config { mss: first.mss(), ..self.config() };
-            // Of the seeds of sessions, the first eight bytes differ; of their connections, the last.
+            // Of the seeds of sessions, the first eight bytes differ; of their connections, the
+            // last.
             count += 1;
             let (mut seed, count) = (first_seed, count.to_be_bytes());
             seed.iter_mut().rev().zip(count.iter().rev()).for_each(|(byte, add)| *byte ^= add);

@@ -1,10 +1,12 @@
 //! One core's io_uring: who submitted what, and who is told when it is done.
 //!
-//! A [`Completer`] registers once and is told the result of each of its entries by the token that it chose. The ring
-//! keeps it alive, and so whatever memory it holds for the kernel, until its last entry has completed: dropping the
-//! [`Registration`] with I/O in flight is safe, the completer is only forgotten later.
+//! A [`Completer`] registers once and is told the result of each of its entries by the token that
+//! it chose. The ring keeps it alive, and so whatever memory it holds for the kernel, until its
+//! last entry has completed: dropping the [`Registration`] with I/O in flight is safe, the
+//! completer is only forgotten later.
 //!
-//! The floor is Linux 5.15; what newer kernels do better (one issuer, deferred task work) is tried first.
+//! The floor is Linux 5.15; what newer kernels do better (one issuer, deferred task work) is tried
+//! first.
 #![expect(unsafe_code, reason = "submission queue entries carry addresses that the kernel will use")]
 
 use io_uring::{IoUring, squeue, types};
@@ -16,8 +18,9 @@ use std::time::Duration;
 
 /// Is told what became of its entries, on the core's own thread.
 pub trait Completer {
-    /// The entry submitted with `token` is done: `result` as the system call would return it, errors negative. Tokens
-    /// that the completer did not choose are to be ignored: cancellations have one, too.
+    /// The entry submitted with `token` is done: `result` as the system call would return it,
+    /// errors negative. Tokens that the completer did not choose are to be ignored: cancellations
+    /// have one, too.
     fn complete(&self, token: u32, result: i32);
 }
 
@@ -27,7 +30,8 @@ pub struct Ring {
     owners: RefCell<Vec<Option<Owner>>>,
     /// Finished entries on the way from the queue to their owners; kept for its memory.
     reaped: Cell<Vec<(u64, i32)>>,
-    /// Entries whose memory the kernel may use until they complete: file I/O, but not readiness of a socket.
+    /// Entries whose memory the kernel may use until they complete: file I/O, but not readiness of
+    /// a socket.
     in_flight_io: Cell<u32>,
 }
 
@@ -92,8 +96,8 @@ impl Ring {
         count
     }
 
-    /// Hands what was pushed to the kernel and runs the kernel's deferred work, without waiting. Costs a system call
-    /// only if there is something to do.
+    /// Hands what was pushed to the kernel and runs the kernel's deferred work, without waiting.
+    /// Costs a system call only if there is something to do.
     ///
     /// # Errors
     /// If the ring is broken.
@@ -111,7 +115,8 @@ impl Ring {
         enter(&uring, pending as u32)
     }
 
-    /// Hands what was pushed to the kernel and sleeps until something is finished or the time is up.
+    /// Hands what was pushed to the kernel and sleeps until something is finished or the time is
+    /// up.
     ///
     /// # Errors
     /// If the ring is broken.
@@ -159,7 +164,8 @@ impl Registration {
     /// Asks to be told once, as `token`, when `fd` has one of `events` (`POLLIN`, `POLLOUT`).
     pub fn poll_once(&self, fd: RawFd, events: u32, token: u32) {
         let entry = io_uring::opcode::PollAdd::new(types::Fd(fd), events).build();
-        // SAFETY: the entry holds no address. A descriptor closed meanwhile is the caller's loss alone.
+        // SAFETY: the entry holds no address. A descriptor closed meanwhile is the caller's loss
+        // alone.
         unsafe { self.push_as(entry, token, false) }
     }
 
@@ -174,15 +180,16 @@ impl Registration {
     /// Submits I/O with the next `submit` or `submit_and_wait`.
     ///
     /// # Safety
-    /// Memory and descriptors that `entry` names must stay valid until the completer is told of `token`. As the
-    /// ring keeps the completer until then, what the completer owns does.
+    /// Memory and descriptors that `entry` names must stay valid until the completer is told of
+    /// `token`. As the ring keeps the completer until then, what the completer owns does.
     #[inline]
     pub unsafe fn push(&self, entry: squeue::Entry, token: u32) {
         // SAFETY: as the caller promised.
         unsafe { self.push_as(entry, token, true) }
     }
 
-    /// Asks for an early end of the I/O submitted as `token`; best effort, and its completion comes all the same.
+    /// Asks for an early end of the I/O submitted as `token`; best effort, and its completion comes
+    /// all the same.
     pub fn cancel(&self, token: u32) {
         let target = pack(self.index, true, token);
         let entry = io_uring::opcode::AsyncCancel::new(target).build();
@@ -216,14 +223,15 @@ impl Registration {
 }
 
 impl Drop for Ring {
-    /// Waits for I/O in flight: the kernel may use the completers' memory until then. No registration is left, so
-    /// nothing new comes.
+    /// Waits for I/O in flight: the kernel may use the completers' memory until then. No
+    /// registration is left, so nothing new comes.
     fn drop(&mut self) {
         while self.has_io_in_flight() && self.submit_and_wait(None).is_ok() {
             self.reap();
         }
         if self.has_io_in_flight() {
-            // A ring that broke tells no end: rather lose the memory than have the kernel write to what is freed.
+            // A ring that broke tells no end: rather lose the memory than have the kernel write to
+            // what is freed.
             std::mem::forget(self.owners.take());
         }
     }
@@ -275,7 +283,8 @@ fn enter(uring: &IoUring, pending: u32) -> io::Result<()> {
     }
 }
 
-/// Timed out, interrupted, or the completion queue must be emptied first: the loop comes round again.
+/// Timed out, interrupted, or the completion queue must be emptied first: the loop comes round
+/// again.
 fn is_transient(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN))
 }
@@ -288,7 +297,8 @@ fn unpack(user_data: u64) -> (u32, bool, u32) {
     ((user_data >> 33) as u32, user_data >> 32 & 1 == 1, user_data as u32)
 }
 
-/// Token of a cancellation itself, which no completer needs to know; each ignores tokens that it did not choose.
+/// Token of a cancellation itself, which no completer needs to know; each ignores tokens that it
+/// did not choose.
 const CANCEL_TOKEN: u32 = u32::MAX;
 
 /// Entries between two system calls; more are submitted in between.

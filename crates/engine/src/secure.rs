@@ -4,19 +4,23 @@
 //!   socket ──▶ incoming ──Tls──▶ the connection's chunk ──▶ session
 //!   socket ◀── outgoing ◀─Tls─── scratch ◀───────────────── the session's outbox
 //! ```
-//! A connection without it has nothing of this, and takes the same way as ever. With it, a session's bytes stay in its
-//! outbox until the records that they are in are sent: whoever waits for an empty outbox waits for the socket. Memory that
-//! a session lends is copied before it is encrypted, because it may change meanwhile.
+//! A connection without it has nothing of this, and takes the same way as ever. With it, a
+//! session's bytes stay in its outbox until the records that they are in are sent: whoever waits
+//! for an empty outbox waits for the socket. Memory that a session lends is copied before it is
+//! encrypted, because it may change meanwhile.
 //!
-//! Whether a peer comes by TLS its first byte tells, where both may be: a record of a handshake begins with 16h, and no
-//! protocol that is served so begins with that. NVMe/TCP's begins with 00h, the type of ICReq.
+//! Whether a peer comes by TLS its first byte tells, where both may be: a record of a handshake
+//! begins with 16h, and no protocol that is served so begins with that. NVMe/TCP's begins with 00h,
+//! the type of ICReq.
 //!
-//! Where the system's kernel can make and open records (kTLS), it is given the keys as soon as the handshake is done and
-//! both directions are at a border between records (`kernel`). From then on plain bytes go to the socket and come from it
-//! as without TLS, and nothing here is in their way. For that, no more than the rest of one record is received at a time
-//! until then (`border`). Where the kernel cannot, the library goes on.
+//! Where the system's kernel can make and open records (kTLS), it is given the keys as soon as the
+//! handshake is done and both directions are at a border between records (`kernel`). From then on
+//! plain bytes go to the socket and come from it as without TLS, and nothing here is in their way.
+//! For that, no more than the rest of one record is received at a time until then (`border`). Where
+//! the kernel cannot, the library goes on.
 //!
-//! Time is the session's to bound: until the handshake is done it hears nothing, and its own patience runs.
+//! Time is the session's to bound: until the handshake is done it hears nothing, and its own
+//! patience runs.
 
 mod border;
 mod kernel;
@@ -67,7 +71,8 @@ enum Stage {
 pub(crate) enum Received {
     /// So many plain bytes; 0 at the end of the stream.
     Bytes(usize),
-    /// The peer comes without TLS, and may: what it has sent is in the chunk, and nothing is secured.
+    /// The peer comes without TLS, and may: what it has sent is in the chunk, and nothing is
+    /// secured.
     Plain,
 }
 
@@ -107,7 +112,7 @@ impl Secure {
         }
     }
 
-    /// The same with the library for all records, whatever the kernel can, unless `is_wanted`.
+    /// Whether the kernel makes the records where it can; else the library makes all of them.
     #[must_use]
     pub fn by_kernel(self, is_wanted: bool) -> Secure {
         Secure { wants_kernel: is_wanted, ..self }
@@ -124,8 +129,8 @@ impl Secure {
         }
     }
 
-    /// Gives plain bytes to the chunk's spare part, which has room, receiving at most once; during the handshake, a few
-    /// records.
+    /// Gives plain bytes to the chunk's spare part, which has room, receiving at most once; during
+    /// the handshake, a few records.
     pub(crate) fn receive<S: ByteStream>(
         &mut self,
         stream: &mut S,
@@ -178,7 +183,8 @@ impl Secure {
         Ok(received)
     }
 
-    /// Gives the kernel the keys, if that can be now and it takes them; whether the records are the kernel's.
+    /// Gives the kernel the keys, if that can be now and it takes them; whether the records are the
+    /// kernel's.
     ///
     /// # Errors
     /// If it has taken only one of the two.
@@ -239,7 +245,8 @@ impl Secure {
         }
     }
 
-    /// Receiving data has failed: it may be that the next record has none. Whether the peer sends nothing any more.
+    /// Receiving data has failed: it may be that the next record has none. Whether the peer sends
+    /// nothing any more.
     ///
     /// # Errors
     /// If it has failed.
@@ -271,7 +278,7 @@ impl Secure {
         }
     }
 
-    /// The same for bytes that somebody else has received; none: a client begins so.
+    /// Takes bytes that somebody else has received; none: a client begins so.
     pub(crate) fn take(&mut self, bytes: &[u8], chunk: &mut Chunk) -> Result<usize, TlsError> {
         let Stage::Tls(tls) = &mut self.stage else { return Ok(0) };
         let result = tls.receive(bytes, chunk.spare());
@@ -388,7 +395,8 @@ impl Secure {
 const HANDSHAKE: u8 = 0x16;
 /// Plain bytes that are encrypted at a time: four of the longest records.
 const MOST_AT_ONCE: usize = 64 << 10;
-/// Parts of records that are received in one turn while no more than one is at a time: those of a handshake.
+/// Parts of records that are received in one turn while no more than one is at a time: those of a
+/// handshake.
 const PARTS_PER_TURN: usize = 16;
 /// How much is received at a time.
 const RECORDS: usize = 128 << 10;

@@ -1,7 +1,7 @@
 //! Who is logged in: the list that `blockmux ctl sessions` shows.
 
 use blockmux_proto::event::Login;
-use blockmux_proto::served::{Meter, MeterReader, VolumeTraffic};
+use blockmux_proto::volume_state::{Meter, MeterReader, VolumeTraffic};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::SystemTime;
 
@@ -80,12 +80,12 @@ impl Session {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use blockmux_proto::served::Served;
+    use blockmux_proto::volume_state::VolumeState;
     use blockmux_volume::{Io, MemVolume, Op, Tag};
 
     #[test]
     fn a_session_is_listed_with_what_it_does_until_it_ends() {
-        let (sessions, served) = (Sessions::default(), Served::new(Arc::new(MemVolume::new(1 << 20))));
+        let (sessions, served) = (Sessions::default(), VolumeState::new(Arc::new(MemVolume::new(1 << 20))));
         let login = Login { protocol: "nbd", initiator: String::new(), target: "a".to_owned() };
         let (one, other) = (sessions.begin(login.clone(), "x:1"), sessions.begin(login.clone(), "x:2"));
         let meter = Meter::new(&served);

@@ -68,7 +68,8 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Begins to connect; [`Stream::connect_result`] tells how it ended once the socket is writable.
+    /// Begins to connect; [`Stream::connect_result`] tells how it ended once the socket is
+    /// writable.
     ///
     /// # Errors
     /// If it fails at once.
@@ -93,7 +94,8 @@ impl Stream {
         };
         prepare(&socket, tcp_peer)?;
         if tcp_peer.is_some() {
-            // Whoever serves may have all the time to read, but whoever uses a volume has to notice that it is gone.
+            // Whoever serves may have all the time to read, but whoever uses a volume has to notice
+            // that it is gone.
             socket.set_tcp_user_timeout(Some(ANSWER_TIMEOUT))?;
         }
         Ok(Stream { socket: Arc::new(socket), peer: address.to_string() })
@@ -148,7 +150,8 @@ impl Stream {
         Some(self.socket.peer_addr().ok()?.as_socket()?.ip())
     }
 
-    /// Whether the peer is on this machine, and what is sent is paced: a deep queue of data then slows its sender down.
+    /// Whether the peer is on this machine, and what is sent is paced: a deep queue of data then
+    /// slows its sender down.
     #[must_use]
     pub fn paces_here(&self) -> bool {
         self.peer_ip().is_some_and(|peer| paces_to(&self.socket, peer))
@@ -165,7 +168,7 @@ impl Stream {
         self.socket.tcp_mss().ok().and_then(|bytes| usize::try_from(bytes).ok())
     }
 
-    /// The same socket for another owner.
+    /// Another handle of the socket, for another owner.
     #[must_use]
     pub fn share(&self) -> Stream {
         Stream { socket: self.socket.clone(), peer: self.peer.clone() }
@@ -283,7 +286,8 @@ impl Drop for Listener {
     }
 }
 
-/// Whether a socket's file is left over from a process that has ended. Only a socket is ever replaced.
+/// Whether a socket's file is left over from a process that has ended. Only a socket is ever
+/// replaced.
 fn is_stale_socket(address: &Address, path: &Path) -> bool {
     // Without waiting: who listens may not accept just now.
     let connect = || address.socket()?.connect(&address.to_sock_addr()?);
@@ -310,7 +314,8 @@ fn prepare(socket: &Socket, tcp_peer: Option<IpAddr>) -> io::Result<()> {
             let _ = socket.set_send_buffer_size(PACED_BUFFER / 2);
         }
     } else {
-        // The default of Unix sockets holds one 128 KiB message; two large replies keep both sides busy.
+        // The default of Unix sockets holds one 128 KiB message; two large replies keep both sides
+        // busy.
         let _ = socket.set_send_buffer_size(UNIX_BUFFER);
     }
     Ok(())
@@ -327,12 +332,15 @@ fn paces_to(socket: &Socket, peer: IpAddr) -> bool {
 const BACKLOG: i32 = 1024;
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
-/// How long a target's host may not acknowledge what was sent; left to itself, the system waits for a quarter of an hour.
+/// How long a target's host may not acknowledge what was sent; left to itself, the system waits for
+/// a quarter of an hour.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 const UNIX_BUFFER: usize = 1 << 20;
-/// Within this machine a sender that paces is slower with more than that in its socket, in bytes; see decision 36.
+/// Within this machine a sender that paces is slower with more than that in its socket, in bytes;
+/// see decision 36.
 pub const PACED_BUFFER: usize = 1 << 20;
-/// Within this machine: an MTU of 65,536 bytes without the headers of IPv6 and of TCP with a time stamp.
+/// Within this machine: an MTU of 65,536 bytes without the headers of IPv6 and of TCP with a time
+/// stamp.
 const LOOPBACK_SEGMENT: usize = 65_536 - 40 - 32;
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Whether a peer that holds buffers moves data: it is looked at every [`LOOK`] as long as it holds some.
+//! Whether a peer that holds buffers moves data: it is looked at every [`LOOK`] as long as it holds
+//! some.
 
 use blockmux_volume::Pool;
 use std::time::{Duration, Instant};
@@ -22,8 +23,9 @@ impl StallWatch {
         self.next_look
     }
 
-    /// Takes a look that is due. A peer that has moved next to nothing since the last one is stalled: at once if it has not
-    /// moved as much as it holds since it last was, after a while if it has.
+    /// Takes a look that is due. A peer that has moved next to nothing since the last one is
+    /// stalled: at once if it has not moved as much as it holds since it last was, after a while if
+    /// it has.
     pub(crate) fn look(&mut self, now: Instant, moved_bytes: u64, pool: &Pool) {
         let Some(account) = pool.account() else { return };
         account.set_moved(moved_bytes);

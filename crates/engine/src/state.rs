@@ -1,17 +1,17 @@
-//! What a daemon remembers over a restart: the reservations of a volume that are to outlive it, and what initiators have
-//! set on a disk of AoE. One file for each.
+//! What a daemon remembers over a restart: the reservations of a volume that are to outlive it, and
+//! what initiators have set on a disk of AoE. One file for each.
 //!
 //! ```text
 //! DIRECTORY/volume-UUID.reservations    length u16 | identity | image, as `Served` makes it
 //! DIRECTORY/volume-UUID.lock            locked by the process that has the volume's reservations
 //! DIRECTORY/e7.3.aoe, e7.3.lock         the same of a disk, as `Kept` makes it
 //! ```
-//! Nothing is created until somebody wants something to be kept. From then on a thread writes each image to a new file,
-//! flushes it, gives it the name of the old one, and flushes the directory. Only the last image counts, so that of
-//! several that wait for the disk only that is written.
+//! Nothing is created until somebody wants something to be kept. From then on a thread writes each
+//! image to a new file, flushes it, gives it the name of the old one, and flushes the directory.
+//! Only the last image counts, so that of several that wait for the disk only that is written.
 
 use crate::file::lock_exclusive;
-use blockmux_proto::served::{ReservationStore, SaveTicket};
+use blockmux_proto::volume_state::{ReservationStore, SaveTicket};
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -73,7 +73,8 @@ impl StateFile {
         StateFile::open_named(directory, &format!("volume-{uuid}"), "reservations", uuid)
     }
 
-    /// What is kept under a name and an extension, and what was kept there before: empty if nothing was.
+    /// What is kept under a name and an extension, and what was kept there before: empty if nothing
+    /// was.
     ///
     /// # Errors
     /// As for [`StateFile::open`].
@@ -101,7 +102,8 @@ impl StateFile {
     }
 }
 
-/// Whether reservations can be kept in this directory, which need not exist yet: nothing is made before it is needed.
+/// Whether reservations can be kept in this directory, which need not exist yet: nothing is made
+/// before it is needed.
 ///
 /// # Errors
 /// If it is something else, cannot be made, or others may write it.
@@ -279,7 +281,8 @@ impl Place {
         [&len.to_be_bytes(), &identity[..len.into()]].concat()
     }
 
-    /// Makes the directory if there is none, and sees to it that no other process has the reservations.
+    /// Makes the directory if there is none, and sees to it that no other process has the
+    /// reservations.
     fn take_lock(&self) -> Result<File, StateError> {
         make_directory(&self.directory)?;
         check_private(&self.directory, &fs::metadata(&self.directory).map_err(at(&self.directory))?)?;
@@ -292,7 +295,8 @@ impl Place {
     }
 }
 
-/// Makes a directory for nobody else, and those above it that are missing, and keeps their names on the disk.
+/// Makes a directory for nobody else, and those above it that are missing, and keeps their names on
+/// the disk.
 fn make_directory(path: &Path) -> Result<(), StateError> {
     let missing: Vec<&Path> = path.ancestors().take_while(|ancestor| !ancestor.exists()).collect();
     for directory in missing.into_iter().rev().filter(|directory| !directory.as_os_str().is_empty()) {
@@ -306,7 +310,8 @@ fn make_directory(path: &Path) -> Result<(), StateError> {
     Ok(())
 }
 
-/// Opens nothing that somebody else has put there in place of a file, and makes files for nobody else.
+/// Opens nothing that somebody else has put there in place of a file, and makes files for nobody
+/// else.
 fn options(writes: bool) -> fs::OpenOptions {
     let mut options = File::options();
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;

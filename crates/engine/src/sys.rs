@@ -47,7 +47,8 @@ pub fn send_outbox(fd: RawFd, outbox: &mut Outbox) -> io::Result<usize> {
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = iovecs.as_mut_ptr().cast();
         message.msg_iovlen = count;
-        // SAFETY: the first `count` iovecs are written, and what they name lives in `outbox` during the call.
+        // SAFETY: the first `count` iovecs are written, and what they name lives in `outbox` during
+        // the call.
         unsafe { libc::sendmsg(fd, &raw const message, flags) }
     };
     let sent = check(sent)?;
@@ -71,8 +72,8 @@ pub fn recv_chunk(fd: RawFd, chunk: &mut Chunk, most: usize) -> io::Result<usize
     Ok(received)
 }
 
-/// Receives once into `list` from byte `at` on, then into the chunk. Returns how many bytes came in all; the chunk
-/// is told of its share.
+/// Receives once into `list` from byte `at` on, then into the chunk. Returns how many bytes came in
+/// all; the chunk is told of its share.
 ///
 /// # Errors
 /// As `recvmsg(2)`; `WouldBlock` if there is nothing.
@@ -99,7 +100,8 @@ pub fn recv_placed(fd: RawFd, list: &SgList, at: usize, chunk: &mut Chunk) -> io
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = iovecs.as_mut_ptr().cast();
     message.msg_iovlen = count;
-    // SAFETY: the first `count` iovecs are written; `list` and the chunk's spare part live during the call.
+    // SAFETY: the first `count` iovecs are written; `list` and the chunk's spare part live during
+    // the call.
     let received = check(unsafe { libc::recvmsg(fd, &raw mut message, libc::MSG_DONTWAIT) })?;
     chunk.fill(received.saturating_sub(placed));
     Ok(received)
@@ -123,7 +125,8 @@ pub fn send_record(fd: RawFd, content_type: u8, bytes: &[u8]) -> io::Result<()> 
     let mut iovec = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     let mut control = Control([0; CONTROL_WORDS]);
     let mut message = control.message(&mut iovec);
-    // SAFETY: the control buffer has room for a header with one byte, which is what is written there.
+    // SAFETY: the control buffer has room for a header with one byte, which is what is written
+    // there.
     unsafe {
         message.msg_controllen = libc::CMSG_LEN(1) as _;
         let header = libc::CMSG_FIRSTHDR(&raw const message);
@@ -138,18 +141,20 @@ pub fn send_record(fd: RawFd, content_type: u8, bytes: &[u8]) -> io::Result<()> 
     if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
-/// Receives what the next record has by a socket whose records the kernel opens: its content type, and how many bytes; 0:
-/// the peer has closed its side.
+/// Receives what the next record has by a socket whose records the kernel opens: its content type,
+/// and how many bytes; 0: the peer has closed its side.
 ///
 /// # Errors
-/// As `recvmsg(2)`; `WouldBlock` if there is nothing, `InvalidData` if the kernel does not say of what type it is.
+/// As `recvmsg(2)`; `WouldBlock` if there is nothing, `InvalidData` if the kernel does not say of
+/// what type it is.
 pub fn recv_record(fd: RawFd, bytes: &mut [u8]) -> io::Result<(u8, usize)> {
     let mut iovec = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     let mut control = Control([0; CONTROL_WORDS]);
     let mut message = control.message(&mut iovec);
     // SAFETY: what the message names is exclusive during the call.
     let received = check(unsafe { libc::recvmsg(fd, &raw mut message, libc::MSG_DONTWAIT) })?;
-    // SAFETY: the kernel has written whole headers, as many as it says, and the first is looked at if there is one.
+    // SAFETY: the kernel has written whole headers, as many as it says, and the first is looked at
+    // if there is one.
     let content_type = unsafe {
         let header = libc::CMSG_FIRSTHDR(&raw const message);
         (!header.is_null()
@@ -187,8 +192,8 @@ pub fn thread_cpu_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Binds the calling thread to one of the processors that the process may use, counted from 0 and round again.
-/// Returns the processor's number.
+/// Binds the calling thread to one of the processors that the process may use, counted from 0 and
+/// round again. Returns the processor's number.
 ///
 /// # Errors
 /// As `sched_setaffinity(2)`.
@@ -201,7 +206,8 @@ pub fn pin_thread(nth: usize) -> io::Result<usize> {
     Ok(cpu)
 }
 
-/// Has the calling thread run only on CPUs that nobody else wants: by SCHED_IDLE, or nice 19 where that is refused.
+/// Has the calling thread run only on CPUs that nobody else wants: by SCHED_IDLE, or nice 19 where
+/// that is refused.
 ///
 /// # Errors
 /// As `setpriority(2)`.
@@ -238,7 +244,8 @@ pub fn peer_process(fd: RawFd) -> Option<u32> {
     if result == 0 && peer.pid > 0 { u32::try_from(peer.pid).ok() } else { None }
 }
 
-/// Puts the calling thread into a new network, which has nothing but a loopback interface that is down.
+/// Puts the calling thread into a new network, which has nothing but a loopback interface that is
+/// down.
 ///
 /// # Errors
 /// As `unshare(2)`: `PermissionDenied` without `CAP_SYS_ADMIN`.
@@ -277,7 +284,8 @@ pub fn waiting(socket: &impl AsFd) -> usize {
     ioctl_fionread(socket).map_or(0, |bytes| bytes as usize)
 }
 
-/// How many bytes that were sent by a stream socket its peer has not acknowledged; 0 if that is not known.
+/// How many bytes that were sent by a stream socket its peer has not acknowledged; 0 if that is not
+/// known.
 #[must_use]
 pub fn unacknowledged(fd: RawFd) -> usize {
     let mut bytes: libc::c_int = 0;
@@ -286,8 +294,8 @@ pub fn unacknowledged(fd: RawFd) -> usize {
     if result == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
 }
 
-/// How much address space this process may still use, in bytes: what it may map, and what the heap has mapped and nobody
-/// holds. `None` without a limit (RLIMIT_AS).
+/// How much address space this process may still use, in bytes: what it may map, and what the heap
+/// has mapped and nobody holds. `None` without a limit (RLIMIT_AS).
 #[must_use]
 pub fn address_space_left() -> Option<u64> {
     let limit = getrlimit(Resource::As).current?;
@@ -307,8 +315,9 @@ fn free_in_heap() -> u64 {
     0
 }
 
-/// Has all threads share one heap: of the C library's, each thread's takes 64 MiB of addresses, which under a limit of
-/// address space are those that buffers need. Call it before there are threads.
+/// Has all threads share one heap: of the C library's, each thread's takes 64 MiB of addresses,
+/// which under a limit of address space are those that buffers need. Call it before there are
+/// threads.
 pub fn share_one_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: it sets a number that later allocations look at.

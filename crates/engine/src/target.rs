@@ -1,11 +1,14 @@
-//! A target's side of one connection: socket, session, and a channel for each volume that the peer uses.
+//! A target's side of one connection: socket, session, and a channel for each volume that the peer
+//! uses.
 //!
-//! A peer may take its time. But one that keeps buffers all the while, for the rest of what it sends or for what it
-//! does not take, keeps them from others: when they are short, it is cut off after [`PATIENCE`]. So is a peer that has
-//! closed its side while the session takes nothing of what it has sent, unless I/O for it is under way.
+//! A peer may take its time. But one that keeps buffers all the while, for the rest of what it
+//! sends or for what it does not take, keeps them from others: when they are short, it is cut off
+//! after [`PATIENCE`]. So is a peer that has closed its side while the session takes nothing of
+//! what it has sent, unless I/O for it is under way.
 //!
-//! A session whose connection is over is kept until its I/O has ended, for the volume may still write its memory. It takes
-//! no connection's place all the while, as [`Permit::leave`] and [`blockmux_proto::served::Left`] say.
+//! A session whose connection is over is kept until its I/O has ended, for the volume may still
+//! write its memory. It takes no connection's place all the while, as [`Permit::leave`] and
+//! [`blockmux_proto::served::Left`] say.
 
 use crate::audit::Audit;
 use crate::channels::Channels;
@@ -35,12 +38,13 @@ pub struct TargetTask<S: StreamSession + Target, H: Host = EngineCore> {
     /// Outboxes that were taken, in all.
     taken: u64,
     /// The peer keeps buffers.
-    kept: Option<HeldBuffers>,
+    held_buffers: Option<HeldBuffers>,
     /// The peer holds payload buffers; when it last moved anything is watched.
     stall: Option<StallWatch>,
     /// What the socket had transferred when the peer stalled.
     stalled_at_bytes: u64,
-    /// Why no more is received; the connection ends once nothing is in flight and everything is sent.
+    /// Why no more is received; the connection ends once nothing is in flight and everything is
+    /// sent.
     ending: Option<Ending>,
     /// How it ended, once that is known where connections are counted although I/O is in flight.
     left_as: Option<Ending>,
@@ -114,14 +118,15 @@ enum Ending {
 }
 
 impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
-    /// Serves `stream` on `core` with `session`, whose volume ids are places in `exports`. `pool` is the handle of the core's
-    /// pool that the session has: what is taken by it is charged to this peer.
+    /// Serves `stream` on `core` with `session`, whose volume ids are places in `exports`. `pool`
+    /// is the handle of the core's pool that the session has: what is taken by it is charged to
+    /// this peer.
     pub fn spawn(core: &Rc<H>, stream: H::Stream, session: (S, Pool), exports: Exports, permit: Permit) {
         TargetTask::receive(core, (ArrivedConnection::new(stream, permit), None), session, exports, None);
     }
 
-    /// [`TargetTask::spawn`] for a connection that TLS secures if there is `secure`, that may have been on another core, and
-    /// that may go to another if there is `relocate`.
+    /// [`TargetTask::spawn`] for a connection that TLS secures if there is `secure`, that may have
+    /// been on another core, and that may go to another if there is `relocate`.
     pub fn receive(
         core: &Rc<H>,
         (arrival, secure): (ArrivedConnection<H::Stream>, Option<Secure>),
@@ -147,7 +152,7 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
             pool,
             waker: waker.clone(),
             taken: 0,
-            kept: None,
+            held_buffers: None,
             stall: None,
             stalled_at_bytes: 0,
             ending: None,
@@ -180,7 +185,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
             self.session.on_stop(now);
         }
         self.connection.check_deadline(&mut self.session)?;
-        self.check_patience()?;
+        self.check_held_buffers()?;
         self.check_stall()?;
         loop {
             let inflow = match self.ending {
@@ -203,7 +208,8 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
             } else if (sent || moved == Progress::Drained) && progress != Progress::More {
                 progress = Progress::Drained;
             }
-            // The session may have begun to wait for a deadline just now; nothing else would wake it.
+            // The session may have begun to wait for a deadline just now; nothing else would wake
+            // it.
             self.connection.check_new_deadline(&mut self.session)?;
             if inflow != Inflow::Blocked || moved == Progress::More {
                 return Ok(progress);
@@ -284,9 +290,9 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         true
     }
 
-    /// Whether it is the peer for which buffers are kept: what is to send waits for it, or data that it was asked for
-    /// does, or the rest of a message.
-    fn peer_keeps_buffers(&mut self) -> bool {
+    /// Whether it is the peer for which buffers are kept: what is to send waits for it, or data
+    /// that it was asked for does, or the rest of a message.
+    fn peer_holds_buffers(&mut self) -> bool {
         !self.session.outbox().is_empty()
             || self.session.owed().is_some()
             || match self.session.demand() {
@@ -296,18 +302,20 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
             }
     }
 
-    /// Whether the peer has closed its side, and there is nothing that could lead to an end of what it has sent.
+    /// Whether the peer has closed its side, and there is nothing that could lead to an end of what
+    /// it has sent.
     fn is_left(&self) -> bool {
         self.connection.is_left() && self.channels.is_idle()
     }
 
-    /// Breaks with a peer that has kept buffers and moved nothing since it was last looked at, if others need them.
-    fn check_patience(&mut self) -> Result<(), ProtocolError> {
-        let Some(kept) = self.kept else { return Ok(()) };
+    /// Breaks with a peer that has kept buffers and moved nothing since it was last looked at, if
+    /// others need them.
+    fn check_held_buffers(&mut self) -> Result<(), ProtocolError> {
+        let Some(kept) = self.held_buffers else { return Ok(()) };
         if self.core.now() < kept.until {
             return Ok(());
         }
-        self.kept = None;
+        self.held_buffers = None;
         let is_still = kept.moved == self.moved();
         if is_still && self.is_left() {
             return Err(ProtocolError {
@@ -317,7 +325,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         }
         // Whatever else it does meanwhile, the data that it owes is due.
         let owes = kept.owed.is_some() && kept.owed == self.session.owed();
-        if self.core.pool().is_short() && (owes || is_still && self.peer_keeps_buffers()) {
+        if self.core.pool().is_short() && (owes || is_still && self.peer_holds_buffers()) {
             return Err(ProtocolError {
                 what: "kept buffers for a minute while others need them",
                 reference: "the server's own bound",
@@ -326,7 +334,8 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         Ok(())
     }
 
-    /// Looks whether a peer that holds buffers moves data, and gives up one that is to lose its connection for them.
+    /// Looks whether a peer that holds buffers moves data, and gives up one that is to lose its
+    /// connection for them.
     #[inline]
     fn check_stall(&mut self) -> Result<(), Broken> {
         let Some(account) = self.pool.account() else { return Ok(()) };
@@ -338,7 +347,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
 
     #[cold]
     fn look_for_stall(&mut self) -> Result<(), Broken> {
-        let keeps_buffers = self.peer_keeps_buffers();
+        let keeps_buffers = self.peer_holds_buffers();
         let Some(account) = self.pool.account() else { return Ok(()) };
         if account.is_evicted() {
             return Err(Broken::Evicted(account.held_bytes()));
@@ -378,7 +387,8 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
             // The session, or TLS, may have a last word for the peer.
             let _ = self.connection.send(&mut self.session);
         }
-        // What was wrong has been said; what is in flight for the peer need not come to its end any more.
+        // What was wrong has been said; what is in flight for the peer need not come to its end any
+        // more.
         let _ = self.session.on_end(self.core.now());
         // It may know better why.
         self.log_events();
@@ -450,14 +460,14 @@ impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
         if self.ending == Some(Ending::Gone) {
             return;
         }
-        if self.kept.is_none() && (self.peer_keeps_buffers() || self.is_left()) {
-            let until = self.core.now() + PATIENCE;
-            self.kept = Some(HeldBuffers { until, moved: self.moved(), owed: self.session.owed() });
+        if self.held_buffers.is_none() && (self.peer_holds_buffers() || self.is_left()) {
+            let until = self.core.now() + HELD_BUFFERS_TIMEOUT;
+            self.held_buffers = Some(HeldBuffers { until, moved: self.moved(), owed: self.session.owed() });
             self.core.wake_at(until, &self.waker);
         }
         if self.stall.is_none()
             && self.pool.account().is_some_and(|account| account.held_bytes() > 0)
-            && self.peer_keeps_buffers()
+            && self.peer_holds_buffers()
         {
             let stall = StallWatch::new(self.core.now(), self.connection.moved_bytes());
             self.core.wake_at(stall.next_look(), &self.waker);
@@ -468,7 +478,7 @@ impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
 }
 
 /// How long a peer may keep buffers that others need.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const HELD_BUFFERS_TIMEOUT: Duration = Duration::from_secs(60);
 /// A session that waits for more than this has the rest of a message to come.
 const LONGEST_HEAD: usize = 64;
 
@@ -477,7 +487,7 @@ mod tests {
     use super::*;
     use crate::listener::ConnectionLimit;
     use crate::reactor::{PollPolicy, Reactor};
-    use crate::sim::{SimCore, SimNet, SimStream, Weather, World};
+    use crate::sim::{NetworkConditions, SimCore, SimNet, SimStream, World};
     use crate::socket::Address;
     use crate::socket::{Listener, Stream};
     use blockmux_proto::event::AuditEvent;
@@ -502,7 +512,8 @@ mod tests {
 
     impl Setting {
         fn new() -> Setting {
-            let mut world = World::new(SimNet::new(1, Weather { window: 64 << 10, ..Weather::FAIR }));
+            let mut world =
+                World::new(SimNet::new(1, NetworkConditions { window: 64 << 10, ..NetworkConditions::FAIR }));
             let (clients, target) = (world.add_core(0), world.add_core(16 << 20));
             let volume = Arc::new(MemVolume::new(8 << 20));
             let export =
@@ -572,12 +583,13 @@ mod tests {
         let mut idle = setting.client(READ, 0, b"");
         assert!(setting.target.pool().is_short());
         setting.pass(Duration::from_secs(5));
-        // The second writer waited for what the first one kept, and nobody waits for what it has now.
+        // The second writer waited for what the first one kept, and nobody waits for what it has
+        // now.
         assert_eq!(writers.each_mut().map(Peer::is_cut_off), [true, false]);
         assert!(![&mut reader, &mut idle].into_iter().any(Peer::is_cut_off));
         // To send a little now and then is not enough.
         writers[1].send(&[7; 4000]);
-        setting.pass(PATIENCE * 2);
+        setting.pass(HELD_BUFFERS_TIMEOUT * 2);
         assert!(writers.iter_mut().all(Peer::is_cut_off));
         assert!(!idle.is_cut_off(), "it keeps nothing");
         assert_eq!(setting.target.pool().out_bytes(), 0);
@@ -588,12 +600,13 @@ mod tests {
         let setting = Setting::new();
         let mut writers = [0; 2].map(|_| setting.client(WRITE, 4, b""));
         assert!(setting.target.pool().is_short());
-        setting.pass(PATIENCE * 3);
+        setting.pass(HELD_BUFFERS_TIMEOUT * 3);
         assert!(writers.iter_mut().all(Peer::is_cut_off));
         assert_eq!(setting.target.pool().out_bytes(), 0);
     }
 
-    /// A session that wants nothing, for ever; or, if the peer owes it data, answers every byte with one.
+    /// A session that wants nothing, for ever; or, if the peer owes it data, answers every byte
+    /// with one.
     #[derive(Default)]
     struct Deaf {
         outbox: Outbox,
@@ -663,7 +676,7 @@ mod tests {
 
     /// A world, a connection that is not listened to, what hangs it up, and what counts it.
     fn deaf() -> (World, Peer, SimStream, ConnectionLimit) {
-        let mut world = World::new(SimNet::new(1, Weather::FAIR));
+        let mut world = World::new(SimNet::new(1, NetworkConditions::FAIR));
         let (clients, target) = (world.add_core(0), world.add_core(16 << 20));
         let (limit, accepted) = (ConnectionLimit::new(1), Rc::new(RefCell::new(None)));
         let (permits, stream_of) = (limit.clone(), accepted.clone());
@@ -675,7 +688,7 @@ mod tests {
         });
         let mut peer = Peer(clients.connect(&address()).unwrap());
         peer.send(b"unread");
-        world.run_for(PATIENCE).unwrap();
+        world.run_for(HELD_BUFFERS_TIMEOUT).unwrap();
         assert_eq!(limit.open(), 1);
         let stream = accepted.borrow_mut().take().unwrap();
         (world, peer, stream, limit)
@@ -683,7 +696,7 @@ mod tests {
 
     #[test]
     fn whose_i_o_never_ends_leaves_its_place_to_others() {
-        let mut world = World::new(SimNet::new(1, Weather::FAIR));
+        let mut world = World::new(SimNet::new(1, NetworkConditions::FAIR));
         let (clients, target) = (world.add_core(0), world.add_core(16 << 20));
         let for_ever = Delays { read: Duration::from_secs(1 << 30), ..Delays::default() };
         let hangs = Arc::new(DelayVolume::new(Arc::new(MemVolume::new(8 << 20)), for_ever));
@@ -726,7 +739,7 @@ mod tests {
                 world.run_for(Duration::from_secs(1)).unwrap();
             }
             gone.push(peer);
-            assert_eq!((limit.open(), limit.left(), served.left_behind()), (1, left, left));
+            assert_eq!((limit.open(), limit.left(), served.orphans()), (1, left, left));
         }
         assert!(!stays.is_cut_off());
     }
@@ -734,7 +747,7 @@ mod tests {
     #[test]
     fn who_never_sends_what_it_owes_is_cut_off_whatever_else_it_does() {
         for is_short in [false, true] {
-            let mut world = World::new(SimNet::new(1, Weather::FAIR));
+            let mut world = World::new(SimNet::new(1, NetworkConditions::FAIR));
             let (clients, target) = (world.add_core(0), world.add_core(16 << 20));
             let limit = ConnectionLimit::new(1);
             let permits = limit.clone();
@@ -753,11 +766,11 @@ mod tests {
             });
             let mut peer = Peer(clients.connect(&address()).unwrap());
             for _ in 0..3 {
-                world.run_for(PATIENCE / 4).unwrap();
+                world.run_for(HELD_BUFFERS_TIMEOUT / 4).unwrap();
                 assert_eq!(limit.open(), 1);
                 peer.send(b"ping");
             }
-            world.run_for(PATIENCE * 2).unwrap();
+            world.run_for(HELD_BUFFERS_TIMEOUT * 2).unwrap();
             assert_eq!((limit.open(), target.pool().is_short()), (usize::from(!is_short), false));
         }
     }
@@ -774,9 +787,9 @@ mod tests {
     fn who_leaves_while_nobody_listens_to_it_is_let_go_after_a_minute() {
         let (world, peer, _stream, limit) = deaf();
         peer.0.close();
-        world.run_for(PATIENCE / 2).unwrap();
+        world.run_for(HELD_BUFFERS_TIMEOUT / 2).unwrap();
         assert_eq!(limit.open(), 1);
-        world.run_for(PATIENCE).unwrap();
+        world.run_for(HELD_BUFFERS_TIMEOUT).unwrap();
         assert_eq!(limit.open(), 0);
     }
 
@@ -801,7 +814,7 @@ mod tests {
         let setting = Setting::new();
         let mut writer = setting.client(WRITE, 1, &[7; 4000]);
         let mut reader = setting.client(READ, 4, b"");
-        setting.pass(PATIENCE * 10);
+        setting.pass(HELD_BUFFERS_TIMEOUT * 10);
         assert!(!writer.is_cut_off() && !reader.is_cut_off());
     }
 }

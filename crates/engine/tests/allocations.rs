@@ -1,9 +1,10 @@
-//! Shows that an I/O allocates nothing anywhere in the process, once a connection has been used for a while: a core
-//! that serves a volume in memory over NBD, the sockets between, and a core that reaches it, all counted together.
+//! Shows that an I/O allocates nothing anywhere in the process, once a connection has been used for
+//! a while: a core that serves a volume in memory over NBD, the sockets between, and a core that
+//! reaches it, all counted together.
 //!
-//! Pools and queues grow to what the traffic needs and stay there. How far they grow depends on how the two threads
-//! happen to take turns, so the test waits for a round of thousands of I/Os that allocates nothing: one allocation in
-//! every thousand would spoil each of them.
+//! Pools and queues grow to what the traffic needs and stay there. How far they grow depends on how
+//! the two threads happen to take turns, so the test waits for a round of thousands of I/Os that
+//! allocates nothing: one allocation in every thousand would spoil each of them.
 
 #[path = "../../volume/tests/counting/mod.rs"]
 mod counting;
@@ -37,8 +38,9 @@ struct Traffic {
     ios_per_round: u64,
 }
 
-/// Keeps reads and writes in flight, each I/O of a kind after the other: a write, a read that is lent its data, a
-/// read into its own buffer. Sends what each round has allocated until one has allocated nothing.
+/// Keeps reads and writes in flight, each I/O of a kind after the other: a write, a read that is
+/// lent its data, a read into its own buffer. Sends what each round has allocated until one has
+/// allocated nothing.
 struct Driver {
     traffic: Traffic,
     channel: Box<dyn Channel>,

@@ -1,8 +1,8 @@
-//! The suite of all volumes over AoE: a target on cores of its own, and a remote disk on the test's core, both at the
-//! loopback interface of a network of the test's own.
+//! The suite of all volumes over AoE: a target on cores of its own, and a remote disk on the test's
+//! core, both at the loopback interface of a network of the test's own.
 //!
-//! Each test runs itself again in such a network, which takes user namespaces or root. Where there are neither, it prints
-//! a line that begins with `skipped: ` and ends.
+//! Each test runs itself again in such a network, which takes user namespaces or root. Where there
+//! are neither, it prints a line that begins with `skipped: ` and ends.
 
 mod conforms;
 
@@ -11,7 +11,7 @@ use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::reactor::PollPolicy;
 use blockmux_engine::sessions::Sessions;
 use blockmux_proto::aoe::AoeAddress;
-use blockmux_proto::aoe::unit::{DiskSettings, AoeUnit};
+use blockmux_proto::aoe::unit::{AoeUnit, DiskSettings};
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_volume::{MemVolume, Volume};
 use conforms::conforms;
@@ -19,8 +19,8 @@ use std::process::Command;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-/// Whether this is the test as it is meant to be, in a network of its own whose frames have that MTU. If not, it has run
-/// there, or was skipped.
+/// Whether this is the test as it is meant to be, in a network of its own whose frames have that
+/// MTU. If not, it has run there, or was skipped.
 #[expect(clippy::print_stdout, reason = "the reason of a skipped test")]
 fn is_in_own_network(test: &str, mtu: u32) -> bool {
     if std::env::var_os(INSIDE).is_some() {
@@ -43,7 +43,8 @@ fn is_in_own_network(test: &str, mtu: u32) -> bool {
     false
 }
 
-/// Runs the suite. A disk has no means to tell that it cannot be written to, only that a write was refused.
+/// Runs the suite. A disk has no means to tell that it cannot be written to, only that a write was
+/// refused.
 fn conforms_over_frames(volume: Arc<dyn Volume>) {
     let (name, description) = ("disk".to_owned(), String::new());
     let exports = Exports::new(vec![Export { name, description, read_only: false, volume }]);
@@ -57,7 +58,7 @@ fn conforms_over_frames(volume: Arc<dyn Volume>) {
         told.send(result).unwrap();
     });
     served.recv().unwrap().unwrap();
-    let endpoint = AoeEndpoint { interfaces: vec![LOOPBACK.to_owned()], address, patience: PATIENCE };
+    let endpoint = AoeEndpoint { interfaces: vec![LOOPBACK.to_owned()], address, timeout: PATIENCE };
     conforms(Arc::new(connect(endpoint).unwrap()), None);
 }
 

@@ -529,7 +529,8 @@ fn a_block_device_is_a_volume() {
 
 #[test]
 fn once_writes_are_lost_every_flush_fails_until_the_volume_is_opened_again() {
-    // A device whose storage is full takes writes into the page cache and loses them on the way out.
+    // A device whose storage is full takes writes into the page cache and loses them on the way
+    // out.
     let device = Mount::tmpfs("size=1m").and_then(|mount| Some((LoopDevice::new(mount.0.path())?, mount)));
     let Some((device, _mount)) = device else {
         return skip("a device that loses writes", "only root may make one");

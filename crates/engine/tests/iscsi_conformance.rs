@@ -1,4 +1,5 @@
-//! The suite of all volumes over iSCSI: a target on a core of its own, and a remote volume on the test's core.
+//! The suite of all volumes over iSCSI: a target on a core of its own, and a remote volume on the
+//! test's core.
 
 mod conforms;
 mod iscsi_dialer;
@@ -75,7 +76,8 @@ fn a_ram_volume_conforms_over_one_session() {
 
 #[test]
 fn a_ram_volume_conforms_over_three_sessions_with_digests() {
-    let digests = wishes().with(OperationalKey::HeaderDigest, CRC32C).with(OperationalKey::DataDigest, CRC32C);
+    let digests =
+        wishes().with(OperationalKey::HeaderDigest, CRC32C).with(OperationalKey::DataDigest, CRC32C);
     Target::serve(ram()).conforms(digests, 3);
 }
 
@@ -106,13 +108,17 @@ fn what_an_endpoint_names_is_found_and_conforms() {
     let names: Vec<_> = found.iter().map(|target| target.name.as_str()).collect();
     assert_eq!((names, left_out), (vec!["iqn.2026-11.t:disk", "iqn.2026-11.t:frozen"], 0));
     let endpoint = |export| IscsiEndpoint { target: target_name(export), ..endpoint_at(&target.address) };
-    assert_eq!(luns(&IscsiEndpoint { lun: Lun::new(9), ..endpoint("disk") }, &OverTcp).unwrap(), [Lun::new(0)]);
+    assert_eq!(
+        luns(&IscsiEndpoint { lun: Lun::new(9), ..endpoint("disk") }, &OverTcp).unwrap(),
+        [Lun::new(0)]
+    );
     let [volume, read_only] = ["disk", "frozen"]
         .map(|export| -> Arc<dyn Volume> { Arc::new(connect(endpoint(export), OverTcp).unwrap()) });
     conforms(volume, Some(read_only));
 }
 
-/// A portal that sends everybody to `to`; how many have come, and where it is. It ends with the test.
+/// A portal that sends everybody to `to`; how many have come, and where it is. It ends with the
+/// test.
 fn redirector(status: LoginStatus, to: impl Fn() -> String + Send + 'static) -> (Arc<AtomicUsize>, Address) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = Address::Tcp(listener.local_addr().unwrap());
@@ -126,7 +132,8 @@ fn redirector(status: LoginStatus, to: impl Fn() -> String + Send + 'static) -> 
             socket.read_exact(&mut vec![0; len.next_multiple_of(4)]).unwrap();
             count.fetch_add(1, Ordering::Relaxed);
             let mut text = format!("TargetAddress={},1\0", to()).into_bytes();
-            // A login response (RFC 7143 §11.13) with the length of its text, the initiator's task tag, and a status.
+            // A login response (RFC 7143 §11.13) with the length of its text, the initiator's task
+            // tag, and a status.
             let mut response = [0; 48];
             (response[0], response[7]) = (0x23, text.len() as u8);
             response[16..20].copy_from_slice(&request[16..20]);
@@ -148,7 +155,7 @@ fn endpoint_at(address: &Address) -> IscsiEndpoint {
         chap: None,
         wishes: wishes(),
         connections: 2,
-        patience: PATIENCE,
+        reconnect_timeout: PATIENCE,
         timeout: Some(PATIENCE),
     }
 }
@@ -165,7 +172,8 @@ fn a_target_that_has_moved_is_followed_and_asked_where_it_was_unless_that_was_fo
         let [volume, read_only] = [endpoint_at(&address), frozen]
             .map(|endpoint| -> Arc<dyn Volume> { Arc::new(connect(endpoint, OverTcp).unwrap()) });
         conforms(volume, Some(read_only));
-        // Both are asked once to describe the unit, and then by every session of every channel that is opened.
+        // Both are asked once to describe the unit, and then by every session of every channel that
+        // is opened.
         let asked = asked.load(Ordering::Relaxed);
         assert!(if expected == 2 { asked == 2 } else { asked >= expected }, "{status}: {asked}");
     }

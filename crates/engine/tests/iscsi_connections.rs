@@ -1,5 +1,5 @@
-//! Several connections to one iSCSI session, over sockets and cores: wherever a connection is accepted, it is served
-//! where its session lives.
+//! Several connections to one iSCSI session, over sockets and cores: wherever a connection is
+//! accepted, it is served where its session lives.
 
 #[allow(dead_code, reason = "this test is its own initiator")]
 mod iscsi_names;

@@ -1,11 +1,14 @@
-//! The suite of all volumes over iSER over iWARP: the same portal as for iSCSI, and a remote volume on the test's core.
+//! The suite of all volumes over iSER over iWARP: the same portal as for iSCSI, and a remote volume
+//! on the test's core.
 
 mod conforms;
 mod iscsi_names;
 mod iscsi_sides;
 
 use blockmux_engine::cores::{Cores, CoresConfig};
-use blockmux_engine::initiator::iscsi::{Datamover, IscsiEndpoint, OverIwarp, OverTcp, connect, discover, luns};
+use blockmux_engine::initiator::iscsi::{
+    Datamover, IscsiEndpoint, OverIwarp, OverTcp, connect, discover, luns,
+};
 use blockmux_engine::iscsi;
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::reactor::PollPolicy;
@@ -55,7 +58,7 @@ impl Target {
             chap: None,
             wishes,
             connections,
-            patience: PATIENCE,
+            reconnect_timeout: PATIENCE,
             timeout: Some(PATIENCE),
         }
     }
@@ -90,7 +93,8 @@ fn a_ram_volume_conforms_when_all_data_of_writes_is_read_by_the_target() {
     Target::serve().conforms(wishes, OverIwarp::default());
 }
 
-/// Each of the target's cores accepts every other connection; those that their session does not live with go to it.
+/// Each of the target's cores accepts every other connection; those that their session does not
+/// live with go to it.
 #[test]
 fn a_session_of_several_connections_conforms_wherever_they_are_accepted() {
     let (target, wishes) = (Target::serve(), wishes().with(OperationalKey::MaxConnections, 4));
@@ -139,7 +143,8 @@ fn one_port_serves_iscsi_and_iser_side_by_side() {
     conforms(over_rdma, Some(over_tcp));
 }
 
-/// Passes connections on to `target`, but closes those that begin by RFC 6581 as who does not know it has to (§10).
+/// Passes connections on to `target`, but closes those that begin by RFC 6581 as who does not know
+/// it has to (§10).
 fn before(target: SocketAddr) -> Address {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = Address::Tcp(listener.local_addr().unwrap());

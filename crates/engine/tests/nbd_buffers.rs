@@ -43,7 +43,8 @@ impl Target {
         self.folder.path().join("socket")
     }
 
-    /// Clients that have sent half of a long write each; together they want many times the buffers there are.
+    /// Clients that have sent half of a long write each; together they want many times the buffers
+    /// there are.
     fn half_writes(&self) -> Vec<Client> {
         [8 << 20, 4 << 20, 2 << 20, 1 << 20, 512 << 10]
             .iter()

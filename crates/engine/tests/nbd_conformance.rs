@@ -1,4 +1,5 @@
-//! The suite of all volumes over NBD: a target on a core of its own, and a remote volume on the test's core.
+//! The suite of all volumes over NBD: a target on a core of its own, and a remote volume on the
+//! test's core.
 
 mod conforms;
 
@@ -143,7 +144,7 @@ fn what_a_url_names_conforms_over_tcp() {
                 address,
                 export,
                 connections: 2,
-                patience: PATIENCE,
+                reconnect_timeout: PATIENCE,
                 timeout: Some(PATIENCE),
             })
             .unwrap(),

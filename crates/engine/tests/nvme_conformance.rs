@@ -1,4 +1,5 @@
-//! The suite of all volumes over NVMe/TCP: a target on cores of its own, and a remote volume on the test's core.
+//! The suite of all volumes over NVMe/TCP: a target on cores of its own, and a remote volume on the
+//! test's core.
 
 mod conforms;
 
@@ -10,10 +11,10 @@ use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::nvme_tcp;
 use blockmux_engine::reactor::PollPolicy;
 use blockmux_engine::socket::{Address, Listener};
-use blockmux_proto::fabrics::controller::node::{NvmeNode, FabricsPort, SecureChannel};
+use blockmux_proto::fabrics::controller::node::{FabricsPort, NvmeNode, SecureChannel};
 use blockmux_proto::fabrics::keyring::Keyring;
 use blockmux_proto::nvme::auth::psk::ConfiguredPsk;
-use blockmux_proto::nvme::auth::{DhGroup, HostSecrets, DhChapSecret};
+use blockmux_proto::nvme::auth::{DhChapSecret, DhGroup, HostSecrets};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
 use blockmux_proto::nvme_tcp::client::{Digests, Names};
@@ -23,7 +24,8 @@ use conforms::{conforms, disk_and_frozen};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Serves one volume as namespace 1, and as namespace 2, which refuses writes; it ends when dropped.
+/// Serves one volume as namespace 1, and as namespace 2, which refuses writes; it ends when
+/// dropped.
 struct Target {
     address: Address,
     _cores: Cores,
@@ -34,7 +36,11 @@ impl Target {
         Target::of(volume, None, |node| node)
     }
 
-    fn of(volume: Arc<dyn Volume>, secrets: Option<HostSecrets>, with: impl FnOnce(NvmeNode) -> NvmeNode) -> Target {
+    fn of(
+        volume: Arc<dyn Volume>,
+        secrets: Option<HostSecrets>,
+        with: impl FnOnce(NvmeNode) -> NvmeNode,
+    ) -> Target {
         let listener = Listener::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).unwrap();
         let address = listener.address().clone();
         // The queues of a controller are on both.
@@ -69,7 +75,7 @@ impl Target {
             entries: 128,
             keep_alive: Duration::from_secs(5),
             queues: 1,
-            patience: PATIENCE,
+            reconnect_timeout: PATIENCE,
             timeout: Some(PATIENCE),
             tls_key: None,
             tls_identity: None,
@@ -81,8 +87,9 @@ impl Target {
 
 /// Runs the suite by way of that endpoint.
 fn conforms_at(endpoint: &NvmeEndpoint) {
-    let [volume, read_only] = [1, 2]
-        .map(|nsid| -> Arc<dyn Volume> { Arc::new(connect(NvmeEndpoint { nsid, ..endpoint.clone() }).unwrap()) });
+    let [volume, read_only] = [1, 2].map(|nsid| -> Arc<dyn Volume> {
+        Arc::new(connect(NvmeEndpoint { nsid, ..endpoint.clone() }).unwrap())
+    });
     conforms(volume, Some(read_only));
 }
 

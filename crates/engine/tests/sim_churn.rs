@@ -1,5 +1,6 @@
-//! Sessions that come and go leave nothing behind: allocations are counted over rounds of connections to targets whose
-//! shared state, node and volume, stays. Cores live for one round, since a simulated core keeps a place for each task.
+//! Sessions that come and go leave nothing behind: allocations are counted over rounds of
+//! connections to targets whose shared state, node and volume, stays. Cores live for one round,
+//! since a simulated core keeps a place for each task.
 
 #[path = "../../volume/tests/counting/mod.rs"]
 mod counting;
@@ -11,7 +12,7 @@ mod nvme_sides;
 
 use blockmux_engine::initiator::{Dialer, RemoteVolume};
 use blockmux_engine::listener::ConnectionLimit;
-use blockmux_engine::sim::{SimCore, SimNet, Weather, World};
+use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, World};
 use blockmux_engine::socket::Address;
 use blockmux_engine::target::TargetTask;
 use blockmux_proto::exports::{Export, Exports};
@@ -26,14 +27,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Connects as often, reads once by each connection and leaves, until all deadlines are over; how many allocations are
-/// live then.
+/// Connects as often, reads once by each connection and leaves, until all deadlines are over; how
+/// many allocations are live then.
 fn round<D: Dialer, S: StreamSession + Target + 'static>(
     dial: &impl Fn() -> D,
     exports: &Exports,
     session: &Rc<impl Fn(Pool, Instant) -> S + 'static>,
 ) -> i64 {
-    let mut world = World::new(SimNet::new(1, Weather::FAIR));
+    let mut world = World::new(SimNet::new(1, NetworkConditions::FAIR));
     let (clients, target) = (world.add_core(16 << 20), world.add_core(16 << 20));
     let limit = ConnectionLimit::new(usize::MAX);
     let (permits, exports, session) = (limit.clone(), exports.clone(), session.clone());

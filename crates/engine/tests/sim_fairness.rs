@@ -1,6 +1,7 @@
-//! Who asks for data and does not read it does not keep others from theirs: shares of buffers over whole connections, on
-//! a virtual clock. Over NBD by hand, and over every protocol with connections by its own initiator; whoever asks for data
-//! by frames has them sent at once, and so holds nothing.
+//! Who asks for data and does not read it does not keep others from theirs: shares of buffers over
+//! whole connections, on a virtual clock. Over NBD by hand, and over every protocol with
+//! connections by its own initiator; whoever asks for data by frames has them sent at once, and so
+//! holds nothing.
 
 #[allow(dead_code, reason = "nobody looks at what was agreed on")]
 mod iscsi_dialer;
@@ -14,9 +15,9 @@ mod nvme_sides;
 use blockmux_engine::host::{ByteStream, Host};
 use blockmux_engine::initiator::{Dialer, RemoteVolume};
 use blockmux_engine::listener::ConnectionLimit;
-use blockmux_engine::sim::{SimCore, SimNet, SimStream, Weather, World};
+use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, SimStream, World};
 use blockmux_engine::socket::Address;
-use blockmux_engine::target::{PATIENCE, TargetTask};
+use blockmux_engine::target::{HELD_BUFFERS_TIMEOUT, TargetTask};
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::iscsi::client::wishes;
 use blockmux_proto::nbd::client::Features;
@@ -94,7 +95,8 @@ struct Client {
 
 impl Setting {
     fn new() -> Setting {
-        let mut world = World::new(SimNet::new(1, Weather { window: 256 << 10, ..Weather::FAIR }));
+        let mut world =
+            World::new(SimNet::new(1, NetworkConditions { window: 256 << 10, ..NetworkConditions::FAIR }));
         let (clients, target) = (world.add_core(0), world.add_core(64 << 20));
         let (exports, limit) = (exports(), ConnectionLimit::new(usize::MAX));
         let permits = limit.clone();
@@ -116,7 +118,8 @@ impl Setting {
         client
     }
 
-    /// As many that ask for 64 MiB in reads of `len` bytes, or as much as one may, and read nothing.
+    /// As many that ask for 64 MiB in reads of `len` bytes, or as much as one may, and read
+    /// nothing.
     fn hogs(&self, count: usize, len: u32) -> Vec<Client> {
         let hog = |_| {
             let mut client = self.client();
@@ -135,7 +138,7 @@ impl Setting {
         while client.received < from + 16 + len as usize {
             self.pass(Duration::from_micros(100));
             client.take();
-            assert!(self.target.now() - begin < PATIENCE, "a read of {len} bytes waits for ever");
+            assert!(self.target.now() - begin < HELD_BUFFERS_TIMEOUT, "a read of {len} bytes waits for ever");
         }
         self.target.now() - begin
     }
@@ -205,7 +208,8 @@ fn who_comes_later_is_served_too_as_those_who_hold_buffers_are_cut_off() {
     for len in [32 << 20, 1 << 20, 256 << 10, 64 << 10] {
         let setting = Setting::new();
         let mut hogs = setting.hogs(500, len);
-        // Those who came before it and move nothing are not in its way for longer than it takes to find some of them out.
+        // Those who came before it and move nothing are not in its way for longer than it takes to
+        // find some of them out.
         for _ in 0..20 {
             let took = setting.read(&mut setting.client(), 1 << 20);
             assert!(took <= Duration::from_millis(600), "{took:?} beside reads of {len}");
@@ -220,7 +224,7 @@ fn who_holds_buffers_is_left_alone_as_long_as_nobody_needs_them() {
     let setting = Setting::new();
     let mut slow = setting.client();
     slow.ask(1 << 20);
-    setting.pass(PATIENCE * 2);
+    setting.pass(HELD_BUFFERS_TIMEOUT * 2);
     let mut reader = setting.client();
     for _ in 0..10 {
         setting.read(&mut reader, 1 << 20);
@@ -257,7 +261,8 @@ fn is_fair<D: Dialer, S: StreamSession + Target + 'static>(
     exports: &Exports,
     session: impl Fn(Pool, Instant) -> S + 'static,
 ) {
-    let mut world = World::new(SimNet::new(1, Weather { window: 256 << 10, ..Weather::FAIR }));
+    let mut world =
+        World::new(SimNet::new(1, NetworkConditions { window: 256 << 10, ..NetworkConditions::FAIR }));
     let (reader, hogs, target) = (world.add_core(1 << 30), world.add_core(1 << 40), world.add_core(64 << 20));
     let limit = ConnectionLimit::new(usize::MAX);
     let served = exports.clone();
@@ -281,7 +286,10 @@ fn is_fair<D: Dialer, S: StreamSession + Target + 'static>(
         while done.is_empty() {
             world.run_for(Duration::from_micros(100)).unwrap();
             channel.poll(&mut done);
-            assert!(world.net().now() - begin < PATIENCE, "{name}: a read of {len} bytes waits for ever");
+            assert!(
+                world.net().now() - begin < HELD_BUFFERS_TIMEOUT,
+                "{name}: a read of {len} bytes waits for ever"
+            );
         }
         assert!(done[0].result.is_ok(), "{name}: {:?}", done[0].result);
         world.net().now() - begin

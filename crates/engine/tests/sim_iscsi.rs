@@ -1,10 +1,10 @@
 //! iSCSI under the simulator: hundreds of seeds of each kind of trouble.
 //!
-//! A failure prints its seed; `BLOCKMUX_SIM_SEED=17 cargo test -p blockmux-engine --test sim_iscsi` runs that one alone,
-//! in every kind of trouble.
+//! A failure prints its seed; `BLOCKMUX_SIM_SEED=17 cargo test -p blockmux-engine --test sim_iscsi`
+//! runs that one alone, in every kind of trouble.
 //!
-//! A session that logs in again ends the one before, with everything that it still has to do: what was acknowledged is
-//! never undone by an earlier copy of a replayed write, unlike with NBD.
+//! A session that logs in again ends the one before, with everything that it still has to do: what
+//! was acknowledged is never undone by an earlier copy of a replayed write, unlike with NBD.
 
 mod iscsi_dialer;
 mod iscsi_names;
@@ -12,7 +12,7 @@ mod iscsi_sides;
 mod seeds;
 mod storms;
 
-use blockmux_engine::sim::{Failure, Outcome, Protocol, Scenario, Weather};
+use blockmux_engine::sim::{Failure, NetworkConditions, Outcome, Protocol, Scenario};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::client::wishes;
@@ -71,12 +71,13 @@ fn wishes_of(seed: u64) -> OperationalParameters {
     }
 }
 
-/// Runs the scenario of every seed, or of the one that the environment names, each with the next of the three wishes.
+/// Runs the scenario of every seed, or of the one that the environment names, each with the next of
+/// the three wishes.
 fn run_seeds(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
     run_seeds_with(seeds, wishes_of, scenario).into_iter().map(|(outcome, _)| outcome).collect()
 }
 
-/// The same with other wishes; also what was agreed on.
+/// Runs every seed with these wishes; also returns what was agreed on.
 fn run_seeds_with(
     seeds: u64,
     wishes_of: impl Fn(u64) -> OperationalParameters,
@@ -92,7 +93,7 @@ fn run_seeds_with(
     })
 }
 
-/// The same over several connections of each session, with digests, at an error recovery level.
+/// Wishes for several connections of each session, with digests, at an error recovery level.
 fn wishes_with_lanes(seed: u64, level: u32) -> OperationalParameters {
     wishes_of(seed)
         .with(OperationalKey::HeaderDigest, CRC32C)
@@ -158,11 +159,11 @@ fn everything_at_once() {
 
 #[test]
 fn several_connections_of_a_session_are_one() {
-    let late = Weather { delay: ms(3), stalls_per_thousand: 10, window: 30_000, ..FRAGMENTING };
+    let late = NetworkConditions { delay: ms(3), stalls_per_thousand: 10, window: 30_000, ..FRAGMENTING };
     let outcomes = run_seeds_with(
         60,
         |seed| wishes_with_lanes(seed, 0),
-        |seed| Scenario { weather: late, volume_delay: ms(2), ..Scenario::new(seed) },
+        |seed| Scenario { conditions: late, volume_delay: ms(2), ..Scenario::new(seed) },
     );
     for (outcome, agreed) in outcomes {
         let most = agreed.get(OperationalKey::MaxConnections);
@@ -177,7 +178,7 @@ fn what_a_session_loses_with_one_of_its_connections_is_replayed_exactly_once() {
             60,
             |seed| wishes_with_lanes(seed, level),
             |seed| Scenario {
-                weather: Weather { breaks_within: Some(200_000), ..FRAGMENTING },
+                conditions: NetworkConditions { breaks_within: Some(200_000), ..FRAGMENTING },
                 requests: 150,
                 most_blocks: 3,
                 ..Scenario::new(seed)
@@ -194,7 +195,7 @@ fn what_comes_damaged_is_sent_again_and_from_level_1_on_no_session_ends() {
             60,
             |seed| wishes_with_lanes(seed, level),
             |seed| Scenario {
-                weather: Weather { damaged_per_thousand: 20, ..Weather::FAIR },
+                conditions: NetworkConditions { damaged_per_thousand: 20, ..NetworkConditions::FAIR },
                 volume_delay: ms(2),
                 ..Scenario::new(seed)
             },
@@ -215,7 +216,7 @@ fn everything_at_once_over_several_connections() {
             40,
             |seed| wishes_with_lanes(seed, level),
             |seed| Scenario {
-                weather: Weather { damaged_per_thousand: 2, ..STORM },
+                conditions: NetworkConditions { damaged_per_thousand: 2, ..STORM },
                 connections: 1 + seed as u32 % 2,
                 ..storms::everything_at_once(seed)
             },

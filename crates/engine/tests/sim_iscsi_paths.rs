@@ -1,4 +1,5 @@
-//! Several paths to one iSCSI unit: what becomes of requests when one is lost, or is none for a while.
+//! Several paths to one iSCSI unit: what becomes of requests when one is lost, or is none for a
+//! while.
 
 #[allow(dead_code, reason = "the node of these tests has two portal groups")]
 mod iscsi_dialer;
@@ -8,13 +9,13 @@ mod two_paths;
 
 use blockmux_engine::initiator::{self, Dialer, Opening, RemoteVolume};
 use blockmux_engine::listener::ConnectionLimit;
-use blockmux_engine::sim::{SimCore, SimNet, Weather, World};
+use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, World};
 use blockmux_engine::target::TargetTask;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::client::{InitiatorSession, wishes};
 use blockmux_proto::iscsi::node::{IscsiAccess, IscsiNode, Portal, TargetNode};
 use blockmux_proto::iscsi::server::TargetSession;
-use blockmux_proto::scsi::{UnitIdentity, LogicalUnit, ScsiTarget, TargetPort};
+use blockmux_proto::scsi::{LogicalUnit, ScsiTarget, TargetPort, UnitIdentity};
 use blockmux_proto::session::NoControl;
 use blockmux_volume::{Core, IoError, ReadyList, Volume, VolumeInfo};
 use blockmux_wire::scsi::alua::AccessState;
@@ -72,8 +73,9 @@ impl TwoPortals {
         let view = ScsiTarget::new(name.as_str(), vec![port(1), port(2)]).with_unit(0, id, unit.clone());
         let access = IscsiAccess { initiator: None, chap: None, target: Arc::new(view) };
         let portals = [1, 2].map(|group_tag| Portal { address: "192.0.2.1:3260".to_owned(), group_tag });
-        let node = Arc::new(IscsiNode::new(vec![TargetNode::new(name.clone(), portals.into(), vec![access])]));
-        let mut world = World::new(SimNet::new(seed, Weather::FAIR));
+        let node =
+            Arc::new(IscsiNode::new(vec![TargetNode::new(name.clone(), portals.into(), vec![access])]));
+        let mut world = World::new(SimNet::new(seed, NetworkConditions::FAIR));
         let cores = [0, 1].map(|_| world.add_core(16 << 20));
         let core: Rc<dyn Core> = world.add_core(16 << 20);
         let mut dialer = IscsiDialer::new(&address(0), "disk0", wishes());

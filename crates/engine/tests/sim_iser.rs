@@ -1,7 +1,7 @@
 //! iSER over iWARP under the simulator: seeds of each kind of trouble, with CRCs and without.
 //!
-//! A failure prints its seed; `BLOCKMUX_SIM_SEED=17 cargo test -p blockmux-engine --test sim_iser` runs that one alone,
-//! in every kind of trouble.
+//! A failure prints its seed; `BLOCKMUX_SIM_SEED=17 cargo test -p blockmux-engine --test sim_iser`
+//! runs that one alone, in every kind of trouble.
 
 #[allow(dead_code, reason = "iSER's goes on from it")]
 mod iscsi_dialer;

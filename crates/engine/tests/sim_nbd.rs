@@ -1,7 +1,7 @@
 //! NBD under the simulator: hundreds of seeds of each kind of trouble.
 //!
-//! A failure prints its seed; `BLOCKMUX_SIM_SEED=17 cargo test -p blockmux-engine --test sim_nbd` runs that one alone,
-//! in every kind of trouble.
+//! A failure prints its seed; `BLOCKMUX_SIM_SEED=17 cargo test -p blockmux-engine --test sim_nbd`
+//! runs that one alone, in every kind of trouble.
 
 mod nbd_dialer;
 mod seeds;
@@ -36,7 +36,8 @@ impl Protocol for Nbd {
     }
 }
 
-/// Runs the scenario of every seed, or of the one that the environment names, each in the next of the three forms.
+/// Runs the scenario of every seed, or of the one that the environment names, each in the next of
+/// the three forms.
 fn run_seeds(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
     seeds::run_each(seeds, |seed| {
         let form = seed % 3;

@@ -1,7 +1,7 @@
 //! NVMe/TCP under the simulator: many seeds of each kind of trouble.
 //!
-//! A failure prints its seed; `BLOCKMUX_SIM_SEED=17 cargo test -p blockmux-engine --test sim_nvme` runs that one alone,
-//! in every kind of trouble.
+//! A failure prints its seed; `BLOCKMUX_SIM_SEED=17 cargo test -p blockmux-engine --test sim_nvme`
+//! runs that one alone, in every kind of trouble.
 
 #[allow(dead_code, reason = "these tests know of one path")]
 mod nvme_sides;
@@ -9,7 +9,7 @@ mod seeds;
 #[allow(dead_code, reason = "not every trouble is one of NVMe's")]
 mod storms;
 
-use blockmux_engine::initiator::nvme::{NvmeEndpoint, NvmeDialer};
+use blockmux_engine::initiator::nvme::{NvmeDialer, NvmeEndpoint};
 use blockmux_engine::secure::Secure;
 use blockmux_engine::sim::{Outcome, Protocol, Scenario, SystemTls};
 use blockmux_engine::socket::Address;
@@ -83,7 +83,8 @@ impl Protocol for Nvme {
     }
 }
 
-/// Nothing beyond the least; digests, several queues of a controller, and queues of very few entries.
+/// Nothing beyond the least; digests, several queues of a controller, and queues of very few
+/// entries.
 fn wishes_of(seed: u64) -> Wishes {
     let digests = Digests { header: seed.is_multiple_of(2), data: seed.is_multiple_of(3) };
     Wishes { digests, entries: if seed % 5 == 1 { 3 } else { 64 }, queues: 1 + seed as u16 / 2 % 3 }
@@ -97,7 +98,7 @@ fn run_seeds(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
     })
 }
 
-/// The same by TLS, whose records are made by the kernel that the scenario has.
+/// Runs every seed by TLS, whose records are made by the kernel that the scenario has.
 fn run_seeds_by_tls(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
     let key = ConfiguredPsk::parse("NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:");
     let key = key.expect("it is one");

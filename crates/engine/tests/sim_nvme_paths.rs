@@ -1,4 +1,5 @@
-//! Several paths to one NVMe namespace: what becomes of requests when one is lost, or is none for a while.
+//! Several paths to one NVMe namespace: what becomes of requests when one is lost, or is none for a
+//! while.
 
 mod nvme_sides;
 #[allow(dead_code, reason = "only iSCSI asks for the volume itself")]
@@ -7,7 +8,7 @@ mod two_paths;
 use blockmux_engine::initiator::nvme::NvmeEndpoint;
 use blockmux_engine::initiator::{Policy, RemoteVolume};
 use blockmux_engine::listener::ConnectionLimit;
-use blockmux_engine::sim::{SimCore, SimNet, Weather, World};
+use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, World};
 use blockmux_engine::target::TargetTask;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::fabrics::controller::node::NvmeNode;
@@ -44,7 +45,7 @@ impl TwoPorts {
     fn unequal(seed: u64, policy: Policy, longer: Duration) -> TwoPorts {
         let Slow { exports, counts, loses, .. } = Slow::new(longer);
         let (node, subsystem) = node(&exports[0]);
-        let mut world = World::new(SimNet::new(seed, Weather::FAIR));
+        let mut world = World::new(SimNet::new(seed, NetworkConditions::FAIR));
         let cores = [0, 1].map(|_| world.add_core(16 << 20));
         let core: Rc<dyn Core> = world.add_core(16 << 20);
         let dialer = dialer(NvmeEndpoint { policy, ..endpoint(&[address(0), address(1)]) });

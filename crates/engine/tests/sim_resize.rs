@@ -6,7 +6,7 @@ mod iscsi_sides;
 
 use blockmux_engine::initiator::RemoteVolume;
 use blockmux_engine::listener::ConnectionLimit;
-use blockmux_engine::sim::{SimCore, SimNet, Weather, World};
+use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, World};
 use blockmux_engine::socket::Address;
 use blockmux_engine::target::TargetTask;
 use blockmux_proto::exports::{Export, Exports};
@@ -68,7 +68,7 @@ impl Clients {
 #[test]
 fn a_volume_that_grows_or_shrinks_is_seen_on_every_core() {
     let elastic = Arc::new(Elastic { below: MemVolume::new(LARGE), size: AtomicU64::new(SMALL) });
-    let mut world = World::new(SimNet::new(1, Weather::FAIR));
+    let mut world = World::new(SimNet::new(1, NetworkConditions::FAIR));
     let (target, address) = (world.add_core(16 << 20), Address::Unix("/target".into()));
     let export = Export {
         name: "disk0".to_owned(),

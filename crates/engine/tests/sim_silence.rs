@@ -1,4 +1,5 @@
-//! A target that owes an answer for long: that is said, once, and if there is a bound, it loses its connection.
+//! A target that owes an answer for long: that is said, once, and if there is a bound, it loses its
+//! connection.
 
 mod iscsi_dialer;
 mod iscsi_names;
@@ -10,7 +11,7 @@ mod nvme_sides;
 use blockmux_engine::initiator::nvme::NvmeEndpoint;
 use blockmux_engine::initiator::{Dialer, RemoteVolume};
 use blockmux_engine::listener::ConnectionLimit;
-use blockmux_engine::sim::{SimCore, SimNet, Weather, World};
+use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, World};
 use blockmux_engine::socket::Address;
 use blockmux_engine::target::TargetTask;
 use blockmux_proto::exports::{Export, Exports};
@@ -318,7 +319,7 @@ impl Scene {
     ) -> Scene {
         let said = Arc::new(Mutex::new(String::new()));
         let guard = tracing::subscriber::set_default(Warnings(said.clone()));
-        let mut world = World::new(SimNet::new(1, Weather::FAIR));
+        let mut world = World::new(SimNet::new(1, NetworkConditions::FAIR));
         let (client, target) = (world.add_core(16 << 20), world.add_core(16 << 20));
         serve(&world, &target, volume, session);
         let volume =

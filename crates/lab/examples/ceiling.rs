@@ -1,6 +1,8 @@
-//! Prints the ceiling of this machine: both variants run in turn, and the median of several short runs is shown.
+//! Prints the ceiling of this machine: both variants run in turn, and the median of several short
+//! runs is shown.
 //!
-//! `cargo run --release -p blockmux-lab --example ceiling [runs] [milliseconds] [tcp|unix] [row...]`
+//! `cargo run --release -p blockmux-lab --example ceiling [runs] [milliseconds] [tcp|unix]
+//! [row...]`
 
 use blockmux_lab::ceiling::{CeilingJob, DATA_BYTES, Data, MessageShape, Transport, Variant, run_over};
 use blockmux_lab::job::{Job, Rw};

@@ -4,12 +4,13 @@
 //! frame_echo serve IFACE --size 268435456 [--spin]
 //! frame_echo ask IFACE --mtu 9000 --bs 65536 --iodepth 16 --runtime_ms 1000 [--write] [--spin]
 //! ```
-//! Both sides use the engine's own ports, so that batches, filters and system calls are those of the protocol; there is
-//! no session, no volume, no tag and no repetition. Data lies in a region as large as the volume would be, or larger than
-//! any cache, a block here and a block there, so that caches help neither more nor less. A frame counts whoever's turn it is: an I/O is as many answers as
-//! its block size takes frames. Prints one line: I/O per second.
+//! Both sides use the engine's own ports, so that batches, filters and system calls are those of
+//! the protocol; there is no session, no volume, no tag and no repetition. Data lies in a region as
+//! large as the volume would be, or larger than any cache, a block here and a block there, so that
+//! caches help neither more nor less. A frame counts whoever's turn it is: an I/O is as many
+//! answers as its block size takes frames. Prints one line: I/O per second.
 
-use blockmux_engine::frames::{ReceivedFrame, FramePort, PacketPort, Share, Side};
+use blockmux_engine::frames::{FramePort, PacketPort, ReceivedFrame, Share, Side};
 use blockmux_engine::memory::map_pages;
 use blockmux_proto::frames::{Frame, FrameOutbox, Mac, PortId, Station};
 use blockmux_volume::{Chunk, Memory, Seg, SgList};

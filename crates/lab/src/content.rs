@@ -6,12 +6,14 @@
 //!   │ magic │  crc  │     offset     │   generation   │      seed      │   pattern    │
 //!   └───────┴───────┴────────────────┴────────────────┴────────────────┴──────────────┘
 //! ```
-//! All little-endian. The CRC-32C covers everything behind itself and is 0 under [`Verify::Pattern`], which looks
-//! at each word instead. The pattern continues the head: its words follow from offset, generation and seed, so a
-//! block of which only a part was overwritten, moved or lost is found out either way.
+//! All little-endian. The CRC-32C covers everything behind itself and is 0 under
+//! [`Verify::Pattern`], which looks at each word instead. The pattern continues the head: its words
+//! follow from offset, generation and seed, so a block of which only a part was overwritten, moved
+//! or lost is found out either way.
 //!
-//! The generation is how often the block has been written in this run. A stale block, one that an acknowledged
-//! write did not reach, is whole in itself and only its generation gives it away, so whoever knows it should ask.
+//! The generation is how often the block has been written in this run. A stale block, one that an
+//! acknowledged write did not reach, is whole in itself and only its generation gives it away, so
+//! whoever knows it should ask.
 
 use crate::job::Verify;
 use blockmux_volume::Crc32c;
@@ -26,8 +28,9 @@ pub struct Stamp {
     pub offset: u64,
     /// How often this place has been written, from 1.
     pub generation: u64,
-    /// Tells blocks of one run from another's, so it has to differ from run to run: where an earlier run with the
-    /// same number left the same generation, a write that got lost would not be missed.
+    /// Tells blocks of one run from another's, so it has to differ from run to run: where an
+    /// earlier run with the same number left the same generation, a write that got lost would not
+    /// be missed.
     pub seed: u64,
 }
 
@@ -188,8 +191,9 @@ fn check_pattern(block: &[u8], stamp: Stamp) -> Result<(), usize> {
     Ok(())
 }
 
-/// The words behind the head, without end: a counter with a large odd step from a mixed start, so that no two words
-/// of a block and hardly any two of different stamps are alike, at one addition and one multiplication each.
+/// The words behind the head, without end: a counter with a large odd step from a mixed start, so
+/// that no two words of a block and hardly any two of different stamps are alike, at one addition
+/// and one multiplication each.
 fn pattern_words(stamp: Stamp) -> impl Iterator<Item = [u8; 8]> {
     let mut counter = mix(stamp.offset ^ mix(stamp.generation ^ mix(stamp.seed)));
     std::iter::from_fn(move || {
@@ -198,7 +202,8 @@ fn pattern_words(stamp: Stamp) -> impl Iterator<Item = [u8; 8]> {
     })
 }
 
-/// SplitMix64's finalizer (Steele, Lea, Flood 2014): every bit of the input reaches every bit of the output.
+/// SplitMix64's finalizer (Steele, Lea, Flood 2014): every bit of the input reaches every bit of
+/// the output.
 pub(crate) fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(STEP);
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,8 +1,8 @@
 //! Processor time of threads, and how much of it was the kernel's.
 //!
-//! The sum comes from the thread's own clock, exact to the nanosecond. How it divides into user and system time the
-//! kernel tells only in ticks of 10 ms (`/proc/thread-self/stat`), so the parts are a share of the sum and are good to
-//! a few per cent of a run of a second.
+//! The sum comes from the thread's own clock, exact to the nanosecond. How it divides into user and
+//! system time the kernel tells only in ticks of 10 ms (`/proc/thread-self/stat`), so the parts are
+//! a share of the sum and are good to a few per cent of a run of a second.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::ops::Add;
@@ -57,7 +57,8 @@ impl Add for CpuTime {
     }
 }
 
-/// `utime` and `stime`, the 14th and 15th fields; the second is a name in parentheses that may hold anything.
+/// `utime` and `stime`, the 14th and 15th fields; the second is a name in parentheses that may hold
+/// anything.
 fn ticks(stat: &str) -> Option<(u64, u64)> {
     let (_, behind_name) = stat.rsplit_once(')')?;
     let mut fields = behind_name.split_ascii_whitespace().skip(11);

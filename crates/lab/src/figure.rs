@@ -1,10 +1,10 @@
 //! The figures that every report shows, and how numbers and jobs are put into words.
 //!
-//! The table, the JSON and the page all take their figures from here, so that one name means one thing
-//! wherever it is shown.
+//! The table, the JSON and the page all take their figures from here, so that one name means one
+//! thing wherever it is shown.
 
 use crate::job::{Job, Rw, Verify};
-use crate::result::{Comparison, SubjectKind, Machine, Row, Run, Spread};
+use crate::result::{Comparison, Machine, Row, Run, Spread, SubjectKind};
 
 /// One figure of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,7 +15,8 @@ pub enum Figure {
     MbPerSecond,
     /// Mean completion latency in microseconds.
     Mean,
-    /// A percentile of completion latency in microseconds, given in hundredths of a per cent: 9990 is p99.9.
+    /// A percentile of completion latency in microseconds, given in hundredths of a per cent: 9990
+    /// is p99.9.
     Percentile(u16),
     /// Largest completion latency in microseconds.
     Max,
@@ -93,8 +94,8 @@ impl Row {
     }
 }
 
-/// What each row is called: its subject, with the volume and the polling policy where rows differ in nothing else, and
-/// with its protocol where ceilings of several protocols stand together.
+/// What each row is called: its subject, with the volume and the polling policy where rows differ
+/// in nothing else, and with its protocol where ceilings of several protocols stand together.
 #[derive(Clone, Copy, Debug)]
 pub struct Labels {
     targets_differ: bool,
@@ -147,8 +148,8 @@ impl Labels {
     }
 }
 
-/// At most so many characters: what is too long loses its middle, for both ends of a URL and the policy behind it tell
-/// rows apart.
+/// At most so many characters: what is too long loses its middle, for both ends of a URL and the
+/// policy behind it tell rows apart.
 #[must_use]
 pub fn shortened(text: &str, most: usize) -> String {
     let count = text.chars().count();
@@ -176,7 +177,8 @@ pub fn count(value: f64) -> String {
     if value.fract() == 0.0 { format!("{value:.0}") } else { three_digits(value) }
 }
 
-/// A measure with three significant digits, and whole up to five digits: 0.85, 76.9, 182, 28100, 412k.
+/// A measure with three significant digits, and whole up to five digits: 0.85, 76.9, 182, 28100,
+/// 412k.
 #[must_use]
 pub fn measure(value: f64) -> String {
     if value >= 99_999.5 { count(value) } else { three_digits(value) }
@@ -197,7 +199,8 @@ pub fn bytes(bytes: u64) -> String {
     whole.map_or_else(|| format!("{bytes} B"), |(unit, name)| format!("{} {name}", bytes / unit))
 }
 
-/// A machine in words, without what is not known: "AMD EPYC, 2 cores, 7.8 GiB, Linux 6.18.44, TCP by cubic".
+/// A machine in words, without what is not known: "AMD EPYC, 2 cores, 7.8 GiB, Linux 6.18.44, TCP
+/// by cubic".
 #[must_use]
 pub fn machine(machine: &Machine) -> String {
     let Machine { cpu, cores, kernel, memory_bytes, congestion } = machine;
@@ -247,7 +250,8 @@ pub fn title_within_size(job: &Job) -> String {
     format!("{}, depth {}{}", pattern(job.rw), job.iodepth, modifiers(job))
 }
 
-/// What tells a job apart from another of the same pattern, block size and depth; empty for a plain one.
+/// What tells a job apart from another of the same pattern, block size and depth; empty for a plain
+/// one.
 #[must_use]
 pub fn modifiers(job: &Job) -> String {
     let mut words = String::new();
@@ -284,9 +288,11 @@ fn three_digits(value: f64) -> String {
     }
 }
 
-/// Only where both sides were seen: half of the cost would look like a cheap protocol. A local volume has one side.
+/// Only where both sides were seen: half of the cost would look like a cheap protocol. A local
+/// volume has one side.
 fn cpu_per_gbit(kind: SubjectKind, run: &Run) -> Option<f64> {
-    let target_ns = if kind == SubjectKind::Local { run.target_cpu_ns.or(Some(0)) } else { run.target_cpu_ns };
+    let target_ns =
+        if kind == SubjectKind::Local { run.target_cpu_ns.or(Some(0)) } else { run.target_cpu_ns };
     let both_ns = (target_ns? + run.initiator_cpu_ns?) as f64;
     let bits = run.bytes() as f64 * 8.0;
     // (CPU ns / run ns * 100) / (bits / run ns): the run's length falls out.

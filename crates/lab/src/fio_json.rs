@@ -1,16 +1,18 @@
 //! Results as JSON in the shape that fio's `--output-format=json` has (3.33), and back.
 //!
-//! One entry of `jobs` is one [`Row`], so a file holds a whole comparison and a tool that walks `jobs` sees every
-//! subject. Such a tool expects one measurement for each entry, so the plain fields are those of the run with the
-//! median IOPS; the fields that fio fills from its periodic samples (`iops_min`, `iops_stddev`, `bw_mean`, ...)
-//! are filled from the runs, each one sample.
+//! One entry of `jobs` is one [`Row`], so a file holds a whole comparison and a tool that walks
+//! `jobs` sees every subject. Such a tool expects one measurement for each entry, so the plain
+//! fields are those of the run with the median IOPS; the fields that fio fills from its periodic
+//! samples (`iops_min`, `iops_stddev`, `bw_mean`, ...) are filled from the runs, each one sample.
 //!
-//! Everything of ours is under the key `blockmux`: of the file, what is not a row; of a job, the row with all its
-//! runs, and the derived figures. [`from_json`] reads that back without loss, and also reads a file that fio wrote.
+//! Everything of ours is under the key `blockmux`: of the file, what is not a row; of a job, the
+//! row with all its runs, and the derived figures. [`from_json`] reads that back without loss, and
+//! also reads a file that fio wrote.
 //!
-//! `usr_cpu` and `sys_cpu` are the initiator's, as fio's are; the target's are under `blockmux`. Where fio knows more
-//! than we do: submission latency is part of completion latency here (`slat_ns` is 0), context switches and page
-//! faults are not counted, and the `latency_us` buckets are interpolated between the recorded percentiles.
+//! `usr_cpu` and `sys_cpu` are the initiator's, as fio's are; the target's are under `blockmux`.
+//! Where fio knows more than we do: submission latency is part of completion latency here
+//! (`slat_ns` is 0), context switches and page faults are not counted, and the `latency_us` buckets
+//! are interpolated between the recorded percentiles.
 
 mod read;
 
@@ -211,8 +213,8 @@ fn zeros(names: &[&str]) -> Value {
     Value::Object(names.iter().map(|&name| (name.to_owned(), json!(0.0))).collect())
 }
 
-/// Per cent of all I/O in each bucket; a bucket reaches from the bound before it to its own, and the first of a unit
-/// from the last of the unit below.
+/// Per cent of all I/O in each bucket; a bucket reaches from the bound before it to its own, and
+/// the first of a unit from the last of the unit below.
 fn buckets(run: &Run, unit_ns: f64, bounds: &[u32]) -> Value {
     let mut below = if unit_ns > 1.0 { percent_within(run, unit_ns) } else { 0.0 };
     let mut entries = Map::new();

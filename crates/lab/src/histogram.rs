@@ -1,11 +1,13 @@
 //! Latencies of many I/O in little memory, recorded in a few nanoseconds each.
 //!
-//! hdrhistogram holds the distribution to three significant digits; smallest, largest and sum are kept exactly
-//! beside it. All memory (about 270 KiB, of which a run touches little) is taken when the histogram is made.
+//! hdrhistogram holds the distribution to three significant digits; smallest, largest and sum are
+//! kept exactly beside it. All memory (about 270 KiB, of which a run touches little) is taken when
+//! the histogram is made.
 
 use crate::result::Latency;
 
-/// A distribution of latencies in nanoseconds. Each worker has its own and they are merged at the end.
+/// A distribution of latencies in nanoseconds. Each worker has its own and they are merged at the
+/// end.
 #[derive(Clone, Debug)]
 pub struct Histogram {
     counts: hdrhistogram::Histogram<u64>,
@@ -34,8 +36,8 @@ impl Histogram {
         }
     }
 
-    /// Adds one latency. It never allocates and never fails: what lies over [`MAX_NS`] counts as that, except in
-    /// the largest and in the mean.
+    /// Adds one latency. It never allocates and never fails: what lies over [`MAX_NS`] counts as
+    /// that, except in the largest and in the mean.
     #[inline]
     pub fn record(&mut self, ns: u64) {
         self.counts.saturating_record(ns.min(MAX_NS));
@@ -93,7 +95,8 @@ impl Default for Histogram {
 }
 
 const SIGNIFICANT_DIGITS: u8 = 3;
-/// 99.9 has no exact binary form: without this 99.9% of 1000 would come out as the 1000th, not the 999th.
+/// 99.9 has no exact binary form: without this 99.9% of 1000 would come out as the 1000th, not the
+/// 999th.
 const ROUNDING: f64 = 1e-12;
 
 #[cfg(test)]

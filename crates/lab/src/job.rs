@@ -1,8 +1,8 @@
 //! What to measure, in fio's vocabulary: every option means what it means there.
 //!
-//! Two differences follow from measuring volumes and not files. A job always runs for `runtime`, going over its
-//! range as often as that takes (fio's `time_based`). And random offsets come from a permutation of the range's
-//! blocks, which is what fio's random map amounts to, without the map.
+//! Two differences follow from measuring volumes and not files. A job always runs for `runtime`,
+//! going over its range as often as that takes (fio's `time_based`). And random offsets come from a
+//! permutation of the range's blocks, which is what fio's random map amounts to, without the map.
 
 use crate::options::JobError;
 use crate::units::{Size, short};
@@ -114,8 +114,8 @@ pub struct Job {
     pub offset_increment: Size,
     /// Per cent of reads in a mixed pattern.
     pub rwmixread: u8,
-    /// Draw each random offset for itself, so that some blocks come twice and some never; else each comes once in
-    /// every pass over the range.
+    /// Draw each random offset for itself, so that some blocks come twice and some never; else each
+    /// comes once in every pass over the range.
     pub norandommap: bool,
     /// Check what was written.
     pub verify: Option<Verify>,
@@ -128,8 +128,9 @@ pub struct Job {
 }
 
 impl Default for Job {
-    /// fio's defaults: sequential reads of 4 KiB, one in flight, one worker, the whole volume, mixes half and half,
-    /// no verification. fio has no default for `runtime`; here it is ten seconds.
+    /// fio's defaults: sequential reads of 4 KiB, one in flight, one worker, the whole volume,
+    /// mixes half and half, no verification. fio has no default for `runtime`; here it is ten
+    /// seconds.
     fn default() -> Job {
         Job {
             name: "job".into(),
@@ -162,14 +163,16 @@ pub struct Range {
 }
 
 impl Job {
-    /// A name that says what it does: `randread-4k-qd32`, with several workers `randread-4k-qd32-x4`.
+    /// A name that says what it does: `randread-4k-qd32`, with several workers
+    /// `randread-4k-qd32-x4`.
     #[must_use]
     pub fn name_by_shape(&self) -> String {
         let workers = if self.numjobs > 1 { format!("-x{}", self.numjobs) } else { String::new() };
         format!("{}-{}-qd{}{workers}", self.rw.name(), short(self.bs.into()), self.iodepth)
     }
 
-    /// Whether the job can run on a volume of `volume_size` bytes in blocks of `volume_block` bytes.
+    /// Whether the job can run on a volume of `volume_size` bytes in blocks of `volume_block`
+    /// bytes.
     ///
     /// # Errors
     /// The first option that stands in the way.
@@ -199,10 +202,11 @@ impl Job {
 
     /// Where worker `worker` (from 0) works on a volume of `volume_size` bytes.
     ///
-    /// As in fio all workers have the same range, each `offset_increment` further on. Only where workers write
-    /// what is verified, which would fail if they wrote over each other, and have no increment, each gets its own
-    /// part of the range. A percentage counts from the whole volume, an offset rounded up and a size down to
-    /// whole blocks; a size in per cent ends with the volume, one in bytes has to fit.
+    /// As in fio all workers have the same range, each `offset_increment` further on. Only where
+    /// workers write what is verified, which would fail if they wrote over each other, and have no
+    /// increment, each gets its own part of the range. A percentage counts from the whole volume,
+    /// an offset rounded up and a size down to whole blocks; a size in per cent ends with the
+    /// volume, one in bytes has to fit.
     ///
     /// # Errors
     /// If the range is empty or reaches past the end.

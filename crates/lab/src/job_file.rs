@@ -19,8 +19,8 @@
 //! | `time_based`, `randrepeat` | taken if on: jobs always run for `runtime`, and offsets always repeat |
 //! | `ioengine`, `direct`, `buffered`, `thread`, `group_reporting`, `invalidate`, `description` | say how fio itself works or prints; taken and without effect |
 //!
-//! Anything else, `include` too, is an error with file, line and name, for a job that is silently another than the
-//! one in the file measures the wrong thing.
+//! Anything else, `include` too, is an error with file, line and name, for a job that is silently
+//! another than the one in the file measures the wrong thing.
 
 use crate::job::Job;
 use crate::options::{JOB_OPTIONS, JobError, parse_switch};
@@ -67,7 +67,8 @@ pub enum Fault {
     NoJob,
 }
 
-/// Reads the job file `text`. `file` is its name for messages; `env` gives the value of an environment variable.
+/// Reads the job file `text`. `file` is its name for messages; `env` gives the value of an
+/// environment variable.
 ///
 /// # Errors
 /// The first thing that is wrong.
@@ -182,7 +183,8 @@ fn without_comment(line: &str) -> &str {
     line.split([';', '#']).next().unwrap_or(line)
 }
 
-/// Puts variables in place of `${NAME}`, once: what comes out is not expanded again. What has no end stays as it is.
+/// Puts variables in place of `${NAME}`, once: what comes out is not expanded again. What has no
+/// end stays as it is.
 fn expand(value: &str, env: &impl Fn(&str) -> Option<String>) -> String {
     let mut expanded = String::new();
     let mut rest = value;

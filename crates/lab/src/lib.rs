@@ -4,8 +4,9 @@
 //!   job ──▶ generator ──▶ result ──▶ table, fio JSON, page
 //!     ╲───▶ ceiling   ──╱
 //! ```
-//! A [`job::Job`] says what to do in fio's vocabulary; the generator does it to any volume and the ceiling program
-//! does the same with bare sockets; [`result`] holds what they found, and the rest shows it.
+//! A [`job::Job`] says what to do in fio's vocabulary; the generator does it to any volume and the
+//! ceiling program does the same with bare sockets; [`result`] holds what they found, and the rest
+//! shows it.
 
 pub mod ceiling;
 pub mod content;

@@ -5,11 +5,12 @@
 //!                here 4 12 disks  here 4 12 disks ...
 //!   1 Gbit/s, MTU 1500
 //! ```
-//! A study's figure is found by its label, which names the volume and then the link: "4 disks, 1 Gbit/s, MTU 1500".
-//! Rows measured here say the link behind their protocol: "aoe, 1 Gbit/s, MTU 1500".
+//! A study's figure is found by its label, which names the volume and then the link: "4 disks, 1
+//! Gbit/s, MTU 1500". Rows measured here say the link behind their protocol: "aoe, 1 Gbit/s, MTU
+//! 1500".
 
 use crate::figure::{self, Figure};
-use crate::result::{Comparison, SubjectKind, Row};
+use crate::result::{Comparison, Row, SubjectKind};
 use crate::suite::{PublishedFigure, Study, Unit};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -46,8 +47,8 @@ pub struct Links {
 }
 
 impl Links {
-    /// Every link for a protocol, slow before fast, small frames before large; none for one that the study is not
-    /// about.
+    /// Every link for a protocol, slow before fast, small frames before large; none for one that
+    /// the study is not about.
     #[must_use]
     pub fn of(&self, protocol: &str) -> Vec<Link> {
         let mtus = self.mtus.get(protocol).map_or(&[][..], Vec::as_slice);
@@ -68,8 +69,8 @@ pub fn subject(of: &str, place: &str) -> String {
     format!("{of}, {place}")
 }
 
-/// One of a study's tables: a protocol's links downwards, jobs across, and under each job what was measured here
-/// beside what was measured there.
+/// One of a study's tables: a protocol's links downwards, jobs across, and under each job what was
+/// measured here beside what was measured there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grid {
     /// The protocol.

@@ -1,6 +1,7 @@
 //! The machine that measures, as `/proc` and the process itself tell it.
 //!
-//! A report must never fail because a machine does not say what it is: what cannot be found out is "unknown" or 0.
+//! A report must never fail because a machine does not say what it is: what cannot be found out is
+//! "unknown" or 0.
 
 use crate::figure::UNKNOWN;
 use crate::result::Machine;
@@ -26,8 +27,8 @@ impl Machine {
     }
 }
 
-/// The processor's name from `/proc/cpuinfo`, or else the board's from the device tree: 64-bit Arm names only the
-/// parts of its processors.
+/// The processor's name from `/proc/cpuinfo`, or else the board's from the device tree: 64-bit Arm
+/// names only the parts of its processors.
 fn cpu_model(cpuinfo: &str, device_tree: &str) -> Option<String> {
     let field = |names: &[&str]| {
         cpuinfo.lines().find_map(|line| {

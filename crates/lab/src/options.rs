@@ -1,7 +1,7 @@
 //! fio's options by name: what each sets, and what is said of those that we do not know.
 //!
-//! A name means here what it means in fio or it is refused; nothing is ignored in silence except the few names in
-//! [`crate::job_file`] that only choose how fio itself works.
+//! A name means here what it means in fio or it is refused; nothing is ignored in silence except
+//! the few names in [`crate::job_file`] that only choose how fio itself works.
 
 use crate::job::{Job, Rw, Verify};
 use crate::units::{parse_int, parse_size, parse_time_ms};
@@ -68,12 +68,14 @@ impl JobError {
 }
 
 impl Job {
-    /// Sets one option from its text. An option without a value, as job files allow for switches, has the value
-    /// "". Aliases as in fio: `readwrite` for `rw`, `blocksize` for `bs`; `rwmixwrite` is what `rwmixread` leaves;
-    /// `fdatasync` is `fsync`, for a volume has one flush; `sync` makes every write FUA.
+    /// Sets one option from its text. An option without a value, as job files allow for switches,
+    /// has the value "". Aliases as in fio: `readwrite` for `rw`, `blocksize` for `bs`;
+    /// `rwmixwrite` is what `rwmixread` leaves; `fdatasync` is `fsync`, for a volume has one flush;
+    /// `sync` makes every write FUA.
     ///
     /// # Errors
-    /// If the name is unknown, or the value is not of its kind or out of bounds; the job is as it was then.
+    /// If the name is unknown, or the value is not of its kind or out of bounds; the job is as it
+    /// was then.
     pub fn set(&mut self, key: &str, value: &str) -> Result<(), JobError> {
         let known = JOB_OPTIONS.iter().find(|&&known| known == key);
         let &key = known.ok_or_else(|| JobError::unknown(key, &[JOB_OPTIONS]))?;
@@ -165,7 +167,8 @@ fn did_you_mean(nearest: Option<&str>) -> String {
     nearest.map_or_else(String::new, |name| format!(", did you mean `{name}`?"))
 }
 
-/// The name most like `key`: one that it begins or that begins it, or at most a third of its letters away.
+/// The name most like `key`: one that it begins or that begins it, or at most a third of its
+/// letters away.
 fn nearest(key: &str, known: &[&'static str]) -> Option<&'static str> {
     let distance = |name: &&str| edit_distance(&key.to_ascii_lowercase(), name);
     let &best = known.iter().min_by_key(|name| distance(name))?;

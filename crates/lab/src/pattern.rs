@@ -1,12 +1,15 @@
-//! Where the next I/O goes and what it does: a few nanoseconds, no allocation, the same for the same seed.
+//! Where the next I/O goes and what it does: a few nanoseconds, no allocation, the same for the
+//! same seed.
 //!
-//! Sequential patterns go through the range from its begin and start over at its end; reads and writes of a mixed
-//! one have a place each, as in fio. Random patterns take every block once in each pass, in an order that differs
-//! from pass to pass and from worker to worker; with `norandommap` each offset is drawn for itself. In a mix
-//! each I/O is a read with a chance of `rwmixread` in a hundred.
+//! Sequential patterns go through the range from its begin and start over at its end; reads and
+//! writes of a mixed one have a place each, as in fio. Random patterns take every block once in
+//! each pass, in an order that differs from pass to pass and from worker to worker; with
+//! `norandommap` each offset is drawn for itself. In a mix each I/O is a read with a chance of
+//! `rwmixread` in a hundred.
 //!
-//! To read back what a verifying job wrote no map of generations is needed. A clone of the pattern, made when a pass
-//! begins, says again which blocks that pass has written: they have its generation, all others the one before.
+//! To read back what a verifying job wrote no map of generations is needed. A clone of the pattern,
+//! made when a pass begins, says again which blocks that pass has written: they have its
+//! generation, all others the one before.
 
 use crate::content::{STEP, mix};
 use crate::job::{Job, Range, Rw};
@@ -29,9 +32,9 @@ pub struct Step {
     pub action: Action,
     /// Where, in bytes.
     pub offset: u64,
-    /// How often the pattern has been through its range, from 0. All blocks of the range come once before this
-    /// goes up, except under `norandommap`; a caller that verifies waits for what is in flight when it changes,
-    /// and `pass + 1` is the generation of what it writes.
+    /// How often the pattern has been through its range, from 0. All blocks of the range come once
+    /// before this goes up, except under `norandommap`; a caller that verifies waits for what is in
+    /// flight when it changes, and `pass + 1` is the generation of what it writes.
     pub pass: u64,
 }
 
@@ -152,9 +155,9 @@ pub fn shuffled(len: usize, seed: u64) -> Vec<usize> {
 
 /// A random order of the numbers below `len`.
 ///
-/// It permutes the numbers below the next power of two with steps that can each be undone (an odd factor, an
-/// addition, high bits onto low ones) and follows it on from what lies outside until it is inside again, which
-/// takes less than two rounds on average.
+/// It permutes the numbers below the next power of two with steps that can each be undone (an odd
+/// factor, an addition, high bits onto low ones) and follows it on from what lies outside until it
+/// is inside again, which takes less than two rounds on average.
 #[derive(Clone, Debug)]
 struct Permutation {
     len: u64,
@@ -212,8 +215,9 @@ impl Random {
         number
     }
 
-    /// A number below `limit`, each as likely as any other (Lemire 2019: the high half of a product, drawn again
-    /// in the rare case that the low half falls into the part that would favour some).
+    /// A number below `limit`, each as likely as any other (Lemire 2019: the high half of a
+    /// product, drawn again in the rare case that the low half falls into the part that would
+    /// favour some).
     #[inline]
     pub(crate) fn below(&mut self, limit: u64) -> u64 {
         loop {
@@ -325,7 +329,8 @@ mod tests {
 
     #[test]
     fn random_offsets_favour_no_part_of_the_range() {
-        // 16 bins of 4096 expected hits each; the threshold is that of chance one in a million at 15 degrees.
+        // 16 bins of 4096 expected hits each; the threshold is that of chance one in a million at
+        // 15 degrees.
         for extra in [&[][..], &[("norandommap", "1")]] {
             for seed in ["1", "2", "3"] {
                 let options = [&[("rw", "randread"), ("randseed", seed)], extra].concat();
@@ -369,7 +374,8 @@ mod tests {
         assert!(hits.iter().all(|&hits| (hits - 10_000).abs() < 500), "{hits:?}");
     }
 
-    /// Writes `passes` and a half to a model volume as a job would; what a clone says must then be there.
+    /// Writes `passes` and a half to a model volume as a job would; what a clone says must then be
+    /// there.
     fn written_and_expected(rw: &str, passes: u64) -> (Vec<Vec<u8>>, Vec<Expect>) {
         const BLOCKS: u64 = 100;
         let stamp = |offset, generation| Stamp { offset, generation, seed: 77 };

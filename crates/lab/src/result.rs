@@ -65,11 +65,13 @@ pub struct Row {
     pub subject: String,
     /// What kind of thing it is.
     pub kind: SubjectKind,
-    /// The protocol whose message sizes a ceiling repeats, or that a protocol row speaks; empty for local.
+    /// The protocol whose message sizes a ceiling repeats, or that a protocol row speaks; empty for
+    /// local.
     pub protocol: String,
     /// The volume or URL.
     pub target: String,
-    /// The polling policy of both sides: "adaptive", "always", "never"; empty where it means nothing.
+    /// The polling policy of both sides: "adaptive", "always", "never"; empty where it means
+    /// nothing.
     pub poll: String,
     /// What was done.
     pub job: Job,
@@ -126,7 +128,8 @@ pub struct Latency {
     pub mean_ns: f64,
     /// Standard deviation.
     pub stddev_ns: f64,
-    /// (percentile, value), ascending: 1, 5, 10, 20, ... 50 ... 90, 95, 99, 99.5, 99.9, 99.95, 99.99, as fio has them.
+    /// (percentile, value), ascending: 1, 5, 10, 20, ... 50 ... 90, 95, 99, 99.5, 99.9, 99.95,
+    /// 99.99, as fio has them.
     pub percentiles: Vec<(f64, u64)>,
 }
 
@@ -142,7 +145,8 @@ pub struct Spread {
 }
 
 impl Comparison {
-    /// What is to be known of figures over TCP, in a sentence; `None` if there are none, or nothing is.
+    /// What is to be known of figures over TCP, in a sentence; `None` if there are none, or nothing
+    /// is.
     #[must_use]
     pub fn caution(&self) -> Option<String> {
         let congestion: Congestion = self.machine.congestion.parse().ok()?;
@@ -208,8 +212,8 @@ impl Run {
 
     /// A percentile of completion latency in nanoseconds; `None` if it was not recorded.
     ///
-    /// Percentiles of two directions do not add up, so a mixed job has that of its slower direction, which
-    /// is never less than the percentile of both together.
+    /// Percentiles of two directions do not add up, so a mixed job has that of its slower
+    /// direction, which is never less than the percentile of both together.
     #[must_use]
     pub fn percentile_ns(&self, percentile: f64) -> Option<u64> {
         self.active().filter_map(|direction| direction.latency.percentile_ns(percentile)).max()
@@ -246,8 +250,8 @@ impl SubjectKind {
 }
 
 impl Comparison {
-    /// The rows of each job together, jobs in the order in which they first appear. A job's name does not
-    /// tell it apart, what it does does.
+    /// The rows of each job together, jobs in the order in which they first appear. A job's name
+    /// does not tell it apart, what it does does.
     #[must_use]
     pub fn groups(&self) -> Vec<Vec<&Row>> {
         let mut groups: Vec<Vec<&Row>> = Vec::new();
@@ -273,9 +277,10 @@ impl Comparison {
         reasons
     }
 
-    /// The ceiling that a protocol row is held against: bare sockets under the same job and with the same
-    /// message sizes. `never` is held against the sleeping one and `always` against the spinning one;
-    /// `adaptive`, and a row whose policy is unknown, against the faster of the two, since it may do either.
+    /// The ceiling that a protocol row is held against: bare sockets under the same job and with
+    /// the same message sizes. `never` is held against the sleeping one and `always` against the
+    /// spinning one; `adaptive`, and a row whose policy is unknown, against the faster of the two,
+    /// since it may do either.
     #[must_use]
     pub fn ceiling_of(&self, row: &Row) -> Option<&Row> {
         if row.kind != SubjectKind::Protocol {
@@ -294,13 +299,15 @@ impl Comparison {
             .max_by(|a, b| iops(a).total_cmp(&iops(b)))
     }
 
-    /// Whether a protocol row is faster than its ceiling by more than chance: then something else kept the machine busy.
+    /// Whether a protocol row is faster than its ceiling by more than chance: then something else
+    /// kept the machine busy.
     #[must_use]
     pub fn has_noisy_ceiling(&self) -> bool {
         self.rows.iter().filter_map(|row| self.share_of_ceiling(row)).any(|share| share > NOISY_SHARE)
     }
 
-    /// Median IOPS of a protocol row as a fraction of its ceiling's; see [`Comparison::ceiling_of`].
+    /// Median IOPS of a protocol row as a fraction of its ceiling's; see
+    /// [`Comparison::ceiling_of`].
     #[must_use]
     pub fn share_of_ceiling(&self, row: &Row) -> Option<f64> {
         let ceiling = self.ceiling_of(row)?.spread(|run| Some(run.iops()))?.median;

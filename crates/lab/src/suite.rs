@@ -1,8 +1,9 @@
 //! Published measurements and the jobs that repeat them here, and the jobs of a plain comparison.
 //!
-//! The figures are facts from public studies, in `data/`, one file for each with its source; they are shown beside
-//! what is measured on the machine at hand and never mixed with it. A suite's jobs are the study's on another
-//! stage: a RAM volume in place of its disks, and loopback in place of its links unless it is about those.
+//! The figures are facts from public studies, in `data/`, one file for each with its source; they
+//! are shown beside what is measured on the machine at hand and never mixed with it. A suite's jobs
+//! are the study's on another stage: a RAM volume in place of its disks, and loopback in place of
+//! its links unless it is about those.
 
 use crate::figure::Figure;
 use crate::job::{Job, Rw};
@@ -87,8 +88,8 @@ pub struct Reference {
     pub label: String,
 }
 
-/// One figure of a study and the job that it was measured with: shown beside what was measured here, never mixed
-/// with it.
+/// One figure of a study and the job that it was measured with: shown beside what was measured
+/// here, never mixed with it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PublishedFigure {
     /// The protocol, in Blockmux's word for it; "local" for a volume without one.
@@ -108,8 +109,8 @@ pub struct PublishedFigure {
 /// One job under one protocol: a row to measure.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SuiteRow {
-    /// "iscsi", "iser", "srp", "nbd", "aoe", "nvme-tcp", or "local" for a volume without a protocol. The caller knows
-    /// which of them it can run.
+    /// "iscsi", "iser", "srp", "nbd", "aoe", "nvme-tcp", or "local" for a volume without a
+    /// protocol. The caller knows which of them it can run.
     pub protocol: String,
     /// What to do.
     pub job: Job,
@@ -277,8 +278,8 @@ impl Suite {
     }
 }
 
-/// The jobs of `bench --full`: small I/O at depth 1 and deeper, where protocols differ, then large I/O,
-/// where copies show.
+/// The jobs of `bench --full`: small I/O at depth 1 and deeper, where protocols differ, then large
+/// I/O, where copies show.
 #[must_use]
 pub fn full_jobs(runtime_ms: u64, ramp_time_ms: u64) -> Vec<Job> {
     let cells = [
@@ -587,7 +588,8 @@ mod tests {
         }
         assert!((sum(&suite, |figures| figures.iops) - 820_268.01).abs() < 0.001);
         assert!((sum(&suite, |figures| figures.mean_us) - 572.71).abs() < 0.001);
-        // 1 MiB at a time stays below 100 Gbit/s, and only what the study calls approximate is round.
+        // 1 MiB at a time stays below 100 Gbit/s, and only what the study calls approximate is
+        // round.
         for figures in suite.published.iter().filter(|figures| figures.job.ends_with("1m")) {
             let iops = figures.iops.unwrap();
             assert!(iops * f64::from(1 << 20) < 12.5e9);

@@ -1,7 +1,7 @@
 //! The terminal table: one block for each job, one line for each subject.
 //!
-//! Every number is the median over the runs. Where the terminal is too narrow for all columns, those that say least
-//! are left out, see `Column::keep`.
+//! Every number is the median over the runs. Where the terminal is too narrow for all columns,
+//! those that say least are left out, see `Column::keep`.
 
 use crate::figure::{self, Figure, Labels, shortened};
 use crate::link::{self, Grid};
@@ -22,7 +22,8 @@ pub enum Colour {
     Ansi,
 }
 
-/// The table of a comparison, ready to print, with the figures of a study beside what was measured. Text from outside has no control characters left in it.
+/// The table of a comparison, ready to print, with the figures of a study beside what was measured.
+/// Text from outside has no control characters left in it.
 #[must_use]
 pub fn render(comparison: &Comparison, study: Option<&Study>, width: Width, colour: Colour) -> String {
     let labels = Labels::of(comparison);
@@ -30,7 +31,8 @@ pub fn render(comparison: &Comparison, study: Option<&Study>, width: Width, colo
     let subject_width = longest.clamp(MIN_SUBJECT, MAX_SUBJECT);
     let columns = fitting(width.0, subject_width);
     let grids = study.map_or_else(Vec::new, |study| link::grids(comparison, study));
-    let table = TextTable { comparison, study, grids, labels, subject_width, columns, width: width.0, colour };
+    let table =
+        TextTable { comparison, study, grids, labels, subject_width, columns, width: width.0, colour };
     let mut out = String::new();
     table.head(&mut out);
     for group in comparison.groups() {
@@ -60,7 +62,8 @@ struct Column {
     name: &'static str,
     /// Characters, the space before it included.
     width: usize,
-    /// Columns are dropped from the smallest up until the table fits; the largest stay at any width.
+    /// Columns are dropped from the smallest up until the table fits; the largest stay at any
+    /// width.
     keep: u8,
     cell: Cell,
 }
@@ -115,7 +118,8 @@ impl TextTable<'_> {
     fn grid(&self, out: &mut String, grid: &Grid) {
         let title = format!("{}, MB/s: here, and there with", plain(&grid.title));
         let _ = writeln!(out, "\n{}", self.styled(BOLD, &title));
-        // The first word of "12 disks" and "PS3, 4 disks" will do, and everybody knows what 1500 is.
+        // The first word of "12 disks" and "PS3, 4 disks" will do, and everybody knows what 1500
+        // is.
         let short = |name: &String| {
             let end = name.find([' ', ',']).unwrap_or(name.len());
             plain(&name[..end])
@@ -199,7 +203,8 @@ impl TextTable<'_> {
         for column in &self.columns {
             let text = column.cell.text(self.comparison, row).unwrap_or_else(|| "-".into());
             end += column.width;
-            // A number too long for its column takes room from the next one's, and never touches a neighbour.
+            // A number too long for its column takes room from the next one's, and never touches a
+            // neighbour.
             let room = end.saturating_sub(line.chars().count() + 1);
             let _ = write!(line, " {text:>room$}");
         }

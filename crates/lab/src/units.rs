@@ -97,8 +97,9 @@ pub fn parse_size(text: &str) -> Result<Size, String> {
     }
 }
 
-/// Reads a time in milliseconds: seconds, or with a unit `us`, `ms`, `s`, `m`, `h`, `d` (also `usec`, `msec`, `sec`).
-/// Unlike fio's, seconds may have a fraction (`0.5`), down to a millisecond.
+/// Reads a time in milliseconds: seconds, or with a unit `us`, `ms`, `s`, `m`, `h`, `d` (also
+/// `usec`, `msec`, `sec`). Unlike fio's, seconds may have a fraction (`0.5`), down to a
+/// millisecond.
 ///
 /// # Errors
 /// What is wrong with it, as the end of a sentence.

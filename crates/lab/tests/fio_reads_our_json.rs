@@ -62,8 +62,8 @@ fn skip(error: &std::io::Error) {
     eprintln!("skipped: cannot run fio: {error}");
 }
 
-/// Paths of all values, of a list's first entry only. What we add, and which options a job was given, is not looked
-/// into.
+/// Paths of all values, of a list's first entry only. What we add, and which options a job was
+/// given, is not looked into.
 fn keys(path: &str, value: &Value) -> BTreeSet<String> {
     let below: Vec<(String, &Value)> = match value {
         Value::Object(entries) => {

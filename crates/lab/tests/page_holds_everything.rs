@@ -1,4 +1,5 @@
-//! The page's text: nothing is loaded, nothing from outside is taken for markup, and nothing is left out.
+//! The page's text: nothing is loaded, nothing from outside is taken for markup, and nothing is
+//! left out.
 
 #[allow(dead_code, reason = "each test file uses its own part of the fixture")]
 mod fixture;

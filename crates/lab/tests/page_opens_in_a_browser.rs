@@ -1,4 +1,5 @@
-//! The page in a real browser: it renders in light and in dark, fits a telephone, and asks for nothing.
+//! The page in a real browser: it renders in light and in dark, fits a telephone, and asks for
+//! nothing.
 //!
 //! A probe is put into a copy of the page; the page itself has no script.
 

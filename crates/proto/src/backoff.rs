@@ -1,4 +1,5 @@
-//! When to try again what only others can make possible: memory, locked ranges, the end of another session.
+//! When to try again what only others can make possible: memory, locked ranges, the end of another
+//! session.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! Which bytes of a transfer have come, or were asked for: every byte exactly once (NBD: proto.md, "Request types",
-//! `NBD_CMD_READ`; NVMe/TCP: TCP Transport 1.0 §3.3.2).
+//! Which bytes of a transfer have come, or were asked for: every byte exactly once (NBD: proto.md,
+//! "Request types", `NBD_CMD_READ`; NVMe/TCP: TCP Transport 1.0 §3.3.2).
 
 use smallvec::SmallVec;
 

@@ -1,5 +1,5 @@
-//! Digests of iSCSI and NVMe/TCP: CRC-32C, sent with its least byte first (RFC 7143 §13.1, and the examples of its
-//! predecessor's appendix B.4; TCP Transport 1.0 §3.3.1.1).
+//! Digests of iSCSI and NVMe/TCP: CRC-32C, sent with its least byte first (RFC 7143 §13.1, and the
+//! examples of its predecessor's appendix B.4; TCP Transport 1.0 §3.3.1.1).
 //!
 //! # How often payload is touched
 //! Not counting the system's copies, one into the socket and one out of it:
@@ -12,9 +12,10 @@
 //! | initiator, a write's | not at all | summed; copied first if it is shared |
 //! | target, a write's | copied into a RAM volume | summed where it was received, then copied |
 //!
-//! Shared memory is copied because it may change until it is sent, and the digest would be that of other bytes: to a peer
-//! that is a broken connection. Private memory nobody else writes, and its owner leaves it alone until we say that we are
-//! done: that is the contract of a write's data, and what a volume lends is the reader's until it is dropped.
+//! Shared memory is copied because it may change until it is sent, and the digest would be that of
+//! other bytes: to a peer that is a broken connection. Private memory nobody else writes, and its
+//! owner leaves it alone until we say that we are done: that is the contract of a write's data, and
+//! what a volume lends is the reader's until it is dropped.
 
 use crate::outbox::Outbox;
 use blockmux_volume::{Crc32c, Pool, SgList};
@@ -25,8 +26,8 @@ pub(crate) fn of(bytes: &[u8]) -> [u8; DIGEST_LEN] {
     Crc32c::of(bytes).to_le_bytes()
 }
 
-/// Sends payload under a digest, which is returned: private memory by reference, and of shared memory a copy in the pool's
-/// memory, or without any in the outbox.
+/// Sends payload under a digest, which is returned: private memory by reference, and of shared
+/// memory a copy in the pool's memory, or without any in the outbox.
 pub(crate) fn push(outbox: &mut Outbox, pool: &Pool, data: &SgList) -> Crc32c {
     let mut crc = Crc32c::default();
     for seg in data.segs() {
@@ -74,8 +75,7 @@ mod tests {
             let mut outbox = Outbox::default();
             let crc = push(&mut outbox, &Pool::new(limit), &data);
             shared.fill_zero();
-            let is_private =
-                |piece: OutboxPiece<'_>| matches!(piece, OutboxPiece::Payload(seg) if seg.as_ptr() == private.as_ptr());
+            let is_private = |piece: OutboxPiece<'_>| matches!(piece, OutboxPiece::Payload(seg) if seg.as_ptr() == private.as_ptr());
             assert_eq!(outbox.pieces().map(is_private).filter(|is| *is).count(), 1);
             let sent = outbox.take_bytes();
             assert_eq!((crc.to_le_bytes(), &sent), (of(&sent), &bytes));

@@ -1,12 +1,13 @@
-//! What a target session tells about its peer, for whoever audits: who logged in, was refused, logged out or changed a
-//! reservation.
+//! What a target session tells about its peer, for whoever audits: who logged in, was refused,
+//! logged out or changed a reservation.
 //!
-//! A session queues an [`AuditEvent`]; its driver takes it by [`crate::session::Target::poll_event`], adds the peer's address
-//! and logs it. A lost connection is the driver's own event: only it sees the end of a socket.
+//! A session queues an [`AuditEvent`]; its driver takes it by
+//! [`crate::session::Target::poll_event`], adds the peer's address and logs it. A lost connection
+//! is the driver's own event: only it sees the end of a socket.
 
 use crate::exports::VolumeId;
-use crate::served::MeterReader;
 use crate::session::ProtocolError;
+use crate::volume_state::MeterReader;
 use std::borrow::Cow;
 use std::collections::VecDeque;
 
@@ -15,7 +16,8 @@ use std::collections::VecDeque;
 pub struct Login {
     /// The protocol's name: `nbd`, `iscsi`, `iser`, `nvme-tcp`, `aoe`.
     pub protocol: &'static str,
-    /// InitiatorName, host NQN or MAC address; empty where the protocol has no such name, or none was sent.
+    /// InitiatorName, host NQN or MAC address; empty where the protocol has no such name, or none
+    /// was sent.
     pub initiator: String,
     /// TargetName, subsystem NQN, export or disk; empty if none was named.
     pub target: String,
@@ -26,7 +28,8 @@ pub struct Login {
 pub enum AuditEvent {
     /// The peer has logged in.
     Login(Login),
-    /// One more connection of a session whose login was told: its I/O is counted, and it has no lines of its own.
+    /// One more connection of a session whose login was told: its I/O is counted, and it has no
+    /// lines of its own.
     Joined(Login),
     /// A station is heard of, over a protocol without connections. It is there until it logs out.
     StationCame {
@@ -63,7 +66,8 @@ pub enum AuditEvent {
         /// Whether it succeeded.
         is_done: bool,
     },
-    /// Requests for a volume are refused for a reason that the protocol has no error for; told once while the reason stays.
+    /// Requests for a volume are refused for a reason that the protocol has no error for; told once
+    /// while the reason stays.
     RequestsRefused {
         /// The volume.
         volume: VolumeId,
@@ -79,7 +83,8 @@ impl AuditEvent {
     }
 }
 
-/// AuditEvents that the driver has not taken yet. A peer that causes many before the driver looks loses the oldest.
+/// AuditEvents that the driver has not taken yet. A peer that causes many before the driver looks
+/// loses the oldest.
 #[derive(Debug, Default)]
 pub(crate) struct AuditEvents(VecDeque<AuditEvent>);
 

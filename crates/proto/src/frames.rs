@@ -1,8 +1,8 @@
 //! Frames between a session and its driver: what came, and what is to go.
 //!
-//! A frame here is what follows the Ethernet header, which is the driver's. Received frames lie in a [`Chunk`], so that
-//! payload is lent on from there; sent ones have a short head by value and payload by reference, as in
-//! [`crate::outbox`].
+//! A frame here is what follows the Ethernet header, which is the driver's. Received frames lie in
+//! a [`Chunk`], so that payload is lent on from there; sent ones have a short head by value and
+//! payload by reference, as in [`crate::outbox`].
 
 use blockmux_volume::{Chunk, Seg, SgList};
 pub use blockmux_wire::ethernet::{EtherType, Mac};
@@ -34,8 +34,8 @@ pub struct Station {
     pub mac: Mac,
 }
 
-/// A frame that came: the first bytes of what is unread in a chunk. Shorter frames than the link has may have zeroes
-/// behind them.
+/// A frame that came: the first bytes of what is unread in a chunk. Shorter frames than the link
+/// has may have zeroes behind them.
 #[derive(Clone, Copy)]
 pub struct Frame<'a> {
     /// Who sent it, or says so.
@@ -58,7 +58,8 @@ impl<'a> Frame<'a> {
         self.chunk.unread().get(..self.len).unwrap_or_default()
     }
 
-    /// Lends `len` bytes at `offset`, which stay valid after the frame; `None` if it has no such bytes.
+    /// Lends `len` bytes at `offset`, which stay valid after the frame; `None` if it has no such
+    /// bytes.
     #[inline]
     #[must_use]
     pub fn lend(&self, offset: usize, len: usize) -> Option<Seg> {

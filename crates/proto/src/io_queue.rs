@@ -1,14 +1,16 @@
-//! An initiator's queue: I/O under way at a volume that a peer has, cut into commands and put together again. Which
-//! commands, and what their answers mean, a [`CommandSet`] knows (decision 48).
+//! An initiator's queue: I/O under way at a volume that a peer has, cut into commands and put
+//! together again. Which commands, and what their answers mean, a [`CommandSet`] knows (decision
+//! 48).
 //!
-//! An I/O that the peer takes whole is one command; a longer one is cut into pieces, of which four are under way at a time.
-//! The completion comes after the last, and after the flush that stands in for FUA where there is none.
+//! An I/O that the peer takes whole is one command; a longer one is cut into pieces, of which four
+//! are under way at a time. The completion comes after the last, and after the flush that stands in
+//! for FUA where there is none.
 //!
-//! A long read that brought no memory gets some before it is sent, and waits for its turn while the pool has none. One
-//! that is alone does not wait, but takes memory from the heap, so that there always is an end after which to ask the
-//! pool again.
+//! A long read that brought no memory gets some before it is sent, and waits for its turn while the
+//! pool has none. One that is alone does not wait, but takes memory from the heap, so that there
+//! always is an end after which to ask the pool again.
 
-use crate::job::{IoJob, CommandKind, JobNext, CommandPiece, CommandPieces};
+use crate::job::{CommandKind, CommandPiece, CommandPieces, IoJob, JobNext};
 use crate::slots::{SlotKey, Slots};
 use blockmux_volume::{Completion, Extent, Io, IoError, Memory, Op, Output, Pool, Seg, SgList, VolumeInfo};
 use std::collections::VecDeque;
@@ -20,7 +22,7 @@ pub(crate) trait CommandSet {
     /// A command as a transport sends it, without its data.
     type Sent;
     /// What is kept of that while the command is under way.
-    type Kept;
+    type CommandState;
 
     /// Whether I/O is taken.
     fn is_open(&self) -> bool;
@@ -34,10 +36,10 @@ pub(crate) trait CommandSet {
     /// Its data where that is not the I/O's own.
     fn payload(&mut self, piece: &CommandPiece<Self::Kind>, pool: &Pool) -> Option<SgList>;
 
-    fn keep(command: &Self::Sent) -> Self::Kept;
+    fn keep(command: &Self::Sent) -> Self::CommandState;
 
-    /// The peer does not know a command after all: has `job` done with others, or fails it. A piece that is returned is to
-    /// be sent instead.
+    /// The peer does not know a command after all: has `job` done with others, or fails it. A piece
+    /// that is returned is to be sent instead.
     fn do_otherwise(
         &mut self,
         piece: CommandPiece<Self::Kind>,
@@ -59,12 +61,13 @@ pub(crate) enum IoPlan<K> {
 
 /// What becomes of a command that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum CompletionClass {
     /// It was done.
     Good,
     /// It was not done, for a reason that is over: send it again.
     Again,
-    /// It was not done, for a reason that passes: send it again in a while, and say this if that never helps.
+    /// It was not done, for a reason that passes: send it again in a while, and say this if that
+    /// never helps.
     Later(IoError),
     /// It was not done, as this path does not lead there now: another may.
     Elsewhere,
@@ -100,7 +103,7 @@ pub struct CommandRequest<C> {
 /// A command under way.
 pub(crate) struct QueuedCommand<S: CommandSet, T> {
     pub(crate) piece: CommandPiece<S::Kind>,
-    pub(crate) kept: S::Kept,
+    pub(crate) state: S::CommandState,
     pub(crate) transfer: DataTransfer,
     /// Data that is not the I/O's own.
     pub(crate) payload: Option<SgList>,
@@ -262,7 +265,7 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
         payload: Option<SgList>,
     ) -> CommandRequest<S::Sent> {
         let (kept, transport) = (S::keep(&command), T::default());
-        let key = self.commands.insert(QueuedCommand { piece, kept, transfer, payload, transport });
+        let key = self.commands.insert(QueuedCommand { piece, state: kept, transfer, payload, transport });
         CommandRequest { key, command, transfer }
     }
 
@@ -272,7 +275,8 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
         self.commands.get_mut(key).map(|command| (&mut command.transport, command.transfer))
     }
 
-    /// The data of a command that has some to send: a list, and where in it the command's data begins.
+    /// The data of a command that has some to send: a list, and where in it the command's data
+    /// begins.
     #[inline]
     pub(crate) fn data_out(&mut self, key: SlotKey) -> Option<(&SgList, usize)> {
         let command = self.commands.get_mut(key)?;
@@ -285,8 +289,8 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
         job.io.data.as_ref().map(|data| (data, base))
     }
 
-    /// Where the data of a command goes that gets some: a list, and where in it the command's data begins. Only a short
-    /// read can come here without memory.
+    /// Where the data of a command goes that gets some: a list, and where in it the command's data
+    /// begins. Only a short read can come here without memory.
     #[inline]
     pub(crate) fn data_in(&mut self, key: SlotKey) -> Option<(&SgList, usize)> {
         let command = self.commands.get_mut(key)?;
@@ -302,7 +306,8 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
         job.io.data.as_ref().or(job.buffer.as_ref()).map(|data| (data, base))
     }
 
-    /// Whether `len` bytes are all that the command's I/O asked for, and it brought no memory: then they may be lent.
+    /// Whether `len` bytes are all that the command's I/O asked for, and it brought no memory: then
+    /// they may be lent.
     #[inline]
     pub(crate) fn is_lendable(&mut self, key: SlotKey, len: usize) -> bool {
         let piece = self.commands.get_mut(key).map(|command| command.piece);
@@ -321,37 +326,38 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
         }
     }
 
-    /// A command of a job has ended so: goes on with the job. A piece that is returned is to be sent again in a while.
+    /// A command of a job has ended so: goes on with the job. A piece that is returned is to be
+    /// sent again in a while.
     #[inline]
     pub(crate) fn finish_piece(
         &mut self,
         piece: CommandPiece<S::Kind>,
         key: SlotKey,
-        verdict: Verdict,
+        verdict: CompletionClass,
     ) -> Option<CommandPiece<S::Kind>> {
         let job = self.jobs.get_mut(key)?;
         match verdict {
-            Verdict::Good => {}
-            Verdict::Again | Verdict::Later(_) if piece.tries < MAX_TRIES => {
-                job.forget_lent();
-                if verdict != Verdict::Again {
+            CompletionClass::Good => {}
+            CompletionClass::Again | CompletionClass::Later(_) if piece.tries < MAX_TRIES => {
+                job.forget_borrowed();
+                if verdict != CompletionClass::Again {
                     return Some(piece.again());
                 }
                 self.again.push_back(piece.again());
                 return None;
             }
-            Verdict::Again => job.fail(IoError::Aborted),
-            Verdict::Elsewhere | Verdict::Astray => {
-                job.is_returned |= self.has_other_paths || verdict == Verdict::Astray;
+            CompletionClass::Again => job.fail(IoError::Aborted),
+            CompletionClass::Elsewhere | CompletionClass::Astray => {
+                job.is_returned |= self.has_other_paths || verdict == CompletionClass::Astray;
                 job.fail(IoError::PathLost);
             }
-            Verdict::Illegal => {
+            CompletionClass::Illegal => {
                 if let Some(again) = self.set.do_otherwise(piece, job) {
                     self.again.push_back(again);
                     return None;
                 }
             }
-            Verdict::Later(error) | Verdict::Failed(error) => job.fail(error),
+            CompletionClass::Later(error) | CompletionClass::Failed(error) => job.fail(error),
         }
         self.end_piece(key);
         None
@@ -437,10 +443,11 @@ pub(crate) fn memory(pool: &Pool, len: usize) -> SgList {
 
 /// The most I/O that a queue has under way.
 pub const DEPTH: usize = 1024;
-/// A read up to this many bytes may be lent memory by the transport, and takes none before its data comes. It fits a
-/// receive buffer.
+/// A read up to this many bytes may be lent memory by the transport, and takes none before its data
+/// comes. It fits a receive buffer.
 pub(crate) const LEND_UP_TO: u64 = 64 << 10;
 /// Of one piece of zeroes that are written out, in bytes.
 pub(crate) const ZEROES: usize = 256 << 10;
-/// How often one command is sent again. With the pauses between them, a volume may be out of reach for half a minute.
+/// How often one command is sent again. With the pauses between them, a volume may be out of reach
+/// for half a minute.
 pub(crate) const MAX_TRIES: u32 = 64;

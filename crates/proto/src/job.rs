@@ -1,5 +1,6 @@
-//! An initiator's I/O where it becomes commands: cut into pieces of what one command covers, some of them under way at a
-//! time, and a flush behind them if they are to be stable and the commands do not say so.
+//! An initiator's I/O where it becomes commands: cut into pieces of what one command covers, some
+//! of them under way at a time, and a flush behind them if they are to be stable and the commands
+//! do not say so.
 
 use crate::slots::SlotKey;
 use blockmux_volume::{Extent, Io, IoError, Memory, Pool, SgList};
@@ -35,8 +36,8 @@ pub(crate) struct IoJob<K> {
     /// Commands under way, or to be sent again.
     pub(crate) in_flight: u32,
     pub(crate) is_ready: bool,
-    /// Another path may be able to do it, or the target was made to give up a command of it: if that is why it has
-    /// failed, it is to be done again.
+    /// Another path may be able to do it, or the target was made to give up a command of it: if
+    /// that is why it has failed, it is to be done again.
     pub(crate) is_returned: bool,
     /// The first error of any of its commands.
     pub(crate) error: Option<IoError>,
@@ -79,7 +80,7 @@ impl<K: CommandKind> CommandPiece<K> {
         CommandPiece { job: None, kind, offset: 0, len: 0, tries: 0 }
     }
 
-    /// The same, to be sent once more.
+    /// The piece for another try: with one more in `tries`.
     pub(crate) fn again(self) -> CommandPiece<K> {
         CommandPiece { tries: self.tries.saturating_add(1), ..self }
     }
@@ -103,7 +104,8 @@ impl<K: CommandKind> IoJob<K> {
         }
     }
 
-    /// The next piece of this job, if one may be sent now. It stays ready if another one may be, too.
+    /// The next piece of this job, if one may be sent now. It stays ready if another one may be,
+    /// too.
     #[inline]
     pub(crate) fn carve(&mut self, key: SlotKey) -> Option<CommandPiece<K>> {
         self.is_ready = false;
@@ -145,8 +147,8 @@ impl<K: CommandKind> IoJob<K> {
         }
     }
 
-    /// Gives a read the memory that it waits for; whether there was some. Where its queue has nothing else `is_alone`, and
-    /// waiting for the pool might be for ever.
+    /// Gives a read the memory that it waits for; whether there was some. Where its queue has
+    /// nothing else `is_alone`, and waiting for the pool might be for ever.
     #[inline]
     pub(crate) fn give_memory(&mut self, pool: &Pool, is_alone: bool) -> bool {
         let len = self.io.len as usize; // checked: at most MAX_TRANSFER
@@ -158,7 +160,7 @@ impl<K: CommandKind> IoJob<K> {
     }
 
     /// Forgets memory that was lent, which nothing is written to when a piece is sent again.
-    pub(crate) fn forget_lent(&mut self) {
+    pub(crate) fn forget_borrowed(&mut self) {
         let is_lent = |list: &mut SgList| list.segs().iter().any(|seg| !seg.is_writable());
         self.buffer.take_if(is_lent);
     }
@@ -167,8 +169,8 @@ impl<K: CommandKind> IoJob<K> {
         self.error.get_or_insert(error);
     }
 
-    /// Does again, in another way, what lies from `offset` on. What was done already is done twice then, which changes
-    /// nothing.
+    /// Does again, in another way, what lies from `offset` on. What was done already is done twice
+    /// then, which changes nothing.
     pub(crate) fn go_back(&mut self, offset: u64, pieces: CommandPieces<K>) {
         self.pieces = pieces;
         self.issued = self.issued.min(offset.saturating_sub(self.io.offset));

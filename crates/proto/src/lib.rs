@@ -1,8 +1,9 @@
 //! Sans-I/O protocol sessions: bytes, completions and time in; bytes, I/O and deadlines out.
 //!
-//! A session never touches a socket, a clock or a thread. The engine drives it over real sockets, the simulator
-//! over a virtual clock, a fuzzer and a unit test by hand: the same code each time. A protocol is a module with a
-//! target and an initiator side; [`session`] has the traits between a session and whatever drives it.
+//! A session never touches a socket, a clock or a thread. The engine drives it over real sockets,
+//! the simulator over a virtual clock, a fuzzer and a unit test by hand: the same code each time. A
+//! protocol is a module with a target and an initiator side; [`session`] has the traits between a
+//! session and whatever drives it.
 #![forbid(unsafe_code)]
 #![warn(clippy::indexing_slicing, clippy::unwrap_used, clippy::arithmetic_side_effects)]
 
@@ -23,12 +24,12 @@ pub mod outbox;
 pub mod rdma;
 mod rdma_cm;
 pub mod scsi;
-pub mod served;
 pub mod session;
 mod slots;
 #[cfg(test)]
 pub(crate) mod testing;
 mod uri;
+pub mod volume_state;
 pub mod volume_uuid;
 
-pub use served::exports;
+pub use volume_state::exports;

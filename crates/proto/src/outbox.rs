@@ -1,12 +1,13 @@
-//! What a session wants to send: heads by value, payload by reference, gathered into one system call.
+//! What a session wants to send: heads by value, payload by reference, gathered into one system
+//! call.
 
 use blockmux_volume::{Seg, SgList};
 use std::collections::VecDeque;
 
 /// A queue of bytes to send, made of short heads that it holds and payload that it refers to.
 ///
-/// Heads that follow each other become one part, so that a batch of short replies is one piece of memory. Nothing is
-/// allocated once the queue has seen its usual depth.
+/// Heads that follow each other become one part, so that a batch of short replies is one piece of
+/// memory. Nothing is allocated once the queue has seen its usual depth.
 #[derive(Default)]
 pub struct Outbox {
     /// Written up to `filled`; what is behind was written before, and is not cleared again.
@@ -51,8 +52,9 @@ impl Outbox {
         self.count_head(bytes.len());
     }
 
-    /// Appends what lies in several places as one head; returns it. Where it is called, most of their lengths are known, and
-    /// then they are moved without a call for each, which costs more than moving them does.
+    /// Appends what lies in several places as one head; returns it. Where it is called, most of
+    /// their lengths are known, and then they are moved without a call for each, which costs more
+    /// than moving them does.
     #[expect(clippy::inline_always, reason = "elsewhere the lengths are not known")]
     #[inline(always)]
     pub fn push_heads<const N: usize>(&mut self, parts: [&[u8]; N]) -> &[u8] {
@@ -134,7 +136,9 @@ impl Outbox {
     #[inline]
     pub fn pieces(&self) -> impl Iterator<Item = OutboxPiece<'_>> {
         self.parts.iter().map(|part| match part {
-            OutboxPart::Head { start, end } => OutboxPiece::Head(self.heads.get(*start..*end).unwrap_or_default()),
+            OutboxPart::Head { start, end } => {
+                OutboxPiece::Head(self.heads.get(*start..*end).unwrap_or_default())
+            }
             OutboxPart::Payload(seg) => OutboxPiece::Payload(seg),
         })
     }
@@ -196,7 +200,8 @@ impl Outbox {
         }
     }
 
-    /// Reuses the space of heads that were sent; moves the rest down only when it has become rare enough to pay.
+    /// Reuses the space of heads that were sent; moves the rest down only when it has become rare
+    /// enough to pay.
     #[inline]
     fn reclaim_heads(&mut self) {
         if self.parts.is_empty() {

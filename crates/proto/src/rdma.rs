@@ -1,20 +1,24 @@
-//! The words between a session and a queue pair: iSER, and later SRP and NVMe/RDMA, over any provider.
+//! The words between a session and a queue pair: iSER, and later SRP and NVMe/RDMA, over any
+//! provider.
 //!
 //! ```text
 //!   wire ──▶ queue pair ──Event──▶ RdmaSession::on_event ──▶ Target::poll_io ──▶ channel
 //!   wire ◀── queue pair ◀──calls── RdmaSession::work     ◀── Target::on_io  ◀── channel
 //! ```
-//! A *queue pair* is a reliable connection in the model of the verbs (RFC 5040, InfiniBand): messages arrive whole, once
-//! and in order, each in a receive buffer that was posted for it; memory that was registered is read and written by the
-//! peer without the session's doing. Software iWARP, RoCEv2 and hardware are providers of it, in the crate `rdma`.
+//! A *queue pair* is a reliable connection in the model of the verbs (RFC 5040, InfiniBand):
+//! messages arrive whole, once and in order, each in a receive buffer that was posted for it;
+//! memory that was registered is read and written by the peer without the session's doing. Software
+//! iWARP, RoCEv2 and hardware are providers of it, in the crate `rdma`.
 //!
-//! The driver's turn: hand in every event, then have the session call the queue pair ([`QueuePair`]); again until neither
-//! side has anything. A session thus hears of a registration in the turn in which it asked for it.
+//! The driver's turn: hand in every event, then have the session call the queue pair
+//! ([`QueuePair`]); again until neither side has anything. A session thus hears of a registration
+//! in the turn in which it asked for it.
 //!
 //! # Receive buffers
-//! There are [`Endpoint::receives`] of them at first, of [`Endpoint::receive_len`] bytes. Each message takes one, and
-//! [`QueuePair::receive`] posts more. A message that finds none, or one that is too short, ends the connection: a protocol
-//! over queue pairs counts credits so that this does not happen.
+//! There are [`Endpoint::receives`] of them at first, of [`Endpoint::receive_len`] bytes. Each
+//! message takes one, and [`QueuePair::receive`] posts more. A message that finds none, or one that
+//! is too short, ends the connection: a protocol over queue pairs counts credits so that this does
+//! not happen.
 
 pub mod testing;
 
@@ -56,8 +60,9 @@ pub type MessageHead = SmallVec<[u8; 128]>;
 
 /// A request that a queue pair keeps until it can carry it out.
 ///
-/// Sends, reads and writes are carried out in the order in which they were posted; a send that follows a write is
-/// delivered after the write's data. A read may complete after what was posted behind it.
+/// Sends, reads and writes are carried out in the order in which they were posted; a send that
+/// follows a write is delivered after the write's data. A read may complete after what was posted
+/// behind it.
 #[derive(Debug)]
 pub enum WorkRequest {
     /// The passive side takes the connection that [`Event::Requested`] was about.
@@ -96,7 +101,8 @@ pub enum WorkRequest {
     },
     /// RDMA Write: our memory into the peer's.
     Write {
-        /// Comes back when our memory may be used otherwise; that it has arrived is known only from what follows.
+        /// Comes back when our memory may be used otherwise; that it has arrived is known only from
+        /// what follows.
         id: WorkId,
         /// Where it comes from.
         local: SgList,
@@ -112,7 +118,8 @@ pub enum WorkRequest {
         /// What the peer may do.
         access: RemoteRights,
     },
-    /// Closes memory to the peer, at once: what the peer does with it later is refused. It need not be open any more.
+    /// Closes memory to the peer, at once: what the peer does with it later is refused. It need not
+    /// be open any more.
     Invalidate {
         /// Its name.
         stag: Stag,
@@ -155,8 +162,8 @@ pub enum Event {
     },
     /// A message has come.
     Received {
-        /// All of it, in one piece. It may lie in a buffer that many messages share: what is kept for long is to be
-        /// copied.
+        /// All of it, in one piece. It may lie in a buffer that many messages share: what is kept
+        /// for long is to be copied.
         message: Seg,
         /// Memory of ours that the peer has closed by it; it was open until then.
         invalidated: Option<Stag>,
@@ -186,9 +193,11 @@ pub struct Endpoint {
     pub receives: u32,
     /// The length of each in bytes, the longest message that may come.
     pub receive_len: u32,
-    /// Sends, reads and writes that may be in flight; a session that is told of [`Event::Done`] counts for itself.
+    /// Sends, reads and writes that may be in flight; a session that is told of [`Event::Done`]
+    /// counts for itself.
     pub sends: u32,
-    /// RDMA Reads that we would have in flight at a time (ORD), and that we let the peer have (IRD).
+    /// RDMA Reads that we would have in flight at a time (ORD), and that we let the peer have
+    /// (IRD).
     pub reads: u32,
     /// Registrations that may be open at a time.
     pub regions: u32,
@@ -198,13 +207,14 @@ pub struct Endpoint {
 
 /// What a session asks of its queue pair.
 ///
-/// Each call takes effect in the order of the calls. [`QueuePair::send`], [`QueuePair::read`] and [`QueuePair::write`]
-/// are called only while there is [`QueuePair::room`]: a session keeps what does not fit, and asks in a later turn.
-/// By default a call becomes [`Work`], which the provider takes by `post`; a provider overrides those that it can carry
-/// out while it is called, as verbs of hardware do. With I/O of 4 KiB, work and events cost as much as framing does.
+/// Each call takes effect in the order of the calls. [`QueuePair::send`], [`QueuePair::read`] and
+/// [`QueuePair::write`] are called only while there is [`QueuePair::room`]: a session keeps what
+/// does not fit, and asks in a later turn. By default a call becomes [`Work`], which the provider
+/// takes by `post`; a provider overrides those that it can carry out while it is called, as verbs
+/// of hardware do. With I/O of 4 KiB, work and events cost as much as framing does.
 pub trait QueuePair {
-    /// How many sends, reads and writes it takes now: those that the endpoint allows, without those that have not come
-    /// back. None without a connection.
+    /// How many sends, reads and writes it takes now: those that the endpoint allows, without those
+    /// that have not come back. None without a connection.
     fn room(&self) -> usize;
 
     /// Takes work. Sends, reads and writes are posted only while there is room.
@@ -215,7 +225,8 @@ pub trait QueuePair {
         0
     }
 
-    /// Takes the connection that [`Event::Requested`] was about; at most [`MAX_PRIVATE_DATA`] bytes for the peer.
+    /// Takes the connection that [`Event::Requested`] was about; at most [`MAX_PRIVATE_DATA`] bytes
+    /// for the peer.
     fn accept(&mut self, private_data: Vec<u8>) {
         self.post(WorkRequest::Accept { private_data });
     }
@@ -230,26 +241,29 @@ pub trait QueuePair {
         (0..count).for_each(|_| self.post(WorkRequest::Receive));
     }
 
-    /// Sends a message: `head`, then `payload`, which is held on to until it is sent. It closes the memory `invalidate`
-    /// of the peer as it arrives. It may come back as [`Event::Done`] with [`MESSAGE`].
+    /// Sends a message: `head`, then `payload`, which is held on to until it is sent. It closes the
+    /// memory `invalidate` of the peer as it arrives. It may come back as [`Event::Done`] with
+    /// [`MESSAGE`].
     fn send(&mut self, head: &[u8], payload: &SgList, invalidate: Option<Stag>) {
         let (head, payload) = (MessageHead::from_slice(head), payload.clone());
         self.post(WorkRequest::Send { id: MESSAGE, head, payload, invalidate, is_solicited: false });
     }
 
-    /// Reads the peer's memory into ours, of the same length. It comes back as [`Event::Done`] when all of it is there.
+    /// Reads the peer's memory into ours, of the same length. It comes back as [`Event::Done`] when
+    /// all of it is there.
     fn read(&mut self, id: WorkId, local: SgList, remote: Remote) {
         self.post(WorkRequest::Read { id, local, remote });
     }
 
-    /// Writes our memory into the peer's. `true`: it comes back as [`Event::Done`] when our memory may be used otherwise;
-    /// `false`: it does not, and counts as [`QueuePair::unsent`] until then.
+    /// Writes our memory into the peer's. `true`: it comes back as [`Event::Done`] when our memory
+    /// may be used otherwise; `false`: it does not, and counts as [`QueuePair::unsent`] until then.
     fn write(&mut self, id: WorkId, local: &SgList, remote: Remote) -> bool {
         self.post(WorkRequest::Write { id, local: local.clone(), remote });
         true
     }
 
-    /// Opens memory to the peer, and takes `local`. Returns its name, or `None` if [`Event::Registered`] will tell.
+    /// Opens memory to the peer, and takes `local`. Returns its name, or `None` if
+    /// [`Event::Registered`] will tell.
     fn register(&mut self, id: WorkId, local: &mut SgList, access: RemoteRights) -> Option<Remote> {
         self.post(WorkRequest::Register { id, local: std::mem::take(local), access });
         None
@@ -269,7 +283,8 @@ pub trait QueuePair {
 /// The number of each message that was sent by [`QueuePair::send`].
 pub const MESSAGE: WorkId = WorkId(0);
 
-/// The most private data in bytes that every provider carries (InfiniBand's connection manager has the least room).
+/// The most private data in bytes that every provider carries (InfiniBand's connection manager has
+/// the least room).
 pub const MAX_PRIVATE_DATA: usize = 56;
 
 /// A session over a queue pair: iSER, SRP, NVMe/RDMA.
@@ -283,8 +298,8 @@ pub trait RdmaSession: Timed {
     /// If the peer broke the protocol: the driver posts what work there is and disconnects.
     fn on_event(&mut self, event: Event, now: Instant) -> Result<(), ProtocolError>;
 
-    /// Asks `queue_pair` for all that is to be done now, as far as it has room. Whether anything has moved: if so, it is
-    /// called again.
+    /// Asks `queue_pair` for all that is to be done now, as far as it has room. Whether anything
+    /// has moved: if so, it is called again.
     fn work(&mut self, queue_pair: &mut impl QueuePair) -> bool;
 }
 

@@ -4,15 +4,18 @@
 //!   socket ──bytes──▶ StreamSession::on_bytes ──▶ Target::poll_io ──▶ channel
 //!   socket ◀─gather── StreamSession::outbox  ◀── Target::on_io   ◀── channel
 //! ```
-//! A protocol on raw frames has a [`FrameSession`] in the place of the stream session; the other side is the same.
+//! A protocol on raw frames has a [`FrameSession`] in the place of the stream session; the other
+//! side is the same.
 //!
-//! The driver's turn, over and over: while [`StreamSession::demand`] asks for bytes and there are some, show them;
-//! take every I/O and submit it, and cancel what is to be cancelled; hand in what completed; send what the outbox holds.
-//! A session has no clock: each call that brings something in says when that is.
+//! The driver's turn, over and over: while [`StreamSession::demand`] asks for bytes and there are
+//! some, show them; take every I/O and submit it, and cancel what is to be cancelled; hand in what
+//! completed; send what the outbox holds. A session has no clock: each call that brings something
+//! in says when that is.
 //!
 //! A session of an initiator may have several connections, all driven on one core
-//! (`docs/decisions/0011-connections-of-one-session.md`). [`StreamConnections::connection`] is the stream session of one of
-//! them; [`Connections`] says when the session wants another one, and hears when that is there or gone.
+//! (`docs/decisions/0011-connections-of-one-session.md`). [`StreamConnections::connection`] is the
+//! stream session of one of them; [`Connections`] says when the session wants another one, and
+//! hears when that is there or gone.
 
 use crate::event::AuditEvent;
 use crate::exports::VolumeId;
@@ -38,10 +41,12 @@ pub struct ProtocolError {
 pub enum Demand {
     /// At least this many bytes in one piece, at most [`MAX_DEMAND`], to be shown to `on_bytes`.
     Bytes(usize),
-    /// Payload: straight into this memory, all of it, then `on_placed`. It begins with what is unread, which the
-    /// driver copies; asked again meanwhile, the session names the whole memory again.
+    /// Payload: straight into this memory, all of it, then `on_placed`. It begins with what is
+    /// unread, which the driver copies; asked again meanwhile, the session names the whole memory
+    /// again.
     Place(SgList),
-    /// Nothing now: back-pressure. The session is waiting for completions or for its outbox to drain.
+    /// Nothing now: back-pressure. The session is waiting for completions or for its outbox to
+    /// drain.
     Nothing,
     /// Nothing ever: close the connection once the outbox is empty and no I/O is in flight.
     Close,
@@ -50,8 +55,8 @@ pub enum Demand {
 /// The most contiguous bytes that a session may ask for; a receive buffer holds at least this.
 pub const MAX_DEMAND: usize = 128 << 10;
 
-/// How long the oldest request of an initiator may wait for its answer, unless told otherwise: as long as with the
-/// initiators of Linux.
+/// How long the oldest request of an initiator may wait for its answer, unless told otherwise: as
+/// long as with the initiators of Linux.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What has deadlines: keep-alive, log-in and recovery timers.
@@ -75,15 +80,16 @@ pub trait StreamSession: Timed {
     /// What to receive next. Asking changes nothing.
     fn demand(&self) -> Demand;
 
-    /// Shows what is unread, at least as many bytes as `demand` asked for. Returns how many it took; the driver
-    /// shows the rest again when the next demand is met. Payload may be lent on ([`Chunk::lend`]) without a copy.
+    /// Shows what is unread, at least as many bytes as `demand` asked for. Returns how many it
+    /// took; the driver shows the rest again when the next demand is met. Payload may be lent on
+    /// ([`Chunk::lend`]) without a copy.
     ///
     /// # Errors
     /// If the peer broke the protocol: the driver sends what the outbox holds and closes.
     fn on_bytes(&mut self, input: &Chunk, now: Instant) -> Result<usize, ProtocolError>;
 
-    /// The connection is secured from now on, with the key of that identity: whatever is shown later is the peer's who
-    /// has it. Nothing has been shown before.
+    /// The connection is secured from now on, with the key of that identity: whatever is shown
+    /// later is the peer's who has it. Nothing has been shown before.
     ///
     /// # Errors
     /// If there is no use for such a connection.
@@ -97,8 +103,8 @@ pub trait StreamSession: Timed {
     /// As for `on_bytes`.
     fn on_placed(&mut self, now: Instant) -> Result<(), ProtocolError>;
 
-    /// Whether what comes is mostly payload that has a place: then a driver does well to receive little beyond what is
-    /// demanded, because whatever lies in its buffer is copied to its place.
+    /// Whether what comes is mostly payload that has a place: then a driver does well to receive
+    /// little beyond what is demanded, because whatever lies in its buffer is copied to its place.
     fn is_mostly_placed(&self) -> bool {
         false
     }
@@ -109,7 +115,8 @@ pub trait StreamSession: Timed {
     /// If the peer left in the middle of something.
     fn on_end(&mut self, now: Instant) -> Result<(), ProtocolError>;
 
-    /// What waits to be sent. The driver looks again when it has sent something: there may be room for more then.
+    /// What waits to be sent. The driver looks again when it has sent something: there may be room
+    /// for more then.
     fn outbox(&mut self) -> &mut Outbox;
 }
 
@@ -161,7 +168,8 @@ impl<S: StreamSession + ?Sized> StreamSession for &mut S {
 
 /// A session over frames of one network interface or several, its ports: ATA over Ethernet.
 ///
-/// Nothing that comes breaks such a session: whoever sends a frame may be anybody, so that a wrong one is dropped.
+/// Nothing that comes breaks such a session: whoever sends a frame may be anybody, so that a wrong
+/// one is dropped.
 pub trait FrameSession: Timed {
     /// Takes a frame. Payload may be lent on ([`Frame::lend`]) without a copy.
     fn on_frame(&mut self, frame: &Frame<'_>, now: Instant);
@@ -175,7 +183,8 @@ pub trait FrameSession: Timed {
 
 /// The volume side of a target session.
 ///
-/// A session bounds its I/O in flight by [`Target::depth`] and its memory by asking for nothing meanwhile.
+/// A session bounds its I/O in flight by [`Target::depth`] and its memory by asking for nothing
+/// meanwhile.
 pub trait Target: Timed {
     /// The most I/O that the session ever has in flight.
     fn depth(&self) -> u32;
@@ -183,8 +192,8 @@ pub trait Target: Timed {
     /// The next I/O and the volume it is for. Tags are unique among the session's I/O in flight.
     fn poll_io(&mut self) -> Option<(VolumeId, Io)>;
 
-    /// The next I/O in flight that nobody waits for any more: the driver asks its channel to end it early. It completes
-    /// all the same.
+    /// The next I/O in flight that nobody waits for any more: the driver asks its channel to end it
+    /// early. It completes all the same.
     fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)>;
 
     /// An I/O has completed.
@@ -199,8 +208,8 @@ pub trait Target: Timed {
     /// How far the session has come.
     fn stage(&self) -> SessionStage;
 
-    /// The oldest data that the peer was asked for and that memory waits for, if there is any: another number for each.
-    /// A driver whose buffers are short bounds how long that may take.
+    /// The oldest data that the peer was asked for and that memory waits for, if there is any:
+    /// another number for each. A driver whose buffers are short bounds how long that may take.
     fn owed(&self) -> Option<u64>;
 
     /// The next event that an operator may want to audit; never one per I/O.
@@ -213,12 +222,13 @@ pub trait Target: Timed {
 /// How far a target's session has come with its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionStage {
-    /// The peer has not come through its handshake. A driver that has as many connections as it may have can close this
-    /// one for a newcomer.
+    /// The peer has not come through its handshake. A driver that has as many connections as it may
+    /// have can close this one for a newcomer.
     Handshake,
     /// The peer has logged in, or whatever the protocol has for that.
     Established,
-    /// The connection is over and may be closed. The driver goes on with deadlines, I/O and turns, but shows no bytes.
+    /// The connection is over and may be closed. The driver goes on with deadlines, I/O and turns,
+    /// but shows no bytes.
     Lingering,
 }
 
@@ -246,7 +256,8 @@ impl Home {
     }
 }
 
-/// How well a session reaches its volume, where there are several ways to it; the better ones are less.
+/// How well a session reaches its volume, where there are several ways to it; the better ones are
+/// less.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PathRank {
     /// The way that the target prefers.
@@ -261,7 +272,8 @@ pub enum PathRank {
     Unusable,
 }
 
-/// What has to be open before an initiator's session can be, and for as long as that is: an admin queue of NVMe.
+/// What has to be open before an initiator's session can be, and for as long as that is: an admin
+/// queue of NVMe.
 pub trait Control: StreamSession {
     /// Whether a session may begin.
     fn is_ready(&self) -> bool;
@@ -271,7 +283,8 @@ pub trait Control: StreamSession {
         None
     }
 
-    /// How well the session reaches its volume, once when it is known and whenever it was looked at again.
+    /// How well the session reaches its volume, once when it is known and whenever it was looked at
+    /// again.
     fn poll_path_rank(&mut self) -> Option<PathRank> {
         None
     }
@@ -335,17 +348,18 @@ pub trait Initiator {
     /// The next completion.
     fn poll_done(&mut self) -> Option<Completion>;
 
-    /// A request that was taken, has not completed, and is to be submitted again, here or to another session: the target
-    /// has aborted it, so that nothing is known of what it has done, or the path is [`PathRank::Unusable`] and the session
-    /// was told of others, or the path is [`PathRank::Failing`].
+    /// A request that was taken, has not completed, and is to be submitted again, here or to
+    /// another session: the target has aborted it, so that nothing is known of what it has done, or
+    /// the path is [`PathRank::Unusable`] and the session was told of others, or the path is
+    /// [`PathRank::Failing`].
     fn poll_returned(&mut self) -> Option<Io>;
 
-    /// The connection is gone: takes back every request that has not completed, oldest first, to be replayed on
-    /// another session.
+    /// The connection is gone: takes back every request that has not completed, oldest first, to be
+    /// replayed on another session.
     fn take_unfinished(&mut self) -> Vec<Io>;
 
-    /// The volume's size in bytes, once when it is known and whenever it has changed; `None` also from sessions whose
-    /// volume never changes.
+    /// The volume's size in bytes, once when it is known and whenever it has changed; `None` also
+    /// from sessions whose volume never changes.
     fn poll_size(&mut self) -> Option<u64>;
 
     /// Another session with the same volume has learned that it is of this size now.
@@ -360,34 +374,38 @@ pub trait Initiator {
 
 /// Requests that get no answer, in sessions whose driver watches for them.
 pub trait Overdue {
-    /// Ages the pending requests. Returns for how many consecutive calls the oldest one has been pending, or the most of any
-    /// connection. What takes long by its nature, as a flush does, counts a quarter.
+    /// Ages the pending requests. Returns for how many consecutive calls the oldest one has been
+    /// pending, or the most of any connection. What takes long by its nature, as a flush does,
+    /// counts a quarter.
     fn look(&mut self) -> u32;
 
-    /// Asks the target to abort the requests that have been pending for at least so many looks, or takes a harsher step if
-    /// it was asked before. Returns what it asks for, as it follows "the target is asked". What the target has aborted comes
-    /// back by [`Initiator::poll_returned`], or the next looks find it again. `None`: there is nothing left to be asked for.
+    /// Asks the target to abort the requests that have been pending for at least so many looks, or
+    /// takes a harsher step if it was asked before. Returns what it asks for, as it follows "the
+    /// target is asked". What the target has aborted comes back by [`Initiator::poll_returned`], or
+    /// the next looks find it again. `None`: there is nothing left to be asked for.
     fn abort_overdue(&mut self, looks: u32) -> Option<&'static str>;
 }
 
 /// The connections of an initiator's session. The first one, number 0, is there before the session.
 pub trait Connections {
-    /// A connection that the session wants, to where the first one goes, and when to connect. Each is named once until it is
-    /// lost.
+    /// A connection that the session wants, to where the first one goes, and when to connect. Each
+    /// is named once until it is lost.
     fn poll_connect(&mut self) -> Option<(usize, Instant)>;
 
     /// A connection is there: its outbox has what it begins with.
     fn on_connected(&mut self, connection: usize, now: Instant);
 
-    /// A connection is lost, or could not be had. Returns whether the session goes on: without it, or with another one that
-    /// [`Connections::poll_connect`] asks for. If not, the driver takes the whole session back.
+    /// A connection is lost, or could not be had. Returns whether the session goes on: without it,
+    /// or with another one that [`Connections::poll_connect`] asks for. If not, the driver takes
+    /// the whole session back.
     fn on_lost(&mut self, connection: usize, now: Instant) -> bool;
 
-    /// The connection that was given the latest requests. A driver that sends what the others have before this one's delivers
-    /// requests in order.
+    /// The connection that was given the latest requests. A driver that sends what the others have
+    /// before this one's delivers requests in order.
     fn latest(&self) -> usize;
 
-    /// Whether an answer is due on a connection. A driver that is awake need not receive from one without in each turn.
+    /// Whether an answer is due on a connection. A driver that is awake need not receive from one
+    /// without in each turn.
     fn is_awaited(&self, connection: usize) -> bool;
 
     /// How long to wait before another session takes this one's place, when its connection is gone.

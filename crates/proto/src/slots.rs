@@ -1,6 +1,7 @@
 //! A table whose keys are never mistaken for those of an earlier occupant.
 
-/// A table of what is in flight. It grows to the most that was ever in it and then allocates no more.
+/// A table of what is in flight. It grows to the most that was ever in it and then allocates no
+/// more.
 pub(crate) struct Slots<T> {
     slots: Vec<Slot<T>>,
     free: Vec<u32>,
@@ -29,7 +30,8 @@ struct Slot<T> {
     value: Option<T>,
 }
 
-/// Names one occupant for good: `generation << 32 | index`. A request's key is its cookie on the wire.
+/// Names one occupant for good: `generation << 32 | index`. A request's key is its cookie on the
+/// wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotKey(pub(super) u64);
 
@@ -78,7 +80,7 @@ impl<T> Slots<T> {
         Some(value)
     }
 
-    /// The same for an occupant that nobody wants any more.
+    /// Frees the slot of an occupant that is not needed any more, without moving it out.
     #[inline]
     pub(crate) fn discard(&mut self, key: SlotKey) {
         if let Some(slot) = self.slots.get_mut(key.index())
@@ -90,7 +92,8 @@ impl<T> Slots<T> {
         }
     }
 
-    /// The key whose short form this is, if that occupant is still there. A table of at most 65,535 slots has one.
+    /// The key whose short form this is, if that occupant is still there. A table of at most 65,535
+    /// slots has one.
     #[inline]
     pub(crate) fn find(&self, short: u32) -> Option<SlotKey> {
         let index = short & u32::from(u16::MAX);
@@ -99,7 +102,8 @@ impl<T> Slots<T> {
         (slot.value.is_some() && key.short() == short).then_some(key)
     }
 
-    /// The key whose form in 16 bits this is, if that occupant is still there. A table of at most 1,024 slots has one.
+    /// The key whose form in 16 bits this is, if that occupant is still there. A table of at most
+    /// 1,024 slots has one.
     #[inline]
     pub(crate) fn find_narrow(&self, narrow: u16) -> Option<SlotKey> {
         let index = u32::from(narrow & NARROW_INDEX);
@@ -129,9 +133,9 @@ impl<T> Slots<T> {
             .collect()
     }
 
-    /// Looks which occupants have been here the longest: how many looks in a row have found the same one again, not
-    /// counting the one that found it first. What `is_long` picks may stay longer: of these only every
-    /// [`LONG`]th look counts.
+    /// Looks which occupants have been here the longest: how many looks in a row have found the
+    /// same one again, not counting the one that found it first. What `is_long` picks may stay
+    /// longer: of these only every [`LONG`]th look counts.
     pub(crate) fn look(&mut self, is_long: impl Fn(&T) -> bool) -> u32 {
         let mut oldest = [0; 2];
         for slot in &self.slots {
@@ -153,8 +157,8 @@ impl<T> Slots<T> {
         short.again.max(long.again / LONG)
     }
 
-    /// If so many looks in a row have found the same one again: that one and whoever else has been here since the first of
-    /// them, oldest first, by kinds as [`Slots::look`] has them.
+    /// If so many looks in a row have found the same one again: that one and whoever else has been
+    /// here since the first of them, oldest first, by kinds as [`Slots::look`] has them.
     pub(crate) fn overdue(&self, looks: u32, is_long: impl Fn(&T) -> bool) -> Vec<SlotKey> {
         let [short, long] = self.seen;
         let mut overdue = Vec::new();

@@ -1,4 +1,5 @@
-//! What URIs of all protocols are made of (RFC 3986): hosts and ports, percent-encoding, and parameters.
+//! What URIs of all protocols are made of (RFC 3986): hosts and ports, percent-encoding, and
+//! parameters.
 
 pub use crate::session::DEFAULT_TIMEOUT;
 use blockmux_volume::units::{format_duration, parse_duration};
@@ -166,7 +167,8 @@ pub(crate) fn number<T: FromStr>(text: &str) -> Option<T> {
     text.bytes().all(|digit| digit.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-/// Undoes percent-encoding. The library passes a `%` without digits behind it through; here it is an error.
+/// Undoes percent-encoding. The library passes a `%` without digits behind it through; here it is
+/// an error.
 fn decode(text: &str) -> Result<Vec<u8>, &'static str> {
     let is_encoded = |rest: &str| {
         rest.as_bytes().first_chunk::<2>().is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
@@ -204,13 +206,15 @@ pub(crate) trait UrlParameters: Clone {
     /// Shows each parameter with its field to `table`, in the order in which they are written.
     fn parameters(&mut self, table: &mut ParameterTable<'_, Self::Error>);
 
-    /// Refuses a parameter with better advice than that it is unknown, or that does not fit what was read before.
+    /// Refuses a parameter with better advice than that it is unknown, or that does not fit what
+    /// was read before.
     fn refuse(&self, _parameter: &Parameter<'_>) -> Result<(), Self::Error> {
         Ok(())
     }
 }
 
-/// All parameters of a URL. One of them is read into its field, if one is to be; what is in the fields then is written.
+/// All parameters of a URL. One of them is read into its field, if one is to be; what is in the
+/// fields then is written.
 pub(crate) struct ParameterTable<'a, E> {
     parameter: Option<&'a Parameter<'a>>,
     /// How reading went; `None`: there is no such parameter.
@@ -219,7 +223,10 @@ pub(crate) struct ParameterTable<'a, E> {
 }
 
 impl<E: From<ParameterError>> ParameterTable<'_, E> {
-    fn of<U: UrlParameters<Error = E>>(url: &mut U, parameter: Option<&Parameter<'_>>) -> ParameterTable<'static, E> {
+    fn of<U: UrlParameters<Error = E>>(
+        url: &mut U,
+        parameter: Option<&Parameter<'_>>,
+    ) -> ParameterTable<'static, E> {
         let mut table = ParameterTable { parameter, outcome: None, written: Vec::new() };
         url.parameters(&mut table);
         ParameterTable { parameter: None, ..table }
@@ -337,8 +344,8 @@ pub(crate) fn split(text: &str) -> Option<(&str, &str, &str)> {
     Some((scheme, place, query))
 }
 
-/// Reads a query into `url`: parameters joined by `&`, none of them twice. Of an unknown one no value is shown:
-/// it may be somebody's way to write a secret.
+/// Reads a query into `url`: parameters joined by `&`, none of them twice. Of an unknown one no
+/// value is shown: it may be somebody's way to write a secret.
 pub(crate) fn read_query<U: UrlParameters>(url: &mut U, query: &str) -> Result<(), U::Error> {
     let table = ParameterTable::of(&mut U::plain(), None).written;
     let known: Vec<&str> = table.into_iter().map(|(key, _)| key).collect();
@@ -354,7 +361,9 @@ pub(crate) fn read_query<U: UrlParameters>(url: &mut U, query: &str) -> Result<(
     }
     for parameter in parameters {
         url.refuse(&parameter)?;
-        ParameterTable::of(url, Some(&parameter)).outcome.unwrap_or_else(|| Err(parameter.unknown(&known).into()))?;
+        ParameterTable::of(url, Some(&parameter))
+            .outcome
+            .unwrap_or_else(|| Err(parameter.unknown(&known).into()))?;
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use blockmux_proto::iscsi::login::operational::{CRC32C, OperationalKey, Operatio
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{IscsiAccess, IscsiNode, Portal, TargetNode};
 use blockmux_proto::iscsi::server::TargetSession;
-use blockmux_proto::scsi::{UnitIdentity, LogicalUnit, Lun, ScsiTarget as ScsiTarget};
+use blockmux_proto::scsi::{LogicalUnit, Lun, ScsiTarget, UnitIdentity};
 use blockmux_proto::session::{StreamSession, Target};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Chunk, MemVolume, Pool, Volume, Waker};
@@ -61,7 +61,8 @@ fn target() -> impl FnMut(&[u8]) -> Vec<u8> {
 
 #[test]
 fn reads_writes_flushes_and_discards_allocate_nothing() {
-    let digests = wishes().with(OperationalKey::HeaderDigest, CRC32C).with(OperationalKey::DataDigest, CRC32C);
+    let digests =
+        wishes().with(OperationalKey::HeaderDigest, CRC32C).with(OperationalKey::DataDigest, CRC32C);
     let asked_for = wishes().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0);
     let pieces = wishes().with(OperationalKey::MaxRecvDataSegmentLength, 1024);
     for (name, wishes) in

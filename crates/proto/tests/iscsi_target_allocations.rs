@@ -9,7 +9,7 @@ use blockmux_proto::exports::VolumeId;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{IscsiAccess, IscsiNode, Portal, TargetNode};
 use blockmux_proto::iscsi::server::TargetSession;
-use blockmux_proto::scsi::{UnitIdentity, LogicalUnit, ScsiTarget as ScsiTarget};
+use blockmux_proto::scsi::{LogicalUnit, ScsiTarget, UnitIdentity};
 use blockmux_proto::session::StreamSession;
 use blockmux_volume::{Chunk, Crc32c, MemVolume, Pool};
 use counted_target::CountedTarget;

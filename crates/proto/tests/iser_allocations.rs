@@ -10,8 +10,8 @@ use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{IscsiAccess, IscsiNode, Portal, TargetNode};
 use blockmux_proto::iscsi::server::{IserTargetSession, TargetSession};
 use blockmux_proto::rdma::testing::Recorder;
-use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, Remote, Stag, WorkRequest, WorkId};
-use blockmux_proto::scsi::{UnitIdentity, LogicalUnit, Lun, ScsiTarget as ScsiTarget};
+use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, Remote, Stag, WorkId, WorkRequest};
+use blockmux_proto::scsi::{LogicalUnit, Lun, ScsiTarget, UnitIdentity};
 use blockmux_proto::session::{Initiator, Target};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{
@@ -40,7 +40,8 @@ fn target() -> (IserTargetSession, Arc<MemVolume>) {
     (session, volume)
 }
 
-/// An iSER header that names memory for both directions, and a PDU: opcode, flags, DataSegmentLength, tag, CmdSN, CDB.
+/// An iSER header that names memory for both directions, and a PDU: opcode, flags,
+/// DataSegmentLength, tag, CmdSN, CDB.
 fn message(opcode: u8, flags: u8, data: &[u8], tag: u32, cmd_sn: u32, cdb: &[u8; 16]) -> Memory {
     let mut bytes = vec![0x1c, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
     bytes.extend([0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0]);
@@ -136,7 +137,8 @@ impl Served {
         Served { session, queue_pair: Recorder::default(), channel }
     }
 
-    /// What the target does about a message, until it has answered. Memory is read and written by name.
+    /// What the target does about a message, until it has answered. Memory is read and written by
+    /// name.
     fn answer(&mut self, message: SgList, open: &[(Stag, SgList)]) -> (SgList, Option<Stag>) {
         let message = blockmux_volume::Seg::from_slice(&message.to_vec());
         self.session.on_event(Event::Received { message, invalidated: None }, Instant::now()).unwrap();

@@ -1,5 +1,6 @@
-//! Clients that do not keep to NBD against the target session: what each gets for it, to the byte, and that nothing
-//! else is harmed, neither the session where it can go on, nor the volume, nor the next client.
+//! Clients that do not keep to NBD against the target session: what each gets for it, to the byte,
+//! and that nothing else is harmed, neither the session where it can go on, nor the volume, nor the
+//! next client.
 
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::nbd::server::TargetSession;

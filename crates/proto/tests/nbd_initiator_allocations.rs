@@ -13,7 +13,8 @@ use counted_initiator::CountedInitiator;
 use std::time::Instant;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// A server without extensions that does all at once: a function of what comes to what it sends back.
+/// A server without extensions that does all at once: a function of what comes to what it sends
+/// back.
 fn server() -> impl FnMut(&[u8]) -> Vec<u8> {
     let (mut unread, mut greeted, mut has_flags, mut is_ready) = (Vec::new(), false, false, false);
     move |bytes| {

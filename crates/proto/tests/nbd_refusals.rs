@@ -1,5 +1,5 @@
-//! Servers that refuse an option with an error that few send: what can be done without is done without, and the rest is
-//! a refusal in the server's own words.
+//! Servers that refuse an option with an error that few send: what can be done without is done
+//! without, and the rest is a refusal in the server's own words.
 
 use blockmux_proto::nbd::client::{Config, Features, Headers, InitiatorSession, Mode, NbdRefused};
 use blockmux_proto::session::{Demand, Initiator, StreamSession};

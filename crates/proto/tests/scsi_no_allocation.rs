@@ -1,4 +1,5 @@
-//! Shows that READ, WRITE, SYNCHRONIZE CACHE and UNMAP of one range allocate nothing in the device server.
+//! Shows that READ, WRITE, SYNCHRONIZE CACHE and UNMAP of one range allocate nothing in the device
+//! server.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 #[path = "../../volume/tests/counting/mod.rs"]

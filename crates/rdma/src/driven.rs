@@ -1,14 +1,16 @@
 //! A session and its queue pair, joined: together they are what the engine drives.
 //!
-//! Over a provider that is a stream session below, such as software iWARP, [`Driven`] is a stream session too, and a
-//! target or an initiator if its session is. So the engine's tasks drive iSER over TCP as they drive iSCSI.
+//! Over a provider that is a stream session below, such as software iWARP, [`Driven`] is a stream
+//! session too, and a target or an initiator if its session is. So the engine's tasks drive iSER
+//! over TCP as they drive iSCSI.
 //!
-//! Work is fetched when bytes have come, and whenever the driver looks at what there is to send: all that one turn
-//! brought goes out together, and what became possible by sending goes at once. The driver looks often, and mostly nothing
-//! has changed since it looked last; then nothing is asked.
+//! Work is fetched when bytes have come, and whenever the driver looks at what there is to send:
+//! all that one turn brought goes out together, and what became possible by sending goes at once.
+//! The driver looks often, and mostly nothing has changed since it looked last; then nothing is
+//! asked.
 //!
-//! An initiator's session may have several connections: each is an end with a queue pair of its own, made when the
-//! driver has connected it.
+//! An initiator's session may have several connections: each is an end with a queue pair of its
+//! own, made when the driver has connected it.
 
 mod end;
 
@@ -45,8 +47,8 @@ impl<Q: Provider, S> Driven<Q, S> {
         Driven { first, further: Vec::new(), session, connect: None, calls: Calls { changes: 0, now } }
     }
 
-    /// Lets a session have several connections: `connect` makes the queue pairs of those behind the first, which it is
-    /// shown.
+    /// Lets a session have several connections: `connect` makes the queue pairs of those behind the
+    /// first, which it is shown.
     #[must_use]
     pub fn with_further(
         mut self,
@@ -62,7 +64,8 @@ impl<Q: Provider, S> Driven<Q, S> {
         &self.session
     }
 
-    /// The session, to hand something in. The driver's next look at the outbox takes what it then wants.
+    /// The session, to hand something in. The driver's next look at the outbox takes what it then
+    /// wants.
     #[inline]
     pub fn session_mut(&mut self) -> &mut S {
         self.calls.changes = self.calls.changes.wrapping_add(1);
@@ -381,7 +384,9 @@ impl<Q: Provider + StreamSession, S: RdmaSession> StreamSession for DrivenConnec
 mod tests {
     use super::*;
     use crate::loopback::{self, Loopback};
-    use blockmux_proto::rdma::{RemoteRights, Event, MessageHead, QueuePair, Remote, WorkRequest, WorkError, WorkId};
+    use blockmux_proto::rdma::{
+        Event, MessageHead, QueuePair, Remote, RemoteRights, WorkError, WorkId, WorkRequest,
+    };
     use blockmux_volume::{Seg, SgList};
 
     /// Asks by a message for its memory to be filled, and answers such messages.
@@ -466,7 +471,8 @@ mod tests {
         fn work(&mut self, queue_pair: &mut impl QueuePair) -> bool {
             let before = self.work.len();
             while let Some(work) = self.work.first()
-                && (queue_pair.room() > 0 || !matches!(work, WorkRequest::Send { .. } | WorkRequest::Write { .. }))
+                && (queue_pair.room() > 0
+                    || !matches!(work, WorkRequest::Send { .. } | WorkRequest::Write { .. }))
             {
                 queue_pair.post(self.work.remove(0));
             }

@@ -1,13 +1,15 @@
 //! A provider in memory: both ends of a connection in one thread, for tests.
 //!
-//! It does all that [`Provider`] says and nothing else, so that whatever runs on it runs on any provider that does as
-//! much. What the ends post is carried out piece by piece as they are polled, first what the polled end has to take; the
-//! other end's part is done without its session, as by hardware. A connection can be made to break after any number of
-//! pieces.
+//! It does all that [`Provider`] says and nothing else, so that whatever runs on it runs on any
+//! provider that does as much. What the ends post is carried out piece by piece as they are polled,
+//! first what the polled end has to take; the other end's part is done without its session, as by
+//! hardware. A connection can be made to break after any number of pieces.
 
 use crate::queue_pair::{Caps, Fault, Provider, Violation};
 use crate::regions::{Regions, Seed};
-use blockmux_proto::rdma::{RemoteRights, Endpoint, Event, QueuePair, Remote, Stag, WorkRequest, WorkError, WorkId};
+use blockmux_proto::rdma::{
+    Endpoint, Event, QueuePair, Remote, RemoteRights, Stag, WorkError, WorkId, WorkRequest,
+};
 use blockmux_proto::session::Timed;
 use blockmux_volume::{Seg, SgList};
 use std::cell::{Cell, RefCell};
@@ -21,8 +23,8 @@ pub struct Loopback {
     cut: Rc<Cell<Option<u64>>>,
 }
 
-/// The two ends of a connection: the one that connects, and the one that is connected to. `seed` is for the names of
-/// both ends' memory.
+/// The two ends of a connection: the one that connects, and the one that is connected to. `seed` is
+/// for the names of both ends' memory.
 #[must_use]
 pub fn pair(active: &Endpoint, passive: &Endpoint, seed: Seed) -> (Loopback, Loopback) {
     let reads = active.reads.min(passive.reads);
@@ -35,7 +37,8 @@ pub fn pair(active: &Endpoint, passive: &Endpoint, seed: Seed) -> (Loopback, Loo
 }
 
 impl Loopback {
-    /// Loses the connection once so many more pieces have gone either way, requests to connect and answers included.
+    /// Loses the connection once so many more pieces have gone either way, requests to connect and
+    /// answers included.
     pub fn cut_after(&self, pieces: u64) {
         self.cut.set(Some(pieces));
     }
@@ -398,7 +401,8 @@ impl End {
         }
     }
 
-    /// Flushes everything, and tells that the connection is over, in the words of `last` if there are some.
+    /// Flushes everything, and tells that the connection is over, in the words of `last` if there
+    /// are some.
     fn end(&mut self, last: Option<Event>) {
         if std::mem::replace(&mut self.state, State::Over) == State::Over {
             return;

@@ -1,24 +1,27 @@
 //! Registered memory of one connection: which peer may do what, where, and by which name.
 //!
-//! Each connection has its own table, which is its protection domain: a name that another connection was given means
-//! nothing here. Names and addresses follow from a secret seed and tell nothing about each other or about memory
-//! (RFC 5042), so that a peer knows only those that it was told.
+//! Each connection has its own table, which is its protection domain: a name that another
+//! connection was given means nothing here. Names and addresses follow from a secret seed and tell
+//! nothing about each other or about memory (RFC 5042), so that a peer knows only those that it was
+//! told.
 //!
-//! A name is a random number, and its low bits are its place in a sparse table. A place that is taken makes for another
-//! draw, so that looking up is one step, and a name comes again only after its place was given to others.
+//! A name is a random number, and its low bits are its place in a sparse table. A place that is
+//! taken makes for another draw, so that looking up is one step, and a name comes again only after
+//! its place was given to others.
 
-use blockmux_proto::rdma::{RemoteRights, Remote, Stag};
+use blockmux_proto::rdma::{Remote, RemoteRights, Stag};
 use blockmux_volume::{Seg, SgList, Slab};
 use sha2::{Digest, Sha256};
 
 /// Where the names of a connection's memory come from: random numbers that no peer knows.
 pub type Seed = [u8; 32];
 
-/// Why a peer does not get at memory, in the words of RFC 5040 (remote protection errors) and RFC 5041 (tagged buffer
-/// errors).
+/// Why a peer does not get at memory, in the words of RFC 5040 (remote protection errors) and RFC
+/// 5041 (tagged buffer errors).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// No memory has this name, or none any more; with RFC 5040's "not associated", for names of another connection.
+    /// No memory has this name, or none any more; with RFC 5040's "not associated", for names of
+    /// another connection.
     #[error("an invalid steering tag")]
     InvalidStag,
     /// Not all of the range lies within the memory.
@@ -51,7 +54,8 @@ pub enum Unregistrable {
 
 /// The memory that one connection's peer may use.
 ///
-/// Nothing is allocated for a registration once as many were open at a time, except for lists of several pieces.
+/// Nothing is allocated for a registration once as many were open at a time, except for lists of
+/// several pieces.
 pub struct Regions {
     /// By the low bits of the name. Empty until the first registration.
     places: Vec<Place>,
@@ -76,7 +80,8 @@ struct Region {
 }
 
 impl Regions {
-    /// A table without memory, for at most `max` registrations at a time and no more than [`MAX_REGIONS`].
+    /// A table without memory, for at most `max` registrations at a time and no more than
+    /// [`MAX_REGIONS`].
     #[must_use]
     pub fn new(max: u32, seed: Seed) -> Regions {
         Regions {
@@ -101,7 +106,8 @@ impl Regions {
         self.take(&mut memory, access)
     }
 
-    /// The same; memory that cannot be granted is left to the caller.
+    /// Grants the peer access to memory and takes it out of `memory`; what cannot be granted is
+    /// left to the caller.
     ///
     /// # Errors
     /// If it cannot be granted.
@@ -150,13 +156,20 @@ impl Regions {
         self.regions.clear();
     }
 
-    /// The memory of `len` bytes at `address` of what is called `stag`, for a peer that wants to do `access` there.
+    /// The memory of `len` bytes at `address` of what is called `stag`, for a peer that wants to do
+    /// `access` there.
     ///
     /// # Errors
-    /// If that was not granted. A range of no bytes needs a grant too; where a protocol asks for none, it asks nothing
-    /// here.
+    /// If that was not granted. A range of no bytes needs a grant too; where a protocol asks for
+    /// none, it asks nothing here.
     #[inline]
-    pub fn look_up(&self, stag: Stag, address: u64, len: u32, access: RemoteRights) -> Result<SgList, Refusal> {
+    pub fn look_up(
+        &self,
+        stag: Stag,
+        address: u64,
+        len: u32,
+        access: RemoteRights,
+    ) -> Result<SgList, Refusal> {
         let (region, offset) = self.check(stag, address, len, access)?;
         if offset == 0 && len == region.len {
             return Ok(region.memory.clone());
@@ -184,13 +197,25 @@ impl Regions {
     /// # Errors
     /// If that was not granted.
     #[inline]
-    pub fn check_grant(&self, stag: Stag, address: u64, len: u32, access: RemoteRights) -> Result<(), Refusal> {
+    pub fn check_grant(
+        &self,
+        stag: Stag,
+        address: u64,
+        len: u32,
+        access: RemoteRights,
+    ) -> Result<(), Refusal> {
         self.check(stag, address, len, access).map(|_| ())
     }
 
     /// The registration, and where in it the range begins.
     #[inline]
-    fn check(&self, stag: Stag, address: u64, len: u32, access: RemoteRights) -> Result<(&Region, usize), Refusal> {
+    fn check(
+        &self,
+        stag: Stag,
+        address: u64,
+        len: u32,
+        access: RemoteRights,
+    ) -> Result<(&Region, usize), Refusal> {
         let region = self
             .places
             .get(place_of(self.places.len(), stag.0))
@@ -214,7 +239,8 @@ impl Regions {
     fn draw(&mut self) -> u32 {
         loop {
             let stag = self.random.next();
-            // Names of 0 are for a side's own use in the verbs, and stand for "none" on the wire of some.
+            // Names of 0 are for a side's own use in the verbs, and stand for "none" on the wire of
+            // some.
             let is_free = self
                 .places
                 .get(place_of(self.places.len(), stag))
@@ -244,7 +270,8 @@ fn place(places: &mut [Place], stag: u32) -> Option<&mut Place> {
     places.get_mut(at)
 }
 
-/// Random numbers that nobody foresees who does not know the seed: SHA-256 of it and a count, eight at a time.
+/// Random numbers that nobody foresees who does not know the seed: SHA-256 of it and a count, eight
+/// at a time.
 struct Random {
     seed: Seed,
     turn: u64,
@@ -272,7 +299,8 @@ impl Random {
         self.left = self.drawn.len();
     }
 
-    /// A multiple of 4096 below 2^44: no length of 32 bits wraps it, and addresses look like addresses.
+    /// A multiple of 4096 below 2^44: no length of 32 bits wraps it, and addresses look like
+    /// addresses.
     #[inline]
     fn address(&mut self) -> u64 {
         u64::from(self.next()) << 12
@@ -314,7 +342,8 @@ mod tests {
         let remote = regions.register(pieces(&[3, 1, 60]), RemoteRights::RemoteRead).unwrap();
         assert_eq!(remote.len, 64);
         for (at, len) in [(0, 64), (0, 1), (2, 3), (4, 60), (63, 1), (64, 0), (0, 0)] {
-            let found = regions.look_up(remote.stag, remote.address + at, len, RemoteRights::RemoteRead).unwrap();
+            let found =
+                regions.look_up(remote.stag, remote.address + at, len, RemoteRights::RemoteRead).unwrap();
             assert_eq!(found.to_vec(), (at..at + u64::from(len)).map(|at| at as u8).collect::<Vec<_>>());
         }
     }

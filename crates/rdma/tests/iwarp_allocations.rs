@@ -5,7 +5,7 @@
 mod counting;
 mod iwarp_pipe;
 
-use blockmux_proto::rdma::{RemoteRights, Event, MessageHead, QueuePair, Remote, WorkRequest, WorkId};
+use blockmux_proto::rdma::{Event, MessageHead, QueuePair, Remote, RemoteRights, WorkId, WorkRequest};
 use blockmux_rdma::Provider;
 use blockmux_rdma::iwarp::Config;
 use blockmux_volume::{Memory, Pages, SgList};
@@ -21,7 +21,7 @@ enum Kind {
     Reads,
     /// A write and a message that closes its memory, which is then opened anew.
     WritesAndClosings,
-    /// The same while it is asked, as far as the queue pair does it so.
+    /// Writes and closings that are done while they are asked, as far as the queue pair does so.
     AtOnce,
 }
 
@@ -41,7 +41,8 @@ impl Round {
             if is_shared { Memory::from_pages(&Pages::from_heap(len)) } else { Memory::from_heap(len) };
         let (pipe, theirs) = (Pipe::new(config), Memory::from_heap(len));
         let mut round = Round { pipe, ours, theirs, len, granted: Vec::with_capacity(32), at_once: 0 };
-        let access = if matches!(kind, Kind::Reads) { RemoteRights::RemoteRead } else { RemoteRights::RemoteWrite };
+        let access =
+            if matches!(kind, Kind::Reads) { RemoteRights::RemoteRead } else { RemoteRights::RemoteWrite };
         (0..DEPTH).for_each(|_| round.grant(access));
         round
     }
@@ -149,7 +150,8 @@ fn messages_writes_and_reads_allocate_nothing() {
                 let case =
                     format!("{kind:?} of {len} bytes, CRC {has_crc}, shared {is_shared}, segments of {mss}");
                 assert_eq!(allocations, 0, "{case}");
-                // What takes several FPDUs is posted, and so is what comes behind it until it is on its way.
+                // What takes several FPDUs is posted, and so is what comes behind it until it is on
+                // its way.
                 let fits = matches!(kind, Kind::AtOnce) && len < mss.min(10_000);
                 assert!(!fits || round.at_once == 60 * 2 * DEPTH, "{case}: {} at once", round.at_once);
             }

@@ -1,9 +1,12 @@
-//! What we say, read by somebody else: tshark dissects a capture of our own traffic without a malformed mark.
+//! What we say, read by somebody else: tshark dissects a capture of our own traffic without a
+//! malformed mark.
 //!
 //! Without tshark the test prints a line that begins with `skipped: ` and passes.
 #![allow(clippy::arithmetic_side_effects, clippy::indexing_slicing, reason = "an overflow fails the test")]
 
-use blockmux_proto::rdma::{RemoteRights, Endpoint, Event, MessageHead, QueuePair, Remote, Stag, WorkRequest, WorkId};
+use blockmux_proto::rdma::{
+    Endpoint, Event, MessageHead, QueuePair, Remote, RemoteRights, Stag, WorkId, WorkRequest,
+};
 use blockmux_proto::session::{Demand, StreamSession};
 use blockmux_rdma::Provider;
 use blockmux_rdma::iwarp::{Config, Iwarp};
@@ -171,7 +174,11 @@ fn talk(config: &Config) -> Vec<u8> {
         let (head, payload) = (MessageHead::from_slice(&[0; 20]), memory(len));
         capture.post(WorkRequest::Send { id, head, payload, invalidate, is_solicited });
         if invalidate.is_none() {
-            capture.post(WorkRequest::Read { id, local: memory(39_999), remote: Remote { len: 39_999, ..read } });
+            capture.post(WorkRequest::Read {
+                id,
+                local: memory(39_999),
+                remote: Remote { len: 39_999, ..read },
+            });
         }
     }
     capture.ends[0].post(WorkRequest::Write {

@@ -32,7 +32,8 @@ pub(crate) fn received(code: Option<u8>, was_open: bool) -> TlsError {
 }
 
 impl TlsError {
-    /// The alert that tells the peer what it has done wrong, once records are protected; `None` if that was nothing.
+    /// The alert that tells the peer what it has done wrong, once records are protected; `None` if
+    /// that was nothing.
     #[must_use]
     pub fn alert(&self) -> Option<[u8; 2]> {
         let code = match self {

@@ -1,7 +1,7 @@
 //! The keys that a ClientHello offers (RFC 8446 §4.1.2, §4.2.11).
 
-/// The identities in a ClientHello without its header, at most [`MAX_OFFERED`] of them; none if it is not as it should be,
-/// which the library tells.
+/// The identities in a ClientHello without its header, at most [`MAX_OFFERED`] of them; none if it
+/// is not as it should be, which the library tells.
 #[must_use]
 pub(crate) fn identities(message: &[u8]) -> Vec<&[u8]> {
     let mut at = Reader(message);

@@ -1,8 +1,8 @@
-//! What protects records: a traffic secret for each direction, and the key and the IV that it makes (RFC 8446 §7.1 to
-//! §7.3).
+//! What protects records: a traffic secret for each direction, and the key and the IV that it makes
+//! (RFC 8446 §7.1 to §7.3).
 //!
-//! The library needs nothing of this for its own records. It is for who goes on in its place, with what
-//! [`Tls::export`](super::Tls::export) gives.
+//! The library needs nothing of this for its own records. It is for who goes on in its place, with
+//! what [`Tls::export`](super::Tls::export) gives.
 
 use super::Hash;
 use aws_lc_rs::hkdf::{HKDF_SHA256, HKDF_SHA384, KeyType, Prk};

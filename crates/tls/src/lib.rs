@@ -4,20 +4,22 @@
 //!   socket ──records──▶ Tls::receive ──plain bytes──▶ session
 //!   socket ◀─output──── Tls::send    ◀─plain bytes─── session
 //! ```
-//! Whoever drives a [`Tls`] shows it what came from the peer, takes what is to be sent from [`Tls::output`], and bounds
-//! the time of the handshake; the handshake's memory is bounded here ([`MAX_HANDSHAKE`]). Only keys count: there are no
-//! certificates, no resumption and no early data, every handshake has a Diffie-Hellman exchange (`psk_dhe_ke`), and the
-//! cipher suites are `TLS_AES_128_GCM_SHA256` and `TLS_AES_256_GCM_SHA384`, as the key's hash function has it.
+//! Whoever drives a [`Tls`] shows it what came from the peer, takes what is to be sent from
+//! [`Tls::output`], and bounds the time of the handshake; the handshake's memory is bounded here
+//! ([`MAX_HANDSHAKE`]). Only keys count: there are no certificates, no resumption and no early
+//! data, every handshake has a Diffie-Hellman exchange (`psk_dhe_ke`), and the cipher suites are
+//! `TLS_AES_128_GCM_SHA256` and `TLS_AES_256_GCM_SHA384`, as the key's hash function has it.
 //!
-//! A server looks up the keys that a client offers when it has its ClientHello (`hello.rs`), so that it may have any number
-//! of them. Who offers none that it knows hears `unknown_psk_identity`, and who has another key of that name
-//! `decrypt_error`.
+//! A server looks up the keys that a client offers when it has its ClientHello (`hello.rs`), so
+//! that it may have any number of them. Who offers none that it knows hears `unknown_psk_identity`,
+//! and who has another key of that name `decrypt_error`.
 //!
-//! Once the handshake is done, the keys can be given up, so that somebody else, as a system's kernel, makes and opens the
-//! records ([`Tls::export`], `keys.rs`); what is left to do then, `messages.rs` helps with.
+//! Once the handshake is done, the keys can be given up, so that somebody else, as a system's
+//! kernel, makes and opens the records ([`Tls::export`], `keys.rs`); what is left to do then,
+//! `messages.rs` helps with.
 //!
-//! The protocol itself is s2n-tls's, in C; decision 21 says why. Unsafe code, which is what lies between it and us, is in
-//! `pipe.rs` alone.
+//! The protocol itself is s2n-tls's, in C; decision 21 says why. Unsafe code, which is what lies
+//! between it and us, is in `pipe.rs` alone.
 
 mod alert;
 mod hello;
@@ -189,8 +191,9 @@ impl Tls {
         &self.identity
     }
 
-    /// Goes on with what came from the peer, which may be nothing: a client begins so. It takes what it can use, and once
-    /// it is open gives as many plain bytes as `plain` has room for; with room left, all of the input is taken.
+    /// Goes on with what came from the peer, which may be nothing: a client begins so. It takes
+    /// what it can use, and once it is open gives as many plain bytes as `plain` has room for; with
+    /// room left, all of the input is taken.
     ///
     /// # Errors
     /// If it cannot go on. What [`Tls::output`] holds is worth sending still: it says why.
@@ -258,9 +261,9 @@ impl Tls {
         self.pipe.output()
     }
 
-    /// Gives up the keys, so that somebody else goes on: at a border between records in both directions, with all of
-    /// [`Tls::output`] sent. It can do nothing any more then, but [`Tls::resume`] with them. `None`: it cannot give
-    /// them up now, and has not.
+    /// Gives up the keys, so that somebody else goes on: at a border between records in both
+    /// directions, with all of [`Tls::output`] sent. It can do nothing any more then, but
+    /// [`Tls::resume`] with them. `None`: it cannot give them up now, and has not.
     pub fn export(&mut self) -> Option<Exported> {
         if self.state != State::Open || !self.output().is_empty() {
             return None;
@@ -325,7 +328,8 @@ impl Tls {
         why
     }
 
-    /// What the library's error means. If nobody knows the keys yet, the peer is told in plain words what is wrong.
+    /// What the library's error means. If nobody knows the keys yet, the peer is told in plain
+    /// words what is wrong.
     fn reason(&mut self, error: &Error) -> TlsError {
         let was_open = self.is_open();
         self.state = State::Failed;
@@ -340,8 +344,8 @@ impl Tls {
             (Some(Offer { first: Some(first), known: None, .. }), _) => {
                 TlsError::UnknownIdentity(first.clone())
             }
-            // The library is as brief about a wrong proof of the key, or one by another hash function, as about a wrong
-            // message.
+            // The library is as brief about a wrong proof of the key, or one by another hash
+            // function, as about a wrong message.
             (
                 Some(Offer { known: Some(known), .. }),
                 "S2N_ERR_BAD_PSK_BINDER" | "S2N_ERR_BAD_MESSAGE" | "S2N_ERR_SAFETY",
@@ -421,7 +425,8 @@ fn builder() -> Result<Builder, TlsError> {
     let mut builder = Builder::new();
     let set = |builder: &mut Builder| -> Result<(), Error> {
         builder.with_system_certs(false)?.set_security_policy(&Policy::from_version(POLICY)?)?;
-        // What a key's check takes tells nothing of the key, so that nobody has to wait before he says that it failed.
+        // What a key's check takes tells nothing of the key, so that nobody has to wait before he
+        // says that it failed.
         builder.set_max_blinding_delay(0)?;
         builder.set_serialization_version(SerializationVersion::V1)?;
         Ok(())

@@ -1,5 +1,5 @@
-//! What a peer says by records that have no data, once the handshake is done (RFC 8446 §4.6, §6), for who goes on in the
-//! library's place.
+//! What a peer says by records that have no data, once the handshake is done (RFC 8446 §4.6, §6),
+//! for who goes on in the library's place.
 
 use super::{TlsError, alert};
 
@@ -28,7 +28,8 @@ impl Messages {
     /// Takes what one record or several of one type have, which a client or a server has received.
     ///
     /// # Errors
-    /// If the peer ends the connection for a reason, or breaks the protocol; [`TlsError::alert`] is what it is told then.
+    /// If the peer ends the connection for a reason, or breaks the protocol; [`TlsError::alert`] is
+    /// what it is told then.
     pub fn take(&mut self, content_type: u8, bytes: &[u8], is_client: bool) -> Result<Told, TlsError> {
         match content_type {
             // A message is not interrupted by records of other types (§5.1).
@@ -53,7 +54,8 @@ impl Messages {
             }
             let Some((body, rest)) = rest.split_at_checked(len) else { break };
             if *kind == KEY_UPDATE {
-                // What follows is protected by the next secret, and so it is in no record with what comes before (§5.1).
+                // What follows is protected by the next secret, and so it is in no record with what
+                // comes before (§5.1).
                 return match (body, rest) {
                     ([request @ 0..=1], []) => {
                         let is_requested = *request == 1;
@@ -70,7 +72,8 @@ impl Messages {
     }
 }
 
-/// Several that came together count as the first; what comes after that of the end is to be ignored (§6.1).
+/// Several that came together count as the first; what comes after that of the end is to be ignored
+/// (§6.1).
 fn alert(bytes: &[u8]) -> Result<Told, TlsError> {
     match bytes {
         // The level means nothing any more (§6).
@@ -82,7 +85,8 @@ fn alert(bytes: &[u8]) -> Result<Told, TlsError> {
     }
 }
 
-/// Says that our next record is protected by the next secret; nothing is asked of the peer (§4.6.3).
+/// Says that our next record is protected by the next secret; nothing is asked of the peer
+/// (§4.6.3).
 pub const OUR_KEY_UPDATE: [u8; 5] = [KEY_UPDATE, 0, 0, 1, 0];
 /// The alert that ends a connection in order, whose level is a warning's.
 pub const OUR_CLOSE_NOTIFY: [u8; 2] = [1, alert::CLOSE_NOTIFY];

@@ -8,8 +8,8 @@ use std::ptr;
 /// The library's connection, and what it reads from and writes to.
 ///
 /// # Invariants
-/// `ends` comes from a box, which is freed after the connection that has its address. The library uses it only in the
-/// calls of [`Pipe::with_input`], during which nobody else does.
+/// `ends` comes from a box, which is freed after the connection that has its address. The library
+/// uses it only in the calls of [`Pipe::with_input`], during which nobody else does.
 pub(crate) struct Pipe {
     /// Taken only when the pipe is dropped.
     connection: Option<Connection>,
@@ -36,7 +36,8 @@ impl Pipe {
         Ok(Pipe { connection: Some(connection), ends })
     }
 
-    /// Has the library do something while `input` is what came from the peer. How much of it was taken is told, too.
+    /// Has the library do something while `input` is what came from the peer. How much of it was
+    /// taken is told, too.
     pub(crate) fn with_input<T>(
         &mut self,
         input: &[u8],
@@ -53,13 +54,15 @@ impl Pipe {
         (result, input.len() - left)
     }
 
-    /// The library's connection, for questions: it must not be made to receive or to send but by [`Pipe::with_input`].
+    /// The library's connection, for questions: it must not be made to receive or to send but by
+    /// [`Pipe::with_input`].
     pub(crate) fn connection(&mut self) -> &mut Connection {
         self.connection.as_mut().expect("it is there until the pipe is dropped")
     }
 
     pub(crate) fn output(&mut self) -> &mut Vec<u8> {
-        // SAFETY: the box is alive, and the library does not use it before this borrow of the pipe has ended.
+        // SAFETY: the box is alive, and the library does not use it before this borrow of the pipe
+        // has ended.
         unsafe { &mut (*self.ends).output }
     }
 
@@ -89,7 +92,8 @@ unsafe extern "C" fn receive(context: *mut libc::c_void, buffer: *mut u8, len: u
     if here == 0 {
         return later();
     }
-    // SAFETY: the input has that many bytes and lives during the call, the buffer has room, and they are apart.
+    // SAFETY: the input has that many bytes and lives during the call, the buffer has room, and
+    // they are apart.
     unsafe {
         ptr::copy_nonoverlapping(ends.input, buffer, here);
         ends.input = ends.input.add(here);

@@ -1,5 +1,5 @@
-//! Records by keys alone (RFC 8446 §5.2): what a system's kernel does with the keys that it is given. The simulator and
-//! tests have no such kernel, and do it by this.
+//! Records by keys alone (RFC 8446 §5.2): what a system's kernel does with the keys that it is
+//! given. The simulator and tests have no such kernel, and do it by this.
 
 use super::{APPLICATION_DATA, IV_LEN, RecordKeys};
 use aws_lc_rs::aead::{AES_128_GCM, AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};

@@ -1,7 +1,7 @@
 //! A part of another volume, as a partition is: the worked example of `docs/WRITE-A-VOLUME.md`.
 //!
-//! `cargo run -p blockmux-volume --example window --features conformance` runs the conformance suite on it, and is
-//! silent if it holds.
+//! `cargo run -p blockmux-volume --example window --features conformance` runs the conformance
+//! suite on it, and is silent if it holds.
 
 use blockmux_volume::conformance::{self, Harness};
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, MemVolume, Tag, Volume, VolumeInfo, Waker};

@@ -1,5 +1,5 @@
-//! What one peer holds of a core's buffers, and how fast it gives them back: the basis of fair shares
-//! (`docs/decisions/0033-fair-shares-of-buffers.md`).
+//! What one peer holds of a core's buffers, and how fast it gives them back: the basis of fair
+//! shares (`docs/decisions/0033-fair-shares-of-buffers.md`).
 
 use crate::ready::Waker;
 use core::net::{IpAddr, Ipv6Addr};
@@ -53,8 +53,8 @@ impl PeerAccount {
         usize::try_from(moved).unwrap_or(usize::MAX)
     }
 
-    /// Whether the peer has sent or acknowledged as much as its requests were ever given buffers for: what the kernel
-    /// keeps for a peer that reads nothing is not taken.
+    /// Whether the peer has sent or acknowledged as much as its requests were ever given buffers
+    /// for: what the kernel keeps for a peer that reads nothing is not taken.
     pub(crate) fn has_taken_all(&self) -> bool {
         self.granted_bytes.get() <= self.moved_bytes.get()
     }
@@ -107,7 +107,8 @@ impl PeerAccount {
         self.is_closed.get()
     }
 
-    /// Wakes `waker` when memory that the peer waits for may be there, or when its connection is to be closed.
+    /// Wakes `waker` when memory that the peer waits for may be there, or when its connection is to
+    /// be closed.
     pub fn set_waker(&self, waker: &Waker) {
         *self.waker.borrow_mut() = Some(waker.clone());
     }

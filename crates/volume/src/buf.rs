@@ -1,11 +1,13 @@
 //! Memory that I/O addresses: pool buffers, a volume's own pages, receive buffers.
 //!
-//! A kernel, a network card or another core may write such memory at any time, so it is handled by address and
-//! length: bytes are copied in or out, or passed on. The one exception is [`Chunk`], which owns its unfilled
-//! part and whose filled part nobody writes, so that a parser may look at it as a slice.
+//! A kernel, a network card or another core may write such memory at any time, so it is handled by
+//! address and length: bytes are copied in or out, or passed on. The one exception is [`Chunk`],
+//! which owns its unfilled part and whose filled part nobody writes, so that a parser may look at
+//! it as a slice.
 //!
-//! Two cores that write the same blocks at once leave a mix of both, as on any disk. Rust calls that a data
-//! race; as with guest memory in a hypervisor, the bytes are never read as anything but bytes.
+//! Two cores that write the same blocks at once leave a mix of both, as on any disk. Rust calls
+//! that a data race; as with guest memory in a hypervisor, the bytes are never read as anything but
+//! bytes.
 #![expect(unsafe_code, reason = "the one module that reads and writes shared I/O memory")]
 
 mod caches;
@@ -28,13 +30,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 ///
 /// Dropping it frees the pages; no [`Seg`] over them is left then.
 pub trait Backing: Send + Sync {
-    /// Returns the range to the system such that it reads as zeroes afterwards, or answers `false` and does
-    /// nothing. Offset and length are in bytes and any; a backing may decline what is not page-aligned.
+    /// Returns the range to the system such that it reads as zeroes afterwards, or answers `false`
+    /// and does nothing. Offset and length are in bytes and any; a backing may decline what is not
+    /// page-aligned.
     fn release(&self, _offset: usize, _len: usize) -> bool {
         false
     }
 
-    /// Faults in every page of the range without a change of what it holds, whoever writes there meanwhile.
+    /// Faults in every page of the range without a change of what it holds, whoever writes there
+    /// meanwhile.
     fn populate(&self, _offset: usize, _len: usize) {}
 
     /// Has page faults bring in single small pages from now on; huge pages that are there stay.
@@ -50,13 +54,15 @@ pub struct Pages {
     to_populate: AtomicUsize,
     populated: AtomicUsize,
 }
-// SAFETY: `Pages` gives no references out, only addresses and copies; see the module's words on races.
+// SAFETY: `Pages` gives no references out, only addresses and copies; see the module's words on
+// races.
 unsafe impl Send for Pages {}
 // SAFETY: as above.
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// Takes zeroed memory from the heap. It is touched only when used, so a large volume costs nothing at first.
+    /// Takes zeroed memory from the heap. It is touched only when used, so a large volume costs
+    /// nothing at first.
     #[must_use]
     pub fn from_heap(len: usize) -> Arc<Pages> {
         let heap = Heap::aligned(len);
@@ -66,7 +72,8 @@ impl Pages {
     /// Takes memory that `backing` owns.
     ///
     /// # Safety
-    /// `start` must be valid for reads and writes of `len` bytes, initialized, until `backing` is dropped.
+    /// `start` must be valid for reads and writes of `len` bytes, initialized, until `backing` is
+    /// dropped.
     #[must_use]
     pub unsafe fn from_raw(start: NonNull<u8>, len: usize, backing: Box<dyn Backing>) -> Arc<Pages> {
         Pages::over(start, len, backing)
@@ -89,7 +96,8 @@ impl Pages {
         self.len == 0
     }
 
-    /// Makes the range read as zeroes, giving whole pages back to the system where that is possible.
+    /// Makes the range read as zeroes, giving whole pages back to the system where that is
+    /// possible.
     ///
     /// # Panics
     /// If the range lies outside.
@@ -110,8 +118,8 @@ impl Pages {
         self.to_populate.store(len, Ordering::Release);
     }
 
-    /// Faults the range in without a change of what it holds, whoever writes there meanwhile. May wait for the system for
-    /// milliseconds, so no core calls this.
+    /// Faults the range in without a change of what it holds, whoever writes there meanwhile. May
+    /// wait for the system for milliseconds, so no core calls this.
     ///
     /// # Panics
     /// If the range lies outside.
@@ -141,7 +149,8 @@ impl Pages {
 
 /// One core's handle to bytes with a stable address; a clone is another handle to the same bytes.
 ///
-/// Not `Send`, so that a count per handle needs no atomic: cores that share [`Pages`] have a handle each.
+/// Not `Send`, so that a count per handle needs no atomic: cores that share [`Pages`] have a handle
+/// each.
 pub struct Memory(Rc<Block>);
 
 struct Block {
@@ -180,7 +189,8 @@ impl Memory {
         Memory(Rc::new(Block { start: pages.start, len: pages.len, source }))
     }
 
-    /// Memory that goes back to its pool when the last handle is dropped; `None` if the system has none.
+    /// Memory that goes back to its pool when the last handle is dropped; `None` if the system has
+    /// none.
     pub(crate) fn for_pool(len: usize, home: Home) -> Option<Memory> {
         let heap = Heap::try_aligned(len).ok()?;
         let start = heap.start;
@@ -293,8 +303,8 @@ impl Seg {
         self.writable
     }
 
-    /// Whether nobody but this thread writes its bytes: they are not of [`Pages`], which other cores may share. What the
-    /// system was told to fill is private once it is full.
+    /// Whether nobody but this thread writes its bytes: they are not of [`Pages`], which other
+    /// cores may share. What the system was told to fill is private once it is full.
     #[inline]
     #[must_use]
     pub fn is_private(&self) -> bool {
@@ -305,7 +315,8 @@ impl Seg {
     #[inline]
     pub(crate) fn add_private(&self, crc: &mut Crc32c) -> bool {
         if self.is_private() {
-            // SAFETY: in bounds and initialized; such memory never leaves this thread, which writes none of it while it sums.
+            // SAFETY: in bounds and initialized; such memory never leaves this thread, which writes
+            // none of it while it sums.
             crc.add(unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) });
         }
         self.is_private()
@@ -390,8 +401,9 @@ impl std::fmt::Debug for Seg {
 
 /// A receive buffer: `[ taken | unread | spare ]`.
 ///
-/// The spare part belongs to the receiver alone; what has been filled is never written again while anyone can
-/// see it, so that a parser looks at it as a slice and lends pieces of it on without a copy.
+/// The spare part belongs to the receiver alone; what has been filled is never written again while
+/// anyone can see it, so that a parser looks at it as a slice and lends pieces of it on without a
+/// copy.
 pub struct Chunk {
     memory: Memory,
     /// End of what was taken, begin of what is unread.
@@ -423,7 +435,8 @@ impl Chunk {
     #[inline]
     #[must_use]
     pub fn unread(&self) -> &[u8] {
-        // SAFETY: in bounds and initialized; pieces lent from here are read-only, and `spare` begins behind.
+        // SAFETY: in bounds and initialized; pieces lent from here are read-only, and `spare`
+        // begins behind.
         unsafe {
             std::slice::from_raw_parts(self.memory.0.start.add(self.taken).as_ptr(), self.filled - self.taken)
         }
@@ -458,7 +471,8 @@ impl Chunk {
     /// Where the next bytes go; tell [`Chunk::fill`] how many came.
     #[inline]
     pub fn spare(&mut self) -> &mut [u8] {
-        // SAFETY: in bounds and initialized; nobody else has a view behind `filled` (see `recycle`).
+        // SAFETY: in bounds and initialized; nobody else has a view behind `filled` (see
+        // `recycle`).
         unsafe {
             std::slice::from_raw_parts_mut(
                 self.memory.0.start.add(self.filled).as_ptr(),
@@ -559,12 +573,13 @@ impl Drop for Allocation {
 }
 
 impl Heap {
-    /// `len` bytes on whole pages; long ones are untouched, and so cost memory only as far as they are used.
+    /// `len` bytes on whole pages; long ones are untouched, and so cost memory only as far as they
+    /// are used.
     fn aligned(len: usize) -> Heap {
         Heap::try_aligned(len).unwrap_or_else(|layout| handle_alloc_error(layout))
     }
 
-    /// The same, or what could not be had.
+    /// A page-aligned buffer of so many bytes, or the layout that could not be had.
     fn try_aligned(len: usize) -> Result<Heap, Layout> {
         let layout = Layout::from_size_align(len.max(1), PAGE).expect("a buffer fits the address space");
         if len >= UNTOUCHED {
@@ -580,8 +595,9 @@ impl Heap {
 
 /// What direct I/O and page-wise release need at most on the platforms we run on.
 const PAGE: usize = 4096;
-/// From so many bytes on, memory comes from the system, in fresh pages. The allocator would do that at first, too; but
-/// once such a block was freed, it keeps blocks of that size, and clears and so touches all of the next one.
+/// From so many bytes on, memory comes from the system, in fresh pages. The allocator would do that
+/// at first, too; but once such a block was freed, it keeps blocks of that size, and clears and so
+/// touches all of the next one.
 const UNTOUCHED: usize = 256 << 10;
 
 #[cfg(test)]

@@ -1,9 +1,12 @@
-//! CRC-32C (Castagnoli), as iSCSI and NVMe/TCP have it in their digests, iWARP in its frames, and the bench in its blocks.
+//! CRC-32C (Castagnoli), as iSCSI and NVMe/TCP have it in their digests, iWARP in its frames, and
+//! the bench in its blocks.
 //!
-//! The crate below takes what the processor has, which it finds out for itself; nothing here depends on that.
+//! The crate below takes what the processor has, which it finds out for itself; nothing here
+//! depends on that.
 //!
-//! Memory is looked at where it lies, unless it is shared: bytes that another core may change must be copied before anyone
-//! looks at them, block by block, so that a block is in the nearest cache when its sum is made.
+//! Memory is looked at where it lies, unless it is shared: bytes that another core may change must
+//! be copied before anyone looks at them, block by block, so that a block is in the nearest cache
+//! when its sum is made.
 
 use crate::buf::Seg;
 use crate::sg_list::SgList;
@@ -34,7 +37,8 @@ impl Crc32c {
         self.0 = digest.finalize() as u32;
     }
 
-    /// Adds the bytes of a piece of memory. If they change meanwhile, it is the sum of some of both.
+    /// Adds the bytes of a piece of memory. If they change meanwhile, it is the sum of some of
+    /// both.
     #[inline]
     pub fn add_seg(&mut self, seg: &Seg) {
         if seg.add_private(self) {

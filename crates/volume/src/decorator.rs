@@ -1,4 +1,5 @@
-//! Volumes over another volume that are as it is: of the same size, whatever it becomes, and only do things otherwise.
+//! Volumes over another volume that are as it is: of the same size, whatever it becomes, and only
+//! do things otherwise.
 
 use crate::io::IoError;
 use crate::ready::Waker;

@@ -47,13 +47,13 @@ impl Decorator for DelayVolume {
 
 impl Pace for Delays {
     fn due(&mut self, io: &Io, now: Instant) -> Option<(usize, Instant)> {
-        let (lane, delay) = match io.op {
+        let (queue, delay) = match io.op {
             Op::Flush => (2, self.flush),
             op if op.is_write() => (1, self.write),
             _ => (0, self.read),
         };
         // A delay beyond the end of time is none that anybody waits for.
-        Some((lane, now.checked_add(delay)?))
+        Some((queue, now.checked_add(delay)?))
     }
 }
 

@@ -26,7 +26,8 @@ pub enum Op {
         fua: bool,
         /// The blocks may be given back to the storage below; else they stay provisioned.
         may_unmap: bool,
-        /// Fail with [`IoError::Unsupported`], changing nothing, rather than write zeroes block by block.
+        /// Fail with [`IoError::Unsupported`], changing nothing, rather than write zeroes block by
+        /// block.
         only_fast: bool,
     },
     /// The range's content is no longer needed; what it reads as afterwards is undefined.
@@ -65,13 +66,14 @@ pub struct Io {
     pub offset: u64,
     /// In bytes, a whole number of logical blocks; 0 for a flush.
     pub len: u64,
-    /// Write data, or where read data goes, `len` bytes. `None` in a read: the volume lends its own memory or
-    /// takes some from the core's pool.
+    /// Write data, or where read data goes, `len` bytes. `None` in a read: the volume lends its own
+    /// memory or takes some from the core's pool.
     pub data: Option<SgList>,
 }
 
 impl Io {
-    /// A request without data: a flush, a discard, or a read that takes what memory the volume gives.
+    /// A request without data: a flush, a discard, or a read that takes what memory the volume
+    /// gives.
     #[must_use]
     pub fn new(tag: Tag, op: Op, offset: u64, len: u64) -> Io {
         Io { tag, op, offset, len, data: None }
@@ -113,11 +115,11 @@ pub enum Output {
     /// Nothing: a write, flush, discard, or a hint.
     #[default]
     Nothing,
-    /// What was read, `len` bytes: the request's own list, or memory lent until it is dropped. Lent memory may
-    /// change under a concurrent write, so copy it before computing a digest.
+    /// What was read, `len` bytes: the request's own list, or memory lent until it is dropped. Lent
+    /// memory may change under a concurrent write, so copy it before computing a digest.
     Data(SgList),
-    /// Consecutive extents from the request's offset on, at least one; together they may cover less than asked,
-    /// never more.
+    /// Consecutive extents from the request's offset on, at least one; together they may cover less
+    /// than asked, never more.
     Extents(Vec<Extent>),
 }
 

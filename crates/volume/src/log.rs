@@ -47,8 +47,8 @@ pub enum LogEvent {
     },
 }
 
-/// Where records go. It is called by every core, between I/O, so it must not block: it counts, or puts a line
-/// into a buffer that another thread writes.
+/// Where records go. It is called by every core, between I/O, so it must not block: it counts, or
+/// puts a line into a buffer that another thread writes.
 pub trait LogSink: Send + Sync {
     /// Takes one record.
     fn record(&self, record: &LogRecord);
@@ -60,7 +60,8 @@ impl<F: Fn(&LogRecord) + Send + Sync> LogSink for F {
     }
 }
 
-/// One line without a time of day, such as `0 write 4096+512 fua tag 17 failed after 20us: medium error`.
+/// One line without a time of day, such as `0 write 4096+512 fua tag 17 failed after 20us: medium
+/// error`.
 impl fmt::Display for LogRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.channel, OpKind::of(self.op).name())?;

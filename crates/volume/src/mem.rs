@@ -1,12 +1,14 @@
 //! A volume in RAM.
 //!
-//! A read without a buffer is lent the volume's own memory. Blocks never written, or zeroed or discarded in whole
-//! units, are holes: they cost no memory and block status says so.
+//! A read without a buffer is lent the volume's own memory. Blocks never written, or zeroed or
+//! discarded in whole units, are holes: they cost no memory and block status says so.
 //!
-//! Writes go past the processor's caches: a volume is larger than those, and to fetch what is overwritten would take as
-//! long as writing it. What was written together is settled together, before any of it is read or completes.
+//! Writes go past the processor's caches: a volume is larger than those, and to fetch what is
+//! overwritten would take as long as writing it. What was written together is settled together,
+//! before any of it is read or completes.
 //!
-//! One request can have all of the volume zeroed. That is done a part at a time, lest everybody on the core waits for it.
+//! One request can have all of the volume zeroed. That is done a part at a time, lest everybody on
+//! the core waits for it.
 
 use crate::buf::{Memory, Pages, Seg, settle_streams};
 use crate::io::{Completion, Extent, Io, IoError, Op, Output};
@@ -47,7 +49,8 @@ impl MemVolume {
         MemVolume::within(pages, size)
     }
 
-    /// A volume of `size` bytes, rounded down to a whole block, that can grow as far as zeroed `pages` go.
+    /// A volume of `size` bytes, rounded down to a whole block, that can grow as far as zeroed
+    /// `pages` go.
     #[must_use]
     pub fn within(pages: Arc<Pages>, size: u64) -> MemVolume {
         let room = (pages.len() as u64) / BLOCK * BLOCK;
@@ -84,7 +87,8 @@ impl Volume for MemVolume {
         }
         let was = self.shared.size.swap(size, Ordering::AcqRel);
         if size < was {
-            // What comes back when it grows again is zeroes, and until then the memory is the system's.
+            // What comes back when it grows again is zeroes, and until then the memory is the
+            // system's.
             self.shared.zero(size, was - size, true);
         }
         Ok(size)
@@ -158,8 +162,8 @@ impl Channel for MemChannel {
 }
 
 impl MemChannel {
-    /// Zeroes the next part of the oldest request that has so many. The volume may be smaller by now: what is beyond its
-    /// end is zeroes already.
+    /// Zeroes the next part of the oldest request that has so many. The volume may be smaller by
+    /// now: what is beyond its end is zeroes already.
     #[cold]
     fn zero_part(&mut self, done: &mut Vec<Completion>) {
         let Some(io) = self.zeroing.front_mut() else { return };
@@ -204,7 +208,8 @@ impl MemChannel {
                 if let Some(data) = io.data {
                     data.stream_to_list(&here);
                 }
-                // Again, in case a discard on another core took the first mark for the state before it.
+                // Again, in case a discard on another core took the first mark for the state before
+                // it.
                 self.shared.mark_data(io.offset, io.len);
             }
             Op::WriteZeroes { may_unmap, .. } => self.shared.zero(io.offset, io.len, may_unmap),

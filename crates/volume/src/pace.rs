@@ -9,7 +9,8 @@ use std::time::Instant;
 
 /// When a request may go on.
 pub(crate) trait Pace {
-    /// The lane to wait in and the time to wait for; `None`: at once. In one lane, times never go back.
+    /// The queue to wait in and the time to wait for; `None`: at once. In one queue, times never go
+    /// back.
     fn due(&mut self, io: &Io, now: Instant) -> Option<(usize, Instant)>;
 }
 
@@ -19,7 +20,7 @@ pub(crate) struct PacedChannel<P> {
     pace: P,
     core: Rc<dyn Core>,
     waker: Waker,
-    lanes: [VecDeque<(Instant, Io)>; LANES],
+    queues: [VecDeque<(Instant, Io)>; QUEUES],
     /// The earliest time that the core was asked for and that has not passed.
     armed: Option<Instant>,
     done: Vec<Completion>,
@@ -39,19 +40,19 @@ impl<P: Pace> PacedChannel<P> {
             pace,
             core: core.clone(),
             waker,
-            lanes: std::array::from_fn(|_| VecDeque::with_capacity(depth)),
+            queues: std::array::from_fn(|_| VecDeque::with_capacity(depth)),
             armed: None,
             done: Vec::with_capacity(depth),
         }
     }
 
     fn next_due(&self) -> Option<Instant> {
-        self.lanes.iter().filter_map(|lane| lane.front()).map(|&(due, _)| due).min()
+        self.queues.iter().filter_map(|queue| queue.front()).map(|&(due, _)| due).min()
     }
 
     fn pop_due(&mut self, now: Instant) -> Option<Io> {
-        let is_due = |lane: &&mut VecDeque<(Instant, Io)>| lane.front().is_some_and(|&(due, _)| due <= now);
-        let (_, io) = self.lanes.iter_mut().find(is_due)?.pop_front()?;
+        let is_due = |queue: &&mut VecDeque<(Instant, Io)>| queue.front().is_some_and(|&(due, _)| due <= now);
+        let (_, io) = self.queues.iter_mut().find(is_due)?.pop_front()?;
         Some(io)
     }
 
@@ -85,7 +86,7 @@ impl<P: Pace> Channel for PacedChannel<P> {
     fn submit(&mut self, io: Io) {
         let now = self.core.now();
         match self.pace.due(&io, now) {
-            Some((lane, due)) if due > now => self.lanes[lane].push_back((due, io)),
+            Some((queue, due)) if due > now => self.queues[queue].push_back((due, io)),
             _ => self.inner.submit(io),
         }
     }
@@ -105,9 +106,9 @@ impl<P: Pace> Channel for PacedChannel<P> {
     }
 
     fn cancel(&mut self, tag: Tag) {
-        for lane in &mut self.lanes {
-            if let Some(at) = lane.iter().position(|(_, io)| io.tag == tag) {
-                lane.remove(at);
+        for queue in &mut self.queues {
+            if let Some(at) = queue.iter().position(|(_, io)| io.tag == tag) {
+                queue.remove(at);
                 self.done.push(Completion { tag, result: Err(IoError::Aborted) });
                 self.waker.wake();
                 return;
@@ -118,4 +119,4 @@ impl<P: Pace> Channel for PacedChannel<P> {
 }
 
 /// As many as the most that a pace tells apart.
-const LANES: usize = 3;
+const QUEUES: usize = 3;

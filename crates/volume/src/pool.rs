@@ -1,12 +1,13 @@
 //! A core's buffers: taken by size, given back by dropping.
 //!
-//! Sizes are powers of two from 4 KiB to [`MAX_TRANSFER`], page-aligned, so that direct I/O can use them. What is
-//! given back is kept for the next taker, up to a limit; what is out is counted against the pool's limit,
-//! which bounds the memory that all peers of a core can make it hold.
+//! Sizes are powers of two from 4 KiB to [`MAX_TRANSFER`], page-aligned, so that direct I/O can use
+//! them. What is given back is kept for the next taker, up to a limit; what is out is counted
+//! against the pool's limit, which bounds the memory that all peers of a core can make it hold.
 //!
-//! How long payload stays out is up to peers: one may send the rest of a write, or take the data that it asked for,
-//! as late as it likes. So each peer has an account ([`Pool::for_peer`]), and what it gets depends on what is free, on
-//! what it holds and on what it has moved so far (`docs/decisions/0033-fair-shares-of-buffers.md`):
+//! How long payload stays out is up to peers: one may send the rest of a write, or take the data
+//! that it asked for, as late as it likes. So each peer has an account ([`Pool::for_peer`]), and
+//! what it gets depends on what is free, on what it holds and on what it has moved so far
+//! (`docs/decisions/0033-fair-shares-of-buffers.md`):
 //!
 //! ```text
 //!   0                          3/8                        3/4            limit
@@ -42,7 +43,7 @@ pub(crate) struct Inner {
     /// Who is charged for payload that is no peer's.
     nobody: Rc<PeerAccount>,
     /// Given back and kept for the next taker.
-    kept_bytes: Cell<usize>,
+    cached_bytes: Cell<usize>,
     /// Given back to the heap since the heap was last trimmed.
     shed_bytes: Cell<usize>,
     limit_bytes: usize,
@@ -70,8 +71,8 @@ struct Waiting {
     looked_at: Ticket,
 }
 
-/// Of a peer that waits: nobody was evicted who came from where it comes from; it had taken all that it was given when it
-/// began to wait; when that was.
+/// Of a peer that waits: nobody was evicted who came from where it comes from; it had taken all
+/// that it was given when it began to wait; when that was.
 type Ticket = (bool, bool, u64);
 
 impl Waiting {
@@ -97,7 +98,8 @@ enum Admission {
     OverShare,
 }
 
-/// What the pools of this process have from the system now, in bytes: buffers that are out, and those kept for later.
+/// What the pools of this process have from the system now, in bytes: buffers that are out, and
+/// those kept for later.
 #[must_use]
 pub fn bytes_from_system() -> usize {
     FROM_SYSTEM_BYTES.load(Ordering::Relaxed)
@@ -115,7 +117,7 @@ impl Pool {
             out_bytes: Cell::new(0),
             payload_out_bytes: Cell::new(0),
             nobody: Rc::default(),
-            kept_bytes: Cell::new(0),
+            cached_bytes: Cell::new(0),
             shed_bytes: Cell::new(0),
             limit_bytes,
             waiting: std::array::from_fn(|_| RefCell::default()),
@@ -148,8 +150,9 @@ impl Pool {
         self.account.as_deref()
     }
 
-    /// A buffer of at least `len` bytes with any content, or `None` when the pool's limit is reached: wait for
-    /// I/O to complete and try again. For data of requests there is [`Pool::take_payload`].
+    /// A buffer of at least `len` bytes with any content, or `None` when the pool's limit is
+    /// reached: wait for I/O to complete and try again. For data of requests there is
+    /// [`Pool::take_payload`].
     ///
     /// # Panics
     /// If `len` is above [`MAX_TRANSFER`].
@@ -159,8 +162,8 @@ impl Pool {
         self.take_class(class_of(len))
     }
 
-    /// A buffer for the data of a request, as [`Pool::take`], but `None` already when payload, or the peer that this
-    /// handle is for, has its share.
+    /// A buffer for the data of a request, as [`Pool::take`], but `None` already when payload, or
+    /// the peer that this handle is for, has its share.
     ///
     /// # Panics
     /// If `len` is above [`MAX_TRANSFER`].
@@ -184,8 +187,8 @@ impl Pool {
         Some(memory)
     }
 
-    /// A buffer for the data of a request that waits for it: if there is none, the peer is woken when there may be one, and
-    /// peers that hold buffers and move nothing lose their connections.
+    /// A buffer for the data of a request that waits for it: if there is none, the peer is woken
+    /// when there may be one, and peers that hold buffers and move nothing lose their connections.
     ///
     /// # Panics
     /// If `len` is above [`MAX_TRANSFER`].
@@ -223,7 +226,8 @@ impl Pool {
         self.inner.evict_stalled();
     }
 
-    /// The turn of this handle's peer is over: what it was woken for and has not taken is anybody's.
+    /// The turn of this handle's peer is over: what it was woken for and has not taken is
+    /// anybody's.
     #[inline]
     pub fn end_turn(&self) {
         if let Some(account) = self.account().filter(|account| account.promised_bytes.get() > 0) {
@@ -233,8 +237,9 @@ impl Pool {
         }
     }
 
-    /// The peer of this handle has moved nothing for a while although it holds buffers: it loses its connection as soon as
-    /// others wait for what it holds, unless there are larger ones. Until it moves again it has no credit.
+    /// The peer of this handle has moved nothing for a while although it holds buffers: it loses
+    /// its connection as soon as others wait for what it holds, unless there are larger ones. Until
+    /// it moves again it has no credit.
     pub fn note_stalled(&self) {
         let Some(account) = &self.account else { return };
         let mut stalled = self.inner.stalled.borrow_mut();
@@ -257,15 +262,16 @@ impl Pool {
         size_of_class(class_of(len)) <= most
     }
 
-    /// How much payload one peer should have in flight beside a request that is its only one, in bytes: it takes several
-    /// that keep theirs to leave nothing to the others.
+    /// How much payload one peer should have in flight beside a request that is its only one, in
+    /// bytes: it takes several that keep theirs to leave nothing to the others.
     #[inline]
     #[must_use]
     pub fn peer_share(&self) -> usize {
         self.inner.limit_bytes / 8
     }
 
-    /// Whether the next long payload may have to wait, so that nobody should keep more than a little.
+    /// Whether the next long payload may have to wait, so that nobody should keep more than a
+    /// little.
     #[inline]
     #[must_use]
     pub fn is_short(&self) -> bool {
@@ -284,10 +290,11 @@ impl Pool {
         let free = inner.free[class].borrow_mut().pop();
         let memory = match free {
             Some(memory) => {
-                inner.kept_bytes.set(inner.kept_bytes.get() - size);
+                inner.cached_bytes.set(inner.cached_bytes.get() - size);
                 memory
             }
-            // The system may have less than the limit: that is no end of anything, others give theirs back.
+            // The system may have less than the limit: that is no end of anything, others give
+            // theirs back.
             None => {
                 let memory = Memory::for_pool(size, Rc::downgrade(inner))?;
                 FROM_SYSTEM_BYTES.fetch_add(size, Ordering::Relaxed);
@@ -304,7 +311,8 @@ impl Pool {
         self.inner.out_bytes.get()
     }
 
-    /// Whether so much has gone back to the heap since [`Pool::note_trimmed`] that it should give some to the system.
+    /// Whether so much has gone back to the heap since [`Pool::note_trimmed`] that it should give
+    /// some to the system.
     #[inline]
     #[must_use]
     pub fn has_shed_much(&self) -> bool {
@@ -330,7 +338,8 @@ impl Inner {
         self.limit_bytes - self.limit_bytes / 4
     }
 
-    /// What is left of that. Receive buffers come and go with each turn of whoever waits for payload.
+    /// What is left of that. Receive buffers come and go with each turn of whoever waits for
+    /// payload.
     #[inline]
     fn free_bytes(&self) -> usize {
         self.payload_bytes().saturating_sub(self.payload_out_bytes.get())
@@ -385,10 +394,11 @@ impl Inner {
             && self.waiting[..class_of(size)].iter().any(|class| class.borrow().peers.values().any(is_less))
     }
 
-    /// A buffer of `size` bytes has come back: wakes those that could have as much now, the ones that wait for less first.
-    /// Of those that wait for as much, every other time the newest is first of those from where nobody was evicted, or else
-    /// of those that have taken all that they were given: a crowd that has come before it and moves nothing is not in its way, nor is a crowd of
-    /// newcomers in the way of who waits long.
+    /// A buffer of `size` bytes has come back: wakes those that could have as much now, the ones
+    /// that wait for less first. Of those that wait for as much, every other time the newest is
+    /// first of those from where nobody was evicted, or else of those that have taken all that they
+    /// were given: a crowd that has come before it and moves nothing is not in its way, nor is a
+    /// crowd of newcomers in the way of who waits long.
     #[cold]
     fn wake_waiting(&self, size: usize) {
         let mut left = size;
@@ -407,7 +417,8 @@ impl Inner {
                 self.waiting_count.set(self.waiting_count.get() - 1);
                 if wanted > 0 {
                     self.favours_newest.set(!is_newest);
-                    // Others that try again now must not be faster. What waited may have ended, though.
+                    // Others that try again now must not be faster. What waited may have ended,
+                    // though.
                     account.promised_bytes.set(wanted);
                     self.promised_bytes.set(self.promised_bytes.get() + wanted);
                     account.stop_waiting();
@@ -421,7 +432,8 @@ impl Inner {
         }
     }
 
-    /// Evicts the largest of those that hold buffers and move nothing, until what others wait for would be there.
+    /// Evicts the largest of those that hold buffers and move nothing, until what others wait for
+    /// would be there.
     #[cold]
     fn evict_stalled(&self) {
         let mut stalled = self.stalled.borrow_mut();
@@ -478,9 +490,9 @@ impl Inner {
             account.remove(size);
             self.payload_out_bytes.set(self.payload_out_bytes.get() - size);
         }
-        let kept = self.kept_bytes.get() + size;
+        let kept = self.cached_bytes.get() + size;
         if kept <= KEEP_BYTES {
-            self.kept_bytes.set(kept);
+            self.cached_bytes.set(kept);
             self.free[class].borrow_mut().push(memory);
         } else {
             self.shed_bytes.set(self.shed_bytes.get().saturating_add(size));
@@ -493,8 +505,9 @@ impl Inner {
     }
 }
 
-/// What has to be free for a buffer of `size` bytes where payload may have `most`: four times as much, so that long
-/// payload leaves something to shorter one; of the longest, half of the rest stays.
+/// What has to be free for a buffer of `size` bytes where payload may have `most`: four times as
+/// much, so that long payload leaves something to shorter one; of the longest, half of the rest
+/// stays.
 #[inline]
 fn headroom(size: usize, most: usize) -> usize {
     size.saturating_mul(4).min(size + most.saturating_sub(size) / 2)
@@ -512,8 +525,8 @@ fn size_of_class(class: usize) -> usize {
 
 /// A peer may have this many bytes of payload in flight when buffers are short.
 pub const SHORT_PAYLOAD: usize = 256 << 10;
-/// Payload up to this many bytes goes to every peer as long as there is any to speak of, so that a new one can show
-/// that it moves data.
+/// Payload up to this many bytes goes to every peer as long as there is any to speak of, so that a
+/// new one can show that it moves data.
 const TINY_PAYLOAD: usize = 16 << 10;
 /// Longer payload of a peer that has moved nothing waits until buffers are plenty.
 const LONG_PAYLOAD: usize = 1 << 20;
@@ -785,6 +798,6 @@ mod tests {
         assert!(!pool.has_shed_much());
         assert_eq!(pool.inner.free[0].borrow().len(), 0, "of all sizes together");
         drop((pool.take(MAX_TRANSFER as usize), pool.take(4096)));
-        assert_eq!(pool.inner.kept_bytes.get(), MAX_TRANSFER as usize);
+        assert_eq!(pool.inner.cached_bytes.get(), MAX_TRANSFER as usize);
     }
 }

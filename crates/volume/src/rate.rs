@@ -1,8 +1,9 @@
 //! A volume that does only so much in a second.
 //!
-//! Each limit is a token bucket kept as one number, the time at which the bucket will have been paid back (the
-//! "virtual scheduling" form of the generic cell rate algorithm, ITU-T I.371). A request learns at once when its
-//! turn is, and cores share a bucket through one atomic and no lock.
+//! Each limit is a token bucket kept as one number, the time at which the bucket will have been
+//! paid back (the "virtual scheduling" form of the generic cell rate algorithm, ITU-T I.371). A
+//! request learns at once when its turn is, and cores share a bucket through one atomic and no
+//! lock.
 
 use crate::decorator::Decorator;
 use crate::io::{Io, IoError, Op};
@@ -24,8 +25,8 @@ pub struct Limit {
     pub bytes_per_s: Option<NonZeroU64>,
 }
 
-/// The limits of a volume: each request keeps those of its kind and the total. Flushes, prefetches and block
-/// status are free.
+/// The limits of a volume: each request keeps those of its kind and the total. Flushes, prefetches
+/// and block status are free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Reads and writes together.
@@ -70,7 +71,8 @@ impl Decorator for RateVolume {
     }
 }
 
-/// How much of a rate may be saved up: covers the lateness of timers, so that a queue of one reaches the limit.
+/// How much of a rate may be saved up: covers the lateness of timers, so that a queue of one
+/// reaches the limit.
 pub const RATE_BURST: Duration = Duration::from_millis(10);
 
 struct Buckets {
@@ -84,7 +86,8 @@ struct Buckets {
 
 struct Bucket {
     per_second: NonZeroU64,
-    /// When all that was taken will have been paid back, in nanoseconds since [`RATE_BURST`] before the origin.
+    /// When all that was taken will have been paid back, in nanoseconds since [`RATE_BURST`] before
+    /// the origin.
     paid_ns: AtomicU64,
 }
 
@@ -93,8 +96,8 @@ impl Bucket {
         Bucket { per_second, paid_ns: AtomicU64::new(0) }
     }
 
-    /// Takes `units` and returns the time at which they may be used. More than a bucketful may be taken; those
-    /// who come later pay it back.
+    /// Takes `units` and returns the time at which they may be used. More than a bucketful may be
+    /// taken; those who come later pay it back.
     fn take(&self, units: u64, now_ns: u64) -> u64 {
         let cost = (u128::from(units) * NS_PER_S).div_ceil(self.per_second.get().into());
         let cost = u64::try_from(cost).unwrap_or(u64::MAX);
@@ -112,7 +115,7 @@ struct RatePace {
 
 impl Pace for RatePace {
     fn due(&mut self, io: &Io, now: Instant) -> Option<(usize, Instant)> {
-        let (lane, kind) = match io.op {
+        let (queue, kind) = match io.op {
             Op::Read => (0, &self.buckets.read),
             op if op.is_write() => (1, &self.buckets.write),
             _ => return None,
@@ -128,7 +131,7 @@ impl Pace for RatePace {
                 }
             }
         }
-        Some((lane, now + Duration::from_nanos(due_ns - now_ns)))
+        Some((queue, now + Duration::from_nanos(due_ns - now_ns)))
     }
 }
 
@@ -144,8 +147,8 @@ mod tests {
         Limit { iops: NonZeroU64::new(iops), bytes_per_s: NonZeroU64::new(bytes_per_s) }
     }
 
-    /// Keeps `depth` requests in flight on each of two channels for ten seconds of virtual time and says how many
-    /// completed.
+    /// Keeps `depth` requests in flight on each of two channels for ten seconds of virtual time and
+    /// says how many completed.
     fn completed_in_10_s(limits: Limits, make: impl Fn(u64) -> Io) -> u64 {
         let core = TestCore::new();
         let volume = RateVolume::new(Arc::new(NullVolume::new(1 << 30)), limits);

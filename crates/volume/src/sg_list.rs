@@ -94,7 +94,7 @@ impl SgList {
         self.each_to(target, Seg::copy_to_seg);
     }
 
-    /// The same as [`Seg::stream_to_seg`] does it.
+    /// Copies to `target` past the CPU's caches, as [`Seg::stream_to_seg`] does.
     ///
     /// # Panics
     /// If `target` is shorter.

@@ -1,7 +1,7 @@
 //! A table of what is in flight.
 
-/// A table that gives each value a place, which is often its tag. Places are used again, so that it grows to the most that
-/// was ever in it and then allocates no more.
+/// A table that gives each value a place, which is often its tag. Places are used again, so that it
+/// grows to the most that was ever in it and then allocates no more.
 pub struct Slab<T> {
     /// As many as were ever in use at a time, so that the memory of the others is not touched.
     places: Vec<Option<T>>,

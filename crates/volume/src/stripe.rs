@@ -5,9 +5,9 @@
 //!   member 0  | 0 |   2   |   4   |          chunk c is chunk c / members of member c % members
 //!   member 1  | 1 |   3   |   5   |
 //! ```
-//! A range of the volume is at most one range on each member, so a request becomes at most one request a member,
-//! and a member's queue needs no more depth than the stripe's own. A request that fails on one member may have
-//! changed others.
+//! A range of the volume is at most one range on each member, so a request becomes at most one
+//! request a member, and a member's queue needs no more depth than the stripe's own. A request that
+//! fails on one member may have changed others.
 
 use crate::buf::Seg;
 use crate::io::{Completion, Extent, Io, IoError, Op, Output, Tag};
@@ -60,8 +60,8 @@ pub enum StripeError {
 }
 
 impl StripeVolume {
-    /// Stripes `members` in chunks of `chunk_bytes`. Every member gives as many whole chunks as the smallest one
-    /// has; sizes are taken now, once.
+    /// Stripes `members` in chunks of `chunk_bytes`. Every member gives as many whole chunks as the
+    /// smallest one has; sizes are taken now, once.
     ///
     /// # Errors
     /// If the chunk does not suit the members, or there are none.
@@ -180,7 +180,8 @@ struct StripeChannel {
     members: Vec<Box<dyn Channel>>,
     /// What was submitted here; its place is the tag on every member.
     parents: Slab<Parent>,
-    /// What each member brought for each parent, until all have; for as many parents as there ever were at a time.
+    /// What each member brought for each parent, until all have; for as many parents as there ever
+    /// were at a time.
     parts: Vec<Output>,
     /// Each member's share of the data that is being cut; empty in between.
     cut: Vec<SgList>,
@@ -278,7 +279,8 @@ impl StripeChannel {
     fn submit_parts(&mut self, io: Io) {
         let Io { tag, op, offset, mut len, data } = io;
         if op == Op::BlockStatus {
-            // The answer may cover less than asked: bounds the chunks to look at when it is put together.
+            // The answer may cover less than asked: bounds the chunks to look at when it is put
+            // together.
             len = len.min(MAX_STATUS_CHUNKS.saturating_mul(self.layout.chunk) - offset % self.layout.chunk);
         }
         let has_data = data.is_some();
@@ -407,7 +409,7 @@ impl<'a> Cutter<'a> {
     }
 }
 
-/// The same for extents.
+/// Walks the extents in the answer of one member.
 struct ExtentCursor<'a> {
     extents: &'a [Extent],
     done: u64,

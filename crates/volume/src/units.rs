@@ -24,8 +24,8 @@ pub enum UnitError {
     NotWhole(String, &'static str),
 }
 
-/// Reads a size in bytes as fio does: `4096`, `4k`, `1.5g`, `64KiB`, `1MB`; upper or lower case, and every unit a
-/// power of 1024.
+/// Reads a size in bytes as fio does: `4096`, `4k`, `1.5g`, `64KiB`, `1MB`; upper or lower case,
+/// and every unit a power of 1024.
 ///
 /// # Errors
 /// If the text is not a size, or not a whole number of bytes.

@@ -7,23 +7,26 @@ use std::any::Any;
 use std::rc::Rc;
 use std::time::Instant;
 
-/// The most data that one read or write moves, in bytes. Every volume takes this much and splits inside where what
-/// lies below takes less; a protocol that advertises a maximum advertises at most this.
+/// The most data that one read or write moves, in bytes. Every volume takes this much and splits
+/// inside where what lies below takes less; a protocol that advertises a maximum advertises at most
+/// this.
 pub const MAX_TRANSFER: u32 = 32 << 20;
 
-/// What a volume is like. Durability bits of all protocols are derived from this and never configured apart.
+/// What a volume is like. Durability bits of all protocols are derived from this and never
+/// configured apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeInfo {
     /// In bytes, a whole number of logical blocks.
     pub size: u64,
     /// Bytes; a power of two. Offsets and lengths are multiples of this.
     pub logical_block: u32,
-    /// Bytes; a power of two, at least `logical_block`. Requests of this size and alignment are efficient.
+    /// Bytes; a power of two, at least `logical_block`. Requests of this size and alignment are
+    /// efficient.
     pub physical_block: u32,
     /// Writes are refused.
     pub read_only: bool,
-    /// A completed write may be lost with the power until a flush; `false`: every completed write is as stable as
-    /// it will get.
+    /// A completed write may be lost with the power until a flush; `false`: every completed write
+    /// is as stable as it will get.
     pub write_cache: bool,
     /// The content is lost with the process, whatever is flushed.
     pub volatile: bool,
@@ -67,7 +70,7 @@ impl VolumeInfo {
         self.check_within(io, self.size)
     }
 
-    /// The same where the volume may have another size by now, in bytes.
+    /// Checks an I/O against another size of the volume, in bytes.
     ///
     /// # Errors
     /// As of [`VolumeInfo::check`].
@@ -154,17 +157,17 @@ pub trait Volume: Send + Sync {
     /// What the volume is like now; its size may change over time.
     fn info(&self) -> VolumeInfo;
 
-    /// The size in bytes, looked at afresh where what lies below changes it by itself, as a block device does that was
-    /// made larger: [`Volume::info`] says the same from then on. May wait for the system, so no core calls this; whoever
-    /// serves the volume does from time to time.
+    /// The size in bytes, looked at afresh where what lies below changes it by itself, as a block
+    /// device does that was made larger: [`Volume::info`] says the same from then on. May wait for
+    /// the system, so no core calls this; whoever serves the volume does from time to time.
     fn look_at_size(&self) -> u64 {
         self.info().size
     }
 
-    /// Gives the volume another size; answers it, in bytes. I/O from then on is held against the new size, and what is
-    /// beyond a smaller one is lost: it reads as zeroes should the volume grow again, but for what was being written there
-    /// at that moment. Nobody is told, that is for who serves the volume. One call at a time; may wait for the system, so
-    /// no core calls this.
+    /// Gives the volume another size; answers it, in bytes. I/O from then on is held against the
+    /// new size, and what is beyond a smaller one is lost: it reads as zeroes should the volume
+    /// grow again, but for what was being written there at that moment. Nobody is told, that is for
+    /// who serves the volume. One call at a time; may wait for the system, so no core calls this.
     ///
     /// # Errors
     /// If the volume cannot have that size; then it has the one that it had.
@@ -183,9 +186,10 @@ pub trait Volume: Send + Sync {
 
     /// Opens this core's queue to the volume.
     ///
-    /// `depth` is the most I/O that the caller will ever have in flight on the channel: no queue can overflow, so
-    /// there is no "try again". `waker` is woken whenever [`Channel::poll`] has something new that did not come
-    /// from within a call of [`Channel::submit`] or [`Channel::kick`].
+    /// `depth` is the most I/O that the caller will ever have in flight on the channel: no queue
+    /// can overflow, so there is no "try again". `waker` is woken whenever [`Channel::poll`] has
+    /// something new that did not come from within a call of [`Channel::submit`] or
+    /// [`Channel::kick`].
     ///
     /// # Errors
     /// If the volume cannot be reached or this core cannot drive it.
@@ -196,16 +200,17 @@ pub trait Volume: Send + Sync {
         None
     }
 
-    /// Has `call` called from now on, from any thread, whenever the size has become another. A volume that never changes
-    /// its size need not keep it.
+    /// Has `call` called from now on, from any thread, whenever the size has become another. A
+    /// volume that never changes its size need not keep it.
     fn on_resize(&self, _call: Box<dyn Fn() + Send + Sync>) {}
 }
 
 /// One core's queue to a volume: never blocks, never crosses threads (not `Send`, by design).
 ///
-/// No order is promised between I/O in flight. A flush covers the writes that completed before it was submitted.
-/// Each submitted I/O completes exactly once; a cancelled one too, and it owns its memory until then. Dropping a
-/// channel abandons what is in flight: nobody is told, memory stays valid as long as a kernel may write it.
+/// No order is promised between I/O in flight. A flush covers the writes that completed before it
+/// was submitted. Each submitted I/O completes exactly once; a cancelled one too, and it owns its
+/// memory until then. Dropping a channel abandons what is in flight: nobody is told, memory stays
+/// valid as long as a kernel may write it.
 pub trait Channel {
     /// Takes a request; what is wrong with it is said by its completion.
     fn submit(&mut self, io: Io);

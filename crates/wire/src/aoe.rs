@@ -1,7 +1,9 @@
-//! ATA over Ethernet, as the specification AoEr11 has it: what follows the Ethernet header of a frame of type 0x88A2.
+//! ATA over Ethernet, as the specification AoEr11 has it: what follows the Ethernet header of a
+//! frame of type 0x88A2.
 //!
-//! Every message is a [`Header`] and the message of its command; requests and responses look the same. Numbers are
-//! big-endian, except the registers' block address ([`AtaMessage::lba`]). No structure here has padding.
+//! Every message is a [`Header`] and the message of its command; requests and responses look the
+//! same. Numbers are big-endian, except the registers' block address ([`AtaMessage::lba`]). No
+//! structure here has padding.
 
 use crate::ethernet::Mac;
 use crate::open_enum::open_enum;
@@ -11,7 +13,8 @@ use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U1
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Header {
-    /// The version in the upper four bits, flags in the lower: [`AOE_FLAG_RESPONSE`], [`AOE_FLAG_ERROR`].
+    /// The version in the upper four bits, flags in the lower: [`AOE_FLAG_RESPONSE`],
+    /// [`AOE_FLAG_ERROR`].
     pub version_and_flags: u8,
     /// [`ErrorCode`] of a response with [`AOE_FLAG_ERROR`].
     pub error: u8,
@@ -46,8 +49,8 @@ impl Header {
     }
 }
 
-/// The message of command 0: an ATA command, or its registers afterwards (section 3.1). Data follows: of a write in
-/// the request, of a read in the response.
+/// The message of command 0: an ATA command, or its registers afterwards (section 3.1). Data
+/// follows: of a write in the request, of a read in the response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct AtaMessage {
@@ -59,8 +62,8 @@ pub struct AtaMessage {
     pub sector_count: u8,
     /// Command register of a request, status register of a response.
     pub command_or_status: u8,
-    /// Block address, lowest byte first. Without [`AOE_AFLAG_EXTENDED`] it has 28 bits, the upper four in the lower
-    /// half of byte 3.
+    /// Block address, lowest byte first. Without [`AOE_AFLAG_EXTENDED`] it has 28 bits, the upper
+    /// four in the lower half of byte 3.
     pub lba: [u8; 6],
     /// Zero.
     pub reserved: [u8; 2],
@@ -86,7 +89,8 @@ impl AtaMessage {
         [a, b, c, d, e, f]
     }
 
-    /// A block's address in 28 bits, with the register's LBA bit and the two that used to be 1; what is above is lost.
+    /// A block's address in 28 bits, with the register's LBA bit and the two that used to be 1;
+    /// what is above is lost.
     #[must_use]
     pub const fn lba28(block: u64) -> [u8; 6] {
         let [a, b, c, d, ..] = block.to_le_bytes();

@@ -1,5 +1,5 @@
-//! ATA commands as AoE carries them (ATA/ATAPI-8 ACS): numbers of the registers and the data of IDENTIFY DEVICE.
-//! Words are little-endian; texts have the two bytes of each word exchanged.
+//! ATA commands as AoE carries them (ATA/ATAPI-8 ACS): numbers of the registers and the data of
+//! IDENTIFY DEVICE. Words are little-endian; texts have the two bytes of each word exchanged.
 
 use crate::open_enum::open_enum;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, LittleEndian as LE, U16, U64, Unaligned};
@@ -144,8 +144,8 @@ pub struct Identify {
     pub stream: U16<LE>,
     /// Word 105: the most sectors of trim ranges in one command.
     pub trim_sectors: U16<LE>,
-    /// Word 106: [`IDENTIFY_SECTOR_SIZE_VALID`], and in the lowest four bits how often a logical sector doubles to a
-    /// physical one.
+    /// Word 106: [`IDENTIFY_SECTOR_SIZE_VALID`], and in the lowest four bits how often a logical
+    /// sector doubles to a physical one.
     pub sector_size: U16<LE>,
     /// Words 107 to 168.
     pub reserved_107: [U16<LE>; 62],
@@ -157,7 +157,8 @@ pub struct Identify {
     pub rotation: U16<LE>,
     /// Words 218 to 254.
     pub reserved_218: [U16<LE>; 37],
-    /// Word 255: [`IDENTIFY_SIGNATURE`] in the low byte, and what makes the sum of all bytes 0 in the high one.
+    /// Word 255: [`IDENTIFY_SIGNATURE`] in the low byte, and what makes the sum of all bytes 0 in
+    /// the high one.
     pub integrity: U16<LE>,
 }
 const _: () = assert!(size_of::<Identify>() == ATA_SECTOR);

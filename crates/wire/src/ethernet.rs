@@ -1,5 +1,5 @@
-//! Ethernet II frames (IEEE 802.3, clause 3): what comes before the payload. There is no padding in the structure; a
-//! short frame is padded behind its payload.
+//! Ethernet II frames (IEEE 802.3, clause 3): what comes before the payload. There is no padding in
+//! the structure; a short frame is padded behind its payload.
 
 use crate::open_enum::open_enum;
 use core::fmt;

@@ -4,16 +4,19 @@
 //!   iSER header │ Basic Header Segment │ Additional Header Segments │ Data Segment │ padding
 //!   28 bytes    │ 48 bytes             │ TotalAHSLength × 4 bytes   │ DataSegmentLength to 4 │
 //! ```
-//! That is one message of a queue pair: a control-type PDU of iSCSI without digests behind the header of iSER. Data that
-//! was asked for is no message: the target writes and reads the memory that the header of a command names.
+//! That is one message of a queue pair: a control-type PDU of iSCSI without digests behind the
+//! header of iSER. Data that was asked for is no message: the target writes and reads the memory
+//! that the header of a command names.
 //!
-//! The first byte of every header is its kind ([`IserOpcode`]) in the high half and flags in the low one. Field names are the
-//! RFC's in snake case. [`CmHeader`] is what both sides say in the private data of the connection.
+//! The first byte of every header is its kind ([`IserOpcode`]) in the high half and flags in the
+//! low one. Field names are the RFC's in snake case. [`CmHeader`] is what both sides say in the
+//! private data of the connection.
 
 use crate::open_enum::open_enum;
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U32, U64, Unaligned};
 
-/// In front of an iSCSI control-type PDU. A tag of 0 and offset 0 stand where there is no such memory.
+/// In front of an iSCSI control-type PDU. A tag of 0 and offset 0 stand where there is no such
+/// memory.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -64,7 +67,7 @@ impl ControlHeader {
         is_there.then(|| (self.read_stag.get(), self.read_base_offset.get()))
     }
 
-    /// The same with memory that the target may read.
+    /// With memory that the target may read.
     #[inline]
     #[must_use]
     pub fn with_write(mut self, stag: u32, offset: u64) -> ControlHeader {
@@ -73,7 +76,7 @@ impl ControlHeader {
         self
     }
 
-    /// The same with memory that the target may write.
+    /// With memory that the target may write.
     #[inline]
     #[must_use]
     pub fn with_read(mut self, stag: u32, offset: u64) -> ControlHeader {
@@ -103,7 +106,8 @@ impl CmHeader {
         CmHeader::read_from_prefix(private_data).ok().map(|(header, _)| header)
     }
 
-    /// Whether the side that said this can be sent messages that close its memory, or will send such.
+    /// Whether the side that said this can be sent messages that close its memory, or will send
+    /// such.
     #[must_use]
     pub const fn invalidates(&self) -> bool {
         self.flags & NO_REMOTE_INVALIDATION == 0

@@ -1,8 +1,9 @@
 //! Byte layouts of the protocols that Blockmux speaks.
 //!
-//! Layouts only: no state, no I/O, no allocation, no `unsafe`. A protocol is a module; its structures are
-//! `#[repr(C)]` with endian-typed fields and a compile-time size check, its numbers are open enumerations
-//! (an unknown value survives and prints as a number), and its names are the standard's own.
+//! Layouts only: no state, no I/O, no allocation, no `unsafe`. A protocol is a module; its
+//! structures are `#[repr(C)]` with endian-typed fields and a compile-time size check, its numbers
+//! are open enumerations (an unknown value survives and prints as a number), and its names are the
+//! standard's own.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,7 @@
 //! Numbers with named values, where unknown ones stay representable.
 
-/// Declares a number with named values: a peer may send any, so it is a struct and never a Rust enum.
+/// Declares a number with named values: a peer may send any, so it is a struct and never a Rust
+/// enum.
 ///
 /// `Debug` prints the standard's own name, or the type and the number.
 macro_rules! open_enum {

@@ -1,8 +1,10 @@
-//! iWARP as the Linux kernel's siw (6.12) speaks it: every frame of a connection, taken apart and put together again.
+//! iWARP as the Linux kernel's siw (6.12) speaks it: every frame of a connection, taken apart and
+//! put together again.
 //!
-//! A capture in `tests/data/` is what each side sent, in the order of the wire: `0` for the side that connects or `1`
-//! (1 byte), a length (4 bytes, big-endian), and so many bytes of its stream. `nvme-siw.bin` is a whole connection,
-//! NVMe's discovery; `srp-siw-crc.bin` (with CRCs) and `iser-siw.bin` end between two frames.
+//! A capture in `tests/data/` is what each side sent, in the order of the wire: `0` for the side
+//! that connects or `1` (1 byte), a length (4 bytes, big-endian), and so many bytes of its stream.
+//! `nvme-siw.bin` is a whole connection, NVMe's discovery; `srp-siw-crc.bin` (with CRCs) and
+//! `iser-siw.bin` end between two frames.
 #![allow(
     clippy::indexing_slicing,
     clippy::arithmetic_side_effects,
@@ -62,7 +64,8 @@ fn again(header: &[u8], body: &[u8], fpdu: &[u8], has_crc: bool) -> Vec<u8> {
     bytes
 }
 
-/// Takes a stream apart and puts it together again; returns how many segments there were of each control field.
+/// Takes a stream apart and puts it together again; returns how many segments there were of each
+/// control field.
 fn rebuild(stream: &[u8]) -> BTreeMap<(u8, u8), usize> {
     let (frame, _, mut bytes) = begin(stream);
     let has_crc = frame.flags & mpa::FLAG_CRC != 0;

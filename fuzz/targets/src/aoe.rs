@@ -1,11 +1,11 @@
-//! Hostile frames against both sides of ATA over Ethernet. What comes never breaks a session, and what it is asked to do
-//! never lies outside the disk.
+//! Hostile frames against both sides of ATA over Ethernet. What comes never breaks a session, and
+//! what it is asked to do never lies outside the disk.
 
 use crate::choices::Choices;
 use blockmux_proto::aoe::AoeAddress;
 use blockmux_proto::aoe::client::{Config, InitiatorSession};
 use blockmux_proto::aoe::server::{DEPTH, TargetSession};
-use blockmux_proto::aoe::unit::{DiskSettings, AoeUnit};
+use blockmux_proto::aoe::unit::{AoeUnit, DiskSettings};
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::frames::{Frame, FramePortInfo, PortId, Station};
 use blockmux_proto::session::{FrameSession, Initiator, Target, Timed};
@@ -56,11 +56,12 @@ pub(crate) fn aoe_target(data: &[u8]) {
     assert!(target.is_idle());
 }
 
-/// Reads `data` as frames to an initiator with a few requests; every one of them completes once, or fails once.
+/// Reads `data` as frames to an initiator with a few requests; every one of them completes once, or
+/// fails once.
 pub(crate) fn aoe_initiator(data: &[u8]) {
     let (mut choices, stream) = Choices::split(data);
     let mut now = Instant::now();
-    let config = Config { address: ADDRESS, patience: Duration::from_secs(5), id: 0, first: 0 };
+    let config = Config { address: ADDRESS, timeout: Duration::from_secs(5), id: 0, first: 0 };
     let mut session = InitiatorSession::new(config, Pool::new(1 << 20), now);
     session.on_port(PortId(0), PORT, now);
     let (mut submitted, mut completed) = (0u64, 0);

@@ -3,7 +3,8 @@
 //! ```text
 //!   count of choices (1 byte) │ choices │ stream
 //! ```
-//! A stream may hold [`RUN`], which stands for many equal bytes, so that a short input can hold a long payload.
+//! A stream may hold [`RUN`], which stands for many equal bytes, so that a short input can hold a
+//! long payload.
 
 /// Decisions of a driver, from the front of an input.
 pub(crate) struct Choices<'a> {
@@ -20,8 +21,8 @@ impl<'a> Choices<'a> {
         (Choices { bytes, made: 0 }, expand(stream))
     }
 
-    /// The next byte. There is always one: after the last they begin again, each moved on a little, so that no
-    /// driver makes the same choice for ever; without any bytes all are 0.
+    /// The next byte. There is always one: after the last they begin again, each moved on a little,
+    /// so that no driver makes the same choice for ever; without any bytes all are 0.
     pub(crate) fn byte(&mut self) -> u8 {
         if self.bytes.is_empty() {
             return 0;

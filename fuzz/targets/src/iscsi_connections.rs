@@ -1,4 +1,5 @@
-//! A hostile initiator with several connections: they join sessions, break, and take each other's tasks.
+//! A hostile initiator with several connections: they join sessions, break, and take each other's
+//! tasks.
 //!
 //! ```text
 //!   stream = record ...      record = what happens to which connection (1 byte), length (2), bytes that it sends

@@ -4,8 +4,8 @@
 //!   stream = record ...      record = 0                        our own target answers what it has not seen yet
 //!                                   | kind, length (2), bytes  what a hostile one sends
 //! ```
-//! Bits of a kind: 1, the task tag is that of a command, so many before the last as the high four bits say; 2, the
-//! numbers of commands are right.
+//! Bits of a kind: 1, the task tag is that of a command, so many before the last as the high four
+//! bits say; 2, the numbers of commands are right.
 
 use crate::choices::Choices;
 use crate::iscsi_target::{exports, node};
@@ -201,8 +201,11 @@ impl Sent {
         let mut rest = bytes;
         while let Ok((bhs, _)) = Bhs::read_from_prefix(rest) {
             let is_login = bhs.opcode() == IscsiOpcode::LOGIN_REQUEST;
-            let (header, data) =
-                if is_login { (0, 0) } else { (digest(OperationalKey::HeaderDigest), digest(OperationalKey::DataDigest)) };
+            let (header, data) = if is_login {
+                (0, 0)
+            } else {
+                (digest(OperationalKey::HeaderDigest), digest(OperationalKey::DataDigest))
+            };
             let len = bhs.data_segment_length.get() as usize;
             let tail = if len > 0 { padding(len) + data } else { 0 };
             rest = rest.get(48 + header + len + tail..).expect("it sends whole PDUs");
@@ -225,8 +228,12 @@ impl Sent {
                 self.cmd_sn = Some(cmd_sn.wrapping_add(1));
                 self.tags.push(tag);
             }
-            IscsiOpcode::DATA_OUT => assert!(len > 0 && self.tags.contains(&command.initiator_task_tag.get())),
-            IscsiOpcode::LOGIN_REQUEST | IscsiOpcode::NOP_OUT | IscsiOpcode::LOGOUT_REQUEST => assert!(bhs.is_immediate()),
+            IscsiOpcode::DATA_OUT => {
+                assert!(len > 0 && self.tags.contains(&command.initiator_task_tag.get()))
+            }
+            IscsiOpcode::LOGIN_REQUEST | IscsiOpcode::NOP_OUT | IscsiOpcode::LOGOUT_REQUEST => {
+                assert!(bhs.is_immediate())
+            }
             IscsiOpcode::TEXT_REQUEST => {
                 assert!(bhs.is_immediate() && len == 0);
                 self.has_asked = true;

@@ -1,4 +1,5 @@
-//! Checks what an iSCSI target sends: whole PDUs of a target's kinds, numbered as RFC 7143 §4.2.2 says.
+//! Checks what an iSCSI target sends: whole PDUs of a target's kinds, numbered as RFC 7143 §4.2.2
+//! says.
 
 use crate::target_side::{Judge, Sent};
 use blockmux_wire::iscsi::scsi::ScsiResponse;
@@ -102,8 +103,8 @@ impl TargetStream {
     }
 }
 
-/// A status is one of SAM-5's, and sense data comes with CHECK CONDITION alone and is as long as it says (SPC-5, both
-/// formats).
+/// A status is one of SAM-5's, and sense data comes with CHECK CONDITION alone and is as long as it
+/// says (SPC-5, both formats).
 fn check_status(bhs: &Bhs, data: &[u8]) {
     let response: &ScsiResponse = transmute_ref!(bhs);
     let status = ScsiStatus(response.status);

@@ -1,12 +1,13 @@
-//! A hostile target against the iSER initiator: every request comes to one end, and one only, and none while its memory is
-//! open.
+//! A hostile target against the iSER initiator: every request comes to one end, and one only, and
+//! none while its memory is open.
 //!
 //! ```text
 //!   stream = record ...      record = 0                        our own target answers a message that it has not seen yet
 //!                                   | kind, length (2), bytes  what a hostile one sends
 //! ```
-//! Bits of a kind: 1, the task tag is that of a command, so many before the last as the high four bits say; 2, the
-//! numbers of commands are right; 4, it closes the memory that this command has named.
+//! Bits of a kind: 1, the task tag is that of a command, so many before the last as the high four
+//! bits say; 2, the numbers of commands are right; 4, it closes the memory that this command has
+//! named.
 
 use crate::choices::Choices;
 use crate::iscsi_target::{exports, node};
@@ -17,7 +18,7 @@ use blockmux_proto::iscsi::login::operational::OperationalKey;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::server::{IserTargetSession, TargetSession};
 use blockmux_proto::rdma::testing::Recorder;
-use blockmux_proto::rdma::{RemoteRights, Event, RdmaConnections, RdmaSession, Remote, Stag, WorkRequest};
+use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, Remote, RemoteRights, Stag, WorkRequest};
 use blockmux_proto::scsi::Lun;
 use blockmux_proto::session::{Initiator, Overdue, ProtocolError, Target, Timed};
 use blockmux_volume::conformance::TestCore;

@@ -3,8 +3,8 @@
 //! ```text
 //!   stream = record ...      record = kind, length (2), bytes      a message
 //! ```
-//! Bits of a kind: 1, the CmdSN is right; 2, it names memory for both directions; 4, behind the bytes comes as much data as
-//! its PDU says.
+//! Bits of a kind: 1, the CmdSN is right; 2, it names memory for both directions; 4, behind the
+//! bytes comes as much data as its PDU says.
 
 use crate::choices::Choices;
 use crate::iscsi_target::{exports, node};
@@ -12,7 +12,7 @@ use crate::records::Records;
 use crate::served::Served;
 use blockmux_proto::iscsi::server::{IserTargetSession, TargetSession};
 use blockmux_proto::rdma::testing::Recorder;
-use blockmux_proto::rdma::{Event, RdmaSession, WorkRequest, WorkError, WorkId};
+use blockmux_proto::rdma::{Event, RdmaSession, WorkError, WorkId, WorkRequest};
 use blockmux_proto::session::{ProtocolError, Target, Timed};
 use blockmux_volume::{Pool, Seg};
 use blockmux_wire::iscsi::Bhs;
@@ -196,7 +196,8 @@ impl Run<'_> {
         assert!(self.session.is_over() && self.next_work(100).is_none());
     }
 
-    /// Moves the clock to the session's next deadline if that is near: not to that of the login, or of a ping.
+    /// Moves the clock to the session's next deadline if that is near: not to that of the login, or
+    /// of a ping.
     fn pass_time(&mut self) -> bool {
         match self.session.poll_timeout() {
             Some(when) if !self.is_over && when < self.now + Duration::from_secs(10) => {

@@ -1,16 +1,19 @@
-//! iWARP: its frames by themselves, and a hostile peer against the whole queue pair, on either side.
+//! iWARP: its frames by themselves, and a hostile peer against the whole queue pair, on either
+//! side.
 //!
 //! ```text
 //!   stream = record ...   record = 0, length, bytes                               as they are
 //!                                | 1, length, segment                             in a frame
 //!                                | 2, control (2), name, offset, MSN, length (2)  a segment that is nearly right
 //! ```
-//! In a segment that is nearly right, a name and an offset choose from what was granted, and an MSN is that of the queue
-//! plus what is there.
+//! In a segment that is nearly right, a name and an offset choose from what was granted, and an MSN
+//! is that of the queue plus what is there.
 
 use crate::choices::Choices;
 use crate::wire::Wire;
-use blockmux_proto::rdma::{RemoteRights, Endpoint, Event, MessageHead, MESSAGE, QueuePair, Remote, Stag, WorkRequest, WorkId};
+use blockmux_proto::rdma::{
+    Endpoint, Event, MESSAGE, MessageHead, QueuePair, Remote, RemoteRights, Stag, WorkId, WorkRequest,
+};
 use blockmux_proto::session::{Demand, ProtocolError, StreamSession, Timed};
 use blockmux_rdma::Provider;
 use blockmux_rdma::iwarp::{Config, Iwarp, OUTBOX_FULL};
@@ -21,7 +24,8 @@ use blockmux_wire::iwarp::rdmap::{RdmapOpcode, ReadRequest, Terminate};
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Reads `data` as every structure that there is: each survives any bytes, prints, and is the same bytes again.
+/// Reads `data` as every structure that there is: each survives any bytes, prints, and is the same
+/// bytes again.
 pub(crate) fn iwarp_frames(data: &[u8]) {
     fn again<T: FromBytes + IntoBytes + zerocopy::Immutable + std::fmt::Debug>(data: &[u8]) {
         if let Ok((value, rest)) = T::read_from_prefix(data) {

@@ -1,5 +1,6 @@
-//! The smoke run: mutates a target's corpus for a while. It needs no nightly compiler and sees no coverage, so it
-//! finds only what is near the corpus; what it does depends on nothing but the seed and the time it is given.
+//! The smoke run: mutates a target's corpus for a while. It needs no nightly compiler and sees no
+//! coverage, so it finds only what is near the corpus; what it does depends on nothing but the seed
+//! and the time it is given.
 //!
 //! Usage: `smoke NAME SECONDS CORPUS ARTIFACTS`, the latter two directories.
 #![forbid(unsafe_code)]

@@ -1,5 +1,5 @@
-//! An independent reader of what an NBD initiator sends: options in order, then requests that the server's export
-//! and its constraints allow.
+//! An independent reader of what an NBD initiator sends: options in order, then requests that the
+//! server's export and its constraints allow.
 
 use blockmux_wire::nbd::handshake::*;
 use blockmux_wire::nbd::transmission::*;

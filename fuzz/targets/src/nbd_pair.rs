@@ -1,5 +1,5 @@
-//! Initiator and target back to back over a RAM volume, against a model of its content: requests in any order, bytes
-//! cut anywhere, devices that fail, and connections that break and are replayed.
+//! Initiator and target back to back over a RAM volume, against a model of its content: requests in
+//! any order, bytes cut anywhere, devices that fail, and connections that break and are replayed.
 
 use crate::choices::Choices;
 use crate::wire::Wire;
@@ -328,7 +328,8 @@ impl Pair<'_> {
         assert!(self.faults.is_empty(), "never reported: {:?}", self.faults);
     }
 
-    /// The connection breaks: what the volume had begun it ends, and the rest is replayed on another one.
+    /// The connection breaks: what the volume had begun it ends, and the rest is replayed on
+    /// another one.
     fn reconnect(&mut self) {
         self.poll_done();
         for (_, io) in std::mem::take(&mut self.link.at_volume) {

@@ -1,8 +1,9 @@
-//! An independent reader of what an NBD target sends: whatever its client does, every option and every request is
-//! answered once, in the form that was agreed and with what was asked for.
+//! An independent reader of what an NBD target sends: whatever its client does, every option and
+//! every request is answered once, in the form that was agreed and with what was asked for.
 //!
-//! It reads both directions, for replies do not always tell their own length. A client that uses one cookie for
-//! several requests at once can make simple replies ambiguous; then reading ends and nothing more is checked.
+//! It reads both directions, for replies do not always tell their own length. A client that uses
+//! one cookie for several requests at once can make simple replies ambiguous; then reading ends and
+//! nothing more is checked.
 
 use crate::target_side::Sent;
 use blockmux_wire::nbd::handshake::*;

@@ -1,13 +1,13 @@
 //! DH-HMAC-CHAP between a host and a controller, with messages that somebody spoils on their way.
 //!
-//! Whatever is done to messages, both sides come to an end, and neither believes who does not know the secret. A key of
-//! TLS, where one is to be made, is the same on both sides.
+//! Whatever is done to messages, both sides come to an end, and neither believes who does not know
+//! the secret. A key of TLS, where one is to be made, is the same on both sides.
 
 use crate::choices::Choices;
 use blockmux_proto::nvme::auth::controller::Authenticator;
 use blockmux_proto::nvme::auth::host::{Applicant, AuthTurn};
 use blockmux_proto::nvme::auth::{
-    Concatenation, HostCredentials, DhGroup, Hash, HostSecrets, MAX_MESSAGE, DhChapSecret,
+    Concatenation, DhChapSecret, DhGroup, Hash, HostCredentials, HostSecrets, MAX_MESSAGE,
 };
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_wire::nvmeof::auth::SC_C_NEW_TLS_PSK;
@@ -77,7 +77,8 @@ pub(crate) fn nvme_auth(data: &[u8]) {
     }
 }
 
-/// Leaves a message as it is, or changes a byte, cuts it off or puts another in its place; whether it is another now.
+/// Leaves a message as it is, or changes a byte, cuts it off or puts another in its place; whether
+/// it is another now.
 pub(crate) fn spoil(message: &mut Vec<u8>, choices: &mut Choices<'_>, stream: &mut &[u8]) -> bool {
     let before = message.clone();
     match choices.byte() {

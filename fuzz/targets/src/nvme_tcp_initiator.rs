@@ -1,18 +1,19 @@
-//! A hostile controller against both queues of the NVMe/TCP initiator: every request comes to one end, and one only.
+//! A hostile controller against both queues of the NVMe/TCP initiator: every request comes to one
+//! end, and one only.
 //!
 //! ```text
 //!   stream = record ...      record = 0                        a controller that does all as it is asked answers
 //!                                   | kind, length (2), bytes  what a hostile one sends
 //! ```
-//! Bits of a kind: 1, the CID of data and R2Ts is that of a command, so many before the last as the high four bits say;
-//! 2, the same of a completion.
+//! Bits of a kind: 1, the CID of data and R2Ts is that of a command, so many before the last as the
+//! high four bits say; 2, the same of a completion.
 
 use crate::choices::Choices;
 use crate::nvme_auth;
 use crate::records::Records;
 use crate::requests::{MAX_TURNS, Requests};
 use crate::wire::Wire;
-use blockmux_proto::nvme::auth::{Concatenation, HostCredentials, DhGroup, HostSecrets, DhChapSecret};
+use blockmux_proto::nvme::auth::{Concatenation, DhChapSecret, DhGroup, HostCredentials, HostSecrets};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme_tcp::client::{
     AdminConfig, AdminSession, Ask, ControllerInfo, Digests, Names, NamespaceInfo, QueueConfig, QueueSession,
@@ -23,7 +24,7 @@ use blockmux_wire::nvme::opcode::{Transfer, transfer};
 use blockmux_wire::nvme::{Cqe, SglSubtype, Sqe};
 use blockmux_wire::nvmeof::tcp::{
     CAPSULE_RESP_LEN, CapsuleCmd, CapsuleResp, CommonHeader, DATA_LEN, Data, FLAG_LAST, IC_LEN, IcResp,
-    PduType, NvmeTcpR2t,
+    NvmeTcpR2t, PduType,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};

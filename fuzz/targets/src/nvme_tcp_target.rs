@@ -1,10 +1,10 @@
-//! A hostile host against the NVMe/TCP target, with volumes that fail, and a namespace that comes and goes, when the input
-//! says so.
+//! A hostile host against the NVMe/TCP target, with volumes that fail, and a namespace that comes
+//! and goes, when the input says so.
 
 use crate::choices::Choices;
 use crate::target_side::{Judge, Run, Sent};
 use blockmux_proto::exports::{Export, Exports, VolumeId};
-use blockmux_proto::fabrics::controller::node::{NvmeNode, FabricsPort};
+use blockmux_proto::fabrics::controller::node::{FabricsPort, NvmeNode};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
 use blockmux_proto::nvme_tcp::server::TargetSession;
@@ -16,8 +16,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::FromBytes;
 
-/// Reads `data` as choices and a host's stream. With an odd first choice, another connection has made controller 1
-/// before, so that the stream may connect an I/O queue.
+/// Reads `data` as choices and a host's stream. With an odd first choice, another connection has
+/// made controller 1 before, so that the stream may connect an I/O queue.
 pub(crate) fn nvme_tcp_target(data: &[u8]) {
     let (mut choices, stream) = Choices::split(data);
     let exports = exports();
@@ -117,7 +117,8 @@ fn exports() -> Exports {
     Exports::new(vec![export("disk0"), export("disk1")])
 }
 
-/// ICReq, Connect of an admin queue of `nqn.t` by host `nqn.h` with the identifier 1, and CC with EN.
+/// ICReq, Connect of an admin queue of `nqn.t` by host `nqn.h` with the identifier 1, and CC with
+/// EN.
 const ADMIN: &[u8] = include_bytes!("nvme_tcp_admin.bin");
 /// Of each RAM volume, in bytes: the longest command fits.
 const SIZE: u64 = 2 << 20;

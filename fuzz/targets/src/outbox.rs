@@ -1,4 +1,5 @@
-//! The outbox against a queue of bytes: whatever is pushed comes out once and in order, however it is sent.
+//! The outbox against a queue of bytes: whatever is pushed comes out once and in order, however it
+//! is sent.
 
 use arbitrary::{Arbitrary, Result, Unstructured};
 use blockmux_proto::outbox::{Outbox, OutboxPiece};

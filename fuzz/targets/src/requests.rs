@@ -1,4 +1,5 @@
-//! The requests that a fuzz target submits to an initiator, turn by turn: each comes to one end, and one only.
+//! The requests that a fuzz target submits to an initiator, turn by turn: each comes to one end,
+//! and one only.
 
 use crate::choices::Choices;
 use blockmux_proto::session::Initiator;
@@ -15,7 +16,8 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
-    /// Submits what the choices say, at most a few at once, to a session over a volume of that kind, once it is ready.
+    /// Submits what the choices say, at most a few at once, to a session over a volume of that
+    /// kind, once it is ready.
     pub(crate) fn submit<S: Initiator>(
         &mut self,
         session: &mut S,

@@ -1,5 +1,5 @@
-//! The volumes behind a target session that is fuzzed: what it asks of them is checked, and fails when the input says
-//! so.
+//! The volumes behind a target session that is fuzzed: what it asks of them is checked, and fails
+//! when the input says so.
 
 use crate::choices::Choices;
 use blockmux_proto::exports::{Export, Exports, VolumeId};

@@ -1,5 +1,5 @@
-//! The driver of a target session over a byte stream whose peer is hostile, with volumes that fail when the input says so.
-//! What a session may say is the protocol's own to judge.
+//! The driver of a target session over a byte stream whose peer is hostile, with volumes that fail
+//! when the input says so. What a session may say is the protocol's own to judge.
 
 use crate::choices::Choices;
 use crate::served::Served;
@@ -16,7 +16,8 @@ pub(crate) trait Judge {
     const NEAR: Duration;
     /// What a session promises to have queued at most, and one more of everything, in bytes.
     const MAX_OUTBOX: usize;
-    /// The data in flight that it promises, rounded up to whole buffers, and copies for digests, in bytes.
+    /// The data in flight that it promises, rounded up to whole buffers, and copies for digests, in
+    /// bytes.
     const MAX_POOLED: usize;
 
     /// How many bytes are sent at most where the input has chosen this: all, or none.
@@ -138,7 +139,8 @@ impl<'a, S: StreamSession + Target, J: Judge> Run<'a, S, J> {
         !bytes.is_empty()
     }
 
-    /// Moves the clock to the session's next deadline if that is near: not to that of a login or of a ping.
+    /// Moves the clock to the session's next deadline if that is near: not to that of a login or of
+    /// a ping.
     fn pass_time(&mut self) -> bool {
         match self.session.poll_timeout() {
             Some(when) if !self.is_broken && when < self.now + J::NEAR => {

@@ -1,4 +1,5 @@
-//! What people write: URIs, volume specs and job files. Whatever it is, it is read, or refused in one line.
+//! What people write: URIs, volume specs and job files. Whatever it is, it is read, or refused in
+//! one line.
 
 use blockmux_proto::aoe;
 use blockmux_proto::fabrics;

@@ -1,8 +1,8 @@
-//! TLS with pre-shared keys between two of our ends, with bytes that somebody spoils on their way, before the handshake is
-//! done and after.
+//! TLS with pre-shared keys between two of our ends, with bytes that somebody spoils on their way,
+//! before the handshake is done and after.
 //!
-//! Whatever is done to them, both ends come to an end, nobody without a key gets to be heard, and nothing is heard that
-//! the other end has not said.
+//! Whatever is done to them, both ends come to an end, nobody without a key gets to be heard, and
+//! nothing is heard that the other end has not said.
 
 use crate::choices::Choices;
 use crate::nvme_auth::spoil;
@@ -67,7 +67,7 @@ pub(crate) fn tls(data: &[u8]) {
     }
 }
 
-/// The same bytes as what comes once the kernel opens the records, at either end.
+/// Shows the bytes to both ends as what comes once the kernel opens the records.
 fn messages(data: &[u8]) {
     for is_client in [false, true] {
         let mut messages = Messages::default();

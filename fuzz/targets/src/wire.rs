@@ -1,4 +1,5 @@
-//! A byte stream on its way into a session, and the driver that [`blockmux_proto::session`] asks for.
+//! A byte stream on its way into a session, and the driver that [`blockmux_proto::session`] asks
+//! for.
 
 use crate::choices::Choices;
 use blockmux_proto::session::{Demand, MAX_DEMAND, ProtocolError, StreamSession};
@@ -47,7 +48,8 @@ impl Wire {
         self.received == self.bytes.len()
     }
 
-    /// Does what the session demands with what is there, receiving at most once; whether anything moved.
+    /// Does what the session demands with what is there, receiving at most once; whether anything
+    /// moved.
     pub(crate) fn turn<S: StreamSession>(
         &mut self,
         session: &mut S,

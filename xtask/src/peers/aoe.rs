@@ -1,8 +1,9 @@
-//! ATA over Ethernet: vblade, over a pair of virtual interfaces between two networks, at the smallest and the largest
-//! usual MTU.
+//! ATA over Ethernet: vblade, over a pair of virtual interfaces between two networks, at the
+//! smallest and the largest usual MTU.
 //!
-//! A place's port is a shelf here, since there are no ports. vblade is told of more buffers than it has by default, for
-//! a window of 32 takes as many. The ceiling is `frame_echo`, an example of the lab.
+//! A place's port is a shelf here, since there are no ports. vblade is told of more buffers than it
+//! has by default, for a window of 32 takes as many. The ceiling is `frame_echo`, an example of the
+//! lab.
 
 use super::client::{Client, Generator};
 use super::figures::Rows;
@@ -87,7 +88,8 @@ fn goals(rows: &Rows) -> Vec<Goal> {
     cells(true).into_iter().filter(small).flat_map(of).collect()
 }
 
-/// What small frames are to come to beside large ones, in data for each second of the server's processor time.
+/// What small frames are to come to beside large ones, in data for each second of the server's
+/// processor time.
 pub(crate) fn across_mtus(small: &Rows, large: &Rows) -> Vec<Goal> {
     let of = |cell: Cell| {
         let data = |rows: &Rows| CellGoals::new(rows, cell).cpu(BLOCKMUX).map(|us| 1.0 / us);

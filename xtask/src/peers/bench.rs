@@ -26,8 +26,8 @@ pub(crate) struct Bench {
     pub(crate) network: Option<Network>,
     /// Measured time of each run.
     pub(crate) runtime: Duration,
-    /// How often a run is made at most while other programs take much of the machine. It is then measured as it is, and
-    /// the report says so.
+    /// How often a run is made at most while other programs take much of the machine. It is then
+    /// measured as it is, and the report says so.
     pub(crate) most_attempts: u32,
     /// Bytes of each volume.
     pub(crate) size: u64,
@@ -90,7 +90,8 @@ impl Bench {
     /// Runs a client to its end and answers what it wrote on stdout.
     ///
     /// # Errors
-    /// If it fails or takes much longer than it should, with the end of what it wrote on stderr; or if a signal came.
+    /// If it fails or takes much longer than it should, with the end of what it wrote on stderr; or
+    /// if a signal came.
     pub(crate) fn run(&self, command: &mut Command) -> Result<String> {
         self.check_interrupt()?;
         let log = self.dir.path().join("client.log");

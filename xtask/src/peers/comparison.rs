@@ -32,7 +32,8 @@ pub(crate) struct Taken {
     pub(crate) version: String,
     /// How a server was started; empty for a client.
     pub(crate) command: String,
-    /// The ceilings that a server's rows are shares of; none for a client, nor where another protocol is served.
+    /// The ceilings that a server's rows are shares of; none for a client, nor where another
+    /// protocol is served.
     pub(crate) ceilings: &'static [&'static str],
     pub(crate) is_peer: bool,
 }
@@ -60,7 +61,8 @@ impl Comparison {
         Some(row.iops()?.median / best)
     }
 
-    /// Median IOPS of a row as a share of the ceiling that polls as it does; of the faster one where it may do either.
+    /// Median IOPS of a row as a share of the ceiling that polls as it does; of the faster one
+    /// where it may do either.
     pub(crate) fn of_ceiling(&self, row: &Row) -> Option<f64> {
         let ceilings = self.servers.iter().find(|server| server.name == row.server)?.ceilings;
         Some(row.iops()?.median / self.rows.best(row.client, ceilings, row.cell)?)

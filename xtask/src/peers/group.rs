@@ -1,4 +1,5 @@
-//! A program and all processes that it starts: ended together by their own process group, whatever becomes of us.
+//! A program and all processes that it starts: ended together by their own process group, whatever
+//! becomes of us.
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, getpgid, kill_process_group};
@@ -26,8 +27,8 @@ impl Group {
         Ok(Group { leader: Pid::from_child(&child), child: Some(child) })
     }
 
-    /// Starts a program that puts itself into the background, where it leads a group of its own and leaves its number
-    /// in `pid_file`.
+    /// Starts a program that puts itself into the background, where it leads a group of its own and
+    /// leaves its number in `pid_file`.
     ///
     /// # Errors
     /// If it fails, or leaves no such number.

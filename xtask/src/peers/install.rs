@@ -1,4 +1,5 @@
-//! The programs that interop tests run against: nobody here wrote them, and a Rust toolchain does not bring them.
+//! The programs that interop tests run against: nobody here wrote them, and a Rust toolchain does
+//! not bring them.
 
 use crate::process::{find, succeed};
 use anyhow::{Context, Result};
@@ -8,7 +9,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::Command;
 
-/// A program, or a module of QEMU, the Debian package that has it, and the tests that are skipped without it.
+/// A program, or a module of QEMU, the Debian package that has it, and the tests that are skipped
+/// without it.
 struct Peer {
     program: &'static str,
     package: &'static str,
@@ -61,7 +63,8 @@ const fn peer(program: &'static str, package: &'static str, tests: &'static str)
     Peer { program, package, tests }
 }
 
-/// Installs what is missing if that is possible, and says which tests will be skipped for want of the rest.
+/// Installs what is missing if that is possible, and says which tests will be skipped for want of
+/// the rest.
 ///
 /// It cannot fail: a machine without any of the programs still runs every other test.
 pub(crate) fn install() {
@@ -124,7 +127,8 @@ fn obstacle() -> Option<&'static str> {
     (user.trim() != "0").then_some("only root can install them: sudo cargo xtask install-peers")
 }
 
-/// Installs them together, or, if that fails, as many as possible one by one: a release may lack one of them.
+/// Installs them together, or, if that fails, as many as possible one by one: a release may lack
+/// one of them.
 fn install_packages(packages: &[&str]) -> Result<()> {
     println!("test peers: installing {} (some minutes)", packages.join(" "));
     let _no_daemons =
@@ -164,8 +168,8 @@ fn apt_get(arguments: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// While it lives, packages are configured without starting their daemons: Debian asks this script for leave.
-/// An administrator's own script stays in force.
+/// While it lives, packages are configured without starting their daemons: Debian asks this script
+/// for leave. An administrator's own script stays in force.
 struct NoDaemons<'a> {
     /// The script, if it is ours to remove.
     ours: Option<&'a Path>,

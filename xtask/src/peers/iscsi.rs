@@ -1,15 +1,17 @@
 //! iSCSI: who serves it, who asks, and what the comparison is to come to.
 //!
-//! Every server listens on TCP loopback and has one target with one disk of the same size in memory: its own, or the one
-//! file in memory that tgtd and istgt share. Options are the programs' defaults but for what that takes, and for istgt's
-//! queue, which is made as deep as the deepest cell.
-//! istgt takes about a second to log somebody in, and the generator counts from the moment when it asks: runs of it must
-//! be of several seconds, and even then its rows are too low by that second.
+//! Every server listens on TCP loopback and has one target with one disk of the same size in
+//! memory: its own, or the one file in memory that tgtd and istgt share. Options are the programs'
+//! defaults but for what that takes, and for istgt's queue, which is made as deep as the deepest
+//! cell. istgt takes about a second to log somebody in, and the generator counts from the moment
+//! when it asks: runs of it must be of several seconds, and even then its rows are too low by that
+//! second.
 //!
-//! A connection of a cell is a session of its own. Three rows of Blockmux stand beside the three ways of polling, for our
-//! own generator alone, since no other client can ask for all: `blockmux-digests` is asked for header and data digests,
-//! `blockmux-mcs` for four connections in each session (MC/S), and `blockmux-nbd` serves NBD, so that what iSCSI costs the
-//! target can be held against it in one run.
+//! A connection of a cell is a session of its own. Three rows of Blockmux stand beside the three
+//! ways of polling, for our own generator alone, since no other client can ask for all:
+//! `blockmux-digests` is asked for header and data digests, `blockmux-mcs` for four connections in
+//! each session (MC/S), and `blockmux-nbd` serves NBD, so that what iSCSI costs the target can be
+//! held against it in one run.
 
 use super::client::{Client, Generator, IscsiPerf, QemuImg};
 use super::figures::Rows;
@@ -96,7 +98,8 @@ fn istgt(place: &Place, command: &mut Command) -> Result<()> {
     let config = place.dir.join("config");
     let (port, dir, file) = (place.port, place.dir.display(), place.file.display());
     let mib = place.size >> 20;
-    // It insists on being controllable; the same port of another address of loopback is free as a rule.
+    // It insists on being controllable; the same port of another address of loopback is free as a
+    // rule.
     let text = format!(
         "[Global]\nNodeBase \"{NODE_BASE}\"\nPidFile {dir}/pid\nMediaDirectory {dir}\nDiscoveryAuthMethod None\n\
          [UnitControl]\nAuthMethod None\nPortal UC1 127.0.0.2:{port}\nNetmask 127.0.0.1\n\

@@ -1,8 +1,9 @@
 //! iSER over iWARP: Blockmux beside its own iSCSI, and what the comparison is to come to.
 //!
-//! No other program serves or asks for iSER without an RDMA device, so the peer is `blockmux-iscsi`, the same volume over
-//! TCP alone, in turn with iSER in one run; and the ceilings. `blockmux-crc` has CRC32C over its frames, which the others
-//! have not. Our own generator asks all of them.
+//! No other program serves or asks for iSER without an RDMA device, so the peer is
+//! `blockmux-iscsi`, the same volume over TCP alone, in turn with iSER in one run; and the
+//! ceilings. `blockmux-crc` has CRC32C over its frames, which the others have not. Our own
+//! generator asks all of them.
 
 use super::client::{Client, Generator};
 use super::figures::Rows;

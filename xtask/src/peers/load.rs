@@ -1,4 +1,5 @@
-//! What other programs take of the machine while something is measured: their work shows in every figure.
+//! What other programs take of the machine while something is measured: their work shows in every
+//! figure.
 
 use super::group::{TICKS_PER_S, parse_stat};
 use anyhow::{Context, Result};
@@ -29,8 +30,8 @@ impl Load {
         })
     }
 
-    /// What others have taken since, in processors: 0.5 is half of one. `server` is the time that a measured program
-    /// took that this process does not wait for.
+    /// What others have taken since, in processors: 0.5 is half of one. `server` is the time that a
+    /// measured program took that this process does not wait for.
     ///
     /// # Errors
     /// If the system does not tell.
@@ -43,7 +44,8 @@ impl Load {
     }
 }
 
-/// User, nice, system and stolen time of all processors; see proc(5). Interrupts are left out: most are our traffic's.
+/// User, nice, system and stolen time of all processors; see proc(5). Interrupts are left out: most
+/// are our traffic's.
 fn parse_all(stat: &str) -> Option<u64> {
     let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
     let fields: Vec<u64> = line.split_whitespace().map_while(|field| field.parse().ok()).collect();

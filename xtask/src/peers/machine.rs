@@ -6,7 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// One processor for whatever serves and another for whatever asks, so that neither takes from the other.
+/// One processor for whatever serves and another for whatever asks, so that neither takes from the
+/// other.
 #[derive(Clone, Debug)]
 pub(crate) struct Processors {
     /// Server's and client's; `None` if there is only one, or no `taskset` to bind programs with.
@@ -89,7 +90,8 @@ pub(crate) fn words() -> String {
     )
 }
 
-/// The congestion control that all programs have, and whether it is one that distorts long I/O over loopback.
+/// The congestion control that all programs have, and whether it is one that distorts long I/O over
+/// loopback.
 fn tcp(congestion: &str) -> String {
     let caution = if congestion.starts_with("bbr") { ", which paces over loopback" } else { "" };
     format!("TCP by {congestion}{caution}")

@@ -1,4 +1,5 @@
-//! Programs that nobody here wrote: installing them for the tests, and measuring Blockmux beside them.
+//! Programs that nobody here wrote: installing them for the tests, and measuring Blockmux beside
+//! them.
 //!
 //! ```text
 //!   nbd, iscsi, iser, nvme, aoe (a protocol's table of servers, clients, goals) ── ours: Blockmux in each of them
@@ -7,7 +8,8 @@
 //!     │     client ──asks──▶ server, each on its own processor                                 │
 //!   matrix: cells                                                            table, report (Markdown, JSON)
 //! ```
-//! A protocol to come adds a module like `nbd` and, where its clients differ, a client; the rest stays as it is.
+//! A protocol to come adds a module like `nbd` and, where its clients differ, a client; the rest
+//! stays as it is.
 
 mod aoe;
 mod bench;
@@ -52,7 +54,8 @@ pub(crate) use install::{install, package};
 /// The protocol to compare servers of.
 #[derive(clap::Subcommand)]
 pub(crate) enum Protocols {
-    /// NBD: nbdkit, nbd-server, qemu-nbd and qemu-storage-daemon, asked by Blockmux's generator, fio and qemu-img
+    /// NBD: nbdkit, nbd-server, qemu-nbd and qemu-storage-daemon, asked by Blockmux's generator,
+    /// fio and qemu-img
     Nbd(Options),
     /// iSCSI: tgtd and istgt, asked by Blockmux's generator, iscsi-perf and qemu-img
     Iscsi(Options),
@@ -60,7 +63,8 @@ pub(crate) enum Protocols {
     Iser(Options),
     /// NVMe/TCP beside the ceilings and SPDK's shares of them, asked by Blockmux's generator
     Nvme(Options),
-    /// AoE: vblade, asked by Blockmux's generator over a veth pair with small and large frames; needs root
+    /// AoE: vblade, asked by Blockmux's generator over a veth pair with small and large frames;
+    /// needs root
     Aoe(Options),
 }
 
@@ -73,7 +77,8 @@ pub(crate) struct Options {
     /// How often everything is measured [default: 5; 1 with --quick]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100))]
     runs: Option<u32>,
-    /// Only a few cells, once and briefly, whatever else the machine does: to see that all of it works
+    /// Only a few cells, once and briefly, whatever else the machine does: to see that all of it
+    /// works
     #[arg(long)]
     quick: bool,
     /// Only these clients, as they are called in tables; Blockmux's generator is blockmux
@@ -91,7 +96,8 @@ pub(crate) struct Options {
     /// Only cells of so many connections, each a session of its own
     #[arg(long, value_delimiter = ',')]
     numjobs: Vec<u32>,
-    /// Bind servers to one processor and clients to another, rather than let all use all as users do
+    /// Bind servers to one processor and clients to another, rather than let all use all as users
+    /// do
     #[arg(long)]
     pin: bool,
     /// Measure this program rather than build one; of AoE with examples/frame_echo beside it
@@ -108,7 +114,8 @@ pub(crate) struct Options {
 /// Builds Blockmux, measures, and prints what was found.
 ///
 /// # Errors
-/// If options make no sense, Blockmux does not build, or a signal ends it, once what there is by then is printed. What a peer lacks or breaks is printed.
+/// If options make no sense, Blockmux does not build, or a signal ends it, once what there is by
+/// then is printed. What a peer lacks or breaks is printed.
 pub(crate) fn run(root: &Path, protocol: Protocols) -> Result<()> {
     let (protocol, options) = protocol.chosen();
     let plan = options.plan(protocol)?;
@@ -154,8 +161,8 @@ pub(crate) fn run(root: &Path, protocol: Protocols) -> Result<()> {
     Ok(())
 }
 
-/// Measures, and prints what was found; what there is so far is in `output` all the time. `complete` adds what the plan
-/// does not know.
+/// Measures, and prints what was found; what there is so far is in `output` all the time.
+/// `complete` adds what the plan does not know.
 fn measure(
     plan: Plan,
     bench: &Bench,

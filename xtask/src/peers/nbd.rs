@@ -1,9 +1,9 @@
 //! NBD: who serves it, who asks, and what the comparison is to come to.
 //!
-//! Every server listens on TCP loopback and serves one export of the same size in memory: its own, or the one file in
-//! memory that the servers of files share. Options are the programs' defaults but for what that takes. So Blockmux runs
-//! a core for each processor that it may use, as it does by default; bound to one processor as all servers are, that is
-//! one core.
+//! Every server listens on TCP loopback and serves one export of the same size in memory: its own,
+//! or the one file in memory that the servers of files share. Options are the programs' defaults
+//! but for what that takes. So Blockmux runs a core for each processor that it may use, as it does
+//! by default; bound to one processor as all servers are, that is one core.
 
 use super::client::{Client, Fio, Generator, QemuImg, SLEEPING, SPINNING};
 use super::figures::{Row, Rows};

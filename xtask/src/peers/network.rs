@@ -1,7 +1,8 @@
-//! Two networks with a cable between them, for protocols on raw frames: the servers' and the clients'.
+//! Two networks with a cable between them, for protocols on raw frames: the servers' and the
+//! clients'.
 //!
-//! They have names, so that programs can be started in them, and the names say whose they are: those of a comparison
-//! that was killed are removed by the next one.
+//! They have names, so that programs can be started in them, and the names say whose they are:
+//! those of a comparison that was killed are removed by the next one.
 
 use super::machine::Side;
 use crate::process::succeed;
@@ -48,7 +49,7 @@ impl Network {
         Ok(())
     }
 
-    /// The same command in one side's network.
+    /// The command, run in one side's network.
     pub(crate) fn within(&self, side: Side, command: &Command) -> Command {
         let name = if side == Side::Server { &self.servers } else { &self.clients };
         let mut within = ip();

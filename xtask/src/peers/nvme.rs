@@ -1,10 +1,12 @@
 //! NVMe/TCP: Blockmux on both sides beside the ceilings, and what that is to come to.
 //!
-//! No package has a user-space target of NVMe/TCP. SPDK has one, which takes huge pages and a core of its own; what it
-//! reached was measured once on a machine like this, beside the same ceiling. Its shares of the spinning ceiling are here
-//! as the numbers to beat by 1.2, or 1.1 for long reads, by Blockmux that spins as SPDK does.
+//! No package has a user-space target of NVMe/TCP. SPDK has one, which takes huge pages and a core
+//! of its own; what it reached was measured once on a machine like this, beside the same ceiling.
+//! Its shares of the spinning ceiling are here as the numbers to beat by 1.2, or 1.1 for long
+//! reads, by Blockmux that spins as SPDK does.
 //!
-//! A connection of a cell is an association with one I/O queue. `blockmux-digests` is asked for header and data digests.
+//! A connection of a cell is an association with one I/O queue. `blockmux-digests` is asked for
+//! header and data digests.
 
 use super::client::{Client, Generator, SPINNING};
 use super::figures::Rows;
@@ -78,7 +80,8 @@ fn latency(rows: &Rows) -> Option<Goal> {
 }
 
 const DIGESTS: &str = "blockmux-digests";
-/// What SPDK's target had of the spinning ceiling, asked by `spdk_nvme_perf`, and how many times as much is wanted.
+/// What SPDK's target had of the spinning ceiling, asked by `spdk_nvme_perf`, and how many times as
+/// much is wanted.
 const SPDK: [(Cell, f64, f64); 5] = [
     (Cell::new(Rw::RandRead, 4 << 10, 1, 1), 0.79, 1.0),
     (Cell::new(Rw::RandRead, 4 << 10, 32, 1), 0.64, 1.2),

@@ -1,5 +1,5 @@
-//! Blockmux as a server, the same for every protocol: how it starts with each way of polling, and what its rows are to
-//! come to beside each other and beside the bare sockets.
+//! Blockmux as a server, the same for every protocol: how it starts with each way of polling, and
+//! what its rows are to come to beside each other and beside the bare sockets.
 
 use super::client::{Client, Generator, SLEEPING, SPINNING};
 use super::figures::Rows;

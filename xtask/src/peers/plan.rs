@@ -1,4 +1,5 @@
-//! Measuring: every server in turn, again and again, so that a machine that slows down slows all of them.
+//! Measuring: every server in turn, again and again, so that a machine that slows down slows all of
+//! them.
 
 use super::bench::Bench;
 use super::client::{Client, Found, Generator, SLEEPING, SPINNING, Turn};
@@ -16,7 +17,8 @@ use std::time::{Duration, Instant};
 /// One protocol: who serves it, who asks, and what the comparison is to come to.
 pub(crate) struct Protocol {
     pub(crate) name: &'static str,
-    /// In the order in which they are shown; the first is our own as it is by default, and is always measured.
+    /// In the order in which they are shown; the first is our own as it is by default, and is
+    /// always measured.
     pub(crate) servers: &'static [Server],
     pub(crate) clients: fn() -> Vec<Box<dyn Client>>,
     /// What is measured, and less of it if that is asked for.
@@ -54,12 +56,12 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Measures everything `runs` times, and shows `keep` what there is after each turn. A signal ends that early: the
-    /// result then has what was measured by then, and says so.
+    /// Measures everything `runs` times, and shows `keep` what there is after each turn. A signal
+    /// ends that early: the result then has what was measured by then, and says so.
     ///
     /// # Errors
-    /// If there is nothing to measure, a signal came before anything was measured, or `keep` fails. A server or client
-    /// that fails is named in the result.
+    /// If there is nothing to measure, a signal came before anything was measured, or `keep` fails.
+    /// A server or client that fails is named in the result.
     pub(crate) fn run(
         self,
         bench: &Bench,
@@ -70,8 +72,8 @@ impl Plan {
         bench.fill_file()?;
         let running = self.start(bench, &mut skipped)?;
         let clients: Vec<&dyn Client> = clients.iter().map(|&nth| self.clients[nth].as_ref()).collect();
-        let lanes = lanes(&self.cells, &clients, &running, &mut skipped);
-        if lanes.is_empty() {
+        let cases = cases(&self.cells, &clients, &running, &mut skipped);
+        if cases.is_empty() {
             bail!("nothing to measure: {}", skipped.join("; "));
         }
         let mut comparison = Comparison {
@@ -89,28 +91,28 @@ impl Plan {
             cells: self.cells.clone(),
         };
         let mut failed = Vec::new();
-        let progress = Progress::start(bench, &lanes, self.runs);
-        for (round, together, first) in turns(&lanes, self.runs) {
-            for lane in rotated(together, first) {
+        let progress = Progress::start(bench, &cases, self.runs);
+        for (round, together, first) in turns(&cases, self.runs) {
+            for case in rotated(together, first) {
                 if bench.is_interrupted() {
                     break;
                 }
-                progress.begin(round, lane);
-                if !failed.contains(lane) {
-                    let measured = lane.take_turn(bench, &mut comparison.rows);
+                progress.begin(round, case);
+                if !failed.contains(case) {
+                    let measured = case.take_turn(bench, &mut comparison.rows);
                     self.put_in_order(&mut comparison.rows, &clients);
                     comparison.goals = (self.protocol.goals)(&comparison.rows);
                     if let Err(error) = measured {
-                        lane.server.pause();
+                        case.server.pause();
                         if bench.is_interrupted() {
                             break;
                         }
-                        comparison.skipped.push(format!("{}: {error:#}", lane.words()));
-                        failed.push(*lane);
+                        comparison.skipped.push(format!("{}: {error:#}", case.words()));
+                        failed.push(*case);
                     }
                     keep(&comparison)?;
                 }
-                progress.end(lane, &comparison.rows);
+                progress.end(case, &comparison.rows);
             }
         }
         bench.bar.finish_and_clear();
@@ -170,25 +172,25 @@ struct Progress<'a> {
 }
 
 impl<'a> Progress<'a> {
-    fn start(bench: &'a Bench, lanes: &[Vec<Lane>], runs: u32) -> Progress<'a> {
-        let per_run: u64 = lanes.iter().flatten().map(Lane::runs_a_turn).sum();
+    fn start(bench: &'a Bench, cases: &[Vec<PeerCase>], runs: u32) -> Progress<'a> {
+        let per_run: u64 = cases.iter().flatten().map(PeerCase::runs_a_turn).sum();
         bench.bar.set_length(per_run * u64::from(runs));
         bench.bar.reset_elapsed();
         Progress { bench, runs, begun: Instant::now() }
     }
 
-    fn begin(&self, round: u32, lane: &Lane) {
-        self.bench.bar.set_message(format!("run {}/{}: {}", round + 1, self.runs, lane.words()));
+    fn begin(&self, round: u32, case: &PeerCase) {
+        self.bench.bar.set_message(format!("run {}/{}: {}", round + 1, self.runs, case.words()));
     }
 
-    fn end(&self, lane: &Lane, rows: &Rows) {
+    fn end(&self, case: &PeerCase, rows: &Rows) {
         let bar = &self.bench.bar;
-        bar.inc(lane.runs_a_turn());
-        let last = rows.get(lane.client.name(), lane.server.server.name, lane.cell);
+        bar.inc(case.runs_a_turn());
+        let last = rows.get(case.client.name(), case.server.server.name, case.cell);
         let (Some(sample), true) = (last.and_then(|row| row.samples.last()), bar.is_hidden()) else { return };
         let (done, all) = (bar.position(), bar.length().unwrap_or(0));
         let left = time_left(self.begun.elapsed(), done, all).as_secs().div_ceil(60);
-        eprintln!("{done}/{all}, about {left} min left: {:.0} IOPS, {}", sample.iops, lane.words());
+        eprintln!("{done}/{all}, about {left} min left: {:.0} IOPS, {}", sample.iops, case.words());
     }
 }
 
@@ -197,19 +199,20 @@ fn time_left(elapsed: Duration, done: u64, all: u64) -> Duration {
     elapsed.mul_f64(all.saturating_sub(done) as f64 / done.max(1) as f64)
 }
 
-/// The lanes that alternate, again and again: the round, the lanes, and which of them comes first this time.
+/// The cases that alternate, again and again: the round, the cases, and which of them comes first
+/// this time.
 fn turns<'a, 'b>(
-    lanes: &'b [Vec<Lane<'a>>],
+    cases: &'b [Vec<PeerCase<'a>>],
     runs: u32,
-) -> impl Iterator<Item = (u32, &'b [Lane<'a>], usize)> {
+) -> impl Iterator<Item = (u32, &'b [PeerCase<'a>], usize)> {
     (0..runs).flat_map(move |round| {
-        lanes.iter().enumerate().map(move |(nth, together)| (round, &together[..], round as usize + nth))
+        cases.iter().enumerate().map(move |(nth, together)| (round, &together[..], round as usize + nth))
     })
 }
 
 /// One server with one client in one cell.
 #[derive(Clone, Copy)]
-struct Lane<'a> {
+struct PeerCase<'a> {
     client: &'a dyn Client,
     server: &'a Running,
     cell: Cell,
@@ -217,14 +220,14 @@ struct Lane<'a> {
     with_ceilings: bool,
 }
 
-impl PartialEq for Lane<'_> {
-    fn eq(&self, other: &Lane) -> bool {
-        let names = |lane: &Lane| (lane.client.name(), lane.server.server.name);
+impl PartialEq for PeerCase<'_> {
+    fn eq(&self, other: &PeerCase) -> bool {
+        let names = |case: &PeerCase| (case.client.name(), case.server.server.name);
         names(self) == names(other) && self.cell == other.cell
     }
 }
 
-impl Lane<'_> {
+impl PeerCase<'_> {
     fn words(&self) -> String {
         format!("{}, client {}, {}", self.server.server.name, self.client.name(), self.cell.title())
     }
@@ -234,10 +237,10 @@ impl Lane<'_> {
         if self.with_ceilings { 3 } else { 1 }
     }
 
-    /// Measures once more while other programs take much of the machine; what they leave is no measure of a server.
-    /// It never looks at what was measured to decide that.
+    /// Measures once more while other programs take much of the machine; what they leave is no
+    /// measure of a server. It never looks at what was measured to decide that.
     fn take_turn(&self, bench: &Bench, rows: &mut Rows) -> Result<()> {
-        let Lane { client, server, cell, .. } = *self;
+        let PeerCase { client, server, cell, .. } = *self;
         let mut attempt = 1;
         loop {
             let (sample, ceilings) = self.attempt(bench)?;
@@ -254,7 +257,7 @@ impl Lane<'_> {
     }
 
     fn attempt(&self, bench: &Bench) -> Result<(Sample, Vec<(&'static str, Sample)>)> {
-        let Lane { client, server, cell, with_ceilings } = *self;
+        let PeerCase { client, server, cell, with_ceilings } = *self;
         let turn = Turn { bench, server, cell, with_ceilings };
         let before = Load::now()?;
         let (found, used) = server.turn(|| client.measure(&turn))?;
@@ -269,14 +272,14 @@ impl Lane<'_> {
     }
 }
 
-/// For each cell and client the lanes that alternate.
-fn lanes<'a>(
+/// For each cell and client the cases that alternate.
+fn cases<'a>(
     cells: &[Cell],
     clients: &[&'a dyn Client],
     running: &'a [Running],
     skipped: &mut Vec<String>,
-) -> Vec<Vec<Lane<'a>>> {
-    let mut lanes = Vec::new();
+) -> Vec<Vec<PeerCase<'a>>> {
+    let mut cases = Vec::new();
     for &cell in cells {
         for &client in clients {
             if let Some(why) = client.refuses(cell) {
@@ -288,20 +291,21 @@ fn lanes<'a>(
             }
             let is_generator = client.program() == Program::Blockmux;
             let asks = |running: &&Running| is_generator || !running.server.is_for_generator;
-            let together: Vec<Lane> = running
+            let together: Vec<PeerCase> = running
                 .iter()
                 .filter(asks)
                 .map(|server| {
                     let Server { program, is_for_generator, .. } = *server.server;
-                    // Ceilings go with our own server in its default policy, which is idle while they are measured.
+                    // Ceilings go with our own server in its default policy, which is idle while
+                    // they are measured.
                     let with_ceilings = is_generator && program == Program::Blockmux && !is_for_generator;
-                    Lane { client, server, cell, with_ceilings }
+                    PeerCase { client, server, cell, with_ceilings }
                 })
                 .collect();
-            lanes.extend(Some(together).filter(|together| !together.is_empty()));
+            cases.extend(Some(together).filter(|together| !together.is_empty()));
         }
     }
-    lanes
+    cases
 }
 
 /// All items from the one at `from` on, and then those before it.
@@ -353,7 +357,8 @@ pub(crate) fn progress_bar() -> ProgressBar {
     bar
 }
 
-/// More than this share of a processor taken by others spoils a run: a machine that rests stays well below.
+/// More than this share of a processor taken by others spoils a run: a machine that rests stays
+/// well below.
 const MOST_OTHERS: f64 = 0.08;
 
 #[cfg(test)]

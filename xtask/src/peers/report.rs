@@ -7,7 +7,8 @@ use super::matrix::Cell;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
-/// Markdown: for each client a table for each figure, a line for each cell, a column for each server.
+/// Markdown: for each client a table for each figure, a line for each cell, a column for each
+/// server.
 pub(crate) fn markdown(comparison: &Comparison) -> String {
     let mut out = format!("{}. {}\n", comparison.machine, comparison.how_measured());
     for client in &comparison.clients {

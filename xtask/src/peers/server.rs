@@ -22,7 +22,8 @@ pub(crate) struct Server {
     pub(crate) arguments: Arguments,
     /// What has to be run once it accepts connections, before it serves anything.
     pub(crate) set_up: fn(&Place) -> Result<Vec<Command>>,
-    /// It has memory of its own, which must be written once: what was never written is read from nowhere.
+    /// It has memory of its own, which must be written once: what was never written is read from
+    /// nowhere.
     pub(crate) has_own_memory: bool,
     /// It puts itself into the background and leaves its number in the file `pid` of its directory.
     pub(crate) is_daemon: bool,
@@ -81,7 +82,8 @@ impl Program {
     }
 }
 
-/// A program that nobody here wrote, which serves the file in memory and does not leave the foreground.
+/// A program that nobody here wrote, which serves the file in memory and does not leave the
+/// foreground.
 pub(crate) const fn peer(
     name: &'static str,
     package: &'static str,
@@ -102,7 +104,8 @@ pub(crate) const fn peer(
 }
 
 impl Running {
-    /// Starts it, waits until it accepts connections, sets it up, fills and reads its volume, and pauses it.
+    /// Starts it, waits until it accepts connections, sets it up, fills and reads its volume, and
+    /// pauses it.
     ///
     /// # Errors
     /// If any of that fails, with the end of the server's own log.
@@ -192,7 +195,8 @@ impl Running {
         }
     }
 
-    /// Writes memory of its own once, and reads every volume once: whatever is done the first time only is done now.
+    /// Writes memory of its own once, and reads every volume once: whatever is done the first time
+    /// only is done now.
     fn fill(&self, file: &Path, bench: &Bench) -> Result<()> {
         let copy = |from: &str, to: &str| {
             let mut command = bench.command(Side::Client, &bench.blockmux);

@@ -1,4 +1,5 @@
-//! The comparison on a terminal of 80 columns: a block for each client and cell, a line for each server.
+//! The comparison on a terminal of 80 columns: a block for each client and cell, a line for each
+//! server.
 
 use super::comparison::Comparison;
 use super::figures::Row;

@@ -1,4 +1,5 @@
-//! What may be written only where there is a reason for it: unsafe code, and calls that belong elsewhere.
+//! What may be written only where there is a reason for it: unsafe code, and calls that belong
+//! elsewhere.
 
 use super::source::{code, is_word, test_lines};
 use super::{Finding, Tree, modules};

@@ -1,8 +1,9 @@
 //! Folders of one crate depend on each other in one direction.
 //!
-//! The modules beside each other in a folder are the nodes of a graph, and every path in their product code (`use`, or written
-//! out) from one to another is an edge. A cycle that two folders are part of is a finding: neither can be read, tested or
-//! replaced without the other. Files that make up one folder may use each other.
+//! The modules beside each other in a folder are the nodes of a graph, and every path in their
+//! product code (`use`, or written out) from one to another is an edge. A cycle that two folders
+//! are part of is a finding: neither can be read, tested or replaced without the other. Files that
+//! make up one folder may use each other.
 
 use super::modules::test_files;
 use super::source::{code, is_word, test_lines};
@@ -72,7 +73,8 @@ fn module(file: &str) -> Vec<String> {
     names
 }
 
-/// Every path that begins with `crate`, `self` or `super` in product code, with its line from 1. Groups are taken apart.
+/// Every path that begins with `crate`, `self` or `super` in product code, with its line from 1.
+/// Groups are taken apart.
 fn used(source: &str) -> Vec<(usize, Vec<String>)> {
     let tests = test_lines(source);
     let code = code(source);
@@ -95,7 +97,8 @@ fn used(source: &str) -> Vec<(usize, Vec<String>)> {
     paths
 }
 
-/// Follows what comes behind a path's beginning, `::name` or `::{...}`, and returns how long that is.
+/// Follows what comes behind a path's beginning, `::name` or `::{...}`, and returns how long that
+/// is.
 fn tails(text: &str, head: &[String], paths: &mut Vec<Vec<String>>) -> usize {
     let Some(rest) = text.strip_prefix("::") else {
         paths.push(head.to_owned());

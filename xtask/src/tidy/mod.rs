@@ -1,6 +1,7 @@
 //! The rules of this repository that no compiler knows. They run as a unit test, too.
 //!
-//! Every check is a function from files to findings: it reads no disk, so a test gives it files of its own.
+//! Every check is a function from files to findings: it reads no disk, so a test gives it files of
+//! its own.
 
 mod calls;
 mod cycles;
@@ -65,7 +66,8 @@ impl fmt::Display for Finding {
     }
 }
 
-/// The repository's files, by their path from its root. What is not text is there with empty content.
+/// The repository's files, by their path from its root. What is not text is there with empty
+/// content.
 #[derive(Default)]
 pub(crate) struct Tree(BTreeMap<String, String>);
 

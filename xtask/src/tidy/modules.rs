@@ -15,7 +15,8 @@ pub(super) fn dead_sources(tree: &Tree) -> Vec<Finding> {
         .collect()
 }
 
-/// Sources in a folder named `target`, which ignore lists, editors and search tools take for the output of a build.
+/// Sources in a folder named `target`, which ignore lists, editors and search tools take for the
+/// output of a build.
 pub(super) fn hidden_sources(tree: &Tree) -> Vec<Finding> {
     let hidden = tree.ending(".rs").filter(|(path, _)| path.contains("/target/"));
     hidden
@@ -42,7 +43,8 @@ pub(super) fn dead_data(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// The files that are tests as a whole: those of `tests` directories, and modules under a `cfg` with `test`.
+/// The files that are tests as a whole: those of `tests` directories, and modules under a `cfg`
+/// with `test`.
 pub(super) fn test_files(tree: &Tree) -> BTreeSet<String> {
     let mut tests = BTreeSet::new();
     for (path, source) in tree.ending(".rs") {

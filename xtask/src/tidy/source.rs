@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-/// `source` with every comment and the content of every string and character blanked out; lines stay lines.
+/// `source` with every comment and the content of every string and character blanked out; lines
+/// stay lines.
 pub(super) fn code(source: &str) -> String {
     let mut code = String::with_capacity(source.len());
     let mut rest = source;

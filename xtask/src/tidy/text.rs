@@ -12,6 +12,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
             findings.extend(too_long(path, source));
         }
         findings.extend(stray_space(path, source));
+        findings.extend(comments(path, source));
     }
     for (path, text) in tree.all().filter(|(path, _)| is_written_here(path)) {
         findings.extend(markers(path, text));
@@ -49,6 +50,34 @@ fn stray_space(path: &str, source: &str) -> Vec<Finding> {
         }
         if line.ends_with(char::is_whitespace) {
             findings.push(Finding::new(path, at + 1, "space at the end of the line; remove it"));
+        }
+    }
+    findings
+}
+
+/// Comments that are hard to read: too wide, leaning on a neighbour that rustdoc shows elsewhere,
+/// or in words that only we use.
+fn comments(path: &str, source: &str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (at, line) in source.lines().enumerate() {
+        let Some(comment) = line.trim_start().strip_prefix("//") else { continue };
+        let is_doc = comment.starts_with(['/', '!']);
+        let text = comment.trim_start_matches(['/', '!']).trim_start();
+        // A drawing or a table is as wide as it has to be.
+        let is_drawn = line.contains(DRAWN) || text.contains("  ") || comment.contains("   ");
+        if line.chars().count() > MAX_COMMENT_WIDTH && !is_drawn {
+            let what = format!("a comment wider than {MAX_COMMENT_WIDTH} characters; break the line");
+            findings.push(Finding::new(path, at + 1, what));
+        }
+        if is_doc && LEANING.iter().any(|start| text.starts_with(start)) {
+            findings.push(Finding::new(path, at + 1, "leans on a neighbour; say what this item is"));
+        }
+        for (ours, theirs) in HOME_MADE {
+            let is_there = text.split(|c: char| !c.is_ascii_alphabetic()).any(|word| word == *ours);
+            if is_there {
+                let what = format!("\"{ours}\" is a word of our own; write \"{theirs}\"");
+                findings.push(Finding::new(path, at + 1, what));
+            }
         }
     }
     findings
@@ -100,8 +129,8 @@ fn links(line: &str) -> impl Iterator<Item = &str> {
     line.split("](").skip(1).filter_map(|rest| rest.split(')').next())
 }
 
-/// Functions named as `file.rs::function`, and checks named as `file.sh::check`, that no such file has: mostly tests
-/// that a page relies on.
+/// Functions named as `file.rs::function`, and checks named as `file.sh::check`, that no such file
+/// has: mostly tests that a page relies on.
 fn missing_functions(tree: &Tree, path: &str, text: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (at, line) in text.lines().enumerate() {
@@ -168,6 +197,25 @@ const MAX_LINES: usize = 900;
 /// Of a document, in characters.
 const MAX_DOC_WIDTH: usize = 400;
 
+/// Of a comment, in characters.
+const MAX_COMMENT_WIDTH: usize = 100;
+
+/// What drawings and tables are made of.
+const DRAWN: &[char] = &['─', '│', '▶', '◀', '|', '┌', '└'];
+
+/// How a doc comment begins that means nothing by itself.
+const LEANING: &[&str] = &["The same", "As above", "Likewise"];
+
+/// Words that were ours, and what the field says.
+const HOME_MADE: &[(&str, &str)] = &[
+    ("bell", "waker"),
+    ("doomed", "aborted"),
+    ("lane", "connection, or case of a bench"),
+    ("lanes", "connections, or cases of a bench"),
+    ("letterbox", "event queue"),
+    ("weather", "network conditions"),
+];
+
 // Spelled in two halves: this file is checked, too.
 const MARKERS: [&str; 3] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
 const MACHINE_PATHS: [&str; 4] =
@@ -212,6 +260,15 @@ mod tests {
     fn paths_of_one_machine_are_found() {
         let text = format!("/usr/bin\n\"{}me\"", MACHINE_PATHS[0]);
         assert_eq!(places(&machine_paths("a.rs", &text)), [("a.rs", 2)]);
+    }
+
+    #[test]
+    fn a_comment_is_narrow_stands_alone_and_is_in_the_fields_words() {
+        let wide = "x".repeat(MAX_COMMENT_WIDTH);
+        let source = format!(
+            "// {wide}\n//   a ──▶ {wide}\nlet a = \"{wide}\";\n/// The same for b.\n// The same for b.\n// A lane, planes.\n"
+        );
+        assert_eq!(places(&comments("a.rs", &source)), [("a.rs", 1), ("a.rs", 4), ("a.rs", 6)]);
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! One guest: a kernel in QEMU that runs one script and powers off.
 //!
-//! Two serial lines lead out of it. The kernel's console goes to a file beside the log. The other one is standard
-//! output of the script, where a line that begins with `@` is for us: `@check SENTENCE`, `@host COMMAND`, with the
-//! command in base64 and its status sent back, and `@end STATUS`.
+//! Two serial lines lead out of it. The kernel's console goes to a file beside the log. The other
+//! one is standard output of the script, where a line that begins with `@` is for us: `@check
+//! SENTENCE`, `@host COMMAND`, with the command in base64 and its status sent back, and `@end
+//! STATUS`.
 
 use super::host::{Host, lines_of};
 use super::kernel::Kernel;
@@ -83,9 +84,10 @@ impl Guest<'_> {
         command.args(["-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max", "-smp", "2", "-m", "1536"]);
         command.args(["-nographic", "-nodefaults", "-no-reboot", "-monitor", "none"]);
         command.arg("-kernel").arg(&self.kernel.image).arg("-initrd").arg(self.image);
-        // On a busy machine Linux finds a wrong frequency for the processor's counter, and its seconds would be others
-        // than ours; and it complains of processors that stand still when all of it was held up. What the kernel does not
-        // know is in the environment of its first process.
+        // On a busy machine Linux finds a wrong frequency for the processor's counter, and its
+        // seconds would be others than ours; and it complains of processors that stand still when
+        // all of it was held up. What the kernel does not know is in the environment of its first
+        // process.
         let environment = addresses.environment().map(|(name, value)| format!("{name}={value}")).join(" ");
         command.arg("-append").arg(format!(
             "console=ttyS0 quiet panic=-1 mitigations=off tsc=unstable clocksource=hpet no_timer_check \
@@ -115,13 +117,13 @@ pub(crate) fn needs_frames(script: &str) -> bool {
     script.starts_with("aoe")
 }
 
-/// Addresses that both sides know by the same numbers, so that what one side calls itself, as in discovery, leads
-/// there from the other side, too. They are loopback addresses: nothing is open to other machines, and as there
-/// are many, each run has its own with all the usual ports.
+/// Addresses that both sides know by the same numbers, so that what one side calls itself, as in
+/// discovery, leads there from the other side, too. They are loopback addresses: nothing is open to
+/// other machines, and as there are many, each run has its own with all the usual ports.
 ///
-/// QEMU's network, 127.x.y.0/25, has the guest and a gateway. Behind the gateway QEMU connects for the guest to any
-/// address that this machine can reach; 127.x.y.200 is one where Blockmux listens. At the guest's address QEMU
-/// listens on this machine, and forwards to the guest.
+/// QEMU's network, 127.x.y.0/25, has the guest and a gateway. Behind the gateway QEMU connects for
+/// the guest to any address that this machine can reach; 127.x.y.200 is one where Blockmux listens.
+/// At the guest's address QEMU listens on this machine, and forwards to the guest.
 struct Addresses {
     x: u32,
     y: u32,
@@ -161,9 +163,10 @@ impl Addresses {
         format!("user,id=net,net=127.{}.{}.0/25,host={gateway},{forward}", self.x, self.y)
     }
 
-    /// Linux's RDMA does not go to loopback addresses. So the guest has a second interface, and an address there at which
-    /// a program for each connection leads to the usual port of [`Addresses::host`]. The usual port of its own address
-    /// there is reached from this machine at the next one of [`Addresses::guest`].
+    /// Linux's RDMA does not go to loopback addresses. So the guest has a second interface, and an
+    /// address there at which a program for each connection leads to the usual port of
+    /// [`Addresses::host`]. The usual port of its own address there is reached from this machine at
+    /// the next one of [`Addresses::guest`].
     fn rdma_network(&self) -> String {
         let forward =
             format!("guestfwd=tcp:{RDMA_HOST}:{ISCSI_PORT}-cmd:busybox nc {} {ISCSI_PORT}", self.host());

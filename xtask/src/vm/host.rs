@@ -1,5 +1,5 @@
-//! What a guest's script asks this machine for: programs, which run in a directory of this test, and all of which end
-//! with it.
+//! What a guest's script asks this machine for: programs, which run in a directory of this test,
+//! and all of which end with it.
 //!
 //! | a script says | and goes on when |
 //! |---|---|
@@ -10,7 +10,8 @@
 //! | `host stop NAME` | it was asked to end and has; its status is the script's |
 //! | `host wait NAME` | it has ended by itself; its status is the script's |
 //!
-//! `COMMAND` is for a shell, which knows the addresses `HOST` and `GUEST`, and the interface `TAP` if there is one. What is started is one program.
+//! `COMMAND` is for a shell, which knows the addresses `HOST` and `GUEST`, and the interface `TAP`
+//! if there is one. What is started is one program.
 
 use super::log::Log;
 use anyhow::{Context, Result, bail};
@@ -51,7 +52,8 @@ impl Host {
         Ok(Host { directory: tempfile::tempdir()?, environment, processes: BTreeMap::new(), log })
     }
 
-    /// Does what a script asks for, and answers with the status that it is to have. What cannot be done has status 1.
+    /// Does what a script asks for, and answers with the status that it is to have. What cannot be
+    /// done has status 1.
     pub(crate) fn obey(&mut self, line: &str) -> i32 {
         self.log.add("host", line);
         let status = self.try_to_obey(line).unwrap_or_else(|error| {

@@ -1,5 +1,5 @@
-//! A guest's file system: programs of this machine with their libraries, modules of the guest's kernel, and the scripts.
-//! It is unpacked into the guest's memory and gone with it.
+//! A guest's file system: programs of this machine with their libraries, modules of the guest's
+//! kernel, and the scripts. It is unpacked into the guest's memory and gone with it.
 
 use super::kernel::Kernel;
 use super::siw;
@@ -68,8 +68,8 @@ const MODULES: &[&str] = &[
 /// Files of this machine that programs read.
 const FILES: &[&str] = &["/etc/iscsi/iscsid.conf", "/etc/mke2fs.conf", "/etc/protocols"];
 
-/// Writes an image with the scripts of `scripts` and, if there are any, the module `siw` and the program `blockmux` to
-/// `image`. Its first process is the script `init` there.
+/// Writes an image with the scripts of `scripts` and, if there are any, the module `siw` and the
+/// program `blockmux` to `image`. Its first process is the script `init` there.
 ///
 /// # Errors
 /// If a program or a module is not there, or nothing can be written.
@@ -181,8 +181,9 @@ fn copy_modules(kernel: &Kernel, siw: Option<&Path>, root: &Path) -> Result<()> 
     Ok(())
 }
 
-/// The files of modules and of all that they need. `needs` is `modules.dep`, whose lines have a file and those that it
-/// needs, themselves and through others; `built_in` lists what is part of the kernel.
+/// The files of modules and of all that they need. `needs` is `modules.dep`, whose lines have a
+/// file and those that it needs, themselves and through others; `built_in` lists what is part of
+/// the kernel.
 fn files_of(names: &[&str], needs: &str, built_in: &str) -> Result<BTreeSet<String>> {
     let lines = needs.lines().filter_map(|line| line.split_once(':'));
     let needs: BTreeMap<String, (&str, &str)> =
@@ -204,7 +205,8 @@ fn module(file: &str) -> String {
     name.split('.').next().unwrap_or_default().replace('-', "_")
 }
 
-/// Makes the archive that a kernel takes for its first file system. It is not compressed, for the same reason as modules.
+/// Makes the archive that a kernel takes for its first file system. It is not compressed, for the
+/// same reason as modules.
 fn pack(root: &Path, image: &Path) -> Result<()> {
     let mut find =
         Command::new("busybox").args(["find", "."]).current_dir(root).stdout(Stdio::piped()).spawn()?;

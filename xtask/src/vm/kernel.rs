@@ -15,7 +15,8 @@ pub(crate) struct Kernel {
     pub(crate) modules: PathBuf,
 }
 
-/// The kernel that is unpacked below `place`, or else the newest one that Debian has. Remove `place` to start afresh.
+/// The kernel that is unpacked below `place`, or else the newest one that Debian has. Remove
+/// `place` to start afresh.
 ///
 /// # Errors
 /// If there is none and none can be downloaded.
@@ -66,8 +67,8 @@ fn packages() -> Result<Vec<String>> {
     Ok(packages.into_iter().rev().map(|(_, name)| name).collect())
 }
 
-/// The third number of a kernel's version, if `package` has a kernel as it is for most machines: names of others, as
-/// for clouds, and of debugging symbols have more words.
+/// The third number of a kernel's version, if `package` has a kernel as it is for most machines:
+/// names of others, as for clouds, and of debugging symbols have more words.
 fn patch(package: &str) -> Option<u32> {
     let (patch, rest) = package.strip_prefix(PREFIX)?.split_once("+deb")?;
     let debian = rest.strip_suffix("-amd64")?;

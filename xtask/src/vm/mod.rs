@@ -1,5 +1,5 @@
-//! Tests with the Linux kernel itself as the peer: it runs on this machine in QEMU, emulated in software, which needs
-//! neither root nor KVM.
+//! Tests with the Linux kernel itself as the peer: it runs on this machine in QEMU, emulated in
+//! software, which needs neither root nor KVM.
 //!
 //! ```text
 //!   tests/vm/NAME.sh runs in the guest                           on this machine
@@ -9,8 +9,9 @@
 //!     open-iscsi, LIO, nbd, mkfs, fio ◀── TCP over QEMU's own network, the same addresses on both sides
 //!     aoe, aoetools                   ◀── frames over a tap, if we are root
 //! ```
-//! `kernel` fetches Debian's kernel, `siw` builds a module that it lacks, `image` makes a guest's file system of both and
-//! of programs of this machine, `guest` runs one script, `host` does what the script asks for, and `log` has what everybody said.
+//! `kernel` fetches Debian's kernel, `siw` builds a module that it lacks, `image` makes a guest's
+//! file system of both and of programs of this machine, `guest` runs one script, `host` does what
+//! the script asks for, and `log` has what everybody said.
 
 mod guest;
 mod host;
@@ -27,8 +28,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Runs the scripts of [`SCRIPTS`] whose names are in `only`, or all; `say` gets a line for each thing that was checked.
-/// Returns lines for the end of a report: how much was checked, or why nothing could be.
+/// Runs the scripts of [`SCRIPTS`] whose names are in `only`, or all; `say` gets a line for each
+/// thing that was checked. Returns lines for the end of a report: how much was checked, or why
+/// nothing could be.
 ///
 /// # Errors
 /// If something that was checked is not so; the error has the end of that guest's log.
@@ -140,7 +142,8 @@ const LIBRARY: &str = "lib.sh";
 const OVER_SIW: &str = "iser";
 /// The scripts that need the kernel's helper for TLS.
 const BY_TLS: &[&str] = &["ktls-linux.sh", "nvme-tls.sh"];
-/// How the names of scripts begin whose guest has Blockmux itself: only its kernel is sure to have TLS.
+/// How the names of scripts begin whose guest has Blockmux itself: only its kernel is sure to have
+/// TLS.
 const IN_GUEST: &str = "ktls";
 /// Programs that are used here and not in the guest.
 const NEEDED: &[&str] =

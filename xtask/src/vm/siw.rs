@@ -1,4 +1,5 @@
-//! siw, Linux's software iWARP, which Debian leaves out of its kernels: built from the kernel's own source.
+//! siw, Linux's software iWARP, which Debian leaves out of its kernels: built from the kernel's own
+//! source.
 
 use super::kernel::Kernel;
 use crate::process::{find, succeed};
@@ -10,7 +11,8 @@ use std::process::Command;
 /// The module for `kernel`, built below `place` unless it is there already.
 ///
 /// # Errors
-/// If what it is built from is not there, or it cannot be built; the first line says what to install.
+/// If what it is built from is not there, or it cannot be built; the first line says what to
+/// install.
 pub(crate) fn build(place: &Path, kernel: &Kernel) -> Result<PathBuf> {
     if let Some(missing) = PROVIDER.iter().find(|file| !Path::new(file).exists()) {
         bail!("no {missing}, Debian package ibverbs-providers");

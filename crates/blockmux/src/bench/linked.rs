@@ -1,10 +1,10 @@
-//! The lanes of a suite that is measured over links of its own.
+//! The cases of a suite that is measured over links of its own.
 
 use super::BenchArgs;
-use super::cable::Cable;
+use super::case::{BenchCase, How};
 use super::jobs::times;
-use super::lane::{How, Lane};
 use super::plan::{BenchPlan, Subject};
+use super::veth::VethPair;
 use crate::failure::Failure;
 use crate::protocol;
 use blockmux_engine::reactor::PollPolicy;
@@ -26,12 +26,12 @@ impl BenchPlan {
         policies: &[PollPolicy],
     ) -> Result<(), Failure> {
         let Some(served) = subjects.first() else { return Ok(()) };
-        let cable = Cable::new()?;
+        let cable = VethPair::new()?;
         let times = times(args)?;
         let rows = suite.rows(times.runtime_ms, times.ramp_time_ms);
         let refused = refused(&cable, links);
         for row in &rows {
-            let lane = |how, target: &Subject, place| Lane {
+            let case = |how, target: &Subject, place| BenchCase {
                 how,
                 job: row.job.clone(),
                 target: target.shown.clone(),
@@ -39,7 +39,7 @@ impl BenchPlan {
             };
             let Some(protocol) = protocol::by_name(&row.protocol) else {
                 for subject in subjects {
-                    self.lanes.push(lane(How::Local(subject.volume.clone()), subject, subject.place.clone()));
+                    self.cases.push(case(How::Local(subject.volume.clone()), subject, subject.place.clone()));
                 }
                 continue;
             };
@@ -49,14 +49,14 @@ impl BenchPlan {
                     continue;
                 }
                 let how = |poll| How::Linked(protocol, served.volume.clone(), poll, link);
-                let linked = policies.iter().map(|&poll| lane(how(poll), served, link.to_string()));
-                self.lanes.extend(linked);
+                let linked = policies.iter().map(|&poll| case(how(poll), served, link.to_string()));
+                self.cases.extend(linked);
             }
         }
         // The floor comes first, as it does everywhere else, and jobs stay in their order.
         let order: Vec<Job> = rows.iter().map(|row| row.job.clone()).collect();
-        self.lanes.sort_by_key(|lane| {
-            (order.iter().position(|job| *job == lane.job), !matches!(lane.how, How::Local(_)))
+        self.cases.sort_by_key(|case| {
+            (order.iter().position(|job| *job == case.job), !matches!(case.how, How::Local(_)))
         });
         self.cable = Some(cable);
         Ok(())
@@ -64,7 +64,7 @@ impl BenchPlan {
 }
 
 /// The limits that this system cannot set, and why.
-fn refused(cable: &Cable, links: &Links) -> Vec<(Option<u32>, String)> {
+fn refused(cable: &VethPair, links: &Links) -> Vec<(Option<u32>, String)> {
     let mut tried: Vec<Option<u32>> = Vec::new();
     let mut refused = Vec::new();
     for link in links.of("aoe") {

@@ -1,9 +1,11 @@
-//! Measuring: every lane in turn, again and again, until all runs are in, one fails, or a signal asks for an end.
+//! Measuring: every case in turn, again and again, until all runs are in, one fails, or a signal
+//! asks for an end.
 //!
-//! A thread of its own measures, and the caller's collects what is found. A long run need not end before the bench
-//! does: whoever interrupts it gets the runs that are in, and the one that was under way ends with the process.
+//! A thread of its own measures, and the caller's collects what is found. A long run need not end
+//! before the bench does: whoever interrupts it gets the runs that are in, and the one that was
+//! under way ends with the process.
 
-use super::lane::Lane;
+use super::case::BenchCase;
 use super::plan::BenchPlan;
 use crate::failure::Failure;
 use crate::signals;
@@ -22,7 +24,7 @@ use tracing::{info, warn};
 
 /// What was found until the end.
 pub(super) struct Measured {
-    /// Of every lane, in order, with the runs that are in.
+    /// Of every case, in order, with the runs that are in.
     pub(super) rows: Vec<Row>,
     /// Of these, so many lost a connection that was not there again when they ended.
     pub(super) short_of_one: u32,
@@ -42,7 +44,7 @@ pub(super) enum BenchEnd {
 
 /// What the measuring thread and signals say.
 enum BenchEvent {
-    Run { lane: usize, run: Box<Run>, is_short_of_one: bool },
+    Run { case: usize, run: Box<Run>, is_short_of_one: bool },
     End(BenchEnd),
 }
 
@@ -65,19 +67,20 @@ impl Interrupts {
     }
 }
 
-/// Runs every lane `runs` times, in turn.
+/// Runs every case `runs` times, in turn.
 ///
 /// # Errors
 /// If it cannot begin.
 pub(super) fn measure(plan: BenchPlan, runs: u32, interrupts: Interrupts) -> Result<Measured, Failure> {
-    let mut rows: Vec<Row> = plan.lanes.iter().map(Lane::row).collect();
+    let mut rows: Vec<Row> = plan.cases.iter().map(BenchCase::row).collect();
     let bar = progress_bar(&plan, runs);
     let Interrupts { events, incoming } = interrupts;
     let its_bar = bar.clone();
     thread::Builder::new()
         .name("bench".to_owned())
         .spawn(move || {
-            let end = run_all(&plan, runs, &its_bar, &events).map_or_else(BenchEnd::Failed, |()| BenchEnd::Complete);
+            let end = run_all(&plan, runs, &its_bar, &events)
+                .map_or_else(BenchEnd::Failed, |()| BenchEnd::Complete);
             // The caller may have had enough.
             let _ = events.send(BenchEvent::End(end));
         })
@@ -85,9 +88,9 @@ pub(super) fn measure(plan: BenchPlan, runs: u32, interrupts: Interrupts) -> Res
     let mut short_of_one = 0;
     let end = loop {
         match incoming.recv() {
-            Ok(BenchEvent::Run { lane, run, is_short_of_one }) => {
+            Ok(BenchEvent::Run { case, run, is_short_of_one }) => {
                 short_of_one += u32::from(is_short_of_one);
-                rows[lane].runs.push(*run);
+                rows[case].runs.push(*run);
             }
             Ok(BenchEvent::End(end)) => break end,
             Err(_) => break BenchEnd::Failed(Failure::run("the measuring thread has panicked")),
@@ -99,35 +102,40 @@ pub(super) fn measure(plan: BenchPlan, runs: u32, interrupts: Interrupts) -> Res
     Ok(Measured { rows, short_of_one, end })
 }
 
-fn run_all(plan: &BenchPlan, runs: u32, bar: &ProgressBar, events: &Sender<BenchEvent>) -> Result<(), Failure> {
+fn run_all(
+    plan: &BenchPlan,
+    runs: u32,
+    bar: &ProgressBar,
+    events: &Sender<BenchEvent>,
+) -> Result<(), Failure> {
     plan.prepare(bar)?;
     bar.reset_elapsed();
     let mut done_ms = 0;
     // Where nobody sees the bar, a line says that a job is finished.
     let says_lines = !io::stderr().is_terminal();
     for nth in 1..=runs {
-        let order = order(&plan.lanes, nth);
+        let order = order(&plan.cases, nth);
         for (place, &at) in order.iter().enumerate() {
-            let lane = &plan.lanes[at];
-            bar.set_message(format!("run {nth}/{runs}: {}, {}", lane.subject(), lane.job.name));
-            let lane_ms = lane.job.ramp_time_ms + lane.job.runtime_ms;
+            let case = &plan.cases[at];
+            bar.set_message(format!("run {nth}/{runs}: {}, {}", case.subject(), case.job.name));
+            let lane_ms = case.job.ramp_time_ms + case.job.runtime_ms;
             let missing = missing_connections();
-            let run = lane.run(plan, &|share| bar.set_position(done_ms + (share * lane_ms as f64) as u64))?;
+            let run = case.run(plan, &|share| bar.set_position(done_ms + (share * lane_ms as f64) as u64))?;
             done_ms += lane_ms;
             bar.set_position(done_ms);
             let iops = count(run.iops());
             let is_short_of_one = missing_connections() > missing;
             if is_short_of_one {
-                let (subject, job) = (lane.subject(), &lane.job.name);
+                let (subject, job) = (case.subject(), &case.job.name);
                 warn!("run {nth}/{runs} of {subject}, {job}: lost a connection and did not get it back");
             }
-            if events.send(BenchEvent::Run { lane: at, run: Box::new(run), is_short_of_one }).is_err() {
+            if events.send(BenchEvent::Run { case: at, run: Box::new(run), is_short_of_one }).is_err() {
                 return Ok(());
             }
-            info!("run {nth}/{runs} of {}, {}: {iops} IOPS", lane.subject(), lane.job.name);
-            let is_last = order.get(place + 1).is_none_or(|&next| plan.lanes[next].job != lane.job);
+            info!("run {nth}/{runs} of {}, {}: {iops} IOPS", case.subject(), case.job.name);
+            let is_last = order.get(place + 1).is_none_or(|&next| plan.cases[next].job != case.job);
             if says_lines && is_last {
-                say_finished(nth, runs, &lane.job, (done_ms, bar.length().unwrap_or(0)));
+                say_finished(nth, runs, &case.job, (done_ms, bar.length().unwrap_or(0)));
             }
         }
     }
@@ -143,12 +151,13 @@ fn say_finished(nth: u32, runs: u32, job: &Job, (done_ms, all_ms): (u64, u64)) {
     let _ = writeln!(io::stderr(), "{percent:>3}%, {left:#} left; run {nth}/{runs} finished: {}", title(job));
 }
 
-/// The places of `lanes` in the order of the run `nth`: jobs in turn, as some need what those before them wrote, and
-/// each job's subjects shuffled. A processor that has slept a lot wakes sooner or later than one that has been busy, so
-/// whoever always came after the same subject would always have its share of that.
-fn order(lanes: &[Lane], nth: u32) -> Vec<usize> {
-    let mut order = Vec::with_capacity(lanes.len());
-    for of_one_job in lanes.chunk_by(|a, b| a.job == b.job) {
+/// The places of `cases` in the order of the run `nth`: jobs in turn, as some need what those
+/// before them wrote, and each job's subjects shuffled. A processor that has slept a lot wakes
+/// sooner or later than one that has been busy, so whoever always came after the same subject would
+/// always have its share of that.
+fn order(cases: &[BenchCase], nth: u32) -> Vec<usize> {
+    let mut order = Vec::with_capacity(cases.len());
+    for of_one_job in cases.chunk_by(|a, b| a.job == b.job) {
         let first = order.len();
         order.extend(shuffled(of_one_job.len(), u64::from(nth)).iter().map(|place| first + place));
     }
@@ -156,7 +165,7 @@ fn order(lanes: &[Lane], nth: u32) -> Vec<usize> {
 }
 
 fn progress_bar(plan: &BenchPlan, runs: u32) -> ProgressBar {
-    let lane_ms: u64 = plan.lanes.iter().map(|lane| lane.job.ramp_time_ms + lane.job.runtime_ms).sum();
+    let lane_ms: u64 = plan.cases.iter().map(|case| case.job.ramp_time_ms + case.job.runtime_ms).sum();
     let bar = ProgressBar::with_draw_target(
         Some(lane_ms * u64::from(runs)),
         ProgressDrawTarget::stderr_with_hz(10),

@@ -1,17 +1,19 @@
-//! `blockmux bench`: measures volumes over every protocol, beside the local volume and beside the ceiling.
+//! `blockmux bench`: measures volumes over every protocol, beside the local volume and beside the
+//! ceiling.
 //!
 //! ```text
-//!   arguments, job files, suites ──▶ plan: lanes × jobs ──▶ every lane in turn, again and again ──▶ table, JSON, page
+//!   arguments, job files, suites ──▶ plan: cases × jobs ──▶ every case in turn, again and again ──▶ table, JSON, page
 //! ```
-//! A lane is one subject under one job. Runs are interleaved: each lane runs once before any runs twice, so that a
-//! machine that slows down slows all of them, and in another order each time, since what ran before leaves a trace.
+//! A case is one subject under one job. Runs are interleaved: each case runs once before any runs
+//! twice, so that a machine that slows down slows all of them, and in another order each time,
+//! since what ran before leaves a trace.
 
-mod cable;
+mod case;
 mod jobs;
-mod lane;
 mod linked;
 mod measure;
 mod plan;
+mod veth;
 
 use crate::failure::{self, Failure};
 use crate::output::{printable, shell_word, without_passwords};
@@ -27,18 +29,21 @@ use std::process::ExitCode;
 
 /// Measure volumes over every protocol, beside the bare sockets
 ///
-/// Without VOLUME: the comparison of every protocol on a RAM volume over loopback. Options carry fio's names and
-/// meanings; give --rw, --bs, --iodepth or --numjobs several times to measure every combination.
+/// Without VOLUME: the comparison of every protocol on a RAM volume over loopback. Options carry
+/// fio's names and meanings; give --rw, --bs, --iodepth or --numjobs several times to measure every
+/// combination.
 #[derive(clap::Args)]
 #[command(rename_all = "snake_case", after_help = EXAMPLES)]
 pub(crate) struct BenchArgs {
     /// Volume, URL, or fio job file (a path without a colon)
     #[arg(value_name = "VOLUME|URL|JOBFILE")]
     subjects: Vec<String>,
-    /// A published study's jobs, its figures beside ours: aatrokoski-2007, chelsio-iwarp, taocloud-2022, zeta-2016
+    /// A published study's jobs, its figures beside ours: aatrokoski-2007, chelsio-iwarp,
+    /// taocloud-2022, zeta-2016
     #[arg(long, value_name = "NAME")]
     suite: Option<String>,
-    /// read, write, randread, randwrite, readwrite, randrw, trim, randtrim [default: randread, if another shape is given]
+    /// read, write, randread, randwrite, readwrite, randrw, trim, randtrim [default: randread, if
+    /// another shape is given]
     #[arg(long)]
     rw: Vec<String>,
     /// Block size [default: 4k]
@@ -98,7 +103,8 @@ pub(crate) struct BenchArgs {
 }
 
 impl BenchArgs {
-    /// Whether the short list of jobs is measured: neither the full list nor jobs of the user's own.
+    /// Whether the short list of jobs is measured: neither the full list nor jobs of the user's
+    /// own.
     fn is_quick(&self) -> bool {
         let shapes = [&self.rw, &self.bs, &self.iodepth, &self.numjobs];
         let names_jobs = self.suite.is_some()
@@ -129,7 +135,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode, Failure> {
     let mut plan = BenchPlan::make(args)?;
     let (started, skipped) = (when::now(), std::mem::take(&mut plan.skipped));
     let Measured { mut rows, short_of_one, end } = measure(plan, args.runs(), interrupts)?;
-    let (lanes, done) = (rows.len(), rows.iter().map(|row| row.runs.len()).sum::<usize>());
+    let (cases, done) = (rows.len(), rows.iter().map(|row| row.runs.len()).sum::<usize>());
     rows.retain(|row| !row.runs.is_empty());
     let comparison = Comparison {
         command: command_line(),
@@ -143,7 +149,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode, Failure> {
     if done > 0 {
         show::show(&comparison, Some(&args.report), args.json)?;
     }
-    let all = lanes * args.runs() as usize;
+    let all = cases * args.runs() as usize;
     match end {
         BenchEnd::Failed(failure) => Err(failure),
         BenchEnd::Signal(signal) => {

@@ -1,10 +1,10 @@
-//! What the command line asks for, as lanes.
+//! What the command line asks for, as cases.
 
 use super::BenchArgs;
-use super::cable::Cable;
+use super::case::{BenchCase, How};
 use super::jobs::{Jobs, jobs, times, wrong_option};
-use super::lane::{How, Lane};
 use super::linked;
+use super::veth::VethPair;
 use crate::failure::Failure;
 use crate::machine::memory_bytes;
 use crate::open::{self, Access, Populate, Use};
@@ -25,15 +25,15 @@ use indicatif::ProgressBar;
 use std::cell::OnceCell;
 use std::sync::Arc;
 
-/// Lanes in the order in which they are shown, and what they share.
+/// Cases in the order in which they are shown, and what they share.
 pub(super) struct BenchPlan {
-    pub(super) lanes: Vec<Lane>,
+    pub(super) cases: Vec<BenchCase>,
     /// Jobs that cannot be measured, and why.
     pub(super) skipped: Vec<(String, String)>,
     /// Volumes that are new and must be written once before reads of them mean anything.
     fresh: Vec<Arc<dyn Volume>>,
     /// What links are made of, if a suite wants any.
-    pub(super) cable: Option<Cable>,
+    pub(super) cable: Option<VethPair>,
     ceiling_data: OnceCell<Data>,
     /// Bytes that the ceiling's data has: as much as the volume, so that caches behave alike.
     ceiling_bytes: usize,
@@ -46,7 +46,7 @@ pub(super) struct BenchPlan {
 pub(super) struct Subject {
     /// As it was written.
     name: String,
-    /// The same without passwords.
+    /// The name as it was written, without passwords.
     pub(super) shown: String,
     /// What tells it from the suite's other local volumes; empty if it is the only one.
     pub(super) place: String,
@@ -64,7 +64,7 @@ impl BenchPlan {
             args.subjects.iter().partition(|word| !super::is_job_file(word));
         let policies: Vec<PollPolicy> = args.poll.iter().map(|&poll| poll.into()).collect();
         let mut plan = BenchPlan {
-            lanes: Vec::new(),
+            cases: Vec::new(),
             skipped: Vec::new(),
             fresh: Vec::new(),
             cable: None,
@@ -137,11 +137,11 @@ impl BenchPlan {
         }));
     }
 
-    /// One job's lanes: each subject, then the ceilings of every protocol among them.
+    /// One job's cases: each subject, then the ceilings of every protocol among them.
     fn add_job(&mut self, job: &Job, subjects: &[&Subject], policies: &[PollPolicy], args: &BenchArgs) {
         let mut protocols: Vec<(&'static Protocol, Transport)> = Vec::new();
         for subject in subjects {
-            let mut add = |how| self.lanes.push(Lane::new(how, job, &subject.shown));
+            let mut add = |how| self.cases.push(BenchCase::new(how, job, &subject.shown));
             match subject.remote {
                 Some((protocol, transport)) => {
                     let how = |poll| How::Remote(protocol, transport, subject.volume.clone(), poll);
@@ -177,13 +177,14 @@ impl BenchPlan {
             }
             for variant in self.ceilings(args) {
                 let how = How::Ceiling(protocol, transport, variant);
-                self.lanes.push(Lane::new(how, job, ""));
+                self.cases.push(BenchCase::new(how, job, ""));
             }
         }
     }
 
-    /// The ceilings that are measured. The short list has only the one that a policy's rows are compared
-    /// with; for adaptive polling that is the spinning one, the faster where both sides have a CPU.
+    /// The ceilings that are measured. The short list has only the one that a policy's rows are
+    /// compared with; for adaptive polling that is the spinning one, the faster where both sides
+    /// have a CPU.
     fn ceilings(&self, args: &BenchArgs) -> Vec<Variant> {
         let variant = |poll: &Poll| match poll {
             Poll::Never => Variant::Sleeping,
@@ -221,7 +222,7 @@ impl BenchPlan {
             of_job.sort_by_key(|row| row.protocol != "local");
         }
         for (at, row) in rows.iter().enumerate() {
-            let mut add = |how| self.lanes.push(Lane::new(how, &row.job, target));
+            let mut add = |how| self.cases.push(BenchCase::new(how, &row.job, target));
             match protocol::by_name(&row.protocol) {
                 Some(protocol) if protocol.carrier == Carrier::Frames => {
                     self.skip(row, format!("{} is measured over links of our own", protocol.title));
@@ -247,30 +248,31 @@ impl BenchPlan {
 
     /// Whether every job fits its volume, before any of them runs.
     fn check(&self, from_options: bool) -> Result<(), Failure> {
-        for lane in &self.lanes {
+        for case in &self.cases {
             if let How::Local(volume)
             | How::Served(_, volume, _)
             | How::Linked(_, volume, ..)
-            | How::Remote(_, _, volume, _) = &lane.how
+            | How::Remote(_, _, volume, _) = &case.how
             {
                 let info = volume.info();
-                lane.job.validate(info.size, info.logical_block).map_err(|error| match from_options {
+                case.job.validate(info.size, info.logical_block).map_err(|error| match from_options {
                     true => wrong_option(&error),
-                    false => Failure::request(format!("job {} on {}: {error}", lane.job.name, lane.target)),
+                    false => Failure::request(format!("job {} on {}: {error}", case.job.name, case.target)),
                 })?;
-                if info.read_only && lane.job.rw.changes_content() {
-                    let text = format!("{}: is read-only, and {} writes", lane.target, lane.job.rw.name());
+                if info.read_only && case.job.rw.changes_content() {
+                    let text = format!("{}: is read-only, and {} writes", case.target, case.job.rw.name());
                     return Err(Failure::request(text));
                 }
             }
         }
-        if self.lanes.is_empty() {
+        if self.cases.is_empty() {
             return Err(Failure::request("nothing to measure; name a volume, as mem:1g"));
         }
         Ok(())
     }
 
-    /// Writes every new volume once: memory that was never touched, and holes in files, answer like nothing else.
+    /// Writes every new volume once: memory that was never touched, and holes in files, answer like
+    /// nothing else.
     pub(super) fn prepare(&self, bar: &ProgressBar) -> Result<(), Failure> {
         for volume in &self.fresh {
             bar.set_message("writing the new volume once");
@@ -289,7 +291,7 @@ impl BenchPlan {
             bench.fill().map_err(|error| Failure::run(format!("cannot fill the volume: {error}")))?;
         }
         bar.set_message("preparing the ceiling's data");
-        if self.lanes.iter().any(|lane| matches!(lane.how, How::Ceiling(..))) {
+        if self.cases.iter().any(|case| matches!(case.how, How::Ceiling(..))) {
             self.ceiling_data()?;
         }
         Ok(())
@@ -300,7 +302,7 @@ impl BenchPlan {
         if let Some(data) = self.ceiling_data.get() {
             return Ok(data);
         }
-        let largest = self.lanes.iter().map(|lane| lane.job.bs as usize).max().unwrap_or(0);
+        let largest = self.cases.iter().map(|case| case.job.bs as usize).max().unwrap_or(0);
         let data = Data::new(self.ceiling_bytes.max(largest)).map_err(Failure::run)?;
         Ok(self.ceiling_data.get_or_init(|| data))
     }

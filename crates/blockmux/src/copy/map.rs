@@ -14,7 +14,8 @@ pub(super) struct Segment {
     pub(super) is_zero: bool,
 }
 
-/// Walks the source from its beginning to its end. What it asks for is asked of the source, one question at a time.
+/// Walks the source from its beginning to its end. What it asks for is asked of the source, one
+/// question at a time.
 pub(super) struct Map {
     /// Up to here the source has been asked, or need not be.
     at: u64,
@@ -42,8 +43,8 @@ impl Map {
 
     /// The answer.
     ///
-    /// Zeroes are shrunk to whole blocks, and data grows as much. An answer that does not cover one block counts as
-    /// data, so that every answer leads on.
+    /// Zeroes are shrunk to whole blocks, and data grows as much. An answer that does not cover one
+    /// block counts as data, so that every answer leads on.
     pub(super) fn on_extents(&mut self, extents: &[Extent]) {
         self.is_asking = false;
         let (mut from, mut known_to) = (self.at, self.at);

@@ -1,8 +1,8 @@
 //! `blockmux copy`: any volume to any other.
 //!
-//! One core runs everything: [`map`] asks the source where its zeroes are and cuts the rest into pieces, [`task`] keeps
-//! many of them on the way at a time. Zeroes are not read; the destination is told to make them, or left alone where
-//! it is new.
+//! One core runs everything: [`map`] asks the source where its zeroes are and cuts the rest into
+//! pieces, [`task`] keeps many of them on the way at a time. Zeroes are not read; the destination
+//! is told to make them, or left alone where it is new.
 
 mod map;
 mod progress;
@@ -21,7 +21,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
-use task::{CopyError, CopyTask, CopyPlan, Side};
+use task::{CopyError, CopyPlan, CopyTask, Side};
 
 /// From where to where, and how.
 #[derive(clap::Args)]
@@ -151,8 +151,8 @@ fn copy(
     plan: CopyPlan,
     progress: &Arc<Progress>,
 ) -> Result<Result<(), CopyError>, Failure> {
-    // Each piece is at most twice in buffers, as it was received and aligned for direct I/O; rounded up, that may be
-    // twice as much, and half of the pool is for long payload.
+    // Each piece is at most twice in buffers, as it was received and aligned for direct I/O;
+    // rounded up, that may be twice as much, and half of the pool is for long payload.
     let pool_limit_bytes = (8 * plan.piece * u64::from(plan.depth)) as usize + POOL_BESIDES;
     let cores =
         Cores::start(&CoresConfig { pool_limit_bytes, ..CoresConfig::default() }).map_err(|error| {

@@ -1,8 +1,9 @@
-//! What `serve` asks of a protocol: its options and keys, its targets, what it announces, and what can be changed of it.
+//! What `serve` asks of a protocol: its options and keys, its targets, what it announces, and what
+//! can be changed of it.
 
 use super::Protocol;
 use super::frontends::KeyError;
-use super::policy::{LiveAccess, ListenerAddress, Policy, TargetAccess};
+use super::policy::{ListenerAddress, LiveAccess, Policy, TargetAccess};
 use crate::failure::Failure;
 use blockmux_engine::cores::Cores;
 use blockmux_engine::listener::Serve;
@@ -16,8 +17,9 @@ use std::net::SocketAddr;
 use std::path::Path;
 use toml::de::Deserializer;
 
-/// One protocol as a daemon serves it, with what the command line and the config file say of it. Where a method has a
-/// default, that is what a protocol does of which nothing but listeners can be said.
+/// One protocol as a daemon serves it, with what the command line and the config file say of it.
+/// Where a method has a default, that is what a protocol does of which nothing but listeners can be
+/// said.
 pub(crate) trait Frontend: Send + Sync {
     /// Adds its options beyond its listeners to those of `serve`.
     fn options(&self, command: Command) -> Command {
@@ -37,8 +39,8 @@ pub(crate) trait Frontend: Send + Sync {
         &[]
     }
 
-    /// Takes what the config file says by these keys, and reads the files that it names; relative paths are below
-    /// `directory`. What the command line has said stays.
+    /// Takes what the config file says by these keys, and reads the files that it names; relative
+    /// paths are below `directory`. What the command line has said stays.
     ///
     /// # Errors
     /// If a value or a file is wrong.
@@ -59,12 +61,14 @@ pub(crate) trait Frontend: Send + Sync {
         Err(clap::Error::new(ErrorKind::InvalidSubcommand))
     }
 
-    /// Whether more is said of it than where it listens: that has to be right although nobody listens for it yet.
+    /// Whether more is said of it than where it listens: that has to be right although nobody
+    /// listens for it yet.
     fn is_configured(&self) -> bool {
         false
     }
 
-    /// Whether it can serve volumes of these names, which are all that there are at the start, in order.
+    /// Whether it can serve volumes of these names, which are all that there are at the start, in
+    /// order.
     ///
     /// # Errors
     /// Why not, and what to do.
@@ -72,7 +76,8 @@ pub(crate) trait Frontend: Send + Sync {
         Ok(())
     }
 
-    /// Its configured targets, and who may use their volumes; without any, each volume is an export of its own.
+    /// Its configured targets, and who may use their volumes; without any, each volume is an export
+    /// of its own.
     fn targets(&self) -> Vec<TargetAccess> {
         Vec::new()
     }
@@ -83,7 +88,8 @@ pub(crate) trait Frontend: Send + Sync {
     /// If a place cannot be opened.
     fn serve(&self, service: &Service<'_>) -> Result<Started, Failure>;
 
-    /// How clients of `protocol`, which is this one or is served with it, reach a volume at one of its places.
+    /// How clients of `protocol`, which is this one or is served with it, reach a volume at one of
+    /// its places.
     fn ways(&self, protocol: &Protocol, portal: &Portal, named: &VolumeNames) -> Vec<Way>;
 }
 
@@ -111,8 +117,8 @@ pub(crate) struct Started {
 /// A protocol that is served, and what can be changed of it.
 pub(crate) type LiveProtocol = (&'static Protocol, Box<dyn Live>);
 
-/// What can be changed of a protocol while it is served. Targets are those of iSCSI and subsystems of NVMe. No core
-/// calls this.
+/// What can be changed of a protocol while it is served. Targets are those of iSCSI and subsystems
+/// of NVMe. No core calls this.
 pub(crate) trait Live: Send {
     /// A volume has come: where no targets are configured, it is one of its own.
     fn add(&self, volume: VolumeId);
@@ -139,7 +145,8 @@ pub(crate) trait Live: Send {
     /// If there is none.
     fn detach(&self, target: &str, number: u32) -> Result<(), String>;
 
-    /// Does what one of its frontend's own commands asks of a target; answers what there is to say, if anything.
+    /// Does what one of its frontend's own commands asks of a target; answers what there is to say,
+    /// if anything.
     ///
     /// # Errors
     /// What is wrong, and what to do.
@@ -166,7 +173,8 @@ pub(crate) struct TargetPlace {
     pub(crate) ana_group: Option<u32>,
 }
 
-/// Where a protocol is served, and a place by which clients reach it: another one where it listens at all addresses.
+/// Where a protocol is served, and a place by which clients reach it: another one where it listens
+/// at all addresses.
 #[derive(Clone, Debug)]
 pub(crate) struct Portal {
     pub(crate) listener: ListenerAddress,
@@ -224,6 +232,7 @@ pub(crate) struct Way {
     pub(crate) url: String,
     /// What a shell runs to connect standard clients.
     pub(crate) commands: Vec<String>,
-    /// What the command of `--run` finds in its environment beside URLs, as other servers' users expect it.
+    /// What the command of `--run` finds in its environment beside URLs, as other servers' users
+    /// expect it.
     pub(crate) variables: Vec<(&'static str, String)>,
 }

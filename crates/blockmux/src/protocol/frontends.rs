@@ -1,4 +1,5 @@
-//! All protocols as one daemon serves them: where they listen, by their options and keys, and their frontends.
+//! All protocols as one daemon serves them: where they listen, by their options and keys, and their
+//! frontends.
 
 use super::frontend::{Change, Frontend};
 use super::policy::TargetAccess;
@@ -70,7 +71,8 @@ impl Frontends {
         of_each.collect()
     }
 
-    /// Whether those that are served, or of which something is said, can serve volumes of these names.
+    /// Whether those that are served, or of which something is said, can serve volumes of these
+    /// names.
     pub(crate) fn check(
         &mut self,
         is_served: impl Fn(&Protocol) -> bool,

@@ -1,7 +1,8 @@
 //! The protocols that Blockmux has, in one list that every command reads: [`PROTOCOLS`].
 //!
-//! A protocol is a module here and a line of that list. URLs as volumes and the commands `info` and `discover` take its
-//! [`Remote`], the bench the sizes of its messages and how to reach it, and `serve` its [`Frontend`].
+//! A protocol is a module here and a line of that list. URLs as volumes and the commands `info` and
+//! `discover` take its [`Remote`], the bench the sizes of its messages and how to reach it, and
+//! `serve` its [`Frontend`].
 
 mod aoe;
 pub(crate) mod frontend;
@@ -67,15 +68,15 @@ pub(crate) struct Protocol {
 pub(crate) enum Carrier {
     /// Connections over stream sockets.
     Stream,
-    /// Frames of network interfaces. They are served only where somebody names an interface, and opening one takes
-    /// CAP_NET_RAW.
+    /// Frames of network interfaces. They are served only where somebody names an interface, and
+    /// opening one takes CAP_NET_RAW.
     Frames,
 }
 
 /// What a URL names: a volume on a server, and the server.
 pub(crate) trait Remote {
-    /// Reaches the volume for I/O. `connections` is how many each core opens if the URL does not say, and the server
-    /// lets several be used.
+    /// Reaches the volume for I/O. `connections` is how many each core opens if the URL does not
+    /// say, and the server lets several be used.
     ///
     /// # Errors
     /// If the server cannot be reached or does not have the volume.
@@ -109,7 +110,8 @@ pub(crate) trait Remote {
 pub(crate) struct Description {
     /// For people; an empty value is not shown.
     pub(crate) rows: Vec<(&'static str, String)>,
-    /// For programs: an object with `url` as it was given, `protocol`, `size` in bytes and `read_only` at least.
+    /// For programs: an object with `url` as it was given, `protocol`, `size` in bytes and
+    /// `read_only` at least.
     pub(crate) json: Value,
 }
 
@@ -151,7 +153,8 @@ impl Protocol {
         self.schemes.iter().any(|(_, transport)| *transport == Transport::Unix)
     }
 
-    /// Whether it is served at its own port, or in a private directory, if nobody says where to serve.
+    /// Whether it is served at its own port, or in a private directory, if nobody says where to
+    /// serve.
     pub(crate) fn is_served_unasked(&self) -> bool {
         self.served_with.is_none() && self.carrier == Carrier::Stream
     }

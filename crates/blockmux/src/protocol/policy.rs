@@ -281,8 +281,8 @@ impl Policy {
         self.0.data.write().unwrap_or_else(PoisonError::into_inner).insert(volume.to_owned(), data);
     }
 
-    /// Whether a volume shares no file or device with another while either of them is restricted, by the
-    /// configuration or as `is_restricted` says of what was attached since.
+    /// Whether a volume shares no file or device with another while either of them is restricted,
+    /// by the configuration or as `is_restricted` says of what was attached since.
     ///
     /// # Errors
     /// With which one, and what to do.

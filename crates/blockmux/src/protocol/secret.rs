@@ -10,7 +10,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use zeroize::Zeroizing;
 
-/// Reads a regular file that only its owner may read, of one line, and has `parse` make of it what it is.
+/// Reads a regular file that only its owner may read, of one line, and has `parse` make of it what
+/// it is.
 pub(super) fn read<T, E: Display>(
     what: &str,
     path: &Path,

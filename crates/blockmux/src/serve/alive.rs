@@ -1,4 +1,5 @@
-//! Whether all cores live: a daemon with a dead one would take connections and leave them without an answer.
+//! Whether all cores live: a daemon with a dead one would take connections and leave them without
+//! an answer.
 
 use super::StopEvent;
 use blockmux_engine::cores::Cores;

@@ -1,10 +1,11 @@
-//! What a daemon says when it is ready: for each export its URLs, and commands that connect standard clients.
+//! What a daemon says when it is ready: for each export its URLs, and commands that connect
+//! standard clients.
 
 use crate::failure::Failure;
 use crate::machine::own_addresses;
 use crate::output::{printable, shell_word};
 use crate::protocol::Frontends;
-use crate::protocol::frontend::{VolumeNames, Portal, Way};
+use crate::protocol::frontend::{Portal, VolumeNames, Way};
 use crate::protocol::policy::{ListenerAddress, Policy};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
@@ -126,8 +127,8 @@ impl Announcement {
         serde_json::to_string(&Json { ready: true, exports: exports.collect() }).map_err(Failure::run)
     }
 
-    /// What the command of `--run` finds in its environment: all URLs, the first of each protocol, and the first of
-    /// all under the names that nbdkit gives it.
+    /// What the command of `--run` finds in its environment: all URLs, the first of each protocol,
+    /// and the first of all under the names that nbdkit gives it.
     pub(super) fn environment(&self) -> Vec<(String, String)> {
         let ways = || self.exports.iter().flat_map(|export| &export.ways);
         let urls: Vec<&str> = ways().map(|(_, way)| way.url.as_str()).collect();

@@ -28,7 +28,8 @@ enum Held {
     By(Pid),
     /// A user's process who has no word in this.
     ByStranger,
-    /// One that so many have asked that it cannot be asked who it is: it is more likely ours than a stranger's.
+    /// One that so many have asked that it cannot be asked who it is: it is more likely ours than a
+    /// stranger's.
     BySomebody,
 }
 

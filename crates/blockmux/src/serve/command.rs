@@ -43,7 +43,8 @@ impl Running {
     }
 }
 
-/// The command's exit status as ours; 128 and the signal's number if one killed it, as shells have it.
+/// The command's exit status as ours; 128 and the signal's number if one killed it, as shells have
+/// it.
 pub(super) fn exit_code(status: io::Result<ExitStatus>) -> Result<ExitCode, Failure> {
     let status = status.map_err(|error| Failure::run(format!("lost track of the command: {error}")))?;
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));

@@ -1,9 +1,10 @@
 //! `--control`: commands to a daemon that runs, at a Unix socket for its owner and root.
 //!
-//! Threads of their own take them, so that no core waits for what a command waits for, and no client for another one that
-//! takes its time to say what it wants, or whose command takes it: there are [`MOST_CLIENTS`] at a time, and each has
-//! [`PATIENCE`] for all of its request. What they change goes through [`blockmux_proto::served`], as whatever else is
-//! shared about a volume, and what protocols have is changed by one at a time.
+//! Threads of their own take them, so that no core waits for what a command waits for, and no
+//! client for another one that takes its time to say what it wants, or whose command takes it:
+//! there are [`MOST_CLIENTS`] at a time, and each has [`PATIENCE`] for all of its request. What
+//! they change goes through [`blockmux_proto::served`], as whatever else is shared about a volume,
+//! and what protocols have is changed by one at a time.
 
 use super::announce::{Announcement, Asker};
 use super::config::VolumeEntry;
@@ -25,7 +26,7 @@ use blockmux_engine::listener::ConnectionLimit;
 use blockmux_engine::sessions::Sessions;
 use blockmux_engine::socket::{Address, Listener};
 use blockmux_proto::exports::{Exports, VolumeId};
-use blockmux_proto::served::Served;
+use blockmux_proto::volume_state::VolumeState;
 use blockmux_volume::Resize;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::Mode;
@@ -79,7 +80,8 @@ impl Parts {
     }
 }
 
-/// Listens for commands, in a directory where nobody else can put a socket in the place of this one.
+/// Listens for commands, in a directory where nobody else can put a socket in the place of this
+/// one.
 ///
 /// # Errors
 /// If others may write there, or the path cannot be had.
@@ -111,7 +113,7 @@ impl Control {
     ///
     /// # Errors
     /// If the system has no thread for it.
-    pub(super) fn start(listener: Listener, desk: Desk) -> Result<Control, Failure> {
+    pub(super) fn start(listener: Listener, desk: ControlServer) -> Result<Control, Failure> {
         let start = || {
             let (end, told) = UnixStream::pair()?;
             let run = move || desk.run(&listener, &told);
@@ -132,7 +134,7 @@ impl Drop for Control {
 }
 
 /// Where commands come to.
-pub(super) struct Desk {
+pub(super) struct ControlServer {
     pub(super) exports: Exports,
     pub(super) parts: Parts,
     /// What can be changed of each protocol, and of what there is.
@@ -142,7 +144,7 @@ pub(super) struct Desk {
     pub(super) policy: Policy,
 }
 
-impl Desk {
+impl ControlServer {
     fn run(&self, listener: &Listener, told: &UnixStream) {
         let places = Places::default();
         thread::scope(|scope| {
@@ -313,7 +315,7 @@ impl Desk {
         self.lives.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn find(&self, name: &str) -> Result<(VolumeId, Arc<Served>), String> {
+    fn find(&self, name: &str) -> Result<(VolumeId, Arc<VolumeState>), String> {
         let found = self.exports.find(name).and_then(|(id, _)| Some((id, self.exports.served(id)?)));
         found.ok_or_else(|| {
             let names: Vec<_> = self.exports.iter().map(|(_, export)| export.name.clone()).collect();
@@ -337,7 +339,7 @@ impl Desk {
     fn status(&self) -> Status {
         let volumes = self.exports.iter().filter_map(|(id, export)| {
             let served = self.exports.served(id)?;
-            let (info, traffic, gone) = (served.volume().info(), served.traffic(), served.left_behind());
+            let (info, traffic, gone) = (served.volume().info(), served.traffic(), served.orphans());
             Some(VolumeStatus {
                 name: export.name.clone(),
                 size: info.size,

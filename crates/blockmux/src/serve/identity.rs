@@ -49,7 +49,8 @@ pub(super) fn target_name(named: &NamedVolume, uuid: VolumeUuid) -> String {
     named.entry.name.clone().unwrap_or_else(|| format!("{}.{}", named.name, uuid.short()))
 }
 
-/// Warns of volumes of the same data: what keeps clients from one does not keep them from the other.
+/// Warns of volumes of the same data: what keeps clients from one does not keep them from the
+/// other.
 pub(super) fn warn_of_twins<'a>(volumes: impl Iterator<Item = (&'a str, Option<VolumeUuid>)>) {
     let mut seen = BTreeMap::new();
     for (name, uuid) in volumes.filter_map(|(name, uuid)| Some((name, uuid?))) {

@@ -1,11 +1,12 @@
-//! Where to listen: what was asked for, else every protocol on its own port of loopback, or in a private directory.
+//! Where to listen: what was asked for, else every protocol on its own port of loopback, or in a
+//! private directory.
 
 use super::setup::Setup;
 use crate::address::{ListenAddress, ListenerEntry, is_local};
 use crate::failure::Failure;
-use crate::patience::patiently;
 use crate::protocol::policy::{ListenerAddress, Policy, PolicyListener};
 use crate::protocol::{PROTOCOLS, Protocol};
+use crate::retry::retry_while_held;
 use crate::signals;
 use blockmux_engine::socket::{Address, Listener};
 use std::io;
@@ -61,7 +62,7 @@ pub(super) fn bind(setup: &Setup, private: Option<&TempDir>) -> Result<Bound, Fa
     let mut listeners = Vec::new();
     for PolicyListener { protocol, place, .. } in &mut places {
         let ListenerAddress::Socket(address) = place else { continue };
-        let bound = patiently(
+        let bound = retry_while_held(
             || Listener::bind_with(address, setup.congestion.as_ref()),
             |error| error.kind() == io::ErrorKind::AddrInUse,
         );

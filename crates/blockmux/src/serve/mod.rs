@@ -1,8 +1,8 @@
 //! `blockmux serve`: volumes on every protocol, until told to stop.
 //!
-//! Listeners are bound first and volumes opened next, so that nothing is created for a daemon that cannot start; then
-//! connections are accepted and `ready` is printed. A signal, or the end of `--run`'s command, stops it: I/O in flight
-//! completes, and every volume is flushed.
+//! Listeners are bound first and volumes opened next, so that nothing is created for a daemon that
+//! cannot start; then connections are accepted and `ready` is printed. A signal, or the end of
+//! `--run`'s command, stops it: I/O in flight completes, and every volume is flushed.
 
 mod alive;
 mod announce;
@@ -38,7 +38,7 @@ use blockmux_proto::exports::Exports;
 use blockmux_volume::MAX_TRANSFER;
 use command::Running;
 use config::VolumeEntry;
-use control::{Control, Desk, Parts};
+use control::{Control, ControlServer, Parts};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use setup::Setup;
 use std::io;
@@ -80,13 +80,15 @@ pub(crate) struct ServeArgs {
     /// TCP congestion control of all connections, such as cubic [default: the system's]
     #[arg(long, value_name = "NAME")]
     congestion: Option<Congestion>,
-    /// Keep reservations here that initiators want to outlive a restart [default: ~/.local/state/blockmux]
+    /// Keep reservations here that initiators want to outlive a restart [default:
+    /// ~/.local/state/blockmux]
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
     /// Take commands of `blockmux ctl` at this Unix socket
     #[arg(long, value_name = "unix:PATH")]
     control: Option<ControlPath>,
-    /// Keep the capabilities that it was started with, as with --run; else root's are dropped once all is open
+    /// Keep the capabilities that it was started with, as with --run; else root's are dropped once
+    /// all is open
     #[arg(long)]
     keep_privileges: bool,
     /// Print one JSON object instead of text when ready; not with --run
@@ -160,7 +162,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     }
     alive::watch(&cores, &sender);
     let sizes = sizes::watch(&setup, &exports)?;
-    let desk = Desk {
+    let desk = ControlServer {
         exports: exports.clone(),
         parts,
         lives: Mutex::new(lives),
@@ -190,7 +192,8 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     status
 }
 
-/// Lets the process open as many files as it may: each connection takes one, and one more for each file below.
+/// Lets the process open as many files as it may: each connection takes one, and one more for each
+/// file below.
 fn allow_files() {
     let limit = getrlimit(Resource::Nofile);
     if setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).is_err() {
@@ -228,8 +231,8 @@ fn start(
     Ok((cores, lives))
 }
 
-/// What each listener does with a connection, and what can be changed meanwhile. All of a protocol, and of what is served
-/// with it, share what it keeps about the volumes.
+/// What each listener does with a connection, and what can be changed meanwhile. All of a protocol,
+/// and of what is served with it, share what it keeps about the volumes.
 fn serve_all(
     setup: &Setup,
     mut listeners: Vec<(&'static Protocol, Listener)>,
@@ -252,7 +255,8 @@ fn serve_all(
     Ok((served, lives))
 }
 
-/// The most bytes of buffers of one core: what clients can make a daemon hold leaves room for others on the machine.
+/// The most bytes of buffers of one core: what clients can make a daemon hold leaves room for
+/// others on the machine.
 fn buffers_of_each(cores: usize, memory_bytes: u64) -> usize {
     let share = usize::try_from(memory_bytes / BUFFERS_SHARE).unwrap_or(usize::MAX);
     let half = usize::try_from(memory_bytes / 2).unwrap_or(usize::MAX) / cores;
@@ -283,12 +287,14 @@ fn wait(events: &Receiver<StopEvent>, running: Option<&Running>) -> Result<ExitC
 const BUFFERS_SHARE: u64 = 4;
 /// Half of it is for long payload, and two of the longest requests have to fit.
 const LEAST_BUFFERS: usize = 4 * MAX_TRANSFER as usize;
-/// Where that would be more than half of the memory, longer requests are refused before less than this is used.
+/// Where that would be more than half of the memory, longer requests are refused before less than
+/// this is used.
 const FEWEST_BUFFERS: usize = 16 << 20;
 /// Sessions and their queues, in bytes of address space.
 const SPACE_BESIDE_BUFFERS: usize = 32 << 20;
-/// How long clients have for what is in flight, and for taking the answers. One that stopped reading without a word, as
-/// behind a cable that was pulled, would else keep the daemon from ending; service managers wait for 90 s by default.
+/// How long clients have for what is in flight, and for taking the answers. One that stopped
+/// reading without a word, as behind a cable that was pulled, would else keep the daemon from
+/// ending; service managers wait for 90 s by default.
 const GRACE: Duration = Duration::from_secs(10);
 
 const EXAMPLES: &str = "\

@@ -10,7 +10,7 @@ use crate::machine::{machine_id, memory_bytes};
 use crate::open::{self, Access, Opened, Populate, Use};
 use crate::protocol::Protocol;
 use blockmux_proto::exports::Export;
-use blockmux_proto::served::{Served, VolumeIdentity};
+use blockmux_proto::volume_state::{VolumeIdentity, VolumeState};
 use blockmux_volume::units::human_size;
 use blockmux_volume::{Spec, VolumeInfo};
 use std::path::PathBuf;
@@ -56,7 +56,7 @@ impl Opening {
         &self,
         named: &NamedVolume,
         populate: Populate,
-    ) -> Result<(Export, Arc<Served>), Failure> {
+    ) -> Result<(Export, Arc<VolumeState>), Failure> {
         let NamedVolume { name, entry: VolumeEntry { spec, shared, read_only, .. } } = named;
         let (read_only, shared) = (*read_only, *shared);
         let access = if read_only { Access::Read } else { Access::Either };

@@ -1,6 +1,7 @@
 //! What to serve: the command line and the config file, put together.
 //!
-//! Volumes and listeners of both are served, the file's first; of a single value the command line's counts.
+//! Volumes and listeners of both are served, the file's first; of a single value the command line's
+//! counts.
 
 use super::ServeArgs;
 use super::config::{Config, VolumeEntry};
@@ -33,7 +34,8 @@ pub(super) struct Setup {
     volumes: Vec<NamedVolume>,
     /// Refuse writes to all of them.
     read_only: bool,
-    /// Where to listen, as somebody said; if nobody did, it is for the caller to choose, and for every protocol.
+    /// Where to listen, as somebody said; if nobody did, it is for the caller to choose, and for
+    /// every protocol.
     pub(super) listeners: Vec<Listening>,
     /// Protocols that nobody listens for because the command line names listeners of others.
     not_served: Vec<&'static Protocol>,
@@ -120,8 +122,8 @@ impl Setup {
         self.volumes.iter().map(|volume| &volume.entry.spec)
     }
 
-    /// The capabilities that it needs while it serves: to open interfaces that come back, and to connect again to Unix
-    /// sockets of other users.
+    /// The capabilities that it needs while it serves: to open interfaces that come back, and to
+    /// connect again to Unix sockets of other users.
     pub(super) fn capabilities(&self) -> CapabilitySet {
         let mut needed = CapabilitySet::empty();
         let mut served = self.policy.listeners().iter();

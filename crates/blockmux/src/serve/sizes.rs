@@ -1,5 +1,5 @@
-//! What becomes of volumes outside of Blockmux: block devices and what other servers export get another size, files are
-//! deleted or replaced.
+//! What becomes of volumes outside of Blockmux: block devices and what other servers export get
+//! another size, files are deleted or replaced.
 
 use super::setup::Setup;
 use crate::failure::Failure;
@@ -15,8 +15,8 @@ pub(super) struct Looking {
     _end: Sender<()>,
 }
 
-/// Looks from time to time at all volumes, those that were added later, too, and has everybody told of another size; `None`
-/// if nothing becomes of any of them, and none can be added.
+/// Looks from time to time at all volumes, those that were added later, too, and has everybody told
+/// of another size; `None` if nothing becomes of any of them, and none can be added.
 pub(super) fn watch(setup: &Setup, exports: &Exports) -> Result<Option<Looking>, Failure> {
     if setup.control.is_none() && !setup.specs().any(changes_by_itself) {
         return Ok(None);

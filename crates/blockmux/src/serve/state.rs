@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use blockmux_engine::state::StateFile;
-use blockmux_proto::served::{Served, VolumeIdentity};
+use blockmux_proto::volume_state::{VolumeIdentity, VolumeState};
 use blockmux_volume::Volume;
 use rustix::process::geteuid;
 use std::env;
@@ -51,10 +51,10 @@ pub(super) fn served(
     volume: Arc<dyn Volume>,
     identity: VolumeIdentity,
     is_lasting: bool,
-) -> Result<Arc<Served>, Failure> {
+) -> Result<Arc<VolumeState>, Failure> {
     let wrong = |what: String| Failure::request(format!("reservations of `{name}`: {what}"));
     let Some(directory) = directory.filter(|_| is_lasting) else {
-        return Served::identified(volume, identity, None).map_err(|error| wrong(error.to_string()));
+        return VolumeState::identified(volume, identity, None).map_err(|error| wrong(error.to_string()));
     };
     let opened = StateFile::open(directory, &identity.uuid.to_string());
     let (file, image) = opened.map_err(|error| wrong(error.to_string()))?;
@@ -62,7 +62,7 @@ pub(super) fn served(
         info!("`{name}`: reservations from {}", file.path().display());
     }
     let path = file.path().display().to_string();
-    Served::identified(volume, identity, Some((file, &image))).map_err(|error| {
+    VolumeState::identified(volume, identity, Some((file, &image))).map_err(|error| {
         wrong(format!("{path} {error}; move it away to serve the volume without reservations"))
     })
 }

@@ -1,6 +1,8 @@
-//! ATA over Ethernet between two network namespaces that the test makes, against vblade and against ourselves.
+//! ATA over Ethernet between two network namespaces that the test makes, against vblade and against
+//! ourselves.
 //!
-//! That takes root. Without it, or without `ip`, every test here prints a line that begins with `skipped: ` and ends.
+//! That takes root. Without it, or without `ip`, every test here prints a line that begins with
+//! `skipped: ` and ends.
 
 use crate::program::{BLOCKMUX, end_by, half_empty_file, has, heed_signals, succeed, text};
 use rustix::process::{Pid, Signal, kill_process};
@@ -112,7 +114,8 @@ fn within(namespace: &str, program: &str) -> Command {
     command
 }
 
-/// Ended by force when dropped, if it still runs. `ip netns exec` becomes the program, so that the child is it.
+/// Ended by force when dropped, if it still runs. `ip netns exec` becomes the program, so that the
+/// child is it.
 struct Server {
     child: Child,
     ready: String,

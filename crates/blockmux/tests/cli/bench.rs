@@ -198,7 +198,8 @@ fn processor_time_of_both_sides_is_told_with_user_and_system_apart() {
             let cpu = of_run(job, &cpu);
             match job["blockmux"]["runs"][0][&system].as_f64() {
                 Some(system) => assert!(system <= cpu, "{side}"),
-                // A side that hardly got a processor, on a machine busy with other things, had no tick to tell by.
+                // A side that hardly got a processor, on a machine busy with other things, had no
+                // tick to tell by.
                 None => assert!(cpu < 50e6, "{side} used {cpu} ns"),
             }
         }
@@ -482,7 +483,7 @@ fn an_interrupted_bench_ends_cleanly_with_what_it_has() {
     heed_signals();
     for (signal, status) in [(Signal::INT, 130), (Signal::TERM, 143)] {
         let bench = Bench::new();
-        // One lane is done at once and the other never.
+        // One case is done at once and the other never.
         let file = bench.path("jobs.fio");
         std::fs::write(&file, "[short]\nruntime=20ms\n[long]\nrw=write\nruntime=600\n").unwrap();
         let mut command = bench.command("mem:4m --no_ceiling --runs 1 -v", &[&file]);

@@ -112,7 +112,8 @@ fn all_paths_are_found_where_discovery_has_a_secret_of_its_own() {
     let portal = with.replace("/iqn.a/0", "");
     let found = blockmux(["discover", &portal]);
     assert!(text(&found.stdout).contains("1 MiB"), "{}{}", text(&found.stdout), text(&found.stderr));
-    // Algorithms are narrowed down for discovery as for the target, and with no user but discovery's, too.
+    // Algorithms are narrowed down for discovery as for the target, and with no user but
+    // discovery's, too.
     let (_, place) = url.split_once('@').unwrap();
     let host = place.split('/').next().unwrap();
     let discovery = format!("iscsi://{host}?discovery_user=looks&discovery_secret_file={looks}");

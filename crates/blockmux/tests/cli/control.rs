@@ -332,7 +332,8 @@ fn the_socket_is_for_its_owner_and_goes_with_the_daemon() {
     let mut controlled = Controlled::serve(&["mem:1m"]);
     let mode = fs::metadata(controlled.socket()).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
-    // Who says nothing keeps others waiting for a moment, and no more; nor does it keep the daemon from stopping.
+    // Who says nothing keeps others waiting for a moment, and no more; nor does it keep the daemon
+    // from stopping.
     let _silent = UnixStream::connect(controlled.socket()).unwrap();
     controlled.status();
     controlled.daemon.signal(Signal::TERM);
@@ -505,7 +506,8 @@ fn an_ana_state_is_set_at_the_listeners_that_there_are() {
     assert_eq!(controlled.ctl(&["ana", nqn, "1", "best"]).status.code(), Some(2));
 }
 
-/// A target with a portal group for each of two listeners, the second of which is in standby, over a slow file.
+/// A target with a portal group for each of two listeners, the second of which is in standby, over
+/// a slow file.
 fn two_portal_groups(directory: &Path) -> (Controlled, [String; 2]) {
     let config = directory.join("b.toml");
     let image = directory.join("disk.img");
@@ -600,7 +602,8 @@ fn our_initiator_follows_access_states_from_portal_to_portal_and_loses_nothing()
         (0..8_u32 << 18).flat_map(|nth| nth.wrapping_mul(0x9e37_79b9).to_le_bytes()).collect();
     fs::write(&source, &bytes).unwrap();
     let from = format!("file:{}", source.display());
-    // By way of the second portal alone nothing could be written at first, and by none of them all the time.
+    // By way of the second portal alone nothing could be written at first, and by none of them all
+    // the time.
     let to = format!("{}?paths=all", urls[1]);
     let mut copy = Command::new(BLOCKMUX);
     copy.args(["copy", "--verify", "--bs", "64k", "--iodepth", "2", &from, &to]);

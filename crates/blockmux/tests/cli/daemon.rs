@@ -109,7 +109,8 @@ impl Daemon {
     /// Processor time that it has used, of itself and in the kernel, in clock ticks.
     pub(crate) fn cpu_ticks(&self) -> u64 {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
-        // The fields after the name, which is in parentheses and may have any letters: utime is 14th, stime 15th.
+        // The fields after the name, which is in parentheses and may have any letters: utime is
+        // 14th, stime 15th.
         let fields: Vec<_> = stat[stat.rfind(')').unwrap() + 2..].split(' ').collect();
         fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
     }

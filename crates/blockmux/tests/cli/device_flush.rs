@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 
-/// A loop device over a file in a RAM file system, so that the flushes counted are its own and no disk is worn.
+/// A loop device over a file in a RAM file system, so that the flushes counted are its own and no
+/// disk is worn.
 struct LoopDevice {
     path: PathBuf,
     /// Unmounted on drop.
@@ -47,7 +48,8 @@ impl LoopDevice {
         is_mounted
     }
 
-    /// A folder of an ext4 file system on the device that does nothing of its own accord for as long as a test lasts.
+    /// A folder of an ext4 file system on the device that does nothing of its own accord for as
+    /// long as a test lasts.
     fn ext4(&mut self) -> PathBuf {
         let lazy = "lazy_itable_init=0,lazy_journal_init=0";
         let mkfs = Command::new("mkfs.ext4").args(["-q", "-E", lazy]).arg(&self.path).status();

@@ -55,7 +55,8 @@ fn a_lack_of_file_descriptors_is_said_once_while_it_lasts() {
     assert!(daemon.wait().success());
     let mut rest = String::new();
     daemon.stderr.read_to_string(&mut rest).unwrap();
-    // It may come back while the crowd leaves, but is not said at each of the attempts, twenty a second.
+    // It may come back while the crowd leaves, but is not said at each of the attempts, twenty a
+    // second.
     assert!(rest.matches("cannot accept").count() <= 3, "{rest}");
 }
 
@@ -255,7 +256,8 @@ fn a_copy_takes_leave_of_every_connection_also_of_one_that_is_not_ready_yet() {
         // With NBD_FLAG_CAN_MULTI_CONN.
         let info = [&[0, 0][..], &(1_u64 << 20).to_be_bytes(), &[1, 1]].concat();
         let is_told = converse(&mut socket, |option| {
-            // The first asks, the second copies, and the others are at their first words until that is over.
+            // The first asks, the second copies, and the others are at their first words until that
+            // is over.
             if nth > 1 {
                 drop(over.1.wait_while(over.0.lock().unwrap(), |over| !*over));
             }
@@ -348,7 +350,8 @@ fn a_server_that_falls_silent_or_drips_is_given_up_and_that_is_said_once() {
 #[test]
 fn a_bench_that_loses_one_of_its_connections_for_good_says_so() {
     let came = Arc::new(AtomicU64::new(0));
-    // The first asks what the export is like; of the next two, one is closed in the middle, and then nobody is let in.
+    // The first asks what the export is like; of the next two, one is closed in the middle, and
+    // then nobody is let in.
     let server = Server::listen(move |mut socket| {
         let nth = came.fetch_add(1, Ordering::Relaxed);
         let info = [&[0, 0][..], &(1_u64 << 20).to_be_bytes(), &[1, 1]].concat();
@@ -442,7 +445,7 @@ impl Server {
         Server { url, directory }
     }
 
-    /// The same by a URL that says how long an answer may take.
+    /// The server with a URL that says how long an answer may take.
     fn patient_for(mut self, time: &str) -> Server {
         self.url.push_str(&format!("&timeout={time}"));
         self
@@ -455,8 +458,8 @@ impl Server {
     }
 }
 
-/// The handshake: `answer` gives the replies to an option, or `None` for silence. Ends with the answer to
-/// `NBD_OPT_GO`, and tells whether it came to that.
+/// The handshake: `answer` gives the replies to an option, or `None` for silence. Ends with the
+/// answer to `NBD_OPT_GO`, and tells whether it came to that.
 fn converse<R>(socket: &mut UnixStream, answer: impl Fn(u8) -> Option<R>) -> bool
 where
     R: IntoIterator<Item = (u32, Vec<u8>)>,

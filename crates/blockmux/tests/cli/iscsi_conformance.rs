@@ -1,6 +1,8 @@
-//! libiscsi's whole test suite against our target: SCSI commands and the protocol, judged by others.
+//! libiscsi's whole test suite against our target: SCSI commands and the protocol, judged by
+//! others.
 //!
-//! A test of the suite that finds something missing skips itself and passes. Which may do that is listed here.
+//! A test of the suite that finds something missing skips itself and passes. Which may do that is
+//! listed here.
 
 use crate::control::LoopDevice;
 use crate::daemon::Daemon;
@@ -20,13 +22,15 @@ const MAY_SKIP: &[(&str, &str)] = &[
     ("ReadOnly", "it is writable"),
     // These run with two paths, in `check` below.
     ("MultipathIO", "it has one path"),
-    // What stays: a cryptographic erase forgets the key of data that is encrypted, and ours is not. Whoever asks for one
-    // relies on copies that nobody overwrites, such as a file system's, to be unreadable after it.
+    // What stays: a cryptographic erase forgets the key of data that is encrypted, and ours is not.
+    // Whoever asks for one relies on copies that nobody overwrites, such as a file system's, to be
+    // unreadable after it.
     ("Sanitize.CryptoErase", "there is no key that could be forgotten"),
     ("Sanitize.Readonly", "the same; the rest of it runs"),
     ("Sanitize.Reservations", "the same; the rest of it runs"),
-    // Without WSNZ, `UnmapUntilEnd` would send a block of FFh with UNMAP and 0 blocks, and expect zeroes: a target that
-    // did that would have lost the block that it was sent. So only one of the two can pass, and this one says it skips.
+    // Without WSNZ, `UnmapUntilEnd` would send a block of FFh with UNMAP and 0 blocks, and expect
+    // zeroes: a target that did that would have lost the block that it was sent. So only one of the
+    // two can pass, and this one says it skips.
     ("WriteSame10.ZeroBlocks", "VPD page B0h says WSNZ; that this is kept to is what runs"),
     ("WriteSame16.ZeroBlocks", "VPD page B0h says WSNZ; that this is kept to is what runs"),
 ];
@@ -48,7 +52,8 @@ const WRITES_512: &str = "it sends 512 bytes with a WRITE(10) of one block";
 /// What is served, and suites with how many tests they have.
 type Case<'a> = (&'a [&'a str], &'a [(&'a str, usize)]);
 
-/// Long enough that an overwriting SANITIZE is still under way when the suite looks, which is after 3 s and more.
+/// Long enough that an overwriting SANITIZE is still under way when the suite looks, which is after
+/// 3 s and more.
 const VOLUME: &str = "mem:1g";
 
 #[test]
@@ -67,7 +72,8 @@ fn every_test_passes_with_digests() {
     }
     let directory = tempfile::tempdir().unwrap();
     let config = directory.path().join("blockmux.toml");
-    // The suite offers header digests and leaves it to the target. Its library knows data digests only lately.
+    // The suite offers header digests and leaves it to the target. Its library knows data digests
+    // only lately.
     let target = "[[iscsi_target]]\nTargetName = 'iqn.2026-11.com.example:digests'\nluns = { 3 = 'disk0' }\n\
                   HeaderDigest = 'CRC32C'\n";
     std::fs::write(&config, target).unwrap();

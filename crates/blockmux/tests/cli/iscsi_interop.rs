@@ -190,7 +190,8 @@ fn initiators_follow_a_target_to_where_the_config_says_that_it_is() {
         let url = format!("{}/iqn.2026-11.com.example:m/0", portal(&url));
         let output = Command::new("iscsi-readcapacity16").arg(&url).output().unwrap();
         let said = text(&output.stdout) + &text(&output.stderr);
-        // libiscsi follows a target that is elsewhere for a while, and has its user told of one that moved for good.
+        // libiscsi follows a target that is elsewhere for a while, and has its user told of one
+        // that moved for good.
         assert!(said.contains(expected), "{kind}: {said}");
     }
 }
@@ -203,7 +204,8 @@ fn secret(directory: &Path, name: &str, secret: &str) -> String {
     path.display().to_string()
 }
 
-/// A target with CHAP for one initiator, none for another, and nothing for all others; and its secrets.
+/// A target with CHAP for one initiator, none for another, and nothing for all others; and its
+/// secrets.
 fn guarded(directory: &Path) -> std::path::PathBuf {
     let config = directory.join("blockmux.toml");
     let text = format!(

@@ -61,7 +61,8 @@ impl Server {
         }
     }
 
-    /// istgt with one target, whose LUN 0 is a disk of [`SIZE`] bytes; it asks for CHAP if `auth` says so.
+    /// istgt with one target, whose LUN 0 is a disk of [`SIZE`] bytes; it asks for CHAP if `auth`
+    /// says so.
     fn istgt(auth: &str) -> Server {
         let (directory, port) = (tempfile::tempdir().unwrap(), free_port());
         let place = directory.path().display();
@@ -115,7 +116,8 @@ impl Server {
         format!("{}/{TARGET}/{lun}", self.portal())
     }
 
-    /// The same for who knows the secret; with `mutual` the target has to know its own.
+    /// The URL of a unit for an initiator that knows the secret; with `mutual` the target has to
+    /// know its own.
     fn url_with_secrets(&self, lun: u16, secret: &str, mutual: Option<&str>) -> String {
         let own = private_file(self.directory.path(), "secret", secret);
         let url =

@@ -38,8 +38,8 @@ fn an_initiator_that_does_not_log_out_is_told_and_dropped() {
     assert_eq!(daemon.wait().code(), Some(0));
 }
 
-/// Whatever `begin` starts for a URL goes on and succeeds over a daemon that is stopped and started again at that URL;
-/// what the disk then holds.
+/// Whatever `begin` starts for a URL goes on and succeeds over a daemon that is stopped and started
+/// again at that URL; what the disk then holds.
 fn goes_on(begin: impl Fn(&str) -> Command) -> Vec<u8> {
     let directory = tempfile::tempdir().unwrap();
     let disk = directory.path().join("disk.img");

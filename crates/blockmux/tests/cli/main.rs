@@ -1,6 +1,8 @@
-//! The built program: its command line, its daemons, and programs that nobody here wrote as its peers.
+//! The built program: its command line, its daemons, and programs that nobody here wrote as its
+//! peers.
 //!
-//! A test that needs a program which is not installed prints a line that begins with `skipped: ` and ends.
+//! A test that needs a program which is not installed prints a line that begins with `skipped: `
+//! and ends.
 #![forbid(unsafe_code)]
 
 mod access;

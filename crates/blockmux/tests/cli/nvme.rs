@@ -1,5 +1,5 @@
-//! NVMe/TCP from the command line: what is served is described, found, copied to and measured, and hosts that misbehave
-//! harm nobody.
+//! NVMe/TCP from the command line: what is served is described, found, copied to and measured, and
+//! hosts that misbehave harm nobody.
 
 use crate::daemon::Daemon;
 use crate::program::{blockmux, half_empty_file, text};

@@ -116,7 +116,8 @@ fn a_flood_of_hosts_that_prove_nothing_keeps_out_nobody_who_can() {
     let proving = format!("{url}?hostnqn={HOST}&dhchap_secret_file={secret}");
     let [_admin, mut early] = RawNvme::controller(&url, OTHER);
     let before = daemon.resident();
-    // More than a host may have controllers, and than there may be connections that have proved nothing.
+    // More than a host may have controllers, and than there may be connections that have proved
+    // nothing.
     let mut flood = Vec::new();
     for wave in [700, 700] {
         flood.extend((0..wave).map(|_| RawNvme::admin(&url, HOST).unwrap()));

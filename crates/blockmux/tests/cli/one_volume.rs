@@ -1,4 +1,5 @@
-//! One volume of a daemon over NBD, iSCSI and NVMe/TCP at once: all of them see the same bytes and the same size.
+//! One volume of a daemon over NBD, iSCSI and NVMe/TCP at once: all of them see the same bytes and
+//! the same size.
 
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, succeed};

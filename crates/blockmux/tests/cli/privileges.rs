@@ -1,6 +1,7 @@
 //! What a daemon that root has started can still do once it has dropped its capabilities.
 //!
-//! That takes root. Without it, every test here prints a line that begins with `skipped: ` and ends.
+//! That takes root. Without it, every test here prints a line that begins with `skipped: ` and
+//! ends.
 
 use crate::daemon::Daemon;
 use crate::program::{blockmux, has, succeed, text};

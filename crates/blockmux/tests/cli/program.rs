@@ -14,8 +14,9 @@ pub(crate) fn blockmux<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item =
     Command::new(BLOCKMUX).args(args).output().unwrap()
 }
 
-/// Has programs that are started from now on begin with default signal dispositions. `nohup`, and shells for what they run
-/// in the background, start the tests with signals ignored, and an ignored signal is inherited; one with a handler is not.
+/// Has programs that are started from now on begin with default signal dispositions. `nohup`, and
+/// shells for what they run in the background, start the tests with signals ignored, and an ignored
+/// signal is inherited; one with a handler is not.
 pub(crate) fn heed_signals() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -100,7 +101,8 @@ pub(crate) const PATTERNS: [&str; 15] = [
     "read -P 3 4m 8m",
 ];
 
-/// A file of `len` bytes with data in its first and third quarter, different in each block, and holes elsewhere.
+/// A file of `len` bytes with data in its first and third quarter, different in each block, and
+/// holes elsewhere.
 pub(crate) fn half_empty_file(directory: &Path, len: usize) -> PathBuf {
     let mut bytes = vec![0; len];
     for (nth, block) in bytes.chunks_mut(512).enumerate() {

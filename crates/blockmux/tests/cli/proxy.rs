@@ -21,7 +21,8 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    /// Forwards to `server`. Connections in order of their coming are cut as `cuts` says; those after are not.
+    /// Forwards to `server`. Connections in order of their coming are cut as `cuts` says; those
+    /// after are not.
     pub(crate) fn start(listener: UnixListener, server: PathBuf, cuts: Vec<Cut>) -> Proxy {
         let cuts_made = Arc::new(AtomicUsize::new(0));
         let counter = cuts_made.clone();

@@ -24,7 +24,7 @@ impl RawClient {
         RawClient::over(UnixStream::connect(path).unwrap())
     }
 
-    /// The same over a socket that has just been connected.
+    /// A client over a socket that has just been connected, after the handshake.
     pub(crate) fn over(socket: impl ReadWrite + 'static) -> RawClient {
         let mut socket: Box<dyn ReadWrite> = Box::new(socket);
         let mut greeting = [0; 18];

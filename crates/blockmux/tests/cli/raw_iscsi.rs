@@ -13,7 +13,8 @@ pub(crate) struct RawIscsi {
 }
 
 impl RawIscsi {
-    /// Logs in to the target that `iscsi://HOST:PORT/TARGET/LUN` names, and hears of the power on of LUN 0.
+    /// Logs in to the target that `iscsi://HOST:PORT/TARGET/LUN` names, and hears of the power on
+    /// of LUN 0.
     pub(crate) fn login(url: &str, initiator: &str) -> RawIscsi {
         let (address, path) = url.strip_prefix("iscsi://").unwrap().split_once('/').unwrap();
         let target = path.split('/').next().unwrap();
@@ -88,7 +89,8 @@ impl RawIscsi {
         [read, self.run(&[0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[0; 512], 0).0]
     }
 
-    /// What happened (AsyncEvent) and Parameter3 of the next message, which is one that nobody asked for.
+    /// What happened (AsyncEvent) and Parameter3 of the next message, which is one that nobody
+    /// asked for.
     pub(crate) fn event(&mut self) -> (u8, u16) {
         let (head, _) = self.receive();
         assert_eq!(head[0], 0x32, "an asynchronous message");

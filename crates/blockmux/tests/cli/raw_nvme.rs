@@ -20,14 +20,16 @@ struct Place {
     nqn: String,
 }
 
-/// What a controller says to a command: it is done, with a status, or its data is asked for, by a tag.
+/// What a controller says to a command: it is done, with a status, or its data is asked for, by a
+/// tag.
 enum Said {
     Done(u16),
     Ready(u16),
 }
 
 impl RawNvme {
-    /// The admin queue of a new controller at `nvme+tcp://HOST:PORT/NQN/NSID`, or the status that it is refused with.
+    /// The admin queue of a new controller at `nvme+tcp://HOST:PORT/NQN/NSID`, or the status that
+    /// it is refused with.
     pub(crate) fn admin(url: &str, host: &str) -> Result<RawNvme, u16> {
         let mut parts = url.split('/').skip(2).map(str::to_owned);
         let (address, nqn) = (parts.next().unwrap(), parts.next().unwrap());

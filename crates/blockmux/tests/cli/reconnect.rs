@@ -1,4 +1,5 @@
-//! What a client notices of a server that goes and comes back, or of connections that break: nothing.
+//! What a client notices of a server that goes and comes back, or of connections that break:
+//! nothing.
 
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, blockmux, text};
@@ -33,7 +34,8 @@ fn finish(copy: Child) {
     assert!(text(&output.stdout).starts_with("copied and verified 8 MiB"), "{}", text(&output.stdout));
 }
 
-/// Starts a daemon over `disk`, waits for some I/O of `kind`, ends the daemon with `signal`, and starts it again.
+/// Starts a daemon over `disk`, waits for some I/O of `kind`, ends the daemon with `signal`, and
+/// starts it again.
 fn ends_and_comes_back(disk: &Path, signal: Signal, kind: &str, begin: impl Fn(&str) -> Child) {
     for connections in [1, 3] {
         // Slow enough that not all is done before the signal, which the second wait proves.
@@ -88,8 +90,8 @@ fn reads_go_on_after_a_daemon_was_killed_and_started_again() {
     reads_survive(Signal::KILL);
 }
 
-/// A daemon, and a forwarder before it that leaves the first connection alone, as that is the one which asks what the
-/// export is like.
+/// A daemon, and a forwarder before it that leaves the first connection alone, as that is the one
+/// which asks what the export is like.
 fn behind_a_proxy(volume: &str, cuts: impl Iterator<Item = Cut>) -> (Daemon, Proxy, String) {
     let daemon = Daemon::serve(&[volume]);
     let path = daemon.directory.path().join("proxy");
@@ -167,5 +169,6 @@ fn a_socket_in_the_abstract_name_space_is_reached() {
 }
 
 const SIZE: usize = 8 << 20;
-/// In the greeting, between and in the options, at the edges of a request, and in the middle of payload.
+/// In the greeting, between and in the options, at the edges of a request, and in the middle of
+/// payload.
 const PLACES: [usize; 14] = [0, 1, 4, 17, 18, 40, 100, 200, 1000, 65_536, 65_600, 200_000, 500_001, 1 << 20];

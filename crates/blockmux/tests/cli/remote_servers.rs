@@ -213,7 +213,8 @@ fn qemu_storage_daemon_is_described_and_copied_to_and_from() {
         .arg(format!("driver=file,node-name=file,discard=unmap,filename={}", server.disk().display()));
     daemon.arg("--nbd-server").arg(format!("addr.type=unix,addr.path={}", server.path("socket").display()));
     daemon.args(["--export", "type=nbd,id=export,node-name=file,name=a,writable=on"]);
-    // In the background it returns when it listens; it holds on to its output, so a pipe would never end.
+    // In the background it returns when it listens; it holds on to its output, so a pipe would
+    // never end.
     daemon.arg("--pidfile").arg(server.path("pid")).arg("--daemonize");
     assert!(daemon.status().unwrap().success());
     let info = described(&server.url());

@@ -183,7 +183,8 @@ fn a_port_in_use_is_named_with_a_way_out() {
 
 #[test]
 fn without_a_listener_it_is_every_protocol_on_loopback_at_its_own_port() {
-    // Whoever has the ports, this test or another program: they are asked for, and the way out is told.
+    // Whoever has the ports, this test or another program: they are asked for, and the way out is
+    // told.
     let taken = ["127.0.0.1:10809", "127.0.0.1:3260"].map(TcpListener::bind);
     let said = text(&blockmux(["serve", "mem:1m"]).stderr);
     let expected = "blockmux: cannot listen on 127.0.0.1:10809: another program listens there; ";

@@ -51,7 +51,8 @@ fn a_copy_between_two_units_is_over_before_its_status_and_tokens_expire() {
     session.lun = 1;
     let refused = session.run(&cdb(0x83, 0x11, 6, list.len() as u32), &list, 0);
     assert_eq!(refused.0, CHECK_CONDITION, "the blocks have changed");
-    // As many tokens as there may be, each for a second; then there is room again once one has expired.
+    // As many tokens as there may be, each for a second; then there is room again once one has
+    // expired.
     let list = [&[0, 30, 0, 0, 0, 0, 0, 1][..], &[0; 6], &range(0, 1)].concat();
     let mut populate = || session.run(&cdb(0x83, 0x10, 6, list.len() as u32), &list, 0).0;
     let refused = (0..=128).filter(|_| populate() != GOOD).count();

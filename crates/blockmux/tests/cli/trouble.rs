@@ -1,4 +1,5 @@
-//! A device that fails and a client that breaks the rules: who is told, and that nobody else notices.
+//! A device that fails and a client that breaks the rules: who is told, and that nobody else
+//! notices.
 
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, has, qemu_io, succeed, text};

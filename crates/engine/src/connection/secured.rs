@@ -34,7 +34,8 @@ impl<H: Host> Connection<H> {
         (self.secure.as_deref_mut(), &mut self.stream)
     }
 
-    /// The same by TLS. The session's bytes stay in its outbox until they are sent.
+    /// Sends what the session has to send by TLS. The session's bytes stay in its outbox until they
+    /// are sent.
     #[cold]
     pub(super) fn send_secured<S: StreamSession>(&mut self, session: &mut S) -> Result<bool, Broken> {
         let mut any = false;
@@ -74,7 +75,7 @@ impl<H: Host> Connection<H> {
         Ok(Some(true))
     }
 
-    /// The same by TLS: payload to be placed goes by the chunk, too.
+    /// Receives by TLS: payload that is to be placed goes by the chunk, too.
     #[cold]
     pub(super) fn receive_secured<S: StreamSession>(
         &mut self,

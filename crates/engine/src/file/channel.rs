@@ -1,4 +1,5 @@
-//! One core's queue to a file: each request is a slot that goes through one or more entries of the ring.
+//! One core's queue to a file: each request is a slot that goes through one or more entries of the
+//! ring.
 //!
 //! ```text
 //!   read, write    Move, again after a short one; or Bounce, piece by piece,
@@ -8,9 +9,10 @@
 //!   flush          Sync
 //!   prefetch       WillNeed
 //! ```
-//! A slot's memory is the flight's while an entry is in the ring (see [`super::kernel`]), else the slot's own. A
-//! request for which the pool has no memory waits in its slot, so that the channel's depth bounds the waiting too;
-//! it is tried again whenever the channel is polled, and a timer sees to that.
+//! A slot's memory is the flight's while an entry is in the ring (see [`super::kernel`]), else the
+//! slot's own. A request for which the pool has no memory waits in its slot, so that the channel's
+//! depth bounds the waiting too; it is tried again whenever the channel is polled, and a timer sees
+//! to that.
 
 use super::bounce::{MAX_BOUNCE, for_each_piece};
 use super::errno::io_error;
@@ -275,7 +277,8 @@ impl Table {
         let is_long_copy = pending.op == Op::Read && pending.len > LONG_COPY && self.disk.direct.is_none();
         let manner = Manner {
             durable,
-            // A durable write through the page cache waits for the device, and this thread must not.
+            // A durable write through the page cache waits for the device, and this thread must
+            // not.
             in_background: pending.retries > 0 || durable && self.disk.direct.is_none(),
             // The kernel copies from the page cache on this thread, and others wait meanwhile.
             most_bytes: if is_long_copy { LONG_COPY_PIECE } else { 0 },
@@ -341,8 +344,8 @@ impl Table {
                 pending.data = memory;
             }
             if moved == 0 {
-                // The end of the file, which was cut while it was served. What was there is lost, and zeroes would
-                // say that it never was.
+                // The end of the file, which was cut while it was served. What was there is lost,
+                // and zeroes would say that it never was.
                 self.disk.note_failure(pending.op, pending.offset, pending.len, &"the file was cut");
                 self.disk.look_for_cut(&self.disk.file);
                 return Next::Done(Err(IoError::Medium));
@@ -491,5 +494,6 @@ const LONG_COPY: u64 = 1 << 20;
 const LONG_COPY_PIECE: usize = 256 << 10;
 /// A hint need not fill the page cache.
 const MAX_PREFETCH: u64 = 32 << 20;
-/// Interrupted or told to try again, the kernel's own thread gets it done; this ends what never does.
+/// Interrupted or told to try again, the kernel's own thread gets it done; this ends what never
+/// does.
 const MAX_RETRIES: u32 = 100;

@@ -10,7 +10,8 @@ pub(super) fn io_error(errno: i32) -> IoError {
         libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY => IoError::Unsupported,
         libc::ENOMEM | libc::ENOBUFS => IoError::NoMemory,
         libc::ECANCELED => IoError::Aborted,
-        // EIO, ENODEV, EREMOTEIO, EBADMSG and all else that a request which was checked can only meet in a device.
+        // EIO, ENODEV, EREMOTEIO, EBADMSG and all else that a request which was checked can only
+        // meet in a device.
         _ => IoError::Medium,
     }
 }

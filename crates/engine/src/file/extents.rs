@@ -1,12 +1,13 @@
 //! Which parts of a file are holes, by `SEEK_DATA` and `SEEK_HOLE`.
 //!
-//! The ring has no such operation, so the seeks run on the core's own thread. Each takes about a microsecond as long
-//! as the file system has the file's extents in memory, and an answer is cut after [`MAX_EXTENTS`]; a client asks for
-//! the rest. A first look at a large fragmented file can wait for the file system's metadata, as `open` can: block
-//! status is what a client asks before it copies a volume, not once for each of its reads.
+//! The ring has no such operation, so the seeks run on the core's own thread. Each takes about a
+//! microsecond as long as the file system has the file's extents in memory, and an answer is cut
+//! after [`MAX_EXTENTS`]; a client asks for the rest. A first look at a large fragmented file can
+//! wait for the file system's metadata, as `open` can: block status is what a client asks before it
+//! copies a volume, not once for each of its reads.
 //!
-//! What a file system reports as a hole reads as zeroes. It may have space set aside for it (`ZERO_RANGE` leaves such
-//! ranges); a write there is then safer than the answer says.
+//! What a file system reports as a hole reads as zeroes. It may have space set aside for it
+//! (`ZERO_RANGE` leaves such ranges); a write there is then safer than the answer says.
 
 use super::kernel;
 use blockmux_volume::Extent;
@@ -16,8 +17,8 @@ use std::io;
 /// The extents of a non-empty range of whole blocks, from its begin on; together at most the range.
 pub(super) fn extents(file: &File, offset: u64, len: u64, block: u64) -> io::Result<Vec<Extent>> {
     let (mut at, end, mut extents) = (offset, offset + len, Vec::new());
-    // Each round adds at most a hole and the data behind it. A round that adds nothing has met with a concurrent
-    // discard, and the number of rounds is bounded too.
+    // Each round adds at most a hole and the data behind it. A round that adds nothing has met with
+    // a concurrent discard, and the number of rounds is bounded too.
     for _ in 0..MAX_EXTENTS / 2 {
         let data = kernel::seek_data(file, at)?.map_or(end, |data| (data / block * block).min(end));
         if data > at {

@@ -1,8 +1,10 @@
-//! What only the kernel can be asked: entries of the ring, and the system calls of a file that no safe crate offers.
+//! What only the kernel can be asked: entries of the ring, and the system calls of a file that no
+//! safe crate offers.
 //!
-//! [`Flight`] is what keeps memory and file alive under the kernel's hands. Each slot has at most one entry in the
-//! ring; the slot owns the entry's memory from the push until the ring tells of its end, and only then hands it to
-//! the [`Landing`]. As the ring keeps its completers, a dropped channel changes nothing about that.
+//! [`Flight`] is what keeps memory and file alive under the kernel's hands. Each slot has at most
+//! one entry in the ring; the slot owns the entry's memory from the push until the ring tells of
+//! its end, and only then hands it to the [`Landing`]. As the ring keeps its completers, a dropped
+//! channel changes nothing about that.
 #![expect(unsafe_code, reason = "the one module of file volumes that gives addresses to the kernel")]
 
 use crate::reactor::EngineCore;
@@ -23,16 +25,16 @@ use std::sync::Arc;
 
 /// Is given back what an entry used.
 pub(super) trait Landing: Sized {
-    /// The entry of slot `token` is done, with the result as of the system call, errors negative. The slot is free
-    /// for another entry.
+    /// The entry of slot `token` is done, with the result as of the system call, errors negative.
+    /// The slot is free for another entry.
     fn landed(&self, flight: &Flight<Self>, token: u32, memory: SgList, result: i32);
 }
 
 /// A file, and the memory of everything in flight to and from it.
 pub(super) struct Flight<L> {
     file: Arc<File>,
-    /// The same, as the volume has it open: of a block device it is the one exclusive handle, and only through that
-    /// are ranges zeroed which have dirty pages.
+    /// The file as the volume has it open: of a block device it is the one exclusive handle, and
+    /// only through that are ranges zeroed which have dirty pages.
     exclusive: Arc<File>,
     /// Of the slots up to the last that was ever used; there is room for all.
     holds: RefCell<Vec<Hold>>,
@@ -67,7 +69,8 @@ pub(super) struct Manner {
 }
 
 impl<L: Landing + 'static> Flight<L> {
-    /// Registers `slots` empty slots with the core's ring; whoever drops the registration is told nothing more.
+    /// Registers `slots` empty slots with the core's ring; whoever drops the registration is told
+    /// nothing more.
     pub(super) fn launch(
         core: &EngineCore,
         file: Arc<File>,
@@ -87,11 +90,12 @@ impl<L: Landing + 'static> Flight<L> {
         &self.file
     }
 
-    /// Moves data between `memory`, from byte `skip` on, and the file. It may move less than all, at least when there
-    /// are more pieces than one entry can name.
+    /// Moves data between `memory`, from byte `skip` on, and the file. It may move less than all,
+    /// at least when there are more pieces than one entry can name.
     ///
     /// # Panics
-    /// If the slot has an entry in flight, `skip` leaves nothing, or a read goes to memory that a `Chunk` lent.
+    /// If the slot has an entry in flight, `skip` leaves nothing, or a read goes to memory that a
+    /// `Chunk` lent.
     pub(super) fn transfer(
         &self,
         token: u32,
@@ -171,9 +175,10 @@ impl<L: Landing + 'static> Flight<L> {
         assert!(!hold.in_flight, "one entry a slot");
         let entry = build(hold);
         hold.in_flight = true;
-        // SAFETY: what `entry` names is one of the files, and the hold's memory and iovecs. This flight owns them, it is the
-        // completer that `registration` was made for, and while `in_flight` is set, nothing touches them: `complete`
-        // alone clears it. Where the hold itself is does not matter to the address of either.
+        // SAFETY: what `entry` names is one of the files, and the hold's memory and iovecs. This
+        // flight owns them, it is the completer that `registration` was made for, and while
+        // `in_flight` is set, nothing touches them: `complete` alone clears it. Where the hold
+        // itself is does not matter to the address of either.
         unsafe { registration.push(entry, token) }
     }
 }
@@ -218,7 +223,8 @@ pub(super) struct DirectAlignment {
     pub(super) offset: u32,
 }
 
-/// What the kernel says of direct I/O on `file`; nothing before Linux 6.1, and for file systems that do not tell.
+/// What the kernel says of direct I/O on `file`; nothing before Linux 6.1, and for file systems
+/// that do not tell.
 pub(super) fn direct_alignment(file: &File) -> Option<DirectAlignment> {
     let stat =
         statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::from_bits_retain(libc::STATX_DIOALIGN)).ok()?;
@@ -242,7 +248,8 @@ pub(crate) fn lock_exclusive(file: &File) -> io::Result<()> {
     Ok(flock(file, FlockOperation::NonBlockingLockExclusive)?)
 }
 
-/// Locks one byte for this open file as others may, too: an open file description lock as of `fcntl(2)`.
+/// Locks one byte for this open file as others may, too: an open file description lock as of
+/// `fcntl(2)`.
 pub(super) fn lock_byte(file: &File, offset: i64) -> io::Result<()> {
     let lock = byte_lock(libc::F_RDLCK, offset);
     // SAFETY: `lock` lives during the call.

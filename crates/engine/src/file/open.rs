@@ -1,4 +1,5 @@
-//! Opening: from a path and options to a file that is locked, sized and probed, or to a word of what to do instead.
+//! Opening: from a path and options to a file that is locked, sized and probed, or to a word of
+//! what to do instead.
 
 use super::kernel;
 use super::probe::{Direct, QueueLimits, Zeroing, file_block};
@@ -12,10 +13,12 @@ use std::path::{Path, PathBuf};
 /// How a file is opened as a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FileOptions {
-    /// In bytes. A shorter file is extended by a hole; of a longer one the beginning is served. `None`: the file's own
-    /// size, rounded up to a whole block; what the file lacks of that reads as zeroes, and a write adds it.
+    /// In bytes. A shorter file is extended by a hole; of a longer one the beginning is served.
+    /// `None`: the file's own size, rounded up to a whole block; what the file lacks of that reads
+    /// as zeroes, and a write adds it.
     pub size: Option<u64>,
-    /// Whether transfers bypass the page cache; `None`: where the file system does that in units of at most 512 bytes.
+    /// Whether transfers bypass the page cache; `None`: where the file system does that in units of
+    /// at most 512 bytes.
     pub direct: Option<bool>,
     /// Nothing is written, and others may write meanwhile.
     pub read_only: bool,

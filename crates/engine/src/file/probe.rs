@@ -17,8 +17,8 @@ pub(super) struct Direct {
 }
 
 impl Direct {
-    /// What the kernel, or else the device below, says of this file; `None`: it has no direct I/O that the pool's
-    /// buffers are good enough for.
+    /// What the kernel, or else the device below, says of this file; `None`: it has no direct I/O
+    /// that the pool's buffers are good enough for.
     pub(super) fn of(file: &File, queue: &QueueLimits) -> Option<Direct> {
         let direct = match kernel::direct_alignment(file) {
             Some(told) => Direct { memory: told.memory, offset: told.offset },
@@ -47,19 +47,21 @@ impl Direct {
 pub(super) struct Zeroing {
     /// `FALLOC_FL_PUNCH_HOLE` works; it gives the space back.
     pub(super) punch: bool,
-    /// Where `FALLOC_FL_ZERO_RANGE` works, which keeps the space, it is not zeroes that the kernel writes.
+    /// Where `FALLOC_FL_ZERO_RANGE` works, which keeps the space, it is not zeroes that the kernel
+    /// writes.
     pub(super) zero_range_is_fast: bool,
 }
 
 impl Zeroing {
-    /// Tries to punch behind the end of a file, which changes nothing. A range could not be zeroed there without
-    /// taking space, so whether that works is seen when it is asked for.
+    /// Tries to punch behind the end of a file, which changes nothing. A range could not be zeroed
+    /// there without taking space, so whether that works is seen when it is asked for.
     pub(super) fn of_file(file: &File) -> io::Result<Zeroing> {
         let metadata = file.metadata()?;
         let behind = metadata.len().next_multiple_of(1 << 20);
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         let punch = kernel::fallocate_now(file, mode, behind, 4096).is_ok();
-        // The kernel takes it for a change, and backups would, too. Only the owner may take that back.
+        // The kernel takes it for a change, and backups would, too. Only the owner may take that
+        // back.
         let _ = metadata.modified().and_then(|time| file.set_times(FileTimes::new().set_modified(time)));
         Ok(Zeroing { punch, zero_range_is_fast: true })
     }
@@ -80,8 +82,8 @@ impl Zeroing {
 pub(super) struct QueueLimits(Option<PathBuf>);
 
 impl QueueLimits {
-    /// The queue of the device numbered `device`, or of the disk that this is a partition of; an empty one for a file
-    /// system that is not on one device.
+    /// The queue of the device numbered `device`, or of the disk that this is a partition of; an
+    /// empty one for a file system that is not on one device.
     pub(super) fn of(device: u64) -> QueueLimits {
         let here = format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device));
         let places = [format!("{here}/queue"), format!("{here}/../queue")];

@@ -1,20 +1,24 @@
-//! The locks by which QEMU's programs see who uses an image (`raw_apply_lock_bytes` in its `block/file-posix.c`).
+//! The locks by which QEMU's programs see who uses an image (`raw_apply_lock_bytes` in its
+//! `block/file-posix.c`).
 //!
-//! Each permission has two bytes. Who uses it holds a shared lock on the first, who lets nobody else use it on the second. So a
-//! conflict is a lock of somebody else on the second byte of what we use, or on the first of what we do not share.
+//! Each permission has two bytes. Who uses it holds a shared lock on the first, who lets nobody
+//! else use it on the second. So a conflict is a lock of somebody else on the second byte of what
+//! we use, or on the first of what we do not share.
 
 use super::kernel;
 use std::fs::File;
 use std::io;
 
-/// Takes the locks of a reader or a writer until the file is closed; `false` if somebody else's exclude that.
+/// Takes the locks of a reader or a writer until the file is closed; `false` if somebody else's
+/// exclude that.
 pub(super) fn take(file: &File, read_only: bool) -> io::Result<bool> {
     let (used, unshared): (&[i64], &[i64]) = if read_only {
         (&[CONSISTENT_READ], &[])
     } else {
         (&[CONSISTENT_READ, WRITE, RESIZE], &[WRITE, RESIZE])
     };
-    // All are taken before any is looked at, so that of two who come at once at least one sees the other.
+    // All are taken before any is looked at, so that of two who come at once at least one sees the
+    // other.
     for permission in used {
         kernel::lock_byte(file, USED + permission)?;
     }

@@ -5,8 +5,8 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// The timer of a channel whose requests wait. The pool wakes a peer whose memory may be there, but nobody else, and not
-/// those that wait for their own credit.
+/// The timer of a channel whose requests wait. The pool wakes a peer whose memory may be there, but
+/// nobody else, and not those that wait for their own credit.
 pub(super) struct MemoryRetry {
     core: Rc<dyn Core>,
     fires_at: Cell<Option<Instant>>,

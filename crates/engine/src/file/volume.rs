@@ -42,7 +42,8 @@ pub(super) struct Disk {
     has_lost_path: AtomicBool,
 }
 
-/// How far the volume goes; the control plane changes it, and channels look at it with each request.
+/// How far the volume goes; the control plane changes it, and channels look at it with each
+/// request.
 pub(super) struct Extent {
     size: AtomicU64,
     end: AtomicU64,
@@ -61,8 +62,8 @@ impl FileVolume {
         open::open_file(path.as_ref(), options).map(FileVolume::new)
     }
 
-    /// Opens a block device. One that is mounted, or in use by another program that says so, is refused unless it is
-    /// opened read-only.
+    /// Opens a block device. One that is mounted, or in use by another program that says so, is
+    /// refused unless it is opened read-only.
     ///
     /// # Errors
     /// What is wrong with the path or the options, and what to do about it.
@@ -109,8 +110,8 @@ impl Volume for FileVolume {
         VolumeInfo { size: self.disk.extent.size(), ..self.disk.info.clone() }
     }
 
-    /// A device is as large as it says. The size of a file is not looked at unasked: one that is cut while it is served has
-    /// lost what was in it, and its clients are told so.
+    /// A device is as large as it says. The size of a file is not looked at unasked: one that is
+    /// cut while it is served has lost what was in it, and its clients are told so.
     fn look_at_size(&self) -> u64 {
         if self.disk.is_device {
             let blocks = self.disk.own_len().ok().map(|len| whole_blocks(len, &self.disk.info));
@@ -139,8 +140,8 @@ impl Volume for FileVolume {
 }
 
 impl Disk {
-    /// The file opened once more, for one channel; the very same where that is impossible, as without `/proc` or
-    /// after the process has given up its rights.
+    /// The file opened once more, for one channel; the very same where that is impossible, as
+    /// without `/proc` or after the process has given up its rights.
     fn reopen(&self) -> Arc<File> {
         let again = Path::new("/proc/self/fd").join(self.file.as_raw_fd().to_string());
         let opened = open::open_plain(&again, self.info.read_only).and_then(|file| {
@@ -195,8 +196,8 @@ impl Disk {
         Ok(size)
     }
 
-    /// Looks whether somebody else has cut the file. Writes ask this first: one beyond the new end would extend the file by a
-    /// hole, and reads would take that for what was there.
+    /// Looks whether somebody else has cut the file. Writes ask this first: one beyond the new end
+    /// would extend the file by a hole, and reads would take that for what was there.
     pub(super) fn look_for_cut(&self, file: &File) {
         if self.is_device {
             return;
@@ -213,7 +214,8 @@ impl Disk {
         }
     }
 
-    /// Warns once if the path has come to name another file, or none: what clients write is in neither.
+    /// Warns once if the path has come to name another file, or none: what clients write is in
+    /// neither.
     fn look_for_path(&self) {
         let found = match std::fs::metadata(&self.path) {
             Ok(found) => Some((found.dev(), found.ino())),
@@ -238,8 +240,8 @@ impl Disk {
         self.lost_writes.load(Ordering::Acquire)
     }
 
-    /// The device has failed a request on so many bytes from there on: whoever looks after it is told, and not its client
-    /// alone.
+    /// The device has failed a request on so many bytes from there on: whoever looks after it is
+    /// told, and not its client alone.
     #[cold]
     pub(super) fn note_failure(&self, op: Op, offset: u64, length: u64, why: &dyn Display) {
         let (path, what) = (self.path.display(), OpKind::of(op).name());
@@ -275,7 +277,8 @@ impl Extent {
         self.size.load(Ordering::Acquire)
     }
 
-    /// Where the file ended when that was looked at, in bytes: within the last block if that was not whole.
+    /// Where the file ended when that was looked at, in bytes: within the last block if that was
+    /// not whole.
     #[inline]
     pub(super) fn end(&self) -> u64 {
         self.end.load(Ordering::Acquire)
@@ -293,8 +296,8 @@ impl Extent {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// It was cut when there had been so many changes; whether nobody knew it yet. One that the operator has given a size since
-    /// is not: who looks next sees how it is now.
+    /// It was cut when there had been so many changes; whether nobody knew it yet. One that the
+    /// operator has given a size since is not: who looks next sees how it is now.
     fn mark_cut(&self, len: u64, changes: u64) -> bool {
         let was = self.cut.fetch_min(len, Ordering::AcqRel);
         if self.changes() != changes {
@@ -304,7 +307,8 @@ impl Extent {
         was == NOT_CUT
     }
 
-    /// Whether bytes up to `end` include some that were cut off, which are lost until the volume is resized.
+    /// Whether bytes up to `end` include some that were cut off, which are lost until the volume is
+    /// resized.
     #[inline]
     pub(super) fn is_cut_before(&self, end: u64) -> bool {
         end > self.cut.load(Ordering::Acquire)

@@ -1,7 +1,7 @@
 //! A session over frames driven from an ordinary thread: for questions, where nothing else runs.
 
 use super::target::PortError;
-use super::{ReceivedFrame, PacketPort, Side, kernel};
+use super::{PacketPort, ReceivedFrame, Side, kernel};
 use blockmux_proto::frames::{Frame, FramePortInfo, PortId, Station};
 use blockmux_proto::session::FrameSession;
 use blockmux_volume::{Chunk, Memory};
@@ -9,8 +9,8 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
-/// Waits until one of the ports is up, and tells of all: an interface that was switched on just now takes a moment to
-/// have its link.
+/// Waits until one of the ports is up, and tells of all: an interface that was switched on just now
+/// takes a moment to have its link.
 fn wait_up(ports: &mut [(PortId, PacketPort)]) -> Result<Vec<FramePortInfo>, PortError> {
     let ends = Instant::now() + LINK_TIMEOUT;
     loop {
@@ -32,8 +32,8 @@ fn wrong(interface: &str, error: io::Error) -> PortError {
     PortError { interface: interface.to_owned(), error }
 }
 
-/// Runs `session` at these interfaces until `done` says so, which is asked every now and then, or the time is over:
-/// `false` then.
+/// Runs `session` at these interfaces until `done` says so, which is asked every now and then, or
+/// the time is over: `false` then.
 ///
 /// # Errors
 /// If an interface cannot be opened, or none is up.

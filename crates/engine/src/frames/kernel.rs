@@ -1,4 +1,5 @@
-//! Packet sockets (`packet(7)`): the calls that no safe crate offers, over addresses of shared I/O memory.
+//! Packet sockets (`packet(7)`): the calls that no safe crate offers, over addresses of shared I/O
+//! memory.
 #![expect(unsafe_code, reason = "system calls over addresses of shared I/O memory")]
 
 use blockmux_proto::frames::{EtherType, Mac};
@@ -10,7 +11,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-/// A frame that was received: so many bytes, from that station. It begins where the one before it began, a stride on.
+/// A frame that was received: so many bytes, from that station. It begins where the one before it
+/// began, a stride on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReceivedFrame {
     /// Its sender.
@@ -31,7 +33,8 @@ pub(super) struct Interface {
 /// One instruction of a classic BPF program: code, jumps if true and if false, operand.
 pub(super) type Instruction = (u16, u8, u8, u32);
 
-/// A packet socket that receives nothing until it is bound. Its frames come and go without the Ethernet header.
+/// A packet socket that receives nothing until it is bound. Its frames come and go without the
+/// Ethernet header.
 pub(super) fn open() -> io::Result<OwnedFd> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     Ok(socket_with(AddressFamily::PACKET, SocketType::DGRAM, flags, None)?)
@@ -73,7 +76,8 @@ pub(super) fn set_send_buffer(fd: &OwnedFd, bytes: usize) {
     }
 }
 
-/// Takes the error that the socket has had without a call that it could fail, as when its interface went down.
+/// Takes the error that the socket has had without a call that it could fail, as when its interface
+/// went down.
 ///
 /// # Errors
 /// That error.
@@ -130,7 +134,8 @@ pub(super) fn interface(fd: &OwnedFd, name: &str) -> io::Result<Interface> {
     Ok(Interface { index, mac, mtu: u32::try_from(mtu).unwrap_or(0), is_up: flags & up == up })
 }
 
-/// Sends the frames at the front of the outbox that go to that port, in one call, and removes those that went.
+/// Sends the frames at the front of the outbox that go to that port, in one call, and removes those
+/// that went.
 ///
 /// # Errors
 /// As `sendmmsg(2)` for the first of them; `WouldBlock` if there is no room.
@@ -162,8 +167,8 @@ pub(super) fn send(
         messages[count].write(message);
         (count, used) = (count + 1, used + pieces);
     }
-    // SAFETY: the first `count` messages are written, and what they name lives during the call: heads and payload in
-    // the outbox.
+    // SAFETY: the first `count` messages are written, and what they name lives during the call:
+    // heads and payload in the outbox.
     let sent = unsafe {
         libc::sendmmsg(fd, messages.as_mut_ptr().cast(), count as libc::c_uint, libc::MSG_DONTWAIT)
     };

@@ -1,15 +1,18 @@
-//! Raw frames: network interfaces as ports of a [`FrameSession`](blockmux_proto::session::FrameSession).
+//! Raw frames: network interfaces as ports of a
+//! [`FrameSession`](blockmux_proto::session::FrameSession).
 //!
 //! ```text
 //!   interface ────Ring────▶ Wire ──Frame──▶ session ──poll_io──▶ channel
 //!   interface ◀─sendmmsg── Wire ◀─outbox── session ◀──on_io──── channel
 //! ```
-//! A port is a packet socket that is bound to one interface and one EtherType, so that other traffic never reaches it,
-//! with a filter in the kernel for what is not meant for this side. What comes for a VLAN or a macvlan upon the interface
-//! is theirs: who serves both names both. Frames come by way of memory that is shared with the kernel, without a call; a
-//! batch of them goes with one call, payload straight from where it is. It needs `CAP_NET_RAW` and nothing else.
+//! A port is a packet socket that is bound to one interface and one EtherType, so that other
+//! traffic never reaches it, with a filter in the kernel for what is not meant for this side. What
+//! comes for a VLAN or a macvlan upon the interface is theirs: who serves both names both. Frames
+//! come by way of memory that is shared with the kernel, without a call; a batch of them goes with
+//! one call, payload straight from where it is. It needs `CAP_NET_RAW` and nothing else.
 //!
-//! Unsafe code is in `kernel` and `ring` alone. [`FrameHost`] is the seam to the simulator, as [`crate::host`] is for streams.
+//! Unsafe code is in `kernel` and `ring` alone. [`FrameHost`] is the seam to the simulator, as
+//! [`crate::host`] is for streams.
 
 pub mod blocking;
 mod kernel;
@@ -43,14 +46,16 @@ pub trait FrameHost: Host {
     /// If there is none, or it is not allowed.
     fn open_port(&self, interface: &str, side: Side) -> io::Result<Self::Port>;
 
-    /// What tags of a queue to that disk are made of, so that no other queue at the same stations has them.
+    /// What tags of a queue to that disk are made of, so that no other queue at the same stations
+    /// has them.
     ///
     /// # Errors
     /// If too many have some.
     fn queue_id(&self, disk: AoeAddress) -> io::Result<QueueId>;
 }
 
-/// A network interface that never blocks: what cannot be done now fails with [`io::ErrorKind::WouldBlock`].
+/// A network interface that never blocks: what cannot be done now fails with
+/// [`io::ErrorKind::WouldBlock`].
 pub trait FramePort {
     /// Tells a parked task that frames can move again.
     type Watch;
@@ -64,7 +69,8 @@ pub trait FramePort {
     /// Bytes from one received frame to the next.
     fn stride(&self) -> usize;
 
-    /// Receives frames into the spare part of `chunk`, one every [`FramePort::stride`], and tells of each.
+    /// Receives frames into the spare part of `chunk`, one every [`FramePort::stride`], and tells
+    /// of each.
     ///
     /// # Errors
     /// If none is there, or the interface is down.

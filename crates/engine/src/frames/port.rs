@@ -1,6 +1,6 @@
 //! A network interface by way of a packet socket.
 
-use super::kernel::{self, ReceivedFrame, Instruction};
+use super::kernel::{self, Instruction, ReceivedFrame};
 use super::ring::FrameRing;
 use blockmux_proto::frames::EtherType;
 use blockmux_proto::frames::{FrameOutbox, FramePortInfo, PortId};
@@ -21,8 +21,8 @@ pub enum Side {
     },
 }
 
-/// Which requests a core takes of those that come to an interface: all of one initiator for one disk, or none, so that
-/// the same core sees what comes twice.
+/// Which requests a core takes of those that come to an interface: all of one initiator for one
+/// disk, or none, so that the same core sees what comes twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
     /// Of the cores.
@@ -53,7 +53,8 @@ impl PacketPort {
     /// Opens the interface of that name.
     ///
     /// # Errors
-    /// As `packet(7)`: `PermissionDenied` without `CAP_NET_RAW`, `ENODEV` if there is no such interface.
+    /// As `packet(7)`: `PermissionDenied` without `CAP_NET_RAW`, `ENODEV` if there is no such
+    /// interface.
     pub fn open(name: &str, side: Side) -> io::Result<PacketPort> {
         let fd = kernel::open()?;
         let interface = kernel::interface(&fd, name)?;
@@ -72,7 +73,8 @@ impl PacketPort {
         &self.name
     }
 
-    /// What the interface is like now. One that was removed and made again under its name is taken for the same.
+    /// What the interface is like now. One that was removed and made again under its name is taken
+    /// for the same.
     ///
     /// # Errors
     /// If there is none of that name.
@@ -138,12 +140,14 @@ impl AsRawFd for PacketPort {
     }
 }
 
-/// Room for one frame: on cache lines of its own, with some for tags that a driver may have left in.
+/// Room for one frame: on cache lines of its own, with some for tags that a driver may have left
+/// in.
 fn stride_of(mtu: u32) -> usize {
     (mtu as usize).clamp(MIN_MTU, MAX_MTU).next_multiple_of(64) + 64
 }
 
-/// Drops in the kernel what is for the other side, for another core, or for another queue of this one.
+/// Drops in the kernel what is for the other side, for another core, or for another queue of this
+/// one.
 fn program(side: Side) -> Vec<Instruction> {
     const ACCEPT: Instruction = (RETURN, 0, 0, u32::MAX);
     const DROP: Instruction = (RETURN, 0, 0, 0);
@@ -269,7 +273,8 @@ mod tests {
         }
     }
 
-    /// An interface, and another stacked upon it, of a network of our own; the frames come by a cable to both.
+    /// An interface, and another stacked upon it, of a network of our own; the frames come by a
+    /// cable to both.
     fn hear_what_comes_by_a_cable() {
         let ip = |command: &str| {
             let made = Command::new("ip").args(command.split(' ')).output();

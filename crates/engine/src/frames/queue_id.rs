@@ -1,14 +1,18 @@
-//! What tells the commands of one queue to a disk from those of every other on this machine: the upper byte of their tags.
+//! What tells the commands of one queue to a disk from those of every other on this machine: the
+//! upper byte of their tags.
 //!
-//! An answer goes to a station, and the kernel gives it to every socket there whose filter takes that byte. Two queues that
-//! had it in common would take each other's answers, with the data of other blocks. So a queue has the byte for a disk to
-//! itself: it holds a socket in the abstract name space (`unix(7)`) under a name made of both, which nobody else can have
-//! meanwhile, and which the system gives back however the program ends. That name space is the network's, as interfaces are.
+//! An answer goes to a station, and the kernel gives it to every socket there whose filter takes
+//! that byte. Two queues that had it in common would take each other's answers, with the data of
+//! other blocks. So a queue has the byte for a disk to itself: it holds a socket in the abstract
+//! name space (`unix(7)`) under a name made of both, which nobody else can have meanwhile, and
+//! which the system gives back however the program ends. That name space is the network's, as
+//! interfaces are.
 //!
 //! Linux's driver leaves the upper bit of its tags clear, so that bytes with that bit come first.
 //!
-//! The rest of a tag counts, from anywhere on. A target remembers for a while what this station has written under which
-//! tag; a queue that began where the one before it began would have its writes taken for repetitions.
+//! The rest of a tag counts, from anywhere on. A target remembers for a while what this station has
+//! written under which tag; a queue that began where the one before it began would have its writes
+//! taken for repetitions.
 
 use crate::sys;
 use blockmux_proto::aoe::AoeAddress;

@@ -1,13 +1,15 @@
-//! Frames that the kernel has laid into memory which it shares with us (`PACKET_RX_RING` of `packet(7)`, `TPACKET_V2`).
+//! Frames that the kernel has laid into memory which it shares with us (`PACKET_RX_RING` of
+//! `packet(7)`, `TPACKET_V2`).
 //!
 //! ```text
 //!   block │ slot │ slot │ slot │ - │ block │ slot │ ...        slot:  status, lengths │ sender │ frame │ spare
 //! ```
-//! A slot belongs to the kernel or to us, as its status says; whose it is decides who may touch the rest. Both go round
-//! in the same order. The kernel copies a frame in while it handles the interrupt and frees its own memory on the
-//! processor that took it; we copy it on into a [`Chunk`] and give the slot back at once, so that whatever is lent of a
-//! frame never keeps the kernel from receiving. To look whether something has come costs no system call.
-//! The page 22 of `docs/decisions` has what that was measured against.
+//! A slot belongs to the kernel or to us, as its status says; whose it is decides who may touch the
+//! rest. Both go round in the same order. The kernel copies a frame in while it handles the
+//! interrupt and frees its own memory on the processor that took it; we copy it on into a [`Chunk`]
+//! and give the slot back at once, so that whatever is lent of a frame never keeps the kernel from
+//! receiving. To look whether something has come costs no system call. The page 22 of
+//! `docs/decisions` has what that was measured against.
 #![expect(unsafe_code, reason = "memory that is shared with the kernel, and the calls that make it")]
 
 use super::kernel::{self, ReceivedFrame, check};
@@ -33,7 +35,8 @@ pub(super) struct FrameRing {
 }
 
 impl FrameRing {
-    /// A ring on a socket that has none, for frames of at most `most` bytes behind the Ethernet header.
+    /// A ring on a socket that has none, for frames of at most `most` bytes behind the Ethernet
+    /// header.
     ///
     /// # Errors
     /// If the kernel has no memory for it.
@@ -77,8 +80,9 @@ impl FrameRing {
         self.slots
     }
 
-    /// Moves frames of the interface `index` into the chunk's spare part, one every `stride` bytes, at most `most`, as
-    /// many as there are and fit, and tells of each; the chunk is told of whole strides.
+    /// Moves frames of the interface `index` into the chunk's spare part, one every `stride` bytes,
+    /// at most `most`, as many as there are and fit, and tells of each; the chunk is told of whole
+    /// strides.
     #[inline]
     pub(super) fn receive(
         &mut self,
@@ -89,7 +93,8 @@ impl FrameRing {
     ) {
         for _ in 0..most.min(chunk.room() / stride) {
             let header = self.at(self.next);
-            // SAFETY: a slot begins with its status, which the kernel and we only use as an atomic word.
+            // SAFETY: a slot begins with its status, which the kernel and we only use as an atomic
+            // word.
             let status = unsafe { AtomicU32::from_ptr(&raw mut (*header).tp_status) };
             if status.load(Ordering::Acquire) & libc::TP_STATUS_USER == 0 {
                 return;
@@ -105,7 +110,8 @@ impl FrameRing {
     #[inline]
     fn at(&self, nth: usize) -> *mut libc::tpacket2_hdr {
         let offset = nth / self.per_block * self.block + nth % self.per_block * self.slot;
-        // SAFETY: within the mapping, for there are as many slots as blocks hold. Slots are aligned as their headers are.
+        // SAFETY: within the mapping, for there are as many slots as blocks hold. Slots are aligned
+        // as their headers are.
         unsafe { self.map.add(offset).cast().as_ptr() }
     }
 
@@ -123,8 +129,9 @@ impl FrameRing {
         // SAFETY: the kernel has written both before it gave us the slot.
         let (head, sender) = unsafe { (&*header, &*header.byte_add(SENDER_AT).cast::<libc::sockaddr_ll>()) };
         let (offset, len) = (usize::from(head.tp_net), head.tp_snaplen as usize);
-        // A socket at an interface is also given what comes by that for one stacked upon it: a VLAN's, a macvlan's. Those
-        // are other networks, or other stations, and whoever answers them answers here.
+        // A socket at an interface is also given what comes by that for one stacked upon it: a
+        // VLAN's, a macvlan's. Those are other networks, or other stations, and whoever answers
+        // them answers here.
         let is_for_us = sender.sll_ifindex == index
             && matches!(
                 sender.sll_pkttype,
@@ -169,13 +176,15 @@ fn request(fd: &OwnedFd, block: usize, blocks: usize, slot: usize, slots: usize)
     Ok(())
 }
 
-/// Frames that can wait: two batches of several initiators. More would be memory that is cold each time round.
+/// Frames that can wait: two batches of several initiators. More would be memory that is cold each
+/// time round.
 const SLOTS: usize = 256;
 /// So that little of a block is left over.
 const MIN_PER_BLOCK: usize = 16;
 const PAGE: usize = 4096;
 /// Where a slot has the sender's address: behind its header, aligned.
 const SENDER_AT: usize = size_of::<libc::tpacket2_hdr>().next_multiple_of(libc::TPACKET_ALIGNMENT);
-/// Where it has the frame at most: the kernel aligns, and leaves room for a header that we do not ask for.
+/// Where it has the frame at most: the kernel aligns, and leaves room for a header that we do not
+/// ask for.
 const FRAME_AT: usize =
     (SENDER_AT + size_of::<libc::sockaddr_ll>()).next_multiple_of(libc::TPACKET_ALIGNMENT) + 16;

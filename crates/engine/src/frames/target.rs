@@ -35,8 +35,8 @@ pub struct PortError {
 }
 
 impl<S: FrameSession + Target + 'static, H: FrameHost> FrameTargetTask<S, H> {
-    /// Serves at `interfaces` on `core`, its share of what comes there, with `session`, whose volume ids are places in
-    /// `exports`; `sessions` lists the stations that use it.
+    /// Serves at `interfaces` on `core`, its share of what comes there, with `session`, whose
+    /// volume ids are places in `exports`; `sessions` lists the stations that use it.
     ///
     /// # Errors
     /// If an interface cannot be opened.

@@ -1,7 +1,8 @@
 //! A remote disk on frames: an initiator session with ports under it is a channel.
 //!
-//! There is no connection to lose. The session itself sends again what was not answered and fails what has waited too
-//! long, so that a channel here is no more than the session, its ports and a task that looks at them.
+//! There is no connection to lose. The session itself sends again what was not answered and fails
+//! what has waited too long, so that a channel here is no more than the session, its ports and a
+//! task that looks at them.
 
 use super::{FrameHost, QueueId, Side, Wire};
 use crate::reactor::{EngineCore, Progress, Task};
@@ -20,12 +21,13 @@ pub struct AoeVolume<H: FrameHost = EngineCore> {
     interfaces: Vec<String>,
     address: AoeAddress,
     info: VolumeInfo,
-    patience: Duration,
+    timeout: Duration,
     host: PhantomData<fn(&H)>,
 }
 
 impl<H: FrameHost> AoeVolume<H> {
-    /// A disk like `info` at an address, by way of these interfaces; I/O fails when nothing is heard of it for so long.
+    /// A disk like `info` at an address, by way of these interfaces; I/O fails when nothing is
+    /// heard of it for so long.
     #[must_use]
     pub fn new(
         interfaces: Vec<String>,
@@ -33,7 +35,7 @@ impl<H: FrameHost> AoeVolume<H> {
         info: VolumeInfo,
         patience: Duration,
     ) -> AoeVolume<H> {
-        AoeVolume { interfaces, address, info, patience, host: PhantomData }
+        AoeVolume { interfaces, address, info, timeout: patience, host: PhantomData }
     }
 }
 
@@ -53,7 +55,7 @@ impl<H: FrameHost> Volume for AoeVolume<H> {
             let wire = Wire::open(&core, own, &self.interfaces, Side::Initiator { id: queue_id.id });
             let wire = wire.map_err(|(interface, error)| warn!(interface, "cannot be opened: {error}"))?;
             let QueueId { id, first, .. } = queue_id;
-            let config = Config { address: self.address, patience: self.patience, id, first };
+            let config = Config { address: self.address, timeout: self.timeout, id, first };
             let link = Rc::new(RefCell::new(FrameLink {
                 wire,
                 _queue_id: queue_id,
@@ -167,7 +169,8 @@ impl<H: FrameHost> FrameLink<H> {
         }
     }
 
-    /// Says so if the disk that has answered is not the one that was meant: nothing will be sent to it.
+    /// Says so if the disk that has answered is not the one that was meant: nothing will be sent to
+    /// it.
     fn check_disk(&mut self) {
         if self.is_checked || !self.session.is_ready() {
             return;

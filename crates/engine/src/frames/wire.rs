@@ -1,6 +1,6 @@
 //! The ports of one session, and the frames between them.
 
-use super::{ReceivedFrame, FrameHost, FramePort, Side};
+use super::{FrameHost, FramePort, ReceivedFrame, Side};
 use crate::reactor::{EngineCore, Progress};
 use blockmux_proto::frames::{Frame, FramePortInfo, PortId, Station};
 use blockmux_proto::session::FrameSession;
@@ -64,9 +64,10 @@ impl<H: FrameHost> Wire<H> {
         })
     }
 
-    /// One turn: shows the session what has come to the ports, and only then lets it see what time it is. A process that
-    /// had to wait for a processor finds its deadlines passed and, with them, the answers that came meanwhile. Ports that
-    /// never become empty keep no deadline from being seen.
+    /// One turn: shows the session what has come to the ports, and only then lets it see what time
+    /// it is. A process that had to wait for a processor finds its deadlines passed and, with them,
+    /// the answers that came meanwhile. Ports that never become empty keep no deadline from being
+    /// seen.
     #[inline]
     pub(crate) fn take_in<S: FrameSession>(&mut self, session: &mut S, now: Instant) -> Progress {
         if self.look_at.is_none_or(|at| at <= now) {

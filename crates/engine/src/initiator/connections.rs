@@ -1,4 +1,5 @@
-//! The connections of one session: its first, which the link has dialled, and those that it asks for later.
+//! The connections of one session: its first, which the link has dialled, and those that it asks
+//! for later.
 
 use super::missing;
 use crate::connection::{Broken, Connection, Inflow};
@@ -48,8 +49,8 @@ impl<H: Host> ConnectionSet<H> {
         ConnectionSet { slots: vec![Slot::Open(first)], unlooked: 0, missing: Vec::new() }
     }
 
-    /// Calls deadlines and receives, once for each connection on which something is due; and after a sleep, as well as
-    /// now and then, for the others: to look costs a system call.
+    /// Calls deadlines and receives, once for each connection on which something is due; and after
+    /// a sleep, as well as now and then, for the others: to look costs a system call.
     ///
     /// # Errors
     /// If a connection is lost without which the session does not go on.
@@ -129,7 +130,8 @@ impl<H: Host> ConnectionSet<H> {
         had_any.then_some(is_stuck)
     }
 
-    /// Dials what the session asks for, and looks after what is being dialled; whether something has come of it.
+    /// Dials what the session asks for, and looks after what is being dialled; whether something
+    /// has come of it.
     ///
     /// # Errors
     /// If a connection cannot be had without which the session does not go on.

@@ -3,8 +3,8 @@
 //! ```text
 //!   dial ▶ ControlLine ▶ ready ▶ dial ▶ session
 //! ```
-//! It belongs to its link, on the link's core, and both live and die together: a session without its control is none,
-//! and a control without its session has nothing to do. See decision 14.
+//! It belongs to its link, on the link's core, and both live and die together: a session without
+//! its control is none, and a control without its session has nothing to do. See decision 14.
 
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::Host;
@@ -12,14 +12,14 @@ use crate::reactor::Progress;
 use blockmux_proto::session::{Control, PathRank};
 
 /// A control with the connection under it.
-pub(super) struct ControlLine<C, H: Host> {
+pub(super) struct ControlLink<C, H: Host> {
     connection: Connection<H>,
     session: C,
 }
 
-impl<C: Control, H: Host> ControlLine<C, H> {
-    pub(super) fn new(connection: Connection<H>, session: C) -> ControlLine<C, H> {
-        ControlLine { connection, session }
+impl<C: Control, H: Host> ControlLink<C, H> {
+    pub(super) fn new(connection: Connection<H>, session: C) -> ControlLink<C, H> {
+        ControlLink { connection, session }
     }
 
     pub(super) fn session(&self) -> &C {
@@ -41,7 +41,8 @@ impl<C: Control, H: Host> ControlLine<C, H> {
         self.session.poll_path_rank()
     }
 
-    /// The session has found it otherwise than was told. What comes of sending is the next turn's to see.
+    /// The session has found it otherwise than was told. What comes of sending is the next turn's
+    /// to see.
     pub(super) fn look_at_path(&mut self) {
         self.session.look_at_path();
         let _ = self.connection.send(&mut self.session);

@@ -2,7 +2,7 @@
 
 pub use crate::rdma::OverIwarp;
 use crate::rdma::Setup;
-use blockmux_proto::iscsi::client::{Config, IscsiDiscoverySession, InitiatorSession};
+use blockmux_proto::iscsi::client::{Config, InitiatorSession, IscsiDiscoverySession};
 use blockmux_proto::iscsi::login::chap::SEED_LEN;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
@@ -31,7 +31,8 @@ pub trait Datamover: Clone + Send + Sync + 'static {
     /// What any such session is.
     fn found(session: &Self::Discovery) -> &IscsiDiscoverySession;
 
-    /// The same in the oldest way that there is, for a target that knows no other; `None`: this is it.
+    /// This datamover in the oldest way that there is, for a target that knows no other; `None`:
+    /// this is it.
     fn older(&self) -> Option<Self> {
         None
     }
@@ -41,7 +42,8 @@ pub trait Datamover: Clone + Send + Sync + 'static {
         false
     }
 
-    /// The same of one that asks for targets.
+    /// Whether a discovery session that came to nothing may have met a target that knows only the
+    /// oldest way.
     fn is_discovery_misunderstood(_session: &Self::Discovery) -> bool {
         false
     }
@@ -81,7 +83,13 @@ impl Datamover for OverTcp {
         if has_other_paths { session.with_other_paths() } else { session }
     }
 
-    fn discovery(&self, initiator: Name, chap: Option<Chap>, isid: [u8; 6], with: With) -> IscsiDiscoverySession {
+    fn discovery(
+        &self,
+        initiator: Name,
+        chap: Option<Chap>,
+        isid: [u8; 6],
+        with: With,
+    ) -> IscsiDiscoverySession {
         IscsiDiscoverySession::new(initiator, chap, isid, with.seed, with.now)
     }
 

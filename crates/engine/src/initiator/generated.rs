@@ -1,12 +1,14 @@
-//! Keys of TLS that DH-HMAC-CHAP has made, for all connections to one subsystem (secure channel concatenation).
+//! Keys of TLS that DH-HMAC-CHAP has made, for all connections to one subsystem (secure channel
+//! concatenation).
 //!
-//! A target keeps one such key of each host and subsystem, the latest. So all sessions of a volume use the same: the one
-//! that finds none here makes it, in the clear, and the others come with it. When two have made one at the same time, one
-//! of both is unknown to the target; who is told so forgets what it came with and begins again. Paths that lead to
-//! several targets have keys of several: some are kept, and all of them are offered.
+//! A target keeps one such key of each host and subsystem, the latest. So all sessions of a volume
+//! use the same: the one that finds none here makes it, in the clear, and the others come with it.
+//! When two have made one at the same time, one of both is unknown to the target; who is told so
+//! forgets what it came with and begins again. Paths that lead to several targets have keys of
+//! several: some are kept, and all of them are offered.
 //!
-//! Such a key lasts ten minutes. Here it is used a minute less, so that a target does not discard it between two of our
-//! connections; then the next one makes another.
+//! Such a key lasts ten minutes. Here it is used a minute less, so that a target does not discard
+//! it between two of our connections; then the next one makes another.
 
 use crate::nvme_tcp::tls_key;
 use blockmux_proto::nvme::auth::psk::{GENERATED_LIFETIME, InputPsk};
@@ -17,7 +19,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The latest keys, shared by all that reach one subsystem. It is locked when somebody connects, and never for I/O.
+/// The latest keys, shared by all that reach one subsystem. It is locked when somebody connects,
+/// and never for I/O.
 #[derive(Default)]
 pub struct GeneratedKeys(Mutex<VecDeque<Made>>);
 
@@ -39,7 +42,8 @@ impl GeneratedKeys {
         (!keys.is_empty()).then(|| keys.iter().map(|made| made.key.clone()).collect())
     }
 
-    /// A new one was made for that host and subsystem. Only the newest version of its identity tells it from others.
+    /// A new one was made for that host and subsystem. Only the newest version of its identity
+    /// tells it from others.
     pub(super) fn keep(&self, input: &InputPsk, host: &Nqn, subsystem: &Nqn) {
         let Some(key) = input.tls_psks(host, subsystem).first().map(tls_key) else { return };
         let mut keys = self.lock();
@@ -63,7 +67,8 @@ impl fmt::Debug for GeneratedKeys {
     }
 }
 
-/// As many as there may be targets behind the paths of one volume, and no more than a handshake has room for.
+/// As many as there may be targets behind the paths of one volume, and no more than a handshake has
+/// room for.
 const MOST: usize = 4;
 /// The end of a key's lifetime, when the target may know it and may not.
 const MARGIN: Duration = Duration::from_secs(60);

@@ -1,14 +1,15 @@
 //! Reaching logical units of iSCSI targets, over TCP or over RDMA.
 //!
-//! CHAP is tried with every algorithm that the endpoint names, and once more with MD5 alone if the target does not
-//! take that: older ones know no other, or have other numbers for them.
+//! CHAP is tried with every algorithm that the endpoint names, and once more with MD5 alone if the
+//! target does not take that: older ones know no other, or have other numbers for them.
 //!
-//! A target that says that it has moved is followed, up to four times in a row. To look up the name of a host takes
-//! time that a core does not have: a link follows to addresses, and to names that were looked up when the volume was
-//! opened.
+//! A target that says that it has moved is followed, up to four times in a row. To look up the name
+//! of a host takes time that a core does not have: a link follows to addresses, and to names that
+//! were looked up when the volume was opened.
 //!
-//! Several portals may lead to one unit. It is recognised by its designator and serial number; a portal that leads to
-//! another one is refused, and one that does not answer when the volume is opened may do so later.
+//! Several portals may lead to one unit. It is recognised by its designator and serial number; a
+//! portal that leads to another one is refused, and one that does not answer when the volume is
+//! opened may do so later.
 
 use super::datamover::With;
 pub use super::datamover::{Datamover, OverIwarp, OverTcp};
@@ -20,8 +21,8 @@ use crate::connection::Broken;
 use crate::socket::Address;
 use crate::sys;
 use blockmux_proto::iscsi::client::{
-    BurstSize, Config, IscsiDiscoverySession, FoundTarget, Function, FunctionResponse, InitiatorSession,
-    LoginStatus, Mode, IscsiRefused, TargetAddress, UnitInfo,
+    BurstSize, Config, FoundTarget, Function, FunctionResponse, InitiatorSession, IscsiDiscoverySession,
+    IscsiRefused, LoginStatus, Mode, TargetAddress, UnitInfo,
 };
 use blockmux_proto::iscsi::login::chap::Algorithm;
 use blockmux_proto::iscsi::login::operational::OperationalParameters;
@@ -55,7 +56,7 @@ pub struct IscsiEndpoint {
     /// Sessions of each channel by each path.
     pub connections: u32,
     /// How long to try again when a connection is lost, before I/O fails.
-    pub patience: Duration,
+    pub reconnect_timeout: Duration,
     /// How long an answer may take before the connection counts as lost, as [`Paths::timeout`].
     pub timeout: Option<Duration>,
 }
@@ -81,7 +82,7 @@ pub fn connect<D: Datamover>(
     over: D,
 ) -> Result<RemoteVolume<IscsiDialer<D>>, IscsiConnectError> {
     let dialer = IscsiDialer::new(endpoint, over)?;
-    let (connections, patience) = (dialer.endpoint.connections, dialer.endpoint.patience);
+    let (connections, patience) = (dialer.endpoint.connections, dialer.endpoint.reconnect_timeout);
     let (info, designator) = (dialer.first.volume_info(), dialer.first.designator.clone());
     Ok(RemoteVolume::new(dialer, info, connections, patience).with_designator(designator))
 }
@@ -90,7 +91,10 @@ pub fn connect<D: Datamover>(
 ///
 /// # Errors
 /// As for [`connect`].
-pub fn describe(endpoint: &IscsiEndpoint, over: &impl Datamover) -> Result<IscsiDescription, IscsiConnectError> {
+pub fn describe(
+    endpoint: &IscsiEndpoint,
+    over: &impl Datamover,
+) -> Result<IscsiDescription, IscsiConnectError> {
     let told = |path| Answer::to(&path, over)?.description();
     let first = blocking::first_answer(endpoint.paths().map(told));
     first.unwrap_or_else(|| Err(IscsiConnectError::silent(&endpoint.address)))
@@ -110,8 +114,8 @@ pub fn luns(endpoint: &IscsiEndpoint, over: &impl Datamover) -> Result<Vec<Lun>,
     }
 }
 
-/// Has the target do what a task management function asks for, over a session of its own that sends no command; answers
-/// what it says of that.
+/// Has the target do what a task management function asks for, over a session of its own that sends
+/// no command; answers what it says of that.
 ///
 /// # Errors
 /// If the target cannot be reached, refuses the login, or does not answer.
@@ -172,7 +176,8 @@ pub fn discover<D: Datamover>(
     Err(last.map_or_else(|| IscsiConnectError::silent(address), refused))
 }
 
-/// One login from start to end, wherever the target sent us; whether it was refused is for the caller to see.
+/// One login from start to end, wherever the target sent us; whether it was refused is for the
+/// caller to see.
 struct Answer<D: Datamover> {
     session: D::Session,
     /// What the target understood.
@@ -248,8 +253,13 @@ fn ask<D: Datamover>(
     }
 }
 
-/// The same with one CHAP. `over` becomes what the target understands.
-fn ask_once<D: Datamover>(endpoint: &IscsiEndpoint, over: &mut D, mode: Mode) -> Result<D::Session, IscsiConnectError> {
+/// Asks one question by a blocking session with one CHAP. `over` becomes what the target
+/// understands.
+fn ask_once<D: Datamover>(
+    endpoint: &IscsiEndpoint,
+    over: &mut D,
+    mode: Mode,
+) -> Result<D::Session, IscsiConnectError> {
     let address = &endpoint.address;
     let random = Randomness::new(address)?;
     let config = endpoint.config(mode, random.isid(0));
@@ -303,7 +313,7 @@ fn is_about_chap(refused: &IscsiRefused) -> bool {
 }
 
 impl IscsiEndpoint {
-    /// The same by each of its portals alone.
+    /// One endpoint for each of its portals, with that portal alone.
     fn paths(&self) -> impl Iterator<Item = IscsiEndpoint> {
         let portals = std::iter::once(&self.address).chain(&self.further);
         portals.map(|address| IscsiEndpoint { address: address.clone(), further: Vec::new(), ..self.clone() })
@@ -362,7 +372,8 @@ impl<D: Datamover> IscsiDialer<D> {
             let Answer { chap, moves, names: more, over: understood, .. } = answer;
             over = understood;
             if let Some((first, _, at)) = &seen {
-                is_same(first, &unit, at).map_err(|refused| IscsiConnectError::refused(&path.address, refused))?;
+                is_same(first, &unit, at)
+                    .map_err(|refused| IscsiConnectError::refused(&path.address, refused))?;
             }
             names.extend(more);
             addresses.push(moves.home().clone());

@@ -1,17 +1,18 @@
-//! One session of a channel, over all its lives: dials, carries requests beside its control (`controlled`), watches
-//! whether the target answers (`watch`), and when it is lost (`loss`) replays, waits, gives up.
+//! One session of a channel, over all its lives: dials, carries requests beside its control
+//! (`controlled`), watches whether the target answers (`watch`), and when it is lost (`loss`)
+//! replays, waits, gives up.
 
 mod controlled;
 mod loss;
 mod watch;
 
 use super::connections::{ConnectionSet, Dial};
-use super::control::ControlLine;
+use super::control::ControlLink;
 use super::moves::{Move, Moves};
 use super::overdue::Overdue;
 use super::retry::ReconnectTimer;
 use super::silence::Silence;
-use super::{Dialer, Known, Opening, Party, RemoteVolume, TlsKeys};
+use super::{Dialer, Known, Opening, PathGroup, RemoteVolume, TlsKeys};
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::{ByteStream, Host};
 use crate::reactor::{Progress, Task};
@@ -45,13 +46,14 @@ pub(super) struct Link<D: Dialer, H: Host> {
     pub(super) waker: Waker,
     /// Wakes whoever uses the channel.
     consumer: Waker,
-    party: Rc<Party>,
+    group: Rc<PathGroup>,
     /// What the connections of the session are secured with, and of its control.
     tls_keys: Option<Arc<[Psk]>>,
     /// Whether the kernel makes the records of TLS where it can.
     uses_ktls: bool,
-    /// Open before the session and as long as it is; `None` where the protocol has none, or without a connection.
-    control: Option<ControlLine<D::Control, H>>,
+    /// Open before the session and as long as it is; `None` where the protocol has none, or without
+    /// a connection.
+    control: Option<ControlLink<D::Control, H>>,
     state: LinkState<D::Session, H>,
     /// Waits for a session, or for room in it; replayed requests first.
     pub(super) queue: VecDeque<Io>,
@@ -63,7 +65,8 @@ pub(super) struct Link<D: Dialer, H: Host> {
     not_before: Option<Instant>,
     /// Requests that the session holds.
     in_flight: usize,
-    /// It had a session since it was last at rest: what waits may have been sent before, and waits for this link.
+    /// It had a session since it was last at rest: what waits may have been sent before, and waits
+    /// for this link.
     was_open: bool,
     is_parked: bool,
     /// How often it has run.
@@ -130,10 +133,10 @@ impl<D: Dialer, H: Host> Link<D, H> {
         home: &Address,
         depth: u32,
         consumer: &Waker,
-        party: &Rc<Party>,
+        group: &Rc<PathGroup>,
     ) -> Rc<RefCell<Link<D, H>>> {
         let mut made = None;
-        party.alive.set(party.alive.get() + 1);
+        group.alive.set(group.alive.get() + 1);
         core.spawn(|waker| {
             let link = Rc::new(RefCell::new(Link {
                 dialer: volume.dialer.clone(),
@@ -147,13 +150,13 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 core: core.clone(),
                 waker: waker.clone(),
                 consumer: consumer.clone(),
-                party: party.clone(),
+                group: group.clone(),
                 tls_keys: None,
                 control: None,
                 state: LinkState::Pausing { until: core.now() },
                 queue: VecDeque::with_capacity(depth as usize),
                 done: Vec::with_capacity(depth as usize),
-                retry: ReconnectTimer::new(volume.patience, core.now()),
+                retry: ReconnectTimer::new(volume.reconnect_timeout, core.now()),
                 silence: Silence::default(),
                 overdue: Overdue::new(volume.dialer.paths().timeout),
                 not_before: None,
@@ -182,7 +185,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
             }
             LinkState::Down => {
                 self.queue.push_back(io);
-                self.party.alive.set(self.party.alive.get() + 1);
+                self.group.alive.set(self.group.alive.get() + 1);
                 let now = self.core.now();
                 let until = self.when_wanted(now);
                 self.retry.begin(now);
@@ -273,7 +276,8 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 self.run_connecting()
             }
             Err(error) => {
-                // No retry mends that, and a user who waits for the last one should know what to mend.
+                // No retry mends that, and a user who waits for the last one should know what to
+                // mend.
                 if error.kind() == ErrorKind::PermissionDenied && self.retry.on_denial() {
                     let target = self.moves.address();
                     warn!(%target, "cannot connect: {error}; let this process open it, it is tried again meanwhile");
@@ -290,7 +294,8 @@ impl<D: Dialer, H: Host> Link<D, H> {
             None => self.lose("no answer"),
             Some(Err(error)) => self.lose(&error.to_string()),
             Some(Ok(())) => {
-                let LinkState::Connecting { connection, .. } = std::mem::replace(&mut self.state, LinkState::Down)
+                let LinkState::Connecting { connection, .. } =
+                    std::mem::replace(&mut self.state, LinkState::Down)
                 else {
                     return Progress::Idle;
                 };
@@ -299,21 +304,24 @@ impl<D: Dialer, H: Host> Link<D, H> {
                     && let Some(control) = self.dialer.control(self.tls_keys.is_some(), pool, now)
                 {
                     self.told_rank = PathRank::Best;
-                    self.control = Some(ControlLine::new(connection, control));
+                    self.control = Some(ControlLink::new(connection, control));
                     self.state = LinkState::Controlling;
                     self.run_control();
                     return Progress::More;
                 }
                 let mut session = self.dialer.session(&Opening {
                     link: self.number,
-                    control: self.control.as_ref().map(ControlLine::session),
+                    control: self.control.as_ref().map(ControlLink::session),
                     segment_len: connection.stream().segment_len(),
                     pool,
                     now,
                 });
                 self.dialer.set_path_rank(&mut session, self.told_rank);
-                self.state =
-                    LinkState::Open { connections: ConnectionSet::new(connection), session, is_checked: false };
+                self.state = LinkState::Open {
+                    connections: ConnectionSet::new(connection),
+                    session,
+                    is_checked: false,
+                };
                 self.run_open();
                 Progress::More
             }
@@ -356,16 +364,16 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 return Err(SessionEnd::Refused(reason));
             }
             (*is_checked, self.was_open) = (true, true);
-            self.party.open.set(self.party.open.get() + 1);
+            self.group.open.set(self.group.open.get() + 1);
             self.moves.settle();
             self.retry.on_session();
-            self.party.is_changed.set(true);
+            self.group.is_changed.set(true);
             self.consumer.wake();
         }
         if let Some(size) = session.poll_size()
             && self.known.take_size(size, self.moves.address())
         {
-            self.party.is_changed.set(true);
+            self.group.is_changed.set(true);
             self.consumer.wake();
         }
         while let Some(completion) = session.poll_done() {
@@ -384,7 +392,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         let is_none = rank.is_some_and(|rank| is_shut(rank, self.has_other_paths));
         if self.has_other_paths && (rank != self.rank || (is_none && !self.queue.is_empty())) {
             self.rank = rank;
-            self.party.is_changed.set(true);
+            self.group.is_changed.set(true);
             self.consumer.wake();
         }
         if self.retry.is_stranded_too_long(is_none && !self.queue.is_empty(), || self.core.now()) {
@@ -433,15 +441,16 @@ impl<D: Dialer, H: Host> Link<D, H> {
         self.rank().is_some_and(|rank| !is_shut(rank, self.has_other_paths))
     }
 
-    /// What waits here and was never sent, or has been given up; by one of several paths, whatever waits for it.
+    /// What waits here and was never sent, or has been given up; by one of several paths, whatever
+    /// waits for it.
     pub(super) fn hand_over(&mut self) -> VecDeque<Io> {
         let waits_for_it = self.was_open && !self.has_other_paths;
         if waits_for_it || self.is_usable() { VecDeque::new() } else { std::mem::take(&mut self.queue) }
     }
 }
 
-/// Whether nothing is sent by a path now. One that the target calls none is used all the same where there is no other,
-/// and one that fails is not.
+/// Whether nothing is sent by a path now. One that the target calls none is used all the same where
+/// there is no other, and one that fails is not.
 #[inline]
 fn is_shut(rank: PathRank, has_others: bool) -> bool {
     rank == PathRank::Failing || has_others && rank == PathRank::Unusable

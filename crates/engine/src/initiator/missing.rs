@@ -1,5 +1,5 @@
-//! Connections of initiators that were lost and are not back, in the whole process: for whoever wants to know whether
-//! all were there all the time.
+//! Connections of initiators that were lost and are not back, in the whole process: for whoever
+//! wants to know whether all were there all the time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

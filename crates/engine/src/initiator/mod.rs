@@ -4,30 +4,34 @@
 //!   consumer ──submit──▶ RemoteChannel ──▶ Link ──▶ session ──▶ connection ──▶ socket
 //!                                           │ connection lost: dial again, replay what had not completed
 //! ```
-//! A channel has one `Link` or several, each a session of its own, with one connection or, where the protocol has that,
-//! several ([`blockmux_proto::session`]). A link that loses its connection keeps every
-//! request that has not completed, dials again with growing pauses, and replays them on the new session; a request
-//! so completes exactly once. A link that does not get a connection while others have one hands its requests to them:
-//! some targets take fewer connections than we would like. When nothing answers for the volume's patience, or sessions
-//! begin for so long and end without completing anything, all requests fail, and the next one starts over. What had
+//! A channel has one `Link` or several, each a session of its own, with one connection or, where
+//! the protocol has that, several ([`blockmux_proto::session`]). A link that loses its connection
+//! keeps every request that has not completed, dials again with growing pauses, and replays them on
+//! the new session; a request so completes exactly once. A link that does not get a connection
+//! while others have one hands its requests to them: some targets take fewer connections than we
+//! would like. When nothing answers for the volume's patience, or sessions begin for so long and
+//! end without completing anything, all requests fail, and the next one starts over. What had
 //! completed before the loss and was not flushed is as safe as the target made it.
 //!
-//! A connection over which a request gets no answer in time counts as lost, too, unless the target gives up the request: see
-//! `overdue`.
+//! A connection over which a request gets no answer in time counts as lost, too, unless the target
+//! gives up the request: see `overdue`.
 //!
-//! Where several paths lead to a volume, a channel has links by each of them. Requests go in turn over those whose target
-//! calls them the best ([`PathRank`]), or to the one of those that has the fewest ([`Policy`]). What was under way by a path that is lost goes on by another at once, and so does
-//! what the target does not do there now; the path is tried again, every few seconds as long as others do. As with
-//! every multipath, a target that still works on what came by the lost path may do that after the other path has done
-//! the same, and more: only what ends the lost session there prevents it, which a session by another port does not.
+//! Where several paths lead to a volume, a channel has links by each of them. Requests go in turn
+//! over those whose target calls them the best ([`PathRank`]), or to the one of those that has the
+//! fewest ([`Policy`]). What was under way by a path that is lost goes on by another at once, and
+//! so does what the target does not do there now; the path is tried again, every few seconds as
+//! long as others do. As with every multipath, a target that still works on what came by the lost
+//! path may do that after the other path has done the same, and more: only what ends the lost
+//! session there prevents it, which a session by another port does not.
 //!
-//! A volume may grow or shrink while it is used, as far as its protocol tells: [`Volume::info`] says how large it is now,
-//! and what is submitted from then on is checked against that.
+//! A volume may grow or shrink while it is used, as far as its protocol tells: [`Volume::info`]
+//! says how large it is now, and what is submitted from then on is checked against that.
 //!
-//! A target may say that it is elsewhere. A link follows it there at once; when that connection is lost, it asks where
-//! it asked first, unless the move was for good.
+//! A target may say that it is elsewhere. A link follows it there at once; when that connection is
+//! lost, it asks where it asked first, unless the move was for good.
 //!
-//! A protocol may need a second connection beside each, which is opened first and lives as long: see `control`.
+//! A protocol may need a second connection beside each, which is opened first and lives as long:
+//! see `control`.
 
 mod connections;
 mod control;
@@ -86,7 +90,8 @@ impl Paths {
 
 /// TLS keys of the connections to a remote volume.
 pub trait TlsKeys {
-    /// Keys for the connections of a new session and of its control, the best first; `None`: without TLS.
+    /// Keys for the connections of a new session and of its control, the best first; `None`:
+    /// without TLS.
     fn keys(&self) -> Option<Arc<[Psk]>>;
 
     /// Whether the kernel makes the records of TLS where it can.
@@ -101,8 +106,8 @@ pub trait Dialer: Send + Sync + 'static {
     /// The protocol's session.
     type Session: Initiator + Overdue + StreamConnections + 'static;
 
-    /// What has to be open before a session and beside it, on a connection of its own; [`NoControl`](blockmux_proto::session::NoControl)
-    /// for protocols without.
+    /// What has to be open before a session and beside it, on a connection of its own;
+    /// [`NoControl`](blockmux_proto::session::NoControl) for protocols without.
     type Control: Control + 'static;
 
     /// The paths to the volume.
@@ -113,7 +118,8 @@ pub trait Dialer: Send + Sync + 'static {
         None
     }
 
-    /// A new control for the session to come, if the protocol has one, on a connection with or without TLS.
+    /// A new control for the session to come, if the protocol has one, on a connection with or
+    /// without TLS.
     fn control(&self, _is_secured: bool, _pool: &Pool, _now: Instant) -> Option<Self::Control> {
         None
     }
@@ -123,7 +129,8 @@ pub trait Dialer: Send + Sync + 'static {
         false
     }
 
-    /// Why a control is of no use, if the target refused it or it found another volume, and trying again does not help.
+    /// Why a control is of no use, if the target refused it or it found another volume, and trying
+    /// again does not help.
     fn control_refusal(&self, _control: &Self::Control) -> Option<String> {
         None
     }
@@ -154,8 +161,8 @@ pub trait Dialer: Send + Sync + 'static {
 
 /// What a session is opened with.
 pub struct Opening<'a, C> {
-    /// The number of its link, which all sessions of one connection's lives have, and no others: with
-    /// it can be ended what a target still does for the one before.
+    /// The number of its link, which all sessions of one connection's lives have, and no others:
+    /// with it can be ended what a target still does for the one before.
     pub link: u32,
     /// The control that [`Dialer::control`] made; it is ready.
     pub control: Option<&'a C>,
@@ -182,8 +189,8 @@ pub enum Policy {
     QueueDepth,
 }
 
-/// Whether a volume that was like `first` can be used on as it is `now`, over so many connections. For
-/// [`Dialer::check`].
+/// Whether a volume that was like `first` can be used on as it is `now`, over so many connections.
+/// For [`Dialer::check`].
 ///
 /// # Errors
 /// If what was submitted for the one cannot be replayed to the other.
@@ -214,7 +221,7 @@ pub struct RemoteVolume<D: Dialer, H: Host = EngineCore> {
     /// What the target calls the data, if it tells.
     designator: Option<String>,
     connections: u32,
-    patience: Duration,
+    reconnect_timeout: Duration,
     /// How many links there have been, over all cores.
     links: AtomicU32,
     host: PhantomData<fn(&H)>,
@@ -252,13 +259,22 @@ impl Known {
 }
 
 impl<D: Dialer, H: Host> RemoteVolume<D, H> {
-    /// A volume like `info` behind `dialer`; each channel has so many connections and waits so long for a lost one.
+    /// A volume like `info` behind `dialer`; each channel has so many connections and waits so long
+    /// for a lost one.
     pub fn new(dialer: D, info: VolumeInfo, connections: u32, patience: Duration) -> RemoteVolume<D, H> {
         let (dialer, links) = (Arc::new(dialer), AtomicU32::new(0));
         let known =
             Arc::new(Known { size: AtomicU64::new(info.size), first: info, listeners: Mutex::default() });
         let designator = None;
-        RemoteVolume { dialer, known, designator, connections, patience, links, host: PhantomData }
+        RemoteVolume {
+            dialer,
+            known,
+            designator,
+            connections,
+            reconnect_timeout: patience,
+            links,
+            host: PhantomData,
+        }
     }
 
     /// The volume with what its target calls the data; empty if it does not tell.
@@ -283,14 +299,14 @@ impl<D: Dialer, H: Host> Volume for RemoteVolume<D, H> {
 
     fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
         let core = H::from_core(core).ok_or(IoError::Unsupported)?;
-        let party = Rc::new(Party::default());
+        let group = Rc::new(PathGroup::default());
         let all = (0..self.connections).flat_map(|_| &self.dialer.paths().addresses);
-        let links = all.map(|home| Link::spawn(&core, self, home, depth, &waker, &party));
+        let links = all.map(|home| Link::spawn(&core, self, home, depth, &waker, &group));
         Ok(Box::new(RemoteChannel {
             info: self.known.info(),
             known: self.known.clone(),
             links: links.collect(),
-            party,
+            group,
             policy: self.dialer.paths().policy,
             next: 0,
             spins: core.spins(),
@@ -307,7 +323,7 @@ impl<D: Dialer, H: Host> RemoteVolume<D, H> {
 
 /// What the links of a channel know of each other.
 #[derive(Default)]
-struct Party {
+struct PathGroup {
     /// How many have a connection, or try to get one.
     alive: Cell<usize>,
     /// How many have a session.
@@ -322,7 +338,7 @@ struct RemoteChannel<D: Dialer, H: Host> {
     info: VolumeInfo,
     known: Arc<Known>,
     links: Vec<Rc<RefCell<Link<D, H>>>>,
-    party: Rc<Party>,
+    group: Rc<PathGroup>,
     policy: Policy,
     /// Whose turn it is.
     next: usize,
@@ -353,7 +369,7 @@ impl<D: Dialer, H: Host> Channel for RemoteChannel<D, H> {
 
     #[inline]
     fn poll(&mut self, done: &mut Vec<Completion>) {
-        if self.party.is_changed.take() {
+        if self.group.is_changed.take() {
             self.look_at_size();
             self.share_out();
         }
@@ -362,7 +378,7 @@ impl<D: Dialer, H: Host> Channel for RemoteChannel<D, H> {
         for link in &self.links {
             done.append(&mut link.borrow_mut().done);
         }
-        self.party.late.borrow_mut().on_done(&done[before..]);
+        self.group.late.borrow_mut().on_done(&done[before..]);
     }
 }
 
@@ -393,7 +409,8 @@ impl<D: Dialer, H: Host> RemoteChannel<D, H> {
         &self.links[at]
     }
 
-    /// Takes over what another channel, or a link of this one, has learned of the volume's size; whether that is news.
+    /// Takes over what another channel, or a link of this one, has learned of the volume's size;
+    /// whether that is news.
     #[cold]
     fn look_at_size(&mut self) -> bool {
         let size = self.known.size.load(Ordering::Relaxed);
@@ -405,11 +422,12 @@ impl<D: Dialer, H: Host> RemoteChannel<D, H> {
         is_news
     }
 
-    /// Finds another link for what waits at one that has no connection, or fails it where all have given up.
+    /// Finds another link for what waits at one that has no connection, or fails it where all have
+    /// given up.
     fn share_out(&mut self) {
-        let is_hopeless = self.party.alive.get() == 0;
+        let is_hopeless = self.group.alive.get() == 0;
         if !is_hopeless && !self.links.iter().any(|link| link.borrow().is_usable()) {
-            return self.links.iter().for_each(|link| link.borrow_mut().hurry());
+            return self.links.iter().for_each(|link| link.borrow_mut().retry_now());
         }
         for at in 0..self.links.len() {
             let left = self.links[at].borrow_mut().hand_over();

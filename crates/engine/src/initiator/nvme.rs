@@ -1,11 +1,13 @@
 //! Reaching namespaces of NVMe/TCP subsystems.
 //!
-//! Each channel has, by each path, an association of its own: an admin queue, which its link holds as its control, and
-//! I/O queues of the controller that the admin queue got, which are the connections of one session. When one is lost, all are
-//! made anew, with another controller, and what had not completed is replayed there. Decision 14 says why.
+//! Each channel has, by each path, an association of its own: an admin queue, which its link holds
+//! as its control, and I/O queues of the controller that the admin queue got, which are the
+//! connections of one session. When one is lost, all are made anew, with another controller, and
+//! what had not completed is replayed there. Decision 14 says why.
 //!
-//! Several places may lead to one namespace. It is recognised by what names it; a place that leads to another one is
-//! refused, and one that does not answer when the volume is opened may do so later.
+//! Several places may lead to one namespace. It is recognised by what names it; a place that leads
+//! to another one is refused, and one that does not answer when the volume is opened may do so
+//! later.
 
 use super::seeds::Seeds;
 use super::{Dialer, GeneratedKeys, Opening, Paths, Policy, RemoteVolume, TlsKeys, check_unchanged};
@@ -18,7 +20,7 @@ use blockmux_proto::nvme::auth::psk::{ConfiguredPsk, TlsPsk};
 use blockmux_proto::nvme::auth::{Concatenation, HostCredentials, HostSecrets};
 use blockmux_proto::nvme_tcp::client::{
     AdminConfig, AdminSession, Ask, ControllerInfo, Digests, FoundSubsystem, Names, NamespaceInfo,
-    QueueConfig, QueueSession, NvmeRefused,
+    NvmeRefused, QueueConfig, QueueSession,
 };
 use blockmux_proto::session::PathRank;
 use blockmux_tls::Psk;
@@ -51,7 +53,7 @@ pub struct NvmeEndpoint {
     /// I/O queues of each channel by each path, as far as the controller gives them out.
     pub queues: u16,
     /// How long to try again when a connection is lost, before I/O fails.
-    pub patience: Duration,
+    pub reconnect_timeout: Duration,
     /// How long an answer may take before the connection counts as lost, as [`Paths::timeout`].
     pub timeout: Option<Duration>,
     /// The key that every connection is secured with; `None`: without TLS.
@@ -60,7 +62,8 @@ pub struct NvmeEndpoint {
     pub tls_identity: Option<u8>,
     /// Whether the kernel makes the records of TLS where it can.
     pub ktls: bool,
-    /// Secure channel concatenation, which takes `secrets` and no `tls_key`: the keys that were made; `None`: it is not done.
+    /// Secure channel concatenation, which takes `secrets` and no `tls_key`: the keys that were
+    /// made; `None`: it is not done.
     pub generated_keys: Option<Arc<GeneratedKeys>>,
 }
 
@@ -82,7 +85,7 @@ pub struct NvmeDescription {
 /// If the subsystem cannot be reached or does not have the namespace.
 pub fn connect(endpoint: NvmeEndpoint) -> Result<RemoteVolume<NvmeDialer>, NvmeConnectError> {
     let dialer = NvmeDialer::new(endpoint)?;
-    let (info, patience) = (dialer.first.volume_info(), dialer.endpoint.patience);
+    let (info, patience) = (dialer.first.volume_info(), dialer.endpoint.reconnect_timeout);
     let designator = dialer.first.identity.clone();
     Ok(RemoteVolume::new(dialer, info, 1, patience).with_designator(designator))
 }
@@ -124,7 +127,8 @@ pub fn discover(endpoint: &NvmeEndpoint) -> Result<(Vec<FoundSubsystem>, u64), N
     Ok((found.to_vec(), left_out))
 }
 
-/// One admin queue from start to end, and before it another one if that has to make the key of this one.
+/// One admin queue from start to end, and before it another one if that has to make the key of this
+/// one.
 fn ask(endpoint: &NvmeEndpoint, ask: Ask) -> Result<AdminSession, NvmeConnectError> {
     let mut attempts = 1;
     loop {
@@ -135,15 +139,21 @@ fn ask(endpoint: &NvmeEndpoint, ask: Ask) -> Result<AdminSession, NvmeConnectErr
         };
         match (&result, &keys) {
             (Ok(session), _) if session.generated().is_some() => endpoint.keep_generated(session),
-            (Err(NvmeConnectError::Broken { broken: Broken::Tls(_), .. }), Some(keys)) => generated.forget(keys),
+            (Err(NvmeConnectError::Broken { broken: Broken::Tls(_), .. }), Some(keys)) => {
+                generated.forget(keys)
+            }
             _ => return result,
         }
         attempts += 1;
     }
 }
 
-/// The same on one connection, which is secured with one of the keys, if there are any.
-fn ask_over(endpoint: &NvmeEndpoint, ask: Ask, keys: Option<&[Psk]>) -> Result<AdminSession, NvmeConnectError> {
+/// Asks one question on one connection, which is secured with one of the keys, if there are any.
+fn ask_over(
+    endpoint: &NvmeEndpoint,
+    ask: Ask,
+    keys: Option<&[Psk]>,
+) -> Result<AdminSession, NvmeConnectError> {
     let address = &endpoint.address;
     let seeds = Seeds::new().map_err(|error| NvmeConnectError::broken(address, error))?;
     let config = endpoint.admin(ask, Duration::ZERO, endpoint.credentials(keys.is_some(), &seeds));
@@ -168,7 +178,7 @@ fn ask_over(endpoint: &NvmeEndpoint, ask: Ask, keys: Option<&[Psk]>) -> Result<A
 }
 
 impl NvmeEndpoint {
-    /// The same by each of its paths alone.
+    /// One endpoint for each of its paths, with that path alone.
     fn paths(&self) -> impl Iterator<Item = NvmeEndpoint> {
         let places = std::iter::once(&self.address).chain(&self.further);
         places.map(|address| NvmeEndpoint { address: address.clone(), further: Vec::new(), ..self.clone() })
@@ -330,7 +340,8 @@ impl Dialer for NvmeDialer {
         let namespace = control.and_then(|control| control.namespaces().first()).unwrap_or(&self.first);
         let config = QueueConfig {
             names: self.endpoint.names.clone(),
-            // With concatenation no control is ready whose connection is not secured, and so is this one.
+            // With concatenation no control is ready whose connection is not secured, and so is
+            // this one.
             credentials: self.endpoint.credentials(true, &self.seeds),
             controller,
             namespace: namespace.clone(),

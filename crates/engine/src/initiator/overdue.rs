@@ -1,15 +1,17 @@
 //! Requests that get no answer.
 //!
-//! A target has a bounded time for whatever request has waited the longest, from when it became that one: a slow line
-//! with a long queue is slow for all of it, and no request is blamed for those before it. Bytes that come for a request
-//! prove nothing; its answer does. A target that owes one for too long is asked to give the request up, where the protocol
-//! has that, and with it all others that it has had as long; then they are sent again. If it does not do that until the next
-//! look, and where there are other paths, it loses the connection, and its requests are sent again over another. What gets no
-//! answer for the volume's patience fails.
+//! A target has a bounded time for whatever request has waited the longest, from when it became
+//! that one: a slow line with a long queue is slow for all of it, and no request is blamed for
+//! those before it. Bytes that come for a request prove nothing; its answer does. A target that
+//! owes one for too long is asked to give the request up, where the protocol has that, and with it
+//! all others that it has had as long; then they are sent again. If it does not do that until the
+//! next look, and where there are other paths, it loses the connection, and its requests are sent
+//! again over another. What gets no answer for the volume's patience fails.
 //!
-//! Nothing is noted for each request. The session is asked four times in the span which request is the oldest
-//! ([`Initiator::look`](blockmux_proto::session::Overdue::look)); the same one five times in a row is overdue, by at
-//! most a quarter of the span. A core that did not run for a while has looked once, however long that was.
+//! Nothing is noted for each request. The session is asked four times in the span which request is
+//! the oldest ([`Initiator::look`](blockmux_proto::session::Overdue::look)); the same one five
+//! times in a row is overdue, by at most a quarter of the span. A core that did not run for a while
+//! has looked once, however long that was.
 
 use blockmux_volume::{Completion, Tag};
 use std::time::{Duration, Instant};
@@ -49,8 +51,8 @@ impl Overdue {
         is_due
     }
 
-    /// What a look has found: how often the session has seen its oldest request, and whether it takes none although some
-    /// wait. Answers the time that was too long.
+    /// What a look has found: how often the session has seen its oldest request, and whether it
+    /// takes none although some wait. Answers the time that was too long.
     pub(super) fn on_look(&mut self, seen: u32, is_shut: bool) -> Option<Duration> {
         self.shut = if is_shut { self.shut + 1 } else { 0 };
         self.span.filter(|_| seen.max(self.shut.saturating_sub(1)) >= LOOKS)
@@ -62,7 +64,8 @@ impl Overdue {
     }
 }
 
-/// Requests of a channel that are sent again because there was no answer, or none that was of the volume, and since when.
+/// Requests of a channel that are sent again because there was no answer, or none that was of the
+/// volume, and since when.
 #[derive(Default)]
 pub(super) struct Late(Vec<(Tag, Instant)>);
 
@@ -78,7 +81,7 @@ impl Late {
         }
     }
 
-    /// The same: whether that has been so for all `patience`.
+    /// Adds a request, and answers whether it has been overdue for all `patience`.
     pub(super) fn is_hopeless(&mut self, tag: Tag, now: Instant, patience: Duration) -> bool {
         now.duration_since(self.add(tag, now)) >= patience
     }

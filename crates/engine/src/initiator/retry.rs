@@ -1,14 +1,14 @@
 //! When a link that lost its connection dials again, and when it gives up.
 //!
-//! It gives up when there has been no session for its patience, or when sessions have begun for so long and ended
-//! without completing anything: then it may be a request that ends them. In between it dials after pauses that grow
-//! until something completes.
+//! It gives up when there has been no session for its patience, or when sessions have begun for so
+//! long and ended without completing anything: then it may be a request that ends them. In between
+//! it dials after pauses that grow until something completes.
 
 use super::missing;
 use std::time::{Duration, Instant};
 
 pub(super) struct ReconnectTimer {
-    patience: Duration,
+    reconnect_timeout: Duration,
     /// Since when there has been no session.
     lost_since: Option<Instant>,
     /// Since when every session has been lost before it completed anything.
@@ -24,7 +24,7 @@ pub(super) struct ReconnectTimer {
 
 /// What to do about a loss.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum RetryDecision {
     GiveUp,
     /// Dial at that time; the first of several attempts, or not.
     Again {
@@ -37,7 +37,7 @@ impl ReconnectTimer {
     /// For a link that begins to dial `now`.
     pub(super) fn new(patience: Duration, now: Instant) -> ReconnectTimer {
         ReconnectTimer {
-            patience,
+            reconnect_timeout: patience,
             lost_since: Some(now),
             fruitless_since: None,
             stranded_since: None,
@@ -48,8 +48,8 @@ impl ReconnectTimer {
     }
 
     /// How long it goes on.
-    pub(super) fn patience(&self) -> Duration {
-        self.patience
+    pub(super) fn reconnect_timeout(&self) -> Duration {
+        self.reconnect_timeout
     }
 
     /// Whether requests have waited for the path to become one for all patience, if they still do.
@@ -61,17 +61,20 @@ impl ReconnectTimer {
         }
         let now = now();
         let since = *self.stranded_since.get_or_insert(now);
-        now.duration_since(since) >= self.patience
+        now.duration_since(since) >= self.reconnect_timeout
     }
 
     /// A link that rested begins to dial.
     pub(super) fn begin(&mut self, now: Instant) {
-        *self = ReconnectTimer { is_missing: self.is_missing, ..ReconnectTimer::new(self.patience, now) };
+        *self = ReconnectTimer {
+            is_missing: self.is_missing,
+            ..ReconnectTimer::new(self.reconnect_timeout, now)
+        };
     }
 
     /// Until when one attempt may take.
     pub(super) fn attempt_ends(&self, now: Instant) -> Instant {
-        now + self.patience.min(CONNECT_TIMEOUT)
+        now + self.reconnect_timeout.min(CONNECT_TIMEOUT)
     }
 
     /// A session is open.
@@ -98,18 +101,18 @@ impl ReconnectTimer {
     }
 
     /// An attempt has failed, or a session has ended.
-    pub(super) fn on_loss(&mut self, had_session: bool, now: Instant) -> Verdict {
+    pub(super) fn on_loss(&mut self, had_session: bool, now: Instant) -> RetryDecision {
         if had_session {
             self.fruitless_since.get_or_insert(now);
         }
         let lost_since = *self.lost_since.get_or_insert(now);
         let since = self.fruitless_since.map_or(lost_since, |fruitless| fruitless.min(lost_since));
-        if now.duration_since(since) >= self.patience {
-            return Verdict::GiveUp;
+        if now.duration_since(since) >= self.reconnect_timeout {
+            return RetryDecision::GiveUp;
         }
         let (at, is_first) = (now + self.pause, self.pause == FIRST_PAUSE);
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
-        Verdict::Again { at, is_first }
+        RetryDecision::Again { at, is_first }
     }
 }
 
@@ -123,14 +126,19 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(5);
 
-    /// Loses one attempt after the other, each as soon as it may be made; answers how often, and for how long.
-    fn lose_until_it_gives_up(retry: &mut ReconnectTimer, had_session: bool, from: Instant) -> (u32, Duration) {
+    /// Loses one attempt after the other, each as soon as it may be made; answers how often, and
+    /// for how long.
+    fn lose_until_it_gives_up(
+        retry: &mut ReconnectTimer,
+        had_session: bool,
+        from: Instant,
+    ) -> (u32, Duration) {
         let (mut now, mut losses) = (from, 0);
         loop {
             losses += 1;
             match retry.on_loss(had_session, now) {
-                Verdict::GiveUp => return (losses, now - from),
-                Verdict::Again { at, is_first } => {
+                RetryDecision::GiveUp => return (losses, now - from),
+                RetryDecision::Again { at, is_first } => {
                     assert_eq!(is_first, losses == 1);
                     assert!(at > now && at - now <= LONGEST_PAUSE);
                     now = at;
@@ -153,7 +161,7 @@ mod tests {
         let mut retry = ReconnectTimer::new(PATIENCE, now);
         retry.on_session();
         let (mut at, mut losses) = (now, 0);
-        while let Verdict::Again { at: next, .. } = retry.on_loss(true, at) {
+        while let RetryDecision::Again { at: next, .. } = retry.on_loss(true, at) {
             (at, losses) = (next, losses + 1);
             retry.on_session();
         }
@@ -165,11 +173,11 @@ mod tests {
         let now = Instant::now();
         let mut retry = ReconnectTimer::new(PATIENCE, now);
         retry.on_session();
-        assert!(matches!(retry.on_loss(true, now), Verdict::Again { is_first: true, .. }));
+        assert!(matches!(retry.on_loss(true, now), RetryDecision::Again { is_first: true, .. }));
         retry.on_session();
         retry.on_completion();
         let later = now + PATIENCE * 2;
-        assert!(matches!(retry.on_loss(true, later), Verdict::Again { is_first: true, .. }));
+        assert!(matches!(retry.on_loss(true, later), RetryDecision::Again { is_first: true, .. }));
         let much_later = later + PATIENCE * 2;
         retry.begin(much_later);
         assert!(lose_until_it_gives_up(&mut retry, false, much_later).1 >= PATIENCE);

@@ -1,7 +1,8 @@
 //! Whether a target that owes an answer says anything at all.
 //!
-//! Silence alone ends nothing here: a flush of a slow disk's whole cache takes minutes. `overdue` ends what takes too long,
-//! where there is a bound; whoever waits for longer than a minute should know why.
+//! Silence alone ends nothing here: a flush of a slow disk's whole cache takes minutes. `overdue`
+//! ends what takes too long, where there is a bound; whoever waits for longer than a minute should
+//! know why.
 
 use std::time::{Duration, Instant};
 
@@ -28,8 +29,8 @@ impl Silence {
         self.watched = None;
     }
 
-    /// The target owes an answer: when to ask [`Silence::is_to_tell`], if that is not known already. What has been
-    /// told is not told again until something moves.
+    /// The target owes an answer: when to ask [`Silence::is_to_tell`], if that is not known
+    /// already. What has been told is not told again until something moves.
     #[inline]
     pub(super) fn watch(&mut self, now: impl FnOnce() -> Instant) -> Option<Instant> {
         if self.watched.is_some() || self.told_at == Some(self.moved) {

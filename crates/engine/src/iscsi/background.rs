@@ -1,6 +1,7 @@
 //! Gives work of logical units that no session carries on ([`BackgroundWork`]) to a core.
 //!
-//! A unit calls when it has such work. Then a task is started that carries on what there is, and ends.
+//! A unit calls when it has such work. Then a task is started that carries on what there is, and
+//! ends.
 
 use crate::reactor::{EngineCore, Inbox, Progress, Task};
 use blockmux_proto::exports::{Exports, VolumeId};

@@ -1,7 +1,7 @@
 //! iSCSI over real sockets: serving targets, over TCP and over RDMA (iSER) by the same portals.
 //!
-//! A session lives on one core with all its connections. A connection that is accepted on another core is taken there as
-//! soon as its first login request says which session it is for.
+//! A session lives on one core with all its connections. A connection that is accepted on another
+//! core is taken there as soon as its first login request says which session it is for.
 //!
 //! How our own initiator reaches a unit is in [`crate::initiator::iscsi`].
 
@@ -19,7 +19,7 @@ use background::Background;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::node::IscsiNode;
 use blockmux_proto::iscsi::server::{IserTargetSession, LocalSessions, TargetSession};
-use blockmux_proto::iscsi::sessions::{Line, MAX_LOGINS};
+use blockmux_proto::iscsi::sessions::{ConnectionControl, MAX_LOGINS};
 use blockmux_proto::session::Home;
 use blockmux_volume::Core;
 use std::net::IpAddr;
@@ -27,8 +27,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use tracing::warn;
 
-/// Serves the node's targets to each connection that is accepted by a portal of the group `group_tag`. Their logical
-/// units lead to places in `exports`.
+/// Serves the node's targets to each connection that is accepted by a portal of the group
+/// `group_tag`. Their logical units lead to places in `exports`.
 #[must_use]
 pub fn serve(node: &Arc<IscsiNode>, exports: &Exports, group_tag: u16) -> Serve {
     let background = Background::new(node, exports);
@@ -65,7 +65,7 @@ impl Portal {
             }
         };
         let local_ip = stream.local_ip().map(in_brackets).unwrap_or_default();
-        let hang_up = Arc::new(SocketLine(stream.share()));
+        let hang_up = Arc::new(SocketHandle(stream.share()));
         let sessions = core.local(|| LocalSessions::new(Home::new(core.inbox().clone())));
         let (node, pool) = (self.node.clone(), core.pool().for_peer_at(stream.peer_ip()));
         let for_peer = pool.clone();
@@ -94,9 +94,9 @@ impl Portal {
 }
 
 /// A connection, for other cores.
-struct SocketLine(Stream);
+struct SocketHandle(Stream);
 
-impl Line for SocketLine {
+impl ConnectionControl for SocketHandle {
     fn hang_up(&self) {
         self.0.close();
     }

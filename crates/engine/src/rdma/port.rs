@@ -1,4 +1,5 @@
-//! A port that serves one protocol over TCP and over RDMA: the first bytes of a connection tell which.
+//! A port that serves one protocol over TCP and over RDMA: the first bytes of a connection tell
+//! which.
 //!
 //! Over iWARP a connection begins with an MPA request, whose key is text (RFC 5044 §7.1). Whatever
 //! begins otherwise is for the session over TCP to judge.

@@ -1,4 +1,5 @@
-//! A core as those see it that run on it: its ring, its buffers, its timers and the table of its tasks.
+//! A core as those see it that run on it: its ring, its buffers, its timers and the table of its
+//! tasks.
 
 use super::PollPolicy;
 use super::inbox::Inbox;
@@ -134,7 +135,8 @@ impl EngineCore {
         self.congestion.get()
     }
 
-    /// Connections that are opened here from now on have this congestion control. The first one stays.
+    /// Connections that are opened here from now on have this congestion control. The first one
+    /// stays.
     pub(crate) fn set_congestion(&self, congestion: Congestion) {
         let _ = self.congestion.set(congestion);
     }
@@ -215,7 +217,8 @@ impl EngineCore {
         drop(tasks);
     }
 
-    /// Runs a task if it still exists; answers its progress, whether it polls, and whether it was hot already.
+    /// Runs a task if it still exists; answers its progress, whether it polls, and whether it was
+    /// hot already.
     #[inline]
     pub(super) fn run_task(&self, id: u64) -> Option<(Progress, bool, bool)> {
         let (index, generation) = place(id);

@@ -1,18 +1,19 @@
 //! One core: a thread that runs its tasks to completion and shares nothing.
 //!
-//! A [`Task`] is run when it was woken. After activity, tasks that look at a socket stay *hot*: the reactor runs them
-//! over and over, and they try the socket directly, so that a round trip needs no sleep and no wake-up. A task that
-//! found nothing for the spin time is *parked*: it asks the ring to be told. When nothing is hot the core sleeps in
-//! the ring, and an idle core uses no processor time at all. [`PollPolicy`] sets the spin time.
+//! A [`Task`] is run when it was woken. After activity, tasks that look at a socket stay *hot*: the
+//! reactor runs them over and over, and they try the socket directly, so that a round trip needs no
+//! sleep and no wake-up. A task that found nothing for the spin time is *parked*: it asks the ring
+//! to be told. When nothing is hot the core sleeps in the ring, and an idle core uses no processor
+//! time at all. [`PollPolicy`] sets the spin time.
 
-mod bell;
 mod core;
+mod cross_thread_waker;
 mod inbox;
 mod readiness;
 mod task;
 
 pub use self::core::EngineCore;
-pub(crate) use bell::bell;
+pub(crate) use cross_thread_waker::cross_thread_waker;
 pub use inbox::{Inbox, Message};
 pub(crate) use readiness::WakeOnEvent;
 pub use task::{Progress, Task};
@@ -28,8 +29,8 @@ use std::time::{Duration, Instant};
 /// When a core that has nothing to do goes to sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PollPolicy {
-    /// After this long without activity, or after up to 200 us as long as that would have saved sleeps; at once where
-    /// others wait for the processor.
+    /// After this long without activity, or after up to 200 us as long as that would have saved
+    /// sleeps; at once where others wait for the processor.
     Adaptive(Duration),
     /// Never: it takes a whole processor and answers fastest.
     Always,
@@ -102,7 +103,8 @@ impl Reactor {
                 last_active = now;
             }
             turns = turns.wrapping_add(1);
-            // What woke up meanwhile may have more for the ring; it need not wait for that for ever.
+            // What woke up meanwhile may have more for the ring; it need not wait for that for
+            // ever.
             if !self.core.ready.is_empty() && !turns.is_multiple_of(MOST_TURNS_UNSUBMITTED) {
                 continue;
             }
@@ -123,9 +125,9 @@ impl Reactor {
         Ok(())
     }
 
-    /// Spins longer if that would have saved a sleep of that length, as peers that work on a long batch make them.
-    /// Two sides that each wait for the other's batch otherwise sleep in turn, and a batch that has to wake somebody
-    /// takes longer still.
+    /// Spins longer if that would have saved a sleep of that length, as peers that work on a long
+    /// batch make them. Two sides that each wait for the other's batch otherwise sleep in turn, and
+    /// a batch that has to wake somebody takes longer still.
     fn learn(&mut self, slept: impl FnOnce() -> Duration) {
         // No other policy has a use for another look at the clock.
         if let PollPolicy::Adaptive(shortest) = self.core.policy {
@@ -133,8 +135,9 @@ impl Reactor {
         }
     }
 
-    /// Now and then while nothing happens, lets others have the processor that wait for it; whether there were any. They
-    /// may be what this core waits for, its client or another core, and are worth more than its spinning if not.
+    /// Now and then while nothing happens, lets others have the processor that wait for it; whether
+    /// there were any. They may be what this core waits for, its client or another core, and are
+    /// worth more than its spinning if not.
     fn makes_way(&mut self, now: Instant) -> bool {
         if now < self.makes_way_at || !matches!(self.core.policy, PollPolicy::Adaptive(_)) {
             return false;
@@ -145,7 +148,8 @@ impl Reactor {
         back.duration_since(now) > NOBODY_WAITED
     }
 
-    /// Runs whatever is ready once, without sleeping unless nothing is: for tests that wait for something.
+    /// Runs whatever is ready once, without sleeping unless nothing is: for tests that wait for
+    /// something.
     ///
     /// # Errors
     /// If the ring breaks.
@@ -161,12 +165,14 @@ impl Reactor {
         Ok(())
     }
 
-    /// One round: completions, deadlines, ready tasks, hot tasks. Answers whether anything happened.
+    /// One round: completions, deadlines, ready tasks, hot tasks. Answers whether anything
+    /// happened.
     #[inline]
     fn turn(&mut self, now: Instant) -> bool {
         let mut active = self.core.ring.reap() > 0;
         self.core.timers.fire(now);
-        // Only those that are ready now: what they wake runs in the next round, after the ring had its turn.
+        // Only those that are ready now: what they wake runs in the next round, after the ring had
+        // its turn.
         for _ in 0..self.core.ready.len() {
             let Some(id) = self.core.ready.pop() else { break };
             active = true;
@@ -213,7 +219,8 @@ impl Reactor {
         active
     }
 
-    /// Trims the heap some time after a burst; answers when to look again. Soon after it, the next may come.
+    /// Trims the heap some time after a burst; answers when to look again. Soon after it, the next
+    /// may come.
     fn trim_when_due(&mut self, now: Instant) -> Option<Instant> {
         let pool = self.core.pool();
         if !pool.has_shed_much() {
@@ -257,7 +264,8 @@ impl Drop for Reactor {
     }
 }
 
-/// How long tasks stay hot, and a core that sleeps at all awake, before anything is known of the load.
+/// How long tasks stay hot, and a core that sleeps at all awake, before anything is known of the
+/// load.
 fn shortest_spin(policy: PollPolicy) -> Duration {
     match policy {
         PollPolicy::Adaptive(spin) => spin,
@@ -266,8 +274,8 @@ fn shortest_spin(policy: PollPolicy) -> Duration {
     }
 }
 
-/// The most that an adaptive core spins: what a batch at depth 32 takes with some to spare, and as long as KVM's halt polling
-/// spins for a guest.
+/// The most that an adaptive core spins: what a batch at depth 32 takes with some to spare, and as
+/// long as KVM's halt polling spins for a guest.
 const LONGEST_SPIN: Duration = Duration::from_micros(200);
 /// While an adaptive core spins; a call takes a fiftieth of that if nobody waits.
 const MAKES_WAY_EVERY: Duration = Duration::from_micros(10);
@@ -275,7 +283,8 @@ const MAKES_WAY_EVERY: Duration = Duration::from_micros(10);
 const NOBODY_WAITED: Duration = Duration::from_micros(20);
 /// How long an entry for the ring may wait while tasks wake each other, in turns.
 const MOST_TURNS_UNSUBMITTED: u32 = 4;
-/// With [`PollPolicy::Always`] the core spins on, but asks the ring about sockets that were silent for this long.
+/// With [`PollPolicy::Always`] the core spins on, but asks the ring about sockets that were silent
+/// for this long.
 const HOT_WHEN_ALWAYS: Duration = Duration::from_millis(10);
 
 /// Bursts that follow each other more closely use the same memory.

@@ -18,8 +18,8 @@ pub trait Task {
     /// Does what there is to do now, within bounds, so that others get their turn.
     fn run(&mut self) -> Progress;
 
-    /// Whether [`Task::run`] looks at a socket, so that running it over and over finds new work. It is parked before
-    /// the core stops doing so.
+    /// Whether [`Task::run`] looks at a socket, so that running it over and over finds new work. It
+    /// is parked before the core stops doing so.
     fn is_polled(&self) -> bool {
         false
     }

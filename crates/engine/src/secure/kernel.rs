@@ -1,8 +1,9 @@
 //! Records by the system's kernel: giving it the keys, and what is left to do beside.
 //!
-//! The kernel protects data and opens it. Records of other types it hands to whoever asks for them: tickets, of which we
-//! make nothing, alerts and KeyUpdate. After a KeyUpdate it has to be given the next keys, which Linux takes since 6.14;
-//! before that, the connection ends, and whoever has made it makes another.
+//! The kernel protects data and opens it. Records of other types it hands to whoever asks for them:
+//! tickets, of which we make nothing, alerts and KeyUpdate. After a KeyUpdate it has to be given
+//! the next keys, which Linux takes since 6.14; before that, the connection ends, and whoever has
+//! made it makes another.
 //!
 //! A key protects only so much (RFC 8446 §5.5), and that is ours to count: the kernel does not.
 
@@ -121,7 +122,8 @@ impl ByKernel {
             Ok(Told::KeyUpdate { is_requested }) => {
                 self.update_receiving(stream)?;
                 self.owes_update |= is_requested;
-                // It is due before more data; where there is none, the peer may wait for it all the same.
+                // It is due before more data; where there is none, the peer may wait for it all the
+                // same.
                 match self.before_sending(stream) {
                     Err(Broken::Socket(error)) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
                     result => result.map(|()| false),
@@ -180,8 +182,8 @@ const BLOCK: u64 = 16;
 /// Of each record, beyond its data: for its content type, and for its tag.
 const BLOCKS_BESIDE: u64 = 2;
 const MOST_BLOCKS_OF_RECORD: u64 = MOST_PLAIN as u64 / BLOCK + BLOCKS_BESIDE;
-/// What a key of AES-GCM may protect: 2^24.5 of the longest records (RFC 8446 §5.5). What it is a bound on are blocks, so
-/// that shorter records may be more.
+/// What a key of AES-GCM may protect: 2^24.5 of the longest records (RFC 8446 §5.5). What it is a
+/// bound on are blocks, so that shorter records may be more.
 const MOST_BLOCKS: u64 = 23_726_566 * (MOST_PLAIN as u64 / BLOCK);
 
 #[cfg(test)]

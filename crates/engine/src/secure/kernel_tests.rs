@@ -3,7 +3,7 @@
 use super::*;
 use crate::connection::{Connection, Inflow};
 use crate::host::{ByteStream, Direction, Host};
-use crate::sim::{SimCore, SimNet, SystemTls, Weather, World};
+use crate::sim::{NetworkConditions, SimCore, SimNet, SystemTls, World};
 use crate::socket::Address;
 use blockmux_proto::session::{Demand, ProtocolError, StreamSession, Timed};
 use blockmux_tls::{HANDSHAKE, Hash, RecordKeys};
@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::time::Instant;
 
-/// Says what it has to say, and hears as much as there is, every second part of it right where it is to be.
+/// Says what it has to say, and hears as much as there is, every second part of it right where it
+/// is to be.
 struct Talker {
     outbox: Outbox,
     heard: Vec<u8>,
@@ -186,8 +187,8 @@ impl Pair {
     }
 }
 
-fn net(seed: u64, weather: Weather, system: SystemTls) -> SimNet {
-    let net = SimNet::new(seed, weather);
+fn net(seed: u64, conditions: NetworkConditions, system: SystemTls) -> SimNet {
+    let net = SimNet::new(seed, conditions);
     net.set_system_tls(system);
     net
 }
@@ -197,26 +198,27 @@ fn words(len: u32, seed: u32) -> Vec<u8> {
 }
 
 /// Messages in pieces of all lengths, and little on its way.
-const NARROW: Weather = Weather { window: 5000, most_per_call: 700, ..Weather::FAIR };
+const NARROW: NetworkConditions =
+    NetworkConditions { window: 5000, most_per_call: 700, ..NetworkConditions::FAIR };
 
 #[test]
 fn all_that_is_said_is_heard_whichever_end_has_a_kernel_that_can() {
     let said = [words(150_000, 3), words(90_000, 5)];
     for by_kernel in [[true, true], [true, false], [false, true], [false, false]] {
-        for (seed, weather) in [
-            (1, Weather::FAIR),
+        for (seed, conditions) in [
+            (1, NetworkConditions::FAIR),
             (2, NARROW),
             (3, NARROW),
-            (4, Weather { most_per_call: 1, ..Weather::FAIR }),
-            (5, Weather { most_per_call: 7, ..NARROW }),
+            (4, NetworkConditions { most_per_call: 1, ..NetworkConditions::FAIR }),
+            (5, NetworkConditions { most_per_call: 7, ..NARROW }),
         ] {
             let hash = if seed % 2 == 0 { Hash::Sha256 } else { Hash::Sha384 };
             // Records of one byte each go one byte at a time then.
-            let len = if weather.most_per_call < 10 { 400 } else { usize::MAX };
+            let len = if conditions.most_per_call < 10 { 400 } else { usize::MAX };
             let said = said.each_ref().map(|said| &said[..said.len().min(len)]);
-            let mut pair = Pair::new(net(seed, weather, SystemTls::Once), hash, by_kernel, said);
+            let mut pair = Pair::new(net(seed, conditions, SystemTls::Once), hash, by_kernel, said);
             pair.run_out();
-            assert_eq!(pair.by_kernel(), by_kernel, "{weather:?}");
+            assert_eq!(pair.by_kernel(), by_kernel, "{conditions:?}");
             for (end, heard) in pair.ends.iter().zip([said[1], said[0]]) {
                 assert!(end.talker.heard == heard && end.failed.is_none());
                 assert_eq!(end.talker.identity, b"key");
@@ -231,8 +233,9 @@ fn where_the_kernel_takes_no_keys_the_library_goes_on() {
     let said = words(50_000, 3);
     for system in [SystemTls::None, SystemTls::NoKeys] {
         for seed in 0..4 {
-            let weather = if seed == 0 { Weather::FAIR } else { NARROW };
-            let mut pair = Pair::new(net(seed, weather, system), Hash::Sha384, [true, true], [&said, &said]);
+            let conditions = if seed == 0 { NetworkConditions::FAIR } else { NARROW };
+            let mut pair =
+                Pair::new(net(seed, conditions, system), Hash::Sha384, [true, true], [&said, &said]);
             pair.run_out();
             assert_eq!(pair.by_kernel(), [false, false]);
             assert!(pair.ends.iter().all(|end| end.talker.heard == said && end.failed.is_none()));
@@ -243,7 +246,7 @@ fn where_the_kernel_takes_no_keys_the_library_goes_on() {
 
 #[test]
 fn a_kernel_that_does_one_half_ends_one_connection_and_is_not_asked_for_another() {
-    let net = net(1, Weather::FAIR, SystemTls::Half);
+    let net = net(1, NetworkConditions::FAIR, SystemTls::Half);
     let mut pair = Pair::new(net.clone(), Hash::Sha256, [true, false], [b"lost", b"lost"]);
     pair.run(50);
     assert!(pair.ends[0].failure().contains("for one direction and not for the other"));
@@ -273,8 +276,12 @@ fn a_key_that_has_done_its_part_is_followed_by_another_where_the_kernel_takes_it
 #[test]
 fn a_key_that_has_done_its_part_ends_the_connection_where_the_kernel_takes_no_other() {
     for by_kernel in [[true, true], [true, false]] {
-        let mut pair =
-            Pair::new(net(1, Weather::FAIR, SystemTls::Once), Hash::Sha384, by_kernel, [b"hello", b"hello"]);
+        let mut pair = Pair::new(
+            net(1, NetworkConditions::FAIR, SystemTls::Once),
+            Hash::Sha384,
+            by_kernel,
+            [b"hello", b"hello"],
+        );
         pair.run_out();
         pair.ends[0].connection.secure().0.unwrap().wear_out();
         pair.go_on();
@@ -321,8 +328,12 @@ fn tickets_are_passed_over() {
 #[test]
 fn who_ends_says_so_before() {
     for by_kernel in [[true, true], [true, false], [false, true], [false, false]] {
-        let mut pair =
-            Pair::new(net(1, Weather::FAIR, SystemTls::Once), Hash::Sha256, by_kernel, [b"hello", b"hello"]);
+        let mut pair = Pair::new(
+            net(1, NetworkConditions::FAIR, SystemTls::Once),
+            Hash::Sha256,
+            by_kernel,
+            [b"hello", b"hello"],
+        );
         pair.run_out();
         let Pair { mut world, ends: [client, server] } = pair;
         // The stream goes on, so that it is the alert alone that tells.
@@ -342,7 +353,7 @@ fn a_record_that_is_not_its_senders_ends_the_connection_with_an_alert() {
     for by_kernel in [[true, true], [false, true]] {
         let system = if by_kernel[0] { SystemTls::Rekeys } else { SystemTls::Once };
         let mut pair =
-            Pair::new(net(1, Weather::FAIR, system), Hash::Sha256, by_kernel, [b"hello", b"hello"]);
+            Pair::new(net(1, NetworkConditions::FAIR, system), Hash::Sha256, by_kernel, [b"hello", b"hello"]);
         pair.run_out();
         if by_kernel[0] {
             let wrong = RecordKeys { key: vec![9; 16].into(), iv: [9; 12], sequence: 0 };

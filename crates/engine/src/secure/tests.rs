@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::host::Host;
-use crate::sim::{SimNet, SimStream, Weather, World};
+use crate::sim::{NetworkConditions, SimNet, SimStream, World};
 use crate::socket::Address;
 use blockmux_tls::Hash;
 use blockmux_volume::Seg;
@@ -81,8 +81,8 @@ impl End {
 
 impl Setting {
     fn new(seed: u64, client: Option<Secure>, server: Secure) -> Setting {
-        let weather = Weather { window: 5000, most_per_call: 700, ..Weather::FAIR };
-        let mut world = World::new(SimNet::new(seed, weather));
+        let conditions = NetworkConditions { window: 5000, most_per_call: 700, ..NetworkConditions::FAIR };
+        let mut world = World::new(SimNet::new(seed, conditions));
         let (clients, servers) = (world.add_core(1 << 20), world.add_core(1 << 20));
         let address = Address::Tcp("127.0.0.1:1".parse().unwrap());
         let accepted = Rc::new(RefCell::new(None));

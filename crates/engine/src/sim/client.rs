@@ -1,4 +1,5 @@
-//! What uses the volume: random requests, each checked when it completes, and a look at every block at the end.
+//! What uses the volume: random requests, each checked when it completes, and a look at every block
+//! at the end.
 
 use super::core::SimCore;
 use super::ledger::{BLOCK, Covered, Ended, Ledger, Started, content};
@@ -218,7 +219,8 @@ impl Request {
     /// Enters the request's end into the ledger.
     fn check(self, ledger: &mut Ledger, result: Result<Output, IoError>) {
         let ended = match self.op {
-            // What discarded blocks read as is anybody's guess; our volumes leave them or clear them.
+            // What discarded blocks read as is anybody's guess; our volumes leave them or clear
+            // them.
             Op::Discard { .. } => Ended::DoneOrNot,
             Op::Write { fua } | Op::WriteZeroes { fua, .. } if result.is_ok() => Ended::Done { fua },
             _ => Ended::DoneOrNot,

@@ -72,7 +72,8 @@ impl SimCore {
         drop(tasks);
     }
 
-    /// Takes the processor from it, or gives it one back: as long as it has none, nothing of it runs.
+    /// Takes the processor from it, or gives it one back: as long as it has none, nothing of it
+    /// runs.
     pub fn set_waiting(&self, waits: bool) {
         self.waits.set(waits);
     }

@@ -1,7 +1,8 @@
 //! A volume with a write cache that a crash loses.
 //!
-//! Completed writes are in the cache, from where they reach stable storage one block at a time and in any order: by
-//! a flush all, with FUA at once, and by chance now and then. A crash keeps a random part of the rest.
+//! Completed writes are in the cache, from where they reach stable storage one block at a time and
+//! in any order: by a flush all, with FUA at once, and by chance now and then. A crash keeps a
+//! random part of the rest.
 
 use super::ledger::BLOCK;
 use blockmux_volume::random::SplitMix;
@@ -16,7 +17,8 @@ use std::time::{Duration, Instant};
 /// Is told of every block that a request has changed, by the block's number and new content.
 pub type Observer = Box<dyn FnMut(u64, &[u8]) + Send>;
 
-/// A volume whose unflushed writes a crash may lose. Requests complete in any order, up to a delay apart.
+/// A volume whose unflushed writes a crash may lose. Requests complete in any order, up to a delay
+/// apart.
 pub struct CrashVolume {
     info: VolumeInfo,
     delay: Duration,
@@ -33,8 +35,8 @@ struct Medium {
 }
 
 impl CrashVolume {
-    /// A volume of zeroes, `blocks` of [`BLOCK`] bytes each. Each request takes up to `delay`; of a million so many
-    /// fail with a medium error, having changed nothing.
+    /// A volume of zeroes, `blocks` of [`BLOCK`] bytes each. Each request takes up to `delay`; of a
+    /// million so many fail with a medium error, having changed nothing.
     #[must_use]
     pub fn new(
         blocks: u64,
@@ -63,8 +65,8 @@ impl CrashVolume {
         }
     }
 
-    /// The power fails: of what was not flushed a random part stays. What was in flight must have been dropped with
-    /// its channels.
+    /// The power fails: of what was not flushed a random part stays. What was in flight must have
+    /// been dropped with its channels.
     pub fn crash(&self) {
         let mut medium = self.medium();
         let cache = std::mem::take(&mut medium.cache);
@@ -210,12 +212,12 @@ fn lock(medium: &Mutex<Medium>) -> MutexGuard<'_, Medium> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{SimNet, Weather, World};
+    use super::super::{NetworkConditions, SimNet, World};
     use super::*;
     use blockmux_volume::{Seg, Tag};
 
     fn done_at_once(volume: &CrashVolume, io: Io) {
-        let mut world = World::new(SimNet::new(0, Weather::FAIR));
+        let mut world = World::new(SimNet::new(0, NetworkConditions::FAIR));
         let core: Rc<dyn Core> = world.add_core(1 << 20);
         let mut channel = volume.open(&core, 1, Waker::idle()).unwrap();
         let mut done = Vec::new();

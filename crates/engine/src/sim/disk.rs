@@ -1,4 +1,5 @@
-//! What a simulation is about: a volume that a crash can hit, the ledger that watches it, and the client that uses it.
+//! What a simulation is about: a volume that a crash can hit, the ledger that watches it, and the
+//! client that uses it.
 
 use super::client::{Client, Plan};
 use super::core::SimCore;
@@ -49,8 +50,8 @@ impl Disk {
         finished
     }
 
-    /// Looks at every block after the end: what was found first, or how many writes were done after they had been
-    /// acknowledged.
+    /// Looks at every block after the end: what was found first, or how many writes were done after
+    /// they had been acknowledged.
     pub(super) fn verdict(&self) -> Result<u64, String> {
         let mut ledger = self.ledger();
         for block in 0..self.blocks {

@@ -1,17 +1,18 @@
-//! One simulation of ATA over Ethernet from its seed to its verdict: the engine's own tasks on a [`SimLan`].
+//! One simulation of ATA over Ethernet from its seed to its verdict: the engine's own tasks on a
+//! [`SimLan`].
 
 use super::client::Plan;
+use super::conditions::NetworkConditions;
 use super::core::{SimCore, World};
 use super::disk::Disk;
-use super::lan::{LanWeather, SimLan};
+use super::lan::{LanConditions, SimLan};
 use super::net::SimNet;
-use super::weather::Weather;
 use crate::frames::Share;
 use crate::frames::target::FrameTargetTask;
 use crate::frames::volume::AoeVolume;
 use blockmux_proto::aoe::AoeAddress;
 use blockmux_proto::aoe::server::TargetSession;
-use blockmux_proto::aoe::unit::{DiskSettings, AoeUnit};
+use blockmux_proto::aoe::unit::{AoeUnit, DiskSettings};
 use blockmux_proto::exports::VolumeId;
 use blockmux_volume::{Core, Volume};
 use std::cell::Cell;
@@ -24,7 +25,7 @@ pub struct FrameScenario {
     /// Decides everything that is left to chance.
     pub seed: u64,
     /// The network.
-    pub weather: LanWeather,
+    pub conditions: LanConditions,
     /// Of the volume, of [`super::BLOCK`] bytes each.
     pub blocks: u64,
     /// How many requests the client makes.
@@ -69,7 +70,7 @@ impl FrameScenario {
     pub fn new(seed: u64) -> FrameScenario {
         FrameScenario {
             seed,
-            weather: LanWeather::FAIR,
+            conditions: LanConditions::FAIR,
             blocks: 64,
             requests: 200,
             depth: 8,
@@ -84,8 +85,9 @@ impl FrameScenario {
     /// Runs it to its end.
     ///
     /// # Errors
-    /// If a request did not complete exactly once and rightly, a write was done again after a newer one, a block holds
-    /// what it must not, memory is not given back, or it does not come to its end.
+    /// If a request did not complete exactly once and rightly, a write was done again after a newer
+    /// one, a block holds what it must not, memory is not given back, or it does not come to its
+    /// end.
     pub fn run(&self) -> Result<FrameOutcome, String> {
         self.run_out().map_err(|what| format!("seed {}: {what}\nin {self:?}", self.seed))
     }
@@ -142,8 +144,8 @@ struct Run {
 
 impl Run {
     fn new(scenario: &FrameScenario) -> Run {
-        let mut world = World::new(SimNet::new(scenario.seed, Weather::FAIR));
-        let lan = SimLan::new(scenario.weather);
+        let mut world = World::new(SimNet::new(scenario.seed, NetworkConditions::FAIR));
+        let lan = SimLan::new(scenario.conditions);
         let initiator = world.add_core(64 << 20);
         initiator.join(&lan);
         Run {

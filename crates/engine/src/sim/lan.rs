@@ -1,8 +1,9 @@
-//! A simulated network segment: ports that send frames to each other, some of which are lost, doubled or late.
+//! A simulated network segment: ports that send frames to each other, some of which are lost,
+//! doubled or late.
 
 use super::core::SimCore;
 use super::net::{SimNet, SimWatch};
-use crate::frames::{ReceivedFrame, FrameHost, FramePort, QueueId, Side};
+use crate::frames::{FrameHost, FramePort, QueueId, ReceivedFrame, Side};
 use blockmux_proto::aoe::AoeAddress;
 use blockmux_proto::frames::Mac;
 use blockmux_proto::frames::{FrameOutbox, FramePortInfo, PortId};
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 
 /// What a segment is like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LanWeather {
+pub struct LanConditions {
     /// Behind the Ethernet header.
     pub mtu: u32,
     /// One way, at most; each frame draws its own, so that frames overtake each other.
@@ -29,9 +30,9 @@ pub struct LanWeather {
     pub buffers: u32,
 }
 
-impl LanWeather {
+impl LanConditions {
     /// A short cable on which nothing goes wrong.
-    pub const FAIR: LanWeather = LanWeather {
+    pub const FAIR: LanConditions = LanConditions {
         mtu: 9000,
         delay: Duration::from_micros(20),
         losses_per_thousand: 0,
@@ -49,7 +50,7 @@ pub const LATEST: Duration = Duration::from_millis(200);
 pub struct SimLan(Rc<Segment>);
 
 struct Segment {
-    weather: LanWeather,
+    conditions: LanConditions,
     ports: RefCell<Vec<Rc<Station>>>,
     made: Cell<u32>,
     sent: Cell<u64>,
@@ -73,9 +74,9 @@ pub struct SimPort {
 impl SimLan {
     /// A segment without ports.
     #[must_use]
-    pub fn new(weather: LanWeather) -> SimLan {
+    pub fn new(conditions: LanConditions) -> SimLan {
         let (ports, made, sent) = (RefCell::default(), Cell::new(0), Cell::new(0));
-        SimLan(Rc::new(Segment { weather, ports, made, sent }))
+        SimLan(Rc::new(Segment { conditions, ports, made, sent }))
     }
 
     /// Frames that were sent so far.
@@ -106,19 +107,19 @@ impl SimLan {
 
 impl SimPort {
     fn deliver(&self, to: &Station, bytes: &[u8]) {
-        let (weather, chance) =
-            (self.lan.0.weather, |per_thousand: u32| self.net.below(1000) < u64::from(per_thousand));
-        if chance(weather.losses_per_thousand) || !to.is_up.get() {
+        let (conditions, chance) =
+            (self.lan.0.conditions, |per_thousand: u32| self.net.below(1000) < u64::from(per_thousand));
+        if chance(conditions.losses_per_thousand) || !to.is_up.get() {
             return;
         }
-        for _ in 0..1 + u32::from(chance(weather.doubles_per_thousand)) {
-            let mut arrives = self.net.now() + self.net.up_to(weather.delay);
-            if chance(weather.late_per_thousand) {
+        for _ in 0..1 + u32::from(chance(conditions.doubles_per_thousand)) {
+            let mut arrives = self.net.now() + self.net.up_to(conditions.delay);
+            if chance(conditions.late_per_thousand) {
                 arrives += self.net.up_to(LATEST);
             }
             let now = self.net.now();
             let mut queue = to.queue.borrow_mut();
-            if queue.iter().filter(|(arrived, ..)| *arrived <= now).count() >= weather.buffers as usize {
+            if queue.iter().filter(|(arrived, ..)| *arrived <= now).count() >= conditions.buffers as usize {
                 return;
             }
             queue.push((arrives, self.station.mac, bytes.to_vec()));
@@ -148,12 +149,12 @@ impl FramePort for SimPort {
     type Watch = SimWatch;
 
     fn look(&mut self) -> io::Result<FramePortInfo> {
-        let LanWeather { mtu, buffers, .. } = self.lan.0.weather;
+        let LanConditions { mtu, buffers, .. } = self.lan.0.conditions;
         Ok(FramePortInfo { mac: self.station.mac, mtu, buffers, is_up: self.station.is_up.get() })
     }
 
     fn stride(&self) -> usize {
-        self.lan.0.weather.mtu as usize
+        self.lan.0.conditions.mtu as usize
     }
 
     fn receive(&mut self, chunk: &mut Chunk, arrivals: &mut Vec<ReceivedFrame>) -> io::Result<()> {

@@ -1,11 +1,13 @@
 //! What every block may hold, by what was acknowledged.
 //!
-//! A block's content is named by its *value*: zeroes are value 0, and [`content`] makes recognizable bytes of any
-//! other. At most one write is in flight for a block at a time, so after an acknowledged write the block holds its
-//! value and nothing else; a write that failed may have been done or not.
+//! A block's content is named by its *value*: zeroes are value 0, and [`content`] makes
+//! recognizable bytes of any other. At most one write is in flight for a block at a time, so after
+//! an acknowledged write the block holds its value and nothing else; a write that failed may have
+//! been done or not.
 //!
-//! A crash may undo what was acknowledged since the last flush or FUA. What was in flight when it happened is
-//! acknowledged later by a target that has lost its memory of it, so then both are possible, unless it was FUA.
+//! A crash may undo what was acknowledged since the last flush or FUA. What was in flight when it
+//! happened is acknowledged later by a target that has lost its memory of it, so then both are
+//! possible, unless it was FUA.
 
 use blockmux_volume::random::mix;
 
@@ -104,8 +106,8 @@ impl Ledger {
         self.faults.first().map(String::as_str)
     }
 
-    /// Writes that the volume did although they had been acknowledged before: a lost connection's target still had
-    /// them when they were replayed on the next.
+    /// Writes that the volume did although they had been acknowledged before: a lost connection's
+    /// target still had them when they were replayed on the next.
     #[must_use]
     pub fn stale_writes(&self) -> u64 {
         self.stale_writes
@@ -191,8 +193,8 @@ impl Ledger {
         Covered { started: self.start(), values }
     }
 
-    /// It has completed. One that was in flight when the power failed may have been done by a target that had
-    /// already lost what it was to cover, so it says nothing.
+    /// It has completed. One that was in flight when the power failed may have been done by a
+    /// target that had already lost what it was to cover, so it says nothing.
     pub(super) fn on_flushed(&mut self, covered: Covered) {
         let Started { epoch, serial } = covered.started;
         if epoch != self.epoch {

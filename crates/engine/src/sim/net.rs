@@ -1,10 +1,11 @@
-//! A simulated network: listeners, and streams with delay, a window, odd cuts, stalls and sudden ends.
+//! A simulated network: listeners, and streams with delay, a window, odd cuts, stalls and sudden
+//! ends.
 
 mod stream;
 
+use super::conditions::NetworkConditions;
 use super::core::SimCore;
 use super::tls::{SimTls, SystemTls};
-use super::weather::Weather;
 use crate::host::{ByteStream, Host};
 use crate::reactor::{Progress, Task};
 use crate::socket::Address;
@@ -25,7 +26,7 @@ struct Shared {
     now: Cell<Instant>,
     timers: Timers,
     random: RefCell<SplitMix>,
-    weather: Weather,
+    conditions: NetworkConditions,
     system_tls: Cell<SystemTls>,
     tls_keys: Cell<u64>,
     listeners: RefCell<Vec<(Address, Weak<Backlog>)>>,
@@ -98,12 +99,12 @@ struct Segment {
 impl SimNet {
     /// A network in which everything follows from `seed`.
     #[must_use]
-    pub fn new(seed: u64, weather: Weather) -> SimNet {
+    pub fn new(seed: u64, conditions: NetworkConditions) -> SimNet {
         SimNet(Rc::new(Shared {
             now: Cell::new(Instant::now()),
             timers: Timers::default(),
             random: RefCell::new(SplitMix::new(seed)),
-            weather,
+            conditions,
             system_tls: Cell::default(),
             tls_keys: Cell::new(0),
             listeners: RefCell::default(),
@@ -147,7 +148,8 @@ impl SimNet {
         (self.0.connections.get(), self.0.breaks.get())
     }
 
-    /// Listens at `address` on `core` and calls `serve` with every connection, until the core stops or is killed.
+    /// Listens at `address` on `core` and calls `serve` with every connection, until the core stops
+    /// or is killed.
     pub fn listen(
         &self,
         core: &Rc<SimCore>,
@@ -177,8 +179,8 @@ impl SimNet {
     }
 
     pub(super) fn connect(&self, address: &Address) -> io::Result<SimStream> {
-        let weather = self.0.weather;
-        let opens_at = self.now() + self.up_to(weather.delay);
+        let conditions = self.0.conditions;
+        let opens_at = self.now() + self.up_to(conditions.delay);
         let backlog = self.0.listeners.borrow().iter().find_map(|(at, backlog)| {
             let backlog = backlog.upgrade()?;
             (at == address).then_some(backlog)
@@ -200,7 +202,7 @@ impl SimNet {
             opens_at,
             is_refused: backlog.is_none(),
             is_broken: Cell::new(false),
-            life: Cell::new(weather.breaks_within.map_or(u64::MAX, |most| 1 + self.below(most.max(1)))),
+            life: Cell::new(conditions.breaks_within.map_or(u64::MAX, |most| 1 + self.below(most.max(1)))),
         });
         let end = |side, peer: &str| SimStream {
             net: self.clone(),
@@ -221,7 +223,7 @@ impl SimNet {
 
     /// How many of `most` bytes a call moves.
     fn cut(&self, most: usize) -> usize {
-        let limit = self.0.weather.most_per_call;
+        let limit = self.0.conditions.most_per_call;
         if most == 0 || limit == usize::MAX { most } else { 1 + self.below(most.min(limit) as u64) as usize }
     }
 }

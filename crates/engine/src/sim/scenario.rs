@@ -1,11 +1,11 @@
 //! One simulation from its seed to its verdict.
 
 use super::client::Plan;
+use super::conditions::NetworkConditions;
 use super::core::{SimCore, World};
 use super::disk::Disk;
 use super::net::SimNet;
 use super::tls::SystemTls;
-use super::weather::Weather;
 use crate::initiator::{Dialer, RemoteVolume};
 use crate::listener::ConnectionLimit;
 use crate::secure::Secure;
@@ -44,7 +44,7 @@ pub struct Scenario {
     /// Decides everything that is left to chance.
     pub seed: u64,
     /// The network.
-    pub weather: Weather,
+    pub conditions: NetworkConditions,
     /// What the systems of both sides do of TLS.
     pub system_tls: SystemTls,
     /// Of the volume, of [`super::BLOCK`] bytes each.
@@ -63,12 +63,14 @@ pub struct Scenario {
     pub medium_errors_per_million: u32,
     /// What happens to the target, if anything.
     pub trouble: Option<Trouble>,
-    /// How long the initiator tries to come back; requests may fail only if the trouble lasts longer.
-    pub patience: Duration,
+    /// How long the initiator tries to come back; requests may fail only if the trouble lasts
+    /// longer.
+    pub reconnect_timeout: Duration,
     /// Buffers of each side, in bytes.
     pub pool_bytes: usize,
-    /// Whether a write that was replayed may be done once more after it was acknowledged. It happens when a
-    /// connection breaks while its target still has something to do, and no session can prevent it.
+    /// Whether a write that was replayed may be done once more after it was acknowledged. It
+    /// happens when a connection breaks while its target still has something to do, and no session
+    /// can prevent it.
     pub allows_stale_writes: bool,
 }
 
@@ -123,7 +125,7 @@ impl Scenario {
     pub fn new(seed: u64) -> Scenario {
         Scenario {
             seed,
-            weather: Weather::FAIR,
+            conditions: NetworkConditions::FAIR,
             system_tls: SystemTls::None,
             blocks: 64,
             requests: 200,
@@ -133,7 +135,7 @@ impl Scenario {
             volume_delay: Duration::ZERO,
             medium_errors_per_million: 0,
             trouble: None,
-            patience: Duration::from_secs(3600),
+            reconnect_timeout: Duration::from_secs(3600),
             pool_bytes: 64 << 20,
             allows_stale_writes: false,
         }
@@ -142,8 +144,8 @@ impl Scenario {
     /// Runs it to its end.
     ///
     /// # Errors
-    /// If a request did not complete exactly once and rightly, a block holds what it must not, memory is not given
-    /// back, or it does not come to its end.
+    /// If a request did not complete exactly once and rightly, a block holds what it must not,
+    /// memory is not given back, or it does not come to its end.
     pub fn run<P: Protocol + 'static>(&self, protocol: P) -> Result<Outcome, Box<Failure>> {
         let failed = |what: String| Box::new(Failure { scenario: *self, what });
         let mut run = Run::new(self, Rc::new(protocol));
@@ -175,7 +177,7 @@ struct Run<P> {
 
 impl<P: Protocol + 'static> Run<P> {
     fn new(scenario: &Scenario, protocol: Rc<P>) -> Run<P> {
-        let mut world = World::new(SimNet::new(scenario.seed, scenario.weather));
+        let mut world = World::new(SimNet::new(scenario.seed, scenario.conditions));
         world.net().set_system_tls(scenario.system_tls);
         Run {
             scenario: *scenario,
@@ -221,14 +223,16 @@ impl<P: Protocol + 'static> Run<P> {
             self.protocol.dialer(&self.address),
             self.disk.volume.info(),
             scenario.connections,
-            scenario.patience,
+            scenario.reconnect_timeout,
         );
         let plan = Plan {
             requests: scenario.requests,
             depth: scenario.depth,
             most_blocks: scenario.most_blocks,
             allows_medium_errors: scenario.medium_errors_per_million > 0,
-            allows_path_lost: scenario.trouble.is_some_and(|trouble| trouble.lasts > scenario.patience),
+            allows_path_lost: scenario
+                .trouble
+                .is_some_and(|trouble| trouble.lasts > scenario.reconnect_timeout),
         };
         self.disk.start_client(&self.initiator, &remote, plan)
     }
@@ -268,7 +272,8 @@ impl<P: Protocol + 'static> Run<P> {
         self.run_until(|| self.targets.iter().all(|target| target.is_idle()))
     }
 
-    /// Lives that have ended and gave back everything are of no more interest; there may be thousands.
+    /// Lives that have ended and gave back everything are of no more interest; there may be
+    /// thousands.
     fn forget_the_dead(&mut self) {
         let world = &mut self.world;
         self.targets.retain(|target| {

@@ -1,4 +1,5 @@
-//! What a simulated system's kernel does of TLS, with real records: one end can be a kernel's and the other the library's.
+//! What a simulated system's kernel does of TLS, with real records: one end can be a kernel's and
+//! the other the library's.
 
 use crate::host::Direction;
 use blockmux_tls::{APPLICATION_DATA, HEADER_LEN, MOST_PLAIN, OVERHEAD, RecordKeys, Records};
@@ -83,7 +84,8 @@ impl SimTls {
         record.unwrap_or_default().into()
     }
 
-    /// These bytes have come. A record is opened when it is asked for, as late as that: until then keys may change.
+    /// These bytes have come. A record is opened when it is asked for, as late as that: until then
+    /// keys may change.
     pub(super) fn take(&mut self, bytes: &[u8]) {
         self.raw.extend_from_slice(bytes);
     }

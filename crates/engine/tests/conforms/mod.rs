@@ -8,7 +8,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The volume as a target serves it to the suite: `disk`, and once more as `frozen`, where writes are refused.
+/// The volume as a target serves it to the suite: `disk`, and once more as `frozen`, where writes
+/// are refused.
 #[allow(dead_code, reason = "volumes of this machine need no target")]
 pub(crate) fn disk_and_frozen(volume: &Arc<dyn Volume>) -> Exports {
     let exports = [("disk", false), ("frozen", true)].map(|(name, read_only)| Export {
@@ -20,7 +21,8 @@ pub(crate) fn disk_and_frozen(volume: &Arc<dyn Volume>) -> Exports {
     Exports::new(exports.into())
 }
 
-/// With the same storage where writes are refused, if a volume of that kind can tell that it is such.
+/// With the same storage where writes are refused, if a volume of that kind can tell that it is
+/// such.
 pub(crate) fn conforms(volume: Arc<dyn Volume>, read_only: Option<Arc<dyn Volume>>) {
     let (mut reactor, _inbox) = Reactor::new(PollPolicy::Never, 512 << 20).unwrap();
     let core: Rc<dyn Core> = reactor.core().clone();

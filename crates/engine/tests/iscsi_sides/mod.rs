@@ -3,7 +3,7 @@
 use crate::iscsi_names::target_name;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::node::{IscsiAccess, IscsiNode, Portal, TargetNode};
-use blockmux_proto::scsi::{UnitIdentity, LogicalUnit, ScsiTarget};
+use blockmux_proto::scsi::{LogicalUnit, ScsiTarget, UnitIdentity};
 use std::sync::Arc;
 
 /// Each export as LUN 0 of a target of its name.

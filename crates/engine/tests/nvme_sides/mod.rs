@@ -1,10 +1,11 @@
-//! Both sides of NVMe/TCP for tests: a node that serves an export as namespace 1, and what reaches that.
+//! Both sides of NVMe/TCP for tests: a node that serves an export as namespace 1, and what reaches
+//! that.
 
 use blockmux_engine::initiator::Policy;
-use blockmux_engine::initiator::nvme::{NvmeEndpoint, NvmeDialer};
+use blockmux_engine::initiator::nvme::{NvmeDialer, NvmeEndpoint};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::{Export, Exports};
-use blockmux_proto::fabrics::controller::node::{NvmeNode, FabricsPort};
+use blockmux_proto::fabrics::controller::node::{FabricsPort, NvmeNode};
 use blockmux_proto::nvme::ana::AnaGroup;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
@@ -28,7 +29,8 @@ pub(crate) fn node(exports: &Exports) -> (Arc<NvmeNode>, Arc<Subsystem>) {
     let subsystem = Subsystem::new(nqn(SUBSYSTEM), "machine", vec![namespace], Vec::new());
     let groups = vec![AnaGroup { id: GROUP, namespaces: vec![1], states: BTreeMap::new() }];
     let subsystem = Arc::new(subsystem.with_ana(groups, &[1, 2]));
-    let ports = [1, 2].map(|id| FabricsPort { id, address: "0.0.0.0:4420".parse().expect("it is an address") });
+    let ports =
+        [1, 2].map(|id| FabricsPort { id, address: "0.0.0.0:4420".parse().expect("it is an address") });
     (Arc::new(NvmeNode::new(vec![subsystem.clone()], ports.into(), "machine")), subsystem)
 }
 
@@ -50,12 +52,13 @@ pub(crate) fn endpoint(addresses: &[Address]) -> NvmeEndpoint {
         entries: 64,
         keep_alive: Duration::from_secs(5),
         queues: 1,
-        patience: Duration::from_secs(5),
+        reconnect_timeout: Duration::from_secs(5),
         timeout: None,
     }
 }
 
-/// What dials it, and checks each time that it is the namespace of an export by the name of `disk0`.
+/// What dials it, and checks each time that it is the namespace of an export by the name of
+/// `disk0`.
 pub(crate) fn dialer(endpoint: NvmeEndpoint) -> NvmeDialer {
     let (name, description) = ("disk0".to_owned(), String::new());
     let volume = Arc::new(MemVolume::new(1 << 20));

@@ -1,4 +1,5 @@
-//! What the simulator is run with: every seed up to a number, or the one that the environment names.
+//! What the simulator is run with: every seed up to a number, or the one that the environment
+//! names.
 
 use std::fmt::Display;
 use std::time::Duration;

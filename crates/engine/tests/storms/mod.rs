@@ -1,20 +1,21 @@
 //! Troubles that every protocol over streams has to live with.
 
 use crate::seeds::{self, ms};
-use blockmux_engine::sim::{Outcome, Scenario, Trouble, Weather};
+use blockmux_engine::sim::{NetworkConditions, Outcome, Scenario, Trouble};
 
 /// Messages come in pieces.
-pub(crate) const FRAGMENTING: Weather = Weather { most_per_call: 300, ..Weather::FAIR };
+pub(crate) const FRAGMENTING: NetworkConditions =
+    NetworkConditions { most_per_call: 300, ..NetworkConditions::FAIR };
 
 /// Slow, in pieces, with stalls, until the connection breaks.
-pub(crate) const STORM: Weather = Weather {
+pub(crate) const STORM: NetworkConditions = NetworkConditions {
     delay: ms(3),
     bytes_per_s: Some(50_000_000),
     window: 30_000,
     most_per_call: 2000,
     breaks_within: Some(300_000),
     stalls_per_thousand: 5,
-    ..Weather::FAIR
+    ..NetworkConditions::FAIR
 };
 
 /// Nothing goes wrong on one connection or a few.
@@ -24,20 +25,28 @@ pub(crate) fn fair_day(seed: u64) -> Scenario {
 
 /// A slow volume on a slow network.
 pub(crate) fn slow_day(seed: u64) -> Scenario {
-    let slow = Weather {
+    let slow = NetworkConditions {
         delay: ms(5),
         bytes_per_s: Some(10_000_000),
         window: 16 << 10,
         stalls_per_thousand: 10,
-        ..Weather::FAIR
+        ..NetworkConditions::FAIR
     };
-    Scenario { weather: slow, volume_delay: ms(20), connections: 1 + seed as u32 % 2, ..Scenario::new(seed) }
+    Scenario {
+        conditions: slow,
+        volume_delay: ms(20),
+        connections: 1 + seed as u32 % 2,
+        ..Scenario::new(seed)
+    }
 }
 
 /// A network that cuts every message, some byte by byte.
 pub(crate) fn cut_everywhere(seed: u64) -> Scenario {
     Scenario {
-        weather: Weather { most_per_call: 1 + (seed as usize % 7) * 100, ..Weather::FAIR },
+        conditions: NetworkConditions {
+            most_per_call: 1 + (seed as usize % 7) * 100,
+            ..NetworkConditions::FAIR
+        },
         requests: 60,
         most_blocks: 4,
         ..Scenario::new(seed)
@@ -47,7 +56,7 @@ pub(crate) fn cut_everywhere(seed: u64) -> Scenario {
 /// Requests far longer than what is on its way at a time.
 pub(crate) fn long_requests(seed: u64) -> Scenario {
     Scenario {
-        weather: Weather { window: 20 << 10, most_per_call: 30_000, ..Weather::FAIR },
+        conditions: NetworkConditions { window: 20 << 10, most_per_call: 30_000, ..NetworkConditions::FAIR },
         blocks: 1024,
         most_blocks: 512,
         requests: 40,
@@ -59,7 +68,7 @@ pub(crate) fn long_requests(seed: u64) -> Scenario {
 /// Connections that break again and again.
 pub(crate) fn breaks(seed: u64) -> Scenario {
     Scenario {
-        weather: Weather { breaks_within: Some(60_000), ..FRAGMENTING },
+        conditions: NetworkConditions { breaks_within: Some(60_000), ..FRAGMENTING },
         connections: 1 + seed as u32 % 3,
         requests: 150,
         most_blocks: 3,
@@ -81,7 +90,7 @@ pub(crate) fn stops(seed: u64, is_crash: bool) -> Scenario {
 pub(crate) fn long_absences(seed: u64) -> Scenario {
     Scenario {
         trouble: Some(Trouble { every: ms(50), lasts: ms(400), is_crash: true }),
-        patience: ms(100),
+        reconnect_timeout: ms(100),
         volume_delay: ms(2),
         // What fails may have been done, and may still be.
         allows_stale_writes: true,
@@ -97,7 +106,7 @@ pub(crate) fn medium_errors(seed: u64) -> Scenario {
 /// Short, with a few connections that break.
 fn short(seed: u64) -> Scenario {
     Scenario {
-        weather: Weather { breaks_within: Some(40_000), ..FRAGMENTING },
+        conditions: NetworkConditions { breaks_within: Some(40_000), ..FRAGMENTING },
         volume_delay: ms(1),
         requests: 80,
         ..Scenario::new(seed)
@@ -126,7 +135,7 @@ pub(crate) fn more_troubles_than(least: u32, outcomes: &[Outcome]) {
 /// All of it, errors of the medium and a lack of memory.
 pub(crate) fn everything_at_once(seed: u64) -> Scenario {
     Scenario {
-        weather: STORM,
+        conditions: STORM,
         volume_delay: ms(5),
         medium_errors_per_million: 10_000,
         connections: 1 + seed as u32 % 4,

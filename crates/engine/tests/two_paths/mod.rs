@@ -100,14 +100,16 @@ impl Channel for CountedChannel {
     }
 }
 
-/// The volume behind two portals, each on a core of its own that can be killed and started again, and its client.
+/// The volume behind two portals, each on a core of its own that can be killed and started again,
+/// and its client.
 pub(crate) trait Paths {
     fn client(&mut self) -> &mut Client;
     fn start(&mut self, path: usize);
     fn kill(&mut self, path: usize);
 }
 
-/// What was under way by a lost path goes on by the other, and the lost one is used again when it is back.
+/// What was under way by a lost path goes on by the other, and the lost one is used again when it
+/// is back.
 pub(crate) fn either_path_may_be_lost_for_a_while<P: Paths>(new: impl Fn(u64) -> P) {
     for seed in 0..20 {
         let mut paths = new(seed);

@@ -1,7 +1,8 @@
 //! Messages into a socket and out of it, without copying and without allocating.
 //!
-//! A message is a head, and data behind it in one of the two directions: replies to reads and requests to write. Its
-//! first byte says which kind it is, and its kind how long it is, so nothing else is ever looked at.
+//! A message is a head, and data behind it in one of the two directions: replies to reads and
+//! requests to write. Its first byte says which kind it is, and its kind how long it is, so nothing
+//! else is ever looked at.
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
@@ -130,8 +131,9 @@ impl Inflow {
 }
 
 impl<'a> Messages<'a> {
-    /// Messages of kind `laden` carry `bs` bytes of `data`. `laden_heads` and `bare_heads` are [`Kind::heads`] with
-    /// the heads' own lengths, for as many messages as a connection ever has to send.
+    /// Messages of kind `laden` carry `bs` bytes of `data`. `laden_heads` and `bare_heads` are
+    /// [`Kind::heads`] with the heads' own lengths, for as many messages as a connection ever has
+    /// to send.
     pub(super) fn new(
         laden: IoDirection,
         laden_heads: (&'a [u8], usize),
@@ -177,7 +179,8 @@ impl<'a> Messages<'a> {
     fn gather(&mut self, outflow: &Outflow) -> usize {
         self.iovecs.clear();
         let (mut offered, mut skip) = (0, outflow.sent);
-        // Heads without data that follow one another go as one piece: from where to where in `bare_heads`.
+        // Heads without data that follow one another go as one piece: from where to where in
+        // `bare_heads`.
         let (mut from, mut to) = (0, 0);
         let mut laden_heads = self.laden_heads.chunks_exact(self.laden_head);
         for message in &outflow.queue {

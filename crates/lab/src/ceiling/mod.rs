@@ -1,28 +1,33 @@
 //! The ceiling: what any protocol on plain sockets could reach at best on this machine.
 //!
-//! Two threads exchange messages of a protocol's sizes and nothing else: no parsing beyond a message's first byte, no
-//! session, no volume. What a protocol's row reaches is shown as a share of it.
+//! Two threads exchange messages of a protocol's sizes and nothing else: no parsing beyond a
+//! message's first byte, no session, no volume. What a protocol's row reaches is shown as a share
+//! of it.
 //!
 //! ```text
 //!   client: iodepth in flight a connection   ──requests──▶   server: recv once, count whole requests,
 //!   recv once, time, ask again, send once    ◀──replies───   send all replies with one sendmsg
 //! ```
-//! Reads are answered from random blocks of a region as large as a volume ([`Data`]), so that caches help neither
-//! less nor more than with a volume in RAM. Written data is received and dropped. There is no order of offsets that
-//! could matter beyond that, so sequential jobs do the same as random ones, which overstates no protocol's share.
+//! Reads are answered from random blocks of a region as large as a volume ([`Data`]), so that
+//! caches help neither less nor more than with a volume in RAM. Written data is received and
+//! dropped. There is no order of offsets that could matter beyond that, so sequential jobs do the
+//! same as random ones, which overstates no protocol's share.
 //!
 //! # What was measured to be fastest
-//! Medians and maxima of 5 to 14 short alternating runs on two cores that other programs used as well, so differences
-//! under 10% were taken for ties:
-//! - A send is not capped. At 64 KiB and less it ties for 4 KiB replies at depth 32, costs 10% at depth 128, and a
-//!   quarter of the rate for 64 KiB replies.
-//! - A receive buffer of 256 KiB on both sides. 64 KiB at the server ties; at the client it costs CPU with large
-//!   replies.
+//! Medians and maxima of 5 to 14 short alternating runs on two cores that other programs used as
+//! well, so differences under 10% were taken for ties:
+//! - A send is not capped. At 64 KiB and less it ties for 4 KiB replies at depth 32, costs 10% at
+//!   depth 128, and a quarter of the rate for 64 KiB replies.
+//! - A receive buffer of 256 KiB on both sides. 64 KiB at the server ties; at the client it costs
+//!   CPU with large replies.
 //!
 //! Not settled by measuring here, as noise was larger than any difference:
-//! - TCP's send buffer is left to the system; that of Unix sockets is fixed, so it is made as large as in the engine.
-//! - Data lies in huge pages because that of volumes in RAM does; the ceiling would hang too low otherwise.
-//! - Room in a socket is asked of epoll only while output waits for it: Unix sockets wake for each message taken.
+//! - TCP's send buffer is left to the system; that of Unix sockets is fixed, so it is made as large
+//!   as in the engine.
+//! - Data lies in huge pages because that of volumes in RAM does; the ceiling would hang too low
+//!   otherwise.
+//! - Room in a socket is asked of epoll only while output waits for it: Unix sockets wake for each
+//!   message taken.
 
 use crate::job::{Job, MAX_BS, MAX_IODEPTH, MAX_NUMJOBS, Rw};
 use crate::result;
@@ -140,8 +145,8 @@ pub struct Data {
 }
 
 impl CeilingJob {
-    /// The ceiling of `job` with messages of `shape`: over TCP, data from [`DATA_BYTES`], no thread bound to a
-    /// processor.
+    /// The ceiling of `job` with messages of `shape`: over TCP, data from [`DATA_BYTES`], no thread
+    /// bound to a processor.
     #[must_use]
     pub fn new(job: &Job, shape: MessageShape, variant: Variant) -> CeilingJob {
         CeilingJob {
@@ -223,8 +228,8 @@ impl Data {
 /// Measures the ceiling once.
 ///
 /// # Errors
-/// If the job makes no sense, or the system refuses memory, sockets, threads or processors. Never hangs: each side
-/// ends when the other one does.
+/// If the job makes no sense, or the system refuses memory, sockets, threads or processors. Never
+/// hangs: each side ends when the other one does.
 pub fn run(job: &CeilingJob) -> Result<result::Run, CeilingError> {
     job.check()?;
     run_over(job, &Data::new(job.data_bytes)?)
@@ -240,7 +245,8 @@ pub fn run_over(job: &CeilingJob, data: &Data) -> Result<result::Run, CeilingErr
     if data.bytes().len() < bs {
         return Err(CeilingError::Job(format!("data of {} bytes has no block of {bs}", data.bytes().len())));
     }
-    // An initiator's buffers, one for each request in flight unless that is more than it can matter for.
+    // An initiator's buffers, one for each request in flight unless that is more than it can matter
+    // for.
     let buffers = (job.iodepth as usize).min((MAX_WRITE_BUFFERS / bs).max(1));
     let written = Data::new(if job.percent_reads()? < 100 { buffers * bs } else { bs })?;
     let (server_sockets, client_sockets) = sockets::connect(job)?;
@@ -254,7 +260,8 @@ pub fn run_over(job: &CeilingJob, data: &Data) -> Result<result::Run, CeilingErr
             .name("ceiling-client".into())
             .spawn_scoped(scope, || client::ask(job, written.bytes(), client_sockets, &window))
             .map_err(|source| system("start a thread", source));
-        // A thread that did not start has dropped its sockets, which ends the other one; so does one that panics.
+        // A thread that did not start has dropped its sockets, which ends the other one; so does
+        // one that panics.
         let client = client.and_then(|thread| thread.join().unwrap_or(Err(CeilingError::Ended("client"))));
         let server = server.and_then(|thread| thread.join().unwrap_or(Err(CeilingError::Ended("server"))));
         match (client, server) {

@@ -27,8 +27,13 @@ pub(super) fn serve(
     let (bs, depth, shape) = (job.bs as usize, job.iodepth as usize, job.shape);
     let reads = IoDirection::Read.heads(shape.read_reply_head, depth);
     let writes = IoDirection::Write.heads(shape.write_reply, depth);
-    let mut replies =
-        Messages::new(IoDirection::Read, (&reads, shape.read_reply_head), (&writes, shape.write_reply), data, bs);
+    let mut replies = Messages::new(
+        IoDirection::Read,
+        (&reads, shape.read_reply_head),
+        (&writes, shape.write_reply),
+        data,
+        bs,
+    );
     let lengths = Lengths { read: shape.read_request, write: shape.write_request_head + bs };
     let mut blocks = Blocks { random: Random(SEED), count: (data.len() / bs) as u64, bs };
     let mut buffer = vec![0; RECEIVE_BUFFER];

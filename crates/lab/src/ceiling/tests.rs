@@ -22,8 +22,8 @@ fn job(rw: Rw, bs: u32, iodepth: u32, connections: u32) -> CeilingJob {
     }
 }
 
-/// Runs the job in all variants over all transports, for longer on a machine so busy that nothing came of it, and
-/// checks what must hold of every run.
+/// Runs the job in all variants over all transports, for longer on a machine so busy that nothing
+/// came of it, and checks what must hold of every run.
 fn run_all(job: &CeilingJob, expected: &[IoDirection], check: impl Fn(&Run)) {
     let data = Data::new(job.data_bytes).unwrap();
     for variant in VARIANTS {
@@ -167,7 +167,11 @@ fn messages_are_counted_wherever_the_stream_is_cut() {
         for part in [&stream[..cut], &stream[cut..]] {
             inflow.walk(part, lengths, |kind| seen.push(kind)).unwrap();
         }
-        assert_eq!(seen, [IoDirection::Read, IoDirection::Write, IoDirection::Write, IoDirection::Read], "{cut}");
+        assert_eq!(
+            seen,
+            [IoDirection::Read, IoDirection::Write, IoDirection::Write, IoDirection::Read],
+            "{cut}"
+        );
     }
     assert_eq!(Inflow::new().walk(b"r..x", lengths, |_| ()), Err(OutOfStep));
 }

@@ -39,7 +39,8 @@ impl Waiter {
         Ok(Waiter { epoll, events: Vec::with_capacity(EVENTS), connections: vec![state; sockets.len()] })
     }
 
-    /// Sleeps until a connection is ready or the time is over. Returns at once if one is ready already.
+    /// Sleeps until a connection is ready or the time is over. Returns at once if one is ready
+    /// already.
     #[inline]
     pub(super) fn wait(&mut self, timeout: Option<Duration>) -> Result<()> {
         let Some(epoll) = &self.epoll else { return Ok(()) };
@@ -69,10 +70,11 @@ impl Waiter {
         self.connections[index].is_ready
     }
 
-    /// After a turn: says whether the socket may hold more, and whether output waits for room in it.
+    /// After a turn: says whether the socket may hold more, and whether output waits for room in
+    /// it.
     ///
-    /// Events come once for each change, so what is left must be remembered here. Room is asked for only when it
-    /// is wanted: Unix sockets tell about every message that the peer takes.
+    /// Events come once for each change, so what is left must be remembered here. Room is asked for
+    /// only when it is wanted: Unix sockets tell about every message that the peer takes.
     #[inline]
     pub(super) fn turned(&mut self, index: usize, socket: &OwnedFd, more: bool, blocked: bool) -> Result<()> {
         let Some(epoll) = &self.epoll else { return Ok(()) };

@@ -3,7 +3,7 @@
 use super::{FORMAT, Header};
 use crate::figure::UNKNOWN;
 use crate::job::{Job, Rw, Verify};
-use crate::result::{Comparison, Direction, SubjectKind, Latency, Machine, Row, Run};
+use crate::result::{Comparison, Direction, Latency, Machine, Row, Run, SubjectKind};
 use crate::units::{Size, parse_size};
 use crate::when;
 use serde_json::{Map, Value};
@@ -32,9 +32,11 @@ pub enum ReportError {
     },
 }
 
-/// Reads a report that [`super::to_json`] wrote, or one that fio wrote with `--output-format=json` or `json+`.
+/// Reads a report that [`super::to_json`] wrote, or one that fio wrote with `--output-format=json`
+/// or `json+`.
 ///
-/// Of fio's file each job is a row whose subject is the job's name; its target's processor time is unknown.
+/// Of fio's file each job is a row whose subject is the job's name; its target's processor time is
+/// unknown.
 ///
 /// # Errors
 /// If the text is neither.
@@ -59,8 +61,8 @@ pub fn from_json(text: &str) -> Result<Comparison, ReportError> {
 
 /// Several reports as one, each with a name to tell it by; `None` if there are none.
 ///
-/// A report whose rows would be taken for those of another gets its name behind their subjects and protocols, so
-/// that its rows are still held against its own ceilings.
+/// A report whose rows would be taken for those of another gets its name behind their subjects and
+/// protocols, so that its rows are still held against its own ceilings.
 #[must_use]
 pub fn merge(reports: Vec<(String, Comparison)>) -> Option<Comparison> {
     let clash = clashes(&reports);

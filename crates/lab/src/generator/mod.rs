@@ -1,9 +1,9 @@
 //! The load generator: one job, once, on any volume.
 //!
-//! Each worker is a task with a channel of its own, spread over the initiator's cores. It keeps `iodepth` requests in
-//! flight, submits in batches as completions come, and stamps each with the time: nothing is allocated or locked per
-//! I/O. The caller's thread only says when measuring begins and ends, and samples the processor time of both sides at
-//! those moments.
+//! Each worker is a task with a channel of its own, spread over the initiator's cores. It keeps
+//! `iodepth` requests in flight, submits in batches as completions come, and stamps each with the
+//! time: nothing is allocated or locked per I/O. The caller's thread only says when measuring
+//! begins and ends, and samples the processor time of both sides at those moments.
 
 mod worker;
 
@@ -29,9 +29,9 @@ pub struct Bench<'a> {
     pub job: &'a Job,
     /// What to do it to.
     pub volume: &'a Arc<dyn Volume>,
-    /// Whether reads bring their own buffers. A remote volume's payload is in the process's memory once it was
-    /// received, so there a buffer would only add a copy that the peer's other clients do not make; a local volume
-    /// would lend its memory, and nothing would have moved at all.
+    /// Whether reads bring their own buffers. A remote volume's payload is in the process's memory
+    /// once it was received, so there a buffer would only add a copy that the peer's other clients
+    /// do not make; a local volume would lend its memory, and nothing would have moved at all.
     pub own_buffers: bool,
     /// Where the workers run, in turn.
     pub initiator: &'a Cores,
@@ -125,7 +125,8 @@ impl Bench<'_> {
     /// Runs the job once.
     ///
     /// # Errors
-    /// If the job does not fit the volume, or the volume fails to open or to answer. I/O that fails is counted.
+    /// If the job does not fit the volume, or the volume fails to open or to answer. I/O that fails
+    /// is counted.
     pub fn run(&self) -> Result<Run, RunError> {
         let (control, tallies) = self.start(None)?;
         wait_for_first_answers(&control);
@@ -140,7 +141,8 @@ impl Bench<'_> {
         Ok(total.into_run(used(0), used(1)))
     }
 
-    /// Goes over the job's range exactly once, however long that takes: lays a volume out before it is measured.
+    /// Goes over the job's range exactly once, however long that takes: lays a volume out before it
+    /// is measured.
     ///
     /// # Errors
     /// As [`Bench::run`], and if any I/O failed.
@@ -221,8 +223,8 @@ impl Bench<'_> {
     }
 }
 
-/// Logging in is not what is measured, and the ramp is not meant for it. A volume that takes its time for the I/O
-/// itself is measured all the same.
+/// Logging in is not what is measured, and the ramp is not meant for it. A volume that takes its
+/// time for the I/O itself is measured all the same.
 fn wait_for_first_answers(control: &Control) {
     let end = Instant::now() + FIRST_ANSWER_PATIENCE;
     while control.waiting.load(Ordering::Acquire) > 0 && Instant::now() < end {
@@ -264,7 +266,8 @@ impl Tally {
     }
 }
 
-/// Longer than a remote volume tries to get an answer, again and again, unless it was told to try for longer.
+/// Longer than a remote volume tries to get an answer, again and again, unless it was told to try
+/// for longer.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(300);
 /// A day: a fill ends when it is done.
 const FILL_TIMEOUT: Duration = Duration::from_secs(86_400);

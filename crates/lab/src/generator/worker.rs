@@ -1,7 +1,7 @@
 //! One worker: a queue kept full.
 //!
-//! It goes through ramp, measuring, and stopping: then nothing more is submitted, what was written is read back if
-//! the job verifies, and the tally goes to the caller.
+//! It goes through ramp, measuring, and stopping: then nothing more is submitted, what was written
+//! is read back if the job verifies, and the tally goes to the caller.
 
 use super::{Assignment, Control, Phase, Tally};
 use crate::content::{self, Expect, Stamp};

@@ -64,7 +64,8 @@ impl Bars {
             some.map(|bar| bar.most().max(bar.ceiling.unwrap_or(0.0))).fold(0.0, f64::max)
         };
         let (whole, breakable) = (largest(false), largest(true));
-        // Bars are compared by length: one is broken only where the others could not be told apart beside it.
+        // Bars are compared by length: one is broken only where the others could not be told apart
+        // beside it.
         let most = if whole > 0.0 && breakable > whole * BREAK_FROM { whole } else { whole.max(breakable) };
         let ticks = linear_ticks(most);
         let end = ticks[ticks.len() - 1];
@@ -210,8 +211,8 @@ fn labelled_ticks(ticks: &[f64], apart: f64) -> usize {
     ((longest + 1) as f64 * TICK_CHAR / apart).ceil().max(1.0) as usize
 }
 
-/// Diagonals over a bar, each cut off where it leaves it. A fill pattern would need a URL that refers
-/// to it, and the page has none.
+/// Diagonals over a bar, each cut off where it leaves it. A fill pattern would need a URL that
+/// refers to it, and the page has none.
 fn hatch(out: &mut String, (left, right): (f64, f64), top: f64) {
     let mut path = String::new();
     let mut foot = left - BAR + HATCH;
@@ -225,16 +226,17 @@ fn hatch(out: &mut String, (left, right): (f64, f64), top: f64) {
     let _ = write!(out, r#"<path class="hatch" d="{path}"/>"#);
 }
 
-/// Lines over depth, both axes logarithmic, in panels above each other that share the axis of depths.
+/// Lines over depth, both axes logarithmic, in panels above each other that share the axis of
+/// depths.
 pub(super) struct Lines {
     pub(super) title: String,
     pub(super) depths: Vec<u32>,
     /// (heading, lines).
-    pub(super) panels: Vec<(String, Vec<Line>)>,
+    pub(super) panels: Vec<(String, Vec<ChartLine>)>,
 }
 
 /// One line.
-pub(super) struct Line {
+pub(super) struct ChartLine {
     pub(super) label: String,
     pub(super) class: String,
     pub(super) points: Vec<Point>,
@@ -288,13 +290,13 @@ impl Lines {
     }
 
     fn description(&self) -> String {
-        let line = |line: &Line| {
+        let line = |line: &ChartLine| {
             let points = line.points.iter();
             let points =
                 points.map(|point| format!("{} at depth {}", figure::measure(point.median), point.depth));
             format!("{} {}", line.label, points.collect::<Vec<_>>().join(", "))
         };
-        let panel = |(heading, lines): &(String, Vec<Line>)| {
+        let panel = |(heading, lines): &(String, Vec<ChartLine>)| {
             format!("{heading}: {}", lines.iter().map(line).collect::<Vec<_>>().join("; "))
         };
         self.panels.iter().map(panel).collect::<Vec<_>>().join(". ")
@@ -304,7 +306,7 @@ impl Lines {
 /// Whether there was anything to draw.
 fn panel(
     out: &mut String,
-    lines: &[Line],
+    lines: &[ChartLine],
     (right, top): (f64, f64),
     depths: &[u32],
     x: &impl Fn(u32) -> f64,
@@ -338,7 +340,7 @@ fn panel(
 
 fn curve(
     out: &mut String,
-    series: &Line,
+    series: &ChartLine,
     points: &[&Point],
     x: &impl Fn(u32) -> f64,
     y: &impl Fn(f64) -> f64,
@@ -361,7 +363,7 @@ fn curve(
 }
 
 /// Each line's name at its end; names that would overlap are moved apart, and tied to their lines.
-fn end_labels(out: &mut String, mut ends: Vec<(f64, f64, &Line)>, (right, top): (f64, f64)) {
+fn end_labels(out: &mut String, mut ends: Vec<(f64, f64, &ChartLine)>, (right, top): (f64, f64)) {
     ends.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut places: Vec<f64> = ends.iter().map(|end| end.0).collect();
     for at in 1..places.len() {
@@ -445,7 +447,7 @@ mod tests {
         for (name, shown) in [("nvme-tcp ceiling sleeps", "nvme-tcp ceiling sleeps"), ("nbd", "nbd")] {
             let point = |depth| Point { depth, median: 10.0, min: 9.0, max: 11.0 };
             let points = vec![point(1), point(32)];
-            let line = Line { label: name.to_owned(), class: "nbd".to_owned(), points };
+            let line = ChartLine { label: name.to_owned(), class: "nbd".to_owned(), points };
             let panels = vec![("mean".to_owned(), vec![line])];
             let drawn = Lines { title: "t".to_owned(), depths: vec![1, 32], panels }.draw();
             assert!(drawn.contains(&format!(">{shown}</text>")), "{drawn}");

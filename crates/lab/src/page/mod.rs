@@ -1,7 +1,9 @@
-//! The page: a comparison as one self-contained HTML file that needs no network, no script and no font of its own.
+//! The page: a comparison as one self-contained HTML file that needs no network, no script and no
+//! font of its own.
 //!
-//! What is drawn is decided in `sections`, how in `chart`, what is said in `summary`, and how it looks in the style
-//! sheet. Text from outside is escaped by the template, and by `svg` inside charts.
+//! What is drawn is decided in `sections`, how in `chart`, what is said in `summary`, and how it
+//! looks in the style sheet. Text from outside is escaped by the template, and by `svg` inside
+//! charts.
 
 mod chart;
 mod ratio;
@@ -86,13 +88,13 @@ impl Page<'_> {
 struct PageTable {
     title: String,
     head: Vec<String>,
-    rows: Vec<Line>,
+    rows: Vec<PageLine>,
     run_head: Vec<String>,
-    runs: Vec<Line>,
+    runs: Vec<PageLine>,
 }
 
 /// One line of a table.
-struct Line {
+struct PageLine {
     /// The protocol's colour.
     class: String,
     /// First the configuration; of a single run, then its place in order.
@@ -132,7 +134,7 @@ impl PageTable {
             cells.extend([Figure::InitiatorCpu, Figure::InitiatorSystem, Figure::CpuPerGbit].map(cell));
             cells.push(or_dash(comparison.share_of_ceiling(row).map(figure::percent)));
             cells.push(row.target.clone());
-            Line { class: line_class(row), cells }
+            PageLine { class: line_class(row), cells }
         };
         let mut run_head: Vec<String> = ["Configuration", "Run"].map(Into::into).into();
         run_head.extend(RUN_FIGURES.map(|(name, _)| name.into()));
@@ -150,11 +152,11 @@ impl PageTable {
     }
 }
 
-fn run_cells(label: String, row: &Row, index: usize, run: &Run) -> Line {
+fn run_cells(label: String, row: &Row, index: usize, run: &Run) -> PageLine {
     let mut cells = vec![label, (index + 1).to_string()];
     cells.extend(RUN_FIGURES.map(|(_, figure)| or_dash(figure.of(row.kind, run).map(figure::measure))));
     cells.push((run.errors + run.verify_errors).to_string());
-    Line { class: line_class(row), cells }
+    PageLine { class: line_class(row), cells }
 }
 
 /// A ceiling has the colour of its protocol, paler.

@@ -1,11 +1,11 @@
-//! The rows of a study's chart: published figures relative to the study's reference, and those measured
-//! here relative to the reference's protocol here.
+//! The rows of a study's chart: published figures relative to the study's reference, and those
+//! measured here relative to the reference's protocol here.
 
 use super::ratio::{Ratio, Value};
 use super::sections::protocol_class;
 use crate::figure::{self, Labels};
 use crate::link;
-use crate::result::{Comparison, SubjectKind, Row};
+use crate::result::{Comparison, Row, SubjectKind};
 use crate::suite::{PublishedFigure, Study, StudyChart};
 
 /// The rows of `chart` under a heading for each protocol, the reference's protocol first.
@@ -66,7 +66,7 @@ fn published(study: &Study, chart: &StudyChart) -> Vec<(String, String, Value)> 
 }
 
 /// One configuration measured here, with its best of the chart's jobs.
-struct Best<'a> {
+struct BestDepth<'a> {
     row: &'a Row,
     value: f64,
     protocol: &'a str,
@@ -76,19 +76,19 @@ struct Best<'a> {
 
 fn measured(comparison: &Comparison, labels: &Labels, chart: &StudyChart) -> Vec<(String, Ratio)> {
     let (figure, per_unit) = chart.unit.measured_as();
-    let mut all: Vec<Best> = Vec::new();
+    let mut all: Vec<BestDepth> = Vec::new();
     let of_chart = |row: &&Row| row.kind == SubjectKind::Protocol && chart.jobs.contains(&row.job.name);
     for row in comparison.rows.iter().filter(of_chart) {
         let Some(value) = row.median(figure).filter(|value| *value > 0.0) else { continue };
         let protocol = row.protocol.split(' ').next().unwrap_or_default();
-        let best = Best { row, value: value * per_unit, protocol, label: label(row, protocol, labels) };
+        let best = BestDepth { row, value: value * per_unit, protocol, label: label(row, protocol, labels) };
         match all.iter_mut().find(|known| (known.protocol, &known.label) == (protocol, &best.label)) {
             Some(known) if (best.value > known.value) == chart.unit.more_is_better() => *known = best,
             Some(_) => {}
             None => all.push(best),
         }
     }
-    let ratio = |best: &Best| {
+    let ratio = |best: &BestDepth| {
         let reference = all.iter().find(|other| is_reference(other, best, chart))?;
         // Which of the jobs was the best.
         let job = &best.row.job;
@@ -104,10 +104,10 @@ fn measured(comparison: &Comparison, labels: &Labels, chart: &StudyChart) -> Vec
     all.iter().filter_map(ratio).collect()
 }
 
-/// Whether `best` is divided by `other`: the reference's protocol, over its link if the study has links,
-/// with the polling policy and from the file of `best`.
-fn is_reference(other: &Best, best: &Best, chart: &StudyChart) -> bool {
-    let file = |best: &Best| best.row.protocol.split_once(' ').map(|(_, file)| file.to_owned());
+/// Whether `best` is divided by `other`: the reference's protocol, over its link if the study has
+/// links, with the polling policy and from the file of `best`.
+fn is_reference(other: &BestDepth, best: &BestDepth, chart: &StudyChart) -> bool {
+    let file = |best: &BestDepth| best.row.protocol.split_once(' ').map(|(_, file)| file.to_owned());
     let over_its_link = link::place(other.row).is_none_or(|place| chart.reference.label.ends_with(place));
     other.protocol == chart.reference.protocol
         && over_its_link

@@ -1,10 +1,10 @@
 //! Which charts the page has, made from a comparison's rows.
 
-use super::chart::{Bar, BarGroup, Bars, Line, Lines, Point};
+use super::chart::{Bar, BarGroup, Bars, ChartLine, Lines, Point};
 use super::ratio::{Ratio, Ratios, Value};
 use super::relative;
 use crate::figure::{self, Figure, Labels};
-use crate::result::{Comparison, SubjectKind, Row, Run};
+use crate::result::{Comparison, Row, Run, SubjectKind};
 use crate::suite::{Reference, Study, StudyChart};
 
 /// Charts under one heading.
@@ -45,7 +45,8 @@ pub(super) fn measured(comparison: &Comparison, labels: &Labels) -> Vec<Section>
     sections.into_iter().map(without_empty).filter(|section| !section.blocks.is_empty()).collect()
 }
 
-/// A study's figures and those measured here, relative to their references, and the figures themselves.
+/// A study's figures and those measured here, relative to their references, and the figures
+/// themselves.
 pub(super) fn published(comparison: &Comparison, labels: &Labels, study: &Study) -> (Section, Vec<Absolute>) {
     let mut absolute = Vec::new();
     let mut card = |chart: &StudyChart| {
@@ -224,12 +225,13 @@ fn latency_bar(labels: &Labels, row: &Row) -> Option<Bar> {
     Some(Bar { label: labels.label(row), parts, text, ..Bar::default() })
 }
 
-fn latency_lines(labels: &Labels, family: &[&Group], figure: Figure) -> Vec<Line> {
-    let mut lines: Vec<Line> = Vec::new();
+fn latency_lines(labels: &Labels, family: &[&Group], figure: Figure) -> Vec<ChartLine> {
+    let mut lines: Vec<ChartLine> = Vec::new();
     let mut groups: Vec<&&Group> = family.iter().collect();
     groups.sort_by_key(|group| group[0].job.iodepth);
     let only_local = family.iter().all(|group| group.iter().all(|row| row.kind == SubjectKind::Local));
-    // A local volume is so much faster that the axis would have no room left to tell the protocols apart.
+    // A local volume is so much faster that the axis would have no room left to tell the protocols
+    // apart.
     let shown = |row: &&&Row| {
         row.job.iodepth > 0 && !row.kind.is_ceiling() && (only_local || row.kind != SubjectKind::Local)
     };
@@ -239,13 +241,14 @@ fn latency_lines(labels: &Labels, family: &[&Group], figure: Figure) -> Vec<Line
         let label = labels.label(row);
         match lines.iter_mut().find(|line| line.label == label) {
             Some(line) => line.points.push(point),
-            None => lines.push(Line { label, class: class(row), points: vec![point] }),
+            None => lines.push(ChartLine { label, class: class(row), points: vec![point] }),
         }
     }
     lines
 }
 
-/// The CPU time of an I/O for small blocks, and of a Gbit/s for large ones. The target's part comes first.
+/// The CPU time of an I/O for small blocks, and of a Gbit/s for large ones. The target's part comes
+/// first.
 fn cpu(comparison: &Comparison, labels: &Labels, groups: &[Group]) -> Section {
     let card = |group: &&Group| {
         let (figure, unit) = if group[0].job.bs <= SMALL {
@@ -359,7 +362,9 @@ fn without_empty(mut section: Section) -> Section {
 pub(super) fn class(row: &Row) -> String {
     let colour = match row.kind {
         SubjectKind::Local => "local",
-        SubjectKind::CeilingSleeping | SubjectKind::CeilingSpinning | SubjectKind::Protocol => protocol_class(&row.protocol),
+        SubjectKind::CeilingSleeping | SubjectKind::CeilingSpinning | SubjectKind::Protocol => {
+            protocol_class(&row.protocol)
+        }
     };
     match row.poll.as_str() {
         "always" => format!("{colour} poll-always"),
@@ -368,8 +373,8 @@ pub(super) fn class(row: &Row) -> String {
     }
 }
 
-/// A protocol keeps its colour in every report, over whatever sockets. A merged report has the file's name behind the
-/// protocol's.
+/// A protocol keeps its colour in every report, over whatever sockets. A merged report has the
+/// file's name behind the protocol's.
 pub(super) fn protocol_class(protocol: &str) -> &'static str {
     match protocol.split([' ', '+']).next().unwrap_or_default() {
         "nbd" => "nbd",

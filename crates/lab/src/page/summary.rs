@@ -3,7 +3,7 @@
 use super::sections::{SMALL, protocol_class};
 use crate::figure::{self, Figure, Labels};
 use crate::job::{Job, Rw};
-use crate::result::{Comparison, SubjectKind, NOISY_SHARE, Row};
+use crate::result::{Comparison, NOISY_SHARE, Row, SubjectKind};
 
 /// What was found: winners, and why there are none where there are none.
 pub(super) struct Findings {
@@ -23,11 +23,12 @@ pub(super) struct Tile {
     pub(super) sentence: String,
 }
 
-/// The findings that the comparison has the rows for. Only protocols are ranked, not the local volume
-/// and the ceilings. A winner is named only where there are enough runs and they agree.
+/// The findings that the comparison has the rows for. Only protocols are ranked, not the local
+/// volume and the ceilings. A winner is named only where there are enough runs and they agree.
 pub(super) fn findings(comparison: &Comparison, labels: &Labels) -> Findings {
     let groups = comparison.groups();
-    let with_protocols = groups.iter().filter(|group| group.iter().any(|row| row.kind == SubjectKind::Protocol));
+    let with_protocols =
+        groups.iter().filter(|group| group.iter().any(|row| row.kind == SubjectKind::Protocol));
     let groups: Vec<&Vec<&Row>> = with_protocols.collect();
     let smallest = groups.iter().map(|group| group[0].job.bs).min().unwrap_or(0);
     let small = |group: &&&Vec<&Row>| group[0].job.bs == smallest && smallest <= SMALL;
@@ -63,7 +64,7 @@ pub(super) fn findings(comparison: &Comparison, labels: &Labels) -> Findings {
 type Candidate = Result<Tile, String>;
 
 fn rate(comparison: &Comparison, labels: &Labels, group: &[&Row]) -> Option<Candidate> {
-    let best = Best::of(labels, group, Figure::Iops, true)?;
+    let best = BestResult::of(labels, group, Figure::Iops, true)?;
     if let Some(doubt) = best.doubt {
         return Some(Err(doubt));
     }
@@ -85,7 +86,7 @@ fn share(comparison: &Comparison, row: &Row) -> String {
 }
 
 fn latency(labels: &Labels, group: &[&Row]) -> Option<Candidate> {
-    let best = Best::of(labels, group, Figure::Mean, false)?;
+    let best = BestResult::of(labels, group, Figure::Mean, false)?;
     if let Some(doubt) = best.doubt {
         return Some(Err(doubt));
     }
@@ -103,7 +104,7 @@ fn latency(labels: &Labels, group: &[&Row]) -> Option<Candidate> {
 /// Of large blocks only: of small ones the throughput is the I/O per second in another unit.
 fn throughput(comparison: &Comparison, labels: &Labels, groups: &[&Vec<&Row>]) -> Option<Candidate> {
     let large = groups.iter().filter(|group| group[0].job.bs > SMALL);
-    let all = large.filter_map(|group| Best::of(labels, group, Figure::MbPerSecond, true));
+    let all = large.filter_map(|group| BestResult::of(labels, group, Figure::MbPerSecond, true));
     let best = all.max_by(|a, b| a.value.total_cmp(&b.value))?;
     if let Some(doubt) = best.doubt {
         return Some(Err(doubt));
@@ -125,7 +126,7 @@ fn throughput(comparison: &Comparison, labels: &Labels, groups: &[&Vec<&Row>]) -
 }
 
 fn cpu(labels: &Labels, group: &[&Row]) -> Option<Candidate> {
-    let best = Best::of(labels, group, Figure::CpuPerGbit, false)?;
+    let best = BestResult::of(labels, group, Figure::CpuPerGbit, false)?;
     if let Some(doubt) = best.doubt {
         return Some(Err(doubt));
     }
@@ -145,7 +146,7 @@ fn cpu(labels: &Labels, group: &[&Row]) -> Option<Candidate> {
     }))
 }
 
-struct Best<'a> {
+struct BestResult<'a> {
     row: &'a Row,
     value: f64,
     who: String,
@@ -155,8 +156,8 @@ struct Best<'a> {
     doubt: Option<String>,
 }
 
-impl<'a> Best<'a> {
-    fn of(labels: &Labels, group: &[&'a Row], figure: Figure, most: bool) -> Option<Best<'a>> {
+impl<'a> BestResult<'a> {
+    fn of(labels: &Labels, group: &[&'a Row], figure: Figure, most: bool) -> Option<BestResult<'a>> {
         let rows = || group.iter().filter(|row| row.kind == SubjectKind::Protocol);
         let ranked = rows()
             .filter_map(|row| Some((*row, row.figure(figure)?)))
@@ -173,7 +174,7 @@ impl<'a> Best<'a> {
             names => format!(" Runs overlap with {}.", names.join(", ")),
         };
         let doubt = doubt(labels, group, figure);
-        Some(Best { row, value: own.median, who: labels.label(row), ties, doubt })
+        Some(BestResult { row, value: own.median, who: labels.label(row), ties, doubt })
     }
 }
 

@@ -2,11 +2,11 @@
 
 use super::AoeAddress;
 use super::identify::AtaDisk;
-use crate::frames::{Frame, FrameOutbox, MAX_HEAD, FramePortInfo, PortId, Station};
+use crate::frames::{Frame, FrameOutbox, FramePortInfo, MAX_HEAD, PortId, Station};
 use crate::session::{FrameSession, Timed};
 use blockmux_volume::SgList;
 use blockmux_wire::aoe::{
-    ANY_SHELF, ANY_SLOT, AOE_ATA_HEAD, AOE_MAX_CONFIG, AOE_VERSION, AtaMessage, AoeCommand, ConfigMessage,
+    ANY_SHELF, ANY_SLOT, AOE_ATA_HEAD, AOE_MAX_CONFIG, AOE_VERSION, AoeCommand, AtaMessage, ConfigMessage,
     Header,
 };
 use blockmux_wire::ata;

@@ -81,7 +81,8 @@ pub struct AtaDisk {
 }
 
 impl AtaDisk {
-    /// Reads the data of IDENTIFY DEVICE; `None` if it is too short or describes no disk that has addresses.
+    /// Reads the data of IDENTIFY DEVICE; `None` if it is too short or describes no disk that has
+    /// addresses.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<AtaDisk> {
         let (disk, _) = Identify::read_from_prefix(bytes).ok()?;
@@ -120,7 +121,7 @@ impl AtaDisk {
         })
     }
 
-    /// The same as a volume's properties.
+    /// The disk's properties as those of a volume.
     #[must_use]
     pub fn volume_info(&self) -> VolumeInfo {
         VolumeInfo {

@@ -4,7 +4,7 @@
 use super::client::{Config, InitiatorSession};
 use super::server::TargetSession;
 use super::*;
-use crate::frames::{Frame, OutFrame, FramePortInfo, PortId, Station};
+use crate::frames::{Frame, FramePortInfo, OutFrame, PortId, Station};
 use crate::session::{FrameSession, Initiator, Target, Timed};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::random::SplitMix;
@@ -45,7 +45,7 @@ impl Net {
     /// A queue to e1.0 whose tags begin with `id` and count from `first` on.
     fn queue(id: u8, first: u32, now: Instant) -> InitiatorSession {
         let address = AoeAddress { shelf: 1, slot: 0 };
-        let config = Config { address, patience: Duration::from_secs(60), id, first };
+        let config = Config { address, timeout: Duration::from_secs(60), id, first };
         let mut initiator = InitiatorSession::new(config, Pool::new(1 << 30), now);
         initiator.on_port(PortId(0), PORT, now);
         initiator
@@ -116,7 +116,8 @@ impl Net {
     }
 }
 
-/// Random reads and writes of 1 MiB in which each block holds what was written to it last; frames and virtual time.
+/// Random reads and writes of 1 MiB in which each block holds what was written to it last; frames
+/// and virtual time.
 fn storm(seed: u64, loss_per_thousand: u64) -> (u64, Duration) {
     let mut net = Net::new(seed, loss_per_thousand);
     while !net.initiator.is_ready() {
@@ -183,8 +184,8 @@ fn without_loss_nothing_is_sent_twice() {
     assert_eq!(net.sent - before, 20, "ten commands of 17 sectors and their answers");
 }
 
-/// As when a program copies one image to a disk, then another, then the first again: each time by a new queue, of which the
-/// third has the same upper byte of tags as the first.
+/// As when a program copies one image to a disk, then another, then the first again: each time by a
+/// new queue, of which the third has the same upper byte of tags as the first.
 #[test]
 fn what_a_queue_writes_is_no_repetition_of_what_one_before_it_wrote() {
     let mut net = Net::new(1, 0);

@@ -1,12 +1,13 @@
 //! One disk of a target, and what initiators set on it: config string, MAC mask list, reservation.
 //!
-//! All of that is rare, and read with every frame. So it is kept behind a lock with a number that changes with it, and a
-//! session has its own copy, which it takes again when the number is another. A change counts once it is on stable
-//! storage, if it is to outlive the target; that takes its time elsewhere, and the next change builds on it meanwhile.
+//! All of that is rare, and read with every frame. So it is kept behind a lock with a number that
+//! changes with it, and a session has its own copy, which it takes again when the number is
+//! another. A change counts once it is on stable storage, if it is to outlive the target; that
+//! takes its time elsewhere, and the next change builds on it meanwhile.
 
 use super::AoeAddress;
 use crate::exports::VolumeId;
-use crate::served::{ReservationStore, SaveTicket};
+use crate::volume_state::{ReservationStore, SaveTicket};
 use blockmux_wire::aoe::AOE_MAX_CONFIG;
 use blockmux_wire::ethernet::Mac;
 use std::collections::VecDeque;
@@ -47,7 +48,7 @@ struct SharedUnit {
 }
 
 struct AoeUnitState {
-    kept: DiskSettings,
+    settings: DiskSettings,
     /// What it is to become, in the order of changes; at most [`MAX_CHANGES`].
     next: VecDeque<(SaveTicket, DiskSettings)>,
 }
@@ -74,14 +75,14 @@ impl AoeUnit {
         kept: DiskSettings,
         store: Option<Arc<dyn ReservationStore>>,
     ) -> AoeUnit {
-        let state = Mutex::new(AoeUnitState { kept, next: VecDeque::new() });
+        let state = Mutex::new(AoeUnitState { settings: kept, next: VecDeque::new() });
         AoeUnit { address, volume, shared: Arc::new(SharedUnit { version: AtomicU32::new(0), state, store }) }
     }
 
     /// What is set now.
     #[must_use]
-    pub fn kept(&self) -> DiskSettings {
-        self.state().kept.clone()
+    pub fn settings(&self) -> DiskSettings {
+        self.state().settings.clone()
     }
 
     #[inline]
@@ -92,7 +93,7 @@ impl AoeUnit {
     /// Changes what is set, if `change` does not refuse, and begins to keep it.
     pub(super) fn change<E>(&self, change: impl FnOnce(&mut DiskSettings) -> Result<(), E>) -> Changed<E> {
         let mut state = self.state();
-        let last = state.next.back().map_or(&state.kept, |(_, kept)| kept);
+        let last = state.next.back().map_or(&state.settings, |(_, kept)| kept);
         let mut next = last.clone();
         if let Err(refused) = change(&mut next) {
             return Changed::Refused(refused);
@@ -113,7 +114,8 @@ impl AoeUnit {
         Changed::Saving(ticket)
     }
 
-    /// Whether that change counts; `None` while that is not known, `Some(false)` if it could not be kept.
+    /// Whether that change counts; `None` while that is not known, `Some(false)` if it could not be
+    /// kept.
     pub(super) fn is_changed(&self, ticket: SaveTicket) -> Option<bool> {
         let saved = self.shared.store.as_ref()?.is_saved(ticket)?;
         let mut state = self.state();
@@ -129,7 +131,7 @@ impl AoeUnit {
     }
 
     fn settle(&self, state: &mut AoeUnitState, next: DiskSettings) {
-        state.kept = next;
+        state.settings = next;
         self.shared.version.fetch_add(1, Ordering::Release);
     }
 
@@ -174,12 +176,14 @@ impl DiskSettings {
     }
 }
 
-/// Entries of a MAC mask list: as many as the answer to one request holds in a frame of 1,500 bytes.
+/// Entries of a MAC mask list: as many as the answer to one request holds in a frame of 1,500
+/// bytes.
 pub const MAX_MASKS: usize = 128;
 /// Addresses that a disk is reserved for: as many as a frame of 1,500 bytes holds.
 pub const MAX_RESERVED: usize = 240;
 
-/// Changes of one disk that are not kept yet; what is asked beyond is not answered, and comes again.
+/// Changes of one disk that are not kept yet; what is asked beyond is not answered, and comes
+/// again.
 const MAX_CHANGES: usize = 16;
 const MAGIC: &[u8] = b"BmxAoE01";
 
@@ -196,7 +200,10 @@ mod tests {
         };
         let image = kept.to_image();
         assert_eq!(DiskSettings::from_image(&image), Ok(kept));
-        assert_eq!(DiskSettings::from_image(&DiskSettings::default().to_image()), Ok(DiskSettings::default()));
+        assert_eq!(
+            DiskSettings::from_image(&DiskSettings::default().to_image()),
+            Ok(DiskSettings::default())
+        );
         for len in 0..image.len() {
             assert_eq!(DiskSettings::from_image(&image[..len]), Err(SettingsImageError), "{len} bytes");
         }
@@ -247,12 +254,16 @@ mod tests {
         let Changed::Saving(first) = set(&unit, b"a") else { panic!("it takes its time") };
         let Changed::Saving(second) = set(&unit, b"b") else { panic!("it takes its time") };
         assert_eq!(set(&unit, b"b"), Changed::Saving(second), "the same again");
-        assert_eq!((unit.is_changed(first), unit.kept().config, unit.version()), (None, vec![], 0));
+        assert_eq!((unit.is_changed(first), unit.settings().config, unit.version()), (None, vec![], 0));
         store.save_up_to(first.0);
-        assert_eq!((unit.is_changed(first), unit.kept().config), (Some(true), b"a".to_vec()));
+        assert_eq!((unit.is_changed(first), unit.settings().config), (Some(true), b"a".to_vec()));
         store.save_up_to(second.0);
-        assert_eq!((unit.is_changed(second), unit.kept().config), (Some(true), b"b".to_vec()));
-        assert_eq!((unit.is_changed(first), unit.kept().config), (Some(true), b"b".to_vec()), "asked late");
+        assert_eq!((unit.is_changed(second), unit.settings().config), (Some(true), b"b".to_vec()));
+        assert_eq!(
+            (unit.is_changed(first), unit.settings().config),
+            (Some(true), b"b".to_vec()),
+            "asked late"
+        );
     }
 
     #[test]
@@ -263,7 +274,7 @@ mod tests {
         let Changed::Saving(second) = set(&unit, b"b") else { panic!("it takes its time") };
         store.fail_up_to(second.0);
         assert_eq!([first, second].map(|ticket| unit.is_changed(ticket)), [Some(false); 2]);
-        assert_eq!((unit.kept(), unit.version()), (DiskSettings::default(), 0));
+        assert_eq!((unit.settings(), unit.version()), (DiskSettings::default(), 0));
         assert_eq!(set(&unit, b""), Changed::Done, "it is what it was");
         for nth in 0..MAX_CHANGES {
             assert!(matches!(set(&unit, &[nth as u8]), Changed::Saving(_)));

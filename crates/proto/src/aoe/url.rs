@@ -1,9 +1,9 @@
-//! URLs of disks: `aoe://IFACE/eSHELF.SLOT`, with several interfaces as `aoe://IFACE,IFACE/eSHELF.SLOT`, and
-//! `aoe://IFACE` for all that answer there. `?reconnect=DURATION` (60s) is how long I/O waits for a disk that does not
-//! answer.
+//! URLs of disks: `aoe://IFACE/eSHELF.SLOT`, with several interfaces as
+//! `aoe://IFACE,IFACE/eSHELF.SLOT`, and `aoe://IFACE` for all that answer there.
+//! `?reconnect=DURATION` (60s) is how long I/O waits for a disk that does not answer.
 
 use super::AoeAddress;
-use crate::uri::{self, DEFAULT_RECONNECT, ParameterError, UrlParameters, ParameterTable};
+use crate::uri::{self, DEFAULT_RECONNECT, ParameterError, ParameterTable, UrlParameters};
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -15,7 +15,8 @@ pub struct AoeUrl {
     pub interfaces: Vec<String>,
     /// One disk, or whatever is there.
     pub address: Option<AoeAddress>,
-    /// How long nothing may be heard of the disk before I/O fails; whole milliseconds, at least one.
+    /// How long nothing may be heard of the disk before I/O fails; whole milliseconds, at least
+    /// one.
     pub reconnect: Duration,
 }
 

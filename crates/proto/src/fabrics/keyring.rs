@@ -1,5 +1,5 @@
-//! The TLS PSKs of a node: those of its configuration, and those that hosts have generated with it, which do not last
-//! (TCP Transport 1.0 §3.6.1.4).
+//! The TLS PSKs of a node: those of its configuration, and those that hosts have generated with it,
+//! which do not last (TCP Transport 1.0 §3.6.1.4).
 
 use crate::nvme::auth::psk::{GENERATED_LIFETIME, InputPsk, TlsPsk};
 use crate::nvme::nqn::Nqn;
@@ -9,8 +9,8 @@ use std::time::Instant;
 
 /// Keys by their identities. Shared by all cores; asked once for each connection.
 ///
-/// There are never more of them than the configuration has and two for each pair of a host and a subsystem: a generated
-/// key takes the place of the one before.
+/// There are never more of them than the configuration has and two for each pair of a host and a
+/// subsystem: a generated key takes the place of the one before.
 #[derive(Debug, Default)]
 pub struct Keyring {
     keys: RwLock<HashMap<String, StoredKey>>,
@@ -37,8 +37,8 @@ impl Keyring {
         keys.extend(new.map(|key| (key.identity.clone(), StoredKey { key, until })));
     }
 
-    /// Takes these in the place of all keys for connections of that host to that subsystem, those that were generated
-    /// among them. At no time it has none in between.
+    /// Takes these in the place of all keys for connections of that host to that subsystem, those
+    /// that were generated among them. At no time it has none in between.
     pub fn replace(&self, inputs: &[InputPsk], host: &Nqn, subsystem: &Nqn) {
         let mut keys = self.write();
         keys.retain(|_, kept| !kept.key.is_for(host, subsystem));
@@ -53,7 +53,7 @@ impl Keyring {
         self.read().get(identity).map(|kept| kept.key.clone())
     }
 
-    /// The same for a connection that begins.
+    /// The key of that identity for a connection that begins `now`: one that has not expired.
     #[must_use]
     pub fn find_lasting(&self, identity: &[u8], now: Instant) -> Option<TlsPsk> {
         let identity = std::str::from_utf8(identity).ok()?;
@@ -129,7 +129,8 @@ mod tests {
         let end = start + GENERATED_LIFETIME;
         assert!(lasts("NVMe0G01 nqn.h nqn.s", end - Duration::from_millis(1)));
         assert!(!lasts("NVMe0G01 nqn.h nqn.s", end) && lasts("NVMe0R01 nqn.h nqn.s", end));
-        // Who has made a handshake with it just before is still known, until somebody makes another key.
+        // Who has made a handshake with it just before is still known, until somebody makes another
+        // key.
         assert!(keyring.find(b"NVMe0G01 nqn.h nqn.s").is_some());
         keyring.insert(&generated, &other, &subsystem, end);
         assert!(keyring.find(b"NVMe0G01 nqn.h nqn.s").is_none() && lasts("NVMe0G01 nqn.o nqn.s", end));

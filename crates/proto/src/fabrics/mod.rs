@@ -1,4 +1,5 @@
-//! NVMe over Fabrics without a transport: how hosts connect, what discovery tells, and both sides of a queue.
+//! NVMe over Fabrics without a transport: how hosts connect, what discovery tells, and both sides
+//! of a queue.
 //!
 //! ```text
 //!   transport ──command──▶ controller: Connect, authentication, nvme::admin, nvme::io ──data, completion──▶ transport

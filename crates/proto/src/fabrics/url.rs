@@ -5,24 +5,27 @@
 //! ```
 //! Several places are several paths to one namespace.
 //!
-//! Without a subsystem it names a discovery controller; without a number, namespace 1. Parameters have the names that
-//! nvme-cli gives them: `hostnqn=NQN` and `hostid=UUID` are who we are, `hdr_digest=on|off` and `data_digest=on|off`
-//! (off) ask for CRC-32C, `queue_size=N` (1024) is how many entries an I/O queue has, `keep_alive_tmo=SECONDS` (5) how
-//! long the controller waits for a sign of us, and `ctrl_loss_tmo=SECONDS` (60) how long to try to reconnect before I/O
-//! fails; `io_timeout=SECONDS` (30) is how long an answer may take before the connection counts as lost, named as the
-//! parameter of Linux's module. `connections=N` is how many I/O queues each core opens by each path, and `iopolicy=round-robin|queue-depth`
-//! (round-robin) how I/O is shared among paths that are equally good. `paths=all` asks the discovery controller there for
-//! all that lead to the subsystem.
+//! Without a subsystem it names a discovery controller; without a number, namespace 1. Parameters
+//! have the names that nvme-cli gives them: `hostnqn=NQN` and `hostid=UUID` are who we are,
+//! `hdr_digest=on|off` and `data_digest=on|off` (off) ask for CRC-32C, `queue_size=N` (1024) is how
+//! many entries an I/O queue has, `keep_alive_tmo=SECONDS` (5) how long the controller waits for a
+//! sign of us, and `ctrl_loss_tmo=SECONDS` (60) how long to try to reconnect before I/O fails;
+//! `io_timeout=SECONDS` (30) is how long an answer may take before the connection counts as lost,
+//! named as the parameter of Linux's module. `connections=N` is how many I/O queues each core opens
+//! by each path, and `iopolicy=round-robin|queue-depth` (round-robin) how I/O is shared among paths
+//! that are equally good. `paths=all` asks the discovery controller there for all that lead to the
+//! subsystem.
 //!
-//! `tls_key_file=PATH` has the key of TLS, as `nvme gen-tls-key` prints it, and `tls_identity=0|1` the version of the
-//! identity that is offered (both, of which servers with GnuTLS look at the first). With `ktls=off` the kernel makes no
-//! records of TLS, even where it can.
+//! `tls_key_file=PATH` has the key of TLS, as `nvme gen-tls-key` prints it, and `tls_identity=0|1`
+//! the version of the identity that is offered (both, of which servers with GnuTLS look at the
+//! first). With `ktls=off` the kernel makes no records of TLS, even where it can.
 //!
 //! `dhchap_secret_file=PATH` names the file of the secret that we prove who we are with, and
-//! `dhchap_ctrl_secret_file=PATH` that of the controller's, which it has to prove then. A secret itself is never part of
-//! a URL, which everybody sees who sees the command line. `dhchap_hash=` and `dhchap_dhgroup=` are all that is offered, by
-//! the kernel's names: `hmac(sha256)`, `ffdhe2048`. `concat=on` makes a key of TLS of the proof and goes on with that
-//! (secure channel concatenation).
+//! `dhchap_ctrl_secret_file=PATH` that of the controller's, which it has to prove then. A secret
+//! itself is never part of a URL, which everybody sees who sees the command line. `dhchap_hash=`
+//! and `dhchap_dhgroup=` are all that is offered, by the kernel's names: `hmac(sha256)`,
+//! `ffdhe2048`. `concat=on` makes a key of TLS of the proof and goes on with that (secure channel
+//! concatenation).
 
 pub use super::host::uuid_text;
 use super::host::{DEPTH, HostId};
@@ -30,9 +33,9 @@ use crate::nvme::auth::{DhGroup, Hash};
 use crate::nvme::nqn::Nqn;
 use crate::uri::{
     self, BUT_COLONS, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, HostError, MAX_CONNECTIONS, MAX_RECONNECT,
-    Parameter, ParameterError, UrlParameters, ParameterTable, decode_text, encode, shown,
+    Parameter, ParameterError, ParameterTable, UrlParameters, decode_text, encode, shown,
 };
-pub use crate::uri::{MAX_PORTALS, HostPort, Portals};
+pub use crate::uri::{HostPort, MAX_PORTALS, Portals};
 use blockmux_wire::nvmeof::tcp::NVME_TCP_PORT;
 use std::fmt;
 use std::path::PathBuf;
@@ -143,7 +146,12 @@ impl NvmeUrl {
     /// The discovery controller there, and how to connect.
     #[must_use]
     pub fn discovery(&self) -> NvmeUrl {
-        NvmeUrl { subsystem: None, nsid: 1, portals: Portals::one(self.portals.first.clone()), ..self.clone() }
+        NvmeUrl {
+            subsystem: None,
+            nsid: 1,
+            portals: Portals::one(self.portals.first.clone()),
+            ..self.clone()
+        }
     }
 
     /// A parameter that does not go with others, and what to do.

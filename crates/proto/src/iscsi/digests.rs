@@ -13,7 +13,10 @@ pub(super) struct IscsiDigests {
 impl IscsiDigests {
     /// What a login agreed on.
     pub(super) fn of(parameters: &OperationalParameters) -> IscsiDigests {
-        IscsiDigests { header: parameters.is_on(OperationalKey::HeaderDigest), data: parameters.is_on(OperationalKey::DataDigest) }
+        IscsiDigests {
+            header: parameters.is_on(OperationalKey::HeaderDigest),
+            data: parameters.is_on(OperationalKey::DataDigest),
+        }
     }
 
     /// Of a header's digest, in bytes.

@@ -1,7 +1,7 @@
 //! iSER: what both sides have of it (RFC 7145, RFC 5047).
 //!
-//! A message is a PDU behind an iSER header: [`Message`] is one that has come, and `sender` sends them. The data of commands
-//! goes other ways, which the sessions' datamovers know.
+//! A message is a PDU behind an iSER header: [`Message`] is one that has come, and `sender` sends
+//! them. The data of commands goes other ways, which the sessions' datamovers know.
 //! `docs/decisions/0017-iser-within-iscsi.md` says why the seam is where it is.
 
 use crate::session::ProtocolError;

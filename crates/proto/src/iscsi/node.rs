@@ -1,7 +1,7 @@
 //! What a target serves: its names, portals, and who may see which logical units.
 //!
-//! A [`Node`] is shared by all cores. Targets and logical units come and go while it is served; whatever else changes
-//! is a new one.
+//! A [`Node`] is shared by all cores. Targets and logical units come and go while it is served;
+//! whatever else changes is a new one.
 
 use super::login::chap::{Algorithm, ChapCredentials};
 use super::login::operational::{CRC32C, OperationalKey, OperationalParameters};
@@ -52,7 +52,8 @@ pub struct TargetNode {
 /// An address that initiators connect to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Portal {
-    /// `HOST:PORT`; an IPv6 address is in brackets. Without host, as `:3260`: wherever the initiator has connected to.
+    /// `HOST:PORT`; an IPv6 address is in brackets. Without host, as `:3260`: wherever the
+    /// initiator has connected to.
     pub address: String,
     /// Portals of one group can share a session.
     pub group_tag: u16,
@@ -107,7 +108,8 @@ impl IscsiNode {
         true
     }
 
-    /// Serves a target no more: nobody finds it to log in. Who is logged in stays until its units are taken away, too.
+    /// Serves a target no more: nobody finds it to log in. Who is logged in stays until its units
+    /// are taken away, too.
     pub fn remove(&self, name: &Name) {
         let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
         targets.retain(|target| target.name != *name);
@@ -178,7 +180,8 @@ impl TargetNode {
         self.portals.iter().any(|portal| portal.group_tag == group_tag)
     }
 
-    /// The name of the SCSI port that a portal group is (RFC 7143 §4.4): it ends in the group's tag.
+    /// The name of the SCSI port that a portal group is (RFC 7143 §4.4): it ends in the group's
+    /// tag.
     #[must_use]
     pub fn port_name(&self, group_tag: u16) -> String {
         format!("{},t,0x{group_tag:04x}", self.name)
@@ -197,7 +200,8 @@ impl TargetNode {
     }
 }
 
-/// What a target wants unless it is told otherwise: long bursts without waiting, digests if the initiator wants them.
+/// What a target wants unless it is told otherwise: long bursts without waiting, digests if the
+/// initiator wants them.
 #[must_use]
 pub fn offer() -> OperationalParameters {
     OperationalParameters::standard()

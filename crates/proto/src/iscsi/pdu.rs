@@ -22,7 +22,11 @@ impl IscsiHeader {
     /// # Errors
     /// How long it is, if it has not come whole.
     #[inline]
-    pub(super) fn segment<'a>(&self, bytes: &'a [u8], digests: IscsiDigests) -> Result<(&'a [u8], usize), usize> {
+    pub(super) fn segment<'a>(
+        &self,
+        bytes: &'a [u8],
+        digests: IscsiDigests,
+    ) -> Result<(&'a [u8], usize), usize> {
         let end = self.len.saturating_add(self.data_len);
         let whole = end.saturating_add(digests.tail_len(self.data_len));
         match bytes.get(self.len..end) {

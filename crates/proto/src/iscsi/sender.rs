@@ -1,8 +1,9 @@
 //! Where a connection's PDUs go: into the bytes of a stream over TCP, into messages over RDMA.
 //!
-//! Login and full feature phase of both sides hand typed headers to a [`Sender`] and do not know which of the two it is. Over
-//! TCP it writes a PDU with its digests and padding into the outbox. Over RDMA it keeps the PDU until the queue pair has
-//! room, together with what belongs to its message: the data-in before it and the memory that it closes.
+//! Login and full feature phase of both sides hand typed headers to a [`Sender`] and do not know
+//! which of the two it is. Over TCP it writes a PDU with its digests and padding into the outbox.
+//! Over RDMA it keeps the PDU until the queue pair has room, together with what belongs to its
+//! message: the data-in before it and the memory that it closes.
 
 use super::digests::IscsiDigests;
 use super::iser::HEADERS_LEN;
@@ -95,10 +96,16 @@ impl Sender {
         self.push_tail(data.len(), crc);
     }
 
-    /// Sends a header with `len` bytes at `offset` of `data` over TCP, by reference as far as a data digest lets us. The
-    /// memory for what must be copied is `pool`'s.
+    /// Sends a header with `len` bytes at `offset` of `data` over TCP, by reference as far as a
+    /// data digest lets us. The memory for what must be copied is `pool`'s.
     #[inline]
-    pub(super) fn push_lent(&mut self, pool: &Pool, bhs: &Bhs, data: &SgList, (offset, len): (usize, usize)) {
+    pub(super) fn push_borrowed(
+        &mut self,
+        pool: &Pool,
+        bhs: &Bhs,
+        data: &SgList,
+        (offset, len): (usize, usize),
+    ) {
         self.push_header(bhs);
         let mut crc = Crc32c::default();
         if self.digests.data {

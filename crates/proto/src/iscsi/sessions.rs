@@ -1,17 +1,19 @@
-//! The sessions of a node: what bounds logins, and how an initiator that logs in again ends the session that it had
-//! (RFC 7143 §6.3.5, session reinstatement).
+//! The sessions of a node: what bounds logins, and how an initiator that logs in again ends the
+//! session that it had (RFC 7143 §6.3.5, session reinstatement).
 //!
-//! An initiator that has lost its connection logs in again by the same name and ISID. Its new session must not begin
-//! before the old one is over: a write of the old session that comes late would undo what the new one has written. So
-//! the old one's connections are cut, its tasks end, and only then the new login gets its last response.
+//! An initiator that has lost its connection logs in again by the same name and ISID. Its new
+//! session must not begin before the old one is over: a write of the old session that comes late
+//! would undo what the new one has written. So the old one's connections are cut, its tasks end,
+//! and only then the new login gets its last response.
 //!
-//! By another ISID it is another session, and the old one may go on beside it. But if the initiator has left that one, what
-//! only lasts as long as it does has to be over for whoever comes next, as that the medium may not be removed. Another core
-//! may not have seen yet that it was left, so the login looks, and waits for its end; not for long, because this is another
-//! nexus, and I/O of the old one may hang.
+//! By another ISID it is another session, and the old one may go on beside it. But if the initiator
+//! has left that one, what only lasts as long as it does has to be over for whoever comes next, as
+//! that the medium may not be removed. Another core may not have seen yet that it was left, so the
+//! login looks, and waits for its end; not for long, because this is another nexus, and I/O of the
+//! old one may hang.
 //!
-//! A session lives on the core of its leading connection. A login to it on another core learns from here which one that
-//! is (§6.3.4).
+//! A session lives on the core of its leading connection. A login to it on another core learns from
+//! here which one that is (§6.3.4).
 
 use super::name::Name;
 use crate::session::Home;
@@ -21,7 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A session's connection, for any thread.
-pub trait Line: Send + Sync {
+pub trait ConnectionControl: Send + Sync {
     /// Cuts it: the session sees that its peer has left.
     fn hang_up(&self);
 
@@ -30,7 +32,7 @@ pub trait Line: Send + Sync {
 }
 
 /// One that is only cut.
-impl<F: Fn() + Send + Sync> Line for F {
+impl<F: Fn() + Send + Sync> ConnectionControl for F {
     fn hang_up(&self) {
         self();
     }
@@ -41,7 +43,7 @@ impl<F: Fn() + Send + Sync> Line for F {
 }
 
 /// Reaches a session's connection.
-pub type ConnectionHandle = Arc<dyn Line>;
+pub type ConnectionHandle = Arc<dyn ConnectionControl>;
 
 /// The sessions and logins of a node.
 #[derive(Default)]
@@ -110,9 +112,9 @@ impl Sessions {
         Some(LoginPermit(self.clone()))
     }
 
-    /// Adds a session that lives on the core `home`; while there is another of that name, cuts its connections and
-    /// answers `None`: ask again. With `waits_for_left` the same while there is another that the initiator has had with
-    /// the target, and has left.
+    /// Adds a session that lives on the core `home`; while there is another of that name, cuts its
+    /// connections and answers `None`: ask again. With `waits_for_left` the same while there is
+    /// another that the initiator has had with the target, and has left.
     pub(super) fn join(
         self: &Arc<Sessions>,
         name: &SessionName,
@@ -283,7 +285,7 @@ mod tests {
         cuts: AtomicUsize,
     }
 
-    impl Line for Left {
+    impl ConnectionControl for Left {
         fn hang_up(&self) {
             self.cuts.fetch_add(1, Ordering::Relaxed);
         }

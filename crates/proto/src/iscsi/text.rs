@@ -1,8 +1,8 @@
 //! Text: `key=value` pairs, each ended by a NUL (RFC 7143 §6.1).
 //!
-//! [`Text`] collects pairs to send; [`pairs`] reads them. A value is read as what its key says: a number
-//! ([`parse_number`]), a list ([`parse_list`]), or binary ([`parse_binary`]). Lengths are checked here, so that nothing
-//! behind has to.
+//! [`Text`] collects pairs to send; [`pairs`] reads them. A value is read as what its key says: a
+//! number ([`parse_number`]), a list ([`parse_list`]), or binary ([`parse_binary`]). Lengths are
+//! checked here, so that nothing behind has to.
 
 use data_encoding::{BASE64, HEXLOWER, HEXLOWER_PERMISSIVE};
 
@@ -32,7 +32,8 @@ pub struct Pair<'a> {
     pub value: &'a str,
 }
 
-/// The pairs of a whole text, in order; ends behind the first error. Empty pairs are padding that some send.
+/// The pairs of a whole text, in order; ends behind the first error. Empty pairs are padding that
+/// some send.
 pub fn pairs(text: &[u8]) -> impl Iterator<Item = Result<Pair<'_>, TextError>> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -124,7 +125,8 @@ pub fn parse_list(value: &str) -> impl Iterator<Item = &str> {
     value.split(',')
 }
 
-/// Binary of at most `max_len` bytes: hexadecimal behind `0x`, base64 behind `0b` (RFC 7143 §6.1, binary-value).
+/// Binary of at most `max_len` bytes: hexadecimal behind `0x`, base64 behind `0b` (RFC 7143 §6.1,
+/// binary-value).
 #[must_use]
 pub fn parse_binary(value: &str, max_len: usize) -> Option<Vec<u8>> {
     let bytes = if let Some(digits) = strip_prefix_of(value, ["0x", "0X"]) {

@@ -1,10 +1,11 @@
-//! PDUs that a peer over RDMA has to have a receive buffer for though it did not ask for them, and how many of those it
-//! takes (RFC 7145 §8.1; the key is `MaxOutstandingUnexpectedPDUs`).
+//! PDUs that a peer over RDMA has to have a receive buffer for though it did not ask for them, and
+//! how many of those it takes (RFC 7145 §8.1; the key is `MaxOutstandingUnexpectedPDUs`).
 //!
-//! A target's are asynchronous messages and Rejects, which the initiator acknowledges by ExpStatSN, and pings, which it
-//! answers. An initiator's are those for immediate delivery that are answered: pings, task management, text, the logout.
-//! Whatever else is sent answers something, or has its place in the window of commands. Linux declares no number, and 0 says
-//! the same: there is no limit. One that would be too many waits, and what is behind it, too, for numbers have an order.
+//! A target's are asynchronous messages and Rejects, which the initiator acknowledges by ExpStatSN,
+//! and pings, which it answers. An initiator's are those for immediate delivery that are answered:
+//! pings, task management, text, the logout. Whatever else is sent answers something, or has its
+//! place in the window of commands. Linux declares no number, and 0 says the same: there is no
+//! limit. One that would be too many waits, and what is behind it, too, for numbers have an order.
 
 use blockmux_wire::iscsi::session::{NopIn, NopOut};
 use blockmux_wire::iscsi::{Bhs, IscsiOpcode, RESERVED_TAG};
@@ -14,7 +15,8 @@ use zerocopy::transmute_ref;
 /// What a target has sent that was not asked for.
 #[derive(Debug, Default)]
 pub(super) struct OfTarget {
-    /// StatSN of each message that was not acknowledged. Only kept where there is a limit, so that this is one, too.
+    /// StatSN of each message that was not acknowledged. Only kept where there is a limit, so that
+    /// this is one, too.
     messages: VecDeque<u32>,
     /// Pings that were not answered.
     pings: u32,
@@ -47,7 +49,9 @@ impl OfTarget {
     #[inline]
     pub(super) fn on_pdu(&mut self, bhs: &Bhs) {
         let nop: &NopOut = transmute_ref!(bhs);
-        if self.pings > 0 && bhs.opcode() == IscsiOpcode::NOP_OUT && nop.target_transfer_tag.get() != RESERVED_TAG
+        if self.pings > 0
+            && bhs.opcode() == IscsiOpcode::NOP_OUT
+            && nop.target_transfer_tag.get() != RESERVED_TAG
         {
             self.pings = self.pings.saturating_sub(1);
         }
@@ -60,7 +64,7 @@ impl OfTarget {
     }
 }
 
-/// The same of an initiator.
+/// Counts unexpected PDUs of an initiator, as a target sees them.
 #[derive(Debug, Default)]
 pub(super) struct OfInitiator {
     unanswered: u32,
@@ -158,8 +162,13 @@ mod tests {
         let ping = of_initiator(IscsiOpcode::NOP_OUT, 8, RESERVED_TAG, 1);
         assert!((0..99).all(|_| sent.admits(&ping, 0)), "no limit");
         assert!(sent.admits(&task, 2) && sent.admits(&ping, 2));
-        assert!(!sent.admits(&task, 2) && !sent.admits(&of_initiator(IscsiOpcode::LOGOUT_REQUEST, 9, 0, 1), 2));
-        assert!(sent.admits(&of_initiator(IscsiOpcode::NOP_OUT, RESERVED_TAG, 3, 1), 2), "it is an answer itself");
+        assert!(
+            !sent.admits(&task, 2) && !sent.admits(&of_initiator(IscsiOpcode::LOGOUT_REQUEST, 9, 0, 1), 2)
+        );
+        assert!(
+            sent.admits(&of_initiator(IscsiOpcode::NOP_OUT, RESERVED_TAG, 3, 1), 2),
+            "it is an answer itself"
+        );
         sent.on_pdu(&of_target(IscsiOpcode::SCSI_RESPONSE, 5, 1));
         sent.on_pdu(&of_target(IscsiOpcode::NOP_IN, RESERVED_TAG, 1));
         assert!(!sent.admits(&ping, 2));

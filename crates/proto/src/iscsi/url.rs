@@ -5,20 +5,22 @@
 //! ```
 //! Several portals are several paths to one logical unit.
 //!
-//! The same with `iser://` is iSCSI over RDMA. `rdma=iwarp` says which kind, of which there is one; `crc=on|off` (off)
-//! whether its frames have CRC32C, which takes the place of both digests.
+//! A URL that begins with `iser://` is iSCSI over RDMA. `rdma=iwarp` says which kind, of which
+//! there is one; `crc=on|off` (off) whether its frames have CRC32C, which takes the place of both
+//! digests.
 //!
-//! Without a target it names a portal, for discovery; without a number, LUN 0. A password in a URL can be seen by
-//! everybody who sees the command line; `secret_file=PATH` names a file instead. `mutual_user=NAME` and
-//! `mutual_secret_file=PATH` are what the target has to prove, `discovery_user=NAME` and
-//! `discovery_secret_file=PATH` what the portal asks for when it is asked for its targets, where
-//! that is another secret than the target's, `chap_a=NAME[,NAME]...` the algorithms of CHAP that are
-//! offered, best first, and `initiator=NAME` is our own name,
-//! `header_digest=on|off` and `data_digest=on|off` (off) ask for CRC32C, `connections=N` is how many sessions to open,
-//! `max_connections=N` how many connections each of them may have (1), `error_recovery_level=0..2` how much of what goes
-//! wrong a session survives (0): of these two the target may agree on less. `paths=all` asks the portal for all that lead to
-//! the target, `reconnect=DURATION` is how long to try to reconnect before I/O fails, and `timeout=DURATION` how long an
-//! answer may take before the connection counts as lost.
+//! Without a target it names a portal, for discovery; without a number, LUN 0. A password in a URL
+//! can be seen by everybody who sees the command line; `secret_file=PATH` names a file instead.
+//! `mutual_user=NAME` and `mutual_secret_file=PATH` are what the target has to prove,
+//! `discovery_user=NAME` and `discovery_secret_file=PATH` what the portal asks for when it is asked
+//! for its targets, where that is another secret than the target's, `chap_a=NAME[,NAME]...` the
+//! algorithms of CHAP that are offered, best first, and `initiator=NAME` is our own name,
+//! `header_digest=on|off` and `data_digest=on|off` (off) ask for CRC32C, `connections=N` is how
+//! many sessions to open, `max_connections=N` how many connections each of them may have (1),
+//! `error_recovery_level=0..2` how much of what goes wrong a session survives (0): of these two the
+//! target may agree on less. `paths=all` asks the portal for all that lead to the target,
+//! `reconnect=DURATION` is how long to try to reconnect before I/O fails, and `timeout=DURATION`
+//! how long an answer may take before the connection counts as lost.
 //!
 //! A URL prints without its password.
 
@@ -26,9 +28,9 @@ use super::login::chap::{Algorithm, ChapSecret};
 use super::name::{Name, NameError};
 use crate::uri::{
     self, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, HostError, MAX_CONNECTIONS, Parameter, ParameterError,
-    UrlParameters, ParameterTable, decode_text,
+    ParameterTable, UrlParameters, decode_text,
 };
-pub use crate::uri::{MAX_PORTALS, HostPort, Portals};
+pub use crate::uri::{HostPort, MAX_PORTALS, Portals};
 use blockmux_wire::iscsi::ISCSI_DEFAULT_PORT;
 use std::fmt;
 use std::path::PathBuf;
@@ -364,7 +366,8 @@ mod tests {
 
     #[test]
     fn a_url_of_iser_says_what_it_goes_over() {
-        let url: IscsiUrl = format!("ISER://user@h:7/{TARGET}/2?secret_file=s&connections=2").parse().unwrap();
+        let url: IscsiUrl =
+            format!("ISER://user@h:7/{TARGET}/2?secret_file=s&connections=2").parse().unwrap();
         assert_eq!(
             (url.rdma, url.portals.first.1, url.connections),
             (Some(Rdma::Iwarp { crc: false }), 7, Some(2))
@@ -388,7 +391,8 @@ mod tests {
             ("h,h:3260", "host \"h:3260\": is a path that was named before"),
             ("a,b,c,d,e,f,g,i,j", "host \"j\": is one portal too many"),
         ] {
-            let error = format!("iscsi://{authority}/{TARGET}/1").parse::<IscsiUrl>().unwrap_err().to_string();
+            let error =
+                format!("iscsi://{authority}/{TARGET}/1").parse::<IscsiUrl>().unwrap_err().to_string();
             assert!(error.starts_with(expected), "{error}");
         }
     }

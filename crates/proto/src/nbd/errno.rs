@@ -1,4 +1,5 @@
-//! The one table between a volume's errors and the protocol's (proto.md, "Error values"), in both directions.
+//! The one table between a volume's errors and the protocol's (proto.md, "Error values"), in both
+//! directions.
 
 use blockmux_volume::{IoError, Op};
 use blockmux_wire::nbd::transmission::Errno;
@@ -22,9 +23,10 @@ pub(crate) fn from_io_error(error: IoError, op: Op) -> Errno {
 
 /// What an initiator makes of a target's answer, which is not 0.
 ///
-/// An initiator checks range, alignment and length before it sends, so that `NBD_EINVAL` is left with one meaning:
-/// the target cannot do this. An unknown value counts as `NBD_EINVAL`, as the document asks. Nor does it send writes to an
-/// export that is read-only: `NBD_EPERM` means that somebody else may, and we may not.
+/// An initiator checks range, alignment and length before it sends, so that `NBD_EINVAL` is left
+/// with one meaning: the target cannot do this. An unknown value counts as `NBD_EINVAL`, as the
+/// document asks. Nor does it send writes to an export that is read-only: `NBD_EPERM` means that
+/// somebody else may, and we may not.
 pub(crate) fn to_io_error(errno: Errno) -> IoError {
     match errno {
         Errno::NBD_EPERM => IoError::Reserved,

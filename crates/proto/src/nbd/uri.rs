@@ -3,15 +3,16 @@
 //! ```text
 //!   nbd://host[:port]/export                nbd+unix:///export?socket=PATH
 //! ```
-//! Everything behind the first `/` is the export's name, percent-encoded, so `nbd://host//disk` names `/disk`. Three
-//! query parameters are ours: `connections=N`, how many connections to open, `reconnect=DURATION`, how long to
-//! try to reconnect before I/O fails, and `timeout=DURATION`, how long an answer may take before the connection counts as
-//! lost. A parameter that nobody knows is an error, as the document asks.
+//! Everything behind the first `/` is the export's name, percent-encoded, so `nbd://host//disk`
+//! names `/disk`. Three query parameters are ours: `connections=N`, how many connections to open,
+//! `reconnect=DURATION`, how long to try to reconnect before I/O fails, and `timeout=DURATION`, how
+//! long an answer may take before the connection counts as lost. A parameter that nobody knows is
+//! an error, as the document asks.
 
-pub use crate::uri::{DEFAULT_RECONNECT, DEFAULT_TIMEOUT, MAX_CONNECTIONS, MAX_RECONNECT, HostPort};
+pub use crate::uri::{DEFAULT_RECONNECT, DEFAULT_TIMEOUT, HostPort, MAX_CONNECTIONS, MAX_RECONNECT};
 
 use crate::uri::{
-    self, BUT_PATHS, HostError, Parameter, ParameterError, UrlParameters, ParameterTable, decode_text, encode,
+    self, BUT_PATHS, HostError, Parameter, ParameterError, ParameterTable, UrlParameters, decode_text, encode,
 };
 use blockmux_wire::nbd::{NBD_DEFAULT_PORT, NBD_MAX_STRING};
 use std::ffi::OsString;
@@ -30,7 +31,8 @@ pub struct Uri {
     pub export: String,
     /// How many connections to open, 1 to [`MAX_CONNECTIONS`]; `None`: the engine decides.
     pub connections: Option<u32>,
-    /// How long to try to reconnect before I/O fails; whole milliseconds, at most [`MAX_RECONNECT`].
+    /// How long to try to reconnect before I/O fails; whole milliseconds, at most
+    /// [`MAX_RECONNECT`].
     pub reconnect: Duration,
     /// How long an answer may take; whole milliseconds, at most [`MAX_RECONNECT`]; 0: for ever.
     pub timeout: Duration,

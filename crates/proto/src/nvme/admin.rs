@@ -7,9 +7,9 @@ use super::identify::{self, Asker};
 use super::io::reach;
 use super::log_page;
 use super::property::Properties;
-use super::subsystem::{Namespace, Subsystem, NamespaceView};
+use super::subsystem::{Namespace, NamespaceView, Subsystem};
 use super::{MAX_ABORTS, MAX_EVENT_REQUESTS, MAX_IO_QUEUES, NvmeOutcome};
-use crate::served::{Notices, SaveTicket, Served};
+use crate::volume_state::{Notices, SaveTicket, VolumeState};
 use blockmux_volume::{Seg, SgList};
 use blockmux_wire::nvme::feature::*;
 use blockmux_wire::nvme::opcode::AdminOpcode;
@@ -46,7 +46,7 @@ enum AdminWait {
     /// Another queue has been told to abort a command.
     Abort(AbortReply),
     /// A change of reservations is being kept.
-    Saving(Arc<Served>, SaveTicket),
+    Saving(Arc<VolumeState>, SaveTicket),
 }
 
 /// What becomes of a command.
@@ -84,8 +84,8 @@ impl AdminQueue {
         }
     }
 
-    /// How long the host may be silent: its timeout, in whole units of KAS, and one more, since commands and clocks
-    /// take their time.
+    /// How long the host may be silent: its timeout, in whole units of KAS, and one more, since
+    /// commands and clocks take their time.
     pub(crate) fn keep_alive(&self) -> Option<Duration> {
         let units = self.kato_ms.div_ceil(KAS_MS).saturating_add(1);
         (self.kato_ms > 0).then(|| Duration::from_millis(units.saturating_mul(KAS_MS).into()))
@@ -102,8 +102,8 @@ impl AdminQueue {
         }
     }
 
-    /// Carries a command out. `slot` is its place in the transport's table, `find` finds the place of the admin command
-    /// with a CID, and `discovery` makes the discovery log.
+    /// Carries a command out. `slot` is its place in the transport's table, `find` finds the place
+    /// of the admin command with a CID, and `discovery` makes the discovery log.
     pub(crate) fn execute(
         &mut self,
         sqe: &Sqe,
@@ -153,7 +153,8 @@ impl AdminQueue {
         self.events.abort(slot)
     }
 
-    /// The controller is reset or shut down: the places of all requests for events, which wait no more.
+    /// The controller is reset or shut down: the places of all requests for events, which wait no
+    /// more.
     pub(crate) fn reset_events(&mut self) -> impl Iterator<Item = usize> + use<> {
         self.events.reset().into_iter()
     }
@@ -194,8 +195,9 @@ impl AdminQueue {
         Some((self.waiting.remove(place).0, outcome))
     }
 
-    /// Abort: of the admin queue only those commands are there long enough that wait for events. An I/O queue may be on
-    /// another core, and is told. Bit 0 of the result says that the command was not aborted.
+    /// Abort: of the admin queue only those commands are there long enough that wait for events. An
+    /// I/O queue may be on another core, and is told. Bit 0 of the result says that the command was
+    /// not aborted.
     fn abort(&mut self, sqe: &Sqe, slot: usize, find: &dyn Fn(u16) -> Option<usize>) -> Admin {
         let [sqid_low, sqid_high, cid_low, cid_high] = sqe.cdw10.get().to_le_bytes();
         let (sqid, cid) =
@@ -250,7 +252,7 @@ impl AdminQueue {
         &self,
         nsid: u32,
         persists: bool,
-    ) -> Result<Option<(Arc<Served>, SaveTicket)>, NvmeStatus> {
+    ) -> Result<Option<(Arc<VolumeState>, SaveTicket)>, NvmeStatus> {
         let served = &self.of_one_namespace(nsid)?.served;
         if persists && served.store().is_none() {
             return Err(NvmeStatus::INVALID_FIELD_IN_COMMAND);
@@ -353,7 +355,9 @@ impl AdminQueue {
         if is_of_namespace(feature) {
             return self
                 .get_of_namespace(feature, sqe.nsid.get())
-                .map_or_else(NvmeOutcome::refusal, |value| NvmeOutcome::success(if is_default { 0 } else { value }));
+                .map_or_else(NvmeOutcome::refusal, |value| {
+                    NvmeOutcome::success(if is_default { 0 } else { value })
+                });
         }
         match feature {
             FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION if is_default => NvmeOutcome::success(0),

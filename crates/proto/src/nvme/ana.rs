@@ -1,7 +1,9 @@
-//! Asymmetric Namespace Access: how well each port leads to each group of namespaces (Base 2.0 §8.1).
+//! Asymmetric Namespace Access: how well each port leads to each group of namespaces (Base 2.0
+//! §8.1).
 //!
-//! A subsystem without groups has no asymmetry and says nothing of it. With groups, each namespace is in one; how a group
-//! is reached through a port may change while it is served, and hosts are told.
+//! A subsystem without groups has no asymmetry and says nothing of it. With groups, each namespace
+//! is in one; how a group is reached through a port may change while it is served, and hosts are
+//! told.
 
 use super::subsystem::{Namespace, NamespaceView};
 use blockmux_wire::nvme::log::{ANA_RGO, AnaGroupDescriptor, AnaHeader, AnaState};
@@ -35,8 +37,8 @@ struct Group {
 }
 
 impl Ana {
-    /// These groups, and one more of all namespaces that are in none of them, if there are any. Says in each namespace
-    /// where it is. A namespace in two groups is in the first.
+    /// These groups, and one more of all namespaces that are in none of them, if there are any.
+    /// Says in each namespace where it is. A namespace in two groups is in the first.
     pub(crate) fn new<'a>(
         groups: Vec<AnaGroup>,
         ports: &[u16],

@@ -1,10 +1,11 @@
 //! Controllers and their queues, which may live on different cores (decision 13).
 //!
-//! An association is a host's controller with all of its queues. Its admin queue owns it; each I/O queue has a place in
-//! it. Both are looked at when a queue connects, when the controller is enabled or disabled, and when something ends,
-//! never for a command. The association ends with its admin queue: then all I/O queues are cut off, from whatever core
-//! they are on, and as long as one of them is not gone its host gets no new controller of this subsystem. Else a late
-//! write of the old association could undo what the new one has written.
+//! An association is a host's controller with all of its queues. Its admin queue owns it; each I/O
+//! queue has a place in it. Both are looked at when a queue connects, when the controller is
+//! enabled or disabled, and when something ends, never for a command. The association ends with its
+//! admin queue: then all I/O queues are cut off, from whatever core they are on, and as long as one
+//! of them is not gone its host gets no new controller of this subsystem. Else a late write of the
+//! old association could undo what the new one has written.
 
 use super::errors::ErrorLog;
 use super::event_queue::{AbortOrder, AbortReply, EventQueue, QueueEvent};
@@ -44,7 +45,8 @@ struct Controller {
     is_enabled: bool,
     /// Its admin queue is gone.
     is_over: bool,
-    /// Its host has proved who it is, or need not. Until then it takes no other host's place, whatever it calls itself.
+    /// Its host has proved who it is, or need not. Until then it takes no other host's place,
+    /// whatever it calls itself.
     is_proved: bool,
 }
 
@@ -223,8 +225,8 @@ impl Associations {
 }
 
 impl LiveControllers {
-    /// Whether there may be one more controller whose host has proved who it is. The others are bounded by their
-    /// connections, which have not.
+    /// Whether there may be one more controller whose host has proved who it is. The others are
+    /// bounded by their connections, which have not.
     fn has_room_for(&self, host: &Nqn) -> bool {
         let proved = || self.controllers.values().filter(|other| other.is_proved);
         proved().count() < MAX_CONTROLLERS
@@ -408,7 +410,8 @@ mod tests {
         assert_eq!(connect("nqn.a", 0).err(), Some(ConnectRefusal::Full));
         let others: Vec<_> = (MAX_OF_HOST..MAX_CONTROLLERS).map(|_| connect("nqn.b", 0).unwrap()).collect();
         assert_eq!(connect("nqn.c", 0).err(), Some(ConnectRefusal::Full));
-        // Who has not proved that it is `nqn.c` takes nobody's place, and gets none by its proof while there is none.
+        // Who has not proved that it is `nqn.c` takes nobody's place, and gets none by its proof
+        // while there is none.
         let unproved: Vec<_> = (0..2000).map(|_| connect_as("nqn.c", 0, false).unwrap()).collect();
         assert!(!unproved[0].prove());
         drop(greedy);

@@ -1,5 +1,5 @@
-//! What failed of a controller's commands, for the error information log. Queues on every core write it, when something
-//! fails and never else.
+//! What failed of a controller's commands, for the error information log. Queues on every core
+//! write it, when something fails and never else.
 
 use blockmux_wire::nvme::Sqe;
 use blockmux_wire::nvme::log::ErrorEntry;
@@ -13,7 +13,7 @@ use zerocopy::{FromZeros, IntoBytes};
 /// The last failures of one controller.
 #[derive(Default)]
 pub(crate) struct ErrorLog {
-    kept: Mutex<LoggedErrors>,
+    logged: Mutex<LoggedErrors>,
 }
 
 #[derive(Default)]
@@ -31,7 +31,7 @@ impl ErrorLog {
             return status;
         }
         let status = status.with_more();
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
         kept.count = kept.count.checked_add(1).unwrap_or(1);
         kept.entries.truncate(MAX_ERRORS.saturating_sub(1));
         let entry = ErrorEntry {
@@ -51,12 +51,12 @@ impl ErrorLog {
 
     /// How many there were.
     pub(super) fn count(&self) -> u64 {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner).count
+        self.logged.lock().unwrap_or_else(PoisonError::into_inner).count
     }
 
     /// The log page: what failed last comes first.
     pub(super) fn page(&self) -> Vec<u8> {
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
         let mut page: Vec<u8> = kept.entries.iter().flat_map(|entry| entry.as_bytes().to_vec()).collect();
         page.resize(MAX_ERRORS.saturating_mul(size_of::<ErrorEntry>()), 0);
         page

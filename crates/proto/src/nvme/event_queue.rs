@@ -1,7 +1,8 @@
 //! What other cores tell a queue: changes that its host hears of, and commands to abort.
 //!
-//! A queue is on one core, and nobody else touches its commands. Other cores push a [`QueueEvent`] and
-//! notify the queue's session, which pops it at its next turn. An empty queue costs one load to see.
+//! A queue is on one core, and nobody else touches its commands. Other cores push a [`QueueEvent`]
+//! and notify the queue's session, which pops it at its next turn. An empty queue costs one load to
+//! see.
 
 use crate::exports::VolumeId;
 use std::collections::VecDeque;
@@ -44,7 +45,8 @@ pub(crate) enum QueueEvent {
     Preempted(VolumeId),
 }
 
-/// An Abort for a command of another queue. Dropped without a word it says that the command was not aborted.
+/// An Abort for a command of another queue. Dropped without a word it says that the command was not
+/// aborted.
 pub(crate) struct AbortOrder {
     pub(crate) cid: u16,
     reply: Arc<AtomicU8>,

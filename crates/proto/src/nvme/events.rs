@@ -1,7 +1,7 @@
 //! Asynchronous events of a controller (Base 2.0 §5.2), and the logs that clear them.
 //!
-//! An event is told once: the completion of a request names a log page, and until the host has read that page nothing
-//! more of the kind is told. What happens meanwhile is in the page.
+//! An event is told once: the completion of a request names a log page, and until the host has read
+//! that page nothing more of the kind is told. What happens meanwhile is in the page.
 
 use super::event_queue::QueueEvent;
 use blockmux_wire::nvme::NSID_ALL;
@@ -182,7 +182,8 @@ impl Told {
     }
 }
 
-/// Reservation notifications that wait to be read; beyond, the oldest is lost, which the count shows.
+/// Reservation notifications that wait to be read; beyond, the oldest is lost, which the count
+/// shows.
 const MAX_NOTIFICATIONS: usize = 128;
 
 #[cfg(test)]

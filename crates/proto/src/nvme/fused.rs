@@ -1,21 +1,22 @@
 //! Compare and write, fused: the one fused operation of the NVM Command Set.
 //!
-//! A Compare and a Write of the same blocks, one after the other in a queue, are done as one: the range is locked as by
-//! SCSI's COMPARE AND WRITE, so that whoever else uses the volume, in whatever way, comes before or after both.
+//! A Compare and a Write of the same blocks, one after the other in a queue, are done as one: the
+//! range is locked as by SCSI's COMPARE AND WRITE, so that whoever else uses the volume, in
+//! whatever way, comes before or after both.
 
 use super::NvmeOutcome;
-use super::io::{IoStep, IoRequest, compare};
+use super::io::{IoRequest, IoStep, compare};
 use super::status::of_io_error;
 use super::subsystem::Namespace;
 use crate::exports::VolumeId;
-use crate::served::{RangeGuard, Served};
+use crate::volume_state::{RangeGuard, VolumeState};
 use blockmux_volume::{IoError, Op, Output, SgList};
 use blockmux_wire::nvme::status::NvmeStatus;
 use std::sync::Arc;
 
 /// Both commands under way.
 pub(super) struct CompareAndWrite {
-    served: Arc<Served>,
+    served: Arc<VolumeState>,
     volume: VolumeId,
     /// In bytes.
     offset: u64,

@@ -1,7 +1,7 @@
 //! Who may connect to a subsystem, what they see of it, and how they prove who they are.
 //!
-//! That may change while the subsystem is served. It is looked at when a queue connects and when a queue looks which
-//! namespaces there are, never for a command.
+//! That may change while the subsystem is served. It is looked at when a queue connects and when a
+//! queue looks which namespaces there are, never for a command.
 
 use super::nqn::Nqn;
 use crate::nvme::auth::HostSecrets;

@@ -4,7 +4,7 @@ use super::association::Host;
 use super::errors::MAX_ERRORS;
 use super::property::VERSION;
 use super::ranges::COPY_MAX_RANGES;
-use super::subsystem::{MAX_NAMESPACES, Namespace, Subsystem, NamespaceView};
+use super::subsystem::{MAX_NAMESPACES, Namespace, NamespaceView, Subsystem};
 use super::{MAX_ABORTS, MAX_DATA, MAX_EVENT_REQUESTS, MDTS, MQES};
 use blockmux_wire::nvme::feature::{AEC_ANA_CHANGE, AEC_DISCOVERY_CHANGE, AEC_NAMESPACE_ATTRIBUTE};
 use blockmux_wire::nvme::identify::*;

@@ -1,7 +1,8 @@
-//! What names a namespace wherever it is: NGUID, EUI64 and UUID (NVM Command Set 1.0 §4.1.5.1; Base 2.0 §5.17.2.3, §4.5).
+//! What names a namespace wherever it is: NGUID, EUI64 and UUID (NVM Command Set 1.0 §4.1.5.1; Base
+//! 2.0 §5.17.2.3, §4.5).
 //!
-//! Hosts take two namespaces with one identifier for one, reached by two paths, or refuse both; so a subsystem has each
-//! identifier once.
+//! Hosts take two namespaces with one identifier for one, reached by two paths, or refuse both; so
+//! a subsystem has each identifier once.
 
 use crate::volume_uuid::VolumeUuid;
 use sha2::{Digest, Sha256};
@@ -36,8 +37,8 @@ impl NamespaceIdentity {
         NamespaceIdentity { nguid: uuid.to_bytes(), eui64: None, uuid: uuid.to_bytes() }
     }
 
-    /// The same but for what is given. Of NGUID and UUID one that is given makes the other, so that two machines that
-    /// serve the same namespace have to be told one.
+    /// This identity with what `given` has in place of its own. Of NGUID and UUID one that is given
+    /// makes the other, so that two machines that serve the same namespace have to be told one.
     #[must_use]
     pub fn given(self, given: &GivenIdentity) -> NamespaceIdentity {
         let nguid = given.nguid.or(given.uuid).unwrap_or(self.nguid);
@@ -61,7 +62,7 @@ pub(super) fn unique(text: &str) -> [u8; 16] {
     id
 }
 
-/// The same identifier as a UUID of version 8: a hash (RFC 9562 §5.8).
+/// Makes an identifier a UUID of version 8: a hash (RFC 9562 §5.8).
 fn hashed_uuid(mut id: [u8; 16]) -> [u8; 16] {
     let [.., version, _, variant, _, _, _, _, _, _, _] = &mut id;
     *version = *version & 0x0f | 0x80;

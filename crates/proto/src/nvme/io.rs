@@ -1,9 +1,9 @@
 //! Commands of I/O queues (NVM Command Set 1.0 §3.2).
 //!
-//! A command is parsed before any of its data is waited for: whether its blocks are there is known then, as with other
-//! protocols, unless they are in its data. It then goes on step by step: one I/O of the volume at a
-//! time, until it is done. Before each I/O the queue's [`Admissions`] are asked whether reservations allow it and whether
-//! somebody has its range for itself.
+//! A command is parsed before any of its data is waited for: whether its blocks are there is known
+//! then, as with other protocols, unless they are in its data. It then goes on step by step: one
+//! I/O of the volume at a time, until it is done. Before each I/O the queue's [`Admissions`] are
+//! asked whether reservations allow it and whether somebody has its range for itself.
 //!
 //! [`Admissions`]: crate::served::Admissions
 
@@ -11,12 +11,12 @@ use super::fused::CompareAndWrite;
 use super::ranges::{COPY_MAX_RANGES, Copying, DeallocateRanges};
 use super::reservation::Reserving;
 use super::status::of_io_error;
-use super::subsystem::{Namespace, Subsystem, NamespaceView};
+use super::subsystem::{Namespace, NamespaceView, Subsystem};
 use super::traffic::QueueCounts;
 use super::{MAX_DATA, NvmeOutcome};
 use crate::exports::VolumeId;
 use crate::scsi::bytes::first_difference;
-use crate::served::Registrant;
+use crate::volume_state::Registrant;
 use blockmux_volume::{IoError, Op, Output, SgList};
 use blockmux_wire::nvme::log::AnaState;
 use blockmux_wire::nvme::nvm::{
@@ -141,14 +141,22 @@ impl IoCommand {
         }
         let range = bytes(sqe.slba(), blocks, namespace.block_shift, namespace.info().size)?;
         let command = IoCommand::new(volume, range, kind);
-        if namespace.read_only && matches!(command.kind, IoCommandKind::Write { .. } | IoCommandKind::Plain(_)) {
+        if namespace.read_only
+            && matches!(command.kind, IoCommandKind::Write { .. } | IoCommandKind::Plain(_))
+        {
             return Err(NvmeStatus::NAMESPACE_IS_WRITE_PROTECTED);
         }
         Ok(command)
     }
 
-    /// Makes a Write one with the Compare `first`, which came before it. Both have to be of the same blocks.
-    pub(crate) fn fuse(&mut self, view: &NamespaceView, sqe: &Sqe, first: &IoCommand) -> Result<(), NvmeStatus> {
+    /// Makes a Write one with the Compare `first`, which came before it. Both have to be of the
+    /// same blocks.
+    pub(crate) fn fuse(
+        &mut self,
+        view: &NamespaceView,
+        sqe: &Sqe,
+        first: &IoCommand,
+    ) -> Result<(), NvmeStatus> {
         let namespace = view.namespace(sqe.nsid.get()).ok_or(NvmeStatus::INVALID_NAMESPACE_OR_FORMAT)?;
         let range = (self.offset, self.len);
         let is_same = self.volume == first.volume && range == (first.offset, first.len);
@@ -219,14 +227,17 @@ impl IoCommand {
         Ok(IoCommand::new(namespace.volume, (offset, 0), IoCommandKind::Copy(Box::new(copying))))
     }
 
-    /// The data that the host sends, in bytes, if `told` is what it says. A list of ranges or keys may be in a larger
-    /// buffer: Linux always sends a whole page of ranges, and two keys with a release, which has one.
+    /// The data that the host sends, in bytes, if `told` is what it says. A list of ranges or keys
+    /// may be in a larger buffer: Linux always sends a whole page of ranges, and two keys with a
+    /// release, which has one.
     #[inline]
     pub(crate) fn data_out(&self, told: usize) -> usize {
         let list = |len: usize| if len > 0 { told.min(LONGEST_LIST).max(len) } else { 0 };
         match &self.kind {
             // At most MAX_DATA, as was checked.
-            IoCommandKind::Write { .. } | IoCommandKind::Compare(_) | IoCommandKind::FusedWrite(_) => self.len as usize,
+            IoCommandKind::Write { .. } | IoCommandKind::Compare(_) | IoCommandKind::FusedWrite(_) => {
+                self.len as usize
+            }
             IoCommandKind::Deallocate(ranges) => list(ranges.count.saturating_mul(size_of::<DsmRange>())),
             IoCommandKind::Copy(copying) => list(copying.count.saturating_mul(size_of::<CopySource>())),
             IoCommandKind::Reserve(reserving) => list(reserving.data_out()),
@@ -303,8 +314,8 @@ impl IoCommand {
         }
     }
 
-    /// How a command ends that ends so before it is done: Copy tells the first source range that was not copied (NVM
-    /// Command Set 1.0 §3.2.2).
+    /// How a command ends that ends so before it is done: Copy tells the first source range that
+    /// was not copied (NVM Command Set 1.0 §3.2.2).
     pub(crate) fn unfinished(&self, outcome: NvmeOutcome) -> NvmeOutcome {
         match &self.kind {
             IoCommandKind::Copy(copying) => NvmeOutcome { result: copying.copied, ..outcome },
@@ -316,7 +327,8 @@ impl IoCommand {
     #[inline]
     pub(crate) fn count(&self, outcome: &NvmeOutcome, counts: &QueueCounts) {
         if !outcome.status.is_success() {
-            if matches!(outcome.status.status(), NvmeStatus::WRITE_FAULT | NvmeStatus::UNRECOVERED_READ_ERROR) {
+            if matches!(outcome.status.status(), NvmeStatus::WRITE_FAULT | NvmeStatus::UNRECOVERED_READ_ERROR)
+            {
                 counts.failed();
             }
             return;
@@ -343,9 +355,11 @@ impl IoCommand {
         match &mut self.kind {
             IoCommandKind::Read { .. } if self.now == Op::Flush => self.io(Op::Read, None),
             IoCommandKind::Read { .. } => self.read_is_here(output.into_data()),
-            IoCommandKind::Write { .. } | IoCommandKind::Plain(_) | IoCommandKind::Verify | IoCommandKind::Reserve(_) | IoCommandKind::FusedWrite(_) => {
-                IoStep::Done(NvmeOutcome::success(0))
-            }
+            IoCommandKind::Write { .. }
+            | IoCommandKind::Plain(_)
+            | IoCommandKind::Verify
+            | IoCommandKind::Reserve(_)
+            | IoCommandKind::FusedWrite(_) => IoStep::Done(NvmeOutcome::success(0)),
             IoCommandKind::FlushAll(_) => self.flush_next(),
             IoCommandKind::Compare(expected) => IoStep::Done(compare(&output.into_data(), expected)),
             IoCommandKind::Deallocate(_) => self.deallocate_next(),
@@ -382,7 +396,9 @@ impl IoCommand {
     }
 
     fn flush_next(&mut self) -> IoStep {
-        let IoCommandKind::FlushAll(volumes) = &mut self.kind else { return IoStep::Done(NvmeOutcome::success(0)) };
+        let IoCommandKind::FlushAll(volumes) = &mut self.kind else {
+            return IoStep::Done(NvmeOutcome::success(0));
+        };
         match volumes.pop() {
             Some(volume) => {
                 self.volume = volume;
@@ -393,7 +409,9 @@ impl IoCommand {
     }
 
     fn deallocate_next(&mut self) -> IoStep {
-        let IoCommandKind::Deallocate(ranges) = &mut self.kind else { return IoStep::Done(NvmeOutcome::success(0)) };
+        let IoCommandKind::Deallocate(ranges) = &mut self.kind else {
+            return IoStep::Done(NvmeOutcome::success(0));
+        };
         match (ranges.left.pop_front(), ranges.op) {
             (None, _) | (_, Op::Prefetch) => IoStep::Done(NvmeOutcome::success(0)),
             (Some((offset, len)), op) => {
@@ -404,8 +422,12 @@ impl IoCommand {
     }
 
     fn copy_next(&mut self) -> IoStep {
-        let IoCommandKind::Copy(copying) = &mut self.kind else { return IoStep::Done(NvmeOutcome::success(0)) };
-        let Some((offset, len)) = copying.left.pop_front() else { return IoStep::Done(NvmeOutcome::success(0)) };
+        let IoCommandKind::Copy(copying) = &mut self.kind else {
+            return IoStep::Done(NvmeOutcome::success(0));
+        };
+        let Some((offset, len)) = copying.left.pop_front() else {
+            return IoStep::Done(NvmeOutcome::success(0));
+        };
         self.now = Op::Read;
         let (volume, op) = (self.volume, Op::Read);
         IoStep::Io(IoRequest { volume, op, offset, len, data: None, needs_write: false, is_alone: false })

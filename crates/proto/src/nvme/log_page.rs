@@ -2,7 +2,7 @@
 
 use super::errors::ErrorLog;
 use super::events::Events;
-use super::subsystem::{Subsystem, NamespaceView};
+use super::subsystem::{NamespaceView, Subsystem};
 use super::{MAX_DATA, NvmeOutcome};
 use blockmux_volume::Seg;
 use blockmux_wire::nvme::feature::FeatureId;
@@ -56,8 +56,8 @@ pub(super) fn part(
     if !sqe.dptr.is_transport() || u64::from(sqe.dptr.length.get()) < wanted {
         return NvmeOutcome::failure(NvmeStatus::DATA_SGL_LENGTH_INVALID);
     }
-    // Only now, as the host gets it. What has changed since the page was made is an event that was not read yet, and is
-    // told again.
+    // Only now, as the host gets it. What has changed since the page was made is an event that was
+    // not read yet, and is told again.
     if sqe.cdw10.get() & RAE == 0 {
         events.is_read(lid);
     }
@@ -99,8 +99,8 @@ fn is_supported(subsystem: &Subsystem, lid: LogPage) -> bool {
         )
 }
 
-/// Which features there are, and whether each is one namespace's or the controller's (Base 2.0 §5.16.1.18). Setting one
-/// changes nothing that hosts have to look at again.
+/// Which features there are, and whether each is one namespace's or the controller's (Base 2.0
+/// §5.16.1.18). Setting one changes nothing that hosts have to look at again.
 fn features(has: &dyn Fn(FeatureId) -> bool) -> Vec<u8> {
     let effects = (0..=u8::MAX).map(FeatureId).map(|feature| match feature {
         _ if !has(feature) => 0,

@@ -1,4 +1,5 @@
-//! NVMe: subsystems, their controllers, and what commands do. Nothing here knows how commands and data travel.
+//! NVMe: subsystems, their controllers, and what commands do. Nothing here knows how commands and
+//! data travel.
 //!
 //! ```text
 //!   transport ──command──▶ AdminQueue::execute ──▶ Outcome            (at once, or held: asynchronous events)
@@ -20,8 +21,8 @@
 //! | `traffic.rs` | counts what I/O queues have done |
 //! | `status.rs` | which status an error of a volume becomes |
 //!
-//! A controller is where its admin queue is: nothing of it is locked for I/O. What other cores must know of it, that it
-//! lives and which queues it has, is its `association`.
+//! A controller is where its admin queue is: nothing of it is locked for I/O. What other cores must
+//! know of it, that it lives and which queues it has, is its `association`.
 
 pub(crate) mod admin;
 pub mod ana;

@@ -32,7 +32,8 @@ impl NvmeOutcome {
         NvmeOutcome { status: StatusField::final_one(status.into()), result: 0, data: SgList::default() }
     }
 
-    /// The end of a command that was not begun: where only the path is wrong, another try may find a better one.
+    /// The end of a command that was not begun: where only the path is wrong, another try may find
+    /// a better one.
     pub(crate) fn refusal(status: NvmeStatus) -> NvmeOutcome {
         const PATH: u16 = 3;
         if status.0 >> 8 == PATH { NvmeOutcome::retry(status) } else { NvmeOutcome::failure(status) }
@@ -43,7 +44,8 @@ impl NvmeOutcome {
         NvmeOutcome { status: StatusField::new(status), result: 0, data: SgList::default() }
     }
 
-    /// The completion of the command with that CID. `sqhd` is `None` where SQ flow control is disabled.
+    /// The completion of the command with that CID. `sqhd` is `None` where SQ flow control is
+    /// disabled.
     #[inline]
     pub(crate) fn cqe(&self, cid: u16, sqhd: Option<u16>) -> Cqe {
         Cqe {

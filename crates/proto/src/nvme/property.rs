@@ -63,7 +63,8 @@ impl Properties {
             }
         }
         if !is_on && was_on {
-            // A reset of the controller, which begins anew: of a shutdown nothing is told any more (Base 2.0 §3.7.2).
+            // A reset of the controller, which begins anew: of a shutdown nothing is told any more
+            // (Base 2.0 §3.7.2).
             (self.has_failed, self.is_shut) = (false, false);
             place.disable();
         }
@@ -74,8 +75,8 @@ impl Properties {
         Ok(())
     }
 
-    /// CSTS. A queue that was cut off may still have I/O in flight: the controller is not reset, and not shut down,
-    /// before that is over.
+    /// CSTS. A queue that was cut off may still have I/O in flight: the controller is not reset,
+    /// and not shut down, before that is over.
     fn status(&self, has_queues: bool) -> u32 {
         let is_on = self.cc & CC_EN != 0;
         let ready = if (is_on || has_queues) && !self.has_failed { CSTS_RDY } else { 0 };

@@ -1,4 +1,5 @@
-//! Ranges of blocks that come as a command's data: what Dataset Management deallocates, and what Copy reads.
+//! Ranges of blocks that come as a command's data: what Dataset Management deallocates, and what
+//! Copy reads.
 
 use super::io::{bytes, max_blocks};
 use blockmux_volume::{Op, SgList};
@@ -17,7 +18,8 @@ pub(super) struct DeallocateRanges {
     pub(super) size: u64,
 }
 
-/// What Copy has still to read: offsets and lengths in bytes; the command's own offset is where it writes next.
+/// What Copy has still to read: offsets and lengths in bytes; the command's own offset is where it
+/// writes next.
 pub(super) struct Copying {
     pub(super) left: VecDeque<(u64, u64)>,
     pub(super) count: usize,

@@ -1,13 +1,15 @@
 //! Reservation Register, Acquire, Release and Report (NVMe Base Specification, "Reservations").
 //!
-//! The table is the volume's, shared with SCSI (decision 12): its words and types are SPC's, and here is where they are
-//! translated. A registrant is a host, by its identifier of 128 bits, whatever controllers and subsystems it uses.
+//! The table is the volume's, shared with SCSI (decision 12): its words and types are SPC's, and
+//! here is where they are translated. A registrant is a host, by its identifier of 128 bits,
+//! whatever controllers and subsystems it uses.
 
 use super::NvmeOutcome;
 use super::io::IoStep;
 use super::subsystem::Namespace;
-use crate::served::{
-    Drain, Notice, Notices, Preempt, ReservationRefused, Register, Registrant, Reservations, SaveTicket, Served,
+use crate::volume_state::{
+    Drain, Notice, Notices, Preempt, Register, Registrant, ReservationRefused, Reservations, SaveTicket,
+    VolumeState,
 };
 use blockmux_volume::{Seg, SgList};
 use blockmux_wire::nvme::Sqe;
@@ -21,7 +23,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 /// One reservation command under way.
 pub(super) struct Reserving {
-    served: Arc<Served>,
+    served: Arc<VolumeState>,
     who: Registrant,
     wanted: ReservationAction,
     /// The change is made; its image is being kept.
@@ -73,7 +75,8 @@ impl Reserving {
             }
             NvmOpcode::RESERVATION_REPORT => {
                 if sqe.cdw11.get() & EDS == 0 {
-                    // Hosts of fabrics have identifiers of 128 bits, which the short form has no place for.
+                    // Hosts of fabrics have identifiers of 128 bits, which the short form has no
+                    // place for.
                     return Err(NvmeStatus::HOST_IDENTIFIER_INCONSISTENT_FORMAT);
                 }
                 let len = usize::try_from(report_len(cdw10)).unwrap_or(usize::MAX);
@@ -89,7 +92,10 @@ impl Reserving {
                 if action.0 > AcquireAction::PREEMPT_AND_ABORT.0 {
                     return Err(NvmeStatus::INVALID_FIELD_IN_COMMAND);
                 }
-                ReservationAction::Acquire { action, kind: shared_type(cdw10).ok_or(NvmeStatus::INVALID_FIELD_IN_COMMAND)? }
+                ReservationAction::Acquire {
+                    action,
+                    kind: shared_type(cdw10).ok_or(NvmeStatus::INVALID_FIELD_IN_COMMAND)?,
+                }
             }
             _ => match ReleaseAction(action) {
                 action @ ReleaseAction::RELEASE => {
@@ -108,7 +114,9 @@ impl Reserving {
     /// The data that the host sends, in bytes.
     pub(super) fn data_out(&self) -> usize {
         match self.wanted {
-            ReservationAction::Register { .. } | ReservationAction::Acquire { .. } => size_of::<ReservationKeys>(),
+            ReservationAction::Register { .. } | ReservationAction::Acquire { .. } => {
+                size_of::<ReservationKeys>()
+            }
             ReservationAction::Release { .. } => size_of::<u64>(),
             ReservationAction::Report { .. } => 0,
         }
@@ -133,7 +141,8 @@ impl Reserving {
             return IoStep::Done(NvmeOutcome::data(Seg::from_slice(&report).into(), 0));
         }
         let (wanted, who) = (self.wanted, &self.who);
-        let aborts = matches!(wanted, ReservationAction::Acquire { action: AcquireAction::PREEMPT_AND_ABORT, .. });
+        let aborts =
+            matches!(wanted, ReservationAction::Acquire { action: AcquireAction::PREEMPT_AND_ABORT, .. });
         let changed = self.served.change(aborts, |table| {
             // A RESERVE of SPC-2 keeps everybody else out.
             if table.reserved_by.is_some() {
@@ -201,7 +210,9 @@ impl ReservationAction {
             ReservationAction::Acquire { action: AcquireAction::ACQUIRE, kind } => {
                 all.reserve(who, key, kind).map(|()| Notices::new())
             }
-            ReservationAction::Acquire { kind, .. } => all.preempt(who, &Preempt { key, victim_key: second, kind }),
+            ReservationAction::Acquire { kind, .. } => {
+                all.preempt(who, &Preempt { key, victim_key: second, kind })
+            }
             ReservationAction::Release { action: ReleaseAction::CLEAR, .. } => all.clear(who, key),
             ReservationAction::Release { kind, .. } => all.release(who, key, kind),
             ReservationAction::Report { .. } => Ok(Notices::new()),
@@ -221,7 +232,9 @@ pub(super) fn notification(notice: Notice) -> u8 {
 fn refusal(refused: ReservationRefused) -> NvmeStatus {
     match refused {
         ReservationRefused::Conflict => NvmeStatus::RESERVATION_CONFLICT,
-        ReservationRefused::InvalidRelease | ReservationRefused::NoKey | ReservationRefused::ToItself => NvmeStatus::INVALID_FIELD_IN_COMMAND,
+        ReservationRefused::InvalidRelease | ReservationRefused::NoKey | ReservationRefused::ToItself => {
+            NvmeStatus::INVALID_FIELD_IN_COMMAND
+        }
         // There is no status for it.
         ReservationRefused::Full => NvmeStatus::INTERNAL_ERROR,
     }
@@ -262,7 +275,8 @@ fn report(all: &Reservations) -> Vec<u8> {
     bytes
 }
 
-/// What hosts are told of a registrant. SCSI's initiator ports have longer names: what they are told of is a hash.
+/// What hosts are told of a registrant. SCSI's initiator ports have longer names: what they are
+/// told of is a hash.
 fn host_identifier(who: &Registrant) -> [u8; 16] {
     if let Some(host) = who.nvme_host() {
         return host;
@@ -273,7 +287,8 @@ fn host_identifier(who: &Registrant) -> [u8; 16] {
     id
 }
 
-/// The same six types have other numbers in SPC.
+/// Types of reservations in NVMe and as all protocols share them; SPC has other numbers for the
+/// six.
 const TYPES: [(NvmeReservationType, SharedType); 6] = [
     (NvmeReservationType::WRITE_EXCLUSIVE, SharedType::WRITE_EXCLUSIVE),
     (NvmeReservationType::EXCLUSIVE_ACCESS, SharedType::EXCLUSIVE_ACCESS),

@@ -8,7 +8,9 @@ use blockmux_wire::nvme::status::NvmeStatus;
 pub(super) fn of_io_error(error: IoError, op: Op) -> NvmeOutcome {
     match error {
         IoError::OutOfRange => NvmeOutcome::failure(NvmeStatus::LBA_OUT_OF_RANGE),
-        IoError::Misaligned | IoError::BadLength => NvmeOutcome::failure(NvmeStatus::INVALID_FIELD_IN_COMMAND),
+        IoError::Misaligned | IoError::BadLength => {
+            NvmeOutcome::failure(NvmeStatus::INVALID_FIELD_IN_COMMAND)
+        }
         IoError::ReadOnly => NvmeOutcome::failure(NvmeStatus::NAMESPACE_IS_WRITE_PROTECTED),
         IoError::Unsupported => NvmeOutcome::failure(NvmeStatus::INVALID_COMMAND_OPCODE),
         IoError::Reserved => NvmeOutcome::failure(NvmeStatus::RESERVATION_CONFLICT),

@@ -10,7 +10,7 @@ use super::reservation::notification;
 use super::traffic::SubsystemTraffic;
 use crate::exports::VolumeId;
 use crate::nvme::auth::HostSecrets;
-use crate::served::{Change, Notice, Served, Watcher};
+use crate::volume_state::{Change, Notice, VolumeState, Watcher};
 use crate::volume_uuid::VolumeUuid;
 use blockmux_volume::VolumeInfo;
 use blockmux_wire::nvme::log::AnaState;
@@ -48,8 +48,8 @@ struct AttachedNamespace {
     _watch: Arc<NamespaceWatch>,
 }
 
-/// The namespaces that a host sees, as they are at one time. Queues look at one of their own, so that no command takes a
-/// lock, and look again when [`Subsystem::is_current`] says so.
+/// The namespaces that a host sees, as they are at one time. Queues look at one of their own, so
+/// that no command takes a lock, and look again when [`Subsystem::is_current`] says so.
 #[derive(Default)]
 pub(crate) struct NamespaceView {
     /// In order of their identifiers.
@@ -92,7 +92,7 @@ pub struct Namespace {
     /// Its place among the exports.
     pub volume: VolumeId,
     /// What all protocols share of the volume.
-    pub served: Arc<Served>,
+    pub served: Arc<VolumeState>,
     /// Refuse writes whatever the volume says.
     pub read_only: bool,
     /// What names it wherever it is.
@@ -108,10 +108,11 @@ pub struct Namespace {
 }
 
 impl Subsystem {
-    /// A subsystem that everybody may use if `hosts` is empty, and else who is listed. `machine` tells this machine
-    /// from others, whose subsystems must not look like this one.
+    /// A subsystem that everybody may use if `hosts` is empty, and else who is listed. `machine`
+    /// tells this machine from others, whose subsystems must not look like this one.
     ///
-    /// Namespaces beyond the first 1,024, or with a number or identifier that another has, are left out.
+    /// Namespaces beyond the first 1,024, or with a number or identifier that another has, are left
+    /// out.
     #[must_use]
     pub fn new(nqn: Nqn, machine: &str, namespaces: Vec<Namespace>, hosts: Vec<Nqn>) -> Subsystem {
         let serial = HEXLOWER.encode(&unique(&format!("{nqn}\n{machine}"))).chars().take(20).collect();
@@ -135,7 +136,7 @@ impl Subsystem {
         subsystem
     }
 
-    /// The same whose namespaces are reached through ports as these groups say; `ports` are all that lead here.
+    /// Has namespaces reached through ports as these groups say; `ports` are all that lead here.
     #[must_use]
     pub fn with_ana(mut self, groups: Vec<AnaGroup>, ports: &[u16]) -> Subsystem {
         let mut attached = self.write();
@@ -145,7 +146,7 @@ impl Subsystem {
         self
     }
 
-    /// The same that only these ports lead to.
+    /// Limits the subsystem to these ports.
     #[must_use]
     pub fn with_ports(self, ports: BTreeSet<u16>) -> Subsystem {
         Subsystem { ports: Some(ports), ..self }
@@ -161,7 +162,7 @@ impl Subsystem {
         self.ports.as_ref().is_none_or(|ports| ports.contains(&port))
     }
 
-    /// The same with another serial number, of up to 20 characters.
+    /// With this serial number, of up to 20 characters.
     #[must_use]
     pub fn with_serial_number(self, serial: String) -> Subsystem {
         Subsystem { serial, ..self }
@@ -175,13 +176,13 @@ impl Subsystem {
         self
     }
 
-    /// The same with another model number, of up to 40 characters.
+    /// With this model number, of up to 40 characters.
     #[must_use]
     pub fn with_model_number(self, model: String) -> Subsystem {
         Subsystem { model, ..self }
     }
 
-    /// The same where these hosts see these namespaces alone.
+    /// Limits these hosts to these namespaces.
     #[must_use]
     pub fn with_masks(self, masks: BTreeMap<Nqn, BTreeSet<u32>>) -> Subsystem {
         let mut hosts = self.hosts.write();
@@ -190,14 +191,14 @@ impl Subsystem {
         self
     }
 
-    /// The same where nobody may connect who is not listed, although nobody may be.
+    /// Closes the subsystem to every host that is not listed, even if none is.
     #[must_use]
     pub fn closed(self) -> Subsystem {
         self.hosts.write().is_open = false;
         self
     }
 
-    /// The same where these hosts have to prove who they are.
+    /// Requires these hosts to prove who they are with these secrets.
     #[must_use]
     pub fn with_secrets(self, secrets: BTreeMap<Nqn, impl Into<Arc<HostSecrets>>>) -> Subsystem {
         let mut hosts = self.hosts.write();
@@ -206,8 +207,8 @@ impl Subsystem {
         self
     }
 
-    /// Lets a host connect, or changes what holds for it: what it has to prove, from its next connection on, and the
-    /// namespaces that it sees, of which it is told.
+    /// Lets a host connect, or changes what holds for it: what it has to prove, from its next
+    /// connection on, and the namespaces that it sees, of which it is told.
     ///
     /// # Errors
     /// If every host may connect.
@@ -236,7 +237,8 @@ impl Subsystem {
         let was_listed = !hosts.is_open && hosts.remove(host);
         drop(hosts);
         if was_listed {
-            // Who connects at this moment looks once more whether it may when its controller is among these.
+            // Who connects at this moment looks once more whether it may when its controller is
+            // among these.
             self.associations.cut(host);
         }
         was_listed
@@ -266,11 +268,12 @@ impl Subsystem {
         }
     }
 
-    /// Attaches a namespace, in that ANA group or else, where there are groups, in the last one. Hosts that see it are
-    /// told.
+    /// Attaches a namespace, in that ANA group or else, where there are groups, in the last one.
+    /// Hosts that see it are told.
     ///
     /// # Errors
-    /// If its number is taken or none, there is no such group, or another has one of its identifiers.
+    /// If its number is taken or none, there is no such group, or another has one of its
+    /// identifiers.
     pub fn attach(&self, mut namespace: Namespace, group: Option<u32>) -> Result<(), AttachError> {
         let nsid = namespace.nsid;
         if !(1..=MAX_NAMESPACES as u32).contains(&nsid) {
@@ -296,8 +299,8 @@ impl Subsystem {
         Ok(())
     }
 
-    /// Detaches the namespaces that these words are true of; hosts that saw them are told. Commands under way end, and
-    /// those that come later find no such namespace. Answers their identifiers.
+    /// Detaches the namespaces that these words are true of; hosts that saw them are told. Commands
+    /// under way end, and those that come later find no such namespace. Answers their identifiers.
     pub fn detach(&self, is_meant: impl Fn(&Namespace) -> bool) -> Vec<u32> {
         let mut gone = Vec::new();
         loop {
@@ -316,8 +319,8 @@ impl Subsystem {
         self.read().iter().any(|attached| attached.namespace.volume == volume)
     }
 
-    /// The lowest identifier from 1 that no namespace has and no mask names: a mask promises its host the namespace that
-    /// had it.
+    /// The lowest identifier from 1 that no namespace has and no mask names: a mask promises its
+    /// host the namespace that had it.
     #[must_use]
     pub fn free_nsid(&self) -> Option<u32> {
         let attached = self.read();
@@ -402,7 +405,7 @@ impl Namespace {
     pub fn new(
         nsid: u32,
         volume: VolumeId,
-        served: Arc<Served>,
+        served: Arc<VolumeState>,
         read_only: bool,
         uuid: VolumeUuid,
     ) -> Namespace {
@@ -420,7 +423,7 @@ impl Namespace {
         }
     }
 
-    /// The same with the identifiers that it was given.
+    /// With the identifiers that it was given.
     #[must_use]
     pub fn with_identity(self, given: &GivenIdentity) -> Namespace {
         Namespace { identity: self.identity.given(given), ..self }

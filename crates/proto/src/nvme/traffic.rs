@@ -1,6 +1,7 @@
 //! What I/O queues have done, for the SMART / Health log.
 //!
-//! Each queue counts in a place of its own, which no other core writes; who reads the log adds them up.
+//! Each queue counts in a place of its own, which no other core writes; who reads the log adds them
+//! up.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,4 +1,5 @@
-//! The frame of PDUs from a host: what is checked before anything else is looked at (TCP Transport 1.0 §3.6.2.1).
+//! The frame of PDUs from a host: what is checked before anything else is looked at (TCP Transport
+//! 1.0 §3.6.2.1).
 
 use crate::digest;
 use crate::session::ProtocolError;
@@ -56,9 +57,13 @@ impl Violation {
     }
 }
 
-/// Checks the common header of a PDU from a host whose connection is initialized. `in_capsule` is how much data a
-/// command's capsule may have.
-pub(super) fn check(common: &CommonHeader, digests: NvmeTcpDigests, in_capsule: usize) -> Result<PduFrame, Violation> {
+/// Checks the common header of a PDU from a host whose connection is initialized. `in_capsule` is
+/// how much data a command's capsule may have.
+pub(super) fn check(
+    common: &CommonHeader,
+    digests: NvmeTcpDigests,
+    in_capsule: usize,
+) -> Result<PduFrame, Violation> {
     let kind = PduType(common.pdu_type);
     let hlen = match kind {
         PduType::CAPSULE_CMD => CAPSULE_CMD_LEN,

@@ -20,7 +20,8 @@ impl Default for Recorder {
 }
 
 impl Recorder {
-    /// The next thing that `session` asks. If nothing is recorded, the session is asked with that much room.
+    /// The next thing that `session` asks. If nothing is recorded, the session is asked with that
+    /// much room.
     pub fn next(&mut self, session: &mut impl RdmaSession, room: usize) -> Option<WorkRequest> {
         self.room = room;
         while self.works.is_empty() && session.work(self) {}

@@ -39,7 +39,8 @@ impl Name {
         } else if let Some(digits) = name.strip_prefix("naa.") {
             matches!(digits.len(), 16 | 32) && is_hex(digits)
         } else if let Some(rest) = name.strip_prefix("iqn.") {
-            // Beyond ASCII, RFC 3722 allows most letters; forbidden ASCII is what breaks lists and logs.
+            // Beyond ASCII, RFC 3722 allows most letters; forbidden ASCII is what breaks lists and
+            // logs.
             !rest.is_empty() && rest.chars().all(|c| c.is_alphanumeric() || "-.:".contains(c))
         } else {
             return Err(NameError::Kind);

@@ -7,8 +7,8 @@ use blockmux_wire::scsi::lun::{ADDRESS_METHOD_FLAT, ADDRESS_METHOD_PERIPHERAL, R
 pub struct Lun(pub u64);
 
 impl Lun {
-    /// The single-level number of a logical unit: peripheral device addressing below 256, flat space from there on
-    /// (SAM-5 §4.7.7.1 to 4.7.7.3). Of `number`, 14 bits count.
+    /// The single-level number of a logical unit: peripheral device addressing below 256, flat
+    /// space from there on (SAM-5 §4.7.7.1 to 4.7.7.3). Of `number`, 14 bits count.
     #[must_use]
     pub fn new(number: u16) -> Lun {
         let method = if number < 256 { ADDRESS_METHOD_PERIPHERAL } else { ADDRESS_METHOD_FLAT };

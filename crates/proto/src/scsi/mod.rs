@@ -1,4 +1,5 @@
-//! SCSI, whatever carries it: the device server and task sets of our targets, and the commands of our initiator.
+//! SCSI, whatever carries it: the device server and task sets of our targets, and the commands of
+//! our initiator.
 
 pub(crate) mod bytes;
 pub mod device;

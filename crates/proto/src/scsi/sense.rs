@@ -77,7 +77,7 @@ impl Sense {
         Sense::new(SenseKey::ILLEGAL_REQUEST, asc)
     }
 
-    /// The same with INFORMATION.
+    /// With the INFORMATION field.
     #[must_use]
     pub const fn with_information(self, information: u64) -> Sense {
         Sense { information: Some(information), ..self }
@@ -94,7 +94,8 @@ impl Sense {
     }
 
     fn to_fixed(self) -> SenseBytes {
-        // SPC-5, fixed format sense data: an INFORMATION that does not fit is left out, and VALID says so.
+        // SPC-5, fixed format sense data: an INFORMATION that does not fit is left out, and VALID
+        // says so.
         let information = self.information.and_then(|information| u32::try_from(information).ok());
         let sense = FixedSense {
             response_code: FIXED_CURRENT | if information.is_some() { VALID } else { 0 },

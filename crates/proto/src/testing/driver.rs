@@ -6,7 +6,8 @@ use crate::{iscsi, nbd};
 use blockmux_volume::{Chunk, Completion, Io, IoError, Op, Output, SgList, Tag};
 use std::time::Instant;
 
-/// A session and its driver, which asserts that every demand can be met and that meeting it leads somewhere.
+/// A session and its driver, which asserts that every demand can be met and that meeting it leads
+/// somewhere.
 pub(crate) struct Driver<S> {
     pub(crate) session: S,
     /// The connection that is meant.

@@ -97,7 +97,8 @@ impl<S: StreamSession + Target> Pump<S> {
         self
     }
 
-    /// The client sends `bytes`; the session takes what it wants of them, and of what it left before.
+    /// The client sends `bytes`; the session takes what it wants of them, and of what it left
+    /// before.
     pub(crate) fn client_sends(&mut self, bytes: &[u8]) -> Result<(), ProtocolError> {
         self.wire.extend(bytes);
         self.run()

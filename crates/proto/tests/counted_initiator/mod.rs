@@ -1,4 +1,5 @@
-//! An initiator session whose allocations are counted, driven by hand. The allocations of its peer are not.
+//! An initiator session whose allocations are counted, driven by hand. The allocations of its peer
+//! are not.
 
 use crate::counting;
 use blockmux_proto::session::{Demand, Initiator, StreamConnections, StreamSession};
@@ -11,7 +12,8 @@ pub(crate) struct CountedInitiator<S, P> {
     peer: P,
     /// What the session receives.
     chunk: Chunk,
-    /// What the session has allocated since the first turns of the last run, or since its beginning.
+    /// What the session has allocated since the first turns of the last run, or since its
+    /// beginning.
     pub(crate) allocations: u64,
 }
 

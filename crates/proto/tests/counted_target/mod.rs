@@ -29,8 +29,8 @@ impl<S: StreamSession + Target> CountedTarget<S> {
         }
     }
 
-    /// What the session allocates in turns of batches, after some to get used to them. `fill` writes a batch, which
-    /// causes so many I/Os.
+    /// What the session allocates in turns of batches, after some to get used to them. `fill`
+    /// writes a batch, which causes so many I/Os.
     pub(crate) fn run_batches(&mut self, ios: usize, mut fill: impl FnMut(&mut Vec<u8>)) -> u64 {
         let mut batch = Vec::with_capacity(1 << 20);
         for turn in 0..200 {
@@ -43,8 +43,8 @@ impl<S: StreamSession + Target> CountedTarget<S> {
         self.allocations
     }
 
-    /// What the session allocates in turns of a write each, after some to get used to them. `command` writes the
-    /// command, and `data` what the target then asks for.
+    /// What the session allocates in turns of a write each, after some to get used to them.
+    /// `command` writes the command, and `data` what the target then asks for.
     pub(crate) fn run_asked_for(
         &mut self,
         mut command: impl FnMut(&mut Vec<u8>),

@@ -2,7 +2,7 @@
 
 use super::pair::{Heard, Pair, ample, blank, memory, pattern};
 use super::{Connect, Outcome, Side, fail};
-use blockmux_proto::rdma::{RemoteRights, Endpoint, MAX_PRIVATE_DATA, WorkRequest, WorkError};
+use blockmux_proto::rdma::{Endpoint, MAX_PRIVATE_DATA, RemoteRights, WorkError, WorkRequest};
 use blockmux_volume::SgList;
 
 pub(super) fn private_data_arrives(connect: &mut Connect) -> Outcome {
@@ -49,7 +49,8 @@ pub(super) fn a_rejected_peer_hears_why(connect: &mut Connect) -> Outcome {
     Ok(())
 }
 
-/// What is agreed on is no more than either allows, and no less than one read where both allow some.
+/// What is agreed on is no more than either allows, and no less than one read where both allow
+/// some.
 pub(super) fn endpoints_get_what_they_ask_for(connect: &mut Connect) -> Outcome {
     for (ours, theirs) in [(0, 0), (1, 1), (1, 8), (8, 1), (5, 5), (64, 64)] {
         let active = Endpoint { reads: ours, ..ample() };
@@ -131,7 +132,8 @@ pub(super) fn leaving_is_noticed_once(connect: &mut Connect) -> Outcome {
     Ok(())
 }
 
-/// After any number of turns: every piece of work comes back once, those that were flushed in order, and then the end.
+/// After any number of turns: every piece of work comes back once, those that were flushed in
+/// order, and then the end.
 pub(super) fn losses_give_everything_back(connect: &mut Connect) -> Outcome {
     for turns in 0..30 {
         let mut pair = Pair::connected(connect, &Endpoint { reads: 2, ..ample() })?;

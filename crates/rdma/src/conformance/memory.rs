@@ -4,10 +4,11 @@ use super::pair::{BLANK, Heard, Pair, ample, blank, memory, part, pattern};
 use super::{Connect, Outcome, Side, fail};
 use crate::queue_pair::Violation;
 use crate::regions::Refusal;
-use blockmux_proto::rdma::{RemoteRights, Endpoint, WorkRequest, WorkError};
+use blockmux_proto::rdma::{Endpoint, RemoteRights, WorkError, WorkRequest};
 use blockmux_volume::{Chunk, SgList};
 
-/// Writes of every kind of length, to every kind of place; the message behind each finds the data there.
+/// Writes of every kind of length, to every kind of place; the message behind each finds the data
+/// there.
 pub(super) fn writes_come_before_messages(connect: &mut Connect) -> Outcome {
     for side in Side::BOTH {
         let mut pair = Pair::connected(connect, &Endpoint { receives: 200, ..ample() })?;
@@ -236,8 +237,9 @@ pub(super) fn registrations_are_bounded(connect: &mut Connect) -> Outcome {
     chunk.take(4);
     let mut names = Vec::new();
     for _ in 0..50 {
-        let remotes = [&lent, &lent, &lent]
-            .map(|lent| pair.register(Side::Active, lent, RemoteRights::RemoteRead).map(|remote| remote.stag));
+        let remotes = [&lent, &lent, &lent].map(|lent| {
+            pair.register(Side::Active, lent, RemoteRights::RemoteRead).map(|remote| remote.stag)
+        });
         for stag in remotes {
             let stag = stag?;
             pair.post(Side::Active, WorkRequest::Invalidate { stag });

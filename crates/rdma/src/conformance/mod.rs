@@ -1,6 +1,7 @@
 //! The suite that every provider must pass.
 //!
-//! A provider comes with a [`Wire`]: both ends of one connection, and what carries bytes between them.
+//! A provider comes with a [`Wire`]: both ends of one connection, and what carries bytes between
+//! them.
 //! ```
 //! # use blockmux_rdma::{Provider, conformance::{self, Side, Wire}, loopback::{self, Loopback}};
 //! struct Memory(Loopback, Loopback);
@@ -18,7 +19,8 @@
 //!     Box::new(Memory(active, passive))
 //! });
 //! ```
-//! Each case makes connections of its own, with endpoints that suit it, and says what went wrong with which numbers.
+//! Each case makes connections of its own, with endpoints that suit it, and says what went wrong
+//! with which numbers.
 
 mod endings;
 mod memory;
@@ -35,11 +37,12 @@ pub trait Wire {
     /// One of the ends.
     fn end(&mut self, side: Side) -> &mut dyn Provider;
 
-    /// Carries some of what the ends have for each other; `false` if there was nothing. A provider whose ends need no
-    /// carrying always answers that.
+    /// Carries some of what the ends have for each other; `false` if there was nothing. A provider
+    /// whose ends need no carrying always answers that.
     fn turn(&mut self) -> bool;
 
-    /// The connection is lost, with all that is under way. Both ends may learn of it as late as by the next turns.
+    /// The connection is lost, with all that is under way. Both ends may learn of it as late as by
+    /// the next turns.
     fn cut(&mut self);
 }
 
@@ -64,7 +67,8 @@ impl Side {
     }
 }
 
-/// Makes a connection between the active and the passive endpoint. Each has names of its own for memory.
+/// Makes a connection between the active and the passive endpoint. Each has names of its own for
+/// memory.
 pub type Connect<'a> = dyn FnMut(&Endpoint, &Endpoint) -> Box<dyn Wire> + 'a;
 
 /// Runs all cases.

@@ -2,7 +2,9 @@
 
 use super::{Connect, Outcome, Side, Wire, fail};
 use crate::queue_pair::{Caps, Fault, Violation};
-use blockmux_proto::rdma::{RemoteRights, Endpoint, Event, MessageHead, Remote, Stag, WorkRequest, WorkError, WorkId};
+use blockmux_proto::rdma::{
+    Endpoint, Event, MessageHead, Remote, RemoteRights, Stag, WorkError, WorkId, WorkRequest,
+};
 use blockmux_volume::random::mix;
 use blockmux_volume::{Memory, Seg, SgList};
 
@@ -78,7 +80,10 @@ impl Pair {
     /// Sends a message of which the first bytes are the head; the number of the work.
     pub(super) fn send(&mut self, side: Side, head: &[u8], payload: SgList, closes: Option<Stag>) -> u64 {
         let (id, head) = (self.id(), MessageHead::from_slice(head));
-        self.post(side, WorkRequest::Send { id, head, payload, invalidate: closes, is_solicited: id.0 % 2 == 0 });
+        self.post(
+            side,
+            WorkRequest::Send { id, head, payload, invalidate: closes, is_solicited: id.0 % 2 == 0 },
+        );
         id.0
     }
 
@@ -120,7 +125,8 @@ impl Pair {
         self.settle_with(|_, _| Ok(()))
     }
 
-    /// The same, looking at everything in the moment in which it is heard.
+    /// Runs both sides until nothing moves; `look` sees each event in the moment in which it is
+    /// heard.
     pub(super) fn settle_with(&mut self, mut look: impl FnMut(Side, &Heard) -> Outcome) -> Outcome {
         for _ in 0..MOST_TURNS {
             let mut has_moved = self.wire.turn();

@@ -2,7 +2,7 @@
 
 use super::pair::{Heard, Pair, ample, blank, memory, part, pattern};
 use super::{Connect, Outcome, Side, fail};
-use blockmux_proto::rdma::{RemoteRights, Endpoint, Remote, WorkRequest};
+use blockmux_proto::rdma::{Endpoint, Remote, RemoteRights, WorkRequest};
 use blockmux_volume::SgList;
 use blockmux_volume::random::SplitMix;
 use std::collections::{HashMap, VecDeque};

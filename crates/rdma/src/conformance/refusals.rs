@@ -4,11 +4,11 @@ use super::pair::{BLANK, Heard, Pair, ample, blank, memory, part};
 use super::{Connect, Outcome, Side, fail};
 use crate::queue_pair::Violation;
 use crate::regions::Refusal;
-use blockmux_proto::rdma::{RemoteRights, Endpoint, Remote, Stag, WorkRequest, WorkError};
+use blockmux_proto::rdma::{Endpoint, Remote, RemoteRights, Stag, WorkError, WorkRequest};
 use blockmux_volume::{Chunk, SgList};
 
-/// Every wrong name, range and access, by reads and by writes, from both sides: refused by its own name, and nothing is
-/// touched.
+/// Every wrong name, range and access, by reads and by writes, from both sides: refused by its own
+/// name, and nothing is touched.
 pub(super) fn ungranted_memory_is_refused(connect: &mut Connect) -> Outcome {
     type Wrong = fn(Remote) -> Remote;
     let cases: [(Wrong, Refusal); 9] = [

@@ -21,7 +21,8 @@ pub(super) struct End<Q> {
     pub(super) broken: Option<ProtocolError>,
     /// `broken` has been told to the driver.
     is_told: bool,
-    /// When nothing moved any more: the count of the session's changes, and how much there was to send.
+    /// When nothing moved any more: the count of the session's changes, and how much there was to
+    /// send.
     settled: Option<(u64, usize)>,
 }
 
@@ -30,10 +31,11 @@ impl<Q: Provider> End<Q> {
         End { queue_pair, broken: None, is_told: false, settled: None }
     }
 
-    /// Hands in events and lets the session work until nothing moves; whether anything did. That counts as a change of the
-    /// session: what came by one connection may be answered by another.
+    /// Hands in events and lets the session work until nothing moves; whether anything did. That
+    /// counts as a change of the session: what came by one connection may be answered by another.
     ///
-    /// It ends: what comes from the peer has come before, and what work leads to by itself is bounded by the endpoint.
+    /// It ends: what comes from the peer has come before, and what work leads to by itself is
+    /// bounded by the endpoint.
     #[inline]
     pub(super) fn pump(&mut self, session: &mut impl RdmaSession, calls: &mut Calls) -> bool {
         let mut has_moved = false;
@@ -122,7 +124,8 @@ impl<Q: Provider> End<Q> {
 }
 
 impl<Q: Provider + StreamSession> End<Q> {
-    /// What waits to be sent, after pumping if the session has changed or something was sent, which has made room.
+    /// What waits to be sent, after pumping if the session has changed or something was sent, which
+    /// has made room.
     #[inline]
     pub(super) fn outbox(&mut self, session: &mut impl RdmaSession, calls: &mut Calls) -> &mut Outbox {
         if self.settled != Some((calls.changes, self.queue_pair.outbox().len())) {

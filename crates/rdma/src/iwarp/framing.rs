@@ -1,10 +1,10 @@
-//! FPDUs on their way out: a length, the segment, padding, a CRC, and markers where the peer wants them
-//! (RFC 5044 §4).
+//! FPDUs on their way out: a length, the segment, padding, a CRC, and markers where the peer wants
+//! them (RFC 5044 §4).
 //!
-//! Payload goes out by reference. Under a CRC, shared memory is copied, since it may change until it is sent, and the CRC
-//! would be that of other bytes: short pieces into the outbox, long ones into the pool's memory, which nothing moves any
-//! more. Private memory is summed where it lies. Between markers lie no more than 508 bytes, and so all of them are copied
-//! into the outbox.
+//! Payload goes out by reference. Under a CRC, shared memory is copied, since it may change until
+//! it is sent, and the CRC would be that of other bytes: short pieces into the outbox, long ones
+//! into the pool's memory, which nothing moves any more. Private memory is summed where it lies.
+//! Between markers lie no more than 508 bytes, and so all of them are copied into the outbox.
 
 use blockmux_proto::outbox::Outbox;
 use blockmux_volume::{Crc32c, Pool, Seg, SgList};
@@ -40,7 +40,8 @@ impl Framer {
         self.mulpdu = mulpdu(mss, self.has_markers);
     }
 
-    /// How much of a message goes behind a header of `header_len` bytes: whole words, so that only the last is padded.
+    /// How much of a message goes behind a header of `header_len` bytes: whole words, so that only
+    /// the last is padded.
     #[inline]
     pub(super) fn room(&self, header_len: usize) -> usize {
         let room = self.mulpdu.saturating_sub(header_len);
@@ -181,7 +182,8 @@ impl Framer {
         self.position = self.position.saturating_add(CRC_LEN);
     }
 
-    /// A marker, if this is the place of one. It belongs to the FPDU that it lies in, or that begins behind it.
+    /// A marker, if this is the place of one. It belongs to the FPDU that it lies in, or that
+    /// begins behind it.
     fn mark(&mut self, outbox: &mut Outbox) {
         if self.position.is_multiple_of(MARKER_INTERVAL) {
             self.position = 0;
@@ -212,8 +214,8 @@ fn mulpdu(mss: usize, has_markers: bool) -> usize {
     mss.saturating_sub(framing).clamp(MULPDU_MIN, MULPDU_MAX)
 }
 
-/// The longest ULPDU that we make, in bytes: with it an FPDU ends on four bytes, and no marker is further from the begin
-/// of its FPDU than it can say.
+/// The longest ULPDU that we make, in bytes: with it an FPDU ends on four bytes, and no marker is
+/// further from the begin of its FPDU than it can say.
 const MULPDU_MAX: usize = 64902;
 
 /// Small enough for the stack and a near cache, in bytes.
@@ -246,7 +248,8 @@ mod tests {
     fn a_marker_says_how_far_back_its_fpdu_began() {
         let mut framer = Framer::new(false, true, 65536, pool());
         let mut outbox = Outbox::default();
-        // 4 for a marker, 2 + 502 + 4: the next FPDU begins at the second marker, and ends before the third.
+        // 4 for a marker, 2 + 502 + 4: the next FPDU begins at the second marker, and ends before
+        // the third.
         for len in [502, 502, 1022] {
             framer.begin(&mut outbox, len, &[1; 14]);
             framer.put(&mut outbox, &vec![2; len - 14]);
@@ -296,8 +299,7 @@ mod tests {
                 let (mut outbox, payload) = (Outbox::default(), SgList::one(seg.clone()));
                 framer.put_whole(&mut outbox, &[1; 14], &[2; 6], &payload);
                 assert_eq!(framer.refers_to(&payload), refers);
-                let is_it =
-                    |piece: OutboxPiece<'_>| matches!(piece, OutboxPiece::Payload(sent) if sent.as_ptr() == seg.as_ptr());
+                let is_it = |piece: OutboxPiece<'_>| matches!(piece, OutboxPiece::Payload(sent) if sent.as_ptr() == seg.as_ptr());
                 assert_eq!(outbox.pieces().any(is_it), refers);
                 if has_crc {
                     shared.fill_zero();

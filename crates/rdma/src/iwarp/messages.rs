@@ -1,19 +1,19 @@
 //! Messages as they come: Sends, Read Requests, and Terminate, each in a queue of its own.
 //!
-//! A message that is one FPDU is lent from where it lies; one of several is gathered in a receive buffer, of which there
-//! is one at a time, since messages come in order.
+//! A message that is one FPDU is lent from where it lies; one of several is gathered in a receive
+//! buffer, of which there is one at a time, since messages come in order.
 
 use super::Iwarp;
 use super::setup::Rtr;
 use super::transmit::Asked;
 use super::wrong::{self, Wrong};
-use blockmux_proto::rdma::{RemoteRights, Event, Stag};
+use blockmux_proto::rdma::{Event, RemoteRights, Stag};
 use blockmux_proto::session::ProtocolError;
 use blockmux_volume::{MAX_TRANSFER, Memory, Seg};
 use blockmux_wire::iwarp::ddp::{
     DDP_VERSION, QUEUE_READ, QUEUE_SEND, QUEUE_TERMINATE, UNTAGGED_LEN, Untagged,
 };
-use blockmux_wire::iwarp::rdmap::{RdmapOpcode, RDMAP_VERSION, ReadRequest};
+use blockmux_wire::iwarp::rdmap::{RDMAP_VERSION, RdmapOpcode, ReadRequest};
 use zerocopy::FromBytes;
 
 /// How far the peer's queues have come.

@@ -6,21 +6,24 @@
 //!   bytes ◀── Outbox ◀── FPDU ◀── sends, writes, read requests ◀── Work
 //!                             ◀── answers to the peer's reads, from registered memory
 //! ```
-//! It speaks MPA (RFC 5044, and RFC 6581 for how connections begin), DDP (RFC 5041) and RDMAP (RFC 5040), as an adapter
-//! does in hardware and Linux's siw in the kernel, and either of them is a peer. Like all sessions it does no I/O: it runs
-//! over any stream, and under the simulator.
+//! It speaks MPA (RFC 5044, and RFC 6581 for how connections begin), DDP (RFC 5041) and RDMAP (RFC
+//! 5040), as an adapter does in hardware and Linux's siw in the kernel, and either of them is a
+//! peer. Like all sessions it does no I/O: it runs over any stream, and under the simulator.
 //!
 //! # What bounds it
-//! The endpoint bounds messages, work, reads and registrations; a set-up ends within [`SETUP_TIMEOUT`]; the outbox takes
-//! no more once [`OUTBOX_FULL`] bytes are in it. Reads of the peer wait as table entries until there is room to answer.
-//! A message that comes in several FPDUs is gathered in one buffer, and only one can be on its way.
+//! The endpoint bounds messages, work, reads and registrations; a set-up ends within
+//! [`SETUP_TIMEOUT`]; the outbox takes no more once [`OUTBOX_FULL`] bytes are in it. Reads of the
+//! peer wait as table entries until there is room to answer. A message that comes in several FPDUs
+//! is gathered in one buffer, and only one can be on its way.
 //!
 //! # What is copied
-//! Payload goes out by reference and its memory is free again once it is sent; with markers, or with CRCs if it is shared,
-//! it is copied first (`framing.rs`). A message that lies whole in the receive buffer is lent to the session. Tagged payload
-//! is copied from there to its place, or received there directly (`receive.rs`). `docs/decisions/` has the reasons.
+//! Payload goes out by reference and its memory is free again once it is sent; with markers, or
+//! with CRCs if it is shared, it is copied first (`framing.rs`). A message that lies whole in the
+//! receive buffer is lent to the session. Tagged payload is copied from there to its place, or
+//! received there directly (`receive.rs`). `docs/decisions/` has the reasons.
 //!
-//! Not counting the system's copies, one into the socket and one out of it, payload is touched so often:
+//! Not counting the system's copies, one into the socket and one out of it, payload is touched so
+//! often:
 //!
 //! | payload | without CRCs | with them |
 //! |---|---|---|
@@ -70,7 +73,8 @@ pub struct Config {
     pub has_crc: bool,
     /// Whether we want markers in what we receive. They help hardware only.
     pub wants_markers: bool,
-    /// Connecting: whether by RFC 6581, where both sides tell how many reads they have, or by RFC 5044 alone.
+    /// Connecting: whether by RFC 6581, where both sides tell how many reads they have, or by RFC
+    /// 5044 alone.
     pub is_enhanced: bool,
     /// Connecting by RFC 6581: whether we send an RTR message, so that the peer may send first.
     pub is_peer_to_peer: bool,
@@ -179,8 +183,9 @@ impl Iwarp {
         self.config.mss
     }
 
-    /// Asked once the stream is lost or the connection refused: whether that may be because we began by RFC 6581. Then the
-    /// peer may well take a connection by RFC 5044 alone, without [`Config::is_enhanced`] (RFC 6581 §10).
+    /// Asked once the stream is lost or the connection refused: whether that may be because we
+    /// began by RFC 6581. Then the peer may well take a connection by RFC 5044 alone, without
+    /// [`Config::is_enhanced`] (RFC 6581 §10).
     #[must_use]
     pub fn is_misunderstood(&self) -> bool {
         self.is_misunderstood
@@ -282,8 +287,8 @@ impl Iwarp {
         }
     }
 
-    /// Tells the peer what it did wrong, and ends the connection. `ulpdu` is the segment, as far as it is there, and
-    /// `len` how long it was.
+    /// Tells the peer what it did wrong, and ends the connection. `ulpdu` is the segment, as far as
+    /// it is there, and `len` how long it was.
     #[cold]
     fn terminate(&mut self, wrong: Wrong, ulpdu: &[u8], len: usize) -> ProtocolError {
         if self.phase != Phase::Over {
@@ -315,7 +320,8 @@ impl Iwarp {
         ProtocolError { what: "ended the connection with a Terminate message", reference: "RFC 5040 §5.4" }
     }
 
-    /// Flushes everything, and tells that the connection is over, in the words of `last` if there are some.
+    /// Flushes everything, and tells that the connection is over, in the words of `last` if there
+    /// are some.
     #[cold]
     fn end(&mut self, last: Option<Event>) {
         if std::mem::replace(&mut self.phase, Phase::Over) == Phase::Over {
@@ -402,10 +408,11 @@ impl StreamSession for Iwarp {
 /// How long a peer may take to ask, to answer, and to send its RTR message.
 pub const SETUP_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// In bytes: with so many in the outbox nothing more is put there. Most of them are payload that is referred to.
+/// In bytes: with so many in the outbox nothing more is put there. Most of them are payload that is
+/// referred to.
 pub const OUTBOX_FULL: usize = 2 << 20;
 
-/// The same where payload is copied.
+/// In bytes: with so many in the outbox nothing more is put there, where payload is copied.
 pub const OUTBOX_FULL_OF_COPIES: usize = 256 << 10;
 
 /// What is left for a session of MPA's private data, in bytes.

@@ -4,7 +4,8 @@
 //!   queue ──▶ current ──▶ sending ──▶ Done, once all of it is sent
 //!         └──▶ reads, at most ORD ──▶ Done, once all data is there
 //! ```
-//! Each has a number of its own, so that those of `sending` and `reads` can be flushed in the order of posting.
+//! Each has a number of its own, so that those of `sending` and `reads` can be flushed in the order
+//! of posting.
 
 use blockmux_proto::rdma::{Event, MessageHead, Remote, Stag, WorkError, WorkId};
 use blockmux_volume::SgList;
@@ -75,7 +76,8 @@ impl Pending {
         self.queue.is_empty() && self.current.is_none()
     }
 
-    /// A send or write is in the outbox that nobody had posted before; it is done once so many bytes are sent.
+    /// A send or write is in the outbox that nobody had posted before; it is done once so many
+    /// bytes are sent.
     #[inline]
     pub(super) fn post_sending(&mut self, id: WorkId, end: u64) {
         self.turns = self.turns.wrapping_add(1);
@@ -114,7 +116,8 @@ impl Pending {
         self.reads.push_back(Reading { turn: 0, id: None, msn: 0, sink: 0, local, len: 0, filled: 0 });
     }
 
-    /// All FPDUs of the current send or write are in the outbox; it is done once so many bytes are sent.
+    /// All FPDUs of the current send or write are in the outbox; it is done once so many bytes are
+    /// sent.
     #[inline]
     pub(super) fn end_current(&mut self, end: u64) {
         if let Some(posted) = self.current.take() {

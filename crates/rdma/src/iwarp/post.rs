@@ -1,9 +1,12 @@
-//! The queue pair that a session sees: what it posts, what is done while it is asked, and what it is told.
+//! The queue pair that a session sees: what it posts, what is done while it is asked, and what it
+//! is told.
 
 use super::pending::Transfer;
 use super::{Iwarp, PRIVATE_DATA, Phase};
 use crate::queue_pair::{Caps, Fault, Provider};
-use blockmux_proto::rdma::{RemoteRights, Event, MessageHead, MESSAGE, QueuePair, Remote, Stag, WorkRequest, WorkError, WorkId};
+use blockmux_proto::rdma::{
+    Event, MESSAGE, MessageHead, QueuePair, Remote, RemoteRights, Stag, WorkError, WorkId, WorkRequest,
+};
 use blockmux_volume::{Seg, SgList};
 
 impl QueuePair for Iwarp {

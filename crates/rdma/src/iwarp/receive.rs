@@ -1,23 +1,24 @@
 //! FPDUs as they come: whose they are, whether they may, and where their payload goes.
 //!
-//! An FPDU is waited for whole, checked, and acted upon. Only of a tagged one with more than [`PLACED_PAYLOAD`] bytes, of
-//! which not all is in the receive buffer, the rest is received where it belongs; its CRC is checked behind that, and a
-//! wrong one ends the connection. What was written until then lies within what the peer had been granted, as all that it
-//! writes.
+//! An FPDU is waited for whole, checked, and acted upon. Only of a tagged one with more than
+//! [`PLACED_PAYLOAD`] bytes, of which not all is in the receive buffer, the rest is received where
+//! it belongs; its CRC is checked behind that, and a wrong one ends the connection. What was
+//! written until then lies within what the peer had been granted, as all that it writes.
 //!
-//! Everything that the peer says is checked before any memory is touched, in the order of the layers: MPA's length and
-//! CRC, DDP's version, queue, number and offset, RDMAP's version and opcode, then what the message asks for.
+//! Everything that the peer says is checked before any memory is touched, in the order of the
+//! layers: MPA's length and CRC, DDP's version, queue, number and offset, RDMAP's version and
+//! opcode, then what the message asks for.
 
 use super::messages::Queues;
 use super::unframe::{Step, Unframer};
 use super::wrong::{self, Wrong};
 use super::{Iwarp, Phase};
-use blockmux_proto::rdma::{RemoteRights, Event, Stag};
+use blockmux_proto::rdma::{Event, RemoteRights, Stag};
 use blockmux_proto::session::{Demand, ProtocolError};
 use blockmux_volume::{Chunk, Crc32c, Memory, Seg, SgList};
 use blockmux_wire::iwarp::ddp::{Control, DDP_VERSION, TAGGED_LEN, Tagged, Untagged};
 use blockmux_wire::iwarp::mpa::{CRC_LEN, LENGTH_LEN, REQ_REP_LEN, fpdu_len};
-use blockmux_wire::iwarp::rdmap::{RdmapOpcode, RDMAP_VERSION};
+use blockmux_wire::iwarp::rdmap::{RDMAP_VERSION, RdmapOpcode};
 use zerocopy::FromBytes;
 
 /// The receiving side, as far as it has come.
@@ -157,7 +158,8 @@ impl Iwarp {
             if self.phase == Phase::Over {
                 return Ok(unread.len());
             }
-            // The last receive buffer may be given back once the session has seen what came in it: the rest is shown again.
+            // The last receive buffer may be given back once the session has seen what came in it:
+            // the rest is shown again.
             if at > 0 && self.arrival.untagged.is_exhausted() && !self.events.is_empty() {
                 return Ok(at);
             }
@@ -175,7 +177,8 @@ impl Iwarp {
         }
     }
 
-    /// Takes an FPDU, or the header of one whose payload is to be placed; returns how many bytes, 0 if more are needed.
+    /// Takes an FPDU, or the header of one whose payload is to be placed; returns how many bytes, 0
+    /// if more are needed.
     #[inline]
     fn take_fpdu(&mut self, input: &Chunk, at: usize, rest: &[u8]) -> Result<usize, ProtocolError> {
         let Some(length) = rest.first_chunk::<LENGTH_LEN>() else { return self.need(LENGTH_LEN) };
@@ -346,7 +349,9 @@ impl Iwarp {
             RdmapOpcode::RDMA_WRITE if len == 0 => Ok(SgList::default()),
             RdmapOpcode::RDMA_WRITE => {
                 let stag = Stag(header.stag.get());
-                self.regions.look_up(stag, header.to.get(), len, RemoteRights::RemoteWrite).map_err(Wrong::write)
+                self.regions
+                    .look_up(stag, header.to.get(), len, RemoteRights::RemoteWrite)
+                    .map_err(Wrong::write)
             }
             RdmapOpcode::RDMA_READ_RESPONSE => {
                 let reading = self.pending.reading().ok_or(wrong::BAD_OPCODE)?;
@@ -408,13 +413,14 @@ fn is_intact(fpdu: &[u8]) -> bool {
     Crc32c::of(covered).to_le_bytes() == sent
 }
 
-/// In bytes: of tagged payload up to this, all is waited for in the receive buffer, and then copied. The driver's next
-/// receive fills the rest of the place and the buffer behind it in one call, so that placing costs no call of its own; but
-/// what is this short has mostly come already.
+/// In bytes: of tagged payload up to this, all is waited for in the receive buffer, and then
+/// copied. The driver's next receive fills the rest of the place and the buffer behind it in one
+/// call, so that placing costs no call of its own; but what is this short has mostly come already.
 pub(super) const PLACED_PAYLOAD: usize = 4 << 10;
 
 /// In bytes: tagged payload of this length is worth a receive of its own, rather than a copy.
 const LONG_PAYLOAD: usize = 16 << 10;
 
-/// How many segments with short payload may come for one with long payload, where that is mostly placed.
+/// How many segments with short payload may come for one with long payload, where that is mostly
+/// placed.
 const BULK: u32 = 4;

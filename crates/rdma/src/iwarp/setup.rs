@@ -1,4 +1,5 @@
-//! How a connection begins: MPA's request and reply (RFC 5044 §7.1), and what RFC 6581 adds to them.
+//! How a connection begins: MPA's request and reply (RFC 5044 §7.1), and what RFC 6581 adds to
+//! them.
 //!
 //! ```text
 //!   active                                passive
@@ -6,8 +7,8 @@
 //!                                 ◀──     reply: M C R, IRD ORD, RTR
 //!     RTR: an empty message       ──▶       and only now may send
 //! ```
-//! The passive side sends nothing before it has received something: the first FPDU that comes, RTR or not, tells it that
-//! the other is ready.
+//! The passive side sends nothing before it has received something: the first FPDU that comes, RTR
+//! or not, tells it that the other is ready.
 
 use super::Config;
 use super::wrong::{BAD_REPLY, MANY_READS_WANTED, NO_RTR, Wrong};
@@ -49,7 +50,8 @@ pub(super) struct Request {
     enhanced: Option<Enhanced>,
 }
 
-/// How many bytes the whole frame has that begins with `bytes`, as far as they tell; `None` if it is too long.
+/// How many bytes the whole frame has that begins with `bytes`, as far as they tell; `None` if it
+/// is too long.
 pub(super) fn frame_len(bytes: &[u8]) -> Option<usize> {
     let Ok((frame, _)) = ReqRepFrame::read_from_prefix(bytes) else { return Some(REQ_REP_LEN) };
     let data = usize::from(frame.pd_length.get());
@@ -74,7 +76,8 @@ impl Request {
     /// Reads a whole request and its private data.
     ///
     /// # Errors
-    /// If it is none, or none of a revision that we know. There is no way to tell the peer: the stream is closed.
+    /// If it is none, or none of a revision that we know. There is no way to tell the peer: the
+    /// stream is closed.
     pub(super) fn read(bytes: &[u8]) -> Result<(Request, &[u8]), ProtocolError> {
         let (frame, data) = ReqRepFrame::read_from_prefix(bytes).map_err(|_| NO_REQUEST)?;
         if frame.key != KEY_REQUEST {
@@ -152,8 +155,8 @@ pub(super) fn answer(bytes: &[u8], config: &Config, reads: u32) -> Result<Answer
         return Err(BAD_REPLY);
     }
     let (granted, data) = enhanced(&frame, data).ok_or(BAD_REPLY)?;
-    // Who knows no other revision ought to have closed the connection (RFC 6581 §10); an answer by which both know where
-    // they are is as good.
+    // Who knows no other revision ought to have closed the connection (RFC 6581 §10); an answer by
+    // which both know where they are is as good.
     let is_plain = config.is_enhanced && frame.rev == REVISION_1 && frame.flags & FLAG_ENHANCED == 0;
     if frame.flags & FLAG_REJECT != 0 {
         let private_data = data.to_vec();
@@ -302,7 +305,8 @@ mod tests {
         assert_eq!((there.ord, there.ird), (16, 16), "nothing was said about it");
     }
 
-    /// As irdma has it: A, B and the numbers that say nothing; a request with C and D, a reply with one of them.
+    /// As irdma has it: A, B and the numbers that say nothing; a request with C and D, a reply with
+    /// one of them.
     #[test]
     fn reads_that_are_not_spoken_of_are_left_to_others() {
         let unsaid = |ord: u16| Enhanced {

@@ -1,7 +1,8 @@
-//! Messages on their way out: ours in the order of their work, and answers to the peer's reads between them.
+//! Messages on their way out: ours in the order of their work, and answers to the peer's reads
+//! between them.
 //!
-//! A message is cut into FPDUs one by one, as the outbox has room, and the next begins only behind it: receivers follow
-//! one tagged message at a time.
+//! A message is cut into FPDUs one by one, as the outbox has room, and the next begins only behind
+//! it: receivers follow one tagged message at a time.
 
 use super::framing::Framer;
 use super::pending::Transfer;
@@ -9,12 +10,12 @@ use super::setup::Rtr;
 use super::wrong::Wrong;
 use super::{Iwarp, OUTBOX_FULL, OUTBOX_FULL_OF_COPIES, Phase};
 use blockmux_proto::outbox::Outbox;
-use blockmux_proto::rdma::{RemoteRights, MessageHead, Remote, Stag, WorkRequest, WorkId};
+use blockmux_proto::rdma::{MessageHead, Remote, RemoteRights, Stag, WorkId, WorkRequest};
 use blockmux_volume::SgList;
 use blockmux_wire::iwarp::ddp::{
     Control, FLAG_LAST, FLAG_TAGGED, QUEUE_READ, QUEUE_SEND, TAGGED_LEN, Tagged, UNTAGGED_LEN, Untagged,
 };
-use blockmux_wire::iwarp::rdmap::{RdmapOpcode, READ_REQUEST_LEN, ReadRequest};
+use blockmux_wire::iwarp::rdmap::{READ_REQUEST_LEN, RdmapOpcode, ReadRequest};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes, U32, U64, transmute};
@@ -219,8 +220,9 @@ impl Iwarp {
         }
     }
 
-    /// Puts a send or a write into the outbox that fits in one FPDU and has nothing before it, as most have; whether it
-    /// could. What waits, or is longer, is moved from place to place until it is sent.
+    /// Puts a send or a write into the outbox that fits in one FPDU and has nothing before it, as
+    /// most have; whether it could. What waits, or is longer, is moved from place to place until it
+    /// is sent.
     #[inline]
     pub(super) fn transmit_at_once(&mut self, work: &WorkRequest) -> bool {
         match work {
@@ -244,8 +246,8 @@ impl Iwarp {
 
     /// Puts the next message into the outbox, as [`Iwarp::transmit_whole`].
     ///
-    /// Within a caller that chooses between a name and none, the compiler takes what was chosen apart into bits and puts
-    /// them together again: 600 instructions for each message.
+    /// Within a caller that chooses between a name and none, the compiler takes what was chosen
+    /// apart into bits and puts them together again: 600 instructions for each message.
     #[inline(never)]
     pub(super) fn send_whole(
         &mut self,
@@ -263,7 +265,8 @@ impl Iwarp {
         is_sent
     }
 
-    /// Puts a message into the outbox that fits in one FPDU and has nothing before it; whether it could.
+    /// Puts a message into the outbox that fits in one FPDU and has nothing before it; whether it
+    /// could.
     #[inline]
     fn transmit_whole<const N: usize>(&mut self, header: &[u8; N], head: &[u8], payload: &SgList) -> bool {
         let has_room = self.has_room_to_send();
@@ -279,7 +282,8 @@ impl Iwarp {
         true
     }
 
-    /// What was just put into the outbox comes back once it is sent, or at once if nothing of it is referred to.
+    /// What was just put into the outbox comes back once it is sent, or at once if nothing of it is
+    /// referred to.
     #[inline]
     fn await_sent(&mut self, id: WorkId, payload: &SgList) -> bool {
         let is_referred_to = self.transmitter.framer.refers_to(payload);
@@ -400,8 +404,8 @@ impl Iwarp {
         }
     }
 
-    /// The peer has accepted us and said nothing since. siw does not notice what comes right behind its answer until more
-    /// comes: so here is more, a write of nothing.
+    /// The peer has accepted us and said nothing since. siw does not notice what comes right behind
+    /// its answer until more comes: so here is more, a write of nothing.
     #[cold]
     pub(super) fn nudge(&mut self, now: Instant) {
         self.nudges = self.nudges.saturating_sub(1);
@@ -431,7 +435,13 @@ fn tagged(last: u8, opcode: RdmapOpcode, stag: Stag, to: u64) -> [u8; TAGGED_LEN
 
 /// That of a segment of a message.
 #[inline]
-fn untagged(last: u8, opcode: RdmapOpcode, invalidate: Option<Stag>, msn: u32, mo: u32) -> [u8; UNTAGGED_LEN] {
+fn untagged(
+    last: u8,
+    opcode: RdmapOpcode,
+    invalidate: Option<Stag>,
+    msn: u32,
+    mo: u32,
+) -> [u8; UNTAGGED_LEN] {
     transmute!(Untagged {
         control: Control::new(last, opcode),
         invalidate_stag: U32::new(invalidate.map_or(0, |stag| stag.0)),
@@ -452,11 +462,13 @@ fn send_opcode(invalidate: Option<Stag>, is_solicited: bool) -> RdmapOpcode {
     }
 }
 
-/// How long a peer may be silent that has accepted us, before it is nudged; each time twice as long as the last.
+/// How long a peer may be silent that has accepted us, before it is nudged; each time twice as long
+/// as the last.
 pub(super) const NUDGE: Duration = Duration::from_millis(250);
 pub(super) const NUDGES: u32 = 5;
 
-/// Nothing is written or read there, so that no name is looked at; 0 may be a special one to hardware.
+/// Nothing is written or read there, so that no name is looked at; 0 may be a special one to
+/// hardware.
 const NOTHING: Remote = Remote { stag: Stag(1), address: 0, len: 0 };
 
 /// In the names under which answers to our reads come.

@@ -1,6 +1,7 @@
 //! FPDUs with markers in them, taken out (RFC 5044 §4.3).
 //!
-//! Who wants markers has bought a copy of everything: each FPDU is waited for whole and put together again.
+//! Who wants markers has bought a copy of everything: each FPDU is waited for whole and put
+//! together again.
 
 use super::wrong::{BAD_MARKER, SHORT_FRAME, Wrong};
 use blockmux_wire::iwarp::ddp::TAGGED_LEN;

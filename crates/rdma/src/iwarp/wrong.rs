@@ -8,7 +8,7 @@ use blockmux_wire::iwarp::ddp::{
 };
 use blockmux_wire::iwarp::mpa::MpaError;
 use blockmux_wire::iwarp::rdmap::{
-    Layer, RdmapOpcode, READ_REQUEST_LEN, RdmapError, RdmapErrorType, SegmentLength, TERMINATE_DDP,
+    Layer, READ_REQUEST_LEN, RdmapError, RdmapErrorType, RdmapOpcode, SegmentLength, TERMINATE_DDP,
     TERMINATE_LENGTH, TERMINATE_MAX, TERMINATE_RDMAP, Terminate,
 };
 use zerocopy::{FromBytes, IntoBytes};
@@ -60,7 +60,8 @@ impl Wrong {
         Wrong { layer: Layer::RDMAP, etype, code: code.0, violation, error }
     }
 
-    /// An RDMA Write to memory that was not granted. DDP has no word for access rights, so that RDMAP says it.
+    /// An RDMA Write to memory that was not granted. DDP has no word for access rights, so that
+    /// RDMAP says it.
     pub(super) const fn write(refusal: Refusal) -> Wrong {
         const WHAT: &str = "wrote where it may not";
         match refusal {
@@ -84,8 +85,8 @@ impl Wrong {
         Wrong::protection(code, refusal, "asked for memory that it may not read")
     }
 
-    /// The message that tells it, behind DDP's header. `ulpdu` is the segment that was wrong, as far as it is there, and
-    /// `len` how long it was in all; none where nothing can be said of it.
+    /// The message that tells it, behind DDP's header. `ulpdu` is the segment that was wrong, as
+    /// far as it is there, and `len` how long it was in all; none where nothing can be said of it.
     #[cold]
     pub(super) fn terminate(&self, ulpdu: &[u8], len: usize) -> Vec<u8> {
         let control = Control::read_from_prefix(ulpdu).ok().map(|(control, _)| control);
@@ -166,7 +167,8 @@ fn header_len(control: Control) -> usize {
     if control.is_tagged() { TAGGED_LEN } else { UNTAGGED_LEN }
 }
 
-// The order of the tables is that of the layers; what a peer gets for what is tested in `tests/hostile.rs`.
+// The order of the tables is that of the layers; what a peer gets for what is tested in
+// `tests/hostile.rs`.
 
 pub(super) const SHORT_FRAME: Wrong =
     Wrong::mpa(MpaError::MARKER_MISMATCH, "sent a frame too short for its header");

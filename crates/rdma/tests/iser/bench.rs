@@ -1,16 +1,18 @@
-//! What the tests stand on: a target with two volumes, and an initiator at the other end of a connection in memory.
-//! [`Hand`] is a session whose other end is the test itself.
+//! What the tests stand on: a target with two volumes, and an initiator at the other end of a
+//! connection in memory. [`Hand`] is a session whose other end is the test itself.
 
 use blockmux_proto::event::AuditEvent;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
-use blockmux_proto::iscsi::client::{BurstSize, Config, IscsiDiscoverySession, InitiatorSession, Mode, wishes};
+use blockmux_proto::iscsi::client::{
+    BurstSize, Config, InitiatorSession, IscsiDiscoverySession, Mode, wishes,
+};
 use blockmux_proto::iscsi::login::operational::OperationalParameters;
 use blockmux_proto::iscsi::name::Name;
-use blockmux_proto::iscsi::node::{IscsiAccess, Chap, IscsiNode, Portal, TargetNode};
+use blockmux_proto::iscsi::node::{Chap, IscsiAccess, IscsiNode, Portal, TargetNode};
 use blockmux_proto::iscsi::server::{IserTargetSession, LocalSessions, TargetSession};
 use blockmux_proto::rdma::testing::Recorder;
 use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, Stag, WorkRequest};
-use blockmux_proto::scsi::{self, UnitIdentity, LogicalUnit, Lun};
+use blockmux_proto::scsi::{self, LogicalUnit, Lun, UnitIdentity};
 use blockmux_proto::session::{Home, Initiator, ProtocolError, SessionStage, Target, Timed};
 use blockmux_rdma::Driven;
 use blockmux_rdma::loopback::{self, Loopback};
@@ -201,7 +203,10 @@ pub(crate) fn initiator(wishes: OperationalParameters) -> InitiatorSession {
 
 impl Pair<InitiatorSession> {
     /// Logged in, and the unit known.
-    pub(crate) fn ready(wishes: OperationalParameters, offer: OperationalParameters) -> Pair<InitiatorSession> {
+    pub(crate) fn ready(
+        wishes: OperationalParameters,
+        offer: OperationalParameters,
+    ) -> Pair<InitiatorSession> {
         let mut pair = connect(initiator(wishes), &Served::new(offer, None));
         pair.run();
         let session = pair.client.session();

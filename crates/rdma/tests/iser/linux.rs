@@ -1,8 +1,10 @@
-//! What Linux 6.12 said to Linux 6.12, ib_iser to ib_isert over siw, and what our target says to the same.
+//! What Linux 6.12 said to Linux 6.12, ib_iser to ib_isert over siw, and what our target says to
+//! the same.
 //!
-//! The trace has a line for each message and each transfer: `?` and `!` are private data of both sides, `>` and `<` messages
-//! with their iSER header and PDU header (and the text of a login, `|` for each end of a pair), `w` and `r` RDMA Writes and
-//! Reads of the target, with tag, offset and length. The data of blocks is not in it; a pattern stands for that.
+//! The trace has a line for each message and each transfer: `?` and `!` are private data of both
+//! sides, `>` and `<` messages with their iSER header and PDU header (and the text of a login, `|`
+//! for each end of a pair), `w` and `r` RDMA Writes and Reads of the target, with tag, offset and
+//! length. The data of blocks is not in it; a pattern stands for that.
 
 use crate::bench::{Hand, Served, Server, pattern};
 use blockmux_proto::iscsi::node::offer;
@@ -38,7 +40,7 @@ fn lines() -> impl Iterator<Item = Line<'static>> {
     })
 }
 
-/// The same after a structure of the wire has seen it.
+/// These bytes after a structure of the wire has read and written them.
 fn again<T: FromBytes + IntoBytes + Immutable>(bytes: &[u8]) -> Vec<u8> {
     T::read_from_bytes(bytes).unwrap().as_bytes().to_vec()
 }
@@ -123,7 +125,8 @@ fn doings_of_linux() -> BTreeMap<u32, Doing> {
     doings
 }
 
-/// Does what the target asks for until it has answered; returns what it did, the answer and its data.
+/// Does what the target asks for until it has answered; returns what it did, the answer and its
+/// data.
 fn answer(server: &mut Server<Hand<IserTargetSession>>) -> (Doing, Bhs, Vec<u8>, Vec<u8>) {
     let (mut doing, mut data_in) = (Doing::default(), Vec::new());
     loop {
@@ -169,7 +172,9 @@ fn our_target_answers_linux_as_linux_does() {
                 server.run();
             }
             "!" => {
-                let Some(WorkRequest::Accept { private_data }) = server.driven.works.pop_front() else { panic!() };
+                let Some(WorkRequest::Accept { private_data }) = server.driven.works.pop_front() else {
+                    panic!()
+                };
                 assert_eq!(private_data, bytes(line.words[0]));
             }
             ">" => {
@@ -228,7 +233,8 @@ fn check(pdu: &[u8], response: &Bhs, doing: &Doing, linux: &Doing, data_in: &[u8
     assert_eq!(response.opcode, IscsiOpcode::SCSI_RESPONSE.0);
     assert_eq!((response.exp_data_sn.get(), response.exp_cmd_sn.get()), (0, command.cmd_sn.get() + 1));
     if response.status != 0 {
-        // The first command learns that the unit was just powered on, and Linux asks for pages that not both have.
+        // The first command learns that the unit was just powered on, and Linux asks for pages that
+        // not both have.
         assert_eq!(doing.closed, linux.closed);
         return;
     }

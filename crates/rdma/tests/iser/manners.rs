@@ -5,7 +5,7 @@ use blockmux_proto::iscsi::login::operational::{OperationalKey, OperationalParam
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::iscsi::server::{IserTargetSession, TargetSession};
 use blockmux_proto::rdma::testing::Recorder;
-use blockmux_proto::rdma::{Event, RdmaSession, Stag, WorkRequest, WorkError};
+use blockmux_proto::rdma::{Event, RdmaSession, Stag, WorkError, WorkRequest};
 use blockmux_proto::session::{ProtocolError, StreamSession, Target, Timed};
 use blockmux_volume::{Chunk, Seg};
 use blockmux_wire::iscsi::scsi::*;
@@ -32,7 +32,9 @@ impl Client {
         let mut client = Client { server, cmd_sn: 1 };
         let requested = Event::Requested { private_data: private_data.to_vec() };
         client.event(requested).unwrap();
-        let Some(WorkRequest::Accept { private_data }) = client.works().pop_front() else { panic!("not accepted") };
+        let Some(WorkRequest::Accept { private_data }) = client.works().pop_front() else {
+            panic!("not accepted")
+        };
         client.event(Event::Connected { private_data: Vec::new() }).unwrap();
         (client, private_data)
     }
@@ -243,7 +245,8 @@ fn a_login_over_rdma_that_does_not_want_iser_is_refused() {
 #[test]
 fn data_comes_with_the_command_unasked_and_asked_for() {
     let all = pattern(40 * 512);
-    // Nothing with the command, all of it, a part; and then in messages of their own, before the rest is read.
+    // Nothing with the command, all of it, a part; and then in messages of their own, before the
+    // rest is read.
     for (immediate, unasked) in [
         (0, vec![]),
         (512, vec![]),
@@ -409,7 +412,11 @@ fn an_abort_is_answered_when_the_initiators_memory_is_not_read_any_more() {
         client.done(id);
         let (bhs, _) = client.answer();
         let response = TaskManagementResponse::read_from_bytes(bhs.as_bytes()).unwrap();
-        assert_eq!((bhs.opcode(), response.response), (IscsiOpcode::TASK_MANAGEMENT_RESPONSE, 0), "{function:?}");
+        assert_eq!(
+            (bhs.opcode(), response.response),
+            (IscsiOpcode::TASK_MANAGEMENT_RESPONSE, 0),
+            "{function:?}"
+        );
         client.assert_quiet();
         if function == Function::LOGICAL_UNIT_RESET {
             let command = client.command(0, &[0; 6], 0, 0);
@@ -502,8 +509,8 @@ fn every_message_that_is_taken_gives_its_receive_buffer_back() {
         ("TargetRecvDataSegmentLength=1000\0", 65),
     ];
     for (keys, more) in cases {
-        // Unasked-for data of one message for each command has its buffer from the beginning; 64 KiB are eight, and more if
-        // what a message holds was agreed down.
+        // Unasked-for data of one message for each command has its buffer from the beginning; 64
+        // KiB are eight, and more if what a message holds was agreed down.
         let client = Client::log_in(&format!("InitialR2T=No\0{keys}"));
         assert_eq!(client.server.driven.receives, 3 + more * 256, "{keys}");
     }
@@ -664,7 +671,8 @@ fn an_initiator_that_does_not_answer_a_read_is_left_when_something_waits_for_tha
         assert!(matches!(client.works().pop_front(), Some(WorkRequest::Read { .. })));
         if waits == Waits::Abort {
             let mut request = TaskManagementRequest::new_zeroed();
-            (request.opcode, request.function) = (IscsiOpcode::TASK_MANAGEMENT_REQUEST.0 | FLAG_IMMEDIATE, 0x81);
+            (request.opcode, request.function) =
+                (IscsiOpcode::TASK_MANAGEMENT_REQUEST.0 | FLAG_IMMEDIATE, 0x81);
             request.initiator_task_tag = 0x77.into();
             request.referenced_task_tag = command.initiator_task_tag;
             client.send(ControlHeader::new(), &request, &[]).unwrap();
@@ -712,7 +720,9 @@ fn a_peer_of_another_protocol_is_rejected_in_its_own_words() {
             .unwrap_err();
         assert!(error.what.contains(protocol), "{error}");
         let mut asked = Recorder::default();
-        let Some(WorkRequest::Reject { private_data }) = asked.next(&mut session, 8) else { panic!("not rejected") };
+        let Some(WorkRequest::Reject { private_data }) = asked.next(&mut session, 8) else {
+            panic!("not rejected")
+        };
         assert!(private_data.starts_with(first));
         assert!(asked.next(&mut session, 8).is_none());
         session.on_event(Event::Disconnected, Instant::now()).unwrap();

@@ -1,11 +1,13 @@
 //! Our initiator with our target.
 
 use crate::bench::{Pair, SIZE, Served, Server, connect, initiator, list, pattern};
-use blockmux_proto::iscsi::client::{IscsiDiscoverySession, FoundTarget, InitiatorSession, wishes};
+use blockmux_proto::iscsi::client::{FoundTarget, InitiatorSession, IscsiDiscoverySession, wishes};
 use blockmux_proto::iscsi::login::operational::{OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::offer;
-use blockmux_proto::rdma::{Endpoint, Event, MessageHead, QueuePair, RdmaConnections, RdmaSession, WorkRequest, WorkId};
+use blockmux_proto::rdma::{
+    Endpoint, Event, MessageHead, QueuePair, RdmaConnections, RdmaSession, WorkId, WorkRequest,
+};
 use blockmux_proto::session::{Connections, Initiator, Target};
 use blockmux_rdma::loopback::{self, Loopback};
 use blockmux_rdma::{Driven, Fault, Provider, Violation};
@@ -19,7 +21,11 @@ fn ways() -> Vec<(&'static str, OperationalParameters, OperationalParameters)> {
     vec![
         ("immediate data", wishes(), offer()),
         ("no immediate data", wishes().with(OperationalKey::ImmediateData, 0), offer()),
-        ("R2T for all", wishes().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0), offer()),
+        (
+            "R2T for all",
+            wishes().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0),
+            offer(),
+        ),
         ("little immediate data", wishes().with(OperationalKey::FirstBurstLength, 1024), offer()),
     ]
 }
@@ -186,13 +192,13 @@ fn a_target_that_stops_has_its_initiator_leave() {
 }
 
 /// A session that may have two connections, and a target that takes as many as are dialled.
-struct Lanes {
+struct TwoConnections {
     client: Driven<Loopback, InitiatorSession>,
     servers: Rc<RefCell<Vec<Server>>>,
 }
 
-impl Lanes {
-    fn new() -> Lanes {
+impl TwoConnections {
+    fn new() -> TwoConnections {
         let (served, servers) = (Served::new(offer(), None), Rc::new(RefCell::new(Vec::new())));
         let accepting = servers.clone();
         let dial = Rc::new(move |endpoint: &Endpoint| {
@@ -203,7 +209,7 @@ impl Lanes {
         });
         let session = initiator(wishes().with(OperationalKey::MaxConnections, 2));
         let first = dial(&session.endpoint());
-        Lanes {
+        TwoConnections {
             client: Driven::new(session, first, Instant::now())
                 .with_further(move |_, endpoint, _| dial(endpoint)),
             servers,
@@ -215,8 +221,8 @@ impl Lanes {
         let mut moves = true;
         while moves {
             moves = false;
-            for lane in 0..2 {
-                moves |= self.client.pump_connection(lane);
+            for connection in 0..2 {
+                moves |= self.client.pump_connection(connection);
             }
             for server in self.servers.borrow_mut().iter_mut() {
                 moves |= server.run();
@@ -242,39 +248,42 @@ impl Lanes {
 
 #[test]
 fn a_session_may_have_several_connections() {
-    let mut lanes = Lanes::new();
-    lanes.run();
-    assert!(lanes.client.is_ready());
-    let (lane, _) = lanes.client.poll_connect().expect("both sides take two");
-    assert_eq!((lane, lanes.client.poll_connect()), (1, None));
+    let mut connections = TwoConnections::new();
+    connections.run();
+    assert!(connections.client.is_ready());
+    let (connection, _) = connections.client.poll_connect().expect("both sides take two");
+    assert_eq!((connection, connections.client.poll_connect()), (1, None));
     // Until it is there, all goes by the first.
-    assert!(!lanes.client.pump_connection(0) && lanes.client.room() > 0);
-    lanes.client.on_connected(1, Instant::now());
-    lanes.run();
-    lanes.hold_io(true);
-    lanes.write_eight();
-    let counts: Vec<_> = lanes.servers.borrow().iter().map(|server| server.submitted.len()).collect();
+    assert!(!connections.client.pump_connection(0) && connections.client.room() > 0);
+    connections.client.on_connected(1, Instant::now());
+    connections.run();
+    connections.hold_io(true);
+    connections.write_eight();
+    let counts: Vec<_> = connections.servers.borrow().iter().map(|server| server.submitted.len()).collect();
     assert_eq!(counts, [4, 4]);
-    assert_eq!((lanes.client.latest(), [0, 1].map(|at| lanes.client.is_awaited(at))), (1, [true; 2]));
-    lanes.hold_io(false);
-    lanes.run();
-    let done: Vec<_> = std::iter::from_fn(|| lanes.client.poll_done()).collect();
+    assert_eq!(
+        (connections.client.latest(), [0, 1].map(|at| connections.client.is_awaited(at))),
+        (1, [true; 2])
+    );
+    connections.hold_io(false);
+    connections.run();
+    let done: Vec<_> = std::iter::from_fn(|| connections.client.poll_done()).collect();
     assert!(done.len() == 8 && done.iter().all(|done| done.result.is_ok()));
-    assert_eq!([0, 1].map(|at| lanes.client.is_awaited(at)), [false; 2]);
+    assert_eq!([0, 1].map(|at| connections.client.is_awaited(at)), [false; 2]);
     // One of them is lost: below error recovery level 2 the session is over.
-    assert!(!lanes.client.on_lost(1, Instant::now()));
+    assert!(!connections.client.on_lost(1, Instant::now()));
 }
 
 #[test]
 fn a_session_goes_on_without_a_connection_that_could_not_be_had() {
-    let mut lanes = Lanes::new();
-    lanes.run();
-    assert!(lanes.client.poll_connect().is_some());
-    assert!(lanes.client.on_lost(1, Instant::now()));
-    lanes.write_eight();
-    let done: Vec<_> = std::iter::from_fn(|| lanes.client.poll_done()).collect();
+    let mut connections = TwoConnections::new();
+    connections.run();
+    assert!(connections.client.poll_connect().is_some());
+    assert!(connections.client.on_lost(1, Instant::now()));
+    connections.write_eight();
+    let done: Vec<_> = std::iter::from_fn(|| connections.client.poll_done()).collect();
     assert!(done.len() == 8 && done.iter().all(|done| done.result.is_ok()));
-    assert_eq!((lanes.servers.borrow().len(), lanes.client.poll_connect()), (1, None));
+    assert_eq!((connections.servers.borrow().len(), connections.client.poll_connect()), (1, None));
 }
 
 #[test]
@@ -302,7 +311,8 @@ fn more_messages_than_there_are_buffers_for_end_the_connection() {
 #[test]
 fn discovery_finds_every_target() {
     let name = Name::new(crate::bench::INITIATOR).unwrap();
-    let session = IscsiDiscoverySession::over_rdma(name, None, [0x80, 0, 0, 0, 0, 2], [5; 32], Instant::now());
+    let session =
+        IscsiDiscoverySession::over_rdma(name, None, [0x80, 0, 0, 0, 0, 2], [5; 32], Instant::now());
     assert_eq!(session.endpoint().regions, 1);
     let mut pair = connect(session, &Served::new(offer(), None));
     pair.run();

@@ -1,4 +1,5 @@
-//! Both sessions over iWARP, and between them streams that deliver any number of bytes at a time and may be lost after any.
+//! Both sessions over iWARP, and between them streams that deliver any number of bytes at a time
+//! and may be lost after any.
 
 use crate::bench::{Pumped, Served, Server, initiator, list, pattern};
 use blockmux_proto::iscsi::client::{InitiatorSession, wishes};
@@ -168,7 +169,8 @@ fn sessions_are_the_same_when_all_data_of_writes_is_read_by_the_target() {
     }
 }
 
-/// What is in flight is handed back and asked for again by another connection: each request ends once, and as it should.
+/// What is in flight is handed back and asked for again by another connection: each request ends
+/// once, and as it should.
 #[test]
 fn a_connection_that_is_lost_at_any_byte_loses_no_request_and_answers_none_twice() {
     let io = |tag: u64, op, len: usize, fill: u8| Io {

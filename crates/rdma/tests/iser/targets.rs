@@ -1,11 +1,14 @@
-//! The initiator, told anything: what it opens to a target and when it closes it, and what it does not put up with.
+//! The initiator, told anything: what it opens to a target and when it closes it, and what it does
+//! not put up with.
 
 use crate::bench::{Hand, Handled, Served, Server, initiator, list, pattern};
 use blockmux_proto::iscsi::client::{InitiatorSession, wishes};
 use blockmux_proto::iscsi::login::operational::OperationalParameters;
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::iscsi::server::IserTargetSession;
-use blockmux_proto::rdma::{RemoteRights, Event, RdmaConnections, RdmaSession, Remote, Stag, WorkRequest, WorkId};
+use blockmux_proto::rdma::{
+    Event, RdmaConnections, RdmaSession, Remote, RemoteRights, Stag, WorkId, WorkRequest,
+};
 use blockmux_proto::session::{Initiator, Overdue, ProtocolError, Timed};
 use blockmux_volume::{Io, IoError, Op, SgList, Tag};
 use blockmux_wire::iscsi::scsi::*;
@@ -43,7 +46,9 @@ impl Wire {
         let requested = Event::Requested { private_data: private_data.to_vec() };
         wire.server.driven.session.on_event(requested, Instant::now()).unwrap();
         wire.server.run();
-        let Some(WorkRequest::Accept { private_data }) = wire.server.driven.works.pop_front() else { panic!() };
+        let Some(WorkRequest::Accept { private_data }) = wire.server.driven.works.pop_front() else {
+            panic!()
+        };
         wire.client.session.handle(Event::Connected { private_data }).unwrap();
         wire
     }
@@ -478,7 +483,8 @@ impl Wire {
         self.client.session.handle(Event::Received { message, invalidated: closes })
     }
 
-    /// Closes what the session wants closed, in order. No command ends while any of `stags` is open.
+    /// Closes what the session wants closed, in order. No command ends while any of `stags` is
+    /// open.
     fn close(&mut self, stags: &[u32]) {
         let mut left = stags.to_vec();
         while let Some(work) = self.client.next_work(100) {
@@ -653,7 +659,9 @@ fn a_connection_that_is_lost_while_it_aborts_gives_each_command_back_once() {
 fn an_abort_follows_the_command_that_it_is_about() {
     let mut wire = Wire::ready();
     wire.client.session.submit(Io::new(Tag(0), Op::Read, 0, 4096));
-    let Some(WorkRequest::Register { id, local, .. }) = wire.client.next_work(100) else { panic!("nothing opened") };
+    let Some(WorkRequest::Register { id, local, .. }) = wire.client.next_work(100) else {
+        panic!("nothing opened")
+    };
     while wire.client.session.look() < LOOKS {}
     assert!(wire.client.session.abort_overdue(LOOKS).is_some());
     assert!(wire.client.next_work(100).is_none(), "the command has no name for its memory yet");

@@ -1,11 +1,13 @@
-//! I/O memory and the processor's caches: what is fetched ahead of its use, and what is written past them.
+//! I/O memory and the processor's caches: what is fetched ahead of its use, and what is written
+//! past them.
 
 use super::Seg;
 
 impl Seg {
-    /// Tells the processor that this piece is about to be read or written, which begins to translate its address: in a
-    /// volume larger than the processor's table of translations, that waits for memory. Called for one piece after the
-    /// other with nothing between, their translations go on side by side. What follows in the piece, hardware fetches ahead.
+    /// Tells the processor that this piece is about to be read or written, which begins to
+    /// translate its address: in a volume larger than the processor's table of translations, that
+    /// waits for memory. Called for one piece after the other with nothing between, their
+    /// translations go on side by side. What follows in the piece, hardware fetches ahead.
     #[inline]
     pub(crate) fn prefetch(&self) {
         #[cfg(target_arch = "x86_64")]
@@ -16,8 +18,9 @@ impl Seg {
         }
     }
 
-    /// Copies this piece to the beginning of `target`, past the caches where whole lines are written: the processor then
-    /// fetches none of them first. For memory that nobody reads soon; [`settle_streams`] comes before anybody does.
+    /// Copies this piece to the beginning of `target`, past the caches where whole lines are
+    /// written: the processor then fetches none of them first. For memory that nobody reads soon;
+    /// [`settle_streams`] comes before anybody does.
     ///
     /// # Panics
     /// As [`Seg::copy_to_seg`].
@@ -29,7 +32,8 @@ impl Seg {
             assert!(self.len <= target.len && target.writable);
             let (from, to) = (self.as_ptr().cast::<__m128i>(), target.as_ptr().cast::<__m128i>());
             for at in 0..self.len() / size_of::<__m128i>() {
-                // SAFETY: in bounds on both sides, which do not overlap; the target is aligned; who streams settles it.
+                // SAFETY: in bounds on both sides, which do not overlap; the target is aligned; who
+                // streams settles it.
                 unsafe { _mm_stream_si128(to.add(at), _mm_loadu_si128(from.add(at))) };
             }
             return;
@@ -48,8 +52,8 @@ impl Seg {
     }
 }
 
-/// What this thread has streamed is seen by every thread that sees what it does next. Costs as much as streaming a few
-/// kilobytes, so once for all that was streamed together.
+/// What this thread has streamed is seen by every thread that sees what it does next. Costs as much
+/// as streaming a few kilobytes, so once for all that was streamed together.
 #[inline]
 pub(crate) fn settle_streams() {
     #[cfg(target_arch = "x86_64")]

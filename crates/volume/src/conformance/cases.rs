@@ -60,7 +60,8 @@ pub(super) fn scattered_lists_move_every_byte(harness: &mut Harness) -> Outcome 
     Ok(())
 }
 
-/// A list of `len` bytes in so many pieces, cut anywhere, each in memory of its own at an odd address.
+/// A list of `len` bytes in so many pieces, cut anywhere, each in memory of its own at an odd
+/// address.
 pub(super) fn scattered(random: &mut SplitMix, len: usize, pieces: usize) -> SgList {
     let mut cuts: Vec<_> = (1..pieces).map(|_| random.below(len as u64) as usize).collect();
     cuts.extend([0, len]);

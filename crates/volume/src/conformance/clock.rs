@@ -59,7 +59,8 @@ impl TestCore {
         &self.ready
     }
 
-    /// Moves the clock to `when`, unless it is later already, and wakes who asked for a time up to then.
+    /// Moves the clock to `when`, unless it is later already, and wakes who asked for a time up to
+    /// then.
     pub fn advance_to(&self, when: Instant) {
         self.now.set(self.now.get().max(when));
         let due =

@@ -6,9 +6,9 @@
 //! let volume = Arc::new(MemVolume::new(40 << 20));
 //! conformance::run(&mut Harness::on_test_core(volume));
 //! ```
-//! A volume that needs a core of its own kind comes with that core and with a closure that turns it:
-//! [`Harness::new`]. The suite polls a channel only after it submitted or was woken, so that a volume which forgets
-//! to wake is found, and it says which case failed, where and with which seed.
+//! A volume that needs a core of its own kind comes with that core and with a closure that turns
+//! it: [`Harness::new`]. The suite polls a channel only after it submitted or was woken, so that a
+//! volume which forgets to wake is found, and it says which case failed, where and with which seed.
 
 mod cases;
 mod client;
@@ -32,7 +32,7 @@ pub struct Harness<'a> {
     turn: Turn<'a>,
     /// False for a volume that forgets what is written: contents are not compared then.
     pub keeps_data: bool,
-    /// The same storage, opened such that writes are refused.
+    /// The volume's storage, opened such that writes are refused.
     pub read_only: Option<Arc<dyn Volume>>,
     /// Where random sequences begin.
     pub seed: u64,
@@ -44,10 +44,11 @@ pub struct Harness<'a> {
 type Turn<'a> = Rc<RefCell<dyn FnMut() -> bool + 'a>>;
 
 impl<'a> Harness<'a> {
-    /// A writable `volume` of at least [`LEAST_SIZE`] bytes with any content, all of which is overwritten.
+    /// A writable `volume` of at least [`LEAST_SIZE`] bytes with any content, all of which is
+    /// overwritten.
     ///
-    /// `turn` turns the core's reactor once, without waiting for ever. It returns `false` if it knows that
-    /// nothing will happen any more, else `true`.
+    /// `turn` turns the core's reactor once, without waiting for ever. It returns `false` if it
+    /// knows that nothing will happen any more, else `true`.
     pub fn new(core: Rc<dyn Core>, volume: Arc<dyn Volume>, turn: impl FnMut() -> bool + 'a) -> Harness<'a> {
         Harness {
             core,
@@ -109,7 +110,8 @@ impl<'a> Harness<'a> {
     }
 }
 
-/// The least that a volume under test has, in bytes. For the largest transfers it needs [`crate::MAX_TRANSFER`].
+/// The least that a volume under test has, in bytes. For the largest transfers it needs
+/// [`crate::MAX_TRANSFER`].
 pub const LEAST_SIZE: u64 = 4 << 20;
 
 /// Runs all cases.
@@ -156,7 +158,8 @@ const CASES: &[(&str, Case)] = &[
 /// In flight in cases that want a queue.
 const DEPTH: u32 = 64;
 
-/// Bytes that differ for each place and each `salt`, so that data at a wrong place or of a wrong time shows.
+/// Bytes that differ for each place and each `salt`, so that data at a wrong place or of a wrong
+/// time shows.
 fn pattern(offset: u64, len: u64, salt: u64) -> Vec<u8> {
     let first = offset / 8 * 8;
     let mut bytes = vec![0; (offset + len).next_multiple_of(8).saturating_sub(first) as usize];

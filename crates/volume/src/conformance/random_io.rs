@@ -10,8 +10,8 @@ use crate::random::SplitMix;
 use crate::sg_list::SgList;
 use std::collections::HashMap;
 
-/// A random walk, with up to [`WIDTH`] requests in flight on one of two channels that never touch the same blocks
-/// unless both only read.
+/// A random walk, with up to [`WIDTH`] requests in flight on one of two channels that never touch
+/// the same blocks unless both only read.
 pub(super) fn agrees_with_a_model(harness: &mut Harness) -> Outcome {
     let mut clients = [harness.client(WIDTH)?, harness.client(WIDTH)?];
     let mut walk = Walk::new(harness, &mut clients[0])?;
@@ -80,7 +80,8 @@ impl Walk {
             95..97 => Op::Prefetch,
             _ => Op::Flush,
         };
-        // Mostly small, now and then large; mostly anywhere, now and then on a unit that volumes care for.
+        // Mostly small, now and then large; mostly anywhere, now and then on a unit that volumes
+        // care for.
         let blocks = self.window / self.block;
         let large = if random.below(8) == 0 { 2048 } else { 256 };
         let most = [8, 32, 128, large][random.below(4) as usize].min(blocks);

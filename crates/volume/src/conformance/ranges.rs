@@ -29,8 +29,8 @@ fn ranges(block: u64) -> [(u64, u64); 6] {
 /// How much on both sides of a range is looked at.
 const MARGIN: u64 = 128 << 10;
 
-/// Writes around and into a range, does `op` to the range, and compares what lies around. Returns whether
-/// the volume could do it, what the range held before, and what it holds now.
+/// Writes around and into a range, does `op` to the range, and compares what lies around. Returns
+/// whether the volume could do it, what the range held before, and what it holds now.
 fn around(
     harness: &mut Harness,
     client: &mut Client,

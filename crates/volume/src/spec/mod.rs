@@ -13,17 +13,20 @@
 //!         | SCHEME://ANYTHING                  a URL, kept whole
 //!         | [SPEC]
 //! ```
-//! A decorator reaches to the end of its spec. Brackets say where a spec ends: a member of a stripe that contains a
-//! comma itself stands in brackets, as in `stripe:[delay:1ms,2ms:mem:1g],mem:1g`. In paths, `%` and two hexadecimal
-//! digits are a byte, so that every path can be written: `%2C` for a comma, `%3F` for a question mark, `%3A` for a
-//! colon (which only log paths need), `%5B` and `%5D` for brackets, `%25` for a per cent sign.
+//! A decorator reaches to the end of its spec. Brackets say where a spec ends: a member of a stripe
+//! that contains a comma itself stands in brackets, as in `stripe:[delay:1ms,2ms:mem:1g],mem:1g`.
+//! In paths, `%` and two hexadecimal digits are a byte, so that every path can be written: `%2C`
+//! for a comma, `%3F` for a question mark, `%3A` for a colon (which only log paths need), `%5B` and
+//! `%5D` for brackets, `%25` for a per cent sign.
 //!
-//! Keys of a fault: `op=read+write+flush+zeroes+discard+prefetch+status` (all), `offset=SIZE` (0), `size=SIZE` (to
-//! the end), `every=N` (1: all) or `probability=0.01`, `seed=N` (0), and `error=` with `medium` (the default),
-//! `nospace`, `readonly`, `reserved`, `unsupported`, `nomemory`, `pathlost`, `aborted`, `shutdown`, `range`,
-//! `misaligned`, `length`, or `stuck` for a request that never completes.
+//! Keys of a fault: `op=read+write+flush+zeroes+discard+prefetch+status` (all), `offset=SIZE` (0),
+//! `size=SIZE` (to the end), `every=N` (1: all) or `probability=0.01`, `seed=N` (0), and `error=`
+//! with `medium` (the default), `nospace`, `readonly`, `reserved`, `unsupported`, `nomemory`,
+//! `pathlost`, `aborted`, `shutdown`, `range`, `misaligned`, `length`, or `stuck` for a request
+//! that never completes.
 //!
-//! Keys of a rate: `iops=N` and `bw=SIZE` a second for all, `read_iops`, `read_bw`, `write_iops`, `write_bw` apart.
+//! Keys of a rate: `iops=N` and `bw=SIZE` a second for all, `read_iops`, `read_bw`, `write_iops`,
+//! `write_bw` apart.
 
 mod parse;
 mod path;
@@ -38,8 +41,8 @@ use crate::rate::Limits;
 use crate::units::UnitError;
 use std::path::{Path, PathBuf};
 
-/// A volume as it was named, not yet opened. Parse it with `str::parse`; it prints as the shortest text that reads
-/// back as the same; only passwords in URLs are never printed.
+/// A volume as it was named, not yet opened. Parse it with `str::parse`; it prints as the shortest
+/// text that reads back as the same; only passwords in URLs are never printed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Spec {
     /// `mem:`, a volume in RAM.

@@ -247,8 +247,8 @@ impl<'a> Parser<'a> {
         Ok(Spec::Log(target, volume.boxed()?))
     }
 
-    /// What stands before the volume, not empty, and the volume. That is read last: who forgot what stands before it
-    /// is to hear of that.
+    /// What stands before the volume, not empty, and the volume. That is read last: who forgot what
+    /// stands before it is to hear of that.
     fn decorated(self, rest: &'a str, form: &'static str) -> Parsed<(&'a str, Parser<'a>)> {
         let (before, volume) = rest.split_once(':').unwrap_or((rest, ""));
         if before.is_empty() {

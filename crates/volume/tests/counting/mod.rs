@@ -1,4 +1,5 @@
-//! An allocator that counts, for tests of this crate and of others: who has the module has the allocator.
+//! An allocator that counts, for tests of this crate and of others: who has the module has the
+//! allocator.
 #![expect(unsafe_code, reason = "an allocator that counts is an allocator")]
 #![expect(dead_code, reason = "a test counts either its own thread or all of them")]
 
@@ -6,7 +7,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-/// How often the calling thread has asked for memory; tests that run beside each other do not count each other.
+/// How often the calling thread has asked for memory; tests that run beside each other do not count
+/// each other.
 pub(crate) fn of_this_thread() -> u64 {
     THREADS_OWN.get()
 }
@@ -30,7 +32,8 @@ thread_local! {
 static EVERYBODYS: AtomicU64 = AtomicU64::new(0);
 static LIVE: AtomicI64 = AtomicI64::new(0);
 
-// SAFETY: the system's allocator does everything. `realloc` and `alloc_zeroed` come through `alloc`.
+// SAFETY: the system's allocator does everything. `realloc` and `alloc_zeroed` come through
+// `alloc`.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         THREADS_OWN.set(THREADS_OWN.get() + 1);

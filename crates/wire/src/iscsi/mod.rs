@@ -4,9 +4,9 @@
 //!   Basic Header Segment │ Additional Header Segments │ Header-Digest │ Data Segment │ padding │ Data-Digest
 //!   48 bytes             │ TotalAHSLength × 4 bytes   │ 0 or 4 bytes  │ DataSegmentLength  to 4 │ 0 or 4 bytes
 //! ```
-//! [`Bhs`] is what all headers have in common (RFC 7143 §11.2.1); the structures of [`scsi`] move commands and their
-//! data, those of [`session`] log in, talk, and end. All are 48 bytes, without padding, big-endian. Field names are
-//! the RFC's in snake case.
+//! [`Bhs`] is what all headers have in common (RFC 7143 §11.2.1); the structures of [`scsi`] move
+//! commands and their data, those of [`session`] log in, talk, and end. All are 48 bytes, without
+//! padding, big-endian. Field names are the RFC's in snake case.
 
 pub mod ahs;
 pub mod scsi;
@@ -185,6 +185,9 @@ mod tests {
         let mut bhs = Bhs::read_from_bytes(&[0; BHS_LEN]).unwrap();
         bhs.opcode = 0x43;
         bhs.total_ahs_length = 255;
-        assert_eq!((bhs.opcode(), bhs.is_immediate(), bhs.ahs_len()), (IscsiOpcode::LOGIN_REQUEST, true, 1020));
+        assert_eq!(
+            (bhs.opcode(), bhs.is_immediate(), bhs.ahs_len()),
+            (IscsiOpcode::LOGIN_REQUEST, true, 1020)
+        );
     }
 }

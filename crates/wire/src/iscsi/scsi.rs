@@ -1,4 +1,5 @@
-//! PDUs that carry SCSI: commands, responses, data both ways, task management, SNACK (RFC 7143 §11.3 to §11.8, §11.16).
+//! PDUs that carry SCSI: commands, responses, data both ways, task management, SNACK (RFC 7143
+//! §11.3 to §11.8, §11.16).
 
 use super::{BHS_LEN, U24};
 use crate::open_enum::open_enum;

@@ -25,7 +25,7 @@ pub struct LoginRequest {
     pub isid: [u8; 6],
     /// The target's part; 0 for a new session.
     pub tsih: U16<BE>,
-    /// The same in all requests of a login.
+    /// Equal in all requests of a login.
     pub initiator_task_tag: U32<BE>,
     /// Chosen by the initiator for each connection.
     pub cid: U16<BE>,

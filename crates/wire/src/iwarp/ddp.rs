@@ -1,9 +1,10 @@
 //! DDP: where payload belongs (RFC 5041).
 //!
-//! A segment is *tagged*, for memory that the receiver has opened under a name, or *untagged*, for the next buffer of one
-//! of the receiver's queues. A message is one segment or several; the last of them says so.
+//! A segment is *tagged*, for memory that the receiver has opened under a name, or *untagged*, for
+//! the next buffer of one of the receiver's queues. A message is one segment or several; the last
+//! of them says so.
 
-use crate::iwarp::rdmap::{RdmapOpcode, RDMAP_VERSION};
+use crate::iwarp::rdmap::{RDMAP_VERSION, RdmapOpcode};
 use crate::open_enum::open_enum;
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U32, U64, Unaligned};
 

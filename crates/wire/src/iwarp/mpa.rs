@@ -1,8 +1,9 @@
 //! MPA: frames on a byte stream (RFC 5044), and how connections begin (RFC 6581).
 //!
-//! A connection begins with a request and a reply, both a [`ReqRepFrame`] with private data behind it. From then on each
-//! direction is a row of FPDUs: a length, that many bytes, padding to four, a CRC. Where a receiver wants markers, one
-//! of four bytes lies at every 512th byte of the row, the first of all before the first FPDU.
+//! A connection begins with a request and a reply, both a [`ReqRepFrame`] with private data behind
+//! it. From then on each direction is a row of FPDUs: a length, that many bytes, padding to four, a
+//! CRC. Where a receiver wants markers, one of four bytes lies at every 512th byte of the row, the
+//! first of all before the first FPDU.
 
 use crate::open_enum::open_enum;
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, Unaligned};
@@ -124,11 +125,12 @@ pub const REVISION_1: u8 = 1;
 /// RFC 6581.
 pub const REVISION_2: u8 = 2;
 
-/// A, in `ird`: either side may send first, and so the one that connects sends an RTR message before all else.
+/// A, in `ird`: either side may send first, and so the one that connects sends an RTR message
+/// before all else.
 pub const IRD_PEER_TO_PEER: u16 = 0x8000;
-/// B, in `ird`: the RTR message may be an FPDU of zero length, as people write it, which is a Send without payload: Linux's
-/// siw takes none because it would take a receive buffer of the ULP's, and its irdma and nes set the bit in each frame,
-/// beside C and D.
+/// B, in `ird`: the RTR message may be an FPDU of zero length, as people write it, which is a Send
+/// without payload: Linux's siw takes none because it would take a receive buffer of the ULP's, and
+/// its irdma and nes set the bit in each frame, beside C and D.
 pub const IRD_RTR_SEND: u16 = 0x4000;
 /// C, in `ord`: the RTR message may be an RDMA Write without payload.
 pub const ORD_RTR_WRITE: u16 = 0x8000;

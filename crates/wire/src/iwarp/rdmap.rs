@@ -1,7 +1,8 @@
 //! RDMAP: what messages do (RFC 5040).
 //!
-//! An RDMA Write and a Read Response are tagged, and have no header but DDP's. The others are untagged: Sends lie in
-//! queue 0, a [`ReadRequest`] is a message of its own in queue 1, a [`Terminate`] in queue 2.
+//! An RDMA Write and a Read Response are tagged, and have no header but DDP's. The others are
+//! untagged: Sends lie in queue 0, a [`ReadRequest`] is a message of its own in queue 1, a
+//! [`Terminate`] in queue 2.
 
 use crate::open_enum::open_enum;
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
@@ -25,7 +26,8 @@ const _: () = assert!(size_of::<ReadRequest>() == READ_REQUEST_LEN);
 
 /// What a Terminate message begins with behind DDP's header (RFC 5040 §4.8).
 ///
-/// As its flags say, the length of the DDP segment that was wrong follows, its DDP header, and its RDMAP header.
+/// As its flags say, the length of the DDP segment that was wrong follows, its DDP header, and its
+/// RDMAP header.
 #[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Terminate {

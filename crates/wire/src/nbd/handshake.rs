@@ -1,4 +1,5 @@
-//! The handshake phase: greeting, options, option replies (proto.md, "Newstyle negotiation" and "Handshake phase").
+//! The handshake phase: greeting, options, option replies (proto.md, "Newstyle negotiation" and
+//! "Handshake phase").
 
 use crate::open_enum::open_enum;
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
@@ -177,7 +178,8 @@ open_enum! {
 }
 
 bitflags::bitflags! {
-    /// What a server can do with an export: the transmission flags, `NBD_FLAG_*` without that prefix.
+    /// What a server can do with an export: the transmission flags, `NBD_FLAG_*` without that
+    /// prefix.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct TransmissionFlags: u16 {
         /// Always set.

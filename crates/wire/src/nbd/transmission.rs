@@ -1,4 +1,5 @@
-//! The transmission phase: requests and replies (proto.md, "Transmission" and "Transmission phase").
+//! The transmission phase: requests and replies (proto.md, "Transmission" and "Transmission
+//! phase").
 
 use crate::open_enum::open_enum;
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
@@ -54,7 +55,8 @@ pub struct SimpleReply {
 }
 const _: () = assert!(size_of::<SimpleReply>() == 16);
 
-/// The head of one chunk of a structured reply; `length` bytes follow ("Structured reply chunk message").
+/// The head of one chunk of a structured reply; `length` bytes follow ("Structured reply chunk
+/// message").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct StructuredReply {
@@ -71,7 +73,8 @@ pub struct StructuredReply {
 }
 const _: () = assert!(size_of::<StructuredReply>() == 20);
 
-/// The head of one chunk of an extended reply; `length` bytes follow ("Extended reply chunk message").
+/// The head of one chunk of an extended reply; `length` bytes follow ("Extended reply chunk
+/// message").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ExtendedReply {

@@ -49,7 +49,8 @@ open_enum! {
         DEFAULT = 1,
         /// What is saved.
         SAVED = 2,
-        /// Whether it can be saved, is one namespace's, and can be changed: [`CAPABILITY_CHANGEABLE`].
+        /// Whether it can be saved, is one namespace's, and can be changed:
+        /// [`CAPABILITY_CHANGEABLE`].
         SUPPORTED_CAPABILITIES = 3,
     }
 }
@@ -71,7 +72,8 @@ pub const THSEL: u32 = 3 << 20;
 pub const EXHID: u32 = 1;
 /// PTPL in CDW11 of Reservation Persistence.
 pub const PTPL: u32 = 1;
-/// The bits of Reservation Notification Mask: registration preempted, reservation released, reservation preempted.
+/// The bits of Reservation Notification Mask: registration preempted, reservation released,
+/// reservation preempted.
 pub const NOTIFICATION_MASK: u32 = 0b1110;
 /// Of Host Behavior Support, in bytes.
 pub const HOST_BEHAVIOR_LEN: usize = 512;
@@ -88,7 +90,8 @@ pub const AEC_ANA_CHANGE: u32 = 1 << 11;
 pub const AEC_DISCOVERY_CHANGE: u32 = 1 << 31;
 
 open_enum! {
-    /// Asynchronous event type: three bits of an Asynchronous Event Request's result (Base 2.0 figure 143).
+    /// Asynchronous event type: three bits of an Asynchronous Event Request's result (Base 2.0
+    /// figure 143).
     pub enum EventType(u8) {
         /// An error.
         ERROR = 0,

@@ -1,4 +1,5 @@
-//! Identify (Base 2.0 §5.17; NVM Command Set 1.0 §4.1.5): every structure is [`IDENTIFY_LEN`] bytes.
+//! Identify (Base 2.0 §5.17; NVM Command Set 1.0 §4.1.5): every structure is [`IDENTIFY_LEN`]
+//! bytes.
 
 mod bits;
 
@@ -21,7 +22,8 @@ open_enum! {
         ACTIVE_NAMESPACE_LIST = 0x02,
         /// [`NamespaceDescriptor`]s.
         NAMESPACE_IDENTIFICATION_DESCRIPTORS = 0x03,
-        /// Of the command set in CDW11; for the NVM Command Set, zeroes where there is no protection information (figure 100).
+        /// Of the command set in CDW11; for the NVM Command Set, zeroes where there is no
+        /// protection information (figure 100).
         IO_COMMAND_SET_NAMESPACE = 0x05,
         /// Of the command set in CDW11: [`IdentifyControllerNvm`].
         IO_COMMAND_SET_CONTROLLER = 0x06,
@@ -164,7 +166,8 @@ pub struct IdentifyController {
     pub megcap: U128<LE>,
     #[doc(hidden)]
     pub reserved_384: [u8; 128],
-    /// Submission queue entry sizes: log2 of the least in the low four bits, of the greatest in the high.
+    /// Submission queue entry sizes: log2 of the least in the low four bits, of the greatest in the
+    /// high.
     pub sqes: u8,
     /// Completion queue entry sizes.
     pub cqes: u8,

@@ -24,7 +24,8 @@ open_enum! {
         ASYMMETRIC_NAMESPACE_ACCESS = 0x0c,
         /// Feature Identifiers Supported and Effects: 256 numbers of 4 bytes.
         FEATURE_IDENTIFIERS_SUPPORTED_AND_EFFECTS = 0x12,
-        /// [`crate::nvmeof::fabrics::DiscoveryHeader`] and [`crate::nvmeof::fabrics::DiscoveryEntry`]s.
+        /// [`crate::nvmeof::fabrics::DiscoveryHeader`] and
+        /// [`crate::nvmeof::fabrics::DiscoveryEntry`]s.
         DISCOVERY = 0x70,
         /// [`ReservationNotification`].
         RESERVATION_NOTIFICATION = 0x80,
@@ -135,7 +136,8 @@ pub struct AnaHeader {
 }
 const _: () = assert!(size_of::<AnaHeader>() == 16);
 
-/// One group of the Asymmetric Namespace Access log; its namespace identifiers follow (Base 2.0 figure 221).
+/// One group of the Asymmetric Namespace Access log; its namespace identifiers follow (Base 2.0
+/// figure 221).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct AnaGroupDescriptor {

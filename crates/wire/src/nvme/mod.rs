@@ -1,11 +1,13 @@
-//! NVMe: the structures of the Base Specification 2.0 and 2.1 and of the NVM Command Set Specification 1.0 and 1.1.
+//! NVMe: the structures of the Base Specification 2.0 and 2.1 and of the NVM Command Set
+//! Specification 1.0 and 1.1.
 //!
 //! ```text
 //!   submission queue entry, 64 bytes ──▶ controller ──▶ completion queue entry, 16 bytes
 //!   opcode, CID, NSID, DPTR, CDW10-15                   DW0-1, SQHD, SQID, CID, status
 //! ```
-//! Everything is little-endian. Field names are the specification's in snake case; an offset in a doc comment is in
-//! bytes from the begin of the structure. What only fabrics have is in [`crate::nvmeof`].
+//! Everything is little-endian. Field names are the specification's in snake case; an offset in a
+//! doc comment is in bytes from the begin of the structure. What only fabrics have is in
+//! [`crate::nvmeof`].
 
 pub mod feature;
 pub mod identify;
@@ -178,7 +180,8 @@ open_enum! {
         ADDRESS = 0x0,
         /// The address is an offset into the capsule.
         OFFSET = 0x1,
-        /// The transport's own (TCP Transport 1.0 §3.3.2); with a keyed descriptor: invalidate the key (RDMA).
+        /// The transport's own (TCP Transport 1.0 §3.3.2); with a keyed descriptor: invalidate the
+        /// key (RDMA).
         TRANSPORT = 0xa,
         /// With a keyed descriptor: invalidate the key (RDMA Transport 1.0).
         INVALIDATE_KEY = 0xf,

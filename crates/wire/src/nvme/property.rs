@@ -28,7 +28,8 @@ pub const CAP_CRMS_CRWMS: u64 = 1 << 59;
 
 /// CC.EN.
 pub const CC_EN: u32 = 1;
-/// CC.CSS: three bits from bit 4. 0 the NVM Command Set, 6 all that there are, 7 admin commands only.
+/// CC.CSS: three bits from bit 4. 0 the NVM Command Set, 6 all that there are, 7 admin commands
+/// only.
 pub const CC_CSS_SHIFT: u32 = 4;
 /// CC.CSS: all I/O command sets.
 pub const CC_CSS_ALL: u32 = 6;

@@ -50,8 +50,8 @@ pub struct Registrant {
 }
 const _: () = assert!(size_of::<Registrant>() == 24);
 
-/// One registrant, of hosts with 128-bit identifiers, as fabrics have them (Base 2.0 figure 406). The head before
-/// these is [`EXTENDED_STATUS_LEN`] long.
+/// One registrant, of hosts with 128-bit identifiers, as fabrics have them (Base 2.0 figure 406).
+/// The head before these is [`EXTENDED_STATUS_LEN`] long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct RegistrantExtended {

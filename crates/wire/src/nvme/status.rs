@@ -3,8 +3,8 @@
 use crate::open_enum::open_enum;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, LittleEndian as LE, U16, Unaligned};
 
-/// The status word of a completion: phase tag in bit 0, SC in bits 8 to 1, SCT in 11 to 9, CRD in 13 and 12, M in 14
-/// and DNR in 15.
+/// The status word of a completion: phase tag in bit 0, SC in bits 8 to 1, SCT in 11 to 9, CRD in
+/// 13 and 12, M in 14 and DNR in 15.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -19,7 +19,7 @@ impl StatusField {
         StatusField(U16::new(status.0 << 1))
     }
 
-    /// The same with DNR: trying again will not help.
+    /// A status with DNR: trying again will not help.
     #[inline]
     #[must_use]
     pub const fn final_one(status: NvmeStatus) -> StatusField {
@@ -47,7 +47,7 @@ impl StatusField {
         self.0.get() & DNR != 0
     }
 
-    /// The same with M: the error log has more.
+    /// With M: the error log has more.
     #[inline]
     #[must_use]
     pub const fn with_more(self) -> StatusField {
@@ -61,7 +61,7 @@ impl StatusField {
         self.0.get() & MORE != 0
     }
 
-    /// The same with CRD, 0 to 3: which of the controller's command retry delay times to wait.
+    /// With CRD, 0 to 3: which of the controller's command retry delay times to wait.
     #[inline]
     #[must_use]
     pub const fn with_retry_delay(self, crd: u8) -> StatusField {
@@ -78,8 +78,8 @@ impl StatusField {
 }
 
 open_enum! {
-    /// Status code type in the high byte (three bits), status code in the low (Base 2.0 figures 93 to 99; NVM Command
-    /// Set 1.0 figure 14 and 15).
+    /// Status code type in the high byte (three bits), status code in the low (Base 2.0 figures 93
+    /// to 99; NVM Command Set 1.0 figure 14 and 15).
     pub enum NvmeStatus(u16) {
         /// Done.
         SUCCESSFUL_COMPLETION = 0x000,
@@ -261,7 +261,8 @@ open_enum! {
 }
 
 open_enum! {
-    /// What Connect is refused with, as a [`Status`]: the codes overlap those of I/O commands (Base 2.0 figure 96).
+    /// What Connect is refused with, as a [`Status`]: the codes overlap those of I/O commands (Base
+    /// 2.0 figure 96).
     pub enum ConnectStatus(u16) {
         /// RECFMT.
         CONNECT_INCOMPATIBLE_FORMAT = 0x180,
@@ -283,15 +284,16 @@ impl From<ConnectStatus> for NvmeStatus {
 }
 
 impl NvmeStatus {
-    /// Whether it is of status code type 3h, Path Related Status: not of the command, but of the way that it went.
+    /// Whether it is of status code type 3h, Path Related Status: not of the command, but of the
+    /// way that it went.
     #[must_use]
     pub const fn is_path_related(self) -> bool {
         self.0 >> 8 == 3
     }
 }
 
-/// In the result of Connect with invalid parameters: the offset in the low 16 bits is one into the data, not the
-/// command (Base 2.0 figure 380, IATTR).
+/// In the result of Connect with invalid parameters: the offset in the low 16 bits is one into the
+/// data, not the command (Base 2.0 figure 380, IATTR).
 pub const CONNECT_INVALID_DATA: u32 = 1 << 16;
 
 /// DNR.

@@ -1,4 +1,5 @@
-//! Messages of in-band authentication and of DH-HMAC-CHAP, which Authentication Send and Receive carry (Base 2.0 §8.13).
+//! Messages of in-band authentication and of DH-HMAC-CHAP, which Authentication Send and Receive
+//! carry (Base 2.0 §8.13).
 
 use crate::nvme::Sqe;
 use crate::open_enum::open_enum;

@@ -158,7 +158,8 @@ pub struct DiscoveryEntry {
     pub adrfam: u8,
     /// [`SubsystemType`].
     pub subtype: u8,
-    /// Transport requirements: secure channel in the low two bits, bit 2: SQ flow control can be disabled.
+    /// Transport requirements: secure channel in the low two bits, bit 2: SQ flow control can be
+    /// disabled.
     pub treq: u8,
     /// Port of the subsystem.
     pub portid: U16<LE>,
@@ -249,7 +250,8 @@ pub const TREQ_REQUIRED: u8 = 1;
 pub const TREQ_NOT_REQUIRED: u8 = 2;
 /// TREQ: SQ flow control can be disabled.
 pub const TREQ_DISABLE_SQ_FLOW_CONTROL: u8 = 1 << 2;
-/// In the result of Connect, beside the controller's identifier: authentication is required with DH-HMAC-CHAP.
+/// In the result of Connect, beside the controller's identifier: authentication is required with
+/// DH-HMAC-CHAP.
 pub const AUTHREQ_ATR: u32 = 1 << 17;
 /// In the result of Connect: authentication is required, and a secure channel that is made of it.
 pub const AUTHREQ_ASCR: u32 = 1 << 18;
@@ -258,8 +260,8 @@ pub const AUTHREQ_ASCR: u32 = 1 << 18;
 mod tests {
     use super::*;
 
-    /// As the Linux host 6.12 sent them: Connect of a discovery controller's admin queue, Property Get of CAP, and
-    /// Property Set of CC.
+    /// As the Linux host 6.12 sent them: Connect of a discovery controller's admin queue, Property
+    /// Get of CAP, and Property Set of CC.
     #[test]
     fn fabrics_commands_read_as_the_kernel_sent_them() {
         let mut bytes = [0; SQE_LEN];

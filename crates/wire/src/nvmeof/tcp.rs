@@ -125,7 +125,8 @@ pub struct NvmeTcpR2t {
 }
 const _: () = assert!(size_of::<NvmeTcpR2t>() == DATA_LEN);
 
-/// The connection ends; the begin of the PDU that was wrong follows (TCP Transport 1.0 §3.6.2.4 and §3.6.2.5).
+/// The connection ends; the begin of the PDU that was wrong follows (TCP Transport 1.0 §3.6.2.4 and
+/// §3.6.2.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct TermReq {
@@ -250,7 +251,8 @@ mod tests {
         assert_eq!((response.cpda, response.maxh2cdata.get()), (0, 4 << 20));
     }
 
-    /// A read of 4 KiB: the head of its data and the capsule behind it, as the Linux target 6.12 sent them.
+    /// A read of 4 KiB: the head of its data and the capsule behind it, as the Linux target 6.12
+    /// sent them.
     #[test]
     fn a_read_is_answered_as_the_kernel_did() {
         let head = [7, 4, 0x18, 0x18, 0x18, 0x10, 0, 0, 0x51, 0, 0, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0, 0, 0];

@@ -1,4 +1,5 @@
-//! Command descriptor blocks: the shapes that several commands share, and those with fields of their own.
+//! Command descriptor blocks: the shapes that several commands share, and those with fields of
+//! their own.
 
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
 

@@ -1,8 +1,10 @@
-//! Third-party copies: parameter lists of EXTENDED COPY (LID1), data of RECEIVE COPY RESULTS (SPC-5).
+//! Third-party copies: parameter lists of EXTENDED COPY (LID1), data of RECEIVE COPY RESULTS
+//! (SPC-5).
 
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
 
-/// The head of an EXTENDED COPY (LID1) parameter list; CSCD descriptors follow, then segment descriptors.
+/// The head of an EXTENDED COPY (LID1) parameter list; CSCD descriptors follow, then segment
+/// descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ExtendedCopyHeader {
@@ -234,7 +236,8 @@ pub struct RodTokenHead {
     pub bytes_represented: [U64<BE>; 2],
     /// Reserved.
     pub reserved_too: [u8; 32],
-    /// Device type specific data: LOGICAL BLOCK LENGTH IN BYTES, then what else READ CAPACITY (16) tells.
+    /// Device type specific data: LOGICAL BLOCK LENGTH IN BYTES, then what else READ CAPACITY (16)
+    /// tells.
     pub logical_block_length: U32<BE>,
     /// The rest of it.
     pub rest: [u8; 28],
@@ -272,7 +275,8 @@ pub struct RodTokenInformation {
 }
 const _: () = assert!(size_of::<RodTokenInformation>() == 32);
 
-/// The Block Device ROD Token Limits descriptor of VPD page 8Fh, without its type and length (SBC-4).
+/// The Block Device ROD Token Limits descriptor of VPD page 8Fh, without its type and length
+/// (SBC-4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct RodTokenLimits {
@@ -291,8 +295,8 @@ pub struct RodTokenLimits {
 }
 const _: () = assert!(size_of::<RodTokenLimits>() == 32);
 
-/// The ROD Token Features descriptor of VPD page 8Fh with what it says of block devices, without its type and length
-/// (SPC-5).
+/// The ROD Token Features descriptor of VPD page 8Fh with what it says of block devices, without
+/// its type and length (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct RodTokenFeatures {

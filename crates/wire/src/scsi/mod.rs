@@ -1,7 +1,8 @@
 //! SCSI: command descriptor blocks, sense data and parameter data, in T10's own names.
 //!
-//! References: SAM-5 (architecture), SPC-5 (commands of every device type), SBC-4 (commands of block devices).
-//! Every number is big-endian. Bits within a byte are constants beside the structure that has them.
+//! References: SAM-5 (architecture), SPC-5 (commands of every device type), SBC-4 (commands of
+//! block devices). Every number is big-endian. Bits within a byte are constants beside the
+//! structure that has them.
 
 pub mod alua;
 pub mod capacity;

@@ -63,7 +63,8 @@ open_enum! {
         PERSISTENT_RESERVE_OUT = 0x5f,
         /// Third-party copy out: EXTENDED COPY and its relatives; see [`third_party_copy_out`].
         THIRD_PARTY_COPY_OUT = 0x83,
-        /// Third-party copy in: RECEIVE COPY RESULTS and its relatives; see [`third_party_copy_in`].
+        /// Third-party copy in: RECEIVE COPY RESULTS and its relatives; see
+        /// [`third_party_copy_in`].
         THIRD_PARTY_COPY_IN = 0x84,
         /// READ (16).
         READ_16 = 0x88,
@@ -200,8 +201,8 @@ pub mod third_party_copy_in {
     pub const RECEIVE_ROD_TOKEN_INFORMATION: u16 = 0x07;
 }
 
-/// How many bytes a CDB with this operation code has, from its group code (SPC-5); `None` for the variable
-/// length and the vendor-specific groups.
+/// How many bytes a CDB with this operation code has, from its group code (SPC-5); `None` for the
+/// variable length and the vendor-specific groups.
 #[must_use]
 pub const fn cdb_len(opcode: u8) -> Option<usize> {
     match opcode >> 5 {

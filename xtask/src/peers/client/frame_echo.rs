@@ -1,4 +1,5 @@
-//! The ceiling of raw frames: an example of the lab at both ends of the cable, polling and sleeping.
+//! The ceiling of raw frames: an example of the lab at both ends of the cable, polling and
+//! sleeping.
 
 use super::{SLEEPING, SPINNING, Turn};
 use crate::peers::figures::Sample;
@@ -8,7 +9,8 @@ use crate::peers::network::{CABLE, Network};
 use anyhow::{Context, Result};
 use std::process::Stdio;
 
-/// Both ceilings of a cell. The server of the turn is paused meanwhile: it would look at every frame.
+/// Both ceilings of a cell. The server of the turn is paused meanwhile: it would look at every
+/// frame.
 ///
 /// # Errors
 /// If the example fails.

@@ -1,4 +1,5 @@
-//! Blockmux's own load generator, which also measures the ceiling: bare sockets with the protocol's message sizes.
+//! Blockmux's own load generator, which also measures the ceiling: bare sockets with the protocol's
+//! message sizes.
 
 use super::{Client, Found, Turn};
 use crate::peers::figures::Sample;
@@ -22,7 +23,8 @@ impl Client for Generator {
 
     fn measure(&self, turn: &Turn) -> Result<Found> {
         let Turn { bench, server, cell, with_ceilings } = turn;
-        // It binds its own threads: the load to the client's side, the ceiling's two ends to either.
+        // It binds its own threads: the load to the client's side, the ceiling's two ends to
+        // either.
         let mut command = bench.command(Side::Both, &bench.blockmux);
         command.arg("bench").arg(&server.url).args(["--rw", cell.rw.name(), "--bs", &fio_size(cell.bs)]);
         command.args(["--iodepth", &cell.iodepth.to_string(), "--numjobs", &cell.numjobs.to_string()]);

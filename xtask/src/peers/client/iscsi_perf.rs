@@ -1,7 +1,8 @@
 //! `iscsi-perf`, libiscsi's own load generator.
 //!
-//! It only reads, over one session, for whole seconds, and counts in the disk's blocks, which are of 512 bytes on every
-//! server here; what it says of them is checked. Its random offsets are multiples of that and not of an I/O's size.
+//! It only reads, over one session, for whole seconds, and counts in the disk's blocks, which are
+//! of 512 bytes on every server here; what it says of them is checked. Its random offsets are
+//! multiples of that and not of an I/O's size.
 
 use super::{Client, Found, Turn};
 use crate::peers::figures::Sample;
@@ -45,7 +46,8 @@ impl Client for IscsiPerf {
     }
 }
 
-/// The average of the whole run, each I/O of `bs` bytes; its lines of progress overwrite each other.
+/// The average of the whole run, each I/O of `bs` bytes; its lines of progress overwrite each
+/// other.
 fn read(text: &str, bs: u32) -> Result<f64> {
     if !text.contains(&format!("({bs} byte)")) {
         bail!("the disk's blocks are not of {BLOCK_BYTES} bytes");

@@ -1,7 +1,7 @@
 //! `qemu-img bench`, QEMU's own client.
 //!
-//! It does a number of I/O and not a time, so a short run tells how many to ask for. It knows no random order; a stride
-//! that comes to every block of the volume stands for it.
+//! It does a number of I/O and not a time, so a short run tells how many to ask for. It knows no
+//! random order; a stride that comes to every block of the volume stands for it.
 
 use super::{Client, Found, Turn};
 use crate::peers::figures::Sample;
@@ -29,7 +29,8 @@ impl Client for QemuImg {
     fn measure(&self, turn: &Turn) -> Result<Found> {
         let (mut count, mut seconds) = (LEAST_PROBE, self.run(turn, LEAST_PROBE)?);
         let mut ios = f64::from(count);
-        // Starting up takes a part of the first milliseconds, so a quick run is followed by a longer one.
+        // Starting up takes a part of the first milliseconds, so a quick run is followed by a
+        // longer one.
         while seconds < LEAST_PROBE_S && count < MOST_PROBE {
             count *= 10;
             seconds = self.run(turn, count)?;
@@ -56,8 +57,8 @@ impl QemuImg {
     }
 }
 
-/// Bytes from one I/O to the next. For random patterns an odd number of blocks: of a volume of a power of two of them
-/// it comes to every one before it comes to any again.
+/// Bytes from one I/O to the next. For random patterns an odd number of blocks: of a volume of a
+/// power of two of them it comes to every one before it comes to any again.
 fn stride(cell: Cell, size: u64) -> u64 {
     let blocks = size / u64::from(cell.bs);
     let scattered = if cell.rw.is_random() { (blocks * 2 / 5) | 1 } else { 1 };

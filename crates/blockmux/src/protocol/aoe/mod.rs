@@ -1,14 +1,15 @@
 //! ATA over Ethernet, as the commands know it.
 //!
-//! It has no connections, so that nothing listens: interfaces are served, and a volume is a disk there by its place, or
-//! where its name says, as `e7.3`. Each core takes its share of the frames, all of one initiator for one disk, by a filter
-//! in the kernel. Nothing is served on raw frames unless an interface is named. That needs `CAP_NET_RAW`, and whoever is
-//! on the network of an interface can use the disks.
+//! It has no connections, so that nothing listens: interfaces are served, and a volume is a disk
+//! there by its place, or where its name says, as `e7.3`. Each core takes its share of the frames,
+//! all of one initiator for one disk, by a filter in the kernel. Nothing is served on raw frames
+//! unless an interface is named. That needs `CAP_NET_RAW`, and whoever is on the network of an
+//! interface can use the disks.
 
 mod remote;
 mod store;
 
-use super::frontend::{Frontend, VolumeNames, Portal, Service, Started, Way};
+use super::frontend::{Frontend, Portal, Service, Started, VolumeNames, Way};
 use super::{Carrier, KeyError, Protocol};
 use crate::failure::Failure;
 use crate::privileges::{self, START_WITH_PRIVILEGES};
@@ -167,7 +168,8 @@ impl Aoe {
         if at < self.volumes { self.disk(at, &named.export) } else { None }
     }
 
-    /// Where the volume at that place is; `None` if its name is no address, and its place is beyond the shelf.
+    /// Where the volume at that place is; `None` if its name is no address, and its place is beyond
+    /// the shelf.
     fn disk(&self, at: usize, name: &str) -> Option<Disk> {
         let in_order = || {
             let slot = u8::try_from(at).ok().filter(|slot| *slot != ANY_SLOT)?;

@@ -30,7 +30,7 @@ impl AoeRemote {
         let address = url.address.ok_or_else(|| {
             Failure::request(format!("{text}: names no disk; `blockmux discover '{text}'` lists those there"))
         })?;
-        Ok(AoeEndpoint { interfaces: url.interfaces.clone(), address, patience: url.reconnect })
+        Ok(AoeEndpoint { interfaces: url.interfaces.clone(), address, timeout: url.reconnect })
     }
 
     fn failed(&self, error: &AoeConnectError) -> Failure {

@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use blockmux_engine::state::StateFile;
 use blockmux_proto::aoe::AoeAddress;
 use blockmux_proto::aoe::unit::DiskSettings;
-use blockmux_proto::served::ReservationStore;
+use blockmux_proto::volume_state::ReservationStore;
 use std::path::Path;
 use std::sync::Arc;
 

@@ -1,7 +1,8 @@
-//! Asymmetric logical unit access (SPC-5): how well each portal group of a target leads to its units.
+//! Asymmetric logical unit access (SPC-5): how well each portal group of a target leads to its
+//! units.
 //!
-//! A target whose states the config names has a portal group for each listener, for a session may use all portals of
-//! its group, and a state is a group's.
+//! A target whose states the config names has a portal group for each listener, for a session may
+//! use all portals of its group, and a state is a group's.
 
 use super::ISCSI;
 use crate::address::{means, tcp_address};
@@ -76,7 +77,10 @@ mod tests {
 
     #[test]
     fn a_listener_has_the_state_that_is_named_or_is_the_best() {
-        let written = [("192.0.2.2".to_owned(), AluaStateName::Standby), ("[::1]:7".to_owned(), AluaStateName::Unavailable)];
+        let written = [
+            ("192.0.2.2".to_owned(), AluaStateName::Standby),
+            ("[::1]:7".to_owned(), AluaStateName::Unavailable),
+        ];
         let states = ListenerStates::prepare(&written.into()).unwrap();
         let of = |address: &str| states.of(&address.parse().unwrap());
         assert_eq!(of("192.0.2.2:3260"), AccessState::STANDBY);

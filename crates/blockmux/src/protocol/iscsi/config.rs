@@ -1,8 +1,9 @@
-//! Targets from the config file: which volumes are logical units of which target, and who may see them.
+//! Targets from the config file: which volumes are logical units of which target, and who may see
+//! them.
 //!
 //! Keys that RFC 7143 has a name for have that name.
 
-use super::access::{ListenerStates, AluaStateName};
+use super::access::{AluaStateName, ListenerStates};
 use super::{ISCSI, PREFIX};
 use crate::address::{means, tcp_address};
 use crate::failure::Failure;
@@ -315,14 +316,20 @@ impl TargetEntry {
 
     fn offer(&self) -> Result<OperationalParameters, String> {
         let mut offer = offer();
-        for (key, digest) in [(OperationalKey::HeaderDigest, self.header_digest), (OperationalKey::DataDigest, self.data_digest)] {
+        for (key, digest) in [
+            (OperationalKey::HeaderDigest, self.header_digest),
+            (OperationalKey::DataDigest, self.data_digest),
+        ] {
             offer = match digest {
                 None | Some(Digest::Either) => offer,
                 Some(Digest::None) => offer.with(key, 0),
                 Some(Digest::Crc32c) => offer.with(key, CRC32C).requiring(key),
             };
         }
-        let switches = [(OperationalKey::InitialR2T, self.initial_r2t), (OperationalKey::ImmediateData, self.immediate_data)];
+        let switches = [
+            (OperationalKey::InitialR2T, self.initial_r2t),
+            (OperationalKey::ImmediateData, self.immediate_data),
+        ];
         for (key, value) in switches {
             offer = value.map_or(offer, |value| offer.with(key, u32::from(value)));
         }
@@ -462,8 +469,11 @@ mod tests {
         assert_eq!(target.luns.keys().copied().collect::<Vec<_>>(), [0, 16_383]);
         assert!(target.is_at(&"192.0.2.1:3260".parse().unwrap()));
         assert!(!target.is_at(&"192.0.2.2:3260".parse().unwrap()));
-        assert!(target.offer.is_on(OperationalKey::InitialR2T) && target.offer.is_on(OperationalKey::DataDigest));
-        let limits = [OperationalKey::MaxConnections, OperationalKey::ErrorRecoveryLevel].map(|key| target.offer.get(key));
+        assert!(
+            target.offer.is_on(OperationalKey::InitialR2T) && target.offer.is_on(OperationalKey::DataDigest)
+        );
+        let limits = [OperationalKey::MaxConnections, OperationalKey::ErrorRecoveryLevel]
+            .map(|key| target.offer.get(key));
         assert_eq!(limits, [2, 0]);
         assert_eq!((target.acl.len(), target.asks_everybody()), (1, false));
     }

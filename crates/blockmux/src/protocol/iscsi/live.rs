@@ -4,11 +4,11 @@ use super::Alua;
 use super::config::ConfiguredTarget;
 use super::node::{Portals, default};
 use super::{PREFIX, default_target, name};
-use crate::protocol::frontend::{Live, VolumeNames, TargetPlace};
+use crate::protocol::frontend::{Live, TargetPlace, VolumeNames};
 use crate::protocol::policy::LiveAccess;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::iscsi::node::{IscsiAccess, IscsiNode, TargetNode, UnitChange};
-use blockmux_proto::scsi::{UnitIdentity, LogicalUnit, MAX_LUN};
+use blockmux_proto::scsi::{LogicalUnit, MAX_LUN, UnitIdentity};
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -51,8 +51,9 @@ impl Units {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         let unit = made.entry(volume).or_insert_with(|| {
             let Export { name, read_only, .. } = &*export;
-            let own =
-                served.uuid().map_or_else(|| UnitIdentity::of(&format!("{PREFIX}{name}")), UnitIdentity::of_volume);
+            let own = served
+                .uuid()
+                .map_or_else(|| UnitIdentity::of(&format!("{PREFIX}{name}")), UnitIdentity::of_volume);
             let identity =
                 UnitIdentity { read_only: *read_only, removable: self.removable.contains(name), ..own };
             LogicalUnit::over(identity, &served)
@@ -133,7 +134,8 @@ impl Live for LiveTargets {
         let views = || found.access.iter().map(|access| &access.target);
         let number = match place.number {
             Some(number) => u16::try_from(number).ok().filter(|number| *number <= MAX_LUN),
-            // A number that an `acl` names would show the volume to initiators that were promised another.
+            // A number that an `acl` names would show the volume to initiators that were promised
+            // another.
             None => {
                 (0..=MAX_LUN).find(|number| !views().any(|view| view.has(*number) || view.is_named(*number)))
             }

@@ -10,7 +10,7 @@ mod live;
 mod node;
 mod remote;
 
-use super::frontend::{Frontend, VolumeNames, Portal, Service, Started, Way};
+use super::frontend::{Frontend, Portal, Service, Started, VolumeNames, Way};
 use super::policy::TargetAccess;
 use super::{Carrier, KeyError, Protocol};
 use crate::failure::Failure;
@@ -58,8 +58,8 @@ pub(crate) const ISER: Protocol = Protocol {
     ],
     schemes: &[("iser", Transport::Tcp)],
     url_forms: &["iser://host/target-name/lun"],
-    // Each is a frame with iSER's header and the same header of iSCSI; an RDMA Write brings data, an RDMA Read asks for
-    // it and another frame brings that.
+    // Each is a frame with iSER's header and the same header of iSCSI; an RDMA Write brings data,
+    // an RDMA Read asks for it and another frame brings that.
     shape: MessageShape { read_request: 96, read_reply_head: 112, write_request_head: 112, write_reply: 144 },
     served_with: Some(ISCSI.name),
     ..ISCSI
@@ -165,8 +165,8 @@ impl Frontend for Iscsi {
         Ok(node::serve(self, service))
     }
 
-    /// One way for each logical unit that the volume is. Clients of iSER have an RDMA device over the network card that
-    /// leads there.
+    /// One way for each logical unit that the volume is. Clients of iSER have an RDMA device over
+    /// the network card that leads there.
     fn ways(&self, protocol: &Protocol, portal: &Portal, named: &VolumeNames) -> Vec<Way> {
         let Some((listener, address)) = portal.tcp() else { return Vec::new() };
         let PortalText { host, port, portal } = PortalText::of(&address);
@@ -247,7 +247,8 @@ impl MappedUnit<'_> {
         }
     }
 
-    /// What libiscsi puts into the LUN field as it is: beyond 255 the number with the addressing method before it.
+    /// What libiscsi puts into the LUN field as it is: beyond 255 the number with the addressing
+    /// method before it.
     fn url_of_libiscsi(&self, portal: &str) -> String {
         let lun = if self.lun > MAX_PERIPHERAL_LUN { FLAT_SPACE | self.lun } else { self.lun };
         format!("{portal}/{}/{lun}", self.target)
@@ -332,7 +333,8 @@ const PREFIX: &str = "iqn.2026-11.blockmux:";
 /// The longest TargetAlias, in bytes (RFC 7143 §13.6).
 const MAX_ALIAS: usize = 255;
 
-/// The greatest number of the peripheral device addressing method, and the flat space addressing method (SAM-5 §4.7.7).
+/// The greatest number of the peripheral device addressing method, and the flat space addressing
+/// method (SAM-5 §4.7.7).
 const MAX_PERIPHERAL_LUN: u16 = 255;
 const FLAT_SPACE: u16 = 1 << 14;
 
@@ -410,7 +412,10 @@ mod tests {
     fn clients_that_cannot_come_have_no_command_and_linux_is_told_what_is_asked_for() {
         let commands = |more: &str| {
             let settings = configured(&format!("TargetName = 'iqn.a'\nluns = {{ 0 = 'x' }}\n{more}"));
-            settings.ways(&ISCSI, &Portal::at("127.0.0.1:3260"), &VolumeNames::plainly("x")).remove(0).commands
+            settings
+                .ways(&ISCSI, &Portal::at("127.0.0.1:3260"), &VolumeNames::plainly("x"))
+                .remove(0)
+                .commands
         };
         assert_eq!(commands("").len(), 3);
         let [login] = &commands("DataDigest = 'CRC32C'")[..] else { panic!("libiscsi has no data digest") };

@@ -3,7 +3,7 @@
 use super::config::{Acl, ConfiguredTarget};
 use super::live::{LiveTargets, Unit, Units};
 use super::{ISCSI, Iscsi, default_target, name};
-use crate::protocol::frontend::{VolumeNames, Service, Started};
+use crate::protocol::frontend::{Service, Started, VolumeNames};
 use crate::protocol::policy::{ListenerAddress, Policy};
 use blockmux_engine::iscsi;
 use blockmux_engine::socket::Address;
@@ -78,8 +78,8 @@ fn configured(configured: &ConfiguredTarget, units: &[(String, Unit)], portals: 
     TargetNode { alias, redirect, access, offer: configured.offer, ..target }
 }
 
-/// The listeners as portals. They are one portal group, so that a session may use any of them, unless some lead to
-/// other targets than others, or less well.
+/// The listeners as portals. They are one portal group, so that a session may use any of them,
+/// unless some lead to other targets than others, or less well.
 pub(super) struct Portals {
     portals: Vec<(SocketAddr, Portal)>,
     policy: Policy,
@@ -124,8 +124,8 @@ impl Portals {
         self.portals.iter().map(|(_, portal)| portal.group_tag)
     }
 
-    /// The ports of a target: each portal group is one, and a target port group of its own. No two ports of this daemon
-    /// have one number, for units may be shared by targets.
+    /// The ports of a target: each portal group is one, and a target port group of its own. No two
+    /// ports of this daemon have one number, for units may be shared by targets.
     fn ports(&self, target: &TargetNode) -> Vec<TargetPort> {
         let mut tags: Vec<u16> = target.portals.iter().map(|portal| portal.group_tag).collect();
         tags.dedup();
@@ -142,7 +142,8 @@ impl Portals {
         states.flat_map(|states| self.portals.iter().map(|(tcp, portal)| (portal.group_tag, states.of(tcp))))
     }
 
-    /// The portal group that a listener is in, and whether it is alone there; `None` if it is no listener.
+    /// The portal group that a listener is in, and whether it is alone there; `None` if it is no
+    /// listener.
     pub(super) fn group_of(&self, listener: SocketAddr) -> Option<(u16, bool)> {
         let (_, own) = self.portals.iter().find(|(tcp, _)| *tcp == listener)?;
         let in_group = self.group_tags().filter(|tag| *tag == own.group_tag).count();

@@ -7,7 +7,9 @@ use crate::protocol::{Description, ELSEWHERE, Found, FoundExport, Remote};
 use crate::reach;
 use crate::reset::What;
 use blockmux_engine::connection::Broken;
-use blockmux_engine::initiator::iscsi::{self, IscsiConnectError, Datamover, IscsiEndpoint, OverIwarp, OverTcp};
+use blockmux_engine::initiator::iscsi::{
+    self, Datamover, IscsiConnectError, IscsiEndpoint, OverIwarp, OverTcp,
+};
 use blockmux_engine::socket::Address;
 use blockmux_proto::iscsi::client::{
     FoundTarget, Function, FunctionResponse, IscsiRefused, TargetAddress, UnitInfo, wishes,
@@ -16,7 +18,7 @@ use blockmux_proto::iscsi::login::chap::{ChapCredentials, ChapSecret};
 use blockmux_proto::iscsi::login::operational::{CRC32C, OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
-use blockmux_proto::iscsi::url::{HostPort, Portals, Rdma, IscsiUrl};
+use blockmux_proto::iscsi::url::{HostPort, IscsiUrl, Portals, Rdma};
 use blockmux_proto::scsi::Lun;
 use blockmux_volume::Volume;
 use blockmux_wire::iscsi::session::LoginStatus;
@@ -75,7 +77,10 @@ impl<D: Datamover> Remote for IscsiRemote<D> {
         let further = self.further(target)?;
         let told = self.ask(|address| {
             let endpoint = self.endpoint(address, target, 1);
-            iscsi::describe(&IscsiEndpoint { further: reach::beside(address, &further), ..endpoint }, &self.over)
+            iscsi::describe(
+                &IscsiEndpoint { further: reach::beside(address, &further), ..endpoint },
+                &self.over,
+            )
         })?;
         Ok(Description { rows: self.rows(&told), json: self.json(&told) })
     }
@@ -122,27 +127,31 @@ impl<D: Datamover> IscsiRemote<D> {
             chap: self.chap.clone(),
             wishes: self.wishes(),
             connections,
-            patience: self.url.reconnect,
+            reconnect_timeout: self.url.reconnect,
             timeout: reach::timeout(self.url.timeout),
         }
     }
 
     /// Who asks for a digest does not go without.
     fn wishes(&self) -> OperationalParameters {
-        let digests = [(OperationalKey::HeaderDigest, self.url.header_digest), (OperationalKey::DataDigest, self.url.data_digest)];
+        let digests = [
+            (OperationalKey::HeaderDigest, self.url.header_digest),
+            (OperationalKey::DataDigest, self.url.data_digest),
+        ];
         let wanted = digests.into_iter().filter(|(_, is_wanted)| *is_wanted);
         let mut wishes = wishes()
             .with(OperationalKey::MaxConnections, self.url.max_connections)
             .with(OperationalKey::ErrorRecoveryLevel, self.url.error_recovery_level);
         if self.url.error_recovery_level == 2 {
-            // A target that keeps the tasks of a lost connection for no time at all cannot move them.
+            // A target that keeps the tasks of a lost connection for no time at all cannot move
+            // them.
             wishes = wishes.with(OperationalKey::DefaultTime2Retain, RETAIN_S);
         }
         wanted.fold(wishes, |wishes, (key, _)| wishes.with(key, CRC32C).requiring(key))
     }
 
-    /// The other portals, each by the first address that its name has; with `paths=all` also those that the first one
-    /// knows.
+    /// The other portals, each by the first address that its name has; with `paths=all` also those
+    /// that the first one knows.
     fn further(&self, target: &Name) -> Result<Vec<Address>, Failure> {
         let mut found = Vec::new();
         if self.url.all_paths {
@@ -183,7 +192,8 @@ impl<D: Datamover> IscsiRemote<D> {
                 format!("check that an {what} target listens there")
             }
             IscsiConnectError::Refused { refused, .. } => match refused {
-                IscsiRefused::Login(LoginStatus::NOT_FOUND | LoginStatus::TARGET_REMOVED) | IscsiRefused::Unit(_) => {
+                IscsiRefused::Login(LoginStatus::NOT_FOUND | LoginStatus::TARGET_REMOVED)
+                | IscsiRefused::Unit(_) => {
                     format!("`blockmux discover '{}'` lists what it has", url.portal())
                 }
                 IscsiRefused::Login(LoginStatus::AUTHENTICATION_FAILURE) | IscsiRefused::NoMethod
@@ -310,7 +320,12 @@ impl<D: Datamover> IscsiRemote<D> {
     }
 
     /// The disks among a target's logical units.
-    fn units(&self, address: &Address, name: &Name, url: &IscsiUrl) -> Result<Vec<FoundExport>, IscsiConnectError> {
+    fn units(
+        &self,
+        address: &Address,
+        name: &Name,
+        url: &IscsiUrl,
+    ) -> Result<Vec<FoundExport>, IscsiConnectError> {
         let endpoint = self.endpoint(address, name, 1);
         let mut units = Vec::new();
         for lun in iscsi::luns(&IscsiEndpoint { lun: Lun::new(0), ..endpoint.clone() }, &self.over)? {
@@ -374,8 +389,10 @@ fn provisioning(unit: &UnitInfo) -> &'static str {
 fn session(parameters: &OperationalParameters) -> String {
     let digest = |key| if parameters.is_on(key) { "CRC32C" } else { "none" };
     let (header, data) = (digest(OperationalKey::HeaderDigest), digest(OperationalKey::DataDigest));
-    let (first, burst) = (parameters.get(OperationalKey::FirstBurstLength), parameters.get(OperationalKey::MaxBurstLength));
-    let (most, level) = (parameters.get(OperationalKey::MaxConnections), parameters.get(OperationalKey::ErrorRecoveryLevel));
+    let (first, burst) =
+        (parameters.get(OperationalKey::FirstBurstLength), parameters.get(OperationalKey::MaxBurstLength));
+    let (most, level) =
+        (parameters.get(OperationalKey::MaxConnections), parameters.get(OperationalKey::ErrorRecoveryLevel));
     format!(
         "header digest {header}, data digest {data}, first burst {first}, longest burst {burst}, \
          connections {most}, error recovery level {level}"

@@ -2,7 +2,7 @@
 
 mod remote;
 
-use super::frontend::{Frontend, VolumeNames, Portal, Service, Started, Way};
+use super::frontend::{Frontend, Portal, Service, Started, VolumeNames, Way};
 use super::{Carrier, Protocol};
 use crate::failure::Failure;
 use crate::output::shell_word;

@@ -39,7 +39,7 @@ impl Remote for NbdRemote {
                 address: address.clone(),
                 export: uri.export.clone(),
                 connections: uri.connections.unwrap_or(connections),
-                patience: uri.reconnect,
+                reconnect_timeout: uri.reconnect,
                 timeout: reach::timeout(uri.timeout),
             })
         })?;
@@ -91,7 +91,10 @@ fn refused(uri: &Uri, error: &NbdConnectError) -> Failure {
         NbdConnectError::Broken { .. } | NbdConnectError::Silent { .. } => {
             "check that an NBD server listens there".to_owned()
         }
-        NbdConnectError::Refused { refused: NbdRefused::UnknownExport { .. } | NbdRefused::Closed { .. }, .. } => {
+        NbdConnectError::Refused {
+            refused: NbdRefused::UnknownExport { .. } | NbdRefused::Closed { .. },
+            ..
+        } => {
             format!("`blockmux discover '{}'` lists what it has", server_of(uri))
         }
         NbdConnectError::Refused { .. } => "ask whoever runs the server".to_owned(),
@@ -180,7 +183,8 @@ fn list(uri: &Uri, address: &Address) -> Result<Found, NbdConnectError> {
     Ok(Found { url: uri.to_string(), exports, left_out })
 }
 
-/// All at the same time, each over a connection of its own; those that got none, as servers limit them, one by one.
+/// All at the same time, each over a connection of its own; those that got none, as servers limit
+/// them, one by one.
 fn describe_all(address: &Address, listed: &[ListedExport]) -> Vec<Result<ExportInfo, NbdConnectError>> {
     let described: Vec<_> = thread::scope(|scope| {
         let ask = |name| move || nbd::describe(address, name);

@@ -7,7 +7,7 @@ use super::namespaces::{self, ConfiguredNamespace, MODEL_LEN, NamespaceEntry, SE
 use super::{NVME_TCP, NvmeTcp, default_nqn};
 use crate::address::{means, tcp_address};
 use crate::failure::Failure;
-use blockmux_proto::fabrics::controller::node::{MAX_IN_CAPSULE, FabricsPort, Referral, SecureChannel};
+use blockmux_proto::fabrics::controller::node::{FabricsPort, MAX_IN_CAPSULE, Referral, SecureChannel};
 use blockmux_proto::nvme::ana::{AnaGroup, MAX_ANA_GROUPS};
 use blockmux_proto::nvme::auth::HostSecrets;
 use blockmux_proto::nvme::auth::psk::ConfiguredPsk;
@@ -461,7 +461,8 @@ mod tests {
     #[test]
     fn referrals_have_an_address_and_mostly_the_usual_port_and_name() {
         let prepare = |text: &str| {
-            let entry: NvmeDiscoveryEntry = toml::from_str(text).map_err(|error| error.message().to_owned())?;
+            let entry: NvmeDiscoveryEntry =
+                toml::from_str(text).map_err(|error| error.message().to_owned())?;
             entry.prepare().map_err(|failure| failure.to_string())
         };
         assert_eq!(prepare(""), Ok(Vec::new()));
@@ -545,7 +546,8 @@ mod tests {
         let with = |listeners: &str| prepare(&format!("nqn = 'nqn.a'\nlisteners = {listeners}"));
         let address = |text: &str| text.parse::<SocketAddr>().unwrap();
         let all = ["127.0.0.1:4420", "[::1]:4420", "127.0.0.1:8009"].map(address);
-        let ports: Vec<FabricsPort> = (1..).zip(all).map(|(id, address)| FabricsPort { id, address }).collect();
+        let ports: Vec<FabricsPort> =
+            (1..).zip(all).map(|(id, address)| FabricsPort { id, address }).collect();
         assert_eq!(with("[]").unwrap().ports(&ports), None);
         assert!(with("[]").unwrap().is_at(&all[2]));
         let one = with("['[::1]:4420']").unwrap();

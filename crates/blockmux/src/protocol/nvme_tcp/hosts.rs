@@ -1,4 +1,5 @@
-//! Hosts of which more is said than that they may connect: in the config file, and while their subsystem is served.
+//! Hosts of which more is said than that they may connect: in the config file, and while their
+//! subsystem is served.
 
 use super::super::secret;
 use super::config::Treq;
@@ -9,7 +10,7 @@ use blockmux_engine::ktls;
 use blockmux_proto::fabrics::controller::node::NvmeNode;
 use blockmux_proto::fabrics::url::{NvmeUrl, read_uuid};
 use blockmux_proto::nvme::auth::psk::{ConfiguredPsk, PskError};
-use blockmux_proto::nvme::auth::{DhGroup, Hash, HostSecrets, DhChapSecret, SecretError};
+use blockmux_proto::nvme::auth::{DhChapSecret, DhGroup, Hash, HostSecrets, SecretError};
 use blockmux_proto::nvme::hosts::HostAccess;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::Subsystem;
@@ -170,7 +171,12 @@ impl LiveHosts {
     }
 
     /// Lets a host connect, or changes what holds for it.
-    pub(super) fn add(&self, node: &NvmeNode, subsystem: &Subsystem, entry: &HostEntry) -> Result<(), String> {
+    pub(super) fn add(
+        &self,
+        node: &NvmeNode,
+        subsystem: &Subsystem,
+        entry: &HostEntry,
+    ) -> Result<(), String> {
         let host = Nqn::new(&entry.hostnqn).ok_or_else(|| {
             format!("`{}` is no NVMe name; write one as nqn.2026-11.com.example:a", entry.hostnqn)
         })?;
@@ -189,8 +195,8 @@ impl LiveHosts {
         Ok(())
     }
 
-    /// Reads the files of one host again, or of all; answers how many hosts have some. If one cannot be read, nothing has
-    /// changed.
+    /// Reads the files of one host again, or of all; answers how many hosts have some. If one
+    /// cannot be read, nothing has changed.
     pub(super) fn read_again(
         &self,
         node: &NvmeNode,

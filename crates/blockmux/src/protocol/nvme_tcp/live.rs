@@ -4,11 +4,11 @@ use super::config::ConfiguredSubsystem;
 use super::hosts::LiveHosts;
 use super::namespaces::ConfiguredNamespace;
 use super::{Order, default_nqn, of_volume};
-use crate::protocol::frontend::{Live, VolumeNames, TargetPlace};
+use crate::protocol::frontend::{Live, TargetPlace, VolumeNames};
 use crate::protocol::policy::{LiveAccess, Policy};
 use blockmux_engine::sys::random_bytes;
 use blockmux_proto::exports::{Exports, VolumeId};
-use blockmux_proto::fabrics::controller::node::{NvmeNode, FabricsPort};
+use blockmux_proto::fabrics::controller::node::{FabricsPort, NvmeNode};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
 use blockmux_proto::volume_uuid::VolumeUuid;
@@ -38,8 +38,8 @@ pub(super) struct LiveSubsystems {
 }
 
 impl Volumes {
-    /// A namespace is one subsystem's: a volume in two of them is two namespaces. One that comes back is called as it was
-    /// configured.
+    /// A namespace is one subsystem's: a volume in two of them is two namespaces. One that comes
+    /// back is called as it was configured.
     fn namespace(&self, nqn: &Nqn, nsid: u32, volume: VolumeId) -> Option<Namespace> {
         let (export, served) = self.exports.get(volume).zip(self.exports.served(volume))?;
         let configured = self.configured.get(&(nqn.clone(), nsid));

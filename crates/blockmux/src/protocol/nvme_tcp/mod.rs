@@ -11,7 +11,7 @@ mod namespaces;
 mod referrals;
 mod remote;
 
-use super::frontend::{Frontend, VolumeNames, Portal, Service, Started, Way};
+use super::frontend::{Frontend, Portal, Service, Started, VolumeNames, Way};
 use super::policy::{ListenerAddress, Policy, TargetAccess};
 use super::{Carrier, KeyError, Protocol};
 use crate::failure::Failure;
@@ -21,7 +21,7 @@ use blockmux_engine::nvme_tcp;
 use blockmux_engine::socket::Address;
 use blockmux_engine::sys::random_bytes;
 use blockmux_lab::ceiling::{MessageShape, Transport};
-use blockmux_proto::fabrics::controller::node::{NvmeNode, FabricsPort, Referral};
+use blockmux_proto::fabrics::controller::node::{FabricsPort, NvmeNode, Referral};
 use blockmux_proto::fabrics::keyring::Keyring;
 use blockmux_proto::fabrics::url::NvmeUrl;
 use blockmux_proto::nvme::nqn::Nqn;
@@ -52,7 +52,8 @@ pub(crate) const NVME_TCP: Protocol = Protocol {
     // There is no place for one.
     max_description: usize::MAX,
     max_logical_block: 64 << 10,
-    // A command capsule; the head of data and a response capsule; a command capsule; a response capsule.
+    // A command capsule; the head of data and a response capsule; a command capsule; a response
+    // capsule.
     shape: MessageShape { read_request: 72, read_reply_head: 48, write_request_head: 72, write_reply: 24 },
     frontend: || Box::<NvmeTcp>::default(),
     remote: remote::of_url,
@@ -243,8 +244,8 @@ impl Frontend for NvmeTcp {
     }
 }
 
-/// The keys of all hosts, for the subsystems that they have them for and for discovery by either of its names: hosts ask
-/// by the one that is well known, and stay connected by the other.
+/// The keys of all hosts, for the subsystems that they have them for and for discovery by either of
+/// its names: hosts ask by the one that is well known, and stay connected by the other.
 fn keyring(subsystems: &[ConfiguredSubsystem], machine: &str) -> Keyring {
     let (keyring, now) = (Keyring::default(), Instant::now());
     let discovery = discovery_names(machine);
@@ -284,8 +285,9 @@ fn port_id(at: usize) -> u16 {
 
 /// The subsystem that a volume is by itself; `None` if no port may lead to it.
 fn of_volume(policy: &Policy, ports: &[FabricsPort], named: &VolumeNames) -> Option<ConfiguredSubsystem> {
-    let leads =
-        |port: &&FabricsPort| policy.serves(&NVME_TCP, &ListenerAddress::Socket(Address::Tcp(port.address)), &named.export);
+    let leads = |port: &&FabricsPort| {
+        policy.serves(&NVME_TCP, &ListenerAddress::Socket(Address::Tcp(port.address)), &named.export)
+    };
     let own: Vec<_> = ports.iter().filter(leads).map(|port| port.address).collect();
     (!own.is_empty()).then(|| ConfiguredSubsystem::of_volume(named).at(own))
 }
@@ -366,7 +368,8 @@ mod tests {
     #[test]
     fn a_volume_is_namespace_1_of_a_subsystem_of_its_name() {
         let ways = |address: &str| {
-            let mut ways = NvmeTcp::default().ways(&NVME_TCP, &Portal::at(address), &VolumeNames::plainly("disk0"));
+            let mut ways =
+                NvmeTcp::default().ways(&NVME_TCP, &Portal::at(address), &VolumeNames::plainly("disk0"));
             let way = ways.pop().unwrap();
             assert!(ways.is_empty());
             (way.url, way.commands.join("\n"))

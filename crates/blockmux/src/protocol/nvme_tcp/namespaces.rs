@@ -32,8 +32,8 @@ impl ConfiguredNamespace {
     }
 }
 
-/// The namespaces of one subsystem by their numbers: those that are a volume and no more, and those of which more is
-/// said.
+/// The namespaces of one subsystem by their numbers: those that are a volume and no more, and those
+/// of which more is said.
 pub(super) fn prepare(
     short: &BTreeMap<String, String>,
     long: &[NamespaceEntry],
@@ -64,8 +64,8 @@ pub(super) fn prepare(
     Ok(all)
 }
 
-/// A volume makes its namespace's identifiers in a subsystem. Hosts take two namespaces with the same for one, or refuse
-/// them.
+/// A volume makes its namespace's identifiers in a subsystem. Hosts take two namespaces with the
+/// same for one, or refuse them.
 fn refuse_twins(all: &BTreeMap<u32, ConfiguredNamespace>) -> Result<(), String> {
     let mut made = HashMap::new();
     for (nsid, ConfiguredNamespace { volume, identity }) in all {
@@ -124,8 +124,8 @@ fn identifier<const N: usize>(key: &str, text: Option<&str>) -> Result<Option<[u
     }
 }
 
-/// A serial number or model number, as Identify Controller tells it: at most so many characters of ASCII, filled with
-/// spaces.
+/// A serial number or model number, as Identify Controller tells it: at most so many characters of
+/// ASCII, filled with spaces.
 pub(super) fn ascii(key: &str, text: &str, most: usize) -> Result<String, String> {
     let is_right = (1..=most).contains(&text.len())
         && text.bytes().all(|byte| (b' '..=b'~').contains(&byte))

@@ -1,7 +1,9 @@
-//! Discovery controllers that other discovery controllers refer to (SUBTYPE 1 in the discovery log page).
+//! Discovery controllers that other discovery controllers refer to (SUBTYPE 1 in the discovery log
+//! page).
 //!
-//! Nearest first, each address once. Who refers to whom is the word of peers, who may as well name each other or never
-//! come to an end: how many are asked, and how far away they may be, is bounded.
+//! Nearest first, each address once. Who refers to whom is the word of peers, who may as well name
+//! each other or never come to an end: how many are asked, and how far away they may be, is
+//! bounded.
 
 use blockmux_engine::socket::Address;
 use blockmux_proto::nvme::nqn::Nqn;
@@ -27,8 +29,9 @@ struct Referral {
     hops: u32,
 }
 
-/// That site and all that it leads to; `ask` has the one with that address and name tell what it knows. Those that cannot
-/// be asked, and those that are too many or too far away, are a line of the log each.
+/// That site and all that it leads to; `ask` has the one with that address and name tell what it
+/// knows. Those that cannot be asked, and those that are too many or too far away, are a line of
+/// the log each.
 pub(super) fn follow<E: Display>(
     first: Site,
     mut ask: impl FnMut(&Address, &Nqn) -> Result<(Vec<FoundSubsystem>, u64), E>,

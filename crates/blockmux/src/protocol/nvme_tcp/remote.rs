@@ -11,7 +11,7 @@ use blockmux_engine::connection::Broken;
 use blockmux_engine::initiator::nvme::{self, NvmeConnectError, NvmeEndpoint, host_nqn_of};
 use blockmux_engine::initiator::{GeneratedKeys, Policy};
 use blockmux_engine::socket::Address;
-use blockmux_proto::fabrics::url::{IoPolicy, Portals, NvmeUrl, read_uuid};
+use blockmux_proto::fabrics::url::{IoPolicy, NvmeUrl, Portals, read_uuid};
 use blockmux_proto::nvme::auth::psk::ConfiguredPsk;
 use blockmux_proto::nvme::auth::{HostSecrets, Unproved};
 use blockmux_proto::nvme::nqn::Nqn;
@@ -103,7 +103,7 @@ impl NvmeRemote {
             keep_alive: url.keep_alive,
             // At most MAX_CONNECTIONS.
             queues: connections as u16,
-            patience: url.reconnect,
+            reconnect_timeout: url.reconnect,
             timeout: reach::timeout(url.io_timeout),
             tls_key: self.tls_key.clone(),
             tls_identity: url.tls_identity,
@@ -112,8 +112,8 @@ impl NvmeRemote {
         }
     }
 
-    /// The other places, each by the first address that its name has; with `paths=all` also those that the discovery
-    /// controller at the first one knows.
+    /// The other places, each by the first address that its name has; with `paths=all` also those
+    /// that the discovery controller at the first one knows.
     fn further(&self, subsystem: &Nqn) -> Result<Vec<Address>, Failure> {
         let mut found = Vec::new();
         if self.url.all_paths {
@@ -124,7 +124,11 @@ impl NvmeRemote {
     }
 
     /// What the discovery controller of that name at that address has in its log page.
-    fn discovered(&self, address: &Address, nqn: &Nqn) -> Result<(Vec<FoundSubsystem>, u64), NvmeConnectError> {
+    fn discovered(
+        &self,
+        address: &Address,
+        nqn: &Nqn,
+    ) -> Result<(Vec<FoundSubsystem>, u64), NvmeConnectError> {
         // Who asks what there is proves nothing, and so there is no key for that.
         nvme::discover(&NvmeEndpoint { generated_keys: None, ..self.endpoint(&self.url, address, nqn, 1) })
     }
@@ -272,7 +276,12 @@ impl NvmeRemote {
         Ok(Found { url: self.url.discovery().to_string(), exports, left_out })
     }
 
-    fn namespaces(&self, address: &Address, nqn: &Nqn, url: &NvmeUrl) -> Result<Vec<FoundExport>, NvmeConnectError> {
+    fn namespaces(
+        &self,
+        address: &Address,
+        nqn: &Nqn,
+        url: &NvmeUrl,
+    ) -> Result<Vec<FoundExport>, NvmeConnectError> {
         let (controller, namespaces) = nvme::namespaces(&self.endpoint(url, address, nqn, 1))?;
         let of_namespace = |namespace: &NamespaceInfo| {
             export(&NvmeUrl { nsid: namespace.nsid, ..url.clone() }, &controller, namespace)
@@ -296,7 +305,8 @@ fn discovery_nqn() -> Nqn {
     Nqn::new(DISCOVERY_NQN).expect("the specification's own name is one")
 }
 
-/// Whether both addresses are of one host, whatever their ports: what answers at one is not out of reach at the other.
+/// Whether both addresses are of one host, whatever their ports: what answers at one is not out of
+/// reach at the other.
 fn is_same_host(one: &Address, other: &Address) -> bool {
     match (one, other) {
         (Address::Tcp(one), Address::Tcp(other)) => one.ip() == other.ip(),

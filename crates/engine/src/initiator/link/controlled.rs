@@ -1,13 +1,13 @@
 //! The control of a link: brought up before the session, and beside it as long as it lives.
 
-use super::{ControlLine, Link, LinkState};
+use super::{ControlLink, Link, LinkState};
 use crate::host::Host;
 use crate::initiator::Dialer;
 use crate::reactor::Progress;
 
 impl<D: Dialer, H: Host> Link<D, H> {
-    /// Whether a task that runs over and over looks at its control now: not each time, which would cost a system call
-    /// each time, but all the time while nothing goes without it.
+    /// Whether a task that runs over and over looks at its control now: not each time, which would
+    /// cost a system call each time, but all the time while nothing goes without it.
     #[inline]
     pub(super) fn is_control_due(&mut self) -> bool {
         self.turns = self.turns.wrapping_add(1);
@@ -25,7 +25,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         if let Some(size) = control.poll_size()
             && self.known.take_size(size, self.moves.address())
         {
-            self.party.is_changed.set(true);
+            self.group.is_changed.set(true);
             self.consumer.wake();
         }
         if let Some(rank) = control.poll_path_rank() {
@@ -48,7 +48,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
 
     /// Once the control is ready, dials for the session.
     pub(super) fn run_controlling(&mut self) -> Progress {
-        let is_ready = self.control.as_ref().is_some_and(ControlLine::is_ready);
+        let is_ready = self.control.as_ref().is_some_and(ControlLink::is_ready);
         if is_ready { self.dial() } else { Progress::Idle }
     }
 

@@ -6,7 +6,7 @@ use crate::host::Host;
 use crate::initiator::Dialer;
 use crate::initiator::moves::Move;
 use crate::initiator::overdue;
-use crate::initiator::retry::{LONGEST_PAUSE, Verdict};
+use crate::initiator::retry::{LONGEST_PAUSE, RetryDecision};
 use crate::reactor::Progress;
 use blockmux_proto::session::{Connections, Initiator};
 use blockmux_volume::{Completion, Op};
@@ -34,8 +34,8 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
     }
 
-    /// The same where the target may have broken the protocol: that is said even if nothing waits for another connection,
-    /// and nothing else would be.
+    /// Loses the session to a broken connection. Where the target may have broken the protocol,
+    /// that is said even if nothing waits for another connection, and nothing else would be.
     pub(super) fn lose_to(&mut self, broken: &Broken) -> Progress {
         let had_open = self.was_open;
         if let (Broken::Tls(_), Some(keys)) = (broken, self.tls_keys.take())
@@ -64,7 +64,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         self.lose_after(reason, |_| {})
     }
 
-    /// The same, where something is done about what has not completed before.
+    /// Loses the session; `sort_out` handles what has not completed before the link reconnects.
     fn lose_after(&mut self, reason: &str, sort_out: impl FnOnce(&mut Link<D, H>)) -> Progress {
         let was_logged_in = matches!(self.state, LinkState::Open { is_checked: true, .. });
         let done_before = self.done.len();
@@ -77,7 +77,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
             self.retry.on_lost_session();
         }
         if self.has_other_paths {
-            self.party.is_changed.set(true);
+            self.group.is_changed.set(true);
             self.consumer.wake();
         }
         if was_logged_in && self.queue.is_empty() && !self.has_other_paths {
@@ -90,7 +90,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
             self.retry.on_completion();
         }
         match self.retry.on_loss(was_logged_in && !has_completed, self.core.now()) {
-            Verdict::GiveUp if self.has_other_paths && self.party.open.get() > 0 => {
+            RetryDecision::GiveUp if self.has_other_paths && self.group.open.get() > 0 => {
                 self.retry.begin(self.core.now());
                 self.moves.go_home();
                 let until = self.core.now() + PROBE_PAUSE;
@@ -98,13 +98,13 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 self.core.wake_at(until, &self.waker);
                 Progress::Drained
             }
-            Verdict::GiveUp => self.give_up(reason),
-            Verdict::Again { at, is_first } => {
+            RetryDecision::GiveUp => self.give_up(reason),
+            RetryDecision::Again { at, is_first } => {
                 if is_first && self.was_open {
                     warn!(target = %self.moves.address(), "connection lost ({reason}); trying again");
                 }
                 if !self.was_open {
-                    self.party.is_changed.set(true);
+                    self.group.is_changed.set(true);
                     self.consumer.wake();
                 }
                 self.moves.go_home();
@@ -116,8 +116,9 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
     }
 
-    /// No other path is of use any more, so that this one is tried soon, even if it was none for long.
-    pub(in crate::initiator) fn hurry(&mut self) {
+    /// No other path is of use any more, so that this one is tried soon, even if it was none for
+    /// long.
+    pub(in crate::initiator) fn retry_now(&mut self) {
         let soon = self.when_wanted(self.core.now() + LONGEST_PAUSE);
         if let LinkState::Pausing { until } = &mut self.state
             && *until > soon
@@ -129,8 +130,8 @@ impl<D: Dialer, H: Host> Link<D, H> {
 
     /// Of requests that a connection was given up with, fails those that have had all patience.
     fn fail_late(&mut self, span: &str) {
-        let (now, patience) = (self.core.now(), self.retry.patience());
-        let (mut late, done_before) = (self.party.late.borrow_mut(), self.done.len());
+        let (now, patience) = (self.core.now(), self.retry.reconnect_timeout());
+        let (mut late, done_before) = (self.group.late.borrow_mut(), self.done.len());
         self.queue.retain(|io| {
             let has_had_all = late.is_hopeless(io.tag, now, patience);
             if has_had_all {
@@ -145,12 +146,13 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
     }
 
-    /// Makes as if it had never had a connection, until the next request; answers how many other links try still.
+    /// Makes as if it had never had a connection, until the next request; answers how many other
+    /// links try still.
     fn rest(&mut self) -> usize {
         self.was_open = false;
         self.moves.go_home();
-        let alive = self.party.alive.get().saturating_sub(1);
-        self.party.alive.set(alive);
+        let alive = self.group.alive.get().saturating_sub(1);
+        self.group.alive.set(alive);
         alive
     }
 
@@ -162,7 +164,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
             0 => warn!(%target, "volume is out of reach: {reason}"),
             alive => info!(%target, "one connection less, {alive} are left: {reason}"),
         }
-        self.party.is_changed.set(true);
+        self.group.is_changed.set(true);
         self.consumer.wake();
         Progress::Drained
     }
@@ -181,8 +183,8 @@ impl<D: Dialer, H: Host> Link<D, H> {
             }
             let wait = session.reconnects_after();
             self.not_before = (!wait.is_zero()).then(|| self.core.now() + wait);
-            let open = self.party.open.get();
-            self.party.open.set(open.saturating_sub(usize::from(is_checked)));
+            let open = self.group.open.get();
+            self.group.open.set(open.saturating_sub(usize::from(is_checked)));
             while let Some(io) = session.poll_returned() {
                 self.queue.push_front(io);
             }

@@ -1,5 +1,5 @@
-//! Whether a link's target answers: told where it is silent, and where a request gets no answer in time, made to give it
-//! up, or given up.
+//! Whether a link's target answers: told where it is silent, and where a request gets no answer in
+//! time, made to give it up, or given up.
 
 use super::controlled::CONTROL_EVERY;
 use super::{Link, LinkState, is_shut, lost};
@@ -52,17 +52,17 @@ impl<D: Dialer, H: Host> Link<D, H> {
         Some(self.lose_unanswered(span))
     }
 
-    /// Sends again, by this path or another, what the target has given up and what this path does not do now, or fails
-    /// what has had all patience.
+    /// Sends again, by this path or another, what the target has given up and what this path does
+    /// not do now, or fails what has had all patience.
     #[inline]
     pub(super) fn take_handed_back(&mut self) -> Option<Progress> {
         let LinkState::Open { session, .. } = &mut self.state else { return None };
         let mut next = session.poll_returned();
         next.as_ref()?;
-        let (now, patience, mut failed) = (self.core.now(), self.retry.patience(), 0);
+        let (now, patience, mut failed) = (self.core.now(), self.retry.reconnect_timeout(), 0);
         while let Some(io) = next {
             self.in_flight -= 1;
-            if self.party.late.borrow_mut().is_hopeless(io.tag, now, patience) {
+            if self.group.late.borrow_mut().is_hopeless(io.tag, now, patience) {
                 self.done.push(lost(io.tag));
                 failed += 1;
             } else {

@@ -2,7 +2,7 @@
 
 use super::{Segment, SimStream, SimTls, SimWatch, SystemTls};
 use crate::host::{ByteStream, Direction, StreamEnd};
-use crate::sim::weather::LONGEST_STALL;
+use crate::sim::conditions::LONGEST_STALL;
 use blockmux_proto::outbox::{Outbox, OutboxPiece};
 use blockmux_tls::{APPLICATION_DATA, OVERHEAD, RecordKeys};
 use blockmux_volume::{Chunk, SgList};
@@ -11,7 +11,8 @@ use std::io;
 use std::time::Duration;
 
 impl SimStream {
-    /// Takes up to `most` bytes that can be received and gives them to `put` in order; 0 at the end.
+    /// Takes up to `most` bytes that can be received and gives them to `put` in order; 0 at the
+    /// end.
     fn take(&self, most: usize, put: impl FnMut(&[u8])) -> io::Result<usize> {
         let mut tls = self.tls.borrow_mut();
         match tls.as_mut().filter(|tls| tls.receives()) {
@@ -27,7 +28,7 @@ impl SimStream {
         }
     }
 
-    /// The same as it has arrived.
+    /// Takes up to so many of the bytes that have arrived by now, cut as the network cuts them.
     fn take_arrived(&self, most: usize, mut put: impl FnMut(&[u8])) -> io::Result<usize> {
         let now = self.net.now();
         let mut pipe = self.incoming().borrow_mut();
@@ -53,7 +54,7 @@ impl SimStream {
         pipe.len -= asked;
         if let Some(writer) = pipe.writer.take() {
             // The sender learns of the new room a little later.
-            let delay = self.net.up_to(self.net.0.weather.delay);
+            let delay = self.net.up_to(self.net.0.conditions.delay);
             self.net.wake_at(now + delay, &writer);
         }
         Ok(asked)
@@ -65,18 +66,18 @@ impl SimStream {
         if self.wire.is_broken.get() || pipe.is_reader_gone {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
-        Ok(self.net.0.weather.window.saturating_sub(pipe.len))
+        Ok(self.net.0.conditions.window.saturating_sub(pipe.len))
     }
 
     /// Sends these bytes.
     fn carry(&self, bytes: VecDeque<u8>) {
-        let (weather, now, fits) = (self.net.0.weather, self.net.now(), bytes.len());
+        let (conditions, now, fits) = (self.net.0.conditions, self.net.now(), bytes.len());
         let mut pipe = self.outgoing().borrow_mut();
-        let mut arrives = now + self.net.up_to(weather.delay);
-        if self.net.below(1000) < weather.stalls_per_thousand.into() {
+        let mut arrives = now + self.net.up_to(conditions.delay);
+        if self.net.below(1000) < conditions.stalls_per_thousand.into() {
             arrives += self.net.up_to(LONGEST_STALL);
         }
-        let wire_time = weather.bytes_per_s.map_or(0, |rate| fits as u64 * 1_000_000_000 / rate);
+        let wire_time = conditions.bytes_per_s.map_or(0, |rate| fits as u64 * 1_000_000_000 / rate);
         arrives = arrives.max(pipe.last_arrival) + Duration::from_nanos(wire_time);
         pipe.last_arrival = arrives;
         pipe.len += fits;
@@ -127,7 +128,7 @@ impl ByteStream for SimStream {
             return self.break_off();
         }
         let mut outgoing = self.outgoing().borrow_mut();
-        let ends_at = outgoing.last_arrival.max(now + self.net.up_to(self.net.0.weather.delay));
+        let ends_at = outgoing.last_arrival.max(now + self.net.up_to(self.net.0.conditions.delay));
         outgoing.ends_at = Some(ends_at);
         for waker in [outgoing.reader.take(), outgoing.watcher.take()].into_iter().flatten() {
             self.net.wake_at(ends_at, &waker);
@@ -180,10 +181,10 @@ impl ByteStream for SimStream {
         if fits == 0 {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        let weather = self.net.0.weather;
+        let conditions = self.net.0.conditions;
         let mut bytes = VecDeque::with_capacity(fits);
-        let mut may_damage =
-            weather.damaged_per_thousand > 0 && self.net.below(1000) < weather.damaged_per_thousand.into();
+        let mut may_damage = conditions.damaged_per_thousand > 0
+            && self.net.below(1000) < conditions.damaged_per_thousand.into();
         for piece in outbox.pieces() {
             let left = fits - bytes.len();
             match piece {
@@ -254,7 +255,7 @@ impl ByteStream for SimStream {
         let mut pipe = self.outgoing().borrow_mut();
         // A short record has to have room.
         let least = if self.tls.borrow().as_ref().is_some_and(SimTls::sends) { OVERHEAD + 16 } else { 0 };
-        let has_room = pipe.len + least < self.net.0.weather.window;
+        let has_room = pipe.len + least < self.net.0.conditions.window;
         if self.net.now() < self.wire.opens_at {
             self.net.wake_at(self.wire.opens_at, &watch.0);
         } else if has_room || self.wire.is_broken.get() || pipe.is_reader_gone {

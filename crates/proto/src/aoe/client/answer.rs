@@ -6,7 +6,9 @@ use super::{AtaDisk, InitiatorSession, later};
 use crate::aoe::{SECTOR, error};
 use crate::frames::{Frame, Station};
 use blockmux_volume::{IoError, SgList};
-use blockmux_wire::aoe::{AOE_ATA_HEAD, AOE_VERSION, AtaMessage, AoeCommand, ConfigMessage, ErrorCode, Header};
+use blockmux_wire::aoe::{
+    AOE_ATA_HEAD, AOE_VERSION, AoeCommand, AtaMessage, ConfigMessage, ErrorCode, Header,
+};
 use std::time::{Duration, Instant};
 use zerocopy::FromBytes;
 
@@ -46,7 +48,8 @@ impl InitiatorSession {
         if let Some(path) = path
             && header.tag.get() == 0
         {
-            // The target has been started: whatever it was asked before is lost. Perhaps it is another station now.
+            // The target has been started: whatever it was asked before is lost. Perhaps it is
+            // another station now.
             self.flights
                 .iter_mut()
                 .filter(|flight| now.saturating_duration_since(flight.sent) >= NOT_AT_ONCE)
@@ -79,7 +82,8 @@ impl InitiatorSession {
         let len = usize::from(flight.sectors).saturating_mul(SECTOR as usize);
         let brings_data = matches!(flight.what, FlightKind::Read | FlightKind::Probe | FlightKind::Identify);
         if result.is_ok() && brings_data && frame.lend(AOE_ATA_HEAD, len).is_none() {
-            // Cut short on its way, or by a target that does not know its own frames: as good as lost.
+            // Cut short on its way, or by a target that does not know its own frames: as good as
+            // lost.
             return;
         }
         let since = now.saturating_duration_since(flight.sent);
@@ -88,7 +92,8 @@ impl InitiatorSession {
         let is_of_last = flight.sends == 1 || self.pace.is_answerable(since);
         let answers = if is_of_last { flight.sent } else { flight.first_sent };
         let repeated = flight.was_overtaken.then(|| now.saturating_duration_since(flight.first_sent));
-        let is_large = flight.sectors > SAFE_SECTORS && matches!(flight.what, FlightKind::Read | FlightKind::Write);
+        let is_large =
+            flight.sectors > SAFE_SECTORS && matches!(flight.what, FlightKind::Read | FlightKind::Write);
         self.heard = self.heard.max(now);
         let mut was_quiet = false;
         if let Some(path) = self.paths.get_mut(path_at) {
@@ -103,7 +108,7 @@ impl InitiatorSession {
         }
         self.pace.on_answer(round_trip.filter(|_| !is_long));
         if was_quiet {
-            self.hurry(path_at, now);
+            self.retry_now(path_at, now);
         }
         match repeated {
             Some(_) if is_of_last => self.pace.on_needed(),
@@ -122,7 +127,7 @@ impl InitiatorSession {
     }
 
     /// Something is heard again on a path: what was not answered meanwhile is soon, or is lost.
-    fn hurry(&mut self, path: usize, now: Instant) {
+    fn retry_now(&mut self, path: usize, now: Instant) {
         let soon = later(now, self.pace.overtaken_after());
         let flights = self.flights.iter_mut().filter(|flight| flight.path == path);
         flights.for_each(|flight| flight.due = flight.due.min(soon));
@@ -171,7 +176,8 @@ impl InitiatorSession {
         match result {
             Ok(()) if flight.what == FlightKind::Read => take_data(request, flight, frame),
             Ok(()) => {}
-            // Without a cache there is nothing to flush, and some targets then have no such command.
+            // Without a cache there is nothing to flush, and some targets then have no such
+            // command.
             Err(IoError::Unsupported) if flight.what == FlightKind::Flush && !has_cache => {}
             Err(error) => request.error = request.error.or(Some(error)),
         }

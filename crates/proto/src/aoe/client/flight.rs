@@ -1,15 +1,16 @@
 //! Commands that wait for their answers.
 //!
-//! A command that is not answered in time is sent again under the same tag. A new tag would tell which of the two was
-//! answered; but the target knows a write that it has done already only by its tag, and doing it again later could undo
-//! a newer one (`target/recent.rs`). So the tag stays, and only commands that were sent once measure the round trip.
+//! A command that is not answered in time is sent again under the same tag. A new tag would tell
+//! which of the two was answered; but the target knows a write that it has done already only by its
+//! tag, and doing it again later could undo a newer one (`target/recent.rs`). So the tag stays, and
+//! only commands that were sent once measure the round trip.
 //!
 //! ```text
 //!   tag:  id 8 | how often the place was taken 17 | place 7
 //! ```
-//! The id differs between the queues of one machine, so that none takes the answers to another's commands. The count begins
-//! anywhere: the target remembers tags of this station for longer than a queue may live, and those of the next are to be
-//! others.
+//! The id differs between the queues of one machine, so that none takes the answers to another's
+//! commands. The count begins anywhere: the target remembers tags of this station for longer than a
+//! queue may live, and those of the next are to be others.
 
 use crate::slots::SlotKey;
 use blockmux_volume::{SgList, Slab};
@@ -59,7 +60,8 @@ pub(super) enum FlightKind {
     Flush,
     /// Asks what the disk is like.
     Identify,
-    /// Reads into nowhere with a request that is as long as the answer: do frames of that size pass?
+    /// Reads into nowhere with a request that is as long as the answer: do frames of that size
+    /// pass?
     Probe,
 }
 
@@ -68,7 +70,8 @@ impl FlightKind {
         matches!(self, FlightKind::Write | FlightKind::Trim)
     }
 
-    /// Whether it may take a disk much longer than others, so that it says nothing if these are answered before.
+    /// Whether it may take a disk much longer than others, so that it says nothing if these are
+    /// answered before.
     pub(super) fn is_long(self) -> bool {
         matches!(self, FlightKind::Trim | FlightKind::Flush)
     }
@@ -87,7 +90,8 @@ impl Flights {
         self.of_requests = 0;
     }
 
-    /// How many are pieces of requests. The window is for these: what is tried and asked beside them is little.
+    /// How many are pieces of requests. The window is for these: what is tried and asked beside
+    /// them is little.
     #[inline]
     pub(super) fn of_requests(&self) -> u32 {
         self.of_requests
@@ -141,7 +145,8 @@ impl Flights {
     }
 }
 
-/// Pieces of requests in flight. There is room beside them for a trial on each path, and for a question.
+/// Pieces of requests in flight. There is room beside them for a trial on each path, and for a
+/// question.
 pub(super) const MAX_PIECES: u32 = MAX_FLIGHTS - super::path::MAX_PATHS as u32 - 1;
 /// Commands in flight.
 pub(super) const MAX_FLIGHTS: u32 = 1 << PLACE_BITS;

@@ -7,11 +7,12 @@
 //!                 ▲ smaller pieces        │ ▲
 //!                 └───────────────────────┘ └─ no answer in time: again, under the same tag
 //! ```
-//! It keeps every request until all of its commands have been answered, or nothing was heard of the disk for its
-//! patience. Interfaces that go down and come up again, and a target that is started again, only cost time.
+//! It keeps every request until all of its commands have been answered, or nothing was heard of the
+//! disk for its patience. Interfaces that go down and come up again, and a target that is started
+//! again, only cost time.
 //!
-//! Bounds: [`MAX_REQUESTS`] requests, `flight::MAX_FLIGHTS` commands in flight, `MAX_UNSENT` frames that wait to be
-//! sent.
+//! Bounds: [`MAX_REQUESTS`] requests, `flight::MAX_FLIGHTS` commands in flight, `MAX_UNSENT` frames
+//! that wait to be sent.
 
 mod answer;
 mod flight;
@@ -25,7 +26,7 @@ mod tests;
 use self::flight::Flights;
 use self::pace::Pace;
 use self::path::Paths;
-use self::request::{LARGEST_FRAME, AoeRequest};
+use self::request::{AoeRequest, LARGEST_FRAME};
 use super::AoeAddress;
 pub use super::identify::AtaDisk;
 use crate::frames::{Frame, FrameOutbox, FramePortInfo, PortId};
@@ -41,10 +42,11 @@ pub struct Config {
     /// Where it is.
     pub address: AoeAddress,
     /// How long nothing may be heard of it before requests fail.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// The upper byte of tags. Whatever else at the same stations uses the disk has another.
     pub id: u8,
-    /// Where the rest of tags begins to count. What used the disk before, with the same byte, began elsewhere.
+    /// Where the rest of tags begins to count. What used the disk before, with the same byte, began
+    /// elsewhere.
     pub first: u32,
 }
 
@@ -163,7 +165,8 @@ impl InitiatorSession {
         self.done.push_back(Completion { tag, result: request.into_result() });
     }
 
-    /// Takes a command out of flight. Nothing of it is sent any more: its memory may have another owner soon.
+    /// Takes a command out of flight. Nothing of it is sent any more: its memory may have another
+    /// owner soon.
     fn forget(&mut self, tag: u32) {
         if let Some(flight) = self.flights.remove(tag)
             && (flight.sends > 1 || !self.outbox.is_empty())
@@ -224,7 +227,8 @@ impl FrameSession for InitiatorSession {
             self.probe_paths(now);
         }
         if is.is_up && !was.is_up {
-            // What was lost meanwhile need not wait any longer; and the target may be another station now.
+            // What was lost meanwhile need not wait any longer; and the target may be another
+            // station now.
             self.ask_at = Some(now);
             self.flights.iter_mut().for_each(|flight| (flight.due, flight.at_once) = (now, true));
             self.look_at(now);

@@ -1,20 +1,24 @@
 //! How long to wait for an answer, and how many commands to have outstanding.
 //!
-//! The round trip is estimated as usual (RFC 6298), from commands that were sent once. From it come these times:
+//! The round trip is estimated as usual (RFC 6298), from commands that were sent once. From it come
+//! these times:
 //!
-//! - A command that others have overtaken, sent later and answered already, is lost after [`Pace::overtaken_after`], about
-//!   a round trip. Where disks answer out of order that is too soon for some: an answer that comes right after the
-//!   repetition was on its way already, and so a needless repetition makes the time longer, a needed one shorter again.
-//! - While nothing is answered at all, one command of a path is repeated after [`Pace::listen_after`], longer each time:
-//!   its answer shows what became of the others.
-//! - Flushes and trims, which take a disk much longer than what comes after them, have a time of their own, twice the
-//!   longest lately: [`Pace::long_after`].
-//! - What is answered by nobody for [`STALL`] is lost. Before that, rather than a network that loses all, it is a machine
-//!   that leaves a target without a processor, and to send all again would make it busier for nothing.
+//! - A command that others have overtaken, sent later and answered already, is lost after
+//!   [`Pace::overtaken_after`], about a round trip. Where disks answer out of order that is too
+//!   soon for some: an answer that comes right after the repetition was on its way already, and so
+//!   a needless repetition makes the time longer, a needed one shorter again.
+//! - While nothing is answered at all, one command of a path is repeated after
+//!   [`Pace::listen_after`], longer each time: its answer shows what became of the others.
+//! - Flushes and trims, which take a disk much longer than what comes after them, have a time of
+//!   their own, twice the longest lately: [`Pace::long_after`].
+//! - What is answered by nobody for [`STALL`] is lost. Before that, rather than a network that
+//!   loses all, it is a machine that leaves a target without a processor, and to send all again
+//!   would make it busier for nothing.
 //!
-//! The window of outstanding commands starts small and grows with every answer while it is full, faster below the size at
-//! which frames were lost last, is halved by a loss, once for all that was sent before, and is never above the target's
-//! buffer count. Answers come in batches: whether it is full is asked when commands go, not when answers come.
+//! The window of outstanding commands starts small and grows with every answer while it is full,
+//! faster below the size at which frames were lost last, is halved by a loss, once for all that was
+//! sent before, and is never above the target's buffer count. Answers come in batches: whether it
+//! is full is asked when commands go, not when answers come.
 
 use std::time::{Duration, Instant};
 
@@ -81,7 +85,8 @@ impl Pace {
         self.expected().max(SHORTEST_TIMEOUT).max(self.straggle)
     }
 
-    /// How long nothing may be heard before one command is repeated, if so many were since something was.
+    /// How long nothing may be heard before one command is repeated, if so many were since
+    /// something was.
     #[inline]
     pub(super) fn listen_after(&self, listens: u32) -> Duration {
         let factor = 1u32.checked_shl(listens).unwrap_or(u32::MAX);
@@ -122,7 +127,8 @@ impl Pace {
         self.longest = Some(before.max(time));
     }
 
-    /// A command was repeated because it was overtaken, and then its first answer came, so long after it was sent.
+    /// A command was repeated because it was overtaken, and then its first answer came, so long
+    /// after it was sent.
     pub(super) fn on_needless(&mut self, late: Duration) {
         self.straggle = self.straggle.max(late.saturating_add(part(late, 4))).min(STALL);
         self.window = self.window.max(self.unreduced).min(self.most);
@@ -196,7 +202,8 @@ const SMALLEST_WINDOW: u32 = FIRST_WINDOW;
 /// Nobody answers sooner than that.
 const LEAST: Duration = Duration::from_micros(5);
 const FIRST_TIMEOUT: Duration = Duration::from_millis(20);
-/// Several round trips of a local network: what a target has read in one go it need not answer in one.
+/// Several round trips of a local network: what a target has read in one go it need not answer in
+/// one.
 const SHORTEST_TIMEOUT: Duration = Duration::from_millis(1);
 const SHORTEST_LONG: Duration = Duration::from_millis(2);
 /// A target that is up answers something within that time, however busy its machine is.

@@ -1,10 +1,12 @@
-//! The ways to a disk: every station that has answered for it, through the port that the answer came by.
+//! The ways to a disk: every station that has answered for it, through the port that the answer
+//! came by.
 //!
-//! Commands go round them. One that does not answer several times in a row is passed over while others do, and all
-//! stations are asked again from time to time until it answers.
+//! Commands go round them. One that does not answer several times in a row is passed over while
+//! others do, and all stations are asked again from time to time until it answers.
 //!
-//! How large frames may be is what the target says, what the port takes, and what lies between lets pass. The last is
-//! found by trying: until a frame of a size has come back, those of two sectors are used, which pass everywhere.
+//! How large frames may be is what the target says, what the port takes, and what lies between lets
+//! pass. The last is found by trying: until a frame of a size has come back, those of two sectors
+//! are used, which pass everywhere.
 
 use crate::aoe::sectors_in;
 use crate::frames::{FramePortInfo, PortId, Station};
@@ -86,7 +88,8 @@ impl Paths {
             large_at: None,
         };
         path.measure(port);
-        // A target that was started again may be another station: one that is silent has most likely become this one.
+        // A target that was started again may be another station: one that is silent has most
+        // likely become this one.
         let is_dead = |path: &Path| path.is_silent() && path.station.port == station.port;
         if let Some(dead) = self.paths.iter_mut().find(|path| is_dead(path)) {
             *dead = path;
@@ -103,8 +106,8 @@ impl Paths {
         }
     }
 
-    /// The path for the next command, of at least so many sectors, among those at ports that are up: one that answers
-    /// if there is any.
+    /// The path for the next command, of at least so many sectors, among those at ports that are
+    /// up: one that answers if there is any.
     #[inline]
     pub(super) fn choose(&mut self, sectors: u8, ports: &[FramePortInfo]) -> Option<usize> {
         let count = self.paths.len();

@@ -126,13 +126,15 @@ impl AoeRequest {
         match (self.work, &self.io.data) {
             (RequestPhase::Write, Some(data)) => data.slice(usize::try_from(piece.offset).unwrap_or(0), len),
             (RequestPhase::WriteZeroes, _) => SgList::one(zeroes.slice(0, len)),
-            (RequestPhase::Trim, _) => SgList::one(ranges(self.io.offset.saturating_add(piece.offset), piece.len)),
+            (RequestPhase::Trim, _) => {
+                SgList::one(ranges(self.io.offset.saturating_add(piece.offset), piece.len))
+            }
             _ => SgList::default(),
         }
     }
 
-    /// Where the pieces of a read go: memory of the core's pool, or of the heap when that has none, unless the request
-    /// brought its own.
+    /// Where the pieces of a read go: memory of the core's pool, or of the heap when that has none,
+    /// unless the request brought its own.
     pub(super) fn place_for_pieces(&mut self) -> &SgList {
         let (len, pool) = (usize::try_from(self.io.len).unwrap_or(0), &self.pool);
         self.place.get_or_insert_with(|| {
@@ -203,7 +205,8 @@ mod tests {
 
     fn request(op: Op, len: u64) -> AoeRequest {
         let io = Io::new(Tag(1), op, 4096, len);
-        AoeRequest::new(io, &disk(), &Pool::new(1 << 30), Instant::now()).unwrap_or_else(|_| panic!("it begins"))
+        AoeRequest::new(io, &disk(), &Pool::new(1 << 30), Instant::now())
+            .unwrap_or_else(|_| panic!("it begins"))
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::frames::{MAX_HEAD, PortId, Station};
 use crate::slots::SlotKey;
 use blockmux_volume::{Completion, Io, IoError, SgList};
 use blockmux_wire::aoe::{
-    AOE_AFLAG_EXTENDED, AOE_AFLAG_WRITE, AOE_ATA_HEAD, AOE_VERSION, AtaMessage, AoeCommand, ConfigCommand,
+    AOE_AFLAG_EXTENDED, AOE_AFLAG_WRITE, AOE_ATA_HEAD, AOE_VERSION, AoeCommand, AtaMessage, ConfigCommand,
     ConfigMessage, Header,
 };
 use blockmux_wire::ata::{self, DSM_TRIM};
@@ -52,7 +52,7 @@ impl InitiatorSession {
         if self.requests.is_empty() {
             // It was not waited for anything before.
             self.heard = self.heard.max(now);
-            let patience = later(now, self.config.patience);
+            let patience = later(now, self.config.timeout);
             self.next_due = Some(self.next_due.map_or(patience, |next| next.min(patience)));
         }
         while self.requests.len() < MAX_REQUESTS
@@ -171,7 +171,8 @@ impl InitiatorSession {
         self.outbox.push(path.station, &bytes, data);
     }
 
-    /// Asks all stations at all ports for the disk, and sees to it that they are asked again if need be.
+    /// Asks all stations at all ports for the disk, and sees to it that they are asked again if
+    /// need be.
     pub(super) fn ask(&mut self, now: Instant) {
         let mut bytes = [0; MAX_HEAD];
         self.asked = self.asked.saturating_add(1);
@@ -197,7 +198,8 @@ impl InitiatorSession {
         self.ask_at = needs_answer.then(|| later(now, pause));
     }
 
-    /// The tag of the latest question for the disk. What is answered to nobody's question has 0 there.
+    /// The tag of the latest question for the disk. What is answered to nobody's question has 0
+    /// there.
     pub(super) fn ask_tag(&self) -> u32 {
         u32::from(self.config.id) << 24 | (self.asked & 0xffff).max(1)
     }
@@ -216,7 +218,15 @@ impl InitiatorSession {
             if !is_tried(path, &self.flights) {
                 let data = SgList::default();
                 self.launch(
-                    Launch { what: FlightKind::Probe, request: None, block: 0, sectors, offset: 0, data, path },
+                    Launch {
+                        what: FlightKind::Probe,
+                        request: None,
+                        block: 0,
+                        sectors,
+                        offset: 0,
+                        data,
+                        path,
+                    },
                     now,
                 );
             }
@@ -228,7 +238,15 @@ impl InitiatorSession {
         if !self.flights.iter().any(|(_, flight)| flight.what == FlightKind::Identify) {
             let data = SgList::default();
             self.launch(
-                Launch { what: FlightKind::Identify, request: None, block: 0, sectors: 1, offset: 0, data, path },
+                Launch {
+                    what: FlightKind::Identify,
+                    request: None,
+                    block: 0,
+                    sectors: 1,
+                    offset: 0,
+                    data,
+                    path,
+                },
                 now,
             );
         }
@@ -242,7 +260,7 @@ impl InitiatorSession {
         if self.next_due.is_none_or(|due| due > now) {
             return;
         }
-        let patience = self.config.patience;
+        let patience = self.config.timeout;
         if !self.requests.is_empty() && now.saturating_duration_since(self.heard) >= patience {
             self.requests.keys_of(|_| true).into_iter().for_each(|key| self.fail(key, IoError::PathLost));
             self.waiting.clear();
@@ -260,7 +278,7 @@ impl InitiatorSession {
         let Some(flight) = self.flights.get_mut(tag) else { return };
         let (what, sends, first_sent, sent) = (flight.what, flight.sends, flight.first_sent, flight.sent);
         if let Some(key) = flight.request
-            && now.saturating_duration_since(first_sent) >= self.config.patience
+            && now.saturating_duration_since(first_sent) >= self.config.timeout
         {
             return self.fail(key, IoError::PathLost);
         }
@@ -296,8 +314,9 @@ impl InitiatorSession {
         self.send_again(tag, now);
     }
 
-    /// Nothing that was sent later is answered either: rather than a frame lost, somebody has no processor now. One
-    /// command is repeated from time to time, so that the answer shows which it is.
+    /// Nothing that was sent later is answered either: rather than a frame lost, somebody has no
+    /// processor now. One command is repeated from time to time, so that the answer shows which it
+    /// is.
     fn listen(&mut self, tag: u32, now: Instant) {
         let Some(flight) = self.flights.get_mut(tag) else { return };
         let Some(path) = self.paths.get_mut(flight.path) else { return };
@@ -318,11 +337,13 @@ impl InitiatorSession {
         self.send_again(tag, now);
     }
 
-    /// A size that was tried often enough does not pass, and what was sent so long in vain is sent in smaller frames.
+    /// A size that was tried often enough does not pass, and what was sent so long in vain is sent
+    /// in smaller frames.
     fn is_given_up(&mut self, tag: u32, now: Instant) -> bool {
         let Some(flight) = self.flights.get_mut(tag) else { return true };
         let Some(path) = self.paths.get_mut(flight.path) else { return true };
-        let is_large = flight.sectors > SAFE_SECTORS && matches!(flight.what, FlightKind::Read | FlightKind::Write);
+        let is_large =
+            flight.sectors > SAFE_SECTORS && matches!(flight.what, FlightKind::Read | FlightKind::Write);
         if flight.what == FlightKind::Probe && flight.sends >= PROBES {
             path.on_probe_lost(flight.sectors);
             self.forget(tag);
@@ -346,8 +367,10 @@ impl InitiatorSession {
         let Some(flight) = self.flights.get_mut(tag) else { return };
         if flight.what != FlightKind::Probe {
             // Trims and the like are not larger than what passes everywhere.
-            let sectors = if matches!(flight.what, FlightKind::Read | FlightKind::Write) { flight.sectors } else { 1 };
-            // The same path again while it answers: only there the target knows the write by its sender.
+            let sectors =
+                if matches!(flight.what, FlightKind::Read | FlightKind::Write) { flight.sectors } else { 1 };
+            // The same path again while it answers: only there the target knows the write by its
+            // sender.
             let path = self.paths.get_mut(flight.path);
             let stays = path.is_some_and(|path| !path.is_silent() && path.sectors >= sectors);
             if !stays {
@@ -410,7 +433,8 @@ const LARGEST_PROBE: u64 = 255;
 const PROBES: u32 = 5;
 /// A large command that was sent so often, while no other was answered, is made into small ones.
 const LARGE_SENDS: u32 = 5;
-/// All stations are asked again after twice that, then after twice as long each time, until it is this.
+/// All stations are asked again after twice that, then after twice as long each time, until it is
+/// this.
 const ASK_SOON: Duration = Duration::from_millis(5);
 const ASK_LATER: Duration = Duration::from_secs(1);
 /// When there is no path.

@@ -36,7 +36,7 @@ impl Sent {
 impl Bench {
     fn new() -> Bench {
         let now = Instant::now();
-        let config = Config { address: ADDRESS, patience: PATIENCE, id: 0xab, first: 0 };
+        let config = Config { address: ADDRESS, timeout: PATIENCE, id: 0xab, first: 0 };
         let mut session = InitiatorSession::new(config, Pool::new(64 << 20), now);
         session.on_port(PortId(0), PORT, now);
         Bench { session, now }

@@ -1,9 +1,10 @@
-//! The stations that use disks, for whoever audits. AoE has no login and no logout: a station comes with its first ATA
-//! command for a disk, and has left when nothing was heard of it for [`SILENT_AFTER`].
+//! The stations that use disks, for whoever audits. AoE has no login and no logout: a station comes
+//! with its first ATA command for a disk, and has left when nothing was heard of it for
+//! [`SILENT_AFTER`].
 
 use crate::aoe::AoeAddress;
 use crate::event::{AuditEvent, AuditEvents, Login};
-use crate::served::UserMeter;
+use crate::volume_state::UserMeter;
 use blockmux_volume::Io;
 use blockmux_wire::ethernet::Mac;
 use std::borrow::Cow;
@@ -152,7 +153,7 @@ const MAX_KNOWN: usize = 256;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::served::VolumeTraffic;
+    use crate::volume_state::VolumeTraffic;
     use blockmux_volume::{Op, Tag};
 
     const DISK: AoeAddress = AoeAddress { shelf: 7, slot: 3 };

@@ -1,11 +1,11 @@
 //! ATA commands: from registers to I/O, or a refusal.
 
-use super::recent::{WriteIdentity, WriteHistory};
-use super::reply::{ReplyForm, PendingAoeCommand};
+use super::recent::{WriteHistory, WriteIdentity};
+use super::reply::{PendingAoeCommand, ReplyForm};
 use super::{NO_TAG, TargetSession, tag};
 use crate::aoe::{SECTOR, identify, sectors_in};
 use crate::frames::Frame;
-use crate::served::{Needs, NotAdmitted, Reserved};
+use crate::volume_state::{Needs, NotAdmitted, Reserved};
 use blockmux_volume::{Crc32c, Io, IoError, Op, Seg, SgList};
 use blockmux_wire::aoe::{AOE_ATA_HEAD, AtaMessage, ErrorCode, Header};
 use blockmux_wire::ata::{ATA_SECTOR, ATA_STATUS_DRDY, AtaCommand, DSM_TRIM, POWER_ACTIVE, TrimRange};
@@ -39,8 +39,17 @@ impl TargetSession {
             }
         };
         let ranges = SmallVec::new();
-        let pending =
-            PendingAoeCommand { from, answer, registers, volume, kind, ranges, is_recent: false, now, guard: None };
+        let pending = PendingAoeCommand {
+            from,
+            answer,
+            registers,
+            volume,
+            kind,
+            ranges,
+            is_recent: false,
+            now,
+            guard: None,
+        };
         if kind == ReplyForm::Flush {
             self.recent.on_other(from.mac, at as u16, answer.tag.get(), now);
             return self.start(pending, Io::new(NO_TAG, Op::Flush, 0, 0));
@@ -114,8 +123,8 @@ impl TargetSession {
         }
     }
 
-    /// Puts a command in flight if reservations allow it. While somebody else has its range for itself it is not
-    /// answered: that is over sooner than the initiator sends it again.
+    /// Puts a command in flight if reservations allow it. While somebody else has its range for
+    /// itself it is not answered: that is over sooner than the initiator sends it again.
     #[inline]
     pub(super) fn start(&mut self, mut pending: PendingAoeCommand, mut io: Io) {
         if !self.has_room(pending.from.mac) {
@@ -185,9 +194,9 @@ impl TargetSession {
 fn block(command: AtaCommand, registers: &AtaMessage) -> u64 {
     let [a, b, c, d, e, f] = registers.lba;
     match command {
-        AtaCommand::READ_SECTORS_EXT | AtaCommand::WRITE_SECTORS_EXT | AtaCommand::READ_VERIFY_SECTORS_EXT => {
-            u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
-        }
+        AtaCommand::READ_SECTORS_EXT
+        | AtaCommand::WRITE_SECTORS_EXT
+        | AtaCommand::READ_VERIFY_SECTORS_EXT => u64::from_le_bytes([a, b, c, d, e, f, 0, 0]),
         _ => u64::from_le_bytes([a, b, c, d & 0x0f, 0, 0, 0, 0]),
     }
 }

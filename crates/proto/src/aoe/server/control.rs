@@ -2,16 +2,16 @@
 //!
 //! What is set is answered once it is kept, which may take its time: `saving.rs`.
 
-use super::saving::{SaveRequest, SaveOutcome};
+use super::saving::{SaveOutcome, SaveRequest};
 use super::{MAX_BUFFERS, TargetSession, refusing};
 use crate::aoe::sectors_in;
 use crate::aoe::unit::{DiskSettings, MAX_MASKS, MAX_RESERVED};
 use crate::frames::{PortId, Station};
 use blockmux_volume::{Seg, SgList};
 use blockmux_wire::aoe::{
-    AOE_FLAG_RESPONSE, AOE_MAX_CONFIG, AOE_VERSION, AoeCommand, ConfigCommand, ConfigMessage, DirectiveCommand,
-    ErrorCode, Header, MacDirective, MacMaskCommand, MacMaskError, MacMaskMessage, ReserveCommand,
-    ReserveMessage,
+    AOE_FLAG_RESPONSE, AOE_MAX_CONFIG, AOE_VERSION, AoeCommand, ConfigCommand, ConfigMessage,
+    DirectiveCommand, ErrorCode, Header, MacDirective, MacMaskCommand, MacMaskError, MacMaskMessage,
+    ReserveCommand, ReserveMessage,
 };
 use blockmux_wire::ethernet::Mac;
 use zerocopy::{FromBytes, IntoBytes};
@@ -24,12 +24,14 @@ impl TargetSession {
         let command = config.command();
         let len = usize::from(config.string_length.get());
         let string = rest.get(..len).filter(|string| string.len() <= AOE_MAX_CONFIG);
-        let has = &disk.kept.config;
+        let has = &disk.settings.config;
         let refused = |code| SaveOutcome::Answer(Some(code));
         let outcome = match (command, string) {
             (ConfigCommand::READ, _) => SaveOutcome::Answer(None),
             (ConfigCommand::TEST, Some(string)) if string == has => SaveOutcome::Answer(None),
-            (ConfigCommand::TEST_PREFIX, Some(string)) if has.starts_with(string) => SaveOutcome::Answer(None),
+            (ConfigCommand::TEST_PREFIX, Some(string)) if has.starts_with(string) => {
+                SaveOutcome::Answer(None)
+            }
             (ConfigCommand::TEST | ConfigCommand::TEST_PREFIX, Some(_)) => return,
             (ConfigCommand::SET | ConfigCommand::FORCE_SET, Some(_)) if disk.is_reserved_from(from.mac) => {
                 refused(ErrorCode::TARGET_IS_RESERVED)
@@ -49,7 +51,8 @@ impl TargetSession {
         self.settle(at, answer, from, SaveRequest::Config(command), outcome);
     }
 
-    /// Tells everybody at a port of all disks there, as after a start: who waits for one need not ask again.
+    /// Tells everybody at a port of all disks there, as after a start: who waits for one need not
+    /// ask again.
     pub(super) fn advertise(&mut self, port: PortId) {
         for at in 0..self.disks.len() {
             let Some(disk) = self.disks.get_mut(at) else { return };
@@ -63,9 +66,9 @@ impl TargetSession {
                 tag: 0.into(),
             };
             let answer = disk.answer_to(&request);
-            let listeners = match disk.kept.masks.is_empty() {
+            let listeners = match disk.settings.masks.is_empty() {
                 true => vec![Mac::BROADCAST],
-                false => disk.kept.masks.clone(),
+                false => disk.settings.masks.clone(),
             };
             for mac in listeners {
                 self.answer_config(at, answer, ConfigCommand::READ, Station { port, mac }, None);
@@ -87,10 +90,10 @@ impl TargetSession {
             firmware_version: FIRMWARE_VERSION.into(),
             sector_count: sectors_in(port.mtu),
             version_and_command: AOE_VERSION << 4 | command.0 & 0x0f,
-            string_length: (disk.kept.config.len() as u16).into(),
+            string_length: (disk.settings.config.len() as u16).into(),
         };
         let answer = code.map_or(answer, |code| refusing(answer, code));
-        let string = match disk.kept.config.as_slice() {
+        let string = match disk.settings.config.as_slice() {
             [] => SgList::default(),
             string => SgList::one(Seg::from_slice(string)),
         };
@@ -147,7 +150,7 @@ impl TargetSession {
             return self.refuse(from, answer, reply.as_bytes(), code);
         }
         let Some(disk) = self.disks.get(at) else { return };
-        let masks = &disk.kept.masks;
+        let masks = &disk.settings.masks;
         reply.count = masks.len() as u8;
         let entry = |mac: &Mac| MacDirective { reserved: 0, command: 0, mac: *mac };
         let list: Vec<MacDirective> = masks.iter().map(entry).collect();
@@ -196,8 +199,8 @@ impl TargetSession {
             return self.refuse(from, answer, reply.as_bytes(), code);
         }
         let Some(disk) = self.disks.get(at) else { return };
-        reply.count = disk.kept.reserved.len() as u8;
-        let data = bytes(disk.kept.reserved.as_bytes());
+        reply.count = disk.settings.reserved.len() as u8;
+        let data = bytes(disk.settings.reserved.as_bytes());
         self.answer(from, answer, reply.as_bytes(), data);
     }
 

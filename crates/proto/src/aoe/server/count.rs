@@ -3,9 +3,9 @@
 //! ```text
 //!   Linux:  0 │ frames that were sent to the disk, 15 bits │ clock, 16 bits
 //! ```
-//! The standard leaves tags to initiators, so that they are taken for counts only of one that was seen to count, as long
-//! as it does: [`TRUSTED`] commands in a row that were each a little after the one before, for some are lost and others
-//! go by another interface.
+//! The standard leaves tags to initiators, so that they are taken for counts only of one that was
+//! seen to count, as long as it does: [`TRUSTED`] commands in a row that were each a little after
+//! the one before, for some are lost and others go by another interface.
 
 /// The tags of one initiator for one disk.
 #[derive(Clone, Copy, Debug, Default)]

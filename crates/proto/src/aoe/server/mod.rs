@@ -5,9 +5,10 @@
 //!                                                 └▶ control.rs: config string, masks, reservation ─▶ saving.rs
 //!   frames  ◀─ reply.rs: registers and data ◀── on_io
 //! ```
-//! Everything is answered to the port and the station that it came from. What makes no sense is not answered; what
-//! makes sense and cannot be done is refused. Bounds: [`DEPTH`] commands in flight and `DEPTH_OF_ONE` of each
-//! initiator, `MAX_UNSENT` frames that wait to be sent; what comes beyond is lost, as in a network, and comes again.
+//! Everything is answered to the port and the station that it came from. What makes no sense is not
+//! answered; what makes sense and cannot be done is refused. Bounds: [`DEPTH`] commands in flight
+//! and `DEPTH_OF_ONE` of each initiator, `MAX_UNSENT` frames that wait to be sent; what comes
+//! beyond is lost, as in a network, and comes again.
 
 mod audit;
 mod command;
@@ -24,13 +25,13 @@ use self::recent::Recent;
 use self::reply::PendingAoeCommand;
 use self::saving::SaveWaiter;
 use super::AoeAddress;
-use super::unit::{DiskSettings, AoeUnit};
+use super::unit::{AoeUnit, DiskSettings};
 use crate::event::AuditEvent;
 use crate::exports::{Export, Exports, VolumeId};
 use crate::frames::{Frame, FrameOutbox, FramePortInfo, PortId, Station};
-use crate::served::Admissions;
 use crate::session::{FrameSession, SessionStage, Target, Timed};
 use crate::slots::{SlotKey, Slots};
+use crate::volume_state::Admissions;
 use crate::volume_uuid::VolumeUuid;
 use blockmux_volume::{Completion, Io, SgList, Tag, Waker};
 use blockmux_wire::aoe::{
@@ -69,7 +70,7 @@ struct ServedDisk {
     export: Arc<Export>,
     uuid: Option<VolumeUuid>,
     version: u32,
-    kept: DiskSettings,
+    settings: DiskSettings,
 }
 
 /// Two disks cannot have the same address.
@@ -97,7 +98,7 @@ impl TargetSession {
         let disk = |unit: AoeUnit| {
             let export = exports.get(unit.volume)?;
             let uuid = exports.served(unit.volume)?.uuid();
-            Some(ServedDisk { version: unit.version(), kept: unit.kept(), export, uuid, unit })
+            Some(ServedDisk { version: unit.version(), settings: unit.settings(), export, uuid, unit })
         };
         Ok(TargetSession {
             admissions,
@@ -167,7 +168,7 @@ impl ServedDisk {
     fn refresh(&mut self) {
         let version = self.unit.version();
         if version != self.version {
-            (self.version, self.kept) = (version, self.unit.kept());
+            (self.version, self.settings) = (version, self.unit.settings());
         }
     }
 
@@ -178,12 +179,12 @@ impl ServedDisk {
     }
 
     fn listens_to(&self, who: Mac) -> bool {
-        self.kept.masks.is_empty() || self.kept.masks.contains(&who)
+        self.settings.masks.is_empty() || self.settings.masks.contains(&who)
     }
 
     /// Whether it is reserved for others.
     fn is_reserved_from(&self, who: Mac) -> bool {
-        !self.kept.reserved.is_empty() && !self.kept.reserved.contains(&who)
+        !self.settings.reserved.is_empty() && !self.settings.reserved.contains(&who)
     }
 
     /// The head of an answer to `request`.

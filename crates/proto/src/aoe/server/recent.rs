@@ -1,22 +1,24 @@
 //! The writes that each initiator sent lately, so that none is done twice.
 //!
-//! An initiator that hears nothing sends a write again, and the network may deliver a frame twice by itself. Done at
-//! once, a second time harms nothing. Done late, it would undo a newer write to the same blocks, which the initiator
-//! sent after the first time was answered. So a write that was done lately is only answered again, and one that is
-//! being done is not answered twice.
+//! An initiator that hears nothing sends a write again, and the network may deliver a frame twice
+//! by itself. Done at once, a second time harms nothing. Done late, it would undo a newer write to
+//! the same blocks, which the initiator sent after the first time was answered. So a write that was
+//! done lately is only answered again, and one that is being done is not answered twice.
 //!
-//! What tells them apart is the tag, with address and data. AoE does not ask initiators for tags that differ for long:
-//! one that numbers its requests by place sends the same tag soon with something else. Then tags say nothing about its
-//! writes, and it is remembered as such and its writes are all done, as other targets do it.
+//! What tells them apart is the tag, with address and data. AoE does not ask initiators for tags
+//! that differ for long: one that numbers its requests by place sends the same tag soon with
+//! something else. Then tags say nothing about its writes, and it is remembered as such and its
+//! writes are all done, as other targets do it.
 //!
-//! Linux repeats a write under a new tag, so that the late one of the two has a tag that was never seen. But its tags
-//! count what it sends to a disk (`count.rs`). A write that was sent before another with the same address and data, as
-//! the count says, and comes after that was done, is done already: had it come in its turn, nothing else would be on the
-//! disk now.
+//! Linux repeats a write under a new tag, so that the late one of the two has a tag that was never
+//! seen. But its tags count what it sends to a disk (`count.rs`). A write that was sent before
+//! another with the same address and data, as the count says, and comes after that was done, is
+//! done already: had it come in its turn, nothing else would be on the disk now.
 //!
-//! Bounds: [`MAX_INITIATORS`] of [`WINDOW`] writes each, or of fewer when together they would be more than
-//! [`MAX_WRITES`], so that forged senders cost some 100 MB and no more. They count for [`LIFETIME`] and for the next [`LIFESPAN`]
-//! commands of their initiator, so that the tags of one that counts them round may come again.
+//! Bounds: [`MAX_INITIATORS`] of [`WINDOW`] writes each, or of fewer when together they would be
+//! more than [`MAX_WRITES`], so that forged senders cost some 100 MB and no more. They count for
+//! [`LIFETIME`] and for the next [`LIFESPAN`] commands of their initiator, so that the tags of one
+//! that counts them round may come again.
 
 use super::count::Count;
 use blockmux_wire::ethernet::Mac;
@@ -79,7 +81,13 @@ struct Write {
 
 impl Recent {
     /// A write has come.
-    pub(super) fn on_write(&mut self, who: Mac, tag: u32, identity: WriteIdentity, now: Instant) -> WriteHistory {
+    pub(super) fn on_write(
+        &mut self,
+        who: Mac,
+        tag: u32,
+        identity: WriteIdentity,
+        now: Instant,
+    ) -> WriteHistory {
         if self.initiators.len() >= MAX_INITIATORS && !self.initiators.contains_key(&who) {
             self.forget_one();
         }
@@ -173,7 +181,7 @@ impl RecentInitiator {
         }
     }
 
-    /// The same but for its place in the order; whether there was anything.
+    /// Forgets a write, but not its place in the order; whether there was anything.
     fn forget_write(&mut self, tag: u32) -> bool {
         let Some(write) = self.writes.remove(&tag) else { return false };
         if self.done.get(&write.identity) == Some(&tag) {
@@ -195,7 +203,12 @@ impl RecentInitiator {
     }
 
     /// What is known of the same write that was sent after this one and has been done.
-    fn known_under_a_later_tag(&self, tag: u32, identity: WriteIdentity, now: Instant) -> Option<WriteHistory> {
+    fn known_under_a_later_tag(
+        &self,
+        tag: u32,
+        identity: WriteIdentity,
+        now: Instant,
+    ) -> Option<WriteHistory> {
         let later = *self.done.get(&identity)?;
         let count = self.counts.get(usize::from(identity.unit))?;
         let write = self.writes.get(&later)?;
@@ -238,10 +251,18 @@ mod tests {
         assert_eq!(recent.on_write(WHO, 7, write(1, 1), now), WriteHistory::InFlight);
         recent.on_answer(WHO, 7, 0x40, 0, now);
         assert_eq!(recent.on_write(WHO, 7, write(1, 1), now), WriteHistory::Done { status: 0x40, error: 0 });
-        assert_eq!(recent.on_write(Mac([4; 6]), 7, write(1, 1), now), WriteHistory::New, "of another initiator");
+        assert_eq!(
+            recent.on_write(Mac([4; 6]), 7, write(1, 1), now),
+            WriteHistory::New,
+            "of another initiator"
+        );
         assert_eq!(recent.on_write(WHO, 7, write(1, 1), now + LIFETIME), WriteHistory::New, "much later");
         recent.on_silence(WHO, 7);
-        assert_eq!(recent.on_write(WHO, 7, write(1, 1), now + LIFETIME), WriteHistory::New, "it was never done");
+        assert_eq!(
+            recent.on_write(WHO, 7, write(1, 1), now + LIFETIME),
+            WriteHistory::New,
+            "it was never done"
+        );
     }
 
     #[test]
@@ -277,8 +298,8 @@ mod tests {
         (count & 0x7fff) << 16 | 0x1234
     }
 
-    /// What becomes of a write that is late, after another was done in its place and a newer one after that. So many
-    /// commands were seen before.
+    /// What becomes of a write that is late, after another was done in its place and a newer one
+    /// after that. So many commands were seen before.
     fn late_write(before: u32, tag: impl Fn(u32) -> u32) -> (WriteHistory, WriteHistory) {
         let (mut recent, now) = (Recent::default(), Instant::now());
         for n in 0..before {

@@ -5,8 +5,8 @@ use crate::aoe::AoeAddress;
 use crate::aoe::error::{AoeRefusal, refusal};
 use crate::exports::VolumeId;
 use crate::frames::Station;
-use crate::served::IoGuard;
 use crate::slots::SlotKey;
+use crate::volume_state::IoGuard;
 use blockmux_volume::{IoError, Output, SgList};
 use blockmux_wire::aoe::{AtaMessage, Header};
 use blockmux_wire::ata::{ATA_SECTOR, ATA_STATUS_DRDY, TrimRange};
@@ -109,7 +109,13 @@ impl TargetSession {
     }
 
     #[inline]
-    pub(super) fn answer_registers(&mut self, pending: &PendingAoeCommand, status: u8, error: u8, data: SgList) {
+    pub(super) fn answer_registers(
+        &mut self,
+        pending: &PendingAoeCommand,
+        status: u8,
+        error: u8,
+        data: SgList,
+    ) {
         if pending.is_recent {
             let tag = pending.answer.tag.get();
             self.recent.on_answer(pending.from.mac, tag, status, error, pending.now);

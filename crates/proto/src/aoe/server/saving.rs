@@ -1,12 +1,13 @@
 //! Changes of what is set on disks: made now, answered once they are kept.
 //!
-//! A store keeps them elsewhere and says so only to who asks, so that the session asks again after [`ASK_AGAIN`] while
-//! anybody waits. At most [`MAX_WAITING`] do; more are not answered, and ask again themselves.
+//! A store keeps them elsewhere and says so only to who asks, so that the session asks again after
+//! [`ASK_AGAIN`] while anybody waits. At most [`MAX_WAITING`] do; more are not answered, and ask
+//! again themselves.
 
 use super::TargetSession;
 use crate::aoe::unit::{Changed, DiskSettings};
 use crate::frames::Station;
-use crate::served::SaveTicket;
+use crate::volume_state::SaveTicket;
 use blockmux_wire::aoe::{ConfigCommand, ErrorCode, Header, MacMaskMessage, ReserveMessage};
 use std::time::{Duration, Instant};
 
@@ -73,7 +74,8 @@ impl TargetSession {
         }
     }
 
-    /// Answers whose changes are kept, or cannot be, and sees to it that the others' are asked for again.
+    /// Answers whose changes are kept, or cannot be, and sees to it that the others' are asked for
+    /// again.
     pub(super) fn look_at_changes(&mut self, now: Instant) {
         let mut still = Vec::new();
         for waiting in std::mem::take(&mut self.waiting) {

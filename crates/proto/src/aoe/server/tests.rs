@@ -194,8 +194,12 @@ fn the_kernels_query_and_identify_are_answered() {
 fn queries_reach_the_disks_that_they_name() {
     let mut bench = Bench::new();
     let mut count = |shelf, slot| {
-        let query =
-            request((shelf, slot), AoeCommand::QUERY_CONFIG_INFORMATION, 1, &config(ConfigCommand::READ, b""));
+        let query = request(
+            (shelf, slot),
+            AoeCommand::QUERY_CONFIG_INFORMATION,
+            1,
+            &config(ConfigCommand::READ, b""),
+        );
         bench.frame(WHO, &query, bench.now).len()
     };
     assert_eq!([count(0xffff, 0xff), count(1, 0xff), count(2, 0xff), count(3, 0xff)], [3, 2, 1, 0]);
@@ -209,7 +213,7 @@ fn a_config_string_is_set_on_the_disks_that_are_named_and_on_no_others() {
     let set = config(ConfigCommand::FORCE_SET, b"mine");
     let all = request((0xffff, 1), AoeCommand::QUERY_CONFIG_INFORMATION, 1, &set);
     assert_eq!(bench.frame(WHO, &all, bench.now).len(), 1);
-    let strings: Vec<_> = bench.target.disks.iter().map(|disk| disk.kept.config.as_slice()).collect();
+    let strings: Vec<_> = bench.target.disks.iter().map(|disk| disk.settings.config.as_slice()).collect();
     assert_eq!(strings, [&b""[..], b"mine", b""], "of e1.0, e1.1 and e2.0");
 }
 
@@ -220,7 +224,10 @@ fn what_was_written_is_read_in_both_forms() {
     assert_eq!(bench.ata(ata::AtaCommand::WRITE_SECTORS_EXT, 7, 2, &data), (OK, 0, vec![]));
     assert_eq!(bench.ata(ata::AtaCommand::READ_SECTORS, 7, 2, &[]), (OK, 0, data.clone()));
     assert_eq!(bench.ata(ata::AtaCommand::WRITE_SECTORS, 9, 2, &data), (OK, 0, vec![]));
-    assert_eq!(bench.ata(ata::AtaCommand::READ_SECTORS_EXT, 8, 2, &[]).2, [&data[512..], &data[..512]].concat());
+    assert_eq!(
+        bench.ata(ata::AtaCommand::READ_SECTORS_EXT, 8, 2, &[]).2,
+        [&data[512..], &data[..512]].concat()
+    );
     assert_eq!(bench.ata(ata::AtaCommand::READ_VERIFY_SECTORS, 8, 2, &[]), (OK, 0, vec![]));
     assert_eq!(bench.ata(ata::AtaCommand::FLUSH_CACHE, 0, 0, &[]), (OK, 0, vec![]));
     assert_eq!(bench.ata(ata::AtaCommand::FLUSH_CACHE_EXT, 0, 0, &[]), (OK, 0, vec![]));
@@ -266,13 +273,21 @@ fn what_makes_no_sense_is_refused_or_dropped_and_harms_nothing() {
     let mut code =
         |to, command, message: &[u8]| bench.ask(WHO, to, command, message).map(|(head, _)| head.error);
     let bad = Some(ErrorCode::BAD_ARGUMENT_PARAMETER.0);
-    assert_eq!(code((1, 0), ata, &registers(ata::AtaCommand::WRITE_SECTORS, 0, 1, &[1; 511])), bad, "too short");
+    assert_eq!(
+        code((1, 0), ata, &registers(ata::AtaCommand::WRITE_SECTORS, 0, 1, &[1; 511])),
+        bad,
+        "too short"
+    );
     assert_eq!(
         code((1, 0), ata, &registers(ata::AtaCommand::WRITE_SECTORS, 0, 0, &[1; 512])),
         bad,
         "no sectors"
     );
-    assert_eq!(code((1, 0), ata, &registers(ata::AtaCommand::READ_SECTORS, 0, 18, &[])), bad, "no such frame");
+    assert_eq!(
+        code((1, 0), ata, &registers(ata::AtaCommand::READ_SECTORS, 0, 18, &[])),
+        bad,
+        "no such frame"
+    );
     assert_eq!(code((1, 0), ata, &registers(ata::AtaCommand::IDENTIFY_DEVICE, 0, 2, &[])), bad);
     assert_eq!(code((1, 0), AoeCommand(9), &[]), Some(ErrorCode::UNRECOGNIZED_COMMAND_CODE.0));
     assert_eq!(code((1, 9), ata, &registers(ata::AtaCommand::READ_SECTORS, 0, 1, &[])), None, "no such disk");
@@ -426,12 +441,13 @@ const MAX_MASKS_AND_ONE: u8 = crate::aoe::unit::MAX_MASKS as u8 + 1;
 
 #[test]
 fn what_other_protocols_reserve_or_lock_is_kept() {
-    use crate::served::{Notices, RangeGuard, Table};
+    use crate::volume_state::{Notices, RangeGuard, Table};
     let (exports, units) = units();
     let mut bench = Bench::with(&exports, units);
     let served = exports.served(VolumeId(0)).unwrap();
     let write = registers(ata::AtaCommand::WRITE_SECTORS, 0, 1, &[1; 512]);
-    let mut ask = || bench.ask(WHO, (1, 0), AoeCommand::ISSUE_ATA_COMMAND, &write).map(|(head, _)| head.error);
+    let mut ask =
+        || bench.ask(WHO, (1, 0), AoeCommand::ISSUE_ATA_COMMAND, &write).map(|(head, _)| head.error);
     let holder = served.new_holder();
     let reserve = |table: &mut Table| -> Result<Notices, ()> {
         table.reserved_by = Some(holder);
@@ -490,13 +506,13 @@ fn a_reserved_disk_refuses_others() {
 #[derive(Default)]
 struct Store(Mutex<(Vec<u8>, Option<bool>)>);
 
-impl crate::served::ReservationStore for Store {
-    fn save(&self, image: &[u8]) -> crate::served::SaveTicket {
+impl crate::volume_state::ReservationStore for Store {
+    fn save(&self, image: &[u8]) -> crate::volume_state::SaveTicket {
         self.0.lock().unwrap().0 = image.to_vec();
-        crate::served::SaveTicket(1)
+        crate::volume_state::SaveTicket(1)
     }
 
-    fn is_saved(&self, _ticket: crate::served::SaveTicket) -> Option<bool> {
+    fn is_saved(&self, _ticket: crate::volume_state::SaveTicket) -> Option<bool> {
         self.0.lock().unwrap().1
     }
 }

@@ -1,5 +1,6 @@
-//! What a queue tells whoever audits. The admin queue stands for the host's association: Linux closes the sockets of
-//! I/O queues without a word before it shuts the controller down, so that their ends alone say nothing.
+//! What a queue tells whoever audits. The admin queue stands for the host's association: Linux
+//! closes the sockets of I/O queues without a word before it shuts the controller down, so that
+//! their ends alone say nothing.
 
 use super::ControllerQueue;
 use super::connect::ConnectedQueue;

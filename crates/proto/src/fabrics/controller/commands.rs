@@ -1,10 +1,10 @@
-//! The commands of a queue that are under way. A slot of the table is the tag of a command's I/O, and names it to
-//! the transport.
+//! The commands of a queue that are under way. A slot of the table is the tag of a command's I/O,
+//! and names it to the transport.
 
 use super::fused::Half;
 use crate::nvme::event_queue::AbortOrder;
 use crate::nvme::io::IoCommand;
-use crate::served::IoGuard;
+use crate::volume_state::IoGuard;
 use blockmux_volume::{Seg, SgList, Slab};
 use blockmux_wire::nvme::Sqe;
 use blockmux_wire::nvme::status::NvmeStatus;
@@ -67,7 +67,8 @@ pub(super) enum CommandState {
     Connect,
 }
 
-/// The table of commands. Slots are used again, so that it grows only to the deepest queue that this host ever had.
+/// The table of commands. Slots are used again, so that it grows only to the deepest queue that
+/// this host ever had.
 #[derive(Default)]
 pub(super) struct CommandTable<P> {
     entries: Slab<CommandSlot<P>>,
@@ -215,7 +216,8 @@ impl<P> CommandTable<P> {
     /// The slot of the command with that CID.
     #[inline]
     pub(super) fn find(&self, cid: u16) -> Option<usize> {
-        // Every command asks, and mostly in vain. Without an early end they are compared several at a time.
+        // Every command asks, and mostly in vain. Without an early end they are compared several at
+        // a time.
         let cid = u32::from(cid);
         let is_taken = self.cids.iter().fold(false, |is_taken, &taken| is_taken | (taken == cid));
         if !is_taken {

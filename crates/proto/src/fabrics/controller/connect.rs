@@ -3,16 +3,16 @@
 use super::node::{NvmeNode, SecureChannel};
 use super::unconnected::ConnectPermit;
 use crate::nvme::admin::AdminQueue;
-use crate::nvme::association::{Host, QueuePlace, ConnectRefusal};
+use crate::nvme::association::{ConnectRefusal, Host, QueuePlace};
 use crate::nvme::auth::controller::Authenticator;
 use crate::nvme::auth::psk::TlsPsk;
 use crate::nvme::event_queue::EventQueue;
 use crate::nvme::io::Origin;
 use crate::nvme::nqn::Nqn;
-use crate::nvme::subsystem::{Subsystem, NamespaceView};
+use crate::nvme::subsystem::{NamespaceView, Subsystem};
 use crate::nvme::traffic::QueueCounts;
 use crate::nvme::{HangUp, MQES, Notifier, NvmeOutcome};
-use crate::served::{Admissions, Registrant};
+use crate::volume_state::{Admissions, Registrant};
 use blockmux_volume::SgList;
 use blockmux_wire::nvme::status::{CONNECT_INVALID_DATA, ConnectStatus, NvmeStatus, StatusField};
 use blockmux_wire::nvmeof::auth::{SC_C_NEW_TLS_PSK, SC_C_NONE, SC_C_REPLACE_TLS_PSK};
@@ -194,7 +194,9 @@ fn io(
     let place = subsystem.associations.connect_io(host, told.cntlid.get(), qid, hang_up, events.clone());
     let place = place.map_err(|why| match why {
         ConnectRefusal::NoController => passing(invalid(offset_of!(ConnectData, cntlid), true)),
-        ConnectRefusal::NotEnabled | ConnectRefusal::Taken => passing(refused(NvmeStatus::COMMAND_SEQUENCE_ERROR)),
+        ConnectRefusal::NotEnabled | ConnectRefusal::Taken => {
+            passing(refused(NvmeStatus::COMMAND_SEQUENCE_ERROR))
+        }
         _ => invalid(offset_of!(Connect, qid), false),
     })?;
     let who = Registrant::of_nvme_host(place.host_id);
@@ -233,8 +235,9 @@ impl IoQueue {
     }
 }
 
-/// Whether the connection's key is this host's for the subsystem by the name that it asks for, which may be the
-/// well-known one of discovery; without one, whether the host has none, or only asks what there is.
+/// Whether the connection's key is this host's for the subsystem by the name that it asks for,
+/// which may be the well-known one of discovery; without one, whether the host has none, or only
+/// asks what there is.
 fn is_secured_enough(
     node: &NvmeNode,
     host: &Nqn,
@@ -251,13 +254,14 @@ fn refused(status: impl Into<NvmeStatus>) -> NotConnected {
     NotConnected::Refused(NvmeOutcome::failure(status))
 }
 
-/// The same without DNR: the host may well connect in a while, or with a new association. Linux takes one DNR for a word
-/// that this controller will never be there again, and removes its disks.
+/// The refusal without DNR: the host may well connect in a while, or with a new association. Linux
+/// takes one DNR for a word that this controller will never be there again, and removes its disks.
 fn passing(refused: NotConnected) -> NotConnected {
     match refused {
-        NotConnected::Refused(outcome) => {
-            NotConnected::Refused(NvmeOutcome { status: StatusField::new(outcome.status.status()), ..outcome })
-        }
+        NotConnected::Refused(outcome) => NotConnected::Refused(NvmeOutcome {
+            status: StatusField::new(outcome.status.status()),
+            ..outcome
+        }),
         NotConnected::Later => NotConnected::Later,
     }
 }

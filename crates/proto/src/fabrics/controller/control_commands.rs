@@ -1,5 +1,5 @@
-//! Commands that are not I/O: those of the admin queue, and those of fabrics: Connect, properties, Disconnect, and the
-//! messages of authentication (Base 2.0 §6).
+//! Commands that are not I/O: those of the admin queue, and those of fabrics: Connect, properties,
+//! Disconnect, and the messages of authentication (Base 2.0 §6).
 
 use super::ControllerQueue;
 use super::commands::CommandState;
@@ -68,7 +68,9 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             (FabricsType::CONNECT, None) => return self.connect(slot, sqe, data),
             (FabricsType::AUTHENTICATION_SEND, Some(_)) => self.on_message(&data),
             (FabricsType::AUTHENTICATION_RECEIVE, Some(_)) => self.next_message(sqe),
-            (FabricsType::CONNECT, Some(_)) | (_, None) => NvmeOutcome::failure(NvmeStatus::COMMAND_SEQUENCE_ERROR),
+            (FabricsType::CONNECT, Some(_)) | (_, None) => {
+                NvmeOutcome::failure(NvmeStatus::COMMAND_SEQUENCE_ERROR)
+            }
             (_, Some(_)) if !is_authentic => NvmeOutcome::failure(NvmeStatus::AUTHENTICATION_REQUIRED),
             (FabricsType::PROPERTY_GET, Some(ConnectedQueue::Admin(admin))) => {
                 let get: &PropertyGet = transmute_ref!(sqe);
@@ -81,7 +83,8 @@ impl<T: FabricsTransport> ControllerQueue<T> {
                 let is_long = set.attrib & 7 == ATTRIB_8_BYTES;
                 let done = admin.properties.set(&admin.place, set.ofst.get(), is_long, set.value.get());
                 if !admin.properties.is_ready() {
-                    // A reset or a shutdown ends requests for events without an answer (Base 2.0 §5.2).
+                    // A reset or a shutdown ends requests for events without an answer (Base 2.0
+                    // §5.2).
                     for event in admin.reset_events() {
                         self.commands.remove(event);
                     }
@@ -93,7 +96,8 @@ impl<T: FabricsTransport> ControllerQueue<T> {
                 NvmeOutcome::failure(NvmeStatus::DISCONNECT_INVALID_QUEUE_TYPE)
             }
             (FabricsType::DISCONNECT, Some(ConnectedQueue::Io(_))) => {
-                // What is in flight ends, then comes this answer, which is the queue's last, and the connection ends.
+                // What is in flight ends, then comes this answer, which is the queue's last, and
+                // the connection ends.
                 self.audit.push(AuditEvent::Logout { reason: "the host disconnected its queue" });
                 self.stopping = true;
                 self.end_fusing();
@@ -175,7 +179,8 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         NvmeOutcome::data(Seg::from_slice(&message).into(), 0)
     }
 
-    /// Who has failed to prove itself leaves, with its last answer; who has proved itself may have a controller.
+    /// Who has failed to prove itself leaves, with its last answer; who has proved itself may have
+    /// a controller.
     fn after_message(&mut self) {
         let (Some(authenticator), admin) = (&mut self.authenticator, self.queue.as_ref()) else { return };
         let admin = match admin {

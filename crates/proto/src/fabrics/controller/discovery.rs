@@ -1,6 +1,6 @@
 //! The discovery log page: which subsystems a host may connect to, and where (Base 2.0 §5.16.1.23).
 
-use super::node::{NvmeNode, FabricsPort, Referral, SecureChannel};
+use super::node::{FabricsPort, NvmeNode, Referral, SecureChannel};
 use crate::nvme::MQES;
 use crate::nvme::nqn::Nqn;
 use blockmux_wire::nvmeof::fabrics::{
@@ -51,7 +51,8 @@ fn entry(
     let mut tsas = [0; 256];
     tsas[0] = sectype.0;
     let eflags = match subtype {
-        // Who stays connected to it hears of changes: hosts keep only connections of whose port this is said.
+        // Who stays connected to it hears of changes: hosts keep only connections of whose port
+        // this is said.
         SubsystemType::CURRENT_DISCOVERY => EFLAGS_DUPRETINFO | EFLAGS_EPCSD,
         _ => 0,
     };

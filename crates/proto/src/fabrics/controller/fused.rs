@@ -1,7 +1,8 @@
-//! Fused operations: two commands that come one after the other and are done as one (Base 2.0 §3.4.2).
+//! Fused operations: two commands that come one after the other and are done as one (Base 2.0
+//! §3.4.2).
 //!
-//! The first waits for the second, and whoever has its data first waits for the other's. A half without the other ends
-//! with a status that says so, and nothing of it was done.
+//! The first waits for the second, and whoever has its data first waits for the other's. A half
+//! without the other ends with a status that says so, and nothing of it was done.
 
 use super::ControllerQueue;
 use super::commands::{CommandState, CommandWork};
@@ -31,7 +32,8 @@ pub(super) struct Half {
 }
 
 impl<T: FabricsTransport> ControllerQueue<T> {
-    /// The slot of the first half that this command is the second of, if it is one; ends the first if it is not.
+    /// The slot of the first half that this command is the second of, if it is one; ends the first
+    /// if it is not.
     ///
     /// # Errors
     /// If there is no first, or none any more.

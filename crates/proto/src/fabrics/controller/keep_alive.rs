@@ -27,7 +27,8 @@ impl KeepAlive {
         }
     }
 
-    /// Checks whether the host was heard of, if that is due. A host that is excused counts as heard.
+    /// Checks whether the host was heard of, if that is due. A host that is excused counts as
+    /// heard.
     pub(super) fn check(&mut self, now: Instant, is_excused: bool) -> Result<(), ProtocolError> {
         if self.next_check > now {
             return Ok(());

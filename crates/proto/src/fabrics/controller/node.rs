@@ -13,7 +13,8 @@ use core::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// All subsystems that are reached through the same ports, and their discovery subsystem. Shared by all cores.
+/// All subsystems that are reached through the same ports, and their discovery subsystem. Shared by
+/// all cores.
 pub struct NvmeNode {
     subsystems: RwLock<Vec<Arc<Subsystem>>>,
     pub(crate) discovery: Arc<Subsystem>,
@@ -36,7 +37,8 @@ pub struct NvmeNode {
 pub struct FabricsPort {
     /// From 1, unique in its node.
     pub id: u16,
-    /// What listeners are bound to: with no certain IP address it is the one that a host has reached.
+    /// What listeners are bound to: with no certain IP address it is the one that a host has
+    /// reached.
     pub address: SocketAddr,
 }
 
@@ -80,7 +82,7 @@ impl NvmeNode {
         }
     }
 
-    /// The same with hosts that come by TLS, on every port, with these keys.
+    /// Lets hosts come by TLS, on every port, with these keys.
     #[must_use]
     pub fn with_tls(mut self, keyring: Arc<Keyring>, secure_channel: SecureChannel) -> NvmeNode {
         (self.keyring, self.secure_channel) = (keyring, RwLock::new(secure_channel));
@@ -116,7 +118,8 @@ impl NvmeNode {
         }
     }
 
-    /// Lets a host connect to a subsystem, or changes what holds for it there; it is told if it discovers.
+    /// Lets a host connect to a subsystem, or changes what holds for it there; it is told if it
+    /// discovers.
     ///
     /// # Errors
     /// If every host may connect.
@@ -126,8 +129,8 @@ impl NvmeNode {
         Ok(())
     }
 
-    /// Lets a host connect to a subsystem no more: its controllers end, and it is told if it discovers. Answers whether
-    /// it was listed there.
+    /// Lets a host connect to a subsystem no more: its controllers end, and it is told if it
+    /// discovers. Answers whether it was listed there.
     pub fn remove_host(&self, subsystem: &Subsystem, host: &Nqn) -> bool {
         let was_listed = subsystem.remove_host(host);
         if was_listed {
@@ -141,15 +144,15 @@ impl NvmeNode {
         self.discovery.associations.tell_named(host, || QueueEvent::DiscoveryChanged);
     }
 
-    /// The same that tells hosts of other discovery subsystems.
+    /// Tells hosts of these other discovery subsystems.
     #[must_use]
     pub fn with_referrals(mut self, referrals: Vec<Referral>) -> NvmeNode {
         self.referrals = referrals;
         self
     }
 
-    /// The same that takes so many bytes of data in a command's capsule on an I/O queue: rounded down to 16, and at most
-    /// [`MAX_IN_CAPSULE`]. 0: data is always asked for.
+    /// Takes so many bytes of data in a command's capsule on an I/O queue: rounded down to 16, and
+    /// at most [`MAX_IN_CAPSULE`]. 0: data is always asked for.
     #[must_use]
     pub fn with_in_capsule(mut self, bytes: usize) -> NvmeNode {
         self.in_capsule = bytes.min(MAX_IN_CAPSULE) & !15;
@@ -168,8 +171,8 @@ impl NvmeNode {
         true
     }
 
-    /// Serves a subsystem no more: its controllers lose their connections, and who discovers is told. Answers whether
-    /// there was one of that name.
+    /// Serves a subsystem no more: its controllers lose their connections, and who discovers is
+    /// told. Answers whether there was one of that name.
     pub fn remove(&self, nqn: &Nqn) -> bool {
         let mut subsystems = self.subsystems.write().unwrap_or_else(PoisonError::into_inner);
         let Some(place) = subsystems.iter().position(|subsystem| subsystem.nqn == *nqn) else { return false };
@@ -196,8 +199,8 @@ impl NvmeNode {
         self.discovery.associations.announce(|| QueueEvent::DiscoveryChanged);
     }
 
-    /// Leave for one more connection to connect its queue, from that address and cut by `hang_up`; whether another one
-    /// was cut for it, as too many are at it.
+    /// Leave for one more connection to connect its queue, from that address and cut by `hang_up`;
+    /// whether another one was cut for it, as too many are at it.
     #[must_use]
     pub fn begin_connect(&self, peer: Option<IpAddr>, hang_up: HangUp) -> (ConnectPermit, bool) {
         self.unconnected.begin(peer, hang_up)
@@ -213,8 +216,8 @@ impl NvmeNode {
         subsystems.iter().find(|subsystem| subsystem.nqn == *nqn).cloned()
     }
 
-    /// Ports that hosts are told lead to a subsystem with namespaces: those that it is at. Where it is at all of them, the
-    /// port of discovery is for that alone, unless there is no other.
+    /// Ports that hosts are told lead to a subsystem with namespaces: those that it is at. Where it
+    /// is at all of them, the port of discovery is for that alone, unless there is no other.
     pub(crate) fn ports_of<'a>(&'a self, subsystem: &'a Subsystem) -> impl Iterator<Item = &'a FabricsPort> {
         let is_discovery = |port: &FabricsPort| port.address.port() == NVME_DISCOVERY_PORT;
         let takes_discovery = subsystem.ports().is_some() || self.ports.iter().all(is_discovery);
@@ -233,5 +236,6 @@ impl FabricsPort {
 
 /// The most data in a capsule, in bytes: it has to be whole in the buffer that it is received into.
 pub const MAX_IN_CAPSULE: usize = 32 << 10;
-/// As the Linux target has it: a page of data and the entries of Dataset Management go along with their commands.
+/// As the Linux target has it: a page of data and the entries of Dataset Management go along with
+/// their commands.
 const IN_CAPSULE: usize = 8192;

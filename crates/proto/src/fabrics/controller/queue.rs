@@ -5,14 +5,15 @@
 //!   transport ──on_data────────────────▶ begin ─▶ nvme::admin, control_commands.rs, nvme::io ─▶ submit ─▶ volume
 //!   transport ◀──complete── finish ◀── go_on ◀──────────────────────────────────── on_io ◀── volume
 //! ```
-//! Commands that have to wait for room, memory or others' data before their own is fetched are in `unstarted`; I/O that has
-//! to wait for a locked range is in `held`; commands that poll for something else are in `waiting`.
+//! Commands that have to wait for room, memory or others' data before their own is fetched are in
+//! `unstarted`; I/O that has to wait for a locked range is in `held`; commands that poll for
+//! something else are in `waiting`.
 
-use super::commands::{CommandState, CommandTable, CommandWork, CommandSlot};
-use super::connect::{HostConnection, ConnectedQueue};
+use super::commands::{CommandSlot, CommandState, CommandTable, CommandWork};
+use super::connect::{ConnectedQueue, HostConnection};
 use super::fused::Fusing;
-use super::keep_alive::KeepAlive;
 use super::node::NvmeNode;
+use super::timers::QueueTimers;
 use super::transport::{DataPlace, Descriptor, FabricsTransport};
 use super::unconnected::ConnectPermit;
 use super::unstarted::Unstarted;
@@ -22,10 +23,10 @@ use crate::exports::VolumeId;
 use crate::nvme::admin::AdminQueue;
 use crate::nvme::auth::controller::Authenticator;
 use crate::nvme::event_queue::{AbortOrder, EventQueue, QueueEvent};
-use crate::nvme::io::{IoCommand, IoStep, IoRequest};
+use crate::nvme::io::{IoCommand, IoRequest, IoStep};
 use crate::nvme::{HangUp, MAX_DATA, MAX_EVENT_REQUESTS, MQES, Notifier, NvmeOutcome};
-use crate::served::{Needs, NotAdmitted, Reserved};
 use crate::session::{ProtocolError, SessionStage, Target, Timed};
+use crate::volume_state::{Needs, NotAdmitted, Reserved};
 use blockmux_volume::{Completion, Io, IoError, Pool, Seg, SgList, Tag, Waker};
 use blockmux_wire::nvme::opcode::{AdminOpcode, Transfer, transfer};
 use blockmux_wire::nvme::status::NvmeStatus;
@@ -46,7 +47,8 @@ pub struct ControllerQueue<T: FabricsTransport> {
     /// The host has to prove who it is.
     pub(super) authenticator: Option<Box<Authenticator>>,
     pub(super) audit: AuditEvents,
-    /// Entries of the submission queue: the most commands under way, but for those that wait for events.
+    /// Entries of the submission queue: the most commands under way, but for those that wait for
+    /// events.
     pub(super) depth: u16,
     /// How far the submission queue was read; `None`: SQ flow control is disabled.
     pub(super) sqhd: Option<u16>,
@@ -62,7 +64,8 @@ pub struct ControllerQueue<T: FabricsTransport> {
     pub(super) fusing: Fusing,
     /// What other cores tell this queue.
     pub(super) events: Option<Arc<EventQueue>>,
-    /// Commands that wait for room or memory before they begin or their data is fetched, oldest first.
+    /// Commands that wait for room or memory before they begin or their data is fetched, oldest
+    /// first.
     pub(super) unstarted: Unstarted,
     /// A Connect that waits for an older association to end, and its data.
     pub(super) connecting: Option<(usize, SgList)>,
@@ -77,30 +80,9 @@ pub struct ControllerQueue<T: FabricsTransport> {
 /// Makes what wakes a session from other threads of what wakes it on its own.
 pub type MakeNotifier = Box<dyn FnOnce(&Waker) -> Notifier>;
 
-pub(super) struct QueueTimers {
-    /// A queue must be connected, and its host authenticated, by then.
-    connect_by: Instant,
-    /// When the latest call came.
-    pub(super) now: Instant,
-    /// The next message of an authentication must have come by then.
-    prove_by: Instant,
-    /// When to ask the pool, locked ranges and older associations again, apart from each completion.
-    retry: Backoff,
-    /// When to poll for events.
-    poll_at: Instant,
-    pub(super) keep_alive: Option<KeepAlive>,
-}
-
-impl QueueTimers {
-    /// What a host that proves who it is sends next has its time from now on.
-    pub(super) fn expect_message(&mut self) {
-        self.prove_by = self.now.checked_add(PROVE_TIME).unwrap_or(self.now);
-    }
-}
-
 impl<T: FabricsTransport> ControllerQueue<T> {
-    /// A queue for a host that has just connected. `pool` is the core's, for data from the host. The host has 30 seconds
-    /// from `now` on to connect the queue.
+    /// A queue for a host that has just connected. `pool` is the core's, for data from the host.
+    /// The host has 30 seconds from `now` on to connect the queue.
     pub(crate) fn over(transport: T, node: Arc<NvmeNode>, pool: Pool, now: Instant) -> ControllerQueue<T> {
         ControllerQueue {
             transport,
@@ -135,8 +117,8 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         }
     }
 
-    /// With leave to connect a queue, over a connection to `local_ip` that `hang_up` cuts: that is how an I/O queue ends
-    /// with its controller.
+    /// With leave to connect a queue, over a connection to `local_ip` that `hang_up` cuts: that is
+    /// how an I/O queue ends with its controller.
     #[must_use]
     pub fn admitted(mut self, permit: ConnectPermit, local_ip: Option<IpAddr>, hang_up: HangUp) -> Self {
         self.arrival.permit = Some(permit);
@@ -159,15 +141,16 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         self
     }
 
-    /// Fetching only so many bytes of data at a time, or that of a few commands, if that is more. Without it all is
-    /// fetched that there is room for.
+    /// Fetching only so many bytes of data at a time, or that of a few commands, if that is more.
+    /// Without it all is fetched that there is room for.
     #[must_use]
     pub fn asking_for_at_most(mut self, bytes: usize) -> Self {
         self.unstarted.most_asked = bytes;
         self
     }
 
-    /// With a way for other cores to have it take a turn. Without one it polls its events ten times a second.
+    /// With a way for other cores to have it take a turn. Without one it polls its events ten times
+    /// a second.
     #[must_use]
     pub fn with_notifier(mut self, make_notifier: MakeNotifier) -> Self {
         self.make_notifier = Some(make_notifier);
@@ -237,8 +220,9 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             return Err(OVERRUN);
         }
         if self.stopping {
-            // No answer: the connection ends, and a host does elsewhere or later what it has no answer for. A status
-            // would be one of the few tries that it makes, perhaps all of them before it sees that the connection ends.
+            // No answer: the connection ends, and a host does elsewhere or later what it has no
+            // answer for. A status would be one of the few tries that it makes, perhaps all of them
+            // before it sees that the connection ends.
             return Ok(());
         }
         let first = if sqe.fuse() == Fuse::NORMAL && self.fusing == Fusing::No {
@@ -293,8 +277,9 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         Ok(())
     }
 
-    /// Whether another command has that CID. One that waits for an event gives it up: SPDK's host reuses the identifiers
-    /// of its waiting requests when it shuts a controller down, and no target refuses that.
+    /// Whether another command has that CID. One that waits for an event gives it up: SPDK's host
+    /// reuses the identifiers of its waiting requests when it shuts a controller down, and no
+    /// target refuses that.
     #[inline]
     fn is_taken(&mut self, cid: u16) -> bool {
         let Some(slot) = self.commands.find(cid) else { return false };
@@ -306,8 +291,9 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         !is_waiting
     }
 
-    /// Says who carries a command out, and how much data the host has for it, in bytes. It may be the second half of the
-    /// fused operation whose first is in this slot. `told` is the length of its descriptor.
+    /// Says who carries a command out, and how much data the host has for it, in bytes. It may be
+    /// the second half of the fused operation whose first is in this slot. `told` is the length of
+    /// its descriptor.
     #[inline]
     fn accept(
         &mut self,
@@ -345,8 +331,9 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         }
     }
 
-    /// Begins commands that data can be moved for now, or has their data fetched. Who has taken a command has to go on
-    /// listening, for the data that makes room may come by the same stream; so it is here that commands wait.
+    /// Begins commands that data can be moved for now, or has their data fetched. Who has taken a
+    /// command has to go on listening, for the data that makes room may come by the same stream; so
+    /// it is here that commands wait.
     pub(super) fn start(&mut self) {
         while let Some(slot) = self.unstarted.next(&mut self.commands) {
             let Some(entry) = self.commands.get_mut(slot) else {
@@ -477,7 +464,8 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         self.waiting.push_back(slot);
     }
 
-    /// Hands an I/O out if reservations allow it, or holds it while somebody else has its range for itself.
+    /// Hands an I/O out if reservations allow it, or holds it while somebody else has its range for
+    /// itself.
     #[inline]
     fn submit(&mut self, slot: usize, wanted: IoRequest) {
         let (Some(entry), Some(ConnectedQueue::Io(queue))) = (self.commands.get_mut(slot), &mut self.queue)
@@ -577,8 +565,8 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         self.complete(&sqe, outcome);
     }
 
-    /// A command that is not in the table, or not any more, has failed: notes that in the controller's error log, if there
-    /// is a controller, and tells the host.
+    /// A command that is not in the table, or not any more, has failed: notes that in the
+    /// controller's error log, if there is a controller, and tells the host.
     #[cold]
     fn complete(&mut self, sqe: &Sqe, outcome: &NvmeOutcome) {
         let status = match &self.queue {
@@ -706,8 +694,8 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         !is_notified && matches!(&self.queue, Some(ConnectedQueue::Admin(admin)) if admin.waits_for_events())
     }
 
-    /// Whether anything waits that nothing is certain to wake. Commands that wait for room beside data in flight begin when
-    /// some of that has gone: each such turn looks.
+    /// Whether anything waits that nothing is certain to wake. Commands that wait for room beside
+    /// data in flight begin when some of that has gone: each such turn looks.
     fn polls(&self) -> bool {
         let is_alone = self.commands.payload == 0 && self.transport.unsent() == 0;
         self.waits() || is_alone && !self.unstarted.is_empty()
@@ -831,8 +819,8 @@ impl<T: FabricsTransport> Target for ControllerQueue<T> {
     }
 }
 
-/// Where the host's data is: at an offset in the capsule, or with the host. Refuses descriptors that do not fit the
-/// command (Base 2.0 §4.1.2, TCP Transport 1.0 §3.3.2).
+/// Where the host's data is: at an offset in the capsule, or with the host. Refuses descriptors
+/// that do not fit the command (Base 2.0 §4.1.2, TCP Transport 1.0 §3.3.2).
 #[inline]
 fn locate(
     sqe: &Sqe,
@@ -884,12 +872,10 @@ const MAX_COMMANDS: usize = MQES as usize + 1 + MAX_EVENT_REQUESTS;
 const PAYLOAD_IN_FLIGHT: usize = 64 << 20;
 /// Until a queue is connected.
 pub(super) const CONNECT_TIME: Duration = Duration::from_secs(30);
-/// For each message of a host that proves who it is: to compute with the largest group takes seconds at most.
-const PROVE_TIME: Duration = Duration::from_secs(15);
 /// How often a queue without a notifier polls its events.
 const POLL: Duration = Duration::from_millis(100);
-/// A host has more commands under way than its queue has entries for; the connection ends, and nothing else would tell
-/// the host.
+/// A host has more commands under way than its queue has entries for; the connection ends, and
+/// nothing else would tell the host.
 const OVERRUN: ProtocolError = ProtocolError {
     what: "sent more commands than its queue has entries",
     reference: "NVMe Base 2.0, SQ flow control",

@@ -1,7 +1,7 @@
 //! What tests of controllers begin with: what is served, and commands.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
-use super::node::{NvmeNode, FabricsPort};
+use super::node::{FabricsPort, NvmeNode};
 use crate::exports::{Export, Exports, VolumeId};
 use crate::nvme::nqn::Nqn;
 use crate::nvme::subsystem::{Namespace, Subsystem};
@@ -26,7 +26,8 @@ pub(crate) fn export(name: &str) -> Export {
     Export { name: name.into(), description: String::new(), read_only: name == "b", volume }
 }
 
-/// What is served: a subsystem with namespaces 1 and 2 for everybody, and one for nobody that is here.
+/// What is served: a subsystem with namespaces 1 and 2 for everybody, and one for nobody that is
+/// here.
 pub(crate) fn node() -> (Arc<NvmeNode>, Exports) {
     serve(Exports::new(vec![export("a"), export("b")]))
 }

@@ -1,5 +1,5 @@
-//! Queues of controllers over a transport in memory: what a host asks, and what the queue has the transport do. No byte
-//! is encoded; each transport's own tests are about its bytes.
+//! Queues of controllers over a transport in memory: what a host asks, and what the queue has the
+//! transport do. No byte is encoded; each transport's own tests are about its bytes.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 mod ana;
@@ -12,9 +12,9 @@ mod events;
 mod fused;
 mod reservations;
 
-use super::node::{NvmeNode, FabricsPort};
+use super::node::{FabricsPort, NvmeNode};
 use super::testing::*;
-use super::{ControllerQueue, DataPlace, Descriptor, CommandSlot, FabricsTransport};
+use super::{CommandSlot, ControllerQueue, DataPlace, Descriptor, FabricsTransport};
 use crate::exports::{Exports, VolumeId};
 use crate::nvme::nqn::Nqn;
 use crate::nvme::subsystem::{Namespace, Subsystem};

@@ -7,9 +7,9 @@ use blockmux_wire::nvme::status::NvmeStatus;
 
 /// A transport, as a queue of a controller drives it.
 ///
-/// The transport hands commands in ([`ControllerQueue::on_command`]) and says when the data that it was to fetch is
-/// there ([`ControllerQueue::on_data`], [`ControllerQueue::on_data_lost`]). It may call back from neither of its own
-/// methods. What was completed is never mentioned again.
+/// The transport hands commands in ([`ControllerQueue::on_command`]) and says when the data that it
+/// was to fetch is there ([`ControllerQueue::on_data`], [`ControllerQueue::on_data_lost`]). It may
+/// call back from neither of its own methods. What was completed is never mentioned again.
 ///
 /// [`ControllerQueue::on_command`]: super::ControllerQueue::on_command
 /// [`ControllerQueue::on_data`]: super::ControllerQueue::on_data
@@ -24,14 +24,16 @@ pub trait FabricsTransport {
     /// Reads a command's DPTR.
     fn descriptor(sqe: &Sqe) -> Descriptor;
 
-    /// Whether so much data, in bytes, needs memory before it is fetched. What needs none is lent by the transport.
+    /// Whether so much data, in bytes, needs memory before it is fetched. What needs none is lent
+    /// by the transport.
     fn needs_memory(len: usize) -> bool;
 
-    /// Fetches all data of the command in this slot from the host: an R2T, an RDMA Read. The slot is below 2,048.
+    /// Fetches all data of the command in this slot from the host: an R2T, an RDMA Read. The slot
+    /// is below 2,048.
     fn fetch(&mut self, slot: usize, command: &mut CommandSlot<Self::Progress>);
 
-    /// Sends a command's data, if it has some, and its completion, in this order. `sqhd` is `None` where SQ flow control
-    /// is disabled.
+    /// Sends a command's data, if it has some, and its completion, in this order. `sqhd` is `None`
+    /// where SQ flow control is disabled.
     fn complete(&mut self, sqe: &Sqe, outcome: &NvmeOutcome, sqhd: Option<u16>);
 
     /// Data and completions that the host has not taken yet, in bytes.

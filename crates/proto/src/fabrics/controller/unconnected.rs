@@ -1,8 +1,9 @@
 //! Connections that have no queue yet, or whose host has not proved who it is.
 //!
-//! There are only so many of them, and none is held for long. One more takes the place of another: the oldest of those
-//! from the address that has the most. So who opens connections without end loses its own, and who comes from elsewhere
-//! and knows what it wants has all the time that it needs.
+//! There are only so many of them, and none is held for long. One more takes the place of another:
+//! the oldest of those from the address that has the most. So who opens connections without end
+//! loses its own, and who comes from elsewhere and knows what it wants has all the time that it
+//! needs.
 
 use crate::nvme::HangUp;
 use core::net::IpAddr;
@@ -34,7 +35,8 @@ pub struct ConnectPermit {
 }
 
 impl UnconnectedQueues {
-    /// Leave for one more connection, from that address and cut by that; whether another one lost its own for it.
+    /// Leave for one more connection, from that address and cut by that; whether another one lost
+    /// its own for it.
     pub(crate) fn begin(
         self: &Arc<UnconnectedQueues>,
         peer: Option<IpAddr>,

@@ -81,5 +81,6 @@ impl Unstarted {
     }
 }
 
-/// So many commands' data is asked for whatever its length: one's is received while the next one's is on its way.
+/// So many commands' data is asked for whatever its length: one's is received while the next one's
+/// is on its way.
 const ASKED_COMMANDS: usize = 3;

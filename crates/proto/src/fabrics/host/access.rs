@@ -1,13 +1,15 @@
 //! How well this path leads to the namespace: asymmetric namespace access (ANA), as a host sees it.
 //!
-//! The admin queue reads the log page and hears of changes; an I/O queue is told, and meets a state that has changed
-//! before anybody was told. Then nothing more is sent by this path until the page has been read again. Where there are other
-//! paths, what met such a state is handed back, to be done there.
+//! The admin queue reads the log page and hears of changes; an I/O queue is told, and meets a state
+//! that has changed before anybody was told. Then nothing more is sent by this path until the page
+//! has been read again. Where there are other paths, what met such a state is handed back, to be
+//! done there.
 //!
-//! A path may also fail what goes by it, between the controller and the namespace or on the way to the controller (Path Related
-//! Status that is not of ANA). That says nothing of ANA's state, and may be over at once or never. What it met is
-//! handed back, and the path is left alone for a while, which grows as long as nothing gets through; where there is no
-//! other, the I/O waits for it.
+//! A path may also fail what goes by it, between the controller and the namespace or on the way to
+//! the controller (Path Related Status that is not of ANA). That says nothing of ANA's state, and
+//! may be over at once or never. What it met is handed back, and the path is left alone for a
+//! while, which grows as long as nothing gets through; where there is no other, the I/O waits for
+//! it.
 
 use super::queue::NamespaceQueue;
 use crate::session::PathRank;
@@ -25,7 +27,8 @@ pub(super) struct Failing {
 }
 
 impl Failing {
-    /// Something failed on the way. What was sent before the path was left alone is part of the same failure.
+    /// Something failed on the way. What was sent before the path was left alone is part of the
+    /// same failure.
     #[cold]
     pub(super) fn on_failure(&mut self, now: Instant) {
         if self.until.is_none() {

@@ -1,12 +1,12 @@
-//! An admin queue over its connection: it brings a controller up and holds the association. Its commands under way: those
-//! of the bring-up, Keep Alive, and the shutdown at the end.
+//! An admin queue over its connection: it brings a controller up and holds the association. Its
+//! commands under way: those of the bring-up, Keep Alive, and the shutdown at the end.
 
 use super::Names;
-use super::bring_up::{NamespaceProbe, NamespaceProbeResult};
+use super::bring_up::{NamespaceProbe, ProbeResult};
+use super::changes::{NamespaceChanges, Topic};
 use super::command;
 use super::discovery::FoundSubsystem;
 use super::info::{ControllerInfo, NamespaceInfo};
-use super::news::{NamespaceChanges, Topic};
 use super::refused::NvmeRefused;
 use super::transport::{Commands, HostTransport, NvmeRequest, TransferProgress};
 use crate::io_queue::DataTransfer;
@@ -80,14 +80,15 @@ impl<T: HostTransport> HostAdmin<T> {
         self.admin.refused.as_ref()
     }
 
-    /// The key of TLS that was made, where one was to be: the session is over then, and another one is to begin on a
-    /// connection that is secured with it.
+    /// The key of TLS that was made, where one was to be: the session is over then, and another one
+    /// is to begin on a connection that is secured with it.
     #[must_use]
     pub fn generated(&self) -> Option<&InputPsk> {
         self.admin.bring_up.generated.as_ref()
     }
 
-    /// Whether the session has come to its end: everything asked for was told, or refused, or it was stopped.
+    /// Whether the session has come to its end: everything asked for was told, or refused, or it
+    /// was stopped.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.is_over
@@ -172,15 +173,15 @@ where
     }
 
     fn poll_size(&mut self) -> Option<u64> {
-        self.admin.news.as_mut()?.poll_size()
+        self.admin.changes.as_mut()?.poll_size()
     }
 
     fn poll_path_rank(&mut self) -> Option<PathRank> {
-        self.admin.news.as_mut()?.poll_rank()
+        self.admin.changes.as_mut()?.poll_rank()
     }
 
     fn look_at_path(&mut self) {
-        self.admin.news.iter_mut().for_each(NamespaceChanges::ask_for_access);
+        self.admin.changes.iter_mut().for_each(NamespaceChanges::ask_for_access);
         self.advance();
     }
 
@@ -194,7 +195,7 @@ pub(crate) struct AdminCommands {
     commands: Slots<AdminCommand>,
     bring_up: NamespaceProbe,
     /// What comes after everything is known, if the session stays.
-    news: Option<NamespaceChanges>,
+    changes: Option<NamespaceChanges>,
     stays: bool,
     /// A question is under way, or waits.
     is_asked: bool,
@@ -232,7 +233,7 @@ struct AdminCommand {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AdminPurpose {
     Question,
-    News,
+    Changes,
     Access,
     KeepAlive,
     Shutdown,
@@ -244,9 +245,14 @@ impl AdminCommands {
         let keep_alive = Duration::from_millis(kato_ms.into());
         AdminCommands {
             commands: Slots::default(),
-            news: None,
+            changes: None,
             stays: matches!(config.ask, Ask::Use(_)),
-            bring_up: NamespaceProbe::new(config.ask, config.names, config.credentials, (kato_ms, config.queues)),
+            bring_up: NamespaceProbe::new(
+                config.ask,
+                config.names,
+                config.credentials,
+                (kato_ms, config.queues),
+            ),
             is_asked: false,
             refused: None,
             keep_alive,
@@ -277,7 +283,7 @@ impl AdminCommands {
 
     /// Whether I/O queues may begin.
     pub(crate) fn is_ready(&self) -> bool {
-        self.is_known() && self.news.as_ref().is_none_or(NamespaceChanges::knows_access)
+        self.is_known() && self.changes.as_ref().is_none_or(NamespaceChanges::knows_access)
     }
 
     /// The next command to send.
@@ -291,10 +297,10 @@ impl AdminCommands {
         }
         if self.is_known() && self.stays {
             let (controller, namespace) = (&self.bring_up.controller, self.bring_up.namespaces.first()?);
-            let news = self.news.get_or_insert_with(|| NamespaceChanges::new(controller, namespace));
+            let news = self.changes.get_or_insert_with(|| NamespaceChanges::new(controller, namespace));
             let (sqe, transfer, payload, topic) = news.next()?;
             let purpose = match topic {
-                Topic::Events => AdminPurpose::News,
+                Topic::Events => AdminPurpose::Changes,
                 Topic::Access => AdminPurpose::Access,
             };
             return Some(self.begin(purpose, sqe, transfer, payload));
@@ -323,7 +329,7 @@ impl AdminCommands {
         // Whether it becomes ready is looked at whenever that is asked.
         let is_due = !self.is_ready() && timers.unready.is_none();
         let bring_up = is_due.then_some(timers.deadline);
-        let looks = self.news.as_ref().is_some_and(NamespaceChanges::is_to_ask_again);
+        let looks = self.changes.as_ref().is_some_and(NamespaceChanges::is_to_ask_again);
         let look = looks.then(|| timers.look_again.unwrap_or(timers.now));
         let others = [timers.changed_by, timers.ask_again, timers.next_keep_alive];
         others.into_iter().chain([bring_up, look]).flatten().min()
@@ -364,7 +370,7 @@ impl AdminCommands {
 
     /// Looks how well the path leads to the namespace from time to time, where nobody tells.
     fn look_again(&mut self, now: Instant) {
-        let Some(news) = self.news.as_mut().filter(|news| news.is_to_ask_again()) else {
+        let Some(news) = self.changes.as_mut().filter(|news| news.is_to_ask_again()) else {
             self.timers.look_again = None;
             return;
         };
@@ -376,10 +382,11 @@ impl AdminCommands {
         }
     }
 
-    /// Gives a path up that is still about to change when ANATT is over, so that it is begun with anew.
+    /// Gives a path up that is still about to change when ANATT is over, so that it is begun with
+    /// anew.
     fn wait_for_change(&mut self, now: Instant) -> Result<(), ProtocolError> {
         let time = self.bring_up.controller.ana_transition;
-        if time.is_zero() || !self.news.as_ref().is_some_and(NamespaceChanges::is_changing) {
+        if time.is_zero() || !self.changes.as_ref().is_some_and(NamespaceChanges::is_changing) {
             self.timers.changed_by = None;
             return Ok(());
         }
@@ -430,7 +437,7 @@ impl AdminCommands {
             _ => Vec::new(),
         };
         match self.bring_up.on_answer(cqe, &data) {
-            Ok(NamespaceProbeResult::More | NamespaceProbeResult::All) => {
+            Ok(ProbeResult::More | ProbeResult::All) => {
                 self.is_asked = false;
                 if self.timers.unready.take().is_some() {
                     let anew = self.timers.now.checked_add(BRING_UP_TIMEOUT);
@@ -438,8 +445,8 @@ impl AdminCommands {
                 }
             }
             // Nothing more is asked on this connection.
-            Ok(NamespaceProbeResult::Key) => self.is_shutting_down = true,
-            Ok(NamespaceProbeResult::Later(time)) => {
+            Ok(ProbeResult::Key) => self.is_shutting_down = true,
+            Ok(ProbeResult::Later(time)) => {
                 self.timers.unready.get_or_insert((self.timers.now, time));
                 self.pause();
             }
@@ -457,8 +464,8 @@ impl AdminCommands {
     }
 
     /// The controller has told something, or was asked what.
-    fn on_news(&mut self, command: &AdminCommand, cqe: &Cqe) {
-        let Some(news) = &mut self.news else { return };
+    fn on_change(&mut self, command: &AdminCommand, cqe: &Cqe) {
+        let Some(news) = &mut self.changes else { return };
         let result = cqe.status.is_success().then(|| cqe.result.get() as u32);
         let is_whole = command.progress.is_whole(command.transfer) && !command.progress.is_corrupt;
         let data = (result.is_some() && is_whole).then(|| command.payload.to_vec());
@@ -504,7 +511,7 @@ impl Commands for AdminCommands {
         let Some(command) = self.commands.remove(key) else { return };
         match command.purpose {
             AdminPurpose::Question => self.on_answer(&command, cqe),
-            AdminPurpose::News | AdminPurpose::Access => self.on_news(&command, cqe),
+            AdminPurpose::Changes | AdminPurpose::Access => self.on_change(&command, cqe),
             // What matters is that it was answered.
             AdminPurpose::KeepAlive | AdminPurpose::Shutdown => {}
         }

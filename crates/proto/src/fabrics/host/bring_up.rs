@@ -8,7 +8,7 @@
 
 use super::Names;
 use super::command;
-use super::discovery::{FoundSubsystem, LogReader, DiscoveryNext};
+use super::discovery::{DiscoveryNext, FoundSubsystem, LogReader};
 use super::info::{ControllerInfo, NamespaceInfo};
 use super::prove::{self, Proving};
 use super::refused::NvmeRefused;
@@ -43,7 +43,7 @@ pub enum Ask {
 
 /// What comes after an answer.
 #[derive(Debug)]
-pub(super) enum NamespaceProbeResult {
+pub(super) enum ProbeResult {
     /// Ask the next question.
     More,
     /// Ask the same again in a while; for so long at most.
@@ -64,7 +64,7 @@ pub(super) struct NamespaceProbe {
     pub(super) generated: Option<InputPsk>,
     kato_ms: u32,
     queues: u16,
-    step: NamespaceProbeStep,
+    step: ProbeStep,
     cap: u64,
     pub(super) controller: ControllerInfo,
     /// As far as they are known.
@@ -77,7 +77,7 @@ pub(super) struct NamespaceProbe {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum NamespaceProbeStep {
+enum ProbeStep {
     Connect,
     Prove,
     Capabilities,
@@ -110,7 +110,7 @@ impl NamespaceProbe {
             generated: None,
             kato_ms,
             queues,
-            step: NamespaceProbeStep::Connect,
+            step: ProbeStep::Connect,
             cap: 0,
             controller: ControllerInfo::default(),
             namespaces: Vec::new(),
@@ -121,12 +121,12 @@ impl NamespaceProbe {
     }
 
     pub(super) fn is_known(&self) -> bool {
-        self.step == NamespaceProbeStep::Known
+        self.step == ProbeStep::Known
     }
 
     /// Whether the controller has said that it is ready.
     pub(super) fn is_enabled(&self) -> bool {
-        use NamespaceProbeStep::{Capabilities, Connect, Enable, Prove, Ready, Version};
+        use ProbeStep::{Capabilities, Connect, Enable, Prove, Ready, Version};
         !matches!(self.step, Connect | Prove | Capabilities | Version | Enable | Ready)
     }
 
@@ -134,42 +134,42 @@ impl NamespaceProbe {
     pub(super) fn question(&self) -> Option<(Sqe, DataTransfer, SgList)> {
         let identify = |cns, nsid| (command::identify(cns, nsid), IDENTIFY_LEN);
         let (sqe, len) = match self.step {
-            NamespaceProbeStep::Connect => {
+            ProbeStep::Connect => {
                 let data = command::connect_data(&self.names, CNTLID_DYNAMIC);
                 let data = SgList::one(Seg::from_slice(data.as_bytes()));
                 let sqe = command::connect(0, ADMIN_ENTRIES, self.kato_ms);
                 return Some((sqe, DataTransfer::Out(data.len() as u32), data));
             }
-            NamespaceProbeStep::Prove => return self.proving.as_ref()?.question(),
-            NamespaceProbeStep::Capabilities => (command::property_get(CAP, true), 0),
-            NamespaceProbeStep::Version => (command::property_get(VS, false), 0),
-            NamespaceProbeStep::Enable => (command::property_set(CC, self.configuration()), 0),
-            NamespaceProbeStep::Ready => (command::property_get(CSTS, false), 0),
-            NamespaceProbeStep::Controller => identify(Cns::CONTROLLER, 0),
-            NamespaceProbeStep::Limits => identify(Cns::IO_COMMAND_SET_CONTROLLER, 0),
-            NamespaceProbeStep::List => identify(Cns::ACTIVE_NAMESPACE_LIST, 0),
-            NamespaceProbeStep::Namespace(nsid) => identify(Cns::NAMESPACE, nsid),
-            NamespaceProbeStep::Descriptors => {
+            ProbeStep::Prove => return self.proving.as_ref()?.question(),
+            ProbeStep::Capabilities => (command::property_get(CAP, true), 0),
+            ProbeStep::Version => (command::property_get(VS, false), 0),
+            ProbeStep::Enable => (command::property_set(CC, self.configuration()), 0),
+            ProbeStep::Ready => (command::property_get(CSTS, false), 0),
+            ProbeStep::Controller => identify(Cns::CONTROLLER, 0),
+            ProbeStep::Limits => identify(Cns::IO_COMMAND_SET_CONTROLLER, 0),
+            ProbeStep::List => identify(Cns::ACTIVE_NAMESPACE_LIST, 0),
+            ProbeStep::Namespace(nsid) => identify(Cns::NAMESPACE, nsid),
+            ProbeStep::Descriptors => {
                 let nsid = self.namespaces.last().map_or(0, |namespace| namespace.nsid);
                 identify(Cns::NAMESPACE_IDENTIFICATION_DESCRIPTORS, nsid)
             }
-            NamespaceProbeStep::Log => {
+            ProbeStep::Log => {
                 let (from, len) = self.log.piece();
                 (command::get_log_page(LogPage::DISCOVERY, from, len), len as usize)
             }
             // So many of each kind, less one.
-            NamespaceProbeStep::Queues => {
+            ProbeStep::Queues => {
                 let less_one = u32::from(self.queues.saturating_sub(1));
                 (command::set_features(FeatureId::NUMBER_OF_QUEUES.0, less_one << 16 | less_one), 0)
             }
-            NamespaceProbeStep::Behavior => {
+            ProbeStep::Behavior => {
                 let mut behavior = [0; HOST_BEHAVIOR_LEN];
                 behavior[ACRE_AT] = ACRE_ENABLED;
                 let sqe = command::set_features(FeatureId::HOST_BEHAVIOR_SUPPORT.0, 0);
                 let data = SgList::one(Seg::from_slice(&behavior));
                 return Some((sqe, DataTransfer::Out(HOST_BEHAVIOR_LEN as u32), data));
             }
-            NamespaceProbeStep::Known => return None,
+            ProbeStep::Known => return None,
         };
         if len == 0 {
             return Some((sqe, DataTransfer::Nothing, SgList::default()));
@@ -177,106 +177,106 @@ impl NamespaceProbe {
         Some((sqe, DataTransfer::In(len as u32), SgList::one(Memory::from_heap(len).seg(0, len))))
     }
 
-    /// The connection has ended. A controller may end it when it hears that it has not proved who it is, before it says
-    /// that it has heard that.
+    /// The connection has ended. A controller may end it when it hears that it has not proved who
+    /// it is, before it says that it has heard that.
     pub(super) fn on_lost(&self) -> Option<NvmeRefused> {
         self.proving.as_ref().and_then(|proving| proving.failure())
     }
 
     /// An answer has come, with its data if the command succeeded.
-    pub(super) fn on_answer(&mut self, cqe: &Cqe, data: &[u8]) -> Result<NamespaceProbeResult, NvmeRefused> {
+    pub(super) fn on_answer(&mut self, cqe: &Cqe, data: &[u8]) -> Result<ProbeResult, NvmeRefused> {
         let is_good = cqe.status.is_success();
-        if let (NamespaceProbeStep::Prove, Some(proving)) = (self.step, &mut self.proving) {
+        if let (ProbeStep::Prove, Some(proving)) = (self.step, &mut self.proving) {
             if proving.on_answer(cqe, data)? {
                 self.generated = proving.generated().cloned();
-                (self.step, self.proving) = (NamespaceProbeStep::Capabilities, None);
+                (self.step, self.proving) = (ProbeStep::Capabilities, None);
             }
-            return Ok(if self.generated.is_some() { NamespaceProbeResult::Key } else { NamespaceProbeResult::More });
+            return Ok(if self.generated.is_some() { ProbeResult::Key } else { ProbeResult::More });
         }
         if let Some(refused) = self.refusal(cqe) {
             return Err(refused);
         }
         let result = cqe.result.get();
         self.step = match self.step {
-            NamespaceProbeStep::Connect => {
+            ProbeStep::Connect => {
                 self.controller.cntlid = result as u16;
                 self.proving = prove::asked_for(result, self.credentials.as_ref(), &self.names)?;
-                if self.proving.is_some() { NamespaceProbeStep::Prove } else { NamespaceProbeStep::Capabilities }
+                if self.proving.is_some() { ProbeStep::Prove } else { ProbeStep::Capabilities }
             }
-            NamespaceProbeStep::Capabilities => {
+            ProbeStep::Capabilities => {
                 self.on_capabilities(result);
-                NamespaceProbeStep::Version
+                ProbeStep::Version
             }
-            NamespaceProbeStep::Version => {
+            ProbeStep::Version => {
                 self.controller.version = result as u32;
-                NamespaceProbeStep::Enable
+                ProbeStep::Enable
             }
-            NamespaceProbeStep::Enable => NamespaceProbeStep::Ready,
-            NamespaceProbeStep::Ready => return self.on_status(result as u32),
-            NamespaceProbeStep::Controller => {
+            ProbeStep::Enable => ProbeStep::Ready,
+            ProbeStep::Ready => return self.on_status(result as u32),
+            ProbeStep::Controller => {
                 self.controller.identify(data);
                 match self.ask {
-                    Ask::Discovery => NamespaceProbeStep::Log,
-                    Ask::Use(_) if self.controller.has_retry_delays() => NamespaceProbeStep::Behavior,
-                    _ => NamespaceProbeStep::Limits,
+                    Ask::Discovery => ProbeStep::Log,
+                    Ask::Use(_) if self.controller.has_retry_delays() => ProbeStep::Behavior,
+                    _ => ProbeStep::Limits,
                 }
             }
-            NamespaceProbeStep::Behavior => {
+            ProbeStep::Behavior => {
                 // Without it CRD is reserved.
                 if !is_good {
                     self.controller.retry_delays = [Duration::ZERO; 3];
                 }
-                NamespaceProbeStep::Limits
+                ProbeStep::Limits
             }
-            NamespaceProbeStep::Log => self.on_log(data)?,
-            NamespaceProbeStep::Limits => {
+            ProbeStep::Log => self.on_log(data)?,
+            ProbeStep::Limits => {
                 // Older controllers do not know this question.
                 if is_good {
                     self.controller.identify_nvm(data);
                 }
                 match self.ask {
-                    Ask::Use(nsid) | Ask::Namespace(nsid) => NamespaceProbeStep::Namespace(nsid),
-                    _ => NamespaceProbeStep::List,
+                    Ask::Use(nsid) | Ask::Namespace(nsid) => ProbeStep::Namespace(nsid),
+                    _ => ProbeStep::List,
                 }
             }
-            NamespaceProbeStep::List => {
+            ProbeStep::List => {
                 self.left = namespaces(data);
                 self.left.reverse();
                 self.next_namespace()
             }
-            NamespaceProbeStep::Namespace(nsid) => self.on_namespace(nsid, data)?,
-            NamespaceProbeStep::Descriptors => {
+            ProbeStep::Namespace(nsid) => self.on_namespace(nsid, data)?,
+            ProbeStep::Descriptors => {
                 if let Some(namespace) = self.namespaces.last_mut().filter(|_| is_good) {
                     namespace.describe(data);
                 }
                 match self.ask {
-                    Ask::Use(_) => NamespaceProbeStep::Queues,
+                    Ask::Use(_) => ProbeStep::Queues,
                     Ask::Namespaces => self.next_namespace(),
-                    _ => NamespaceProbeStep::Known,
+                    _ => ProbeStep::Known,
                 }
             }
-            NamespaceProbeStep::Queues => {
+            ProbeStep::Queues => {
                 self.on_queues(result);
-                NamespaceProbeStep::Known
+                ProbeStep::Known
             }
-            NamespaceProbeStep::Prove | NamespaceProbeStep::Known => NamespaceProbeStep::Known,
+            ProbeStep::Prove | ProbeStep::Known => ProbeStep::Known,
         };
-        Ok(if self.is_known() { NamespaceProbeResult::All } else { NamespaceProbeResult::More })
+        Ok(if self.is_known() { ProbeResult::All } else { ProbeResult::More })
     }
 
     /// A piece of the discovery log page has come.
-    fn on_log(&mut self, data: &[u8]) -> Result<NamespaceProbeStep, NvmeRefused> {
+    fn on_log(&mut self, data: &[u8]) -> Result<ProbeStep, NvmeRefused> {
         match self.log.on_piece(data) {
-            DiscoveryNext::More => Ok(NamespaceProbeStep::Log),
+            DiscoveryNext::More => Ok(ProbeStep::Log),
             DiscoveryNext::Restless => Err(NvmeRefused::Restless),
             DiscoveryNext::Whole => {
                 self.found = std::mem::take(&mut self.log).into_found();
-                Ok(NamespaceProbeStep::Known)
+                Ok(ProbeStep::Known)
             }
         }
     }
 
-    fn on_namespace(&mut self, nsid: u32, data: &[u8]) -> Result<NamespaceProbeStep, NvmeRefused> {
+    fn on_namespace(&mut self, nsid: u32, data: &[u8]) -> Result<ProbeStep, NvmeRefused> {
         // Nothing is told of a namespace that could be there and is not (Base 2.0, "Identify").
         if self.ask != Ask::Namespaces && data.iter().all(|byte| *byte == 0) {
             return Err(NvmeRefused::NoNamespace(nsid));
@@ -284,7 +284,7 @@ impl NamespaceProbe {
         match NamespaceInfo::identify(nsid, data, &self.controller) {
             Ok(namespace) => {
                 self.namespaces.push(namespace);
-                Ok(NamespaceProbeStep::Descriptors)
+                Ok(ProbeStep::Descriptors)
             }
             // One of a list that went away, or that is none for us.
             Err(_) if self.ask == Ask::Namespaces => Ok(self.next_namespace()),
@@ -311,32 +311,36 @@ impl NamespaceProbe {
             return None;
         }
         let what = match self.step {
-            NamespaceProbeStep::Connect => return Some(NvmeRefused::Connect(cqe.status)),
-            NamespaceProbeStep::Namespace(_) if self.ask == Ask::Namespaces => return None,
-            NamespaceProbeStep::Namespace(nsid) => return Some(NvmeRefused::NoNamespace(nsid)),
-            NamespaceProbeStep::Queues => return Some(NvmeRefused::NoQueues),
-            NamespaceProbeStep::Prove | NamespaceProbeStep::Behavior | NamespaceProbeStep::Limits | NamespaceProbeStep::Descriptors | NamespaceProbeStep::Known => return None,
-            NamespaceProbeStep::Capabilities | NamespaceProbeStep::Version | NamespaceProbeStep::Ready => "Property Get",
-            NamespaceProbeStep::Enable => "Property Set of CC",
-            NamespaceProbeStep::Controller => "Identify Controller",
-            NamespaceProbeStep::Log => "Get Log Page of discovery",
-            NamespaceProbeStep::List => "Identify of its active namespaces",
+            ProbeStep::Connect => return Some(NvmeRefused::Connect(cqe.status)),
+            ProbeStep::Namespace(_) if self.ask == Ask::Namespaces => return None,
+            ProbeStep::Namespace(nsid) => return Some(NvmeRefused::NoNamespace(nsid)),
+            ProbeStep::Queues => return Some(NvmeRefused::NoQueues),
+            ProbeStep::Prove
+            | ProbeStep::Behavior
+            | ProbeStep::Limits
+            | ProbeStep::Descriptors
+            | ProbeStep::Known => return None,
+            ProbeStep::Capabilities | ProbeStep::Version | ProbeStep::Ready => "Property Get",
+            ProbeStep::Enable => "Property Set of CC",
+            ProbeStep::Controller => "Identify Controller",
+            ProbeStep::Log => "Get Log Page of discovery",
+            ProbeStep::List => "Identify of its active namespaces",
         };
         Some(NvmeRefused::Command { what, status: cqe.status })
     }
 
     /// What CSTS says.
-    fn on_status(&mut self, csts: u32) -> Result<NamespaceProbeResult, NvmeRefused> {
+    fn on_status(&mut self, csts: u32) -> Result<ProbeResult, NvmeRefused> {
         if csts & CSTS_CFS != 0 {
             return Err(NvmeRefused::Fatal);
         }
         if csts & CSTS_RDY != 0 {
-            self.step = NamespaceProbeStep::Controller;
-            return Ok(NamespaceProbeResult::More);
+            self.step = ProbeStep::Controller;
+            return Ok(ProbeResult::More);
         }
         // CAP.TO: eight bits, in units of 500 ms.
         let units = self.cap >> CAP_TO_SHIFT & 0xff;
-        Ok(NamespaceProbeResult::Later(Duration::from_millis(units.max(1).saturating_mul(500))))
+        Ok(ProbeResult::Later(Duration::from_millis(units.max(1).saturating_mul(500))))
     }
 
     /// CC: enabled, pages of 4 KiB, and entries of the only sizes that there are.
@@ -347,8 +351,8 @@ impl NamespaceProbe {
         entries | sets << CC_CSS_SHIFT | CC_EN
     }
 
-    fn next_namespace(&mut self) -> NamespaceProbeStep {
-        self.left.pop().map_or(NamespaceProbeStep::Known, NamespaceProbeStep::Namespace)
+    fn next_namespace(&mut self) -> ProbeStep {
+        self.left.pop().map_or(ProbeStep::Known, ProbeStep::Namespace)
     }
 }
 
@@ -358,5 +362,6 @@ fn namespaces(data: &[u8]) -> Vec<u32> {
     all.take_while(|nsid| !matches!(*nsid, 0 | NSID_ALL)).collect()
 }
 
-/// Of the admin queue: the least that the specification lets a fabrics controller take (Base 2.0 §3.3.2.2).
+/// Of the admin queue: the least that the specification lets a fabrics controller take (Base 2.0
+/// §3.3.2.2).
 const ADMIN_ENTRIES: u16 = 32;

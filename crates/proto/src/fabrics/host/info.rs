@@ -49,7 +49,8 @@ pub struct ControllerInfo {
     pub retry_delays: [Duration; 3],
     /// A volatile write cache is present.
     pub write_cache: bool,
-    /// The most logical blocks of one Write Zeroes, as log2 in units of the least page; 0: not told.
+    /// The most logical blocks of one Write Zeroes, as log2 in units of the least page; 0: not
+    /// told.
     pub wzsl: u8,
     /// The most logical blocks of one range of Dataset Management; 0: no limit.
     pub dmrsl: u32,
@@ -90,7 +91,8 @@ pub struct NamespaceInfo {
     pub noiob: u16,
     /// Its ANA group; 0: none.
     pub ana_group: u32,
-    /// What names the namespace wherever it is, in text: UUID, NGUID or EUI64; empty if it has none.
+    /// What names the namespace wherever it is, in text: UUID, NGUID or EUI64; empty if it has
+    /// none.
     pub identity: String,
 }
 
@@ -223,7 +225,8 @@ impl NamespaceInfo {
             write_cache: self.write_cache,
             discard_granularity: granularity,
             fast_zeroes: self.max_zeroes_blocks.is_some() && self.zeroes_deallocate,
-            // Of one controller the specification says so; of several, hosts with many paths rely on it as well.
+            // Of one controller the specification says so; of several, hosts with many paths rely
+            // on it as well.
             shared_flush: true,
             ..VolumeInfo::new(self.size())
         }
@@ -264,6 +267,7 @@ pub(super) fn text(field: &[u8]) -> String {
 pub(super) const UUID: &str = "uuid.";
 /// Logical blocks of 512 bytes to 64 KiB.
 const LBADS: std::ops::RangeInclusive<u8> = 9..=16;
-/// The most data of one command, in bytes: more makes nothing faster, and some controllers take memory for all of it.
+/// The most data of one command, in bytes: more makes nothing faster, and some controllers take
+/// memory for all of it.
 const MOST_PER_COMMAND: u32 = 1 << 20;
 const _: () = assert!(MOST_PER_COMMAND <= MAX_TRANSFER);

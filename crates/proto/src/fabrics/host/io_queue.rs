@@ -133,8 +133,8 @@ impl<T: HostTransport> HostQueue<T> {
         }
     }
 
-    /// Without anything under way the controller may leave; the driver, who knows whether it had asked for the end,
-    /// reconnects.
+    /// Without anything under way the controller may leave; the driver, who knows whether it had
+    /// asked for the end, reconnects.
     pub(crate) fn end(&mut self) -> Result<(), ProtocolError> {
         let is_quiet = self.queue.is_empty() && self.queue.is_connected() && self.transport.may_end();
         if is_quiet || self.is_over() {

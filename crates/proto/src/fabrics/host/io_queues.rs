@@ -4,8 +4,9 @@
 //!   submit ──in turn──▶ HostQueue: I/O queue 1 ──▶ its connection
 //!                  └──▶ HostQueue: I/O queue 2 ──▶ its connection      connected once the first is
 //! ```
-//! All belong to the association of one admin queue, so that a flush on any of them is for what all have completed. A
-//! queue that cannot be had is done without, but for the first; the loss of one that was there ends the session.
+//! All belong to the association of one admin queue, so that a flush on any of them is for what all
+//! have completed. A queue that cannot be had is done without, but for the first; the loss of one
+//! that was there ends the session.
 
 use super::io_queue::HostQueue;
 use super::transport::HostTransport;
@@ -51,7 +52,8 @@ pub struct HostQueues<T: HostTransport> {
 }
 
 impl<T: HostTransport> HostQueues<T> {
-    /// A session on a fresh connection. Reads without a buffer take memory from `pool` where nothing can be lent.
+    /// A session on a fresh connection. Reads without a buffer take memory from `pool` where
+    /// nothing can be lent.
     #[must_use]
     pub fn new(config: QueueConfig, options: T::Options, pool: Pool, now: Instant) -> HostQueues<T> {
         let mut first = HostQueue::new(&config, options, 1, pool.clone(), now);
@@ -70,7 +72,8 @@ impl<T: HostTransport> HostQueues<T> {
         }
     }
 
-    /// There are other paths to the namespace: what this one cannot do now is for them ([`Initiator::poll_returned`]).
+    /// There are other paths to the namespace: what this one cannot do now is for them
+    /// ([`Initiator::poll_returned`]).
     #[must_use]
     pub fn with_other_paths(mut self) -> HostQueues<T> {
         self.has_other_paths = true;

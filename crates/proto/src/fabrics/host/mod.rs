@@ -1,25 +1,27 @@
-//! A host's side of NVMe over Fabrics, for any transport: what an admin queue asks, and a namespace as a queue of I/O
-//! (Base 2.0 §3.3, NVM Command Set 1.0).
+//! A host's side of NVMe over Fabrics, for any transport: what an admin queue asks, and a namespace
+//! as a queue of I/O (Base 2.0 §3.3, NVM Command Set 1.0).
 //!
 //! ```text
 //!   HostAdmin:  AdminCommands: Connect, properties, Identify ... ──Request──▶ transport ──▶ controller
 //!   HostQueues: each NamespaceQueue: submit ──▶ Job ──cut into commands──▶ next ──Request──▶ transport
 //!                  poll_done ◀── Job ◀── verdict on the status ◀── finish ◀── transport
 //! ```
-//! A queue has its transport send commands whenever that may send some; the transport moves the data that `Commands`
-//! names, and hands in the completion (`transport.rs`, decision 37). Commands that failed for a reason that passes are sent
-//! again after a pause; I/O that failed on its way to the namespace is handed back, for another path or for later.
+//! A queue has its transport send commands whenever that may send some; the transport moves the
+//! data that `Commands` names, and hands in the completion (`transport.rs`, decision 37). Commands
+//! that failed for a reason that passes are sent again after a pause; I/O that failed on its way to
+//! the namespace is handed back, for another path or for later.
 
 mod access;
 mod admin;
 mod bring_up;
+mod changes;
 mod command;
+mod completion_class;
+mod delayed;
 mod discovery;
 mod info;
 mod io_queue;
 mod io_queues;
-mod later;
-mod news;
 mod plan;
 mod prove;
 mod queue;
@@ -27,7 +29,6 @@ mod refused;
 #[cfg(test)]
 pub(crate) mod testing;
 mod transport;
-mod verdict;
 
 #[cfg(test)]
 mod tests;

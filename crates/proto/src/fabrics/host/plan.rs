@@ -9,7 +9,8 @@ use blockmux_wire::nvme::Sqe;
 use blockmux_wire::nvme::nvm::{DEAC, DsmRange, FUA};
 use blockmux_wire::nvme::opcode::NvmOpcode;
 
-/// What the namespace can do, as far as commands depend on it. What it turns out not to know is taken back.
+/// What the namespace can do, as far as commands depend on it. What it turns out not to know is
+/// taken back.
 pub(super) struct NamespaceCapabilities {
     nsid: u32,
     /// Of a logical block, in bytes.
@@ -52,7 +53,10 @@ impl job::CommandKind for NvmeCommandKind {
     const READ: NvmeCommandKind = NvmeCommandKind::Read;
 
     fn is_long(self) -> bool {
-        !matches!(self, NvmeCommandKind::Read | NvmeCommandKind::Write { .. } | NvmeCommandKind::Zeroes { .. })
+        !matches!(
+            self,
+            NvmeCommandKind::Read | NvmeCommandKind::Write { .. } | NvmeCommandKind::Zeroes { .. }
+        )
     }
 }
 
@@ -82,7 +86,11 @@ impl NamespaceCapabilities {
             Op::Flush | Op::Prefetch => NvmePlan::Done,
             Op::BlockStatus => NvmePlan::AllData,
             Op::Discard { fua } => match self.deallocate {
-                Some(max) => NvmePlan::Send(NvmePieces { kind: NvmeCommandKind::Deallocate, max, then_flush: stable(fua) }),
+                Some(max) => NvmePlan::Send(NvmePieces {
+                    kind: NvmeCommandKind::Deallocate,
+                    max,
+                    then_flush: stable(fua),
+                }),
                 None => NvmePlan::Done,
             },
             Op::WriteZeroes { fua, may_unmap, only_fast } => {
@@ -90,7 +98,9 @@ impl NamespaceCapabilities {
                 match self.write_zeroes {
                     None if only_fast => NvmePlan::Fails(IoError::Unsupported),
                     Some(_) if only_fast && !may_deallocate => NvmePlan::Fails(IoError::Unsupported),
-                    Some(max) => pieces(NvmeCommandKind::WriteZeroes { fua: stable(fua), may_deallocate }, max),
+                    Some(max) => {
+                        pieces(NvmeCommandKind::WriteZeroes { fua: stable(fua), may_deallocate }, max)
+                    }
                     None => NvmePlan::Send(self.written_zeroes(fua)),
                 }
             }
@@ -118,7 +128,9 @@ impl NamespaceCapabilities {
                 let deallocate = if may_deallocate { DEAC } else { 0 };
                 (of_blocks(NvmOpcode::WRITE_ZEROES, force(fua) | deallocate), DataTransfer::Nothing)
             }
-            NvmeCommandKind::Deallocate => (command::deallocate(self.nsid), DataTransfer::Out(RANGE_LEN as u32)),
+            NvmeCommandKind::Deallocate => {
+                (command::deallocate(self.nsid), DataTransfer::Out(RANGE_LEN as u32))
+            }
             NvmeCommandKind::Flush | NvmeCommandKind::Connect => {
                 (command::of_namespace(NvmOpcode::FLUSH, self.nsid), DataTransfer::Nothing)
             }

@@ -4,7 +4,7 @@ use super::command;
 use super::{Names, NvmeRefused};
 use crate::io_queue::DataTransfer;
 use crate::nvme::auth::MAX_MESSAGE;
-use crate::nvme::auth::host::{Applicant, Concatenation, HostCredentials, AuthTurn, Unproved};
+use crate::nvme::auth::host::{Applicant, AuthTurn, Concatenation, HostCredentials, Unproved};
 use crate::nvme::auth::psk::InputPsk;
 use blockmux_volume::{Memory, Seg, SgList};
 use blockmux_wire::nvme::{Cqe, Sqe};
@@ -40,7 +40,8 @@ pub(super) fn asked_for(
 }
 
 impl Proving {
-    /// The next command, what moves, and the memory for that, if there is something left to do. Asking changes nothing.
+    /// The next command, what moves, and the memory for that, if there is something left to do.
+    /// Asking changes nothing.
     pub(super) fn question(&self) -> Option<(Sqe, DataTransfer, SgList)> {
         match self.0.turn() {
             AuthTurn::Send(message) => {
@@ -68,7 +69,8 @@ impl Proving {
         self.0.generated()
     }
 
-    /// The command has ended, with its data if it had some; whether that was the last and we are believed.
+    /// The command has ended, with its data if it had some; whether that was the last and we are
+    /// believed.
     pub(super) fn on_answer(&mut self, cqe: &Cqe, data: &[u8]) -> Result<bool, NvmeRefused> {
         let is_sending = matches!(self.0.turn(), AuthTurn::Send(_));
         let is_good = cqe.status.is_success();

@@ -4,14 +4,14 @@
 
 use super::access::Failing;
 use super::command;
+use super::completion_class;
+use super::delayed::Later;
 use super::info::NamespaceInfo;
-use super::later::Later;
-use super::plan::{NvmeCommandKind, NvmePlan, RANGE_LEN, NamespaceCapabilities};
+use super::plan::{NamespaceCapabilities, NvmeCommandKind, NvmePlan, RANGE_LEN};
 use super::prove::{self, Proving};
 use super::transport::{Commands, NvmeRequest, TransferProgress};
-use super::verdict;
 use super::{DEPTH, Names, NvmeRefused};
-use crate::io_queue::{self, CommandSet, DataTransfer, Verdict, Zeroes, memory};
+use crate::io_queue::{self, CommandSet, CompletionClass, DataTransfer, Zeroes, memory};
 use crate::job;
 use crate::nvme::auth::HostCredentials;
 use crate::session::PathRank;
@@ -182,21 +182,21 @@ impl NamespaceQueue {
         let Some(command) = self.commands.get_mut(key) else { return };
         let piece = command.piece;
         let Some(job) = piece.job else { return self.on_connecting(key, cqe) };
-        let mut verdict = verdict::of(cqe.status);
-        if verdict == Verdict::Good && command.transport.is_corrupt {
-            verdict = Verdict::Later(IoError::Medium);
-        } else if verdict == Verdict::Good && !command.transport.is_whole(command.transfer) {
-            verdict = Verdict::Failed(IoError::Medium);
+        let mut verdict = completion_class::of(cqe.status);
+        if verdict == CompletionClass::Good && command.transport.is_corrupt {
+            verdict = CompletionClass::Later(IoError::Medium);
+        } else if verdict == CompletionClass::Good && !command.transport.is_whole(command.transfer) {
+            verdict = CompletionClass::Failed(IoError::Medium);
         }
         self.commands.discard(key);
         match verdict {
-            Verdict::Good => self.set.failing.on_good(),
-            Verdict::Astray => self.set.failing.on_failure(self.set.now),
-            Verdict::Elsewhere => {
+            CompletionClass::Good => self.set.failing.on_good(),
+            CompletionClass::Astray => self.set.failing.on_failure(self.set.now),
+            CompletionClass::Elsewhere => {
                 // Whatever was told before, until the log page has been read again.
                 self.set.rank = PathRank::Unusable;
                 if !self.has_other_paths {
-                    verdict = Verdict::Later(IoError::PathLost);
+                    verdict = CompletionClass::Later(IoError::PathLost);
                 }
             }
             _ => {}
@@ -243,7 +243,7 @@ impl NamespaceQueue {
 impl CommandSet for RemoteNamespace {
     type Kind = NvmeCommandKind;
     type Sent = Sqe;
-    type Kept = ();
+    type CommandState = ();
 
     #[inline]
     fn is_open(&self) -> bool {

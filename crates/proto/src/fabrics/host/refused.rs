@@ -1,4 +1,5 @@
-//! A controller that says no, properly, or that we do not want: not a breach of the protocol, and one line for the user.
+//! A controller that says no, properly, or that we do not want: not a breach of the protocol, and
+//! one line for the user.
 
 use crate::nvme::auth::Unproved;
 use blockmux_wire::nvme::status::{ConnectStatus, NvmeStatus, StatusField};
@@ -66,7 +67,8 @@ pub enum NvmeRefused {
 }
 
 impl NvmeRefused {
-    /// Whether a controller that took us before may well do so a little later: it is in trouble, or was just started.
+    /// Whether a controller that took us before may well do so a little later: it is in trouble, or
+    /// was just started.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         match self {
@@ -111,7 +113,8 @@ mod tests {
 
     #[test]
     fn a_refusal_is_one_line() {
-        let refused = NvmeRefused::Connect(StatusField::final_one(ConnectStatus::CONNECT_INVALID_HOST.into()));
+        let refused =
+            NvmeRefused::Connect(StatusField::final_one(ConnectStatus::CONNECT_INVALID_HOST.into()));
         assert_eq!(refused.to_string(), "controller refused to connect: connect invalid host");
         assert!(!refused.may_pass());
         let status = StatusField::new(NvmeStatus(0x7ff));

@@ -1,5 +1,5 @@
-//! Queues of a host over a transport in memory: what is asked of a controller, and what its answers lead to. No byte is
-//! encoded; each transport's own tests are about its bytes.
+//! Queues of a host over a transport in memory: what is asked of a controller, and what its answers
+//! lead to. No byte is encoded; each transport's own tests are about its bytes.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 mod admin;

@@ -6,13 +6,14 @@ use crate::slots::SlotKey;
 use blockmux_volume::{Pool, Seg, SgList};
 use blockmux_wire::nvme::{Cqe, Sqe};
 
-/// A transport, as a queue of a host drives it. What comes from the controller it hands to the queue's [`Commands`].
+/// A transport, as a queue of a host drives it. What comes from the controller it hands to the
+/// queue's [`Commands`].
 pub trait HostTransport {
     /// What to agree on for each connection.
     type Options: Copy;
 
-    /// A queue that has no connection yet. `in_capsule` is how much data the controller takes along with a command of an
-    /// I/O queue, in bytes; `None`: it is an admin queue.
+    /// A queue that has no connection yet. `in_capsule` is how much data the controller takes along
+    /// with a command of an I/O queue, in bytes; `None`: it is an admin queue.
     fn new(options: Self::Options, in_capsule: Option<u32>, pool: Pool) -> Self;
 
     /// There is a connection: begins it.
@@ -62,13 +63,16 @@ pub trait Commands {
     /// How far a command's data has moved, and what is to move.
     fn transport(&mut self, key: SlotKey) -> Option<(&mut TransferProgress, DataTransfer)>;
 
-    /// The data of a command that has some to send: a list, and where in it the command's data begins.
+    /// The data of a command that has some to send: a list, and where in it the command's data
+    /// begins.
     fn data_out(&mut self, key: SlotKey) -> Option<(&SgList, usize)>;
 
-    /// Where the data of a command goes that gets some: a list, and where in it the command's data begins.
+    /// Where the data of a command goes that gets some: a list, and where in it the command's data
+    /// begins.
     fn data_in(&mut self, key: SlotKey) -> Option<(&SgList, usize)>;
 
-    /// Whether `len` bytes are all that was asked for and no memory was brought: then they may be lent.
+    /// Whether `len` bytes are all that was asked for and no memory was brought: then they may be
+    /// lent.
     fn is_lendable(&mut self, key: SlotKey, len: usize) -> bool;
 
     /// The data of a read, where [`Commands::is_lendable`] says so.

@@ -3,23 +3,25 @@
 //! ```text
 //!   ABORT TASK ──▶ LOGICAL UNIT RESET ──▶ TARGET WARM RESET ──▶ another connection
 //! ```
-//! Such commands are aborted one after the other, oldest first, each on the connection that it belongs to. Until the target
-//! has answered, a command keeps its tag and its memory, and what comes for it is taken: it may still end by itself. With
-//! the answer the target has done with it, and its I/O is handed back. A target that refuses, or owes this answer, too, is
-//! asked to reset the logical unit, then itself, as Linux's initiators do; what one look finds unanswered the next one takes
-//! a step further. A reset ends whatever it finds, also what others have under way (SAM-5 §6.3.3): no command is sent until it is
-//! answered, and all that were under way come back then. What the driver learns from the look behind the last step is that
-//! the connection is to be given up.
+//! Such commands are aborted one after the other, oldest first, each on the connection that it
+//! belongs to. Until the target has answered, a command keeps its tag and its memory, and what
+//! comes for it is taken: it may still end by itself. With the answer the target has done with it,
+//! and its I/O is handed back. A target that refuses, or owes this answer, too, is asked to reset
+//! the logical unit, then itself, as Linux's initiators do; what one look finds unanswered the next
+//! one takes a step further. A reset ends whatever it finds, also what others have under way (SAM-5
+//! §6.3.3): no command is sent until it is answered, and all that were under way come back then.
+//! What the driver learns from the look behind the last step is that the connection is to be given
+//! up.
 //!
 //! An answer that was given up on may still come, and says nothing any more.
 //!
-//! Over RDMA a command's memory stays open to the target until one of these answers has come; then it is closed, and only
-//! then is the I/O handed back.
+//! Over RDMA a command's memory stays open to the target until one of these answers has come; then
+//! it is closed, and only then is the I/O handed back.
 
+use super::connection::InitiatorConnection;
 use super::datamover::{AfterClose, Exposure};
 use super::full::FullFeatureSession;
 use super::immediate::{ABORT_TAG, MANAGE_TAG};
-use super::lane::Lane;
 use crate::session::ProtocolError;
 use crate::slots::SlotKey;
 use blockmux_wire::iscsi::RESERVED_TAG;
@@ -70,8 +72,8 @@ impl Aborts {
 }
 
 impl FullFeatureSession {
-    /// As [`Initiator::look`](crate::session::Overdue::look). A request that a second look finds unanswered is overdue
-    /// beyond doubt.
+    /// As [`Initiator::look`](crate::session::Overdue::look). A request that a second look finds
+    /// unanswered is overdue beyond doubt.
     pub(super) fn look(&mut self) -> u32 {
         let seen = self.queue.look();
         let Some(asked) = &mut self.aborts.asked else { return seen };
@@ -80,16 +82,20 @@ impl FullFeatureSession {
     }
 
     /// As [`Initiator::abort_overdue`](crate::session::Overdue::abort_overdue), just after a look.
-    pub(super) fn abort_overdue(&mut self, looks: u32, lanes: &mut [Lane]) -> Option<&'static str> {
+    pub(super) fn abort_overdue(
+        &mut self,
+        looks: u32,
+        connections: &mut [InitiatorConnection],
+    ) -> Option<&'static str> {
         if !self.may_send() {
             return None;
         }
         match self.aborts.asked.take() {
             None => {
                 self.aborts.tasks = self.queue.overdue(looks).into();
-                self.abort_next(lanes);
+                self.abort_next(connections);
             }
-            Some(unanswered) => self.escalate(&unanswered, lanes),
+            Some(unanswered) => self.escalate(&unanswered, connections),
         }
         let asked = self.aborts.asked.as_mut()?;
         asked.is_seen = true;
@@ -100,10 +106,11 @@ impl FullFeatureSession {
         })
     }
 
-    /// Takes the next step after a request that was refused or not answered. A command of the queue's own belongs to no I/O
-    /// that could be done again, so that none of those may be under way.
+    /// Takes the next step after a request that was refused or not answered. A command of the
+    /// queue's own belongs to no I/O that could be done again, so that none of those may be under
+    /// way.
     #[cold]
-    fn escalate(&mut self, unanswered: &PendingFunction, lanes: &mut [Lane]) {
+    fn escalate(&mut self, unanswered: &PendingFunction, connections: &mut [InitiatorConnection]) {
         self.aborts.tasks.clear();
         if !unanswered.is_refused {
             if self.aborts.given_up.len() == MAX_GIVEN_UP {
@@ -118,45 +125,56 @@ impl FullFeatureSession {
         };
         let is_free = !self.aborts.given_up.iter().any(|(_, tag)| *tag == tag_of(function));
         if is_free && !self.queue.has_own() {
-            self.manage(function, lanes);
+            self.manage(function, connections);
         }
     }
 
     /// Asks for a function that is about no single task.
-    pub(super) fn manage(&mut self, function: Function, lanes: &mut [Lane]) {
-        let Some(lane) = lanes.iter_mut().find(|lane| lane.is_open()) else { return };
+    pub(super) fn manage(&mut self, function: Function, connections: &mut [InitiatorConnection]) {
+        let Some(connection) = connections.iter_mut().find(|connection| connection.is_open()) else { return };
         let tag = tag_of(function);
         let request = TaskManagementRequest {
             initiator_task_tag: tag.into(),
             referenced_task_tag: RESERVED_TAG.into(),
-            ..self.numbers(lane).task_management(function, self.lun)
+            ..self.numbers(connection).task_management(function, self.lun)
         };
-        self.ask(lane, PendingFunction { function, task: None, tag, cid: lane.cid, ..PendingFunction::NONE }, &request);
+        self.ask(
+            connection,
+            PendingFunction { function, task: None, tag, cid: connection.cid, ..PendingFunction::NONE },
+            &request,
+        );
     }
 
-    fn ask(&mut self, lane: &mut Lane, asked: PendingFunction, request: &TaskManagementRequest) {
-        lane.sender.push(transmute_ref!(request), &[]);
+    fn ask(
+        &mut self,
+        connection: &mut InitiatorConnection,
+        asked: PendingFunction,
+        request: &TaskManagementRequest,
+    ) {
+        connection.sender.push(transmute_ref!(request), &[]);
         self.aborts.asked = Some(asked);
     }
 
     /// Goes on with a reset that was answered, and with commands that are to be aborted.
     #[inline]
-    pub(super) fn advance_aborts(&mut self, lanes: &mut [Lane]) {
+    pub(super) fn advance_aborts(&mut self, connections: &mut [InitiatorConnection]) {
         if self.aborts.is_reset {
-            self.end_reset(lanes);
+            self.end_reset(connections);
         }
         if self.aborts.asked.is_none() && !self.aborts.tasks.is_empty() && self.may_send() {
-            self.abort_next(lanes);
+            self.abort_next(connections);
         }
     }
 
     /// Has the next command aborted that has not ended by itself, and whose connection is there.
     #[cold]
-    fn abort_next(&mut self, lanes: &mut [Lane]) {
+    fn abort_next(&mut self, connections: &mut [InitiatorConnection]) {
         while let Some(key) = self.aborts.tasks.pop_front() {
             let Some((progress, _)) = self.queue.transport(key) else { continue };
-            let (cid, ref_cmd_sn) = (progress.lane, progress.cmd_sn);
-            let Some(lane) = lanes.iter_mut().find(|lane| lane.cid == cid && lane.is_open()) else {
+            let (cid, ref_cmd_sn) = (progress.cid, progress.cmd_sn);
+            let Some(connection) =
+                connections.iter_mut().find(|connection| connection.cid == cid && connection.is_open())
+            else {
                 continue;
             };
             let (function, tag) = (Function::ABORT_TASK, key.short() | ABORT_TAG);
@@ -164,16 +182,24 @@ impl FullFeatureSession {
                 initiator_task_tag: tag.into(),
                 referenced_task_tag: key.short().into(),
                 ref_cmd_sn: ref_cmd_sn.into(),
-                ..self.numbers(lane).task_management(function, self.lun)
+                ..self.numbers(connection).task_management(function, self.lun)
             };
-            return self.ask(lane, PendingFunction { function, task: Some(key), tag, cid, ..PendingFunction::NONE }, &request);
+            return self.ask(
+                connection,
+                PendingFunction { function, task: Some(key), tag, cid, ..PendingFunction::NONE },
+                &request,
+            );
         }
     }
 
-    /// The target has answered a task management request; whether it was one of these. A task that it does not know has
-    /// been answered before, or never came.
-    pub(super) fn on_managed(&mut self, lane: &mut Lane, response: &TaskManagementResponse) -> bool {
-        let (cid, tag) = (lane.cid, response.initiator_task_tag.get());
+    /// The target has answered a task management request; whether it was one of these. A task that
+    /// it does not know has been answered before, or never came.
+    pub(super) fn on_managed(
+        &mut self,
+        connection: &mut InitiatorConnection,
+        response: &TaskManagementResponse,
+    ) -> bool {
+        let (cid, tag) = (connection.cid, response.initiator_task_tag.get());
         let response = FunctionResponse(response.response);
         let Some(asked) = self.aborts.asked.as_mut().filter(|asked| (asked.cid, asked.tag) == (cid, tag))
         else {
@@ -194,7 +220,7 @@ impl FullFeatureSession {
             return true;
         }
         match asked.task {
-            Some(key) => self.end_aborted(lane, key),
+            Some(key) => self.end_aborted(connection, key),
             None => self.aborts.is_reset = true,
         }
         self.aborts.asked = None;
@@ -203,27 +229,28 @@ impl FullFeatureSession {
 
     /// Hands back what was under way.
     #[cold]
-    fn end_reset(&mut self, lanes: &mut [Lane]) {
+    fn end_reset(&mut self, connections: &mut [InitiatorConnection]) {
         self.aborts.is_reset = false;
-        for lane in lanes {
-            for key in self.queue.keys_of(|progress| progress.lane == lane.cid) {
-                self.end_aborted(lane, key);
+        for connection in connections {
+            for key in self.queue.keys_of(|progress| progress.cid == connection.cid) {
+                self.end_aborted(connection, key);
             }
         }
     }
 
     /// A connection is gone, and with it what was asked for there.
-    pub(super) fn forget_aborts(&mut self, lane: &Lane) {
-        if self.aborts.asked.as_ref().is_some_and(|asked| asked.cid == lane.cid) {
+    pub(super) fn forget_aborts(&mut self, connection: &InitiatorConnection) {
+        if self.aborts.asked.as_ref().is_some_and(|asked| asked.cid == connection.cid) {
             self.aborts.asked = None;
         }
-        self.aborts.given_up.retain(|(cid, _)| *cid != lane.cid);
+        self.aborts.given_up.retain(|(cid, _)| *cid != connection.cid);
     }
 
-    /// The target has given up a command: its I/O is handed back, over RDMA once the target cannot reach its memory any more.
-    fn end_aborted(&mut self, lane: &mut Lane, key: SlotKey) {
+    /// The target has given up a command: its I/O is handed back, over RDMA once the target cannot
+    /// reach its memory any more.
+    fn end_aborted(&mut self, connection: &mut InitiatorConnection, key: SlotKey) {
         let Some((progress, _)) = self.queue.transport(key) else { return };
-        match (progress.exposure, &mut lane.mover) {
+        match (progress.exposure, &mut connection.mover) {
             // Its response has come, and ends it.
             (Exposure::Closing, _) => {}
             // The target says so of a command that it was not sent, which goes its way.
@@ -233,7 +260,7 @@ impl FullFeatureSession {
                 mover.close(stag, AfterClose::Abort(key));
             }
             _ => {
-                lane.in_flight = lane.in_flight.saturating_sub(1);
+                connection.in_flight = connection.in_flight.saturating_sub(1);
                 self.queue.abort(key);
             }
         }
@@ -241,19 +268,19 @@ impl FullFeatureSession {
 
     /// Ends commands whose memory has been closed since.
     #[inline]
-    pub(super) fn end_closed(&mut self, lane: &mut Lane) -> Result<bool, ProtocolError> {
+    pub(super) fn end_closed(&mut self, connection: &mut InitiatorConnection) -> Result<bool, ProtocolError> {
         let mut has_any = false;
-        while let Some(then) = lane.mover.as_mut().and_then(|mover| mover.next_closed()) {
+        while let Some(then) = connection.mover.as_mut().and_then(|mover| mover.next_closed()) {
             has_any = true;
             match then {
                 AfterClose::Respond { bhs, data } => {
                     let response: &ScsiResponse = transmute_ref!(&bhs);
-                    self.on_response(lane, response, &data)?;
+                    self.on_response(connection, response, &data)?;
                 }
                 AfterClose::Abort(key) => {
                     if let Some((progress, _)) = self.queue.transport(key) {
                         progress.exposure = Exposure::None;
-                        self.end_aborted(lane, key);
+                        self.end_aborted(connection, key);
                     }
                 }
             }

@@ -1,4 +1,5 @@
-//! Where a target says that it is: `TargetAddress` (RFC 7143 §13.8), in redirections and in answers to SendTargets.
+//! Where a target says that it is: `TargetAddress` (RFC 7143 §13.8), in redirections and in answers
+//! to SendTargets.
 
 use crate::uri::portal;
 use blockmux_wire::iscsi::ISCSI_DEFAULT_PORT;

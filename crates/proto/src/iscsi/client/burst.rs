@@ -1,17 +1,18 @@
 //! Which connection of a session the next commands go on.
 
 use super::config::BurstSize;
-use super::lane::Lane;
+use super::connection::InitiatorConnection;
 use crate::scsi::initiator::DataTransfer;
 
-/// Consecutive commands that go on one connection. To send each on another one would be fairer, and six times slower at
-/// 4 KiB: the target may not begin a command before those with smaller numbers, so that it would have to go from one
-/// connection to the next for each. For the same reason, and because both sides have to look at each connection that is
-/// used, there is no use for another one before this one has a whole burst under way.
+/// Consecutive commands that go on one connection. To send each on another one would be fairer, and
+/// six times slower at 4 KiB: the target may not begin a command before those with smaller numbers,
+/// so that it would have to go from one connection to the next for each. For the same reason, and
+/// because both sides have to look at each connection that is used, there is no use for another one
+/// before this one has a whole burst under way.
 #[derive(Clone, Copy)]
 pub(super) struct Burst {
     /// Where they go.
-    pub(super) lane: usize,
+    pub(super) connection: usize,
     /// How many have gone, and with how many bytes.
     commands: u32,
     bytes: u32,
@@ -21,35 +22,40 @@ pub(super) struct Burst {
 impl Burst {
     /// The first.
     pub(super) fn first(size: BurstSize) -> Burst {
-        Burst { lane: 0, commands: 0, bytes: 0, size }
+        Burst { connection: 0, commands: 0, bytes: 0, size }
     }
 
-    /// As it is with the next command. When a burst is over and nothing of it was answered, that goes on the connection
-    /// that has the least to do.
+    /// As it is with the next command. When a burst is over and nothing of it was answered, that
+    /// goes on the connection that has the least to do.
     #[inline]
-    pub(super) fn next(self, lanes: &[Lane]) -> Option<Burst> {
-        let takes = |lane: &Lane| lane.is_open() && lane.has_credit();
+    pub(super) fn next(self, connections: &[InitiatorConnection]) -> Option<Burst> {
+        let takes = |connection: &InitiatorConnection| connection.is_open() && connection.has_credit();
         let is_over = self.commands >= self.size.commands || self.bytes >= self.size.bytes;
-        match lanes.get(self.lane).filter(|lane| takes(lane)).map(|lane| lane.in_flight) {
+        match connections
+            .get(self.connection)
+            .filter(|connection| takes(connection))
+            .map(|connection| connection.in_flight)
+        {
             Some(in_flight) if !is_over && in_flight > 0 => Some(self),
-            Some(in_flight) if !is_over || in_flight < self.commands => Some(self.on(self.lane)),
+            Some(in_flight) if !is_over || in_flight < self.commands => Some(self.on(self.connection)),
             _ => {
-                let open = lanes.iter().enumerate().filter(|(_, lane)| takes(lane));
-                open.min_by_key(|(_, lane)| lane.in_flight).map(|(lane, _)| self.on(lane))
+                let open = connections.iter().enumerate().filter(|(_, connection)| takes(connection));
+                open.min_by_key(|(_, connection)| connection.in_flight)
+                    .map(|(connection, _)| self.on(connection))
             }
         }
     }
 
     /// The next one.
     #[inline]
-    fn on(self, lane: usize) -> Burst {
-        Burst { lane, ..Burst::first(self.size) }
+    fn on(self, connection: usize) -> Burst {
+        Burst { connection, ..Burst::first(self.size) }
     }
 
     /// The connection of the last command.
     #[inline]
     pub(super) fn latest(&self) -> usize {
-        self.lane
+        self.connection
     }
 
     #[inline]

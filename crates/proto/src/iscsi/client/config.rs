@@ -21,7 +21,8 @@ pub struct Config {
     pub chap: Option<Chap>,
     /// What to propose; see [`wishes`].
     pub wishes: OperationalParameters,
-    /// Unique among the sessions of one initiator with one target: another with the same ends the first.
+    /// Unique among the sessions of one initiator with one target: another with the same ends the
+    /// first.
     pub isid: [u8; 6],
     /// How many commands go on one connection before another one is thought of.
     pub burst: BurstSize,
@@ -37,8 +38,8 @@ pub struct BurstSize {
 }
 
 impl Default for BurstSize {
-    /// So much that a queue of 4 KiB at depth 128 needs one connection, for it is slower over several, and so little that
-    /// connections share what is deeper, and what large I/O moves.
+    /// So much that a queue of 4 KiB at depth 128 needs one connection, for it is slower over
+    /// several, and so little that connections share what is deeper, and what large I/O moves.
     fn default() -> BurstSize {
         BurstSize { commands: 128, bytes: 512 << 10 }
     }
@@ -56,9 +57,10 @@ pub enum Mode {
 }
 
 /// The most connections of one session.
-pub const MAX_LANES: u32 = 16;
+pub const MAX_CONNECTIONS: u32 = 16;
 
-/// What an initiator proposes unless it is told otherwise: data at once and in long bursts, no digests.
+/// What an initiator proposes unless it is told otherwise: data at once and in long bursts, no
+/// digests.
 #[must_use]
 pub fn wishes() -> OperationalParameters {
     OperationalParameters::standard()

@@ -4,12 +4,13 @@
 //!   command ──▶ Register ──Registered──▶ Send, with the memory's name ──▶ target ──▶ response ──▶ done
 //!                                                                             (closes the memory, or Invalidate does)
 //! ```
-//! A command's memory is open from before it is sent until its response has come, or the target has answered that it gave the
-//! command up. Commands leave in the order of their numbers, so one whose memory has no name yet holds up those behind it; the queue pair names it in the same turn.
+//! A command's memory is open from before it is sent until its response has come, or the target has
+//! answered that it gave the command up. Commands leave in the order of their numbers, so one whose
+//! memory has no name yet holds up those behind it; the queue pair names it in the same turn.
 
 use crate::iscsi::iser::HEADERS_LEN;
 use crate::iscsi::unexpected::OfInitiator;
-use crate::rdma::{RemoteRights, QueuePair, Remote, Stag, WorkId};
+use crate::rdma::{QueuePair, Remote, RemoteRights, Stag, WorkId};
 use crate::session::ProtocolError;
 use crate::slots::SlotKey;
 use blockmux_volume::SgList;
@@ -27,7 +28,8 @@ pub(super) struct InitiatorDatamover {
     commands: VecDeque<Outgoing>,
     /// How many of them, from the oldest on, need not ask for a name any more.
     asked: usize,
-    /// How many of them, from the oldest on, wait for no name any more: names come in the order of asking.
+    /// How many of them, from the oldest on, wait for no name any more: names come in the order of
+    /// asking.
     named: usize,
     /// Memory to close, with what is then to be done.
     open: VecDeque<(Stag, AfterClose)>,

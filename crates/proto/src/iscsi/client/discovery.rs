@@ -7,10 +7,12 @@
 use super::immediate::{Numbers, TEXT_TAG};
 use super::login::LoginPhase;
 use super::receive::error;
-use super::{LATE, LOGIN_TIMEOUT, IscsiRefused};
+use super::{IscsiRefused, LATE, LOGIN_TIMEOUT};
 use crate::iscsi::digests::IscsiDigests;
 use crate::iscsi::login::chap::SEED_LEN;
-use crate::iscsi::login::initiator::{InitiatorLoginResult, LoginIdentity, InitiatorLogin, InitiatorLoginProgress};
+use crate::iscsi::login::initiator::{
+    InitiatorLogin, InitiatorLoginProgress, InitiatorLoginResult, LoginIdentity,
+};
 use crate::iscsi::login::operational::{OperationalKey, OperationalParameters};
 use crate::iscsi::name::Name;
 use crate::iscsi::node::Chap;
@@ -64,7 +66,8 @@ struct Asking {
 }
 
 impl IscsiDiscoverySession {
-    /// A discovery session of `initiator` on a fresh connection. `seed` is random and used for this session alone.
+    /// A discovery session of `initiator` on a fresh connection. `seed` is random and used for this
+    /// session alone.
     #[must_use]
     pub fn new(
         initiator: Name,

@@ -1,18 +1,19 @@
-//! Full feature phase: the state of a session, its window of commands, what it sends, its deadlines and its end.
+//! Full feature phase: the state of a session, its window of commands, what it sends, its deadlines
+//! and its end.
 
 use super::abort::Aborts;
 use super::burst::Burst;
 use super::config::BurstSize;
+use super::connection::{InitiatorConnection, PING_INTERVAL};
 use super::datamover::Exposure;
 use super::immediate::{Numbers, PING_TAG};
-use super::lane::{Lane, PING_INTERVAL};
 use super::receive::error;
 use super::{LATE, UnitInfo, UnitRefused};
 use crate::iscsi::login::initiator::InitiatorLoginResult;
 use crate::iscsi::login::operational::{OperationalKey as Name, OperationalParameters};
-use crate::rdma::{RemoteRights, Remote, Stag, WorkId};
+use crate::rdma::{Remote, RemoteRights, Stag, WorkId};
 use crate::scsi::Lun;
-use crate::scsi::initiator::{ScsiQueue, ScsiRequest, DataTransfer};
+use crate::scsi::initiator::{DataTransfer, ScsiQueue, ScsiRequest};
 use crate::session::{Demand, PathRank, ProtocolError};
 use crate::slots::SlotKey;
 use blockmux_volume::{Completion, Io, Pool, SgList};
@@ -35,7 +36,8 @@ pub(super) struct FullFeatureSession {
     pub(super) is_beyond_recovery: bool,
     /// What the target has said of a connection that we have not lost, as far as we know.
     pub(super) announced_loss: Option<AnnouncedLoss>,
-    /// The same for the whole session, or `None`: as login agreed on.
+    /// How long the target wants to be waited for before the session is taken up again; `None`: as
+    /// login agreed on.
     pub(super) announced_wait: Option<Duration>,
     pub(super) aborts: Aborts,
     ending: LogoutState,
@@ -75,7 +77,7 @@ pub(super) struct AnnouncedLoss {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct CommandTransfer {
     /// The connection that it belongs to.
-    pub(super) lane: u16,
+    pub(super) cid: u16,
     /// Its number.
     pub(super) cmd_sn: u32,
     /// The next byte of data-in, or the first of data-out that was neither sent nor asked for.
@@ -173,19 +175,19 @@ impl FullFeatureSession {
     }
 
     #[inline]
-    pub(super) fn demand(&self, lane: &Lane) -> Demand {
+    pub(super) fn demand(&self, connection: &InitiatorConnection) -> Demand {
         if self.ending == LogoutState::Over {
             return Demand::Close;
         }
-        if lane.is_flooded() {
+        if connection.is_flooded() {
             return Demand::Nothing;
         }
-        lane.reading.demand(lane.terms.digests)
+        connection.reading.demand(connection.terms.digests)
     }
 
     /// The target has closed its side of the only connection; whether it may.
-    pub(super) fn on_end(&mut self, lane: &Lane) -> bool {
-        let is_allowed = self.queue.is_quiet() && lane.reading.is_between_pdus();
+    pub(super) fn on_end(&mut self, connection: &InitiatorConnection) -> bool {
+        let is_allowed = self.queue.is_quiet() && connection.reading.is_between_pdus();
         self.ending = LogoutState::Over;
         is_allowed
     }
@@ -200,9 +202,9 @@ impl FullFeatureSession {
     }
 
     #[inline]
-    pub(super) fn submit(&mut self, io: Io, lanes: &mut [Lane]) {
+    pub(super) fn submit(&mut self, io: Io, connections: &mut [InitiatorConnection]) {
         self.queue.submit(io);
-        self.send_commands(lanes);
+        self.send_commands(connections);
     }
 
     #[inline]
@@ -216,7 +218,7 @@ impl FullFeatureSession {
     }
 
     /// Ends softly once everything is complete; before the unit is known, at once.
-    pub(super) fn stop(&mut self, lanes: &mut [Lane]) {
+    pub(super) fn stop(&mut self, connections: &mut [InitiatorConnection]) {
         if matches!(self.ending, LogoutState::No | LogoutState::ByTarget) {
             self.ending = LogoutState::ByUs;
             self.queue.close();
@@ -226,11 +228,11 @@ impl FullFeatureSession {
                 self.queue.drain();
             }
         }
-        self.advance(lanes);
+        self.advance(connections);
     }
 
-    /// The target wants the session to end: what is under way ends here, but for what takes longer than the target
-    /// gives us.
+    /// The target wants the session to end: what is under way ends here, but for what takes longer
+    /// than the target gives us.
     pub(super) fn leave(&mut self, within: Option<Duration>) {
         if self.ending == LogoutState::No {
             self.ending = LogoutState::ByTarget;
@@ -243,8 +245,8 @@ impl FullFeatureSession {
         }
     }
 
-    /// The logout was answered. Whether the target could tidy up is its own affair: the connection ends. If it could not, it
-    /// says how long to leave it alone.
+    /// The logout was answered. Whether the target could tidy up is its own affair: the connection
+    /// ends. If it could not, it says how long to leave it alone.
     pub(super) fn on_logged_out(&mut self, response: &LogoutResponse) -> Result<(), ProtocolError> {
         if self.ending != LogoutState::LoggingOut {
             return Err(error("answered a logout that was not asked for", "RFC 7143 §11.15"));
@@ -258,8 +260,8 @@ impl FullFeatureSession {
         Ok(())
     }
 
-    /// How long to wait before the login of another session, which ends this one if it has not ended
-    /// (RFC 7143 §7.5, §13.15).
+    /// How long to wait before the login of another session, which ends this one if it has not
+    /// ended (RFC 7143 §7.5, §13.15).
     pub(super) fn time2wait(&self) -> Duration {
         self.announced_wait.unwrap_or(self.terms.wait)
     }
@@ -271,13 +273,13 @@ impl FullFeatureSession {
 
     /// Sends what may be sent, and logs out when it is time.
     #[inline]
-    pub(super) fn advance(&mut self, lanes: &mut [Lane]) {
+    pub(super) fn advance(&mut self, connections: &mut [InitiatorConnection]) {
         if self.queue.is_strange() {
             // A new session asks what it is now.
             self.leave(None);
         }
-        self.advance_aborts(lanes);
-        self.send_commands(lanes);
+        self.advance_aborts(connections);
+        self.send_commands(connections);
         if self.queue.has_later() && self.timers.retry_at.is_none() {
             // After pauses that grow as long as the unit stays busy.
             self.timers.retry_at = self.timers.now.checked_add(self.timers.pause);
@@ -288,8 +290,8 @@ impl FullFeatureSession {
             LogoutState::ByUs if self.queue.unit().is_none() => self.queue.is_quiet(),
             LogoutState::ByUs => self.queue.is_empty() || self.is_leave_over(),
         };
-        if is_due && let Some(lane) = lanes.iter_mut().find(|lane| lane.is_open()) {
-            self.send_logout(lane);
+        if is_due && let Some(connection) = connections.iter_mut().find(|connection| connection.is_open()) {
+            self.send_logout(connection);
             self.ending = LogoutState::LoggingOut;
         }
     }
@@ -335,10 +337,10 @@ impl FullFeatureSession {
 
     /// The task that the target names on this connection, if it is one of its tasks.
     #[inline]
-    pub(super) fn find(&mut self, lane: &Lane, tag: u32) -> Option<SlotKey> {
+    pub(super) fn find(&mut self, connection: &InitiatorConnection, tag: u32) -> Option<SlotKey> {
         let key = self.queue.find(tag)?;
         let (progress, _) = self.queue.transport(key)?;
-        (progress.lane == lane.cid).then_some(key)
+        (progress.cid == connection.cid).then_some(key)
     }
 
     /// Whether the unit has to be known by the deadline. A reset may take longer.
@@ -346,11 +348,11 @@ impl FullFeatureSession {
         self.queue.unit().is_none() && !self.aborts.holds_commands()
     }
 
-    pub(super) fn poll_timeout(&self, lane: &Lane) -> Option<Instant> {
+    pub(super) fn poll_timeout(&self, connection: &InitiatorConnection) -> Option<Instant> {
         if self.ending == LogoutState::Over {
             return None;
         }
-        let mut next = lane.ticks.next;
+        let mut next = connection.ticks.next;
         if self.is_bound() {
             next = next.min(self.deadline);
         }
@@ -367,40 +369,49 @@ impl FullFeatureSession {
     }
 
     /// Some time has passed, for the session.
-    pub(super) fn on_timeout(&mut self, now: Instant, lanes: &mut [Lane]) -> Result<(), ProtocolError> {
+    pub(super) fn on_timeout(
+        &mut self,
+        now: Instant,
+        connections: &mut [InitiatorConnection],
+    ) -> Result<(), ProtocolError> {
         self.timers.now = now;
         if self.is_bound() && now >= self.deadline {
             return Err(LATE);
         }
         self.retry(now);
-        self.advance(lanes);
+        self.advance(connections);
         if now >= self.timers.access_at {
-            // A path that is none just now may become one without a word: nothing is sent on it that could meet one.
+            // A path that is none just now may become one without a word: nothing is sent on it
+            // that could meet one.
             self.timers.access_at = now.checked_add(ACCESS_INTERVAL).unwrap_or(now);
             if self.queue.path_rank() != PathRank::Best {
                 self.queue.ask_for_access();
-                self.advance(lanes);
+                self.advance(connections);
             }
         }
         Ok(())
     }
 
     /// Some time has passed, for one connection.
-    pub(super) fn on_tick(&mut self, now: Instant, lane: &mut Lane) -> Result<(), ProtocolError> {
-        if now < lane.ticks.next {
+    pub(super) fn on_tick(
+        &mut self,
+        now: Instant,
+        connection: &mut InitiatorConnection,
+    ) -> Result<(), ProtocolError> {
+        if now < connection.ticks.next {
             return Ok(());
         }
-        lane.ticks.next = now.checked_add(PING_INTERVAL).unwrap_or(now);
-        self.ask_again(lane)?;
-        if std::mem::take(&mut lane.ticks.heard) {
-            lane.ticks.pinged = false;
-        } else if std::mem::replace(&mut lane.ticks.pinged, true) || !self.may_send() {
+        connection.ticks.next = now.checked_add(PING_INTERVAL).unwrap_or(now);
+        self.ask_again(connection)?;
+        if std::mem::take(&mut connection.ticks.heard) {
+            connection.ticks.pinged = false;
+        } else if std::mem::replace(&mut connection.ticks.pinged, true) || !self.may_send() {
             return Err(ProtocolError {
                 what: "did not answer within 10 seconds",
                 reference: "RFC 7143 §11.18, NOP-Out",
             });
         } else {
-            self.send_ping(lane);
+            self.send_ping(connection);
         }
         Ok(())
     }
@@ -416,38 +427,40 @@ impl FullFeatureSession {
         }
     }
 
-    /// Sends commands as long as there are some and the window is open. They all are numbered in one sequence, by which the
-    /// target puts them in order again (RFC 7143 §4.2.2.1).
+    /// Sends commands as long as there are some and the window is open. They all are numbered in
+    /// one sequence, by which the target puts them in order again (RFC 7143 §4.2.2.1).
     #[inline]
-    pub(super) fn send_commands(&mut self, lanes: &mut [Lane]) {
+    pub(super) fn send_commands(&mut self, connections: &mut [InitiatorConnection]) {
         while self.may_send()
             && !self.aborts.holds_commands()
             && self.window() > 0
-            && let Some(burst) = self.burst.next(lanes)
-            && let Some(lane) = lanes.get_mut(burst.lane)
+            && let Some(burst) = self.burst.next(connections)
+            && let Some(connection) = connections.get_mut(burst.connection)
             && let Some(request) = self.queue.next()
         {
             self.burst = burst;
             let cmd_sn = self.cmd_sn;
             self.cmd_sn = cmd_sn.wrapping_add(1);
-            lane.in_flight = lane.in_flight.saturating_add(1);
+            connection.in_flight = connection.in_flight.saturating_add(1);
             self.burst.count(&request.transfer);
-            self.send_command(lane, &request, cmd_sn);
+            self.send_command(connection, &request, cmd_sn);
         }
     }
 
-    /// Sends a command once more, as if for the first time, but with the number that it has (RFC 7143 §7.2.1).
-    pub(super) fn send_again(&mut self, lane: &mut Lane, key: SlotKey) {
+    /// Sends a command once more, as if for the first time, but with the number that it has (RFC
+    /// 7143 §7.2.1).
+    pub(super) fn send_again(&mut self, connection: &mut InitiatorConnection, key: SlotKey) {
         let Some(request) = self.queue.request(key) else { return };
         let Some((progress, _)) = self.queue.transport(key) else { return };
         let cmd_sn = progress.cmd_sn;
         *progress = CommandTransfer::default();
-        self.send_command(lane, &request, cmd_sn);
+        self.send_command(connection, &request, cmd_sn);
     }
 
-    /// Sends a command with the data that may go with it unasked (RFC 7143, data transfer overview).
+    /// Sends a command with the data that may go with it unasked (RFC 7143, data transfer
+    /// overview).
     #[inline]
-    fn send_command(&mut self, lane: &mut Lane, request: &ScsiRequest, cmd_sn: u32) {
+    fn send_command(&mut self, connection: &mut InitiatorConnection, request: &ScsiRequest, cmd_sn: u32) {
         let (mut flags, mut expected, mut immediate, mut unsolicited) = (FLAG_FINAL | ATTR_SIMPLE, 0, 0, 0);
         match request.transfer {
             DataTransfer::Nothing => {}
@@ -460,10 +473,11 @@ impl FullFeatureSession {
                 expected = len;
                 let first = len.min(self.terms.first_burst);
                 if self.terms.immediate_data {
-                    immediate = first.min(lane.terms.max_send_segment);
+                    immediate = first.min(connection.terms.max_send_segment);
                 }
-                if lane.mover.is_some() {
-                    // All at once or nothing: what is left is one read of the target's, with a part or without.
+                if connection.mover.is_some() {
+                    // All at once or nothing: what is left is one read of the target's, with a part
+                    // or without.
                     immediate = if immediate == len { len } else { 0 };
                     unsolicited = immediate;
                 } else {
@@ -475,7 +489,7 @@ impl FullFeatureSession {
             }
         }
         if let Some((progress, _)) = self.queue.transport(request.key) {
-            (progress.lane, progress.cmd_sn, progress.next) = (lane.cid, cmd_sn, unsolicited);
+            (progress.cid, progress.cmd_sn, progress.next) = (connection.cid, cmd_sn, unsolicited);
         }
         let tag = request.key.short();
         let command = ScsiCommand {
@@ -489,25 +503,32 @@ impl FullFeatureSession {
             initiator_task_tag: tag.into(),
             expected_data_transfer_length: expected.into(),
             cmd_sn: cmd_sn.into(),
-            exp_stat_sn: lane.statuses.expected().into(),
+            exp_stat_sn: connection.statuses.expected().into(),
             cdb: request.command,
         };
-        if lane.mover.is_some() {
-            return self.send_over_rdma(lane, request, command, immediate);
+        if connection.mover.is_some() {
+            return self.send_over_rdma(connection, request, command, immediate);
         }
         if immediate > 0 {
-            self.send_data(lane, request.key, transmute_ref!(&command), 0, immediate);
+            self.send_data(connection, request.key, transmute_ref!(&command), 0, immediate);
         } else {
-            lane.sender.push(transmute_ref!(&command), &[]);
+            connection.sender.push(transmute_ref!(&command), &[]);
         }
         if unsolicited > immediate {
-            self.send_sequence(lane, request.key, RESERVED_TAG, immediate, unsolicited);
+            self.send_sequence(connection, request.key, RESERVED_TAG, immediate, unsolicited);
         }
     }
 
-    /// Queues a command; its data goes with it if it is `immediate`, else the target fetches or brings it.
+    /// Queues a command; its data goes with it if it is `immediate`, else the target fetches or
+    /// brings it.
     #[inline]
-    fn send_over_rdma(&mut self, lane: &mut Lane, request: &ScsiRequest, command: ScsiCommand, immediate: u32) {
+    fn send_over_rdma(
+        &mut self,
+        connection: &mut InitiatorConnection,
+        request: &ScsiRequest,
+        command: ScsiCommand,
+        immediate: u32,
+    ) {
         let (mut payload, mut memory) = (SgList::default(), None);
         match request.transfer {
             DataTransfer::In(len) if len > 0 => {
@@ -523,15 +544,15 @@ impl FullFeatureSession {
             }
             DataTransfer::Nothing | DataTransfer::In(_) | DataTransfer::Out(_) => {}
         }
-        if let Some(mover) = &mut lane.mover {
+        if let Some(mover) = &mut connection.mover {
             mover.push(request.key, command, payload, memory);
         }
     }
 
     /// A command's memory is open.
     #[inline]
-    pub(super) fn on_registered(&mut self, lane: &mut Lane, id: WorkId, remote: Remote) {
-        let key = lane.mover.as_mut().and_then(|mover| mover.on_registered(id, remote));
+    pub(super) fn on_registered(&mut self, connection: &mut InitiatorConnection, id: WorkId, remote: Remote) {
+        let key = connection.mover.as_mut().and_then(|mover| mover.on_registered(id, remote));
         if let Some(key) = key {
             self.on_opened(key, remote.stag);
         }
@@ -549,7 +570,7 @@ impl FullFeatureSession {
     #[inline]
     pub(super) fn send_sequence(
         &mut self,
-        lane: &mut Lane,
+        connection: &mut InitiatorConnection,
         key: SlotKey,
         target_transfer_tag: u32,
         from: u32,
@@ -557,7 +578,7 @@ impl FullFeatureSession {
     ) {
         let (mut at, mut data_sn) = (from, 0_u32);
         while at < end {
-            let len = end.saturating_sub(at).min(lane.terms.max_send_segment);
+            let len = end.saturating_sub(at).min(connection.terms.max_send_segment);
             let next = at.saturating_add(len);
             let data_out = DataOut {
                 opcode: IscsiOpcode::DATA_OUT.0,
@@ -569,49 +590,57 @@ impl FullFeatureSession {
                 initiator_task_tag: key.short().into(),
                 target_transfer_tag: target_transfer_tag.into(),
                 reserved_cmd_sn: [0; 4],
-                exp_stat_sn: lane.statuses.expected().into(),
+                exp_stat_sn: connection.statuses.expected().into(),
                 reserved_end: [0; 4],
                 data_sn: data_sn.into(),
                 buffer_offset: at.into(),
                 reserved_last: [0; 4],
             };
-            self.send_data(lane, key, transmute_ref!(&data_out), at, len);
+            self.send_data(connection, key, transmute_ref!(&data_out), at, len);
             (at, data_sn) = (next, data_sn.wrapping_add(1));
         }
     }
 
     /// A header with a part of a command's data-out, by reference.
     #[inline]
-    fn send_data(&mut self, lane: &mut Lane, key: SlotKey, header: &Bhs, from: u32, len: u32) {
+    fn send_data(
+        &mut self,
+        connection: &mut InitiatorConnection,
+        key: SlotKey,
+        header: &Bhs,
+        from: u32,
+        len: u32,
+    ) {
         let nothing = SgList::default();
         let (data, base) = self.queue.data_out(key).unwrap_or((&nothing, 0));
         let range = (base.saturating_add(from as usize), len as usize);
-        lane.sender.push_lent(&self.pool, header, data, range);
+        connection.sender.push_borrowed(&self.pool, header, data, range);
     }
 
     /// Asks a silent target whether it is there.
-    fn send_ping(&self, lane: &mut Lane) {
-        let nop = self.numbers(lane).nop_out(PING_TAG, RESERVED_TAG, self.lun.0.to_be_bytes());
-        lane.sender.push(transmute_ref!(&nop), &[]);
+    fn send_ping(&self, connection: &mut InitiatorConnection) {
+        let nop = self.numbers(connection).nop_out(PING_TAG, RESERVED_TAG, self.lun.0.to_be_bytes());
+        connection.sender.push(transmute_ref!(&nop), &[]);
     }
 
     /// Answers the target's ping; what data it has need not come back.
-    pub(super) fn send_pong(&mut self, lane: &mut Lane, ping: &NopIn) {
+    pub(super) fn send_pong(&mut self, connection: &mut InitiatorConnection, ping: &NopIn) {
         if self.may_send() {
-            lane.pongs = lane.pongs.saturating_add(1);
-            let nop = self.numbers(lane).nop_out(RESERVED_TAG, ping.target_transfer_tag.get(), ping.lun);
-            lane.sender.push(transmute_ref!(&nop), &[]);
+            connection.pongs = connection.pongs.saturating_add(1);
+            let nop =
+                self.numbers(connection).nop_out(RESERVED_TAG, ping.target_transfer_tag.get(), ping.lun);
+            connection.sender.push(transmute_ref!(&nop), &[]);
         }
     }
 
     /// Ends the session in order, and with it all its connections.
-    fn send_logout(&self, lane: &mut Lane) {
-        let logout = self.numbers(lane).logout();
-        lane.sender.push(transmute_ref!(&logout), &[]);
+    fn send_logout(&self, connection: &mut InitiatorConnection) {
+        let logout = self.numbers(connection).logout();
+        connection.sender.push(transmute_ref!(&logout), &[]);
     }
 
-    pub(super) fn numbers(&self, lane: &Lane) -> Numbers {
-        Numbers { cmd_sn: self.cmd_sn, exp_stat_sn: lane.statuses.expected() }
+    pub(super) fn numbers(&self, connection: &InitiatorConnection) -> Numbers {
+        Numbers { cmd_sn: self.cmd_sn, exp_stat_sn: connection.statuses.expected() }
     }
 }
 

@@ -1,5 +1,5 @@
-//! PDUs for immediate delivery, which take no place in the window of commands: NOP-Out, task management, text
-//! and the logout.
+//! PDUs for immediate delivery, which take no place in the window of commands: NOP-Out, task
+//! management, text and the logout.
 
 use crate::iscsi::login::initiator::FIRST_CID;
 use crate::scsi::Lun;

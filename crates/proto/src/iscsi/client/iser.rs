@@ -1,14 +1,15 @@
 //! The initiator over a queue pair: iSER (RFC 7145).
 //!
-//! [`InitiatorSession::over_rdma`] makes a session whose connections are queue pairs: login, commands, their numbers, pings
-//! and the end are the same; what a command moves, the target fetches and brings by itself (`full`, `datamover`).
-//! [`DiscoverySession::over_rdma`] asks for targets in messages.
+//! [`InitiatorSession::over_rdma`] makes a session whose connections are queue pairs: login,
+//! commands, their numbers, pings and the end are the same; what a command moves, the target
+//! fetches and brings by itself (`full`, `datamover`). [`DiscoverySession::over_rdma`] asks for
+//! targets in messages.
 //!
-//! There are as many receive buffers as commands may be under way on a connection, and [`UNEXPECTED`] for what a target may
-//! say without being asked.
+//! There are as many receive buffers as commands may be under way on a connection, and
+//! [`UNEXPECTED`] for what a target may say without being asked.
 
 use super::datamover::MAX_COMMANDS;
-use super::{Config, IscsiDiscoverySession, InitiatorSession, SessionConnection};
+use super::{Config, InitiatorSession, IscsiDiscoverySession, SessionConnection};
 use crate::iscsi::iser::{HEADERS_LEN, MAX_AHS, Message};
 use crate::iscsi::login::chap::SEED_LEN;
 use crate::iscsi::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, OperationalKey};
@@ -31,8 +32,9 @@ impl InitiatorSession {
     }
 
     /// Whether a connection over RDMA has a queue pair, and its end was not asked for.
-    pub(super) fn set_connected(&mut self, connection: usize, is_connected: bool) {
-        if let Some(mover) = self.lanes.get_mut(connection).and_then(|lane| lane.mover.as_mut()) {
+    pub(super) fn set_connected(&mut self, index: usize, is_connected: bool) {
+        if let Some(mover) = self.connections.get_mut(index).and_then(|connection| connection.mover.as_mut())
+        {
             mover.is_connected = is_connected;
         }
     }
@@ -44,8 +46,8 @@ impl RdmaConnections for InitiatorSession {
     }
 
     #[inline]
-    fn connection(&mut self, connection: usize) -> impl RdmaSession {
-        SessionConnection { session: self, connection }
+    fn connection(&mut self, index: usize) -> impl RdmaSession {
+        SessionConnection { session: self, index }
     }
 }
 
@@ -57,22 +59,22 @@ impl SessionConnection<'_> {
         invalidated: Option<Stag>,
         now: Instant,
     ) -> Result<(), ProtocolError> {
-        let SessionConnection { session, connection } = self;
-        let Some(lane) = session.lanes.get_mut(*connection) else { return Ok(()) };
+        let SessionConnection { session, index } = self;
+        let Some(connection) = session.connections.get_mut(*index) else { return Ok(()) };
         let parsed = Message::parse(message)?;
-        if let Some(mover) = &mut lane.mover {
+        if let Some(mover) = &mut connection.mover {
             mover.receives = mover.receives.saturating_add(1);
             mover.unexpected.on_pdu(&parsed.bhs);
         }
         match &mut session.full {
-            Some(full) if lane.is_connected() => {
+            Some(full) if connection.is_connected() => {
                 if full.is_over() {
                     return Ok(());
                 }
-                full.on_message(lane, &parsed, invalidated)?;
+                full.on_message(connection, &parsed, invalidated)?;
             }
             _ => {
-                session.on_login_bytes(*connection, &pdu_of(message), now)?;
+                session.on_login_bytes(*index, &pdu_of(message), now)?;
             }
         }
         self.go_on();
@@ -83,25 +85,25 @@ impl SessionConnection<'_> {
     #[inline]
     fn go_on(&mut self) {
         if let Some(full) = &mut self.session.full {
-            full.advance(&mut self.session.lanes);
+            full.advance(&mut self.session.connections);
         }
         self.session.look_at_unit();
     }
 
-    /// Ends commands whose memory the queue pair has closed since. What a response has broken that had to wait for that,
-    /// the next call tells that can.
+    /// Ends commands whose memory the queue pair has closed since. What a response has broken that
+    /// had to wait for that, the next call tells that can.
     #[inline]
     fn end_closed(&mut self) {
-        let SessionConnection { session, connection } = self;
-        let (Some(full), Some(lane)) = (&mut session.full, session.lanes.get_mut(*connection)) else {
+        let SessionConnection { session, index } = self;
+        let (Some(full), Some(connection)) = (&mut session.full, session.connections.get_mut(*index)) else {
             return;
         };
-        match full.end_closed(lane) {
+        match full.end_closed(connection) {
             Ok(false) => {}
             Ok(true) => self.go_on(),
             Err(error) => {
-                lane.ticks.next = full.now();
-                if let Some(mover) = &mut lane.mover {
+                connection.ticks.next = full.now();
+                if let Some(mover) = &mut connection.mover {
                     mover.broken.get_or_insert(error);
                 }
             }
@@ -111,7 +113,8 @@ impl SessionConnection<'_> {
     /// What is broken and was not told.
     #[inline]
     pub(super) fn take_broken(&mut self) -> Result<(), ProtocolError> {
-        let mover = self.session.lanes.get_mut(self.connection).and_then(|lane| lane.mover.as_mut());
+        let mover =
+            self.session.connections.get_mut(self.index).and_then(|connection| connection.mover.as_mut());
         mover.and_then(|mover| mover.broken.take()).map_or(Ok(()), Err)
     }
 }
@@ -129,19 +132,19 @@ impl RdmaSession for SessionConnection<'_> {
         match event {
             Event::Received { message, invalidated } => self.on_received(&message, invalidated, now),
             Event::Registered { id, remote } => {
-                let SessionConnection { session, connection } = self;
-                let lane = session.lanes.get_mut(*connection);
-                if let (Some(full), Some(lane)) = (&mut session.full, lane) {
-                    full.on_registered(lane, id, remote);
+                let SessionConnection { session, index } = self;
+                let connection = session.connections.get_mut(*index);
+                if let (Some(full), Some(connection)) = (&mut session.full, connection) {
+                    full.on_registered(connection, id, remote);
                 }
                 Ok(())
             }
             Event::Refused { .. } => {
-                self.session.set_connected(self.connection, false);
+                self.session.set_connected(self.index, false);
                 Err(REFUSED)
             }
             Event::Disconnected => {
-                self.session.set_connected(self.connection, false);
+                self.session.set_connected(self.index, false);
                 self.on_end(now)
             }
             // Work that fails ends the connection, which is told by itself.
@@ -153,11 +156,11 @@ impl RdmaSession for SessionConnection<'_> {
     fn work(&mut self, queue_pair: &mut impl QueuePair) -> bool {
         self.end_closed();
         let is_closing = matches!(self.demand(), Demand::Close);
-        let InitiatorSession { full, lanes, parameters, .. } = &mut *self.session;
+        let InitiatorSession { full, connections, parameters, .. } = &mut *self.session;
         let limit = parameters.as_ref().map_or(0, |agreed| agreed.get(LIMIT));
-        let Some(lane) = lanes.get_mut(self.connection) else { return false };
-        let is_flooded = lane.is_flooded();
-        let Some(mover) = lane.mover.as_mut().filter(|mover| mover.is_connected) else { return false };
+        let Some(connection) = connections.get_mut(self.index) else { return false };
+        let is_flooded = connection.is_flooded();
+        let Some(mover) = connection.mover.as_mut().filter(|mover| mover.is_connected) else { return false };
         let mut has_moved = mover.receives > 0 && !is_flooded;
         if has_moved {
             queue_pair.receive(std::mem::take(&mut mover.receives));
@@ -173,9 +176,10 @@ impl RdmaSession for SessionConnection<'_> {
         // What is asked of a command, or of all of them, follows it.
         if mover.has_sent_commands() || is_closing {
             let unexpected = &mut mover.unexpected;
-            has_moved |= lane.sender.send_all(queue_pair, |bhs| unexpected.admits(bhs, limit) || is_closing);
+            has_moved |=
+                connection.sender.send_all(queue_pair, |bhs| unexpected.admits(bhs, limit) || is_closing);
         }
-        if lane.sender.is_empty() && is_closing {
+        if connection.sender.is_empty() && is_closing {
             queue_pair.disconnect();
             mover.is_connected = false;
             has_moved = true;
@@ -259,10 +263,8 @@ fn pdu_of(message: &Seg) -> Vec<u8> {
     pdu
 }
 
-const REFUSED: ProtocolError = ProtocolError {
-    what: "refused the RDMA connection: nobody serves iSER there",
-    reference: "RFC 7145 §5.1",
-};
+const REFUSED: ProtocolError =
+    ProtocolError { what: "refused the RDMA index: nobody serves iSER there", reference: "RFC 7145 §5.1" };
 
 const LIMIT: OperationalKey = OperationalKey::MaxOutstandingUnexpectedPDUs;
 

@@ -2,7 +2,7 @@
 
 use crate::iscsi::digests::IscsiDigests;
 use crate::iscsi::login::chap::SEED_LEN;
-use crate::iscsi::login::initiator::{LoginIdentity, InitiatorLogin, InitiatorLoginProgress};
+use crate::iscsi::login::initiator::{InitiatorLogin, InitiatorLoginProgress, LoginIdentity};
 use crate::iscsi::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, OperationalParameters};
 use crate::iscsi::node::Chap;
 use crate::iscsi::pdu::{self, ParsedIscsiPdu};
@@ -35,7 +35,7 @@ impl Logins {
         Logins { identity, chap, wishes, seed, is_over_rdma: false, count: 0, tsih: 0 }
     }
 
-    /// The same over RDMA.
+    /// Logs in over RDMA.
     pub(super) fn over_rdma(mut self) -> Logins {
         self.is_over_rdma = true;
         self
@@ -65,7 +65,8 @@ impl LoginPhase {
         LoginPhase { login, need: BHS_LEN }
     }
 
-    /// Takes responses until there are no more or the login is over; returns how many bytes that were.
+    /// Takes responses until there are no more or the login is over; returns how many bytes that
+    /// were.
     pub(super) fn on_bytes(
         &mut self,
         bytes: &[u8],

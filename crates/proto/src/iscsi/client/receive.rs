@@ -1,26 +1,28 @@
-//! What comes from the target: PDUs off the wire and where read data goes, messages over RDMA, and what both mean.
+//! What comes from the target: PDUs off the wire and where read data goes, messages over RDMA, and
+//! what both mean.
 //!
 //! ```text
 //!   Head ──short segment, all of it here──▶ on_pdu, on_data_in
 //!    │ └─ long Data-In ──▶ Placing, straight into the I/O's memory ──▶ Tail: padding, digest ──▶ on_data_in
 //! ```
-//! A short read's data is lent on from the receive buffer where it is all that was asked for, and copied elsewhere.
+//! A short read's data is lent on from the receive buffer where it is all that was asked for, and
+//! copied elsewhere.
 //!
-//! A target may ask for text (RFC 7143 §11.9 to §11.11). There is nothing that we would change in the middle of a session,
-//! so that our request is empty. Of what was agreed on in the login, the target may declare only the longest data segment
-//! that it takes anew.
+//! A target may ask for text (RFC 7143 §11.9 to §11.11). There is nothing that we would change in
+//! the middle of a session, so that our request is empty. Of what was agreed on in the login, the
+//! target may declare only the longest data segment that it takes anew.
 
+use super::connection::InitiatorConnection;
 use super::datamover::{AfterClose, Data, Exposure};
 use super::full::{AnnouncedLoss, FullFeatureSession};
 use super::immediate::{LOGOUT_TAG, PING_TAG, TEXT_TAG};
-use super::lane::Lane;
 use crate::iscsi::digests::IscsiDigests;
 use crate::iscsi::iser::Message;
 use crate::iscsi::pdu::{self, IscsiHeader, ParsedIscsiPdu};
 use crate::iscsi::text::{self, MAX_TEXT};
 use crate::rdma::Stag;
 use crate::scsi::ScsiStatus;
-use crate::scsi::initiator::{ScsiOutcome, SenseCode, DataTransfer};
+use crate::scsi::initiator::{DataTransfer, ScsiOutcome, SenseCode};
 use crate::session::{Demand, ProtocolError};
 use crate::slots::SlotKey;
 use blockmux_volume::{Chunk, Crc32c, SgList};
@@ -56,7 +58,7 @@ enum IscsiReceiveStep {
 
 /// An answer to our request, as far as it has come.
 #[derive(Default)]
-pub(super) struct Talk {
+pub(super) struct TextExchange {
     text: Vec<u8>,
     rounds: u32,
 }
@@ -85,26 +87,26 @@ impl FullFeatureSession {
     #[inline]
     pub(super) fn on_bytes(
         &mut self,
-        lane: &mut Lane,
+        connection: &mut InitiatorConnection,
         input: &Chunk,
         mut at: usize,
     ) -> Result<usize, ProtocolError> {
-        lane.ticks.heard = true;
-        if lane.sender.is_empty() {
-            lane.pongs = 0;
+        connection.ticks.heard = true;
+        if connection.sender.is_empty() {
+            connection.pongs = 0;
         }
         let bytes = input.unread();
         while !self.is_over() {
             let rest = bytes.get(at..).unwrap_or_default();
-            let step = match &mut lane.reading {
-                IscsiStreamState::Head(_) => self.on_head(lane, input, at, rest)?,
+            let step = match &mut connection.reading {
+                IscsiStreamState::Head(_) => self.on_head(connection, input, at, rest)?,
                 IscsiStreamState::Placing { .. } => IscsiReceiveStep::Needs,
-                IscsiStreamState::Tail { .. } => self.on_tail(lane, rest)?,
+                IscsiStreamState::Tail { .. } => self.on_tail(connection, rest)?,
                 IscsiStreamState::Skipping(left) => {
                     let here = rest.len().min(*left);
                     *left = left.saturating_sub(here);
                     if *left == 0 {
-                        lane.reading = IscsiStreamState::HEAD;
+                        connection.reading = IscsiStreamState::HEAD;
                     } else if here == 0 {
                         return Ok(at);
                     }
@@ -121,21 +123,21 @@ impl FullFeatureSession {
 
     /// The memory of [`Reading::Placing`] is full.
     #[inline]
-    pub(super) fn on_placed(&mut self, lane: &mut Lane) -> Result<(), ProtocolError> {
-        lane.ticks.heard = true;
-        let digests = lane.terms.digests;
-        match std::mem::replace(&mut lane.reading, IscsiStreamState::HEAD) {
+    pub(super) fn on_placed(&mut self, connection: &mut InitiatorConnection) -> Result<(), ProtocolError> {
+        connection.ticks.heard = true;
+        let digests = connection.terms.digests;
+        match std::mem::replace(&mut connection.reading, IscsiStreamState::HEAD) {
             IscsiStreamState::Placing { bhs, key, place } => {
                 let mut crc = Crc32c::default();
                 if digests.data {
                     crc.add_list(&place);
                 }
                 if digests.tail_len(data_len(&bhs)) == 0 {
-                    return self.on_data_in(lane, key, transmute_ref!(&bhs));
+                    return self.on_data_in(connection, key, transmute_ref!(&bhs));
                 }
-                lane.reading = IscsiStreamState::Tail { bhs, key, crc };
+                connection.reading = IscsiStreamState::Tail { bhs, key, crc };
             }
-            other => lane.reading = other,
+            other => connection.reading = other,
         }
         Ok(())
     }
@@ -143,30 +145,30 @@ impl FullFeatureSession {
     #[inline]
     fn on_head(
         &mut self,
-        lane: &mut Lane,
+        connection: &mut InitiatorConnection,
         input: &Chunk,
         at: usize,
         rest: &[u8],
     ) -> Result<IscsiReceiveStep, ProtocolError> {
-        let digests = lane.terms.digests;
+        let digests = connection.terms.digests;
         let head = match pdu::parse(rest, digests)? {
             ParsedIscsiPdu::Needs(len) => {
-                lane.reading = IscsiStreamState::Head(len);
+                connection.reading = IscsiStreamState::Head(len);
                 return Ok(IscsiReceiveStep::Needs);
             }
             ParsedIscsiPdu::Head(head) => head,
         };
-        if head.data_len > lane.terms.max_receive_segment {
+        if head.data_len > connection.terms.max_receive_segment {
             return Err(error("sent a data segment above MaxRecvDataSegmentLength", "RFC 7143 §13.12"));
         }
         let is_data = head.bhs.opcode() == IscsiOpcode::DATA_IN;
         let (data, whole) = match head.segment(rest, digests) {
             Ok(found) => found,
             Err(whole) if head.data_len <= WHOLE_SEGMENT => {
-                lane.reading = IscsiStreamState::Head(whole);
+                connection.reading = IscsiStreamState::Head(whole);
                 return Ok(IscsiReceiveStep::Needs);
             }
-            Err(whole) if is_data => return self.begin_placing(lane, &head, whole),
+            Err(whole) if is_data => return self.begin_placing(connection, &head, whole),
             Err(_) => {
                 return Err(error(
                     "sent more than 64 KiB with a PDU that carries no data of blocks",
@@ -174,70 +176,86 @@ impl FullFeatureSession {
                 ));
             }
         };
-        lane.reading = IscsiStreamState::HEAD;
+        connection.reading = IscsiStreamState::HEAD;
         if digests.data && !data.is_empty() {
             let covered = rest.get(head.len..whole.saturating_sub(DIGEST_LEN)).unwrap_or_default();
             let mut crc = Crc32c::default();
             crc.add(covered);
             if !rest.get(..whole).unwrap_or_default().ends_with(&crc.to_le_bytes()) {
-                self.on_damaged(lane, &head.bhs)?;
+                self.on_damaged(connection, &head.bhs)?;
                 return Ok(IscsiReceiveStep::Took(whole));
             }
         }
         if is_data {
             let data_in: &DataIn = transmute_ref!(&head.bhs);
-            if let Some(key) = self.check_data_in(lane, data_in)? {
+            if let Some(key) = self.check_data_in(connection, data_in)? {
                 if self.queue.is_lendable(key, data.len()) {
                     self.queue.lend(key, input.lend(at.saturating_add(head.len), data.len()));
                 } else if !data.is_empty() {
                     let place = self.place(key, data_in)?;
                     place.copy_from(data);
                 }
-                self.on_data_in(lane, key, data_in)?;
+                self.on_data_in(connection, key, data_in)?;
             }
         } else {
-            self.on_pdu(lane, &head.bhs, data)?;
+            self.on_pdu(connection, &head.bhs, data)?;
         }
         Ok(IscsiReceiveStep::Took(whole))
     }
 
     /// A long Data-In: its data goes to its place.
-    fn begin_placing(&mut self, lane: &mut Lane, head: &IscsiHeader, whole: usize) -> Result<IscsiReceiveStep, ProtocolError> {
+    fn begin_placing(
+        &mut self,
+        connection: &mut InitiatorConnection,
+        head: &IscsiHeader,
+        whole: usize,
+    ) -> Result<IscsiReceiveStep, ProtocolError> {
         let data_in: &DataIn = transmute_ref!(&head.bhs);
-        match self.check_data_in(lane, data_in)? {
+        match self.check_data_in(connection, data_in)? {
             Some(key) => {
                 let place = self.place(key, data_in)?;
-                lane.reading = IscsiStreamState::Placing { bhs: head.bhs, key, place };
+                connection.reading = IscsiStreamState::Placing { bhs: head.bhs, key, place };
             }
-            None => lane.reading = IscsiStreamState::Skipping(whole.saturating_sub(head.len)),
+            None => connection.reading = IscsiStreamState::Skipping(whole.saturating_sub(head.len)),
         }
         Ok(IscsiReceiveStep::Took(head.len))
     }
 
-    fn on_tail(&mut self, lane: &mut Lane, rest: &[u8]) -> Result<IscsiReceiveStep, ProtocolError> {
-        let IscsiStreamState::Tail { bhs, key, crc } = &lane.reading else { return Ok(IscsiReceiveStep::Needs) };
+    fn on_tail(
+        &mut self,
+        connection: &mut InitiatorConnection,
+        rest: &[u8],
+    ) -> Result<IscsiReceiveStep, ProtocolError> {
+        let IscsiStreamState::Tail { bhs, key, crc } = &connection.reading else {
+            return Ok(IscsiReceiveStep::Needs);
+        };
         let (bhs, key, mut crc) = (*bhs, *key, *crc);
-        let digests = lane.terms.digests;
+        let digests = connection.terms.digests;
         let len = digests.tail_len(data_len(&bhs));
         let Some(tail) = rest.get(..len) else { return Ok(IscsiReceiveStep::Needs) };
-        lane.reading = IscsiStreamState::HEAD;
+        connection.reading = IscsiStreamState::HEAD;
         if digests.data {
             crc.add(tail.get(..padding(data_len(&bhs))).unwrap_or_default());
             if !tail.ends_with(&crc.to_le_bytes()) {
-                self.on_damaged(lane, &bhs)?;
+                self.on_damaged(connection, &bhs)?;
                 return Ok(IscsiReceiveStep::Took(len));
             }
         }
-        self.on_data_in(lane, key, transmute_ref!(&bhs))?;
+        self.on_data_in(connection, key, transmute_ref!(&bhs))?;
         Ok(IscsiReceiveStep::Took(len))
     }
 
-    /// Checks a Data-In before any of its data is looked at (RFC 7143 §11.7); data comes strictly in order, as
-    /// DataPDUInOrder and DataSequenceInOrder say. `None`: it is to be dropped, at error recovery level 1 and above.
+    /// Checks a Data-In before any of its data is looked at (RFC 7143 §11.7); data comes strictly
+    /// in order, as DataPDUInOrder and DataSequenceInOrder say. `None`: it is to be dropped, at
+    /// error recovery level 1 and above.
     #[inline]
-    fn check_data_in(&mut self, lane: &mut Lane, data_in: &DataIn) -> Result<Option<SlotKey>, ProtocolError> {
+    fn check_data_in(
+        &mut self,
+        connection: &mut InitiatorConnection,
+        data_in: &DataIn,
+    ) -> Result<Option<SlotKey>, ProtocolError> {
         let fault = |what| Err(error(what, "RFC 7143 §11.7"));
-        let Some(key) = self.find(lane, data_in.initiator_task_tag.get()) else {
+        let Some(key) = self.find(connection, data_in.initiator_task_tag.get()) else {
             // Something that was asked for twice may come after its task has ended.
             return if self.terms.level > 0 {
                 Ok(None)
@@ -250,7 +268,7 @@ impl FullFeatureSession {
         };
         let len = data_in.data_segment_length.get();
         if data_in.data_sn.get() != progress.data_sn && self.terms.level > 0 {
-            return self.on_other_data(lane, key, data_in);
+            return self.on_other_data(connection, key, data_in);
         }
         if data_in.buffer_offset.get() != progress.next || data_in.data_sn.get() != progress.data_sn {
             return fault("sent data out of order");
@@ -278,27 +296,27 @@ impl FullFeatureSession {
     /// A message from the target.
     pub(super) fn on_message(
         &mut self,
-        lane: &mut Lane,
+        connection: &mut InitiatorConnection,
         message: &Message,
         invalidated: Option<Stag>,
     ) -> Result<(), ProtocolError> {
-        lane.ticks.heard = true;
-        if lane.sender.is_empty() {
-            lane.pongs = 0;
+        connection.ticks.heard = true;
+        if connection.sender.is_empty() {
+            connection.pongs = 0;
         }
         let bhs = &message.bhs;
-        if message.data_len() > lane.terms.max_receive_segment {
+        if message.data_len() > connection.terms.max_receive_segment {
             return Err(error("sent a data segment above InitiatorRecvDataSegmentLength", "RFC 7145 §6.5"));
         }
         match bhs.opcode() {
-            IscsiOpcode::SCSI_RESPONSE => self.on_answer(lane, message, invalidated),
+            IscsiOpcode::SCSI_RESPONSE => self.on_answer(connection, message, invalidated),
             _ if invalidated.is_some() => {
                 Err(error("closed memory by a message that is no response to its command", "RFC 7145 §7.3.2"))
             }
             IscsiOpcode::DATA_IN | IscsiOpcode::R2T => {
                 Err(error("sent a PDU over RDMA that RDMA Write and Read stand for", "RFC 7145 §7.1"))
             }
-            _ => self.on_pdu(lane, bhs, &bytes(message)),
+            _ => self.on_pdu(connection, bhs, &bytes(message)),
         }
     }
 
@@ -306,15 +324,15 @@ impl FullFeatureSession {
     #[inline]
     fn on_answer(
         &mut self,
-        lane: &mut Lane,
+        connection: &mut InitiatorConnection,
         message: &Message,
         invalidated: Option<Stag>,
     ) -> Result<(), ProtocolError> {
         let bhs = &message.bhs;
         let common: &NopIn = transmute_ref!(bhs);
         self.on_numbers(common.exp_cmd_sn.get(), common.max_cmd_sn.get());
-        self.on_status(lane, common.stat_sn.get())?;
-        let key = self.find(lane, bhs.initiator_task_tag.get());
+        self.on_status(connection, common.stat_sn.get())?;
+        let key = self.find(connection, bhs.initiator_task_tag.get());
         let progress = key.and_then(|key| self.queue.transport(key)).map(|(progress, _)| progress);
         let open = match progress.as_ref().map(|progress| progress.exposure) {
             Some(Exposure::Open(stag)) => Some(stag),
@@ -326,34 +344,39 @@ impl FullFeatureSession {
         if invalidated.is_some() && invalidated != open {
             return Err(error("closed memory that is not the command's that it answered", "RFC 7145 §7.3.2"));
         }
-        match (open, progress, &mut lane.mover) {
+        match (open, progress, &mut connection.mover) {
             (Some(stag), Some(progress), Some(mover)) if invalidated.is_none() => {
                 progress.exposure = Exposure::Closing;
                 mover.close(stag, AfterClose::Respond { bhs: *bhs, data: bytes(message) });
                 Ok(())
             }
             // As most responses.
-            _ if message.data.is_none() => self.on_response(lane, transmute_ref!(bhs), &[]),
-            _ => self.on_response(lane, transmute_ref!(bhs), &bytes(message)),
+            _ if message.data.is_none() => self.on_response(connection, transmute_ref!(bhs), &[]),
+            _ => self.on_response(connection, transmute_ref!(bhs), &bytes(message)),
         }
     }
 
     /// A PDU other than Data-In, with all its data.
     #[inline]
-    pub(super) fn on_pdu(&mut self, lane: &mut Lane, bhs: &Bhs, data: &[u8]) -> Result<(), ProtocolError> {
+    pub(super) fn on_pdu(
+        &mut self,
+        connection: &mut InitiatorConnection,
+        bhs: &Bhs,
+        data: &[u8],
+    ) -> Result<(), ProtocolError> {
         // These numbers lie at the same place in all PDUs of a target.
         let common: &NopIn = transmute_ref!(bhs);
         self.on_numbers(common.exp_cmd_sn.get(), common.max_cmd_sn.get());
         let stat_sn = common.stat_sn.get();
         match bhs.opcode() {
             IscsiOpcode::SCSI_RESPONSE => {
-                if !self.on_status(lane, stat_sn)? {
+                if !self.on_status(connection, stat_sn)? {
                     return Ok(());
                 }
-                self.on_response(lane, transmute_ref!(bhs), data)
+                self.on_response(connection, transmute_ref!(bhs), data)
             }
-            IscsiOpcode::R2T => self.on_r2t(lane, transmute_ref!(bhs)),
-            IscsiOpcode::NOP_IN => self.on_nop(lane, common, stat_sn),
+            IscsiOpcode::R2T => self.on_r2t(connection, transmute_ref!(bhs)),
+            IscsiOpcode::NOP_IN => self.on_nop(connection, common, stat_sn),
             IscsiOpcode::LOGOUT_RESPONSE => {
                 let response: &LogoutResponse = transmute_ref!(bhs);
                 if response.initiator_task_tag.get() != LOGOUT_TAG {
@@ -365,21 +388,21 @@ impl FullFeatureSession {
             | IscsiOpcode::TEXT_RESPONSE
             | IscsiOpcode::REJECT
             | IscsiOpcode::TASK_MANAGEMENT_RESPONSE) => {
-                if !self.on_status(lane, stat_sn)? {
+                if !self.on_status(connection, stat_sn)? {
                     return Ok(());
                 }
                 match opcode {
-                    IscsiOpcode::ASYNC_MESSAGE => self.on_event(lane, transmute_ref!(bhs), data),
-                    IscsiOpcode::TEXT_RESPONSE => self.on_text(lane, transmute_ref!(bhs), data)?,
+                    IscsiOpcode::ASYNC_MESSAGE => self.on_event(connection, transmute_ref!(bhs), data),
+                    IscsiOpcode::TEXT_RESPONSE => self.on_text(connection, transmute_ref!(bhs), data)?,
                     IscsiOpcode::REJECT => {
                         let reject: &Reject = transmute_ref!(bhs);
                         if RejectReason(reject.reason) == RejectReason::DATA_DIGEST_ERROR {
-                            self.on_rejected(lane, data);
+                            self.on_rejected(connection, data);
                         }
                         on_reject(reject)?;
                     }
-                    _ if self.on_managed(lane, transmute_ref!(bhs)) => {}
-                    _ => self.on_moved(lane, transmute_ref!(bhs))?,
+                    _ if self.on_managed(connection, transmute_ref!(bhs)) => {}
+                    _ => self.on_moved(connection, transmute_ref!(bhs))?,
                 }
                 Ok(())
             }
@@ -389,79 +412,86 @@ impl FullFeatureSession {
 
     /// A Data-In that was checked, and whose data is where it belongs.
     #[inline]
-    fn on_data_in(&mut self, lane: &mut Lane, key: SlotKey, data_in: &DataIn) -> Result<(), ProtocolError> {
+    fn on_data_in(
+        &mut self,
+        connection: &mut InitiatorConnection,
+        key: SlotKey,
+        data_in: &DataIn,
+    ) -> Result<(), ProtocolError> {
         self.on_numbers(data_in.exp_cmd_sn.get(), data_in.max_cmd_sn.get());
         let Some((progress, _)) = self.queue.transport(key) else { return Ok(()) };
         progress.next = progress.next.saturating_add(data_in.data_segment_length.get());
         progress.data_sn = progress.data_sn.wrapping_add(1);
         let (moved, next) = (progress.next, progress.data_sn);
         if self.terms.level > 0 {
-            self.after_data(lane, key);
+            self.after_data(connection, key);
             if data_in.flags & FLAG_ACKNOWLEDGE != 0 {
-                self.acknowledge_data(lane, data_in, next);
+                self.acknowledge_data(connection, data_in, next);
             }
         }
-        if data_in.flags & FLAG_STATUS == 0 || !self.on_status(lane, data_in.stat_sn.get())? {
+        if data_in.flags & FLAG_STATUS == 0 || !self.on_status(connection, data_in.stat_sn.get())? {
             return Ok(());
         }
         // Status that needs sense data has a response of its own.
-        self.finish(lane, key, ScsiOutcome { status: ScsiStatus(data_in.status), sense: &[], moved });
+        self.finish(connection, key, ScsiOutcome { status: ScsiStatus(data_in.status), sense: &[], moved });
         Ok(())
     }
 
     pub(super) fn on_response(
         &mut self,
-        lane: &mut Lane,
+        connection: &mut InitiatorConnection,
         response: &ScsiResponse,
         data: &[u8],
     ) -> Result<(), ProtocolError> {
-        let Some(key) = self.find(lane, response.initiator_task_tag.get()) else {
+        let Some(key) = self.find(connection, response.initiator_task_tag.get()) else {
             // An answer that was asked for again may come after its task was aborted.
             return match self.terms.level {
                 0 => Err(error("answered a task that is not there", "RFC 7143 §11.4")),
                 _ => Ok(()),
             };
         };
-        if !self.has_all_data(lane, key, response.stat_sn.get(), response.exp_data_sn.get()) {
+        if !self.has_all_data(connection, key, response.stat_sn.get(), response.exp_data_sn.get()) {
             return Ok(());
         }
         let Some((progress, transfer)) = self.queue.transport(key) else { return Ok(()) };
         let moved = match transfer {
             DataTransfer::Nothing => 0,
-            DataTransfer::In(_) if lane.mover.is_none() => progress.next,
+            DataTransfer::In(_) if connection.mover.is_none() => progress.next,
             DataTransfer::In(len) | DataTransfer::Out(len)
                 if response.flags & (FLAG_UNDERFLOW | FLAG_OVERFLOW) == 0 =>
             {
                 len
             }
-            DataTransfer::In(len) | DataTransfer::Out(len) => len.saturating_sub(response.residual_count.get()),
+            DataTransfer::In(len) | DataTransfer::Out(len) => {
+                len.saturating_sub(response.residual_count.get())
+            }
         };
         if Response(response.response) != Response::COMMAND_COMPLETED_AT_TARGET {
             // There is no status then, and nothing is known of the command.
             let status = ScsiStatus::CHECK_CONDITION;
-            self.finish(lane, key, ScsiOutcome { status, sense: &[], moved });
+            self.finish(connection, key, ScsiOutcome { status, sense: &[], moved });
             return Ok(());
         }
         let sense = sense_of(data);
-        self.finish(lane, key, ScsiOutcome { status: ScsiStatus(response.status), sense, moved });
+        self.finish(connection, key, ScsiOutcome { status: ScsiStatus(response.status), sense, moved });
         Ok(())
     }
 
     #[inline]
-    fn finish(&mut self, lane: &mut Lane, key: SlotKey, outcome: ScsiOutcome<'_>) {
-        lane.in_flight = lane.in_flight.saturating_sub(1);
-        lane.recovery.losses = 0;
+    fn finish(&mut self, connection: &mut InitiatorConnection, key: SlotKey, outcome: ScsiOutcome<'_>) {
+        connection.in_flight = connection.in_flight.saturating_sub(1);
+        connection.recovery.losses = 0;
         if let Err(refused) = self.queue.finish(key, outcome) {
             self.refuse(refused);
         }
     }
 
-    /// The target asks for data. All of it is sent at once, so that no R2T is ever outstanding here. What it asks for
-    /// again at error recovery level 1 it has not got, or got damaged.
-    fn on_r2t(&mut self, lane: &mut Lane, r2t: &IscsiR2t) -> Result<(), ProtocolError> {
+    /// The target asks for data. All of it is sent at once, so that no R2T is ever outstanding
+    /// here. What it asks for again at error recovery level 1 it has not got, or got damaged.
+    fn on_r2t(&mut self, connection: &mut InitiatorConnection, r2t: &IscsiR2t) -> Result<(), ProtocolError> {
         let fault = |what| Err(error(what, "RFC 7143 §11.8"));
         let level = self.terms.level;
-        let Some(key) = self.find(lane, r2t.initiator_task_tag.get()) else {
+        let Some(key) = self.find(connection, r2t.initiator_task_tag.get()) else {
             return fault("asked for data of a task that is not there");
         };
         let Some((progress, DataTransfer::Out(expected))) = self.queue.transport(key) else {
@@ -472,7 +502,7 @@ impl FullFeatureSession {
             progress.r2t_sn = r2t.r2t_sn.get();
         }
         if r2t.r2t_sn.get() != progress.r2t_sn && level > 0 {
-            self.ask_for_data(lane, key, r2t.r2t_sn.get(), false);
+            self.ask_for_data(connection, key, r2t.r2t_sn.get(), false);
             return Ok(());
         }
         if r2t.r2t_sn.get() != progress.r2t_sn || from > progress.next || (from < progress.next && level == 0)
@@ -486,25 +516,30 @@ impl FullFeatureSession {
             return fault("asked for more than MaxBurstLength, or without a tag");
         }
         (progress.next, progress.r2t_sn) = (end.max(progress.next), progress.r2t_sn.wrapping_add(1));
-        self.send_sequence(lane, key, r2t.target_transfer_tag.get(), from, end);
+        self.send_sequence(connection, key, r2t.target_transfer_tag.get(), from, end);
         Ok(())
     }
 
-    fn on_nop(&mut self, lane: &mut Lane, nop: &NopIn, stat_sn: u32) -> Result<(), ProtocolError> {
+    fn on_nop(
+        &mut self,
+        connection: &mut InitiatorConnection,
+        nop: &NopIn,
+        stat_sn: u32,
+    ) -> Result<(), ProtocolError> {
         match nop.initiator_task_tag.get() {
-            RESERVED_TAG => self.on_next_status(lane, stat_sn)?,
+            RESERVED_TAG => self.on_next_status(connection, stat_sn)?,
             PING_TAG => {
-                self.on_status(lane, stat_sn)?;
+                self.on_status(connection, stat_sn)?;
             }
             _ => return Err(error("answered a ping that was not sent", "RFC 7143 §11.19")),
         }
         if nop.target_transfer_tag.get() != RESERVED_TAG {
-            self.send_pong(lane, nop);
+            self.send_pong(connection, nop);
         }
         Ok(())
     }
 
-    fn on_event(&mut self, lane: &mut Lane, message: &AsyncMessage, data: &[u8]) {
+    fn on_event(&mut self, connection: &mut InitiatorConnection, message: &AsyncMessage, data: &[u8]) {
         let seconds = |parameter: u16| Duration::from_secs(parameter.into());
         match AsyncEvent(message.async_event) {
             // What a unit attention would say with the next command.
@@ -513,7 +548,8 @@ impl FullFeatureSession {
                     self.queue.on_sense(code);
                 }
             }
-            // One connection of several, whose end we see ourselves: all there is to learn is how much time there is.
+            // One connection of several, whose end we see ourselves: all there is to learn is how
+            // much time there is.
             AsyncEvent::CONNECTION_DROP if self.recovers_connections() => {
                 self.announced_loss = Some(AnnouncedLoss {
                     cid: message.parameter1.get(),
@@ -527,23 +563,23 @@ impl FullFeatureSession {
                 self.announced_wait = Some(seconds(message.parameter2.get()));
                 self.leave(None);
             }
-            AsyncEvent::NEGOTIATION_REQUEST => self.begin_talk(lane),
+            AsyncEvent::NEGOTIATION_REQUEST => self.begin_text(connection),
             _ => {}
         }
     }
 
     /// The target wants to negotiate on this connection. Once is enough until it has answered.
-    fn begin_talk(&mut self, lane: &mut Lane) {
-        if self.may_send() && lane.talk.is_none() {
-            lane.talk = Some(Box::default());
-            self.send_text(lane, RESERVED_TAG, [0; 8]);
+    fn begin_text(&mut self, connection: &mut InitiatorConnection) {
+        if self.may_send() && connection.text_exchange.is_none() {
+            connection.text_exchange = Some(Box::default());
+            self.send_text(connection, RESERVED_TAG, [0; 8]);
         }
     }
 
     /// A part of the answer.
     pub(super) fn on_text(
         &mut self,
-        lane: &mut Lane,
+        connection: &mut InitiatorConnection,
         response: &TextResponse,
         data: &[u8],
     ) -> Result<(), ProtocolError> {
@@ -551,31 +587,31 @@ impl FullFeatureSession {
         if response.initiator_task_tag.get() != TEXT_TAG {
             return fault("answered a text request that was not sent");
         }
-        let Some(mut talk) = lane.talk.take() else {
+        let Some(mut exchange) = connection.text_exchange.take() else {
             return fault("answered a text request that was not sent");
         };
-        talk.rounds = talk.rounds.saturating_add(1);
-        if talk.rounds > MAX_ROUNDS || talk.text.len().saturating_add(data.len()) > MAX_TEXT {
+        exchange.rounds = exchange.rounds.saturating_add(1);
+        if exchange.rounds > MAX_ROUNDS || exchange.text.len().saturating_add(data.len()) > MAX_TEXT {
             return fault("comes to no end with its text");
         }
-        talk.text.extend_from_slice(data);
+        exchange.text.extend_from_slice(data);
         let tag = response.target_transfer_tag.get();
         if response.flags & FLAG_CONTINUE != 0 || response.flags & FLAG_FINAL == 0 {
             if tag == RESERVED_TAG {
                 return fault("broke off its text");
             }
-            lane.talk = Some(talk);
+            connection.text_exchange = Some(exchange);
             if self.may_send() {
-                self.send_text(lane, tag, response.lun);
+                self.send_text(connection, tag, response.lun);
             }
             return Ok(());
         }
-        take(lane, &talk.text)
+        take(connection, &exchange.text)
     }
 
-    fn send_text(&self, lane: &mut Lane, target_transfer_tag: u32, lun: [u8; 8]) {
-        let request = self.numbers(lane).text(target_transfer_tag, lun, 0);
-        lane.sender.push(transmute_ref!(&request), &[]);
+    fn send_text(&self, connection: &mut InitiatorConnection, target_transfer_tag: u32, lun: [u8; 8]) {
+        let request = self.numbers(connection).text(target_transfer_tag, lun, 0);
+        connection.sender.push(transmute_ref!(&request), &[]);
     }
 }
 
@@ -602,8 +638,9 @@ fn sense_of(data: &[u8]) -> &[u8] {
     }
 }
 
-/// What a refused PDU means (RFC 7143 §11.17). A response with sense data follows data that came with a wrong digest,
-/// and a ping may be refused; anything else leaves the session without a command that it counts on.
+/// What a refused PDU means (RFC 7143 §11.17). A response with sense data follows data that came
+/// with a wrong digest, and a ping may be refused; anything else leaves the session without a
+/// command that it counts on.
 fn on_reject(reject: &Reject) -> Result<(), ProtocolError> {
     match RejectReason(reject.reason) {
         RejectReason::DATA_DIGEST_ERROR | RejectReason::IMMEDIATE_COMMAND_REJECT => Ok(()),
@@ -623,24 +660,25 @@ pub(super) fn error(what: &'static str, section: &'static str) -> ProtocolError 
     ProtocolError { what, reference: section }
 }
 
-/// Takes what the target has declared. Keys that we know nothing of are no questions: those it may not ask now.
-fn take(lane: &mut Lane, whole: &[u8]) -> Result<(), ProtocolError> {
+/// Takes what the target has declared. Keys that we know nothing of are no questions: those it may
+/// not ask now.
+fn take(connection: &mut InitiatorConnection, whole: &[u8]) -> Result<(), ProtocolError> {
     for pair in text::pairs(whole) {
         let pair = pair.map_err(|_| error("sent a malformed text", "RFC 7143 §6.1"))?;
         // Over RDMA that is not what bounds a message.
-        if pair.key != "MaxRecvDataSegmentLength" || lane.mover.is_some() {
+        if pair.key != "MaxRecvDataSegmentLength" || connection.mover.is_some() {
             continue;
         }
         let length = text::parse_number(pair.value).filter(|length| (512..=U24::MAX).contains(length));
-        lane.terms.max_send_segment = length.ok_or_else(|| {
+        connection.terms.max_send_segment = length.ok_or_else(|| {
             error("declared a MaxRecvDataSegmentLength that there is not", "RFC 7143 §13.12")
         })?;
     }
     Ok(())
 }
 
-/// A segment up to this many bytes is waited for in the receive buffer: one large receive for many PDUs costs less
-/// than a receive for each. With header and digests at most `MAX_DEMAND`.
+/// A segment up to this many bytes is waited for in the receive buffer: one large receive for many
+/// PDUs costs less than a receive for each. With header and digests at most `MAX_DEMAND`.
 const WHOLE_SEGMENT: usize = 64 << 10;
 
 /// Of requests and answers in one negotiation.

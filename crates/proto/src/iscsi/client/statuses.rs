@@ -1,7 +1,8 @@
 //! Which statuses of a connection have come (RFC 7143 §4.2.2.2, §7.9).
 //!
-//! Every response of a target has the next StatSN. Where one comes damaged, its number is missing until it was sent
-//! again; what came after it counts meanwhile, but is acknowledged only up to the first that is missing.
+//! Every response of a target has the next StatSN. Where one comes damaged, its number is missing
+//! until it was sent again; what came after it counts meanwhile, but is acknowledged only up to the
+//! first that is missing.
 
 /// The statuses of a connection.
 #[derive(Debug)]
@@ -75,7 +76,8 @@ impl Statuses {
         }
     }
 
-    /// A status is not to be counted: it, or what belongs to it, came damaged. Whether it can still be asked for.
+    /// A status is not to be counted: it, or what belongs to it, came damaged. Whether it can still
+    /// be asked for.
     pub(super) fn miss(&mut self, stat_sn: u32) -> bool {
         if stat_sn.wrapping_sub(self.next) < SERIAL_HALF {
             return self.miss_up_to(stat_sn.wrapping_add(1));
@@ -86,8 +88,8 @@ impl Statuses {
         self.missing.len() <= MAX_MISSING
     }
 
-    /// A while has passed: what is missing for the first time at such a time is to be asked for once more. An error if
-    /// that was done before.
+    /// A while has passed: what is missing for the first time at such a time is to be asked for
+    /// once more. An error if that was done before.
     pub(super) fn on_tick(&mut self) -> Result<&[u32], ()> {
         if std::mem::replace(&mut self.is_overdue, !self.missing.is_empty()) && !self.missing.is_empty() {
             return Err(());

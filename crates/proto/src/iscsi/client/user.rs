@@ -1,7 +1,8 @@
-//! The user's side of a session: requests and completions, and the connections that it has for them.
+//! The user's side of a session: requests and completions, and the connections that it has for
+//! them.
 
+use super::connection::{ConnectionPhase, InitiatorConnection};
 use super::datamover::InitiatorDatamover;
-use super::lane::{Lane, ConnectionPhase};
 use super::login::LoginPhase;
 use super::{InitiatorSession, Mode};
 use crate::iscsi::login::initiator::Joining;
@@ -26,7 +27,7 @@ impl Initiator for InitiatorSession {
     #[inline]
     fn submit(&mut self, io: Io) {
         match &mut self.full {
-            Some(full) => full.submit(io, &mut self.lanes),
+            Some(full) => full.submit(io, &mut self.connections),
             None => self.failed.push_back(Completion { tag: io.tag, result: Err(IoError::PathLost) }),
         }
     }
@@ -44,14 +45,15 @@ impl Initiator for InitiatorSession {
         self.full.as_mut()?.queue.poll_returned()
     }
 
-    /// What has completed and was not polled yet is not among them. When the target asked for a logout, what was not
-    /// sent until then is.
+    /// What has completed and was not polled yet is not among them. When the target asked for a
+    /// logout, what was not sent until then is.
     fn take_unfinished(&mut self) -> Vec<Io> {
-        self.lanes.iter_mut().for_each(|lane| {
-            lane.sender.clear();
-            lane.phase = ConnectionPhase::Over;
-            // The queue pairs are gone, and with them every way that the target had to what is handed back.
-            lane.mover.iter_mut().for_each(|mover| **mover = InitiatorDatamover::default());
+        self.connections.iter_mut().for_each(|connection| {
+            connection.sender.clear();
+            connection.phase = ConnectionPhase::Over;
+            // The queue pairs are gone, and with them every way that the target had to what is
+            // handed back.
+            connection.mover.iter_mut().for_each(|mover| **mover = InitiatorDatamover::default());
         });
         self.full.as_mut().map_or_else(Vec::new, |full| full.take_unfinished())
     }
@@ -77,9 +79,11 @@ impl Initiator for InitiatorSession {
     fn on_stop(&mut self) {
         self.is_stopping = true;
         match &mut self.full {
-            Some(full) => full.stop(&mut self.lanes),
+            Some(full) => full.stop(&mut self.connections),
             // Nothing is agreed on that could be ended in order.
-            None => self.lanes.iter_mut().for_each(|lane| lane.phase = ConnectionPhase::Over),
+            None => {
+                self.connections.iter_mut().for_each(|connection| connection.phase = ConnectionPhase::Over)
+            }
         }
     }
 }
@@ -90,46 +94,58 @@ impl Overdue for InitiatorSession {
     }
 
     fn abort_overdue(&mut self, looks: u32) -> Option<&'static str> {
-        self.full.as_mut()?.abort_overdue(looks, &mut self.lanes)
+        self.full.as_mut()?.abort_overdue(looks, &mut self.connections)
     }
 }
 
 impl Connections for InitiatorSession {
     #[inline]
     fn poll_connect(&mut self) -> Option<(usize, Instant)> {
-        if self.lanes.len() == 1 && !matches!(self.lanes.first()?.phase, ConnectionPhase::Wanted { .. }) {
+        if self.connections.len() == 1
+            && !matches!(self.connections.first()?.phase, ConnectionPhase::Wanted { .. })
+        {
             return None;
         }
         let is_used = self.is_ready() && self.full.as_ref()?.is_used();
         // The tasks of one that was lost end only over another, however the session goes on.
-        let is_wanted = |lane: &Lane| {
-            matches!(lane.phase, ConnectionPhase::Wanted { .. }) && (is_used || lane.recovery.by.is_some())
+        let is_wanted = |connection: &InitiatorConnection| {
+            matches!(connection.phase, ConnectionPhase::Wanted { .. })
+                && (is_used || connection.recovery.by.is_some())
         };
-        let (place, lane) = self.lanes.iter_mut().enumerate().find(|(_, lane)| is_wanted(lane))?;
-        let ConnectionPhase::Wanted { at } = std::mem::replace(&mut lane.phase, ConnectionPhase::Dialing) else { return None };
+        let (place, connection) =
+            self.connections.iter_mut().enumerate().find(|(_, connection)| is_wanted(connection))?;
+        let ConnectionPhase::Wanted { at } =
+            std::mem::replace(&mut connection.phase, ConnectionPhase::Dialing)
+        else {
+            return None;
+        };
         Some((place, at))
     }
 
     fn on_connected(&mut self, connection: usize, now: Instant) {
         self.set_connected(connection, true);
-        let (Some(full), Some(lane)) = (&self.full, self.lanes.get_mut(connection)) else { return };
+        let (Some(full), Some(connection)) = (&self.full, self.connections.get_mut(connection)) else {
+            return;
+        };
         let joining = Joining {
             tsih: self.logins.tsih,
-            cid: lane.cid,
+            cid: connection.cid,
             cmd_sn: full.cmd_sn,
-            exp_stat_sn: lane.statuses.expected(),
+            exp_stat_sn: connection.statuses.expected(),
         };
-        let login = LoginPhase::start(self.logins.next().joining(joining), &mut lane.sender);
-        lane.phase = ConnectionPhase::Login(Box::new(login));
-        lane.ticks.next = now;
+        let login = LoginPhase::start(self.logins.next().joining(joining), &mut connection.sender);
+        connection.phase = ConnectionPhase::Login(Box::new(login));
+        connection.ticks.next = now;
     }
 
     fn on_lost(&mut self, connection: usize, now: Instant) -> bool {
         self.set_connected(connection, false);
         let others_are_open =
-            self.lanes.iter().enumerate().any(|(place, other)| place != connection && other.is_open());
-        let (Some(full), Some(lane)) = (&mut self.full, self.lanes.get_mut(connection)) else { return false };
-        full.lose(lane, others_are_open, now)
+            self.connections.iter().enumerate().any(|(place, other)| place != connection && other.is_open());
+        let (Some(full), Some(connection)) = (&mut self.full, self.connections.get_mut(connection)) else {
+            return false;
+        };
+        full.lose(connection, others_are_open, now)
     }
 
     #[inline]
@@ -139,7 +155,9 @@ impl Connections for InitiatorSession {
 
     #[inline]
     fn is_awaited(&self, connection: usize) -> bool {
-        self.lanes.get(connection).is_none_or(|lane| lane.in_flight > 0 || !lane.is_open())
+        self.connections
+            .get(connection)
+            .is_none_or(|connection| connection.in_flight > 0 || !connection.is_open())
     }
 
     fn reconnects_after(&self) -> Duration {

@@ -1,7 +1,7 @@
 //! CHAP: who knows the secret (RFC 1994 §4.1, RFC 7143 §12.1.3).
 //!
-//! The response is the digest of identifier, secret and challenge. Secrets are compared in constant time and never
-//! printed.
+//! The response is the digest of identifier, secret and challenge. Secrets are compared in constant
+//! time and never printed.
 
 use blockmux_wire::iscsi::ISCSI_MAX_NAME;
 use sha1::Digest;
@@ -136,9 +136,16 @@ impl Challenge {
         Challenge { identifier: seed.first().copied().unwrap_or_default(), bytes: hashed }
     }
 
-    /// Whether `name` and `response` are those of `expected`. It takes the same time however wrong they are.
+    /// Whether `name` and `response` are those of `expected`. It takes the same time however wrong
+    /// they are.
     #[must_use]
-    pub fn is_met(&self, algorithm: Algorithm, expected: &ChapCredentials, name: &str, response: &[u8]) -> bool {
+    pub fn is_met(
+        &self,
+        algorithm: Algorithm,
+        expected: &ChapCredentials,
+        name: &str,
+        response: &[u8],
+    ) -> bool {
         let right = algorithm.response(self.identifier, &expected.secret, &self.bytes);
         are_equal(&right, response) & are_equal(expected.name.as_bytes(), name.as_bytes())
     }

@@ -4,7 +4,8 @@
 //!   start ──names, AuthMethod──▶ SecurityNegotiation ──T──▶ LoginOperationalNegotiation ──T──▶ FullFeaturePhase
 //!                                 CHAP: `prover`             every key: `operational`
 //! ```
-//! It asks for the next stage as soon as it has said what it has to say, and goes on answering until the target agrees.
+//! It asks for the next stage as soon as it has said what it has to say, and goes on answering
+//! until the target agrees.
 
 use super::operational::{NegotiationError, Operational, OperationalParameters};
 use super::prover::{ChapExchange, ChapStep as Proof};
@@ -30,7 +31,8 @@ pub(in crate::iscsi) struct LoginIdentity {
     pub(in crate::iscsi) isid: [u8; 6],
 }
 
-/// What a connection says that joins a session, or takes the place of one that was lost (RFC 7143 §6.3.6, §7.2).
+/// What a connection says that joins a session, or takes the place of one that was lost (RFC 7143
+/// §6.3.6, §7.2).
 #[derive(Clone, Copy, Debug)]
 pub(in crate::iscsi) struct Joining {
     /// The session's, as its first login told.
@@ -82,7 +84,8 @@ pub(in crate::iscsi) struct InitiatorLoginResult {
 }
 
 impl InitiatorLogin {
-    /// A login of `identity` that wants `own`; it authenticates itself, and the target if there is a secret for that.
+    /// A login of `identity` that wants `own`; it authenticates itself, and the target if there is
+    /// a secret for that.
     pub(in crate::iscsi) fn new(
         identity: LoginIdentity,
         chap: Option<Chap>,
@@ -106,13 +109,13 @@ impl InitiatorLogin {
         }
     }
 
-    /// The same over RDMA.
+    /// Logs in over RDMA.
     pub(in crate::iscsi) fn over_rdma(mut self) -> InitiatorLogin {
         self.operational = self.operational.over_rdma(Side::Initiator);
         self
     }
 
-    /// The same for a connection of a session that there is.
+    /// Logs in for one more connection of an existing session.
     pub(in crate::iscsi) fn joining(mut self, joining: Joining) -> InitiatorLogin {
         self.exp_stat_sn = joining.exp_stat_sn;
         self.joining = Some(joining);

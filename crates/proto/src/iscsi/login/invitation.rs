@@ -16,7 +16,8 @@ pub(in crate::iscsi) struct Invitation {
 }
 
 impl Invitation {
-    /// Whether it is that initiator's session with that target, through the same portal group (RFC 7143 §4.4.3).
+    /// Whether it is that initiator's session with that target, through the same portal group (RFC
+    /// 7143 §4.4.3).
     pub(super) fn is_for(&self, initiator: &Name, target: &Name, group_tag: u16) -> bool {
         self.name.initiator == *initiator && self.name.target == *target && self.name.group_tag == group_tag
     }

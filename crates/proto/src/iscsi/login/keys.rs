@@ -1,5 +1,5 @@
-//! The table of operational keys: their names, and what two values of one make together (RFC 7143 §13, RFC 7144 §7,
-//! RFC 7145 §6).
+//! The table of operational keys: their names, and what two values of one make together (RFC 7143
+//! §13, RFC 7144 §7, RFC 7145 §6).
 
 use super::operational::{DEFAULT_DATA_SEGMENT_LENGTH, OperationalKey};
 use crate::iscsi::text::NONE;
@@ -88,10 +88,20 @@ pub(super) const KEYS: &[Row] = &[
     row(OperationalKey::TaskReporting, "TaskReporting", Rule::FirstOf(REPORTINGS), 0, true),
     row(OperationalKey::iSCSIProtocolLevel, "iSCSIProtocolLevel", Rule::Minimum(0, 31), 1, true),
     iser_row(OperationalKey::RDMAExtensions, "RDMAExtensions", Rule::And, 0),
-    iser_row(OperationalKey::InitiatorRecvDataSegmentLength, "InitiatorRecvDataSegmentLength", RECEIVED, 8192),
+    iser_row(
+        OperationalKey::InitiatorRecvDataSegmentLength,
+        "InitiatorRecvDataSegmentLength",
+        RECEIVED,
+        8192,
+    ),
     iser_row(OperationalKey::TargetRecvDataSegmentLength, "TargetRecvDataSegmentLength", RECEIVED, 8192),
     // Linux does so without a word, whatever RFC 7145 has as the default.
-    iser_row(OperationalKey::TaggedBufferForSolicitedDataOnly, "TaggedBufferForSolicitedDataOnly", Rule::Told, 1),
+    iser_row(
+        OperationalKey::TaggedBufferForSolicitedDataOnly,
+        "TaggedBufferForSolicitedDataOnly",
+        Rule::Told,
+        1,
+    ),
     iser_row(OperationalKey::iSERHelloRequired, "iSERHelloRequired", Rule::Told, 0),
     iser_row(OperationalKey::MaxOutstandingUnexpectedPDUs, "MaxOutstandingUnexpectedPDUs", Rule::Limit, 0),
 ];

@@ -1,10 +1,12 @@
 //! Operational keys: what each may say, and what two say together (RFC 7143 §13, RFC 7144 §7).
 //!
-//! `keys` has the one table of both roles. A key is proposed by one side and answered by the other; the answer is a
-//! function of both sides' values (`Rule`). So the responder computes it, and the proposer checks that what came
-//! could have been computed. Only `MaxRecvDataSegmentLength` is declared and never answered: each side has its own.
+//! `keys` has the one table of both roles. A key is proposed by one side and answered by the other;
+//! the answer is a function of both sides' values (`Rule`). So the responder computes it, and the
+//! proposer checks that what came could have been computed. Only `MaxRecvDataSegmentLength` is
+//! declared and never answered: each side has its own.
 //!
-//! Over RDMA some keys are different, see [`Operational::over_rdma`]; on a byte stream the keys of iSER are unknown.
+//! Over RDMA some keys are different, see [`Operational::over_rdma`]; on a byte stream the keys of
+//! iSER are unknown.
 
 use super::keys::{KEY_COUNT, KEYS, OF_CONNECTIONS, Row, Rule, bit};
 use super::rdma::Side;
@@ -82,7 +84,11 @@ impl OperationalParameters {
         for (value, row) in values.iter_mut().zip(KEYS) {
             *value = row.default;
         }
-        OperationalParameters { values, required: 0, max_send_data_segment_length: DEFAULT_DATA_SEGMENT_LENGTH }
+        OperationalParameters {
+            values,
+            required: 0,
+            max_send_data_segment_length: DEFAULT_DATA_SEGMENT_LENGTH,
+        }
     }
 
     /// The value of a key; for `MaxRecvDataSegmentLength`, one's own.
@@ -92,14 +98,15 @@ impl OperationalParameters {
         self.values.get(key as usize).copied().unwrap_or_default()
     }
 
-    /// The same with another value of one key.
+    /// These parameters with this value of one key.
     #[must_use]
     pub fn with(mut self, key: OperationalKey, value: u32) -> OperationalParameters {
         self.set(key, value);
         self
     }
 
-    /// The same, but a login must not end with another value of this key than its own: for digests.
+    /// Requires that a login ends with no other value of this key than this side's own: for
+    /// digests.
     #[must_use]
     pub fn requiring(mut self, key: OperationalKey) -> OperationalParameters {
         self.required |= bit(key);
@@ -134,7 +141,7 @@ impl OperationalParameters {
 /// A peer that negotiates as it may not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NegotiationError {
-    /// The same key twice (RFC 7143 §6.3).
+    /// A key was sent twice (RFC 7143 §6.3).
     #[error("a key was negotiated twice")]
     Repeated,
     /// An answer that no rule gives.
@@ -193,8 +200,8 @@ impl Operational {
         }
     }
 
-    /// The same for another connection of a session that agreed on `session`: what is not the connection's own stays
-    /// (RFC 7143 §13, "Leading Only").
+    /// Negotiation for another connection of a session that agreed on `session`: what is not the
+    /// connection's own stays (RFC 7143 §13, "Leading Only").
     #[must_use]
     pub fn joining(own: OperationalParameters, session: OperationalParameters) -> Operational {
         let standard = OperationalParameters::standard();
@@ -245,14 +252,17 @@ impl Operational {
             let is_required = self.own.is_required(row.key);
             let own = match row.key {
                 // As it has to be with recovery, which is proposed beside it.
-                OperationalKey::MaxOutstandingR2T if self.own.get(OperationalKey::ErrorRecoveryLevel) > 0 => 1,
+                OperationalKey::MaxOutstandingR2T if self.own.get(OperationalKey::ErrorRecoveryLevel) > 0 => {
+                    1
+                }
                 key => self.own.get(key),
             };
             out.push(row.name, &proposal(row, own, is_required));
         }
     }
 
-    /// Takes all pairs of a text that are not about security, those first on which answers to others depend.
+    /// Takes all pairs of a text that are not about security, those first on which answers to
+    /// others depend.
     ///
     /// # Errors
     /// As for [`Operational::on_pair`].
@@ -266,11 +276,12 @@ impl Operational {
         in_order.try_for_each(|pair| self.on_pair(pair, out))
     }
 
-    /// Proposes what each connection has for itself: the first operational request of a connection that joins a session,
-    /// which may name nothing else (RFC 7143 §13, "leading only").
+    /// Proposes what each connection has for itself: the first operational request of a connection
+    /// that joins a session, which may name nothing else (RFC 7143 §13, "leading only").
     pub fn propose_connection(&mut self, out: &mut Text) {
         self.declare(out);
-        let is_digest = |row: &&Row| matches!(row.key, OperationalKey::HeaderDigest | OperationalKey::DataDigest);
+        let is_digest =
+            |row: &&Row| matches!(row.key, OperationalKey::HeaderDigest | OperationalKey::DataDigest);
         let is_stream = self.iser.is_none();
         self.joins |= !is_stream;
         for row in KEYS.iter().filter(|row| is_stream && is_digest(row)) {
@@ -280,8 +291,8 @@ impl Operational {
         }
     }
 
-    /// Takes a pair of a login: an answer to what was proposed, or a proposal, whose answer is written to `out`.
-    /// Any key may come here; unknown ones are answered so.
+    /// Takes a pair of a login: an answer to what was proposed, or a proposal, whose answer is
+    /// written to `out`. Any key may come here; unknown ones are answered so.
     ///
     /// # Errors
     /// If the peer negotiates as it may not.
@@ -323,7 +334,8 @@ impl Operational {
         Ok(())
     }
 
-    /// Takes a pair in full feature phase, where only `MaxRecvDataSegmentLength` may change (RFC 7143 §13.12).
+    /// Takes a pair in full feature phase, where only `MaxRecvDataSegmentLength` may change (RFC
+    /// 7143 §13.12).
     ///
     /// # Errors
     /// If the key can be negotiated only in a login.
@@ -341,8 +353,8 @@ impl Operational {
     /// Checks what must fit together at the end.
     ///
     /// # Errors
-    /// If `FirstBurstLength` came out above `MaxBurstLength`. Where nobody named the former, its default gives way.
-    /// If what is required was not agreed on.
+    /// If `FirstBurstLength` came out above `MaxBurstLength`. Where nobody named the former, its
+    /// default gives way. If what is required was not agreed on.
     pub fn finish(&mut self) -> Result<OperationalParameters, NegotiationError> {
         let is_missing =
             |row: &&Row| self.own.is_required(row.key) && self.agreed.get(row.key) != self.own.get(row.key);
@@ -354,7 +366,8 @@ impl Operational {
         }
         let max_burst = self.agreed.get(OperationalKey::MaxBurstLength);
         if self.agreed.get(OperationalKey::FirstBurstLength) > max_burst {
-            if self.settled & bit(OperationalKey::FirstBurstLength) != 0 && self.settled & bit(OperationalKey::MaxBurstLength) != 0
+            if self.settled & bit(OperationalKey::FirstBurstLength) != 0
+                && self.settled & bit(OperationalKey::MaxBurstLength) != 0
             {
                 return Err(NegotiationError::FirstBurstAboveMaxBurst);
             }
@@ -385,11 +398,13 @@ impl Operational {
 
     /// Whether one R2T at a time is all that can be recovered (RFC 7143 §13.19).
     fn recovers(&self) -> bool {
-        self.agreed.get(OperationalKey::ErrorRecoveryLevel) > 0 && self.agreed.is_on(OperationalKey::DataSequenceInOrder)
+        self.agreed.get(OperationalKey::ErrorRecoveryLevel) > 0
+            && self.agreed.is_on(OperationalKey::DataSequenceInOrder)
     }
 
-    /// Keys without a row: markers are obsolete and must still be understood (RFC 7143 §13.25); on a byte stream this is
-    /// no iSER (RFC 7145 §6). An answer to a key that this side never sent is not answered, lest two sides never end.
+    /// Keys without a row: markers are obsolete and must still be understood (RFC 7143 §13.25); on
+    /// a byte stream this is no iSER (RFC 7145 §6). An answer to a key that this side never sent is
+    /// not answered, lest two sides never end.
     fn on_other_key(&self, pair: Pair<'_>, out: &mut Text) {
         let answer = match pair.key {
             "IFMarker" | "OFMarker" | "RDMAExtensions" => NO,
@@ -524,7 +539,9 @@ mod tests {
 
     #[test]
     fn what_is_required_is_agreed_on_or_the_login_fails() {
-        let wanted = OperationalParameters::standard().with(OperationalKey::HeaderDigest, CRC32C).requiring(OperationalKey::HeaderDigest);
+        let wanted = OperationalParameters::standard()
+            .with(OperationalKey::HeaderDigest, CRC32C)
+            .requiring(OperationalKey::HeaderDigest);
         for (proposed, answer, expected) in
             [("None,CRC32C", "CRC32C", Ok(CRC32C)), ("None", "Reject", Err(NegotiationError::Required))]
         {
@@ -595,7 +612,10 @@ mod tests {
         assert!(initiator.is_answered());
         assert_eq!(initiator.finish(), target.finish());
         let agreed = target.agreed();
-        assert_eq!((agreed.get(OperationalKey::MaxBurstLength), agreed.get(OperationalKey::FirstBurstLength)), (65_536, 65_536));
+        assert_eq!(
+            (agreed.get(OperationalKey::MaxBurstLength), agreed.get(OperationalKey::FirstBurstLength)),
+            (65_536, 65_536)
+        );
         assert!(agreed.is_on(OperationalKey::HeaderDigest) && !agreed.is_on(OperationalKey::DataDigest));
         assert_eq!(agreed.max_send_data_segment_length(), 262_144);
     }
@@ -609,7 +629,10 @@ mod tests {
             target.on_pairs(keys.into_iter().map(|key| pair(key, "2")), &mut out).unwrap();
             assert_eq!(out.as_bytes(), b"ErrorRecoveryLevel=1\0MaxOutstandingR2T=1\0", "{keys:?}");
             let agreed = target.finish().unwrap();
-            let both = (agreed.get(OperationalKey::ErrorRecoveryLevel), agreed.get(OperationalKey::MaxOutstandingR2T));
+            let both = (
+                agreed.get(OperationalKey::ErrorRecoveryLevel),
+                agreed.get(OperationalKey::MaxOutstandingR2T),
+            );
             assert_eq!(both, (1, 1), "{keys:?}");
         }
         let mut late = Operational::new(wishes().with(OperationalKey::ErrorRecoveryLevel, 1));
@@ -633,7 +656,8 @@ mod tests {
 
     #[test]
     fn another_connection_negotiates_what_is_its_own_and_nothing_else() {
-        let session = wishes().with(OperationalKey::MaxBurstLength, 4096).with(OperationalKey::FirstBurstLength, 512);
+        let session =
+            wishes().with(OperationalKey::MaxBurstLength, 4096).with(OperationalKey::FirstBurstLength, 512);
         let mut target = Operational::joining(wishes(), session);
         let mut out = Text::default();
         for (key, value) in [("HeaderDigest", "CRC32C"), ("MaxBurstLength", "8192"), ("InitialR2T", "Yes")] {
@@ -644,7 +668,10 @@ mod tests {
             b"HeaderDigest=CRC32C\0MaxBurstLength=Irrelevant\0InitialR2T=Irrelevant\0"
         );
         let agreed = target.finish().unwrap();
-        assert_eq!((agreed.get(OperationalKey::MaxBurstLength), agreed.get(OperationalKey::InitialR2T)), (4096, 0));
+        assert_eq!(
+            (agreed.get(OperationalKey::MaxBurstLength), agreed.get(OperationalKey::InitialR2T)),
+            (4096, 0)
+        );
         assert_eq!(agreed.max_send_data_segment_length(), 8192);
         assert!(agreed.is_on(OperationalKey::HeaderDigest) && !agreed.is_on(OperationalKey::DataDigest));
     }

@@ -1,7 +1,7 @@
 //! What a login agrees on over RDMA (RFC 7145 §6).
 
 use super::keys::{Row, bit};
-use super::operational::{DEFAULT_DATA_SEGMENT_LENGTH, OperationalKey, NegotiationError, Operational, parse};
+use super::operational::{DEFAULT_DATA_SEGMENT_LENGTH, NegotiationError, Operational, OperationalKey, parse};
 use super::target::TargetLogin;
 use crate::iscsi::text::{IRRELEVANT, NOT_UNDERSTOOD, REJECT};
 use blockmux_wire::iscsi::U24;
@@ -16,7 +16,7 @@ pub enum Side {
 }
 
 impl TargetLogin {
-    /// The same over RDMA.
+    /// From now on the login is one over RDMA.
     pub(in crate::iscsi) fn set_over_rdma(&mut self) {
         self.is_over_rdma = true;
         self.operational = self.operational.clone().over_rdma(Side::Target);
@@ -29,14 +29,16 @@ impl TargetLogin {
 }
 
 impl Operational {
-    /// The same over RDMA (RFC 7145 §6). There are no digests, for what is below has its own; what a side takes in one
-    /// message is a number that both agree on, and unasked-for data is no more than one such message. No error is
-    /// recovered from below the session.
+    /// Negotiation over RDMA (RFC 7145 §6). There are no digests, for what is below has its own;
+    /// what a side takes in one message is a number that both agree on, and unasked-for data is no
+    /// more than one such message. No error is recovered from below the session.
     #[must_use]
     pub fn over_rdma(mut self, side: Side) -> Operational {
         let own = &mut self.own;
         own.required = 0;
-        for key in [OperationalKey::HeaderDigest, OperationalKey::DataDigest, OperationalKey::ErrorRecoveryLevel] {
+        for key in
+            [OperationalKey::HeaderDigest, OperationalKey::DataDigest, OperationalKey::ErrorRecoveryLevel]
+        {
             own.set(key, 0);
         }
         own.set(OperationalKey::RDMAExtensions, 1);
@@ -47,13 +49,16 @@ impl Operational {
             Side::Target => U24::MAX,
         };
         own.set(OperationalKey::InitiatorRecvDataSegmentLength, taken);
-        own.set(OperationalKey::FirstBurstLength, own.get(OperationalKey::FirstBurstLength).min(DEFAULT_DATA_SEGMENT_LENGTH));
+        own.set(
+            OperationalKey::FirstBurstLength,
+            own.get(OperationalKey::FirstBurstLength).min(DEFAULT_DATA_SEGMENT_LENGTH),
+        );
         self.iser = Some(side);
         self
     }
 
-    /// Takes what is said without an answer. To an initiator that has said it a target may answer that it knows nothing of
-    /// it: then it counts for nothing.
+    /// Takes what is said without an answer. To an initiator that has said it a target may answer
+    /// that it knows nothing of it: then it counts for nothing.
     pub(super) fn on_told(&mut self, row: &Row, value: &str) -> Result<(), NegotiationError> {
         let value = match value {
             REJECT | IRRELEVANT | NOT_UNDERSTOOD => row.default,
@@ -63,15 +68,16 @@ impl Operational {
         Ok(())
     }
 
-    /// What a side takes is no declaration of its own over RDMA. A target does not insist on the word for what both sides
-    /// do already; an initiator has said it, and has to hear it.
+    /// What a side takes is no declaration of its own over RDMA. A target does not insist on the
+    /// word for what both sides do already; an initiator has said it, and has to hear it.
     pub(super) fn finish_rdma(&mut self, side: Side) -> Result<(), NegotiationError> {
         let is_answered = side == Side::Initiator || self.settled & bit(OperationalKey::RDMAExtensions) != 0;
         if is_answered && !self.agreed.is_on(OperationalKey::RDMAExtensions) && !self.joins {
             return Err(NegotiationError::NotIser);
         }
         self.agreed.set(OperationalKey::RDMAExtensions, 1);
-        let (initiators, targets) = (OperationalKey::InitiatorRecvDataSegmentLength, OperationalKey::TargetRecvDataSegmentLength);
+        let (initiators, targets) =
+            (OperationalKey::InitiatorRecvDataSegmentLength, OperationalKey::TargetRecvDataSegmentLength);
         let (own, peers) = match side {
             Side::Initiator => (initiators, targets),
             Side::Target => (targets, initiators),
@@ -133,7 +139,10 @@ mod tests {
     #[test]
     fn a_target_does_not_insist_on_being_told_but_takes_a_no() {
         let silent = Operational::new(offer()).over_rdma(Side::Target).finish().unwrap();
-        assert!(silent.is_on(OperationalKey::RDMAExtensions) && silent.is_on(OperationalKey::TaggedBufferForSolicitedDataOnly));
+        assert!(
+            silent.is_on(OperationalKey::RDMAExtensions)
+                && silent.is_on(OperationalKey::TaggedBufferForSolicitedDataOnly)
+        );
         let mut target = Operational::new(offer()).over_rdma(Side::Target);
         assert_eq!(answers(&mut target, &[("RDMAExtensions", "No")]), "RDMAExtensions=No\0");
         assert_eq!(target.finish(), Err(NegotiationError::NotIser));
@@ -141,7 +150,8 @@ mod tests {
 
     #[test]
     fn an_initiator_proposes_iser_and_wants_to_hear_it() {
-        let wishes = wishes().with(OperationalKey::HeaderDigest, CRC32C).requiring(OperationalKey::HeaderDigest);
+        let wishes =
+            wishes().with(OperationalKey::HeaderDigest, CRC32C).requiring(OperationalKey::HeaderDigest);
         for (answer, is_iser) in [("Yes", true), ("No", false), ("NotUnderstood", false), ("Reject", false)] {
             let mut initiator = Operational::new(wishes).over_rdma(Side::Initiator);
             let mut out = Text::default();

@@ -1,4 +1,5 @@
-//! A target that says no, properly, or that we do not want: not a breach of the protocol, and one line for the user.
+//! A target that says no, properly, or that we do not want: not a breach of the protocol, and one
+//! line for the user.
 
 use crate::scsi::initiator::UnitRefused;
 use blockmux_wire::iscsi::session::LoginStatus;
@@ -49,8 +50,8 @@ pub enum IscsiRefused {
 }
 
 impl IscsiRefused {
-    /// Whether a target that took us before may well do so a little later: it is in trouble, or was just started, and
-    /// many listen before they have been told what they serve and to whom.
+    /// Whether a target that took us before may well do so a little later: it is in trouble, or was
+    /// just started, and many listen before they have been told what they serve and to whom.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         match self {
@@ -86,7 +87,10 @@ mod tests {
 
     #[test]
     fn a_refusal_is_one_line() {
-        assert_eq!(IscsiRefused::Login(LoginStatus::NOT_FOUND).to_string(), "target refused the login: not found");
+        assert_eq!(
+            IscsiRefused::Login(LoginStatus::NOT_FOUND).to_string(),
+            "target refused the login: not found"
+        );
         let unknown = IscsiRefused::Login(LoginStatus(0x02ff)).to_string();
         assert_eq!(unknown, "target refused the login: login status 0x02ff");
         let moved = IscsiRefused::Moved { address: "192.0.2.1:3260".into(), permanent: true };

@@ -113,8 +113,8 @@ fn counter_challenge(pairs: &ChapPairs<'_>) -> Result<Option<Challenge>, LoginFa
     Ok(Some(Challenge { identifier, bytes }))
 }
 
-/// Answers the initiator's own challenge. A challenge that comes back is an attempt to have this side compute the
-/// answer that the other owes (RFC 7143 §9.2.1).
+/// Answers the initiator's own challenge. A challenge that comes back is an attempt to have this
+/// side compute the answer that the other owes (RFC 7143 §9.2.1).
 fn prove_target(
     chap: &Chap,
     algorithm: Algorithm,

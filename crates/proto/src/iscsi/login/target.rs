@@ -7,18 +7,19 @@
 //!                   │   AuthMethod, CHAP       the operational keys     ▲
 //!                   └── nothing is left to negotiate ────────────────────┘
 //! ```
-//! Every request has its response. The initiator asks to go on (T), the target lets it as soon as nothing is
-//! missing. A login that fails gets a response that says why, and the connection is closed.
+//! Every request has its response. The initiator asks to go on (T), the target lets it as soon as
+//! nothing is missing. A login that fails gets a response that says why, and the connection is
+//! closed.
 
 use super::chap::SEED_LEN;
 use super::declarations::Declarations;
 use super::failure::{LoginFailure, authentication_failure, failure, initiator_error, no_such_session};
 use super::invitation::Invitation;
-use super::operational::{OperationalKey, NegotiationError, Operational, OperationalParameters};
+use super::operational::{NegotiationError, Operational, OperationalKey, OperationalParameters};
 use super::security::{ChapPairs, Security};
 use crate::event::bounded;
 use crate::iscsi::name::Name;
-use crate::iscsi::node::{IscsiAccess, Chap, IscsiNode, TargetNode, offer};
+use crate::iscsi::node::{Chap, IscsiAccess, IscsiNode, TargetNode, offer};
 use crate::iscsi::sender::Sender;
 use crate::iscsi::sessions::{ConnectionHandle, Membership, SessionName};
 use crate::iscsi::text::{self, Text};
@@ -103,8 +104,8 @@ pub(in crate::iscsi) enum TargetLoginProgress {
     Waits,
     /// The last response was sent.
     Established(Box<TargetLoginResult>),
-    /// The login failed, and the response that says so is still to be sent by [`TargetLogin::refuse`]: at once, or,
-    /// lest secrets be guessed fast, after a delay.
+    /// The login failed, and the response that says so is still to be sent by
+    /// [`TargetLogin::refuse`]: at once, or, lest secrets be guessed fast, after a delay.
     Failed(LoginFailure),
 }
 
@@ -141,7 +142,7 @@ impl TargetLogin {
         }
     }
 
-    /// The same over a connection that `hang_up` cuts.
+    /// From now on `hang_up` cuts the connection of this login.
     pub(in crate::iscsi) fn set_hang_up(&mut self, hang_up: ConnectionHandle) {
         self.hang_up = Some(hang_up);
     }
@@ -161,8 +162,8 @@ impl TargetLogin {
         self.invitation = Some(invitation);
     }
 
-    /// Takes a request with its text, and answers it. `admit` says, when all is agreed on, whether the session that
-    /// the connection is to join has room for this CID, or will have.
+    /// Takes a request with its text, and answers it. `admit` says, when all is agreed on, whether
+    /// the session that the connection is to join has room for this CID, or will have.
     pub(in crate::iscsi) fn on_request(
         &mut self,
         request: &LoginRequest,
@@ -177,8 +178,8 @@ impl TargetLogin {
         }
     }
 
-    /// Ends a login on which all is agreed, unless the initiator's other session of that name, or the session's other
-    /// connection of that CID, is still there.
+    /// Ends a login on which all is agreed, unless the initiator's other session of that name, or
+    /// the session's other connection of that CID, is still there.
     pub(in crate::iscsi) fn establish(
         &mut self,
         sender: &mut Sender,
@@ -219,7 +220,12 @@ impl TargetLogin {
         self.respond(flags, failure.status, 0, &text, sender);
     }
 
-    fn advance(&mut self, request: &LoginRequest, text: &[u8], sender: &mut Sender) -> Result<(), LoginFailure> {
+    fn advance(
+        &mut self,
+        request: &LoginRequest,
+        text: &[u8],
+        sender: &mut Sender,
+    ) -> Result<(), LoginFailure> {
         self.check(request)?;
         let (transit, goes_on) = (request.flags & FLAG_TRANSIT != 0, request.flags & FLAG_CONTINUE != 0);
         if self.text.len().saturating_add(text.len()) > text::MAX_TEXT {
@@ -355,7 +361,8 @@ impl TargetLogin {
                     let operational = match &self.invitation {
                         Some(invitation)
                             if invitation.is_for(&initiator, &target.name, self.group_tag)
-                                && invitation.parameters.is_on(OperationalKey::RDMAExtensions) == self.is_over_rdma =>
+                                && invitation.parameters.is_on(OperationalKey::RDMAExtensions)
+                                    == self.is_over_rdma =>
                         {
                             Operational::joining(target.offer, invitation.parameters)
                         }
@@ -502,7 +509,8 @@ impl TargetLogin {
 
 /// The most requests of one login.
 const MAX_REQUESTS: u32 = 64;
-/// How often a login asks whether other sessions that its initiator has left are over: half a second.
+/// How often a login asks whether other sessions that its initiator has left are over: half a
+/// second.
 const MOST_WAITS: u32 = 250;
 
 /// The most text in one response, in bytes: what every initiator takes during login.

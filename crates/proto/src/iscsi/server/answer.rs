@@ -1,7 +1,7 @@
 //! Answers to commands: data-in cut into PDUs, and status (RFC 7143 §11.4, §11.7).
 
-use super::kept::{SentStatus, RetainedPdu};
 use super::replies::ResponseSender;
+use super::retained::{RetainedPdu, SentStatus};
 use super::sequence::CommandWindow;
 use crate::scsi::{Response, ScsiStatus};
 use blockmux_wire::iscsi::scsi::*;
@@ -82,7 +82,7 @@ impl Cut {
         self.parts().last().map_or(self.first.0, |part| part.data_sn.wrapping_add(1))
     }
 
-    /// The same from `data_sn` on in segments of another length, with its status apart.
+    /// The data from `data_sn` on, in segments of another length, with its status apart.
     pub(super) fn again(self, data_sn: u32, max_segment: usize, snack_tag: u32) -> Cut {
         let offset = self.parts().find(|part| part.data_sn == data_sn).map_or(self.len, |part| part.offset);
         let first = (data_sn, offset);
@@ -100,7 +100,7 @@ impl ResponseSender {
         if !cut.collapses {
             self.status(window, expected, response, cut, data_sns);
         }
-        if let Some(kept) = &mut self.kept
+        if let Some(kept) = &mut self.retained
             && (len == 0 || !self.pool.is_short())
         {
             let outcome = SentStatus { expected, response: response.clone(), cut };
@@ -113,8 +113,8 @@ impl ResponseSender {
         SentStatus { expected, response: response.clone(), cut: self.cut(expected, response) }
     }
 
-    /// Ends a command over RDMA: its data goes to where the initiator wants it, then its response (RFC 5047, Put_Data and
-    /// Send_Control).
+    /// Ends a command over RDMA: its data goes to where the initiator wants it, then its response
+    /// (RFC 5047, Put_Data and Send_Control).
     pub(super) fn command_over_rdma(
         &mut self,
         window: CommandWindow,
@@ -144,7 +144,7 @@ impl ResponseSender {
             collapses: len > 0 && response.status == ScsiStatus::GOOD && expected.data_out.is_none(),
             stat_sn: 0,
             snack_tag: 0,
-            asks: self.kept.is_some(),
+            asks: self.retained.is_some(),
             confirmed: 0,
         }
     }
@@ -186,7 +186,8 @@ impl ResponseSender {
         self.send(transmute_ref!(&pdu), &data);
     }
 
-    /// Sends data in the PDUs of `cut` whose DataSN is `wanted`; returns the DataSN behind the last of all.
+    /// Sends data in the PDUs of `cut` whose DataSN is `wanted`; returns the DataSN behind the last
+    /// of all.
     #[inline]
     pub(super) fn data_in(
         &mut self,
@@ -230,7 +231,7 @@ impl ResponseSender {
                 pdu.flags |= FLAG_ACKNOWLEDGE;
                 (pdu.target_transfer_tag, pdu.lun) = (cut.stat_sn.into(), expected.lun);
             }
-            self.send_lent(transmute_ref!(&pdu), &response.data_in, (part.offset, part.len));
+            self.send_borrowed(transmute_ref!(&pdu), &response.data_in, (part.offset, part.len));
         }
         end
     }

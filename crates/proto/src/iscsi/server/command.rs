@@ -1,33 +1,36 @@
-//! Commands: from the PDU to the device server and back, what is asked for again of their data, and their management
-//! (RFC 7143 §11.3 to §11.8, §11.16; RFC 7144 §4.2).
+//! Commands: from the PDU to the device server and back, what is asked for again of their data, and
+//! their management (RFC 7143 §11.3 to §11.8, §11.16; RFC 7144 §4.2).
 //!
-//! *What was lost* of a command's data is asked for again from error recovery level 1 on (§7.1.3, §7.2.1, §7.8, §7.9). What the
-//! target sent, `replies` has kept, and the initiator asks by SNACK. What the initiator sent, the target asks for with R2Ts
-//! from the first lost byte on: after a wrong data digest, after a gap in DataSN, and when nothing has come for a while.
+//! *What was lost* of a command's data is asked for again from error recovery level 1 on (§7.1.3,
+//! §7.2.1, §7.8, §7.9). What the target sent, `replies` has kept, and the initiator asks by SNACK.
+//! What the initiator sent, the target asks for with R2Ts from the first lost byte on: after a
+//! wrong data digest, after a gap in DataSN, and when nothing has come for a while.
 //!
-//! *Task management*: the task set aborts tasks and waits for their I/O ([`crate::scsi::task_set`]). What is here is
-//! iSCSI's: functions and responses by their numbers, and commands that have not had their turn. If the I/O of an aborted
-//! task hangs, so does the answer, for as long. There is none that would be true before: "Function complete" says that
-//! nothing reaches the volume any more, and after "Function rejected" the initiator would wait for tasks that are over.
-//! Linux's target waits without end, too. What the initiator does when its own patience is over, a new session in the
-//! place of this one, waits for the same I/O and is refused after 30 seconds ([`crate::iscsi::sessions`]): a write that
-//! comes late must not undo what a new session has written.
+//! *Task management*: the task set aborts tasks and waits for their I/O
+//! ([`crate::scsi::task_set`]). What is here is iSCSI's: functions and responses by their numbers,
+//! and commands that have not had their turn. If the I/O of an aborted task hangs, so does the
+//! answer, for as long. There is none that would be true before: "Function complete" says that
+//! nothing reaches the volume any more, and after "Function rejected" the initiator would wait for
+//! tasks that are over. Linux's target waits without end, too. What the initiator does when its own
+//! patience is over, a new session in the place of this one, waits for the same I/O and is refused
+//! after 30 seconds ([`crate::iscsi::sessions`]): a write that comes late must not undo what a new
+//! session has written.
 //!
-//! Data that was asked for by R2T is not waited for, though RFC 7143 §4.2.3.3 has the initiator send it all the same:
-//! Linux's initiator does not send it after a function, as its setting FastAbort has it by default. What does come is for
-//! no task, and dropped.
+//! Data that was asked for by R2T is not waited for, though RFC 7143 §4.2.3.3 has the initiator
+//! send it all the same: Linux's initiator does not send it after a function, as its setting
+//! FastAbort has it by default. What does come is for no task, and dropped.
 
 use super::answer::ExpectedTransfer;
 use super::full::ConnectionTurn;
 use super::receive::SegmentPurpose;
 use super::request::CheckedCommand;
-use super::shared::Mail;
-use super::tasks::{TaskEntry, TaskTransfer, TaskState, Tasks};
+use super::shared::ConnectionEvent;
+use super::tasks::{TaskEntry, TaskState, TaskTransfer, Tasks};
 use super::transfer::{DataOutMismatch, DataOutTransfer};
 use crate::event::AuditEvent;
 use crate::iscsi::login::operational::OperationalKey;
-use crate::scsi::task_set::{FunctionDone, Parts, TaskEvent, TaskRouter, ScsiTransport};
-use crate::scsi::{Lun, ManagementResponse, Response, Sense, ScsiStatus, Task, TaskManagement};
+use crate::scsi::task_set::{FunctionDone, Parts, ScsiTransport, TaskEvent, TaskRouter};
+use crate::scsi::{Lun, ManagementResponse, Response, ScsiStatus, Sense, Task, TaskManagement};
 use blockmux_volume::{MAX_TRANSFER, Seg, SgList};
 use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::session::RejectReason;
@@ -52,7 +55,7 @@ impl ConnectionTurn<'_> {
         let is_final = pdu.flags & FLAG_FINAL != 0;
         let first_burst = self.connection.parameters.get(OperationalKey::FirstBurstLength);
         let most = request.data_out.unwrap_or(0).min(first_burst);
-        let refusal = if self.connection.parting.has_begun() {
+        let refusal = if self.connection.logout.has_begun() {
             Some(Response::bare(ScsiStatus::BUSY))
         } else {
             self.connection
@@ -90,7 +93,8 @@ impl ConnectionTurn<'_> {
         SegmentPurpose::Data { slot, offset: 0, is_final, is_immediate: true }
     }
 
-    /// A Data-Out: what becomes of its data. That of a task that is gone, aborted perhaps, is dropped.
+    /// A Data-Out: what becomes of its data. That of a task that is gone, aborted perhaps, is
+    /// dropped.
     #[inline]
     pub(super) fn on_data_out(&mut self, bhs: &Bhs) -> SegmentPurpose {
         let pdu: &DataOut = transmute_ref!(bhs);
@@ -256,7 +260,8 @@ impl ConnectionTurn<'_> {
             return self.fetch(slot);
         }
         let max_burst = self.connection.parameters.get(OperationalKey::MaxBurstLength);
-        // What is lost is asked for again in order only if nothing else was asked for (RFC 7143 §13.19).
+        // What is lost is asked for again in order only if nothing else was asked for (RFC 7143
+        // §13.19).
         let max_outstanding = match self.connection.level {
             0 => self.connection.parameters.get(OperationalKey::MaxOutstandingR2T),
             _ => 1,
@@ -285,7 +290,8 @@ impl ConnectionTurn<'_> {
         }
     }
 
-    /// What was asked for under that tag has been read, or never will be; then the connection is over.
+    /// What was asked for under that tag has been read, or never will be; then the connection is
+    /// over.
     pub(super) fn on_fetched(&mut self, tag: u32) {
         let slot = Tasks::slot_of(tag);
         let key = self.connection.key;
@@ -325,7 +331,8 @@ impl ConnectionTurn<'_> {
         }
     }
 
-    /// Sends the R2T again whose data has not come. Data acknowledges its R2T, and there is one at a time.
+    /// Sends the R2T again whose data has not come. Data acknowledges its R2T, and there is one at
+    /// a time.
     fn r2t_again(&mut self, itt: u32, (first, count): (u32, u32)) -> Result<(), RejectReason> {
         let slot = self.session.tasks.find(itt).ok_or(RejectReason::PROTOCOL_ERROR)?;
         let key = self.connection.key;
@@ -349,7 +356,8 @@ impl ConnectionTurn<'_> {
         })
     }
 
-    /// A PDU of a sequence that is lost has come. When that was the last one, what is missing is asked for again.
+    /// A PDU of a sequence that is lost has come. When that was the last one, what is missing is
+    /// asked for again.
     pub(super) fn skip(&mut self, slot: usize, is_final: bool) {
         let Some(entry) = self.session.tasks.get_mut(slot) else { return };
         if !entry.progress.transfer.skip(is_final) {
@@ -429,8 +437,8 @@ impl ConnectionTurn<'_> {
         }
     }
 
-    /// RFC 7143 §11.6.1: a task that is not there may be one whose answer is on its way, or one that has not come. The
-    /// latter's number counts as received, so that it is never done.
+    /// RFC 7143 §11.6.1: a task that is not there may be one whose answer is on its way, or one
+    /// that has not come. The latter's number counts as received, so that it is never done.
     fn abort_one(&mut self, request: &TaskManagementRequest) {
         let (itt, referenced) = (request.initiator_task_tag.get(), request.referenced_task_tag.get());
         if self.has_task(referenced, Lun(u64::from_be_bytes(request.lun))) {
@@ -498,7 +506,8 @@ impl ScsiTransport for ConnectionTurn<'_> {
     }
 
     fn is_fetching(&mut self, slot: usize) -> bool {
-        // Over RDMA, data that is asked for is read from memory that the initiator closes when it hears of the abort.
+        // Over RDMA, data that is asked for is read from memory that the initiator closes when it
+        // hears of the abort.
         let is_read = self.connection.replies.mover.is_some();
         is_read && self.session.tasks.get_mut(slot).is_some_and(|entry| entry.progress.transfer.is_asked())
     }
@@ -558,7 +567,8 @@ impl ScsiTransport for ConnectionTurn<'_> {
         }
         self.respond(done.tag, FunctionResponse::FUNCTION_COMPLETE);
         if done.ends_session {
-            // RFC 7143 §11.5.1: the connections of all initiators, and this one's when it has its answer.
+            // RFC 7143 §11.5.1: the connections of all initiators, and this one's when it has its
+            // answer.
             if let Some(membership) = &self.session.membership {
                 membership.end_others();
             }
@@ -568,7 +578,7 @@ impl ScsiTransport for ConnectionTurn<'_> {
 
     fn post(&mut self, owner: u32, event: TaskEvent) -> bool {
         let is_there = self.session.has_link(owner);
-        self.session.post(owner, Mail::Task(event));
+        self.session.post(owner, ConnectionEvent::Task(event));
         is_there
     }
 }

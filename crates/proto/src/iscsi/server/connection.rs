@@ -1,8 +1,8 @@
 //! One connection of a session: its frame, its numbers of answers, and what it owes to the driver.
 
+use super::connection_table::LogoutProgress;
 use super::datamover::TargetDatamover;
 use super::full::{PAYLOAD_IN_FLIGHT, PING_INTERVAL};
-use super::links::Parting;
 use super::negotiation::Negotiation;
 use super::receive::{AwaitedIscsiPdu, DataSegment};
 use super::replies::ResponseSender;
@@ -53,7 +53,7 @@ pub(super) struct Connection {
     /// Data-in of the command that waits for room, in bytes; 0 if none does.
     pub(super) waits_for: usize,
     /// The target stops: nothing is accepted any more, and what is in flight ends.
-    pub(super) parting: Parting,
+    pub(super) logout: LogoutProgress,
     /// Logged out, reset, or lost.
     pub(super) is_over: bool,
     /// It has no socket any more, and its tasks stay.
@@ -62,7 +62,8 @@ pub(super) struct Connection {
     pub(super) lingers_until: Option<Instant>,
     /// The session knows it no more.
     pub(super) has_left: bool,
-    /// The connection, by key, that brought the request to log this one out, and that request's tag.
+    /// The connection, by key, that brought the request to log this one out, and that request's
+    /// tag.
     pub(super) tells_end_to: Option<(u32, u32)>,
     pub(super) keep_alive: NopPing,
     /// When to ask the pool and waiting tasks again, apart from each completion.
@@ -113,7 +114,7 @@ impl Connection {
             look_at: now,
             is_held_up: false,
             waits_for: 0,
-            parting: Parting::default(),
+            logout: LogoutProgress::default(),
             is_over: false,
             is_failed: false,
             lingers_until: None,
@@ -131,7 +132,7 @@ impl Connection {
     }
 
     pub(super) fn demand(&self) -> Demand {
-        if self.is_closed() || (self.parting == Parting::Dropping && self.live == 0) {
+        if self.is_closed() || (self.logout == LogoutProgress::Dropping && self.live == 0) {
             return Demand::Close;
         }
         match &self.awaiting {
@@ -163,11 +164,15 @@ impl Connection {
             return [paused, retry, Some(self.look_at)].into_iter().flatten().min();
         }
         let look = (self.level > 0 && self.live > 0).then_some(self.look_at);
-        [paused, retry, look, self.parts_at()].into_iter().flatten().chain([self.keep_alive.next_tick]).min()
+        [paused, retry, look, self.logs_out_at()]
+            .into_iter()
+            .flatten()
+            .chain([self.keep_alive.next_tick])
+            .min()
     }
 
-    /// Whether a command with that much data-in may be taken now. What waits here waits for reads to be answered and
-    /// sent, which needs nothing more from the initiator than that it reads.
+    /// Whether a command with that much data-in may be taken now. What waits here waits for reads
+    /// to be answered and sent, which needs nothing more from the initiator than that it reads.
     #[inline]
     pub(super) fn has_room(&self, data_in: usize) -> bool {
         let unsent = self.replies.mover.as_ref().map_or(0, TargetDatamover::unsent);
@@ -182,7 +187,8 @@ impl Connection {
         if self.pool.is_short() { share.min(SHORT_PAYLOAD) } else { share }
     }
 
-    /// Whether `len` more bytes of data-out would be more than the connection's share, beside what it has asked for.
+    /// Whether `len` more bytes of data-out would be more than the connection's share, beside what
+    /// it has asked for.
     pub(super) fn exceeds_share(&self, len: usize) -> bool {
         self.granted > 0 && self.granted.saturating_add(len) > self.share()
     }

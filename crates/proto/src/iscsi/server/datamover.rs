@@ -5,9 +5,10 @@
 //!                                     ├─▶ queue pair
 //!   Put_Data: RDMA Write, then Send ──▶ the sender's messages: the response with its data-in
 //! ```
-//! The data of a read goes right before its response, and the queue pair keeps the order of what it is given. So an
-//! initiator can end the first of many commands, and send the next, while the data of the others is on its way. A read
-//! of the initiator's memory is as long as the round of its command.
+//! The data of a read goes right before its response, and the queue pair keeps the order of what it
+//! is given. So an initiator can end the first of many commands, and send the next, while the data
+//! of the others is on its way. A read of the initiator's memory is as long as the round of its
+//! command.
 
 use crate::rdma::{QueuePair, Remote, Stag, WorkId};
 use blockmux_volume::{Seg, SgList};
@@ -105,7 +106,8 @@ impl TargetDatamover {
         self.arriving
     }
 
-    /// Whether the PDU that is looked at names memory for all data of its command that does not come unasked.
+    /// Whether the PDU that is looked at names memory for all data of its command that does not
+    /// come unasked.
     pub(super) fn reaches_data_of(&self, command: &ScsiCommand, first_burst: u32) -> bool {
         let expected = command.expected_data_transfer_length.get();
         let unasked = match command.flags & FLAG_FINAL {
@@ -128,8 +130,8 @@ impl TargetDatamover {
         }
     }
 
-    /// What goes with the response to a task whose data-in are the first `len` bytes of `data`: the write before it, and
-    /// the memory that it closes.
+    /// What goes with the response to a task whose data-in are the first `len` bytes of `data`: the
+    /// write before it, and the memory that it closes.
     #[inline]
     pub(super) fn put(
         &mut self,
@@ -147,7 +149,8 @@ impl TargetDatamover {
         (data_in, named.map(|(stag, _)| Stag(stag)))
     }
 
-    /// Asks for data-out of a task: from `offset` on, as much as `place` holds. `tag` is what it is known by.
+    /// Asks for data-out of a task: from `offset` on, as much as `place` holds. `tag` is what it is
+    /// known by.
     pub(super) fn get(&mut self, slot: usize, tag: u32, place: Seg, offset: u32) {
         let Some(remotes) = self.remotes.get_mut(slot) else { return };
         let Some((stag, base)) = remotes.write else { return };
@@ -197,7 +200,8 @@ impl TargetDatamover {
         self.waiting = bytes;
     }
 
-    /// The connection is gone: takes out a read that was not given to the queue pair, and returns its tag.
+    /// The connection is gone: takes out a read that was not given to the queue pair, and returns
+    /// its tag.
     pub(super) fn abandon(&mut self) -> Option<u32> {
         self.gets.pop_front().map(|get| get.id.0 as u32)
     }
@@ -302,7 +306,9 @@ mod tests {
                 if let Some((local, remote)) = data_in {
                     let mut queue = Recorder { room: 1, ..Recorder::default() };
                     mover.write_data(&mut queue, &local, remote);
-                    let Some(WorkRequest::Write { id, local, remote }) = queue.works.pop_front() else { panic!() };
+                    let Some(WorkRequest::Write { id, local, remote }) = queue.works.pop_front() else {
+                        panic!()
+                    };
                     let written = (Moved::from(id), local.to_vec(), remote.len);
                     assert_eq!(written, (Moved::Put(4), b"abcd".to_vec(), 4));
                 }

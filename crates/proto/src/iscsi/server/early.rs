@@ -1,8 +1,9 @@
-//! Requests that came before their turn (RFC 7143 §4.2.2.1): another connection is slower, or one before them was
-//! dropped because its digest was wrong. They are delivered in the order of CmdSN when the gap is filled.
+//! Requests that came before their turn (RFC 7143 §4.2.2.1): another connection is slower, or one
+//! before them was dropped because its digest was wrong. They are delivered in the order of CmdSN
+//! when the gap is filled.
 //!
-//! What bounds this: there is at most one request for each number of the window, and 64 MiB of data with them. What
-//! comes beyond that is as if it had never come.
+//! What bounds this: there is at most one request for each number of the window, and 64 MiB of data
+//! with them. What comes beyond that is as if it had never come.
 
 use super::datamover::Remotes;
 use blockmux_volume::Seg;
@@ -198,7 +199,10 @@ mod tests {
         early.cancel(6);
         early.cancel(7);
         early.forget(1);
-        assert_eq!((early.next(6), early.next(7), early.len), (Some(NextRequest::Nobody), Some(NextRequest::Nobody), 0));
+        assert_eq!(
+            (early.next(6), early.next(7), early.len),
+            (Some(NextRequest::Nobody), Some(NextRequest::Nobody), 0)
+        );
         early.add_data(1, pdu(60, 5));
         assert!(early.take(6).is_none() && early.take(7).is_none() && early.is_empty() && early.len == 0);
     }

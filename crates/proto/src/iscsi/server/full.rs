@@ -1,16 +1,18 @@
-//! Full feature phase: a connection's turn with its session, and requests in the order of CmdSN (RFC 7143 §4.2, §11).
+//! Full feature phase: a connection's turn with its session, and requests in the order of CmdSN
+//! (RFC 7143 §4.2, §11).
 //!
-//! `receive` takes headers and data segments from the stream or from messages, and brings each header here. What is next
-//! in order is done: commands in `command`, pings, text and logout here. What came before its turn waits in `early`, and
-//! is delivered by the connection that brought it when the gap is filled. `links` is how a connection ends.
+//! `receive` takes headers and data segments from the stream or from messages, and brings each
+//! header here. What is next in order is done: commands in `command`, pings, text and logout here.
+//! What came before its turn waits in `early`, and is delivered by the connection that brought it
+//! when the gap is filled. `links` is how a connection ends.
 
 use super::connection::Connection;
 use super::datamover::TargetDatamover;
 use super::early::{NextRequest, Whole};
 use super::local::LocalSessions;
-use super::receive::{AwaitedIscsiPdu, SegmentPurpose, DataSegment};
+use super::receive::{AwaitedIscsiPdu, DataSegment, SegmentPurpose};
 use super::sequence::CmdSnCheck;
-use super::shared::{Mail, SharedSession};
+use super::shared::{ConnectionEvent, SharedSession};
 use crate::event::AuditEvent;
 use crate::exports::VolumeId;
 use crate::iscsi::login::operational::OperationalKey;
@@ -69,7 +71,11 @@ pub(super) struct Surroundings {
 
 impl FullFeatureConnection {
     /// The leading connection of a session that begins.
-    pub(super) fn lead(with: Surroundings, mut established: TargetLoginResult, now: Instant) -> FullFeatureConnection {
+    pub(super) fn lead(
+        with: Surroundings,
+        mut established: TargetLoginResult,
+        now: Instant,
+    ) -> FullFeatureConnection {
         let session = SharedSession::new(with.node.clone(), with.group_tag, &mut established);
         let tsih = session.membership.as_ref().map(Membership::tsih);
         let shared = Rc::new(RefCell::new(session));
@@ -125,8 +131,8 @@ impl FullFeatureConnection {
         });
     }
 
-    /// The initiator has closed its side. It should have logged out, but killed ones do not; between PDUs nothing that
-    /// was answered is lost.
+    /// The initiator has closed its side. It should have logged out, but killed ones do not;
+    /// between PDUs nothing that was answered is lost.
     pub(super) fn on_end(&mut self) -> Result<(), ProtocolError> {
         let was_between = matches!(self.connection.awaiting, AwaitedIscsiPdu::Head(_));
         if !self.connection.is_over && self.shared.borrow().is_replaced() {
@@ -203,11 +209,12 @@ impl FullFeatureConnection {
         self.connection.replies.mover = Some(mover);
     }
 
-    /// Whether tasks that are over, or are to be soon, wait for data to be read from the initiator's memory.
+    /// Whether tasks that are over, or are to be soon, wait for data to be read from the
+    /// initiator's memory.
     pub(super) fn wants_reads_over(&self) -> bool {
         let connection = &self.connection;
         connection.is_closed()
-            || connection.parting.has_begun()
+            || connection.logout.has_begun()
             || self.shared.borrow().tasks.has_aborted_without_io(connection.key)
     }
 
@@ -241,7 +248,8 @@ impl ConnectionTurn<'_> {
             && !self.take_memory()
             && (self.connection.retry.is_longest() || self.waits_for_itself(segment))
         {
-            // Memory of this connection is held for data that comes behind this: it must not wait without an end.
+            // Memory of this connection is held for data that comes behind this: it must not wait
+            // without an end.
             self.refuse_busy(segment);
         }
         self.connection.retry.on_try(now);
@@ -310,7 +318,11 @@ impl ConnectionTurn<'_> {
 
     /// Acts on a header; says whom its data is for.
     #[inline]
-    pub(super) fn on_head(&mut self, head: &IscsiHeader, ahs: &[u8]) -> Result<SegmentPurpose, ProtocolError> {
+    pub(super) fn on_head(
+        &mut self,
+        head: &IscsiHeader,
+        ahs: &[u8],
+    ) -> Result<SegmentPurpose, ProtocolError> {
         let (bhs, opcode) = (&head.bhs, head.bhs.opcode());
         // CmdSN and ExpStatSN lie at the same places in all of them; only some have a CmdSN.
         let command: &ScsiCommand = transmute_ref!(bhs);
@@ -372,21 +384,22 @@ impl ConnectionTurn<'_> {
         self.on_data_out(bhs)
     }
 
-    /// Whether what is missing before a command may come still. On the only connection, and without recovery, it never
-    /// will.
+    /// Whether what is missing before a command may come still. On the only connection, and without
+    /// recovery, it never will.
     pub(super) fn may_fill_gaps(&self) -> bool {
         self.connection.level > 0 || self.connection.parameters.get(OperationalKey::MaxConnections) > 1
     }
 
-    /// From error recovery level 1 on, a request whose data has a wrong digest is as if it had never come, and is sent
-    /// again (RFC 7143 §7.8): it is acted upon only when its data is here.
+    /// From error recovery level 1 on, a request whose data has a wrong digest is as if it had
+    /// never come, and is sent again (RFC 7143 §7.8): it is acted upon only when its data is here.
     #[inline]
     pub(super) fn is_checked_whole(&self, data_len: usize) -> bool {
         self.connection.level > 0 && data_len > 0 && self.connection.replies.digests().data
     }
 
-    /// Whether a PDU whose data is damaged is sent again by itself. Data is asked for again; at level 0 nothing comes
-    /// again, and what has a number must take its turn to fail, or those behind it would wait for ever.
+    /// Whether a PDU whose data is damaged is sent again by itself. Data is asked for again; at
+    /// level 0 nothing comes again, and what has a number must take its turn to fail, or those
+    /// behind it would wait for ever.
     #[inline]
     pub(super) fn comes_again(&self, bhs: &Bhs) -> bool {
         self.connection.level > 0 && bhs.opcode() != IscsiOpcode::DATA_OUT
@@ -396,7 +409,8 @@ impl ConnectionTurn<'_> {
     pub(super) fn on_whole(&mut self, bhs: Bhs, data: Option<Seg>, is_good: bool) {
         let ahs = std::mem::take(&mut self.connection.gathering.0);
         let (is_immediate, key) = (bhs.is_immediate(), self.connection.key);
-        let remotes = self.connection.replies.mover.as_ref().map(TargetDatamover::arriving).unwrap_or_default();
+        let remotes =
+            self.connection.replies.mover.as_ref().map(TargetDatamover::arriving).unwrap_or_default();
         let whole = Whole { bhs, ahs, data, is_good, remotes };
         if bhs.opcode() == IscsiOpcode::DATA_OUT {
             let whole = self.own(whole);
@@ -422,8 +436,9 @@ impl ConnectionTurn<'_> {
         }
     }
 
-    /// Delivers requests that were held, as long as it is this connection's turn and there is room for their data-in. Not
-    /// within a data segment, lest a function that was held aborts the task whose data comes.
+    /// Delivers requests that were held, as long as it is this connection's turn and there is room
+    /// for their data-in. Not within a data segment, lest a function that was held aborts the task
+    /// whose data comes.
     pub(super) fn deliver_early(&mut self) {
         if !matches!(self.connection.awaiting, AwaitedIscsiPdu::Head(_)) {
             return;
@@ -459,13 +474,13 @@ impl ConnectionTurn<'_> {
             IscsiOpcode::SCSI_COMMAND => self.on_command(transmute_ref!(&bhs), &bhs, &ahs),
             IscsiOpcode::DATA_OUT => self.on_data_out(&bhs),
             _ if !is_good => return self.reject(RejectReason::DATA_DIGEST_ERROR, &bhs),
-            _ => return self.on_talk(&bhs, &data.map(|data| data.to_vec()).unwrap_or_default()),
+            _ => return self.on_text_or_nop(&bhs, &data.map(|data| data.to_vec()).unwrap_or_default()),
         };
         let len = bhs.data_segment_length.get() as usize;
         self.conclude(DataSegment { bhs, len, purpose }, data, is_good);
     }
 
-    /// The same in memory of its own: the receive buffer is for what comes next.
+    /// Copies the data to memory of its own: the receive buffer is for what comes next.
     fn own(&self, mut whole: Whole) -> Whole {
         let is_message = self.connection.replies.mover.is_some();
         if let Some(lent) = whole.data.take_if(|data| is_message || !data.is_writable()) {
@@ -489,7 +504,7 @@ impl ConnectionTurn<'_> {
     }
 
     /// A request other than a command, with all its data.
-    pub(super) fn on_talk(&mut self, bhs: &Bhs, data: &[u8]) {
+    pub(super) fn on_text_or_nop(&mut self, bhs: &Bhs, data: &[u8]) {
         match bhs.opcode() {
             IscsiOpcode::NOP_OUT => self.on_nop(bhs, data),
             IscsiOpcode::TEXT_REQUEST => self.on_text(bhs, data),
@@ -537,7 +552,7 @@ impl ConnectionTurn<'_> {
                 }
                 Some(key) if self.session.has_failed(key) => LogoutResult::CLOSED_SUCCESSFULLY,
                 Some(key) => {
-                    return self.session.post(key, Mail::Fail(Some((self.connection.key, itt))));
+                    return self.session.post(key, ConnectionEvent::Fail(Some((self.connection.key, itt))));
                 }
                 None => LogoutResult::CID_NOT_FOUND,
             },
@@ -588,17 +603,17 @@ pub(super) const WINDOW: u32 = 256;
 /// Commands with the I bit under way beside them.
 pub(super) const MAX_IMMEDIATE: usize = 16;
 
-/// The most data-in of one session, in bytes, what waits to be sent included; and the same of data-out for which
-/// memory was taken. Above any one command's.
+/// The most data-in of one session, in bytes, what waits to be sent included; and the same of
+/// data-out for which memory was taken. Above any one command's.
 pub(super) const PAYLOAD_IN_FLIGHT: usize = 64 << 20;
 
-/// How often to look for data that was asked for and does not come: it is asked for again when nothing has come from one
-/// look to the next but one.
+/// How often to look for data that was asked for and does not come: it is asked for again when
+/// nothing has come from one look to the next but one.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 
-/// How long an initiator may be silent before it is pinged, and then until it is given up. Programs with an initiator
-/// in them that answers only when it is called sleep for up to a minute; and an initiator that has lost its connection
-/// does not wait for this, but logs in again.
+/// How long an initiator may be silent before it is pinged, and then until it is given up. Programs
+/// with an initiator in them that answers only when it is called sleep for up to a minute; and an
+/// initiator that has lost its connection does not wait for this, but logs in again.
 pub(super) const PING_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The transfer tag of a ping. One is enough: there is only one at a time.

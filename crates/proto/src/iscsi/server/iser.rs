@@ -4,17 +4,18 @@
 //!   Requested ──▶ Accept   │ Received ──▶ `inbox` ──room──▶ login, or a turn (`rdma`)
 //!                          │ Write, Read ◀── datamover     Send ◀── sender
 //! ```
-//! Both sides say when they connect whether a response may close the memory that its command named. Hello messages are
-//! not supported (`docs/decisions/0039-features-that-few-use.md`). After the login the session is that of iSCSI: each
-//! PDU of its sender is a message, behind the data-in that goes with it.
+//! Both sides say when they connect whether a response may close the memory that its command named.
+//! Hello messages are not supported (`docs/decisions/0039-features-that-few-use.md`). After the
+//! login the session is that of iSCSI: each PDU of its sender is a message, behind the data-in that
+//! goes with it.
 //!
 //! # Receive buffers
-//! There is one for each command of the window and one for the data that may follow it unasked, one for each immediate
-//! command, and [`UNEXPECTED`] for everything else that an initiator may send without being asked. A message gives its
-//! buffer back when it was taken; one that waits for room keeps it, so that nothing is taken from an initiator that it
-//! was not granted.
+//! There is one for each command of the window and one for the data that may follow it unasked, one
+//! for each immediate command, and [`UNEXPECTED`] for everything else that an initiator may send
+//! without being asked. A message gives its buffer back when it was taken; one that waits for room
+//! keeps it, so that nothing is taken from an initiator that it was not granted.
 
-use super::datamover::{TargetDatamover, Moved};
+use super::datamover::{Moved, TargetDatamover};
 use super::full::{MAX_IMMEDIATE, WINDOW};
 use super::replies::ResponseSender;
 use super::{Phase, TargetSession};
@@ -68,12 +69,12 @@ enum IserPhase {
 }
 
 impl IserTargetSession {
-    /// The same session as over TCP, before anything has come.
+    /// A session over RDMA made of one for TCP that nothing has come for yet.
     #[must_use]
     pub fn new(mut session: TargetSession) -> IserTargetSession {
         session.over_rdma = Some(false);
         session.sender = Sender::new(true);
-        if let Phase::Entrance(entrance) = &mut session.phase {
+        if let Phase::Login(entrance) = &mut session.phase {
             entrance.set_over_rdma();
         }
         IserTargetSession {
@@ -95,7 +96,8 @@ impl IserTargetSession {
         self.link == IserPhase::Over
     }
 
-    /// As [`TargetSession::moves_to`], where everything is to be shown again: a queue pair cannot be handed over.
+    /// As [`TargetSession::moves_to`], where everything is to be shown again: a queue pair cannot
+    /// be handed over.
     #[must_use]
     pub fn moves_to(&self) -> Option<Home> {
         self.session.moves_to()
@@ -135,8 +137,8 @@ impl IserTargetSession {
                 self.unexpected.on_pdu(&message.bhs);
                 full.turn(|turn| turn.on_message(&message))?
             }
-            Phase::Entrance(entrance) if entrance.is_waiting() => false,
-            Phase::Entrance(_) => {
+            Phase::Login(entrance) if entrance.is_waiting() => false,
+            Phase::Login(_) => {
                 self.on_login(message)?;
                 true
             }
@@ -149,7 +151,7 @@ impl IserTargetSession {
 
     /// A login request as a message.
     fn on_login(&mut self, message: &Seg) -> Result<(), ProtocolError> {
-        let Phase::Entrance(entrance) = &mut self.session.phase else { return Ok(()) };
+        let Phase::Login(entrance) = &mut self.session.phase else { return Ok(()) };
         Message::parse(message)?;
         // A message need not be padded; the stream that login knows is.
         let mut pdu = message.to_vec();
@@ -163,7 +165,8 @@ impl IserTargetSession {
         Ok(())
     }
 
-    /// The login is over. Unasked-for data of more than a message takes more receive buffers than were there at first.
+    /// The login is over. Unasked-for data of more than a message takes more receive buffers than
+    /// were there at first.
     fn grant_unasked(&mut self) -> Result<(), ProtocolError> {
         let Phase::Full(full) = &self.session.phase else { return Ok(()) };
         let parameters = &full.connection.parameters;
@@ -226,18 +229,21 @@ impl IserTargetSession {
         result
     }
 
-    /// Has data read that commands wait for, and sends what there is to send; whether any of it was possible.
+    /// Has data read that commands wait for, and sends what there is to send; whether any of it was
+    /// possible.
     #[inline]
     fn transmit(&mut self, queue_pair: &mut impl QueuePair) -> bool {
         let is_closing = matches!(self.session.demand(), Demand::Close);
         let full = match &mut self.session.phase {
             Phase::Full(full) => full,
-            Phase::Entrance(_) | Phase::Closing => {
+            Phase::Login(_) | Phase::Closing => {
                 return self.session.sender.send_all(queue_pair, |_| true);
             }
         };
         let limit = full.connection.parameters.get(OperationalKey::MaxOutstandingUnexpectedPDUs);
-        let ResponseSender { sender, mover: Some(mover), .. } = &mut full.connection.replies else { return false };
+        let ResponseSender { sender, mover: Some(mover), .. } = &mut full.connection.replies else {
+            return false;
+        };
         let mut has_moved = mover.read_data(queue_pair);
         while queue_pair.room() > 0
             && let Some(message) = sender.front()
@@ -263,8 +269,9 @@ impl IserTargetSession {
         full.connection.replies.mover.as_ref().is_some_and(TargetDatamover::is_reading)
     }
 
-    /// An initiator that does not answer a read holds up whatever waits for that to be over: an abort, a logout, its own end.
-    /// It has a minute for the next of them, and then at most another.
+    /// An initiator that does not answer a read holds up whatever waits for that to be over: an
+    /// abort, a logout, its own end. It has a minute for the next of them, and then at most
+    /// another.
     fn check_reads(&mut self, now: Instant) -> Result<(), ProtocolError> {
         let Phase::Full(full) = &self.session.phase else { return Ok(()) };
         let (until, done) = self.watch.unwrap_or((now, self.reads_done.wrapping_sub(1)));
@@ -361,7 +368,8 @@ impl RdmaSession for IserTargetSession {
 
 impl Timed for IserTargetSession {
     fn poll_timeout(&self) -> Option<Instant> {
-        // What sending makes room for is taken while the driver sends: it has to come back for the I/O of that.
+        // What sending makes room for is taken while the driver sends: it has to come back for the
+        // I/O of that.
         let has_io = matches!(&self.session.phase, Phase::Full(full) if full.connection.queue.has_io());
         if self.broken.is_some() || has_io {
             return Some(self.session.now);
@@ -433,7 +441,8 @@ impl Target for IserTargetSession {
     }
 }
 
-/// What an initiator may send beside commands and their data: task management, pings, text, a logout.
+/// What an initiator may send beside commands and their data: task management, pings, text, a
+/// logout.
 const UNEXPECTED: u32 = 32;
 
 const RECEIVES: u32 = 2 * WINDOW + MAX_IMMEDIATE as u32 + UNEXPECTED;

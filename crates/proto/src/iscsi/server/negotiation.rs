@@ -1,4 +1,5 @@
-//! The text negotiation of a connection in full feature phase, SendTargets included (RFC 7143 §11.10, §11.11, Appendix C).
+//! The text negotiation of a connection in full feature phase, SendTargets included (RFC 7143
+//! §11.10, §11.11, Appendix C).
 
 use super::shared::SharedSession;
 use crate::iscsi::login::operational::Operational;
@@ -44,7 +45,8 @@ impl Negotiation {
     /// Answers a request with that text.
     ///
     /// # Errors
-    /// If it breaks the rules: then nothing of the negotiation holds, and the next request begins anew.
+    /// If it breaks the rules: then nothing of the negotiation holds, and the next request begins
+    /// anew.
     pub(super) fn answer(
         &mut self,
         request: &TextRequest,

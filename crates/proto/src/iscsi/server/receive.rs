@@ -1,4 +1,5 @@
-//! What comes: headers and data segments out of a stream, or whole messages; and where the bytes behind a header go.
+//! What comes: headers and data segments out of a stream, or whole messages; and where the bytes
+//! behind a header go.
 //!
 //! ```text
 //!              ┌─────────────────── no data segment ────────────────────┐
@@ -11,10 +12,11 @@
 //!   │                                      (excess, padding, digest)
 //!   └── the next header
 //! ```
-//! A header is acted upon as soon as it is whole: a command begins before its immediate data has come, so that the
-//! device server has said by then how much of it is wanted and where. Data-out that is wholly in the receive buffer is
-//! lent from there to the volume if it is all that the command wants; else the command's data is gathered in memory
-//! from the pool, and what has not come yet is received straight into it.
+//! A header is acted upon as soon as it is whole: a command begins before its immediate data has
+//! come, so that the device server has said by then how much of it is wanted and where. Data-out
+//! that is wholly in the receive buffer is lent from there to the volume if it is all that the
+//! command wants; else the command's data is gathered in memory from the pool, and what has not
+//! come yet is received straight into it.
 //!
 
 use super::command::{CRC_ERROR, data_sense};
@@ -42,8 +44,8 @@ pub(super) enum AwaitedIscsiPdu {
     Segment(DataSegment),
     /// Data-out, for which the pool had no memory.
     Memory(DataSegment),
-    /// Data-out, straight into `place`. `filled` bytes came with the receive buffer; until that was seen empty, more
-    /// of them may be there.
+    /// Data-out, straight into `place`. `filled` bytes came with the receive buffer; until that was
+    /// seen empty, more of them may be there.
     Place { segment: DataSegment, place: Seg, filled: usize, buffer_is_empty: bool },
     /// What is left of a segment that is not kept: `excess` bytes of data, then padding and digest.
     Tail { segment: DataSegment, crc: Crc32c, excess: usize },
@@ -97,9 +99,9 @@ impl AwaitedIscsiPdu {
                 let segment = DataSegment { purpose: SegmentPurpose::Nothing, ..*segment };
                 *self = AwaitedIscsiPdu::Tail { segment, crc: Crc32c::default(), excess: segment.len };
             }
-            AwaitedIscsiPdu::Segment(segment) | AwaitedIscsiPdu::Place { segment, .. } | AwaitedIscsiPdu::Tail { segment, .. } => {
-                segment.purpose = SegmentPurpose::Nothing
-            }
+            AwaitedIscsiPdu::Segment(segment)
+            | AwaitedIscsiPdu::Place { segment, .. }
+            | AwaitedIscsiPdu::Tail { segment, .. } => segment.purpose = SegmentPurpose::Nothing,
             AwaitedIscsiPdu::Head(_) => {}
         }
     }
@@ -145,7 +147,8 @@ impl ConnectionTurn<'_> {
         }
     }
 
-    /// Gives memory to the data-out that waits for some, if the pool has any; whether it need not wait any more.
+    /// Gives memory to the data-out that waits for some, if the pool has any; whether it need not
+    /// wait any more.
     pub(super) fn take_memory(&mut self) -> bool {
         let AwaitedIscsiPdu::Memory(segment) = self.connection.awaiting else { return true };
         let SegmentPurpose::Data { slot, offset, .. } = segment.purpose else { return true };
@@ -181,7 +184,8 @@ impl ConnectionTurn<'_> {
         true
     }
 
-    /// Whether data waits for memory that only data behind it gives back, so that no other connection can help.
+    /// Whether data waits for memory that only data behind it gives back, so that no other
+    /// connection can help.
     pub(super) fn waits_for_itself(&mut self, segment: DataSegment) -> bool {
         let SegmentPurpose::Data { slot, .. } = segment.purpose else { return false };
         let round = self.session.tasks.get_mut(slot).map(|entry| entry.progress.transfer.round_len());
@@ -193,7 +197,8 @@ impl ConnectionTurn<'_> {
     pub(super) fn gather(&mut self, segment: DataSegment) {
         let place = self.connection.take_or_make(segment.len);
         self.connection.gathering.1 = Some(place.clone());
-        self.connection.awaiting = AwaitedIscsiPdu::Place { segment, place, filled: 0, buffer_is_empty: false };
+        self.connection.awaiting =
+            AwaitedIscsiPdu::Place { segment, place, filled: 0, buffer_is_empty: false };
     }
 
     /// There is no memory for a command's data: it may be tried again.
@@ -201,12 +206,15 @@ impl ConnectionTurn<'_> {
         if let SegmentPurpose::Data { slot, .. } = segment.purpose {
             self.fail(slot, Response::bare(ScsiStatus::BUSY));
         }
-        self.connection.awaiting = AwaitedIscsiPdu::Tail { segment, crc: Crc32c::default(), excess: segment.len };
+        self.connection.awaiting =
+            AwaitedIscsiPdu::Tail { segment, crc: Crc32c::default(), excess: segment.len };
     }
 
-    /// Copies what the receive buffer has of a payload to its place; returns how many bytes it took.
+    /// Copies what the receive buffer has of a payload to its place; returns how many bytes it
+    /// took.
     pub(super) fn fill_place(&mut self, unread: &[u8]) -> Option<usize> {
-        let AwaitedIscsiPdu::Place { place, filled, buffer_is_empty, .. } = &mut self.connection.awaiting else {
+        let AwaitedIscsiPdu::Place { place, filled, buffer_is_empty, .. } = &mut self.connection.awaiting
+        else {
             return None;
         };
         let left = place.len().saturating_sub(*filled);
@@ -224,7 +232,9 @@ impl ConnectionTurn<'_> {
     /// Drops data, then checks padding and digest behind it.
     pub(super) fn step_tail(&mut self, unread: &[u8]) -> Option<usize> {
         let digests = self.connection.replies.digests();
-        let AwaitedIscsiPdu::Tail { segment, crc, excess } = &mut self.connection.awaiting else { return None };
+        let AwaitedIscsiPdu::Tail { segment, crc, excess } = &mut self.connection.awaiting else {
+            return None;
+        };
         let dropped = unread.get(..unread.len().min(*excess)).unwrap_or_default();
         *excess = excess.saturating_sub(dropped.len());
         if digests.data {
@@ -278,7 +288,8 @@ impl ConnectionTurn<'_> {
         };
         let data_in = data_in_of(&head.bhs);
         if !self.connection.has_room(data_in) {
-            (self.connection.waits_for, self.connection.awaiting) = (data_in, AwaitedIscsiPdu::Head(head.len));
+            (self.connection.waits_for, self.connection.awaiting) =
+                (data_in, AwaitedIscsiPdu::Head(head.len));
             return Ok(None);
         }
         self.connection.waits_for = 0;
@@ -297,23 +308,25 @@ impl ConnectionTurn<'_> {
         let here = unread.len().saturating_sub(head.len);
         let whole = self.connection.segment_len(&segment);
         match purpose {
-            SegmentPurpose::Talk if segment.len == 0 => self.on_talk(&head.bhs, &[]),
+            SegmentPurpose::Talk if segment.len == 0 => self.on_text_or_nop(&head.bhs, &[]),
             _ if segment.len == 0 => self.conclude(segment, None, true),
             SegmentPurpose::Nothing => {
                 self.connection.awaiting =
                     AwaitedIscsiPdu::Tail { segment, crc: Crc32c::default(), excess: segment.len };
             }
-            SegmentPurpose::Talk if whole > here && segment.len > LENT_PAYLOAD => {
+            SegmentPurpose::Talk if whole > here && segment.len > MAX_BORROWED_PAYLOAD => {
                 self.reject(RejectReason::LONG_OPERATION_REJECT, &head.bhs);
                 let segment = DataSegment { purpose: SegmentPurpose::Nothing, ..segment };
                 self.connection.awaiting =
                     AwaitedIscsiPdu::Tail { segment, crc: Crc32c::default(), excess: segment.len };
             }
-            SegmentPurpose::Data { .. } if whole > here && segment.len > LENT_PAYLOAD => {
+            SegmentPurpose::Data { .. } if whole > here && segment.len > MAX_BORROWED_PAYLOAD => {
                 self.connection.awaiting = AwaitedIscsiPdu::Memory(segment);
                 self.take_memory();
             }
-            SegmentPurpose::Whole if whole > here && segment.len > LENT_PAYLOAD => self.gather(segment),
+            SegmentPurpose::Whole if whole > here && segment.len > MAX_BORROWED_PAYLOAD => {
+                self.gather(segment)
+            }
             SegmentPurpose::Talk | SegmentPurpose::Data { .. } | SegmentPurpose::Whole => {
                 let end = head.len.saturating_add(whole);
                 if let Some(whole) = unread.get(head.len..end) {
@@ -331,7 +344,7 @@ impl ConnectionTurn<'_> {
     fn on_segment(&mut self, segment: DataSegment, whole: &[u8], input: &Chunk, at: usize) {
         let is_good = !self.connection.replies.digests().data || is_intact(whole);
         if segment.purpose == SegmentPurpose::Talk && is_good {
-            self.on_talk(&segment.bhs, whole.get(..segment.len).unwrap_or_default());
+            self.on_text_or_nop(&segment.bhs, whole.get(..segment.len).unwrap_or_default());
         } else {
             self.conclude(segment, Some(input.lend(at, segment.len)), is_good);
         }
@@ -364,7 +377,9 @@ impl ConnectionTurn<'_> {
         }
         let head = IscsiHeader { bhs: *bhs, len: BHS_LEN.saturating_add(ahs.len()), data_len };
         match self.on_head(&head, ahs)? {
-            SegmentPurpose::Talk => self.on_talk(bhs, &data.as_ref().map(Seg::to_vec).unwrap_or_default()),
+            SegmentPurpose::Talk => {
+                self.on_text_or_nop(bhs, &data.as_ref().map(Seg::to_vec).unwrap_or_default())
+            }
             purpose => self.conclude(DataSegment { bhs: *bhs, len: data_len, purpose }, data.clone(), true),
         }
         if !self.session.early.is_empty() {
@@ -373,7 +388,8 @@ impl ConnectionTurn<'_> {
         Ok(true)
     }
 
-    /// Whether a Data-Out is of no task, or of one whose data is not being read: else its memory would have two writers.
+    /// Whether a Data-Out is of no task, or of one whose data is not being read: else its memory
+    /// would have two writers.
     fn may_come_unasked(&mut self, data_out: &DataOut) -> bool {
         let slot = self.session.tasks.find(data_out.initiator_task_tag.get());
         let is_fetched = slot
@@ -389,6 +405,6 @@ pub(super) fn is_intact(segment: &[u8]) -> bool {
     digest::of(covered) == sent
 }
 
-/// A segment up to this many bytes is waited for in the receive buffer: one large receive for many PDUs costs less
-/// than a receive for each. With its digest at most `MAX_DEMAND`.
-pub(super) const LENT_PAYLOAD: usize = 64 << 10;
+/// A segment up to this many bytes is waited for in the receive buffer: one large receive for many
+/// PDUs costs less than a receive for each. With its digest at most `MAX_DEMAND`.
+pub(super) const MAX_BORROWED_PAYLOAD: usize = 64 << 10;

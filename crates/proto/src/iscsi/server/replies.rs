@@ -1,11 +1,11 @@
 //! PDUs to the initiator, with StatSN, ExpCmdSN and MaxCmdSN filled in.
 //!
-//! StatSN counts what a connection has answered (RFC 7143 §4.2.2.2). From error recovery level 1 on, what is answered is
-//! kept until ExpStatSN acknowledges it: see `kept`.
+//! StatSN counts what a connection has answered (RFC 7143 §4.2.2.2). From error recovery level 1
+//! on, what is answered is kept until ExpStatSN acknowledges it: see `kept`.
 
 use super::datamover::TargetDatamover;
-use super::kept::{RetainedResponses, SentStatus, RetainedPdu};
 use super::negotiation::TextAnswer;
+use super::retained::{RetainedPdu, RetainedResponses, SentStatus};
 use super::sequence::CommandWindow;
 use crate::iscsi::digests::IscsiDigests;
 use crate::iscsi::login::operational::{OperationalKey, OperationalParameters};
@@ -25,18 +25,23 @@ pub(super) struct ResponseSender {
     /// The longest data segment that the initiator takes, in bytes.
     pub(super) max_segment: usize,
     pub(super) pool: Pool,
-    /// Bytes pushed without payload since everything was last seen sent: what an initiator that does not read
-    /// makes us keep.
+    /// Bytes pushed without payload since everything was last seen sent: what an initiator that
+    /// does not read makes us keep.
     unsent: usize,
     /// What may have to be sent again; `None` at error recovery level 0.
-    pub(super) kept: Option<RetainedResponses>,
+    pub(super) retained: Option<RetainedResponses>,
     /// Over RDMA: what moves data in the place of Data-In and R2T.
     pub(super) mover: Option<TargetDatamover>,
 }
 
 impl ResponseSender {
     /// `sender` may still have the last response of the login.
-    pub(super) fn new(parameters: &OperationalParameters, stat_sn: u32, pool: Pool, mut sender: Sender) -> ResponseSender {
+    pub(super) fn new(
+        parameters: &OperationalParameters,
+        stat_sn: u32,
+        pool: Pool,
+        mut sender: Sender,
+    ) -> ResponseSender {
         sender.set_digests(IscsiDigests::of(parameters));
         ResponseSender {
             sender,
@@ -45,7 +50,8 @@ impl ResponseSender {
             max_segment: parameters.max_send_data_segment_length(),
             pool,
             unsent: 0,
-            kept: (parameters.get(OperationalKey::ErrorRecoveryLevel) > 0).then(|| RetainedResponses::new(stat_sn)),
+            retained: (parameters.get(OperationalKey::ErrorRecoveryLevel) > 0)
+                .then(|| RetainedResponses::new(stat_sn)),
             mover: None,
         }
     }
@@ -66,12 +72,12 @@ impl ResponseSender {
 
     /// All answers to commands that are not acknowledged.
     pub(super) fn take_commands(&mut self) -> Vec<SentStatus> {
-        self.kept.as_mut().map(RetainedResponses::take_commands).unwrap_or_default()
+        self.retained.as_mut().map(RetainedResponses::take_commands).unwrap_or_default()
     }
 
-    /// Sends the answer to a command that has come on another connection: its data from `exp_data_sn` on, in segments as
-    /// long as they may be here, and then its status. 0, and what cannot be right, stands for what was acknowledged
-    /// last (RFC 7143 §11.5.6).
+    /// Sends the answer to a command that has come on another connection: its data from
+    /// `exp_data_sn` on, in segments as long as they may be here, and then its status. 0, and what
+    /// cannot be right, stands for what was acknowledged last (RFC 7143 §11.5.6).
     pub(super) fn reassigned(&mut self, window: CommandWindow, outcome: SentStatus, exp_data_sn: u32) {
         let SentStatus { expected, response, cut } = outcome;
         let is_right = exp_data_sn > 0 && (cut.confirmed..=cut.end()).contains(&exp_data_sn);
@@ -80,7 +86,7 @@ impl ResponseSender {
         cut.stat_sn = self.next_stat_sn();
         let end = self.data_in(window, expected, &response, cut, 0..u32::MAX);
         self.status(window, expected, &response, cut, end);
-        if let Some(kept) = &mut self.kept {
+        if let Some(kept) = &mut self.retained {
             kept.keep(cut.stat_sn, RetainedPdu::Command(SentStatus { expected, response, cut }));
         }
     }
@@ -88,13 +94,13 @@ impl ResponseSender {
     /// The initiator has every answer before this number.
     #[inline]
     pub(super) fn acknowledge(&mut self, exp_stat_sn: u32) {
-        if let Some(kept) = &mut self.kept {
+        if let Some(kept) = &mut self.retained {
             kept.acknowledge(exp_stat_sn, self.stat_sn);
         }
     }
 
-    /// Sends answers again as they were: `count` from `first` on, or with 0 all there are (RFC 7143 §11.16, Status
-    /// SNACK).
+    /// Sends answers again as they were: `count` from `first` on, or with 0 all there are (RFC 7143
+    /// §11.16, Status SNACK).
     ///
     /// # Errors
     /// If they were never sent or have been acknowledged; if they are not kept any more.
@@ -104,9 +110,9 @@ impl ResponseSender {
         first: u32,
         count: u32,
     ) -> Result<(), RejectReason> {
-        let Some(kept) = self.kept.take() else { return Err(RejectReason::SNACK_REJECT) };
+        let Some(kept) = self.retained.take() else { return Err(RejectReason::SNACK_REJECT) };
         let result = self.send_again(window, &kept, first, count);
-        self.kept = Some(kept);
+        self.retained = Some(kept);
         result
     }
 
@@ -148,15 +154,15 @@ impl ResponseSender {
         Ok(())
     }
 
-    /// Sends Data-In PDUs of a command again: `count` from `first` on, or with 0 all there are (RFC 7143 §11.16, Data
-    /// SNACK). `None` if the command has no answer here.
+    /// Sends Data-In PDUs of a command again: `count` from `first` on, or with 0 all there are (RFC
+    /// 7143 §11.16, Data SNACK). `None` if the command has no answer here.
     pub(super) fn data_again(
         &mut self,
         window: CommandWindow,
         itt: u32,
         (first, count): (u32, u32),
     ) -> Option<Result<(), RejectReason>> {
-        let outcome = self.kept.as_mut()?.command(|outcome| outcome.expected.itt == itt)?.clone();
+        let outcome = self.retained.as_mut()?.command(|outcome| outcome.expected.itt == itt)?.clone();
         let cut = outcome.cut;
         let left = cut.end().checked_sub(first).filter(|_| first >= cut.confirmed).unwrap_or(0);
         if left == 0 || count > left {
@@ -171,8 +177,8 @@ impl ResponseSender {
         Some(Ok(()))
     }
 
-    /// Sends all data of a command from the PDU `first` on, in segments as long as they may be now, and its status apart
-    /// with the SNACK's tag (RFC 7143 §11.16, R-Data SNACK).
+    /// Sends all data of a command from the PDU `first` on, in segments as long as they may be now,
+    /// and its status apart with the SNACK's tag (RFC 7143 §11.16, R-Data SNACK).
     ///
     /// # Errors
     /// If that data was not sent, or has been acknowledged.
@@ -184,7 +190,8 @@ impl ResponseSender {
         snack_tag: u32,
     ) -> Result<(), RejectReason> {
         let max_segment = self.max_segment;
-        let outcome = self.kept.as_mut().and_then(|kept| kept.command(|outcome| outcome.expected.itt == itt));
+        let outcome =
+            self.retained.as_mut().and_then(|kept| kept.command(|outcome| outcome.expected.itt == itt));
         let outcome = outcome.ok_or(RejectReason::PROTOCOL_ERROR)?;
         if first < outcome.cut.confirmed || first >= outcome.cut.end() {
             return Err(RejectReason::PROTOCOL_ERROR);
@@ -196,13 +203,13 @@ impl ResponseSender {
         Ok(())
     }
 
-    /// The initiator has all Data-In PDUs before `first` of the command whose PDUs had the tag `ttt`; an answer that is
-    /// acknowledged as a whole needs that no more.
+    /// The initiator has all Data-In PDUs before `first` of the command whose PDUs had the tag
+    /// `ttt`; an answer that is acknowledged as a whole needs that no more.
     ///
     /// # Errors
     /// If no Data-In had that tag, or not as many were sent.
     pub(super) fn confirm_data(&mut self, ttt: u32, first: u32) -> Result<(), RejectReason> {
-        let Some(kept) = &mut self.kept else { return Err(RejectReason::INVALID_DATA_ACK) };
+        let Some(kept) = &mut self.retained else { return Err(RejectReason::INVALID_DATA_ACK) };
         let behind = kept.acknowledged().wrapping_sub(ttt);
         match kept.command(|outcome| outcome.cut.stat_sn == ttt) {
             Some(SentStatus { cut, .. }) if (cut.confirmed..=cut.end()).contains(&first) => {
@@ -336,7 +343,7 @@ impl ResponseSender {
         bhs.data_segment_length = U24::new(data.len() as u32);
         numbered(&mut bhs, window).stat_sn = stat_sn.into();
         self.send(&bhs, data);
-        if let Some(kept) = &mut self.kept {
+        if let Some(kept) = &mut self.retained {
             kept.keep(stat_sn, RetainedPdu::Pdu { bhs, data: SmallVec::from_slice(data) });
         }
     }
@@ -348,9 +355,9 @@ impl ResponseSender {
     }
 
     #[inline]
-    pub(super) fn send_lent(&mut self, bhs: &Bhs, data: &SgList, part: (usize, usize)) {
+    pub(super) fn send_borrowed(&mut self, bhs: &Bhs, data: &SgList, part: (usize, usize)) {
         self.count(BHS_LEN);
-        self.sender.push_lent(&self.pool, bhs, data, part);
+        self.sender.push_borrowed(&self.pool, bhs, data, part);
     }
 
     #[inline]
@@ -381,6 +388,6 @@ fn nop_in(itt: u32, ttt: u32, lun: [u8; 8]) -> Bhs {
     })
 }
 
-/// An initiator that leaves this many bytes of PDUs unread, payload not counted, is not listened to until it has read
-/// everything.
+/// An initiator that leaves this many bytes of PDUs unread, payload not counted, is not listened to
+/// until it has read everything.
 const UNSENT: usize = 1 << 20;

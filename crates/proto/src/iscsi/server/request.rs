@@ -92,7 +92,8 @@ impl CheckedCommand {
 }
 
 impl Connection {
-    /// Whether data comes with a command, or unasked behind it, that was not agreed on (RFC 7143 §13.10, §13.11).
+    /// Whether data comes with a command, or unasked behind it, that was not agreed on (RFC 7143
+    /// §13.10, §13.11).
     #[inline]
     pub(super) fn misfit(&self, immediate: u32, is_final: bool, most: u32) -> Option<DataOutMismatch> {
         let no_immediate = immediate > 0 && !self.parameters.is_on(OperationalKey::ImmediateData);

@@ -1,6 +1,7 @@
 //! Command numbering: ExpCmdSN, MaxCmdSN and the window between them (RFC 7143 §4.2.2.1).
 //!
-//! This is the session's, whose connections share it. A command that came early waits for those before it: see `early`.
+//! This is the session's, whose connections share it. A command that came early waits for those
+//! before it: see `early`.
 
 /// Where a session is in its commands.
 #[derive(Clone, Copy, Debug)]

@@ -1,21 +1,21 @@
-//! What the connections of a session share: its name, its nexus, its command numbers and its tasks; and what they leave
-//! for each other.
+//! What the connections of a session share: its name, its nexus, its command numbers and its tasks;
+//! and what they leave for each other.
 //!
-//! All connections of a session live on one core, and each has its driver there. What a driver has begun it has to end:
-//! I/O completes to the connection that submitted it, and only that connection frees the places of its tasks. So where
-//! one connection does something to another's task, it marks the task and leaves a [`Mail`] for that connection, which
-//! is woken for it.
+//! All connections of a session live on one core, and each has its driver there. What a driver has
+//! begun it has to end: I/O completes to the connection that submitted it, and only that connection
+//! frees the places of its tasks. So where one connection does something to another's task, it
+//! marks the task and leaves a [`Mail`] for that connection, which is woken for it.
 
+use super::connection_table::Adopted;
 use super::early::Early;
 use super::full::WINDOW;
-use super::kept::SentStatus;
-use super::links::Adopted;
+use super::retained::SentStatus;
 use super::sequence::CommandWindow;
 use super::tasks::Tasks;
 use crate::iscsi::login::failure::{LoginFailure, no_such_session, too_many_connections};
 use crate::iscsi::login::invitation::Invitation;
 use crate::iscsi::login::operational::{OperationalKey, OperationalParameters};
-use crate::iscsi::login::target::{TargetLoginResult, Session};
+use crate::iscsi::login::target::{Session, TargetLoginResult};
 use crate::iscsi::name::Name;
 use crate::iscsi::node::IscsiNode;
 use crate::iscsi::sessions::Membership;
@@ -40,13 +40,14 @@ pub(super) struct SharedSession {
     pub(super) immediate: usize,
     /// Answers to commands of connections that have failed.
     parked: Vec<Parked>,
-    links: Vec<ConnectionEntry>,
+    connections: Vec<ConnectionEntry>,
     last_key: u32,
     /// No connection is added any more.
     is_over: bool,
     /// Nor here, and nothing is done, but the nexus lasts.
     is_retained: bool,
-    /// The last to go: by then nothing of this session reaches a volume any more. `None` in a discovery session.
+    /// The last to go: by then nothing of this session reaches a volume any more. `None` in a
+    /// discovery session.
     pub(super) membership: Option<Membership>,
 }
 
@@ -55,7 +56,7 @@ struct ConnectionEntry {
     key: u32,
     cid: u16,
     waker: Waker,
-    mail: VecDeque<Mail>,
+    events: VecDeque<ConnectionEvent>,
     /// It was woken, and has not looked.
     is_called: bool,
     /// It has been told to end, or ends by itself.
@@ -71,7 +72,7 @@ struct Parked {
 }
 
 /// What one connection leaves for another.
-pub(super) enum Mail {
+pub(super) enum ConnectionEvent {
     /// What became of a task or a task management function.
     Task(TaskEvent),
     /// Leave your tasks to others. Whoever wants to know is told by the task tag of its request.
@@ -88,7 +89,11 @@ pub(super) enum Mail {
 
 impl SharedSession {
     /// What a login through the portal group `group_tag` agreed on.
-    pub(super) fn new(node: Arc<IscsiNode>, group_tag: u16, established: &mut TargetLoginResult) -> SharedSession {
+    pub(super) fn new(
+        node: Arc<IscsiNode>,
+        group_tag: u16,
+        established: &mut TargetLoginResult,
+    ) -> SharedSession {
         let server = match &established.session {
             Session::Discovery => None,
             Session::Normal { target, access } => {
@@ -107,7 +112,7 @@ impl SharedSession {
             tasks: TaskSet::new(server),
             immediate: 0,
             parked: Vec::new(),
-            links: Vec::new(),
+            connections: Vec::new(),
             last_key: 0,
             is_over: false,
             is_retained: false,
@@ -127,23 +132,23 @@ impl SharedSession {
         })
     }
 
-    /// Whether a connection with this CID may be added now. One with the same CID is told to end (RFC 7143 §6.3.4), and
-    /// until it has, the answer is not yet.
+    /// Whether a connection with this CID may be added now. One with the same CID is told to end
+    /// (RFC 7143 §6.3.4), and until it has, the answer is not yet.
     pub(super) fn admit(&mut self, cid: u16) -> Result<bool, LoginFailure> {
         if self.is_unwanted() {
             return Err(no_such_session());
         }
-        if let Some(old) = self.links.iter().find(|link| link.cid == cid && !link.is_failed) {
+        if let Some(old) = self.connections.iter().find(|link| link.cid == cid && !link.is_failed) {
             let key = old.key;
             if self.parameters.get(OperationalKey::ErrorRecoveryLevel) > 1 && !old.is_ending {
-                self.post(key, Mail::Fail(None));
+                self.post(key, ConnectionEvent::Fail(None));
             } else {
                 self.tell_to_end(key, None);
             }
             return Ok(false);
         }
-        let active = self.links.iter().filter(|link| !link.is_failed).count();
-        if active >= self.most_links() {
+        let active = self.connections.iter().filter(|link| !link.is_failed).count();
+        if active >= self.max_connections() {
             return Err(too_many_connections());
         }
         Ok(true)
@@ -156,11 +161,11 @@ impl SharedSession {
         if let (Some(membership), Some(hang_up)) = (&self.membership, established.hang_up.take()) {
             membership.add_connection(key, hang_up);
         }
-        self.links.push(ConnectionEntry {
+        self.connections.push(ConnectionEntry {
             key,
             cid: established.cid,
             waker: waker.clone(),
-            mail: VecDeque::new(),
+            events: VecDeque::new(),
             is_called: false,
             is_ending: false,
             is_failed: false,
@@ -170,8 +175,8 @@ impl SharedSession {
 
     /// A connection is gone.
     pub(super) fn remove_link(&mut self, key: u32) {
-        self.links.retain(|link| link.key != key);
-        if self.links.is_empty() {
+        self.connections.retain(|link| link.key != key);
+        if self.connections.is_empty() {
             self.note_over();
         }
         if let Some(membership) = &self.membership {
@@ -186,22 +191,22 @@ impl SharedSession {
 
     /// The connection with that CID; one that has failed only if there is no other.
     pub(super) fn key_of(&self, cid: u16) -> Option<u32> {
-        let named = self.links.iter().filter(|link| link.cid == cid && !link.is_ending);
+        let named = self.connections.iter().filter(|link| link.cid == cid && !link.is_ending);
         named.min_by_key(|link| link.is_failed).map(|link| link.key)
     }
 
     pub(super) fn has_link(&self, key: u32) -> bool {
-        self.links.iter().any(|link| link.key == key)
+        self.connections.iter().any(|link| link.key == key)
     }
 
     /// Whether a connection has no socket any more, and its tasks are for others to take.
     pub(super) fn has_failed(&self, key: u32) -> bool {
-        self.links.iter().any(|link| link.key == key && link.is_failed && !link.is_ending)
+        self.connections.iter().any(|link| link.key == key && link.is_failed && !link.is_ending)
     }
 
     /// Whether the session has a connection that works.
     pub(super) fn is_active(&self) -> bool {
-        self.links.iter().any(|link| !link.is_failed && !link.is_ending)
+        self.connections.iter().any(|link| !link.is_failed && !link.is_ending)
     }
 
     /// Whether another session of that name waits for this one's end.
@@ -216,7 +221,7 @@ impl SharedSession {
 
     /// Whether there is no other connection.
     pub(super) fn is_alone(&self, key: u32) -> bool {
-        self.tasks.server.is_some() && self.links.iter().all(|link| link.key == key || link.is_ending)
+        self.tasks.server.is_some() && self.connections.iter().all(|link| link.key == key || link.is_ending)
     }
 
     /// The only connection is lost, and nothing goes on but the nexus.
@@ -231,9 +236,13 @@ impl SharedSession {
         if let Some(membership) = &self.membership {
             membership.remove_connection(key);
         }
-        let failed: Vec<u32> =
-            self.links.iter().filter(|link| link.is_failed && !link.is_ending).map(|link| link.key).collect();
-        if failed.len() > self.most_links()
+        let failed: Vec<u32> = self
+            .connections
+            .iter()
+            .filter(|link| link.is_failed && !link.is_ending)
+            .map(|link| link.key)
+            .collect();
+        if failed.len() > self.max_connections()
             && let Some(oldest) = failed.first()
         {
             self.tell_to_end(*oldest, None);
@@ -242,9 +251,10 @@ impl SharedSession {
 
     /// Has another connection tell the initiator that the one with this CID was lost.
     pub(super) fn announce_loss(&mut self, cid: u16) {
-        let active = self.links.iter().find(|link| !link.is_failed && !link.is_ending).map(|link| link.key);
+        let active =
+            self.connections.iter().find(|link| !link.is_failed && !link.is_ending).map(|link| link.key);
         if let Some(other) = active {
-            self.post(other, Mail::Lost(cid));
+            self.post(other, ConnectionEvent::Lost(cid));
         }
     }
 
@@ -276,7 +286,7 @@ impl SharedSession {
         self.parked.iter().any(|parked| parked.owner == owner)
     }
 
-    fn most_links(&self) -> usize {
+    fn max_connections(&self) -> usize {
         self.parameters.get(OperationalKey::MaxConnections) as usize
     }
 
@@ -290,9 +300,9 @@ impl SharedSession {
     }
 
     /// Leaves something for a connection.
-    pub(super) fn post(&mut self, key: u32, mail: Mail) {
+    pub(super) fn post(&mut self, key: u32, mail: ConnectionEvent) {
         if let Some(link) = self.link(key) {
-            link.mail.push_back(mail);
+            link.events.push_back(mail);
             self.call(key);
         }
     }
@@ -301,14 +311,14 @@ impl SharedSession {
     pub(super) fn tell_to_end(&mut self, key: u32, reply: Option<(u32, u32)>) {
         if let Some(link) = self.link(key).filter(|link| !link.is_ending) {
             link.is_ending = true;
-            self.post(key, Mail::End(reply));
+            self.post(key, ConnectionEvent::End(reply));
         }
     }
 
     /// The session is over: no connection is added, and all but `key` are told to end.
     pub(super) fn end(&mut self, key: u32) {
         self.note_over();
-        let others = self.links.iter().map(|link| link.key).filter(|other| *other != key);
+        let others = self.connections.iter().map(|link| link.key).filter(|other| *other != key);
         for other in others.collect::<Vec<_>>() {
             self.tell_to_end(other, None);
         }
@@ -329,12 +339,12 @@ impl SharedSession {
     }
 
     /// The next that was left for a connection.
-    pub(super) fn next_mail(&mut self, key: u32) -> Option<Mail> {
-        self.link(key)?.mail.pop_front()
+    pub(super) fn next_event(&mut self, key: u32) -> Option<ConnectionEvent> {
+        self.link(key)?.events.pop_front()
     }
 
     #[inline]
     fn link(&mut self, key: u32) -> Option<&mut ConnectionEntry> {
-        self.links.iter_mut().find(|link| link.key == key)
+        self.connections.iter_mut().find(|link| link.key == key)
     }
 }

@@ -4,8 +4,8 @@ use super::transfer::DataOutTransfer;
 use crate::scsi::task_set::TaskSet;
 pub(super) use crate::scsi::task_set::{TaskEntry, TaskState};
 
-/// The tasks of a session. The owner of a task is the connection that it is allegiant to (RFC 7143, command connection
-/// allegiance).
+/// The tasks of a session. The owner of a task is the connection that it is allegiant to (RFC 7143,
+/// command connection allegiance).
 pub(super) type Tasks = TaskSet<TaskTransfer>;
 
 /// How far one command's data has come.

@@ -15,9 +15,9 @@ use crate::digest;
 use crate::exports::{Export, Exports, VolumeId};
 use crate::iscsi::login::chap::{Algorithm, ChapCredentials, ChapSecret};
 use crate::iscsi::name::Name;
-use crate::iscsi::node::{IscsiAccess, Chap, IscsiNode, Portal, TargetNode};
+use crate::iscsi::node::{Chap, IscsiAccess, IscsiNode, Portal, TargetNode};
 use crate::iscsi::text;
-use crate::scsi::{self, UnitIdentity, LogicalUnit};
+use crate::scsi::{self, LogicalUnit, UnitIdentity};
 use crate::session::{Demand, ProtocolError, StreamSession};
 use crate::testing::Pump;
 use blockmux_volume::{MemVolume, Pool};
@@ -64,7 +64,8 @@ struct Initiator {
     cmd_sn: u32,
 }
 
-/// A target that everybody sees, with LUN 0 and a LUN 1; another that only `INITIATOR` may log in to, with CHAP.
+/// A target that everybody sees, with LUN 0 and a LUN 1; another that only `INITIATOR` may log in
+/// to, with CHAP.
 fn node(chap: Option<Chap>) -> (Arc<IscsiNode>, Exports) {
     let volume = || Arc::new(MemVolume::new(SIZE));
     let export = |name: &str| Export {
@@ -151,7 +152,8 @@ impl Initiator {
         response
     }
 
-    /// A login request that ends the login; returns the response and what the session says of the initiator.
+    /// A login request that ends the login; returns the response and what the session says of the
+    /// initiator.
     fn login_error(&mut self, request: &LoginRequest, text: &[u8]) -> (LoginStatus, ProtocolError) {
         let bytes = self.frame(request.as_bytes(), text);
         let error = self.pump.client_sends(&bytes).unwrap_err();

@@ -1,16 +1,19 @@
-//! One command's data-out: what has come, what may come, what is still to be asked for (RFC 7143 §11.7, §11.8).
+//! One command's data-out: what has come, what may come, what is still to be asked for (RFC 7143
+//! §11.7, §11.8).
 //!
 //! ```text
 //!   0 ─ immediate ─ unsolicited ─┤ R2T 0 ├─ R2T 1 ─┤ ... │ end of the round │ what the command does not want
 //!                                ▲                 ▲
 //!                               next             granted
 //! ```
-//! Data comes strictly in order (DataPDUInOrder and DataSequenceInOrder are Yes). A *round* is what the device server
-//! has asked for; mostly there is one, of the whole length. Data beyond it is received and dropped.
+//! Data comes strictly in order (DataPDUInOrder and DataSequenceInOrder are Yes). A *round* is what
+//! the device server has asked for; mostly there is one, of the whole length. Data beyond it is
+//! received and dropped.
 //!
-//! A *lost* sequence (RFC 7143 §7.9) is one of which a PDU did not come as it was sent. Because data comes in
-//! order, what follows in it is dropped, too; when the sequence has ended, all from the first lost byte on is asked for
-//! again. There is one R2T at a time then (RFC 7143 §13.19), so that nothing else has been asked for meanwhile.
+//! A *lost* sequence (RFC 7143 §7.9) is one of which a PDU did not come as it was sent. Because
+//! data comes in order, what follows in it is dropped, too; when the sequence has ended, all from
+//! the first lost byte on is asked for again. There is one R2T at a time then (RFC 7143 §13.19), so
+//! that nothing else has been asked for meanwhile.
 
 use blockmux_volume::{Seg, SgList};
 use blockmux_wire::iscsi::RESERVED_TAG;
@@ -70,8 +73,8 @@ pub(super) enum DataOutMismatch {
 }
 
 impl DataOutTransfer {
-    /// Data of a command with `immediate` bytes behind it and, if `goes_on`, more unasked; in all, the initiator may
-    /// send up to `most` bytes so.
+    /// Data of a command with `immediate` bytes behind it and, if `goes_on`, more unasked; in all,
+    /// the initiator may send up to `most` bytes so.
     pub(super) fn new(immediate: u32, goes_on: bool, most: u32) -> DataOutTransfer {
         let unsolicited_end = match (immediate, goes_on) {
             (0, false) => None,
@@ -123,7 +126,8 @@ impl DataOutTransfer {
         self.memory = Some(memory);
     }
 
-    /// The next R2T, if one may be sent: sequences of at most `max_burst` bytes, `max_outstanding` at a time.
+    /// The next R2T, if one may be sent: sequences of at most `max_burst` bytes, `max_outstanding`
+    /// at a time.
     pub(super) fn grant(&mut self, max_burst: u32, max_outstanding: u32) -> Option<Grant> {
         let outstanding = self.r2t_sent.wrapping_sub(self.r2t_done);
         if self.unsolicited_end.is_some() || outstanding >= max_outstanding {
@@ -168,8 +172,8 @@ impl DataOutTransfer {
         if fits && data_sn == self.data_sn { Ok(()) } else { Err(DataOutMismatch::WrongAmount) }
     }
 
-    /// Whether a Data-Out that does not pass [`Transfer::check`] lies behind what it should have followed: what is
-    /// missing in between was lost on its way.
+    /// Whether a Data-Out that does not pass [`Transfer::check`] lies behind what it should have
+    /// followed: what is missing in between was lost on its way.
     pub(super) fn is_gap(&self, data_sn: u32, offset: u32) -> bool {
         self.is_open() && data_sn > self.data_sn && offset > self.next
     }
@@ -189,8 +193,8 @@ impl DataOutTransfer {
         self.is_lost = true;
     }
 
-    /// A PDU of a lost sequence has come. With `is_final` the sequence is over, and what was lost is asked for next:
-    /// answers `false` if that has happened too often.
+    /// A PDU of a lost sequence has come. With `is_final` the sequence is over, and what was lost
+    /// is asked for next: answers `false` if that has happened too often.
     pub(super) fn skip(&mut self, is_final: bool) -> bool {
         if !is_final {
             return true;
@@ -208,15 +212,17 @@ impl DataOutTransfer {
         (self.data_sn, self.granted) = (0, self.next);
     }
 
-    /// On another connection the initiator expects an R2T of this number next, unless it is 0; later ones it has never
-    /// seen. RFC 7143 §11.5.6 says nothing of R2Ts, but Linux's target takes the number so.
+    /// On another connection the initiator expects an R2T of this number next, unless it is 0;
+    /// later ones it has never seen. RFC 7143 §11.5.6 says nothing of R2Ts, but Linux's target
+    /// takes the number so.
     pub(super) fn resume_at(&mut self, r2t_sn: u32) {
         if (1..=self.r2t_sent).contains(&r2t_sn) {
             (self.r2t_sent, self.r2t_done) = (r2t_sn, r2t_sn);
         }
     }
 
-    /// Looks whether anything has come since the last look but one. If not, the open sequence is lost as a whole.
+    /// Looks whether anything has come since the last look but one. If not, the open sequence is
+    /// lost as a whole.
     pub(super) fn is_stalled(&mut self) -> bool {
         let now = Some((self.next, self.r2t_sent));
         if !self.is_open() || std::mem::replace(&mut self.seen, now) != now {
@@ -233,7 +239,8 @@ impl DataOutTransfer {
         (is_open && self.latest.r2t_sn == r2t_sn).then_some(self.latest)
     }
 
-    /// The part of `len` bytes at `offset` that the round wants: where it lies in the round's memory, and how much.
+    /// The part of `len` bytes at `offset` that the round wants: where it lies in the round's
+    /// memory, and how much.
     pub(super) fn wanted(&self, offset: u32, len: usize) -> (usize, usize) {
         let end = offset.saturating_add(len as u32).min(self.end);
         (offset.saturating_sub(self.begin) as usize, end.saturating_sub(offset.max(self.begin)) as usize)
@@ -247,7 +254,8 @@ impl DataOutTransfer {
         Some(memory.slice(at, wanted))
     }
 
-    /// Takes a segment that lies in the receive buffer, at `offset`. Answers `false` if it needs memory first.
+    /// Takes a segment that lies in the receive buffer, at `offset`. Answers `false` if it needs
+    /// memory first.
     pub(super) fn put(&mut self, offset: u32, segment: &Seg) -> bool {
         let (_, wanted) = self.wanted(offset, segment.len());
         if wanted == 0 {
@@ -264,7 +272,8 @@ impl DataOutTransfer {
         is_first
     }
 
-    /// `len` bytes have come, and been put where they belong; with `is_final` they end their sequence.
+    /// `len` bytes have come, and been put where they belong; with `is_final` they end their
+    /// sequence.
     pub(super) fn advance(&mut self, len: u32, is_final: bool) -> Result<(), DataOutMismatch> {
         self.next = self.next.saturating_add(len);
         self.data_sn = self.data_sn.wrapping_add(1);
@@ -302,7 +311,8 @@ impl DataOutTransfer {
         }
     }
 
-    /// The round's data: as it lies in the receive buffer if it came in one piece, else in its own memory.
+    /// The round's data: as it lies in the receive buffer if it came in one piece, else in its own
+    /// memory.
     pub(super) fn take_data(&mut self) -> Option<SgList> {
         let (begin, len) = (self.begin as usize, self.round_len());
         if let Some(memory) = self.memory.take() {

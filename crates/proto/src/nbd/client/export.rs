@@ -27,7 +27,8 @@ pub struct ExportInfo {
     pub flags: TransmissionFlags,
     /// The server's size constraints, if it named any.
     pub block_size: Option<BlockSize>,
-    /// In transmission the metadata contexts that were selected; from [`super::Mode::Info`] those there are.
+    /// In transmission the metadata contexts that were selected; from [`super::Mode::Info`] those
+    /// there are.
     pub contexts: Vec<String>,
     /// How messages of the transmission phase look.
     pub headers: Headers,
@@ -59,7 +60,8 @@ pub enum Headers {
 impl BlockSize {
     /// Reads what a server sent.
     ///
-    /// Only what cannot be obeyed is an error: servers older than the section have preferred sizes below 512.
+    /// Only what cannot be obeyed is an error: servers older than the section have preferred sizes
+    /// below 512.
     pub(super) fn from_wire(info: &InfoBlockSize) -> Result<BlockSize, ProtocolError> {
         let sizes = BlockSize {
             minimum: info.minimum.get(),
@@ -83,10 +85,11 @@ impl BlockSize {
 impl ExportInfo {
     /// What this export is as a volume.
     ///
-    /// The logical block is the server's minimum, but not below 512 where that divides the export's size: everything
-    /// above expects sectors, and the protocol itself recommends them to clients. Where it does not divide the size,
-    /// the block is the largest that does, so that the last bytes can be reached; where even the server's minimum
-    /// does not, they cannot, and the volume ends before them.
+    /// The logical block is the server's minimum, but not below 512 where that divides the export's
+    /// size: everything above expects sectors, and the protocol itself recommends them to clients.
+    /// Where it does not divide the size, the block is the largest that does, so that the last
+    /// bytes can be reached; where even the server's minimum does not, they cannot, and the volume
+    /// ends before them.
     #[must_use]
     pub fn volume_info(&self) -> VolumeInfo {
         let sizes = self.sizes();

@@ -2,7 +2,8 @@
 
 use blockmux_volume::Extent;
 
-/// Collects descriptors in order. A block that several of them share is a hole, or zero, if all of them say so.
+/// Collects descriptors in order. A block that several of them share is a hole, or zero, if all of
+/// them say so.
 pub(super) struct Extents {
     list: Vec<Extent>,
     /// Length of the request, in bytes: what goes beyond is cut off.

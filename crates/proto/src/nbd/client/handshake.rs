@@ -1,12 +1,13 @@
-//! The handshake phase as the client sees it (proto.md, "Newstyle negotiation", "Fixed newstyle negotiation").
+//! The handshake phase as the client sees it (proto.md, "Newstyle negotiation", "Fixed newstyle
+//! negotiation").
 //!
 //! One option at a time, down a ladder whose rungs a server may refuse:
 //! ```text
 //!   EXTENDED_HEADERS ─no─▶ STRUCTURED_REPLY ─▶ SET_META_CONTEXT ─▶ GO ─unknown option─▶ EXPORT_NAME
 //!                └──yes, skips ──┘      (only with one of the two)
 //! ```
-//! A server without fixed newstyle knows `EXPORT_NAME` only. What a server refuses properly is a [`Refused`]; only
-//! what breaks the protocol is a [`ProtocolError`].
+//! A server without fixed newstyle knows `EXPORT_NAME` only. What a server refuses properly is a
+//! [`Refused`]; only what breaks the protocol is a [`ProtocolError`].
 
 use super::export::{BlockSize, ExportInfo, Headers, ListedExport};
 use super::option::{self, InfoReply};
@@ -25,7 +26,8 @@ use zerocopy::{FromBytes, IntoBytes};
 pub(super) struct ClientHandshake {
     config: Config,
     step: HandshakeReply,
-    /// The server speaks fixed newstyle: it answers options, instead of hanging up on those it does not know.
+    /// The server speaks fixed newstyle: it answers options, instead of hanging up on those it does
+    /// not know.
     is_fixed: bool,
     /// 124 zeroes follow the reply to `NBD_OPT_EXPORT_NAME`.
     sends_zeroes: bool,
@@ -108,7 +110,9 @@ impl ClientHandshake {
         match self.step {
             HandshakeReply::Greeting => size_of::<Greeting>(),
             HandshakeReply::Reply(_) => size_of::<OptionReplyHead>(),
-            HandshakeReply::ExportName if self.sends_zeroes => EXPORT_NAME_REPLY.saturating_add(NBD_EXPORT_NAME_ZEROES),
+            HandshakeReply::ExportName if self.sends_zeroes => {
+                EXPORT_NAME_REPLY.saturating_add(NBD_EXPORT_NAME_ZEROES)
+            }
             HandshakeReply::ExportName => EXPORT_NAME_REPLY,
         }
     }
@@ -119,7 +123,11 @@ impl ClientHandshake {
     }
 
     /// Takes one message from the server.
-    pub(super) fn on_bytes(&mut self, bytes: &[u8], outbox: &mut Outbox) -> Result<HandshakeProgress, ProtocolError> {
+    pub(super) fn on_bytes(
+        &mut self,
+        bytes: &[u8],
+        outbox: &mut Outbox,
+    ) -> Result<HandshakeProgress, ProtocolError> {
         let need = self.need();
         if bytes.len() < need {
             return Ok(HandshakeProgress::Needs(need));
@@ -142,7 +150,9 @@ impl ClientHandshake {
     /// The server hung up.
     pub(super) fn on_end(&mut self) -> Result<HandshakeEnd, ProtocolError> {
         match self.step {
-            HandshakeReply::ExportName => Ok(HandshakeEnd::Refused(NbdRefused::Closed { export: self.config.export.clone() })),
+            HandshakeReply::ExportName => {
+                Ok(HandshakeEnd::Refused(NbdRefused::Closed { export: self.config.export.clone() }))
+            }
             HandshakeReply::Greeting => Err(ProtocolError {
                 what: "closed the connection without a greeting",
                 reference: "proto.md, \"Newstyle negotiation\"",
@@ -154,7 +164,11 @@ impl ClientHandshake {
         }
     }
 
-    fn on_greeting(&mut self, bytes: &[u8], outbox: &mut Outbox) -> Result<Option<HandshakeEnd>, ProtocolError> {
+    fn on_greeting(
+        &mut self,
+        bytes: &[u8],
+        outbox: &mut Outbox,
+    ) -> Result<Option<HandshakeEnd>, ProtocolError> {
         let (greeting, _) = Greeting::read_from_prefix(bytes).map_err(|_| SHORT)?;
         let reference = "proto.md, \"Newstyle negotiation\"";
         if greeting.magic.get() != NBD_MAGIC {
@@ -288,7 +302,8 @@ impl ClientHandshake {
             (Opt::NBD_OPT_INFO, Rep::NBD_REP_ACK)
                 if self.told.is_some_and(|(size, _)| size == 0) && !self.is_stopping =>
             {
-                // nbd-server 3.24 learns the size only when the export is opened: ask as if to use it.
+                // nbd-server 3.24 learns the size only when the export is opened: ask as if to use
+                // it.
                 self.step = HandshakeReply::Reply(Opt::NBD_OPT_GO);
                 option::send_go(outbox, Opt::NBD_OPT_GO, &self.config.export);
                 return Ok(None);

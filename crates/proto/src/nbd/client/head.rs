@@ -1,5 +1,5 @@
-//! The heads of replies, in their three forms (proto.md, "Simple reply message", "Structured reply chunk message",
-//! "Extended reply chunk message").
+//! The heads of replies, in their three forms (proto.md, "Simple reply message", "Structured reply
+//! chunk message", "Extended reply chunk message").
 
 use super::export::Headers;
 use super::reply::{TRANSMISSION, error};

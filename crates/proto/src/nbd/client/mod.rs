@@ -4,8 +4,8 @@
 //!   Handshake ──GO acknowledged──▶ Transmission ──on_stop, nothing in flight──▶ over
 //!        └──── refused, or all was told that was asked for ────────────────────▶ over
 //! ```
-//! [`InitiatorSession`] is driven as [`crate::session`] says. When it is over, its demand is [`Demand::Close`]; then
-//! [`InitiatorSession::refused`] says whether the server would not have us.
+//! [`InitiatorSession`] is driven as [`crate::session`] says. When it is over, its demand is
+//! [`Demand::Close`]; then [`InitiatorSession::refused`] says whether the server would not have us.
 
 mod export;
 mod extents;
@@ -30,7 +30,7 @@ use crate::session::{
     Connections, Demand, Initiator, Overdue, PathRank, ProtocolError, StreamConnections, StreamSession, Timed,
 };
 use blockmux_volume::{Chunk, Completion, Io, IoError, Pool, VolumeInfo};
-use handshake::{HandshakeEnd, ClientHandshake};
+use handshake::{ClientHandshake, HandshakeEnd};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use transmission::ClientTransmission;
@@ -97,7 +97,8 @@ enum Phase {
 }
 
 impl InitiatorSession {
-    /// A session on a fresh connection; reads without a buffer take memory from `pool` where nothing can be lent.
+    /// A session on a fresh connection; reads without a buffer take memory from `pool` where
+    /// nothing can be lent.
     #[must_use]
     pub fn new(config: Config, pool: Pool, now: Instant) -> InitiatorSession {
         let handshake = ClientHandshake::new(config);
@@ -146,7 +147,8 @@ impl InitiatorSession {
         self.refused.as_ref()
     }
 
-    /// Whether the session has come to its end: everything asked for was told, or refused, or it was stopped.
+    /// Whether the session has come to its end: everything asked for was told, or refused, or it
+    /// was stopped.
     #[must_use]
     pub fn is_over(&self) -> bool {
         match &self.phase {
@@ -156,7 +158,8 @@ impl InitiatorSession {
         }
     }
 
-    /// Takes handshake messages from `bytes` until there are no more or it is over; returns how many bytes.
+    /// Takes handshake messages from `bytes` until there are no more or it is over; returns how
+    /// many bytes.
     fn on_handshake_bytes(&mut self, bytes: &[u8]) -> Result<usize, ProtocolError> {
         let mut at = 0_usize;
         while let Phase::Handshake(handshake) = &mut self.phase {
@@ -246,8 +249,8 @@ impl StreamSession for InitiatorSession {
         }
     }
 
-    /// Without a request in flight the server may leave, as one does that is shut down; the driver, who knows
-    /// whether it had asked for the end, reconnects.
+    /// Without a request in flight the server may leave, as one does that is shut down; the driver,
+    /// who knows whether it had asked for the end, reconnects.
     fn on_end(&mut self, _now: Instant) -> Result<(), ProtocolError> {
         match &mut self.phase {
             Phase::Handshake(handshake) => {
@@ -305,8 +308,8 @@ impl Initiator for InitiatorSession {
 
     /// What has completed and was not polled yet is not among them.
     ///
-    /// A request that the server refused because it is shutting down counts as not completed, unless
-    /// [`Initiator::on_stop`] was called: it is meant for the next session.
+    /// A request that the server refused because it is shutting down counts as not completed,
+    /// unless [`Initiator::on_stop`] was called: it is meant for the next session.
     fn take_unfinished(&mut self) -> Vec<Io> {
         self.outbox.clear();
         match &mut self.phase {

@@ -1,4 +1,5 @@
-//! Options to send and the payloads of their replies (proto.md, "Option types", "Option reply types").
+//! Options to send and the payloads of their replies (proto.md, "Option types", "Option reply
+//! types").
 
 use super::export::{BlockSize, ListedExport};
 use crate::outbox::Outbox;

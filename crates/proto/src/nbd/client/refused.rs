@@ -31,7 +31,8 @@ pub enum NbdRefused {
         /// What the server says about it; may be empty.
         message: String,
     },
-    /// The server hung up instead of serving the export, as old servers do when they have none of that name.
+    /// The server hung up instead of serving the export, as old servers do when they have none of
+    /// that name.
     #[error(
         "server closed the connection when asked for export {export:?}: it has no such export, or wants TLS"
     )]
@@ -61,8 +62,8 @@ impl NbdRefused {
         }
     }
 
-    /// Whether the same server may well serve the export a little later: it is being stopped, or hung up without a
-    /// word, which is also what stopping looks like.
+    /// Whether the same server may well serve the export a little later: it is being stopped, or
+    /// hung up without a word, which is also what stopping looks like.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         matches!(self, NbdRefused::Closed { .. }) || self.reply() == Some(Rep::NBD_REP_ERR_SHUTDOWN)
@@ -83,7 +84,8 @@ fn said(message: &str) -> String {
     if message.is_empty() { String::new() } else { format!(": {message}") }
 }
 
-/// A peer's text as the end of one line: nothing that a terminal would act on, and not too much of it.
+/// A peer's text as the end of one line: nothing that a terminal would act on, and not too much of
+/// it.
 fn one_line(data: &[u8]) -> String {
     let text = String::from_utf8_lossy(data.get(..MAX_MESSAGE).unwrap_or(data));
     let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
@@ -99,7 +101,8 @@ mod tests {
 
     #[test]
     fn a_refusal_is_one_line_whatever_the_server_says() {
-        let refused = |reply, data: &[u8]| NbdRefused::from_reply("x", Opt::NBD_OPT_GO, reply, data).to_string();
+        let refused =
+            |reply, data: &[u8]| NbdRefused::from_reply("x", Opt::NBD_OPT_GO, reply, data).to_string();
         assert_eq!(refused(Rep::NBD_REP_ERR_UNKNOWN, b""), "server has no export \"x\"");
         assert_eq!(
             refused(Rep::NBD_REP_ERR_TLS_REQD, b"use TLS\n"),

@@ -1,9 +1,9 @@
-//! Replies as they come off the wire (proto.md, "Simple reply message", "Structured reply chunk message",
-//! "Extended reply chunk message", "Structured reply types").
+//! Replies as they come off the wire (proto.md, "Simple reply message", "Structured reply chunk
+//! message", "Extended reply chunk message", "Structured reply types").
 //!
-//! Short payloads are looked at whole. Read data is lent on from the receive buffer, copied out of it, or received
-//! where it belongs; block status is read descriptor by descriptor. Every length is checked against the request
-//! before anything is done with it.
+//! Short payloads are looked at whole. Read data is lent on from the receive buffer, copied out of
+//! it, or received where it belongs; block status is read descriptor by descriptor. Every length is
+//! checked against the request before anything is done with it.
 
 use super::export::Headers;
 use super::head::{self, ReplyHead, ReplyKind, shortest};
@@ -167,7 +167,13 @@ impl ClientTransmission {
         self.on_content(input, at, rest, &head, u64::from_be_bytes(*offset), len, outbox)
     }
 
-    fn on_offset_hole(&mut self, rest: &[u8], head: &ReplyHead, last: bool, outbox: &mut Outbox) -> ReplyStep {
+    fn on_offset_hole(
+        &mut self,
+        rest: &[u8],
+        head: &ReplyHead,
+        last: bool,
+        outbox: &mut Outbox,
+    ) -> ReplyStep {
         if head.length != size_of::<OffsetHole>() as u64 {
             return fault("sent an NBD_REPLY_TYPE_OFFSET_HOLE that is not 12 bytes long", TYPES);
         }
@@ -242,20 +248,27 @@ impl ClientTransmission {
 
     /// More of the data that `on_content` began; at [`Reading::place`]'s size nothing comes here.
     fn on_data(&mut self, rest: &[u8], outbox: &mut Outbox) -> ReplyStep {
-        let ReplyState::Data { request, target, last } = &mut self.reading else { return Ok(ReplyProgress::Took(0)) };
+        let ReplyState::Data { request, target, last } = &mut self.reading else {
+            return Ok(ReplyProgress::Took(0));
+        };
         let here = rest.get(..target.len()).unwrap_or(rest);
         target.copy_from(here);
         if here.len() < target.len() {
             let left = target.len().saturating_sub(here.len());
             *target = target.slice(here.len(), left);
-            return Ok(if here.is_empty() { ReplyProgress::Needs(left) } else { ReplyProgress::Took(here.len()) });
+            return Ok(if here.is_empty() {
+                ReplyProgress::Needs(left)
+            } else {
+                ReplyProgress::Took(here.len())
+            });
         }
         let (request, last) = (*request, *last);
         self.end_chunk(request, last, outbox)?;
         Ok(ReplyProgress::Took(here.len()))
     }
 
-    /// Notes that bytes of a read have come, each only once; returns its job and where in the job's data they go.
+    /// Notes that bytes of a read have come, each only once; returns its job and where in the job's
+    /// data they go.
     #[inline]
     fn cover(&mut self, key: SlotKey, offset: u64, len: u64) -> Result<(SlotKey, usize), ProtocolError> {
         let request = self.requests.get_mut(key).filter(|request| request.cmd == Cmd::NBD_CMD_READ);
@@ -327,7 +340,13 @@ impl ClientTransmission {
         Ok(ReplyProgress::Took(size))
     }
 
-    fn on_status_head(&mut self, rest: &[u8], head: &ReplyHead, reply_type: ReplyType, last: bool) -> ReplyStep {
+    fn on_status_head(
+        &mut self,
+        rest: &[u8],
+        head: &ReplyHead,
+        reply_type: ReplyType,
+        last: bool,
+    ) -> ReplyStep {
         let is_extended = reply_type == ReplyType::NBD_REPLY_TYPE_BLOCK_STATUS_EXT;
         if is_extended != (self.terms.headers == Headers::Extended) {
             return fault("sent block status in the form that was not agreed", TYPES);
@@ -376,7 +395,9 @@ impl ClientTransmission {
 
     /// As many descriptors as are there.
     fn on_status(&mut self, rest: &[u8], outbox: &mut Outbox) -> ReplyStep {
-        let ReplyState::Status { request, left, last } = self.reading else { return Ok(ReplyProgress::Took(0)) };
+        let ReplyState::Status { request, left, last } = self.reading else {
+            return Ok(ReplyProgress::Took(0));
+        };
         let job = self.requests.get_mut(request).map(|request| request.job);
         let Some(extents) = job.and_then(|job| self.jobs.get_mut(job)?.extents.as_mut()) else {
             return fault("sent block status for a request of another kind", TYPES);
@@ -448,13 +469,15 @@ fn fault<T>(what: &'static str, reference: &'static str) -> Result<T, ProtocolEr
     Err(error(what, reference))
 }
 
-/// Read data of which more than this is missing is received where it belongs; less is copied out of the buffer.
+/// Read data of which more than this is missing is received where it belongs; less is copied out of
+/// the buffer.
 pub(super) const PLACE_MORE_THAN: usize = 64 << 10;
 const OFFSET_SIZE: usize = size_of::<u64>();
 const CONTEXT_SIZE: usize = size_of::<u32>();
 /// Far more than the longest message takes.
 const MAX_ERROR_CHUNK: u64 = 64 << 10;
-/// Of one reply: one for each 512 bytes of the largest request. Without a bound a reply might never end.
+/// Of one reply: one for each 512 bytes of the largest request. Without a bound a reply might never
+/// end.
 const MAX_ERROR_CHUNKS: u32 = 1 << 16;
 const MAX_DESCRIPTORS: u64 = 1 << 20;
 

@@ -127,7 +127,8 @@ impl AgreedLimits {
             pieces.flags |= CmdFlags::NO_HOLE;
         }
         if only_fast {
-            // In several requests the first could succeed and the second be slow, with something changed.
+            // In several requests the first could succeed and the second be slow, with something
+            // changed.
             if !self.flags.contains(TransmissionFlags::SEND_FAST_ZERO) || len > pieces.max {
                 return Err(IoError::Unsupported);
             }
@@ -136,8 +137,9 @@ impl AgreedLimits {
         Ok(())
     }
 
-    /// Whether a server may have refused this because it covers more than its maximum payload, which it may of a
-    /// request without payload ("Size constraints"). A fast zero is not meant: half of one would be of no use.
+    /// Whether a server may have refused this because it covers more than its maximum payload,
+    /// which it may of a request without payload ("Size constraints"). A fast zero is not meant:
+    /// half of one would be of no use.
     pub(super) fn may_be_too_long(&self, request: &InFlight, error: IoError) -> bool {
         let has_payload = matches!(request.cmd, Cmd::NBD_CMD_READ | Cmd::NBD_CMD_WRITE);
         let is_fast = request.flags.contains(CmdFlags::FAST_ZERO);
@@ -205,8 +207,9 @@ fn push(
     }
 }
 
-/// The most that a compact request without payload covers, in bytes: whole blocks of any minimum size. The field has
-/// 32 bits, but there are servers that take it for signed, qemu-nbd before 5.1 among them.
+/// The most that a compact request without payload covers, in bytes: whole blocks of any minimum
+/// size. The field has 32 bits, but there are servers that take it for signed, qemu-nbd before 5.1
+/// among them.
 pub(super) const MAX_COMPACT_EFFECT: u64 = 0x7fff_0000;
 /// The piece in which zeroes are written to a server that cannot make them itself, in bytes.
 pub(super) const ZEROES: u32 = 256 << 10;

@@ -1,18 +1,21 @@
-//! The transmission phase: I/O becomes requests, and replies (see [`super::reply`]) become completions.
+//! The transmission phase: I/O becomes requests, and replies (see [`super::reply`]) become
+//! completions.
 //!
-//! An I/O that the server takes whole is one request; a longer one is cut into pieces, of which [`WINDOW`] are in
-//! flight at a time, so that neither the server nor our tables see more than `DEPTH * WINDOW` requests. The
-//! completion comes after the last piece, and after the flush that stands in for FUA where there is none.
+//! An I/O that the server takes whole is one request; a longer one is cut into pieces, of which
+//! [`WINDOW`] are in flight at a time, so that neither the server nor our tables see more than
+//! `DEPTH * WINDOW` requests. The completion comes after the last piece, and after the flush that
+//! stands in for FUA where there is none.
 //!
-//! A long read that brought no memory gets some before it is sent, and waits for its turn while the pool has none:
-//! once its data comes, everything behind that would wait too. One that is alone does not wait, but takes memory
-//! from the heap, so that there always is a reply after which to ask the pool again.
+//! A long read that brought no memory gets some before it is sent, and waits for its turn while the
+//! pool has none: once its data comes, everything behind that would wait too. One that is alone
+//! does not wait, but takes memory from the heap, so that there always is a reply after which to
+//! ask the pool again.
 
 use super::DEPTH;
 use super::export::ExportInfo;
 use super::extents::Extents;
 use super::reply::ReplyState;
-use super::request::{NbdPieces, NbdPlan, AgreedLimits, ZEROES, push_disconnect};
+use super::request::{AgreedLimits, NbdPieces, NbdPlan, ZEROES, push_disconnect};
 use crate::coverage::Coverage;
 use crate::io_queue::{LEND_UP_TO, memory};
 use crate::nbd::errno::to_io_error;
@@ -29,7 +32,8 @@ pub(super) struct ClientTransmission {
     pool: Pool,
     pub(super) jobs: Slots<NbdJob>,
     pub(super) requests: Slots<SentRequest>,
-    /// Jobs that wait for memory, first come first served; while there are any, a request is in flight.
+    /// Jobs that wait for memory, first come first served; while there are any, a request is in
+    /// flight.
     waiting: VecDeque<SlotKey>,
     pub(super) reading: ReplyState,
     /// Bytes in one piece that reading needs to go on.
@@ -65,7 +69,8 @@ pub(super) struct NbdJob {
     in_flight: u32,
     /// The first error of any of its requests.
     error: Option<IoError>,
-    /// Where read data is, when the I/O brought no memory: lent by a receive buffer, or from the pool.
+    /// Where read data is, when the I/O brought no memory: lent by a receive buffer, or from the
+    /// pool.
     pub(super) buffer: Option<SgList>,
     /// What block status has told.
     pub(super) extents: Option<Box<Extents>>,
@@ -257,7 +262,8 @@ impl ClientTransmission {
         }
     }
 
-    /// Where the data of a job goes. Only a short read can come here without memory: its data came in pieces.
+    /// Where the data of a job goes. Only a short read can come here without memory: its data came
+    /// in pieces.
     #[inline]
     pub(super) fn destination(&mut self, key: SlotKey) -> Option<&SgList> {
         let job = self.jobs.get_mut(key)?;
@@ -284,7 +290,16 @@ impl ClientTransmission {
         self.next_age = self.next_age.wrapping_add(1);
         let extents = (io.op == Op::BlockStatus)
             .then(|| Box::new(Extents::new(io.len.min(pieces.max), self.info.logical_block)));
-        self.jobs.insert(NbdJob { io, age, pieces, issued: 0, in_flight: 0, error: None, buffer: None, extents })
+        self.jobs.insert(NbdJob {
+            io,
+            age,
+            pieces,
+            issued: 0,
+            in_flight: 0,
+            error: None,
+            buffer: None,
+            extents,
+        })
     }
 
     /// Sends the next requests of a job, up to its window.
@@ -386,8 +401,8 @@ impl ClientTransmission {
 }
 
 impl NbdJob {
-    /// Does again what a refused request and those behind it were for, in pieces of at most `max` bytes. Whatever
-    /// they have done already is done twice then, which changes nothing.
+    /// Does again what a refused request and those behind it were for, in pieces of at most `max`
+    /// bytes. Whatever they have done already is done twice then, which changes nothing.
     #[cold]
     fn go_back(&mut self, request: &SentRequest, max: u64, block: u32) {
         self.pieces.max = max;

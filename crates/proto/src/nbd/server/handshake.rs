@@ -1,4 +1,5 @@
-//! The handshake, "fixed newstyle" (proto.md, "Newstyle negotiation" and "Fixed newstyle negotiation").
+//! The handshake, "fixed newstyle" (proto.md, "Newstyle negotiation" and "Fixed newstyle
+//! negotiation").
 //!
 //! ```text
 //!   greeting sent ─▶ Flags ─▶ Head ◀──────────────┐
@@ -10,8 +11,8 @@
 //!     NBD_OPT_EXPORT_NAME, GO ▼ ▼ NBD_OPT_ABORT
 //!                 Next::Transmit Next::Close
 //! ```
-//! No option's data is ever stored: what is short enough is parsed where it was received, once it is whole; the
-//! rest is counted as it goes by.
+//! No option's data is ever stored: what is short enough is parsed where it was received, once it
+//! is whole; the rest is counted as it goes by.
 
 use super::option::{BASE_ALLOCATION, InfoRequest, Malformed, MetaContextRequest, string};
 use super::reply::BASE_ALLOCATION_ID;
@@ -19,8 +20,8 @@ use super::terms::{Form, TransmissionTerms};
 use crate::event::bounded;
 use crate::exports::{Export, Exports, VolumeId};
 use crate::outbox::Outbox;
-use crate::served::Served;
 use crate::session::{Demand, ProtocolError};
+use crate::volume_state::VolumeState;
 use blockmux_wire::nbd::NBD_MAX_STRING;
 use blockmux_wire::nbd::handshake::*;
 use std::borrow::Cow;
@@ -147,8 +148,8 @@ impl ServerHandshake {
         self.exports.get(terms.volume).map(|export| export.name.clone()).unwrap_or_default()
     }
 
-    /// Whether the client may leave here. The document wants `NBD_OPT_ABORT` first, but many just go, port scanners
-    /// among them, and nothing is lost.
+    /// Whether the client may leave here. The document wants `NBD_OPT_ABORT` first, but many just
+    /// go, port scanners among them, and nothing is lost.
     pub(super) fn is_between_messages(&self) -> bool {
         matches!(self.awaiting, AwaitedOption::Flags | AwaitedOption::Head)
     }
@@ -214,8 +215,9 @@ impl ServerHandshake {
             Some(left) => left,
             None => return newstyle_error("sent more than 1,000 options and 4 for each export"),
         };
-        // NBD_FLAG_C_FIXED_NEWSTYLE is not asked for ("Client flags" leaves that to the server): there are clients that
-        // set no flag and send NBD_OPT_GO, and a client that knows no options sends none.
+        // NBD_FLAG_C_FIXED_NEWSTYLE is not asked for ("Client flags" leaves that to the server):
+        // there are clients that set no flag and send NBD_OPT_GO, and a client that knows no
+        // options sends none.
         if option == Opt::NBD_OPT_SET_META_CONTEXT {
             // Whatever becomes of the new selection, the one before is gone.
             self.base_allocation = None;
@@ -325,9 +327,14 @@ impl ServerHandshake {
         Ok(())
     }
 
-    /// `NBD_OPT_INFO` and `NBD_OPT_GO`. Block sizes are sent unasked too: a client that never asked may still
-    /// heed them, and the smallest block is seldom the default of one byte.
-    fn on_info(&self, option: Opt, data: &[u8], outbox: &mut Outbox) -> Result<TransmissionTerms, OptionError> {
+    /// `NBD_OPT_INFO` and `NBD_OPT_GO`. Block sizes are sent unasked too: a client that never asked
+    /// may still heed them, and the smallest block is seldom the default of one byte.
+    fn on_info(
+        &self,
+        option: Opt,
+        data: &[u8],
+        outbox: &mut Outbox,
+    ) -> Result<TransmissionTerms, OptionError> {
         let request = InfoRequest::parse(data)?;
         let (id, export) = self.find(request.name)?;
         let terms = self.terms(id, &export);
@@ -381,7 +388,7 @@ impl ServerHandshake {
     }
 
     /// The volume that was agreed on, as every protocol serves it.
-    pub(super) fn served(&self, terms: &TransmissionTerms) -> Option<Arc<Served>> {
+    pub(super) fn served(&self, terms: &TransmissionTerms) -> Option<Arc<VolumeState>> {
         self.exports.served(terms.volume)
     }
 

@@ -9,19 +9,23 @@
 //!                     ▼                                                   ▼ stopped and nothing in flight
 //!                  Closing ──────────────▶ Demand::Close ◀────────────────┘
 //! ```
-//! [`TargetSession`] only passes on what it is told to the phase that it is in. A handshake ends in `terms`: the
-//! export, the form of messages, and whether block status can be asked. In transmission, `request` turns bytes into
-//! an operation or a refusal, `pending` remembers it while the volume works, `reply` turns its result into bytes.
+//! [`TargetSession`] only passes on what it is told to the phase that it is in. A handshake ends in
+//! `terms`: the export, the form of messages, and whether block status can be asked. In
+//! transmission, `request` turns bytes into an operation or a refusal, `pending` remembers it while
+//! the volume works, `reply` turns its result into bytes.
 //!
-//! What bounds a session: 1,000 options, and 4 for each export, of 64 KiB each and 30 seconds for a handshake; in transmission 1,024 requests and
-//! 64 MiB of data and block status in flight, and 1 MiB of replies without data that the client leaves unread. Beyond
-//! those it is not listened to. Memory for long writes comes from the core's pool; when that is empty, the session asks
-//! again at each of its completions and, through [`Timed`], after pauses that grow from 1 to 128 ms.
+//! What bounds a session: 1,000 options, and 4 for each export, of 64 KiB each and 30 seconds for a
+//! handshake; in transmission 1,024 requests and 64 MiB of data and block status in flight, and 1
+//! MiB of replies without data that the client leaves unread. Beyond those it is not listened to.
+//! Memory for long writes comes from the core's pool; when that is empty, the session asks again at
+//! each of its completions and, through [`Timed`], after pauses that grow from 1 to 128 ms.
 //!
-//! A client cannot register for reservations: one that somebody else holds keeps its writes out, or its reads as well,
-//! with `NBD_EPERM`. Requests on a range that a SCSI command has for itself wait until that is over.
+//! A client cannot register for reservations: one that somebody else holds keeps its writes out, or
+//! its reads as well, with `NBD_EPERM`. Requests on a range that a SCSI command has for itself wait
+//! until that is over.
 //!
-//! The extension `EXTENDED_HEADERS` is that of the protocol document's branch `extension-ext-header`.
+//! The extension `EXTENDED_HEADERS` is that of the protocol document's branch
+//! `extension-ext-header`.
 
 mod handshake;
 mod option;
@@ -37,10 +41,10 @@ mod tests;
 use crate::event::{AuditEvent, AuditEvents, Login};
 use crate::exports::{Exports, VolumeId};
 use crate::outbox::Outbox;
-use crate::served::Admission;
 use crate::session::{Demand, ProtocolError, SessionStage, StreamSession, Target, Timed};
+use crate::volume_state::Admission;
 use blockmux_volume::{Chunk, Completion, Io, Pool, Tag, Waker};
-use handshake::{ServerHandshake, AfterHandshake};
+use handshake::{AfterHandshake, ServerHandshake};
 use std::time::Instant;
 use transmission::ServerTransmission;
 
@@ -63,8 +67,8 @@ enum Phase {
 impl TargetSession {
     /// A session for a client that has just connected; its greeting waits in the outbox.
     ///
-    /// `pool` is the core's, for the payload of long writes. The client has 30 seconds from `now` on to choose an
-    /// export.
+    /// `pool` is the core's, for the payload of long writes. The client has 30 seconds from `now`
+    /// on to choose an export.
     #[must_use]
     pub fn new(exports: Exports, pool: Pool, now: Instant) -> TargetSession {
         let mut outbox = Outbox::default();

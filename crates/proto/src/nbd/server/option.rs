@@ -54,7 +54,8 @@ impl<'a> MetaContextRequest<'a> {
         let count = fields.array::<4>().map(u32::from_be_bytes)?;
         let mut request =
             MetaContextRequest { name, is_open: count == 0, names_base_allocation: false, names_base: false };
-        // Each query takes at least 4 bytes of the data, which bounds the loop whatever the count says.
+        // Each query takes at least 4 bytes of the data, which bounds the loop whatever the count
+        // says.
         for _ in 0..count {
             match fields.string()? {
                 BASE_ALLOCATION => request.names_base_allocation = true,

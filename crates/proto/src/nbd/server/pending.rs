@@ -1,7 +1,7 @@
 //! Requests in flight: what a completion needs to become a reply.
 
-use super::reply::{ReplyAddress, MAX_STATUS_LEN};
-use crate::served::IoGuard;
+use super::reply::{MAX_STATUS_LEN, ReplyAddress};
+use crate::volume_state::IoGuard;
 use blockmux_volume::{Op, Slab, Tag};
 
 /// A request that the volume can be asked to do, and what is kept of it until it is answered.
@@ -35,8 +35,8 @@ impl PendingRequest {
     }
 }
 
-/// The table of requests in flight. A tag is a place in it; places are used again, so that the table grows only
-/// to the deepest queue that this client ever had.
+/// The table of requests in flight. A tag is a place in it; places are used again, so that the
+/// table grows only to the deepest queue that this client ever had.
 #[derive(Default)]
 pub(super) struct PendingTable {
     slots: Slab<(PendingRequest, Option<IoGuard>)>,

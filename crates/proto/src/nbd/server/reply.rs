@@ -1,8 +1,9 @@
-//! Replies, in whichever form was agreed (proto.md, "Simple reply message", "Structured reply chunk message";
-//! extension-ext-header, "Extended reply chunk message").
+//! Replies, in whichever form was agreed (proto.md, "Simple reply message", "Structured reply chunk
+//! message"; extension-ext-header, "Extended reply chunk message").
 //!
-//! A reply is one head on the stack, pushed once, and payload by reference. In the structured form a success
-//! without payload stays a simple reply, as the document allows: it is shorter, and every client reads it.
+//! A reply is one head on the stack, pushed once, and payload by reference. In the structured form
+//! a success without payload stays a simple reply, as the document allows: it is shorter, and every
+//! client reads it.
 
 use super::pending::PendingRequest;
 use super::request::NbdRefusal;
@@ -23,7 +24,8 @@ pub(super) struct ReplyAddress {
 #[derive(Debug)]
 pub(super) struct ReplyWriter {
     form: Form,
-    /// Bytes of heads pushed since the outbox was last seen empty: what a client that does not read makes us keep.
+    /// Bytes of heads pushed since the outbox was last seen empty: what a client that does not read
+    /// makes us keep.
     unsent_heads: usize,
 }
 
@@ -56,10 +58,16 @@ impl ReplyWriter {
 
     /// Answers a request that the volume has finished.
     #[inline]
-    pub(super) fn finish(&mut self, outbox: &mut Outbox, of: &PendingRequest, result: Result<Output, IoError>) {
+    pub(super) fn finish(
+        &mut self,
+        outbox: &mut Outbox,
+        of: &PendingRequest,
+        result: Result<Output, IoError>,
+    ) {
         let to = of.address();
         match result {
-            // A list of another length would put the client out of step; no volume may do that to it.
+            // A list of another length would put the client out of step; no volume may do that to
+            // it.
             Ok(Output::Data(data)) if data.len() as u64 == of.length => self.data(outbox, to, &data),
             Ok(Output::Extents(extents)) if !extents.is_empty() => {
                 let most = if of.one_extent { 1 } else { MAX_DESCRIPTORS };
@@ -81,7 +89,8 @@ impl ReplyWriter {
         }
     }
 
-    /// Answers a read of no bytes: a chunk of content must have at least one byte, so there is none.
+    /// Answers a read of no bytes: a chunk of content must have at least one byte, so there is
+    /// none.
     pub(super) fn no_data(&mut self, outbox: &mut Outbox, to: ReplyAddress) {
         match self.form {
             Form::Simple => self.simple(outbox, to, 0),
@@ -113,7 +122,8 @@ impl ReplyWriter {
         self.refuse(outbox, of.address(), &NbdRefusal::of_io_error(error, of.op));
     }
 
-    /// Answers a read, not of no bytes. Nothing can fail after this, so the one chunk is also the last.
+    /// Answers a read, not of no bytes. Nothing can fail after this, so the one chunk is also the
+    /// last.
     #[inline]
     fn data(&mut self, outbox: &mut Outbox, to: ReplyAddress, data: &SgList) {
         let length = data.len().saturating_add(size_of::<U64<BE>>());
@@ -156,7 +166,8 @@ impl ReplyWriter {
             self.chunk(outbox, to, ReplyType::NBD_REPLY_TYPE_BLOCK_STATUS, length);
             self.head(outbox, context.as_bytes());
             for extent in extents {
-                // Compact requests ask for less than 4 GiB, and a volume never answers more than was asked.
+                // Compact requests ask for less than 4 GiB, and a volume never answers more than
+                // was asked.
                 let length = U32::new(u32::try_from(extent.len).unwrap_or(u32::MAX));
                 self.head(outbox, BlockDescriptor { length, status: U32::new(state(extent)) }.as_bytes());
             }
@@ -232,5 +243,6 @@ const MAX_DESCRIPTORS: usize = 1 << 14;
 /// The most that the descriptors of one answer take, in bytes.
 pub(super) const MAX_STATUS_LEN: usize = MAX_DESCRIPTORS * size_of::<ExtendedBlockDescriptor>();
 
-/// A client that leaves this many bytes of heads unread is not listened to until it has read everything.
+/// A client that leaves this many bytes of heads unread is not listened to until it has read
+/// everything.
 const UNSENT_HEADS: usize = 1 << 20;

@@ -1,5 +1,5 @@
-//! Requests: from bytes, compact or extended, to what the volume shall do (proto.md, "Request message",
-//! "Request types"; extension-ext-header, "Extended request").
+//! Requests: from bytes, compact or extended, to what the volume shall do (proto.md, "Request
+//! message", "Request types"; extension-ext-header, "Extended request").
 
 use super::pending::PendingRequest;
 use super::reply::MAX_STATUS_LEN;
@@ -68,8 +68,9 @@ impl NbdRequest {
 
     /// How many bytes follow the request.
     ///
-    /// More than the advertised maximum ends the session: the document wants that of extended requests, allows it
-    /// of compact ones, and the maximum is already the 2^25 bytes that nobody may take for an attack.
+    /// More than the advertised maximum ends the session: the document wants that of extended
+    /// requests, allows it of compact ones, and the maximum is already the 2^25 bytes that nobody
+    /// may take for an attack.
     #[inline]
     pub(super) fn payload_len(&self, form: Form) -> Result<usize, ProtocolError> {
         let has_payload = match form {
@@ -178,8 +179,8 @@ impl NbdRequest {
         }
     }
 
-    /// What every volume checks too, but here against what this client was told: the size at the handshake, and an
-    /// export that is read-only over a volume that is not.
+    /// What every volume checks too, but here against what this client was told: the size at the
+    /// handshake, and an export that is read-only over a volume that is not.
     #[inline]
     fn check_range(&self, op: Op, terms: &TransmissionTerms) -> Result<(), NbdRefusal> {
         let info = &terms.info;

@@ -29,7 +29,12 @@ pub(super) struct TransmissionTerms {
 
 impl TransmissionTerms {
     /// The terms for an export; its size and limits are the volume's now.
-    pub(super) fn new(volume: VolumeId, export: &Export, form: Form, base_allocation: bool) -> TransmissionTerms {
+    pub(super) fn new(
+        volume: VolumeId,
+        export: &Export,
+        form: Form,
+        base_allocation: bool,
+    ) -> TransmissionTerms {
         let mut info = export.volume.info();
         info.read_only |= export.read_only;
         TransmissionTerms { volume, info, form, base_allocation }
@@ -37,8 +42,8 @@ impl TransmissionTerms {
 
     /// The transmission flags, from the volume's nature and the form alone.
     ///
-    /// Flush and FUA are always offered. To leave them out would not say "no cache is in the way": clients
-    /// take it for "this target cannot flush" and fail their users' fsync.
+    /// Flush and FUA are always offered. To leave them out would not say "no cache is in the way":
+    /// clients take it for "this target cannot flush" and fail their users' fsync.
     pub(super) fn transmission_flags(&self) -> TransmissionFlags {
         let info = &self.info;
         let writable = !info.read_only;
@@ -67,9 +72,9 @@ impl TransmissionTerms {
         }
     }
 
-    /// `NBD_INFO_BLOCK_SIZE`. The least block is the volume's own: smaller requests get `NBD_EINVAL` from every
-    /// client, also from one that never asked. Those in use ask, or keep to 512 bytes without. Preferred blocks are
-    /// never above the maximum.
+    /// `NBD_INFO_BLOCK_SIZE`. The least block is the volume's own: smaller requests get
+    /// `NBD_EINVAL` from every client, also from one that never asked. Those in use ask, or keep to
+    /// 512 bytes without. Preferred blocks are never above the maximum.
     pub(super) fn info_block_size(&self) -> InfoBlockSize {
         let minimum = self.info.logical_block;
         InfoBlockSize {

@@ -10,22 +10,22 @@
 //!   └── Skip ◀─┤ refused, with payload
 //!              └─ NBD_CMD_DISC ─▶ Over
 //! ```
-//! Payload that is wholly in the receive buffer is lent from there to the volume; only a long one that has just
-//! begun gets memory of its own, so that the rest of it need not be copied.
+//! Payload that is wholly in the receive buffer is lent from there to the volume; only a long one
+//! that has just begun gets memory of its own, so that the rest of it need not be copied.
 //!
-//! A flush covers the writes that were answered before it came: those have completed, so the flush that the volume
-//! gets covers them.
+//! A flush covers the writes that were answered before it came: those have completed, so the flush
+//! that the volume gets covers them.
 
 use super::pending::{PendingRequest, PendingTable};
-use super::reply::{ReplyAddress, BASE_ALLOCATION_ID, ReplyWriter};
+use super::reply::{BASE_ALLOCATION_ID, ReplyAddress, ReplyWriter};
 use super::request::{NbdRefusal, NbdRequest};
 use super::terms::TransmissionTerms;
 use crate::backoff::Backoff;
 use crate::event::AuditEvent;
 use crate::exports::VolumeId;
 use crate::outbox::Outbox;
-use crate::served::{Admission, Needs, NotAdmitted, Reserved};
 use crate::session::{Demand, ProtocolError};
+use crate::volume_state::{Admission, Needs, NotAdmitted, Reserved};
 use blockmux_volume::{Chunk, Completion, Io, IoError, Op, Pool, SHORT_PAYLOAD, SgList, Tag};
 use blockmux_wire::nbd::transmission::*;
 use std::borrow::Cow;
@@ -67,14 +67,20 @@ enum AwaitedRequest {
     Memory(PendingRequest),
     /// A write's payload, straight into `data`.
     Place { write: PendingRequest, data: SgList },
-    /// Payload of a request that was refused; the refusal is sent behind it, where clients expect it.
+    /// Payload of a request that was refused; the refusal is sent behind it, where clients expect
+    /// it.
     Skip { to: ReplyAddress, left: usize, refusal: NbdRefusal },
     /// Nothing more: the client said so.
     Over,
 }
 
 impl ServerTransmission {
-    pub(super) fn new(terms: TransmissionTerms, admission: Admission, pool: Pool, now: Instant) -> ServerTransmission {
+    pub(super) fn new(
+        terms: TransmissionTerms,
+        admission: Admission,
+        pool: Pool,
+        now: Instant,
+    ) -> ServerTransmission {
         ServerTransmission {
             replies: ReplyWriter::new(terms.form),
             terms,
@@ -135,8 +141,9 @@ impl ServerTransmission {
         }
     }
 
-    /// The client has closed its side: an error in the middle of a message. Between messages it should have sent
-    /// `NBD_CMD_DISC`, but killed clients do not, and nothing that was answered is lost.
+    /// The client has closed its side: an error in the middle of a message. Between messages it
+    /// should have sent `NBD_CMD_DISC`, but killed clients do not, and nothing that was answered is
+    /// lost.
     pub(super) fn on_end(&mut self) -> Result<(), ProtocolError> {
         match std::mem::replace(&mut self.awaiting, AwaitedRequest::Over) {
             AwaitedRequest::Head | AwaitedRequest::Over => Ok(()),
@@ -191,8 +198,9 @@ impl ServerTransmission {
         }
     }
 
-    /// Whether a request with that much data may be taken now. When the core's buffers are short, a client gets a
-    /// small share of them, or its requests one at a time: others have to be served too.
+    /// Whether a request with that much data may be taken now. When the core's buffers are short, a
+    /// client gets a small share of them, or its requests one at a time: others have to be served
+    /// too.
     #[inline]
     fn has_room(&self, data_len: usize, outbox: &Outbox) -> bool {
         let payload = self.pending.payload().saturating_add(outbox.len()).saturating_add(data_len);
@@ -284,7 +292,9 @@ impl ServerTransmission {
         } else {
             match request.accept(&self.terms) {
                 Err(refusal) => skip(refusal),
-                Ok(write) if length <= here || length <= LENT_PAYLOAD => AwaitedRequest::Payload(write),
+                Ok(write) if length <= here || length <= MAX_BORROWED_PAYLOAD => {
+                    AwaitedRequest::Payload(write)
+                }
                 // It would wait for ever.
                 Ok(_) if !self.pool.could_hold(length) => skip(NO_MEMORY),
                 Ok(write) => AwaitedRequest::Memory(write),
@@ -407,12 +417,13 @@ const NO_MEMORY: NbdRefusal =
 /// The most requests of one session in flight.
 pub(super) const DEPTH: u32 = 1024;
 
-/// The most data of one session in flight, in bytes, what waits in its outbox included. Above any one request.
+/// The most data of one session in flight, in bytes, what waits in its outbox included. Above any
+/// one request.
 const PAYLOAD_IN_FLIGHT: usize = 64 << 20;
 
-/// Payload up to this many bytes is waited for in the receive buffer and lent from there: one large receive for many
-/// requests costs less than a receive for each. At most `MAX_DEMAND`.
-const LENT_PAYLOAD: usize = 64 << 10;
+/// Payload up to this many bytes is waited for in the receive buffer and lent from there: one large
+/// receive for many requests costs less than a receive for each. At most `MAX_DEMAND`.
+const MAX_BORROWED_PAYLOAD: usize = 64 << 10;
 
 /// A block status' payload without context: its length.
 const QUERY_OF_NONE: usize = size_of::<u64>();

@@ -1,6 +1,8 @@
 //! A controller's side of one queue's authentication.
 
-use super::{DhGroup, Hash, HostSecrets, MAX_MESSAGE, Parties, Proof, AuthDirection, Random, head, is_same};
+use super::{
+    AuthDirection, AuthNames, DhGroup, Hash, HostSecrets, MAX_MESSAGE, Proof, Random, head, is_same,
+};
 use crate::nvme::auth::psk::InputPsk;
 use blockmux_wire::nvmeof::auth::*;
 use std::sync::Arc;
@@ -9,7 +11,7 @@ use zerocopy::{FromBytes, IntoBytes};
 /// Has a host prove who it is.
 pub struct Authenticator {
     secrets: Arc<HostSecrets>,
-    parties: Parties,
+    names: AuthNames,
     random: Random,
     t_id: u16,
     state: ControllerAuthState,
@@ -56,7 +58,7 @@ impl Authenticator {
     pub fn new(secrets: Arc<HostSecrets>, host: &str, subsystem: &str, seed: [u8; 32]) -> Authenticator {
         Authenticator {
             secrets,
-            parties: Parties { host: host.to_owned(), subsystem: subsystem.to_owned() },
+            names: AuthNames { host: host.to_owned(), subsystem: subsystem.to_owned() },
             random: Random::new(seed),
             t_id: 0,
             state: ControllerAuthState::Negotiate,
@@ -66,7 +68,7 @@ impl Authenticator {
         }
     }
 
-    /// The same where a host may have a secure channel made: with this SC_C.
+    /// Lets a host have a secure channel made: with this SC_C.
     #[must_use]
     pub fn with_secure_channel(mut self, sc_c: u8) -> Authenticator {
         self.secure_channel = sc_c;
@@ -103,14 +105,24 @@ impl Authenticator {
     /// The message that is due to the host, if it is no longer than `most` bytes.
     pub fn message(&mut self, most: usize) -> Option<Vec<u8>> {
         let (message, next) = match &self.state {
-            ControllerAuthState::Challenge(terms) => (self.challenge(terms), ControllerAuthState::Reply(terms.clone())),
+            ControllerAuthState::Challenge(terms) => {
+                (self.challenge(terms), ControllerAuthState::Reply(terms.clone()))
+            }
             ControllerAuthState::Success1(hash, proof) => {
-                let next = if proof.is_some() { ControllerAuthState::Success2 } else { ControllerAuthState::Negotiate };
+                let next = if proof.is_some() {
+                    ControllerAuthState::Success2
+                } else {
+                    ControllerAuthState::Negotiate
+                };
                 (self.success_1(*hash, proof.as_deref()), next)
             }
-            ControllerAuthState::Failure(explanation) => (self.failure(*explanation), ControllerAuthState::Failed),
+            ControllerAuthState::Failure(explanation) => {
+                (self.failure(*explanation), ControllerAuthState::Failed)
+            }
             // It is the host's turn.
-            ControllerAuthState::Negotiate | ControllerAuthState::Reply(_) | ControllerAuthState::Success2 => {
+            ControllerAuthState::Negotiate
+            | ControllerAuthState::Reply(_)
+            | ControllerAuthState::Success2 => {
                 (self.failure(Explanation::INCORRECT_MESSAGE), ControllerAuthState::Failed)
             }
             ControllerAuthState::Failed => return None,
@@ -118,7 +130,10 @@ impl Authenticator {
         if message.len() > most {
             return None;
         }
-        self.is_done |= matches!((&self.state, &next), (ControllerAuthState::Success1(..), ControllerAuthState::Negotiate));
+        self.is_done |= matches!(
+            (&self.state, &next),
+            (ControllerAuthState::Success1(..), ControllerAuthState::Negotiate)
+        );
         self.is_done &= !matches!(next, ControllerAuthState::Failed);
         self.state = next;
         Some(message)
@@ -180,7 +195,14 @@ impl Authenticator {
         let group = DhGroup::ALL.into_iter().find(is_usable).ok_or(Explanation::DH_GROUP_NOT_USABLE)?;
         let mut challenge = self.random.block().to_vec();
         challenge.truncate(hash.len());
-        Ok(AuthTerms { hash, group, challenge, seqnum: self.random.seqnum(), private: self.random.block(), sc_c })
+        Ok(AuthTerms {
+            hash,
+            group,
+            challenge,
+            seqnum: self.random.seqnum(),
+            private: self.random.block(),
+            sc_c,
+        })
     }
 
     /// Looks at the host's response, and makes one of our own if it wants one.
@@ -203,7 +225,7 @@ impl Authenticator {
         let t_id = self.t_id;
         let proof =
             Proof { hash: *hash, challenge, seqnum: *seqnum, t_id, session_key: key.as_deref(), sc_c: *sc_c };
-        let expected = proof.response(AuthDirection::Host, &self.secrets.host, &self.parties);
+        let expected = proof.response(AuthDirection::Host, &self.secrets.host, &self.names);
         if !is_same(response, &expected) {
             return Err(Explanation::AUTHENTICATION_FAILED);
         }
@@ -222,7 +244,7 @@ impl Authenticator {
         }
         let secret = self.secrets.controller.as_ref().ok_or(Explanation::AUTHENTICATION_FAILED)?;
         let proof = Proof { challenge: own_challenge, seqnum: reply.seqnum.get(), ..proof };
-        let response = proof.response(AuthDirection::Controller, secret, &self.parties);
+        let response = proof.response(AuthDirection::Controller, secret, &self.names);
         Ok(ControllerAuthState::Success1(*hash, Some(response)))
     }
 
@@ -314,7 +336,7 @@ pub(crate) mod tests {
             session_key: key.as_deref(),
             sc_c,
         };
-        let parties = Parties { host: "nqn.h".into(), subsystem: subsystem.into() };
+        let parties = AuthNames { host: "nqn.h".into(), subsystem: subsystem.into() };
         let response = proof.response(AuthDirection::Host, secret, &parties);
         let message = Reply {
             head: head(1, 2, 7),
@@ -362,7 +384,7 @@ pub(crate) mod tests {
                         let session_key = key.as_deref();
                         let proof =
                             Proof { hash, challenge: &challenge, seqnum: 99, t_id: 7, session_key, sc_c: 0 };
-                        let parties = Parties { host: "nqn.h".into(), subsystem: "nqn.s".into() };
+                        let parties = AuthNames { host: "nqn.h".into(), subsystem: "nqn.s".into() };
                         let expected = proof.response(AuthDirection::Controller, &controller, &parties);
                         assert!(success[16..] == expected, "{hash:?} {group:?}");
                         target.on_message(&SUCCESS_2);

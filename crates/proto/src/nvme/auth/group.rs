@@ -1,4 +1,5 @@
-//! Groups of the Diffie-Hellman exchange: those of RFC 7919, whose primes are made of the digits of e.
+//! Groups of the Diffie-Hellman exchange: those of RFC 7919, whose primes are made of the digits of
+//! e.
 
 use blockmux_wire::nvmeof::auth::DhGroupId;
 use crypto_bigint::modular::{BoxedMontyForm, BoxedMontyParams};
@@ -117,8 +118,8 @@ impl DhGroup {
         BoxedMontyForm::new(base, &terms).pow(&exponent).retrieve().to_be_bytes().to_vec()
     }
 
-    /// RFC 7919 appendix A: 64 bits of 1, the first digits of e and a number added to them, 64 bits of 1. The number here
-    /// is one less than there, where 1 is subtracted from the whole.
+    /// RFC 7919 appendix A: 64 bits of 1, the first digits of e and a number added to them, 64 bits
+    /// of 1. The number here is one less than there, where 1 is subtracted from the whole.
     fn prime(self) -> Vec<u8> {
         let mut added: u32 = match self {
             DhGroup::Null => return Vec::new(),

@@ -5,13 +5,16 @@
 //!                        │                                  │              └▶ Send(Success2) ──▶ Over
 //!                        └─────────── nonsense ─────────────┴▶ Send(Failure2) ▶ Over
 //! ```
-//! A host that has a secret of the controller's wants it proved, and is not content with less: neither with a Success1
-//! without a response, nor with a controller that does not ask for authentication at all.
+//! A host that has a secret of the controller's wants it proved, and is not content with less:
+//! neither with a Success1 without a response, nor with a controller that does not ask for
+//! authentication at all.
 //!
-//! A host that wants a secure channel sends a challenge in any case, of which the key is made; without a secret of the
-//! controller's its number is 0, and nothing is to be proved with it.
+//! A host that wants a secure channel sends a challenge in any case, of which the key is made;
+//! without a secret of the controller's its number is 0, and nothing is to be proved with it.
 
-use super::{DhGroup, Hash, HostSecrets, MAX_MESSAGE, Parties, Proof, AuthDirection, Random, head, is_same};
+use super::{
+    AuthDirection, AuthNames, DhGroup, Hash, HostSecrets, MAX_MESSAGE, Proof, Random, head, is_same,
+};
 use crate::nvme::auth::psk::InputPsk;
 use crate::nvme::nqn::Nqn;
 use blockmux_wire::nvmeof::auth::*;
@@ -38,12 +41,13 @@ pub enum Concatenation {
     None,
     /// A key of TLS is to be made, and the admin queue to be connected anew with it.
     Due,
-    /// The connection is secured with a key that was made so: who has it need not prove anything again.
+    /// The connection is secured with a key that was made so: who has it need not prove anything
+    /// again.
     Done,
 }
 
 impl HostCredentials {
-    /// The same for one of several queues, with a seed of its own.
+    /// The credentials for one of several queues, with a seed of its own.
     #[must_use]
     pub fn of_queue(self, qid: u16) -> HostCredentials {
         let mut seed = self.seed;
@@ -90,7 +94,7 @@ pub enum Unproved {
 /// Proves who we are.
 pub struct Applicant {
     credentials: HostCredentials,
-    parties: Parties,
+    names: AuthNames,
     random: Random,
     t_id: u16,
     state: HostAuthState,
@@ -143,7 +147,7 @@ impl Applicant {
         let negotiate = negotiate(&credentials, t_id);
         Applicant {
             credentials,
-            parties: Parties { host: host.as_str().to_owned(), subsystem: subsystem.as_str().to_owned() },
+            names: AuthNames { host: host.as_str().to_owned(), subsystem: subsystem.as_str().to_owned() },
             random,
             t_id,
             state: HostAuthState::Send(negotiate, Box::new(HostAuthState::Challenge)),
@@ -209,7 +213,9 @@ impl Applicant {
         }
         match (&self.state, is_common, MessageId(begin.auth_id)) {
             (HostAuthState::Challenge, false, MessageId::CHALLENGE) => self.answer(message),
-            (HostAuthState::Success1(answered), false, MessageId::SUCCESS1) => self.believe(answered, message),
+            (HostAuthState::Success1(answered), false, MessageId::SUCCESS1) => {
+                self.believe(answered, message)
+            }
             _ => Err(out_of_turn("sent another message of DH-HMAC-CHAP than the one that is due")),
         }
     }
@@ -245,12 +251,12 @@ impl Applicant {
         let seqnum = told.seqnum.get();
         let proof =
             Proof { hash, challenge, seqnum, t_id: self.t_id, sc_c, session_key: session_key.as_deref() };
-        let response = proof.response(AuthDirection::Host, &secrets.host, &self.parties);
+        let response = proof.response(AuthDirection::Host, &secrets.host, &self.names);
         let own = self.own_challenge(hl);
         let mut expected = None;
         if let Some(secret) = &secrets.controller {
             let proof = Proof { challenge: &own.bytes, seqnum: own.seqnum, ..proof };
-            expected = Some(proof.response(AuthDirection::Controller, secret, &self.parties));
+            expected = Some(proof.response(AuthDirection::Controller, secret, &self.names));
         }
         if let (SC_C_NEW_TLS_PSK, Some(key)) = (sc_c, &session_key) {
             let bytes = hash.hmac(&hash.digest(key), &[challenge, &own.bytes]);
@@ -322,7 +328,8 @@ fn hashes(credentials: &HostCredentials) -> impl Iterator<Item = Hash> + use<> {
     Hash::ALL.into_iter().filter(move |hash| is_usable(hash) && only.is_none_or(|only| only == *hash))
 }
 
-/// The fastest first, and none only for a controller that can no other; a key of TLS is made of the exchange.
+/// The fastest first, and none only for a controller that can no other; a key of TLS is made of the
+/// exchange.
 fn groups(credentials: &HostCredentials) -> impl Iterator<Item = DhGroup> + use<> {
     let (only, makes_key) = (credentials.secrets.group, credentials.sc_c() != SC_C_NONE);
     let is_usable = move |group: &DhGroup| *group != DhGroup::Null || !makes_key;
@@ -557,7 +564,8 @@ mod tests {
         let credentials = HostCredentials { secrets, seed: [0x77; 32], concatenation };
         assert_eq!(format!("{credentials:?}"), "Credentials");
         assert!(
-            DhChapSecret::parse("DHHC-1:00:secret:").is_err_and(|error| !error.to_string().contains("secret:"))
+            DhChapSecret::parse("DHHC-1:00:secret:")
+                .is_err_and(|error| !error.to_string().contains("secret:"))
         );
     }
 }

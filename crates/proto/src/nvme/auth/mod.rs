@@ -7,18 +7,20 @@
 //!   host ◀── Success1 ────────── controller     HMAC over C2
 //!   host ── Success2 ──────────▶ controller     only if there was a C2
 //! ```
-//! Host and controller each have a [`Secret`], in the format that nvme-cli makes. With a group, challenges are hashed
-//! with the key of a Diffie-Hellman exchange, so that who listens cannot try secrets at home.
+//! Host and controller each have a [`Secret`], in the format that nvme-cli makes. With a group,
+//! challenges are hashed with the key of a Diffie-Hellman exchange, so that who listens cannot try
+//! secrets at home.
 //!
-//! A host may ask for a secure channel as well (SC_C): then both make a key of TLS of the exchange and of both challenges, and
-//! the host comes back with it ([`psk`]).
+//! A host may ask for a secure channel as well (SC_C): then both make a key of TLS of the exchange
+//! and of both challenges, and the host comes back with it ([`psk`]).
 //!
-//! Private exponents have 512 bits, more than RFC 7919 asks for with any of its groups. A controller does two
-//! exponentiations for each attempt, on the connection's core, for whoever knows the name of a host that has a secret:
-//! who finds that too much leaves `ffdhe6144` and `ffdhe8192` alone.
+//! Private exponents have 512 bits, more than RFC 7919 asks for with any of its groups. A
+//! controller does two exponentiations for each attempt, on the connection's core, for whoever
+//! knows the name of a host that has a secret: who finds that too much leaves `ffdhe6144` and
+//! `ffdhe8192` alone.
 //!
-//! `hash.rs` and `group.rs` have the mathematics, `secret.rs` the secrets, `psk.rs` the keys of TLS, `controller.rs` a controller's side of one
-//! queue's authentication and `host.rs` a host's.
+//! `hash.rs` and `group.rs` have the mathematics, `secret.rs` the secrets, `psk.rs` the keys of
+//! TLS, `controller.rs` a controller's side of one queue's authentication and `host.rs` a host's.
 
 pub mod controller;
 mod group;
@@ -45,7 +47,8 @@ pub struct HostSecrets {
     pub controller: Option<DhChapSecret>,
     /// The only hash function; `None`: the strongest that both can.
     pub hash: Option<Hash>,
-    /// The only group; `None`: the first from 2,048 bits on that both can; of a host with a controller that can none, none.
+    /// The only group; `None`: the first from 2,048 bits on that both can; of a host with a
+    /// controller that can none, none.
     pub group: Option<DhGroup>,
 }
 
@@ -57,7 +60,7 @@ enum AuthDirection {
 }
 
 /// The two names in every response.
-struct Parties {
+struct AuthNames {
     host: String,
     subsystem: String,
 }
@@ -78,7 +81,7 @@ struct Proof<'a> {
 
 impl Proof<'_> {
     /// The response to a challenge.
-    fn response(&self, prover: AuthDirection, secret: &DhChapSecret, parties: &Parties) -> Vec<u8> {
+    fn response(&self, prover: AuthDirection, secret: &DhChapSecret, parties: &AuthNames) -> Vec<u8> {
         let (role, first, second) = match prover {
             AuthDirection::Host => ("HostHost", &parties.host, &parties.subsystem),
             AuthDirection::Controller => ("Controller", &parties.subsystem, &parties.host),

@@ -1,5 +1,5 @@
-//! Secrets and keys as nvme-cli makes and prints them: both are handed from one administrator to another in the same form
-//! (Base 2.0 §8.13.5.8; TCP Transport 1.0 §3.6.1.5).
+//! Secrets and keys as nvme-cli makes and prints them: both are handed from one administrator to
+//! another in the same form (Base 2.0 §8.13.5.8; TCP Transport 1.0 §3.6.1.5).
 //!
 //! ```text
 //!   PREFIX:NN:base64:      NN: 00 the bytes are used as they are, 01 to 03 after SHA-256, 384 or 512

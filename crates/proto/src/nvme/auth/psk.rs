@@ -9,10 +9,11 @@
 //!        NVMe0R01 HOSTNQN SUBNQN             version 0
 //!        NVMe1R01 HOSTNQN SUBNQN digest      version 1: of several keys it says which one
 //! ```
-//! R is a retained PSK and G a generated one; 01 is SHA-256 and `TLS_AES_128_GCM_SHA256`, 02 SHA-384 and
-//! `TLS_AES_256_GCM_SHA384`. Labels are those of TLS 1.3 (RFC 8446 §7.1). libnvme before its version 1.16 left their lengths
-//! out, so that nvme-cli of that time derives other keys: `nvme gen-tls-key` and `check-tls-key` of such a version agree
-//! with us on the key that they print, and not on what becomes of it.
+//! R is a retained PSK and G a generated one; 01 is SHA-256 and `TLS_AES_128_GCM_SHA256`, 02
+//! SHA-384 and `TLS_AES_256_GCM_SHA384`. Labels are those of TLS 1.3 (RFC 8446 §7.1). libnvme
+//! before its version 1.16 left their lengths out, so that nvme-cli of that time derives other
+//! keys: `nvme gen-tls-key` and `check-tls-key` of such a version agree with us on the key that
+//! they print, and not on what becomes of it.
 
 use super::Hash;
 use super::printed::{self, Flaw};
@@ -115,19 +116,23 @@ impl ConfiguredPsk {
 }
 
 impl InputPsk {
-    /// One that DH-HMAC-CHAP with that hash function has made; `None` if it is of another length, or no cipher suite has the
-    /// function.
+    /// One that DH-HMAC-CHAP with that hash function has made; `None` if it is of another length,
+    /// or no cipher suite has the function.
     pub fn generated(hash: Hash, bytes: Vec<u8>) -> Option<InputPsk> {
         let hash = [PskHash::Sha256, PskHash::Sha384].into_iter().find(|psk| psk.function() == hash)?;
-        (bytes.len() == hash.len()).then_some(InputPsk { bytes: bytes.into(), hash, kind: PskKind::Generated })
+        (bytes.len() == hash.len()).then_some(InputPsk {
+            bytes: bytes.into(),
+            hash,
+            kind: PskKind::Generated,
+        })
     }
 
     pub(crate) fn is_generated(&self) -> bool {
         self.kind == PskKind::Generated
     }
 
-    /// The keys for connections of that host to that subsystem, the newest version first. Names may be too long for
-    /// version 0.
+    /// The keys for connections of that host to that subsystem, the newest version first. Names may
+    /// be too long for version 0.
     #[must_use]
     pub fn tls_psks(&self, host: &Nqn, subsystem: &Nqn) -> Vec<TlsPsk> {
         let (host, subsystem) = (host.as_str(), subsystem.as_str());
@@ -224,8 +229,8 @@ impl From<Flaw> for PskError {
     }
 }
 
-/// HKDF-Extract without salt, and HKDF-Expand-Label for as many bytes as the hash has (RFC 8446 §7.1): one block. `None` if
-/// the context is too long.
+/// HKDF-Extract without salt, and HKDF-Expand-Label for as many bytes as the hash has (RFC 8446
+/// §7.1): one block. `None` if the context is too long.
 fn expand(hash: PskHash, key: &[u8], label: &str, context: &str) -> Option<Zeroizing<Vec<u8>>> {
     let function = hash.function();
     let extracted = function.hmac(&vec![0; hash.len()], &[key]);

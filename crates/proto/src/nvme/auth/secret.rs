@@ -1,4 +1,5 @@
-//! Secrets of hosts and controllers, `DHHC-1:NN:base64:` (Base 2.0 §8.13.5.8): with NN 00 the secret itself is the key.
+//! Secrets of hosts and controllers, `DHHC-1:NN:base64:` (Base 2.0 §8.13.5.8): with NN 00 the
+//! secret itself is the key.
 
 use super::Hash;
 use super::printed::{self, Flaw};

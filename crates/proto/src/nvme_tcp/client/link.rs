@@ -1,5 +1,5 @@
-//! One connection to a controller: what it agreed on, and where in the controller's stream we are. It is the transport
-//! of one queue.
+//! One connection to a controller: what it agreed on, and where in the controller's stream we are.
+//! It is the transport of one queue.
 
 use super::Digests;
 use super::pdu::{self, Fault, Header};
@@ -205,5 +205,6 @@ pub(super) fn common(kind: PduType, len: usize) -> CommonHeader {
     CommonHeader { pdu_type: kind.0, flags: 0, hlen: len as u8, pdo: 0, plen: (len as u32).into() }
 }
 
-/// Data that every controller takes in a capsule of an admin queue, in bytes (TCP Transport 1.0 §3.3.1).
+/// Data that every controller takes in a capsule of an admin queue, in bytes (TCP Transport 1.0
+/// §3.3.1).
 const ADMIN_IN_CAPSULE: u32 = 8192;

@@ -4,14 +4,16 @@
 //!   HostAdmin:  ICReq ▶ bring-up ▶ ready: Keep Alive, until it is stopped
 //!         └ Controller ▶ HostQueues: for each I/O queue ICReq ▶ Connect ▶ I/O, until it is stopped
 //! ```
-//! Each queue is one connection, a `HostLink`: PDUs as they come and go, with their digests, data to its place and data
-//! that the controller asks for. [`crate::fabrics::host`] has what the commands mean. An admin queue holds the
-//! association: when its connection ends, the controller and all its I/O queues are gone.
+//! Each queue is one connection, a `HostLink`: PDUs as they come and go, with their digests, data
+//! to its place and data that the controller asks for. [`crate::fabrics::host`] has what the
+//! commands mean. An admin queue holds the association: when its connection ends, the controller
+//! and all its I/O queues are gone.
 //!
-//! What bounds a session: 30 seconds until the bring-up is over and CAP.TO for the controller to become ready; 1024
-//! I/O of a queue, four commands each, not more commands than the queue has entries; each byte of a command's data once; a Keep
-//! Alive that is not answered until the next is due. Whatever goes wrong below commands ends the connection with a
-//! termination that names the field, and other sessions replay.
+//! What bounds a session: 30 seconds until the bring-up is over and CAP.TO for the controller to
+//! become ready; 1024 I/O of a queue, four commands each, not more commands than the queue has
+//! entries; each byte of a command's data once; a Keep Alive that is not answered until the next is
+//! due. Whatever goes wrong below commands ends the connection with a termination that names the
+//! field, and other sessions replay.
 
 mod link;
 mod pdu;
@@ -29,7 +31,7 @@ use link::HostLink;
 use std::time::Instant;
 
 pub use crate::fabrics::host::{
-    AdminConfig, Ask, ControllerInfo, FoundSubsystem, HostId, Names, NamespaceInfo, QueueConfig, NvmeRefused,
+    AdminConfig, Ask, ControllerInfo, FoundSubsystem, HostId, Names, NamespaceInfo, NvmeRefused, QueueConfig,
 };
 
 /// What to agree on for one connection.

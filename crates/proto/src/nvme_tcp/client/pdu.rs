@@ -1,11 +1,12 @@
-//! Headers of PDUs as a controller sends them, checked before anything is believed (TCP Transport 1.0 §3.6).
+//! Headers of PDUs as a controller sends them, checked before anything is believed (TCP Transport
+//! 1.0 §3.6).
 
 use super::Digests;
 use crate::digest;
 use crate::session::ProtocolError;
 use blockmux_wire::nvmeof::tcp::{
-    CapsuleResp, CommonHeader, DATA_LEN, DIGEST_LEN, Data, FLAG_DDGST, FLAG_HDGST, FatalError, PduType, NvmeTcpR2t,
-    TermReq,
+    CapsuleResp, CommonHeader, DATA_LEN, DIGEST_LEN, Data, FLAG_DDGST, FLAG_HDGST, FatalError, NvmeTcpR2t,
+    PduType, TermReq,
 };
 use zerocopy::{FromBytes, transmute_ref};
 

@@ -4,9 +4,9 @@
 //!   Head ──capsule, R2T, short C2HData that is all here──▶ done
 //!    └──── long C2HData ──▶ Placing, straight into the I/O's memory ──▶ Tail: digest ──▶ done
 //! ```
-//! A short read's data is lent on from the receive buffer where it is all that was asked for, and copied elsewhere.
-//! Data comes in any order, each byte once. A wrong data digest ends no connection: the command fails, and is sent
-//! again (TCP Transport 1.0 §3.5.2).
+//! A short read's data is lent on from the receive buffer where it is all that was asked for, and
+//! copied elsewhere. Data comes in any order, each byte once. A wrong data digest ends no
+//! connection: the command fails, and is sent again (TCP Transport 1.0 §3.5.2).
 
 use super::link::{HostLink, NvmeStreamState};
 use super::pdu::{self, Fault, NvmeTcpHeader, ParsedNvmePdu};
@@ -18,7 +18,7 @@ use blockmux_volume::{Chunk, Crc32c, SgList};
 use blockmux_wire::nvme::status::{NvmeStatus, StatusField};
 use blockmux_wire::nvme::{CQE_LEN, Cqe};
 use blockmux_wire::nvmeof::tcp::{
-    DATA_LEN, DIGEST_LEN, Data, FLAG_LAST, FLAG_SUCCESS, FatalError, PduType, NvmeTcpR2t,
+    DATA_LEN, DIGEST_LEN, Data, FLAG_LAST, FLAG_SUCCESS, FatalError, NvmeTcpR2t, PduType,
 };
 use zerocopy::{FromZeros, transmute_ref};
 
@@ -152,7 +152,8 @@ impl HostLink {
         Ok(ReceiveStep::Took(DIGEST_LEN))
     }
 
-    /// The controller asks for data: all of it is sent at once, so that no R2T is ever outstanding here.
+    /// The controller asks for data: all of it is sent at once, so that no R2T is ever outstanding
+    /// here.
     fn on_r2t(&mut self, r2t: &NvmeTcpR2t, commands: &mut impl Commands) -> Result<(), Fault> {
         let reference = "TCP Transport §3.6.2.10, R2T";
         let Some(key) = commands.find(r2t.cccid.get()) else {
@@ -205,7 +206,9 @@ fn check_data(commands: &mut impl Commands, data: &Data) -> Result<SlotKey, Faul
     match progress.moved.add(from, end) {
         Ok(()) => Ok(key),
         Err(RangeError::Overlap) => Err(out_of_range("sent the same data twice")),
-        Err(RangeError::TooScattered) => Err(out_of_range("sent data in too many pieces with gaps between them")),
+        Err(RangeError::TooScattered) => {
+            Err(out_of_range("sent data in too many pieces with gaps between them"))
+        }
     }
 }
 
@@ -241,6 +244,6 @@ fn spoil(commands: &mut impl Commands, key: SlotKey) {
 }
 
 const C2H_DATA: &str = "TCP Transport §3.6.2.9, C2HData";
-/// Data up to this many bytes is waited for in the receive buffer: one large receive for many PDUs costs less than a
-/// receive for each. With header, padding and digests at most `MAX_DEMAND`.
+/// Data up to this many bytes is waited for in the receive buffer: one large receive for many PDUs
+/// costs less than a receive for each. With header, padding and digests at most `MAX_DEMAND`.
 const WHOLE_DATA: usize = 64 << 10;

@@ -2,7 +2,7 @@
 
 use super::link::{HostLink, common};
 use crate::digest;
-use crate::fabrics::host::{Commands, NvmeRequest, DataTransfer};
+use crate::fabrics::host::{Commands, DataTransfer, NvmeRequest};
 use crate::slots::SlotKey;
 use blockmux_volume::SgList;
 use blockmux_wire::nvme::{PSDT_SGL, SglDescriptor};

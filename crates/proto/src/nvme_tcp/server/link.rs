@@ -2,9 +2,9 @@
 
 use super::receive::AwaitedNvmePdu;
 use crate::digest;
-use crate::fabrics::controller::{DataPlace, Descriptor, CommandSlot, FabricsTransport};
+use crate::fabrics::controller::{CommandSlot, DataPlace, Descriptor, FabricsTransport};
 use crate::nvme::NvmeOutcome;
-use crate::nvme_tcp::pdu::{NvmeTcpDigests, MAXH2CDATA, Violation};
+use crate::nvme_tcp::pdu::{MAXH2CDATA, NvmeTcpDigests, Violation};
 use crate::outbox::Outbox;
 use blockmux_volume::{Pool, SgList};
 use blockmux_wire::nvme::status::NvmeStatus;
@@ -12,7 +12,8 @@ use blockmux_wire::nvme::{SglSubtype, SglType, Sqe};
 use blockmux_wire::nvmeof::tcp::*;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// A connection with a host: what was agreed on, where in the host's stream it is, and PDUs to the host.
+/// A connection with a host: what was agreed on, where in the host's stream it is, and PDUs to the
+/// host.
 pub struct TargetLink {
     pub(super) outbox: Outbox,
     pub(super) digests: NvmeTcpDigests,
@@ -157,7 +158,7 @@ impl FabricsTransport for TargetLink {
 
     #[inline]
     fn needs_memory(len: usize) -> bool {
-        len > LENT_PAYLOAD
+        len > MAX_BORROWED_PAYLOAD
     }
 
     /// Asks for all of a command's data.
@@ -205,8 +206,8 @@ fn head(kind: PduType, flags: u8, hlen: usize, pdo: usize, plen: usize) -> Commo
 
 /// Answers without data that a host may leave unread, in bytes.
 const UNREAD_HEADS: usize = 1 << 20;
-/// Data up to this many bytes is waited for in the receive buffer: one large receive for many PDUs costs less than a
-/// receive for each. With its digest at most `MAX_DEMAND`.
-pub(super) const LENT_PAYLOAD: usize = 64 << 10;
+/// Data up to this many bytes is waited for in the receive buffer: one large receive for many PDUs
+/// costs less than a receive for each. With its digest at most `MAX_DEMAND`.
+pub(super) const MAX_BORROWED_PAYLOAD: usize = 64 << 10;
 /// Data that a capsule on the admin queue may have, in bytes (TCP Transport 1.0 §3.3.1).
 const ADMIN_IN_CAPSULE: usize = 8192;

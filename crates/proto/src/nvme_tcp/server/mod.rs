@@ -6,13 +6,15 @@
 //!              │ └─H2CData─▶ Data, Place, Tail
 //!              └──────────────── receive.rs
 //! ```
-//! The first PDU initializes the connection. Data in a capsule is lent from the receive buffer to the volume; else the
-//! host is asked for all of a command's data by one R2T. Up to 64 KiB are lent, too, if they come in one PDU; for longer
-//! data memory is taken before it is asked for, so that it never waits, and it is received straight there. What commands
-//! mean, and what bounds a queue, is in [`crate::fabrics::controller`].
+//! The first PDU initializes the connection. Data in a capsule is lent from the receive buffer to
+//! the volume; else the host is asked for all of a command's data by one R2T. Up to 64 KiB are
+//! lent, too, if they come in one PDU; for longer data memory is taken before it is asked for, so
+//! that it never waits, and it is received straight there. What commands mean, and what bounds a
+//! queue, is in [`crate::fabrics::controller`].
 //!
-//! A host may leave 1 MiB of answers unread: until it reads them, it is not listened to. A host that breaks the
-//! transport's rules gets a C2HTermReq with the fatal error that the specification names, and the connection ends.
+//! A host may leave 1 MiB of answers unread: until it reads them, it is not listened to. A host
+//! that breaks the transport's rules gets a C2HTermReq with the fatal error that the specification
+//! names, and the connection ends.
 
 mod link;
 mod receive;
@@ -33,8 +35,8 @@ use std::time::Instant;
 pub type TargetSession = ControllerQueue<TargetLink>;
 
 impl TargetSession {
-    /// A session for a host that has just connected. `pool` is the core's, for data from the host. The host has 30
-    /// seconds from `now` on to connect a queue.
+    /// A session for a host that has just connected. `pool` is the core's, for data from the host.
+    /// The host has 30 seconds from `now` on to connect a queue.
     #[must_use]
     pub fn new(node: Arc<NvmeNode>, pool: Pool, now: Instant) -> TargetSession {
         let link = TargetLink::new(node.in_capsule, pool.clone());

@@ -1,7 +1,7 @@
 //! PDUs from the host. The drawing is in the module above.
 
 use super::TargetSession;
-use super::link::LENT_PAYLOAD;
+use super::link::MAX_BORROWED_PAYLOAD;
 use crate::digest;
 use crate::nvme_tcp::pdu::{self, Violation};
 use crate::session::{Demand, ProtocolError};
@@ -45,13 +45,15 @@ impl TargetSession {
         }
     }
 
-    /// Whether the next PDU may be looked at. Its command has an entry of the queue, if the host keeps to its size.
+    /// Whether the next PDU may be looked at. Its command has an entry of the queue, if the host
+    /// keeps to its size.
     #[inline]
     fn listens(&self) -> bool {
         self.takes_commands() && self.transport.is_read()
     }
 
-    /// One PDU or a part of its data; `None` if more bytes are needed, or the host has to read first.
+    /// One PDU or a part of its data; `None` if more bytes are needed, or the host has to read
+    /// first.
     #[inline]
     pub(super) fn step(&mut self, input: &Chunk, at: usize) -> Result<Option<usize>, ProtocolError> {
         let unread = input.unread().get(at..).unwrap_or_default();
@@ -64,7 +66,7 @@ impl TargetSession {
                 let (covered, sent) = whole.split_at(arriving.len);
                 let is_good = !self.transport.digests.data || digest::of(covered) == sent;
                 self.transport.awaiting = AwaitedNvmePdu::Head(COMMON_HEADER_LEN);
-                self.on_lent(arriving, input.lend(at, arriving.len), is_good);
+                self.on_borrowed(arriving, input.lend(at, arriving.len), is_good);
                 Ok(Some(len))
             }
             AwaitedNvmePdu::Tail(arriving, crc) => {
@@ -233,7 +235,7 @@ impl TargetSession {
             return Err(Violation::field(offset_of!(CommonHeader, flags), what));
         }
         let arriving = Arriving { slot, len: data_len };
-        let is_short = data_len <= LENT_PAYLOAD;
+        let is_short = data_len <= MAX_BORROWED_PAYLOAD;
         if is_short {
             self.transport.awaiting = AwaitedNvmePdu::Data(arriving);
         } else {
@@ -242,7 +244,8 @@ impl TargetSession {
         Ok(())
     }
 
-    /// Has data received straight into its command's memory: so much was asked for only when that was there.
+    /// Has data received straight into its command's memory: so much was asked for only when that
+    /// was there.
     fn place(&mut self, arriving: Arriving) {
         let Some(entry) = self.fetching(arriving.slot) else { return };
         if let Some(memory) = &entry.memory {
@@ -252,7 +255,7 @@ impl TargetSession {
     }
 
     /// Data lies in the receive buffer. If it is all that the command has, it stays there.
-    fn on_lent(&mut self, arriving: Arriving, lent: Seg, is_good: bool) {
+    fn on_borrowed(&mut self, arriving: Arriving, lent: Seg, is_good: bool) {
         let Some(entry) = self.fetching(arriving.slot) else { return };
         if entry.memory.is_none() && entry.data_out == arriving.len {
             entry.memory = Some(lent);

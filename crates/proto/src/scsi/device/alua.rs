@@ -1,8 +1,8 @@
 //! REPORT and SET TARGET PORT GROUPS: asymmetric logical unit access (SPC-5).
 //!
-//! The state of each target port group belongs to the logical unit. An initiator changes it with SET TARGET PORT
-//! GROUPS; the target itself with [`LogicalUnit::set_access_state`], for all its units at once with
-//! [`Target::set_access_state`](super::Target::set_access_state).
+//! The state of each target port group belongs to the logical unit. An initiator changes it with
+//! SET TARGET PORT GROUPS; the target itself with [`LogicalUnit::set_access_state`], for all its
+//! units at once with [`Target::set_access_state`](super::Target::set_access_state).
 
 use super::task::{Action, Context, TaskOutcome, answer};
 use super::unit::{LogicalUnit, NexusKey, UnitState};

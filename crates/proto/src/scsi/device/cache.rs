@@ -3,16 +3,16 @@
 use super::task::{Action, Context, TaskOutcome};
 use blockmux_volume::Op;
 
-/// Makes every completed write stable, whatever the range: a volume has one cache. IMMED is not taken at its word, so
-/// that GOOD always means stable.
+/// Makes every completed write stable, whatever the range: a volume has one cache. IMMED is not
+/// taken at its word, so that GOOD always means stable.
 pub(super) fn synchronize(cx: &mut Context<'_>) -> TaskOutcome {
     let Some(range) = cx.command.cdb.range() else { return Ok(Action::good()) };
     cx.blocks(range.lba, range.blocks.into())?;
     cx.last_io(Op::Flush, 0, 0, None)
 }
 
-/// SBC-4, the PRE-FETCH commands: GOOD, and not CONDITION MET, says that there may be no room in the cache for all of the
-/// blocks: a volume takes it as a hint. 0 blocks mean all that follow.
+/// SBC-4, the PRE-FETCH commands: GOOD, and not CONDITION MET, says that there may be no room in
+/// the cache for all of the blocks: a volume takes it as a hint. 0 blocks mean all that follow.
 pub(super) fn pre_fetch(cx: &mut Context<'_>) -> TaskOutcome {
     let Some(range) = cx.command.cdb.range() else { return Ok(Action::good()) };
     let rest = cx.unit.view.blocks.saturating_sub(range.lba);

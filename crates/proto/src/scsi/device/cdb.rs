@@ -12,8 +12,8 @@ pub struct Cdb {
 }
 
 impl Cdb {
-    /// The CDB in `bytes`; `None` if there is none or it is longer than any that is spoken here. A transport with a
-    /// field of fixed length hands over the whole field.
+    /// The CDB in `bytes`; `None` if there is none or it is longer than any that is spoken here. A
+    /// transport with a field of fixed length hands over the whole field.
     #[inline]
     #[must_use]
     pub fn new(bytes: &[u8]) -> Option<Cdb> {
@@ -74,7 +74,8 @@ impl Cdb {
         T::ref_from_prefix(&self.bytes).ok().map(|(cdb, _)| cdb)
     }
 
-    /// The blocks that a READ, WRITE or relative names, from the shape that its group code gives it.
+    /// The blocks that a READ, WRITE or relative names, from the shape that its group code gives
+    /// it.
     #[inline]
     pub(super) fn range(&self) -> Option<CdbRange> {
         Some(match self.byte(0) >> 5 {

@@ -1,9 +1,9 @@
 //! COMPARE AND WRITE and ORWRITE: reading and writing as one (SBC-4).
 
-use super::task::{Action, Context, TaskOutcome, PIECE, BlockRange, MultiStepCommand};
+use super::task::{Action, BlockRange, Context, MultiStepCommand, PIECE, TaskOutcome};
 use crate::scsi::bytes::{first_difference, or};
 use crate::scsi::sense::Sense;
-use crate::served::RangeGuard;
+use crate::volume_state::RangeGuard;
 use blockmux_volume::{Op, Output, Seg, SgList};
 use blockmux_wire::scsi::cdb::FUA;
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
@@ -42,8 +42,8 @@ enum CompareKind {
     Or,
 }
 
-/// Locks the range, reads it, writes it; the lock goes with the work. Nobody else gets at the range meanwhile, so that
-/// what is or-ed may be so a piece at a time.
+/// Locks the range, reads it, writes it; the lock goes with the work. Nobody else gets at the range
+/// meanwhile, so that what is or-ed may be so a piece at a time.
 struct ReadModifyWrite {
     kind: CompareKind,
     offset: u64,
@@ -82,7 +82,8 @@ impl ReadModifyWrite {
                 Ok(Seg::from_slice(&or(read, &data)).into())
             }
             CompareKind::CompareAndWrite => match first_difference(read, &self.data) {
-                // SBC-4, the COMPARE AND WRITE command: INFORMATION is the offset of the first byte that differs.
+                // SBC-4, the COMPARE AND WRITE command: INFORMATION is the offset of the first byte
+                // that differs.
                 Some(at) => Err(Sense::new(SenseKey::MISCOMPARE, Asc::MISCOMPARE_DURING_VERIFY_OPERATION)
                     .with_information(at as u64)),
                 None => Ok(self.data.slice(read.len(), read.len())),

@@ -8,7 +8,7 @@ pub(super) fn read_10(cx: &mut Context<'_>) -> TaskOutcome {
     answer(&[0, format(cdb.byte(2)), 0, 0], cdb.u16(7).into())
 }
 
-/// As above, with a longer head.
+/// READ DEFECT DATA(12): no defects, with a head of eight bytes.
 pub(super) fn read_12(cx: &mut Context<'_>) -> TaskOutcome {
     let cdb = &cx.command.cdb;
     answer(&[0, format(cdb.byte(1)), 0, 0, 0, 0, 0, 0], cdb.u32(6) as usize)

@@ -1,10 +1,11 @@
 //! EXTENDED COPY (LID1) and RECEIVE COPY RESULTS (SPC-5): blocks copied within the target.
 //!
-//! Both ends are logical units of this target, named by a designator of VPD page 83h. A list is checked whole before
-//! anything is copied; then one piece at a time is read and written. Whether the nexus may read the one unit and write
-//! the other is asked before, and again for each piece, as it would be for a command sent to that unit.
+//! Both ends are logical units of this target, named by a designator of VPD page 83h. A list is
+//! checked whole before anything is copied; then one piece at a time is read and written. Whether
+//! the nexus may read the one unit and write the other is asked before, and again for each piece,
+//! as it would be for a command sent to that unit.
 
-use super::task::{Action, Context, TaskFailure, TaskOutcome, PIECE, MultiStepCommand, answer};
+use super::task::{Action, Context, MultiStepCommand, PIECE, TaskFailure, TaskOutcome, answer};
 use super::unit::LogicalUnit;
 use super::units::AttachedUnit;
 use crate::exports::VolumeId;
@@ -190,7 +191,8 @@ fn offset_segment(segment: &OffsetSegment, ends: &[CopyEnd]) -> Result<CopySegme
     })
 }
 
-/// SPC-5, the EXTENDED COPY command: a descriptor that is not in the list is a device that cannot be reached.
+/// SPC-5, the EXTENDED COPY command: a descriptor that is not in the list is a device that cannot
+/// be reached.
 fn both(ends: &[CopyEnd], from: usize, to: usize) -> Result<(&CopyEnd, &CopyEnd), Sense> {
     ends.get(from).zip(ends.get(to)).ok_or(aborted(Asc::COPY_TARGET_DEVICE_NOT_REACHABLE))
 }
@@ -204,8 +206,8 @@ fn place(end: &CopyEnd, lba: u64, offset: u16, len: u64) -> Result<(VolumeId, u6
     if is_whole(start) && is_whole(len) { Ok((end.volume, start)) } else { Err(Sense::in_parameters(8)) }
 }
 
-/// Every unit that takes part is asked, as if its blocks were read and written by commands of this nexus. It is asked
-/// again for each piece.
+/// Every unit that takes part is asked, as if its blocks were read and written by commands of this
+/// nexus. It is asked again for each piece.
 fn check_access(cx: &Context<'_>, ends: &[CopyEnd], segments: &[CopySegment]) -> Result<(), TaskFailure> {
     let who = cx.nexus.registrant();
     for segment in segments {
@@ -326,7 +328,8 @@ const LIST_ID_USAGE: u8 = 0b11 << 3;
 const LIST_ID_HOLD: u8 = 0b00 << 3;
 const LIST_ID_DISCARD: u8 = 0b10 << 3;
 const LIST_ID_NONE: u8 = 0b11 << 3;
-/// In the second byte of a CSCD descriptor, beside LU ID TYPE and NUL, which libiscsi's suite wants to be let pass.
+/// In the second byte of a CSCD descriptor, beside LU ID TYPE and NUL, which libiscsi's suite wants
+/// to be let pass.
 const PERIPHERAL_DEVICE_TYPE: u8 = 0x1f;
 /// The most results that are remembered for one nexus.
 const MAX_RESULTS: usize = 16;
@@ -416,7 +419,8 @@ mod tests {
         assert_eq!(send(&mut client, &list).check(), (5, 0x2600), "reserved");
     }
 
-    /// A target with units `a` and `b`, and two sessions with it; a session that can eject what is in `b`.
+    /// A target with units `a` and `b`, and two sessions with it; a session that can eject what is
+    /// in `b`.
     fn two_units() -> (Arc<LogicalUnit>, DeviceServer, DeviceServer) {
         let removable = UnitIdentity { removable: true, ..UnitIdentity::of("b") };
         let units = [UnitIdentity::of("a"), removable]

@@ -27,7 +27,8 @@ pub(super) fn inquiry(cx: &mut Context<'_>) -> TaskOutcome {
     answer(data.as_bytes(), allocation_length)
 }
 
-/// SPC-5, the INQUIRY command: a LUN where no logical unit can be says so in its peripheral qualifier.
+/// SPC-5, the INQUIRY command: a LUN where no logical unit can be says so in its peripheral
+/// qualifier.
 pub(super) fn without_unit(command: &Command) -> TaskOutcome {
     let (evpd, page, allocation_length) = fields(command)?;
     if evpd || page != 0 {

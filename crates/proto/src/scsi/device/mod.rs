@@ -6,13 +6,15 @@
 //!      │                              ├──▶ Step::Wait, Step::Pause ▶ resume ──────┤
 //!      └───────────── Response ◀── Step::Done ◀───────────────────────────────────┘
 //! ```
-//! A [`Target`] maps LUNs to [`LogicalUnit`]s, which all sessions share: they hold mode pages and unit attentions beside
-//! the volume. What other protocols share too, reservations and locked ranges, is in [`crate::served`]. A session has one [`DeviceServer`], on its own core; it is one
-//! I_T nexus. It keeps a copy of what a READ or WRITE needs to know of the shared state, and one atomic load tells
-//! whether the copy is still good, so that those commands take no lock and allocate nothing.
+//! A [`Target`] maps LUNs to [`LogicalUnit`]s, which all sessions share: they hold mode pages and
+//! unit attentions beside the volume. What other protocols share too, reservations and locked
+//! ranges, is in [`crate::served`]. A session has one [`DeviceServer`], on its own core; it is one
+//! I_T nexus. It keeps a copy of what a READ or WRITE needs to know of the shared state, and one
+//! atomic load tells whether the copy is still good, so that those commands take no lock and
+//! allocate nothing.
 //!
-//! One table maps operation codes to what carries them out and to what REPORT SUPPORTED OPERATION CODES says; each
-//! family of commands is a file.
+//! One table maps operation codes to what carries them out and to what REPORT SUPPORTED OPERATION
+//! CODES says; each family of commands is a file.
 
 mod cdb;
 mod error;
@@ -58,7 +60,7 @@ pub use nexus::{Nexus, TargetPort};
 pub use server::{DeviceServer, ManagementResponse, TaskManagement};
 pub use target::{MAX_LUN, PortGroupStates, ScsiTarget};
 pub use task::Task;
-pub use unit::{UnitIdentity, LogicalUnit};
+pub use unit::{LogicalUnit, UnitIdentity};
 
 pub use blockmux_wire::scsi::alua::AccessState;
 
@@ -83,7 +85,8 @@ pub struct Command {
     pub data_in_len: u32,
 }
 
-/// SAM-5 §8.6. Commands of one nexus may run in any order, so only what the initiator asked for is kept.
+/// SAM-5 §8.6. Commands of one nexus may run in any order, so only what the initiator asked for is
+/// kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TaskAttribute {
     /// In any order.
@@ -100,8 +103,8 @@ pub enum TaskAttribute {
 /// What a task wants next.
 #[derive(Debug)]
 pub enum Step {
-    /// The next `len` bytes of data-out in memory, at most [`blockmux_volume::MAX_TRANSFER`] and never 0; then
-    /// [`DeviceServer::on_data_out`].
+    /// The next `len` bytes of data-out in memory, at most [`blockmux_volume::MAX_TRANSFER`] and
+    /// never 0; then [`DeviceServer::on_data_out`].
     DataOut {
         /// In bytes.
         len: usize,
@@ -113,8 +116,8 @@ pub enum Step {
         /// The transport sets its tag.
         io: Io,
     },
-    /// Another task holds it up, of any nexus. Ask again with [`DeviceServer::resume`] after each completion of the
-    /// session, and after a millisecond without one.
+    /// Another task holds it up, of any nexus. Ask again with [`DeviceServer::resume`] after each
+    /// completion of the session, and after a millisecond without one.
     Wait,
     /// To leave the volume to others for that long; then [`DeviceServer::resume`].
     Pause(Duration),
@@ -129,10 +132,11 @@ pub struct Response {
     pub status: ScsiStatus,
     /// With CHECK CONDITION: why.
     pub sense: Option<Sense>,
-    /// Data for the initiator; may be more than it has room for, and then the transport sends what fits.
+    /// Data for the initiator; may be more than it has room for, and then the transport sends what
+    /// fits.
     pub data_in: SgList,
-    /// What the command would move if the initiator's buffers were as long as its CDB says, in bytes. The residual
-    /// is the difference to what the initiator expects.
+    /// What the command would move if the initiator's buffers were as long as its CDB says, in
+    /// bytes. The residual is the difference to what the initiator expects.
     pub transfer_len: u64,
 }
 

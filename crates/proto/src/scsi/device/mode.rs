@@ -1,7 +1,8 @@
-//! MODE SENSE and MODE SELECT with the pages Caching, Control and Informational Exceptions Control (SPC-5).
+//! MODE SENSE and MODE SELECT with the pages Caching, Control and Informational Exceptions Control
+//! (SPC-5).
 //!
-//! Two bits can be changed, both of Control: D_SENSE and SWP. They are shared by every nexus, last until a reset and
-//! cannot be saved. WCE is what the volume says, so no initiator changes it.
+//! Two bits can be changed, both of Control: D_SENSE and SWP. They are shared by every nexus, last
+//! until a reset and cannot be saved. WCE is what the volume says, so no initiator changes it.
 
 use super::task::{Action, Context, TaskOutcome, answer};
 use super::view::NexusView;
@@ -52,7 +53,8 @@ pub(super) fn select_6(cx: &mut Context<'_>) -> TaskOutcome {
     let len = cx.command.cdb.byte(4).into();
     cx.parameters(len, size_of::<ModeHeader6>(), |cx, bytes| {
         let (header, _) = ModeHeader6::ref_from_prefix(bytes).map_err(|_| Sense::in_parameters(0))?;
-        let list = ModeParameterList { bytes, head: size_of::<ModeHeader6>(), length_field: 3, is_long: false };
+        let list =
+            ModeParameterList { bytes, head: size_of::<ModeHeader6>(), length_field: 3, is_long: false };
         change(cx, &list, header.block_descriptor_length.into())
     })
 }
@@ -123,8 +125,8 @@ fn change(cx: &mut Context<'_>, list: &ModeParameterList<'_>, descriptor_len: us
     Ok(Action::good())
 }
 
-/// The first byte of a page that is not as it has to be: there is no such page, it is longer or shorter, or it changes
-/// what cannot be changed.
+/// The first byte of a page that is not as it has to be: there is no such page, it is longer or
+/// shorter, or it changes what cannot be changed.
 fn first_wrong(view: &NexusView, page: &[u8]) -> Option<usize> {
     let &[code, ..] = page else { return Some(0) };
     let current = page_of(code & PAGE_ALL, PageControl::Current, view);

@@ -1,7 +1,7 @@
 //! Who talks to whom: an I_T nexus is an initiator port and a target port (SAM-5 §4.3).
 
 use crate::scsi::iscsi_name::Name;
-use crate::served::Registrant;
+use crate::volume_state::Registrant;
 use data_encoding::HEXLOWER;
 use std::sync::Arc;
 
@@ -17,7 +17,8 @@ pub struct Nexus {
 /// A target port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetPort {
-    /// RELATIVE TARGET PORT IDENTIFIER, from 1; another one for each port that leads to the same unit.
+    /// RELATIVE TARGET PORT IDENTIFIER, from 1; another one for each port that leads to the same
+    /// unit.
     pub relative_id: u16,
     /// The target port group that it belongs to.
     pub group: u16,
@@ -53,8 +54,8 @@ pub(super) enum TransportId {
 }
 
 impl TransportId {
-    /// Reads a whole one; `None` if it is none, or of another protocol than `protocol`, and so of nobody who could come
-    /// in. However it is written, the same port is always the same bytes.
+    /// Reads a whole one; `None` if it is none, or of another protocol than `protocol`, and so of
+    /// nobody who could come in. However it is written, the same port is always the same bytes.
     pub(super) fn read(id: &[u8], protocol: u8) -> Option<TransportId> {
         let [first, _, _, _, rest @ ..] = id else { return None };
         let format = first >> 6;
@@ -89,7 +90,8 @@ pub(super) fn is_port_of(initiator: &[u8], node: &Name) -> bool {
     name.strip_prefix(node.as_str().as_bytes()).is_some_and(|rest| rest.starts_with(b",i,0x"))
 }
 
-/// The TransportID of an iSCSI initiator port, TPID FORMAT 01b: a name, NUL, and padding to 4 bytes.
+/// The TransportID of an iSCSI initiator port, TPID FORMAT 01b: a name, NUL, and padding to 4
+/// bytes.
 fn iscsi_transport_id(name: &str) -> Arc<[u8]> {
     let len = name.len().saturating_add(1).next_multiple_of(4).max(20);
     let mut id = vec![0x45, 0];

@@ -1,6 +1,6 @@
 //! UNMAP and GET LBA STATUS (SBC-4).
 
-use super::task::{Action, Context, TaskOutcome, BlockRange, MultiStepCommand, answer};
+use super::task::{Action, BlockRange, Context, MultiStepCommand, TaskOutcome, answer};
 use crate::scsi::sense::Sense;
 use blockmux_volume::{Extent, Op, Output};
 use blockmux_wire::scsi::provisioning::*;
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
     use crate::scsi::device::testing::{Bench, Client, command, shaped};
     use crate::scsi::{Lun, Step};
-    use crate::served::Meter;
+    use crate::volume_state::Meter;
     use blockmux_volume::{Io, Tag, VolumeInfo};
 
     fn list(ranges: &[(u64, u32)]) -> Vec<u8> {

@@ -1,8 +1,8 @@
 //! READ and WRITE of 6 to 16 bytes, WRITE ATOMIC (SBC-4).
 
-use super::task::{Action, Context, TaskOutcome, DeviceTaskState, MultiStepCommand};
+use super::task::{Action, Context, DeviceTaskState, MultiStepCommand, TaskOutcome};
 use crate::scsi::sense::Sense;
-use crate::served::RangeGuard;
+use crate::volume_state::RangeGuard;
 use blockmux_volume::{Op, Output, SgList};
 use blockmux_wire::scsi::cdb::FUA;
 

@@ -23,7 +23,8 @@ pub(super) fn request_sense(cx: &mut Context<'_>) -> TaskOutcome {
     answer_sense(cx.command, sense)
 }
 
-/// SPC-5, the REQUEST SENSE command: the sense data, with status GOOD, say that there is no logical unit.
+/// SPC-5, the REQUEST SENSE command: the sense data, with status GOOD, say that there is no logical
+/// unit.
 pub(super) fn sense_without_unit(command: &Command) -> TaskOutcome {
     answer_sense(command, Sense::illegal(Asc::LOGICAL_UNIT_NOT_SUPPORTED))
 }

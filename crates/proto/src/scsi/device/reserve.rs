@@ -1,12 +1,12 @@
 //! RESERVE and RELEASE of 6 and 10 bytes (SPC-2).
 //!
-//! The whole unit, for the nexus itself: extents and third parties went out of SPC-2 and of use. The reservation lasts
-//! until it is released, its nexus is lost, or the unit is reset.
+//! The whole unit, for the nexus itself: extents and third parties went out of SPC-2 and of use.
+//! The reservation lasts until it is released, its nexus is lost, or the unit is reset.
 
 use super::ScsiStatus;
-use super::task::{Action, Context, TaskFailure, TaskOutcome, MultiStepCommand};
+use super::task::{Action, Context, MultiStepCommand, TaskFailure, TaskOutcome};
 use crate::scsi::sense::Sense;
-use crate::served::{Drain, Notices};
+use crate::volume_state::{Drain, Notices};
 use blockmux_volume::Output;
 
 pub(super) fn reserve(cx: &mut Context<'_>) -> TaskOutcome {

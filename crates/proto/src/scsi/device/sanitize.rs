@@ -1,21 +1,22 @@
 //! SANITIZE (SBC-4): nothing that was on the volume can be read back.
 //!
-//! It is done when what it wrote is on stable storage. While it lasts nobody else reads or writes a block, by whatever
-//! protocol, as if it were reserved ([`Served`]): what is in flight when it begins ends first, and what was admitted and
-//! has not begun does not begin.
+//! It is done when what it wrote is on stable storage. While it lasts nobody else reads or writes a
+//! block, by whatever protocol, as if it were reserved ([`Served`]): what is in flight when it
+//! begins ends first, and what was admitted and has not begun does not begin.
 //!
-//! The operation belongs to the logical unit and not to the command that began it: when that is aborted, or its nexus is
-//! lost, or the unit is reset, whoever asked for it ([`LogicalUnit::on_background`]) goes on with it
-//! ([`DeviceServer::poll_background`]). Until it ends the unit is not ready for anyone.
+//! The operation belongs to the logical unit and not to the command that began it: when that is
+//! aborted, or its nexus is lost, or the unit is reset, whoever asked for it
+//! ([`LogicalUnit::on_background`]) goes on with it ([`DeviceServer::poll_background`]). Until it
+//! ends the unit is not ready for anyone.
 //!
 //! [`DeviceServer::poll_background`]: super::DeviceServer::poll_background
 //! [`Served`]: crate::served::Served
 
-use super::task::{Action, Context, TaskFailure, TaskOutcome, MultiStepCommand};
+use super::task::{Action, Context, MultiStepCommand, TaskFailure, TaskOutcome};
 use super::unit::{LogicalUnit, SANITIZING};
 use super::units::AttachedUnit;
 use crate::scsi::sense::{Sense, Specific};
-use crate::served::{Drain, Served};
+use crate::volume_state::{Drain, VolumeState};
 use blockmux_volume::{Op, Output, Seg, SgList};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use std::sync::Arc;
@@ -44,8 +45,9 @@ pub(super) struct Sanitize {
     may_be_left: bool,
 }
 
-/// All blocks are deallocated since a block erase, as long as nothing on the volume was written, zeroed or discarded.
-/// The volume may not know that: nobody can ask a block device which of its blocks are mapped.
+/// All blocks are deallocated since a block erase, as long as nothing on the volume was written,
+/// zeroed or discarded. The volume may not know that: nobody can ask a block device which of its
+/// blocks are mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Erased {
     /// In bytes.
@@ -56,13 +58,13 @@ pub(super) struct Erased {
 
 impl Erased {
     /// After a block erase of `size` bytes that has just completed.
-    fn now(served: &Served, size: u64) -> Erased {
+    fn now(served: &VolumeState, size: u64) -> Erased {
         let traffic = served.traffic();
         Erased { size, changes: traffic.writes.wrapping_add(traffic.cleared) }
     }
 
     /// Whether a unit of `size` bytes is still as it was then.
-    pub(super) fn holds(self, served: &Served, size: u64) -> bool {
+    pub(super) fn holds(self, served: &VolumeState, size: u64) -> bool {
         self == Erased::now(served, size)
     }
 }
@@ -84,7 +86,8 @@ impl Sanitize {
         !self.is_driven && !self.has_failed
     }
 
-    /// What comes next, in bytes: where, how much, and how many passes follow this one; `None` if all is written.
+    /// What comes next, in bytes: where, how much, and how many passes follow this one; `None` if
+    /// all is written.
     fn next(&self) -> Option<(u64, u64, u64)> {
         let pass = self.done.checked_div(self.size)?;
         let at = self.done.checked_rem(self.size)?;
@@ -96,7 +99,8 @@ impl Sanitize {
         })
     }
 
-    /// What is written in the last pass and every second one before it, and what in the others; `None` for a block erase.
+    /// What is written in the last pass and every second one before it, and what in the others;
+    /// `None` for a block erase.
     fn pieces(&self) -> Option<[SgList; 2]> {
         let block = self.what.pattern.as_deref()?;
         let copies = (OVERWRITE_PIECE as usize).checked_div(block.len())?.max(1);
@@ -185,11 +189,13 @@ fn begin(cx: &mut Context<'_>, what: SanitizeRequest) -> TaskOutcome {
     let flags = cx.command.cdb.byte(1);
     let may_be_left = flags & AUSE != 0;
     let size = cx.unit.view.blocks.saturating_mul(cx.unit.view.block_len.into());
-    // Before the state of the unit is locked; who was second finds the first one's operation, here or elsewhere.
+    // Before the state of the unit is locked; who was second finds the first one's operation, here
+    // or elsewhere.
     let is_first = cx.unit.unit.served.close(true);
     cx.unit.unit.change(|state| match &state.sanitize {
         Some(other) if !other.has_failed => Err(other.sense()),
-        // SBC-4, the SANITIZE command, AUSE: what cannot be left alone is not made so by another operation.
+        // SBC-4, the SANITIZE command, AUSE: what cannot be left alone is not made so by another
+        // operation.
         Some(other) if may_be_left && !other.may_be_left => Err(Sense::cdb_bit(1, 5)),
         None if !is_first => Err(SANITIZING),
         _ => {
@@ -227,7 +233,8 @@ pub(super) fn carry_on(cx: &mut Context<'_>) -> TaskOutcome {
     first
 }
 
-/// The task that carries a sanitize operation on; when it is dropped, the operation waits for another.
+/// The task that carries a sanitize operation on; when it is dropped, the operation waits for
+/// another.
 struct SanitizeDriver {
     unit: Arc<LogicalUnit>,
     /// I/O that began before the operation.

@@ -4,13 +4,13 @@ use super::error::from_io_error;
 use super::nexus::Nexus;
 use super::table::{self, CommandEntry, Rules};
 use super::target::ScsiTarget;
-use super::task::{Action, Context, TaskFailure, TaskOutcome, DeviceTaskState, Task};
+use super::task::{Action, Context, DeviceTaskState, Task, TaskFailure, TaskOutcome};
 use super::unit::{LogicalUnit, UnitState};
 use super::units::{AttachedUnit, Units};
 use super::{Cdb, Command, Lun, Response, ScsiStatus, Step, TaskAttribute, inquiry, luns, sanitize};
 use crate::exports::VolumeId;
 use crate::scsi::sense::Sense;
-use crate::served::{Drain, NotAdmitted};
+use crate::volume_state::{Drain, NotAdmitted};
 use blockmux_volume::{Completion, Io, Op, SgList, Tag};
 use blockmux_wire::scsi::cdb::NACA;
 use blockmux_wire::scsi::opcode::ScsiOpcode;
@@ -18,15 +18,17 @@ use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// One I_T nexus of a target; it lives as long as its session, on the session's core. See the module's words.
+/// One I_T nexus of a target; it lives as long as its session, on the session's core. See the
+/// module's words.
 pub struct DeviceServer {
     target: Arc<ScsiTarget>,
     nexus: Nexus,
     units: Units,
 }
 
-/// Task management functions (SAM-5 §7). What concerns one task alone, ABORT TASK and QUERY TASK, is the transport's
-/// own, as is the reset of a target, which it makes of the resets of its logical units.
+/// Task management functions (SAM-5 §7). What concerns one task alone, ABORT TASK and QUERY TASK,
+/// is the transport's own, as is the reset of a target, which it makes of the resets of its logical
+/// units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TaskManagement {
     /// Abort this nexus's tasks.
@@ -71,7 +73,7 @@ impl DeviceServer {
         (task, step)
     }
 
-    /// The same for a task that lies where it is to stay: it is too large to be handed about for nothing.
+    /// Starts a task in place: it is too large to be moved for nothing.
     #[inline]
     pub fn start(&mut self, task: &mut Task) -> Step {
         self.units.look_again(&self.target, &self.nexus);
@@ -147,10 +149,10 @@ impl DeviceServer {
         self.step(task, outcome)
     }
 
-    /// Work of a logical unit that no command carries on any more: a sanitize operation whose command was aborted or has
-    /// its status already. Drive the task like any other and drop its response. Ask when
-    /// [`LogicalUnit::on_background`](super::LogicalUnit::on_background) calls; asking when there is nothing costs an
-    /// atomic load for each unit.
+    /// Work of a logical unit that no command carries on any more: a sanitize operation whose
+    /// command was aborted or has its status already. Drive the task like any other and drop its
+    /// response. Ask when [`LogicalUnit::on_background`](super::LogicalUnit::on_background) calls;
+    /// asking when there is nothing costs an atomic load for each unit.
     pub fn poll_background(&mut self) -> Option<(Task, Step)> {
         let at = self.units.first_with(AttachedUnit::has_background)?;
         let unit = self.units.get(at)?;
@@ -170,22 +172,26 @@ impl DeviceServer {
         }
     }
 
-    /// Units with tokens whose seconds nobody counts: the caller does from now on, by [`LogicalUnit::count_second`].
+    /// Units with tokens whose seconds nobody counts: the caller does from now on, by
+    /// [`LogicalUnit::count_second`].
     pub(crate) fn claim_token_clocks(&mut self) -> impl Iterator<Item = &Arc<LogicalUnit>> {
         self.units.look_again(&self.target, &self.nexus);
         self.units.iter().map(|unit| &unit.unit).filter(|unit| unit.tokens.claim_clock())
     }
 
-    /// Carries out a task management function on what nexuses share; the transport aborts its own tasks.
+    /// Carries out a task management function on what nexuses share; the transport aborts its own
+    /// tasks.
     pub fn manage(&mut self, function: TaskManagement, lun: Lun) -> ManagementResponse {
         self.units.look_again(&self.target, &self.nexus);
         let Some(unit) = self.units.find(lun).and_then(|unit| self.units.get(unit)) else {
             return ManagementResponse::IncorrectLogicalUnitNumber;
         };
-        // What it aborts of others ends with its next step; what is in flight by then, `drain` waits for.
+        // What it aborts of others ends with its next step; what is in flight by then, `drain`
+        // waits for.
         match function {
             TaskManagement::AbortTaskSet => {}
-            // SAM-5 §5.14: with TAS, the others' tasks end with TASK ABORTED, and there is no unit attention.
+            // SAM-5 §5.14: with TAS, the others' tasks end with TASK ABORTED, and there is no unit
+            // attention.
             TaskManagement::ClearTaskSet => unit.unit.change(UnitState::abort_all_tasks),
             TaskManagement::LogicalUnitReset => unit.unit.reset(),
         }
@@ -198,23 +204,29 @@ impl DeviceServer {
         self.units.find(lun).is_some()
     }
 
-    /// The nexus is lost, or reset, but its session goes on: what only lasts as long as a nexus does is over in every
-    /// unit, and the next command to each is told so. The transport aborts its own tasks.
+    /// The nexus is lost, or reset, but its session goes on: what only lasts as long as a nexus
+    /// does is over in every unit, and the next command to each is told so. The transport aborts
+    /// its own tasks.
     pub fn lose_nexus(&mut self) {
         for unit in self.units.iter() {
             unit.unit.lose_nexus(unit.key);
         }
     }
 
-    /// Tells when nothing reaches the volume any more of tasks that [`DeviceServer::manage`] has just aborted, whoever's
-    /// they are: until then a function that aborts others' tasks is not answered. `None`: there is no such unit.
+    /// Tells when nothing reaches the volume any more of tasks that [`DeviceServer::manage`] has
+    /// just aborted, whoever's they are: until then a function that aborts others' tasks is not
+    /// answered. `None`: there is no such unit.
     pub(crate) fn drain(&self, lun: Lun) -> Option<Drain> {
         let unit = self.units.get(self.units.find(lun)?)?;
         Some(Drain::new(&unit.unit.served))
     }
 
     #[inline]
-    fn advance(&mut self, task: &mut Task, next: impl FnOnce(&mut Context<'_>) -> TaskOutcome) -> TaskOutcome {
+    fn advance(
+        &mut self,
+        task: &mut Task,
+        next: impl FnOnce(&mut Context<'_>) -> TaskOutcome,
+    ) -> TaskOutcome {
         let Some(unit) = task.unit.and_then(|unit| self.units.get_mut(unit)) else {
             // It was taken away while the task was under way.
             return Err(Sense::illegal(Asc::LOGICAL_UNIT_NOT_SUPPORTED).into());
@@ -290,8 +302,9 @@ impl DeviceServer {
         self.admit(task, task.unit, volume, io, true)
     }
 
-    /// Hands an I/O out if it may begin. Whether the task was aborted is asked once the I/O is counted: whoever aborts it
-    /// and then waits for what is in flight (`Drain`) sees the I/O, or it is seen here that the task is aborted.
+    /// Hands an I/O out if it may begin. Whether the task was aborted is asked once the I/O is
+    /// counted: whoever aborts it and then waits for what is in flight (`Drain`) sees the I/O, or
+    /// it is seen here that the task is aborted.
     #[inline]
     fn admit(
         &mut self,
@@ -443,7 +456,11 @@ fn begin_without_unit(target: &ScsiTarget, command: &Command) -> TaskOutcome {
 }
 
 /// Puts unfinished work back, unless it has handed on to another state.
-fn keep_working(cx: &mut Context<'_>, work: Box<dyn super::task::MultiStepCommand>, outcome: TaskOutcome) -> TaskOutcome {
+fn keep_working(
+    cx: &mut Context<'_>,
+    work: Box<dyn super::task::MultiStepCommand>,
+    outcome: TaskOutcome,
+) -> TaskOutcome {
     let goes_on = !matches!(outcome, Ok(Action::Done(_)) | Err(_));
     if goes_on && matches!(cx.state, DeviceTaskState::Ended) {
         *cx.state = DeviceTaskState::Work(work);

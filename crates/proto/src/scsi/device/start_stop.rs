@@ -5,14 +5,15 @@ use crate::scsi::sense::Sense;
 use blockmux_volume::Op;
 use blockmux_wire::scsi::sense::Asc;
 
-/// Ejects and loads the medium of a removable unit; else a stop only makes writes stable. A volume has no motor and
-/// no power conditions, so the unit stays ready in all of them.
+/// Ejects and loads the medium of a removable unit; else a stop only makes writes stable. A volume
+/// has no motor and no power conditions, so the unit stays ready in all of them.
 pub(super) fn start_stop_unit(cx: &mut Context<'_>) -> TaskOutcome {
     let flags = cx.command.cdb.byte(4);
     let (loej, start) = (flags & LOEJ != 0, flags & START != 0);
     // SBC-4, the START STOP UNIT command: with a power condition, START and LOEJ are ignored.
     let is_condition = flags & POWER_CONDITION_MASK != 0;
-    // SBC-4, which commands conflict with persistent reservations: only a plain start is for everyone.
+    // SBC-4, which commands conflict with persistent reservations: only a plain start is for
+    // everyone.
     if !start || is_condition {
         cx.check_holder()?;
     }

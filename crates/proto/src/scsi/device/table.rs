@@ -1,5 +1,5 @@
-//! Every command: what carries it out, how long its CDB is, which of its bits are looked at, and what may stand in
-//! its way. Dispatch and REPORT SUPPORTED OPERATION CODES both read this.
+//! Every command: what carries it out, how long its CDB is, which of its bits are looked at, and
+//! what may stand in its way. Dispatch and REPORT SUPPORTED OPERATION CODES both read this.
 
 use super::cdb::Cdb;
 use super::task::{Context, TaskFailure, TaskOutcome};
@@ -12,7 +12,9 @@ use super::{
 use crate::scsi::sense::Sense;
 use blockmux_wire::scsi::cdb::SERVICE_ACTION_MASK;
 use blockmux_wire::scsi::opcode::sanitize as how;
-use blockmux_wire::scsi::opcode::{ScsiOpcode, cdb_len, maintenance_in, maintenance_out, service_action_in_16};
+use blockmux_wire::scsi::opcode::{
+    ScsiOpcode, cdb_len, maintenance_in, maintenance_out, service_action_in_16,
+};
 use blockmux_wire::scsi::opcode::{persistent_reserve_in as pr_in, persistent_reserve_out as pr_out};
 use blockmux_wire::scsi::opcode::{third_party_copy_in as copy_in, third_party_copy_out as copy_out};
 use blockmux_wire::scsi::sense::Asc;
@@ -43,12 +45,13 @@ impl Rules {
     pub(super) const THIN: Rules = Rules(4);
     /// Of units that write atomically.
     pub(super) const ATOMIC: Rules = Rules(8);
-    /// Whoever may read may do this (SPC-5 and SBC-4, which commands conflict with persistent reservations); without, it
-    /// takes the right to write.
+    /// Whoever may read may do this (SPC-5 and SBC-4, which commands conflict with persistent
+    /// reservations); without, it takes the right to write.
     pub(super) const READS: Rules = Rules(16);
     /// No persistent reservation stands in its way, or only for some of its bits.
     pub(super) const DESPITE_PERSISTENT: Rules = Rules(32);
-    /// No RESERVE of another nexus stands in its way (SPC-2, which commands conflict with reservations).
+    /// No RESERVE of another nexus stands in its way (SPC-2, which commands conflict with
+    /// reservations).
     pub(super) const DESPITE_RESERVE: Rules = Rules(64);
     /// Carried out while the unit is being sanitized (SBC-4).
     pub(super) const DESPITE_SANITIZE: Rules = Rules(128);
@@ -56,7 +59,8 @@ impl Rules {
     const ALWAYS: Rules = Rules(1 | 32 | 64 | 128 | 256);
     /// Carried out although the port is unavailable (SPC-4, the model of asymmetric access states).
     const DESPITE_UNAVAILABLE: Rules = Rules(256);
-    /// Carried out although the port is in standby: it needs the medium for what it is and not for a block.
+    /// Carried out although the port is in standby: it needs the medium for what it is and not for
+    /// a block.
     const DESPITE_STANDBY: Rules = Rules(512);
 
     #[inline]
@@ -70,8 +74,8 @@ impl Rules {
 }
 
 impl CommandEntry {
-    /// CDB USAGE DATA (SPC-5): the operation code, then a 1 for each bit that is evaluated. Its length is
-    /// the CDB's.
+    /// CDB USAGE DATA (SPC-5): the operation code, then a 1 for each bit that is evaluated. Its
+    /// length is the CDB's.
     pub(super) fn usage(&self) -> &[u8] {
         self.usage.get(..self.cdb_len()).unwrap_or(&self.usage)
     }
@@ -91,7 +95,8 @@ impl CommandEntry {
         by_type || self.rules.contains(Rules::DESPITE_PERSISTENT)
     }
 
-    /// Whether a unit does this that is not ready: its port is in another state than an active one, or it has no medium.
+    /// Whether a unit does this that is not ready: its port is in another state than an active one,
+    /// or it has no medium.
     pub(super) fn is_admitted_unready(&self, view: &NexusView) -> bool {
         let needs_medium = self.rules.contains(Rules::NEEDS_MEDIUM);
         match view.port {
@@ -143,7 +148,12 @@ const fn padded<const N: usize>(opcode: ScsiOpcode, rest: [u8; N]) -> [u8; 16] {
     usage
 }
 
-const fn entry<const N: usize>(opcode: ScsiOpcode, usage: [u8; N], rules: Rules, begin: Begin) -> CommandEntry {
+const fn entry<const N: usize>(
+    opcode: ScsiOpcode,
+    usage: [u8; N],
+    rules: Rules,
+    begin: Begin,
+) -> CommandEntry {
     CommandEntry { opcode, service_action: None, usage: padded(opcode, usage), rules, begin }
 }
 

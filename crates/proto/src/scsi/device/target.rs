@@ -9,7 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// Logical units by number. What an initiator may not see is not in the target that its sessions are given.
+/// Logical units by number. What an initiator may not see is not in the target that its sessions
+/// are given.
 ///
 /// Units come and go while sessions use it; each hears of that with its next command.
 pub struct ScsiTarget {
@@ -25,8 +26,9 @@ pub struct ScsiTarget {
     generation: AtomicU64,
 }
 
-/// How well the port groups of a target lead to its units, as the target itself has it; the same for everybody who sees
-/// some of them. A group is active/optimized until it is said to be otherwise.
+/// How well the port groups of a target lead to its units, as the target itself has it; the same
+/// for everybody who sees some of them. A group is active/optimized until it is said to be
+/// otherwise.
 #[derive(Default)]
 pub struct PortGroupStates(RwLock<BTreeMap<u16, AccessState>>);
 
@@ -58,13 +60,15 @@ impl ScsiTarget {
         }
     }
 
-    /// With the states of port groups that others who see the target have, too. Before any unit is added.
+    /// With the states of port groups that others who see the target have, too. Before any unit is
+    /// added.
     #[must_use]
     pub fn with_states(self, states: &Arc<PortGroupStates>) -> ScsiTarget {
         ScsiTarget { states: states.clone(), ..self }
     }
 
-    /// Shows units of these numbers alone, also of those that are added later. Before any unit is added.
+    /// Shows units of these numbers alone, also of those that are added later. Before any unit is
+    /// added.
     #[must_use]
     pub fn with_mask(self, mask: BTreeSet<u16>) -> ScsiTarget {
         ScsiTarget { mask: Some(mask), ..self }
@@ -76,8 +80,8 @@ impl ScsiTarget {
         self.mask.as_ref().is_none_or(|mask| mask.contains(&number))
     }
 
-    /// Sets how the ports of a group lead to all units, and to those that are added; every initiator is told. Each
-    /// `Target` with the same states has to be told of it.
+    /// Sets how the ports of a group lead to all units, and to those that are added; every
+    /// initiator is told. Each `Target` with the same states has to be told of it.
     pub fn set_access_state(&self, group: u16, access: AccessState) {
         self.states.set(group, access);
         self.units().for_each(|(_, _, unit)| unit.set_access_state(group, access));
@@ -105,8 +109,8 @@ impl ScsiTarget {
         true
     }
 
-    /// Takes the logical units away that these words are true of; answers their numbers. Tasks under way end with their
-    /// next step.
+    /// Takes the logical units away that these words are true of; answers their numbers. Tasks
+    /// under way end with their next step.
     pub fn remove(&self, is_meant: impl Fn(u16, VolumeId) -> bool) -> Vec<u16> {
         let mut units = self.units.write().unwrap_or_else(PoisonError::into_inner);
         let gone: Vec<u16> = units

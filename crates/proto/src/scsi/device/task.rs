@@ -7,7 +7,7 @@ use super::units::AttachedUnit;
 use super::{Command, ScsiStatus};
 use crate::exports::VolumeId;
 use crate::scsi::sense::Sense;
-use crate::served::IoGuard;
+use crate::volume_state::IoGuard;
 use blockmux_volume::{Io, MAX_TRANSFER, Op, Output, SgList};
 use blockmux_wire::scsi::cdb::PROTECT_MASK;
 use blockmux_wire::scsi::opcode::{ScsiOpcode, persistent_reserve_out as out};
@@ -101,7 +101,8 @@ impl std::fmt::Debug for DeviceTaskState {
 /// Takes a parameter list.
 pub(super) type OnParameters = fn(&mut Context<'_>, &[u8]) -> TaskOutcome;
 
-/// A command of several steps, none of them long: what others want of this core waits meanwhile. It is asked again until it is done, fails, or leaves another state in the context.
+/// A command of several steps, none of them long: what others want of this core waits meanwhile. It
+/// is asked again until it is done, fails, or leaves another state in the context.
 pub(super) trait MultiStepCommand {
     /// The data-out that it asked for.
     fn on_data_out(&mut self, _cx: &mut Context<'_>, _data: SgList) -> TaskOutcome {
@@ -114,8 +115,8 @@ pub(super) trait MultiStepCommand {
     /// The I/O that it asked for has failed; the command is over.
     fn on_error(&mut self, _cx: &mut Context<'_>) {}
 
-    /// Asked when an I/O that it wants on the unit `end` is counted as in flight: whether that may still begin. If not,
-    /// the I/O has failed.
+    /// Asked when an I/O that it wants on the unit `end` is counted as in flight: whether that may
+    /// still begin. If not, the I/O has failed.
     fn check(&self, end: &AttachedUnit, _op: Op) -> Result<(), TaskFailure> {
         end.view.check_sanitize()
     }
@@ -126,7 +127,8 @@ pub(super) trait MultiStepCommand {
     }
 }
 
-/// What a handler wants next. I/O on a range that another task has locked waits, without asking the handler.
+/// What a handler wants next. I/O on a range that another task has locked waits, without asking the
+/// handler.
 #[derive(Debug)]
 pub(super) enum Action {
     /// GOOD, with data-in.
@@ -135,7 +137,8 @@ pub(super) enum Action {
     DataOut(usize),
     /// An I/O: operation, offset and length in bytes, data.
     Io(Op, u64, u64, Option<SgList>),
-    /// The same within the range that the task has locked.
+    /// An I/O within the range that the task has locked: operation, offset and length in bytes,
+    /// data.
     IoAlone(Op, u64, u64, Option<SgList>),
     /// An I/O on another unit of the target.
     IoOn(VolumeId, Op, u64, u64, Option<SgList>),
@@ -169,7 +172,7 @@ impl TaskFailure {
         TaskFailure::internal_sense().into()
     }
 
-    /// The same as sense.
+    /// The sense data of an internal target failure.
     pub(super) fn internal_sense() -> Sense {
         Sense::new(SenseKey::HARDWARE_ERROR, Asc::INTERNAL_TARGET_FAILURE)
     }
@@ -240,7 +243,8 @@ impl Context<'_> {
         }
     }
 
-    /// Refuses what would move more at once than VPD page B0h allows (SBC-4, MAXIMUM TRANSFER LENGTH).
+    /// Refuses what would move more at once than VPD page B0h allows (SBC-4, MAXIMUM TRANSFER
+    /// LENGTH).
     #[inline]
     pub(super) fn check_transfer(&self, range: &BlockRange, field: u16) -> Result<(), TaskFailure> {
         if range.len > MAX_TRANSFER.into() { Err(Sense::in_cdb(field).into()) } else { Ok(()) }
@@ -257,7 +261,8 @@ impl Context<'_> {
         }
     }
 
-    /// Refuses what only a reservation holder may do, where a command's bits decide whether it is that.
+    /// Refuses what only a reservation holder may do, where a command's bits decide whether it is
+    /// that.
     pub(super) fn check_holder(&self) -> Result<(), TaskFailure> {
         let is_holder = self.unit.view.access.writes && !self.unit.view.is_reserved_by_other;
         if is_holder { Ok(()) } else { Err(TaskFailure::status(ScsiStatus::RESERVATION_CONFLICT)) }
@@ -283,17 +288,18 @@ impl Context<'_> {
         }
     }
 
-    /// How much of `len` bytes a write takes when the initiator's data ends before what its CDB names: the whole blocks
-    /// that are there, and the residual tells of the rest. FCP-4 §9.4.2 lets this be, or writing nothing; initiators
-    /// test for this. Data that ends within a block is refused.
+    /// How much of `len` bytes a write takes when the initiator's data ends before what its CDB
+    /// names: the whole blocks that are there, and the residual tells of the rest. FCP-4 §9.4.2
+    /// lets this be, or writing nothing; initiators test for this. Data that ends within a block is
+    /// refused.
     #[inline]
     fn whole_blocks(&self, len: u64) -> Result<u64, TaskFailure> {
         let has = u64::from(self.command.data_out_len);
         if has >= len {
             return Ok(len);
         }
-        // An initiator that means to read is told that this is a write, for it would take GOOD for done. The other way
-        // round nothing is lost, and libiscsi's suite wants GOOD.
+        // An initiator that means to read is told that this is a write, for it would take GOOD for
+        // done. The other way round nothing is lost, and libiscsi's suite wants GOOD.
         let means_to_read = has == 0 && self.command.data_in_len > 0;
         match has.checked_rem(self.unit.view.block_len.into()) {
             Some(0) if !means_to_read => Ok(has),
@@ -301,7 +307,8 @@ impl Context<'_> {
         }
     }
 
-    /// How much of `range` a write takes, which may end with the initiator's data; `None`: it has nothing to do.
+    /// How much of `range` a write takes, which may end with the initiator's data; `None`: it has
+    /// nothing to do.
     #[inline]
     pub(super) fn begin_write(&mut self, range: &BlockRange) -> Result<Option<u64>, TaskFailure> {
         self.check_writable()?;
@@ -313,7 +320,8 @@ impl Context<'_> {
         Ok((len > 0).then_some(len))
     }
 
-    /// Asks for the `len` bytes that [`Context::begin_write`] found; the residual is that of the whole range.
+    /// Asks for the `len` bytes that [`Context::begin_write`] found; the residual is that of the
+    /// whole range.
     #[inline]
     pub(super) fn write_data_out(&mut self, range: &BlockRange, len: u64) -> TaskOutcome {
         let outcome = self.data_out(len);
@@ -330,7 +338,8 @@ impl Context<'_> {
         self.data_out(len)
     }
 
-    /// Asks for a parameter list of `len` bytes, of which `least` must be there; nothing is done without one.
+    /// Asks for a parameter list of `len` bytes, of which `least` must be there; nothing is done
+    /// without one.
     pub(super) fn parameters(&mut self, len: usize, least: usize, then: OnParameters) -> TaskOutcome {
         if len == 0 {
             return Ok(Action::good());

@@ -43,7 +43,10 @@ impl Bench {
 
     /// Whose medium can be ejected.
     pub(crate) fn removable() -> Bench {
-        Bench::with(UnitIdentity { removable: true, ..UnitIdentity::of("a") }, Arc::new(MemVolume::new(8 << 20)))
+        Bench::with(
+            UnitIdentity { removable: true, ..UnitIdentity::of("a") },
+            Arc::new(MemVolume::new(8 << 20)),
+        )
     }
 
     fn with(identity: UnitIdentity, volume: Arc<dyn Volume>) -> Bench {

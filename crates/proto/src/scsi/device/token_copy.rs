@@ -1,19 +1,21 @@
-//! POPULATE TOKEN, WRITE USING TOKEN and RECEIVE ROD TOKEN INFORMATION (SBC-4, SPC-5): an initiator asks for a token of
-//! some blocks, and has the data written wherever the token is shown, on this unit or another one of the target.
+//! POPULATE TOKEN, WRITE USING TOKEN and RECEIVE ROD TOKEN INFORMATION (SBC-4, SPC-5): an initiator
+//! asks for a token of some blocks, and has the data written wherever the token is shown, on this
+//! unit or another one of the target.
 //!
-//! The nexus's view of the unit keeps a record of each operation by its list identifier: how far a copy has come, how it
-//! has ended, and the token that was made. A copy is a command like any other and ends with it. IMMED is not taken at its
-//! word: the status follows the copy (`docs/decisions/0047-three-features-that-were-cut.md`).
+//! The nexus's view of the unit keeps a record of each operation by its list identifier: how far a
+//! copy has come, how it has ended, and the token that was made. A copy is a command like any other
+//! and ends with it. IMMED is not taken at its word: the status follows the copy
+//! (`docs/decisions/0047-three-features-that-were-cut.md`).
 
 mod driver;
 
 use super::ScsiStatus;
-use super::task::{Action, Context, TaskFailure, TaskOutcome, MultiStepCommand, answer};
-use super::tokens::{DEFAULT_TIMEOUT, MAX_TIMEOUT, TokenRanges, TokenBytes, is_zero_token, new_token};
+use super::task::{Action, Context, MultiStepCommand, TaskFailure, TaskOutcome, answer};
+use super::tokens::{DEFAULT_TIMEOUT, MAX_TIMEOUT, TokenBytes, TokenRanges, is_zero_token, new_token};
 use super::unit::LogicalUnit;
 use crate::exports::VolumeId;
 use crate::scsi::sense::Sense;
-use crate::served::Watch;
+use crate::volume_state::Watch;
 use blockmux_volume::Output;
 use blockmux_wire::scsi::copy::*;
 use blockmux_wire::scsi::opcode::third_party_copy_out as out;
@@ -216,7 +218,12 @@ fn find_source(cx: &Context<'_>, token: &TokenBytes) -> Result<Source, Sense> {
 }
 
 /// The ranges of a list of descriptors, none twice; `field` is where its length was.
-fn parse_ranges(cx: &Context<'_>, list: &[u8], length: u16, field: u16) -> Result<Vec<(u64, u64)>, TaskFailure> {
+fn parse_ranges(
+    cx: &Context<'_>,
+    list: &[u8],
+    length: u16,
+    field: u16,
+) -> Result<Vec<(u64, u64)>, TaskFailure> {
     if length < 16 {
         return Err(Sense::in_parameters(field).into());
     }
@@ -295,8 +302,8 @@ pub(super) fn rod_token_information(cx: &mut Context<'_>) -> TaskOutcome {
     let record = find_record(cx, list_identifier).ok_or(Sense::in_cdb(2))?;
     let bytes = information(&record.borrow(), is_over(record), cx.unit.view.block_len.into());
     let has_token = record.borrow().token.is_some();
-    // SPC-5, the RECEIVE ROD TOKEN INFORMATION command: a token is told once, or not at all to whoever has no room for
-    // anything.
+    // SPC-5, the RECEIVE ROD TOKEN INFORMATION command: a token is told once, or not at all to
+    // whoever has no room for anything.
     if has_token && (allocation_length == 0 || allocation_length >= bytes.len()) {
         cx.unit.token_records.retain(|record| record.borrow().list_identifier != list_identifier);
     }

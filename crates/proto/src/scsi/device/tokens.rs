@@ -1,14 +1,15 @@
-//! ROD tokens: names of data for whoever has them, to be written elsewhere without passing through an initiator
-//! (SPC-5, SBC-4).
+//! ROD tokens: names of data for whoever has them, to be written elsewhere without passing through
+//! an initiator (SPC-5, SBC-4).
 //!
-//! A volume keeps no old versions of its blocks, so that a token can only promise "point in time copy, change
-//! vulnerable": it stands for the blocks as they were, and is cancelled by whatever changes one of them. A token cannot be
-//! guessed, and is good for as long as it is in use: what is idle for its inactivity timeout expires. Seconds are counted
-//! by work in the background, for a device server has no clock.
+//! A volume keeps no old versions of its blocks, so that a token can only promise "point in time
+//! copy, change vulnerable": it stands for the blocks as they were, and is cancelled by whatever
+//! changes one of them. A token cannot be guessed, and is good for as long as it is in use: what is
+//! idle for its inactivity timeout expires. Seconds are counted by work in the background, for a
+//! device server has no clock.
 
 use super::nexus::Nexus;
-use super::unit::{UnitIdentity, LogicalUnit};
-use crate::served::Watch;
+use super::unit::{LogicalUnit, UnitIdentity};
+use crate::volume_state::Watch;
 use blockmux_wire::scsi::copy::*;
 use blockmux_wire::scsi::sense::Asc;
 use blockmux_wire::scsi::vpd::DESIGNATOR_NAA;
@@ -25,7 +26,8 @@ pub(super) type TokenBytes = [u8; ROD_TOKEN_LEN];
 /// Offset and length in bytes of what a token stands for.
 pub(super) type TokenRanges = Arc<[(u64, u64)]>;
 
-/// The tokens of one logical unit's data, those that are not good any more until others need their place.
+/// The tokens of one logical unit's data, those that are not good any more until others need their
+/// place.
 #[derive(Default)]
 pub(super) struct Tokens(Mutex<TokenTable>);
 
@@ -185,8 +187,8 @@ fn creator(identity: &UnitIdentity, block_len: u32) -> IdentificationCscd {
     cscd
 }
 
-/// 32 bytes that nobody guesses, others each time: a hash over a secret of this process, which begins with what the
-/// system gives hash tables against just such guesses.
+/// 32 bytes that nobody guesses, others each time: a hash over a secret of this process, which
+/// begins with what the system gives hash tables against just such guesses.
 fn unguessable(nexus: &Nexus) -> [u8; 32] {
     static SECRET: OnceLock<[u8; 32]> = OnceLock::new();
     static COUNT: AtomicU64 = AtomicU64::new(0);

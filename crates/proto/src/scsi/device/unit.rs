@@ -1,7 +1,9 @@
-//! A logical unit: a volume, and what every nexus shares about it beyond what all protocols do ([`Served`]).
+//! A logical unit: a volume, and what every nexus shares about it beyond what all protocols do
+//! ([`Served`]).
 //!
-//! [`LogicalUnit::generation`] grows with each change that some nexus must know of. A [`DeviceServer`] keeps a
-//! [`View`] and takes the lock only when the generation is another than the one its view was made of.
+//! [`LogicalUnit::generation`] grows with each change that some nexus must know of. A
+//! [`DeviceServer`] keeps a [`View`] and takes the lock only when the generation is another than
+//! the one its view was made of.
 //!
 //! [`DeviceServer`]: super::DeviceServer
 
@@ -13,7 +15,7 @@ use super::sanitize::{Erased, Sanitize};
 use super::tokens::Tokens;
 use super::view::NexusView;
 use crate::scsi::sense::Sense;
-use crate::served::{BlockAccess, Change, Holder, Notice, Registrant, Served, Watcher};
+use crate::volume_state::{BlockAccess, Change, Holder, Notice, Registrant, VolumeState, Watcher};
 use crate::volume_uuid::VolumeUuid;
 use blockmux_volume::{Volume, VolumeInfo};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
@@ -22,7 +24,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-/// How a logical unit presents itself: its names in INQUIRY data and designators, and what it can be asked.
+/// How a logical unit presents itself: its names in INQUIRY data and designators, and what it can
+/// be asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnitIdentity {
     /// T10 VENDOR IDENTIFICATION: 8 bytes of ASCII, filled up with spaces.
@@ -31,7 +34,8 @@ pub struct UnitIdentity {
     pub product: [u8; 16],
     /// PRODUCT REVISION LEVEL, filled up with spaces.
     pub revision: [u8; 4],
-    /// The unit serial number in ASCII; the same on every path to the volume, and on no other volume.
+    /// The unit serial number in ASCII; the same on every path to the volume, and on no other
+    /// volume.
     pub serial: String,
     /// The medium can be ejected and loaded: RMB of INQUIRY data.
     pub removable: bool,
@@ -66,7 +70,7 @@ impl UnitIdentity {
 /// A volume as a logical unit; all targets and sessions that lead to the volume share one.
 pub struct LogicalUnit {
     pub(super) identity: UnitIdentity,
-    pub(super) served: Arc<Served>,
+    pub(super) served: Arc<VolumeState>,
     generation: AtomicU64,
     /// Of its data.
     pub(super) tokens: Tokens,
@@ -116,12 +120,12 @@ impl LogicalUnit {
     /// A logical unit over a volume that nothing else serves.
     #[must_use]
     pub fn new(identity: UnitIdentity, volume: Arc<dyn Volume>) -> Arc<LogicalUnit> {
-        LogicalUnit::over(identity, &Served::new(volume))
+        LogicalUnit::over(identity, &VolumeState::new(volume))
     }
 
     /// A logical unit over a volume that others may serve, too: other units, and other protocols.
     #[must_use]
-    pub fn over(identity: UnitIdentity, served: &Arc<Served>) -> Arc<LogicalUnit> {
+    pub fn over(identity: UnitIdentity, served: &Arc<VolumeState>) -> Arc<LogicalUnit> {
         let unit = Arc::new(LogicalUnit {
             identity,
             served: served.clone(),
@@ -135,8 +139,9 @@ impl LogicalUnit {
         unit
     }
 
-    /// Has `call` called whenever there is work that no command carries on, from any thread: then somebody's device
-    /// server has to be asked for it ([`DeviceServer::poll_background`]). Only the first call of this counts.
+    /// Has `call` called whenever there is work that no command carries on, from any thread: then
+    /// somebody's device server has to be asked for it ([`DeviceServer::poll_background`]). Only
+    /// the first call of this counts.
     ///
     /// [`DeviceServer::poll_background`]: super::DeviceServer::poll_background
     pub fn on_background(&self, call: impl Fn() + Send + Sync + 'static) {
@@ -230,7 +235,8 @@ impl LogicalUnit {
 
     /// The state as `key` sees it, and the generation that this is true for.
     pub(super) fn view(&self, key: NexusKey) -> (u64, NexusView) {
-        // What is asked of the volume comes first: with the lock of the unit held, that of the volume is not taken.
+        // What is asked of the volume comes first: with the lock of the unit held, that of the
+        // volume is not taken.
         let asked = self.generation();
         let info = self.info();
         let who = self.look(|state| state.who(key));
@@ -397,7 +403,8 @@ impl NexusState {
     }
 
     pub(super) fn attend(&mut self, what: Asc) {
-        // SAM-5 §5.14: the same condition again adds nothing; and a reset makes all older ones meaningless.
+        // SAM-5 §5.14: the same condition again adds nothing; and a reset makes all older ones
+        // meaningless.
         let is_reset = what.0 >> 8 == Asc::POWER_ON_RESET_OR_BUS_DEVICE_RESET_OCCURRED.0 >> 8;
         if is_reset {
             self.attentions.clear();

@@ -1,6 +1,6 @@
-//! The logical units of a target as one nexus sees them. They come and go: each command begins with a look whether they
-//! have, and then the nexus is told so by a unit attention of those that it had before (SPC-5, REPORTED LUNS DATA HAS
-//! CHANGED).
+//! The logical units of a target as one nexus sees them. They come and go: each command begins with
+//! a look whether they have, and then the nexus is told so by a unit attention of those that it had
+//! before (SPC-5, REPORTED LUNS DATA HAS CHANGED).
 
 use super::Lun;
 use super::extended_copy::CopyResult;
@@ -11,14 +11,14 @@ use super::token_copy::TokenRecords;
 use super::unit::{LogicalUnit, NexusKey};
 use super::view::NexusView;
 use crate::exports::VolumeId;
-use crate::served::IoCounter;
+use crate::volume_state::IoCounter;
 use blockmux_wire::scsi::sense::Asc;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// All of them. A unit keeps its place as long as the nexus lasts, and nobody gets that of one that is gone: tasks name
-/// their units by it.
+/// All of them. A unit keeps its place as long as the nexus lasts, and nobody gets that of one that
+/// is gone: tasks name their units by it.
 pub(super) struct Units {
     list: Vec<Option<AttachedUnit>>,
     /// By number.
@@ -37,7 +37,8 @@ pub(super) struct AttachedUnit {
     pub(super) counter: Rc<IoCounter>,
     /// How this nexus's copies ended, oldest first.
     pub(super) copies: Vec<CopyResult>,
-    /// The same of its copies by token, and the tokens that it has not been told yet.
+    /// How this nexus's copies by token ended, oldest first, and the tokens that it has not been
+    /// told yet.
     pub(super) token_records: TokenRecords,
     /// The generation that `view` was made of.
     pub(super) seen: u64,
@@ -125,7 +126,7 @@ impl Units {
         self.list.iter().position(|unit| unit.as_ref().is_some_and(&is_it))
     }
 
-    /// The same for what has to look first.
+    /// The first unit of which `is_it` is true; it may change the unit when it looks.
     pub(super) fn first_with(&mut self, mut is_it: impl FnMut(&mut AttachedUnit) -> bool) -> Option<usize> {
         self.list.iter_mut().position(|unit| unit.as_mut().is_some_and(&mut is_it))
     }
@@ -173,7 +174,7 @@ impl AttachedUnit {
 mod tests {
     use crate::exports::VolumeId;
     use crate::scsi::device::testing::{Bench, command};
-    use crate::scsi::{UnitIdentity, LogicalUnit, Lun, Step};
+    use crate::scsi::{LogicalUnit, Lun, Step, UnitIdentity};
     use blockmux_volume::MemVolume;
     use std::sync::Arc;
 

@@ -1,12 +1,13 @@
 //! VERIFY and WRITE AND VERIFY (SBC-4).
 
-use super::task::{Action, Context, TaskOutcome, PIECE, BlockRange, MultiStepCommand};
+use super::task::{Action, BlockRange, Context, MultiStepCommand, PIECE, TaskOutcome};
 use crate::scsi::bytes::first_difference;
 use crate::scsi::sense::Sense;
 use blockmux_volume::{Op, Output, Seg, SgList};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 
-/// With BYTCHK 00b the blocks must be readable, with 01b equal to the data-out, with 11b each equal to its one block.
+/// With BYTCHK 00b the blocks must be readable, with 01b equal to the data-out, with 11b each equal
+/// to its one block.
 pub(super) fn verify(cx: &mut Context<'_>) -> TaskOutcome {
     let range = cx.range()?;
     let block_len = cx.unit.view.block_len.into();
@@ -36,7 +37,8 @@ pub(super) fn verify(cx: &mut Context<'_>) -> TaskOutcome {
     cx.data_out(data_len)
 }
 
-/// Writes, then reads back; with BYTCHK 01b what is read must be what was written. 11b is for VERIFY alone.
+/// Writes, then reads back; with BYTCHK 01b what is read must be what was written. 11b is for
+/// VERIFY alone.
 pub(super) fn write_and_verify(cx: &mut Context<'_>) -> TaskOutcome {
     let range = cx.range()?;
     cx.check_transfer(&range, cx.length_field())?;

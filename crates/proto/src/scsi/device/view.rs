@@ -3,7 +3,7 @@
 use super::task::TaskFailure;
 use super::{AccessState, ScsiStatus};
 use crate::scsi::sense::Sense;
-use crate::served::BlockAccess;
+use crate::volume_state::BlockAccess;
 use blockmux_volume::{MAX_TRANSFER, VolumeInfo};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 
@@ -45,8 +45,8 @@ impl NexusView {
         self.info.discard_granularity > 0
     }
 
-    /// Unmapped blocks read as zeroes. Where zeroing is slow, a discard is the better way to unmap, and what reads
-    /// as what after that is open.
+    /// Unmapped blocks read as zeroes. Where zeroing is slow, a discard is the better way to unmap,
+    /// and what reads as what after that is open.
     pub(super) fn unmaps_to_zeroes(&self) -> bool {
         self.is_thin() && self.info.fast_zeroes
     }
@@ -56,14 +56,16 @@ impl NexusView {
         MAX_TRANSFER.checked_div(self.block_len).unwrap_or(0)
     }
 
-    /// MAXIMUM ATOMIC TRANSFER LENGTH, in blocks; 0 without WRITE ATOMIC. Nothing of a volatile volume outlives the
-    /// power, so that no write of it is ever left half done; of other volumes nobody knows.
+    /// MAXIMUM ATOMIC TRANSFER LENGTH, in blocks; 0 without WRITE ATOMIC. Nothing of a volatile
+    /// volume outlives the power, so that no write of it is ever left half done; of other volumes
+    /// nobody knows.
     pub(super) fn max_atomic_blocks(&self) -> u32 {
         if self.info.volatile { MAX_ATOMIC.checked_div(self.block_len).unwrap_or(0) } else { 0 }
     }
 }
 
-/// What a command is checked for, for what touches blocks of another unit or long after its command was.
+/// What a command is checked for, for what touches blocks of another unit or long after its command
+/// was.
 impl NexusView {
     /// Refuses what the nexus could not read or change by commands sent to this unit.
     pub(super) fn check_blocks(&self, changes: bool) -> Result<(), TaskFailure> {

@@ -64,7 +64,8 @@ fn designators(identity: &UnitIdentity, target: &str, nexus: &Nexus) -> Vec<u8> 
     bytes
 }
 
-/// SPC-5, the SCSI name string designator: ends in NUL, and is padded to 4 bytes. An iSCSI name has at most 223 bytes.
+/// SPC-5, the SCSI name string designator: ends in NUL, and is padded to 4 bytes. An iSCSI name has
+/// at most 223 bytes.
 fn name_string(name: &str) -> Vec<u8> {
     let mut bytes: Vec<u8> = name.bytes().take(MAX_NAME).collect();
     bytes.resize(bytes.len().saturating_add(1).next_multiple_of(4), 0);
@@ -80,15 +81,16 @@ fn extended_inquiry(view: &NexusView) -> ExtendedInquiry {
     }
 }
 
-/// SPC-5, the Third-party Copy VPD page: which commands there are, what bounds a parameter list, and which descriptors
-/// it may have.
+/// SPC-5, the Third-party Copy VPD page: which commands there are, what bounds a parameter list,
+/// and which descriptors it may have.
 fn third_party_copy(view: &NexusView) -> Vec<u8> {
     let commands = |opcode: ScsiOpcode| {
         let actions: Vec<u8> =
             of_opcode(opcode).filter_map(|entry| entry.service_action).map(|sa| sa as u8).collect();
         [&[opcode.0, actions.len() as u8][..], &actions].concat()
     };
-    let commands = [commands(ScsiOpcode::THIRD_PARTY_COPY_OUT), commands(ScsiOpcode::THIRD_PARTY_COPY_IN)].concat();
+    let commands =
+        [commands(ScsiOpcode::THIRD_PARTY_COPY_OUT), commands(ScsiOpcode::THIRD_PARTY_COPY_IN)].concat();
     let mut parameters = vec![0; 28];
     let limits =
         [&MAX_CSCDS.to_be_bytes()[..], &MAX_SEGMENTS.to_be_bytes(), &MAX_LIST.to_be_bytes()].concat();

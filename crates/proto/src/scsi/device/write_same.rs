@@ -1,17 +1,19 @@
 //! WRITE SAME (SBC-4).
 
-use super::task::{Action, Context, TaskOutcome, PIECE, MultiStepCommand};
+use super::task::{Action, Context, MultiStepCommand, PIECE, TaskOutcome};
 use crate::scsi::bytes::is_zero;
 use crate::scsi::sense::Sense;
 use blockmux_volume::{Op, Output, Seg, SgList};
 use blockmux_wire::scsi::opcode::ScsiOpcode;
 use blockmux_wire::scsi::provisioning::{WRITE_SAME_ANCHOR, WRITE_SAME_NDOB, WRITE_SAME_UNMAP};
 
-/// Writes one block to each of a range, however long. That 0 blocks mean all that follow is not offered (VPD page B0h,
-/// WSNZ): initiators that ask for it with UNMAP expect zeroes whatever block they send, as libiscsi's test does with FFh.
+/// Writes one block to each of a range, however long. That 0 blocks mean all that follow is not
+/// offered (VPD page B0h, WSNZ): initiators that ask for it with UNMAP expect zeroes whatever block
+/// they send, as libiscsi's test does with FFh.
 ///
-/// A block of zeroes becomes one request to the volume, which may unmap with UNMAP and keeps the blocks provisioned
-/// with ANCHOR. Another block is written even with UNMAP: what is read later must be what was sent.
+/// A block of zeroes becomes one request to the volume, which may unmap with UNMAP and keeps the
+/// blocks provisioned with ANCHOR. Another block is written even with UNMAP: what is read later
+/// must be what was sent.
 pub(super) fn write_same(cx: &mut Context<'_>) -> TaskOutcome {
     let range = cx.range()?;
     if range.blocks == 0 {

@@ -1,8 +1,9 @@
-//! How well this path leads to the unit: asymmetric logical unit access (SPC-5), as the application client sees it.
+//! How well this path leads to the unit: asymmetric logical unit access (SPC-5), as the application
+//! client sees it.
 //!
-//! A unit that has target port groups is asked for their states once it is known, when it says that they have changed,
-//! and from time to time by the transport. Where there are other paths, what meets a standby or unavailable port is
-//! handed back, to be done there.
+//! A unit that has target port groups is asked for their states once it is known, when it says that
+//! they have changed, and from time to time by the transport. Where there are other paths, what
+//! meets a standby or unavailable port is handed back, to be done there.
 
 use super::queue::ScsiQueue;
 use crate::session::PathRank;
@@ -67,7 +68,7 @@ impl<T: Default> ScsiQueue<T> {
     /// Has the unit asked how well the path leads to it, if it tells.
     pub(crate) fn ask_for_access(&mut self) {
         if self.set.unit.as_ref().is_some_and(|unit| unit.port_group.is_some()) {
-            self.set.news.ask_for_access();
+            self.set.changes.ask_for_access();
         }
     }
 }

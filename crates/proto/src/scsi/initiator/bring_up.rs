@@ -4,12 +4,13 @@
 //!   TEST UNIT READY ▶ REPORT LUNS ▶ INQUIRY ▶ VPD 00 ▶ 80 ▶ 83 ▶ B0 ▶ B1 ▶ B2
 //!                     ▶ READ CAPACITY (16), or else (10) ▶ MODE SENSE, Caching page
 //! ```
-//! Only INQUIRY and a capacity are needed; a unit that lacks the rest is taken for one that can do little.
+//! Only INQUIRY and a capacity are needed; a unit that lacks the rest is taken for one that can do
+//! little.
 
 use super::command;
 use super::sense::SenseCode;
 use super::unit::{Luns, MAX_LUNS, UnitInfo, UnmapLimits};
-use crate::io_queue::Verdict;
+use crate::io_queue::CompletionClass;
 use crate::scsi::Lun;
 use blockmux_volume::IoError;
 use blockmux_wire::scsi::capacity::{LBPME, LBPRZ, ReadCapacity10, ReadCapacity16};
@@ -111,7 +112,7 @@ pub(super) struct UnitProbe {
 pub(super) enum UnitProbeResult {
     /// The next command is due.
     More,
-    /// The same again, in a while.
+    /// The last command is to be sent again, in a while.
     Later,
     /// The unit is known.
     All,
@@ -159,28 +160,28 @@ impl UnitProbe {
     /// The command ended so, and brought `data`.
     pub(super) fn on_done(
         &mut self,
-        verdict: Verdict,
+        verdict: CompletionClass,
         sense: Option<SenseCode>,
         data: &[u8],
     ) -> Result<UnitProbeResult, UnitRefused> {
         match verdict {
-            Verdict::Again if self.tries < MAX_TRIES => {
+            CompletionClass::Again if self.tries < MAX_TRIES => {
                 self.tries = self.tries.saturating_add(1);
                 return Ok(UnitProbeResult::More);
             }
-            Verdict::Later(_) if self.tries < MAX_TRIES => {
+            CompletionClass::Later(_) if self.tries < MAX_TRIES => {
                 self.tries = self.tries.saturating_add(1);
                 return Ok(UnitProbeResult::Later);
             }
             _ => self.tries = 0,
         }
-        let is_good = verdict == Verdict::Good;
+        let is_good = verdict == CompletionClass::Good;
         match self.step {
             UnitProbeStep::TestUnitReady => self.on_ready(verdict, sense)?,
             UnitProbeStep::ReportLuns => self.on_luns(if is_good { data } else { &[] }),
             UnitProbeStep::Inquiry => self.on_inquiry(is_good, sense, data)?,
             UnitProbeStep::Page(page) => self.on_page(page, if is_good { data } else { &[] }),
-            UnitProbeStep::Capacity10 if verdict == Verdict::Failed(IoError::Reserved) => {
+            UnitProbeStep::Capacity10 if verdict == CompletionClass::Failed(IoError::Reserved) => {
                 return Err(UnitRefused::Reserved(self.lun));
             }
             UnitProbeStep::Capacity16 => self.on_capacity_16(is_good, data)?,
@@ -203,11 +204,14 @@ impl UnitProbe {
         &self.luns
     }
 
-    fn on_ready(&mut self, verdict: Verdict, sense: Option<SenseCode>) -> Result<(), UnitRefused> {
-        // A unit that is not there still lists the others. Reservations do not keep anybody from asking.
+    fn on_ready(&mut self, verdict: CompletionClass, sense: Option<SenseCode>) -> Result<(), UnitRefused> {
+        // A unit that is not there still lists the others. Reservations do not keep anybody from
+        // asking.
         let goes_on = match verdict {
-            Verdict::Failed(IoError::PathLost) => sense.is_some_and(is_missing),
-            Verdict::Good | Verdict::Illegal | Verdict::Failed(IoError::Reserved) => true,
+            CompletionClass::Failed(IoError::PathLost) => sense.is_some_and(is_missing),
+            CompletionClass::Good | CompletionClass::Illegal | CompletionClass::Failed(IoError::Reserved) => {
+                true
+            }
             _ => false,
         };
         if !goes_on {

@@ -4,8 +4,8 @@ use blockmux_volume::Extent;
 use blockmux_wire::scsi::provisioning::{ANCHORED, DEALLOCATED, LbaStatusDescriptor};
 use zerocopy::FromBytes;
 
-/// What of `asked` blocks from `lba` on the parameter data of GET LBA STATUS describes, merged, in bytes of
-/// `block_len` each. Empty if it describes nothing of that.
+/// What of `asked` blocks from `lba` on the parameter data of GET LBA STATUS describes, merged, in
+/// bytes of `block_len` each. Empty if it describes nothing of that.
 pub(super) fn parse(
     data: &[u8],
     lba: u64,

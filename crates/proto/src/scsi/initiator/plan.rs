@@ -1,13 +1,14 @@
 //! How I/O becomes commands of this unit.
 
+use super::changes::UnitQuery;
 use super::command::{self, UnitBlocks};
-use super::news::UnitQuery;
 use super::unit::UnitInfo;
 use crate::io_queue::{self, DataTransfer, ZEROES};
 use crate::job;
 use blockmux_volume::{IoError, Op};
 
-/// What the unit can do, as far as commands depend on it. What it turns out not to know is taken back.
+/// What the unit can do, as far as commands depend on it. What it turns out not to know is taken
+/// back.
 pub(super) struct UnitCapabilities {
     /// Of a block, in bytes.
     pub(super) block_len: u32,
@@ -48,7 +49,7 @@ pub(crate) enum ScsiCommandKind {
     /// Of the bring-up.
     Question,
     /// What has changed.
-    News(UnitQuery),
+    Changes(UnitQuery),
 }
 
 impl job::CommandKind for ScsiCommandKind {
@@ -97,7 +98,10 @@ impl UnitCapabilities {
             }),
             Op::Flush => ScsiPlan::Send(ScsiPieces::FLUSH),
             Op::Discard { fua: asked } => match self.unmap {
-                Some(max) => ScsiPlan::Send(ScsiPieces { then_flush: stable(asked), ..pieces(ScsiCommandKind::Unmap, max) }),
+                Some(max) => ScsiPlan::Send(ScsiPieces {
+                    then_flush: stable(asked),
+                    ..pieces(ScsiCommandKind::Unmap, max)
+                }),
                 None => ScsiPlan::Done,
             },
             Op::Prefetch => ScsiPlan::Done,
@@ -119,7 +123,8 @@ impl UnitCapabilities {
         }
     }
 
-    /// The unit's cache is another now. A write that nobody flushes, as there was no cache to flush, is made stable.
+    /// The unit's cache is another now. A write that nobody flushes, as there was no cache to
+    /// flush, is made stable.
     pub(super) fn set_caching(&mut self, unit: &UnitInfo) {
         (self.fua, self.write_cache) = (unit.fua, unit.write_cache);
     }
@@ -137,7 +142,9 @@ impl UnitCapabilities {
         let long = self.long_commands;
         match kind {
             ScsiCommandKind::Read => (command::read(long, blocks), DataTransfer::In(len as u32)),
-            ScsiCommandKind::Write { fua } => (command::write(long, blocks, fua), DataTransfer::Out(len as u32)),
+            ScsiCommandKind::Write { fua } => {
+                (command::write(long, blocks, fua), DataTransfer::Out(len as u32))
+            }
             ScsiCommandKind::Zeroes => (command::write(long, blocks, false), DataTransfer::Out(len as u32)),
             ScsiCommandKind::WriteSame { may_unmap } => {
                 (command::write_same(blocks, may_unmap), DataTransfer::Out(self.block_len))
@@ -146,8 +153,10 @@ impl UnitCapabilities {
             ScsiCommandKind::Status => {
                 (command::get_lba_status(blocks.lba, STATUS_LEN as u32), DataTransfer::In(STATUS_LEN as u32))
             }
-            ScsiCommandKind::News(question) => question.command(self.long_commands),
-            ScsiCommandKind::Flush | ScsiCommandKind::Question => (command::synchronize_cache(self.long_flush), DataTransfer::Nothing),
+            ScsiCommandKind::Changes(question) => question.command(self.long_commands),
+            ScsiCommandKind::Flush | ScsiCommandKind::Question => {
+                (command::synchronize_cache(self.long_flush), DataTransfer::Nothing)
+            }
         }
     }
 

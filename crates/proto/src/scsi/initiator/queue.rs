@@ -1,17 +1,18 @@
-//! I/O under way at one logical unit, from its commands to its completion, and commands of the queue itself: those of the
-//! bring-up, and questions about what has changed.
+//! I/O under way at one logical unit, from its commands to its completion, and commands of the
+//! queue itself: those of the bring-up, and questions about what has changed.
 //!
-//! The target may be made to abort a command. Nobody knows what that command has done by then, so its I/O is handed back
-//! once no other command of it is under way, and may be done again as a whole.
+//! The target may be made to abort a command. Nobody knows what that command has done by then, so
+//! its I/O is handed back once no other command of it is under way, and may be done again as a
+//! whole.
 
 use super::access::UnitAccess;
-use super::bring_up::{UnitProbe, UnitProbeResult, MOST_DATA_IN, UnitRefused};
-use super::news::{UnitChanges, question};
-use super::plan::{ScsiCommandKind, ScsiPlan, STATUS_LEN, UnitCapabilities, UNMAP_LEN};
+use super::bring_up::{MOST_DATA_IN, UnitProbe, UnitProbeResult, UnitRefused};
+use super::changes::{UnitChanges, question};
+use super::plan::{STATUS_LEN, ScsiCommandKind, ScsiPlan, UNMAP_LEN, UnitCapabilities};
 use super::sense::SenseCode;
 use super::unit::UnitInfo;
-use super::{extents, verdict};
-use crate::io_queue::{self, CommandSet, DataTransfer, Verdict, Zeroes, memory};
+use super::{completion_class, extents};
+use crate::io_queue::{self, CommandSet, CompletionClass, DataTransfer, Zeroes, memory};
 use crate::job;
 use crate::scsi::{Lun, ScsiStatus};
 use crate::slots::SlotKey;
@@ -34,7 +35,7 @@ pub(crate) struct RemoteUnit {
     /// The bring-up's command is under way, or waits.
     pub(super) asked: bool,
     pub(super) unit: Option<UnitInfo>,
-    pub(super) news: UnitChanges,
+    pub(super) changes: UnitChanges,
     pub(super) access: UnitAccess,
     pub(super) luns: Vec<Lun>,
     pub(super) terms: UnitCapabilities,
@@ -64,7 +65,7 @@ impl<T: Default> ScsiQueue<T> {
             bring_up: Some(UnitProbe::new(lun)),
             asked: false,
             unit: None,
-            news: UnitChanges::default(),
+            changes: UnitChanges::default(),
             access: UnitAccess::default(),
             luns: Vec::new(),
             terms: UnitCapabilities::new(&unknown),
@@ -88,7 +89,7 @@ impl<T: Default> ScsiQueue<T> {
     /// I/O of which no command was sent.
     #[inline]
     pub(crate) fn unsent(&self) -> usize {
-        let asks = usize::from(self.set.news.has_questions());
+        let asks = usize::from(self.set.changes.has_questions());
         self.ready.len().saturating_add(self.again.len()).saturating_add(asks)
     }
 
@@ -141,8 +142,8 @@ impl<T: Default> ScsiQueue<T> {
         if self.set.is_draining {
             return None;
         }
-        if let Some(question) = self.set.news.next() {
-            return Some(self.begin(ScsiPiece::of_the_queue(ScsiCommandKind::News(question))));
+        if let Some(question) = self.set.changes.next() {
+            return Some(self.begin(ScsiPiece::of_the_queue(ScsiCommandKind::Changes(question))));
         }
         if self.set.bring_up.is_some() && self.again.is_empty() {
             let is_due = !std::mem::replace(&mut self.set.asked, true);
@@ -159,7 +160,7 @@ impl<T: Default> ScsiQueue<T> {
     /// A command under way, as it was when it was sent.
     pub(crate) fn request(&mut self, key: SlotKey) -> Option<ScsiRequest> {
         let command = self.commands.get_mut(key)?;
-        Some(ScsiRequest { key, command: command.kept, transfer: command.transfer })
+        Some(ScsiRequest { key, command: command.state, transfer: command.transfer })
     }
 
     /// The command that a peer names by the short form of its key.
@@ -180,15 +181,15 @@ impl<T: Default> ScsiQueue<T> {
             ScsiStatus::CHECK_CONDITION => SenseCode::parse(outcome.sense),
             _ => None,
         };
-        let mut verdict = verdict::of(outcome.status, sense);
+        let mut verdict = completion_class::of(outcome.status, sense);
         if let Some(code) = sense {
             self.on_sense(code);
         }
         let Some(job) = piece.job else { return self.on_answer(key, verdict, sense, outcome.moved) };
-        if verdict == Verdict::Good && !is_whole {
-            verdict = Verdict::Failed(IoError::Medium);
+        if verdict == CompletionClass::Good && !is_whole {
+            verdict = CompletionClass::Failed(IoError::Medium);
         }
-        if piece.kind == ScsiCommandKind::Status && verdict == Verdict::Good {
+        if piece.kind == ScsiCommandKind::Status && verdict == CompletionClass::Good {
             self.on_lba_status(key, job, outcome.moved);
         } else {
             self.commands.discard(key);
@@ -203,13 +204,13 @@ impl<T: Default> ScsiQueue<T> {
     fn on_answer(
         &mut self,
         key: SlotKey,
-        verdict: Verdict,
+        verdict: CompletionClass,
         sense: Option<SenseCode>,
         moved: u32,
     ) -> Result<(), UnitRefused> {
         let Some(command) = self.commands.remove(key) else { return Ok(()) };
         if let Some(question) = question(command.piece.kind) {
-            self.on_news(question, verdict, &command, moved);
+            self.on_changes(question, verdict, &command, moved);
             return Ok(());
         }
         let Some(bring_up) = &mut self.set.bring_up else { return Ok(()) };
@@ -222,7 +223,7 @@ impl<T: Default> ScsiQueue<T> {
                     let (unit, luns) = bring_up.into_parts();
                     (self.set.terms, self.info) = (UnitCapabilities::new(&unit), unit.volume_info());
                     (self.set.unit, self.set.luns) = (Some(unit), luns);
-                    self.set.news.on_size(self.info.size);
+                    self.set.changes.on_size(self.info.size);
                     self.ask_for_access();
                 }
             }
@@ -240,8 +241,9 @@ impl<T: Default> ScsiQueue<T> {
         job.extents = extents::parse(&data, blocks.lba, asked, block_len, is_zero);
     }
 
-    /// The commands that the last so many looks have found too long under way, oldest first. None of them, if one is a
-    /// command of the queue's own: that belongs to no I/O that could be done again.
+    /// The commands that the last so many looks have found too long under way, oldest first. None
+    /// of them, if one is a command of the queue's own: that belongs to no I/O that could be done
+    /// again.
     pub(crate) fn overdue(&mut self, looks: u32) -> Vec<SlotKey> {
         let overdue = self.commands.overdue(looks, ScsiQueuedCommand::is_long);
         let is_ours =
@@ -269,7 +271,7 @@ impl<T: Default> ScsiQueue<T> {
 impl CommandSet for RemoteUnit {
     type Kind = ScsiCommandKind;
     type Sent = [u8; 16];
-    type Kept = [u8; 16];
+    type CommandState = [u8; 16];
 
     #[inline]
     fn is_open(&self) -> bool {

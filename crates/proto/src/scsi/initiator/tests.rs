@@ -2,8 +2,8 @@
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 use super::bring_up::UnitRefused;
-use super::{ScsiOutcome, ScsiQueue, ScsiRequest, DataTransfer};
-use crate::scsi::{Lun, Sense, ScsiStatus};
+use super::{DataTransfer, ScsiOutcome, ScsiQueue, ScsiRequest};
+use crate::scsi::{Lun, ScsiStatus, Sense};
 use blockmux_volume::{Chunk, Io, IoError, Op, Output, Pool, Seg, SgList, Tag};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use proptest::prelude::*;
@@ -11,7 +11,8 @@ use std::collections::{BTreeSet, VecDeque};
 
 const BLOCKS: u64 = 1 << 20;
 
-/// A queue whose unit is known: `BLOCKS` blocks of 512 bytes that can do everything, 64 blocks at a time.
+/// A queue whose unit is known: `BLOCKS` blocks of 512 bytes that can do everything, 64 blocks at a
+/// time.
 fn ready(pool: Pool) -> ScsiQueue<()> {
     let mut queue = ScsiQueue::new(Lun::new(0), pool);
     while let Some(request) = queue.next() {
@@ -61,7 +62,9 @@ fn finish(queue: &mut ScsiQueue<()>, request: &ScsiRequest, data: Vec<u8>) -> Re
 
 fn fail(queue: &mut ScsiQueue<()>, request: &ScsiRequest, sense: Sense) {
     let sense = sense.to_bytes();
-    queue.finish(request.key, ScsiOutcome { status: ScsiStatus::CHECK_CONDITION, sense: &sense, moved: 0 }).unwrap();
+    queue
+        .finish(request.key, ScsiOutcome { status: ScsiStatus::CHECK_CONDITION, sense: &sense, moved: 0 })
+        .unwrap();
 }
 
 fn read(tag: u64, len: u64) -> Io {

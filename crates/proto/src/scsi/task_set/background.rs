@@ -1,9 +1,10 @@
-//! Work of logical units that no session carries on: a sanitize operation whose command was aborted, whose session is
-//! gone, or that was answered before it was done; and the seconds after which tokens expire. It is a nexus of its own.
+//! Work of logical units that no session carries on: a sanitize operation whose command was
+//! aborted, whose session is gone, or that was answered before it was done; and the seconds after
+//! which tokens expire. It is a nexus of its own.
 
-use super::{TaskEntry, FunctionDone, Parts, TaskEvent, TaskQueue, TaskRouter, TaskSet, ScsiTransport};
+use super::{FunctionDone, Parts, ScsiTransport, TaskEntry, TaskEvent, TaskQueue, TaskRouter, TaskSet};
 use crate::exports::VolumeId;
-use crate::scsi::{DeviceServer, LogicalUnit, Lun, Nexus, Response, Sense, ScsiTarget, TargetPort};
+use crate::scsi::{DeviceServer, LogicalUnit, Lun, Nexus, Response, ScsiTarget, Sense, TargetPort};
 use blockmux_volume::{Completion, Io, SgList};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use std::sync::{Arc, Weak};

@@ -36,7 +36,8 @@ impl Functions {
         }
     }
 
-    /// One of what a function waits for is done with; returns the function and who brought it once that was the last.
+    /// One of what a function waits for is done with; returns the function and who brought it once
+    /// that was the last.
     pub(super) fn count(&mut self, place: usize) -> Option<(u32, FunctionDone)> {
         let place = self.0.get_mut(place)?;
         let waiting = place.as_mut()?;

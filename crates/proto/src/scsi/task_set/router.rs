@@ -1,10 +1,12 @@
 //! Drives the tasks of a nexus from their start to their response, and aborts them.
 
 use super::functions::FunctionDone;
-use super::tasks::{TaskEntry, Paused, TaskState};
-use super::transport::{Parts, TaskEvent, ScsiTransport};
-use crate::scsi::{Command, Lun, ManagementResponse, Response, Sense, ScsiStatus, Step, Task, TaskManagement};
-use crate::served::Drain;
+use super::tasks::{Paused, TaskEntry, TaskState};
+use super::transport::{Parts, ScsiTransport, TaskEvent};
+use crate::scsi::{
+    Command, Lun, ManagementResponse, Response, ScsiStatus, Sense, Step, Task, TaskManagement,
+};
+use crate::volume_state::Drain;
 use blockmux_volume::{Completion, IoError, SgList, Tag};
 
 /// What a transport does with the tasks of its nexus.
@@ -99,7 +101,8 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
         self.on_completion(done);
     }
 
-    /// The volume has finished an I/O of a task of this driver's, or one that this driver has submitted.
+    /// The volume has finished an I/O of a task of this driver's, or one that this driver has
+    /// submitted.
     #[inline]
     fn on_completion(&mut self, done: Completion) {
         let slot = usize::try_from(done.tag.0).unwrap_or(usize::MAX);
@@ -175,8 +178,9 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
     /// Answers a task that has ended, once all its data has come.
     fn end_if_closed(&mut self, slot: usize) {
         let entry = self.parts().tasks.get_mut(slot);
-        let is_closed =
-            |entry: &&mut TaskEntry<_>| entry.state == TaskState::Ended && !Self::is_receiving(&entry.progress);
+        let is_closed = |entry: &&mut TaskEntry<_>| {
+            entry.state == TaskState::Ended && !Self::is_receiving(&entry.progress)
+        };
         if let Some(mut response) = entry.filter(is_closed).and_then(|entry| entry.response.take()) {
             self.complete(slot, &mut response);
         }
@@ -189,7 +193,8 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
         self.parts().tasks.remove(slot);
     }
 
-    /// Drops a task of which nothing is under way any more, and tells the function that has aborted it, if one has.
+    /// Drops a task of which nothing is under way any more, and tells the function that has aborted
+    /// it, if one has.
     fn drop_aborted(&mut self, slot: usize) {
         let state = self.parts().tasks.get_mut(slot).map(|entry| entry.state);
         self.drop_task(slot);
@@ -244,7 +249,8 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
         self.abort(tag, |_| true, Vec::new(), false);
     }
 
-    /// Aborts tasks; the function that wants it is done when they are gone, and when what `drains` wait for is over.
+    /// Aborts tasks; the function that wants it is done when they are gone, and when what `drains`
+    /// wait for is over.
     fn abort(
         &mut self,
         tag: u32,
@@ -264,7 +270,8 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
         tasks.functions.wait(function, done, left, owner);
     }
 
-    /// Drops tasks; returns how many of them still wait for the volume, or for the driver that they belong to.
+    /// Drops tasks; returns how many of them still wait for the volume, or for the driver that they
+    /// belong to.
     fn abort_tasks(
         &mut self,
         is_meant: impl Fn(&TaskEntry<Self::Progress>) -> bool,
@@ -282,7 +289,8 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
                     self.parts().queue.cancels.push_back((volume, Tag(slot as u64)));
                 }
                 Some(at) => drop(self.post(at, TaskEvent::Cancel(slot))),
-                // That I/O has completed, and its completion is on its way to the owner; or data is.
+                // That I/O has completed, and its completion is on its way to the owner; or data
+                // is.
                 None if state == TaskState::Io || self.is_fetching(slot) => {}
                 None if owner != own => drop(self.post(owner, TaskEvent::Drop(slot, function))),
                 None => {
@@ -352,7 +360,8 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
         }
     }
 
-    /// The driver has dropped what was in flight: nothing of it will complete, and its tasks are gone.
+    /// The driver has dropped what was in flight: nothing of it will complete, and its tasks are
+    /// gone.
     fn abandon(&mut self) {
         let Parts { tasks, owner, .. } = self.parts();
         for slot in tasks.slots_in_flight_at(owner) {

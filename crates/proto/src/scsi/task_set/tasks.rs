@@ -3,7 +3,7 @@
 use super::functions::Functions;
 use crate::exports::VolumeId;
 use crate::scsi::{DeviceServer, Lun, Response, Task};
-use crate::served::Drain;
+use crate::volume_state::Drain;
 use blockmux_volume::{Io, Slab, Tag};
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -130,14 +130,15 @@ impl TaskQueue {
     }
 }
 
-/// The tasks of a nexus, and its device server. A tag of I/O is a slot of the table; slots are used again, so that the
-/// table grows only to the deepest queue that this initiator ever had.
+/// The tasks of a nexus, and its device server. A tag of I/O is a slot of the table; slots are used
+/// again, so that the table grows only to the deepest queue that this initiator ever had.
 pub(crate) struct TaskSet<P> {
     /// `None`: there is none, and no task is started.
     pub(crate) server: Option<DeviceServer>,
     pub(super) functions: Functions,
     entries: Slab<TaskEntry<P>>,
-    /// The initiator's tag of each slot, or the reserved one, in one piece of memory to be searched.
+    /// The initiator's tag of each slot, or the reserved one, in one piece of memory to be
+    /// searched.
     tags: Vec<u32>,
     /// How often each slot was used: tells a late answer of the initiator's from a right one.
     generations: Vec<u8>,
@@ -180,7 +181,8 @@ impl<P> TaskSet<P> {
         self.entries.get_mut(slot)
     }
 
-    /// Frees a slot. An entry is too large to be handed out for nothing: take what is wanted of it before.
+    /// Frees a slot. An entry is too large to be handed out for nothing: take what is wanted of it
+    /// before.
     #[inline]
     pub(crate) fn remove(&mut self, slot: usize) {
         if self.entries.get(slot).is_none() {
@@ -196,8 +198,8 @@ impl<P> TaskSet<P> {
     /// The task that the initiator calls so and that was not aborted.
     #[inline]
     pub(crate) fn find(&self, tag: u32) -> Option<usize> {
-        // Every command asks, of up to a whole window of tags and mostly in vain. Without an early end they are
-        // compared several at a time.
+        // Every command asks, of up to a whole window of tags and mostly in vain. Without an early
+        // end they are compared several at a time.
         let is_taken = self.tags.iter().fold(false, |is_taken, &taken| is_taken | (taken == tag));
         if !is_taken || tag == NO_TAG {
             return None;

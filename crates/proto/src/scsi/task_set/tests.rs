@@ -4,7 +4,7 @@
 use super::*;
 use crate::exports::VolumeId;
 use crate::scsi::testing::{Bench, command};
-use crate::scsi::{Lun, ManagementResponse, Response, Sense, ScsiStatus, TaskManagement};
+use crate::scsi::{Lun, ManagementResponse, Response, ScsiStatus, Sense, TaskManagement};
 use blockmux_volume::{Channel, Completion, Io, Seg, SgList};
 use std::time::Instant;
 

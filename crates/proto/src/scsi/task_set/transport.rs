@@ -8,9 +8,9 @@ use std::time::Instant;
 
 /// A transport, as the tasks of a nexus drive it.
 ///
-/// The transport hands commands in ([`TaskRouter::start`]), data-out that it was to fetch ([`TaskRouter::deliver_data`])
-/// and completions of I/O ([`TaskRouter::on_volume_io`]). It calls back from none of its own methods, but for
-/// [`TaskRouter::drop_task`] in [`Transport::complete`].
+/// The transport hands commands in ([`TaskRouter::start`]), data-out that it was to fetch
+/// ([`TaskRouter::deliver_data`]) and completions of I/O ([`TaskRouter::on_volume_io`]). It calls
+/// back from none of its own methods, but for [`TaskRouter::drop_task`] in [`Transport::complete`].
 ///
 /// [`TaskRouter::start`]: super::TaskRouter::start
 /// [`TaskRouter::deliver_data`]: super::TaskRouter::deliver_data
@@ -29,7 +29,8 @@ pub(crate) trait ScsiTransport {
     /// Whether data of the command may still come, for which its response has to wait.
     fn is_receiving(progress: &Self::Progress) -> bool;
 
-    /// Whether data of the task in this slot is being written to its memory, which an abort has to wait for.
+    /// Whether data of the task in this slot is being written to its memory, which an abort has to
+    /// wait for.
     fn is_fetching(&mut self, slot: usize) -> bool;
 
     /// Drops the task in this slot, and then sends its response.

@@ -3,7 +3,9 @@
 use super::super::Config;
 use super::{Link, ample};
 use crate::queue_pair::Provider;
-use blockmux_proto::rdma::{RemoteRights, Endpoint, Event, MessageHead, MESSAGE, QueuePair, WorkRequest, WorkError, WorkId};
+use blockmux_proto::rdma::{
+    Endpoint, Event, MESSAGE, MessageHead, QueuePair, RemoteRights, WorkError, WorkId, WorkRequest,
+};
 use blockmux_volume::{Memory, Seg, SgList};
 
 fn link(config: &Config) -> Link {
@@ -54,8 +56,10 @@ fn what_cannot_be_done_at_once_waits_in_order_and_comes_back() {
     let mut link = link(&Config { mss: 1448, ..Config::default() });
     let (sink, source) = (Memory::from_heap(1448), Memory::from_heap(1));
     let passive = &mut link.ends[1].iwarp;
-    let sink_name = passive.register(WorkId(1), &mut sink.seg(0, 1448).into(), RemoteRights::RemoteWrite).unwrap();
-    let source_name = passive.register(WorkId(1), &mut source.seg(0, 1).into(), RemoteRights::RemoteRead).unwrap();
+    let sink_name =
+        passive.register(WorkId(1), &mut sink.seg(0, 1448).into(), RemoteRights::RemoteWrite).unwrap();
+    let source_name =
+        passive.register(WorkId(1), &mut source.seg(0, 1).into(), RemoteRights::RemoteRead).unwrap();
     let active = &mut link.ends[0].iwarp;
     let room = active.room();
     let long = SgList::one(Seg::from_slice(&[1; 1448]));
@@ -120,7 +124,13 @@ fn receive_buffers_that_are_posted_at_once_count() {
     link.ends[1].iwarp.receive(2);
     for _ in 0..3 {
         let (head, payload) = (MessageHead::from_slice(b"x"), nothing());
-        link.ends[0].post(WorkRequest::Send { id: WorkId(1), head, payload, invalidate: None, is_solicited: false });
+        link.ends[0].post(WorkRequest::Send {
+            id: WorkId(1),
+            head,
+            payload,
+            invalidate: None,
+            is_solicited: false,
+        });
     }
     let heard = link.settle();
     assert_eq!(heard[1].len(), 3);

@@ -1,13 +1,14 @@
 //! The Linux kernel's own conversations over siw (6.12), with one of its sides replaced by ours.
 //!
-//! Ours is told to do what the kernel did there, hears what the other side said, and has to say the same, byte for byte.
-//! Two things differ and are translated: the names of memory, which each side chooses for itself, and padding, of which
-//! siw sends whatever lies there. `crates/wire/tests/iwarp_captures.rs` says what is in the captures.
+//! Ours is told to do what the kernel did there, hears what the other side said, and has to say the
+//! same, byte for byte. Two things differ and are translated: the names of memory, which each side
+//! chooses for itself, and padding, of which siw sends whatever lies there.
+//! `crates/wire/tests/iwarp_captures.rs` says what is in the captures.
 
 use super::super::{Config, Iwarp};
 use super::{Driver, fpdu};
 use crate::queue_pair::Provider;
-use blockmux_proto::rdma::{RemoteRights, Endpoint, Event, MessageHead, Remote, Stag, WorkRequest, WorkId};
+use blockmux_proto::rdma::{Endpoint, Event, MessageHead, Remote, RemoteRights, Stag, WorkId, WorkRequest};
 use blockmux_volume::{Memory, Pool, Seg, SgList};
 use blockmux_wire::iwarp::ddp::{Control, TAGGED_LEN, Tagged, UNTAGGED_LEN, Untagged};
 use blockmux_wire::iwarp::mpa::fpdu_len;
@@ -133,7 +134,13 @@ impl Replay {
                 let invalidate = opcode.invalidates().then(|| Stag(header.invalidate_stag.get()));
                 let is_solicited = opcode.0 >= RdmapOpcode::SEND_WITH_SE.0;
                 let (head, payload) = (MessageHead::from_slice(head), SgList::one(Seg::from_slice(payload)));
-                self.driver.post(WorkRequest::Send { id: WorkId(0), head, payload, invalidate, is_solicited });
+                self.driver.post(WorkRequest::Send {
+                    id: WorkId(0),
+                    head,
+                    payload,
+                    invalidate,
+                    is_solicited,
+                });
             }
         }
         self.expected.push_back(ours);
@@ -210,8 +217,8 @@ fn the_kernels_srp_initiator_hears_from_us_what_it_heard_from_the_kernel() {
     assert_eq!((replay.compared, replay.heard > 60), (58, true));
 }
 
-/// Memory for each name that the kernel's initiator has given out, under names of ours: what the target writes, reads and
-/// closes.
+/// Memory for each name that the kernel's initiator has given out, under names of ours: what the
+/// target writes, reads and closes.
 fn open_memory(driver: &mut Driver, segments: &[(usize, Vec<u8>)]) -> [Names; 2] {
     let mut writes = BTreeMap::<u32, (u64, u64)>::new();
     let (mut reads, mut answer) = (Vec::new(), Vec::new());
@@ -245,7 +252,8 @@ fn open_memory(driver: &mut Driver, segments: &[(usize, Vec<u8>)]) -> [Names; 2]
     let [mut written, mut read] = [Names::default(), Names::default()];
     for request in reads {
         let rest = answer.split_off(request.rdma_rd_sz.get() as usize);
-        let remote = open(Seg::from_slice(&std::mem::replace(&mut answer, rest)).into(), RemoteRights::RemoteRead);
+        let remote =
+            open(Seg::from_slice(&std::mem::replace(&mut answer, rest)).into(), RemoteRights::RemoteRead);
         writes.remove(&request.src_stag.get());
         read.0.insert(request.src_stag.get(), (request.src_to.get(), remote));
     }

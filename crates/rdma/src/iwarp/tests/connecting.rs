@@ -5,7 +5,7 @@ use super::{
     Driver, Link, READ, SEND, WRITE, ample, fpdu, read_request, setup_frame, tagged, ulpdus, untagged,
 };
 use crate::queue_pair::{Fault, Provider, Violation};
-use blockmux_proto::rdma::{Endpoint, Event, MessageHead, WorkRequest, WorkId};
+use blockmux_proto::rdma::{Endpoint, Event, MessageHead, WorkId, WorkRequest};
 use blockmux_proto::session::{StreamSession, Timed};
 use blockmux_volume::{Pool, SgList};
 use std::time::{Duration, Instant};

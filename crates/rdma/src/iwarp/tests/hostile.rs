@@ -1,12 +1,12 @@
-//! A peer that does everything wrong: each fault gets the Terminate message that the RFCs name, and no memory is touched
-//! that was not granted.
+//! A peer that does everything wrong: each fault gets the Terminate message that the RFCs name, and
+//! no memory is touched that was not granted.
 
 use super::{
     Driver, READ, RESPONSE, SEND, WRITE, ample, connected, fpdu, read_request, tagged, ulpdus, untagged,
 };
 use crate::queue_pair::{Fault, Provider, Violation};
 use crate::regions::Refusal;
-use blockmux_proto::rdma::{RemoteRights, Endpoint, Event, Remote, Stag, WorkRequest, WorkError, WorkId};
+use blockmux_proto::rdma::{Endpoint, Event, Remote, RemoteRights, Stag, WorkError, WorkId, WorkRequest};
 use blockmux_volume::random::mix;
 use blockmux_volume::{Memory, SgList};
 
@@ -369,8 +369,8 @@ fn a_terminate_message_of_the_peer_ends_the_connection_and_is_kept() {
     }
 }
 
-/// Segments near every border of what was granted, some of them in pieces: whatever a peer sends, only memory that it may
-/// write changes, and only by writes that lie wholly within.
+/// Segments near every border of what was granted, some of them in pieces: whatever a peer sends,
+/// only memory that it may write changes, and only by writes that lie wholly within.
 #[test]
 fn nothing_is_written_outside_of_what_was_granted() {
     let mut refused = 0;

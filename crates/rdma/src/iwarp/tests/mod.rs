@@ -1,4 +1,5 @@
-//! Two ends of a connection, or one and a peer made by hand, with a driver of the engine's kind between them.
+//! Two ends of a connection, or one and a peer made by hand, with a driver of the engine's kind
+//! between them.
 #![allow(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::unwrap_used, reason = "tests")]
 
 mod at_once;
@@ -15,7 +16,8 @@ use blockmux_proto::session::{Demand, MAX_DEMAND, ProtocolError, StreamSession};
 use blockmux_volume::{Chunk, Crc32c, Memory, Pool, SgList};
 use std::time::Instant;
 
-/// An end and its driver, which asserts that every demand can be met and that meeting it leads somewhere.
+/// An end and its driver, which asserts that every demand can be met and that meeting it leads
+/// somewhere.
 pub(super) struct Driver {
     pub(super) iwarp: Iwarp,
     /// Received at a time, at most.

@@ -3,7 +3,9 @@
 use super::super::Config;
 use super::{Link, ample};
 use crate::queue_pair::Provider;
-use blockmux_proto::rdma::{RemoteRights, Endpoint, Event, MessageHead, Remote, WorkRequest, WorkError, WorkId};
+use blockmux_proto::rdma::{
+    Endpoint, Event, MessageHead, Remote, RemoteRights, WorkError, WorkId, WorkRequest,
+};
 use blockmux_volume::random::mix;
 use blockmux_volume::{Memory, Seg, SgList};
 
@@ -48,7 +50,11 @@ fn talk(link: &mut Link) -> Talk {
     end.post(WorkRequest::Read { id: WorkId(3), local: fetched.seg(0, LEN).into(), remote: source });
     end.post(send(4, seg(6, 9000).into(), Some(target.stag), true));
     let whole = Remote { len: 1, ..source };
-    end.post(WorkRequest::Read { id: WorkId(5), local: Memory::from_heap(1).seg(0, 1).into(), remote: whole });
+    end.post(WorkRequest::Read {
+        id: WorkId(5),
+        local: Memory::from_heap(1).seg(0, 1).into(),
+        remote: whole,
+    });
     Talk { written, fetched, posted: 5 }
 }
 
@@ -135,7 +141,8 @@ fn long_payload_is_placed_and_short_payload_is_not() {
     }
 }
 
-/// Everything that was posted comes back once, what was flushed in the order of posting, and then the end, once.
+/// Everything that was posted comes back once, what was flushed in the order of posting, and then
+/// the end, once.
 #[test]
 fn a_connection_that_is_lost_at_any_byte_gives_all_work_back_once() {
     for has_crc in [false, true] {
@@ -195,9 +202,17 @@ fn the_outbox_is_bounded_whatever_was_posted_and_whatever_the_peer_reads() {
     link.connect();
     let memory = Memory::from_heap(1 << 20);
     let local = || SgList::one(memory.seg(0, 1 << 20));
-    link.ends[1].post(WorkRequest::Register { id: WorkId(0), local: local(), access: RemoteRights::RemoteRead });
+    link.ends[1].post(WorkRequest::Register {
+        id: WorkId(0),
+        local: local(),
+        access: RemoteRights::RemoteRead,
+    });
     let Some(Event::Registered { remote, .. }) = link.ends[1].iwarp.poll() else { panic!() };
-    link.ends[1].post(WorkRequest::Register { id: WorkId(0), local: local(), access: RemoteRights::RemoteWrite });
+    link.ends[1].post(WorkRequest::Register {
+        id: WorkId(0),
+        local: local(),
+        access: RemoteRights::RemoteWrite,
+    });
     let Some(Event::Registered { remote: target, .. }) = link.ends[1].iwarp.poll() else { panic!() };
     for id in 0..8 {
         link.ends[0].post(WorkRequest::Read {

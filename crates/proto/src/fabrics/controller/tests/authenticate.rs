@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::nvme::auth::controller::tests::{negotiate, reply, secrets};
-use crate::nvme::auth::{DhGroup, DhChapSecret};
+use crate::nvme::auth::{DhChapSecret, DhGroup};
 use crate::session::{ProtocolError, Timed};
 use crate::volume_uuid::VolumeUuid;
 use blockmux_wire::nvmeof::auth::{Explanation, SECURITY_PROTOCOL_NVME};

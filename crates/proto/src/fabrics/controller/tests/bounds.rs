@@ -73,7 +73,10 @@ fn a_command_that_cannot_be_done_has_its_status_and_harms_nothing() {
         (nvm(NvmOpcode::WRITE_ZEROES, 2, 0, 1), NvmeStatus::NAMESPACE_IS_WRITE_PROTECTED),
         (nvm(NvmOpcode::WRITE_ZEROES, 1, end, 1), NvmeStatus::LBA_OUT_OF_RANGE),
         (Sqe { cdw12: (1 << 8).into(), ..nvm(NvmOpcode::COPY, 1, 0, 1) }, field),
-        (Sqe { cdw12: 0xff.into(), ..nvm(NvmOpcode::COPY, 1, 0, 1) }, NvmeStatus::COMMAND_SIZE_LIMIT_EXCEEDED),
+        (
+            Sqe { cdw12: 0xff.into(), ..nvm(NvmOpcode::COPY, 1, 0, 1) },
+            NvmeStatus::COMMAND_SIZE_LIMIT_EXCEEDED,
+        ),
     ];
     for (sqe, status) in cases {
         assert_eq!(refusal(&io.run(sqe, &[]).1), status, "{sqe:?}");

@@ -1,4 +1,5 @@
-//! What changes while it is served: namespaces that come and go, subsystems, and what discovery tells of them.
+//! What changes while it is served: namespaces that come and go, subsystems, and what discovery
+//! tells of them.
 
 use super::*;
 use crate::fabrics::controller::node::Referral;
@@ -50,7 +51,10 @@ fn a_namespace_that_is_attached_is_told_of_and_used_until_it_is_detached() {
     listens(&mut queue, AEC_NAMESPACE_ATTRIBUTE);
     let mut events = [admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0); 2];
     events.iter_mut().for_each(|event| queue.send(event, &[]));
-    assert_eq!(refusal(&io.run(nvm(NvmOpcode::READ, 7, 0, 1), &[]).1), NvmeStatus::INVALID_NAMESPACE_OR_FORMAT);
+    assert_eq!(
+        refusal(&io.run(nvm(NvmOpcode::READ, 7, 0, 1), &[]).1),
+        NvmeStatus::INVALID_NAMESPACE_OR_FORMAT
+    );
     let page = queue.run(admin(AdminOpcode::IDENTIFY, 7, 0, 0, 4096), &[]).0;
     assert_eq!(page, vec![0; 4096], "it could be there");
     subsystem.attach(namespace(&node.1, 7, 0), None).unwrap();
@@ -78,7 +82,10 @@ fn a_namespace_that_is_attached_is_told_of_and_used_until_it_is_detached() {
     io.pump.finish_one();
     assert_eq!(io.end_of(read).0, [7; 512]);
     io.pump.holds_io = false;
-    assert_eq!(refusal(&io.run(nvm(NvmOpcode::READ, 7, 0, 1), &[]).1), NvmeStatus::INVALID_NAMESPACE_OR_FORMAT);
+    assert_eq!(
+        refusal(&io.run(nvm(NvmOpcode::READ, 7, 0, 1), &[]).1),
+        NvmeStatus::INVALID_NAMESPACE_OR_FORMAT
+    );
     queue.pump.turn();
     assert_eq!(queue.end_of(events[1]).1.result.get(), 0x04_0002);
     assert_eq!((changed(&mut queue)[0], listed(&mut queue)[0]), (7, 0));
@@ -86,7 +93,7 @@ fn a_namespace_that_is_attached_is_told_of_and_used_until_it_is_detached() {
 
 #[test]
 fn what_waits_for_a_volume_that_is_detached_ends() {
-    use crate::served::RangeGuard;
+    use crate::volume_state::RangeGuard;
     let (node, subsystem) = empty();
     subsystem.attach(namespace(&node.1, 1, 0), None).unwrap();
     let (mut io, _queue) = Host::io(&node);
@@ -116,7 +123,10 @@ fn a_host_sees_and_hears_of_the_namespaces_that_it_is_shown() {
         (vec![2, 0, 0, 0, 0, 0, 0, 0], [2, 0, 0, 0, 0, 0, 0, 0])
     );
     assert!(io.run(nvm(NvmOpcode::READ, 2, 0, 1), &[]).1.status.is_success());
-    assert_eq!(refusal(&io.run(nvm(NvmOpcode::READ, 3, 0, 1), &[]).1), NvmeStatus::INVALID_NAMESPACE_OR_FORMAT);
+    assert_eq!(
+        refusal(&io.run(nvm(NvmOpcode::READ, 3, 0, 1), &[]).1),
+        NvmeStatus::INVALID_NAMESPACE_OR_FORMAT
+    );
 }
 
 /// The admin queue of a discovery controller by that name.

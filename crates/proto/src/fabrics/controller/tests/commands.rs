@@ -3,8 +3,8 @@
 use super::*;
 use crate::exports::Export;
 use crate::nvme::identity::GivenIdentity;
-use crate::served::Served;
 use crate::session::Timed;
+use crate::volume_state::VolumeState;
 use crate::volume_uuid::VolumeUuid;
 use blockmux_volume::{Fault, FaultVolume, MemVolume, Op, OpKind, OpSet};
 use blockmux_wire::nvme::feature::{EXHID, FeatureId, Select};
@@ -385,10 +385,10 @@ fn requests_for_events_wait_are_bounded_and_can_be_aborted() {
 
 #[test]
 fn a_reservation_of_another_protocol_keeps_the_host_out() {
-    use crate::served::{Notices, Table};
+    use crate::volume_state::{Notices, Table};
     let node = node();
     let (mut io, _admin) = Host::io(&node);
-    let served: std::sync::Arc<Served> = node.1.served(VolumeId(0)).unwrap();
+    let served: std::sync::Arc<VolumeState> = node.1.served(VolumeId(0)).unwrap();
     let holder = served.new_holder();
     let reserve = |table: &mut Table| -> Result<Notices, ()> {
         table.reserved_by = Some(holder);
@@ -397,7 +397,10 @@ fn a_reservation_of_another_protocol_keeps_the_host_out() {
     served.change(false, reserve).unwrap();
     let (_, cqe) = io.run(nvm(NvmOpcode::READ, 1, 0, 1), &[]);
     assert_eq!(refusal(&cqe), NvmeStatus::RESERVATION_CONFLICT);
-    assert_eq!(refusal(&io.run(nvm(NvmOpcode::WRITE, 1, 0, 1), &[7; 512]).1), NvmeStatus::RESERVATION_CONFLICT);
+    assert_eq!(
+        refusal(&io.run(nvm(NvmOpcode::WRITE, 1, 0, 1), &[7; 512]).1),
+        NvmeStatus::RESERVATION_CONFLICT
+    );
     assert_eq!(refusal(&io.run(nvm(NvmOpcode::FLUSH, 1, 0, 1), &[]).1), NvmeStatus::RESERVATION_CONFLICT);
     served.release(Some(holder));
     assert!(io.run(nvm(NvmOpcode::READ, 1, 0, 1), &[]).1.status.is_success());
@@ -405,7 +408,7 @@ fn a_reservation_of_another_protocol_keeps_the_host_out() {
 
 #[test]
 fn a_command_whose_range_somebody_has_for_itself_waits() {
-    use crate::served::RangeGuard;
+    use crate::volume_state::RangeGuard;
     let node = node();
     let (mut io, _admin) = Host::io(&node);
     let guard = RangeGuard::lock(&node.1.served(VolumeId(0)).unwrap(), 0, 512).unwrap();
@@ -431,7 +434,8 @@ fn a_target_that_stops_finishes_what_is_in_flight_and_leaves_events_and_what_com
     crate::session::Target::on_stop(&mut io.pump.session, Instant::now());
     crate::session::Target::on_stop(&mut admin_queue.pump.session, Instant::now());
     assert!(!io.is_closed() && admin_queue.is_closed());
-    // What comes now is for the target that the host finds next: a host would try this one again at once, and not often.
+    // What comes now is for the target that the host finds next: a host would try this one again at
+    // once, and not often.
     io.send(&mut nvm(NvmOpcode::READ, 1, 8, 8), &[]);
     let mut write = nvm(NvmOpcode::WRITE, 1, 0, 1);
     write.dptr = SglDescriptor::in_capsule(0, 512);
@@ -479,7 +483,9 @@ fn the_error_log_keeps_the_last_failures_and_counts_all() {
     let page = queue.run(log, &[]).0;
     assert_eq!((page[0], page[63 * 64], page[64 * 63 + 8]), (100, 37, 1));
     // What the comparison or a reservation was about is no error.
-    assert!(io.run(nvm(NvmOpcode::COMPARE, 1, 0, 1), &[7; 512]).1.status.status() == NvmeStatus::COMPARE_FAILURE);
+    assert!(
+        io.run(nvm(NvmOpcode::COMPARE, 1, 0, 1), &[7; 512]).1.status.status() == NvmeStatus::COMPARE_FAILURE
+    );
     let smart = admin(AdminOpcode::GET_LOG_PAGE, u32::MAX, 127 << 16 | 2, 0, 512);
     let smart = SmartLog::read_from_bytes(&queue.run(smart, &[]).0).unwrap();
     assert_eq!(smart.error_information_log_entries.get(), 100);

@@ -99,7 +99,8 @@ fn an_io_queue_belongs_to_a_controller_that_its_host_has_enabled() {
     assert!(io.connect(1, cntlid, 0).status.is_success());
     let mut again = Host::new(&node);
     assert_eq!(passing(&again.connect(1, cntlid, 0)), NvmeStatus::COMMAND_SEQUENCE_ERROR);
-    // Disabled, no queue can be connected, and the controller is not reset before its queues are gone.
+    // Disabled, no queue can be connected, and the controller is not reset before its queues are
+    // gone.
     assert!(admin.set_cc(0x0046_0060).status.is_success());
     assert_eq!(passing(&again.connect(2, cntlid, 0)), NvmeStatus::COMMAND_SEQUENCE_ERROR);
     assert_eq!(admin.csts(), 1);
@@ -218,7 +219,8 @@ fn a_subsystem_is_reached_by_its_own_ports_alone_and_discovery_says_so() {
         Arc::new(subsystem(NQN).with_ports([].into())),
     ];
     let address = |port: u16| format!("192.0.2.1:{port}").parse().unwrap();
-    let ports = [4420, 4421, 8009].into_iter().zip(1..).map(|(port, id)| FabricsPort { id, address: address(port) });
+    let ports =
+        [4420, 4421, 8009].into_iter().zip(1..).map(|(port, id)| FabricsPort { id, address: address(port) });
     let node = (Arc::new(NvmeNode::new(subsystems, ports.collect(), "machine")), exports);
     let host_at = |port| {
         let mut host = Host::new(&node);

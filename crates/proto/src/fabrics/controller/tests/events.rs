@@ -113,7 +113,7 @@ fn an_abort_ends_a_command_of_an_io_queue_as_early_as_its_volume_can() {
 
 #[test]
 fn what_waits_is_aborted_at_once_and_what_waits_for_data_with_its_data() {
-    use crate::served::RangeGuard;
+    use crate::volume_state::RangeGuard;
     let node = node();
     let (mut io, mut queue) = Host::io(&node);
     let guard = RangeGuard::lock(&node.1.served(VolumeId(0)).unwrap(), 0, 512).unwrap();

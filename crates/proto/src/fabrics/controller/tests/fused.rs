@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::scsi::testing::{Bench, Client};
-use crate::scsi::{UnitIdentity, LogicalUnit};
+use crate::scsi::{LogicalUnit, UnitIdentity};
 use crate::session::Timed;
 use std::time::Instant;
 
@@ -174,7 +174,8 @@ fn whoever_else_uses_the_blocks_waits_for_the_pair() {
     assert_eq!(block(&mut other, 0), [2; 512]);
 }
 
-/// One who counts up the number in block 0, by compare and write until it has succeeded so many times.
+/// One who counts up the number in block 0, by compare and write until it has succeeded so many
+/// times.
 struct Counter {
     seen: u64,
     left: u32,
@@ -225,7 +226,7 @@ fn host_turn(host: &mut Host, counter: &mut Counter, halves: &mut Option<[Sqe; 2
     }
 }
 
-/// The same for an initiator of SCSI, whole.
+/// Reads the counter and writes it back, one higher, by a COMPARE AND WRITE of a SCSI initiator.
 fn scsi_turn(client: &mut Client, counter: &mut Counter) {
     use crate::scsi::testing::command;
     use crate::scsi::{Lun, Step};

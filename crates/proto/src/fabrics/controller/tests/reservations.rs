@@ -3,9 +3,9 @@
 use super::*;
 use crate::exports::Export;
 use crate::scsi::testing::{Bench, Client};
-use crate::scsi::{UnitIdentity, LogicalUnit, ScsiStatus as ScsiStatus};
-use crate::served::{ReservationStore, SaveTicket, Served};
+use crate::scsi::{LogicalUnit, ScsiStatus, UnitIdentity};
 use crate::session::Timed;
+use crate::volume_state::{ReservationStore, SaveTicket, VolumeState};
 use blockmux_volume::MemVolume;
 use blockmux_volume::Volume;
 use blockmux_wire::nvme::feature::FeatureId;
@@ -56,7 +56,10 @@ fn access(host: &mut Host) -> [bool; 2] {
     let read = host.run(nvm(NvmOpcode::READ, 1, 0, 1), &[]).1.status.status();
     let write = host.run(nvm(NvmOpcode::WRITE, 1, 0, 1), &[7; 512]).1.status.status();
     [read, write].map(|status| {
-        assert!(matches!(status, NvmeStatus::SUCCESSFUL_COMPLETION | NvmeStatus::RESERVATION_CONFLICT), "{status:?}");
+        assert!(
+            matches!(status, NvmeStatus::SUCCESSFUL_COMPLETION | NvmeStatus::RESERVATION_CONFLICT),
+            "{status:?}"
+        );
         status == NvmeStatus::SUCCESSFUL_COMPLETION
     })
 }
@@ -113,7 +116,8 @@ fn a_reservation_of_each_type_lets_in_whom_it_says() {
         assert_eq!(access(&mut b), stranger, "type {kind}");
         let flush = b.run(nvm(NvmOpcode::FLUSH, 1, 0, 1), &[]).1.status.status();
         assert_eq!(flush, CONFLICT, "a flush is one of the commands that write");
-        // Another queue of the same host is the same registrant, and of another namespace nothing was said.
+        // Another queue of the same host is the same registrant, and of another namespace nothing
+        // was said.
         let (mut other, _other_admin) = Host::io_of(&node, 1);
         assert_eq!(access(&mut other), [true; 2]);
         assert!(b.run(nvm(NvmOpcode::READ, 2, 0, 1), &[]).1.status.is_success());
@@ -293,10 +297,10 @@ fn what_is_to_persist_is_acknowledged_when_it_is_kept_and_comes_back() {
     let shelf = Arc::new(Shelf::default());
     let serve_image = |image: &[u8]| {
         let volume: Arc<dyn Volume> = Arc::new(MemVolume::new(SIZE));
-        let served = Served::with_store(volume.clone(), shelf.clone(), image).unwrap();
+        let served = VolumeState::with_store(volume.clone(), shelf.clone(), image).unwrap();
         let export = Export { name: "a".into(), description: String::new(), read_only: false, volume };
         let other = super::export("b");
-        let other_served = Served::new(other.volume.clone());
+        let other_served = VolumeState::new(other.volume.clone());
         serve(Exports::of_served(vec![(export, served), (other, other_served)]))
     };
     let node = serve_image(&[]);

@@ -16,9 +16,10 @@ fn admin(ask: Ask, now: Instant) -> Driver<AdminSession> {
 #[test]
 fn a_controller_that_has_retry_delays_is_told_that_they_are_heeded() {
     let mut now = Instant::now();
-    for fails in
-        [None, Some((AdminOpcode::SET_FEATURES.0, StatusField::final_one(NvmeStatus::INVALID_FIELD_IN_COMMAND)))]
-    {
+    for fails in [
+        None,
+        Some((AdminOpcode::SET_FEATURES.0, StatusField::final_one(NvmeStatus::INVALID_FIELD_IN_COMMAND))),
+    ] {
         let mut subsystem = Subsystem { crdt: [5, 0, 100], ..Subsystem::default() };
         let mut driver = admin(Ask::Use(1), now);
         subsystem.fails = fails;

@@ -1,4 +1,5 @@
-//! How well a path leads to the namespace: what the admin queue learns, and what an I/O queue makes of it.
+//! How well a path leads to the namespace: what the admin queue learns, and what an I/O queue makes
+//! of it.
 
 use super::*;
 use crate::session::{Control, Initiator, PathRank, Timed};
@@ -150,8 +151,11 @@ fn what_an_inaccessible_namespace_does_not_do_is_handed_back_where_there_are_oth
 
 #[test]
 fn what_fails_on_its_way_is_handed_back_and_the_path_is_left_alone_for_a_while() {
-    for status in [NvmeStatus::INTERNAL_PATH_ERROR, NvmeStatus::CONTROLLER_PATHING_ERROR, NvmeStatus::HOST_PATHING_ERROR]
-    {
+    for status in [
+        NvmeStatus::INTERNAL_PATH_ERROR,
+        NvmeStatus::CONTROLLER_PATHING_ERROR,
+        NvmeStatus::HOST_PATHING_ERROR,
+    ] {
         for has_others in [true, false] {
             let mut client = with_a_failed_write(status, has_others);
             client.driver.assert_nothing_done();

@@ -1,9 +1,9 @@
 //! Commands that get no answer, and what becomes of their I/O.
 
-use super::lanes;
+use super::connections;
 use super::script::*;
 use crate::iscsi::client::Mode;
-use crate::scsi::{Sense, ScsiStatus};
+use crate::scsi::{ScsiStatus, Sense};
 use crate::session::{Connections, Initiator, Overdue};
 use blockmux_volume::{Memory, Op, SgList};
 use blockmux_wire::iscsi::scsi::*;
@@ -31,10 +31,11 @@ fn wait(client: &mut Client) {
     assert_eq!(client.session.look(), LOOKS);
 }
 
-/// A session with a command on each of two connections, both overdue; the second connection is selected.
+/// A session with a command on each of two connections, both overdue; the second connection is
+/// selected.
 fn overdue_on_two_connections(error_recovery_level: u32) -> (Client, Pdu, Pdu) {
-    let mut client = lanes::ready(2, error_recovery_level);
-    client.read(1, 0, lanes::BURST);
+    let mut client = connections::ready(2, error_recovery_level);
+    client.read(1, 0, connections::BURST);
     let first = client.command();
     client.read(2, 0, 512);
     client.select(1);
@@ -341,13 +342,13 @@ fn a_command_is_aborted_on_its_own_connection_and_not_over_another_one_s_answer(
     client.select(1);
     let request = abort_of(&mut client, &second);
     // Its connection is lost before that is answered: its task is moved, and may be aborted again.
-    assert!(client.session.on_lost(1, lanes::now()) && client.session.poll_connect().is_some());
+    assert!(client.session.on_lost(1, connections::now()) && client.session.poll_connect().is_some());
     client.forget_unread();
     client.exp_cmd_sn = second.as_a::<ScsiCommand>().cmd_sn.get() + 1;
-    lanes::log_in(&mut client, 1);
+    connections::log_in(&mut client, 1);
     let [moved] = client.sent().try_into().unwrap();
     assert!(client.answer_task(&request, DONE).is_err());
-    assert!(lanes::answer_move(&mut client, &moved, &second, DONE));
+    assert!(connections::answer_move(&mut client, &moved, &second, DONE));
     while client.session.look() < LOOKS {}
     assert_eq!(client.session.abort_overdue(LOOKS), GIVE_UP);
     let request = abort_of(&mut client, &second);

@@ -127,11 +127,10 @@ fn write_payload_is_sent_from_where_it_is() {
     let data = list(&pattern(4096));
     let address = data.segs()[0].as_ptr();
     client.submit(0, Op::Write { fua: false }, 0, 4096, Some(data));
-    let has_it = client
-        .stream()
-        .outbox()
-        .pieces()
-        .any(|piece| matches!(piece, crate::outbox::OutboxPiece::Payload(seg) if seg.as_ptr() == address));
+    let has_it =
+        client.stream().outbox().pieces().any(
+            |piece| matches!(piece, crate::outbox::OutboxPiece::Payload(seg) if seg.as_ptr() == address),
+        );
     assert!(has_it);
 }
 

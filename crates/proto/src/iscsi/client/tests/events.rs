@@ -1,7 +1,8 @@
-//! What a target says by itself: asynchronous messages, and the text that it asks for (RFC 7143 §11.9).
+//! What a target says by itself: asynchronous messages, and the text that it asks for (RFC 7143
+//! §11.9).
 
 use super::script::*;
-use crate::scsi::{Sense, ScsiStatus};
+use crate::scsi::{ScsiStatus, Sense};
 use crate::session::{Connections, Initiator, ProtocolError, StreamSession, Timed};
 use blockmux_wire::iscsi::session::*;
 use blockmux_wire::iscsi::{FLAG_CONTINUE, FLAG_FINAL, IscsiOpcode, RESERVED_TAG};
@@ -151,7 +152,8 @@ fn the_next_session_waits_as_long_as_was_agreed_on_or_as_the_target_says_at_the_
         client.event(kind, 6, &[]).unwrap();
         assert_eq!(client.session.reconnects_after(), seconds(7));
     }
-    // After a logout there is nothing to wait for, unless the target could not tidy up (RFC 7143 §11.15.3).
+    // After a logout there is nothing to wait for, unless the target could not tidy up (RFC 7143
+    // §11.15.3).
     for (result, wait) in [(LogoutResult::CLOSED_SUCCESSFULLY, 0), (LogoutResult::CLEANUP_FAILED, 5)] {
         let mut client = ready();
         client.session.on_stop();

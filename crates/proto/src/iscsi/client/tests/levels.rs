@@ -3,7 +3,7 @@
 use super::script::*;
 use crate::iscsi::client::wishes;
 use crate::iscsi::login::operational::{CRC32C, OperationalKey};
-use crate::scsi::{Sense, ScsiStatus};
+use crate::scsi::{ScsiStatus, Sense};
 use crate::session::{Initiator, Timed};
 use blockmux_volume::IoError;
 use blockmux_wire::iscsi::scsi::*;
@@ -18,7 +18,8 @@ const ANSWERS: &str = "InitialR2T=No\0MaxRecvDataSegmentLength=262144\0FirstBurs
 
 /// Ready at a level, with digests of data.
 fn ready(level: u32) -> Client {
-    let wishes = wishes().with(OperationalKey::DataDigest, CRC32C).with(OperationalKey::ErrorRecoveryLevel, level);
+    let wishes =
+        wishes().with(OperationalKey::DataDigest, CRC32C).with(OperationalKey::ErrorRecoveryLevel, level);
     let mut client = Client::logged_in_with(wishes, &format!("{ANSWERS}ErrorRecoveryLevel={level}\0"));
     client.has_digests = true;
     client.bring_up(&Unit::default());

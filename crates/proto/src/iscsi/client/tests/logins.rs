@@ -1,11 +1,11 @@
 //! Logins and bring-up, one response at a time.
 
 use super::script::*;
-use crate::iscsi::client::{Mode, IscsiRefused, UnitRefused, wishes};
+use crate::iscsi::client::{IscsiRefused, Mode, UnitRefused, wishes};
 use crate::iscsi::login::chap::{Algorithm, Challenge, ChapCredentials, ChapSecret};
 use crate::iscsi::node::Chap;
 use crate::iscsi::text;
-use crate::scsi::{Lun, Sense, ScsiStatus};
+use crate::scsi::{Lun, ScsiStatus, Sense};
 use crate::session::{Initiator, StreamSession, Timed};
 use blockmux_volume::{IoError, VolumeInfo};
 use blockmux_wire::iscsi::IscsiOpcode;
@@ -149,7 +149,11 @@ fn refusals_and_moves_are_told_apart_from_a_broken_protocol() {
             "TargetAddress=192.0.2.9:3260,1\0",
             IscsiRefused::Moved { address: "192.0.2.9:3260,1".into(), permanent: false },
         ),
-        (LoginStatus::TARGET_MOVED_PERMANENTLY, "", IscsiRefused::Login(LoginStatus::TARGET_MOVED_PERMANENTLY)),
+        (
+            LoginStatus::TARGET_MOVED_PERMANENTLY,
+            "",
+            IscsiRefused::Login(LoginStatus::TARGET_MOVED_PERMANENTLY),
+        ),
     ];
     for (status, text, expected) in cases {
         let mut client = Client::new(config(wishes()));

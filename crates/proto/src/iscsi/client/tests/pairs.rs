@@ -3,14 +3,14 @@
 use super::script::{INITIATOR, TARGET, at_every_split, list, pattern};
 use crate::exports::{Export, Exports, VolumeId};
 use crate::iscsi::client::{
-    BurstSize, Config, IscsiDiscoverySession, FoundTarget, InitiatorSession, Mode, IscsiRefused, wishes,
+    BurstSize, Config, FoundTarget, InitiatorSession, IscsiDiscoverySession, IscsiRefused, Mode, wishes,
 };
 use crate::iscsi::login::chap::{Algorithm, ChapCredentials, ChapSecret};
 use crate::iscsi::login::operational::{CRC32C, OperationalKey, OperationalParameters};
 use crate::iscsi::name::Name;
-use crate::iscsi::node::{IscsiAccess, Chap, IscsiNode, Portal, TargetNode, offer};
+use crate::iscsi::node::{Chap, IscsiAccess, IscsiNode, Portal, TargetNode, offer};
 use crate::iscsi::server::TargetSession;
-use crate::scsi::{self, UnitIdentity, LogicalUnit, Lun};
+use crate::scsi::{self, LogicalUnit, Lun, UnitIdentity};
 use crate::session::{Demand, Initiator, ProtocolError, StreamSession};
 use crate::testing::{Driver, Pump, Streams};
 use blockmux_volume::{Extent, Io, IoError, MemVolume, Op, Output, Pool, SgList, Tag};
@@ -77,7 +77,11 @@ fn initiator(wishes: OperationalParameters, chap: Option<Chap>) -> InitiatorSess
 }
 
 impl Pair<InitiatorSession> {
-    fn ready(wishes: OperationalParameters, offer: OperationalParameters, step: usize) -> Pair<InitiatorSession> {
+    fn ready(
+        wishes: OperationalParameters,
+        offer: OperationalParameters,
+        step: usize,
+    ) -> Pair<InitiatorSession> {
         let mut pair = Pair::new(initiator(wishes, None), offer, None, step);
         pair.run().unwrap();
         assert!(pair.client.session.is_ready(), "{:?}", pair.client.session.refused());
@@ -111,7 +115,11 @@ fn ways() -> Vec<(&'static str, OperationalParameters, OperationalParameters)> {
     vec![
         ("all at once", wishes(), plain),
         ("digests", with_digests(wishes()), plain),
-        ("R2T for all", wishes().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0), plain),
+        (
+            "R2T for all",
+            wishes().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0),
+            plain,
+        ),
         ("immediate data and R2T", wishes().with(OperationalKey::InitialR2T, 1), plain),
         ("unsolicited, not immediate", wishes().with(OperationalKey::ImmediateData, 0), plain),
         (

@@ -1,7 +1,7 @@
 //! What goes wrong: statuses, silence, targets that leave, and such as break the protocol.
 
 use super::script::*;
-use crate::scsi::{Sense, ScsiStatus};
+use crate::scsi::{ScsiStatus, Sense};
 use crate::session::{Initiator, PathRank, StreamSession, Timed};
 use blockmux_volume::{IoError, Op, Output};
 use blockmux_wire::iscsi::scsi::*;
@@ -424,8 +424,10 @@ fn asking_for_data_wrongly_ends_the_session() {
 #[test]
 fn wrong_digests_end_the_session() {
     let answers = "HeaderDigest=CRC32C\0";
-    let config =
-        config(crate::iscsi::client::wishes().with(crate::iscsi::login::operational::OperationalKey::HeaderDigest, 1));
+    let config = config(
+        crate::iscsi::client::wishes()
+            .with(crate::iscsi::login::operational::OperationalKey::HeaderDigest, 1),
+    );
     let mut client = Client::new(config);
     client.sent();
     client.login_response(0x81, LoginStatus::SUCCESS, b"").unwrap();

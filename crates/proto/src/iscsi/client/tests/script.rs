@@ -4,7 +4,7 @@ use crate::digest;
 use crate::iscsi::client::{BurstSize, Config, InitiatorSession, Mode, wishes};
 use crate::iscsi::login::operational::OperationalParameters;
 use crate::iscsi::name::Name;
-use crate::scsi::{Lun, Sense, ScsiStatus};
+use crate::scsi::{Lun, ScsiStatus, Sense};
 use crate::session::{Initiator, ProtocolError};
 use crate::testing::Driver;
 use blockmux_volume::{Op, Pool, Seg, SgList};
@@ -49,8 +49,8 @@ pub(super) struct Client {
     pub(super) window: u32,
     /// Data segments have digests.
     pub(super) has_digests: bool,
-    lane: usize,
-    /// StatSN, and what was received and not taken, of the lanes that are not meant now.
+    connection: usize,
+    /// StatSN, and what was received and not taken, of the connections that are not meant now.
     others: BTreeMap<usize, (u32, Vec<u8>)>,
 }
 
@@ -76,20 +76,20 @@ impl Client {
             exp_cmd_sn: 1,
             window: 64,
             has_digests: false,
-            lane: 0,
+            connection: 0,
             others: BTreeMap::new(),
         }
     }
 
     /// Another connection is meant from now on.
-    pub(super) fn select(&mut self, lane: usize) {
-        let (stat_sn, unread) = self.others.remove(&lane).unwrap_or((1, Vec::new()));
+    pub(super) fn select(&mut self, connection: usize) {
+        let (stat_sn, unread) = self.others.remove(&connection).unwrap_or((1, Vec::new()));
         let before = (
             std::mem::replace(&mut self.stat_sn, stat_sn),
             std::mem::replace(&mut self.driver.unread, unread),
         );
-        self.others.insert(std::mem::replace(&mut self.lane, lane), before);
-        self.driver.connection = lane;
+        self.others.insert(std::mem::replace(&mut self.connection, connection), before);
+        self.driver.connection = connection;
     }
 
     /// Logged in with these answers to what was proposed, nothing known of the unit.
@@ -97,17 +97,17 @@ impl Client {
         Client::logged_in_with(wishes(), answers)
     }
 
-    /// The same with other wishes.
+    /// A client with these wishes that has logged in, as the script `answers` says.
     pub(super) fn logged_in_with(wishes: OperationalParameters, answers: &str) -> Client {
         Client::new(config(wishes)).log_in(answers)
     }
 
-    /// The same for another purpose.
+    /// A client for this purpose that has logged in, as the script `answers` says.
     pub(super) fn logged_in_for(mode: Mode, answers: &str) -> Client {
         Client::new(Config { mode, ..config(wishes()) }).log_in(answers)
     }
 
-    /// The same where there are other paths, or not.
+    /// A client that has logged in and has other paths, or not.
     pub(super) fn logged_in_on_paths(has_others: bool, answers: &str) -> Client {
         let mut client = Client::new(config(wishes()));
         if has_others {
@@ -141,7 +141,8 @@ impl Client {
     pub(super) fn bring_up(&mut self, unit: &Unit) {
         loop {
             let commands = self.sent();
-            if commands.is_empty() || commands.iter().any(|pdu| pdu.bhs.opcode() != IscsiOpcode::SCSI_COMMAND) {
+            if commands.is_empty() || commands.iter().any(|pdu| pdu.bhs.opcode() != IscsiOpcode::SCSI_COMMAND)
+            {
                 return;
             }
             commands.iter().for_each(|command| self.answer(unit, command));
@@ -250,7 +251,8 @@ impl Client {
         self.stat_sn - 1
     }
 
-    /// The target sends an asynchronous message about the unit, with so many seconds as its third parameter.
+    /// The target sends an asynchronous message about the unit, with so many seconds as its third
+    /// parameter.
     pub(super) fn event(
         &mut self,
         event: AsyncEvent,
@@ -307,7 +309,7 @@ impl Client {
         self.feed(&bytes)
     }
 
-    /// The same with a data segment that comes damaged.
+    /// Sends a PDU whose data segment comes damaged.
     pub(super) fn send_damaged(
         &mut self,
         header: &(impl IntoBytes + Immutable),

@@ -81,8 +81,14 @@ fn residuals_tell_what_moved_more_or_less_than_expected() {
     assert_eq!(read.data, two_blocks[..512]);
 }
 
-/// Sends a write without immediate data, and the data as R2Ts ask for it in PDUs of `segment` bytes.
-fn write_by_r2t(initiator: &mut Initiator, data: &[u8], immediate: usize, segment: usize) -> (Vec<IscsiR2t>, Pdu) {
+/// Sends a write without immediate data, and the data as R2Ts ask for it in PDUs of `segment`
+/// bytes.
+fn write_by_r2t(
+    initiator: &mut Initiator,
+    data: &[u8],
+    immediate: usize,
+    segment: usize,
+) -> (Vec<IscsiR2t>, Pdu) {
     let blocks = (data.len() / 512) as u16;
     let command = initiator.request(0, &write10(0, blocks), None, Some(data.len() as u32));
     let itt = command.initiator_task_tag.get();

@@ -35,7 +35,8 @@ impl Scene {
         Initiator { pump, header_digest: false, data_digest: false, cmd_sn: 1 }
     }
 
-    /// A session's leading connection, CID 7, its power-on unit attentions seen; and the session's handle.
+    /// A session's leading connection, CID 7, its power-on unit attentions seen; and the session's
+    /// handle.
     pub(super) fn lead(&self, keys: &str) -> (Initiator, u16) {
         let mut leading = self.connect(1);
         let text = format!("{}MaxConnections=4\0{keys}", names());
@@ -79,7 +80,7 @@ impl Scene {
         on.request(lun, cdb, reads, writes)
     }
 
-    /// The same, sent.
+    /// Sends a command on that connection.
     pub(super) fn command(
         &self,
         on: &mut Initiator,

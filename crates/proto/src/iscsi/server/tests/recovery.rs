@@ -176,7 +176,8 @@ fn each_burst_but_the_last_asks_for_an_acknowledgement_that_ends_its_recovery() 
     let [gone] = initiator.data_snack(itt, 1, 1).try_into().unwrap();
     assert_eq!(reject_reason(&gone), RejectReason::PROTOCOL_ERROR);
     assert_eq!(initiator.data_snack(itt, 2, 0).len(), 2);
-    // When the status is acknowledged, there is nothing left to acknowledge, and nothing wrong with it.
+    // When the status is acknowledged, there is nothing left to acknowledge, and nothing wrong with
+    // it.
     initiator.acknowledge_all(sent.last().unwrap());
     assert!(initiator.exchange(&confirm(ttt, 2, 0), b"").is_empty());
 }
@@ -235,7 +236,15 @@ fn a_command_whose_data_is_spoilt_never_came_and_those_behind_it_wait() {
         assert!(initiator.exchange(&ping, b"").is_empty());
         let answers = initiator.exchange(&command, &data);
         let opcodes: Vec<_> = answers.iter().map(|pdu| pdu.bhs.opcode()).collect();
-        assert_eq!(opcodes, [IscsiOpcode::NOP_IN, IscsiOpcode::SCSI_RESPONSE, IscsiOpcode::DATA_IN, IscsiOpcode::SCSI_RESPONSE]);
+        assert_eq!(
+            opcodes,
+            [
+                IscsiOpcode::NOP_IN,
+                IscsiOpcode::SCSI_RESPONSE,
+                IscsiOpcode::DATA_IN,
+                IscsiOpcode::SCSI_RESPONSE
+            ]
+        );
         assert!(answers[2].data == data[..512], "the read came between the writes");
         assert!(initiator.read(blocks) == vec![9; len]);
     }

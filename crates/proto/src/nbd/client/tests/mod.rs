@@ -92,7 +92,8 @@ fn poke(client: &mut Client) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
-    // `Client` asserts that no demand is above MAX_DEMAND and that every met demand leads somewhere.
+    // `Client` asserts that no demand is above MAX_DEMAND and that every met demand leads
+    // somewhere.
     #[test]
     fn any_bytes_are_a_handshake_or_an_error(
         mode in mode(),

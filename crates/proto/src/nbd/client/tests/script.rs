@@ -22,7 +22,8 @@ impl Client {
         Driver::of(InitiatorSession::new(config, pool, Instant::now()), step)
     }
 
-    /// A session in transmission, block status included where the headers allow it, its outbox empty.
+    /// A session in transmission, block status included where the headers allow it, its outbox
+    /// empty.
     pub(super) fn ready(headers: Headers, size: u64, flags: u16, step: usize) -> Client {
         Client::ready_with(headers, &[info_export(size, flags)], step, Pool::new(64 << 20))
     }

@@ -39,8 +39,8 @@ fn everything(form: Option<Opt>) -> Vec<u8> {
 const FORMS: [Option<Opt>; 3] =
     [None, Some(Opt::NBD_OPT_STRUCTURED_REPLY), Some(Opt::NBD_OPT_EXTENDED_HEADERS)];
 
-/// What the target answers to `parts`, received at most `step` bytes at a time. I/O completes at the very end, so
-/// that the order of replies does not depend on the cuts.
+/// What the target answers to `parts`, received at most `step` bytes at a time. I/O completes at
+/// the very end, so that the order of replies does not depend on the cuts.
 fn answers(parts: &[&[u8]], step: usize) -> Vec<u8> {
     let mut session = connect().split_at(step);
     session.holds_io = true;

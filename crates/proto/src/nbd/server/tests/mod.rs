@@ -18,7 +18,8 @@ use std::time::{Duration, Instant};
 
 type Session = Pump<TargetSession>;
 
-/// `disk0`, writable, and `frozen`, read-only: 64 MiB of RAM each, in 512-byte blocks with 64 KiB allocation units.
+/// `disk0`, writable, and `frozen`, read-only: 64 MiB of RAM each, in 512-byte blocks with 64 KiB
+/// allocation units.
 fn exports() -> Exports {
     let export = |name: &str, description: &str, read_only| Export {
         name: name.into(),
@@ -159,8 +160,8 @@ fn is_deaf(session: &Session) -> bool {
     matches!(session.session.demand(), Demand::Nothing)
 }
 
-// What a Linux client sent to nbdkit, from a capture; the same answers but for flags and the block sizes, which
-// nbdkit sends only when asked.
+// What a Linux client sent to nbdkit, from a capture; the same answers but for flags and the block
+// sizes, which nbdkit sends only when asked.
 
 #[test]
 fn the_kernels_session_goes_as_captured() {

@@ -19,7 +19,8 @@ fn a_namespace_is_learned_however_bytes_are_cut() {
         at_every_split(|step| {
             let mut driver = admin(Ask::Use(1), line, step, Instant::now());
             let opcodes = bring_up(&mut driver, line, &mut Subsystem::default());
-            // Connect, CAP, VS, CC, CSTS; controller, limits, namespace, descriptors; number of queues.
+            // Connect, CAP, VS, CC, CSTS; controller, limits, namespace, descriptors; number of
+            // queues.
             assert_eq!(opcodes, [0x7f, 0x7f, 0x7f, 0x7f, 0x7f, 6, 6, 6, 6, 9]);
             assert!(driver.session.is_ready() && !driver.is_closing());
             let controller = driver.session.controller().unwrap();

@@ -1,9 +1,9 @@
 //! Our own two sides against each other.
 
 use crate::exports::{Export, Exports, VolumeId};
-use crate::fabrics::controller::node::{NvmeNode, FabricsPort, SecureChannel};
+use crate::fabrics::controller::node::{FabricsPort, NvmeNode, SecureChannel};
 use crate::nvme::auth::controller::tests::secrets;
-use crate::nvme::auth::{Concatenation, HostCredentials, DhGroup, Hash, HostSecrets, Unproved};
+use crate::nvme::auth::{Concatenation, DhGroup, Hash, HostCredentials, HostSecrets, Unproved};
 use crate::nvme::nqn::Nqn;
 use crate::nvme::subsystem::{Namespace, Subsystem};
 use crate::nvme_tcp::client::*;
@@ -45,7 +45,7 @@ impl Served {
         Served { node: Arc::new(node), exports }
     }
 
-    /// The same whose hosts may come by TLS.
+    /// A controller whose hosts may come by TLS.
     fn with_tls(secrets: Option<HostSecrets>) -> Served {
         let Served { node, exports } = Served::with(secrets);
         let node = Arc::into_inner(node).unwrap().with_tls(Arc::default(), SecureChannel::NotRequired);
@@ -132,7 +132,7 @@ fn queues(admin: &Driver<AdminSession>, secrets: Option<HostSecrets>, queues: u1
     QueueSession::new(config, Digests::default(), Pool::new(16 << 20), Instant::now())
 }
 
-/// Connects every I/O queue of a session; the targets are in order of its lanes.
+/// Connects every I/O queue of a session; the targets are in order of its queues.
 fn connected(served: &Served, session: QueueSession) -> (Driver<QueueSession>, Vec<Pump<TargetSession>>) {
     let mut host = Driver::of(session, usize::MAX);
     let mut targets = vec![served.target()];

@@ -27,8 +27,8 @@ fn everything(cntlid: u16, digests: u8) -> Vec<u8> {
     bytes
 }
 
-/// What the target answers to these parts, received at most `step` bytes at a time. I/O completes at the very end, so
-/// that the order of answers does not depend on the cuts.
+/// What the target answers to these parts, received at most `step` bytes at a time. I/O completes
+/// at the very end, so that the order of answers does not depend on the cuts.
 fn answers(node: &(Arc<NvmeNode>, Exports), parts: &[&[u8]], step: usize) -> Vec<u8> {
     let host = Host::new(node);
     let mut pump = host.pump.split_at(step);

@@ -105,7 +105,10 @@ fn a_wrong_header_digest_is_fatal_and_a_wrong_data_digest_is_not() {
     *bytes.last_mut().unwrap() ^= 1;
     io.pump.client_sends(&bytes).unwrap();
     let cqe = io.received()[0].cqe();
-    assert_eq!((cqe.status.status(), cqe.status.do_not_retry()), (NvmeStatus::TRANSIENT_TRANSPORT_ERROR, false));
+    assert_eq!(
+        (cqe.status.status(), cqe.status.do_not_retry()),
+        (NvmeStatus::TRANSIENT_TRANSPORT_ERROR, false)
+    );
     // The same of data that was asked for, short and long.
     for blocks in [32, 256] {
         let mut write = nvm(NvmOpcode::WRITE, 1, 0, blocks);

@@ -1,11 +1,14 @@
-//! PERSISTENT RESERVE OUT: registrations and reservations are made, taken over, handed over and given up.
+//! PERSISTENT RESERVE OUT: registrations and reservations are made, taken over, handed over and
+//! given up.
 
 use crate::scsi::ScsiStatus;
 use crate::scsi::device::nexus::{TransportId, is_port_of};
-use crate::scsi::device::task::{Action, Context, TaskFailure, TaskOutcome, MultiStepCommand};
+use crate::scsi::device::task::{Action, Context, MultiStepCommand, TaskFailure, TaskOutcome};
 use crate::scsi::iscsi_name::Name;
 use crate::scsi::sense::Sense;
-use crate::served::{Drain, Move, Notices, Preempt, ReservationRefused, Register, Registrant, Reservations, SaveTicket};
+use crate::volume_state::{
+    Drain, Move, Notices, Preempt, Register, Registrant, ReservationRefused, Reservations, SaveTicket,
+};
 use blockmux_volume::Output;
 use blockmux_wire::scsi::opcode::persistent_reserve_out as out;
 use blockmux_wire::scsi::reservation::*;
@@ -16,8 +19,8 @@ use zerocopy::FromBytes;
 pub(in crate::scsi) fn reserve_out(cx: &mut Context<'_>) -> TaskOutcome {
     let cdb = &cx.command.cdb;
     let (scope, kind) = (cdb.byte(2) >> 4, ScsiReservationType(cdb.byte(2) & 0x0f));
-    // SPC-5, the PERSISTENT RESERVE OUT service actions: scope and type count where a reservation is made or released.
-    // A preemption does not always make one.
+    // SPC-5, the PERSISTENT RESERVE OUT service actions: scope and type count where a reservation
+    // is made or released. A preemption does not always make one.
     let action = u16::from(cdb.byte(1) & 0x1f);
     if matches!(action, out::RESERVE | out::RELEASE) {
         if scope != 0 {
@@ -61,7 +64,8 @@ fn change(cx: &mut Context<'_>, bytes: &[u8]) -> TaskOutcome {
     outcome
 }
 
-/// Whether the service action keeps somebody out who was in, so that what was admitted before has to be over.
+/// Whether the service action keeps somebody out who was in, so that what was admitted before has
+/// to be over.
 fn takes_away(action: u16) -> bool {
     matches!(action, out::RESERVE | out::PREEMPT | out::PREEMPT_AND_ABORT | out::REGISTER_AND_MOVE)
 }
@@ -135,13 +139,18 @@ impl ReserveOutAction {
     }
 
     fn persists(&self) -> bool {
-        matches!(self, ReserveOutAction::Register { persists: true, .. } | ReserveOutAction::Move(Move { persists: true, .. }))
+        matches!(
+            self,
+            ReserveOutAction::Register { persists: true, .. }
+                | ReserveOutAction::Move(Move { persists: true, .. })
+        )
     }
 
     fn apply(&self, all: &mut Reservations, who: &Registrant) -> Result<Notices, TaskFailure> {
         let result = match self {
             ReserveOutAction::Register { key, new_key, whom, persists } => {
-                // SPC-5, "Registering": others are only registered by one who was not registered itself.
+                // SPC-5, "Registering": others are only registered by one who was not registered
+                // itself.
                 if whom.len() > 1
                     && all.key_of(who).is_some()
                     && whom.iter().any(|other| other.initiator != who.initiator)
@@ -169,15 +178,17 @@ impl ReserveOutAction {
 fn refusal(refused: ReservationRefused) -> TaskFailure {
     match refused {
         ReservationRefused::Conflict => TaskFailure::status(ScsiStatus::RESERVATION_CONFLICT),
-        ReservationRefused::InvalidRelease => Sense::illegal(Asc::INVALID_RELEASE_OF_PERSISTENT_RESERVATION).into(),
+        ReservationRefused::InvalidRelease => {
+            Sense::illegal(Asc::INVALID_RELEASE_OF_PERSISTENT_RESERVATION).into()
+        }
         ReservationRefused::NoKey => Sense::in_parameters(8).into(),
         ReservationRefused::ToItself => Sense::in_parameters(24).into(),
         ReservationRefused::Full => Sense::illegal(Asc::INSUFFICIENT_REGISTRATION_RESOURCES).into(),
     }
 }
 
-/// Who is registered: the nexus; with SPEC_I_PT each listed initiator port, and where a node is listed, those of its ports
-/// that are logged in; with ALL_TG_PT all of them on every target port.
+/// Who is registered: the nexus; with SPEC_I_PT each listed initiator port, and where a node is
+/// listed, those of its ports that are logged in; with ALL_TG_PT all of them on every target port.
 fn whom(cx: &Context<'_>, flags: u8, rest: &[u8]) -> Result<Vec<Registrant>, Sense> {
     let own = cx.nexus.registrant();
     let mut initiators = vec![own.initiator.clone()];
@@ -238,11 +249,13 @@ fn transport_ids(
     let mut ids = Vec::new();
     while let [first, _, high, low, ..] = *rest {
         let len = match first & 0x0f {
-            // SPC-5, TransportIDs: an iSCSI TransportID says how long it is, all others have 24 bytes.
+            // SPC-5, TransportIDs: an iSCSI TransportID says how long it is, all others have 24
+            // bytes.
             0x05 => usize::from(u16::from_be_bytes([high, low])).saturating_add(4),
             _ => 24,
         };
-        // Of the longest iSCSI name, an ISID and padding. Each is kept for as long as it is registered.
+        // Of the longest iSCSI name, an ISID and padding. Each is kept for as long as it is
+        // registered.
         let (id, after) = rest
             .split_at_checked(len)
             .filter(|_| len <= MAX_TRANSPORT_ID)
@@ -253,7 +266,8 @@ fn transport_ids(
     if rest.is_empty() { Ok(ids) } else { Err(Sense::in_parameters(field)) }
 }
 
-/// The change is made. What was admitted before may still be in flight, of whatever protocol; and an image is being kept.
+/// The change is made. What was admitted before may still be in flight, of whatever protocol; and
+/// an image is being kept.
 struct Settling {
     drain: Option<Drain>,
     ticket: Option<SaveTicket>,

@@ -2,7 +2,7 @@
 
 use crate::scsi::ScsiStatus;
 use crate::scsi::device::task::{Context, TaskFailure, TaskOutcome, answer};
-use crate::served::{Registrant, Reservations};
+use crate::volume_state::{Registrant, Reservations};
 use blockmux_wire::scsi::opcode::persistent_reserve_in;
 use blockmux_wire::scsi::reservation::*;
 use std::collections::BTreeMap;
@@ -14,7 +14,8 @@ pub(in crate::scsi) fn reserve_in(cx: &mut Context<'_>) -> TaskOutcome {
     let can_persist = cx.unit.unit.served.store().is_some();
     let (is_reserved, all) =
         cx.unit.unit.served.look(|table| (table.reserved_by.is_some(), table.reservations.clone()));
-    // SPC-2, the PERSISTENT RESERVE IN command: in conflict with any RESERVE, the nexus's own included.
+    // SPC-2, the PERSISTENT RESERVE IN command: in conflict with any RESERVE, the nexus's own
+    // included.
     if is_reserved {
         return Err(TaskFailure::status(ScsiStatus::RESERVATION_CONFLICT));
     }
@@ -46,7 +47,8 @@ fn reservation(all: &Reservations) -> Vec<u8> {
     descriptor.as_bytes().to_vec()
 }
 
-/// Every registrant, and which of them holds the reservation; `ports` are the identifiers of those that are there.
+/// Every registrant, and which of them holds the reservation; `ports` are the identifiers of those
+/// that are there.
 pub(super) fn full_status(all: &Reservations, ports: &BTreeMap<Arc<str>, u16>) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut gone = Vec::new();
@@ -70,8 +72,8 @@ pub(super) fn full_status(all: &Reservations, ports: &BTreeMap<Arc<str>, u16>) -
     bytes
 }
 
-/// What initiators are told of a registrant. An NVMe host has no TransportID: it gets one of no specific protocol
-/// (SPC-5), with its identifier at the end.
+/// What initiators are told of a registrant. An NVMe host has no TransportID: it gets one of no
+/// specific protocol (SPC-5), with its identifier at the end.
 fn transport_id(who: &Registrant) -> Arc<[u8]> {
     who.nvme_host().map_or_else(
         || who.initiator.clone(),
@@ -79,8 +81,8 @@ fn transport_id(who: &Registrant) -> Arc<[u8]> {
     )
 }
 
-/// A port that was there before a restart and is no more has a number that none has which is there, for 0 is none; ports
-/// count from 1 on, so it comes from the other end.
+/// A port that was there before a restart and is no more has a number that none has which is there,
+/// for 0 is none; ports count from 1 on, so it comes from the other end.
 fn id_of_gone<'a>(gone: &mut Vec<&'a str>, port: &'a str, ports: &BTreeMap<Arc<str>, u16>) -> u16 {
     let place = gone.iter().position(|known| *known == port).unwrap_or_else(|| {
         gone.push(port);

@@ -2,8 +2,10 @@
 
 use super::report::full_status;
 use crate::scsi::device::testing::{Bench, Client, answer, command};
-use crate::scsi::{UnitIdentity, LogicalUnit, Lun, ScsiStatus, Step};
-use crate::served::{Registrant, Registration, ReservationStore, Reservations, SaveTicket, Served};
+use crate::scsi::{LogicalUnit, Lun, ScsiStatus, Step, UnitIdentity};
+use crate::volume_state::{
+    Registrant, Registration, ReservationStore, Reservations, SaveTicket, VolumeState,
+};
 use blockmux_volume::MemVolume;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -78,7 +80,8 @@ fn a_reservation_keeps_others_out_as_its_type_says() {
     }
 }
 
-/// Or else a disk that is only written by another looks like one without a write cache to be flushed.
+/// Or else a disk that is only written by another looks like one without a write cache to be
+/// flushed.
 #[test]
 fn who_may_read_may_sense_modes_and_not_select_them() {
     let bench = Bench::new();
@@ -296,7 +299,7 @@ impl ReservationStore for Shelf {
 #[test]
 fn what_cannot_be_kept_has_changed_nothing() {
     let (shelf, volume) = (Arc::new(Shelf::default()), Arc::new(MemVolume::new(1 << 20)));
-    let served = Served::with_store(volume.clone(), shelf.clone(), &[]).unwrap();
+    let served = VolumeState::with_store(volume.clone(), shelf.clone(), &[]).unwrap();
     let bench = Bench::around(LogicalUnit::over(UnitIdentity::of("a"), &served), volume);
     let (mut a, mut b) = (bench.client("a"), bench.client("b"));
     assert_eq!(out(&mut a, 6, 0, &list(0, 1, 1)), ScsiStatus::GOOD);
@@ -315,7 +318,7 @@ fn what_is_to_persist_is_kept_before_the_answer_and_comes_back() {
     let shelf = Arc::new(Shelf::default());
     let volume = Arc::new(MemVolume::new(1 << 20));
     let bench = |image: &[u8]| {
-        let served = Served::with_store(volume.clone(), shelf.clone(), image).unwrap();
+        let served = VolumeState::with_store(volume.clone(), shelf.clone(), image).unwrap();
         Bench::around(LogicalUnit::over(UnitIdentity::of("a"), &served), volume.clone())
     };
     let first = bench(&[]);
@@ -327,7 +330,9 @@ fn what_is_to_persist_is_kept_before_the_answer_and_comes_back() {
     assert!(matches!(a.turn(&mut task, step, &list(1, 0, 0), &mut 0), Step::Wait));
     assert!(matches!(a.server.resume(&mut task), Step::Wait));
     *shelf.is_slow.lock().unwrap() = false;
-    assert!(matches!(a.server.resume(&mut task), Step::Done(response) if response.status == ScsiStatus::GOOD));
+    assert!(
+        matches!(a.server.resume(&mut task), Step::Done(response) if response.status == ScsiStatus::GOOD)
+    );
     let image = shelf.images.lock().unwrap().last().cloned().unwrap();
     let second = bench(&image);
     assert_eq!(second.client("b").run(&READ).status, ScsiStatus::RESERVATION_CONFLICT);

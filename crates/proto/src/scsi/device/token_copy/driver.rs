@@ -1,7 +1,8 @@
-//! The work of a WRITE USING TOKEN command: reads a piece, from several places if need be, and writes it.
+//! The work of a WRITE USING TOKEN command: reads a piece, from several places if need be, and
+//! writes it.
 
-use super::{TokenCopyPlan, Record, Source};
-use crate::scsi::device::task::{Action, Context, TaskFailure, TaskOutcome, PIECE, MultiStepCommand};
+use super::{Record, Source, TokenCopyPlan};
+use crate::scsi::device::task::{Action, Context, MultiStepCommand, PIECE, TaskFailure, TaskOutcome};
 use crate::scsi::device::units::AttachedUnit;
 use crate::scsi::sense::Sense;
 use blockmux_volume::{Memory, Op, Output, SgList};
@@ -79,8 +80,8 @@ impl TokenCopyDriver {
 }
 
 impl MultiStepCommand for TokenCopyDriver {
-    /// The source has to be ready; but whoever has a token may have what it stands for, whatever was reserved since: that
-    /// was asked when it was made.
+    /// The source has to be ready; but whoever has a token may have what it stands for, whatever
+    /// was reserved since: that was asked when it was made.
     fn check(&self, end: &AttachedUnit, op: Op) -> Result<(), TaskFailure> {
         end.view.check_sanitize()?;
         end.view.not_ready.filter(|_| op == Op::Read).map_or(Ok(()), |sense| Err(sense.into()))

@@ -4,8 +4,8 @@
 use crate::exports::VolumeId;
 use crate::scsi::device::testing::{Answer, answer, command, port, shaped};
 use crate::scsi::{
-    BackgroundWork, DeviceServer, UnitIdentity, LogicalUnit, Lun, Nexus, ScsiStatus, Step, ScsiTarget, Task,
-    TaskManagement,
+    BackgroundWork, DeviceServer, LogicalUnit, Lun, Nexus, ScsiStatus, ScsiTarget, Step, Task,
+    TaskManagement, UnitIdentity,
 };
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Channel, Completion, IoError, MemVolume, Op, Seg, Tag, Volume, VolumeInfo, Waker};

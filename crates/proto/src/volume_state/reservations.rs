@@ -1,8 +1,10 @@
-//! Registrations and the persistent reservation of a volume: who is there, who holds it, and who is told (SPC-5).
+//! Registrations and the persistent reservation of a volume: who is there, who holds it, and who is
+//! told (SPC-5).
 //!
-//! Nothing here knows of commands: a change is asked for by name, and answers with what to do about the others. The
-//! words are SPC's, and so are the numbers of the types; NVMe has the same six types and rules (NVM Express Base
-//! Specification, "Reservations"), so that its hosts can be registered beside SCSI's nexuses.
+//! Nothing here knows of commands: a change is asked for by name, and answers with what to do about
+//! the others. The words are SPC's, and so are the numbers of the types; NVMe has the same six
+//! types and rules (NVM Express Base Specification, "Reservations"), so that its hosts can be
+//! registered beside SCSI's nexuses.
 
 use blockmux_wire::scsi::reservation::ScsiReservationType;
 use std::sync::Arc;
@@ -12,7 +14,8 @@ use std::sync::Arc;
 pub(crate) struct Registrant {
     /// With SCSI the initiator port's TransportID, with NVMe the host identifier.
     pub(crate) initiator: Arc<[u8]>,
-    /// With SCSI the name of the target port that it came in through; empty with NVMe, where a host counts and not its path.
+    /// With SCSI the name of the target port that it came in through; empty with NVMe, where a host
+    /// counts and not its path.
     pub(crate) port: Arc<str>,
 }
 
@@ -149,7 +152,11 @@ impl Reservations {
     }
 
     /// REGISTER and REGISTER AND IGNORE EXISTING KEY (SPC-5).
-    pub(crate) fn register(&mut self, who: &Registrant, what: &Register<'_>) -> Result<Notices, ReservationRefused> {
+    pub(crate) fn register(
+        &mut self,
+        who: &Registrant,
+        what: &Register<'_>,
+    ) -> Result<Notices, ReservationRefused> {
         if what.key.is_some_and(|key| key != self.key_of(who).unwrap_or(0)) {
             return Err(ReservationRefused::Conflict);
         }
@@ -219,7 +226,11 @@ impl Reservations {
 
     /// PREEMPT, and what PREEMPT AND ABORT changes here (SPC-5). Whoever is told of it has lost its
     /// registration, but for those that RESERVATIONS RELEASED is for.
-    pub(crate) fn preempt(&mut self, who: &Registrant, what: &Preempt) -> Result<Notices, ReservationRefused> {
+    pub(crate) fn preempt(
+        &mut self,
+        who: &Registrant,
+        what: &Preempt,
+    ) -> Result<Notices, ReservationRefused> {
         self.check_key(who, what.key)?;
         let held = self.reservation.clone();
         let takes_over = self.is_taken_over(what.victim_key);
@@ -253,7 +264,8 @@ impl Reservations {
         Ok(notices)
     }
 
-    /// Whether a PREEMPT of that key takes the reservation itself over, and does not only remove registrations.
+    /// Whether a PREEMPT of that key takes the reservation itself over, and does not only remove
+    /// registrations.
     pub(crate) fn is_taken_over(&self, victim_key: u64) -> bool {
         match &self.reservation {
             None => false,
@@ -263,7 +275,11 @@ impl Reservations {
     }
 
     /// REGISTER AND MOVE (SPC-5).
-    pub(crate) fn register_and_move(&mut self, who: &Registrant, what: &Move) -> Result<Notices, ReservationRefused> {
+    pub(crate) fn register_and_move(
+        &mut self,
+        who: &Registrant,
+        what: &Move,
+    ) -> Result<Notices, ReservationRefused> {
         self.check_key(who, what.key)?;
         if what.new_key == 0 {
             return Err(ReservationRefused::NoKey);
@@ -426,7 +442,10 @@ mod tests {
         all.reserve(&who("a"), 1, Kind::EXCLUSIVE_ACCESS_REGISTRANTS_ONLY).unwrap();
         assert_eq!(all.release(&who("b"), 2, Kind::EXCLUSIVE_ACCESS_REGISTRANTS_ONLY), Ok(vec![]));
         assert!(all.reservation.is_some());
-        assert_eq!(all.release(&who("a"), 1, Kind::EXCLUSIVE_ACCESS), Err(ReservationRefused::InvalidRelease));
+        assert_eq!(
+            all.release(&who("a"), 1, Kind::EXCLUSIVE_ACCESS),
+            Err(ReservationRefused::InvalidRelease)
+        );
         let told = all.release(&who("a"), 1, Kind::EXCLUSIVE_ACCESS_REGISTRANTS_ONLY).unwrap();
         assert_eq!(told.len(), 2);
         assert_eq!(all.release(&who("a"), 1, Kind::EXCLUSIVE_ACCESS), Ok(vec![]));

@@ -1,7 +1,7 @@
 //! Reservations that survive a restart: APTPL (SPC-5).
 //!
-//! An image is made of the registrations and the reservation; a [`ReservationStore`] keeps it, in a file or wherever the
-//! engine likes. No change is acknowledged before its image is kept.
+//! An image is made of the registrations and the reservation; a [`ReservationStore`] keeps it, in a
+//! file or wherever the engine likes. No change is acknowledged before its image is kept.
 
 use super::reservations::{MAX_REGISTRATIONS, Registrant, Registration, Reservation, Reservations};
 use blockmux_volume::Crc32c;
@@ -10,8 +10,9 @@ use std::fmt;
 
 /// Keeps the image of one volume's reservations.
 ///
-/// Images come in the order of their tickets; the last one counts. `save` must not block: whatever takes time happens
-/// elsewhere, and [`ReservationStore::is_saved`] tells when it is over. Called from any core.
+/// Images come in the order of their tickets; the last one counts. `save` must not block: whatever
+/// takes time happens elsewhere, and [`ReservationStore::is_saved`] tells when it is over. Called
+/// from any core.
 pub trait ReservationStore: Send + Sync {
     /// Begins to replace what is kept by `image`; an empty one means that there is nothing to keep.
     fn save(&self, image: &[u8]) -> SaveTicket;
@@ -62,7 +63,8 @@ pub(crate) fn to_image(all: &Reservations) -> Vec<u8> {
     for registration in &all.registrations {
         image.extend(registration.key.to_be_bytes());
         for name in [registration.who.port.as_bytes(), &*registration.who.initiator] {
-            // Names of SCSI ports have at most 65,535 bytes: TransportIDs count theirs in as many bits.
+            // Names of SCSI ports have at most 65,535 bytes: TransportIDs count theirs in as many
+            // bits.
             let len = u16::try_from(name.len()).unwrap_or(u16::MAX);
             image.extend(len.to_be_bytes());
             image.extend(name.get(..len.into()).unwrap_or(name));
@@ -154,7 +156,7 @@ const VERSION: u8 = 1;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::served::Register;
+    use crate::volume_state::Register;
 
     fn example() -> Reservations {
         let mut all = Reservations::default();
@@ -198,7 +200,10 @@ mod tests {
             let mut body = image[12..].to_vec();
             body[at - 12] = 0xff;
             let image = [&image[..8], &Crc32c::of(&body).value().to_be_bytes(), &body].concat();
-            assert!(matches!(from_image(&image), Err(ReservationImageError::Damaged { at: 13.. })), "byte {at}");
+            assert!(
+                matches!(from_image(&image), Err(ReservationImageError::Damaged { at: 13.. })),
+                "byte {at}"
+            );
         }
     }
 

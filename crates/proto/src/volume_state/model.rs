@@ -1,5 +1,6 @@
-//! Every interleaving of the code of `in_flight`: that file is compiled once more, over atomics and locks that hand
-//! control to another thread at each access. Each test says what would be lost if a step of the order were left out.
+//! Every interleaving of the code of `in_flight`: that file is compiled once more, over atomics and
+//! locks that hand control to another thread at each access. Each test says what would be lost if a
+//! step of the order were left out.
 
 mod sync {
     pub(super) use shuttle::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -18,7 +19,7 @@ mod sync {
 )]
 mod in_flight;
 
-use in_flight::{Counter, InFlight, NotAdmitted, AdmissionRequest};
+use in_flight::{AdmissionRequest, Counter, InFlight, NotAdmitted};
 use shuttle::sync::atomic::{AtomicU32, Ordering};
 use shuttle::thread;
 use std::sync::Arc;
@@ -50,8 +51,8 @@ impl Shared {
     }
 }
 
-/// Runs a write and `other` in every interleaving. `other` asks once whether all I/O is over: to ask again only adds
-/// interleavings in which nothing is claimed in between.
+/// Runs a write and `other` in every interleaving. `other` asks once whether all I/O is over: to
+/// ask again only adds interleavings in which nothing is claimed in between.
 fn beside_a_write(other: fn(&Shared)) {
     shuttle::check_dfs(
         move || {

@@ -1,6 +1,6 @@
 //! What a target offers: named volumes.
 
-use super::Served;
+use super::VolumeState;
 use blockmux_volume::Volume;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -24,8 +24,8 @@ pub struct Export {
 
 /// All volumes of a target; a clone is another handle to the same list.
 ///
-/// Volumes come and go while they are served, but an id names one volume for ever: that of a volume that is gone is never
-/// given to another.
+/// Volumes come and go while they are served, but an id names one volume for ever: that of a volume
+/// that is gone is never given to another.
 #[derive(Clone)]
 pub struct Exports {
     shared: Arc<SharedExports>,
@@ -45,7 +45,7 @@ struct SharedExports {
 #[derive(Clone)]
 struct ExportEntry {
     export: Arc<Export>,
-    served: Arc<Served>,
+    served: Arc<VolumeState>,
 }
 
 /// A volume that was served, and how.
@@ -55,7 +55,7 @@ pub struct Removed {
     /// What was exported.
     pub export: Arc<Export>,
     /// What all protocols share of it.
-    pub served: Arc<Served>,
+    pub served: Arc<VolumeState>,
 }
 
 impl Exports {
@@ -63,15 +63,15 @@ impl Exports {
     #[must_use]
     pub fn new(exports: Vec<Export>) -> Exports {
         let served = exports.into_iter().map(|export| {
-            let served = Served::new(export.volume.clone());
+            let served = VolumeState::new(export.volume.clone());
             (export, served)
         });
         Exports::of_served(served.collect())
     }
 
-    /// The same where somebody has made of the volumes what is served of them.
+    /// Exports of volumes whose shared state was made before.
     #[must_use]
-    pub fn of_served(exports: Vec<(Export, Arc<Served>)>) -> Exports {
+    pub fn of_served(exports: Vec<(Export, Arc<VolumeState>)>) -> Exports {
         let entry = |(export, served)| Some(ExportEntry { export: Arc::new(export), served });
         let list = RwLock::new(exports.into_iter().map(entry).collect());
         Exports { shared: Arc::new(SharedExports { list, changes: AtomicU64::new(0) }), offered: None }
@@ -86,7 +86,7 @@ impl Exports {
 
     /// One more volume; `None` if its name is taken, or there were [`MAX_VOLUMES`] already.
     #[must_use]
-    pub fn add(&self, export: Export, served: Arc<Served>) -> Option<VolumeId> {
+    pub fn add(&self, export: Export, served: Arc<VolumeState>) -> Option<VolumeId> {
         let mut list = self.shared.list.write().unwrap_or_else(PoisonError::into_inner);
         let is_taken = list.iter().flatten().any(|entry| entry.export.name == export.name);
         if is_taken || list.len() >= MAX_VOLUMES {
@@ -97,7 +97,8 @@ impl Exports {
         Some(VolumeId(list.len().saturating_sub(1) as u32))
     }
 
-    /// Serves the volume of that name no more: nobody finds it here, and nobody's I/O on it is let in.
+    /// Serves the volume of that name no more: nobody finds it here, and nobody's I/O on it is let
+    /// in.
     #[must_use]
     pub fn remove(&self, name: &str) -> Option<Removed> {
         let (volume, _) = self.find(name)?;
@@ -111,7 +112,7 @@ impl Exports {
 
     /// The volume of the export with that id, as every protocol serves it.
     #[must_use]
-    pub fn served(&self, id: VolumeId) -> Option<Arc<Served>> {
+    pub fn served(&self, id: VolumeId) -> Option<Arc<VolumeState>> {
         self.entry(id).map(|entry| entry.served)
     }
 
@@ -171,9 +172,9 @@ mod tests {
     use super::*;
     use blockmux_volume::MemVolume;
 
-    fn export(name: &str) -> (Export, Arc<Served>) {
+    fn export(name: &str) -> (Export, Arc<VolumeState>) {
         let volume: Arc<dyn Volume> = Arc::new(MemVolume::new(1 << 20));
-        let served = Served::new(volume.clone());
+        let served = VolumeState::new(volume.clone());
         (Export { name: name.into(), description: String::new(), read_only: false, volume }, served)
     }
 

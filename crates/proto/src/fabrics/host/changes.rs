@@ -1,14 +1,15 @@
-//! What a controller tells of its own accord: that what Identify tells of a namespace has changed, or how well this path
-//! leads to it.
+//! What a controller tells of its own accord: that what Identify tells of a namespace has changed,
+//! or how well this path leads to it.
 //!
 //! ```text
 //!   Set Features ▶ ANA log page ▶ Asynchronous Event Request ··· event ▶ the log page that it names ▶ Identify ─┐
 //!                                 ▲                                                                            │
 //!                                 └──────────────────────────── its descriptors ◀───── the namespace ◀─────────┘
 //! ```
-//! Reading the page clears the event. Then the namespace is looked at whatever the page says: what else could have
-//! happened to the one namespace that is used. If it is another one now, or has other blocks, what was meant for the old one
-//! must not be written there. The ANA log page is read beside that, too, when it is asked for.
+//! Reading the page clears the event. Then the namespace is looked at whatever the page says: what
+//! else could have happened to the one namespace that is used. If it is another one now, or has
+//! other blocks, what was meant for the old one must not be written there. The ANA log page is read
+//! beside that, too, when it is asked for.
 
 use super::access;
 use super::command;
@@ -152,7 +153,8 @@ impl NamespaceChanges {
         Some((sqe, DataTransfer::In(len as u32), memory, Topic::Events))
     }
 
-    /// The ANA log page that was asked for has come, or cannot be had: then it is asked for again some time.
+    /// The ANA log page that was asked for has come, or cannot be had: then it is asked for again
+    /// some time.
     pub(super) fn on_access(&mut self, page: Option<&[u8]>) {
         (self.access, self.knows_access) = (AnaLogState::Done, true);
         self.look_at_page(page);
@@ -189,7 +191,8 @@ impl NamespaceChanges {
         }
     }
 
-    /// Whether nobody would tell of a change that is waited for, so that we have to ask from time to time.
+    /// Whether nobody would tell of a change that is waited for, so that we have to ask from time
+    /// to time.
     pub(super) fn is_to_ask_again(&self) -> bool {
         let is_deaf = self.events & AEC_ANA_CHANGE == 0 || self.step == ListenStep::Deaf;
         self.group.is_some() && (is_deaf || self.last_rank == PathRank::Unusable)
@@ -228,7 +231,8 @@ impl NamespaceChanges {
         };
     }
 
-    /// Compares the namespace that was seen, and whose descriptors are these, with what is known of it.
+    /// Compares the namespace that was seen, and whose descriptors are these, with what is known of
+    /// it.
     fn compare(&mut self, mut seen: NamespaceInfo, descriptors: Option<&[u8]>) {
         let (identity, block_len) = &self.known;
         let has_told = descriptors.is_some() || !identity.starts_with(UUID);
@@ -260,7 +264,8 @@ fn ana_page(len: u32) -> Sqe {
     sqe
 }
 
-/// How much of a page is read, in bytes: all of those that events name, and of others their beginning.
+/// How much of a page is read, in bytes: all of those that events name, and of others their
+/// beginning.
 fn page_len(page: LogPage) -> u32 {
     match page {
         LogPage::CHANGED_NAMESPACE_LIST => (CHANGED_NAMESPACES_MAX as u32).saturating_mul(4),

@@ -1,11 +1,12 @@
-//! The login phase of a connection: the frame of login PDUs, time, and the session that a connection is to join.
+//! The login phase of a connection: the frame of login PDUs, time, and the session that a
+//! connection is to join.
 
 use super::local::{LocalSessions, SessionCore};
 use super::shared::SharedSession;
 use crate::iscsi::digests::IscsiDigests;
 use crate::iscsi::login::failure::{LoginFailure, no_such_session};
 use crate::iscsi::login::operational::DEFAULT_DATA_SEGMENT_LENGTH;
-use crate::iscsi::login::target::{TargetLoginResult, TargetLoginProgress, TargetLogin};
+use crate::iscsi::login::target::{TargetLogin, TargetLoginProgress, TargetLoginResult};
 use crate::iscsi::node::IscsiNode;
 use crate::iscsi::pdu::{self, ParsedIscsiPdu};
 use crate::iscsi::sender::Sender;
@@ -20,7 +21,7 @@ use std::time::{Duration, Instant};
 use zerocopy::transmute_ref;
 
 /// A connection on its way into full feature phase.
-pub(super) struct Entrance {
+pub(super) struct ConnectionLogin {
     login: TargetLogin,
     /// How many bytes the next PDU has, as far as is known.
     needs: usize,
@@ -39,15 +40,15 @@ pub(super) struct Entrance {
     _permit: Option<LoginPermit>,
 }
 
-impl Entrance {
+impl ConnectionLogin {
     pub(super) fn new(
         login: TargetLogin,
         node: Arc<IscsiNode>,
         local: Rc<LocalSessions>,
         now: Instant,
-    ) -> Entrance {
+    ) -> ConnectionLogin {
         let deadline = now.checked_add(LOGIN_TIME).unwrap_or(now);
-        Entrance {
+        ConnectionLogin {
             login,
             needs: BHS_LEN,
             deadline,
@@ -61,13 +62,13 @@ impl Entrance {
         }
     }
 
-    /// The same with leave to log in, over a connection that `hang_up` cuts.
+    /// Takes leave to log in, over a connection that `hang_up` cuts.
     pub(super) fn admit(&mut self, permit: LoginPermit, hang_up: ConnectionHandle) {
         self._permit = Some(permit);
         self.login.set_hang_up(hang_up);
     }
 
-    /// The same over RDMA.
+    /// The connection is one over RDMA.
     pub(super) fn set_over_rdma(&mut self) {
         self.login.set_over_rdma();
     }
@@ -104,7 +105,8 @@ impl Entrance {
         self.invited.as_ref()?.upgrade()
     }
 
-    /// Takes one request at a time; returns how many bytes that were, and what the login agreed on at its end.
+    /// Takes one request at a time; returns how many bytes that were, and what the login agreed on
+    /// at its end.
     pub(super) fn on_bytes(
         &mut self,
         input: &[u8],
@@ -232,6 +234,6 @@ const LOGIN_TIME: Duration = Duration::from_secs(30);
 /// How often a login looks whether the session that it takes the place of is over.
 const REINSTATEMENT_POLL: Duration = Duration::from_millis(2);
 
-/// A wrong answer to a CHAP challenge is refused no sooner than this after the connection was made, so that secrets are
-/// not guessed fast.
+/// A wrong answer to a CHAP challenge is refused no sooner than this after the connection was made,
+/// so that secrets are not guessed fast.
 const GUESS_DELAY: Duration = Duration::from_secs(3);

@@ -1,41 +1,48 @@
-//! Ranges of a volume that one command has for itself (COMPARE AND WRITE, ORWRITE and WRITE ATOMIC read and write as one,
-//! whoever else uses the volume), and the ends of I/O that others wait for. How the two sides see each other is argued in
-//! [`super::in_flight`].
+//! Ranges of a volume that one command has for itself (COMPARE AND WRITE, ORWRITE and WRITE ATOMIC
+//! read and write as one, whoever else uses the volume), and the ends of I/O that others wait for.
+//! How the two sides see each other is argued in [`super::in_flight`].
 
-use super::Served;
+use super::VolumeState;
 use super::in_flight::{ByteRange, Watched};
 use std::sync::Arc;
 
-/// Keeps a range locked until it is dropped. Commands that lock a range wait for each other; all other I/O waits for them.
+/// Keeps a range locked until it is dropped. Commands that lock a range wait for each other; all
+/// other I/O waits for them.
 pub(crate) struct RangeGuard {
-    served: Arc<Served>,
+    served: Arc<VolumeState>,
     range: ByteRange,
     since: u64,
 }
 
-/// Tells when all I/O is over that was in flight when it began: what was admitted before a reservation kept it out, or
-/// before it was aborted, still reaches the volume until then.
+/// Tells when all I/O is over that was in flight when it began: what was admitted before a
+/// reservation kept it out, or before it was aborted, still reaches the volume until then.
 pub(crate) struct Drain {
-    served: Arc<Served>,
+    served: Arc<VolumeState>,
     since: u64,
 }
 
 /// Tells whether a byte of its ranges may have changed since it began.
 pub(crate) struct Watch {
-    served: Arc<Served>,
+    served: Arc<VolumeState>,
     watched: Arc<Watched>,
     since: u64,
 }
 
 impl RangeGuard {
     /// Locks the range, if no byte of it is locked. I/O may begin when [`RangeGuard::is_alone`].
-    pub(crate) fn lock(served: &Arc<Served>, offset: u64, len: u64) -> Option<RangeGuard> {
+    pub(crate) fn lock(served: &Arc<VolumeState>, offset: u64, len: u64) -> Option<RangeGuard> {
         let since = served.in_flight.lock((offset, len))?;
         Some(RangeGuard { served: served.clone(), range: (offset, len), since })
     }
 
-    /// Locks the range if that was not done yet; answers whether its I/O may begin. Ask again until it does.
-    pub(crate) fn take(guard: &mut Option<RangeGuard>, served: &Arc<Served>, offset: u64, len: u64) -> bool {
+    /// Locks the range if that was not done yet; answers whether its I/O may begin. Ask again until
+    /// it does.
+    pub(crate) fn take(
+        guard: &mut Option<RangeGuard>,
+        served: &Arc<VolumeState>,
+        offset: u64,
+        len: u64,
+    ) -> bool {
         if guard.is_none() {
             *guard = RangeGuard::lock(served, offset, len);
         }
@@ -56,7 +63,7 @@ impl Drop for RangeGuard {
 
 impl Drain {
     /// Begins now: after the change that keeps more I/O out.
-    pub(crate) fn new(served: &Arc<Served>) -> Drain {
+    pub(crate) fn new(served: &Arc<VolumeState>) -> Drain {
         Drain { served: served.clone(), since: served.in_flight.now() }
     }
 
@@ -68,7 +75,7 @@ impl Drain {
 
 impl Watch {
     /// Watches ranges of offset and length in bytes.
-    pub(crate) fn new(served: &Arc<Served>, ranges: Arc<[ByteRange]>) -> Watch {
+    pub(crate) fn new(served: &Arc<VolumeState>, ranges: Arc<[ByteRange]>) -> Watch {
         let (watched, since) = served.in_flight.watch(ranges);
         Watch { served: served.clone(), watched, since }
     }
@@ -93,13 +100,13 @@ impl Drop for Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::served::{IoCounter, IoGuard, NotAdmitted};
+    use crate::volume_state::{IoCounter, IoGuard, NotAdmitted};
     use blockmux_volume::{MemVolume, Op};
     use std::rc::Rc;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    fn served() -> Arc<Served> {
-        Served::new(Arc::new(MemVolume::new(1 << 20)))
+    fn served() -> Arc<VolumeState> {
+        VolumeState::new(Arc::new(MemVolume::new(1 << 20)))
     }
 
     fn admit(counter: &Rc<IoCounter>, range: ByteRange, changes: bool, owns_lock: bool) -> Option<IoGuard> {
@@ -212,7 +219,8 @@ mod tests {
 
     #[test]
     fn increments_under_locks_and_plain_ones_on_other_threads_are_never_lost() {
-        // A cell that is read and written in two steps, as a disk is; whoever passes or locks has it for itself.
+        // A cell that is read and written in two steps, as a disk is; whoever passes or locks has
+        // it for itself.
         let (served, cell) = (served(), AtomicU64::new(0));
         let rounds = 2000;
         std::thread::scope(|scope| {

@@ -1,13 +1,15 @@
-//! How I/O of a client comes to a volume: counted, past locked ranges, and as far as reservations let it.
+//! How I/O of a client comes to a volume: counted, past locked ranges, and as far as reservations
+//! let it.
 //!
-//! [`IoCounter`] is one user's counter of a volume; what it admits is an [`IoGuard`] until the I/O is over. A SCSI nexus has
-//! one for each logical unit, because its reservations are checked by command. [`Admission`] adds the reservations of a
-//! client that has one name for all that it does, an NVMe host, or none: an NBD connection, or whoever uses an AoE target.
-//! [`Admissions`] are those of one client to several volumes.
+//! [`IoCounter`] is one user's counter of a volume; what it admits is an [`IoGuard`] until the I/O
+//! is over. A SCSI nexus has one for each logical unit, because its reservations are checked by
+//! command. [`Admission`] adds the reservations of a client that has one name for all that it does,
+//! an NVMe host, or none: an NBD connection, or whoever uses an AoE target. [`Admissions`] are
+//! those of one client to several volumes.
 
 use super::exports::VolumeId;
-use super::in_flight::{Counter, NotAdmitted, ByteRange, AdmissionRequest};
-use super::{BlockAccess, Registrant, Served};
+use super::in_flight::{AdmissionRequest, ByteRange, Counter, NotAdmitted};
+use super::{BlockAccess, Registrant, VolumeState};
 use blockmux_volume::Op;
 use std::cell::Cell;
 use std::rc::Rc;
@@ -15,7 +17,7 @@ use std::sync::Arc;
 
 /// Counts the I/O of one user on one volume, on one core.
 pub(crate) struct IoCounter {
-    served: Arc<Served>,
+    served: Arc<VolumeState>,
     counter: Arc<Counter>,
 }
 
@@ -27,12 +29,13 @@ pub(crate) struct IoGuard {
 
 impl IoCounter {
     /// A counter for one more user.
-    pub(crate) fn new(served: &Arc<Served>) -> Rc<IoCounter> {
+    pub(crate) fn new(served: &Arc<VolumeState>) -> Rc<IoCounter> {
         Rc::new(IoCounter { served: served.clone(), counter: served.in_flight.add_counter() })
     }
 
-    /// Lets an I/O of that operation on a range in bytes begin, unless a byte of it is locked or `check` fails, which is
-    /// called once the I/O is counted: what then changes the answer also waits for the I/O.
+    /// Lets an I/O of that operation on a range in bytes begin, unless a byte of it is locked or
+    /// `check` fails, which is called once the I/O is counted: what then changes the answer also
+    /// waits for the I/O.
     ///
     /// # Errors
     /// If it may not begin.
@@ -115,7 +118,7 @@ impl Needs {
 
 impl Admission {
     /// That of `who`, or of somebody without a name, whom every reservation keeps out.
-    pub(crate) fn new(served: &Arc<Served>, who: Option<Registrant>) -> Admission {
+    pub(crate) fn new(served: &Arc<VolumeState>, who: Option<Registrant>) -> Admission {
         let seen = SeenReservations { generation: 0, access: BlockAccess::ALL };
         let reservations = Cell::new(seen);
         let admission = Admission { counter: IoCounter::new(served), who, reservations, complained_of: None };
@@ -123,10 +126,12 @@ impl Admission {
         admission
     }
 
-    /// Lets an I/O on a range in bytes begin. Only reads and writes are counted; for others there is no guard.
+    /// Lets an I/O on a range in bytes begin. Only reads and writes are counted; for others there
+    /// is no guard.
     ///
     /// # Errors
-    /// If a byte of the range is locked, unless the client `owns_lock`, or reservations do not allow what it needs.
+    /// If a byte of the range is locked, unless the client `owns_lock`, or reservations do not
+    /// allow what it needs.
     #[inline]
     pub(crate) fn admit(
         &self,
@@ -157,7 +162,8 @@ impl Admission {
         }
     }
 
-    /// Why the client is kept out, for the log of who serves the volume; once for each change of what keeps it out.
+    /// Why the client is kept out, for the log of who serves the volume; once for each change of
+    /// what keeps it out.
     #[cold]
     pub(crate) fn complaint(&mut self) -> Option<&'static str> {
         let seen = self.reservations.get().generation;
@@ -195,7 +201,7 @@ pub(crate) struct Admissions(Vec<(VolumeId, Admission)>);
 impl Admissions {
     /// Those of `who`, or of somebody without a name.
     pub(crate) fn new<'a>(
-        volumes: impl Iterator<Item = (VolumeId, &'a Arc<Served>)>,
+        volumes: impl Iterator<Item = (VolumeId, &'a Arc<VolumeState>)>,
         who: Option<&Registrant>,
     ) -> Admissions {
         Admissions(volumes.map(|(volume, served)| (volume, Admission::new(served, who.cloned()))).collect())
@@ -204,7 +210,7 @@ impl Admissions {
     /// From now on those to these volumes alone: the others end, and new ones begin.
     pub(crate) fn set_volumes<'a>(
         &mut self,
-        volumes: impl Iterator<Item = (VolumeId, &'a Arc<Served>)>,
+        volumes: impl Iterator<Item = (VolumeId, &'a Arc<VolumeState>)>,
         who: Option<&Registrant>,
     ) {
         let mut before = std::mem::take(&mut self.0);

@@ -1,8 +1,8 @@
 //! Commands that failed for a reason that passes, and when each of them is sent again.
 //!
-//! A controller that knows how long the reason lasts says so with the status: CRD names one of the Command Retry Delay
-//! Times of Identify Controller (Base 2.0 §3.3.3.2.1), which it may use once the host has set ACRE. Without that, pauses
-//! grow with each try of a command.
+//! A controller that knows how long the reason lasts says so with the status: CRD names one of the
+//! Command Retry Delay Times of Identify Controller (Base 2.0 §3.3.3.2.1), which it may use once
+//! the host has set ACRE. Without that, pauses grow with each try of a command.
 
 use super::queue::NvmePiece;
 use std::collections::VecDeque;
@@ -22,7 +22,8 @@ struct DelayedPiece {
 }
 
 impl Later {
-    /// Sends a command that has failed `now` again: after as long as the controller says, if it does.
+    /// Sends a command that has failed `now` again: after as long as the controller says, if it
+    /// does.
     pub(super) fn push(&mut self, piece: NvmePiece, told: Option<Duration>, now: Instant) {
         // It is the first time that it is sent again, or a later one.
         let times = 1_u32.checked_shl(piece.tries.saturating_sub(1)).unwrap_or(u32::MAX);

@@ -1,7 +1,8 @@
-//! Two networks of our own with a cable between them, whose MTU and speed are set as suites ask for.
+//! Two networks of our own with a cable between them, whose MTU and speed are set as suites ask
+//! for.
 //!
-//! Neither has a name: both, and the cable in them, are gone with the process however that ends, and another bench at
-//! the same time has its own. What is plugged is done by `ip` and `tc`.
+//! Neither has a name: both, and the cable in them, are gone with the process however that ends,
+//! and another bench at the same time has its own. What is plugged is done by `ip` and `tc`.
 
 use crate::failure::Failure;
 use blockmux_engine::cores::Cores;
@@ -12,29 +13,29 @@ use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
 
 /// The networks of the target and of the initiator.
-pub(super) struct Cable([Network; 2]);
+pub(super) struct VethPair([Network; 2]);
 
 /// One of its ends.
-pub(super) type CableEnd = usize;
+pub(super) type VethEnd = usize;
 
-pub(super) const TARGET: CableEnd = 0;
-pub(super) const INITIATOR: CableEnd = 1;
+pub(super) const TARGET: VethEnd = 0;
+pub(super) const INITIATOR: VethEnd = 1;
 /// What the interface at either end is called.
 pub(super) const INTERFACE: &str = "cable";
 
-impl Cable {
+impl VethPair {
     /// Makes the networks, and plugs the cable.
     ///
     /// # Errors
     /// If that is not allowed, or `ip` is not there.
-    pub(super) fn new() -> Result<Cable, Failure> {
+    pub(super) fn new() -> Result<VethPair, Failure> {
         let network = || {
             Network::new().map_err(|error| match error.kind() {
                 ErrorKind::PermissionDenied => Failure::request(NEEDS),
                 _ => Failure::request(format!("{NEEDS}: {error}")),
             })
         };
-        let cable = Cable([network()?, network()?]);
+        let cable = VethPair([network()?, network()?]);
         let there = cable.0[INITIATOR].path();
         let there = there.to_string_lossy();
         let pair = ["link", "add", INTERFACE, "type", "veth", "peer", "name", INTERFACE, "netns", &there];
@@ -89,17 +90,21 @@ impl Cable {
     ///
     /// # Errors
     /// If it cannot be gone to.
-    pub(super) fn within<T: Send>(&self, end: CableEnd, work: impl FnOnce() -> T + Send) -> Result<T, Failure> {
+    pub(super) fn within<T: Send>(
+        &self,
+        end: VethEnd,
+        work: impl FnOnce() -> T + Send,
+    ) -> Result<T, Failure> {
         let done = self.0[end].within(work);
         done.map_err(|error| Failure::run(format!("cannot enter a network of our own: {error}")))
     }
 
     /// The address of one end, of those that documentation uses.
-    pub(super) fn address(&self, end: CableEnd) -> Ipv4Addr {
+    pub(super) fn address(&self, end: VethEnd) -> Ipv4Addr {
         Ipv4Addr::new(192, 0, 2, 1 + end as u8)
     }
 
-    fn run(&self, end: CableEnd, program: &str, words: &[&str]) -> Result<(), String> {
+    fn run(&self, end: VethEnd, program: &str, words: &[&str]) -> Result<(), String> {
         let run = || Command::new(program).args(words).stdin(Stdio::null()).output();
         match self.0[end].within(run) {
             Ok(Ok(output)) if output.status.success() => Ok(()),

@@ -1,15 +1,16 @@
 //! What a unit attention says has changed, and asking about it again (SPC-5, SBC-4).
 //!
-//! The command that met the attention is sent again, and before it a question: for the capacity, the cache, or how well
-//! the path leads there. What was learned holds for what is submitted from then on. A unit whose INQUIRY data has changed
-//! may be another one altogether: then the transport is told to begin anew, which asks everything again.
+//! The command that met the attention is sent again, and before it a question: for the capacity,
+//! the cache, or how well the path leads there. What was learned holds for what is submitted from
+//! then on. A unit whose INQUIRY data has changed may be another one altogether: then the transport
+//! is told to begin anew, which asks everything again.
 
 use super::bring_up::{MODE_LEN, MOST_DATA_IN, caching, capacity};
 use super::command;
 use super::plan::ScsiCommandKind;
-use super::queue::{ScsiQueuedCommand, ScsiQueue, received};
+use super::queue::{ScsiQueue, ScsiQueuedCommand, received};
 use super::sense::SenseCode;
-use crate::io_queue::{MAX_TRIES, DataTransfer, Verdict};
+use crate::io_queue::{CompletionClass, DataTransfer, MAX_TRIES};
 use blockmux_wire::scsi::mode::PAGE_CACHING;
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 
@@ -64,9 +65,10 @@ impl UnitChanges {
 impl UnitQuery {
     pub(super) fn command(self, is_long: bool) -> ([u8; 16], DataTransfer) {
         match self {
-            UnitQuery::Capacity if is_long => {
-                (command::read_capacity_16(command::CAPACITY_16_LEN), DataTransfer::In(command::CAPACITY_16_LEN))
-            }
+            UnitQuery::Capacity if is_long => (
+                command::read_capacity_16(command::CAPACITY_16_LEN),
+                DataTransfer::In(command::CAPACITY_16_LEN),
+            ),
             UnitQuery::Capacity => (command::read_capacity_10(), DataTransfer::In(command::CAPACITY_10_LEN)),
             UnitQuery::Access => {
                 let room = MOST_DATA_IN as u32;
@@ -83,13 +85,13 @@ impl<T: Default> ScsiQueue<T> {
     /// The unit's size, once when it is known and whenever it has changed since.
     #[inline]
     pub(crate) fn poll_size(&mut self) -> Option<u64> {
-        self.set.news.size.take()
+        self.set.changes.size.take()
     }
 
     /// Whether the unit may have become another one.
     #[inline]
     pub(crate) fn is_strange(&self) -> bool {
-        self.set.news.is_strange
+        self.set.changes.is_strange
     }
 
     /// Somebody else has learned that the unit has another size.
@@ -111,22 +113,28 @@ impl<T: Default> ScsiQueue<T> {
             return;
         }
         match code.asc {
-            Asc::CAPACITY_DATA_HAS_CHANGED => self.set.news.capacity_is_due = true,
-            Asc::PARAMETERS_CHANGED | Asc::MODE_PARAMETERS_CHANGED => self.set.news.caching_is_due = true,
+            Asc::CAPACITY_DATA_HAS_CHANGED => self.set.changes.capacity_is_due = true,
+            Asc::PARAMETERS_CHANGED | Asc::MODE_PARAMETERS_CHANGED => self.set.changes.caching_is_due = true,
             Asc::ASYMMETRIC_ACCESS_STATE_CHANGED => self.ask_for_access(),
-            Asc::INQUIRY_DATA_HAS_CHANGED => self.set.news.is_strange = true,
+            Asc::INQUIRY_DATA_HAS_CHANGED => self.set.changes.is_strange = true,
             _ => {}
         }
     }
 
     /// A question was answered. Without an answer, what was known goes on.
-    pub(super) fn on_news(&mut self, question: UnitQuery, verdict: Verdict, command: &ScsiQueuedCommand<T>, moved: u32) {
+    pub(super) fn on_changes(
+        &mut self,
+        question: UnitQuery,
+        verdict: CompletionClass,
+        command: &ScsiQueuedCommand<T>,
+        moved: u32,
+    ) {
         let piece = command.piece;
         let again = piece.again();
         match verdict {
-            Verdict::Again if piece.tries < MAX_TRIES => return self.again.push_back(again),
-            Verdict::Later(_) if piece.tries < MAX_TRIES => return self.set.later.push_back(again),
-            Verdict::Good => {}
+            CompletionClass::Again if piece.tries < MAX_TRIES => return self.again.push_back(again),
+            CompletionClass::Later(_) if piece.tries < MAX_TRIES => return self.set.later.push_back(again),
+            CompletionClass::Good => {}
             _ => return,
         }
         let data = received(command, moved);
@@ -146,12 +154,12 @@ impl<T: Default> ScsiQueue<T> {
         let Some((last, block_len)) = capacity(data, unit.long_commands) else { return };
         let blocks = last.saturating_add(1);
         if block_len != unit.block_len || blocks.checked_mul(block_len.into()).is_none() {
-            self.set.news.is_strange = true;
+            self.set.changes.is_strange = true;
             return;
         }
         unit.blocks = blocks;
         self.info.size = unit.size();
-        self.set.news.on_size(self.info.size);
+        self.set.changes.on_size(self.info.size);
     }
 
     fn on_caching(&mut self, data: &[u8]) {
@@ -165,7 +173,7 @@ impl<T: Default> ScsiQueue<T> {
 /// Whether this is a question of ours.
 pub(super) fn question(kind: ScsiCommandKind) -> Option<UnitQuery> {
     match kind {
-        ScsiCommandKind::News(question) => Some(question),
+        ScsiCommandKind::Changes(question) => Some(question),
         _ => None,
     }
 }

@@ -1,9 +1,9 @@
 //! One subject under one job, run as often as asked.
 
-use super::cable::{Cable, INITIATOR, INTERFACE, TARGET};
 use super::plan::BenchPlan;
+use super::veth::{INITIATOR, INTERFACE, TARGET, VethPair};
 use crate::failure::Failure;
-use crate::protocol::frontend::{VolumeNames, Portal, Service};
+use crate::protocol::frontend::{Portal, Service, VolumeNames};
 use crate::protocol::policy::{ListenerAddress, Policy};
 use crate::protocol::{Carrier, Protocol};
 use blockmux_engine::congestion::Congestion;
@@ -16,7 +16,7 @@ use blockmux_lab::ceiling::{self, CeilingJob, Transport, Variant};
 use blockmux_lab::generator::Bench;
 use blockmux_lab::job::Job;
 use blockmux_lab::link::{self, Link};
-use blockmux_lab::result::{SubjectKind, Row, Run};
+use blockmux_lab::result::{Row, Run, SubjectKind};
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_volume::Volume;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// One subject under one job.
-pub(super) struct Lane {
+pub(super) struct BenchCase {
     /// What is measured.
     pub(super) how: How,
     /// What is done.
@@ -41,7 +41,8 @@ pub(super) enum How {
     Local(Arc<dyn Volume>),
     /// The volume served and reached by this process.
     Served(&'static Protocol, Arc<dyn Volume>, PollPolicy),
-    /// The same over the plan's cable.
+    /// The volume served and reached by this process, each in its own network, over the plan's veth
+    /// pair.
     Linked(&'static Protocol, Arc<dyn Volume>, PollPolicy, Link),
     /// A volume that somebody else serves over such sockets.
     Remote(&'static Protocol, Transport, Arc<dyn Volume>, PollPolicy),
@@ -49,9 +50,9 @@ pub(super) enum How {
     Ceiling(&'static Protocol, Transport, Variant),
 }
 
-impl Lane {
-    pub(super) fn new(how: How, job: &Job, target: &str) -> Lane {
-        Lane { how, job: job.clone(), target: target.to_owned(), place: String::new() }
+impl BenchCase {
+    pub(super) fn new(how: How, job: &Job, target: &str) -> BenchCase {
+        BenchCase { how, job: job.clone(), target: target.to_owned(), place: String::new() }
     }
 
     /// What the table calls it.
@@ -136,10 +137,11 @@ impl Lane {
         }
     }
 
-    /// Serves the volume at one end of a cable and reaches it from the other, or does both on loopback.
+    /// Serves the volume at one end of a cable and reaches it from the other, or does both on
+    /// loopback.
     fn reach(
         &self,
-        cable: Option<&Cable>,
+        cable: Option<&VethPair>,
         protocol: &'static Protocol,
         volume: &Arc<dyn Volume>,
         target: &Cores,
@@ -189,7 +191,8 @@ impl Lane {
     }
 }
 
-/// Serves `volume` with `cores`, on a free port of an address or at the end of the cable; answers its URL.
+/// Serves `volume` with `cores`, on a free port of an address or at the end of the cable; answers
+/// its URL.
 fn serve(
     cores: &Cores,
     protocol: &'static Protocol,
@@ -205,7 +208,8 @@ fn serve(
         Carrier::Frames => None,
     };
     let address = listener.as_ref().map(|listener| listener.address().clone());
-    let place = address.map_or_else(|| ListenerAddress::Interface(INTERFACE.to_owned()), ListenerAddress::Socket);
+    let place =
+        address.map_or_else(|| ListenerAddress::Interface(INTERFACE.to_owned()), ListenerAddress::Socket);
     let exports = Exports::new(vec![Export {
         name: EXPORT.to_owned(),
         description: String::new(),
@@ -226,7 +230,8 @@ fn serve(
             .ok_or_else(|| Failure::run("the target's core has ended"))?;
     }
     let portal = Portal { listener: place.clone(), reached_at: place };
-    let ways = VolumeNames::all(&exports).into_iter().flat_map(|named| frontend.ways(protocol, &portal, &named));
+    let ways =
+        VolumeNames::all(&exports).into_iter().flat_map(|named| frontend.ways(protocol, &portal, &named));
     ways.map(|way| way.url).next().ok_or_else(|| Failure::run("the volume is out of reach"))
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// What a network is like. Every connection draws its own fate from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Weather {
+pub struct NetworkConditions {
     /// One way, at most; each send draws its own.
     pub delay: Duration,
     /// Of each direction of a connection; `None` is without limit.
@@ -17,14 +17,14 @@ pub struct Weather {
     pub breaks_within: Option<u64>,
     /// So many of a thousand sends are held up by up to [`LONGEST_STALL`].
     pub stalls_per_thousand: u32,
-    /// So many of a thousand sends have a bit of their payload turned around: for protocols that notice. What is sent as
-    /// a header, and with it short answers, stays as it is.
+    /// So many of a thousand sends have a bit of their payload turned around: for protocols that
+    /// notice. What is sent as a header, and with it short answers, stays as it is.
     pub damaged_per_thousand: u32,
 }
 
-impl Weather {
+impl NetworkConditions {
     /// A short wire on which nothing goes wrong.
-    pub const FAIR: Weather = Weather {
+    pub const FAIR: NetworkConditions = NetworkConditions {
         delay: Duration::from_micros(50),
         bytes_per_s: None,
         window: 4 << 20,

@@ -1,13 +1,15 @@
-//! Answers that are kept until the initiator has acknowledged them, to be sent again (RFC 7143 §7.2.2, §11.16).
+//! Answers that are kept until the initiator has acknowledged them, to be sent again (RFC 7143
+//! §7.2.2, §11.16).
 //!
-//! Only from error recovery level 1 on. Every PDU that has a StatSN of its own is kept, a command's data-in with it,
-//! until ExpStatSN is beyond it. Of the data-in, what is kept are references to the memory that it was sent from. A
-//! volume that lends its own memory may change it meanwhile, and then another content is sent again than the first
-//! time. That is right: the initiator has not seen the end of its read, so that whatever wrote to these blocks ran at
-//! the same time as the read, whose outcome may be that of before or of after. The data digest is made anew.
+//! Only from error recovery level 1 on. Every PDU that has a StatSN of its own is kept, a command's
+//! data-in with it, until ExpStatSN is beyond it. Of the data-in, what is kept are references to
+//! the memory that it was sent from. A volume that lends its own memory may change it meanwhile,
+//! and then another content is sent again than the first time. That is right: the initiator has not
+//! seen the end of its read, so that whatever wrote to these blocks ran at the same time as the
+//! read, whose outcome may be that of before or of after. The data digest is made anew.
 //!
-//! What bounds this: an initiator that does not acknowledge loses the oldest answers, and its SNACK for them is
-//! rejected. When the core is short of memory, data is not kept at all.
+//! What bounds this: an initiator that does not acknowledge loses the oldest answers, and its SNACK
+//! for them is rejected. When the core is short of memory, data is not kept at all.
 
 use super::answer::{Cut, ExpectedTransfer};
 use crate::scsi::Response;
@@ -63,12 +65,13 @@ impl RetainedResponses {
         };
         self.answers.push_back(RetainedResponse { stat_sn, len, what });
         self.len = self.len.saturating_add(len);
-        while self.answers.len() > MAX_KEPT || (self.len > MAX_KEPT_BYTES && self.answers.len() > 1) {
+        while self.answers.len() > MAX_RETAINED || (self.len > MAX_RETAINED_BYTES && self.answers.len() > 1) {
             self.drop_oldest();
         }
     }
 
-    /// The initiator has everything before `exp_stat_sn`; `next` is the number that no answer has yet.
+    /// The initiator has everything before `exp_stat_sn`; `next` is the number that no answer has
+    /// yet.
     pub(super) fn acknowledge(&mut self, exp_stat_sn: u32, next: u32) {
         let new = exp_stat_sn.wrapping_sub(self.acknowledged);
         if new > next.wrapping_sub(self.acknowledged) {
@@ -118,10 +121,10 @@ impl RetainedResponses {
 }
 
 /// Answers that are kept: twice what the window and immediate commands make.
-const MAX_KEPT: usize = 544;
+const MAX_RETAINED: usize = 544;
 
 /// Data in them, in bytes; one command's is kept whatever its length.
-const MAX_KEPT_BYTES: usize = 32 << 20;
+const MAX_RETAINED_BYTES: usize = 32 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -154,9 +157,9 @@ mod tests {
         for stat_sn in 0..2000 {
             kept.keep(stat_sn, pdu(10));
         }
-        assert_eq!((kept.answers.len(), kept.find(2000 - 544 - 1).is_some()), (MAX_KEPT, false));
+        assert_eq!((kept.answers.len(), kept.find(2000 - 544 - 1).is_some()), (MAX_RETAINED, false));
         assert!(kept.find(2000 - 544).is_some());
-        kept.keep(2000, pdu(MAX_KEPT_BYTES + 1));
+        kept.keep(2000, pdu(MAX_RETAINED_BYTES + 1));
         assert_eq!((kept.answers.len(), kept.find(2000).is_some()), (1, true));
     }
 }

@@ -1,11 +1,13 @@
 //! One volume behind an NBD session and SCSI sessions: each meets what the others do.
 
-use super::Served;
+use super::VolumeState;
 use super::exports::{Export, Exports, VolumeId};
 use crate::event::AuditEvent;
 use crate::nbd::server::TargetSession;
 use crate::scsi::testing::{Bench, Client, answer, command, port};
-use crate::scsi::{DeviceServer, UnitIdentity, LogicalUnit, Lun, Nexus, ScsiStatus, Step, ScsiTarget, TaskManagement};
+use crate::scsi::{
+    DeviceServer, LogicalUnit, Lun, Nexus, ScsiStatus, ScsiTarget, Step, TaskManagement, UnitIdentity,
+};
 use crate::session::{Demand, StreamSession, Target as _, Timed};
 use crate::testing::Pump;
 use blockmux_volume::conformance::TestCore;
@@ -137,7 +139,8 @@ fn nbd_waits_for_a_compare_and_write_of_its_block_and_for_no_other() {
     for (command, data) in [(WRITE, &[7; 512][..]), (TRIM, &[]), (READ, &[])] {
         assert_eq!(nbd.exchange(&request(command, data)), b"");
     }
-    // Beside it nothing waits; and what waits is still answered when the client says that it leaves.
+    // Beside it nothing waits; and what waits is still answered when the client says that it
+    // leaves.
     let mut beside = request(READ, &[]);
     beside[22] = 2;
     assert_eq!(nbd.exchange(&beside).len(), 16 + 512);
@@ -289,10 +292,12 @@ fn client_of(unit: &Arc<LogicalUnit>, target: u16, volume: &Arc<dyn Volume>) -> 
 #[test]
 fn one_initiator_is_another_registrant_on_another_target_of_one_volume() {
     let volume: Arc<dyn Volume> = Arc::new(MemVolume::new(8 << 20));
-    let served = Served::new(volume.clone());
+    let served = VolumeState::new(volume.clone());
     // One unit on two targets, and a unit of another name over the same volume.
-    let units =
-        [LogicalUnit::over(UnitIdentity::of("a"), &served), LogicalUnit::over(UnitIdentity::of("b"), &served)];
+    let units = [
+        LogicalUnit::over(UnitIdentity::of("a"), &served),
+        LogicalUnit::over(UnitIdentity::of("b"), &served),
+    ];
     let mut first = client_of(&units[0], 1, &volume);
     let mut second = client_of(&units[0], 2, &volume);
     let mut third = client_of(&units[1], 3, &volume);

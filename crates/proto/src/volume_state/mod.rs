@@ -1,21 +1,24 @@
-//! A volume as everybody serves it: what its users share, whatever protocol and target they came in by.
+//! A volume as everybody serves it: what its users share, whatever protocol and target they came in
+//! by.
 //!
 //! ```text
 //!   iSCSI target ──▶ LogicalUnit ─┐                       ┌─ Reservations: who may read and write
 //!   iSCSI target ──▶ LogicalUnit ─┼──▶ Served ── Volume   ├─ InFlight: whose I/O may begin, and is over
 //!   NBD export   ──▶ Admission ───┘       └───────────────┴─ Watchers: who is told of changes
 //! ```
-//! A volume is served once however many ways lead to it, so that a reservation that one initiator takes keeps the
-//! clients of every other protocol out, COMPARE AND WRITE is one action to all of them, and a new size reaches all.
+//! A volume is served once however many ways lead to it, so that a reservation that one initiator
+//! takes keeps the clients of every other protocol out, COMPARE AND WRITE is one action to all of
+//! them, and a new size reaches all.
 //!
-//! I/O takes no lock for that: each user has a copy of what concerns it and compares one number to know whether the
-//! copy is still good, and counts its I/O in memory that no other core writes (`in_flight.rs`).
+//! I/O takes no lock for that: each user has a copy of what concerns it and compares one number to
+//! know whether the copy is still good, and counts its I/O in memory that no other core writes
+//! (`in_flight.rs`).
 
 mod admission;
 pub mod exports;
 mod image;
 mod in_flight;
-mod left;
+mod orphans;
 mod ranges;
 mod reservations;
 mod traffic;
@@ -32,7 +35,7 @@ mod sync {
 }
 
 pub use image::{ReservationImageError, ReservationStore, SaveTicket};
-pub use left::{Left, MOST_LEFT};
+pub use orphans::{MAX_ORPHANS, OrphanedUser};
 pub(crate) use traffic::UserMeter;
 pub use traffic::{Meter, MeterReader, VolumeTraffic};
 
@@ -41,7 +44,7 @@ pub(crate) use image::to_image;
 pub(crate) use in_flight::NotAdmitted;
 pub(crate) use ranges::{Drain, RangeGuard, Watch};
 pub(crate) use reservations::{
-    BlockAccess, Move, Notice, Notices, Preempt, ReservationRefused, Register, Registrant, Reservations,
+    BlockAccess, Move, Notice, Notices, Preempt, Register, Registrant, ReservationRefused, Reservations,
 };
 
 #[cfg(test)]
@@ -51,7 +54,7 @@ use crate::volume_uuid::VolumeUuid;
 use blockmux_volume::{Resize, ResizeError, Volume};
 use image::from_image;
 use in_flight::InFlight;
-use left::LeftBehind;
+use orphans::OrphanCount;
 use std::any::Any;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -59,7 +62,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use traffic::Meters;
 
 /// A volume, and what all who use it share about it.
-pub struct Served {
+pub struct VolumeState {
     volume: Arc<dyn Volume>,
     identity: Option<VolumeIdentity>,
     /// Grows with each change of the table.
@@ -71,7 +74,7 @@ pub struct Served {
     /// In bytes, as everybody has been told; locked while it changes.
     size: Mutex<u64>,
     meters: Meters,
-    left: LeftBehind,
+    left: OrphanCount,
 }
 
 /// What a volume is known by.
@@ -100,7 +103,8 @@ pub(crate) struct Table {
     before: Option<(SaveTicket, Reservations)>,
 }
 
-/// Somebody who can hold a RESERVE of SPC-2: one nexus of a logical unit, as long as its session lasts.
+/// Somebody who can hold a RESERVE of SPC-2: one nexus of a logical unit, as long as its session
+/// lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Holder(u64);
 
@@ -123,17 +127,18 @@ pub(crate) trait Watcher: Send + Sync {
 
 /// What has changed.
 pub(crate) enum Change<'a> {
-    /// Reservations, and those who are to be told why; with `aborts`, tasks of registrants that were preempted end.
+    /// Reservations, and those who are to be told why; with `aborts`, tasks of registrants that
+    /// were preempted end.
     Reservations { notices: &'a Notices, aborts: bool },
     /// The size of the volume.
     Size,
 }
 
-impl Served {
+impl VolumeState {
     /// A volume that nobody has reserved.
     #[must_use]
-    pub fn new(volume: Arc<dyn Volume>) -> Arc<Served> {
-        Served::build(volume, None, None, Table::default())
+    pub fn new(volume: Arc<dyn Volume>) -> Arc<VolumeState> {
+        VolumeState::build(volume, None, None, Table::default())
     }
 
     /// A volume that is known by `identity`; with `kept`, what keeps its reservations over a
@@ -145,13 +150,13 @@ impl Served {
         volume: Arc<dyn Volume>,
         identity: VolumeIdentity,
         kept: Option<(Arc<dyn ReservationStore>, &[u8])>,
-    ) -> Result<Arc<Served>, ReservationImageError> {
+    ) -> Result<Arc<VolumeState>, ReservationImageError> {
         let (store, reservations) = match kept {
             Some((store, image)) => (Some(store), from_image(image)?),
             None => (None, Reservations::default()),
         };
         let table = Table { reservations, ..Table::default() };
-        Ok(Served::build(volume, Some(identity), store, table))
+        Ok(VolumeState::build(volume, Some(identity), store, table))
     }
 
     /// A volume whose reservations can survive a restart; `image` is what `store` has kept.
@@ -162,9 +167,9 @@ impl Served {
         volume: Arc<dyn Volume>,
         store: Arc<dyn ReservationStore>,
         image: &[u8],
-    ) -> Result<Arc<Served>, ReservationImageError> {
+    ) -> Result<Arc<VolumeState>, ReservationImageError> {
         let table = Table { reservations: from_image(image)?, ..Table::default() };
-        Ok(Served::build(volume, None, Some(store), table))
+        Ok(VolumeState::build(volume, None, Some(store), table))
     }
 
     fn build(
@@ -172,9 +177,9 @@ impl Served {
         identity: Option<VolumeIdentity>,
         store: Option<Arc<dyn ReservationStore>>,
         table: Table,
-    ) -> Arc<Served> {
+    ) -> Arc<VolumeState> {
         let size = volume.info().size;
-        let served = Arc::new(Served {
+        let served = Arc::new(VolumeState {
             volume,
             identity,
             generation: AtomicU64::new(0),
@@ -184,7 +189,7 @@ impl Served {
             watchers: Mutex::default(),
             size: Mutex::new(size),
             meters: Meters::default(),
-            left: LeftBehind::default(),
+            left: OrphanCount::default(),
         });
         let weak = Arc::downgrade(&served);
         served.volume.on_resize(Box::new(move || {
@@ -214,8 +219,8 @@ impl Served {
         self.identity.as_ref().map(|identity| identity.target_name.as_str())
     }
 
-    /// Gives the volume another size, and tells everybody, each by the means of its protocol. Answers the size in bytes.
-    /// May wait for the system, so no core calls this.
+    /// Gives the volume another size, and tells everybody, each by the means of its protocol.
+    /// Answers the size in bytes. May wait for the system, so no core calls this.
     ///
     /// # Errors
     /// If the volume cannot have that size.
@@ -226,8 +231,9 @@ impl Served {
         Ok(size)
     }
 
-    /// Looks whether the volume has another size by itself, and tells everybody if it has; answers whether. May wait for
-    /// the system, so no core calls this, unless the volume has just said that it has changed.
+    /// Looks whether the volume has another size by itself, and tells everybody if it has; answers
+    /// whether. May wait for the system, so no core calls this, unless the volume has just said
+    /// that it has changed.
     pub fn look_at_size(&self) -> bool {
         let mut told = self.size.lock().unwrap_or_else(PoisonError::into_inner);
         let size = self.volume.look_at_size();
@@ -290,8 +296,8 @@ impl Served {
         look(&self.lock())
     }
 
-    /// Changes the table, tells whom it concerns, and begins to save what has to survive a restart. With `aborts`,
-    /// tasks of registrants that are preempted end.
+    /// Changes the table, tells whom it concerns, and begins to save what has to survive a restart.
+    /// With `aborts`, tasks of registrants that are preempted end.
     ///
     /// # Errors
     /// If `change` fails; then it has changed nothing.
@@ -332,8 +338,9 @@ impl Served {
         }
     }
 
-    /// Keeps everybody out who asks the table, or lets them in again: a SANITIZE has begun or is over. Answers whether
-    /// that is a change. What was let in before may still be in flight: see [`Drain`].
+    /// Keeps everybody out who asks the table, or lets them in again: a SANITIZE has begun or is
+    /// over. Answers whether that is a change. What was let in before may still be in flight: see
+    /// [`Drain`].
     pub(crate) fn close(&self, is_closed: bool) -> bool {
         let mut table = self.lock();
         let is_change = std::mem::replace(&mut table.is_closed, is_closed) != is_closed;
@@ -343,8 +350,8 @@ impl Served {
         is_change
     }
 
-    /// The volume is not served any more: nobody new is let in, for ever. What was let in before is over when
-    /// [`Served::settling`] says so.
+    /// The volume is not served any more: nobody new is let in, for ever. What was let in before is
+    /// over when [`Served::settling`] says so.
     pub fn retire(&self) {
         let mut table = self.lock();
         table.is_retired = true;
@@ -359,11 +366,12 @@ impl Served {
 
     /// Tells when nothing is in flight any more that was let in before now.
     #[must_use]
-    pub fn settling(self: &Arc<Served>) -> Settling {
+    pub fn settling(self: &Arc<VolumeState>) -> Settling {
         Settling(Drain::new(self))
     }
 
-    /// Has everybody look again; the lock is held, so that who sees the new generation and then locks sees the change.
+    /// Has everybody look again; the lock is held, so that who sees the new generation and then
+    /// locks sees the change.
     fn tell(&self, _locked: &Table, change: &Change<'_>) {
         self.generation.fetch_add(1, Ordering::Release);
         let watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -377,7 +385,7 @@ impl Served {
     }
 }
 
-impl fmt::Debug for Served {
+impl fmt::Debug for VolumeState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Served").field("info", &self.volume.info()).finish_non_exhaustive()
     }

@@ -1,4 +1,4 @@
-//! How other threads wake one task of a core: a bell for each that wants one.
+//! How other threads wake one task of a core.
 
 use super::core::EngineCore;
 use super::inbox::Inbox;
@@ -11,51 +11,51 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The bells of a core's tasks.
 #[derive(Default)]
-struct Bells {
+struct CrossThreadWakers {
     last: Cell<u64>,
     wakers: RefCell<BTreeMap<u64, Waker>>,
 }
 
 /// One task's; the core forgets it when it is dropped.
-struct Bell {
+struct CrossThreadWaker {
     inbox: Inbox,
     id: u64,
     /// The core has not come to it yet.
-    is_rung: Arc<AtomicBool>,
+    is_pending: Arc<AtomicBool>,
 }
 
 /// Has `waker` wake its task whenever what is returned is called, from any thread.
 #[must_use]
-pub(crate) fn bell(core: &Rc<EngineCore>, waker: &Waker) -> Arc<dyn Fn() + Send + Sync> {
-    let bells = core.local(Bells::default);
+pub(crate) fn cross_thread_waker(core: &Rc<EngineCore>, waker: &Waker) -> Arc<dyn Fn() + Send + Sync> {
+    let bells = core.local(CrossThreadWakers::default);
     let id = bells.last.get() + 1;
     bells.last.set(id);
     bells.wakers.borrow_mut().insert(id, waker.clone());
-    let bell = Bell { inbox: core.inbox().clone(), id, is_rung: Arc::default() };
-    Arc::new(move || bell.ring())
+    let bell = CrossThreadWaker { inbox: core.inbox().clone(), id, is_pending: Arc::default() };
+    Arc::new(move || bell.wake())
 }
 
-impl Bell {
-    fn ring(&self) {
-        if self.is_rung.swap(true, Ordering::AcqRel) {
+impl CrossThreadWaker {
+    fn wake(&self) {
+        if self.is_pending.swap(true, Ordering::AcqRel) {
             return;
         }
-        let (id, is_rung) = (self.id, self.is_rung.clone());
+        let (id, is_rung) = (self.id, self.is_pending.clone());
         self.inbox.send(move |core| {
             // Before the task looks, so that what comes from here on rings again.
             is_rung.store(false, Ordering::Release);
-            if let Some(waker) = core.local(Bells::default).wakers.borrow().get(&id) {
+            if let Some(waker) = core.local(CrossThreadWakers::default).wakers.borrow().get(&id) {
                 waker.wake();
             }
         });
     }
 }
 
-impl Drop for Bell {
+impl Drop for CrossThreadWaker {
     fn drop(&mut self) {
         let id = self.id;
         self.inbox.send(move |core| {
-            core.local(Bells::default).wakers.borrow_mut().remove(&id);
+            core.local(CrossThreadWakers::default).wakers.borrow_mut().remove(&id);
         });
     }
 }
@@ -81,7 +81,7 @@ mod tests {
         let (mut reactor, _inbox) = Reactor::new(PollPolicy::Never, 1 << 20).unwrap();
         let (core, turns, ring) = (reactor.core().clone(), Rc::new(Cell::new(0)), Cell::new(None));
         core.spawn(|waker| {
-            ring.set(Some(bell(&core, waker)));
+            ring.set(Some(cross_thread_waker(&core, waker)));
             Sleeper(turns.clone())
         });
         let ring = ring.into_inner().unwrap();
@@ -91,7 +91,7 @@ mod tests {
             thread::spawn(move || ring()).join().unwrap();
         }
         reactor.run_until(|| turns.get() == 4).unwrap();
-        let bells = core.local(Bells::default);
+        let bells = core.local(CrossThreadWakers::default);
         drop(ring);
         reactor.run_until(|| bells.wakers.borrow().is_empty()).unwrap();
     }

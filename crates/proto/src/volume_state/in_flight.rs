@@ -1,5 +1,5 @@
-//! The I/O of a volume that is in flight: counted by everybody who submits it, and waited for by whoever has to know that it is
-//! over.
+//! The I/O of a volume that is in flight: counted by everybody who submits it, and waited for by
+//! whoever has to know that it is over.
 //!
 //! # The order in which I/O is admitted
 //! [`InFlight::admit`] is the one place where I/O of any protocol is let through to a volume:
@@ -9,17 +9,19 @@
 //! 3. then the caller checks what **reservations** and aborts say now,
 //! 4. then those who **watch** the range are told that it changes.
 //!
-//! Whoever keeps I/O out goes the other way: it first publishes the lock, the changed reservation or the watch, and then
-//! looks at the counts. All of these accesses are sequentially consistent, so for every I/O and every such change one of two
-//! things holds: the I/O sees the change and does not begin, or its count is seen and waited for. With the count behind any
-//! of the checks, a write that looked just before a lock could land between the comparison and the write of a
-//! COMPARE AND WRITE, and a write that was admitted just before a PREEMPT could reach the volume after it was answered.
-//! `model.rs` runs this file's code through every interleaving of two threads.
+//! Whoever keeps I/O out goes the other way: it first publishes the lock, the changed reservation
+//! or the watch, and then looks at the counts. All of these accesses are sequentially consistent,
+//! so for every I/O and every such change one of two things holds: the I/O sees the change and does
+//! not begin, or its count is seen and waited for. With the count behind any of the checks, a write
+//! that looked just before a lock could land between the comparison and the write of a COMPARE AND
+//! WRITE, and a write that was admitted just before a PREEMPT could reach the volume after it was
+//! answered. `model.rs` runs this file's code through every interleaving of two threads.
 //!
 //! # Two counts
-//! A counter has two counts. New I/O is counted in the current one, so that the other runs empty however busy the volume
-//! is; then they change places, and whoever waits has seen both of them empty (the readers' side of sleepable RCU). It costs
-//! an I/O one atomic operation on memory that no other core writes, and two loads of what hardly ever changes.
+//! A counter has two counts. New I/O is counted in the current one, so that the other runs empty
+//! however busy the volume is; then they change places, and whoever waits has seen both of them
+//! empty (the readers' side of sleepable RCU). It costs an I/O one atomic operation on memory that
+//! no other core writes, and two loads of what hardly ever changes.
 
 use super::sync::{AtomicBool, AtomicU32, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError, fence};
 use std::sync::Arc;
@@ -100,8 +102,8 @@ impl InFlight {
         self.counters().retain(|other| !Arc::ptr_eq(other, counter));
     }
 
-    /// Lets an I/O begin, in the order that the module's documentation argues; answers the place that it is counted in, for
-    /// [`Counter::end`]. `check` is called when the I/O is counted.
+    /// Lets an I/O begin, in the order that the module's documentation argues; answers the place
+    /// that it is counted in, for [`Counter::end`]. `check` is called when the I/O is counted.
     ///
     /// # Errors
     /// If it may not begin. Then it is not counted.
@@ -128,8 +130,8 @@ impl InFlight {
         Ok(place)
     }
 
-    /// Locks a range, if no byte of it is locked; answers since when. I/O that did not see the lock is over when
-    /// [`InFlight::is_over_since`] says so.
+    /// Locks a range, if no byte of it is locked; answers since when. I/O that did not see the lock
+    /// is over when [`InFlight::is_over_since`] says so.
     pub(super) fn lock(&self, range: ByteRange) -> Option<u64> {
         let mut held = self.held();
         if held.locked.iter().any(|&other| is_overlap(other, range)) {
@@ -198,8 +200,8 @@ impl InFlight {
         held.emptied.iter().all(|&at| at >= since)
     }
 
-    /// Sees which counts are empty. When the one that rests is, it takes the place of the other, if somebody still waits
-    /// for that one.
+    /// Sees which counts are empty. When the one that rests is, it takes the place of the other, if
+    /// somebody still waits for that one.
     fn settle(&self, held: &mut Held) {
         let counters = self.counters();
         let is_empty = |place| counters.iter().all(|counter| counter.is_empty(place));

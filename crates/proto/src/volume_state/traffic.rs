@@ -1,6 +1,7 @@
-//! What has been done on a volume: counters that each of its users keeps for itself, so that cores share none of them.
+//! What has been done on a volume: counters that each of its users keeps for itself, so that cores
+//! share none of them.
 
-use super::Served;
+use super::VolumeState;
 use blockmux_volume::{Io, Op};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,7 +30,7 @@ pub struct VolumeTraffic {
 
 /// One user's counters, on one core; they stay in the sum when it is dropped.
 pub struct Meter {
-    served: Arc<Served>,
+    served: Arc<VolumeState>,
     counts: Arc<CoreCounters>,
 }
 
@@ -122,7 +123,7 @@ impl CoreCounters {
 impl Meter {
     /// Counters for one more user.
     #[must_use]
-    pub fn new(served: &Arc<Served>) -> Meter {
+    pub fn new(served: &Arc<VolumeState>) -> Meter {
         let counts = Arc::new(CoreCounters::default());
         served.meters.lock().1.push(counts.clone());
         Meter { served: served.clone(), counts }

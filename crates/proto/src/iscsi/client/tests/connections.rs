@@ -31,19 +31,19 @@ pub(super) fn ready(count: u32, level: u32) -> Client {
     let mut client = Client::logged_in_with(wishes, &answers);
     assert!(client.session.poll_connect().is_none(), "nobody knows yet what the unit is like");
     client.bring_up(&Unit::default());
-    for lane in 1..count as usize {
-        assert_eq!(client.session.poll_connect().unwrap().0, lane);
-        log_in(&mut client, lane);
+    for connection in 1..count as usize {
+        assert_eq!(client.session.poll_connect().unwrap().0, connection);
+        log_in(&mut client, connection);
     }
     assert!(client.session.poll_connect().is_none());
     client.select(0);
     client
 }
 
-/// Connects a lane and logs it in; its first request.
-pub(super) fn log_in(client: &mut Client, lane: usize) -> LoginRequest {
-    client.select(lane);
-    client.session.on_connected(lane, now());
+/// Connects a connection and logs it in; its first request.
+pub(super) fn log_in(client: &mut Client, connection: usize) -> LoginRequest {
+    client.select(connection);
+    client.session.on_connected(connection, now());
     let [first] = client.sent().try_into().unwrap();
     client.login_response(0x81, LoginStatus::SUCCESS, b"AuthMethod=None\0").unwrap();
     let [second] = client.sent().try_into().unwrap();
@@ -78,16 +78,16 @@ fn bursts_of_commands_go_where_the_least_is_to_do_in_one_sequence_and_stay_there
         client.read(tag, 0, if tag % 2 == 0 { 512 } else { BURST });
     }
     let mut sent = Vec::new();
-    for lane in 0..3 {
-        client.select(lane);
+    for connection in 0..3 {
+        client.select(connection);
         sent.push(client.sent());
     }
     assert_eq!(sent.iter().map(Vec::len).collect::<Vec<_>>(), [3, 2, 2]);
     let mut numbers: Vec<_> = sent.iter().flatten().map(number).collect();
     numbers.sort_unstable();
     assert!(numbers.windows(2).all(|pair| pair[0] + 1 == pair[1]));
-    for (lane, commands) in sent.iter().enumerate().rev() {
-        client.select(lane);
+    for (connection, commands) in sent.iter().enumerate().rev() {
+        client.select(connection);
         client.data(&commands[0], &pattern(512));
         assert_eq!(client.done_data(), pattern(512));
     }
@@ -139,11 +139,15 @@ fn statuses_are_numbered_for_each_connection() {
             client.read(1, 0, 512);
             client.read(2, 0, BURST);
         }
-        for lane in [1, 0] {
-            client.select(lane);
+        for connection in [1, 0] {
+            client.select(connection);
             let [short, long] = client.sent().try_into().unwrap();
             // Two of the login, the bring-up on the first, and two in each round.
-            assert_eq!(short.as_a::<ScsiCommand>().exp_stat_sn.get(), client.stat_sn, "{lane}, {round}");
+            assert_eq!(
+                short.as_a::<ScsiCommand>().exp_stat_sn.get(),
+                client.stat_sn,
+                "{connection}, {round}"
+            );
             client.data(&short, &pattern(512));
             assert!(client.done().1.is_ok());
             client.status(&long, ScsiStatus::RESERVATION_CONFLICT, None);
@@ -155,7 +159,8 @@ fn statuses_are_numbered_for_each_connection() {
 #[test]
 fn a_connection_that_is_not_to_be_had_is_done_without() {
     for is_refused in [true, false] {
-        let mut client = Client::logged_in_with(wishes().with(OperationalKey::MaxConnections, 2), "MaxConnections=2\0");
+        let mut client =
+            Client::logged_in_with(wishes().with(OperationalKey::MaxConnections, 2), "MaxConnections=2\0");
         client.bring_up(&Unit::default());
         assert_eq!(client.session.poll_connect().unwrap().0, 1);
         if is_refused {
@@ -385,14 +390,17 @@ fn a_session_that_ends_waits_for_no_connection() {
 #[test]
 fn every_connection_is_pinged_and_the_silent_one_given_up() {
     let mut client = ready(2, 2);
-    for lane in [1, 0] {
-        client.select(lane);
+    for connection in [1, 0] {
+        client.select(connection);
         let mut when = client.stream().poll_timeout().unwrap();
         client.stream().on_timeout(when).unwrap();
         when = client.stream().poll_timeout().unwrap();
         client.stream().on_timeout(when).unwrap();
-        assert_eq!(client.sent().iter().map(|pdu| pdu.bhs.opcode()).collect::<Vec<_>>(), [IscsiOpcode::NOP_OUT]);
-        if lane == 0 {
+        assert_eq!(
+            client.sent().iter().map(|pdu| pdu.bhs.opcode()).collect::<Vec<_>>(),
+            [IscsiOpcode::NOP_OUT]
+        );
+        if connection == 0 {
             let answer = NopIn {
                 opcode: IscsiOpcode::NOP_IN.0,
                 flags: FLAG_FINAL,
@@ -404,6 +412,6 @@ fn every_connection_is_pinged_and_the_silent_one_given_up() {
             client.send(&answer, &[]).unwrap();
         }
         let when = client.stream().poll_timeout().unwrap();
-        assert_eq!(client.stream().on_timeout(when).is_err(), lane == 1);
+        assert_eq!(client.stream().on_timeout(when).is_err(), connection == 1);
     }
 }

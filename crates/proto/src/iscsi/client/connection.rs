@@ -1,9 +1,10 @@
-//! One connection of a session: its login, what is agreed on for it alone, and where in its streams we are.
+//! One connection of a session: its login, what is agreed on for it alone, and where in its streams
+//! we are.
 
 use super::datamover::{InitiatorDatamover, MAX_COMMANDS};
 use super::full::MAX_PONGS;
 use super::login::LoginPhase;
-use super::receive::{IscsiStreamState, Talk};
+use super::receive::{IscsiStreamState, TextExchange};
 use super::statuses::Statuses;
 use crate::iscsi::digests::IscsiDigests;
 use crate::iscsi::login::operational::{OperationalKey as Name, OperationalParameters};
@@ -13,7 +14,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// One connection of a session.
-pub(super) struct Lane {
+pub(super) struct InitiatorConnection {
     /// Its number in the session, on the wire too (CID).
     pub(super) cid: u16,
     pub(super) phase: ConnectionPhase,
@@ -24,7 +25,7 @@ pub(super) struct Lane {
     /// Answers to the target's pings that may be unsent.
     pub(super) pongs: u32,
     /// What the target answers to a text request, if one is under way.
-    pub(super) talk: Option<Box<Talk>>,
+    pub(super) text_exchange: Option<Box<TextExchange>>,
     /// Commands under way that belong to it.
     pub(super) in_flight: u32,
     pub(super) recovery: Recovery,
@@ -75,9 +76,14 @@ pub(super) struct Ticks {
     pub(super) pinged: bool,
 }
 
-impl Lane {
-    pub(super) fn new(cid: u16, phase: ConnectionPhase, is_over_rdma: bool, now: Instant) -> Lane {
-        Lane {
+impl InitiatorConnection {
+    pub(super) fn new(
+        cid: u16,
+        phase: ConnectionPhase,
+        is_over_rdma: bool,
+        now: Instant,
+    ) -> InitiatorConnection {
+        InitiatorConnection {
             cid,
             phase,
             sender: Sender::new(is_over_rdma),
@@ -85,7 +91,7 @@ impl Lane {
             reading: IscsiStreamState::HEAD,
             statuses: Statuses::from(0),
             pongs: 0,
-            talk: None,
+            text_exchange: None,
             in_flight: 0,
             recovery: Recovery::default(),
             ticks: Ticks::from(now),
@@ -124,7 +130,7 @@ impl Lane {
         self.sender.set_digests(self.terms.digests);
         self.reading = IscsiStreamState::HEAD;
         self.statuses = Statuses::from(exp_stat_sn);
-        (self.pongs, self.talk) = (0, None);
+        (self.pongs, self.text_exchange) = (0, None);
         self.ticks = Ticks::from(now);
     }
 
