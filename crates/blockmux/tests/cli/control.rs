@@ -457,6 +457,19 @@ fn a_volume_that_is_added_is_on_every_protocol_until_it_is_removed() {
 }
 
 #[test]
+fn a_client_of_a_volume_that_was_removed_is_refused_and_the_log_names_the_volume() {
+    let mut controlled = Controlled::serve(&["a=mem:8m"]);
+    let mut nbd = RawClient::connect(&controlled.daemon.socket());
+    assert_eq!(nbd.write(0, 0, &[1; 512]), 0);
+    controlled.said(&["remove", "a"]);
+    assert_ne!(nbd.write(0, 0, &[2; 512]), 0);
+    controlled.daemon.signal(Signal::TERM);
+    let mut said = String::new();
+    controlled.daemon.stderr.read_to_string(&mut said).unwrap();
+    assert!(said.contains(" a: requests are refused: the volume is not served any more"), "{said}");
+}
+
+#[test]
 fn namespaces_and_logical_units_are_attached_and_detached() {
     let local = "127.0.0.1:0";
     let volumes = ["a=mem:8m", "b=mem:2m", "--iscsi", local, "--nvme-tcp", local];
