@@ -70,7 +70,7 @@ impl Audit {
             }
             AuditEvent::RequestsRefused { volume: id, reason } => {
                 let login = self.login.clone().unwrap_or_default();
-                // A volume that is not served any more has no name but the one that its client knows.
+                // A removed volume has no name but the one that its client used.
                 let name = Some(volume(id)).filter(|name| !name.is_empty());
                 let name = name.unwrap_or_else(|| login.target.clone());
                 self.warn(&format!("{name}: requests are refused: {reason}"), &login);
