@@ -264,7 +264,7 @@ fn pdu_of(message: &Seg) -> Vec<u8> {
 }
 
 const REFUSED: ProtocolError =
-    ProtocolError { what: "refused the RDMA index: nobody serves iSER there", reference: "RFC 7145 §5.1" };
+    ProtocolError { what: "refused the RDMA connection: nobody serves iSER there", reference: "RFC 7145 §5.1" };
 
 const LIMIT: OperationalKey = OperationalKey::MaxOutstandingUnexpectedPDUs;
 

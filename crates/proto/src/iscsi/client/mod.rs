@@ -397,7 +397,7 @@ impl StreamSession for SessionConnection<'_> {
             return Ok(());
         }
         Err(ProtocolError {
-            what: "closed the index in the middle of a login or of commands",
+            what: "closed the connection in the middle of a login or of commands",
             reference: "RFC 7143 §6.3, §4.2.5",
         })
     }
