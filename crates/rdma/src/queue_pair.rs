@@ -31,7 +31,7 @@ use blockmux_proto::session::Timed;
 /// arriving goes nowhere. Data that the peer has asked for before may still be on its way out.
 ///
 /// # Completion
-/// Each send, read, write and registration that was posted as [`Work`] comes back exactly once: as
+/// Each send, read, write and registration that was posted as [`WorkRequest`] comes back exactly once: as
 /// [`Event::Done`], or [`Event::Registered`]. Those that were called may have been carried out by
 /// the call, as [`QueuePair`] says. Those of one kind come back in the order in which they were
 /// posted. `Done` of a send or a write means that its memory is free again, and nothing more;

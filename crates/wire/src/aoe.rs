@@ -22,7 +22,7 @@ pub struct Header {
     pub major: U16<BE>,
     /// The slot; [`ANY_SLOT`] in a request is every one.
     pub minor: u8,
-    /// [`Command`].
+    /// [`AoeCommand`].
     pub command: u8,
     /// The initiator's; comes back in the response.
     pub tag: U32<BE>,

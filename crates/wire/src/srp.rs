@@ -16,7 +16,7 @@ pub struct LoginRequestRdma {
     pub req_buf_fmt: U16<BE>,
     /// What the initiator does with its other channels, and whether it sends immediate data.
     pub req_flags: u8,
-    /// [`Opcode::LOGIN_REQUEST`].
+    /// [`SrpOpcode::LOGIN_REQUEST`].
     pub opcode: u8,
     /// The longest information unit of the initiator, in bytes.
     pub req_it_iu_len: U32<BE>,
@@ -37,7 +37,7 @@ const _: () = assert!(size_of::<LoginRequestRdma>() == 56);
 )]
 #[repr(C)]
 pub struct LoginReject {
-    /// [`Opcode::LOGIN_REJECT`].
+    /// [`SrpOpcode::LOGIN_REJECT`].
     pub opcode: u8,
     #[doc(hidden)]
     pub reserved1: [u8; 3],

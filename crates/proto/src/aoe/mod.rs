@@ -1,6 +1,6 @@
 //! ATA over Ethernet: volumes as ATA disks on a local network, without IP (AoEr11).
 //!
-//! A target has any number of disks, each with an [`Address`], and answers whatever comes at its
+//! A target has any number of disks, each with an [`AoeAddress`], and answers whatever comes at its
 //! ports: [`server`]. An initiator finds one disk by asking all stations, and is then a queue to
 //! it: [`client`]. Who answers at all is found by [`discovery`].
 //!

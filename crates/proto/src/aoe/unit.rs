@@ -153,7 +153,7 @@ impl DiskSettings {
         image
     }
 
-    /// What [`Kept::to_image`] made.
+    /// What [`DiskSettings::to_image`] made.
     ///
     /// # Errors
     /// If it did not.

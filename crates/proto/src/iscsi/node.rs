@@ -1,6 +1,6 @@
 //! What a target serves: its names, portals, and who may see which logical units.
 //!
-//! A [`Node`] is shared by all cores. Targets and logical units come and go while it is served;
+//! A [`IscsiNode`] is shared by all cores. Targets and logical units come and go while it is served;
 //! whatever else changes is a new one.
 
 use super::login::chap::{Algorithm, ChapCredentials};

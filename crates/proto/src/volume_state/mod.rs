@@ -351,7 +351,7 @@ impl VolumeState {
     }
 
     /// The volume is not served any more: nobody new is let in, for ever. What was let in before is
-    /// over when [`Served::settling`] says so.
+    /// over when [`VolumeState::settling`] says so.
     pub fn retire(&self) {
         let mut table = self.lock();
         table.is_retired = true;

@@ -33,7 +33,7 @@ impl VolumeState {
         self.left.0.load(Ordering::Relaxed)
     }
 
-    /// Whether somebody new may use the volume: not while [`MOST_LEFT`] have left unfinished I/O
+    /// Whether somebody new may use the volume: not while [`MAX_ORPHANS`] have left unfinished I/O
     /// behind.
     #[must_use]
     pub fn takes_users(&self) -> bool {

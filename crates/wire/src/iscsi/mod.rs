@@ -19,7 +19,7 @@ use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U3
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Bhs {
-    /// The I bit and [`Opcode`].
+    /// The I bit and [`IscsiOpcode`].
     pub opcode: u8,
     /// The F bit, mostly, and what the opcode says.
     pub flags: u8,
@@ -123,7 +123,7 @@ open_enum! {
         DATA_IN = 0x25,
         /// [`session::LogoutResponse`].
         LOGOUT_RESPONSE = 0x26,
-        /// [`scsi::R2t`].
+        /// [`scsi::IscsiR2t`].
         R2T = 0x31,
         /// [`session::AsyncMessage`].
         ASYNC_MESSAGE = 0x32,

@@ -9,7 +9,7 @@ use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U1
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ScsiCommand {
-    /// [`super::Opcode::SCSI_COMMAND`] and the I bit.
+    /// [`super::IscsiOpcode::SCSI_COMMAND`] and the I bit.
     pub opcode: u8,
     /// F, [`FLAG_READ`], [`FLAG_WRITE`], ATTR in [`ATTR_MASK`].
     pub flags: u8,
@@ -40,7 +40,7 @@ const _: () = assert!(size_of::<ScsiCommand>() == BHS_LEN);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ScsiResponse {
-    /// [`super::Opcode::SCSI_RESPONSE`].
+    /// [`super::IscsiOpcode::SCSI_RESPONSE`].
     pub opcode: u8,
     /// F, and `FLAG_*` of residuals.
     pub flags: u8,
@@ -79,7 +79,7 @@ const _: () = assert!(size_of::<ScsiResponse>() == BHS_LEN);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct TaskManagementRequest {
-    /// [`super::Opcode::TASK_MANAGEMENT_REQUEST`] and the I bit.
+    /// [`super::IscsiOpcode::TASK_MANAGEMENT_REQUEST`] and the I bit.
     pub opcode: u8,
     /// F and [`Function`].
     pub function: u8,
@@ -112,7 +112,7 @@ const _: () = assert!(size_of::<TaskManagementRequest>() == BHS_LEN);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct TaskManagementResponse {
-    /// [`super::Opcode::TASK_MANAGEMENT_RESPONSE`].
+    /// [`super::IscsiOpcode::TASK_MANAGEMENT_RESPONSE`].
     pub opcode: u8,
     /// F.
     pub flags: u8,
@@ -147,7 +147,7 @@ const _: () = assert!(size_of::<TaskManagementResponse>() == BHS_LEN);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct DataOut {
-    /// [`super::Opcode::DATA_OUT`].
+    /// [`super::IscsiOpcode::DATA_OUT`].
     pub opcode: u8,
     /// F: the last of its sequence.
     pub flags: u8,
@@ -182,7 +182,7 @@ const _: () = assert!(size_of::<DataOut>() == BHS_LEN);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct DataIn {
-    /// [`super::Opcode::DATA_IN`].
+    /// [`super::IscsiOpcode::DATA_IN`].
     pub opcode: u8,
     /// F, [`FLAG_ACKNOWLEDGE`], residuals, [`FLAG_STATUS`].
     pub flags: u8,
@@ -219,7 +219,7 @@ const _: () = assert!(size_of::<DataIn>() == BHS_LEN);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct IscsiR2t {
-    /// [`super::Opcode::R2T`].
+    /// [`super::IscsiOpcode::R2T`].
     pub opcode: u8,
     /// F.
     pub flags: u8,
@@ -254,7 +254,7 @@ const _: () = assert!(size_of::<IscsiR2t>() == BHS_LEN);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct SnackRequest {
-    /// [`super::Opcode::SNACK_REQUEST`].
+    /// [`super::IscsiOpcode::SNACK_REQUEST`].
     pub opcode: u8,
     /// F and [`SnackType`].
     pub snack_type: u8,

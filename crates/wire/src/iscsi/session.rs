@@ -9,7 +9,7 @@ use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U1
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct LoginRequest {
-    /// [`super::Opcode::LOGIN_REQUEST`] and the I bit.
+    /// [`super::IscsiOpcode::LOGIN_REQUEST`] and the I bit.
     pub opcode: u8,
     /// [`FLAG_TRANSIT`], [`super::FLAG_CONTINUE`], CSG and NSG ([`Stage`]).
     pub flags: u8,
@@ -44,7 +44,7 @@ const _: () = assert!(size_of::<LoginRequest>() == BHS_LEN);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct LoginResponse {
-    /// [`super::Opcode::LOGIN_RESPONSE`].
+    /// [`super::IscsiOpcode::LOGIN_RESPONSE`].
     pub opcode: u8,
     /// As in the request.
     pub flags: u8,
@@ -81,7 +81,7 @@ const _: () = assert!(size_of::<LoginResponse>() == BHS_LEN);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct TextRequest {
-    /// [`super::Opcode::TEXT_REQUEST`] and the I bit.
+    /// [`super::IscsiOpcode::TEXT_REQUEST`] and the I bit.
     pub opcode: u8,
     /// F and [`super::FLAG_CONTINUE`].
     pub flags: u8,
@@ -110,7 +110,7 @@ const _: () = assert!(size_of::<TextRequest>() == BHS_LEN);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct TextResponse {
-    /// [`super::Opcode::TEXT_RESPONSE`].
+    /// [`super::IscsiOpcode::TEXT_RESPONSE`].
     pub opcode: u8,
     /// F and [`super::FLAG_CONTINUE`].
     pub flags: u8,
@@ -141,7 +141,7 @@ const _: () = assert!(size_of::<TextResponse>() == BHS_LEN);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct NopOut {
-    /// [`super::Opcode::NOP_OUT`] and the I bit.
+    /// [`super::IscsiOpcode::NOP_OUT`] and the I bit.
     pub opcode: u8,
     /// F.
     pub flags: u8,
@@ -170,7 +170,7 @@ const _: () = assert!(size_of::<NopOut>() == BHS_LEN);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct NopIn {
-    /// [`super::Opcode::NOP_IN`].
+    /// [`super::IscsiOpcode::NOP_IN`].
     pub opcode: u8,
     /// F.
     pub flags: u8,
@@ -201,7 +201,7 @@ const _: () = assert!(size_of::<NopIn>() == BHS_LEN);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct LogoutRequest {
-    /// [`super::Opcode::LOGOUT_REQUEST`] and the I bit.
+    /// [`super::IscsiOpcode::LOGOUT_REQUEST`] and the I bit.
     pub opcode: u8,
     /// F and [`LogoutReason`].
     pub reason: u8,
@@ -232,7 +232,7 @@ const _: () = assert!(size_of::<LogoutRequest>() == BHS_LEN);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct LogoutResponse {
-    /// [`super::Opcode::LOGOUT_RESPONSE`].
+    /// [`super::IscsiOpcode::LOGOUT_RESPONSE`].
     pub opcode: u8,
     /// F.
     pub flags: u8,
@@ -271,7 +271,7 @@ const _: () = assert!(size_of::<LogoutResponse>() == BHS_LEN);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct AsyncMessage {
-    /// [`super::Opcode::ASYNC_MESSAGE`].
+    /// [`super::IscsiOpcode::ASYNC_MESSAGE`].
     pub opcode: u8,
     /// F.
     pub flags: u8,
@@ -312,7 +312,7 @@ const _: () = assert!(size_of::<AsyncMessage>() == BHS_LEN);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Reject {
-    /// [`super::Opcode::REJECT`].
+    /// [`super::IscsiOpcode::REJECT`].
     pub opcode: u8,
     /// F.
     pub flags: u8,

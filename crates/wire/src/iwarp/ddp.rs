@@ -14,7 +14,7 @@ use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U3
 pub struct Control {
     /// [`FLAG_TAGGED`], [`FLAG_LAST`], and DDP's version.
     pub ddp: u8,
-    /// RDMAP's version and [`Opcode`].
+    /// RDMAP's version and [`RdmapOpcode`].
     pub rdmap: u8,
 }
 const _: () = assert!(size_of::<Control>() == CONTROL_LEN);

@@ -20,7 +20,7 @@ const _: () = assert!(size_of::<ReservationKeys>() == 16);
 pub struct ReservationStatus {
     /// GEN: counts registrations, preemptions and clears.
     pub generation: U32<LE>,
-    /// RTYPE: [`ReservationType`], or 0 for no reservation.
+    /// RTYPE: [`NvmeReservationType`], or 0 for no reservation.
     pub rtype: u8,
     /// REGSTRNT: how many registrants follow.
     pub regstrnt: U16<LE>,

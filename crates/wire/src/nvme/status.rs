@@ -261,7 +261,7 @@ open_enum! {
 }
 
 open_enum! {
-    /// What Connect is refused with, as a [`Status`]: the codes overlap those of I/O commands (Base
+    /// What Connect is refused with, as a [`NvmeStatus`]: the codes overlap those of I/O commands (Base
     /// 2.0 figure 96).
     pub enum ConnectStatus(u16) {
         /// RECFMT.

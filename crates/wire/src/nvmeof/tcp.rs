@@ -160,7 +160,7 @@ open_enum! {
         H2C_DATA = 0x06,
         /// [`Data`] to the host.
         C2H_DATA = 0x07,
-        /// [`R2t`].
+        /// [`NvmeTcpR2t`].
         R2T = 0x09,
     }
 }

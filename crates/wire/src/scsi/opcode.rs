@@ -107,7 +107,7 @@ open_enum! {
     }
 }
 
-/// Service actions of [`Opcode::SERVICE_ACTION_IN_16`].
+/// Service actions of [`ScsiOpcode::SERVICE_ACTION_IN_16`].
 pub mod service_action_in_16 {
     /// READ CAPACITY (16).
     pub const READ_CAPACITY_16: u16 = 0x10;
@@ -115,7 +115,7 @@ pub mod service_action_in_16 {
     pub const GET_LBA_STATUS: u16 = 0x12;
 }
 
-/// Service actions of [`Opcode::MAINTENANCE_IN`].
+/// Service actions of [`ScsiOpcode::MAINTENANCE_IN`].
 pub mod maintenance_in {
     /// REPORT TARGET PORT GROUPS.
     pub const REPORT_TARGET_PORT_GROUPS: u16 = 0x0a;
@@ -125,13 +125,13 @@ pub mod maintenance_in {
     pub const REPORT_SUPPORTED_TASK_MANAGEMENT_FUNCTIONS: u16 = 0x0d;
 }
 
-/// Service actions of [`Opcode::MAINTENANCE_OUT`].
+/// Service actions of [`ScsiOpcode::MAINTENANCE_OUT`].
 pub mod maintenance_out {
     /// SET TARGET PORT GROUPS.
     pub const SET_TARGET_PORT_GROUPS: u16 = 0x0a;
 }
 
-/// Service actions of [`Opcode::PERSISTENT_RESERVE_IN`] (SPC-5).
+/// Service actions of [`ScsiOpcode::PERSISTENT_RESERVE_IN`] (SPC-5).
 pub mod persistent_reserve_in {
     /// Every registered key.
     pub const READ_KEYS: u16 = 0x00;
@@ -143,7 +143,7 @@ pub mod persistent_reserve_in {
     pub const READ_FULL_STATUS: u16 = 0x03;
 }
 
-/// Service actions of [`Opcode::PERSISTENT_RESERVE_OUT`] (SPC-5).
+/// Service actions of [`ScsiOpcode::PERSISTENT_RESERVE_OUT`] (SPC-5).
 pub mod persistent_reserve_out {
     /// Register a key, or take it back.
     pub const REGISTER: u16 = 0x00;
@@ -165,7 +165,7 @@ pub mod persistent_reserve_out {
     pub const REPLACE_LOST_RESERVATION: u16 = 0x08;
 }
 
-/// Service actions of [`Opcode::SANITIZE`] (SBC-4).
+/// Service actions of [`ScsiOpcode::SANITIZE`] (SBC-4).
 pub mod sanitize {
     /// Overwrite every block with a pattern.
     pub const OVERWRITE: u16 = 0x01;
@@ -177,7 +177,7 @@ pub mod sanitize {
     pub const EXIT_FAILURE_MODE: u16 = 0x1f;
 }
 
-/// Service actions of [`Opcode::THIRD_PARTY_COPY_OUT`] (SPC-5).
+/// Service actions of [`ScsiOpcode::THIRD_PARTY_COPY_OUT`] (SPC-5).
 pub mod third_party_copy_out {
     /// EXTENDED COPY (LID1).
     pub const EXTENDED_COPY_LID1: u16 = 0x00;
@@ -187,7 +187,7 @@ pub mod third_party_copy_out {
     pub const WRITE_USING_TOKEN: u16 = 0x11;
 }
 
-/// Service actions of [`Opcode::THIRD_PARTY_COPY_IN`] (SPC-5).
+/// Service actions of [`ScsiOpcode::THIRD_PARTY_COPY_IN`] (SPC-5).
 pub mod third_party_copy_in {
     /// RECEIVE COPY STATUS (LID1).
     pub const RECEIVE_COPY_STATUS_LID1: u16 = 0x00;

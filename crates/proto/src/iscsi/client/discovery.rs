@@ -115,7 +115,7 @@ impl IscsiDiscoverySession {
         &self.targets
     }
 
-    /// How many more targets were named than [`DiscoverySession::targets`] holds.
+    /// How many more targets were named than [`IscsiDiscoverySession::targets`] holds.
     #[must_use]
     pub fn left_out(&self) -> u64 {
         self.left_out

@@ -2,7 +2,7 @@
 //!
 //! [`InitiatorSession::over_rdma`] makes a session whose connections are queue pairs: login,
 //! commands, their numbers, pings and the end are the same; what a command moves, the target
-//! fetches and brings by itself (`full`, `datamover`). [`DiscoverySession::over_rdma`] asks for
+//! fetches and brings by itself (`full`, `datamover`). [`IscsiDiscoverySession::over_rdma`] asks for
 //! targets in messages.
 //!
 //! There are as many receive buffers as commands may be under way on a connection, and
@@ -189,7 +189,7 @@ impl RdmaSession for SessionConnection<'_> {
 }
 
 impl IscsiDiscoverySession {
-    /// As [`DiscoverySession::new`], on a queue pair: it is driven as an [`RdmaSession`] alone.
+    /// As [`IscsiDiscoverySession::new`], on a queue pair: it is driven as an [`RdmaSession`] alone.
     #[must_use]
     pub fn over_rdma(
         initiator: Name,
@@ -263,8 +263,10 @@ fn pdu_of(message: &Seg) -> Vec<u8> {
     pdu
 }
 
-const REFUSED: ProtocolError =
-    ProtocolError { what: "refused the RDMA connection: nobody serves iSER there", reference: "RFC 7145 §5.1" };
+const REFUSED: ProtocolError = ProtocolError {
+    what: "refused the RDMA connection: nobody serves iSER there",
+    reference: "RFC 7145 §5.1",
+};
 
 const LIMIT: OperationalKey = OperationalKey::MaxOutstandingUnexpectedPDUs;
 

@@ -7,7 +7,7 @@
 //! [`InitiatorSession`] is driven as [`crate::session`] says: `login` agrees on everything,
 //! [`crate::scsi::initiator`] learns what the unit is like and cuts I/O into commands, and what is
 //! here numbers them, moves their data and reads what comes back (`full`, `burst`, `receive`).
-//! [`DiscoverySession`] asks what targets there are.
+//! [`IscsiDiscoverySession`] asks what targets there are.
 //!
 //! What bounds a session: 30 seconds for login and bring-up; 1024 I/O, four commands each; as many
 //! commands as the target's window has; one ping, and the connection is given up when it stays

@@ -7,7 +7,7 @@
 //!   host ◀── Success1 ────────── controller     HMAC over C2
 //!   host ── Success2 ──────────▶ controller     only if there was a C2
 //! ```
-//! Host and controller each have a [`Secret`], in the format that nvme-cli makes. With a group,
+//! Host and controller each have a [`DhChapSecret`], in the format that nvme-cli makes. With a group,
 //! challenges are hashed with the key of a Diffie-Hellman exchange, so that who listens cannot try
 //! secrets at home.
 //!
