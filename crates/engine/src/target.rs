@@ -3,8 +3,8 @@
 //!
 //! A peer may take its time. But one that keeps buffers all the while, for the rest of what it
 //! sends or for what it does not take, keeps them from others: when they are short, it is cut off
-//! after [`HELD_BUFFERS_TIMEOUT`]. So is a peer that has closed its side while the session takes nothing of
-//! what it has sent, unless I/O for it is under way.
+//! after [`HELD_BUFFERS_TIMEOUT`]. So is a peer that has closed its side while the session takes
+//! nothing of what it has sent, unless I/O for it is under way.
 //!
 //! A session whose connection is over is kept until its I/O has ended, for the volume may still
 //! write its memory. It takes no connection's place all the while, as [`Permit::leave`] and

@@ -209,9 +209,9 @@ pub struct Endpoint {
 ///
 /// Each call takes effect in the order of the calls. [`QueuePair::send`], [`QueuePair::read`] and
 /// [`QueuePair::write`] are called only while there is [`QueuePair::room`]: a session keeps what
-/// does not fit, and asks in a later turn. By default a call becomes [`WorkRequest`], which the provider
-/// takes by `post`; a provider overrides those that it can carry out while it is called, as verbs
-/// of hardware do. With I/O of 4 KiB, work and events cost as much as framing does.
+/// does not fit, and asks in a later turn. By default a call becomes [`WorkRequest`], which the
+/// provider takes by `post`; a provider overrides those that it can carry out while it is called,
+/// as verbs of hardware do. With I/O of 4 KiB, work and events cost as much as framing does.
 pub trait QueuePair {
     /// How many sends, reads and writes it takes now: those that the endpoint allows, without those
     /// that have not come back. None without a connection.

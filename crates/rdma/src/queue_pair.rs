@@ -31,10 +31,10 @@ use blockmux_proto::session::Timed;
 /// arriving goes nowhere. Data that the peer has asked for before may still be on its way out.
 ///
 /// # Completion
-/// Each send, read, write and registration that was posted as [`WorkRequest`] comes back exactly once: as
-/// [`Event::Done`], or [`Event::Registered`]. Those that were called may have been carried out by
-/// the call, as [`QueuePair`] says. Those of one kind come back in the order in which they were
-/// posted. `Done` of a send or a write means that its memory is free again, and nothing more;
+/// Each send, read, write and registration that was posted as [`WorkRequest`] comes back exactly
+/// once: as [`Event::Done`], or [`Event::Registered`]. Those that were called may have been carried
+/// out by the call, as [`QueuePair`] says. Those of one kind come back in the order in which they
+/// were posted. `Done` of a send or a write means that its memory is free again, and nothing more;
 /// `Done` of a read that all its data is there, and all messages that had arrived before are told
 /// before it. Accepting, rejecting, receives, [`QueuePair::invalidate`] and
 /// [`QueuePair::disconnect`] come back as nothing.

@@ -3,8 +3,8 @@
 //! Threads of their own take them, so that no core waits for what a command waits for, and no
 //! client for another one that takes its time to say what it wants, or whose command takes it:
 //! there are [`MOST_CLIENTS`] at a time, and each has [`PATIENCE`] for all of its request. What
-//! they change goes through [`blockmux_proto::volume_state`], as whatever else is shared about a volume,
-//! and what protocols have is changed by one at a time.
+//! they change goes through [`blockmux_proto::volume_state`], as whatever else is shared about a
+//! volume, and what protocols have is changed by one at a time.
 
 use super::announce::{Announcement, Asker};
 use super::config::VolumeEntry;

@@ -1,7 +1,7 @@
 //! What a target serves: its names, portals, and who may see which logical units.
 //!
-//! A [`IscsiNode`] is shared by all cores. Targets and logical units come and go while it is served;
-//! whatever else changes is a new one.
+//! A [`IscsiNode`] is shared by all cores. Targets and logical units come and go while it is
+//! served; whatever else changes is a new one.
 
 use super::login::chap::{Algorithm, ChapCredentials};
 use super::login::operational::{CRC32C, OperationalKey, OperationalParameters};

@@ -261,8 +261,8 @@ open_enum! {
 }
 
 open_enum! {
-    /// What Connect is refused with, as a [`NvmeStatus`]: the codes overlap those of I/O commands (Base
-    /// 2.0 figure 96).
+    /// What Connect is refused with, as a [`NvmeStatus`]: the codes overlap those of I/O commands
+    /// (Base 2.0 figure 96).
     pub enum ConnectStatus(u16) {
         /// RECFMT.
         CONNECT_INCOMPATIBLE_FORMAT = 0x180,

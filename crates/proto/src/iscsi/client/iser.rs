@@ -2,8 +2,8 @@
 //!
 //! [`InitiatorSession::over_rdma`] makes a session whose connections are queue pairs: login,
 //! commands, their numbers, pings and the end are the same; what a command moves, the target
-//! fetches and brings by itself (`full`, `datamover`). [`IscsiDiscoverySession::over_rdma`] asks for
-//! targets in messages.
+//! fetches and brings by itself (`full`, `datamover`). [`IscsiDiscoverySession::over_rdma`] asks
+//! for targets in messages.
 //!
 //! There are as many receive buffers as commands may be under way on a connection, and
 //! [`UNEXPECTED`] for what a target may say without being asked.
@@ -189,7 +189,8 @@ impl RdmaSession for SessionConnection<'_> {
 }
 
 impl IscsiDiscoverySession {
-    /// As [`IscsiDiscoverySession::new`], on a queue pair: it is driven as an [`RdmaSession`] alone.
+    /// As [`IscsiDiscoverySession::new`], on a queue pair: it is driven as an [`RdmaSession`]
+    /// alone.
     #[must_use]
     pub fn over_rdma(
         initiator: Name,

@@ -7,9 +7,9 @@
 //!   host ◀── Success1 ────────── controller     HMAC over C2
 //!   host ── Success2 ──────────▶ controller     only if there was a C2
 //! ```
-//! Host and controller each have a [`DhChapSecret`], in the format that nvme-cli makes. With a group,
-//! challenges are hashed with the key of a Diffie-Hellman exchange, so that who listens cannot try
-//! secrets at home.
+//! Host and controller each have a [`DhChapSecret`], in the format that nvme-cli makes. With a
+//! group, challenges are hashed with the key of a Diffie-Hellman exchange, so that who listens
+//! cannot try secrets at home.
 //!
 //! A host may ask for a secure channel as well (SC_C): then both make a key of TLS of the exchange
 //! and of both challenges, and the host comes back with it ([`psk`]).

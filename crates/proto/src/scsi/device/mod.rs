@@ -6,11 +6,11 @@
 //!      │                              ├──▶ Step::Wait, Step::Pause ▶ resume ──────┤
 //!      └───────────── Response ◀── Step::Done ◀───────────────────────────────────┘
 //! ```
-//! A [`ScsiTarget`] maps LUNs to [`LogicalUnit`]s, which all sessions share: they hold mode pages and
-//! unit attentions beside the volume. What other protocols share too, reservations and locked
-//! ranges, is in [`crate::volume_state`]. A session has one [`DeviceServer`], on its own core; it is one
-//! I_T nexus. It keeps a copy of what a READ or WRITE needs to know of the shared state, and one
-//! atomic load tells whether the copy is still good, so that those commands take no lock and
+//! A [`ScsiTarget`] maps LUNs to [`LogicalUnit`]s, which all sessions share: they hold mode pages
+//! and unit attentions beside the volume. What other protocols share too, reservations and locked
+//! ranges, is in [`crate::volume_state`]. A session has one [`DeviceServer`], on its own core; it
+//! is one I_T nexus. It keeps a copy of what a READ or WRITE needs to know of the shared state, and
+//! one atomic load tells whether the copy is still good, so that those commands take no lock and
 //! allocate nothing.
 //!
 //! One table maps operation codes to what carries them out and to what REPORT SUPPORTED OPERATION
