@@ -445,6 +445,24 @@ fn a_silent_target_is_pinged_and_then_given_up() {
 }
 
 #[test]
+fn a_target_has_a_second_to_disconnect_after_the_logout() {
+    for target_disconnects in [true, false] {
+        let mut wire = Wire::ready();
+        wire.client.session.on_stop();
+        wire.run().unwrap();
+        assert!(wire.client.session.is_over());
+        let due = wire.client.session.connection(0).poll_timeout().unwrap();
+        if target_disconnects {
+            wire.client.session.handle(Event::Disconnected).unwrap();
+        }
+        wire.client.session.connection(0).on_timeout(due).unwrap();
+        let work = wire.client.next_work(100);
+        assert_eq!(matches!(work, Some(WorkRequest::Disconnect)), !target_disconnects, "{work:?}");
+        assert_eq!(wire.client.session.connection(0).poll_timeout(), None);
+    }
+}
+
+#[test]
 fn what_is_unfinished_is_taken_back_and_nothing_refers_to_it() {
     let mut wire = Wire::ready();
     let data = list(&pattern(65_536));

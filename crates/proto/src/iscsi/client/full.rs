@@ -120,6 +120,8 @@ struct Timers {
     pause: Duration,
     /// The target waits for a logout until then, if it has asked for one.
     leave_by: Option<Instant>,
+    /// Over RDMA, after the logout: when to disconnect if the target has not.
+    disconnect_at: Option<Instant>,
 }
 
 impl FullFeatureSession {
@@ -145,7 +147,14 @@ impl FullFeatureSession {
             ending: LogoutState::No,
             refused: None,
             deadline,
-            timers: Timers { now, access_at: now, retry_at: None, pause: FIRST_PAUSE, leave_by: None },
+            timers: Timers {
+                now,
+                access_at: now,
+                retry_at: None,
+                pause: FIRST_PAUSE,
+                leave_by: None,
+                disconnect_at: None,
+            },
         }
     }
 
@@ -257,7 +266,15 @@ impl FullFeatureSession {
         };
         self.announced_wait = Some(wait);
         self.ending = LogoutState::Over;
+        self.timers.disconnect_at = self.timers.now.checked_add(DISCONNECT_TIMEOUT);
         Ok(())
+    }
+
+    /// Over RDMA: whether the target is given time to disconnect first. Its Logout Response is here
+    /// before its provider has reported the send as complete, and Linux's isert takes a connection
+    /// that ends in between for an error.
+    pub(super) fn awaits_disconnect(&self) -> bool {
+        self.timers.disconnect_at.is_some_and(|at| self.timers.now < at)
     }
 
     /// How long to wait before the login of another session, which ends this one if it has not
@@ -350,7 +367,7 @@ impl FullFeatureSession {
 
     pub(super) fn poll_timeout(&self, connection: &InitiatorConnection) -> Option<Instant> {
         if self.ending == LogoutState::Over {
-            return None;
+            return self.timers.disconnect_at.filter(|_| self.awaits_disconnect());
         }
         let mut next = connection.ticks.next;
         if self.is_bound() {
@@ -670,6 +687,9 @@ pub(super) const SERIAL_HALF: u32 = 1 << 31;
 
 /// Between two questions for the state of a path that is not the best.
 const ACCESS_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long a target may take to disconnect after the logout.
+const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Between two attempts at a busy unit.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);

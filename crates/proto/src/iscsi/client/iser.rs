@@ -156,6 +156,8 @@ impl RdmaSession for SessionConnection<'_> {
     fn work(&mut self, queue_pair: &mut impl QueuePair) -> bool {
         self.end_closed();
         let is_closing = matches!(self.demand(), Demand::Close);
+        let disconnects =
+            is_closing && !self.session.full.as_ref().is_some_and(|full| full.awaits_disconnect());
         let InitiatorSession { full, connections, parameters, .. } = &mut *self.session;
         let limit = parameters.as_ref().map_or(0, |agreed| agreed.get(LIMIT));
         let Some(connection) = connections.get_mut(self.index) else { return false };
@@ -179,7 +181,7 @@ impl RdmaSession for SessionConnection<'_> {
             has_moved |=
                 connection.sender.send_all(queue_pair, |bhs| unexpected.admits(bhs, limit) || is_closing);
         }
-        if connection.sender.is_empty() && is_closing {
+        if connection.sender.is_empty() && disconnects {
             queue_pair.disconnect();
             mover.is_connected = false;
             has_moved = true;

@@ -323,6 +323,10 @@ impl Timed for SessionConnection<'_> {
         let Some(full) = &mut session.full else {
             return if session.is_logging_in() && now >= session.deadline { Err(LATE) } else { Ok(()) };
         };
+        if full.is_over() {
+            full.set_now(now);
+            return Ok(());
+        }
         full.on_timeout(now, &mut session.connections)?;
         let Some(connection) = session.connections.get_mut(self.index) else { return Ok(()) };
         if connection.is_connected() {
