@@ -8,7 +8,6 @@ use super::transport::FabricsTransport;
 use crate::event::{AuditEvent, Login, bounded};
 use crate::nvme::NvmeOutcome;
 use blockmux_volume::SgList;
-use blockmux_wire::nvme::Sqe;
 use blockmux_wire::nvme::opcode::NvmOpcode;
 use blockmux_wire::nvme::status::{ConnectStatus, NvmeStatus};
 use blockmux_wire::nvmeof::fabrics::{CONNECT_DATA_LEN, ConnectData, PropertySet};
@@ -75,15 +74,15 @@ impl<T: FabricsTransport> ControllerQueue<T> {
 
     /// A command ends that may have changed reservations.
     #[inline]
-    pub(super) fn audit_command(&mut self, sqe: &Sqe, is_done: bool) {
-        let change = match NvmOpcode(sqe.opcode) {
+    pub(super) fn audit_command(&mut self, opcode: NvmOpcode, nsid: u32, is_done: bool) {
+        let change = match opcode {
             NvmOpcode::RESERVATION_REGISTER => "Reservation Register",
             NvmOpcode::RESERVATION_ACQUIRE => "Reservation Acquire",
             NvmOpcode::RESERVATION_RELEASE => "Reservation Release",
             _ => return,
         };
         if matches!(self.queue, Some(ConnectedQueue::Io(_))) {
-            let unit = format!("namespace {}", sqe.nsid.get());
+            let unit = format!("namespace {nsid}");
             self.audit.push(AuditEvent::Reservation { unit, change, is_done });
         }
     }

@@ -199,8 +199,8 @@ impl<P> CommandTable<P> {
     /// Frees a slot.
     #[inline]
     pub(super) fn remove(&mut self, slot: usize) {
-        self.arrived(slot);
         let Some(entry) = self.entries.get(slot) else { return };
+        self.asked = self.asked.saturating_sub(entry.asked);
         if entry.is_counted {
             self.payload = self.payload.saturating_sub(entry.payload);
         }

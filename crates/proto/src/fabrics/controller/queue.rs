@@ -28,7 +28,7 @@ use crate::nvme::{HangUp, MAX_DATA, MAX_EVENT_REQUESTS, MQES, Notifier, NvmeOutc
 use crate::session::{ProtocolError, SessionStage, Target, Timed};
 use crate::volume_state::{Needs, NotAdmitted, Reserved};
 use blockmux_volume::{Completion, Io, IoError, Pool, Seg, SgList, Tag, Waker};
-use blockmux_wire::nvme::opcode::{AdminOpcode, Transfer, transfer};
+use blockmux_wire::nvme::opcode::{AdminOpcode, NvmOpcode, Transfer, transfer};
 use blockmux_wire::nvme::status::NvmeStatus;
 use blockmux_wire::nvme::{Fuse, PSDT_MASK, PSDT_SGL, Sqe};
 use core::net::IpAddr;
@@ -553,14 +553,21 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         if let Some(half) = entry.half.take() {
             return self.half_finished(slot, &half, outcome);
         }
-        let sqe = entry.sqe;
-        self.audit_command(&sqe, outcome.status.is_success());
-        let Some(entry) = self.commands.get_mut(slot) else { return };
-        if outcome.status.is_success() {
-            let sqhd = next_sqhd(&mut self.sqhd, self.depth);
-            self.transport.complete(&entry.sqe, outcome, sqhd);
-            return self.commands.remove(slot);
+        if !outcome.status.is_success() {
+            return self.finish_failed(slot, outcome);
         }
+        let sqhd = next_sqhd(&mut self.sqhd, self.depth);
+        self.transport.complete(&entry.sqe, outcome, sqhd);
+        let (opcode, nsid) = (NvmOpcode(entry.sqe.opcode), entry.sqe.nsid.get());
+        self.commands.remove(slot);
+        self.audit_command(opcode, nsid, true);
+    }
+
+    #[cold]
+    fn finish_failed(&mut self, slot: usize, outcome: &NvmeOutcome) {
+        let Some(entry) = self.commands.get_mut(slot) else { return };
+        let sqe = entry.sqe;
+        self.audit_command(NvmOpcode(sqe.opcode), sqe.nsid.get(), false);
         self.commands.remove(slot);
         self.complete(&sqe, outcome);
     }
