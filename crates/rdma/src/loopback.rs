@@ -4,6 +4,8 @@
 //! provider that does as much. What the ends post is carried out piece by piece as they are polled,
 //! first what the polled end has to take; the other end's part is done without its session, as by
 //! hardware. A connection can be made to break after any number of pieces.
+//!
+//! Each end has an [`Adapter`], which reaches only memory that is registered with it.
 
 use crate::queue_pair::{Caps, Fault, Provider, Violation};
 use crate::regions::{Regions, Seed};
@@ -11,10 +13,12 @@ use blockmux_proto::rdma::{
     Endpoint, Event, QueuePair, Remote, RemoteRights, Stag, WorkError, WorkId, WorkRequest,
 };
 use blockmux_proto::session::Timed;
-use blockmux_volume::{Seg, SgList};
+use blockmux_volume::{LocalKey, ProtectionDomain, RegistrationError, Seg, SgList};
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+use std::ptr::NonNull;
 use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// One end of a connection in memory. Dropping it is to lose the connection.
 pub struct Loopback {
@@ -27,9 +31,20 @@ pub struct Loopback {
 /// for the names of both ends' memory.
 #[must_use]
 pub fn pair(active: &Endpoint, passive: &Endpoint, seed: Seed) -> (Loopback, Loopback) {
+    pair_on(active, passive, seed, &[Adapter::with_room(usize::MAX), Adapter::with_room(usize::MAX)])
+}
+
+/// The two ends of a connection over the adapters of the active and of the passive end.
+#[must_use]
+pub fn pair_on(
+    active: &Endpoint,
+    passive: &Endpoint,
+    seed: Seed,
+    adapters: &[Arc<Adapter>; 2],
+) -> (Loopback, Loopback) {
     let reads = active.reads.min(passive.reads);
-    let own = Rc::new(RefCell::new(End::new(active, reads, seed)));
-    let peer = Rc::new(RefCell::new(End::new(passive, reads, seed.map(|byte| !byte))));
+    let own = Rc::new(RefCell::new(End::new(active, reads, seed, &adapters[0])));
+    let peer = Rc::new(RefCell::new(End::new(passive, reads, seed.map(|byte| !byte), &adapters[1])));
     peer.borrow_mut().inbound.push_back(Packet::Request(active.private_data.clone()));
     let cut = Rc::new(Cell::new(None));
     let passive = Loopback { own: peer.clone(), peer: own.clone(), cut: cut.clone() };
@@ -108,8 +123,74 @@ impl Drop for Loopback {
     }
 }
 
+/// The blocks of memory that an end reads and writes: work on any other fails.
+pub struct Adapter {
+    /// How many blocks it can know at a time.
+    room: usize,
+    blocks: Mutex<Blocks>,
+}
+
+#[derive(Default)]
+struct Blocks {
+    last_key: u32,
+    /// Address and length in bytes.
+    known: BTreeMap<LocalKey, (usize, usize)>,
+}
+
+impl Adapter {
+    /// An adapter that can know so many blocks at a time.
+    #[must_use]
+    pub fn with_room(room: usize) -> Arc<Adapter> {
+        Arc::new(Adapter { room, blocks: Mutex::default() })
+    }
+
+    /// How many blocks are registered.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.blocks().known.len()
+    }
+
+    /// Whether none is.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether that is a key of a block in which all of `seg` lies.
+    fn covers(&self, key: LocalKey, seg: &Seg) -> bool {
+        let at = seg.as_ptr().addr();
+        let end = |start: usize, len| start.saturating_add(len);
+        let known = self.blocks().known.get(&key).copied();
+        known.is_some_and(|(start, len)| start <= at && end(at, seg.len()) <= end(start, len))
+    }
+
+    fn blocks(&self) -> MutexGuard<'_, Blocks> {
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ProtectionDomain for Adapter {
+    fn register(&self, start: NonNull<u8>, len: usize) -> Result<LocalKey, RegistrationError> {
+        let mut blocks = self.blocks();
+        if blocks.known.len() >= self.room {
+            return Err(RegistrationError);
+        }
+        blocks.last_key = blocks.last_key.wrapping_add(1);
+        let key = LocalKey(blocks.last_key);
+        blocks.known.insert(key, (start.addr().get(), len));
+        Ok(key)
+    }
+
+    fn deregister(&self, key: LocalKey) {
+        self.blocks().known.remove(&key);
+    }
+}
+
 struct End {
     state: State,
+    adapter: Arc<Adapter>,
+    /// The adapter, as memory knows it.
+    domain: Arc<dyn ProtectionDomain>,
     max_sends: usize,
     max_reads: u32,
     /// Receive buffers that are posted, and how long each is.
@@ -171,9 +252,11 @@ enum Packet {
 }
 
 impl End {
-    fn new(endpoint: &Endpoint, reads: u32, seed: Seed) -> End {
+    fn new(endpoint: &Endpoint, reads: u32, seed: Seed, adapter: &Arc<Adapter>) -> End {
         End {
             state: State::Connecting,
+            adapter: adapter.clone(),
+            domain: adapter.clone(),
             max_sends: endpoint.sends as usize,
             max_reads: reads,
             receives: endpoint.receives,
@@ -186,6 +269,12 @@ impl End {
             inbound: VecDeque::new(),
             fault: None,
         }
+    }
+
+    /// Whether the adapter reaches all of that memory by its local keys.
+    fn reaches(&self, local: &SgList) -> bool {
+        let mut segs = local.segs().iter();
+        segs.all(|seg| seg.local_key(&self.domain).is_ok_and(|key| self.adapter.covers(key, seg)))
     }
 
     fn room(&self) -> usize {
@@ -207,16 +296,18 @@ impl End {
             WorkRequest::Send { id, head, payload, invalidate, is_solicited: _ } => {
                 let mut message = SgList::one(Seg::from_slice(&head));
                 payload.segs().iter().for_each(|seg| message.push(seg.clone()));
-                self.enqueue(id, Transfer::Send { id, message, invalidate }, true, peer);
+                let is_possible = self.reaches(&message);
+                self.enqueue(id, Transfer::Send { id, message, invalidate }, is_possible, peer);
             }
             WorkRequest::Read { id, local, remote } => {
                 let is_possible = self.max_reads > 0
                     && local.len() == remote.len as usize
-                    && local.segs().iter().all(Seg::is_writable);
+                    && local.segs().iter().all(Seg::is_writable)
+                    && self.reaches(&local);
                 self.enqueue(id, Transfer::Read { id, local, remote }, is_possible, peer);
             }
             WorkRequest::Write { id, local, remote } => {
-                let is_possible = local.len() <= remote.len as usize;
+                let is_possible = local.len() <= remote.len as usize && self.reaches(&local);
                 self.enqueue(id, Transfer::Write { id, local, remote }, is_possible, peer);
             }
             WorkRequest::Disconnect if self.state == State::Connected => {
@@ -230,6 +321,9 @@ impl End {
     fn register(&mut self, id: WorkId, local: SgList, access: RemoteRights, peer: &mut End) {
         if self.state == State::Over {
             return self.events.push_back(Event::Done { id, result: Err(WorkError::Flushed) });
+        }
+        if !self.reaches(&local) {
+            return self.fail(id, peer);
         }
         match self.regions.register(local, access) {
             Ok(remote) => self.events.push_back(Event::Registered { id, remote }),

@@ -42,6 +42,11 @@ use blockmux_proto::session::Timed;
 /// Memory that was posted or registered is held on to until then, or until the grant ends, and no
 /// longer.
 ///
+/// A provider whose device reaches only registered memory asks each piece of it for its local key
+/// ([`Seg::local_key`](blockmux_volume::Seg::local_key)) when work is posted. Work on memory that
+/// the device cannot register fails with
+/// [`WorkError::Local`](blockmux_proto::rdma::WorkError::Local).
+///
 /// # Messages
 /// Each takes one receive buffer, of which there are
 /// [`Endpoint::receives`](blockmux_proto::rdma::Endpoint::receives) and as many more as

@@ -17,14 +17,15 @@ pub(crate) use caches::settle_streams;
 use crate::account::PeerAccount;
 use crate::crc32c::Crc32c;
 use crate::pool::Home;
+use crate::registration::{LocalKey, ProtectionDomain, Registration, RegistrationError, Registrations};
 use crate::volume::Populated;
 use memmap2::MmapMut;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Where [`Pages`] come from and how they are given back.
 ///
@@ -49,6 +50,8 @@ pub trait Backing: Send + Sync {
 pub struct Pages {
     start: NonNull<u8>,
     len: usize,
+    // Dropped before the memory that they are about.
+    registrations: Mutex<Registrations>,
     backing: Box<dyn Backing>,
     /// Bytes that are to be populated, and those that have been.
     to_populate: AtomicUsize,
@@ -81,7 +84,8 @@ impl Pages {
 
     fn over(start: NonNull<u8>, len: usize, backing: Box<dyn Backing>) -> Arc<Pages> {
         let none = || AtomicUsize::new(0);
-        Arc::new(Pages { start, len, backing, to_populate: none(), populated: none() })
+        let registrations = Mutex::default();
+        Arc::new(Pages { start, len, registrations, backing, to_populate: none(), populated: none() })
     }
 
     /// In bytes.
@@ -97,7 +101,7 @@ impl Pages {
     }
 
     /// Makes the range read as zeroes, giving whole pages back to the system where that is
-    /// possible.
+    /// possible: a device would go on reaching the old pages of memory that is registered with it.
     ///
     /// # Panics
     /// If the range lies outside.
@@ -105,7 +109,9 @@ impl Pages {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len));
         let first = offset.next_multiple_of(PAGE);
         let last = (offset + len) / PAGE * PAGE;
-        if first < last && self.backing.release(first, last - first) {
+        // Held while pages are released, so that none is registered meanwhile.
+        let registrations = self.registrations();
+        if first < last && registrations.is_empty() && self.backing.release(first, last - first) {
             self.fill_zero(offset, first - offset);
             self.fill_zero(last, offset + len - last);
         } else {
@@ -141,6 +147,15 @@ impl Pages {
         self.backing.use_small_pages();
     }
 
+    fn register(&self, domain: &Arc<dyn ProtectionDomain>) -> Result<Arc<Registration>, RegistrationError> {
+        let register = || Registration::new(domain, self.start, self.len);
+        self.registrations().get_or_insert(domain, register).cloned()
+    }
+
+    fn registrations(&self) -> MutexGuard<'_, Registrations> {
+        self.registrations.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn fill_zero(&self, offset: usize, len: usize) {
         // SAFETY: in bounds, which `zero` checked.
         unsafe { self.start.add(offset).write_bytes(0, len) }
@@ -156,6 +171,8 @@ pub struct Memory(Rc<Block>);
 struct Block {
     start: NonNull<u8>,
     len: usize,
+    // Dropped before the memory that they are about.
+    registrations: RefCell<Registrations>,
     source: Source,
 }
 
@@ -170,7 +187,7 @@ enum Source {
         _heap: Heap,
     },
     Shared {
-        _pages: Arc<Pages>,
+        pages: Arc<Pages>,
     },
 }
 
@@ -179,14 +196,14 @@ impl Memory {
     #[must_use]
     pub fn from_heap(len: usize) -> Memory {
         let heap = Heap::aligned(len);
-        Memory(Rc::new(Block { start: heap.start, len, source: Source::Heap { _heap: heap } }))
+        Memory::over(heap.start, len, Source::Heap { _heap: heap })
     }
 
     /// Makes this core's handle to shared pages.
     #[must_use]
     pub fn from_pages(pages: &Arc<Pages>) -> Memory {
-        let source = Source::Shared { _pages: pages.clone() };
-        Memory(Rc::new(Block { start: pages.start, len: pages.len, source }))
+        let source = Source::Shared { pages: pages.clone() };
+        Memory::over(pages.start, pages.len, source)
     }
 
     /// Memory that goes back to its pool when the last handle is dropped; `None` if the system has
@@ -195,7 +212,11 @@ impl Memory {
         let heap = Heap::try_aligned(len).ok()?;
         let start = heap.start;
         let source = Source::Pool { home, account: Cell::new(None), _heap: heap };
-        Some(Memory(Rc::new(Block { start, len, source })))
+        Some(Memory::over(start, len, source))
+    }
+
+    fn over(start: NonNull<u8>, len: usize, source: Source) -> Memory {
+        Memory(Rc::new(Block { start, len, registrations: RefCell::default(), source }))
     }
 
     /// The account that pool memory is charged to from now on; returns the one before.
@@ -327,6 +348,23 @@ impl Seg {
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
+    }
+
+    /// The local key of this piece for work requests to a device of that domain: that of its whole
+    /// block, which is registered the first time.
+    ///
+    /// # Errors
+    /// If the device cannot register the block.
+    #[inline]
+    pub fn local_key(&self, domain: &Arc<dyn ProtectionDomain>) -> Result<LocalKey, RegistrationError> {
+        let block = &*self.memory.0;
+        let register = || match &block.source {
+            // One registration for all cores.
+            Source::Shared { pages } => pages.register(domain),
+            Source::Heap { .. } | Source::Pool { .. } => Registration::new(domain, block.start, block.len),
+        };
+        let mut registrations = block.registrations.borrow_mut();
+        registrations.get_or_insert(domain, register).map(|registration| registration.key())
     }
 
     /// The part at `offset`, `len` bytes long.
@@ -632,5 +670,36 @@ mod tests {
         let bytes = seg.to_vec();
         assert!(bytes[..100].iter().chain(&bytes[100 + 2 * PAGE..]).all(|&b| b == 7));
         assert!(bytes[100..100 + 2 * PAGE].iter().all(|&b| b == 0));
+    }
+    #[test]
+    fn pages_that_a_device_reaches_are_not_given_back() {
+        struct Counting {
+            _heap: Heap,
+            releases: Arc<AtomicUsize>,
+        }
+        impl Backing for Counting {
+            fn release(&self, _offset: usize, _len: usize) -> bool {
+                self.releases.fetch_add(1, Ordering::Relaxed);
+                false
+            }
+        }
+        struct Device;
+        impl ProtectionDomain for Device {
+            fn register(&self, _start: NonNull<u8>, _len: usize) -> Result<LocalKey, RegistrationError> {
+                Ok(LocalKey(1))
+            }
+            fn deregister(&self, _key: LocalKey) {}
+        }
+        let (heap, releases) = (Heap::aligned(2 * PAGE), Arc::new(AtomicUsize::new(0)));
+        let pages =
+            Pages::over(heap.start, 2 * PAGE, Box::new(Counting { _heap: heap, releases: releases.clone() }));
+        let seg = Memory::from_pages(&pages).seg(0, 2 * PAGE);
+        pages.zero(0, PAGE);
+        let domain: Arc<dyn ProtectionDomain> = Arc::new(Device);
+        seg.local_key(&domain).unwrap();
+        seg.copy_from(&[7; 2 * PAGE]);
+        pages.zero(0, PAGE);
+        assert_eq!(releases.load(Ordering::Relaxed), 1);
+        assert!(seg.to_vec()[..PAGE].iter().all(|&byte| byte == 0));
     }
 }

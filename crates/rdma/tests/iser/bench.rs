@@ -15,7 +15,7 @@ use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, Stag, WorkReques
 use blockmux_proto::scsi::{self, LogicalUnit, Lun, UnitIdentity};
 use blockmux_proto::session::{Home, Initiator, ProtocolError, SessionStage, Target, Timed};
 use blockmux_rdma::Driven;
-use blockmux_rdma::loopback::{self, Loopback};
+use blockmux_rdma::loopback::{self, Adapter, Loopback};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{
     Channel, Completion, Io, IoError, MemVolume, Op, Output, Pool, Seg, SgList, Tag, Waker,
@@ -168,8 +168,13 @@ pub(crate) struct Pair<S> {
 
 /// What a session sees as its peer.
 pub(crate) fn connect<S>(session: S, served: &Served) -> Pair<S> {
-    let (active, passive) =
-        loopback::pair(&initiator(wishes()).endpoint(), &served.session().endpoint(), [9; 32]);
+    connect_on(session, served, &[Adapter::with_room(usize::MAX), Adapter::with_room(usize::MAX)])
+}
+
+/// A connection over the adapters of the initiator and of the target.
+pub(crate) fn connect_on<S>(session: S, served: &Served, adapters: &[Arc<Adapter>; 2]) -> Pair<S> {
+    let (active, passive) = (initiator(wishes()).endpoint(), served.session().endpoint());
+    let (active, passive) = loopback::pair_on(&active, &passive, [9; 32], adapters);
     let driven = Driven::new(served.session(), passive, Instant::now());
     Pair { client: Driven::new(session, active, Instant::now()), server: Server::new(served, driven) }
 }

@@ -8,5 +8,6 @@ mod cuts;
 mod linux;
 mod manners;
 mod pairs;
+mod registered;
 mod streams;
 mod targets;

@@ -1,0 +1,57 @@
+//! Both sides over adapters that reach only memory that is registered with them.
+
+use crate::bench::{Served, connect_on, initiator, pattern};
+use blockmux_proto::iscsi::client::wishes;
+use blockmux_proto::iscsi::node::offer;
+use blockmux_proto::session::Initiator;
+use blockmux_rdma::loopback::Adapter;
+use blockmux_volume::{Io, Op, Tag};
+
+#[test]
+fn memory_is_registered_when_it_is_first_used_and_until_it_is_freed() {
+    let adapters = [Adapter::with_room(usize::MAX), Adapter::with_room(usize::MAX)];
+    let mut pair = connect_on(initiator(wishes()), &Served::new(offer(), None), &adapters);
+    pair.run();
+    assert!(pair.client.session().is_ready());
+    let mut use_it = |rounds: u64| {
+        for round in 0..rounds {
+            let data = pattern(65_536);
+            pair.write(round * 65_536, &data);
+            assert_eq!(pair.read(round * 65_536, 65_536), data);
+        }
+    };
+    // What both sides have out, and what their pools keep.
+    use_it(10);
+    let blocks = adapters.each_ref().map(|adapter| adapter.len());
+    use_it(90);
+    assert_eq!(adapters.each_ref().map(|adapter| adapter.len()), blocks);
+    assert!(blocks.iter().all(|&blocks| (1..8).contains(&blocks)), "{blocks:?}");
+    drop(pair);
+    assert!(adapters.iter().all(|adapter| adapter.is_empty()));
+}
+
+#[test]
+fn memory_that_an_adapter_has_no_room_for_ends_the_connection_and_no_command_is_lost() {
+    for side in 0..2 {
+        let mut has_refused = false;
+        for room in 0..4 {
+            let mut adapters = [Adapter::with_room(usize::MAX), Adapter::with_room(usize::MAX)];
+            adapters[side] = Adapter::with_room(room);
+            let mut pair = connect_on(initiator(wishes()), &Served::new(offer(), None), &adapters);
+            pair.run();
+            if !pair.client.session().is_ready() {
+                has_refused = true;
+                continue;
+            }
+            pair.client.submit(Io::new(Tag(7), Op::Read, 0, 65_536));
+            pair.run();
+            let done = pair.client.poll_done().map(|done| (done.tag, done.result.is_ok()));
+            let unfinished: Vec<_> = pair.client.take_unfinished().iter().map(|io| io.tag).collect();
+            match done {
+                Some((tag, is_ok)) => assert!(tag == Tag(7) && is_ok && unfinished.is_empty()),
+                None => assert_eq!(unfinished, [Tag(7)]),
+            }
+        }
+        assert!(has_refused);
+    }
+}
