@@ -31,7 +31,10 @@ pub struct ConnectionLimit {
     part: Arc<AtomicUsize>,
     /// Those that are over, whose I/O is not.
     left: Arc<AtomicUsize>,
-    half_open: Arc<Mutex<HalfOpen>>,
+    /// In their handshakes.
+    half_open: Arc<Mutex<Replaceable>>,
+    /// Over, and their sessions are kept for another connection.
+    lingering: Arc<Mutex<Replaceable>>,
     /// Address space that new connections leave to those that are there, in bytes; of it, the pools
     /// have some already.
     kept_space_bytes: u64,
@@ -49,17 +52,18 @@ pub struct Permit {
     has_left: bool,
     protocol: &'static str,
     sessions: Sessions,
-    /// What is entered of it until its peer has come through its handshake.
-    entered: Option<(Arc<Mutex<HalfOpen>>, Arc<HalfOpenConnection>)>,
+    /// Where it is entered until its peer has come through its handshake, or from when it lingers.
+    entered: Option<(Arc<Mutex<Replaceable>>, Arc<ReplaceableConnection>)>,
+    lingering: Arc<Mutex<Replaceable>>,
 }
 
-/// Connections whose peers have not come through their handshakes. Whoever opens many of them and
-/// says nothing must not keep others out: for a newcomer, the oldest of the source that has most of
-/// them is let go.
+/// Connections that make room for a newcomer: those whose peers have not come through their
+/// handshakes, and those that are over and whose sessions are kept. Whoever has many of them must
+/// not keep others out: the oldest of the source that has most is closed first.
 #[derive(Default)]
-struct HalfOpen {
+struct Replaceable {
     /// Oldest first; no source is empty.
-    sources: BTreeMap<Source, VecDeque<Arc<HalfOpenConnection>>>,
+    sources: BTreeMap<Source, VecDeque<Arc<ReplaceableConnection>>>,
     entered: u64,
 }
 
@@ -67,8 +71,8 @@ struct HalfOpen {
 /// socket has not.
 type Source = (&'static str, Option<IpAddr>);
 
-/// A connection in its handshake.
-struct HalfOpenConnection {
+/// A connection that may be closed for a newcomer.
+struct ReplaceableConnection {
     source: Source,
     /// Cuts it.
     hang_up: Box<dyn Fn() + Send + Sync>,
@@ -78,7 +82,7 @@ struct HalfOpenConnection {
     is_replaced: AtomicBool,
 }
 
-impl HalfOpen {
+impl Replaceable {
     fn len(&self) -> usize {
         self.sources.values().map(VecDeque::len).sum()
     }
@@ -87,10 +91,10 @@ impl HalfOpen {
         &mut self,
         source: Source,
         hang_up: impl Fn() + Send + Sync + 'static,
-    ) -> Arc<HalfOpenConnection> {
+    ) -> Arc<ReplaceableConnection> {
         self.entered += 1;
         let is_replaced = AtomicBool::new(false);
-        let entry = Arc::new(HalfOpenConnection {
+        let entry = Arc::new(ReplaceableConnection {
             source,
             hang_up: Box::new(hang_up),
             number: self.entered,
@@ -100,7 +104,7 @@ impl HalfOpen {
         entry
     }
 
-    fn remove(&mut self, entry: &HalfOpenConnection) {
+    fn remove(&mut self, entry: &ReplaceableConnection) {
         let Some(own) = self.sources.get_mut(&entry.source) else { return };
         own.retain(|other| other.number != entry.number);
         if own.is_empty() {
@@ -109,7 +113,7 @@ impl HalfOpen {
     }
 
     /// Cuts one for a newcomer.
-    fn cut_one(&mut self) -> Option<Arc<HalfOpenConnection>> {
+    fn cut_one(&mut self) -> Option<Arc<ReplaceableConnection>> {
         let oldest = self.sources.values().filter_map(|own| Some((own.len(), own.front()?)));
         let (_, entry) = oldest.max_by_key(|(len, oldest)| (*len, Reverse(oldest.number)))?;
         let entry = entry.clone();
@@ -129,6 +133,7 @@ impl ConnectionLimit {
             part: Arc::default(),
             left: Arc::default(),
             half_open: Arc::default(),
+            lingering: Arc::default(),
             kept_space_bytes: 0,
             protocol: "",
             sessions: Sessions::default(),
@@ -196,9 +201,9 @@ impl ConnectionLimit {
         Some(self.share())
     }
 
-    /// A place for a connection that has just come from `peer` and that `hang_up` cuts. If as many
-    /// are open as may be, or too many are in their handshakes, one of those is cut; `None` if
-    /// there is none.
+    /// A place for a connection that has just come from `peer` and that `hang_up` cuts. If too many
+    /// are in their handshakes, one of those is cut. If as many are open as may be, the newcomer
+    /// takes the place of one that lingers, else of one in its handshake; `None` if there is none.
     #[must_use]
     pub fn admit(&self, peer: Option<IpAddr>, hang_up: impl Fn() + Send + Sync + 'static) -> Option<Permit> {
         let mut half_open = self.half_open.lock().unwrap_or_else(PoisonError::into_inner);
@@ -208,7 +213,9 @@ impl ConnectionLimit {
         let mut permit = match self.permit() {
             Some(permit) => permit,
             None => {
-                half_open.cut_one()?.is_replaced.store(true, Ordering::Relaxed);
+                let lingering = self.lingering.lock().unwrap_or_else(PoisonError::into_inner).cut_one();
+                let replaced = lingering.or_else(|| half_open.cut_one())?;
+                replaced.is_replaced.store(true, Ordering::Relaxed);
                 self.share()
             }
         };
@@ -227,6 +234,7 @@ impl ConnectionLimit {
             protocol: self.protocol,
             sessions: self.sessions.clone(),
             entered: None,
+            lingering: self.lingering.clone(),
         }
     }
 }
@@ -244,15 +252,28 @@ impl Permit {
         self.protocol
     }
 
-    /// The peer has come through its handshake: the connection is not let go any more for another.
+    /// The peer has come through its handshake: the connection is not closed any more for another.
     pub fn establish(&self) {
-        if let Some((half_open, entry)) = &self.entered {
-            half_open.lock().unwrap_or_else(PoisonError::into_inner).remove(entry);
+        if let Some((entries, entry)) = &self.entered {
+            entries.lock().unwrap_or_else(PoisonError::into_inner).remove(entry);
         }
     }
-}
 
-impl Permit {
+    /// The connection is over and its session is kept for another: a newcomer may have its place.
+    pub fn linger(&mut self) {
+        self.establish();
+        let Some((_, entry)) = self.entered.take() else { return };
+        let mut lingering = self.lingering.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = lingering.enter(entry.source, || {});
+        self.entered = Some((self.lingering.clone(), entry));
+    }
+
+    /// Whether a newcomer has its place.
+    #[must_use]
+    pub fn is_replaced(&self) -> bool {
+        self.entered.as_ref().is_some_and(|(_, entry)| entry.is_replaced.load(Ordering::Relaxed))
+    }
+
     /// The peer is gone, and I/O that it has begun may never end. Another connection may have its
     /// place; what is kept until the I/O ends is counted apart, and bounded for each volume.
     pub fn leave(&mut self) {
@@ -265,9 +286,7 @@ impl Permit {
     fn give_back(&self) {
         self.establish();
         self.part.fetch_sub(1, Ordering::Relaxed);
-        let is_replaced =
-            self.entered.as_ref().is_some_and(|(_, entry)| entry.is_replaced.load(Ordering::Relaxed));
-        if !is_replaced {
+        if !self.is_replaced() {
             self.open.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -418,6 +437,27 @@ mod tests {
         assert!(admit(&limit, &cut, 4).is_none(), "all have a right to be there");
         permits.clear();
         assert_eq!((limit.open(), limit.open_of_part()), (0, 0));
+    }
+
+    #[test]
+    fn a_newcomer_takes_the_place_of_a_session_that_is_kept_before_that_of_a_handshake() {
+        let (limit, cut) = (ConnectionLimit::new(3), Cut::default());
+        let mut kept: Vec<_> = (0..2).map(|number| admit(&limit, &cut, number).unwrap()).collect();
+        let handshake = admit(&limit, &cut, 2).unwrap();
+        for permit in &mut kept {
+            permit.establish();
+            permit.linger();
+        }
+        let newcomer = admit(&limit, &cut, 3).unwrap();
+        newcomer.establish();
+        assert_eq!(
+            (kept[0].is_replaced(), kept[1].is_replaced(), handshake.is_replaced()),
+            (true, false, false)
+        );
+        drop(kept);
+        assert_eq!(limit.open(), 2, "one place was the newcomer's by then");
+        drop((newcomer, handshake));
+        assert_eq!((limit.open(), limit.lingering.lock().unwrap().len()), (0, 0));
     }
 
     #[test]

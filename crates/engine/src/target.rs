@@ -24,7 +24,7 @@ use blockmux_proto::session::{Demand, Home, ProtocolError, SessionStage, StreamS
 use blockmux_volume::{PeerAccount, Pool, Waker};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-use tracing::debug;
+use tracing::{debug, info};
 
 /// Serves one connection until either side ends it.
 pub struct TargetTask<S: StreamSession + Target, H: Host = EngineCore> {
@@ -227,6 +227,11 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         self.session.stage() == SessionStage::Lingering
     }
 
+    /// Whether a newcomer has the place of this connection.
+    fn is_replaced(&self) -> bool {
+        self.permit.as_ref().is_some_and(Permit::is_replaced)
+    }
+
     /// The connection is over, and the session goes on without it: time passes, and I/O is done.
     fn linger(&mut self, now: Instant) -> Progress {
         if !std::mem::replace(&mut self.is_lingering, true) {
@@ -234,6 +239,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
             debug!(peer = self.connection.peer(), "connection closed; its session is kept");
             self.connection.close();
             self.ending = Some(Ending::Gone);
+            self.permit.iter_mut().for_each(Permit::linger);
         }
         let progress = self.channels.move_io(&mut self.session, now);
         // What a session without connection says, it says to nobody; its deadlines break nothing.
@@ -427,7 +433,10 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         }
         let is_sent = self.session.outbox().is_empty();
         if self.ending.is_some() && is_sent && self.lingers() {
-            if self.core.is_stopping() {
+            if self.is_replaced() {
+                info!(peer = self.connection.peer(), "session given up: a new connection needs its place");
+            }
+            if self.core.is_stopping() || self.is_replaced() {
                 self.session.on_stop(now);
             }
             progress = self.linger(now);
