@@ -43,6 +43,8 @@ host run "! blockmux info '$guarded?secret_file=wrong&$digests' 2>said
 host run "! blockmux info '$guarded?secret_file=own&mutual_user=target&mutual_secret_file=wrong&$digests' 2>said
   grep 'did not prove that it knows its own secret' said"
 kernel_is_content 'negotiation failed|do not match|mismatch|Authentication failed'
+# About an initiator that has turned away it says so up to seconds later.
+unimportant="$unimportant|iSCSI Login negotiation failed"
 
 check both_sides_prove_who_they_are_and_have_digests
 host run "blockmux info --json '$guarded?secret_file=own&$mutual&$digests'"
