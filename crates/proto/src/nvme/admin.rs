@@ -17,7 +17,7 @@ use blockmux_wire::nvme::status::NvmeStatus;
 use blockmux_wire::nvme::{NSID_ALL, Sqe};
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A controller, where its admin queue is.
 pub(crate) struct AdminQueue {
@@ -43,8 +43,9 @@ pub(crate) struct AdminQueue {
 
 /// What a command waits for.
 enum AdminWait {
-    /// Another queue has been told to abort a command.
-    Abort(AbortReply),
+    /// Another queue has been told to abort a command, and until when its answer is waited for:
+    /// from the first look on.
+    Abort(AbortReply, Option<Instant>),
     /// A change of reservations is being kept.
     Saving(Arc<VolumeState>, SaveTicket),
 }
@@ -189,8 +190,8 @@ impl AdminQueue {
     }
 
     /// The next command that waits no more.
-    pub(crate) fn poll_waiting(&mut self) -> Option<(usize, NvmeOutcome)> {
-        let outcomes = self.waiting.iter().map(|(_, waiting)| waiting.outcome());
+    pub(crate) fn poll_waiting(&mut self, now: Instant) -> Option<(usize, NvmeOutcome)> {
+        let outcomes = self.waiting.iter_mut().map(|(_, waiting)| waiting.outcome_by(now));
         let (place, outcome) = outcomes.enumerate().find_map(|(place, outcome)| Some((place, outcome?)))?;
         Some((self.waiting.remove(place).0, outcome))
     }
@@ -203,12 +204,12 @@ impl AdminQueue {
         let (sqid, cid) =
             (u16::from_le_bytes([sqid_low, sqid_high]), u16::from_le_bytes([cid_low, cid_high]));
         if sqid != 0 {
-            let aborts = self.waiting.iter().filter(|(_, waiting)| matches!(waiting, AdminWait::Abort(_)));
+            let aborts = self.waiting.iter().filter(|(_, waiting)| matches!(waiting, AdminWait::Abort(..)));
             if aborts.count() >= MAX_ABORTS {
                 return Admin::Done(NvmeOutcome::retry(NvmeStatus::ABORT_COMMAND_LIMIT_EXCEEDED));
             }
             return match self.place.abort(sqid, cid) {
-                Some(reply) => self.wait(slot, AdminWait::Abort(reply)),
+                Some(reply) => self.wait(slot, AdminWait::Abort(reply, None)),
                 None => Admin::Done(NvmeOutcome::success(NOT_ABORTED)),
             };
         }
@@ -418,12 +419,20 @@ impl AdminQueue {
 }
 
 impl AdminWait {
+    /// What the command ends with, once that is known or it has waited long enough.
+    fn outcome_by(&mut self, now: Instant) -> Option<NvmeOutcome> {
+        let known = self.outcome();
+        if let (None, AdminWait::Abort(reply, until)) = (&known, self) {
+            let until = *until.get_or_insert_with(|| now.checked_add(ABORT_TIMEOUT).unwrap_or(now));
+            return (now >= until).then(|| abort_outcome(reply.give_up()));
+        }
+        known
+    }
+
     /// What the command ends with, once that is known.
     fn outcome(&self) -> Option<NvmeOutcome> {
         match self {
-            AdminWait::Abort(reply) => {
-                Some(NvmeOutcome::success(if reply.was_aborted()? { 0 } else { NOT_ABORTED }))
-            }
+            AdminWait::Abort(reply, _) => reply.was_aborted().map(abort_outcome),
             AdminWait::Saving(served, ticket) => {
                 let is_saved = served.store().map_or(Some(true), |store| store.is_saved(*ticket))?;
                 if is_saved {
@@ -436,10 +445,18 @@ impl AdminWait {
     }
 }
 
+/// What an Abort ends with.
+fn abort_outcome(was_aborted: bool) -> NvmeOutcome {
+    NvmeOutcome::success(if was_aborted { 0 } else { NOT_ABORTED })
+}
+
 /// Whether each namespace has a value of its own.
 fn is_of_namespace(feature: FeatureId) -> bool {
     matches!(feature, FeatureId::RESERVATION_NOTIFICATION_MASK | FeatureId::RESERVATION_PERSISTENCE)
 }
+
+/// How long an Abort waits for its command, whose data may never come: as long as in SPDK.
+const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The highest over temperature threshold, in kelvins.
 const NEVER_TOO_HOT: u64 = 0xffff;

@@ -112,7 +112,13 @@ impl AbortOrder {
 
     /// The command was aborted.
     pub(crate) fn aborted(self) {
-        self.reply.store(ABORTED, Ordering::Release);
+        let _ = self.reply.compare_exchange(PENDING, ABORTED, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// Whether nobody waits for the answer any more: the host was told that the command was not
+    /// aborted.
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.reply.load(Ordering::Acquire) == NOT_ABORTED
     }
 }
 
@@ -130,6 +136,12 @@ impl AbortReply {
             PENDING => None,
             answer => Some(answer == ABORTED),
         }
+    }
+
+    /// Waits no longer; whether the command was aborted.
+    pub(crate) fn give_up(&self) -> bool {
+        let answer = self.0.compare_exchange(PENDING, NOT_ABORTED, Ordering::AcqRel, Ordering::Acquire);
+        answer == Err(ABORTED)
     }
 }
 

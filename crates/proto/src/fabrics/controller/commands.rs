@@ -43,6 +43,13 @@ pub(super) struct PendingAbort {
     pub(super) order: Option<AbortOrder>,
 }
 
+impl PendingAbort {
+    /// Whether the host was told meanwhile that the command was not aborted.
+    pub(super) fn is_given_up(&self) -> bool {
+        self.order.as_ref().is_some_and(AbortOrder::is_given_up)
+    }
+}
+
 /// Who carries a command out.
 pub(super) enum CommandWork {
     Io(IoCommand),

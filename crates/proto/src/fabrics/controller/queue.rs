@@ -417,8 +417,11 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     #[inline]
     fn begin(&mut self, slot: usize, data: SgList) {
         let Some(entry) = self.commands.get_mut(slot) else { return };
-        if entry.abort.is_some() {
-            return self.finish_aborted(slot);
+        if let Some(abort) = &entry.abort {
+            if !abort.is_given_up() {
+                return self.finish_aborted(slot);
+            }
+            entry.abort = None;
         }
         if entry.half.is_some() {
             return self.on_half(slot, data);
@@ -533,7 +536,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             }
         }
         while let Some(ConnectedQueue::Admin(admin)) = &mut self.queue
-            && let Some((slot, outcome)) = admin.poll_waiting()
+            && let Some((slot, outcome)) = admin.poll_waiting(self.timers.now)
         {
             self.finish(slot, &outcome);
         }

@@ -137,6 +137,31 @@ fn what_waits_is_aborted_at_once_and_what_waits_for_data_with_its_data() {
 }
 
 #[test]
+fn an_abort_waits_a_second_for_a_command_whose_data_does_not_come() {
+    let (mut io, mut queue) = Host::io(&node());
+    let mut write = nvm(NvmOpcode::WRITE, 1, 8, 1);
+    io.send(&mut write, &[]);
+    let fetch = io.fetch();
+    let mut abort = admin(AdminOpcode::ABORT, 0, u32::from(write.cid.get()) << 16 | 1, 0, 0);
+    queue.send(&mut abort, &[]);
+    io.pump.turn();
+    let begin = queue.now;
+    let mut waited = std::time::Duration::ZERO;
+    while waited <= std::time::Duration::from_secs(2) && queue.received().is_empty() {
+        let now = queue.pump.session.poll_timeout().unwrap();
+        queue.pump.session.on_timeout(now).unwrap();
+        waited = now - begin;
+        if let [answer] = &queue.received()[..] {
+            assert_eq!(answer.cqe().result.get(), 1, "not aborted");
+            break;
+        }
+    }
+    assert!((1..2).contains(&waited.as_secs()), "{waited:?}");
+    io.deliver(fetch, 0, &[7; 512]);
+    assert!(io.end_of(write).1.status.is_success(), "the host was told that it goes on");
+}
+
+#[test]
 fn no_more_aborts_wait_than_the_controller_says_and_a_lost_queue_answers_them() {
     let (mut io, mut queue) = Host::io(&node());
     io.pump.holds_io = true;
