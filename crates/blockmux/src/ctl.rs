@@ -17,6 +17,7 @@ use rustix::fd::AsFd;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -27,29 +28,14 @@ use std::time::Duration;
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct CtlArgs {
-    /// The socket of `serve --control`
+    /// Socket of `serve --control`
     #[arg(value_name = "unix:PATH")]
     socket: ControlPath,
+    /// Print JSON
+    #[arg(long, global = true)]
+    json: bool,
     #[command(subcommand)]
-    command: CtlCommand,
-}
-
-#[derive(Clone, clap::Subcommand)]
-enum CtlCommand {
-    /// Show volumes, who uses them, and what has been done
-    Status {
-        /// Print one JSON object
-        #[arg(long)]
-        json: bool,
-    },
-    /// Show who is logged in, since when, and what was done
-    Sessions {
-        /// Print one JSON array, with one object for each connection
-        #[arg(long)]
-        json: bool,
-    },
-    #[command(flatten)]
-    Change(Request),
+    request: Request,
 }
 
 /// Where a daemon takes commands: `unix:PATH`, or the path alone.
@@ -67,23 +53,23 @@ impl FromStr for ControlPath {
     }
 }
 
-/// What is asked of a daemon; but for the status, as it is asked on the command line.
+/// What is asked of a daemon, on the command line and at its socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, clap::Subcommand)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Request {
-    #[command(skip)]
+    /// Show volumes, clients and I/O counters
     Status,
-    #[command(skip)]
+    /// Show who is logged in, since when, with I/O counters
     Sessions,
-    /// Give a volume another size; all who use it are told
+    /// Resize a volume and notify its clients
     Resize {
-        /// As it is served
+        /// Name of the volume
         name: String,
-        /// The size, as in 10g; without one, that of the file or device below is looked at again
+        /// As 10g [default: the size that the file or device has now]
         #[arg(value_parser = parse_size)]
         size: Option<u64>,
     },
-    /// Serve one more volume
+    /// Export one more volume
     Add {
         /// As for serve; paths are the daemon's
         #[arg(value_name = "[NAME=]VOLUME")]
@@ -91,31 +77,31 @@ pub(crate) enum Request {
         /// Refuse writes
         #[arg(long)]
         read_only: bool,
-        /// For people
+        /// Shown by discovery
         #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
         description: String,
-        /// Protocols that serve it [default: all, or none if a target restricts its users]
+        /// Protocols that export it [default: all, or none if a target restricts it]
         #[arg(long, value_name = "NAME,NAME", value_delimiter = ',')]
         protocols: Option<Vec<String>>,
     },
-    /// Serve a volume no more, wherever it is
+    /// Stop exporting a volume
     Remove {
-        /// As it is served
+        /// Name of the volume
         name: String,
     },
-    /// Make a volume a namespace of a subsystem, or a logical unit of an iSCSI target
+    /// Add a volume to an NVMe subsystem or an iSCSI target
     Attach {
-        /// As it is served
+        /// Name of the volume
         name: String,
         /// Subsystem NQN or iSCSI name
         target: String,
-        /// NSID or LUN [default: the lowest that is free]
+        /// NSID or LUN [default: the lowest free one]
         number: Option<u32>,
-        /// ANAGRPID [default: the last group, if there are any]
+        /// ANAGRPID [default: the last group, if any]
         #[arg(long, value_name = "N")]
         ana_group: Option<u32>,
     },
-    /// Take a namespace or a logical unit away; its volume is still served
+    /// Remove a namespace or logical unit; keep exporting its volume elsewhere
     Detach {
         /// Subsystem NQN or iSCSI name
         target: String,
@@ -153,6 +139,25 @@ pub(crate) enum Answer {
     Done,
     /// Why it was not done, and what to do.
     Failed(String),
+}
+
+impl Answer {
+    /// For programs, in one line: what there is to say without the answer's kind.
+    fn json(&self) -> Result<String, Failure> {
+        let value = match self {
+            Answer::Status(status) => json!(status),
+            Answer::Sessions(sessions) => json!(sessions),
+            Answer::Resized { size } => json!({ "size": size }),
+            Answer::Added { name, urls, unheard } => {
+                json!({ "name": name, "urls": urls, "protocols_without_listener": unheard })
+            }
+            Answer::Attached { number } => json!({ "number": number }),
+            Answer::Said(text) => json!({ "message": text }),
+            Answer::Done => json!({}),
+            Answer::Failed(reason) => json!({ "error": reason }),
+        };
+        serde_json::to_string(&value).map_err(Failure::run)
+    }
 }
 
 /// What a daemon does.
@@ -244,13 +249,13 @@ pub(crate) struct PopulatedStatus {
 
 /// Asks the daemon, and shows what it answers.
 pub(crate) fn run(args: &CtlArgs) -> Result<(), Failure> {
-    let request = args.command.request();
-    match (ask(&args.socket.0, &request)?, &args.command, request) {
-        (Answer::Failed(reason), ..) => Err(Failure::run(reason)),
-        (Answer::Resized { size }, _, Request::Resize { name, .. }) => {
+    match (ask(&args.socket.0, &args.request)?, &args.request) {
+        (Answer::Failed(reason), _) => Err(Failure::run(reason)),
+        (answer, _) if args.json => print(answer.json()?),
+        (Answer::Resized { size }, Request::Resize { name, .. }) => {
             print(format_args!("{name}  {}", both_sizes(size)))
         }
-        (Answer::Added { name, urls, unheard }, _, Request::Add { .. }) => {
+        (Answer::Added { name, urls, unheard }, Request::Add { .. }) => {
             let lines = urls.iter().map(|url| format!("\n  {}", printable(&shell_word(url))));
             print(format_args!("{}{}", printable(&name), lines.collect::<String>()))?;
             if urls.is_empty() {
@@ -266,32 +271,14 @@ pub(crate) fn run(args: &CtlArgs) -> Result<(), Failure> {
             }
             Ok(())
         }
-        (Answer::Attached { number }, _, Request::Attach { target, .. }) => {
-            print(format_args!("{}  {number}", printable(&target)))
+        (Answer::Attached { number }, Request::Attach { target, .. }) => {
+            print(format_args!("{}  {number}", printable(target)))
         }
-        (Answer::Said(text), ..) => print(printable(&text)),
-        (Answer::Done, ..) => Ok(()),
-        (Answer::Status(status), CtlCommand::Status { json: true }, _) => {
-            print(serde_json::to_string(&status).map_err(Failure::run)?)
-        }
-        (Answer::Status(status), CtlCommand::Status { json: false }, _) => print(in_words(&status)),
-        (Answer::Sessions(sessions), CtlCommand::Sessions { json: true }, _) => {
-            print(serde_json::to_string(&sessions).map_err(Failure::run)?)
-        }
-        (Answer::Sessions(sessions), CtlCommand::Sessions { json: false }, _) => {
-            print(sessions::in_words(sessions))
-        }
+        (Answer::Said(text), _) => print(printable(&text)),
+        (Answer::Done, _) => Ok(()),
+        (Answer::Status(status), Request::Status) => print(in_words(&status)),
+        (Answer::Sessions(sessions), Request::Sessions) => print(sessions::in_words(sessions)),
         _ => Err(Failure::run("the daemon has answered something else; it may be of another version")),
-    }
-}
-
-impl CtlCommand {
-    fn request(&self) -> Request {
-        match self {
-            CtlCommand::Status { .. } => Request::Status,
-            CtlCommand::Sessions { .. } => Request::Sessions,
-            CtlCommand::Change(request) => request.clone(),
-        }
     }
 }
 
@@ -374,6 +361,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const MAX_LINE: u64 = 16 << 20;
 
 const EXAMPLES: &str = "\
+Changes last until the daemon stops; put what should stay into its config file.
+I/O on a removed volume fails; what was written before is flushed. Secrets are
+read from files by the daemon.
+
 Examples:
   blockmux serve mem:1g --control unix:/run/user/1000/blockmux.sock
   blockmux ctl unix:/run/user/1000/blockmux.sock status
@@ -382,26 +373,7 @@ Examples:
   blockmux ctl unix:/run/user/1000/blockmux.sock attach data NQN 2
   blockmux ctl unix:/run/user/1000/blockmux.sock ana NQN 1 inaccessible
   blockmux ctl unix:/run/user/1000/blockmux.sock add-host NQN HOSTNQN
-  blockmux ctl unix:/run/user/1000/blockmux.sock alua IQN standby
-
-A RAM volume or a file gets the size that is given. Without a size, that of the
-file below is looked at again; another size of a block device, an iSCSI unit or
-an NVMe namespace below is noticed within seconds, one of an NBD export or an
-AoE disk is not. iSCSI and NVMe initiators are told; NBD and AoE clients see it
-when they connect or ask again.
-
-A volume that is added is an export of NBD and, unless the config file has
-targets or subsystems, a target and a subsystem of its own; AoE has the disks
-that it began with. NVMe hosts are told of namespaces that come and go by an
-event, iSCSI initiators of logical units by a unit attention. I/O on a volume
-that was removed fails; what was written before is flushed. Nothing of this
-outlives the daemon: what is to be there again belongs in the config file.
-
-Hosts can be added to a subsystem that the config file has some for, be it none
-(hosts = []). One that is there already gets what is said now, and of what is
-not said nothing: it proves itself by the new secret when it connects again. A
-host that was removed loses its connections. Secrets are in files that only the
-daemon's user may read (chmod 600), and on no command line.";
+  blockmux ctl unix:/run/user/1000/blockmux.sock alua IQN standby";
 
 #[cfg(test)]
 mod tests {

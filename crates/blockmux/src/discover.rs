@@ -11,7 +11,7 @@ use tracing::warn;
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct DiscoverArgs {
-    /// The server's URL; an export in it is ignored
+    /// URL of the server; an export in it is ignored
     url: String,
     /// Print one JSON object
     #[arg(long)]

@@ -69,8 +69,22 @@ pub(crate) fn from_command_line(error: &clap::Error) -> Failure {
     let similar = similar.and_then(|tip| tip.lines().next());
     Failure::request(match similar {
         Some(tip) => format!("{what}; a similar{tip}"),
-        None => format!("{what}; --help shows what there is"),
+        None => match foreign(error) {
+            Some(instead) => format!("{what}; {instead}"),
+            None => format!("{what}; --help lists the options"),
+        },
     })
+}
+
+/// What to write for an option that other servers have.
+fn foreign(error: &clap::Error) -> Option<&'static str> {
+    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else { return None };
+    match option.as_str() {
+        "--port" | "-p" => Some("the port belongs to the listener, as in --nbd :10809 or --iscsi :3260"),
+        "--unix" | "-U" | "--socket" | "-k" => Some("write --nbd unix:PATH"),
+        "--export-name" | "--exportname" | "-x" | "-e" => Some("write NAME=VOLUME"),
+        _ => None,
+    }
 }
 
 /// The command that wants another one, as its usage has it.
@@ -99,7 +113,11 @@ fn wrong_value(error: &clap::Error) -> Option<String> {
                 None => why,
             }
         }
-        (None, Some(ContextValue::Strings(known))) => format!("is none of {}", known.join(", ")),
+        (None, Some(ContextValue::Strings(known))) => {
+            let argument = text(ContextKind::InvalidArg)?.split(' ').next().unwrap_or_default();
+            let argument = argument.trim_matches(['[', ']', '<', '>', '.']);
+            return Some(format!("{argument} {}: not one of {}", shell_word(value), known.join(", ")));
+        }
         (None, _) => return None,
     };
     let option = text(ContextKind::InvalidArg)?.split(' ').next().filter(|name| name.starts_with('-'));

@@ -13,7 +13,7 @@ use std::path::Path;
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct InfoArgs {
-    /// A URL, or any other volume
+    /// A URL or any other volume
     #[arg(value_name = "URL")]
     volume: Spec,
     /// Print one JSON object

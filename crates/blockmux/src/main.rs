@@ -43,11 +43,11 @@ use std::process::ExitCode;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Puts one block volume on every network block protocol, and measures which one serves you best
+/// Serve, access and benchmark network block devices
 #[derive(Parser)]
 #[command(name = "blockmux", version, max_term_width = 80, after_help = EXAMPLES)]
 struct Cli {
-    /// Say more on standard error; -vv says even more
+    /// Increase log verbosity; -vv for more
     #[arg(short, long, action = ArgAction::Count, global = true, display_order = BEFORE_HELP)]
     verbose: u8,
     /// Log levels by area: audit, protocol, initiator, volume, control [e.g.
@@ -60,21 +60,21 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Serve volumes until told to stop
+    /// Export volumes over the network until stopped
     Serve(serve::ServeArgs),
-    /// Copy a volume to another, holes as holes
+    /// Copy a volume to another; keep holes
     Copy(copy::CopyArgs),
     /// Describe a volume
     Info(info::InfoArgs),
     /// List what a server exports
     Discover(discover::DiscoverArgs),
-    /// Reset a logical unit or a target, or end what is under way there
+    /// Reset an iSCSI logical unit or target, or abort its commands
     Reset(reset::ResetArgs),
-    /// Ask a running `serve --control` for its status, or change what it serves
+    /// Show or change what a running `serve --control` exports
     Ctl(ctl::CtlArgs),
-    /// Measure volumes over every protocol, beside the bare sockets
+    /// Benchmark volumes, every protocol beside bare sockets
     Bench(Box<bench::BenchArgs>),
-    /// Show finished measurements again
+    /// Show or compare finished measurements
     Report(report::ReportArgs),
 }
 
@@ -144,20 +144,22 @@ const BEFORE_HELP: usize = 900;
 const EXAMPLES: &str = "\
 Volumes:
   mem:1g                     RAM
-  null:1t                    holds nothing, as fast as can be
+  null:1t                    discards writes, reads zeroes
   file:disk.img              a file; ?size=10g creates it
   block:/dev/sdb             a block device
   stripe:1m:SPEC,SPEC        RAID 0 of other volumes
-  delay:5ms:SPEC             another volume, later
-  fault:every=100:SPEC       another volume, failing
-  rate:iops=1000:SPEC        another volume, not faster than this
-  log:-:SPEC                 another volume, watched on standard error
+  delay:5ms:SPEC             adds latency to a volume
+  fault:every=100:SPEC       makes requests of a volume fail
+  rate:iops=1000:SPEC        limits the rate of a volume
+  log:-:SPEC                 logs each request of a volume to standard error
   URL                        a volume that another server exports:
     nbd://host/export
     nbd+unix:///export?socket=PATH
     iscsi://host/target-name/lun
     iser://host/target-name/lun
     nvme+tcp://host/subsystem-nqn/nsid
+    nvme+rdma://host/subsystem-nqn/nsid
+    nvme+rdma://host/subsystem-nqn/nsid
     aoe://IFACE/eSHELF.SLOT
 
 Examples:
@@ -165,7 +167,7 @@ Examples:
   blockmux serve mem:1g --run 'nbdinfo $uri'
   blockmux copy nbd://host/disk file:disk.img --verify
 
-Exit status: 0 done; 1 failed while it ran; 2 could not begin, as with a
+Exit status: 0 success; 1 failed while running; 2 could not start, as with a
 wrong command line or a volume that cannot be opened.";
 
 #[cfg(test)]
@@ -191,5 +193,27 @@ mod tests {
             let wide: Vec<_> = text.lines().filter(|line| line.chars().count() > 80).collect();
             assert!(wide.is_empty(), "{name}: {wide:#?}");
         }
+    }
+
+    /// `WRITE_DOCS=1 cargo test -p blockmux` writes the page.
+    #[test]
+    fn the_command_line_reference_is_what_help_prints() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/command-line.md");
+        let mut commands = Vec::new();
+        with_all_below(&Cli::command(), "blockmux", &mut commands);
+        let mut page = "# Command line\n\n<!-- What `blockmux help COMMAND` prints; written by a test of \
+                        crates/blockmux/src/main.rs. -->\n"
+            .to_owned();
+        for (name, _) in commands {
+            let words = ["blockmux", "help"].into_iter().chain(name.split(' ').skip(1));
+            let help = Cli::command().try_get_matches_from(words).unwrap_err().to_string();
+            let help: Vec<_> = help.lines().map(str::trim_end).collect();
+            page += &format!("\n## {name}\n\n```text\n{}\n```\n", help.join("\n").trim_end());
+        }
+        if std::env::var_os("WRITE_DOCS").is_some() {
+            std::fs::write(path, &page).unwrap();
+        }
+        let written = std::fs::read_to_string(path).unwrap();
+        assert!(written == page, "{path} is of another build; run WRITE_DOCS=1 cargo test -p blockmux");
     }
 }

@@ -3,15 +3,13 @@
 use blockmux_engine::reactor::PollPolicy;
 use serde::Deserialize;
 
-/// As the command line and the config file say it.
+/// As the command line and the config file say it: poll a short while after the last activity,
+/// poll for ever, or sleep at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Poll {
-    /// A short while after the last activity
     Adaptive,
-    /// For ever: takes whole processors, and answers fastest
     Always,
-    /// Not at all: it sleeps at once
     Never,
 }
 

@@ -106,4 +106,4 @@ fn spoken() -> String {
 }
 
 /// Schemes of protocols to come.
-const LATER: [&str; 2] = ["srp", "nvme+rdma"];
+const LATER: [&str; 1] = ["srp"];

@@ -8,16 +8,14 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// Show finished measurements again
-///
-/// Reads the JSON of `blockmux bench`, and fio's own. Several files become one comparison.
+/// Which measurements: the JSON of `blockmux bench` and fio's. Several become one comparison.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ReportArgs {
     /// bench.json of one or more runs, or fio --output-format=json
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Write bench.json and bench.html of all of them here
+    /// Write bench.json and bench.html of all of them to this directory
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
     /// Print the JSON in place of the table

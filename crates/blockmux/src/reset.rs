@@ -8,10 +8,10 @@ use crate::reach;
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ResetArgs {
-    /// A logical unit of iSCSI or iSER
+    /// URL of an iSCSI or iSER logical unit
     #[arg(value_name = "URL")]
     url: String,
-    /// What the target is to do
+    /// Task management function
     #[arg(default_value = "lun")]
     what: What,
 }
@@ -20,15 +20,15 @@ pub(crate) struct ResetArgs {
 /// task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum What {
-    /// LOGICAL UNIT RESET: end all commands of everybody there
+    /// LOGICAL UNIT RESET: abort the commands of all initiators
     Lun,
-    /// TARGET WARM RESET: the same for all logical units
+    /// TARGET WARM RESET: the same for all logical units of the target
     Target,
-    /// TARGET COLD RESET: the same, and end all sessions
+    /// TARGET COLD RESET: the same, and close all sessions
     Cold,
-    /// ABORT TASK SET: end the commands of the session that asks, which has none
+    /// ABORT TASK SET: abort the commands of this session, which has none
     AbortTaskSet,
-    /// CLEAR TASK SET: end the commands of all sessions with the logical unit
+    /// CLEAR TASK SET: abort the commands of all sessions with the logical unit
     ClearTaskSet,
 }
 
@@ -42,5 +42,5 @@ Examples:
   blockmux reset iscsi://192.0.2.7/iqn.2026-11.com.example:disk/0
   blockmux reset iscsi://192.0.2.7/iqn.2026-11.com.example:disk/0 cold
 
-Others who use the unit notice: what they have under way there ends, and their
-next command is told of a reset. Most do it again, and so does Blockmux.";
+Commands that other initiators have in flight are aborted, and their next
+command gets a unit attention. Most initiators, Blockmux included, retry.";

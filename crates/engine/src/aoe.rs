@@ -1,4 +1,4 @@
-//! ATA over Ethernet over real interfaces: serving disks, and reaching one.
+//! ATA over Ethernet on network interfaces: serving disks and connecting to one.
 
 pub use crate::frames::Share;
 use crate::frames::target::{FrameTargetTask, PortError};
@@ -19,24 +19,24 @@ use std::io;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Where a disk is to be found.
+/// A disk on the network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AoeEndpoint {
-    /// Network interfaces.
+    /// Network interfaces that reach the disk.
     pub interfaces: Vec<String>,
-    /// Its address there.
+    /// The disk's AoE address (shelf and slot).
     pub address: AoeAddress,
-    /// How long nothing may be heard of it before I/O fails.
+    /// How long the disk may be silent before I/O fails.
     pub timeout: Duration,
 }
 
 /// Why disks cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// An interface.
+    /// An interface cannot be opened.
     #[error(transparent)]
     Port(#[from] PortError),
-    /// The addresses.
+    /// Two disks have one address.
     #[error(transparent)]
     Address(#[from] DoubleAddress),
 }
@@ -44,38 +44,39 @@ pub enum ServeError {
 /// Why a disk cannot be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum AoeConnectError {
-    /// An interface.
+    /// An interface cannot be opened.
     #[error(transparent)]
     Port(#[from] PortError),
-    /// Nobody has it, or says so.
+    /// The disk did not answer.
     #[error("no disk {address} answers at {interfaces}")]
     Silent {
-        /// The disk's.
+        /// The disk's address.
         address: AoeAddress,
         /// Separated by commas.
         interfaces: String,
     },
-    /// Too many queues of this machine use it.
+    /// All queue ids for the disk are in use on this machine.
     #[error("no tags are left for commands to {address}: {error}")]
     Crowded {
-        /// The disk's.
+        /// The disk's address.
         address: AoeAddress,
-        /// What the system says.
+        /// The system's error.
         error: io::Error,
     },
 }
 
-/// A disk that has answered.
+/// The description of a disk that answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Described {
-    /// What it says of itself.
+    /// Identity and size of the disk.
     pub disk: AtaDisk,
-    /// The stations that have it, and of how many sectors frames pass to each.
+    /// Stations that serve the disk, each with the most sectors that fit a frame to it.
     pub stations: Vec<(String, u8)>,
 }
 
-/// Serves disks at some interfaces, on this core: its share of what comes there. The other shares
-/// are other cores', of the same units. `sessions` lists the stations that use them.
+/// Serves disks at some interfaces on this core: those requests that belong to this core's share.
+/// Other cores serve the other shares, of the same units. `sessions` lists the stations that use
+/// them.
 ///
 /// # Errors
 /// If an interface cannot be opened, or two disks have one address.
@@ -91,16 +92,16 @@ pub fn serve(
     Ok(FrameTargetTask::spawn(core, interfaces, share, session, exports, sessions)?)
 }
 
-/// Reaches a disk for I/O: asks once what it is like.
+/// Connects to a disk for I/O; queries the disk once for its size and identity.
 ///
 /// # Errors
-/// If it does not answer.
+/// If the disk does not answer.
 pub fn connect(endpoint: AoeEndpoint) -> Result<AoeVolume, AoeConnectError> {
     let disk = describe(&endpoint)?.disk;
     Ok(AoeVolume::new(endpoint.interfaces, endpoint.address, disk.volume_info(), endpoint.timeout))
 }
 
-/// Describes one disk.
+/// Queries one disk for its description.
 ///
 /// # Errors
 /// As for [`connect`].
@@ -128,8 +129,8 @@ pub fn describe(endpoint: &AoeEndpoint) -> Result<Described, AoeConnectError> {
     Ok(Described { disk, stations: stations.collect() })
 }
 
-/// Lists the disks that answer at some interfaces within a while, and how many more there were than
-/// we keep.
+/// Lists the disks that answer at some interfaces within `time`, and how many more answered than
+/// the list holds.
 ///
 /// # Errors
 /// If an interface cannot be opened.
@@ -142,6 +143,6 @@ pub fn discover(interfaces: &[String], time: Duration) -> Result<(Vec<Found>, u6
 }
 
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long an answer at one interface waits for those at the others.
+/// After the first answer, how long to wait for answers at the other interfaces.
 const OTHERS_TIMEOUT: Duration = Duration::from_millis(100);
 const POOL: usize = 4 << 20;

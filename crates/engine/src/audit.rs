@@ -1,10 +1,10 @@
 //! The audit log: one line for every login, refusal, logout, reservation change and lost
 //! connection.
 //!
-//! Sessions say what happened ([`AuditEvent`]), and this adds the peer's address. The text that is
-//! the same for every peer comes first, then protocol and address, then what the peer itself has
-//! sent: whoever bounds repeated lines compares the part before the port, and no peer can make two
-//! of its lines differ there. See `docs/decisions/0038-one-event-for-every-audit-line.md`.
+//! Sessions report [`AuditEvent`]s; this module adds the peer's address. A line begins with
+//! constant text, then protocol and address, then text from the peer: the log's rate limit compares
+//! lines up to the port, so that a peer cannot evade it. See
+//! `docs/decisions/0038-one-event-for-every-audit-line.md`.
 
 use crate::sessions::{Session, Sessions};
 use blockmux_proto::event::{AuditEvent, Login};
@@ -12,32 +12,32 @@ use blockmux_proto::exports::VolumeId;
 use std::sync::Arc;
 use tracing::{info, warn};
 
-/// The tracing target of audit lines, by which their level is set.
+/// Tracing target of audit lines; log levels are set by it.
 pub const AUDIT: &str = "audit";
 
-/// What is known of one connection's peer.
+/// Audit state of one connection.
 pub(crate) struct Audit {
     /// Its address.
     peer: String,
-    /// Who has logged in, until the session ends.
+    /// The login, until the session ends.
     login: Option<Login>,
     /// The peer was refused, and that was logged.
     is_refused: bool,
-    /// It is one more connection of a session that has its own lines.
+    /// A further connection of a session; the session's first connection logs its lines.
     is_member: bool,
     sessions: Sessions,
-    /// Its place in the list of sessions.
+    /// The entry in the list of sessions.
     session: Option<Arc<Session>>,
 }
 
 impl Audit {
-    /// For a peer that has just come; `sessions` lists it once it has logged in.
+    /// State of a new connection; `sessions` lists the session after its login.
     pub(crate) fn new(peer: &str, sessions: Sessions) -> Audit {
         let (login, session) = (None, None);
         Audit { peer: peer.to_owned(), login, is_refused: false, is_member: false, sessions, session }
     }
 
-    /// Logs an event; `volume` gives a volume's name.
+    /// Logs an event; `volume` returns a volume's name.
     #[cold]
     pub(crate) fn on_event(&mut self, event: AuditEvent, volume: impl Fn(VolumeId) -> String) {
         match event {
@@ -49,7 +49,7 @@ impl Audit {
                 self.is_member = true;
                 self.begin(login);
             }
-            // `StationAudits` takes those: a connection is no station.
+            // Events of stations go to `StationAudits`.
             AuditEvent::StationCame { .. } | AuditEvent::ByStation { .. } => {}
             AuditEvent::Refused { login, reason } => {
                 self.is_refused = true;
@@ -70,7 +70,7 @@ impl Audit {
             }
             AuditEvent::RequestsRefused { volume: id, reason } => {
                 let login = self.login.clone().unwrap_or_default();
-                // A removed volume has no name but the one that its client used.
+                // A removed volume has no name any more; the one that its client used is logged.
                 let name = Some(volume(id)).filter(|name| !name.is_empty());
                 let name = name.unwrap_or_else(|| login.target.clone());
                 self.warn(&format!("{name}: requests are refused: {reason}"), &login);
@@ -78,7 +78,7 @@ impl Audit {
         }
     }
 
-    /// The connection is over, and why; nothing is logged of one that nobody was logged in by.
+    /// Logs that the connection ended, and why. Logs nothing if there was no login.
     #[cold]
     pub(crate) fn on_end(&mut self, is_orderly: bool, reason: &str) {
         self.session = None;
@@ -89,7 +89,7 @@ impl Audit {
         }
     }
 
-    /// The peer broke the rules before it was logged in, and its session has not said so itself.
+    /// Logs a protocol error before login, unless the session has reported a refusal itself.
     #[cold]
     pub(crate) fn on_refused(&mut self, protocol: &'static str, reason: &str) {
         if !std::mem::replace(&mut self.is_refused, true) {
@@ -102,12 +102,12 @@ impl Audit {
         self.login = Some(login);
     }
 
-    /// Its place in the list of sessions, while somebody is logged in.
+    /// The entry in the list of sessions while a peer is logged in.
     pub(crate) fn session(&self) -> Option<&Arc<Session>> {
         self.session.as_ref()
     }
 
-    /// Whether somebody is logged in.
+    /// Whether a peer is logged in.
     pub(crate) fn is_logged_in(&self) -> bool {
         self.login.is_some()
     }
@@ -125,24 +125,25 @@ impl Audit {
     }
 }
 
-/// The stations that use a target without connections, each once for each disk.
+/// Audit state of the stations of a connectionless target: one login for each station and disk.
 pub(crate) struct StationAudits {
     sessions: Sessions,
     there: Vec<(Login, Audit)>,
 }
 
 impl StationAudits {
-    /// `sessions` lists those that are there.
+    /// `sessions` lists the stations that use a disk.
     pub(crate) fn new(sessions: Sessions) -> StationAudits {
         StationAudits { sessions, there: Vec::new() }
     }
 
-    /// Logs an event; `volume` gives a volume's name.
+    /// Logs an event; `volume` returns a volume's name.
     #[cold]
     pub(crate) fn on_event(&mut self, event: AuditEvent, volume: impl Fn(VolumeId) -> String) {
         match event {
             AuditEvent::StationCame { login, meter } => {
-                // Of a flood of stations the session may have dropped events.
+                // During a flood of stations the session may drop events, so an entry may be a
+                // duplicate.
                 self.there.retain(|(other, _)| *other != login);
                 if self.there.len() >= MAX_STATIONS {
                     self.there.remove(0);
@@ -171,7 +172,7 @@ impl StationAudits {
     }
 }
 
-/// As many as a session lists.
+/// Most stations remembered, which is as many as a session lists.
 const MAX_STATIONS: usize = 256;
 
 fn or_dash(text: &str) -> &str {

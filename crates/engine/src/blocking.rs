@@ -1,5 +1,4 @@
-//! A session driven from an ordinary thread: for the one exchange of a log-in, where nothing else
-//! runs.
+//! Runs a session on an ordinary thread over a blocking socket, for login and discovery.
 
 use crate::connection::Broken;
 use crate::secure::Secure;
@@ -12,30 +11,31 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
+use tracing::warn;
 
-/// Why a volume cannot be reached; `R` is how a target of the protocol says no.
+/// Why a volume cannot be reached; `R` is the protocol's refusal.
 #[derive(Debug, thiserror::Error)]
 pub enum BlockingConnectError<R> {
-    /// No connection, or one that broke.
+    /// The connection failed or was lost.
     #[error("{address}: {broken}")]
     Broken {
-        /// Where.
+        /// The server's address.
         address: Address,
-        /// Why.
+        /// The error.
         broken: Broken,
     },
-    /// The server said no.
+    /// The server refused.
     #[error("{address}: {refused}")]
     Refused {
-        /// Where.
+        /// The server's address.
         address: Address,
-        /// Its words.
+        /// The refusal.
         refused: R,
     },
-    /// The server was silent about what it has to tell.
+    /// The server closed the connection or timed out without an answer.
     #[error("{address}: server closed the connection before it described the volume")]
     Silent {
-        /// Where.
+        /// The server's address.
         address: Address,
     },
 }
@@ -53,7 +53,7 @@ impl<R> BlockingConnectError<R> {
         BlockingConnectError::Silent { address: address.clone() }
     }
 
-    /// Whether it may well be otherwise a little later; of a refusal its protocol knows.
+    /// Whether a later attempt may succeed; `may_pass` decides for refusals.
     pub(crate) fn may_pass(&self, may_pass: impl FnOnce(&R) -> bool) -> bool {
         match self {
             BlockingConnectError::Refused { refused, .. } => may_pass(refused),
@@ -62,15 +62,15 @@ impl<R> BlockingConnectError<R> {
     }
 }
 
-/// The first of the `answers` that is one, or why there is none by the first path.
+/// The first successful result, or else the first error.
 pub(crate) fn first_answer<T, E>(mut answers: impl Iterator<Item = Result<T, E>>) -> Option<Result<T, E>> {
     let first = answers.next()?;
     Some(first.or_else(|error| answers.find_map(Result::ok).ok_or(error)))
 }
 
-/// A session that is run over one connection.
+/// A session of which one stream is driven.
 pub trait OneStream {
-    /// Its stream session.
+    /// The stream session.
     fn stream(&mut self) -> impl StreamSession;
 }
 
@@ -80,7 +80,7 @@ impl<S: StreamSession> OneStream for S {
     }
 }
 
-/// A session that may have several connections, run over its first one.
+/// A session that may have several connections, of which only the first is used.
 pub struct FirstOf<'a, S>(pub &'a mut S);
 
 impl<S: StreamConnections> OneStream for FirstOf<'_, S> {
@@ -89,10 +89,10 @@ impl<S: StreamConnections> OneStream for FirstOf<'_, S> {
     }
 }
 
-/// Connects and runs `session` until `done` says so or the session is over.
+/// Connects and runs `session` until `done` returns true or the session is over.
 ///
 /// # Errors
-/// If the target cannot be reached, leaves, has not told all within `timeout`, or breaks the
+/// If the target cannot be reached, closes the connection, exceeds `timeout` or breaks the
 /// protocol.
 pub fn run_session<S: OneStream>(
     address: &Address,
@@ -103,11 +103,10 @@ pub fn run_session<S: OneStream>(
     run_secured(address, None, session, timeout, done)
 }
 
-/// Drives a session over a blocking socket as [`run_session`] does, secured with TLS if it is to
-/// be.
+/// Connects and runs `session` over a blocking socket, with TLS if `secure` is given.
 ///
 /// # Errors
-/// As for [`run_session`], and if there is no secure connection to be had.
+/// As for [`run_session`], and if the TLS handshake fails.
 pub fn run_secured<S: OneStream>(
     address: &Address,
     secure: Option<Secure>,
@@ -117,7 +116,7 @@ pub fn run_secured<S: OneStream>(
 ) -> Result<(), Broken> {
     let mut is_answering = false;
     run(address, secure, session, timeout, done, &mut is_answering).map_err(|broken| match broken {
-        // How the system tells that it was waited for in vain.
+        // A blocking socket reports its timeout as this error.
         Broken::Socket(error) if is_timeout(&error) => {
             let seconds = timeout.as_secs();
             let words = if is_answering {
@@ -141,6 +140,7 @@ fn run<S: OneStream>(
 ) -> Result<(), Broken> {
     let mut socket = connect(address, timeout)?;
     let deadline = Instant::now() + timeout;
+    let mut notice = Some(Instant::now() + SILENCE);
     let mut chunk = Chunk::new(Memory::from_heap(2 * MAX_DEMAND));
     let mut placed = 0;
     loop {
@@ -154,7 +154,7 @@ fn run<S: OneStream>(
         }
         let sent = send(&mut socket, &mut secure, stream.outbox());
         drop(stream);
-        // A target that has told all may be gone before it hears the good-bye.
+        // A target that has answered everything may close before it receives the logout.
         if done(session) {
             return Ok(());
         }
@@ -177,11 +177,20 @@ fn run<S: OneStream>(
             }
             Demand::Bytes(_) | Demand::Place(_) => {
                 let due = stream.poll_timeout().map_or(deadline, |due| due.min(deadline));
+                let due = notice.map_or(due, |notice| due.min(notice));
                 let unread = chunk.unread().len();
                 if !receive(&mut socket, &mut secure, &mut chunk, (due, deadline))? {
                     return stream.on_end(Instant::now()).map_err(Broken::from);
                 }
                 *is_answering |= chunk.unread().len() > unread;
+                if *is_answering {
+                    notice = None;
+                } else if notice.take_if(|notice| Instant::now() >= *notice).is_some() {
+                    warn!(
+                        "{address} accepts connections and says nothing; waiting {} s for it",
+                        timeout.as_secs()
+                    );
+                }
             }
             Demand::Close => return Ok(()),
             Demand::Nothing => return Err(io::Error::other("a log-in has nothing else to wait for").into()),
@@ -192,7 +201,7 @@ fn run<S: OneStream>(
     }
 }
 
-/// Sends all that there is, or by TLS all that can be.
+/// Sends the whole outbox, or with TLS as much as can be encrypted now.
 fn send(socket: &mut Socket, secure: &mut Option<Secure>, outbox: &mut Outbox) -> Result<(), Broken> {
     let Some(secure) = secure else { return Ok(socket.write_all(&outbox.take_bytes())?) };
     if !secure.is_open() {
@@ -208,7 +217,7 @@ fn send(socket: &mut Socket, secure: &mut Option<Secure>, outbox: &mut Outbox) -
     }
 }
 
-/// Receives what there is, or waits until it is due; `false` if the target has closed its side.
+/// Receives once, or waits until `due`; `false` if the target has closed its side.
 fn receive(
     socket: &mut Socket,
     secure: &mut Option<Secure>,
@@ -224,7 +233,7 @@ fn receive(
     let mut records = [0; MOST_RECORDS];
     let result = match secure {
         None => socket.read(chunk.spare()),
-        // As many as there is certainly room for what is in them.
+        // At most as many bytes as there is room for their plaintext.
         Some(_) => socket.read(&mut records),
     };
     match (result, secure) {
@@ -240,9 +249,9 @@ fn receive(
             chunk.fill(received);
             Ok(received > 0)
         }
-        // What is left of an io_uring that this thread had may do that.
+        // Completions of an io_uring that this thread used earlier may interrupt the call.
         (Err(error), _) if error.kind() == ErrorKind::Interrupted => Ok(true),
-        // It is the session's time.
+        // The session's own deadline has come, not the timeout.
         (Err(error), _) if is_timeout(&error) && due < deadline => Ok(true),
         (Err(error), _) => Err(error.into()),
     }
@@ -260,7 +269,7 @@ fn connect(address: &Address, timeout: Duration) -> io::Result<Socket> {
     socket.set_read_timeout(Some(timeout))?;
     socket.set_write_timeout(Some(timeout))?;
     if let Address::Unix(path) = address {
-        // Connecting waits for as long as sending, where the server does not accept.
+        // Connecting blocks, up to the send timeout, while the server's backlog is full.
         socket.connect(&SockAddr::unix(path)?)?;
     }
     Ok(socket)
@@ -270,9 +279,11 @@ fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
 }
 
-/// In bytes, at a time.
+/// How long a server may be silent before that is logged.
+const SILENCE: Duration = Duration::from_secs(2);
+/// Bytes of TLS records received at once.
 const MOST_RECORDS: usize = 16 << 10;
-/// No time at all would be forever.
+/// A zero timeout would mean no timeout.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
 #[cfg(test)]
@@ -291,7 +302,7 @@ mod tests {
         let listener = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
         listener.bind(&SockAddr::unix(&path).unwrap()).unwrap();
         listener.listen(0).unwrap();
-        // The one that it has room for.
+        // Fills the backlog of one.
         let _first = UnixStream::connect(&path).unwrap();
         let config = Config { export: String::new(), mode: Mode::Info, features: Features::default() };
         let mut session = InitiatorSession::new(config, Pool::new(1 << 20), Instant::now());
@@ -311,7 +322,7 @@ mod tests {
             // Client flags, and an option without data.
             let mut option = [0; 20];
             socket.read_exact(&mut option).unwrap();
-            // From now on writing to it fails.
+            // From now on, writing to the socket fails.
             socket.shutdown(Shutdown::Read).unwrap();
             let tls_required = [b"\0\x03\xe8\x89\x04\x55\x65\xa9", &option[12..16], b"\x80\0\0\x05\0\0\0\0"];
             socket.write_all(&tls_required.concat()).unwrap();

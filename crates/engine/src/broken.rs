@@ -1,4 +1,4 @@
-//! How connections end that should not.
+//! Errors that end connections.
 
 use blockmux_proto::session::ProtocolError;
 use blockmux_tls::TlsError;
@@ -16,11 +16,11 @@ pub enum Broken {
     /// There is no secure connection with the peer.
     #[error("peer {0}")]
     Tls(#[from] TlsError),
-    /// The keys of a secure connection cannot go on, which is nobody's fault: another connection
-    /// has others.
+    /// The TLS keys must be replaced and kTLS does not accept others. Not an error of the peer: a
+    /// new connection has new keys.
     #[error("{0}")]
     Keys(&'static str),
-    /// The peer holds buffers that others need.
+    /// The peer held this many bytes of buffers that others need.
     #[error("peer holds {} KiB of buffers and moves no data while others wait for memory", .0 >> 10)]
     Evicted(usize),
 }

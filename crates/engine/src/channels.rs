@@ -1,9 +1,9 @@
-//! The channels of a target session: one to each volume that it uses, opened at the first I/O.
+//! The channels of a target session: one for each volume that it uses, opened at the first I/O.
 //!
-//! What a session may do in one turn is bounded in rounds and in bytes. A command of several steps
-//! leads from one I/O to the next for as long as it lasts, and a few bytes from a peer can ask for
-//! gigabytes of them: WRITE SAME, VERIFY with one block for all, EXTENDED COPY. On a volume in RAM
-//! all of that would be done at once, and everybody else on the core would wait for it.
+//! The I/O of one poll is bounded in rounds and in bytes. A command of several steps continues with
+//! the next I/O after each completion, and a command of a few bytes may transfer gigabytes: WRITE
+//! SAME, VERIFY with one block for all, EXTENDED COPY. Unbounded, such a command on a volume in RAM
+//! would block all other sessions of the core until it ends.
 
 use crate::reactor::Progress;
 use crate::sessions::Session;
@@ -16,37 +16,37 @@ use std::sync::Arc;
 use std::time::Instant;
 use tracing::warn;
 
-/// A session's channels, and what is in flight in them.
+/// A session's channels and their I/O in flight.
 pub(crate) struct Channels {
     exports: Exports,
     open: Vec<OpenChannel>,
     core: Rc<dyn Core>,
     waker: Waker,
-    /// What has completed and the session has not been given.
+    /// Completions that the session has not taken.
     done: Vec<Completion>,
-    /// What the session has not been given of its I/O.
+    /// I/O whose completion the session has not taken.
     in_flight: u32,
     submitted: u64,
-    /// The change of `exports` up to which channels of volumes that are gone have been closed.
+    /// The last change of `exports` for which channels of removed volumes were closed.
     seen: u64,
-    /// Whose I/O it is, once that is known.
+    /// The session that I/O is counted for, after login.
     session: Option<Arc<Session>>,
 }
 
-/// One of them.
+/// The channel of one volume.
 struct OpenChannel {
     volume: VolumeId,
     channel: Box<dyn Channel>,
     meter: Meter,
-    /// What it has not completed.
+    /// Requests that have not completed.
     in_flight: u32,
     served: Arc<VolumeState>,
-    /// The peer has gone and this has not ended.
-    left: Option<OrphanedUser>,
+    /// Set once the peer has disconnected with I/O in flight.
+    orphan: Option<OrphanedUser>,
 }
 
 impl Channels {
-    /// For a session whose volume ids are places in `exports`; completions wake `waker`.
+    /// Volume ids of the session are indices of `exports`; completions wake `waker`.
     pub(crate) fn new(exports: Exports, core: Rc<dyn Core>, waker: Waker) -> Channels {
         let seen = exports.changes();
         Channels {
@@ -62,7 +62,7 @@ impl Channels {
         }
     }
 
-    /// What is done from now on, and was done so far, is that session's.
+    /// Counts I/O, including what was done before this call, for that session.
     pub(crate) fn count_for(&mut self, session: &Arc<Session>) {
         if self.session.is_none() {
             self.open.iter().for_each(|open| session.add(&open.meter));
@@ -76,22 +76,22 @@ impl Channels {
         self.in_flight == 0
     }
 
-    /// How many I/O the session ever had.
+    /// Number of I/O that the session has submitted.
     #[inline]
     pub(crate) fn submitted(&self) -> u64 {
         self.submitted
     }
 
-    /// The volume's name.
+    /// The volume's name, empty if it was removed.
     pub(crate) fn name(&self, volume: VolumeId) -> String {
         self.exports.get(volume).map_or_else(String::new, |export| export.name.clone())
     }
 
-    /// The peer has gone, and what is in flight is left behind, as long as it lasts.
+    /// The peer has disconnected: I/O in flight is orphaned until it ends.
     pub(crate) fn leave(&mut self) {
         self.session = None;
-        for open in self.open.iter_mut().filter(|open| open.in_flight > 0 && open.left.is_none()) {
-            open.left = Some(open.served.orphan());
+        for open in self.open.iter_mut().filter(|open| open.in_flight > 0 && open.orphan.is_none()) {
+            open.orphan = Some(open.served.orphan());
             if open.served.orphans() == MAX_ORPHANS
                 && let Some(export) = self.exports.get(open.volume)
             {
@@ -103,9 +103,9 @@ impl Channels {
         }
     }
 
-    /// Hands I/O of the session to its channel and completions back. A completion may lead to the
-    /// next I/O, as with commands of several steps: there is more to do if that still goes on after
-    /// so many rounds, or so many bytes.
+    /// Submits the session's I/O to its channels and passes completions back. A completion may lead
+    /// to the next I/O; after [`ROUNDS_PER_TURN`] rounds or [`BYTES_PER_TURN`] bytes the rest waits
+    /// for the next poll, and `Progress::More` is returned.
     #[inline]
     pub(crate) fn move_io(&mut self, session: &mut impl Target, now: Instant) -> Progress {
         if self.exports.changes() != self.seen && self.is_idle() {
@@ -144,16 +144,17 @@ impl Channels {
         Progress::More
     }
 
-    /// Submits and cancels what the session wants; answers whether anything was submitted. `left`
-    /// bytes may be: what goes beyond is not cut, but nothing follows it.
+    /// Submits and cancels what the session asks for; returns whether anything was submitted.
+    /// `left` is the byte budget: a request that exceeds it is submitted whole, and is the last
+    /// one.
     #[inline]
-    fn submit_io(&mut self, session: &mut impl Target, now: Instant, left: &mut u64) -> bool {
+    fn submit_io(&mut self, session: &mut impl Target, now: Instant, budget: &mut u64) -> bool {
         let before = self.submitted;
-        while *left > 0
+        while *budget > 0
             && let Some((volume, io)) = session.poll_io()
         {
             self.submitted += 1;
-            *left = left.saturating_sub(io.len);
+            *budget = budget.saturating_sub(io.len);
             let tag = io.tag;
             match self.channel(volume, session.depth()) {
                 Ok(OpenChannel { channel, meter, in_flight, .. }) => {
@@ -173,16 +174,16 @@ impl Channels {
         self.submitted > before
     }
 
-    /// Gives the session what has completed, the oldest first. With `left` bytes of data the rest
-    /// waits: what a session makes of data, such as comparing it, takes its time.
+    /// Passes completions to the session, the oldest first, until the byte budget `left` is used
+    /// up: the session spends CPU time on the data, for example to compare it.
     #[inline]
-    fn hand_back(&mut self, session: &mut impl Target, now: Instant, left: &mut u64) {
+    fn hand_back(&mut self, session: &mut impl Target, now: Instant, budget: &mut u64) {
         let mut count = 0;
         for done in &self.done {
             count += 1;
             if let Ok(Output::Data(data)) = &done.result {
-                *left = left.saturating_sub(data.len() as u64);
-                if *left == 0 {
+                *budget = budget.saturating_sub(data.len() as u64);
+                if *budget == 0 {
                     break;
                 }
             }
@@ -207,15 +208,15 @@ impl Channels {
         if let Some(session) = &self.session {
             session.add(&meter);
         }
-        self.open.push(OpenChannel { volume, channel, meter, in_flight: 0, served, left: None });
+        self.open.push(OpenChannel { volume, channel, meter, in_flight: 0, served, orphan: None });
         self.open.last_mut().ok_or(IoError::PathLost)
     }
 }
 
-/// Others get their turn after so many rounds of I/O that each led to the next.
+/// Rounds of dependent I/O in one poll.
 const ROUNDS_PER_TURN: u32 = 16;
-/// Others get their turn after so many bytes of I/O: at the rate of memory, a fraction of a
-/// millisecond. All that a deep queue of short requests asks for at once is less.
+/// Bytes of I/O in one poll: a fraction of a millisecond at memory bandwidth, and more than a deep
+/// queue of short requests asks for at once.
 const BYTES_PER_TURN: u64 = 2 << 20;
 
 #[cfg(test)]
@@ -290,7 +291,7 @@ mod tests {
         fn on_stop(&mut self, _now: Instant) {}
     }
 
-    /// Keeps what is submitted until it is released, then completes all of it at once.
+    /// Holds requests until they are released, then completes all of them at once.
     struct GateVolume {
         inner: MemVolume,
         is_released: Arc<AtomicBool>,
@@ -356,7 +357,7 @@ mod tests {
         let mut refused = (open(), Endless::new(1, 512));
         refused.0.move_io(&mut refused.1, Instant::now());
         assert_eq!((served.orphans(), refused.1.refused), (MAX_ORPHANS, 1));
-        // Who was there before goes on.
+        // A user that was there before can go on.
         early.1.queue.push_back(Io::new(Tag(1), Op::Read, 0, 512));
         early.0.move_io(&mut early.1, Instant::now());
         assert_eq!((early.1.begun, early.1.refused), (1024, 0));

@@ -1,4 +1,4 @@
-//! TCP congestion control by name, set for single sockets.
+//! TCP congestion control algorithms, set per socket.
 
 use socket2::{Domain, SockRef, Socket, Type};
 use std::fmt;
@@ -13,17 +13,17 @@ use std::str::FromStr;
 pub struct Congestion(String);
 
 impl Congestion {
-    /// What sockets have that nobody sets; `None` if the system does not say.
+    /// The algorithm of new sockets; `None` if the system does not say.
     #[must_use]
     pub fn system_default() -> Option<Congestion> {
         sysctl("tcp_congestion_control")?.parse().ok()
     }
 
-    /// The one that a TCP socket has.
+    /// The algorithm of a TCP socket.
     #[must_use]
     pub fn of(socket: &impl AsFd) -> Option<Congestion> {
         let name = SockRef::from(socket).tcp_congestion().ok()?;
-        // The kernel fills up with NUL.
+        // The kernel pads with NUL.
         std::str::from_utf8(&name).ok()?.trim_end_matches('\0').parse().ok()
     }
 
@@ -33,15 +33,15 @@ impl Congestion {
         &self.0
     }
 
-    /// Whether it spaces segments by timers, on loopback too, so that it measures itself there.
+    /// Whether the algorithm paces segments by timers. It does so on loopback too, which distorts
+    /// measurements there.
     #[must_use]
     pub fn paces(&self) -> bool {
         self.0.starts_with("bbr")
     }
 
-    /// Sets it for a TCP socket. Sockets that a listener accepts inherit it. To be called before
-    /// the socket connects: a socket that was connected with `bbr` is paced for the rest of its
-    /// life, whatever is set later.
+    /// Sets the algorithm of a TCP socket. Sockets that a listener accepts inherit it. Call it
+    /// before the socket connects: a socket connected with `bbr` stays paced whatever is set later.
     ///
     /// # Errors
     /// As `setsockopt(2)`, `TCP_CONGESTION`.
@@ -49,10 +49,10 @@ impl Congestion {
         SockRef::from(socket).set_tcp_congestion(self.0.as_bytes())
     }
 
-    /// Whether this process may use it, before any connection needs it.
+    /// Checks that this process may use the algorithm.
     ///
     /// # Errors
-    /// A sentence that says why not and what to do.
+    /// A message that says why not and what to do.
     pub fn check(&self) -> Result<(), String> {
         let set = || self.set_for(&Socket::new(Domain::IPV4, Type::STREAM.cloexec(), None)?);
         set().map_err(|error| self.refusal(&error, |name| sysctl(name).unwrap_or_default()))
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn both_ends_of_a_connection_have_the_one_that_was_asked_for() {
-        // Every kernel has it, and everybody may use it.
+        // Every kernel has `reno`, and every user may choose it.
         let reno: Congestion = "reno".parse().unwrap();
         reno.check().unwrap();
         let any_port = Address::Tcp("127.0.0.1:0".parse().unwrap());

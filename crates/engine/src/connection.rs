@@ -1,11 +1,12 @@
-//! A socket on one side, a session on the other.
+//! A socket joined with the session that parses and produces its bytes.
 //!
-//! A turn is: parse what is there, receive once, parse that, and later send all that has queued up
-//! with one gathering call. Receiving goes into a large [`Chunk`], from which sessions lend payload
-//! on; payload too large for that goes straight to where the session wants it. An idle connection
-//! holds no buffer at all.
+//! A poll parses what is buffered, receives once, parses that, and later sends everything queued
+//! with one gathering call. Data is received into a large [`Chunk`], from which sessions borrow
+//! payload without a copy; larger payload is received straight to where the session wants it. An
+//! idle connection holds no buffer.
 //!
-//! A connection may be secured ([`Secure`]); the session is told when it is, and sees plain bytes.
+//! A connection may use TLS ([`Secure`]); the session is notified when TLS is established and sees
+//! plaintext.
 
 mod secured;
 
@@ -19,53 +20,53 @@ use std::io;
 use std::rc::Rc;
 use std::time::Instant;
 
-/// A stream socket and its buffer; the session is the owner's.
+/// A stream socket and its receive buffer; the owner holds the session.
 pub struct Connection<H: Host = EngineCore> {
-    // Withdrawn before the stream is closed.
+    // Declared first, so that it is dropped before the stream is closed.
     watch: H::Watch,
     stream: H::Stream,
     core: Rc<H>,
     waker: Waker,
-    /// TLS, if the peer comes by it or may.
+    /// TLS, if the listener requires or permits it.
     secure: Option<Box<Secure>>,
     chunk: Option<Chunk>,
-    /// Bytes that have arrived of the payload being placed.
+    /// Bytes received so far of the payload that is placed.
     placed: usize,
-    /// What [`Connection::park`] must ask the ring for.
+    /// Whether [`Connection::park`] must wait for input.
     wants_input: bool,
     wants_output: bool,
-    /// The session wants nothing for now.
+    /// The session accepts no input for now.
     is_blocked: bool,
-    /// The ring was asked for the end of the stream meanwhile.
+    /// A wait for the end of the stream is armed.
     watches_end: bool,
-    /// What the ring has told of that.
+    /// The end of stream that the ring has reported.
     ended: StreamEnd,
     /// The peer has closed its side.
     has_ended: bool,
     deadline: Option<Instant>,
-    /// Bytes that the socket has given and taken.
+    /// Bytes that the socket has received and sent.
     transferred_bytes: u64,
-    /// How much is received at once, if the core sleeps when it is idle.
+    /// Most bytes of one receive on a core that sleeps when idle.
     at_once: usize,
 }
 
-/// How receiving ended.
+/// Result of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inflow {
-    /// Bytes came and the socket may hold more.
+    /// Bytes were received, and the socket may hold more.
     More,
-    /// Bytes came, and all there were.
+    /// Bytes were received, and the socket is empty.
     Drained,
-    /// Nothing came.
+    /// Nothing was received.
     Empty,
-    /// The session wants nothing now.
+    /// The session accepts no input now.
     Blocked,
     /// The session is over, or the peer has closed its side.
     Finished,
 }
 
 impl<H: Host> Connection<H> {
-    /// A connection that wakes `waker` when it was parked and something can move again.
+    /// A connection that wakes `waker` when it is parked and the socket becomes ready.
     #[must_use]
     pub fn new(stream: H::Stream, core: &Rc<H>, waker: &Waker) -> Connection<H> {
         Connection {
@@ -102,14 +103,14 @@ impl<H: Host> Connection<H> {
         connection
     }
 
-    /// Puts TLS under the session, if there is any.
+    /// Adds TLS below the session, if `secure` is given.
     #[must_use]
     pub fn secured(mut self, secure: Option<Secure>) -> Connection<H> {
         self.secure = secure.map(Box::new);
         self
     }
 
-    /// The stream and what was received and is unread, for another owner.
+    /// The stream, and bytes that were received but not parsed, for another owner.
     pub fn hand_over(&mut self) -> (H::Stream, Vec<u8>) {
         let unread = self.chunk.take().map(|chunk| chunk.unread().to_vec());
         (self.stream.share(), unread.unwrap_or_default())
@@ -121,29 +122,29 @@ impl<H: Host> Connection<H> {
         self.stream.peer()
     }
 
-    /// How many bytes the peer has sent and acknowledged; asks the system.
+    /// Bytes that the peer has sent and acknowledged; costs a system call.
     #[must_use]
     pub fn moved_bytes(&self) -> u64 {
         self.transferred_bytes.saturating_sub(self.stream.unacknowledged() as u64)
     }
 
-    /// How many bytes the socket has given and taken, which costs nothing to know.
+    /// Bytes that the socket has received and sent; costs no system call.
     #[must_use]
     pub fn transferred_bytes(&self) -> u64 {
         self.transferred_bytes
     }
 
-    /// The socket below.
+    /// The underlying stream.
     #[must_use]
     pub fn stream(&self) -> &H::Stream {
         &self.stream
     }
 
-    /// Feeds the session what is there, receiving at most once.
+    /// Feeds the session what is buffered, receiving at most once.
     ///
     /// # Errors
-    /// If the socket failed or the peer broke the protocol; what the session's outbox holds is
-    /// worth sending still.
+    /// If the socket failed or the peer broke the protocol. The outbox should still be sent then:
+    /// it may hold an error reply.
     #[inline]
     pub fn receive<S: StreamSession>(&mut self, session: &mut S) -> Result<Inflow, Broken> {
         let mut inflow = Inflow::Empty;
@@ -155,12 +156,11 @@ impl<H: Host> Connection<H> {
                 Feed::Blocked => {
                     self.wants_input = false;
                     self.is_blocked = true;
-                    self.look_for_end()?;
+                    self.check_end()?;
                     return Ok(Inflow::Blocked);
                 }
                 Feed::Closed => {
-                    // What still comes is left where it is: to be told of it would be a turn for
-                    // nothing.
+                    // Input stays in the socket meanwhile; a wake-up for it would be useless.
                     self.wants_input = false;
                     return Ok(Inflow::Finished);
                 }
@@ -195,11 +195,11 @@ impl<H: Host> Connection<H> {
         }
     }
 
-    /// Sends what it can of what the session has to send; answers whether any went. What has been
-    /// sent may make room for more, so the session is asked again each time.
+    /// Sends as much of the session's outbox as the socket takes; returns whether anything was
+    /// sent. Asks the session for more output after each call, because sending frees room.
     ///
     /// # Errors
-    /// If the peer is gone.
+    /// If the connection is lost.
     #[inline]
     pub fn send<S: StreamSession>(&mut self, session: &mut S) -> Result<bool, Broken> {
         if let Some(secure) = &mut self.secure
@@ -227,13 +227,12 @@ impl<H: Host> Connection<H> {
         Ok(any)
     }
 
-    /// Asks the ring for whatever the connection is waiting for, and gives its buffer back if it is
-    /// empty.
+    /// Arms the wake-ups that the connection needs, and frees its buffer if it is empty.
     pub fn park(&mut self) {
         if self.wants_input && !self.has_ended {
             self.stream.wake_when_readable(&self.watch);
         } else if self.is_blocked {
-            // Nobody receives, and so nobody would see the end.
+            // Nothing is received meanwhile, so the end of the stream needs its own wake-up.
             self.watches_end = true;
             self.stream.wake_when_ended(self.ended, &self.watch);
         }
@@ -244,21 +243,21 @@ impl<H: Host> Connection<H> {
         self.shrink();
     }
 
-    /// Whether the peer sends nothing any more, and the session takes nothing of what it has sent.
+    /// Whether the peer has closed its side while the session takes none of the input left.
     #[must_use]
     pub fn is_left(&self) -> bool {
         self.ended != StreamEnd::Not && self.is_blocked
     }
 
-    /// Asks the ring to tell when a connecting socket has an answer.
+    /// Arms the wake-up for the result of connecting.
     pub fn park_connecting(&mut self) {
         self.stream.wake_when_writable(&self.watch);
     }
 
-    /// Calls the session's deadline when it has passed and has the next one kept.
+    /// Runs the session's deadline when it has passed, and arms the next one.
     ///
     /// # Errors
-    /// If the peer missed it.
+    /// If the peer missed the deadline.
     #[inline]
     pub fn check_deadline<S: StreamSession>(&mut self, session: &mut S) -> Result<(), Broken> {
         let Some(mut when) = session.poll_timeout() else { return Ok(()) };
@@ -277,11 +276,10 @@ impl<H: Host> Connection<H> {
         Ok(())
     }
 
-    /// Checks the session's deadline if it is another than the one that is kept, which in most
-    /// turns it is not.
+    /// Checks the session's deadline only if it differs from the armed one, which is rare.
     ///
     /// # Errors
-    /// If the peer missed it.
+    /// If the peer missed the deadline.
     #[inline]
     pub fn check_new_deadline<S: StreamSession>(&mut self, session: &mut S) -> Result<(), Broken> {
         match session.poll_timeout() {
@@ -290,8 +288,8 @@ impl<H: Host> Connection<H> {
         }
     }
 
-    /// Looks whether it was the end of the stream that has ended the last sleep.
-    fn look_for_end(&mut self) -> Result<(), Broken> {
+    /// Checks whether the last wake-up was for the end of the stream.
+    fn check_end(&mut self) -> Result<(), Broken> {
         if std::mem::take(&mut self.watches_end) {
             self.ended = self.stream.ended();
             if self.ended == StreamEnd::Both {
@@ -301,7 +299,7 @@ impl<H: Host> Connection<H> {
         Ok(())
     }
 
-    /// Shows the session what is in the chunk until it wants more or nothing.
+    /// Feeds the session from the chunk until it needs more bytes or accepts none.
     #[inline]
     fn feed<S: StreamSession>(&mut self, session: &mut S) -> Result<Feed, Broken> {
         let now = self.core.now();
@@ -335,7 +333,7 @@ impl<H: Host> Connection<H> {
         }
     }
 
-    /// Receives once. Some(whether the buffer came back full), or `None` if nothing came.
+    /// Receives once. Returns whether the buffer was filled, or `None` if nothing was received.
     #[inline]
     fn receive_once(
         &mut self,
@@ -380,20 +378,19 @@ impl<H: Host> Connection<H> {
         }
     }
 
-    /// Sees to a chunk of `len` bytes in which `wanted` bytes in one piece fit, and not much less
-    /// than a whole one is spare. When the pool has no whole one, the heap gives just enough: a
-    /// connection that cannot receive would neither finish what holds the buffers nor notice that
-    /// its peer has gone.
+    /// Makes room for `wanted` contiguous bytes in a chunk of `len` bytes that is mostly free. If
+    /// the pool is exhausted, the chunk is just large enough and from the heap: a connection that
+    /// cannot receive could neither complete the requests that hold buffers nor see its peer
+    /// disconnect.
     #[inline]
-    fn make_room(&mut self, wanted: usize, len: usize) {
+    fn make_room(&mut self, needed: usize, len: usize) {
         let mut unread = 0;
         let mut is_enough = false;
         if let Some(chunk) = &mut self.chunk {
             chunk.recycle();
             unread = chunk.unread().len();
-            let missing = wanted.saturating_sub(unread);
-            // A longer one than it should be goes as soon as it is empty, which before a place it
-            // is.
+            let missing = needed.saturating_sub(unread);
+            // A chunk that is larger than it should be is freed once it is empty.
             let is_too_long = chunk.capacity() > len && unread == 0;
             if !is_too_long && chunk.room() >= missing.max(len / ROOM) {
                 return;
@@ -403,10 +400,10 @@ impl<H: Host> Connection<H> {
             }
             is_enough = chunk.room() >= missing.max(1);
         }
-        let memory = match self.pool().take(len.max(unread + wanted)) {
+        let memory = match self.pool().take(len.max(unread + needed)) {
             Some(memory) => memory,
             None if is_enough => return,
-            None => Memory::from_heap(wanted.max(unread) + SMALL_CHUNK),
+            None => Memory::from_heap(needed.max(unread) + SMALL_CHUNK),
         };
         let mut fresh = Chunk::new(memory);
         if let Some(old) = &self.chunk {
@@ -415,7 +412,7 @@ impl<H: Host> Connection<H> {
         self.chunk = Some(fresh);
     }
 
-    /// Holds no more memory than the bytes of a half-received message need.
+    /// Shrinks the buffer to the bytes of a message received in part.
     fn shrink(&mut self) {
         if let Some(secure) = &mut self.secure {
             secure.shrink();
@@ -450,27 +447,24 @@ enum Feed {
 
 const CUT: ProtocolError =
     ProtocolError { what: "left in the middle of a message", reference: "a message is sent whole" };
-/// A receive buffer: deep writes want 128 KiB or more, and a parser never needs half of it in one
-/// piece.
+/// Receive buffer, in bytes: deep write queues need 128 KiB, and no parser needs half of it at
+/// once.
 const CHUNK: usize = 256 << 10;
 const _: () = assert!(CHUNK >= 2 * MAX_DEMAND);
-/// What is received at once by a core that sleeps when it is idle. By the time it is awake, all of
-/// a deep queue has come; were it answered as one, its peer would sleep meanwhile, and both would
-/// take turns. Answers to the first part wake it. Measured with 4 KiB writes at depth 32: 1.3 to
-/// 1.4 times the IOPS; a core that spins would lose at depth 128. Of a queue that is deeper, half
-/// of what still waits comes next, since each part costs a wake-up: at depth 128 1.03 to 1.12 times
-/// the writes.
+/// Most bytes received at once by a core that sleeps when idle. When it wakes up, a whole deep
+/// queue has arrived; if it answered that as one batch, the peer would sleep meanwhile, and the two
+/// would alternate. Answers to the first part wake the peer early. Measured with 4 KiB writes: 1.3
+/// to 1.4 times the IOPS at depth 32; at depth 128 a core that spins would lose, and halving what
+/// still waits gives 1.03 to 1.12 times.
 const AT_ONCE_AFTER_SLEEP: usize = 64 << 10;
-/// Receiving into less than this part of it costs more calls than moving a rest costs.
+/// A chunk with less than 1/`ROOM` free is replaced: short receives cost more than moving the rest.
 const ROOM: usize = 4;
-/// Where a session has most of what comes placed: what lies in the buffer is copied, and the rest
-/// is not.
+/// Receive buffer of a session that has most payload placed: only headers pass through it.
 const CHUNK_BESIDE_PLACES: usize = SMALL_CHUNK;
-/// A session that wants more than this in one piece gets a whole chunk all the same.
+/// A session that needs more contiguous bytes than this gets a whole chunk even so.
 const WANTED_BESIDE_PLACES: usize = CHUNK_BESIDE_PLACES / 2;
 const SMALL_CHUNK: usize = 4096;
-/// A receive buffer where the pool is short: what a peer has sent and the session does not take
-/// stays in it.
+/// Receive buffer while the pool is short of memory.
 const SHORT_CHUNK: usize = 16 << 10;
-/// Others get their turn after so many gathering calls.
+/// Gathering send calls of one poll.
 const SENDS_PER_TURN: usize = 16;

@@ -1,4 +1,4 @@
-//! The process's cores: threads with a reactor each, reached from any other thread.
+//! The process's cores: one thread with a reactor each, reached from other threads by an inbox.
 
 use crate::congestion::Congestion;
 use crate::reactor::{EngineCore, Inbox, PollPolicy, Reactor};
@@ -9,20 +9,20 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How to start cores.
+/// How cores are started.
 #[derive(Clone, Debug)]
 pub struct CoresConfig {
     /// How many.
     pub count: usize,
-    /// The first core's place among the processors that the process may use, the others following;
-    /// `None`: the scheduler decides.
+    /// Index, among the CPUs that the process may use, of the first core's CPU; the other cores use
+    /// the CPUs that follow. `None`: threads are not pinned.
     pub pin_from: Option<usize>,
     /// When they sleep.
     pub policy: PollPolicy,
-    /// The most bytes of buffers that each has out at a time.
+    /// Most bytes of buffers allocated from each core's pool.
     pub pool_limit_bytes: usize,
-    /// Congestion control of the TCP connections that they open; `None`: the system's. Listeners
-    /// have their own.
+    /// Congestion control of outgoing TCP connections; `None`: the system's. Listeners set their
+    /// own.
     pub congestion: Option<Congestion>,
 }
 
@@ -38,7 +38,7 @@ impl Default for CoresConfig {
     }
 }
 
-/// Running cores; dropping them ends them at once, [`Cores::stop`] gracefully.
+/// Running cores. Dropping it ends them at once; [`Cores::stop`] does so gracefully.
 pub struct Cores {
     threads: Vec<CoreThread>,
 }
@@ -52,7 +52,7 @@ impl Cores {
     /// Starts the threads.
     ///
     /// # Errors
-    /// If a thread, a ring or a processor is refused.
+    /// If a thread or ring cannot be created, or a thread cannot be pinned.
     pub fn start(config: &CoresConfig) -> io::Result<Cores> {
         let threads = (0..config.count).map(|nth| start_one(config, nth)).collect::<io::Result<Vec<_>>>()?;
         Ok(Cores { threads })
@@ -70,7 +70,7 @@ impl Cores {
         self.threads.iter().map(|thread| thread.inbox.clone()).collect()
     }
 
-    /// Runs `ask` on core `nth` and waits for its answer; `None` if the core has ended.
+    /// Runs `ask` on core `nth` and waits for the result; `None` if the core has ended.
     pub fn ask<T: Send + 'static>(
         &self,
         nth: usize,
@@ -78,33 +78,32 @@ impl Cores {
     ) -> Option<T> {
         let (sender, receiver) = mpsc::channel();
         self.threads.get(nth)?.inbox.send(move |core| {
-            // The asker may have given up.
+            // The receiver may have timed out.
             let _ = sender.send(ask(core));
         });
         receiver.recv().ok()
     }
 
-    /// Processor time that all cores have used.
+    /// CPU time that all cores have used.
     #[must_use]
     pub fn cpu_time(&self) -> Duration {
         (0..self.count()).filter_map(|nth| self.ask(nth, |_| sys::thread_cpu_time())).sum()
     }
 
-    /// Asks every task to finish and waits until all have, at most `grace`; then ends the cores.
-    /// Answers whether all had finished.
+    /// Asks every task to finish, waits at most `grace`, then ends the cores. Returns whether all
+    /// tasks had finished.
     pub fn stop(self, grace: Duration) -> bool {
         self.stop_or(grace, || {})
     }
 
-    /// Stops all cores and waits for `grace`; when that is over and not all have finished, calls
-    /// `late` while everything is still there.
+    /// Stops as [`Cores::stop`] does, but calls `late` before it ends tasks that have not finished.
     pub fn stop_or(self, grace: Duration, late: impl FnOnce()) -> bool {
         for thread in &self.threads {
             thread.inbox.send(|core| core.stop());
         }
         let deadline = Instant::now() + grace;
         loop {
-            // The core's own inbox is the one task that stays.
+            // One task remains on every core: its inbox.
             let busy = (0..self.count())
                 .filter_map(|nth| self.ask(nth, |core| core.live_tasks()))
                 .any(|live| live > 1);
@@ -160,5 +159,5 @@ fn start_one(config: &CoresConfig, nth: usize) -> io::Result<CoreThread> {
     Ok(CoreThread { inbox, thread: Some(thread) })
 }
 
-/// How often a stop looks whether all have finished.
+/// Interval at which stopping polls for finished tasks.
 const STOP_POLL: Duration = Duration::from_millis(5);

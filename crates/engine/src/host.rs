@@ -1,8 +1,8 @@
-//! What connections need of the core that they live on, so that the same tasks run on sockets and
-//! in the simulator.
+//! What connections need of their core, so that tasks run unchanged on sockets and in the
+//! simulator.
 //!
-//! [`EngineCore`] with [`Stream`] is the real one; `crate::sim` has the other, for tests.
-//! Everything is resolved when compiled, so the seam costs nothing.
+//! [`EngineCore`] with [`Stream`] is the real one; `crate::sim` has the simulated one. Both are
+//! generic parameters, so dispatch is static.
 
 use crate::ktls;
 use crate::reactor::{EngineCore, PollPolicy, Task, WakeOnEvent};
@@ -16,23 +16,23 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
 
-/// A core that connections live on.
+/// A core that runs connections.
 pub trait Host: Core + Sized + 'static {
-    /// A connected, or connecting, byte stream.
+    /// A byte stream that is connected or connecting.
     type Stream: ByteStream<Watch = Self::Watch>;
-    /// Tells one parked task of its stream.
+    /// A handle by which one parked task is woken for its stream.
     type Watch;
 
-    /// The host behind a core, if it is one of this kind.
+    /// Downcasts a core to this host.
     fn from_core(core: &Rc<dyn Core>) -> Option<Rc<Self>>;
 
-    /// Starts a task; `make` gets what wakes it. It runs for the first time soon.
+    /// Starts a task; `make` gets its waker. It runs for the first time soon.
     fn spawn<T: Task + 'static>(&self, make: impl FnOnce(&Waker) -> T);
 
-    /// Starts a task if it can be made; if not, nothing is left behind.
+    /// Starts a task if `make` succeeds; otherwise leaves nothing behind.
     fn try_spawn<T: Task + 'static, E>(&self, make: impl FnOnce(&Waker) -> Result<T, E>);
 
-    /// Begins to connect.
+    /// Starts to connect.
     ///
     /// # Errors
     /// If it fails at once.
@@ -41,92 +41,90 @@ pub trait Host: Core + Sized + 'static {
     /// A watch that wakes `waker`.
     fn watch(&self, waker: &Waker) -> Self::Watch;
 
-    /// Whether tasks are asked to finish.
+    /// Whether tasks were asked to finish.
     fn is_stopping(&self) -> bool;
 
-    /// Whether tasks run over and over for a while before they are parked.
+    /// Whether the core polls tasks for a while before it parks them.
     fn spins(&self) -> bool;
 }
 
-/// A byte stream that never blocks: what cannot be done now fails with
-/// [`io::ErrorKind::WouldBlock`].
+/// A non-blocking byte stream: what would block fails with [`io::ErrorKind::WouldBlock`].
 pub trait ByteStream: Sized {
-    /// Tells a parked task that the stream can move again; dropping it withdraws the wish.
+    /// A handle by which a parked task is woken; dropping it cancels the wake-up.
     type Watch;
 
-    /// Another handle of the stream, for another owner; this one is to be dropped.
+    /// Another handle for another owner; the caller drops this one.
     #[must_use]
     fn share(&self) -> Self;
 
-    /// Closes it for every owner: both sides see the end.
+    /// Shuts the stream down for every owner, in both directions.
     fn close(&self);
 
     /// The peer's address, for messages.
     fn peer(&self) -> &str;
 
-    /// How many bytes one segment of it holds, where it has segments.
+    /// Maximum segment size in bytes, if the transport has segments and it is known.
     fn segment_len(&self) -> Option<usize> {
         None
     }
 
-    /// `None` while connecting goes on.
+    /// Result of connecting; `None` while it is in progress.
     fn connect_result(&self) -> Option<io::Result<()>>;
 
     /// Receives once, at most `most` bytes, into the spare part of `chunk`; 0 at the end of the
     /// stream.
     ///
     /// # Errors
-    /// If nothing is there, or the connection is gone.
+    /// If nothing can be received, or the connection is lost.
     fn receive(&mut self, chunk: &mut Chunk, most: usize) -> io::Result<usize>;
 
-    /// How many bytes could be received now, as far as that is known.
+    /// Number of bytes that can be received now, if known.
     fn waiting(&self) -> usize;
 
-    /// Receives once into `list` from byte `at` on, then into `chunk`, which is told of its share.
-    /// Returns how many bytes came in all.
+    /// Receives once into `list` from byte `at` on, then into `chunk`, which is advanced by its
+    /// share. Returns the total number of bytes.
     ///
     /// # Errors
     /// As for [`ByteStream::receive`].
     fn receive_placed(&mut self, list: &SgList, at: usize, chunk: &mut Chunk) -> io::Result<usize>;
 
-    /// Sends once what it can of `outbox` and removes that there.
+    /// Sends once as much of `outbox` as fits, and removes it there.
     ///
     /// # Errors
-    /// If there is no room, or the connection is gone.
+    /// If there is no room, or the connection is lost.
     fn send(&mut self, outbox: &mut Outbox) -> io::Result<usize>;
 
-    /// Asks the system to make records of TLS of what is sent, and to open those that come, once it
-    /// is given keys; until then nothing changes.
+    /// Attaches kernel TLS (kTLS), which changes nothing until keys are set.
     ///
     /// # Errors
-    /// If it cannot.
+    /// If it is not supported.
     fn attach_tls(&mut self) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Gives it the keys for one direction, at a border between records. From then on only data is
-    /// sent and received as ever: receiving fails with `EIO` where a record of another type is
-    /// next.
+    /// Sets the keys of one direction, at a record boundary. From then on data is sent and received
+    /// as plaintext; receiving fails with `EIO` when a record of another type is next.
     ///
     /// # Errors
-    /// If it does not take them; some systems take them only once.
+    /// If the kernel rejects the keys; some kernels accept only the first.
     fn set_tls_keys(&mut self, _direction: Direction, _keys: &RecordKeys) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// The system has done one half of it and not the other: it is not asked again.
+    /// Records that the kernel took the keys of one direction only, so that kTLS is not tried
+    /// again.
     fn forgo_tls(&self) {}
 
-    /// Sends one record of another content type than data, whole.
+    /// Sends one whole record of a content type other than data.
     ///
     /// # Errors
-    /// If there is no room, or the connection is gone.
+    /// If there is no room, or the connection is lost.
     fn send_record(&mut self, _content_type: u8, _bytes: &[u8]) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Receives what the next record has, or several of one type, as far as there is room: their
-    /// content type, and how many bytes.
+    /// Receives one record, or several of one type, as far as there is room. Returns content type
+    /// and number of bytes.
     ///
     /// # Errors
     /// As for [`ByteStream::receive`].
@@ -134,41 +132,41 @@ pub trait ByteStream: Sized {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// How many bytes that were sent the peer has not acknowledged, as far as that is known.
+    /// Number of sent bytes that the peer has not acknowledged, if known.
     fn unacknowledged(&self) -> usize {
         0
     }
 
-    /// Has the task woken once when there is something to receive, the end included.
+    /// Wakes the task once when input or the end of the stream can be received.
     fn wake_when_readable(&self, watch: &Self::Watch);
 
-    /// Has the task woken once when something can be sent, or connecting has ended.
+    /// Wakes the task once when the stream is writable, or connecting has ended.
     fn wake_when_writable(&self, watch: &Self::Watch);
 
-    /// What has ended, as far as that is known without receiving.
+    /// What has ended, as far as known without receiving.
     fn ended(&self) -> StreamEnd;
 
-    /// Has the task woken once when more has ended than `so_far`, whatever there is to receive.
+    /// Wakes the task once when more has ended than `so_far`, whatever can be received.
     fn wake_when_ended(&self, so_far: StreamEnd, watch: &Self::Watch);
 }
 
-/// Which way bytes go.
+/// Direction of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// To the peer.
     Sending,
-    /// From it.
+    /// From the peer.
     Receiving,
 }
 
-/// What has ended of a stream.
+/// Which directions of a stream have ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamEnd {
-    /// Nothing.
+    /// Neither.
     Not,
-    /// The peer sends nothing any more; of what it has sent, something may be unread.
+    /// The peer has closed its side; input may still be unread.
     Input,
-    /// Both directions: the connection was reset, or hung up by another owner.
+    /// Both: the connection was reset, or shut down by another owner.
     Both,
 }
 
@@ -191,7 +189,7 @@ impl Host for EngineCore {
     }
 
     fn try_spawn<T: Task + 'static, E>(&self, make: impl FnOnce(&Waker) -> Result<T, E>) {
-        // Whoever makes it keeps the reason.
+        // `make` reports the error to its caller itself.
         let _ = EngineCore::try_spawn(self, make);
     }
 
@@ -215,8 +213,7 @@ impl Host for EngineCore {
 }
 
 impl SocketWatch {
-    /// Wakes the task once when a socket is ready for input or output, or, with other events, has
-    /// ended.
+    /// Wakes the task once for these poll events of a socket.
     pub(crate) fn wake_when(&self, socket: &impl AsRawFd, events: i16) {
         let token = match events {
             libc::POLLIN => TOKEN_INPUT,
@@ -306,7 +303,7 @@ impl ByteStream for Stream {
     }
 
     fn wake_when_ended(&self, so_far: StreamEnd, watch: &SocketWatch) {
-        // The end of both directions is told of without being asked for.
+        // POLLHUP is always reported.
         watch.wake_when(self, if so_far == StreamEnd::Not { libc::POLLRDHUP } else { 0 });
     }
 }

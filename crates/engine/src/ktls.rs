@@ -1,9 +1,8 @@
-//! TLS by the Linux kernel (kTLS, `Documentation/networking/tls.rst`): keys for the records of a
-//! TCP socket.
+//! Kernel TLS (kTLS, `Documentation/networking/tls.rst`): setting record keys on a TCP socket.
 //!
-//! The kernel loads its module `tls` only for who has CAP_NET_ADMIN, which a daemon gives up:
-//! [`load`] is called before that. Where the kernel has no TLS, no socket asks again for a minute,
-//! since each might have it look for the module.
+//! The kernel auto-loads its module `tls` only for a process with CAP_NET_ADMIN, which the daemon
+//! drops: [`load`] is called before that. Where the kernel lacks TLS, it is not tried again for a
+//! minute, because each attempt may search for the module.
 
 use crate::host::Direction;
 use crate::sys::set_option;
@@ -13,25 +12,25 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Has the kernel load its TLS, if it can and may. Without connection a socket is refused only
-/// after that.
+/// Makes the kernel load its TLS module, if possible. Attaching to an unconnected socket fails, but
+/// only after the module was loaded.
 pub fn load() {
     if let Ok(socket) = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None) {
         let _ = set_option(socket.as_raw_fd(), libc::SOL_TCP, libc::TCP_ULP, b"tls");
     }
 }
 
-/// Attaches it to a connected socket; without keys it does nothing yet.
+/// Attaches kTLS to a connected socket, which changes nothing until keys are set.
 ///
 /// # Errors
-/// If the kernel has none, or the socket is no TCP socket.
+/// If the kernel lacks TLS, or the socket is no TCP socket.
 pub(crate) fn attach(fd: RawFd) -> io::Result<()> {
     let forgone = *FORGONE.lock().unwrap_or_else(PoisonError::into_inner);
     if forgone.is_some_and(|since| since.elapsed() < ASKS_AGAIN_AFTER) {
         return Err(io::ErrorKind::Unsupported.into());
     }
     let attached = set_option(fd, libc::SOL_TCP, libc::TCP_ULP, b"tls");
-    // There is no module of that name; a kernel before 4.13 does not know the option.
+    // ENOENT: no such module; ENOPROTOOPT: kernel before 4.13.
     if let Err(error) = &attached
         && matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOPROTOOPT))
     {
@@ -40,7 +39,7 @@ pub(crate) fn attach(fd: RawFd) -> io::Result<()> {
     attached
 }
 
-/// Has nothing of it for a while.
+/// Does not try kTLS again for a while.
 pub(crate) fn forgo() {
     *FORGONE.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
 }
@@ -48,7 +47,7 @@ pub(crate) fn forgo() {
 /// Sets the keys of one direction.
 ///
 /// # Errors
-/// If the kernel does not take them. Before 6.14 it takes no others than the first.
+/// If the kernel rejects them. Before 6.14 it accepts only the first keys.
 pub(crate) fn set_keys(fd: RawFd, direction: Direction, keys: &RecordKeys) -> io::Result<()> {
     let option = match direction {
         Direction::Sending => libc::TLS_TX,
@@ -56,15 +55,16 @@ pub(crate) fn set_keys(fd: RawFd, direction: Direction, keys: &RecordKeys) -> io
     };
     set_option(fd, libc::SOL_TLS, option, &crypto_info(keys))?;
     if direction == Direction::Receiving {
-        // Records without padding, as everybody makes them, can be opened right where they are
-        // received to. Others are opened once more elsewhere; kernels before 6.0 do that with all.
+        // Records without padding, which are the rule, can then be decrypted in place. Others are
+        // decrypted twice; kernels before 6.0 do that with all records.
         let _ = set_option(fd, libc::SOL_TLS, TLS_RX_EXPECT_NO_PAD, &1u32.to_ne_bytes());
     }
     Ok(())
 }
 
-/// `struct tls12_crypto_info_aes_gcm_128`, or `_256`, which have no gaps: version, cipher, the IV
-/// without its first four bytes, the key, those four bytes, the number of the next record.
+/// `struct tls12_crypto_info_aes_gcm_128` or `_256`, which have no padding: version, cipher, the IV
+/// without its first four bytes, the key, those four bytes (salt), the next record's sequence
+/// number.
 fn crypto_info(keys: &RecordKeys) -> Vec<u8> {
     let cipher =
         if keys.key.len() == 16 { libc::TLS_CIPHER_AES_GCM_128 } else { libc::TLS_CIPHER_AES_GCM_256 };
@@ -76,11 +76,11 @@ fn crypto_info(keys: &RecordKeys) -> Vec<u8> {
     info
 }
 
-/// When the kernel had none. New connections alone ask, so that a lock is cheap enough.
+/// When the kernel was found to lack TLS. Only new connections read it, so a lock is cheap enough.
 static FORGONE: Mutex<Option<Instant>> = Mutex::new(None);
-/// How long nobody asks the kernel then.
+/// How long kTLS is not tried after that.
 const ASKS_AGAIN_AFTER: Duration = Duration::from_secs(60);
-/// `linux/tls.h`, since 6.0.
+/// `linux/tls.h`, since Linux 6.0.
 const TLS_RX_EXPECT_NO_PAD: libc::c_int = 4;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Accepts connections and spreads them over the cores.
+//! Accepts connections and distributes them over the cores.
 
 use crate::audit::AUDIT;
 use crate::reactor::{EngineCore, Inbox, Progress, Task, WakeOnEvent};
@@ -18,27 +18,27 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tracing::warn;
 
-/// Starts serving a connection on the core that it is called on. The permit is held as long as the
-/// connection lives.
+/// Starts serving a connection on the calling core. The permit is held as long as the connection
+/// lives.
 pub type Serve = Arc<dyn Fn(&Rc<EngineCore>, Stream, Permit) + Send + Sync>;
 
-/// A bound on the connections of a process; a clone is another handle to it.
+/// Limits the connections of a process; a clone is another handle to the same limit.
 #[derive(Clone)]
 pub struct ConnectionLimit {
     open: Arc<AtomicUsize>,
     most: usize,
-    /// Of what has this handle and its clones.
+    /// Connections open by this handle and its clones.
     part: Arc<AtomicUsize>,
-    /// Those that are over, whose I/O is not.
+    /// Connections that are closed with I/O still in flight.
     left: Arc<AtomicUsize>,
-    /// In their handshakes.
+    /// Connections in their handshake.
     half_open: Arc<Mutex<Replaceable>>,
-    /// Over, and their sessions are kept for another connection.
+    /// Closed connections whose sessions wait for a new one.
     lingering: Arc<Mutex<Replaceable>>,
-    /// Address space that new connections leave to those that are there, in bytes; of it, the pools
-    /// have some already.
-    kept_space_bytes: u64,
-    /// The protocol of this part.
+    /// Address space that must stay free for existing connections, in bytes, including what the
+    /// pools have.
+    reserved_space_bytes: u64,
+    /// The protocol of this handle.
     protocol: &'static str,
     sessions: Sessions,
 }
@@ -48,18 +48,19 @@ pub struct Permit {
     open: Arc<AtomicUsize>,
     part: Arc<AtomicUsize>,
     left: Arc<AtomicUsize>,
-    /// Its peer is gone, and its place another's.
-    has_left: bool,
+    /// The peer has disconnected, and the share was given back.
+    is_orphaned: bool,
     protocol: &'static str,
     sessions: Sessions,
-    /// Where it is entered until its peer has come through its handshake, or from when it lingers.
+    /// The list of replaceable connections that holds this one: during its handshake, or once it
+    /// lingers.
     entered: Option<(Arc<Mutex<Replaceable>>, Arc<ReplaceableConnection>)>,
     lingering: Arc<Mutex<Replaceable>>,
 }
 
-/// Connections that make room for a newcomer: those whose peers have not come through their
-/// handshakes, and those that are over and whose sessions are kept. Whoever has many of them must
-/// not keep others out: the oldest of the source that has most is closed first.
+/// Connections that may be closed for a new one: those in their handshake, and those that are
+/// closed while their session waits. The oldest connection of the source with most of them is
+/// closed first, so that one source cannot keep others out.
 #[derive(Default)]
 struct Replaceable {
     /// Oldest first; no source is empty.
@@ -67,18 +68,17 @@ struct Replaceable {
     entered: u64,
 }
 
-/// Where connections come from: the protocol of the listener, and the peer's address, which a Unix
-/// socket has not.
+/// Source of connections: the listener's protocol and the peer's address; `None` for a Unix socket.
 type Source = (&'static str, Option<IpAddr>);
 
-/// A connection that may be closed for a newcomer.
+/// A connection that may be closed for a new one.
 struct ReplaceableConnection {
     source: Source,
-    /// Cuts it.
+    /// Shuts it down.
     hang_up: Box<dyn Fn() + Send + Sync>,
-    /// Grows with each that is entered.
+    /// Sequence number of its entry.
     number: u64,
-    /// Its share of the limit is another's now.
+    /// Its share of the limit was given to another connection.
     is_replaced: AtomicBool,
 }
 
@@ -112,7 +112,7 @@ impl Replaceable {
         }
     }
 
-    /// Cuts one for a newcomer.
+    /// Closes one connection for a new one.
     fn cut_one(&mut self) -> Option<Arc<ReplaceableConnection>> {
         let oldest = self.sources.values().filter_map(|own| Some((own.len(), own.front()?)));
         let (_, entry) = oldest.max_by_key(|(len, oldest)| (*len, Reverse(oldest.number)))?;
@@ -124,7 +124,7 @@ impl Replaceable {
 }
 
 impl ConnectionLimit {
-    /// At most this many at a time.
+    /// A limit of `most` simultaneous connections.
     #[must_use]
     pub fn new(most: usize) -> ConnectionLimit {
         ConnectionLimit {
@@ -134,64 +134,64 @@ impl ConnectionLimit {
             left: Arc::default(),
             half_open: Arc::default(),
             lingering: Arc::default(),
-            kept_space_bytes: 0,
+            reserved_space_bytes: 0,
             protocol: "",
             sessions: Sessions::default(),
         }
     }
 
-    /// This bound for the connections of one protocol, which are counted by themselves, too.
+    /// A handle to this limit for one protocol's connections, which are also counted separately.
     #[must_use]
     pub fn for_part(&self, protocol: &'static str) -> ConnectionLimit {
         ConnectionLimit { part: Arc::default(), protocol, ..self.clone() }
     }
 
-    /// Who is logged in, of all parts.
+    /// The list of sessions of all protocols.
     #[must_use]
     pub fn sessions(&self) -> &Sessions {
         &self.sessions
     }
 
-    /// A bound also on address space, where that has a limit: no further connection is taken when
-    /// less than so many bytes are left, those included that buffers have, so that those that are
-    /// there do not run out of memory.
+    /// Also limits address space, under RLIMIT_AS: no connection is accepted while less than
+    /// `bytes` are free, counting what buffers have, so that existing connections do not run out of
+    /// memory.
     #[must_use]
-    pub fn keeping_space(self, bytes: u64) -> ConnectionLimit {
-        ConnectionLimit { kept_space_bytes: bytes, ..self }
+    pub fn reserving_space(self, bytes: u64) -> ConnectionLimit {
+        ConnectionLimit { reserved_space_bytes: bytes, ..self }
     }
 
-    /// How much address space is left, if that is less than is to be kept; asks the system.
+    /// The free address space in bytes if it is below the reserve; costs a system call.
     #[must_use]
     pub fn lacks_space(&self) -> Option<u64> {
-        let still_kept = self.kept_space_bytes.saturating_sub(bytes_from_system() as u64);
+        let still_kept = self.reserved_space_bytes.saturating_sub(bytes_from_system() as u64);
         sys::address_space_left().filter(|left| *left < still_kept)
     }
 
-    /// How many of this part are open.
+    /// Number of open connections of this protocol.
     #[must_use]
     pub fn open_of_part(&self) -> usize {
         self.part.load(Ordering::Relaxed)
     }
 
-    /// How many may be open.
+    /// The limit.
     #[must_use]
     pub fn most(&self) -> usize {
         self.most
     }
 
-    /// How many are open.
+    /// Number of open connections.
     #[must_use]
     pub fn open(&self) -> usize {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// How many are over, whose I/O is not: see [`Permit::leave`].
+    /// Number of closed connections with I/O in flight: see [`Permit::leave`].
     #[must_use]
-    pub fn left(&self) -> usize {
+    pub fn orphaned(&self) -> usize {
         self.left.load(Ordering::Relaxed)
     }
 
-    /// A place for one more connection, until it is dropped; `None` if as many are open as may be.
+    /// A share for one more connection until it is dropped; `None` if the limit is reached.
     #[must_use]
     pub fn permit(&self) -> Option<Permit> {
         if self.open.fetch_add(1, Ordering::Relaxed) >= self.most {
@@ -201,9 +201,9 @@ impl ConnectionLimit {
         Some(self.share())
     }
 
-    /// A place for a connection that has just come from `peer` and that `hang_up` cuts. If too many
-    /// are in their handshakes, one of those is cut. If as many are open as may be, the newcomer
-    /// takes the place of one that lingers, else of one in its handshake; `None` if there is none.
+    /// A share for a connection just accepted from `peer`, which `hang_up` shuts down. If too many
+    /// connections are in their handshake, one of those is closed. If the limit is reached, the new
+    /// connection replaces a lingering one, else one in its handshake; `None` if there is none.
     #[must_use]
     pub fn admit(&self, peer: Option<IpAddr>, hang_up: impl Fn() + Send + Sync + 'static) -> Option<Permit> {
         let mut half_open = self.half_open.lock().unwrap_or_else(PoisonError::into_inner);
@@ -230,7 +230,7 @@ impl ConnectionLimit {
             open: self.open.clone(),
             part: self.part.clone(),
             left: self.left.clone(),
-            has_left: false,
+            is_orphaned: false,
             protocol: self.protocol,
             sessions: self.sessions.clone(),
             entered: None,
@@ -240,26 +240,26 @@ impl ConnectionLimit {
 }
 
 impl Permit {
-    /// The list that a session of this connection belongs in.
+    /// The list of sessions for this connection's session.
     #[must_use]
     pub fn sessions(&self) -> &Sessions {
         &self.sessions
     }
 
-    /// The protocol that its listener is for; empty if nobody said.
+    /// The listener's protocol; empty if not set.
     #[must_use]
     pub fn protocol(&self) -> &'static str {
         self.protocol
     }
 
-    /// The peer has come through its handshake: the connection is not closed any more for another.
+    /// The handshake is complete: the connection is no longer replaceable.
     pub fn establish(&self) {
         if let Some((entries, entry)) = &self.entered {
             entries.lock().unwrap_or_else(PoisonError::into_inner).remove(entry);
         }
     }
 
-    /// The connection is over and its session is kept for another: a newcomer may have its place.
+    /// The connection is closed, and its session waits for a new one: it becomes replaceable.
     pub fn linger(&mut self) {
         self.establish();
         let Some((_, entry)) = self.entered.take() else { return };
@@ -268,16 +268,16 @@ impl Permit {
         self.entered = Some((self.lingering.clone(), entry));
     }
 
-    /// Whether a newcomer has its place.
+    /// Whether a new connection has taken its share.
     #[must_use]
     pub fn is_replaced(&self) -> bool {
         self.entered.as_ref().is_some_and(|(_, entry)| entry.is_replaced.load(Ordering::Relaxed))
     }
 
-    /// The peer is gone, and I/O that it has begun may never end. Another connection may have its
-    /// place; what is kept until the I/O ends is counted apart, and bounded for each volume.
+    /// The peer has disconnected with I/O in flight, which may never end. The share is given back;
+    /// such connections are counted separately, and limited for each volume.
     pub fn leave(&mut self) {
-        if !std::mem::replace(&mut self.has_left, true) {
+        if !std::mem::replace(&mut self.is_orphaned, true) {
             self.left.fetch_add(1, Ordering::Relaxed);
             self.give_back();
         }
@@ -294,7 +294,7 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        if self.has_left {
+        if self.is_orphaned {
             self.left.fetch_sub(1, Ordering::Relaxed);
         } else {
             self.give_back();
@@ -302,7 +302,7 @@ impl Drop for Permit {
     }
 }
 
-/// Accepts on one core and hands each connection to the next core in turn.
+/// Accepts on one core and passes connections to all cores round-robin.
 pub struct ListenerTask {
     listener: Listener,
     cores: Vec<Inbox>,
@@ -313,7 +313,7 @@ pub struct ListenerTask {
     waker: Waker,
     registration: Registration,
     readiness: Rc<WakeOnEvent>,
-    /// Nothing could be accepted the last time, and that has been said.
+    /// The last accept failed for lack of resources, and that was logged.
     is_short: bool,
 }
 
@@ -387,7 +387,7 @@ impl Task for ListenerTask {
                     self.core.wake_at(self.core.now() + RETRY, &self.waker);
                     return Progress::Idle;
                 }
-                // The peer was gone before it was accepted.
+                // The peer disconnected before the connection was accepted.
                 Err(_) => {}
             }
         }
@@ -406,8 +406,9 @@ fn is_lack_of_resources(error: &io::Error) -> bool {
 }
 
 const ACCEPTS_PER_TURN: usize = 64;
-/// Connections in their handshakes, of all protocols: fewer than each has room for, lest a newcomer
-/// is refused there for one that was let go for it and has not yet ended.
+/// Most connections in their handshake, of all protocols. Below each protocol's own limit of
+/// logins, so that a new connection is not refused for one that was closed for it and has not ended
+/// yet.
 pub(crate) const MOST_HALF_OPEN: usize = 256;
 const RETRY: Duration = Duration::from_millis(100);
 
@@ -415,7 +416,7 @@ const RETRY: Duration = Duration::from_millis(100);
 mod tests {
     use super::*;
 
-    /// The connections that were cut, in order.
+    /// Indices of connections that were shut down, in order.
     type Cut = Arc<Mutex<Vec<usize>>>;
 
     fn admit(limit: &ConnectionLimit, cut: &Cut, number: usize) -> Option<Permit> {
@@ -430,7 +431,7 @@ mod tests {
         permits[0].establish();
         permits.push(admit(&limit, &cut, 3).unwrap());
         assert_eq!((*cut.lock().unwrap()).as_slice(), [1]);
-        // The one that was cut ends a little later, and its place is another's by then.
+        // The connection that was shut down ends a little later, when its share is already taken.
         drop(permits.remove(1));
         assert_eq!(limit.open(), 3);
         permits.iter().for_each(Permit::establish);
@@ -466,12 +467,12 @@ mod tests {
         let mut gone = admit(&limit, &cut, 0).unwrap();
         gone.leave();
         gone.leave();
-        assert_eq!((limit.open(), limit.open_of_part(), limit.left()), (0, 0, 1));
+        assert_eq!((limit.open(), limit.open_of_part(), limit.orphaned()), (0, 0, 1));
         let here = admit(&limit, &cut, 1).unwrap();
         here.establish();
         assert!(admit(&limit, &cut, 2).is_none());
         drop(gone);
-        assert_eq!((limit.open(), limit.open_of_part(), limit.left()), (1, 1, 0));
+        assert_eq!((limit.open(), limit.open_of_part(), limit.orphaned()), (1, 1, 0));
         assert!(cut.lock().unwrap().is_empty(), "who has left is cut by nobody");
     }
 

@@ -1,5 +1,5 @@
-//! Memory between us and the system: of RAM volumes, in huge pages where the host has them and with
-//! holes given back, and what the heap does not need.
+//! Memory mapped from the system: pages of RAM volumes, in huge pages where available, and trimming
+//! of the heap.
 #![expect(unsafe_code, reason = "maps and unmaps memory")]
 
 use blockmux_volume::Pages;
@@ -9,11 +9,10 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Maps `len` bytes of zeroes, in huge pages if the system hands them out; they are touched only
-/// when used.
+/// Maps `len` bytes of zeroes, in huge pages where available. Pages are allocated at first use.
 ///
 /// # Errors
-/// If the system has no such range of addresses.
+/// If the address space has no such range.
 pub fn map_pages(len: usize) -> io::Result<Arc<Pages>> {
     let reserved = len.max(1).checked_add(HUGE_PAGE).ok_or(io::ErrorKind::OutOfMemory)?;
     // SAFETY: an anonymous private mapping at an address of the kernel's choice touches nothing
@@ -42,8 +41,8 @@ pub fn map_pages(len: usize) -> io::Result<Arc<Pages>> {
     Ok(unsafe { Pages::from_raw(first, len, Box::new(mapping)) })
 }
 
-/// Has the heap give to the system what it holds unused, wherever that lies: after a burst of short
-/// buffers it would keep all of them for the few that are still in use between them.
+/// Returns free heap memory to the system, wherever it lies: after a burst of short buffers, glibc
+/// would keep all of it because of the few buffers in between that are still in use.
 pub(crate) fn trim_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: it changes nothing that is allocated.
@@ -55,7 +54,7 @@ pub(crate) fn trim_heap() {
 struct Mapping {
     start: NonNull<u8>,
     len: usize,
-    /// From the mapping's start to the volume's first byte.
+    /// Offset of the volume's first byte in the mapping.
     skip: usize,
 }
 // SAFETY: it is only an address and a length.
@@ -65,7 +64,7 @@ unsafe impl Sync for Mapping {}
 
 impl Backing for Mapping {
     fn release(&self, offset: usize, len: usize) -> bool {
-        // Less than this is cheaper to clear than to fault in again.
+        // Clearing less than this is cheaper than faulting it in again.
         if len < RELEASE_MIN || !(offset | len).is_multiple_of(4096) {
             return false;
         }
@@ -76,15 +75,14 @@ impl Backing for Mapping {
         }
     }
 
-    /// Touches each page instead of MADV_POPULATE_WRITE, which holds the lock of the whole address
-    /// space while a thread of idle priority may not run for a second.
+    /// Touches each page. MADV_POPULATE_WRITE would hold the lock of the address space while a
+    /// thread of idle priority may not run for a second.
     fn populate(&self, offset: usize, len: usize) {
         for at in (offset..offset + len).step_by(SMALL_PAGE) {
             // SAFETY: the volume's range lies within the mapping, which `Pages` has checked; an
             // atomic write of the zero that is there loses nothing that another core writes.
             let byte = unsafe { AtomicU8::from_ptr(self.start.add(self.skip + at).as_ptr()) };
-            // Not an OR of 0: compilers make a plain read of that, and reading maps the page of
-            // zeroes that all share.
+            // An OR of 0 would be compiled to a plain read, which only maps the shared zero page.
             let _ = byte.compare_exchange(0, 0, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
@@ -103,7 +101,7 @@ impl Drop for Mapping {
 }
 
 const HUGE_PAGE: usize = 2 << 20;
-/// The least that a page is on any machine, in bytes.
+/// The smallest page size of any machine, in bytes.
 const SMALL_PAGE: usize = 4096;
 const RELEASE_MIN: usize = 64 << 10;
 

@@ -1,4 +1,4 @@
-//! NBD over real sockets: serving exports, and reaching one.
+//! NBD on sockets: serving exports and connecting to one.
 
 use crate::blocking::{self, run_session};
 use crate::initiator::{Dialer, Opening, Paths, RemoteVolume, check_unchanged};
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::warn;
 
-/// Serves `exports` to each connection that is accepted.
+/// Serves `exports` to each accepted connection.
 #[must_use]
 pub fn serve(exports: Exports) -> Serve {
     Arc::new(move |core, stream, permit| {
@@ -26,46 +26,46 @@ pub fn serve(exports: Exports) -> Serve {
     })
 }
 
-/// How to reach one export.
+/// Address and parameters of one export.
 #[derive(Clone, Debug)]
 pub struct NbdEndpoint {
-    /// Where the target listens.
+    /// The server's address.
     pub address: Address,
-    /// The export's name; empty for the default.
+    /// The export's name; empty for the default export.
     pub export: String,
-    /// Connections of each channel, if the target lets several be used together.
+    /// Connections of each channel, if the server permits several (NBD_FLAG_CAN_MULTI_CONN).
     pub connections: u32,
-    /// How long to try again when the connection is lost, before I/O fails.
+    /// How long to reconnect before I/O fails.
     pub reconnect_timeout: Duration,
-    /// How long an answer may take before the connection counts as lost, as [`Paths::timeout`].
+    /// How long a reply may take before the connection counts as lost, as [`Paths::timeout`].
     pub timeout: Option<Duration>,
 }
 
 /// Why an export cannot be reached.
 pub type NbdConnectError = blocking::BlockingConnectError<NbdRefused>;
 
-/// Reaches the export for I/O: logs in once to learn what it is like.
+/// Connects to the export for I/O; connects once to query it.
 ///
 /// # Errors
-/// If the target cannot be reached or does not have the export.
+/// If the server cannot be reached or does not have the export.
 pub fn connect(endpoint: NbdEndpoint) -> Result<RemoteVolume<NbdDialer>, NbdConnectError> {
     let session = ask(&endpoint.address, &endpoint.export, Mode::Info)?;
     let silent = || NbdConnectError::silent(&endpoint.address);
     let (export, info) = session.export().zip(session.volume_info()).ok_or_else(silent)?;
     let rest = export.size.saturating_sub(info.size);
     if rest > 0 {
-        // No request can reach them ("Size constraints").
+        // No request can reach the bytes after the last whole block ("Size constraints").
         let (address, block) = (&endpoint.address, info.logical_block);
         warn!("{address}: its last {rest} bytes are no whole block of {block} bytes and are left out");
     }
     let connections = if info.shared_flush { endpoint.connections } else { 1 };
-    let patience = endpoint.reconnect_timeout;
+    let timeout = endpoint.reconnect_timeout;
     let paths = Paths { timeout: endpoint.timeout, ..Paths::to(&endpoint.address) };
     let dialer = NbdDialer { endpoint, paths, first: info.clone() };
-    Ok(RemoteVolume::new(dialer, info, connections, patience))
+    Ok(RemoteVolume::new(dialer, info, connections, timeout))
 }
 
-/// Describes one export.
+/// Queries the description of one export.
 ///
 /// # Errors
 /// As for [`connect`].
@@ -74,16 +74,16 @@ pub fn describe(address: &Address, export: &str) -> Result<ExportInfo, NbdConnec
     session.export().cloned().ok_or_else(|| NbdConnectError::silent(address))
 }
 
-/// Lists the exports of a server, and how many more it has than we keep.
+/// Lists the exports of a server, and how many more there are than the list holds.
 ///
 /// # Errors
-/// If the server cannot be reached or does not tell.
+/// If the server cannot be reached or refuses to list.
 pub fn list(address: &Address) -> Result<(Vec<ListedExport>, u64), NbdConnectError> {
     let session = ask(address, "", Mode::List)?;
     Ok((session.exports().to_vec(), session.exports_left_out()))
 }
 
-/// One log-in from start to end.
+/// Runs one handshake.
 fn ask(address: &Address, export: &str, mode: Mode) -> Result<InitiatorSession, NbdConnectError> {
     let config = Config { export: export.to_owned(), mode, features: Features::default() };
     let mut session = InitiatorSession::new(config, Pool::new(LOG_IN_POOL), Instant::now());
@@ -99,7 +99,7 @@ fn ask(address: &Address, export: &str, mode: Mode) -> Result<InitiatorSession, 
 pub struct NbdDialer {
     endpoint: NbdEndpoint,
     paths: Paths,
-    /// As the export was when the volume was opened.
+    /// The export as it was when the volume was opened.
     first: VolumeInfo,
 }
 
@@ -128,5 +128,5 @@ impl Dialer for NbdDialer {
 }
 
 const LOG_IN_TIMEOUT: Duration = Duration::from_secs(10);
-/// A log-in has no payload to speak of.
+/// Pool of a handshake, in bytes.
 const LOG_IN_POOL: usize = 4 << 20;

@@ -1,9 +1,7 @@
-//! Networks apart from the machine's own (`network_namespaces(7)`): for measuring and testing over
-//! interfaces that nobody else uses.
+//! Network namespaces (`network_namespaces(7)`) for measuring and testing over private interfaces.
 //!
-//! Such a network has no name. It lives for as long as somebody holds its descriptor or a thread is
-//! in it, so that it and the interfaces in it are gone with the process, however that ends: nothing
-//! is left to be cleaned up.
+//! A namespace has no name. It exists as long as its descriptor is open or a thread is in it, so
+//! that it and its interfaces disappear with the process, however that ends.
 
 use crate::sys;
 use std::fs::File;
@@ -12,12 +10,12 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// A network; a clone is the same.
+/// A network namespace; a clone is another handle to it.
 #[derive(Clone, Debug)]
 pub struct Network(Arc<OwnedFd>);
 
 impl Network {
-    /// Makes one. The calling thread stays where it is.
+    /// Creates a namespace. The calling thread stays in its own.
     ///
     /// # Errors
     /// `PermissionDenied` without `CAP_SYS_ADMIN`.
@@ -29,8 +27,8 @@ impl Network {
         Ok(Network(Arc::new(made.into())))
     }
 
-    /// Puts the calling thread into it for good. Sockets belong to the network that they are made
-    /// in, and threads and programs begin in that of the thread that starts them.
+    /// Moves the calling thread into the namespace for good. A socket belongs to the namespace in
+    /// which it is created; new threads and programs inherit that of the thread that starts them.
     ///
     /// # Errors
     /// As `setns(2)`.
@@ -38,15 +36,15 @@ impl Network {
         sys::enter_network(&self.0)
     }
 
-    /// Runs something in it, on a thread of its own, while the caller waits.
+    /// Runs `work` in the namespace, on a thread of its own, while the caller waits.
     ///
     /// # Errors
-    /// If it cannot be entered.
+    /// If the namespace cannot be entered.
     pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> io::Result<T> {
         on_a_thread(|| self.enter().map(|()| work()))?
     }
 
-    /// By which programs find it, for as long as it is held here.
+    /// A path for other programs to enter the namespace, valid while this handle exists.
     #[must_use]
     pub fn path(&self) -> PathBuf {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd()).into()
@@ -80,7 +78,7 @@ mod tests {
         assert_ne!(there, here);
         assert_eq!(std::fs::read_link(network.path()).unwrap(), there);
         assert_eq!(own(), here);
-        // Its loopback interface is down.
+        // A new namespace's loopback interface is down.
         let listened = network.within(|| {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
             std::net::TcpStream::connect(listener.local_addr()?)

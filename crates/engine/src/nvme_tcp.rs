@@ -1,9 +1,9 @@
-//! NVMe/TCP over real sockets: serving subsystems.
+//! NVMe/TCP and NVMe/RDMA on sockets: serving subsystems, both at the same ports.
 //!
-//! Reaching one belongs here, too, beside [`serve`]: `connect`, `describe` and `list`, as NBD has
-//! them.
+//! The initiator is in [`crate::initiator::nvme`].
 
 use crate::listener::Serve;
+use crate::rdma::{self, PortSession, Setup};
 use crate::reactor::cross_thread_waker;
 use crate::secure::Secure;
 use crate::sys;
@@ -12,6 +12,7 @@ use blockmux_proto::exports::Exports;
 use blockmux_proto::fabrics::controller::node::{NvmeNode, SecureChannel};
 use blockmux_proto::fabrics::controller::unconnected::MAX_UNCONNECTED;
 use blockmux_proto::nvme::auth::psk::{PskHash, TlsPsk};
+use blockmux_proto::nvme_rdma::server::TargetSession as RdmaTargetSession;
 use blockmux_proto::nvme_tcp::server::TargetSession;
 use blockmux_tls::{Hash, Lookup, Psk};
 use blockmux_volume::Core;
@@ -19,9 +20,9 @@ use std::sync::Arc;
 use std::time::Instant;
 use tracing::warn;
 
-/// Serves the node's subsystems to each connection that is accepted at the port of this identifier.
-/// Their namespaces lead to places in `exports`. The connections of one controller may be on
-/// different cores. With `ktls` the kernel makes the records of TLS where it can.
+/// Serves the node's subsystems to connections accepted at port `port`. Their namespaces map to
+/// indices of `exports`. The connections of one controller may be on different cores. With `ktls`,
+/// the kernel makes the TLS records where possible.
 #[must_use]
 pub fn serve(node: &Arc<NvmeNode>, port: u16, exports: &Exports, ktls: bool) -> Serve {
     let (node, exports) = (node.clone(), exports.clone());
@@ -33,9 +34,9 @@ pub fn serve(node: &Arc<NvmeNode>, port: u16, exports: &Exports, ktls: bool) -> 
             let peer = stream.peer();
             warn!(peer, "{MAX_UNCONNECTED} others have no queue yet; one of those from one address is cut");
         }
-        let seed = match sys::random_bytes() {
-            Ok(seed) => seed,
-            Err(error) => {
+        let (seed, region_seed) = match (sys::random_bytes(), sys::random_bytes()) {
+            (Ok(seed), Ok(region_seed)) => (seed, region_seed),
+            (Err(error), _) | (_, Err(error)) => {
                 warn!(peer = stream.peer(), "refused: no random numbers for its challenges: {error}");
                 return;
             }
@@ -50,6 +51,14 @@ pub fn serve(node: &Arc<NvmeNode>, port: u16, exports: &Exports, ktls: bool) -> 
                 Box::new(move |waker| cross_thread_waker(&core, waker))
             });
         let session = if stream.paces_here() { session.asking_for_at_most(ASKED_OF_PACED) } else { session };
+        let setup = Setup {
+            pool: pool.clone(),
+            seed: region_seed,
+            segment_len: stream.segment_len(),
+            now: core.now(),
+        };
+        let accept = |session| rdma::accept(RdmaTargetSession::instead_of(session), setup);
+        let session = PortSession::new(session, Box::new(accept), 0);
         let secure = match node.secure_channel() {
             SecureChannel::None => None,
             SecureChannel::NotRequired => Some(Secure::if_asked(lookup.clone())),
@@ -61,11 +70,11 @@ pub fn serve(node: &Arc<NvmeNode>, port: u16, exports: &Exports, ktls: bool) -> 
     })
 }
 
-/// Within this machine a host that paces is slower with more data to send than that, in bytes; see
-/// decision 36.
+/// On loopback, a host with a pacing congestion control is slower with more data in flight, in
+/// bytes; see decision 36.
 const ASKED_OF_PACED: usize = 640 << 10;
 
-/// A key as TLS has it.
+/// Converts a key to its TLS form.
 pub(crate) fn tls_key(key: &TlsPsk) -> Psk {
     let hash = match key.hash {
         PskHash::Sha256 => Hash::Sha256,

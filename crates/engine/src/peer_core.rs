@@ -1,4 +1,4 @@
-//! A core as the channels of one peer see it: what they take from the pool is charged to the peer.
+//! A core as the channels of one peer see it: memory is charged to the peer's account.
 
 use crate::host::Host;
 use blockmux_volume::{Core, Pool, Waker};

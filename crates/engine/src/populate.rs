@@ -1,9 +1,9 @@
-//! Faults in the memory of RAM volumes ahead of their use, so that no serving core waits for the
-//! system's zeroing of it.
+//! Faults in the memory of RAM volumes before use, so that no serving core waits while the kernel
+//! zeroes pages.
 //!
-//! [`populate_at_once`] works before anybody uses the volume, in huge pages. What it leaves is for
-//! [`populate_behind`]: in small pages, by threads of idle priority, for a serving core may fault
-//! in what lies beside, and a huge page takes milliseconds. See decision 35.
+//! [`populate_at_once`] works before the volume is used, in huge pages. The rest is left to
+//! [`populate_behind`]: in small pages, by threads of idle priority. A serving core may have to
+//! wait for a fault next to its own, and zeroing a huge page takes milliseconds. See decision 35.
 
 use crate::sys;
 use blockmux_volume::Pages;
@@ -15,11 +15,11 @@ use std::thread;
 use std::time::Instant;
 use tracing::debug;
 
-/// Populates the first `len` bytes until `end`, with a thread for each CPU, and has later faults
-/// bring in small pages. Answers how many bytes it got done.
+/// Populates the first `len` bytes until `end`, with one thread for each CPU, then makes later
+/// faults use small pages. Returns the number of bytes populated.
 ///
 /// # Panics
-/// If there are fewer bytes.
+/// If `pages` has fewer than `len` bytes.
 pub fn populate_at_once(pages: &Pages, len: usize, end: Option<Instant>) -> usize {
     let next = AtomicUsize::new(0);
     let work = || {
@@ -44,8 +44,8 @@ pub fn populate_at_once(pages: &Pages, len: usize, end: Option<Instant>) -> usiz
     next.into_inner().min(len)
 }
 
-/// Populates `from..to` in the background, after what was asked for before; ends early when the
-/// pages are dropped. Each thread that it starts calls `on_start` first.
+/// Populates `from..to` in the background, after earlier calls; ends early when the pages are
+/// dropped. Each thread calls `on_start` first.
 pub fn populate_behind(pages: &Arc<Pages>, from: usize, to: usize, on_start: fn()) {
     if from >= to {
         return;
@@ -64,7 +64,7 @@ pub fn populate_behind(pages: &Arc<Pages>, from: usize, to: usize, on_start: fn(
     }
 }
 
-/// How many bytes of memory are still to be populated in the background.
+/// Bytes that are still to be populated in the background.
 #[must_use]
 pub fn pending_bytes() -> u64 {
     queue().jobs.iter().map(|job| (job.end - job.next) as u64).sum()
@@ -95,7 +95,7 @@ fn work_behind(on_start: fn()) {
     }
 }
 
-/// The next thing to do; the calling thread has to end if there is none.
+/// The next piece of work; if there is none, the calling thread must end.
 fn next_chunk() -> Option<(Arc<Pages>, usize, usize)> {
     let mut queue = queue();
     while let Some(job) = queue.jobs.front_mut() {
@@ -115,9 +115,9 @@ fn threads() -> usize {
 }
 
 static QUEUE: Mutex<PopulateQueue> = Mutex::new(PopulateQueue { jobs: VecDeque::new(), threads: 0 });
-/// Bytes that a thread takes at a time: one huge page.
+/// Bytes populated at a time: one huge page.
 const CHUNK: usize = 2 << 20;
-/// More of them wait for each other in the system's allocator.
+/// More threads would contend in the kernel's allocator.
 const MOST_THREADS: usize = 16;
 
 #[cfg(test)]
@@ -128,7 +128,7 @@ mod tests {
 
     const LEN: usize = 9 << 20;
 
-    /// How many bytes of the mapping that holds `address` are in memory.
+    /// Resident bytes of the mapping that contains `address`.
     fn resident(address: usize) -> usize {
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let mut is_here = false;

@@ -1,8 +1,8 @@
-//! Queue pairs for any protocol: how a connection gets one, on both sides, and of which provider.
+//! Queue pairs for any protocol, on both sides of a connection.
 //!
-//! A session says what it needs of its queue pair, its private data included ([`Endpoint`]); here a
-//! provider is set up with that. Software iWARP is the only one yet. It runs over a byte stream, so
-//! that the engine's stream tasks drive it (decision 51).
+//! A session specifies its queue pair, including its private data ([`Endpoint`]); this module sets
+//! up a provider accordingly. Software iWARP is the only provider so far. It runs over a byte
+//! stream, so the engine's stream tasks drive it (decision 51).
 
 mod port;
 
@@ -13,15 +13,15 @@ use blockmux_volume::Pool;
 pub(crate) use port::PortSession;
 use std::time::Instant;
 
-/// What every queue pair is made with.
+/// Parameters of every queue pair.
 pub(crate) struct Setup {
-    /// The core's.
+    /// The core's pool.
     pub(crate) pool: Pool,
-    /// For the names of memory: random, and no other session has it.
+    /// Seed of memory region keys: random and unique.
     pub(crate) seed: Seed,
-    /// How many bytes the segments of its stream have, where that is known.
+    /// Maximum segment size of the stream in bytes, if known.
     pub(crate) segment_len: Option<usize>,
-    /// Now.
+    /// The current time.
     pub(crate) now: Instant,
 }
 
@@ -31,20 +31,20 @@ impl Setup {
     }
 }
 
-/// Accepts a connection that asks for a queue pair.
+/// Accepts a connection that requests a queue pair.
 pub(crate) fn accept<S: RdmaSession>(session: S, setup: Setup) -> Driven<Iwarp, S> {
     let config = setup.config(Config::default());
     let queue_pair = Iwarp::passive(&session.endpoint(), config, setup.pool, setup.seed, setup.now);
     Driven::new(session, queue_pair, setup.now)
 }
 
-/// Connects by software iWARP, over TCP.
+/// The software iWARP transport over TCP.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OverIwarp {
-    /// Whether its frames are to have CRCs; the target may want them too.
+    /// Whether to request CRCs on FPDUs; the peer may require them, too.
     pub has_crc: bool,
-    /// Whether connections begin by RFC 5044 alone. Without it that is tried where a target does
-    /// not know RFC 6581.
+    /// Whether to connect by RFC 5044 alone. Otherwise that is tried only if the target does not
+    /// support RFC 6581.
     pub is_plain: bool,
 }
 
@@ -53,7 +53,7 @@ impl OverIwarp {
         Config { has_crc: self.has_crc, is_enhanced: !self.is_plain, ..Config::default() }
     }
 
-    /// The oldest way to connect, for a target that knows no other; `None`: this is it.
+    /// The oldest variant of connecting, for targets that support no other; `None`: this is it.
     pub(crate) fn older(self) -> Option<OverIwarp> {
         (!self.is_plain).then_some(OverIwarp { is_plain: true, ..self })
     }
@@ -63,20 +63,20 @@ impl OverIwarp {
         Iwarp::active(endpoint, config, setup.pool, setup.seed, setup.now)
     }
 
-    /// A session of one connection.
+    /// Connects a session of one connection.
     pub(crate) fn connect<S: RdmaSession>(self, session: S, setup: Setup) -> Driven<Iwarp, S> {
         let now = setup.now;
         let queue_pair = self.queue_pair(&session.endpoint(), setup);
         Driven::new(session, queue_pair, now)
     }
 
-    /// A session that may have several connections, each with a queue pair of its own.
+    /// Connects a session of several connections, each with its own queue pair.
     pub(crate) fn connect_several<S: RdmaConnections>(self, session: S, setup: Setup) -> Driven<Iwarp, S> {
         let (first_seed, pool, mut count) = (setup.seed, setup.pool.clone(), 0_u64);
         let further = move |first: &Iwarp, endpoint: &Endpoint, now| {
             let config = Config { mss: first.mss(), ..self.config() };
-            // Of the seeds of sessions, the first eight bytes differ; of their connections, the
-            // last.
+            // Sessions' seeds differ in the first eight bytes; those of a session's connections in
+            // the last.
             count += 1;
             let (mut seed, count) = (first_seed, count.to_be_bytes());
             seed.iter_mut().rev().zip(count.iter().rev()).for_each(|(byte, add)| *byte ^= add);

@@ -1,12 +1,11 @@
-//! One core's io_uring: who submitted what, and who is told when it is done.
+//! One core's io_uring, and the owners of its entries.
 //!
-//! A [`Completer`] registers once and is told the result of each of its entries by the token that
-//! it chose. The ring keeps it alive, and so whatever memory it holds for the kernel, until its
-//! last entry has completed: dropping the [`Registration`] with I/O in flight is safe, the
-//! completer is only forgotten later.
+//! A [`Completer`] registers once and gets the result of each of its entries by a token of its
+//! choice. The ring owns the completer, and so the memory that the kernel may access, until its
+//! last entry has completed: dropping the [`Registration`] with I/O in flight is safe.
 //!
-//! The floor is Linux 5.15; what newer kernels do better (one issuer, deferred task work) is tried
-//! first.
+//! Linux 5.15 is the minimum; features of newer kernels (single issuer, deferred task work) are
+//! tried first.
 #![expect(unsafe_code, reason = "submission queue entries carry addresses that the kernel will use")]
 
 use io_uring::{IoUring, squeue, types};
@@ -16,11 +15,10 @@ use std::os::fd::RawFd;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Is told what became of its entries, on the core's own thread.
+/// Receives the results of its entries, on the core's own thread.
 pub trait Completer {
-    /// The entry submitted with `token` is done: `result` as the system call would return it,
-    /// errors negative. Tokens that the completer did not choose are to be ignored: cancellations
-    /// have one, too.
+    /// The entry submitted with `token` has completed: `result` is that of the system call, errors
+    /// negative. Unknown tokens are to be ignored: cancellations have one, too.
     fn complete(&self, token: u32, result: i32);
 }
 
@@ -28,31 +26,31 @@ pub trait Completer {
 pub struct Ring {
     uring: RefCell<IoUring>,
     owners: RefCell<Vec<Option<Owner>>>,
-    /// Finished entries on the way from the queue to their owners; kept for its memory.
+    /// Completed entries on the way to their owners; empty otherwise, reused to avoid allocation.
     reaped: Cell<Vec<(u64, i32)>>,
-    /// Entries whose memory the kernel may use until they complete: file I/O, but not readiness of
-    /// a socket.
+    /// Entries whose memory the kernel may access until they complete: file I/O, but not socket
+    /// polls.
     in_flight_io: Cell<u32>,
 }
 
 struct Owner {
     completer: Rc<dyn Completer>,
     in_flight: u32,
-    /// The registration is gone: forget the owner with its last entry.
+    /// The registration was dropped: remove the owner with its last entry.
     closed: bool,
 }
 
-/// A completer's place in a ring.
+/// A completer's registration with a ring.
 pub struct Registration {
     ring: Rc<Ring>,
     index: u32,
 }
 
 impl Ring {
-    /// A ring of its own for the calling thread, which alone may use it.
+    /// A new ring for the calling thread, which alone may use it.
     ///
     /// # Errors
-    /// If the kernel has no io_uring or forbids it.
+    /// If the kernel lacks io_uring or forbids it.
     pub fn new() -> io::Result<Rc<Ring>> {
         let uring = build()?;
         Ok(Rc::new(Ring {
@@ -75,7 +73,7 @@ impl Ring {
         Registration { ring: self.clone(), index: index as u32 }
     }
 
-    /// Hands finished entries to their owners; returns how many there were.
+    /// Passes completed entries to their owners; returns their number.
     #[inline]
     pub fn reap(&self) -> usize {
         let mut reaped = self.reaped.take();
@@ -96,11 +94,11 @@ impl Ring {
         count
     }
 
-    /// Hands what was pushed to the kernel and runs the kernel's deferred work, without waiting.
-    /// Costs a system call only if there is something to do.
+    /// Submits pushed entries and runs the kernel's deferred work, without waiting. Costs a system
+    /// call only if there is something to do.
     ///
     /// # Errors
-    /// If the ring is broken.
+    /// If the ring fails.
     #[inline]
     pub fn submit(&self) -> io::Result<()> {
         let mut uring = self.uring.borrow_mut();
@@ -115,11 +113,10 @@ impl Ring {
         enter(&uring, pending as u32)
     }
 
-    /// Hands what was pushed to the kernel and sleeps until something is finished or the time is
-    /// up.
+    /// Submits pushed entries and sleeps until a completion or the timeout.
     ///
     /// # Errors
-    /// If the ring is broken.
+    /// If the ring fails.
     pub fn submit_and_wait(&self, timeout: Option<Duration>) -> io::Result<()> {
         let uring = self.uring.borrow();
         let result = match timeout {
@@ -136,7 +133,7 @@ impl Ring {
         }
     }
 
-    /// Whether the kernel may still use what completers hold.
+    /// Whether the kernel may still access memory of completers.
     fn has_io_in_flight(&self) -> bool {
         self.in_flight_io.get() > 0
     }
@@ -161,7 +158,7 @@ impl Ring {
 }
 
 impl Registration {
-    /// Asks to be told once, as `token`, when `fd` has one of `events` (`POLLIN`, `POLLOUT`).
+    /// Polls `fd` once for `events` (`POLLIN`, `POLLOUT`); completes as `token`.
     pub fn poll_once(&self, fd: RawFd, events: u32, token: u32) {
         let entry = io_uring::opcode::PollAdd::new(types::Fd(fd), events).build();
         // SAFETY: the entry holds no address. A descriptor closed meanwhile is the caller's loss
@@ -169,7 +166,7 @@ impl Registration {
         unsafe { self.push_as(entry, token, false) }
     }
 
-    /// Withdraws `poll_once`: its completion comes now, with or without an event.
+    /// Cancels `poll_once`, which then completes with or without an event.
     pub fn cancel_poll(&self, token: u32) {
         let target = pack(self.index, false, token);
         let entry = io_uring::opcode::PollRemove::new(target).build();
@@ -177,19 +174,18 @@ impl Registration {
         unsafe { self.push_as(entry, CANCEL_TOKEN, false) }
     }
 
-    /// Submits I/O with the next `submit` or `submit_and_wait`.
+    /// Pushes I/O, which the next `submit` or `submit_and_wait` submits.
     ///
     /// # Safety
     /// Memory and descriptors that `entry` names must stay valid until the completer is told of
-    /// `token`. As the ring keeps the completer until then, what the completer owns does.
+    /// `token`. What the completer owns stays valid that long, because the ring owns the completer.
     #[inline]
     pub unsafe fn push(&self, entry: squeue::Entry, token: u32) {
         // SAFETY: as the caller promised.
         unsafe { self.push_as(entry, token, true) }
     }
 
-    /// Asks for an early end of the I/O submitted as `token`; best effort, and its completion comes
-    /// all the same.
+    /// Cancels the I/O submitted as `token`, best effort; it completes in any case.
     pub fn cancel(&self, token: u32) {
         let target = pack(self.index, true, token);
         let entry = io_uring::opcode::AsyncCancel::new(target).build();
@@ -213,7 +209,7 @@ impl Registration {
             if unsafe { uring.submission().push(&entry) }.is_ok() {
                 return;
             }
-            // The queue is full: the kernel takes all of it at once.
+            // The queue is full: submitting empties it.
             let pending = uring.submission().len();
             if let Err(error) = enter(&uring, pending as u32) {
                 panic!("io_uring took no more entries: {error}");
@@ -223,15 +219,15 @@ impl Registration {
 }
 
 impl Drop for Ring {
-    /// Waits for I/O in flight: the kernel may use the completers' memory until then. No
-    /// registration is left, so nothing new comes.
+    /// Waits for I/O in flight, because the kernel may access the completers' memory until then. No
+    /// registration is left, so nothing new is pushed.
     fn drop(&mut self) {
         while self.has_io_in_flight() && self.submit_and_wait(None).is_ok() {
             self.reap();
         }
         if self.has_io_in_flight() {
-            // A ring that broke tells no end: rather lose the memory than have the kernel write to
-            // what is freed.
+            // A failed ring reports no completions: leak the memory, since the kernel may still
+            // write to it.
             std::mem::forget(self.owners.take());
         }
     }
@@ -250,7 +246,7 @@ impl Drop for Registration {
                 _ => slot.take(),
             }
         };
-        // Dropped only now: the completer may itself hold registrations.
+        // Dropped only now: the completer may itself own registrations.
         drop(forgotten);
     }
 }
@@ -283,8 +279,7 @@ fn enter(uring: &IoUring, pending: u32) -> io::Result<()> {
     }
 }
 
-/// Timed out, interrupted, or the completion queue must be emptied first: the loop comes round
-/// again.
+/// Timeout, interruption, or a full completion queue: the loop tries again.
 fn is_transient(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN))
 }
@@ -297,11 +292,10 @@ fn unpack(user_data: u64) -> (u32, bool, u32) {
     ((user_data >> 33) as u32, user_data >> 32 & 1 == 1, user_data as u32)
 }
 
-/// Token of a cancellation itself, which no completer needs to know; each ignores tokens that it
-/// did not choose.
+/// Token of a cancellation itself, which every completer ignores.
 const CANCEL_TOKEN: u32 = u32::MAX;
 
-/// Entries between two system calls; more are submitted in between.
+/// Entries between two system calls; if there are more, they are submitted in between.
 const SQ_ENTRIES: u32 = 256;
 /// Entries in flight without the kernel's slower overflow list.
 const CQ_ENTRIES: u32 = 8192;

@@ -4,23 +4,20 @@
 //!   socket ──▶ incoming ──Tls──▶ the connection's chunk ──▶ session
 //!   socket ◀── outgoing ◀─Tls─── scratch ◀───────────────── the session's outbox
 //! ```
-//! A connection without it has nothing of this, and takes the same way as ever. With it, a
-//! session's bytes stay in its outbox until the records that they are in are sent: whoever waits
-//! for an empty outbox waits for the socket. Memory that a session lends is copied before it is
-//! encrypted, because it may change meanwhile.
+//! A plaintext connection has no such state. With TLS, a session's bytes stay in its outbox until
+//! their records are sent, so an empty outbox means that the socket has taken everything. Memory
+//! borrowed from a session is copied before it is encrypted, because it may change meanwhile.
 //!
-//! Whether a peer comes by TLS its first byte tells, where both may be: a record of a handshake
-//! begins with 16h, and no protocol that is served so begins with that. NVMe/TCP's begins with 00h,
-//! the type of ICReq.
+//! If TLS is optional, the peer's first byte decides: a handshake record begins with 16h, which no
+//! protocol served like that begins with (NVMe/TCP begins with 00h, the type of ICReq).
 //!
-//! Where the system's kernel can make and open records (kTLS), it is given the keys as soon as the
-//! handshake is done and both directions are at a border between records (`kernel`). From then on
-//! plain bytes go to the socket and come from it as without TLS, and nothing here is in their way.
-//! For that, no more than the rest of one record is received at a time until then (`border`). Where
-//! the kernel cannot, the library goes on.
+//! If the kernel supports kTLS, it gets the keys as soon as the handshake is complete and both
+//! directions are at a record boundary (`kernel`). From then on plaintext is sent to and received
+//! from the socket directly. Until then, at most the rest of one record is received at a time
+//! (`border`). If the kernel cannot, the library goes on.
 //!
-//! Time is the session's to bound: until the handshake is done it hears nothing, and its own
-//! patience runs.
+//! Timeouts are the session's: until the handshake is complete it receives nothing while its own
+//! timeout runs.
 
 mod border;
 mod kernel;
@@ -35,49 +32,48 @@ use kernel::{ByKernel, HandedOver};
 use std::io;
 use tracing::debug;
 
-/// What secures one connection.
+/// TLS state of one connection.
 pub struct Secure {
     stage: Stage,
-    /// Records that have come, while there are any.
+    /// Received records, while there are any.
     incoming: Option<Chunk>,
     /// Records to be sent.
     outgoing: Outbox,
-    /// Bytes at the front of the session's outbox that are in `outgoing`.
+    /// Bytes at the front of the session's outbox that are encrypted in `outgoing`.
     covered: usize,
-    /// Where they are copied to.
+    /// Plaintext copied from the outbox, to be encrypted.
     scratch: Vec<u8>,
-    /// The session has been told.
-    is_told: bool,
-    /// The kernel is to be given the keys, if it takes them.
+    /// The session was notified that TLS is established.
+    is_reported: bool,
+    /// Keys are to be passed to the kernel, if it takes them.
     wants_kernel: bool,
-    /// The kernel has TLS for this socket, and no keys yet.
+    /// kTLS is attached to the socket, without keys yet.
     is_attached: bool,
-    /// Where the records that have come end, while the kernel is to go on after one of them.
+    /// Record boundaries of the input, tracked while the kernel is to take over at one.
     border: Border,
 }
 
 enum Stage {
-    /// The peer's first byte has not come.
+    /// The peer's first byte was not received.
     Unknown {
         lookup: Lookup,
         may_be_plain: bool,
     },
     Tls(Box<Tls>),
-    /// The records are the kernel's.
+    /// The kernel makes and decrypts the records.
     Kernel(Box<ByKernel>),
 }
 
-/// What came of receiving.
+/// Result of receiving.
 pub(crate) enum Received {
-    /// So many plain bytes; 0 at the end of the stream.
+    /// Number of plaintext bytes; 0 at the end of the stream.
     Bytes(usize),
-    /// The peer comes without TLS, and may: what it has sent is in the chunk, and nothing is
-    /// secured.
+    /// The peer does not use TLS, which is permitted: its bytes are in the chunk.
     Plain,
 }
 
 impl Secure {
-    /// For a connection to a server, with the keys that it may know, the best first.
+    /// For a connection to a server, with the PSKs that it may know, the best first.
     ///
     /// # Errors
     /// If the keys cannot be used.
@@ -85,13 +81,13 @@ impl Secure {
         Ok(Secure::new(Stage::Tls(Box::new(Tls::client(keys)?))))
     }
 
-    /// For a client's connection, which has to be secured.
+    /// For a client's connection, which must use TLS.
     #[must_use]
     pub fn server(lookup: Lookup) -> Secure {
         Secure::new(Stage::Unknown { lookup, may_be_plain: false })
     }
 
-    /// For a client's connection, which may be secured.
+    /// For a client's connection, which may use TLS.
     #[must_use]
     pub fn if_asked(lookup: Lookup) -> Secure {
         Secure::new(Stage::Unknown { lookup, may_be_plain: true })
@@ -105,32 +101,32 @@ impl Secure {
             outgoing,
             covered: 0,
             scratch: Vec::new(),
-            is_told: false,
+            is_reported: false,
             wants_kernel: true,
             is_attached: false,
             border: Border::default(),
         }
     }
 
-    /// Whether the kernel makes the records where it can; else the library makes all of them.
+    /// Whether the kernel makes the records where possible; else the library does.
     #[must_use]
     pub fn by_kernel(self, is_wanted: bool) -> Secure {
         Secure { wants_kernel: is_wanted, ..self }
     }
 
-    /// The identity of the key, once: when the handshake is done.
+    /// Returns the PSK identity once, after the handshake.
     pub(crate) fn take_identity(&mut self) -> Option<&[u8]> {
         match &self.stage {
-            Stage::Tls(tls) if tls.is_open() && !self.is_told => {
-                self.is_told = true;
+            Stage::Tls(tls) if tls.is_open() && !self.is_reported => {
+                self.is_reported = true;
                 Some(tls.identity())
             }
             _ => None,
         }
     }
 
-    /// Gives plain bytes to the chunk's spare part, which has room, receiving at most once; during
-    /// the handshake, a few records.
+    /// Adds plaintext to the chunk's spare part, which has room, receiving at most once; during the
+    /// handshake, a few records.
     pub(crate) fn receive<S: ByteStream>(
         &mut self,
         stream: &mut S,
@@ -161,7 +157,7 @@ impl Secure {
             if given > 0 || self.has_ended() {
                 return Ok(Received::Bytes(given));
             }
-            // What there is to be sent may be all that keeps the kernel from going on.
+            // Unsent output may be all that keeps the kernel from taking over.
             if self.is_open() && !was_open {
                 break;
             }
@@ -169,7 +165,7 @@ impl Secure {
         Err(io::Error::from(io::ErrorKind::WouldBlock).into())
     }
 
-    /// Receives once; while the kernel is to go on, no more than to the next border.
+    /// Receives once; while the kernel is to take over, at most up to the next record boundary.
     fn receive_records<S: ByteStream>(&mut self, stream: &mut S, pool: &Pool) -> io::Result<usize> {
         let most = if self.wants_kernel { self.border.missing() } else { usize::MAX };
         let incoming = self.room_for_records(pool);
@@ -183,16 +179,16 @@ impl Secure {
         Ok(received)
     }
 
-    /// Gives the kernel the keys, if that can be now and it takes them; whether the records are the
-    /// kernel's.
+    /// Passes the keys to the kernel, if possible now; returns whether the kernel makes the
+    /// records.
     ///
     /// # Errors
-    /// If it has taken only one of the two.
+    /// If the kernel took the key of only one direction.
     pub(crate) fn hand_over<S: ByteStream>(&mut self, stream: &mut S) -> Result<bool, Broken> {
         let Stage::Tls(tls) = &mut self.stage else { return Ok(self.is_by_kernel()) };
         let is_unread = self.incoming.as_ref().is_some_and(|chunk| !chunk.unread().is_empty());
         let is_between = self.outgoing.is_empty() && self.border.is_between() && !is_unread;
-        if !self.wants_kernel || !self.is_told || !is_between || !tls.is_open() || tls.has_ended() {
+        if !self.wants_kernel || !self.is_reported || !is_between || !tls.is_open() || tls.has_ended() {
             return Ok(false);
         }
         if !self.is_attached {
@@ -219,13 +215,13 @@ impl Secure {
         }
     }
 
-    /// Whether the records are the kernel's: data goes to the socket and comes from it as it is.
+    /// Whether the kernel makes the records, so that the socket carries plaintext.
     #[inline]
     pub(crate) fn is_by_kernel(&self) -> bool {
         matches!(self.stage, Stage::Kernel(_))
     }
 
-    /// Before data is sent by the kernel: sends what is due before.
+    /// Sends what must precede data that is sent through kTLS, such as a KeyUpdate.
     ///
     /// # Errors
     /// If there is no room, or the connection cannot go on.
@@ -237,7 +233,7 @@ impl Secure {
         }
     }
 
-    /// So many bytes of data were sent by the kernel.
+    /// Counts bytes of data sent through kTLS.
     #[inline]
     pub(crate) fn on_sent(&mut self, bytes: usize) {
         if let Stage::Kernel(kernel) = &mut self.stage {
@@ -245,11 +241,11 @@ impl Secure {
         }
     }
 
-    /// Receiving data has failed: it may be that the next record has none. Whether the peer sends
-    /// nothing any more.
+    /// Handles a failed receive, which may mean that the next record is not data. Returns whether
+    /// the peer has ended its output.
     ///
     /// # Errors
-    /// If it has failed.
+    /// If receiving has really failed.
     #[cold]
     pub(crate) fn on_receive_error<S: ByteStream>(
         &mut self,
@@ -262,7 +258,7 @@ impl Secure {
         }
     }
 
-    /// Says that nothing more will be sent, as far as that goes (RFC 8446 §6.1).
+    /// Sends close_notify, best effort (RFC 8446 §6.1).
     pub(crate) fn close<S: ByteStream>(&mut self, stream: &mut S) {
         match &mut self.stage {
             Stage::Unknown { .. } => {}
@@ -278,7 +274,7 @@ impl Secure {
         }
     }
 
-    /// Takes bytes that somebody else has received; none: a client begins so.
+    /// Processes received bytes; called with none to start a client's handshake.
     pub(crate) fn take(&mut self, bytes: &[u8], chunk: &mut Chunk) -> Result<usize, TlsError> {
         let Stage::Tls(tls) = &mut self.stage else { return Ok(0) };
         let result = tls.receive(bytes, chunk.spare());
@@ -289,7 +285,7 @@ impl Secure {
         Ok(moved.taken)
     }
 
-    /// Encrypts what it can of the session's outbox, if nothing is on its way.
+    /// Encrypts as much of the session's outbox as possible, if no records wait to be sent.
     pub(crate) fn cover(&mut self, outbox: &Outbox) -> Result<(), TlsError> {
         let Stage::Tls(tls) = &mut self.stage else { return Ok(()) };
         if !tls.is_open() || !self.outgoing.is_empty() || self.covered > 0 || outbox.is_empty() {
@@ -317,24 +313,24 @@ impl Secure {
         Ok(())
     }
 
-    /// Records to be sent. When they are, [`Secure::sent`] has to be told.
+    /// Records to be sent. Call [`Secure::sent`] after sending.
     pub(crate) fn outgoing(&mut self) -> &mut Outbox {
         &mut self.outgoing
     }
 
-    /// Takes out of the session's outbox what is sent whole.
+    /// Removes from the session's outbox what was sent completely.
     pub(crate) fn sent(&mut self, outbox: &mut Outbox) {
         if self.outgoing.is_empty() {
             outbox.consume(std::mem::take(&mut self.covered));
         }
     }
 
-    /// Whether something is to be sent that can be.
+    /// Whether there is output that can be sent.
     pub(crate) fn wants_output(&self, outbox: &Outbox) -> bool {
         !self.outgoing.is_empty() || (self.is_open() && !outbox.is_empty())
     }
 
-    /// Gives back what an idle connection does not need.
+    /// Frees buffers that an idle connection does not need.
     pub(crate) fn shrink(&mut self) {
         if self.incoming.as_ref().is_some_and(Chunk::is_idle) {
             self.incoming = None;
@@ -348,17 +344,17 @@ impl Secure {
         }
     }
 
-    /// Whether the handshake is done.
+    /// Whether the handshake is complete.
     pub(crate) fn is_open(&self) -> bool {
         matches!(&self.stage, Stage::Tls(tls) if tls.is_open())
     }
 
-    /// Whether the peer has said that it sends nothing any more.
+    /// Whether the peer has sent close_notify.
     pub(crate) fn has_ended(&self) -> bool {
         matches!(&self.stage, Stage::Tls(tls) if tls.has_ended())
     }
 
-    /// The peer has begun a handshake: what it has sent are records.
+    /// The peer has started a handshake: its bytes are records.
     fn begin(&mut self, chunk: &mut Chunk) -> Result<(), TlsError> {
         let Stage::Unknown { lookup, .. } = &self.stage else { return Ok(()) };
         let tls = Tls::server(lookup)?;
@@ -369,7 +365,7 @@ impl Secure {
         Ok(())
     }
 
-    /// Goes on with the records that are here; how many plain bytes the chunk got.
+    /// Processes received records; returns the number of plaintext bytes added to the chunk.
     fn advance(&mut self, chunk: &mut Chunk) -> Result<usize, TlsError> {
         let room = chunk.room();
         let incoming = self.incoming.take();
@@ -381,7 +377,7 @@ impl Secure {
         result.map(|_| room - chunk.room())
     }
 
-    /// A chunk for more records, in which there are none: all that had come is taken.
+    /// An empty chunk for more records, once all received ones are processed.
     fn room_for_records(&mut self, pool: &Pool) -> &mut Chunk {
         self.incoming.take_if(|chunk| chunk.room() < SMALL);
         self.incoming.get_or_insert_with(|| {
@@ -391,18 +387,17 @@ impl Secure {
     }
 }
 
-/// The content type of a handshake's records (RFC 8446 §5.1).
+/// Content type of handshake records (RFC 8446 §5.1).
 const HANDSHAKE: u8 = 0x16;
-/// Plain bytes that are encrypted at a time: four of the longest records.
+/// Plaintext encrypted at a time: four records of maximum length.
 const MOST_AT_ONCE: usize = 64 << 10;
-/// Parts of records that are received in one turn while no more than one is at a time: those of a
-/// handshake.
+/// Partial records received in one turn while at most one record is received at a time (handshake).
 const PARTS_PER_TURN: usize = 16;
-/// How much is received at a time.
+/// Bytes received at a time.
 const RECORDS: usize = 128 << 10;
-/// How much where buffers are short.
+/// Bytes received at a time when buffers are short.
 const SHORT_RECORDS: usize = 16 << 10;
-/// Where there are none left: no less than some small records.
+/// Bytes received at a time when the pool is empty: some small records.
 const SMALL: usize = 4096;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Who is logged in: the list that `blockmux ctl sessions` shows.
+//! The list of sessions that `blockmux ctl sessions` shows.
 
 use blockmux_proto::event::Login;
 use blockmux_proto::volume_state::{Meter, MeterReader, VolumeTraffic};
@@ -9,30 +9,30 @@ use std::time::SystemTime;
 #[derive(Clone, Default)]
 pub struct Sessions(Arc<Mutex<Vec<Weak<Session>>>>);
 
-/// One connection that has logged in; it leaves the list when this is dropped.
+/// One session that has logged in; dropping it removes it from the list.
 pub struct Session {
     login: Login,
     peer: String,
     since: SystemTime,
-    /// Of each volume that it uses or used.
+    /// Counters of each volume that it uses or has used.
     readers: Mutex<Vec<MeterReader>>,
 }
 
-/// What is known of one session.
+/// Description of one session.
 #[derive(Clone, Debug)]
 pub struct SessionInfo {
-    /// Who, to what, and by which protocol.
+    /// Initiator, target and protocol.
     pub login: Login,
     /// The peer's address.
     pub peer: String,
     /// When it logged in.
     pub since: SystemTime,
-    /// What it has done since; `users` is how many volumes it has used.
+    /// Its I/O counters; `users` is the number of volumes that it has used.
     pub traffic: VolumeTraffic,
 }
 
 impl Sessions {
-    /// Lists a session from now on.
+    /// Adds a session to the list.
     #[must_use]
     pub fn begin(&self, login: Login, peer: &str) -> Arc<Session> {
         let session =
@@ -46,7 +46,7 @@ impl Sessions {
         session
     }
 
-    /// Those that are there, oldest first.
+    /// All sessions, oldest first.
     #[must_use]
     pub fn list(&self) -> Vec<SessionInfo> {
         let all: Vec<_> = self.all().iter().filter_map(Weak::upgrade).collect();
@@ -59,12 +59,12 @@ impl Sessions {
 }
 
 impl Session {
-    /// What `meter` counts is this session's, too.
+    /// Adds the counters of `meter` to this session.
     pub(crate) fn add(&self, meter: &Meter) {
         self.add_reader(meter.reader());
     }
 
-    /// What these counters count is this session's, too.
+    /// Adds these counters to this session.
     pub(crate) fn add_reader(&self, reader: MeterReader) {
         self.readers.lock().unwrap_or_else(PoisonError::into_inner).push(reader);
     }

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Where a stream socket listens or connects.
+/// Address that a stream socket listens on or connects to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Address {
     /// TCP.
@@ -60,16 +60,15 @@ impl Address {
     }
 }
 
-/// A connected, or connecting, non-blocking stream socket.
+/// A non-blocking stream socket that is connected or connecting.
 pub struct Stream {
-    /// Shared with those that may cut the connection.
+    /// Shared with handles that may shut the connection down.
     socket: Arc<Socket>,
     peer: String,
 }
 
 impl Stream {
-    /// Begins to connect; [`Stream::connect_result`] tells how it ended once the socket is
-    /// writable.
+    /// Starts to connect; [`Stream::connect_result`] has the result once the socket is writable.
     ///
     /// # Errors
     /// If it fails at once.
@@ -77,7 +76,7 @@ impl Stream {
         Stream::connect_with(address, None)
     }
 
-    /// Begins to connect, over TCP with this congestion control.
+    /// Starts to connect; over TCP with this congestion control.
     ///
     /// # Errors
     /// If it fails at once, or the congestion control may not be used.
@@ -94,8 +93,7 @@ impl Stream {
         };
         prepare(&socket, tcp_peer)?;
         if tcp_peer.is_some() {
-            // Whoever serves may have all the time to read, but whoever uses a volume has to notice
-            // that it is gone.
+            // A server may wait for ever, but an initiator must notice that its target is gone.
             socket.set_tcp_user_timeout(Some(ANSWER_TIMEOUT))?;
         }
         Ok(Stream { socket: Arc::new(socket), peer: address.to_string() })
@@ -104,7 +102,7 @@ impl Stream {
     /// A stream over an accepted socket.
     ///
     /// # Errors
-    /// If the peer has gone already.
+    /// If the peer has disconnected already.
     pub fn accepted(socket: Socket, peer: &SockAddr) -> io::Result<Stream> {
         let tcp_peer = peer.as_socket().map(|address| address.ip());
         let peer = match peer.as_socket() {
@@ -119,7 +117,7 @@ impl Stream {
         Ok(Stream { socket: Arc::new(socket), peer })
     }
 
-    /// `None` while connecting goes on.
+    /// Result of connecting; `None` while it is in progress.
     #[must_use]
     pub fn connect_result(&self) -> Option<io::Result<()>> {
         match self.socket.take_error() {
@@ -138,31 +136,31 @@ impl Stream {
         &self.peer
     }
 
-    /// The address of this machine that the peer has connected to; `None` for a Unix socket.
+    /// The local address of the connection; `None` for a Unix socket.
     #[must_use]
     pub fn local_ip(&self) -> Option<IpAddr> {
         local_ip(&self.socket)
     }
 
-    /// The address that the peer comes from; `None` for a Unix socket.
+    /// The peer's address; `None` for a Unix socket.
     #[must_use]
     pub fn peer_ip(&self) -> Option<IpAddr> {
         Some(self.socket.peer_addr().ok()?.as_socket()?.ip())
     }
 
-    /// Whether the peer is on this machine, and what is sent is paced: a deep queue of data then
-    /// slows its sender down.
+    /// Whether the peer is on this machine and the congestion control paces segments, which slows
+    /// down deep queues.
     #[must_use]
     pub fn paces_here(&self) -> bool {
         self.peer_ip().is_some_and(|peer| paces_to(&self.socket, peer))
     }
 
-    /// How many bytes one of TCP's segments holds; `None` for a Unix socket.
+    /// TCP's maximum segment size in bytes; `None` for a Unix socket.
     #[must_use]
     pub fn segment_len(&self) -> Option<usize> {
         let peer = self.socket.peer_addr().ok()?.as_socket()?;
         if self.local_ip() == Some(peer.ip()) {
-            // It is half of the window as long as that is small, which at first it is.
+            // TCP_MAXSEG reports half of the window while that is small, as at first.
             return Some(LOOPBACK_SEGMENT);
         }
         self.socket.tcp_mss().ok().and_then(|bytes| usize::try_from(bytes).ok())
@@ -174,11 +172,11 @@ impl Stream {
         Stream { socket: self.socket.clone(), peer: self.peer.clone() }
     }
 
-    /// What cuts the connection, from any thread: both sides see its end.
+    /// Returns a function that shuts the connection down, from any thread.
     pub fn hang_up(&self) -> impl Fn() + Send + Sync + use<> {
         let socket = self.socket.clone();
         move || {
-            // It may have ended just now.
+            // The connection may have ended just now.
             let _ = socket.shutdown(Shutdown::Both);
         }
     }
@@ -200,7 +198,7 @@ impl AsRawFd for Stream {
 pub struct Listener {
     socket: Socket,
     address: Address,
-    /// The Unix socket's file.
+    /// Identity of the Unix socket's file.
     file: Option<FileId>,
 }
 
@@ -208,17 +206,16 @@ pub struct Listener {
 type FileId = (u64, u64);
 
 impl Listener {
-    /// Listens at `asked`; with TCP port 0 the system chooses one, see [`Listener::address`].
-    ///
-    /// A Unix socket file that nobody listens on any more is replaced.
+    /// Listens at `asked`; with TCP port 0 the system chooses a port, see [`Listener::address`]. A
+    /// Unix socket file without a listener is replaced.
     ///
     /// # Errors
-    /// If the address is in use, forbidden or not this host's.
+    /// If the address is in use, not permitted or not local.
     pub fn bind(asked: &Address) -> io::Result<Listener> {
         Listener::bind_with(asked, None)
     }
 
-    /// Listens at `asked`; over TCP, its connections have this congestion control.
+    /// Listens at `asked`; TCP connections get this congestion control.
     ///
     /// # Errors
     /// As for [`Listener::bind`], or if the congestion control may not be used.
@@ -247,13 +244,13 @@ impl Listener {
         Ok(Listener { socket, address, file })
     }
 
-    /// Where it listens.
+    /// The address with the actual port.
     #[must_use]
     pub fn address(&self) -> &Address {
         &self.address
     }
 
-    /// The next connection; `WouldBlock` if there is none.
+    /// Accepts a connection; `WouldBlock` if there is none.
     ///
     /// # Errors
     /// As `accept(2)`.
@@ -278,7 +275,7 @@ impl AsFd for Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Address::Unix(path) = &self.address {
-            // Already gone is as good; and another's that has taken its place is left alone.
+            // The file may be gone, or replaced by another process's, which is left alone.
             if self.file.is_some() && file_at(path) == self.file {
                 let _ = std::fs::remove_file(path);
             }
@@ -286,16 +283,15 @@ impl Drop for Listener {
     }
 }
 
-/// Whether a socket's file is left over from a process that has ended. Only a socket is ever
-/// replaced.
+/// Whether the file is a socket without a listener. Nothing else is ever replaced.
 fn is_stale_socket(address: &Address, path: &Path) -> bool {
-    // Without waiting: who listens may not accept just now.
+    // Non-blocking, because a listener may be slow to accept.
     let connect = || address.socket()?.connect(&address.to_sock_addr()?);
     std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket())
         && connect().is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
-/// Which file is there now.
+/// Device and inode of the file at `path`.
 fn file_at(path: &Path) -> Option<FileId> {
     std::fs::symlink_metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
 }
@@ -305,12 +301,12 @@ fn prepare(socket: &Socket, tcp_peer: Option<IpAddr>) -> io::Result<()> {
     if let Some(peer) = tcp_peer {
         // A reply must not wait for the next one (proto.md, "Protocol phases").
         socket.set_tcp_nodelay(true)?;
-        // A peer that vanished without a word is noticed within minutes.
+        // Detects a dead peer within minutes.
         let keepalive =
             socket2::TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
         SockRef::from(socket).set_tcp_keepalive(&keepalive)?;
         if paces_to(socket, peer) {
-            // The system doubles it.
+            // The kernel doubles the value.
             let _ = socket.set_send_buffer_size(PACED_BUFFER / 2);
         }
     } else {
@@ -332,15 +328,12 @@ fn paces_to(socket: &Socket, peer: IpAddr) -> bool {
 const BACKLOG: i32 = 1024;
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
-/// How long a target's host may not acknowledge what was sent; left to itself, the system waits for
-/// a quarter of an hour.
+/// How long sent data may stay unacknowledged; the kernel's default is a quarter of an hour.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 const UNIX_BUFFER: usize = 1 << 20;
-/// Within this machine a sender that paces is slower with more than that in its socket, in bytes;
-/// see decision 36.
+/// On loopback a larger send buffer slows a sender that paces, in bytes; see decision 36.
 pub const PACED_BUFFER: usize = 1 << 20;
-/// Within this machine: an MTU of 65,536 bytes without the headers of IPv6 and of TCP with a time
-/// stamp.
+/// On loopback: an MTU of 65,536 bytes without the headers of IPv6 and of TCP with timestamps.
 const LOOPBACK_SEGMENT: usize = 65_536 - 40 - 32;
 
 #[cfg(test)]
@@ -353,7 +346,7 @@ mod tests {
     fn a_stale_unix_socket_is_replaced_and_a_live_one_is_not() {
         let dir = tempfile::tempdir().unwrap();
         let address = Address::Unix(dir.path().join("socket"));
-        // As after a kill: the file is there, the socket is not.
+        // As after a kill: the file exists, the socket does not.
         drop(std::os::unix::net::UnixListener::bind(dir.path().join("socket")).unwrap());
         let _live = Listener::bind(&address).unwrap();
         assert_eq!(Listener::bind(&address).err().unwrap().kind(), io::ErrorKind::AddrInUse);
@@ -386,7 +379,7 @@ mod tests {
             let client = Stream::connect_with(listener.address(), Some(&congestion)).unwrap();
             Some([listener.accept().unwrap(), client])
         };
-        // Every kernel has it, and everybody may use it.
+        // Every kernel has `reno`, and every user may choose it.
         assert!(
             ends("reno").unwrap().iter().all(|end| end.socket.send_buffer_size().unwrap() != PACED_BUFFER)
         );

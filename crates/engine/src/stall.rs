@@ -1,15 +1,14 @@
-//! Whether a peer that holds buffers moves data: it is looked at every [`LOOK`] as long as it holds
-//! some.
+//! Detects peers that hold buffers without transferring data, by a check every [`LOOK`].
 
 use blockmux_volume::Pool;
 use std::time::{Duration, Instant};
 
-/// The looks at one peer.
+/// Progress of one peer.
 pub(crate) struct StallWatch {
     next_look: Instant,
-    /// What it had sent and acknowledged at the last one.
+    /// Bytes that it had sent and acknowledged at the last check.
     moved_bytes: u64,
-    /// Looks in a row at which it had moved next to nothing.
+    /// Consecutive checks with next to no progress.
     still_looks: u32,
 }
 
@@ -18,15 +17,14 @@ impl StallWatch {
         StallWatch { next_look: now + LOOK, moved_bytes, still_looks: 0 }
     }
 
-    /// When to look next.
-    pub(crate) fn next_look(&self) -> Instant {
+    /// Time of the next check.
+    pub(crate) fn next_check(&self) -> Instant {
         self.next_look
     }
 
-    /// Takes a look that is due. A peer that has moved next to nothing since the last one is
-    /// stalled: at once if it has not moved as much as it holds since it last was, after a while if
-    /// it has.
-    pub(crate) fn look(&mut self, now: Instant, moved_bytes: u64, pool: &Pool) {
+    /// Performs a check that is due. A peer with next to no progress is stalled: at once, unless it
+    /// has transferred more than it holds since it last stalled; else after [`STILL_LOOKS`] checks.
+    pub(crate) fn check(&mut self, now: Instant, moved_bytes: u64, pool: &Pool) {
         let Some(account) = pool.account() else { return };
         account.set_moved(moved_bytes);
         let held = account.held_bytes();
@@ -43,9 +41,10 @@ impl StallWatch {
     }
 }
 
-/// How often a peer that holds buffers is looked at.
+/// Interval of checks.
 const LOOK: Duration = Duration::from_millis(500);
-/// A peer that has proved to move data is stalled after so many looks at which it does not.
+/// Checks without progress until a peer with credit counts as stalled.
 const STILL_LOOKS: u32 = 4;
-/// A peer that would take longer than so many looks for what it holds moves next to nothing.
+/// A peer that would need more checks than this to transfer what it holds makes next to no
+/// progress.
 const SLOWEST_LOOKS: u64 = 64;

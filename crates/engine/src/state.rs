@@ -1,14 +1,15 @@
-//! What a daemon remembers over a restart: the reservations of a volume that are to outlive it, and
-//! what initiators have set on a disk of AoE. One file for each.
+//! State that survives a restart, one file for each: persistent reservations of a volume (APTPL),
+//! and settings of an AoE disk.
 //!
 //! ```text
-//! DIRECTORY/volume-UUID.reservations    length u16 | identity | image, as `Served` makes it
-//! DIRECTORY/volume-UUID.lock            locked by the process that has the volume's reservations
-//! DIRECTORY/e7.3.aoe, e7.3.lock         the same of a disk, as `Kept` makes it
+//!   DIRECTORY/volume-UUID.reservations    length u16 | identity | image, as `Served` makes it
+//!   DIRECTORY/volume-UUID.lock            locked by the process that has the volume's reservations
+//!   DIRECTORY/e7.3.aoe, e7.3.lock         AoE disk e7.3: image as `Kept` makes it, and lock
 //! ```
-//! Nothing is created until somebody wants something to be kept. From then on a thread writes each
-//! image to a new file, flushes it, gives it the name of the old one, and flushes the directory.
-//! Only the last image counts, so that of several that wait for the disk only that is written.
+//!
+//! Nothing is created before the first save. A thread then writes each image to a new file, flushes
+//! it, renames it over the old one, and flushes the directory. Of several images that wait for the
+//! disk only the last is written.
 
 use crate::file::lock_exclusive;
 use blockmux_proto::volume_state::{ReservationStore, SaveTicket};
@@ -20,42 +21,43 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use tracing::warn;
 
-/// Keeps the image of one volume's reservations, or of one disk's settings, in a file.
+/// Saves the image of one volume's reservations, or of one disk's settings, to a file.
 pub struct StateFile {
     shared: Arc<Shared>,
     writer: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// Why what was kept cannot be used.
+/// Why saved state cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// The system says no.
+    /// A system call failed.
     #[error("{}: {error}; check its owner and permissions", path.display())]
     Io {
         /// The file or directory.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         error: io::Error,
     },
-    /// Somebody else could say who is kept out.
+    /// Other users may write the file or directory, and could so change who is excluded from a
+    /// volume.
     #[error("{}: others may write it; run chmod go-w on it, or name another directory", path.display())]
     Exposed {
         /// The file or directory.
         path: PathBuf,
     },
-    /// Whoever it belongs to could say who is kept out.
+    /// Another user owns the file or directory, and could so change who is excluded from a volume.
     #[error("{}: is somebody else's; make it your own, with chown, or name another directory", path.display())]
     NotOurs {
         /// The file or directory.
         path: PathBuf,
     },
-    /// Another process has it.
+    /// Another process holds the lock.
     #[error("{}: another blockmux keeps this; stop it, or give one of them another directory", path.display())]
     Locked {
-        /// The lock.
+        /// The lock file.
         path: PathBuf,
     },
-    /// It is no file of ours, or not one of this volume.
+    /// The file has another format or belongs to another volume.
     #[error("{}: is not what was kept of this volume; move it away to serve the volume without", path.display())]
     Foreign {
         /// The file.
@@ -64,17 +66,17 @@ pub enum StateError {
 }
 
 impl StateFile {
-    /// The reservations of the volume with that UUID, and what was kept of them: empty if nothing
-    /// was.
+    /// Opens the state of the volume with that UUID; returns it with the saved image, empty if
+    /// there is none.
     ///
     /// # Errors
-    /// If something was kept that cannot be used.
+    /// If there is an image that cannot be used.
     pub fn open(directory: &Path, uuid: &str) -> Result<(Arc<StateFile>, Vec<u8>), StateError> {
         StateFile::open_named(directory, &format!("volume-{uuid}"), "reservations", uuid)
     }
 
-    /// What is kept under a name and an extension, and what was kept there before: empty if nothing
-    /// was.
+    /// Opens the state with that name and extension; returns it with the saved image, empty if
+    /// there is none.
     ///
     /// # Errors
     /// As for [`StateFile::open`].
@@ -95,18 +97,18 @@ impl StateFile {
         Ok((Arc::new(file), image))
     }
 
-    /// Where it is kept.
+    /// The file's path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.shared.place.file
     }
 }
 
-/// Whether reservations can be kept in this directory, which need not exist yet: nothing is made
-/// before it is needed.
+/// Checks that state can be saved in this directory, which need not exist: it is created at the
+/// first save.
 ///
 /// # Errors
-/// If it is something else, cannot be made, or others may write it.
+/// If the path is no directory, cannot be created, or may be written by other users.
 pub fn check_directory(directory: &Path) -> Result<(), StateError> {
     let absolute = std::path::absolute(directory).map_err(at(directory))?;
     for place in absolute.ancestors() {
@@ -158,13 +160,13 @@ impl Drop for StateFile {
         self.shared.changed.notify_one();
         let writer = self.writer.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Some(writer) = writer.take() {
-            // It only ends; what it had to say it has said.
+            // The thread only exits; it has logged its errors.
             let _ = writer.join();
         }
     }
 }
 
-/// What the writer and those who want something kept share.
+/// State shared with the writer thread.
 struct Shared {
     place: Place,
     state: Mutex<WriterState>,
@@ -175,11 +177,11 @@ struct Shared {
 struct WriterState {
     last: u64,
     pending: Option<(u64, Vec<u8>)>,
-    /// Everything up to this ticket is kept, or was replaced by something later that is.
+    /// Last ticket whose image, or a later one, is on disk.
     saved: u64,
     failed: u64,
     is_over: bool,
-    /// Held for as long as the process has the volume's reservations.
+    /// Held as long as the process owns the volume's reservations.
     lock: Option<File>,
 }
 
@@ -188,7 +190,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The writer's life.
+    /// Body of the writer thread.
     fn write_all(&self) {
         let mut state = self.state();
         loop {
@@ -217,7 +219,7 @@ impl Shared {
     }
 }
 
-/// Where one volume's reservations are.
+/// Paths of one state file.
 struct Place {
     directory: PathBuf,
     file: PathBuf,
@@ -238,7 +240,7 @@ impl Place {
         }
     }
 
-    /// What is kept, with the lock; `None` if nothing is.
+    /// The saved image with the lock; `None` if there is no image.
     fn read(&self) -> Result<Option<(File, Vec<u8>)>, StateError> {
         if !exists(&self.file)? {
             return Ok(None);
@@ -259,7 +261,7 @@ impl Place {
         }
     }
 
-    /// Replaces what is kept; an empty image keeps nothing.
+    /// Replaces the saved image; an empty image deletes the file.
     fn write(&self, image: &[u8]) -> Result<(), StateError> {
         if image.is_empty() {
             match fs::remove_file(&self.file) {
@@ -281,8 +283,7 @@ impl Place {
         [&len.to_be_bytes(), &identity[..len.into()]].concat()
     }
 
-    /// Makes the directory if there is none, and sees to it that no other process has the
-    /// reservations.
+    /// Creates the directory if necessary and locks the state against other processes.
     fn take_lock(&self) -> Result<File, StateError> {
         make_directory(&self.directory)?;
         check_private(&self.directory, &fs::metadata(&self.directory).map_err(at(&self.directory))?)?;
@@ -295,8 +296,7 @@ impl Place {
     }
 }
 
-/// Makes a directory for nobody else, and those above it that are missing, and keeps their names on
-/// the disk.
+/// Creates a private directory and its missing parents, and flushes each parent.
 fn make_directory(path: &Path) -> Result<(), StateError> {
     let missing: Vec<&Path> = path.ancestors().take_while(|ancestor| !ancestor.exists()).collect();
     for directory in missing.into_iter().rev().filter(|directory| !directory.as_os_str().is_empty()) {
@@ -310,8 +310,7 @@ fn make_directory(path: &Path) -> Result<(), StateError> {
     Ok(())
 }
 
-/// Opens nothing that somebody else has put there in place of a file, and makes files for nobody
-/// else.
+/// Open options that follow no symbolic link and block on no FIFO; new files are private.
 fn options(writes: bool) -> fs::OpenOptions {
     let mut options = File::options();
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
@@ -346,7 +345,7 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> StateError {
     |error| StateError::Io { path: path.to_owned(), error }
 }
 
-/// Group and others.
+/// Write permission of group and others.
 const OTHERS_WRITE: u32 = 0o022;
 const ROOT: u32 = 0;
 /// More than the longest file, in bytes: 1,024 registrations with names of 600 bytes.
@@ -419,7 +418,7 @@ mod tests {
         let error = open(directory).map(|_| ()).unwrap_err();
         assert!(error.contains("another blockmux keeps this"), "{error}");
         assert!(save(&first, b""));
-        // Without anything kept it is only found out when something is to be.
+        // Without a saved image the conflict is only found at the first save.
         let (second, image) = open(directory).unwrap();
         assert!(image.is_empty() && !save(&second, b"third"));
         drop(first);
@@ -456,7 +455,7 @@ mod tests {
         let give = |path: &Path, owner: u32| chown(path, Some(owner), None);
         for place in [path.as_path(), directory] {
             if give(place, NOBODY).is_err() {
-                // Only root can give something away.
+                // Only root can change a file's owner.
                 return;
             }
             let error = open(directory).map(|_| ()).unwrap_err();

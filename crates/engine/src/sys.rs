@@ -1,4 +1,4 @@
-//! The few system calls that no safe crate offers as the data path needs them.
+//! System calls of the data path that no safe crate offers in the needed form.
 #![expect(unsafe_code, reason = "system calls over addresses of shared I/O memory")]
 
 use crate::host::StreamEnd;
@@ -21,7 +21,7 @@ use std::time::Duration;
 /// Sends the front of `outbox` with one gathering call and removes what was sent.
 ///
 /// # Errors
-/// As `sendmsg(2)`; `WouldBlock` if the peer does not read.
+/// As `sendmsg(2)`; `WouldBlock` if the socket's buffer is full.
 #[inline]
 pub fn send_outbox(fd: RawFd, outbox: &mut Outbox) -> io::Result<usize> {
     let mut iovecs = [const { MaybeUninit::<libc::iovec>::uninit() }; MAX_IOVECS];
@@ -56,10 +56,10 @@ pub fn send_outbox(fd: RawFd, outbox: &mut Outbox) -> io::Result<usize> {
     Ok(sent)
 }
 
-/// Receives once into the chunk's spare part; 0 bytes: the peer has closed its side.
+/// Receives once into the chunk's spare part; 0: the peer has closed its side.
 ///
 /// # Errors
-/// As `recv(2)`; `WouldBlock` if there is nothing.
+/// As `recv(2)`; `WouldBlock` if there is nothing to receive.
 #[inline]
 pub fn recv_chunk(fd: RawFd, chunk: &mut Chunk, most: usize) -> io::Result<usize> {
     let spare = chunk.spare();
@@ -72,11 +72,11 @@ pub fn recv_chunk(fd: RawFd, chunk: &mut Chunk, most: usize) -> io::Result<usize
     Ok(received)
 }
 
-/// Receives once into `list` from byte `at` on, then into the chunk. Returns how many bytes came in
-/// all; the chunk is told of its share.
+/// Receives once into `list` from byte `at` on, then into the chunk, which is advanced by its
+/// share. Returns the total number of bytes.
 ///
 /// # Errors
-/// As `recvmsg(2)`; `WouldBlock` if there is nothing.
+/// As `recvmsg(2)`; `WouldBlock` if there is nothing to receive.
 pub fn recv_placed(fd: RawFd, list: &SgList, at: usize, chunk: &mut Chunk) -> io::Result<usize> {
     let mut iovecs = [const { MaybeUninit::<libc::iovec>::uninit() }; MAX_IOVECS];
     let (mut count, mut skip, mut placed) = (0, at, 0);
@@ -107,7 +107,7 @@ pub fn recv_placed(fd: RawFd, list: &SgList, at: usize, chunk: &mut Chunk) -> io
     Ok(received)
 }
 
-/// Sets an option of a socket whose value is these bytes.
+/// Sets a socket option to these bytes.
 ///
 /// # Errors
 /// As `setsockopt(2)`.
@@ -117,10 +117,10 @@ pub fn set_option(fd: RawFd, level: libc::c_int, option: libc::c_int, value: &[u
     check(unsafe { libc::setsockopt(fd, level, option, value.as_ptr().cast(), len) } as isize).map(drop)
 }
 
-/// Sends one record of a content type by a socket whose records the kernel makes.
+/// Sends one TLS record of a content type through kTLS.
 ///
 /// # Errors
-/// As `sendmsg(2)`; `WouldBlock` if the peer does not read.
+/// As `sendmsg(2)`; `WouldBlock` if the socket's buffer is full.
 pub fn send_record(fd: RawFd, content_type: u8, bytes: &[u8]) -> io::Result<()> {
     let mut iovec = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     let mut control = Control([0; CONTROL_WORDS]);
@@ -141,12 +141,12 @@ pub fn send_record(fd: RawFd, content_type: u8, bytes: &[u8]) -> io::Result<()> 
     if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
-/// Receives what the next record has by a socket whose records the kernel opens: its content type,
-/// and how many bytes; 0: the peer has closed its side.
+/// Receives from the next TLS record through kTLS. Returns its content type and the number of
+/// bytes; 0: the peer has closed its side.
 ///
 /// # Errors
-/// As `recvmsg(2)`; `WouldBlock` if there is nothing, `InvalidData` if the kernel does not say of
-/// what type it is.
+/// As `recvmsg(2)`; `WouldBlock` if there is nothing to receive, `InvalidData` if the kernel does
+/// not report the content type.
 pub fn recv_record(fd: RawFd, bytes: &mut [u8]) -> io::Result<(u8, usize)> {
     let mut iovec = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     let mut control = Control([0; CONTROL_WORDS]);
@@ -169,11 +169,11 @@ pub fn recv_record(fd: RawFd, bytes: &mut [u8]) -> io::Result<(u8, usize)> {
     }
 }
 
-/// What goes beside a message, with room for one header and one byte.
+/// Ancillary data of a message, with room for one header and one byte.
 struct Control([u64; CONTROL_WORDS]);
 
 impl Control {
-    /// A message of one piece, with this beside it.
+    /// A message of one segment with this ancillary data.
     fn message(&mut self, iovec: &mut libc::iovec) -> libc::msghdr {
         // SAFETY: all fields may be zero.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -185,15 +185,15 @@ impl Control {
     }
 }
 
-/// Processor time of the calling thread, user and system together.
+/// CPU time of the calling thread, user and system.
 #[must_use]
 pub fn thread_cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Binds the calling thread to one of the processors that the process may use, counted from 0 and
-/// round again. Returns the processor's number.
+/// Pins the calling thread to one of the CPUs that the process may use, counted from 0 and wrapping
+/// around. Returns the CPU's number.
 ///
 /// # Errors
 /// As `sched_setaffinity(2)`.
@@ -206,8 +206,7 @@ pub fn pin_thread(nth: usize) -> io::Result<usize> {
     Ok(cpu)
 }
 
-/// Has the calling thread run only on CPUs that nobody else wants: by SCHED_IDLE, or nice 19 where
-/// that is refused.
+/// Lets the calling thread run only on idle CPUs: by SCHED_IDLE, or nice 19 where that is refused.
 ///
 /// # Errors
 /// As `setpriority(2)`.
@@ -217,11 +216,11 @@ pub fn use_idle_priority() -> io::Result<()> {
         let parameters: libc::sched_param = std::mem::zeroed();
         libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameters)
     };
-    // On Linux each thread has a nice value of its own.
+    // On Linux each thread has its own nice value.
     if result == 0 { Ok(()) } else { Ok(setpriority_process(None, 19)?) }
 }
 
-/// The processors that the calling thread may use; never empty.
+/// The CPUs that the calling thread may use; never empty.
 ///
 /// # Errors
 /// As `sched_getaffinity(2)`.
@@ -231,7 +230,7 @@ pub fn allowed_cpus() -> io::Result<Vec<usize>> {
     if cpus.is_empty() { Err(io::ErrorKind::NotFound.into()) } else { Ok(cpus) }
 }
 
-/// The process that a Unix socket was connected by; `None` if that is not known.
+/// The process at the other end of a Unix socket; `None` if unknown.
 #[must_use]
 pub fn peer_process(fd: RawFd) -> Option<u32> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
@@ -240,11 +239,11 @@ pub fn peer_process(fd: RawFd) -> Option<u32> {
     let result = unsafe {
         libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut peer).cast(), &raw mut len)
     };
-    // Another name space's process has the number 0 here.
+    // The number is 0 for a process of another PID namespace.
     if result == 0 && peer.pid > 0 { u32::try_from(peer.pid).ok() } else { None }
 }
 
-/// Puts the calling thread into a new network, which has nothing but a loopback interface that is
+/// Moves the calling thread to a new network namespace, with only a loopback interface that is
 /// down.
 ///
 /// # Errors
@@ -254,7 +253,7 @@ pub fn unshare_network() -> io::Result<()> {
     check(unsafe { libc::unshare(libc::CLONE_NEWNET) } as isize).map(drop)
 }
 
-/// Puts the calling thread into the network that a descriptor stands for.
+/// Moves the calling thread to the network namespace of a descriptor.
 ///
 /// # Errors
 /// As `setns(2)`.
@@ -262,11 +261,11 @@ pub fn enter_network(fd: &OwnedFd) -> io::Result<()> {
     Ok(move_into_link_name_space(fd.as_fd(), Some(LinkNameSpaceType::Network))?)
 }
 
-/// What has ended of a stream socket, whatever there is to receive.
+/// Which directions of a stream socket have ended, whatever input is unread.
 #[must_use]
 pub fn ended(socket: &impl AsFd) -> StreamEnd {
     let mut polled = [PollFd::new(socket, PollFlags::RDHUP)];
-    // It does not wait, and what fails to be looked at has not ended.
+    // The poll does not wait; if it fails, nothing has ended.
     let _ = poll(&mut polled, Some(&Timespec::default()));
     let found = polled[0].revents();
     if found.intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL) {
@@ -278,14 +277,13 @@ pub fn ended(socket: &impl AsFd) -> StreamEnd {
     }
 }
 
-/// How many bytes a stream socket has for its reader; 0 if that is not known.
+/// Number of bytes that can be received from a stream socket; 0 if unknown.
 #[must_use]
 pub fn waiting(socket: &impl AsFd) -> usize {
     ioctl_fionread(socket).map_or(0, |bytes| bytes as usize)
 }
 
-/// How many bytes that were sent by a stream socket its peer has not acknowledged; 0 if that is not
-/// known.
+/// Number of bytes sent on a stream socket that the peer has not acknowledged; 0 if unknown.
 #[must_use]
 pub fn unacknowledged(fd: RawFd) -> usize {
     let mut bytes: libc::c_int = 0;
@@ -294,8 +292,8 @@ pub fn unacknowledged(fd: RawFd) -> usize {
     if result == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
 }
 
-/// How much address space this process may still use, in bytes: what it may map, and what the heap
-/// has mapped and nobody holds. `None` without a limit (RLIMIT_AS).
+/// Address space that this process may still use, in bytes: unmapped, and free in the heap. `None`
+/// without a limit (RLIMIT_AS).
 #[must_use]
 pub fn address_space_left() -> Option<u64> {
     let limit = getrlimit(Resource::As).current?;
@@ -306,7 +304,7 @@ pub fn address_space_left() -> Option<u64> {
     Some(limit.saturating_sub(mapped))
 }
 
-/// What the heap has mapped and nobody holds, in bytes.
+/// Free bytes in the heap's mappings.
 fn free_in_heap() -> u64 {
     #[cfg(target_env = "gnu")]
     // SAFETY: it counts, and changes nothing.
@@ -315,9 +313,8 @@ fn free_in_heap() -> u64 {
     0
 }
 
-/// Has all threads share one heap: of the C library's, each thread's takes 64 MiB of addresses,
-/// which under a limit of address space are those that buffers need. Call it before there are
-/// threads.
+/// Makes all threads share one heap. glibc reserves 64 MiB of addresses for each thread's heap,
+/// which under RLIMIT_AS are missing for buffers. Call it before threads are started.
 pub fn share_one_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: it sets a number that later allocations look at.
@@ -326,10 +323,10 @@ pub fn share_one_heap() {
     }
 }
 
-/// Bytes that nobody can guess.
+/// Unpredictable bytes.
 ///
 /// # Errors
-/// If the system has none, which it says only early in its start.
+/// If the system has none, which happens only early at boot.
 pub fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     let got = getrandom(&mut bytes, GetRandomFlags::empty())?;
@@ -341,7 +338,7 @@ fn check(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// A header of three words and what follows it.
+/// A header of three words and its data.
 const CONTROL_WORDS: usize = 4;
-/// Pieces in one gathering call: 128 read replies; more go with the next call.
+/// Segments of one gathering call: 128 read replies.
 const MAX_IOVECS: usize = 256;

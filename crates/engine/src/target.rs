@@ -1,14 +1,13 @@
-//! A target's side of one connection: socket, session, and a channel for each volume that the peer
-//! uses.
+//! The target's side of one connection: socket, session, and a channel for each volume in use.
 //!
-//! A peer may take its time. But one that keeps buffers all the while, for the rest of what it
-//! sends or for what it does not take, keeps them from others: when they are short, it is cut off
-//! after [`HELD_BUFFERS_TIMEOUT`]. So is a peer that has closed its side while the session takes
-//! nothing of what it has sent, unless I/O for it is under way.
+//! A slow peer is tolerated, unless it holds receive buffers without sending the rest of its data,
+//! or does not read its replies: if the pool is short, such a peer is disconnected after
+//! [`HELD_BUFFERS_TIMEOUT`]. So is a peer that has closed its side with input left that the session
+//! cannot take, unless I/O for it is in flight.
 //!
-//! A session whose connection is over is kept until its I/O has ended, for the volume may still
-//! write its memory. It takes no connection's place all the while, as [`Permit::leave`] and
-//! [`blockmux_proto::volume_state::OrphanedUser`] say.
+//! The session outlives its connection until its I/O has ended, because the volume may still write
+//! to its memory. It does not count against the connection limit then: see [`Permit::leave`] and
+//! [`blockmux_proto::volume_state::OrphanedUser`].
 
 use crate::audit::Audit;
 use crate::channels::Channels;
@@ -26,107 +25,107 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 use tracing::{debug, info};
 
-/// Serves one connection until either side ends it.
+/// Serves one connection until either side closes it.
 pub struct TargetTask<S: StreamSession + Target, H: Host = EngineCore> {
     connection: Connection<H>,
     session: S,
     channels: Channels,
     core: Rc<H>,
-    /// The core's, with the peer's account.
+    /// The core's pool, with the peer's account.
     pool: Pool,
     waker: Waker,
-    /// Outboxes that were taken, in all.
+    /// Number of times that the outbox was sent completely.
     taken: u64,
-    /// The peer keeps buffers.
+    /// Set while the peer holds buffers.
     held_buffers: Option<HeldBuffers>,
-    /// The peer holds payload buffers; when it last moved anything is watched.
+    /// Set while the peer holds payload buffers: observes whether it transfers data.
     stall: Option<StallWatch>,
-    /// What the socket had transferred when the peer stalled.
+    /// Bytes that the socket had transferred when the peer stalled.
     stalled_at_bytes: u64,
-    /// Why no more is received; the connection ends once nothing is in flight and everything is
-    /// sent.
+    /// Why nothing is received any more. The connection ends when no I/O is in flight and all
+    /// output is sent.
     ending: Option<Ending>,
-    /// How it ended, once that is known where connections are counted although I/O is in flight.
+    /// How the connection ended, once its permit was released with I/O in flight.
     left_as: Option<Ending>,
-    told_to_stop: bool,
-    /// The peer has come through its handshake, and that is known where connections are counted.
+    is_stop_sent: bool,
+    /// The handshake is complete, and the permit was told.
     is_established: bool,
     is_lingering: bool,
-    /// Takes the connection to the core that it belongs on.
+    /// Moves the connection to its session's core.
     relocate: Option<Relocate<S, H>>,
-    /// Given back when the connection ends, here or where it went.
+    /// Released when the connection ends, here or on the core that it moved to.
     permit: Option<Permit>,
     audit: Audit,
 }
 
-/// A connection as it comes to a core.
+/// A connection handed to a core.
 pub struct ArrivedConnection<S> {
     /// The socket.
     pub stream: S,
-    /// What was received on another core and is unread.
+    /// Bytes received on another core and not parsed.
     pub unread: Vec<u8>,
-    /// How many bytes were sent there that the session here says again.
+    /// Reply bytes that another core has sent, which this session must not send again.
     pub sent: u64,
-    /// Its share of the process's connections.
+    /// The connection's share of the process's connection limit.
     pub permit: Permit,
 }
 
 impl<S> ArrivedConnection<S> {
-    /// A connection that has just been accepted.
+    /// A connection that was just accepted.
     pub fn new(stream: S, permit: Permit) -> ArrivedConnection<S> {
         ArrivedConnection { stream, unread: Vec::new(), sent: 0, permit }
     }
 }
 
-/// How a connection goes to another core, for a protocol that has that.
+/// How a connection moves to another core, for protocols that need it.
 pub struct Relocate<S, H: Host> {
-    /// Where a session belongs, if not here. It is asked until the session is established.
+    /// The core that the session belongs to, if not this one. Called until the session is
+    /// established.
     pub moves_to: fn(&mut S) -> Option<Relocation>,
     /// Hands the connection over.
     pub hand_over: Box<HandOver<H>>,
 }
 
-/// Where a session belongs.
+/// The destination of a connection that moves.
 pub struct Relocation {
-    /// The core.
-    pub home: Home,
-    /// Bytes that the session there is shown before what is unread.
+    /// The owner core.
+    pub owner_core: Home,
+    /// Bytes that the session there must parse before the unread ones.
     pub replayed: Vec<u8>,
-    /// How many bytes that session says again that were sent here.
+    /// Reply bytes already sent, which that session must not send again.
     pub sent: u64,
 }
 
 type HandOver<H> = dyn Fn(&Home, ArrivedConnection<<H as Host>::Stream>);
 
-/// What was seen of a peer that keeps buffers.
+/// Observation of a peer that holds buffers.
 #[derive(Clone, Copy)]
 struct HeldBuffers {
-    /// When to look at it again.
+    /// When the peer is checked again.
     until: Instant,
-    /// What had moved by then.
+    /// Progress counter at the last check.
     moved: u64,
-    /// Data that it was asked for.
+    /// Data that the peer was asked for and has not sent.
     owed: Option<u64>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ending {
-    /// The peer reads what is left to send.
+    /// The remaining output is sent first.
     Softly,
-    /// The socket is gone.
+    /// The socket is lost.
     Gone,
 }
 
 impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
-    /// Serves `stream` on `core` with `session`, whose volume ids are places in `exports`. `pool`
-    /// is the handle of the core's pool that the session has: what is taken by it is charged to
-    /// this peer.
+    /// Serves `stream` on `core` with `session`, whose volume ids are indices of `exports`. `pool`
+    /// must be the handle that the session uses: it charges memory to this peer's account.
     pub fn spawn(core: &Rc<H>, stream: H::Stream, session: (S, Pool), exports: Exports, permit: Permit) {
         TargetTask::receive(core, (ArrivedConnection::new(stream, permit), None), session, exports, None);
     }
 
-    /// [`TargetTask::spawn`] for a connection that TLS secures if there is `secure`, that may have
-    /// been on another core, and that may go to another if there is `relocate`.
+    /// Serves a connection that may use TLS (`secure`), may have been handed over by another core,
+    /// and may move to another core (`relocate`).
     pub fn receive(
         core: &Rc<H>,
         (arrival, secure): (ArrivedConnection<H::Stream>, Option<Secure>),
@@ -157,7 +156,7 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
             stalled_at_bytes: 0,
             ending: None,
             left_as: None,
-            told_to_stop: false,
+            is_stop_sent: false,
             is_established: false,
             is_lingering: false,
             relocate,
@@ -167,12 +166,12 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
 }
 
 impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
-    /// The protocol that the listener is for.
+    /// The listener's protocol.
     fn protocol(&self) -> &'static str {
         self.permit.as_ref().map_or("", Permit::protocol)
     }
 
-    /// Requests that have come and outboxes that were taken, in all.
+    /// Progress counter: requests received and outboxes sent.
     fn moved(&self) -> u64 {
         self.channels.submitted() + self.taken
     }
@@ -180,8 +179,8 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
     #[inline]
     fn turn(&mut self, now: Instant) -> Result<Progress, Broken> {
         let mut progress = Progress::Idle;
-        if self.core.is_stopping() && !self.told_to_stop {
-            self.told_to_stop = true;
+        if self.core.is_stopping() && !self.is_stop_sent {
+            self.is_stop_sent = true;
             self.session.on_stop(now);
         }
         self.connection.check_deadline(&mut self.session)?;
@@ -208,31 +207,30 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
             } else if (sent || moved == Progress::Drained) && progress != Progress::More {
                 progress = Progress::Drained;
             }
-            // The session may have begun to wait for a deadline just now; nothing else would wake
-            // it.
+            // The session may have set a new deadline, which must be armed before the task parks.
             self.connection.check_new_deadline(&mut self.session)?;
             if inflow != Inflow::Blocked || moved == Progress::More {
                 return Ok(progress);
             }
-            // What was blocked by I/O in flight or by a full outbox may go on now.
+            // Input that was blocked by I/O in flight or a full outbox may be accepted now.
             if matches!(self.session.demand(), Demand::Nothing) {
                 return Ok(progress);
             }
         }
     }
 
-    /// Whether the session goes on without its connection.
+    /// Whether the session outlives its connection.
     #[inline]
     fn lingers(&self) -> bool {
         self.session.stage() == SessionStage::Lingering
     }
 
-    /// Whether a newcomer has the place of this connection.
+    /// Whether the permit was given to a new connection.
     fn is_replaced(&self) -> bool {
         self.permit.as_ref().is_some_and(Permit::is_replaced)
     }
 
-    /// The connection is over, and the session goes on without it: time passes, and I/O is done.
+    /// Runs a session without a connection: its timers and its I/O.
     fn linger(&mut self, now: Instant) -> Progress {
         if !std::mem::replace(&mut self.is_lingering, true) {
             self.log_end();
@@ -242,7 +240,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
             self.permit.iter_mut().for_each(Permit::linger);
         }
         let progress = self.channels.move_io(&mut self.session, now);
-        // What a session without connection says, it says to nobody; its deadlines break nothing.
+        // There is no peer for its output, and a missed deadline has no connection to close.
         let _ = self.connection.check_deadline(&mut self.session);
         self.session.outbox().clear();
         match self.channels.move_io(&mut self.session, now) {
@@ -251,7 +249,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         }
     }
 
-    /// The peer has said all that it will ever say, and what it has begun goes on.
+    /// The peer has disconnected; its I/O in flight continues.
     #[cold]
     fn leave(&mut self) {
         self.left_as = self.ending;
@@ -265,7 +263,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         }
     }
 
-    /// Logs what the session has to tell.
+    /// Logs the session's events.
     #[inline]
     fn log_events(&mut self) {
         while let Some(event) = self.session.poll_event() {
@@ -276,28 +274,29 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         }
     }
 
-    /// The connection is over without a failure: logs how, unless the session has said it.
+    /// Logs an orderly end of the connection, unless the session has logged it.
     fn log_end(&mut self) {
-        match self.told_to_stop {
-            true => self.audit.on_end(true, "the target stops"),
-            false => self.audit.on_end(false, "the peer closed it without logging out"),
+        match (self.is_stop_sent, self.session.is_close_a_logout()) {
+            (true, _) => self.audit.on_end(true, "the target stops"),
+            (false, true) => self.audit.on_end(true, "the client closed the connection"),
+            (false, false) => self.audit.on_end(false, "the peer closed it without logging out"),
         }
     }
 
-    /// Hands the connection over if it belongs on another core; whether it went.
-    fn go_home(&mut self) -> bool {
+    /// Hands the connection over if it belongs to another core; returns whether it did.
+    fn move_to_owner_core(&mut self) -> bool {
         let Some(relocate) = self.relocate.as_ref().filter(|_| !self.is_established) else { return false };
         let Some(relocation) = (relocate.moves_to)(&mut self.session) else { return false };
         let Some(permit) = self.permit.take() else { return false };
-        let Relocation { home, replayed: mut unread, sent } = relocation;
+        let Relocation { owner_core: home, replayed: mut unread, sent } = relocation;
         let (stream, rest) = self.connection.hand_over();
         unread.extend(rest);
         (relocate.hand_over)(&home, ArrivedConnection { stream, unread, sent, permit });
         true
     }
 
-    /// Whether it is the peer for which buffers are kept: what is to send waits for it, or data
-    /// that it was asked for does, or the rest of a message.
+    /// Whether the peer causes buffers to be held: by unread replies, by data that it owes, or by
+    /// an incomplete message.
     fn peer_holds_buffers(&mut self) -> bool {
         !self.session.outbox().is_empty()
             || self.session.owed().is_some()
@@ -308,14 +307,13 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
             }
     }
 
-    /// Whether the peer has closed its side, and there is nothing that could lead to an end of what
-    /// it has sent.
+    /// Whether the peer has closed its side while none of its requests is in flight.
     fn is_left(&self) -> bool {
         self.connection.is_left() && self.channels.is_idle()
     }
 
-    /// Breaks with a peer that has kept buffers and moved nothing since it was last looked at, if
-    /// others need them.
+    /// Disconnects a peer that has held buffers without progress since the last check, if others
+    /// need them.
     fn check_held_buffers(&mut self) -> Result<(), ProtocolError> {
         let Some(kept) = self.held_buffers else { return Ok(()) };
         if self.core.now() < kept.until {
@@ -329,7 +327,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
                 reference: "the server's own bound",
             });
         }
-        // Whatever else it does meanwhile, the data that it owes is due.
+        // Other traffic does not excuse the missing data.
         let owes = kept.owed.is_some() && kept.owed == self.session.owed();
         if self.core.pool().is_short() && (owes || is_still && self.peer_holds_buffers()) {
             return Err(ProtocolError {
@@ -340,19 +338,19 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         Ok(())
     }
 
-    /// Looks whether a peer that holds buffers moves data, and gives up one that is to lose its
-    /// connection for them.
+    /// Checks whether a peer that holds buffers transfers data, and ends the connection if it was
+    /// evicted.
     #[inline]
     fn check_stall(&mut self) -> Result<(), Broken> {
         let Some(account) = self.pool.account() else { return Ok(()) };
         if account.is_waiting() || self.pool.is_short() {
             account.set_moved(self.connection.moved_bytes());
         }
-        if self.stall.is_none() { Ok(()) } else { self.look_for_stall() }
+        if self.stall.is_none() { Ok(()) } else { self.check_for_stall() }
     }
 
     #[cold]
-    fn look_for_stall(&mut self) -> Result<(), Broken> {
+    fn check_for_stall(&mut self) -> Result<(), Broken> {
         let keeps_buffers = self.peer_holds_buffers();
         let Some(account) = self.pool.account() else { return Ok(()) };
         if account.is_evicted() {
@@ -365,17 +363,19 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
             return Ok(());
         }
         let now = self.core.now();
-        let Some(stall) = self.stall.as_mut().filter(|stall| stall.next_look() <= now) else { return Ok(()) };
-        stall.look(now, self.connection.moved_bytes(), &self.pool);
+        let Some(stall) = self.stall.as_mut().filter(|stall| stall.next_check() <= now) else {
+            return Ok(());
+        };
+        stall.check(now, self.connection.moved_bytes(), &self.pool);
         if account.is_evicted() {
             return Err(Broken::Evicted(account.held_bytes()));
         }
         self.stalled_at_bytes = self.connection.transferred_bytes();
-        self.core.wake_at(stall.next_look(), &self.waker);
+        self.core.wake_at(stall.next_check(), &self.waker);
         Ok(())
     }
 
-    /// The connection is broken: whatever is in flight still completes, to nobody.
+    /// The connection failed: I/O in flight completes, and its replies are dropped.
     fn on_broken(&mut self, broken: &Broken) {
         self.log_events();
         let reason = match broken {
@@ -390,13 +390,12 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
             _ => self.audit.on_refused(self.protocol(), &reason),
         }
         if matches!(broken, Broken::Protocol(_) | Broken::Tls(_)) {
-            // The session, or TLS, may have a last word for the peer.
+            // The session or TLS may have an error message for the peer.
             let _ = self.connection.send(&mut self.session);
         }
-        // What was wrong has been said; what is in flight for the peer need not come to its end any
-        // more.
+        // The error was logged; I/O in flight for the peer may be aborted.
         let _ = self.session.on_end(self.core.now());
-        // It may know better why.
+        // The session may have a more precise reason.
         self.log_events();
         self.audit.on_end(false, &reason);
         self.session.outbox().clear();
@@ -419,7 +418,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
             self.permit.iter().for_each(Permit::establish);
         }
         self.log_events();
-        if self.go_home() {
+        if self.move_to_owner_core() {
             return Progress::Done;
         }
         if self.ending == Some(Ending::Gone) {
@@ -441,7 +440,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
             }
             progress = self.linger(now);
         }
-        if self.ending.is_some() && !self.told_to_stop && !self.channels.is_idle() && !self.lingers() {
+        if self.ending.is_some() && !self.is_stop_sent && !self.channels.is_idle() && !self.lingers() {
             self.leave();
         }
         if self.ending.is_some() && self.channels.is_idle() && is_sent && !self.lingers() {
@@ -479,16 +478,16 @@ impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
             && self.peer_holds_buffers()
         {
             let stall = StallWatch::new(self.core.now(), self.connection.moved_bytes());
-            self.core.wake_at(stall.next_look(), &self.waker);
+            self.core.wake_at(stall.next_check(), &self.waker);
             self.stall = Some(stall);
         }
         self.connection.park();
     }
 }
 
-/// How long a peer may keep buffers that others need.
+/// How long a peer may hold buffers that others need.
 pub const HELD_BUFFERS_TIMEOUT: Duration = Duration::from_secs(60);
-/// A session that waits for more than this has the rest of a message to come.
+/// A session that waits for more bytes than this waits for the rest of a message, not for a header.
 const LONGEST_HEAD: usize = 64;
 
 #[cfg(test)]
@@ -516,7 +515,7 @@ mod tests {
         target: Rc<SimCore>,
     }
 
-    /// A client that does what it is told.
+    /// A client that sends only what the test says.
     struct Peer(SimStream);
 
     impl Setting {
@@ -537,7 +536,8 @@ mod tests {
             Setting { world, clients, target }
         }
 
-        /// In transmission with simple replies, and with a long request of so many MiB under way.
+        /// A client in the transmission phase with simple replies, with a request of `len_mib` MiB
+        /// in flight.
         fn client(&self, command: u8, len_mib: u8, payload: &[u8]) -> Peer {
             let mut peer = Peer(self.clients.connect(&address()).unwrap());
             peer.send(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0");
@@ -592,11 +592,10 @@ mod tests {
         let mut idle = setting.client(READ, 0, b"");
         assert!(setting.target.pool().is_short());
         setting.pass(Duration::from_secs(5));
-        // The second writer waited for what the first one kept, and nobody waits for what it has
-        // now.
+        // The second writer waited for what the first one held; nobody waits for what it has now.
         assert_eq!(writers.each_mut().map(Peer::is_cut_off), [true, false]);
         assert!(![&mut reader, &mut idle].into_iter().any(Peer::is_cut_off));
-        // To send a little now and then is not enough.
+        // Sending a little now and then is not enough.
         writers[1].send(&[7; 4000]);
         setting.pass(HELD_BUFFERS_TIMEOUT * 2);
         assert!(writers.iter_mut().all(Peer::is_cut_off));
@@ -614,13 +613,12 @@ mod tests {
         assert_eq!(setting.target.pool().out_bytes(), 0);
     }
 
-    /// A session that wants nothing, for ever; or, if the peer owes it data, answers every byte
-    /// with one.
+    /// A session that accepts no input; or, if the peer owes it data, answers every byte with one.
     #[derive(Default)]
     struct Deaf {
         outbox: Outbox,
         owed: Option<u64>,
-        /// Waits for what is owed.
+        /// Held until the data arrives.
         _memory: Vec<Memory>,
     }
 
@@ -683,7 +681,7 @@ mod tests {
         fn on_stop(&mut self, _now: Instant) {}
     }
 
-    /// A world, a connection that is not listened to, what hangs it up, and what counts it.
+    /// A world with a connection whose input is not accepted, its stream and its limit.
     fn deaf() -> (World, Peer, SimStream, ConnectionLimit) {
         let mut world = World::new(SimNet::new(1, NetworkConditions::FAIR));
         let (clients, target) = (world.add_core(0), world.add_core(16 << 20));
@@ -740,7 +738,7 @@ mod tests {
         let mut stays = client("b", &[]);
         let mut gone = Vec::new();
         for left in 1..=20 {
-            // Some say that they go, and keep the socket.
+            // Some log out and keep the socket.
             let peer = client("a", if left % 2 == 0 { &[DISCONNECT] } else { &[] });
             if left % 2 != 0 {
                 assert_eq!(limit.open(), 2, "it is there");
@@ -748,7 +746,7 @@ mod tests {
                 world.run_for(Duration::from_secs(1)).unwrap();
             }
             gone.push(peer);
-            assert_eq!((limit.open(), limit.left(), served.orphans()), (1, left, left));
+            assert_eq!((limit.open(), limit.orphaned(), served.orphans()), (1, left, left));
         }
         assert!(!stays.is_cut_off());
     }

@@ -1,4 +1,4 @@
-//! Deadlines of one core.
+//! Timers of one core.
 
 use blockmux_volume::Waker;
 use std::cell::{Cell, RefCell};
@@ -6,11 +6,12 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Instant;
 
-/// Deadlines, earliest first; each wakes once. A stale deadline costs its owner one needless look.
+/// Deadlines, earliest first; each wakes once. A stale deadline costs its owner one needless
+/// wake-up.
 #[derive(Default)]
 pub(crate) struct Timers {
     heap: RefCell<BinaryHeap<Reverse<TimerEntry>>>,
-    /// Tells deadlines of the same instant apart, first come first served.
+    /// Orders deadlines of the same instant, first in, first out.
     serial: Cell<u64>,
 }
 
@@ -31,7 +32,7 @@ impl Timers {
         self.heap.borrow().peek().map(|Reverse(entry)| entry.when)
     }
 
-    /// Wakes all whose time has come.
+    /// Wakes the owners of all deadlines that have passed.
     #[inline]
     pub(crate) fn fire(&self, now: Instant) {
         let mut heap = self.heap.borrow_mut();

@@ -5,7 +5,7 @@ mod conforms;
 
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::file::{FileOptions, FileVolume};
-use blockmux_engine::initiator::nvme::{NvmeEndpoint, connect};
+use blockmux_engine::initiator::nvme::{NvmeCarrier, NvmeEndpoint, NvmeOverTcp, OverIwarp, connect};
 use blockmux_engine::initiator::{GeneratedKeys, Policy};
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::nvme_tcp;
@@ -64,6 +64,10 @@ impl Target {
     }
 
     fn endpoint(&self) -> NvmeEndpoint {
+        self.endpoint_over(NvmeOverTcp::default())
+    }
+
+    fn endpoint_over<C>(&self, over: C) -> NvmeEndpoint<C> {
         NvmeEndpoint {
             address: self.address.clone(),
             further: Vec::new(),
@@ -71,7 +75,7 @@ impl Target {
             names: Names { host: nqn(HOST), host_id: [7; 16], subsystem: nqn(SUBSYSTEM) },
             secrets: None,
             nsid: 1,
-            digests: Digests::default(),
+            over,
             entries: 128,
             keep_alive: Duration::from_secs(5),
             queues: 1,
@@ -86,7 +90,7 @@ impl Target {
 }
 
 /// Runs the suite by way of that endpoint.
-fn conforms_at(endpoint: &NvmeEndpoint) {
+fn conforms_at<C: NvmeCarrier>(endpoint: &NvmeEndpoint<C>) {
     let [volume, read_only] = [1, 2].map(|nsid| -> Arc<dyn Volume> {
         Arc::new(connect(NvmeEndpoint { nsid, ..endpoint.clone() }).unwrap())
     });
@@ -110,13 +114,23 @@ fn a_ram_volume_conforms_over_one_queue() {
 fn a_ram_volume_conforms_over_three_queues_with_digests() {
     let target = Target::serve(ram());
     let digests = Digests { header: true, data: true };
-    conforms_at(&NvmeEndpoint { digests, queues: 3, ..target.endpoint() });
+    conforms_at(&NvmeEndpoint { over: NvmeOverTcp { digests }, queues: 3, ..target.endpoint() });
 }
 
 #[test]
 fn a_ram_volume_conforms_over_a_queue_of_few_entries_and_without_data_in_capsules() {
     let target = Target::of(ram(), None, |node| node.with_in_capsule(0));
     conforms_at(&NvmeEndpoint { entries: 3, ..target.endpoint() });
+}
+
+#[test]
+fn a_ram_volume_conforms_over_rdma() {
+    for (has_crc, is_plain, in_capsule) in [(false, false, 8192), (true, true, 0)] {
+        let target = Target::of(ram(), None, |node| node.with_in_capsule(in_capsule));
+        let endpoint = target.endpoint_over(OverIwarp { has_crc, is_plain });
+        conforms_at(&NvmeEndpoint { queues: 3, ..endpoint.clone() });
+        conforms_at(&NvmeEndpoint { entries: 3, further: vec![target.address.clone()], ..endpoint });
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@ mod seeds;
 #[allow(dead_code, reason = "not every trouble is one of NVMe's")]
 mod storms;
 
-use blockmux_engine::initiator::nvme::{NvmeDialer, NvmeEndpoint};
+use blockmux_engine::initiator::nvme::{NvmeDialer, NvmeEndpoint, NvmeOverTcp};
 use blockmux_engine::secure::Secure;
 use blockmux_engine::sim::{Outcome, Protocol, Scenario, SystemTls};
 use blockmux_engine::socket::Address;
@@ -79,7 +79,8 @@ impl Protocol for Nvme {
     fn dialer(&self, address: &Address) -> NvmeDialer {
         let Wishes { digests, entries, queues } = self.wishes;
         let tls_key = self.tls_key.clone();
-        dialer(NvmeEndpoint { digests, entries, queues, tls_key, ..endpoint(std::slice::from_ref(address)) })
+        let over = NvmeOverTcp { digests };
+        dialer(NvmeEndpoint { over, entries, queues, tls_key, ..endpoint(std::slice::from_ref(address)) })
     }
 }
 

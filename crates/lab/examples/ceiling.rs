@@ -1,5 +1,5 @@
-//! Prints the ceiling of this machine: both variants run in turn, and the median of several short
-//! runs is shown.
+//! Prints the ceiling of this machine: the medians of several short runs of both variants,
+//! alternating.
 //!
 //! `cargo run --release -p blockmux-lab --example ceiling [runs] [milliseconds] [tcp|unix]
 //! [row...]`
@@ -46,7 +46,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Medians of the runs' figures.
+/// Formats the medians over the runs.
 fn show(runs: &[Run]) -> String {
     let median = |figure: &dyn Fn(&Run) -> f64| {
         let mut values: Vec<f64> = runs.iter().map(figure).collect();
@@ -71,7 +71,7 @@ fn show(runs: &[Run]) -> String {
     )
 }
 
-/// 48 bytes each way, near what all the protocols need.
+/// 48 bytes each way, close to what all protocols need.
 const SHAPE: MessageShape =
     MessageShape { read_request: 48, read_reply_head: 48, write_request_head: 48, write_reply: 48 };
 

@@ -19,7 +19,7 @@ use std::io::{ErrorKind, Write as _};
 use std::time::{Duration, Instant};
 use words::Words;
 
-/// One end.
+/// One side of the measurement.
 struct End {
     port: PacketPort,
     chunk: Chunk,
@@ -35,7 +35,7 @@ impl End {
         Ok(End { port, chunk, arrivals: Vec::new(), outbox: FrameOutbox::default(), spins })
     }
 
-    /// Receives a batch and shows each frame; `false` if there was none.
+    /// Receives a batch and passes on each frame; `false` if there was none.
     fn receive(&mut self, mut on_frame: impl FnMut(Mac, &[u8], &mut FrameOutbox)) -> Result<bool, String> {
         self.chunk.recycle();
         match self.port.receive(&mut self.chunk, &mut self.arrivals) {
@@ -52,7 +52,7 @@ impl End {
         Ok(true)
     }
 
-    /// Sends all that waits.
+    /// Sends all queued frames.
     fn send(&mut self) -> Result<(), String> {
         while !self.outbox.is_empty() {
             match self.port.send(PortId(0), &mut self.outbox) {
@@ -66,13 +66,13 @@ impl End {
 
     fn wait(&self, what: PollFlags) {
         if !self.spins {
-            // Whether it is there or not, it is looked at again.
+            // A timeout is as good: the port is polled again.
             let _ = poll(&mut [PollFd::new(&self.port, what)], Some(&PATIENCE));
         }
     }
 }
 
-/// Answers requests until it is ended. Data comes from and goes to anywhere in so many bytes.
+/// Answers requests until it is killed. Data is at random offsets in `size` bytes.
 fn serve(mut end: End, size: usize) -> Result<(), String> {
     let size = size.clamp(MOST_DATA, MOST_REGION).next_multiple_of(BLOCK);
     let data = Memory::from_pages(&map_pages(size).map_err(|error| format!("{size} bytes: {error}"))?);
@@ -103,11 +103,11 @@ fn serve(mut end: End, size: usize) -> Result<(), String> {
     }
 }
 
-/// What is asked for.
+/// The load to generate.
 struct Load {
-    /// Of one I/O, in bytes of data.
+    /// Bytes of data in each frame of one I/O.
     frames: Vec<usize>,
-    /// Frames outstanding.
+    /// Frames in flight.
     window: usize,
     is_write: bool,
     runtime: Duration,
@@ -121,17 +121,17 @@ impl Load {
     }
 }
 
-/// Keeps the window full for so long; answers I/O per second.
+/// Keeps the window full for the runtime; returns I/O per second.
 fn ask(mut end: End, load: &Load) -> Result<f64, String> {
     let data = Seg::from_slice(&vec![0x5A; MOST_DATA]);
-    // Until the first answer nobody knows whose interface is at the other end.
+    // The server's address is unknown until its first answer.
     let (mut server, mut next, mut outstanding, mut answers) = (Mac::BROADCAST, 0, 0, 0_u64);
     let mut begun = Instant::now();
     let (mut last, mut asked) = (begun, begun);
     loop {
         let is_known = server != Mac::BROADCAST;
         if !is_known && Instant::now() - asked >= ASK_AGAIN {
-            // It may not have been there yet.
+            // The server may not have been started yet.
             (outstanding, asked) = (0, Instant::now());
         }
         let window = if is_known { load.window } else { 1 };
@@ -187,7 +187,7 @@ fn main() -> Result<(), String> {
     run()
 }
 
-/// The command line of an example.
+/// Parses the example's command line.
 mod words {
     pub(crate) struct Words(Vec<String>);
 
@@ -212,24 +212,24 @@ mod words {
     }
 }
 
-/// AoE's header and ATA's registers, behind the Ethernet header.
+/// AoE header and ATA registers, after the Ethernet header.
 const HEAD: usize = 22;
-/// AoE's flag of answers.
+/// AoE's response flag.
 const RESPONSE: u8 = 0x08;
 const SECTOR: usize = 512;
 const MOST_DATA: usize = 16 << 10;
-/// More than any cache holds, and soon filled.
+/// Larger than any CPU cache, and quickly filled.
 const MOST_REGION: usize = 128 << 20;
-/// Of the volume.
+/// Block size of the volume.
 const BLOCK: usize = 4096;
-/// As the engine receives.
+/// The engine's receive buffer.
 const CHUNK: usize = 1 << 20;
-/// As the initiator has outstanding at most.
+/// The initiator's largest window.
 const MOST_WINDOW: usize = 111;
-/// The upper byte of our tags.
+/// Upper byte of the tags.
 const ID: u8 = 0xEC;
 const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-/// Until somebody answers.
+/// Interval of retries until the first answer.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 const STUCK: Duration = Duration::from_secs(2);
 const STARTS_WITHIN: Duration = Duration::from_secs(20);

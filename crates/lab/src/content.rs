@@ -18,89 +18,88 @@
 use crate::job::Verify;
 use blockmux_volume::Crc32c;
 
-/// The smallest block that can be verified, in bytes: its head and a word of pattern.
+/// Smallest block that can be verified, in bytes: header and one word of pattern.
 pub const MIN_BLOCK: usize = HEAD + 8;
 
-/// What a block says of itself.
+/// The identity stored in a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stamp {
-    /// Where it was written, in bytes.
+    /// Offset of the block, in bytes.
     pub offset: u64,
-    /// How often this place has been written, from 1.
+    /// Number of times that the block has been written, from 1.
     pub generation: u64,
-    /// Tells blocks of one run from another's, so it has to differ from run to run: where an
-    /// earlier run with the same number left the same generation, a write that got lost would not
-    /// be missed.
+    /// Identifies the run, so it must differ from run to run: a lost write would not be detected if
+    /// an earlier run with the same seed left the same generation.
     pub seed: u64,
 }
 
-/// What a block should say.
+/// The expected identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expect {
-    /// Exactly this: we know who wrote it last.
+    /// Exactly this: the last writer is known.
     Stamp(Stamp),
-    /// This offset, by whatever run and pass: the volume was written before us.
+    /// This offset, with any seed and generation: the volume was written before this run.
     Offset(u64),
 }
 
-/// The first thing that is wrong with a block. Offsets are in bytes.
+/// The first error found in a block. Offsets are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Mismatch {
-    /// It does not begin as we begin blocks.
+    /// The block does not begin with the magic number.
     #[error("block at {offset} was never written by a verifying job, or not at this block size")]
     Foreign {
         /// Where it was read.
         offset: u64,
     },
-    /// The CRC in its head is another than that of the rest.
+    /// The CRC in the header does not match the content.
     #[error("block at {offset} has crc {actual:#010x}, its head says {stored:#010x}")]
     Crc {
         /// Where it was read.
         offset: u64,
-        /// What the head says.
+        /// CRC in the header.
         stored: u32,
-        /// What the content gives.
+        /// CRC of the content.
         actual: u32,
     },
-    /// It belongs elsewhere.
+    /// The block belongs to another offset.
     #[error("block at {offset} was written to {found}")]
     Offset {
         /// Where it was read.
         offset: u64,
-        /// Where it says it belongs.
+        /// The offset stored in it.
         found: u64,
     },
-    /// A write is missing, or one was done twice.
+    /// A write is missing, or was done twice.
     #[error("block at {offset} is of generation {found}, not {expected}")]
     Generation {
         /// Where it was read.
         offset: u64,
-        /// What was written last.
+        /// The last generation written.
         expected: u64,
-        /// What it says.
+        /// The generation stored in it.
         found: u64,
     },
-    /// Another run wrote it.
+    /// Another run wrote the block.
     #[error("block at {offset} is from a run with another seed ({found}, not {expected})")]
     Seed {
         /// Where it was read.
         offset: u64,
-        /// This run's.
+        /// This run's seed.
         expected: u64,
-        /// What it says.
+        /// The seed stored in it.
         found: u64,
     },
-    /// A word of its pattern is wrong.
+    /// A word of the pattern is wrong.
     #[error("block at {offset} differs from byte {at} on")]
     Pattern {
         /// Where it was read.
         offset: u64,
-        /// The first wrong word, counted from the block's begin.
+        /// Offset of the first wrong word in the block.
         at: usize,
     },
 }
 
-/// Makes `block` what a write of `stamp` contains. Every bit of the old content goes.
+/// Fills `block` with the content of a write of `stamp`, overwriting every byte.
 ///
 /// # Panics
 /// If the block is smaller than [`MIN_BLOCK`].
@@ -126,10 +125,10 @@ pub fn fill(block: &mut [u8], stamp: Stamp, verify: Verify) {
     }
 }
 
-/// Whether `block` is what `expect` says.
+/// Checks `block` against `expect`.
 ///
 /// # Errors
-/// What is wrong with it: first whether it is whole, then whether it is the right one.
+/// The first error: integrity is checked before identity.
 ///
 /// # Panics
 /// If the block is smaller than [`MIN_BLOCK`].
@@ -178,7 +177,7 @@ fn check_stamp(found: Stamp, expect: Expect, offset: u64) -> Result<(), Mismatch
     Ok(())
 }
 
-/// The place of the first word that is not as `stamp` has it.
+/// Offset of the first word that differs from the pattern of `stamp`.
 fn check_pattern(block: &[u8], stamp: Stamp) -> Result<(), usize> {
     let (words, rest) = block[HEAD..].as_chunks::<8>();
     let mut pattern = pattern_words(stamp);
@@ -191,9 +190,9 @@ fn check_pattern(block: &[u8], stamp: Stamp) -> Result<(), usize> {
     Ok(())
 }
 
-/// The words behind the head, without end: a counter with a large odd step from a mixed start, so
-/// that no two words of a block and hardly any two of different stamps are alike, at one addition
-/// and one multiplication each.
+/// The words after the header, without end: a counter with a large odd step from a mixed start.
+/// Words of a block are all different, those of different stamps almost always, at one addition and
+/// one multiplication each.
 fn pattern_words(stamp: Stamp) -> impl Iterator<Item = [u8; 8]> {
     let mut counter = mix(stamp.offset ^ mix(stamp.generation ^ mix(stamp.seed)));
     std::iter::from_fn(move || {
@@ -202,8 +201,7 @@ fn pattern_words(stamp: Stamp) -> impl Iterator<Item = [u8; 8]> {
     })
 }
 
-/// SplitMix64's finalizer (Steele, Lea, Flood 2014): every bit of the input reaches every bit of
-/// the output.
+/// SplitMix64's finalizer (Steele, Lea, Flood 2014): every input bit affects every output bit.
 pub(crate) fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(STEP);
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,14 +1,14 @@
-//! Processor time of threads, and how much of it was the kernel's.
+//! CPU time of threads, split into user and system time.
 //!
-//! The sum comes from the thread's own clock, exact to the nanosecond. How it divides into user and
-//! system time the kernel tells only in ticks of 10 ms (`/proc/thread-self/stat`), so the parts are
-//! a share of the sum and are good to a few per cent of a run of a second.
+//! The total is the thread's CPU clock, exact to the nanosecond. The kernel reports the split only
+//! in ticks of 10 ms (`/proc/thread-self/stat`), so the parts are estimated as shares of the total,
+//! with an error of a few percent over a second.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::ops::Add;
 use std::time::Duration;
 
-/// What threads have used since they began.
+/// CPU time of threads since their start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CpuTime {
     total: Duration,
@@ -16,17 +16,17 @@ pub(crate) struct CpuTime {
     system_ticks: u64,
 }
 
-/// What threads have used between two moments.
+/// CPU time of threads in a period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Used {
     /// User and system time.
     pub(crate) cpu_ns: u64,
-    /// The system's part of it; `None` if it was too short to tell.
+    /// System time; `None` if the period was too short to tell.
     pub(crate) system_ns: Option<u64>,
 }
 
 impl CpuTime {
-    /// The calling thread's.
+    /// CPU time of the calling thread.
     pub(crate) fn of_this_thread() -> CpuTime {
         let time = clock_gettime(ClockId::ThreadCPUTime);
         let total = Duration::new(time.tv_sec as u64, time.tv_nsec as u32);
@@ -35,7 +35,7 @@ impl CpuTime {
         CpuTime { total, user_ticks, system_ticks }
     }
 
-    /// What was used since `earlier`.
+    /// CPU time since `earlier`.
     pub(crate) fn since(self, earlier: CpuTime) -> Used {
         let cpu_ns = self.total.saturating_sub(earlier.total).as_nanos() as u64;
         let user = self.user_ticks.saturating_sub(earlier.user_ticks);
@@ -57,7 +57,7 @@ impl Add for CpuTime {
     }
 }
 
-/// `utime` and `stime`, the 14th and 15th fields; the second is a name in parentheses that may hold
+/// `utime` and `stime`, fields 14 and 15; field 2 is a name in parentheses that may contain
 /// anything.
 fn ticks(stat: &str) -> Option<(u64, u64)> {
     let (_, behind_name) = stat.rsplit_once(')')?;

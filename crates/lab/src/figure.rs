@@ -1,7 +1,6 @@
-//! The figures that every report shows, and how numbers and jobs are put into words.
+//! The figures of all reports, and the formatting of numbers and jobs.
 //!
-//! The table, the JSON and the page all take their figures from here, so that one name means one
-//! thing wherever it is shown.
+//! Table, JSON and page use these definitions, so a name means the same in all of them.
 
 use crate::job::{Job, Rw, Verify};
 use crate::result::{Comparison, Machine, Row, Run, Spread, SubjectKind};
@@ -20,24 +19,24 @@ pub enum Figure {
     Percentile(u16),
     /// Largest completion latency in microseconds.
     Max,
-    /// Processor microseconds of the target for each I/O.
+    /// CPU time of the target for each I/O, in microseconds.
     TargetCpu,
-    /// Processor microseconds of the initiator for each I/O.
+    /// CPU time of the initiator for each I/O, in microseconds.
     InitiatorCpu,
-    /// The part of [`Figure::TargetCpu`] that was spent in the kernel.
+    /// System time of the target for each I/O, in microseconds.
     TargetSystem,
-    /// The part of [`Figure::InitiatorCpu`] that was spent in the kernel.
+    /// System time of the initiator for each I/O, in microseconds.
     InitiatorSystem,
-    /// Per cent of one processor, both sides together, for each Gbit/s of payload.
+    /// Percent of one CPU, both sides together, for each Gbit/s of payload.
     CpuPerGbit,
 }
 
 impl Figure {
-    /// Half of all I/O took at most this long.
+    /// The median of completion latency.
     pub const P50: Figure = Figure::Percentile(5000);
-    /// 99% of all I/O took at most this long.
+    /// The 99th percentile of completion latency.
     pub const P99: Figure = Figure::Percentile(9900);
-    /// 99.9% of all I/O took at most this long.
+    /// The 99.9th percentile of completion latency.
     pub const P999: Figure = Figure::Percentile(9990);
 
     /// The figure's key in JSON, unit last.
@@ -57,7 +56,7 @@ impl Figure {
         }
     }
 
-    /// The figure of one run; `None` where it was not measured or means nothing.
+    /// The figure of one run; `None` where it was not measured or is meaningless.
     #[must_use]
     pub fn of(self, kind: SubjectKind, run: &Run) -> Option<f64> {
         let us = |ns: u64| ns as f64 / 1e3;
@@ -81,7 +80,7 @@ impl Figure {
 }
 
 impl Row {
-    /// Median and extremes of a figure over the runs.
+    /// Median, minimum and maximum of a figure over the runs.
     #[must_use]
     pub fn figure(&self, figure: Figure) -> Option<Spread> {
         self.spread(|run| figure.of(self.kind, run))
@@ -94,8 +93,8 @@ impl Row {
     }
 }
 
-/// What each row is called: its subject, with the volume and the polling policy where rows differ
-/// in nothing else, and with its protocol where ceilings of several protocols stand together.
+/// Labels of rows: the configuration, with volume and polling policy where rows differ only in
+/// those, and with the protocol where ceilings of several protocols are shown together.
 #[derive(Clone, Copy, Debug)]
 pub struct Labels {
     targets_differ: bool,
@@ -104,11 +103,11 @@ pub struct Labels {
 }
 
 impl Labels {
-    /// Finds out what tells the rows of a comparison apart.
+    /// Determines what distinguishes the rows of a comparison.
     #[must_use]
     pub fn of(comparison: &Comparison) -> Labels {
         let rows = || comparison.rows.iter();
-        // fio's own reports know of no policy.
+        // fio's own reports have no policy.
         let mut polls = rows().map(|row| &row.poll).filter(|poll| !poll.is_empty());
         let mut ceilings = rows().filter(|row| row.kind.is_ceiling()).map(|row| &row.protocol);
         let (poll, ceiling) = (polls.next(), ceilings.next());
@@ -124,7 +123,7 @@ impl Labels {
         }
     }
 
-    /// What a row is called.
+    /// The label of a row.
     #[must_use]
     pub fn label(&self, row: &Row) -> String {
         let verb = match row.kind {
@@ -148,8 +147,8 @@ impl Labels {
     }
 }
 
-/// At most so many characters: what is too long loses its middle, for both ends of a URL and the
-/// policy behind it tell rows apart.
+/// Shortens text to `most` characters by removing the middle, since both ends of a URL and the
+/// policy after it distinguish rows.
 #[must_use]
 pub fn shortened(text: &str, most: usize) -> String {
     let count = text.chars().count();
@@ -167,7 +166,7 @@ pub fn shortened(text: &str, most: usize) -> String {
 /// A count with three significant digits and a decimal suffix: 999, 14.2k, 412k, 1.62M.
 #[must_use]
 pub fn count(value: f64) -> String {
-    // A value is counted in the next unit as soon as three digits would round it up to that.
+    // The next unit is used as soon as rounding to three digits would reach it.
     let units = [(1e9, "G"), (1e6, "M"), (1e3, "k")];
     for (unit, suffix) in units {
         if value >= unit * 0.9995 {
@@ -177,14 +176,13 @@ pub fn count(value: f64) -> String {
     if value.fract() == 0.0 { format!("{value:.0}") } else { three_digits(value) }
 }
 
-/// A measure with three significant digits, and whole up to five digits: 0.85, 76.9, 182, 28100,
-/// 412k.
+/// A measure with three significant digits, whole up to five digits: 0.85, 76.9, 182, 28100, 412k.
 #[must_use]
 pub fn measure(value: f64) -> String {
     if value >= 99_999.5 { count(value) } else { three_digits(value) }
 }
 
-/// A fraction in per cent: 86%, and 8.4% below ten.
+/// A fraction in percent: 86%, and 8.4% below ten.
 #[must_use]
 pub fn percent(fraction: f64) -> String {
     let percent = fraction * 100.0;
@@ -199,7 +197,7 @@ pub fn bytes(bytes: u64) -> String {
     whole.map_or_else(|| format!("{bytes} B"), |(unit, name)| format!("{} {name}", bytes / unit))
 }
 
-/// A machine in words, without what is not known: "AMD EPYC, 2 cores, 7.8 GiB, Linux 6.18.44, TCP
+/// Description of a machine, without unknown parts: "AMD EPYC, 2 cores, 7.8 GiB, Linux 6.18.44, TCP
 /// by cubic".
 #[must_use]
 pub fn machine(machine: &Machine) -> String {
@@ -250,8 +248,8 @@ pub fn title_within_size(job: &Job) -> String {
     format!("{}, depth {}{}", pattern(job.rw), job.iodepth, modifiers(job))
 }
 
-/// What tells a job apart from another of the same pattern, block size and depth; empty for a plain
-/// one.
+/// What distinguishes a job from others of the same pattern, block size and depth; empty for a
+/// plain one.
 #[must_use]
 pub fn modifiers(job: &Job) -> String {
     let mut words = String::new();
@@ -288,18 +286,18 @@ fn three_digits(value: f64) -> String {
     }
 }
 
-/// Only where both sides were seen: half of the cost would look like a cheap protocol. A local
+/// Only if both sides were measured: half of the cost would look like a cheap protocol. A local
 /// volume has one side.
 fn cpu_per_gbit(kind: SubjectKind, run: &Run) -> Option<f64> {
     let target_ns =
         if kind == SubjectKind::Local { run.target_cpu_ns.or(Some(0)) } else { run.target_cpu_ns };
     let both_ns = (target_ns? + run.initiator_cpu_ns?) as f64;
     let bits = run.bytes() as f64 * 8.0;
-    // (CPU ns / run ns * 100) / (bits / run ns): the run's length falls out.
+    // (CPU ns / run ns * 100) / (bits / run ns): the duration cancels out.
     (bits > 0.0).then(|| both_ns * 100.0 / bits)
 }
 
-/// What a [`Machine`] has in place of a name that could not be found out.
+/// Placeholder in a [`Machine`] for what could not be determined.
 pub(crate) const UNKNOWN: &str = "unknown";
 
 #[cfg(test)]
@@ -402,7 +400,7 @@ mod tests {
     #[test]
     fn cpu_per_gbit_needs_both_sides_unless_there_is_only_one() {
         let read = Direction { ios: 1, bytes: 1_000_000_000 / 8, ..Direction::default() };
-        // One second of processor time for one Gbit.
+        // One second of CPU time for one Gbit.
         let run = Run { read, initiator_cpu_ns: Some(1_000_000_000), ..Run::default() };
         assert_eq!(Figure::CpuPerGbit.of(SubjectKind::Local, &run), Some(100.0));
         assert_eq!(Figure::CpuPerGbit.of(SubjectKind::Protocol, &run), None);

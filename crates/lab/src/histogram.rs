@@ -1,13 +1,11 @@
-//! Latencies of many I/O in little memory, recorded in a few nanoseconds each.
+//! A latency histogram with small memory and a few nanoseconds per record.
 //!
-//! hdrhistogram holds the distribution to three significant digits; smallest, largest and sum are
-//! kept exactly beside it. All memory (about 270 KiB, of which a run touches little) is taken when
-//! the histogram is made.
+//! hdrhistogram keeps the distribution to three significant digits; minimum, maximum and sum are
+//! exact. All memory (about 270 KiB, of which a run touches little) is allocated at creation.
 
 use crate::result::Latency;
 
-/// A distribution of latencies in nanoseconds. Each worker has its own and they are merged at the
-/// end.
+/// A distribution of latencies in nanoseconds. Each worker has its own; they are merged at the end.
 #[derive(Clone, Debug)]
 pub struct Histogram {
     counts: hdrhistogram::Histogram<u64>,
@@ -16,10 +14,10 @@ pub struct Histogram {
     sum_ns: u64,
 }
 
-/// The largest latency that is told from larger ones in percentiles: an hour.
+/// Largest latency in percentiles, an hour; larger ones are clamped.
 pub const MAX_NS: u64 = 3_600_000_000_000;
 
-/// The percentiles that fio reports if not told otherwise.
+/// fio's default percentiles.
 pub const PERCENTILES: [f64; 17] =
     [1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95, 99.99];
 
@@ -36,8 +34,8 @@ impl Histogram {
         }
     }
 
-    /// Adds one latency. It never allocates and never fails: what lies over [`MAX_NS`] counts as
-    /// that, except in the largest and in the mean.
+    /// Adds one latency. Never allocates or fails; values above [`MAX_NS`] are clamped except in
+    /// maximum and mean.
     #[inline]
     pub fn record(&mut self, ns: u64) {
         self.counts.saturating_record(ns.min(MAX_NS));
@@ -46,7 +44,7 @@ impl Histogram {
         self.sum_ns = self.sum_ns.saturating_add(ns);
     }
 
-    /// Adds all that `other` has.
+    /// Adds all values of `other`.
     pub fn merge(&mut self, other: &Histogram) {
         // All have the same bounds, so there is always room.
         self.counts.add(&other.counts).expect("same bounds");
@@ -55,25 +53,25 @@ impl Histogram {
         self.sum_ns = self.sum_ns.saturating_add(other.sum_ns);
     }
 
-    /// Forgets everything, keeping the memory: between ramp and run.
+    /// Removes all values and keeps the memory: between ramp and run.
     pub fn clear(&mut self) {
         self.counts.reset();
         (self.min_ns, self.max_ns, self.sum_ns) = (u64::MAX, 0, 0);
     }
 
-    /// How many latencies it has.
+    /// Number of values.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.counts.len()
     }
 
-    /// Its figures; all zero and no percentiles if it is empty.
+    /// Summary; all zero and without percentiles if there are no values.
     #[must_use]
     pub fn latency(&self) -> Latency {
         if self.counts.is_empty() {
             return Latency::default();
         }
-        // A bucket's highest value may lie above anything recorded.
+        // The upper end of a bucket may exceed every recorded value.
         let value = |percentile: f64| {
             let quantile = percentile / 100.0 * (1.0 - ROUNDING);
             self.counts.value_at_quantile(quantile).clamp(self.min_ns, self.max_ns)
@@ -95,7 +93,7 @@ impl Default for Histogram {
 }
 
 const SIGNIFICANT_DIGITS: u8 = 3;
-/// 99.9 has no exact binary form: without this 99.9% of 1000 would come out as the 1000th, not the
+/// 99.9 has no exact binary form: without this, 99.9% of 1000 would be the 1000th value, not the
 /// 999th.
 const ROUNDING: f64 = 1e-12;
 

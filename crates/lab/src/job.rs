@@ -8,13 +8,13 @@ use crate::options::JobError;
 use crate::units::{Size, short};
 use serde::{Deserialize, Serialize};
 
-/// The largest block size in bytes: the most that a volume moves in one request.
+/// Largest block size in bytes, which is the largest transfer of a volume.
 pub const MAX_BS: u32 = 32 << 20;
-/// The most I/O in flight of one worker.
+/// Most I/O in flight of one worker.
 pub const MAX_IODEPTH: u32 = 4096;
-/// The most workers of one job.
+/// Most workers of one job.
 pub const MAX_NUMJOBS: u32 = 1024;
-/// The longest run and ramp in milliseconds: a week.
+/// Longest runtime and ramp in milliseconds: a week.
 pub const MAX_TIME_MS: u64 = 7 * 86_400_000;
 
 /// The pattern of one job, fio's `rw`.
@@ -51,7 +51,7 @@ impl Rw {
     pub const ALL: [Rw; 8] =
         [Rw::Read, Rw::Write, Rw::RandRead, Rw::RandWrite, Rw::ReadWrite, Rw::RandRw, Rw::Trim, Rw::RandTrim];
 
-    /// fio's word for it.
+    /// fio's name for it.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -72,14 +72,14 @@ impl Rw {
         matches!(self, Rw::RandRead | Rw::RandWrite | Rw::RandRw | Rw::RandTrim)
     }
 
-    /// Whether the volume's content changes, discards included.
+    /// Whether it changes the volume's content, including by discards.
     #[must_use]
     pub fn changes_content(self) -> bool {
         !matches!(self, Rw::Read | Rw::RandRead)
     }
 }
 
-/// How written blocks are checked when read back, fio's `verify`.
+/// How written blocks are verified when read back, fio's `verify`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verify {
@@ -89,7 +89,8 @@ pub enum Verify {
     Pattern,
 }
 
-/// One job: a pattern on one volume. All `numjobs` workers have a connection and a queue each.
+/// One job: a pattern on one volume. Each of the `numjobs` workers has its own connection and
+/// queue.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Job {
     /// fio's job name.
@@ -106,22 +107,22 @@ pub struct Job {
     pub runtime_ms: u64,
     /// Time before measuring starts, in milliseconds.
     pub ramp_time_ms: u64,
-    /// How much of the volume to work on; `None`: from `offset` to its end.
+    /// Bytes of the volume to use; `None`: from `offset` to its end.
     pub size: Option<Size>,
-    /// Where that range begins.
+    /// Start of that range.
     pub offset: Size,
-    /// How much later the range of each worker begins than that of the one before.
+    /// Distance between the starts of consecutive workers' ranges.
     pub offset_increment: Size,
-    /// Per cent of reads in a mixed pattern.
+    /// Percentage of reads in a mixed pattern.
     pub rwmixread: u8,
-    /// Draw each random offset for itself, so that some blocks come twice and some never; else each
-    /// comes once in every pass over the range.
+    /// Draw each random offset independently, so that blocks may repeat; else each comes once in
+    /// every pass.
     pub norandommap: bool,
-    /// Check what was written.
+    /// Verify what was written.
     pub verify: Option<Verify>,
-    /// Every so many writes one with FUA; 1 is fio's `sync`, 0 for never.
+    /// Every nth write has FUA; 1 is fio's `sync`, 0: never.
     pub fua_every: u32,
-    /// Flush after so many writes, fio's `fsync`; 0 for never.
+    /// Flush after this many writes, fio's `fsync`; 0: never.
     pub fsync_every: u32,
     /// Seed of the random offsets, fio's `randseed`.
     pub randseed: u64,
@@ -153,12 +154,12 @@ impl Default for Job {
     }
 }
 
-/// Where one worker's I/O goes: a whole number of blocks of `bs` bytes, at least one.
+/// The range of one worker: a whole number of blocks of `bs` bytes, at least one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
-    /// Of the first block, in bytes; a multiple of the volume's block.
+    /// Offset in bytes; a multiple of the volume's block.
     pub offset: u64,
-    /// How many blocks of the job's `bs`.
+    /// Number of blocks of the job's `bs`.
     pub blocks: u64,
 }
 
@@ -171,11 +172,11 @@ impl Job {
         format!("{}-{}-qd{}{workers}", self.rw.name(), short(self.bs.into()), self.iodepth)
     }
 
-    /// Whether the job can run on a volume of `volume_size` bytes in blocks of `volume_block`
+    /// Checks that the job can run on a volume of `volume_size` bytes in blocks of `volume_block`
     /// bytes.
     ///
     /// # Errors
-    /// The first option that stands in the way.
+    /// The first option that prevents it.
     pub fn validate(&self, volume_size: u64, volume_block: u32) -> Result<(), JobError> {
         self.check_bounds()?;
         if !self.bs.is_multiple_of(volume_block) {
@@ -246,7 +247,7 @@ impl Job {
         Ok(range)
     }
 
-    /// The bounds that hold for any volume; the first option out of them is named.
+    /// Checks the limits that hold for any volume.
     pub(crate) fn check_bounds(&self) -> Result<(), JobError> {
         let bounds = [
             ("bs", u64::from(self.bs), 1, u64::from(MAX_BS)),
@@ -297,7 +298,7 @@ impl Job {
         self.verify.is_some() && self.rw.changes_content()
     }
 
-    /// One worker's share of a range that all have together; the last gets what division leaves.
+    /// One worker's share of a common range; the last worker gets the remainder.
     fn part(&self, range: Range, worker: u32) -> Result<Range, JobError> {
         let (workers, worker) = (u64::from(self.numjobs), u64::from(worker));
         let each = range.blocks / workers;
@@ -309,11 +310,11 @@ impl Job {
         Ok(Range { offset: range.offset + each * worker * u64::from(self.bs), blocks })
     }
 
-    /// As fio does, a percentage becomes the next whole block, bytes stay as they are.
+    /// As in fio, a percentage is rounded up to a whole block; bytes are unchanged.
     fn round_up(&self, place: Size, volume_size: u64) -> u64 {
         match place {
             Size::Bytes(bytes) => bytes,
-            // Beyond the last whole block there is nothing, which the caller finds out.
+            // Nothing follows the last whole block, which the caller detects.
             Size::Percent(_) => {
                 place.of(volume_size).checked_next_multiple_of(self.bs.into()).unwrap_or(u64::MAX)
             }

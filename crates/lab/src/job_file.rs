@@ -16,14 +16,18 @@
 //! |---|---|
 //! | `filename`, `uri` | the volume or URL to work on, one for each job; `\:` in a filename means `:`, and a plain `:` does as well |
 //! | `stonewall`, `wait_for_previous` | the job starts when all before it have ended |
-//! | `time_based`, `randrepeat` | taken if on: jobs always run for `runtime`, and offsets always repeat |
-//! | `ioengine`, `direct`, `buffered`, `thread`, `group_reporting`, `invalidate`, `description` | say how fio itself works or prints; taken and without effect |
+//! | `time_based` | accepted if on: jobs always run for `runtime` |
+//! | `randrepeat` | if off, `randseed` is another one in every run |
+//! | `ioengine`, `direct`, `buffered`, `thread`, `group_reporting`, `invalidate`, `description`, `loops`, `percentile_list` | how fio itself works, ends or prints; accepted without effect |
 //!
-//! Anything else, `include` too, is an error with file, line and name, for a job that is silently
-//! another than the one in the file measures the wrong thing.
+//! Anything else, `include` too, is an error with file, line and name, because a job that silently
+//! differs from the file measures the wrong thing. For common options the error says what to do
+//! instead.
 
 use crate::job::Job;
 use crate::options::{JOB_OPTIONS, JobError, parse_switch};
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
 
 /// One section of a job file with the globals above it.
 #[derive(Clone, Debug, PartialEq)]
@@ -155,6 +159,9 @@ impl FileJob {
         if JOB_OPTIONS.contains(&key) {
             return self.job.set(key, value);
         }
+        if let Some(&(key, instead)) = UNSUPPORTED.iter().find(|(name, _)| *name == key) {
+            return Err(JobError::Unsupported { key, instead });
+        }
         let Some(&key) = FILE_OPTIONS.iter().chain(WITHOUT_EFFECT).find(|&&known| known == key) else {
             return Err(JobError::unknown(key, &[JOB_OPTIONS, FILE_OPTIONS, WITHOUT_EFFECT]));
         };
@@ -169,9 +176,7 @@ impl FileJob {
             "time_based" if !switch()? => {
                 return Err(JobError::bad_value(key, value, "jobs always run for `runtime` here"));
             }
-            "randrepeat" if !switch()? => {
-                return Err(JobError::bad_value(key, value, "offsets always repeat here: change `randseed`"));
-            }
+            "randrepeat" if !switch()? => self.job.randseed = RandomState::new().hash_one(()),
             _ => {}
         }
         Ok(())
@@ -211,8 +216,27 @@ const FILE_OPTIONS: &[&str] =
     &["filename", "uri", "stonewall", "wait_for_previous", "time_based", "randrepeat"];
 
 /// Known in files, and nothing to us.
-const WITHOUT_EFFECT: &[&str] =
-    &["ioengine", "direct", "buffered", "thread", "group_reporting", "invalidate", "description"];
+const WITHOUT_EFFECT: &[&str] = &[
+    "ioengine",
+    "direct",
+    "buffered",
+    "thread",
+    "group_reporting",
+    "invalidate",
+    "description",
+    "loops",
+    "percentile_list",
+];
+
+/// Common options that no job can follow, and what to do about each.
+const UNSUPPORTED: &[(&str, &str)] = &[
+    ("rate", "remove it, and measure the volume `rate:bw=SIZE:VOLUME`"),
+    ("rate_iops", "remove it, and measure the volume `rate:iops=N:VOLUME`"),
+    ("bssplit", "remove it, and give `bs`; write one job for each block size"),
+    ("bsrange", "remove it, and give `bs`; write one job for each block size"),
+    ("io_size", "remove it; a job ends after `runtime`"),
+    ("number_ios", "remove it; a job ends after `runtime`"),
+];
 
 #[cfg(test)]
 mod tests {
@@ -298,20 +322,14 @@ mod tests {
     fn a_fault_is_one_line_with_file_line_and_name() {
         for (text, start) in [
             ("[a]\n\nfoo=1\n", "jobs.fio:3: unknown fio option `foo`; known are name rw "),
-            (
-                "[a]\niodpeth=1",
-                "jobs.fio:2: unknown fio option `iodpeth`, did you mean `iodepth`?; known are ",
-            ),
-            (
-                "[a]\nfile_name=x",
-                "jobs.fio:2: unknown fio option `file_name`, did you mean `filename`?; known are ",
-            ),
+            ("[a]\niodpeth=1", "jobs.fio:2: unknown fio option `iodpeth`, did you mean `iodepth`?"),
+            ("[a]\nfile_name=x", "jobs.fio:2: unknown fio option `file_name`, did you mean `filename`?"),
+            ("[a]\nrate_iops=100", "jobs.fio:2: fio option `rate_iops` is not supported: remove it, and "),
             ("[a]\ninclude other.fio", "jobs.fio:2: unknown fio option `include other.fio`; known are "),
             ("[global]\nbs=4q\n[a]", "jobs.fio:2: bad value `4q` for `bs`: a size ends in "),
             ("[a]\nbs", "jobs.fio:2: bad value `` for `bs`: not a number"),
             ("[a]\nsize=${UNSET}", "jobs.fio:2: bad value `` for `size`: not a number"),
             ("[a]\ntime_based=0", "jobs.fio:2: bad value `0` for `time_based`: jobs always run"),
-            ("[a]\nrandrepeat=0", "jobs.fio:2: bad value `0` for `randrepeat`: offsets always repeat"),
             ("[a]\nstonewall=no", "jobs.fio:2: bad value `no` for `stonewall`: a switch is 0 or 1"),
             ("[a]\nfilename=", "jobs.fio:2: bad value `` for `filename`: give a volume or a URL"),
             ("bs=4k\n[a]", "jobs.fio:1: option `bs` stands before the first [section]"),
@@ -330,6 +348,13 @@ mod tests {
         let lines: Vec<String> = WITHOUT_EFFECT.iter().map(|key| format!("{key}=1\n")).collect();
         let jobs = read(&format!("[a]\n{}randrepeat=1\n", lines.concat())).unwrap();
         assert_eq!(jobs[0].job, Job { name: "a".into(), ..Job::default() });
+    }
+
+    #[test]
+    fn offsets_differ_between_runs_where_they_are_not_to_repeat() {
+        let seed = |text| read(text).unwrap()[0].job.randseed;
+        assert_ne!(seed("[a]\nrandrepeat=0"), seed("[a]\nrandrepeat=0"));
+        assert_eq!(seed("[a]\nrandrepeat=1"), seed("[a]"));
     }
 
     proptest! {

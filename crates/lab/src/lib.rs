@@ -1,12 +1,13 @@
-//! The lab: what to measure, measuring it, and showing what came out.
+//! The lab: jobs, the load generator, and reports.
 //!
 //! ```text
 //!   job ──▶ generator ──▶ result ──▶ table, fio JSON, page
 //!     ╲───▶ ceiling   ──╱
 //! ```
-//! A [`job::Job`] says what to do in fio's vocabulary; the generator does it to any volume and the
-//! ceiling program does the same with bare sockets; [`result`] holds what they found, and the rest
-//! shows it.
+//!
+//! A [`job::Job`] describes a load in fio's vocabulary; the generator applies it to any volume, and
+//! the ceiling does so with bare sockets. [`result`] holds the results; the other modules format
+//! them.
 
 pub mod ceiling;
 pub mod content;

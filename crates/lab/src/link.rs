@@ -16,12 +16,12 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// A network link as a row is measured over it.
+/// A network link of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Link {
-    /// The most bytes behind an Ethernet header.
+    /// MTU in bytes.
     pub mtu: u32,
-    /// What it is limited to, in Gbit/s; `None`: as fast as the machine is.
+    /// Rate limit in Gbit/s; `None`: unlimited.
     pub gbit_per_s: Option<u32>,
 }
 
@@ -34,21 +34,21 @@ impl fmt::Display for Link {
     }
 }
 
-/// What a suite wants to be measured over.
+/// The links that a suite is measured over.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Links {
-    /// Limits in Gbit/s, and then none.
+    /// Rate limits in Gbit/s; the unlimited link comes last.
     rates: Vec<u32>,
-    /// Of each protocol.
+    /// MTUs of each protocol.
     mtus: BTreeMap<String, Vec<u32>>,
-    /// Stripes of so many members stand for the study's disks; the first is served.
+    /// Numbers of stripe members that stand for the study's disks; the first one is served.
     pub stripes: Vec<u32>,
 }
 
 impl Links {
-    /// Every link for a protocol, slow before fast, small frames before large; none for one that
-    /// the study is not about.
+    /// Every link of a protocol, slow before fast, small frames before large; empty for a protocol
+    /// that the study does not cover.
     #[must_use]
     pub fn of(&self, protocol: &str) -> Vec<Link> {
         let mtus = self.mtus.get(protocol).map_or(&[][..], Vec::as_slice);
@@ -57,33 +57,33 @@ impl Links {
     }
 }
 
-/// What a stripe of so many members is called.
+/// Name of a stripe of `members` members.
 #[must_use]
 pub fn stripe(members: u32) -> String {
     format!("{members}-way stripe")
 }
 
-/// What a row is called: what was measured, and over which link or on which stripe.
+/// A row's name: what was measured, and over which link or on which stripe.
 #[must_use]
 pub fn subject(of: &str, place: &str) -> String {
     format!("{of}, {place}")
 }
 
-/// One of a study's tables: a protocol's links downwards, jobs across, and under each job what was
-/// measured here beside what was measured there.
+/// One of a study's tables: a protocol's links as lines, jobs as columns, each with our figures
+/// beside the study's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grid {
     /// The protocol.
     pub title: String,
     /// Jobs, by name.
     pub jobs: Vec<String>,
-    /// Under each job: "here", and then the study's volumes.
+    /// Under each job: "here", then the study's volumes.
     pub columns: Vec<String>,
-    /// What each line is of, and its cells: every column of every job.
+    /// Each line's name and its cells: every column of every job.
     pub lines: Vec<(String, Vec<String>)>,
 }
 
-/// The study's tables; none if nothing was measured over links.
+/// The study's tables; empty if nothing was measured over links.
 #[must_use]
 pub fn grids(comparison: &Comparison, study: &Study) -> Vec<Grid> {
     let mut protocols: Vec<&str> = Vec::new();
@@ -149,7 +149,7 @@ fn push_new(list: &mut Vec<String>, item: String) {
     }
 }
 
-/// The volume and the link of a published figure's label; all of it is the volume of a local one.
+/// The volume and the link in a published figure's label; a local figure's label is its volume.
 fn split(label: &str, is_local: bool) -> (&str, &str) {
     if is_local {
         return ("there", label);
@@ -159,7 +159,7 @@ fn split(label: &str, is_local: bool) -> (&str, &str) {
     at.map_or((label, ""), |at| (&label[..at], &label[at + 2..]))
 }
 
-/// Whether a figure was measured there on such a volume, over what a line here is about.
+/// Whether a figure belongs to this volume and to the link or stripe of this line.
 fn is_of(figure: &PublishedFigure, volume: &str, place: &str, is_local: bool) -> bool {
     let (of, over) = split(&figure.label, is_local);
     let is_there =

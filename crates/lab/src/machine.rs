@@ -1,7 +1,6 @@
-//! The machine that measures, as `/proc` and the process itself tell it.
+//! Description of the machine, from `/proc` and the process.
 //!
-//! A report must never fail because a machine does not say what it is: what cannot be found out is
-//! "unknown" or 0.
+//! A report must not fail for lack of it: what cannot be determined is "unknown" or 0.
 
 use crate::figure::UNKNOWN;
 use crate::result::Machine;
@@ -10,7 +9,7 @@ use std::fs;
 use std::thread::available_parallelism;
 
 impl Machine {
-    /// This machine, with `congestion` where it is not the system's.
+    /// This machine; `congestion` replaces the system's default.
     #[must_use]
     pub fn here(congestion: Option<&Congestion>) -> Machine {
         let congestion = congestion.cloned().or_else(Congestion::system_default);
@@ -18,7 +17,7 @@ impl Machine {
         let device_tree = text("/proc/device-tree/model");
         Machine {
             cpu: cpu_model(&text("/proc/cpuinfo"), &device_tree).unwrap_or_else(unknown),
-            // What the process may use, not what the machine has: affinity and cgroup quota count.
+            // The CPUs that the process may use: affinity and cgroup quota count.
             cores: available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX)),
             kernel: kernel_release(&text("/proc/sys/kernel/osrelease")).unwrap_or_else(unknown),
             memory_bytes: memory_bytes(&text("/proc/meminfo")).unwrap_or(0),
@@ -27,8 +26,8 @@ impl Machine {
     }
 }
 
-/// The processor's name from `/proc/cpuinfo`, or else the board's from the device tree: 64-bit Arm
-/// names only the parts of its processors.
+/// The CPU model from `/proc/cpuinfo`, or else the board's from the device tree, because 64-bit Arm
+/// CPUs report only part numbers.
 fn cpu_model(cpuinfo: &str, device_tree: &str) -> Option<String> {
     let field = |names: &[&str]| {
         cpuinfo.lines().find_map(|line| {

@@ -1,20 +1,18 @@
-//! Where the next I/O goes and what it does: a few nanoseconds, no allocation, the same for the
-//! same seed.
+//! Generates offsets and operations: a few nanoseconds each, no allocation, repeatable by seed.
 //!
-//! Sequential patterns go through the range from its begin and start over at its end; reads and
-//! writes of a mixed one have a place each, as in fio. Random patterns take every block once in
-//! each pass, in an order that differs from pass to pass and from worker to worker; with
-//! `norandommap` each offset is drawn for itself. In a mix each I/O is a read with a chance of
-//! `rwmixread` in a hundred.
+//! Sequential patterns go through the range from its start and wrap around; in a mix, reads and
+//! writes have separate positions, as in fio. Random patterns take every block once in each pass,
+//! in an order that differs between passes and workers; with `norandommap` each offset is drawn
+//! independently. In a mix each I/O is a read with a probability of `rwmixread` percent.
 //!
-//! To read back what a verifying job wrote no map of generations is needed. A clone of the pattern,
-//! made when a pass begins, says again which blocks that pass has written: they have its
-//! generation, all others the one before.
+//! Reading back what a verifying job has written needs no table of generations: a clone of the
+//! pattern, made at the start of a pass, repeats which blocks that pass has written. They have its
+//! generation, all others the previous one.
 
 use crate::content::{STEP, mix};
 use crate::job::{Job, Range, Rw};
 
-/// What one I/O does.
+/// The operation of one I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Read.
@@ -28,27 +26,27 @@ pub enum Action {
 /// One I/O of `bs` bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// What to do.
+    /// The operation.
     pub action: Action,
-    /// Where, in bytes.
+    /// Offset in bytes.
     pub offset: u64,
-    /// How often the pattern has been through its range, from 0. All blocks of the range come once
-    /// before this goes up, except under `norandommap`; a caller that verifies waits for what is in
-    /// flight when it changes, and `pass + 1` is the generation of what it writes.
+    /// Number of completed passes over the range. All blocks come once in each pass, except under
+    /// `norandommap`. A caller that verifies waits for I/O in flight when it changes; `pass + 1` is
+    /// the generation of what it writes.
     pub pass: u64,
 }
 
-/// The endless pattern of one worker.
+/// The endless sequence of one worker.
 #[derive(Clone, Debug)]
 pub struct Pattern {
     range: Range,
     bs: u64,
-    /// What all I/O does; `None`: reads and writes mixed.
+    /// The operation of all I/O; `None`: reads and writes mixed.
     action: Option<Action>,
     rwmixread: u64,
     order: Order,
     random: Random,
-    /// Places of reads and of everything else. A random mix uses the second for both.
+    /// Positions of reads and of everything else. A random mix uses the second for both.
     cursors: [Cursor; 2],
 }
 
@@ -113,7 +111,7 @@ impl Pattern {
         Step { action, offset: self.range.offset + block * self.bs, pass }
     }
 
-    /// How many I/O make one pass.
+    /// Number of I/O in one pass.
     #[must_use]
     pub fn blocks(&self) -> u64 {
         self.range.blocks
@@ -134,7 +132,7 @@ struct Cursor {
 }
 
 impl Cursor {
-    /// The present place and pass; then on to the next.
+    /// Returns the current position and pass, and advances.
     #[inline]
     fn advance(&mut self, blocks: u64) -> (u64, u64) {
         let now = (self.place, self.pass);
@@ -146,18 +144,18 @@ impl Cursor {
     }
 }
 
-/// The numbers below `len` in a random order, which `seed` decides.
+/// The numbers below `len` in a random order that follows from `seed`.
 #[must_use]
 pub fn shuffled(len: usize, seed: u64) -> Vec<usize> {
     let order = Permutation::new(len.max(1) as u64, seed);
     (0..len as u64).map(|place| order.at(place) as usize).collect()
 }
 
-/// A random order of the numbers below `len`.
+/// A random permutation of the numbers below `len`.
 ///
-/// It permutes the numbers below the next power of two with steps that can each be undone (an odd
-/// factor, an addition, high bits onto low ones) and follows it on from what lies outside until it
-/// is inside again, which takes less than two rounds on average.
+/// It permutes the numbers below the next power of two by invertible steps (an odd factor, an
+/// addition, an xor of high bits onto low ones), repeatedly until the result is below `len`, which
+/// takes less than two rounds on average.
 #[derive(Clone, Debug)]
 struct Permutation {
     len: u64,
@@ -177,7 +175,7 @@ impl Permutation {
         permutation
     }
 
-    /// Another order, which follows from this one's.
+    /// Derives the next permutation.
     fn rekey(&mut self) {
         let mut random = Random(self.seed);
         self.key = std::array::from_fn(|_| random.next());
@@ -203,7 +201,7 @@ impl Permutation {
     }
 }
 
-/// SplitMix64: one addition and two multiplications a number.
+/// SplitMix64: one addition and two multiplications for each number.
 #[derive(Clone, Debug)]
 pub(crate) struct Random(pub(crate) u64);
 

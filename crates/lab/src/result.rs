@@ -1,16 +1,16 @@
-//! What was found: one [`Row`] for each subject and job, with every run kept.
+//! Results: one [`Row`] for each configuration and job, with every run.
 
 use crate::figure::UNKNOWN;
 use crate::job::Job;
 use blockmux_engine::congestion::Congestion;
 use serde::{Deserialize, Serialize};
 
-/// A finished comparison: all that the table, the JSON and the page show.
+/// A finished comparison: everything that table, JSON and page show.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
     /// The command that made it.
     pub command: String,
-    /// When it began, RFC 3339 in UTC.
+    /// Start time, RFC 3339 in UTC.
     pub started: String,
     /// Blockmux's version.
     pub version: String,
@@ -18,24 +18,24 @@ pub struct Comparison {
     pub machine: Machine,
     /// The published study that it repeats, by suite name.
     pub suite: Option<String>,
-    /// One for each subject and job, in the order in which they are shown.
+    /// One for each configuration and job, in display order.
     pub rows: Vec<Row>,
-    /// What was asked for and could not run, and why: (job, reason).
+    /// Jobs that could not run, with the reason.
     pub skipped: Vec<(String, String)>,
 }
 
 /// The machine that measured.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
-    /// Model name of the processor.
+    /// CPU model name.
     pub cpu: String,
-    /// Processors that the process may use.
+    /// CPUs that the process may use.
     pub cores: u32,
     /// Kernel release.
     pub kernel: String,
     /// Main memory in bytes.
     pub memory_bytes: u64,
-    /// TCP congestion control of what was measured: the system's, or another that was asked for.
+    /// TCP congestion control of the measured connections: the system's, or as requested.
     #[serde(default = "unknown")]
     pub congestion: String,
 }
@@ -48,7 +48,7 @@ fn unknown() -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SubjectKind {
-    /// A volume of this process, without a protocol: the floor.
+    /// A volume of this process, without a protocol: the lower bound.
     Local,
     /// A volume behind a protocol.
     Protocol,
@@ -58,22 +58,21 @@ pub enum SubjectKind {
     CeilingSpinning,
 }
 
-/// One subject under one job.
+/// One configuration under one job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// "nbd", "local mem", "ceiling": what the table calls it.
+    /// The configuration's name in tables: "nbd", "local mem", "ceiling".
     pub subject: String,
-    /// What kind of thing it is.
+    /// The kind of configuration.
     pub kind: SubjectKind,
     /// The protocol whose message sizes a ceiling repeats, or that a protocol row speaks; empty for
     /// local.
     pub protocol: String,
     /// The volume or URL.
     pub target: String,
-    /// The polling policy of both sides: "adaptive", "always", "never"; empty where it means
-    /// nothing.
+    /// Polling policy of both sides: "adaptive", "always", "never"; empty if not applicable.
     pub poll: String,
-    /// What was done.
+    /// The job.
     pub job: Job,
     /// Every run, in the order in which they ran.
     pub runs: Vec<Run>,
@@ -94,14 +93,14 @@ pub struct Run {
     pub errors: u64,
     /// Blocks whose content was not what had been written.
     pub verify_errors: u64,
-    /// Processor time of the target's threads in nanoseconds, if they are ours to see.
+    /// CPU time of the target's threads in nanoseconds, if they are in this process.
     pub target_cpu_ns: Option<u64>,
-    /// Processor time of the initiator's threads in nanoseconds.
+    /// CPU time of the initiator's threads in nanoseconds.
     pub initiator_cpu_ns: Option<u64>,
-    /// The part of the target's that was spent in the kernel, if the run was long enough to tell.
+    /// System time of the target's threads in nanoseconds, if the run was long enough to tell.
     #[serde(default)]
     pub target_system_ns: Option<u64>,
-    /// The part of the initiator's that was spent in the kernel.
+    /// System time of the initiator's threads in nanoseconds, if the run was long enough to tell.
     #[serde(default)]
     pub initiator_system_ns: Option<u64>,
 }
@@ -129,7 +128,7 @@ pub struct Latency {
     /// Standard deviation.
     pub stddev_ns: f64,
     /// (percentile, value), ascending: 1, 5, 10, 20, ... 50 ... 90, 95, 99, 99.5, 99.9, 99.95,
-    /// 99.99, as fio has them.
+    /// 99.99, as in fio.
     pub percentiles: Vec<(f64, u64)>,
 }
 
@@ -145,8 +144,7 @@ pub struct Spread {
 }
 
 impl Comparison {
-    /// What is to be known of figures over TCP, in a sentence; `None` if there are none, or nothing
-    /// is.
+    /// A warning about figures over TCP; `None` if there is none.
     #[must_use]
     pub fn caution(&self) -> Option<String> {
         let congestion: Congestion = self.machine.congestion.parse().ok()?;
@@ -162,7 +160,7 @@ impl Comparison {
 }
 
 impl Run {
-    /// Whether nothing came back in the measured time, not even an error.
+    /// Whether nothing completed in the measured time, not even with an error.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.ios() == 0 && self.errors == 0
@@ -212,8 +210,8 @@ impl Run {
 
     /// A percentile of completion latency in nanoseconds; `None` if it was not recorded.
     ///
-    /// Percentiles of two directions do not add up, so a mixed job has that of its slower
-    /// direction, which is never less than the percentile of both together.
+    /// Percentiles of two directions cannot be combined, so a mixed job has that of its slower
+    /// direction, an upper bound of the percentile of both.
     #[must_use]
     pub fn percentile_ns(&self, percentile: f64) -> Option<u64> {
         self.active().filter_map(|direction| direction.latency.percentile_ns(percentile)).max()
@@ -250,8 +248,8 @@ impl SubjectKind {
 }
 
 impl Comparison {
-    /// The rows of each job together, jobs in the order in which they first appear. A job's name
-    /// does not tell it apart, what it does does.
+    /// Rows grouped by job, jobs in order of first appearance. Jobs are compared by what they do,
+    /// not by name.
     #[must_use]
     pub fn groups(&self) -> Vec<Vec<&Row>> {
         let mut groups: Vec<Vec<&Row>> = Vec::new();
@@ -264,7 +262,7 @@ impl Comparison {
         groups
     }
 
-    /// What was left out, together where the reason is the same: (reason, rows).
+    /// Skipped rows grouped by reason: (reason, rows).
     #[must_use]
     pub fn skipped_by_reason(&self) -> Vec<(&str, Vec<&str>)> {
         let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
@@ -277,10 +275,9 @@ impl Comparison {
         reasons
     }
 
-    /// The ceiling that a protocol row is held against: bare sockets under the same job and with
-    /// the same message sizes. `never` is held against the sleeping one and `always` against the
-    /// spinning one; `adaptive`, and a row whose policy is unknown, against the faster of the two,
-    /// since it may do either.
+    /// The ceiling that a protocol row is compared with: bare sockets with the same job and message
+    /// sizes. For `never` it is the sleeping one, for `always` the spinning one; for `adaptive` and
+    /// unknown policies the faster of the two.
     #[must_use]
     pub fn ceiling_of(&self, row: &Row) -> Option<&Row> {
         if row.kind != SubjectKind::Protocol {
@@ -299,8 +296,8 @@ impl Comparison {
             .max_by(|a, b| iops(a).total_cmp(&iops(b)))
     }
 
-    /// Whether a protocol row is faster than its ceiling by more than chance: then something else
-    /// kept the machine busy.
+    /// Whether a protocol row exceeds its ceiling by more than `NOISY_SHARE`: other load has then
+    /// slowed the ceiling down.
     #[must_use]
     pub fn has_noisy_ceiling(&self) -> bool {
         self.rows.iter().filter_map(|row| self.share_of_ceiling(row)).any(|share| share > NOISY_SHARE)
@@ -316,7 +313,7 @@ impl Comparison {
     }
 }
 
-/// A row may pass its ceiling by so much without a word: both are measured.
+/// A row may exceed its ceiling by this much without a warning: both are measured.
 pub(crate) const NOISY_SHARE: f64 = 1.1;
 
 impl Job {

@@ -1,9 +1,9 @@
-//! Published measurements and the jobs that repeat them here, and the jobs of a plain comparison.
+//! Published measurements with the jobs that repeat them here, and the jobs of a plain comparison.
 //!
 //! The figures are facts from public studies, in `data/`, one file for each with its source; they
-//! are shown beside what is measured on the machine at hand and never mixed with it. A suite's jobs
-//! are the study's on another stage: a RAM volume in place of its disks, and loopback in place of
-//! its links unless it is about those.
+//! are shown beside our measurements and never mixed with them. A suite's jobs are those of the
+//! study, with a RAM volume in place of its disks, and loopback in place of its links unless it is
+//! about those.
 
 use crate::figure::Figure;
 use crate::job::{Job, Rw};
@@ -12,10 +12,10 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// One published study and the jobs that repeat it.
+/// A published study and the jobs that repeat it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Suite {
-    /// What `--suite` calls it.
+    /// Its name for `--suite`.
     name: &'static str,
     /// The study's title.
     title: String,
@@ -25,84 +25,84 @@ pub struct Suite {
     date: Option<String>,
     /// Where to read it, if that is known.
     url: Option<String>,
-    /// What was measured on what.
+    /// Setup of the study.
     study: String,
-    /// How the jobs here differ from it.
+    /// How the jobs here differ from the study's.
     adapted: String,
-    /// What came out, in words.
+    /// The study's result, in words.
     finding: String,
-    /// What to bear in mind about the figures.
+    /// Caveats.
     note: String,
     jobs: Vec<Job>,
-    /// The study's own, then those that are run beside them.
+    /// The study's protocols, then others that are measured beside them.
     protocols: Vec<String>,
     published: Vec<Figures>,
     links: Option<Links>,
     charts: Vec<StudyChart>,
 }
 
-/// A study as reports show it: what it was about, and its figures beside those measured here.
+/// A study as reports show it: its setup, and its figures beside ours.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Study {
     /// Title, publisher and date in one line.
     pub source: String,
-    /// Where to read it, if that is known.
+    /// Link to the study, if known.
     pub url: Option<String>,
-    /// What was measured on what.
+    /// Setup of the study.
     pub setting: String,
-    /// How the jobs here differ from it.
+    /// How the jobs here differ from the study's.
     pub adapted: String,
-    /// What came out, in words.
+    /// The study's result, in words.
     pub finding: String,
-    /// What to bear in mind about the figures.
+    /// Caveats.
     pub note: String,
-    /// In the order of its jobs; none if it gives no numbers.
+    /// In the order of its jobs; empty if it gives no numbers.
     pub figures: Vec<PublishedFigure>,
-    /// Which of them are compared with each other.
+    /// The charts that compare them.
     pub charts: Vec<StudyChart>,
 }
 
-/// Figures of a study that are compared with each other, all relative to one of them.
+/// Figures of a study that are compared with each other, relative to one of them.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StudyChart {
-    /// What is compared, in words.
+    /// Title of the chart.
     pub title: String,
     /// The unit of the study's figures.
     pub unit: Unit,
-    /// Names of jobs. Of what was measured here, each configuration's best of them counts.
+    /// Names of jobs. Of our measurements, the best of each configuration counts.
     pub jobs: Vec<String>,
-    /// Only figures of this volume: their labels begin with it.
+    /// Only figures of this volume, with which their labels begin.
     pub volume: Option<String>,
-    /// The figure that is 1.0; of what was measured here, the same protocol's.
+    /// The figure that is 1.0; of our measurements, that of the same protocol.
     pub reference: Reference,
 }
 
-/// Names the figure that a study's others are relative to.
+/// Names the figure that the others are relative to.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reference {
-    /// The protocol, in Blockmux's word for it.
+    /// Blockmux's name of the protocol.
     pub protocol: String,
     /// The label of the published figure.
     pub label: String,
 }
 
-/// One figure of a study and the job that it was measured with: shown beside what was measured
-/// here, never mixed with it.
+/// One figure of a study with the job that it was measured with; shown beside our measurements,
+/// never mixed with them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PublishedFigure {
-    /// The protocol, in Blockmux's word for it; "local" for a volume without one.
+    /// Blockmux's name of the protocol; "local" for a volume without one.
     pub protocol: String,
-    /// Link, disks, depth: what tells it from the protocol's other figures.
+    /// Link, disks or depth, which distinguishes it from the protocol's other figures.
     pub label: String,
     /// The value, in `unit`.
     pub value: f64,
-    /// Of what.
+    /// The unit of `value`.
     pub unit: Unit,
-    /// The study gives it only roughly.
+    /// The study gives only an approximate value.
     pub approximate: bool,
-    /// The job here that is held beside it.
+    /// The corresponding job here.
     pub job: Job,
 }
 
@@ -116,7 +116,7 @@ pub struct SuiteRow {
     pub job: Job,
 }
 
-/// What a published figure counts.
+/// The unit of a published figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 pub enum Unit {
     /// I/O per second.
@@ -125,7 +125,7 @@ pub enum Unit {
     /// 1,048,576 bytes per second.
     #[serde(rename = "mib_s")]
     MibPerSecond,
-    /// Megabytes per second, as the study printed it without saying which.
+    /// Megabytes per second, as printed in the study, which does not define them.
     #[serde(rename = "mb_s")]
     MbPerSecond,
     /// Mean latency in microseconds.
@@ -134,13 +134,13 @@ pub enum Unit {
 }
 
 impl PublishedFigure {
-    /// What it is called in a list of several protocols' figures: "iser, InfiniBand".
+    /// Its name in a list of several protocols: "iser, InfiniBand".
     #[must_use]
     pub fn name(&self) -> String {
         format!("{}, {}", self.protocol, self.label)
     }
 
-    /// Whether a job measured here is the one that it is held beside.
+    /// Whether a job measured here corresponds to it.
     #[must_use]
     pub fn is_about(&self, job: &Job) -> bool {
         let shape = |job: &Job| (job.rw, job.bs, job.iodepth, job.numjobs);
@@ -149,7 +149,7 @@ impl PublishedFigure {
 }
 
 impl Unit {
-    /// The figure of ours that counts the same, and what one of it is in this unit.
+    /// Our figure of the same kind, with the conversion factor to this unit.
     #[must_use]
     pub fn measured_as(self) -> (Figure, f64) {
         match self {
@@ -162,7 +162,7 @@ impl Unit {
 }
 
 impl Unit {
-    /// Whether a greater figure is the better one.
+    /// Whether greater is better.
     #[must_use]
     pub fn more_is_better(self) -> bool {
         self != Unit::MeanMicroseconds
@@ -200,7 +200,7 @@ impl Suite {
             .ok_or_else(|| UnknownSuite { name: name.to_owned() })
     }
 
-    /// Every job under every protocol, job by job, each for `runtime_ms` after `ramp_time_ms`.
+    /// Every job under every protocol, by job, each for `runtime_ms` after `ramp_time_ms`.
     #[must_use]
     pub fn rows(&self, runtime_ms: u64, ramp_time_ms: u64) -> Vec<SuiteRow> {
         let pairs = self.jobs.iter().flat_map(|job| self.protocols.iter().map(move |own| (job, own)));
@@ -211,13 +211,13 @@ impl Suite {
         pairs.map(row).collect()
     }
 
-    /// The links that it is measured over, if it is not measured over loopback.
+    /// The links that it is measured over, if not loopback.
     #[must_use]
     pub fn links(&self) -> Option<&Links> {
         self.links.as_ref()
     }
 
-    /// What reports show of it.
+    /// The study as reports show it.
     #[must_use]
     pub fn to_study(&self) -> Study {
         let rows = self.rows(1, 0);
@@ -295,7 +295,7 @@ pub fn full_jobs(runtime_ms: u64, ramp_time_ms: u64) -> Vec<Job> {
     jobs_of(&cells, runtime_ms, ramp_time_ms)
 }
 
-/// The jobs of a plain `bench`: those of the full list that tell protocols apart the most.
+/// The jobs of a plain `bench`: those of the full list that distinguish protocols the most.
 #[must_use]
 pub fn quick_jobs(runtime_ms: u64, ramp_time_ms: u64) -> Vec<Job> {
     let cells = [(Rw::RandRead, 4, 32), (Rw::RandWrite, 4, 32), (Rw::Read, 1024, 8)];

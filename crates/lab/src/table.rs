@@ -1,7 +1,7 @@
-//! The terminal table: one block for each job, one line for each subject.
+//! The terminal table: one block for each job, one line for each configuration.
 //!
-//! Every number is the median over the runs. Where the terminal is too narrow for all columns,
-//! those that say least are left out, see `Column::keep`.
+//! Every number is the median over the runs. If the terminal is too narrow, the least useful
+//! columns are omitted, see `Column::keep`.
 
 use crate::figure::{self, Figure, Labels, shortened};
 use crate::link::{self, Grid};
@@ -9,11 +9,11 @@ use crate::result::{Comparison, Row};
 use crate::suite::{PublishedFigure, Study};
 use std::fmt::Write as _;
 
-/// How many columns of characters the table may fill; 80 hold a table of short subject names whole.
+/// Most characters of a line; 80 suffice for short configuration names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Width(pub usize);
 
-/// Whether the text has terminal escape sequences in it.
+/// Whether to use terminal escape sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Colour {
     /// Plain text, for anything that is not a terminal.
@@ -22,8 +22,8 @@ pub enum Colour {
     Ansi,
 }
 
-/// The table of a comparison, ready to print, with the figures of a study beside what was measured.
-/// Text from outside has no control characters left in it.
+/// Formats a comparison, with a study's figures beside it. Control characters in foreign text are
+/// removed.
 #[must_use]
 pub fn render(comparison: &Comparison, study: Option<&Study>, width: Width, colour: Colour) -> String {
     let labels = Labels::of(comparison);
@@ -57,13 +57,13 @@ struct TextTable<'a> {
 
 /// One column of numbers.
 struct Column {
-    /// What several neighbours have in common; written once above them.
+    /// Heading shared by neighbouring columns, printed once above them.
     over: &'static str,
     name: &'static str,
-    /// Characters, the space before it included.
+    /// In characters, including the space before it.
     width: usize,
-    /// Columns are dropped from the smallest up until the table fits; the largest stay at any
-    /// width.
+    /// Columns are omitted in ascending order until the table fits; the largest value is never
+    /// omitted.
     keep: u8,
     cell: Cell,
 }
@@ -105,7 +105,7 @@ impl TextTable<'_> {
                 let _ = writeln!(out, "{}", self.styled(RED, &format!("    ! {trouble}")));
             }
         }
-        // Where the study's own tables follow, they have its figures.
+        // If the study's own tables follow, they contain its figures.
         let study = self.study.filter(|_| self.grids.is_empty());
         let figures = study.iter().flat_map(|study| &study.figures);
         let figures: Vec<_> = figures.filter(|figure| figure.is_about(&group[0].job)).collect();
@@ -114,12 +114,11 @@ impl TextTable<'_> {
         }
     }
 
-    /// One of the study's tables, ours beside it.
+    /// One of the study's tables, with our figures beside it.
     fn grid(&self, out: &mut String, grid: &Grid) {
         let title = format!("{}, MB/s: here, and there with", plain(&grid.title));
         let _ = writeln!(out, "\n{}", self.styled(BOLD, &title));
-        // The first word of "12 disks" and "PS3, 4 disks" will do, and everybody knows what 1500
-        // is.
+        // The first word of "12 disks" and "PS3, 4 disks" suffices, and 1500 needs no "MTU".
         let short = |name: &String| {
             let end = name.find([' ', ',']).unwrap_or(name.len());
             plain(&name[..end])
@@ -148,7 +147,7 @@ impl TextTable<'_> {
         }
     }
 
-    /// Figures of a study in the columns of ours that count the same, then what they are of.
+    /// A study's figures in the corresponding columns, then their labels.
     fn published(&self, figures: &[&PublishedFigure]) -> String {
         let mut line = format!("{PUBLISHED:<0$}", self.subject_width);
         let value = |own: Figure, shown: fn(f64) -> String| {
@@ -173,7 +172,7 @@ impl TextTable<'_> {
         line
     }
 
-    /// Names that neighbouring columns share, centred above them.
+    /// Shared headings, centred above their columns.
     fn heading_over(&self) -> String {
         let mut line = " ".repeat(self.subject_width);
         for columns in self.columns.chunk_by(|a, b| a.over == b.over) {
@@ -203,7 +202,7 @@ impl TextTable<'_> {
         for column in &self.columns {
             let text = column.cell.text(self.comparison, row).unwrap_or_else(|| "-".into());
             end += column.width;
-            // A number too long for its column takes room from the next one's, and never touches a
+            // A number too long for its column uses room of the next one, and never touches a
             // neighbour.
             let room = end.saturating_sub(line.chars().count() + 1);
             let _ = write!(line, " {text:>room$}");
@@ -251,7 +250,7 @@ impl TextTable<'_> {
         format!("{runs} of {time}.")
     }
 
-    /// Text broken at spaces so that it fits.
+    /// Wraps text at spaces.
     fn paragraph(&self, out: &mut String, text: &str) {
         let mut line = String::new();
         for word in text.split(' ') {
@@ -280,7 +279,7 @@ impl Cell {
         match *self {
             Cell::Count(figure) => row.median(figure).map(figure::count),
             Cell::Measure(figure) => row.median(figure).map(figure::measure),
-            // One run has no spread, which is not the same as a spread of nothing.
+            // One run has no spread, which differs from a spread of 0.
             Cell::HalfRange(_) if row.runs.len() < 2 => None,
             Cell::HalfRange(figure) => {
                 row.figure(figure).map(|spread| format!("{:.0}", spread.half_range_percent()))
@@ -290,7 +289,7 @@ impl Cell {
     }
 }
 
-/// What went wrong in a row's runs, in words.
+/// Errors of a row's runs, in words.
 pub(crate) fn troubles(row: &Row) -> Vec<String> {
     let sum = |of: fn(&crate::result::Run) -> u64| row.runs.iter().map(of).sum::<u64>();
     let (errors, verify_errors) = (sum(|run| run.errors), sum(|run| run.verify_errors));
@@ -346,7 +345,7 @@ and initiator. %/Gb: per cent of a core, both sides, for each Gbit/s of payload.
 sockets with the same message sizes and the same polling (never: the one that sleeps, always: the one that spins, \
 adaptive: the faster of the two).";
 
-/// Said where a share is over 100%, which it cannot be.
+/// Printed if a share exceeds 100%.
 pub(crate) const NOISY_CEILING: &str = " A share well over 100% is noise: something else kept the machine busy. More or \
 longer runs on a quiet machine help.";
 /// What the line of a study's figures is called.

@@ -19,6 +19,7 @@ pub mod iscsi;
 mod job;
 pub mod nbd;
 pub mod nvme;
+pub mod nvme_rdma;
 pub mod nvme_tcp;
 pub mod outbox;
 pub mod rdma;

@@ -303,9 +303,26 @@ pub trait RdmaSession: Timed {
     fn work(&mut self, queue_pair: &mut impl QueuePair) -> bool;
 }
 
+impl<S: RdmaSession> RdmaSession for &mut S {
+    fn endpoint(&self) -> Endpoint {
+        (**self).endpoint()
+    }
+
+    #[inline]
+    fn on_event(&mut self, event: Event, now: Instant) -> Result<(), ProtocolError> {
+        (**self).on_event(event, now)
+    }
+
+    #[inline]
+    fn work(&mut self, queue_pair: &mut impl QueuePair) -> bool {
+        (**self).work(queue_pair)
+    }
+}
+
 /// An initiator's session whose connections are queue pairs.
 pub trait RdmaConnections: Connections {
-    /// What each of them needs. Asking changes nothing.
+    /// What the first of them needs; of the others [`RdmaSession::endpoint`] tells. Asking changes
+    /// nothing.
     fn endpoint(&self) -> Endpoint;
 
     /// The session of one connection.

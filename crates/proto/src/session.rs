@@ -215,6 +215,11 @@ pub trait Target: Timed {
     /// The next event that an operator may want to audit; never one per I/O.
     fn poll_event(&mut self) -> Option<AuditEvent>;
 
+    /// Whether a peer that closes the connection between messages has logged out.
+    fn is_close_a_logout(&self) -> bool {
+        false
+    }
+
     /// The target is stopping: finish what is in flight, refuse what comes, then ask to close.
     fn on_stop(&mut self, now: Instant);
 }
@@ -274,7 +279,7 @@ pub enum PathRank {
 
 /// What has to be open before an initiator's session can be, and for as long as that is: an admin
 /// queue of NVMe.
-pub trait Control: StreamSession {
+pub trait Control: Timed {
     /// Whether a session may begin.
     fn is_ready(&self) -> bool;
 

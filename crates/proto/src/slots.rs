@@ -202,6 +202,12 @@ impl SlotKey {
         (self.generation() as u16) << NARROW_INDEX.count_ones() | self.0 as u16 & NARROW_INDEX
     }
 
+    /// Where in its table it is, of what a form in 16 bits names.
+    #[inline]
+    pub(crate) fn index_of_narrow(narrow: u16) -> usize {
+        (narrow & NARROW_INDEX).into()
+    }
+
     fn index(self) -> usize {
         (self.0 & u64::from(u32::MAX)) as usize
     }

@@ -53,6 +53,16 @@ impl HostError {
     }
 }
 
+/// How a protocol over RDMA goes over a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rdma {
+    /// iWARP, which goes over TCP.
+    Iwarp {
+        /// CRC32C over its frames.
+        crc: bool,
+    },
+}
+
 /// A host, which is a name or an address (IPv6 without brackets), and a port.
 pub type HostPort = (String, u16);
 

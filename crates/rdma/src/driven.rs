@@ -20,8 +20,8 @@ use blockmux_proto::exports::VolumeId;
 use blockmux_proto::outbox::Outbox;
 use blockmux_proto::rdma::{Endpoint, RdmaConnections, RdmaSession};
 use blockmux_proto::session::{
-    Connections, Demand, Initiator, Overdue, PathRank, ProtocolError, SessionStage, StreamConnections,
-    StreamSession, Target, Timed,
+    Connections, Control, Demand, Initiator, Overdue, PathRank, ProtocolError, SessionStage,
+    StreamConnections, StreamSession, Target, Timed,
 };
 use blockmux_volume::{Chunk, Completion, Io, Tag, Waker};
 use end::{Calls, End};
@@ -199,6 +199,30 @@ impl<Q: Provider, S: RdmaSession + Target> Target for Driven<Q, S> {
     }
 }
 
+impl<Q: Provider, S: RdmaSession + Control> Control for Driven<Q, S> {
+    fn is_ready(&self) -> bool {
+        self.session.is_ready()
+    }
+
+    fn poll_size(&mut self) -> Option<u64> {
+        let size = self.session.poll_size();
+        self.changed_by(size)
+    }
+
+    fn poll_path_rank(&mut self) -> Option<PathRank> {
+        let rank = self.session.poll_path_rank();
+        self.changed_by(rank)
+    }
+
+    fn look_at_path(&mut self) {
+        self.session_mut().look_at_path();
+    }
+
+    fn on_stop(&mut self) {
+        self.session_mut().on_stop();
+    }
+}
+
 impl<Q: Provider, S: Initiator> Initiator for Driven<Q, S> {
     #[inline]
     fn is_ready(&self) -> bool {
@@ -269,7 +293,8 @@ impl<Q: Provider, S: RdmaConnections> Connections for Driven<Q, S> {
 
     fn on_connected(&mut self, connection: usize, now: Instant) {
         let (Some(connect), Some(place)) = (&mut self.connect, connection.checked_sub(1)) else { return };
-        let end = End::new(connect(&self.first.queue_pair, &self.session.endpoint(), now));
+        let endpoint = self.session.connection(connection).endpoint();
+        let end = End::new(connect(&self.first.queue_pair, &endpoint, now));
         self.further.resize_with(self.further.len().max(connection), || None);
         if let Some(slot) = self.further.get_mut(place) {
             *slot = Some(Box::new(end));

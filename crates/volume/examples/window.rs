@@ -1,4 +1,5 @@
-//! A part of another volume, as a partition is: the worked example of `docs/WRITE-A-VOLUME.md`.
+//! A part of another volume, as a partition is: the worked example of
+//! `docs/internals/write-a-volume.md`.
 //!
 //! `cargo run -p blockmux-volume --example window --features conformance` runs the conformance
 //! suite on it, and is silent if it holds.
@@ -133,7 +134,7 @@ mod tests {
 
     #[test]
     fn the_page_quotes_this_file() {
-        let page = include_str!("../../../docs/WRITE-A-VOLUME.md");
+        let page = include_str!("../../../docs/internals/write-a-volume.md");
         let quotes: Vec<&str> =
             page.split("```rust\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
         assert!(!quotes.is_empty());

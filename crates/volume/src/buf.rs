@@ -1,13 +1,13 @@
-//! Memory that I/O addresses: pool buffers, a volume's own pages, receive buffers.
+//! I/O memory: pool buffers, pages of RAM volumes, receive buffers.
 //!
-//! A kernel, a network card or another core may write such memory at any time, so it is handled by
-//! address and length: bytes are copied in or out, or passed on. The one exception is [`Chunk`],
-//! which owns its unfilled part and whose filled part nobody writes, so that a parser may look at
-//! it as a slice.
+//! The kernel, a network card or another core may write such memory at any time, so it is handled
+//! by address and length: bytes are copied in or out, or passed on. The exception is [`Chunk`],
+//! which owns its unfilled part and whose filled part is never written, so that parsers may read it
+//! as a slice.
 //!
-//! Two cores that write the same blocks at once leave a mix of both, as on any disk. Rust calls
-//! that a data race; as with guest memory in a hypervisor, the bytes are never read as anything but
-//! bytes.
+//! Two cores that write the same blocks concurrently leave a mix of both, as on any disk. In Rust's
+//! terms that is a data race; as with guest memory in a hypervisor, the bytes are only ever treated
+//! as bytes.
 #![expect(unsafe_code, reason = "the one module that reads and writes shared I/O memory")]
 
 mod caches;
@@ -27,22 +27,21 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Where [`Pages`] come from and how they are given back.
+/// Owner of the memory of [`Pages`].
 ///
-/// Dropping it frees the pages; no [`Seg`] over them is left then.
+/// Dropping it frees the memory; no [`Seg`] of it is left then.
 pub trait Backing: Send + Sync {
-    /// Returns the range to the system such that it reads as zeroes afterwards, or answers `false`
-    /// and does nothing. Offset and length are in bytes and any; a backing may decline what is not
-    /// page-aligned.
+    /// Returns the range to the system such that it reads as zeroes afterwards, or returns `false`
+    /// and does nothing. Offset and length are in bytes and arbitrary; an implementation may
+    /// decline unaligned ranges.
     fn release(&self, _offset: usize, _len: usize) -> bool {
         false
     }
 
-    /// Faults in every page of the range without a change of what it holds, whoever writes there
-    /// meanwhile.
+    /// Faults in every page of the range without changing its content, despite concurrent writes.
     fn populate(&self, _offset: usize, _len: usize) {}
 
-    /// Has page faults bring in single small pages from now on; huge pages that are there stay.
+    /// Makes later page faults use small pages; existing huge pages stay.
     fn use_small_pages(&self) {}
 }
 
@@ -50,29 +49,27 @@ pub trait Backing: Send + Sync {
 pub struct Pages {
     start: NonNull<u8>,
     len: usize,
-    // Dropped before the memory that they are about.
+    // Declared first, so that it is dropped before the memory.
     registrations: Mutex<Registrations>,
     backing: Box<dyn Backing>,
-    /// Bytes that are to be populated, and those that have been.
+    /// Bytes to populate, and bytes populated so far.
     to_populate: AtomicUsize,
     populated: AtomicUsize,
 }
-// SAFETY: `Pages` gives no references out, only addresses and copies; see the module's words on
-// races.
+// SAFETY: `Pages` gives out no references, only addresses and copies; the module doc covers races.
 unsafe impl Send for Pages {}
-// SAFETY: as above.
+// SAFETY: `Pages` gives out no references, only addresses and copies; the module doc covers races.
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// Takes zeroed memory from the heap. It is touched only when used, so a large volume costs
-    /// nothing at first.
+    /// Allocates zeroed memory from the heap. Pages are allocated at first use.
     #[must_use]
     pub fn from_heap(len: usize) -> Arc<Pages> {
         let heap = Heap::aligned(len);
         Pages::over(heap.start, len, Box::new(heap))
     }
 
-    /// Takes memory that `backing` owns.
+    /// Wraps memory that `backing` owns.
     ///
     /// # Safety
     /// `start` must be valid for reads and writes of `len` bytes, initialized, until `backing` is
@@ -88,28 +85,29 @@ impl Pages {
         Arc::new(Pages { start, len, registrations, backing, to_populate: none(), populated: none() })
     }
 
-    /// In bytes.
+    /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is no memory at all.
+    /// Whether the length is 0.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Makes the range read as zeroes, giving whole pages back to the system where that is
-    /// possible: a device would go on reaching the old pages of memory that is registered with it.
+    /// Makes the range read as zeroes. Returns whole pages to the system if possible; memory
+    /// registered with a device is cleared instead, because the device would go on using the old
+    /// pages.
     ///
     /// # Panics
-    /// If the range lies outside.
+    /// If the range is out of bounds.
     pub fn zero(&self, offset: usize, len: usize) {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len));
         let first = offset.next_multiple_of(PAGE);
         let last = (offset + len) / PAGE * PAGE;
-        // Held while pages are released, so that none is registered meanwhile.
+        // Locked while pages are released, so that none is registered meanwhile.
         let registrations = self.registrations();
         if first < last && registrations.is_empty() && self.backing.release(first, last - first) {
             self.fill_zero(offset, first - offset);
@@ -119,30 +117,30 @@ impl Pages {
         }
     }
 
-    /// Says how many bytes will be populated, for [`Pages::populated`].
+    /// Sets the number of bytes that will be populated, for [`Pages::populated`].
     pub fn expect_populated(&self, len: usize) {
         self.to_populate.store(len, Ordering::Release);
     }
 
-    /// Faults the range in without a change of what it holds, whoever writes there meanwhile. May
-    /// wait for the system for milliseconds, so no core calls this.
+    /// Faults in the range without changing its content, despite concurrent writes. May block for
+    /// milliseconds, so cores do not call it.
     ///
     /// # Panics
-    /// If the range lies outside.
+    /// If the range is out of bounds.
     pub fn populate(&self, offset: usize, len: usize) {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len));
         self.backing.populate(offset, len);
         self.populated.fetch_add(len, Ordering::AcqRel);
     }
 
-    /// How many bytes have been populated, and how many are to be; `None` if nobody is to.
+    /// Progress of populating; `None` if nothing is to be populated.
     #[must_use]
     pub fn populated(&self) -> Option<Populated> {
         let of = self.to_populate.load(Ordering::Acquire) as u64;
         (of > 0).then(|| Populated { bytes: self.populated.load(Ordering::Acquire) as u64, of })
     }
 
-    /// Has page faults bring in single small pages from now on; huge pages that are there stay.
+    /// Makes later page faults use small pages; existing huge pages stay.
     pub fn use_small_pages(&self) {
         self.backing.use_small_pages();
     }
@@ -164,14 +162,14 @@ impl Pages {
 
 /// One core's handle to bytes with a stable address; a clone is another handle to the same bytes.
 ///
-/// Not `Send`, so that a count per handle needs no atomic: cores that share [`Pages`] have a handle
+/// Not `Send`, so that reference counts need no atomics: cores that share [`Pages`] have a handle
 /// each.
 pub struct Memory(Rc<Block>);
 
 struct Block {
     start: NonNull<u8>,
     len: usize,
-    // Dropped before the memory that they are about.
+    // Declared first, so that it is dropped before the memory.
     registrations: RefCell<Registrations>,
     source: Source,
 }
@@ -180,7 +178,7 @@ enum Source {
     Heap {
         _heap: Heap,
     },
-    /// `account` is charged until the memory goes back.
+    /// `account` is charged until the memory is returned.
     Pool {
         home: Home,
         account: Cell<Option<Rc<PeerAccount>>>,
@@ -192,22 +190,21 @@ enum Source {
 }
 
 impl Memory {
-    /// Takes zeroed, page-aligned memory from the heap.
+    /// Allocates zeroed, page-aligned memory from the heap.
     #[must_use]
     pub fn from_heap(len: usize) -> Memory {
         let heap = Heap::aligned(len);
         Memory::over(heap.start, len, Source::Heap { _heap: heap })
     }
 
-    /// Makes this core's handle to shared pages.
+    /// This core's handle to shared pages.
     #[must_use]
     pub fn from_pages(pages: &Arc<Pages>) -> Memory {
         let source = Source::Shared { pages: pages.clone() };
         Memory::over(pages.start, pages.len, source)
     }
 
-    /// Memory that goes back to its pool when the last handle is dropped; `None` if the system has
-    /// none.
+    /// Memory that returns to its pool when the last handle is dropped; `None` if out of memory.
     pub(crate) fn for_pool(len: usize, home: Home) -> Option<Memory> {
         let heap = Heap::try_aligned(len).ok()?;
         let start = heap.start;
@@ -219,7 +216,7 @@ impl Memory {
         Memory(Rc::new(Block { start, len, registrations: RefCell::default(), source }))
     }
 
-    /// The account that pool memory is charged to from now on; returns the one before.
+    /// Charges pool memory to another account; returns the previous one.
     #[inline]
     pub(crate) fn charge(&self, to: Option<Rc<PeerAccount>>) -> Option<Rc<PeerAccount>> {
         match &self.0.source {
@@ -228,22 +225,22 @@ impl Memory {
         }
     }
 
-    /// In bytes.
+    /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len
     }
 
-    /// Whether there is no memory at all.
+    /// Whether the length is 0.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.len == 0
     }
 
-    /// The piece at `offset`, `len` bytes long.
+    /// The segment of `len` bytes at `offset`.
     ///
     /// # Panics
-    /// If it lies outside.
+    /// If it is out of bounds.
     #[must_use]
     pub fn seg(&self, offset: usize, len: usize) -> Seg {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.0.len));
@@ -252,9 +249,9 @@ impl Memory {
         Seg { memory: self.clone(), start, len: len as u32, writable: true }
     }
 
-    /// Frees pool memory instead of giving it back once more.
+    /// Frees pool memory instead of returning it to the pool.
     pub(crate) fn leave_pool(self) {
-        // Moving the block out of its handle leaves nothing for `drop` to put back.
+        // Moving the block out of its handle leaves nothing for `drop` to return.
         let this = std::mem::ManuallyDrop::new(self);
         // SAFETY: `this` is never used or dropped again, so the count is taken over exactly once.
         drop(unsafe { std::ptr::read(&raw const this.0) });
@@ -285,18 +282,18 @@ impl Drop for Memory {
     }
 }
 
-/// A piece of [`Memory`] of at most 4 GiB; a clone shares the bytes.
+/// A segment of [`Memory`] of at most 4 GiB; a clone shares the bytes.
 #[derive(Clone)]
 pub struct Seg {
     memory: Memory,
     start: NonNull<u8>,
     len: u32,
-    /// False for what a [`Chunk`] lent: its bytes may be looked at as a slice.
+    /// False for memory borrowed from a [`Chunk`], whose bytes may be read as a slice.
     writable: bool,
 }
 
 impl Seg {
-    /// A piece of fresh heap memory that holds a copy of `bytes`.
+    /// A segment of new heap memory with a copy of `bytes`.
     #[must_use]
     pub fn from_slice(bytes: &[u8]) -> Seg {
         let seg = Memory::from_heap(bytes.len()).seg(0, bytes.len());
@@ -304,35 +301,35 @@ impl Seg {
         seg
     }
 
-    /// In bytes.
+    /// Length in bytes.
     #[inline]
     #[must_use]
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Whether it has no bytes.
+    /// Whether the length is 0.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether its bytes may be changed; those that a [`Chunk`] lent may not.
+    /// Whether the bytes may be changed; those borrowed from a [`Chunk`] may not.
     #[inline]
     #[must_use]
     pub fn is_writable(&self) -> bool {
         self.writable
     }
 
-    /// Whether nobody but this thread writes its bytes: they are not of [`Pages`], which other
-    /// cores may share. What the system was told to fill is private once it is full.
+    /// Whether only this thread writes the bytes: they are not in [`Pages`], which cores may share.
+    /// A buffer being filled by the kernel is private once that has completed.
     #[inline]
     #[must_use]
     pub fn is_private(&self) -> bool {
         !matches!(self.memory.0.source, Source::Shared { .. })
     }
 
-    /// Adds private bytes to a sum where they lie; answers whether they are private.
+    /// Adds private bytes to a checksum without a copy; returns whether they are private.
     #[inline]
     pub(crate) fn add_private(&self, crc: &mut Crc32c) -> bool {
         if self.is_private() {
@@ -350,8 +347,8 @@ impl Seg {
         self.start.as_ptr()
     }
 
-    /// The local key of this piece for work requests to a device of that domain: that of its whole
-    /// block, which is registered the first time.
+    /// The local key of this segment for work requests to a device: that of the whole block, which
+    /// is registered at the first call.
     ///
     /// # Errors
     /// If the device cannot register the block.
@@ -367,10 +364,10 @@ impl Seg {
         registrations.get_or_insert(domain, register).map(|registration| registration.key())
     }
 
-    /// The part at `offset`, `len` bytes long.
+    /// The subsegment of `len` bytes at `offset`.
     ///
     /// # Panics
-    /// If it lies outside.
+    /// If it is out of bounds.
     #[must_use]
     pub fn slice(&self, offset: usize, len: usize) -> Seg {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len()));
@@ -379,10 +376,10 @@ impl Seg {
         Seg { memory: self.memory.clone(), start, len: len as u32, writable: self.writable }
     }
 
-    /// Copies `source` to the beginning of this piece.
+    /// Copies `source` to the start of this segment.
     ///
     /// # Panics
-    /// If `source` is longer, or the piece was lent by a [`Chunk`].
+    /// If `source` is longer, or the segment is borrowed from a [`Chunk`].
     #[inline]
     pub fn copy_from(&self, source: &[u8]) {
         assert!(source.len() <= self.len() && self.writable);
@@ -390,7 +387,7 @@ impl Seg {
         unsafe { self.as_ptr().copy_from_nonoverlapping(source.as_ptr(), source.len()) }
     }
 
-    /// Fills `target` from the beginning of this piece.
+    /// Fills `target` from the start of this segment.
     ///
     /// # Panics
     /// If `target` is longer.
@@ -401,10 +398,10 @@ impl Seg {
         unsafe { target.as_mut_ptr().copy_from_nonoverlapping(self.as_ptr(), target.len()) }
     }
 
-    /// Copies this piece to the beginning of `target`, which may overlap it.
+    /// Copies this segment to the start of `target`, which may overlap it.
     ///
     /// # Panics
-    /// If `target` is shorter, or was lent by a [`Chunk`].
+    /// If `target` is shorter, or is borrowed from a [`Chunk`].
     #[inline]
     pub fn copy_to_seg(&self, target: &Seg) {
         assert!(self.len <= target.len && target.writable);
@@ -412,10 +409,10 @@ impl Seg {
         unsafe { target.as_ptr().copy_from(self.as_ptr(), self.len()) }
     }
 
-    /// Fills this piece with zeroes.
+    /// Fills this segment with zeroes.
     ///
     /// # Panics
-    /// If the piece was lent by a [`Chunk`].
+    /// If the segment is borrowed from a [`Chunk`].
     pub fn fill_zero(&self) {
         assert!(self.writable);
         // SAFETY: in bounds.
@@ -439,19 +436,18 @@ impl std::fmt::Debug for Seg {
 
 /// A receive buffer: `[ taken | unread | spare ]`.
 ///
-/// The spare part belongs to the receiver alone; what has been filled is never written again while
-/// anyone can see it, so that a parser looks at it as a slice and lends pieces of it on without a
-/// copy.
+/// Only the receiver writes the spare part. Filled bytes are not written again while they can be
+/// seen, so that parsers read them as a slice and borrow segments of them without a copy.
 pub struct Chunk {
     memory: Memory,
-    /// End of what was taken, begin of what is unread.
+    /// End of the taken part, start of the unread part.
     taken: usize,
-    /// End of what was filled.
+    /// End of the unread part, start of the spare part.
     filled: usize,
 }
 
 impl Chunk {
-    /// An empty buffer over memory that has no other handle.
+    /// An empty buffer over memory without other handles.
     ///
     /// # Panics
     /// If `memory` has another handle.
@@ -461,7 +457,7 @@ impl Chunk {
         Chunk { memory, taken: 0, filled: 0 }
     }
 
-    /// A buffer that holds a copy of `bytes`, unread.
+    /// A buffer with a copy of `bytes`, unread.
     #[must_use]
     pub fn from_slice(bytes: &[u8]) -> Chunk {
         let mut chunk = Chunk::new(Memory::from_heap(bytes.len()));
@@ -469,21 +465,21 @@ impl Chunk {
         chunk
     }
 
-    /// What was received and not yet taken.
+    /// The unread bytes.
     #[inline]
     #[must_use]
     pub fn unread(&self) -> &[u8] {
-        // SAFETY: in bounds and initialized; pieces lent from here are read-only, and `spare`
-        // begins behind.
+        // SAFETY: in bounds and initialized; segments borrowed from here are read-only, and `spare`
+        // begins after.
         unsafe {
             std::slice::from_raw_parts(self.memory.0.start.add(self.taken).as_ptr(), self.filled - self.taken)
         }
     }
 
-    /// Lends `len` bytes at `offset` of what is unread; they stay valid after [`Chunk::take`].
+    /// Borrows `len` unread bytes at `offset`; they stay valid after [`Chunk::take`].
     ///
     /// # Panics
-    /// If that is more than is unread.
+    /// If fewer bytes are unread.
     #[inline]
     #[must_use]
     pub fn lend(&self, offset: usize, len: usize) -> Seg {
@@ -496,7 +492,7 @@ impl Chunk {
     /// Marks the first `len` unread bytes as taken.
     ///
     /// # Panics
-    /// If that is more than is unread.
+    /// If fewer bytes are unread.
     #[inline]
     pub fn take(&mut self, len: usize) {
         assert!(len <= self.filled - self.taken);
@@ -506,7 +502,7 @@ impl Chunk {
         }
     }
 
-    /// Where the next bytes go; tell [`Chunk::fill`] how many came.
+    /// The spare part, to receive into; call [`Chunk::fill`] with the number of bytes received.
     #[inline]
     pub fn spare(&mut self) -> &mut [u8] {
         // SAFETY: in bounds and initialized; nobody else has a view behind `filled` (see
@@ -519,36 +515,36 @@ impl Chunk {
         }
     }
 
-    /// Marks the first `len` spare bytes as filled.
+    /// Marks the first `len` spare bytes as unread.
     ///
     /// # Panics
-    /// If that is more than is spare.
+    /// If fewer bytes are spare.
     #[inline]
     pub fn fill(&mut self, len: usize) {
         assert!(len <= self.memory.len() - self.filled);
         self.filled += len;
     }
 
-    /// How many bytes can still come.
+    /// Length of the spare part in bytes.
     #[inline]
     #[must_use]
     pub fn room(&self) -> usize {
         self.memory.len() - self.filled
     }
 
-    /// In bytes, of the whole buffer.
+    /// Length of the whole buffer in bytes.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.memory.len()
     }
 
-    /// Whether nothing is unread and nothing lent: the buffer could serve another connection.
+    /// Whether nothing is unread or borrowed, so that another connection could use the buffer.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.taken == self.filled && self.memory.is_only_handle()
     }
 
-    /// Copies `bytes` in.
+    /// Copies `bytes` into the spare part.
     ///
     /// # Panics
     /// If there is less room.
@@ -557,7 +553,7 @@ impl Chunk {
         self.fill(bytes.len());
     }
 
-    /// Moves what is unread to the front, unless a piece is lent; answers whether it did.
+    /// Moves unread bytes to the front, unless a segment is borrowed; returns whether it did.
     pub fn compact(&mut self) -> bool {
         if !self.memory.is_only_handle() {
             return false;
@@ -572,7 +568,7 @@ impl Chunk {
         true
     }
 
-    /// Starts at the front again when everything is taken and no piece is lent any more.
+    /// Starts over at the front if everything is taken and no segment is borrowed.
     #[inline]
     pub fn recycle(&mut self) {
         if self.is_idle() {
@@ -581,7 +577,7 @@ impl Chunk {
     }
 }
 
-/// Memory of the heap or, if it is long, of the system; freed on drop.
+/// Memory from the allocator or, if long, from the system; freed on drop.
 struct Heap {
     start: NonNull<u8>,
     _memory: Allocated,
@@ -597,7 +593,7 @@ enum Allocated {
     Mapped { _pages: MmapMut },
 }
 
-/// Of the allocator.
+/// A block of the allocator.
 struct Allocation {
     start: NonNull<u8>,
     layout: Layout,
@@ -611,13 +607,12 @@ impl Drop for Allocation {
 }
 
 impl Heap {
-    /// `len` bytes on whole pages; long ones are untouched, and so cost memory only as far as they
-    /// are used.
+    /// `len` bytes on whole pages; pages of long blocks are only allocated when used.
     fn aligned(len: usize) -> Heap {
         Heap::try_aligned(len).unwrap_or_else(|layout| handle_alloc_error(layout))
     }
 
-    /// A page-aligned buffer of so many bytes, or the layout that could not be had.
+    /// A page-aligned buffer of `len` bytes, or the layout that could not be allocated.
     fn try_aligned(len: usize) -> Result<Heap, Layout> {
         let layout = Layout::from_size_align(len.max(1), PAGE).expect("a buffer fits the address space");
         if len >= UNTOUCHED {
@@ -631,11 +626,11 @@ impl Heap {
     }
 }
 
-/// What direct I/O and page-wise release need at most on the platforms we run on.
+/// Alignment that direct I/O and page-wise release need on supported platforms.
 const PAGE: usize = 4096;
-/// From so many bytes on, memory comes from the system, in fresh pages. The allocator would do that
-/// at first, too; but once such a block was freed, it keeps blocks of that size, and clears and so
-/// touches all of the next one.
+/// Blocks of at least this many bytes are mapped from the system, so that unused pages cost
+/// nothing. The allocator does so at first, too, but once such a block was freed it keeps blocks of
+/// that size, and clears all of the next one.
 const UNTOUCHED: usize = 256 << 10;
 
 #[cfg(test)]

@@ -1,23 +1,20 @@
-//! CRC-32C (Castagnoli), as iSCSI and NVMe/TCP have it in their digests, iWARP in its frames, and
-//! the bench in its blocks.
+//! CRC-32C (Castagnoli): digests of iSCSI and NVMe/TCP, frames of iWARP, and blocks of the bench.
 //!
-//! The crate below takes what the processor has, which it finds out for itself; nothing here
-//! depends on that.
+//! The crate below detects and uses the CPU's instructions.
 //!
-//! Memory is looked at where it lies, unless it is shared: bytes that another core may change must
-//! be copied before anyone looks at them, block by block, so that a block is in the nearest cache
-//! when its sum is made.
+//! Private memory is summed in place. Shared memory, which another core may change meanwhile, is
+//! first copied block by block, so that each block is in the L1 cache when it is summed.
 
 use crate::buf::Seg;
 use crate::sg_list::SgList;
 use crc_fast::{CrcAlgorithm, Digest};
 
-/// A sum in the making.
+/// A checksum in progress.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Crc32c(u32);
 
 impl Crc32c {
-    /// That of these bytes.
+    /// The checksum of these bytes.
     #[inline]
     #[must_use]
     pub fn of(bytes: &[u8]) -> Crc32c {
@@ -30,15 +27,14 @@ impl Crc32c {
         if bytes.is_empty() {
             return;
         }
-        // Its register, which is handed over here, is the complement of the sum.
+        // The crate's state is the complement of the checksum.
         let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(!self.0));
         digest.update(bytes);
-        // Of 32 bits.
+        // The upper 32 bits are 0.
         self.0 = digest.finalize() as u32;
     }
 
-    /// Adds the bytes of a piece of memory. If they change meanwhile, it is the sum of some of
-    /// both.
+    /// Adds the bytes of a segment. If they change meanwhile, the checksum covers a mix of both.
     #[inline]
     pub fn add_seg(&mut self, seg: &Seg) {
         if seg.add_private(self) {
@@ -52,15 +48,15 @@ impl Crc32c {
         }
     }
 
-    /// Adds the bytes of all pieces.
+    /// Adds the bytes of all segments.
     pub fn add_list(&mut self, data: &SgList) {
         data.segs().iter().for_each(|seg| self.add_seg(seg));
     }
 
-    /// Copies a piece to the beginning of `to`, and adds what was copied.
+    /// Copies a segment to the start of `to`, and adds what was copied.
     ///
     /// # Panics
-    /// If `to` is shorter, or was lent by a [`Chunk`](crate::Chunk).
+    /// If `to` is shorter, or is borrowed from a [`Chunk`](crate::Chunk).
     pub fn add_copying(&mut self, from: &Seg, to: &Seg) {
         for (at, len) in blocks(from.len()) {
             let copy = to.slice(at, len);
@@ -69,14 +65,14 @@ impl Crc32c {
         }
     }
 
-    /// The sum.
+    /// The checksum.
     #[inline]
     #[must_use]
     pub fn value(self) -> u32 {
         self.0
     }
 
-    /// As it goes on the wire everywhere: least byte first.
+    /// The checksum in wire order: least significant byte first.
     #[inline]
     #[must_use]
     pub fn to_le_bytes(self) -> [u8; 4] {
@@ -84,12 +80,12 @@ impl Crc32c {
     }
 }
 
-/// Where each block of so many bytes begins, and how long it is.
+/// Offset and length of each block.
 fn blocks(len: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..len).step_by(BLOCK).map(move |at| (at, BLOCK.min(len - at)))
 }
 
-/// Small enough for the stack and, twice, for the nearest cache, in bytes.
+/// In bytes; small enough for the stack and, twice, for the L1 cache.
 const BLOCK: usize = 8192;
 
 #[cfg(test)]

@@ -1,17 +1,16 @@
-//! Volumes over another volume that are as it is: of the same size, whatever it becomes, and only
-//! do things otherwise.
+//! Volumes that wrap another volume of the same size and change only how requests are processed.
 
 use crate::io::IoError;
 use crate::ready::Waker;
 use crate::volume::{Channel, Core, Populated, Resize, ResizeError, Volume, VolumeInfo};
 use std::rc::Rc;
 
-/// One such volume: a [`Volume`] by this alone.
+/// A wrapper of a volume, which implements [`Volume`] by this trait.
 pub(crate) trait Decorator: Send + Sync {
-    /// What it is over.
+    /// The wrapped volume.
     fn inner(&self) -> &dyn Volume;
 
-    /// Its own [`Volume::open`].
+    /// Implements [`Volume::open`].
     fn open_over(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError>;
 }
 
@@ -28,8 +27,8 @@ impl<D: Decorator> Volume for D {
         self.inner().populated()
     }
 
-    fn look_at_size(&self) -> u64 {
-        self.inner().look_at_size()
+    fn refresh_size(&self) -> u64 {
+        self.inner().refresh_size()
     }
 
     fn resize(&self, to: Resize) -> Result<u64, ResizeError> {

@@ -1,4 +1,4 @@
-//! A volume that answers late: a far network or a slow disk, for tests and experiments.
+//! A volume with added latency: a far network or a slow disk, for tests and experiments.
 
 use crate::decorator::Decorator;
 use crate::io::{Io, IoError, Op};
@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long each request waits before it goes on.
+/// Latency that is added to each request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Delays {
     /// Reads, prefetches and block status.
@@ -20,14 +20,14 @@ pub struct Delays {
     pub flush: Duration,
 }
 
-/// Another volume, later.
+/// Adds latency to a volume.
 pub struct DelayVolume {
     inner: Arc<dyn Volume>,
     delays: Delays,
 }
 
 impl DelayVolume {
-    /// Delays every request to `inner`; how many wait at once does not matter.
+    /// Delays every request to `inner`, however many wait.
     #[must_use]
     pub fn new(inner: Arc<dyn Volume>, delays: Delays) -> DelayVolume {
         DelayVolume { inner, delays }
@@ -52,7 +52,7 @@ impl Pace for Delays {
             op if op.is_write() => (1, self.write),
             _ => (0, self.read),
         };
-        // A delay beyond the end of time is none that anybody waits for.
+        // A delay beyond the range of the clock never ends.
         Some((queue, now.checked_add(delay)?))
     }
 }

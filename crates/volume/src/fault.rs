@@ -1,4 +1,4 @@
-//! A volume that fails on purpose, the same way for the same seed.
+//! A volume that injects errors, the same ones for the same seed.
 
 use crate::decorator::Decorator;
 use crate::io::{Completion, Io, IoError, Op, Tag};
@@ -10,33 +10,33 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Which requests fail, and how. For several faults, put one [`FaultVolume`] over another.
+/// Which requests fail, and how. For several faults, nest one [`FaultVolume`] in another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Kinds of requests that may fail.
+    /// Operations that may fail.
     pub ops: OpSet,
-    /// First byte of the range that is bad; a flush has no range and always counts as within.
+    /// First byte of the bad range; a flush, which has no range, always counts as within.
     pub offset: u64,
-    /// Bytes of that range; `None`: to the end of the volume.
+    /// Length of the bad range in bytes; `None`: to the end of the volume.
     pub size: Option<u64>,
-    /// Which of the requests that touch the range fail.
+    /// Which of the requests to the range fail.
     pub when: FaultWhen,
-    /// What happens to them.
+    /// How they fail.
     pub effect: FaultEffect,
-    /// Where [`FaultWhen::PerMillion`] begins its random sequence.
+    /// Seed of [`FaultWhen::PerMillion`].
     pub seed: u64,
 }
 
-/// Which of the requests in question fail; counted on each channel apart.
+/// Which of the candidate requests fail; counted for each channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultWhen {
-    /// Every so manieth, beginning with that; 1 is all of them, 0 none.
+    /// Every nth, the nth first; 1: all, 0: none.
     Every(u64),
-    /// So many of a million at random.
+    /// This many of a million, at random.
     PerMillion(u32),
 }
 
-/// What happens to a request that fails.
+/// How a request fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultEffect {
     /// Completes with this error, having changed nothing.
@@ -59,16 +59,16 @@ impl Default for Fault {
     }
 }
 
-/// Another volume with a fault.
+/// Adds a fault to a volume.
 pub struct FaultVolume {
     inner: Arc<dyn Volume>,
     fault: Fault,
-    /// Gives every channel a random sequence of its own.
+    /// Number of channels opened, which gives each its own random sequence.
     opened: AtomicU64,
 }
 
 impl FaultVolume {
-    /// Puts the fault into `inner`.
+    /// Adds the fault to `inner`.
     #[must_use]
     pub fn new(inner: Arc<dyn Volume>, fault: Fault) -> FaultVolume {
         FaultVolume { inner, fault, opened: AtomicU64::new(0) }
@@ -101,9 +101,9 @@ struct FaultChannel {
     info: VolumeInfo,
     fault: Fault,
     random: SplitMix,
-    /// Requests in question so far.
+    /// Candidate requests so far.
     seen: u64,
-    /// They keep their memory, as a device that hangs would.
+    /// Stuck requests keep their memory, as in a device that hangs.
     stuck: Vec<Io>,
     done: Vec<Completion>,
     waker: Waker,
@@ -111,7 +111,7 @@ struct FaultChannel {
 
 impl FaultChannel {
     fn fails(&mut self, io: &Io) -> bool {
-        // What does not fit fails below for its own reason and is no candidate.
+        // A request that does not fit fails below by itself and is no candidate.
         if !self.fault.touches(io) || self.info.check(io).is_err() {
             return false;
         }
@@ -167,7 +167,7 @@ mod tests {
     use crate::MemVolume;
     use crate::conformance::{self, Harness, TestCore};
 
-    /// Which of `count` block reads fail, block by block from the start.
+    /// Which of `count` single-block requests fail.
     fn failing(volume: &FaultVolume, op: Op, count: u64) -> Vec<u64> {
         let core = TestCore::new();
         let mut channel = volume.open(&core.as_core(), 64, core.ready().waker(0)).unwrap();

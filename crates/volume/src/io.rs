@@ -30,7 +30,7 @@ pub enum Op {
         /// block.
         only_fast: bool,
     },
-    /// The range's content is no longer needed; what it reads as afterwards is undefined.
+    /// The content is no longer needed; what the range reads as afterwards is undefined.
     Discard {
         /// As for a write.
         fua: bool,
@@ -66,20 +66,19 @@ pub struct Io {
     pub offset: u64,
     /// In bytes, a whole number of logical blocks; 0 for a flush.
     pub len: u64,
-    /// Write data, or where read data goes, `len` bytes. `None` in a read: the volume lends its own
-    /// memory or takes some from the core's pool.
+    /// Write data, or the buffer of a read, `len` bytes. A read with `None` gets memory of the
+    /// volume (zero-copy) or of the core's pool.
     pub data: Option<SgList>,
 }
 
 impl Io {
-    /// A request without data: a flush, a discard, or a read that takes what memory the volume
-    /// gives.
+    /// A request without data: a flush, a discard, or a read without a buffer.
     #[must_use]
     pub fn new(tag: Tag, op: Op, offset: u64, len: u64) -> Io {
         Io { tag, op, offset, len, data: None }
     }
 
-    /// What a request of no length brings.
+    /// The result of a request of length 0.
     #[must_use]
     pub fn into_empty_output(self) -> Output {
         match self.op {
@@ -102,24 +101,25 @@ pub struct Extent {
 }
 
 impl Extent {
-    /// What is said of `len` bytes, not 0, that have data, or of which nothing is known.
+    /// An extent of `len` bytes, not 0, with data or of unknown state.
     #[must_use]
     pub fn data(len: u64) -> Extent {
         Extent { len, hole: false, zero: false }
     }
 }
 
-/// What a completed request brings.
+/// Result of a completed request.
 #[derive(Clone, Debug, Default)]
 pub enum Output {
     /// Nothing: a write, flush, discard, or a hint.
     #[default]
     Nothing,
-    /// What was read, `len` bytes: the request's own list, or memory lent until it is dropped. Lent
-    /// memory may change under a concurrent write, so copy it before computing a digest.
+    /// The data of a read, `len` bytes: the request's own list, or memory borrowed until it is
+    /// dropped. Borrowed memory may change by a concurrent write, so copy it before computing a
+    /// digest.
     Data(SgList),
     /// Consecutive extents from the request's offset on, at least one; together they may cover less
-    /// than asked, never more.
+    /// than requested, never more.
     Extents(Vec<Extent>),
 }
 
@@ -137,13 +137,13 @@ impl Output {
 /// Exactly one for every submitted [`Io`], in any order.
 #[derive(Debug)]
 pub struct Completion {
-    /// The request's.
+    /// The request's tag.
     pub tag: Tag,
-    /// What it brought, or why it failed.
+    /// The result, or why it failed.
     pub result: Result<Output, IoError>,
 }
 
-/// Why a request failed. Each protocol translates this in exactly one table.
+/// Why a request failed. Each protocol maps this in exactly one table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum IoError {
     /// The range does not lie within the volume.
@@ -152,16 +152,16 @@ pub enum IoError {
     /// Offset or length is not a whole number of blocks.
     #[error("not a whole number of blocks")]
     Misaligned,
-    /// More data than [`crate::MAX_TRANSFER`], or a list of another length than the request's.
+    /// More data than [`crate::MAX_TRANSFER`], or a list whose length differs from the request's.
     #[error("transfer is too large or its buffer has another length")]
     BadLength,
     /// The volume cannot be written.
     #[error("volume is read-only")]
     ReadOnly,
-    /// The volume cannot do this, or not fast.
+    /// The volume does not support this, or cannot do it fast.
     #[error("operation not supported")]
     Unsupported,
-    /// Somebody else has reserved the volume.
+    /// The volume is reserved by another initiator.
     #[error("reserved by another initiator")]
     Reserved,
     /// The storage below is full.
@@ -179,7 +179,7 @@ pub enum IoError {
     /// The request was cancelled.
     #[error("aborted")]
     Aborted,
-    /// The other side is stopping.
+    /// The server is shutting down.
     #[error("shutting down")]
     ShuttingDown,
 }

@@ -1,9 +1,8 @@
-//! What a volume is: the only thing that targets, commands and the lab know of storage.
+//! Volumes: the interface to storage that targets, commands and the lab use.
 //!
-//! A [`Volume`] is shared by all cores; each core opens its own [`Channel`] to it, submits [`Io`]
-//! there and collects exactly one [`Completion`] for each. An initiator is a volume, and so is a
-//! stripe of volumes or a volume with a fault injected: whatever uses volumes works with all of
-//! them.
+//! All cores share a [`Volume`]; each core opens its own [`Channel`] to it, submits [`Io`] and
+//! collects exactly one [`Completion`] for each. An initiator is a volume, and so is a stripe of
+//! volumes or a volume with an injected fault: they are interchangeable.
 //!
 //! This crate makes no operating-system calls; unsafe code is in [`buf`] alone.
 

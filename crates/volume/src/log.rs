@@ -1,4 +1,4 @@
-//! A volume that tells what is done to it.
+//! A volume that logs its requests.
 
 use crate::decorator::Decorator;
 use crate::io::{Completion, Io, IoError, Op, Tag};
@@ -12,45 +12,45 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// One event in the life of a request.
+/// One event of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogRecord {
     /// Channels of a volume count from 0 in the order in which they were opened.
     pub channel: u32,
-    /// The submitter's.
+    /// The submitter's tag.
     pub tag: Tag,
-    /// What was asked for.
+    /// The operation.
     pub op: Op,
     /// In bytes.
     pub offset: u64,
     /// In bytes.
     pub len: u64,
-    /// On the core's clock.
+    /// Time of the event on the core's clock.
     pub at: Instant,
-    /// What happened.
+    /// The event.
     pub event: LogEvent,
 }
 
-/// What happened to a request.
+/// An event of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogEvent {
     /// It was submitted.
     Submitted,
-    /// Its cancellation was asked for.
+    /// It was cancelled.
     Cancelled,
     /// It completed.
     Completed {
-        /// Since it was submitted.
+        /// Time since it was submitted.
         took: Duration,
-        /// Why it failed, if it did.
+        /// The error, if it failed.
         error: Option<IoError>,
     },
 }
 
-/// Where records go. It is called by every core, between I/O, so it must not block: it counts, or
-/// puts a line into a buffer that another thread writes.
+/// Receives records. Every core calls it between I/O, so it must not block: it may count, or append
+/// to a buffer that another thread writes.
 pub trait LogSink: Send + Sync {
-    /// Takes one record.
+    /// Receives one record.
     fn record(&self, record: &LogRecord);
 }
 
@@ -88,7 +88,7 @@ impl fmt::Display for LogRecord {
     }
 }
 
-/// Another volume, with a record of every request and completion.
+/// Logs every request and completion of a volume.
 pub struct LogVolume {
     inner: Arc<dyn Volume>,
     sink: Arc<dyn LogSink>,
@@ -96,7 +96,7 @@ pub struct LogVolume {
 }
 
 impl LogVolume {
-    /// Records what is done to `inner`.
+    /// Logs the requests of `inner`.
     #[must_use]
     pub fn new(inner: Arc<dyn Volume>, sink: Arc<dyn LogSink>) -> LogVolume {
         LogVolume { inner, sink, opened: AtomicU32::new(0) }
@@ -124,7 +124,7 @@ struct LogChannel {
     sink: Arc<dyn LogSink>,
     core: Rc<dyn Core>,
     channel: u32,
-    /// The record of each submission; its place is the tag below.
+    /// The record of each submission; the index is the tag below.
     in_flight: Slab<LogRecord>,
 }
 

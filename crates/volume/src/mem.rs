@@ -1,14 +1,14 @@
 //! A volume in RAM.
 //!
-//! A read without a buffer is lent the volume's own memory. Blocks never written, or zeroed or
-//! discarded in whole units, are holes: they cost no memory and block status says so.
+//! A read without a buffer borrows the volume's own memory. Blocks never written, or zeroed or
+//! discarded in whole units, are holes: they use no memory, and block status reports them.
 //!
-//! Writes go past the processor's caches: a volume is larger than those, and to fetch what is
-//! overwritten would take as long as writing it. What was written together is settled together,
-//! before any of it is read or completes.
+//! Writes use streaming stores: a volume is larger than the CPU's caches, and fetching the
+//! overwritten lines would double the time. One fence makes a batch of writes visible before any of
+//! it is read or completes.
 //!
-//! One request can have all of the volume zeroed. That is done a part at a time, lest everybody on
-//! the core waits for it.
+//! A request to zero much of the volume is done in parts, so that other requests of the core are
+//! served in between.
 
 use crate::buf::{Memory, Pages, Seg, settle_streams};
 use crate::io::{Completion, Extent, Io, IoError, Op, Output};
@@ -20,18 +20,18 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// A volume in RAM; its content goes with the process.
+/// A volume in RAM; its content is lost with the process.
 pub struct MemVolume {
     shared: Arc<Shared>,
 }
 
 struct Shared {
-    /// As it was made; `size` has what it is now.
+    /// Properties at creation; `size` has the current size.
     info: VolumeInfo,
-    /// In bytes, at most those of the pages.
+    /// Current size in bytes, at most that of the pages.
     size: AtomicU64,
     pages: Arc<Pages>,
-    /// One state for each [`UNIT`] bytes of the pages.
+    /// State of each [`UNIT`] bytes of the pages.
     states: Vec<AtomicU8>,
 }
 
@@ -49,8 +49,8 @@ impl MemVolume {
         MemVolume::within(pages, size)
     }
 
-    /// A volume of `size` bytes, rounded down to a whole block, that can grow as far as zeroed
-    /// `pages` go.
+    /// A volume of `size` bytes, rounded down to a whole block, that can grow up to the size of the
+    /// zeroed `pages`.
     #[must_use]
     pub fn within(pages: Arc<Pages>, size: u64) -> MemVolume {
         let room = (pages.len() as u64) / BLOCK * BLOCK;
@@ -87,8 +87,8 @@ impl Volume for MemVolume {
         }
         let was = self.shared.size.swap(size, Ordering::AcqRel);
         if size < was {
-            // What comes back when it grows again is zeroes, and until then the memory is the
-            // system's.
+            // When the volume grows again this part reads as zeroes, and until then it uses no
+            // memory.
             self.shared.zero(size, was - size, true);
         }
         Ok(size)
@@ -108,19 +108,19 @@ impl Volume for MemVolume {
 
 struct MemChannel {
     shared: Arc<Shared>,
-    /// This core's handle: reads are lent through it, so that cores share no counter.
+    /// This core's handle: reads borrow through it, so that cores share no reference count.
     memory: Memory,
     /// What was submitted since the last poll.
     pending: Vec<Io>,
-    /// What has more to zero than is done at once, as much of it as is left.
+    /// The rest of zeroing requests that are done in parts.
     zeroing: VecDeque<Io>,
     waker: Waker,
-    /// What was submitted and cannot be done.
+    /// Invalid requests.
     refused: Vec<Completion>,
 }
 
 impl Channel for MemChannel {
-    /// Only keeps it: what was submitted together is done together, by the next poll.
+    /// Only queues: requests submitted together are done together, by the next poll.
     #[inline]
     fn submit(&mut self, io: Io) {
         match self.shared.info.check_within(&io, self.shared.size()) {
@@ -162,13 +162,13 @@ impl Channel for MemChannel {
 }
 
 impl MemChannel {
-    /// Zeroes the next part of the oldest request that has so many. The volume may be smaller by
-    /// now: what is beyond its end is zeroes already.
+    /// Zeroes the next part of the oldest such request. The volume may have shrunk: what is beyond
+    /// its end reads as zeroes already.
     #[cold]
     fn zero_part(&mut self, done: &mut Vec<Completion>) {
         let Some(io) = self.zeroing.front_mut() else { return };
         let may_unmap = !matches!(io.op, Op::WriteZeroes { may_unmap: false, .. });
-        // The parts are of whole units, or what is freed would not be.
+        // Parts end at unit boundaries, so that whole units are freed.
         let end = (io.offset + ZEROED_AT_ONCE) / UNIT * UNIT;
         let len = io.len.min(end - io.offset);
         self.shared.zero(io.offset, len, may_unmap);
@@ -182,7 +182,7 @@ impl MemChannel {
         }
     }
 
-    /// The memory that a read or a write is about.
+    /// The memory of a read or a write.
     #[inline]
     fn at(&self, io: &Io) -> Seg {
         self.memory.seg(io.offset as usize, io.len as usize)
@@ -208,8 +208,8 @@ impl MemChannel {
                 if let Some(data) = io.data {
                     data.stream_to_list(&here);
                 }
-                // Again, in case a discard on another core took the first mark for the state before
-                // it.
+                // Marked again, in case a concurrent discard on another core took the first mark
+                // for the older state.
                 self.shared.mark_data(io.offset, io.len);
             }
             Op::WriteZeroes { may_unmap, .. } => self.shared.zero(io.offset, io.len, may_unmap),
@@ -250,7 +250,7 @@ impl Shared {
         whole.iter().for_each(|state| state.store(ZEROING, Ordering::Release));
         self.pages.zero(offset as usize, len as usize);
         for state in whole {
-            // A write that came meanwhile has set DATA, and that stays.
+            // A concurrent write has set DATA, which stays.
             let _ = state.compare_exchange(ZEROING, HOLE, Ordering::AcqRel, Ordering::Acquire);
         }
     }
@@ -276,15 +276,15 @@ impl Shared {
 
 /// In bytes.
 const BLOCK: u64 = 512;
-/// Bytes that are allocated or a hole together.
+/// Granularity of holes, in bytes.
 const UNIT: u64 = 64 << 10;
-/// Bytes that are zeroed at once: a fraction of a millisecond, and a huge page.
+/// Bytes zeroed at once: a fraction of a millisecond, and one huge page.
 const ZEROED_AT_ONCE: u64 = 2 << 20;
-/// One answer's length is bounded.
+/// Extents in one reply.
 const MAX_EXTENTS: usize = 4096;
 const HOLE: u8 = 0;
 const DATA: u8 = 1;
-/// On the way from data to hole: a write turns it back into data.
+/// Changing from data to hole; a write changes it back to data.
 const ZEROING: u8 = 2;
 
 #[cfg(test)]
@@ -297,7 +297,7 @@ mod tests {
         let volume = MemVolume::within(Pages::from_heap(48 << 20), 40 << 20);
         for &size in sizes {
             assert_eq!(volume.resize(Resize::Bytes(size)).unwrap(), size);
-            assert_eq!((volume.info().size, volume.look_at_size()), (size, size));
+            assert_eq!((volume.info().size, volume.refresh_size()), (size, size));
         }
         Arc::new(volume)
     }
@@ -350,7 +350,7 @@ mod tests {
         volume.resize(Resize::Bytes(size)).unwrap();
         assert!(client.read(size, 512).is_err());
         assert_eq!(client.read(size - 512, 512).unwrap(), block);
-        // What was cut off is gone, and a hole.
+        // The truncated part was lost, and is a hole.
         volume.resize(Resize::Bytes(1 << 20)).unwrap();
         volume.resize(Resize::Bytes(size)).unwrap();
         assert_eq!(client.read(size - 512, 512).unwrap(), [0; 512]);

@@ -1,4 +1,4 @@
-//! A volume that reads as zeroes and forgets what is written: the floor below every measurement.
+//! A volume that reads as zeroes and discards writes: the lower bound of every measurement.
 
 use crate::buf::{Memory, Pages};
 use crate::io::{Completion, Extent, Io, IoError, Op, Output};
@@ -8,7 +8,7 @@ use crate::volume::{Channel, Core, MAX_TRANSFER, Volume, VolumeInfo};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// A volume that reads as zeroes and forgets what is written.
+/// A volume that reads as zeroes and discards writes.
 pub struct NullVolume {
     info: VolumeInfo,
     zeroes: Arc<Pages>,
@@ -57,7 +57,7 @@ impl Channel for NullChannel {
                 data.fill_zero();
                 Output::Data(data)
             }
-            // An extent has a length.
+            // Extents must not be empty.
             (Op::BlockStatus, _) if io.len == 0 => Output::Extents(Vec::new()),
             (Op::BlockStatus, _) => Output::Extents(vec![Extent { len: io.len, hole: true, zero: true }]),
             _ => Output::Nothing,

@@ -1,4 +1,4 @@
-//! Channels that hold requests back until their time has come: what delays and rate limits share.
+//! Channels that hold requests until a given time: the basis of delays and rate limits.
 
 use crate::io::{Completion, Io, IoError, Tag};
 use crate::ready::Waker;
@@ -7,21 +7,21 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Instant;
 
-/// When a request may go on.
+/// Decides when a request may go on.
 pub(crate) trait Pace {
-    /// The queue to wait in and the time to wait for; `None`: at once. In one queue, times never go
-    /// back.
+    /// The queue and the time to wait for; `None`: at once. Within one queue, times never decrease.
     fn due(&mut self, io: &Io, now: Instant) -> Option<(usize, Instant)>;
 }
 
-/// Passes requests on at the pace of `P`. What waits here can be cancelled and has changed nothing.
+/// Passes requests on when `P` permits. Requests that wait can be cancelled and have changed
+/// nothing.
 pub(crate) struct PacedChannel<P> {
     inner: Box<dyn Channel>,
     pace: P,
     core: Rc<dyn Core>,
     waker: Waker,
     queues: [VecDeque<(Instant, Io)>; QUEUES],
-    /// The earliest time that the core was asked for and that has not passed.
+    /// The earliest pending wake-up requested from the core.
     armed: Option<Instant>,
     done: Vec<Completion>,
 }
@@ -56,7 +56,7 @@ impl<P: Pace> PacedChannel<P> {
         Some(io)
     }
 
-    /// Asks the core for the next time, unless it was asked already.
+    /// Requests a wake-up for the next time, unless one is pending.
     fn arm(&mut self) {
         if let Some(due) = self.next_due()
             && self.armed.is_none_or(|armed| due < armed)
@@ -118,5 +118,5 @@ impl<P: Pace> Channel for PacedChannel<P> {
     }
 }
 
-/// As many as the most that a pace tells apart.
+/// The most queues that any pace uses.
 const QUEUES: usize = 3;

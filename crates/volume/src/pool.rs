@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 #[derive(Clone)]
 pub struct Pool {
     inner: Rc<Inner>,
-    /// Who is charged for payload; `None`: nobody, for what is no peer's.
+    /// The account charged for payload; `None` if it belongs to no peer.
     account: Option<Rc<PeerAccount>>,
 }
 
@@ -38,28 +38,28 @@ pub(crate) type Home = Weak<Inner>;
 pub(crate) struct Inner {
     free: [RefCell<Vec<Memory>>; CLASSES],
     out_bytes: Cell<usize>,
-    /// Of those, what payload has.
+    /// Bytes of those that hold payload.
     payload_out_bytes: Cell<usize>,
-    /// Who is charged for payload that is no peer's.
+    /// The account charged for payload that belongs to no peer.
     nobody: Rc<PeerAccount>,
-    /// Given back and kept for the next taker.
+    /// Bytes of returned buffers kept for reuse.
     cached_bytes: Cell<usize>,
-    /// Given back to the heap since the heap was last trimmed.
+    /// Bytes returned to the heap since it was last trimmed.
     shed_bytes: Cell<usize>,
     limit_bytes: usize,
-    /// Peers that wait for memory, each once, by the size of the buffer.
+    /// Peers that wait for memory, each once, by buffer size.
     waiting: [RefCell<Waiting>; CLASSES],
-    /// How many those are.
+    /// Number of peers that wait.
     waiting_count: Cell<usize>,
-    /// How many peers have ever begun to wait.
+    /// Number of times that a peer started to wait.
     tickets: Cell<u64>,
-    /// What is kept for peers that were woken, in bytes.
+    /// Bytes reserved for peers that were woken.
     promised_bytes: Cell<usize>,
-    /// The next buffer that comes back is offered to the newest first.
+    /// Whether the next returned buffer is offered to the newest peer first.
     favours_newest: Cell<bool>,
-    /// Peers that hold memory and move nothing, and some that did.
+    /// Peers that hold memory without transferring data, and some that did.
     stalled: RefCell<Vec<Rc<PeerAccount>>>,
-    /// Where peers came from that were evicted.
+    /// Addresses of evicted peers.
     suspects: RefCell<BTreeSet<IpAddr>>,
 }
 
@@ -67,49 +67,48 @@ pub(crate) struct Inner {
 #[derive(Default)]
 struct Waiting {
     peers: BTreeMap<Ticket, Rc<PeerAccount>>,
-    /// Those after this one are looked at next.
-    looked_at: Ticket,
+    /// The ticket from which the round-robin continues.
+    last_checked: Ticket,
 }
 
-/// Of a peer that waits: nobody was evicted who came from where it comes from; it had taken all
-/// that it was given when it began to wait; when that was.
+/// Rank of a waiting peer: no peer at its address was evicted; it had transferred all that it was
+/// granted when it started to wait; when that was.
 type Ticket = (bool, bool, u64);
 
 impl Waiting {
-    /// The newest of those that rank highest, or the next in turn.
+    /// The newest peer of the highest rank, or the next one round-robin.
     fn next(&mut self, newest: bool) -> Option<(Ticket, Rc<PeerAccount>)> {
         if newest {
             return self.peers.last_key_value().map(|(ticket, account)| (*ticket, account.clone()));
         }
-        let after = self.peers.range((Bound::Excluded(self.looked_at), Bound::Unbounded)).next();
+        let after = self.peers.range((Bound::Excluded(self.last_checked), Bound::Unbounded)).next();
         let (ticket, account) = after.or_else(|| self.peers.first_key_value())?;
-        self.looked_at = *ticket;
+        self.last_checked = *ticket;
         Some((*ticket, account.clone()))
     }
 }
 
-/// Whether payload may be taken.
+/// Whether payload may be allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Admission {
     Granted,
-    /// Others have to give something back first.
+    /// No, until other peers return buffers.
     Full,
-    /// The peer has to give back some of what it holds first.
+    /// No, until this peer returns buffers.
     OverShare,
 }
 
-/// What the pools of this process have from the system now, in bytes: buffers that are out, and
-/// those kept for later.
+/// Bytes that all pools of this process have from the system: buffers in use and kept for reuse.
 #[must_use]
 pub fn bytes_from_system() -> usize {
     FROM_SYSTEM_BYTES.load(Ordering::Relaxed)
 }
 
-/// Changes only when a pool grows or shrinks, not with each buffer that is taken.
+/// Changes only when a pool grows or shrinks, not with each allocation.
 static FROM_SYSTEM_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 impl Pool {
-    /// A pool that has at most `limit_bytes` out at a time.
+    /// A pool with at most `limit_bytes` in use.
     #[must_use]
     pub fn new(limit_bytes: usize) -> Pool {
         let inner = Inner {
@@ -131,28 +130,27 @@ impl Pool {
         Pool { inner: Rc::new(inner), account: None }
     }
 
-    /// A handle for one more peer, which has an account of its own.
+    /// A handle for a new peer, with its own account.
     #[must_use]
     pub fn for_peer(&self) -> Pool {
         self.for_peer_at(None)
     }
 
-    /// A handle for one more peer, which has come from that address.
+    /// A handle for a new peer at that address, with its own account.
     #[must_use]
     pub fn for_peer_at(&self, address: Option<IpAddr>) -> Pool {
         Pool { inner: self.inner.clone(), account: Some(Rc::new(PeerAccount::of_peer_at(address))) }
     }
 
-    /// The account of the peer that this handle is for.
+    /// The account of this handle's peer.
     #[inline]
     #[must_use]
     pub fn account(&self) -> Option<&PeerAccount> {
         self.account.as_deref()
     }
 
-    /// A buffer of at least `len` bytes with any content, or `None` when the pool's limit is
-    /// reached: wait for I/O to complete and try again. For data of requests there is
-    /// [`Pool::take_payload`].
+    /// A buffer of at least `len` bytes with undefined content. `None` when the pool's limit is
+    /// reached: retry after I/O has completed. For data of requests use [`Pool::take_payload`].
     ///
     /// # Panics
     /// If `len` is above [`MAX_TRANSFER`].
@@ -162,8 +160,8 @@ impl Pool {
         self.take_class(class_of(len))
     }
 
-    /// A buffer for the data of a request, as [`Pool::take`], but `None` already when payload, or
-    /// the peer that this handle is for, has its share.
+    /// A buffer for the data of a request. `None` when payload, or this handle's peer, has used its
+    /// share.
     ///
     /// # Panics
     /// If `len` is above [`MAX_TRANSFER`].
@@ -187,8 +185,8 @@ impl Pool {
         Some(memory)
     }
 
-    /// A buffer for the data of a request that waits for it: if there is none, the peer is woken
-    /// when there may be one, and peers that hold buffers and move nothing lose their connections.
+    /// A buffer for the data of a request that can wait. If there is none, the peer is woken when
+    /// there may be one, and peers that hold buffers without transferring data are disconnected.
     ///
     /// # Panics
     /// If `len` is above [`MAX_TRANSFER`].
@@ -211,7 +209,7 @@ impl Pool {
         }
         account.wait_for(size);
         if self.inner.admits(Some(account), size) == Admission::OverShare {
-            // It waits for itself.
+            // The peer itself holds what it waits for.
             return;
         }
         if !account.is_queued.replace(true) {
@@ -226,8 +224,7 @@ impl Pool {
         self.inner.evict_stalled();
     }
 
-    /// The turn of this handle's peer is over: what it was woken for and has not taken is
-    /// anybody's.
+    /// Ends the turn of this handle's peer: what was reserved for it and not taken becomes free.
     #[inline]
     pub fn end_turn(&self) {
         if let Some(account) = self.account().filter(|account| account.promised_bytes.get() > 0) {
@@ -237,9 +234,9 @@ impl Pool {
         }
     }
 
-    /// The peer of this handle has moved nothing for a while although it holds buffers: it loses
-    /// its connection as soon as others wait for what it holds, unless there are larger ones. Until
-    /// it moves again it has no credit.
+    /// Records that this handle's peer holds buffers without transferring data. It is disconnected
+    /// when others wait for that memory, the largest such peer first, and has no credit until it
+    /// transfers data again.
     pub fn note_stalled(&self) {
         let Some(account) = &self.account else { return };
         let mut stalled = self.inner.stalled.borrow_mut();
@@ -262,16 +259,15 @@ impl Pool {
         size_of_class(class_of(len)) <= most
     }
 
-    /// How much payload one peer should have in flight beside a request that is its only one, in
-    /// bytes: it takes several that keep theirs to leave nothing to the others.
+    /// Bytes of payload that one peer should have in flight, beside a single larger request: only
+    /// several peers that hold their share can exhaust the pool.
     #[inline]
     #[must_use]
     pub fn peer_share(&self) -> usize {
         self.inner.limit_bytes / 8
     }
 
-    /// Whether the next long payload may have to wait, so that nobody should keep more than a
-    /// little.
+    /// Whether the next long payload may have to wait, so that peers should hold only little.
     #[inline]
     #[must_use]
     pub fn is_short(&self) -> bool {
@@ -282,7 +278,7 @@ impl Pool {
     #[inline]
     fn take_class(&self, class: usize) -> Option<Memory> {
         let (inner, size) = (&self.inner, size_of_class(class));
-        // The limit may be all there is.
+        // The limit may be `usize::MAX`.
         let out = inner.out_bytes.get().checked_add(size)?;
         if out > inner.limit_bytes {
             return None;
@@ -293,8 +289,8 @@ impl Pool {
                 inner.cached_bytes.set(inner.cached_bytes.get() - size);
                 memory
             }
-            // The system may have less than the limit: that is no end of anything, others give
-            // theirs back.
+            // The system may have less memory than the limit. That is not fatal: other buffers will
+            // be returned.
             None => {
                 let memory = Memory::for_pool(size, Rc::downgrade(inner))?;
                 FROM_SYSTEM_BYTES.fetch_add(size, Ordering::Relaxed);
@@ -305,26 +301,26 @@ impl Pool {
         Some(memory)
     }
 
-    /// Bytes that are out now.
+    /// Bytes in use now.
     #[must_use]
     pub fn out_bytes(&self) -> usize {
         self.inner.out_bytes.get()
     }
 
-    /// Whether so much has gone back to the heap since [`Pool::note_trimmed`] that it should give
-    /// some to the system.
+    /// Whether so much was returned to the heap since [`Pool::note_trimmed`] that the heap should
+    /// be trimmed.
     #[inline]
     #[must_use]
     pub fn has_shed_much(&self) -> bool {
         self.inner.shed_bytes.get() >= MUCH_BYTES
     }
 
-    /// The heap has given to the system what it does not need.
+    /// The heap was trimmed.
     pub fn note_trimmed(&self) {
         self.inner.shed_bytes.set(0);
     }
 
-    /// The most bytes that can be out.
+    /// The most bytes in use.
     #[must_use]
     pub fn limit_bytes(&self) -> usize {
         self.inner.limit_bytes
@@ -332,20 +328,21 @@ impl Pool {
 }
 
 impl Inner {
-    /// What payload may have of the pool, in bytes.
+    /// Payload's share of the pool, in bytes.
     #[inline]
     fn payload_bytes(&self) -> usize {
         self.limit_bytes - self.limit_bytes / 4
     }
 
-    /// What is left of that. Receive buffers come and go with each turn of whoever waits for
-    /// payload.
+    /// What is left of payload's share. Receive buffers are not counted: they come and go with each
+    /// turn of peers that wait for payload.
     #[inline]
     fn free_bytes(&self) -> usize {
         self.payload_bytes().saturating_sub(self.payload_out_bytes.get())
     }
 
-    /// Whether a buffer of `size` bytes may go to the peer of `account`, by what is free now.
+    /// Whether a buffer of `size` bytes may be allocated to the peer of `account`, by what is free
+    /// now.
     #[inline]
     fn admits(&self, account: Option<&PeerAccount>, size: usize) -> Admission {
         let own = account.map_or(0, |account| account.promised_bytes.get());
@@ -357,7 +354,7 @@ impl Inner {
         let Some(account) = account else { return Admission::Granted };
         let held = account.held_bytes();
         let after = held + size;
-        // More than one buffer only as long as others can have as much.
+        // A second buffer only if others can still have as much.
         if held > 0 && after + size > free {
             return if held >= most / 8 { Admission::OverShare } else { Admission::Full };
         }
@@ -381,34 +378,33 @@ impl Inner {
         if free - size >= left_to_proven { Admission::Granted } else { Admission::Full }
     }
 
-    /// Nothing is kept for that peer any more.
+    /// Releases what was reserved for that peer.
     fn end_promise(&self, account: &PeerAccount) {
         let promised = account.promised_bytes.replace(0);
         self.promised_bytes.set(self.promised_bytes.get() - promised);
     }
 
-    /// Whether anybody waits for a smaller buffer.
+    /// Whether a peer waits for a smaller buffer.
     fn waits_for_less_than(&self, size: usize) -> bool {
-        let is_less = |account: &Rc<PeerAccount>| (1..size).contains(&account.wanted_bytes());
+        let is_less = |account: &Rc<PeerAccount>| (1..size).contains(&account.requested_bytes());
         self.waiting_count.get() > 0
             && self.waiting[..class_of(size)].iter().any(|class| class.borrow().peers.values().any(is_less))
     }
 
-    /// A buffer of `size` bytes has come back: wakes those that could have as much now, the ones
-    /// that wait for less first. Of those that wait for as much, every other time the newest is
-    /// first of those from where nobody was evicted, or else of those that have taken all that they
-    /// were given: a crowd that has come before it and moves nothing is not in its way, nor is a
-    /// crowd of newcomers in the way of who waits long.
+    /// A buffer of `size` bytes was returned: wakes the peers that could have one now, those that
+    /// wait for less first. Among peers that wait for the same size, every other time the newest of
+    /// the highest rank is first, else it is round-robin. So neither a crowd of older peers that
+    /// transfer nothing blocks newcomers, nor a crowd of newcomers those that wait long.
     #[cold]
     fn wake_waiting(&self, size: usize) {
         let mut left = size;
         for class in &self.waiting {
-            let looks = class.borrow().peers.len().min(LOOKS_PER_BUFFER);
+            let looks = class.borrow().peers.len().min(CHECKS_PER_BUFFER);
             for look in 0..looks {
                 let is_newest = look == 0 && self.favours_newest.get();
                 let next = class.borrow_mut().next(is_newest);
                 let Some((ticket, account)) = next else { break };
-                let wanted = account.wanted_bytes();
+                let wanted = account.requested_bytes();
                 if wanted > 0 && self.admits(Some(&account), wanted) == Admission::Full {
                     continue;
                 }
@@ -417,8 +413,8 @@ impl Inner {
                 self.waiting_count.set(self.waiting_count.get() - 1);
                 if wanted > 0 {
                     self.favours_newest.set(!is_newest);
-                    // Others that try again now must not be faster. What waited may have ended,
-                    // though.
+                    // Reserved, so that a peer that retries right now is not faster. The waiting
+                    // request may have ended, too.
                     account.promised_bytes.set(wanted);
                     self.promised_bytes.set(self.promised_bytes.get() + wanted);
                     account.stop_waiting();
@@ -432,8 +428,8 @@ impl Inner {
         }
     }
 
-    /// Evicts the largest of those that hold buffers and move nothing, until what others wait for
-    /// would be there.
+    /// Evicts the largest peers that hold buffers without transferring data, until there would be
+    /// enough for those that wait.
     #[cold]
     fn evict_stalled(&self) {
         let mut stalled = self.stalled.borrow_mut();
@@ -448,7 +444,7 @@ impl Inner {
                 .peers
                 .values()
                 .filter(|account| !account.is_stalled())
-                .map(|it| it.wanted_bytes())
+                .map(|it| it.requested_bytes())
                 .sum();
             wanted = wanted.saturating_add(waits);
         }
@@ -462,7 +458,7 @@ impl Inner {
         }
     }
 
-    /// Who comes from there ranks behind others, those that wait already, too.
+    /// Ranks peers at that address behind others, including those that wait already.
     fn suspect(&self, origin: IpAddr) {
         let mut suspects = self.suspects.borrow_mut();
         if suspects.len() >= MOST_SUSPECTS {
@@ -480,7 +476,7 @@ impl Inner {
         }
     }
 
-    /// Called by the last handle of a buffer on drop.
+    /// Called on drop of a buffer's last handle.
     pub(crate) fn put(&self, memory: Memory) {
         let size = memory.len();
         let class = class_of(size);
@@ -505,9 +501,9 @@ impl Inner {
     }
 }
 
-/// What has to be free for a buffer of `size` bytes where payload may have `most`: four times as
-/// much, so that long payload leaves something to shorter one; of the longest, half of the rest
-/// stays.
+/// Bytes that must be free to allocate a buffer of `size` bytes, where payload has `most` in all:
+/// four times the size, so that long payload leaves room for shorter; for the longest, half of the
+/// rest.
 #[inline]
 fn headroom(size: usize, most: usize) -> usize {
     size.saturating_mul(4).min(size + most.saturating_sub(size) / 2)
@@ -523,24 +519,24 @@ fn size_of_class(class: usize) -> usize {
     SMALLEST << class
 }
 
-/// A peer may have this many bytes of payload in flight when buffers are short.
+/// Bytes of payload that a peer may have in flight when buffers are short.
 pub const SHORT_PAYLOAD: usize = 256 << 10;
-/// Payload up to this many bytes goes to every peer as long as there is any to speak of, so that a
-/// new one can show that it moves data.
+/// Payload up to this size is granted to every peer while there is some, so that a new peer can
+/// show that it transfers data.
 const TINY_PAYLOAD: usize = 16 << 10;
-/// Longer payload of a peer that has moved nothing waits until buffers are plenty.
+/// Longer payload of a peer that has transferred nothing waits until memory is plentiful.
 const LONG_PAYLOAD: usize = 1 << 20;
-/// A buffer that comes back is offered to so many of those that wait for one of a size.
-const LOOKS_PER_BUFFER: usize = 16;
+/// Most waiting peers to which one returned buffer is offered, for each size.
+const CHECKS_PER_BUFFER: usize = 16;
 
-/// So many origins of peers that were evicted are remembered.
+/// Most addresses of evicted peers remembered.
 const MOST_SUSPECTS: usize = 1024;
 
 const SMALLEST: usize = 4096;
 const CLASSES: usize = (MAX_TRANSFER.trailing_zeros() - SMALLEST.trailing_zeros() + 1) as usize;
-/// Enough for 128 buffers of 256 KiB; what a burst took beyond goes back to the heap.
+/// Bytes kept for reuse: 128 buffers of 256 KiB. The rest of a burst goes back to the heap.
 const KEEP_BYTES: usize = 32 << 20;
-/// What a heap may keep without being asked for it.
+/// Free bytes that a heap may keep without being trimmed.
 const MUCH_BYTES: usize = 8 << 20;
 
 #[cfg(test)]
@@ -569,7 +565,7 @@ mod tests {
         assert!(pool.take(1).is_some());
     }
 
-    /// As much as there is in buffers of `len` bytes.
+    /// All buffers of `len` bytes that there are.
     fn take_all(pool: &Pool, len: usize) -> Vec<Memory> {
         std::iter::from_fn(|| pool.take_payload(len)).collect()
     }
@@ -618,7 +614,7 @@ mod tests {
         assert_eq!(new.account().unwrap().held_bytes(), 512 << 10);
         drop(held);
         assert_eq!(new.account().unwrap().held_bytes(), 0);
-        // Since it stalled it has moved nothing.
+        // It has transferred nothing since it stalled.
         new.note_stalled();
         assert_eq!(new.account().unwrap().credit_bytes(), 0);
     }
@@ -664,7 +660,7 @@ mod tests {
         assert!(peer.take_payload_or_wait(1 << 20).is_none());
         assert!(peer.take_payload(4096).is_some());
         assert!(peer.account().unwrap().is_waiting(), "for more than it got");
-        // The others' requests end, and nobody says so until they are woken.
+        // The other peers' requests end, but they are not told until they are woken.
         others.iter().for_each(|other| other.account().unwrap().close());
         drop(held);
         assert_eq!(ready.pop(), Some(7));
@@ -709,7 +705,7 @@ mod tests {
             taken.push(peers[number as usize].take_payload_or_wait(1 << 20).unwrap());
         }
         assert_eq!(woken, [0, 5, 1, 4]);
-        // The next does not want it any more.
+        // The next one no longer needs it.
         while ready.is_empty() {
             held.pop();
         }
@@ -753,7 +749,7 @@ mod tests {
             let all = peers.iter().map(|peer| peer.account().unwrap().is_evicted());
             all.collect::<Vec<_>>()
         };
-        // The largest moves data; of the others nobody needs anything yet.
+        // The largest peer transfers data; no one waits for memory of the others yet.
         for nth in [0, 2, 3] {
             peers[nth].note_stalled();
         }
@@ -763,7 +759,7 @@ mod tests {
         assert!(waits.take_payload_or_wait(1 << 20).is_none());
         assert_eq!(evicted(), [false, false, false, true]);
         drop(held);
-        // One that has begun to move again is let alone.
+        // A peer that transfers data again is not evicted.
         peers[2].account().unwrap().resume();
         let greedy = pool.for_peer();
         assert!(greedy.take_payload_or_wait(32 << 20).is_none());

@@ -1,8 +1,8 @@
-//! A volume that does only so much in a second.
+//! A volume with rate limits.
 //!
-//! Each limit is a token bucket kept as one number, the time at which the bucket will have been
-//! paid back (the "virtual scheduling" form of the generic cell rate algorithm, ITU-T I.371). A
-//! request learns at once when its turn is, and cores share a bucket through one atomic and no
+//! Each limit is a token bucket stored as one number, the time at which the bucket will be full
+//! again (the "virtual scheduling" form of the generic cell rate algorithm, ITU-T I.371). A
+//! request's start time is known at once, and cores share a bucket through one atomic without a
 //! lock.
 
 use crate::decorator::Decorator;
@@ -16,17 +16,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Limits on one kind of request; `None` is no limit.
+/// Limits of one kind of request; `None`: unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limit {
-    /// Requests a second.
+    /// Requests per second.
     pub iops: Option<NonZeroU64>,
-    /// Bytes of data a second; zeroes and discards move none.
+    /// Bytes of data per second; zeroing and discarding transfer none.
     pub bytes_per_s: Option<NonZeroU64>,
 }
 
-/// The limits of a volume: each request keeps those of its kind and the total. Flushes, prefetches
-/// and block status are free.
+/// The limits of a volume: each request is subject to those of its kind and the total. Flushes,
+/// prefetches and block status are free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Reads and writes together.
@@ -37,14 +37,14 @@ pub struct Limits {
     pub write: Limit,
 }
 
-/// Another volume, not faster than its limits, whatever the number of channels.
+/// Limits the rate of a volume, over all of its channels.
 pub struct RateVolume {
     inner: Arc<dyn Volume>,
     buckets: Arc<Buckets>,
 }
 
 impl RateVolume {
-    /// Limits `inner`. After idling, [`RATE_BURST`] worth of requests goes at once.
+    /// Limits `inner`. After an idle period, [`RATE_BURST`] worth of requests starts at once.
     #[must_use]
     pub fn new(inner: Arc<dyn Volume>, limits: Limits) -> RateVolume {
         let pair = |limit: Limit| [limit.iops, limit.bytes_per_s].map(|rate| rate.map(Bucket::new));
@@ -71,12 +71,12 @@ impl Decorator for RateVolume {
     }
 }
 
-/// How much of a rate may be saved up: covers the lateness of timers, so that a queue of one
-/// reaches the limit.
+/// How much of a rate accumulates while idle: covers timer latency, so that queue depth 1 reaches
+/// the limit.
 pub const RATE_BURST: Duration = Duration::from_millis(10);
 
 struct Buckets {
-    /// What bucket times count from.
+    /// Zero of the buckets' times.
     origin: OnceLock<Instant>,
     /// Requests, bytes.
     total: [Option<Bucket>; 2],
@@ -86,8 +86,7 @@ struct Buckets {
 
 struct Bucket {
     per_second: NonZeroU64,
-    /// When all that was taken will have been paid back, in nanoseconds since [`RATE_BURST`] before
-    /// the origin.
+    /// When the bucket will be full again, in nanoseconds since [`RATE_BURST`] before the origin.
     paid_ns: AtomicU64,
 }
 
@@ -96,8 +95,8 @@ impl Bucket {
         Bucket { per_second, paid_ns: AtomicU64::new(0) }
     }
 
-    /// Takes `units` and returns the time at which they may be used. More than a bucketful may be
-    /// taken; those who come later pay it back.
+    /// Takes `units` and returns when they may be used. A request may take more than the bucket
+    /// holds; later ones then wait longer.
     fn take(&self, units: u64, now_ns: u64) -> u64 {
         let cost = (u128::from(units) * NS_PER_S).div_ceil(self.per_second.get().into());
         let cost = u64::try_from(cost).unwrap_or(u64::MAX);
@@ -120,7 +119,7 @@ impl Pace for RatePace {
             op if op.is_write() => (1, &self.buckets.write),
             _ => return None,
         };
-        // A request of senseless length fails below; it must not use up the rate of years.
+        // A request of invalid length fails below and must not use up the rate of years.
         let bytes = if io.op.moves_data() { io.len.min(MAX_TRANSFER.into()) } else { 0 };
         let now_ns = (now.saturating_duration_since(self.origin) + RATE_BURST).as_nanos() as u64;
         let mut due_ns = now_ns;

@@ -1,10 +1,10 @@
-//! Who on a core has something to do.
+//! The list of a core's tasks that are ready to run.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-/// A core's list of what is ready to run, each at most once, first come first served.
+/// A core's list of ready consumers, each at most once, first in, first out.
 #[derive(Default)]
 pub struct ReadyList {
     queue: RefCell<VecDeque<(u64, Rc<Cell<bool>>)>>,
@@ -17,13 +17,13 @@ impl ReadyList {
         Rc::default()
     }
 
-    /// What makes `id` ready.
+    /// A waker that puts `id` on the list.
     #[must_use]
     pub fn waker(self: &Rc<ReadyList>, id: u64) -> Waker {
         Waker { list: self.clone(), id, queued: Rc::default() }
     }
 
-    /// Takes the next; it can become ready again from now on.
+    /// Removes the first; it can become ready again.
     #[inline]
     #[must_use]
     pub fn pop(&self) -> Option<u64> {
@@ -54,7 +54,7 @@ pub struct Waker {
 }
 
 impl Waker {
-    /// Puts the consumer on the core's list, unless it is there already.
+    /// Puts the consumer on the core's list, unless it is on it.
     #[inline]
     pub fn wake(&self) {
         if !self.queued.replace(true) {
@@ -62,7 +62,7 @@ impl Waker {
         }
     }
 
-    /// A waker of nobody, for a caller that polls.
+    /// A waker without a consumer, for callers that poll.
     #[must_use]
     pub fn idle() -> Waker {
         // `queued` stays true, so that the list never grows.

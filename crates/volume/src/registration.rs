@@ -1,39 +1,39 @@
-//! Registration of memory with devices that read and write it themselves.
+//! Registration of memory with devices that access it by DMA.
 //!
-//! An RDMA adapter reaches only memory that its driver has pinned, and a work request names that
-//! memory by a local key (L_Key of the verbs). Each block of memory is registered as a whole, with
-//! each protection domain, when [`Seg::local_key`](crate::Seg::local_key) first asks for its key,
-//! and stays registered until it is freed: a pool buffer is used again and again, and a RAM volume
-//! is one block. Without such a device nothing is ever asked, and costs nothing.
+//! An RDMA adapter accesses only memory that its driver has pinned, and a work request names it by
+//! a local key (L_Key of the verbs). A block of memory is registered as a whole, for each
+//! protection domain, at the first call of [`Seg::local_key`](crate::Seg::local_key), and stays
+//! registered until it is freed: pool buffers are reused, and a RAM volume is one block. Without
+//! such a device this costs nothing.
 //!
 //! `docs/decisions/0053-memory-is-registered-by-the-block.md` says why not by the pool.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Where a device keeps its registrations (a protection domain of the verbs).
+/// A protection domain of the verbs: the scope of a device's memory registrations.
 pub trait ProtectionDomain: Send + Sync {
-    /// Lets the device read and write the `len` bytes at `start`, which stay where they are until
+    /// Registers the `len` bytes at `start`, which stay in place until
     /// [`ProtectionDomain::deregister`]. Returns their local key.
     ///
     /// # Errors
-    /// If the device or the system has no room for one more registration.
+    /// If the device or the system has no room for another registration.
     fn register(&self, start: NonNull<u8>, len: usize) -> Result<LocalKey, RegistrationError>;
 
-    /// Ends a registration. No work request that names its key is under way.
+    /// Ends a registration. No work request with its key is in flight.
     fn deregister(&self, key: LocalKey);
 }
 
-/// The name of registered memory in work requests to one device.
+/// Names registered memory in work requests to one device (L_Key).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LocalKey(pub u32);
 
-/// A device did not register memory: it, or the system, has no room for it.
+/// Memory cannot be registered: the device, or the system, has no room for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the device cannot register more memory")]
 pub struct RegistrationError;
 
-/// The registrations of one block of memory: one for each device that has used it.
+/// The registrations of one block of memory, one for each protection domain.
 #[derive(Default)]
 pub(crate) struct Registrations(Vec<Arc<Registration>>);
 

@@ -1,4 +1,4 @@
-//! Lists of pieces of I/O memory.
+//! Scatter-gather lists of I/O memory.
 
 use crate::buf::Seg;
 use smallvec::SmallVec;
@@ -8,33 +8,33 @@ use smallvec::SmallVec;
 pub struct SgList(SmallVec<[Seg; 1]>);
 
 impl SgList {
-    /// A list of one piece.
+    /// A list of one segment.
     #[inline]
     #[must_use]
     pub fn one(seg: Seg) -> SgList {
         SgList(SmallVec::from_buf([seg]))
     }
 
-    /// Adds a piece at the end.
+    /// Appends a segment.
     pub fn push(&mut self, seg: Seg) {
         self.0.push(seg);
     }
 
-    /// The pieces in order.
+    /// The segments in order.
     #[inline]
     #[must_use]
     pub fn segs(&self) -> &[Seg] {
         &self.0
     }
 
-    /// Bytes in all pieces.
+    /// Total length in bytes.
     #[inline]
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.iter().map(Seg::len).sum()
     }
 
-    /// Whether there are no bytes.
+    /// Whether the length is 0.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -94,7 +94,7 @@ impl SgList {
         self.each_to(target, Seg::copy_to_seg);
     }
 
-    /// Copies to `target` past the CPU's caches, as [`Seg::stream_to_seg`] does.
+    /// Copies to `target` with streaming stores, as [`Seg::stream_to_seg`].
     ///
     /// # Panics
     /// If `target` is shorter.
@@ -103,7 +103,7 @@ impl SgList {
         self.each_to(target, Seg::stream_to_seg);
     }
 
-    /// Each piece, as far as one of `target` goes, with that.
+    /// Pairs the segments of both lists, split where either has a boundary.
     #[inline]
     fn each_to(&self, target: &SgList, copy: impl Fn(&Seg, &Seg)) {
         if let ([from], [to]) = (self.segs(), target.segs()) {
@@ -120,7 +120,7 @@ impl SgList {
         }
     }
 
-    /// Fills all pieces with zeroes.
+    /// Fills all segments with zeroes.
     pub fn fill_zero(&self) {
         self.0.iter().for_each(Seg::fill_zero);
     }

@@ -1,9 +1,10 @@
-//! A table of what is in flight.
+//! A table of requests in flight.
 
-/// A table that gives each value a place, which is often its tag. Places are used again, so that it
-/// grows to the most that was ever in it and then allocates no more.
+/// A table that gives each value an index, often used as tag. Indices are reused, so the table
+/// grows to the largest number of values ever in it and then allocates no more.
 pub struct Slab<T> {
-    /// As many as were ever in use at a time, so that the memory of the others is not touched.
+    /// Only as long as the most values at a time, so that the rest of the capacity is never
+    /// touched.
     places: Vec<Option<T>>,
     free: Vec<u32>,
 }
@@ -15,14 +16,14 @@ impl<T> Default for Slab<T> {
 }
 
 impl<T> Slab<T> {
-    /// An empty table that allocates nothing before more than `capacity` values are in it.
+    /// An empty table that does not allocate until it holds more than `capacity` values.
     #[must_use]
     pub fn with_capacity(capacity: u32) -> Slab<T> {
         let capacity = capacity as usize;
         Slab { places: Vec::with_capacity(capacity), free: Vec::with_capacity(capacity) }
     }
 
-    /// Takes a free place, or makes one; the caller bounds how many are taken, below 2^32.
+    /// Inserts at a free index; the caller limits the number of values to less than 2^32.
     #[inline]
     pub fn insert(&mut self, value: T) -> usize {
         if let Some(place) = self.free.pop()
@@ -35,20 +36,20 @@ impl<T> Slab<T> {
         self.places.len() - 1
     }
 
-    /// What is in a place.
+    /// The value at an index.
     #[inline]
     #[must_use]
     pub fn get(&self, place: usize) -> Option<&T> {
         self.places.get(place)?.as_ref()
     }
 
-    /// What is in a place, to be changed.
+    /// The value at an index, mutable.
     #[inline]
     pub fn get_mut(&mut self, place: usize) -> Option<&mut T> {
         self.places.get_mut(place)?.as_mut()
     }
 
-    /// Takes a value out of its place.
+    /// Removes a value from its index.
     #[inline]
     pub fn remove(&mut self, place: usize) -> Option<T> {
         let value = self.places.get_mut(place)?.take()?;
@@ -56,7 +57,7 @@ impl<T> Slab<T> {
         Some(value)
     }
 
-    /// Drops a value where it is, if it is too large to be moved for nothing.
+    /// Drops a value in place, to avoid moving a large one.
     #[inline]
     pub fn discard(&mut self, place: usize) {
         if let Some(taken) = self.places.get_mut(place).filter(|taken| taken.is_some()) {
@@ -65,33 +66,33 @@ impl<T> Slab<T> {
         }
     }
 
-    /// How many values there are.
+    /// Number of values.
     #[inline]
     #[must_use]
     pub fn len(&self) -> usize {
         self.places.len() - self.free.len()
     }
 
-    /// Whether there is none.
+    /// Whether the table is empty.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many places there are, taken or free: all are below.
+    /// Number of indices, used or free: all are below this.
     #[inline]
     #[must_use]
     pub fn places(&self) -> usize {
         self.places.len()
     }
 
-    /// Places and values. It looks at all places, so it is for rare things like cancelling.
+    /// Indices and values. Scans all indices, so it is for rare operations such as cancelling.
     pub fn iter(&self) -> impl Iterator<Item = (usize, &T)> {
         self.places.iter().enumerate().filter_map(|(place, value)| Some((place, value.as_ref()?)))
     }
 
-    /// All values, to be changed.
+    /// All values, mutable.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.places.iter_mut().flatten()
     }

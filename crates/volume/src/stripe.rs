@@ -18,12 +18,12 @@ use crate::volume::{Channel, Core, Populated, Volume, VolumeInfo};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// A stripe's chunk when nobody says otherwise, in bytes.
+/// Default chunk size, in bytes.
 pub const DEFAULT_CHUNK: u64 = 1 << 20;
-/// A stripe has at most so many members.
+/// Most members of a stripe.
 pub const MAX_MEMBERS: usize = 256;
 
-/// Several volumes as one that is as large and as fast as all together, and as fragile.
+/// Several volumes as one, with the sum of their sizes and bandwidths. It is lost if any member is.
 pub struct StripeVolume {
     info: VolumeInfo,
     layout: Layout,
@@ -33,7 +33,7 @@ pub struct StripeVolume {
 /// Why volumes cannot be striped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StripeError {
-    /// An empty list, or one that is too long.
+    /// No members, or too many.
     #[error("a stripe of {0} volumes: name 1 to {MAX_MEMBERS}")]
     Members(usize),
     /// The chunk is not a whole number of blocks.
@@ -54,14 +54,14 @@ pub enum StripeError {
         /// In bytes.
         chunk: u64,
     },
-    /// All members together exceed what an offset can say.
+    /// The total size overflows an offset.
     #[error("the members together are larger than 2^64 bytes")]
     TooLarge,
 }
 
 impl StripeVolume {
-    /// Stripes `members` in chunks of `chunk_bytes`. Every member gives as many whole chunks as the
-    /// smallest one has; sizes are taken now, once.
+    /// Stripes `members` in chunks of `chunk_bytes`. Every member contributes as many whole chunks
+    /// as the smallest one has; sizes are read once, now.
     ///
     /// # Errors
     /// If the chunk does not suit the members, or there are none.
@@ -83,7 +83,7 @@ impl StripeVolume {
     }
 }
 
-/// What the members are like together; `None` if their size is beyond an offset.
+/// The combined properties of the members; `None` if the total size overflows.
 fn combine(infos: &[VolumeInfo], layout: Layout) -> Option<VolumeInfo> {
     let smallest = infos.iter().map(|info| info.size).min()?;
     let any = |is: fn(&VolumeInfo) -> bool| infos.iter().any(is);
@@ -136,7 +136,7 @@ struct Layout {
     members: u64,
 }
 
-/// A part of a range that lies in one chunk.
+/// The part of a range that lies in one chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Piece {
     member: usize,
@@ -148,7 +148,7 @@ impl Layout {
         (offset / self.chunk % self.members) as usize
     }
 
-    /// How many of the volume's first `end` bytes lie on `member`: where `end` would be on it.
+    /// How many of the volume's first `end` bytes lie on `member`.
     fn on_member(self, member: usize, end: u64) -> u64 {
         let row = self.chunk * self.members;
         let rest = (end % row).saturating_sub(member as u64 * self.chunk);
@@ -178,27 +178,26 @@ struct StripeChannel {
     info: VolumeInfo,
     layout: Layout,
     members: Vec<Box<dyn Channel>>,
-    /// What was submitted here; its place is the tag on every member.
+    /// Requests in flight; the index is the tag on every member.
     parents: Slab<Parent>,
-    /// What each member brought for each parent, until all have; for as many parents as there ever
-    /// were at a time.
+    /// Results of each member for each request, until all have completed.
     parts: Vec<Output>,
-    /// Each member's share of the data that is being cut; empty in between.
+    /// Each member's share of the data that is being split; otherwise empty.
     cut: Vec<SgList>,
     done: Vec<Completion>,
-    /// What was polled from a member; empty in between.
+    /// Completions polled from a member; otherwise empty.
     below: Vec<Completion>,
 }
 
 struct Parent {
-    /// The submitter's.
+    /// The submitter's tag.
     tag: Tag,
     op: Op,
     offset: u64,
     len: u64,
-    /// The submitter's read buffer; write data is with the members.
+    /// The submitter's read buffer; write data was passed to the members.
     data: Option<SgList>,
-    /// The one member that has it all, and whose completion is this request's.
+    /// The request lies on one member, whose completion is passed on.
     whole: bool,
     /// Members that have not completed.
     left: u32,
@@ -241,7 +240,7 @@ impl Channel for StripeChannel {
     fn cancel(&mut self, tag: Tag) {
         if let Some((below, _)) = self.parents.iter().find(|(_, parent)| parent.tag == tag) {
             let below = Tag(below as u64);
-            // A member that has no such tag, or had it, does nothing.
+            // A member ignores tags that it does not have.
             self.members.iter_mut().for_each(|member| member.cancel(below));
         }
     }
@@ -279,8 +278,7 @@ impl StripeChannel {
     fn submit_parts(&mut self, io: Io) {
         let Io { tag, op, offset, mut len, data } = io;
         if op == Op::BlockStatus {
-            // The answer may cover less than asked: bounds the chunks to look at when it is put
-            // together.
+            // A reply may cover less than requested: this bounds the chunks to merge.
             len = len.min(MAX_STATUS_CHUNKS.saturating_mul(self.layout.chunk) - offset % self.layout.chunk);
         }
         let has_data = data.is_some();
@@ -339,7 +337,7 @@ impl StripeChannel {
     }
 }
 
-/// What a request of no length brings.
+/// The result of a request of length 0.
 fn nothing_done(io: Io) -> Output {
     match io.op {
         Op::Read => Output::Data(io.data.unwrap_or_default()),
@@ -348,7 +346,7 @@ fn nothing_done(io: Io) -> Output {
     }
 }
 
-/// The members' memory in the volume's order.
+/// Merges the members' memory in the volume's order.
 fn join_data(layout: Layout, offset: u64, len: u64, parts: &[Output]) -> Result<Output, IoError> {
     let empty = SgList::default();
     let lists = parts.iter().map(|part| if let Output::Data(list) = part { list } else { &empty });
@@ -357,11 +355,11 @@ fn join_data(layout: Layout, offset: u64, len: u64, parts: &[Output]) -> Result<
     for piece in layout.pieces(offset, len) {
         cutters[piece.member].take(piece.len as usize, &mut joined);
     }
-    // A member that brought less than it was asked for has failed.
+    // A member that returned less than requested has failed.
     if joined.len() as u64 == len { Ok(Output::Data(joined)) } else { Err(IoError::Medium) }
 }
 
-/// The members' extents in the volume's order, up to where the first of them ends.
+/// Merges the members' extents in the volume's order, up to the end of the shortest reply.
 fn join_extents(layout: Layout, offset: u64, len: u64, parts: &mut [Output]) -> Output {
     let mut cursors: Vec<_> = parts.iter().map(ExtentCursor::new).collect();
     let mut joined: Vec<Extent> = Vec::new();
@@ -380,10 +378,10 @@ fn join_extents(layout: Layout, offset: u64, len: u64, parts: &mut [Output]) -> 
     Output::Extents(joined)
 }
 
-/// Walks through a list once, from piece to piece.
+/// Splits a list in one pass.
 struct Cutter<'a> {
     segs: &'a [Seg],
-    /// Bytes of the first of them that are gone.
+    /// Bytes of the first segment already taken.
     done: usize,
 }
 
@@ -409,7 +407,7 @@ impl<'a> Cutter<'a> {
     }
 }
 
-/// Walks the extents in the answer of one member.
+/// Iterates over the extents in one member's reply.
 struct ExtentCursor<'a> {
     extents: &'a [Extent],
     done: u64,
@@ -433,7 +431,7 @@ impl<'a> ExtentCursor<'a> {
     }
 }
 
-/// One answer's length is bounded, and so is the work for it.
+/// Extents in one reply.
 const MAX_EXTENTS: usize = 4096;
 const MAX_STATUS_CHUNKS: u64 = 16384;
 

@@ -1,4 +1,4 @@
-//! The traits: [`Volume`], [`Channel`] and the [`Core`] that they run on.
+//! The traits [`Volume`], [`Channel`] and [`Core`].
 
 use crate::io::{Completion, Io, IoError, Op};
 use crate::pool::Pool;
@@ -7,13 +7,12 @@ use std::any::Any;
 use std::rc::Rc;
 use std::time::Instant;
 
-/// The most data that one read or write moves, in bytes. Every volume takes this much and splits
-/// inside where what lies below takes less; a protocol that advertises a maximum advertises at most
-/// this.
+/// Most data of one read or write, in bytes. Every volume accepts this much and splits it if the
+/// layer below accepts less; a protocol advertises at most this as its maximum.
 pub const MAX_TRANSFER: u32 = 32 << 20;
 
-/// What a volume is like. Durability bits of all protocols are derived from this and never
-/// configured apart.
+/// Properties of a volume. Durability flags of all protocols are derived from it, never configured
+/// separately.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeInfo {
     /// In bytes, a whole number of logical blocks.
@@ -25,10 +24,10 @@ pub struct VolumeInfo {
     pub physical_block: u32,
     /// Writes are refused.
     pub read_only: bool,
-    /// A completed write may be lost with the power until a flush; `false`: every completed write
-    /// is as stable as it will get.
+    /// A completed write may be lost in a power failure until a flush; `false`: completed writes
+    /// are as stable as they will get.
     pub write_cache: bool,
-    /// The content is lost with the process, whatever is flushed.
+    /// The content is lost with the process, despite flushes.
     pub volatile: bool,
     /// Discards work in units of this many bytes; 0: they do nothing.
     pub discard_granularity: u32,
@@ -36,7 +35,7 @@ pub struct VolumeInfo {
     pub fast_zeroes: bool,
     /// A flush on one channel covers writes completed on all.
     pub shared_flush: bool,
-    /// Reads without a buffer get memory that costs no copy.
+    /// Reads without a buffer are zero-copy.
     pub lends_reads: bool,
     /// Spinning disks below.
     pub rotational: bool,
@@ -61,16 +60,16 @@ impl VolumeInfo {
         }
     }
 
-    /// Whether the request fits this volume; every channel asks this first.
+    /// Checks whether the request fits this volume; every channel calls this first.
     ///
     /// # Errors
-    /// What the completion must say if it does not.
+    /// The error for the completion if it does not fit.
     #[inline]
     pub fn check(&self, io: &Io) -> Result<(), IoError> {
         self.check_within(io, self.size)
     }
 
-    /// Checks an I/O against another size of the volume, in bytes.
+    /// Checks a request against another size of the volume, in bytes.
     ///
     /// # Errors
     /// As of [`VolumeInfo::check`].
@@ -101,44 +100,44 @@ impl VolumeInfo {
     }
 }
 
-/// How large a volume is to become.
+/// The new size of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resize {
     /// So many bytes.
     Bytes(u64),
-    /// As large as what lies below is.
+    /// The size of the storage below.
     Own,
 }
 
-/// Why a volume does not get another size, and what to do about it.
+/// Why a volume cannot be resized, and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum ResizeError {
-    /// It is as large as what it is made of.
+    /// Its size is fixed.
     #[error("cannot be resized: it is as large as what it is made of")]
     Fixed,
-    /// Not a whole number of blocks, or none.
+    /// The size is 0, or no whole number of blocks.
     #[error("{size} bytes are not one or more whole blocks of {block}; round them")]
     BadSize {
-        /// In bytes, as asked for.
+        /// Requested size in bytes.
         size: u64,
         /// In bytes.
         block: u32,
     },
-    /// More than there is room for.
+    /// There is no room for the size.
     #[error("it can have at most {most} bytes; serve a larger one")]
     TooLarge {
         /// In bytes.
         most: u64,
     },
-    /// Nothing of the volume may change.
+    /// The volume is read-only.
     #[error("is opened read-only; leave the size out to have its own looked at again")]
     ReadOnly,
-    /// The system refused.
+    /// A system call failed.
     #[error("cannot {action} it: {source}")]
     System {
-        /// What was tried.
+        /// What was attempted.
         action: &'static str,
-        /// The system's own word.
+        /// The system's error.
         source: std::io::Error,
     },
 }
@@ -146,9 +145,9 @@ pub enum ResizeError {
 /// How far the memory of a RAM volume is populated, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Populated {
-    /// Faulted in ahead of use until now.
+    /// Bytes populated so far.
     pub bytes: u64,
-    /// What will be: the volume, or as much of it as memory allows.
+    /// Bytes to populate: the volume, or as much as memory allows.
     pub of: u64,
 }
 
@@ -157,75 +156,74 @@ pub trait Volume: Send + Sync {
     /// What the volume is like now; its size may change over time.
     fn info(&self) -> VolumeInfo;
 
-    /// The size in bytes, looked at afresh where what lies below changes it by itself, as a block
-    /// device does that was made larger: [`Volume::info`] says the same from then on. May wait for
-    /// the system, so no core calls this; whoever serves the volume does from time to time.
-    fn look_at_size(&self) -> u64 {
+    /// Queries the size again where it changes below, as of a block device that was resized, and
+    /// returns it in bytes; [`Volume::info`] then reports it, too. May block, so no core calls it;
+    /// the server of the volume does so from time to time.
+    fn refresh_size(&self) -> u64 {
         self.info().size
     }
 
-    /// Gives the volume another size; answers it, in bytes. I/O from then on is held against the
-    /// new size, and what is beyond a smaller one is lost: it reads as zeroes should the volume
-    /// grow again, but for what was being written there at that moment. Nobody is told, that is for
-    /// who serves the volume. One call at a time; may wait for the system, so no core calls this.
+    /// Resizes the volume and returns the new size in bytes. Later I/O is checked against the new
+    /// size. Data beyond a smaller size is lost: it reads as zeroes if the volume grows again,
+    /// except for concurrent writes. Does not notify users, which is up to the server. One call at
+    /// a time; may block, so no core calls it.
     ///
     /// # Errors
-    /// If the volume cannot have that size; then it has the one that it had.
+    /// If the volume cannot have that size; its size is then unchanged.
     fn resize(&self, to: Resize) -> Result<u64, ResizeError> {
         match to {
-            Resize::Own => Ok(self.look_at_size()),
+            Resize::Own => Ok(self.refresh_size()),
             Resize::Bytes(_) => Err(ResizeError::Fixed),
         }
     }
 
-    /// What the server of a remote volume calls its data wherever they are reached, such as an
-    /// NGUID or an NAA designator; `None` if it does not tell, and for all other volumes.
+    /// A remote server's identifier of the data, by whatever path it is reached, such as an NGUID
+    /// or an NAA designator; `None` if it reports none, and for local volumes.
     fn designator(&self) -> Option<&str> {
         None
     }
 
     /// Opens this core's queue to the volume.
     ///
-    /// `depth` is the most I/O that the caller will ever have in flight on the channel: no queue
-    /// can overflow, so there is no "try again". `waker` is woken whenever [`Channel::poll`] has
-    /// something new that did not come from within a call of [`Channel::submit`] or
-    /// [`Channel::kick`].
+    /// `depth` is the most I/O that the caller will have in flight on the channel, so queues cannot
+    /// overflow. `waker` is woken when [`Channel::poll`] has completions that did not occur within
+    /// [`Channel::submit`] or [`Channel::kick`].
     ///
     /// # Errors
     /// If the volume cannot be reached or this core cannot drive it.
     fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError>;
 
-    /// How far its memory is faulted in ahead of use; `None` if it has none for that.
+    /// Progress of populating its memory; `None` if it has none to populate.
     fn populated(&self) -> Option<Populated> {
         None
     }
 
-    /// Has `call` called from now on, from any thread, whenever the size has become another. A
-    /// volume that never changes its size need not keep it.
+    /// Registers a callback for size changes, called from any thread. A volume of fixed size may
+    /// ignore it.
     fn on_resize(&self, _call: Box<dyn Fn() + Send + Sync>) {}
 }
 
-/// One core's queue to a volume: never blocks, never crosses threads (not `Send`, by design).
+/// One core's queue to a volume: never blocks, and not `Send` by design.
 ///
-/// No order is promised between I/O in flight. A flush covers the writes that completed before it
-/// was submitted. Each submitted I/O completes exactly once; a cancelled one too, and it owns its
-/// memory until then. Dropping a channel abandons what is in flight: nobody is told, memory stays
-/// valid as long as a kernel may write it.
+/// I/O in flight is unordered. A flush covers the writes that completed before it was submitted.
+/// Each submitted I/O completes exactly once, even if cancelled, and owns its memory until then.
+/// Dropping a channel abandons what is in flight without completions; its memory stays valid as
+/// long as the kernel may access it.
 pub trait Channel {
-    /// Takes a request; what is wrong with it is said by its completion.
+    /// Takes a request; an invalid one completes with an error.
     fn submit(&mut self, io: Io);
 
-    /// Starts everything submitted since the last call: one doorbell, one system call.
+    /// Starts everything submitted since the last call, with one doorbell or system call.
     fn kick(&mut self) {}
 
-    /// Appends what has completed since the last call.
+    /// Appends completions since the last call.
     fn poll(&mut self, done: &mut Vec<Completion>);
 
-    /// Asks for an early end; best effort, and the completion comes all the same.
+    /// Cancels a request, best effort; it completes in any case.
     fn cancel(&mut self, _tag: crate::Tag) {}
 }
 
-/// What a core gives to what runs on it. The engine's is io_uring; the simulator's is seeded.
+/// Services of a core. The engine's is based on io_uring; the simulator's on a seed.
 pub trait Core {
     /// The time, virtual under the simulator.
     fn now(&self) -> Instant;
@@ -236,7 +234,7 @@ pub trait Core {
     /// Wakes `waker` once at `when` or soon after.
     fn wake_at(&self, when: Instant, waker: &Waker);
 
-    /// The core's own type, for volumes that belong to one engine.
+    /// Downcasting, for volumes that need one type of core.
     fn as_any(&self) -> &dyn Any;
 }
 

@@ -27,23 +27,18 @@ use plan::BenchPlan;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Measure volumes over every protocol, beside the bare sockets
-///
-/// Without VOLUME: the comparison of every protocol on a RAM volume over loopback. Options carry
-/// fio's names and meanings; give --rw, --bs, --iodepth or --numjobs several times to measure every
-/// combination.
+/// What to measure, and how. Options have fio's names and meanings.
 #[derive(clap::Args)]
 #[command(rename_all = "snake_case", after_help = EXAMPLES)]
 pub(crate) struct BenchArgs {
     /// Volume, URL, or fio job file (a path without a colon)
     #[arg(value_name = "VOLUME|URL|JOBFILE")]
     subjects: Vec<String>,
-    /// A published study's jobs, its figures beside ours: aatrokoski-2007, chelsio-iwarp,
-    /// taocloud-2022, zeta-2016
+    /// Jobs and figures of a published study: aatrokoski-2007, chelsio-iwarp, taocloud-2022,
+    /// zeta-2016
     #[arg(long, value_name = "NAME")]
     suite: Option<String>,
-    /// read, write, randread, randwrite, readwrite, randrw, trim, randtrim [default: randread, if
-    /// another shape is given]
+    /// read, write, randread, randwrite, readwrite, randrw, trim, randtrim [default: randread]
     #[arg(long)]
     rw: Vec<String>,
     /// Block size [default: 4k]
@@ -55,25 +50,25 @@ pub(crate) struct BenchArgs {
     /// Workers, each with its own connection, as 1,4 [default: 1]
     #[arg(long)]
     numjobs: Vec<String>,
-    /// Measured time of each run in seconds, or as 500ms [default: 0.4 for the short list, else 1]
+    /// Measured seconds of each run, or as 500ms [default: 0.4 for the short list, else 1]
     #[arg(long)]
     runtime: Option<String>,
-    /// Time before it in seconds [default: 0.1 for the short list, else 0.2]
+    /// Seconds before measuring [default: 0.1 for the short list, else 0.2]
     #[arg(long)]
     ramp_time: Option<String>,
-    /// How much of the volume to use, as 1g or 50%; also the size of the default RAM volume
+    /// Part of the volume to use, as 1g or 50%; size of the default RAM volume
     #[arg(long)]
     size: Option<String>,
-    /// Where to begin [default: 0]
+    /// Start of that part [default: 0]
     #[arg(long)]
     offset: Option<String>,
     /// Per cent of reads in a mix [default: 50]
     #[arg(long)]
     rwmixread: Option<String>,
-    /// Check content: crc32c or pattern; reads need a verifying write before them
+    /// Verify data: crc32c or pattern; reads need a verifying write before them
     #[arg(long)]
     verify: Option<String>,
-    /// Flush after so many writes
+    /// Flush after this many writes
     #[arg(long)]
     fsync: Option<String>,
     /// Seed of random offsets
@@ -82,22 +77,29 @@ pub(crate) struct BenchArgs {
     /// How often each case runs [default: 3 for the short list, else 5]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: Option<u32>,
-    /// Measure eight jobs in place of three, both ceilings, and longer: about twelve minutes
+    /// Eight jobs, both ceilings, longer runs: about twelve minutes
     #[arg(long)]
     full: bool,
-    /// How long idle cores of both sides look for work before they sleep; several times to compare
-    #[arg(long, value_enum, default_value = "adaptive")]
+    /// When idle cores sleep: adaptive (after a short poll), always (never) or never (at once);
+    /// repeatable [default: adaptive]
+    #[arg(
+        long,
+        value_enum,
+        default_value = "adaptive",
+        hide_possible_values = true,
+        hide_default_value = true
+    )]
     poll: Vec<Poll>,
-    /// TCP congestion control of everything that is measured, such as cubic [default: the system's]
+    /// TCP congestion control, such as cubic [default: the system's]
     #[arg(long, value_name = "NAME")]
     congestion: Option<Congestion>,
-    /// Do not measure the bare sockets
+    /// Do not measure bare sockets
     #[arg(long)]
     no_ceiling: bool,
-    /// Where bench.json and bench.html go
+    /// Directory for bench.json and bench.html [default: bench-results]
     #[arg(long, value_name = "DIR", default_value = "bench-results")]
     report: PathBuf,
-    /// Print the JSON in place of the table
+    /// Print JSON instead of the table
     #[arg(long)]
     json: bool,
 }
@@ -192,24 +194,19 @@ const FULL_RUNS: u32 = 5;
 const FIRST_ABOVE: &str = "the warnings above name the first of each run";
 
 const EXAMPLES: &str = "\
+Without arguments: three jobs on a RAM volume over every protocol, in less than
+a minute. Several values of --rw, --bs, --iodepth and --numjobs are measured in
+every combination. Existing volumes are written to only if --rw, a job file or a
+suite says so. Ctrl-C prints what has been measured. --suite aatrokoski-2007
+needs root and `ip`.
+
 Examples:
   blockmux bench
-  blockmux bench --full
   blockmux bench nbd://host/disk0 --rw randread --bs 4k --iodepth 32
   blockmux bench file:disk.img --poll always --poll never
-  blockmux bench --suite taocloud-2022
   blockmux bench mem:1g --rw write --rw randread --verify crc32c
   blockmux bench mem:1g jobs.fio
+  blockmux bench --suite taocloud-2022
 
-Without a volume: every protocol on a RAM volume over loopback. The suite
-aatrokoski-2007 makes networks of its own and a cable between them, which needs
-root and the program ip; they are gone when the bench ends, however it ends.
-
-Without --rw, --bs, --iodepth and --numjobs: three jobs, in less than a minute
-on a RAM volume; eight with --full. Several values of those options are measured
-in every combination. A volume that was there before is only written to if
---rw, a job file or a suite says so. Ctrl-C ends the bench with what has been
-measured.
-
-Exit status: 0 done; 1 a run failed, lost a connection for good, or read other
-data than had been written; 2 could not begin; 130 interrupted.";
+Exit status: 0 success; 1 a run failed, lost its connection or read wrong data;
+2 could not start; 130 interrupted.";

@@ -27,21 +27,24 @@ use task::{CopyError, CopyPlan, CopyTask, Side};
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct CopyArgs {
-    /// What to copy: a volume or a URL
+    /// Source: a volume or a URL
     #[arg(value_name = "SRC")]
     source: Spec,
-    /// Where to: a volume or a URL; a file is created if it is missing
+    /// Destination: a volume or a URL; a missing file is created
     #[arg(value_name = "DST")]
     destination: Spec,
-    /// Read both back afterwards and compare them
+    /// Read both back afterwards and compare
     #[arg(long)]
     verify: bool,
-    /// Bytes in one read and write
+    /// Bytes of each request
     #[arg(long, value_name = "SIZE", default_value = "1m", value_parser = parse_size)]
     bs: u64,
-    /// Reads and writes on the way at a time
+    /// Requests in flight
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=256))]
     iodepth: u32,
+    /// Print one JSON object when done
+    #[arg(long)]
+    json: bool,
 }
 
 /// Copies a volume.
@@ -69,7 +72,11 @@ pub(crate) fn run(args: &CopyArgs) -> Result<ExitCode, Failure> {
     let progress = Arc::new(Progress::new(from.size));
     match copy(source, destination, plan, &progress)? {
         Ok(()) => {
-            print(progress.summary(started.elapsed(), args.verify))?;
+            let took = started.elapsed();
+            match args.json {
+                true => print(progress.json(took, args.verify))?,
+                false => print(progress.summary(took, args.verify))?,
+            }
             Ok(ExitCode::SUCCESS)
         }
         Err(CopyError::Interrupted(signal)) => {
@@ -212,9 +219,9 @@ const GOOD_BYE: Duration = Duration::from_secs(1);
 const POOL_BESIDES: usize = 64 << 20;
 
 const EXAMPLES: &str = "\
-What the source knows to be zeroes is not read; the destination is told to
-make holes there. Whatever the destination has beyond the source's size
-stays as it is. After Ctrl-C the destination is not complete; status 130.
+Holes of the source become holes of the destination. What the destination has
+beyond the source's size stays. After Ctrl-C the destination is incomplete and
+the exit status 130.
 
 Examples:
   blockmux copy nbd://192.0.2.7/disk0 file:disk.img

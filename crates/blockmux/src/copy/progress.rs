@@ -2,6 +2,7 @@
 
 use blockmux_volume::units::human_size;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::json;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvError, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -71,6 +72,19 @@ impl Progress {
     }
 
     /// One line on what was done.
+    /// What was copied, in bytes and seconds, as one line of JSON.
+    pub(super) fn json(&self, elapsed: Duration, verified: bool) -> String {
+        let (data, zeroes) = (self.data.load(Ordering::Relaxed), self.zeroes.load(Ordering::Relaxed));
+        json!({
+            "size": self.total,
+            "data": data,
+            "zeroes": zeroes,
+            "seconds": elapsed.as_secs_f64(),
+            "verified": verified,
+        })
+        .to_string()
+    }
+
     pub(super) fn summary(&self, elapsed: Duration, verified: bool) -> String {
         let (data, zeroes) = (self.data.load(Ordering::Relaxed), self.zeroes.load(Ordering::Relaxed));
         let seconds = elapsed.as_secs_f64();

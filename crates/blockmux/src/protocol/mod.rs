@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 /// Every protocol that Blockmux has, in the order in which people see them.
 pub(crate) const PROTOCOLS: &[&Protocol] =
-    &[&nbd::NBD, &iscsi::ISCSI, &iscsi::ISER, &nvme_tcp::NVME_TCP, &aoe::AOE];
+    &[&nbd::NBD, &iscsi::ISCSI, &iscsi::ISER, &nvme_tcp::NVME_TCP, &nvme_tcp::NVME_RDMA, &aoe::AOE];
 
 /// One protocol.
 pub(crate) struct Protocol {

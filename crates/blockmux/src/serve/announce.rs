@@ -86,11 +86,21 @@ impl Announcement {
     pub(super) fn text(&self, amount: Amount) -> String {
         let mut lines = if amount == Amount::Nothing { Vec::new() } else { self.lines() };
         if amount == Amount::Short && self.exports.len() > 1 && lines.len() > MOST_LINES {
-            lines = self.exports.iter().take(MOST_LINES - 1).map(Announced::in_a_line).collect();
-            let left_out = self.exports.len() - lines.len();
-            lines.push(match left_out {
+            lines.clear();
+            let mut shown = 0;
+            for export in &self.exports {
+                let own = export.in_short();
+                if lines.len() + own.len() >= MOST_LINES {
+                    break;
+                }
+                lines.extend(own);
+                shown += 1;
+            }
+            lines.push(match self.exports.len() - shown {
                 0 => "--verbose prints all URLs, and commands for clients".to_owned(),
-                _ => format!("and {left_out} more; --verbose prints all URLs, and commands for clients"),
+                left_out => {
+                    format!("and {left_out} more; --verbose prints all URLs, and commands for clients")
+                }
             });
         }
         lines.push("ready".to_owned());
@@ -151,20 +161,23 @@ impl Announcement {
 }
 
 impl Announced {
-    /// Its name, its size, and the first URL of each protocol.
-    fn in_a_line(&self) -> String {
-        let mut line = format!("{}  {}", self.name, human_size(self.size));
+    /// Its name, its size, and the first URL of each protocol, each in a line of its own if they do
+    /// not fit into one.
+    fn in_short(&self) -> Vec<String> {
+        let name = format!("{}  {}", self.name, human_size(self.size));
         let mut protocols: Vec<&str> = Vec::new();
+        let mut urls = Vec::new();
         for (protocol, way) in &self.ways {
             if !protocols.contains(protocol) {
                 protocols.push(protocol);
-                line += &format!("  {}", printable(&shell_word(&way.url)));
+                urls.push(format!("  {}", printable(&shell_word(&way.url))));
             }
         }
         if self.ways.is_empty() {
-            line += &format!("  {OUT_OF_REACH}");
+            urls.push(format!("  {OUT_OF_REACH}"));
         }
-        line
+        let line = format!("{name}{}", urls.concat());
+        if line.chars().count() <= WIDTH { vec![line] } else { [vec![name], urls].concat() }
     }
 }
 
@@ -206,8 +219,10 @@ fn portals(listener: &ListenerAddress, asker: Asker) -> Vec<Portal> {
     places.into_iter().map(|reached_at| Portal { listener: listener.clone(), reached_at }).collect()
 }
 
-/// No more lines are printed of several exports.
-const MOST_LINES: usize = 10;
+/// Lines that are printed of several exports.
+const MOST_LINES: usize = 20;
+/// Columns of a line with several URLs.
+const WIDTH: usize = 80;
 const OUT_OF_REACH: &str =
     "is served by nobody: no listener or target leads to it (beside protected volumes it takes `protocols`)";
 
@@ -262,7 +277,7 @@ b  1 GiB
     }
 
     #[test]
-    fn of_many_exports_ten_lines_are_printed_unless_all_or_none_are_wanted() {
+    fn of_many_exports_twenty_lines_are_printed_unless_all_or_none_are_asked_for() {
         let here = [Address::Tcp("127.0.0.1:10809".parse().unwrap())];
         let names: Vec<String> = (0..100).map(|number| format!("v{number}")).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -271,11 +286,11 @@ b  1 GiB
             text.lines().map(str::to_owned).collect::<Vec<_>>()
         };
         let short = lines(100, Amount::Short);
-        assert_eq!((short.len(), short[0].as_str()), (11, "v0  1 GiB  nbd://127.0.0.1/v0"));
-        assert!(short[9].starts_with("and 91 more; --verbose prints") && short[10] == "ready", "{short:?}");
-        assert_eq!((lines(1, Amount::Short).len(), lines(2, Amount::Short).len()), (6, 11), "with commands");
-        let three = lines(3, Amount::Short);
-        assert!(three.len() == 5 && three[3].starts_with("--verbose prints"), "{three:?}");
+        assert_eq!((short.len(), short[0].as_str()), (21, "v0  1 GiB  nbd://127.0.0.1/v0"));
+        assert!(short[19].starts_with("and 81 more; --verbose prints") && short[20] == "ready", "{short:?}");
+        assert_eq!((lines(1, Amount::Short).len(), lines(4, Amount::Short).len()), (6, 21), "with commands");
+        let five = lines(5, Amount::Short);
+        assert!(five.len() == 7 && five[5].starts_with("--verbose prints"), "{five:?}");
         assert_eq!(lines(100, Amount::Everything).len(), 501);
         assert_eq!(lines(100, Amount::Nothing), ["ready"]);
     }

@@ -7,6 +7,7 @@ use crate::poll::Poll;
 use crate::protocol::{Frontends, KeyError};
 use crate::regular;
 use blockmux_engine::congestion::Congestion;
+use blockmux_lab::options::nearest;
 use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::units::human_size;
 use blockmux_volume::{Spec, SpecError};
@@ -168,18 +169,33 @@ fn wrong(path: &Path, text: &str, span: Option<Range<usize>>, what: &str) -> Fai
         .replace("a nonzero usize", "a number of at least 1")
         .replace("expected a sequence", A_LIST)
         .replace("expected a map", A_TABLE);
+    let what = with_guess(&what);
     let is_of_a_value = ["invalid ", "unknown value "].iter().any(|begin| what.starts_with(begin));
     let key = key_before(before).filter(|_| is_of_a_value);
     let key = key.map(|key| format!("{key}: ")).unwrap_or_default();
     Failure::request(format!("{}:{line}: {key}{what}", path.display()))
 }
 
+/// A message about an unknown key with a similar key, if there is one, in place of all known ones.
+fn with_guess(what: &str) -> String {
+    let unknown = what.strip_prefix("unknown key `").and_then(|rest| rest.split_once("`, expected "));
+    let Some((key, known)) = unknown else { return what.to_owned() };
+    let known: Vec<_> = known.split('`').skip(1).step_by(2).collect();
+    match nearest(key, &known) {
+        Some(meant) => format!("unknown key `{key}`, did you mean `{meant}`?"),
+        None => what.to_owned(),
+    }
+}
+
 /// The key whose value begins, or goes on, behind this text.
 fn key_before(text: &str) -> Option<&str> {
     let (left, value) = text.rsplit_once('=')?;
     let is_value = value.lines().all(|line| !line.trim_start().starts_with("[["));
-    let is_of_a_key = |c: char| c.is_ascii_alphanumeric() || "-_.\"'".contains(c);
-    let key = left.trim_end().rsplit(|c| !is_of_a_key(c)).next()?;
+    let left = left.trim_end();
+    // A quoted key, such as an address, may hold anything.
+    let quoted = left.strip_suffix(['"', '\'']).and_then(|key| Some(key.rsplit_once(['"', '\''])?.1));
+    let is_of_a_key = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    let key = quoted.or_else(|| left.rsplit(|c| !is_of_a_key(c)).next())?;
     (is_value && !key.is_empty()).then_some(key)
 }
 
@@ -204,6 +220,8 @@ const A_LIST: &str = "expected a list, as nbd = [\":10809\"] or [[volume]] make 
 mod tests {
     use super::*;
     use blockmux_volume::spec::MemSpec;
+    use std::collections::BTreeSet;
+    use std::io::Write;
 
     fn parse_all(text: &str) -> Result<(Config, Frontends), String> {
         let mut frontends = Frontends::default();
@@ -275,13 +293,82 @@ mod tests {
         assert_eq!(read("nbd+unix:///x?socket=/s").name, None);
     }
 
+    /// docs/reference/config.md.
+    const REFERENCE: &str =
+        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/config.md"));
+
+    /// The keys of a table, as the error for one that nobody has lists them.
+    fn keys_of(table: &str) -> BTreeSet<String> {
+        let error = parse(&format!("{table}\nxyzzyxyzzyxyzzy = 1")).unwrap_err();
+        let (_, known) = error.split_once("`, expected ").unwrap_or_else(|| panic!("{error}"));
+        known.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_reference_has_the_keys_of_every_table_and_no_others() {
+        for (section, table) in [
+            ("Top level", ""),
+            ("volume", "[[volume]]"),
+            ("iscsi_target", "[[iscsi_target]]"),
+            ("iscsi_target.acl", "[[iscsi_target]]\nTargetName = 'iqn.a'\n[[iscsi_target.acl]]"),
+            ("iscsi_discovery", "[iscsi_discovery]"),
+            ("nvme_subsystem", "[[nvme_subsystem]]"),
+            ("nvme_subsystem.namespace", "[[nvme_subsystem]]\n[[nvme_subsystem.namespace]]"),
+            ("nvme_subsystem.host", "[[nvme_subsystem]]\n[[nvme_subsystem.host]]"),
+            ("nvme_subsystem.ana_group", "[[nvme_subsystem]]\n[[nvme_subsystem.ana_group]]"),
+            ("nvme_discovery", "[nvme_discovery]"),
+            ("nvme_discovery.referral", "[[nvme_discovery.referral]]"),
+        ] {
+            let (_, text) = REFERENCE.split_once(&format!("\n## {section}\n")).unwrap();
+            let text = text.split("\n## ").next().unwrap();
+            let rows = text.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+            assert_eq!(rows.map(str::to_owned).collect::<BTreeSet<_>>(), keys_of(table), "{section}");
+        }
+    }
+
+    #[test]
+    fn the_examples_of_the_documents_are_read() {
+        let [own, target] = ["a secret of 21 bytes\n", "another secret\n"].map(|secret| {
+            let mut file = tempfile::NamedTempFile::new().unwrap();
+            file.write_all(secret.as_bytes()).unwrap();
+            file
+        });
+        let guides = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/guides");
+        let pages = std::fs::read_dir(guides).unwrap().map(|page| page.unwrap().path());
+        let pages = pages.map(|page| std::fs::read_to_string(page).unwrap());
+        let mut read = 0;
+        for page in pages.chain([REFERENCE.to_owned()]) {
+            for example in page.split("```toml\n").skip(1) {
+                let example = example.split("```").next().unwrap();
+                let lines = example.lines().map(|line| match line.split_once("secret_file = ") {
+                    Some(("", _)) => format!("secret_file = {:?}", own.path()),
+                    Some(("target_", _)) => format!("target_secret_file = {:?}", target.path()),
+                    // Keys of NVMe have forms of their own.
+                    _ if line.contains("_file = ") => String::new(),
+                    _ => line.to_owned(),
+                });
+                if let Err(error) = parse(&lines.collect::<Vec<_>>().join("\n")) {
+                    panic!("{error}:\n{example}");
+                }
+                read += 1;
+            }
+        }
+        assert!(read > 10, "{read}");
+    }
+
     #[test]
     fn what_is_wrong_is_named_with_its_line() {
         for (text, expected) in [
-            ("\nndb = []", "b.toml:2: unknown key `ndb`, expected one of `volume`, `nbd`, "),
+            ("\nndb = []", "b.toml:2: unknown key `ndb`, did you mean `nbd`?"),
+            ("\nqwertyuiop = []", "b.toml:2: unknown key `qwertyuiop`, expected one of `volume`, `nbd`, "),
+            ("[[volume]]\nnam = 'a'", "b.toml:2: unknown key `nam`, did you mean `name`?"),
             (
-                "[[volume]]\nspec = 'mem:1g'\nsize = 1",
-                "b.toml:3: unknown key `size`, expected one of `name`, `spec`, ",
+                "[[iscsi_target]]\nTargetName = 'iqn.a'\naccess_states = { '127.0.0.1:3260' = 'activ' }",
+                "b.toml:3: 127.0.0.1:3260: unknown value `activ`, expected one of ",
+            ),
+            (
+                "[[volume]]\nspec = 'mem:1g'\nthreads = 1",
+                "b.toml:3: unknown key `threads`, expected one of `name`, `spec`, ",
             ),
             ("[[volume]]\nname = 'a'", "b.toml:1: missing key `spec`"),
             ("[[volume]]\nspec = 'mem:1g'\nuuid = '1'", "b.toml:3: `1` is not a UUID: write 32 "),

@@ -32,6 +32,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::Mode;
 use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{geteuid, umask};
+use std::collections::BTreeSet;
 use std::fs::Permissions;
 use std::io::Read;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -205,7 +206,8 @@ impl ControlServer {
                 let place = TargetPlace { number: *number, ana_group: *ana_group };
                 self.attach(name, target, &place).map(|number| Answer::Attached { number })
             }
-            Request::Detach { target, number } => with_target(&self.lives(), target)
+            Request::Detach { target, number } => self
+                .with_target(&self.lives(), target)
                 .and_then(|(_, live)| live.detach(target, *number))
                 .map(|()| Answer::Done),
             Request::Change(change) => {
@@ -282,7 +284,7 @@ impl ControlServer {
     fn attach(&self, name: &str, target: &str, place: &TargetPlace) -> Result<u32, String> {
         let (volume, _) = self.find(name)?;
         let lives = self.lives();
-        let (protocol, live) = with_target(&lives, target)?;
+        let (protocol, live) = self.with_target(&lives, target)?;
         let others: Vec<_> = lives
             .iter()
             .flat_map(|(own, live)| live.targets_of(volume).into_iter().map(|access| (own.name, access)))
@@ -295,6 +297,28 @@ impl ControlServer {
         live.attach(target, volume, place)
     }
 
+    /// The protocol that has a target of that name.
+    fn with_target<'a>(
+        &self,
+        lives: &'a [LiveProtocol],
+        target: &str,
+    ) -> Result<(&'static Protocol, &'a dyn Live), String> {
+        let found = lives.iter().find(|(_, live)| live.access_of(target).is_some());
+        found.map(|(protocol, live)| (*protocol, &**live)).ok_or_else(|| {
+            let of_volumes = self
+                .exports
+                .iter()
+                .flat_map(|(volume, _)| lives.iter().flat_map(move |(_, live)| live.targets_of(volume)));
+            let known: BTreeSet<_> = of_volumes.map(|access| access.target).collect();
+            let shown: Vec<_> = known.iter().take(SHOWN_TARGETS).map(String::as_str).collect();
+            let more = if known.len() > shown.len() { ", ..." } else { "" };
+            match shown.join(", ") {
+                none if none.is_empty() => format!("no target or subsystem `{target}`; there is none"),
+                shown => format!("no target or subsystem `{target}`; there are {shown}{more}"),
+            }
+        })
+    }
+
     /// Whether a target that has the volume now does not let everybody use it.
     fn is_restricted(&self, name: &str, lives: &[LiveProtocol]) -> bool {
         let Some((volume, _)) = self.exports.find(name) else { return false };
@@ -304,7 +328,7 @@ impl ControlServer {
     /// Does what only the protocol of a target knows.
     fn change(&self, Change { protocol, target, what }: &Change) -> Result<Option<String>, String> {
         let lives = self.lives();
-        let (own, live) = with_target(&lives, target)?;
+        let (own, live) = self.with_target(&lives, target)?;
         if own.name != protocol {
             return Err(format!("{target}: is served by {}, which has no such command", own.title));
         }
@@ -360,22 +384,11 @@ impl ControlServer {
         Status {
             connections: self.parts.limit.open(),
             max_connections: self.parts.limit.most(),
-            gone: self.parts.limit.left(),
+            gone: self.parts.limit.orphaned(),
             protocols: protocols.collect(),
             volumes: volumes.collect(),
         }
     }
-}
-
-/// The protocol that has a target of that name.
-fn with_target<'a>(
-    lives: &'a [LiveProtocol],
-    target: &str,
-) -> Result<(&'static Protocol, &'a dyn Live), String> {
-    let found = lives.iter().find(|(_, live)| live.access_of(target).is_some());
-    found
-        .map(|(protocol, live)| (*protocol, &**live))
-        .ok_or_else(|| format!("no target and no subsystem is called `{target}`; see what is announced"))
 }
 
 /// How many clients there are at a time.
@@ -443,9 +456,11 @@ const ROOT: u32 = 0;
 /// Group and others.
 const OTHERS_WRITE: u32 = 0o022;
 /// Clients at a time; others wait.
-const MOST_CLIENTS: usize = 16;
+const MOST_CLIENTS: usize = 256;
 /// How long whoever connects may take to say what it wants, and to hear a part of the answer.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Names of targets in a message.
+const SHOWN_TARGETS: usize = 8;
 const PAUSE: Duration = Duration::from_millis(100);
 /// How long what is in flight on a volume may take to end when it is removed.
 const SETTLE: Duration = Duration::from_secs(10);

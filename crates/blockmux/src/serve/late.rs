@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// What is said when it begins to stop.
 pub(super) fn beginning(limit: &ConnectionLimit, grace: Duration) -> String {
-    let waited_for = match (limit.open(), limit.left()) {
+    let waited_for = match (limit.open(), limit.orphaned()) {
         (0, 0) => return "stopping; no connection is open".to_owned(),
         (open, 0) => connections(open),
         (0, left) => of_gone(left),
@@ -21,7 +21,7 @@ pub(super) fn end(limit: &ConnectionLimit, exports: &Exports, grace: Duration) -
         let served = exports.served(id)?;
         (!served.settling().is_over()).then(|| export.name.clone())
     });
-    in_words(limit.open(), limit.left(), &busy.collect::<Vec<_>>(), grace.as_secs())
+    in_words(limit.open(), limit.orphaned(), &busy.collect::<Vec<_>>(), grace.as_secs())
 }
 
 fn in_words(open: usize, left: usize, busy: &[String], seconds: u64) -> String {

@@ -54,47 +54,46 @@ use tracing::{info, warn};
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ServeArgs {
-    /// What to serve; names are disk0, disk1 ... where none is given
+    /// Volumes to export; those without NAME are disk0, disk1 ...
     #[arg(value_name = "[NAME=]VOLUME")]
     volumes: Vec<VolumeEntry>,
-    /// Read a TOML file; options here add to it or replace what it says
+    /// Config file; listeners and volumes here are added, others override
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     #[command(flatten)]
     frontends: Frontends,
-    /// Refuse all writes
+    /// Refuse writes to all volumes
     #[arg(long)]
     read_only: bool,
-    /// Run a shell command with the URLs in its environment, then stop; prints no URLs
+    /// Run a shell command with the URLs in its environment, then stop
     #[arg(long, value_name = "CMD")]
     run: Option<String>,
-    /// Threads that serve [default: one for each processor]
+    /// Threads that serve [default: one for each CPU]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     cores: Option<NonZeroUsize>,
-    /// How long an idle core looks for work before it sleeps [default: adaptive]
-    #[arg(long, value_enum)]
+    /// When idle cores sleep: adaptive (after a short poll), always (never; takes whole CPUs) or
+    /// never (at once) [default: adaptive]
+    #[arg(long, value_enum, hide_possible_values = true)]
     poll: Option<Poll>,
-    /// Connections at a time [default: 4096]
+    /// Maximum number of connections [default: 4096]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     max_connections: Option<NonZeroUsize>,
-    /// TCP congestion control of all connections, such as cubic [default: the system's]
+    /// TCP congestion control, such as cubic [default: the system's]
     #[arg(long, value_name = "NAME")]
     congestion: Option<Congestion>,
-    /// Keep reservations here that initiators want to outlive a restart [default:
-    /// ~/.local/state/blockmux]
+    /// Directory for persistent reservations (APTPL) [default: ~/.local/state/blockmux]
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
-    /// Take commands of `blockmux ctl` at this Unix socket
+    /// Accept commands of `blockmux ctl` at this Unix socket
     #[arg(long, value_name = "unix:PATH")]
     control: Option<ControlPath>,
-    /// Keep the capabilities that it was started with, as with --run; else root's are dropped once
-    /// all is open
+    /// Do not drop root's capabilities once everything is open
     #[arg(long)]
     keep_privileges: bool,
-    /// Print one JSON object instead of text when ready; not with --run
+    /// When ready, print one JSON object instead of text
     #[arg(long, conflicts_with = "run")]
     json: bool,
-    /// Print no URLs and commands, only `ready`
+    /// When ready, print no URLs and commands
     #[arg(long, short, conflicts_with_all = ["json", "run"])]
     quiet: bool,
 }
@@ -146,7 +145,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     allow_files();
     let buffers = buffers_of_each(setup.cores, memory_bytes());
     let kept_space = (setup.cores * buffers + SPACE_BESIDE_BUFFERS) as u64;
-    let limit = ConnectionLimit::new(setup.max_connections).keeping_space(kept_space);
+    let limit = ConnectionLimit::new(setup.max_connections).reserving_space(kept_space);
     let parts = Parts::new(limit.clone(), &listeners);
     // A command is to have what the user has.
     if command.is_none() && !keep_privileges {
@@ -298,100 +297,29 @@ const SPACE_BESIDE_BUFFERS: usize = 32 << 20;
 const GRACE: Duration = Duration::from_secs(10);
 
 const EXAMPLES: &str = "\
-Addresses: host:port, :port for loopback, host for the protocol's port
-(NBD 10809, iSCSI 3260, NVMe/TCP 4420), with NBD also unix:PATH; port 0
-lets the system choose. [::] is every IPv6 address and no IPv4 one: give
-0.0.0.0 too, as a second listener. NBD has no authentication, and iSCSI and
-NVMe/TCP only with targets and subsystems from a config file, so listen beyond
-loopback only on networks that you trust.
+ADDR is host:port, :port for loopback, or host for the default port; port 0
+lets the system choose. [::] is every IPv6 address and no IPv4 one. ADDR and
+IFACE may end in ?volumes=a,b to export only these volumes there. NBD and AoE
+have no authentication; iSCSI and NVMe/TCP have it with a config file only.
+Every iSCSI port serves iSER, too.
 
-Every port of iSCSI serves iSER too, over iWARP: what a connection begins with
-tells them apart.
+Volume NAME is NBD export NAME, LUN 0 of iSCSI target
+iqn.2026-11.blockmux:NAME, and namespace 1 of NVMe subsystem
+nqn.2026-11.blockmux:NAME. AoE disks are eSHELF.0, eSHELF.1 ... in order; a
+NAME like e7.3 is that disk.
 
-A listener that names volumes, as --nbd ':10809?volumes=root,data', serves those
-alone; at --aoe it is the same. What a target or a subsystem restricts, by an
-ACL, a secret or a key, is served by nothing else unless that is written: in
-`protocols` of its [[volume]], or at a listener. Once there is a restriction,
-NBD, AoE, and iSCSI and NVMe/TCP without targets and subsystems, serve only
-volumes that are named so.
+--run: URLs are in $uri (the first), $BLOCKMUX_URLS (all) and
+$BLOCKMUX_NBD_URL; the exit status is the command's.
 
-Names: the volume NAME is NBD's export NAME, LUN 0 of the iSCSI target
-iqn.2026-11.blockmux:NAME, and namespace 1 of the NVMe subsystem
-nqn.2026-11.blockmux:NAME. One without a name is disk0 for NBD, and in the
-others disk0.3f9a12bc, with a part of its UUID: no two daemons have that.
-
-ATA over Ethernet has no addresses: the first volume is disk eSHELF.0 at each
-interface of --aoe, the next eSHELF.1, and one whose NAME is e7.3 is that disk.
-Everybody on that network may use them. It needs CAP_NET_RAW, and is served only
-where --aoe says so.
-
-Config file, the same things by the same names, with _ for -:
-  nbd = [\"127.0.0.1:10809\", \"unix:nbd.sock\"]
-  iscsi = [\"127.0.0.1:3260\"]
-  poll = \"adaptive\"
-  [[volume]]
-  name = \"disk0\"
-  spec = \"file:disk.img?size=10g\"
-  description = \"scratch\"
-  read_only = false
-  uuid = \"6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4d\"
-  protocols = [\"nbd\", \"iscsi\"]
-Relative paths in it are relative to that file.
-
-iSCSI targets, LUN maps and who may log in, by RFC 7143's names; without any
-each volume is a target of its own. A secret file is chmod 600:
-  [[iscsi_target]]
-  TargetName = \"iqn.2026-11.com.example:disk\"
-  luns = { 0 = \"disk0\" }
-  HeaderDigest = \"CRC32C\"
-  [[iscsi_target.acl]]
-  InitiatorName = \"iqn.1993-08.org.debian:01:host\"
-  luns = [0]
-  CHAP_N = \"host\"
-  secret_file = \"host.secret\"
-Listeners that lead to a target less well than others, or not now:
-  access_states = { \"192.0.2.2:3260\" = \"active/non-optimized\" }
-
---state: initiators can ask for reservations that outlive a restart (APTPL).
-They are kept in that directory, $XDG_STATE_HOME/blockmux if that is set, one
-file for each such volume. Nobody else may write there.
-
-Subsystems of NVMe/TCP, by the specification's names. A host that is named has
-to prove who it is where it has a secret, and sees the namespaces that are
-named, or all:
-  [[nvme_subsystem]]
-  nqn = \"nqn.2026-11.com.example:disk\"
-  namespaces = { 1 = \"disk0\" }
-  [[nvme_subsystem.host]]
-  hostnqn = \"nqn.2014-08.org.nvmexpress:uuid:...\"
-  namespaces = [1]
-  dhchap_secret_file = \"host.secret\"
-  [[nvme_discovery.referral]]
-  traddr = \"192.0.2.2\"
-Before the first table, how much data a write may bring in its capsule:
-  nvme_in_capsule_data_size = 8192
-
---control: only its owner and root can use that socket, and the directory is
-one where nobody else may write. A RAM volume can grow then, to 16 GiB or four
-times its size, within 16 times the machine's memory.
-
---run: the command finds the first URL in $BLOCKMUX_URL and $uri, all of
-them in $BLOCKMUX_URLS, and NBD's in $BLOCKMUX_NBD_URL; $nbd has QEMU's old
-form. Without a listener NBD gets a private Unix socket, and iSCSI a port of
-loopback that the system chooses. Its exit status becomes blockmux's own.
-
-Of many volumes ten lines are printed, with --verbose all.
+SIGTERM, SIGINT or SIGHUP: I/O in flight completes, volumes are flushed.
 
 Examples:
   blockmux serve mem:1g
   blockmux serve root=file:root.img data=block:/dev/sdb --nbd :10809
   blockmux serve 'file:disk.img?size=10g' --nbd unix:nbd.sock
-  blockmux serve mem:1g --iscsi :3260
-  blockmux serve mem:1g --iscsi 192.0.2.1 --iser 192.0.2.1:3261
+  blockmux serve mem:1g --iscsi 192.0.2.1 --nvme-tcp 192.0.2.1
   blockmux serve mem:1g --run 'qemu-img info $uri'
-
-SIGTERM, SIGINT or SIGHUP: I/O in flight completes, volumes are flushed,
-status 0.";
+  blockmux serve --config /etc/blockmux/blockmux.toml";
 
 #[cfg(test)]
 mod tests {

@@ -36,8 +36,8 @@ fn nbd_clients_that_come_and_go_are_lines_with_time_export_address_and_reason() 
     assert!(line.starts_with("INFO login protocol=\"nbd\" peer=\""), "{line}");
     assert!(line.ends_with("initiator=\"-\" target=\"disk0\""), "{line}");
     drop(client);
-    let line = daemon.log_line("connection lost");
-    assert!(line.starts_with("WARN connection lost: the peer closed it without logging out"), "{line}");
+    let line = daemon.log_line("logout");
+    assert!(line.starts_with("INFO logout: the client closed the connection"), "{line}");
     assert!(line.ends_with("target=\"disk0\""), "{line}");
     let unknown = daemon.url().replace("/disk0", "/other");
     assert!(!blockmux(["info", &unknown]).status.success());
@@ -131,7 +131,7 @@ fn who_is_logged_in_is_listed_with_what_was_done_until_it_goes() {
     iscsi.log_out();
     drop((iscsi, nbd));
     daemon.log_line("logout");
-    daemon.log_line("connection lost");
+    daemon.log_line("logout");
     assert_eq!(sessions(&[]), "nobody is logged in\n");
 }
 

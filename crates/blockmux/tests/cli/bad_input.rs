@@ -35,7 +35,7 @@ const WRONG: &[(&[&str], &str)] = &[
     (&["ctl"], "no command given; `blockmux ctl --help` lists them"),
     (&["serv"], "unrecognized subcommand 'serv'; a similar subcommand exists: 'serve'"),
     (&["serve"], "no volume to serve; name one, such as mem:1g or file:disk.img"),
-    (&["serve", "--frobnicate"], "unexpected argument '--frobnicate' found; --help shows what there is"),
+    (&["serve", "--frobnicate"], "unexpected argument '--frobnicate' found; --help lists the options"),
     (
         &["serve", "mem:1m", "--reed-only"],
         "unexpected argument '--reed-only' found; a similar argument exists: '--read-only'",
@@ -82,10 +82,10 @@ const WRONG: &[(&[&str], &str)] = &[
     ),
     (&["serve", "mem:1m", "--cores", "0"], "--cores 0: write a number of at least 1"),
     (&["serve", "mem:1m", "--cores", "1000"], "1000 cores are too many; take at most 256"),
-    (&["serve", "mem:1m", "--poll", "often"], "--poll often: is none of adaptive, always, never"),
+    (&["serve", "mem:1m", "--poll", "often"], "--poll often: not one of adaptive, always, never"),
     (
         &["serve", "mem:1m", "--json", "--run", "true"],
-        "the argument '--json' cannot be used with '--run <CMD>'; --help shows what there is",
+        "the argument '--json' cannot be used with '--run <CMD>'; --help lists the options",
     ),
     (
         &["serve", "file:/nowhere/disk.img", "--nbd", ":0"],
@@ -130,7 +130,7 @@ const WRONG: &[(&[&str], &str)] = &[
         "`localhost` in `localhost:10809` is not a kind of volume: use mem, null, file, block, stripe, delay, fault, \
          rate, log, or a URL as nbd://host/export",
     ),
-    (&["info"], "the following required arguments were not provided: <URL>; --help shows what there is"),
+    (&["info"], "the following required arguments were not provided: <URL>; --help lists the options"),
     (
         &["info", "iscsi://host/iqn/0"],
         "iscsi://host/iqn/0: name \"iqn\": an iSCSI name begins with iqn., eui. or naa.",
@@ -156,12 +156,12 @@ const WRONG: &[(&[&str], &str)] = &[
     (
         &["info", "srp://host"],
         "srp://host: srp is not spoken yet; use nbd://host/export or nbd+unix:///export?socket=PATH or \
-     iscsi://host/target-name/lun or iser://host/target-name/lun or nvme+tcp://host/subsystem-nqn/nsid or aoe://IFACE/eSHELF.SLOT",
+     iscsi://host/target-name/lun or iser://host/target-name/lun or nvme+tcp://host/subsystem-nqn/nsid or nvme+rdma://host/subsystem-nqn/nsid or aoe://IFACE/eSHELF.SLOT",
     ),
     (
         &["info", "ftp://host"],
         "ftp://host: no protocol is called `ftp`; use nbd://host/export or nbd+unix:///export?socket=PATH or \
-         iscsi://host/target-name/lun or iser://host/target-name/lun or nvme+tcp://host/subsystem-nqn/nsid or aoe://IFACE/eSHELF.SLOT",
+         iscsi://host/target-name/lun or iser://host/target-name/lun or nvme+tcp://host/subsystem-nqn/nsid or nvme+rdma://host/subsystem-nqn/nsid or aoe://IFACE/eSHELF.SLOT",
     ),
     (
         &["info", "nbds://host/a"],
@@ -180,7 +180,7 @@ const WRONG: &[(&[&str], &str)] = &[
     (
         &["discover", "mem:1g"],
         "mem:1g: is not a URL; use nbd://host/export or nbd+unix:///export?socket=PATH or \
-         iscsi://host/target-name/lun or iser://host/target-name/lun or nvme+tcp://host/subsystem-nqn/nsid or aoe://IFACE/eSHELF.SLOT",
+         iscsi://host/target-name/lun or iser://host/target-name/lun or nvme+tcp://host/subsystem-nqn/nsid or nvme+rdma://host/subsystem-nqn/nsid or aoe://IFACE/eSHELF.SLOT",
     ),
     (
         &["copy", "file:/nowhere/a", "file:/nowhere/a"],

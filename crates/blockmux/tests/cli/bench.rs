@@ -73,16 +73,23 @@ fn into_a_pipe_goes_plain_text_of_80_columns() {
         assert!(line.chars().count() <= 80 || line.starts_with(&bench.path("")), "{line}");
     }
     assert!(!out.contains(['\u{1b}', '\r']));
-    let ceilings = ["nbd", "iscsi", "iser", "nvme-tcp"]
+    let ceilings = ["nbd", "iscsi", "iser", "nvme-tcp", "nvme-rdma"]
         .map(|name| [format!("\n{name} ceiling sleeps "), format!("\n{name} ceiling spins ")]);
-    let rows =
-        ["1 MiB sequential write, depth 8", "\nlocal ", "\nnbd ", "\niscsi ", "\niser ", "\nnvme-tcp "];
+    let rows = [
+        "1 MiB sequential write, depth 8",
+        "\nlocal ",
+        "\nnbd ",
+        "\niscsi ",
+        "\niser ",
+        "\nnvme-tcp ",
+        "\nnvme-rdma ",
+    ];
     for part in rows.iter().copied().chain(ceilings.iter().flatten().map(String::as_str)) {
         assert!(out.contains(part), "no {part:?} in {out}");
     }
     assert!(bench.read("bench.html").contains("<title>Blockmux"));
-    // Eight jobs of five configurations and eight ceilings.
-    assert_eq!(jobs(&bench.json()).len(), 104);
+    // Eight jobs of six configurations and ten ceilings.
+    assert_eq!(jobs(&bench.json()).len(), 128);
 }
 
 /// Milliseconds that a bench measures, by its own report: what its duration is made of.
@@ -101,8 +108,8 @@ fn a_plain_bench_measures_three_jobs_three_times_with_one_ceiling_each_in_less_t
     let output = bench.command("--size 16m", &[]).output().unwrap();
     printed(&output);
     let report = bench.json();
-    // Three jobs of the local volume, four protocols and a ceiling of each.
-    assert_eq!(jobs(&report).len(), 27);
+    // Three jobs of the local volume, five protocols and a ceiling of each.
+    assert_eq!(jobs(&report).len(), 33);
     assert!(jobs(&report).iter().all(|job| job["blockmux"]["runs"].as_array().unwrap().len() == 3));
     let of = |rw: &str, bs: &str, depth: &str| {
         let is_it = |job: &&Value| {
@@ -112,8 +119,8 @@ fn a_plain_bench_measures_three_jobs_three_times_with_one_ceiling_each_in_less_t
         jobs(&report).iter().filter(is_it).count()
     };
     let all = [of("randread", "4k", "32"), of("randwrite", "4k", "32"), of("read", "1m", "8")];
-    assert_eq!(all, [9, 9, 9]);
-    assert!(measured_ms(&report) < 45_000.0, "{}", measured_ms(&report));
+    assert_eq!(all, [11, 11, 11]);
+    assert!(measured_ms(&report) < 55_000.0, "{}", measured_ms(&report));
     // A line for each finished job of each run, the last of which leaves nothing to do.
     let said = text(&output.stderr);
     let finished: Vec<&str> = said.lines().map(|line| line.split("; ").nth(1).unwrap()).collect();
@@ -154,7 +161,7 @@ fn every_pattern_runs_and_its_figures_agree_with_each_other() {
     let patterns = "--rw read,write,randread,randwrite --rw readwrite --rw randrw,trim,randtrim";
     printed(&bench.run(&format!("mem:16m --no_ceiling --iodepth 1,8 --numjobs 1,2 {patterns}"), &[]));
     let report = bench.json();
-    assert_eq!(jobs(&report).len(), 8 * 2 * 2 * 5);
+    assert_eq!(jobs(&report).len(), 8 * 2 * 2 * 6);
     let mut seen = 0;
     for job in jobs(&report) {
         let option = |name: &str| job["job options"][name].as_str().unwrap();
@@ -191,7 +198,7 @@ fn processor_time_of_both_sides_is_told_with_user_and_system_apart() {
     let [local, remote @ ..] = jobs(&report).as_slice() else { panic!("no rows") };
     let of_run = |job: &Value, name: &str| number(&job["blockmux"]["runs"][0][name]);
     assert_eq!(local["blockmux"]["runs"][0]["target_cpu_ns"], Value::Null);
-    assert_eq!(remote.len(), 4, "NBD, iSCSI, iSER and NVMe/TCP");
+    assert_eq!(remote.len(), 5, "NBD, iSCSI, iSER, NVMe/TCP and NVMe/RDMA");
     for job in remote {
         for side in ["target", "initiator"] {
             let (cpu, system) = (format!("{side}_cpu_ns"), format!("{side}_system_ns"));
@@ -294,7 +301,7 @@ fn what_is_wrong_with_an_option_is_said_of_the_option_as_it_was_given() {
         ("mem:1m --verify crc32c --rw randrw", "--verify crc32c: rw=randrw cannot be verified"),
         ("mem:1m --size 2m", "--size 2m: only 1m is left from 0 to the volume's end"),
         ("mem:1m --numjobs 0", "--numjobs 0: from 1 to 1024"),
-        ("mem:1m --poll sometimes", "--poll sometimes: is none of adaptive, always, never"),
+        ("mem:1m --poll sometimes", "--poll sometimes: not one of adaptive, always, never"),
         ("mem:64m --suite zeta-2016 --bs 4k", "--bs is set by the suite; leave one of them out"),
         ("mem:64m --suite zeta-2016 --verify crc32c", "--verify is set by the suite"),
         ("--full --bs 4k", "--full has jobs of its own, and so has --bs; leave one of them out"),
@@ -490,17 +497,17 @@ fn an_interrupted_bench_ends_cleanly_with_what_it_has() {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let mut said = String::new();
-        while said.matches("run 1/1 of ").count() < 5 {
+        while said.matches("run 1/1 of ").count() < 6 {
             assert_ne!(stderr.read_line(&mut said).unwrap(), 0, "{said}");
         }
         kill_process(Pid::from_child(&child), signal).unwrap();
         stderr.read_to_string(&mut said).unwrap();
         // With -v, what its other threads log may come behind it.
-        assert!(said.contains("\nblockmux: interrupted; 5 of 10 runs were done\n"), "{said}");
+        assert!(said.contains("\nblockmux: interrupted; 6 of 12 runs were done\n"), "{said}");
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(status));
         let out = text(&output.stdout);
         assert!(out.contains("sequential read") && !out.contains("sequential write"), "{out}");
-        assert_eq!(jobs(&bench.json()).len(), 5);
+        assert_eq!(jobs(&bench.json()).len(), 6);
     }
 }

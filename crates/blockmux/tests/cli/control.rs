@@ -491,8 +491,10 @@ fn namespaces_and_logical_units_are_attached_and_detached() {
     let unit = controlled.daemon.urls_of("iscsi").remove(0).replace(":a/0", ":a/7");
     assert_eq!(info(&unit).unwrap()["size"], 2 << 20);
     controlled.said(&["detach", iqn, "7"]);
+    assert_eq!(controlled.said(&["attach", "b", iqn, "--json"]), "{\"number\":1}\n");
+    assert_eq!(controlled.said(&["detach", iqn, "1", "--json"]), "{}\n");
     assert!(info(&unit).is_err());
-    assert!(controlled.refusal(&["attach", "b", "nqn.other"]).contains("is called `nqn.other`"));
+    assert!(controlled.refusal(&["attach", "b", "nqn.other"]).contains("`nqn.other`; there are "));
     assert!(controlled.refusal(&["ana", nqn, "1", "inaccessible"]).contains("there is no ana_group 1"));
 }
 

@@ -4,6 +4,7 @@ use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, blockmux, ended, half_empty_file, heed_signals, text};
 use crate::raw_client::RawClient;
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -169,6 +170,8 @@ fn a_read_only_destination_is_refused() {
 fn a_large_hole_takes_no_time() {
     let said = copy("mem:64g", "mem:65g", &["--verify"]);
     assert!(said.starts_with("copied and verified 64 GiB (0 B data, 64 GiB zeroes) in "), "{said}");
+    let said: Value = serde_json::from_str(&copy("mem:64g", "mem:65g", &["--json"])).unwrap();
+    assert_eq!((&said["zeroes"], &said["verified"]), (&json!(64_u64 << 30), &json!(false)));
 }
 
 #[test]

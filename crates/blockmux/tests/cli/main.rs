@@ -31,6 +31,7 @@ mod memory;
 mod nvme;
 mod nvme_hostile;
 mod nvme_hosts;
+mod nvme_rdma;
 mod nvme_tls;
 mod one_volume;
 mod privileges;

@@ -37,9 +37,9 @@ fn it_prints_urls_and_commands_and_ready_and_stops_when_asked() {
 }
 
 #[test]
-fn of_many_volumes_it_prints_ten_lines_all_if_asked_or_none() {
-    let volumes: Vec<String> = (0..20).map(|number| format!("v{number}=mem:1m")).collect();
-    for (option, count) in [(None, 10), (Some("--verbose"), 100), (Some("--quiet"), 0)] {
+fn of_many_volumes_it_prints_twenty_lines_all_if_asked_or_none() {
+    let volumes: Vec<String> = (0..30).map(|number| format!("v{number}=mem:1m")).collect();
+    for (option, count) in [(None, 20), (Some("--verbose"), 150), (Some("--quiet"), 0)] {
         let mut command = Command::new(BLOCKMUX);
         command.arg("serve").args(&volumes).args(["--nbd", "127.0.0.1:0"]).args(option);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
@@ -112,10 +112,11 @@ fn a_command_gets_the_urls_and_gives_the_status() {
     let lines: Vec<_> = out.lines().collect();
     let socket = lines[0].strip_prefix("nbd+unix:///a?socket=").unwrap();
     let urls: Vec<_> = lines[1].split(' ').collect();
-    assert_eq!((urls.len(), urls[0], urls[4]), (8, lines[0], &*format!("nbd+unix:///b?socket={socket}")));
+    assert_eq!((urls.len(), urls[0], urls[5]), (10, lines[0], &*format!("nbd+unix:///b?socket={socket}")));
     assert!(urls[1].starts_with("iscsi://127.0.0.1:") && urls[1].ends_with("/iqn.2026-11.blockmux:a/0"));
     assert_eq!(urls[2], urls[1].replace("iscsi://", "iser://") + "?rdma=iwarp");
     assert!(urls[3].starts_with("nvme+tcp://127.0.0.1:") && urls[3].ends_with("/nqn.2026-11.blockmux:a/1"));
+    assert_eq!(urls[4], urls[3].replace("nvme+tcp://", "nvme+rdma://") + "?rdma=iwarp");
     assert_eq!((lines[2], lines[3]), (lines[0], lines[0]));
     assert_eq!(lines[4], format!("nbd:unix:{socket}:exportname=a"));
     assert!(!std::path::Path::new(socket).exists(), "the private socket is removed");

@@ -1,4 +1,4 @@
-//! Connections with TLS, whose records the library makes or the system.
+//! Connections with TLS, whose records are made by the library or by the kernel (kTLS).
 
 use super::{Broken, CHUNK, Connection, SENDS_PER_TURN, SHORT_CHUNK};
 use crate::host::{ByteStream, Host};
@@ -10,7 +10,7 @@ use blockmux_proto::session::StreamSession;
 use std::io;
 
 impl<H: Host> Connection<H> {
-    /// Closes it for every owner, with the last word of TLS if there is one.
+    /// Closes the connection for every owner, after a TLS close_notify if possible.
     pub fn close(&mut self) {
         if let Some(secure) = &mut self.secure {
             secure.close(&mut self.stream);
@@ -18,7 +18,7 @@ impl<H: Host> Connection<H> {
         self.stream.close();
     }
 
-    /// Sends once, by the system's TLS or as it is.
+    /// Sends once, as plaintext or through kTLS.
     #[inline]
     pub(super) fn send_once(&mut self, outbox: &mut Outbox) -> Result<usize, Broken> {
         let Some(secure) = &mut self.secure else { return Ok(self.stream.send(outbox)?) };
@@ -28,20 +28,19 @@ impl<H: Host> Connection<H> {
         Ok(sent)
     }
 
-    /// TLS, and the socket below.
+    /// TLS state and the underlying stream.
     #[cfg(test)]
     pub(crate) fn secure(&mut self) -> (Option<&mut Secure>, &mut H::Stream) {
         (self.secure.as_deref_mut(), &mut self.stream)
     }
 
-    /// Sends what the session has to send by TLS. The session's bytes stay in its outbox until they
-    /// are sent.
+    /// Sends the session's output through TLS. It stays in the outbox until its records are sent.
     #[cold]
     pub(super) fn send_secured<S: StreamSession>(&mut self, session: &mut S) -> Result<bool, Broken> {
         let mut any = false;
         for _ in 0..SENDS_PER_TURN {
             let Some(secure) = &mut self.secure else { return Ok(any) };
-            // The last of the handshake may just have gone.
+            // The last bytes of the handshake may have just been sent.
             if any && secure.hand_over(&mut self.stream)? {
                 return self.send(session).map(|_| true);
             }
@@ -64,7 +63,7 @@ impl<H: Host> Connection<H> {
         Ok(any)
     }
 
-    /// The system's TLS gives data alone in that way: another record may be next.
+    /// kTLS fails a plain receive when a record of another type than data is next.
     #[cold]
     pub(super) fn on_receive_error(&mut self, error: io::Error) -> Result<Option<bool>, Broken> {
         let Some(secure) = &mut self.secure else { return Err(error.into()) };
@@ -75,7 +74,7 @@ impl<H: Host> Connection<H> {
         Ok(Some(true))
     }
 
-    /// Receives by TLS: payload that is to be placed goes by the chunk, too.
+    /// Receives through TLS. Placed payload is copied from the chunk, too.
     #[cold]
     pub(super) fn receive_secured<S: StreamSession>(
         &mut self,

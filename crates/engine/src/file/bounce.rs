@@ -1,9 +1,9 @@
-//! Memory between the file and a request's data, where the file cannot use that.
+//! Bounce buffers for data that direct I/O cannot transfer.
 
 use blockmux_volume::{Pages, Seg, SgList};
 use std::sync::Arc;
 
-/// Pairs the pieces of `data`, from byte `skip` on, with the parts of `piece` that belong to them.
+/// Pairs the segments of `data` from byte `skip` on with the matching parts of `piece`.
 pub(super) fn for_each_piece(data: &SgList, mut skip: usize, piece: &Seg, mut pair: impl FnMut(&Seg, &Seg)) {
     let mut at = 0;
     for seg in data.segs() {
@@ -16,12 +16,12 @@ pub(super) fn for_each_piece(data: &SgList, mut skip: usize, piece: &Seg, mut pa
     }
 }
 
-/// A piece of zeroes for file systems that have no faster way; all channels of a volume share it.
+/// Zeroes to write on file systems without a faster method; all channels of a volume share them.
 pub(super) fn zero_pages() -> Arc<Pages> {
     Pages::from_heap(MAX_BOUNCE)
 }
 
-/// A larger request bounces piece by piece, so that it cannot want more than the pool has.
+/// A larger request is bounced in pieces of this many bytes, so that it cannot exhaust the pool.
 pub(super) const MAX_BOUNCE: usize = 1 << 20;
 
 #[cfg(test)]

@@ -57,7 +57,7 @@ impl FileChannel {
             waiting: RefCell::new(VecDeque::with_capacity(depth as usize)),
             done: RefCell::new(Vec::with_capacity(depth as usize)),
             waker,
-            has_looked: Cell::new(false),
+            has_checked_size: Cell::new(false),
         };
         let (flight, registration) = Flight::launch(engine, own_file, disk.file.clone(), depth, table);
         FileChannel { flight, _registration: registration, core: core.clone(), retry: MemoryRetry::new(core) }
@@ -75,12 +75,12 @@ impl Channel for FileChannel {
     }
 
     fn kick(&mut self) {
-        self.flight.landing.has_looked.set(false);
+        self.flight.landing.has_checked_size.set(false);
     }
 
     fn poll(&mut self, done: &mut Vec<Completion>) {
         let table = &self.flight.landing;
-        table.has_looked.set(false);
+        table.has_checked_size.set(false);
         table.retry_waiting(&self.flight, self.core.pool());
         self.arm_retry();
         done.append(&mut table.done.borrow_mut());
@@ -101,30 +101,30 @@ impl FileChannel {
 /// The channel's requests.
 struct Table {
     disk: Arc<Disk>,
-    /// This core's handle to a piece of zeroes.
+    /// This core's handle of a buffer of zeroes.
     zeroes: Memory,
     depth: u32,
     slots: RefCell<Slab<Pending>>,
-    /// Slots that need memory which the pool does not have now, first come first served.
+    /// Slots that wait for memory of the pool, first in, first out.
     waiting: RefCell<VecDeque<u32>>,
     done: RefCell<Vec<Completion>>,
     waker: Waker,
-    /// A write of this batch has looked whether the file was cut.
-    has_looked: Cell<bool>,
+    /// The file's size was checked for a write of this batch.
+    has_checked_size: Cell<bool>,
 }
 
-/// A request on its way.
+/// A request in flight.
 struct Pending {
     tag: Tag,
     op: Op,
     offset: u64,
     len: u64,
-    /// The data, while the flight has it not; empty in a read that takes memory from the pool.
+    /// The data while no ring entry owns it; empty for a read that takes memory from the pool.
     data: SgList,
-    /// Memory that direct I/O can use, between the file and `data`.
+    /// Aligned memory for direct I/O, copied to or from `data`.
     bounce: Option<Seg>,
     step: Step,
-    /// Bytes that the present step has finished.
+    /// Bytes that the current step has transferred.
     moved: u64,
     retries: u32,
     is_cancelled: bool,
@@ -141,28 +141,28 @@ enum Step {
     WillNeed,
 }
 
-/// How an attempt to start a request went.
+/// Result of an attempt to start a request.
 enum Start {
     Started,
-    /// The pool has no memory now.
+    /// The pool is out of memory.
     Waits,
 }
 
-/// What a landed entry means for its request.
+/// What to do after a ring entry has completed.
 enum Next {
     Again,
     Done(Result<Output, IoError>),
 }
 
 impl Table {
-    /// The result of what needs no entry of the ring.
+    /// The result of a request that needs no ring entry.
     fn at_once(&self, file: &File, io: &Io) -> Option<Result<Output, IoError>> {
         let disk = &self.disk;
         if let Err(error) = disk.info.check_within(io, disk.extent.size()) {
             return Some(Err(error));
         }
-        if io.op.is_write() && !self.has_looked.replace(true) {
-            disk.look_for_cut(file);
+        if io.op.is_write() && !self.has_checked_size.replace(true) {
+            disk.check_for_truncation(file);
         }
         if io.op != Op::Flush && disk.extent.is_cut_before(io.offset + io.len) {
             disk.note_failure(io.op, io.offset, io.len, &"the file was cut");
@@ -177,7 +177,7 @@ impl Table {
             Op::BlockStatus if io.len == 0 => Some(Ok(Output::Extents(Vec::new()))),
             Op::BlockStatus if disk.is_device => Some(Ok(Output::Extents(vec![Extent::data(io.len)]))),
             Op::BlockStatus => {
-                // Of a file system that cannot tell, all is data.
+                // A file system without `SEEK_HOLE` reports everything as data.
                 let found = extents(file, io.offset, io.len, disk.info.logical_block.into());
                 Some(Ok(Output::Extents(found.unwrap_or_else(|_| vec![Extent::data(io.len)]))))
             }
@@ -195,7 +195,7 @@ impl Table {
     /// Takes a request that needs the ring.
     fn submit(&self, flight: &Flight<Table>, pool: &Pool, io: Io) {
         if self.slots.borrow().len() >= self.depth as usize {
-            // More than the depth that the caller gave.
+            // The caller exceeded the queue depth that it asked for.
             let result = Err(IoError::NoMemory);
             return self.done.borrow_mut().push(Completion { tag: io.tag, result });
         }
@@ -214,7 +214,7 @@ impl Table {
             retries: 0,
             is_cancelled: false,
         };
-        let may_start = self.waiting.borrow().is_empty() || pending.memory_wanted().is_none();
+        let may_start = self.waiting.borrow().is_empty() || pending.needed_memory().is_none();
         let token = self.slots.borrow_mut().insert(pending) as u32;
         if may_start && matches!(self.start(flight, pool, token), Start::Started) {
             return;
@@ -236,11 +236,11 @@ impl Table {
         }
     }
 
-    /// Gives the request the memory that it wants and its first entry.
+    /// Allocates the memory that the request needs and pushes its first entry.
     fn start(&self, flight: &Flight<Table>, pool: &Pool, token: u32) -> Start {
         let mut slots = self.slots.borrow_mut();
         let Some(pending) = slots.get_mut(token as usize) else { return Start::Started };
-        if let Some(wanted) = pending.memory_wanted() {
+        if let Some(wanted) = pending.needed_memory() {
             let Some(memory) = pool.take_payload_or_wait(wanted) else {
                 let is_left = pool.account().is_some_and(PeerAccount::is_closed);
                 if pool.could_hold(wanted) && !is_left {
@@ -270,17 +270,18 @@ impl Table {
         }
     }
 
-    /// Pushes the entry of the request's present step.
+    /// Pushes the ring entry of the request's current step.
     fn push(&self, flight: &Flight<Table>, token: u32, pending: &mut Pending) {
         let (at, left) = (pending.offset + pending.moved, pending.len - pending.moved);
         let durable = matches!(pending.op, Op::Write { fua: true });
         let is_long_copy = pending.op == Op::Read && pending.len > LONG_COPY && self.disk.direct.is_none();
         let manner = Manner {
             durable,
-            // A durable write through the page cache waits for the device, and this thread must
-            // not.
+            // A durable write through the page cache waits for the device, which must not block
+            // this thread.
             in_background: pending.retries > 0 || durable && self.disk.direct.is_none(),
-            // The kernel copies from the page cache on this thread, and others wait meanwhile.
+            // The kernel copies from the page cache on this thread; shorter pieces let others run
+            // between.
             most_bytes: if is_long_copy { LONG_COPY_PIECE } else { 0 },
         };
         let way = if pending.op == Op::Read { Way::Read } else { Way::Write };
@@ -319,12 +320,12 @@ impl Table {
         }
     }
 
-    /// What comes after an entry that did not fail.
+    /// What to do after an entry succeeded.
     fn after_success(&self, pending: &mut Pending, memory: SgList, result: u64) -> Next {
         let is_transfer = matches!(pending.step, Step::Move | Step::Bounce | Step::WriteZeroes);
         if is_transfer {
             let step = pending.step;
-            // Direct I/O goes on only at a whole block.
+            // Direct I/O can only continue at a block boundary.
             let block = if self.disk.direct.is_some() { u64::from(self.disk.info.logical_block) } else { 1 };
             let moved = match pending.op {
                 Op::Read if pending.offset + pending.moved + result == self.disk.extent.end() => {
@@ -344,10 +345,10 @@ impl Table {
                 pending.data = memory;
             }
             if moved == 0 {
-                // The end of the file, which was cut while it was served. What was there is lost,
-                // and zeroes would say that it never was.
+                // End of file: the file was truncated while it was served. Returning zeroes would
+                // hide the loss.
                 self.disk.note_failure(pending.op, pending.offset, pending.len, &"the file was cut");
-                self.disk.look_for_cut(&self.disk.file);
+                self.disk.check_for_truncation(&self.disk.file);
                 return Next::Done(Err(IoError::Medium));
             }
             pending.moved += moved;
@@ -367,17 +368,18 @@ impl Table {
         }))
     }
 
-    /// What the file lacks of its last block is zeroes: it would come in `memory` after `at` bytes.
+    /// Reads the missing part of the file's last block as zeroes; it begins in `memory` at byte
+    /// `at`.
     fn fill_last_block(&self, memory: &SgList, at: u64) {
         let end = self.disk.extent.end();
         let missing = end.next_multiple_of(self.disk.info.logical_block.into()) - end;
-        // A resize may come in between.
+        // The volume may be resized concurrently.
         if missing > 0 && at + missing <= memory.len() as u64 {
             memory.slice(at as usize, missing as usize).fill_zero();
         }
     }
 
-    /// What comes after an entry that failed.
+    /// What to do after an entry failed.
     fn after_error(&self, pending: &mut Pending, memory: SgList, errno: i32) -> Next {
         if pending.step == Step::Move {
             pending.data = memory;
@@ -391,7 +393,7 @@ impl Table {
         }
         let is_missing = matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS);
         match (pending.step, pending.op) {
-            // Hints.
+            // Prefetch is a hint and never fails.
             (Step::WillNeed, _) => return Next::Done(Ok(Output::Nothing)),
             (Step::Punch, Op::Discard { .. }) if is_missing => return Next::Done(Ok(Output::Nothing)),
             (Step::Punch, Op::WriteZeroes { only_fast, .. })
@@ -469,8 +471,8 @@ impl Landing for Table {
 }
 
 impl Pending {
-    /// Bytes from the pool that the request cannot start without.
-    fn memory_wanted(&self) -> Option<usize> {
+    /// Bytes that must be allocated from the pool before the request can start.
+    fn needed_memory(&self) -> Option<usize> {
         match self.step {
             Step::Move if self.data.segs().is_empty() => Some(self.len as usize),
             Step::Bounce if self.bounce.is_none() => Some((self.len as usize).min(MAX_BOUNCE)),
@@ -479,7 +481,8 @@ impl Pending {
     }
 }
 
-/// Whether a completed request is on stable storage, and all that the page cache lost concerns it.
+/// Whether the operation's success means that data is on stable storage, so that an earlier
+/// write-back failure must fail it.
 fn needs_sync(op: Op) -> bool {
     match op {
         Op::Flush => true,
@@ -488,12 +491,11 @@ fn needs_sync(op: Op) -> bool {
     }
 }
 
-/// A read of more bytes than this from the page cache goes in pieces.
+/// A longer read from the page cache is split into pieces.
 const LONG_COPY: u64 = 1 << 20;
-/// Copied in a tenth of a millisecond or so.
+/// Bytes that are copied in about 0.1 ms.
 const LONG_COPY_PIECE: usize = 256 << 10;
-/// A hint need not fill the page cache.
+/// Longest read-ahead of one hint, in bytes.
 const MAX_PREFETCH: u64 = 32 << 20;
-/// Interrupted or told to try again, the kernel's own thread gets it done; this ends what never
-/// does.
+/// Retries after EINTR or EAGAIN, which run on the kernel's worker threads.
 const MAX_RETRIES: u32 = 100;

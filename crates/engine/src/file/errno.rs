@@ -1,8 +1,8 @@
-//! What the system's errors mean to whoever uses a volume.
+//! Mapping of system errors to volume errors.
 
 use blockmux_volume::IoError;
 
-/// The one table from the system's errors to a volume's.
+/// Maps an errno to a volume's error.
 pub(super) fn io_error(errno: i32) -> IoError {
     match errno {
         libc::ENOSPC | libc::EDQUOT | libc::EFBIG => IoError::NoSpace,
@@ -10,8 +10,8 @@ pub(super) fn io_error(errno: i32) -> IoError {
         libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY => IoError::Unsupported,
         libc::ENOMEM | libc::ENOBUFS => IoError::NoMemory,
         libc::ECANCELED => IoError::Aborted,
-        // EIO, ENODEV, EREMOTEIO, EBADMSG and all else that a request which was checked can only
-        // meet in a device.
+        // EIO, ENODEV, EREMOTEIO, EBADMSG and other errors of the device: the request itself was
+        // checked.
         _ => IoError::Medium,
     }
 }

@@ -1,24 +1,23 @@
-//! Which parts of a file are holes, by `SEEK_DATA` and `SEEK_HOLE`.
+//! Allocation status of a file, by `SEEK_DATA` and `SEEK_HOLE`.
 //!
-//! The ring has no such operation, so the seeks run on the core's own thread. Each takes about a
-//! microsecond as long as the file system has the file's extents in memory, and an answer is cut
-//! after [`MAX_EXTENTS`]; a client asks for the rest. A first look at a large fragmented file can
-//! wait for the file system's metadata, as `open` can: block status is what a client asks before it
-//! copies a volume, not once for each of its reads.
+//! io_uring has no such operation, so the seeks run on the core's thread. Each takes about a
+//! microsecond once the file system has the extents in memory, and a reply has at most
+//! [`MAX_EXTENTS`]; the client asks for the rest. The first query of a large fragmented file can
+//! block for metadata, as `open` can; clients query block status before a copy, not with each read.
 //!
-//! What a file system reports as a hole reads as zeroes. It may have space set aside for it
-//! (`ZERO_RANGE` leaves such ranges); a write there is then safer than the answer says.
+//! A hole reads as zeroes. The file system may still have reserved space for it (`ZERO_RANGE`
+//! leaves such ranges).
 
 use super::kernel;
 use blockmux_volume::Extent;
 use std::fs::File;
 use std::io;
 
-/// The extents of a non-empty range of whole blocks, from its begin on; together at most the range.
+/// The extents of a non-empty range of whole blocks, from its start; together at most the range.
 pub(super) fn extents(file: &File, offset: u64, len: u64, block: u64) -> io::Result<Vec<Extent>> {
     let (mut at, end, mut extents) = (offset, offset + len, Vec::new());
-    // Each round adds at most a hole and the data behind it. A round that adds nothing has met with
-    // a concurrent discard, and the number of rounds is bounded too.
+    // Each round adds at most a hole and the data after it. A round that adds nothing has raced
+    // with a discard; the bound also ends that.
     for _ in 0..MAX_EXTENTS / 2 {
         let data = kernel::seek_data(file, at)?.map_or(end, |data| (data / block * block).min(end));
         if data > at {
@@ -42,7 +41,7 @@ pub(super) fn extents(file: &File, offset: u64, len: u64, block: u64) -> io::Res
     Ok(extents)
 }
 
-/// In one answer: about a tenth of a millisecond of seeking.
+/// Extents in one reply: about 0.1 ms of seeking.
 const MAX_EXTENTS: usize = 128;
 
 #[cfg(test)]

@@ -1,10 +1,9 @@
-//! What only the kernel can be asked: entries of the ring, and the system calls of a file that no
-//! safe crate offers.
+//! Ring entries and the system calls on files that no safe crate offers.
 //!
-//! [`Flight`] is what keeps memory and file alive under the kernel's hands. Each slot has at most
-//! one entry in the ring; the slot owns the entry's memory from the push until the ring tells of
-//! its end, and only then hands it to the [`Landing`]. As the ring keeps its completers, a dropped
-//! channel changes nothing about that.
+//! [`Flight`] keeps memory and file alive while the kernel uses them. A slot has at most one entry
+//! in the ring and owns the entry's memory from the push to the completion; only then does it pass
+//! the memory to the [`Landing`]. The ring owns its completers, so dropping a channel does not free
+//! memory in flight.
 #![expect(unsafe_code, reason = "the one module of file volumes that gives addresses to the kernel")]
 
 use crate::reactor::EngineCore;
@@ -23,54 +22,54 @@ use std::os::fd::AsRawFd;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-/// Is given back what an entry used.
+/// Receives completions of ring entries, with the memory that they used.
 pub(super) trait Landing: Sized {
-    /// The entry of slot `token` is done, with the result as of the system call, errors negative.
-    /// The slot is free for another entry.
+    /// The entry of slot `token` has completed. `result` is that of the system call, errors
+    /// negative. The slot may take another entry.
     fn landed(&self, flight: &Flight<Self>, token: u32, memory: SgList, result: i32);
 }
 
-/// A file, and the memory of everything in flight to and from it.
+/// A file, and the memory of all entries in flight.
 pub(super) struct Flight<L> {
     file: Arc<File>,
-    /// The file as the volume has it open: of a block device it is the one exclusive handle, and
-    /// only through that are ranges zeroed which have dirty pages.
+    /// The volume's own open file. For a block device it is the exclusive handle, the only one
+    /// through which ranges with dirty pages can be zeroed.
     exclusive: Arc<File>,
-    /// Of the slots up to the last that was ever used; there is room for all.
+    /// The slots up to the highest ever used; allocated for all.
     holds: RefCell<Vec<Hold>>,
-    /// Weak, because the ring keeps this flight and the registration keeps the ring.
+    /// Weak, because the ring owns this flight and the registration owns the ring.
     registration: OnceCell<Weak<Registration>>,
     pub(super) landing: L,
 }
 
-/// What the kernel may use now.
+/// What the kernel may access now.
 #[derive(Default)]
 struct Hold {
     in_flight: bool,
     memory: SgList,
     iovecs: Vec<libc::iovec>,
 }
-/// Which way data goes.
+/// Direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     Read,
     Write,
 }
 
-/// How an entry is executed.
+/// Options of a ring entry.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Manner {
-    /// A write is on stable storage when it is done.
+    /// A completed write is on stable storage (`RWF_DSYNC`).
     pub(super) durable: bool,
-    /// The kernel starts it on a thread of its own at once, because it would block.
+    /// Runs on a kernel worker thread from the start (`IOSQE_ASYNC`), because it would block.
     pub(super) in_background: bool,
-    /// It moves at most so many bytes; 0: all.
+    /// Most bytes to transfer; 0: no limit.
     pub(super) most_bytes: usize,
 }
 
 impl<L: Landing + 'static> Flight<L> {
-    /// Registers `slots` empty slots with the core's ring; whoever drops the registration is told
-    /// nothing more.
+    /// Registers `slots` empty slots with the core's ring. Nothing completes after the registration
+    /// is dropped.
     pub(super) fn launch(
         core: &EngineCore,
         file: Arc<File>,
@@ -85,17 +84,17 @@ impl<L: Landing + 'static> Flight<L> {
         (flight, registration)
     }
 
-    /// The file that everything goes to.
+    /// The file that all entries use.
     pub(super) fn file(&self) -> &File {
         &self.file
     }
 
-    /// Moves data between `memory`, from byte `skip` on, and the file. It may move less than all,
-    /// at least when there are more pieces than one entry can name.
+    /// Transfers between `memory`, from byte `skip` on, and the file. The transfer may be short, in
+    /// particular if there are more segments than one entry can name.
     ///
     /// # Panics
-    /// If the slot has an entry in flight, `skip` leaves nothing, or a read goes to memory that a
-    /// `Chunk` lent.
+    /// If the slot has an entry in flight, `skip` leaves nothing, or a read goes to memory borrowed
+    /// from a `Chunk`.
     pub(super) fn transfer(
         &self,
         token: u32,
@@ -135,19 +134,19 @@ impl<L: Landing + 'static> Flight<L> {
         });
     }
 
-    /// `fallocate(2)`, which the kernel always does on a thread of its own.
+    /// `fallocate(2)`, which the kernel always runs on a worker thread.
     pub(super) fn fallocate(&self, token: u32, mode: i32, offset: u64, len: u64) {
         let fd = types::Fd(self.exclusive.as_raw_fd());
         self.push(token, |_| opcode::Fallocate::new(fd, len).offset(offset).mode(mode).build());
     }
 
-    /// `fdatasync(2)`, on a thread of the kernel.
+    /// `fdatasync(2)` on a kernel worker thread.
     pub(super) fn sync(&self, token: u32) {
         let fd = types::Fd(self.file.as_raw_fd());
         self.push(token, |_| opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build());
     }
 
-    /// Has the page cache read ahead.
+    /// Reads ahead into the page cache.
     pub(super) fn will_need(&self, token: u32, offset: u64, len: u32) {
         let fd = types::Fd(self.file.as_raw_fd());
         self.push(token, |_| {
@@ -157,7 +156,7 @@ impl<L: Landing + 'static> Flight<L> {
         });
     }
 
-    /// Asks for an early end of what the slot has in flight.
+    /// Cancels the slot's entry in flight.
     pub(super) fn cancel(&self, token: u32) {
         if let Some(registration) = self.registration.get().and_then(Weak::upgrade) {
             registration.cancel(token);
@@ -165,7 +164,7 @@ impl<L: Landing + 'static> Flight<L> {
     }
 
     fn push(&self, token: u32, build: impl FnOnce(&mut Hold) -> squeue::Entry) {
-        // With the registration gone nobody waits for what would be next.
+        // After the registration is dropped nobody waits for the completion.
         let Some(registration) = self.registration.get().and_then(Weak::upgrade) else { return };
         let mut holds = self.holds.borrow_mut();
         if holds.len() <= token as usize {
@@ -190,7 +189,7 @@ impl<L: Landing + 'static> Completer for Flight<L> {
                 hold.in_flight = false;
                 std::mem::take(&mut hold.memory)
             }
-            // The token of a cancellation itself.
+            // The completion of a cancellation itself.
             None => return,
         };
         self.landing.landed(self, token, memory, result);
@@ -201,7 +200,7 @@ fn flags_of(manner: Manner) -> squeue::Flags {
     if manner.in_background { squeue::Flags::ASYNC } else { squeue::Flags::empty() }
 }
 
-/// Names the pieces from byte `skip` on, as many as one system call takes.
+/// Collects the segments from byte `skip` on, as many as one system call takes.
 fn gather(memory: &SgList, mut skip: usize, iovecs: &mut Vec<libc::iovec>) {
     iovecs.clear();
     for seg in memory.segs() {
@@ -214,7 +213,7 @@ fn gather(memory: &SgList, mut skip: usize, iovecs: &mut Vec<libc::iovec>) {
     assert!(!iovecs.is_empty());
 }
 
-/// What direct I/O demands, in bytes; 0 for both: the file has none.
+/// Alignment of direct I/O, in bytes; 0 for both: not supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DirectAlignment {
     /// Of addresses in memory.
@@ -223,8 +222,8 @@ pub(super) struct DirectAlignment {
     pub(super) offset: u32,
 }
 
-/// What the kernel says of direct I/O on `file`; nothing before Linux 6.1, and for file systems
-/// that do not tell.
+/// The kernel's answer (`STATX_DIOALIGN`); `None` before Linux 6.1 and where a file system does not
+/// support the query.
 pub(super) fn direct_alignment(file: &File) -> Option<DirectAlignment> {
     let stat =
         statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::from_bits_retain(libc::STATX_DIOALIGN)).ok()?;
@@ -232,31 +231,30 @@ pub(super) fn direct_alignment(file: &File) -> Option<DirectAlignment> {
     is_known.then_some(DirectAlignment { memory: stat.stx_dio_mem_align, offset: stat.stx_dio_offset_align })
 }
 
-/// How long the file is, in bytes, without a question to a server that it may be on.
+/// The file's length in bytes, as cached: without a request to the server of a network file system.
 pub(super) fn cached_len(file: &File) -> Option<u64> {
     let stat = statx(file, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::SIZE).ok()?;
     (stat.stx_mask & StatxFlags::SIZE.bits() != 0).then_some(stat.stx_size)
 }
 
-/// Makes every transfer of this open file bypass the page cache.
+/// Sets `O_DIRECT` on this open file.
 pub(super) fn set_direct(file: &File) -> io::Result<()> {
     Ok(fcntl_setfl(file, fcntl_getfl(file)? | OFlags::DIRECT)?)
 }
 
-/// Locks the file for this open file alone; `WouldBlock` if another has it.
+/// Takes an exclusive `flock`; `WouldBlock` if another open file has it.
 pub(crate) fn lock_exclusive(file: &File) -> io::Result<()> {
     Ok(flock(file, FlockOperation::NonBlockingLockExclusive)?)
 }
 
-/// Locks one byte for this open file as others may, too: an open file description lock as of
-/// `fcntl(2)`.
+/// Takes a shared open file description lock (`fcntl(2)`) on one byte.
 pub(super) fn lock_byte(file: &File, offset: i64) -> io::Result<()> {
     let lock = byte_lock(libc::F_RDLCK, offset);
     // SAFETY: `lock` lives during the call.
     check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) })
 }
 
-/// Whether somebody else has a lock on that byte.
+/// Whether another open file has a lock on that byte.
 pub(super) fn is_byte_locked(file: &File, offset: i64) -> io::Result<bool> {
     let mut lock = byte_lock(libc::F_WRLCK, offset);
     // SAFETY: `lock` lives during the call.
@@ -273,7 +271,7 @@ fn byte_lock(kind: i32, offset: i64) -> libc::flock {
     lock
 }
 
-/// A block device's logical and physical block, in bytes.
+/// A block device's logical and physical block size, in bytes.
 pub(super) fn block_sizes(device: &File) -> io::Result<(u32, u32)> {
     Ok((ioctl_blksszget(device)?, ioctl_blkpbszget(device)?))
 }
@@ -283,12 +281,12 @@ pub(super) fn fallocate_now(file: &File, mode: i32, offset: u64, len: u64) -> io
     Ok(fallocate(file, FallocateFlags::from_bits_retain(mode as u32), offset, len)?)
 }
 
-/// The first byte of data at or behind `offset`; `None`: all is a hole from there to the end.
+/// Offset of the first data at or after `offset`; `None`: a hole up to the end.
 pub(super) fn seek_data(file: &File, offset: u64) -> io::Result<Option<u64>> {
     found(seek(file, SeekFrom::Data(offset)))
 }
 
-/// The first byte of a hole at or behind `offset`; `None`: the file ends before.
+/// Offset of the first hole at or after `offset`; `None`: the file ends before it.
 pub(super) fn seek_hole(file: &File, offset: u64) -> io::Result<Option<u64>> {
     found(seek(file, SeekFrom::Hole(offset)))
 }

@@ -1,5 +1,5 @@
-//! Opening: from a path and options to a file that is locked, sized and probed, or to a word of
-//! what to do instead.
+//! Opens a path as a volume: locks, sizes and probes the file, or returns an error that says what
+//! to do.
 
 use super::kernel;
 use super::probe::{Direct, QueueLimits, Zeroing, file_block};
@@ -10,59 +10,58 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// How a file is opened as a volume.
+/// Options for opening a file as a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FileOptions {
-    /// In bytes. A shorter file is extended by a hole; of a longer one the beginning is served.
-    /// `None`: the file's own size, rounded up to a whole block; what the file lacks of that reads
-    /// as zeroes, and a write adds it.
+    /// Size in bytes. A shorter file is extended by a hole; of a longer one only the beginning is
+    /// served. `None`: the file's own size, rounded up to a whole block; the missing bytes of the
+    /// last block read as zeroes, and a write extends the file.
     pub size: Option<u64>,
-    /// Whether transfers bypass the page cache; `None`: where the file system does that in units of
-    /// at most 512 bytes.
+    /// Direct I/O; `None`: where the file system supports it in units of at most 512 bytes.
     pub direct: Option<bool>,
-    /// Nothing is written, and others may write meanwhile.
+    /// Read-only; other programs may write meanwhile.
     pub read_only: bool,
-    /// A file that does not exist is created, if `size` is given.
+    /// Creates a file that does not exist, if `size` is given.
     pub create: bool,
 }
 
-/// How a block device is opened as a volume.
+/// Options for opening a block device as a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockOptions {
-    /// Whether transfers bypass the page cache; `None`: they do.
+    /// Direct I/O; `None`: yes.
     pub direct: Option<bool>,
-    /// Nothing is written, and others may use the device meanwhile.
+    /// Read-only; other programs may use the device meanwhile.
     pub read_only: bool,
 }
 
 /// Why a file or device cannot be a volume, and what to do about it.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// There is no such file.
+    /// The file does not exist.
     #[error("file:{0}: does not exist; check its path, or create it as 'file:{0}?size=10g'")]
     Missing(PathBuf),
-    /// Nor is there a directory to create it in.
+    /// The file and its directory do not exist.
     #[error("file:{0}: its directory does not exist; create that first, or name another path")]
     NoDirectory(PathBuf),
-    /// There is no such device.
+    /// The device does not exist.
     #[error("block:{0}: does not exist; lsblk lists the block devices")]
     MissingDevice(PathBuf),
-    /// A directory.
+    /// The path is a directory.
     #[error("file:{0}: is a directory; name a file in it")]
     Directory(PathBuf),
-    /// A block device given as a file.
+    /// The path given as a file is a block device.
     #[error("file:{0}: is a block device; use block:{0}")]
     IsDevice(PathBuf),
-    /// A file given as a block device.
+    /// The path given as a block device is a file.
     #[error("block:{0}: is not a block device; use file:{0}")]
     NotDevice(PathBuf),
-    /// A pipe, a socket, a directory or a character device, given as a block device.
+    /// The path given as a block device is a pipe, a socket, a directory or a character device.
     #[error("block:{0}: is neither a block device nor a file; lsblk lists the block devices")]
     Neither(PathBuf),
-    /// A pipe, a socket or a character device.
+    /// The path given as a file is a pipe, a socket or a character device.
     #[error("file:{0}: is not a regular file; name one, or use block: for a block device")]
     NotFile(PathBuf),
-    /// The process may not.
+    /// The process lacks permission.
     #[error(
         "{0}: permission denied; run as a user who may read and write it, or give ?readonly=on if it may be read"
     )]
@@ -70,63 +69,63 @@ pub enum OpenError {
     /// The file system is mounted read-only, or the device is write-protected.
     #[error("{0}: is on a read-only file system or device; give ?readonly=on")]
     ReadOnly(PathBuf),
-    /// Another process serves it.
+    /// Another process has locked the file.
     #[error(
         "{0}: is in use by another program that locked it, such as QEMU, qemu-nbd or another blockmux, or named twice; stop that one, or give ?readonly=on"
     )]
     Locked(PathBuf),
-    /// The device is mounted or part of something.
+    /// The device is mounted or part of another device.
     #[error("block:{0}: is mounted or in use; unmount it, or give ?readonly=on")]
     InUse(PathBuf),
-    /// Nothing at all.
+    /// The file or device has no bytes.
     #[error("{0}: is empty; give ?size=10g to extend a file")]
     Empty(PathBuf),
-    /// The size that was asked for.
+    /// The requested size is no multiple of the block size.
     #[error("file:{path}: size {size} is not a whole number of {block}-byte blocks; round it")]
     BadSize {
         /// The file.
         path: PathBuf,
-        /// In bytes, as asked for.
+        /// Requested size in bytes.
         size: u64,
-        /// In bytes.
+        /// Block size in bytes.
         block: u32,
     },
-    /// A file opened read-only is shorter than was asked for.
+    /// A file opened read-only is shorter than the requested size.
     #[error(
         "file:{path}: has {len} bytes and cannot be extended to {size} read-only; leave one of the two away"
     )]
     TooShort {
         /// The file.
         path: PathBuf,
-        /// In bytes, as it is.
+        /// The file's length in bytes.
         len: u64,
-        /// In bytes, as asked for.
+        /// Requested size in bytes.
         size: u64,
     },
-    /// Direct I/O was demanded.
+    /// Direct I/O was requested and is not supported.
     #[error("{0}: its file system has no direct I/O that can be used; leave ?direct=on away")]
     NoDirect(PathBuf),
-    /// The system refused.
+    /// A system call failed.
     #[error("{path}: cannot {action} it: {source}")]
     System {
         /// The file or device.
         path: PathBuf,
-        /// What was tried.
+        /// What was attempted.
         action: &'static str,
-        /// The system's own word.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// What opening has found.
+/// An opened file or device with its probed properties.
 pub(super) struct Opened {
     pub(super) path: PathBuf,
     pub(super) file: File,
     pub(super) info: VolumeInfo,
-    /// Where the file ends, in bytes; within the last block if that is not whole.
+    /// End of the file in bytes, within the last block if that is partial.
     pub(super) end: u64,
     pub(super) is_device: bool,
-    /// The file was created by this.
+    /// The file was created by this call.
     pub(super) is_new: bool,
     pub(super) direct: Option<Direct>,
     pub(super) zeroing: Zeroing,
@@ -156,13 +155,13 @@ pub(super) fn open_file(path: &Path, options: FileOptions) -> Result<Opened, Ope
             _ => system_error(path, "create", error),
         })?;
     let opened = prepare_file(path, file, options).and_then(|opened| {
-        // The file's name, too, must survive the power.
+        // The directory entry must be on stable storage, too.
         let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
         File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed("make stable"))?;
         Ok(Opened { is_new: true, ..opened })
     });
     if opened.is_err() {
-        // Only what was just created here goes; that it stays behind is the lesser error.
+        // Removes only the file that was just created; leaving it behind would be harmless.
         let _ = std::fs::remove_file(path);
     }
     opened
@@ -225,7 +224,7 @@ pub(super) fn open_block(path: &Path, options: BlockOptions) -> Result<Opened, O
     };
     let mut file = match options.read_only {
         true => open_plain(path, true),
-        // A device that is mounted or in another one is refused to whoever opens it like this.
+        // With `O_EXCL` the kernel refuses a device that is mounted or part of another one.
         false => OpenOptions::new().read(true).write(true).custom_flags(libc::O_EXCL).open(path),
     }
     .map_err(|error| match error.raw_os_error() {
@@ -258,12 +257,12 @@ pub(super) fn open_block(path: &Path, options: BlockOptions) -> Result<Opened, O
     Ok(Opened { path: path.into(), file, info, end: size, is_device: true, is_new: false, direct, zeroing })
 }
 
-/// Opens what exists, without any lock.
+/// Opens an existing file or device without locking it.
 pub(super) fn open_plain(path: &Path, read_only: bool) -> io::Result<File> {
     OpenOptions::new().read(true).write(!read_only).open(path)
 }
 
-/// Two processes that write the same blocks know nothing of each other.
+/// Locks the file, since two processes that write the same blocks would corrupt each other's data.
 fn lock(path: &Path, file: &File, read_only: bool) -> Result<(), OpenError> {
     if !read_only {
         kernel::lock_exclusive(file).map_err(|error| match error.kind() {
@@ -274,7 +273,7 @@ fn lock(path: &Path, file: &File, read_only: bool) -> Result<(), OpenError> {
     match qemu_locks::take(file, read_only) {
         Ok(true) => Ok(()),
         Ok(false) => Err(OpenError::Locked(path.into())),
-        // A file system without such locks has none of QEMU's either.
+        // A file system that does not support `flock` does not support QEMU's locks either.
         Err(error) => {
             tracing::debug!("{}: cannot take the locks that QEMU sees: {error}", path.display());
             Ok(())
@@ -282,7 +281,7 @@ fn lock(path: &Path, file: &File, read_only: bool) -> Result<(), OpenError> {
     }
 }
 
-/// Turns direct I/O on where it was asked for, or where nothing was asked and it `suits`.
+/// Enables direct I/O if it was requested, or if nothing was requested and it `suits`.
 fn set_direct(
     path: &Path,
     file: &File,
@@ -310,7 +309,7 @@ fn system_error(path: &Path, action: &'static str, source: io::Error) -> OpenErr
     }
 }
 
-/// What every client can use, in bytes.
+/// Block size that every client supports, in bytes.
 const SMALL_BLOCK: u32 = 512;
 
 #[cfg(test)]
@@ -343,7 +342,7 @@ mod tests {
         assert!(refusal(&missing, frozen).contains("cannot be extended"));
         let not_device = open_block(&missing, BlockOptions::default()).map(|_| ()).unwrap_err();
         assert!(not_device.to_string().contains("use file:"));
-        // file: would send them back.
+        // An error that suggests `file:` would send the user back here.
         let neither = open_block(Path::new("/dev/null"), BlockOptions::default()).map(|_| ()).unwrap_err();
         assert!(!neither.to_string().contains("use file:"), "{neither}");
     }

@@ -1,4 +1,4 @@
-//! What a file or device can do, found out when it is opened.
+//! Probes the features of a file or device when it is opened.
 
 use super::kernel;
 use blockmux_volume::SgList;
@@ -7,18 +7,18 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-/// What direct I/O demands, in bytes, powers of two.
+/// Alignment of direct I/O, in bytes; powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Direct {
-    /// Of addresses in memory.
+    /// Alignment of memory addresses.
     memory: u32,
-    /// Of offsets in the file, and of the length of each piece.
+    /// Alignment of file offsets and of the length of each segment.
     pub(super) offset: u32,
 }
 
 impl Direct {
-    /// What the kernel, or else the device below, says of this file; `None`: it has no direct I/O
-    /// that the pool's buffers are good enough for.
+    /// The alignment according to the kernel, or else to the device below; `None`: no direct I/O,
+    /// or an alignment that the pool's buffers do not have.
     pub(super) fn of(file: &File, queue: &QueueLimits) -> Option<Direct> {
         let direct = match kernel::direct_alignment(file) {
             Some(told) => Direct { memory: told.memory, offset: told.offset },
@@ -34,7 +34,7 @@ impl Direct {
         is_usable.then_some(direct)
     }
 
-    /// Whether data can move between the file and this memory directly.
+    /// Whether direct I/O can transfer to or from this memory without a bounce buffer.
     #[inline]
     pub(super) fn can_use(&self, memory: &SgList) -> bool {
         let (address_mask, len_mask) = (self.memory as usize - 1, self.offset as usize - 1);
@@ -42,26 +42,25 @@ impl Direct {
     }
 }
 
-/// How ranges are zeroed without a transfer of zeroes.
+/// Methods to zero a range without transferring zeroes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Zeroing {
-    /// `FALLOC_FL_PUNCH_HOLE` works; it gives the space back.
+    /// `FALLOC_FL_PUNCH_HOLE` works; it deallocates.
     pub(super) punch: bool,
-    /// Where `FALLOC_FL_ZERO_RANGE` works, which keeps the space, it is not zeroes that the kernel
-    /// writes.
+    /// `FALLOC_FL_ZERO_RANGE`, which keeps the allocation, is faster than writing zeroes where it
+    /// works.
     pub(super) zero_range_is_fast: bool,
 }
 
 impl Zeroing {
-    /// Tries to punch behind the end of a file, which changes nothing. A range could not be zeroed
-    /// there without taking space, so whether that works is seen when it is asked for.
+    /// Probes hole punching beyond the end of the file, which changes nothing. `ZERO_RANGE` there
+    /// would allocate space, so it is tried when it is first needed.
     pub(super) fn of_file(file: &File) -> io::Result<Zeroing> {
         let metadata = file.metadata()?;
         let behind = metadata.len().next_multiple_of(1 << 20);
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         let punch = kernel::fallocate_now(file, mode, behind, 4096).is_ok();
-        // The kernel takes it for a change, and backups would, too. Only the owner may take that
-        // back.
+        // Punching updates mtime, which would mislead backups. Only the owner may restore it.
         let _ = metadata.modified().and_then(|time| file.set_times(FileTimes::new().set_modified(time)));
         Ok(Zeroing { punch, zero_range_is_fast: true })
     }
@@ -72,18 +71,18 @@ impl Zeroing {
         Zeroing { punch: has_command, zero_range_is_fast: has_command }
     }
 
-    /// Whether zeroing a range without writing it is worth a try.
+    /// Whether to try zeroing a range without writing it.
     pub(super) fn is_fast(&self, may_unmap: bool) -> bool {
         may_unmap && self.punch || self.zero_range_is_fast
     }
 }
 
-/// What the kernel tells in `/sys` of the block device that a file is on or that a node stands for.
+/// Queue limits in `/sys` of the block device below a file, or of a device node.
 pub(super) struct QueueLimits(Option<PathBuf>);
 
 impl QueueLimits {
-    /// The queue of the device numbered `device`, or of the disk that this is a partition of; an
-    /// empty one for a file system that is not on one device.
+    /// The queue of the device numbered `device`, or of the disk that it is a partition of. Empty
+    /// for a file system that is not on one device.
     pub(super) fn of(device: u64) -> QueueLimits {
         let here = format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device));
         let places = [format!("{here}/queue"), format!("{here}/../queue")];
@@ -94,7 +93,7 @@ impl QueueLimits {
         self.text(name)?.parse().ok()
     }
 
-    /// A write that completed is as stable as it will get, without any flush.
+    /// Completed writes are on stable storage without a flush (write-through cache).
     pub(super) fn writes_through(&self) -> bool {
         self.text("write_cache").is_some_and(|mode| mode == "write through")
     }
@@ -109,16 +108,16 @@ impl QueueLimits {
     }
 }
 
-/// A file system's own unit, in bytes: what is allocated and freed.
+/// Allocation unit of the file system, in bytes.
 pub(super) fn file_block(file: &File) -> io::Result<u32> {
     let told = file.metadata()?.blksize();
     let is_plausible = told.is_power_of_two() && told <= MAX_BLOCK.into();
     Ok(if is_plausible { told as u32 } else { POOL_ALIGNMENT })
 }
 
-/// Buffers of the pool, and so bounced transfers, are aligned to this.
+/// Alignment of the pool's buffers, in bytes, and so of bounced transfers.
 const POOL_ALIGNMENT: u32 = 4096;
-/// No block is larger than this, whoever says so.
+/// Largest block size that is accepted, in bytes.
 const MAX_BLOCK: u32 = 64 << 10;
 
 #[cfg(test)]

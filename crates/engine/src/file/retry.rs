@@ -1,12 +1,12 @@
-//! When requests that wait for memory are tried again.
+//! Retry timer of requests that wait for memory.
 
 use blockmux_volume::{Core, Waker};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// The timer of a channel whose requests wait. The pool wakes a peer whose memory may be there, but
-/// nobody else, and not those that wait for their own credit.
+/// The retry timer of a channel. It is needed for channels without a peer account, and for requests
+/// that wait for their own peer's credit: the pool wakes neither.
 pub(super) struct MemoryRetry {
     core: Rc<dyn Core>,
     fires_at: Cell<Option<Instant>>,
@@ -18,7 +18,7 @@ impl MemoryRetry {
         MemoryRetry { core: core.clone(), fires_at: Cell::new(None), pause: Cell::new(SHORTEST) }
     }
 
-    /// Wakes `waker` after a while if requests wait, and later each time.
+    /// If requests wait, wakes `waker` after a delay that grows each time.
     pub(super) fn arm(&self, waits: bool, waker: &Waker) {
         if !waits {
             return self.pause.set(SHORTEST);
@@ -36,5 +36,5 @@ impl MemoryRetry {
 }
 
 const SHORTEST: Duration = Duration::from_micros(200);
-/// Thousands may wait, and together they must not take a CPU.
+/// Longest delay: thousands of channels may wait, and together they must not use up a CPU.
 const LONGEST: Duration = Duration::from_millis(100);

@@ -1,4 +1,4 @@
-//! The volume itself: what all cores share of an open file.
+//! The file volume: what all cores share of an open file.
 
 use super::bounce::zero_pages;
 use super::channel::FileChannel;
@@ -18,38 +18,37 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// A volume over a file or a block device; it runs on cores of the engine alone.
+/// A volume over a file or a block device; usable only on cores of the engine.
 pub struct FileVolume {
     disk: Arc<Disk>,
     is_new: bool,
 }
 
-/// An open file or device and what was found out about it.
+/// An open file or device with its probed properties.
 pub(super) struct Disk {
     pub(super) path: PathBuf,
     /// Holds the lock.
     pub(super) file: Arc<File>,
-    /// As it was opened; `extent` has the size that it has now.
+    /// Properties at opening; `extent` has the current size.
     pub(super) info: VolumeInfo,
     pub(super) extent: Extent,
     pub(super) is_device: bool,
-    /// What direct I/O demands; `None`: buffered.
+    /// Alignment of direct I/O; `None`: buffered.
     pub(super) direct: Option<Direct>,
     pub(super) zeroing: Zeroing,
     pub(super) zeroes: Arc<Pages>,
     pub(super) lost_writes: AtomicBool,
-    /// The path does not lead to the file any more, which was said.
+    /// The path no longer leads to the file, and that was logged.
     has_lost_path: AtomicBool,
 }
 
-/// How far the volume goes; the control plane changes it, and channels look at it with each
-/// request.
+/// The volume's current size: set by the control plane, read by channels with each request.
 pub(super) struct Extent {
     size: AtomicU64,
     end: AtomicU64,
-    /// Where somebody else has cut the file while it was served; [`NOT_CUT`] if nobody has.
+    /// Length to which another program has truncated the file while it was served, or [`NOT_CUT`].
     cut: AtomicU64,
-    /// How often the operator has said how large it is.
+    /// Number of resizes by the operator.
     changes: AtomicU64,
 }
 
@@ -57,16 +56,16 @@ impl FileVolume {
     /// Opens or creates a file.
     ///
     /// # Errors
-    /// What is wrong with the path or the options, and what to do about it.
+    /// A message that says what is wrong with the path or the options, and what to do.
     pub fn open(path: impl AsRef<Path>, options: FileOptions) -> Result<FileVolume, OpenError> {
         open::open_file(path.as_ref(), options).map(FileVolume::new)
     }
 
-    /// Opens a block device. One that is mounted, or in use by another program that says so, is
+    /// Opens a block device. A device that is mounted or exclusively used by another program is
     /// refused unless it is opened read-only.
     ///
     /// # Errors
-    /// What is wrong with the path or the options, and what to do about it.
+    /// A message that says what is wrong with the path or the options, and what to do.
     pub fn open_block(path: impl AsRef<Path>, options: BlockOptions) -> Result<FileVolume, OpenError> {
         open::open_block(path.as_ref(), options).map(FileVolume::new)
     }
@@ -77,7 +76,7 @@ impl FileVolume {
         self.disk.direct.is_some()
     }
 
-    /// Whether the file was created when it was opened: then it reads as zeroes everywhere.
+    /// Whether opening created the file, so that it reads as zeroes.
     #[must_use]
     pub fn is_new(&self) -> bool {
         self.is_new
@@ -110,22 +109,22 @@ impl Volume for FileVolume {
         VolumeInfo { size: self.disk.extent.size(), ..self.disk.info.clone() }
     }
 
-    /// A device is as large as it says. The size of a file is not looked at unasked: one that is
-    /// cut while it is served has lost what was in it, and its clients are told so.
-    fn look_at_size(&self) -> u64 {
+    /// Takes over the current size of a device. The size of a file is only taken on request: a file
+    /// that is truncated while it is served has lost data, and its clients get errors.
+    fn refresh_size(&self) -> u64 {
         if self.disk.is_device {
             let blocks = self.disk.own_len().ok().map(|len| whole_blocks(len, &self.disk.info));
-            // One that is gone, or of which nothing is left, answers with errors.
+            // Requests to a device that was removed fail by themselves.
             blocks.filter(|&size| size > 0).inspect(|&size| self.disk.extent.set(size, size));
         } else {
-            self.disk.look_for_path();
+            self.disk.check_path();
         }
         self.disk.extent.size()
     }
 
     fn resize(&self, to: Resize) -> Result<u64, ResizeError> {
         match to {
-            Resize::Own if self.disk.is_device => Ok(self.look_at_size()),
+            Resize::Own if self.disk.is_device => Ok(self.refresh_size()),
             Resize::Own => self.disk.take_own_size(),
             Resize::Bytes(_) if self.disk.is_device => Err(ResizeError::Fixed),
             Resize::Bytes(size) => self.disk.resize(size),
@@ -140,8 +139,8 @@ impl Volume for FileVolume {
 }
 
 impl Disk {
-    /// The file opened once more, for one channel; the very same where that is impossible, as
-    /// without `/proc` or after the process has given up its rights.
+    /// Opens the file once more for one channel. Falls back to the same open file where that is
+    /// impossible, such as without `/proc` or after the process has dropped its privileges.
     fn reopen(&self) -> Arc<File> {
         let again = Path::new("/proc/self/fd").join(self.file.as_raw_fd().to_string());
         let opened = open::open_plain(&again, self.info.read_only).and_then(|file| {
@@ -153,13 +152,13 @@ impl Disk {
         opened.map_or_else(|_| self.file.clone(), Arc::new)
     }
 
-    /// How long the file or device is, in bytes.
+    /// Length of the file or device, in bytes.
     fn own_len(&self) -> io::Result<u64> {
-        // Of a device the metadata do not say.
+        // For a device the metadata say 0.
         (&*self.file).seek(SeekFrom::End(0))
     }
 
-    /// Serves all of the file as it is now.
+    /// Serves the whole file at its current length.
     fn take_own_size(&self) -> Result<u64, ResizeError> {
         let len = self.own_len().map_err(failed("measure"))?;
         let block = self.info.logical_block;
@@ -171,7 +170,8 @@ impl Disk {
         Ok(size)
     }
 
-    /// Cuts or extends the file. One of which only the beginning is served keeps the rest.
+    /// Truncates or extends the file. If only its beginning is served, the rest of the file is
+    /// kept.
     fn resize(&self, size: u64) -> Result<u64, ResizeError> {
         let block = self.info.logical_block;
         if self.info.read_only {
@@ -182,7 +182,7 @@ impl Disk {
         }
         let (was, len) = (self.extent.size(), self.own_len().map_err(failed("measure"))?);
         if size < was && len <= was {
-            // No request that begins now goes where the file is about to end.
+            // Requests that start from now on must not go beyond the new end.
             self.extent.set(size, size);
         }
         if size > len || size < was && len <= was {
@@ -196,13 +196,13 @@ impl Disk {
         Ok(size)
     }
 
-    /// Looks whether somebody else has cut the file. Writes ask this first: one beyond the new end
-    /// would extend the file by a hole, and reads would take that for what was there.
-    pub(super) fn look_for_cut(&self, file: &File) {
+    /// Checks whether another program has truncated the file. Writes check first: a write beyond
+    /// the new end would extend the file by a hole, and reads would return its zeroes as data.
+    pub(super) fn check_for_truncation(&self, file: &File) {
         if self.is_device {
             return;
         }
-        // A resize may come in between; the file is never shorter than both of its ends say.
+        // A resize may run concurrently; the file is never shorter than both recorded ends.
         let (changes, before) = (self.extent.changes(), self.extent.end());
         let Some(len) = super::kernel::cached_len(file) else { return };
         if len < before.min(self.extent.end()) && self.extent.mark_cut(len, changes) {
@@ -214,13 +214,12 @@ impl Disk {
         }
     }
 
-    /// Warns once if the path has come to name another file, or none: what clients write is in
-    /// neither.
-    fn look_for_path(&self) {
+    /// Warns once if the path no longer names the open file, so that clients' writes would be lost.
+    fn check_path(&self) {
         let found = match std::fs::metadata(&self.path) {
             Ok(found) => Some((found.dev(), found.ino())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            // This process may not look, which says nothing of the file.
+            // This process lacks permission to check.
             Err(_) => return,
         };
         let Ok(own) = self.file.metadata() else { return };
@@ -235,21 +234,21 @@ impl Disk {
         );
     }
 
-    /// Whether writes that completed are known to be lost.
+    /// Whether completed writes are known to be lost.
     pub(super) fn has_lost_writes(&self) -> bool {
         self.lost_writes.load(Ordering::Acquire)
     }
 
-    /// The device has failed a request on so many bytes from there on: whoever looks after it is
-    /// told, and not its client alone.
+    /// Logs that the device failed a request of `length` bytes: operators are told, not only the
+    /// client.
     #[cold]
     pub(super) fn note_failure(&self, op: Op, offset: u64, length: u64, why: &dyn Display) {
         let (path, what) = (self.path.display(), OpKind::of(op).name());
-        // The log takes lines for alike that differ from the first of these numbers on.
+        // The log's rate limit compares lines up to the first of these numbers.
         tracing::warn!(offset, length, "{path}: {what} failed: {why}");
     }
 
-    /// The system could not make completed writes stable.
+    /// Logs and records that the system failed to write back completed writes.
     pub(super) fn note_lost_writes(&self, errno: i32) {
         if !self.lost_writes.swap(true, Ordering::AcqRel) {
             let error = std::io::Error::from_raw_os_error(errno);
@@ -277,14 +276,13 @@ impl Extent {
         self.size.load(Ordering::Acquire)
     }
 
-    /// Where the file ended when that was looked at, in bytes: within the last block if that was
-    /// not whole.
+    /// End of the file in bytes when it was last checked, within the last block if that is partial.
     #[inline]
     pub(super) fn end(&self) -> u64 {
         self.end.load(Ordering::Acquire)
     }
 
-    /// A request that was let in by the old size finds the end of the file by itself.
+    /// Sets both. A request that was admitted by the old size meets the end of the file by itself.
     fn set(&self, size: u64, end: u64) {
         self.end.store(end, Ordering::Release);
         self.size.store(size, Ordering::Release);
@@ -296,8 +294,8 @@ impl Extent {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// It was cut when there had been so many changes; whether nobody knew it yet. One that the
-    /// operator has given a size since is not: who looks next sees how it is now.
+    /// Marks the file as truncated; returns whether that is new. `changes` is the number of resizes
+    /// at the check: if the operator has resized since, the result is outdated and ignored.
     fn mark_cut(&self, len: u64, changes: u64) -> bool {
         let was = self.cut.fetch_min(len, Ordering::AcqRel);
         if self.changes() != changes {
@@ -307,15 +305,14 @@ impl Extent {
         was == NOT_CUT
     }
 
-    /// Whether bytes up to `end` include some that were cut off, which are lost until the volume is
-    /// resized.
+    /// Whether bytes before `end` were truncated, which are lost until the volume is resized.
     #[inline]
     pub(super) fn is_cut_before(&self, end: u64) -> bool {
         end > self.cut.load(Ordering::Acquire)
     }
 }
 
-/// An end beyond all files.
+/// Greater than any file's length.
 const NOT_CUT: u64 = u64::MAX;
 
 fn whole_blocks(len: u64, info: &VolumeInfo) -> u64 {
@@ -341,7 +338,7 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
-                    disk.look_for_cut(&disk.file);
+                    disk.check_for_truncation(&disk.file);
                     looks.fetch_add(1, Ordering::Release);
                 }
             });

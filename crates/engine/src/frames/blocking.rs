@@ -1,4 +1,4 @@
-//! A session over frames driven from an ordinary thread: for questions, where nothing else runs.
+//! Runs a session over raw frames on an ordinary thread, for discovery.
 
 use super::target::PortError;
 use super::{PacketPort, ReceivedFrame, Side, kernel};
@@ -9,12 +9,13 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
-/// Waits until one of the ports is up, and tells of all: an interface that was switched on just now
-/// takes a moment to have its link.
+/// Waits until one of the ports is up and returns the state of all: the link of an interface that
+/// was just enabled takes a moment.
 fn wait_up(ports: &mut [(PortId, PacketPort)]) -> Result<Vec<FramePortInfo>, PortError> {
     let ends = Instant::now() + LINK_TIMEOUT;
     loop {
-        let known = ports.iter_mut().map(|(_, port)| port.look().map_err(|error| wrong(port.name(), error)));
+        let known =
+            ports.iter_mut().map(|(_, port)| port.query_info().map_err(|error| wrong(port.name(), error)));
         let known: Vec<FramePortInfo> = known.collect::<Result<_, _>>()?;
         if known.iter().any(|port| port.is_up) {
             return Ok(known);
@@ -23,7 +24,7 @@ fn wait_up(ports: &mut [(PortId, PacketPort)]) -> Result<Vec<FramePortInfo>, Por
         if Instant::now() >= ends {
             return Err(wrong(name, io::Error::from_raw_os_error(libc::ENETDOWN)));
         }
-        // Nothing comes to a port that is down; this only waits.
+        // Nothing arrives at a port that is down; this only waits.
         kernel::wait_readable(&[], LOOK_AGAIN).map_err(|error| wrong(name, error))?;
     }
 }
@@ -32,8 +33,8 @@ fn wrong(interface: &str, error: io::Error) -> PortError {
     PortError { interface: interface.to_owned(), error }
 }
 
-/// Runs `session` at these interfaces until `done` says so, which is asked every now and then, or
-/// the time is over: `false` then.
+/// Runs `session` at these interfaces until `done` returns true, which is polled. Returns `false`
+/// if the time ran out.
 ///
 /// # Errors
 /// If an interface cannot be opened, or none is up.
@@ -57,7 +58,7 @@ pub fn run_session<S: FrameSession>(
     loop {
         let now = Instant::now();
         if session.poll_timeout().is_some_and(|at| at <= now) {
-            // Nothing that comes, or does not, breaks a session over frames.
+            // No input and no timeout ends a session over frames.
             let _ = session.on_timeout(now);
         }
         while let Some(frame) = session.frames(now).front() {
@@ -65,7 +66,7 @@ pub fn run_session<S: FrameSession>(
             let outbox = session.frames(now);
             let sent = ports.get_mut(usize::from(id.0)).map(|(_, port)| port.send(id, outbox));
             if !matches!(sent, Some(Ok(_))) {
-                // Lost, as frames are; it is sent again in its time.
+                // The frame is lost; the session retransmits it.
                 outbox.pop();
             }
         }

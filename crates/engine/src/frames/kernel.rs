@@ -1,5 +1,4 @@
-//! Packet sockets (`packet(7)`): the calls that no safe crate offers, over addresses of shared I/O
-//! memory.
+//! Packet sockets (`packet(7)`): system calls that no safe crate offers.
 #![expect(unsafe_code, reason = "system calls over addresses of shared I/O memory")]
 
 use blockmux_proto::frames::{EtherType, Mac};
@@ -11,17 +10,16 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-/// A frame that was received: so many bytes, from that station. It begins where the one before it
-/// began, a stride on.
+/// Length and sender of a received frame. Frames are `stride` bytes apart in the buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReceivedFrame {
-    /// Its sender.
+    /// Sender's address.
     pub mac: Mac,
-    /// In bytes; 0 if it was not for us or did not fit.
+    /// In bytes; 0 if the frame was not for this port or did not fit.
     pub len: usize,
 }
 
-/// What the kernel says of an interface.
+/// Properties of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Interface {
     pub(super) index: i32,
@@ -30,17 +28,17 @@ pub(super) struct Interface {
     pub(super) is_up: bool,
 }
 
-/// One instruction of a classic BPF program: code, jumps if true and if false, operand.
+/// A classic BPF instruction: code, jump if true, jump if false, operand.
 pub(super) type Instruction = (u16, u8, u8, u32);
 
-/// A packet socket that receives nothing until it is bound. Its frames come and go without the
-/// Ethernet header.
+/// Opens a packet socket, which receives nothing until it is bound. Frames exclude the Ethernet
+/// header.
 pub(super) fn open() -> io::Result<OwnedFd> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     Ok(socket_with(AddressFamily::PACKET, SocketType::DGRAM, flags, None)?)
 }
 
-/// Receives frames of that type on that interface, and no others, from now on.
+/// Receives from now on only frames of that EtherType on that interface.
 pub(super) fn bind(fd: &OwnedFd, index: i32, ether_type: EtherType) -> io::Result<()> {
     let address = address(index, ether_type, Mac::default());
     let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
@@ -49,7 +47,7 @@ pub(super) fn bind(fd: &OwnedFd, index: i32, ether_type: EtherType) -> io::Resul
     Ok(())
 }
 
-/// Has the kernel drop frames that the program returns 0 for.
+/// Attaches a filter: the kernel drops frames for which the program returns 0.
 pub(super) fn filter(fd: &OwnedFd, program: &[Instruction]) -> io::Result<()> {
     let mut filter: Vec<libc::sock_filter> =
         program.iter().map(|&(code, jt, jf, k)| libc::sock_filter { code, jt, jf, k }).collect();
@@ -68,19 +66,18 @@ pub(super) fn filter(fd: &OwnedFd, program: &[Instruction]) -> io::Result<()> {
     Ok(())
 }
 
-/// Asks for a send buffer of so many bytes, beyond the system's limit if that is allowed.
+/// Sets the size of the send buffer, beyond the system's limit if permitted.
 pub(super) fn set_send_buffer(fd: &OwnedFd, bytes: usize) {
     if set_socket_send_buffer_size_force(fd, bytes).is_err() {
-        // The system's limit then; less is slower, not wrong.
+        // Without permission the system's limit applies, which is only slower.
         let _ = set_socket_send_buffer_size(fd, bytes);
     }
 }
 
-/// Takes the error that the socket has had without a call that it could fail, as when its interface
-/// went down.
+/// Returns the socket's pending error, such as that its interface went down.
 ///
 /// # Errors
-/// That error.
+/// The pending error.
 pub(super) fn take_error(fd: &OwnedFd) -> io::Result<()> {
     Ok(socket_error(fd)??)
 }
@@ -105,7 +102,7 @@ pub(super) fn set_int(
     Ok(())
 }
 
-/// Looks an interface up by its name.
+/// Queries an interface by name.
 pub(super) fn interface(fd: &OwnedFd, name: &str) -> io::Result<Interface> {
     // SAFETY: all fields may be zero.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -135,10 +132,10 @@ pub(super) fn interface(fd: &OwnedFd, name: &str) -> io::Result<Interface> {
 }
 
 /// Sends the frames at the front of the outbox that go to that port, in one call, and removes those
-/// that went.
+/// that were sent.
 ///
 /// # Errors
-/// As `sendmmsg(2)` for the first of them; `WouldBlock` if there is no room.
+/// As `sendmmsg(2)` for the first frame; `WouldBlock` if there is no room.
 #[inline]
 pub(super) fn send(
     fd: RawFd,
@@ -187,7 +184,7 @@ fn gather(frame: &OutFrame, iovecs: &mut [MaybeUninit<libc::iovec>]) {
     }
 }
 
-/// Waits until one of the sockets can be read, or the time is over.
+/// Waits until one of the sockets is readable, or for `time`.
 pub(super) fn wait_readable(fds: &[RawFd], time: Duration) -> io::Result<()> {
     let mut polls: Vec<libc::pollfd> =
         fds.iter().map(|&fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }).collect();
@@ -219,7 +216,7 @@ pub(super) fn check(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// Frames of one call.
+/// Frames sent by one call.
 pub(super) const BATCH: usize = 64;
-/// A frame is a head and mostly one piece of payload.
+/// Segments of one call: a frame is a header and usually one segment of payload.
 const MAX_IOVECS: usize = 4 * BATCH;

@@ -64,7 +64,7 @@ pub trait FramePort {
     ///
     /// # Errors
     /// If it is not there any more; it may come back.
-    fn look(&mut self) -> io::Result<FramePortInfo>;
+    fn query_info(&mut self) -> io::Result<FramePortInfo>;
 
     /// Bytes from one received frame to the next.
     fn stride(&self) -> usize;
@@ -104,8 +104,8 @@ impl FrameHost for EngineCore {
 impl FramePort for PacketPort {
     type Watch = SocketWatch;
 
-    fn look(&mut self) -> io::Result<FramePortInfo> {
-        PacketPort::look(self)
+    fn query_info(&mut self) -> io::Result<FramePortInfo> {
+        PacketPort::query_info(self)
     }
 
     #[inline]

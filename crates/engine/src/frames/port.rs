@@ -1,4 +1,4 @@
-//! A network interface by way of a packet socket.
+//! A port over a packet socket.
 
 use super::kernel::{self, Instruction, ReceivedFrame};
 use super::ring::FrameRing;
@@ -9,43 +9,43 @@ use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
-/// Which frames of ATA over Ethernet are meant for whoever has the port.
+/// The AoE frames that a port receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// Requests: those in this core's share.
+    /// Requests of this core's share.
     Target(Share),
-    /// Answers: to config queries, and to commands whose tags begin with this byte.
+    /// Replies to config queries, and to commands whose tags have this upper byte.
     Initiator {
-        /// The upper byte of tags.
+        /// Upper byte of the tags.
         id: u8,
     },
 }
 
-/// Which requests a core takes of those that come to an interface: all of one initiator for one
-/// disk, or none, so that the same core sees what comes twice.
+/// The share of requests that one core serves. All requests of one initiator to one disk belong to
+/// the same core, which so sees retransmits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// Of the cores.
+    /// Index of the core.
     pub nth: u8,
-    /// So many there are; at least one.
+    /// Number of cores, at least one.
     pub of: u8,
 }
 
 impl Share {
-    /// Of the only core.
+    /// The share of a single core.
     pub const ALL: Share = Share { nth: 0, of: 1 };
 }
 
-/// An interface and the frames of one side of AoE on it.
+/// An interface with a packet socket for one side of AoE.
 pub struct PacketPort {
     fd: OwnedFd,
     name: String,
-    /// The interface that the socket is bound to.
+    /// Index of the interface that the socket is bound to.
     index: i32,
     stride: usize,
-    /// Where frames come in; `None` if no memory was left for another one when the MTU changed.
+    /// Receive ring; `None` if memory ran out when the MTU changed.
     ring: Option<FrameRing>,
-    /// It was slept on: what woke may be an error.
+    /// The task was parked, so that the wake-up may be for an error.
     was_parked: Cell<bool>,
 }
 
@@ -73,12 +73,12 @@ impl PacketPort {
         &self.name
     }
 
-    /// What the interface is like now. One that was removed and made again under its name is taken
-    /// for the same.
+    /// Queries the interface. An interface that was removed and re-created under its name counts as
+    /// the same.
     ///
     /// # Errors
-    /// If there is none of that name.
-    pub fn look(&mut self) -> io::Result<FramePortInfo> {
+    /// If there is no interface of that name.
+    pub fn query_info(&mut self) -> io::Result<FramePortInfo> {
         let interface = kernel::interface(&self.fd, &self.name)?;
         if interface.index != self.index {
             kernel::bind(&self.fd, interface.index, EtherType::ETH_P_AOE)?;
@@ -111,13 +111,13 @@ impl PacketPort {
             return Ok(());
         }
         if self.was_parked.take() {
-            // No other call would tell, and until it is told, the socket wakes whoever waits.
+            // Only this call reports the error, and until it is read, the socket stays readable.
             kernel::take_error(&self.fd)?;
         }
         Err(io::ErrorKind::WouldBlock.into())
     }
 
-    /// Tells it that it is about to be slept on.
+    /// Records that the task is about to be parked.
     pub(super) fn park(&self) {
         self.was_parked.set(true);
     }
@@ -140,14 +140,12 @@ impl AsRawFd for PacketPort {
     }
 }
 
-/// Room for one frame: on cache lines of its own, with some for tags that a driver may have left
-/// in.
+/// Room for one frame: on its own cache lines, and large enough for VLAN tags left in by a driver.
 fn stride_of(mtu: u32) -> usize {
     (mtu as usize).clamp(MIN_MTU, MAX_MTU).next_multiple_of(64) + 64
 }
 
-/// Drops in the kernel what is for the other side, for another core, or for another queue of this
-/// one.
+/// The filter: drops frames for the other side, for another core, or for another queue.
 fn program(side: Side) -> Vec<Instruction> {
     const ACCEPT: Instruction = (RETURN, 0, 0, u32::MAX);
     const DROP: Instruction = (RETURN, 0, 0, 0);
@@ -181,9 +179,9 @@ fn program(side: Side) -> Vec<Instruction> {
     }
 }
 
-/// The last byte of the sender's address: `SKF_LL_OFF` is where the Ethernet header begins.
+/// Last byte of the sender's address; the Ethernet header begins at `SKF_LL_OFF`.
 const SENDER_LAST: u32 = (libc::SKF_LL_OFF + 11) as u32;
-/// Where AoE has the minor address.
+/// Offset of AoE's minor address.
 const SLOT: u32 = 4;
 /// `BPF_LD | BPF_B | BPF_ABS`.
 const LOAD_BYTE: u16 = 0x30;
@@ -200,7 +198,7 @@ const MODULO: u16 = 0x94;
 /// `BPF_RET | BPF_K`.
 const RETURN: u16 = 0x06;
 
-/// For what is sent, in bytes: 64 of the largest usual frames and more.
+/// Size of the send buffer, in bytes: more than 64 jumbo frames.
 const BUFFER: usize = 4 << 20;
 const MIN_MTU: usize = 1500;
 /// Ethernet's own limit is far below.
@@ -215,7 +213,7 @@ mod tests {
     use std::process::Command;
     use std::time::Duration;
 
-    /// Whether the kernel would deliver the frame of somebody whose address ends so.
+    /// Whether the kernel would deliver a frame whose sender's address ends with `sender`.
     fn delivers_from(program: &[Instruction], sender: u8, frame: &[u8]) -> bool {
         let (mut at, mut loaded, mut kept) = (0, 0, 0);
         loop {
@@ -273,8 +271,7 @@ mod tests {
         }
     }
 
-    /// An interface, and another stacked upon it, of a network of our own; the frames come by a
-    /// cable to both.
+    /// Receives on an interface in a network namespace, with another interface stacked upon it.
     fn hear_what_comes_by_a_cable() {
         let ip = |command: &str| {
             let made = Command::new("ip").args(command.split(' ')).output();
@@ -288,7 +285,7 @@ mod tests {
         }
         let open = |name| PacketPort::open(name, Side::Target(Share::ALL)).unwrap();
         let [mut cable, mut upper, mut far] = ["cable", "upper", "far"].map(open);
-        let macs = [&mut cable, &mut upper].map(|port| port.look().unwrap().mac);
+        let macs = [&mut cable, &mut upper].map(|port| port.query_info().unwrap().mac);
         let mut outbox = FrameOutbox::default();
         let all = Mac::BROADCAST;
         for (nth, mac) in (1..).zip([macs[0], macs[1], all, Mac([2; 6]), macs[0]]) {

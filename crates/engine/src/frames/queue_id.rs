@@ -1,18 +1,17 @@
-//! What tells the commands of one queue to a disk from those of every other on this machine: the
-//! upper byte of their tags.
+//! Claims the upper byte of AoE tags, which separates the commands of one queue to a disk from
+//! those of all other queues on this machine.
 //!
-//! An answer goes to a station, and the kernel gives it to every socket there whose filter takes
-//! that byte. Two queues that had it in common would take each other's answers, with the data of
-//! other blocks. So a queue has the byte for a disk to itself: it holds a socket in the abstract
-//! name space (`unix(7)`) under a name made of both, which nobody else can have meanwhile, and
-//! which the system gives back however the program ends. That name space is the network's, as
-//! interfaces are.
+//! The kernel delivers a reply to every socket at the station whose filter matches that byte. Two
+//! queues with the same byte would take each other's replies, with data of other blocks. So a queue
+//! claims the byte for a disk by binding a socket in the abstract name space (`unix(7)`) to a name
+//! made of both. The kernel releases the name however the program ends. The name space belongs to
+//! the network namespace, as interfaces do.
 //!
-//! Linux's driver leaves the upper bit of its tags clear, so that bytes with that bit come first.
+//! Linux's driver leaves the upper bit of its tags clear, so bytes with that bit are tried first.
 //!
-//! The rest of a tag counts, from anywhere on. A target remembers for a while what this station has
-//! written under which tag; a queue that began where the one before it began would have its writes
-//! taken for repetitions.
+//! The rest of the tag counts from a random start: a target remembers for a while what this station
+//! has written under which tag, and would take writes of a queue that restarts at the same tag for
+//! retransmits.
 
 use crate::sys;
 use blockmux_proto::aoe::AoeAddress;
@@ -20,22 +19,22 @@ use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// A queue's part of tags, its own for as long as this is kept.
+/// A queue's part of the tags, claimed until this is dropped.
 #[derive(Debug)]
 pub struct QueueId {
-    /// The upper byte.
+    /// Upper byte of the tags.
     pub id: u8,
-    /// Where the rest begins to count.
+    /// First value of the rest of the tag.
     pub first: u32,
-    /// What others cannot bind.
+    /// The bound socket.
     _claim: Option<UnixDatagram>,
 }
 
 impl QueueId {
-    /// One that no other queue to that disk has.
+    /// Claims a byte that no other queue to that disk has.
     ///
     /// # Errors
-    /// `AddrInUse` if 256 have one; else if the system has no socket.
+    /// `AddrInUse` if all 256 are claimed; any other error if no socket can be made.
     pub fn claim(disk: AoeAddress) -> io::Result<QueueId> {
         let start = random();
         let upper_half = (0..=0x7f).map(|nth: u8| start.id.wrapping_add(nth) | 0x80);
@@ -51,18 +50,18 @@ impl QueueId {
         Err(io::ErrorKind::AddrInUse.into())
     }
 
-    /// That of the only queue at its station.
+    /// The id of the only queue at its station.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) const ALONE: QueueId = QueueId { id: 0x80, first: 0, _claim: None };
 
-    /// One that others may have, too: for who asks no more than what disks are like.
+    /// An id that others may have, too: for queries of a disk's description.
     pub(crate) fn any() -> QueueId {
         random()
     }
 }
 
 fn random() -> QueueId {
-    // A system that has no random numbers yet has hardly any other queue.
+    // Random numbers are missing only early at boot, when hardly any other queue exists.
     let [id, first @ ..]: [u8; 5] = sys::random_bytes().unwrap_or_default();
     QueueId { id, first: u32::from_le_bytes(first), _claim: None }
 }

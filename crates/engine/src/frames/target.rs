@@ -1,4 +1,4 @@
-//! A target on frames: ports, session, and a channel for each volume that is used.
+//! A target over raw frames: ports, session, and a channel for each volume in use.
 
 use super::{FrameHost, Share, Side, Wire};
 use crate::audit::StationAudits;
@@ -12,7 +12,7 @@ use std::io;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Serves whoever sends frames until the core stops.
+/// Serves AoE requests until the core stops.
 pub struct FrameTargetTask<S, H: FrameHost = EngineCore> {
     wire: Wire<H>,
     session: S,
@@ -20,23 +20,23 @@ pub struct FrameTargetTask<S, H: FrameHost = EngineCore> {
     stations: StationAudits,
     core: Rc<H>,
     waker: Waker,
-    /// When it ends at the latest, once it has been told to stop.
+    /// Deadline of stopping.
     ends: Option<Instant>,
 }
 
-/// An interface that cannot be served, and why.
+/// An interface that cannot be opened, and why.
 #[derive(Debug, thiserror::Error)]
 #[error("interface {interface}: {error}")]
 pub struct PortError {
-    /// Its name.
+    /// The interface's name.
     pub interface: String,
-    /// What the system says.
+    /// The system's error.
     pub error: io::Error,
 }
 
 impl<S: FrameSession + Target + 'static, H: FrameHost> FrameTargetTask<S, H> {
-    /// Serves at `interfaces` on `core`, its share of what comes there, with `session`, whose
-    /// volume ids are places in `exports`; `sessions` lists the stations that use it.
+    /// Serves this core's share of the requests at `interfaces` with `session`, whose volume ids
+    /// are indices of `exports`; `sessions` lists the stations that use it.
     ///
     /// # Errors
     /// If an interface cannot be opened.
@@ -109,5 +109,5 @@ impl<S: FrameSession + Target, H: FrameHost> Task for FrameTargetTask<S, H> {
     }
 }
 
-/// What is not sent by then, on an interface that is stuck, is lost.
+/// Longest time to send what is left when the core stops.
 const STOPS_WITHIN: Duration = Duration::from_secs(5);

@@ -1,8 +1,7 @@
-//! A remote disk on frames: an initiator session with ports under it is a channel.
+//! A remote disk over raw frames: an initiator session with its ports is a channel.
 //!
-//! There is no connection to lose. The session itself sends again what was not answered and fails
-//! what has waited too long, so that a channel here is no more than the session, its ports and a
-//! task that looks at them.
+//! There is no connection to lose. The session retransmits what is not answered and fails what has
+//! waited too long, so a channel is only the session, its ports and a task that polls them.
 
 use super::{FrameHost, QueueId, Side, Wire};
 use crate::reactor::{EngineCore, Progress, Task};
@@ -16,7 +15,7 @@ use std::rc::Rc;
 use std::time::Duration;
 use tracing::warn;
 
-/// A disk that answers at some interfaces.
+/// A disk that is reached through some interfaces.
 pub struct AoeVolume<H: FrameHost = EngineCore> {
     interfaces: Vec<String>,
     address: AoeAddress,
@@ -26,16 +25,16 @@ pub struct AoeVolume<H: FrameHost = EngineCore> {
 }
 
 impl<H: FrameHost> AoeVolume<H> {
-    /// A disk like `info` at an address, by way of these interfaces; I/O fails when nothing is
-    /// heard of it for so long.
+    /// A disk like `info` at an address, reached through these interfaces; I/O fails when the disk
+    /// has been silent for `timeout`.
     #[must_use]
     pub fn new(
         interfaces: Vec<String>,
         address: AoeAddress,
         info: VolumeInfo,
-        patience: Duration,
+        timeout: Duration,
     ) -> AoeVolume<H> {
-        AoeVolume { interfaces, address, info, timeout: patience, host: PhantomData }
+        AoeVolume { interfaces, address, info, timeout, host: PhantomData }
     }
 }
 
@@ -80,16 +79,16 @@ impl<H: FrameHost> Volume for AoeVolume<H> {
 struct AoeChannel<H: FrameHost> {
     info: VolumeInfo,
     link: Rc<RefCell<FrameLink<H>>>,
-    /// Requests that were wrong from the start.
+    /// Invalid requests.
     done: Vec<Completion>,
 }
 
 struct FrameLink<H: FrameHost> {
     wire: Wire<H>,
-    /// Nobody else has it while answers may come.
+    /// Keeps the id claimed while replies may arrive.
     _queue_id: QueueId,
     session: InitiatorSession,
-    /// As the disk was when the volume was opened.
+    /// Properties when the volume was opened.
     first: VolumeInfo,
     core: Rc<H>,
     waker: Waker,
@@ -118,7 +117,7 @@ impl<H: FrameHost> Channel for AoeChannel<H> {
         link.wire.send(&mut link.session, now);
         link.take_done();
         link.wire.arm(&link.session, now);
-        // A spinning core looks for the answer itself; what is stuck is the task's to sort out.
+        // A spinning core polls for the reply itself; a full port is handled by the task.
         if link.wire.is_stuck() || (link.is_parked && link.core.spins()) {
             link.waker.wake();
         }
@@ -149,7 +148,7 @@ impl<H: FrameHost> FrameLink<H> {
     #[inline]
     fn run(&mut self) -> Progress {
         if self.is_closing {
-            // There is nobody to say goodbye to.
+            // There is no connection to close.
             return Progress::Done;
         }
         self.is_parked = false;
@@ -169,8 +168,7 @@ impl<H: FrameHost> FrameLink<H> {
         }
     }
 
-    /// Says so if the disk that has answered is not the one that was meant: nothing will be sent to
-    /// it.
+    /// Logs if another disk than the expected one has answered: it is sent nothing.
     fn check_disk(&mut self) {
         if self.is_checked || !self.session.is_ready() {
             return;

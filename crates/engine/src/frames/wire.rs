@@ -1,4 +1,4 @@
-//! The ports of one session, and the frames between them.
+//! The ports of one session, and frame transfer between them.
 
 use super::{FrameHost, FramePort, ReceivedFrame, Side};
 use crate::reactor::{EngineCore, Progress};
@@ -10,27 +10,27 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
-/// Interfaces and their frames; the session is the owner's.
+/// Ports and their state; the owner holds the session.
 pub(crate) struct Wire<H: FrameHost = EngineCore> {
     ports: Vec<OpenPort<H>>,
     core: Rc<H>,
     waker: Waker,
     chunk: Option<Chunk>,
     arrivals: Vec<ReceivedFrame>,
-    /// What the core has been asked to wake the task for.
+    /// The deadline that is armed with the core.
     deadline: Option<Instant>,
-    /// When the interfaces are looked at again.
-    look_at: Option<Instant>,
-    /// Turns in a row that left something in the ports, perhaps.
+    /// When the interfaces are queried next.
+    check_ports_at: Option<Instant>,
+    /// Consecutive polls that may have left frames in the ports.
     behind: u32,
 }
 
 struct OpenPort<H: FrameHost> {
-    // Withdrawn before the port is closed.
+    // Declared first, so that it is dropped before the port is closed.
     watch: H::Watch,
     port: H::Port,
     name: String,
-    /// As the session knows it.
+    /// What the session was last told of the port.
     known: Option<FramePortInfo>,
     wants_output: bool,
 }
@@ -59,19 +59,19 @@ impl<H: FrameHost> Wire<H> {
             chunk: None,
             arrivals: Vec::new(),
             deadline: None,
-            look_at: None,
+            check_ports_at: None,
             behind: 0,
         })
     }
 
-    /// One turn: shows the session what has come to the ports, and only then lets it see what time
-    /// it is. A process that had to wait for a processor finds its deadlines passed and, with them,
-    /// the answers that came meanwhile. Ports that never become empty keep no deadline from being
-    /// seen.
+    /// One poll: passes received frames to the session, and only then runs its deadlines. A process
+    /// that had to wait for a CPU finds its deadlines passed and, with them, the replies that
+    /// arrived meanwhile. Ports that never become empty delay deadlines for at most
+    /// [`TURNS_BEHIND`] polls.
     #[inline]
     pub(crate) fn take_in<S: FrameSession>(&mut self, session: &mut S, now: Instant) -> Progress {
-        if self.look_at.is_none_or(|at| at <= now) {
-            self.look(session, now);
+        if self.check_ports_at.is_none_or(|at| at <= now) {
+            self.check_ports(session, now);
         }
         let received = self.receive(session, now);
         self.behind = if received == Progress::More { self.behind.saturating_add(1) } else { 0 };
@@ -83,22 +83,24 @@ impl<H: FrameHost> Wire<H> {
 
     fn check_time<S: FrameSession>(session: &mut S, now: Instant) {
         if session.poll_timeout().is_some_and(|when| when <= now) {
-            // Nothing that comes, or does not, breaks a session over frames.
+            // No input and no timeout ends a session over frames.
             let _ = session.on_timeout(now);
         }
     }
 
-    /// Has the task woken for whatever is due next.
+    /// Arms the wake-up for the next deadline.
     #[inline]
     pub(crate) fn arm<S: FrameSession>(&mut self, session: &S, now: Instant) {
-        let Some(when) = [session.poll_timeout(), self.look_at].into_iter().flatten().min() else { return };
+        let Some(when) = [session.poll_timeout(), self.check_ports_at].into_iter().flatten().min() else {
+            return;
+        };
         if self.deadline.is_none_or(|armed| when < armed || armed <= now) {
             self.deadline = Some(when);
             self.core.wake_at(when, &self.waker);
         }
     }
 
-    /// Shows the session what has come to each port, a batch at most.
+    /// Passes received frames to the session, at most one batch of each port.
     #[inline]
     fn receive<S: FrameSession>(&mut self, session: &mut S, now: Instant) -> Progress {
         let mut progress = Progress::Idle;
@@ -116,7 +118,7 @@ impl<H: FrameHost> Wire<H> {
     fn receive_at<S: FrameSession>(&mut self, at: usize, session: &mut S, now: Instant) -> Progress {
         let stride = self.ports[at].port.stride();
         if !self.make_room(stride) {
-            // Buffers are short. What comes meanwhile is lost, as on a busy link, and comes again.
+            // Out of buffers: frames are dropped as on a congested link, and retransmitted.
             return Progress::Idle;
         }
         let Some(chunk) = &mut self.chunk else { return Progress::Idle };
@@ -125,8 +127,8 @@ impl<H: FrameHost> Wire<H> {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Progress::Idle,
             Err(_) => {
-                // It went down; that is told once.
-                self.look_at = Some(now);
+                // The port went down, which is reported once.
+                self.check_ports_at = Some(now);
                 return Progress::Idle;
             }
         }
@@ -139,7 +141,7 @@ impl<H: FrameHost> Wire<H> {
         if count == asked.min(super::kernel::BATCH) { Progress::More } else { Progress::Drained }
     }
 
-    /// Sends what the session has to send now; answers whether anything went.
+    /// Sends the session's frames; returns whether any were sent.
     #[inline]
     pub(crate) fn send<S: FrameSession>(&mut self, session: &mut S, now: Instant) -> bool {
         let outbox = session.frames(now);
@@ -159,10 +161,10 @@ impl<H: FrameHost> Wire<H> {
                     return any;
                 }
                 Err(error) => {
-                    // Down, or a frame that the interface does not take: that one is lost.
+                    // Port down, or a frame that the interface rejects: the frame is lost.
                     outbox.pop();
                     if error.raw_os_error() != Some(libc::ENOBUFS) {
-                        self.look_at = Some(now);
+                        self.check_ports_at = Some(now);
                     }
                 }
             }
@@ -170,12 +172,12 @@ impl<H: FrameHost> Wire<H> {
         any
     }
 
-    /// Whether a port has no room for what is to be sent.
+    /// Whether a port has no room for frames to be sent.
     pub(crate) fn is_stuck(&self) -> bool {
         self.ports.iter().any(|open| open.wants_output)
     }
 
-    /// Asks the ring for whatever the ports are waiting for, and gives the buffer back.
+    /// Arms the wake-ups that the ports need, and frees the buffer.
     pub(crate) fn park(&mut self) {
         for open in &mut self.ports {
             open.port.wake_when_readable(&open.watch);
@@ -188,11 +190,11 @@ impl<H: FrameHost> Wire<H> {
         }
     }
 
-    /// Tells the session of interfaces that have changed.
-    fn look<S: FrameSession>(&mut self, session: &mut S, now: Instant) {
-        self.look_at = now.checked_add(LOOK_AGAIN);
+    /// Notifies the session of interfaces whose state has changed.
+    fn check_ports<S: FrameSession>(&mut self, session: &mut S, now: Instant) {
+        self.check_ports_at = now.checked_add(LOOK_AGAIN);
         for (at, open) in self.ports.iter_mut().enumerate() {
-            let port = match (open.port.look(), open.known) {
+            let port = match (open.port.query_info(), open.known) {
                 (Ok(port), _) => port,
                 (Err(_), Some(known)) => FramePortInfo { is_up: false, ..known },
                 (Err(_), None) => continue,
@@ -210,7 +212,7 @@ impl<H: FrameHost> Wire<H> {
         }
     }
 
-    /// Sees to a chunk with room for a good part of a batch.
+    /// Makes sure that the chunk has room for a good part of a batch.
     #[inline]
     fn make_room(&mut self, stride: usize) -> bool {
         if let Some(chunk) = &mut self.chunk {
@@ -227,13 +229,13 @@ impl<H: FrameHost> Wire<H> {
     }
 }
 
-/// Memory that batches are received into, one after the other as long as pieces of it are lent.
+/// Receive buffer, in bytes; batches follow each other as long as parts of it are borrowed.
 const CHUNK: usize = 256 << 10;
-/// Receiving fewer costs more calls than taking other memory costs.
+/// Least frames of room: receiving fewer per call costs more than allocating another buffer.
 const MIN_FRAMES: usize = 8;
-/// Others get their turn after so many calls.
+/// Send calls of one poll.
 const SENDS_PER_TURN: usize = 16;
-/// What had come before a deadline is taken in by then: a port's ring is as many batches.
+/// Polls after which a port's ring of frames that preceded the deadline has been received.
 const TURNS_BEHIND: u32 = 4;
-/// Interfaces change rarely, and say so only to who asks.
+/// Interval at which interfaces are queried, since changes are not notified.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);

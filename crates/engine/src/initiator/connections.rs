@@ -1,5 +1,5 @@
-//! The connections of one session: its first, which the link has dialled, and those that it asks
-//! for later.
+//! The connections of one session: the first, which the link dials, and those that the session asks
+//! for.
 
 use super::missing;
 use crate::connection::{Broken, Connection, Inflow};
@@ -12,17 +12,17 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 use tracing::info;
 
-/// The connections of one session, each in the place of its number.
+/// The connections of one session, indexed by connection number.
 pub(super) struct ConnectionSet<H: Host> {
     slots: Vec<Slot<H>>,
-    /// In how many turns connections on which nothing is due are not looked at.
-    unlooked: u32,
-    /// ConnectionSet whose connection was lost, and that have no other yet.
+    /// Consecutive turns in which idle connections were not polled.
+    skipped_turns: u32,
+    /// Numbers of connections that were lost and are not restored.
     missing: Vec<usize>,
 }
 
 enum Slot<H: Host> {
-    /// The session has no use for it, now or any more.
+    /// The session does not need it, or no longer.
     Absent,
     /// To be dialled.
     Waiting {
@@ -35,25 +35,25 @@ enum Slot<H: Host> {
     Open(Connection<H>),
 }
 
-/// What dialling needs.
+/// Parameters of dialling.
 pub(super) struct Dial<'a, H: Host> {
     pub(super) core: &'a Rc<H>,
     pub(super) waker: &'a Waker,
     pub(super) address: &'a Address,
-    /// The keys that every connection is secured with, and whether by the kernel where it can.
+    /// TLS keys of all connections, and whether kTLS is used where possible.
     pub(super) tls: (Option<&'a [Psk]>, bool),
 }
 
 impl<H: Host> ConnectionSet<H> {
     pub(super) fn new(first: Connection<H>) -> ConnectionSet<H> {
-        ConnectionSet { slots: vec![Slot::Open(first)], unlooked: 0, missing: Vec::new() }
+        ConnectionSet { slots: vec![Slot::Open(first)], skipped_turns: 0, missing: Vec::new() }
     }
 
-    /// Calls deadlines and receives, once for each connection on which something is due; and after
-    /// a sleep, as well as now and then, for the others: to look costs a system call.
+    /// Runs deadlines and receives on each connection that has something due. Idle connections,
+    /// which would cost a system call each, are polled after a sleep and every few turns.
     ///
     /// # Errors
-    /// If a connection is lost without which the session does not go on.
+    /// If a connection is lost without which the session cannot go on.
     #[inline]
     pub(super) fn receive(
         &mut self,
@@ -61,11 +61,11 @@ impl<H: Host> ConnectionSet<H> {
         dial: &Dial<'_, H>,
     ) -> Result<Inflow, Broken> {
         let mut all = Inflow::Empty;
-        let looks_at_all = self.unlooked == 0;
-        self.unlooked = self.unlooked.checked_sub(1).unwrap_or(UNLOOKED);
+        let polls_all = self.skipped_turns == 0;
+        self.skipped_turns = self.skipped_turns.checked_sub(1).unwrap_or(MOST_SKIPPED_TURNS);
         for (number, slot) in self.slots.iter_mut().enumerate() {
             let Slot::Open(connection) = slot else { continue };
-            if !looks_at_all && !session.is_awaited(number) {
+            if !polls_all && !session.is_awaited(number) {
                 continue;
             }
             let mut stream = session.connection(number);
@@ -79,7 +79,7 @@ impl<H: Host> ConnectionSet<H> {
                 Ok(Inflow::Finished) => slot.forget(dial, number, &"the target closed it", &mut self.missing),
                 Ok(inflow) => all = merged(all, inflow),
                 Err(broken) => {
-                    // What it has to say yet is said, as far as that goes.
+                    // Sends the rest of the output as far as possible.
                     let _ = connection.send(&mut session.connection(number));
                     if !session.on_lost(number, dial.core.now()) {
                         return Err(broken);
@@ -91,7 +91,7 @@ impl<H: Host> ConnectionSet<H> {
         Ok(all)
     }
 
-    /// Sends what every connection's outbox holds; answers whether any went.
+    /// Sends every connection's outbox; returns whether anything was sent.
     ///
     /// # Errors
     /// As for [`ConnectionSet::receive`].
@@ -114,7 +114,7 @@ impl<H: Host> ConnectionSet<H> {
         Ok(any)
     }
 
-    /// Sends what can be sent at once; whether something is left for the task to sort out.
+    /// Sends what fits now; returns whether the task must handle the rest.
     #[inline]
     pub(super) fn send_now(&mut self, session: &mut impl StreamConnections) -> Option<bool> {
         let (mut had_any, mut is_stuck) = (false, false);
@@ -130,11 +130,11 @@ impl<H: Host> ConnectionSet<H> {
         had_any.then_some(is_stuck)
     }
 
-    /// Dials what the session asks for, and looks after what is being dialled; whether something
-    /// has come of it.
+    /// Dials connections that the session asks for and advances those in progress; returns whether
+    /// anything changed.
     ///
     /// # Errors
-    /// If a connection cannot be had without which the session does not go on.
+    /// If a connection cannot be made without which the session cannot go on.
     #[inline]
     pub(super) fn dial(
         &mut self,
@@ -175,15 +175,15 @@ impl<H: Host> ConnectionSet<H> {
         Ok(is_changed)
     }
 
-    /// The session is over, and with it what it had lost before.
+    /// The session is over, and with it the connections that it was missing.
     pub(super) fn end(self) {
         missing::take(self.missing.len() as u32);
     }
 
-    /// Asks for whatever the connections wait for.
+    /// Arms the wake-ups that the connections need.
     #[inline]
     pub(super) fn park(&mut self) {
-        self.unlooked = 0;
+        self.skipped_turns = 0;
         for slot in &mut self.slots {
             match slot {
                 Slot::Open(connection) => connection.park(),
@@ -195,7 +195,7 @@ impl<H: Host> ConnectionSet<H> {
 }
 
 impl<H: Host> Slot<H> {
-    /// The connection is gone, and the session goes on.
+    /// A connection is lost, and the session goes on.
     fn forget(
         &mut self,
         dial: &Dial<'_, H>,
@@ -212,7 +212,7 @@ impl<H: Host> Slot<H> {
         dial.waker.wake();
     }
 
-    /// One step towards a connection; whether it is there.
+    /// Advances one connection attempt; returns whether it is established.
     fn advance(&mut self, dial: &Dial<'_, H>) -> Result<bool, Broken> {
         let now = dial.core.now();
         match self {
@@ -243,7 +243,7 @@ impl<H: Host> Slot<H> {
     }
 }
 
-/// All connections with their places, the one with the latest requests at the end.
+/// All connections with their numbers, the one with the latest requests last.
 #[inline]
 fn in_order<H: Host>(slots: &mut [Slot<H>], latest: usize) -> impl Iterator<Item = (usize, &mut Slot<H>)> {
     let first = (latest + 1).min(slots.len());
@@ -251,7 +251,7 @@ fn in_order<H: Host>(slots: &mut [Slot<H>], latest: usize) -> impl Iterator<Item
     (first..).zip(behind).chain(up_to_latest.iter_mut().enumerate())
 }
 
-/// What came over several connections, taken together.
+/// Combines the receive results of two connections.
 #[inline]
 fn merged(one: Inflow, other: Inflow) -> Inflow {
     let rank = |inflow| match inflow {
@@ -263,6 +263,6 @@ fn merged(one: Inflow, other: Inflow) -> Inflow {
     if rank(other) > rank(one) { other } else { one }
 }
 
-/// Turns of a core that is awake in which connections without anything due are not looked at.
-const UNLOOKED: u32 = 15;
+/// Most consecutive turns of a busy core without polling idle connections.
+const MOST_SKIPPED_TURNS: u32 = 15;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);

@@ -9,15 +9,15 @@
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::Host;
 use crate::reactor::Progress;
-use blockmux_proto::session::{Control, PathRank};
+use blockmux_proto::session::{Control, PathRank, StreamSession};
 
-/// A control with the connection under it.
+/// A control session with its connection.
 pub(super) struct ControlLink<C, H: Host> {
     connection: Connection<H>,
     session: C,
 }
 
-impl<C: Control, H: Host> ControlLink<C, H> {
+impl<C: Control + StreamSession, H: Host> ControlLink<C, H> {
     pub(super) fn new(connection: Connection<H>, session: C) -> ControlLink<C, H> {
         ControlLink { connection, session }
     }
@@ -26,29 +26,29 @@ impl<C: Control, H: Host> ControlLink<C, H> {
         &self.session
     }
 
-    /// Whether the session that it is for may begin.
+    /// Whether the session that depends on it may start.
     pub(super) fn is_ready(&self) -> bool {
         self.session.is_ready()
     }
 
-    /// The volume's size, when it may be another than before.
+    /// The volume's size, if it may have changed.
     pub(super) fn poll_size(&mut self) -> Option<u64> {
         self.session.poll_size()
     }
 
-    /// How well the volume is reached, when that was looked at again.
+    /// The path's rank, if it was updated.
     pub(super) fn poll_path_rank(&mut self) -> Option<PathRank> {
         self.session.poll_path_rank()
     }
 
-    /// The session has found it otherwise than was told. What comes of sending is the next turn's
-    /// to see.
-    pub(super) fn look_at_path(&mut self) {
+    /// Queries the path's state again, after the session has met another one. Send errors appear in
+    /// the next turn.
+    pub(super) fn refresh_path(&mut self) {
         self.session.look_at_path();
         let _ = self.connection.send(&mut self.session);
     }
 
-    /// Receives and sends what there is.
+    /// Receives and sends.
     #[inline]
     pub(super) fn turn(&mut self) -> Result<Progress, Broken> {
         self.connection.check_deadline(&mut self.session)?;
@@ -69,7 +69,7 @@ impl<C: Control, H: Host> ControlLink<C, H> {
         self.connection.park();
     }
 
-    /// Says goodbye; whether that arrives changes nothing.
+    /// Logs out, best effort.
     pub(super) fn end(&mut self) {
         self.session.on_stop();
         let _ = self.connection.send(&mut self.session);

@@ -1,4 +1,4 @@
-//! How iSCSI moves between us and a target (RFC 5047): over TCP alone, or over RDMA.
+//! iSCSI's datamovers (RFC 5047): TCP, or RDMA (iSER).
 
 pub use crate::rdma::OverIwarp;
 use crate::rdma::Setup;
@@ -12,54 +12,53 @@ use blockmux_rdma::{Driven, Seed};
 use blockmux_volume::Pool;
 use std::time::Instant;
 
-/// What an initiator's sessions go over.
+/// The transport of an initiator's sessions.
 pub trait Datamover: Clone + Send + Sync + 'static {
     /// A session with a target.
     type Session: Initiator + Overdue + StreamConnections + 'static;
     /// A session with a portal.
     type Discovery: StreamSession;
 
-    /// A session that logs in.
+    /// Makes a session that logs in.
     fn session(&self, config: Config, has_other_paths: bool, with: With) -> Self::Session;
 
-    /// A session that asks for a portal's targets.
+    /// Makes a discovery session.
     fn discovery(&self, initiator: Name, chap: Option<Chap>, isid: [u8; 6], with: With) -> Self::Discovery;
 
-    /// What any such session is.
+    /// The iSCSI session inside a transport's session.
     fn iscsi(session: &Self::Session) -> &InitiatorSession;
 
-    /// What any such session is.
+    /// The iSCSI discovery session inside a transport's session.
     fn found(session: &Self::Discovery) -> &IscsiDiscoverySession;
 
-    /// This datamover in the oldest way that there is, for a target that knows no other; `None`:
-    /// this is it.
+    /// The transport in its oldest variant, for targets that support no other; `None`: this is it.
     fn older(&self) -> Option<Self> {
         None
     }
 
-    /// Whether a session that came to nothing may have met such a target.
+    /// Whether the session may have failed because the target supports only the oldest variant.
     fn is_misunderstood(_session: &Self::Session) -> bool {
         false
     }
 
-    /// Whether a discovery session that came to nothing may have met a target that knows only the
-    /// oldest way.
+    /// Whether the discovery session may have failed because the target supports only the oldest
+    /// variant.
     fn is_discovery_misunderstood(_session: &Self::Discovery) -> bool {
         false
     }
 }
 
-/// What a session is made with. Both seeds are random, and no other session has them.
+/// Parameters of a session. Both seeds are random and unique.
 pub struct With {
-    /// The core's.
+    /// The core's pool.
     pub pool: Pool,
-    /// For the login.
+    /// Seed for the login.
     pub seed: [u8; SEED_LEN],
-    /// For the names of memory.
+    /// Seed for memory region keys.
     pub region_seed: Seed,
-    /// How many bytes the connection's segments have, where that is known.
+    /// Maximum segment size of the connection in bytes, if known.
     pub segment_len: Option<usize>,
-    /// Now.
+    /// The current time.
     pub now: Instant,
 }
 

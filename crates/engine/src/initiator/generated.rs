@@ -1,14 +1,14 @@
-//! Keys of TLS that DH-HMAC-CHAP has made, for all connections to one subsystem (secure channel
+//! TLS keys that DH-HMAC-CHAP generates, shared by all connections to one subsystem (secure channel
 //! concatenation).
 //!
-//! A target keeps one such key of each host and subsystem, the latest. So all sessions of a volume
-//! use the same: the one that finds none here makes it, in the clear, and the others come with it.
-//! When two have made one at the same time, one of both is unknown to the target; who is told so
-//! forgets what it came with and begins again. Paths that lead to several targets have keys of
-//! several: some are kept, and all of them are offered.
+//! A target keeps one such key for each host and subsystem, the latest. So all sessions of a volume
+//! use the same key: the first session generates it on a plaintext connection, and later sessions
+//! offer it. If two sessions generate keys at the same time, the target knows only one of them; a
+//! session whose key is rejected forgets it and starts over. Paths may lead to several targets with
+//! a key each, so a few keys are kept, and all are offered.
 //!
-//! Such a key lasts ten minutes. Here it is used a minute less, so that a target does not discard
-//! it between two of our connections; then the next one makes another.
+//! A key lasts ten minutes. We use it a minute less, so that the target does not discard it between
+//! two connections of one session.
 
 use crate::nvme_tcp::tls_key;
 use blockmux_proto::nvme::auth::psk::{GENERATED_LIFETIME, InputPsk};
@@ -19,19 +19,18 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The latest keys, shared by all that reach one subsystem. It is locked when somebody connects,
-/// and never for I/O.
+/// The latest keys for one subsystem. Locked when connecting, never for I/O.
 #[derive(Default)]
 pub struct GeneratedKeys(Mutex<VecDeque<Made>>);
 
-/// A key, and when it was made.
+/// A key and the time when it was generated.
 struct Made {
     key: Psk,
     at: Instant,
 }
 
 impl GeneratedKeys {
-    /// The latest first; `None`: one is to be made.
+    /// All keys, latest first; `None`: one must be generated.
     pub(super) fn all(&self) -> Option<Arc<[Psk]>> {
         self.all_at(Instant::now())
     }
@@ -42,8 +41,8 @@ impl GeneratedKeys {
         (!keys.is_empty()).then(|| keys.iter().map(|made| made.key.clone()).collect())
     }
 
-    /// A new one was made for that host and subsystem. Only the newest version of its identity
-    /// tells it from others.
+    /// Stores a new key for that host and subsystem. Only version 1 of the PSK identity contains a
+    /// hash that tells keys apart.
     pub(super) fn keep(&self, input: &InputPsk, host: &Nqn, subsystem: &Nqn) {
         let Some(key) = input.tls_psks(host, subsystem).first().map(tls_key) else { return };
         let mut keys = self.lock();
@@ -51,7 +50,7 @@ impl GeneratedKeys {
         keys.truncate(MOST);
     }
 
-    /// The target knows none of these any more.
+    /// Forgets keys that the target rejected.
     pub(super) fn forget(&self, offered: &[Psk]) {
         self.lock().retain(|made| offered.iter().all(|offered| offered.identity != made.key.identity));
     }
@@ -67,10 +66,9 @@ impl fmt::Debug for GeneratedKeys {
     }
 }
 
-/// As many as there may be targets behind the paths of one volume, and no more than a handshake has
-/// room for.
+/// Most keys kept: more targets behind one volume are unlikely, and a ClientHello has limited room.
 const MOST: usize = 4;
-/// The end of a key's lifetime, when the target may know it and may not.
+/// How long before a key's expiry it is no longer used.
 const MARGIN: Duration = Duration::from_secs(60);
 
 #[cfg(test)]

@@ -1,15 +1,15 @@
-//! Reaching logical units of iSCSI targets, over TCP or over RDMA.
+//! The iSCSI initiator: connecting to logical units over TCP or RDMA.
 //!
 //! CHAP is tried with every algorithm that the endpoint names, and once more with MD5 alone if the
-//! target does not take that: older ones know no other, or have other numbers for them.
+//! target rejects that: old targets know no other, or have other numbers for them.
 //!
-//! A target that says that it has moved is followed, up to four times in a row. To look up the name
-//! of a host takes time that a core does not have: a link follows to addresses, and to names that
-//! were looked up when the volume was opened.
+//! Login redirection is followed up to four times in a row. Host names are resolved only when the
+//! volume is opened, because resolving would block a core: a link follows redirections to addresses
+//! and to names known from then.
 //!
-//! Several portals may lead to one unit. It is recognised by its designator and serial number; a
-//! portal that leads to another one is refused, and one that does not answer when the volume is
-//! opened may do so later.
+//! Several portals may lead to one unit, which is recognised by its designator and serial number. A
+//! portal that leads to another unit is refused; one that is down when the volume is opened may
+//! come up later.
 
 use super::datamover::With;
 pub use super::datamover::{Datamover, OverIwarp, OverTcp};
@@ -36,44 +36,44 @@ use std::net::{IpAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
 use tracing::warn;
 
-/// How to reach one logical unit.
+/// Address and login parameters of one logical unit.
 #[derive(Clone, Debug)]
 pub struct IscsiEndpoint {
     /// The portal.
     pub address: Address,
-    /// Other portals that lead to the same unit: each is a path of its own.
+    /// Other portals of the same unit, each a path of its own.
     pub further: Vec<Address>,
-    /// Our own name.
+    /// Our iSCSI name.
     pub initiator: Name,
-    /// The target's.
+    /// The target's iSCSI name.
     pub target: Name,
-    /// Which of its logical units.
+    /// The logical unit number.
     pub lun: Lun,
-    /// What to prove, and what the target has to.
+    /// CHAP credentials, if any.
     pub chap: Option<Chap>,
-    /// What to propose.
+    /// Operational parameters to propose.
     pub wishes: OperationalParameters,
     /// Sessions of each channel by each path.
     pub connections: u32,
-    /// How long to try again when a connection is lost, before I/O fails.
+    /// How long to reconnect before I/O fails.
     pub reconnect_timeout: Duration,
-    /// How long an answer may take before the connection counts as lost, as [`Paths::timeout`].
+    /// How long a reply may take before the connection counts as lost, as [`Paths::timeout`].
     pub timeout: Option<Duration>,
 }
 
 /// Why a logical unit cannot be reached.
 pub type IscsiConnectError = blocking::BlockingConnectError<IscsiRefused>;
 
-/// What a target told of one of its logical units.
+/// A target's description of one logical unit.
 #[derive(Clone, Debug)]
 pub struct IscsiDescription {
     /// The unit.
     pub unit: UnitInfo,
-    /// What the login agreed on.
+    /// The operational parameters that were negotiated.
     pub parameters: OperationalParameters,
 }
 
-/// Reaches the unit for I/O: logs in once to learn what it is like.
+/// Connects to the unit for I/O; logs in once to query it.
 ///
 /// # Errors
 /// If the target cannot be reached or does not have the unit.
@@ -87,7 +87,7 @@ pub fn connect<D: Datamover>(
     Ok(RemoteVolume::new(dialer, info, connections, patience).with_designator(designator))
 }
 
-/// Describes one unit.
+/// Queries the description of one unit.
 ///
 /// # Errors
 /// As for [`connect`].
@@ -100,7 +100,7 @@ pub fn describe(
     first.unwrap_or_else(|| Err(IscsiConnectError::silent(&endpoint.address)))
 }
 
-/// The logical units of a target, as seen from the endpoint's, which need not be there.
+/// Lists the logical units of a target; the endpoint's own LUN need not exist.
 ///
 /// # Errors
 /// If the target cannot be reached or refuses the login.
@@ -114,11 +114,10 @@ pub fn luns(endpoint: &IscsiEndpoint, over: &impl Datamover) -> Result<Vec<Lun>,
     }
 }
 
-/// Has the target do what a task management function asks for, over a session of its own that sends
-/// no command; answers what it says of that.
+/// Sends a task management function over a session of its own and returns the response.
 ///
 /// # Errors
-/// If the target cannot be reached, refuses the login, or does not answer.
+/// If the target cannot be reached, refuses the login, or does not respond.
 pub fn manage(
     endpoint: &IscsiEndpoint,
     over: &impl Datamover,
@@ -135,10 +134,10 @@ pub fn manage(
     })
 }
 
-/// Lists the targets of a portal, and how many more it has than we keep.
+/// Lists the targets of a portal (SendTargets), and how many more there are than the list holds.
 ///
 /// # Errors
-/// If the portal cannot be reached or does not tell.
+/// If the portal cannot be reached or refuses discovery.
 pub fn discover<D: Datamover>(
     address: &Address,
     initiator: &Name,
@@ -176,16 +175,15 @@ pub fn discover<D: Datamover>(
     Err(last.map_or_else(|| IscsiConnectError::silent(address), refused))
 }
 
-/// One login from start to end, wherever the target sent us; whether it was refused is for the
-/// caller to see.
+/// Result of one login, after redirections; it may be a refusal.
 struct Answer<D: Datamover> {
     session: D::Session,
-    /// What the target understood.
+    /// The transport variant that the target supports.
     over: D,
-    /// What CHAP it used.
+    /// The CHAP credentials that were used.
     chap: Option<Chap>,
     moves: Moves,
-    /// Hosts that the target named, and where they are.
+    /// Host names in redirections, with their resolved addresses.
     names: Vec<(TargetAddress, Address)>,
 }
 
@@ -237,7 +235,7 @@ impl<D: Datamover> Answer<D> {
     }
 }
 
-/// One login from start to end at one address, and what CHAP it used.
+/// Logs in at one address; also returns the CHAP credentials that were used.
 fn ask<D: Datamover>(
     endpoint: &IscsiEndpoint,
     over: &mut D,
@@ -253,8 +251,8 @@ fn ask<D: Datamover>(
     }
 }
 
-/// Asks one question by a blocking session with one CHAP. `over` becomes what the target
-/// understands.
+/// Runs one blocking session with one set of CHAP credentials. Sets `over` to the transport variant
+/// that the target supports.
 fn ask_once<D: Datamover>(
     endpoint: &IscsiEndpoint,
     over: &mut D,
@@ -277,7 +275,7 @@ fn ask_once<D: Datamover>(
     }
     let told = D::iscsi(&session);
     match ran {
-        // Only the good-bye is missing.
+        // Only the logout failed.
         Err(_) if told.unit().is_some() || told.refused().is_some() || told.managed().is_some() => {
             Ok(session)
         }
@@ -286,7 +284,7 @@ fn ask_once<D: Datamover>(
     }
 }
 
-/// Whether the target has ended it, or may have: it was there, and did not just say nothing.
+/// Whether the target closed the connection, or may have, rather than stayed silent.
 fn has_hung_up(ran: &Result<(), Broken>) -> bool {
     match ran {
         Ok(()) | Err(Broken::Protocol(_)) => true,
@@ -297,7 +295,7 @@ fn has_hung_up(ran: &Result<(), Broken>) -> bool {
     }
 }
 
-/// What to try in turn: as it is, and with MD5 alone, where that is among the algorithms.
+/// The CHAP variants to try: as configured, and with MD5 alone if MD5 is among the algorithms.
 fn attempts(chap: Option<Chap>) -> impl Iterator<Item = Option<Chap>> {
     let has_others = |chap: &&Chap| chap.algorithms.len() > 1 && chap.algorithms.contains(&Algorithm::Md5);
     let plain = chap.as_ref().filter(has_others).map(|chap| {
@@ -307,13 +305,13 @@ fn attempts(chap: Option<Chap>) -> impl Iterator<Item = Option<Chap>> {
     std::iter::once(chap).chain(plain)
 }
 
-/// Whether another algorithm may help.
+/// Whether another CHAP algorithm may help.
 fn is_about_chap(refused: &IscsiRefused) -> bool {
     matches!(refused, IscsiRefused::Login(LoginStatus::INITIATOR_ERROR | LoginStatus::AUTHENTICATION_FAILURE))
 }
 
 impl IscsiEndpoint {
-    /// One endpoint for each of its portals, with that portal alone.
+    /// One endpoint for each portal, with that portal alone.
     fn paths(&self) -> impl Iterator<Item = IscsiEndpoint> {
         let portals = std::iter::once(&self.address).chain(&self.further);
         portals.map(|address| IscsiEndpoint { address: address.clone(), further: Vec::new(), ..self.clone() })
@@ -337,17 +335,17 @@ impl IscsiEndpoint {
 pub struct IscsiDialer<D: Datamover = OverTcp> {
     endpoint: IscsiEndpoint,
     over: D,
-    /// As the unit was when the volume was opened.
+    /// The unit as it was when the volume was opened.
     first: UnitInfo,
-    /// Where each path begins.
+    /// The initial address of each path.
     paths: Paths,
-    /// Hosts that the target named when it was first asked.
+    /// Host names in redirections, as resolved when the volume was opened.
     names: Vec<(TargetAddress, Address)>,
     random: Randomness,
 }
 
 impl<D: Datamover> IscsiDialer<D> {
-    /// Logs in once to learn what the unit is like.
+    /// Logs in once to query the unit.
     ///
     /// # Errors
     /// As for [`connect`].
@@ -360,7 +358,7 @@ impl<D: Datamover> IscsiDialer<D> {
             let told = Answer::to(&path, &over).and_then(|answer| Ok((answer.description()?.unit, answer)));
             let (unit, answer) = match told {
                 Ok(told) => told,
-                // It may be there later, and others may be there now.
+                // The portal may come up later, and others may be up now.
                 Err(error) if !endpoint.further.is_empty() && error.may_pass(IscsiRefused::may_pass) => {
                     warn!("one path less: {error}");
                     addresses.push(path.address);
@@ -376,7 +374,7 @@ impl<D: Datamover> IscsiDialer<D> {
                     .map_err(|refused| IscsiConnectError::refused(&path.address, refused))?;
             }
             names.extend(more);
-            addresses.push(moves.home().clone());
+            addresses.push(moves.initial().clone());
             seen = seen.or(Some((unit, chap, path.address)));
         }
         let Some((first, chap, _)) = seen else {
@@ -386,7 +384,7 @@ impl<D: Datamover> IscsiDialer<D> {
         Ok(IscsiDialer { endpoint: IscsiEndpoint { chap, ..endpoint }, over, first, paths, names, random })
     }
 
-    /// The unit as it was when it was first seen.
+    /// The unit's properties when it was first seen.
     #[must_use]
     pub fn volume_info(&self) -> VolumeInfo {
         self.first.volume_info()
@@ -415,7 +413,7 @@ impl<D: Datamover> Dialer for IscsiDialer<D> {
         }
         let (first, mut info) = (self.first.volume_info(), now.volume_info());
         if !now.designator.is_empty() || !now.serial.is_empty() {
-            // It is the same one, and may well have grown meanwhile.
+            // It is the same unit, and may have been resized.
             info.size = first.size;
         }
         check_unchanged(&first, &info, self.endpoint.connections)
@@ -444,7 +442,7 @@ impl<D: Datamover> Dialer for IscsiDialer<D> {
     }
 }
 
-/// Whether the unit at the end of a path is the `first`, which was seen by way of `at`.
+/// Checks that the unit at the end of a path is `first`, which was seen at the address `at`.
 fn is_same(first: &UnitInfo, unit: &UnitInfo, at: &Address) -> Result<(), IscsiRefused> {
     let name = |unit: &UnitInfo| match (unit.designator.as_str(), unit.serial.as_str()) {
         ("", "") => "a unit without any name".to_owned(),
@@ -458,12 +456,12 @@ fn is_same(first: &UnitInfo, unit: &UnitInfo, at: &Address) -> Result<(), IscsiR
     Err(IscsiRefused::AnotherUnit { unit: name(unit), first: name(first), at: at.to_string() })
 }
 
-/// Numbers that nobody can guess.
+/// Unpredictable numbers for sessions.
 struct Randomness {
     seeds: Seeds,
-    /// For the names of memory.
+    /// Seeds for memory region keys.
     region_seeds: Seeds,
-    /// Of our sessions, in the ISID (RFC 7143 §11.12.5).
+    /// Random part of our ISIDs (RFC 7143 §11.12.5).
     number: [u8; 3],
 }
 
@@ -474,12 +472,12 @@ impl Randomness {
         Ok(Randomness { seeds, region_seeds, number: sys::random_bytes().map_err(broken)? })
     }
 
-    /// What one session is made with.
+    /// Parameters of one session.
     fn with(&self, pool: Pool, now: Instant) -> With {
         With { pool, seed: self.seeds.next(), region_seed: self.region_seeds.next(), segment_len: None, now }
     }
 
-    /// The ISID of a link: of type "random", with the link as its qualifier.
+    /// The ISID of a link: type "random", with the link number as qualifier.
     fn isid(&self, link: u32) -> [u8; 6] {
         let ([a, b, c], [.., d, e]) = (self.number, link.to_be_bytes());
         [ISID_RANDOM, a, b, c, d, e]
@@ -488,9 +486,9 @@ impl Randomness {
 
 const ISID_RANDOM: u8 = 0b10 << 6;
 const LOG_IN_TIMEOUT: Duration = Duration::from_secs(10);
-/// A reset waits for what cannot be stopped.
+/// Timeout of task management: a reset waits for commands that cannot be aborted.
 const MANAGE_TIMEOUT: Duration = Duration::from_secs(60);
-/// A login has no payload to speak of.
+/// Pool of a login session, in bytes.
 const LOG_IN_POOL: usize = 4 << 20;
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! One session of a channel, over all its lives: dials, carries requests beside its control
-//! (`controlled`), watches whether the target answers (`watch`), and when it is lost (`loss`)
-//! replays, waits, gives up.
+//! One session of a channel, over successive connections: dials, carries requests beside its
+//! control session (`controlled`), watches whether the target replies (`watch`), and when the
+//! session is lost (`loss`) replays, waits or gives up.
 
 mod controlled;
 mod loss;
@@ -28,55 +28,55 @@ use std::sync::Arc;
 use std::time::Instant;
 use tracing::warn;
 
-/// One session of a channel, over all its lives.
+/// One session of a channel, over successive connections.
 pub(super) struct Link<D: Dialer, H: Host> {
     dialer: Arc<D>,
     known: Arc<Known>,
-    /// Its number, for the dialer.
+    /// The link's number, for the dialer.
     number: u32,
-    /// Others go by other paths.
+    /// The channel has other paths.
     has_other_paths: bool,
-    /// As it was when the channel was last told.
+    /// The rank that the channel was last told.
     rank: Option<PathRank>,
-    /// As the control has told it, where there is one.
-    told_rank: PathRank,
+    /// The rank as the control session has reported it.
+    reported_rank: PathRank,
     moves: Moves,
     core: Rc<H>,
     /// Wakes the link's own task.
     pub(super) waker: Waker,
-    /// Wakes whoever uses the channel.
+    /// Wakes the channel's user.
     consumer: Waker,
     group: Rc<PathGroup>,
-    /// What the connections of the session are secured with, and of its control.
+    /// TLS keys of the session's connections and of its control connection.
     tls_keys: Option<Arc<[Psk]>>,
-    /// Whether the kernel makes the records of TLS where it can.
+    /// Whether kTLS is used where possible.
     uses_ktls: bool,
-    /// Open before the session and as long as it is; `None` where the protocol has none, or without
-    /// a connection.
+    /// Open before the session and as long as it; `None` if the protocol has none, or while not
+    /// connected.
     control: Option<ControlLink<D::Control, H>>,
     state: LinkState<D::Session, H>,
-    /// Waits for a session, or for room in it; replayed requests first.
+    /// Requests that wait for a session or for room in it; replayed ones first.
     pub(super) queue: VecDeque<Io>,
     pub(super) done: Vec<Completion>,
     retry: ReconnectTimer,
     silence: Silence,
     overdue: Overdue,
-    /// The target wants no other session before that.
+    /// The target accepts no other session before that (iSCSI's Time2Wait).
     not_before: Option<Instant>,
     /// Requests that the session holds.
     in_flight: usize,
-    /// It had a session since it was last at rest: what waits may have been sent before, and waits
-    /// for this link.
+    /// The link had a session since it was last idle: queued requests may have been sent, and must
+    /// not move to another link.
     was_open: bool,
     is_parked: bool,
-    /// How often it has run.
+    /// Number of turns.
     turns: u32,
-    /// The channel is gone: say goodbye and end.
+    /// The channel was dropped: log out and end.
     pub(super) is_closing: bool,
 }
 
 enum LinkState<S, H: Host> {
-    /// Nothing to do: dial with the next request.
+    /// Idle: dial with the next request.
     Down,
     /// Between two attempts.
     Pausing {
@@ -86,7 +86,7 @@ enum LinkState<S, H: Host> {
         connection: Connection<H>,
         until: Instant,
     },
-    /// The control is brought up: until then nothing else can be.
+    /// The control session is logging in; the session starts after it.
     Controlling,
     /// Logging in, or logged in.
     Open {
@@ -145,7 +145,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 number: volume.next_link(),
                 has_other_paths: volume.dialer.paths().addresses.len() > 1,
                 rank: None,
-                told_rank: PathRank::Best,
+                reported_rank: PathRank::Best,
                 moves: Moves::from(home.clone()),
                 core: core.clone(),
                 waker: waker.clone(),
@@ -187,7 +187,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 self.queue.push_back(io);
                 self.group.alive.set(self.group.alive.get() + 1);
                 let now = self.core.now();
-                let until = self.when_wanted(now);
+                let until = self.dial_time(now);
                 self.retry.begin(now);
                 self.state = LinkState::Pausing { until };
                 self.core.wake_at(until, &self.waker);
@@ -197,14 +197,14 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
     }
 
-    /// Another session has learned that the volume is of this size.
+    /// Another session has learned that the volume has this size.
     pub(super) fn resize(&mut self, size: u64) {
         if let LinkState::Open { session, .. } = &mut self.state {
             session.resize(size);
         }
     }
 
-    /// Sends what `submit` has queued up, and takes over what completed without the target.
+    /// Sends what `submit` has queued, and takes over what completed without the target.
     #[inline]
     pub(super) fn kick(&mut self, spins: bool) {
         let LinkState::Open { connections, session, .. } = &mut self.state else { return };
@@ -213,7 +213,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
             self.done.push(completion);
         }
         let Some(is_stuck) = connections.send_now(session) else { return };
-        // A spinning core looks for the answer itself; a stuck send is the task's to sort out.
+        // A spinning core polls for the reply itself; a full socket is handled by the task.
         if is_stuck || (spins && self.is_parked) {
             self.waker.wake();
         }
@@ -233,7 +233,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 self.check_silence();
                 let progress = self.run_open();
                 let progress = self.take_handed_back().unwrap_or(progress);
-                self.look_for_answers().unwrap_or(progress)
+                self.check_answers().unwrap_or(progress)
             }
             LinkState::Down => Progress::Idle,
             LinkState::Pausing { until } if *until > self.core.now() => Progress::Idle,
@@ -276,8 +276,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 self.run_connecting()
             }
             Err(error) => {
-                // No retry mends that, and a user who waits for the last one should know what to
-                // mend.
+                // Retrying does not help, and the user should learn why.
                 if error.kind() == ErrorKind::PermissionDenied && self.retry.on_denial() {
                     let target = self.moves.address();
                     warn!(%target, "cannot connect: {error}; let this process open it, it is tried again meanwhile");
@@ -303,7 +302,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 if self.control.is_none()
                     && let Some(control) = self.dialer.control(self.tls_keys.is_some(), pool, now)
                 {
-                    self.told_rank = PathRank::Best;
+                    self.reported_rank = PathRank::Best;
                     self.control = Some(ControlLink::new(connection, control));
                     self.state = LinkState::Controlling;
                     self.run_control();
@@ -316,7 +315,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                     pool,
                     now,
                 });
-                self.dialer.set_path_rank(&mut session, self.told_rank);
+                self.dialer.set_path_rank(&mut session, self.reported_rank);
                 self.state = LinkState::Open {
                     connections: ConnectionSet::new(connection),
                     session,
@@ -352,13 +351,13 @@ impl<D: Dialer, H: Host> Link<D, H> {
             return Err(moved.map_or_else(SessionEnd::Refused, SessionEnd::Moved));
         }
         if !*is_checked && let Some(reason) = self.dialer.refusal(session) {
-            // The session has its good-bye ready; whether it arrives changes nothing.
+            // The logout is sent best effort.
             let _ = connections.send_now(session);
             return Err(SessionEnd::Refused(reason));
         }
         if !*is_checked && session.is_ready() {
             if let Err(reason) = self.dialer.check(session) {
-                // The target did nothing wrong, and is not left without a word.
+                // The target did nothing wrong and gets an orderly logout.
                 session.on_stop();
                 let _ = connections.send_now(session);
                 return Err(SessionEnd::Refused(reason));
@@ -383,11 +382,11 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
         let rank = is_checked.then(|| session.path_rank());
         if rank == Some(PathRank::Unusable)
-            && self.told_rank != PathRank::Unusable
+            && self.reported_rank != PathRank::Unusable
             && let Some(control) = &mut self.control
         {
-            self.told_rank = PathRank::Unusable;
-            control.look_at_path();
+            self.reported_rank = PathRank::Unusable;
+            control.refresh_path();
         }
         let is_none = rank.is_some_and(|rank| is_shut(rank, self.has_other_paths));
         if self.has_other_paths && (rank != self.rank || (is_none && !self.queue.is_empty())) {
@@ -421,7 +420,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
     }
 
-    /// How well it reaches the volume, if it has a session.
+    /// The path's rank, if there is a session.
     #[inline]
     pub(super) fn rank(&self) -> Option<PathRank> {
         match &self.state {
@@ -430,33 +429,33 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
     }
 
-    /// How many requests it has.
+    /// Number of requests that the link holds.
     #[inline]
     pub(super) fn load(&self) -> usize {
         self.in_flight + self.queue.len()
     }
 
-    /// Whether requests get anywhere by it.
+    /// Whether the link can make progress with requests.
     pub(super) fn is_usable(&self) -> bool {
         self.rank().is_some_and(|rank| !is_shut(rank, self.has_other_paths))
     }
 
-    /// What waits here and was never sent, or has been given up; by one of several paths, whatever
-    /// waits for it.
+    /// Requests that were never sent or were aborted; if there are several paths, all queued
+    /// requests.
     pub(super) fn hand_over(&mut self) -> VecDeque<Io> {
         let waits_for_it = self.was_open && !self.has_other_paths;
         if waits_for_it || self.is_usable() { VecDeque::new() } else { std::mem::take(&mut self.queue) }
     }
 }
 
-/// Whether nothing is sent by a path now. One that the target calls none is used all the same where
-/// there is no other, and one that fails is not.
+/// Whether nothing is sent by a path now: it has failed, or it is inaccessible and there are
+/// others.
 #[inline]
 fn is_shut(rank: PathRank, has_others: bool) -> bool {
     rank == PathRank::Failing || has_others && rank == PathRank::Unusable
 }
 
-/// By no path anybody gets there.
+/// The completion of a request that no path can carry.
 fn lost(tag: Tag) -> Completion {
     Completion { tag, result: Err(IoError::PathLost) }
 }

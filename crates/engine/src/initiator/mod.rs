@@ -4,34 +4,34 @@
 //!   consumer ──submit──▶ RemoteChannel ──▶ Link ──▶ session ──▶ connection ──▶ socket
 //!                                           │ connection lost: dial again, replay what had not completed
 //! ```
-//! A channel has one `Link` or several, each a session of its own, with one connection or, where
-//! the protocol has that, several ([`blockmux_proto::session`]). A link that loses its connection
-//! keeps every request that has not completed, dials again with growing pauses, and replays them on
-//! the new session; a request so completes exactly once. A link that does not get a connection
-//! while others have one hands its requests to them: some targets take fewer connections than we
-//! would like. When nothing answers for the volume's patience, or sessions begin for so long and
-//! end without completing anything, all requests fail, and the next one starts over. What had
-//! completed before the loss and was not flushed is as safe as the target made it.
+//! A channel has one or more `Link`s. Each is a session of its own with one connection or, where
+//! the protocol supports it, several ([`blockmux_proto::session`]). A link that loses its
+//! connection keeps every uncompleted request, reconnects after growing pauses, and replays the
+//! requests on the new session, so that each completes exactly once. A link that cannot connect
+//! while others can hands its requests to them: some targets accept fewer connections than
+//! configured. All requests fail when nothing answers for the volume's reconnect timeout, or when
+//! for that long every session has ended without completing anything; the next request starts over.
+//! Data that was completed but not flushed before the loss is as safe as the target made it.
 //!
-//! A connection over which a request gets no answer in time counts as lost, too, unless the target
-//! gives up the request: see `overdue`.
+//! A connection also counts as lost if a request gets no reply in time, unless the target aborts
+//! the request: see `overdue`.
 //!
-//! Where several paths lead to a volume, a channel has links by each of them. Requests go in turn
-//! over those whose target calls them the best ([`PathRank`]), or to the one of those that has the
-//! fewest ([`Policy`]). What was under way by a path that is lost goes on by another at once, and
-//! so does what the target does not do there now; the path is tried again, every few seconds as
-//! long as others do. As with every multipath, a target that still works on what came by the lost
-//! path may do that after the other path has done the same, and more: only what ends the lost
-//! session there prevents it, which a session by another port does not.
+//! If several paths lead to a volume, a channel has links by each of them. Requests are distributed
+//! over the paths that the target ranks best ([`PathRank`]), round-robin or by queue depth
+//! ([`Policy`]). Uncompleted requests of a lost path, and requests that a target refuses on a path
+//! now, are retried on another path at once; the lost path is tried again, every few seconds while
+//! others work. As with any multipath, a target that still processes requests of the lost path may
+//! execute them after newer ones of the other path: only ending the lost session prevents that, and
+//! a session by another port does not end it.
 //!
-//! A volume may grow or shrink while it is used, as far as its protocol tells: [`Volume::info`]
-//! says how large it is now, and what is submitted from then on is checked against that.
+//! A volume may be resized while in use, if its protocol reports that: [`Volume::info`] returns the
+//! current size, against which new requests are checked.
 //!
-//! A target may say that it is elsewhere. A link follows it there at once; when that connection is
-//! lost, it asks where it asked first, unless the move was for good.
+//! A target may redirect a link, which follows at once. When that connection is lost, the link
+//! dials the original address again, unless the redirection was permanent.
 //!
-//! A protocol may need a second connection beside each, which is opened first and lives as long:
-//! see `control`.
+//! A protocol may need a control connection for each session, opened before it and alive as long as
+//! it: see `control`.
 
 mod connections;
 mod control;
@@ -42,6 +42,7 @@ mod link;
 mod missing;
 mod moves;
 pub mod nvme;
+mod nvme_carrier;
 mod overdue;
 mod retry;
 mod seeds;
@@ -51,7 +52,9 @@ use crate::host::Host;
 use crate::reactor::EngineCore;
 use crate::secure::Secure;
 use crate::socket::Address;
-use blockmux_proto::session::{Control, DEFAULT_TIMEOUT, Initiator, Overdue, PathRank, StreamConnections};
+use blockmux_proto::session::{
+    Control, DEFAULT_TIMEOUT, Initiator, Overdue, PathRank, StreamConnections, StreamSession,
+};
 use blockmux_tls::{Psk, TlsError};
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, Pool, Volume, VolumeInfo, Waker};
 pub use generated::GeneratedKeys;
@@ -67,20 +70,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tracing::info;
 
-/// Where a remote volume is reached, and how requests get there.
+/// Addresses of a remote volume, and how requests are distributed over them.
 #[derive(Clone, Debug)]
 pub struct Paths {
     /// The address of each path, at least one.
     pub addresses: Vec<Address>,
-    /// How requests are shared among the paths that are equally good.
+    /// How requests are distributed over equally good paths.
     pub policy: Policy,
-    /// How long the oldest request may wait for an answer before the connection counts as lost;
-    /// four times that where the request moves no data, as a flush. `None`: for ever.
+    /// How long the oldest request may wait for a reply before the connection counts as lost; four
+    /// times that if the request moves no data, such as a flush. `None`: for ever.
     pub timeout: Option<Duration>,
 }
 
 impl Paths {
-    /// One path to this address.
+    /// A single path to this address.
     #[must_use]
     pub fn to(address: &Address) -> Paths {
         let addresses = vec![address.clone()];
@@ -90,25 +93,24 @@ impl Paths {
 
 /// TLS keys of the connections to a remote volume.
 pub trait TlsKeys {
-    /// Keys for the connections of a new session and of its control, the best first; `None`:
-    /// without TLS.
+    /// TLS keys for a new session and its control connection, the best first; `None`: without TLS.
     fn keys(&self) -> Option<Arc<[Psk]>>;
 
-    /// Whether the kernel makes the records of TLS where it can.
+    /// Whether kTLS is used where possible.
     fn uses_ktls(&self) -> bool;
 
-    /// A connection could not be secured with these keys.
+    /// The target rejected these keys.
     fn forget(&self, keys: &[Psk]);
 }
 
-/// Makes sessions with one remote volume, as often as needed, and judges what they find there.
+/// Creates sessions with one remote volume and checks the volume that each one finds.
 pub trait Dialer: Send + Sync + 'static {
     /// The protocol's session.
     type Session: Initiator + Overdue + StreamConnections + 'static;
 
-    /// What has to be open before a session and beside it, on a connection of its own;
-    /// [`NoControl`](blockmux_proto::session::NoControl) for protocols without.
-    type Control: Control + 'static;
+    /// The control session that must be open before a session and as long as it, on a connection of
+    /// its own; [`NoControl`](blockmux_proto::session::NoControl) for protocols without one.
+    type Control: Control + StreamSession + 'static;
 
     /// The paths to the volume.
     fn paths(&self) -> &Paths;
@@ -118,19 +120,20 @@ pub trait Dialer: Send + Sync + 'static {
         None
     }
 
-    /// A new control for the session to come, if the protocol has one, on a connection with or
+    /// A new control session for the next session, if the protocol has one, on a connection with or
     /// without TLS.
     fn control(&self, _is_secured: bool, _pool: &Pool, _now: Instant) -> Option<Self::Control> {
         None
     }
 
-    /// Takes what a control has only prepared, if it has: another one is dialled at once then.
+    /// Takes over what a control session has only prepared, such as TLS keys; returns whether it
+    /// did, in which case another control session is dialled at once.
     fn take_preparation(&self, _control: &Self::Control) -> bool {
         false
     }
 
-    /// Why a control is of no use, if the target refused it or it found another volume, and trying
-    /// again does not help.
+    /// Why a control session cannot be used, if the target refused it or it found another volume,
+    /// and a retry does not help.
     fn control_refusal(&self, _control: &Self::Control) -> Option<String> {
         None
     }
@@ -138,62 +141,62 @@ pub trait Dialer: Send + Sync + 'static {
     /// A new session that logs in by one of the paths.
     fn session(&self, opening: &Opening<'_, Self::Control>) -> Self::Session;
 
-    /// The session's control has learned how well the volume is reached.
+    /// Passes on the path's rank as the control session has learned it.
     fn set_path_rank(&self, _session: &mut Self::Session, _rank: PathRank) {}
 
-    /// Whether a session that has just logged in leads to the volume that it is meant to.
+    /// Checks that a session that has just logged in leads to the expected volume.
     ///
     /// # Errors
-    /// If it is another now: replaying there would be wrong.
+    /// If it is another volume, to which requests must not be replayed.
     fn check(&self, session: &Self::Session) -> Result<(), String>;
 
-    /// Why the target turned the session away, if it did and trying again is of no use.
+    /// Why the target refused the session, if a retry does not help.
     fn refusal(&self, session: &Self::Session) -> Option<String>;
 
-    /// Where the target says that it is instead, if it does.
+    /// The address that the target redirects to, if it does.
     ///
     /// # Errors
-    /// If that is no address that can be dialled.
+    /// If it is not an address that can be dialled.
     fn moved(&self, _session: &Self::Session) -> Option<Result<Move, String>> {
         None
     }
 }
 
-/// What a session is opened with.
+/// Parameters of a session.
 pub struct Opening<'a, C> {
-    /// The number of its link, which all sessions of one connection's lives have, and no others:
-    /// with it can be ended what a target still does for the one before.
+    /// The link's number, which all successive sessions of the link share and no others: by it a
+    /// session can abort what the target still does for the one before.
     pub link: u32,
-    /// The control that [`Dialer::control`] made; it is ready.
+    /// The control session that [`Dialer::control`] made; it is ready.
     pub control: Option<&'a C>,
-    /// How many bytes the segments of the session's connection have, where that is known.
+    /// Maximum segment size of the session's connection in bytes, if known.
     pub segment_len: Option<usize>,
-    /// The core's.
+    /// The core's pool.
     pub pool: &'a Pool,
-    /// Now.
+    /// The current time.
     pub now: Instant,
 }
 
-/// What secures a new connection, with these keys, and by the kernel if it can and is wanted.
+/// TLS state of a new connection with these keys, using kTLS if `ktls` and possible.
 fn secure(keys: Option<&[Psk]>, ktls: bool) -> Result<Option<Secure>, TlsError> {
     keys.map(|keys| Ok(Secure::client(keys)?.by_kernel(ktls))).transpose()
 }
 
-/// How requests are shared among paths.
+/// How requests are distributed over paths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
-    /// In turn.
+    /// Round-robin.
     #[default]
     RoundRobin,
-    /// To the one that has the fewest, in turn where several have as few.
+    /// To the path with the fewest requests; round-robin among equals.
     QueueDepth,
 }
 
-/// Whether a volume that was like `first` can be used on as it is `now`, over so many connections.
-/// For [`Dialer::check`].
+/// Checks whether a volume that was like `first` can still be used as it is `now`, over this many
+/// connections. For [`Dialer::check`].
 ///
 /// # Errors
-/// If what was submitted for the one cannot be replayed to the other.
+/// If requests that were submitted for the one cannot be replayed to the other.
 pub fn check_unchanged(first: &VolumeInfo, now: &VolumeInfo, connections: u32) -> Result<(), String> {
     if now.size != first.size {
         return Err(format!("the volume has {} bytes now, it had {}", now.size, first.size));
@@ -214,26 +217,26 @@ pub fn check_unchanged(first: &VolumeInfo, now: &VolumeInfo, connections: u32) -
     Ok(())
 }
 
-/// A volume that a remote target serves.
+/// A volume served by a remote target.
 pub struct RemoteVolume<D: Dialer, H: Host = EngineCore> {
     dialer: Arc<D>,
     known: Arc<Known>,
-    /// What the target calls the data, if it tells.
+    /// The target's identifier of the data, if it reports one.
     designator: Option<String>,
     connections: u32,
     reconnect_timeout: Duration,
-    /// How many links there have been, over all cores.
+    /// Number of links made so far, on all cores.
     links: AtomicU32,
     host: PhantomData<fn(&H)>,
 }
 
-/// What all channels of a volume know.
+/// State shared by all channels of a volume.
 struct Known {
-    /// As it was when it was opened.
+    /// Properties at opening.
     first: VolumeInfo,
-    /// In bytes, as it is now.
+    /// Current size, in bytes.
     size: AtomicU64,
-    /// Whoever wants to hear of another size.
+    /// Callbacks for size changes.
     listeners: Mutex<Vec<Box<dyn Fn() + Send + Sync>>>,
 }
 
@@ -242,7 +245,7 @@ impl Known {
         VolumeInfo { size: self.size.load(Ordering::Relaxed), ..self.first.clone() }
     }
 
-    /// A target told how large the volume is; whether that is news.
+    /// Takes over the size that a target has reported; returns whether it changed.
     fn take_size(&self, size: u64, target: &Address) -> bool {
         let was = self.size.swap(size, Ordering::Relaxed);
         if was != size {
@@ -259,25 +262,22 @@ impl Known {
 }
 
 impl<D: Dialer, H: Host> RemoteVolume<D, H> {
-    /// A volume like `info` behind `dialer`; each channel has so many connections and waits so long
-    /// for a lost one.
-    pub fn new(dialer: D, info: VolumeInfo, connections: u32, patience: Duration) -> RemoteVolume<D, H> {
+    /// A volume like `info` reached by `dialer`. Each channel has this many connections and
+    /// reconnects a lost one for `reconnect_timeout`.
+    pub fn new(
+        dialer: D,
+        info: VolumeInfo,
+        connections: u32,
+        reconnect_timeout: Duration,
+    ) -> RemoteVolume<D, H> {
         let (dialer, links) = (Arc::new(dialer), AtomicU32::new(0));
         let known =
             Arc::new(Known { size: AtomicU64::new(info.size), first: info, listeners: Mutex::default() });
         let designator = None;
-        RemoteVolume {
-            dialer,
-            known,
-            designator,
-            connections,
-            reconnect_timeout: patience,
-            links,
-            host: PhantomData,
-        }
+        RemoteVolume { dialer, known, designator, connections, reconnect_timeout, links, host: PhantomData }
     }
 
-    /// The volume with what its target calls the data; empty if it does not tell.
+    /// Sets the target's identifier of the data; empty: it reports none.
     #[must_use]
     pub fn with_designator(self, designator: String) -> RemoteVolume<D, H> {
         RemoteVolume { designator: Some(designator).filter(|text| !text.is_empty()), ..self }
@@ -321,16 +321,16 @@ impl<D: Dialer, H: Host> RemoteVolume<D, H> {
     }
 }
 
-/// What the links of a channel know of each other.
+/// State shared by the links of a channel.
 #[derive(Default)]
 struct PathGroup {
-    /// How many have a connection, or try to get one.
+    /// Number of links that have a connection or try to get one.
     alive: Cell<usize>,
-    /// How many have a session.
+    /// Number of links that have a session.
     open: Cell<usize>,
-    /// Requests may have to move from one to another.
+    /// Requests may have to move to another link.
     is_changed: Cell<bool>,
-    /// Requests that got no answer in time by any of them, or failed on their way.
+    /// Requests that timed out, or failed on their path.
     late: RefCell<Late>,
 }
 
@@ -340,10 +340,10 @@ struct RemoteChannel<D: Dialer, H: Host> {
     links: Vec<Rc<RefCell<Link<D, H>>>>,
     group: Rc<PathGroup>,
     policy: Policy,
-    /// Whose turn it is.
+    /// Index of the next link (round-robin).
     next: usize,
     spins: bool,
-    /// Requests that were wrong from the start, or that no link can do.
+    /// Requests that were invalid, or that no link can do.
     done: Vec<Completion>,
 }
 
@@ -351,7 +351,7 @@ impl<D: Dialer, H: Host> Channel for RemoteChannel<D, H> {
     #[inline]
     fn submit(&mut self, io: Io) {
         let mut checked = self.info.check(&io);
-        if checked == Err(IoError::OutOfRange) && self.look_at_size() {
+        if checked == Err(IoError::OutOfRange) && self.refresh_size() {
             checked = self.info.check(&io);
         }
         if let Err(error) = checked {
@@ -370,7 +370,7 @@ impl<D: Dialer, H: Host> Channel for RemoteChannel<D, H> {
     #[inline]
     fn poll(&mut self, done: &mut Vec<Completion>) {
         if self.group.is_changed.take() {
-            self.look_at_size();
+            self.refresh_size();
             self.share_out();
         }
         let before = done.len();
@@ -383,7 +383,7 @@ impl<D: Dialer, H: Host> Channel for RemoteChannel<D, H> {
 }
 
 impl<D: Dialer, H: Host> RemoteChannel<D, H> {
-    /// The link whose turn it is, among those with a session if there are any, by the best path.
+    /// The next link by policy, among those with a session if there are any, by the best path.
     #[inline]
     fn next_link(&mut self) -> &Rc<RefCell<Link<D, H>>> {
         let (first, count) = (self.next, self.links.len());
@@ -409,21 +409,21 @@ impl<D: Dialer, H: Host> RemoteChannel<D, H> {
         &self.links[at]
     }
 
-    /// Takes over what another channel, or a link of this one, has learned of the volume's size;
-    /// whether that is news.
+    /// Takes over the volume's size as another channel or link has learned it; returns whether it
+    /// changed.
     #[cold]
-    fn look_at_size(&mut self) -> bool {
+    fn refresh_size(&mut self) -> bool {
         let size = self.known.size.load(Ordering::Relaxed);
-        let is_news = size != self.info.size;
+        let is_changed = size != self.info.size;
         self.info.size = size;
-        if is_news {
+        if is_changed {
             self.links.iter().for_each(|link| link.borrow_mut().resize(size));
         }
-        is_news
+        is_changed
     }
 
-    /// Finds another link for what waits at one that has no connection, or fails it where all have
-    /// given up.
+    /// Moves requests of links without a connection to other links, or fails them if all have given
+    /// up.
     fn share_out(&mut self) {
         let is_hopeless = self.group.alive.get() == 0;
         if !is_hopeless && !self.links.iter().any(|link| link.borrow().is_usable()) {

@@ -1,51 +1,51 @@
-//! Where a link dials while its target sends it from one address to another.
+//! The address that a link dials while its target redirects it.
 
 use crate::socket::Address;
 
-/// A target is elsewhere.
+/// A redirection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Move {
-    /// Where.
+    /// The new address.
     pub address: Address,
-    /// For good, or only now.
+    /// Permanent or temporary.
     pub is_permanent: bool,
 }
 
-/// Where a target is asked for, and where it was said to be.
+/// The configured address, and the redirections followed since.
 #[derive(Debug)]
 pub(super) struct Moves {
-    /// Where to begin.
-    home: Address,
-    /// Where it has sent us since, one after the other.
+    /// The address to start from.
+    initial: Address,
+    /// Addresses redirected to since, in order.
     visited: Vec<Address>,
-    /// No move was only for now.
+    /// All redirections so far were permanent.
     is_permanent: bool,
 }
 
-/// Why a target is not followed, as half a sentence.
+/// Why a redirection is not followed, as half a sentence.
 pub(super) type Problem = &'static str;
 
 impl Moves {
     pub(super) fn from(home: Address) -> Moves {
-        Moves { home, visited: Vec::new(), is_permanent: true }
+        Moves { initial: home, visited: Vec::new(), is_permanent: true }
     }
 
-    /// Where to dial next.
+    /// The address to dial next.
     pub(super) fn address(&self) -> &Address {
-        self.visited.last().unwrap_or(&self.home)
+        self.visited.last().unwrap_or(&self.initial)
     }
 
-    /// Where to begin, after all that moved for good.
-    pub(super) fn home(&self) -> &Address {
-        &self.home
+    /// The address to start from, after permanent redirections.
+    pub(super) fn initial(&self) -> &Address {
+        &self.initial
     }
 
-    /// Follows the target.
+    /// Follows a redirection.
     ///
     /// # Errors
-    /// If it was there already, or never stays.
+    /// If the address was visited before, or after [`MAX_MOVES`] redirections.
     pub(super) fn follow(&mut self, moved: Move) -> Result<(), Problem> {
-        let is_known = moved.address == self.home || self.visited.contains(&moved.address);
+        let is_known = moved.address == self.initial || self.visited.contains(&moved.address);
         if is_known {
             return Err("which has sent us on already");
         }
@@ -57,24 +57,25 @@ impl Moves {
         Ok(())
     }
 
-    /// A session has begun where we are: what moved for good is the new begin.
+    /// A session has logged in at the current address: permanent redirections become the initial
+    /// address.
     pub(super) fn settle(&mut self) {
         if self.is_permanent
             && let Some(last) = self.visited.pop()
         {
-            self.home = last;
+            self.initial = last;
             self.visited.clear();
         }
     }
 
-    /// Begins anew.
-    pub(super) fn go_home(&mut self) {
+    /// Starts over at the initial address.
+    pub(super) fn restart(&mut self) {
         self.is_permanent = true;
         self.visited.clear();
     }
 }
 
-/// The most moves of one login.
+/// Most redirections of one login.
 pub(super) const MAX_MOVES: usize = 4;
 
 #[cfg(test)]
@@ -95,8 +96,8 @@ mod tests {
         moves.follow(to(2, false)).unwrap();
         assert_eq!(moves.address(), &at(2));
         moves.settle();
-        assert_eq!((moves.address(), moves.home()), (&at(2), &at(1)));
-        moves.go_home();
+        assert_eq!((moves.address(), moves.initial()), (&at(2), &at(1)));
+        moves.restart();
         assert_eq!(moves.address(), &at(1));
     }
 
@@ -106,13 +107,13 @@ mod tests {
         moves.follow(to(2, true)).unwrap();
         moves.follow(to(3, true)).unwrap();
         moves.settle();
-        moves.go_home();
+        moves.restart();
         assert_eq!(moves.address(), &at(3));
-        // A move for good that a move for now led to is as short-lived as that.
+        // A permanent redirection that follows a temporary one is temporary, too.
         moves.follow(to(4, false)).unwrap();
         moves.follow(to(5, true)).unwrap();
         moves.settle();
-        moves.go_home();
+        moves.restart();
         assert_eq!(moves.address(), &at(3));
     }
 

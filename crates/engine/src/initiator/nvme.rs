@@ -1,27 +1,28 @@
-//! Reaching namespaces of NVMe/TCP subsystems.
+//! The NVMe initiator over TCP or RDMA: connecting to namespaces of subsystems.
 //!
-//! Each channel has, by each path, an association of its own: an admin queue, which its link holds
-//! as its control, and I/O queues of the controller that the admin queue got, which are the
-//! connections of one session. When one is lost, all are made anew, with another controller, and
-//! what had not completed is replayed there. Decision 14 says why.
+//! Each channel has an association of its own by each path: an admin queue, which is the link's
+//! control session, and I/O queues of its controller, which are the connections of one session.
+//! When one is lost, all are re-established with another controller, and uncompleted requests are
+//! replayed. See decision 14.
 //!
-//! Several places may lead to one namespace. It is recognised by what names it; a place that leads
-//! to another one is refused, and one that does not answer when the volume is opened may do so
-//! later.
+//! Several addresses may lead to one namespace, which is recognised by its identifiers. An address
+//! that leads to another namespace is refused; one that is down when the volume is opened may come
+//! up later.
 
+pub use super::nvme_carrier::{NvmeCarrier, NvmeOverTcp, QueueSetup};
 use super::seeds::Seeds;
 use super::{Dialer, GeneratedKeys, Opening, Paths, Policy, RemoteVolume, TlsKeys, check_unchanged};
 use crate::blocking::{self, run_secured};
 use crate::connection::Broken;
 use crate::nvme_tcp::tls_key;
+pub use crate::rdma::OverIwarp;
 use crate::socket::Address;
-use blockmux_proto::fabrics::host::uuid_text;
+use blockmux_proto::fabrics::host::{
+    AdminAnswers, AdminConfig, Ask, ControllerInfo, FoundSubsystem, Names, NamespaceInfo, NvmeRefused,
+    QueueConfig, uuid_text,
+};
 use blockmux_proto::nvme::auth::psk::{ConfiguredPsk, TlsPsk};
 use blockmux_proto::nvme::auth::{Concatenation, HostCredentials, HostSecrets};
-use blockmux_proto::nvme_tcp::client::{
-    AdminConfig, AdminSession, Ask, ControllerInfo, Digests, FoundSubsystem, Names, NamespaceInfo,
-    NvmeRefused, QueueConfig, QueueSession,
-};
 use blockmux_proto::session::PathRank;
 use blockmux_tls::Psk;
 use blockmux_volume::{Pool, VolumeInfo};
@@ -29,48 +30,48 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::warn;
 
-/// How to reach one namespace.
+/// Address and connect parameters of one namespace.
 #[derive(Clone, Debug)]
-pub struct NvmeEndpoint {
-    /// Where the subsystem is.
+pub struct NvmeEndpoint<C = NvmeOverTcp> {
+    /// The subsystem's address.
     pub address: Address,
-    /// Other places that lead to the same namespace: each is a path of its own.
+    /// Other addresses of the same namespace, each a path of its own.
     pub further: Vec<Address>,
-    /// How requests are shared among paths.
+    /// How requests are distributed over paths.
     pub policy: Policy,
-    /// Who connects, and where to.
+    /// Host and subsystem NQN.
     pub names: Names,
-    /// What we prove, and what the controller has to.
+    /// DH-HMAC-CHAP secrets of host and controller.
     pub secrets: Option<Arc<HostSecrets>>,
-    /// Which of its namespaces.
+    /// The namespace ID.
     pub nsid: u32,
-    /// What to ask for.
-    pub digests: Digests,
+    /// The transport of its connections.
+    pub over: C,
     /// Entries of each I/O queue, 2 to 1,024.
     pub entries: u16,
     /// Keep alive timeout; zero: none.
     pub keep_alive: Duration,
-    /// I/O queues of each channel by each path, as far as the controller gives them out.
+    /// I/O queues of each channel by each path, as far as the controller grants them.
     pub queues: u16,
-    /// How long to try again when a connection is lost, before I/O fails.
+    /// How long to reconnect before I/O fails.
     pub reconnect_timeout: Duration,
-    /// How long an answer may take before the connection counts as lost, as [`Paths::timeout`].
+    /// How long a reply may take before the connection counts as lost, as [`Paths::timeout`].
     pub timeout: Option<Duration>,
-    /// The key that every connection is secured with; `None`: without TLS.
+    /// Configured TLS PSK of every connection; `None`: without TLS.
     pub tls_key: Option<ConfiguredPsk>,
-    /// The version of its identity, 0 or 1; `None`: both are offered.
+    /// Version of the PSK identity, 0 or 1; `None`: both are offered.
     pub tls_identity: Option<u8>,
-    /// Whether the kernel makes the records of TLS where it can.
+    /// Whether kTLS is used where possible.
     pub ktls: bool,
-    /// Secure channel concatenation, which takes `secrets` and no `tls_key`: the keys that were
-    /// made; `None`: it is not done.
+    /// Generated keys of secure channel concatenation, which needs `secrets` and no `tls_key`;
+    /// `None`: not used.
     pub generated_keys: Option<Arc<GeneratedKeys>>,
 }
 
 /// Why a namespace cannot be reached.
 pub type NvmeConnectError = blocking::BlockingConnectError<NvmeRefused>;
 
-/// What a controller told of itself and of one of its namespaces.
+/// Description of a controller and one of its namespaces.
 #[derive(Clone, Debug)]
 pub struct NvmeDescription {
     /// The controller.
@@ -79,57 +80,65 @@ pub struct NvmeDescription {
     pub namespace: NamespaceInfo,
 }
 
-/// Reaches the namespace for I/O: connects once to learn what it is like.
+/// Connects to the namespace for I/O; connects once to query it.
 ///
 /// # Errors
 /// If the subsystem cannot be reached or does not have the namespace.
-pub fn connect(endpoint: NvmeEndpoint) -> Result<RemoteVolume<NvmeDialer>, NvmeConnectError> {
+pub fn connect<C: NvmeCarrier>(
+    endpoint: NvmeEndpoint<C>,
+) -> Result<RemoteVolume<NvmeDialer<C>>, NvmeConnectError> {
     let dialer = NvmeDialer::new(endpoint)?;
     let (info, patience) = (dialer.first.volume_info(), dialer.endpoint.reconnect_timeout);
     let designator = dialer.first.identity.clone();
     Ok(RemoteVolume::new(dialer, info, 1, patience).with_designator(designator))
 }
 
-/// Describes one namespace.
+/// Queries the description of one namespace.
 ///
 /// # Errors
 /// As for [`connect`].
-pub fn describe(endpoint: &NvmeEndpoint) -> Result<NvmeDescription, NvmeConnectError> {
+pub fn describe<C: NvmeCarrier>(endpoint: &NvmeEndpoint<C>) -> Result<NvmeDescription, NvmeConnectError> {
     let first = blocking::first_answer(endpoint.paths().map(|path| describe_by(&path)));
     first.unwrap_or_else(|| Err(NvmeConnectError::silent(&endpoint.address)))
 }
 
-/// Describes it as one path leads to it.
-fn describe_by(endpoint: &NvmeEndpoint) -> Result<NvmeDescription, NvmeConnectError> {
+/// Queries the description by one path.
+fn describe_by<C: NvmeCarrier>(endpoint: &NvmeEndpoint<C>) -> Result<NvmeDescription, NvmeConnectError> {
     let session = ask(endpoint, Ask::Namespace(endpoint.nsid))?;
-    let told = session.controller().cloned().zip(session.namespaces().first().cloned());
+    let answers = C::answers(&session);
+    let told = answers.controller.cloned().zip(answers.namespaces.first().cloned());
     let silent = || NvmeConnectError::silent(&endpoint.address);
     let (controller, namespace) = told.ok_or_else(silent)?;
     Ok(NvmeDescription { controller, namespace })
 }
 
-/// The namespaces of a subsystem that can be used.
+/// Lists the usable namespaces of a subsystem.
 ///
 /// # Errors
 /// If the subsystem cannot be reached.
-pub fn namespaces(endpoint: &NvmeEndpoint) -> Result<(ControllerInfo, Vec<NamespaceInfo>), NvmeConnectError> {
+pub fn namespaces<C: NvmeCarrier>(
+    endpoint: &NvmeEndpoint<C>,
+) -> Result<(ControllerInfo, Vec<NamespaceInfo>), NvmeConnectError> {
     let session = ask(endpoint, Ask::Namespaces)?;
-    Ok((session.controller().cloned().unwrap_or_default(), session.namespaces().to_vec()))
+    let answers = C::answers(&session);
+    Ok((answers.controller.cloned().unwrap_or_default(), answers.namespaces.to_vec()))
 }
 
-/// What a discovery controller has in its log page, and how many entries more than we keep.
+/// Reads the log page of a discovery controller; also returns how many entries more there are than
+/// the list holds.
 ///
 /// # Errors
-/// If it cannot be reached or does not tell.
-pub fn discover(endpoint: &NvmeEndpoint) -> Result<(Vec<FoundSubsystem>, u64), NvmeConnectError> {
+/// If the controller cannot be reached or does not answer.
+pub fn discover<C: NvmeCarrier>(
+    endpoint: &NvmeEndpoint<C>,
+) -> Result<(Vec<FoundSubsystem>, u64), NvmeConnectError> {
     let session = ask(endpoint, Ask::Discovery)?;
-    let (found, left_out) = session.found();
+    let (found, left_out) = C::answers(&session).found;
     Ok((found.to_vec(), left_out))
 }
 
-/// One admin queue from start to end, and before it another one if that has to make the key of this
-/// one.
-fn ask(endpoint: &NvmeEndpoint, ask: Ask) -> Result<AdminSession, NvmeConnectError> {
+/// Runs one admin queue; with concatenation, first another one if a TLS key must be generated.
+fn ask<C: NvmeCarrier>(endpoint: &NvmeEndpoint<C>, ask: Ask) -> Result<C::Admin, NvmeConnectError> {
     let mut attempts = 1;
     loop {
         let keys = endpoint.tls_keys();
@@ -138,7 +147,9 @@ fn ask(endpoint: &NvmeEndpoint, ask: Ask) -> Result<AdminSession, NvmeConnectErr
             return result;
         };
         match (&result, &keys) {
-            (Ok(session), _) if session.generated().is_some() => endpoint.keep_generated(session),
+            (Ok(session), _) if C::answers(session).generated.is_some() => {
+                endpoint.keep_generated(C::answers(session));
+            }
             (Err(NvmeConnectError::Broken { broken: Broken::Tls(_), .. }), Some(keys)) => {
                 generated.forget(keys)
             }
@@ -148,38 +159,40 @@ fn ask(endpoint: &NvmeEndpoint, ask: Ask) -> Result<AdminSession, NvmeConnectErr
     }
 }
 
-/// Asks one question on one connection, which is secured with one of the keys, if there are any.
-fn ask_over(
-    endpoint: &NvmeEndpoint,
+/// Runs one admin queue on one connection, which uses one of the TLS keys if there are any.
+fn ask_over<C: NvmeCarrier>(
+    endpoint: &NvmeEndpoint<C>,
     ask: Ask,
     keys: Option<&[Psk]>,
-) -> Result<AdminSession, NvmeConnectError> {
+) -> Result<C::Admin, NvmeConnectError> {
     let address = &endpoint.address;
     let seeds = Seeds::new().map_err(|error| NvmeConnectError::broken(address, error))?;
     let config = endpoint.admin(ask, Duration::ZERO, endpoint.credentials(keys.is_some(), &seeds));
     let pool = Pool::new(CONNECT_POOL);
-    let mut session = AdminSession::new(config, endpoint.digests, pool, Instant::now());
-    // For so few records the kernel is not asked.
-    let ran = super::secure(keys, false)
-        .map_err(Broken::from)
-        .and_then(|secure| run_secured(address, secure, &mut session, ASK_TIMEOUT, AdminSession::is_over));
-    if let Some(refused) = session.refused() {
+    let with = QueueSetup { pool, seed: seeds.next(), segment_len: None, now: Instant::now() };
+    let mut session = endpoint.over.admin(config, with);
+    // kTLS does not pay for so few records.
+    let ran = super::secure(keys, false).map_err(Broken::from).and_then(|secure| {
+        let is_over = |session: &C::Admin| C::answers(session).is_over;
+        run_secured(address, secure, &mut session, ASK_TIMEOUT, is_over)
+    });
+    let answers = C::answers(&session);
+    let has_told = answers.controller.is_some() || answers.generated.is_some();
+    if let Some(refused) = answers.refused {
         return Err(NvmeConnectError::refused(address, refused.clone()));
     }
     match ran {
-        // Only the good-bye is missing.
-        Err(_) if session.controller().is_some() || session.generated().is_some() => Ok(session),
+        // Only the shutdown failed.
+        Err(_) if has_told => Ok(session),
         Err(broken) => Err(NvmeConnectError::broken(address, broken)),
-        Ok(()) if session.controller().is_none() && session.generated().is_none() => {
-            Err(NvmeConnectError::silent(address))
-        }
+        Ok(()) if !has_told => Err(NvmeConnectError::silent(address)),
         Ok(()) => Ok(session),
     }
 }
 
-impl NvmeEndpoint {
-    /// One endpoint for each of its paths, with that path alone.
-    fn paths(&self) -> impl Iterator<Item = NvmeEndpoint> {
+impl<C: NvmeCarrier> NvmeEndpoint<C> {
+    /// One endpoint for each path, with that path alone.
+    fn paths(&self) -> impl Iterator<Item = NvmeEndpoint<C>> {
         let places = std::iter::once(&self.address).chain(&self.further);
         places.map(|address| NvmeEndpoint { address: address.clone(), further: Vec::new(), ..self.clone() })
     }
@@ -188,7 +201,7 @@ impl NvmeEndpoint {
         AdminConfig { names: self.names.clone(), credentials, queues: self.queues, ask, keep_alive }
     }
 
-    /// For one queue.
+    /// DH-HMAC-CHAP credentials for one queue.
     fn credentials(&self, is_secured: bool, seeds: &Seeds) -> Option<HostCredentials> {
         let secrets = self.secrets.clone()?;
         let concatenation = match &self.generated_keys {
@@ -199,14 +212,14 @@ impl NvmeEndpoint {
         Some(HostCredentials { secrets, seed: seeds.next(), concatenation })
     }
 
-    /// The session has made a key, which the next one comes with.
-    fn keep_generated(&self, session: &AdminSession) {
-        if let (Some(key), Some(keys)) = (session.generated(), &self.generated_keys) {
+    /// Stores the key that the session has generated, for the next session.
+    fn keep_generated(&self, answers: AdminAnswers<'_>) {
+        if let (Some(key), Some(keys)) = (answers.generated, &self.generated_keys) {
             keys.keep(key, &self.names.host, &self.names.subsystem);
         }
     }
 
-    /// The keys for connections to the subsystem, or to discovery.
+    /// The TLS keys for connections to the subsystem or the discovery controller.
     fn tls_keys(&self) -> Option<Arc<[Psk]>> {
         if let Some(generated) = &self.generated_keys {
             return generated.all();
@@ -219,22 +232,22 @@ impl NvmeEndpoint {
 }
 
 /// Dials one namespace.
-pub struct NvmeDialer {
-    endpoint: NvmeEndpoint,
+pub struct NvmeDialer<C = NvmeOverTcp> {
+    endpoint: NvmeEndpoint<C>,
     paths: Paths,
-    /// Those that are always the same.
+    /// Configured TLS keys.
     tls_keys: Option<Arc<[Psk]>>,
-    /// As the namespace was when the volume was opened.
+    /// The namespace as it was when the volume was opened.
     first: NamespaceInfo,
     seeds: Seeds,
 }
 
-impl NvmeDialer {
-    /// Connects once by each path to learn what the namespace is like.
+impl<C: NvmeCarrier> NvmeDialer<C> {
+    /// Connects once by each path to query the namespace.
     ///
     /// # Errors
     /// As for [`connect`].
-    pub fn new(endpoint: NvmeEndpoint) -> Result<NvmeDialer, NvmeConnectError> {
+    pub fn new(endpoint: NvmeEndpoint<C>) -> Result<NvmeDialer<C>, NvmeConnectError> {
         let mut seen: Option<(NamespaceInfo, Address)> = None;
         let mut lost = None;
         for path in endpoint.paths() {
@@ -247,7 +260,7 @@ impl NvmeDialer {
                     }
                     seen = seen.or(Some((namespace, path.address)));
                 }
-                // It may be there later, and others may be there now.
+                // The address may come up later, and others may be up now.
                 Err(error) if !endpoint.further.is_empty() && error.may_pass(NvmeRefused::may_pass) => {
                     warn!("one path less: {error}");
                     lost = lost.or(Some(error));
@@ -260,11 +273,11 @@ impl NvmeDialer {
         NvmeDialer::of(endpoint, first)
     }
 
-    /// Of a namespace that is known.
+    /// A dialer for a namespace that is known.
     ///
     /// # Errors
-    /// If the system gives no random numbers.
-    pub fn of(endpoint: NvmeEndpoint, first: NamespaceInfo) -> Result<NvmeDialer, NvmeConnectError> {
+    /// If the system has no random numbers.
+    pub fn of(endpoint: NvmeEndpoint<C>, first: NamespaceInfo) -> Result<NvmeDialer<C>, NvmeConnectError> {
         let seeds = Seeds::new().map_err(|error| NvmeConnectError::broken(&endpoint.address, error))?;
         let tls_keys = endpoint.tls_keys().filter(|_| endpoint.generated_keys.is_none());
         let addresses = endpoint.paths().map(|path| path.address).collect();
@@ -272,25 +285,25 @@ impl NvmeDialer {
         Ok(NvmeDialer { endpoint, paths, tls_keys, first, seeds })
     }
 
-    /// The namespace as it was when it was first seen.
+    /// The namespace's properties when it was first seen.
     #[must_use]
     pub fn volume_info(&self) -> VolumeInfo {
         self.first.volume_info()
     }
 
-    /// Whether a namespace is the one that it is meant to be.
+    /// Checks that a namespace is the expected one.
     fn check_namespace(&self, now: &NamespaceInfo) -> Result<(), String> {
         if now.identity != self.first.identity {
             let (now, first) = (&now.identity, &self.first.identity);
             return Err(format!("another namespace has its number now: {now}, and not {first}"));
         }
-        // It may have grown or shrunk, which is told elsewhere.
+        // The size may differ; resizes are handled elsewhere.
         let (first, now) = (self.first.volume_info(), now.volume_info());
         check_unchanged(&VolumeInfo { size: now.size, ..first }, &now, 1)
     }
 }
 
-impl TlsKeys for NvmeDialer {
+impl<C: NvmeCarrier> TlsKeys for NvmeDialer<C> {
     fn keys(&self) -> Option<Arc<[Psk]>> {
         match &self.endpoint.generated_keys {
             None => self.tls_keys.clone(),
@@ -309,9 +322,9 @@ impl TlsKeys for NvmeDialer {
     }
 }
 
-impl Dialer for NvmeDialer {
-    type Session = QueueSession;
-    type Control = AdminSession;
+impl<C: NvmeCarrier> Dialer for NvmeDialer<C> {
+    type Session = C::Queues;
+    type Control = C::Admin;
 
     fn paths(&self) -> &Paths {
         &self.paths
@@ -321,61 +334,67 @@ impl Dialer for NvmeDialer {
         Some(self)
     }
 
-    fn control(&self, is_secured: bool, pool: &Pool, now: Instant) -> Option<AdminSession> {
+    fn control(&self, is_secured: bool, pool: &Pool, now: Instant) -> Option<C::Admin> {
         let endpoint = &self.endpoint;
         let credentials = endpoint.credentials(is_secured, &self.seeds);
         let config = endpoint.admin(Ask::Use(endpoint.nsid), endpoint.keep_alive, credentials);
-        Some(AdminSession::new(config, endpoint.digests, pool.clone(), now))
+        let with = QueueSetup { pool: pool.clone(), seed: self.seeds.next(), segment_len: None, now };
+        Some(endpoint.over.admin(config, with))
     }
 
-    fn take_preparation(&self, control: &AdminSession) -> bool {
-        self.endpoint.keep_generated(control);
-        control.generated().is_some()
+    fn take_preparation(&self, control: &C::Admin) -> bool {
+        let answers = C::answers(control);
+        self.endpoint.keep_generated(answers);
+        answers.generated.is_some()
     }
 
-    fn session(&self, opening: &Opening<'_, AdminSession>) -> QueueSession {
-        let control = opening.control;
-        let controller = control.and_then(AdminSession::controller).cloned().unwrap_or_default();
+    fn session(&self, opening: &Opening<'_, C::Admin>) -> C::Queues {
+        let control = opening.control.map(C::answers);
+        let controller = control.and_then(|control| control.controller).cloned().unwrap_or_default();
         let queues = self.endpoint.queues.min(controller.io_queues);
-        let namespace = control.and_then(|control| control.namespaces().first()).unwrap_or(&self.first);
+        let namespace = control.and_then(|control| control.namespaces.first()).unwrap_or(&self.first);
         let config = QueueConfig {
             names: self.endpoint.names.clone(),
-            // With concatenation no control is ready whose connection is not secured, and so is
-            // this one.
+            // With concatenation, an I/O queue is only opened with TLS, as its control session was.
             credentials: self.endpoint.credentials(true, &self.seeds),
             controller,
             namespace: namespace.clone(),
             queues,
             entries: self.endpoint.entries,
         };
-        let (pool, now) = (opening.pool.clone(), opening.now);
-        let session = QueueSession::new(config, self.endpoint.digests, pool, now);
-        if self.paths.addresses.len() > 1 { session.with_other_paths() } else { session }
+        let with = QueueSetup {
+            pool: opening.pool.clone(),
+            seed: self.seeds.next(),
+            segment_len: opening.segment_len,
+            now: opening.now,
+        };
+        self.endpoint.over.queues(config, self.paths.addresses.len() > 1, with)
     }
 
-    fn set_path_rank(&self, session: &mut QueueSession, rank: PathRank) {
-        session.set_path_rank(rank);
+    fn set_path_rank(&self, session: &mut C::Queues, rank: PathRank) {
+        C::set_path_rank(session, rank);
     }
 
-    fn check(&self, _session: &QueueSession) -> Result<(), String> {
-        // The control has found the namespace, and was checked.
+    fn check(&self, _session: &C::Queues) -> Result<(), String> {
+        // The control session has found and checked the namespace.
         Ok(())
     }
 
-    fn refusal(&self, session: &QueueSession) -> Option<String> {
-        session.refused().filter(|refused| !refused.may_pass()).map(ToString::to_string)
+    fn refusal(&self, session: &C::Queues) -> Option<String> {
+        C::refused(session).filter(|refused| !refused.may_pass()).map(ToString::to_string)
     }
 
-    fn control_refusal(&self, control: &AdminSession) -> Option<String> {
-        if let Some(refused) = control.refused() {
+    fn control_refusal(&self, control: &C::Admin) -> Option<String> {
+        let answers = C::answers(control);
+        if let Some(refused) = answers.refused {
             return (!refused.may_pass()).then(|| refused.to_string());
         }
-        let namespace = control.controller().and_then(|_| control.namespaces().first())?;
+        let namespace = answers.controller.and_then(|_| answers.namespaces.first())?;
         self.check_namespace(namespace).err()
     }
 }
 
-/// Whether the namespace at the end of a path is the `first`, which was seen by way of `at`.
+/// Checks that the namespace at the end of a path is `first`, which was seen at the address `at`.
 fn is_same(first: &NamespaceInfo, namespace: &NamespaceInfo, at: &Address) -> Result<(), NvmeRefused> {
     if !first.identity.is_empty() && first.identity == namespace.identity {
         return Ok(());
@@ -387,16 +406,16 @@ fn is_same(first: &NamespaceInfo, namespace: &NamespaceInfo, at: &Address) -> Re
     Err(NvmeRefused::AnotherNamespace { namespace: name(namespace), first: name(first), at: at.to_string() })
 }
 
-/// A host's name that is made from its identifier (NVMe Base 2.0 §4.5).
+/// A host NQN made from a host identifier (NVMe Base 2.0 §4.5).
 #[must_use]
 pub fn host_nqn_of(id: &[u8; 16]) -> String {
     format!("nqn.2014-08.org.nvmexpress:uuid:{}", uuid_text(id))
 }
 
-/// How often keys are made and forgotten before whoever asks gives up.
+/// Attempts to generate a key that the target accepts.
 const MOST_ATTEMPTS: u32 = 6;
 const ASK_TIMEOUT: Duration = Duration::from_secs(10);
-/// An admin queue has no payload to speak of.
+/// Pool of an admin session, in bytes.
 const CONNECT_POOL: usize = 4 << 20;
 
 #[cfg(test)]

@@ -1,27 +1,26 @@
-//! Requests that get no answer.
+//! Requests that get no reply in time.
 //!
-//! A target has a bounded time for whatever request has waited the longest, from when it became
-//! that one: a slow line with a long queue is slow for all of it, and no request is blamed for
-//! those before it. Bytes that come for a request prove nothing; its answer does. A target that
-//! owes one for too long is asked to give the request up, where the protocol has that, and with it
-//! all others that it has had as long; then they are sent again. If it does not do that until the
-//! next look, and where there are other paths, it loses the connection, and its requests are sent
-//! again over another. What gets no answer for the volume's patience fails.
+//! The timeout applies to the request that has waited the longest, counted from when it became the
+//! oldest: a slow link with a long queue delays all of its requests, and none is blamed for those
+//! before it. Bytes received for a request do not count, only its reply does. Requests that are
+//! overdue are aborted, where the protocol can, and sent again. If the abort is not done by the
+//! next tick, or if there are other paths, the connection is closed and its requests are sent again
+//! over another one. A request without a reply for the volume's reconnect timeout fails.
 //!
-//! Nothing is noted for each request. The session is asked four times in the span which request is
-//! the oldest ([`Initiator::look`](blockmux_proto::session::Overdue::look)); the same one five
-//! times in a row is overdue, by at most a quarter of the span. A core that did not run for a while
-//! has looked once, however long that was.
+//! No time is stored per request. Four times in the span the session is asked which request is
+//! oldest ([`Initiator::look`](blockmux_proto::session::Overdue::look)); the same one five times in
+//! a row is overdue, by at most a quarter of the span. A core that did not run for a while counts
+//! one tick, however long that was.
 
 use blockmux_volume::{Completion, Tag};
 use std::time::{Duration, Instant};
 
-/// When a link looks for answers.
+/// Timer of a link's ticks.
 pub(super) struct Overdue {
-    /// How long an answer may take; `None`: as long as it likes.
+    /// How long a reply may take; `None`: for ever.
     span: Option<Duration>,
     next: Option<Instant>,
-    /// Looks in a row that found requests and a target that takes none.
+    /// Consecutive ticks with waiting requests and a target that takes none.
     shut: u32,
 }
 
@@ -30,18 +29,18 @@ impl Overdue {
         Overdue { span, next: None, shut: 0 }
     }
 
-    /// An answer is owed: when to look, if that is not known already.
+    /// A reply is owed: the time of the next tick, unless it is armed already.
     #[inline]
     pub(super) fn watch(&mut self, now: impl FnOnce() -> Instant) -> Option<Instant> {
         let span = self.span?;
         if self.next.is_some() {
             return None;
         }
-        self.next = now().checked_add(span / LOOKS);
+        self.next = now().checked_add(span / TICKS);
         self.next
     }
 
-    /// Whether it is time to look.
+    /// Whether a tick is due.
     #[inline]
     pub(super) fn is_due(&mut self, now: impl FnOnce() -> Instant) -> bool {
         let is_due = self.next.is_some_and(|next| now() >= next);
@@ -51,26 +50,27 @@ impl Overdue {
         is_due
     }
 
-    /// What a look has found: how often the session has seen its oldest request, and whether it
-    /// takes none although some wait. Answers the time that was too long.
-    pub(super) fn on_look(&mut self, seen: u32, is_shut: bool) -> Option<Duration> {
+    /// Processes a tick. `seen`: for how many ticks the oldest request has been pending; `is_shut`:
+    /// whether the session takes no requests although some wait. Returns the timeout that was
+    /// exceeded.
+    pub(super) fn on_tick(&mut self, seen: u32, is_shut: bool) -> Option<Duration> {
         self.shut = if is_shut { self.shut + 1 } else { 0 };
-        self.span.filter(|_| seen.max(self.shut.saturating_sub(1)) >= LOOKS)
+        self.span.filter(|_| seen.max(self.shut.saturating_sub(1)) >= TICKS)
     }
 
-    /// The connection is gone.
+    /// The connection was lost.
     pub(super) fn on_loss(&mut self) {
         (self.next, self.shut) = (None, 0);
     }
 }
 
-/// Requests of a channel that are sent again because there was no answer, or none that was of the
-/// volume, and since when.
+/// Requests of a channel that are retried because they got no reply, or one that was not the
+/// volume's, and since when.
 #[derive(Default)]
 pub(super) struct Late(Vec<(Tag, Instant)>);
 
 impl Late {
-    /// This request got nowhere, perhaps not for the first time: since when that has been so.
+    /// Records that a request failed, perhaps again; returns since when it has been failing.
     pub(super) fn add(&mut self, tag: Tag, now: Instant) -> Instant {
         match self.0.iter().find(|(late, _)| *late == tag) {
             Some((_, since)) => *since,
@@ -81,12 +81,12 @@ impl Late {
         }
     }
 
-    /// Adds a request, and answers whether it has been overdue for all `patience`.
-    pub(super) fn is_hopeless(&mut self, tag: Tag, now: Instant, patience: Duration) -> bool {
-        now.duration_since(self.add(tag, now)) >= patience
+    /// Records a request; returns whether it has been failing for longer than `timeout`.
+    pub(super) fn is_hopeless(&mut self, tag: Tag, now: Instant, timeout: Duration) -> bool {
+        now.duration_since(self.add(tag, now)) >= timeout
     }
 
-    /// These have completed.
+    /// These requests have completed.
     #[inline]
     pub(super) fn on_done(&mut self, done: &[Completion]) {
         if !self.0.is_empty() {
@@ -95,7 +95,7 @@ impl Late {
     }
 }
 
-/// A time as people write it.
+/// Formats a duration for messages.
 pub(super) fn written(time: Duration) -> String {
     if time.subsec_nanos() == 0 {
         format!("{} s", time.as_secs())
@@ -104,8 +104,8 @@ pub(super) fn written(time: Duration) -> String {
     }
 }
 
-/// In one span.
-pub(super) const LOOKS: u32 = 4;
+/// Ticks in one span.
+pub(super) const TICKS: u32 = 4;
 
 #[cfg(test)]
 mod tests {
@@ -129,11 +129,11 @@ mod tests {
     #[test]
     fn a_request_seen_again_four_times_is_late_and_so_is_one_that_is_not_taken() {
         let mut overdue = Overdue::new(Some(SPAN));
-        assert_eq!((overdue.on_look(3, false), overdue.on_look(4, false)), (None, Some(SPAN)));
-        let shut: Vec<_> = (0..5).map(|_| overdue.on_look(0, true)).collect();
+        assert_eq!((overdue.on_tick(3, false), overdue.on_tick(4, false)), (None, Some(SPAN)));
+        let shut: Vec<_> = (0..5).map(|_| overdue.on_tick(0, true)).collect();
         assert_eq!(shut, [None, None, None, None, Some(SPAN)]);
-        assert_eq!(overdue.on_look(0, false), None);
-        assert_eq!(overdue.on_look(0, true), None);
+        assert_eq!(overdue.on_tick(0, false), None);
+        assert_eq!(overdue.on_tick(0, true), None);
     }
 
     #[test]

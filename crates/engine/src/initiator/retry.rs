@@ -1,8 +1,8 @@
 //! When a link that lost its connection dials again, and when it gives up.
 //!
-//! It gives up when there has been no session for its patience, or when sessions have begun for so
-//! long and ended without completing anything: then it may be a request that ends them. In between
-//! it dials after pauses that grow until something completes.
+//! It gives up when there has been no session for its reconnect timeout, or when every session in
+//! that time has ended without a completion: then a request may be what ends them. In between it
+//! dials after pauses that grow until something completes.
 
 use super::missing;
 use std::time::{Duration, Instant};
@@ -13,20 +13,20 @@ pub(super) struct ReconnectTimer {
     lost_since: Option<Instant>,
     /// Since when every session has been lost before it completed anything.
     fruitless_since: Option<Instant>,
-    /// Since when requests wait for the path to become one.
+    /// Since when requests wait for the path to become usable.
     stranded_since: Option<Instant>,
     pause: Duration,
-    /// The session was lost, and there is no other yet.
+    /// The session was lost and is not restored.
     is_missing: bool,
-    /// A refusal for lack of permission has been logged since there was a session.
-    is_denial_told: bool,
+    /// A permission error has been logged since the last session.
+    is_denial_logged: bool,
 }
 
 /// What to do about a loss.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum RetryDecision {
     GiveUp,
-    /// Dial at that time; the first of several attempts, or not.
+    /// Dial at that time; whether it is the first of several attempts.
     Again {
         at: Instant,
         is_first: bool,
@@ -34,25 +34,25 @@ pub(super) enum RetryDecision {
 }
 
 impl ReconnectTimer {
-    /// For a link that begins to dial `now`.
-    pub(super) fn new(patience: Duration, now: Instant) -> ReconnectTimer {
+    /// For a link that starts to dial `now`.
+    pub(super) fn new(reconnect_timeout: Duration, now: Instant) -> ReconnectTimer {
         ReconnectTimer {
-            reconnect_timeout: patience,
+            reconnect_timeout,
             lost_since: Some(now),
             fruitless_since: None,
             stranded_since: None,
             pause: FIRST_PAUSE,
             is_missing: false,
-            is_denial_told: false,
+            is_denial_logged: false,
         }
     }
 
-    /// How long it goes on.
+    /// How long the link retries before it gives up.
     pub(super) fn reconnect_timeout(&self) -> Duration {
         self.reconnect_timeout
     }
 
-    /// Whether requests have waited for the path to become one for all patience, if they still do.
+    /// Whether requests have waited for longer than the timeout for the path to become usable.
     #[inline]
     pub(super) fn is_stranded_too_long(&mut self, waits: bool, now: impl FnOnce() -> Instant) -> bool {
         if !waits {
@@ -64,7 +64,7 @@ impl ReconnectTimer {
         now.duration_since(since) >= self.reconnect_timeout
     }
 
-    /// A link that rested begins to dial.
+    /// A link that was idle starts to dial.
     pub(super) fn begin(&mut self, now: Instant) {
         *self = ReconnectTimer {
             is_missing: self.is_missing,
@@ -72,23 +72,23 @@ impl ReconnectTimer {
         };
     }
 
-    /// Until when one attempt may take.
+    /// Deadline of one attempt.
     pub(super) fn attempt_ends(&self, now: Instant) -> Instant {
         now + self.reconnect_timeout.min(CONNECT_TIMEOUT)
     }
 
     /// A session is open.
     pub(super) fn on_session(&mut self) {
-        (self.lost_since, self.is_denial_told) = (None, false);
+        (self.lost_since, self.is_denial_logged) = (None, false);
         missing::take(u32::from(std::mem::take(&mut self.is_missing)));
     }
 
-    /// The system does not permit an attempt; whether that is to be logged: once for each loss.
+    /// An attempt failed for lack of permission; returns whether to log that: once for each loss.
     pub(super) fn on_denial(&mut self) -> bool {
-        !std::mem::replace(&mut self.is_denial_told, true)
+        !std::mem::replace(&mut self.is_denial_logged, true)
     }
 
-    /// That session is gone, of its own accord.
+    /// A session that had logged in was lost.
     pub(super) fn on_lost_session(&mut self) {
         self.is_missing = true;
         missing::add(1);
@@ -126,8 +126,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(5);
 
-    /// Loses one attempt after the other, each as soon as it may be made; answers how often, and
-    /// for how long.
+    /// Fails one attempt after the other at the earliest time; returns how many, and for how long.
     fn lose_until_it_gives_up(
         retry: &mut ReconnectTimer,
         had_session: bool,

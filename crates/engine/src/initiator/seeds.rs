@@ -1,10 +1,10 @@
-//! Seeds of sessions: random, no two alike, and without asking the system each time.
+//! Seeds of sessions: random and unique, without a system call for each.
 
 use crate::sys;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Where the seeds of one volume's sessions come from. Sessions hash them.
+/// Source of the seeds of one volume's sessions. Sessions hash them.
 pub(super) struct Seeds {
     key: [u8; LEN],
     taken: AtomicU64,
@@ -17,7 +17,7 @@ impl Seeds {
         Ok(Seeds { key: sys::random_bytes()?, taken: AtomicU64::new(0) })
     }
 
-    /// One that was not taken before.
+    /// The next unused seed.
     pub(super) fn next(&self) -> [u8; LEN] {
         let count = self.taken.fetch_add(1, Ordering::Relaxed).to_be_bytes();
         let mut seed = self.key;

@@ -1,49 +1,48 @@
-//! Whether a target that owes an answer says anything at all.
+//! Reports a target that owes a reply and sends nothing.
 //!
-//! Silence alone ends nothing here: a flush of a slow disk's whole cache takes minutes. `overdue`
-//! ends what takes too long, where there is a bound; whoever waits for longer than a minute should
-//! know why.
+//! This only logs: a flush of a slow disk's cache can take minutes. `overdue` closes connections
+//! where a timeout is set; the log tells users why they wait.
 
 use std::time::{Duration, Instant};
 
-/// What a link knows of the traffic on its connection.
+/// Traffic on a link's connection.
 #[derive(Default)]
 pub(super) struct Silence {
-    /// Turns in which something came or went, in all.
+    /// Number of turns in which something was sent or received.
     moved: u64,
-    /// When to look again, and what had moved when that was decided.
+    /// When to check again, and the counter when that was armed.
     watched: Option<(Instant, u64)>,
-    /// What had moved when silence was last told.
-    told_at: Option<u64>,
+    /// The counter when silence was last reported.
+    reported_at: Option<u64>,
 }
 
 impl Silence {
-    /// Something came or went.
+    /// Something was sent or received.
     #[inline]
     pub(super) fn on_move(&mut self) {
         self.moved += 1;
     }
 
-    /// The connection is gone.
+    /// The connection was lost.
     pub(super) fn on_loss(&mut self) {
         self.watched = None;
     }
 
-    /// The target owes an answer: when to ask [`Silence::is_to_tell`], if that is not known
-    /// already. What has been told is not told again until something moves.
+    /// The target owes a reply: when to call [`Silence::is_report_due`], unless it is armed
+    /// already. Silence is not reported again until something was transferred.
     #[inline]
     pub(super) fn watch(&mut self, now: impl FnOnce() -> Instant) -> Option<Instant> {
-        if self.watched.is_some() || self.told_at == Some(self.moved) {
+        if self.watched.is_some() || self.reported_at == Some(self.moved) {
             return None;
         }
-        let until = now() + PATIENCE;
+        let until = now() + REPORT_AFTER;
         self.watched = Some((until, self.moved));
         Some(until)
     }
 
-    /// Whether an answer has been owed for [`PATIENCE`] and nothing has moved.
+    /// Whether a reply has been owed for [`REPORT_AFTER`] without any transfer.
     #[inline]
-    pub(super) fn is_to_tell(&mut self, now: impl FnOnce() -> Instant, owes: bool) -> bool {
+    pub(super) fn is_report_due(&mut self, now: impl FnOnce() -> Instant, owes: bool) -> bool {
         let Some((until, moved)) = self.watched else { return false };
         if now() < until {
             return false;
@@ -51,11 +50,11 @@ impl Silence {
         self.watched = None;
         let is_silent = owes && moved == self.moved;
         if is_silent {
-            self.told_at = Some(moved);
+            self.reported_at = Some(moved);
         }
         is_silent
     }
 }
 
-/// How long a target may owe an answer before that is told.
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a target may owe a reply before that is logged.
+pub(super) const REPORT_AFTER: Duration = Duration::from_secs(60);

@@ -1,7 +1,7 @@
-//! Gives work of logical units that no session carries on ([`BackgroundWork`]) to a core.
+//! Runs work of logical units that belongs to no session ([`BackgroundWork`]) on a core.
 //!
-//! A unit calls when it has such work. Then a task is started that carries on what there is, and
-//! ends.
+//! A unit calls back when it has such work; a task is then started, which ends when the work is
+//! done.
 
 use crate::reactor::{EngineCore, Inbox, Progress, Task};
 use blockmux_proto::exports::{Exports, VolumeId};
@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Has the units of a node's targets call, once there is a core to do their work.
+/// Registers the callbacks of a node's units, once there is a core for their work.
 pub(super) struct Background {
     node: Arc<IscsiNode>,
     exports: Exports,
@@ -24,7 +24,7 @@ impl Background {
         Background { node: node.clone(), exports: exports.clone(), begun: OnceLock::new() }
     }
 
-    /// Has the work done on `core`, unless it is on another one already.
+    /// Runs the work on `core`, unless another core does so already.
     pub(super) fn begin_on(&self, core: &Rc<EngineCore>) {
         self.begun.get_or_init(|| {
             let is_called = Arc::new(AtomicBool::new(false));
@@ -46,10 +46,10 @@ impl Background {
     }
 }
 
-/// The units that may call, and what a call leads to.
+/// The units with callbacks, and what a callback does.
 #[derive(Clone)]
 struct Watched {
-    /// Every unit once, by any number.
+    /// Every unit once, by any of its LUNs.
     units: Arc<scsi::ScsiTarget>,
     exports: Exports,
     inbox: Inbox,
@@ -58,7 +58,7 @@ struct Watched {
 
 impl Watched {
     fn watch(&self, volume: VolumeId, unit: &Arc<LogicalUnit>) {
-        // A volume has one unit, so that a volume's place is as good as a number.
+        // A volume has one unit, so the volume's index can serve as LUN.
         let Some(number) = u16::try_from(volume.0).ok().filter(|number| *number <= MAX_LUN) else { return };
         self.units.add(number, volume, unit.clone());
         let Watched { units, exports, inbox, is_called } = self.clone();
@@ -68,7 +68,7 @@ impl Watched {
             }
             let (units, exports, is_called) = (units.clone(), exports.clone(), is_called.clone());
             inbox.send(move |core| {
-                // From here on another call is for another look.
+                // A later callback means that there is new work to check for.
                 is_called.store(false, Ordering::Release);
                 if !core.is_stopping() {
                     BackgroundTask::spawn(core, units, exports);
@@ -78,9 +78,9 @@ impl Watched {
     }
 }
 
-/// Carries on what there is.
+/// Runs background work until there is none.
 struct BackgroundTask {
-    /// Drops its work before the channels.
+    /// Declared first, so that it is dropped before the channels.
     work: BackgroundWork,
     exports: Exports,
     channels: Vec<(VolumeId, Box<dyn Channel>)>,
@@ -113,7 +113,7 @@ impl BackgroundTask {
     }
 
     fn channel(&mut self, volume: VolumeId) -> Result<&mut Box<dyn Channel>, IoError> {
-        // Nothing reaches a volume that is not served any more.
+        // A volume that was removed cannot be reached.
         let export = self.exports.get(volume).ok_or(IoError::PathLost)?;
         if let Some(at) = self.channels.iter().position(|(id, _)| *id == volume) {
             return Ok(&mut self.channels[at].1);

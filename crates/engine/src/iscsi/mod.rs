@@ -1,9 +1,9 @@
-//! iSCSI over real sockets: serving targets, over TCP and over RDMA (iSER) by the same portals.
+//! iSCSI on sockets: serving targets over TCP and over RDMA (iSER) at the same portals.
 //!
-//! A session lives on one core with all its connections. A connection that is accepted on another
-//! core is taken there as soon as its first login request says which session it is for.
+//! A session with all its connections lives on one core. A connection accepted on another core is
+//! moved there as soon as its first login request names the session.
 //!
-//! How our own initiator reaches a unit is in [`crate::initiator::iscsi`].
+//! The initiator is in [`crate::initiator::iscsi`].
 
 mod background;
 
@@ -27,8 +27,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use tracing::warn;
 
-/// Serves the node's targets to each connection that is accepted by a portal of the group
-/// `group_tag`. Their logical units lead to places in `exports`.
+/// Serves the node's targets to connections accepted by a portal of group `group_tag`. Their
+/// logical units map to indices of `exports`.
 #[must_use]
 pub fn serve(node: &Arc<IscsiNode>, exports: &Exports, group_tag: u16) -> Serve {
     let background = Background::new(node, exports);
@@ -39,10 +39,11 @@ pub fn serve(node: &Arc<IscsiNode>, exports: &Exports, group_tag: u16) -> Serve 
     })
 }
 
-// A newcomer is not refused for a login that the listener has cut and that has not ended yet.
+// A new connection is not refused because of logins that the listener has closed but that have not
+// ended yet.
 const _: () = assert!(MOST_HALF_OPEN <= MAX_LOGINS / 2);
 
-/// What connections to one portal group need, on every core.
+/// State of one portal group on every core.
 #[derive(Clone)]
 struct Portal {
     node: Arc<IscsiNode>,
@@ -93,7 +94,7 @@ impl Portal {
     }
 }
 
-/// A connection, for other cores.
+/// An accepted connection, which may be shut down from other cores.
 struct SocketHandle(Stream);
 
 impl ConnectionControl for SocketHandle {
@@ -106,7 +107,7 @@ impl ConnectionControl for SocketHandle {
     }
 }
 
-/// As it stands before a colon and a port.
+/// In brackets if IPv6, as before a colon and a port.
 fn in_brackets(ip: IpAddr) -> String {
     match ip {
         IpAddr::V4(ip) => ip.to_string(),

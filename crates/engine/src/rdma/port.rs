@@ -1,8 +1,7 @@
-//! A port that serves one protocol over TCP and over RDMA: the first bytes of a connection tell
-//! which.
+//! A port that serves one protocol over TCP and over RDMA, detected by a connection's first bytes.
 //!
-//! Over iWARP a connection begins with an MPA request, whose key is text (RFC 5044 §7.1). Whatever
-//! begins otherwise is for the session over TCP to judge.
+//! An iWARP connection begins with an MPA request, whose key is text (RFC 5044 §7.1). Anything else
+//! is passed to the session over TCP.
 
 use crate::target::Relocation;
 use blockmux_proto::event::AuditEvent;
@@ -17,35 +16,37 @@ use std::time::Instant;
 
 /// A connection to a port: a session `S` over TCP, or `R` over RDMA.
 pub(crate) enum PortSession<S, R> {
-    /// Nothing has come yet.
-    Looking(Box<Looking<S, R>>),
+    /// No bytes were received yet.
+    Detecting(Box<Detecting<S, R>>),
     Tcp(S),
     Rdma(Box<Driven<Iwarp, R>>, Replay),
 }
 
-pub(crate) struct Looking<S, R> {
-    /// Of a session that is to be; `None` only while it becomes one.
+pub(crate) struct Detecting<S, R> {
+    /// How to make the session; `None` only during the transition.
     next: Option<(S, Accept<S, R>)>,
     waker: Waker,
-    /// Nothing is said before the peer has.
+    /// Empty: the peer sends first.
     outbox: Outbox,
     depth: u32,
-    /// Bytes that were sent on another core.
+    /// The connection is secured with TLS, within which there is no RDMA.
+    is_secured: bool,
+    /// Reply bytes that were sent on another core.
     sent: u64,
 }
 
-/// Makes the session over RDMA, and its queue pair.
+/// Makes the session over RDMA, with its queue pair.
 pub(crate) type Accept<S, R> = Box<dyn FnOnce(S) -> Driven<Iwarp, R>>;
 
-/// What moves a connection over RDMA to the core of its session.
+/// Moves an RDMA connection to its session's core.
 ///
-/// A queue pair cannot be handed over. But until the session is established all that it has done
-/// follows from what has come. So that is shown to another queue pair there, and what that one says
-/// once more is not sent again.
+/// A queue pair cannot be handed over. But until the session is established, all its output follows
+/// from its input. So the input is replayed to a new queue pair there, and output already sent is
+/// dropped.
 pub(crate) struct Replay {
-    /// What has come; `None` once it is known that the connection stays.
+    /// The input so far; `None` once the connection is known to stay.
     begun: Option<Vec<u8>>,
-    /// Of what is said, so much was sent on another core.
+    /// Output bytes that another core has sent.
     unsaid: usize,
 }
 
@@ -69,42 +70,49 @@ impl Replay {
 }
 
 impl<S: StreamSession + Target, R: RdmaSession + Target> PortSession<S, R> {
-    /// A connection that `session` serves if it is over TCP, and what `accept` makes of it if it is
-    /// over RDMA; of what that one says, `sent` bytes were sent on another core.
+    /// A connection served by `session` if it is over TCP, and by what `accept` makes of that if it
+    /// is over RDMA. Of the latter's output, `sent` bytes were sent on another core.
     pub(crate) fn new(session: S, accept: Accept<S, R>, sent: u64) -> PortSession<S, R> {
         let depth = session.depth();
         let next = Some((session, accept));
-        let looking = Looking { next, waker: Waker::idle(), outbox: Outbox::default(), depth, sent };
-        PortSession::Looking(Box::new(looking))
+        let detecting = Detecting {
+            next,
+            waker: Waker::idle(),
+            outbox: Outbox::default(),
+            depth,
+            is_secured: false,
+            sent,
+        };
+        PortSession::Detecting(Box::new(detecting))
     }
 
-    /// The core that the session says it belongs on, if not here, and what it has to repeat there.
+    /// The core that the session belongs to, if not this one, with the bytes to replay there.
     pub(crate) fn moves_to(
         &mut self,
         of_tcp: impl FnOnce(&S) -> Option<Home>,
         of_rdma: impl FnOnce(&R) -> Option<Home>,
     ) -> Option<Relocation> {
         match self {
-            PortSession::Looking(_) => None,
+            PortSession::Detecting(_) => None,
             PortSession::Tcp(session) => {
-                Some(Relocation { home: of_tcp(session)?, replayed: Vec::new(), sent: 0 })
+                Some(Relocation { owner_core: of_tcp(session)?, replayed: Vec::new(), sent: 0 })
             }
             PortSession::Rdma(driven, replay) => {
                 let home = of_rdma(driven.session())?;
                 let replayed = replay.begun.take().unwrap_or_default();
-                Some(Relocation { home, replayed, sent: driven.queue_pair().sent() })
+                Some(Relocation { owner_core: home, replayed, sent: driven.queue_pair().sent() })
             }
         }
     }
 
-    /// Becomes what a connection is that begins like this.
+    /// Chooses the session by the first bytes.
     #[cold]
     fn decide(&mut self, begin: &[u8], now: Instant) {
-        let PortSession::Looking(looking) = self else { return };
-        let Some((session, accept)) = looking.next.take() else { return };
-        let (waker, sent) = (looking.waker.clone(), looking.sent);
-        *self = if begin.starts_with(&KEY_REQUEST) {
-            // The other core had answered the first few hundred bytes.
+        let PortSession::Detecting(detecting) = self else { return };
+        let Some((session, accept)) = detecting.next.take() else { return };
+        let (waker, sent) = (detecting.waker.clone(), detecting.sent);
+        *self = if begin.starts_with(&KEY_REQUEST) && !detecting.is_secured {
+            // The other core has answered the first few hundred bytes.
             let replay = Replay { begun: Some(Vec::new()), unsaid: sent as usize };
             PortSession::Rdma(Box::new(accept(session)), replay)
         } else {
@@ -114,17 +122,17 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> PortSession<S, R> {
     }
 }
 
-impl<S, R> Looking<S, R> {
+impl<S, R> Detecting<S, R> {
     fn session(&mut self) -> Option<&mut S> {
         self.next.as_mut().map(|(session, _)| session)
     }
 }
 
-/// Asks the session, over TCP or RDMA; the last expression answers before that is known.
+/// Calls the session, over TCP or RDMA; the last expression is the result before it is detected.
 macro_rules! ask {
-    ($port:expr, $session:ident => $ask:expr, $looking:pat => $meanwhile:expr) => {
+    ($port:expr, $session:ident => $ask:expr, $detecting:pat => $meanwhile:expr) => {
         match $port {
-            PortSession::Looking($looking) => $meanwhile,
+            PortSession::Detecting($detecting) => $meanwhile,
             PortSession::Tcp($session) => $ask,
             PortSession::Rdma($session, _) => $ask,
         }
@@ -134,12 +142,12 @@ macro_rules! ask {
 impl<S: StreamSession + Target, R: RdmaSession + Target> Timed for PortSession<S, R> {
     #[inline]
     fn poll_timeout(&self) -> Option<Instant> {
-        ask!(self, session => session.poll_timeout(), looking => looking.next.as_ref()?.0.poll_timeout())
+        ask!(self, session => session.poll_timeout(), detecting => detecting.next.as_ref()?.0.poll_timeout())
     }
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        ask!(self, session => session.on_timeout(now), looking => {
-            looking.session().map_or(Ok(()), |session| session.on_timeout(now))
+        ask!(self, session => session.on_timeout(now), detecting => {
+            detecting.session().map_or(Ok(()), |session| session.on_timeout(now))
         })
     }
 }
@@ -147,8 +155,8 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> Timed for PortSession<S
 impl<S: StreamSession + Target, R: RdmaSession + Target> StreamSession for PortSession<S, R> {
     #[inline]
     fn demand(&self) -> Demand {
-        ask!(self, session => session.demand(), looking => match &looking.next {
-            // The session may have ended before anything came.
+        ask!(self, session => session.demand(), detecting => match &detecting.next {
+            // The session may have ended before any input.
             Some((session, _)) if !matches!(session.demand(), Demand::Close) => {
                 Demand::Bytes(KEY_REQUEST.len())
             }
@@ -159,7 +167,7 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> StreamSession for PortS
     #[inline]
     fn on_bytes(&mut self, input: &Chunk, now: Instant) -> Result<usize, ProtocolError> {
         match self {
-            PortSession::Looking(_) => {
+            PortSession::Detecting(_) => {
                 self.decide(input.unread(), now);
                 Ok(0)
             }
@@ -175,6 +183,13 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> StreamSession for PortS
         }
     }
 
+    fn on_secured(&mut self, identity: &[u8], now: Instant) -> Result<(), ProtocolError> {
+        ask!(self, session => session.on_secured(identity, now), looking => {
+            looking.is_secured = true;
+            looking.session().map_or(Ok(()), |session| session.on_secured(identity, now))
+        })
+    }
+
     #[inline]
     fn on_placed(&mut self, now: Instant) -> Result<(), ProtocolError> {
         ask!(self, session => session.on_placed(now), _ => Ok(()))
@@ -186,15 +201,15 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> StreamSession for PortS
     }
 
     fn on_end(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        ask!(self, session => session.on_end(now), looking => {
-            looking.session().map_or(Ok(()), |session| session.on_end(now))
+        ask!(self, session => session.on_end(now), detecting => {
+            detecting.session().map_or(Ok(()), |session| session.on_end(now))
         })
     }
 
     #[inline]
     fn outbox(&mut self) -> &mut Outbox {
         match self {
-            PortSession::Looking(looking) => &mut looking.outbox,
+            PortSession::Detecting(detecting) => &mut detecting.outbox,
             PortSession::Tcp(session) => session.outbox(),
             PortSession::Rdma(driven, replay) => {
                 let outbox = driven.outbox();
@@ -208,7 +223,7 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> StreamSession for PortS
 impl<S: StreamSession + Target, R: RdmaSession + Target> Target for PortSession<S, R> {
     #[inline]
     fn depth(&self) -> u32 {
-        ask!(self, session => session.depth(), looking => looking.depth)
+        ask!(self, session => session.depth(), detecting => detecting.depth)
     }
 
     #[inline]
@@ -227,7 +242,7 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> Target for PortSession<
     }
 
     fn on_start(&mut self, waker: &Waker, now: Instant) {
-        ask!(self, session => session.on_start(waker, now), looking => looking.waker = waker.clone())
+        ask!(self, session => session.on_start(waker, now), detecting => detecting.waker = waker.clone())
     }
 
     #[inline]
@@ -250,12 +265,12 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> Target for PortSession<
     }
 
     fn on_stop(&mut self, now: Instant) {
-        ask!(self, session => session.on_stop(now), looking => {
-            looking.session().into_iter().for_each(|session| session.on_stop(now));
+        ask!(self, session => session.on_stop(now), detecting => {
+            detecting.session().into_iter().for_each(|session| session.on_stop(now));
         })
     }
 }
 
-/// In bytes, more than any set-up and first login request take, in the shortest frames: 8 KiB of
-/// text in frames with room for 108 bytes.
+/// Most bytes replayed: more than any connection setup and first login request, in bytes, even in
+/// the shortest frames (8 KiB of text in frames with room for 108 bytes).
 const LONGEST_BEGIN: usize = 16 << 10;

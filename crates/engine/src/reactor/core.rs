@@ -1,5 +1,4 @@
-//! A core as those see it that run on it: its ring, its buffers, its timers and the table of its
-//! tasks.
+//! A core as seen by its tasks: ring, buffers, timers and the table of tasks.
 
 use super::PollPolicy;
 use super::inbox::Inbox;
@@ -14,7 +13,7 @@ use std::convert::Infallible;
 use std::rc::{Rc, Weak};
 use std::time::Instant;
 
-/// What runs on a core sees of it. Also the core of every volume opened here.
+/// The tasks' view of a core, and the core of every volume opened here.
 pub struct EngineCore {
     pub(super) this: Weak<EngineCore>,
     pub(super) ring: Rc<Ring>,
@@ -29,14 +28,14 @@ pub struct EngineCore {
     pub(super) ended: Cell<bool>,
     pub(super) policy: PollPolicy,
     congestion: OnceCell<Congestion>,
-    /// What parts of the engine keep here, one of each type.
+    /// Per-core state of other modules, one of each type.
     locals: RefCell<Vec<Rc<dyn Any>>>,
 }
 
 struct TaskSlot {
     generation: u32,
     waker: Option<Waker>,
-    /// Out of its slot while it runs.
+    /// Absent while the task runs.
     task: Option<Box<dyn Task>>,
     is_hot: bool,
 }
@@ -62,7 +61,7 @@ impl EngineCore {
         })
     }
 
-    /// Starts a task; `make` gets what wakes it. It runs for the first time soon.
+    /// Starts a task; `make` gets its waker. It runs for the first time soon.
     pub fn spawn<T: Task + 'static>(&self, make: impl FnOnce(&Waker) -> T) {
         let made: Result<(), Infallible> = self.try_spawn(|waker| Ok(make(waker)));
         match made {
@@ -71,10 +70,10 @@ impl EngineCore {
         }
     }
 
-    /// Starts a task if it can be made.
+    /// Starts a task if `make` succeeds.
     ///
     /// # Errors
-    /// Whatever `make` says; nothing is left behind then.
+    /// The error of `make`; nothing is left behind then.
     pub fn try_spawn<T: Task + 'static, E>(
         &self,
         make: impl FnOnce(&Waker) -> Result<T, E>,
@@ -89,7 +88,7 @@ impl EngineCore {
         let task: Box<dyn Task> = match make(&waker) {
             Ok(task) => Box::new(task),
             Err(error) => {
-                // Its waker may be about still.
+                // Its waker may still exist.
                 self.tasks.borrow_mut()[index as usize].generation = generation.wrapping_add(1);
                 self.free_slots.borrow_mut().push(index);
                 return Err(error);
@@ -107,7 +106,7 @@ impl EngineCore {
         self.ring.register(completer)
     }
 
-    /// This core as the shared handle that volumes are opened with.
+    /// This core as a shared handle.
     ///
     /// # Panics
     /// Never: the core exists as long as anything runs on it.
@@ -116,7 +115,7 @@ impl EngineCore {
         self.this.upgrade().expect("a core outlives what runs on it")
     }
 
-    /// How other threads reach this core.
+    /// The inbox by which other threads reach this core.
     ///
     /// # Panics
     /// Never: a core has its inbox before anything runs on it.
@@ -126,22 +125,21 @@ impl EngineCore {
     }
 
     pub(super) fn set_inbox(&self, inbox: Inbox) {
-        // There is one for each core.
+        // Each core has one inbox, so this cannot fail.
         let _ = self.inbox.set(inbox);
     }
 
-    /// Of the connections that are opened here; `None`: the system's.
+    /// Congestion control of connections opened here; `None`: the system's.
     pub fn congestion(&self) -> Option<&Congestion> {
         self.congestion.get()
     }
 
-    /// Connections that are opened here from now on have this congestion control. The first one
-    /// stays.
+    /// Sets the congestion control of connections opened from now on. Only the first call counts.
     pub(crate) fn set_congestion(&self, congestion: Congestion) {
         let _ = self.congestion.set(congestion);
     }
 
-    /// Whether tasks are asked to finish: targets close their sessions.
+    /// Whether tasks were asked to finish: targets then close their sessions.
     #[must_use]
     pub fn is_stopping(&self) -> bool {
         self.stopping.get()
@@ -157,18 +155,18 @@ impl EngineCore {
         }
     }
 
-    /// Ends the loop whatever still runs.
+    /// Ends the loop, whatever still runs.
     pub fn end(&self) {
         self.ended.set(true);
     }
 
-    /// Tasks that have not ended, among them the core's own inbox.
+    /// Number of tasks that have not ended, including the core's inbox.
     #[must_use]
     pub fn live_tasks(&self) -> usize {
         self.live_tasks.get()
     }
 
-    /// What this core has of that type; `make` makes it the first time.
+    /// This core's instance of `T`; `make` creates it at the first call.
     pub fn local<T: 'static>(&self, make: impl FnOnce() -> T) -> Rc<T> {
         let found = self.locals.borrow().iter().find_map(|local| local.clone().downcast().ok());
         found.unwrap_or_else(|| {
@@ -184,7 +182,7 @@ impl EngineCore {
         self.policy
     }
 
-    /// This core behind a `volume::Core`, if it is one.
+    /// Downcasts a `volume::Core`.
     #[must_use]
     pub fn from_core(core: &Rc<dyn Core>) -> Option<Rc<EngineCore>> {
         core.as_any().downcast_ref::<EngineCore>().map(EngineCore::shared)
@@ -209,7 +207,7 @@ impl Core for EngineCore {
     }
 }
 
-/// What the reactor does with tasks.
+/// Task handling by the reactor.
 impl EngineCore {
     /// Drops every task.
     pub(super) fn drop_tasks(&self) {
@@ -217,8 +215,8 @@ impl EngineCore {
         drop(tasks);
     }
 
-    /// Runs a task if it still exists; answers its progress, whether it polls, and whether it was
-    /// hot already.
+    /// Runs a task if it still exists; returns its progress, whether it polls, and whether it was
+    /// hot before.
     #[inline]
     pub(super) fn run_task(&self, id: u64) -> Option<(Progress, bool, bool)> {
         let (index, generation) = place(id);
@@ -237,7 +235,7 @@ impl EngineCore {
             drop(tasks);
             self.free_slots.borrow_mut().push(index as u32);
             self.live_tasks.set(self.live_tasks.get() - 1);
-            // Only now: dropping a task may spawn or wake others.
+            // Outside the borrow: dropping a task may spawn or wake others.
             drop(task);
             return None;
         }
@@ -273,7 +271,7 @@ impl EngineCore {
     }
 }
 
-/// Names a task for good: its slot, and how many tasks that slot had before.
+/// A task's unique id: slot and generation.
 fn task_id(index: u32, generation: u32) -> u64 {
     u64::from(generation) << 32 | u64::from(index)
 }

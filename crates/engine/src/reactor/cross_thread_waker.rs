@@ -1,4 +1,4 @@
-//! How other threads wake one task of a core.
+//! Waking one task of a core from another thread.
 
 use super::core::EngineCore;
 use super::inbox::Inbox;
@@ -9,30 +9,30 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The bells of a core's tasks.
+/// Wakers of a core's tasks that other threads may wake, by id.
 #[derive(Default)]
 struct CrossThreadWakers {
     last: Cell<u64>,
     wakers: RefCell<BTreeMap<u64, Waker>>,
 }
 
-/// One task's; the core forgets it when it is dropped.
+/// Wakes one task from any thread. Dropping it unregisters the task's waker from the core.
 struct CrossThreadWaker {
     inbox: Inbox,
     id: u64,
-    /// The core has not come to it yet.
+    /// A wake-up was sent that the core has not handled.
     is_pending: Arc<AtomicBool>,
 }
 
-/// Has `waker` wake its task whenever what is returned is called, from any thread.
+/// Returns a function that wakes the task of `waker` and may be called from any thread.
 #[must_use]
 pub(crate) fn cross_thread_waker(core: &Rc<EngineCore>, waker: &Waker) -> Arc<dyn Fn() + Send + Sync> {
-    let bells = core.local(CrossThreadWakers::default);
-    let id = bells.last.get() + 1;
-    bells.last.set(id);
-    bells.wakers.borrow_mut().insert(id, waker.clone());
-    let bell = CrossThreadWaker { inbox: core.inbox().clone(), id, is_pending: Arc::default() };
-    Arc::new(move || bell.wake())
+    let wakers = core.local(CrossThreadWakers::default);
+    let id = wakers.last.get() + 1;
+    wakers.last.set(id);
+    wakers.wakers.borrow_mut().insert(id, waker.clone());
+    let cross_thread = CrossThreadWaker { inbox: core.inbox().clone(), id, is_pending: Arc::default() };
+    Arc::new(move || cross_thread.wake())
 }
 
 impl CrossThreadWaker {
@@ -40,10 +40,10 @@ impl CrossThreadWaker {
         if self.is_pending.swap(true, Ordering::AcqRel) {
             return;
         }
-        let (id, is_rung) = (self.id, self.is_pending.clone());
+        let (id, is_pending) = (self.id, self.is_pending.clone());
         self.inbox.send(move |core| {
-            // Before the task looks, so that what comes from here on rings again.
-            is_rung.store(false, Ordering::Release);
+            // Cleared before the task runs, so that a later event sends another wake-up.
+            is_pending.store(false, Ordering::Release);
             if let Some(waker) = core.local(CrossThreadWakers::default).wakers.borrow().get(&id) {
                 waker.wake();
             }
@@ -66,7 +66,7 @@ mod tests {
     use crate::reactor::{PollPolicy, Progress, Reactor, Task};
     use std::thread;
 
-    /// Counts its turns.
+    /// Counts how often it runs.
     struct Sleeper(Rc<Cell<u32>>);
 
     impl Task for Sleeper {

@@ -1,4 +1,4 @@
-//! How other threads reach a core: by messages, and a descriptor that its ring watches.
+//! Messages from other threads to a core, signalled by an eventfd in its ring.
 
 use super::core::EngineCore;
 use super::readiness::WakeOnEvent;
@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::{Rc, Weak};
 use std::sync::{Arc, mpsc};
 
-/// What another thread asks a core to do.
+/// A closure for a core to run.
 pub type Message = Box<dyn FnOnce(&Rc<EngineCore>) + Send>;
 
 /// Sends messages to a core from any thread; a clone sends to the same core.
@@ -22,16 +22,16 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// Has the core run `message` soon; it is dropped unrun if the core has ended.
+    /// Makes the core run `message` soon; if the core has ended, it is dropped without being run.
     pub fn send(&self, message: impl FnOnce(&Rc<EngineCore>) + Send + 'static) {
         if self.sender.send(Box::new(message)).is_ok() {
-            // A full counter is readable all the same.
+            // The write fails only if the counter is full, and then it is readable anyway.
             let _ = write(&self.event, &1_u64.to_ne_bytes());
         }
     }
 }
 
-/// Runs what other threads send.
+/// Runs messages of other threads.
 struct InboxTask {
     core: Weak<EngineCore>,
     receiver: mpsc::Receiver<Message>,
@@ -55,7 +55,7 @@ pub(super) fn open(core: &EngineCore) -> io::Result<Inbox> {
 
 impl Task for InboxTask {
     fn run(&mut self) -> Progress {
-        // Armed before looking, so that no message falls in between.
+        // Cleared before the queue is read, so that a later message signals again.
         let _ = read(&self.event, &mut [0; 8]);
         self.armed.arm(&self.registration, self.event.as_raw_fd(), libc::POLLIN, 0);
         let mut progress = Progress::Idle;

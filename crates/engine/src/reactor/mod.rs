@@ -1,10 +1,10 @@
 //! One core: a thread that runs its tasks to completion and shares nothing.
 //!
-//! A [`Task`] is run when it was woken. After activity, tasks that look at a socket stay *hot*: the
-//! reactor runs them over and over, and they try the socket directly, so that a round trip needs no
-//! sleep and no wake-up. A task that found nothing for the spin time is *parked*: it asks the ring
-//! to be told. When nothing is hot the core sleeps in the ring, and an idle core uses no processor
-//! time at all. [`PollPolicy`] sets the spin time.
+//! A [`Task`] runs when it was woken. After activity, tasks that poll a socket stay *hot*: the
+//! reactor runs them repeatedly and they try the socket directly, so that a round trip needs no
+//! sleep and no wake-up. A task without work for the spin time is *parked*: it arms a wake-up in
+//! the ring. When no task is hot the core sleeps in the ring; an idle core uses no CPU time.
+//! [`PollPolicy`] sets the spin time.
 
 mod core;
 mod cross_thread_waker;
@@ -26,20 +26,20 @@ use std::rc::Rc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// When a core that has nothing to do goes to sleep.
+/// When an idle core goes to sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PollPolicy {
-    /// After this long without activity, or after up to 200 us as long as that would have saved
-    /// sleeps; at once where others wait for the processor.
+    /// After this long without activity, or up to 200 us if that would have avoided recent sleeps;
+    /// at once if another thread waits for the CPU.
     Adaptive(Duration),
-    /// Never: it takes a whole processor and answers fastest.
+    /// Never: uses a whole CPU and has the lowest latency.
     Always,
     /// At once.
     Never,
 }
 
 impl PollPolicy {
-    /// The adaptive policy with the spin time that it begins with.
+    /// The adaptive policy with its initial spin time.
     pub const ADAPTIVE: PollPolicy = PollPolicy::Adaptive(Duration::from_micros(50));
 
     /// The policy's name on the command line and in reports.
@@ -57,11 +57,11 @@ impl PollPolicy {
 pub struct Reactor {
     core: Rc<EngineCore>,
     hot: Vec<Hot>,
-    /// How long to look for work before sleeping.
+    /// How long to poll before sleeping.
     spin: Duration,
-    /// When to ask again whether others want the processor.
-    makes_way_at: Instant,
-    /// When the heap is to give back what a burst took.
+    /// When to yield the CPU next.
+    next_yield: Instant,
+    /// When to trim the heap after a burst.
     trim_at: Option<Instant>,
 }
 
@@ -79,11 +79,11 @@ impl Reactor {
         let core = EngineCore::new(Ring::new()?, policy, pool_limit_bytes);
         let inbox = inbox::open(&core)?;
         core.set_inbox(inbox.clone());
-        let (spin, makes_way_at) = (shortest_spin(policy), Instant::now());
-        Ok((Reactor { core, hot: Vec::new(), spin, makes_way_at, trim_at: None }, inbox))
+        let (spin, next_yield) = (shortest_spin(policy), Instant::now());
+        Ok((Reactor { core, hot: Vec::new(), spin, next_yield, trim_at: None }, inbox))
     }
 
-    /// What runs on this core.
+    /// The tasks' view of this core.
     #[must_use]
     pub fn core(&self) -> &Rc<EngineCore> {
         &self.core
@@ -92,7 +92,7 @@ impl Reactor {
     /// Runs until [`EngineCore::end`].
     ///
     /// # Errors
-    /// If the ring breaks.
+    /// If the ring fails.
     pub fn run(&mut self) -> io::Result<()> {
         let mut last_active = Instant::now();
         let mut turns: u32 = 0;
@@ -103,8 +103,8 @@ impl Reactor {
                 last_active = now;
             }
             turns = turns.wrapping_add(1);
-            // What woke up meanwhile may have more for the ring; it need not wait for that for
-            // ever.
+            // Tasks that keep waking each other may have pushed ring entries, which must not wait
+            // for ever.
             if !self.core.ready.is_empty() && !turns.is_multiple_of(MOST_TURNS_UNSUBMITTED) {
                 continue;
             }
@@ -112,12 +112,12 @@ impl Reactor {
                 || self.keeps_awake(now.duration_since(last_active))
             {
                 self.core.ring.submit()?;
-                if !active && self.makes_way(now) {
+                if !active && self.yields_cpu(now) {
                     self.spin = shortest_spin(self.core.policy);
                     self.sleep(Instant::now())?;
                 }
             } else {
-                // Also straight after activity: what is finished already ends the sleep at once.
+                // Even right after activity: an entry that has completed ends the sleep at once.
                 self.sleep(now)?;
                 self.learn(|| now.elapsed());
             }
@@ -125,34 +125,32 @@ impl Reactor {
         Ok(())
     }
 
-    /// Spins longer if that would have saved a sleep of that length, as peers that work on a long
-    /// batch make them. Two sides that each wait for the other's batch otherwise sleep in turn, and
-    /// a batch that has to wake somebody takes longer still.
+    /// Spins longer if that would have avoided a sleep of this length. A peer that works on a long
+    /// batch causes such sleeps: otherwise the two sides sleep alternately, and each batch also
+    /// pays for a wake-up.
     fn learn(&mut self, slept: impl FnOnce() -> Duration) {
-        // No other policy has a use for another look at the clock.
+        // Other policies do not need the time, so the clock is not read.
         if let PollPolicy::Adaptive(shortest) = self.core.policy {
             self.spin = if slept() < LONGEST_SPIN { (self.spin * 2).min(LONGEST_SPIN) } else { shortest };
         }
     }
 
-    /// Now and then while nothing happens, lets others have the processor that wait for it; whether
-    /// there were any. They may be what this core waits for, its client or another core, and are
-    /// worth more than its spinning if not.
-    fn makes_way(&mut self, now: Instant) -> bool {
-        if now < self.makes_way_at || !matches!(self.core.policy, PollPolicy::Adaptive(_)) {
+    /// Now and then, while idle, yields the CPU to other runnable threads; returns whether there
+    /// were any. They may be what this core waits for: its client, or another core.
+    fn yields_cpu(&mut self, now: Instant) -> bool {
+        if now < self.next_yield || !matches!(self.core.policy, PollPolicy::Adaptive(_)) {
             return false;
         }
         thread::yield_now();
         let back = Instant::now();
-        self.makes_way_at = back + MAKES_WAY_EVERY;
-        back.duration_since(now) > NOBODY_WAITED
+        self.next_yield = back + YIELD_EVERY;
+        back.duration_since(now) > SHORTEST_YIELD
     }
 
-    /// Runs whatever is ready once, without sleeping unless nothing is: for tests that wait for
-    /// something.
+    /// Runs until `done`, sleeping only when nothing is ready: for tests.
     ///
     /// # Errors
-    /// If the ring breaks.
+    /// If the ring fails.
     pub fn run_until(&mut self, mut done: impl FnMut() -> bool) -> io::Result<()> {
         while !done() {
             let now = Instant::now();
@@ -165,14 +163,14 @@ impl Reactor {
         Ok(())
     }
 
-    /// One round: completions, deadlines, ready tasks, hot tasks. Answers whether anything
+    /// One round: completions, deadlines, ready tasks, hot tasks. Returns whether anything
     /// happened.
     #[inline]
     fn turn(&mut self, now: Instant) -> bool {
         let mut active = self.core.ring.reap() > 0;
         self.core.timers.fire(now);
-        // Only those that are ready now: what they wake runs in the next round, after the ring had
-        // its turn.
+        // Only tasks that are ready now: those they wake run in the next round, after the ring was
+        // polled.
         for _ in 0..self.core.ready.len() {
             let Some(id) = self.core.ready.pop() else { break };
             active = true;
@@ -219,8 +217,8 @@ impl Reactor {
         active
     }
 
-    /// Trims the heap some time after a burst; answers when to look again. Soon after it, the next
-    /// may come.
+    /// Trims the heap some time after a burst, when no other burst has followed; returns the next
+    /// check.
     fn trim_when_due(&mut self, now: Instant) -> Option<Instant> {
         let pool = self.core.pool();
         if !pool.has_shed_much() {
@@ -259,13 +257,12 @@ impl Reactor {
 
 impl Drop for Reactor {
     fn drop(&mut self) {
-        // Tasks hold the core and the core holds tasks: this is where the circle is cut.
+        // Breaks the reference cycle between core and tasks.
         self.core.drop_tasks();
     }
 }
 
-/// How long tasks stay hot, and a core that sleeps at all awake, before anything is known of the
-/// load.
+/// The initial spin time.
 fn shortest_spin(policy: PollPolicy) -> Duration {
     match policy {
         PollPolicy::Adaptive(spin) => spin,
@@ -274,20 +271,19 @@ fn shortest_spin(policy: PollPolicy) -> Duration {
     }
 }
 
-/// The most that an adaptive core spins: what a batch at depth 32 takes with some to spare, and as
-/// long as KVM's halt polling spins for a guest.
+/// Longest spin of an adaptive core: somewhat more than a batch at depth 32 takes, and equal to
+/// KVM's default halt polling for a guest.
 const LONGEST_SPIN: Duration = Duration::from_micros(200);
-/// While an adaptive core spins; a call takes a fiftieth of that if nobody waits.
-const MAKES_WAY_EVERY: Duration = Duration::from_micros(10);
-/// If so, a call takes less than that.
-const NOBODY_WAITED: Duration = Duration::from_micros(20);
-/// How long an entry for the ring may wait while tasks wake each other, in turns.
+/// Interval of yields while an adaptive core spins; a yield costs a fiftieth of it if nobody waits.
+const YIELD_EVERY: Duration = Duration::from_micros(10);
+/// A yield that returns sooner than this has run no other thread.
+const SHORTEST_YIELD: Duration = Duration::from_micros(20);
+/// Most turns that ring entries wait while tasks wake each other.
 const MOST_TURNS_UNSUBMITTED: u32 = 4;
-/// With [`PollPolicy::Always`] the core spins on, but asks the ring about sockets that were silent
-/// for this long.
+/// With [`PollPolicy::Always`] the core spins on, but arms wake-ups for sockets idle for this long.
 const HOT_WHEN_ALWAYS: Duration = Duration::from_millis(10);
 
-/// Bursts that follow each other more closely use the same memory.
+/// Bursts that follow more closely reuse the same memory.
 const TRIM_AFTER: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
@@ -318,7 +314,7 @@ mod tests {
         assert_eq!(core.live_tasks(), 1);
     }
 
-    /// Notes its turns, and has more to do after each.
+    /// Records its turns, and has more to do after each.
     struct Busy(u32, Rc<RefCell<Vec<u32>>>, bool);
     impl Task for Busy {
         fn run(&mut self) -> Progress {
@@ -341,7 +337,7 @@ mod tests {
                     reactor.core().spawn(|_| Busy(number, turns.clone(), is_polled));
                 }
                 reactor.run_until(|| turns.borrow().len() > 100).unwrap();
-                // The first turn is the one for which they were woken.
+                // The first turn is for the initial wake-up.
                 let rounds = turns.borrow()[4..].chunks_exact(4).map(<[u32]>::to_vec).collect::<Vec<_>>();
                 assert!(rounds.iter().all(|round| *round == [0, 1, 2, 3]), "{policy:?}: {rounds:?}");
             }
@@ -378,8 +374,8 @@ mod tests {
     }
 
     #[test]
-    fn an_adaptive_core_makes_way_for_whoever_waits_for_its_processor() {
-        // Threads inherit it. The other one always wants the processor.
+    fn an_adaptive_core_yields_the_cpu_when_another_thread_is_runnable() {
+        // The second thread inherits the pinning and is always runnable.
         sys::pin_thread(0).unwrap();
         let is_done = Arc::new(AtomicBool::new(false));
         let until = is_done.clone();
@@ -389,10 +385,10 @@ mod tests {
             }
         });
         let (mut adaptive, _inbox) = Reactor::new(PollPolicy::ADAPTIVE, 1 << 20).unwrap();
-        while !adaptive.makes_way(Instant::now()) {}
+        while !adaptive.yields_cpu(Instant::now()) {}
         for policy in [PollPolicy::Always, PollPolicy::Never] {
             let (mut reactor, _inbox) = Reactor::new(policy, 1 << 20).unwrap();
-            assert!((0..100_000).all(|_| !reactor.makes_way(Instant::now())), "{policy:?}");
+            assert!((0..100_000).all(|_| !reactor.yields_cpu(Instant::now())), "{policy:?}");
         }
         is_done.store(true, Ordering::Relaxed);
         other.join().unwrap();

@@ -5,7 +5,7 @@ use blockmux_volume::Waker;
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// Wakes a task when a poll that it armed has fired.
+/// Wakes a task when one of its polls has fired.
 pub(crate) struct WakeOnEvent {
     waker: Waker,
     /// Bit `token` is set while that poll is armed.
@@ -25,7 +25,7 @@ impl WakeOnEvent {
         }
     }
 
-    /// Withdraws every armed poll: the descriptor is about to be closed.
+    /// Cancels every armed poll: the descriptor is about to be closed.
     pub(crate) fn disarm(&self, registration: &Registration) {
         for token in (0..32).filter(|token| self.armed.get() & 1 << token != 0) {
             registration.cancel_poll(token);

@@ -1,29 +1,29 @@
-//! What a core runs.
+//! Tasks of a core.
 
-/// What a task has achieved in one run.
+/// Result of one run of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// It did something and has more to do: run it again soon.
+    /// It made progress and has more to do: run it again soon.
     More,
-    /// It did something, and all there was.
+    /// It made progress and has nothing more to do.
     Drained,
-    /// It found nothing to do.
+    /// It had nothing to do.
     Idle,
     /// It has ended: drop it.
     Done,
 }
 
-/// Something that a core runs. It never blocks; whatever it waits for wakes it.
+/// A unit of work that a core runs. It never blocks; an event that it waits for wakes it.
 pub trait Task {
-    /// Does what there is to do now, within bounds, so that others get their turn.
+    /// Makes progress, bounded so that other tasks get their turn.
     fn run(&mut self) -> Progress;
 
-    /// Whether [`Task::run`] looks at a socket, so that running it over and over finds new work. It
-    /// is parked before the core stops doing so.
+    /// Whether [`Task::run`] polls a socket, so that the core may run it repeatedly. The core parks
+    /// it before it stops doing so.
     fn is_polled(&self) -> bool {
         false
     }
 
-    /// Nobody will run this task unless it is woken: it asks the ring to tell of its sockets.
+    /// The task will only run again if it is woken: it arms wake-ups for its sockets.
     fn park(&mut self) {}
 }

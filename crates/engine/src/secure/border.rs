@@ -1,29 +1,29 @@
-//! Where records end: so much of them as can be told without a key (RFC 8446 §5.1).
+//! Tracks record boundaries, which needs no key (RFC 8446 §5.1).
 
 use blockmux_tls::HEADER_LEN;
 
-/// How much is missing of the record that came last.
+/// The missing part of the last record.
 #[derive(Default)]
 pub(super) struct Border {
     header: [u8; HEADER_LEN],
-    /// Bytes of the header that are here.
+    /// Received bytes of the header.
     begun: usize,
-    /// Bytes that are missing behind it.
+    /// Missing bytes of the record's body.
     missing: usize,
 }
 
 impl Border {
-    /// Bytes to the end of the header or, behind it, to that of the record; never none.
+    /// Bytes to the end of the header, or after it, of the record; never 0.
     pub(super) fn missing(&self) -> usize {
         if self.missing > 0 { self.missing } else { HEADER_LEN - self.begun }
     }
 
-    /// Whether nothing has come of the next record.
+    /// Whether no byte of the next record was received.
     pub(super) fn is_between(&self) -> bool {
         self.begun == 0 && self.missing == 0
     }
 
-    /// These bytes have come.
+    /// Processes received bytes.
     pub(super) fn pass(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let (here, rest) = bytes.split_at(self.missing().min(bytes.len()));
@@ -59,7 +59,7 @@ mod tests {
                 assert_eq!(border.is_between(), at == 0 || borders.contains(&at), "{step} {at}");
             }
         }
-        // And whoever takes only what is missing meets each of them.
+        // Receiving only the missing bytes stops at each boundary.
         let (mut border, mut at, mut met) = (Border::default(), 0, Vec::new());
         while at < records.len() {
             let next = at + border.missing();

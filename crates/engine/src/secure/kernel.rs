@@ -1,11 +1,11 @@
-//! Records by the system's kernel: giving it the keys, and what is left to do beside.
+//! kTLS: passing keys to the kernel, and handling what the kernel leaves to us.
 //!
-//! The kernel protects data and opens it. Records of other types it hands to whoever asks for them:
-//! tickets, of which we make nothing, alerts and KeyUpdate. After a KeyUpdate it has to be given
-//! the next keys, which Linux takes since 6.14; before that, the connection ends, and whoever has
-//! made it makes another.
+//! The kernel encrypts and decrypts data. It passes up records of other types: session tickets,
+//! which are ignored, alerts and KeyUpdate. After a KeyUpdate the kernel needs the next keys, which
+//! Linux accepts since 6.14; before that the connection ends, and the initiator reconnects.
 //!
-//! A key protects only so much (RFC 8446 §5.5), and that is ours to count: the kernel does not.
+//! A key may protect only a limited amount of data (RFC 8446 §5.5), which the kernel does not
+//! count.
 
 use crate::broken::Broken;
 use crate::host::{ByteStream, Direction};
@@ -15,31 +15,31 @@ use blockmux_tls::{
 };
 use std::io;
 
-/// What is to be known of a connection whose records are the kernel's.
+/// State of a connection whose records the kernel makes.
 pub(super) struct ByKernel {
     is_client: bool,
     sending: TrafficSecret,
     receiving: TrafficSecret,
     messages: Messages,
-    /// Blocks that the cipher has encrypted with the key for sending, at most.
+    /// Upper bound of the cipher blocks encrypted with the sending key.
     blocks: u64,
-    /// Before more data, a KeyUpdate is to be sent.
+    /// A KeyUpdate must be sent before more data.
     owes_update: bool,
-    /// The last word is said: nothing more is sent.
+    /// close_notify or an alert was sent: nothing more is sent.
     is_closed: bool,
 }
 
-/// What came of giving the kernel the keys.
+/// Result of passing the keys to the kernel.
 pub(super) enum HandedOver {
-    /// The library is not at a border between records.
+    /// The library is not at a record boundary.
     NotYet,
-    /// The library goes on.
+    /// The kernel refused; the library goes on.
     Refused(io::Error),
-    /// The kernel goes on.
+    /// The kernel makes the records.
     Done(Box<ByKernel>),
 }
 
-/// Gives the keys to the kernel, which is attached to the socket.
+/// Passes the keys to the kernel, which is attached to the socket.
 pub(super) fn hand_over<S: ByteStream>(tls: &mut Tls, stream: &mut S) -> Result<HandedOver, Broken> {
     let Some(exported) = tls.export() else { return Ok(HandedOver::NotYet) };
     let keys = exported.sending.keys(exported.next_sent);
@@ -49,7 +49,7 @@ pub(super) fn hand_over<S: ByteStream>(tls: &mut Tls, stream: &mut S) -> Result<
     }
     let keys = exported.receiving.keys(exported.next_received);
     if stream.set_tls_keys(Direction::Receiving, &keys).is_err() {
-        // There is no way back for the socket. The next connection is the library's.
+        // This socket cannot go back to the library, but later connections use the library.
         stream.forgo_tls();
         return Err(Broken::Keys(
             "the kernel has taken a key of TLS for one direction and not for the other",
@@ -71,17 +71,17 @@ impl ByKernel {
         }
     }
 
-    /// So many bytes of data were sent.
+    /// Counts bytes of data sent.
     #[inline]
     pub(super) fn on_sent(&mut self, bytes: usize) {
         let bytes = bytes as u64;
-        // A call makes as few records as it can.
+        // The kernel makes as few records of a call as possible.
         let records = bytes / MOST_PLAIN as u64 + 1;
         self.blocks += bytes / BLOCK + 1 + records * BLOCKS_BESIDE;
         self.owes_update |= self.blocks >= MOST_BLOCKS;
     }
 
-    /// Sends what is due before more data.
+    /// Sends a KeyUpdate if one must precede more data.
     #[inline]
     pub(super) fn before_sending<S: ByteStream>(&mut self, stream: &mut S) -> Result<(), Broken> {
         if self.owes_update || self.is_closed { self.update_sending(stream) } else { Ok(()) }
@@ -96,13 +96,14 @@ impl ByKernel {
         (self.owes_update, self.blocks) = (false, 0);
         self.sending.update();
         stream.set_tls_keys(Direction::Sending, &self.sending.keys(0)).map_err(|_| {
-            // The peer expects the next key, which is not there, and the old one has done its part.
+            // The peer expects the next key, which the kernel does not accept, and the old key must
+            // not be used.
             self.is_closed = true;
             Broken::Keys("a key of TLS has protected as much as it may, and the kernel takes no other")
         })
     }
 
-    /// Receiving data has failed. Whether the peer sends nothing any more.
+    /// Handles a failed receive; returns whether the peer has ended its output.
     pub(super) fn on_receive_error<S: ByteStream>(
         &mut self,
         stream: &mut S,
@@ -112,7 +113,7 @@ impl ByKernel {
             Some(libc::EIO) => self.receive_record(stream),
             Some(libc::EBADMSG) => Err(TlsError::Unprotected.into()),
             Some(libc::EMSGSIZE) => Err(TlsError::TooLong.into()),
-            // Of another version.
+            // A record of another TLS version.
             Some(libc::EINVAL) => Err(TlsError::Unexpected.into()),
             _ => Err(error.into()),
         };
@@ -122,8 +123,7 @@ impl ByKernel {
             Ok(Told::KeyUpdate { is_requested }) => {
                 self.update_receiving(stream)?;
                 self.owes_update |= is_requested;
-                // It is due before more data; where there is none, the peer may wait for it all the
-                // same.
+                // It must precede further data, and the peer may wait for it even if there is none.
                 match self.before_sending(stream) {
                     Err(Broken::Socket(error)) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
                     result => result.map(|()| false),
@@ -136,7 +136,7 @@ impl ByKernel {
         }
     }
 
-    /// Takes what the next record has, which is no data.
+    /// Receives the next record, which is not data.
     fn receive_record<S: ByteStream>(&mut self, stream: &mut S) -> Result<Told, Broken> {
         let mut bytes = vec![0; MOST_PLAIN];
         match stream.receive_record(&mut bytes) {
@@ -157,10 +157,10 @@ impl ByKernel {
             .map_err(|_| Broken::Keys("the peer has changed its key of TLS, and the kernel takes no other"))
     }
 
-    /// Tells the peer what it has done wrong, if it was that.
+    /// Sends an alert if the peer has violated TLS.
     fn complain<S: ByteStream>(&mut self, stream: &mut S, broken: &Broken) {
         let Broken::Tls(error) = broken else { return };
-        // Who has said that it ends hears nothing more (RFC 8446 §6.2).
+        // After close_notify nothing more is sent (RFC 8446 §6.2).
         if let Some(alert) = error.alert()
             && !self.is_closed
         {
@@ -169,7 +169,7 @@ impl ByKernel {
         self.is_closed = true;
     }
 
-    /// Says that nothing more will be sent.
+    /// Sends close_notify.
     pub(super) fn close<S: ByteStream>(&mut self, stream: &mut S) {
         if !std::mem::replace(&mut self.is_closed, true) {
             let _ = stream.send_record(ALERT, &OUR_CLOSE_NOTIFY);
@@ -177,25 +177,25 @@ impl ByKernel {
     }
 }
 
-/// Of the cipher, in bytes.
+/// Block size of the cipher, in bytes.
 const BLOCK: u64 = 16;
-/// Of each record, beyond its data: for its content type, and for its tag.
+/// Blocks of each record beyond its data: content type and authentication tag.
 const BLOCKS_BESIDE: u64 = 2;
 const MOST_BLOCKS_OF_RECORD: u64 = MOST_PLAIN as u64 / BLOCK + BLOCKS_BESIDE;
-/// What a key of AES-GCM may protect: 2^24.5 of the longest records (RFC 8446 §5.5). What it is a
-/// bound on are blocks, so that shorter records may be more.
+/// Limit of an AES-GCM key: 2^24.5 records of maximum length (RFC 8446 §5.5). It is counted in
+/// blocks, so that more short records are permitted.
 const MOST_BLOCKS: u64 = 23_726_566 * (MOST_PLAIN as u64 / BLOCK);
 
 #[cfg(test)]
 impl super::Secure {
-    /// As if so much had been sent that the key has done its part.
+    /// Simulates that the key has reached its limit.
     pub(crate) fn wear_out(&mut self) {
         if let super::Stage::Kernel(kernel) = &mut self.stage {
             kernel.blocks = MOST_BLOCKS;
         }
     }
 
-    /// Changes our key, and has the peer change its own.
+    /// Updates our key and requests the peer to update its own.
     pub(crate) fn ask_for_update<S: ByteStream>(&mut self, stream: &mut S) {
         let super::Stage::Kernel(kernel) = &mut self.stage else { return };
         stream.send_record(HANDSHAKE, &[OUR_KEY_UPDATE[0], 0, 0, 1, 1]).expect("there is room");
@@ -212,7 +212,8 @@ mod tests {
     fn what_a_key_may_protect_is_as_much_of_the_longest_records_as_the_specification_has() {
         let most = 2f64.powf(24.5);
         assert!((most - 1.0..most).contains(&((MOST_BLOCKS / 1024) as f64)));
-        // Counted never less than it is: in records of 16 KiB each, and in the shortest ones.
+        // The bound is never below the true number: for records of 16 KiB, and for the shortest
+        // ones.
         for (bytes, records) in [(MOST_PLAIN, 1), (64 << 10, 4), (1, 1), (0, 1), (24, 1)] {
             let mut kernel = ByKernel::new(exported(), true);
             kernel.on_sent(bytes);
@@ -221,7 +222,7 @@ mod tests {
         }
     }
 
-    /// Of a handshake with itself.
+    /// Keys of a handshake with itself.
     fn exported() -> Exported {
         let key = blockmux_tls::Psk {
             identity: b"key".to_vec(),

@@ -1,5 +1,5 @@
-//! What uses the volume: random requests, each checked when it completes, and a look at every block
-//! at the end.
+//! The user of the volume: random requests, each checked when it completes, and a final read of
+//! every block.
 
 use super::core::SimCore;
 use super::ledger::{BLOCK, Covered, Ended, Ledger, Started, content};
@@ -11,14 +11,14 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What a client is to do.
+/// Parameters of a client.
 #[derive(Clone, Copy)]
 pub(super) struct Plan {
     pub(super) requests: u32,
     pub(super) depth: u32,
-    /// The longest request, in blocks.
+    /// Longest request, in blocks.
     pub(super) most_blocks: u64,
-    /// Errors that the scenario brings about.
+    /// Whether the scenario injects medium errors.
     pub(super) allows_medium_errors: bool,
     pub(super) allows_path_lost: bool,
 }
@@ -30,13 +30,13 @@ pub(super) struct Client {
     ledger: Arc<Mutex<Ledger>>,
     random: SplitMix,
     plan: Plan,
-    /// A request's place is its tag.
+    /// Indexed by tag.
     in_flight: Vec<Option<Request>>,
-    /// Of each block: -1 while it is written, else how many reads it has.
+    /// For each block: -1 while a write is in flight, else the number of reads.
     users: Vec<i32>,
     submitted: u32,
-    /// The next block to look at in the end.
-    looks_at: u64,
+    /// The next block of the final verification.
+    next_verified: u64,
     next_value: u64,
     done: Vec<Completion>,
     /// Set when everything has completed.
@@ -48,8 +48,8 @@ struct Request {
     blocks: Range<u64>,
     started: Started,
     covered: Option<Covered>,
-    /// It is one of the looks at the end.
-    is_look: bool,
+    /// It belongs to the final verification.
+    is_verification: bool,
 }
 
 impl Client {
@@ -71,14 +71,14 @@ impl Client {
             in_flight: (0..plan.depth).map(|_| None).collect(),
             users: vec![0; blocks],
             submitted: 0,
-            looks_at: 0,
+            next_verified: 0,
             next_value: 0,
             done: Vec::new(),
             finished,
         }
     }
 
-    /// Starts a random request, unless all its blocks are taken.
+    /// Starts a random request, unless its blocks are in use.
     fn start_one(&mut self, tag: usize) {
         let op = self.pick_op();
         let count = 1 + self.random.below(self.plan.most_blocks);
@@ -108,7 +108,7 @@ impl Client {
         }
     }
 
-    /// What a write sends; where every other read wants its data.
+    /// A write's data; every other read brings its own buffer.
     fn data_for(&mut self, op: Op, blocks: &Range<u64>) -> Option<SgList> {
         let len = (blocks.end - blocks.start) as usize * BLOCK;
         match op {
@@ -126,7 +126,14 @@ impl Client {
         }
     }
 
-    fn submit(&mut self, tag: usize, op: Op, blocks: Range<u64>, data: Option<SgList>, is_look: bool) {
+    fn submit(
+        &mut self,
+        tag: usize,
+        op: Op,
+        blocks: Range<u64>,
+        data: Option<SgList>,
+        is_verification: bool,
+    ) {
         let mut ledger = lock(&self.ledger);
         if op.is_write() {
             for block in blocks.clone() {
@@ -139,7 +146,7 @@ impl Client {
         let started = ledger.start();
         drop(ledger);
         let (offset, len) = (blocks.start * BLOCK as u64, (blocks.end - blocks.start) * BLOCK as u64);
-        self.in_flight[tag] = Some(Request { op, blocks, started, covered, is_look });
+        self.in_flight[tag] = Some(Request { op, blocks, started, covered, is_verification });
         self.channel.submit(Io { tag: Tag(tag as u64), op, offset, len, data });
     }
 
@@ -162,14 +169,14 @@ impl Client {
             let Request { op, blocks, .. } = &request;
             ledger.fault(format!("{op:?} of blocks {blocks:?} failed: {:?}", done.result));
         }
-        if request.is_look && done.result.is_err() {
-            // The volume is there again sooner or later; look once more.
-            self.looks_at = self.looks_at.min(request.blocks.start);
+        if request.is_verification && done.result.is_err() {
+            // The volume will come back; verify the block again.
+            self.next_verified = self.next_verified.min(request.blocks.start);
         }
         request.check(&mut ledger, done.result);
     }
 
-    /// Starts what there is still to start; answers whether anything is in flight.
+    /// Starts further requests; returns whether any is in flight.
     fn go_on(&mut self) -> bool {
         for tag in 0..self.in_flight.len() {
             if self.in_flight[tag].is_some() {
@@ -183,12 +190,12 @@ impl Client {
         if self.submitted < self.plan.requests {
             return is_busy;
         }
-        // The looks come after everything else, so that nothing is being written.
-        let only_looks = self.in_flight.iter().flatten().all(|request| request.is_look);
-        for tag in (0..self.in_flight.len()).filter(|_| only_looks) {
-            let block = self.looks_at;
+        // Verification starts when no write is in flight.
+        let only_verifies = self.in_flight.iter().flatten().all(|request| request.is_verification);
+        for tag in (0..self.in_flight.len()).filter(|_| only_verifies) {
+            let block = self.next_verified;
             if self.in_flight[tag].is_none() && block < self.users.len() as u64 {
-                self.looks_at += 1;
+                self.next_verified += 1;
                 self.users[block as usize] += 1;
                 self.submit(tag, Op::Read, block..block + 1, None, true);
                 is_busy = true;
@@ -209,18 +216,17 @@ impl Task for Client {
             return Progress::Done;
         }
         self.channel.kick();
-        // Nobody wakes us for what completed just now.
+        // Completions within `submit` wake nobody.
         self.channel.poll(&mut self.done);
         if self.done.is_empty() { Progress::Idle } else { Progress::More }
     }
 }
 
 impl Request {
-    /// Enters the request's end into the ledger.
+    /// Records the request's result in the ledger.
     fn check(self, ledger: &mut Ledger, result: Result<Output, IoError>) {
         let ended = match self.op {
-            // What discarded blocks read as is anybody's guess; our volumes leave them or clear
-            // them.
+            // The content of discarded blocks is undefined; our volumes keep or clear them.
             Op::Discard { .. } => Ended::DoneOrNot,
             Op::Write { fua } | Op::WriteZeroes { fua, .. } if result.is_ok() => Ended::Done { fua },
             _ => Ended::DoneOrNot,

@@ -1,29 +1,29 @@
-//! What goes wrong on the simulated network.
+//! Faults of the simulated network.
 
 use std::time::Duration;
 
-/// What a network is like. Every connection draws its own fate from it.
+/// Properties of a network. Every connection draws its own faults from them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NetworkConditions {
-    /// One way, at most; each send draws its own.
+    /// Longest one-way delay; each send draws its own.
     pub delay: Duration,
-    /// Of each direction of a connection; `None` is without limit.
+    /// Bandwidth of each direction of a connection; `None`: unlimited.
     pub bytes_per_s: Option<u64>,
-    /// Bytes sent and not yet received, in each direction: a sender waits beyond.
+    /// Bytes in flight in each direction (window): a sender beyond it waits.
     pub window: usize,
-    /// One call moves 1 to so many bytes, as chance has it.
+    /// One call transfers 1 to this many bytes at random.
     pub most_per_call: usize,
-    /// A connection breaks once it has carried so many bytes at most; `None` is never.
+    /// Most bytes that a connection carries until it breaks; `None`: it never breaks.
     pub breaks_within: Option<u64>,
-    /// So many of a thousand sends are held up by up to [`LONGEST_STALL`].
+    /// Sends of a thousand that are delayed by up to [`LONGEST_STALL`].
     pub stalls_per_thousand: u32,
-    /// So many of a thousand sends have a bit of their payload turned around: for protocols that
-    /// notice. What is sent as a header, and with it short answers, stays as it is.
+    /// Sends of a thousand with a flipped bit in their payload, for protocols that detect it.
+    /// Headers, and so short replies, are never damaged.
     pub damaged_per_thousand: u32,
 }
 
 impl NetworkConditions {
-    /// A short wire on which nothing goes wrong.
+    /// A short link without faults.
     pub const FAIR: NetworkConditions = NetworkConditions {
         delay: Duration::from_micros(50),
         bytes_per_s: None,
@@ -35,5 +35,5 @@ impl NetworkConditions {
     };
 }
 
-/// The longest that a send is held up.
+/// Longest stall of a send.
 pub const LONGEST_STALL: Duration = Duration::from_millis(200);

@@ -1,4 +1,4 @@
-//! Cores on a virtual clock: a small executor whose every turn the seed decides.
+//! Cores on a virtual clock: an executor whose scheduling follows from the seed.
 
 use super::lan::SimLan;
 use super::net::{SimNet, SimStream, SimWatch};
@@ -12,7 +12,7 @@ use std::io;
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
-/// One simulated process with one core: its tasks, its buffers, its end.
+/// A simulated process with one core.
 pub struct SimCore {
     this: Weak<SimCore>,
     net: SimNet,
@@ -20,35 +20,35 @@ pub struct SimCore {
     ready: Rc<ReadyList>,
     tasks: RefCell<Vec<Slot>>,
     stopping: Cell<bool>,
-    /// It has no processor.
+    /// It gets no CPU time.
     waits: Cell<bool>,
-    /// Where its frames go.
+    /// The segment of its frames.
     lan: RefCell<Option<SimLan>>,
 }
 
-/// A task's place; tasks are few and short-lived, so places are not used again.
+/// A task's entry. Entries are not reused, because tasks are few and short-lived.
 struct Slot {
     waker: Waker,
-    /// Out of its place while it runs, and gone when it has ended.
+    /// Absent while the task runs, and after it has ended.
     task: Option<Box<dyn Task>>,
 }
 
-/// All cores of a simulation and the clock that they share.
+/// All cores of a simulation and their common clock.
 pub struct World {
     net: SimNet,
     cores: Vec<Rc<SimCore>>,
 }
 
-/// A simulation that will never come to its end.
+/// Why a simulation will never end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Hang {
-    /// Nobody is ready and nobody waits for a time.
+    /// No task is ready and no timer is armed.
     #[error("everybody waits and nothing can happen any more")]
     Deadlock,
-    /// Tasks wake each other without an end while the clock stands still.
+    /// Tasks wake each other without end while the clock stands still.
     #[error("tasks run over and over at one instant")]
     Livelock,
-    /// The time set for it is over.
+    /// The time limit was exceeded.
     #[error("not done within {0:?} of virtual time")]
     TooLate(Duration),
 }
@@ -66,19 +66,18 @@ impl SimCore {
         self.tasks.borrow().iter().for_each(|slot| slot.waker.wake());
     }
 
-    /// Ends the process at once: what its tasks hold is dropped, its connections are closed.
+    /// Ends the process at once: its tasks are dropped and its connections closed.
     pub fn kill(&self) {
         let tasks: Vec<Slot> = self.tasks.borrow_mut().drain(..).collect();
         drop(tasks);
     }
 
-    /// Takes the processor from it, or gives it one back: as long as it has none, nothing of it
-    /// runs.
+    /// Suspends the process, or resumes it: while suspended, none of its tasks runs.
     pub fn set_waiting(&self, waits: bool) {
         self.waits.set(waits);
     }
 
-    /// Puts the core on a segment: ports that it opens from now on lead there.
+    /// Attaches the core to a segment: ports that it opens from now on lead there.
     pub fn join(&self, lan: &SimLan) {
         *self.lan.borrow_mut() = Some(lan.clone());
     }
@@ -87,7 +86,7 @@ impl SimCore {
         self.lan.borrow().clone()
     }
 
-    /// The network that this core is on.
+    /// The core's network.
     #[must_use]
     pub fn net(&self) -> &SimNet {
         &self.net
@@ -104,7 +103,7 @@ impl SimCore {
         match task.run() {
             Progress::Done => return true,
             Progress::More => self.tasks.borrow()[id as usize].waker.wake(),
-            // As on a core that never spins: whoever did not ask to be woken sleeps on.
+            // As on a core that never spins: a task without a wake-up sleeps on.
             Progress::Drained | Progress::Idle => task.park(),
         }
         self.tasks.borrow_mut()[id as usize].task = Some(task);
@@ -203,15 +202,15 @@ impl World {
         core
     }
 
-    /// Takes a core out that has nothing left to do.
+    /// Removes a core without tasks.
     pub fn remove_core(&mut self, core: &Rc<SimCore>) {
         self.cores.retain(|other| !Rc::ptr_eq(other, core));
     }
 
-    /// Runs until `done`, at most until `limit` of virtual time from now.
+    /// Runs until `done`, at most for `limit` of virtual time.
     ///
     /// # Errors
-    /// If it will never be done.
+    /// If that will never happen.
     pub fn run_until(&self, limit: Duration, mut done: impl FnMut() -> bool) -> Result<(), Hang> {
         let end = self.net.now() + limit;
         let mut turns = 0;
@@ -236,7 +235,7 @@ impl World {
     /// Lets `time` pass.
     ///
     /// # Errors
-    /// If tasks never sleep meanwhile.
+    /// If tasks do not sleep meanwhile.
     pub fn run_for(&self, time: Duration) -> Result<(), Hang> {
         let end = self.net.now() + time;
         let ready = ReadyList::new();
@@ -244,7 +243,7 @@ impl World {
         self.run_until(time, || !ready.is_empty())
     }
 
-    /// Runs one task of a core that chance picks.
+    /// Runs one task of a random core.
     fn run_one(&self) -> bool {
         let first = self.net.below(self.cores.len().max(1) as u64) as usize;
         let (before, from) = self.cores.split_at(first.min(self.cores.len()));
@@ -254,7 +253,7 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // Tasks hold their core and a core holds its tasks: this is where the circle is cut.
+        // Breaks the reference cycle between cores and tasks.
         self.cores.iter().for_each(|core| core.kill());
     }
 }

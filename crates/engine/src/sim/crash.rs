@@ -1,8 +1,8 @@
 //! A volume with a write cache that a crash loses.
 //!
-//! Completed writes are in the cache, from where they reach stable storage one block at a time and
-//! in any order: by a flush all, with FUA at once, and by chance now and then. A crash keeps a
-//! random part of the rest.
+//! Completed writes are in the cache, from where they reach stable storage one block at a time in
+//! any order: all by a flush, at once with FUA, and at random. A crash keeps a random part of the
+//! rest.
 
 use super::ledger::BLOCK;
 use blockmux_volume::random::SplitMix;
@@ -14,11 +14,10 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Is told of every block that a request has changed, by the block's number and new content.
+/// Called for every block that a request has changed, with the block's number and new content.
 pub type Observer = Box<dyn FnMut(u64, &[u8]) + Send>;
 
-/// A volume whose unflushed writes a crash may lose. Requests complete in any order, up to a delay
-/// apart.
+/// A volume that may lose unflushed writes in a crash. Requests complete in any order.
 pub struct CrashVolume {
     info: VolumeInfo,
     delay: Duration,
@@ -35,8 +34,8 @@ struct Medium {
 }
 
 impl CrashVolume {
-    /// A volume of zeroes, `blocks` of [`BLOCK`] bytes each. Each request takes up to `delay`; of a
-    /// million so many fail with a medium error, having changed nothing.
+    /// A volume of zeroes with `blocks` blocks of [`BLOCK`] bytes. Each request takes up to
+    /// `delay`; of a million, this many fail with a medium error and change nothing.
     #[must_use]
     pub fn new(
         blocks: u64,
@@ -65,8 +64,8 @@ impl CrashVolume {
         }
     }
 
-    /// The power fails: of what was not flushed a random part stays. What was in flight must have
-    /// been dropped with its channels.
+    /// Simulates a power failure: a random part of what was not flushed is kept. Channels must have
+    /// been dropped.
     pub fn crash(&self) {
         let mut medium = self.medium();
         let cache = std::mem::take(&mut medium.cache);
@@ -77,7 +76,7 @@ impl CrashVolume {
         }
     }
 
-    /// What a read of the block would find.
+    /// What a read of the block would return.
     #[must_use]
     pub fn content(&self, block: u64) -> Vec<u8> {
         self.medium().read(block)
@@ -111,7 +110,7 @@ struct CrashChannel {
     medium: Arc<Mutex<Medium>>,
     core: Rc<dyn Core>,
     waker: Waker,
-    /// With the time at which each is done.
+    /// With the time of completion.
     waiting: Vec<(Instant, Io)>,
 }
 
@@ -176,7 +175,7 @@ impl Medium {
             return self.settle(block, &bytes);
         }
         let older = self.cache.insert(block, bytes);
-        // A cache writes back when it likes.
+        // A cache may write back at any time.
         if let Some(older) = older.filter(|_| self.random.below(4) == 0) {
             self.settle(block, &older);
         }

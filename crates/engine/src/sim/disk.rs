@@ -1,5 +1,4 @@
-//! What a simulation is about: a volume that a crash can hit, the ledger that watches it, and the
-//! client that uses it.
+//! The object of a simulation: a volume that may crash, the ledger that checks it, and the client.
 
 use super::client::{Client, Plan};
 use super::core::SimCore;
@@ -13,7 +12,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// The only volume of a target, by the name of `disk0`.
+/// The only volume of a target, named `disk0`.
 pub(super) struct Disk {
     pub(super) volume: Arc<CrashVolume>,
     pub(super) exports: Exports,
@@ -23,7 +22,7 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    /// All that is left to chance follows from `seed`; an I/O takes `delay` at most.
+    /// Everything random follows from `seed`; an I/O takes at most `delay`.
     pub(super) fn new(seed: u64, blocks: u64, delay: Duration, medium_errors_per_million: u32) -> Disk {
         let ledger = Arc::new(Mutex::new(Ledger::new(blocks)));
         let observed = ledger.clone();
@@ -38,7 +37,8 @@ impl Disk {
         lock(&self.ledger)
     }
 
-    /// Has a client on `core` carry out a plan by way of `remote`; set when it has.
+    /// Runs a client with this plan on `core`, using `remote`; the result is set when it has
+    /// finished.
     pub(super) fn start_client(&self, core: &Rc<SimCore>, remote: &dyn Volume, plan: Plan) -> Rc<Cell<bool>> {
         let finished = Rc::new(Cell::new(false));
         let any_core: Rc<dyn Core> = core.clone();
@@ -50,8 +50,8 @@ impl Disk {
         finished
     }
 
-    /// Looks at every block after the end: what was found first, or how many writes were done after
-    /// they had been acknowledged.
+    /// Checks every block at the end: returns the first fault, or the number of writes done again
+    /// after they were acknowledged.
     pub(super) fn verdict(&self) -> Result<u64, String> {
         let mut ledger = self.ledger();
         for block in 0..self.blocks {

@@ -1,5 +1,4 @@
-//! One simulation of ATA over Ethernet from its seed to its verdict: the engine's own tasks on a
-//! [`SimLan`].
+//! Simulation of ATA over Ethernet, from a seed to a result: the engine's tasks on a [`SimLan`].
 
 use super::client::Plan;
 use super::conditions::NetworkConditions;
@@ -19,53 +18,53 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// What is simulated; the same scenario always goes the same way.
+/// Parameters of a simulation; equal scenarios run identically.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameScenario {
-    /// Decides everything that is left to chance.
+    /// Seed of everything random.
     pub seed: u64,
     /// The network.
     pub conditions: LanConditions,
-    /// Of the volume, of [`super::BLOCK`] bytes each.
+    /// Size of the volume, in blocks of [`super::BLOCK`] bytes.
     pub blocks: u64,
-    /// How many requests the client makes.
+    /// Requests of the client.
     pub requests: u32,
-    /// How many of them at a time.
+    /// Requests in flight.
     pub depth: u32,
     /// The longest request, in blocks.
     pub most_blocks: u64,
     /// Interfaces of each side.
     pub ports: usize,
-    /// How long the volume takes at most.
+    /// Longest delay of the volume.
     pub volume_delay: Duration,
-    /// How often the target is stopped and started again, or the cables are pulled out.
+    /// Restarts of the target, or link failures, if any.
     pub trouble: Option<FrameTrouble>,
-    /// Target and initiator share a processor, in turns of so long.
+    /// Target and initiator share a CPU, alternating in time slices of this length.
     pub turns: Option<Duration>,
 }
 
-/// What happens again and again, after up to so much time.
+/// Repeated faults, each after at most this time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameTrouble {
-    /// The target is stopped in order and started again.
+    /// The target is stopped in order and restarted.
     TargetRestarts(Duration),
-    /// All interfaces go down and come up.
+    /// All links go down and up.
     CablesOut(Duration),
 }
 
-/// What a simulation has come to.
+/// Result of a simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameOutcome {
     /// Virtual time.
     pub took: Duration,
-    /// Frames that were sent.
+    /// Frames sent.
     pub frames: u64,
-    /// How often there was trouble.
+    /// Number of faults.
     pub troubles: u32,
 }
 
 impl FrameScenario {
-    /// A fair day.
+    /// A default scenario without faults.
     #[must_use]
     pub fn new(seed: u64) -> FrameScenario {
         FrameScenario {
@@ -82,12 +81,11 @@ impl FrameScenario {
         }
     }
 
-    /// Runs it to its end.
+    /// Runs the simulation.
     ///
     /// # Errors
-    /// If a request did not complete exactly once and rightly, a write was done again after a newer
-    /// one, a block holds what it must not, memory is not given back, or it does not come to its
-    /// end.
+    /// If a request did not complete exactly once with the right result, a write was done again
+    /// after a newer one, a block has wrong content, memory leaks, or the simulation does not end.
     pub fn run(&self) -> Result<FrameOutcome, String> {
         self.run_out().map_err(|what| format!("seed {}: {what}\nin {self:?}", self.seed))
     }
@@ -166,7 +164,7 @@ impl Run {
     fn start_client(&self) -> Rc<Cell<bool>> {
         let scenario = &self.scenario;
         let remote: AoeVolume<SimCore> =
-            AoeVolume::new(self.interfaces(), ADDRESS, self.disk.volume.info(), PATIENCE);
+            AoeVolume::new(self.interfaces(), ADDRESS, self.disk.volume.info(), TIMEOUT);
         let plan = Plan {
             requests: scenario.requests,
             depth: scenario.depth,
@@ -194,7 +192,7 @@ impl Run {
         self.targets.push(core);
     }
 
-    /// Has the initiator wait while the target runs, and then the other way round.
+    /// Suspends the initiator while the target runs, then the other way round.
     fn take_turns(&self, turn: Duration) -> Result<(), String> {
         for has_initiator in [false, true] {
             self.initiator.set_waiting(!has_initiator);
@@ -222,7 +220,7 @@ impl Run {
             return Err("the initiator has not given back its buffers".to_owned());
         }
         match self.disk.verdict()? {
-            // A target that is started again does not know what the one before has done.
+            // A restarted target does not know what the one before has done.
             stale if stale > 0 && self.scenario.trouble.is_none() => {
                 Err(format!("{stale} writes were done after they had been acknowledged"))
             }
@@ -234,14 +232,14 @@ impl Run {
         self.world.run_until(LIMIT, done).map_err(|hang| hang.to_string())
     }
 
-    /// Lets up to so much time pass.
+    /// Lets a random time up to `most` pass.
     fn pass(&self, most: Duration) -> Result<(), String> {
         self.world.run_for(self.world.net().up_to(most)).map_err(|hang| hang.to_string())
     }
 }
 
 const ADDRESS: AoeAddress = AoeAddress { shelf: 7, slot: 0 };
-/// Longer than any trouble.
-const PATIENCE: Duration = Duration::from_secs(300);
-/// Virtual time for any part of a simulation; more is a hang.
+/// Longer than any fault.
+const TIMEOUT: Duration = Duration::from_secs(300);
+/// Virtual time limit of any part of a simulation.
 const LIMIT: Duration = Duration::from_secs(600);

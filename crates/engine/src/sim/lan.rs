@@ -1,5 +1,4 @@
-//! A simulated network segment: ports that send frames to each other, some of which are lost,
-//! doubled or late.
+//! A simulated Ethernet segment, which loses, duplicates and delays frames.
 
 use super::core::SimCore;
 use super::net::{SimNet, SimWatch};
@@ -13,25 +12,25 @@ use std::io;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// What a segment is like.
+/// Properties of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LanConditions {
-    /// Behind the Ethernet header.
+    /// Excludes the Ethernet header.
     pub mtu: u32,
-    /// One way, at most; each frame draws its own, so that frames overtake each other.
+    /// Longest one-way delay; each frame draws its own, so frames are reordered.
     pub delay: Duration,
-    /// So many of a thousand frames do not arrive.
+    /// Frames of a thousand that are lost.
     pub losses_per_thousand: u32,
-    /// So many of a thousand arrive twice.
+    /// Frames of a thousand that are duplicated.
     pub doubles_per_thousand: u32,
-    /// So many of a thousand are late, by up to [`LATEST`].
+    /// Frames of a thousand that are late, by up to [`LATEST`].
     pub late_per_thousand: u32,
-    /// Frames that wait at a port; what comes beyond is lost.
+    /// Receive buffers of a port, in frames; further frames are lost.
     pub buffers: u32,
 }
 
 impl LanConditions {
-    /// A short cable on which nothing goes wrong.
+    /// A segment without faults.
     pub const FAIR: LanConditions = LanConditions {
         mtu: 9000,
         delay: Duration::from_micros(20),
@@ -42,10 +41,10 @@ impl LanConditions {
     };
 }
 
-/// How late a frame is at most.
+/// Longest delay of a late frame.
 pub const LATEST: Duration = Duration::from_millis(200);
 
-/// The segment; a clone is the same one.
+/// The segment; a clone is another handle to it.
 #[derive(Clone)]
 pub struct SimLan(Rc<Segment>);
 
@@ -59,12 +58,12 @@ struct Segment {
 struct Station {
     mac: Mac,
     is_up: Cell<bool>,
-    /// Arrival, sender and bytes of frames on their way and waiting.
+    /// Arrival, sender and bytes of frames in flight and waiting.
     queue: RefCell<Vec<(Instant, Mac, Vec<u8>)>>,
     reader: RefCell<Option<Waker>>,
 }
 
-/// A core's port at the segment.
+/// A core's port on the segment.
 pub struct SimPort {
     net: SimNet,
     lan: SimLan,
@@ -79,13 +78,13 @@ impl SimLan {
         SimLan(Rc::new(Segment { conditions, ports, made, sent }))
     }
 
-    /// Frames that were sent so far.
+    /// Frames sent so far.
     #[must_use]
     pub fn sent(&self) -> u64 {
         self.0.sent.get()
     }
 
-    /// Pulls all cables out, or puts them in again.
+    /// Sets the link of all ports up or down.
     pub fn set_up(&self, is_up: bool) {
         self.0.ports.borrow().iter().for_each(|station| station.is_up.set(is_up));
     }
@@ -133,7 +132,7 @@ impl SimPort {
 impl FrameHost for SimCore {
     type Port = SimPort;
 
-    /// All interfaces lead to the one segment that the core is on; their names do not matter.
+    /// All interface names lead to the segment that the core is attached to.
     fn open_port(&self, _interface: &str, _side: Side) -> io::Result<SimPort> {
         let lan = self.lan().ok_or(io::ErrorKind::NotFound)?;
         Ok(lan.join(self.net()))
@@ -148,7 +147,7 @@ impl FrameHost for SimCore {
 impl FramePort for SimPort {
     type Watch = SimWatch;
 
-    fn look(&mut self) -> io::Result<FramePortInfo> {
+    fn query_info(&mut self) -> io::Result<FramePortInfo> {
         let LanConditions { mtu, buffers, .. } = self.lan.0.conditions;
         Ok(FramePortInfo { mac: self.station.mac, mtu, buffers, is_up: self.station.is_up.get() })
     }

@@ -1,13 +1,13 @@
-//! What every block may hold, by what was acknowledged.
+//! Tracks what every block may contain, by the writes that were acknowledged.
 //!
 //! A block's content is named by its *value*: zeroes are value 0, and [`content`] makes
 //! recognizable bytes of any other. At most one write is in flight for a block at a time, so after
-//! an acknowledged write the block holds its value and nothing else; a write that failed may have
-//! been done or not.
+//! an acknowledged write the block holds exactly its value; a write that failed may have been done
+//! or not.
 //!
-//! A crash may undo what was acknowledged since the last flush or FUA. What was in flight when it
-//! happened is acknowledged later by a target that has lost its memory of it, so then both are
-//! possible, unless it was FUA.
+//! A crash may undo writes acknowledged since the last flush or FUA. A write in flight at a crash
+//! may be acknowledged later by a target that has lost it, so either content is then possible,
+//! unless it was FUA.
 
 use blockmux_volume::random::mix;
 
@@ -17,48 +17,48 @@ pub const BLOCK: usize = 512;
 /// What every block of a volume may hold.
 pub struct Ledger {
     blocks: Vec<Block>,
-    /// What went wrong, first things first.
+    /// Faults found, the first one first.
     faults: Vec<String>,
-    /// Crashes so far.
+    /// Number of crashes.
     epoch: u32,
-    /// Acknowledgements so far.
+    /// Number of acknowledgements.
     serial: u64,
     stale_writes: u64,
 }
 
 /// One block.
 struct Block {
-    /// What a read may find, apart from what is being written.
+    /// Values that a read may return, apart from a write in flight.
     current: Vec<u64>,
     in_flight: Option<u64>,
-    /// Stale writes that were done while that was in flight, so perhaps after it.
+    /// Stale writes done while a write was in flight, so perhaps after it.
     stale: Vec<u64>,
-    /// What was stable at `floor_serial`.
+    /// Stable values at `floor_serial`.
     floor: Vec<u64>,
     floor_serial: u64,
-    /// What it may have held since, with the serial of each.
+    /// Values that it may have held since, with the serial of each.
     since: Vec<(u64, u64)>,
 }
 
-/// A write or a flush from submission to completion.
+/// A write or a flush in flight.
 pub(super) struct Started {
     epoch: u32,
     serial: u64,
 }
 
-/// What a flush that was submitted then covers.
+/// The writes that a flush covers: those acknowledged when it was submitted.
 pub(super) struct Covered {
     started: Started,
     values: Vec<Vec<u64>>,
 }
 
-/// How a write has ended.
+/// Result of a write.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ended {
     Done {
         fua: bool,
     },
-    /// The block may also be as it was.
+    /// The block may also be unchanged.
     DoneOrNot,
 }
 
@@ -95,19 +95,19 @@ impl Ledger {
         self.blocks.is_empty()
     }
 
-    /// Notes that something went wrong.
+    /// Records a fault.
     pub fn fault(&mut self, what: String) {
         self.faults.push(what);
     }
 
-    /// The first thing that went wrong.
+    /// The first fault.
     #[must_use]
     pub fn first_fault(&self) -> Option<&str> {
         self.faults.first().map(String::as_str)
     }
 
-    /// Writes that the volume did although they had been acknowledged before: a lost connection's
-    /// target still had them when they were replayed on the next.
+    /// Writes done again after they were acknowledged: the target of a lost connection still had
+    /// them when they were replayed on the next one.
     #[must_use]
     pub fn stale_writes(&self) -> u64 {
         self.stale_writes
@@ -130,7 +130,7 @@ impl Ledger {
         }
     }
 
-    /// The power of the target has failed.
+    /// The target has crashed.
     pub fn on_crash(&mut self) {
         self.epoch += 1;
         for block in &mut self.blocks {
@@ -164,7 +164,7 @@ impl Ledger {
         self.blocks[block as usize].in_flight = Some(value);
     }
 
-    /// It has completed.
+    /// The write has completed.
     pub(super) fn on_written(&mut self, block: u64, started: &Started, ended: Ended) {
         self.serial += 1;
         let (serial, crashed) = (self.serial, started.epoch != self.epoch);
@@ -193,8 +193,8 @@ impl Ledger {
         Covered { started: self.start(), values }
     }
 
-    /// It has completed. One that was in flight when the power failed may have been done by a
-    /// target that had already lost what it was to cover, so it says nothing.
+    /// The flush has completed. A flush in flight at a crash may be done by a target that had
+    /// already lost what it covers, so it then proves nothing.
     pub(super) fn on_flushed(&mut self, covered: Covered) {
         let Started { epoch, serial } = covered.started;
         if epoch != self.epoch {
@@ -231,7 +231,7 @@ pub(super) fn content(block: u64, value: u64) -> Vec<u8> {
     bytes
 }
 
-/// The value of a block's bytes, if they are whole.
+/// The value of a block's bytes, if they are consistent.
 fn value_of(block: u64, bytes: &[u8]) -> Option<u64> {
     let value = u64::from_le_bytes(*bytes.first_chunk()?);
     (content(block, value) == bytes).then_some(value)

@@ -1,5 +1,5 @@
-//! The simulator: the engine's own tasks and any protocol's sessions, on a virtual clock and a
-//! network full of trouble.
+//! The simulator: the engine's tasks and any protocol's sessions on a virtual clock and a faulty
+//! network.
 //!
 //! ```text
 //!   Client ──▶ RemoteVolume ──▶ links ──▶ SimNet ──▶ TargetTask ──▶ CrashVolume
@@ -7,14 +7,14 @@
 //!     │                                stalls, breaks                    │
 //!     └───────────────▶ Ledger: what every block may hold ◀──────────────┘
 //! ```
-//! Protocols on frames have a [`SimLan`] in the place of the network, which loses, doubles and
-//! delays frames, and [`FrameScenario`] in the place of [`Scenario`].
 //!
-//! What runs is what serves real sockets: [`crate::target::TargetTask`],
-//! [`crate::initiator::RemoteVolume`] and [`crate::connection::Connection`], over [`SimCore`] in
-//! place of a thread with a ring. Time stands still while anything can run and then jumps to the
-//! next event, so that hours pass in seconds; everything follows from one seed, and
-//! [`Scenario::run`] with the same seed does the same again.
+//! Protocols on frames use a [`SimLan`] as network and [`FrameScenario`] in place of [`Scenario`].
+//!
+//! The code under test is that of real sockets: [`crate::target::TargetTask`],
+//! [`crate::initiator::RemoteVolume`] and [`crate::connection::Connection`], on a [`SimCore`] in
+//! place of a thread with a ring. The clock stands still while any task can run, then jumps to the
+//! next event, so that hours pass in seconds. Everything follows from one seed: a run can be
+//! repeated exactly.
 
 mod client;
 mod conditions;

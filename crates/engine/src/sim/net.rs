@@ -1,5 +1,5 @@
-//! A simulated network: listeners, and streams with delay, a window, odd cuts, stalls and sudden
-//! ends.
+//! A simulated network: listeners, and streams with delay, a window, short transfers, stalls and
+//! breaks.
 
 mod stream;
 
@@ -18,7 +18,7 @@ use std::io;
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
-/// The network, its clock and its luck; a clone is the same one.
+/// The network with its clock and random numbers; a clone is another handle to it.
 #[derive(Clone)]
 pub struct SimNet(Rc<Shared>);
 
@@ -34,7 +34,7 @@ struct Shared {
     breaks: Cell<u64>,
 }
 
-/// Connections on their way to a listener, with the time of their arrival.
+/// Connections on their way to a listener, with their time of arrival.
 struct Backlog {
     waker: Waker,
     queue: RefCell<VecDeque<(Instant, SimStream)>>,
@@ -44,14 +44,14 @@ struct Backlog {
 pub struct SimStream {
     net: SimNet,
     wire: Rc<Wire>,
-    /// 0 dialled, 1 accepted; it sends into the pipe of that number.
+    /// 0: connected, 1: accepted; it sends into the pipe of that index.
     side: usize,
     peer: String,
-    /// Shared by all owners; the last one closes it.
+    /// Shared by all owners; the last one closes the stream.
     owners: Rc<()>,
-    /// It has been closed.
+    /// The stream has been closed.
     is_closed: Rc<Cell<bool>>,
-    /// What the system does of TLS here.
+    /// State of the simulated kernel's TLS.
     tls: Rc<RefCell<Option<SimTls>>>,
 }
 
@@ -67,10 +67,10 @@ impl SimWatch {
 struct Wire {
     pipes: [RefCell<Pipe>; 2],
     opens_at: Instant,
-    /// Nobody listened there.
+    /// Nobody listened at the address.
     is_refused: bool,
     is_broken: Cell<bool>,
-    /// Bytes until it breaks.
+    /// Bytes until the connection breaks.
     life: Cell<u64>,
 }
 
@@ -79,15 +79,15 @@ struct Pipe {
     segments: VecDeque<Segment>,
     /// Bytes in all segments.
     len: usize,
-    /// Nothing sent later arrives earlier.
+    /// Later segments never arrive earlier.
     last_arrival: Instant,
-    /// When the end arrives, once the sender has closed.
+    /// When the end of the stream arrives, after the sender has closed.
     ends_at: Option<Instant>,
     is_reader_gone: bool,
     /// Parked tasks.
     reader: Option<Waker>,
     writer: Option<Waker>,
-    /// Waits for the end alone.
+    /// Waits for the end of the stream only.
     watcher: Option<Waker>,
 }
 
@@ -113,12 +113,12 @@ impl SimNet {
         }))
     }
 
-    /// What the systems at both ends of connections do of TLS.
+    /// Sets the TLS support of the simulated kernels at both ends.
     pub fn set_system_tls(&self, system: SystemTls) {
         self.0.system_tls.set(system);
     }
 
-    /// Keys of TLS that the systems have taken so far.
+    /// Number of TLS keys that the kernels have taken so far.
     #[must_use]
     pub fn tls_keys(&self) -> u64 {
         self.0.tls_keys.get()
@@ -142,7 +142,7 @@ impl SimNet {
         Duration::from_nanos(self.below(most.as_nanos() as u64 + 1))
     }
 
-    /// Connections that were opened so far, and how many of them broke by chance.
+    /// Connections opened so far, and how many of them broke at random.
     #[must_use]
     pub fn connections(&self) -> (u64, u64) {
         (self.0.connections.get(), self.0.breaks.get())
@@ -221,14 +221,14 @@ impl SimNet {
         Ok(end(0, "simulated target"))
     }
 
-    /// How many of `most` bytes a call moves.
+    /// How many of `most` bytes a call transfers.
     fn cut(&self, most: usize) -> usize {
         let limit = self.0.conditions.most_per_call;
         if most == 0 || limit == usize::MAX { most } else { 1 + self.below(most.min(limit) as u64) as usize }
     }
 }
 
-/// Hands arrived connections to whoever serves.
+/// Passes arrived connections to the server.
 struct ListenTask<F> {
     core: Weak<SimCore>,
     backlog: Rc<Backlog>,
@@ -242,7 +242,7 @@ impl<F: Fn(&Rc<SimCore>, SimStream)> Task for ListenTask<F> {
         };
         loop {
             let mut queue = self.backlog.queue.borrow_mut();
-            // Delays differ, so the first in the queue need not be the first to arrive.
+            // Delays differ, so the first in the queue need not arrive first.
             let arrived = queue.iter().position(|(arrives, _)| *arrives <= core.now());
             let Some((_, stream)) = arrived.and_then(|at| queue.remove(at)) else { return Progress::Idle };
             drop(queue);
@@ -260,7 +260,7 @@ impl SimStream {
         &self.wire.pipes[self.side]
     }
 
-    /// Cuts the connection: what is on its way is lost, and perhaps what has arrived.
+    /// Breaks the connection: bytes in flight are lost, and perhaps those that have arrived.
     fn break_off(&self) {
         self.wire.is_broken.set(true);
         let now = self.net.now();
@@ -283,7 +283,7 @@ impl Pipe {
         here.map(|segment| segment.bytes.len()).sum()
     }
 
-    /// When the next thing to be noticed arrives.
+    /// When the next event arrives.
     fn next_arrival(&self) -> Option<Instant> {
         self.segments.front().map(|segment| segment.arrives).or(self.ends_at)
     }

@@ -1,4 +1,4 @@
-//! One simulation from its seed to its verdict.
+//! Simulation of a stream protocol, from a seed to a result.
 
 use super::client::Plan;
 use super::conditions::NetworkConditions;
@@ -19,90 +19,88 @@ use std::fmt;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// A protocol, both sides.
+/// Both sides of a protocol.
 pub trait Protocol {
     /// The target's session.
     type Target: StreamSession + Target + 'static;
-    /// What makes the initiator's.
+    /// The dialer of the initiator's sessions.
     type Dialer: Dialer;
 
     /// A session for an initiator that has just connected.
     fn target(&self, exports: Exports, pool: Pool, now: Instant) -> Self::Target;
 
-    /// What secures its connection, if anything does.
+    /// TLS of the connection, if any.
     fn secure(&self) -> Option<Secure> {
         None
     }
 
-    /// How to reach the first export at `address`.
+    /// A dialer of the first export at `address`.
     fn dialer(&self, address: &Address) -> Self::Dialer;
 }
 
-/// What is simulated; the same scenario always goes the same way.
+/// Parameters of a simulation; equal scenarios run identically.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scenario {
-    /// Decides everything that is left to chance.
+    /// Seed of everything random.
     pub seed: u64,
     /// The network.
     pub conditions: NetworkConditions,
-    /// What the systems of both sides do of TLS.
+    /// TLS support of the simulated kernels.
     pub system_tls: SystemTls,
-    /// Of the volume, of [`super::BLOCK`] bytes each.
+    /// Size of the volume, in blocks of [`super::BLOCK`] bytes.
     pub blocks: u64,
-    /// How many requests the client makes.
+    /// Requests of the client.
     pub requests: u32,
-    /// How many of them at a time.
+    /// Requests in flight.
     pub depth: u32,
     /// The longest request, in blocks.
     pub most_blocks: u64,
     /// Connections between initiator and target.
     pub connections: u32,
-    /// How long the volume takes at most.
+    /// Longest delay of the volume.
     pub volume_delay: Duration,
-    /// How many requests fail in the volume.
+    /// Rate of injected medium errors.
     pub medium_errors_per_million: u32,
-    /// What happens to the target, if anything.
+    /// Restarts or crashes of the target, if any.
     pub trouble: Option<Trouble>,
-    /// How long the initiator tries to come back; requests may fail only if the trouble lasts
-    /// longer.
+    /// Reconnect timeout of the initiator; requests may fail only if the target is down for longer.
     pub reconnect_timeout: Duration,
     /// Buffers of each side, in bytes.
     pub pool_bytes: usize,
-    /// Whether a write that was replayed may be done once more after it was acknowledged. It
-    /// happens when a connection breaks while its target still has something to do, and no session
-    /// can prevent it.
+    /// Whether a replayed write may be done once more after it was acknowledged. That happens when
+    /// a connection breaks while its target still has work queued, and no session can prevent it.
     pub allows_stale_writes: bool,
 }
 
-/// What happens to the target again and again.
+/// Repeated outages of the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trouble {
-    /// Time between two of them, at most.
+    /// Longest time between two outages.
     pub every: Duration,
-    /// How long it is away, at most.
+    /// Longest outage.
     pub lasts: Duration,
-    /// The power fails, rather than that it is stopped in order.
+    /// The target crashes, rather than being stopped in order.
     pub is_crash: bool,
 }
 
-/// What a simulation has come to.
+/// Result of a simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// Virtual time.
     pub took: Duration,
-    /// Connections that were opened.
+    /// Connections opened.
     pub connections: u64,
-    /// How many of them broke by chance.
+    /// Connections that broke at random.
     pub breaks: u64,
-    /// How often the target went away.
+    /// Outages of the target.
     pub troubles: u32,
     /// See [`Scenario::allows_stale_writes`].
     pub stale_writes: u64,
-    /// Keys of TLS that systems have taken.
+    /// TLS keys that kernels have taken.
     pub tls_keys: u64,
 }
 
-/// What went wrong, and in which scenario.
+/// A fault, with the scenario that found it.
 #[derive(Debug)]
 pub struct Failure {
     /// As it was run.
@@ -120,7 +118,7 @@ impl fmt::Display for Failure {
 impl std::error::Error for Failure {}
 
 impl Scenario {
-    /// A fair day: one connection, eight requests at a time, and nothing goes wrong.
+    /// A default scenario without faults: one connection, eight requests in flight.
     #[must_use]
     pub fn new(seed: u64) -> Scenario {
         Scenario {
@@ -141,11 +139,11 @@ impl Scenario {
         }
     }
 
-    /// Runs it to its end.
+    /// Runs the simulation.
     ///
     /// # Errors
-    /// If a request did not complete exactly once and rightly, a block holds what it must not,
-    /// memory is not given back, or it does not come to its end.
+    /// If a request did not complete exactly once with the right result, a block has wrong content,
+    /// memory leaks, or the simulation does not end.
     pub fn run<P: Protocol + 'static>(&self, protocol: P) -> Result<Outcome, Box<Failure>> {
         let failed = |what: String| Box::new(Failure { scenario: *self, what });
         let mut run = Run::new(self, Rc::new(protocol));
@@ -161,7 +159,7 @@ impl Scenario {
     }
 }
 
-/// A simulation under way.
+/// A running simulation.
 struct Run<P> {
     scenario: Scenario,
     protocol: Rc<P>,
@@ -170,7 +168,7 @@ struct Run<P> {
     disk: Disk,
     address: Address,
     initiator: Rc<SimCore>,
-    /// The target's lives so far; the last may be going on.
+    /// Successive instances of the target; the last one may be running.
     targets: Vec<Rc<SimCore>>,
     troubles: u32,
 }
@@ -272,8 +270,7 @@ impl<P: Protocol + 'static> Run<P> {
         self.run_until(|| self.targets.iter().all(|target| target.is_idle()))
     }
 
-    /// Lives that have ended and gave back everything are of no more interest; there may be
-    /// thousands.
+    /// Drops instances that have ended without leaks; there may be thousands.
     fn forget_the_dead(&mut self) {
         let world = &mut self.world;
         self.targets.retain(|target| {
@@ -310,5 +307,5 @@ impl<P: Protocol + 'static> Run<P> {
     }
 }
 
-/// Virtual time for any part of a simulation; more is a hang.
+/// Virtual time limit of any part of a simulation; more is a hang.
 const LIMIT: Duration = Duration::from_secs(24 * 3600);

@@ -1,37 +1,36 @@
-//! What a simulated system's kernel does of TLS, with real records: one end can be a kernel's and
-//! the other the library's.
+//! Simulated kTLS with real records: one end can be the kernel's and the other the library's.
 
 use crate::host::Direction;
 use blockmux_tls::{APPLICATION_DATA, HEADER_LEN, MOST_PLAIN, OVERHEAD, RecordKeys, Records};
 use std::collections::VecDeque;
 use std::io;
 
-/// What it can.
+/// TLS support of a simulated kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SystemTls {
     /// Nothing.
     #[default]
     None,
-    /// Everything up to the keys, of which it takes none.
+    /// It attaches, but takes no keys.
     NoKeys,
-    /// It takes the key for sending and not the other.
+    /// It takes only the key for sending.
     Half,
     /// It takes keys once, as Linux before 6.14.
     Once,
-    /// It takes other keys later.
+    /// It also takes later keys.
     Rekeys,
 }
 
-/// One end of a connection, to which it is attached.
+/// Kernel TLS of one end of a connection.
 pub(super) struct SimTls {
     system: SystemTls,
     sending: Option<Records>,
     receiving: Option<Records>,
-    /// Of records that have not come whole.
+    /// Records received in part.
     raw: Vec<u8>,
-    /// What came in records that are opened: content types and bytes, none of them empty.
+    /// Decrypted records: content types and bytes, not empty.
     opened: VecDeque<(u8, VecDeque<u8>)>,
-    /// A record could not be opened.
+    /// A record could not be decrypted.
     has_failed: bool,
 }
 
@@ -74,7 +73,7 @@ impl SimTls {
         self.receiving.is_some()
     }
 
-    /// How much of so many bytes goes into one record that is no longer than `room`.
+    /// How many of `len` bytes fit in one record of at most `room` bytes.
     pub(super) fn fits(len: usize, room: usize) -> usize {
         len.min(MOST_PLAIN).min(room.saturating_sub(OVERHEAD))
     }
@@ -84,25 +83,26 @@ impl SimTls {
         record.unwrap_or_default().into()
     }
 
-    /// These bytes have come. A record is opened when it is asked for, as late as that: until then
-    /// keys may change.
+    /// Takes received bytes. Records are decrypted only when they are read, because keys may change
+    /// until then.
     pub(super) fn take(&mut self, bytes: &[u8]) {
         self.raw.extend_from_slice(bytes);
     }
 
-    /// Whether there is something to receive without more bytes.
+    /// Whether something can be read without more bytes.
     pub(super) fn has_more(&self) -> bool {
         !self.opened.is_empty() || self.next_record().is_some() || self.has_failed
     }
 
-    /// The length of the next record, if it has come whole.
+    /// Length of the next record, if it is complete.
     fn next_record(&self) -> Option<usize> {
         let header = self.raw.get(..HEADER_LEN)?;
         let len = HEADER_LEN + usize::from(u16::from_be_bytes([header[3], header[4]]));
         (self.raw.len() >= len).then_some(len)
     }
 
-    /// Up to `most` bytes of data to `put`; how many, or `None` if nothing has come.
+    /// Passes up to `most` bytes of data to `put`; returns their number, or `None` if there is
+    /// nothing.
     pub(super) fn data(&mut self, most: usize, mut put: impl FnMut(&[u8])) -> io::Result<Option<usize>> {
         let mut given = 0;
         while given < most {
@@ -123,7 +123,7 @@ impl SimTls {
         Ok((given > 0).then_some(given))
     }
 
-    /// What is next, of whatever type.
+    /// Reads the next record of any type.
     pub(super) fn record(&mut self, room: &mut [u8]) -> io::Result<Option<(u8, usize)>> {
         self.open()?;
         let Some((content_type, mut bytes)) = self.opened.pop_front() else { return Ok(None) };
@@ -137,7 +137,7 @@ impl SimTls {
         Ok(Some((content_type, here)))
     }
 
-    /// Opens the next record with something in it, unless one is open.
+    /// Decrypts the next non-empty record, unless one is decrypted.
     fn open(&mut self) -> io::Result<()> {
         while self.opened.is_empty()
             && let Some(len) = self.next_record()

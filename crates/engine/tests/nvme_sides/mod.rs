@@ -2,7 +2,7 @@
 //! that.
 
 use blockmux_engine::initiator::Policy;
-use blockmux_engine::initiator::nvme::{NvmeDialer, NvmeEndpoint};
+use blockmux_engine::initiator::nvme::{NvmeDialer, NvmeEndpoint, NvmeOverTcp};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::fabrics::controller::node::{FabricsPort, NvmeNode};
@@ -48,7 +48,7 @@ pub(crate) fn endpoint(addresses: &[Address]) -> NvmeEndpoint {
         names: names(),
         secrets: None,
         nsid: 1,
-        digests: Digests::default(),
+        over: NvmeOverTcp::default(),
         entries: 64,
         keep_alive: Duration::from_secs(5),
         queues: 1,

@@ -1,4 +1,4 @@
-//! The side that asks, and measures.
+//! The client: sends requests and measures.
 
 use super::flow::{Inflow, IoDirection, Lengths, Messages, Outflow, RECEIVE_BUFFER, Received, receive};
 use super::waiter::Waiter;
@@ -17,11 +17,11 @@ struct ClientConnection {
     socket: OwnedFd,
     inflow: Inflow,
     outflow: Outflow,
-    /// Oldest first, which is the order of replies: when it was asked, and what.
+    /// Requests in flight, oldest first, which is the order of replies: time and direction.
     asked: VecDeque<(Instant, IoDirection)>,
 }
 
-/// Asks until the measured time is over, then closes the window and the connections.
+/// Sends requests until the measured time is over, then closes the window and the connections.
 pub(super) fn ask(
     job: &CeilingJob,
     written: &[u8],
@@ -114,7 +114,7 @@ impl Client<'_> {
         }
     }
 
-    /// Takes replies, asks as much again. Answers whether there may be more replies.
+    /// Receives replies and sends as many new requests. Returns whether more replies may be there.
     #[inline]
     fn turn(&mut self, connection: &mut ClientConnection) -> Result<bool, CeilingError> {
         let received = receive(&connection.socket, &mut self.buffer);
@@ -185,12 +185,12 @@ impl Client<'_> {
     }
 }
 
-/// What is asked next.
+/// Chooses the next request.
 struct Choice {
     random: Random,
     percent_reads: u64,
     bs: usize,
-    /// Bytes of the buffers that written data comes from, which are used in turn.
+    /// Bytes of the write buffers, which are used round-robin.
     len: usize,
     at: usize,
 }

@@ -1,8 +1,7 @@
-//! Messages into a socket and out of it, without copying and without allocating.
+//! Sends and receives messages without copying or allocating.
 //!
-//! A message is a head, and data behind it in one of the two directions: replies to reads and
-//! requests to write. Its first byte says which kind it is, and its kind how long it is, so nothing
-//! else is ever looked at.
+//! A message is a header, followed by data in one direction: in replies to reads and in requests to
+//! write. Its first byte is its kind, which determines its length; nothing else is parsed.
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
@@ -17,25 +16,25 @@ pub(super) enum IoDirection {
     Write,
 }
 
-/// What arrives at one side: how long the messages are.
+/// Lengths of the messages that one side receives.
 #[derive(Clone, Copy)]
 pub(super) struct Lengths {
     pub(super) read: usize,
     pub(super) write: usize,
 }
 
-/// How far one connection's input has got.
+/// State of one connection's input.
 pub(super) struct Inflow {
     kind: IoDirection,
-    /// Bytes of that message that have not arrived; 0 between messages.
+    /// Missing bytes of the current message; 0 between messages.
     missing: usize,
 }
 
-/// One side's messages to send, shared by its connections.
+/// The messages that one side sends, shared by its connections.
 pub(super) struct Messages<'a> {
-    /// The kind that has data behind its head.
+    /// The kind with data after its header.
     laden: IoDirection,
-    /// As many heads of each kind as are ever sent at once, end to end.
+    /// Headers of each kind, as many as are ever sent at once, back to back.
     laden_heads: &'a [u8],
     laden_head: usize,
     bare_heads: &'a [u8],
@@ -45,35 +44,35 @@ pub(super) struct Messages<'a> {
     iovecs: Vec<IoSlice<'a>>,
 }
 
-/// What one connection has yet to send.
+/// One connection's unsent messages.
 pub(super) struct Outflow {
     queue: VecDeque<Message>,
-    /// Bytes of the first message that have been sent.
+    /// Bytes of the first message already sent.
     sent: usize,
 }
 
 #[derive(Clone, Copy)]
 struct Message {
     kind: IoDirection,
-    /// Where its data begins, if it has any.
+    /// Offset of its data, if it has any.
     at: usize,
 }
 
-/// What one call received.
+/// Result of one receive.
 pub(super) enum Received {
-    /// So many bytes, and whether the buffer came back full.
+    /// Number of bytes, and whether the buffer was filled.
     Bytes(usize, bool),
     Nothing,
-    /// The peer has closed its side, orderly or not.
+    /// The peer has closed the connection, in order or not.
     End,
 }
 
-/// A message began with a byte that no message begins with.
+/// A message began with an unknown kind.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct OutOfStep;
 
 impl IoDirection {
-    /// `count` heads or whole messages of `len` bytes, end to end.
+    /// `count` headers or whole messages of `len` bytes, back to back.
     pub(super) fn heads(self, len: usize, count: usize) -> Vec<u8> {
         let mut heads = vec![0; len * count];
         heads.chunks_exact_mut(len).for_each(|head| head[0] = self.mark());
@@ -102,7 +101,7 @@ impl Inflow {
         Inflow { kind: IoDirection::Read, missing: 0 }
     }
 
-    /// Walks over bytes as they arrive and tells of each message that ends in them.
+    /// Parses received bytes and calls back for each message that ends in them.
     #[inline]
     pub(super) fn walk(
         &mut self,
@@ -132,8 +131,8 @@ impl Inflow {
 
 impl<'a> Messages<'a> {
     /// Messages of kind `laden` carry `bs` bytes of `data`. `laden_heads` and `bare_heads` are
-    /// [`Kind::heads`] with the heads' own lengths, for as many messages as a connection ever has
-    /// to send.
+    /// [`Kind::heads`] of the headers' lengths, for as many messages as a connection ever has
+    /// queued.
     pub(super) fn new(
         laden: IoDirection,
         laden_heads: (&'a [u8], usize),
@@ -153,7 +152,7 @@ impl<'a> Messages<'a> {
         }
     }
 
-    /// Sends what the socket takes; what is left then waits for room.
+    /// Sends as much as the socket takes.
     #[inline]
     pub(super) fn send(&mut self, socket: &OwnedFd, outflow: &mut Outflow) -> rustix::io::Result<()> {
         while !outflow.is_empty() {
@@ -174,13 +173,12 @@ impl<'a> Messages<'a> {
         Ok(())
     }
 
-    /// Names the front of `outflow` in the iovecs. Returns how many bytes that is.
+    /// Fills the iovecs from the front of `outflow`. Returns their total length.
     #[inline]
     fn gather(&mut self, outflow: &Outflow) -> usize {
         self.iovecs.clear();
         let (mut offered, mut skip) = (0, outflow.sent);
-        // Heads without data that follow one another go as one piece: from where to where in
-        // `bare_heads`.
+        // Consecutive headers without data are sent as one segment: their range in `bare_heads`.
         let (mut from, mut to) = (0, 0);
         let mut laden_heads = self.laden_heads.chunks_exact(self.laden_head);
         for message in &outflow.queue {
@@ -203,7 +201,7 @@ impl<'a> Messages<'a> {
                 }
                 offered += head.len() + data.len() - skip;
             } else {
-                // The run that this begins or goes on with needs a place at the end.
+                // The current run of headers needs a last entry.
                 if self.iovecs.len() == MAX_IOVECS {
                     break;
                 }
@@ -226,12 +224,12 @@ impl<'a> Messages<'a> {
 }
 
 impl Outflow {
-    /// Room for `depth` messages, which must be all that are ever queued.
+    /// Room for `depth` messages, the most ever queued.
     pub(super) fn new(depth: usize) -> Outflow {
         Outflow { queue: VecDeque::with_capacity(depth), sent: 0 }
     }
 
-    /// Queues a message; `at` is where its data begins if its kind has any.
+    /// Queues a message; `at` is the offset of its data if its kind has any.
     #[inline]
     pub(super) fn push(&mut self, kind: IoDirection, at: usize) {
         self.queue.push_back(Message { kind, at });
@@ -268,7 +266,7 @@ pub(super) fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> rustix::io::Result
     }
 }
 
-/// Large enough for all that a deep queue of small messages leaves in a socket.
+/// Large enough for everything that a deep queue of small messages leaves in a socket.
 pub(super) const RECEIVE_BUFFER: usize = 256 << 10;
-/// Pieces in one gathering call, as in the engine.
+/// Segments of one gathering call, as in the engine.
 const MAX_IOVECS: usize = 256;

@@ -43,29 +43,29 @@ mod sockets;
 mod waiter;
 mod window;
 
-/// Bytes that a protocol needs around the data: one request and its reply, for each direction.
+/// Bytes that a protocol adds to the data: one request and its reply, for each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MessageShape {
-    /// A request to read, whole.
+    /// Length of a read request.
     pub read_request: usize,
-    /// What precedes the data in the reply to it.
+    /// Bytes before the data in its reply.
     pub read_reply_head: usize,
-    /// What precedes the data in a request to write.
+    /// Bytes before the data in a write request.
     pub write_request_head: usize,
-    /// The reply to it, whole.
+    /// Length of its reply.
     pub write_reply: usize,
 }
 
-/// What both sides do when there is nothing to do.
+/// What both sides do when idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Variant {
     /// Sleep in epoll.
     Sleeping,
-    /// Look again.
+    /// Poll without sleeping.
     Spinning,
 }
 
-/// The sockets in between.
+/// The kind of sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Transport {
     /// TCP over loopback.
@@ -87,7 +87,7 @@ pub struct CeilingJob {
     pub bs: u32,
     /// Requests in flight for each connection.
     pub iodepth: u32,
-    /// Connections, all of them served by one thread and used by one other.
+    /// Connections, all served by one thread and used by one other.
     pub connections: u32,
     /// Time before measuring starts.
     pub ramp: Duration,
@@ -101,52 +101,52 @@ pub struct CeilingJob {
     pub congestion: Option<Congestion>,
     /// Bytes of the region that read data comes from.
     pub data_bytes: usize,
-    /// Processor of the serving thread; `None`: wherever the system puts it.
+    /// CPU of the serving thread; `None`: not pinned.
     pub server_cpu: Option<usize>,
-    /// Processor of the asking thread.
+    /// CPU of the client thread; `None`: not pinned.
     pub client_cpu: Option<usize>,
 }
 
 /// Why the ceiling could not be measured.
 #[derive(Debug, thiserror::Error)]
 pub enum CeilingError {
-    /// The job makes no sense.
+    /// The job is invalid.
     #[error("ceiling: {0}")]
     Job(String),
-    /// The system refused something that the run needs.
+    /// A system call failed.
     #[error("ceiling: cannot {what}: {source}")]
     System {
-        /// What was tried.
+        /// What was attempted.
         what: &'static str,
-        /// Why not.
+        /// The error.
         source: io::Error,
     },
-    /// A thread cannot run on the processor that was asked for.
+    /// A thread cannot be pinned.
     #[error("ceiling: cannot run on processor {cpu}: {source}")]
     Pin {
-        /// The processor.
+        /// The CPU.
         cpu: usize,
-        /// Why not.
+        /// The error.
         source: io::Error,
     },
-    /// What arrived is no message, or not the one that is due.
+    /// A message is malformed, or out of order.
     #[error("ceiling: the {0} received something out of step")]
     OutOfStep(&'static str),
-    /// One side's connections ended before the measured time did.
+    /// One side closed its connections before the measured time was over.
     #[error("ceiling: the {0} ended before its time")]
     Ended(&'static str),
 }
 
-/// The region that read data comes from, touched once so that no run pays for its first use.
+/// The region that read data comes from, faulted in at creation.
 ///
-/// Making one takes a fraction of a second for each GiB; several runs may share it.
+/// Creating one takes a fraction of a second for each GiB; several runs may share it.
 pub struct Data {
     map: MmapMut,
 }
 
 impl CeilingJob {
-    /// The ceiling of `job` with messages of `shape`: over TCP, data from [`DATA_BYTES`], no thread
-    /// bound to a processor.
+    /// The ceiling of `job` with messages of `shape`: over TCP, data from [`DATA_BYTES`], threads
+    /// not pinned.
     #[must_use]
     pub fn new(job: &Job, shape: MessageShape, variant: Variant) -> CeilingJob {
         CeilingJob {
@@ -167,7 +167,7 @@ impl CeilingJob {
         }
     }
 
-    /// Per cent of reads.
+    /// Percentage of reads.
     fn percent_reads(&self) -> Result<u64, CeilingError> {
         match self.rw {
             Rw::Read | Rw::RandRead => Ok(100),
@@ -207,15 +207,15 @@ impl CeilingJob {
 }
 
 impl Data {
-    /// A region of `bytes`, in huge pages where the system has them, as volumes in RAM are.
+    /// A region of `bytes`, in huge pages where available, as volumes in RAM are.
     ///
     /// # Errors
-    /// If there is not that much memory.
+    /// If there is not enough memory.
     pub fn new(bytes: usize) -> Result<Data, CeilingError> {
         let mut map = MmapMut::map_anon(bytes.max(1)).map_err(|source| system("get memory", source))?;
         // A hint: without huge pages all works the same.
         let _ = map.advise(Advice::HugePage);
-        // Something else than zeroes: pages that were only ever read are all one page of zeroes.
+        // Not zeroes: pages that were only read would all map the shared zero page.
         map.fill(FILLING);
         Ok(Data { map })
     }
@@ -228,14 +228,14 @@ impl Data {
 /// Measures the ceiling once.
 ///
 /// # Errors
-/// If the job makes no sense, or the system refuses memory, sockets, threads or processors. Never
-/// hangs: each side ends when the other one does.
+/// If the job is invalid, or the system refuses memory, sockets, threads or pinning. Never hangs:
+/// each side ends when the other one does.
 pub fn run(job: &CeilingJob) -> Result<result::Run, CeilingError> {
     job.check()?;
     run_over(job, &Data::new(job.data_bytes)?)
 }
 
-/// Measures the ceiling once over `data`, whatever [`CeilingJob::data_bytes`] says.
+/// Measures the ceiling once over `data`; ignores [`CeilingJob::data_bytes`].
 ///
 /// # Errors
 /// As [`run`].
@@ -245,8 +245,7 @@ pub fn run_over(job: &CeilingJob, data: &Data) -> Result<result::Run, CeilingErr
     if data.bytes().len() < bs {
         return Err(CeilingError::Job(format!("data of {} bytes has no block of {bs}", data.bytes().len())));
     }
-    // An initiator's buffers, one for each request in flight unless that is more than it can matter
-    // for.
+    // One write buffer for each request in flight, up to a total that no cache holds.
     let buffers = (job.iodepth as usize).min((MAX_WRITE_BUFFERS / bs).max(1));
     let written = Data::new(if job.percent_reads()? < 100 { buffers * bs } else { bs })?;
     let (server_sockets, client_sockets) = sockets::connect(job)?;
@@ -260,8 +259,7 @@ pub fn run_over(job: &CeilingJob, data: &Data) -> Result<result::Run, CeilingErr
             .name("ceiling-client".into())
             .spawn_scoped(scope, || client::ask(job, written.bytes(), client_sockets, &window))
             .map_err(|source| system("start a thread", source));
-        // A thread that did not start has dropped its sockets, which ends the other one; so does
-        // one that panics.
+        // A thread that fails to start or panics drops its sockets, which ends the other one.
         let client = client.and_then(|thread| thread.join().unwrap_or(Err(CeilingError::Ended("client"))));
         let server = server.and_then(|thread| thread.join().unwrap_or(Err(CeilingError::Ended("server"))));
         match (client, server) {
@@ -269,7 +267,7 @@ pub fn run_over(job: &CeilingJob, data: &Data) -> Result<result::Run, CeilingErr
                 let (target_cpu_ns, target_system_ns) = (Some(target_cpu.cpu_ns), target_cpu.system_ns);
                 Ok(result::Run { target_cpu_ns, target_system_ns, ..found })
             }
-            // Of the two, the one that only noticed the other's end says less.
+            // Of two errors, the one that merely reports the other side's end is less useful.
             (Err(error), Ok(_))
             | (Err(CeilingError::Ended(_)) | Ok(_), Err(error))
             | (Err(error), Err(_)) => Err(error),
@@ -281,9 +279,9 @@ fn system(what: &'static str, source: impl Into<io::Error>) -> CeilingError {
     CeilingError::System { what, source: source.into() }
 }
 
-/// Size of the usual data region: a volume that no processor cache holds.
+/// Size of the default data region: larger than any CPU cache.
 pub const DATA_BYTES: usize = 1 << 30;
-/// The longest head or reply; those of real protocols are below 256 bytes.
+/// The longest header or reply; those of real protocols are below 256 bytes.
 const MAX_MESSAGE: usize = 4096;
 const MAX_WRITE_BUFFERS: usize = 64 << 20;
 const FILLING: u8 = 0xA5;

@@ -1,4 +1,4 @@
-//! The side that answers.
+//! The server: answers requests.
 
 use super::flow::{Inflow, IoDirection, Lengths, Messages, Outflow, RECEIVE_BUFFER, Received, receive};
 use super::waiter::Waiter;
@@ -10,13 +10,13 @@ use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 
 struct ServerConnection {
-    /// `None` once it has ended.
+    /// `None` once the connection has ended.
     socket: Option<OwnedFd>,
     inflow: Inflow,
     outflow: Outflow,
 }
 
-/// Answers until every connection has ended. Returns the thread's processor time within the window.
+/// Answers until every connection has ended. Returns the thread's CPU time within the window.
 pub(super) fn serve(
     job: &CeilingJob,
     data: &[u8],
@@ -72,7 +72,7 @@ pub(super) fn serve(
                 }
             };
             match replies.send(socket, &mut connection.outflow) {
-                // The client went without waiting for its answers; receiving will tell.
+                // The client closed without waiting for replies; the next receive reports it.
                 Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => {}
                 Err(error) => return Err(system("send", error)),
             }
@@ -84,7 +84,7 @@ pub(super) fn serve(
     cpu.used().ok_or(CeilingError::Ended("client"))
 }
 
-/// Where the data of replies comes from.
+/// Chooses the data of replies.
 struct Blocks {
     random: Random,
     count: u64,

@@ -1,4 +1,4 @@
-//! Connected pairs of non-blocking sockets, and threads bound to processors.
+//! Connected pairs of non-blocking sockets, and pinning of threads.
 
 use super::{CeilingError, CeilingJob, Transport, system};
 use blockmux_engine::congestion::Congestion;
@@ -10,7 +10,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
-/// The server's ends and the client's ends.
+/// The server's and the client's ends.
 pub(super) fn connect(job: &CeilingJob) -> Result<(Vec<OwnedFd>, Vec<OwnedFd>), CeilingError> {
     let pairs = match job.transport {
         Transport::Tcp => tcp_pairs(job.connections, job.congestion.as_ref()),
@@ -20,7 +20,7 @@ pub(super) fn connect(job: &CeilingJob) -> Result<(Vec<OwnedFd>, Vec<OwnedFd>), 
     Ok(pairs.into_iter().unzip())
 }
 
-/// Binds the calling thread to a processor.
+/// Pins the calling thread to a CPU.
 pub(super) fn pin(cpu: Option<usize>) -> Result<(), CeilingError> {
     let Some(cpu) = cpu else { return Ok(()) };
     if cpu >= CpuSet::MAX_CPU {
@@ -40,14 +40,14 @@ fn tcp_pairs(count: u32, congestion: Option<&Congestion>) -> io::Result<Vec<(Own
             let client = tcp_client(address, congestion)?;
             let (server, peer) = listener.accept()?;
             if peer != client.local_addr()? {
-                // Some other program found the port.
+                // Another program has connected to the port.
                 return Err(io::ErrorKind::AddrInUse.into());
             }
             for stream in [&server, &client] {
                 stream.set_nodelay(true)?;
                 stream.set_nonblocking(true)?;
                 if Congestion::of(stream).is_some_and(|congestion| congestion.paces()) {
-                    // As the sockets have that this is the ceiling of. The system doubles it.
+                    // As in the engine. The kernel doubles the value.
                     sockopt::set_socket_send_buffer_size(stream, PACED_BUFFER / 2)?;
                 }
             }
@@ -73,5 +73,5 @@ fn unix_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok((server.into(), client.into()))
 }
 
-/// A Unix socket's buffer does not grow by itself, and the usual one holds 30 replies of 4 KiB.
+/// Unix socket buffers have a fixed size, by default enough for 30 replies of 4 KiB.
 const UNIX_BUFFER: usize = 1 << 20;

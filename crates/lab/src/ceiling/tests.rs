@@ -120,7 +120,7 @@ fn where_segments_are_paced_the_ceiling_has_the_send_buffers_of_what_is_measured
 }
 
 #[test]
-fn threads_may_be_bound_to_processors() {
+fn threads_may_be_pinned_to_cpus() {
     let allowed = rustix::thread::sched_getaffinity(None).unwrap();
     let cpu = (0..rustix::thread::CpuSet::MAX_CPU).find(|&cpu| allowed.is_set(cpu));
     let job = CeilingJob { server_cpu: cpu, client_cpu: cpu, ..job(Rw::Read, 4096, 8, 1) };

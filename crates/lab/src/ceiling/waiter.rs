@@ -1,4 +1,4 @@
-//! Which connections to look at, and what to do when there is none.
+//! Waiting for connections that are ready, by epoll or by polling.
 
 use super::Variant;
 use rustix::buffer::spare_capacity;
@@ -8,7 +8,7 @@ use rustix::time::Timespec;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-/// One thread's waiting for its connections. When spinning, all of them are always worth a look.
+/// Waits for one thread's connections. When spinning, all of them always count as ready.
 pub(super) struct Waiter {
     /// `None` when spinning.
     epoll: Option<OwnedFd>,
@@ -19,7 +19,7 @@ pub(super) struct Waiter {
 #[derive(Clone, Copy)]
 struct State {
     is_ready: bool,
-    /// No event will come any more; it stays ready until its end has been received.
+    /// No more events will come; it stays ready until its end has been received.
     has_ended: bool,
     wants_output: bool,
 }
@@ -39,8 +39,7 @@ impl Waiter {
         Ok(Waiter { epoll, events: Vec::with_capacity(EVENTS), connections: vec![state; sockets.len()] })
     }
 
-    /// Sleeps until a connection is ready or the time is over. Returns at once if one is ready
-    /// already.
+    /// Sleeps until a connection is ready or for `timeout`. Returns at once if one is ready.
     #[inline]
     pub(super) fn wait(&mut self, timeout: Option<Duration>) -> Result<()> {
         let Some(epoll) = &self.epoll else { return Ok(()) };
@@ -56,7 +55,7 @@ impl Waiter {
             Err(error) => return Err(error),
         }
         for event in &self.events {
-            // The flags and the index are copies: events are packed.
+            // Copied, because the struct is packed.
             let (flags, index) = (event.flags, event.data.u64() as usize);
             let state = &mut self.connections[index];
             state.is_ready = true;
@@ -70,11 +69,11 @@ impl Waiter {
         self.connections[index].is_ready
     }
 
-    /// After a turn: says whether the socket may hold more, and whether output waits for room in
-    /// it.
+    /// Called after each turn: whether the socket may hold more input, and whether output waits for
+    /// room.
     ///
-    /// Events come once for each change, so what is left must be remembered here. Room is asked for
-    /// only when it is wanted: Unix sockets tell about every message that the peer takes.
+    /// Events are edge-triggered, so remaining work must be remembered here. EPOLLOUT is requested
+    /// only when needed: Unix sockets report every message that the peer takes.
     #[inline]
     pub(super) fn turned(&mut self, index: usize, socket: &OwnedFd, more: bool, blocked: bool) -> Result<()> {
         let Some(epoll) = &self.epoll else { return Ok(()) };
@@ -88,12 +87,12 @@ impl Waiter {
         Ok(())
     }
 
-    /// The connection has ended and is looked at no more; its socket is about to be closed.
+    /// Removes a connection whose socket is about to be closed.
     pub(super) fn forget(&mut self, index: usize) {
         self.connections[index].is_ready = false;
     }
 }
 
 const INPUT: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).union(EventFlags::ET);
-/// More come with the next call.
+/// Events of one call; the next call returns more.
 const EVENTS: usize = 64;

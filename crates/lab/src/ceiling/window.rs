@@ -1,14 +1,14 @@
-//! The measured time, as both threads see it.
+//! The measured period, as both threads see it.
 
 use crate::cpu::{CpuTime, Used};
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Opened and closed by the client, watched by the server.
+/// Opened and closed by the client, read by the server.
 pub(super) struct Window {
     state: AtomicU8,
 }
 
-/// One thread's processor time within the window.
+/// CPU time of one thread within the window.
 #[derive(Default)]
 pub(super) struct CpuWatch {
     begun: Option<CpuTime>,
@@ -30,7 +30,7 @@ impl Window {
 }
 
 impl CpuWatch {
-    /// Notes where the calling thread stands if the window has just opened or closed.
+    /// Samples the thread's CPU time if the window has just opened or closed.
     #[inline]
     pub(super) fn watch(&mut self, window: &Window) {
         let state = window.state.load(Ordering::Acquire);
@@ -42,7 +42,7 @@ impl CpuWatch {
         }
     }
 
-    /// Its time from the opening to the closing; `None` if it has not seen both.
+    /// CPU time from opening to closing; `None` if it has not seen both.
     pub(super) fn used(&self) -> Option<Used> {
         self.used
     }

@@ -23,25 +23,25 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use worker::Worker;
 
-/// What a run works on and where.
+/// Configuration of a run.
 pub struct Bench<'a> {
-    /// What to do.
+    /// The job.
     pub job: &'a Job,
-    /// What to do it to.
+    /// The volume under load.
     pub volume: &'a Arc<dyn Volume>,
-    /// Whether reads bring their own buffers. A remote volume's payload is in the process's memory
-    /// once it was received, so there a buffer would only add a copy that the peer's other clients
-    /// do not make; a local volume would lend its memory, and nothing would have moved at all.
+    /// Whether reads bring their own buffers. A remote volume's payload is in memory once received,
+    /// so a buffer would only add a copy that other initiators do not make; a local volume would
+    /// lend its own memory, and no data would be transferred at all.
     pub own_buffers: bool,
-    /// Where the workers run, in turn.
+    /// The cores of the workers, round-robin.
     pub initiator: &'a Cores,
-    /// Where the target runs, if that is in this process.
+    /// The target's cores, if it is in this process.
     pub target: Option<&'a Cores>,
-    /// Called a few times a second with the share of the run that is over, 0 to 1.
+    /// Called a few times a second with the completed share of the run, 0 to 1.
     pub progress: &'a dyn Fn(f64),
 }
 
-/// Why a run could not be made.
+/// Why a run failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// The job does not fit the volume.
@@ -50,10 +50,10 @@ pub enum RunError {
     /// The volume could not be opened.
     #[error("cannot open the volume: {0}")]
     Open(IoError),
-    /// I/O in flight did not complete.
+    /// This many I/O in flight did not complete.
     #[error("I/O did not complete within {0} s after the run")]
     Stuck(u64),
-    /// Laying out a volume failed.
+    /// This many I/O failed while the volume was filled.
     #[error("{0} writes failed")]
     FillFailed(u64),
     /// A worker's core has ended.
@@ -61,10 +61,10 @@ pub enum RunError {
     CoreEnded,
 }
 
-/// What the caller's thread tells the workers, and they tell it.
+/// State shared by the calling thread and the workers.
 struct Control {
     phase: AtomicU8,
-    /// Workers that have not heard from the volume yet.
+    /// Workers without a first completion.
     waiting: AtomicU32,
 }
 
@@ -90,12 +90,12 @@ impl Control {
     }
 }
 
-/// What one worker is to do.
+/// One worker's part of the job.
 struct Assignment {
     job: Job,
     nth: u32,
     range: Range,
-    /// End by itself after so many passes over the range.
+    /// Number of passes over the range after which the worker ends.
     passes: Option<u64>,
     own_buffers: bool,
     control: Arc<Control>,
@@ -104,7 +104,7 @@ struct Assignment {
 
 type Tallies = mpsc::Receiver<Result<Tally, IoError>>;
 
-/// What one worker found.
+/// One worker's results.
 #[derive(Default)]
 struct Tally {
     read: Counter,
@@ -125,8 +125,8 @@ impl Bench<'_> {
     /// Runs the job once.
     ///
     /// # Errors
-    /// If the job does not fit the volume, or the volume fails to open or to answer. I/O that fails
-    /// is counted.
+    /// If the job does not fit the volume, or the volume fails to open or to complete I/O. Failed
+    /// I/O is counted.
     pub fn run(&self) -> Result<Run, RunError> {
         let (control, tallies) = self.start(None)?;
         wait_for_first_answers(&control);
@@ -141,8 +141,7 @@ impl Bench<'_> {
         Ok(total.into_run(used(0), used(1)))
     }
 
-    /// Goes over the job's range exactly once, however long that takes: lays a volume out before it
-    /// is measured.
+    /// Writes the job's range exactly once, however long that takes, to prepare a volume.
     ///
     /// # Errors
     /// As [`Bench::run`], and if any I/O failed.
@@ -153,7 +152,7 @@ impl Bench<'_> {
         if total.errors > 0 { Err(RunError::FillFailed(total.errors)) } else { Ok(()) }
     }
 
-    /// Starts the workers, in the ramp. With `passes` they stop by themselves after so many.
+    /// Starts the workers, in the ramp phase. With `passes` they stop by themselves after as many.
     fn start(&self, passes: Option<u64>) -> Result<(Arc<Control>, Tallies), RunError> {
         let info = self.volume.info();
         self.job.validate(info.size, info.logical_block)?;
@@ -196,14 +195,14 @@ impl Bench<'_> {
         let start = move |core: &Rc<EngineCore>| {
             let result = assignment.result.clone();
             if let Err(error) = Worker::spawn(core, &volume, assignment) {
-                // The caller hears of it in place of a tally, unless it has gone.
+                // The caller gets the error in place of results, unless it has gone.
                 let _ = result.send(Err(error));
             }
         };
         self.initiator.ask(core, start).ok_or(RunError::CoreEnded)
     }
 
-    /// Processor time of target and initiator so far.
+    /// CPU time of target and initiator so far.
     fn cpu_times(&self) -> [Option<CpuTime>; 2] {
         let of = |cores: &Cores| {
             let times = (0..cores.count()).filter_map(|nth| cores.ask(nth, |_| CpuTime::of_this_thread()));
@@ -223,10 +222,10 @@ impl Bench<'_> {
     }
 }
 
-/// Logging in is not what is measured, and the ramp is not meant for it. A volume that takes its
-/// time for the I/O itself is measured all the same.
+/// Waits until each worker has a completion, so that neither the measurement nor the ramp includes
+/// logins.
 fn wait_for_first_answers(control: &Control) {
-    let end = Instant::now() + FIRST_ANSWER_PATIENCE;
+    let end = Instant::now() + FIRST_COMPLETION_TIMEOUT;
     while control.waiting.load(Ordering::Acquire) > 0 && Instant::now() < end {
         std::thread::park_timeout(FIRST_ANSWER_PAUSE);
     }
@@ -266,12 +265,11 @@ impl Tally {
     }
 }
 
-/// Longer than a remote volume tries to get an answer, again and again, unless it was told to try
-/// for longer.
+/// Longer than a remote volume retries by default.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(300);
 /// A day: a fill ends when it is done.
 const FILL_TIMEOUT: Duration = Duration::from_secs(86_400);
-/// Some targets take seconds for a log-in.
-const FIRST_ANSWER_PATIENCE: Duration = Duration::from_secs(10);
+/// Some targets take seconds for a login.
+const FIRST_COMPLETION_TIMEOUT: Duration = Duration::from_secs(10);
 const FIRST_ANSWER_PAUSE: Duration = Duration::from_millis(1);
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);

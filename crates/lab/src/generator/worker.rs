@@ -1,7 +1,7 @@
-//! One worker: a queue kept full.
+//! One worker: keeps a queue full.
 //!
-//! It goes through ramp, measuring, and stopping: then nothing more is submitted, what was written
-//! is read back if the job verifies, and the tally goes to the caller.
+//! Its phases are ramp, measuring and stopping. It then submits nothing more, reads back what it
+//! has written if the job verifies, and passes its results to the caller.
 
 use super::{Assignment, Control, Phase, Tally};
 use crate::content::{self, Expect, Stamp};
@@ -24,19 +24,20 @@ pub(super) struct Worker {
     free: Vec<u32>,
     done: Vec<Completion>,
     own_buffers: bool,
-    /// Stop by itself after so many passes.
+    /// Number of passes after which it stops by itself.
     passes: Option<u64>,
     control: Arc<Control>,
-    /// Something has come back.
+    /// A request has completed.
     has_begun: bool,
     phase: Phase,
     measured_from: Instant,
     tally: Tally,
-    /// Tells this run's blocks from an earlier run's, which a lost write would leave.
+    /// Distinguishes this run's blocks from those of earlier runs, which a lost write would leave
+    /// in place.
     run_seed: u64,
-    /// Of a verifying writer: the generation of each block, 0 for not written. Empty otherwise.
+    /// If verifying: the generation of each block, 0 if not written. Otherwise empty.
     generations: Vec<u32>,
-    /// The pass that is being written, and the step that waits for the one before to complete.
+    /// The current pass, and the step that waits for the previous pass to complete.
     pass: u64,
     held: Option<crate::pattern::Step>,
     /// The next block to read back.
@@ -46,7 +47,7 @@ pub(super) struct Worker {
     result: mpsc::Sender<Result<Tally, IoError>>,
 }
 
-/// One place in the queue.
+/// One slot of the queue.
 struct Slot {
     buffer: SgList,
     started: Instant,
@@ -62,7 +63,7 @@ enum Work {
 }
 
 impl Worker {
-    /// A worker whose channel opens.
+    /// Starts a worker if its channel opens.
     pub(super) fn spawn(
         core: &Rc<EngineCore>,
         volume: &Arc<dyn Volume>,
@@ -109,7 +110,7 @@ impl Worker {
         self.slots.len() - self.free.len()
     }
 
-    /// Takes what has completed; answers how much.
+    /// Processes completions; returns their number.
     #[inline]
     fn collect(&mut self) -> usize {
         self.channel.poll(&mut self.done);
@@ -177,13 +178,13 @@ impl Worker {
         }
     }
 
-    /// What the last write of a block said.
+    /// Identity of a block's last write.
     fn stamp(&self, offset: u64) -> Stamp {
         let block = (offset - self.range.offset) / u64::from(self.job.bs);
         Stamp { offset, generation: self.generations[block as usize].into(), seed: self.run_seed }
     }
 
-    /// Keeps the queue full; answers whether it submitted anything.
+    /// Keeps the queue full; returns whether it submitted anything.
     #[inline]
     fn refill(&mut self) -> bool {
         if self.free.is_empty() {
@@ -220,7 +221,7 @@ impl Worker {
             return None;
         }
         if !self.generations.is_empty() && step.pass != self.pass {
-            // A block is written once in a pass; two writes of it in flight would leave either.
+            // Of two writes of a block in flight either could be last, so passes do not overlap.
             if self.in_flight() > 0 {
                 self.held = Some(step);
                 return None;
@@ -236,7 +237,7 @@ impl Worker {
         Some(Io { tag, op, offset: step.offset, len: self.job.bs.into(), data })
     }
 
-    /// After the run: each block that was written, once.
+    /// After the run: reads back each written block once.
     fn next_read_back(&mut self, nth: u32, tag: Tag, now: Instant) -> Option<Io> {
         let written = |block: &u64| self.generations[*block as usize] > 0;
         let block = (self.read_back?..self.range.blocks).find(written);
@@ -272,7 +273,7 @@ impl Worker {
         self.slots[nth as usize].buffer.clone()
     }
 
-    /// Follows the caller's word.
+    /// Switches phases as the caller says.
     #[inline]
     fn follow(&mut self) {
         let phase = self.control.phase();
@@ -307,7 +308,7 @@ impl Task for Worker {
     fn run(&mut self) -> Progress {
         let completed = self.collect();
         self.follow();
-        // What is still in flight from the run must not be overtaken by its own read-back.
+        // Reading back must not overtake writes still in flight.
         let waits = self.phase == Phase::Stop && self.in_flight_from_run();
         let submitted = !waits && self.refill();
         if self.is_finished() {
@@ -329,7 +330,7 @@ impl Worker {
 }
 
 impl Slot {
-    /// A buffer of bytes that do not compress, other ones in each slot.
+    /// A buffer of incompressible bytes, different in each slot.
     fn new(job: &Job, worker: u32, nth: u32) -> Slot {
         let memory = Memory::from_heap(job.bs as usize);
         let buffer = SgList::one(memory.seg(0, job.bs as usize));

@@ -3,6 +3,9 @@
 //! ```text
 //!   nvme+tcp://host[:port][,host[:port]]...[/subsystem-nqn[/nsid]][?PARAMETER[&PARAMETER]...]
 //! ```
+//! A URL that begins with `nvme+rdma://` is NVMe/RDMA. `rdma=iwarp` says which kind, of which there
+//! is one, and `crc=on|off` (off) asks for CRCs in its frames.
+//!
 //! Several places are several paths to one namespace.
 //!
 //! Without a subsystem it names a discovery controller; without a number, namespace 1. Parameters
@@ -35,7 +38,7 @@ use crate::uri::{
     self, BUT_COLONS, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, HostError, MAX_CONNECTIONS, MAX_RECONNECT,
     Parameter, ParameterError, ParameterTable, UrlParameters, decode_text, encode, shown,
 };
-pub use crate::uri::{HostPort, MAX_PORTALS, Portals};
+pub use crate::uri::{HostPort, MAX_PORTALS, Portals, Rdma};
 use blockmux_wire::nvmeof::tcp::NVME_TCP_PORT;
 use std::fmt;
 use std::path::PathBuf;
@@ -46,6 +49,8 @@ use uuid::Uuid;
 /// A namespace, where its subsystem is, and how to connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NvmeUrl {
+    /// The RDMA that it goes over; `None`: TCP alone.
+    pub rdma: Option<Rdma>,
     /// Where the subsystem is.
     pub portals: Portals,
     /// `None`: discovery.
@@ -105,7 +110,7 @@ pub enum IoPolicy {
 /// What is wrong with a URL: the part, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NvmeUrlError {
-    /// It begins with no scheme of NVMe/TCP.
+    /// It begins with no scheme of NVMe over Fabrics.
     #[error("this is no NVMe/TCP URL; write nvme+tcp://host[:port]/subsystem-nqn/nsid")]
     Scheme,
     /// The part between `//` and the next `/`.
@@ -127,13 +132,15 @@ impl FromStr for NvmeUrl {
 
     fn from_str(text: &str) -> Result<NvmeUrl, NvmeUrlError> {
         let (scheme, place, query) = uri::split(text).ok_or(NvmeUrlError::Scheme)?;
-        if !scheme.eq_ignore_ascii_case("nvme+tcp") {
-            return Err(NvmeUrlError::Scheme);
-        }
+        let rdma = match scheme {
+            tcp if tcp.eq_ignore_ascii_case("nvme+tcp") => None,
+            rdma if rdma.eq_ignore_ascii_case("nvme+rdma") => Some(Rdma::Iwarp { crc: false }),
+            _ => return Err(NvmeUrlError::Scheme),
+        };
         let (authority, path) = place.split_once('/').unwrap_or((place, ""));
         let portals = Portals::read(authority, NVME_TCP_PORT)?;
         let (subsystem, nsid) = subsystem_and_nsid(path)?;
-        let mut url = NvmeUrl { portals, subsystem, nsid, ..NvmeUrl::plain() };
+        let mut url = NvmeUrl { rdma, portals, subsystem, nsid, ..NvmeUrl::plain() };
         uri::read_query(&mut url, query)?;
         match url.misfit() {
             None => Ok(url),
@@ -183,6 +190,7 @@ impl UrlParameters for NvmeUrl {
     type Error = NvmeUrlError;
     fn plain() -> NvmeUrl {
         NvmeUrl {
+            rdma: None,
             portals: Portals::one((String::new(), NVME_TCP_PORT)),
             subsystem: None,
             nsid: 1,
@@ -210,6 +218,11 @@ impl UrlParameters for NvmeUrl {
 
     fn parameters(&mut self, table: &mut ParameterTable<'_, NvmeUrlError>) {
         let nqn = |text: &str| Nqn::new(text).ok_or("write nqn. and what follows, at most 223 bytes");
+        let mut is_iwarp = self.rdma.is_some();
+        table.word("rdma", &mut is_iwarp, &[("iwarp", true)], "write iwarp");
+        let mut has_crc = matches!(self.rdma, Some(Rdma::Iwarp { crc: true }));
+        table.switch("crc", &mut has_crc);
+        self.rdma = self.rdma.map(|_| Rdma::Iwarp { crc: has_crc });
         table.text("hostnqn", &mut self.host_nqn, nqn, Nqn::to_string);
         table.text("hostid", &mut self.host_id, |text| read_uuid(text).ok_or("write a UUID"), uuid_text);
         table.file(SECRET, &mut self.secret_file);
@@ -234,19 +247,24 @@ impl UrlParameters for NvmeUrl {
     }
 
     fn refuse(&self, parameter: &Parameter<'_>) -> Result<(), NvmeUrlError> {
-        match parameter.key {
-            "dhchap_secret" | "dhchap_ctrl_secret" => {
-                let problem = "everybody can see it here; name a file, as dhchap_secret_file does";
-                Err(parameter.wrong(problem).into())
+        let problem = match (parameter.key, self.rdma) {
+            ("dhchap_secret" | "dhchap_ctrl_secret", _) => {
+                "everybody can see it here; name a file, as dhchap_secret_file does"
             }
-            _ => Ok(()),
-        }
+            ("rdma" | "crc", None) => "belongs to nvme+rdma://",
+            ("hdr_digest" | "data_digest", Some(_)) => "there are no digests over RDMA; ask for crc=on",
+            ("tls_key_file" | "tls_identity" | "ktls" | "concat", Some(_)) => {
+                "there is no TLS over RDMA; remove it"
+            }
+            _ => return Ok(()),
+        };
+        Err(parameter.wrong(problem).into())
     }
 }
 
 impl fmt::Display for NvmeUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("nvme+tcp://")?;
+        f.write_str(if self.rdma.is_some() { "nvme+rdma://" } else { "nvme+tcp://" })?;
         self.portals.write(f, NVME_TCP_PORT)?;
         if let Some(subsystem) = &self.subsystem {
             f.write_str("/")?;
@@ -317,6 +335,8 @@ mod tests {
             "nvme+tcp://h/nqn.a/1?data_digest=on&queue_size=2&connections=16&keep_alive_tmo=9&ctrl_loss_tmo=0&io_timeout=0",
             "nvme+tcp://h/nqn.a/1?tls_key_file=/etc/a%20key&tls_identity=0",
             "nvme+tcp://h/nqn.a/1?tls_key_file=a&ktls=off",
+            "nvme+rdma://h:7/nqn.a/2?rdma=iwarp&crc=on",
+            "nvme+rdma://h/nqn.a/1",
         ];
         for text in texts {
             let first = url(text);
@@ -354,6 +374,10 @@ mod tests {
             ("nvme+tcp://h/nqn.a?concat=on&dhchap_secret_file=a&dhchap_dhgroup=null", "none without a group"),
             ("nvme+tcp://h/nqn.a?dhchap_secret=DHHC-1:00:hunter2:", "everybody can see it here"),
             ("nvme+tcp://h/nqn.a?key=hunter2", "unknown"),
+            ("nvme+tcp://h/nqn.a?rdma=iwarp", "belongs to nvme+rdma://"),
+            ("nvme+rdma://h/nqn.a?rdma=roce", "write iwarp"),
+            ("nvme+rdma://h/nqn.a?hdr_digest=on", "no digests over RDMA"),
+            ("nvme+rdma://h/nqn.a?tls_key_file=a", "no TLS over RDMA"),
         ];
         for (text, words) in cases {
             let error = text.parse::<NvmeUrl>().unwrap_err().to_string();

@@ -30,7 +30,7 @@ use crate::uri::{
     self, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, HostError, MAX_CONNECTIONS, Parameter, ParameterError,
     ParameterTable, UrlParameters, decode_text,
 };
-pub use crate::uri::{HostPort, MAX_PORTALS, Portals};
+pub use crate::uri::{HostPort, MAX_PORTALS, Portals, Rdma};
 use blockmux_wire::iscsi::ISCSI_DEFAULT_PORT;
 use std::fmt;
 use std::path::PathBuf;
@@ -82,16 +82,6 @@ pub struct IscsiUrl {
     pub reconnect: Duration,
     /// How long an answer may take; whole milliseconds; 0: for ever.
     pub timeout: Duration,
-}
-
-/// How iSER goes over a network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rdma {
-    /// iWARP, which goes over TCP.
-    Iwarp {
-        /// CRC32C over its frames.
-        crc: bool,
-    },
 }
 
 /// What is wrong with a URL: the part, and what to do. A password is never in it.

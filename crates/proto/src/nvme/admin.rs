@@ -31,6 +31,8 @@ pub(crate) struct AdminQueue {
     port: u16,
     /// Data that a command's capsule on an I/O queue may have, in bytes.
     in_capsule: usize,
+    /// SGLs of the transport, as Identify tells them.
+    sgls: u32,
     /// Keep Alive Timeout, in milliseconds; 0 is none.
     kato_ms: u32,
     /// That of Connect, which is the default of the feature.
@@ -66,7 +68,7 @@ impl AdminQueue {
         subsystem: Arc<Subsystem>,
         place: AdminPlace,
         (host, port): (Host, u16),
-        in_capsule: usize,
+        (in_capsule, sgls): (usize, u32),
         kato_ms: u32,
     ) -> AdminQueue {
         AdminQueue {
@@ -77,6 +79,7 @@ impl AdminQueue {
             host,
             port,
             in_capsule,
+            sgls,
             kato_ms,
             connect_kato_ms: kato_ms,
             behavior: [0; HOST_BEHAVIOR_LEN],
@@ -120,7 +123,8 @@ impl AdminQueue {
             self.view = self.subsystem.view(&self.host.nqn);
         }
         let opcode = AdminOpcode(sqe.opcode);
-        let asker = Asker { cntlid: self.place.cntlid, host: &self.host, in_capsule: self.in_capsule };
+        let (cntlid, in_capsule) = (self.place.cntlid, self.in_capsule);
+        let asker = Asker { cntlid, host: &self.host, in_capsule, sgls: self.sgls };
         let outcome = match opcode {
             AdminOpcode::IDENTIFY => match identify::page(&self.subsystem, &self.view, &asker, sqe) {
                 Ok(page) => NvmeOutcome::data(Seg::from_slice(&page).into(), 0),

@@ -18,6 +18,8 @@ pub(super) struct Asker<'a> {
     pub(super) host: &'a Host,
     /// Data that a command's capsule on an I/O queue may have, in bytes.
     pub(super) in_capsule: usize,
+    /// SGLs of the transport, as SGLS tells them.
+    pub(super) sgls: u32,
 }
 
 /// The page that the command asks for.
@@ -96,7 +98,7 @@ fn controller(subsystem: &Subsystem, view: &NamespaceView, asker: &Asker<'_>) ->
         // A second.
         kas: 10.into(),
         maxcmd: MQES.saturating_add(1).into(),
-        sgls: (SGLS_ALIGNED_ANY | SGLS_OFFSET | SGLS_TRANSPORT).into(),
+        sgls: (SGLS_ALIGNED_ANY | SGLS_OFFSET | asker.sgls).into(),
         subnqn: subsystem.nqn.to_field(),
         // In units of 16 bytes: the entry alone answers.
         iorcsz: 1.into(),

@@ -53,7 +53,7 @@ pub(super) fn part(
     let Some(rest) = page.get(begin..) else {
         return NvmeOutcome::failure(NvmeStatus::INVALID_FIELD_IN_COMMAND);
     };
-    if !sqe.dptr.is_transport() || u64::from(sqe.dptr.length.get()) < wanted {
+    if sqe.dptr.length_at_host().is_none_or(|len| u64::from(len) < wanted) {
         return NvmeOutcome::failure(NvmeStatus::DATA_SGL_LENGTH_INVALID);
     }
     // Only now, as the host gets it. What has changed since the page was made is an event that was

@@ -236,7 +236,7 @@ impl VolumeState {
     /// that it has changed.
     pub fn look_at_size(&self) -> bool {
         let mut told = self.size.lock().unwrap_or_else(PoisonError::into_inner);
-        let size = self.volume.look_at_size();
+        let size = self.volume.refresh_size();
         self.tell_size(&mut told, size)
     }
 

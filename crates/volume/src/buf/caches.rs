@@ -1,13 +1,11 @@
-//! I/O memory and the processor's caches: what is fetched ahead of its use, and what is written
-//! past them.
+//! Prefetching I/O memory and writing it with streaming stores.
 
 use super::Seg;
 
 impl Seg {
-    /// Tells the processor that this piece is about to be read or written, which begins to
-    /// translate its address: in a volume larger than the processor's table of translations, that
-    /// waits for memory. Called for one piece after the other with nothing between, their
-    /// translations go on side by side. What follows in the piece, hardware fetches ahead.
+    /// Prefetches the first cache line, which starts the address translation: in a volume beyond
+    /// the TLB's reach, the page walk waits for memory. Called for one segment after the other, so
+    /// that their TLB misses overlap. The hardware prefetcher fetches the rest of each segment.
     #[inline]
     pub(crate) fn prefetch(&self) {
         #[cfg(target_arch = "x86_64")]
@@ -18,9 +16,9 @@ impl Seg {
         }
     }
 
-    /// Copies this piece to the beginning of `target`, past the caches where whole lines are
-    /// written: the processor then fetches none of them first. For memory that nobody reads soon;
-    /// [`settle_streams`] comes before anybody does.
+    /// Copies this segment to the start of `target`, with streaming stores where whole cache lines
+    /// are written, so that they are not fetched first. For memory that is not read soon; call
+    /// [`settle_streams`] before anybody reads it.
     ///
     /// # Panics
     /// As [`Seg::copy_to_seg`].
@@ -41,7 +39,7 @@ impl Seg {
         self.copy_to_seg(target);
     }
 
-    /// Whether these are whole lines there, and none of them are here.
+    /// Whether `target` consists of whole, aligned cache lines that do not overlap this segment.
     #[cfg(target_arch = "x86_64")]
     #[inline]
     fn is_streamable_to(&self, target: &Seg) -> bool {
@@ -52,12 +50,12 @@ impl Seg {
     }
 }
 
-/// What this thread has streamed is seen by every thread that sees what it does next. Costs as much
-/// as streaming a few kilobytes, so once for all that was streamed together.
+/// Makes this thread's streaming stores visible before its later stores (SFENCE). Costs as much as
+/// streaming a few kilobytes, so it is done once for a batch.
 #[inline]
 pub(crate) fn settle_streams() {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: every processor of that kind has it.
+    // SAFETY: every x86-64 CPU has SFENCE.
     unsafe {
         std::arch::x86_64::_mm_sfence();
     }

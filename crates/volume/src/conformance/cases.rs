@@ -88,7 +88,7 @@ pub(super) fn received_memory_can_be_written(harness: &mut Harness) -> Outcome {
     harness.expect_content(&mut client, len, &data)
 }
 
-pub(super) fn lent_memory_outlives_its_channel(harness: &mut Harness) -> Outcome {
+pub(super) fn borrowed_memory_outlives_its_channel(harness: &mut Harness) -> Outcome {
     let mut client = harness.client(2)?;
     let data = pattern(0, 128 << 10, harness.seed + 300);
     client.write(0, &data)?;

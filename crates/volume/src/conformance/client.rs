@@ -1,4 +1,4 @@
-//! A user of a channel that believes nothing.
+//! A channel's user that checks the channel's contract.
 
 use super::{Outcome, Turn, fail};
 use crate::buf::Seg;
@@ -16,12 +16,12 @@ use std::time::{Duration, Instant};
 #[error("{0}")]
 pub struct Failure(pub String);
 
-/// One channel with its wakers; checks that each tag completes once, and that waiting ends.
+/// One channel with its wakers; checks that each tag completes once and that waiting ends.
 pub struct Client<'a> {
     channel: Box<dyn Channel>,
     depth: u32,
     turn: Turn<'a>,
-    /// The channel's waker is the only one on it.
+    /// Only the channel's waker is on this list.
     woken: Rc<ReadyList>,
     /// Something was submitted or cancelled since the last poll.
     called: bool,
@@ -53,7 +53,7 @@ impl<'a> Client<'a> {
         })
     }
 
-    /// How much is in flight.
+    /// Number of requests in flight.
     #[must_use]
     pub fn in_flight(&self) -> u32 {
         self.in_flight.len() as u32
@@ -63,10 +63,10 @@ impl<'a> Client<'a> {
         !self.arrived.is_empty()
     }
 
-    /// Submits a request; it starts when somebody waits.
+    /// Submits a request; it starts with the next wait.
     ///
     /// # Panics
-    /// If the test itself breaks the rules of tags and depth.
+    /// If the test itself violates the rules of tags and depth.
     pub fn submit(&mut self, io: Io) {
         assert!(self.in_flight() < self.depth, "the test submits more than the depth");
         assert!(self.in_flight.insert(io.tag, io.op).is_none(), "the test uses a tag twice");
@@ -74,7 +74,7 @@ impl<'a> Client<'a> {
         self.called = true;
     }
 
-    /// Asks for an early end of a request.
+    /// Cancels a request.
     pub fn cancel(&mut self, tag: Tag) {
         self.channel.kick();
         self.channel.cancel(tag);
@@ -83,9 +83,9 @@ impl<'a> Client<'a> {
     /// Waits for any completion.
     ///
     /// # Errors
-    /// If none comes or it is not of a request in flight.
+    /// If there is none, or its tag is not in flight.
     pub fn wait(&mut self) -> Result<Completion, Failure> {
-        let patience = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(done) = self.arrived.pop_front() {
                 return Ok(done);
@@ -98,7 +98,7 @@ impl<'a> Client<'a> {
                 continue;
             }
             let goes_on = (self.turn.borrow_mut())();
-            if (!goes_on && self.woken.is_empty()) || Instant::now() > patience {
+            if (!goes_on && self.woken.is_empty()) || Instant::now() > deadline {
                 return fail!("these requests never complete, or nobody is woken: {:?}", self.in_flight);
             }
         }
@@ -116,7 +116,7 @@ impl<'a> Client<'a> {
     /// Does one request, while nothing else is in flight, and returns its result.
     ///
     /// # Errors
-    /// If it does not complete; what it completes with is inside.
+    /// If it does not complete.
     pub fn call(&mut self, io: Io) -> Result<Result<Output, IoError>, Failure> {
         assert!(
             self.in_flight.is_empty() && self.arrived.is_empty(),
@@ -135,7 +135,7 @@ impl<'a> Client<'a> {
         result.map_err(|error| Failure(format!("{op:?} of {len} bytes at {offset} failed: {error}")))
     }
 
-    /// Writes `data` from memory in one piece.
+    /// Writes `data` from contiguous memory.
     ///
     /// # Errors
     /// If it fails.
@@ -144,15 +144,15 @@ impl<'a> Client<'a> {
         self.done(Op::Write { fua: false }, offset, data.len() as u64, Some(list)).map(drop)
     }
 
-    /// Reads into the memory that the volume gives.
+    /// Reads without a buffer.
     ///
     /// # Errors
-    /// If it fails or brings another length.
+    /// If it fails or returns another length.
     pub fn read(&mut self, offset: u64, len: u64) -> Result<Vec<u8>, Failure> {
         data_of(self.done(Op::Read, offset, len, None)?, len)
     }
 
-    /// Looks for completions, as one does who was woken.
+    /// Polls for completions, as after a wake-up.
     fn poll(&mut self) -> Outcome {
         self.channel.poll(&mut self.polled);
         for done in self.polled.drain(..) {
@@ -164,7 +164,7 @@ impl<'a> Client<'a> {
         Ok(())
     }
 
-    /// Polls once more: nothing may come when nothing is in flight.
+    /// Polls once more: nothing may complete when nothing is in flight.
     pub(super) fn expect_silence(&mut self) -> Outcome {
         for _ in 0..4 {
             (self.turn.borrow_mut())();
@@ -173,18 +173,18 @@ impl<'a> Client<'a> {
         if self.arrived.is_empty() { Ok(()) } else { fail!("more completions than requests") }
     }
 
-    /// Starts what was submitted, and waits for nothing.
+    /// Starts what was submitted without waiting.
     pub(super) fn start(&mut self) {
         self.channel.kick();
     }
 
-    /// Lets the reactor go on a little.
+    /// Runs the reactor briefly.
     pub(super) fn turn(&mut self) {
         (self.turn.borrow_mut())();
     }
 }
 
-/// What a read brought.
+/// The data that a read returned.
 pub(super) fn data_of(output: Output, len: u64) -> Outcome<Vec<u8>> {
     let Output::Data(list) = output else { return fail!("a read brought {output:?}") };
     if list.len() as u64 == len {
@@ -194,7 +194,7 @@ pub(super) fn data_of(output: Output, len: u64) -> Outcome<Vec<u8>> {
     }
 }
 
-/// Unlike any index, as a submitter's tags may be.
+/// Differs from any index, because submitters choose tags freely.
 const TAG: u64 = 0xfeed_0000_0000_0007;
-/// Nothing that works takes this long; it only turns a hang into a message.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// A working volume never takes this long; turns a hang into a message.
+const TIMEOUT: Duration = Duration::from_secs(60);

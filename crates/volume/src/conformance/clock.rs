@@ -1,4 +1,4 @@
-//! A core for tests: its clock stands still until it is told to move.
+//! A core for tests, with a clock that only moves on request.
 
 use crate::pool::Pool;
 use crate::ready::{ReadyList, Waker};
@@ -15,19 +15,19 @@ pub struct TestCore {
     now: Cell<Instant>,
     pool: Pool,
     ready: Rc<ReadyList>,
-    /// By time, then in the order of asking.
+    /// By time, then in the order of requests.
     timers: RefCell<BTreeMap<(Instant, u64), Waker>>,
     asked: Cell<u64>,
 }
 
 impl TestCore {
-    /// A core at the beginning of its time.
+    /// A core at the start of its time.
     #[must_use]
     pub fn new() -> Rc<TestCore> {
         TestCore::with_pool(&Pool::new(POOL_BYTES))
     }
 
-    /// A core whose buffers somebody else uses too.
+    /// A core with a pool that is also used elsewhere.
     #[must_use]
     pub fn with_pool(pool: &Pool) -> Rc<TestCore> {
         let started = Instant::now();
@@ -47,20 +47,20 @@ impl TestCore {
         self.clone()
     }
 
-    /// When the clock stood still first.
+    /// The initial time.
     #[must_use]
     pub fn started(&self) -> Instant {
         self.started
     }
 
-    /// The list that a test's wakers can put themselves on.
+    /// The ready list of the test's wakers.
     #[must_use]
     pub fn ready(&self) -> &Rc<ReadyList> {
         &self.ready
     }
 
-    /// Moves the clock to `when`, unless it is later already, and wakes who asked for a time up to
-    /// then.
+    /// Advances the clock to `when`, unless it is later already, and wakes those whose time has
+    /// come.
     pub fn advance_to(&self, when: Instant) {
         self.now.set(self.now.get().max(when));
         let due =
@@ -73,12 +73,12 @@ impl TestCore {
         }
     }
 
-    /// Moves the clock on.
+    /// Advances the clock.
     pub fn advance(&self, by: Duration) {
         self.advance_to(self.now.get() + by);
     }
 
-    /// Moves the clock to the next time that anybody asked for; `false` if there is none.
+    /// Advances the clock to the next armed time; `false` if there is none.
     pub fn jump(&self) -> bool {
         let next = self.timers.borrow().first_key_value().map(|(&(when, _), _)| when);
         next.inspect(|&when| self.advance_to(when)).is_some()

@@ -138,7 +138,7 @@ const CASES: &[(&str, Case)] = &[
     ("what was written reads back", cases::written_data_reads_back),
     ("scattered lists move every byte", cases::scattered_lists_move_every_byte),
     ("received memory can be written", cases::received_memory_can_be_written),
-    ("lent memory outlives its channel", cases::lent_memory_outlives_its_channel),
+    ("lent memory outlives its channel", cases::borrowed_memory_outlives_its_channel),
     ("a full queue completes every tag once", cases::a_full_queue_completes_every_tag_once),
     ("requests that do not fit are refused and change nothing", cases::misfits_are_refused),
     ("a read-only volume refuses writes", cases::a_read_only_volume_refuses_writes),

@@ -41,13 +41,13 @@ use crate::rate::Limits;
 use crate::units::UnitError;
 use std::path::{Path, PathBuf};
 
-/// A volume as it was named, not yet opened. Parse it with `str::parse`; it prints as the shortest
-/// text that reads back as the same; only passwords in URLs are never printed.
+/// A volume spec, parsed but not opened. Parse it with `str::parse`; it prints as the shortest text
+/// that parses to the same spec, except that passwords in URLs are never printed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Spec {
     /// `mem:`, a volume in RAM.
     Mem(MemSpec),
-    /// `null:`, a volume of so many bytes that holds nothing.
+    /// `null:`, a volume of this many bytes that discards writes and reads zeroes.
     Null(u64),
     /// `file:`
     File(FileSpec),
@@ -73,7 +73,7 @@ pub enum Spec {
 }
 
 impl Spec {
-    /// Takes relative paths, those in URLs included, as below a directory.
+    /// Resolves relative paths, including those in URLs, against `directory`.
     #[must_use]
     pub fn below(self, directory: &Path) -> Spec {
         let inner = |spec: Box<Spec>| Box::new(spec.below(directory));
@@ -96,7 +96,7 @@ impl Spec {
         }
     }
 
-    /// What it is made of at last: the volumes around others are not among these.
+    /// The volumes at the bottom, without decorators and stripes.
     #[must_use]
     pub fn leaves(&self) -> Vec<&Spec> {
         match self {
@@ -108,7 +108,7 @@ impl Spec {
         }
     }
 
-    /// How many bytes of RAM it may come to hold.
+    /// The most bytes of RAM that the volume may use.
     #[must_use]
     pub fn ram_bytes(&self) -> u64 {
         self.leaves().into_iter().fold(0, |all: u64, leaf| match leaf {
@@ -117,14 +117,14 @@ impl Spec {
         })
     }
 
-    /// The URLs that it is reached by.
+    /// The URLs of the remote volumes in it.
     #[must_use]
     pub fn urls(&self) -> Vec<&Url> {
         let leaves = self.leaves().into_iter();
         leaves.filter_map(|leaf| if let Spec::Url(url) = leaf { Some(url) } else { None }).collect()
     }
 
-    /// The paths of the files that hold it.
+    /// The paths of the files in it.
     #[must_use]
     pub fn files(&self) -> Vec<&Path> {
         let leaves = self.leaves().into_iter();
@@ -142,7 +142,7 @@ pub struct MemSpec {
 }
 
 impl MemSpec {
-    /// A volume of so many bytes, populated.
+    /// A volume of `size` bytes, populated.
     #[must_use]
     pub fn new(size: u64) -> MemSpec {
         MemSpec { size, populate: true }
@@ -152,32 +152,32 @@ impl MemSpec {
 /// A file that holds a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileSpec {
-    /// Where it is.
+    /// The file's path.
     pub path: PathBuf,
-    /// In bytes: create the file if it is missing, and make it this long.
+    /// In bytes: creates the file if it is missing, and extends it to this length.
     pub size: Option<u64>,
-    /// Around the page cache; `None`: where the file system can.
+    /// Direct I/O; `None`: where the file system supports it.
     pub direct: Option<bool>,
     /// Refuse writes.
     pub read_only: bool,
-    /// Its bytes are the disk's, even if they look like an image of another format.
+    /// Serve the bytes as they are, even if they look like an image of another format.
     pub is_raw: bool,
 }
 
 /// A local block device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockSpec {
-    /// Where its node is.
+    /// The path of the device node.
     pub path: PathBuf,
-    /// Around the page cache; `None`: yes, if the device can.
+    /// Direct I/O; `None`: if the device supports it.
     pub direct: Option<bool>,
     /// Refuse writes.
     pub read_only: bool,
-    /// Its bytes are the disk's, even if they look like an image of another format.
+    /// Serve the bytes as they are, even if they look like an image of another format.
     pub is_raw: bool,
 }
 
-/// Where a log goes.
+/// Destination of a log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LogTarget {
     /// Standard error.
@@ -189,51 +189,54 @@ pub enum LogTarget {
 /// Why a text is not a volume spec: one line that names the thing and says what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
-    /// Nothing there.
+    /// The text is empty.
     #[error("a volume is missing: name one, such as mem:1g or file:disk.img")]
     Empty,
-    /// No kind before a colon.
+    /// There is no kind before a colon.
     #[error(
         "`{0}` does not say what kind of volume it is: write file:{0} for a file, block:{0} for a device"
     )]
     NoKind(String),
-    /// A kind that does not exist.
+    /// A size without a kind.
+    #[error("`{0}` does not say what kind of volume it is: write mem:{0} for RAM")]
+    SizeAlone(String),
+    /// The kind does not exist.
     #[error(
         "`{kind}` in `{spec}` is not a kind of volume: use mem, null, file, block, stripe, delay, fault, rate, log, or a URL as nbd://host/export"
     )]
     UnknownKind {
-        /// The word.
+        /// The kind.
         kind: String,
-        /// Where it stands.
+        /// The spec that contains it.
         spec: String,
     },
-    /// Something that a kind needs.
+    /// The spec lacks something that its kind needs.
     #[error("`{spec}` has no {what}: write {form}")]
     Missing {
         /// The spec.
         spec: String,
         /// What is missing.
         what: &'static str,
-        /// How it is written.
+        /// Its form.
         form: &'static str,
     },
-    /// Something else where options stand.
+    /// A word that is not `key=value`.
     #[error("`{pair}` in `{spec}` has no `=`: write KEY=VALUE")]
     NoPair {
-        /// What stands there.
+        /// The word.
         pair: String,
         /// The spec.
         spec: String,
     },
-    /// A bad number.
+    /// A number is malformed.
     #[error("in `{spec}`: {error}")]
     Unit {
         /// The spec.
         spec: String,
-        /// What is wrong with it.
+        /// The error.
         error: UnitError,
     },
-    /// An option or key that this kind does not have.
+    /// The kind does not have this option or key.
     #[error("`{key}` in `{spec}` is not an option of {kind}: it has {known}")]
     UnknownKey {
         /// The key.
@@ -242,10 +245,10 @@ pub enum SpecError {
         spec: String,
         /// The kind.
         kind: &'static str,
-        /// What there is.
+        /// The known keys.
         known: &'static str,
     },
-    /// An option that comes twice, or two that exclude each other.
+    /// An option is given twice, or two exclude each other.
     #[error("`{key}` in `{spec}` says again what was said before: leave one out")]
     Twice {
         /// The key.
@@ -253,7 +256,7 @@ pub enum SpecError {
         /// The spec.
         spec: String,
     },
-    /// A value that its key does not take.
+    /// The key does not accept this value.
     #[error("`{value}` is no value for {key} in `{spec}`: {expected}")]
     Value {
         /// The key.
@@ -262,28 +265,28 @@ pub enum SpecError {
         value: String,
         /// The spec.
         spec: String,
-        /// What to write.
+        /// What it accepts.
         expected: &'static str,
     },
-    /// A per cent sign without two digits behind it, or one for the byte 0.
+    /// A per cent sign without two hexadecimal digits after it, or with those of the byte 0.
     #[error(
         "`{0}` has a `%` that no byte's two hexadecimal digits follow: write %25 for a per cent sign itself"
     )]
     Percent(String),
-    /// A line feed or the like, which no terminal shows as what it is.
+    /// A control character.
     #[error("`{0}` holds a control character: in a path write it with a per cent sign, as %0A")]
     Control(String),
-    /// Brackets that do not pair, or text behind them.
+    /// Unbalanced brackets, or text after them.
     #[error(
         "brackets in `{0}` do not pair, or something follows them: put [ before and ] after a whole volume"
     )]
     Brackets(String),
-    /// More decorators or stripes in each other than anybody wants.
+    /// Too many nested decorators or stripes.
     #[error("volumes are nested more than {MAX_NESTING} deep: leave some decorators out")]
     Nesting,
 }
 
-/// Volumes in volumes; bounds what a hostile text can make of the stack.
+/// Depth of nesting; bounds the stack that a hostile text can use.
 pub const MAX_NESTING: u32 = 32;
 
 #[cfg(test)]

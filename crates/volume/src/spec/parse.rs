@@ -48,6 +48,8 @@ impl<'a> Parser<'a> {
         let Some((kind, rest)) = self.spec.split_once(':') else {
             return Err(if KINDS.contains(&self.spec) {
                 self.missing("colon and what follows it", "as in mem:1g, file:disk.img or delay:1ms:mem:1g")
+            } else if parse_size(self.spec).is_ok() {
+                SpecError::SizeAlone(self.spec.to_owned())
             } else {
                 SpecError::NoKind(self.spec.to_owned())
             });

@@ -131,6 +131,41 @@ impl SglDescriptor {
         SglDescriptor::new(SglType::TRANSPORT_DATA_BLOCK, SglSubtype::TRANSPORT, 0, length)
     }
 
+    /// Data in memory that the other side reaches by a key, which it may have to invalidate: RDMA.
+    /// The length has 24 bits.
+    #[must_use]
+    pub const fn keyed(address: u64, length: u32, key: u32, invalidates: bool) -> SglDescriptor {
+        let subtype = if invalidates { SglSubtype::INVALIDATE_KEY } else { SglSubtype::ADDRESS };
+        let [first, second, third, fourth] = key.to_le_bytes();
+        let length = length & KEYED_LENGTH_MAX | (first as u32) << 24;
+        let descriptor = SglDescriptor::new(SglType::KEYED_DATA_BLOCK, subtype, address, length);
+        SglDescriptor { reserved: [second, third, fourth], ..descriptor }
+    }
+
+    /// The length and the key of a descriptor with a key.
+    #[inline]
+    #[must_use]
+    pub const fn length_and_key(&self) -> (u32, u32) {
+        let length = self.length.get();
+        let [second, third, fourth] = self.reserved;
+        let key = u32::from_le_bytes([(length >> 24) as u8, second, third, fourth]);
+        (length & KEYED_LENGTH_MAX, key)
+    }
+
+    /// How much memory the host names for data that the transport moves, in bytes; `None`: it names
+    /// something else.
+    #[inline]
+    #[must_use]
+    pub const fn length_at_host(&self) -> Option<u32> {
+        if self.is_transport() {
+            Some(self.length.get())
+        } else if self.kind().0 == SglType::KEYED_DATA_BLOCK.0 {
+            Some(self.length_and_key().0)
+        } else {
+            None
+        }
+    }
+
     /// Whether it is for data that the transport moves.
     #[inline]
     #[must_use]
@@ -200,6 +235,8 @@ open_enum! {
     }
 }
 
+/// The most that a descriptor with a key can have, in bytes.
+pub const KEYED_LENGTH_MAX: u32 = 0xff_ffff;
 /// Of a submission queue entry, in bytes.
 pub const SQE_LEN: usize = 64;
 /// Of a completion queue entry, in bytes.
@@ -243,6 +280,18 @@ mod tests {
         assert_eq!(NvmOpcode(write.opcode), NvmOpcode::WRITE);
         assert_eq!(write.dptr, SglDescriptor::in_capsule(0, 4096));
         assert_eq!((write.slba(), write.fuse()), (0, Fuse::NORMAL));
+    }
+
+    #[test]
+    fn a_keyed_descriptor_has_its_fields_where_the_specification_has_them() {
+        let descriptor = SglDescriptor::keyed(0x0807_0605_0403_0201, 0x000c_0b0a, 0x100f_0e0d, true);
+        let bytes = [1, 2, 3, 4, 5, 6, 7, 8, 0x0a, 0x0b, 0x0c, 0x0d, 0x0e, 0x0f, 0x10, 0x4f];
+        assert_eq!(descriptor.as_bytes(), bytes);
+        assert_eq!(descriptor.length_and_key(), (0x000c_0b0a, 0x100f_0e0d));
+        assert_eq!(SglDescriptor::keyed(0, 0, 0, false).identifier, 0x40);
+        assert_eq!(descriptor.length_at_host(), Some(0x000c_0b0a));
+        assert_eq!(SglDescriptor::transport(7).length_at_host(), Some(7));
+        assert_eq!(SglDescriptor::in_capsule(0, 7).length_at_host(), None);
     }
 
     /// As the Linux target 6.12 answered the first Property Get: CAP.

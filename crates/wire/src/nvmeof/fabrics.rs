@@ -179,7 +179,8 @@ pub struct DiscoveryEntry {
     pub subnqn: [u8; NQN_FIELD_LEN],
     /// Transport address: ASCII, filled with spaces.
     pub traddr: [u8; 256],
-    /// Transport specific address subtype: of TCP the first byte is [`super::tcp::SecurityType`].
+    /// Transport specific address subtype: of TCP the first byte is
+    /// [`super::tcp::SecurityType`], of RDMA it begins with [`super::rdma::QpType`].
     pub tsas: [u8; 256],
 }
 const _: () = assert!(size_of::<DiscoveryEntry>() == DISCOVERY_ENTRY_LEN);

@@ -25,6 +25,21 @@ pub struct CmRequest {
 }
 const _: () = assert!(size_of::<CmRequest>() == 32);
 
+/// RDMA_CM_ACCEPT: what a controller answers when it accepts a queue's connection.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct CmAccept {
+    /// Record Format: [`RECFMT`].
+    pub recfmt: U16<LE>,
+    /// RDMA QP Controller Receive Queue Size, in entries.
+    pub crqsize: U16<LE>,
+    #[doc(hidden)]
+    pub reserved: [u8; 28],
+}
+const _: () = assert!(size_of::<CmAccept>() == 32);
+
 /// RDMA_CM_REJECT: why a queue is not connected.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
@@ -60,5 +75,62 @@ open_enum! {
     }
 }
 
+open_enum! {
+    /// RDMA_QPTYPE, the first byte of TSAS in a discovery log entry (RDMA Transport 1.0 §3.4).
+    pub enum QpType(u8) {
+        /// Reliable Connected.
+        RELIABLE_CONNECTED = 1,
+        /// Reliable Datagram.
+        RELIABLE_DATAGRAM = 2,
+    }
+}
+
+open_enum! {
+    /// RDMA_PRTYPE, the second byte.
+    pub enum ProviderType(u8) {
+        /// No provider specified.
+        NOT_SPECIFIED = 1,
+        /// InfiniBand.
+        INFINIBAND = 2,
+        /// RoCE.
+        ROCE = 3,
+        /// RoCEv2.
+        ROCE_V2 = 4,
+        /// iWARP.
+        IWARP = 5,
+    }
+}
+
+open_enum! {
+    /// RDMA_CMS, the third byte.
+    pub enum ConnectionService(u8) {
+        /// RDMA_IP_CM.
+        RDMA_CM = 1,
+    }
+}
+
 /// The only record format.
 pub const RECFMT: u16 = 0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As the Linux host 6.12 sent it over siw, for its admin queue.
+    #[test]
+    fn a_request_reads_as_the_kernel_sent_it() {
+        let mut bytes = [0; 32];
+        bytes[4..8].copy_from_slice(&[0x20, 0, 0x1f, 0]);
+        let request = CmRequest::read_from_bytes(&bytes).unwrap();
+        assert_eq!((request.recfmt.get(), request.qid.get(), request.cntlid.get()), (RECFMT, 0, 0));
+        assert_eq!((request.hrqsize.get(), request.hsqsize.get()), (32, 31));
+    }
+
+    #[test]
+    fn answers_have_their_fields_where_the_specification_has_them() {
+        let accept = CmAccept { crqsize: 0x0102.into(), ..CmAccept::default() };
+        assert_eq!(accept.as_bytes()[..4], [0, 0, 2, 1]);
+        let reject = CmReject { recfmt: RECFMT.into(), sts: CmStatus::INVALID_HRQSIZE.0.into() };
+        assert_eq!(reject.as_bytes(), [0, 0, 5, 0]);
+    }
+}

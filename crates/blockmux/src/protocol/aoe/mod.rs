@@ -34,7 +34,7 @@ pub(crate) const AOE: Protocol = Protocol {
     name: "aoe",
     title: "ATA over Ethernet",
     carrier: Carrier::Frames,
-    listener_help: ["IFACE", "Serve ATA over Ethernet at this network interface; repeatable"],
+    listener_help: ["IFACE", "Serve ATA over Ethernet at IFACE; repeatable"],
     port: 0,
     schemes: &[("aoe", Transport::Tcp)],
     unspoken_schemes: &[],
@@ -51,10 +51,10 @@ pub(crate) const AOE: Protocol = Protocol {
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Said {
-    /// The shelf of AoE disks; the first volume is slot 0 [default: 0]
+    /// Shelf of the AoE disks [default: 0]
     #[arg(long, value_name = "N")]
     aoe_shelf: Option<u16>,
-    /// Keep AoE config strings, MAC masks and reservations in this directory
+    /// Directory for AoE config strings, MAC masks and reservations
     #[arg(long, value_name = "DIR")]
     aoe_state: Option<PathBuf>,
 }

@@ -14,19 +14,19 @@ use std::net::SocketAddr;
 /// An asymmetric access state, by the specification's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 pub(crate) enum AluaStateName {
-    /// The best way.
+    /// Preferred.
     #[serde(rename = "active/optimized")]
     #[value(name = "active/optimized")]
     Optimized,
-    /// A way that costs.
+    /// Works, but slower.
     #[serde(rename = "active/non-optimized")]
     #[value(name = "active/non-optimized")]
     NonOptimized,
-    /// A way that is kept for a failover: reservations and what the unit is like, but no I/O.
+    /// For a failover: takes reservations and inquiries, but no I/O.
     #[serde(rename = "standby")]
     #[value(name = "standby")]
     Standby,
-    /// No way now.
+    /// Cannot be used now.
     #[serde(rename = "unavailable")]
     #[value(name = "unavailable")]
     Unavailable,

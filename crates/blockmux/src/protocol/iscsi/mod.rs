@@ -34,7 +34,7 @@ pub(crate) const ISCSI: Protocol = Protocol {
     name: "iscsi",
     title: "iSCSI",
     carrier: Carrier::Stream,
-    listener_help: ["ADDR", "Serve iSCSI here; repeatable [default: 127.0.0.1:3260]"],
+    listener_help: ["ADDR", "Serve iSCSI and iSER at ADDR; repeatable [default: 127.0.0.1:3260]"],
     port: 3260,
     schemes: &[("iscsi", Transport::Tcp)],
     unspoken_schemes: &[],
@@ -52,10 +52,7 @@ pub(crate) const ISCSI: Protocol = Protocol {
 pub(crate) const ISER: Protocol = Protocol {
     name: "iser",
     title: "iSER",
-    listener_help: [
-        "ADDR",
-        "Serve iSCSI and iSER here, and name iSER alone; repeatable [default: every port of iSCSI]",
-    ],
+    listener_help: ["ADDR", "The same, and print iSER URLs only; repeatable [default: every iSCSI port]"],
     schemes: &[("iser", Transport::Tcp)],
     url_forms: &["iser://host/target-name/lun"],
     // Each is a frame with iSER's header and the same header of iSCSI; an RDMA Write brings data,
@@ -69,12 +66,12 @@ pub(crate) const ISER: Protocol = Protocol {
 #[derive(clap::Subcommand, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 enum Alua {
-    /// Set how listeners lead to an iSCSI target's logical units; initiators are told
+    /// Set the ALUA state of an iSCSI target's portals; notify initiators
     Alua {
         /// iSCSI name
         target: String,
         state: access::AluaStateName,
-        /// One listener, if it is a portal group of its own [default: all]
+        /// One portal [default: all]
         #[arg(long, value_name = "ADDR")]
         at: Option<SocketAddr>,
     },

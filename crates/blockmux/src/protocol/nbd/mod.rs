@@ -16,7 +16,7 @@ pub(crate) const NBD: Protocol = Protocol {
     name: "nbd",
     title: "NBD",
     carrier: Carrier::Stream,
-    listener_help: ["ADDR|unix:PATH", "Serve NBD here; repeatable [default: 127.0.0.1:10809]"],
+    listener_help: ["ADDR|unix:PATH", "Serve NBD at ADDR; repeatable [default: 127.0.0.1:10809]"],
     port: NBD_DEFAULT_PORT,
     schemes: &[("nbd", Transport::Tcp), ("nbd+unix", Transport::Unix)],
     unspoken_schemes: &["nbds", "nbds+unix"],
@@ -85,5 +85,5 @@ fn old_qemu(uri: &Uri) -> String {
 
 /// When a connection breaks, the kernel sends its requests again by another one, but only after the
 /// time-out, which is 30 s unless told otherwise. No option makes new connections after a restart:
-/// see docs/VOLUMES.md.
+/// see docs/guides/nbd.md.
 const FOR_LOST_CONNECTIONS: &str = "-connections 4 -timeout 10";

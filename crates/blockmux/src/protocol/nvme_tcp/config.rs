@@ -129,11 +129,11 @@ impl Treq {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum AnaStateName {
-    /// The best way.
+    /// Preferred.
     Optimized,
-    /// A way that costs.
+    /// Works, but slower.
     NonOptimized,
-    /// No way now.
+    /// Cannot be used now.
     Inaccessible,
 }
 

@@ -23,18 +23,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::Args)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct HostEntry {
-    /// Its NQN
+    /// NQN of the host
     pub(super) hostnqn: String,
-    /// Key of TLS, as nvme gen-tls-key makes it; with one it has to come by TLS
+    /// TLS key, as nvme gen-tls-key prints it; the host must then use TLS
     #[arg(long, value_name = "PATH")]
     tls_key_file: Option<PathBuf>,
-    /// NSIDs that it sees [default: all]
+    /// NSIDs that the host sees [default: all]
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     namespaces: Option<Vec<u32>>,
-    /// Secret of the host, as nvme gen-dhchap-key makes it; without one it proves nothing
+    /// Secret of the host, as nvme gen-dhchap-key prints it [default: no authentication]
     #[arg(long, value_name = "PATH")]
     dhchap_secret_file: Option<PathBuf>,
-    /// Secret of the controller, for hosts that want a proof
+    /// Secret of the controller, for hosts that authenticate it
     #[arg(long, value_name = "PATH")]
     dhchap_ctrl_secret_file: Option<PathBuf>,
     /// The only hash function
@@ -95,6 +95,11 @@ impl HostEntry {
     /// Whether it sees that namespace.
     pub(super) fn sees(&self, nsid: u32) -> bool {
         self.namespaces.as_ref().is_none_or(|own| own.contains(&nsid))
+    }
+
+    /// Whether it comes by TLS.
+    pub(super) fn has_tls_key(&self) -> bool {
+        self.tls_key_file.is_some()
     }
 
     /// The URL by which our own initiator comes as this host.

@@ -1,4 +1,4 @@
-//! NVMe/TCP, as the commands know it.
+//! NVMe/TCP and NVMe/RDMA, as the commands know them.
 //!
 //! Unless the config file has subsystems, each volume is a subsystem of its own, named
 //! `nqn.2026-11.blockmux:NAME`, and in it the only namespace, number 1. A part of its UUID follows
@@ -44,7 +44,7 @@ pub(crate) const NVME_TCP: Protocol = Protocol {
     name: "nvme-tcp",
     title: "NVMe/TCP",
     carrier: Carrier::Stream,
-    listener_help: ["ADDR", "Serve NVMe/TCP here; repeatable [default: 127.0.0.1:4420]"],
+    listener_help: ["ADDR", "Serve NVMe/TCP and NVMe/RDMA at ADDR; repeatable [default: 127.0.0.1:4420]"],
     port: 4420,
     schemes: &[("nvme+tcp", Transport::Tcp)],
     unspoken_schemes: &[],
@@ -60,32 +60,49 @@ pub(crate) const NVME_TCP: Protocol = Protocol {
     served_with: None,
 };
 
+/// NVMe over Fabrics over RDMA, at the ports of NVMe/TCP.
+pub(crate) const NVME_RDMA: Protocol = Protocol {
+    name: "nvme-rdma",
+    title: "NVMe/RDMA",
+    listener_help: [
+        "ADDR",
+        "The same, and print NVMe/RDMA URLs only; repeatable [default: every NVMe/TCP port]",
+    ],
+    schemes: &[("nvme+rdma", Transport::Tcp)],
+    url_forms: &["nvme+rdma://host/subsystem-nqn/nsid"],
+    // A frame with a command; the head of an RDMA Write and a frame with a completion; a frame with
+    // a command and the RDMA Read that asks for its data; the answer's head and a completion.
+    shape: MessageShape { read_request: 88, read_reply_head: 60, write_request_head: 88, write_reply: 92 },
+    served_with: Some(NVME_TCP.name),
+    ..NVME_TCP
+};
+
 /// What only NVMe can be told by `ctl`.
 #[derive(clap::Subcommand, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 enum Order {
-    /// Let a host use a subsystem, or change what holds for it; files are read by the daemon
+    /// Allow a host to use an NVMe subsystem, or change its keys
     AddHost {
         /// Subsystem NQN
         target: String,
         #[command(flatten)]
         host: HostEntry,
     },
-    /// Let a host use a subsystem no more, and end its controllers
+    /// Remove a host from an NVMe subsystem and disconnect it
     RemoveHost {
         /// Subsystem NQN
         target: String,
-        /// Its NQN
+        /// NQN of the host
         hostnqn: String,
     },
-    /// Read the secret and key files of a subsystem's hosts again
+    /// Reload the secret and key files of a subsystem's hosts
     ReadKeys {
         /// Subsystem NQN
         target: String,
         /// One host [default: all]
         hostnqn: Option<String>,
     },
-    /// Set how listeners lead to an ANA group; hosts are told
+    /// Set the ANA state of a group of namespaces; notify hosts
     Ana {
         /// Subsystem NQN
         target: String,
@@ -211,23 +228,30 @@ impl Frontend for NvmeTcp {
         Ok(Started { serve, live: Some(Box::new(LiveSubsystems { node, volumes, ports, hosts, policy })) })
     }
 
-    fn ways(&self, _: &Protocol, portal: &Portal, named: &VolumeNames) -> Vec<Way> {
+    fn ways(&self, protocol: &Protocol, portal: &Portal, named: &VolumeNames) -> Vec<Way> {
         let Some((listener, tcp)) = portal.tcp() else { return Vec::new() };
+        if protocol.name == NVME_RDMA.name && self.nvme_tcp_treq == Treq::Required {
+            return Vec::new();
+        }
         let port = if tcp.port() == NVME_TCP.port { String::new() } else { format!(":{}", tcp.port()) };
         let host = if tcp.is_ipv6() { format!("[{}]", tcp.ip()) } else { tcp.ip().to_string() };
         let way = |subsystem: &ConfiguredSubsystem, nsid: u32| {
             let nqn = &subsystem.nqn;
-            let plain = format!("nvme+tcp://{host}{port}/{nqn}/{nsid}");
+            let is_rdma = protocol.name == NVME_RDMA.name;
+            let (transport, query) = if is_rdma { ("rdma", "?rdma=iwarp") } else { ("tcp", "") };
+            let plain = format!("nvme+{transport}://{host}{port}/{nqn}/{nsid}{query}");
             let word = shell_word(nqn.as_str());
-            let connect = format!("nvme connect -t tcp -a {} -s {} -n {word}", tcp.ip(), tcp.port());
+            let connect = format!("nvme connect -t {transport} -a {} -s {} -n {word}", tcp.ip(), tcp.port());
             let (url, command) = match (subsystem.visitor(nsid), plain.parse::<NvmeUrl>()) {
+                // There is no TLS over RDMA.
+                (Some(host), Ok(_)) if is_rdma && host.has_tls_key() => return None,
                 (Some(host), Ok(mut url)) => {
                     host.add_to(&mut url);
                     (url.to_string(), host.command(nqn, &connect))
                 }
                 _ => (plain, connect),
             };
-            Way { url, commands: vec![command], variables: Vec::new() }
+            Some(Way { url, commands: vec![command], variables: Vec::new() })
         };
         let subsystems = if self.subsystems.is_empty() {
             vec![ConfiguredSubsystem::of_volume(named)]
@@ -240,7 +264,7 @@ impl Frontend for NvmeTcp {
                 subsystem.namespaces.iter().filter(|(_, namespace)| namespace.volume == named.export);
             of_volume.map(move |(nsid, _)| (subsystem, *nsid))
         });
-        namespaces.map(|(subsystem, nsid)| way(subsystem, nsid)).collect()
+        namespaces.filter_map(|(subsystem, nsid)| way(subsystem, nsid)).collect()
     }
 }
 

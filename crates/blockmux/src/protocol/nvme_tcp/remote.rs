@@ -8,10 +8,12 @@ use crate::output::both_sizes;
 use crate::protocol::{Description, ELSEWHERE, Found, FoundExport, Remote};
 use crate::reach;
 use blockmux_engine::connection::Broken;
-use blockmux_engine::initiator::nvme::{self, NvmeConnectError, NvmeEndpoint, host_nqn_of};
+use blockmux_engine::initiator::nvme::{
+    self, NvmeCarrier, NvmeConnectError, NvmeEndpoint, NvmeOverTcp, OverIwarp, host_nqn_of,
+};
 use blockmux_engine::initiator::{GeneratedKeys, Policy};
 use blockmux_engine::socket::Address;
-use blockmux_proto::fabrics::url::{IoPolicy, NvmeUrl, Portals, read_uuid};
+use blockmux_proto::fabrics::url::{IoPolicy, NvmeUrl, Portals, Rdma, read_uuid};
 use blockmux_proto::nvme::auth::psk::ConfiguredPsk;
 use blockmux_proto::nvme::auth::{HostSecrets, Unproved};
 use blockmux_proto::nvme::nqn::Nqn;
@@ -32,11 +34,23 @@ pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
     let secrets = secrets(&url)?;
     let tls_key = url.tls_key_file.as_deref().map(read_tls_key).transpose()?;
     let generated_keys = url.concat.then(Arc::default);
-    Ok(Box::new(NvmeRemote { url, secrets, tls_key, generated_keys }))
+    Ok(match url.rdma {
+        None => {
+            let digests = Digests { header: url.header_digest, data: url.data_digest };
+            let over = NvmeOverTcp { digests };
+            Box::new(NvmeRemote { url, over, secrets, tls_key, generated_keys })
+        }
+        Some(Rdma::Iwarp { crc }) => {
+            let over = OverIwarp { has_crc: crc, is_plain: false };
+            Box::new(NvmeRemote { url, over, secrets, tls_key, generated_keys })
+        }
+    })
 }
 
-struct NvmeRemote {
+struct NvmeRemote<C> {
     url: NvmeUrl,
+    /// What the connections go over.
+    over: C,
     /// What we prove, and what the controller has to.
     secrets: Option<Arc<HostSecrets>>,
     tls_key: Option<ConfiguredPsk>,
@@ -44,7 +58,7 @@ struct NvmeRemote {
     generated_keys: Option<Arc<GeneratedKeys>>,
 }
 
-impl Remote for NvmeRemote {
+impl<C: NvmeCarrier> Remote for NvmeRemote<C> {
     fn open(&self, connections: u32) -> Result<Arc<dyn Volume>, Failure> {
         let subsystem = self.subsystem()?;
         let connections = self.url.connections.unwrap_or(connections);
@@ -78,13 +92,19 @@ impl Remote for NvmeRemote {
     }
 }
 
-impl NvmeRemote {
+impl<C: NvmeCarrier> NvmeRemote<C> {
     fn subsystem(&self) -> Result<&Nqn, Failure> {
         let found = self.url.subsystem.as_ref();
         found.ok_or_else(|| reach::names_no("subsystem", &self.url, "subsystem-nqn/nsid"))
     }
 
-    fn endpoint(&self, url: &NvmeUrl, address: &Address, subsystem: &Nqn, connections: u32) -> NvmeEndpoint {
+    fn endpoint(
+        &self,
+        url: &NvmeUrl,
+        address: &Address,
+        subsystem: &Nqn,
+        connections: u32,
+    ) -> NvmeEndpoint<C> {
         let host_id = url.host_id.or_else(|| url.host_nqn.as_ref().map(id_of_nqn)).unwrap_or_else(own_id);
         let own = || Nqn::new(&host_nqn_of(&host_id)).expect("it is made of letters that names have");
         let host = url.host_nqn.clone().unwrap_or_else(own);
@@ -98,7 +118,7 @@ impl NvmeRemote {
             names: Names { host, host_id, subsystem: subsystem.clone() },
             secrets: self.secrets.clone(),
             nsid: url.nsid,
-            digests: Digests { header: url.header_digest, data: url.data_digest },
+            over: self.over.clone(),
             entries: url.queue_size,
             keep_alive: url.keep_alive,
             // At most MAX_CONNECTIONS.
@@ -112,6 +132,12 @@ impl NvmeRemote {
         }
     }
 
+    /// Whether it is a subsystem with namespaces that the URL's transport leads to.
+    fn is_for_us(&self, found: &FoundSubsystem) -> bool {
+        let transport = if self.url.rdma.is_some() { TransportType::RDMA } else { TransportType::TCP };
+        TransportType(found.transport) == transport && SubsystemType(found.kind) == SubsystemType::NVM
+    }
+
     /// The other places, each by the first address that its name has; with `paths=all` also those
     /// that the discovery controller at the first one knows.
     fn further(&self, subsystem: &Nqn) -> Result<Vec<Address>, Failure> {
@@ -119,7 +145,7 @@ impl NvmeRemote {
         if self.url.all_paths {
             (found, _) = self.ask(|address| self.discovered(address, &discovery_nqn()))?;
         }
-        let own = found.iter().filter(|found| is_for_us(found) && found.nqn == subsystem.as_str());
+        let own = found.iter().filter(|found| self.is_for_us(found) && found.nqn == subsystem.as_str());
         reach::further(&self.url, &self.url.portals, own.filter_map(address_of))
     }
 
@@ -150,7 +176,8 @@ impl NvmeRemote {
                 "check tls_key_file, hostnqn and the subsystem's name".to_owned()
             }
             NvmeConnectError::Broken { .. } | NvmeConnectError::Silent { .. } => {
-                "check that an NVMe/TCP target listens there".to_owned()
+                let what = if url.rdma.is_some() { "NVMe/RDMA" } else { "NVMe/TCP" };
+                format!("check that an {what} target listens there")
             }
             NvmeConnectError::Refused { refused, .. } => match refused {
                 NvmeRefused::NoNamespace(_) => list,
@@ -216,7 +243,7 @@ impl NvmeRemote {
         let nvme::NvmeDescription { controller, namespace } = told;
         json!({
             "url": self.url.to_string(),
-            "protocol": "nvme-tcp",
+            "protocol": if self.url.rdma.is_some() { "nvme-rdma" } else { "nvme-tcp" },
             "subsystem": subsystem.as_str(),
             "nsid": namespace.nsid,
             "cntlid": controller.cntlid,
@@ -249,7 +276,7 @@ impl NvmeRemote {
         let first = Site { address: address.clone(), found, left_out };
         let sites = referrals::follow(first, |address, nqn| self.discovered(address, nqn));
         let (mut exports, mut seen) = (Vec::new(), HashSet::new());
-        for found in sites.iter().flat_map(|site| &site.found).filter(|found| is_for_us(found)) {
+        for found in sites.iter().flat_map(|site| &site.found).filter(|found| self.is_for_us(found)) {
             let Some(nqn) = Nqn::new(&found.nqn) else { continue };
             let Some(url) = self.place_of(address, found, &nqn) else { continue };
             if !seen.insert(url.to_string()) {
@@ -312,11 +339,6 @@ fn is_same_host(one: &Address, other: &Address) -> bool {
         (Address::Tcp(one), Address::Tcp(other)) => one.ip() == other.ip(),
         (one, other) => one == other,
     }
-}
-
-/// A subsystem with namespaces that this side can speak to.
-fn is_for_us(found: &FoundSubsystem) -> bool {
-    TransportType(found.transport) == TransportType::TCP && SubsystemType(found.kind) == SubsystemType::NVM
 }
 
 fn export(url: &NvmeUrl, controller: &ControllerInfo, namespace: &NamespaceInfo) -> FoundExport {

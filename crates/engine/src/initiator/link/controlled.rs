@@ -1,4 +1,4 @@
-//! The control of a link: brought up before the session, and beside it as long as it lives.
+//! The control session of a link, opened before the session and alive as long as it.
 
 use super::{ControlLink, Link, LinkState};
 use crate::host::Host;
@@ -6,8 +6,9 @@ use crate::initiator::Dialer;
 use crate::reactor::Progress;
 
 impl<D: Dialer, H: Host> Link<D, H> {
-    /// Whether a task that runs over and over looks at its control now: not each time, which would
-    /// cost a system call each time, but all the time while nothing goes without it.
+    /// Whether a busy task polls its control session now. Polling costs a system call, so it is
+    /// done every [`CONTROL_EVERY`] turns, but in each turn while the session waits for the control
+    /// session.
     #[inline]
     pub(super) fn is_control_due(&mut self) -> bool {
         self.turns = self.turns.wrapping_add(1);
@@ -15,7 +16,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         !is_open || self.turns.is_multiple_of(CONTROL_EVERY)
     }
 
-    /// Lets the control do what it has to; without it there is no session.
+    /// Runs the control session; if it is lost, so is the session.
     #[inline]
     pub(super) fn run_control(&mut self) -> Progress {
         let Some(control) = &mut self.control else { return Progress::Idle };
@@ -29,7 +30,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
             self.consumer.wake();
         }
         if let Some(rank) = control.poll_path_rank() {
-            self.told_rank = rank;
+            self.reported_rank = rank;
             if let LinkState::Open { session, .. } = &mut self.state {
                 self.dialer.set_path_rank(session, rank);
             }
@@ -46,13 +47,13 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
     }
 
-    /// Once the control is ready, dials for the session.
+    /// Dials the session once the control session is ready.
     pub(super) fn run_controlling(&mut self) -> Progress {
         let is_ready = self.control.as_ref().is_some_and(ControlLink::is_ready);
         if is_ready { self.dial() } else { Progress::Idle }
     }
 
-    /// The session is over: says goodbye.
+    /// The session is over: logs the control session out.
     pub(super) fn end_control(&mut self) {
         if let Some(mut control) = self.control.take() {
             control.end();
@@ -60,5 +61,5 @@ impl<D: Dialer, H: Host> Link<D, H> {
     }
 }
 
-/// Runs of a task that is busy between two looks at its control.
+/// Turns of a busy task between two polls of its control session.
 pub(super) const CONTROL_EVERY: u32 = 64;

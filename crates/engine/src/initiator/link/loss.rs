@@ -1,4 +1,4 @@
-//! What becomes of a link that has lost its session, or could not get one.
+//! What a link does after it has lost its session, or could not get one.
 
 use super::{Link, LinkState, lost};
 use crate::connection::Broken;
@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 impl<D: Dialer, H: Host> Link<D, H> {
-    /// Then, or when the target wants another session if that is later.
-    pub(super) fn when_wanted(&self, at: Instant) -> Instant {
+    /// `at`, or the earliest time that the target accepts another session, if later.
+    pub(super) fn dial_time(&self, at: Instant) -> Instant {
         self.not_before.map_or(at, |then| then.max(at))
     }
 
-    /// The target is elsewhere: goes there at once.
+    /// Follows a redirection at once.
     pub(super) fn follow(&mut self, moved: Move) -> Progress {
         let (from, to) = (self.moves.address().clone(), moved.address.clone());
         match self.moves.follow(moved) {
@@ -34,8 +34,8 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
     }
 
-    /// Loses the session to a broken connection. Where the target may have broken the protocol,
-    /// that is said even if nothing waits for another connection, and nothing else would be.
+    /// Loses the session to a broken connection. A protocol error is logged even if no request
+    /// waits for a reconnect, because nothing else would report it.
     pub(super) fn lose_to(&mut self, broken: &Broken) -> Progress {
         let had_open = self.was_open;
         if let (Broken::Tls(_), Some(keys)) = (broken, self.tls_keys.take())
@@ -53,18 +53,19 @@ impl<D: Dialer, H: Host> Link<D, H> {
         progress
     }
 
-    /// A request has waited for its answer for all of `span`, and so the connection is none.
+    /// The oldest request has waited for `span`, so the connection counts as lost.
     pub(super) fn lose_unanswered(&mut self, span: Duration) -> Progress {
         let span = overdue::written(span);
         self.lose_after(&format!("no answer within {span}"), |link| link.fail_late(&span))
     }
 
-    /// The connection is gone: keep what has not completed, and try again after a pause or give up.
+    /// The connection was lost: keeps uncompleted requests, and reconnects after a pause or gives
+    /// up.
     pub(super) fn lose(&mut self, reason: &str) -> Progress {
         self.lose_after(reason, |_| {})
     }
 
-    /// Loses the session; `sort_out` handles what has not completed before the link reconnects.
+    /// Loses the session; `sort_out` handles uncompleted requests before the link reconnects.
     fn lose_after(&mut self, reason: &str, sort_out: impl FnOnce(&mut Link<D, H>)) -> Progress {
         let was_logged_in = matches!(self.state, LinkState::Open { is_checked: true, .. });
         let done_before = self.done.len();
@@ -81,7 +82,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
             self.consumer.wake();
         }
         if was_logged_in && self.queue.is_empty() && !self.has_other_paths {
-            // Servers close what is idle; the next request dials.
+            // Servers close idle connections; the next request dials.
             self.rest();
             return Progress::Drained;
         }
@@ -92,7 +93,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         match self.retry.on_loss(was_logged_in && !has_completed, self.core.now()) {
             RetryDecision::GiveUp if self.has_other_paths && self.group.open.get() > 0 => {
                 self.retry.begin(self.core.now());
-                self.moves.go_home();
+                self.moves.restart();
                 let until = self.core.now() + PROBE_PAUSE;
                 self.state = LinkState::Pausing { until };
                 self.core.wake_at(until, &self.waker);
@@ -107,8 +108,8 @@ impl<D: Dialer, H: Host> Link<D, H> {
                     self.group.is_changed.set(true);
                     self.consumer.wake();
                 }
-                self.moves.go_home();
-                let until = self.when_wanted(at);
+                self.moves.restart();
+                let until = self.dial_time(at);
                 self.state = LinkState::Pausing { until };
                 self.core.wake_at(until, &self.waker);
                 Progress::Drained
@@ -116,10 +117,10 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
     }
 
-    /// No other path is of use any more, so that this one is tried soon, even if it was none for
-    /// long.
+    /// No other path is usable any more, so this one is retried soon, even after a long time out of
+    /// use.
     pub(in crate::initiator) fn retry_now(&mut self) {
-        let soon = self.when_wanted(self.core.now() + LONGEST_PAUSE);
+        let soon = self.dial_time(self.core.now() + LONGEST_PAUSE);
         if let LinkState::Pausing { until } = &mut self.state
             && *until > soon
         {
@@ -128,7 +129,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
     }
 
-    /// Of requests that a connection was given up with, fails those that have had all patience.
+    /// Fails requests of a closed connection whose timeout has passed.
     fn fail_late(&mut self, span: &str) {
         let (now, patience) = (self.core.now(), self.retry.reconnect_timeout());
         let (mut late, done_before) = (self.group.late.borrow_mut(), self.done.len());
@@ -146,17 +147,16 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
     }
 
-    /// Makes as if it had never had a connection, until the next request; answers how many other
-    /// links try still.
+    /// Becomes idle until the next request; returns how many other links still try.
     fn rest(&mut self) -> usize {
         self.was_open = false;
-        self.moves.go_home();
+        self.moves.restart();
         let alive = self.group.alive.get().saturating_sub(1);
         self.group.alive.set(alive);
         alive
     }
 
-    /// Rests until the next request; the channel sees to those that wait.
+    /// Becomes idle until the next request; the channel handles queued requests.
     pub(super) fn give_up(&mut self, reason: &str) -> Progress {
         self.take_back();
         let target = self.moves.address().clone();
@@ -169,7 +169,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         Progress::Drained
     }
 
-    /// Ends the session and queues what it had not completed before everything else.
+    /// Ends the session and queues its uncompleted requests before all others.
     fn take_back(&mut self) {
         self.in_flight = 0;
         self.silence.on_loss();
@@ -195,7 +195,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 self.queue.push_front(io);
             }
         }
-        // A hint that was lost needs no replay.
+        // A lost prefetch needs no replay.
         self.queue.retain(|io| {
             let is_hint = io.op == Op::Prefetch;
             if is_hint {
@@ -206,5 +206,5 @@ impl<D: Dialer, H: Host> Link<D, H> {
     }
 }
 
-/// How long a path is left alone that was lost for all patience, while others are there.
+/// Pause before a path that was given up is tried again while others are usable.
 const PROBE_PAUSE: Duration = Duration::from_secs(5);

@@ -1,17 +1,17 @@
-//! Whether a link's target answers: told where it is silent, and where a request gets no answer in
-//! time, made to give it up, or given up.
+//! Reply timeouts of a link: logs a silent target, aborts overdue requests, or gives up the
+//! connection.
 
 use super::controlled::CONTROL_EVERY;
 use super::{Link, LinkState, is_shut, lost};
 use crate::host::Host;
-use crate::initiator::overdue::{self, LOOKS};
+use crate::initiator::overdue::{self, TICKS};
 use crate::initiator::{Dialer, silence};
 use crate::reactor::Progress;
 use blockmux_proto::session::{Initiator, Overdue};
 use tracing::warn;
 
 impl<D: Dialer, H: Host> Link<D, H> {
-    /// Has the link look later whether the target answers.
+    /// Arms the next check for replies.
     #[inline]
     pub(super) fn watch(&mut self) {
         let core = &self.core;
@@ -27,11 +27,11 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
     }
 
-    /// Has the target give up a request that gets no answer, or gives up the connection.
+    /// Aborts an overdue request, or gives up the connection.
     #[inline]
-    pub(super) fn look_for_answers(&mut self) -> Option<Progress> {
+    pub(super) fn check_answers(&mut self) -> Option<Progress> {
         if self.turns.is_multiple_of(CONTROL_EVERY) {
-            // One that is always busy never parks.
+            // A busy task never parks, so the check is armed here.
             self.watch();
         }
         let core = &self.core;
@@ -41,9 +41,9 @@ impl<D: Dialer, H: Host> Link<D, H> {
         let LinkState::Open { session, is_checked: true, .. } = &mut self.state else { return None };
         let is_none = is_shut(session.path_rank(), self.has_other_paths);
         let is_shut = self.in_flight == 0 && !self.queue.is_empty() && !is_none;
-        let span = self.overdue.on_look(session.look(), is_shut)?;
-        // Where there are other paths, one of them does it sooner.
-        let asked = if self.has_other_paths { None } else { session.abort_overdue(LOOKS) };
+        let span = self.overdue.on_tick(session.look(), is_shut)?;
+        // If there are other paths, using one of them is faster than an abort.
+        let asked = if self.has_other_paths { None } else { session.abort_overdue(TICKS) };
         if let Some(asked) = asked {
             let (target, span) = (self.moves.address(), overdue::written(span));
             warn!(%target, "no answer within {span}; the target is asked {asked}");
@@ -52,8 +52,8 @@ impl<D: Dialer, H: Host> Link<D, H> {
         Some(self.lose_unanswered(span))
     }
 
-    /// Sends again, by this path or another, what the target has given up and what this path does
-    /// not do now, or fails what has had all patience.
+    /// Retries requests that the target has aborted or that this path cannot do now, or fails those
+    /// whose timeout has passed.
     #[inline]
     pub(super) fn take_handed_back(&mut self) -> Option<Progress> {
         let LinkState::Open { session, .. } = &mut self.state else { return None };
@@ -80,8 +80,8 @@ impl<D: Dialer, H: Host> Link<D, H> {
     #[inline]
     pub(super) fn check_silence(&mut self) {
         let (core, waiting) = (&self.core, self.in_flight);
-        if self.silence.is_to_tell(|| core.now(), waiting > 0) {
-            let (target, seconds) = (self.moves.address(), silence::PATIENCE.as_secs());
+        if self.silence.is_report_due(|| core.now(), waiting > 0) {
+            let (target, seconds) = (self.moves.address(), silence::REPORT_AFTER.as_secs());
             warn!(%target, "no answer for {seconds} s, {waiting} requests wait for one");
         }
     }

@@ -1,4 +1,4 @@
-//! What moves over a simulated stream, and what its system does of TLS meanwhile.
+//! Data transfer over a simulated stream, including kTLS.
 
 use super::{Segment, SimStream, SimTls, SimWatch, SystemTls};
 use crate::host::{ByteStream, Direction, StreamEnd};
@@ -11,8 +11,7 @@ use std::io;
 use std::time::Duration;
 
 impl SimStream {
-    /// Takes up to `most` bytes that can be received and gives them to `put` in order; 0 at the
-    /// end.
+    /// Passes up to `most` bytes that can be received to `put`; 0 at the end of the stream.
     fn take(&self, most: usize, put: impl FnMut(&[u8])) -> io::Result<usize> {
         let mut tls = self.tls.borrow_mut();
         match tls.as_mut().filter(|tls| tls.receives()) {
@@ -28,7 +27,7 @@ impl SimStream {
         }
     }
 
-    /// Takes up to so many of the bytes that have arrived by now, cut as the network cuts them.
+    /// Takes up to `most` bytes that have arrived, split at random.
     fn take_arrived(&self, most: usize, mut put: impl FnMut(&[u8])) -> io::Result<usize> {
         let now = self.net.now();
         let mut pipe = self.incoming().borrow_mut();
@@ -53,14 +52,14 @@ impl SimStream {
         }
         pipe.len -= asked;
         if let Some(writer) = pipe.writer.take() {
-            // The sender learns of the new room a little later.
+            // The sender learns of the new room after a delay.
             let delay = self.net.up_to(self.net.0.conditions.delay);
             self.net.wake_at(now + delay, &writer);
         }
         Ok(asked)
     }
 
-    /// How much can be sent now.
+    /// Number of bytes that can be sent now.
     fn room(&self) -> io::Result<usize> {
         let pipe = self.outgoing().borrow();
         if self.wire.is_broken.get() || pipe.is_reader_gone {
@@ -110,7 +109,7 @@ impl ByteStream for SimStream {
         }
     }
 
-    /// As TCP does it: an orderly end, or a reset if something was left unread.
+    /// As TCP does: FIN, or RST if input was left unread.
     fn close(&self) {
         if self.is_closed.replace(true) {
             return;
@@ -253,7 +252,7 @@ impl ByteStream for SimStream {
 
     fn wake_when_writable(&self, watch: &SimWatch) {
         let mut pipe = self.outgoing().borrow_mut();
-        // A short record has to have room.
+        // A short record must fit.
         let least = if self.tls.borrow().as_ref().is_some_and(SimTls::sends) { OVERHEAD + 16 } else { 0 };
         let has_room = pipe.len + least < self.net.0.conditions.window;
         if self.net.now() < self.wire.opens_at {

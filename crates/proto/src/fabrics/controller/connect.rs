@@ -59,6 +59,8 @@ pub(super) struct HostConnection {
     pub(super) seed: Option<[u8; 32]>,
     /// The key that the connection is secured with.
     pub(super) secured: Option<Box<TlsPsk>>,
+    /// SGLs of the transport, as [`super::FabricsTransport::SGLS`].
+    pub(super) sgls: u32,
     /// Has the connection take a turn, from any core.
     pub(super) notifier: Option<Notifier>,
 }
@@ -143,7 +145,10 @@ pub(super) fn connect(
     let (host, is_proved) = (Host { nqn: host, id: told.hostid }, authenticator.is_none());
     let events = EventQueue::new(notifier.clone());
     let (queue, cntlid) = match command.qid.get() {
-        0 => admin(node, subsystem, (host, port), (command, &told), (hang_up.clone(), &events, is_proved))?,
+        0 => {
+            let host = (host, port, arrival.sgls);
+            admin(node, subsystem, host, (command, &told), (hang_up.clone(), &events, is_proved))?
+        }
         qid => (
             ConnectedQueue::Io(io(subsystem, (&host, port), qid, &told, hang_up.clone(), &events)?),
             told.cntlid.get(),
@@ -164,7 +169,7 @@ pub(super) fn connect(
 fn admin(
     node: &NvmeNode,
     subsystem: &Arc<Subsystem>,
-    (host, port): (Host, u16),
+    (host, port, sgls): (Host, u16, u32),
     (command, told): (&Connect, &ConnectData),
     (hang_up, events, is_proved): (Option<HangUp>, &Arc<EventQueue>, bool),
 ) -> Result<(ConnectedQueue, u16), NotConnected> {
@@ -179,7 +184,8 @@ fn admin(
             _ => passing(refused(ConnectStatus::CONNECT_CONTROLLER_BUSY)),
         })?;
     let cntlid = place.cntlid;
-    let queue = AdminQueue::new(subsystem.clone(), place, (host, port), node.in_capsule, command.kato.get());
+    let capsules = (node.in_capsule, sgls);
+    let queue = AdminQueue::new(subsystem.clone(), place, (host, port), capsules, command.kato.get());
     Ok((ConnectedQueue::Admin(Box::new(queue)), cntlid))
 }
 

@@ -26,7 +26,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     pub(super) fn administer(&mut self, slot: usize, sqe: &Sqe, data: &SgList) {
         let Some(ConnectedQueue::Admin(admin)) = &mut self.queue else { return };
         let (node, local_ip, host) = (&self.node, self.arrival.local_ip, admin.host.nqn.clone());
-        let log = || discovery::page(node, &host, local_ip);
+        let log = || discovery::page(node, &host, local_ip, T::TRTYPE);
         let commands = &self.commands;
         let executed = admin.execute(sqe, data, slot, &|cid| commands.find(cid), &log);
         KeepAlive::set(&mut self.timers.keep_alive, admin.keep_alive(), self.timers.now);

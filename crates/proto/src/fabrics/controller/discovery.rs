@@ -7,12 +7,14 @@ use blockmux_wire::nvmeof::fabrics::{
     AddressFamily, CNTLID_DYNAMIC, DiscoveryEntry, DiscoveryHeader, EFLAGS_DUPRETINFO, EFLAGS_EPCSD,
     SubsystemType, TREQ_DISABLE_SQ_FLOW_CONTROL, TREQ_NOT_REQUIRED, TREQ_REQUIRED, TransportType,
 };
+use blockmux_wire::nvmeof::rdma::{ConnectionService, ProviderType, QpType};
 use blockmux_wire::nvmeof::tcp::SecurityType;
 use core::net::{IpAddr, SocketAddr};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// The whole page for a host that has reached `local` of this machine.
-pub(crate) fn page(node: &NvmeNode, host: &Nqn, local: Option<IpAddr>) -> Vec<u8> {
+/// The whole page for a host that has reached `local` of this machine by this transport. It is told
+/// of that one alone, as by Linux's target: few hosts have another.
+pub(crate) fn page(node: &NvmeNode, host: &Nqn, local: Option<IpAddr>, transport: TransportType) -> Vec<u8> {
     // Before the list: who reads it in parts sees by the header whether it has changed meanwhile.
     let genctr = node.generation();
     let all = node.subsystems();
@@ -25,7 +27,10 @@ pub(crate) fn page(node: &NvmeNode, host: &Nqn, local: Option<IpAddr>) -> Vec<u8
     let own = discovery
         .chain(subsystems)
         .map(|(port, subsystem, subtype)| entry((port, secure_channel), &subsystem.nqn, subtype, local));
-    let entries: Vec<DiscoveryEntry> = own.chain(node.referrals.iter().map(referral)).collect();
+    let mut entries: Vec<DiscoveryEntry> = own.chain(node.referrals.iter().map(referral)).collect();
+    if transport == TransportType::RDMA {
+        entries.iter_mut().for_each(make_rdma);
+    }
     let header = DiscoveryHeader {
         genctr: genctr.into(),
         numrec: (entries.len() as u64).into(),
@@ -63,6 +68,16 @@ fn entry(
         eflags: eflags.into(),
         ..at(address, nqn, subtype)
     }
+}
+
+/// Makes an entry one of RDMA, which has no secure channel. It does not tell which provider there
+/// is: hosts find a way to the address by themselves.
+fn make_rdma(entry: &mut DiscoveryEntry) {
+    entry.trtype = TransportType::RDMA.0;
+    entry.treq = TREQ_DISABLE_SQ_FLOW_CONTROL;
+    entry.tsas = [0; 256];
+    let of_rdma = [QpType::RELIABLE_CONNECTED.0, ProviderType::NOT_SPECIFIED.0, ConnectionService::RDMA_CM.0];
+    entry.tsas.iter_mut().zip(of_rdma).for_each(|(to, from)| *to = from);
 }
 
 fn referral(referral: &Referral) -> DiscoveryEntry {

@@ -27,6 +27,7 @@ mod discovery;
 mod fused;
 mod keep_alive;
 pub mod node;
+mod over_instead;
 mod queue;
 #[cfg(test)]
 pub(crate) mod testing;

@@ -40,7 +40,7 @@ use std::time::{Duration, Instant};
 pub struct ControllerQueue<T: FabricsTransport> {
     pub(crate) transport: T,
     pub(super) node: Arc<NvmeNode>,
-    pool: Pool,
+    pub(super) pool: Pool,
     pub(super) arrival: HostConnection,
     /// `None` until the host's Connect.
     pub(super) queue: Option<ConnectedQueue>,
@@ -72,9 +72,9 @@ pub struct ControllerQueue<T: FabricsTransport> {
     /// Nothing is accepted any more; what is in flight ends.
     pub(super) stopping: bool,
     /// The connection ends.
-    is_over: bool,
+    pub(super) is_over: bool,
     pub(super) timers: QueueTimers,
-    make_notifier: Option<MakeNotifier>,
+    pub(super) make_notifier: Option<MakeNotifier>,
 }
 
 /// Makes what wakes a session from other threads of what wakes it on its own.
@@ -88,7 +88,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             transport,
             node,
             pool,
-            arrival: HostConnection::default(),
+            arrival: HostConnection { sgls: T::SGLS, ..HostConnection::default() },
             queue: None,
             authenticator: None,
             audit: AuditEvents::default(),

@@ -3,7 +3,9 @@
 use super::commands::CommandSlot;
 use crate::nvme::NvmeOutcome;
 use blockmux_wire::nvme::Sqe;
+use blockmux_wire::nvme::identify::SGLS_TRANSPORT;
 use blockmux_wire::nvme::status::NvmeStatus;
+use blockmux_wire::nvmeof::fabrics::TransportType;
 
 /// A transport, as a queue of a controller drives it.
 ///
@@ -17,6 +19,13 @@ use blockmux_wire::nvme::status::NvmeStatus;
 pub trait FabricsTransport {
     /// The protocol's name, for whoever audits.
     const NAME: &'static str;
+
+    /// TRTYPE: what the discovery log says of the ports that it is told through.
+    const TRTYPE: TransportType = TransportType::TCP;
+
+    /// What Identify says of the SGLs that commands may have, beside offsets into the capsule: a
+    /// bit of the field SGLS.
+    const SGLS: u32 = SGLS_TRANSPORT;
 
     /// How far the data of one command has come.
     type Progress: Default;

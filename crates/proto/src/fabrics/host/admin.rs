@@ -12,7 +12,7 @@ use super::transport::{Commands, HostTransport, NvmeRequest, TransferProgress};
 use crate::io_queue::DataTransfer;
 use crate::nvme::auth::HostCredentials;
 use crate::nvme::auth::psk::InputPsk;
-use crate::session::{Control, PathRank, ProtocolError, StreamSession, Timed};
+use crate::session::{Control, PathRank, ProtocolError, Timed};
 use crate::slots::{SlotKey, Slots};
 use blockmux_volume::{Pool, Seg, SgList};
 use blockmux_wire::nvme::Cqe;
@@ -46,6 +46,18 @@ pub struct HostAdmin<T> {
     is_over: bool,
 }
 
+/// What the methods of [`HostAdmin`] by these names tell.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "the methods say it")]
+pub struct AdminAnswers<'a> {
+    pub controller: Option<&'a ControllerInfo>,
+    pub namespaces: &'a [NamespaceInfo],
+    pub found: (&'a [FoundSubsystem], u64),
+    pub refused: Option<&'a NvmeRefused>,
+    pub generated: Option<&'a InputPsk>,
+    pub is_over: bool,
+}
+
 impl<T: HostTransport> HostAdmin<T> {
     /// A session on a fresh connection.
     #[must_use]
@@ -53,6 +65,19 @@ impl<T: HostTransport> HostAdmin<T> {
         let mut transport = T::new(options, None, pool);
         transport.begin();
         HostAdmin { transport, admin: AdminCommands::new(config, now), is_over: false }
+    }
+
+    /// All that the controller has told, whatever carries the queue.
+    #[must_use]
+    pub fn answers(&self) -> AdminAnswers<'_> {
+        AdminAnswers {
+            controller: self.controller(),
+            namespaces: self.namespaces(),
+            found: self.found(),
+            refused: self.refused(),
+            generated: self.generated(),
+            is_over: self.is_over,
+        }
     }
 
     /// The controller, once it has told everything.
@@ -107,6 +132,13 @@ impl<T: HostTransport> HostAdmin<T> {
         let taken = take(&mut self.transport, &mut self.admin)?;
         self.advance();
         Ok(taken)
+    }
+
+    /// Has the transport go on by itself, and then the commands.
+    pub(crate) fn drive<R>(&mut self, step: impl FnOnce(&mut T, &mut AdminCommands) -> R) -> R {
+        let result = step(&mut self.transport, &mut self.admin);
+        self.advance();
+        result
     }
 
     /// The controller has ended the connection.
@@ -164,10 +196,7 @@ impl<T: HostTransport> Timed for HostAdmin<T> {
     }
 }
 
-impl<T: HostTransport> Control for HostAdmin<T>
-where
-    HostAdmin<T>: StreamSession,
-{
+impl<T: HostTransport> Control for HostAdmin<T> {
     fn is_ready(&self) -> bool {
         self.admin.is_ready() && !self.is_over
     }

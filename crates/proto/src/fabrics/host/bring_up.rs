@@ -364,4 +364,4 @@ fn namespaces(data: &[u8]) -> Vec<u32> {
 
 /// Of the admin queue: the least that the specification lets a fabrics controller take (Base 2.0
 /// §3.3.2.2).
-const ADMIN_ENTRIES: u16 = 32;
+pub(crate) const ADMIN_ENTRIES: u16 = 32;

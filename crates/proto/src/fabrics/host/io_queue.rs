@@ -12,9 +12,19 @@ use std::time::{Duration, Instant};
 pub struct HostQueue<T> {
     pub(crate) transport: T,
     pub(super) queue: NamespaceQueue,
+    pub(crate) shape: QueueShape,
     pub(super) ending: QueueEnding,
     /// When the queue has to be connected.
     connect_by: Instant,
+}
+
+/// Which queue it is, and how large.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct QueueShape {
+    pub(crate) qid: u16,
+    pub(crate) entries: u16,
+    /// Of the controller that it is of.
+    pub(crate) cntlid: u16,
 }
 
 /// How far a queue has come with ending.
@@ -50,7 +60,9 @@ impl<T: HostTransport> HostQueue<T> {
         let mut queue =
             NamespaceQueue::new(names, credentials, controller.cntlid, shape, namespace, pool, now);
         queue.set_retry_delays(controller.retry_delays);
-        HostQueue { transport, queue, ending: QueueEnding::No, connect_by: now }
+        let (qid, entries) = shape;
+        let shape = QueueShape { qid, entries, cntlid: controller.cntlid };
+        HostQueue { transport, queue, shape, ending: QueueEnding::No, connect_by: now }
     }
 
     /// There is a connection.
@@ -93,6 +105,14 @@ impl<T: HostTransport> HostQueue<T> {
         let taken = take(&mut self.transport, &mut self.queue)?;
         self.advance();
         Ok(taken)
+    }
+
+    /// Has the transport go on by itself, and then the commands.
+    #[inline]
+    pub(crate) fn drive<R>(&mut self, step: impl FnOnce(&mut T, &mut NamespaceQueue) -> R) -> R {
+        let result = step(&mut self.transport, &mut self.queue);
+        self.advance();
+        result
     }
 
     /// Ends once nothing is under way.

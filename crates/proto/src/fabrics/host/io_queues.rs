@@ -98,9 +98,14 @@ impl<T: HostTransport> HostQueues<T> {
         self.queues().all(HostQueue::is_over)
     }
 
+    /// The first queue.
+    pub(crate) fn first(&self) -> &HostQueue<T> {
+        &self.first
+    }
+
     /// The queue of a connection, or the first if there is none of that number.
     #[inline]
-    pub(super) fn queue(&mut self, connection: usize) -> &mut HostQueue<T> {
+    pub(crate) fn queue(&mut self, connection: usize) -> &mut HostQueue<T> {
         match connection.checked_sub(1).and_then(|at| self.further.get_mut(at)) {
             Some(queue) => queue,
             None => &mut self.first,

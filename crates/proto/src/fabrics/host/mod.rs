@@ -33,7 +33,7 @@ mod transport;
 #[cfg(test)]
 mod tests;
 
-pub use admin::{AdminConfig, Ask, HostAdmin};
+pub use admin::{AdminAnswers, AdminConfig, Ask, HostAdmin};
 pub use command::HostId;
 pub use discovery::FoundSubsystem;
 pub use info::{ControllerInfo, NamespaceInfo, uuid_text};
@@ -43,6 +43,8 @@ pub use refused::NvmeRefused;
 
 pub use crate::io_queue::DEPTH;
 pub(crate) use crate::io_queue::DataTransfer;
+pub(crate) use bring_up::ADMIN_ENTRIES;
+pub(crate) use io_queue::QueueShape;
 pub(crate) use transport::{Commands, HostTransport, NvmeRequest};
 
 use crate::nvme::nqn::Nqn;

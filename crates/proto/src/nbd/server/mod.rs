@@ -189,6 +189,12 @@ impl Target for TargetSession {
 
     fn on_start(&mut self, _waker: &Waker, _now: Instant) {}
 
+    /// A client should send `NBD_CMD_DISC` first, but many that are killed or done do not, and
+    /// nothing that was answered is lost.
+    fn is_close_a_logout(&self) -> bool {
+        true
+    }
+
     #[inline]
     fn on_turn(&mut self, _now: Instant) {
         if let Phase::Transmission(transmission) = &mut self.phase {

@@ -45,7 +45,7 @@ pub(super) struct ServerTransmission {
     admission: Admission,
     /// Why a request was refused, and the log has not been told.
     complaint: Option<&'static str>,
-    /// `NBD_CMD_DISC` has come, and nobody was told yet.
+    /// `NBD_CMD_DISC` has come, until that is logged.
     has_disconnected: bool,
     /// Data of the request that waits for room, in bytes; 0 if none does.
     waits_for: usize,
@@ -141,9 +141,7 @@ impl ServerTransmission {
         }
     }
 
-    /// The client has closed its side: an error in the middle of a message. Between messages it
-    /// should have sent `NBD_CMD_DISC`, but killed clients do not, and nothing that was answered is
-    /// lost.
+    /// The client has closed its side: an error in the middle of a message.
     pub(super) fn on_end(&mut self) -> Result<(), ProtocolError> {
         match std::mem::replace(&mut self.awaiting, AwaitedRequest::Over) {
             AwaitedRequest::Head | AwaitedRequest::Over => Ok(()),

@@ -19,7 +19,8 @@ pub(super) fn read_capacity_10(cx: &mut Context<'_>) -> TaskOutcome {
 pub(super) fn read_capacity_16(cx: &mut Context<'_>) -> TaskOutcome {
     cx.unit.refresh();
     let view = &cx.unit.view;
-    // RAM changes any block without touching its neighbours, whatever it would rather be asked for.
+    // RAM unmaps and writes single logical blocks; its physical block is only a preferred size.
+    // libiscsi's GetLBAStatus.UnmapSingle fails where more blocks are said to share a physical one.
     let physical = if view.info.volatile { view.block_len } else { view.info.physical_block };
     let per_physical = physical.checked_div(view.block_len).unwrap_or(1).max(1);
     let provisioning = match (view.is_thin(), view.unmaps_to_zeroes()) {

@@ -1,0 +1,71 @@
+//! NVMe/RDMA over iWARP: our own target, reached by our own initiator through every command.
+
+use crate::daemon::Daemon;
+use crate::program::{blockmux, text};
+use serde_json::{Value, json};
+use std::fs;
+
+fn succeeds(words: &[&str]) -> String {
+    let output = blockmux(words);
+    assert_eq!(output.status.code(), Some(0), "{words:?}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len as u32 / 4).flat_map(|word| (word.wrapping_mul(2_654_435_761) ^ 0xb10c).to_le_bytes()).collect()
+}
+
+#[test]
+fn every_listener_of_nvme_tcp_is_announced_for_nvme_rdma_too() {
+    let daemon = Daemon::serve(&["a=mem:8m", "--nvme-tcp", "127.0.0.1:0", "--nvme-rdma", "127.0.0.1:0"]);
+    let (tcp, rdma) = (daemon.urls_of("nvme+tcp"), daemon.urls_of("nvme+rdma"));
+    assert_eq!((tcp.len(), rdma.len()), (1, 2));
+    let same = tcp[0].replace("nvme+tcp://", "nvme+rdma://") + "?rdma=iwarp";
+    assert_eq!(rdma[0], same);
+    // The other one takes both as well, and both lead to one subsystem.
+    let other = rdma[1].replace("nvme+rdma://", "nvme+tcp://").replace("?rdma=iwarp", "");
+    let told = |url: &str| -> Value { serde_json::from_str(&succeeds(&["info", "--json", url])).unwrap() };
+    let first = told(&tcp[0]);
+    assert_eq!((&first["protocol"], &told(&rdma[0])["protocol"]), (&json!("nvme-tcp"), &json!("nvme-rdma")));
+    for url in [&rdma[0], &rdma[1], &other] {
+        assert_eq!((&told(url)["serial"], &told(url)["size"]), (&first["serial"], &json!(8 << 20)));
+    }
+    // Discovery by RDMA lists what RDMA leads to, and by TCP what TCP leads to.
+    for (url, scheme) in [(&rdma[0], "nvme+rdma://"), (&tcp[0], "nvme+tcp://")] {
+        let found = succeeds(&["discover", "--json", url.split("/nqn").next().unwrap()]);
+        let found: Value = serde_json::from_str(&found).unwrap();
+        let exports = found["exports"].as_array().unwrap();
+        assert!(!exports.is_empty(), "{found}");
+        assert!(exports.iter().all(|export| export["url"].as_str().unwrap().starts_with(scheme)), "{found}");
+        assert_eq!(exports[0]["size"], json!(8 << 20));
+    }
+}
+
+#[test]
+fn what_is_copied_there_comes_back_over_either_with_crcs_and_without() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    let content = pattern(16 << 20);
+    fs::write(path("from"), &content).unwrap();
+    let daemon = Daemon::serve(&["mem:16m", "--nvme-tcp", "127.0.0.1:0"]);
+    let (tcp, rdma) = (&daemon.urls_of("nvme+tcp")[0], &daemon.urls_of("nvme+rdma")[0]);
+    let with_crc = format!("{rdma}&crc=on&connections=3&queue_size=8");
+    for (there, back) in [(rdma, tcp), (&with_crc, rdma), (tcp, &with_crc)] {
+        let (from, to) = (format!("file:{}", path("from")), format!("file:{}?size=16m", path("to")));
+        succeeds(&["copy", &from, there]);
+        succeeds(&["copy", back, &to]);
+        assert!(fs::read(path("to")).unwrap() == content, "there by {there} and back by {back}");
+        fs::remove_file(path("to")).unwrap();
+        succeeds(&["copy", "null:16m", there]);
+    }
+}
+
+#[test]
+fn a_volume_behind_nvme_rdma_is_served_again() {
+    let first = Daemon::serve(&["a=mem:8m", "--nvme-rdma", "127.0.0.1:0"]);
+    let url = &first.urls_of("nvme+rdma")[0];
+    let second = Daemon::serve(&[&format!("b={url}"), "--nvme-rdma", "127.0.0.1:0"]);
+    let told = succeeds(&["info", "--json", &second.urls_of("nvme+rdma")[0]]);
+    let told: Value = serde_json::from_str(&told).unwrap();
+    assert_eq!((&told["size"], &told["protocol"]), (&json!(8 << 20), &json!("nvme-rdma")));
+}

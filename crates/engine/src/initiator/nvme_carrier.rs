@@ -1,0 +1,113 @@
+//! What carries the queues of an NVMe host: TCP or RDMA.
+
+use crate::rdma::{OverIwarp, Setup};
+use blockmux_proto::fabrics::host::{AdminAnswers, AdminConfig, NvmeRefused, QueueConfig};
+use blockmux_proto::session::{Control, Initiator, Overdue, PathRank, StreamConnections, StreamSession};
+use blockmux_proto::{nvme_rdma, nvme_tcp};
+use blockmux_rdma::iwarp::Iwarp;
+use blockmux_rdma::{Driven, Seed};
+use blockmux_volume::Pool;
+use std::time::Instant;
+
+/// What the connections of an NVMe host go over.
+pub trait NvmeCarrier: Clone + Send + Sync + 'static {
+    /// An admin queue.
+    type Admin: Control + StreamSession + 'static;
+    /// I/O queues of one namespace.
+    type Queues: Initiator + Overdue + StreamConnections + 'static;
+
+    /// An admin queue on a fresh connection.
+    fn admin(&self, config: AdminConfig, with: QueueSetup) -> Self::Admin;
+
+    /// I/O queues, of which the first is on a fresh connection.
+    fn queues(&self, config: QueueConfig, has_other_paths: bool, with: QueueSetup) -> Self::Queues;
+
+    /// What the controller has told.
+    fn answers(admin: &Self::Admin) -> AdminAnswers<'_>;
+
+    /// As [`blockmux_proto::fabrics::host::HostQueues::set_path_rank`].
+    fn set_path_rank(queues: &mut Self::Queues, rank: PathRank);
+
+    /// As [`blockmux_proto::fabrics::host::HostQueues::refused`].
+    fn refused(queues: &Self::Queues) -> Option<&NvmeRefused>;
+}
+
+/// What queues are made with.
+pub struct QueueSetup {
+    /// The core's.
+    pub pool: Pool,
+    /// For the names of memory: random, and no other session has it.
+    pub seed: Seed,
+    /// How many bytes the connection's segments have, where that is known.
+    pub segment_len: Option<usize>,
+    /// Now.
+    pub now: Instant,
+}
+
+impl QueueSetup {
+    fn for_rdma(self) -> Setup {
+        let QueueSetup { pool, seed, segment_len, now } = self;
+        Setup { pool, seed, segment_len, now }
+    }
+}
+
+/// Over TCP.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NvmeOverTcp {
+    /// What to ask for.
+    pub digests: nvme_tcp::client::Digests,
+}
+
+impl NvmeCarrier for NvmeOverTcp {
+    type Admin = nvme_tcp::client::AdminSession;
+    type Queues = nvme_tcp::client::QueueSession;
+
+    fn admin(&self, config: AdminConfig, with: QueueSetup) -> Self::Admin {
+        Self::Admin::new(config, self.digests, with.pool, with.now)
+    }
+
+    fn queues(&self, config: QueueConfig, has_other_paths: bool, with: QueueSetup) -> Self::Queues {
+        let session = Self::Queues::new(config, self.digests, with.pool, with.now);
+        if has_other_paths { session.with_other_paths() } else { session }
+    }
+
+    fn answers(admin: &Self::Admin) -> AdminAnswers<'_> {
+        admin.answers()
+    }
+
+    fn set_path_rank(queues: &mut Self::Queues, rank: PathRank) {
+        queues.set_path_rank(rank);
+    }
+
+    fn refused(queues: &Self::Queues) -> Option<&NvmeRefused> {
+        queues.refused()
+    }
+}
+
+impl NvmeCarrier for OverIwarp {
+    type Admin = Driven<Iwarp, nvme_rdma::client::AdminSession>;
+    type Queues = Driven<Iwarp, nvme_rdma::client::QueueSession>;
+
+    fn admin(&self, config: AdminConfig, with: QueueSetup) -> Self::Admin {
+        let session = nvme_rdma::client::AdminSession::new(config, (), with.pool.clone(), with.now);
+        self.connect(session, with.for_rdma())
+    }
+
+    fn queues(&self, config: QueueConfig, has_other_paths: bool, with: QueueSetup) -> Self::Queues {
+        let session = nvme_rdma::client::QueueSession::new(config, (), with.pool.clone(), with.now);
+        let session = if has_other_paths { session.with_other_paths() } else { session };
+        self.connect_several(session, with.for_rdma())
+    }
+
+    fn answers(admin: &Self::Admin) -> AdminAnswers<'_> {
+        admin.session().answers()
+    }
+
+    fn set_path_rank(queues: &mut Self::Queues, rank: PathRank) {
+        queues.session_mut().set_path_rank(rank);
+    }
+
+    fn refused(queues: &Self::Queues) -> Option<&NvmeRefused> {
+        queues.session().refused()
+    }
+}

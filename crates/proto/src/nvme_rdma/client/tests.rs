@@ -1,0 +1,141 @@
+//! A controller by hand, at the other end of a queue pair that records what it is asked.
+#![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
+
+use super::*;
+use crate::fabrics::host::QueueConfig;
+use crate::fabrics::host::testing::{controller, names, namespace};
+use crate::rdma::WorkRequest;
+use crate::rdma::testing::Recorder;
+use crate::session::Initiator;
+use blockmux_volume::{Io, Op, Tag};
+use blockmux_wire::nvme::status::{NvmeStatus, StatusField};
+use zerocopy::{FromBytes, FromZeros};
+
+/// A host's queue, and what it posts.
+struct Queue {
+    session: QueueSession,
+    works: Recorder,
+}
+
+impl Queue {
+    /// Connected, at a controller with so many receive buffers.
+    fn connected(receives: u16) -> Queue {
+        let now = Instant::now();
+        let (names, controller, namespace) = (names(), controller(), namespace());
+        let config = QueueConfig { names, credentials: None, controller, namespace, queues: 1, entries: 8 };
+        let session = QueueSession::new(config, (), Pool::new(1 << 20), now);
+        let mut queue = Queue { session, works: Recorder::default() };
+        queue.event(Event::Connected { private_data: cm::accept(receives) }).unwrap();
+        let connect = queue.sent();
+        assert_eq!(connect.dptr, SglDescriptor::in_capsule(0, 1024));
+        queue.complete(connect.cid.get(), None).unwrap();
+        assert!(queue.session.is_ready());
+        queue
+    }
+
+    fn event(&mut self, event: Event) -> Result<(), ProtocolError> {
+        self.session.connection(0).on_event(event, Instant::now())
+    }
+
+    fn next(&mut self) -> Option<WorkRequest> {
+        loop {
+            match self.works.next(&mut self.session.connection(0), 10)? {
+                WorkRequest::Receive => {}
+                work => return Some(work),
+            }
+        }
+    }
+
+    /// The command that it sends next. Its memory is registered by the key 7.
+    fn sent(&mut self) -> Sqe {
+        loop {
+            match self.next().expect("a command") {
+                WorkRequest::Register { id, local, .. } => {
+                    let remote = Remote { stag: Stag(7), address: 100, len: local.len() as u32 };
+                    self.event(Event::Registered { id, remote }).unwrap();
+                }
+                WorkRequest::Send { head, .. } => return Sqe::read_from_bytes(&head).unwrap(),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn complete(&mut self, cid: u16, invalidated: Option<Stag>) -> Result<(), ProtocolError> {
+        let status = StatusField::new(NvmeStatus::SUCCESSFUL_COMPLETION);
+        let cqe = Cqe { cid: cid.into(), status, ..Cqe::new_zeroed() };
+        self.event(Event::Received { message: Seg::from_slice(cqe.as_bytes()), invalidated })
+    }
+
+    fn read(&mut self, tag: u64) {
+        self.session.submit(Io { tag: Tag(tag), op: Op::Read, offset: 0, len: 4096, data: None });
+    }
+
+    /// With a read under way, and its CID.
+    fn reading() -> (Queue, u16) {
+        let mut queue = Queue::connected(8);
+        queue.read(1);
+        let sqe = queue.sent();
+        assert_eq!(sqe.dptr, SglDescriptor::keyed(100, 4096, 7, true));
+        (queue, sqe.cid.get())
+    }
+}
+
+#[test]
+fn a_command_completes_once_its_key_is_closed() {
+    let (mut queue, cid) = Queue::reading();
+    queue.complete(cid, Some(Stag(7))).unwrap();
+    assert!(queue.session.poll_done().unwrap().result.is_ok());
+    let (mut queue, cid) = Queue::reading();
+    queue.complete(cid, None).unwrap();
+    assert!(queue.session.poll_done().is_none(), "the controller can still write");
+    assert!(matches!(queue.next(), Some(WorkRequest::Invalidate { stag: Stag(7) })));
+    assert!(queue.session.poll_done().unwrap().result.is_ok());
+}
+
+#[test]
+fn a_controller_that_lies_loses_its_connection() {
+    let (mut queue, cid) = Queue::reading();
+    assert!(queue.complete(cid, Some(Stag(8))).is_err(), "another key");
+    let (mut queue, cid) = Queue::reading();
+    assert!(queue.complete(cid ^ 1, None).is_err(), "no such command");
+    let (mut queue, cid) = Queue::reading();
+    queue.complete(cid, None).unwrap();
+    assert!(queue.complete(cid, None).is_err(), "completed twice");
+    let (mut queue, _) = Queue::reading();
+    let message = Seg::from_slice(&[0; CQE_LEN - 1]);
+    assert!(queue.event(Event::Received { message, invalidated: None }).is_err(), "too short");
+    let mut queue = Queue::connected(8);
+    queue.read(1);
+    let Some(WorkRequest::Register { id, .. }) = queue.next() else { panic!("nothing is registered") };
+    assert!(queue.complete(id.0 as u16, None).is_err(), "completed before it was sent");
+}
+
+#[test]
+fn no_more_commands_are_sent_than_the_controller_has_buffers_for() {
+    let mut queue = Queue::connected(2);
+    (1..=3).for_each(|tag| queue.read(tag));
+    let first = queue.sent();
+    queue.sent();
+    assert!(queue.next().is_none());
+    queue.complete(first.cid.get(), Some(Stag(7))).unwrap();
+    queue.sent();
+}
+
+#[test]
+fn a_rejection_is_told_in_words() {
+    let config = QueueConfig {
+        names: names(),
+        credentials: None,
+        controller: controller(),
+        namespace: namespace(),
+        queues: 1,
+        entries: 8,
+    };
+    let session = QueueSession::new(config, (), Pool::new(1 << 20), Instant::now());
+    let asked = RdmaConnections::endpoint(&session).private_data;
+    assert_eq!(cm::check_request(&asked), Ok(8));
+    let mut queue = Queue { session, works: Recorder::default() };
+    let private_data = cm::reject(blockmux_wire::nvmeof::rdma::CmStatus::INVALID_QID);
+    let error = queue.event(Event::Refused { private_data }).unwrap_err();
+    assert!(error.what.contains("no such queue"), "{error}");
+}

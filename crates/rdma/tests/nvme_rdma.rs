@@ -1,0 +1,254 @@
+//! NVMe/RDMA, both sides over the provider in memory: the host's queues, the controller's, and a
+//! volume behind it.
+#![allow(clippy::arithmetic_side_effects, clippy::indexing_slicing, reason = "an overflow fails the test")]
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use blockmux_proto::exports::{Export, Exports, VolumeId};
+use blockmux_proto::fabrics::controller::node::{FabricsPort, NvmeNode};
+use blockmux_proto::fabrics::host::{AdminConfig, Ask, Names, QueueConfig};
+use blockmux_proto::nvme::nqn::Nqn;
+use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
+use blockmux_proto::nvme_rdma::client::{AdminSession, QueueSession};
+use blockmux_proto::nvme_rdma::server::TargetSession;
+use blockmux_proto::rdma::{Endpoint, RdmaConnections, RdmaSession};
+use blockmux_proto::session::{Connections, Control, Initiator, Target};
+use blockmux_proto::volume_uuid::VolumeUuid;
+use blockmux_rdma::Driven;
+use blockmux_rdma::loopback::{self, Loopback};
+use blockmux_volume::conformance::TestCore;
+use blockmux_volume::{
+    Channel, Completion, Io, IoError, MemVolume, Op, Output, Pool, Seg, SgList, Tag, Waker,
+};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const SIZE: u64 = 8 << 20;
+
+struct Served {
+    node: Arc<NvmeNode>,
+    exports: Exports,
+}
+
+impl Served {
+    fn new(in_capsule: usize) -> Served {
+        let volume = Arc::new(MemVolume::new(SIZE));
+        let export = Export { name: "a".into(), description: String::new(), read_only: false, volume };
+        let exports = Exports::new(vec![export]);
+        let served = exports.served(VolumeId(0)).unwrap().clone();
+        let namespace = Namespace::new(1, VolumeId(0), served, false, VolumeUuid::of_texts(&["a"]));
+        let subsystem = Subsystem::new(nqn("nqn.2026-11.test:disk"), "machine", vec![namespace], Vec::new());
+        let ports = vec![FabricsPort { id: 1, address: "0.0.0.0:4420".parse().unwrap() }];
+        let node = NvmeNode::new(vec![Arc::new(subsystem)], ports, "machine").with_in_capsule(in_capsule);
+        Served { node: Arc::new(node), exports }
+    }
+
+    /// The controller's end of a connection that a host asks for with this endpoint, and the
+    /// host's.
+    fn connect(&self, endpoint: &Endpoint) -> (Server, Loopback) {
+        let session = TargetSession::new(self.node.clone(), Pool::new(512 << 20), Instant::now());
+        let (active, passive) = loopback::pair(endpoint, &session.endpoint(), [9; 32]);
+        let core = TestCore::new().as_core();
+        let open = |export: &Export| export.volume.open(&core, session.depth(), Waker::idle()).unwrap();
+        let channel = open(&self.exports.get(VolumeId(0)).unwrap());
+        (Server { driven: Driven::new(session, passive, Instant::now()), channel }, active)
+    }
+}
+
+fn nqn(name: &str) -> Nqn {
+    Nqn::new(name).unwrap()
+}
+
+fn names() -> Names {
+    Names { host: nqn("nqn.2026-11.test:host"), host_id: [7; 16], subsystem: nqn("nqn.2026-11.test:disk") }
+}
+
+/// A controller's queue and its volume: the smallest possible engine.
+struct Server {
+    driven: Driven<Loopback, TargetSession>,
+    channel: Box<dyn Channel>,
+}
+
+impl Server {
+    fn pump(&mut self) -> bool {
+        self.driven.on_turn(Instant::now());
+        let mut has_moved = self.driven.pump();
+        while let Some((_, io)) = self.driven.poll_io() {
+            has_moved = true;
+            let mut done: Vec<Completion> = Vec::new();
+            self.channel.submit(io);
+            self.channel.kick();
+            self.channel.poll(&mut done);
+            done.into_iter().for_each(|done| self.driven.on_io(done, Instant::now()));
+        }
+        has_moved
+    }
+}
+
+/// A host with its admin queue and I/O queues, and the controller's ends of them.
+struct Host {
+    admin: Driven<Loopback, AdminSession>,
+    queues: Driven<Loopback, QueueSession>,
+    admin_server: Server,
+    servers: Rc<RefCell<Vec<Server>>>,
+    tag: u64,
+}
+
+impl Host {
+    fn new(served: Served, queues: u16, entries: u16) -> Host {
+        let now = Instant::now();
+        let config = AdminConfig {
+            names: names(),
+            credentials: None,
+            queues,
+            ask: Ask::Use(1),
+            keep_alive: Duration::ZERO,
+        };
+        let admin = AdminSession::new(config, (), Pool::new(1 << 20), now);
+        let (mut admin_server, end) = served.connect(&admin.endpoint());
+        let mut admin = Driven::new(admin, end, now);
+        while admin.pump() | admin_server.pump() {}
+        assert!(admin.is_ready(), "{:?}, {:?}", admin.session().refused(), admin.broken());
+        let config = QueueConfig {
+            names: names(),
+            credentials: None,
+            controller: admin.session().controller().unwrap().clone(),
+            namespace: admin.session().namespaces()[0].clone(),
+            queues,
+            entries,
+        };
+        let session = QueueSession::new(config, (), Pool::new(16 << 20), now);
+        let (server, end) = served.connect(&RdmaConnections::endpoint(&session));
+        let servers = Rc::new(RefCell::new(vec![server]));
+        let further = servers.clone();
+        let session = Driven::new(session, end, now).with_further(move |_, endpoint, _| {
+            let (server, end) = served.connect(endpoint);
+            further.borrow_mut().push(server);
+            end
+        });
+        let mut host = Host { admin, queues: session, admin_server, servers, tag: 0 };
+        host.run();
+        while let Some((connection, now)) = host.queues.poll_connect() {
+            host.queues.on_connected(connection, now);
+            host.run();
+        }
+        assert!(host.queues.is_ready() && host.servers.borrow().len() == usize::from(queues));
+        host
+    }
+
+    fn run(&mut self) {
+        loop {
+            let mut servers = self.servers.borrow_mut();
+            let pumped = servers.iter_mut().fold(false, |moved, server| moved | server.pump());
+            let count = servers.len();
+            drop(servers);
+            let moved = (0..count).fold(pumped, |moved, at| moved | self.queues.pump_connection(at));
+            if !(moved | self.admin.pump() | self.admin_server.pump()) {
+                return;
+            }
+        }
+    }
+
+    fn call(&mut self, op: Op, offset: u64, len: u64, data: Option<SgList>) -> Result<Output, IoError> {
+        self.tag += 1;
+        self.queues.submit(Io { tag: Tag(self.tag), op, offset, len, data });
+        self.run();
+        let done = self.queues.poll_done().expect("it has completed");
+        assert_eq!(done.tag, Tag(self.tag));
+        done.result
+    }
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at % 251) as u8 ^ (at >> 9) as u8).collect()
+}
+
+fn list(bytes: &[u8]) -> SgList {
+    SgList::one(Seg::from_slice(bytes))
+}
+
+#[test]
+fn what_was_written_is_read_whatever_its_length() {
+    for in_capsule in [0, 4096, 8192] {
+        let mut host = Host::new(Served::new(in_capsule), 1, 64);
+        for blocks in [1, 2, 8, 9, 17, 128, 2048, 6001] {
+            let data = pattern(blocks * 512);
+            let len = data.len() as u64;
+            host.call(Op::Write { fua: true }, 512, len, Some(list(&data))).unwrap();
+            let read = host.call(Op::Read, 512, len, None).unwrap().into_data();
+            assert!(read.to_vec() == data, "{in_capsule}, {blocks} blocks");
+            let own = list(&vec![0; data.len()]);
+            host.call(Op::Read, 512, len, Some(own.clone())).unwrap();
+            assert!(own.to_vec() == data, "straight into the caller's memory");
+        }
+        host.call(Op::Flush, 0, 0, None).unwrap();
+    }
+}
+
+#[test]
+fn data_in_pieces_goes_straight_to_its_place_and_comes_from_there() {
+    let mut host = Host::new(Served::new(8192), 1, 64);
+    let pieces = |bytes: &[u8]| {
+        let mut list = SgList::default();
+        bytes.chunks(7168).for_each(|piece| list.push(Seg::from_slice(piece)));
+        list
+    };
+    let data = pattern(96 << 10);
+    host.call(Op::Write { fua: false }, 4096, data.len() as u64, Some(pieces(&data))).unwrap();
+    let own = pieces(&vec![0; data.len()]);
+    host.call(Op::Read, 4096, data.len() as u64, Some(own.clone())).unwrap();
+    assert!(own.to_vec() == data);
+}
+
+#[test]
+fn many_commands_on_many_queues_complete_once_each() {
+    let mut host = Host::new(Served::new(4096), 3, 16);
+    for round in 0..20 {
+        let count = 100;
+        for at in 0..count {
+            let data = list(&vec![round as u8 ^ at as u8; 16 << 10]);
+            let op = Op::Write { fua: false };
+            let (offset, len) = (at * (16 << 10), 16 << 10);
+            host.queues.submit(Io { tag: Tag(at), op, offset, len, data: Some(data) });
+        }
+        host.run();
+        let mut done: Vec<u64> = std::iter::from_fn(|| host.queues.poll_done())
+            .map(|done| done.result.map(|_| done.tag.0).unwrap())
+            .collect();
+        done.sort_unstable();
+        assert_eq!(done, (0..count).collect::<Vec<_>>());
+        let read = host.call(Op::Read, 7 * (16 << 10), 512, None).unwrap().into_data();
+        assert_eq!(read.to_vec(), vec![round as u8 ^ 7; 512]);
+    }
+}
+
+#[test]
+fn a_session_that_stops_says_goodbye_and_both_sides_are_over() {
+    let mut host = Host::new(Served::new(8192), 2, 16);
+    Initiator::on_stop(&mut host.queues);
+    host.run();
+    Control::on_stop(&mut host.admin);
+    host.run();
+    assert!(host.queues.session().is_over() && host.admin.session().is_over());
+    assert!(host.queues.broken().is_none() && host.admin.broken().is_none());
+    assert!(host.admin_server.driven.broken().is_none());
+}
+
+#[test]
+fn a_queue_that_is_lost_at_any_point_gives_its_commands_back() {
+    for pieces in 0..24 {
+        let mut host = Host::new(Served::new(4096), 1, 16);
+        host.queues.queue_pair().cut_after(pieces);
+        for at in 0..4 {
+            let data = Some(list(&vec![at as u8; 8192]));
+            let (op, offset) = (Op::Write { fua: false }, at * 8192);
+            host.queues.submit(Io { tag: Tag(at), op, offset, len: 8192, data });
+        }
+        host.run();
+        let done = std::iter::from_fn(|| host.queues.poll_done()).count();
+        let back = host.queues.take_unfinished();
+        assert_eq!(done + back.len(), 4, "after {pieces}");
+        assert!(back.iter().all(|io| io.data.as_ref().unwrap().len() == 8192));
+    }
+}
