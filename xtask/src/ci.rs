@@ -130,7 +130,7 @@ fn clippy(root: &Path) -> Result<Vec<String>> {
 }
 
 fn tidy(root: &Path) -> Result<Vec<String>> {
-    let findings = tidy::check(&tidy::Tree::read(root)?);
+    let findings = tidy::findings(root)?;
     if !findings.is_empty() {
         let lines: Vec<String> = findings.iter().map(ToString::to_string).collect();
         bail!("{}", lines.join("\n"));

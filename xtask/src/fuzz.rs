@@ -28,8 +28,8 @@ fn targets(root: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-fn chosen(targets: Vec<String>, wanted: Option<&str>) -> Result<Vec<String>> {
-    match wanted {
+fn chosen(targets: Vec<String>, name: Option<&str>) -> Result<Vec<String>> {
+    match name {
         None => Ok(targets),
         Some(wanted) if targets.iter().any(|target| target == wanted) => Ok(vec![wanted.to_owned()]),
         Some(wanted) => bail!("no fuzz target {wanted}; there are {}", targets.join(", ")),

@@ -6,6 +6,7 @@ mod fuzz;
 mod peers;
 mod process;
 mod programs;
+mod results;
 mod tidy;
 mod vm;
 
@@ -39,6 +40,8 @@ enum Task {
         #[command(subcommand)]
         protocol: peers::Protocols,
     },
+    /// Makes the pages of docs/results from the measurements in docs/results/data
+    Results,
     /// Fuzzes one target, or each for its share of the time
     Fuzz {
         /// How long, in all
@@ -74,6 +77,10 @@ fn run(task: Task, root: &Path) -> Result<()> {
             Ok(())
         }
         Task::Peers { protocol } => peers::run(root, protocol),
+        Task::Results => {
+            println!("{} pages written", results::write(root)?);
+            Ok(())
+        }
         Task::Fuzz { seconds, target } => {
             for line in fuzz::run(root, seconds, target.as_deref())? {
                 println!("{line}");

@@ -1,17 +1,17 @@
-//! Running other programs: quietly, unless they fail.
+//! Runs other programs, printing their output only if they fail.
 
 use anyhow::{Context, Result, bail};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What a program said, both streams in the order in which it said it, and whether it was content.
+/// A program's output, both streams in order, and whether it succeeded.
 pub(crate) struct Output {
     pub(crate) text: String,
     pub(crate) success: bool,
 }
 
-/// Runs `command` to its end.
+/// Runs `command` to completion.
 ///
 /// # Errors
 /// If it cannot be started.
@@ -19,7 +19,7 @@ pub(crate) fn output(command: &mut Command) -> Result<Output> {
     let (mut reader, writer) = std::io::pipe()?;
     command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
     let started = command.spawn();
-    // `command` holds the writing end; the pipe ends only when no one does.
+    // `command` holds the pipe's write end, which must be closed for the reader to see the end.
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = started.with_context(|| format!("cannot run {}", command.get_program().display()))?;
     let mut bytes = Vec::new();
@@ -28,10 +28,10 @@ pub(crate) fn output(command: &mut Command) -> Result<Output> {
     Ok(Output { text: String::from_utf8_lossy(&bytes).into_owned(), success })
 }
 
-/// Runs `command` to its end and returns what it said.
+/// Runs `command` to completion and returns its output.
 ///
 /// # Errors
-/// If it cannot be started or fails; what it said is in the error.
+/// If it cannot be started or fails; the error contains its output.
 pub(crate) fn succeed(command: &mut Command) -> Result<String> {
     let output = output(command)?;
     if !output.success {
@@ -40,14 +40,14 @@ pub(crate) fn succeed(command: &mut Command) -> Result<String> {
     Ok(output.text)
 }
 
-/// A command of cargo in the repository, with its arguments in one string.
+/// A cargo command in the repository, with its arguments in one string.
 pub(crate) fn cargo(root: &Path, arguments: &str) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root).args(arguments.split_whitespace());
     command
 }
 
-/// Where a program is that a user or an administrator could run, if it is installed.
+/// The path of a program, including administrators' directories, if it is installed.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let administrators = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from);

@@ -1,5 +1,5 @@
-//! The workspace's test programs: built by cargo, then run by name, as cargo would one after the
-//! other.
+//! The workspace's test programs: built by cargo, then run one after the other, as `cargo test`
+//! does.
 
 use crate::process::{cargo, output};
 use anyhow::{Context, Result, bail};
@@ -7,22 +7,22 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// One program that cargo built of one target's tests.
+/// A test program of one cargo target.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Program {
-    /// The target's name: of a library or a binary its own, else the file's in `tests/`.
+    /// The target's name: that of the library or binary, or of the file in `tests/`.
     pub(crate) name: String,
     path: PathBuf,
-    /// The package's directory, where tests expect to run.
+    /// The package's directory, in which tests expect to run.
     directory: PathBuf,
 }
 
-/// Builds all of them.
+/// Builds all test programs.
 ///
 /// # Errors
-/// If one does not compile; the error has what the compiler said.
+/// If one does not compile; the error contains the compiler's output.
 pub(crate) fn build(root: &Path) -> Result<Vec<Program>> {
-    // What the compiler says to people goes to standard error, beside what cargo says to programs.
+    // Human-readable messages go to standard error, JSON to standard output.
     let mut command =
         cargo(root, "test --quiet --workspace --no-run --message-format json-render-diagnostics");
     let output = command.output().context("cargo")?;
@@ -32,7 +32,7 @@ pub(crate) fn build(root: &Path) -> Result<Vec<Program>> {
     Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(program).collect())
 }
 
-/// What a line of cargo's says of a program, if it is about one.
+/// The program in a line of cargo's JSON, if it is about one.
 fn program(line: &str) -> Option<Program> {
     let artifact: Value = serde_json::from_str(line).ok()?;
     if artifact["profile"]["test"] != true {
@@ -45,17 +45,17 @@ fn program(line: &str) -> Option<Program> {
     })
 }
 
-/// Runs them all, those after a failure too, and returns what they said.
+/// Runs all programs, even after a failure, and returns their output.
 ///
 /// # Errors
-/// If a test failed, with what the programs with such tests said, or there is no program.
+/// If a test failed, with the output of the failed programs, or if there is no program.
 pub(crate) fn run(programs: &[Program]) -> Result<String> {
     if programs.is_empty() {
         bail!("none was built");
     }
     let (mut said, mut complaints) = (String::new(), String::new());
     for program in programs {
-        // Shows what passing tests print, too: that is where a skipped one says why.
+        // Prints the output of passing tests, too, because skipped ones say why there.
         let mut command = Command::new(&program.path);
         command.arg("--show-output").current_dir(&program.directory);
         let output = output(&mut command).with_context(|| program.name.clone())?;

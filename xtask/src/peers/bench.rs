@@ -1,7 +1,7 @@
-//! What all turns share: where to work, how long, and how a client runs to its end.
+//! The environment of all turns: directories, durations, and running a client to completion.
 
 use super::group::Group;
-use super::machine::{Processors, Side};
+use super::machine::{CpuSet, Side};
 use super::network::Network;
 use anyhow::{Context, Result, bail};
 use indicatif::ProgressBar;
@@ -15,62 +15,62 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// The surroundings of a comparison.
+/// The environment of a comparison.
 pub(crate) struct Bench {
-    /// In memory; gone when the comparison ends.
+    /// In memory; removed when the comparison ends.
     pub(crate) dir: TempDir,
-    /// Our own program.
+    /// The Blockmux program.
     pub(crate) blockmux: PathBuf,
-    pub(crate) processors: Processors,
-    /// Where programs run, if not in the machine's own network.
+    pub(crate) cpus: CpuSet,
+    /// Network namespaces of the programs, if not the machine's own.
     pub(crate) network: Option<Network>,
     /// Measured time of each run.
     pub(crate) runtime: Duration,
-    /// How often a run is made at most while other programs take much of the machine. It is then
-    /// measured as it is, and the report says so.
+    /// Most attempts of a run while other programs use much CPU time. The last one counts, and the
+    /// report says so.
     pub(crate) most_attempts: u32,
     /// Bytes of each volume.
     pub(crate) size: u64,
     pub(crate) bar: ProgressBar,
-    /// A signal asked us to end.
+    /// A signal requested the end.
     pub(crate) interrupted: Arc<AtomicBool>,
 }
 
 impl Bench {
-    /// The file that servers of files share: only one of them runs at a time.
+    /// The file shared by servers of files, of which only one runs at a time.
     pub(crate) fn file(&self) -> PathBuf {
         self.dir.path().join("disk.img")
     }
 
-    /// Where one server keeps what it needs.
+    /// The working directory of one server.
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// If it cannot be created.
     pub(crate) fn dir_of(&self, name: &str) -> Result<PathBuf> {
         let dir = self.dir.path().join(name);
         fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
         Ok(dir)
     }
 
-    /// A command on its side's processor, in its side's network.
+    /// A command on its side's CPU, in its side's network namespace.
     pub(crate) fn command(&self, side: Side, program: &Path) -> Command {
-        let command = self.processors.command(side, program);
+        let command = self.cpus.command(side, program);
         match &self.network {
             Some(network) => network.within(side, &command),
             None => command,
         }
     }
 
-    /// Where programs run, in sentences.
+    /// How programs are placed, in sentences.
     pub(crate) fn placement(&self) -> String {
-        let words = self.processors.words();
+        let words = self.cpus.words();
         match &self.network {
             Some(network) => format!("{words} Frames pass a veth pair with an MTU of {}.", network.mtu),
             None => words,
         }
     }
 
-    /// Writes the shared file whole, with bytes that no program takes for a hole.
+    /// Fills the shared file with non-zero bytes, so that no program treats it as a hole.
     ///
     /// # Errors
     /// If there is no room for it.
@@ -87,11 +87,10 @@ impl Bench {
         Ok(())
     }
 
-    /// Runs a client to its end and answers what it wrote on stdout.
+    /// Runs a client to completion and returns its standard output.
     ///
     /// # Errors
-    /// If it fails or takes much longer than it should, with the end of what it wrote on stderr; or
-    /// if a signal came.
+    /// If it fails or takes much too long, with the end of its standard error; or if a signal came.
     pub(crate) fn run(&self, command: &mut Command) -> Result<String> {
         self.check_interrupt()?;
         let log = self.dir.path().join("client.log");
@@ -102,10 +101,10 @@ impl Bench {
         std::thread::spawn(move || {
             let mut text = String::new();
             let read = stdout.read_to_string(&mut text).map(|_| text);
-            // Nobody listens any more after a deadline.
+            // After a timeout nobody receives it.
             let _ = sender.send(read);
         });
-        let deadline = Instant::now() + CLIENT_PATIENCE + self.runtime * RUNS_A_TURN;
+        let deadline = Instant::now() + CLIENT_TIMEOUT + self.runtime * RUNS_A_TURN;
         let text = loop {
             match text.recv_timeout(INTERRUPT_EVERY) {
                 Ok(text) => break text?,
@@ -137,16 +136,16 @@ impl Bench {
     }
 }
 
-/// The last line of a log that says anything.
+/// The last non-empty line of a log.
 pub(crate) fn last_line(log: &Path) -> Option<String> {
     let bytes = fs::read(log).ok()?;
     let text = String::from_utf8_lossy(&bytes);
     text.lines().rev().find(|line| !line.trim().is_empty()).map(|line| line.trim().to_owned())
 }
 
-/// Beyond the measured time: starting, connecting, preparing.
-const CLIENT_PATIENCE: Duration = Duration::from_secs(60);
-/// A client may measure more than once in a turn, and a slow server takes longer than was guessed.
+/// Time allowed beyond the measured time: starting, connecting, preparing.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(60);
+/// A client may measure several times in a turn, and a slow server takes longer than estimated.
 const RUNS_A_TURN: u32 = 8;
 const INTERRUPT_EVERY: Duration = Duration::from_millis(100);
 
@@ -159,7 +158,7 @@ pub(crate) mod tests {
         Bench {
             dir: tempfile::tempdir().unwrap(),
             blockmux: "blockmux".into(),
-            processors: Processors::here().unwrap(),
+            cpus: CpuSet::here().unwrap(),
             network: None,
             runtime: Duration::from_millis(1),
             most_attempts: 1,

@@ -1,11 +1,11 @@
-//! What a comparison has come to, for the table and the report.
+//! The result of a comparison, for table and report.
 
 use super::figures::{Row, Rows};
 use super::goals::Goal;
 use super::matrix::Cell;
 use std::time::Duration;
 
-/// What was measured.
+/// The rows measured.
 pub(crate) struct Comparison {
     pub(crate) protocol: &'static str,
     pub(crate) cells: Vec<Cell>,
@@ -16,30 +16,29 @@ pub(crate) struct Comparison {
     /// What was not measured, and why.
     pub(crate) skipped: Vec<String>,
     pub(crate) machine: String,
-    /// Where programs ran, as a sentence.
+    /// How programs were placed, as a sentence.
     pub(crate) placement: String,
-    /// As were asked for.
+    /// Number of runs requested.
     pub(crate) runs: u32,
-    /// Whether all of them were made of everything.
+    /// Whether all of them were completed.
     pub(crate) is_whole: bool,
     pub(crate) runtime: Duration,
 }
 
-/// A program that took part.
+/// A program of the comparison.
 pub(crate) struct Taken {
     pub(crate) name: &'static str,
     /// The first line of its `--version`.
     pub(crate) version: String,
-    /// How a server was started; empty for a client.
+    /// A server's command line; empty for a client.
     pub(crate) command: String,
-    /// The ceilings that a server's rows are shares of; none for a client, nor where another
-    /// protocol is served.
+    /// The ceilings of a server's rows; empty for a client, or if another protocol is served.
     pub(crate) ceilings: &'static [&'static str],
     pub(crate) is_peer: bool,
 }
 
 impl Comparison {
-    /// How often and how long, and on which processors.
+    /// Number and duration of runs, and the CPUs.
     pub(crate) fn how_measured(&self) -> String {
         let seconds = self.runtime.as_secs_f64();
         let runs = if self.runs == 1 { "One run" } else { "Medians of" };

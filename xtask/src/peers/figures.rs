@@ -1,4 +1,4 @@
-//! What was found: every run of every server with every client, and what they come to.
+//! Every run of every server with every client, with medians and extremes.
 
 use super::matrix::Cell;
 use serde_json::{Value, json};
@@ -10,9 +10,9 @@ pub(crate) struct Sample {
     /// Mean completion latency in microseconds.
     pub(crate) mean_us: Option<f64>,
     pub(crate) p99_us: Option<f64>,
-    /// Processor time of the server, user and system, for each I/O.
+    /// CPU time of the server, user and system, for each I/O, in microseconds.
     pub(crate) server_us: Option<f64>,
-    /// What other programs took meanwhile, in processors.
+    /// CPU use of other programs meanwhile, in CPUs.
     pub(crate) others: f64,
 }
 
@@ -22,11 +22,11 @@ pub(crate) struct Row {
     pub(crate) client: &'static str,
     pub(crate) server: &'static str,
     pub(crate) cell: Cell,
-    /// In the order in which they were made.
+    /// In chronological order.
     pub(crate) samples: Vec<Sample>,
 }
 
-/// Every row of a comparison, in the order in which they are shown.
+/// Every row of a comparison, in display order.
 #[derive(Debug, Default)]
 pub(crate) struct Rows(pub(crate) Vec<Row>);
 
@@ -39,7 +39,7 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// `None` of nothing.
+    /// `None` if there are no values.
     pub(crate) fn of(values: impl Iterator<Item = f64>) -> Option<Spread> {
         let mut values: Vec<f64> = values.collect();
         values.sort_by(f64::total_cmp);
@@ -63,12 +63,12 @@ impl Row {
         Spread::of(self.samples.iter().map(|sample| sample.iops))
     }
 
-    /// Of those samples that have it.
+    /// Median over the samples that have the figure.
     pub(crate) fn median(&self, figure: impl Fn(&Sample) -> Option<f64>) -> Option<f64> {
         Spread::of(self.samples.iter().filter_map(figure)).map(|spread| spread.median)
     }
 
-    /// Every run, and what they come to.
+    /// Every run, with the summary.
     pub(crate) fn json(&self) -> Value {
         let Cell { rw, bs, iodepth, numjobs } = self.cell;
         let sample = |sample: &Sample| {
@@ -119,7 +119,7 @@ impl Rows {
         self.get(client, server, cell)?.iops().map(|iops| iops.median)
     }
 
-    /// What other programs took during the runs, in processors; `None` if there were no runs.
+    /// CPU use of other programs during the runs, in CPUs; `None` if there were no runs.
     pub(crate) fn others(&self) -> Option<Spread> {
         Spread::of(self.0.iter().flat_map(|row| &row.samples).map(|sample| sample.others))
     }

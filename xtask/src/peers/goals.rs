@@ -1,18 +1,18 @@
-//! What the comparison is to come to: ratios of medians, and whether they were reached.
+//! Goals of a comparison: ratios of medians.
 
 use serde_json::{Value, json};
 
 /// One goal.
 #[derive(Clone, Debug)]
 pub(crate) struct Goal {
-    /// What the ratio is of and to.
+    /// What is compared.
     pub(crate) what: String,
     pub(crate) bound: Bound,
-    /// `None`: one side of it was not measured.
+    /// `None`: one side was not measured.
     pub(crate) found: Option<f64>,
 }
 
-/// On which side of a ratio the goal lies.
+/// Whether the ratio must be at least or at most a value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Bound {
     AtLeast(f64),
@@ -44,7 +44,7 @@ impl Goal {
     }
 
     /// `≥ 4.00`.
-    pub(crate) fn wanted(&self) -> String {
+    pub(crate) fn goal_text(&self) -> String {
         match self.bound {
             Bound::AtLeast(least) => format!("≥ {least:.2}"),
             Bound::AtMost(most) => format!("≤ {most:.2}"),
@@ -65,7 +65,7 @@ impl Goal {
     }
 }
 
-/// Those that were measured: a filter of cells or clients leaves most of them out.
+/// The goals that were measured: a filter of cells or clients omits most.
 pub(crate) fn measured(goals: &[Goal]) -> impl Iterator<Item = &Goal> {
     goals.iter().filter(|goal| goal.found.is_some())
 }

@@ -1,5 +1,4 @@
-//! A program and all processes that it starts: ended together by their own process group, whatever
-//! becomes of us.
+//! A program and all of its child processes, ended together by their process group.
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, getpgid, kill_process_group};
@@ -12,12 +11,12 @@ use std::time::{Duration, Instant};
 /// A running program as the leader of its own process group. Dropping it kills the group.
 pub(crate) struct Group {
     leader: Pid,
-    /// The leader, unless it has put itself into the background.
+    /// The leader, unless it has become a daemon.
     child: Option<Child>,
 }
 
 impl Group {
-    /// Starts `command`; a terminal's ctrl-C will not reach it.
+    /// Starts `command`; Ctrl-C of a terminal does not reach it.
     ///
     /// # Errors
     /// If it cannot be started.
@@ -27,24 +26,23 @@ impl Group {
         Ok(Group { leader: Pid::from_child(&child), child: Some(child) })
     }
 
-    /// Starts a program that puts itself into the background, where it leads a group of its own and
-    /// leaves its number in `pid_file`.
+    /// Starts a daemon, which must lead its own process group and write its PID to `pid_file`.
     ///
     /// # Errors
-    /// If it fails, or leaves no such number.
+    /// If it fails, or writes no valid PID.
     pub(crate) fn start_daemon(command: &mut Command, pid_file: &Path) -> Result<Group> {
-        // Not in a group of its own, which would be ended with the half that ends here.
+        // Not in a new process group, which would be killed with the parent that exits here.
         let status = command.status();
         let status = status.with_context(|| format!("cannot run {}", command.get_program().display()))?;
         if !status.success() {
             bail!("it ended at once, {status}");
         }
-        // The half that stays writes the file in its own time.
-        let deadline = Instant::now() + PID_FILE_PATIENCE;
+        // The daemon writes the file asynchronously.
+        let deadline = Instant::now() + PID_FILE_TIMEOUT;
         loop {
             let text = fs::read_to_string(pid_file).unwrap_or_default();
             let leader = text.trim().parse().ok().and_then(Pid::from_raw);
-            // Whatever the file says, no group is ended that is not led by this process.
+            // Only a process group led by that process is ever ended.
             if let Some(leader) = leader.filter(|&pid| getpgid(Some(pid)) == Ok(pid)) {
                 return Ok(Group { leader, child: None });
             }
@@ -55,15 +53,15 @@ impl Group {
         }
     }
 
-    /// What it writes, if that goes into a pipe.
+    /// Its standard output, if that is a pipe.
     pub(crate) fn take_stdout(&mut self) -> Option<ChildStdout> {
         self.child.as_mut()?.stdout.take()
     }
 
-    /// How it has ended, if it has.
+    /// Its exit status, if it has ended.
     ///
     /// # Errors
-    /// If the system has lost track of it.
+    /// If the system cannot tell.
     pub(crate) fn ended(&mut self) -> Result<Option<String>> {
         match &mut self.child {
             Some(child) => Ok(child.try_wait()?.map(|status| status.to_string())),
@@ -71,15 +69,15 @@ impl Group {
         }
     }
 
-    /// Waits for its end.
+    /// Waits for it to end.
     ///
     /// # Errors
-    /// If the system has lost track of it.
+    /// If the system cannot tell.
     pub(crate) fn wait(&mut self) -> Result<ExitStatus> {
         Ok(self.child.as_mut().context("it is in the background")?.wait()?)
     }
 
-    /// Stops it where it is: it takes no processor time until [`Group::resume`].
+    /// Stops it (SIGSTOP): it uses no CPU time until [`Group::resume`].
     ///
     /// # Errors
     /// If it has ended.
@@ -87,7 +85,7 @@ impl Group {
         kill_process_group(self.leader, Signal::STOP).context("cannot pause it")
     }
 
-    /// Lets it go on.
+    /// Resumes it (SIGCONT).
     ///
     /// # Errors
     /// If it has ended.
@@ -95,7 +93,7 @@ impl Group {
         kill_process_group(self.leader, Signal::CONT).context("cannot resume it")
     }
 
-    /// User and system time of all its processes so far, to the tick of the system's clock.
+    /// User and system time of all its processes so far, in units of a clock tick.
     ///
     /// # Errors
     /// If it has ended.
@@ -109,7 +107,7 @@ impl Group {
             let before = own()?;
             let others: u64 = members(leader)?.iter().map(|stat| stat.own_ticks).sum();
             let after = own()?;
-            // A child that was reaped in between would count twice or not at all.
+            // Otherwise a child reaped in between would count twice or not at all.
             if before.reaped_ticks == after.reaped_ticks {
                 let ticks = after.own_ticks + after.reaped_ticks + others;
                 return Ok(Duration::from_millis(ticks * 1000 / TICKS_PER_S));
@@ -120,25 +118,25 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // Both fail only if it has ended already; kill reaches paused processes, too.
+        // Both fail only if it has ended already; SIGKILL reaches stopped processes, too.
         let _ = kill_process_group(self.leader, Signal::KILL);
         let _ = self.child.as_mut().map(Child::wait);
     }
 }
 
-/// What `/proc/PID/stat` tells of processor time; see proc(5).
+/// CPU times in `/proc/PID/stat`; see proc(5).
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Stat {
     process_group: i32,
     /// utime and stime.
     pub(crate) own_ticks: u64,
-    /// cutime and cstime: of children that have ended and were waited for.
+    /// cutime and cstime, of children that were waited for.
     pub(crate) reaped_ticks: u64,
 }
 
-/// Reads one process's line; `None` if it is none.
+/// Parses a line; `None` if it is malformed.
 pub(crate) fn parse_stat(text: &str) -> Option<Stat> {
-    // The program's name, in parentheses, may hold anything; the third field follows its end.
+    // The program's name, in parentheses, may contain anything; field 3 follows it.
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
     Some(Stat {
@@ -154,7 +152,7 @@ fn members(leader: i32) -> Result<Vec<Stat>> {
     for entry in fs::read_dir("/proc")? {
         let name = entry?.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
-        // A process may end while we look.
+        // The process may have ended.
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok();
         let stat = stat.as_deref().and_then(parse_stat);
         members.extend(stat.filter(|stat| pid != leader && stat.process_group == leader));
@@ -162,9 +160,9 @@ fn members(leader: i32) -> Result<Vec<Stat>> {
     Ok(members)
 }
 
-/// USER_HZ, which Linux shows to programs whatever its own clock's rate is.
+/// USER_HZ, which is 100 whatever the kernel's timer frequency.
 pub(crate) const TICKS_PER_S: u64 = 100;
-const PID_FILE_PATIENCE: Duration = Duration::from_secs(5);
+const PID_FILE_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
@@ -250,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn processor_time_of_children_counts() {
+    fn cpu_time_of_children_counts() {
         // The child has ended and was waited for when its parent says so.
         let mut group =
             shell("sh -c 'i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done'; echo done; sleep 1000");

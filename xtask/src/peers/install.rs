@@ -1,5 +1,4 @@
-//! The programs that interop tests run against: nobody here wrote them, and a Rust toolchain does
-//! not bring them.
+//! Installs the programs of other projects that interop tests need.
 
 use crate::process::{find, succeed};
 use anyhow::{Context, Result};
@@ -9,8 +8,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::Command;
 
-/// A program, or a module of QEMU, the Debian package that has it, and the tests that are skipped
-/// without it.
+/// A program, or a module of QEMU, with its Debian package and the tests that are skipped without
+/// it.
 struct Peer {
     program: &'static str,
     package: &'static str,
@@ -56,17 +55,17 @@ const PEERS: &[Peer] = &[
     peer("sg_reset", "sg3-utils", KERNEL),
 ];
 
-/// What needs all of these programs at once.
+/// Tests that need all of these programs at once.
 const KERNEL: &str = "tests with the Linux kernel";
 
 const fn peer(program: &'static str, package: &'static str, tests: &'static str) -> Peer {
     Peer { program, package, tests }
 }
 
-/// Installs what is missing if that is possible, and says which tests will be skipped for want of
-/// the rest.
+/// Installs what is missing if possible, and prints which tests will be skipped for lack of the
+/// rest.
 ///
-/// It cannot fail: a machine without any of the programs still runs every other test.
+/// Never fails: a machine without any of the programs can still run all other tests.
 pub(crate) fn install() {
     let wanted = missing(is_installed);
     if wanted.is_empty() {
@@ -91,7 +90,7 @@ pub(crate) fn install() {
     }
 }
 
-/// The Debian package that has `program`, if tests run against it.
+/// The Debian package of `program`, if tests use it.
 pub(crate) fn package(program: &str) -> Option<&'static str> {
     PEERS.iter().find(|peer| peer.program == program).map(|peer| peer.package)
 }
@@ -100,7 +99,7 @@ fn is_installed(program: &str) -> bool {
     find(program).is_some() || is_qemu_module(program)
 }
 
-/// Modules lie beside other libraries, in a directory named for the architecture.
+/// Modules are in a subdirectory of the library directory, which is named after the architecture.
 fn is_qemu_module(name: &str) -> bool {
     let libraries = std::fs::read_dir("/usr/lib").into_iter().flatten().flatten();
     libraries.map(|library| library.path().join("qemu").join(name)).any(|module| module.is_file())
@@ -118,7 +117,7 @@ fn packages(peers: &[&Peer]) -> Vec<&'static str> {
     packages
 }
 
-/// Why we may not install anything, as half a sentence.
+/// Why packages cannot be installed, as half a sentence.
 fn obstacle() -> Option<&'static str> {
     if find("apt-get").is_none() {
         return Some("this system has no apt-get");
@@ -127,8 +126,7 @@ fn obstacle() -> Option<&'static str> {
     (user.trim() != "0").then_some("only root can install them: sudo cargo xtask install-peers")
 }
 
-/// Installs them together, or, if that fails, as many as possible one by one: a release may lack
-/// one of them.
+/// Installs them together, or, if that fails, one by one: a release may lack one of them.
 fn install_packages(packages: &[&str]) -> Result<()> {
     println!("test peers: installing {} (some minutes)", packages.join(" "));
     let _no_daemons =
@@ -168,10 +166,10 @@ fn apt_get(arguments: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// While it lives, packages are configured without starting their daemons: Debian asks this script
-/// for leave. An administrator's own script stays in force.
+/// Prevents packages from starting their daemons as long as it exists, by Debian's policy-rc.d
+/// script. An administrator's own script is kept.
 struct NoDaemons<'a> {
-    /// The script, if it is ours to remove.
+    /// The script, if we created it.
     ours: Option<&'a Path>,
 }
 

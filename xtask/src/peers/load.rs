@@ -1,26 +1,25 @@
-//! What other programs take of the machine while something is measured: their work shows in every
-//! figure.
+//! CPU use of other programs during a measurement, which distorts results.
 
 use super::group::{TICKS_PER_S, parse_stat};
 use anyhow::{Context, Result};
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// The machine's work up to some moment.
+/// CPU time of the machine up to some moment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load {
     at: Instant,
-    /// Of all processes, and what a hypervisor has taken.
+    /// CPU time of all processes, including time stolen by a hypervisor.
     all_ticks: u64,
-    /// Of this process and of those that it has started and waited for.
+    /// CPU time of this process and of its children that have ended.
     own_ticks: u64,
 }
 
 impl Load {
-    /// The work up to now.
+    /// Samples the CPU time.
     ///
     /// # Errors
-    /// If the system does not tell.
+    /// If `/proc` cannot be read.
     pub(crate) fn now() -> Result<Load> {
         let own = parse_stat(&fs::read_to_string("/proc/self/stat")?).context("/proc/self/stat")?;
         Ok(Load {
@@ -30,11 +29,11 @@ impl Load {
         })
     }
 
-    /// What others have taken since, in processors: 0.5 is half of one. `server` is the time that a
-    /// measured program took that this process does not wait for.
+    /// CPUs that other programs have used since: 0.5 is half of one. `server` is the CPU time of
+    /// measured programs that are not children of this process.
     ///
     /// # Errors
-    /// If the system does not tell.
+    /// If `/proc` cannot be read.
     pub(crate) fn others_since(&self, server: Duration) -> Result<f64> {
         let now = Load::now()?;
         let seconds = |after: u64, before: u64| after.saturating_sub(before) as f64 / TICKS_PER_S as f64;
@@ -44,8 +43,8 @@ impl Load {
     }
 }
 
-/// User, nice, system and stolen time of all processors; see proc(5). Interrupts are left out: most
-/// are our traffic's.
+/// User, nice, system and stolen time of all CPUs; see proc(5). Interrupts are left out: most are
+/// for our own traffic.
 fn parse_all(stat: &str) -> Option<u64> {
     let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
     let fields: Vec<u64> = line.split_whitespace().map_while(|field| field.parse().ok()).collect();

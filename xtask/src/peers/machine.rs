@@ -1,4 +1,4 @@
-//! The machine: which processors servers and clients get, and what it is called.
+//! The CPUs of servers and clients, and a description of the machine.
 
 use crate::process::find;
 use anyhow::{Context, Result};
@@ -6,35 +6,34 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// One processor for whatever serves and another for whatever asks, so that neither takes from the
-/// other.
+/// One CPU for servers and another for clients, so that neither takes time from the other.
 #[derive(Clone, Debug)]
-pub(crate) struct Processors {
-    /// Server's and client's; `None` if there is only one, or no `taskset` to bind programs with.
+pub(crate) struct CpuSet {
+    /// The server's and the client's; `None` if there is only one, or no `taskset`.
     pair: Option<(usize, usize)>,
     taskset: PathBuf,
 }
 
-/// Who runs.
+/// Which side a program is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Server,
     Client,
-    /// A program that puts its own threads on either side.
+    /// A program that pins its own threads to both sides.
     Both,
 }
 
-impl Processors {
-    /// Every program where the system puts it.
-    pub(crate) fn unbound() -> Processors {
-        Processors { pair: None, taskset: PathBuf::new() }
+impl CpuSet {
+    /// Programs are not pinned.
+    pub(crate) fn unbound() -> CpuSet {
+        CpuSet { pair: None, taskset: PathBuf::new() }
     }
 
-    /// The first two processors that this process may use.
+    /// The first two CPUs that this process may use.
     ///
     /// # Errors
-    /// If the system does not tell which those are.
-    pub(crate) fn here() -> Result<Processors> {
+    /// If the system does not say which those are.
+    pub(crate) fn here() -> Result<CpuSet> {
         let status = fs::read_to_string("/proc/self/status").context("which processors there are")?;
         let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
         let allowed = parse_list(list.unwrap_or_default());
@@ -43,10 +42,10 @@ impl Processors {
             [server, client, ..] if taskset.is_some() => Some((server, client)),
             _ => None,
         };
-        Ok(Processors { pair, taskset: taskset.unwrap_or_default() })
+        Ok(CpuSet { pair, taskset: taskset.unwrap_or_default() })
     }
 
-    /// A command that runs `program` on its side's processor.
+    /// A command that runs `program` on its side's CPU.
     pub(crate) fn command(&self, side: Side, program: &Path) -> Command {
         let Some((server, client)) = self.pair else { return Command::new(program) };
         let list = match side {
@@ -59,7 +58,7 @@ impl Processors {
         command
     }
 
-    /// How programs were placed, as a sentence.
+    /// How programs were pinned, as a sentence.
     pub(crate) fn words(&self) -> String {
         match self.pair {
             Some((server, client)) => {
@@ -70,7 +69,7 @@ impl Processors {
     }
 }
 
-/// Processor, memory, kernel and TCP congestion control in one line.
+/// CPU, memory, kernel and TCP congestion control in one line.
 pub(crate) fn words() -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let value = |text: &str, key: &str| {
@@ -90,14 +89,13 @@ pub(crate) fn words() -> String {
     )
 }
 
-/// The congestion control that all programs have, and whether it is one that distorts long I/O over
-/// loopback.
+/// The congestion control of all programs, and whether it distorts long I/O over loopback.
 fn tcp(congestion: &str) -> String {
     let caution = if congestion.starts_with("bbr") { ", which paces over loopback" } else { "" };
     format!("TCP by {congestion}{caution}")
 }
 
-/// `0-2,5` as numbers.
+/// Parses `0-2,5`.
 fn parse_list(text: &str) -> Vec<usize> {
     let range = |part: &str| -> Option<std::ops::RangeInclusive<usize>> {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -111,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_of_processors_are_read() {
+    fn cpu_lists_are_parsed() {
         assert_eq!(parse_list("\t0-2,5,7-8\n"), [0, 1, 2, 5, 7, 8]);
         assert_eq!(parse_list("3"), [3]);
         assert!(parse_list("").is_empty());
@@ -125,12 +123,12 @@ mod tests {
 
     #[test]
     fn a_program_is_bound_to_its_side() {
-        let bound = Processors { pair: Some((2, 5)), taskset: "taskset".into() };
+        let bound = CpuSet { pair: Some((2, 5)), taskset: "taskset".into() };
         let words = |side| format!("{:?}", bound.command(side, Path::new("fio")));
         assert_eq!(words(Side::Server), r#""taskset" "-c" "2" "fio""#);
         assert_eq!(words(Side::Client), r#""taskset" "-c" "5" "fio""#);
         assert_eq!(words(Side::Both), r#""taskset" "-c" "2,5" "fio""#);
-        let free = Processors::unbound();
+        let free = CpuSet::unbound();
         assert_eq!(format!("{:?}", free.command(Side::Client, Path::new("fio"))), r#""fio""#);
     }
 }

@@ -1,4 +1,4 @@
-//! What is measured: cells, each a pattern, a block size, a depth and a number of connections.
+//! The cells of a comparison: pattern, block size, depth and number of connections.
 
 use anyhow::{Result, bail};
 
@@ -23,7 +23,7 @@ pub(crate) struct Cell {
     pub(crate) numjobs: u32,
 }
 
-/// Which cells to keep; an empty list keeps all.
+/// Which cells to measure; an empty list selects all.
 #[derive(Debug, Default)]
 pub(crate) struct Filter {
     pub(crate) bs: Vec<u32>,
@@ -80,7 +80,7 @@ impl Cell {
 }
 
 impl Filter {
-    /// The cells that it keeps, in their order.
+    /// The selected cells, in their order.
     ///
     /// # Errors
     /// If there are none.
@@ -99,7 +99,7 @@ impl Filter {
     }
 }
 
-/// What is compared: few cells or all.
+/// The cells to measure: few or all.
 pub(crate) fn cells(is_quick: bool) -> Vec<Cell> {
     if is_quick { quick() } else { whole() }
 }
@@ -116,12 +116,12 @@ pub(crate) fn whole() -> Vec<Cell> {
     small.chain(medium).chain(large).collect()
 }
 
-/// Every cell of 4 KiB at depth 32, which most goals are about.
+/// Every cell of 4 KiB at depth 32, which most goals refer to.
 pub(crate) fn deep() -> Vec<Cell> {
     whole().into_iter().filter(|cell| (cell.bs, cell.iodepth) == (4 << 10, 32)).collect()
 }
 
-/// Few cells, among them those that most goals are about.
+/// Few cells, including those that most goals refer to.
 pub(crate) fn quick() -> Vec<Cell> {
     vec![
         Cell::new(Rw::RandRead, 4 << 10, 1, 1),

@@ -38,7 +38,7 @@ use anyhow::{Context, Result, bail};
 use bench::Bench;
 use comparison::Comparison;
 use figures::Rows;
-use machine::Processors;
+use machine::CpuSet;
 use matrix::Filter;
 use network::Network;
 use plan::{Plan, Protocol};
@@ -74,53 +74,51 @@ pub(crate) struct Options {
     /// Measured time of each run in seconds [default: 3; 0.5 with --quick]
     #[arg(long, value_parser = parse_seconds)]
     runtime: Option<Duration>,
-    /// How often everything is measured [default: 5; 1 with --quick]
+    /// Number of repetitions [default: 5; 1 with --quick]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100))]
     runs: Option<u32>,
-    /// Only a few cells, once and briefly, whatever else the machine does: to see that all of it
-    /// works
+    /// Measure only a few cells, once and briefly, ignoring other load: a smoke test
     #[arg(long)]
     quick: bool,
-    /// Only these clients, as they are called in tables; Blockmux's generator is blockmux
+    /// Only these clients, by their names in tables; Blockmux's generator is blockmux
     #[arg(long, value_name = "CLIENT", value_delimiter = ',')]
     only: Vec<String>,
-    /// Only these servers, beside Blockmux as it is by default
+    /// Only these servers, and Blockmux with its defaults
     #[arg(long, value_name = "SERVER", value_delimiter = ',')]
     servers: Vec<String>,
-    /// Only cells of these block sizes, as 4k
+    /// Only cells of these block sizes, such as 4k
     #[arg(long, value_delimiter = ',', value_parser = matrix::parse_size)]
     bs: Vec<u32>,
     /// Only cells of these depths
     #[arg(long, value_delimiter = ',')]
     iodepth: Vec<u32>,
-    /// Only cells of so many connections, each a session of its own
+    /// Only cells with these numbers of connections, each a session of its own
     #[arg(long, value_delimiter = ',')]
     numjobs: Vec<u32>,
-    /// Bind servers to one processor and clients to another, rather than let all use all as users
-    /// do
+    /// Pin servers to one CPU and clients to another, instead of letting both use all
     #[arg(long)]
     pin: bool,
-    /// Measure this program rather than build one; of AoE with examples/frame_echo beside it
+    /// Measure this program instead of building one; for AoE with examples/frame_echo beside it
     #[arg(long, value_name = "FILE")]
     blockmux: Option<PathBuf>,
-    /// Print Markdown in place of the table
+    /// Print Markdown instead of the table
     #[arg(long)]
     markdown: bool,
-    /// Write everything, every run included, as JSON; what there is already, while it is measured
+    /// Write all results, including every run, as JSON; updated during the measurement
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
 
-/// Builds Blockmux, measures, and prints what was found.
+/// Builds Blockmux, measures, and prints the result.
 ///
 /// # Errors
-/// If options make no sense, Blockmux does not build, or a signal ends it, once what there is by
-/// then is printed. What a peer lacks or breaks is printed.
+/// If options are invalid, Blockmux does not build, or a signal ends it, after printing what was
+/// measured. Failures of peers are printed.
 pub(crate) fn run(root: &Path, protocol: Protocols) -> Result<()> {
     let (protocol, options) = protocol.chosen();
     let plan = options.plan(protocol)?;
     if let Some(output) = &options.output {
-        // Whether it can be written is found out before minutes of measuring and not after.
+        // Fails now, rather than after minutes of measuring, if the file cannot be written.
         write(output, "")?;
     }
     let blockmux = options.blockmux.clone().map_or_else(|| build(root, protocol), Ok)?;
@@ -132,7 +130,7 @@ pub(crate) fn run(root: &Path, protocol: Protocols) -> Result<()> {
     let mut bench = Bench {
         dir: directory_in_memory()?,
         blockmux,
-        processors: if options.pin { Processors::here()? } else { Processors::unbound() },
+        cpus: if options.pin { CpuSet::here()? } else { CpuSet::unbound() },
         network,
         runtime: options.runtime.unwrap_or(Duration::from_millis(if options.quick { 500 } else { 3000 })),
         most_attempts: if options.quick { 1 } else { 2 },
@@ -161,8 +159,8 @@ pub(crate) fn run(root: &Path, protocol: Protocols) -> Result<()> {
     Ok(())
 }
 
-/// Measures, and prints what was found; what there is so far is in `output` all the time.
-/// `complete` adds what the plan does not know.
+/// Measures and prints the result; partial results are written to `output` meanwhile. `complete`
+/// adds what the plan does not know.
 fn measure(
     plan: Plan,
     bench: &Bench,
@@ -227,14 +225,14 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
     seconds.map(Duration::from_secs_f64).ok_or_else(|| "write seconds, from 0.01 to 3600".to_owned())
 }
 
-/// Writes a report, and makes its directory.
+/// Writes a report, creating its directory.
 fn write(output: &Path, text: &str) -> Result<()> {
     let dir = output.parent().unwrap_or(output);
     let written = std::fs::create_dir_all(dir).and_then(|()| std::fs::write(output, text));
     written.with_context(|| format!("--output {}", output.display()))
 }
 
-/// Builds what is measured; cargo says so itself.
+/// Builds what is measured; cargo prints its own messages.
 fn build(root: &Path, protocol: &Protocol) -> Result<PathBuf> {
     let echo = "build --release --package blockmux-lab --example frame_echo";
     let echo = if protocol.mtus.is_empty() { None } else { Some(echo) };
@@ -248,7 +246,7 @@ fn build(root: &Path, protocol: &Protocol) -> Result<PathBuf> {
     Ok(root.join(target).join("release/blockmux"))
 }
 
-/// Servers of files serve one from here, so it must not be on a disk.
+/// A directory in memory for the file that some servers serve.
 fn directory_in_memory() -> Result<tempfile::TempDir> {
     let dir = tempfile::Builder::new().prefix("blockmux-peers-").tempdir_in(SHARED_MEMORY);
     dir.with_context(|| format!("no directory in {SHARED_MEMORY}, where files are in memory"))

@@ -1,8 +1,8 @@
-//! Two networks with a cable between them, for protocols on raw frames: the servers' and the
+//! Two network namespaces joined by a veth pair, for protocols on raw frames: the servers' and the
 //! clients'.
 //!
-//! They have names, so that programs can be started in them, and the names say whose they are:
-//! those of a comparison that was killed are removed by the next one.
+//! They have names, so that programs can be started in them. A name contains the process that made
+//! it: those of a comparison that was killed are removed by the next one.
 
 use super::machine::Side;
 use crate::process::succeed;
@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use std::path::Path;
 use std::process::Command;
 
-/// The networks of a comparison; gone when dropped.
+/// The namespaces of a comparison; removed when dropped.
 pub(crate) struct Network {
     servers: String,
     clients: String,
@@ -18,7 +18,7 @@ pub(crate) struct Network {
 }
 
 impl Network {
-    /// Makes both, and plugs the cable.
+    /// Makes both, and the veth pair.
     ///
     /// # Errors
     /// Without root, or without `ip`.
@@ -40,7 +40,7 @@ impl Network {
     /// Sets the MTU of both ends.
     ///
     /// # Errors
-    /// If `ip` says so.
+    /// If `ip` fails.
     pub(crate) fn set_mtu(&mut self, mtu: u32) -> Result<()> {
         for name in [&self.servers, &self.clients] {
             succeed(ip().args(["-n", name, "link", "set", CABLE, "mtu", &mtu.to_string(), "up"]))?;
@@ -49,7 +49,7 @@ impl Network {
         Ok(())
     }
 
-    /// The command, run in one side's network.
+    /// The command, run in one side's namespace.
     pub(crate) fn within(&self, side: Side, command: &Command) -> Command {
         let name = if side == Side::Server { &self.servers } else { &self.clients };
         let mut within = ip();
@@ -61,7 +61,7 @@ impl Network {
 impl Drop for Network {
     fn drop(&mut self) {
         for name in [&self.servers, &self.clients] {
-            // It may not have been made.
+            // It may not exist.
             let _ = succeed(ip().args(["netns", "del", name]));
         }
     }
@@ -77,7 +77,7 @@ fn remove_stale() -> Result<()> {
     Ok(())
 }
 
-/// The process that made a network of that name.
+/// The process that made a namespace of that name.
 fn owner(name: &str) -> Option<u32> {
     name.strip_prefix(PREFIX)?.split('-').next()?.parse().ok()
 }
@@ -90,7 +90,7 @@ fn ip() -> Command {
     Command::new("ip")
 }
 
-/// What the interface at either end is called.
+/// Name of the interface at both ends.
 pub(crate) const CABLE: &str = "cable";
 const PREFIX: &str = "blockmux-peers-";
 

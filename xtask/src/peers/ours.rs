@@ -1,5 +1,5 @@
-//! Blockmux as a server, the same for every protocol: how it starts with each way of polling, and
-//! what its rows are to come to beside each other and beside the bare sockets.
+//! Blockmux as a server of any protocol: its start with each polling policy, and its goals relative
+//! to other rows and to bare sockets.
 
 use super::client::{Client, Generator, SLEEPING, SPINNING};
 use super::figures::Rows;
@@ -9,14 +9,14 @@ use super::server::{Arguments, Place, Program, Server, Url};
 use anyhow::Result;
 use std::process::Command;
 
-/// As it is by default.
+/// Blockmux with its defaults.
 pub(crate) const BLOCKMUX: &str = "blockmux";
 pub(crate) const ALWAYS: &str = "blockmux-always";
 pub(crate) const NEVER: &str = "blockmux-never";
-/// The volume that it serves, and what other servers call theirs.
+/// The name of its volume, which other servers use, too.
 pub(crate) const EXPORT: &str = "disk0";
 
-/// Blockmux as it is by default.
+/// Blockmux with its defaults.
 pub(crate) const fn adaptive(url: Url, arguments: Arguments) -> Server {
     Server {
         name: BLOCKMUX,
@@ -36,7 +36,7 @@ pub(crate) const fn always(url: Url, arguments: Arguments) -> Server {
     Server { name: ALWAYS, poll: "always", is_for_generator: true, ..adaptive(url, arguments) }
 }
 
-/// Blockmux that sleeps whenever there is nothing to do.
+/// Blockmux that sleeps whenever it is idle.
 pub(crate) const fn never(url: Url, arguments: Arguments) -> Server {
     Server { name: NEVER, poll: "never", is_for_generator: true, ..adaptive(url, arguments) }
 }
@@ -46,13 +46,13 @@ pub(crate) fn serve(place: &Place, command: &mut Command, listen: &str) -> Resul
     command.arg("serve").arg(format!("{EXPORT}=mem:{}", place.size));
     command.arg(listen).arg(format!("127.0.0.1:{}", place.port)).args(["--poll", place.poll]);
     if place.poll == "always" {
-        // Each core takes a whole processor: one is for the client.
+        // Each core uses a whole CPU: one is for the client.
         command.args(["--cores", "1"]);
     }
     Ok(())
 }
 
-/// What one cell is to come to, asked by our own generator.
+/// The goals of one cell, measured by our own generator.
 pub(crate) struct CellGoals<'a> {
     rows: &'a Rows,
     cell: Cell,
@@ -69,7 +69,7 @@ impl<'a> CellGoals<'a> {
         self.goals.push(Goal::ratio(format!("{}: {what}", self.cell.short()), bound, ours, theirs));
     }
 
-    /// What both sides reach that poll as bare sockets do.
+    /// Shares of both ceilings, for servers with the same polling policy.
     pub(crate) fn add_shares_of_ceilings(&mut self) {
         let (always, spinning) = (self.iops(ALWAYS), self.iops(SPINNING));
         self.add("always, of spinning ceiling", Bound::AtLeast(0.85), always, spinning);
@@ -81,7 +81,7 @@ impl<'a> CellGoals<'a> {
         self.rows.iops(Generator.name(), server, self.cell)
     }
 
-    /// Processor time of the server for each I/O, in microseconds.
+    /// CPU time of the server for each I/O, in microseconds.
     pub(crate) fn cpu(&self, server: &str) -> Option<f64> {
         self.rows.get(Generator.name(), server, self.cell)?.median(|sample| sample.server_us)
     }
@@ -98,7 +98,7 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn a_core_that_never_sleeps_leaves_a_processor_to_the_client() {
+    fn a_core_that_never_sleeps_leaves_a_cpu_to_the_client() {
         let words = |poll| {
             let place = Place { dir: "/".into(), file: Path::new("f"), port: 34567, size: 1 << 20, poll };
             let mut command = Command::new("blockmux");

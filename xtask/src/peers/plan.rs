@@ -1,5 +1,4 @@
-//! Measuring: every server in turn, again and again, so that a machine that slows down slows all of
-//! them.
+//! Measuring: all servers alternate, so that a machine that slows down slows all of them.
 
 use super::bench::Bench;
 use super::client::{Client, Found, Generator, SLEEPING, SPINNING, Turn};
@@ -14,22 +13,21 @@ use indicatif::ProgressBar;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// One protocol: who serves it, who asks, and what the comparison is to come to.
+/// A protocol's servers, clients and goals.
 pub(crate) struct Protocol {
     pub(crate) name: &'static str,
-    /// In the order in which they are shown; the first is our own as it is by default, and is
-    /// always measured.
+    /// In display order; the first is Blockmux with its defaults, and is always measured.
     pub(crate) servers: &'static [Server],
     pub(crate) clients: fn() -> Vec<Box<dyn Client>>,
-    /// What is measured, and less of it if that is asked for.
+    /// The cells to measure; few of them if the argument is true.
     pub(crate) cells: fn(bool) -> Vec<Cell>,
-    /// One comparison for each over raw frames; none: over TCP on loopback.
+    /// MTUs of protocols on raw frames, with a comparison for each; empty: over TCP on loopback.
     pub(crate) mtus: &'static [u32],
     pub(crate) goals: fn(&Rows) -> Vec<Goal>,
 }
 
 impl Protocol {
-    /// One that no other program speaks: our own generator alone asks, over TCP on loopback.
+    /// A protocol that only our own generator speaks, over TCP on loopback.
     pub(crate) const fn of_our_own(
         name: &'static str,
         servers: &'static [Server],
@@ -46,7 +44,7 @@ impl Protocol {
     }
 }
 
-/// What is to be measured.
+/// A comparison to measure.
 pub(crate) struct Plan {
     pub(crate) protocol: &'static Protocol,
     pub(crate) servers: Vec<&'static Server>,
@@ -56,12 +54,12 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Measures everything `runs` times, and shows `keep` what there is after each turn. A signal
-    /// ends that early: the result then has what was measured by then, and says so.
+    /// Measures everything `runs` times, and passes partial results to `keep` after each turn. A
+    /// signal ends it early; the result says so.
     ///
     /// # Errors
-    /// If there is nothing to measure, a signal came before anything was measured, or `keep` fails.
-    /// A server or client that fails is named in the result.
+    /// If there is nothing to measure, a signal came before the first measurement, or `keep` fails.
+    /// Failed servers and clients are named in the result.
     pub(crate) fn run(
         self,
         bench: &Bench,
@@ -124,7 +122,7 @@ impl Plan {
         Ok(comparison)
     }
 
-    /// Places of the clients that can run.
+    /// Indices of the clients that are installed.
     fn installed_clients(&self, bench: &Bench, skipped: &mut Vec<String>) -> Vec<usize> {
         let mut installed = Vec::new();
         for (nth, client) in self.clients.iter().enumerate() {
@@ -136,7 +134,7 @@ impl Plan {
         installed
     }
 
-    /// Starts every server that can be.
+    /// Starts every server that can be started.
     fn start(&self, bench: &Bench, skipped: &mut Vec<String>) -> Result<Vec<Running>> {
         let mut running = Vec::new();
         for server in &self.servers {
@@ -152,7 +150,7 @@ impl Plan {
         Ok(running)
     }
 
-    /// Rows were made in the order of the turns, which rotates.
+    /// Sorts rows, which were made in the rotating order of turns.
     fn put_in_order(&self, rows: &mut Rows, clients: &[&dyn Client]) {
         rows.0.sort_by_key(|row| {
             let client = clients.iter().position(|client| client.name() == row.client);
@@ -164,7 +162,7 @@ impl Plan {
     }
 }
 
-/// What a terminal shows while it is measured, or, where there is none, a line for each figure.
+/// Shows progress: a bar on a terminal, otherwise a line for each figure.
 struct Progress<'a> {
     bench: &'a Bench,
     runs: u32,
@@ -194,13 +192,12 @@ impl<'a> Progress<'a> {
     }
 }
 
-/// If what is left goes on as what is done.
+/// Estimate by the speed so far.
 fn time_left(elapsed: Duration, done: u64, all: u64) -> Duration {
     elapsed.mul_f64(all.saturating_sub(done) as f64 / done.max(1) as f64)
 }
 
-/// The cases that alternate, again and again: the round, the cases, and which of them comes first
-/// this time.
+/// The alternating cases, repeatedly: the round, the cases, and which one comes first this time.
 fn turns<'a, 'b>(
     cases: &'b [Vec<PeerCase<'a>>],
     runs: u32,
@@ -216,7 +213,7 @@ struct PeerCase<'a> {
     client: &'a dyn Client,
     server: &'a Running,
     cell: Cell,
-    /// It measures the ceilings as well.
+    /// Also measures the ceilings.
     with_ceilings: bool,
 }
 
@@ -232,13 +229,13 @@ impl PeerCase<'_> {
         format!("{}, client {}, {}", self.server.server.name, self.client.name(), self.cell.title())
     }
 
-    /// How long a turn takes in runs.
+    /// Duration of a turn, in runs.
     fn runs_a_turn(&self) -> u64 {
         if self.with_ceilings { 3 } else { 1 }
     }
 
-    /// Measures once more while other programs take much of the machine; what they leave is no
-    /// measure of a server. It never looks at what was measured to decide that.
+    /// Repeats a measurement during which other programs used much CPU time. Decides by their load
+    /// alone, never by what was measured.
     fn take_turn(&self, bench: &Bench, rows: &mut Rows) -> Result<()> {
         let PeerCase { client, server, cell, .. } = *self;
         let mut attempt = 1;
@@ -272,7 +269,7 @@ impl PeerCase<'_> {
     }
 }
 
-/// For each cell and client the cases that alternate.
+/// For each cell and client, the cases that alternate.
 fn cases<'a>(
     cells: &[Cell],
     clients: &[&'a dyn Client],
@@ -296,8 +293,8 @@ fn cases<'a>(
                 .filter(asks)
                 .map(|server| {
                     let Server { program, is_for_generator, .. } = *server.server;
-                    // Ceilings go with our own server in its default policy, which is idle while
-                    // they are measured.
+                    // Ceilings are measured with our own server in its default policy, which is
+                    // idle meanwhile.
                     let with_ceilings = is_generator && program == Program::Blockmux && !is_for_generator;
                     PeerCase { client, server, cell, with_ceilings }
                 })
@@ -308,7 +305,7 @@ fn cases<'a>(
     cases
 }
 
-/// All items from the one at `from` on, and then those before it.
+/// All items from index `from` on, then those before it.
 fn rotated<T>(items: &[T], from: usize) -> impl Iterator<Item = &T> {
     let (before, behind) = items.split_at(from % items.len().max(1));
     behind.iter().chain(before)
@@ -347,7 +344,7 @@ fn version(program: Program, bench: &Bench) -> String {
     text.lines().next().unwrap_or_default().trim().to_owned()
 }
 
-/// A bar that says how long it still takes.
+/// A progress bar with the remaining time.
 pub(crate) fn progress_bar() -> ProgressBar {
     let bar = ProgressBar::with_draw_target(None, indicatif::ProgressDrawTarget::stderr_with_hz(4));
     let style = "{bar:24} {percent:>3}% {elapsed} (about {eta} left) {wide_msg}";
@@ -357,8 +354,7 @@ pub(crate) fn progress_bar() -> ProgressBar {
     bar
 }
 
-/// More than this share of a processor taken by others spoils a run: a machine that rests stays
-/// well below.
+/// CPU use of other programs, in CPUs, that spoils a run; an idle machine stays well below.
 const MOST_OTHERS: f64 = 0.08;
 
 #[cfg(test)]

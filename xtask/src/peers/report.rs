@@ -37,7 +37,7 @@ pub(crate) fn markdown(comparison: &Comparison) -> String {
     }
     out += "\n| goal | wanted | found | |\n|---|---|---:|---|\n";
     for goal in measured(&comparison.goals) {
-        let (wanted, ratio) = (goal.wanted(), goal.ratio_text());
+        let (wanted, ratio) = (goal.goal_text(), goal.ratio_text());
         let _ = writeln!(out, "| {} | {wanted} | {ratio} | {} |", goal.what, goal.verdict());
     }
     let _ = writeln!(out, "\n{}.", tally(&comparison.goals));

@@ -1,4 +1,4 @@
-//! Programs that serve a volume: what they are called, how they start, and one that runs.
+//! Programs that serve a volume: their names, how they are started, and running instances.
 
 use super::bench::{Bench, last_line};
 use super::group::Group;
@@ -13,23 +13,23 @@ use std::time::{Duration, Instant};
 
 /// One row of a protocol's table of servers.
 pub(crate) struct Server {
-    /// In tables and on the command line.
+    /// Name in tables and on the command line.
     pub(crate) name: &'static str,
     pub(crate) program: Program,
-    /// The URL of what it serves on a port of loopback.
+    /// The URL of its volume, by port of loopback.
     pub(crate) url: Url,
-    /// Adds what the program has to be told. May write files to the place's directory.
+    /// Adds the program's arguments. May write files to the server's directory.
     pub(crate) arguments: Arguments,
-    /// What has to be run once it accepts connections, before it serves anything.
+    /// Commands to run once it accepts connections, before it serves anything.
     pub(crate) set_up: fn(&Place) -> Result<Vec<Command>>,
-    /// It has memory of its own, which must be written once: what was never written is read from
-    /// nowhere.
+    /// Whether it has its own memory, which must be written once: unwritten blocks are not really
+    /// read.
     pub(crate) has_own_memory: bool,
-    /// It puts itself into the background and leaves its number in the file `pid` of its directory.
+    /// Whether it becomes a daemon and writes its PID to the file `pid` in its directory.
     pub(crate) is_daemon: bool,
-    /// How our own generator polls when it asks this server, and the server if it is our own.
+    /// Polling policy of our own generator for this server, and of the server if it is Blockmux.
     pub(crate) poll: &'static str,
-    /// Only our own generator asks it: others have no polling policy to go with it.
+    /// Whether only our own generator uses it: others have no polling policy.
     pub(crate) is_for_generator: bool,
 }
 
@@ -40,38 +40,38 @@ pub(crate) type Arguments = fn(&Place, &mut Command) -> Result<()>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Program {
     Blockmux,
-    /// Its name, and the Debian package that has it.
+    /// Its name, and its Debian package.
     Peer(&'static str, &'static str),
 }
 
-/// What a server is told.
+/// Parameters of a server's start.
 pub(crate) struct Place<'a> {
-    /// A directory of its own.
+    /// The server's directory.
     pub(crate) dir: PathBuf,
     /// The file to serve, if it serves one.
     pub(crate) file: &'a Path,
-    /// A port of loopback that was free a moment ago.
+    /// A free port of loopback.
     pub(crate) port: u16,
     /// Bytes of the volume.
     pub(crate) size: u64,
-    /// How to poll, if it is ours.
+    /// Polling policy, if it is Blockmux.
     pub(crate) poll: &'static str,
 }
 
-/// A server that runs, and is paused but for its turns.
+/// A running server, paused except in its turns.
 pub(crate) struct Running {
     pub(crate) server: &'static Server,
     pub(crate) url: String,
-    /// How it was started.
+    /// Its command line.
     pub(crate) command: String,
     group: Group,
 }
 
 impl Program {
-    /// Where it is.
+    /// The path of the program.
     ///
     /// # Errors
-    /// If it is not installed, with what to do about it.
+    /// If it is not installed, with what to do.
     pub(crate) fn find(self, blockmux: &Path) -> Result<PathBuf> {
         match self {
             Program::Blockmux => Ok(blockmux.to_owned()),
@@ -82,8 +82,7 @@ impl Program {
     }
 }
 
-/// A program that nobody here wrote, which serves the file in memory and does not leave the
-/// foreground.
+/// Another project's program that serves the file in memory and stays in the foreground.
 pub(crate) const fn peer(
     name: &'static str,
     package: &'static str,
@@ -108,7 +107,7 @@ impl Running {
     /// pauses it.
     ///
     /// # Errors
-    /// If any of that fails, with the end of the server's own log.
+    /// If any of that fails, with the end of the server's log.
     pub(crate) fn start(server: &'static Server, bench: &Bench) -> Result<Running> {
         let program = server.program.find(&bench.blockmux)?;
         let (dir, file) = (bench.dir_of(server.name)?, bench.file());
@@ -132,7 +131,7 @@ impl Running {
         Ok(running)
     }
 
-    /// Runs `turn` while the server does; answers the processor time that the server took, too.
+    /// Runs `turn` with the server unpaused; also returns the CPU time that the server used.
     ///
     /// # Errors
     /// If the turn fails or the server has ended.
@@ -145,7 +144,7 @@ impl Running {
         Ok((found, used))
     }
 
-    /// Keeps it from taking processor time after a turn that failed.
+    /// Pauses it again after a failed turn.
     pub(crate) fn pause(&self) {
         // A server that has ended needs no pause.
         let _ = self.group.pause();
@@ -178,7 +177,7 @@ impl Running {
         Ok(())
     }
 
-    /// Raw frames have no connections: it is ready when our own client has found it.
+    /// Raw frames have no connections: the server is ready when our own client has found it.
     fn wait_until_answered(&mut self, bench: &Bench) -> Result<()> {
         let deadline = Instant::now() + READY_PATIENCE;
         loop {
@@ -195,8 +194,8 @@ impl Running {
         }
     }
 
-    /// Writes memory of its own once, and reads every volume once: whatever is done the first time
-    /// only is done now.
+    /// Writes the server's own memory once, and reads every volume once, so that first-use costs
+    /// are not measured.
     fn fill(&self, file: &Path, bench: &Bench) -> Result<()> {
         let copy = |from: &str, to: &str| {
             let mut command = bench.command(Side::Client, &bench.blockmux);
@@ -209,7 +208,7 @@ impl Running {
     }
 }
 
-/// A command as a shell would read it, without the directories of this one run.
+/// A command as for a shell, without this run's directories.
 fn words_of(command: &Command, bench: &Bench) -> String {
     let dir = format!("{}/", bench.dir.path().display());
     let program = Path::new(command.get_program()).file_name().unwrap_or_default();
@@ -225,7 +224,7 @@ fn words_of(command: &Command, bench: &Bench) -> String {
     words.map(word).collect::<Vec<_>>().join(" ")
 }
 
-/// A port of loopback that nobody listens on.
+/// A free port of loopback.
 fn free_port() -> Result<u16> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port on loopback")?;
     Ok(listener.local_addr()?.port())

@@ -60,7 +60,7 @@ fn goals(comparison: &Comparison, out: &mut String) {
     *out += "\nGoals   ratio  wanted\n";
     for goal in measured(&comparison.goals) {
         let Goal { what, .. } = goal;
-        let _ = writeln!(out, "{:<7}{:>6}  {}  {what}", goal.verdict(), goal.ratio_text(), goal.wanted());
+        let _ = writeln!(out, "{:<7}{:>6}  {}  {what}", goal.verdict(), goal.ratio_text(), goal.goal_text());
     }
     let _ = writeln!(out, "{}", tally(&comparison.goals));
 }

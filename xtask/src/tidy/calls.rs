@@ -1,18 +1,17 @@
-//! What may be written only where there is a reason for it: unsafe code, and calls that belong
-//! elsewhere.
+//! Bans of unsafe code and of certain calls, except in listed places with a reason.
 
 use super::source::{code, is_word, test_lines};
 use super::{Finding, Tree, modules};
 
-/// Words that must not appear, outside the places that have a reason.
+/// Words that must not appear except in listed places.
 struct Ban {
-    /// As code has them; a word at either end is matched as a whole word.
+    /// As in code; a word at either end is matched as a whole word.
     words: &'static str,
-    /// Beginnings of the paths that the ban is for; none means all.
+    /// Path prefixes that the ban applies to; empty: all.
     only: &'static [&'static str],
-    /// Beginnings of the paths that may, each with its reason.
+    /// Path prefixes that are exempt, each with its reason.
     may: &'static [(&'static str, &'static str)],
-    /// Whether tests may.
+    /// Whether tests are exempt.
     tests_may: bool,
     instead: &'static str,
 }
@@ -111,20 +110,20 @@ const BANS: &[Ban] = &[
     },
 ];
 
-/// Programs, which talk to a terminal.
+/// Programs that talk to a terminal.
 const TERMINAL: &[(&str, &str)] = &[
     ("crates/blockmux/src/", "the program's own output"),
     ("fuzz/targets/src/main.rs", "a program for developers"),
     ("xtask/src/", "a program for developers"),
 ];
 
-/// State machines: what they know of the world is told to them.
+/// Sans-I/O state machines: time and input are passed to them.
 const SANS_IO: &[&str] = &["crates/wire/src/", "crates/proto/src/", "crates/rdma/src/"];
 
 /// Crates that make no operating-system calls.
 const NO_OS: &[&str] = &["crates/wire/src/", "crates/proto/src/", "crates/rdma/src/", "crates/volume/src/"];
 
-/// Every ban, in every source.
+/// Applies every ban to every source.
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let test_files = modules::test_files(tree);
     let mut findings = unlisted(tree);
@@ -141,7 +140,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Places that may have unsafe code and that the page which says where it is does not name.
+/// Places with unsafe code that the documentation does not list.
 fn unlisted(tree: &Tree) -> Vec<Finding> {
     let Some(page) = tree.0.get(PAGE) else { return Vec::new() };
     let places = BANS.iter().filter(|ban| ban.words == "unsafe").flat_map(|ban| ban.may);
@@ -151,7 +150,7 @@ fn unlisted(tree: &Tree) -> Vec<Finding> {
         .collect()
 }
 
-const PAGE: &str = "docs/ARCHITECTURE.md";
+const PAGE: &str = "docs/internals/architecture.md";
 
 impl Ban {
     fn holds(&self, path: &str, is_test: bool) -> bool {
@@ -161,7 +160,7 @@ impl Ban {
     }
 }
 
-/// Whether `line` has `words`, not as a part of a longer word.
+/// Whether `line` contains `words` as whole words.
 fn has_words(line: &str, words: &str) -> bool {
     let (first, last) = (words.starts_with(is_word), words.ends_with(is_word));
     line.match_indices(words).any(|(at, _)| {
@@ -189,7 +188,7 @@ mod tests {
     fn what_is_banned_is_found_in_code_only() {
         let source = "\
 fn f() {
-    // a.unwrap() is what we do not do
+    // a.unwrap() is banned
     let s = \"a.unwrap()\";
     a.unwrap();
 }

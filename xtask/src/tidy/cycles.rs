@@ -1,9 +1,9 @@
-//! Folders of one crate depend on each other in one direction.
+//! Folders of one crate must depend on each other in one direction only.
 //!
-//! The modules beside each other in a folder are the nodes of a graph, and every path in their
-//! product code (`use`, or written out) from one to another is an edge. A cycle that two folders
-//! are part of is a finding: neither can be read, tested or replaced without the other. Files that
-//! make up one folder may use each other.
+//! The modules of a folder are the nodes of a graph; every path in their product code (`use` or
+//! inline) from one to another is an edge. A cycle that two folders are part of is a finding:
+//! neither can be read, tested or replaced without the other. Files within one folder may use each
+//! other.
 
 use super::modules::test_files;
 use super::source::{code, is_word, test_lines};
@@ -38,10 +38,10 @@ struct Place {
     line: usize,
 }
 
-/// Of the modules in one folder: which uses which, and where it does first.
+/// For the modules of one folder: which uses which, and where first.
 type Graph = BTreeMap<String, BTreeMap<String, Place>>;
 
-/// The graph of each folder of each crate, by its path.
+/// The graph of each folder of each crate, by the folder's path.
 fn graphs(tree: &Tree) -> BTreeMap<String, Graph> {
     let tests = test_files(tree);
     let mut graphs: BTreeMap<String, Graph> = BTreeMap::new();
@@ -64,7 +64,7 @@ fn graphs(tree: &Tree) -> BTreeMap<String, Graph> {
     graphs
 }
 
-/// The names of the modules from the crate's root to the one in `file`.
+/// The module path of `file` from the crate's root.
 fn module(file: &str) -> Vec<String> {
     let mut names: Vec<String> = file.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
     if names.last().is_some_and(|last| last == "mod") || names == ["lib"] || names == ["main"] {
@@ -73,8 +73,8 @@ fn module(file: &str) -> Vec<String> {
     names
 }
 
-/// Every path that begins with `crate`, `self` or `super` in product code, with its line from 1.
-/// Groups are taken apart.
+/// Every path in product code that begins with `crate`, `self` or `super`, with its line from 1.
+/// Groups are expanded.
 fn used(source: &str) -> Vec<(usize, Vec<String>)> {
     let tests = test_lines(source);
     let code = code(source);
@@ -97,8 +97,7 @@ fn used(source: &str) -> Vec<(usize, Vec<String>)> {
     paths
 }
 
-/// Follows what comes behind a path's beginning, `::name` or `::{...}`, and returns how long that
-/// is.
+/// Parses what follows the start of a path, `::name` or `::{...}`, and returns its length.
 fn tails(text: &str, head: &[String], paths: &mut Vec<Vec<String>>) -> usize {
     let Some(rest) = text.strip_prefix("::") else {
         paths.push(head.to_owned());
@@ -122,12 +121,12 @@ fn tails(text: &str, head: &[String], paths: &mut Vec<Vec<String>>) -> usize {
     2 + 1 + at + 1
 }
 
-/// The word that `text` begins with, or nothing.
+/// The word at the start of `text`, or an empty string.
 fn word(text: &str) -> &str {
     &text[..text.find(|c| !is_word(c)).unwrap_or(text.len())]
 }
 
-/// A path in `module` as names from the crate's root; `None` if it leads out of the crate.
+/// A path in `module` as names from the crate's root; `None` if it leaves the crate.
 fn resolve(module: &[String], path: &[String]) -> Option<Vec<String>> {
     let (first, rest) = path.split_first()?;
     let ups = rest.iter().take_while(|name| *name == "super").count();
@@ -148,7 +147,7 @@ fn is_folder(tree: &Tree, parent: &str, name: &str) -> bool {
     tree.all().any(|(path, _)| path.starts_with(&folder))
 }
 
-/// The first step of a way from one module to another, if there is a way.
+/// The first edge of a path in the graph from one module to another, if there is one.
 fn first_step<'a>(graph: &'a Graph, from: &str, to: &str) -> Option<&'a Place> {
     let reaches = |name: &str| {
         let (mut seen, mut left) = (BTreeSet::new(), vec![name.to_owned()]);

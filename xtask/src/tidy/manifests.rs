@@ -19,11 +19,11 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("xtask", &[]),
 ];
 
-/// Every rule, for every package.
+/// Applies every rule to every package.
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (path, manifest) in tree.ending("Cargo.toml").filter(|(_, manifest)| manifest.contains("[package]")) {
-        // A package that is a workspace of its own has no lints to take.
+        // A package that is its own workspace has no lints to inherit.
         let is_member = !manifest.contains("[workspace]");
         if is_member && section(manifest, |name| name == "lints").all(|(_, line)| line != "workspace = true")
         {
@@ -44,8 +44,8 @@ fn wrong_dependencies(path: &str, manifest: &str) -> Vec<Finding> {
     };
     let mut findings = Vec::new();
     let dependency_of = |line: &'_ str| line.split(['.', ' ', '=']).next().unwrap_or_default().to_owned();
-    // Tests may speak to a socket in the words of any standard, as wire is below everything, and
-    // have features of the package itself that only tests need.
+    // Tests may use wire formats, because wire is below everything, and test-only features of their
+    // package.
     let only_for_tests = section(manifest, |name| name == "dev-dependencies")
         .filter(|(_, line)| ["wire", name].contains(&short(&dependency_of(line))))
         .map(|(at, _)| at)
@@ -70,8 +70,8 @@ fn short(package: &str) -> &str {
     package.strip_prefix("blockmux-").unwrap_or(package)
 }
 
-/// The lines, numbered from 1, of the sections whose names are so. The name of a dependency that
-/// has a section of its own counts as a line.
+/// The lines, numbered from 1, of the sections with matching names. A dependency with a section of
+/// its own counts as a line with its name.
 fn section(manifest: &str, is_so: impl Fn(&str) -> bool) -> impl Iterator<Item = (usize, &str)> {
     let mut inside = false;
     manifest.lines().enumerate().filter_map(move |(at, line)| {

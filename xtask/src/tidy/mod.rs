@@ -1,13 +1,15 @@
-//! The rules of this repository that no compiler knows. They run as a unit test, too.
+//! Repository rules that the compiler does not check. A unit test runs them, too.
 //!
-//! Every check is a function from files to findings: it reads no disk, so a test gives it files of
-//! its own.
+//! Each check is a function from file contents to findings. It reads no disk, so a test can pass
+//! files of its own.
 
 mod calls;
 mod cycles;
 mod manifests;
 mod modules;
+mod results;
 mod source;
+mod subjects;
 mod text;
 
 use anyhow::{Context, Result, bail};
@@ -19,9 +21,9 @@ use std::path::Path;
 /// Prints every finding.
 ///
 /// # Errors
-/// If there are any.
+/// If there is a finding, or a file cannot be read.
 pub(crate) fn run(root: &Path) -> Result<()> {
-    let findings = check(&Tree::read(root)?);
+    let findings = findings(root)?;
     findings.iter().for_each(|finding| println!("{finding}"));
     if !findings.is_empty() {
         bail!("{} findings", findings.len());
@@ -29,8 +31,16 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Every check, over all files.
-pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
+/// Runs every check over the repository at `root`, and over the commits made there.
+///
+/// # Errors
+/// If a file cannot be read.
+pub(crate) fn findings(root: &Path) -> Result<Vec<Finding>> {
+    Ok([check(&Tree::read(root)?), subjects::check(&subjects::read(root))].concat())
+}
+
+/// Runs every check of files.
+fn check(tree: &Tree) -> Vec<Finding> {
     [
         text::check(tree),
         calls::check(tree),
@@ -40,11 +50,12 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
         modules::dead_data(tree),
         manifests::check(tree),
         cycles::check(tree),
+        results::check(tree),
     ]
     .concat()
 }
 
-/// Something to mend.
+/// A broken rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Finding {
     path: String,
@@ -66,16 +77,15 @@ impl fmt::Display for Finding {
     }
 }
 
-/// The repository's files, by their path from its root. What is not text is there with empty
-/// content.
+/// The repository's files by path from its root. A file that is not UTF-8 has empty content.
 #[derive(Default)]
 pub(crate) struct Tree(BTreeMap<String, String>);
 
 impl Tree {
-    /// Reads what belongs to the repository; see [`NOT_OURS`].
+    /// Reads all files below `root` except [`NOT_OURS`].
     ///
     /// # Errors
-    /// If something cannot be read.
+    /// If a file or directory cannot be read.
     pub(crate) fn read(root: &Path) -> Result<Tree> {
         let mut tree = Tree::default();
         tree.read_directory(root, "")?;
@@ -102,7 +112,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Path and content of the files whose names end so.
+    /// Path and content of the files whose path ends with `end`.
     fn ending(&self, end: &str) -> impl Iterator<Item = (&str, &str)> {
         self.all().filter(move |(path, _)| path.ends_with(end))
     }
@@ -124,7 +134,7 @@ impl Tree {
     }
 }
 
-/// Not checked: what git ignores, git itself, and inputs of fuzzers, which are any bytes.
+/// Paths not checked: git's own files, ignored build output, and fuzzer inputs (arbitrary bytes).
 const NOT_OURS: &[&str] =
     &[".git", "target", "bench-results", "fuzz/target", "fuzz/artifacts", "fuzz/corpus", "fuzz/corpus-new"];
 
@@ -137,14 +147,14 @@ mod tests {
         Tree(files.iter().map(|(path, content)| ((*path).to_owned(), (*content).to_owned())).collect())
     }
 
-    /// Where findings are, without their words.
+    /// Path and line of each finding.
     pub(super) fn places(findings: &[Finding]) -> Vec<(&str, usize)> {
         findings.iter().map(|finding| (finding.path.as_str(), finding.line)).collect()
     }
 
     #[test]
     fn this_repository_is_tidy() {
-        let findings = check(&Tree::read(crate::repository()).unwrap());
+        let findings = findings(crate::repository()).unwrap();
         let lines: Vec<String> = findings.iter().map(ToString::to_string).collect();
         assert!(lines.is_empty(), "\n{}", lines.join("\n"));
     }

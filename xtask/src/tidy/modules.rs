@@ -1,10 +1,10 @@
-//! Files that nothing leads to, and modules that do not say what they are.
+//! Unreachable files and undocumented modules.
 
 use super::source::{code, is_test_cfg};
 use super::{Finding, Tree};
 use std::collections::BTreeSet;
 
-/// Sources that no `mod` line leads to: cargo never compiles them.
+/// Sources without a `mod` line: cargo never compiles them.
 pub(super) fn dead_sources(tree: &Tree) -> Vec<Finding> {
     let mut live = BTreeSet::new();
     for (path, _) in tree.ending(".rs").filter(|(path, _)| is_root(path)) {
@@ -15,8 +15,8 @@ pub(super) fn dead_sources(tree: &Tree) -> Vec<Finding> {
         .collect()
 }
 
-/// Sources in a folder named `target`, which ignore lists, editors and search tools take for the
-/// output of a build.
+/// Sources in a folder named `target`, which ignore lists, editors and search tools take for build
+/// output.
 pub(super) fn hidden_sources(tree: &Tree) -> Vec<Finding> {
     let hidden = tree.ending(".rs").filter(|(path, _)| path.contains("/target/"));
     hidden
@@ -24,7 +24,7 @@ pub(super) fn hidden_sources(tree: &Tree) -> Vec<Finding> {
         .collect()
 }
 
-/// Modules without a word on what they are.
+/// Modules without a module doc.
 pub(super) fn undocumented(tree: &Tree) -> Vec<Finding> {
     let silent = tree.ending(".rs").filter(|(_, source)| !source.starts_with("//!"));
     silent.map(|(path, _)| Finding::new(path, 1, "no module doc; begin the file with a `//!` line")).collect()
@@ -43,8 +43,7 @@ pub(super) fn dead_data(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// The files that are tests as a whole: those of `tests` directories, and modules under a `cfg`
-/// with `test`.
+/// Files that contain only tests: in `tests` directories, and modules under a `cfg` with `test`.
 pub(super) fn test_files(tree: &Tree) -> BTreeSet<String> {
     let mut tests = BTreeSet::new();
     for (path, source) in tree.ending(".rs") {
@@ -62,12 +61,12 @@ pub(super) fn test_files(tree: &Tree) -> BTreeSet<String> {
 
 /// A `mod` line without a body.
 struct Module {
-    /// Where its source may be.
+    /// Possible paths of its source.
     files: Vec<String>,
     is_test: bool,
 }
 
-/// Whether cargo begins to compile here.
+/// Whether the file is a crate root.
 fn is_root(path: &str) -> bool {
     path.ends_with("/src/lib.rs") || path.ends_with("/src/main.rs") || path.contains("/src/bin/")
 }
@@ -81,7 +80,7 @@ fn reach(tree: &Tree, path: &str, live: &mut BTreeSet<String>) {
     }
 }
 
-/// The modules that a source has in files of their own.
+/// The modules that a source declares in files of their own.
 fn modules(path: &str, source: &str) -> Vec<Module> {
     let mut modules = Vec::new();
     let (mut is_test, mut named) = (false, None);
@@ -112,7 +111,7 @@ fn declared(code: &str) -> Option<&str> {
     (visibility.is_empty() || visibility.starts_with("pub")).then(|| name.trim())
 }
 
-/// Where the modules of the source at `path` are: beside it, or in a directory of its name.
+/// Directory of the modules that the source at `path` declares.
 fn directory(path: &str, has_path: bool) -> String {
     let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
     let stem = name.trim_end_matches(".rs");
@@ -127,7 +126,7 @@ fn directory(path: &str, has_path: bool) -> String {
     }
 }
 
-/// Where test data lives, in any package.
+/// Directory of test data in any package.
 const DATA: &str = "/tests/data/";
 
 #[cfg(test)]

@@ -1,9 +1,8 @@
-//! Rust source as the checks see it: code without comments and literals, and which of it is tests.
+//! Minimal lexing of Rust source: removes comments and literals, and finds tests.
 
 use std::ops::Range;
 
-/// `source` with every comment and the content of every string and character blanked out; lines
-/// stay lines.
+/// `source` with comments and the content of literals blanked; lines are kept.
 pub(super) fn code(source: &str) -> String {
     let mut code = String::with_capacity(source.len());
     let mut rest = source;
@@ -20,14 +19,14 @@ pub(super) fn code(source: &str) -> String {
     code
 }
 
-/// The lines of a source, from 0, that are tests: what a `mod` under a `cfg` with `test` encloses.
+/// Line ranges, from 0, of a source's tests: the bodies of `mod`s under a `cfg` with `test`.
 pub(super) fn test_lines(source: &str) -> Vec<Range<usize>> {
     let lines: Vec<&str> = source.lines().collect();
     let mut tests = Vec::new();
     for (start, line) in lines.iter().enumerate() {
         let opens = |line: &&&str| !line.starts_with('#');
         if is_test_cfg(line) && lines[start..].iter().find(opens).is_some_and(|line| inline_module(line)) {
-            // Formatted source closes what begins in the first column in the first column.
+            // In formatted source the closing brace is in the first column, too.
             let end =
                 lines[start..].iter().position(|line| *line == "}").map_or(lines.len(), |at| start + at + 1);
             tests.push(start..end);
@@ -36,7 +35,7 @@ pub(super) fn test_lines(source: &str) -> Vec<Range<usize>> {
     tests
 }
 
-/// Whether a line is an attribute that keeps what follows out of the product.
+/// Whether a line is an attribute that excludes the next item from the product.
 pub(super) fn is_test_cfg(line: &str) -> bool {
     let line = line.trim_start();
     line.starts_with("#[cfg(") && (line.contains("test") || line.contains("feature = \"conformance\""))
@@ -52,7 +51,7 @@ fn inline_module(line: &str) -> bool {
     words.contains(&"mod") && words.last() == Some(&"{")
 }
 
-/// The length of the comment or literal that `text` begins with, if it begins with one.
+/// Length of the comment or literal at the start of `text`, if there is one.
 fn token(text: &str, after_word: bool) -> Option<usize> {
     if text.starts_with("//") {
         return Some(text.find('\n').unwrap_or(text.len()));
@@ -90,7 +89,7 @@ fn block_comment(text: &str) -> usize {
     }
 }
 
-/// The length up to and with the closing quote.
+/// Length up to and including the closing quote.
 fn quoted(text: &str, quote: char) -> usize {
     let mut escaped = false;
     for (at, c) in text.char_indices() {
@@ -102,7 +101,7 @@ fn quoted(text: &str, quote: char) -> usize {
     text.len()
 }
 
-/// A character, as opposed to a lifetime.
+/// A character literal, as opposed to a lifetime.
 fn character(text: &str) -> Option<usize> {
     let mut chars = text.chars().skip(1);
     match (chars.next()?, chars.next()?) {

@@ -1,4 +1,4 @@
-//! Files as text: how long they are, and what no file should have in it.
+//! Checks of files as text: length, comments, links.
 
 use super::source::test_lines;
 use super::{Finding, Tree, modules};
@@ -32,7 +32,7 @@ fn is_written_here(path: &str) -> bool {
         || ["Makefile", ".ci/run"].contains(&path)
 }
 
-/// A file with too many lines, tests not counted.
+/// Reports a file with too many lines, not counting tests.
 fn too_long(path: &str, source: &str) -> Option<Finding> {
     let tests: usize = test_lines(source).iter().map(ExactSizeIterator::len).sum();
     let lines = source.lines().count() - tests;
@@ -55,15 +55,15 @@ fn stray_space(path: &str, source: &str) -> Vec<Finding> {
     findings
 }
 
-/// Comments that are hard to read: too wide, leaning on a neighbour that rustdoc shows elsewhere,
-/// or in words that only we use.
+/// Reports comments that are too wide, depend on a neighbour that rustdoc shows elsewhere, or use
+/// home-made words.
 fn comments(path: &str, source: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (at, line) in source.lines().enumerate() {
         let Some(comment) = line.trim_start().strip_prefix("//") else { continue };
         let is_doc = comment.starts_with(['/', '!']);
         let text = comment.trim_start_matches(['/', '!']).trim_start();
-        // A drawing or a table is as wide as it has to be.
+        // Drawings and tables may be wider.
         let is_drawn = line.contains(DRAWN) || text.contains("  ") || comment.contains("   ");
         if line.chars().count() > MAX_COMMENT_WIDTH && !is_drawn {
             let what = format!("a comment wider than {MAX_COMMENT_WIDTH} characters; break the line");
@@ -83,7 +83,7 @@ fn comments(path: &str, source: &str) -> Vec<Finding> {
     findings
 }
 
-/// Notes to oneself.
+/// Reports notes to oneself.
 fn markers(path: &str, text: &str) -> Vec<Finding> {
     let marked =
         |line: &str| line.split(|c: char| !c.is_ascii_alphanumeric()).any(|word| MARKERS.contains(&word));
@@ -92,7 +92,7 @@ fn markers(path: &str, text: &str) -> Vec<Finding> {
         .collect()
 }
 
-/// Paths that exist on one machine.
+/// Reports paths that exist on one machine only.
 fn machine_paths(path: &str, text: &str) -> Vec<Finding> {
     let local = |line: &str| MACHINE_PATHS.iter().any(|start| line.contains(start));
     lines_where(text, local)
@@ -107,7 +107,7 @@ fn wide_lines(path: &str, text: &str) -> Vec<Finding> {
         .collect()
 }
 
-/// Links to files that do not exist.
+/// Reports links to files that do not exist.
 fn broken_links(tree: &Tree, path: &str, text: &str) -> Vec<Finding> {
     let (mut findings, mut fenced) = (Vec::new(), false);
     for (at, line) in text.lines().enumerate() {
@@ -124,13 +124,12 @@ fn broken_links(tree: &Tree, path: &str, text: &str) -> Vec<Finding> {
     findings
 }
 
-/// What `[text](link)` and `![text](link)` point at.
+/// Targets of `[text](link)` and `![text](link)`.
 fn links(line: &str) -> impl Iterator<Item = &str> {
     line.split("](").skip(1).filter_map(|rest| rest.split(')').next())
 }
 
-/// Functions named as `file.rs::function`, and checks named as `file.sh::check`, that no such file
-/// has: mostly tests that a page relies on.
+/// Reports references such as `file.rs::function` and `file.sh::check` to tests that do not exist.
 fn missing_functions(tree: &Tree, path: &str, text: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (at, line) in text.lines().enumerate() {
@@ -150,7 +149,7 @@ fn missing_functions(tree: &Tree, path: &str, text: &str) -> Vec<Finding> {
     findings
 }
 
-/// Sources that a page sends its reader to and that have moved on; long tables leave `crates/` out.
+/// Reports references to sources that do not exist; long tables omit `crates/`.
 fn missing_sources(tree: &Tree, path: &str, text: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (at, line) in text.lines().enumerate() {
@@ -165,12 +164,12 @@ fn missing_sources(tree: &Tree, path: &str, text: &str) -> Vec<Finding> {
     findings
 }
 
-/// What stands between backquotes.
+/// The text between backquotes.
 fn code_spans(line: &str) -> impl Iterator<Item = &str> {
     line.split('`').skip(1).step_by(2)
 }
 
-/// `link` from the root, as seen in the document at `path`.
+/// `link` in the document at `path`, resolved from the root.
 fn resolved(path: &str, link: &str) -> String {
     let mut parts: Vec<&str> = path.split('/').collect();
     parts.pop();
@@ -186,27 +185,27 @@ fn resolved(path: &str, link: &str) -> String {
     parts.join("/")
 }
 
-/// The numbers, from 1, of the lines that are so.
+/// Numbers, from 1, of the lines for which `is_so` is true.
 fn lines_where(text: &str, is_so: impl Fn(&str) -> bool) -> impl Iterator<Item = usize> {
     text.lines().enumerate().filter(move |(_, line)| is_so(line)).map(|(at, _)| at + 1)
 }
 
-/// Of a source, tests not counted.
+/// Lines of a source, not counting tests.
 const MAX_LINES: usize = 900;
 
-/// Of a document, in characters.
+/// Width of a document's line, in characters.
 const MAX_DOC_WIDTH: usize = 400;
 
-/// Of a comment, in characters.
+/// Width of a comment's line, in characters.
 const MAX_COMMENT_WIDTH: usize = 100;
 
-/// What drawings and tables are made of.
+/// Characters of drawings and tables.
 const DRAWN: &[char] = &['─', '│', '▶', '◀', '|', '┌', '└'];
 
-/// How a doc comment begins that means nothing by itself.
+/// Beginnings of doc comments that depend on a neighbour.
 const LEANING: &[&str] = &["The same", "As above", "Likewise"];
 
-/// Words that were ours, and what the field says.
+/// Home-made words, and the field's.
 const HOME_MADE: &[(&str, &str)] = &[
     ("bell", "waker"),
     ("doomed", "aborted"),
@@ -216,7 +215,7 @@ const HOME_MADE: &[(&str, &str)] = &[
     ("weather", "network conditions"),
 ];
 
-// Spelled in two halves: this file is checked, too.
+// Split, because this file is checked, too.
 const MARKERS: [&str; 3] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
 const MACHINE_PATHS: [&str; 4] =
     [concat!("/ho", "me/"), concat!("/ro", "ot/"), concat!("/tm", "p/"), concat!("/Us", "ers/")];

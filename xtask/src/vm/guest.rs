@@ -1,9 +1,8 @@
 //! One guest: a kernel in QEMU that runs one script and powers off.
 //!
-//! Two serial lines lead out of it. The kernel's console goes to a file beside the log. The other
-//! one is standard output of the script, where a line that begins with `@` is for us: `@check
-//! SENTENCE`, `@host COMMAND`, with the command in base64 and its status sent back, and `@end
-//! STATUS`.
+//! It has two serial ports. The kernel's console goes to a file beside the log. The other one is
+//! the script's standard output, where lines that begin with `@` are commands: `@check SENTENCE`,
+//! `@host COMMAND` (in base64; its status is sent back), and `@end STATUS`.
 
 use super::host::{Host, lines_of};
 use super::kernel::Kernel;
@@ -16,24 +15,24 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What a guest is made of.
+/// Parameters of a guest.
 pub(crate) struct Guest<'a> {
     pub(crate) kernel: &'a Kernel,
     pub(crate) image: &'a Path,
-    /// Where the programs are that the host runs for it before all others.
+    /// Directory of programs that take precedence in the host's PATH.
     pub(crate) programs: &'a Path,
     pub(crate) log: &'a Path,
 }
 
-/// How a script went.
+/// Result of a script.
 pub(crate) struct Outcome {
-    /// How many checks passed.
+    /// Number of checks that passed.
     pub(crate) checks: usize,
     pub(crate) passed: bool,
 }
 
 impl Guest<'_> {
-    /// Runs `script` and says how each of its checks went.
+    /// Runs `script` and reports the result of each check.
     ///
     /// # Errors
     /// If QEMU cannot be run.
@@ -45,7 +44,7 @@ impl Guest<'_> {
         let mut qemu = self.qemu(script, &addresses);
         qemu.stdin(Stdio::piped()).stdout(writer.try_clone()?).stderr(writer);
         let mut child = qemu.spawn().context("cannot run QEMU")?;
-        // What holds the writing end goes, so that the reading end knows when QEMU has ended.
+        // Closes the pipe's write end, so that the reader sees when QEMU ends.
         drop(qemu);
         let mut answers = child.stdin.take().context("a pipe was asked for")?;
         let (mut checks, mut status) = (Checks::new(script, say), None);
@@ -57,7 +56,7 @@ impl Guest<'_> {
                 }
                 Said::Host(command) => {
                     let status = host.obey(&decode(command)?);
-                    // A guest that has died meanwhile wants no answer.
+                    // The guest may have died meanwhile.
                     let _ = writeln!(answers, "{status}");
                 }
                 Said::End(text) => status = text.parse().ok(),
@@ -73,7 +72,7 @@ impl Guest<'_> {
         Ok(checks.end(status == Some(0)))
     }
 
-    /// Where the kernel's console goes.
+    /// Path of the kernel's console log.
     fn console(&self) -> PathBuf {
         self.log.with_extension("console")
     }
@@ -84,10 +83,8 @@ impl Guest<'_> {
         command.args(["-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max", "-smp", "2", "-m", "1536"]);
         command.args(["-nographic", "-nodefaults", "-no-reboot", "-monitor", "none"]);
         command.arg("-kernel").arg(&self.kernel.image).arg("-initrd").arg(self.image);
-        // On a busy machine Linux finds a wrong frequency for the processor's counter, and its
-        // seconds would be others than ours; and it complains of processors that stand still when
-        // all of it was held up. What the kernel does not know is in the environment of its first
-        // process.
+        // On a busy machine Linux measures a wrong TSC frequency and reports soft lockups.
+        // Parameters unknown to the kernel are passed to the environment of its first process.
         let environment = addresses.environment().map(|(name, value)| format!("{name}={value}")).join(" ");
         command.arg("-append").arg(format!(
             "console=ttyS0 quiet panic=-1 mitigations=off tsc=unstable clocksource=hpet no_timer_check \
@@ -101,7 +98,7 @@ impl Guest<'_> {
         command.arg("-netdev").arg(addresses.rdma_network());
         command.args(["-device", "virtio-net-pci,netdev=rdma,romfile="]);
         if needs_frames(script) {
-            // It is QEMU's, and gone with it.
+            // QEMU creates and removes the interface.
             command.arg("-netdev").arg(format!(
                 "tap,id=frames,ifname={},script=no,downscript=no,vnet_hdr=off",
                 addresses.tap()
@@ -112,7 +109,7 @@ impl Guest<'_> {
     }
 }
 
-/// Whether a script needs raw frames, which only a tap carries, and that only root makes.
+/// Whether a script needs raw frames, for which only root can create a tap interface.
 pub(crate) fn needs_frames(script: &str) -> bool {
     script.starts_with("aoe")
 }
@@ -147,7 +144,7 @@ impl Addresses {
         format!("127.{}.{}.2", self.x, self.y)
     }
 
-    /// The interface that frames of the guest's `eth2` come to.
+    /// Interface of the host that receives the guest's `eth2` frames.
     fn tap(&self) -> String {
         format!("bmxvm-{}-{}", self.x, self.y)
     }
@@ -156,17 +153,17 @@ impl Addresses {
         [("HOST", self.host()), ("GUEST", self.guest()), ("TAP", self.tap())]
     }
 
-    /// As QEMU wants to know it.
+    /// As a QEMU option.
     fn network(&self) -> String {
         let (gateway, guest) = (self.gateway(), self.guest());
         let forward = PORTS.map(|port| format!("hostfwd=tcp:{guest}:{port}-{guest}:{port}")).join(",");
         format!("user,id=net,net=127.{}.{}.0/25,host={gateway},{forward}", self.x, self.y)
     }
 
-    /// Linux's RDMA does not go to loopback addresses. So the guest has a second interface, and an
-    /// address there at which a program for each connection leads to the usual port of
-    /// [`Addresses::host`]. The usual port of its own address there is reached from this machine at
-    /// the next one of [`Addresses::guest`].
+    /// Linux's RDMA does not use loopback addresses, so the guest has a second interface. An
+    /// address there forwards, through a program for each connection, to the usual port of
+    /// [`Addresses::host`]. The usual port of the guest's own address there is reached at the next
+    /// port of [`Addresses::guest`].
     fn rdma_network(&self) -> String {
         let forward =
             format!("guestfwd=tcp:{RDMA_HOST}:{ISCSI_PORT}-cmd:busybox nc {} {ISCSI_PORT}", self.host());
@@ -194,7 +191,7 @@ impl Said<'_> {
     }
 }
 
-/// The check that a script is at: one ends where the next begins.
+/// The script's current check: it ends where the next one begins.
 struct Checks<'a> {
     script: &'a str,
     say: &'a mut dyn FnMut(&str),
@@ -204,7 +201,7 @@ struct Checks<'a> {
 }
 
 impl<'a> Checks<'a> {
-    /// What comes before the first one is one, too.
+    /// What precedes the first check counts as one.
     fn new(script: &'a str, say: &'a mut dyn FnMut(&str)) -> Checks<'a> {
         Checks { script, say, sentence: "linux_boots".to_owned(), began: Instant::now(), passed: 0 }
     }
@@ -226,19 +223,19 @@ impl<'a> Checks<'a> {
     }
 }
 
-/// What a guest has sent in base64, so that a command may have several lines.
+/// Decodes base64, which the guest uses so that a command may have several lines.
 fn decode(text: &str) -> Result<String> {
     succeed(Command::new("sh").args(["-c", "printf %s \"$1\" | base64 -d", "sh", text]))
 }
 
-/// For one script, so that a guest that hangs ends.
+/// Timeout of one script, in seconds.
 const LIMIT_S: u32 = 900;
-/// Ports of the guest that this machine reaches: those of iSCSI and NVMe/TCP.
+/// Forwarded ports of the guest: iSCSI and NVMe/TCP.
 const PORTS: [u16; 3] = [ISCSI_PORT, 4420, 4421];
 const ISCSI_PORT: u16 = 3260;
-/// Known to the scripts that use it, `iser*.sh`.
+/// Also known to the scripts `iser*.sh`.
 const RDMA_HOST: &str = "10.88.0.200";
-/// The guest itself there.
+/// The guest's address there.
 const RDMA_GUEST: &str = "10.88.0.15";
 
 #[cfg(test)]

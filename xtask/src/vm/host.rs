@@ -27,20 +27,20 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// This machine, as one test sees it.
+/// State of the host in one test.
 pub(crate) struct Host {
     directory: TempDir,
-    /// What every program finds in its environment.
+    /// Environment of every program.
     environment: Vec<(&'static str, String)>,
     processes: BTreeMap<String, Process>,
     log: Arc<Log>,
 }
 
 impl Host {
-    /// With the programs in `programs` before all others.
+    /// `programs` takes precedence in PATH.
     ///
     /// # Errors
-    /// If there is no place for a directory.
+    /// If no directory can be created.
     pub(crate) fn new(
         programs: &Path,
         addresses: [(&'static str, String); 3],
@@ -52,8 +52,7 @@ impl Host {
         Ok(Host { directory: tempfile::tempdir()?, environment, processes: BTreeMap::new(), log })
     }
 
-    /// Does what a script asks for, and answers with the status that it is to have. What cannot be
-    /// done has status 1.
+    /// Executes a script's request and returns its exit status; 1 if it cannot be executed.
     pub(crate) fn obey(&mut self, line: &str) -> i32 {
         self.log.add("host", line);
         let status = self.try_to_obey(line).unwrap_or_else(|error| {
@@ -110,10 +109,10 @@ impl Host {
     }
 }
 
-/// A program that runs; killed when dropped.
+/// A running program; killed when dropped.
 struct Process {
     child: Child,
-    /// What it says. Its end is the program's.
+    /// Its output, which ends with the program.
     lines: Receiver<String>,
 }
 
@@ -127,7 +126,7 @@ impl Process {
         thread::spawn(move || {
             for line in lines_of(reader) {
                 log.add(&name, &line);
-                // Nobody may be there to listen; the log is.
+                // The receiver may be gone; the log has the line anyway.
                 let _ = sender.send(line);
             }
         });
@@ -136,25 +135,25 @@ impl Process {
 
     /// Waits for a line with `text`.
     fn until(&mut self, text: &str) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(line) if line.contains(text) => return Ok(()),
                 Ok(_) => {}
                 Err(RecvTimeoutError::Disconnected) => bail!("it ended without saying {text}"),
-                Err(RecvTimeoutError::Timeout) => bail!("it did not say {text} within {PATIENCE:?}"),
+                Err(RecvTimeoutError::Timeout) => bail!("it did not say {text} within {TIMEOUT:?}"),
             }
         }
     }
 
-    /// Waits for its end.
+    /// Waits for the program to end.
     fn end(mut self) -> Result<ExitStatus> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(_) => {}
                 Err(RecvTimeoutError::Disconnected) => return Ok(self.child.wait()?),
-                Err(RecvTimeoutError::Timeout) => bail!("it did not end within {PATIENCE:?}"),
+                Err(RecvTimeoutError::Timeout) => bail!("it did not end within {TIMEOUT:?}"),
             }
         }
     }
@@ -167,7 +166,7 @@ impl Drop for Process {
     }
 }
 
-/// Lines of text, whatever the bytes are.
+/// Lines of text, with invalid UTF-8 replaced.
 pub(crate) fn lines_of(reader: PipeReader) -> impl Iterator<Item = String> {
     BufReader::new(reader).split(b'\n').map_while(std::io::Result::ok).map(|mut line| {
         line.pop_if(|byte| *byte == b'\r');
@@ -175,18 +174,18 @@ pub(crate) fn lines_of(reader: PipeReader) -> impl Iterator<Item = String> {
     })
 }
 
-/// The first word, and what stands behind it.
+/// The first word, and the rest.
 fn split(text: &str) -> (&str, &str) {
     text.split_once(char::is_whitespace).unwrap_or((text, ""))
 }
 
-/// As a shell has it.
+/// Exit status as in a shell.
 fn code(status: ExitStatus) -> i32 {
     status.code().or_else(|| Some(128 + status.signal()?)).unwrap_or(1)
 }
 
-/// For each thing that a script waits for.
-const PATIENCE: Duration = Duration::from_secs(90);
+/// Timeout of each wait of a script.
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 #[cfg(test)]
 mod tests {

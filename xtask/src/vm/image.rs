@@ -1,5 +1,5 @@
-//! A guest's file system: programs of this machine with their libraries, modules of the guest's
-//! kernel, and the scripts. It is unpacked into the guest's memory and gone with it.
+//! A guest's root file system in memory: programs of this machine with their libraries, modules of
+//! the guest's kernel, and the scripts.
 
 use super::kernel::Kernel;
 use super::siw;
@@ -11,7 +11,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Programs for the guest; busybox has the usual ones.
+/// Programs of the guest; busybox provides the usual ones.
 pub(crate) const PROGRAMS: &[&str] = &[
     "busybox",
     "dash",
@@ -36,10 +36,10 @@ pub(crate) const PROGRAMS: &[&str] = &[
     "iscsi-test-cu",
 ];
 
-/// Programs that scripts with Linux's own TLS need, beside.
+/// Additional programs for scripts that use kernel TLS.
 pub(crate) const FOR_TLS: &[&str] = &["tlshd", "keyctl", "openssl"];
 
-/// Modules for the guest, beside those that they need.
+/// Modules of the guest; their dependencies are added.
 const MODULES: &[&str] = &[
     "virtio_net",
     "configfs",
@@ -62,17 +62,18 @@ const MODULES: &[&str] = &[
     "ib_iser",
     "ib_isert",
     "nvme_rdma",
+    "nvmet_rdma",
     "rdma_ucm",
 ];
 
 /// Files of this machine that programs read.
 const FILES: &[&str] = &["/etc/iscsi/iscsid.conf", "/etc/mke2fs.conf", "/etc/protocols"];
 
-/// Writes an image with the scripts of `scripts` and, if there are any, the module `siw` and the
-/// program `blockmux` to `image`. Its first process is the script `init` there.
+/// Writes an image with the scripts of `scripts` and, if given, the module `siw` and the program
+/// `blockmux`. Its first process is the script `init`.
 ///
 /// # Errors
-/// If a program or a module is not there, or nothing can be written.
+/// If a program or a module is missing, or nothing can be written.
 pub(crate) fn build(
     scripts: &Path,
     kernel: &Kernel,
@@ -110,7 +111,7 @@ pub(crate) fn build(
         fs::copy(program, root.join("usr/bin").join(name)).with_context(|| program.display().to_string())?;
     }
     if let Some(blockmux) = blockmux {
-        // Without what is for debuggers, which is most of it.
+        // Without debug information, which is most of it.
         succeed(Command::new("strip").arg("-o").arg(root.join("usr/bin/blockmux")).arg(blockmux))?;
     }
     let for_siw: &[&str] = if siw.is_some() { siw::PROVIDER } else { &[] };
@@ -124,7 +125,7 @@ pub(crate) fn build(
         let script = script?.path();
         fs::copy(&script, root.join(script.file_name().context("a script has a name")?))?;
     }
-    // Another run may be booting the image that is there.
+    // Another run may be booting the existing image.
     let part = image.with_extension(format!("{}.part", std::process::id()));
     pack(root, &part)?;
     fs::rename(part, image).with_context(|| image.display().to_string())
@@ -142,21 +143,21 @@ fn copy_to_the_same_place(file: &Path, root: &Path) -> Result<()> {
 fn libraries(programs: &[PathBuf]) -> Result<BTreeSet<PathBuf>> {
     let mut libraries = BTreeSet::new();
     for program in programs {
-        // It fails for what is linked statically.
+        // ldd fails for statically linked programs.
         let said = crate::process::output(Command::new("ldd").arg(program))?;
         libraries.extend(said.text.lines().filter_map(library));
     }
     Ok(libraries)
 }
 
-/// The path in a line of ldd, as `libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f...)`.
+/// The path in a line of ldd, such as `libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f...)`.
 fn library(line: &str) -> Option<PathBuf> {
     let (before, _) = line.split_once(" (0x")?;
     let path = before.split_once("=> ").map_or(before, |(_, path)| path).trim();
     path.starts_with('/').then(|| path.into())
 }
 
-/// Copies modules, uncompressed: the emulated guest is slow at that.
+/// Copies modules uncompressed, because the emulated guest is slow.
 fn copy_modules(kernel: &Kernel, siw: Option<&Path>, root: &Path) -> Result<()> {
     let modules = root.join("usr/lib/modules").join(&kernel.release);
     let needs = fs::read_to_string(kernel.modules.join("modules.dep"))?;
@@ -181,9 +182,8 @@ fn copy_modules(kernel: &Kernel, siw: Option<&Path>, root: &Path) -> Result<()> 
     Ok(())
 }
 
-/// The files of modules and of all that they need. `needs` is `modules.dep`, whose lines have a
-/// file and those that it needs, themselves and through others; `built_in` lists what is part of
-/// the kernel.
+/// The files of modules and of their dependencies. `needs` is `modules.dep`: on each line a file
+/// and all files that it depends on. `built_in` lists what is part of the kernel.
 fn files_of(names: &[&str], needs: &str, built_in: &str) -> Result<BTreeSet<String>> {
     let lines = needs.lines().filter_map(|line| line.split_once(':'));
     let needs: BTreeMap<String, (&str, &str)> =
@@ -199,14 +199,13 @@ fn files_of(names: &[&str], needs: &str, built_in: &str) -> Result<BTreeSet<Stri
     Ok(files.into_iter().map(str::to_owned).collect())
 }
 
-/// What the kernel calls a module's file.
+/// A module's name from its file name.
 fn module(file: &str) -> String {
     let name = file.rsplit('/').next().unwrap_or_default();
     name.split('.').next().unwrap_or_default().replace('-', "_")
 }
 
-/// Makes the archive that a kernel takes for its first file system. It is not compressed, for the
-/// same reason as modules.
+/// Writes the initramfs archive, uncompressed because the emulated guest is slow.
 fn pack(root: &Path, image: &Path) -> Result<()> {
     let mut find =
         Command::new("busybox").args(["find", "."]).current_dir(root).stdout(Stdio::piped()).spawn()?;

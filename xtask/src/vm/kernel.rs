@@ -15,8 +15,8 @@ pub(crate) struct Kernel {
     pub(crate) modules: PathBuf,
 }
 
-/// The kernel that is unpacked below `place`, or else the newest one that Debian has. Remove
-/// `place` to start afresh.
+/// The kernel unpacked below `place`, or else the newest one that Debian has. Remove `place` to
+/// start over.
 ///
 /// # Errors
 /// If there is none and none can be downloaded.
@@ -39,7 +39,8 @@ pub(crate) fn fetch(place: &Path) -> Result<Kernel> {
 fn download(place: &Path, directory: &Path) -> Result<()> {
     let mut packages = packages()?;
     if packages.is_empty() {
-        // A new machine has no lists yet; who may not fetch them has said so with that.
+        // A new machine has no package lists; without permission to fetch them the error is clear
+        // here.
         succeed(Command::new("apt-get").arg("update")).context("apt-get update")?;
         packages = self::packages()?;
     }
@@ -47,7 +48,7 @@ fn download(place: &Path, directory: &Path) -> Result<()> {
         bail!("apt has no package {PREFIX}*");
     }
     let work = tempfile::tempdir_in(place)?;
-    // A name may be known and its package gone, as each security update replaces the last.
+    // A listed package may be gone, since each security update replaces the last.
     let mut said = String::new();
     for package in packages.iter().take(MAX_TRIES) {
         match succeed(Command::new("apt-get").current_dir(&work).args(["download", package])) {
@@ -67,8 +68,8 @@ fn packages() -> Result<Vec<String>> {
     Ok(packages.into_iter().rev().map(|(_, name)| name).collect())
 }
 
-/// The third number of a kernel's version, if `package` has a kernel as it is for most machines:
-/// names of others, as for clouds, and of debugging symbols have more words.
+/// The third number of a kernel's version, if `package` is the generic kernel: names of other
+/// flavours and of debug symbols have more words.
 fn patch(package: &str) -> Option<u32> {
     let (patch, rest) = package.strip_prefix(PREFIX)?.split_once("+deb")?;
     let debian = rest.strip_suffix("-amd64")?;
@@ -82,7 +83,7 @@ fn unpack(work: &Path, package: &str, directory: &Path) -> Result<()> {
     let root = work.join("root");
     succeed(Command::new("dpkg-deb").arg("--extract").arg(file.path()).arg(&root))?;
     let release = package.trim_start_matches("linux-image-");
-    // The package does this when it is installed.
+    // Installing the package would do this.
     succeed(Command::new("depmod").arg("--basedir").arg(&root).arg(release))?;
     fs::rename(root, directory).with_context(|| directory.display().to_string())
 }

@@ -1,4 +1,4 @@
-//! What guest and host said, in one file, with the second in which they said it.
+//! The output of guest and host in one file, with timestamps in seconds.
 
 use anyhow::{Context, Result};
 use std::fs::File;
@@ -13,16 +13,16 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Begins anew at `path`.
+    /// Creates the log at `path`.
     ///
     /// # Errors
-    /// If that cannot be written.
+    /// If it cannot be written.
     pub(crate) fn create(path: &Path) -> Result<Log> {
         let file = File::create(path).with_context(|| path.display().to_string())?;
         Ok(Log { file: Mutex::new(file), started: Instant::now() })
     }
 
-    /// Adds what `who` said. A log that cannot be written fails no test.
+    /// Adds output of `who`. A write error does not fail the test.
     pub(crate) fn add(&self, who: &str, text: &str) {
         let seconds = self.started.elapsed().as_secs_f64();
         if let Ok(mut file) = self.file.lock() {

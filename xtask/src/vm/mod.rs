@@ -29,11 +29,10 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Runs the scripts of [`SCRIPTS`] whose names are in `only`, or all; `say` gets a line for each
-/// thing that was checked. Returns lines for the end of a report: how much was checked, or why
-/// nothing could be.
+/// check. Returns lines for the end of a report: the number of checks, or why nothing could be run.
 ///
 /// # Errors
-/// If something that was checked is not so; the error has the end of that guest's log.
+/// If a check fails; the error contains the end of that guest's log.
 pub(crate) fn run(root: &Path, only: &[String], say: &mut dyn FnMut(&str)) -> Result<Vec<String>> {
     let mut scripts = chosen(&scripts(root)?, only)?;
     if let Some(missing) = missing() {
@@ -47,11 +46,11 @@ pub(crate) fn run(root: &Path, only: &[String], say: &mut dyn FnMut(&str)) -> Re
     };
     succeed(&mut cargo(root, "build --quiet --package blockmux"))?;
     let mut lines = Vec::new();
-    let needs_siw = scripts.iter().any(|script| script.starts_with(OVER_SIW));
-    let siw = match needs_siw.then(|| siw::build(&place, &kernel)).transpose() {
+    let any_over_siw = scripts.iter().any(|script| needs_siw(script));
+    let siw = match any_over_siw.then(|| siw::build(&place, &kernel)).transpose() {
         Ok(module) => module,
         Err(error) => {
-            let over_siw = scripts.extract_if(.., |script| script.starts_with(OVER_SIW));
+            let over_siw = scripts.extract_if(.., |script| needs_siw(script));
             lines.extend(over_siw.map(|script| format!("skipped: {script} ({error:#})")));
             None
         }
@@ -118,7 +117,7 @@ fn chosen(scripts: &[String], only: &[String]) -> Result<Vec<String>> {
     Ok(if only.is_empty() { scripts.to_vec() } else { names })
 }
 
-/// What keeps us from running a guest, in half a sentence.
+/// Why no guest can be run, as half a sentence.
 fn missing() -> Option<String> {
     if std::env::consts::ARCH != "x86_64" {
         return Some("they need an x86_64 machine, whose programs run in the guest".to_owned());
@@ -130,22 +129,26 @@ fn missing() -> Option<String> {
     })
 }
 
-/// Where cargo builds.
+fn needs_siw(script: &str) -> bool {
+    OVER_SIW.iter().any(|name| script.contains(name))
+}
+
+/// Cargo's target directory.
 fn target(root: &Path) -> PathBuf {
     root.join(std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from))
 }
 
-/// Where the scripts are, and what they share.
+/// Directory of the scripts and their common parts.
 const SCRIPTS: &str = "tests/vm";
 const LIBRARY: &str = "lib.sh";
-/// How the names of scripts begin that need siw.
-const OVER_SIW: &str = "iser";
-/// The scripts that need the kernel's helper for TLS.
+/// Parts of the names of scripts that need siw.
+const OVER_SIW: [&str; 2] = ["iser", "rdma"];
+/// Scripts that need the TLS handshake helper (tlshd).
 const BY_TLS: &[&str] = &["ktls-linux.sh", "nvme-tls.sh"];
-/// How the names of scripts begin whose guest has Blockmux itself: only its kernel is sure to have
-/// TLS.
+/// Name prefix of scripts that run Blockmux in the guest, because only the guest's kernel is sure
+/// to have TLS.
 const IN_GUEST: &str = "ktls";
-/// Programs that are used here and not in the guest.
+/// Programs that are used on this machine and not in the guest.
 const NEEDED: &[&str] =
     &["qemu-system-x86_64", "apt-get", "apt-cache", "dpkg-deb", "depmod", "xz", "ldd", "timeout", "sh"];
 
@@ -169,7 +172,7 @@ mod tests {
         let scripts = scripts(crate::repository()).unwrap();
         assert!(scripts.iter().any(|script| script == "iscsi.sh"));
         assert!(!scripts.iter().any(|script| script == LIBRARY));
-        assert!(scripts.iter().any(|script| script.starts_with(OVER_SIW)));
+        assert!(scripts.iter().any(|script| needs_siw(script)));
     }
 
     #[test]

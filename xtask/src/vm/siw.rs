@@ -1,5 +1,4 @@
-//! siw, Linux's software iWARP, which Debian leaves out of its kernels: built from the kernel's own
-//! source.
+//! siw, Linux's software iWARP: built from the kernel's source, because Debian's kernels lack it.
 
 use super::kernel::Kernel;
 use crate::process::{find, succeed};
@@ -8,11 +7,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The module for `kernel`, built below `place` unless it is there already.
+/// The module for `kernel`, built below `place` unless it exists there.
 ///
 /// # Errors
-/// If what it is built from is not there, or it cannot be built; the first line says what to
-/// install.
+/// If its source is missing, or it does not build; the first line says what to install.
 pub(crate) fn build(place: &Path, kernel: &Kernel) -> Result<PathBuf> {
     if let Some(missing) = PROVIDER.iter().find(|file| !Path::new(file).exists()) {
         bail!("no {missing}, Debian package ibverbs-providers");
@@ -46,14 +44,14 @@ pub(crate) fn build(place: &Path, kernel: &Kernel) -> Result<PathBuf> {
     Ok(module)
 }
 
-/// What siw needs of the kernel's modules: nobody has noted that for a module from elsewhere.
+/// Kernel modules that siw depends on, which `modules.dep` does not list.
 pub(crate) const NEEDS: &[&str] = &["ib_core", "ib_uverbs", "libcrc32c"];
 
-/// How libibverbs reaches siw.
+/// libibverbs' provider of siw.
 pub(crate) const PROVIDER: &[&str] =
     &["/etc/libibverbs.d/siw.driver", "/usr/lib/x86_64-linux-gnu/libibverbs/libsiw-rdmav34.so"];
 
 const SOURCE: &str = "/usr/src/linux-source-6.12.tar.xz";
 const SOURCE_PACKAGE: &str = "linux-source-6.12";
-/// In the archive.
+/// Path in the source archive.
 const DIRECTORY: &str = "linux-source-6.12/drivers/infiniband/sw/siw";

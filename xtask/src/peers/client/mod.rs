@@ -1,4 +1,4 @@
-//! Programs that ask a server: each measures one cell at a time.
+//! Clients: programs that put load on a server and measure one cell at a time.
 
 mod fio;
 mod frame_echo;
@@ -17,14 +17,14 @@ pub(crate) use generator::{Generator, SLEEPING, SPINNING};
 pub(crate) use iscsi_perf::IscsiPerf;
 pub(crate) use qemu_img::QemuImg;
 
-/// A program that asks a server.
+/// A program that puts load on a server.
 pub(crate) trait Client {
-    /// In tables and on the command line.
+    /// Name in tables and on the command line.
     fn name(&self) -> &'static str;
 
     fn program(&self) -> Program;
 
-    /// Why it cannot do what the cell says.
+    /// Why it cannot measure the cell, if so.
     fn refuses(&self, _cell: Cell) -> Option<&'static str> {
         None
     }
@@ -32,24 +32,24 @@ pub(crate) trait Client {
     /// Measures one cell, once.
     ///
     /// # Errors
-    /// If the program fails, or what it says is not what it used to say.
+    /// If the program fails, or its output is not understood.
     fn measure(&self, turn: &Turn) -> Result<Found>;
 }
 
-/// What a client is told.
+/// Parameters of a measurement.
 pub(crate) struct Turn<'a> {
     pub(crate) bench: &'a Bench,
     pub(crate) server: &'a Running,
     pub(crate) cell: Cell,
-    /// Measure the bare sockets, too, if the client can.
+    /// Also measure the bare sockets, if the client can.
     pub(crate) with_ceilings: bool,
 }
 
-/// What a client has found.
+/// Result of a measurement.
 pub(crate) struct Found {
-    /// Without processor time of the server and of others, which the client cannot see.
+    /// Without CPU times of the server and of others, which the client cannot see.
     pub(crate) sample: Sample,
-    /// All I/O that it asked of the server in this turn, measured or not.
+    /// All I/O sent to the server in this turn, measured or not.
     pub(crate) ios: f64,
     /// Bare sockets with the same message sizes: name and run.
     pub(crate) ceilings: Vec<(&'static str, Sample)>,

@@ -1,0 +1,58 @@
+# Our NVMe/RDMA initiator against nvmet-rdma over siw: the kernel's target, which is in the guest here.
+. /lib.sh
+. /nvme.inc
+. /siw.inc
+modprobe -a nvmet nvmet_rdma
+mount -t configfs none /sys/kernel/config
+nvmet=/sys/kernel/config/nvmet
+unimportant='siw: |nvmet_rdma: '
+
+# A disk in memory, of 32 MiB.
+truncate -s 32M disk
+subsystem=$nvmet/subsystems/$NQN
+mkdir "$subsystem"
+echo 1 >"$subsystem/attr_allow_any_host"
+mkdir "$subsystem/namespaces/1"
+printf %s "$PWD/disk" >"$subsystem/namespaces/1/device_path"
+echo 1 >"$subsystem/namespaces/1/buffered_io"
+echo 1 >"$subsystem/namespaces/1/enable"
+port=$nvmet/ports/1
+mkdir "$port"
+echo ipv4 >"$port/addr_adrfam"
+echo rdma >"$port/addr_trtype"
+echo 10.88.0.15 >"$port/addr_traddr"
+echo 3260 >"$port/addr_trsvcid"
+ln -s "$subsystem" "$port/subsystems/$NQN"
+host run 'head -c 8M /dev/urandom >source.img
+  truncate -s 32M source.img'
+url="nvme+rdma://$GUEST:3261/$NQN/1?rdma=iwarp"
+
+check discovery_names_the_subsystem
+host run "blockmux discover 'nvme+rdma://$GUEST:3261?rdma=iwarp' >found; cat found
+  grep '$NQN/1' found"
+
+check a_namespace_is_described_over_rdma
+host run "blockmux info '$url' && blockmux info --json '$url' | grep '\"size\": *33554432'"
+
+check what_is_copied_there_comes_back
+host run "blockmux copy --verify file:source.img '$url'"
+host run "blockmux copy '$url&connections=4' file:back.img"
+host run "cmp source.img back.img"
+fails is_zero disk 8
+
+check the_bench_finds_what_it_wrote
+host run "blockmux bench '$url' --rw randwrite --bs 16k --iodepth 16 --verify crc32c --runs 1 --no_ceiling"
+host run "blockmux bench '$url&crc=on' --rw randwrite --bs 64k --iodepth 16 --verify crc32c --runs 1 --no_ceiling"
+
+check a_copy_goes_on_after_the_target_was_away
+: >disk
+truncate -s 32M disk
+has_data() { ! is_zero disk 1; }
+host start copy "blockmux copy --verify 'rate:bw=4m:file:source.img' '$url'"
+within 60 has_data
+rm "$port/subsystems/$NQN"
+fails host run "blockmux info '$url&ctrl_loss_tmo=0'"
+ln -s "$subsystem" "$port/subsystems/$NQN"
+host wait copy
+host run "blockmux copy '$url' file:back.img && cmp source.img back.img"
+kernel_is_content .     # a target that is taken away has much to say
