@@ -26,9 +26,12 @@ mod nbd_pair;
 mod nbd_server_stream;
 mod nbd_target;
 mod nvme_auth;
+mod nvme_rdma_initiator;
+mod nvme_rdma_target;
 mod nvme_tcp_initiator;
 mod nvme_tcp_target;
 mod outbox;
+mod rdma_target_side;
 mod records;
 mod requests;
 mod served;
@@ -66,6 +69,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "nbd_target", run: nbd_target::nbd_target },
     Target { name: "nbd_uri", run: text::nbd_uri },
     Target { name: "nvme_auth", run: nvme_auth::nvme_auth },
+    Target { name: "nvme_rdma_initiator", run: nvme_rdma_initiator::nvme_rdma_initiator },
+    Target { name: "nvme_rdma_target", run: nvme_rdma_target::nvme_rdma_target },
     Target { name: "nvme_tcp_initiator", run: nvme_tcp_initiator::nvme_tcp_initiator },
     Target { name: "nvme_tcp_target", run: nvme_tcp_target::nvme_tcp_target },
     Target { name: "nvme_url", run: text::nvme_url },

@@ -94,6 +94,7 @@ fn run_queue(mut choices: Choices<'_>, credentials: Option<HostCredentials>, str
             }
         }
         moved |= requests.poll_done(&mut session);
+        moved |= requests.poll_returned(&mut session);
         match choices.byte() {
             255 => session.on_stop(),
             254 => {
@@ -115,6 +116,7 @@ fn run_queue(mut choices: Choices<'_>, credentials: Option<HostCredentials>, str
         check_error(&error);
     }
     requests.poll_done(&mut session);
+    requests.poll_returned(&mut session);
     requests.take_back(&mut session);
     drop(session);
     drop(peer);
@@ -253,14 +255,15 @@ fn head(kind: PduType, hlen: usize, data: usize) -> CommonHeader {
     CommonHeader { pdu_type: kind.0, flags: 0, hlen: hlen as u8, pdo, plen: ((hlen + data) as u32).into() }
 }
 
-fn check_error(error: &ProtocolError) {
+pub(crate) fn check_error(error: &ProtocolError) {
     let text = error.to_string();
     let reference = error.reference;
-    let is_known = reference.starts_with("TCP Transport §") || reference.starts_with("NVMe Base ");
+    let known = ["TCP Transport §", "RDMA Transport ", "NVMe Base "];
+    let is_known = known.iter().any(|begin| reference.starts_with(begin));
     assert!(!text.contains('\n') && is_known, "{text}");
 }
 
-fn namespace(choices: &mut Choices<'_>) -> NamespaceInfo {
+pub(crate) fn namespace(choices: &mut Choices<'_>) -> NamespaceInfo {
     let can = choices.byte();
     NamespaceInfo {
         nsid: 1,
@@ -277,7 +280,7 @@ fn namespace(choices: &mut Choices<'_>) -> NamespaceInfo {
     }
 }
 
-fn names() -> Names {
+pub(crate) fn names() -> Names {
     let name = |name: &str| Nqn::new(name).expect("it is a name");
     Names { host: name("nqn.2026-11.t:host"), host_id: [1; 16], subsystem: name("nqn.2026-11.t:a") }
 }

@@ -24,12 +24,7 @@ pub(crate) fn nvme_tcp_target(data: &[u8]) {
     let pool = Pool::new(choices.of(&[usize::MAX, 64 << 10, 128 << 10, 4 << 20]));
     let now = Instant::now();
     let node = node(&exports);
-    let admin = (choices.byte() & 1 == 1).then(|| {
-        let mut admin = TargetSession::new(node.clone(), pool.clone(), now);
-        admin.on_bytes(&Chunk::from_slice(ADMIN), Instant::now()).expect("it is what a host sends");
-        admin.outbox().clear();
-        admin
-    });
+    let admin = (choices.byte() & 1 == 1).then(|| admin(&node, &pool, now));
     let controller = Controller {
         subsystem: node.subsystems().remove(0),
         first: namespace(&exports, VolumeId(0)),
@@ -93,7 +88,15 @@ impl Judge for Controller {
     }
 }
 
-fn node(exports: &Exports) -> Arc<NvmeNode> {
+/// A connection that has made controller 1, which lives as long as it.
+pub(crate) fn admin(node: &Arc<NvmeNode>, pool: &Pool, now: Instant) -> TargetSession {
+    let mut admin = TargetSession::new(node.clone(), pool.clone(), now);
+    admin.on_bytes(&Chunk::from_slice(ADMIN), now).expect("it is what a host sends");
+    admin.outbox().clear();
+    admin
+}
+
+pub(crate) fn node(exports: &Exports) -> Arc<NvmeNode> {
     let namespaces = exports.iter().map(|(id, _)| namespace(exports, id));
     let nqn = Nqn::new("nqn.t").expect("it is a name");
     let subsystem = Arc::new(Subsystem::new(nqn, "", namespaces.collect(), Vec::new()));
@@ -107,7 +110,7 @@ fn namespace(exports: &Exports, volume: VolumeId) -> Namespace {
     Namespace::new(volume.0 + 1, volume, served, export.read_only, VolumeUuid::of_texts(&[&export.name]))
 }
 
-fn exports() -> Exports {
+pub(crate) fn exports() -> Exports {
     let export = |name: &str| Export {
         name: name.into(),
         description: String::new(),

@@ -1,0 +1,231 @@
+//! The driver of a target session over a queue pair whose peer is hostile, with volumes that fail
+//! when the input says so. What a session may send is the protocol's own to judge.
+//!
+//! ```text
+//!   stream = record ...      record = kind, length (2), bytes      a message
+//! ```
+
+use crate::choices::Choices;
+use crate::records::Records;
+use crate::served::Served;
+use blockmux_proto::exports::Exports;
+use blockmux_proto::rdma::testing::Recorder;
+use blockmux_proto::rdma::{Event, RdmaSession, WorkError, WorkId, WorkRequest};
+use blockmux_proto::session::{ProtocolError, Target};
+use blockmux_volume::{Pool, Seg, SgList};
+use std::time::{Duration, Instant};
+
+/// What a protocol knows of its target.
+pub(crate) trait RdmaJudge {
+    /// Deadlines within this are near: the clock is moved to them, and to no others.
+    const NEAR: Duration;
+    /// Receive buffers that a session may have posted.
+    const MAX_RECEIVES: u64;
+    /// The data in flight that it promises, rounded up to whole buffers, in bytes.
+    const MAX_POOLED: usize;
+
+    /// The message of a record, made as right as its kind says.
+    fn message(&mut self, kind: u8, bytes: Vec<u8>) -> Vec<u8>;
+
+    /// The session accepts the connection with this private data.
+    fn on_accept(&mut self, private_data: &[u8]);
+
+    /// The session sends a message.
+    fn on_send(&mut self, head: &[u8], payload: &SgList);
+}
+
+/// A session and what it works with.
+pub(crate) struct RdmaRun<'a, S, J> {
+    choices: Choices<'a>,
+    session: S,
+    judge: J,
+    queue_pair: Recorder,
+    served: Served,
+    messages: Records<'a>,
+    pool: Pool,
+    now: Instant,
+    /// Sends, reads and writes that are not done, and the memory that they hold.
+    posted: Vec<(WorkId, WorkRequest)>,
+    /// Receive buffers.
+    receives: u64,
+    /// The connection is lost, or the initiator broke the protocol.
+    is_over: bool,
+    is_lost: bool,
+}
+
+impl<'a, S: RdmaSession + Target, J: RdmaJudge> RdmaRun<'a, S, J> {
+    /// A peer that connects with `private_data` and sends the messages of `stream`.
+    pub(crate) fn drive(
+        (choices, stream): (Choices<'a>, &'a [u8]),
+        (session, exports): (S, Exports),
+        judge: J,
+        private_data: Vec<u8>,
+        (pool, now): (Pool, Instant),
+    ) {
+        let mut run = RdmaRun {
+            served: Served::open(exports, &pool, session.depth()),
+            receives: u64::from(session.endpoint().receives),
+            choices,
+            session,
+            judge,
+            queue_pair: Recorder::default(),
+            messages: Records(stream),
+            pool,
+            now,
+            posted: Vec::new(),
+            is_over: false,
+            is_lost: false,
+        };
+        run.event(Event::Requested { private_data });
+        for _ in 0..MAX_TURNS {
+            if !run.turn() || run.choices.are_used_up() {
+                break;
+            }
+        }
+        run.finish();
+    }
+
+    /// Some of what a driver does; whether anything moved.
+    fn turn(&mut self) -> bool {
+        let mut moved = self.receive();
+        moved |= self.served.poll_io(&mut self.session);
+        moved |= self.served.complete_some(&mut self.session, &mut self.choices);
+        moved |= self.post();
+        if self.choices.byte() < 192 {
+            moved |= self.complete_work();
+        }
+        match self.choices.byte() {
+            255 => self.session.on_stop(Instant::now()),
+            254 => self.lose(),
+            _ => {}
+        }
+        moved | self.pass_time()
+    }
+
+    fn event(&mut self, event: Event) {
+        let result = self.session.on_event(event, Instant::now());
+        self.judge(result);
+    }
+
+    fn judge(&mut self, result: Result<(), ProtocolError>) {
+        if let Err(error) = result {
+            let text = error.to_string();
+            assert!(!text.contains('\n') && !error.what.is_empty() && !error.reference.is_empty());
+            self.is_over = true;
+        }
+    }
+
+    /// The next message, if there is a buffer for it.
+    fn receive(&mut self) -> bool {
+        if self.is_over || self.receives == 0 {
+            return false;
+        }
+        let Some(kind) = self.messages.kind() else { return false };
+        let mut message = self.judge.message(kind, self.messages.bytes());
+        message.truncate(self.session.endpoint().receive_len as usize);
+        self.receives -= 1;
+        self.event(Event::Received { message: Seg::from_slice(&message), invalidated: None });
+        true
+    }
+
+    /// The next thing that the session asks, with that much room.
+    fn next_work(&mut self, room: usize) -> Option<WorkRequest> {
+        self.queue_pair.next(&mut self.session, room)
+    }
+
+    /// Takes the session's work.
+    fn post(&mut self) -> bool {
+        let room = (self.session.endpoint().sends as usize).saturating_sub(self.posted.len());
+        let before = (self.posted.len(), self.receives);
+        loop {
+            let room = room.min(1 + self.choices.below(32));
+            let Some(work) = self.next_work(room) else { break };
+            match &work {
+                WorkRequest::Receive => self.receives += 1,
+                WorkRequest::Accept { private_data } => self.judge.on_accept(private_data),
+                WorkRequest::Reject { .. } => self.is_over = true,
+                WorkRequest::Disconnect => {}
+                WorkRequest::Send { id, head, payload, .. } => {
+                    self.judge.on_send(head, payload);
+                    self.posted.push((*id, work));
+                }
+                WorkRequest::Read { id, local, remote } => {
+                    assert_eq!(local.len(), remote.len as usize);
+                    assert!(local.segs().iter().all(Seg::is_writable));
+                    self.posted.push((*id, work));
+                }
+                WorkRequest::Write { id, local, remote } => {
+                    assert!(local.len() <= remote.len as usize);
+                    self.posted.push((*id, work));
+                }
+                other => panic!("a target does not post {other:?}"),
+            }
+        }
+        assert!(self.receives <= J::MAX_RECEIVES, "{} receive buffers", self.receives);
+        assert!(self.pool.out_bytes() <= J::MAX_POOLED, "{} bytes are held", self.pool.out_bytes());
+        before != (self.posted.len(), self.receives)
+    }
+
+    /// One piece of work ends, well mostly.
+    fn complete_work(&mut self) -> bool {
+        if self.posted.is_empty() {
+            return false;
+        }
+        let at = self.choices.below(self.posted.len().min(256));
+        let (id, _) = self.posted.remove(at);
+        let fails = self.choices.byte() >= 250;
+        let result = if fails { Err(WorkError::RemoteAccess) } else { Ok(()) };
+        self.event(Event::Done { id, result });
+        if fails {
+            self.lose();
+        }
+        true
+    }
+
+    /// The connection is lost.
+    fn lose(&mut self) {
+        (self.is_over, self.is_lost) = (true, true);
+        self.queue_pair.works.clear();
+        for (id, _) in std::mem::take(&mut self.posted) {
+            self.event(Event::Done { id, result: Err(WorkError::Flushed) });
+        }
+        self.event(Event::Disconnected);
+        assert!(self.next_work(100).is_none());
+    }
+
+    /// Moves the clock to the session's next deadline if that is near.
+    fn pass_time(&mut self) -> bool {
+        match self.session.poll_timeout() {
+            Some(when) if !self.is_over && when < self.now + J::NEAR => {
+                self.now = when.max(self.now);
+                let result = self.session.on_timeout(self.now);
+                self.judge(result);
+                false
+            }
+            _ => false,
+        }
+    }
+
+    /// Lets everything that began come to its end.
+    fn finish(mut self) {
+        for _ in 0..MAX_TURNS {
+            let mut moved = self.receive() | self.served.poll_io(&mut self.session);
+            self.served.complete_all(&mut self.session, &mut self.choices);
+            moved |= !self.is_lost && self.post() | self.complete_work();
+            self.pass_time();
+            if !moved {
+                break;
+            }
+        }
+        if !self.is_lost {
+            self.lose();
+        }
+        self.served.poll_io(&mut self.session);
+        self.served.complete_all(&mut self.session, &mut self.choices);
+        drop(self.session);
+        drop(self.posted);
+        assert_eq!(self.pool.out_bytes(), 0, "memory is lost");
+    }
+}
+
+const MAX_TURNS: usize = 1000;
