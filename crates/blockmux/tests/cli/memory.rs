@@ -69,7 +69,7 @@ fn pause() {
 }
 
 const CONNECTIONS: usize = 1000;
-const IDLE_LIMIT: u64 = 22 << 20;
+const IDLE_LIMIT: u64 = 6 << 20;
 const CONNECTIONS_LIMIT: u64 = 64 << 20;
 /// What 64 clients with 1024 reads each make the daemon hold.
 const BURST: u64 = 256 << 20;
