@@ -1,4 +1,16 @@
-//! The SCSI RDMA Protocol (T10 SRP): what goes in the private data of connections.
+//! The SCSI RDMA Protocol (T10 SRP, revision 16a), with the immediate data of SRP2.
+//!
+//! Every message is an information unit (IU): its first byte is an [`SrpOpcode`], and every field
+//! is big-endian. A command's additional data follow the 48 bytes of [`SrpCommand`]:
+//!
+//! ```text
+//!   additional CDB bytes │ data-out buffer descriptor │ data-in buffer descriptor
+//!   4 × its count        │ by the high half of BUF_FMT │ by the low half
+//! ```
+//! A descriptor is a [`DirectDescriptor`], or an [`IndirectDescriptor`] with the first entries of
+//! its table behind it, or with SRP2 an [`ImmediateDescriptor`]. Over RDMA/CM, as Linux connects,
+//! the login request is the private data of the connection, without its reserved bytes
+//! ([`LoginRequestRdma`]); the answer is a [`LoginResponse`] or a [`LoginReject`].
 
 use crate::open_enum::open_enum;
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
@@ -14,7 +26,7 @@ pub struct LoginRequestRdma {
     pub tag: U64<BE>,
     /// Required buffer formats: [`BUFFER_FORMAT_DIRECT`] and [`BUFFER_FORMAT_INDIRECT`].
     pub req_buf_fmt: U16<BE>,
-    /// What the initiator does with its other channels, and whether it sends immediate data.
+    /// [`MULTICHANNEL_MULTI`] or nothing, and [`IMMEDIATE_REQUESTED`].
     pub req_flags: u8,
     /// [`SrpOpcode::LOGIN_REQUEST`].
     pub opcode: u8,
@@ -54,11 +66,290 @@ pub struct LoginReject {
 }
 const _: () = assert!(size_of::<LoginReject>() == 32);
 
+/// SRP_LOGIN_RSP.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct LoginResponse {
+    /// [`SrpOpcode::LOGIN_RESPONSE`].
+    pub opcode: u8,
+    #[doc(hidden)]
+    pub reserved1: [u8; 3],
+    /// REQUEST LIMIT DELTA: how many requests the initiator may have outstanding.
+    pub req_lim_delta: U32<BE>,
+    /// That of the request.
+    pub tag: U64<BE>,
+    /// The longest IU that the target takes, in bytes.
+    pub max_it_iu_len: U32<BE>,
+    /// The longest IU that the target sends, in bytes.
+    pub max_ti_iu_len: U32<BE>,
+    /// Supported buffer formats.
+    pub buf_fmt: U16<BE>,
+    /// What became of the initiator's other channels ([`MULTICHANNEL_MAINTAINED`] and its like), and
+    /// [`IMMEDIATE_SUPPORTED`].
+    pub rsp_flags: u8,
+    #[doc(hidden)]
+    pub reserved2: [u8; 25],
+}
+const _: () = assert!(size_of::<LoginResponse>() == 52);
+
+/// SRP_CMD, without what follows it.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct SrpCommand {
+    /// [`SrpOpcode::COMMAND`].
+    pub opcode: u8,
+    /// Solicited notification.
+    pub sol_not: u8,
+    #[doc(hidden)]
+    pub reserved1: [u8; 3],
+    /// The [`BufferFormat`] of data-out in the high half, of data-in in the low one.
+    pub buf_fmt: u8,
+    /// Entries of the data-out table that are in this IU.
+    pub data_out_desc_cnt: u8,
+    /// Entries of the data-in table that are in this IU.
+    pub data_in_desc_cnt: u8,
+    /// Comes back in the response.
+    pub tag: U64<BE>,
+    #[doc(hidden)]
+    pub reserved2: [u8; 4],
+    /// Logical unit number (SAM-5 §4.7).
+    pub lun: [u8; 8],
+    #[doc(hidden)]
+    pub reserved3: u8,
+    /// Task attribute, in the low three bits.
+    pub task_attr: u8,
+    #[doc(hidden)]
+    pub reserved4: u8,
+    /// ADDITIONAL CDB LENGTH in the upper six bits, in units of four bytes.
+    pub add_cdb_len: u8,
+    /// The first 16 bytes of the CDB.
+    pub cdb: [u8; 16],
+}
+const _: () = assert!(size_of::<SrpCommand>() == 48);
+
+impl SrpCommand {
+    /// The length of the additional CDB bytes.
+    #[inline]
+    #[must_use]
+    pub const fn additional_cdb_len(&self) -> usize {
+        (self.add_cdb_len & !3) as usize
+    }
+
+    /// The formats of the data-out and the data-in buffer descriptor.
+    #[inline]
+    #[must_use]
+    pub const fn buffer_formats(&self) -> (BufferFormat, BufferFormat) {
+        (BufferFormat(self.buf_fmt >> 4), BufferFormat(self.buf_fmt & 0x0f))
+    }
+}
+
+/// SRP_RSP, without its response data and sense data, which follow in this order.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct SrpResponse {
+    /// [`SrpOpcode::RESPONSE`].
+    pub opcode: u8,
+    /// Solicited notification.
+    pub sol_not: u8,
+    #[doc(hidden)]
+    pub reserved1: [u8; 2],
+    /// How many more requests the initiator may send.
+    pub req_lim_delta: U32<BE>,
+    /// That of the request.
+    pub tag: U64<BE>,
+    #[doc(hidden)]
+    pub reserved2: [u8; 2],
+    /// [`ResponseFlags`].
+    pub flags: u8,
+    /// SCSI status.
+    pub status: u8,
+    /// Bytes of data-out that were not taken, or were missing.
+    pub data_out_res_cnt: U32<BE>,
+    /// Bytes of data-in that were not sent, or did not fit.
+    pub data_in_res_cnt: U32<BE>,
+    /// The length of the sense data in bytes, with [`ResponseFlags::SNSVALID`].
+    pub sense_data_len: U32<BE>,
+    /// The length of the response data in bytes, with [`ResponseFlags::RSPVALID`].
+    pub resp_data_len: U32<BE>,
+}
+const _: () = assert!(size_of::<SrpResponse>() == 36);
+
+/// SRP_TSK_MGMT.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct TaskManagementRequest {
+    /// [`SrpOpcode::TASK_MANAGEMENT`].
+    pub opcode: u8,
+    /// Solicited notification.
+    pub sol_not: u8,
+    #[doc(hidden)]
+    pub reserved1: [u8; 6],
+    /// Comes back in the response.
+    pub tag: U64<BE>,
+    #[doc(hidden)]
+    pub reserved2: [u8; 4],
+    /// Logical unit number (SAM-5 §4.7).
+    pub lun: [u8; 8],
+    #[doc(hidden)]
+    pub reserved3: [u8; 2],
+    /// A [`TaskManagementFunction`].
+    pub tsk_mgmt_func: u8,
+    #[doc(hidden)]
+    pub reserved4: u8,
+    /// The tag of the task to abort.
+    pub task_tag: U64<BE>,
+    #[doc(hidden)]
+    pub reserved5: [u8; 8],
+}
+const _: () = assert!(size_of::<TaskManagementRequest>() == 48);
+
+/// The response data of a task management function.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct TaskManagementResponseData {
+    #[doc(hidden)]
+    pub reserved: [u8; 3],
+    /// A [`ResponseCode`].
+    pub rsp_code: u8,
+}
+const _: () = assert!(size_of::<TaskManagementResponseData>() == 4);
+
+/// IUs that are an opcode and a tag: SRP_I_LOGOUT, SRP_CRED_RSP, SRP_AER_RSP.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct SrpHeader {
+    /// An [`SrpOpcode`].
+    pub opcode: u8,
+    #[doc(hidden)]
+    pub reserved: [u8; 7],
+    /// The tag.
+    pub tag: U64<BE>,
+}
+const _: () = assert!(size_of::<SrpHeader>() == 16);
+
+/// SRP_T_LOGOUT and SRP_CRED_REQ, which have one number: the reason of the logout, or how many more
+/// requests the initiator may send.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct TargetNotice {
+    /// [`SrpOpcode::TARGET_LOGOUT`] or [`SrpOpcode::CREDIT_REQUEST`].
+    pub opcode: u8,
+    /// Solicited notification.
+    pub sol_not: u8,
+    #[doc(hidden)]
+    pub reserved: [u8; 2],
+    /// A [`LogoutReason`], or REQUEST LIMIT DELTA.
+    pub value: U32<BE>,
+    /// The tag.
+    pub tag: U64<BE>,
+}
+const _: () = assert!(size_of::<TargetNotice>() == 16);
+
+/// SRP_AER_REQ, without its sense data.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct AsynchronousEvent {
+    /// [`SrpOpcode::AER_REQUEST`].
+    pub opcode: u8,
+    /// Solicited notification.
+    pub sol_not: u8,
+    #[doc(hidden)]
+    pub reserved1: [u8; 2],
+    /// How many more requests the initiator may send.
+    pub req_lim_delta: U32<BE>,
+    /// The tag.
+    pub tag: U64<BE>,
+    #[doc(hidden)]
+    pub reserved2: [u8; 4],
+    /// Logical unit number (SAM-5 §4.7).
+    pub lun: [u8; 8],
+    /// The length of the sense data in bytes.
+    pub sense_data_len: U32<BE>,
+    #[doc(hidden)]
+    pub reserved3: [u8; 4],
+}
+const _: () = assert!(size_of::<AsynchronousEvent>() == 36);
+
+/// A memory descriptor: one range of the initiator's memory.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct DirectDescriptor {
+    /// Where the range begins.
+    pub va: U64<BE>,
+    /// The key that it is registered under.
+    pub key: U32<BE>,
+    /// Its length in bytes.
+    pub len: U32<BE>,
+}
+const _: () = assert!(size_of::<DirectDescriptor>() == 16);
+
+/// An indirect descriptor: a table of ranges, the first of which follow in the IU.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct IndirectDescriptor {
+    /// Where the whole table is in the initiator's memory: [`DirectDescriptor`]s.
+    pub table: DirectDescriptor,
+    /// The length of all ranges together, in bytes.
+    pub len: U32<BE>,
+}
+const _: () = assert!(size_of::<IndirectDescriptor>() == 20);
+
+/// An immediate descriptor (SRP2): the data lie in the IU itself, where the login has said.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct ImmediateDescriptor {
+    /// Their length in bytes.
+    pub len: U32<BE>,
+}
+const _: () = assert!(size_of::<ImmediateDescriptor>() == 4);
+
 open_enum! {
     /// The first byte of every information unit.
     pub enum SrpOpcode(u8) {
         /// SRP_LOGIN_REQ.
         LOGIN_REQUEST = 0x00,
+        /// SRP_TSK_MGMT.
+        TASK_MANAGEMENT = 0x01,
+        /// SRP_CMD.
+        COMMAND = 0x02,
+        /// SRP_I_LOGOUT.
+        INITIATOR_LOGOUT = 0x03,
+        /// SRP_CRED_RSP.
+        CREDIT_RESPONSE = 0x41,
+        /// SRP_AER_RSP.
+        AER_RESPONSE = 0x42,
+        /// SRP_T_LOGOUT.
+        TARGET_LOGOUT = 0x80,
+        /// SRP_CRED_REQ.
+        CREDIT_REQUEST = 0x81,
+        /// SRP_AER_REQ.
+        AER_REQUEST = 0x82,
+        /// SRP_LOGIN_RSP.
+        LOGIN_RESPONSE = 0xc0,
+        /// SRP_RSP.
+        RESPONSE = 0xc1,
         /// SRP_LOGIN_REJ.
         LOGIN_REJECT = 0xc2,
     }
@@ -69,10 +360,114 @@ open_enum! {
     pub enum LoginRejectReason(u32) {
         /// Unable to establish an RDMA channel, no reason specified.
         UNABLE_TO_ESTABLISH_CHANNEL = 0x0001_0000,
+        /// Insufficient RDMA channel resources.
+        INSUFFICIENT_RESOURCES = 0x0001_0001,
+        /// The requested length of IUs is too large.
+        IU_LENGTH_TOO_LARGE = 0x0001_0002,
+        /// Unable to associate the RDMA channel with the I_T nexus that the login names.
+        UNABLE_TO_ASSOCIATE_CHANNEL = 0x0001_0003,
+        /// A required buffer format is not supported.
+        UNSUPPORTED_BUFFER_FORMAT = 0x0001_0004,
+        /// Several channels to a nexus are not supported.
+        MULTICHANNEL_UNSUPPORTED = 0x0001_0005,
+        /// The nexus has as many channels as it may have.
+        CHANNEL_LIMIT_REACHED = 0x0001_0006,
     }
+}
+
+open_enum! {
+    /// Why a target logs an initiator out.
+    pub enum LogoutReason(u32) {
+        /// No reason is given.
+        UNSPECIFIED = 0x0000,
+        /// The channel was idle for too long.
+        INACTIVE = 0x0001,
+        /// The target does not know the opcode of an IU.
+        INVALID_OPCODE = 0x0002,
+        /// An IU came that the target did not expect.
+        UNEXPECTED_RESPONSE = 0x0003,
+        /// A login with single-channel operation has ended this channel.
+        MULTICHANNEL_ACTION = 0x0004,
+    }
+}
+
+open_enum! {
+    /// How an SRP_CMD describes a data buffer.
+    pub enum BufferFormat(u8) {
+        /// There is no data.
+        NONE = 0,
+        /// One range of memory.
+        DIRECT = 1,
+        /// A table of ranges.
+        INDIRECT = 2,
+        /// The data lie in the IU (SRP2; data-out alone).
+        IMMEDIATE = 3,
+    }
+}
+
+open_enum! {
+    /// TASK MANAGEMENT FUNCTION.
+    pub enum TaskManagementFunction(u8) {
+        /// ABORT TASK.
+        ABORT_TASK = 0x01,
+        /// ABORT TASK SET.
+        ABORT_TASK_SET = 0x02,
+        /// CLEAR TASK SET.
+        CLEAR_TASK_SET = 0x04,
+        /// LOGICAL UNIT RESET.
+        LOGICAL_UNIT_RESET = 0x08,
+        /// CLEAR ACA.
+        CLEAR_ACA = 0x40,
+    }
+}
+
+open_enum! {
+    /// RSP_CODE: how a task management function ended, or what was wrong with a request.
+    pub enum ResponseCode(u8) {
+        /// It was carried out, or there was no failure.
+        NO_FAILURE = 0x00,
+        /// A field of the request is wrong.
+        REQUEST_FIELDS_INVALID = 0x02,
+        /// The target does not have that function.
+        FUNCTION_NOT_SUPPORTED = 0x04,
+        /// The function has failed.
+        FUNCTION_FAILED = 0x05,
+    }
+}
+
+/// Bits of [`SrpResponse::flags`].
+pub struct ResponseFlags;
+
+impl ResponseFlags {
+    /// There is response data.
+    pub const RSPVALID: u8 = 1 << 0;
+    /// There is sense data.
+    pub const SNSVALID: u8 = 1 << 1;
+    /// The command had more data-out than its buffer.
+    pub const DOOVER: u8 = 1 << 2;
+    /// The command took less data-out than its buffer has.
+    pub const DOUNDER: u8 = 1 << 3;
+    /// The command had more data-in than its buffer.
+    pub const DIOVER: u8 = 1 << 4;
+    /// The command had less data-in than its buffer.
+    pub const DIUNDER: u8 = 1 << 5;
 }
 
 /// Commands may name one range of memory.
 pub const BUFFER_FORMAT_DIRECT: u16 = 1 << 1;
 /// Commands may name a table of ranges.
 pub const BUFFER_FORMAT_INDIRECT: u16 = 1 << 2;
+
+/// MULTICHANNEL ACTION of a login request: the mask of its bits in
+/// [`LoginRequestRdma::req_flags`]. Without them the initiator's other channels are to end.
+pub const MULTICHANNEL_MASK: u8 = 0x03;
+/// MULTICHANNEL ACTION of a login request: the initiator's other channels go on.
+pub const MULTICHANNEL_MULTI: u8 = 0x01;
+/// The initiator would send immediate data (SRP2; a flag of the login request).
+pub const IMMEDIATE_REQUESTED: u8 = 0x80;
+/// MULTICHANNEL RESULT of a login response: other channels of the initiator have ended.
+pub const MULTICHANNEL_TERMINATED: u8 = 0x01;
+/// MULTICHANNEL RESULT of a login response: other channels of the initiator go on.
+pub const MULTICHANNEL_MAINTAINED: u8 = 0x02;
+/// The target takes immediate data (SRP2; a flag of the login response).
+pub const IMMEDIATE_SUPPORTED: u8 = 0x80;
