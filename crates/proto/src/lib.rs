@@ -27,6 +27,7 @@ mod rdma_cm;
 pub mod scsi;
 pub mod session;
 mod slots;
+pub mod srp;
 #[cfg(test)]
 pub(crate) mod testing;
 mod uri;

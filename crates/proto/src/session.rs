@@ -181,6 +181,9 @@ pub trait FrameSession: Timed {
     fn frames(&mut self, now: Instant) -> &mut FrameOutbox;
 }
 
+/// Disconnects a session's peer, from any thread: the session sees that its peer has left.
+pub type HangUp = Arc<dyn Fn() + Send + Sync>;
+
 /// The volume side of a target session.
 ///
 /// A session bounds its I/O in flight by [`Target::depth`] and its memory by asking for nothing

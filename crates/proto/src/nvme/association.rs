@@ -11,12 +11,10 @@ use super::errors::ErrorLog;
 use super::event_queue::{AbortOrder, AbortReply, EventQueue, QueueEvent};
 use super::nqn::Nqn;
 use super::{MAX_IO_QUEUES, MQES};
+use crate::session::HangUp;
 use blockmux_wire::nvmeof::fabrics::CNTLID_MAX;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-/// Cuts a queue's connection, from any thread: the session sees that its peer has left.
-pub type HangUp = Arc<dyn Fn() + Send + Sync>;
 
 /// The controllers of a subsystem.
 #[derive(Default)]

@@ -46,7 +46,7 @@ mod status;
 pub mod subsystem;
 pub(crate) mod traffic;
 
-pub use association::HangUp;
+pub use crate::session::HangUp;
 pub use event_queue::Notifier;
 pub(crate) use outcome::NvmeOutcome;
 

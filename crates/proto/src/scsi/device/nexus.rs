@@ -43,6 +43,15 @@ impl Nexus {
         let isid = HEXLOWER.encode(&isid);
         Nexus { initiator: iscsi_transport_id(&format!("{initiator_name},i,0x{isid}")), target_port }
     }
+
+    /// A nexus of SRP (SPC-5): the TransportID has the initiator port identifier in its last 16
+    /// bytes.
+    #[must_use]
+    pub fn srp(initiator_port: &[u8; 16], target_port: TargetPort) -> Nexus {
+        let mut id = vec![PROTOCOL_SRP, 0, 0, 0, 0, 0, 0, 0];
+        id.extend(initiator_port);
+        Nexus { initiator: id.into(), target_port }
+    }
 }
 
 /// What a TransportID of a parameter list names.
@@ -101,6 +110,8 @@ fn iscsi_transport_id(name: &str) -> Arc<[u8]> {
     id.into()
 }
 
+/// PROTOCOL IDENTIFIER of SRP.
+const PROTOCOL_SRP: u8 = 4;
 /// PROTOCOL IDENTIFIER of iSCSI.
 const PROTOCOL_ISCSI: u8 = 5;
 

@@ -1,0 +1,160 @@
+//! SRP_LOGIN_REQ in the private data of a connection request, and the answers to it.
+
+use super::node::{MAX_CHANNELS, NexusName, SrpNode, SrpPortId, SrpTarget};
+use crate::scsi::ScsiTarget;
+use blockmux_wire::srp::{
+    BUFFER_FORMAT_DIRECT, BUFFER_FORMAT_INDIRECT, IMMEDIATE_REQUESTED, IMMEDIATE_SUPPORTED, LoginReject,
+    LoginRejectReason, LoginRequestRdma, LoginResponse, MULTICHANNEL_MAINTAINED, MULTICHANNEL_MASK,
+    MULTICHANNEL_MULTI, MULTICHANNEL_TERMINATED, SrpCommand, SrpOpcode,
+};
+use std::sync::Arc;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// A login that may be accepted, once the channels that it ends are gone.
+pub(super) struct CheckedLogin {
+    pub(super) nexus: NexusName,
+    /// The target port.
+    pub(super) target: Arc<SrpTarget>,
+    /// The logical units that this initiator port sees.
+    pub(super) units: Arc<ScsiTarget>,
+    /// The initiator's other channels are to end first.
+    pub(super) is_single_channel: bool,
+    /// Where immediate data begins in an information unit, in bytes, if the initiator sends such.
+    pub(super) immediate_offset: Option<usize>,
+    tag: u64,
+}
+
+/// Why a login is rejected.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct LoginRefusal {
+    tag: u64,
+    pub(super) reason: LoginRejectReason,
+    /// For the log, as half a sentence after the initiator's name.
+    pub(super) what: &'static str,
+}
+
+/// The initiator and target port that a login request names, which need not exist.
+pub(super) fn named(private_data: &[u8]) -> Option<NexusName> {
+    let (request, _) = LoginRequestRdma::read_from_prefix(private_data).ok()?;
+    Some((SrpPortId(request.initiator_port_id), SrpPortId(request.target_port_id)))
+}
+
+impl CheckedLogin {
+    /// Reads a login request.
+    ///
+    /// # Errors
+    /// Why it is rejected.
+    pub(super) fn read(private_data: &[u8], node: &SrpNode) -> Result<CheckedLogin, LoginRefusal> {
+        let Ok((request, _)) = LoginRequestRdma::read_from_prefix(private_data) else {
+            let what = "sent a login request that is too short";
+            return Err(LoginRefusal {
+                tag: 0,
+                reason: LoginRejectReason::UNABLE_TO_ESTABLISH_CHANNEL,
+                what,
+            });
+        };
+        let tag = request.tag.get();
+        let refuse = |reason, what| Err(LoginRefusal { tag, reason, what });
+        if SrpOpcode(request.opcode) != SrpOpcode::LOGIN_REQUEST {
+            let what = "sent private data that is no SRP login request";
+            return refuse(LoginRejectReason::UNABLE_TO_ESTABLISH_CHANNEL, what);
+        }
+        if request.req_it_iu_len.get() > MAX_IU_LEN {
+            let what = "asked for information units that are too long";
+            return refuse(LoginRejectReason::IU_LENGTH_TOO_LARGE, what);
+        }
+        if request.req_it_iu_len.get() < MIN_IU_LEN {
+            let what = "asked for information units that are too short for a command";
+            return refuse(LoginRejectReason::UNABLE_TO_ESTABLISH_CHANNEL, what);
+        }
+        if request.req_buf_fmt.get() & !BUFFER_FORMATS != 0 {
+            return refuse(LoginRejectReason::UNSUPPORTED_BUFFER_FORMAT, "requires an unknown buffer format");
+        }
+        let multichannel = request.req_flags & MULTICHANNEL_MASK;
+        if multichannel > MULTICHANNEL_MULTI {
+            return refuse(
+                LoginRejectReason::MULTICHANNEL_UNSUPPORTED,
+                "asked for an unknown channel action",
+            );
+        }
+        let nexus = (SrpPortId(request.initiator_port_id), SrpPortId(request.target_port_id));
+        let Some(target) = node.find(nexus.1) else {
+            let what = "named a target port that does not exist";
+            return refuse(LoginRejectReason::UNABLE_TO_ASSOCIATE_CHANNEL, what);
+        };
+        let Some(units) = target.units_for(nexus.0).cloned() else {
+            let what = "is not in the target port's access list; add its port identifier there";
+            return refuse(LoginRejectReason::UNABLE_TO_ASSOCIATE_CHANNEL, what);
+        };
+        let is_single_channel = multichannel == 0;
+        if !is_single_channel && node.channels().count(nexus) >= MAX_CHANNELS {
+            return refuse(LoginRejectReason::CHANNEL_LIMIT_REACHED, "has as many channels as it may have");
+        }
+        let immediate_offset = usize::from(request.imm_data_offset.get());
+        let sends_immediate = request.req_flags & IMMEDIATE_REQUESTED != 0
+            && (size_of::<SrpCommand>()..MAX_IU_LEN as usize).contains(&immediate_offset);
+        Ok(CheckedLogin {
+            nexus,
+            target,
+            units,
+            is_single_channel,
+            immediate_offset: sends_immediate.then_some(immediate_offset),
+            tag,
+        })
+    }
+
+    /// SRP_LOGIN_RSP. `has_ended_others`: channels of the initiator were ended for this one.
+    pub(super) fn response(&self, has_ended_others: bool, has_others: bool) -> Vec<u8> {
+        let channels = match (has_ended_others, has_others) {
+            (true, _) => MULTICHANNEL_TERMINATED,
+            (false, true) => MULTICHANNEL_MAINTAINED,
+            (false, false) => 0,
+        };
+        let immediate = if self.immediate_offset.is_some() { IMMEDIATE_SUPPORTED } else { 0 };
+        let response = LoginResponse {
+            opcode: SrpOpcode::LOGIN_RESPONSE.0,
+            req_lim_delta: REQUEST_LIMIT.into(),
+            tag: self.tag.into(),
+            max_it_iu_len: MAX_IU_LEN.into(),
+            max_ti_iu_len: MAX_RESPONSE_LEN.into(),
+            buf_fmt: BUFFER_FORMATS.into(),
+            rsp_flags: channels | immediate,
+            ..LoginResponse::new_zeroed()
+        };
+        response.as_bytes().to_vec()
+    }
+
+    /// The refusal of a login that was checked, for a reason that only the session knows.
+    pub(super) fn refuse(&self, what: &'static str) -> LoginRefusal {
+        LoginRefusal { tag: self.tag, reason: LoginRejectReason::INSUFFICIENT_RESOURCES, what }
+    }
+}
+
+impl LoginRefusal {
+    /// SRP_LOGIN_REJ.
+    pub(super) fn reject(&self) -> Vec<u8> {
+        let reject = LoginReject {
+            opcode: SrpOpcode::LOGIN_REJECT.0,
+            reason: self.reason.0.into(),
+            tag: self.tag.into(),
+            buf_fmt: BUFFER_FORMATS.into(),
+            ..LoginReject::new_zeroed()
+        };
+        reject.as_bytes().to_vec()
+    }
+}
+
+const BUFFER_FORMATS: u16 = BUFFER_FORMAT_DIRECT | BUFFER_FORMAT_INDIRECT;
+
+/// Requests that an initiator may have outstanding on a channel.
+pub(super) const REQUEST_LIMIT: u32 = 128;
+
+/// The longest information unit from an initiator, in bytes: Linux's with 8 KiB of immediate data,
+/// or with 1,000 memory descriptors.
+pub(super) const MAX_IU_LEN: u32 = 16 << 10;
+
+/// The longest information unit for an initiator, in bytes: a response with all its sense data.
+pub(super) const MAX_RESPONSE_LEN: u32 = 256;
+
+/// The shortest limit of information units that a login may ask for, in bytes (SRP r16a §6.2).
+const MIN_IU_LEN: u32 = 64;

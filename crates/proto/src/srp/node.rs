@@ -1,0 +1,198 @@
+//! What is served over SRP: target ports, and who may see which logical units.
+//!
+//! An [`SrpNode`] is shared by all cores. It also knows the channels of every I_T nexus: a login
+//! that asks for single-channel operation ends the initiator's other channels, and waits until they
+//! are gone, because a write of theirs that comes late would undo what the new channel has written.
+
+use crate::exports::VolumeId;
+use crate::scsi::{ScsiTarget, TargetPort};
+use crate::session::HangUp;
+use data_encoding::HEXLOWER;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+/// The identifier of an initiator port or a target port: an 8-byte extension and an 8-byte GUID.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SrpPortId(pub [u8; 16]);
+
+impl SrpPortId {
+    /// Reads 32 hexadecimal digits, with or without `0x` before them.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<SrpPortId> {
+        let digits = text.strip_prefix("0x").unwrap_or(text).to_ascii_lowercase();
+        let bytes = HEXLOWER.decode(digits.as_bytes()).ok()?;
+        Some(SrpPortId(bytes.try_into().ok()?))
+    }
+
+    /// The port as a SCSI name string (SPC-5): an EUI-64-based name of 16 bytes.
+    #[must_use]
+    pub fn name_string(&self) -> String {
+        format!("eui.{}", HEXLOWER.encode(&self.0))
+    }
+}
+
+impl fmt::Display for SrpPortId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "0x{}", HEXLOWER.encode(&self.0))
+    }
+}
+
+impl fmt::Debug for SrpPortId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A target port.
+pub struct SrpTarget {
+    /// Unique in its node.
+    pub id: SrpPortId,
+    /// As reservations and VPD pages name it.
+    pub port: TargetPort,
+    /// Who may log in; entries that name an initiator port come first.
+    pub access: Vec<SrpAccess>,
+}
+
+/// Who may log in to a target port, and what they see.
+pub struct SrpAccess {
+    /// `None`: every initiator port.
+    pub initiator: Option<SrpPortId>,
+    /// The logical units that these initiators see.
+    pub target: Arc<ScsiTarget>,
+}
+
+/// All target ports that are reached through the same listeners.
+#[derive(Default)]
+pub struct SrpNode {
+    targets: RwLock<Vec<Arc<SrpTarget>>>,
+    channels: Arc<Channels>,
+}
+
+impl SrpNode {
+    /// A node with these target ports.
+    #[must_use]
+    pub fn new(targets: Vec<SrpTarget>) -> SrpNode {
+        let targets = RwLock::new(targets.into_iter().map(Arc::new).collect());
+        SrpNode { targets, channels: Arc::default() }
+    }
+
+    /// Serves one more target port; returns whether its identifier was free.
+    pub fn add(&self, target: SrpTarget) -> bool {
+        let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
+        let is_free = targets.iter().all(|other| other.id != target.id);
+        if is_free {
+            targets.push(Arc::new(target));
+        }
+        is_free
+    }
+
+    /// Stops to serve a volume: takes its logical units away, and target ports that have none left.
+    pub fn remove(&self, volume: VolumeId) {
+        let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
+        for access in targets.iter().flat_map(|target| &target.access) {
+            access.target.remove(|_, other| other == volume);
+        }
+        targets.retain(|target| target.access.iter().any(|access| access.target.units().next().is_some()));
+    }
+
+    /// Every target port, in order.
+    #[must_use]
+    pub fn targets(&self) -> Vec<Arc<SrpTarget>> {
+        self.targets.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn find(&self, id: SrpPortId) -> Option<Arc<SrpTarget>> {
+        self.targets().into_iter().find(|target| target.id == id)
+    }
+
+    pub(super) fn channels(&self) -> &Arc<Channels> {
+        &self.channels
+    }
+}
+
+impl SrpTarget {
+    /// The logical units that an initiator port sees; `None` if it may not log in.
+    pub(super) fn units_for(&self, initiator: SrpPortId) -> Option<&Arc<ScsiTarget>> {
+        let mut fitting = self.access.iter();
+        let fits = |access: &&SrpAccess| access.initiator.is_none_or(|id| id == initiator);
+        fitting.find(fits).map(|access| &access.target)
+    }
+}
+
+/// An I_T nexus: initiator port and target port.
+pub(super) type NexusName = (SrpPortId, SrpPortId);
+
+/// The open channels of every nexus.
+#[derive(Default)]
+pub(super) struct Channels(Mutex<Vec<(NexusName, u64, HangUp)>>);
+
+/// A channel's place among the others of its nexus, as long as it lives.
+pub(super) struct ChannelMembership {
+    channels: Arc<Channels>,
+    id: u64,
+}
+
+impl Channels {
+    /// How many channels a nexus has.
+    pub(super) fn count(&self, nexus: NexusName) -> usize {
+        self.open().iter().filter(|(name, ..)| *name == nexus).count()
+    }
+
+    /// Disconnects every channel of a nexus.
+    pub(super) fn end_all(&self, nexus: NexusName) {
+        self.open().iter().filter(|(name, ..)| *name == nexus).for_each(|(.., hang_up)| hang_up());
+    }
+
+    /// Adds a channel.
+    pub(super) fn join(self: &Arc<Channels>, nexus: NexusName, hang_up: HangUp) -> ChannelMembership {
+        let mut open = self.open();
+        let id = open.iter().map(|(_, id, _)| *id).max().unwrap_or(0).saturating_add(1);
+        open.push((nexus, id, hang_up));
+        ChannelMembership { channels: self.clone(), id }
+    }
+
+    fn open(&self) -> MutexGuard<'_, Vec<(NexusName, u64, HangUp)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for ChannelMembership {
+    fn drop(&mut self) {
+        self.channels.open().retain(|(_, id, _)| *id != self.id);
+    }
+}
+
+/// The most channels of one initiator port to one target port; Linux opens one for each CPU.
+pub(super) const MAX_CHANNELS: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_identifier_is_read_as_it_is_written() {
+        let id = SrpPortId([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 255]);
+        assert_eq!(id.to_string(), "0x000102030405060708090a0b0c0d0eff");
+        assert_eq!(id.name_string(), "eui.000102030405060708090a0b0c0d0eff");
+        for text in ["0x000102030405060708090a0b0c0d0eff", "000102030405060708090A0B0C0D0EFF"] {
+            assert_eq!(SrpPortId::parse(text), Some(id));
+        }
+        for wrong in ["", "0x", "0x0001", "0x000102030405060708090a0b0c0d0effff", "g"] {
+            assert_eq!(SrpPortId::parse(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_channel_is_counted_until_it_is_dropped() {
+        let channels = Arc::new(Channels::default());
+        let (nexus, other) =
+            ((SrpPortId([1; 16]), SrpPortId([2; 16])), (SrpPortId([3; 16]), SrpPortId([2; 16])));
+        let first = channels.join(nexus, Arc::new(|| {}));
+        let second = channels.join(nexus, Arc::new(|| {}));
+        let _third = channels.join(other, Arc::new(|| {}));
+        drop(first);
+        assert_eq!((channels.count(nexus), channels.count(other)), (1, 1));
+        drop(second);
+        assert_eq!((channels.count(nexus), channels.count(other)), (0, 1));
+    }
+}
