@@ -9,7 +9,7 @@ use blockmux_wire::srp::{
     BufferFormat, DirectDescriptor, ImmediateDescriptor, IndirectDescriptor, SrpCommand,
 };
 use smallvec::SmallVec;
-use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned, transmute};
 
 /// A command as it came.
 #[derive(Debug)]
@@ -62,11 +62,18 @@ impl CheckedCommand {
         message: &Seg,
         immediate_offset: Option<usize>,
     ) -> Result<CheckedCommand, CommandError> {
-        // Descriptors are never behind immediate data.
-        let head_len = message.len().min(immediate_offset.unwrap_or(usize::MAX));
-        let mut head: SmallVec<[u8; 128]> = SmallVec::from_elem(0, head_len);
-        message.slice(0, head_len).copy_to(&mut head);
-        let (unit, rest) = SrpCommand::ref_from_prefix(&head).map_err(|_| TOO_SHORT)?;
+        let mut unit = [0; size_of::<SrpCommand>()];
+        if message.len() < unit.len() {
+            return Err(TOO_SHORT.into());
+        }
+        message.slice(0, unit.len()).copy_to(&mut unit);
+        let unit: SrpCommand = transmute!(unit);
+        // Immediate data itself is not copied.
+        let has_immediate = unit.buffer_formats().0 == BufferFormat::IMMEDIATE;
+        let end = immediate_offset.filter(|end| has_immediate && *end < message.len());
+        let rest_len = end.unwrap_or(message.len()).saturating_sub(size_of_val(&unit));
+        let mut rest: SmallVec<[u8; 64]> = SmallVec::from_elem(0, rest_len);
+        message.slice(size_of_val(&unit), rest_len).copy_to(&mut rest);
         let (more_cdb, rest) = rest.split_at_checked(unit.additional_cdb_len()).ok_or(TOO_SHORT)?;
         let (tag, lun) = (unit.tag.get(), Lun(u64::from_be_bytes(unit.lun)));
         let refuse = |asc| CommandError::Refused(tag, lun, Sense::new(SenseKey::ILLEGAL_REQUEST, asc));

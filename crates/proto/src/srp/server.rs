@@ -17,33 +17,26 @@
 //! An initiator that lies about lengths or keys loses its own connection: its provider or ours
 //! refuses to touch that memory.
 
+mod tasks;
 #[cfg(test)]
 mod tests;
 
-use super::information_unit::{CheckedCommand, CommandError, DataBuffer, ranges, slices};
 use super::login::{self, CheckedLogin, LoginRefusal, MAX_IU_LEN, REQUEST_LIMIT};
 use super::node::{ChannelMembership, SrpNode};
 use crate::event::{AuditEvent, AuditEvents, Login};
 use crate::exports::VolumeId;
 use crate::rdma::{Endpoint, Event, QueuePair, RdmaSession, Remote, WorkError, WorkId};
 use crate::rdma_cm::OtherProtocol;
-use crate::scsi::task_set::{
-    FunctionDone, Parts, ScsiTransport, TaskEntry, TaskEvent, TaskQueue, TaskRouter, TaskSet, TaskState,
-};
-use crate::scsi::{
-    Command, DeviceServer, Lun, ManagementResponse, Nexus, Response, ScsiStatus, Sense, Task, TaskManagement,
-};
+use crate::scsi::task_set::{TaskQueue, TaskRouter, TaskSet};
+use crate::scsi::{DeviceServer, Nexus};
 use crate::session::{HangUp, ProtocolError, SessionStage, Target, Timed};
-use blockmux_volume::{Completion, Io, MAX_TRANSFER, Pool, Seg, SgList, Tag, Waker};
-use blockmux_wire::scsi::sense::{Asc, SenseKey};
-use blockmux_wire::srp::{
-    LogoutReason, ResponseCode, ResponseFlags, SrpOpcode, SrpResponse, TargetNotice, TaskManagementFunction,
-    TaskManagementRequest, TaskManagementResponseData,
-};
+use blockmux_volume::{Completion, Io, Pool, Seg, SgList, Tag, Waker};
+use blockmux_wire::srp::{LogoutReason, SrpOpcode, TargetNotice, TaskManagementRequest};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tasks::{RemoteRead, SrpTransfer};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// One RDMA channel of an initiator port to an SRP target port.
@@ -106,36 +99,6 @@ enum ChannelPhase {
     /// Its end was asked for.
     Ending,
     Over,
-}
-
-/// The transport's part of a command under way.
-#[derive(Default)]
-pub(crate) struct SrpTransfer {
-    tag: u64,
-    buffer: DataBuffer,
-    /// In bytes.
-    data_out_len: u32,
-    /// In bytes.
-    data_in_len: u32,
-    /// Data-out that was fetched, in bytes.
-    fetched: usize,
-    /// What the current round of data-out, or a descriptor table, is read into.
-    memory: Option<Seg>,
-    /// How many bytes the task waits for.
-    round: usize,
-    /// RDMA Reads of the round that are not done.
-    reads: u32,
-    /// One of them has failed.
-    has_failed: bool,
-    /// To be started when its descriptor table is here.
-    pending: Option<Box<Command>>,
-}
-
-/// An RDMA Read to post.
-struct RemoteRead {
-    slot: usize,
-    place: Seg,
-    remote: Remote,
 }
 
 /// A message for the initiator, and the data-in that goes before it.
@@ -262,214 +225,6 @@ impl TargetSession {
         Ok(())
     }
 
-    #[inline]
-    fn on_command(&mut self, message: &Seg) -> Result<(), ProtocolError> {
-        let CheckedCommand { tag, command, buffer } =
-            match CheckedCommand::read(message, self.immediate_offset) {
-                Ok(checked) => checked,
-                Err(CommandError::Violation(error)) => return Err(error),
-                Err(CommandError::Refused(tag, lun, sense)) => {
-                    let transfer = SrpTransfer { tag, ..SrpTransfer::default() };
-                    let slot = self.insert(lun, transfer);
-                    self.refuse_task(slot, sense);
-                    return Ok(());
-                }
-            };
-        let table = match &buffer {
-            DataBuffer::Table(table) => Some(*table),
-            _ => None,
-        };
-        let transfer = SrpTransfer {
-            tag,
-            buffer,
-            data_out_len: command.data_out_len,
-            data_in_len: command.data_in_len,
-            pending: table.map(|_| Box::new(command)),
-            ..SrpTransfer::default()
-        };
-        self.expected = self.expected.saturating_add(bounded(command.data_in_len));
-        let slot = self.insert(command.lun, transfer);
-        match table {
-            None => self.start(slot, &command),
-            Some(table) => self.ask(slot, table.len as usize),
-        }
-        Ok(())
-    }
-
-    fn insert(&mut self, lun: Lun, transfer: SrpTransfer) -> usize {
-        let tag = self.next_tag();
-        self.tasks.insert(TaskEntry::new(OWNER, tag, lun, transfer))
-    }
-
-    fn refuse_task(&mut self, slot: usize, sense: Sense) {
-        TaskRouter::refuse(self, slot, Response::failed(sense));
-    }
-
-    /// Another tag for the task set, and never its reserved one.
-    fn next_tag(&mut self) -> u32 {
-        self.last_tag = self.last_tag.wrapping_add(1) & (u32::MAX >> 1);
-        self.last_tag
-    }
-
-    /// A task management function (SRP r16a §6.6).
-    fn on_management(&mut self, request: &TaskManagementRequest) {
-        let (tag, lun) = (request.tag.get(), Lun(u64::from_be_bytes(request.lun)));
-        if !self.tasks.has_room_for_function() {
-            return self.answer_function(tag, ResponseCode::FUNCTION_FAILED);
-        }
-        let own = self.next_tag();
-        self.functions.push((own, tag));
-        let function = match TaskManagementFunction(request.tsk_mgmt_func) {
-            TaskManagementFunction::ABORT_TASK => {
-                let referenced = request.task_tag.get();
-                let is_it = |entry: &TaskEntry<SrpTransfer>| {
-                    entry.progress.tag == referenced && entry.lun.names_same_unit(lun)
-                };
-                let found = self.tasks.select(is_it).first().copied();
-                let task = found.and_then(|slot| self.tasks.get_mut(slot)).map(|entry| entry.tag);
-                return match task {
-                    Some(task) => self.abort_task(own, task),
-                    // It has ended (SAM-5 §7.2).
-                    None => self.end_function(own, ResponseCode::NO_FAILURE),
-                };
-            }
-            TaskManagementFunction::ABORT_TASK_SET => TaskManagement::AbortTaskSet,
-            TaskManagementFunction::CLEAR_TASK_SET => TaskManagement::ClearTaskSet,
-            TaskManagementFunction::LOGICAL_UNIT_RESET => TaskManagement::LogicalUnitReset,
-            _ => return self.end_function(own, ResponseCode::FUNCTION_NOT_SUPPORTED),
-        };
-        if self.manage_unit(own, function, lun) == ManagementResponse::IncorrectLogicalUnitNumber {
-            self.end_function(own, ResponseCode::REQUEST_FIELDS_INVALID);
-        }
-    }
-
-    /// Answers the function that the task set knows by `own`.
-    fn end_function(&mut self, own: u32, code: ResponseCode) {
-        let Some(at) = self.functions.iter().position(|(tag, _)| *tag == own) else { return };
-        let (_, tag) = self.functions.swap_remove(at);
-        self.answer_function(tag, code);
-    }
-
-    fn answer_function(&mut self, tag: u64, code: ResponseCode) {
-        self.credits = self.credits.saturating_add(1);
-        let data = TaskManagementResponseData { reserved: [0; 3], rsp_code: code.0 };
-        let response = SrpResponse {
-            flags: ResponseFlags::RSPVALID,
-            resp_data_len: (size_of_val(&data) as u32).into(),
-            ..self.response(tag)
-        };
-        self.send(&[response.as_bytes(), data.as_bytes()], VecDeque::new());
-    }
-
-    /// A response with the credits that are due.
-    fn response(&mut self, tag: u64) -> SrpResponse {
-        SrpResponse {
-            opcode: SrpOpcode::RESPONSE.0,
-            req_lim_delta: std::mem::take(&mut self.credits).into(),
-            tag: tag.into(),
-            ..SrpResponse::new_zeroed()
-        }
-    }
-
-    fn send(&mut self, parts: &[&[u8]], data: VecDeque<(SgList, Remote)>) {
-        let message = parts.iter().flat_map(|part| part.iter().copied()).collect();
-        self.answers.push_back(Answer { data, message });
-    }
-
-    /// Has `len` bytes read into memory: of a task's data-out, or its descriptor table.
-    fn ask(&mut self, slot: usize, len: usize) {
-        let Some(entry) = self.tasks.get_mut(slot) else { return };
-        entry.progress.round = len;
-        // Whoever came first gets memory first.
-        if !self.grants.is_empty() || !self.give_memory(slot) {
-            self.grants.push_back(slot);
-        }
-    }
-
-    /// Takes memory for a task, and queues its reads; whether there was memory.
-    fn give_memory(&mut self, slot: usize) -> bool {
-        let Some(entry) = self.tasks.get_mut(slot) else { return true };
-        let SrpTransfer { buffer, fetched, round, memory, reads, .. } = &mut entry.progress;
-        let Some(taken) = self.pool.take_payload_or_wait(*round) else { return false };
-        let place = taken.seg(0, *round);
-        let mut at = 0_usize;
-        let mut queue = |remote: Remote| {
-            let part = place.slice(at, remote.len as usize);
-            at = at.saturating_add(remote.len as usize);
-            *reads = reads.saturating_add(1);
-            self.reads.push_back(RemoteRead { slot, place: part, remote });
-        };
-        match buffer {
-            DataBuffer::Table(table) => queue(*table),
-            DataBuffer::Remote(ranges) => slices(ranges, *fetched, *round).for_each(queue),
-            DataBuffer::None | DataBuffer::Immediate(_) => {}
-        }
-        *memory = Some(place);
-        true
-    }
-
-    /// Gives memory to tasks that wait for it.
-    fn resume_grants(&mut self) {
-        while let Some(&slot) = self.grants.front() {
-            let round = self.tasks.get_mut(slot).map_or(0, |entry| entry.progress.round);
-            if !self.pool.could_hold(round) {
-                self.grants.pop_front();
-                self.deliver_data(slot, Err(out_of_memory()));
-            } else if self.give_memory(slot) {
-                self.grants.pop_front();
-            } else {
-                return;
-            }
-        }
-    }
-
-    /// An RDMA Read of the task in this slot is done, or will never be.
-    fn on_read(&mut self, slot: usize, is_good: bool) {
-        let Some(entry) = self.tasks.get_mut(slot) else { return };
-        let progress = &mut entry.progress;
-        progress.reads = progress.reads.saturating_sub(1);
-        progress.has_failed |= !is_good;
-        if progress.reads > 0 {
-            return;
-        }
-        let (memory, len) = (progress.memory.take(), progress.round);
-        if matches!(entry.state, TaskState::Aborted(_)) {
-            return self.drop_aborted(slot);
-        }
-        let Some(memory) = memory.filter(|_| !progress.has_failed) else {
-            return self.deliver_or_refuse(slot);
-        };
-        match progress.pending.take() {
-            Some(command) => {
-                let len = command.data_out_len.max(command.data_in_len);
-                match ranges(&memory.to_vec(), len) {
-                    Ok(ranges) => {
-                        progress.buffer = DataBuffer::Remote(ranges);
-                        self.start(slot, &command);
-                    }
-                    Err(error) => {
-                        self.violation.get_or_insert(error);
-                        self.drop_task(slot);
-                    }
-                }
-            }
-            None => {
-                progress.fetched = progress.fetched.saturating_add(len);
-                self.deliver_data(slot, Ok(SgList::one(memory)));
-            }
-        }
-    }
-
-    /// The data of a task was not read: the connection is over, and nobody hears of its end.
-    fn deliver_or_refuse(&mut self, slot: usize) {
-        let is_pending = self.tasks.get_mut(slot).is_some_and(|entry| entry.progress.pending.is_some());
-        if is_pending {
-            self.refuse_task(slot, transport_failure());
-        } else {
-            self.deliver_data(slot, Err(transport_failure()));
-        }
-    }
-
     /// Ends the channel: requests are taken no more, and tasks are aborted.
     fn end(&mut self, reason: Option<LogoutReason>) {
         if std::mem::replace(&mut self.is_ending, true) {
@@ -584,131 +339,6 @@ impl TargetSession {
         }
         self.held = queue_pair.unsent();
         has_moved
-    }
-
-    /// SRP_RSP to a command, with its data-in.
-    #[inline]
-    fn answer(&mut self, transfer: SrpTransfer, response: &mut Response) {
-        let len = response.data_in.len().min(transfer.data_in_len as usize);
-        let mut data = VecDeque::new();
-        if let DataBuffer::Remote(ranges) = &transfer.buffer
-            && len > 0
-        {
-            let mut at = 0_usize;
-            for remote in slices(ranges, 0, len) {
-                data.push_back((response.data_in.slice(at, remote.len as usize), remote));
-                at = at.saturating_add(remote.len as usize);
-            }
-            self.unsent = self.unsent.saturating_add(at);
-        }
-        let (mut flags, [out_residual, in_residual]) = residuals(&transfer, response);
-        let sense = response.sense.as_ref().map(Sense::to_bytes);
-        let sense = sense.as_deref().unwrap_or_default();
-        if !sense.is_empty() {
-            flags |= ResponseFlags::SNSVALID;
-        }
-        let unit = SrpResponse {
-            flags,
-            status: response.status.0,
-            data_out_res_cnt: out_residual.into(),
-            data_in_res_cnt: in_residual.into(),
-            sense_data_len: (sense.len() as u32).into(), // at most 252
-            ..self.response(transfer.tag)
-        };
-        self.send(&[unit.as_bytes(), sense], data);
-    }
-}
-
-/// What a command moved less or more than its buffer has: flags, and the counts of data-out and
-/// data-in.
-fn residuals(transfer: &SrpTransfer, response: &Response) -> (u8, [u32; 2]) {
-    let count = |len: u32| u32::try_from(response.transfer_len.abs_diff(len.into())).unwrap_or(u32::MAX);
-    let (out, len) = (transfer.data_out_len, transfer.data_in_len);
-    if out > 0 {
-        let flags = match response.transfer_len.cmp(&out.into()) {
-            std::cmp::Ordering::Less => ResponseFlags::DOUNDER,
-            std::cmp::Ordering::Equal => 0,
-            std::cmp::Ordering::Greater => ResponseFlags::DOOVER,
-        };
-        return (flags, [count(out), 0]);
-    }
-    let flags = match response.transfer_len.cmp(&len.into()) {
-        std::cmp::Ordering::Less => ResponseFlags::DIUNDER,
-        std::cmp::Ordering::Equal => 0,
-        std::cmp::Ordering::Greater => ResponseFlags::DIOVER,
-    };
-    (flags, [0, count(len)])
-}
-
-impl ScsiTransport for TargetSession {
-    type Progress = SrpTransfer;
-
-    #[inline]
-    fn parts(&mut self) -> Parts<'_, SrpTransfer> {
-        Parts { tasks: &mut self.tasks, queue: &mut self.queue, owner: OWNER, now: self.now }
-    }
-
-    #[inline]
-    fn fetch(&mut self, slot: usize, len: usize) -> Option<Result<SgList, Sense>> {
-        let progress = &mut self.tasks.get_mut(slot)?.progress;
-        let end = progress.fetched.saturating_add(len);
-        if end > progress.data_out_len as usize {
-            return Some(Err(Sense::new(SenseKey::ABORTED_COMMAND, NOT_ENOUGH_DATA)));
-        }
-        if let DataBuffer::Immediate(data) = &progress.buffer {
-            let part = data.slice(progress.fetched, len);
-            progress.fetched = end;
-            return Some(Ok(SgList::one(part)));
-        }
-        self.ask(slot, len);
-        None
-    }
-
-    #[inline]
-    fn is_receiving(_progress: &SrpTransfer) -> bool {
-        false
-    }
-
-    fn is_fetching(&mut self, slot: usize) -> bool {
-        self.tasks.get_mut(slot).is_some_and(|entry| entry.progress.reads > 0)
-    }
-
-    #[inline]
-    fn complete(&mut self, slot: usize, response: &mut Response) {
-        let Some(entry) = self.tasks.get_mut(slot) else { return };
-        if let Some(change) = entry.task.as_ref().and_then(Task::reservation_change) {
-            let is_done = response.status == ScsiStatus::GOOD;
-            let unit = match entry.lun.number() {
-                Some(number) => format!("LUN {number}"),
-                None => format!("LUN {:#018x}", entry.lun.0),
-            };
-            self.events.push(AuditEvent::Reservation { unit, change, is_done });
-        }
-        let transfer = std::mem::take(&mut entry.progress);
-        self.expected = self.expected.saturating_sub(bounded(transfer.data_in_len));
-        self.drop_task(slot);
-        if !self.is_ending {
-            self.answer(transfer, response);
-        }
-    }
-
-    #[inline]
-    fn release(&mut self, slot: usize) {
-        let Some(entry) = self.tasks.get_mut(slot) else { return };
-        // It is empty if the task was completed.
-        self.expected = self.expected.saturating_sub(bounded(entry.progress.data_in_len));
-        self.credits = self.credits.saturating_add(1);
-        if !self.grants.is_empty() {
-            self.grants.retain(|other| *other != slot);
-        }
-    }
-
-    fn on_function_done(&mut self, done: FunctionDone) {
-        self.end_function(done.tag, ResponseCode::NO_FAILURE);
-    }
-
-    fn post(&mut self, _owner: u32, _event: TaskEvent) -> bool {
-        false
     }
 }
 
@@ -912,22 +542,7 @@ fn violation(what: &'static str) -> ProtocolError {
     ProtocolError { what, reference: "SRP r16a §6" }
 }
 
-fn transport_failure() -> Sense {
-    Sense::new(SenseKey::ABORTED_COMMAND, NOT_ENOUGH_DATA)
-}
-
-fn out_of_memory() -> Sense {
-    Sense::new(SenseKey::ABORTED_COMMAND, INSUFFICIENT_RESOURCES)
-}
-
-/// What a length that an initiator names may make us hold, in bytes.
-fn bounded(len: u32) -> usize {
-    len.min(MAX_TRANSFER) as usize
-}
-
 const NAME: &str = "srp";
-/// The task set has one driver.
-const OWNER: u32 = 1;
 /// The high half of a number: data-out or a descriptor table, by the slot of its command.
 const READ: u64 = 1;
 /// The high half of a number: data-in, by its length.
@@ -946,7 +561,3 @@ const LOGIN_TIMEOUT: Duration = Duration::from_secs(30);
 const CHANNEL_POLL: Duration = Duration::from_millis(10);
 /// How long a task waits for others before it is asked again.
 const TASK_RETRY: Duration = Duration::from_millis(1);
-/// NOT ENOUGH UNSOLICITED DATA.
-const NOT_ENOUGH_DATA: Asc = Asc(0x0c0d);
-/// INSUFFICIENT RESOURCES.
-const INSUFFICIENT_RESOURCES: Asc = Asc(0x5503);

@@ -1,1 +1,624 @@
+//! An initiator by hand, at the other end of a queue pair that records what it is asked.
+#![allow(clippy::arithmetic_side_effects, clippy::indexing_slicing, reason = "an overflow fails the test")]
 
+use super::*;
+use crate::exports::{Export, Exports};
+use crate::rdma::testing::Recorder;
+use crate::rdma::{Stag, WorkRequest};
+use crate::scsi::{LogicalUnit, Lun, ScsiTarget, TargetPort, UnitIdentity};
+use crate::srp::node::{SrpAccess, SrpPortId, SrpTarget};
+use crate::testing::Pump;
+use blockmux_volume::MemVolume;
+use blockmux_wire::srp::*;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+const SIZE: u64 = 8 << 20;
+const INITIATOR: SrpPortId = SrpPortId([1; 16]);
+const TARGET: SrpPortId = SrpPortId([2; 16]);
+const HIDDEN: SrpPortId = SrpPortId([3; 16]);
+const IMMEDIATE_OFFSET: usize = 68;
+/// Key of the initiator's memory, which is as long as an address space.
+const KEY: u32 = 77;
+
+fn node() -> (Arc<SrpNode>, Exports) {
+    let volume = Arc::new(MemVolume::new(SIZE));
+    let export = Export { name: "a".into(), description: String::new(), read_only: false, volume };
+    let exports = Exports::new(vec![export]);
+    let unit = LogicalUnit::new(UnitIdentity::of("a"), exports.get(VolumeId(0)).unwrap().volume.clone());
+    let target = |id: SrpPortId, initiator| {
+        let port = TargetPort { relative_id: 1, group: 1, name: id.name_string().into() };
+        let units = ScsiTarget::new(&id.name_string(), vec![port.clone()]);
+        let target = Arc::new(units.with_unit(0, VolumeId(0), unit.clone()));
+        SrpTarget { id, port, access: vec![SrpAccess { initiator, target }] }
+    };
+    (Arc::new(SrpNode::new(vec![target(TARGET, None), target(HIDDEN, Some(SrpPortId([9; 16])))])), exports)
+}
+
+fn login() -> LoginRequestRdma {
+    LoginRequestRdma {
+        tag: 5.into(),
+        req_buf_fmt: (BUFFER_FORMAT_DIRECT | BUFFER_FORMAT_INDIRECT).into(),
+        req_flags: IMMEDIATE_REQUESTED | MULTICHANNEL_MULTI,
+        opcode: SrpOpcode::LOGIN_REQUEST.0,
+        req_it_iu_len: 8260.into(),
+        initiator_port_id: INITIATOR.0,
+        target_port_id: TARGET.0,
+        imm_data_offset: (IMMEDIATE_OFFSET as u16).into(),
+        ..LoginRequestRdma::default()
+    }
+}
+
+/// An initiator whose memory is a map from addresses.
+struct Initiator {
+    pump: Pump<TargetSession>,
+    queue: Recorder,
+    memory: BTreeMap<u64, u8>,
+    tag: u64,
+    receives: u32,
+    /// Credits that the initiator has.
+    credits: i64,
+    hang_ups: Arc<AtomicUsize>,
+    events: Vec<AuditEvent>,
+}
+
+/// A response: its fields, and what follows them.
+type End = (SrpResponse, Vec<u8>);
+
+impl Initiator {
+    fn new((node, exports): &(Arc<SrpNode>, Exports)) -> Initiator {
+        let hang_ups = Arc::new(AtomicUsize::new(0));
+        let counter = hang_ups.clone();
+        let hang_up: HangUp = Arc::new(move || {
+            counter.fetch_add(1, Ordering::SeqCst);
+        });
+        let session = TargetSession::new(node.clone(), Pool::new(usize::MAX), hang_up, Instant::now());
+        Initiator {
+            receives: session.endpoint().receives,
+            pump: Pump::new(session, exports),
+            queue: Recorder::default(),
+            memory: BTreeMap::new(),
+            tag: 100,
+            credits: 0,
+            hang_ups,
+            events: Vec::new(),
+        }
+    }
+
+    fn open(node: &(Arc<SrpNode>, Exports)) -> Initiator {
+        let mut initiator = Initiator::new(node);
+        let response = initiator.log_in(login()).unwrap();
+        assert_eq!((response.tag.get(), response.max_it_iu_len.get()), (5, MAX_IU_LEN));
+        assert!(response.rsp_flags & IMMEDIATE_SUPPORTED != 0);
+        initiator
+    }
+
+    /// What the target answers: its response, or the reason of its rejection.
+    fn log_in(&mut self, request: LoginRequestRdma) -> Result<LoginResponse, LoginRejectReason> {
+        let _ = self.event(Event::Requested { private_data: request.as_bytes().to_vec() });
+        match self.next() {
+            Some(WorkRequest::Accept { private_data }) => {
+                let response = LoginResponse::read_from_bytes(&private_data).unwrap();
+                self.credits = response.req_lim_delta.get().into();
+                Ok(response)
+            }
+            Some(WorkRequest::Reject { private_data }) => {
+                let reject = LoginReject::read_from_bytes(&private_data).unwrap();
+                assert_eq!(SrpOpcode(reject.opcode), SrpOpcode::LOGIN_REJECT);
+                assert_eq!(reject.tag, request.tag);
+                Err(LoginRejectReason(reject.reason.get()))
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn event(&mut self, event: Event) -> Result<(), ProtocolError> {
+        RdmaSession::on_event(&mut self.pump.session, event, Instant::now())?;
+        self.pump.turn();
+        Ok(())
+    }
+
+    fn next(&mut self) -> Option<WorkRequest> {
+        loop {
+            self.pump.turn();
+            let work = self.queue.next(&mut self.pump.session, 100);
+            while let Some(event) = self.pump.session.poll_event() {
+                self.events.push(event);
+            }
+            match work? {
+                WorkRequest::Receive => self.receives += 1,
+                work => return Some(work),
+            }
+        }
+    }
+
+    /// Sends an information unit that takes a credit.
+    fn send(&mut self, unit: &[u8]) -> Result<(), ProtocolError> {
+        self.credits -= 1;
+        self.receives -= 1;
+        assert!(self.credits >= 0, "no credit");
+        self.event(Event::Received { message: Seg::from_slice(unit), invalidated: None })
+    }
+
+    /// A command with descriptors behind it; the target's work for it is left to the caller.
+    fn command(
+        &mut self,
+        cdb: &[u8],
+        formats: (BufferFormat, BufferFormat),
+        rest: &[u8],
+    ) -> Result<(), ProtocolError> {
+        self.command_with(
+            SrpCommand { buf_fmt: formats.0.0 << 4 | formats.1.0, ..SrpCommand::default() },
+            cdb,
+            rest,
+        )
+    }
+
+    fn command_with(&mut self, unit: SrpCommand, cdb: &[u8], rest: &[u8]) -> Result<(), ProtocolError> {
+        self.tag += 1;
+        let mut unit = SrpCommand { opcode: SrpOpcode::COMMAND.0, tag: self.tag.into(), ..unit };
+        unit.cdb[..cdb.len()].copy_from_slice(cdb);
+        self.send(&[unit.as_bytes(), rest].concat())
+    }
+
+    /// Carries out what the target wants until a response has come.
+    fn end(&mut self) -> End {
+        loop {
+            match self.next().expect("a response") {
+                WorkRequest::Read { id, local, remote } => {
+                    assert_eq!((remote.stag, remote.len as usize), (Stag(KEY), local.len()));
+                    let bytes = (0..u64::from(remote.len)).map(|at| self.memory[&(remote.address + at)]);
+                    local.copy_from(&bytes.collect::<Vec<_>>());
+                    self.event(Event::Done { id, result: Ok(()) }).unwrap();
+                }
+                WorkRequest::Write { id, local, remote } => {
+                    assert_eq!((remote.stag, remote.len as usize), (Stag(KEY), local.len()));
+                    let bytes = local.to_vec().into_iter().enumerate();
+                    self.memory.extend(bytes.map(|(at, byte)| (remote.address + at as u64, byte)));
+                    self.event(Event::Done { id, result: Ok(()) }).unwrap();
+                }
+                WorkRequest::Send { head, .. } => return self.response(&head),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn response(&mut self, message: &[u8]) -> End {
+        let (response, rest) = SrpResponse::read_from_prefix(message).unwrap();
+        assert_eq!(SrpOpcode(response.opcode), SrpOpcode::RESPONSE);
+        self.credits += i64::from(response.req_lim_delta.get());
+        (response, rest.to_vec())
+    }
+
+    fn set(&mut self, address: u64, bytes: &[u8]) {
+        self.memory.extend(bytes.iter().enumerate().map(|(at, byte)| (address + at as u64, *byte)));
+    }
+
+    fn get(&self, address: u64, len: usize) -> Vec<u8> {
+        (0..len as u64).map(|at| self.memory[&(address + at)]).collect()
+    }
+
+    /// Whether all credits and receive buffers are back.
+    fn is_settled(&self) -> bool {
+        self.credits == i64::from(REQUEST_LIMIT) && self.receives == REQUEST_LIMIT + UNCREDITED
+    }
+
+    fn manage(&mut self, function: TaskManagementFunction, lun: u64, task: u64) -> Result<(), ProtocolError> {
+        self.tag += 1;
+        let unit = TaskManagementRequest {
+            opcode: SrpOpcode::TASK_MANAGEMENT.0,
+            tag: self.tag.into(),
+            lun: lun.to_be_bytes(),
+            tsk_mgmt_func: function.0,
+            task_tag: task.into(),
+            ..TaskManagementRequest::default()
+        };
+        self.send(unit.as_bytes())
+    }
+
+    fn managed(&mut self, function: TaskManagementFunction, lun: u64, task: u64) -> ResponseCode {
+        self.manage(function, lun, task).unwrap();
+        self.code()
+    }
+
+    fn code(&mut self) -> ResponseCode {
+        let (response, data) = self.end();
+        assert_eq!((response.tag.get(), response.flags), (self.tag, ResponseFlags::RSPVALID));
+        assert_eq!(response.resp_data_len.get(), 4);
+        ResponseCode(data[3])
+    }
+}
+
+fn direct(address: u64, len: u32) -> DirectDescriptor {
+    DirectDescriptor { va: address.into(), key: KEY.into(), len: len.into() }
+}
+
+/// An indirect descriptor, and what is in the information unit of its table.
+fn indirect(table: u64, ranges: &[DirectDescriptor], in_unit: usize) -> Vec<u8> {
+    let len: u32 = ranges.iter().map(|range| range.len.get()).sum();
+    let descriptor = IndirectDescriptor { table: direct(table, ranges.len() as u32 * 16), len: len.into() };
+    [descriptor.as_bytes(), ranges[..in_unit].as_bytes()].concat()
+}
+
+fn read(blocks: u8) -> [u8; 10] {
+    [0x28, 0, 0, 0, 0, 8, 0, 0, blocks, 0]
+}
+
+fn write(blocks: u8) -> [u8; 10] {
+    [0x2a, 0, 0, 0, 0, 8, 0, 0, blocks, 0]
+}
+
+const OUT: (BufferFormat, BufferFormat) = (BufferFormat::DIRECT, BufferFormat::NONE);
+const IN: (BufferFormat, BufferFormat) = (BufferFormat::NONE, BufferFormat::DIRECT);
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at * 7 + at / 512) as u8).collect()
+}
+
+/// Ends the unit attention that a new nexus gets.
+fn ready(initiator: &mut Initiator) {
+    initiator.command(&[0; 6], (BufferFormat::NONE, BufferFormat::NONE), &[]).unwrap();
+    let (response, sense) = initiator.end();
+    assert_eq!((response.status, response.flags), (2, ResponseFlags::SNSVALID));
+    assert_eq!((sense.len() as u32, sense[2], sense[12]), (response.sense_data_len.get(), 6, 0x29));
+}
+
+fn open() -> Initiator {
+    let mut initiator = Initiator::open(&node());
+    ready(&mut initiator);
+    initiator
+}
+
+fn write_direct(initiator: &mut Initiator, data: &[u8]) -> End {
+    initiator.set(4096, data);
+    let descriptor = direct(4096, data.len() as u32);
+    initiator.command(&write((data.len() / 512) as u8), OUT, descriptor.as_bytes()).unwrap();
+    initiator.end()
+}
+
+#[test]
+fn what_is_written_is_read_from_one_range_and_into_one() {
+    let mut initiator = open();
+    let data = pattern(4096);
+    let (response, _) = write_direct(&mut initiator, &data);
+    assert_eq!((response.status, response.flags, response.tag.get()), (0, 0, initiator.tag));
+    initiator.command(&read(8), IN, direct(1 << 20, 4096).as_bytes()).unwrap();
+    let (response, _) = initiator.end();
+    assert_eq!((response.status, response.flags), (0, 0));
+    assert_eq!(initiator.get(1 << 20, 4096), data);
+    assert!(
+        initiator.is_settled() && initiator.pump.session.unsent == 0 && initiator.pump.session.expected == 0
+    );
+}
+
+#[test]
+fn ranges_may_be_in_a_table_in_the_unit_or_in_the_initiator_s_memory() {
+    for in_unit in [3, 1, 0] {
+        let mut initiator = open();
+        let data = pattern(4096);
+        let ranges = [direct(10_000, 512), direct(50_000, 3000), direct(20_000, 584)];
+        initiator.set(90_000, ranges.as_bytes());
+        for (address, part) in [(10_000, &data[..512]), (50_000, &data[512..3512]), (20_000, &data[3512..])] {
+            initiator.set(address, part);
+        }
+        let unit = |formats, out, data_in| SrpCommand {
+            buf_fmt: formats,
+            data_out_desc_cnt: out,
+            data_in_desc_cnt: data_in,
+            ..SrpCommand::default()
+        };
+        let descriptor = indirect(90_000, &ranges, in_unit);
+        initiator.command_with(unit(0x20, in_unit as u8, 0), &write(8), &descriptor).unwrap();
+        assert_eq!(initiator.end().0.status, 0);
+        initiator.set(10_000, &[0; 512]);
+        initiator.command_with(unit(0x02, 0, in_unit as u8), &read(8), &descriptor).unwrap();
+        assert_eq!(initiator.end().0.status, 0);
+        let found =
+            [initiator.get(10_000, 512), initiator.get(50_000, 3000), initiator.get(20_000, 584)].concat();
+        assert!(found == data && initiator.is_settled());
+    }
+}
+
+#[test]
+fn immediate_data_needs_no_read() {
+    let mut initiator = open();
+    let data = pattern(1024);
+    let mut rest = ImmediateDescriptor { len: 1024.into() }.as_bytes().to_vec();
+    rest.resize(IMMEDIATE_OFFSET - size_of::<SrpCommand>(), 0);
+    rest.extend(&data);
+    initiator.command(&write(2), (BufferFormat::IMMEDIATE, BufferFormat::NONE), &rest).unwrap();
+    assert!(matches!(initiator.next(), Some(WorkRequest::Send { .. })));
+    initiator.command(&read(2), IN, direct(0, 1024).as_bytes()).unwrap();
+    initiator.end();
+    assert_eq!(initiator.get(0, 1024), data);
+}
+
+#[test]
+fn a_long_cdb_has_its_end_behind_the_unit() {
+    let mut initiator = open();
+    // READ (32) of one block.
+    let mut cdb = [0; 32];
+    (cdb[0], cdb[7], cdb[9], cdb[31]) = (0x7f, 0x18, 0x09, 1);
+    let unit = SrpCommand { buf_fmt: 1, add_cdb_len: 16, ..SrpCommand::default() };
+    let rest = [&cdb[16..], direct(0, 512).as_bytes()].concat();
+    initiator.command_with(unit, &cdb[..16], &rest).unwrap();
+    let (response, sense) = initiator.end();
+    // It was read as a whole: the device server has no READ (32), or has read it.
+    assert!(response.status == 0 || sense[12] != 0x0e, "{sense:?}");
+}
+
+#[test]
+fn residuals_tell_how_much_less_or_more_was_moved() {
+    let mut initiator = open();
+    initiator.command(&read(1), IN, direct(0, 2048).as_bytes()).unwrap();
+    let (response, _) = initiator.end();
+    assert_eq!((response.flags, response.data_in_res_cnt.get()), (ResponseFlags::DIUNDER, 1536));
+    initiator.command(&read(8), IN, direct(0, 512).as_bytes()).unwrap();
+    let (response, _) = initiator.end();
+    assert_eq!((response.flags, response.data_in_res_cnt.get()), (ResponseFlags::DIOVER, 3584));
+    initiator.set(0, &[1; 2048]);
+    initiator.command(&write(1), OUT, direct(0, 2048).as_bytes()).unwrap();
+    let (response, _) = initiator.end();
+    assert_eq!((response.flags, response.data_out_res_cnt.get()), (ResponseFlags::DOUNDER, 1536));
+}
+
+#[test]
+fn both_buffers_at_once_and_unknown_formats_fail_the_command_alone() {
+    let mut initiator = open();
+    for formats in [(BufferFormat::DIRECT, BufferFormat::DIRECT), (BufferFormat(5), BufferFormat::NONE)] {
+        let rest = [direct(0, 512), direct(0, 512)];
+        initiator.command(&read(1), formats, rest.as_bytes()).unwrap();
+        let (response, sense) = initiator.end();
+        assert_eq!((response.status, sense[2], sense[12], sense[13]), (2, 5, 0x0e, 3));
+    }
+    assert!(initiator.is_settled());
+}
+
+#[test]
+fn a_unit_that_is_shorter_than_it_says_ends_the_channel() {
+    let long = |len: u32| ImmediateDescriptor { len: len.into() }.as_bytes().to_vec();
+    let table = |len: u32, all: u32| {
+        IndirectDescriptor { table: direct(0, len), len: all.into() }.as_bytes().to_vec()
+    };
+    for (formats, count, rest) in [
+        (0x01, 0, vec![0; 15]),
+        (0x02, 0, vec![0; 19]),
+        (0x02, 2, table(32, 10)),
+        (0x02, 0, table(17, 10)),
+        (0x02, 0, table(u32::MAX & !15, 10)),
+        (0x02, 0, table(0, 10)),
+        (0x30, 0, long(1)),
+        (0x30, 0, long(u32::MAX)),
+    ] {
+        let mut initiator = open();
+        let unit = SrpCommand { buf_fmt: formats, data_in_desc_cnt: count, ..SrpCommand::default() };
+        initiator.command_with(unit, &read(1), &rest).unwrap_err();
+    }
+    for message in [&[][..], &[2], &[2; 47], &[1; 47], &[0xff; 16]] {
+        open().send(message).unwrap_err();
+    }
+    // More additional CDB bytes than there are.
+    let unit = SrpCommand { add_cdb_len: 252, ..SrpCommand::default() };
+    open().command_with(unit, &read(1), &[0; 64]).unwrap_err();
+}
+
+#[test]
+fn a_table_whose_ranges_are_too_short_ends_the_channel_when_it_is_read() {
+    let mut initiator = open();
+    initiator.set(0, [direct(0, 10)].as_bytes());
+    let descriptor = IndirectDescriptor { table: direct(0, 16), len: 11.into() };
+    let unit = SrpCommand { buf_fmt: 0x02, ..SrpCommand::default() };
+    initiator.command_with(unit, &read(1), descriptor.as_bytes()).unwrap();
+    let Some(WorkRequest::Read { id, local, .. }) = initiator.next() else { panic!("the table") };
+    local.copy_from(direct(0, 10).as_bytes());
+    initiator.event(Event::Done { id, result: Ok(()) }).unwrap_err();
+}
+
+#[test]
+fn each_refusal_has_its_reason() {
+    let cases: [(LoginRequestRdma, LoginRejectReason); 7] = [
+        (LoginRequestRdma { opcode: 2, ..login() }, LoginRejectReason::UNABLE_TO_ESTABLISH_CHANNEL),
+        (
+            LoginRequestRdma { req_it_iu_len: (MAX_IU_LEN + 1).into(), ..login() },
+            LoginRejectReason::IU_LENGTH_TOO_LARGE,
+        ),
+        (
+            LoginRequestRdma { req_it_iu_len: 63.into(), ..login() },
+            LoginRejectReason::UNABLE_TO_ESTABLISH_CHANNEL,
+        ),
+        (
+            LoginRequestRdma { req_buf_fmt: 0x08.into(), ..login() },
+            LoginRejectReason::UNSUPPORTED_BUFFER_FORMAT,
+        ),
+        (LoginRequestRdma { req_flags: 2, ..login() }, LoginRejectReason::MULTICHANNEL_UNSUPPORTED),
+        (
+            LoginRequestRdma { target_port_id: [8; 16], ..login() },
+            LoginRejectReason::UNABLE_TO_ASSOCIATE_CHANNEL,
+        ),
+        (
+            LoginRequestRdma { target_port_id: HIDDEN.0, ..login() },
+            LoginRejectReason::UNABLE_TO_ASSOCIATE_CHANNEL,
+        ),
+    ];
+    for (request, reason) in cases {
+        let mut initiator = Initiator::new(&node());
+        assert_eq!(initiator.log_in(request).unwrap_err(), reason);
+        assert!(matches!(initiator.events[..], [AuditEvent::Refused { .. }]), "{:?}", initiator.events);
+    }
+    let mut listed = Initiator::new(&node());
+    let request = LoginRequestRdma { target_port_id: HIDDEN.0, initiator_port_id: [9; 16], ..login() };
+    assert!(listed.log_in(request).is_ok());
+    let mut stopping = Initiator::new(&node());
+    stopping.pump.session.on_stop(Instant::now());
+    assert_eq!(stopping.log_in(login()).unwrap_err(), LoginRejectReason::INSUFFICIENT_RESOURCES);
+}
+
+#[test]
+fn several_channels_go_on_together_unless_a_login_wants_to_be_alone() {
+    let node = node();
+    let first = Initiator::open(&node);
+    let mut second = Initiator::new(&node);
+    let response = second.log_in(login()).unwrap();
+    assert_eq!(response.rsp_flags, MULTICHANNEL_MAINTAINED | IMMEDIATE_SUPPORTED);
+    let mut alone = Initiator::new(&node);
+    let request = LoginRequestRdma { req_flags: 0, ..login() };
+    alone.event(Event::Requested { private_data: request.as_bytes().to_vec() }).unwrap();
+    assert!(alone.next().is_none(), "it waits");
+    let cut = |initiator: &Initiator| initiator.hang_ups.load(Ordering::SeqCst);
+    assert_eq!((cut(&first), cut(&second)), (1, 1));
+    for mut ended in [first, second] {
+        ended.event(Event::Disconnected).unwrap();
+    }
+    let later = Instant::now() + Duration::from_secs(1);
+    alone.pump.session.on_timeout(later).unwrap();
+    let Some(WorkRequest::Accept { private_data }) = alone.next() else { panic!("not accepted") };
+    let response = LoginResponse::read_from_bytes(&private_data).unwrap();
+    assert_eq!(response.rsp_flags, MULTICHANNEL_TERMINATED);
+}
+
+#[test]
+fn a_login_waits_for_io_of_the_channel_that_it_ends_but_not_for_ever() {
+    let node = node();
+    let mut first = Initiator::open(&node);
+    ready(&mut first);
+    first.pump.holds_io = true;
+    first.command(&read(1), IN, direct(0, 512).as_bytes()).unwrap();
+    first.event(Event::Disconnected).unwrap();
+    let request = LoginRequestRdma { req_flags: 0, ..login() };
+    for ends in [false, true] {
+        let mut alone = Initiator::new(&node);
+        alone.event(Event::Requested { private_data: request.as_bytes().to_vec() }).unwrap();
+        if ends {
+            first.pump.finish_one();
+            alone.pump.session.on_timeout(Instant::now() + Duration::from_secs(1)).unwrap();
+            assert!(matches!(alone.next(), Some(WorkRequest::Accept { .. })));
+        } else {
+            alone.pump.session.on_timeout(Instant::now() + Duration::from_secs(1)).unwrap();
+            assert!(alone.next().is_none());
+            alone.pump.session.on_timeout(Instant::now() + Duration::from_secs(60)).unwrap_err();
+            assert!(matches!(alone.next(), Some(WorkRequest::Reject { .. })));
+        }
+    }
+}
+
+#[test]
+fn functions_are_answered_with_their_codes() {
+    let mut initiator = open();
+    use TaskManagementFunction as F;
+    assert_eq!(initiator.managed(F::ABORT_TASK, 0, 1), ResponseCode::NO_FAILURE);
+    assert_eq!(initiator.managed(F::ABORT_TASK_SET, 0, 0), ResponseCode::NO_FAILURE);
+    assert_eq!(initiator.managed(F::CLEAR_TASK_SET, 0, 0), ResponseCode::NO_FAILURE);
+    assert_eq!(initiator.managed(F::LOGICAL_UNIT_RESET, 0, 0), ResponseCode::NO_FAILURE);
+    assert_eq!(
+        initiator.managed(F::LOGICAL_UNIT_RESET, Lun::new(1).0, 0),
+        ResponseCode::REQUEST_FIELDS_INVALID
+    );
+    assert_eq!(initiator.managed(F::CLEAR_ACA, 0, 0), ResponseCode::FUNCTION_NOT_SUPPORTED);
+    assert_eq!(initiator.managed(F(0x10), 0, 0), ResponseCode::FUNCTION_NOT_SUPPORTED);
+    assert!(initiator.is_settled() && initiator.pump.session.functions.is_empty());
+}
+
+#[test]
+fn an_aborted_task_has_no_response_and_its_credit_comes_back() {
+    let mut initiator = open();
+    initiator.pump.holds_io = true;
+    initiator.command(&read(1), IN, direct(0, 512).as_bytes()).unwrap();
+    let task = initiator.tag;
+    initiator.manage(TaskManagementFunction::ABORT_TASK, 0, task).unwrap();
+    assert!(initiator.next().is_none(), "the volume still has it");
+    initiator.pump.finish_one();
+    assert_eq!(initiator.code(), ResponseCode::NO_FAILURE);
+    assert!(initiator.is_settled());
+}
+
+#[test]
+fn an_abort_waits_for_a_read_of_the_initiator_s_memory() {
+    let mut initiator = open();
+    initiator.command(&write(1), OUT, direct(0, 512).as_bytes()).unwrap();
+    let task = initiator.tag;
+    let Some(WorkRequest::Read { id, .. }) = initiator.next() else { panic!("data-out") };
+    initiator.manage(TaskManagementFunction::ABORT_TASK, 0, task).unwrap();
+    assert!(initiator.next().is_none());
+    initiator.event(Event::Done { id, result: Ok(()) }).unwrap();
+    assert_eq!(initiator.code(), ResponseCode::NO_FAILURE);
+    assert!(initiator.is_settled());
+}
+
+#[test]
+fn credits_of_tasks_that_another_nexus_has_cleared_come_back_unasked() {
+    let node = node();
+    let mut initiator = Initiator::open(&node);
+    ready(&mut initiator);
+    let mut other = Initiator::new(&node);
+    other.log_in(LoginRequestRdma { initiator_port_id: [7; 16], ..login() }).unwrap();
+    ready(&mut other);
+    initiator.pump.holds_io = true;
+    initiator.command(&read(1), IN, direct(0, 512).as_bytes()).unwrap();
+    other.manage(TaskManagementFunction::CLEAR_TASK_SET, 0, 0).unwrap();
+    initiator.pump.finish_one();
+    match initiator.next() {
+        // The task ended without a response, or with TASK ABORTED.
+        Some(WorkRequest::Send { head, .. }) if SrpOpcode(head[0]) == SrpOpcode::CREDIT_REQUEST => {
+            let notice = TargetNotice::read_from_bytes(&head).unwrap();
+            initiator.credits += i64::from(notice.value.get());
+            let answer = SrpHeader { opcode: SrpOpcode::CREDIT_RESPONSE.0, ..SrpHeader::default() };
+            let message = Seg::from_slice(answer.as_bytes());
+            initiator.event(Event::Received { message, invalidated: None }).unwrap();
+            assert!(!initiator.pump.session.is_credit_sent);
+        }
+        Some(WorkRequest::Send { head, .. }) => drop(initiator.response(&head)),
+        work => panic!("{work:?}"),
+    }
+    assert_eq!(initiator.credits, i64::from(REQUEST_LIMIT));
+}
+
+#[test]
+fn a_logout_ends_the_channel_after_the_io_in_flight() {
+    let mut initiator = open();
+    initiator.pump.holds_io = true;
+    initiator.command(&read(1), IN, direct(0, 512).as_bytes()).unwrap();
+    let logout = SrpHeader { opcode: SrpOpcode::INITIATOR_LOGOUT.0, ..SrpHeader::default() };
+    initiator
+        .event(Event::Received { message: Seg::from_slice(logout.as_bytes()), invalidated: None })
+        .unwrap();
+    assert!(initiator.next().is_none());
+    initiator.pump.finish_one();
+    assert!(matches!(initiator.next(), Some(WorkRequest::Disconnect)));
+    assert!(matches!(initiator.events.last(), Some(AuditEvent::Logout { .. })));
+}
+
+#[test]
+fn a_target_that_stops_says_so() {
+    let mut initiator = open();
+    initiator.pump.session.on_stop(Instant::now());
+    let Some(WorkRequest::Send { head, .. }) = initiator.next() else { panic!("a logout") };
+    assert_eq!(SrpOpcode(head[0]), SrpOpcode::TARGET_LOGOUT);
+    assert!(matches!(initiator.next(), Some(WorkRequest::Disconnect)));
+}
+
+#[test]
+fn a_reservation_of_an_srp_port_is_kept_by_its_identifier() {
+    let mut initiator = open();
+    // PERSISTENT RESERVE OUT, REGISTER with key 1.
+    let mut list = [0; 24];
+    list[15] = 1;
+    initiator.set(0, &list);
+    let out = [0x5f, 0, 0, 0, 0, 0, 0, 0, 24, 0];
+    initiator.command(&out, OUT, direct(0, 24).as_bytes()).unwrap();
+    assert_eq!(initiator.end().0.status, 0);
+    // PERSISTENT RESERVE IN, READ FULL STATUS.
+    initiator.command(&[0x5e, 3, 0, 0, 0, 0, 0, 1, 0, 0], IN, direct(0, 256).as_bytes()).unwrap();
+    let (response, _) = initiator.end();
+    let len = 256 - response.data_in_res_cnt.get() as usize;
+    let status = initiator.get(0, len);
+    let id = &status[8 + 24..];
+    assert_eq!((id.len(), id[0] & 0x0f, &id[8..]), (24, 4, &INITIATOR.0[..]));
+}
+
+#[test]
+fn nobody_who_does_not_log_in_is_kept() {
+    let initiator = Initiator::new(&node());
+    let mut session = initiator.pump.session;
+    let deadline = session.poll_timeout().unwrap();
+    assert!(session.on_timeout(deadline).is_err());
+}
