@@ -17,6 +17,7 @@
 
 pub mod aoe;
 pub mod audit;
+mod background;
 pub mod blocking;
 mod broken;
 mod channels;
@@ -44,6 +45,7 @@ pub mod sessions;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;
 pub mod socket;
+pub mod srp;
 mod stall;
 pub mod state;
 pub mod sys;

@@ -5,7 +5,7 @@ use super::veth::{INITIATOR, INTERFACE, TARGET, VethPair};
 use crate::failure::Failure;
 use crate::protocol::frontend::{Portal, Service, VolumeNames};
 use crate::protocol::policy::{ListenerAddress, Policy};
-use crate::protocol::{Carrier, Protocol};
+use crate::protocol::{Carrier, Protocol, Units};
 use blockmux_engine::congestion::Congestion;
 use blockmux_engine::cores::Cores;
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
@@ -220,7 +220,8 @@ fn serve(
     let mut frontend = (protocol.frontend)();
     frontend.check(&[EXPORT]).map_err(Failure::run)?;
     let (places, sessions) = (std::slice::from_ref(&place), Sessions::default());
-    let service = Service { exports: &exports, places, policy, cores, sessions: &sessions };
+    let units = Units::new(&exports);
+    let service = Service { exports: &exports, units: &units, places, policy, cores, sessions: &sessions };
     for (listener, serve) in listener.into_iter().zip(frontend.serve(&service)?.serve) {
         let inboxes = cores.inboxes();
         cores

@@ -4,6 +4,7 @@
 use super::Protocol;
 use super::frontends::KeyError;
 use super::policy::{ListenerAddress, LiveAccess, Policy, TargetAccess};
+use super::units::Units;
 use crate::failure::Failure;
 use blockmux_engine::cores::Cores;
 use blockmux_engine::listener::Serve;
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
 use toml::de::Deserializer;
 
 /// One protocol as a daemon serves it, with what the command line and the config file say of it.
@@ -96,6 +98,8 @@ pub(crate) trait Frontend: Send + Sync {
 /// What one frontend serves, and where.
 pub(crate) struct Service<'a> {
     pub(crate) exports: &'a Exports,
+    /// The volumes as SCSI logical units.
+    pub(crate) units: &'a Arc<Units>,
     /// Where clients come to.
     pub(crate) places: &'a [ListenerAddress],
     /// Which volumes are served where.

@@ -12,11 +12,14 @@ mod nbd;
 pub(crate) mod nvme_tcp;
 pub(crate) mod policy;
 mod secret;
+mod srp;
+mod units;
 
 #[cfg(test)]
 pub(crate) use {iscsi::ISCSI, nbd::NBD, nvme_tcp::NVME_TCP};
 
 pub(crate) use frontends::{Frontends, KeyError, Listening};
+pub(crate) use units::Units;
 
 use crate::failure::Failure;
 use crate::reset::What;
@@ -29,8 +32,15 @@ use std::fmt;
 use std::sync::Arc;
 
 /// Every protocol that Blockmux has, in the order in which people see them.
-pub(crate) const PROTOCOLS: &[&Protocol] =
-    &[&nbd::NBD, &iscsi::ISCSI, &iscsi::ISER, &nvme_tcp::NVME_TCP, &nvme_tcp::NVME_RDMA, &aoe::AOE];
+pub(crate) const PROTOCOLS: &[&Protocol] = &[
+    &nbd::NBD,
+    &iscsi::ISCSI,
+    &iscsi::ISER,
+    &nvme_tcp::NVME_TCP,
+    &nvme_tcp::NVME_RDMA,
+    &srp::SRP,
+    &aoe::AOE,
+];
 
 /// One protocol.
 pub(crate) struct Protocol {
@@ -156,7 +166,12 @@ impl Protocol {
     /// Whether it is served at its own port, or in a private directory, if nobody says where to
     /// serve.
     pub(crate) fn is_served_unasked(&self) -> bool {
-        self.served_with.is_none() && self.carrier == Carrier::Stream
+        self.served_with.is_none() && self.is_spoken_over_sockets()
+    }
+
+    /// Whether both sides of it are here, over sockets. SRP has no initiator yet.
+    fn is_spoken_over_sockets(&self) -> bool {
+        self.carrier == Carrier::Stream && !self.schemes.is_empty()
     }
 
     /// The protocol that its listeners are served as.
@@ -189,7 +204,7 @@ pub(crate) fn served() -> impl Iterator<Item = &'static Protocol> {
 
 /// The protocols that the bench can serve and reach over any sockets.
 pub(crate) fn over_sockets() -> impl Iterator<Item = &'static Protocol> {
-    PROTOCOLS.iter().copied().filter(|protocol| protocol.carrier == Carrier::Stream)
+    PROTOCOLS.iter().copied().filter(|protocol| protocol.is_spoken_over_sockets())
 }
 
 /// The protocol of that name.

@@ -26,7 +26,7 @@ use crate::output::print;
 use crate::poll::Poll;
 use crate::privileges;
 use crate::protocol::frontend::{LiveProtocol, Service, Started};
-use crate::protocol::{Frontends, Protocol};
+use crate::protocol::{Frontends, Protocol, Units};
 use crate::signals;
 use announce::{Amount, Announcement, Asker};
 use blockmux_engine::congestion::Congestion;
@@ -240,12 +240,13 @@ fn serve_all(
     sessions: &Sessions,
 ) -> Result<(Vec<Accepting>, Vec<LiveProtocol>), Failure> {
     let (mut served, mut lives, policy) = (Vec::new(), Vec::new(), &setup.policy);
+    let units = Units::new(exports);
     for (protocol, frontend) in setup.frontends.iter() {
         let places: Vec<_> = policy.places_of(protocol).cloned().collect();
         if places.is_empty() {
             continue;
         }
-        let service = Service { exports, places: &places, policy, cores, sessions };
+        let service = Service { exports, units: &units, places: &places, policy, cores, sessions };
         let Started { serve, live } = frontend.serve(&service)?;
         lives.extend(live.map(|live| (protocol, live)));
         let own = listeners.extract_if(.., |(other, _)| other.served_as() == protocol.name);

@@ -8,7 +8,7 @@ use super::login::operational::{CRC32C, OperationalKey, OperationalParameters};
 use super::name::Name;
 use super::sessions::{LoginPermit, Sessions};
 use crate::exports::VolumeId;
-use crate::scsi::{self, LogicalUnit, TargetPort};
+use crate::scsi::{self, LogicalUnit, TargetPort, UnitChange, UnitSource, UnitWatcher};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 /// All targets that are reached through the same portals.
@@ -18,18 +18,6 @@ pub struct IscsiNode {
     pub(super) sessions: Arc<Sessions>,
     /// Who is told of units that come and go.
     watcher: OnceLock<UnitWatcher>,
-}
-
-/// Hears of units that come and go.
-pub type UnitWatcher = Box<dyn Fn(UnitChange<'_>) + Send + Sync>;
-
-/// A unit that has come or gone.
-#[derive(Clone, Copy)]
-pub enum UnitChange<'a> {
-    /// A volume has become a unit.
-    Added(VolumeId, &'a Arc<LogicalUnit>),
-    /// A volume is none any more, whatever targets had it.
-    Removed(VolumeId),
 }
 
 /// One target.
@@ -115,12 +103,6 @@ impl IscsiNode {
         targets.retain(|target| target.name != *name);
     }
 
-    /// Tells of units that come and go from now on. Only the first who asks is told.
-    pub fn watch_units(&self, watcher: UnitWatcher) {
-        // Everybody who asks would do the same.
-        let _ = self.watcher.set(watcher);
-    }
-
     /// Says that a unit has come or gone.
     pub fn tell(&self, change: UnitChange<'_>) {
         if let Some(watcher) = self.watcher.get() {
@@ -158,6 +140,19 @@ impl IscsiNode {
     #[must_use]
     pub fn begin_login(&self) -> Option<LoginPermit> {
         self.sessions.begin_login()
+    }
+}
+
+impl UnitSource for IscsiNode {
+    fn watch_units(&self, watcher: UnitWatcher) {
+        // Everybody who asks would do the same.
+        let _ = self.watcher.set(watcher);
+    }
+
+    fn units(&self) -> Vec<(VolumeId, Arc<LogicalUnit>)> {
+        let targets = self.targets();
+        let units = targets.iter().flat_map(|target| &target.access).flat_map(|access| access.target.units());
+        units.map(|(_, volume, unit)| (volume, unit)).collect()
     }
 }
 

@@ -5,11 +5,11 @@
 //! are gone, because a write of theirs that comes late would undo what the new channel has written.
 
 use crate::exports::VolumeId;
-use crate::scsi::{ScsiTarget, TargetPort};
+use crate::scsi::{LogicalUnit, ScsiTarget, TargetPort, UnitChange, UnitSource, UnitWatcher};
 use crate::session::HangUp;
 use data_encoding::HEXLOWER;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 /// The identifier of an initiator port or a target port: an 8-byte extension and an 8-byte GUID.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -66,6 +66,8 @@ pub struct SrpAccess {
 pub struct SrpNode {
     targets: RwLock<Vec<Arc<SrpTarget>>>,
     channels: Arc<Channels>,
+    /// Who is told of units that come and go.
+    watcher: OnceLock<UnitWatcher>,
 }
 
 impl SrpNode {
@@ -73,7 +75,7 @@ impl SrpNode {
     #[must_use]
     pub fn new(targets: Vec<SrpTarget>) -> SrpNode {
         let targets = RwLock::new(targets.into_iter().map(Arc::new).collect());
-        SrpNode { targets, channels: Arc::default() }
+        SrpNode { targets, ..SrpNode::default() }
     }
 
     /// Serves one more target port; returns whether its identifier was free.
@@ -93,6 +95,15 @@ impl SrpNode {
             access.target.remove(|_, other| other == volume);
         }
         targets.retain(|target| target.access.iter().any(|access| access.target.units().next().is_some()));
+        drop(targets);
+        self.tell(UnitChange::Removed(volume));
+    }
+
+    /// Tells whoever watches that a unit has come or gone.
+    pub fn tell(&self, change: UnitChange<'_>) {
+        if let Some(watcher) = self.watcher.get() {
+            watcher(change);
+        }
     }
 
     /// Every target port, in order.
@@ -107,6 +118,19 @@ impl SrpNode {
 
     pub(super) fn channels(&self) -> &Arc<Channels> {
         &self.channels
+    }
+}
+
+impl UnitSource for SrpNode {
+    fn watch_units(&self, watcher: UnitWatcher) {
+        // Every watcher would do the same.
+        let _ = self.watcher.set(watcher);
+    }
+
+    fn units(&self) -> Vec<(VolumeId, Arc<LogicalUnit>)> {
+        let targets = self.targets();
+        let units = targets.iter().flat_map(|target| &target.access).flat_map(|access| access.target.units());
+        units.map(|(_, volume, unit)| (volume, unit)).collect()
     }
 }
 

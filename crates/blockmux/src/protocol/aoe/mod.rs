@@ -118,7 +118,7 @@ impl Frontend for Aoe {
     }
 
     fn serve(&self, service: &Service<'_>) -> Result<Started, Failure> {
-        let Service { exports, places, policy, cores, sessions } = service;
+        let Service { exports, places, policy, cores, sessions, .. } = service;
         let all = VolumeNames::all(exports).into_iter();
         let here = all.filter(|named| places.iter().any(|place| policy.serves(&AOE, place, &named.export)));
         let units = here.filter_map(|named| Some((self.disk_of(&named)?, named))).map(|(disk, named)| {

@@ -1,69 +1,28 @@
 //! Targets that are served, and logical units that come and go.
 
 use super::Alua;
-use super::config::ConfiguredTarget;
 use super::node::{Portals, default};
-use super::{PREFIX, default_target, name};
+use super::{default_target, name};
 use crate::protocol::frontend::{Live, TargetPlace, VolumeNames};
 use crate::protocol::policy::LiveAccess;
-use blockmux_proto::exports::{Export, Exports, VolumeId};
-use blockmux_proto::iscsi::node::{IscsiAccess, IscsiNode, TargetNode, UnitChange};
-use blockmux_proto::scsi::{LogicalUnit, MAX_LUN, UnitIdentity};
+use crate::protocol::units::Units;
+use blockmux_proto::exports::{Exports, VolumeId};
+use blockmux_proto::iscsi::node::{IscsiAccess, IscsiNode, TargetNode};
+use blockmux_proto::scsi::{MAX_LUN, UnitChange};
 use serde::Deserialize;
 use serde_json::Value;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
-
-/// A volume as a logical unit; whatever target leads to it, it is the same one.
-pub(super) type Unit = (VolumeId, Arc<LogicalUnit>);
-
-/// The logical units that volumes are.
-pub(super) struct Units {
-    exports: Exports,
-    /// Names of volumes whose media can be ejected.
-    removable: BTreeSet<String>,
-    made: Mutex<BTreeMap<VolumeId, Arc<LogicalUnit>>>,
-}
+use std::sync::Arc;
 
 /// Everything that initiators find.
 pub(super) struct LiveTargets {
+    pub(super) exports: Exports,
     pub(super) node: Arc<IscsiNode>,
-    pub(super) units: Units,
+    pub(super) units: Arc<Units>,
     pub(super) portals: Portals,
     /// Each volume is a target of its own.
     pub(super) has_own: bool,
-}
-
-impl Units {
-    pub(super) fn new(exports: &Exports, targets: &[ConfiguredTarget]) -> Units {
-        let targets = targets.iter().filter(|target| target.removable);
-        Units {
-            exports: exports.clone(),
-            removable: targets.flat_map(|target| target.luns.values().cloned()).collect(),
-            made: Mutex::default(),
-        }
-    }
-
-    /// The unit that a volume is; `None` if there is no such volume.
-    pub(super) fn of(&self, volume: VolumeId) -> Option<Unit> {
-        let (export, served) = self.exports.get(volume).zip(self.exports.served(volume))?;
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        let unit = made.entry(volume).or_insert_with(|| {
-            let Export { name, read_only, .. } = &*export;
-            let own = served
-                .uuid()
-                .map_or_else(|| UnitIdentity::of(&format!("{PREFIX}{name}")), UnitIdentity::of_volume);
-            let identity =
-                UnitIdentity { read_only: *read_only, removable: self.removable.contains(name), ..own };
-            LogicalUnit::over(identity, &served)
-        });
-        Some((volume, unit.clone()))
-    }
-
-    fn forget(&self, volume: VolumeId) {
-        self.made.lock().unwrap_or_else(PoisonError::into_inner).remove(&volume);
-    }
 }
 
 impl LiveTargets {
@@ -94,8 +53,8 @@ fn admits_all(access: &IscsiAccess) -> bool {
 impl Live for LiveTargets {
     fn add(&self, volume: VolumeId) {
         let Some(unit) = self.units.of(volume).filter(|_| self.has_own) else { return };
-        if let Some(export) = self.units.exports.get(volume) {
-            let exports = &self.units.exports;
+        if let Some(export) = self.exports.get(volume) {
+            let exports = &self.exports;
             let Some(target) = default(&export, &unit, exports, &self.portals) else { return };
             self.node.add(target);
             self.node.tell(UnitChange::Added(volume, &unit.1));
@@ -103,7 +62,7 @@ impl Live for LiveTargets {
     }
 
     fn remove(&self, volume: VolumeId) {
-        if let Some(named) = VolumeNames::of(&self.units.exports, volume).filter(|_| self.has_own) {
+        if let Some(named) = VolumeNames::of(&self.exports, volume).filter(|_| self.has_own) {
             self.node.remove(&name(&default_target(&named.target)));
         }
         for access in self.node.targets().iter().flat_map(|target| &target.access) {

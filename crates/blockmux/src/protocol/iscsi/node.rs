@@ -1,10 +1,11 @@
 //! From volumes and settings to targets that are served.
 
 use super::config::{Acl, ConfiguredTarget};
-use super::live::{LiveTargets, Unit, Units};
+use super::live::LiveTargets;
 use super::{ISCSI, Iscsi, default_target, name};
 use crate::protocol::frontend::{Service, Started, VolumeNames};
 use crate::protocol::policy::{ListenerAddress, Policy};
+use crate::protocol::units::Unit;
 use blockmux_engine::iscsi;
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::{Export, Exports};
@@ -17,7 +18,9 @@ use std::sync::atomic::{AtomicU16, Ordering};
 /// Serves to accepted connections: one for each address, in order.
 pub(super) fn serve(own: &Iscsi, service: &Service<'_>) -> Started {
     let (exports, configured_targets) = (service.exports, &own.targets);
-    let units = Units::new(exports, configured_targets);
+    let units = service.units.clone();
+    let removable = configured_targets.iter().filter(|target| target.removable);
+    units.set_removable(removable.flat_map(|target| target.luns.values().cloned()));
     let all: Vec<(String, Unit)> =
         exports.iter().filter_map(|(id, export)| Some((export.name.clone(), units.of(id)?))).collect();
     let portals = Portals::new(service, configured_targets);
@@ -34,7 +37,10 @@ pub(super) fn serve(own: &Iscsi, service: &Service<'_>) -> Started {
     });
     let serve = portals.group_tags().map(|group_tag| iscsi::serve(&node, exports, group_tag)).collect();
     let has_own = configured_targets.is_empty();
-    Started { serve, live: Some(Box::new(LiveTargets { node, units, portals, has_own })) }
+    Started {
+        serve,
+        live: Some(Box::new(LiveTargets { exports: exports.clone(), node, units, portals, has_own })),
+    }
 }
 
 /// The target that a volume is where none are configured; `None` if no listener may lead to it.

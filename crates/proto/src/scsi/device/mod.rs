@@ -58,7 +58,7 @@ mod tests;
 pub use cdb::Cdb;
 pub use nexus::{Nexus, TargetPort};
 pub use server::{DeviceServer, ManagementResponse, TaskManagement};
-pub use target::{MAX_LUN, PortGroupStates, ScsiTarget};
+pub use target::{MAX_LUN, PortGroupStates, ScsiTarget, UnitChange, UnitSource, UnitWatcher};
 pub use task::Task;
 pub use unit::{LogicalUnit, UnitIdentity};
 

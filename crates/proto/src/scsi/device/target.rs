@@ -46,6 +46,28 @@ impl PortGroupStates {
 
 type TargetUnit = (VolumeId, Arc<LogicalUnit>);
 
+/// All units that a transport serves, and who watches them: a unit may have work that belongs to no
+/// session ([`LogicalUnit::on_background`]).
+pub trait UnitSource: Send + Sync {
+    /// Tells of units that come and go from now on. Only the first watcher is told.
+    fn watch_units(&self, watcher: UnitWatcher);
+
+    /// Every unit that there is now; one may be there several times.
+    fn units(&self) -> Vec<(VolumeId, Arc<LogicalUnit>)>;
+}
+
+/// Hears of units that come and go.
+pub type UnitWatcher = Box<dyn Fn(UnitChange<'_>) + Send + Sync>;
+
+/// A unit that has come or gone.
+#[derive(Clone, Copy)]
+pub enum UnitChange<'a> {
+    /// A volume has become a unit.
+    Added(VolumeId, &'a Arc<LogicalUnit>),
+    /// A volume is none any more, whatever targets had it.
+    Removed(VolumeId),
+}
+
 impl ScsiTarget {
     /// A target without logical units.
     #[must_use]

@@ -5,27 +5,26 @@
 
 use crate::reactor::{EngineCore, Inbox, Progress, Task};
 use blockmux_proto::exports::{Exports, VolumeId};
-use blockmux_proto::iscsi::node::{IscsiNode, UnitChange};
-use blockmux_proto::scsi::{self, BackgroundWork, LogicalUnit, MAX_LUN};
+use blockmux_proto::scsi::{self, BackgroundWork, LogicalUnit, MAX_LUN, UnitChange, UnitSource};
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, Waker};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Registers the callbacks of a node's units, once there is a core for their work.
-pub(super) struct Background {
-    node: Arc<IscsiNode>,
+/// Registers the callbacks of all units of a transport, once there is a core for their work.
+pub(crate) struct Background {
+    source: Arc<dyn UnitSource>,
     exports: Exports,
     begun: OnceLock<()>,
 }
 
 impl Background {
-    pub(super) fn new(node: &Arc<IscsiNode>, exports: &Exports) -> Background {
-        Background { node: node.clone(), exports: exports.clone(), begun: OnceLock::new() }
+    pub(crate) fn new(source: Arc<dyn UnitSource>, exports: &Exports) -> Background {
+        Background { source, exports: exports.clone(), begun: OnceLock::new() }
     }
 
     /// Runs the work on `core`, unless another core does so already.
-    pub(super) fn begin_on(&self, core: &Rc<EngineCore>) {
+    pub(crate) fn begin_on(&self, core: &Rc<EngineCore>) {
         self.begun.get_or_init(|| {
             let is_called = Arc::new(AtomicBool::new(false));
             let watched = Watched {
@@ -35,12 +34,12 @@ impl Background {
                 is_called,
             };
             let later = watched.clone();
-            self.node.watch_units(Box::new(move |change| match change {
+            self.source.watch_units(Box::new(move |change| match change {
                 UnitChange::Added(volume, unit) => later.watch(volume, unit),
                 UnitChange::Removed(gone) => drop(later.units.remove(|_, volume| volume == gone)),
             }));
-            for access in self.node.targets().iter().flat_map(|target| &target.access) {
-                access.target.units().for_each(|(_, volume, unit)| watched.watch(volume, &unit));
+            for (volume, unit) in self.source.units() {
+                watched.watch(volume, &unit);
             }
         });
     }

@@ -5,9 +5,8 @@
 //!
 //! The initiator is in [`crate::initiator::iscsi`].
 
-mod background;
-
 use crate::audit::AUDIT;
+use crate::background::Background;
 use crate::host::{ByteStream, StreamEnd};
 use crate::listener::{MOST_HALF_OPEN, Serve};
 use crate::rdma::{self, PortSession, Setup};
@@ -15,7 +14,6 @@ use crate::reactor::{EngineCore, Inbox};
 use crate::socket::Stream;
 use crate::sys;
 use crate::target::{ArrivedConnection, Relocate, TargetTask};
-use background::Background;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::node::IscsiNode;
 use blockmux_proto::iscsi::server::{IserTargetSession, LocalSessions, TargetSession};
@@ -31,7 +29,7 @@ use tracing::warn;
 /// logical units map to indices of `exports`.
 #[must_use]
 pub fn serve(node: &Arc<IscsiNode>, exports: &Exports, group_tag: u16) -> Serve {
-    let background = Background::new(node, exports);
+    let background = Background::new(node.clone(), exports);
     let portal = Portal { node: node.clone(), exports: exports.clone(), group_tag };
     Arc::new(move |core, stream, permit| {
         background.begin_on(core);
