@@ -63,6 +63,7 @@ const MODULES: &[&str] = &[
     "ib_isert",
     "nvme_rdma",
     "nvmet_rdma",
+    "ib_srp",
     "rdma_ucm",
 ];
 

@@ -1,0 +1,103 @@
+# SRP over siw, Linux's software iWARP: the kernel's initiator against `blockmux serve`.
+. /lib.sh
+. /siw.inc
+modprobe ib_srp
+kernel_is_content 'siw: '
+
+# serve_disk: from a file, so that it is there again after the target was killed. siw leads to this port alone.
+serve_disk() {
+  host run "cat >blockmux.toml <<END
+    [[volume]]
+    name = 'disk'
+    spec = 'file:disk.img?size=192m'
+    protocols = ['srp', '0x11111111111111112222222222222222']
+    [[srp_target]]
+    port_id = '0x11111111111111112222222222222222'
+    luns = { 0 = 'disk' }
+    [[srp_target]]
+    port_id = '0x11111111111111113333333333333333'
+    luns = { 0 = 'disk' }
+    [[srp_target.acl]]
+    initiator_port = '0x00000000000000990000000000000000'
+END"
+  serve "--config blockmux.toml --srp $HOST:3260"
+}
+# log_in GUID [OPTION...]: adds a target by the kernel's own words.
+log_in() {
+  guid=$1
+  shift
+  add=$(echo /sys/class/infiniband_srp/srp-siw0-1/add_target)
+  echo "id_ext=1111111111111111,ioc_guid=$guid,dest=$target:3260,queue_size=64$*" >"$add"
+}
+# hosts: the SCSI hosts of SRP, oldest first.
+hosts() { for port in /sys/class/srp_remote_ports/port-*; do echo "${port#*port-}" | cut -d: -f1; done | sort -n; }
+# disk_of HOST: the disk that is its LUN 0.
+disk_of() {
+  within 20 has_disk "$1"
+  echo "/dev/$(ls -d /sys/class/scsi_host/host"$1"/device/target*/"$1":0:0:0/block/* | sed 's,.*/,,')"
+}
+has_disk() { ls -d /sys/class/scsi_host/host"$1"/device/target*/"$1":0:0:0/block/*; }
+serve_disk
+
+check a_port_that_is_not_there_and_one_that_is_not_for_us_are_rejected
+fails log_in 4444444444444444
+fails log_in 3333333333333333
+kernel_is_content 'ib_srp|scsi host'
+
+check the_kernel_logs_in_with_several_channels
+log_in 2222222222222222 ,ch_count=2
+first=$(hosts | head -1)
+disk=$(disk_of "$first")
+test "$(cat "/sys/block/${disk#/dev/}/size")" = 393216
+grep -x 2 "/sys/class/scsi_host/host$first/ch_count"
+kernel_is_content 'ib_srp|scsi host'
+
+check an_ext4_holds_what_was_copied_into_it
+file_system ext4 "$disk"
+
+check fio_finds_what_it_wrote
+verified_io "$disk"
+
+check a_long_request_has_a_table_of_its_ranges
+fio --name=long --filename="$disk" --rw=write --bs=4m --size=64m --direct=1 --verify=crc32c --ioengine=libaio --iodepth=4 --output-format=terse >/dev/null
+
+check a_unit_is_reset_under_io
+begin_io "$disk"
+sees_writes "$disk"
+sg_reset --device "$disk"
+sees_writes "$disk"
+end_io
+
+check two_initiators_have_their_own_reservations
+log_in 2222222222222222 ,initiator_ext=0000000000000007
+second=$(hosts | tail -1)
+other=$(disk_of "$second")
+sg_persist --out --register --param-sark=1 "$disk"
+sg_persist --out --reserve --param-rk=1 --prout-type=1 "$disk"
+sg_persist --out --register --param-sark=2 "$other"
+sg_persist --in --read-full-status "$disk" >status
+grep -i 'SRP' status
+fails dd if=/dev/zero of="$other" bs=4096 count=1 oflag=direct
+dd if=/dev/zero of="$disk" bs=4096 count=1 oflag=direct
+sg_persist --out --preempt --param-rk=2 --param-sark=1 --prout-type=1 "$other"
+fails dd if=/dev/zero of="$disk" bs=4096 count=1 oflag=direct
+sg_persist --out --clear --param-rk=2 "$other"
+echo 1 >"/sys/class/srp_remote_ports/port-$second:1/delete"
+kernel_is_content 'ib_srp|scsi host|reservation|sd .*: |critical|I/O error'
+
+check io_goes_on_after_the_target_was_killed_and_started_again
+port=/sys/class/srp_remote_ports/port-$first:1
+echo off >"$port/fast_io_fail_tmo"
+echo 2 >"$port/reconnect_delay"
+begin_io "$disk"
+sees_writes "$disk"
+host kill target
+within 60 grep -v running "$port/state"
+serve_disk
+within 60 grep running "$port/state"
+sees_writes "$disk"
+end_io
+kernel_is_content .     # a connection that is lost has much to say
+
+echo 1 >"$port/delete"
+host stop target
