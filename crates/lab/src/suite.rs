@@ -109,8 +109,8 @@ pub struct PublishedFigure {
 /// One job under one protocol: a row to measure.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SuiteRow {
-    /// "iscsi", "iser", "srp", "nbd", "aoe", "nvme-tcp", or "local" for a volume without a
-    /// protocol. The caller knows which of them it can run.
+    /// "iscsi", "iser", "srp", "nbd", "aoe", "nvme-tcp", "nvme-rdma", or "local" for a volume
+    /// without a protocol. The caller knows which of them it can run.
     pub protocol: String,
     /// What to do.
     pub job: Job,
@@ -446,7 +446,7 @@ mod tests {
         for suite in all() {
             let mut jobs: Vec<&str> = suite.jobs.iter().map(|job| job.name.as_str()).collect();
             let mut protocols: Vec<&str> = suite.protocols.iter().map(String::as_str).collect();
-            let known = ["iscsi", "iser", "srp", "nbd", "aoe", "nvme-tcp", "local"];
+            let known = ["iscsi", "iser", "srp", "nbd", "aoe", "nvme-tcp", "nvme-rdma", "local"];
             assert!(protocols.iter().all(|protocol| known.contains(protocol)), "{protocols:?}");
             for names in [&mut jobs, &mut protocols] {
                 let count = names.len();

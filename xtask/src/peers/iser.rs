@@ -28,11 +28,11 @@ const SERVERS: &[Server] = &[
 ];
 
 /// Every port of either serves both.
-fn serve(place: &Place, command: &mut Command) -> Result<()> {
+pub(super) fn serve(place: &Place, command: &mut Command) -> Result<()> {
     ours::serve(place, command, "--iser")
 }
 
-fn url(port: u16) -> String {
+pub(super) fn url(port: u16) -> String {
     iscsi::lun_0(port).replace("iscsi://", "iser://") + "?rdma=iwarp"
 }
 
@@ -61,7 +61,7 @@ fn latency(rows: &Rows, rw: Rw) -> Goal {
 
 const CRC: &str = "blockmux-crc";
 const OVER_TCP: &str = "blockmux-iscsi";
-const LARGE: [Cell; 4] = [
+pub(super) const LARGE: [Cell; 4] = [
     Cell::new(Rw::RandRead, 64 << 10, 32, 1),
     Cell::new(Rw::RandWrite, 64 << 10, 32, 1),
     Cell::new(Rw::Read, 1 << 20, 8, 1),

@@ -2,7 +2,7 @@
 //! them.
 //!
 //! ```text
-//!   nbd, iscsi, iser, nvme, aoe (a protocol's table of servers, clients, goals) ── ours: Blockmux in each of them
+//!   nbd, iscsi, iser, nvme, nvme_rdma, aoe (a protocol's table of servers, clients, goals) ── ours: Blockmux in each of them
 //!     │
 //!   plan: for each round, cell and client ── every server in turn, the others paused ──▶ comparison: rows, goals
 //!     │     client ──asks──▶ server, each on its own processor                                 │
@@ -27,6 +27,7 @@ mod matrix;
 mod nbd;
 mod network;
 mod nvme;
+mod nvme_rdma;
 mod ours;
 mod plan;
 mod report;
@@ -63,6 +64,8 @@ pub(crate) enum Protocols {
     Iser(Options),
     /// NVMe/TCP beside the ceilings and SPDK's shares of them, asked by Blockmux's generator
     Nvme(Options),
+    /// NVMe/RDMA over iWARP beside our own iSER, iSCSI and NVMe/TCP, asked by Blockmux's generator
+    NvmeRdma(Options),
     /// AoE: vblade, asked by Blockmux's generator over a veth pair with small and large frames;
     /// needs root
     Aoe(Options),
@@ -188,6 +191,7 @@ impl Protocols {
             Protocols::Iscsi(options) => (&iscsi::ISCSI, options),
             Protocols::Iser(options) => (&iser::ISER, options),
             Protocols::Nvme(options) => (&nvme::NVME, options),
+            Protocols::NvmeRdma(options) => (&nvme_rdma::NVME_RDMA, options),
             Protocols::Aoe(options) => (&aoe::AOE, options),
         }
     }
@@ -317,6 +321,7 @@ mod tests {
             .chain(iscsi::ISCSI.servers)
             .chain(iser::ISER.servers)
             .chain(nvme::NVME.servers)
+            .chain(nvme_rdma::NVME_RDMA.servers)
         {
             let (dir, file) = (dir.path().join(server.name), Path::new("disk.img"));
             fs::create_dir_all(&dir).unwrap();

@@ -36,7 +36,7 @@ fn serve(place: &Place, command: &mut Command) -> Result<()> {
     ours::serve(place, command, "--nvme-tcp")
 }
 
-fn url(port: u16) -> String {
+pub(super) fn url(port: u16) -> String {
     format!("nvme+tcp://127.0.0.1:{port}/nqn.2026-11.blockmux:{EXPORT}/1")
 }
 

@@ -324,7 +324,7 @@ fn taken_client(client: &dyn Client, bench: &Bench) -> Taken {
 fn taken_server(running: &Running, protocol: &Protocol, bench: &Bench) -> Taken {
     let server = running.server;
     let ceilings: &[&str] = match server.poll {
-        _ if !running.url.starts_with(&format!("{}://", protocol.name)) => &[],
+        _ if !is_asked_by(&running.url, protocol.name) => &[],
         "always" => &[SPINNING],
         "never" => &[SLEEPING],
         _ => &[SPINNING, SLEEPING],
@@ -336,6 +336,13 @@ fn taken_server(running: &Running, protocol: &Protocol, bench: &Bench) -> Taken 
         ceilings,
         is_peer: server.program != Program::Blockmux,
     }
+}
+
+/// Whether a URL is of the protocol with this name, or of a transport of it: `nvme` has
+/// `nvme+tcp`, `nvme-rdma` has `nvme+rdma`.
+fn is_asked_by(url: &str, protocol: &str) -> bool {
+    let scheme = url.split("://").next().unwrap_or_default().replace('+', "-");
+    scheme.strip_prefix(protocol).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
 }
 
 fn version(program: Program, bench: &Bench) -> String {
@@ -366,6 +373,20 @@ mod tests {
         let order = |from| rotated(&["a", "b", "c"], from).copied().collect::<String>();
         assert_eq!([0, 1, 2, 3].map(order), ["abc", "bca", "cab", "abc"]);
         assert_eq!(rotated::<u8>(&[], 4).count(), 0);
+    }
+
+    #[test]
+    fn a_row_of_another_protocol_has_no_ceiling() {
+        for (url, protocol, is_of_it) in [
+            ("iser://h/t/0?rdma=iwarp", "iser", true),
+            ("iscsi://h/t/0", "iser", false),
+            ("nvme+rdma://h/n/1?rdma=iwarp", "nvme-rdma", true),
+            ("nvme+tcp://h/n/1", "nvme-rdma", false),
+            ("nvme+tcp://h/n/1", "nvme", true),
+            ("nbd+unix:///x?socket=s", "nbd", true),
+        ] {
+            assert_eq!(is_asked_by(url, protocol), is_of_it, "{url}");
+        }
     }
 
     #[test]

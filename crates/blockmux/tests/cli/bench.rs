@@ -324,6 +324,7 @@ fn every_suite_runs_with_its_figures_beside_ours() {
         ("taocloud-2022", "\npublished                        127  iscsi, lowest mean latency\n"),
         ("zeta-2016", "srp is not in this Blockmux yet: "),
         ("chelsio-iwarp", "\niser "),
+        ("zeta-2016", "\nnvme-rdma "),
     ] {
         let bench = Bench::new();
         let words = format!("mem:64m --no_ceiling --suite {suite} --runs 1 --runtime 0.02");
