@@ -2,7 +2,7 @@
 //! that.
 
 use blockmux_engine::initiator::Policy;
-use blockmux_engine::initiator::nvme::{NvmeDialer, NvmeEndpoint, NvmeOverTcp};
+use blockmux_engine::initiator::nvme::{NvmeCarrier, NvmeDialer, NvmeEndpoint, NvmeOverTcp};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::fabrics::controller::node::{FabricsPort, NvmeNode};
@@ -36,6 +36,11 @@ pub(crate) fn node(exports: &Exports) -> (Arc<NvmeNode>, Arc<Subsystem>) {
 
 /// How to reach the namespace at one address or several.
 pub(crate) fn endpoint(addresses: &[Address]) -> NvmeEndpoint {
+    endpoint_over(NvmeOverTcp::default(), addresses)
+}
+
+/// How to reach the namespace over TCP or RDMA.
+pub(crate) fn endpoint_over<C>(over: C, addresses: &[Address]) -> NvmeEndpoint<C> {
     let (address, further) = addresses.split_first().expect("there is a path");
     NvmeEndpoint {
         tls_key: None,
@@ -48,7 +53,7 @@ pub(crate) fn endpoint(addresses: &[Address]) -> NvmeEndpoint {
         names: names(),
         secrets: None,
         nsid: 1,
-        over: NvmeOverTcp::default(),
+        over,
         entries: 64,
         keep_alive: Duration::from_secs(5),
         queues: 1,
@@ -59,7 +64,7 @@ pub(crate) fn endpoint(addresses: &[Address]) -> NvmeEndpoint {
 
 /// What dials it, and checks each time that it is the namespace of an export by the name of
 /// `disk0`.
-pub(crate) fn dialer(endpoint: NvmeEndpoint) -> NvmeDialer {
+pub(crate) fn dialer<C: NvmeCarrier>(endpoint: NvmeEndpoint<C>) -> NvmeDialer<C> {
     let (name, description) = ("disk0".to_owned(), String::new());
     let volume = Arc::new(MemVolume::new(1 << 20));
     let (node, _) = node(&Exports::new(vec![Export { name, description, read_only: false, volume }]));
