@@ -142,7 +142,7 @@ fn target(root: &Path) -> PathBuf {
 const SCRIPTS: &str = "tests/vm";
 const LIBRARY: &str = "lib.sh";
 /// Parts of the names of scripts that need siw.
-const OVER_SIW: [&str; 2] = ["iser", "rdma"];
+const OVER_SIW: &[&str] = &["iser", "rdma", "srp"];
 /// Scripts that need the TLS handshake helper (tlshd).
 const BY_TLS: &[&str] = &["ktls-linux.sh", "nvme-tls.sh"];
 /// Name prefix of scripts that run Blockmux in the guest, because only the guest's kernel is sure

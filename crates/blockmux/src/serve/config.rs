@@ -312,6 +312,11 @@ mod tests {
             ("iscsi_target", "[[iscsi_target]]"),
             ("iscsi_target.acl", "[[iscsi_target]]\nTargetName = 'iqn.a'\n[[iscsi_target.acl]]"),
             ("iscsi_discovery", "[iscsi_discovery]"),
+            ("srp_target", "[[srp_target]]"),
+            (
+                "srp_target.acl",
+                "[[srp_target]]\nport_id = '0x0123456789abcdef0123456789abcdef'\n[[srp_target.acl]]",
+            ),
             ("nvme_subsystem", "[[nvme_subsystem]]"),
             ("nvme_subsystem.namespace", "[[nvme_subsystem]]\n[[nvme_subsystem.namespace]]"),
             ("nvme_subsystem.host", "[[nvme_subsystem]]\n[[nvme_subsystem.host]]"),
