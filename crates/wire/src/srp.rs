@@ -86,8 +86,8 @@ pub struct LoginResponse {
     pub max_ti_iu_len: U32<BE>,
     /// Supported buffer formats.
     pub buf_fmt: U16<BE>,
-    /// What became of the initiator's other channels ([`MULTICHANNEL_MAINTAINED`] and its like), and
-    /// [`IMMEDIATE_SUPPORTED`].
+    /// What became of the initiator's other channels ([`MULTICHANNEL_MAINTAINED`] and its like),
+    /// and [`IMMEDIATE_SUPPORTED`].
     pub rsp_flags: u8,
     #[doc(hidden)]
     pub reserved2: [u8; 25],

@@ -9,8 +9,9 @@
 //!                                     ◀──────────── Send: SRP_RSP, which gives the credit back
 //! ```
 //! This is a thin transport. [`crate::scsi::task_set`] knows what becomes of a command, and
-//! [`crate::rdma::QueuePair`] carries the messages over whatever provider. What is left is here: the
-//! login in the private data of a connection, descriptors of the initiator's memory, and credits.
+//! [`crate::rdma::QueuePair`] carries the messages over whatever provider. What is left is here:
+//! the login in the private data of a connection, descriptors of the initiator's memory, and
+//! credits. Decision 56 has the reasons.
 //!
 //! SRP has no discovery over RDMA/CM: an initiator is told the 16 bytes of the target port's
 //! identifier. Each queue pair is one RDMA channel; an initiator port may have several to one

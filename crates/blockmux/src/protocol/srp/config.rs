@@ -109,8 +109,8 @@ impl ConfiguredSrpTarget {
         SrpTarget { id: self.id, port: port.clone(), access }
     }
 
-    /// Who may use its volumes. A port identifier is no proof, but keeps others out as an iSCSI name
-    /// does.
+    /// Who may use its volumes. A port identifier is no proof, but keeps others out as an iSCSI
+    /// name does.
     pub(super) fn access(&self) -> TargetAccess {
         let is_open = self.acl.is_empty();
         TargetAccess {
