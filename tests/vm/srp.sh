@@ -1,7 +1,7 @@
 # SRP over siw, Linux's software iWARP: the kernel's initiator against `blockmux serve`.
 . /lib.sh
 . /siw.inc
-modprobe ib_srp
+modprobe -a ib_srp sd_mod
 kernel_is_content 'siw: '
 
 # serve_disk: from a file, so that it is there again after the target was killed. siw leads to this port alone.
@@ -62,11 +62,14 @@ check a_long_request_has_a_table_of_its_ranges
 fio --name=long --filename="$disk" --rw=write --bs=4m --size=64m --direct=1 --verify=crc32c --ioengine=libaio --iodepth=4 --output-format=terse >/dev/null
 
 check a_unit_is_reset_under_io
+# Commands that a reset has aborted get no response; the kernel aborts them when their time is over.
+echo 5 >"/sys/block/${disk#/dev/}/device/timeout"
 begin_io "$disk"
 sees_writes "$disk"
 sg_reset --device "$disk"
 sees_writes "$disk"
 end_io
+kernel_is_content 'SRP'
 
 check two_initiators_have_their_own_reservations
 log_in 2222222222222222 ,initiator_ext=0000000000000007

@@ -385,7 +385,7 @@ fn a_unit_that_is_shorter_than_it_says_ends_the_channel() {
         (0x02, 0, vec![0; 19]),
         (0x02, 2, table(32, 10)),
         (0x02, 0, table(17, 10)),
-        (0x02, 0, table(u32::MAX & !15, 10)),
+        (0x02, 0, table(!15, 10)),
         (0x02, 0, table(0, 10)),
         (0x30, 0, long(1)),
         (0x30, 0, long(u32::MAX)),
