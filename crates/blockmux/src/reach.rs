@@ -23,7 +23,6 @@ pub(crate) fn of_url(url: &str) -> Result<Box<dyn Remote>, Failure> {
     });
     match found {
         Some(protocol) => (protocol.remote)(url),
-        None if LATER.contains(&scheme.as_str()) => Err(wrong(format!("{scheme} is not spoken yet"))),
         None => Err(wrong(format!("no protocol is called `{scheme}`"))),
     }
 }
@@ -104,6 +103,3 @@ fn spoken() -> String {
     let forms: Vec<&str> = PROTOCOLS.iter().flat_map(|protocol| protocol.url_forms).copied().collect();
     format!("use {}", forms.join(" or "))
 }
-
-/// Schemes of protocols to come.
-const LATER: [&str; 1] = ["srp"];

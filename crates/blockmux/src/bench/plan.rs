@@ -227,6 +227,9 @@ impl BenchPlan {
                 Some(protocol) if protocol.carrier == Carrier::Frames => {
                     self.skip(row, format!("{} is measured over links of our own", protocol.title));
                 }
+                Some(protocol) if protocol.schemes.is_empty() => {
+                    self.skip(row, format!("{} has no initiator in this Blockmux yet", protocol.title));
+                }
                 Some(protocol) => {
                     policies.iter().for_each(|&poll| add(How::Served(protocol, volume.clone(), poll)));
                 }

@@ -140,7 +140,7 @@ fn a_subsystem_with_hosts_keeps_its_volume_from_iscsi_and_from_open_subsystems()
     assert!(said.contains("its protocols do not name iscsi"), "{said}");
     Daemon::serve_only(&["--config", &with(&both, "protocols = ['nvme_tcp', 'iscsi']", &target)]);
     let said = refusal(&with(nvme, "protocols = ['smb']", ""), &[]);
-    assert!(said.contains("`smb` is no protocol") && said.contains("nvme_tcp, aoe"), "{said}");
+    assert!(said.contains("`smb` is no protocol") && said.contains("nvme_tcp, srp, aoe"), "{said}");
 }
 
 #[test]

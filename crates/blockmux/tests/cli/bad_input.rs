@@ -155,8 +155,7 @@ const WRONG: &[(&[&str], &str)] = &[
     ),
     (
         &["info", "srp://host"],
-        "srp://host: srp is not spoken yet; use nbd://host/export or nbd+unix:///export?socket=PATH or \
-     iscsi://host/target-name/lun or iser://host/target-name/lun or nvme+tcp://host/subsystem-nqn/nsid or nvme+rdma://host/subsystem-nqn/nsid or aoe://IFACE/eSHELF.SLOT",
+        "srp://host: this program serves SRP and does not connect by it; connect by iser:// or nvme+rdma://",
     ),
     (
         &["info", "ftp://host"],
