@@ -79,7 +79,8 @@ sg_persist --out --register --param-sark=1 "$disk"
 sg_persist --out --reserve --param-rk=1 --prout-type=1 "$disk"
 sg_persist --out --register --param-sark=2 "$other"
 sg_persist --in --read-full-status "$disk" >status
-grep -i 'SRP' status
+cat status
+grep -i 'RDMA' status
 fails dd if=/dev/zero of="$other" bs=4096 count=1 oflag=direct
 dd if=/dev/zero of="$disk" bs=4096 count=1 oflag=direct
 sg_persist --out --preempt --param-rk=2 --param-sark=1 --prout-type=1 "$other"

@@ -8,7 +8,7 @@
 //!                                     ◀──────────── RDMA Write of data-in, then
 //!                                     ◀──────────── Send: SRP_RSP, which gives the credit back
 //! ```
-//! This is a thin transport. [`crate::scsi::task_set`] knows what becomes of a command, and
+//! This is a thin transport. `scsi::task_set` knows what becomes of a command, and
 //! [`crate::rdma::QueuePair`] carries the messages over whatever provider. What is left is here:
 //! the login in the private data of a connection, descriptors of the initiator's memory, and
 //! credits. Decision 56 has the reasons.

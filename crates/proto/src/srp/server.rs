@@ -5,12 +5,12 @@
 //!   Received ──▶ task set ──fetch──▶ `reads` ──work──▶ RDMA Read ──Done──▶ task set
 //!                   └──────complete──▶ `answers` ──work──▶ RDMA Write, Receive, Send
 //! ```
-//! *Credits.* The initiator has [`REQUEST_LIMIT`] of them. Each request takes one, and a response
+//! *Credits.* The initiator has `REQUEST_LIMIT` of them. Each request takes one, and a response
 //! gives it back, with those of requests that ended without a response. If there is none to come,
 //! SRP_CRED_REQ gives them back. An initiator that sends more than it was granted finds no receive
 //! buffer, and its queue pair ends.
 //!
-//! *Bounds.* Beside the credits: [`PAYLOAD_IN_FLIGHT`] of data-in, beyond which commands wait in
+//! *Bounds.* Beside the credits: `PAYLOAD_IN_FLIGHT` of data-in, beyond which commands wait in
 //! `inbox`; memory for data-out from the core's pool; 16 task management functions; 64 channels of
 //! an I_T nexus.
 //!
