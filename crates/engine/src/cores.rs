@@ -84,6 +84,13 @@ impl Cores {
         receiver.recv().ok()
     }
 
+    /// Wakes every task of every core, so that each sees what other threads have asked of it.
+    pub fn wake_all(&self) {
+        for thread in &self.threads {
+            thread.inbox.send(|core| core.wake_all());
+        }
+    }
+
     /// CPU time that all cores have used.
     #[must_use]
     pub fn cpu_time(&self) -> Duration {

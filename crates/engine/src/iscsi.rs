@@ -23,16 +23,27 @@ use blockmux_volume::Core;
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 use tracing::warn;
 
 /// Serves the node's targets to connections accepted by a portal of group `group_tag`. Their
 /// logical units map to indices of `exports`.
 #[must_use]
 pub fn serve(node: &Arc<IscsiNode>, exports: &Exports, group_tag: u16) -> Serve {
+    serve_in(node, exports, &Arc::new(AtomicU16::new(group_tag)))
+}
+
+/// Serves as [`serve`] does. `group_tag` may change: a new connection is in the group that it names
+/// then.
+#[must_use]
+pub fn serve_in(node: &Arc<IscsiNode>, exports: &Exports, group_tag: &Arc<AtomicU16>) -> Serve {
+    let group_tag = group_tag.clone();
     let background = Background::new(node.clone(), exports);
-    let portal = Portal { node: node.clone(), exports: exports.clone(), group_tag };
+    let (node, exports) = (node.clone(), exports.clone());
     Arc::new(move |core, stream, permit| {
         background.begin_on(core);
+        let group_tag = group_tag.load(Ordering::Relaxed);
+        let portal = Portal { node: node.clone(), exports: exports.clone(), group_tag };
         portal.serve(core, ArrivedConnection::new(stream, permit));
     })
 }

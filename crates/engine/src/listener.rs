@@ -26,7 +26,7 @@ pub type Serve = Arc<dyn Fn(&Rc<EngineCore>, Stream, Permit) + Send + Sync>;
 #[derive(Clone)]
 pub struct ConnectionLimit {
     open: Arc<AtomicUsize>,
-    most: usize,
+    most: Arc<AtomicUsize>,
     /// Connections open by this handle and its clones.
     part: Arc<AtomicUsize>,
     /// Connections that are closed with I/O still in flight.
@@ -129,7 +129,7 @@ impl ConnectionLimit {
     pub fn new(most: usize) -> ConnectionLimit {
         ConnectionLimit {
             open: Arc::default(),
-            most,
+            most: Arc::new(AtomicUsize::new(most)),
             part: Arc::default(),
             left: Arc::default(),
             half_open: Arc::default(),
@@ -144,6 +144,18 @@ impl ConnectionLimit {
     #[must_use]
     pub fn for_part(&self, protocol: &'static str) -> ConnectionLimit {
         ConnectionLimit { part: Arc::default(), protocol, ..self.clone() }
+    }
+
+    /// A handle to this limit for the connections of one listener, whose sessions are listed with
+    /// it.
+    #[must_use]
+    pub fn for_listener(&self, listener: &str) -> ConnectionLimit {
+        ConnectionLimit { sessions: self.sessions.at(listener), ..self.clone() }
+    }
+
+    /// Changes the limit. Connections beyond it stay; new ones are refused until there is room.
+    pub fn set_most(&self, most: usize) {
+        self.most.store(most, Ordering::Relaxed);
     }
 
     /// The list of sessions of all protocols.
@@ -176,7 +188,7 @@ impl ConnectionLimit {
     /// The limit.
     #[must_use]
     pub fn most(&self) -> usize {
-        self.most
+        self.most.load(Ordering::Relaxed)
     }
 
     /// Number of open connections.
@@ -194,7 +206,7 @@ impl ConnectionLimit {
     /// A share for one more connection until it is dropped; `None` if the limit is reached.
     #[must_use]
     pub fn permit(&self) -> Option<Permit> {
-        if self.open.fetch_add(1, Ordering::Relaxed) >= self.most {
+        if self.open.fetch_add(1, Ordering::Relaxed) >= self.most() {
             self.open.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
@@ -302,9 +314,22 @@ impl Drop for Permit {
     }
 }
 
+/// Ends a listener from any thread; a clone is another handle to the same listener.
+#[derive(Clone, Default)]
+pub struct ListenerEnd(Arc<AtomicBool>);
+
+impl ListenerEnd {
+    /// Asks the listener to close its socket. It sees that when its task runs next, see
+    /// [`crate::cores::Cores::wake_all`].
+    pub fn end(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Accepts on one core and passes connections to all cores round-robin.
 pub struct ListenerTask {
     listener: Listener,
+    end: ListenerEnd,
     cores: Vec<Inbox>,
     next_core: usize,
     serve: Serve,
@@ -318,10 +343,21 @@ pub struct ListenerTask {
 }
 
 impl ListenerTask {
-    /// Accepts on `core`.
+    /// Accepts on `core` until it stops.
     pub fn spawn(
         core: &Rc<EngineCore>,
         listener: Listener,
+        cores: Vec<Inbox>,
+        serve: Serve,
+        limit: ConnectionLimit,
+    ) {
+        ListenerTask::spawn_until(core, (listener, ListenerEnd::default()), cores, serve, limit);
+    }
+
+    /// Accepts on `core` until it stops, or the listener's end is asked for.
+    pub fn spawn_until(
+        core: &Rc<EngineCore>,
+        (listener, end): (Listener, ListenerEnd),
         cores: Vec<Inbox>,
         serve: Serve,
         limit: ConnectionLimit,
@@ -330,6 +366,7 @@ impl ListenerTask {
             let readiness = WakeOnEvent::new(waker);
             ListenerTask {
                 listener,
+                end,
                 cores,
                 next_core: 0,
                 serve,
@@ -355,7 +392,7 @@ impl ListenerTask {
                 protocol = self.limit.protocol,
                 peer = stream.peer(),
                 "login refused: {} connections are open already; raise --max-connections",
-                self.limit.most
+                self.limit.most()
             );
             return;
         };
@@ -367,7 +404,7 @@ impl ListenerTask {
 
 impl Task for ListenerTask {
     fn run(&mut self) -> Progress {
-        if self.core.is_stopping() {
+        if self.core.is_stopping() || self.end.0.load(Ordering::Relaxed) {
             return Progress::Done;
         }
         for _ in 0..ACCEPTS_PER_TURN {

@@ -2,18 +2,32 @@
 
 use blockmux_proto::event::Login;
 use blockmux_proto::volume_state::{Meter, MeterReader, VolumeTraffic};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::SystemTime;
 
 /// The sessions of a process; a clone is another handle to the list.
-#[derive(Clone, Default)]
-pub struct Sessions(Arc<Mutex<Vec<Weak<Session>>>>);
+#[derive(Clone)]
+pub struct Sessions {
+    all: Arc<Mutex<Vec<Weak<Session>>>>,
+    /// The listener of sessions that begin by this handle; empty if it has none.
+    listener: Arc<str>,
+}
+
+impl Default for Sessions {
+    fn default() -> Sessions {
+        Sessions { all: Arc::default(), listener: "".into() }
+    }
+}
 
 /// One session that has logged in; dropping it removes it from the list.
 pub struct Session {
     login: Login,
     peer: String,
+    listener: Arc<str>,
     since: SystemTime,
+    /// [`OPEN`], [`DRAINING`] or [`CUT`].
+    end: AtomicU8,
     /// Counters of each volume that it uses or has used.
     readers: Mutex<Vec<MeterReader>>,
 }
@@ -25,6 +39,8 @@ pub struct SessionInfo {
     pub login: Login,
     /// The peer's address.
     pub peer: String,
+    /// The listener that its connection came by; empty if none was named.
+    pub listener: String,
     /// When it logged in.
     pub since: SystemTime,
     /// Its I/O counters; `users` is the number of volumes that it has used.
@@ -35,9 +51,14 @@ impl Sessions {
     /// Adds a session to the list.
     #[must_use]
     pub fn begin(&self, login: Login, peer: &str) -> Arc<Session> {
-        let session =
-            Session { login, peer: peer.to_owned(), since: SystemTime::now(), readers: Mutex::default() };
-        let session = Arc::new(session);
+        let session = Arc::new(Session {
+            login,
+            peer: peer.to_owned(),
+            listener: self.listener.clone(),
+            since: SystemTime::now(),
+            end: AtomicU8::new(OPEN),
+            readers: Mutex::default(),
+        });
         let mut all = self.all();
         if all.len() == all.capacity() {
             all.retain(|session| session.strong_count() > 0);
@@ -53,12 +74,61 @@ impl Sessions {
         all.iter().map(|session| session.info()).collect()
     }
 
+    /// Another handle to this list, for sessions whose connections come by that listener.
+    #[must_use]
+    pub fn at(&self, listener: &str) -> Sessions {
+        Sessions { all: self.all.clone(), listener: listener.into() }
+    }
+
+    /// Asks the sessions that are meant to end as they do when the process stops: I/O in flight
+    /// completes, new requests are refused, then the connection closes. Their tasks see it when
+    /// they run next, see [`crate::cores::Cores::wake_all`].
+    #[must_use]
+    pub fn drain(&self, is_meant: impl Fn(&SessionInfo) -> bool) -> Draining {
+        let all: Vec<_> = self.all().iter().filter_map(Weak::upgrade).collect();
+        let meant = all.into_iter().filter(|session| is_meant(&session.info()));
+        let ask = |session: Arc<Session>| {
+            session.end.fetch_max(DRAINING, Ordering::Relaxed);
+            Arc::downgrade(&session)
+        };
+        Draining(meant.map(ask).collect())
+    }
+
     fn all(&self) -> MutexGuard<'_, Vec<Weak<Session>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Sessions that were asked to end.
+pub struct Draining(Vec<Weak<Session>>);
+
+impl Draining {
+    /// Those that have not ended yet.
+    #[must_use]
+    pub fn left(&self) -> Vec<SessionInfo> {
+        self.0.iter().filter_map(Weak::upgrade).map(|session| session.info()).collect()
+    }
+
+    /// Closes the connections of those that have not ended yet, whatever is in flight.
+    pub fn cut(&self) {
+        let left = self.0.iter().filter_map(Weak::upgrade);
+        left.for_each(|session| session.end.store(CUT, Ordering::Relaxed));
     }
 }
 
 impl Session {
+    /// Whether the session was asked to end.
+    #[inline]
+    pub(crate) fn is_draining(&self) -> bool {
+        self.end.load(Ordering::Relaxed) != OPEN
+    }
+
+    /// Whether the session did not end in time.
+    #[inline]
+    pub(crate) fn is_cut(&self) -> bool {
+        self.end.load(Ordering::Relaxed) == CUT
+    }
+
     /// Adds the counters of `meter` to this session.
     pub(crate) fn add(&self, meter: &Meter) {
         self.add_reader(meter.reader());
@@ -73,9 +143,22 @@ impl Session {
         let readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
         let traffic = readers.iter().fold(VolumeTraffic::default(), |sum, reader| reader.added_to(sum));
         let traffic = VolumeTraffic { users: readers.len() as u64, ..traffic };
-        SessionInfo { login: self.login.clone(), peer: self.peer.clone(), since: self.since, traffic }
+        SessionInfo {
+            login: self.login.clone(),
+            peer: self.peer.clone(),
+            listener: self.listener.to_string(),
+            since: self.since,
+            traffic,
+        }
     }
 }
+
+/// The session goes on.
+const OPEN: u8 = 0;
+/// The session finishes what is in flight and closes its connection.
+const DRAINING: u8 = 1;
+/// The session closes its connection at once.
+const CUT: u8 = 2;
 
 #[cfg(test)]
 mod tests {
@@ -99,5 +182,20 @@ mod tests {
         drop(other);
         (0..10_000).for_each(|_| drop(sessions.begin(Login::default(), "")));
         assert!(sessions.all().capacity() < 64, "those that are over take no room");
+    }
+
+    #[test]
+    fn a_session_that_is_meant_drains_and_is_cut_and_no_other() {
+        let sessions = Sessions::default();
+        let login = |target: &str| Login { target: target.to_owned(), ..Login::default() };
+        let here = sessions.at("127.0.0.1:1").begin(login("a"), "x:1");
+        let there = sessions.begin(login("b"), "x:2");
+        let draining = sessions.drain(|info| info.login.target == "a" && info.listener == "127.0.0.1:1");
+        assert!(here.is_draining() && !here.is_cut() && !there.is_draining());
+        assert_eq!(draining.left().len(), 1);
+        draining.cut();
+        assert!(here.is_cut() && !there.is_draining());
+        drop(here);
+        assert!(draining.left().is_empty());
     }
 }

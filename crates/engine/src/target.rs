@@ -179,9 +179,14 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
     #[inline]
     fn turn(&mut self, now: Instant) -> Result<Progress, Broken> {
         let mut progress = Progress::Idle;
-        if self.core.is_stopping() && !self.is_stop_sent {
+        let (is_draining, is_cut) =
+            self.audit.session().map_or((false, false), |session| (session.is_draining(), session.is_cut()));
+        if (is_draining || self.core.is_stopping()) && !self.is_stop_sent {
             self.is_stop_sent = true;
             self.session.on_stop(now);
+        }
+        if is_cut {
+            return Err(Broken::Withdrawn);
         }
         self.connection.check_deadline(&mut self.session)?;
         self.check_held_buffers()?;
@@ -277,6 +282,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
     /// Logs an orderly end of the connection, unless the session has logged it.
     fn log_end(&mut self) {
         match (self.is_stop_sent, self.session.is_close_a_logout()) {
+            (true, _) if !self.core.is_stopping() => self.audit.on_end(true, WITHDRAWN),
             (true, _) => self.audit.on_end(true, "the target stops"),
             (false, true) => self.audit.on_end(true, "the client closed the connection"),
             (false, false) => self.audit.on_end(false, "the peer closed it without logging out"),
@@ -381,7 +387,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         let reason = match broken {
             Broken::Protocol(error) => format!("peer {error}"),
             Broken::Tls(error) => format!("peer {error}"),
-            Broken::Keys(_) | Broken::Evicted(_) => broken.to_string(),
+            Broken::Keys(_) | Broken::Evicted(_) | Broken::Withdrawn => broken.to_string(),
             Broken::Socket(error) => error.to_string(),
         };
         match broken {
@@ -485,6 +491,8 @@ impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
     }
 }
 
+/// Why a session ended that was drained while the process goes on.
+const WITHDRAWN: &str = "the config does not serve it any more";
 /// How long a peer may hold buffers that others need.
 pub const HELD_BUFFERS_TIMEOUT: Duration = Duration::from_secs(60);
 /// A session that waits for more bytes than this waits for the rest of a message, not for a header.

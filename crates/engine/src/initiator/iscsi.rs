@@ -291,7 +291,7 @@ fn has_hung_up(ran: &Result<(), Broken>) -> bool {
         Err(Broken::Socket(error)) => {
             matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
         }
-        Err(Broken::Tls(_) | Broken::Keys(_) | Broken::Evicted(_)) => false,
+        Err(Broken::Tls(_) | Broken::Keys(_) | Broken::Evicted(_) | Broken::Withdrawn) => false,
     }
 }
 

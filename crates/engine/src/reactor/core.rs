@@ -148,6 +148,11 @@ impl EngineCore {
     /// Asks every task to finish.
     pub fn stop(&self) {
         self.stopping.set(true);
+        self.wake_all();
+    }
+
+    /// Wakes every task, so that it sees what other threads have asked of it.
+    pub fn wake_all(&self) {
         for slot in self.tasks.borrow().iter() {
             if let Some(waker) = &slot.waker {
                 waker.wake();

@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 /// All targets that are reached through the same portals.
 pub struct IscsiNode {
     targets: RwLock<Vec<Arc<TargetNode>>>,
-    discovery: Option<Chap>,
+    discovery: RwLock<Option<Chap>>,
     pub(super) sessions: Arc<Sessions>,
     /// Who is told of units that come and go.
     watcher: OnceLock<UnitWatcher>,
@@ -83,7 +83,12 @@ impl IscsiNode {
     #[must_use]
     pub fn new(targets: Vec<TargetNode>) -> IscsiNode {
         let targets = RwLock::new(targets.into_iter().map(Arc::new).collect());
-        IscsiNode { targets, discovery: None, sessions: Arc::default(), watcher: OnceLock::new() }
+        IscsiNode {
+            targets,
+            discovery: RwLock::default(),
+            sessions: Arc::default(),
+            watcher: OnceLock::new(),
+        }
     }
 
     /// Serves one more target; answers whether its name was free.
@@ -103,6 +108,21 @@ impl IscsiNode {
         targets.retain(|target| target.name != *name);
     }
 
+    /// Serves a target in the place of the one that has its name, if there is one. Who is logged in
+    /// keeps the units of the access that it was given.
+    pub fn replace(&self, target: TargetNode) {
+        let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
+        match targets.iter_mut().find(|other| other.name == target.name) {
+            Some(own) => *own = Arc::new(target),
+            None => targets.push(Arc::new(target)),
+        }
+    }
+
+    /// Changes what discovery asks for, from the next login on.
+    pub fn set_discovery_chap(&self, chap: Option<Chap>) {
+        *self.discovery.write().unwrap_or_else(PoisonError::into_inner) = chap;
+    }
+
     /// Says that a unit has come or gone.
     pub fn tell(&self, change: UnitChange<'_>) {
         if let Some(watcher) = self.watcher.get() {
@@ -112,8 +132,8 @@ impl IscsiNode {
 
     /// Who discovers has to prove itself, too.
     #[must_use]
-    pub fn with_discovery_chap(mut self, chap: Chap) -> IscsiNode {
-        self.discovery = Some(chap);
+    pub fn with_discovery_chap(self, chap: Chap) -> IscsiNode {
+        self.set_discovery_chap(Some(chap));
         self
     }
 
@@ -125,8 +145,8 @@ impl IscsiNode {
 
     /// What discovery asks for.
     #[must_use]
-    pub fn discovery_chap(&self) -> Option<&Chap> {
-        self.discovery.as_ref()
+    pub fn discovery_chap(&self) -> Option<Chap> {
+        self.discovery.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The target of that name that is reached through that portal group.
@@ -186,12 +206,8 @@ impl TargetNode {
     #[must_use]
     pub fn port(&self, access: &IscsiAccess, group_tag: u16) -> TargetPort {
         let name = self.port_name(group_tag);
-        let known = access.target.ports.iter().find(|port| *port.name == *name);
-        known.cloned().unwrap_or_else(|| TargetPort {
-            relative_id: group_tag,
-            group: group_tag,
-            name: name.into(),
-        })
+        let known = access.target.ports().into_iter().find(|port| *port.name == *name);
+        known.unwrap_or_else(|| TargetPort { relative_id: group_tag, group: group_tag, name: name.into() })
     }
 }
 

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// What holds for one host.
-#[derive(Clone, Default)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct HostAccess {
     /// The namespaces that it sees; `None`: all.
     pub namespaces: Option<BTreeSet<u32>>,
@@ -83,6 +83,11 @@ impl KnownHost {
     /// What is said of a host, who is known from now on.
     pub(super) fn of(&mut self, host: Nqn) -> &mut HostAccess {
         self.hosts.entry(host).or_default()
+    }
+
+    /// The hosts that are known.
+    pub(super) fn listed(&self) -> Vec<Nqn> {
+        self.hosts.keys().cloned().collect()
     }
 
     /// Whether that host was known.

@@ -29,7 +29,7 @@ pub struct Subsystem {
     /// What Identify tells: up to 40 characters.
     pub(super) model: String,
     /// Ports that lead here; `None`: all.
-    ports: Option<BTreeSet<u16>>,
+    ports: RwLock<Option<BTreeSet<u16>>>,
     /// In order of their identifiers.
     namespaces: RwLock<Vec<AttachedNamespace>>,
     /// Grows with each change of the namespaces.
@@ -120,7 +120,7 @@ impl Subsystem {
             nqn,
             serial,
             model: MODEL.to_owned(),
-            ports: None,
+            ports: RwLock::default(),
             namespaces: RwLock::default(),
             generation: AtomicU64::new(0),
             hosts: Hosts::new(hosts),
@@ -149,17 +149,53 @@ impl Subsystem {
     /// Limits the subsystem to these ports.
     #[must_use]
     pub fn with_ports(self, ports: BTreeSet<u16>) -> Subsystem {
-        Subsystem { ports: Some(ports), ..self }
+        Subsystem { ports: RwLock::new(Some(ports)), ..self }
     }
 
-    /// The ports that lead here, if not all do.
-    pub(crate) fn ports(&self) -> Option<&BTreeSet<u16>> {
-        self.ports.as_ref()
+    /// Whether every port leads here.
+    pub(crate) fn is_at_all_ports(&self) -> bool {
+        self.ports.read().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 
     /// Whether that port leads here.
     pub(crate) fn is_at(&self, port: u16) -> bool {
-        self.ports.as_ref().is_none_or(|ports| ports.contains(&port))
+        let ports = self.ports.read().unwrap_or_else(PoisonError::into_inner);
+        ports.as_ref().is_none_or(|ports| ports.contains(&port))
+    }
+
+    /// Changes the ports that lead here; answers whether that is news.
+    pub(crate) fn set_ports(&self, ports: Option<BTreeSet<u16>>) -> bool {
+        let mut own = self.ports.write().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *own, ports.clone()) != ports
+    }
+
+    /// Opens the subsystem to every host, or closes it to those that are not listed; answers
+    /// whether that is news.
+    pub(crate) fn set_open(&self, is_open: bool) -> bool {
+        std::mem::replace(&mut self.hosts.write().is_open, is_open) != is_open
+    }
+
+    /// The hosts that are listed.
+    #[must_use]
+    pub fn listed_hosts(&self) -> Vec<Nqn> {
+        self.hosts.read().listed()
+    }
+
+    /// Its namespaces: identifier, volume and what names each.
+    #[must_use]
+    pub fn attached(&self) -> Vec<(u32, VolumeId, NamespaceIdentity)> {
+        let of = |one: &AttachedNamespace| (one.namespace.nsid, one.namespace.volume, one.namespace.identity);
+        self.read().iter().map(of).collect()
+    }
+
+    /// No host connects any more, and controllers lose their connections.
+    pub fn close(&self) {
+        self.associations.close();
+    }
+
+    /// The controllers of a host lose their connections.
+    pub fn cut(&self, host: &Nqn) {
+        self.associations.cut(host);
     }
 
     /// With this serial number, of up to 20 characters.
@@ -233,15 +269,19 @@ impl Subsystem {
 
     /// Lets a host connect no more, and ends its controllers; answers whether it was listed.
     pub(crate) fn remove_host(&self, host: &Nqn) -> bool {
-        let mut hosts = self.hosts.write();
-        let was_listed = !hosts.is_open && hosts.remove(host);
-        drop(hosts);
+        let was_listed = self.withdraw_host(host);
         if was_listed {
             // Who connects at this moment looks once more whether it may when its controller is
             // among these.
             self.associations.cut(host);
         }
         was_listed
+    }
+
+    /// Lets a host connect no more; answers whether it was listed.
+    pub(crate) fn withdraw_host(&self, host: &Nqn) -> bool {
+        let mut hosts = self.hosts.write();
+        !hosts.is_open && hosts.remove(host)
     }
 
     /// Whether every host may connect.

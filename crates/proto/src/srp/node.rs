@@ -99,6 +99,21 @@ impl SrpNode {
         self.tell(UnitChange::Removed(volume));
     }
 
+    /// Serves a target port in the place of the one that has its identifier, if there is one.
+    /// Initiators that are logged in keep the units of the access that they were given.
+    pub fn replace(&self, target: SrpTarget) {
+        let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
+        match targets.iter_mut().find(|other| other.id == target.id) {
+            Some(own) => *own = Arc::new(target),
+            None => targets.push(Arc::new(target)),
+        }
+    }
+
+    /// Stops to serve a target port to initiators that log in.
+    pub fn withdraw(&self, id: SrpPortId) {
+        self.targets.write().unwrap_or_else(PoisonError::into_inner).retain(|target| target.id != id);
+    }
+
     /// Tells whoever watches that a unit has come or gone.
     pub fn tell(&self, change: UnitChange<'_>) {
         if let Some(watcher) = self.watcher.get() {
@@ -136,7 +151,8 @@ impl UnitSource for SrpNode {
 
 impl SrpTarget {
     /// The logical units that an initiator port sees; `None` if it may not log in.
-    pub(super) fn units_for(&self, initiator: SrpPortId) -> Option<&Arc<ScsiTarget>> {
+    #[must_use]
+    pub fn units_for(&self, initiator: SrpPortId) -> Option<&Arc<ScsiTarget>> {
         let mut fitting = self.access.iter();
         let fits = |access: &&SrpAccess| access.initiator.is_none_or(|id| id == initiator);
         fitting.find(fits).map(|access| &access.target)

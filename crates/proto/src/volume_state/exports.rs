@@ -110,6 +110,15 @@ impl Exports {
         Some(Removed { volume, export, served })
     }
 
+    /// Changes the description of an export; answers whether there is one.
+    pub fn describe(&self, id: VolumeId, description: &str) -> bool {
+        let mut list = self.shared.list.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(Some(entry)) = list.get_mut(id.0 as usize) else { return false };
+        let export = Export { description: description.to_owned(), ..Export::clone(&entry.export) };
+        entry.export = Arc::new(export);
+        true
+    }
+
     /// The volume of the export with that id, as every protocol serves it.
     #[must_use]
     pub fn served(&self, id: VolumeId) -> Option<Arc<VolumeState>> {

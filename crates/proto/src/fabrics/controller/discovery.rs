@@ -18,16 +18,17 @@ pub(crate) fn page(node: &NvmeNode, host: &Nqn, local: Option<IpAddr>, transport
     // Before the list: who reads it in parts sees by the header whether it has changed meanwhile.
     let genctr = node.generation();
     let all = node.subsystems();
-    let discovery = node.ports.iter().map(|port| (port, &node.discovery, SubsystemType::CURRENT_DISCOVERY));
+    let ports = node.ports();
+    let discovery = ports.iter().map(|port| (*port, &node.discovery, SubsystemType::CURRENT_DISCOVERY));
     let admitted = all.iter().filter(|subsystem| subsystem.admits(host));
     let subsystems = admitted.flat_map(|subsystem| {
-        node.ports_of(subsystem).map(move |port| (port, subsystem, SubsystemType::NVM))
+        node.ports_of(subsystem).into_iter().map(move |port| (port, subsystem, SubsystemType::NVM))
     });
     let secure_channel = node.secure_channel();
     let own = discovery
         .chain(subsystems)
         .map(|(port, subsystem, subtype)| entry((port, secure_channel), &subsystem.nqn, subtype, local));
-    let mut entries: Vec<DiscoveryEntry> = own.chain(node.referrals.iter().map(referral)).collect();
+    let mut entries: Vec<DiscoveryEntry> = own.chain(node.referrals().iter().map(referral)).collect();
     if transport == TransportType::RDMA {
         entries.iter_mut().for_each(make_rdma);
     }
@@ -42,7 +43,7 @@ pub(crate) fn page(node: &NvmeNode, host: &Nqn, local: Option<IpAddr>, transport
 }
 
 fn entry(
-    (port, secure_channel): (&FabricsPort, SecureChannel),
+    (port, secure_channel): (FabricsPort, SecureChannel),
     nqn: &Nqn,
     subtype: SubsystemType,
     local: Option<IpAddr>,

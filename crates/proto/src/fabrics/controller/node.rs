@@ -10,6 +10,7 @@ use crate::nvme::subsystem::{Subsystem, unique_discovery_nqn, well_known_discove
 use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
 use blockmux_wire::nvmeof::tcp::NVME_DISCOVERY_PORT;
 use core::net::{IpAddr, SocketAddr};
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -20,9 +21,9 @@ pub struct NvmeNode {
     pub(crate) discovery: Arc<Subsystem>,
     /// GENCTR of the discovery log: grows with each change of what it says.
     generation: AtomicU64,
-    pub(crate) ports: Vec<FabricsPort>,
+    ports: RwLock<Vec<FabricsPort>>,
     /// Where else hosts may ask.
-    pub(crate) referrals: Vec<Referral>,
+    referrals: RwLock<Vec<Referral>>,
     /// Data that a command's capsule on an I/O queue may have, in bytes.
     pub(crate) in_capsule: usize,
     /// Keys of hosts that come by TLS.
@@ -73,8 +74,8 @@ impl NvmeNode {
             // that Identify tells.
             discovery: Arc::new(Subsystem::discovery(well_known_discovery_nqn(), machine)),
             generation: AtomicU64::new(1),
-            ports,
-            referrals: Vec::new(),
+            ports: RwLock::new(ports),
+            referrals: RwLock::default(),
             in_capsule: IN_CAPSULE,
             keyring: Arc::default(),
             secure_channel: RwLock::default(),
@@ -146,9 +147,34 @@ impl NvmeNode {
 
     /// Tells hosts of these other discovery subsystems.
     #[must_use]
-    pub fn with_referrals(mut self, referrals: Vec<Referral>) -> NvmeNode {
-        self.referrals = referrals;
+    pub fn with_referrals(self, referrals: Vec<Referral>) -> NvmeNode {
+        *self.referrals.write().unwrap_or_else(PoisonError::into_inner) = referrals;
         self
+    }
+
+    /// Changes where the node listens and where else hosts may ask; who discovers is told if that
+    /// is news. A port keeps its identifier as long as it is there.
+    pub fn set_places(&self, ports: Vec<FabricsPort>, referrals: Vec<Referral>) {
+        let old = std::mem::replace(
+            &mut *self.ports.write().unwrap_or_else(PoisonError::into_inner),
+            ports.clone(),
+        );
+        let mut own = self.referrals.write().unwrap_or_else(PoisonError::into_inner);
+        let old_referrals = std::mem::replace(&mut *own, referrals.clone());
+        drop(own);
+        if old != ports || old_referrals != referrals {
+            self.tell_change();
+        }
+    }
+
+    /// Where the node listens.
+    pub(crate) fn ports(&self) -> Vec<FabricsPort> {
+        self.ports.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Where else hosts may ask.
+    pub(crate) fn referrals(&self) -> Vec<Referral> {
+        self.referrals.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Takes so many bytes of data in a command's capsule on an I/O queue: rounded down to 16, and
@@ -174,13 +200,44 @@ impl NvmeNode {
     /// Serves a subsystem no more: its controllers lose their connections, and who discovers is
     /// told. Answers whether there was one of that name.
     pub fn remove(&self, nqn: &Nqn) -> bool {
+        self.withdraw(nqn).inspect(|gone| gone.close()).is_some()
+    }
+
+    /// Serves a subsystem to no new host; who discovers is told. Its controllers stay until
+    /// [`Subsystem::close`].
+    pub fn withdraw(&self, nqn: &Nqn) -> Option<Arc<Subsystem>> {
         let mut subsystems = self.subsystems.write().unwrap_or_else(PoisonError::into_inner);
-        let Some(place) = subsystems.iter().position(|subsystem| subsystem.nqn == *nqn) else { return false };
+        let place = subsystems.iter().position(|subsystem| subsystem.nqn == *nqn)?;
         let gone = subsystems.remove(place);
         drop(subsystems);
-        gone.associations.close();
         self.tell_change();
-        true
+        Some(gone)
+    }
+
+    /// Changes the ports that lead to a subsystem, `None` for all; who discovers is told if that is
+    /// news. Controllers stay connected through the ports that they came by.
+    pub fn set_ports_of(&self, subsystem: &Subsystem, ports: Option<BTreeSet<u16>>) {
+        if subsystem.set_ports(ports) {
+            self.tell_change();
+        }
+    }
+
+    /// Opens a subsystem to every host, or closes it to those that are not listed; who discovers is
+    /// told if that is news.
+    pub fn set_open(&self, subsystem: &Subsystem, is_open: bool) {
+        if subsystem.set_open(is_open) {
+            self.tell_change();
+        }
+    }
+
+    /// Lets a host connect to a subsystem no more, but leaves the controllers that it has; answers
+    /// whether it was listed.
+    pub fn withdraw_host(&self, subsystem: &Subsystem, host: &Nqn) -> bool {
+        let was_listed = subsystem.withdraw_host(host);
+        if was_listed {
+            self.tell_change_to(host);
+        }
+        was_listed
     }
 
     /// All subsystems with namespaces, as they are now.
@@ -218,11 +275,12 @@ impl NvmeNode {
 
     /// Ports that hosts are told lead to a subsystem with namespaces: those that it is at. Where it
     /// is at all of them, the port of discovery is for that alone, unless there is no other.
-    pub(crate) fn ports_of<'a>(&'a self, subsystem: &'a Subsystem) -> impl Iterator<Item = &'a FabricsPort> {
+    pub(crate) fn ports_of(&self, subsystem: &Subsystem) -> Vec<FabricsPort> {
+        let ports = self.ports();
         let is_discovery = |port: &FabricsPort| port.address.port() == NVME_DISCOVERY_PORT;
-        let takes_discovery = subsystem.ports().is_some() || self.ports.iter().all(is_discovery);
-        let is_told = move |port: &&FabricsPort| takes_discovery || !is_discovery(port);
-        self.ports.iter().filter(|port| subsystem.is_at(port.id)).filter(is_told)
+        let takes_discovery = !subsystem.is_at_all_ports() || ports.iter().all(is_discovery);
+        let is_told = |port: &FabricsPort| takes_discovery || !is_discovery(port);
+        ports.into_iter().filter(|port| subsystem.is_at(port.id) && is_told(port)).collect()
     }
 }
 

@@ -416,7 +416,7 @@ impl TargetLogin {
     /// What this session has to prove.
     pub(super) fn chap(&self) -> Option<Chap> {
         match self.session.as_ref()? {
-            Session::Discovery => self.node.discovery_chap().cloned(),
+            Session::Discovery => self.node.discovery_chap(),
             Session::Normal { access, .. } => access.chap.clone(),
         }
     }

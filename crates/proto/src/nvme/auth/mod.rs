@@ -39,7 +39,7 @@ use blockmux_wire::nvmeof::auth::Head;
 use sha2::{Digest, Sha512};
 
 /// What a host has to prove, and what is proved to it. Both sides have the same.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostSecrets {
     /// The host's.
     pub host: DhChapSecret,

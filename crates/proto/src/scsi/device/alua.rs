@@ -50,7 +50,7 @@ pub(super) fn not_ready(access: AccessState) -> Option<Sense> {
 pub(super) fn report(cx: &mut Context<'_>) -> TaskOutcome {
     let states = cx.unit.unit.look(|state| state.access_states.clone());
     let mut groups: BTreeMap<u16, Vec<u16>> = BTreeMap::new();
-    for port in &cx.target.ports {
+    for port in cx.target.ports() {
         groups.entry(port.group).or_default().push(port.relative_id);
     }
     let mut body = match cx.command.cdb.byte(1) >> 5 {
@@ -90,8 +90,9 @@ pub(super) fn set_groups(cx: &mut Context<'_>) -> TaskOutcome {
         let list = bytes.get(4..).unwrap_or_default();
         let descriptors = <[SetPortGroup]>::ref_from_bytes(list)
             .map_err(|_| Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR))?;
+        let ports = cx.target.ports();
         for (at, wanted) in (4..).step_by(4).zip(descriptors) {
-            let is_known = cx.target.ports.iter().any(|port| port.group == wanted.target_port_group.get());
+            let is_known = ports.iter().any(|port| port.group == wanted.target_port_group.get());
             if !SETTABLE.contains(&AccessState(wanted.access_state & 0x0f)) || !is_known {
                 return Err(Sense::in_parameters(at).into());
             }

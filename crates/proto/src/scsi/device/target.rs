@@ -7,7 +7,7 @@ use crate::exports::VolumeId;
 use crate::scsi::lun::Lun;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 /// Logical units by number. What an initiator may not see is not in the target that its sessions
 /// are given.
@@ -17,10 +17,10 @@ pub struct ScsiTarget {
     /// The target device's name as a SCSI name string: with iSCSI, the target's IQN.
     pub name: Arc<str>,
     /// Every port of the target; a session is on one of them. Units that are added later know them.
-    pub ports: Vec<TargetPort>,
+    ports: RwLock<Vec<TargetPort>>,
     states: Arc<PortGroupStates>,
     /// The numbers of the units that may be here; `None`: all.
-    mask: Option<BTreeSet<u16>>,
+    mask: RwLock<Option<BTreeSet<u16>>>,
     units: RwLock<BTreeMap<u16, TargetUnit>>,
     /// Grows with each change of the units.
     generation: AtomicU64,
@@ -36,6 +36,13 @@ impl PortGroupStates {
     /// How a group leads to units that come from now on.
     pub fn set(&self, group: u16, access: AccessState) {
         self.0.write().unwrap_or_else(PoisonError::into_inner).insert(group, access);
+    }
+
+    /// How a group leads to units.
+    #[must_use]
+    pub fn get(&self, group: u16) -> AccessState {
+        let states = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        states.get(&group).copied().unwrap_or(AccessState::ACTIVE_OPTIMIZED)
     }
 
     fn all(&self) -> Vec<(u16, AccessState)> {
@@ -74,9 +81,9 @@ impl ScsiTarget {
     pub fn new(name: &str, ports: Vec<TargetPort>) -> ScsiTarget {
         ScsiTarget {
             name: name.into(),
-            ports,
+            ports: RwLock::new(ports),
             states: Arc::default(),
-            mask: None,
+            mask: RwLock::default(),
             units: RwLock::default(),
             generation: AtomicU64::new(0),
         }
@@ -93,13 +100,46 @@ impl ScsiTarget {
     /// added.
     #[must_use]
     pub fn with_mask(self, mask: BTreeSet<u16>) -> ScsiTarget {
-        ScsiTarget { mask: Some(mask), ..self }
+        ScsiTarget { mask: RwLock::new(Some(mask)), ..self }
     }
 
     /// Whether a unit of that number is shown.
     #[must_use]
     pub fn shows(&self, number: u16) -> bool {
-        self.mask.as_ref().is_none_or(|mask| mask.contains(&number))
+        self.read_mask().as_ref().is_none_or(|mask| mask.contains(&number))
+    }
+
+    /// Shows units of these numbers alone from now on, or all of them. Units that are not shown any
+    /// more are taken away; those that are shown now have to be added.
+    pub fn set_mask(&self, mask: Option<BTreeSet<u16>>) {
+        let is_same = *self.read_mask() == mask;
+        if !is_same {
+            *self.mask.write().unwrap_or_else(PoisonError::into_inner) = mask;
+            self.remove(|number, _| !self.shows(number));
+        }
+    }
+
+    fn read_mask(&self) -> RwLockReadGuard<'_, Option<BTreeSet<u16>>> {
+        self.mask.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Every port of the target.
+    #[must_use]
+    pub fn ports(&self) -> Vec<TargetPort> {
+        self.ports.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Changes the ports of the target. Sessions stay on the ports that they are on.
+    pub fn set_ports(&self, ports: Vec<TargetPort>) {
+        *self.ports.write().unwrap_or_else(PoisonError::into_inner) = ports.clone();
+        // A unit that is added meanwhile knows the new ports, or is found here.
+        self.units().for_each(|(_, _, unit)| unit.add_ports(&ports));
+    }
+
+    /// The states of port groups, which others who see the target have, too.
+    #[must_use]
+    pub fn states(&self) -> Arc<PortGroupStates> {
+        self.states.clone()
     }
 
     /// Sets how the ports of a group lead to all units, and to those that are added; every
@@ -123,7 +163,7 @@ impl ScsiTarget {
         if units.contains_key(&number) || !self.shows(number) {
             return false;
         }
-        unit.add_ports(&self.ports);
+        unit.add_ports(&self.ports());
         // Within the lock: a state that is set meanwhile is seen here, or finds the unit.
         self.states.all().into_iter().for_each(|(group, access)| unit.set_access_state(group, access));
         units.insert(number, (volume, unit));
@@ -166,7 +206,7 @@ impl ScsiTarget {
     /// Whether a mask names that number: its owner was promised the unit that had it.
     #[must_use]
     pub fn is_named(&self, number: u16) -> bool {
-        self.mask.as_ref().is_some_and(|mask| mask.contains(&number))
+        self.read_mask().as_ref().is_some_and(|mask| mask.contains(&number))
     }
 
     /// Every LUN in order.

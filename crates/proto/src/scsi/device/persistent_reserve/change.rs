@@ -208,7 +208,7 @@ fn whom(cx: &Context<'_>, flags: u8, rest: &[u8]) -> Result<Vec<Registrant>, Sen
     }
     let ports = match flags & ALL_TG_PT {
         0 => vec![own.port],
-        _ => cx.target.ports.iter().map(|port| port.name.clone()).collect(),
+        _ => cx.target.ports().into_iter().map(|port| port.name).collect(),
     };
     let each = initiators.iter().flat_map(|initiator| {
         ports.iter().map(|port| Registrant { initiator: initiator.clone(), port: port.clone() })
@@ -229,8 +229,8 @@ fn ports_of(cx: &Context<'_>, node: &Name) -> Result<Vec<Arc<[u8]>>, Sense> {
 
 /// The name of a port that leads to the unit, also through another target.
 fn port_name(cx: &Context<'_>, relative_id: u16) -> Option<Arc<str>> {
-    let own = cx.target.ports.iter().find(|port| port.relative_id == relative_id);
-    own.map(|port| port.name.clone()).or_else(|| {
+    let own = cx.target.ports().into_iter().find(|port| port.relative_id == relative_id);
+    own.map(|port| port.name).or_else(|| {
         cx.unit.unit.look(|state| {
             let found = state.ports.iter().find(|(_, id)| **id == relative_id);
             found.map(|(name, _)| name.clone())
