@@ -9,6 +9,7 @@ use crate::failure::Failure;
 use crate::protocol::Carrier;
 use crate::protocol::policy::ListenerAddress;
 use blockmux_engine::socket::Address;
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -137,6 +138,35 @@ impl ListenerEntry {
             Carrier::Frames => ListenAddress::Interface(address.to_owned()),
         };
         Ok(ListenerEntry { address, volumes })
+    }
+}
+
+impl fmt::Display for ListenAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ListenAddress::Unix(path) => write!(f, "unix:{}", path.display()),
+            ListenAddress::Interface(interface) => f.write_str(interface),
+            ListenAddress::Tcp { host, port } => {
+                if host.contains(':') {
+                    write!(f, "[{host}]")?
+                } else {
+                    f.write_str(host)?
+                }
+                port.map_or(Ok(()), |port| write!(f, ":{port}"))
+            }
+        }
+    }
+}
+
+impl ListenerEntry {
+    /// As a config file says it, with the place in full where that is known.
+    pub(crate) fn in_full(&self, default_port: u16) -> String {
+        let address = match self.address.resolve(default_port) {
+            Ok(ListenerAddress::Socket(Address::Tcp(tcp))) => tcp.to_string(),
+            _ => self.address.to_string(),
+        };
+        let volumes = self.volumes.as_ref().map(|names| format!("{VOLUMES}{}", names.join(",")));
+        format!("{address}{}", volumes.unwrap_or_default())
     }
 }
 

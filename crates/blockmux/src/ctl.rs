@@ -5,8 +5,12 @@
 //! socket is for its owner and root alone, and the daemon asks the system who it is that talks to
 //! it.
 
+mod fragment;
+mod plan;
 mod sessions;
 
+pub(crate) use self::fragment::Fragment;
+pub(crate) use self::plan::{PlanReport, PlannedChange};
 pub(crate) use self::sessions::SessionStatus;
 use crate::failure::Failure;
 use crate::output::{both_sizes, print, printable, shell_word};
@@ -108,6 +112,20 @@ pub(crate) enum Request {
         /// NSID or LUN
         number: u32,
     },
+    /// Load the daemon's config file again and apply what is different
+    Reload,
+    /// Show what reload would change, and whom it would affect
+    Diff,
+    /// Print what runs as a config file
+    Export,
+    /// Add and change what a part of a config file names; keep everything else
+    Apply {
+        /// TOML file; - for standard input
+        #[arg(value_name = "FILE", value_parser = fragment::read)]
+        fragment: Fragment,
+    },
+    /// Write what runs into the daemon's config file; keep comments
+    Save,
     /// What one protocol alone knows.
     #[command(flatten)]
     Change(Change),
@@ -134,6 +152,15 @@ pub(crate) enum Answer {
     Attached {
         number: u32,
     },
+    /// What was changed, or would be.
+    Plan(PlanReport),
+    /// A config file.
+    Text(String),
+    /// What was answered, and what there is to say about it.
+    Noted {
+        answer: Box<Answer>,
+        note: String,
+    },
     /// What there is to say when it is done.
     Said(String),
     Done,
@@ -152,6 +179,9 @@ impl Answer {
                 json!({ "name": name, "urls": urls, "protocols_without_listener": unheard })
             }
             Answer::Attached { number } => json!({ "number": number }),
+            Answer::Plan(report) => json!(report),
+            Answer::Text(text) => json!({ "text": text }),
+            Answer::Noted { answer, .. } => return answer.json(),
             Answer::Said(text) => json!({ "message": text }),
             Answer::Done => json!({}),
             Answer::Failed(reason) => json!({ "error": reason }),
@@ -249,7 +279,12 @@ pub(crate) struct PopulatedStatus {
 
 /// Asks the daemon, and shows what it answers.
 pub(crate) fn run(args: &CtlArgs) -> Result<(), Failure> {
-    match (ask(&args.socket.0, &args.request)?, &args.request) {
+    let mut answer = ask(&args.socket.0, &args.request)?;
+    if let Answer::Noted { answer: own, note } = answer {
+        tracing::warn!("{}", printable(&note));
+        answer = *own;
+    }
+    match (answer, &args.request) {
         (Answer::Failed(reason), _) => Err(Failure::run(reason)),
         (answer, _) if args.json => print(answer.json()?),
         (Answer::Resized { size }, Request::Resize { name, .. }) => {
@@ -274,6 +309,8 @@ pub(crate) fn run(args: &CtlArgs) -> Result<(), Failure> {
         (Answer::Attached { number }, Request::Attach { target, .. }) => {
             print(format_args!("{}  {number}", printable(target)))
         }
+        (Answer::Plan(report), _) => print(plan::in_words(&report)),
+        (Answer::Text(text), _) => print(text.trim_end()),
         (Answer::Said(text), _) => print(printable(&text)),
         (Answer::Done, _) => Ok(()),
         (Answer::Status(status), Request::Status) => print(in_words(&status)),

@@ -62,6 +62,8 @@ struct Cli {
 enum Command {
     /// Export volumes over the network until stopped
     Serve(serve::ServeArgs),
+    /// Check a config file of `serve`
+    Check(serve::CheckArgs),
     /// Copy a volume to another; keep holes
     Copy(copy::CopyArgs),
     /// Describe a volume
@@ -82,6 +84,7 @@ impl Command {
     fn run(self, is_verbose: bool) -> Result<ExitCode, Failure> {
         match self {
             Command::Serve(args) => serve::run(args, is_verbose),
+            Command::Check(args) => serve::check(args).map(|()| ExitCode::SUCCESS),
             Command::Copy(args) => copy::run(&args),
             Command::Info(args) => info::run(&args).map(|()| ExitCode::SUCCESS),
             Command::Discover(args) => discover::run(&args).map(|()| ExitCode::SUCCESS),

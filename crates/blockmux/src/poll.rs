@@ -1,11 +1,11 @@
 //! `--poll`: when a core that has nothing to do goes to sleep, in one word.
 
 use blockmux_engine::reactor::PollPolicy;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// As the command line and the config file say it: poll a short while after the last activity,
 /// poll for ever, or sleep at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Poll {
     Adaptive,

@@ -12,16 +12,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{fs, io, thread};
 
 /// Turns SIGTERM, SIGINT and SIGHUP into events; one more of them ends the process at once, with
-/// status 1, and removes what [`leaves`] has named.
+/// status 1, and removes what [`leaves`] has named. Signals of `again` are events whenever they
+/// come, and end nothing.
 ///
 /// A SIGHUP that whoever started the process has it ignore, as nohup does, stays ignored.
 ///
 /// # Errors
 /// If the system refuses to tell of them.
-pub(crate) fn watch<E: Send + 'static>(events: &Sender<E>, event: fn(i32) -> E) -> io::Result<()> {
+pub(crate) fn watch<E: Send + 'static>(
+    events: &Sender<E>,
+    again: &'static [i32],
+    event: fn(i32) -> E,
+) -> io::Result<()> {
     let was_asked = Arc::new(AtomicBool::new(false));
     let watched = if is_ignored(SIGHUP) { &[SIGTERM, SIGINT][..] } else { &[SIGTERM, SIGINT, SIGHUP] };
-    for &signal in watched {
+    for &signal in watched.iter().filter(|signal| !again.contains(signal)) {
         // A third one ends it even if what the second one removes does not go away.
         flag::register_conditional_shutdown(signal, 1, was_asked.clone())?;
     }
@@ -30,13 +35,18 @@ pub(crate) fn watch<E: Send + 'static>(events: &Sender<E>, event: fn(i32) -> E) 
     thread::spawn(move || {
         privileges::give_up_all();
         let mut signals = signals.forever();
-        // Whoever hears of it may have ended for another reason.
-        let _ = signals.next().map(|signal| events.send(event(signal)));
-        if let Some(again) = signals.next() {
-            was_asked.store(true, Ordering::Release);
-            left().drain(..).for_each(|directory| drop(fs::remove_dir_all(directory)));
-            // The next one of the kind ends the process where it arrives.
-            let _ = raise(again);
+        let mut is_asked = false;
+        for signal in &mut signals {
+            let ends = !again.contains(&signal);
+            if ends && std::mem::replace(&mut is_asked, true) {
+                was_asked.store(true, Ordering::Release);
+                left().drain(..).for_each(|directory| drop(fs::remove_dir_all(directory)));
+                // The next one of the kind ends the process where it arrives.
+                let _ = raise(signal);
+                return;
+            }
+            // Whoever hears of it may have ended for another reason.
+            let _ = events.send(event(signal));
         }
     });
     Ok(())

@@ -222,8 +222,9 @@ fn serve(
     let (places, sessions) = (std::slice::from_ref(&place), Sessions::default());
     let units = Units::new(&exports);
     let service = Service { exports: &exports, units: &units, places, policy, cores, sessions: &sessions };
-    for (listener, serve) in listener.into_iter().zip(frontend.serve(&service)?.serve) {
-        let inboxes = cores.inboxes();
+    let live = frontend.serve(&service)?;
+    for (listener, live) in listener.into_iter().zip(&live) {
+        let (serve, inboxes) = (live.serve(&place), cores.inboxes());
         cores
             .ask(0, move |core| {
                 ListenerTask::spawn(core, listener, inboxes, serve, ConnectionLimit::new(MOST_CONNECTIONS))

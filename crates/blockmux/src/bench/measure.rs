@@ -61,7 +61,7 @@ impl Interrupts {
     /// If the system does not tell of them.
     pub(super) fn watch() -> Result<Interrupts, Failure> {
         let (events, incoming) = mpsc::channel();
-        signals::watch(&events, |signal| BenchEvent::End(BenchEnd::Signal(signal)))
+        signals::watch(&events, &[], |signal| BenchEvent::End(BenchEnd::Signal(signal)))
             .map_err(|error| Failure::run(format!("cannot watch for signals: {error}")))?;
         Ok(Interrupts { events, incoming })
     }

@@ -166,7 +166,7 @@ fn copy(
             Failure::request(format!("cannot start: {error}; io_uring must be permitted here"))
         })?;
     let (sender, result) = mpsc::channel();
-    signals::watch(&sender, |signal| Err(CopyError::Interrupted(signal)))
+    signals::watch(&sender, &[], |signal| Err(CopyError::Interrupted(signal)))
         .map_err(|error| Failure::run(format!("cannot watch for signals: {error}")))?;
     let told = progress.clone();
     let ended = || Failure::run("the copying core has ended; try again with -v");

@@ -23,7 +23,7 @@ pub(crate) struct SessionStatus {
 
 impl From<SessionInfo> for SessionStatus {
     fn from(info: SessionInfo) -> SessionStatus {
-        let SessionInfo { login, peer, since, traffic } = info;
+        let SessionInfo { login, peer, since, traffic, .. } = info;
         let since = Timestamp::try_from(since).unwrap_or_default();
         SessionStatus {
             protocol: login.protocol.to_owned(),

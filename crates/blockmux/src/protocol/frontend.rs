@@ -8,12 +8,13 @@ use super::units::Units;
 use crate::failure::Failure;
 use blockmux_engine::cores::Cores;
 use blockmux_engine::listener::Serve;
-use blockmux_engine::sessions::Sessions;
+use blockmux_engine::sessions::{SessionInfo, Sessions};
 use blockmux_proto::exports::{Exports, VolumeId};
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Command};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::any::Any;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -50,6 +51,26 @@ pub(crate) trait Frontend: Send + Sync {
         Ok(())
     }
 
+    /// Its lists of targets in the config file.
+    fn target_tables(&self) -> &'static [TargetTables] {
+        &[]
+    }
+
+    /// Its keys, from the top level and with dots, that a change takes effect of at the next start
+    /// only.
+    fn fixed_keys(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// Writes what one of its own commands has changed into a target's table of the config file, in
+    /// the words of that file; answers whether the file has words for it.
+    fn record(&self, _what: &Value, _target: &mut toml::Table) -> bool {
+        false
+    }
+
+    /// The frontend itself, for the [`Live`] of its protocol.
+    fn as_any(&self) -> &dyn Any;
+
     /// Adds the commands of `ctl` that are its own.
     fn commands(&self, command: Command) -> Command {
         command
@@ -84,11 +105,11 @@ pub(crate) trait Frontend: Send + Sync {
         Vec::new()
     }
 
-    /// Begins to serve.
+    /// Begins to serve; `None` if it serves without listeners, so that nothing can be changed.
     ///
     /// # Errors
     /// If a place cannot be opened.
-    fn serve(&self, service: &Service<'_>) -> Result<Started, Failure>;
+    fn serve(&self, service: &Service<'_>) -> Result<Option<Box<dyn Live>>, Failure>;
 
     /// How clients of `protocol`, which is this one or is served with it, reach a volume at one of
     /// its places.
@@ -110,51 +131,84 @@ pub(crate) struct Service<'a> {
     pub(crate) sessions: &'a Sessions,
 }
 
-/// What serves one protocol.
-pub(crate) struct Started {
-    /// For the connections that come to each socket, in order.
-    pub(crate) serve: Vec<Serve>,
-    /// What can be changed meanwhile; `None` where the list of exports is all that there is.
-    pub(crate) live: Option<Box<dyn Live>>,
+/// A list of targets in the config file: which of its keys are what, so that two configs can be
+/// compared and the sessions found that a change affects.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TargetTables {
+    /// The list's key.
+    pub(crate) key: &'static str,
+    /// The key of a target's name.
+    pub(crate) name: &'static str,
+    /// Keys of tables that map volumes by LUN or NSID; the first is written to.
+    pub(crate) units: &'static [&'static str],
+    /// Keys of lists that name initiators or hosts, and the key of the name in their entries;
+    /// without one the entry is the name.
+    pub(crate) peers: &'static [(&'static str, &'static str)],
+    /// Keys of other lists of tables, and the key that tells their entries apart.
+    pub(crate) parts: &'static [(&'static str, &'static str)],
 }
 
 /// A protocol that is served, and what can be changed of it.
 pub(crate) type LiveProtocol = (&'static Protocol, Box<dyn Live>);
 
-/// What can be changed of a protocol while it is served. Targets are those of iSCSI and subsystems
-/// of NVMe. No core calls this.
+/// A protocol while it is served, and what can be changed of it. Targets are those of iSCSI and SRP
+/// and subsystems of NVMe; a protocol without any has the defaults. No core calls this.
 pub(crate) trait Live: Send {
+    /// What serves the connections that come to one of its places.
+    fn serve(&self, place: &ListenerAddress) -> Serve;
+
+    /// Follows another config of its protocol, which was checked as at a start: `desired` is that
+    /// config's frontend, and `service` has its places and its policy. What is the same in both
+    /// goes on without notice. Called before volumes go, and once more when others have come.
+    fn follow(&self, desired: &dyn Frontend, service: &Service<'_>);
+
+    /// Whether a session that began before the last [`Live::follow`] may go on.
+    fn keeps(&self, session: &SessionInfo) -> bool;
+
+    /// Sessions that may not go on had their time: disconnects what is left of them.
+    fn settle(&self) {}
+
     /// A volume has come: where no targets are configured, it is one of its own.
-    fn add(&self, volume: VolumeId);
+    fn add(&self, _volume: VolumeId) {}
 
     /// A volume goes, whatever targets have it; they are told by their protocol's means.
-    fn remove(&self, volume: VolumeId);
+    fn remove(&self, _volume: VolumeId) {}
 
     /// A target with whether everybody who can connect may use all of its volumes; `None` if there
     /// is none.
-    fn access_of(&self, target: &str) -> Option<LiveAccess>;
+    fn access_of(&self, _target: &str) -> Option<LiveAccess> {
+        None
+    }
 
     /// The targets that have a volume.
-    fn targets_of(&self, volume: VolumeId) -> Vec<LiveAccess>;
+    fn targets_of(&self, _volume: VolumeId) -> Vec<LiveAccess> {
+        Vec::new()
+    }
 
     /// Makes a volume a logical unit or a namespace of a target; answers its number.
     ///
     /// # Errors
     /// If its number is taken or none; what to do.
-    fn attach(&self, target: &str, volume: VolumeId, place: &TargetPlace) -> Result<u32, String>;
+    fn attach(&self, target: &str, _volume: VolumeId, _place: &TargetPlace) -> Result<u32, String> {
+        Err(format!("there is no target `{target}`"))
+    }
 
     /// Takes one away.
     ///
     /// # Errors
     /// If there is none.
-    fn detach(&self, target: &str, number: u32) -> Result<(), String>;
+    fn detach(&self, target: &str, _number: u32) -> Result<(), String> {
+        Err(format!("there is no target `{target}`"))
+    }
 
     /// Does what one of its frontend's own commands asks of a target; answers what there is to say,
     /// if anything.
     ///
     /// # Errors
     /// What is wrong, and what to do.
-    fn change(&self, target: &str, what: &Value) -> Result<Option<String>, String>;
+    fn change(&self, target: &str, _what: &Value) -> Result<Option<String>, String> {
+        Err(format!("there is no target `{target}`"))
+    }
 }
 
 /// What a command asks that one protocol alone knows.

@@ -1,7 +1,7 @@
 //! All protocols as one daemon serves them: where they listen, by their options and keys, and their
 //! frontends.
 
-use super::frontend::{Change, Frontend};
+use super::frontend::{Change, Frontend, TargetTables};
 use super::policy::TargetAccess;
 use super::{PROTOCOLS, Protocol, served};
 use crate::address::ListenerEntry;
@@ -23,6 +23,10 @@ pub(crate) struct Frontends {
     all: Vec<(&'static Protocol, Box<dyn Frontend>)>,
     by_options: Vec<Listening>,
     by_keys: Vec<Listening>,
+    /// What the command line says by options of frontends.
+    matches: Option<ArgMatches>,
+    /// What the config file says by keys of frontends, with absolute paths.
+    written: toml::Table,
 }
 
 /// What is wrong with the keys of a config file.
@@ -36,11 +40,44 @@ pub(crate) enum KeyError {
 impl Default for Frontends {
     fn default() -> Frontends {
         let all = served().map(|protocol| (protocol, (protocol.frontend)()));
-        Frontends { all: all.collect(), by_options: Vec::new(), by_keys: Vec::new() }
+        Frontends {
+            all: all.collect(),
+            by_options: Vec::new(),
+            by_keys: Vec::new(),
+            matches: None,
+            written: toml::Table::new(),
+        }
     }
 }
 
 impl Frontends {
+    /// New frontends that know what the command line says, and nothing of a config file.
+    pub(crate) fn again(&self) -> Frontends {
+        let mut again = Frontends { by_options: self.by_options.clone(), ..Frontends::default() };
+        if let Some(matches) = &self.matches {
+            // The same was taken before.
+            let _ = again.take_options(matches);
+        }
+        again
+    }
+
+    /// New frontends as [`Frontends::again`] makes them, without listeners.
+    pub(crate) fn values(&self) -> Frontends {
+        Frontends { by_options: Vec::new(), ..self.again() }
+    }
+
+    /// What the config file says by keys of frontends, with absolute paths.
+    pub(crate) fn written(&self) -> &toml::Table {
+        &self.written
+    }
+
+    /// The lists of targets in the config file, and the protocol of each.
+    pub(crate) fn target_tables(&self) -> impl Iterator<Item = (&'static Protocol, &'static TargetTables)> {
+        self.iter().flat_map(|(protocol, frontend)| {
+            frontend.target_tables().iter().map(move |tables| (protocol, tables))
+        })
+    }
+
     /// Every protocol with a frontend, and that.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&'static Protocol, &dyn Frontend)> {
         self.all.iter().map(|(protocol, frontend)| (*protocol, &**frontend))
@@ -91,6 +128,10 @@ impl Frontends {
         listeners.chain(self.all.iter().flat_map(|(_, own)| own.keys()).map(ToString::to_string)).collect()
     }
 
+    fn take_options(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        self.all.iter_mut().try_for_each(|(_, frontend)| frontend.take_options(matches))
+    }
+
     /// Takes what a config file says by these keys.
     pub(crate) fn take_keys(&mut self, mut table: DeTable<'_>, directory: &Path) -> Result<(), KeyError> {
         for protocol in PROTOCOLS {
@@ -106,6 +147,10 @@ impl Frontends {
             let own = frontend.keys().iter().filter_map(|key| table.remove_entry(*key));
             let own: DeTable<'_> = own.collect();
             if !own.is_empty() {
+                let plain = Deserializer::from(Spanned::new(0..0, own.clone()));
+                let mut plain = toml::Table::deserialize(plain)?;
+                plain.iter_mut().for_each(|(key, value)| anchor(key, value, directory));
+                self.written.extend(plain);
                 frontend.take_keys(Deserializer::from(Spanned::new(0..0, own)), directory)?;
             }
         }
@@ -154,7 +199,23 @@ impl FromArgMatches for Frontends {
             let entries = matches.get_many::<ListenerEntry>(protocol.name).into_iter().flatten();
             self.by_options.extend(entries.map(|entry| (*protocol, entry.clone())));
         }
-        self.all.iter_mut().try_for_each(|(_, frontend)| frontend.take_options(matches))
+        self.take_options(matches)?;
+        self.matches = Some(matches.clone());
+        Ok(())
+    }
+}
+
+/// Has relative paths of files in a value mean files below a directory.
+pub(crate) fn anchor(key: &str, value: &mut toml::Value, directory: &Path) {
+    match value {
+        toml::Value::String(path) if key.ends_with("_file") || key.ends_with("_state") => {
+            *path = directory.join(&*path).display().to_string();
+        }
+        toml::Value::Table(table) => {
+            table.iter_mut().for_each(|(key, value)| anchor(key, value, directory));
+        }
+        toml::Value::Array(items) => items.iter_mut().for_each(|item| anchor(key, item, directory)),
+        _ => {}
     }
 }
 

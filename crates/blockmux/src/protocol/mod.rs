@@ -18,7 +18,7 @@ mod units;
 #[cfg(test)]
 pub(crate) use {iscsi::ISCSI, nbd::NBD, nvme_tcp::NVME_TCP};
 
-pub(crate) use frontends::{Frontends, KeyError, Listening};
+pub(crate) use frontends::{Frontends, KeyError, Listening, anchor};
 pub(crate) use units::Units;
 
 use crate::failure::Failure;

@@ -62,7 +62,7 @@ pub(crate) enum ListenerAddress {
 
 /// The rule with what the configuration says; a clone is another handle.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Policy(Arc<Shared>);
+pub(crate) struct Policy(Arc<RwLock<Arc<Shared>>>);
 
 #[derive(Debug, Default)]
 struct Shared {
@@ -154,25 +154,22 @@ impl Policy {
         targets: Vec<(&'static str, TargetAccess)>,
         volumes: impl Iterator<Item = (String, Option<Vec<String>>)>,
     ) -> Result<Policy, String> {
-        let policy = Policy(Arc::new(Shared { targets, ..Shared::default() }));
+        let shared = Shared { targets, ..Shared::default() };
         for (name, protocols) in volumes {
-            policy.add(&name, protocols)?;
+            shared.add(&name, protocols)?;
         }
-        Ok(policy)
+        Ok(Policy::of(shared))
+    }
+
+    fn of(shared: Shared) -> Policy {
+        Policy(Arc::new(RwLock::new(Arc::new(shared))))
     }
 
     /// One volume at one place, for a program that serves to itself.
     pub(crate) fn of_one_volume(protocol: &'static Protocol, place: ListenerAddress, volume: &str) -> Policy {
         let listener = PolicyListener { protocol, place, volumes: None, is_asked: true };
         let volumes = RwLock::new(BTreeMap::from([(volume.to_owned(), None)]));
-        Policy(Arc::new(Shared { listeners: vec![listener], volumes, ..Shared::default() }))
-    }
-
-    /// Whether a listener of that protocol would lead to anything without naming it.
-    pub(crate) fn has_use_for(&self, protocol: &Protocol) -> bool {
-        let volumes = self.0.volumes.read().unwrap_or_else(PoisonError::into_inner);
-        self.has_targets(protocol.served_as())
-            || volumes.values().any(|words| self.is_default(protocol.served_as(), words.as_deref()))
+        Policy::of(Shared { listeners: vec![listener], volumes, ..Shared::default() })
     }
 
     /// Adds the listeners, if the configuration obeys the rule with them. `may_change`: volumes can
@@ -181,69 +178,51 @@ impl Policy {
     /// # Errors
     /// What is wrong, and the line to write.
     pub(crate) fn at(self, listeners: Vec<PolicyListener>, may_change: bool) -> Result<Policy, String> {
-        let Shared { targets, volumes, .. } = &*self.0;
-        let volumes = volumes.read().unwrap_or_else(PoisonError::into_inner).clone();
-        let (targets, volumes) = (targets.clone(), RwLock::new(volumes));
-        let shared = Shared { targets, listeners, volumes, ..Shared::default() };
-        let policy = Policy(Arc::new(shared));
-        policy.check_listeners(may_change)?;
-        let volumes = policy.0.volumes.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let before = self.now();
+        let volumes = before.volumes.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let (targets, own) = (before.targets.clone(), RwLock::new(volumes.clone()));
+        let shared = Shared { targets, listeners, volumes: own, ..Shared::default() };
+        shared.check_listeners(may_change)?;
         for (volume, words) in &volumes {
-            policy.check_volume(volume, words.as_deref())?;
+            shared.check_volume(volume, words.as_deref())?;
         }
-        Ok(policy)
+        Ok(Policy::of(shared))
+    }
+
+    /// Has all handles to this policy mean another configuration from now on.
+    pub(crate) fn replace(&self, with: &Policy) {
+        let with = with.now();
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = with;
+    }
+
+    fn now(&self) -> Arc<Shared> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether a listener of that protocol would lead to anything without naming it.
+    pub(crate) fn has_use_for(&self, protocol: &Protocol) -> bool {
+        self.now().has_use_for(protocol)
     }
 
     /// Whether a listener leads to the export that a volume is by itself: a protocol with
     /// configured targets has none.
     pub(crate) fn serves(&self, protocol: &Protocol, place: &ListenerAddress, volume: &str) -> bool {
-        let name = protocol.served_as();
-        if self.has_targets(name) {
-            return false;
-        }
-        let listener = self.0.listeners.iter().find(|own| own.is_of(name) && own.place == *place);
-        match listener.map(|listener| &listener.volumes) {
-            Some(Some(named)) => named.iter().any(|named| named == volume),
-            Some(None) => {
-                let volumes = self.0.volumes.read().unwrap_or_else(PoisonError::into_inner);
-                self.is_default(name, volumes.get(volume).and_then(Option::as_deref))
-            }
-            None => false,
-        }
+        self.now().serves(protocol, place, volume)
     }
 
     /// Whether a way that the protocol tells of may be announced at a listener.
     pub(crate) fn leads_to(&self, protocol: &Protocol, place: &ListenerAddress, volume: &str) -> bool {
-        self.has_targets(protocol.served_as()) || self.serves(protocol, place, volume)
-    }
-
-    /// Where a protocol is served, and what is served with it.
-    pub(crate) fn places_of(&self, protocol: &Protocol) -> impl Iterator<Item = &ListenerAddress> {
-        let own = self.listeners().iter().filter(|listener| listener.is_of(protocol.served_as()));
-        own.map(|listener| &listener.place)
+        self.now().leads_to(protocol, place, volume)
     }
 
     /// Whether somebody may use a volume by that protocol without having proved who it is.
     pub(crate) fn is_open(&self, protocol: &Protocol) -> bool {
-        let own = self.0.targets.iter().filter(|(own, _)| *own == protocol.served_as());
-        !self.has_targets(protocol.served_as()) || own.into_iter().any(|(_, target)| !target.asks_everybody)
-    }
-
-    /// Targets that are elsewhere, and where.
-    pub(crate) fn moved(&self) -> impl Iterator<Item = (String, String)> {
-        let all = self.0.targets.iter();
-        all.filter_map(|(_, target)| Some((target.name.clone(), target.moved_to.clone()?)))
-    }
-
-    /// Where every protocol is served.
-    pub(crate) fn listeners(&self) -> &[PolicyListener] {
-        &self.0.listeners
+        self.now().is_open(protocol)
     }
 
     /// Whether a listener of that protocol names its volumes, so that not all lead to the same.
     pub(crate) fn has_lists(&self, protocol: &Protocol) -> bool {
-        let own = self.0.listeners.iter().filter(|listener| listener.is_of(protocol.served_as()));
-        own.into_iter().any(|listener| listener.volumes.is_some())
+        self.now().has_lists(protocol)
     }
 
     /// A volume has come, with its `protocols`.
@@ -251,34 +230,17 @@ impl Policy {
     /// # Errors
     /// If one of them is neither a protocol nor a configured target.
     pub(crate) fn add(&self, volume: &str, protocols: Option<Vec<String>>) -> Result<(), String> {
-        let word = |word: String| {
-            let dashed = word.replace('_', "-");
-            if protocol_names().any(|name| name == dashed) {
-                return Ok(dashed);
-            }
-            if self.0.targets.iter().any(|(_, target)| target.name == word) {
-                return Ok(word);
-            }
-            let known: Vec<_> = protocol_names().map(key).collect();
-            Err(format!(
-                "volume `{volume}`: protocols: `{word}` is no protocol and no configured target; write some of {}",
-                known.join(", ")
-            ))
-        };
-        let words = protocols.map(|words| words.into_iter().map(word).collect()).transpose()?;
-        self.0.volumes.write().unwrap_or_else(PoisonError::into_inner).insert(volume.to_owned(), words);
-        Ok(())
+        self.now().add(volume, protocols)
     }
 
     /// A volume has gone.
     pub(crate) fn remove(&self, volume: &str) {
-        self.0.volumes.write().unwrap_or_else(PoisonError::into_inner).remove(volume);
-        self.0.data.write().unwrap_or_else(PoisonError::into_inner).remove(volume);
+        self.now().remove(volume);
     }
 
     /// A volume is open, with its data in files and devices that are known by these texts.
     pub(crate) fn set_data(&self, volume: &str, data: Vec<String>) {
-        self.0.data.write().unwrap_or_else(PoisonError::into_inner).insert(volume.to_owned(), data);
+        self.now().set_data(volume, data);
     }
 
     /// Whether a volume shares no file or device with another while either of them is restricted,
@@ -291,7 +253,110 @@ impl Policy {
         volume: &str,
         is_restricted: impl Fn(&str) -> bool,
     ) -> Result<(), String> {
-        let all = self.0.data.read().unwrap_or_else(PoisonError::into_inner);
+        self.now().check_twins(volume, is_restricted)
+    }
+
+    /// Whether a volume may become part of a target while it is in those others.
+    ///
+    /// # Errors
+    /// Why not, and what to do.
+    pub(crate) fn check_attach(
+        &self,
+        volume: &str,
+        (protocol, new): (&'static str, &LiveAccess),
+        others: &[(&'static str, LiveAccess)],
+    ) -> Result<(), String> {
+        self.now().check_attach(volume, (protocol, new), others)
+    }
+
+    /// Where a protocol is served, and what is served with it.
+    pub(crate) fn places_of(&self, protocol: &Protocol) -> Vec<ListenerAddress> {
+        let shared = self.now();
+        let own = shared.listeners.iter().filter(|listener| listener.is_of(protocol.served_as()));
+        own.map(|listener| listener.place.clone()).collect()
+    }
+
+    /// Targets that are elsewhere, and where.
+    pub(crate) fn moved(&self) -> Vec<(String, String)> {
+        let shared = self.now();
+        let all = shared.targets.iter();
+        all.filter_map(|(_, target)| Some((target.name.clone(), target.moved_to.clone()?))).collect()
+    }
+
+    /// Where every protocol is served.
+    pub(crate) fn listeners(&self) -> Vec<PolicyListener> {
+        self.now().listeners.clone()
+    }
+}
+
+impl Shared {
+    fn has_use_for(&self, protocol: &Protocol) -> bool {
+        let volumes = self.volumes.read().unwrap_or_else(PoisonError::into_inner);
+        self.has_targets(protocol.served_as())
+            || volumes.values().any(|words| self.is_default(protocol.served_as(), words.as_deref()))
+    }
+
+    fn serves(&self, protocol: &Protocol, place: &ListenerAddress, volume: &str) -> bool {
+        let name = protocol.served_as();
+        if self.has_targets(name) {
+            return false;
+        }
+        let listener = self.listeners.iter().find(|own| own.is_of(name) && own.place == *place);
+        match listener.map(|listener| &listener.volumes) {
+            Some(Some(named)) => named.iter().any(|named| named == volume),
+            Some(None) => {
+                let volumes = self.volumes.read().unwrap_or_else(PoisonError::into_inner);
+                self.is_default(name, volumes.get(volume).and_then(Option::as_deref))
+            }
+            None => false,
+        }
+    }
+
+    fn leads_to(&self, protocol: &Protocol, place: &ListenerAddress, volume: &str) -> bool {
+        self.has_targets(protocol.served_as()) || self.serves(protocol, place, volume)
+    }
+
+    fn is_open(&self, protocol: &Protocol) -> bool {
+        let own = self.targets.iter().filter(|(own, _)| *own == protocol.served_as());
+        !self.has_targets(protocol.served_as()) || own.into_iter().any(|(_, target)| !target.asks_everybody)
+    }
+
+    fn has_lists(&self, protocol: &Protocol) -> bool {
+        let own = self.listeners.iter().filter(|listener| listener.is_of(protocol.served_as()));
+        own.into_iter().any(|listener| listener.volumes.is_some())
+    }
+
+    fn add(&self, volume: &str, protocols: Option<Vec<String>>) -> Result<(), String> {
+        let word = |word: String| {
+            let dashed = word.replace('_', "-");
+            if protocol_names().any(|name| name == dashed) {
+                return Ok(dashed);
+            }
+            if self.targets.iter().any(|(_, target)| target.name == word) {
+                return Ok(word);
+            }
+            let known: Vec<_> = protocol_names().map(key).collect();
+            Err(format!(
+                "volume `{volume}`: protocols: `{word}` is no protocol and no configured target; write some of {}",
+                known.join(", ")
+            ))
+        };
+        let words = protocols.map(|words| words.into_iter().map(word).collect()).transpose()?;
+        self.volumes.write().unwrap_or_else(PoisonError::into_inner).insert(volume.to_owned(), words);
+        Ok(())
+    }
+
+    fn remove(&self, volume: &str) {
+        self.volumes.write().unwrap_or_else(PoisonError::into_inner).remove(volume);
+        self.data.write().unwrap_or_else(PoisonError::into_inner).remove(volume);
+    }
+
+    fn set_data(&self, volume: &str, data: Vec<String>) {
+        self.data.write().unwrap_or_else(PoisonError::into_inner).insert(volume.to_owned(), data);
+    }
+
+    fn check_twins(&self, volume: &str, is_restricted: impl Fn(&str) -> bool) -> Result<(), String> {
+        let all = self.data.read().unwrap_or_else(PoisonError::into_inner);
         let Some(own) = all.get(volume) else { return Ok(()) };
         let is_restricted = |name: &str| self.is_restricted(name) || is_restricted(name);
         let mut twins =
@@ -307,11 +372,7 @@ impl Policy {
         ))
     }
 
-    /// Whether a volume may become part of a target while it is in those others.
-    ///
-    /// # Errors
-    /// Why not, and what to do.
-    pub(crate) fn check_attach(
+    fn check_attach(
         &self,
         volume: &str,
         (protocol, new): (&'static str, &LiveAccess),
@@ -328,7 +389,7 @@ impl Policy {
     }
 
     fn live_way<'a>(&'a self, volume: &str, protocol: &'static str, access: &'a LiveAccess) -> VolumeWay<'a> {
-        let Shared { targets, listeners, .. } = &*self.0;
+        let Shared { targets, listeners, .. } = self;
         let configured = targets.iter().map(|(_, target)| target).find(|target| target.name == access.target);
         let leads = |listener: &&PolicyListener| {
             listener.is_of(protocol) && configured.is_none_or(|target| target.is_at(&listener.place))
@@ -352,15 +413,15 @@ impl Policy {
 
     /// A target that keeps somebody out: with one, nothing is served by default.
     fn restricting(&self) -> Option<&TargetAccess> {
-        self.0.targets.iter().map(|(_, target)| target).find(|target| target.is_restricted)
+        self.targets.iter().map(|(_, target)| target).find(|target| target.is_restricted)
     }
 
     fn has_targets(&self, protocol: &str) -> bool {
-        self.0.targets.iter().any(|(own, _)| *own == protocol)
+        self.targets.iter().any(|(own, _)| *own == protocol)
     }
 
     fn words_of(&self, volume: &str) -> Option<Vec<String>> {
-        self.0.volumes.read().unwrap_or_else(PoisonError::into_inner).get(volume).cloned().flatten()
+        self.volumes.read().unwrap_or_else(PoisonError::into_inner).get(volume).cloned().flatten()
     }
 
     /// The ways to a volume without a target, by those listeners that are meant.
@@ -369,7 +430,7 @@ impl Policy {
         volume: &str,
         is_meant: impl Fn(&PolicyListener) -> bool,
     ) -> impl Iterator<Item = VolumeWay<'_>> {
-        let own = self.0.listeners.iter().filter(|listener| !self.has_targets(listener.protocol.served_as()));
+        let own = self.listeners.iter().filter(|listener| !self.has_targets(listener.protocol.served_as()));
         let meant: Vec<_> = own.filter(|listener| is_meant(listener)).collect();
         let ways = meant.into_iter().map(|listener| VolumeWay {
             protocol: listener.protocol.served_as(),
@@ -383,7 +444,7 @@ impl Policy {
 
     /// Whether what listeners name is there, and every target has listeners.
     fn check_listeners(&self, may_change: bool) -> Result<(), String> {
-        let Shared { targets, listeners, volumes, .. } = &*self.0;
+        let Shared { targets, listeners, volumes, .. } = self;
         for (protocol, target) in targets {
             let own: Vec<_> = listeners.iter().filter(|listener| listener.is_of(protocol)).collect();
             let (title, option) = (target.title(), key(protocol));
@@ -445,14 +506,14 @@ impl Policy {
     }
 
     fn is_restricted(&self, volume: &str) -> bool {
-        let volumes = self.0.targets.iter().flat_map(|(_, target)| &target.volumes);
+        let volumes = self.targets.iter().flat_map(|(_, target)| &target.volumes);
         volumes.into_iter().any(|(name, is_open)| name == volume && !is_open)
     }
 
     /// The rule at the start. Somebody who says to listen wants every volume served there that has
     /// no list: that is a way, too, although it is not taken once something is restricted.
     fn check_volume(&self, volume: &str, words: Option<&[String]>) -> Result<(), String> {
-        let Shared { targets, listeners, .. } = &*self.0;
+        let Shared { targets, listeners, .. } = self;
         let mut ways = Vec::new();
         for (protocol, target) in targets {
             let mapped = target.volumes.iter().filter(|(name, _)| name == volume);

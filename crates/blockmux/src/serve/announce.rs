@@ -56,7 +56,8 @@ impl Announcement {
         policy: &Policy,
         asker: Asker,
     ) -> Announcement {
-        let listeners = policy.listeners().iter().filter_map(|listener| {
+        let listeners = policy.listeners();
+        let listeners = listeners.iter().filter_map(|listener| {
             let frontend = frontends.of(listener.protocol)?;
             Some((listener, frontend, portals(&listener.place, asker)))
         });
@@ -73,7 +74,7 @@ impl Announcement {
             }
             Some(Announced { ways, size: export.volume.info().size, name: named.export })
         });
-        Announcement { exports: announced.collect(), moved: policy.moved().collect() }
+        Announcement { exports: announced.collect(), moved: policy.moved() }
     }
 
     /// How the export of that name is reached.

@@ -1,22 +1,18 @@
 //! The config file: TOML, the same things as on the command line by the same names.
 
 use super::setup::check_name;
+use super::sources::{INCLUDE, Sources};
 use crate::ctl::ControlPath;
 use crate::failure::Failure;
 use crate::poll::Poll;
 use crate::protocol::{Frontends, KeyError};
-use crate::regular;
 use blockmux_engine::congestion::Congestion;
-use blockmux_lab::options::nearest;
 use blockmux_proto::volume_uuid::VolumeUuid;
-use blockmux_volume::units::human_size;
 use blockmux_volume::{Spec, SpecError};
 use serde::{Deserialize, Deserializer, de};
 use std::fmt::Display;
-use std::io::Read;
 use std::iter;
 use std::num::NonZeroUsize;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use toml::Spanned;
@@ -64,6 +60,26 @@ pub(super) struct VolumeEntry {
     pub(super) protocols: Option<Vec<String>>,
 }
 
+impl VolumeEntry {
+    /// The entry as a `[[volume]]` by that name; passwords in its URLs are left out.
+    pub(super) fn table(&self, name: &str) -> toml::Table {
+        let mut table = toml::Table::new();
+        table.insert("name".to_owned(), name.into());
+        table.insert("spec".to_owned(), self.spec.to_string().into());
+        table.extend(self.uuid.map(|uuid| ("uuid".to_owned(), uuid.to_string().into())));
+        for (key, is_on) in [("shared", self.shared), ("read_only", self.read_only)] {
+            table.extend(is_on.then(|| (key.to_owned(), true.into())));
+        }
+        if !self.description.is_empty() {
+            table.insert("description".to_owned(), self.description.clone().into());
+        }
+        let words = self.protocols.clone().map(|words| words.into_iter().map(|word| word.replace('-', "_")));
+        let words = words.map(|words| words.map(toml::Value::from).collect::<Vec<_>>());
+        table.extend(words.map(|words| ("protocols".to_owned(), words.into())));
+        table
+    }
+}
+
 impl FromStr for VolumeEntry {
     type Err = String;
 
@@ -88,20 +104,10 @@ impl FromStr for VolumeEntry {
 }
 
 impl Config {
-    /// Reads a file; what it says of protocols goes to their frontends.
-    pub(super) fn read(path: &Path, frontends: &mut Frontends) -> Result<Config, Failure> {
-        let cannot = |reason: String| {
-            Failure::request(format!("cannot read config file {}: {reason}; check --config", path.display()))
-        };
-        let mut text = String::new();
-        let file = regular::open(path).map_err(|error| cannot(error.to_string()))?;
-        // It may be no file of text at all.
-        file.take(MAX_LEN + 1).read_to_string(&mut text).map_err(|error| cannot(error.to_string()))?;
-        if text.len() as u64 > MAX_LEN {
-            return Err(cannot(format!("has more than {}", human_size(MAX_LEN))));
-        }
-        let mut config = Config::parse(path, &text, frontends)?;
-        config.anchor(path.parent().unwrap_or(Path::new("")))?;
+    /// Reads files; what they say of protocols goes to their frontends.
+    pub(super) fn read(sources: &Sources, frontends: &mut Frontends) -> Result<Config, Failure> {
+        let mut config = Config::parse(sources, frontends)?;
+        config.anchor(sources.path().parent().unwrap_or(Path::new("")))?;
         Ok(config)
     }
 
@@ -129,12 +135,12 @@ impl Config {
         Ok(())
     }
 
-    fn parse(path: &Path, text: &str, frontends: &mut Frontends) -> Result<Config, Failure> {
+    fn parse(sources: &Sources, frontends: &mut Frontends) -> Result<Config, Failure> {
         let wrong = |error: KeyError| match error {
-            KeyError::Written(span, what) => wrong(path, text, span, &what),
-            KeyError::Said(failure) => failure,
+            KeyError::Written(span, what) => sources.wrong(span, &what),
+            KeyError::Said(failure) => sources.located(failure),
         };
-        let table = DeTable::parse(text).map_err(|error| wrong(error.into()))?;
+        let table = sources.table()?;
         let span = table.span();
         let (own, others): (DeTable<'_>, DeTable<'_>) =
             table.into_inner().into_iter().partition(|(key, _)| KEYS.contains(&&**key.get_ref()));
@@ -145,58 +151,18 @@ impl Config {
             let [first, rest @ ..] = &KEYS;
             let known =
                 iter::once(*first).chain(theirs.iter().map(String::as_str)).chain(rest.iter().copied());
-            let known: Vec<_> = known.map(|key| format!("`{key}`")).collect();
+            let known: Vec<_> = known.chain([INCLUDE]).map(|key| format!("`{key}`")).collect();
             let what = format!("unknown key `{}`, expected one of {}", key.get_ref(), known.join(", "));
             return Err(wrong(KeyError::Written(Some(key.span()), what)));
         }
         let own = TomlDeserializer::from(Spanned::new(span, own));
         let config = Config::deserialize(own).map_err(|error| wrong(error.into()))?;
         // Whoever copies a command or a URL may be in another directory.
+        let path = sources.path();
         let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         frontends.take_keys(others, absolute.parent().unwrap_or(Path::new(""))).map_err(wrong)?;
         Ok(config)
     }
-}
-
-/// What is wrong with the text of a file, and in which line.
-fn wrong(path: &Path, text: &str, span: Option<Range<usize>>, what: &str) -> Failure {
-    let before = span.and_then(|span| text.get(..span.start)).unwrap_or_default();
-    let line = before.matches('\n').count() + 1;
-    let what = what
-        .replace("unknown field", "unknown key")
-        .replace("missing field", "missing key")
-        .replace("unknown variant", "unknown value")
-        .replace("a nonzero usize", "a number of at least 1")
-        .replace("expected a sequence", A_LIST)
-        .replace("expected a map", A_TABLE);
-    let what = with_guess(&what);
-    let is_of_a_value = ["invalid ", "unknown value "].iter().any(|begin| what.starts_with(begin));
-    let key = key_before(before).filter(|_| is_of_a_value);
-    let key = key.map(|key| format!("{key}: ")).unwrap_or_default();
-    Failure::request(format!("{}:{line}: {key}{what}", path.display()))
-}
-
-/// A message about an unknown key with a similar key, if there is one, in place of all known ones.
-fn with_guess(what: &str) -> String {
-    let unknown = what.strip_prefix("unknown key `").and_then(|rest| rest.split_once("`, expected "));
-    let Some((key, known)) = unknown else { return what.to_owned() };
-    let known: Vec<_> = known.split('`').skip(1).step_by(2).collect();
-    match nearest(key, &known) {
-        Some(meant) => format!("unknown key `{key}`, did you mean `{meant}`?"),
-        None => what.to_owned(),
-    }
-}
-
-/// The key whose value begins, or goes on, behind this text.
-fn key_before(text: &str) -> Option<&str> {
-    let (left, value) = text.rsplit_once('=')?;
-    let is_value = value.lines().all(|line| !line.trim_start().starts_with("[["));
-    let left = left.trim_end();
-    // A quoted key, such as an address, may hold anything.
-    let quoted = left.strip_suffix(['"', '\'']).and_then(|key| Some(key.rsplit_once(['"', '\''])?.1));
-    let is_of_a_key = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    let key = quoted.or_else(|| left.rsplit(|c| !is_of_a_key(c)).next())?;
-    (is_value && !key.is_empty()).then_some(key)
 }
 
 fn spec<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Spec, D::Error> {
@@ -210,12 +176,6 @@ fn parsed<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
     String::deserialize(deserializer)?.parse().map(Some).map_err(de::Error::custom)
 }
 
-/// The longest config file, in bytes: tens of thousands of volumes.
-const MAX_LEN: u64 = 4 << 20;
-/// There are several, and whoever leaves the brackets out does not know of sequences.
-const A_TABLE: &str = "expected a table, as { 0 = \"disk0\" }";
-const A_LIST: &str = "expected a list, as nbd = [\":10809\"] or [[volume]] make one";
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -225,7 +185,8 @@ mod tests {
 
     fn parse_all(text: &str) -> Result<(Config, Frontends), String> {
         let mut frontends = Frontends::default();
-        let config = Config::parse(Path::new("b.toml"), text, &mut frontends);
+        let sources = Sources::of_text(Path::new("b.toml"), text.to_owned());
+        let config = Config::parse(&sources, &mut frontends);
         config.map(|config| (config, frontends)).map_err(|failure| failure.to_string())
     }
 

@@ -11,6 +11,7 @@ use super::config::VolumeEntry;
 use super::flush;
 use super::identity::warn_of_twins;
 use super::opening::{NamedVolume, Opening};
+use super::reload::{Current, Reloader};
 use super::setup::LARGEST;
 use crate::ctl::{
     Answer, ControlPath, PopulatedStatus, ProtocolStatus, Request, SessionStatus, Status, VolumeStatus,
@@ -54,19 +55,13 @@ pub(super) struct Control {
 /// The connections of each protocol, and the bound on all of them.
 pub(super) struct Parts {
     limit: ConnectionLimit,
-    parts: Vec<(&'static str, ConnectionLimit)>,
+    parts: Mutex<Vec<(&'static str, ConnectionLimit)>>,
 }
 
 impl Parts {
-    /// For those protocols, which may come several times.
-    pub(super) fn new(limit: ConnectionLimit, listeners: &[(&'static Protocol, Listener)]) -> Parts {
-        let mut parts: Vec<(&'static str, ConnectionLimit)> = Vec::new();
-        for (protocol, _) in listeners {
-            if parts.iter().all(|(name, _)| *name != protocol.name) {
-                parts.push((protocol.name, limit.for_part(protocol.name)));
-            }
-        }
-        Parts { limit, parts }
+    /// No protocol yet.
+    pub(super) fn new(limit: ConnectionLimit) -> Parts {
+        Parts { limit, parts: Mutex::default() }
     }
 
     /// Who is logged in, whatever the protocol.
@@ -74,10 +69,24 @@ impl Parts {
         self.limit.sessions()
     }
 
-    /// What the listeners of one of them ask.
+    /// Changes the bound.
+    pub(super) fn set_most(&self, most: usize) {
+        self.limit.set_most(most);
+    }
+
+    /// What the listeners of a protocol ask, which is known from now on.
     pub(super) fn limit_of(&self, protocol: &Protocol) -> ConnectionLimit {
-        let part = self.parts.iter().find(|(name, _)| *name == protocol.name);
-        part.map_or(&self.limit, |(_, part)| part).clone()
+        let mut parts = self.all();
+        if let Some((_, part)) = parts.iter().find(|(name, _)| *name == protocol.name) {
+            return part.clone();
+        }
+        let part = self.limit.for_part(protocol.name);
+        parts.push((protocol.name, part.clone()));
+        part
+    }
+
+    fn all(&self) -> MutexGuard<'_, Vec<(&'static str, ConnectionLimit)>> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -137,12 +146,13 @@ impl Drop for Control {
 /// Where commands come to.
 pub(super) struct ControlServer {
     pub(super) exports: Exports,
-    pub(super) parts: Parts,
+    pub(super) parts: Arc<Parts>,
     /// What can be changed of each protocol, and of what there is.
-    pub(super) lives: Mutex<Vec<LiveProtocol>>,
-    pub(super) opening: Opening,
-    pub(super) frontends: Arc<Frontends>,
+    pub(super) lives: Arc<Mutex<Vec<LiveProtocol>>>,
+    pub(super) opening: Current<Opening>,
+    pub(super) frontends: Current<Frontends>,
     pub(super) policy: Policy,
+    pub(super) reloader: Arc<Reloader>,
 }
 
 impl ControlServer {
@@ -187,6 +197,7 @@ impl ControlServer {
     }
 
     fn answer(&self, request: &Request) -> Answer {
+        let mut added = None;
         let done = match request {
             Request::Status => Ok(Answer::Status(self.status())),
             Request::Sessions => {
@@ -196,9 +207,9 @@ impl ControlServer {
             Request::Resize { name, size } => self.resize(name, *size).map(|size| Answer::Resized { size }),
             Request::Add { volume, read_only, description, protocols } => {
                 volume.parse().and_then(|entry: VolumeEntry| {
-                    let read_only = *read_only || self.opening.read_only;
+                    let read_only = *read_only || self.opening.get().read_only;
                     let (description, protocols) = (description.clone(), protocols.clone());
-                    self.add(VolumeEntry { read_only, description, protocols, ..entry })
+                    self.add(VolumeEntry { read_only, description, protocols, ..entry }, &mut added)
                 })
             }
             Request::Remove { name } => self.remove(name).map(|()| Answer::Done),
@@ -213,13 +224,23 @@ impl ControlServer {
             Request::Change(change) => {
                 self.change(change).map(|said| said.map_or(Answer::Done, Answer::Said))
             }
+            Request::Reload => self.reloader.reload().map(Answer::Plan),
+            Request::Diff => self.reloader.diff().map(Answer::Plan),
+            Request::Export => Ok(Answer::Text(self.reloader.export())),
+            Request::Apply { fragment } => self.reloader.apply_fragment(fragment).map(Answer::Plan),
+            Request::Save => self.reloader.save().map(Answer::Said),
         };
-        done.unwrap_or_else(Answer::Failed)
+        let answer = done.unwrap_or_else(Answer::Failed);
+        match self.reloader.record(request, &answer, added) {
+            Some(note) => Answer::Noted { answer: Box::new(answer), note },
+            None => answer,
+        }
     }
 
-    /// Serves one more volume.
-    fn add(&self, entry: VolumeEntry) -> Result<Answer, String> {
+    /// Serves one more volume, which is left in `added`.
+    fn add(&self, entry: VolumeEntry, added: &mut Option<NamedVolume>) -> Result<Answer, String> {
         let lives = self.lives();
+        let opening = self.opening.get();
         let name = entry.name.clone().unwrap_or_else(|| self.free_name());
         if self.exports.find(&name).is_some() {
             return Err(format!("a volume is called `{name}` already; take another name"));
@@ -227,14 +248,14 @@ impl ControlServer {
         let named = NamedVolume { name: name.clone(), entry };
         let unheard = named.entry.protocols.iter().flatten().map(|word| word.replace('_', "-"));
         let unheard = unheard.filter(|word| {
-            by_name(word).is_some() && self.opening.protocols.iter().all(|protocol| protocol.name != word)
+            by_name(word).is_some() && opening.protocols.iter().all(|protocol| protocol.name != word)
         });
         let unheard = unheard.collect();
         let told = |failure: Failure| failure.to_string();
-        self.opening.protocols.iter().try_for_each(|one| named.check_description(one)).map_err(told)?;
+        opening.protocols.iter().try_for_each(|one| named.check_description(one)).map_err(told)?;
         // Before anything is opened, which may make a file, and before anybody finds it.
         self.policy.add(&name, named.entry.protocols.clone())?;
-        let opened = self.opening.open(&named, Populate::Behind);
+        let opened = opening.open(&named, Populate::Behind);
         let (export, served) = opened.inspect_err(|_| self.policy.remove(&name)).map_err(told)?;
         self.policy.set_data(&name, DataKey::local_texts(&named.entry.spec));
         let is_restricted = |name: &str| self.is_restricted(name, &lives);
@@ -249,8 +270,9 @@ impl ControlServer {
         };
         lives.iter().for_each(|(_, live)| live.add(id));
         info!("{name} is served");
-        let urls = Announcement::new(&self.exports, &self.frontends, &self.policy, Asker::Anywhere);
+        let urls = Announcement::new(&self.exports, &self.frontends.get(), &self.policy, Asker::Anywhere);
         let urls = urls.urls_of(&name);
+        *added = Some(named);
         Ok(Answer::Added { name, urls, unheard })
     }
 
@@ -377,7 +399,8 @@ impl ControlServer {
                     .map(|now| PopulatedStatus { bytes: now.bytes, of: now.of }),
             })
         });
-        let protocols = self.parts.parts.iter().map(|(name, part)| ProtocolStatus {
+        let parts = self.parts.all();
+        let protocols = parts.iter().map(|(name, part)| ProtocolStatus {
             name: (*name).to_owned(),
             connections: part.open_of_part(),
         });

@@ -8,6 +8,7 @@ use crate::protocol::policy::{ListenerAddress, Policy, PolicyListener};
 use crate::protocol::{PROTOCOLS, Protocol};
 use crate::retry::retry_while_held;
 use crate::signals;
+use blockmux_engine::congestion::Congestion;
 use blockmux_engine::socket::{Address, Listener};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
@@ -30,12 +31,19 @@ pub(super) fn private_directory(setup: &Setup, has_command: bool) -> Result<Opti
     })
 }
 
-/// Where everything is served, and the listeners at those places that are sockets.
-type Bound = (Vec<PolicyListener>, Vec<(&'static Protocol, Listener)>);
+/// A place where a protocol is served.
+pub(super) struct BoundPlace {
+    /// The place as it was asked for: its port may be 0.
+    pub(super) asked: ListenerAddress,
+    /// The place as it is.
+    pub(super) listener: PolicyListener,
+    /// `None` if it is an interface.
+    pub(super) socket: Option<Listener>,
+}
 
-/// Binds what was asked for; else the private socket of each protocol that has something to serve,
-/// or its own port of loopback.
-pub(super) fn bind(setup: &Setup, private: Option<&TempDir>) -> Result<Bound, Failure> {
+/// Where to serve, as it was asked for; else the private socket of each protocol that has something
+/// to serve, or its own port of loopback.
+pub(super) fn places(setup: &Setup, private: Option<&TempDir>) -> Result<Vec<PolicyListener>, Failure> {
     let usual = |protocol: &'static Protocol| match private {
         Some(_) if !protocol.has_unix_sockets() => ListenAddress::ANY_PORT,
         Some(directory) => ListenAddress::Unix(directory.path().join(format!("{}.sock", protocol.name))),
@@ -57,26 +65,30 @@ pub(super) fn bind(setup: &Setup, private: Option<&TempDir>) -> Result<Bound, Fa
     let places = wanted.into_iter().map(|(protocol, ListenerEntry { address, volumes })| {
         Ok(PolicyListener { protocol, place: address.resolve(protocol.port)?, volumes, is_asked })
     });
-    let mut places = places.collect::<Result<Vec<_>, Failure>>()?;
+    let places = places.collect::<Result<Vec<_>, Failure>>()?;
     refuse_twice(&places)?;
-    let mut listeners = Vec::new();
-    for PolicyListener { protocol, place, .. } in &mut places {
-        let ListenerAddress::Socket(address) = place else { continue };
-        let bound = retry_while_held(
-            || Listener::bind_with(address, setup.congestion.as_ref()),
-            |error| error.kind() == io::ErrorKind::AddrInUse,
-        );
-        let listener = bound.map_err(|error| cannot_listen(protocol, address, &error))?;
-        // The port may be one that the system has chosen.
-        *address = listener.address().clone();
-        listeners.push((*protocol, listener));
-    }
-    Ok((places, listeners))
+    Ok(places)
+}
+
+/// Listens at a place.
+pub(super) fn bind(listener: PolicyListener, congestion: Option<&Congestion>) -> Result<BoundPlace, Failure> {
+    let asked = listener.place.clone();
+    let ListenerAddress::Socket(address) = &asked else {
+        return Ok(BoundPlace { asked, listener, socket: None });
+    };
+    let bound = retry_while_held(
+        || Listener::bind_with(address, congestion),
+        |error| error.kind() == io::ErrorKind::AddrInUse,
+    );
+    let socket = bound.map_err(|error| cannot_listen(listener.protocol, address, &error))?;
+    // The port may be one that the system has chosen.
+    let place = ListenerAddress::Socket(socket.address().clone());
+    Ok(BoundPlace { asked, listener: PolicyListener { place, ..listener }, socket: Some(socket) })
 }
 
 /// Says which listeners others can reach without authentication.
 pub(super) fn warn_of_open(policy: &Policy) {
-    for PolicyListener { protocol, place, .. } in policy.listeners() {
+    for PolicyListener { protocol, place, .. } in &policy.listeners() {
         let reached = place.socket().filter(|address| !is_local(address));
         if let Some(address) = reached.filter(|_| policy.is_open(protocol)) {
             warn!("{address} can be reached from other machines, and there is no authentication");

@@ -6,6 +6,7 @@
 
 mod alive;
 mod announce;
+mod check;
 mod claim;
 mod command;
 mod config;
@@ -15,9 +16,13 @@ mod identity;
 mod late;
 mod listen;
 mod opening;
+mod reload;
 mod setup;
 mod sizes;
+mod sources;
 mod state;
+
+pub(crate) use self::check::{CheckArgs, run as check};
 
 use crate::ctl::ControlPath;
 use crate::failure::Failure;
@@ -25,27 +30,25 @@ use crate::machine::memory_bytes;
 use crate::output::print;
 use crate::poll::Poll;
 use crate::privileges;
-use crate::protocol::frontend::{LiveProtocol, Service, Started};
-use crate::protocol::{Frontends, Protocol, Units};
+use crate::protocol::Frontends;
 use crate::signals;
 use announce::{Amount, Announcement, Asker};
 use blockmux_engine::congestion::Congestion;
 use blockmux_engine::cores::{Cores, CoresConfig};
-use blockmux_engine::listener::{ConnectionLimit, ListenerTask, Serve};
-use blockmux_engine::sessions::Sessions;
-use blockmux_engine::socket::Listener;
-use blockmux_proto::exports::Exports;
+use blockmux_engine::listener::ConnectionLimit;
 use blockmux_volume::MAX_TRANSFER;
 use command::Running;
 use config::VolumeEntry;
 use control::{Control, ControlServer, Parts};
+use reload::Reloader;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use setup::Setup;
+use signal_hook::consts::SIGHUP;
 use std::io;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::{ExitCode, ExitStatus};
-use std::sync::Mutex;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 use tracing::{info, warn};
@@ -103,20 +106,58 @@ impl ServeArgs {
     pub(crate) fn is_daemon(&self) -> bool {
         self.run.is_none()
     }
+
+    /// A command line that says nothing.
+    fn of(frontends: Frontends) -> ServeArgs {
+        ServeArgs {
+            volumes: Vec::new(),
+            config: None,
+            frontends,
+            read_only: false,
+            run: None,
+            cores: None,
+            poll: None,
+            max_connections: None,
+            congestion: None,
+            state: None,
+            control: None,
+            keep_privileges: false,
+            json: false,
+            quiet: false,
+        }
+    }
+
+    /// The same command line, before a config file was read.
+    fn again(&self) -> ServeArgs {
+        ServeArgs {
+            volumes: self.volumes.clone(),
+            config: self.config.clone(),
+            frontends: self.frontends.again(),
+            run: self.run.clone(),
+            congestion: self.congestion.clone(),
+            state: self.state.clone(),
+            control: self.control.clone(),
+            ..*self
+        }
+    }
+
+    /// The same command line without volumes and listeners.
+    fn values(&self) -> ServeArgs {
+        ServeArgs { volumes: Vec::new(), frontends: self.frontends.values(), ..self.again() }
+    }
 }
 
 /// What ends the daemon.
 enum StopEvent {
     /// A signal asks for it.
     Signal,
+    /// A signal asks for the config file to be loaded again, which does not end it.
+    Reload,
     /// The command of `--run` has ended.
     CommandEnded(io::Result<ExitStatus>),
     /// A core ended before it was asked to.
     CoreEnded,
 }
-
-/// A listener, its protocol, and what is done with its connections.
-type Accepting = (&'static Protocol, Listener, Serve);
 
 fn at_least_one(text: &str) -> Result<NonZeroUsize, &'static str> {
     text.parse().map_err(|_| "write a number of at least 1")
@@ -130,14 +171,21 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
         (false, true) => Amount::Everything,
         (false, false) => Amount::Short,
     };
-    let mut setup = Setup::gather(args)?;
+    let reloads = args.config.is_some() && command.is_none();
+    let mut setup = Setup::gather(args.again())?;
     let (sender, events) = mpsc::channel();
-    signals::watch(&sender, |_| StopEvent::Signal)
+    let (again, event): (&[i32], fn(i32) -> StopEvent) = match reloads {
+        true => (&[SIGHUP], |signal| if signal == SIGHUP { StopEvent::Reload } else { StopEvent::Signal }),
+        false => (&[], |_| StopEvent::Signal),
+    };
+    signals::watch(&sender, again, event)
         .map_err(|error| Failure::run(format!("cannot watch for signals: {error}")))?;
     let private = listen::private_directory(&setup, command.is_some())?;
-    let (places, listeners) = listen::bind(&setup, private.as_ref())?;
+    let bind = |place| listen::bind(place, setup.congestion.as_ref());
+    let bound = listen::places(&setup, private.as_ref())?.into_iter().map(bind);
+    let bound = bound.collect::<Result<Vec<_>, _>>()?;
     let control = setup.control.as_ref().map(control::bind).transpose()?;
-    setup.settle_policy(places)?;
+    setup.settle_policy(bound.iter().map(|bound| bound.listener.clone()).collect())?;
     listen::warn_of_open(&setup.policy);
     let exports = setup.open()?;
     let asker = if command.is_some() { Asker::Here } else { Asker::Anywhere };
@@ -146,12 +194,13 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     let buffers = buffers_of_each(setup.cores, memory_bytes());
     let kept_space = (setup.cores * buffers + SPACE_BESIDE_BUFFERS) as u64;
     let limit = ConnectionLimit::new(setup.max_connections).reserving_space(kept_space);
-    let parts = Parts::new(limit.clone(), &listeners);
+    let parts = Arc::new(Parts::new(limit.clone()));
     // A command is to have what the user has.
     if command.is_none() && !keep_privileges {
         privileges::give_up(setup.capabilities())?;
     }
-    let (cores, lives) = start(&setup, buffers, listeners, &exports, &parts)?;
+    let cores = start_cores(&setup, buffers)?;
+    let reloader = Reloader::start(args, &setup, &exports, &parts, cores, (bound, private))?;
     if let Some(left) = limit.lacks_space() {
         let (left, kept) = (left >> 20, kept_space >> 20);
         return Err(Failure::request(format!(
@@ -159,33 +208,37 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
              use fewer --cores"
         )));
     }
-    alive::watch(&cores, &sender);
+    alive::watch(reloader.cores(), &sender);
     let sizes = sizes::watch(&setup, &exports)?;
+    let reloader = Arc::new(reloader);
     let desk = ControlServer {
         exports: exports.clone(),
         parts,
-        lives: Mutex::new(lives),
-        opening: setup.opening(),
-        frontends: setup.frontends.clone(),
+        lives: reloader.lives.clone(),
+        opening: reloader.opening.clone(),
+        frontends: reloader.frontends.clone(),
         policy: setup.policy.clone(),
+        reloader: reloader.clone(),
     };
     let control = control.map(|listener| Control::start(listener, desk)).transpose()?;
     let status = match command {
         Some(command) => {
             let running = Running::start(&command, &announcement, &sender)?;
-            wait(&events, Some(&running))
+            wait(&events, Some(&running), &reloader)
         }
         None => {
             if let Some(line) = setup.not_served().filter(|_| !json) {
                 warn!("{line}");
             }
             print(if json { announcement.json()? } else { announcement.text(amount) })?;
-            wait(&events, None)
+            wait(&events, None, &reloader)
         }
     };
     // What is asked of it from here on concerns nobody any more.
     drop((control, sizes));
     info!("{}; another signal ends it at once", late::beginning(&limit, GRACE));
+    let cores = Arc::into_inner(reloader).and_then(Reloader::into_cores);
+    let cores = cores.ok_or_else(|| Failure::run("something still uses the cores"))?;
     cores.stop_or(GRACE, || warn!("{}", late::end(&limit, &exports, GRACE)));
     flush::all(&exports)?;
     status
@@ -200,13 +253,7 @@ fn allow_files() {
     }
 }
 
-fn start(
-    setup: &Setup,
-    pool_limit_bytes: usize,
-    listeners: Vec<(&'static Protocol, Listener)>,
-    exports: &Exports,
-    parts: &Parts,
-) -> Result<(Cores, Vec<LiveProtocol>), Failure> {
+fn start_cores(setup: &Setup, pool_limit_bytes: usize) -> Result<Cores, Failure> {
     let config = CoresConfig {
         count: setup.cores,
         policy: setup.poll.into(),
@@ -214,45 +261,12 @@ fn start(
         congestion: setup.congestion.clone(),
         ..CoresConfig::default()
     };
-    let cores = Cores::start(&config).map_err(|error| {
+    Cores::start(&config).map_err(|error| {
         Failure::request(format!(
             "cannot start {} cores: {error}; io_uring must be permitted here",
             setup.cores
         ))
-    })?;
-    let (served, lives) = serve_all(setup, listeners, exports, &cores, parts.sessions())?;
-    for (nth, (protocol, listener, serve)) in served.into_iter().enumerate() {
-        let (inboxes, limit) = (cores.inboxes(), parts.limit_of(protocol));
-        cores
-            .ask(nth % cores.count(), move |core| ListenerTask::spawn(core, listener, inboxes, serve, limit))
-            .ok_or_else(|| Failure::run("a core has ended; start again with -v"))?;
-    }
-    Ok((cores, lives))
-}
-
-/// What each listener does with a connection, and what can be changed meanwhile. All of a protocol,
-/// and of what is served with it, share what it keeps about the volumes.
-fn serve_all(
-    setup: &Setup,
-    mut listeners: Vec<(&'static Protocol, Listener)>,
-    exports: &Exports,
-    cores: &Cores,
-    sessions: &Sessions,
-) -> Result<(Vec<Accepting>, Vec<LiveProtocol>), Failure> {
-    let (mut served, mut lives, policy) = (Vec::new(), Vec::new(), &setup.policy);
-    let units = Units::new(exports);
-    for (protocol, frontend) in setup.frontends.iter() {
-        let places: Vec<_> = policy.places_of(protocol).cloned().collect();
-        if places.is_empty() {
-            continue;
-        }
-        let service = Service { exports, units: &units, places: &places, policy, cores, sessions };
-        let Started { serve, live } = frontend.serve(&service)?;
-        lives.extend(live.map(|live| (protocol, live)));
-        let own = listeners.extract_if(.., |(other, _)| other.served_as() == protocol.name);
-        served.extend(own.zip(serve).map(|((protocol, listener), serve)| (protocol, listener, serve)));
-    }
-    Ok((served, lives))
+    })
 }
 
 /// The most bytes of buffers of one core: what clients can make a daemon hold leaves room for
@@ -265,9 +279,14 @@ fn buffers_of_each(cores: usize, memory_bytes: u64) -> usize {
 }
 
 /// Waits for what ends the daemon; answers the exit status.
-fn wait(events: &Receiver<StopEvent>, running: Option<&Running>) -> Result<ExitCode, Failure> {
+fn wait(
+    events: &Receiver<StopEvent>,
+    running: Option<&Running>,
+    reloader: &Reloader,
+) -> Result<ExitCode, Failure> {
     loop {
         match (events.recv(), running) {
+            (Ok(StopEvent::Reload), _) => reload::log(&reloader.reload()),
             (Ok(StopEvent::Signal), None) | (Err(_), _) => return Ok(ExitCode::SUCCESS),
             (Ok(StopEvent::Signal), Some(running)) => running.terminate(),
             (Ok(StopEvent::CommandEnded(status)), _) => return command::exit_code(status),
@@ -312,7 +331,8 @@ NAME like e7.3 is that disk.
 --run: URLs are in $uri (the first), $BLOCKMUX_URLS (all) and
 $BLOCKMUX_NBD_URL; the exit status is the command's.
 
-SIGTERM, SIGINT or SIGHUP: I/O in flight completes, volumes are flushed.
+SIGTERM or SIGINT: I/O in flight completes, volumes are flushed. SIGHUP loads
+the config file again; without --config or with --run it stops, too.
 
 Examples:
   blockmux serve mem:1g

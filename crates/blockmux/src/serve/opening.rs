@@ -18,7 +18,7 @@ use std::sync::Arc;
 use tracing::warn;
 
 /// A volume that is to be served, by the name that it was given or got.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NamedVolume {
     pub(super) name: String,
     pub(super) entry: VolumeEntry,
@@ -78,7 +78,7 @@ impl Opening {
                 info.size
             )));
         }
-        self.protocols.iter().try_for_each(|protocol| check_blocks(protocol, spec, &info))?;
+        self.check_blocks(spec, &info)?;
         let Identified { uuid, is_lasting } = identify(named, data.as_ref(), &machine_id())?;
         let claims = !shared && !read_only && !info.read_only;
         let claim = if claims { Some(Claim::take(name, uuid, &remote)?) } else { None };
@@ -94,6 +94,13 @@ impl Opening {
         let served = state::served(directory, name, volume.clone(), identity, is_lasting)?;
         let (name, description) = (name.clone(), named.entry.description.clone());
         Ok((Export { name, description, read_only, volume }, served))
+    }
+}
+
+impl Opening {
+    /// Whether every protocol has blocks as large as those of a volume.
+    pub(super) fn check_blocks(&self, spec: &Spec, info: &VolumeInfo) -> Result<(), Failure> {
+        self.protocols.iter().try_for_each(|protocol| check_blocks(protocol, spec, info))
     }
 }
 

@@ -7,6 +7,7 @@ use super::ServeArgs;
 use super::config::{Config, VolumeEntry};
 use super::identity::warn_of_twins;
 use super::opening::{NamedVolume, Opening};
+use super::sources::Sources;
 use super::state;
 use crate::address::ListenAddress;
 use crate::ctl::ControlPath;
@@ -24,14 +25,14 @@ use blockmux_volume::Spec;
 use rustix::thread::CapabilitySet;
 use std::collections::HashSet;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// Everything that a daemon does.
 pub(super) struct Setup {
-    volumes: Vec<NamedVolume>,
+    pub(super) volumes: Vec<NamedVolume>,
     /// Refuse writes to all of them.
     read_only: bool,
     /// Where to listen, as somebody said; if nobody did, it is for the caller to choose, and for
@@ -44,22 +45,54 @@ pub(super) struct Setup {
     /// Which volumes are served where.
     pub(super) policy: Policy,
     pub(super) cores: usize,
+    /// How many somebody has asked for.
+    pub(super) asked_cores: Option<usize>,
     pub(super) poll: Poll,
     pub(super) max_connections: usize,
     /// Of every TCP connection; `None`: the system's.
     pub(super) congestion: Option<Congestion>,
     /// Where reservations are kept; `None` if there is no such place.
-    state: Option<PathBuf>,
+    pub(super) state: Option<PathBuf>,
     /// Where commands are taken while it runs.
     pub(super) control: Option<ControlPath>,
+    /// The config file and those that it includes.
+    pub(super) sources: Option<Sources>,
 }
 
 impl Setup {
     /// Reads the config file, if there is one, and adds the command line.
-    pub(super) fn gather(mut args: ServeArgs) -> Result<Setup, Failure> {
+    pub(super) fn gather(args: ServeArgs) -> Result<Setup, Failure> {
+        let sources = args.config.as_deref().map(|path| Setup::read(path, &args.frontends));
+        let sources = sources.transpose()?;
+        Setup::of(args, sources)
+    }
+
+    /// The texts of a config file and of those that it includes.
+    pub(super) fn read(path: &Path, frontends: &Frontends) -> Result<Sources, Failure> {
+        Sources::read(path, Setup::named_lists(frontends))
+    }
+
+    /// Lists of a config file whose entries have names, and the keys of the names.
+    pub(super) fn named_lists(frontends: &Frontends) -> Vec<(&'static str, &'static str)> {
+        let targets = frontends.target_tables().map(|(_, tables)| (tables.key, tables.name));
+        [VOLUMES].into_iter().chain(targets).collect()
+    }
+
+    /// What these files say, and the command line.
+    pub(super) fn of(mut args: ServeArgs, sources: Option<Sources>) -> Result<Setup, Failure> {
+        let config = sources.as_ref().map(|sources| Config::read(sources, &mut args.frontends));
+        let config = config.transpose()?.unwrap_or_default();
+        let setup = Setup::put_together(args, config);
+        let located = |failure| match &sources {
+            Some(sources) => sources.located(failure),
+            None => failure,
+        };
+        let setup = setup.map_err(located)?;
+        Ok(Setup { sources, ..setup })
+    }
+
+    fn put_together(mut args: ServeArgs, mut config: Config) -> Result<Setup, Failure> {
         let mut frontends = args.frontends;
-        let config = args.config.as_deref().map(|path| Config::read(path, &mut frontends));
-        let mut config = config.transpose()?.unwrap_or_default();
         let read_only = args.read_only || config.read_only;
         config.volume.append(&mut args.volumes);
         let volumes = name_all(std::mem::take(&mut config.volume), read_only)?;
@@ -80,7 +113,8 @@ impl Setup {
         let names: Vec<&str> = volumes.iter().map(|volume| volume.name.as_str()).collect();
         frontends.check(is_served, &names).map_err(Failure::request)?;
         let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(MAX_CORES);
-        let cores = at_most(MAX_CORES, "cores", args.cores.or(config.cores), processors)?;
+        let asked_cores = args.cores.or(config.cores);
+        let cores = at_most(MAX_CORES, "cores", asked_cores, processors)?;
         let max_connections = args.max_connections.or(config.max_connections);
         let max_connections = at_most(MAX_CONNECTIONS, "connections", max_connections, DEFAULT_CONNECTIONS)?;
         let state = args.state.or(config.state);
@@ -101,11 +135,13 @@ impl Setup {
             frontends: Arc::new(frontends),
             policy,
             cores,
+            asked_cores: asked_cores.map(NonZeroUsize::get),
             poll: args.poll.or(config.poll).unwrap_or(Poll::Adaptive),
             max_connections,
             congestion,
             control: args.control.or(config.control),
             state: state.or_else(state::default_directory),
+            sources: None,
         })
     }
 
@@ -113,8 +149,22 @@ impl Setup {
     /// listener names.
     pub(super) fn settle_policy(&mut self, listeners: Vec<PolicyListener>) -> Result<(), Failure> {
         let policy = std::mem::take(&mut self.policy);
-        self.policy = policy.at(listeners, self.control.is_some()).map_err(Failure::request)?;
+        let policy = policy.at(listeners, self.control.is_some()).map_err(Failure::request);
+        self.policy = policy.map_err(|failure| self.located(failure))?;
         Ok(())
+    }
+
+    /// A failure with the place in the config file that it is about.
+    pub(super) fn located(&self, failure: Failure) -> Failure {
+        match &self.sources {
+            Some(sources) => sources.located(failure),
+            None => failure,
+        }
+    }
+
+    /// Whether volumes may come, go and change while it runs.
+    pub(super) fn may_change(&self) -> bool {
+        self.control.is_some() || self.sources.is_some()
     }
 
     /// What the volumes are made of, in order.
@@ -126,8 +176,8 @@ impl Setup {
     /// connect again to Unix sockets of other users.
     pub(super) fn capabilities(&self) -> CapabilitySet {
         let mut needed = CapabilitySet::empty();
-        let mut served = self.policy.listeners().iter();
-        let has_frames = served.any(|listener| listener.protocol.carrier == Carrier::Frames);
+        let served = self.policy.listeners();
+        let has_frames = served.iter().any(|listener| listener.protocol.carrier == Carrier::Frames);
         needed.set(CapabilitySet::NET_RAW, has_frames);
         for url in self.specs().flat_map(Spec::urls) {
             match protocol::of_url(url.as_written()) {
@@ -161,7 +211,7 @@ impl Setup {
         Opening {
             protocols: protocols(&self.listeners).collect(),
             read_only: self.read_only,
-            may_grow: self.control.is_some(),
+            may_grow: self.may_change(),
             state: self.state.clone(),
         }
     }
@@ -170,13 +220,15 @@ impl Setup {
     pub(super) fn open(&self) -> Result<Exports, Failure> {
         let opening = self.opening();
         let populate = Populate::Until(Instant::now() + POPULATING);
-        let exports = self.volumes.iter().map(|named| opening.open(named, populate));
+        let open = |named| opening.open(named, populate).map_err(|failure| self.located(failure));
+        let exports = self.volumes.iter().map(open);
         let exports = exports.collect::<Result<Vec<_>, _>>().map(Exports::of_served)?;
         for named in &self.volumes {
             self.policy.set_data(&named.name, DataKey::local_texts(&named.entry.spec));
         }
         for named in &self.volumes {
-            self.policy.check_twins(&named.name, |_| false).map_err(Failure::request)?;
+            let checked = self.policy.check_twins(&named.name, |_| false).map_err(Failure::request);
+            checked.map_err(|failure| self.located(failure))?;
         }
         let all: Vec<_> = exports.iter().collect();
         let uuid = |id| exports.served(id).and_then(|served| served.uuid());
@@ -248,6 +300,8 @@ fn check_sockets(protocol: &Protocol, address: &ListenAddress) -> Result<(), Fai
     Ok(())
 }
 
+/// The list of volumes in a config file, and the key of their names.
+pub(super) const VOLUMES: (&str, &str) = ("volume", "name");
 /// With its prefix it is an iSCSI name, which has at most 223 bytes (RFC 7143, section 4.2.7.2).
 const MAX_NAME: usize = 200;
 /// Offsets are signed where clients come from: they take a larger volume for an empty one.

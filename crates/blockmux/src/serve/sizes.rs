@@ -18,7 +18,7 @@ pub(super) struct Looking {
 /// Looks from time to time at all volumes, those that were added later, too, and has everybody told
 /// of another size; `None` if nothing becomes of any of them, and none can be added.
 pub(super) fn watch(setup: &Setup, exports: &Exports) -> Result<Option<Looking>, Failure> {
-    if setup.control.is_none() && !setup.specs().any(changes_by_itself) {
+    if !setup.may_change() && !setup.specs().any(changes_by_itself) {
         return Ok(None);
     }
     let exports = exports.clone();

@@ -9,7 +9,7 @@
 mod remote;
 mod store;
 
-use super::frontend::{Frontend, Portal, Service, Started, VolumeNames, Way};
+use super::frontend::{Frontend, Live, Portal, Service, VolumeNames, Way};
 use super::{Carrier, KeyError, Protocol};
 use crate::failure::Failure;
 use crate::privileges::{self, START_WITH_PRIVILEGES};
@@ -24,6 +24,7 @@ use blockmux_wire::aoe::{ANY_SHELF, ANY_SLOT};
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use rustix::thread::CapabilitySet;
 use serde::Deserialize;
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -117,7 +118,15 @@ impl Frontend for Aoe {
         }
     }
 
-    fn serve(&self, service: &Service<'_>) -> Result<Started, Failure> {
+    fn fixed_keys(&self) -> &'static [&'static str] {
+        &["aoe", "aoe_shelf", "aoe_state"]
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn serve(&self, service: &Service<'_>) -> Result<Option<Box<dyn Live>>, Failure> {
         let Service { exports, places, policy, cores, sessions, .. } = service;
         let all = VolumeNames::all(exports).into_iter();
         let here = all.filter(|named| places.iter().any(|place| policy.serves(&AOE, place, &named.export)));
@@ -139,7 +148,7 @@ impl Frontend for Aoe {
             let units: Vec<AoeUnit> = units.map(|(_, unit)| unit.clone()).collect();
             start_at(cores, exports, &interfaces, &units, sessions)?;
         }
-        Ok(Started { serve: Vec::new(), live: None })
+        Ok(None)
     }
 
     fn ways(&self, _: &Protocol, portal: &Portal, named: &VolumeNames) -> Vec<Way> {

@@ -1,31 +1,56 @@
 //! Targets that are served, and logical units that come and go.
 
-use super::Alua;
-use super::node::{Portals, default};
-use super::{default_target, name};
-use crate::protocol::frontend::{Live, TargetPlace, VolumeNames};
-use crate::protocol::policy::LiveAccess;
+use super::node::{Portals, of_volume, wanted};
+use super::{Alua, Iscsi, default_target, name};
+use crate::protocol::frontend::{Frontend, Live, Service, TargetPlace, VolumeNames};
+use crate::protocol::policy::{ListenerAddress, LiveAccess};
 use crate::protocol::units::Units;
+use blockmux_engine::iscsi;
+use blockmux_engine::listener::Serve;
+use blockmux_engine::sessions::SessionInfo;
 use blockmux_proto::exports::{Exports, VolumeId};
+use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{IscsiAccess, IscsiNode, TargetNode};
 use blockmux_proto::scsi::{MAX_LUN, UnitChange};
 use serde::Deserialize;
 use serde_json::Value;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Everything that initiators find.
 pub(super) struct LiveTargets {
     pub(super) exports: Exports,
     pub(super) node: Arc<IscsiNode>,
     pub(super) units: Arc<Units>,
-    pub(super) portals: Portals,
+    state: Mutex<State>,
+}
+
+/// What follows the config.
+struct State {
+    portals: Portals,
     /// Each volume is a target of its own.
-    pub(super) has_own: bool,
+    has_own: bool,
+    /// The targets before the config was followed.
+    before: Vec<Arc<TargetNode>>,
 }
 
 impl LiveTargets {
+    /// Nothing yet: what a config wants comes with [`Live::follow`].
+    pub(super) fn new(service: &Service<'_>, node: IscsiNode) -> LiveTargets {
+        let portals = Portals::new(service, &[], None);
+        LiveTargets {
+            exports: service.exports.clone(),
+            node: Arc::new(node),
+            units: service.units.clone(),
+            state: Mutex::new(State { portals, has_own: true, before: Vec::new() }),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn target(&self, name: &str) -> Result<Arc<TargetNode>, String> {
         let found = self.node.targets().into_iter().find(|target| target.name.as_str() == name);
         found.ok_or_else(|| format!("there is no target `{name}`"))
@@ -35,12 +60,13 @@ impl LiveTargets {
     fn groups(&self, target: &TargetNode, at: Option<SocketAddr>) -> Result<BTreeSet<u16>, String> {
         let own = target.portals.iter().map(|portal| portal.group_tag);
         let Some(at) = at else { return Ok(own.collect()) };
-        match self.portals.group_of(at) {
+        let portals = &self.state().portals;
+        match portals.group_of(at) {
             Some((group_tag, true)) if target.is_in_group(group_tag) => Ok([group_tag].into()),
             Some((_, false)) => Err(format!(
                 "{at} is one portal group with other listeners; a config file with `access_states` gives each its own"
             )),
-            _ => Err(format!("no such listener; there is {}", self.portals.in_words())),
+            _ => Err(format!("no such listener; there is {}", portals.in_words())),
         }
     }
 }
@@ -51,18 +77,65 @@ fn admits_all(access: &IscsiAccess) -> bool {
 }
 
 impl Live for LiveTargets {
+    fn serve(&self, place: &ListenerAddress) -> Serve {
+        let state = self.state();
+        let group_tag = place.tcp().and_then(|tcp| state.portals.tag_of(tcp)).cloned().unwrap_or_default();
+        iscsi::serve_in(&self.node, &self.exports, &group_tag)
+    }
+
+    fn follow(&self, desired: &dyn Frontend, service: &Service<'_>) {
+        let Some(own) = desired.as_any().downcast_ref::<Iscsi>() else { return };
+        let mut state = self.state();
+        let State { portals, has_own, before } = &mut *state;
+        *portals = Portals::new(service, &own.targets, Some(portals));
+        *has_own = own.targets.is_empty();
+        *before = self.node.targets();
+        let removable = own.targets.iter().filter(|target| target.removable);
+        self.units.set_removable(removable.flat_map(|target| target.luns.values().cloned()));
+        self.node.set_discovery_chap(own.discovery.clone());
+        let wanted = wanted(own, &self.exports, &self.units, portals);
+        let names: BTreeSet<Name> = wanted.iter().map(|target| target.name.clone()).collect();
+        let stray = before.iter().filter(|target| !names.contains(&target.name));
+        stray.for_each(|target| self.node.remove(&target.name));
+        let known: BTreeMap<&Name, &Arc<TargetNode>> =
+            before.iter().map(|target| (&target.name, target)).collect();
+        for target in wanted {
+            let same = known.get(&target.name).map(|target| &***target);
+            let made = target.make(same, &self.node, portals);
+            self.node.replace(made);
+        }
+    }
+
+    /// A session goes on with the view of its target that it was given, if its initiator would get
+    /// that one again and had to prove no less.
+    fn keeps(&self, session: &SessionInfo) -> bool {
+        let state = self.state();
+        let Ok(initiator) = Name::new(&session.login.initiator) else { return true };
+        let is_meant = |target: &&Arc<TargetNode>| target.name.as_str() == session.login.target;
+        let Some(before) = state.before.iter().find(is_meant) else { return true };
+        let now = self.node.targets();
+        let Some(now) = now.iter().find(is_meant).filter(|now| now.redirect.is_none()) else { return false };
+        let tag = session.listener.parse().ok().and_then(|tcp| state.portals.group_of(tcp));
+        let leads = tag.is_none_or(|(group_tag, _)| now.is_in_group(group_tag));
+        match before.access_of(&initiator).zip(now.access_of(&initiator)) {
+            Some((before, now)) => {
+                let asks_more = before.chap.is_none() && now.chap.is_some();
+                leads && !asks_more && Arc::ptr_eq(&before.target, &now.target)
+            }
+            None => false,
+        }
+    }
+
     fn add(&self, volume: VolumeId) {
-        let Some(unit) = self.units.of(volume).filter(|_| self.has_own) else { return };
-        if let Some(export) = self.exports.get(volume) {
-            let exports = &self.exports;
-            let Some(target) = default(&export, &unit, exports, &self.portals) else { return };
-            self.node.add(target);
-            self.node.tell(UnitChange::Added(volume, &unit.1));
+        let state = self.state();
+        let Some(named) = VolumeNames::of(&self.exports, volume).filter(|_| state.has_own) else { return };
+        if let Some(target) = of_volume(&named, &self.exports, &self.units, &state.portals) {
+            self.node.add(target.make(None, &self.node, &state.portals));
         }
     }
 
     fn remove(&self, volume: VolumeId) {
-        if let Some(named) = VolumeNames::of(&self.exports, volume).filter(|_| self.has_own) {
+        if let Some(named) = VolumeNames::of(&self.exports, volume).filter(|_| self.state().has_own) {
             self.node.remove(&name(&default_target(&named.target)));
         }
         for access in self.node.targets().iter().flat_map(|target| &target.access) {

@@ -10,9 +10,10 @@ mod live;
 mod node;
 mod remote;
 
-use super::frontend::{Frontend, Portal, Service, Started, VolumeNames, Way};
+use super::frontend::{Frontend, Live, Portal, Service, TargetTables, VolumeNames, Way};
 use super::policy::TargetAccess;
 use super::{Carrier, KeyError, Protocol};
+use crate::address::tcp_address;
 use crate::failure::Failure;
 use crate::output::shell_word;
 use blockmux_lab::ceiling::{MessageShape, Transport};
@@ -24,6 +25,7 @@ use clap::{ArgMatches, Command, FromArgMatches, Subcommand};
 use config::{Acl, ConfiguredTarget, IscsiDiscoveryEntry, TargetEntry};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use std::any::Any;
 use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -158,8 +160,32 @@ impl Frontend for Iscsi {
         self.targets.iter().map(ConfiguredTarget::access).collect()
     }
 
-    fn serve(&self, service: &Service<'_>) -> Result<Started, Failure> {
-        Ok(node::serve(self, service))
+    fn serve(&self, service: &Service<'_>) -> Result<Option<Box<dyn Live>>, Failure> {
+        Ok(Some(node::serve(self, service)))
+    }
+
+    fn target_tables(&self) -> &'static [TargetTables] {
+        &[TargetTables {
+            key: "iscsi_target",
+            name: "TargetName",
+            units: &["luns"],
+            peers: &[("acl", "InitiatorName")],
+            parts: &[],
+        }]
+    }
+
+    fn record(&self, what: &Value, target: &mut toml::Table) -> bool {
+        let Ok(Alua::Alua { state, at: Some(at), .. }) = Alua::deserialize(what) else { return false };
+        let states = target.get_mut("access_states").and_then(toml::Value::as_table_mut);
+        let Some((states, state)) = states.zip(toml::Value::try_from(state).ok()) else { return false };
+        let known =
+            states.keys().find(|key| tcp_address(key, ISCSI.port).is_ok_and(|own| own == at)).cloned();
+        states.insert(known.unwrap_or_else(|| at.to_string()), state);
+        true
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
     }
 
     /// One way for each logical unit that the volume is. Clients of iSER have an RDMA device over

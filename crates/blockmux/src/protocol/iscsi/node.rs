@@ -1,114 +1,218 @@
-//! From volumes and settings to targets that are served.
+//! From volumes and settings to targets that are served, at the start and whenever the config
+//! changes.
 
 use super::config::{Acl, ConfiguredTarget};
 use super::live::LiveTargets;
 use super::{ISCSI, Iscsi, default_target, name};
-use crate::protocol::frontend::{Service, Started, VolumeNames};
+use crate::protocol::frontend::{Live, Service, VolumeNames};
 use crate::protocol::policy::{ListenerAddress, Policy};
-use crate::protocol::units::Unit;
-use blockmux_engine::iscsi;
+use crate::protocol::units::{Unit, Units};
 use blockmux_engine::socket::Address;
-use blockmux_proto::exports::{Export, Exports};
-use blockmux_proto::iscsi::node::{IscsiAccess, IscsiNode, Portal, TargetNode};
-use blockmux_proto::scsi::{self, AccessState, PortGroupStates, TargetPort};
+use blockmux_proto::exports::Exports;
+use blockmux_proto::iscsi::login::operational::OperationalParameters;
+use blockmux_proto::iscsi::name::Name;
+use blockmux_proto::iscsi::node::{Chap, IscsiAccess, IscsiNode, Portal, Redirect, TargetNode, offer};
+use blockmux_proto::scsi::{AccessState, PortGroupStates, ScsiTarget, TargetPort, UnitChange};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// Serves to accepted connections: one for each address, in order.
-pub(super) fn serve(own: &Iscsi, service: &Service<'_>) -> Started {
-    let (exports, configured_targets) = (service.exports, &own.targets);
-    let units = service.units.clone();
-    let removable = configured_targets.iter().filter(|target| target.removable);
-    units.set_removable(removable.flat_map(|target| target.luns.values().cloned()));
-    let all: Vec<(String, Unit)> =
-        exports.iter().filter_map(|(id, export)| Some((export.name.clone(), units.of(id)?))).collect();
-    let portals = Portals::new(service, configured_targets);
-    let targets = if configured_targets.is_empty() {
-        let of_export = exports.iter().zip(&all);
-        of_export.filter_map(|((_, export), (_, unit))| default(&export, unit, exports, &portals)).collect()
-    } else {
-        configured_targets.iter().map(|target| configured(target, &all, &portals)).collect()
-    };
-    let node = IscsiNode::new(targets);
-    let node = Arc::new(match &own.discovery {
-        Some(chap) => node.with_discovery_chap(chap.clone()),
-        None => node,
-    });
-    let serve = portals.group_tags().map(|group_tag| iscsi::serve(&node, exports, group_tag)).collect();
-    let has_own = configured_targets.is_empty();
-    Started {
-        serve,
-        live: Some(Box::new(LiveTargets { exports: exports.clone(), node, units, portals, has_own })),
+/// Begins to serve.
+pub(super) fn serve(own: &Iscsi, service: &Service<'_>) -> Box<dyn Live> {
+    let node = IscsiNode::new(Vec::new());
+    let live = LiveTargets::new(service, node);
+    live.follow(own, service);
+    Box::new(live)
+}
+
+/// A target as the config wants it.
+pub(super) struct WantedTarget {
+    pub(super) name: Name,
+    alias: String,
+    portals: Vec<Portal>,
+    redirect: Option<Redirect>,
+    offer: OperationalParameters,
+    access: Vec<WantedAccess>,
+    /// How well each portal group leads to its units; active/optimized where none is named.
+    states: Vec<(u16, AccessState)>,
+}
+
+/// Who may log in, and what they see.
+struct WantedAccess {
+    initiator: Option<Name>,
+    chap: Option<Chap>,
+    /// `None`: every LUN.
+    mask: Option<BTreeSet<u16>>,
+    luns: BTreeMap<u16, Unit>,
+}
+
+/// All targets of a config.
+pub(super) fn wanted(own: &Iscsi, exports: &Exports, units: &Units, portals: &Portals) -> Vec<WantedTarget> {
+    if own.targets.is_empty() {
+        let all = VolumeNames::all(exports);
+        return all.iter().filter_map(|named| of_volume(named, exports, units, portals)).collect();
     }
+    let all: BTreeMap<String, Unit> =
+        exports.iter().filter_map(|(id, export)| Some((export.name.clone(), units.of(id)?))).collect();
+    own.targets.iter().map(|target| configured(target, &all, portals)).collect()
 }
 
 /// The target that a volume is where none are configured; `None` if no listener may lead to it.
-pub(super) fn default(
-    export: &Export,
-    (id, unit): &Unit,
+pub(super) fn of_volume(
+    named: &VolumeNames,
     exports: &Exports,
+    units: &Units,
     portals: &Portals,
-) -> Option<TargetNode> {
-    let own = Some(portals.of_volume(&export.name)).filter(|own| !own.is_empty())?;
-    let called = VolumeNames::of(exports, *id).map_or_else(|| export.name.clone(), |named| named.target);
-    let target = TargetNode::new(name(&default_target(&called)), own, Vec::new());
-    let ports = portals.ports(&target);
-    let view = scsi::ScsiTarget::new(target.name.as_str(), ports).with_unit(0, *id, unit.clone());
-    let access = vec![IscsiAccess { initiator: None, chap: None, target: Arc::new(view) }];
-    Some(TargetNode { alias: export.description.clone(), access, ..target })
+) -> Option<WantedTarget> {
+    let (export, unit) = exports.get(named.volume).zip(units.of(named.volume))?;
+    let own = Some(portals.of_volume(&named.export)).filter(|own| !own.is_empty())?;
+    let luns = BTreeMap::from([(0, unit)]);
+    Some(WantedTarget {
+        name: name(&default_target(&named.target)),
+        alias: export.description.clone(),
+        portals: own,
+        redirect: None,
+        offer: offer(),
+        access: vec![WantedAccess { initiator: None, chap: None, mask: None, luns }],
+        states: Vec::new(),
+    })
 }
 
-fn configured(configured: &ConfiguredTarget, units: &[(String, Unit)], portals: &Portals) -> TargetNode {
-    let target = TargetNode::new(configured.name.clone(), portals.of(configured), Vec::new());
-    let (ports, states) = (portals.ports(&target), Arc::new(PortGroupStates::default()));
-    for (group_tag, state) in portals.states(configured) {
-        let name = target.port_name(group_tag);
-        ports.iter().filter(|port| *port.name == *name).for_each(|port| states.set(port.group, state));
-    }
-    let access = configured.acl.iter().map(|Acl { initiator, chap, luns, .. }| {
-        let empty = scsi::ScsiTarget::new(target.name.as_str(), ports.clone()).with_states(&states);
-        let view = match luns {
-            Some(luns) => empty.with_mask(luns.iter().copied().collect()),
-            None => empty,
-        };
-        for (lun, volume) in &configured.luns {
-            if let Some((_, (id, unit))) = units.iter().find(|(name, _)| name == volume) {
-                view.add(*lun, *id, unit.clone());
-            }
-        }
-        IscsiAccess { initiator: initiator.clone(), chap: chap.clone(), target: Arc::new(view) }
+fn configured(target: &ConfiguredTarget, all: &BTreeMap<String, Unit>, portals: &Portals) -> WantedTarget {
+    let luns = target.luns.iter().filter_map(|(lun, volume)| Some((*lun, all.get(volume)?.clone())));
+    let luns: BTreeMap<u16, Unit> = luns.collect();
+    let access = target.acl.iter().map(|Acl { initiator, chap, luns: seen, .. }| WantedAccess {
+        initiator: initiator.clone(),
+        chap: chap.clone(),
+        mask: seen.as_ref().map(|seen| seen.iter().copied().collect()),
+        luns: luns.clone(),
     });
-    let access = access.collect();
-    let (alias, redirect) = (configured.alias.clone(), configured.redirect.clone());
-    TargetNode { alias, redirect, access, offer: configured.offer, ..target }
+    WantedTarget {
+        name: target.name.clone(),
+        alias: target.alias.clone(),
+        portals: portals.of(target),
+        redirect: target.redirect.clone(),
+        offer: target.offer,
+        access: access.collect(),
+        states: portals.states(target).collect(),
+    }
+}
+
+impl WantedTarget {
+    /// The target itself. What `before` has of it that is the same stays: whoever is logged in
+    /// keeps the units and the ports that it uses.
+    pub(super) fn make(self, before: Option<&TargetNode>, node: &IscsiNode, portals: &Portals) -> TargetNode {
+        let WantedTarget { name, alias, portals: own, redirect, offer, access, states } = self;
+        let made = TargetNode::new(name, own, Vec::new());
+        let first = before.and_then(|before| before.access.first()).map(|access| &access.target);
+        let ports = portals.ports(&made, &first.map(|view| view.ports()).unwrap_or_default());
+        let known = first.map_or_else(Arc::<PortGroupStates>::default, |view| view.states());
+        let changed: Vec<_> = ports
+            .iter()
+            .map(|port| {
+                let own = states.iter().find(|(group_tag, _)| made.port_name(*group_tag) == *port.name);
+                (port.group, own.map_or(AccessState::ACTIVE_OPTIMIZED, |(_, state)| *state))
+            })
+            .filter(|(group, state)| known.get(*group) != *state)
+            .collect();
+        changed.iter().for_each(|(group, state)| known.set(*group, *state));
+        let access = access.into_iter().map(|WantedAccess { initiator, chap, mask, luns }| {
+            let same = before.into_iter().flat_map(|before| &before.access);
+            let same = same.into_iter().find(|access| access.initiator == initiator);
+            let view = match same {
+                Some(same) => same.target.clone(),
+                None => {
+                    let view = ScsiTarget::new(made.name.as_str(), ports.clone()).with_states(&known);
+                    Arc::new(match &mask {
+                        Some(mask) => view.with_mask(mask.clone()),
+                        None => view,
+                    })
+                }
+            };
+            show(&view, node, &ports, mask, &luns);
+            changed.iter().for_each(|(group, state)| view.set_access_state(*group, *state));
+            IscsiAccess { initiator, chap, target: view }
+        });
+        let access = access.collect();
+        TargetNode { alias, redirect, access, offer, ..made }
+    }
+}
+
+/// Has a view show these units through these ports, and no others.
+fn show(
+    view: &ScsiTarget,
+    node: &IscsiNode,
+    ports: &[TargetPort],
+    mask: Option<BTreeSet<u16>>,
+    luns: &BTreeMap<u16, Unit>,
+) {
+    if view.ports() != ports {
+        view.set_ports(ports.to_vec());
+    }
+    view.set_mask(mask);
+    view.remove(|number, volume| luns.get(&number).is_none_or(|(own, _)| *own != volume));
+    for (number, (volume, unit)) in luns {
+        if view.add(*number, *volume, unit.clone()) {
+            node.tell(UnitChange::Added(*volume, unit));
+        }
+    }
 }
 
 /// The listeners as portals. They are one portal group, so that a session may use any of them,
 /// unless some lead to other targets than others, or less well.
 pub(super) struct Portals {
     portals: Vec<(SocketAddr, Portal)>,
+    /// The group of each, for connections that come.
+    tags: Vec<Arc<AtomicU16>>,
     policy: Policy,
     /// How many target ports have a number already.
-    numbered: AtomicU16,
+    numbered: Arc<AtomicU16>,
 }
 
 impl Portals {
-    fn new(service: &Service<'_>, targets: &[ConfiguredTarget]) -> Portals {
+    /// The listeners of a service. One that was there before stays in its group as long as it is
+    /// alone there, or all are one group.
+    pub(super) fn new(
+        service: &Service<'_>,
+        targets: &[ConfiguredTarget],
+        before: Option<&Portals>,
+    ) -> Portals {
         let policy = service.policy;
         let tcp: Vec<SocketAddr> = service.places.iter().filter_map(ListenerAddress::tcp).collect();
         let is_one_group = tcp
             .iter()
             .all(|tcp| targets.iter().all(|target| target.is_at(tcp) && target.access_states.is_none()));
         let is_one_group = is_one_group && !policy.has_lists(&ISCSI);
-        let portal = |(group_tag, tcp): (u16, SocketAddr)| {
+        let known = |tcp: &SocketAddr| before.and_then(|before| before.tag_of(*tcp));
+        let (mut groups, mut taken) = (BTreeMap::new(), BTreeSet::new());
+        for tcp in &tcp {
+            let tag = known(tcp).map(|tag| tag.load(Ordering::Relaxed)).filter(|tag| taken.insert(*tag));
+            groups.extend(tag.map(|tag| (*tcp, tag)));
+        }
+        let mut free = (1..).filter(|tag| !taken.contains(tag));
+        let portal = |tcp: SocketAddr| {
             let port = tcp.port();
             // A listener on all addresses is reached at the one that the initiator has found.
             let address = if tcp.ip().is_unspecified() { format!(":{port}") } else { tcp.to_string() };
-            (tcp, Portal { address, group_tag: if is_one_group { 1 } else { group_tag } })
+            let own = groups.get(&tcp).copied().or_else(|| free.next());
+            (tcp, Portal { address, group_tag: own.filter(|_| !is_one_group).unwrap_or(1) })
         };
-        let portals = (1..).zip(tcp).map(portal).collect();
-        Portals { portals, policy: policy.clone(), numbered: AtomicU16::new(0) }
+        let portals: Vec<(SocketAddr, Portal)> = tcp.iter().copied().map(portal).collect();
+        let tag = |(tcp, portal): &(SocketAddr, Portal)| {
+            let tag = known(tcp).cloned().unwrap_or_default();
+            tag.store(portal.group_tag, Ordering::Relaxed);
+            tag
+        };
+        let tags = portals.iter().map(tag).collect();
+        let numbered = before.map(|before| before.numbered.clone()).unwrap_or_default();
+        Portals { portals, tags, policy: policy.clone(), numbered }
+    }
+
+    /// The group that connections of a listener are in.
+    pub(super) fn tag_of(&self, listener: SocketAddr) -> Option<&Arc<AtomicU16>> {
+        let at = self.portals.iter().position(|(tcp, _)| *tcp == listener)?;
+        self.tags.get(at)
     }
 
     /// Those that lead to the target that a volume is by itself.
@@ -130,19 +234,23 @@ impl Portals {
         self.portals.iter().map(|(_, portal)| portal.group_tag)
     }
 
-    /// The ports of a target: each portal group is one, and a target port group of its own. No two
-    /// ports of this daemon have one number, for units may be shared by targets.
-    fn ports(&self, target: &TargetNode) -> Vec<TargetPort> {
-        let mut tags: Vec<u16> = target.portals.iter().map(|portal| portal.group_tag).collect();
-        tags.dedup();
+    /// The ports of a target, of which it has had `before`: each portal group is one, and a target
+    /// port group of its own. No two ports of this daemon have one number, for units may be shared
+    /// by targets.
+    fn ports(&self, target: &TargetNode, before: &[TargetPort]) -> Vec<TargetPort> {
+        let tags: BTreeSet<u16> = target.portals.iter().map(|portal| portal.group_tag).collect();
         let port = |group_tag: u16| {
+            let name = target.port_name(group_tag);
+            if let Some(known) = before.iter().find(|port| *port.name == *name) {
+                return known.clone();
+            }
             let number = self.numbered.fetch_add(1, Ordering::Relaxed).wrapping_add(1).max(1);
-            TargetPort { relative_id: number, group: number, name: target.port_name(group_tag).into() }
+            TargetPort { relative_id: number, group: number, name: name.into() }
         };
         tags.into_iter().map(port).collect()
     }
 
-    /// How well each group leads to a target's units at first, where its config says so.
+    /// How well each group leads to a target's units, where its config says so.
     fn states(&self, target: &ConfiguredTarget) -> impl Iterator<Item = (u16, AccessState)> {
         let states = target.access_states.iter();
         states.flat_map(|states| self.portals.iter().map(|(tcp, portal)| (portal.group_tag, states.of(tcp))))

@@ -2,15 +2,20 @@
 
 mod remote;
 
-use super::frontend::{Frontend, Portal, Service, Started, VolumeNames, Way};
+use super::frontend::{Frontend, Live, Portal, Service, VolumeNames, Way};
+use super::policy::{ListenerAddress, Policy};
 use super::{Carrier, Protocol};
 use crate::failure::Failure;
 use crate::output::shell_word;
+use blockmux_engine::listener::Serve;
 use blockmux_engine::nbd;
+use blockmux_engine::sessions::SessionInfo;
 use blockmux_engine::socket::Address;
 use blockmux_lab::ceiling::{MessageShape, Transport};
+use blockmux_proto::exports::Exports;
 use blockmux_proto::nbd::uri::{DEFAULT_RECONNECT, DEFAULT_TIMEOUT, Server, Uri};
 use blockmux_wire::nbd::{NBD_DEFAULT_PORT, NBD_MAX_MINIMUM_BLOCK, NBD_MAX_STRING};
+use std::any::Any;
 
 pub(crate) const NBD: Protocol = Protocol {
     name: "nbd",
@@ -33,14 +38,35 @@ pub(crate) const NBD: Protocol = Protocol {
 /// Every volume is an export.
 struct Nbd;
 
+/// A client finds what is there when it connects.
+struct LiveNbd {
+    exports: Exports,
+    policy: Policy,
+}
+
+impl Live for LiveNbd {
+    fn serve(&self, place: &ListenerAddress) -> Serve {
+        let (policy, place) = (self.policy.clone(), place.clone());
+        nbd::serve(self.exports.offering(move |volume| policy.serves(&NBD, &place, volume)))
+    }
+
+    fn follow(&self, _desired: &dyn Frontend, _service: &Service<'_>) {}
+
+    fn keeps(&self, session: &SessionInfo) -> bool {
+        let listeners = self.policy.listeners();
+        let own = listeners.iter().find(|own| own.place.to_string() == session.listener);
+        own.is_some_and(|own| self.policy.serves(&NBD, &own.place, &session.login.target))
+    }
+}
+
 impl Frontend for Nbd {
-    fn serve(&self, service: &Service<'_>) -> Result<Started, Failure> {
-        let serve = service.places.iter().cloned().map(|place| {
-            let policy = service.policy.clone();
-            nbd::serve(service.exports.offering(move |volume| policy.serves(&NBD, &place, volume)))
-        });
-        // A client finds what is there when it connects.
-        Ok(Started { serve: serve.collect(), live: None })
+    fn serve(&self, service: &Service<'_>) -> Result<Option<Box<dyn Live>>, Failure> {
+        let (exports, policy) = (service.exports.clone(), service.policy.clone());
+        Ok(Some(Box::new(LiveNbd { exports, policy })))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
     }
 
     fn ways(&self, _: &Protocol, portal: &Portal, named: &VolumeNames) -> Vec<Way> {

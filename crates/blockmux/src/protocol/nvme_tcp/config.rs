@@ -11,6 +11,7 @@ use blockmux_proto::fabrics::controller::node::{FabricsPort, MAX_IN_CAPSULE, Ref
 use blockmux_proto::nvme::ana::{AnaGroup, MAX_ANA_GROUPS};
 use blockmux_proto::nvme::auth::HostSecrets;
 use blockmux_proto::nvme::auth::psk::ConfiguredPsk;
+use blockmux_proto::nvme::hosts::HostAccess;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_wire::nvme::log::AnaState;
 use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
@@ -138,7 +139,7 @@ pub(crate) enum AnaStateName {
 }
 
 /// An ANA group whose numbers are right.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ConfiguredGroup {
     id: u32,
     namespaces: Vec<u32>,
@@ -270,6 +271,28 @@ impl ConfiguredSubsystem {
     /// Whether that listener leads to it: it is named, or is one of all addresses that are.
     pub(super) fn is_at(&self, listener: &SocketAddr) -> bool {
         self.listeners.is_empty() || self.listeners.iter().any(|named| means(named, listener))
+    }
+
+    /// Whether another config of it needs no new subsystem: what its controllers have told hosts,
+    /// and cannot change meanwhile, is the same.
+    pub(super) fn is_same_at_heart(&self, other: &ConfiguredSubsystem) -> bool {
+        let groups = |own: &ConfiguredSubsystem| {
+            own.ana_groups.iter().map(|group| (group.id, group.namespaces.clone())).collect::<Vec<_>>()
+        };
+        let numbers = |own: &ConfiguredSubsystem| (own.serial_number.clone(), own.model_number.clone());
+        numbers(self) == numbers(other) && groups(self) == groups(other)
+    }
+
+    /// The ANA group that a namespace is in; `None`: that of the rest, if there are any.
+    pub(super) fn ana_group_of(&self, nsid: u32) -> Option<u32> {
+        self.ana_groups.iter().find(|group| group.namespaces.contains(&nsid)).map(|group| group.id)
+    }
+
+    /// What holds for a host that is listed.
+    pub(super) fn host_keys(&self, host: &Nqn) -> HostKeys {
+        let (namespaces, secrets) = (self.masks.get(host).cloned(), self.secrets.get(host).cloned());
+        let access = HostAccess { namespaces, secrets };
+        HostKeys { access, tls_key: self.tls_keys.get(host).cloned() }
     }
 
     /// The ports that lead to it, if not all do.

@@ -2,7 +2,7 @@
 //! subsystem is served.
 
 use super::super::secret;
-use super::config::Treq;
+use super::config::{ConfiguredSubsystem, Treq};
 use super::discovery_names;
 use crate::failure::Failure;
 use crate::output::shell_word;
@@ -46,6 +46,7 @@ pub(crate) struct HostEntry {
 }
 
 /// What is in a host's files, and what else is said of it.
+#[derive(Clone, PartialEq, Eq)]
 pub(super) struct HostKeys {
     pub(super) access: HostAccess,
     pub(super) tls_key: Option<ConfiguredPsk>,
@@ -53,7 +54,7 @@ pub(super) struct HostKeys {
 
 /// The hosts of a node by subsystem and name, with their files and keys of TLS.
 pub(super) struct LiveHosts {
-    treq: Treq,
+    treq: Mutex<Treq>,
     machine: String,
     known: Mutex<BTreeMap<(Nqn, Nqn), Known>>,
 }
@@ -165,14 +166,80 @@ impl HostEntry {
 impl LiveHosts {
     /// Those of the config file.
     pub(super) fn new(treq: Treq, machine: &str) -> LiveHosts {
-        LiveHosts { treq, machine: machine.to_owned(), known: Mutex::default() }
+        LiveHosts { treq: Mutex::new(treq), machine: machine.to_owned(), known: Mutex::default() }
     }
 
-    /// One of them.
-    pub(super) fn insert(&self, subsystem: &Nqn, entry: HostEntry, tls_key: Option<ConfiguredPsk>) {
-        if let Some(host) = Nqn::new(&entry.hostnqn) {
-            self.known().insert((subsystem.clone(), host), Known { entry, tls_key });
+    /// The hosts of a subsystem that is served from now on: what is known of them, and their keys.
+    pub(super) fn insert_all(
+        &self,
+        node: &NvmeNode,
+        subsystem: &Subsystem,
+        configured: &ConfiguredSubsystem,
+    ) {
+        let mut known = self.known();
+        known.retain(|(of, _), _| *of != subsystem.nqn);
+        for entry in &configured.entries {
+            let Some(host) = Nqn::new(&entry.hostnqn) else { continue };
+            let tls_key = configured.tls_keys.get(&host).cloned();
+            known.insert((subsystem.nqn.clone(), host), Known { entry: entry.clone(), tls_key });
         }
+        for host in configured.tls_keys.keys() {
+            self.set_tls_keys(&known, node, subsystem, host);
+        }
+    }
+
+    /// A subsystem is served no more: its hosts have no keys for it.
+    pub(super) fn remove_all(&self, node: &NvmeNode, subsystem: &Subsystem) {
+        let mut known = self.known();
+        let of_it: Vec<Nqn> =
+            known.keys().filter(|(of, _)| *of == subsystem.nqn).map(|(_, host)| host.clone()).collect();
+        known.retain(|(of, _), _| *of != subsystem.nqn);
+        of_it.iter().for_each(|host| self.set_tls_keys(&known, node, subsystem, host));
+    }
+
+    /// Whether hosts have to come by TLS from now on.
+    pub(super) fn set_treq(&self, treq: Treq) {
+        *self.treq.lock().unwrap_or_else(PoisonError::into_inner) = treq;
+    }
+
+    /// Has the hosts of a subsystem be those of its config. `before` is the config that it had.
+    /// Answers those that may connect no more; their controllers are left.
+    pub(super) fn follow(
+        &self,
+        node: &NvmeNode,
+        subsystem: &Subsystem,
+        (before, wanted): (Option<&ConfiguredSubsystem>, &ConfiguredSubsystem),
+    ) -> Vec<Nqn> {
+        let mut known = self.known();
+        if !wanted.is_open {
+            node.set_open(subsystem, false);
+        }
+        let mut gone = subsystem.listed_hosts();
+        gone.retain(|host| !wanted.hosts.contains(host));
+        for host in &gone {
+            node.withdraw_host(subsystem, host);
+            known.remove(&(subsystem.nqn.clone(), host.clone()));
+            self.set_tls_keys(&known, node, subsystem, host);
+        }
+        if wanted.is_open {
+            node.set_open(subsystem, true);
+            return gone;
+        }
+        let listed = subsystem.listed_hosts();
+        for host in &wanted.hosts {
+            let named = wanted.entries.iter().find(|entry| entry.hostnqn == host.as_str());
+            let (entry, keys) =
+                (named.cloned().unwrap_or_else(|| HostEntry::plain(host)), wanted.host_keys(host));
+            let is_known = known.get(&(subsystem.nqn.clone(), host.clone()));
+            let is_same_entry = is_known.map_or(named.is_none(), |known| known.entry == entry);
+            let is_same = before.is_some_and(|before| before.host_keys(host) == keys);
+            if listed.contains(host) && is_same && is_same_entry {
+                continue;
+            }
+            // It is closed to those that are not listed.
+            let _ = self.set(&mut known, node, subsystem, (host, &entry, keys));
+        }
+        gone
     }
 
     /// Lets a host connect, or changes what holds for it.
@@ -249,7 +316,8 @@ impl LiveHosts {
         node.set_host(subsystem, host, access).map_err(|error| wrong(&error))?;
         self.set_tls_keys(known, node, subsystem, host);
         if has_keys {
-            node.set_secure_channel(self.treq.secure_channel(true));
+            let treq = *self.treq.lock().unwrap_or_else(PoisonError::into_inner);
+            node.set_secure_channel(treq.secure_channel(true));
         }
         Ok(())
     }

@@ -11,18 +11,17 @@ mod namespaces;
 mod referrals;
 mod remote;
 
-use super::frontend::{Frontend, Portal, Service, Started, VolumeNames, Way};
+use super::frontend::{Frontend, Live, Portal, Service, TargetTables, VolumeNames, Way};
 use super::policy::{ListenerAddress, Policy, TargetAccess};
 use super::{Carrier, KeyError, Protocol};
+use crate::address::tcp_address;
 use crate::failure::Failure;
 use crate::machine::machine_id;
 use crate::output::shell_word;
-use blockmux_engine::nvme_tcp;
 use blockmux_engine::socket::Address;
 use blockmux_engine::sys::random_bytes;
 use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_proto::fabrics::controller::node::{FabricsPort, NvmeNode, Referral};
-use blockmux_proto::fabrics::keyring::Keyring;
 use blockmux_proto::fabrics::url::NvmeUrl;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{unique_discovery_nqn, well_known_discovery_nqn};
@@ -31,12 +30,13 @@ use clap::{ArgMatches, Command, FromArgMatches, Subcommand};
 use config::{ConfiguredSubsystem, NvmeDiscoveryEntry, SubsystemEntry, Treq};
 use hosts::{HostEntry, LiveHosts};
 use live::{LiveSubsystems, Volumes};
+use namespaces::ConfiguredNamespace;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use std::any::Any;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::Arc;
-use std::time::Instant;
 use toml::de::Deserializer;
 
 /// NVMe over Fabrics over TCP.
@@ -173,59 +173,47 @@ impl Frontend for NvmeTcp {
         self.subsystems.iter().map(ConfiguredSubsystem::access).collect()
     }
 
-    fn serve(&self, service: &Service<'_>) -> Result<Started, Failure> {
+    fn target_tables(&self) -> &'static [TargetTables] {
+        &[TargetTables {
+            key: "nvme_subsystem",
+            name: "nqn",
+            units: &["namespaces", "namespace"],
+            peers: &[("hosts", ""), ("host", "hostnqn")],
+            parts: &[("namespace", "nsid"), ("ana_group", "ANAGRPID")],
+        }]
+    }
+
+    fn fixed_keys(&self) -> &'static [&'static str] {
+        &["nvme_tcp_ktls", "nvme_in_capsule_data_size", "nvme_discovery.unique_subnqn"]
+    }
+
+    fn record(&self, what: &Value, target: &mut toml::Table) -> bool {
+        Order::deserialize(what).is_ok_and(|order| order.record(target))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn serve(&self, service: &Service<'_>) -> Result<Option<Box<dyn Live>>, Failure> {
         let Service { exports, places, policy, .. } = *service;
-        let tcp = places.iter().enumerate();
-        let tcp = tcp.filter_map(|(at, place)| Some(FabricsPort { id: port_id(at), address: place.tcp()? }));
-        let ports: Vec<FabricsPort> = tcp.collect();
-        let subsystems = if self.subsystems.is_empty() {
-            let all = VolumeNames::all(exports);
-            all.iter().filter_map(|named| of_volume(policy, &ports, named)).collect()
-        } else {
-            self.subsystems.clone()
-        };
-        let configured = self.subsystems.iter().flat_map(|subsystem| {
-            let namespaces = subsystem.namespaces.iter();
-            namespaces.map(|(nsid, namespace)| ((subsystem.nqn.clone(), *nsid), namespace.clone()))
-        });
-        let configured = configured.collect();
-        let volumes = Volumes {
-            exports: exports.clone(),
-            node: node_id(&ports),
-            has_own: self.subsystems.is_empty(),
-            configured,
-        };
-        let keyring = keyring(&subsystems, &volumes.node);
-        // A host that proves who it is may have a key made.
-        let has_keys =
-            !keyring.is_empty() || subsystems.iter().any(|subsystem| !subsystem.secrets.is_empty());
-        let secure_channel = self.nvme_tcp_treq.secure_channel(has_keys);
-        let hosts = LiveHosts::new(self.nvme_tcp_treq, &volumes.node);
-        for subsystem in &subsystems {
-            for entry in &subsystem.entries {
-                let tls_key =
-                    Nqn::new(&entry.hostnqn).and_then(|host| subsystem.tls_keys.get(&host).cloned());
-                hosts.insert(&subsystem.nqn, entry.clone(), tls_key);
-            }
-        }
-        let subsystems =
-            subsystems.into_iter().map(|subsystem| volumes.subsystem(subsystem, &ports)).collect();
-        let node = NvmeNode::new(subsystems, ports.clone(), &volumes.node);
-        let node = node.with_referrals(self.referrals.clone());
+        let machine = node_id(places);
+        let (has_own, configured) = (self.subsystems.is_empty(), self.namespaces());
+        let volumes = Volumes { exports: exports.clone(), node: machine.clone(), has_own, configured };
+        let node = NvmeNode::new(Vec::new(), Vec::new(), &machine);
         let node = match self.nvme_discovery.unique_subnqn {
-            true => node.with_unique_discovery_nqn(&volumes.node),
+            true => node.with_unique_discovery_nqn(&machine),
             false => node,
         };
-        let node = node.with_tls(Arc::new(keyring), secure_channel);
-        let node = Arc::new(match self.nvme_in_capsule_data_size {
+        let node = match self.nvme_in_capsule_data_size {
             Some(bytes) => node.with_in_capsule(bytes),
             None => node,
-        });
+        };
+        let hosts = LiveHosts::new(self.nvme_tcp_treq, &machine);
         let ktls = self.nvme_tcp_ktls.unwrap_or(true);
-        let serve = (0..places.len()).map(|at| nvme_tcp::serve(&node, port_id(at), exports, ktls));
-        let serve = serve.collect();
-        let policy = policy.clone();
-        Ok(Started { serve, live: Some(Box::new(LiveSubsystems { node, volumes, ports, hosts, policy })) })
+        let live = LiveSubsystems::new(node, hosts, volumes, policy.clone(), ktls);
+        live.follow(self, service);
+        Ok(Some(Box::new(live)))
     }
 
     fn ways(&self, protocol: &Protocol, portal: &Portal, named: &VolumeNames) -> Vec<Way> {
@@ -268,19 +256,60 @@ impl Frontend for NvmeTcp {
     }
 }
 
-/// The keys of all hosts, for the subsystems that they have them for and for discovery by either of
-/// its names: hosts ask by the one that is well known, and stay connected by the other.
-fn keyring(subsystems: &[ConfiguredSubsystem], machine: &str) -> Keyring {
-    let (keyring, now) = (Keyring::default(), Instant::now());
-    let discovery = discovery_names(machine);
-    for subsystem in subsystems {
-        for (host, key) in &subsystem.tls_keys {
-            let retained = key.retained(host);
-            keyring.insert(&retained, host, &subsystem.nqn, now);
-            discovery.iter().for_each(|name| keyring.insert(&retained, host, name, now));
-        }
+impl NvmeTcp {
+    /// The namespaces of all subsystems, by name and number.
+    fn namespaces(&self) -> BTreeMap<(Nqn, u32), ConfiguredNamespace> {
+        let of_each = self.subsystems.iter().flat_map(|subsystem| {
+            let namespaces = subsystem.namespaces.iter();
+            namespaces.map(|(nsid, namespace)| ((subsystem.nqn.clone(), *nsid), namespace.clone()))
+        });
+        of_each.collect()
     }
-    keyring
+}
+
+impl Order {
+    /// Writes what it has changed into the subsystem's table; answers whether there are words for
+    /// it.
+    fn record(&self, target: &mut toml::Table) -> bool {
+        let is_of = |entry: &toml::Value, name: &str| {
+            entry.as_str() == Some(name) || entry.get("hostnqn").and_then(toml::Value::as_str) == Some(name)
+        };
+        let mut forget = |name: &str| {
+            for key in ["hosts", "host"] {
+                let list = target.get_mut(key).and_then(toml::Value::as_array_mut);
+                list.into_iter().for_each(|list| list.retain(|entry| !is_of(entry, name)));
+            }
+        };
+        match self {
+            Order::AddHost { host, .. } => {
+                forget(&host.hostnqn);
+                let Ok(entry) = toml::Value::try_from(host) else { return false };
+                let list = target.entry("host").or_insert_with(|| toml::Value::Array(Vec::new()));
+                list.as_array_mut().into_iter().for_each(|list| list.push(entry.clone()));
+            }
+            Order::RemoveHost { hostnqn, .. } => {
+                forget(hostnqn);
+                // Without a word of hosts it would be open to all.
+                target.entry("hosts").or_insert_with(|| toml::Value::Array(Vec::new()));
+            }
+            Order::ReadKeys { .. } => {}
+            Order::Ana { group, state, at, .. } => {
+                let is_it = |entry: &&mut toml::Value| {
+                    entry.get("ANAGRPID").and_then(toml::Value::as_integer) == Some(i64::from(*group))
+                };
+                let groups = target.get_mut("ana_group").and_then(toml::Value::as_array_mut);
+                let entry = groups.into_iter().flatten().find(is_it);
+                let states =
+                    entry.and_then(|entry| entry.get_mut("states")).and_then(toml::Value::as_table_mut);
+                let word = toml::Value::try_from(*state).ok();
+                let Some(((states, word), at)) = states.zip(word).zip(*at) else { return false };
+                let is_at = |key: &&String| tcp_address(key, NVME_TCP.port).is_ok_and(|own| own == at);
+                let known = states.keys().find(is_at).cloned();
+                states.insert(known.unwrap_or_else(|| at.to_string()), word);
+            }
+        }
+        true
+    }
 }
 
 /// The names of discovery: the one that is well known, and this daemon's own.
@@ -291,20 +320,16 @@ fn discovery_names(machine: &str) -> [Nqn; 2] {
 /// What tells this daemon from all others: no two of one machine listen at the same addresses.
 /// Hosts come back to the discovery subsystem by a name that follows from it, so it is the same
 /// after a restart, but on a machine without an id.
-fn node_id(ports: &[FabricsPort]) -> String {
+fn node_id(places: &[ListenerAddress]) -> String {
     let machine = machine_id();
     if machine.is_empty()
         && let Ok(random) = random_bytes()
     {
         return VolumeUuid::random(random).to_string();
     }
-    let addresses: Vec<String> = ports.iter().map(|port| port.address.to_string()).collect();
+    let tcp = places.iter().filter_map(ListenerAddress::tcp);
+    let addresses: Vec<String> = tcp.map(|address| address.to_string()).collect();
     format!("{machine} {}", addresses.join(" "))
-}
-
-/// The identifier of the port that a listener is, by its place among them.
-fn port_id(at: usize) -> u16 {
-    u16::try_from(at + 1).unwrap_or(u16::MAX)
 }
 
 /// The subsystem that a volume is by itself; `None` if no port may lead to it.
@@ -328,15 +353,25 @@ mod tests {
     #[test]
     fn a_host_s_key_of_tls_is_for_its_subsystem_and_for_discovery_by_both_names() {
         use blockmux_proto::nvme::auth::psk::ConfiguredPsk;
+        use blockmux_proto::nvme::subsystem::Subsystem;
         const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
         let host = Nqn::new("nqn.h").unwrap();
         let mut subsystem = ConfiguredSubsystem::of_volume(&VolumeNames::plainly("disk0"));
         subsystem.tls_keys.insert(host.clone(), ConfiguredPsk::parse(KEY).unwrap());
+        subsystem.entries.push(HostEntry::plain(&host));
         let other = ConfiguredSubsystem::of_volume(&VolumeNames::plainly("disk1"));
-        let keyring = keyring(&[subsystem.clone(), other.clone()], "machine");
-        let is_there = |nqn: &Nqn| keyring.has_retained(&host, nqn);
+        let node = NvmeNode::new(Vec::new(), Vec::new(), "machine");
+        let hosts = LiveHosts::new(Treq::default(), "machine");
+        for one in [&subsystem, &other] {
+            let served = Subsystem::new(one.nqn.clone(), "machine", Vec::new(), one.hosts.clone());
+            hosts.insert_all(&node, &served, one);
+        }
+        let is_there = |nqn: &Nqn| node.keyring().has_retained(&host, nqn);
         assert!(is_there(&subsystem.nqn) && !is_there(&other.nqn));
         assert!(is_there(&well_known_discovery_nqn()) && is_there(&unique_discovery_nqn("machine")));
+        let served = Subsystem::new(subsystem.nqn.clone(), "machine", Vec::new(), Vec::new());
+        hosts.remove_all(&node, &served);
+        assert!(node.keyring().is_empty());
     }
 
     #[test]
@@ -384,7 +419,7 @@ mod tests {
 
     #[test]
     fn daemons_at_other_addresses_have_another_discovery_subsystem() {
-        let id = |address: &str| node_id(&[FabricsPort { id: 1, address: address.parse().unwrap() }]);
+        let id = |address: &str| node_id(&[ListenerAddress::of_tcp(address.parse().unwrap())]);
         let names = ["127.0.0.1:4420", "127.0.0.1:4421"].map(|address| unique_discovery_nqn(&id(address)));
         assert_ne!(names[0], names[1]);
     }

@@ -5,10 +5,10 @@ use super::target_port;
 use crate::failure::Failure;
 use crate::protocol::policy::TargetAccess;
 use crate::protocol::units::Unit;
-use blockmux_proto::scsi::{MAX_LUN, ScsiTarget};
-use blockmux_proto::srp::node::{SrpAccess, SrpPortId, SrpTarget};
+use blockmux_proto::scsi::{MAX_LUN, ScsiTarget, UnitChange};
+use blockmux_proto::srp::node::{SrpAccess, SrpNode, SrpPortId, SrpTarget};
 use serde::Deserialize;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 /// One `[[srp_target]]`, as it was written.
@@ -83,30 +83,16 @@ impl ConfiguredSrpTarget {
         Ok(ConfiguredSrpTarget { id, luns, acl })
     }
 
-    /// The target port with its units, which `unit` finds by the names of volumes.
-    pub(super) fn target(&self, unit: impl Fn(&str) -> Option<Unit>) -> SrpTarget {
-        let port = target_port(self.id);
-        let view = |luns: Option<&Vec<u16>>| {
-            let empty = ScsiTarget::new(&self.id.name_string(), vec![port.clone()]);
-            let view = match luns {
-                Some(luns) => empty.with_mask(luns.iter().copied().collect()),
-                None => empty,
-            };
-            for (lun, volume) in &self.luns {
-                if let Some((id, unit)) = unit(volume) {
-                    view.add(*lun, id, unit);
-                }
-            }
-            Arc::new(view)
-        };
-        let mut access: Vec<SrpAccess> = Vec::new();
-        for (initiator, luns) in &self.acl {
-            access.push(SrpAccess { initiator: Some(*initiator), target: view(luns.as_ref()) });
-        }
+    /// The target port as it is wanted, with its units, which `unit` finds by the names of volumes.
+    pub(super) fn wanted(&self, unit: impl Fn(&str) -> Option<Unit>) -> WantedSrpTarget {
+        let luns = self.luns.iter().filter_map(|(lun, volume)| Some((*lun, unit(volume)?)));
+        let mask = |luns: &Option<Vec<u16>>| luns.as_ref().map(|luns| luns.iter().copied().collect());
+        let mut access: Vec<_> =
+            self.acl.iter().map(|(initiator, luns)| (Some(*initiator), mask(luns))).collect();
         if access.is_empty() {
-            access.push(SrpAccess { initiator: None, target: view(None) });
+            access.push((None, None));
         }
-        SrpTarget { id: self.id, port: port.clone(), access }
+        WantedSrpTarget { id: self.id, luns: luns.collect(), access }
     }
 
     /// Who may use its volumes. A port identifier is no proof, but keeps others out as an iSCSI
@@ -123,6 +109,46 @@ impl ConfiguredSrpTarget {
             states: Vec::new(),
             moved_to: None,
         }
+    }
+}
+
+/// A target port as the config wants it.
+pub(super) struct WantedSrpTarget {
+    pub(super) id: SrpPortId,
+    pub(super) luns: BTreeMap<u16, Unit>,
+    /// Who may log in, `None` for everybody, and the LUNs that it sees, `None` for all.
+    pub(super) access: Vec<(Option<SrpPortId>, Option<BTreeSet<u16>>)>,
+}
+
+impl WantedSrpTarget {
+    /// The target port itself. What `before` has of it that is the same stays, so that initiators
+    /// that are logged in go on with the units that they use.
+    pub(super) fn make(self, before: Option<&SrpTarget>, node: &SrpNode) -> SrpTarget {
+        let port = target_port(self.id);
+        let access = self.access.into_iter().map(|(initiator, mask)| {
+            let same = before.into_iter().flat_map(|before| &before.access);
+            let same = same.into_iter().find(|access| access.initiator == initiator);
+            let target = same.map_or_else(
+                || {
+                    let view = ScsiTarget::new(&self.id.name_string(), vec![port.clone()]);
+                    Arc::new(match &mask {
+                        Some(mask) => view.with_mask(mask.clone()),
+                        None => view,
+                    })
+                },
+                |same| same.target.clone(),
+            );
+            target.set_mask(mask);
+            target.remove(|number, volume| self.luns.get(&number).is_none_or(|(own, _)| *own != volume));
+            for (number, (volume, unit)) in &self.luns {
+                if target.add(*number, *volume, unit.clone()) {
+                    node.tell(UnitChange::Added(*volume, unit));
+                }
+            }
+            SrpAccess { initiator, target }
+        });
+        let access = access.collect();
+        SrpTarget { id: self.id, port, access }
     }
 }
 

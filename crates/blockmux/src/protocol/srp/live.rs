@@ -1,27 +1,71 @@
 //! SRP target ports that are served, and logical units that come and go.
 
-use super::{SRP, own_target};
-use crate::protocol::frontend::{Live, TargetPlace, VolumeNames};
+use super::config::WantedSrpTarget;
+use super::{SRP, Srp, own_target};
+use crate::protocol::frontend::{Frontend, Live, Service, TargetPlace, VolumeNames};
 use crate::protocol::policy::{ListenerAddress, LiveAccess, Policy};
 use crate::protocol::units::Units;
+use blockmux_engine::listener::Serve;
+use blockmux_engine::sessions::SessionInfo;
+use blockmux_engine::srp;
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::scsi::{MAX_LUN, UnitChange};
-use blockmux_proto::srp::node::{SrpAccess, SrpNode, SrpTarget};
+use blockmux_proto::srp::node::{SrpAccess, SrpNode, SrpPortId, SrpTarget};
 use serde_json::Value;
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Everything that initiators can log in to.
 pub(super) struct LiveSrpTargets {
-    pub(super) node: Arc<SrpNode>,
-    pub(super) exports: Exports,
-    pub(super) units: Arc<Units>,
-    pub(super) places: Vec<ListenerAddress>,
-    pub(super) policy: Policy,
+    node: Arc<SrpNode>,
+    exports: Exports,
+    units: Arc<Units>,
+    policy: Policy,
+    state: Mutex<State>,
+}
+
+/// What follows the config.
+#[derive(Default)]
+struct State {
+    places: Vec<ListenerAddress>,
     /// Each volume is a target port of its own.
-    pub(super) has_own: bool,
+    has_own: bool,
+    /// The target ports before the config was followed.
+    before: Vec<Arc<SrpTarget>>,
 }
 
 impl LiveSrpTargets {
+    /// Nothing yet: what a config wants comes with [`Live::follow`].
+    pub(super) fn new(service: &Service<'_>) -> LiveSrpTargets {
+        LiveSrpTargets {
+            node: Arc::default(),
+            exports: service.exports.clone(),
+            units: service.units.clone(),
+            policy: service.policy.clone(),
+            state: Mutex::default(),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The target ports of a config.
+    fn wanted(&self, own: &Srp, places: &[ListenerAddress]) -> Vec<WantedSrpTarget> {
+        let named = VolumeNames::all(&self.exports);
+        if own.targets.is_empty() {
+            let is_served = |named: &&VolumeNames| {
+                places.iter().any(|place| self.policy.serves(&SRP, place, &named.export))
+            };
+            let all = named.iter().filter(is_served);
+            return all.filter_map(|named| Some(own_target(named, self.units.of(named.volume)?))).collect();
+        }
+        let ids: BTreeMap<&str, VolumeId> =
+            named.iter().map(|named| (named.export.as_str(), named.volume)).collect();
+        let unit = |volume: &str| self.units.of(*ids.get(volume)?);
+        own.targets.iter().map(|target| target.wanted(unit)).collect()
+    }
+
     fn target(&self, id: &str) -> Result<Arc<SrpTarget>, String> {
         let found = self.node.targets().into_iter().find(|target| target.id.to_string() == id);
         found.ok_or_else(|| format!("there is no target `{id}`"))
@@ -37,12 +81,47 @@ fn access(
 }
 
 impl Live for LiveSrpTargets {
+    fn serve(&self, _place: &ListenerAddress) -> Serve {
+        srp::serve(&self.node, &self.exports)
+    }
+
+    fn follow(&self, desired: &dyn Frontend, service: &Service<'_>) {
+        let Some(own) = desired.as_any().downcast_ref::<Srp>() else { return };
+        let mut state = self.state();
+        *state = State {
+            places: service.places.to_vec(),
+            has_own: own.targets.is_empty(),
+            before: self.node.targets(),
+        };
+        let wanted = self.wanted(own, service.places);
+        let ids: Vec<_> = wanted.iter().map(|target| target.id).collect();
+        let stray = state.before.iter().filter(|target| !ids.contains(&target.id));
+        stray.for_each(|target| self.node.withdraw(target.id));
+        for target in wanted {
+            let same = state.before.iter().find(|before| before.id == target.id);
+            let made = target.make(same.map(|same| &**same), &self.node);
+            self.node.replace(made);
+        }
+    }
+
+    /// A session goes on with the view of its target that it was given, if its initiator would get
+    /// that one again.
+    fn keeps(&self, session: &SessionInfo) -> bool {
+        let state = self.state();
+        let Some(initiator) = SrpPortId::parse(&session.login.initiator) else { return true };
+        let is_meant = |target: &&Arc<SrpTarget>| target.id.to_string() == session.login.target;
+        let Some(before) = state.before.iter().find(is_meant) else { return true };
+        let now = self.node.targets();
+        let now = now.iter().find(is_meant).and_then(|now| now.units_for(initiator));
+        before.units_for(initiator).zip(now).is_some_and(|(before, now)| Arc::ptr_eq(before, now))
+    }
+
     fn add(&self, volume: VolumeId) {
-        let Some(unit) = self.units.of(volume).filter(|_| self.has_own) else { return };
+        let state = self.state();
+        let Some(unit) = self.units.of(volume).filter(|_| state.has_own) else { return };
         let Some(named) = VolumeNames::of(&self.exports, volume) else { return };
-        if self.places.iter().any(|place| self.policy.serves(&SRP, place, &named.export)) {
-            self.node.add(own_target(&named, unit.clone()));
-            self.node.tell(UnitChange::Added(volume, &unit.1));
+        if state.places.iter().any(|place| self.policy.serves(&SRP, place, &named.export)) {
+            self.node.add(own_target(&named, unit).make(None, &self.node));
         }
     }
 

@@ -7,21 +7,20 @@
 mod config;
 mod live;
 
-use super::frontend::{Frontend, Portal, Service, Started, VolumeNames, Way};
+use super::frontend::{Frontend, Live, Portal, Service, TargetTables, VolumeNames, Way};
 use super::policy::TargetAccess;
 use super::{Carrier, KeyError, Protocol, Remote};
 use crate::failure::Failure;
-use blockmux_engine::srp;
 use blockmux_lab::ceiling::MessageShape;
-use blockmux_proto::scsi::{ScsiTarget, TargetPort};
-use blockmux_proto::srp::node::{SrpAccess, SrpNode, SrpPortId, SrpTarget};
+use blockmux_proto::scsi::TargetPort;
+use blockmux_proto::srp::node::SrpPortId;
 use blockmux_proto::volume_uuid::VolumeUuid;
-use config::{ConfiguredSrpTarget, SrpTargetEntry};
+use config::{ConfiguredSrpTarget, SrpTargetEntry, WantedSrpTarget};
 use live::LiveSrpTargets;
 use serde::Deserialize;
-use std::collections::HashSet;
+use std::any::Any;
+use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
-use std::sync::Arc;
 use toml::de::Deserializer;
 
 /// SRP over RDMA. It is served only where somebody names an address.
@@ -97,32 +96,24 @@ impl Frontend for Srp {
         self.targets.iter().map(ConfiguredSrpTarget::access).collect()
     }
 
-    fn serve(&self, service: &Service<'_>) -> Result<Started, Failure> {
-        let Service { exports, units, places, policy, .. } = *service;
-        let named = VolumeNames::all(exports);
-        let targets = if self.targets.is_empty() {
-            let is_served =
-                |named: &&VolumeNames| places.iter().any(|place| policy.serves(&SRP, place, &named.export));
-            let own = named.iter().filter(is_served);
-            own.filter_map(|named| Some(own_target(named, units.of(named.volume)?))).collect()
-        } else {
-            let unit = |volume: &str| {
-                let named = named.iter().find(|named| named.export == volume)?;
-                units.of(named.volume)
-            };
-            self.targets.iter().map(|target| target.target(unit)).collect()
-        };
-        let node = Arc::new(SrpNode::new(targets));
-        let serve = places.iter().map(|_| srp::serve(&node, exports)).collect();
-        let live = LiveSrpTargets {
-            node,
-            exports: exports.clone(),
-            units: units.clone(),
-            places: places.to_vec(),
-            policy: policy.clone(),
-            has_own: self.targets.is_empty(),
-        };
-        Ok(Started { serve, live: Some(Box::new(live)) })
+    fn serve(&self, service: &Service<'_>) -> Result<Option<Box<dyn Live>>, Failure> {
+        let live = LiveSrpTargets::new(service);
+        live.follow(self, service);
+        Ok(Some(Box::new(live)))
+    }
+
+    fn target_tables(&self) -> &'static [TargetTables] {
+        &[TargetTables {
+            key: "srp_target",
+            name: "port_id",
+            units: &["luns"],
+            peers: &[("acl", "initiator_port")],
+            parts: &[],
+        }]
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
     }
 
     fn ways(&self, _: &Protocol, portal: &Portal, named: &VolumeNames) -> Vec<Way> {
@@ -150,11 +141,9 @@ impl Frontend for Srp {
 }
 
 /// The target port that a volume is where none are configured.
-fn own_target(named: &VolumeNames, (volume, unit): super::units::Unit) -> SrpTarget {
-    let id = own_id(&named.target);
-    let port = target_port(id);
-    let units = ScsiTarget::new(&id.name_string(), vec![port.clone()]).with_unit(0, volume, unit);
-    SrpTarget { id, port, access: vec![SrpAccess { initiator: None, target: Arc::new(units) }] }
+fn own_target(named: &VolumeNames, unit: super::units::Unit) -> WantedSrpTarget {
+    let luns = BTreeMap::from([(0, unit)]);
+    WantedSrpTarget { id: own_id(&named.target), luns, access: vec![(None, None)] }
 }
 
 /// The identifier of the target port that a volume of this name is: the same after each restart.

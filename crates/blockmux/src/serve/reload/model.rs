@@ -1,0 +1,139 @@
+//! A config as it is compared, exported and saved.
+
+use super::Plan;
+use super::plan::Schema;
+use crate::protocol::frontend::TargetTables;
+use crate::serve::opening::NamedVolume;
+use crate::serve::setup::{Setup, VOLUMES};
+use std::collections::BTreeMap;
+use toml::{Table, Value};
+
+/// A config: what is served, with absolute paths, and every volume with its name.
+#[derive(Clone, Debug)]
+pub(super) struct Model {
+    pub(super) table: Table,
+    /// The volumes with what the table does not show: passwords, and whether somebody named them.
+    pub(super) volumes: Vec<NamedVolume>,
+}
+
+impl Model {
+    /// That of a setup.
+    pub(super) fn of(setup: &Setup) -> Model {
+        let mut table = setup.frontends.written().clone();
+        let volumes = setup.volumes.iter().map(|named| Value::Table(named.entry.table(&named.name)));
+        table.insert(VOLUMES.0.to_owned(), Value::Array(volumes.collect()));
+        let mut listeners: BTreeMap<String, Vec<Value>> = BTreeMap::new();
+        for (protocol, entry) in &setup.listeners {
+            listeners.entry(protocol.key()).or_default().push(entry.in_full(protocol.port).into());
+        }
+        table.extend(listeners.into_iter().map(|(key, list)| (key, Value::Array(list))));
+        let path = |path: &std::path::Path| path.display().to_string();
+        let single = [
+            ("cores", setup.asked_cores.map(|cores| Value::from(cores as i64))),
+            ("max_connections", Some(Value::from(setup.max_connections as i64))),
+            ("poll", Value::try_from(setup.poll).ok()),
+            ("congestion", setup.congestion.as_ref().map(|name| name.to_string().into())),
+            ("state", setup.state.as_deref().map(|state| path(state).into())),
+            ("control", setup.control.as_ref().map(|control| format!("unix:{}", path(&control.0)).into())),
+        ];
+        table.extend(single.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))));
+        Model { table, volumes: setup.volumes.clone() }
+    }
+
+    /// The volume of that name.
+    pub(super) fn volume(&self, name: &str) -> Option<&NamedVolume> {
+        self.volumes.iter().find(|volume| volume.name == name)
+    }
+
+    /// The entry of that name in a list of targets.
+    pub(super) fn target(&mut self, tables: &TargetTables, name: &str) -> Option<&mut Table> {
+        let list = self.table.get_mut(tables.key)?.as_array_mut()?;
+        let is_it = |entry: &&mut Value| entry.get(tables.name).and_then(Value::as_str) == Some(name);
+        list.iter_mut().find(is_it)?.as_table_mut()
+    }
+
+    /// As a config file. Volumes that nobody named have no name there, so that their targets are
+    /// called as they are.
+    pub(super) fn text(&self) -> String {
+        let mut table = self.table.clone();
+        let volumes = table.get_mut(VOLUMES.0).and_then(Value::as_array_mut);
+        for entry in volumes.into_iter().flatten().filter_map(Value::as_table_mut) {
+            let name = entry.get(VOLUMES.1).and_then(Value::as_str).map(str::to_owned);
+            let is_unnamed =
+                name.and_then(|name| self.volume(&name)).is_some_and(|own| own.entry.name.is_none());
+            if is_unnamed {
+                entry.remove(VOLUMES.1);
+            }
+        }
+        toml::to_string(&table).unwrap_or_default()
+    }
+}
+
+impl Model {
+    /// This config as it runs now: what waits for the next start is as it was.
+    pub(super) fn kept_back(&self, before: &Model, plan: &Plan) -> Model {
+        let mut model = self.clone();
+        for change in plan.changes.iter().filter(|change| plan.waits(change)) {
+            put(&mut model.table, &plan.schema, &change.path, change.before.as_ref());
+        }
+        for named in &mut model.volumes {
+            let waits = |key: &str| {
+                plan.changes.iter().any(|change| {
+                    change.of_volume() == Some((named.name.as_str(), Some(key))) && plan.waits(change)
+                })
+            };
+            let (read_only, shared, uuid) = (waits("read_only"), waits("shared"), waits("uuid"));
+            if let Some(old) = before.volume(&named.name) {
+                let entry = &mut named.entry;
+                entry.read_only = if read_only { old.entry.read_only } else { entry.read_only };
+                entry.shared = if shared { old.entry.shared } else { entry.shared };
+                entry.uuid = if uuid { old.entry.uuid } else { entry.uuid };
+            }
+        }
+        model
+    }
+}
+
+/// Puts a value at a path, or takes it away.
+fn put(table: &mut Table, schema: &Schema, path: &[String], value: Option<&Value>) {
+    put_below(table, schema, &mut Vec::new(), path, value);
+}
+
+fn put_below(
+    table: &mut Table,
+    schema: &Schema,
+    above: &mut Vec<String>,
+    path: &[String],
+    value: Option<&Value>,
+) {
+    let [key, rest @ ..] = path else { return };
+    if rest.is_empty() {
+        match value {
+            Some(value) => drop(table.insert(key.clone(), value.clone())),
+            None => drop(table.remove(key)),
+        }
+        return;
+    }
+    above.push(key.clone());
+    let name_key = schema.name_key(above);
+    let next = table.entry(key.clone()).or_insert_with(|| Value::Table(Table::new()));
+    match (next, name_key, rest) {
+        (Value::Table(table), None, _) => put_below(table, schema, above, rest, value),
+        (Value::Array(list), Some(name_key), [name, below @ ..]) if !below.is_empty() => {
+            let is_it =
+                |entry: &&mut Value| entry.get(name_key).and_then(Value::as_str).unwrap_or_default() == name;
+            above.push(name.clone());
+            if let Some(table) = list.iter_mut().find(is_it).and_then(Value::as_table_mut) {
+                put_below(table, schema, above, below, value);
+            }
+            above.pop();
+        }
+        // One of a list of plain values.
+        (Value::Array(list), None, [_]) => match value {
+            Some(value) => list.push(value.clone()),
+            None => list.retain(|own| own.as_str() != Some(rest[0].as_str())),
+        },
+        _ => {}
+    }
+    above.pop();
+}

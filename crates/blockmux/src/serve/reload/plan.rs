@@ -1,0 +1,464 @@
+//! What is different between two configs, and what that means for a daemon that runs: a pure
+//! function of the two, without sockets and files.
+//!
+//! A config is compared as a table of TOML whose paths are absolute and whose volumes all have
+//! names. Entries of named lists are compared by their names, lists of plain values as sets.
+
+use crate::ctl::{PlanReport, PlannedChange};
+use crate::protocol::Frontends;
+use crate::protocol::frontend::TargetTables;
+use crate::serve::setup::VOLUMES;
+use blockmux_engine::sessions::SessionInfo;
+use std::collections::BTreeSet;
+use toml::{Table, Value};
+
+/// How configs are built: their named lists, and keys that cannot change while a daemon runs.
+pub(in crate::serve) struct Schema {
+    /// Lists of targets.
+    targets: Vec<&'static TargetTables>,
+    /// Keys from the top level, with dots.
+    fixed: Vec<&'static str>,
+    /// Keys of listeners.
+    listeners: Vec<String>,
+}
+
+/// One difference.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::serve) struct Change {
+    /// Keys from the top level; an entry of a list is its name.
+    pub(in crate::serve) path: Vec<String>,
+    pub(in crate::serve) before: Option<Value>,
+    pub(in crate::serve) after: Option<Value>,
+}
+
+/// What has to be done with a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::serve) enum VolumeStep {
+    /// Open it.
+    Add,
+    /// Serve it no more.
+    Remove,
+    /// Open what it is now, and serve that under its name.
+    Replace,
+    /// Give it another size.
+    Resize,
+    /// Tell others of it, or serve it elsewhere.
+    Describe,
+}
+
+impl Schema {
+    /// That of these frontends.
+    pub(in crate::serve) fn new(frontends: &Frontends) -> Schema {
+        let own = ["cores", "poll", "congestion", "state", "control"];
+        let theirs = frontends.iter().flat_map(|(_, frontend)| frontend.fixed_keys());
+        Schema {
+            targets: frontends.target_tables().map(|(_, tables)| tables).collect(),
+            fixed: own.into_iter().chain(theirs.copied()).collect(),
+            listeners: crate::protocol::PROTOCOLS.iter().map(|protocol| protocol.key()).collect(),
+        }
+    }
+
+    fn target(&self, key: &str) -> Option<&'static TargetTables> {
+        self.targets.iter().find(|tables| tables.key == key).copied()
+    }
+
+    /// The key that names entries of the list at this path, if they have names.
+    pub(in crate::serve) fn name_key(&self, path: &[String]) -> Option<&'static str> {
+        match path {
+            [list] if list == VOLUMES.0 => Some(VOLUMES.1),
+            [list] => self.target(list).map(|tables| tables.name),
+            [list, _, part] => {
+                let tables = self.target(list)?;
+                let all = tables.peers.iter().chain(tables.parts);
+                all.filter(|(key, name)| key == part && !name.is_empty()).map(|(_, name)| *name).next()
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether a key is that of a list of plain values.
+    pub(in crate::serve) fn is_list(&self, key: &str) -> bool {
+        let peers = self.targets.iter().flat_map(|tables| tables.peers);
+        self.listeners.iter().any(|own| own == key)
+            || ["portals", "listeners", "protocols"].contains(&key)
+            || peers.into_iter().any(|(own, name)| *own == key && name.is_empty())
+    }
+
+    /// Whether a change takes effect at the next start only.
+    pub(in crate::serve) fn is_fixed(&self, change: &Change) -> bool {
+        let keys = change.path.join(".");
+        self.fixed
+            .iter()
+            .any(|fixed| keys == *fixed || keys.strip_prefix(fixed).is_some_and(|rest| rest.starts_with('.')))
+    }
+}
+
+/// What is in one config and not in the other, in the order of their keys.
+pub(in crate::serve) fn diff(schema: &Schema, before: &Table, after: &Table) -> Vec<Change> {
+    let mut changes = Vec::new();
+    diff_tables(schema, &mut Vec::new(), before, after, &mut changes);
+    changes
+}
+
+fn diff_tables(
+    schema: &Schema,
+    path: &mut Vec<String>,
+    before: &Table,
+    after: &Table,
+    found: &mut Vec<Change>,
+) {
+    let keys: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
+    for key in keys {
+        path.push(key.clone());
+        diff_values(schema, path, before.get(key), after.get(key), found);
+        path.pop();
+    }
+}
+
+fn diff_values(
+    schema: &Schema,
+    path: &mut Vec<String>,
+    before: Option<&Value>,
+    after: Option<&Value>,
+    found: &mut Vec<Change>,
+) {
+    if before == after {
+        return;
+    }
+    let none = Vec::new();
+    let list = |value: Option<&'_ Value>| value.is_none_or(Value::is_array);
+    if let Some(name) = schema.name_key(path).filter(|_| list(before) && list(after)) {
+        let [before, after] = [before, after].map(|value| value.and_then(Value::as_array).unwrap_or(&none));
+        let (before, after) = (by_name(before, name), by_name(after, name));
+        return diff_tables(schema, path, &before, &after, found);
+    }
+    let (is_entry, empty) = (schema.name_key(&path[..path.len() - 1]).is_some(), Table::new());
+    match (before, after) {
+        (Some(Value::Table(before)), Some(Value::Table(after))) => {
+            diff_tables(schema, path, before, after, found);
+        }
+        (None, Some(Value::Table(after))) if !is_entry => diff_tables(schema, path, &empty, after, found),
+        (Some(Value::Table(before)), None) if !is_entry => diff_tables(schema, path, before, &empty, found),
+        (Some(Value::Array(before)), Some(Value::Array(after))) if is_plain(before) && is_plain(after) => {
+            let mut each = |from: &[Value], to: &[Value], is_removal: bool| {
+                for value in from.iter().filter(|value| !to.contains(value)) {
+                    let path = path.iter().cloned().chain([text(value)]).collect();
+                    let (gone, come) = (Some(value.clone()), None);
+                    let (before, after) = if is_removal { (gone, come) } else { (come, gone) };
+                    found.push(Change { path, before, after });
+                }
+            };
+            each(before, after, true);
+            each(after, before, false);
+        }
+        _ => found.push(Change { path: path.clone(), before: before.cloned(), after: after.cloned() }),
+    }
+}
+
+/// The entries of a list by their names. One without a name is everybody's, as in an `acl`.
+fn by_name(list: &[Value], name: &str) -> Table {
+    let named = list.iter().map(|entry| {
+        let own = entry.get(name).map(text).unwrap_or_default();
+        (own, entry.clone())
+    });
+    named.collect()
+}
+
+fn is_plain(list: &[Value]) -> bool {
+    list.iter().all(|value| !matches!(value, Value::Array(_) | Value::Table(_)))
+}
+
+/// A value as part of a path: text without quotes.
+fn text(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+impl Change {
+    /// The volume that it is of, and the key that has changed; `None`: all of it.
+    pub(in crate::serve) fn of_volume(&self) -> Option<(&str, Option<&str>)> {
+        match &self.path[..] {
+            [list, name, rest @ ..] if list == VOLUMES.0 => Some((name, rest.first().map(String::as_str))),
+            _ => None,
+        }
+    }
+
+    /// One line for people.
+    fn in_words(&self) -> String {
+        let (sign, what) = match (&self.before, &self.after) {
+            (None, _) => ('+', "added"),
+            (_, None) => ('-', "removed"),
+            _ => ('~', "changed"),
+        };
+        let path: Vec<_> =
+            self.path.iter().map(|key| if key.is_empty() { "(everybody)" } else { key }).collect();
+        let [place @ .., key] = &path[..] else { return String::new() };
+        let short = |value: &Value| match value {
+            Value::Table(table) => table.get("spec").map(text),
+            other => Some(other.to_string()),
+        };
+        let (before, after) = (self.before.as_ref().and_then(short), self.after.as_ref().and_then(short));
+        let values = match (before, after) {
+            (Some(before), Some(after)) => format!(": {before} -> {after}"),
+            (None, Some(after)) if after.trim_matches('"') != *key => format!(": {after}"),
+            _ => String::new(),
+        };
+        let is_top = place.is_empty() || place.len() == 1;
+        let words = if is_top { place.join(" ") } else { format!("{}:", join_place(place)) };
+        let words = format!("{words} {key}");
+        let what = if is_top || sign == '~' { "" } else { what };
+        let space = if what.is_empty() { "" } else { " " };
+        format!("{sign} {}{space}{what}{values}", words.trim())
+    }
+}
+
+/// As `iscsi_target iqn.a: luns`.
+fn join_place(place: &[&str]) -> String {
+    match place {
+        [list, name, rest @ ..] if !rest.is_empty() => format!("{list} {name}: {}", rest.join(" ")),
+        _ => place.join(" "),
+    }
+}
+
+/// What is to be done with each volume. `is_resize` says whether the data of a volume is the same
+/// and has another size alone.
+pub(in crate::serve) fn volume_steps(
+    changes: &[Change],
+    is_resize: impl Fn(&str) -> bool,
+) -> Vec<(String, VolumeStep)> {
+    let mut steps: Vec<(String, VolumeStep)> = Vec::new();
+    for change in changes {
+        let Some((name, key)) = change.of_volume() else { continue };
+        let step = match key {
+            None if change.before.is_none() => VolumeStep::Add,
+            None => VolumeStep::Remove,
+            Some("spec") if is_resize(name) => VolumeStep::Resize,
+            Some("spec") => VolumeStep::Replace,
+            Some("description" | "protocols") => VolumeStep::Describe,
+            Some(_) => continue,
+        };
+        match steps.iter_mut().find(|(own, _)| own == name) {
+            Some((_, own)) if step == VolumeStep::Replace => *own = step,
+            Some((_, own)) if step == VolumeStep::Resize && *own == VolumeStep::Describe => *own = step,
+            Some(_) => {}
+            None => steps.push((name.to_owned(), step)),
+        }
+    }
+    steps
+}
+
+/// Whether a change of a volume takes effect at the next start only: how its data is opened, as
+/// long as it is the same data.
+pub(in crate::serve) fn waits_for_start(change: &Change, steps: &[(String, VolumeStep)]) -> bool {
+    match change.of_volume() {
+        Some((name, Some("read_only" | "shared" | "uuid"))) => {
+            !steps.iter().any(|(own, step)| own == name && *step == VolumeStep::Replace)
+        }
+        _ => false,
+    }
+}
+
+/// What a daemon is asked to do, in words, and the sessions that each change affects. `targets_of`
+/// names the targets that have a volume.
+pub(in crate::serve) fn report(
+    schema: &Schema,
+    changes: &[Change],
+    steps: &[(String, VolumeStep)],
+    sessions: &[SessionInfo],
+    targets_of: impl Fn(&str) -> Vec<String>,
+) -> PlanReport {
+    let mut report = PlanReport::default();
+    for change in changes {
+        let line = change.in_words();
+        if schema.is_fixed(change) || waits_for_start(change, steps) {
+            report.next_start.push(line);
+            continue;
+        }
+        let affected = sessions.iter().filter(|session| affects(schema, change, steps, session, &targets_of));
+        let affected = affected.map(in_words).collect();
+        report.changes.push(PlannedChange { change: line, affected });
+    }
+    report
+}
+
+fn in_words(session: &SessionInfo) -> String {
+    let SessionInfo { login, peer, .. } = session;
+    match login.initiator.as_str() {
+        "" => format!("{} client {peer} of {}", login.protocol, login.target),
+        initiator => format!("{} {initiator} at {peer}, of {}", login.protocol, login.target),
+    }
+}
+
+/// Whether a session loses something by a change.
+fn affects(
+    schema: &Schema,
+    change: &Change,
+    steps: &[(String, VolumeStep)],
+    session: &SessionInfo,
+    targets_of: &impl Fn(&str) -> Vec<String>,
+) -> bool {
+    let login = &session.login;
+    let is_loss = change.before.is_some();
+    if let Some((name, key)) = change.of_volume() {
+        let is_gone = key.is_none() && change.after.is_none();
+        let is_replaced = steps.iter().any(|(own, step)| own == name && *step == VolumeStep::Replace);
+        let is_its = || login.target == name || targets_of(name).contains(&login.target);
+        return is_loss && (is_gone || key == Some("spec") && is_replaced) && is_its();
+    }
+    let [list, name, rest @ ..] = &change.path[..] else { return false };
+    if schema.listeners.contains(list) {
+        let (address, _) = name.split_once("?volumes=").unwrap_or((name, ""));
+        return is_loss && session.listener == address;
+    }
+    let Some(tables) = schema.target(list).filter(|_| login.target == *name) else { return false };
+    let Some((part, rest)) = rest.split_first() else { return is_loss && change.after.is_none() };
+    if tables.units.contains(&part.as_str()) {
+        return is_loss;
+    }
+    if tables.peers.iter().any(|(key, _)| key == part) {
+        // A whole list that comes or goes opens or closes the target.
+        return match rest.split_first() {
+            Some((peer, _)) => is_loss && (login.initiator == *peer || peer.is_empty()),
+            None => true,
+        };
+    }
+    part == "redirect" && change.after.is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blockmux_proto::event::Login;
+    use blockmux_proto::volume_state::VolumeTraffic;
+    use std::time::SystemTime;
+
+    fn changes(before: &str, after: &str) -> Vec<Change> {
+        let [before, after] = [before, after].map(|text| text.parse::<Table>().unwrap());
+        diff(&schema(), &before, &after)
+    }
+
+    fn schema() -> Schema {
+        Schema::new(&Frontends::default())
+    }
+
+    fn lines(before: &str, after: &str) -> Vec<String> {
+        changes(before, after).iter().map(Change::in_words).collect()
+    }
+
+    #[test]
+    fn the_same_config_in_another_order_has_no_changes() {
+        let before = "nbd = [':1', ':2']\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n[[volume]]\nname = 'b'\nspec = 'mem:2m'";
+        let after = "nbd = [':2', ':1']\n[[volume]]\nspec = 'mem:2m'\nname = 'b'\n[[volume]]\nname = 'a'\nspec = 'mem:1m'";
+        assert_eq!(changes(before, after), []);
+    }
+
+    #[test]
+    fn what_comes_goes_and_changes_is_a_line_each() {
+        let before = "cores = 1\nnbd = ['127.0.0.1:1', '127.0.0.1:2']\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n\
+                      [[volume]]\nname = 'b'\nspec = 'mem:2m'\ndescription = 'x'\n\
+                      [[iscsi_target]]\nTargetName = 'iqn.a'\nluns = { 0 = 'a', 1 = 'b' }\n\
+                      [[iscsi_target.acl]]\nInitiatorName = 'iqn.i'\nluns = [0]\n[[iscsi_target.acl]]\nCHAP_N = 'u'";
+        let after = "cores = 2\nnbd = ['127.0.0.1:1', '127.0.0.1:3']\n[[volume]]\nname = 'c'\nspec = 'mem:1m'\n\
+                     [[volume]]\nname = 'b'\nspec = 'mem:2m'\ndescription = 'y'\n\
+                     [[iscsi_target]]\nTargetName = 'iqn.a'\nluns = { 0 = 'c', 2 = 'b' }\n\
+                     [[iscsi_target.acl]]\nInitiatorName = 'iqn.i'\nluns = [0, 2]\n[[nvme_subsystem]]\nnqn = 'nqn.a'";
+        assert_eq!(
+            lines(before, after),
+            [
+                "~ cores: 1 -> 2",
+                "- iscsi_target iqn.a: acl: (everybody) removed",
+                "+ iscsi_target iqn.a: acl iqn.i luns: 2 added",
+                "~ iscsi_target iqn.a: luns: 0: \"a\" -> \"c\"",
+                "- iscsi_target iqn.a: luns: 1 removed",
+                "+ iscsi_target iqn.a: luns: 2 added: \"b\"",
+                "- nbd 127.0.0.1:2",
+                "+ nbd 127.0.0.1:3",
+                "+ nvme_subsystem nqn.a",
+                "- volume a",
+                "~ volume b: description: \"x\" -> \"y\"",
+                "+ volume c: mem:1m",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_volume_is_resized_where_its_data_stays_and_replaced_else() {
+        let volume = |rest: &str| format!("[[volume]]\nname = 'a'\n{rest}");
+        let steps = |before: &str, after: &str, is_resize| {
+            volume_steps(&changes(&volume(before), &volume(after)), |_| is_resize)
+        };
+        let one = |step| vec![("a".to_owned(), step)];
+        assert_eq!(steps("spec = 'mem:1m'", "spec = 'mem:2m'", true), one(VolumeStep::Resize));
+        let both = "spec = 'mem:2m'\ndescription = 'x'";
+        assert_eq!(steps("spec = 'mem:1m'", both, true), one(VolumeStep::Resize));
+        assert_eq!(steps("spec = 'mem:1m'", "spec = 'null:2m'", false), one(VolumeStep::Replace));
+        assert_eq!(steps("spec = 'mem:1m'", "spec = 'mem:1m'\nread_only = true", false), []);
+        let all = changes("", &volume("spec = 'mem:1m'"));
+        assert_eq!(volume_steps(&all, |_| false), one(VolumeStep::Add));
+        let all = changes(&volume("spec = 'mem:1m'"), "");
+        assert_eq!(volume_steps(&all, |_| false), one(VolumeStep::Remove));
+    }
+
+    fn session(protocol: &'static str, initiator: &str, target: &str, listener: &str) -> SessionInfo {
+        SessionInfo {
+            login: Login { protocol, initiator: initiator.to_owned(), target: target.to_owned() },
+            peer: "192.0.2.9:5".to_owned(),
+            listener: listener.to_owned(),
+            since: SystemTime::UNIX_EPOCH,
+            traffic: VolumeTraffic::default(),
+        }
+    }
+
+    #[test]
+    fn a_change_names_the_sessions_that_lose_by_it_and_no_others() {
+        let sessions = [
+            session("nbd", "", "a", "127.0.0.1:1"),
+            session("iscsi", "iqn.i", "iqn.a", "127.0.0.1:3260"),
+            session("iscsi", "iqn.j", "iqn.a", "127.0.0.2:3260"),
+            session("iscsi", "iqn.i", "iqn.b", "127.0.0.1:3260"),
+        ];
+        let affected = |before: &str, after: &str| {
+            let all = changes(before, after);
+            let steps = volume_steps(&all, |_| false);
+            let targets = |volume: &str| if volume == "a" { vec!["iqn.b".to_owned()] } else { Vec::new() };
+            let report = report(&schema(), &all, &steps, &sessions, targets);
+            assert_eq!(report.changes.len(), 1, "{report:?}");
+            let is_named = |peer: &&String| peer.contains(" of ");
+            let who = report.changes[0].affected.iter().filter(is_named).cloned();
+            who.map(|who| who.replace(" at 192.0.2.9:5,", "").replace(" 192.0.2.9:5", "")).collect::<Vec<_>>()
+        };
+        let volume = "[[volume]]\nname = 'a'\nspec = 'mem:1m'\n";
+        assert_eq!(affected(volume, ""), ["nbd client of a", "iscsi iqn.i of iqn.b"]);
+        assert!(affected("", volume).is_empty());
+        assert!(affected(volume, &format!("{volume}description = 'x'")).is_empty());
+        let target = |rest: &str| format!("[[iscsi_target]]\nTargetName = 'iqn.a'\n{rest}");
+        let both = ["iscsi iqn.i of iqn.a", "iscsi iqn.j of iqn.a"];
+        assert_eq!(affected(&target(""), ""), both);
+        assert_eq!(affected(&target("luns = { 0 = 'a', 1 = 'b' }"), &target("luns = { 0 = 'a' }")), both);
+        assert!(affected(&target("luns = { 0 = 'a' }"), &target("luns = { 0 = 'a', 1 = 'b' }")).is_empty());
+        let acl =
+            "[[iscsi_target.acl]]\nInitiatorName = 'iqn.i'\n[[iscsi_target.acl]]\nInitiatorName = 'iqn.j'\n";
+        let fewer = target("[[iscsi_target.acl]]\nInitiatorName = 'iqn.j'");
+        assert_eq!(affected(&target(acl), &fewer), ["iscsi iqn.i of iqn.a"]);
+        assert_eq!(affected("nbd = ['127.0.0.1:1', ':2']", "nbd = [':2']"), ["nbd client of a"]);
+    }
+
+    #[test]
+    fn what_cannot_change_while_it_runs_waits_for_the_next_start() {
+        let next = |before: &str, after: &str| {
+            let all = changes(before, after);
+            let steps = volume_steps(&all, |_| false);
+            report(&schema(), &all, &steps, &[], |_| Vec::new()).next_start
+        };
+        assert_eq!(next("cores = 1", "cores = 2"), ["~ cores: 1 -> 2"]);
+        let line = "+ nvme_discovery unique_subnqn: true";
+        assert_eq!(next("", "[nvme_discovery]\nunique_subnqn = true"), [line]);
+        let before = "[nvme_discovery]\nunique_subnqn = false";
+        let after = "[nvme_discovery]\nunique_subnqn = true";
+        assert_eq!(next(before, after), ["~ nvme_discovery unique_subnqn: false -> true"]);
+        assert!(next("max_connections = 1", "max_connections = 2").is_empty());
+        let volume = "[[volume]]\nname = 'a'\nspec = 'mem:1m'\n";
+        let read_only = format!("{volume}read_only = true");
+        assert_eq!(next(volume, &read_only), ["+ volume a: read_only added: true"]);
+        assert!(next(volume, &read_only.replace("mem:1m", "mem:2m")).is_empty(), "it is opened anew");
+    }
+}

@@ -1,0 +1,142 @@
+//! What `blockmux ctl` has changed, as the config says it.
+
+use super::Reloader;
+use super::model::Model;
+use crate::ctl::{Answer, Request};
+use crate::protocol::frontend::Change as ProtocolChange;
+use crate::protocol::{Frontends, by_name};
+use crate::serve::opening::NamedVolume;
+use crate::serve::setup::VOLUMES;
+use blockmux_volume::Spec;
+use toml::{Table, Value};
+
+impl Reloader {
+    /// Keeps what a request has changed; answers what there is to say about the config file. `opened`
+    /// is the volume that it has added.
+    pub(in crate::serve) fn record(
+        &self,
+        request: &Request,
+        answer: &Answer,
+        opened: Option<NamedVolume>,
+    ) -> Option<String> {
+        let mut state = self.state();
+        let frontends = self.frontends.get();
+        let has_words = write_down(&mut state.running, &frontends, request, answer, opened)?;
+        Some(match (self.has_file(), has_words) {
+            (false, _) => return None,
+            (true, true) => "this is not in the config file; 'ctl save' puts it there".to_owned(),
+            (true, false) => {
+                "this is not in the config file, which has no words for it: the next reload undoes it"
+                    .to_owned()
+            }
+        })
+    }
+}
+
+/// Writes a change into a config; answers whether the config has words for it, `None` if nothing has
+/// changed.
+fn write_down(
+    model: &mut Model,
+    frontends: &Frontends,
+    request: &Request,
+    answer: &Answer,
+    opened: Option<NamedVolume>,
+) -> Option<bool> {
+    match (request, answer) {
+        (Request::Add { .. }, Answer::Added { .. }) => {
+            let named = opened?;
+            let list = model.table.entry(VOLUMES.0).or_insert_with(|| Value::Array(Vec::new()));
+            list.as_array_mut()?.push(Value::Table(named.entry.table(&named.name)));
+            model.volumes.push(named);
+            Some(true)
+        }
+        (Request::Remove { name }, Answer::Done) => {
+            model.volumes.retain(|volume| volume.name != *name);
+            let list = model.table.get_mut(VOLUMES.0)?.as_array_mut()?;
+            list.retain(|entry| entry.get(VOLUMES.1).and_then(Value::as_str) != Some(name));
+            for (_, tables) in frontends.target_tables() {
+                let targets = model.table.get_mut(tables.key).and_then(Value::as_array_mut);
+                for target in targets.into_iter().flatten().filter_map(Value::as_table_mut) {
+                    forget(target, tables.units, |_, volume| volume == name);
+                }
+            }
+            Some(true)
+        }
+        (Request::Resize { name, .. }, Answer::Resized { size }) => {
+            let named = model.volumes.iter_mut().find(|volume| volume.name == *name)?;
+            let has_words = match &mut named.entry.spec {
+                Spec::Mem(spec) => {
+                    spec.size = *size;
+                    true
+                }
+                Spec::File(spec) if spec.size.is_some() => {
+                    spec.size = Some(*size);
+                    true
+                }
+                // A file without a size is as large as it is.
+                _ => return None,
+            };
+            let text = named.entry.spec.to_string();
+            let list = model.table.get_mut(VOLUMES.0)?.as_array_mut()?;
+            let is_it = |entry: &&mut Value| entry.get(VOLUMES.1).and_then(Value::as_str) == Some(name);
+            list.iter_mut().find(is_it)?.as_table_mut()?.insert("spec".to_owned(), text.into());
+            Some(has_words)
+        }
+        (Request::Attach { name, target, ana_group, .. }, Answer::Attached { number }) => {
+            let tables = frontends.target_tables().map(|(_, tables)| tables);
+            for tables in tables {
+                let Some(entry) = model.target(tables, target) else { continue };
+                let units = entry.entry(tables.units.first()?.to_string());
+                let units = units.or_insert_with(|| Value::Table(Table::new())).as_table_mut()?;
+                units.insert(number.to_string(), name.as_str().into());
+                let groups = entry.get_mut("ana_group").and_then(Value::as_array_mut);
+                let is_it = |group: &&mut Value| {
+                    group.get("ANAGRPID").and_then(Value::as_integer) == ana_group.map(i64::from)
+                };
+                let group = groups.into_iter().flatten().find(is_it);
+                let members = group.and_then(|group| group.get_mut("namespaces")?.as_array_mut());
+                members.into_iter().for_each(|members| members.push(i64::from(*number).into()));
+                return Some(true);
+            }
+            Some(false)
+        }
+        (Request::Detach { target, number }, Answer::Done) => {
+            let tables = frontends.target_tables().map(|(_, tables)| tables);
+            for tables in tables {
+                let Some(entry) = model.target(tables, target) else { continue };
+                let number = number.to_string();
+                forget(entry, tables.units, |own, _| own == number);
+                return Some(true);
+            }
+            Some(false)
+        }
+        (Request::Change(ProtocolChange { protocol, target, what }), Answer::Done) => {
+            let protocol = by_name(protocol)?;
+            let frontend = frontends.of(protocol)?;
+            for tables in frontend.target_tables() {
+                if let Some(entry) = model.target(tables, target) {
+                    return Some(frontend.record(what, entry));
+                }
+            }
+            Some(false)
+        }
+        _ => None,
+    }
+}
+
+/// Takes units away that are meant, by number and volume.
+fn forget(target: &mut Table, units: &[&str], is_meant: impl Fn(&str, &str) -> bool) {
+    for key in units {
+        match target.get_mut(*key) {
+            Some(Value::Table(units)) => {
+                units.retain(|number, volume| !is_meant(number, volume.as_str().unwrap_or_default()));
+            }
+            Some(Value::Array(entries)) => entries.retain(|entry| {
+                let number = entry.get("nsid").and_then(Value::as_integer).unwrap_or_default().to_string();
+                let volume = entry.get("volume").and_then(Value::as_str).unwrap_or_default();
+                !is_meant(&number, volume)
+            }),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,352 @@
+//! Puts what runs into the config file. Comments and layout of the file stay; new entries come at
+//! the end of the main file, changed ones where they are.
+
+use super::Reloader;
+use super::model::Model;
+use super::plan::{Change, Schema, diff};
+use crate::serve::setup::VOLUMES;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use toml::Value;
+use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, TableLike};
+
+/// A file of the config, and whether it has changed.
+struct Page {
+    path: PathBuf,
+    document: DocumentMut,
+    is_changed: bool,
+}
+
+impl Reloader {
+    /// Writes what runs and is not in the config file into it; answers what was written, in words.
+    ///
+    /// # Errors
+    /// If there is no such file, it was changed since it was loaded, or it cannot be written.
+    pub(in crate::serve) fn save(&self) -> Result<String, String> {
+        let setup = self.read_file()?;
+        let mut state = self.state();
+        let file = Model::of(&setup);
+        let schema = Schema::new(&setup.frontends);
+        if !diff(&schema, &state.loaded.table, &file.table).is_empty() {
+            return Err(
+                "the config file was changed since it was loaded: 'ctl diff' shows how; reload it first"
+                    .to_owned(),
+            );
+        }
+        let changes = diff(&schema, &file.table, &state.running.table);
+        let changes: Vec<Change> = changes.into_iter().filter(|change| !schema.is_fixed(change)).collect();
+        if changes.is_empty() {
+            return Ok("nothing to save: the config file says what runs".to_owned());
+        }
+        let sources = setup.sources.as_ref().ok_or("the daemon has no config file")?;
+        let page = |(path, text): (&Path, &str)| {
+            let document = text.parse::<DocumentMut>().map_err(|error| error.to_string())?;
+            Ok(Page { path: path.to_owned(), document, is_changed: false })
+        };
+        let mut pages = sources.files().map(page).collect::<Result<Vec<_>, String>>()?;
+        let mut strays = Vec::new();
+        for change in &changes {
+            if !put_into(&schema, &mut pages, change) {
+                strays.push(change.path.join(" "));
+            }
+        }
+        let changed: Vec<_> = pages.iter().filter(|page| page.is_changed).collect();
+        for page in &changed {
+            write(&page.path, &page.document.to_string())
+                .map_err(|error| format!("{}: cannot be written: {error}", page.path.display()))?;
+        }
+        let saved = Model::of(&self.read_file()?);
+        state.loaded = saved;
+        let mut said = format!("{} changes saved", changes.len() - strays.len());
+        if !strays.is_empty() {
+            said += &format!("; not saved, as the command line says it: {}", strays.join(", "));
+        }
+        Ok(said)
+    }
+}
+
+/// Writes a change into the file that has its entry, or the main one; answers whether it has a
+/// place.
+fn put_into(schema: &Schema, pages: &mut [Page], change: &Change) -> bool {
+    let [key, rest @ ..] = &change.path[..] else { return false };
+    let name_key = schema.name_key(std::slice::from_ref(key));
+    let at = match (name_key, rest) {
+        (Some(name_key), [name, ..]) => position_of(pages, key, name_key, name),
+        (_, [value]) if change.after.is_none() => {
+            let has = |page: &Page| {
+                let list = page.document.get(key).and_then(Item::as_array);
+                list.is_some_and(|list| list.iter().any(|own| is_same_text(own, value)))
+            };
+            pages.iter().position(has).map(|page| (page, None))
+        }
+        _ => pages.iter().position(|page| page.document.contains_key(key)).map(|page| (page, None)),
+    };
+    let is_new_entry = name_key.is_some() && rest.len() == 1 && change.before.is_none();
+    let (at, entry) = match at {
+        Some(found) => found,
+        None if is_new_entry || name_key.is_none() && change.after.is_some() => (0, None),
+        None => return false,
+    };
+    let Some(page) = pages.get_mut(at) else { return false };
+    page.is_changed = true;
+    let directory = page.path.parent().unwrap_or(Path::new("")).to_owned();
+    let root = page.document.as_table_mut();
+    match (name_key, rest, entry) {
+        // A whole entry comes or goes.
+        (Some(_), [_], None) => {
+            let Some(Value::Table(table)) = &change.after else { return false };
+            push_entry(root, key, table)
+        }
+        (Some(_), [_], Some(nth)) => remove_entry(root, key, nth),
+        (Some(_), [_, below @ ..], Some(nth)) => {
+            let Some(table) = entry_mut(root, key, nth) else { return false };
+            let above = vec![key.clone(), rest[0].clone()];
+            put(schema, table, above, below, change.after.as_ref(), &directory)
+        }
+        _ => put(schema, root, Vec::new(), &change.path, change.after.as_ref(), &directory),
+    }
+}
+
+/// The page that has an entry of that name, and its place in that page's list.
+fn position_of(pages: &[Page], key: &str, name_key: &str, name: &str) -> Option<(usize, Option<usize>)> {
+    let mut unnamed = 0_usize;
+    for (at, page) in pages.iter().enumerate() {
+        for (nth, entry) in entries(page.document.get(key)).into_iter().enumerate() {
+            match entry.get(name_key).and_then(Item::as_str) {
+                Some(own) if own == name => return Some((at, Some(nth))),
+                // Volumes without a name are numbered.
+                None if key == VOLUMES.0 => {
+                    if name == format!("disk{unnamed}") {
+                        return Some((at, Some(nth)));
+                    }
+                    unnamed += 1;
+                }
+                _ => {}
+            }
+        }
+    }
+    None
+}
+
+fn entries(list: Option<&Item>) -> Vec<&dyn TableLike> {
+    match list {
+        Some(Item::ArrayOfTables(tables)) => tables.iter().map(|table| table as &dyn TableLike).collect(),
+        Some(Item::Value(toml_edit::Value::Array(items))) => {
+            items.iter().filter_map(|item| Some(item.as_inline_table()? as &dyn TableLike)).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+fn entry_mut<'a>(table: &'a mut dyn TableLike, key: &str, nth: usize) -> Option<&'a mut dyn TableLike> {
+    match table.get_mut(key)? {
+        Item::ArrayOfTables(tables) => Some(tables.get_mut(nth)? as &mut dyn TableLike),
+        Item::Value(toml_edit::Value::Array(items)) => {
+            Some(items.get_mut(nth)?.as_inline_table_mut()? as &mut dyn TableLike)
+        }
+        _ => None,
+    }
+}
+
+fn remove_entry(table: &mut dyn TableLike, key: &str, nth: usize) -> bool {
+    match table.get_mut(key) {
+        Some(Item::ArrayOfTables(tables)) => {
+            tables.remove(nth);
+            true
+        }
+        Some(Item::Value(toml_edit::Value::Array(items))) => {
+            items.remove(nth);
+            true
+        }
+        _ => false,
+    }
+}
+
+fn push_entry(table: &mut dyn TableLike, key: &str, entry: &toml::Table) -> bool {
+    let list = table.entry(key).or_insert_with(|| Item::ArrayOfTables(ArrayOfTables::new()));
+    match list {
+        Item::ArrayOfTables(tables) => {
+            tables.push(table_of(entry));
+            true
+        }
+        Item::Value(toml_edit::Value::Array(items)) => {
+            items.push(inline_of(entry));
+            true
+        }
+        _ => false,
+    }
+}
+
+/// Puts a value at a path below a table, or takes it away; answers whether the path is there.
+fn put(
+    schema: &Schema,
+    table: &mut dyn TableLike,
+    mut above: Vec<String>,
+    path: &[String],
+    value: Option<&Value>,
+    directory: &Path,
+) -> bool {
+    let [key, rest @ ..] = path else { return false };
+    above.push(key.clone());
+    if rest.is_empty() {
+        match value {
+            None => drop(table.remove(key)),
+            Some(value) => set(table, key, value, directory),
+        }
+        return true;
+    }
+    if let Some(name_key) = schema.name_key(&above) {
+        let name_of = |entry: &&dyn TableLike| {
+            let name = entry.get(name_key);
+            let text = name.and_then(Item::as_str).map(str::to_owned);
+            text.or_else(|| name?.as_integer().map(|number| number.to_string())).unwrap_or_default()
+        };
+        let nth = entries(table.get(key)).iter().position(|entry| name_of(entry) == rest[0]);
+        return match (nth, &rest[1..], value) {
+            (None, [], Some(Value::Table(entry))) => push_entry(table, key, entry),
+            (Some(nth), [], None) => remove_entry(table, key, nth),
+            (Some(nth), below, value) => {
+                let Some(entry) = entry_mut(table, key, nth) else { return false };
+                above.push(rest[0].clone());
+                put(schema, entry, above, below, value, directory)
+            }
+            _ => false,
+        };
+    }
+    let is_list = matches!(table.get(key), Some(Item::Value(toml_edit::Value::Array(_))));
+    if is_list || table.get(key).is_none() && schema.is_list(key) {
+        let list = table.entry(key).or_insert_with(|| Item::Value(Array::new().into()));
+        let Some(list) = list.as_array_mut() else { return false };
+        match value {
+            Some(value) => list.push(value_of(value)),
+            None => list.retain(|own| !is_same_text(own, &rest[0])),
+        }
+        return true;
+    }
+    let next = table.entry(key).or_insert_with(|| Item::Value(InlineTable::new().into()));
+    let Some(next) = next.as_table_like_mut() else { return false };
+    put(schema, next, above, rest, value, directory)
+}
+
+/// Sets a key, and keeps the comments around its value.
+fn set(table: &mut dyn TableLike, key: &str, value: &Value, directory: &Path) {
+    let mut new = item_of(value);
+    if let (Some(old), Some(new)) = (table.get(key).and_then(Item::as_value), new.as_value_mut()) {
+        if let (Some(before), Some(text)) = (old.as_str(), new.as_str()) {
+            // A relative path stays one.
+            let prefix = format!("{}/", directory.display());
+            if !before.contains(&prefix) && text.contains(&prefix) {
+                *new = text.replace(&prefix, "").into();
+            }
+        }
+        *new.decor_mut() = old.decor().clone();
+    }
+    table.insert(key, new);
+}
+
+fn is_same_text(own: &toml_edit::Value, text: &str) -> bool {
+    own.as_str() == Some(text) || own.to_string().trim() == text
+}
+
+/// A table of its own, with lists of tables as tables.
+fn table_of(entry: &toml::Table) -> Table {
+    let mut table = Table::new();
+    let (lists, values): (Vec<_>, Vec<_>) = entry.iter().partition(|(_, value)| is_list_of_tables(value));
+    for (key, value) in values.into_iter().chain(lists) {
+        table.insert(key, item_of(value));
+    }
+    table
+}
+
+fn inline_of(entry: &toml::Table) -> InlineTable {
+    entry.iter().map(|(key, value)| (key.clone(), value_of(value))).collect()
+}
+
+fn is_list_of_tables(value: &Value) -> bool {
+    value.as_array().is_some_and(|list| !list.is_empty() && list.iter().all(Value::is_table))
+}
+
+fn item_of(value: &Value) -> Item {
+    match value {
+        Value::Array(list) if is_list_of_tables(value) => {
+            Item::ArrayOfTables(list.iter().filter_map(Value::as_table).map(table_of).collect())
+        }
+        value => Item::Value(value_of(value)),
+    }
+}
+
+fn value_of(value: &Value) -> toml_edit::Value {
+    match value {
+        Value::String(text) => text.as_str().into(),
+        Value::Integer(number) => (*number).into(),
+        Value::Float(number) => (*number).into(),
+        Value::Boolean(is_on) => (*is_on).into(),
+        Value::Datetime(time) => time.to_string().into(),
+        Value::Array(list) => list.iter().map(value_of).collect::<Array>().into(),
+        Value::Table(table) => inline_of(table).into(),
+    }
+}
+
+/// Writes a file so that it is there whole, before or after, with the permissions that it had.
+fn write(path: &Path, text: &str) -> std::io::Result<()> {
+    // A link leads to the file.
+    let path = fs::canonicalize(path)?;
+    let permissions = fs::metadata(&path)?.permissions();
+    let mut file = tempfile::NamedTempFile::new_in(path.parent().unwrap_or(Path::new("/")))?;
+    file.write_all(text.as_bytes())?;
+    file.as_file().set_permissions(permissions)?;
+    file.as_file().sync_all()?;
+    file.persist(&path).map_err(|error| error.error)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::Frontends;
+
+    fn saved(text: &str, after: &str) -> String {
+        let schema = Schema::new(&Frontends::default());
+        let mut pages =
+            [Page { path: "/etc/b/b.toml".into(), document: text.parse().unwrap(), is_changed: false }];
+        let [before, desired] = [text, after].map(|text| text.parse::<toml::Table>().unwrap());
+        for change in diff(&schema, &before, &desired) {
+            assert!(put_into(&schema, &mut pages, &change), "{change:?}");
+        }
+        let text = pages[0].document.to_string();
+        assert_eq!(diff(&schema, &text.parse().unwrap(), &desired), [], "{text}");
+        text
+    }
+
+    #[test]
+    fn comments_and_layout_stay_and_changes_are_where_their_entries_are() {
+        let text = "# Our disks.\nnbd = [\n  ':1', # inside\n]\n\n[[volume]]\nname = 'a' # the first\nspec = 'mem:1m'\n\n\
+                    # The second.\n[[volume]]\nname = 'b'\nspec = 'mem:2m'\n\n[[iscsi_target]]\nTargetName = 'iqn.a'\n\
+                    luns = { 0 = 'a' } # units\n";
+        let after = "nbd = [':1', ':2']\n[[volume]]\nname = 'a'\nspec = 'mem:4m'\n[[volume]]\nname = 'c'\n\
+                     spec = 'mem:2m'\n[[iscsi_target]]\nTargetName = 'iqn.a'\nluns = { 0 = 'a', 1 = 'c' }\n\
+                     [[iscsi_target.acl]]\nInitiatorName = 'iqn.i'\nluns = [1]\n";
+        let text = saved(text, after);
+        for kept in
+            ["# Our disks.\n", "':1', # inside", "name = 'a' # the first\n", "luns = { 0 = 'a', 1 = \"c\"}"]
+        {
+            let spaceless = |text: &str| text.replace(' ', "");
+            assert!(spaceless(&text).contains(&spaceless(kept)), "{kept}: {text}");
+        }
+        assert!(text.contains("spec = \"mem:4m\"") && !text.contains("name = 'b'"), "{text}");
+        assert!(text.contains("[[iscsi_target.acl]]\nInitiatorName = \"iqn.i\"\nluns = [1]\n"), "{text}");
+    }
+
+    #[test]
+    fn what_comes_and_goes_below_a_subsystem_is_written_there() {
+        let text = "[[nvme_subsystem]]\nnqn = 'nqn.a'\nnamespaces = { 1 = 'a' }\nhosts = ['nqn.h']\n\
+                    [[nvme_subsystem.host]]\nhostnqn = 'nqn.i'\n[[nvme_subsystem.ana_group]]\nANAGRPID = 1\n\
+                    namespaces = [1]\nstates = { '127.0.0.1:1' = 'optimized' }\n";
+        let after = "[[nvme_subsystem]]\nnqn = 'nqn.a'\nnamespaces = { 1 = 'a', 2 = 'b' }\nhosts = ['nqn.g']\n\
+                     [[nvme_subsystem.host]]\nhostnqn = 'nqn.j'\nnamespaces = [2]\n[[nvme_subsystem.ana_group]]\n\
+                     ANAGRPID = 1\nnamespaces = [1, 2]\nstates = { '127.0.0.1:1' = 'inaccessible' }\n";
+        saved(text, after);
+        saved("", after);
+    }
+}

@@ -1,0 +1,468 @@
+//! A config file and the files that it includes: one set of keys, each of which is found again by
+//! file and line.
+//!
+//! `include = "DIR"` reads every `*.toml` of a directory in the order of their names. Lists of the
+//! files are put together; a single value may be in one file only.
+
+use crate::failure::Failure;
+use crate::regular;
+use blockmux_lab::options::nearest;
+use blockmux_volume::units::human_size;
+use serde::Deserialize;
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use toml::Spanned;
+use toml::de::{DeArray, DeTable, DeValue, ValueDeserializer};
+
+/// The texts of all files, the main one first.
+#[derive(Clone, Debug)]
+pub(super) struct Sources {
+    files: Vec<SourceFile>,
+    /// Lists of tables whose entries have names: the key of a list, and the key of the name.
+    named: Vec<(&'static str, &'static str)>,
+    /// Nobody has written these texts: no message names a place in them.
+    is_unplaced: bool,
+}
+
+#[derive(Clone, Debug)]
+struct SourceFile {
+    path: PathBuf,
+    text: String,
+    /// Where its spans begin among those of all files.
+    at: usize,
+}
+
+impl Sources {
+    /// Reads a file and those that it includes. `named` are lists of tables whose entries have
+    /// names, by which a message finds the entry that it is about.
+    ///
+    /// # Errors
+    /// If a file cannot be read, or its `include` is wrong.
+    pub(super) fn read(path: &Path, named: Vec<(&'static str, &'static str)>) -> Result<Sources, Failure> {
+        let mut left = MAX_LEN;
+        let text = read_text(path, &mut left).map_err(|reason| {
+            Failure::request(format!("cannot read config file {}: {reason}; check --config", path.display()))
+        })?;
+        let mut sources = Sources::of_text(path, text).with_named(named);
+        for (span, directory) in sources.includes()? {
+            let wrong = |what: String| sources.wrong(Some(span.clone()), &format!("include: {what}"));
+            let directory = path.parent().unwrap_or(Path::new("")).join(directory);
+            let files = toml_files(&directory).map_err(|error| {
+                wrong(format!("{}: {error}; name a directory, or remove it", directory.display()))
+            })?;
+            if sources.files.len() + files.len() > MAX_FILES {
+                return Err(wrong(format!("there are more than {MAX_FILES} files; put some together")));
+            }
+            let mut texts = Vec::new();
+            for file in files {
+                let text = read_text(&file, &mut left);
+                let text = text.map_err(|reason| wrong(format!("{}: {reason}", file.display())))?;
+                texts.push((file, text));
+            }
+            texts.into_iter().for_each(|(file, text)| sources.push(file, text));
+        }
+        Ok(sources)
+    }
+
+    /// One file with that text.
+    pub(super) fn of_text(path: &Path, text: String) -> Sources {
+        let mut sources = Sources { files: Vec::new(), named: Vec::new(), is_unplaced: false };
+        sources.push(path.to_owned(), text);
+        sources
+    }
+
+    /// With lists of tables whose entries have names.
+    pub(super) fn with_named(self, named: Vec<(&'static str, &'static str)>) -> Sources {
+        Sources { named, ..self }
+    }
+
+    /// Without places in messages, for texts that nobody has written.
+    pub(super) fn unplaced(self) -> Sources {
+        Sources { is_unplaced: true, ..self }
+    }
+
+    fn push(&mut self, path: PathBuf, text: String) {
+        let at = self.files.last().map_or(0, |last| last.at + last.text.len() + 1);
+        self.files.push(SourceFile { path, text, at });
+    }
+
+    /// The main file.
+    pub(super) fn path(&self) -> &Path {
+        self.files.first().map_or(Path::new(""), |file| &file.path)
+    }
+
+    /// The paths and texts of all files, the main one first.
+    pub(super) fn files(&self) -> impl Iterator<Item = (&Path, &str)> {
+        self.files.iter().map(|file| (file.path.as_path(), file.text.as_str()))
+    }
+
+    /// Whether the main file includes others.
+    pub(super) fn has_include(&self) -> bool {
+        self.includes().is_ok_and(|all| !all.is_empty())
+    }
+
+    /// The directories that the main file includes, and where it says so.
+    fn includes(&self) -> Result<Vec<(Range<usize>, String)>, Failure> {
+        let Some(main) = self.files.first() else { return Ok(Vec::new()) };
+        let mut table = main.parse().map_err(|error| self.wrong_toml(&error))?.into_inner();
+        let Some((_, value)) = table.remove_entry(INCLUDE) else { return Ok(Vec::new()) };
+        let span = value.span();
+        let list = match value.get_ref() {
+            DeValue::String(directory) => vec![(span, directory.to_string())],
+            _ => {
+                let list = Vec::<Spanned<String>>::deserialize(ValueDeserializer::from(value));
+                let list = list.map_err(|_| {
+                    self.wrong(Some(span), "include: write a directory, as include = \"conf.d\"")
+                })?;
+                list.into_iter().map(|item| (item.span(), item.into_inner())).collect()
+            }
+        };
+        Ok(list)
+    }
+
+    /// The keys of all files without `include`.
+    ///
+    /// # Errors
+    /// If a file is not TOML, or a single value is given in two.
+    pub(super) fn table(&self) -> Result<Spanned<DeTable<'_>>, Failure> {
+        let (mut all, mut whole) = (DeTable::new(), 0..0);
+        for (nth, file) in self.files.iter().enumerate() {
+            let parsed = file.parse().map_err(|error| self.wrong_toml_in(file, &error))?;
+            if nth == 0 {
+                whole = parsed.span();
+            }
+            let mut table = shifted(parsed.into_inner(), file.at);
+            if let Some((key, _)) = table.remove_entry(INCLUDE).filter(|_| nth > 0) {
+                let what =
+                    "include: an included file cannot include others; name the directory in the main file";
+                return Err(self.wrong(Some(key.span()), what));
+            }
+            for (key, value) in table {
+                self.merge(&mut all, key, value)?;
+            }
+        }
+        Ok(Spanned::new(whole, all))
+    }
+
+    fn merge<'i>(
+        &self,
+        all: &mut DeTable<'i>,
+        key: Spanned<Cow<'i, str>>,
+        mut value: Spanned<DeValue<'i>>,
+    ) -> Result<(), Failure> {
+        let Some((_, first)) = all.get_key_value(&**key.get_ref()) else {
+            all.insert(key, value);
+            return Ok(());
+        };
+        let place = self.place(first.span().start);
+        let name = key.get_ref().to_string();
+        match (all.get_mut(&*name).map(Spanned::get_mut), value.get_mut()) {
+            (Some(DeValue::Array(own)), DeValue::Array(more)) => {
+                more.iter_mut().for_each(|item| own.push(take(item)));
+                Ok(())
+            }
+            _ => {
+                let what = format!("key `{name}` is given in {place}, too; remove one");
+                Err(self.wrong(Some(key.span()), &what))
+            }
+        }
+    }
+
+    /// What is wrong at a place, with its file, its line, and its key if the value is wrong.
+    pub(super) fn wrong(&self, span: Option<Range<usize>>, what: &str) -> Failure {
+        let start = span.map_or(0, |span| span.start);
+        let Some((file, before)) = self.before(start) else { return Failure::request(what) };
+        let line = before.matches('\n').count() + 1;
+        let what = in_our_words(what);
+        let is_of_a_value = ["invalid ", "unknown value "].iter().any(|begin| what.starts_with(begin));
+        let key = key_before(before).filter(|_| is_of_a_value);
+        let key = key.map(|key| format!("{key}: ")).unwrap_or_default();
+        if self.is_unplaced {
+            return Failure::request(format!("{key}{what}"));
+        }
+        Failure::request(format!("{}:{line}: {key}{what}", file.path.display()))
+    }
+
+    fn wrong_toml(&self, error: &toml::de::Error) -> Failure {
+        self.wrong(error.span(), error.message())
+    }
+
+    fn wrong_toml_in(&self, file: &SourceFile, error: &toml::de::Error) -> Failure {
+        let span = error.span().map(|span| span.start + file.at..span.end + file.at);
+        self.wrong(span, error.message())
+    }
+
+    /// The file and line of a place.
+    fn place(&self, at: usize) -> String {
+        let line = |(file, before): (&SourceFile, &str)| {
+            format!("{}:{}", file.path.display(), before.matches('\n').count() + 1)
+        };
+        self.before(at).map(line).unwrap_or_default()
+    }
+
+    /// The file of a place, and its text before that.
+    fn before(&self, at: usize) -> Option<(&SourceFile, &str)> {
+        let file = self.files.iter().rev().find(|file| file.at <= at)?;
+        Some((file, file.text.get(..at - file.at).unwrap_or(&file.text)))
+    }
+
+    /// What is wrong with what the files say, with the place of the key that the message is about:
+    /// that of the entry which it names, as in `` iscsi_target `iqn.a` ``, and within it of the key
+    /// that it names. A message that names nothing in these files stays as it is.
+    pub(super) fn located(&self, failure: Failure) -> Failure {
+        let what = failure.to_string();
+        if self.is_unplaced {
+            return failure;
+        }
+        match self.table().ok().and_then(|table| self.subject(table.get_ref(), &what)) {
+            Some(at) => Failure::request(format!("{}: {what}", self.place(at))),
+            None => failure,
+        }
+    }
+
+    fn subject(&self, table: &DeTable<'_>, what: &str) -> Option<usize> {
+        let names: Vec<&str> = what.split('`').skip(1).step_by(2).collect();
+        let of_list = |(list, id): &(&'static str, &'static str)| {
+            let DeValue::Array(entries) = table.get(*list)?.get_ref() else { return None };
+            // An entry whose kind is said comes before one that only shares a name with it.
+            let is_said = has_word(what, list);
+            let entry = entries.iter().find(|entry| {
+                let id = entry.get_ref().get(*id).and_then(|id| id.get_ref().as_str());
+                id.is_some_and(|id| names.contains(&id))
+            })?;
+            Some((is_said, entry))
+        };
+        let mut found: Vec<_> = self.named.iter().filter_map(of_list).collect();
+        found.sort_by_key(|(is_said, _)| !is_said);
+        if let Some((_, entry)) = found.first() {
+            return Some(key_in(entry, what).unwrap_or(entry.span().start));
+        }
+        let keys = table.iter().filter(|(key, _)| has_word(what, key.get_ref()));
+        keys.map(|(key, _)| key).max_by_key(|key| key.get_ref().len()).map(|key| key.span().start)
+    }
+}
+
+impl SourceFile {
+    fn parse(&self) -> Result<Spanned<DeTable<'_>>, toml::de::Error> {
+        DeTable::parse(&self.text)
+    }
+}
+
+/// The longest key below a value that a message names.
+fn key_in(value: &Spanned<DeValue<'_>>, what: &str) -> Option<usize> {
+    let mut found = Vec::new();
+    collect_keys(value, what, &mut found);
+    found.into_iter().max_by_key(|(len, _)| *len).map(|(_, at)| at)
+}
+
+fn collect_keys(value: &Spanned<DeValue<'_>>, what: &str, found: &mut Vec<(usize, usize)>) {
+    match value.get_ref() {
+        DeValue::Table(table) => {
+            for (key, value) in table {
+                if has_word(what, key.get_ref()) {
+                    found.push((key.get_ref().len(), key.span().start));
+                }
+                collect_keys(value, what, found);
+            }
+        }
+        DeValue::Array(items) => items.iter().for_each(|item| collect_keys(item, what, found)),
+        _ => {}
+    }
+}
+
+/// Whether a text has that word, whole.
+fn has_word(text: &str, word: &str) -> bool {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+    text.match_indices(word)
+        .any(|(at, _)| !text[..at].ends_with(is_part) && !text[at + word.len()..].starts_with(is_part))
+}
+
+/// The keys of a file, with spans that begin at `by`.
+fn shifted(table: DeTable<'_>, by: usize) -> DeTable<'_> {
+    let mut all = DeTable::new();
+    for (key, mut value) in table {
+        shift_value(&mut value, by);
+        let span = key.span();
+        all.insert(Spanned::new(span.start + by..span.end + by, key.into_inner()), value);
+    }
+    all
+}
+
+fn shift_value(item: &mut Spanned<DeValue<'_>>, by: usize) {
+    let span = item.span();
+    let mut value = take(item).into_inner();
+    match &mut value {
+        DeValue::Array(items) => items.iter_mut().for_each(|item| shift_value(item, by)),
+        DeValue::Table(table) => *table = shifted(std::mem::take(table), by),
+        _ => {}
+    }
+    *item = Spanned::new(span.start + by..span.end + by, value);
+}
+
+fn take<'i>(item: &mut Spanned<DeValue<'i>>) -> Spanned<DeValue<'i>> {
+    let span = item.span();
+    std::mem::replace(item, Spanned::new(span, DeValue::Array(DeArray::new())))
+}
+
+/// Reads a file of text that `left` bytes are left for.
+fn read_text(path: &Path, left: &mut u64) -> Result<String, String> {
+    let mut text = String::new();
+    let file = regular::open(path).map_err(|error| error.to_string())?;
+    // It may be no file of text at all.
+    file.take(*left + 1).read_to_string(&mut text).map_err(|error| error.to_string())?;
+    *left = left.checked_sub(text.len() as u64).ok_or(format!("has more than {}", human_size(MAX_LEN)))?;
+    Ok(text)
+}
+
+/// The files of a directory whose names end in `.toml`, in the order of their names.
+fn toml_files(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(directory)?.map(|entry| entry.map(|entry| entry.path()));
+    let mut files = BTreeMap::new();
+    for path in entries.collect::<Result<Vec<_>, _>>()? {
+        let is_hidden = path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
+        if !is_hidden && path.extension().is_some_and(|extension| extension == "toml") {
+            files.insert(path.file_name().map(std::ffi::OsStr::to_owned), path);
+        }
+    }
+    Ok(files.into_values().collect())
+}
+
+/// A message of the TOML reader in the words of people who write config files.
+fn in_our_words(what: &str) -> String {
+    let what = what
+        .replace("unknown field", "unknown key")
+        .replace("missing field", "missing key")
+        .replace("unknown variant", "unknown value")
+        .replace("a nonzero usize", "a number of at least 1")
+        .replace("expected a sequence", A_LIST)
+        .replace("expected a map", A_TABLE);
+    with_guess(&what)
+}
+
+/// A message about an unknown key with a similar key, if there is one, in place of all known ones.
+fn with_guess(what: &str) -> String {
+    let unknown = what.strip_prefix("unknown key `").and_then(|rest| rest.split_once("`, expected "));
+    let Some((key, known)) = unknown else { return what.to_owned() };
+    let known: Vec<_> = known.split('`').skip(1).step_by(2).collect();
+    match nearest(key, &known) {
+        Some(meant) => format!("unknown key `{key}`, did you mean `{meant}`?"),
+        None => what.to_owned(),
+    }
+}
+
+/// The key whose value begins, or goes on, behind this text.
+fn key_before(text: &str) -> Option<&str> {
+    let (left, value) = text.rsplit_once('=')?;
+    let is_value = value.lines().all(|line| !line.trim_start().starts_with("[["));
+    let left = left.trim_end();
+    // A quoted key, such as an address, may hold anything.
+    let quoted = left.strip_suffix(['"', '\'']).and_then(|key| Some(key.rsplit_once(['"', '\''])?.1));
+    let is_of_a_key = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    let key = quoted.or_else(|| left.rsplit(|c| !is_of_a_key(c)).next())?;
+    (is_value && !key.is_empty()).then_some(key)
+}
+
+/// The key that names directories of further files.
+pub(super) const INCLUDE: &str = "include";
+/// The most bytes of all files together: tens of thousands of volumes.
+const MAX_LEN: u64 = 4 << 20;
+/// The most files, the main one included.
+const MAX_FILES: usize = 1024;
+/// There are several, and whoever leaves the brackets out does not know of sequences.
+const A_TABLE: &str = "expected a table, as { 0 = \"disk0\" }";
+const A_LIST: &str = "expected a list, as nbd = [\":10809\"] or [[volume]] make one";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn directory(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let directory = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = directory.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        directory
+    }
+
+    fn read(files: &[(&str, &str)]) -> Result<(Vec<String>, Vec<String>), String> {
+        let directory = directory(files);
+        let below = |text: String| text.replace(&format!("{}/", directory.path().display()), "");
+        let sources = Sources::read(&directory.path().join("b.toml"), Vec::new());
+        let sources = sources.map_err(|failure| below(failure.to_string()))?;
+        let table = sources.table().map_err(|failure| below(failure.to_string()))?.into_inner();
+        let list = |key: &str| {
+            let items = table
+                .get(key)
+                .and_then(|value| value.get_ref().as_array())
+                .into_iter()
+                .flat_map(|a| a.iter());
+            items.map(|item| {
+                (item.get_ref().as_str().unwrap().to_owned(), below(sources.place(item.span().start)))
+            })
+        };
+        Ok(list("nbd").unzip())
+    }
+
+    #[test]
+    fn files_of_a_directory_are_read_in_order_and_lists_are_put_together() {
+        let files = [
+            ("b.toml", "include = 'conf.d'\nnbd = [':1']\ncores = 1"),
+            ("conf.d/20.toml", "# the last\nnbd = [\n':3',\n]"),
+            ("conf.d/10.toml", "nbd = [':2']"),
+            ("conf.d/.hidden.toml", "nbd = [':4']"),
+            ("conf.d/10.toml.bak", "nbd = [':5']"),
+        ];
+        let (values, places) = read(&files).unwrap();
+        assert_eq!(values, [":1", ":2", ":3"]);
+        assert_eq!(places, ["b.toml:2", "conf.d/10.toml:1", "conf.d/20.toml:3"]);
+    }
+
+    #[test]
+    fn what_is_wrong_with_an_included_file_is_named_with_that_file() {
+        for (files, expected) in [
+            (&[("b.toml", "include = 'x'")][..], "b.toml:1: include: x: "),
+            (&[("b.toml", "\ninclude = 7")], "b.toml:2: include: write a directory, as include = \"conf.d\""),
+            (
+                &[("b.toml", "include = ['d']\ncores = 1"), ("d/a.toml", "\ncores = 2")],
+                "d/a.toml:2: key `cores` is given in b.toml:2, too; remove one",
+            ),
+            (
+                &[("b.toml", "include = ['d']"), ("d/a.toml", "include = 'e'")],
+                "d/a.toml:1: include: an included file cannot include others",
+            ),
+            (&[("b.toml", "include = 'd'"), ("d/a.toml", "\n\nnbd = [")], "d/a.toml:3: "),
+        ] {
+            let said = read(files).unwrap_err();
+            assert!(said.starts_with(expected), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_message_is_placed_at_the_entry_and_the_key_that_it_names() {
+        let text = "iscsi = [':1']\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n[[iscsi_target]]\nTargetName = 'iqn.b'\n\
+                    luns = { 0 = 'a' }\n[[iscsi_target]]\nTargetName = 'iqn.a'\nluns = { 0 = 'x' }\nMaxBurstLength = 1\n\
+                    [[iscsi_target.acl]]\nCHAP_N = 'u'\n";
+        let named = vec![("volume", "name"), ("iscsi_target", "TargetName")];
+        let sources = Sources::of_text(Path::new("b.toml"), text.to_owned()).with_named(named);
+        for (what, line) in [
+            ("iscsi_target `iqn.a`: MaxBurstLength is a number from 512", Some(11)),
+            ("iscsi_target `iqn.a`: there is no volume `a`; add it, or correct `luns`", Some(10)),
+            ("iscsi_target `iqn.a`: CHAP_N and secret_file go together; write both", Some(13)),
+            ("iscsi_target `iqn.a`: is wrong", Some(8)),
+            ("volume `a`: iscsi_target `iqn.b` has it", Some(5)),
+            ("the description of `a` is too long", Some(2)),
+            ("iscsi at 127.0.0.1:1: serves no volume", Some(1)),
+            ("--state: no such directory", None),
+        ] {
+            let said = sources.located(Failure::request(what)).to_string();
+            let expected = line.map_or(what.to_owned(), |line| format!("b.toml:{line}: {what}"));
+            assert_eq!(said, expected);
+        }
+    }
+}
