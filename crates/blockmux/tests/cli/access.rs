@@ -1,7 +1,7 @@
 //! What is protected by one protocol is open by no other, unless the configuration says so.
 
 use crate::daemon::Daemon;
-use crate::program::{BLOCKMUX, blockmux, text};
+use crate::program::{BLOCKMUX, blockmux, text, without_notes};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -191,7 +191,7 @@ fn a_change_while_it_runs_obeys_the_same_rule() {
     let daemon = Daemon::serve_only(&["--config", &path, "--control", &socket]);
     let ctl = |args: &[&str]| {
         let output = blockmux([&["ctl", &socket], args].concat());
-        (output.status.success(), text(&output.stdout) + &text(&output.stderr))
+        (output.status.success(), text(&output.stdout) + &without_notes(&output.stderr))
     };
     let refused = |args: &[&str], part: &str| {
         let (is_done, said) = ctl(args);
@@ -243,7 +243,7 @@ fn what_is_attached_later_is_not_seen_by_who_was_promised_certain_luns() {
     let daemon = Daemon::serve_only(&["--config", &path, "--control", &socket]);
     let ctl = |args: &[&str]| {
         let output = blockmux([&["ctl", &socket], args].concat());
-        (output.status.success(), text(&output.stdout) + &text(&output.stderr))
+        (output.status.success(), text(&output.stdout) + &without_notes(&output.stderr))
     };
     let url = daemon.urls_of("iscsi").remove(0);
     let address = url.split(['/', '@']).nth(3).unwrap();
@@ -330,7 +330,7 @@ fn a_file_behind_chap_is_served_by_no_second_volume() {
     let _daemon = Daemon::serve_only(&["--config", &path, "--control", &socket]);
     let ctl = |args: &[&str]| {
         let output = blockmux([&["ctl", &socket], args].concat());
-        (output.status.success(), text(&output.stdout) + &text(&output.stderr))
+        (output.status.success(), text(&output.stdout) + &without_notes(&output.stderr))
     };
     let twin = format!("twin={vault}?readonly=on");
     for _ in 0..2 {

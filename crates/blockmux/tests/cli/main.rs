@@ -41,6 +41,7 @@ mod raw_client;
 mod raw_iscsi;
 mod raw_nvme;
 mod reconnect;
+mod reload;
 mod remote_servers;
 mod serve;
 mod token_copy;

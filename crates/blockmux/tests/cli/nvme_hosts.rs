@@ -1,7 +1,7 @@
 //! Hosts of a subsystem that come and go while it is served, with their secrets and keys.
 
 use crate::daemon::Daemon;
-use crate::program::{blockmux, text};
+use crate::program::{blockmux, text, without_notes};
 use crate::raw_nvme::RawNvme;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs;
@@ -26,7 +26,7 @@ fn key_file(directory: &Path, name: &str, key: &str) -> PathBuf {
 /// What a command of `ctl` says, and whether it did it.
 fn ctl(socket: &str, args: &[&str]) -> (bool, String) {
     let output = blockmux([&["ctl", socket], args].concat());
-    (output.status.success(), text(&output.stdout) + &text(&output.stderr))
+    (output.status.success(), text(&output.stdout) + &without_notes(&output.stderr))
 }
 
 #[test]

@@ -60,6 +60,13 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+/// What a `ctl` command says without the note that a change is not in the config file.
+pub(crate) fn without_notes(bytes: &[u8]) -> String {
+    let text = text(bytes);
+    let lines = text.lines().filter(|line| !line.contains("this is not in the config file"));
+    lines.map(|line| format!("{line}\n")).collect()
+}
+
 /// Whether a program is installed; if not, says that the test is skipped.
 #[expect(clippy::print_stdout, reason = "a skipped test says why")]
 pub(crate) fn has(program: &str) -> bool {

@@ -1,0 +1,513 @@
+//! A config file that is applied to a daemon that runs: `ctl reload`, SIGHUP, and what goes with
+//! it.
+
+use crate::daemon::Daemon;
+use crate::program::{blockmux, has, qemu_io, succeed, text};
+use crate::raw_client::RawClient;
+use crate::raw_iscsi::{CHECK_CONDITION, GOOD, RawIscsi};
+use crate::raw_nvme::RawNvme;
+use rustix::process::Signal;
+use serde_json::Value;
+use std::fs;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const TARGET: &str = "iqn.2026-11.test:disks";
+const SUBSYSTEM: &str = "nqn.2026-11.test:disks";
+const HOST: &str = "nqn.2026-11.test:host.of.ours";
+const OTHER: &str = "nqn.2026-11.test:host.of.others";
+
+/// A daemon with a config file.
+struct Configured {
+    daemon: Daemon,
+    files: TempDir,
+}
+
+impl Configured {
+    fn serve(config: &str) -> Configured {
+        let files = tempfile::tempdir().unwrap();
+        fs::write(files.path().join("b.toml"), config).unwrap();
+        let control = format!("unix:{}", files.path().join("control").display());
+        let config = files.path().join("b.toml").display().to_string();
+        let daemon = Daemon::serve_only(&["--config", &config, "--control", &control]);
+        Configured { daemon, files }
+    }
+
+    fn config(&self) -> PathBuf {
+        self.files.path().join("b.toml")
+    }
+
+    fn write(&self, config: &str) {
+        fs::write(self.config(), config).unwrap();
+    }
+
+    fn ctl(&self, args: &[&str]) -> Output {
+        let control = format!("unix:{}", self.files.path().join("control").display());
+        blockmux([&["ctl", &control], args].concat())
+    }
+
+    /// What it says when it succeeds.
+    fn said(&self, args: &[&str]) -> String {
+        let output = self.ctl(args);
+        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    }
+
+    /// Writes another config and loads it.
+    fn reload(&self, config: &str) -> String {
+        self.write(config);
+        self.said(&["reload"])
+    }
+
+    /// Writes another config that is refused.
+    fn refused(&self, config: &str) -> String {
+        self.write(config);
+        let output = self.ctl(&["reload"]);
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output.stdout));
+        text(&output.stderr)
+    }
+
+    fn status(&self) -> Value {
+        serde_json::from_str(&self.said(&["status", "--json"])).unwrap()
+    }
+
+    fn volumes(&self) -> Vec<String> {
+        let status = self.status();
+        let volumes = status["volumes"].as_array().unwrap().iter();
+        volumes.map(|volume| volume["name"].as_str().unwrap().to_owned()).collect()
+    }
+
+    fn nbd(&self, socket: &str) -> RawClient {
+        RawClient::connect(&self.files.path().join(socket))
+    }
+}
+
+fn eventually(what: &str, is_so: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(30);
+    while !is_so() {
+        assert!(Instant::now() < end, "not within time: {what}");
+        std::thread::park_timeout(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn volumes_come_and_go_and_who_uses_another_one_notices_nothing() {
+    let config = |volumes: &str| {
+        format!(
+            "nbd = ['unix:a.sock?volumes=a', 'unix:b.sock?volumes=b', 'unix:c.sock?volumes=c']\n{volumes}"
+        )
+    };
+    let volume = |name: &str, rest: &str| format!("[[volume]]\nname = '{name}'\nspec = 'mem:8m'\n{rest}");
+    let served = Configured::serve(&config(&(volume("a", "") + &volume("b", ""))));
+    let (mut stays, mut goes) = (served.nbd("a.sock"), served.nbd("b.sock"));
+    assert_eq!((stays.write(0, 4096, &[1; 4096]), goes.write(0, 0, &[2; 4096])), (0, 0));
+    served.write(&config(&(volume("a", "description = 'x'\n") + &volume("c", ""))));
+    let planned = served.said(&["diff"]);
+    let lines: Vec<_> = planned.lines().collect();
+    assert_eq!(lines[0], "+ volume a: description added: \"x\"", "{planned}");
+    assert_eq!(lines[1], "- volume b", "{planned}");
+    assert!(lines[2].starts_with("    affects nbd client ") && lines[2].ends_with(" of b"), "{planned}");
+    assert_eq!((lines[3], lines.len()), ("+ volume c: mem:8m", 4), "{planned}");
+    assert_eq!(served.volumes(), ["a", "b"], "that was a question");
+    assert_eq!(goes.read(0, 4096), [2; 4096]);
+    let done = served.said(&["reload"]);
+    assert_eq!(done, planned.replace("affects", "affected"));
+    assert!(goes.is_closed(), "the client of b is disconnected");
+    assert_eq!(stays.read(4096, 4096), [1; 4096]);
+    assert_eq!(served.volumes(), ["a", "c"]);
+    assert_eq!(served.nbd("c.sock").read(0, 512), [0; 512]);
+    assert_eq!(served.said(&["reload"]), "no changes\n");
+    if has("nbdinfo") {
+        let url = format!("nbd+unix:///c?socket={}", served.files.path().join("c.sock").display());
+        assert_eq!(succeed(Command::new("nbdinfo").args(["--size", &url])).trim(), (8 << 20).to_string());
+    }
+}
+
+#[test]
+fn a_larger_size_keeps_the_data_and_another_spec_replaces_it() {
+    let config = |spec: &str| format!("nbd = ['unix:a.sock']\n[[volume]]\nname = 'a'\nspec = '{spec}'\n");
+    let served = Configured::serve(&config("mem:8m"));
+    let mut nbd = served.nbd("a.sock");
+    assert_eq!(nbd.write(0, 0, &[5; 512]), 0);
+    assert_eq!(served.reload(&config("mem:16m")), "~ volume a: spec: \"mem:8m\" -> \"mem:16m\"\n");
+    assert_eq!(nbd.read(0, 512), [5; 512]);
+    assert_eq!(served.status()["volumes"][0]["size"], 16 << 20);
+    // A file in its place is other data: its client hears of that by the end of its connection.
+    let done = served.reload(&config("file:disk.img?size=4m"));
+    assert!(done.contains("    affected nbd client "), "{done}");
+    assert!(nbd.is_closed());
+    let url = format!("nbd+unix:///a?socket={}", served.files.path().join("a.sock").display());
+    if has("qemu-io") {
+        succeed(&mut qemu_io(&url, &["write -P 7 0 64k", "read -P 7 0 64k"]));
+    }
+    assert_eq!(fs::metadata(served.files.path().join("disk.img")).unwrap().len(), 4 << 20);
+    // How the same data is opened waits for the next start, and is said to.
+    let read_only = config("file:disk.img?size=4m") + "read_only = true\n";
+    let done = served.reload(&read_only);
+    assert_eq!(done, "takes effect at the next start:\n  + volume a: read_only added: true\n");
+    assert_eq!(served.nbd("a.sock").write(0, 0, &[1; 512]), 0);
+}
+
+#[test]
+fn what_is_wrong_changes_nothing_and_is_named_with_its_line() {
+    let good = "nbd = ['unix:a.sock']\niscsi = ['127.0.0.1:0']\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n";
+    let served = Configured::serve(good);
+    let mut nbd = served.nbd("a.sock");
+    let file = served.config().display().to_string();
+    let target = "[[iscsi_target]]\nTargetName = 'iqn.a'\n";
+    for (more, line, what) in [
+        ("colour = 1\n[[volume]]\nname = 'b'\nspec = 'mem:1m'\n", 6, "unknown key `colour`, "),
+        ("[[volume]]\nname = 'b'\nspec = 'mem:x'\n", 8, "in `mem:x`: `x` is not a size"),
+        ("[[volume]]\nname = 'a'\nspec = 'mem:2m'\n", 3, "two volumes are called `a`"),
+        (&format!("{target}luns = {{ 0 = 'b' }}\n"), 8, "iscsi_target `iqn.a`: there is no volume `b`"),
+        (
+            &format!("{target}luns = {{ 0 = 'a' }}\nMaxConnections = 0\n"),
+            9,
+            "iscsi_target `iqn.a`: MaxConnections is",
+        ),
+        (
+            &format!("{target}luns = {{ 0 = 'a' }}\nportals = ['127.0.0.9']\n"),
+            9,
+            "iscsi_target `iqn.a`: portals: nobody",
+        ),
+        ("[[volume]]\nname = 'b'\nspec = 'file:/nowhere/disk.img'\n", 6, "volume `b`: "),
+    ] {
+        let more = more.strip_prefix("colour = 1\n").map_or(format!("{good}{more}"), |more| {
+            // A key at the top level comes before tables.
+            format!("{}{more}", good.replace("[[volume]]", "\n\n\ncolour = 1\n[[volume]]"))
+        });
+        let said = served.refused(&more);
+        let expected = format!("blockmux: {file}:{line}: {what}");
+        assert!(said.starts_with(&expected), "{said} is not {expected}");
+        assert_eq!(served.volumes(), ["a"]);
+        assert_eq!(nbd.read(0, 512), [0; 512]);
+    }
+    // A volume that can be opened is not there when another one cannot.
+    let two = format!(
+        "{good}[[volume]]\nname = 'b'\nspec = 'mem:1m'\n[[volume]]\nname = 'c'\nspec = 'file:/nowhere/disk.img'\n"
+    );
+    served.refused(&two);
+    assert_eq!(served.volumes(), ["a"]);
+    // Neither is a listener, when another one cannot be bound.
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let both = good.replace(
+        "'unix:a.sock'",
+        &format!("'unix:a.sock', 'unix:d.sock', '{}'", taken.local_addr().unwrap()),
+    );
+    let said = served.refused(&both);
+    assert!(said.contains("another program listens there"), "{said}");
+    assert!(!served.files.path().join("d.sock").exists());
+    assert_eq!(served.reload(good), "no changes\n");
+}
+
+#[test]
+fn a_target_changes_under_sessions_that_stay_and_one_whose_initiator_goes_is_asked_to_log_out() {
+    let config = |luns: &str, initiators: &[&str]| {
+        let acl = initiators.iter().map(|name| format!("[[iscsi_target.acl]]\nInitiatorName = '{name}'\n"));
+        format!(
+            "iscsi = ['127.0.0.1:0']\n[[volume]]\nname = 'a'\nspec = 'mem:8m'\n[[volume]]\nname = 'b'\nspec = 'mem:4m'\n\
+             [[iscsi_target]]\nTargetName = '{TARGET}'\nluns = {{ {luns} }}\n{}",
+            acl.collect::<String>()
+        )
+    };
+    let (one, two) = ("iqn.2026-11.i:one", "iqn.2026-11.i:two");
+    let served = Configured::serve(&config("0 = 'a'", &[one, two]));
+    let url = served.daemon.urls_of("iscsi").remove(0);
+    let url = url.split('?').next().unwrap();
+    let (mut stays, mut goes) = (RawIscsi::login(url, one), RawIscsi::login(url, two));
+    assert_eq!(stays.access(), [GOOD, GOOD]);
+    let done = served.reload(&config("0 = 'a', 1 = 'b'", &[one, two]));
+    assert_eq!(done, format!("+ iscsi_target {TARGET}: luns: 1 added: \"b\"\n"));
+    // REPORTED LUNS DATA HAS CHANGED, once, and then the new unit is there.
+    assert_eq!(stays.run(&[0; 6], &[], 0).0, CHECK_CONDITION);
+    assert_eq!(stays.run(&[0; 6], &[], 0).0, GOOD);
+    stays.lun = 1;
+    let first = stays.run(&[0; 6], &[], 0).0;
+    assert!([GOOD, CHECK_CONDITION].contains(&first));
+    assert_eq!(stays.access(), [GOOD, GOOD]);
+    assert_eq!(goes.run(&[0; 6], &[], 0).0, CHECK_CONDITION);
+    let ends = std::thread::spawn(move || {
+        // The target requests a logout.
+        assert_eq!(goes.event().0, 1);
+        assert_eq!(goes.log_out(), 0);
+        assert!(goes.is_closed());
+    });
+    let done = served.reload(&config("0 = 'a', 1 = 'b'", &[one]));
+    assert!(
+        done.starts_with(&format!(
+            "- iscsi_target {TARGET}: acl: {two} removed\n    affected iscsi {two} at "
+        )),
+        "{done}"
+    );
+    ends.join().unwrap();
+    assert_eq!(stays.access(), [GOOD, GOOD]);
+    let refused = blockmux(["info", &format!("{url}?initiator={two}")]);
+    assert!(!refused.status.success());
+    assert!(blockmux(["info", &format!("{url}?initiator={one}")]).status.success());
+    if has("iscsi-ls") {
+        let portal = url.split('/').take(3).collect::<Vec<_>>().join("/");
+        let listed = succeed(Command::new("iscsi-ls").args(["-s", "-i", one, &portal]));
+        assert!(listed.contains("Lun:1"), "{listed}");
+    }
+    // A unit that goes ends no session.
+    served.reload(&config("0 = 'a'", &[one]));
+    assert_eq!(stays.access()[0], CHECK_CONDITION);
+    stays.lun = 0;
+    let _ = stays.run(&[0; 6], &[], 0);
+    assert_eq!(stays.access(), [GOOD, GOOD]);
+}
+
+#[test]
+fn states_of_portals_follow_the_config_and_a_change_by_ctl_lasts_until_the_next_reload() {
+    let config = |state: &str| {
+        format!(
+            "iscsi = ['127.0.0.1:23011', '127.0.0.1:23012']\n[[volume]]\nname = 'a'\nspec = 'mem:8m'\n\
+             [[iscsi_target]]\nTargetName = '{TARGET}'\nluns = {{ 0 = 'a' }}\n\
+             access_states = {{ '127.0.0.1:23012' = '{state}' }}\n"
+        )
+    };
+    let served = Configured::serve(&config("active/optimized"));
+    let url = format!("iscsi://127.0.0.1:23012/{TARGET}/0");
+    let mut session = RawIscsi::login(&url, "iqn.2026-11.i:one");
+    assert_eq!(session.access(), [GOOD, GOOD]);
+    let done = served.reload(&config("standby"));
+    let expected = "\"active/optimized\" -> \"standby\"";
+    assert!(done.contains(expected), "{done}");
+    assert_eq!(session.run(&[0; 6], &[], 0).0, CHECK_CONDITION, "it hears of it");
+    assert_eq!(session.access(), [CHECK_CONDITION; 2]);
+    let note = text(&served.ctl(&["alua", TARGET, "active/optimized", "--at", "127.0.0.1:23012"]).stderr);
+    assert!(note.contains("this is not in the config file; 'ctl save' puts it there"), "{note}");
+    let _ = session.run(&[0; 6], &[], 0);
+    assert_eq!(session.access(), [GOOD, GOOD]);
+    assert!(served.said(&["diff"]).contains("\"active/optimized\" -> \"standby\""));
+    served.said(&["reload"]);
+    let _ = session.run(&[0; 6], &[], 0);
+    assert_eq!(session.access(), [CHECK_CONDITION; 2]);
+}
+
+#[test]
+fn hosts_namespaces_and_secrets_follow_the_config_and_the_others_write_on() {
+    let config = |namespaces: &str, hosts: &str| {
+        format!(
+            "nvme_tcp = ['127.0.0.1:0']\n[[volume]]\nname = 'a'\nspec = 'mem:8m'\n[[volume]]\nname = 'b'\nspec = 'mem:4m'\n\
+             [[nvme_subsystem]]\nnqn = '{SUBSYSTEM}'\nnamespaces = {{ {namespaces} }}\nhosts = [{hosts}]\n"
+        )
+    };
+    let both = format!("'{HOST}', '{OTHER}'");
+    let served = Configured::serve(&config("1 = 'a'", &both));
+    let url = served.daemon.nvme_place();
+    let [_admin, mut stays] = RawNvme::controller(&url, HOST);
+    let [_other, mut goes] = RawNvme::controller(&url, OTHER);
+    assert_eq!((stays.write(0, &[1; 4096], false), goes.write(4096, &[2; 4096], false)), (0, 0));
+    let done = served.reload(&config("1 = 'a', 2 = 'b'", &both));
+    assert_eq!(done, format!("+ nvme_subsystem {SUBSYSTEM}: namespaces: 2 added: \"b\"\n"));
+    assert_eq!((stays.write(0, &[1; 4096], false), goes.write(4096, &[2; 4096], false)), (0, 0));
+    let done = served.reload(&config("1 = 'a', 2 = 'b'", &format!("'{HOST}'")));
+    assert!(done.contains(&format!("affected nvme-tcp {OTHER} at ")), "{done}");
+    assert!(!done.contains(HOST), "{done}");
+    assert_eq!(goes.status(), None, "it is disconnected");
+    assert!(RawNvme::admin(&url, OTHER).is_err());
+    assert_eq!(stays.write(0, &[3; 4096], false), 0);
+    // A host that has to prove itself from now on does not stay without.
+    let key = served.files.path().join("host.secret");
+    fs::write(&key, "DHHC-1:00:AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyAl7OaH:").unwrap();
+    fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let proving = config("1 = 'a', 2 = 'b'", "")
+        + &format!("[[nvme_subsystem.host]]\nhostnqn = '{HOST}'\ndhchap_secret_file = 'host.secret'\n");
+    served.reload(&proving);
+    assert_eq!(stays.status(), None);
+    let with = format!("{url}?hostnqn={HOST}&dhchap_secret_file={}", key.display());
+    assert!(blockmux(["info", &with]).status.success());
+    assert!(!blockmux(["info", &format!("{url}?hostnqn={HOST}")]).status.success());
+    // The subsystem goes with all that is left.
+    let alone = "nvme_tcp = ['127.0.0.1:0']\n[[volume]]\nname = 'a'\nspec = 'mem:8m'\n";
+    served.reload(alone);
+    assert!(!blockmux(["info", &with]).status.success());
+    let own = url.replace(SUBSYSTEM, "nqn.2026-11.blockmux:a");
+    assert!(blockmux(["info", &own]).status.success(), "a volume is a subsystem of its own now");
+}
+
+#[test]
+fn listeners_and_limits_follow_the_config() {
+    let config = |listeners: &str, limit: u32| {
+        format!("nbd = [{listeners}]\nmax_connections = {limit}\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n")
+    };
+    let served = Configured::serve(&config("'unix:a.sock', 'unix:b.sock'", 10));
+    let (mut stays, mut goes) = (served.nbd("a.sock"), served.nbd("b.sock"));
+    assert_eq!(goes.read(0, 512), [0; 512]);
+    let done = served.reload(&config("'unix:a.sock', 'unix:c.sock'", 2));
+    let expected = ["- nbd unix:", "    affected nbd client "];
+    let lines: Vec<_> =
+        done.lines().filter(|line| expected.iter().any(|begin| line.starts_with(begin))).collect();
+    assert_eq!(lines.len(), 2, "{done}");
+    assert!(done.contains("~ max_connections: 10 -> 2\n"), "{done}");
+    assert!(goes.is_closed());
+    assert_eq!(stays.read(0, 512), [0; 512]);
+    assert!(UnixStream::connect(served.files.path().join("b.sock")).is_err());
+    assert_eq!(served.nbd("c.sock").read(0, 512), [0; 512]);
+    eventually("two connections are left", || served.status()["connections"] == 1);
+    assert_eq!(served.status()["max_connections"], 2);
+    // Another protocol is served from now on.
+    let done = served.reload(&(String::from("iscsi = ['127.0.0.1:23021']\n") + &config("'unix:a.sock'", 10)));
+    assert!(done.contains("+ iscsi 127.0.0.1:23021\n"), "{done}");
+    let mut iscsi = RawIscsi::login("iscsi://127.0.0.1:23021/iqn.2026-11.blockmux:a/0", "iqn.2026-11.i:one");
+    assert_eq!(iscsi.access(), [GOOD, GOOD]);
+    assert_eq!(stays.read(0, 512), [0; 512]);
+    // The number of cores is not changed, and is said not to be.
+    let done = served.reload(&(String::from("cores = 1\n") + &config("'unix:a.sock'", 10)));
+    assert!(done.contains("takes effect at the next start:\n  + cores: 1\n"), "{done}");
+}
+
+#[test]
+fn sighup_loads_the_file_again_and_a_wrong_one_ends_nothing() {
+    let config = |name: &str| {
+        format!(
+            "nbd = ['unix:a.sock?volumes=a']\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n[[volume]]\nname = '{name}'\nspec = 'mem:1m'\n"
+        )
+    };
+    let mut served = Configured::serve(&config("b"));
+    let mut nbd = served.nbd("a.sock");
+    for name in ["c", "d"] {
+        served.write(&config(name));
+        served.daemon.signal(Signal::HUP);
+        eventually("the volume is there", || served.volumes() == ["a", name]);
+    }
+    served.write("nbd = ");
+    served.daemon.signal(Signal::HUP);
+    served.daemon.wait_for_line("the config was not reloaded, nothing has changed: ");
+    assert_eq!((served.volumes(), nbd.read(0, 512)), (vec!["a".to_owned(), "d".to_owned()], vec![0; 512]));
+    drop(nbd);
+    served.daemon.signal(Signal::TERM);
+    assert!(served.daemon.wait().success());
+}
+
+#[test]
+fn changes_by_ctl_say_that_they_are_not_in_the_file_and_save_puts_them_there() {
+    let config = format!(
+        "# Ours.\nnbd = ['unix:a.sock'] # here\niscsi = ['127.0.0.1:0']\ninclude = 'more'\n\n[[volume]]\nname = 'a' # the first\n\
+         spec = 'mem:8m'\nprotocols = ['iscsi', 'nbd']\n\n[[iscsi_target]]\nTargetName = '{TARGET}'\nluns = {{ 0 = 'a' }}\n"
+    );
+    let files = tempfile::tempdir().unwrap();
+    fs::create_dir(files.path().join("more")).unwrap();
+    let more = files.path().join("more/b.toml");
+    fs::write(&more, "# Of others.\n[[volume]]\nname = 'b'\nspec = 'mem:1m' # small\n").unwrap();
+    fs::write(files.path().join("b.toml"), &config).unwrap();
+    let control = format!("unix:{}", files.path().join("control").display());
+    let path = files.path().join("b.toml").display().to_string();
+    let daemon = Daemon::serve_only(&["--config", &path, "--control", &control]);
+    let served = Configured { daemon, files };
+    assert_eq!(served.said(&["save"]), "nothing to save: the config file says what runs\n");
+    for args in [&["add", "c=mem:2m"][..], &["attach", "c", TARGET, "3"], &["resize", "b", "2m"]] {
+        let output = served.ctl(args);
+        let note = text(&output.stderr);
+        assert!(
+            output.status.success() && note.contains("this is not in the config file"),
+            "{args:?}: {note}"
+        );
+    }
+    let differs = served.said(&["diff"]);
+    for line in [
+        &format!("- iscsi_target {TARGET}: luns: 3 removed"),
+        "~ volume b: spec: \"mem:2m\" -> \"mem:1m\"",
+        "- volume c",
+    ] {
+        assert!(differs.lines().any(|own| own == line), "{line}: {differs}");
+    }
+    assert_eq!(served.said(&["save"]), "3 changes saved\n");
+    assert_eq!(served.said(&["diff"]), "no changes\n");
+    let main = fs::read_to_string(served.config()).unwrap();
+    for kept in [
+        "# Ours.\n",
+        "] # here\n",
+        "name = 'a' # the first\n",
+        "\n[[volume]]\nname = \"c\"\nspec = \"mem:2m\"\n",
+    ] {
+        assert!(main.contains(kept), "{kept}: {main}");
+    }
+    let more = fs::read_to_string(served.files.path().join("more/b.toml")).unwrap();
+    assert!(more.contains("# Of others.\n") && more.contains("spec = \"mem:2m\" # small\n"), "{more}");
+    assert!(blockmux(["check", served.config().to_str().unwrap()]).status.success());
+    // Somebody else's edit is not written over.
+    served.said(&["remove", "c"]);
+    served.write(&main.replace("mem:8m", "mem:16m"));
+    let output = served.ctl(&["save"]);
+    assert!(text(&output.stderr).contains("was changed since it was loaded"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn what_runs_is_exported_as_a_config_that_serves_the_same() {
+    let config = format!(
+        "nbd = ['unix:a.sock']\niscsi = ['127.0.0.1:0']\n[[volume]]\nname = 'a'\nspec = 'file:disk.img?size=1m'\n\
+         protocols = ['nbd', 'iscsi']\n[[iscsi_target]]\nTargetName = '{TARGET}'\nluns = {{ 0 = 'a' }}\n\
+         [[iscsi_target.acl]]\nInitiatorName = 'iqn.2026-11.i:one'\n"
+    );
+    let served = Configured::serve(&config);
+    served.ctl(&["add", "b=mem:2m"]);
+    let exported = served.said(&["export"]);
+    let copy = served.files.path().join("copy.toml");
+    fs::write(&copy, &exported).unwrap();
+    let checked = blockmux(["check", copy.to_str().unwrap()]);
+    assert_eq!(
+        text(&checked.stdout),
+        format!("{}: 1 file, 2 volumes, 2 listeners, 1 target\n", copy.display())
+    );
+    // Loaded in the place of the file, it changes nothing.
+    served.write(&exported);
+    assert_eq!(served.said(&["reload"]), "no changes\n", "{exported}");
+}
+
+#[test]
+fn a_fragment_adds_and_changes_what_it_names_and_nothing_else() {
+    let config = format!(
+        "iscsi = ['127.0.0.1:0']\n[[volume]]\nname = 'a'\nspec = 'mem:8m'\n[[iscsi_target]]\nTargetName = '{TARGET}'\n\
+         luns = {{ 0 = 'a' }}\n"
+    );
+    let served = Configured::serve(&config);
+    let url = served.daemon.urls_of("iscsi").remove(0);
+    let mut session = RawIscsi::login(&url, "iqn.2026-11.i:one");
+    let there = tempfile::tempdir().unwrap();
+    let fragment = |text: &str| {
+        let path = there.path().join("part.toml");
+        fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let part = format!(
+        "[[volume]]\nname = 'b'\nspec = 'file:b.img?size=1m'\n[[iscsi_target]]\nTargetName = '{TARGET}'\nluns = {{ 1 = 'b' }}\n"
+    );
+    let done = served.said(&["apply", &fragment(&part)]);
+    assert!(done.contains("+ volume b: file:") && done.contains("luns: 1 added: \"b\""), "{done}");
+    assert!(there.path().join("b.img").exists(), "its paths are relative to itself");
+    assert_eq!(session.run(&[0; 6], &[], 0).0, CHECK_CONDITION, "it hears of the unit");
+    assert_eq!(session.access(), [GOOD, GOOD]);
+    assert_eq!(served.said(&["apply", &fragment(&part)]), "no changes\n");
+    let wrong = fragment(&format!("[[iscsi_target]]\nTargetName = '{TARGET}'\nluns = {{ 2 = 'x' }}\n"));
+    let output = served.ctl(&["apply", &wrong]);
+    let said = text(&output.stderr);
+    assert!(
+        said.starts_with(&format!("blockmux: {wrong}:3: iscsi_target `{TARGET}`: there is no volume `x`")),
+        "{said}"
+    );
+    assert_eq!(served.volumes(), ["a", "b"]);
+}
+
+#[test]
+fn a_config_is_checked_without_serving_it() {
+    let files = tempfile::tempdir().unwrap();
+    let check = |text: &str| {
+        let path = files.path().join("b.toml");
+        fs::write(&path, text).unwrap();
+        let output = blockmux([Path::new("check"), &path]);
+        (output.status.code(), crate::program::text(&output.stdout) + &crate::program::text(&output.stderr))
+    };
+    let path = files.path().join("b.toml").display().to_string();
+    let good = "nbd = ['unix:a.sock']\n[[volume]]\nspec = 'file:new.img?size=1m'\n";
+    assert_eq!(check(good), (Some(0), format!("{path}: 1 file, 1 volume, 1 listener, 0 targets\n")));
+    assert!(!files.path().join("new.img").exists() && !files.path().join("a.sock").exists());
+    let target = "[[iscsi_target]]\nTargetName = 'iqn.a'\nluns = { 0 = 'disk0' }\n[[iscsi_target.acl]]\nCHAP_N = 'u'\nsecret_file = 'none'\n";
+    let (status, said) = check(&format!("iscsi = [':0']\n[[volume]]\nspec = 'mem:1m'\n{target}"));
+    assert_eq!(status, Some(2));
+    assert!(said.starts_with(&format!("blockmux: {path}:")) && said.contains("secret file "), "{said}");
+}
