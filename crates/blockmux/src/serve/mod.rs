@@ -127,7 +127,7 @@ impl ServeArgs {
         }
     }
 
-    /// The same command line, before a config file was read.
+    /// A copy of this command line, before a config file was read.
     fn again(&self) -> ServeArgs {
         ServeArgs {
             volumes: self.volumes.clone(),
@@ -141,7 +141,7 @@ impl ServeArgs {
         }
     }
 
-    /// The same command line without volumes and listeners.
+    /// A copy of this command line without volumes and listeners.
     fn values(&self) -> ServeArgs {
         ServeArgs { volumes: Vec::new(), frontends: self.frontends.values(), ..self.again() }
     }

@@ -11,8 +11,8 @@ use blockmux_volume::Spec;
 use toml::{Table, Value};
 
 impl Reloader {
-    /// Keeps what a request has changed; answers what there is to say about the config file. `opened`
-    /// is the volume that it has added.
+    /// Keeps what a request has changed; answers what there is to say about the config file.
+    /// `opened` is the volume that it has added.
     pub(in crate::serve) fn record(
         &self,
         request: &Request,
@@ -33,8 +33,8 @@ impl Reloader {
     }
 }
 
-/// Writes a change into a config; answers whether the config has words for it, `None` if nothing has
-/// changed.
+/// Writes a change into a config; answers whether the config has words for it, `None` if nothing
+/// has changed.
 fn write_down(
     model: &mut Model,
     frontends: &Frontends,
