@@ -158,6 +158,19 @@ impl Secure {
         std::mem::replace(&mut self.is_dormant, false)
     }
 
+    /// Whether the handshake is complete and [`Secure::take_peer`] was not asked.
+    pub(crate) fn is_unreported(&self) -> bool {
+        self.is_open() && !self.is_reported
+    }
+
+    /// The version and the cipher suite of the handshake, for logs.
+    pub(crate) fn negotiated(&mut self) -> String {
+        match &mut self.stage {
+            Stage::Tls(tls) => tls.negotiated(),
+            Stage::Unknown { .. } | Stage::Kernel(_) => String::new(),
+        }
+    }
+
     /// Returns once, after the handshake, how the peer has authenticated itself.
     pub(crate) fn take_peer(&mut self) -> Option<SecuredBy<'_>> {
         match &self.stage {

@@ -251,6 +251,17 @@ impl Tls {
         &self.peer
     }
 
+    /// The version and the cipher suite, for logs, once the handshake is done.
+    pub fn negotiated(&mut self) -> String {
+        let connection = self.pipe.connection();
+        let version = match connection.actual_protocol_version() {
+            Ok(Version::TLS13) => "TLS 1.3",
+            Ok(Version::TLS12) => "TLS 1.2",
+            _ => "TLS",
+        };
+        format!("{version}, {}", connection.cipher_suite().unwrap_or_default())
+    }
+
     /// Whether [`Tls::export`] can ever give up the keys, once the handshake is done: those of TLS
     /// 1.2 it cannot.
     pub fn can_export(&mut self) -> bool {

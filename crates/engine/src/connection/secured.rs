@@ -9,6 +9,7 @@ use blockmux_proto::outbox::Outbox;
 use blockmux_proto::session::{BYTES_BEFORE_TLS, StreamSession};
 use blockmux_tls::TlsError;
 use std::io;
+use tracing::debug;
 
 impl<H: Host> Connection<H> {
     /// Closes the connection for every owner, after a TLS close_notify if possible.
@@ -99,7 +100,9 @@ impl<H: Host> Connection<H> {
         let (Some(secure), Some(chunk)) = (&mut self.secure, &mut self.chunk) else { return Ok(None) };
         let asked = chunk.room();
         let result = secure.receive(&mut self.stream, chunk, self.core.pool());
-        if let Some(by) = secure.take_peer() {
+        let negotiated = secure.is_unreported().then(|| secure.negotiated());
+        if let (Some(by), Some(negotiated)) = (secure.take_peer(), negotiated) {
+            debug!(peer = self.stream.peer(), "TLS is established: {negotiated}");
             session.on_secured(by, self.core.now())?;
         }
         match result {
