@@ -130,6 +130,9 @@ pub enum TlsError {
     /// Our own certificates or keys cannot be used.
     #[error("{0}")]
     Credentials(&'static str),
+    /// The peer has closed the connection, and takes nothing any more.
+    #[error("has closed the connection")]
+    Closed,
     /// The other side has ended the handshake, or the connection, with an alert.
     #[error("has ended TLS with the alert {name}{hint}")]
     Alert {
@@ -419,6 +422,9 @@ impl Tls {
         let connection = self.pipe.connection();
         let offer = connection.application_context::<Offer>();
         let is_server = self.mode == Mode::Server;
+        if was_open && error.kind() == ErrorType::ConnectionClosed {
+            return TlsError::Closed;
+        }
         if error.kind() == ErrorType::Alert || (error.kind() == ErrorType::ConnectionClosed && !is_server) {
             return alert::received(connection.alert(), was_open, self.kind);
         }

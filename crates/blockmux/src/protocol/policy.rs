@@ -444,9 +444,9 @@ impl Policy {
             }
             let is_of_use = self.has_targets(listener.protocol.served_as())
                 || volumes.keys().any(|volume| self.serves(listener.protocol, &listener.place, volume));
-            // A volume that is restricted makes a better message.
-            let is_of_some =
-                volumes.keys().any(|volume| self.is_restricted(volume) && self.words_of(volume).is_none());
+            // A volume that is restricted makes a better message, where this would open it.
+            let is_of_some = !self.restricts(listener.protocol.served_as())
+                && volumes.keys().any(|volume| self.is_restricted(volume) && self.words_of(volume).is_none());
             if !is_of_use && !is_of_some && !may_change {
                 let option = listener.protocol.key();
                 let why =
@@ -670,6 +670,39 @@ mod tests {
         let partial = vec![listener(&ISCSI, Some(&["b"]), true)];
         let said = policy(guarded(), [None, None], partial).unwrap_err();
         assert!(said.contains("its volumes do not have `a`"), "{said}");
+    }
+
+    #[test]
+    fn exports_for_those_alone_who_prove_who_they_are_restrict_their_volumes() {
+        let by_tls = |targets, words: [Option<&[&str]>; 2], listeners| {
+            let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+            let volumes = ["a", "b"].into_iter().zip(words);
+            let volumes = volumes.map(|(name, words)| (name.to_owned(), words.map(owned)));
+            Policy::new(targets, volumes)?.restricting_exports(vec!["nbd"]).at(listeners, false)
+        };
+        let nbd = || listener(&NBD, None, true);
+        let alone = by_tls(Vec::new(), [None, None], vec![nbd()]).unwrap();
+        assert!(alone.serves(&NBD, &place(&NBD), "a") && !alone.is_open(&NBD));
+        assert!(alone.has_use_for(&NBD) && !alone.has_use_for(&ISCSI), "nothing else is served unasked");
+        let both = || vec![nbd(), listener(&NVME_TCP, None, true)];
+        let said = by_tls(Vec::new(), [None, None], both()).unwrap_err();
+        assert!(
+            said.contains("nbd at 127.0.0.1:10809 restricts") && said.contains("[\"nbd\", \"nvme_tcp\"]"),
+            "{said}"
+        );
+        let words: [Option<&[&str]>; 2] = [Some(&["nbd"]), Some(&["nbd", "nvme-tcp"])];
+        let policy = by_tls(Vec::new(), words, both()).unwrap();
+        assert_eq!(
+            ["a", "b"].map(|volume| policy.serves(&NVME_TCP, &place(&NVME_TCP), volume)),
+            [false, true]
+        );
+        // Those who prove who they are by NBD are others than a target's.
+        let here = || vec![nbd(), listener(&ISCSI, None, true)];
+        let said = by_tls(guarded(), [None, None], here()).unwrap_err();
+        assert!(said.contains("serves no volume") && said.contains("protocols = [\"nbd\"]"), "{said}");
+        let words: [Option<&[&str]>; 2] = [Some(&["nbd", "iscsi"]), None];
+        let policy = by_tls(guarded(), words, here()).unwrap();
+        assert_eq!(["a", "b"].map(|volume| policy.serves(&NBD, &place(&NBD), volume)), [true, false]);
     }
 
     #[test]

@@ -484,8 +484,20 @@ fn nbd_client_lists_exports_by_tls() {
     let [authority, certificate, key] =
         ["ca-cert.pem", "client-cert.pem", "client-key.pem"].map(|name| credentials.shown(name));
     let port = port(&daemon);
-    let args =
-        ["-l", "127.0.0.1", &port, "-x", "-A", &authority, "-F", &certificate, "-K", &key, "-H", "localhost"];
+    let args = [
+        "-l",
+        "127.0.0.1",
+        &port,
+        "-x",
+        "-cacertfile",
+        &authority,
+        "-certfile",
+        &certificate,
+        "-keyfile",
+        &key,
+        "-tlshostname",
+        "localhost",
+    ];
     let listed = succeed(&mut program("nbd-client", &args));
     assert!(listed.contains("disk"), "{listed}");
 }
