@@ -234,7 +234,7 @@ pub(super) fn check_name(name: &str) -> Result<(), String> {
 
 /// Those that volumes are served over; one that has several listeners comes several times.
 fn protocols(listeners: &[Listening]) -> impl Iterator<Item = &'static Protocol> {
-    let all = protocol::over_sockets().filter(|_| listeners.is_empty());
+    let all = protocol::over_sockets().filter(|protocol| protocol.is_unasked && listeners.is_empty());
     all.chain(listeners.iter().map(|(protocol, _)| *protocol))
 }
 

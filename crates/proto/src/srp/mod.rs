@@ -22,3 +22,4 @@ mod information_unit;
 mod login;
 pub mod node;
 pub mod server;
+pub mod url;
