@@ -187,6 +187,8 @@ mod tests {
         let id = own_id("a").to_string();
         assert_eq!(way.url, format!("srp://127.0.0.1:5555/{id}/0?rdma=iwarp"));
         assert_ne!(own_id("a"), own_id("b"));
+        // Initiators keep it, and so does `cargo xtask peers srp`.
+        assert_eq!(own_id("disk0").to_string(), "0x64a8329375c986408e2193b3fe2eb28d");
         let line = format!("id_ext={},ioc_guid={},dest=127.0.0.1:5555", &id[2..18], &id[18..]);
         assert!(way.commands[0].contains(&line), "{}", way.commands[0]);
         let srp = configured(&format!("port_id = '{ID}'\nluns = {{ 3 = 'a', 4 = 'b' }}")).unwrap();

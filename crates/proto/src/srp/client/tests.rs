@@ -7,12 +7,14 @@ use crate::exports::{Export, Exports, VolumeId};
 use crate::rdma::testing::Recorder;
 use crate::rdma::{MessageHead, Remote, WorkRequest};
 use crate::scsi::{LogicalUnit, ScsiTarget, TargetPort, UnitIdentity};
-use crate::session::{Initiator, Overdue};
+use crate::session::{Connections, Initiator, Overdue};
 use crate::srp::node::{SrpAccess, SrpNode, SrpTarget};
 use crate::srp::server::TargetSession;
 use crate::testing::Pump;
 use blockmux_volume::{Completion, Io, IoError, MemVolume, Op, Output, Tag};
-use blockmux_wire::srp::{ResponseFlags, TaskManagementRequest};
+use blockmux_wire::srp::{
+    LoginReject, LoginRequestRdma, MULTICHANNEL_MULTI, ResponseFlags, TaskManagementRequest,
+};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use zerocopy::{FromBytes, FromZeros};
@@ -566,4 +568,28 @@ fn a_login_that_is_never_answered_ends_after_30_seconds() {
     wire.initiator.connection(0).on_timeout(deadline - Duration::from_secs(1)).unwrap();
     let late = wire.initiator.connection(0).on_timeout(deadline).unwrap_err();
     assert!(late.what.contains("within 30 seconds"));
+}
+
+#[test]
+fn a_further_channel_that_cannot_be_had_is_done_without() {
+    let mut wire = Wire::open(Config { channels: 3, ..config() });
+    let now = Instant::now();
+    assert_eq!(wire.initiator.poll_connect().map(|(channel, _)| channel), Some(1));
+    assert_eq!(wire.initiator.poll_connect().map(|(channel, _)| channel), Some(2));
+    assert_eq!(wire.initiator.poll_connect(), None);
+    // They join the first instead of ending it.
+    let login = RdmaSession::endpoint(&wire.initiator.connection(1)).private_data;
+    assert_eq!(LoginRequestRdma::read_from_bytes(&login).unwrap().req_flags & 3, MULTICHANNEL_MULTI);
+    let reject = LoginReject {
+        opcode: SrpOpcode::LOGIN_REJECT.0,
+        reason: LoginRejectReason::CHANNEL_LIMIT_REACHED.0.into(),
+        ..LoginReject::new_zeroed()
+    };
+    let refused = Event::Refused { private_data: reject.as_bytes().to_vec() };
+    wire.initiator.connection(1).on_event(refused, now).unwrap();
+    // The other one could not even connect.
+    assert!(wire.initiator.on_lost(1, now) && wire.initiator.on_lost(2, now));
+    assert!(wire.initiator.refused().is_none());
+    wire.call(Op::Read, 0, 4096, None).unwrap();
+    assert!(!wire.initiator.on_lost(0, now), "without the first there is no session");
 }
