@@ -229,7 +229,7 @@ mod tests {
         let name = |url| of_url(url).map(|(protocol, transport)| protocol.name_over(transport));
         assert_eq!(name("nbd://host/a").as_deref(), Some("nbd"));
         assert_eq!(name("NBD+UNIX:///a?socket=/s").as_deref(), Some("nbd+unix"));
-        assert_eq!(name("nbds://host/a"), None);
+        assert_eq!(name("nbds://host/a").as_deref(), Some("nbd"));
         assert_eq!(name("iser://host/iqn.a/0?rdma=iwarp").as_deref(), Some("iser"));
         assert_eq!(name("aoe://eth0/e1.2").as_deref(), Some("aoe"));
         assert_eq!(name("mem:1g"), None);

@@ -67,6 +67,7 @@ impl Setup {
         listeners.iter().try_for_each(|(protocol, entry)| check_sockets(protocol, &entry.address))?;
         let words = volumes.iter().map(|volume| (volume.name.clone(), volume.entry.protocols.clone()));
         let policy = Policy::new(frontends.targets(), words).map_err(Failure::request)?;
+        let policy = policy.restricting_exports(frontends.restricting_exports());
         let is_served =
             |protocol: &Protocol| protocols(&listeners).any(|own| own.served_as() == protocol.served_as());
         let is_left_out = |protocol: &&Protocol| {

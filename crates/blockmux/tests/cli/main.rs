@@ -28,6 +28,7 @@ mod iscsi_remote_servers;
 mod iscsi_stop;
 mod iser;
 mod memory;
+mod nbd_tls;
 mod nvme;
 mod nvme_hostile;
 mod nvme_hosts;
