@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod api;
 mod bench;
 mod copy;
 mod ctl;

@@ -11,7 +11,7 @@ pub(crate) mod iscsi;
 mod nbd;
 pub(crate) mod nvme_tcp;
 pub(crate) mod policy;
-mod secret;
+pub(crate) mod secret;
 mod srp;
 mod units;
 

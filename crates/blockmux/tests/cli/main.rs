@@ -7,6 +7,7 @@
 
 mod access;
 mod aoe_interop;
+mod api;
 mod audit;
 mod bad_input;
 mod bench;
