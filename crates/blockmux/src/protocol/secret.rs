@@ -12,7 +12,7 @@ use zeroize::Zeroizing;
 
 /// Reads a regular file that only its owner may read, of one line, and has `parse` make of it what
 /// it is.
-pub(super) fn read<T, E: Display>(
+pub(crate) fn read<T, E: Display>(
     what: &str,
     path: &Path,
     parse: impl FnOnce(&[u8]) -> Result<T, E>,

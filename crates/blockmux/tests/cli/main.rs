@@ -7,6 +7,7 @@
 
 mod access;
 mod aoe_interop;
+mod api;
 mod audit;
 mod bad_input;
 mod bench;
@@ -44,5 +45,6 @@ mod raw_nvme;
 mod reconnect;
 mod remote_servers;
 mod serve;
+mod srp;
 mod token_copy;
 mod trouble;

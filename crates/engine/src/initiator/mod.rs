@@ -47,6 +47,7 @@ mod overdue;
 mod retry;
 mod seeds;
 mod silence;
+pub mod srp;
 
 use crate::host::Host;
 use crate::reactor::EngineCore;

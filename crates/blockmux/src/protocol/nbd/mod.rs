@@ -23,6 +23,7 @@ pub(crate) const NBD: Protocol = Protocol {
     name: "nbd",
     title: "NBD",
     carrier: Carrier::Stream,
+    is_unasked: true,
     listener_help: ["ADDR|unix:PATH", "Serve NBD at ADDR; repeatable [default: 127.0.0.1:10809]"],
     port: NBD_DEFAULT_PORT,
     schemes: &[
