@@ -15,7 +15,7 @@ pub enum Broken {
     Protocol(#[from] ProtocolError),
     /// There is no secure connection with the peer.
     #[error("peer {0}")]
-    Tls(#[from] TlsError),
+    Tls(TlsError),
     /// The TLS keys must be replaced and kTLS does not accept others. Not an error of the peer: a
     /// new connection has new keys.
     #[error("{0}")]
@@ -26,4 +26,14 @@ pub enum Broken {
     /// The session was asked to end, and did not in time.
     #[error("the config does not serve it any more, and it did not end in time")]
     Withdrawn,
+}
+
+impl From<TlsError> for Broken {
+    fn from(error: TlsError) -> Broken {
+        match error {
+            // What a socket without TLS says of a peer that has gone.
+            TlsError::Closed => Broken::Socket(io::ErrorKind::BrokenPipe.into()),
+            error => Broken::Tls(error),
+        }
+    }
 }

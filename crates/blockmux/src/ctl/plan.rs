@@ -2,9 +2,10 @@
 
 use crate::output::printable;
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// The difference between what runs and a config.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct PlanReport {
     /// It was applied, and not only asked for.
     pub(crate) applied: bool,
@@ -17,7 +18,7 @@ pub(crate) struct PlanReport {
 }
 
 /// One change, and the sessions that lose something by it.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct PlannedChange {
     pub(crate) change: String,
     pub(crate) affected: Vec<String>,

@@ -105,6 +105,12 @@ pub(crate) trait Frontend: Send + Sync {
         Vec::new()
     }
 
+    /// Whether clients must prove who they are before they use the exports that volumes are by
+    /// themselves.
+    fn restricts_exports(&self) -> bool {
+        false
+    }
+
     /// Begins to serve; `None` if it serves without listeners, so that nothing can be changed.
     ///
     /// # Errors

@@ -6,6 +6,7 @@
 
 mod alive;
 mod announce;
+mod api;
 mod check;
 mod claim;
 mod command;
@@ -24,7 +25,8 @@ mod state;
 
 pub(crate) use self::check::{CheckArgs, run as check};
 
-use crate::ctl::ControlPath;
+use crate::address::ListenAddress;
+use crate::api::ControlPath;
 use crate::failure::Failure;
 use crate::machine::memory_bytes;
 use crate::output::print;
@@ -33,13 +35,14 @@ use crate::privileges;
 use crate::protocol::Frontends;
 use crate::signals;
 use announce::{Amount, Announcement, Asker};
+use api::{Api, Endpoint, bind_control, bind_tcp};
 use blockmux_engine::congestion::Congestion;
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::listener::ConnectionLimit;
 use blockmux_volume::MAX_TRANSFER;
 use command::Running;
 use config::VolumeEntry;
-use control::{Control, ControlServer, Parts};
+use control::{ControlServer, Parts};
 use reload::Reloader;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use setup::Setup;
@@ -90,6 +93,12 @@ pub(crate) struct ServeArgs {
     /// Accept commands of `blockmux ctl` at this Unix socket
     #[arg(long, value_name = "unix:PATH")]
     control: Option<ControlPath>,
+    /// Serve the HTTP API over TCP; needs --api-token-file
+    #[arg(long, value_name = "ADDR")]
+    api: Option<ListenAddress>,
+    /// File with the token of --api's clients
+    #[arg(long, value_name = "FILE")]
+    api_token_file: Option<PathBuf>,
     /// Do not drop root's capabilities once everything is open
     #[arg(long)]
     keep_privileges: bool,
@@ -121,6 +130,8 @@ impl ServeArgs {
             congestion: None,
             state: None,
             control: None,
+            api: None,
+            api_token_file: None,
             keep_privileges: false,
             json: false,
             quiet: false,
@@ -137,6 +148,8 @@ impl ServeArgs {
             congestion: self.congestion.clone(),
             state: self.state.clone(),
             control: self.control.clone(),
+            api: self.api.clone(),
+            api_token_file: self.api_token_file.clone(),
             ..*self
         }
     }
@@ -184,12 +197,15 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     let bind = |place| listen::bind(place, setup.congestion.as_ref());
     let bound = listen::places(&setup, private.as_ref())?.into_iter().map(bind);
     let bound = bound.collect::<Result<Vec<_>, _>>()?;
-    let control = setup.control.as_ref().map(control::bind).transpose()?;
+    let control = setup.control.as_ref().map(bind_control);
+    let tcp = setup.api.as_ref().map(|address| bind_tcp(address, setup.api_token_file.as_deref()));
+    let endpoints = control.into_iter().chain(tcp).collect::<Result<Vec<_>, _>>()?;
+    let api_url = endpoints.iter().find_map(Endpoint::url);
     setup.settle_policy(bound.iter().map(|bound| bound.listener.clone()).collect())?;
     listen::warn_of_open(&setup.policy);
     let exports = setup.open()?;
     let asker = if command.is_some() { Asker::Here } else { Asker::Anywhere };
-    let announcement = Announcement::new(&exports, &setup.frontends, &setup.policy, asker);
+    let announcement = Announcement::new(&exports, &setup.frontends, &setup.policy, asker).with_api(api_url);
     allow_files();
     let buffers = buffers_of_each(setup.cores, memory_bytes());
     let kept_space = (setup.cores * buffers + SPACE_BESIDE_BUFFERS) as u64;
@@ -211,7 +227,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     alive::watch(reloader.cores(), &sender);
     let sizes = sizes::watch(&setup, &exports)?;
     let reloader = Arc::new(reloader);
-    let desk = ControlServer {
+    let control = ControlServer {
         exports: exports.clone(),
         parts,
         lives: reloader.lives.clone(),
@@ -220,7 +236,14 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
         policy: setup.policy.clone(),
         reloader: reloader.clone(),
     };
-    let control = control.map(|listener| Control::start(listener, desk)).transpose()?;
+    let api = match endpoints.is_empty() {
+        true => {
+            // It uses the cores.
+            drop(control);
+            None
+        }
+        false => Some(Api::start(endpoints, control)?),
+    };
     let status = match command {
         Some(command) => {
             let running = Running::start(&command, &announcement, &sender)?;
@@ -235,7 +258,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
         }
     };
     // What is asked of it from here on concerns nobody any more.
-    drop((control, sizes));
+    drop((api, sizes));
     info!("{}; another signal ends it at once", late::beginning(&limit, GRACE));
     let cores = Arc::into_inner(reloader).and_then(Reloader::into_cores);
     let cores = cores.ok_or_else(|| Failure::run("something still uses the cores"))?;

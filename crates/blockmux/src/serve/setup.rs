@@ -10,7 +10,7 @@ use super::opening::{NamedVolume, Opening};
 use super::sources::Sources;
 use super::state;
 use crate::address::ListenAddress;
-use crate::ctl::ControlPath;
+use crate::api::ControlPath;
 use crate::data_key::DataKey;
 use crate::failure::Failure;
 use crate::open::Populate;
@@ -45,6 +45,8 @@ pub(super) struct Setup {
     /// Which volumes are served where.
     pub(super) policy: Policy,
     pub(super) cores: usize,
+    /// Where somebody has asked for reservations to be kept.
+    pub(super) asked_state: Option<PathBuf>,
     /// How many somebody has asked for.
     pub(super) asked_cores: Option<usize>,
     pub(super) poll: Poll,
@@ -52,9 +54,12 @@ pub(super) struct Setup {
     /// Of every TCP connection; `None`: the system's.
     pub(super) congestion: Option<Congestion>,
     /// Where reservations are kept; `None` if there is no such place.
-    pub(super) state: Option<PathBuf>,
+    state: Option<PathBuf>,
     /// Where commands are taken while it runs.
     pub(super) control: Option<ControlPath>,
+    /// Where they are taken over TCP, and the file of the token that this takes.
+    pub(super) api: Option<ListenAddress>,
+    pub(super) api_token_file: Option<PathBuf>,
     /// The config file and those that it includes.
     pub(super) sources: Option<Sources>,
 }
@@ -100,6 +105,7 @@ impl Setup {
         listeners.iter().try_for_each(|(protocol, entry)| check_sockets(protocol, &entry.address))?;
         let words = volumes.iter().map(|volume| (volume.name.clone(), volume.entry.protocols.clone()));
         let policy = Policy::new(frontends.targets(), words).map_err(Failure::request)?;
+        let policy = policy.restricting_exports(frontends.restricting_exports());
         let is_served =
             |protocol: &Protocol| protocols(&listeners).any(|own| own.served_as() == protocol.served_as());
         let is_left_out = |protocol: &&Protocol| {
@@ -140,16 +146,24 @@ impl Setup {
             max_connections,
             congestion,
             control: args.control.or(config.control),
+            api: args.api.or(config.api),
+            api_token_file: args.api_token_file.or(config.api_token_file),
+            asked_state: state.clone(),
             state: state.or_else(state::default_directory),
             sources: None,
         })
+    }
+
+    /// Whether commands are taken while it runs.
+    pub(super) fn has_api(&self) -> bool {
+        self.control.is_some() || self.api.is_some()
     }
 
     /// Applies the rule of `protocol/policy.rs` to where it listens, and to the volumes that each
     /// listener names.
     pub(super) fn settle_policy(&mut self, listeners: Vec<PolicyListener>) -> Result<(), Failure> {
         let policy = std::mem::take(&mut self.policy);
-        let policy = policy.at(listeners, self.control.is_some()).map_err(Failure::request);
+        let policy = policy.at(listeners, self.has_api()).map_err(Failure::request);
         self.policy = policy.map_err(|failure| self.located(failure))?;
         Ok(())
     }
@@ -164,7 +178,7 @@ impl Setup {
 
     /// Whether volumes may come, go and change while it runs.
     pub(super) fn may_change(&self) -> bool {
-        self.control.is_some() || self.sources.is_some()
+        self.has_api() || self.sources.is_some()
     }
 
     /// What the volumes are made of, in order.
@@ -286,7 +300,7 @@ pub(super) fn check_name(name: &str) -> Result<(), String> {
 
 /// Those that volumes are served over; one that has several listeners comes several times.
 fn protocols(listeners: &[Listening]) -> impl Iterator<Item = &'static Protocol> {
-    let all = protocol::over_sockets().filter(|_| listeners.is_empty());
+    let all = protocol::over_sockets().filter(|protocol| protocol.is_unasked && listeners.is_empty());
     all.chain(listeners.iter().map(|(protocol, _)| *protocol))
 }
 

@@ -241,6 +241,9 @@ impl Sources {
         if let Some((_, entry)) = found.first() {
             return Some(key_in(entry, what).unwrap_or(entry.span().start));
         }
+        if let Some(at) = table.values().find_map(|value| file_in(value, what)) {
+            return Some(at);
+        }
         let keys = table.iter().filter(|(key, _)| has_word(what, key.get_ref()));
         keys.map(|(key, _)| key).max_by_key(|key| key.get_ref().len()).map(|key| key.span().start)
     }
@@ -271,6 +274,19 @@ fn collect_keys(value: &Spanned<DeValue<'_>>, what: &str, found: &mut Vec<(usize
         }
         DeValue::Array(items) => items.iter().for_each(|item| collect_keys(item, what, found)),
         _ => {}
+    }
+}
+
+/// The key of a file below a value, as `secret_file`, whose path a message has.
+fn file_in(value: &Spanned<DeValue<'_>>, what: &str) -> Option<usize> {
+    match value.get_ref() {
+        DeValue::Table(table) => table.iter().find_map(|(key, value)| {
+            let is_file = key.get_ref().ends_with("_file");
+            let path = value.get_ref().as_str().filter(|path| is_file && what.contains(path));
+            path.map(|_| key.span().start).or_else(|| file_in(value, what))
+        }),
+        DeValue::Array(items) => items.iter().find_map(|item| file_in(item, what)),
+        _ => None,
     }
 }
 

@@ -162,18 +162,18 @@ fn what_is_wrong_changes_nothing_and_is_named_with_its_line() {
         ("colour = 1\n[[volume]]\nname = 'b'\nspec = 'mem:1m'\n", 6, "unknown key `colour`, "),
         ("[[volume]]\nname = 'b'\nspec = 'mem:x'\n", 8, "in `mem:x`: `x` is not a size"),
         ("[[volume]]\nname = 'a'\nspec = 'mem:2m'\n", 3, "two volumes are called `a`"),
-        (&format!("{target}luns = {{ 0 = 'b' }}\n"), 8, "iscsi_target `iqn.a`: there is no volume `b`"),
+        (&*format!("{target}luns = {{ 0 = 'b' }}\n"), 8, "iscsi_target `iqn.a`: there is no volume `b`"),
         (
-            &format!("{target}luns = {{ 0 = 'a' }}\nMaxConnections = 0\n"),
+            &*format!("{target}luns = {{ 0 = 'a' }}\nMaxConnections = 0\n"),
             9,
             "iscsi_target `iqn.a`: MaxConnections is",
         ),
         (
-            &format!("{target}luns = {{ 0 = 'a' }}\nportals = ['127.0.0.9']\n"),
+            &*format!("{target}luns = {{ 0 = 'a' }}\nportals = ['127.0.0.9']\n"),
             9,
             "iscsi_target `iqn.a`: portals: nobody",
         ),
-        ("[[volume]]\nname = 'b'\nspec = 'file:/nowhere/disk.img'\n", 6, "volume `b`: "),
+        ("[[volume]]\nname = 'b'\nspec = 'file:/nowhere/disk.img'\n", 8, "volume `b`: spec: "),
     ] {
         let more = more.strip_prefix("colour = 1\n").map_or(format!("{good}{more}"), |more| {
             // A key at the top level comes before tables.

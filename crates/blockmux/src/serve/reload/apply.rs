@@ -85,8 +85,7 @@ impl Reloader {
             Place::Stays(_, listener) => listener.clone(),
             Place::New(bound) => bound.listener.clone(),
         });
-        let policy =
-            setup.policy.clone().at(listeners.collect(), setup.control.is_some()).map_err(failure)?;
+        let policy = setup.policy.clone().at(listeners.collect(), setup.has_api()).map_err(failure)?;
         let opening = setup.opening();
         for (id, export) in self.exports.iter() {
             let stays = desired.volume(&export.name);
@@ -109,7 +108,7 @@ impl Reloader {
                     }
                     _ => "",
                 };
-                failure(format!("volume `{name}`: {error}{advice}"))
+                failure(format!("volume `{name}`: spec: {error}{advice}"))
             })?;
             opened.insert(name.clone(), volume);
         }

@@ -33,7 +33,9 @@ impl Model {
             ("max_connections", Some(Value::from(setup.max_connections as i64))),
             ("poll", Value::try_from(setup.poll).ok()),
             ("congestion", setup.congestion.as_ref().map(|name| name.to_string().into())),
-            ("state", setup.state.as_deref().map(|state| path(state).into())),
+            ("state", setup.asked_state.as_deref().map(|state| path(state).into())),
+            ("api", setup.api.as_ref().map(|api| api.to_string().into())),
+            ("api_token_file", setup.api_token_file.as_deref().map(|file| path(file).into())),
             ("control", setup.control.as_ref().map(|control| format!("unix:{}", path(&control.0)).into())),
         ];
         table.extend(single.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))));

@@ -49,7 +49,7 @@ pub(in crate::serve) enum VolumeStep {
 impl Schema {
     /// That of these frontends.
     pub(in crate::serve) fn new(frontends: &Frontends) -> Schema {
-        let own = ["cores", "poll", "congestion", "state", "control"];
+        let own = ["cores", "poll", "congestion", "state", "control", "api", "api_token_file"];
         let theirs = frontends.iter().flat_map(|(_, frontend)| frontend.fixed_keys());
         Schema {
             targets: frontends.target_tables().map(|(_, tables)| tables).collect(),
