@@ -10,6 +10,7 @@ mod live;
 mod node;
 mod remote;
 
+use super::alua::AluaStateName;
 use super::frontend::{Frontend, Portal, Service, Started, VolumeNames, Way};
 use super::policy::TargetAccess;
 use super::{Carrier, KeyError, Protocol};
@@ -70,7 +71,7 @@ enum Alua {
     Alua {
         /// iSCSI name
         target: String,
-        state: access::AluaStateName,
+        state: AluaStateName,
         /// One portal [default: all]
         #[arg(long, value_name = "ADDR")]
         at: Option<SocketAddr>,

@@ -3,10 +3,11 @@
 
 use super::target_port;
 use crate::failure::Failure;
+use crate::protocol::alua::AluaStateName;
 use crate::protocol::policy::TargetAccess;
 use crate::protocol::units::Unit;
-use blockmux_proto::scsi::{MAX_LUN, ScsiTarget};
-use blockmux_proto::srp::node::{SrpAccess, SrpPortId, SrpTarget};
+use blockmux_proto::scsi::{AccessState, MAX_LUN, PortGroupStates, ScsiTarget};
+use blockmux_proto::srp::node::{InitiatorPorts, SrpAccess, SrpPortId, SrpTarget};
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -20,6 +21,8 @@ pub(super) struct SrpTargetEntry {
     /// Volumes by LUN.
     #[serde(default)]
     luns: BTreeMap<String, String>,
+    /// How well the target port leads to its units at first; left out: active/optimized.
+    access_state: Option<AluaStateName>,
     /// Who may log in; none means everybody.
     #[serde(default)]
     acl: Vec<SrpAclEntry>,
@@ -30,7 +33,9 @@ pub(super) struct SrpTargetEntry {
 #[serde(deny_unknown_fields)]
 struct SrpAclEntry {
     /// Identifier of the initiator port: 32 hexadecimal digits.
-    initiator_port: String,
+    initiator_port: Option<String>,
+    /// GUID of initiator ports, in its place: 16 hexadecimal digits.
+    initiator_guid: Option<String>,
     /// What it sees; left out: every LUN.
     luns: Option<Vec<u16>>,
 }
@@ -41,8 +46,9 @@ pub(super) struct ConfiguredSrpTarget {
     pub(super) id: SrpPortId,
     /// Names of volumes by LUN.
     pub(super) luns: BTreeMap<u16, String>,
+    access_state: Option<AccessState>,
     /// Initiator ports that may log in, and the LUNs that they see; empty: everybody sees all.
-    acl: Vec<(SrpPortId, Option<Vec<u16>>)>,
+    acl: Vec<(InitiatorPorts, Option<Vec<u16>>)>,
 }
 
 impl ConfiguredSrpTarget {
@@ -70,24 +76,39 @@ impl ConfiguredSrpTarget {
         }
         let mut named = HashSet::new();
         let acl = entry.acl.iter().map(|acl| {
-            let initiator = port("initiator_port", &acl.initiator_port)?;
-            if !named.insert(initiator) {
-                return Err(wrong(format!("two acl entries are for {initiator}; make one of them")));
+            let initiators = match (&acl.initiator_port, &acl.initiator_guid) {
+                (Some(text), None) => InitiatorPorts::Port(port("initiator_port", text)?),
+                (None, Some(text)) => InitiatorPorts::parse_guid(text).ok_or_else(|| {
+                    let advice = "write 16 hexadecimal digits, as 0x505400fffe770001";
+                    wrong(format!("initiator_guid `{text}` is no GUID; {advice}"))
+                })?,
+                _ => {
+                    return Err(wrong(
+                        "each acl entry needs one of `initiator_port` or `initiator_guid`".to_owned(),
+                    ));
+                }
+            };
+            if !named.insert(initiators) {
+                return Err(wrong(format!("two acl entries are for {initiators}; make one of them")));
             }
             if let Some(missing) = acl.luns.iter().flatten().find(|lun| !luns.contains_key(lun)) {
                 return Err(wrong(format!("acl: there is no LUN {missing}; correct its `luns`")));
             }
-            Ok((initiator, acl.luns.clone()))
+            Ok((initiators, acl.luns.clone()))
         });
         let acl = acl.collect::<Result<_, Failure>>()?;
-        Ok(ConfiguredSrpTarget { id, luns, acl })
+        let access_state = entry.access_state.map(AluaStateName::word);
+        Ok(ConfiguredSrpTarget { id, luns, access_state, acl })
     }
 
     /// The target port with its units, which `unit` finds by the names of volumes.
     pub(super) fn target(&self, unit: impl Fn(&str) -> Option<Unit>) -> SrpTarget {
-        let port = target_port(self.id);
+        let (port, states) = (target_port(self.id), Arc::new(PortGroupStates::default()));
+        if let Some(state) = self.access_state {
+            states.set(port.group, state);
+        }
         let view = |luns: Option<&Vec<u16>>| {
-            let empty = ScsiTarget::new(&self.id.name_string(), vec![port.clone()]);
+            let empty = ScsiTarget::new(&self.id.name_string(), vec![port.clone()]).with_states(&states);
             let view = match luns {
                 Some(luns) => empty.with_mask(luns.iter().copied().collect()),
                 None => empty,
@@ -100,11 +121,11 @@ impl ConfiguredSrpTarget {
             Arc::new(view)
         };
         let mut access: Vec<SrpAccess> = Vec::new();
-        for (initiator, luns) in &self.acl {
-            access.push(SrpAccess { initiator: Some(*initiator), target: view(luns.as_ref()) });
+        for (initiators, luns) in &self.acl {
+            access.push(SrpAccess { initiators: *initiators, target: view(luns.as_ref()) });
         }
         if access.is_empty() {
-            access.push(SrpAccess { initiator: None, target: view(None) });
+            access.push(SrpAccess { initiators: InitiatorPorts::All, target: view(None) });
         }
         SrpTarget { id: self.id, port: port.clone(), access }
     }

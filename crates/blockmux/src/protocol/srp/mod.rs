@@ -14,7 +14,7 @@ use crate::failure::Failure;
 use blockmux_engine::srp;
 use blockmux_lab::ceiling::MessageShape;
 use blockmux_proto::scsi::{ScsiTarget, TargetPort};
-use blockmux_proto::srp::node::{SrpAccess, SrpNode, SrpPortId, SrpTarget};
+use blockmux_proto::srp::node::{InitiatorPorts, SrpAccess, SrpNode, SrpPortId, SrpTarget};
 use blockmux_proto::volume_uuid::VolumeUuid;
 use config::{ConfiguredSrpTarget, SrpTargetEntry};
 use live::LiveSrpTargets;
@@ -154,7 +154,11 @@ fn own_target(named: &VolumeNames, (volume, unit): super::units::Unit) -> SrpTar
     let id = own_id(&named.target);
     let port = target_port(id);
     let units = ScsiTarget::new(&id.name_string(), vec![port.clone()]).with_unit(0, volume, unit);
-    SrpTarget { id, port, access: vec![SrpAccess { initiator: None, target: Arc::new(units) }] }
+    SrpTarget {
+        id,
+        port,
+        access: vec![SrpAccess { initiators: InitiatorPorts::All, target: Arc::new(units) }],
+    }
 }
 
 /// The identifier of the target port that a volume of this name is: the same after each restart.
@@ -210,6 +214,17 @@ mod tests {
             "port_id = '{ID}'\nluns = {{ 0 = 'a' }}\n[[acl]]\ninitiator_port = '{ID}'\n[[acl]]\ninitiator_port = '{ID}'"
         );
         assert!(wrong(&twice).contains("two acl entries"), "{}", wrong(&twice));
+        let acl = |key: &str| format!("port_id = '{ID}'\nluns = {{ 0 = 'a' }}\n[[acl]]\n{key}");
+        for (keys, what) in [
+            ("initiator_guid = 'z'".to_owned(), "initiator_guid `z` is no GUID"),
+            ("luns = [0]".to_owned(), "`initiator_port` or `initiator_guid`"),
+            (
+                format!("initiator_port = '{ID}'\ninitiator_guid = '0x505400fffe770001'"),
+                "`initiator_port` or `initiator_guid`",
+            ),
+        ] {
+            assert!(wrong(&acl(&keys)).contains(what), "{}", wrong(&acl(&keys)));
+        }
         let mut srp = configured(&format!("port_id = '{ID}'\nluns = {{ 0 = 'a' }}")).unwrap();
         assert!(srp.check(&["b"]).unwrap_err().contains("there is no volume `a`"));
         assert_eq!(srp.check(&["a"]), Ok(()));
