@@ -220,9 +220,9 @@ impl Iwarp {
         }
     }
 
-    /// Puts a send or a write into the outbox that fits in one FPDU and has nothing before it, as
-    /// most have; whether it could. What waits, or is longer, is moved from place to place until it
-    /// is sent.
+    /// Puts a send that fits in one FPDU, or a write, into the outbox if it has nothing before it,
+    /// as most have; whether it could. What waits, or is a longer message, is moved from place to
+    /// place until it is sent.
     #[inline]
     pub(super) fn transmit_at_once(&mut self, work: &WorkRequest) -> bool {
         match work {
@@ -238,10 +238,44 @@ impl Iwarp {
         }
     }
 
-    /// Puts a write into the outbox, as [`Iwarp::transmit_whole`].
+    /// Puts a write into the outbox that has nothing before it; whether it could.
     pub(super) fn write_whole(&mut self, local: &SgList, remote: Remote) -> bool {
+        if local.len() > remote.len as usize {
+            return false;
+        }
         let header = tagged(FLAG_LAST, RdmapOpcode::RDMA_WRITE, remote.stag, remote.address);
-        local.len() <= remote.len as usize && self.transmit_whole(&header, &[], local)
+        self.transmit_whole(&header, &[], local) || self.write_in_pieces(local, remote)
+    }
+
+    /// Puts a write into the outbox that takes several FPDUs and has nothing before it; whether it
+    /// could. Payload that is copied is moved piece by piece instead, as the outbox has room.
+    fn write_in_pieces(&mut self, local: &SgList, remote: Remote) -> bool {
+        let before = self.outbox.len();
+        let framer = &mut self.transmitter.framer;
+        let fits = !framer.looks_at_bytes() && before.saturating_add(local.len()) <= OUTBOX_FULL;
+        let room = framer.room(TAGGED_LEN);
+        if !fits || room == 0 || !self.is_clear() {
+            return false;
+        }
+        let mut at: usize = 0;
+        while at < local.len() {
+            let here = local.len().saturating_sub(at).min(room);
+            let end = at.saturating_add(here);
+            let last = if end == local.len() { FLAG_LAST } else { 0 };
+            let address = remote.address.wrapping_add(at as u64);
+            let header = tagged(last, RdmapOpcode::RDMA_WRITE, remote.stag, address);
+            self.transmitter.framer.put_whole(&mut self.outbox, &header, &[], &local.slice(at, here));
+            at = end;
+        }
+        self.transmitter.count(self.outbox.len().saturating_sub(before));
+        true
+    }
+
+    /// Whether a message may go into the outbox and has nothing before it.
+    #[inline]
+    fn is_clear(&self) -> bool {
+        let transmitter = &self.transmitter;
+        self.has_room_to_send() && transmitter.may_send && transmitter.is_idle() && self.pending.is_clear()
     }
 
     /// Puts the next message into the outbox, as [`Iwarp::transmit_whole`].
@@ -269,14 +303,11 @@ impl Iwarp {
     /// could.
     #[inline]
     fn transmit_whole<const N: usize>(&mut self, header: &[u8; N], head: &[u8], payload: &SgList) -> bool {
-        let has_room = self.has_room_to_send();
-        let transmitter = &mut self.transmitter;
-        let is_clear = has_room && transmitter.may_send && transmitter.is_idle() && self.pending.is_clear();
         let len = head.len().saturating_add(payload.len());
-        if !is_clear || len > transmitter.framer.room(N) {
+        if len > self.transmitter.framer.room(N) || !self.is_clear() {
             return false;
         }
-        let before = self.outbox.len();
+        let (before, transmitter) = (self.outbox.len(), &mut self.transmitter);
         transmitter.framer.put_whole(&mut self.outbox, header, head, payload);
         transmitter.count(self.outbox.len().saturating_sub(before));
         true
