@@ -225,7 +225,10 @@ mod tests {
         let mut queue = Recorder { room: 2, ..Recorder::default() };
         assert!(sender.send_all(&mut queue, |_| true) && !sender.send_all(&mut queue, |_| true));
         queue.room = 5;
-        assert!(!sender.send_all(&mut queue, |bhs| bhs.data_segment_length.get() == 0), "not admitted");
+        assert!(
+            !sender.send_all(&mut queue, |bhs| bhs.data_segment_length.get() == 0),
+            "`admits` rejects it"
+        );
         assert!(sender.send_all(&mut queue, |_| true) && sender.is_empty());
         let mut found = Vec::new();
         while let Some(WorkRequest::Send { head, payload, invalidate, .. }) = queue.works.pop_front() {

@@ -269,7 +269,7 @@ mod tests {
         assert!(home_of(&first).is(&home) && home_of(&other).is(&elsewhere));
         assert!(first.tsih() != 0 && first.tsih() != other.tsih());
         assert!(sessions.join(&name(1), &home, true).is_none());
-        assert_eq!(cuts.load(Ordering::Relaxed), 2, "every connection that it has");
+        assert_eq!(cuts.load(Ordering::Relaxed), 2, "all connections of the session");
         assert!(first.is_replaced() && !other.is_replaced());
         let tsih = first.tsih();
         drop(first);
@@ -309,7 +309,7 @@ mod tests {
         assert_eq!(handle.cuts.load(Ordering::Relaxed), 0);
         assert!(sessions.join(&name(2), &home, true).is_none());
         assert_eq!(handle.cuts.load(Ordering::Relaxed), 1);
-        assert!(sessions.join(&name(2), &home, false).is_some(), "not for ever");
+        assert!(sessions.join(&name(2), &home, false).is_some(), "the wait is limited");
         // The connection has ended; the session continues without it, or ends as well.
         first.remove_connection(0);
         assert!(sessions.join(&name(2), &home, true).is_some());

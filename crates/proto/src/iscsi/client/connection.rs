@@ -21,7 +21,7 @@ pub(super) struct InitiatorConnection {
     pub(super) negotiated: ConnectionParameters,
     pub(super) stream_state: IscsiStreamState,
     pub(super) statuses: ReceivedStatuses,
-    /// Number of replies to pings that may be unsent.
+    /// Number of queued ping replies since the sender was last empty.
     pub(super) unsent_ping_replies: u32,
     /// The text negotiation in progress, if any.
     pub(super) text_exchange: Option<Box<TextExchange>>,

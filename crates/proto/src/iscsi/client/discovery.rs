@@ -203,11 +203,11 @@ impl SendTargetsExchange {
         };
         let mut text = TextBuilder::default();
         text.push("SendTargets", "All");
-        exchange.send_function(RESERVED_TAG, [0; 8], &text, sender);
+        exchange.send_text(RESERVED_TAG, [0; 8], &text, sender);
         exchange
     }
 
-    fn send_function(&self, target_transfer_tag: u32, lun: [u8; 8], text: &TextBuilder, sender: &mut Sender) {
+    fn send_text(&self, target_transfer_tag: u32, lun: [u8; 8], text: &TextBuilder, sender: &mut Sender) {
         let request = self.numbers().text(target_transfer_tag, lun, text.as_bytes().len() as u32);
         sender.push(transmute_ref!(&request), text.as_bytes());
     }
@@ -233,7 +233,7 @@ impl SendTargetsExchange {
             if tag == RESERVED_TAG || data.is_empty() {
                 return Err(error("ended its SendTargets response prematurely", "RFC 7143 §11.11.3"));
             }
-            self.send_function(tag, response.lun, &TextBuilder::default(), sender);
+            self.send_text(tag, response.lun, &TextBuilder::default(), sender);
             return Ok(None);
         }
         self.is_logging_out = true;

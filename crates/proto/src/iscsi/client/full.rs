@@ -12,8 +12,8 @@ use crate::iscsi::login::initiator::InitiatorLoginResult;
 use crate::iscsi::login::operational::{OperationalKey as Name, OperationalParameters};
 use crate::rdma::{Remote, RemoteRights, Stag, WorkId};
 use crate::scsi::Lun;
-use crate::scsi::initiator::{DataTransfer, ScsiQueue, ScsiRequest};
-use crate::session::{Demand, PathRank, ProtocolError};
+use crate::scsi::initiator::{DataTransfer, QueueTimers, ScsiQueue, ScsiRequest};
+use crate::session::{Demand, ProtocolError};
 use crate::slots::SlotKey;
 use blockmux_volume::{Completion, Io, Pool, SgList};
 use blockmux_wire::iscsi::scsi::{ATTR_SIMPLE, DataOut, FLAG_READ, FLAG_WRITE, ScsiCommand};
@@ -112,11 +112,7 @@ enum LogoutState {
 struct Timers {
     /// Time of the latest call.
     now: Instant,
-    /// Next query of the ALUA state, if the path is not optimized.
-    access_at: Instant,
-    /// Next retry of commands that ended with BUSY, if there are any.
-    retry_at: Option<Instant>,
-    retry_delay: Duration,
+    queue: QueueTimers,
     /// Deadline for the logout that the target requested, if it did.
     logout_by: Option<Instant>,
     /// Over RDMA: deadline after the logout for the target to disconnect.
@@ -146,14 +142,7 @@ impl FullFeatureSession {
             ending: LogoutState::No,
             refused: None,
             deadline,
-            timers: Timers {
-                now,
-                access_at: now,
-                retry_at: None,
-                retry_delay: FIRST_RETRY_DELAY,
-                logout_by: None,
-                disconnect_at: None,
-            },
+            timers: Timers { now, queue: QueueTimers::new(now), logout_by: None, disconnect_at: None },
         }
     }
 
@@ -258,7 +247,7 @@ impl FullFeatureSession {
     /// it then states how long to wait before the next login.
     pub(super) fn on_logged_out(&mut self, response: &LogoutResponse) -> Result<(), ProtocolError> {
         if self.ending != LogoutState::LoggingOut {
-            return Err(error("answered a logout that was not asked for", "RFC 7143 §11.15"));
+            return Err(error("answered a logout that was not requested", "RFC 7143 §11.15"));
         }
         let wait = match LogoutResult(response.response) {
             LogoutResult::CLOSED_SUCCESSFULLY | LogoutResult::CID_NOT_FOUND => Duration::ZERO,
@@ -296,10 +285,7 @@ impl FullFeatureSession {
         }
         self.advance_aborts(connections);
         self.send_commands(connections);
-        if self.queue.has_delayed() && self.timers.retry_at.is_none() {
-            // Retry delays grow while the unit stays busy.
-            self.timers.retry_at = self.timers.now.checked_add(self.timers.retry_delay);
-        }
+        self.timers.queue.on_command(&self.queue, self.timers.now);
         let is_due = match self.ending {
             LogoutState::No | LogoutState::LoggingOut | LogoutState::Over => false,
             LogoutState::ByTarget => self.queue.is_idle() || self.is_logout_overdue(),
@@ -372,12 +358,7 @@ impl FullFeatureSession {
         if self.is_bound() {
             next = next.min(self.deadline);
         }
-        if self.queue.has_delayed() {
-            next = next.min(self.timers.retry_at.unwrap_or(next));
-        }
-        if self.queue.path_rank() != PathRank::Best {
-            next = next.min(self.timers.access_at);
-        }
+        next = next.min(self.timers.queue.poll(&self.queue).unwrap_or(next));
         if !self.is_logout_overdue() {
             next = next.min(self.timers.logout_by.unwrap_or(next));
         }
@@ -394,16 +375,8 @@ impl FullFeatureSession {
         if self.is_bound() && now >= self.deadline {
             return Err(LOGIN_TIMED_OUT);
         }
-        self.retry(now);
+        self.timers.queue.on_timeout(&mut self.queue, now);
         self.advance(connections);
-        if now >= self.timers.access_at {
-            // A path without access is idle, so no command would report that its state has changed.
-            self.timers.access_at = now.checked_add(ACCESS_INTERVAL).unwrap_or(now);
-            if self.queue.path_rank() != PathRank::Best {
-                self.queue.query_access();
-                self.advance(connections);
-            }
-        }
         Ok(())
     }
 
@@ -429,17 +402,6 @@ impl FullFeatureSession {
             self.send_ping(connection);
         }
         Ok(())
-    }
-
-    /// Sends commands again that ended with BUSY.
-    fn retry(&mut self, now: Instant) {
-        if !self.queue.has_delayed() {
-            (self.timers.retry_at, self.timers.retry_delay) = (None, FIRST_RETRY_DELAY);
-        } else if self.timers.retry_at.is_some_and(|at| now >= at) {
-            self.timers.retry_at = None;
-            self.timers.retry_delay = self.timers.retry_delay.saturating_mul(2).min(MAX_RETRY_DELAY);
-            self.queue.resume();
-        }
     }
 
     /// Sends commands while the window is open. All share one CmdSN sequence, by which the target
@@ -561,7 +523,7 @@ impl FullFeatureSession {
         }
     }
 
-    /// The memory of a command was registered.
+    /// Handles the completed registration of a command's memory, identified by its work request.
     #[inline]
     pub(super) fn on_registered(&mut self, connection: &mut InitiatorConnection, id: WorkId, remote: Remote) {
         let key = connection.mover.as_mut().and_then(|mover| mover.on_registered(id, remote));
@@ -570,7 +532,7 @@ impl FullFeatureSession {
         }
     }
 
-    /// The memory of a command was registered with this STag.
+    /// Records the STag of a command's registered memory.
     #[inline]
     pub(super) fn on_opened(&mut self, key: SlotKey, stag: Stag) {
         if let Some((progress, _)) = self.queue.transport(key) {
@@ -680,15 +642,8 @@ fn part(list: &SgList, base: usize, len: u32) -> SgList {
 /// Half of the serial number space (RFC 1982): larger distances count as behind.
 pub(super) const SERIAL_HALF: u32 = 1 << 31;
 
-/// Interval of ALUA state queries while the path is not optimized.
-const ACCESS_INTERVAL: Duration = Duration::from_secs(1);
-
 /// Time limit for the target to disconnect after the logout.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// First and longest delay before a retry of commands that ended with BUSY.
-const FIRST_RETRY_DELAY: Duration = Duration::from_millis(2);
-const MAX_RETRY_DELAY: Duration = Duration::from_millis(500);
 
 /// Maximum number of unsent replies to pings; above it nothing is received.
 pub(super) const MAX_UNSENT_PING_REPLIES: u32 = 256;

@@ -376,7 +376,7 @@ impl FullFeatureSession {
             IscsiOpcode::LOGOUT_RESPONSE => {
                 let response: &LogoutResponse = transmute_ref!(bhs);
                 if response.initiator_task_tag.get() != LOGOUT_TAG {
-                    return Err(error("answered a logout that was not asked for", "RFC 7143 §11.15"));
+                    return Err(error("answered a logout that was not requested", "RFC 7143 §11.15"));
                 }
                 self.on_logged_out(response)
             }

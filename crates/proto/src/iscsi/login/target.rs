@@ -1,11 +1,11 @@
 //! The target's side of a login (RFC 7143 §6.3, §11.12, §11.13).
 //!
 //! ```text
-//!                   ┌─ more text (C) ─┐
-//!                   ▼                    │
+//!                    ┌─ more text (C) ─┐
+//!                    ▼                 │
 //!   first request ─▶ SecurityNegotiation ─▶ LoginOperationalNegotiation ─▶ FullFeaturePhase
-//!                   │   AuthMethod, CHAP       the operational keys     ▲
-//!                   └── nothing to negotiate ────────────────────┘
+//!                    │ AuthMethod, CHAP     the operational keys                   ▲
+//!                    └── nothing to negotiate ─────────────────────────────────────┘
 //! ```
 //! Every request gets a response. The initiator requests the next stage (T), and the target agrees
 //! when nothing is missing. A failed login gets a response with the reason, and the connection is
@@ -309,7 +309,7 @@ impl TargetLogin {
         let can_follow = matches!(next, Stage::LOGIN_OPERATIONAL_NEGOTIATION | Stage::FULL_FEATURE_PHASE)
             && next.0 > current.0;
         if request.flags & FLAG_TRANSIT != 0 && !can_follow {
-            return Err(initiator_error("asked for a login stage that cannot follow"));
+            return Err(initiator_error("requested a login stage that cannot follow"));
         }
         Ok(())
     }
@@ -392,7 +392,7 @@ impl TargetLogin {
                 self.session = Some(session);
             }
             _ => {
-                let what = "asked for an unknown type of session";
+                let what = "requested an unknown session type";
                 return Err(failure(LoginStatus::SESSION_TYPE_NOT_SUPPORTED, what));
             }
         }
@@ -409,7 +409,7 @@ impl TargetLogin {
     }
 
     fn find_target(&self, name: &str, initiator: &Name) -> Result<TargetSessionKind, LoginFailure> {
-        let not_found = || failure(LoginStatus::NOT_FOUND, "asked for a target that is not here");
+        let not_found = || failure(LoginStatus::NOT_FOUND, "requested an unknown target");
         let name = Name::new(name).map_err(|_| not_found())?;
         let target = self.node.find(&name, self.group_tag).ok_or_else(not_found)?;
         let Some(access) = target.access_of(initiator) else {
@@ -422,7 +422,7 @@ impl TargetLogin {
             } else {
                 LoginStatus::TARGET_MOVED_TEMPORARILY
             };
-            let what = "asked for a target that has moved";
+            let what = "requested a target that has moved";
             return Err(LoginFailure { status, what, address: Some(redirect.address.clone()) });
         }
         Ok(TargetSessionKind::Normal { access: access.clone(), target })

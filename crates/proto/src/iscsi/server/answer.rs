@@ -118,7 +118,7 @@ impl ResponseSender {
     }
 
     /// The response of a command that cannot be sent on this connection, for TASK REASSIGN.
-    pub(super) fn sent(&self, expected: ExpectedTransfer, response: &Response) -> SentResponse {
+    pub(super) fn record(&self, expected: ExpectedTransfer, response: &Response) -> SentResponse {
         SentResponse { expected, response: response.clone(), layout: self.layout(expected, response) }
     }
 

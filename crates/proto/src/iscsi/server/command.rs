@@ -184,7 +184,7 @@ impl ConnectionTurn<'_> {
             self.fail(slot, Response::failed(data_sense(mismatch.into())));
             return self.end_if_closed(slot);
         }
-        self.go_on(slot);
+        self.continue_data_out(slot);
     }
 
     /// Sends R2Ts for writes that waited for memory, in order, while there is memory.
@@ -200,7 +200,7 @@ impl ConnectionTurn<'_> {
             }
             self.connection.memory_waiters.pop_front();
             if wants {
-                self.ask(slot);
+                self.request_data_out(slot);
             }
         }
     }
@@ -226,10 +226,10 @@ impl ConnectionTurn<'_> {
 
     /// Continues a task that receives data-out.
     #[inline]
-    pub(super) fn go_on(&mut self, slot: usize) {
+    pub(super) fn continue_data_out(&mut self, slot: usize) {
         match self.take_round(slot) {
             Some(data) => self.deliver_data(slot, data),
-            None => self.ask(slot),
+            None => self.request_data_out(slot),
         }
     }
 
@@ -243,7 +243,7 @@ impl ConnectionTurn<'_> {
     }
 
     /// Sends the permitted R2Ts, or queues the task for memory.
-    fn ask(&mut self, slot: usize) {
+    fn request_data_out(&mut self, slot: usize) {
         let is_failed = self.connection.is_failed;
         let Some(entry) = self.session.tasks.get_mut(slot).filter(|_| !is_failed) else { return };
         if !entry.progress.transfer.has_memory() {
@@ -362,7 +362,7 @@ impl ConnectionTurn<'_> {
             return self.end_if_closed(slot);
         }
         if is_final {
-            self.go_on(slot);
+            self.continue_data_out(slot);
         }
     }
 
@@ -384,7 +384,7 @@ impl ConnectionTurn<'_> {
                 self.fail(slot, Response::failed(data_sense(NOT_ENOUGH_DATA)));
             }
             match self.session.tasks.get_mut(slot).map(|entry| entry.state) {
-                Some(TaskState::Data) => self.go_on(slot),
+                Some(TaskState::Data) => self.continue_data_out(slot),
                 _ => self.end_if_closed(slot),
             }
         }
@@ -493,7 +493,7 @@ impl ScsiTransport for ConnectionTurn<'_> {
         entry.progress.transfer.begin_round(u32::try_from(len).unwrap_or(u32::MAX));
         let data = self.take_round(slot);
         if data.is_none() {
-            self.ask(slot);
+            self.request_data_out(slot);
         }
         data
     }
@@ -535,7 +535,7 @@ impl ScsiTransport for ConnectionTurn<'_> {
         }
         self.drop_task(slot);
         if self.connection.is_failed {
-            let sent = self.connection.replies.sent(expected, response);
+            let sent = self.connection.replies.record(expected, response);
             return self.session.park(self.connection.key, sent);
         }
         if self.connection.replies.mover.is_some() {

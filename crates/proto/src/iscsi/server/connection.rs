@@ -171,8 +171,8 @@ impl TargetConnection {
             .min()
     }
 
-    /// Whether a command with `data_in` bytes of data-in may start now. Waiting here ends when
-    /// earlier reads were sent, which requires only that the initiator reads.
+    /// Whether a command with `data_in` bytes of data-in may start now. The wait ends
+    /// when earlier data-in was sent, which needs no further PDU from the initiator.
     #[inline]
     pub(super) fn has_room(&self, data_in: usize) -> bool {
         let unsent = self.replies.mover.as_ref().map_or(0, TargetDatamover::unsent);

@@ -1,14 +1,14 @@
 //! Loss, recovery and orderly end of connections (RFC 7143 §6.3.4, §7.1.4, §7.2.2, §11.5, §11.9.1).
 //!
 //! *Lost connections.* Up to error recovery level 1 the session ends with the loss of a connection:
-//! commands sent on it leave a gap in CmdSN that is never filled. Its tasks end at once. If it was the
-//! only connection, the I_T nexus is retained for DefaultTime2Retain (the session state timeout of
+//! commands sent on it leave a permanent gap in CmdSN. Its tasks end at once. If it was the only
+//! connection, the I_T nexus is retained for DefaultTime2Retain (the session state timeout of
 //! RFC 7143 §13.15) with its reservations and PREVENT MEDIUM REMOVAL, or until the initiator logs
 //! in again. A connection that logs out leaves no gap.
 //!
 //! *Tasks outlive their connection* at error recovery level 2:
 //! ```text
-//!   active ──── lost, or removed for recovery ────▶ failed ──── time is over ────▶ over
+//!   active ──── lost, or removed for recovery ────▶ failed ──── timed out ──────▶ over
 //!                                                     │
 //!                         task ◀─── TASK REASSIGN ────┘
 //! ```
@@ -128,8 +128,8 @@ impl ConnectionTurn<'_> {
             self.session.announce_loss(self.connection.cid);
         } else if !keeps_tasks && !self.connection.is_over {
             // Over RDMA nothing outlives the queue pair.
-            let is_kept = self.session_times().1 > 0 && self.connection.replies.mover.is_none();
-            if is_leaving || !is_kept || !self.session.is_only_connection(self.connection.key) {
+            let is_retained = self.session_times().1 > 0 && self.connection.replies.mover.is_none();
+            if is_leaving || !is_retained || !self.session.is_only_connection(self.connection.key) {
                 self.end_session();
             } else {
                 self.retain_session();
@@ -160,7 +160,7 @@ impl ConnectionTurn<'_> {
         }
         let key = self.connection.key;
         self.read_events();
-        self.session.is_ending(key);
+        self.session.mark_ending(key);
         self.session.early.forget(key);
         self.abort_tasks(|entry| entry.owner == key, None);
         self.forget_functions();
@@ -220,7 +220,7 @@ impl ConnectionTurn<'_> {
             let Some(entry) = self.session.tasks.get_mut(slot) else { continue };
             entry.progress.transfer.interrupt();
             match entry.state {
-                TaskState::Data => self.go_on(slot),
+                TaskState::Data => self.continue_data_out(slot),
                 TaskState::Ended => self.end_if_closed(slot),
                 TaskState::Io | TaskState::Wait | TaskState::Aborted(_) => {}
             }
@@ -282,7 +282,7 @@ impl ConnectionTurn<'_> {
         let state = entry.state;
         self.session.post(from, ConnectionEvent::ReassignedTask(reassigned));
         match state {
-            TaskState::Data => self.go_on(slot),
+            TaskState::Data => self.continue_data_out(slot),
             TaskState::Wait => self.connection.queue.wait(slot),
             // The owner of the I/O forwards its completion.
             TaskState::Io | TaskState::Ended | TaskState::Aborted(_) => {}
@@ -298,8 +298,8 @@ impl ConnectionTurn<'_> {
         self.connection.queue.forget(|other| other == slot);
     }
 
-    /// Starts an orderly stop. A discovery session has no commands to finish and is dropped at
-    /// once.
+    /// Starts an orderly stop. A discovery session has no commands to finish and is dropped
+    /// immediately.
     pub(super) fn on_stop(&mut self) {
         if self.connection.is_failed {
             return self.end();

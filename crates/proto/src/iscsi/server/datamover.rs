@@ -1,9 +1,10 @@
 //! Data transfer over RDMA instead of Data-In and R2T PDUs (RFC 5047).
 //!
 //! ```text
-//!   Get_Data: RDMA Read ──▶ `pending_reads` ───┐
-//!                                     ├─▶ queue pair
-//!   Put_Data: RDMA Write, then Send ──▶ the sender's messages: the response with its data-in
+//!   Get_Data: RDMA Read ──▶ `pending_reads` ──────────────────────┐
+//!                                                                 ├─▶ queue pair
+//!   Put_Data: RDMA Write, then Send ──▶ the sender's messages: ───┘
+//!                                       the response with its data-in
 //! ```
 //! The data of a read precedes its response, and the queue pair preserves order. So the initiator
 //! can receive the first of many responses, and send the next command, while the data of the others
@@ -108,11 +109,11 @@ impl TargetDatamover {
     /// Whether the current PDU advertises buffers for all solicited data of its command.
     pub(super) fn covers_data_of(&self, command: &ScsiCommand, first_burst: u32) -> bool {
         let expected = command.expected_data_transfer_length.get();
-        let unasked = match command.flags & FLAG_FINAL {
+        let unsolicited = match command.flags & FLAG_FINAL {
             0 => first_burst,
             _ => command.data_segment_length.get(),
         };
-        let needs_write = command.flags & FLAG_WRITE != 0 && expected > unasked;
+        let needs_write = command.flags & FLAG_WRITE != 0 && expected > unsolicited;
         let needs_read = command.flags & FLAG_READ != 0 && command.flags & FLAG_WRITE == 0 && expected > 0;
         (!needs_write || self.current_buffers.write.is_some())
             && (!needs_read || self.current_buffers.read.is_some())
@@ -144,8 +145,8 @@ impl TargetDatamover {
             self.unsent = self.unsent.saturating_add(len);
             (local, Remote { stag: Stag(stag), address, len: len as u32 })
         });
-        let named = buffers.read.or(buffers.write).filter(|_| self.invalidates);
-        (data_in, named.map(|(stag, _)| Stag(stag)))
+        let to_invalidate = buffers.read.or(buffers.write).filter(|_| self.invalidates);
+        (data_in, to_invalidate.map(|(stag, _)| Stag(stag)))
     }
 
     /// Queues an RDMA Read of a task's data-out at `offset` into `place`. `tag` identifies it on
@@ -181,7 +182,7 @@ impl TargetDatamover {
 
     /// Called when an RDMA Read has completed.
     #[inline]
-    pub(super) fn has_read(&mut self) {
+    pub(super) fn on_read(&mut self) {
         self.reading = self.reading.saturating_sub(1);
     }
 
@@ -294,13 +295,13 @@ mod tests {
         let data = SgList::one(Seg::from_slice(b"abcdef"));
         for invalidates in [true, false] {
             let mut mover = TargetDatamover::new(invalidates, true);
-            let mut closed = Vec::new();
+            let mut invalidated = Vec::new();
             for (slot, buffers) in [READ, WRITE, RemoteBuffers::default()].into_iter().enumerate() {
                 mover.set_current(buffers);
                 mover.assign(slot);
                 let (data_in, invalidates) = mover.put(slot, data.clone(), if slot == 0 { 4 } else { 0 });
                 assert_eq!(data_in.is_some(), slot == 0);
-                closed.push(invalidates.map(|stag| stag.0));
+                invalidated.push(invalidates.map(|stag| stag.0));
                 if let Some((local, remote)) = data_in {
                     let mut queue = Recorder { room: 1, ..Recorder::default() };
                     mover.write_data(&mut queue, &local, remote);
@@ -314,7 +315,7 @@ mod tests {
             assert_eq!(mover.unsent(), 4);
             mover.sent(4);
             assert_eq!(mover.unsent(), 0);
-            assert_eq!(closed, if invalidates { [Some(1), Some(2), None] } else { [None; 3] });
+            assert_eq!(invalidated, if invalidates { [Some(1), Some(2), None] } else { [None; 3] });
         }
     }
 
@@ -354,7 +355,7 @@ mod tests {
         assert_eq!(mover.unsent(), 3 + 5);
         mover.write_data(&mut queue, &puts[1].0, puts[1].1);
         mover.wait_for(0);
-        assert_eq!((queue.written.len(), mover.unsent()), (2, 3), "it is to come back");
+        assert_eq!((queue.written.len(), mover.unsent()), (2, 3), "the second write is incomplete");
         mover.sent(3);
         assert_eq!(mover.unsent(), 0);
     }

@@ -11,9 +11,9 @@
 //!
 //! # Receive buffers
 //! Posted buffers: one for each command of the window and one for its unsolicited data, one for
-//! each immediate command, and [`MAX_UNEXPECTED`] for unexpected PDUs. A consumed message returns its
-//! buffer. A message that waits for room keeps its buffer, so an initiator never sends more than it
-//! has credits for.
+//! each immediate command, and [`MAX_UNEXPECTED`] for unexpected PDUs. A consumed message returns
+//! its buffer. A message that waits for room keeps its buffer, so an initiator never sends more
+//! than it has credits for.
 
 use super::datamover::{CompletedWork, TargetDatamover};
 use super::full::{MAX_IMMEDIATE, WINDOW};
@@ -207,7 +207,7 @@ impl IserTargetSession {
             CompletedWork::Message => {}
             CompletedWork::Put(len) => full.mover().into_iter().for_each(|mover| mover.sent(len)),
             CompletedWork::Got(tag) => {
-                full.mover().into_iter().for_each(TargetDatamover::has_read);
+                full.mover().into_iter().for_each(TargetDatamover::on_read);
                 self.reads_done = self.reads_done.wrapping_add(1);
                 full.turn(|turn| turn.on_fetched(tag));
             }
@@ -446,7 +446,7 @@ const RECEIVES: u32 = 2 * WINDOW + MAX_IMMEDIATE as u32 + MAX_UNEXPECTED;
 
 const RECEIVE_LEN: u32 = (HEADERS_LEN + MAX_AHS) as u32 + DEFAULT_DATA_SEGMENT_LENGTH;
 
-/// Sends for the data and the response of each command, and as many other PDUs.
+/// Depth of the send queue: a write and a response for each command, and as many other PDUs.
 const SENDS: u32 = 4 * WINDOW;
 
 /// Time limit of an RDMA Read that other work waits for.

@@ -22,7 +22,7 @@
 //! unknown, and no sync layer finds the next PDU (§7.8).
 //!
 //! *Error recovery level 2*: a lost connection has *failed*. Its tasks stay with its driver until
-//! TASK REASSIGN moves them to another connection or their time is over (`connection_table`).
+//! TASK REASSIGN moves them to another connection or they time out (`connection_table`).
 //!
 //! *Limits of a connection.* Login: 64 requests, 64 KiB of text, 30 seconds. Full feature phase:
 //! 256 commands in the window, 16 immediate commands, 64 MiB of data-in, 64 MiB of data-out memory,

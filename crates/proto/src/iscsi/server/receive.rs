@@ -1,15 +1,15 @@
 //! Receives PDUs: parses headers and data segments of a stream, or whole iSER messages.
 //!
 //! ```text
-//!              ┌─────────────────── no data segment ────────────────────┐
-//!              ▼                                                        │
-//!   ┌──────▶ Head ──── short, or already received ──▶ Segment ────┤
-//!   │          │ │                                                      ├─▶ the command, the text, the ping ...
-//!   │          │ └─ long Data-Out ─▶ Memory ──▶ Place ──┐               │
-//!   │          │                 (pool empty)           ▼               │
-//!   │          └─ discarded data ───────────────────▶ Tail ───────────┘
+//!             ┌─────────────────── no data segment ────────────────────┐
+//!             ▼                                                        │
+//!   ┌──────▶ Head ─── short, or already received ──▶ Segment ──────────┤
+//!   │         │ │                                                      ├─▶ command, text, ping ...
+//!   │         │ └─ long Data-Out ─▶ Memory ──▶ Place ──┐               │
+//!   │         │                  (pool empty)          ▼               │
+//!   │         └─ discarded data ────────────────────▶ Tail ────────────┘
 //!   │                                      (excess, padding, digest)
-//!   └── the next header
+//!   └── next header
 //! ```
 //! A header is processed as soon as it is complete. A command starts before its immediate data has
 //! arrived, so the device server has already said how much it needs. If the receive buffer holds

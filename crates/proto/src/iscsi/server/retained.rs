@@ -1,9 +1,9 @@
 //! Responses that are retained until the initiator acknowledges them, for retransmission (RFC 7143
 //! §7.2.2, §11.16).
 //!
-//! Only from error recovery level 1 on. Every PDU with its own StatSN is retained, a command's
-//! data-in with it, until ExpStatSN has passed it. Data-in is retained by reference to its memory.
-//! A volume that lends its own memory may change it meanwhile, so a retransmission may carry newer
+//! Responses are retained from error recovery level 1 on. Every PDU with its own StatSN is
+//! retained, with the data-in of its command, until ExpStatSN has passed it. Data-in is retained by
+//! reference. If it is in the volume's own memory (zero-copy), a retransmission may carry newer
 //! data. That is permitted: the read has not ended, so the write is concurrent with it. The data
 //! digest is computed again.
 //!

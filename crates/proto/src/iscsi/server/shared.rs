@@ -185,7 +185,7 @@ impl SharedSession {
     }
 
     /// Marks a connection as ending.
-    pub(super) fn is_ending(&mut self, key: u32) {
+    pub(super) fn mark_ending(&mut self, key: u32) {
         self.entry(key).into_iter().for_each(|entry| entry.is_ending = true);
     }
 

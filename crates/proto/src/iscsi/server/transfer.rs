@@ -484,6 +484,6 @@ mod tests {
         assert_eq!(transfer.advance(1, false), Ok(()));
         assert!(!transfer.is_stalled());
         transfer.skip(true);
-        assert_eq!([(); 3].map(|()| transfer.is_stalled()), [false; 3], "nothing was asked for");
+        assert_eq!([(); 3].map(|()| transfer.is_stalled()), [false; 3], "no data was requested");
     }
 }

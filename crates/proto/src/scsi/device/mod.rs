@@ -2,10 +2,10 @@
 //! SBC-4).
 //!
 //! ```text
-//!   transport ──Command──▶ DeviceServer::begin ──▶ TaskStep::DataOut ──▶ on_data_out ─┐
-//!      ▲                                      ├──▶ Step::Io ───────▶ on_io ───────┤
-//!      │                              ├──▶ Step::Wait, Step::Pause ▶ resume ──────┤
-//!      └───────────── Response ◀── Step::Done ◀───────────────────────────────────┘
+//!   transport ──Command──▶ DeviceServer::begin ─┬─▶ TaskStep::DataOut ──────▶ on_data_out ─┐
+//!      ▲                                        ├─▶ TaskStep::Io ───────────▶ on_io ───────┤
+//!      │                                        ├─▶ TaskStep::Wait, Pause ──▶ resume ──────┤
+//!      └──────────── Response ◀── TaskStep::Done ◀──────────────────────────────────────────┘
 //! ```
 //! A [`ScsiTarget`] maps LUNs to [`LogicalUnit`]s, which all sessions share and which hold the mode
 //! pages and unit attentions of a volume. State that other protocols share, such as reservations

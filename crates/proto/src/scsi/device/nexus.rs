@@ -158,7 +158,7 @@ mod tests {
             assert!(read(first, text).is_none(), "{first:x} {text}");
         }
         let unpadded = [&[0x45, 0, 0, 32][..], name.as_bytes()].concat();
-        assert!(TransportId::read(&unpadded, 5).is_none(), "without its end");
+        assert!(TransportId::read(&unpadded, 5).is_none(), "a name without its terminator");
     }
 
     #[test]

@@ -88,7 +88,7 @@ mod tests {
         b.run(&[0x12, 0, 0, 0, 36, 0]).good();
         a.run(&MODE_SENSE).good();
         let keys = [0x5e, 0, 0, 0, 0, 0, 0, 0, 8, 0];
-        assert_eq!(a.run(&keys).status, ScsiStatus::RESERVATION_CONFLICT, "not even its holder");
+        assert_eq!(a.run(&keys).status, ScsiStatus::RESERVATION_CONFLICT, "also for its holder");
         b.run(&[0x1e, 0, 0, 0, 0, 0]).good();
         assert_eq!(b.run(&[0x1e, 0, 0, 0, 1, 0]).status, ScsiStatus::RESERVATION_CONFLICT);
         a.run(&[0x57, 0, 0, 0, 0, 0, 0, 0, 0, 0]).good();

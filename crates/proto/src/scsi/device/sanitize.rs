@@ -355,7 +355,7 @@ mod tests {
         overwrite(&mut client, 1, 2, &[1, 2]).good();
         assert_eq!(ends(&mut client), ([1, 2].repeat(256), [1, 2].repeat(256)));
         overwrite(&mut client, 0x82, 512, &[0xaa; 512]).good();
-        assert_eq!(ends(&mut client), (vec![0xaa; 512], vec![0xaa; 512]), "whatever the number of passes");
+        assert_eq!(ends(&mut client), (vec![0xaa; 512], vec![0xaa; 512]), "for any number of passes");
         overwrite(&mut client, 0x83, 512, &[0xaa; 512]).good();
         assert_eq!(ends(&mut client), (vec![0xaa; 512], vec![0xaa; 512]));
     }
@@ -445,7 +445,7 @@ mod tests {
         client.run_waiting(&ERASE, &[]).good();
         client.run(&TUR).good();
         let (task, _step) = client.server.begin(&command(Lun::new(0), &ERASE, 0));
-        assert_eq!(client.run(&EXIT).check(), (2, 0x041b), "it has not failed");
+        assert_eq!(client.run(&EXIT).check(), (2, 0x041b), "no sanitize operation has failed");
         drop(task);
     }
 

@@ -156,7 +156,10 @@ fn a_target_has_as_many_units_as_there_are_numbers() {
     for &number in &numbers {
         let read = command(Lun::new(number), &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], 0);
         let (_, step) = server.begin(&read);
-        assert!(matches!(step, TaskStep::Done(response) if response.sense.is_some()), "its power on");
+        assert!(
+            matches!(step, TaskStep::Done(response) if response.sense.is_some()),
+            "the power on unit attention"
+        );
         let (_, step) = server.begin(&read);
         assert!(matches!(step, TaskStep::Io { volume: VolumeId(id), .. } if id == u32::from(number)));
     }

@@ -201,7 +201,11 @@ mod tests {
         assert!(bench.target.add(5, VolumeId(9), unit("b")) && !bench.target.add(5, VolumeId(9), unit("c")));
         assert_eq!(client.run(&TEST_UNIT_READY).check(), (6, 0x3f0e));
         client.run(&TEST_UNIT_READY).good();
-        assert_eq!(client.run_on(five, &TEST_UNIT_READY, &[]).check(), (6, 0x2900), "it is new here");
+        assert_eq!(
+            client.run_on(five, &TEST_UNIT_READY, &[]).check(),
+            (6, 0x2900),
+            "a new nexus of this unit"
+        );
         client.run_on(five, &TEST_UNIT_READY, &[]).good();
         let report = [0xa0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0];
         assert_eq!(luns(&client.run(&report).good()), [0, 5]);

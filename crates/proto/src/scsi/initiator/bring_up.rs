@@ -61,7 +61,7 @@ pub enum UnitRefused {
         why: UnitSense,
     },
     /// The unit's blocks have an unsupported length, or there are too many of them.
-    #[error("logical unit {} has {blocks} blocks of {block_len} bytes, which is no volume", number(*.lun))]
+    #[error("logical unit {} has {blocks} blocks of {block_len} bytes, which is not supported", number(*.lun))]
     Geometry {
         /// The LUN.
         lun: Lun,

@@ -4,19 +4,19 @@ use blockmux_volume::Extent;
 use blockmux_wire::scsi::provisioning::{ANCHORED, DEALLOCATED, LbaStatusDescriptor};
 use zerocopy::FromBytes;
 
-/// Converts GET LBA STATUS parameter data that covers `asked` blocks from `lba` on to merged
+/// Converts GET LBA STATUS parameter data that covers `block_count` blocks from `lba` on to merged
 /// extents in bytes. Empty if it describes none of these blocks.
 pub(super) fn parse(
     data: &[u8],
     lba: u64,
-    is_probe_sent: u64,
+    block_count: u64,
     block_len: u32,
     unmapped_is_zero: bool,
 ) -> Vec<Extent> {
     let mut extents: Vec<Extent> = Vec::new();
     let mut rest = data.get(HEADER_LEN..).unwrap_or_default();
     let mut at = lba;
-    let end = lba.saturating_add(is_probe_sent);
+    let end = lba.saturating_add(block_count);
     while at < end
         && let Ok((descriptor, tail)) = LbaStatusDescriptor::read_from_prefix(rest)
     {
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_are_cut_to_what_was_asked_and_merged() {
+    fn descriptors_are_cut_to_the_requested_blocks_and_merged() {
         let data = data(&[(0, 12, 1), (12, 4, 0), (16, 4, 0), (20, 100, 2)]);
         let expected = [extent(2, true, true), extent(8, false, false), extent(10, false, true)];
         assert_eq!(parse(&data, 10, 20, 512, true), expected);
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_of_other_blocks_end_the_list() {
+    fn descriptors_of_other_blocks_are_dropped() {
         assert_eq!(parse(&data(&[(0, 4, 1), (9, 4, 0)]), 0, 20, 512, true), [extent(4, true, true)]);
         for wrong in [&[(5, 4, 1)][..], &[(0, 0, 1)], &[]] {
             assert_eq!(parse(&data(wrong), 0, 20, 512, true), []);

@@ -19,6 +19,7 @@ mod completion_class;
 mod extents;
 mod plan;
 mod queue;
+mod retries;
 mod sense;
 mod unit;
 
@@ -32,3 +33,4 @@ pub use unit::{UnitInfo, UnmapLimits};
 pub(crate) use crate::io_queue::DataTransfer;
 
 pub(crate) use queue::{ScsiOutcome, ScsiQueue, ScsiRequest};
+pub(crate) use retries::QueueTimers;

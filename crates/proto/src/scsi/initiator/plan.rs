@@ -89,17 +89,17 @@ impl UnitCapabilities {
     pub(super) fn plan(&self, op: Op) -> ScsiPlan {
         let pieces = |kind, max| ScsiPieces { kind, max, then_flush: false };
         let fua = |fua: bool| fua || (self.assumed_stable && self.write_cache);
-        let stable = |is_probe_sent: bool| fua(is_probe_sent) && self.write_cache;
+        let stable = |requested: bool| fua(requested) && self.write_cache;
         match op {
             Op::Read => ScsiPlan::Send(pieces(ScsiCommandKind::Read, self.max_transfer)),
-            Op::Write { fua: is_probe_sent } => ScsiPlan::Send(ScsiPieces {
-                then_flush: stable(is_probe_sent) && !self.fua,
-                ..pieces(ScsiCommandKind::Write { fua: fua(is_probe_sent) && self.fua }, self.max_transfer)
+            Op::Write { fua: requested } => ScsiPlan::Send(ScsiPieces {
+                then_flush: stable(requested) && !self.fua,
+                ..pieces(ScsiCommandKind::Write { fua: fua(requested) && self.fua }, self.max_transfer)
             }),
             Op::Flush => ScsiPlan::Send(ScsiPieces::FLUSH),
-            Op::Discard { fua: is_probe_sent } => match self.unmap {
+            Op::Discard { fua: requested } => match self.unmap {
                 Some(max) => ScsiPlan::Send(ScsiPieces {
-                    then_flush: stable(is_probe_sent),
+                    then_flush: stable(requested),
                     ..pieces(ScsiCommandKind::Unmap, max)
                 }),
                 None => ScsiPlan::Done,
@@ -107,17 +107,17 @@ impl UnitCapabilities {
             Op::Prefetch => ScsiPlan::Done,
             Op::BlockStatus if self.lba_status => ScsiPlan::Send(pieces(ScsiCommandKind::Status, MAX_STATUS)),
             Op::BlockStatus => ScsiPlan::AllData,
-            Op::WriteZeroes { fua: is_probe_sent, may_unmap, only_fast } => {
+            Op::WriteZeroes { fua: requested, may_unmap, only_fast } => {
                 let is_fast = may_unmap && self.zeroes_fast && self.write_same.is_some();
                 if only_fast && !is_fast {
                     return ScsiPlan::Fails(IoError::Unsupported);
                 }
                 match self.write_same {
                     Some(max) => ScsiPlan::Send(ScsiPieces {
-                        then_flush: stable(is_probe_sent),
+                        then_flush: stable(requested),
                         ..pieces(ScsiCommandKind::WriteSame { may_unmap: is_fast }, max)
                     }),
-                    None => ScsiPlan::Send(self.written_zeroes(is_probe_sent)),
+                    None => ScsiPlan::Send(self.written_zeroes(requested)),
                 }
             }
         }

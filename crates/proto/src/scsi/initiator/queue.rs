@@ -235,9 +235,9 @@ impl<T: Default> ScsiQueue<T> {
         let data = received(&command, moved);
         let Some(job) = self.jobs.get_mut(job) else { return };
         let blocks = self.set.capabilities.blocks(job.io.offset, job.io.len);
-        let is_probe_sent = job.io.len.wrapping_shr(self.set.capabilities.block_len.trailing_zeros());
+        let block_count = job.io.len.wrapping_shr(self.set.capabilities.block_len.trailing_zeros());
         let (block_len, is_zero) = (self.set.capabilities.block_len, self.set.capabilities.unmapped_is_zero);
-        job.extents = extents::parse(&data, blocks.lba, is_probe_sent, block_len, is_zero);
+        job.extents = extents::parse(&data, blocks.lba, block_count, block_len, is_zero);
     }
 
     /// Commands that have been in flight for more than `looks` ticks, oldest first. Empty if one of

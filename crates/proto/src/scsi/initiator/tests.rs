@@ -77,9 +77,9 @@ fn long_reads_wait_for_memory_and_one_alone_does_not() {
     // Of 256 KiB, payload of that length may have nothing.
     queue.submit(read(1, 512 << 10));
     let first: Vec<ScsiRequest> = std::iter::from_fn(|| queue.next()).collect();
-    assert_eq!(first.len(), 4, "it took memory from the heap");
+    assert_eq!(first.len(), 4, "the pool was empty, so the heap was used");
     queue.submit(read(2, 512 << 10));
-    assert!(queue.next().is_none(), "it waits");
+    assert!(queue.next().is_none(), "the second read waits for memory");
     let mut requests: VecDeque<ScsiRequest> = first.into();
     while let Some(request) = requests.pop_front() {
         finish(&mut queue, &request, Vec::new()).unwrap();
@@ -102,7 +102,7 @@ fn a_read_next_to_a_query_does_not_wait_for_memory() {
     let again = queue.next().unwrap();
     finish(&mut queue, &again, Vec::new()).unwrap();
     queue.submit(read(2, 512 << 10));
-    assert!(queue.next().is_some(), "nothing gives memory back when the question is answered");
+    assert!(queue.next().is_some(), "the response to a query returns no memory");
     finish(&mut queue, &query, answer(&query.command)).unwrap();
 }
 

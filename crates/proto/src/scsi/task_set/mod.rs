@@ -2,11 +2,11 @@
 //! response.
 //!
 //! ```text
-//!                            ┌── fetch ──▶ Data ──┐          ┌─ on_volume_io ─┐
-//!   transport ──▶ start ──▶ drive ◀─ deliver_data ──┘          │                │
-//!                            ├── I/O queue ──▶ Io ───────────┘                ▼
-//!                            ├── Wait, Pause ──▶ Wait ── resume_waiting, resume_paused ──▶ drive
-//!                            └── complete, when no data is in flight ──▶ the transport's response
+//!                             ┌── fetch ──▶ Data ───┐
+//!   transport ──▶ start ──▶ drive ◀── deliver_data ─┘
+//!                             ├── I/O queue ──▶ Io ──▶ on_volume_io ──▶ drive
+//!                             ├── Wait, Pause ──▶ Wait ──▶ resume_waiting, resume_paused ──▶ drive
+//!                             └── complete, when no data is in flight ──▶ the transport's response
 //! ```
 //! A [`TaskSet`] holds the tasks of one I_T nexus and its device server. Several drivers may share
 //! it, as the connections of an iSCSI session do; each has a [`TaskQueue`] for the I/O that it

@@ -202,9 +202,9 @@ fn abort_task_is_done_when_the_io_of_the_task_is() {
     assert!(nexus.has_task(1, LUN) && !nexus.has_task(1, Lun::new(1)));
     nexus.abort_task(100, 1);
     assert_eq!(nexus.queue().poll_cancel(), Some((VolumeId(0), io.tag)));
-    assert!(nexus.done.is_empty() && !nexus.has_task(1, LUN), "its tag may be used again");
+    assert!(nexus.done.is_empty() && !nexus.has_task(1, LUN), "the tag is free again");
     nexus.abort_task(101, 2);
-    assert_eq!(nexus.done, [(1, 101)], "nothing of it was under way");
+    assert_eq!(nexus.done, [(1, 101)], "the task had nothing in flight");
     nexus.finish(io);
     assert_eq!(nexus.done, [(1, 101), (1, 100)]);
     assert_eq!((nexus.responses.len(), nexus.released), (0, 2));
@@ -233,7 +233,7 @@ fn a_function_waits_for_the_tasks_of_another_driver() {
     assert_eq!(nexus.queue().poll_cancel(), Some((VolumeId(0), io.tag)));
     assert_eq!(nexus.released, 1, "the write had nothing in flight");
     nexus.finish(io);
-    assert!(nexus.done.is_empty(), "its own driver tells the requester");
+    assert!(nexus.done.is_empty(), "the task's own driver notifies the requester");
     nexus.at(1).read_events();
     assert_eq!((nexus.done, nexus.released), (vec![(1, 100)], 2));
 }

@@ -78,7 +78,11 @@ fn a_command_without_a_response_is_aborted_and_its_io_returned() {
         let mut client = ready();
         client.write(1, 0, &pattern(512));
         let (command, request) = late(&mut client);
-        assert_eq!(request.cmd_sn.get(), command.as_a::<ScsiCommand>().cmd_sn.get() + 1, "takes no number");
+        assert_eq!(
+            request.cmd_sn.get(),
+            command.as_a::<ScsiCommand>().cmd_sn.get() + 1,
+            "an immediate request does not advance CmdSN"
+        );
         // Its tag stays in use and its I/O is not returned before the response.
         client.read(2, 0, 512);
         let other = client.command();
@@ -285,7 +289,7 @@ fn io_of_several_commands_is_returned_when_none_is_in_flight() {
         client.bring_up(&Unit { max_transfer: 8, ..Unit::default() });
         client.write(1, 0, &pattern(64 << 10));
         let commands = client.sent();
-        assert_eq!(commands.len(), 4, "of sixteen");
+        assert_eq!(commands.len(), 4, "four of the sixteen pieces");
         assert_eq!(client.session.look(), 0);
         // The others are younger, because their slots were reused.
         client.status(&commands[1], ScsiStatus::GOOD, None);
@@ -297,7 +301,7 @@ fn io_of_several_commands_is_returned_when_none_is_in_flight() {
             client.answer_task(&request, DONE).unwrap();
             assert!(client.session.poll_returned().is_none());
         }
-        assert!(client.sent().is_empty(), "no more of it is sent");
+        assert!(client.sent().is_empty(), "no further piece is sent");
         if has_failed {
             let sense = Sense::new(SenseKey::MEDIUM_ERROR, Asc::UNRECOVERED_READ_ERROR);
             client.status(&fifth, ScsiStatus::CHECK_CONDITION, Some(sense));

@@ -101,7 +101,7 @@ fn bursts_of_commands_use_the_least_loaded_connection() {
 fn a_shallow_queue_uses_one_connection_and_a_deep_one_several() {
     let mut client = ready(2, 0);
     client.window = 400;
-    // Its response reveals that.
+    // The response to one command opens the command window.
     client.read(1, 0, 512);
     let first = client.command();
     client.data(&first, &pattern(512));
@@ -111,7 +111,7 @@ fn a_shallow_queue_uses_one_connection_and_a_deep_one_several() {
     }
     let mut sent: VecDeque<_> = client.sent().into();
     assert_eq!(sent.len(), 128);
-    // A queue of that depth, refilled repeatedly.
+    // Queue depth 128, refilled repeatedly.
     for tag in 0..300 {
         client.data(&sent.pop_front().unwrap(), &pattern(512));
         assert!(client.done().1.is_ok());
@@ -227,12 +227,12 @@ fn at_level_2_tasks_of_a_lost_connection_continue_on_its_replacement() {
         let mut commands = client.sent();
         commands.retain(|pdu| pdu.bhs.opcode() == IscsiOpcode::SCSI_COMMAND);
         assert_eq!(commands.len(), 4);
-        // The first two have arrived.
+        // The first two commands have arrived.
         client.exp_cmd_sn = number(&commands[2]);
         let (exp_stat_sn, lost_at) = (client.stat_sn, now());
         assert!(client.session.on_lost(lost, lost_at));
         let dial = client.session.poll_connect().unwrap();
-        assert_eq!(dial, (lost, lost_at + Duration::from_secs(1)), "the target's time to wait");
+        assert_eq!(dial, (lost, lost_at + Duration::from_secs(1)), "DefaultTime2Wait");
         assert_eq!(client.session.poll_connect(), None);
         let login = log_in(&mut client, lost);
         assert_eq!((login.cid.get(), login.tsih.get()), (lost as u16, 7));
@@ -297,7 +297,7 @@ fn a_read_continues_after_its_connection_was_replaced() {
     let half = client.data_in(&command, 0, 0, 0);
     client.send(&half, &pattern(512)).unwrap();
     client.exp_cmd_sn = number(&command) + 1;
-    // In the middle of a PDU.
+    // The connection is lost in the middle of a PDU.
     let rest = client.data_in(&command, FLAG_FINAL, 1, 512);
     client.feed(&zerocopy::IntoBytes::as_bytes(&rest)[..20]).unwrap();
     assert!(client.session.on_lost(0, now()) && client.session.poll_connect().is_some());
@@ -331,7 +331,7 @@ fn a_session_whose_tasks_cannot_be_reassigned_ends() {
 
 #[test]
 fn attempts_to_replace_a_connection_are_limited() {
-    // Within the time for which the target retains its tasks.
+    // Attempts end when the target no longer retains the tasks.
     let mut client = ready(1, 2);
     client.write(1, 0, &pattern(512));
     let begin = now();
@@ -343,7 +343,7 @@ fn attempts_to_replace_a_connection_are_limited() {
         assert!(attempts < 1000);
     }
     assert!(at >= begin + Duration::from_secs(21) && at < begin + Duration::from_secs(22));
-    // After several losses without a completed command.
+    // The fourth loss without a completed command ends the session.
     let mut client = ready(1, 2);
     client.write(1, 0, &pattern(512));
     client.command();
@@ -382,7 +382,7 @@ fn a_session_that_ends_waits_for_no_connection() {
                 };
                 client.send(&message, &[]).unwrap();
             }
-            // A connection that was lost before is still reconnecting, once.
+            // A connection that was lost before the stop connects once more.
             assert_eq!(client.session.poll_connect().is_some(), is_lost_before);
             assert!(!client.session.on_lost(1, now()));
             assert_eq!(client.session.take_unfinished().len(), 2);

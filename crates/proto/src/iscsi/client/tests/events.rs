@@ -119,8 +119,8 @@ fn a_requested_logout_is_sent_at_its_deadline_despite_commands_in_flight() {
     let [logout] = client.sent().try_into().unwrap();
     assert_eq!(logout.bhs.opcode(), IscsiOpcode::LOGOUT_REQUEST);
     let next = client.stream().poll_timeout().unwrap();
-    assert!(next > by, "it is asked for once");
-    // Completed commands are done; the rest is left for the next session.
+    assert!(next > by, "the logout is sent once");
+    // Incomplete commands are returned for the next session.
     client.data(&command, &pattern(512));
     assert_eq!((client.done_data(), client.session.room()), (pattern(512), 0));
 }

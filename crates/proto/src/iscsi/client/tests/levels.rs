@@ -29,7 +29,7 @@ fn ready(level: u32) -> ScriptedClient {
     client
 }
 
-/// Expects a single SNACK: type, task tag, transfer tag, run.
+/// Expects a single SNACK; returns its type, ITT, TTT, BegRun and RunLength.
 fn snack(client: &mut ScriptedClient) -> (u8, u32, u32, u32, u32) {
     let [pdu] = client.sent().try_into().unwrap();
     let snack: SnackRequest = pdu.as_a();
@@ -38,7 +38,7 @@ fn snack(client: &mut ScriptedClient) -> (u8, u32, u32, u32, u32) {
     (snack.snack_type, tags.0, tags.1, snack.beg_run.get(), snack.run_length.get())
 }
 
-/// Data-In `number` of the four of a 2048-byte read; the last one carries the status `stat_sn`.
+/// Data-In PDU `number` of a 2048-byte read in four PDUs; the last one carries the status `stat_sn`.
 fn part(client: &mut ScriptedClient, command: &InitiatorPdu, number: u32, stat_sn: u32) -> DataIn {
     let flags = if number == 3 { FLAG_FINAL | FLAG_STATUS } else { 0 };
     let before = client.stat_sn;
@@ -147,7 +147,7 @@ fn a_damaged_or_missing_status_is_requested_again() {
     let numbers: Vec<_> = responses.iter().map(|response| response.stat_sn.get()).collect();
     client.send_damaged(&responses[0], &sense).unwrap();
     assert_eq!(snack(&mut client), (STATUS, RESERVED_TAG, RESERVED_TAG, numbers[0], 1));
-    // The second never arrives, which the third reveals.
+    // The second status never arrives; the third reveals the gap.
     client.send(&responses[2], &sense).unwrap();
     assert_eq!(snack(&mut client), (STATUS, RESERVED_TAG, RESERVED_TAG, numbers[1], 1));
     assert_eq!(client.done().0, 2);
@@ -207,7 +207,7 @@ fn data_that_the_target_lost_is_sent_again() {
         let sent: Vec<u8> = client.sent().iter().flat_map(|pdu| pdu.data.clone()).collect();
         assert!(sent == pattern(100 << 10)[offset as usize..][..len as usize], "{sn}");
     }
-    assert!(client.r2t(command, 3, 99 << 10, 4096).is_err(), "more than it has");
+    assert!(client.r2t(command, 3, 99 << 10, 4096).is_err(), "beyond the end of the data");
     // A missing R2T is requested once; the early one is sent again.
     let mut client = ready(1);
     client.write(1, 0, &pattern(100 << 10));
@@ -218,7 +218,7 @@ fn data_that_the_target_lost_is_sent_again() {
     assert!(client.sent().is_empty());
     client.r2t(&command, 0, 64 << 10, 16 << 10).unwrap();
     client.r2t(&command, 0, 64 << 10, 16 << 10).unwrap();
-    assert_eq!(client.sent().len(), 1, "what comes twice is dropped");
+    assert_eq!(client.sent().len(), 1, "a duplicate R2T is dropped");
 }
 
 #[test]

@@ -192,7 +192,7 @@ fn responses_that_no_login_allows_end_the_session() {
     }
     let mut client = ScriptedClient::new(config(default_proposal()));
     assert!(client.stream().on_end(Instant::now()).is_err());
-    assert!(client.feed(&[&[0x20, 0x80][..], &[0; 46]].concat()).is_err(), "a NOP-In");
+    assert!(client.feed(&[&[0x20, 0x80][..], &[0; 46]].concat()).is_err(), "a NOP-In during the login");
 }
 
 #[test]
@@ -277,7 +277,7 @@ fn an_unusable_unit_is_reported_and_logged_out_of() {
     let mut client = ScriptedClient::logged_in("");
     client.bring_up(&Unit { block_len: 520, ..Unit::default() });
     let said = client.session.refused().unwrap().to_string();
-    assert_eq!(said, "logical unit 0 has 1048576 blocks of 520 bytes, which is no volume");
+    assert_eq!(said, "logical unit 0 has 1048576 blocks of 520 bytes, which is not supported");
 }
 
 #[test]

@@ -264,7 +264,7 @@ fn commands_in_flight_complete_at_a_stopping_target_and_the_rest_is_returned() {
     pair.pump.finish_one();
     pair.run().unwrap();
     assert!(pair.client.session.poll_done().unwrap().result.is_ok());
-    assert!(pair.client.stream().on_end(Instant::now()).is_err(), "two are under way");
+    assert!(pair.client.stream().on_end(Instant::now()).is_err(), "two commands are in flight");
     let tags: Vec<_> = pair.client.session.take_unfinished().into_iter().map(|io| io.tag).collect();
     assert_eq!(tags, [Tag(1), Tag(2)]);
 }

@@ -115,7 +115,7 @@ fn a_unit_that_may_have_changed_needs_a_new_session() {
         }
         let [logout] = client.sent().try_into().unwrap();
         assert_eq!(logout.bhs.opcode(), IscsiOpcode::LOGOUT_REQUEST);
-        assert_eq!(client.session.take_unfinished().len(), 1, "it is done on another session");
+        assert_eq!(client.session.take_unfinished().len(), 1, "the command is repeated on another session");
     }
 }
 
@@ -232,7 +232,7 @@ fn each_failure_has_its_error() {
     let flags = FLAG_FINAL | FLAG_UNDERFLOW;
     let response = client.response(&command, ScsiStatus::GOOD);
     client.send(&ScsiResponse { flags, residual_count: 512.into(), ..response }, &[]).unwrap();
-    assert_eq!(client.done_error(), IoError::Medium, "not all was written");
+    assert_eq!(client.done_error(), IoError::Medium, "a residual");
 }
 
 #[test]
@@ -297,7 +297,7 @@ fn pings_are_answered_and_a_silent_target_is_noticed() {
     assert_eq!((pong.opcode, tags, pong.lun), (0x40, (RESERVED_TAG, 5), [9; 8]));
     let mut now = client.stream().poll_timeout().unwrap();
     client.stream().on_timeout(now).unwrap();
-    assert!(client.sent().is_empty(), "it has just said something");
+    assert!(client.sent().is_empty(), "a PDU was received since the last tick");
     now += Duration::from_secs(10);
     client.stream().on_timeout(now).unwrap();
     let [nop] = client.sent().try_into().unwrap();
@@ -335,7 +335,7 @@ fn a_requested_logout_follows_after_the_commands_in_flight() {
         client.read(1, 0, 4096);
         client.write(2, 0, &pattern(64 << 10));
         let commands = client.sent();
-        assert_eq!(commands.len(), 5, "one, and four of sixteen");
+        assert_eq!(commands.len(), 5, "one read, and four of the sixteen pieces of the write");
         client.event(kind, 60, &[]).unwrap();
         assert_eq!(client.session.room(), 0);
         for command in &commands[1..] {
@@ -348,7 +348,7 @@ fn a_requested_logout_follows_after_the_commands_in_flight() {
         assert_eq!(logout.bhs.opcode(), IscsiOpcode::LOGOUT_REQUEST);
         assert!(client.stream().on_end(Instant::now()).is_ok() && client.is_closing());
         let unfinished = client.session.take_unfinished();
-        assert_eq!(unfinished.len(), 1, "it is done on another session");
+        assert_eq!(unfinished.len(), 1, "the command is repeated on another session");
     }
     let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
     client.event(AsyncEvent::VENDOR_SPECIFIC, 0, &[]).unwrap();
@@ -414,7 +414,7 @@ fn an_invalid_r2t_ends_the_session() {
     client.write(1, 0, &pattern(1536));
     let command = client.command();
     client.r2t(&command, 0, 0, 1024).unwrap();
-    assert!(client.r2t(&command, 1, 0, 512).is_err(), "the same again");
+    assert!(client.r2t(&command, 1, 0, 512).is_err(), "a repeated R2T");
     let mut client = ScriptedClient::ready(answers, 1 << 20);
     client.read(1, 0, 512);
     let command = client.command();

@@ -208,7 +208,7 @@ fn at_level_0_a_damaged_early_command_fails_in_its_turn() {
     ping.flags = FLAG_FINAL;
     (ping.initiator_task_tag, ping.target_transfer_tag) = (99.into(), RESERVED_TAG.into());
     ping.cmd_sn = scene.cmd_sn.replace(scene.cmd_sn() + 1).into();
-    assert!(second.send_damaged(&ping, b"ping").is_empty());
+    assert!(second.send_with_digest_error(&ping, b"ping").is_empty());
     assert!(scene.command(&mut first, 0, &read10(0, 1), Some(512), None).is_empty());
     let [write] = first.exchange(&slow, &[7; 512]).try_into().unwrap();
     assert_good(&write);
@@ -303,7 +303,7 @@ fn a_connection_with_the_same_cid_replaces_the_old_one_after_its_end() {
         again.pump.session.on_timeout(due).unwrap();
         again.receive()
     };
-    assert!(wait(&mut again).is_empty(), "its write may still change something");
+    assert!(wait(&mut again).is_empty(), "the old session's write is in flight");
     second.pump.finish_one();
     assert!(second.receive().is_empty());
     let [response] = wait(&mut again).try_into().unwrap();
@@ -331,9 +331,9 @@ fn a_task_of_another_connection_can_be_aborted_in_every_state() {
         assert!(second.turn().is_empty());
         if is_in_flight {
             assert_eq!(second.pump.cancelled.len(), 1);
-            assert!(first.turn().is_empty(), "it has not ended");
+            assert!(first.turn().is_empty(), "the aborted task has I/O in flight");
             second.pump.finish_one();
-            assert!(second.receive().is_empty(), "it is never answered");
+            assert!(second.receive().is_empty(), "the aborted command gets no response");
         } else {
             let ttt = asked[0].as_a::<IscsiR2t>().target_transfer_tag.get();
             assert!(second.exchange(&data_out(itt, ttt, 0, 0, true), &pattern(512)).is_empty());
@@ -360,7 +360,7 @@ fn an_abort_in_the_middle_of_the_tasks_data_leaves_the_stream_whole() {
         assert!(first.exchange(&manage(Function::ABORT_TASK, 0, itt), b"").is_empty());
         assert!(second.turn().is_empty());
         assert_eq!(function_response(&first.turn()[0]), FunctionResponse::FUNCTION_COMPLETE);
-        // Another connection takes its place before the rest of the data arrives.
+        // Another task reuses the slot before the rest of the data arrives.
         let other = scene.request(&mut first, 0, &write10(8, 1), None, Some(512));
         let itt = other.initiator_task_tag.get();
         let [r2t] = first.exchange(&other, b"").try_into().unwrap();
@@ -510,7 +510,7 @@ fn a_login_to_a_session_on_another_core_moves_to_that_core() {
     let mut second = elsewhere.connect(1);
     let bytes = second.frame(join_request(tsih, 8).as_bytes(), names().as_bytes());
     second.pump.client_sends(&bytes[..bytes.len() - 1]).unwrap();
-    assert!(second.pump.session.moves_to().is_none(), "its first request has not come whole");
+    assert!(second.pump.session.moves_to().is_none(), "the first request is incomplete");
     second.pump.client_sends(&bytes[bytes.len() - 1..]).unwrap();
     let home = second.pump.session.moves_to().unwrap();
     assert!(home.is(scene.local.home()));

@@ -108,7 +108,7 @@ fn unsolicited_data_without_negotiation_fails_only_its_command() {
     let mut command = strict.request(0, &write10(0, 1), None, Some(512));
     command.flags &= !FLAG_FINAL;
     let itt = command.initiator_task_tag.get();
-    assert!(strict.exchange(&command, b"").is_empty(), "the answer waits for the data");
+    assert!(strict.exchange(&command, b"").is_empty(), "the response waits for the data");
     let [answer] =
         strict.exchange(&data_out(itt, RESERVED_TAG, 0, 0, true), &pattern(512)).try_into().unwrap();
     assert_eq!(sense(&answer), UNEXPECTED);
@@ -119,7 +119,7 @@ fn unsolicited_data_without_negotiation_fails_only_its_command() {
     assert_eq!(sense(&answer), WRONG_AMOUNT);
     let command = short.request(0, &write10(0, 1), None, Some(256));
     let [answer] = short.exchange(&command, &pattern(512)).try_into().unwrap();
-    assert_eq!(sense(&answer), WRONG_AMOUNT, "more than the command says");
+    assert_eq!(sense(&answer), WRONG_AMOUNT, "more data than the expected length");
     assert_alive(&mut short);
 }
 

@@ -179,7 +179,7 @@ fn an_invalid_login_header_is_refused_with_a_reason() {
     initiator.login(0x04, names().as_bytes());
     let other = b"InitiatorName=iqn.2026-11.com.example:other\0";
     let again = initiator.login_error(&login_request(0x04), other);
-    assert_eq!(again.0, LoginStatus::INITIATOR_ERROR, "declared otherwise");
+    assert_eq!(again.0, LoginStatus::INITIATOR_ERROR, "the same key with another value");
     let mut initiator = ScriptedInitiator::connect();
     initiator.login(0x04, names().as_bytes());
     let mut other = login_request(0x87);
@@ -281,7 +281,7 @@ fn reinstatement_completes_after_the_end_of_the_old_session() {
     assert!(first.is_closed());
     let until = again.pump.session.poll_timeout().unwrap();
     again.pump.session.on_timeout(until).unwrap();
-    assert_eq!(again.receive().len(), 0, "the write may still change something");
+    assert_eq!(again.receive().len(), 0, "the old session's write is in flight");
     drop(first);
     let until = again.pump.session.poll_timeout().unwrap();
     again.pump.session.on_timeout(until).unwrap();

@@ -38,7 +38,7 @@ fn a_stopping_target_requests_a_logout_and_completes_commands_in_flight() {
     initiator.pump.finish_one();
     let [data] = initiator.receive().try_into().unwrap();
     assert_eq!((data.bhs.opcode(), data.data.len()), (IscsiOpcode::DATA_IN, 512));
-    assert!(!initiator.is_closed(), "it has time to log out");
+    assert!(!initiator.is_closed(), "the logout deadline has not passed");
     let [answer] = initiator.exchange(&logout(LogoutReasonCode::CLOSE_SESSION, 7), b"").try_into().unwrap();
     assert_eq!(logout_result(&answer), LogoutResult::CLOSED_SUCCESSFULLY);
     assert!(initiator.is_closed());
@@ -68,7 +68,7 @@ fn the_logout_deadline_starts_after_the_commands_in_flight() {
     for second in [0, 1, 2, 9] {
         pass(&mut initiator, start + Duration::from_secs(second));
     }
-    assert!(initiator.receive().is_empty(), "a slow device does not cut its initiators off");
+    assert!(initiator.receive().is_empty(), "the deadline does not count while commands are in flight");
     initiator.pump.finish_one();
     assert_eq!(initiator.receive().len(), 1);
     for (second, is_closed) in [(10, false), (11, true)] {

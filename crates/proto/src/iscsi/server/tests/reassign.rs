@@ -82,7 +82,7 @@ fn a_reassigned_read_continues_and_is_answered_on_the_new_connection() {
         }
         let bytes: Vec<u8> = responses.iter().flat_map(|pdu| pdu.data.clone()).collect();
         assert_eq!(bytes, [7; 512]);
-        assert!(!first.wait(Duration::ZERO), "nothing is left of it");
+        assert!(!first.wait(Duration::ZERO), "the session has ended");
         let [gone] = second.reassign(itt, 0).try_into().unwrap();
         assert_eq!(function_response(&gone), FunctionResponse::TASK_DOES_NOT_EXIST);
     }
@@ -228,7 +228,7 @@ fn a_write_in_flight_executes_once_and_is_answered_on_the_new_connection() {
     first.lose();
     second.responses();
     assert_eq!(second.reassign(itt, 0).len(), 1);
-    assert!(second.pump.submitted.is_empty(), "it is not begun again");
+    assert!(second.pump.submitted.is_empty(), "the task is not executed again");
     first.pump.finish_one();
     let [answer] = second.turn().try_into().unwrap();
     assert_good(&answer);
@@ -391,12 +391,15 @@ fn a_session_without_connections_continues_with_the_next_one() {
     let scene = Scene::new();
     let (mut first, tsih) = lead(&scene, "");
     let lost = scene.request(&mut first, 0, &write10(0, 1), None, Some(512));
-    assert!(scene.command(&mut first, 0, &read10(0, 1), Some(512), None).is_empty(), "it waits for its turn");
+    assert!(
+        scene.command(&mut first, 0, &read10(0, 1), Some(512), None).is_empty(),
+        "the command waits for an earlier CmdSN"
+    );
     let waited = scene.cmd_sn() - 1;
     first.lose();
     assert!(first.wait(Duration::from_secs(1)), "the session waits for reinstatement");
     let mut second = scene.join(tsih, 7, "");
-    assert!(!first.wait(Duration::ZERO), "it has nothing left to keep");
+    assert!(!first.wait(Duration::ZERO), "the failed connection has no tasks left");
     // The command that never executed is sent again with its CmdSN.
     assert_good(&second.exchange(&lost, &[7; 512])[0]);
     second.cmd_sn = waited;

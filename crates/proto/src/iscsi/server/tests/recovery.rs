@@ -75,7 +75,7 @@ fn a_lost_status_is_retransmitted_unchanged() {
     assert_eq!((sense(&again), now.exp_cmd_sn.get()), ((5, 0x2500), then.exp_cmd_sn.get() + 1));
     for count in [0, 2] {
         let [_, again] = initiator.status_snack(first, count).try_into().unwrap();
-        assert_eq!((again.bhs, &again.data), (read.bhs, &read.data), "its data, too");
+        assert_eq!((again.bhs, &again.data), (read.bhs, &read.data), "the data is the same, too");
     }
 }
 
@@ -199,7 +199,11 @@ fn data_is_resegmented_when_the_initiator_reduces_its_segment_length() {
     text.target_transfer_tag = RESERVED_TAG.into();
     initiator.exchange(&text, b"MaxRecvDataSegmentLength=512\0");
     let [refusal] = initiator.data_snack(itt, 1, 0).try_into().unwrap();
-    assert_eq!(reject_reason(&refusal), RejectReason::SNACK_REJECT, "these would be too long");
+    assert_eq!(
+        reject_reason(&refusal),
+        RejectReason::SNACK_REJECT,
+        "the lost segments exceed the new MaxRecvDataSegmentLength"
+    );
     for (tag, run) in [(0, (1, 0)), (RESERVED_TAG, (1, 0)), (9, (1, 1))] {
         let [refusal] = initiator.exchange(&snack(SnackType::R_DATA, itt, tag, run), b"").try_into().unwrap();
         assert_eq!(reject_reason(&refusal), RejectReason::INVALID_PDU_FIELD);
@@ -414,9 +418,9 @@ fn a_command_aborted_before_its_arrival_counts_as_received() {
         abort(&mut initiator, &missing).try_into().map_err(|pdus| format!("{pdus:?}")).unwrap();
     let both = [read.bhs.opcode(), answer.bhs.opcode()];
     assert_eq!(both, [IscsiOpcode::TASK_MANAGEMENT_RESPONSE, IscsiOpcode::DATA_IN]);
-    assert_eq!(answer.as_a::<DataIn>().exp_cmd_sn.get(), initiator.cmd_sn, "both count");
+    assert_eq!(answer.as_a::<DataIn>().exp_cmd_sn.get(), initiator.cmd_sn, "both CmdSNs count as received");
     for late in [missing, waiting] {
-        assert!(initiator.exchange(&late, b"").is_empty(), "it counts as received");
+        assert!(initiator.exchange(&late, b"").is_empty(), "the CmdSN counts as received");
     }
     assert_eq!(initiator.read(1), [0; 512]);
 }
@@ -433,7 +437,7 @@ fn a_reset_also_cancels_early_commands() {
     reset.cmd_sn = initiator.cmd_sn.into();
     assert_eq!(initiator.exchange(&reset, b"").len(), 1);
     let responses = initiator.exchange(&missing, b"");
-    assert_eq!(responses.len(), 2, "the missing one and the other unit's");
+    assert_eq!(responses.len(), 2, "the missing command and the command to the other unit");
     assert_eq!(initiator.read(1), [0; 512]);
 }
 

@@ -138,7 +138,7 @@ fn a_silent_initiator_is_pinged_and_then_disconnected() {
         initiator.pump.session.on_timeout(due)
     };
     tick(&mut initiator).unwrap();
-    assert!(initiator.receive().is_empty(), "it was not silent");
+    assert!(initiator.receive().is_empty(), "a PDU was received since the last tick");
     tick(&mut initiator).unwrap();
     let [ping] = initiator.receive().try_into().unwrap();
     let ttt = ping.as_a::<NopIn>().target_transfer_tag.get();
@@ -325,11 +325,11 @@ fn unsupported_functions_are_answered_as_such() {
     };
     let unsupported = FunctionResponse::TASK_MANAGEMENT_FUNCTION_NOT_SUPPORTED;
     assert_eq!(ask(Function(60), 0), unsupported);
-    assert_eq!(ask(Function::QUERY_TASK, 0), unsupported, "only of RFC 7144's level");
+    assert_eq!(ask(Function::QUERY_TASK, 0), unsupported, "requires iSCSIProtocolLevel 2");
     assert_eq!(ask(Function::LOGICAL_UNIT_RESET, 9), FunctionResponse::LUN_DOES_NOT_EXIST);
     let reassign = FunctionResponse::TASK_ALLEGIANCE_REASSIGNMENT_NOT_SUPPORTED;
     assert_eq!(ask(Function::TASK_REASSIGN, 0), reassign);
-    assert_eq!(ask(Function::CLEAR_ACA, 0), unsupported, "nor is there ever an allegiance");
+    assert_eq!(ask(Function::CLEAR_ACA, 0), unsupported, "no auto contingent allegiance exists");
 }
 
 #[test]
@@ -345,8 +345,16 @@ fn query_functions_report_whether_tasks_exist() {
     assert_eq!(ask(Function::QUERY_TASK, 0, itt), FunctionResponse::FUNCTION_SUCCEEDED);
     assert_eq!(ask(Function::QUERY_TASK, 0, itt + 1), FunctionResponse::FUNCTION_COMPLETE);
     assert_eq!(ask(Function::QUERY_TASK_SET, 0, 0), FunctionResponse::FUNCTION_SUCCEEDED);
-    assert_eq!(ask(Function::QUERY_TASK, 1, itt), FunctionResponse::FUNCTION_COMPLETE, "of another unit");
+    assert_eq!(
+        ask(Function::QUERY_TASK, 1, itt),
+        FunctionResponse::FUNCTION_COMPLETE,
+        "a task of another unit"
+    );
     assert_eq!(ask(Function::QUERY_TASK_SET, 1, 0), FunctionResponse::FUNCTION_COMPLETE);
     assert_eq!(ask(Function::QUERY_TASK_SET, 9, 0), FunctionResponse::LUN_DOES_NOT_EXIST);
-    assert_eq!(ask(Function::ABORT_TASK, 1, itt), FunctionResponse::TASK_DOES_NOT_EXIST, "of another unit");
+    assert_eq!(
+        ask(Function::ABORT_TASK, 1, itt),
+        FunctionResponse::TASK_DOES_NOT_EXIST,
+        "a task of another unit"
+    );
 }

@@ -73,7 +73,7 @@ enum ReserveOutAction {
     Register {
         key: Option<u64>,
         new_key: u64,
-        whom: Vec<Registrant>,
+        registrants: Vec<Registrant>,
         persists: bool,
     },
     Reserve {
@@ -105,9 +105,9 @@ impl ReserveOutAction {
             out::REGISTER | out::REGISTER_AND_IGNORE_EXISTING_KEY => {
                 let ignores = action == out::REGISTER_AND_IGNORE_EXISTING_KEY;
                 let persists = list.flags & APTPL != 0;
-                let whom = whom(cx, list.flags, rest)?;
+                let registrants = affected_registrants(cx, list.flags, rest)?;
                 let key = (!ignores).then_some(key);
-                Ok(ReserveOutAction::Register { key, new_key: other_key, whom, persists })
+                Ok(ReserveOutAction::Register { key, new_key: other_key, registrants, persists })
             }
             out::RESERVE => Ok(ReserveOutAction::Reserve { key, kind }),
             out::RELEASE => Ok(ReserveOutAction::Release { key, kind }),
@@ -146,17 +146,17 @@ impl ReserveOutAction {
 
     fn apply(&self, all: &mut Reservations, registrant: &Registrant) -> Result<Notices, TaskFailure> {
         let result = match self {
-            ReserveOutAction::Register { key, new_key, whom, persists } => {
+            ReserveOutAction::Register { key, new_key, registrants, persists } => {
                 // SPC-5, "Registering": only an unregistered nexus may register others.
-                if whom.len() > 1
+                if registrants.len() > 1
                     && all.key_of(registrant).is_some()
-                    && whom.iter().any(|other| other.initiator != registrant.initiator)
+                    && registrants.iter().any(|other| other.initiator != registrant.initiator)
                 {
                     return Err(Sense::in_parameters(20).into());
                 }
                 all.register(
                     registrant,
-                    &Register { key: *key, new_key: *new_key, whom, persists: *persists },
+                    &Register { key: *key, new_key: *new_key, whom: registrants, persists: *persists },
                 )
             }
             ReserveOutAction::Reserve { key, kind } => {
@@ -191,7 +191,7 @@ fn refusal(refused: ReservationRefused) -> TaskFailure {
 
 /// The registrants of the service action: the nexus; with SPEC_I_PT each listed initiator port, and
 /// for a listed node its logged-in ports; with ALL_TG_PT each of them on every target port.
-fn whom(cx: &CommandContext<'_>, flags: u8, rest: &[u8]) -> Result<Vec<Registrant>, Sense> {
+fn affected_registrants(cx: &CommandContext<'_>, flags: u8, rest: &[u8]) -> Result<Vec<Registrant>, Sense> {
     let own = cx.nexus.registrant();
     let mut initiators = vec![own.initiator.clone()];
     if flags & SPEC_I_PT != 0 {

@@ -262,7 +262,7 @@ fn others_are_registered_by_spec_i_pt_and_all_target_ports() {
     long.extend([0, 0, 1, 4, 0x45, 0, 1, 0]);
     long.resize(24 + 4 + 0x104, b'x');
     let cdb = [0x5f, 0, 0, 0, 0, 0, 0, 1, 0x20, 0];
-    assert_eq!(a.run_with(&cdb, &long).check(), (5, 0x2600), "no name is that long");
+    assert_eq!(a.run_with(&cdb, &long).check(), (5, 0x2600), "longer than any TransportID");
 }
 
 #[test]

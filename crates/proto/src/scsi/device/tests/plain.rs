@@ -32,7 +32,7 @@ fn both_forms_of_read_capacity_return_the_last_lba() {
     assert_eq!(client.run(&CAPACITY_10).good(), [0, 0, 7, 0xff, 0, 0, 2, 0]);
     let long = client.run(&capacity_16(32)).good();
     assert_eq!((long.len(), &long[..12]), (32, &[0, 0, 0, 0, 0, 0, 7, 0xff, 0, 0, 2, 0][..]));
-    assert_eq!(client.run(&capacity_16(12)).good(), long[..12], "no more than there is room for");
+    assert_eq!(client.run(&capacity_16(12)).good(), long[..12], "limited to the allocation length");
 }
 
 #[test]

@@ -247,7 +247,7 @@ fn a_change_during_a_token_copy_ends_the_copy_and_discards_its_piece() {
         matches!(&step, TaskStep::Io { volume: VolumeId(0), io } if io.op == Op::Read),
         "the second piece"
     );
-    assert_eq!(client.outcome(1), (0x11, 0), "2,048 blocks: 8 bits of them are 0");
+    assert_eq!(client.outcome(1), (0x11, 0), "the low 8 bits of 2,048 blocks are 0");
     other.write(0, 255, &[1; 512]);
     assert_eq!(client.finish(&mut task, step, &[]).check(), (0xa, 0x2308));
     let reported = client.information(1, 9).good();
@@ -282,7 +282,11 @@ fn an_immediate_copy_is_over_before_its_status() {
     client.write_using(1, 1 | 2, 0, &token, &[(0, 16)]).good();
     assert_eq!(client.outcome(1), (1, 16));
     assert_eq!(client.read(1, 0, 16), blocks(16));
-    assert_eq!(client.write_using(1, 0, 0, &token, &[(0, 1)]).check(), (5, 0x2309), "it was to be deleted");
+    assert_eq!(
+        client.write_using(1, 0, 0, &token, &[(0, 1)]).check(),
+        (5, 0x2309),
+        "the token was deleted after its use"
+    );
 }
 
 impl CopyClient {
@@ -304,8 +308,8 @@ fn a_copy_keeps_its_identifier_until_it_ends_or_is_aborted() {
     let (task, _) = client.begin_copy(&zero_token(), &[(0, 16)]);
     assert_eq!(client.outcome(1), (0x11, 0));
     let again = client.write_using(1, 0, 0, &zero_token(), &[(0, 1)]);
-    assert_eq!(again.check(), (5, 0x0016), "it is in progress");
-    assert_eq!(other.information(1, 9).check(), (5, 0x2400), "it is another nexus's");
+    assert_eq!(again.check(), (5, 0x0016), "the list identifier is in use");
+    assert_eq!(other.information(1, 9).check(), (5, 0x2400), "a list identifier of another nexus");
     let abort = [0x83, 0x1c, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     assert_eq!(client.run(1, &abort, &[]).check(), (5, 0x2400), "there is no COPY OPERATION ABORT");
     drop(task);
@@ -355,7 +359,7 @@ fn an_unused_token_expires() {
     let token = client.information(0, 7).good()[38..].to_vec();
     let second = |n: u32| now + Duration::from_secs(n.into());
     assert!(clock.on_turn(now) && clock.poll_timeout() == Some(second(1)));
-    assert!(!BackgroundWork::new(pair.target.clone(), now).on_turn(now), "one counts");
+    assert!(!BackgroundWork::new(pair.target.clone(), now).on_turn(now), "one background task per target");
     for n in 1..=2 {
         assert!(clock.on_turn(second(n)));
     }
@@ -363,10 +367,10 @@ fn an_unused_token_expires() {
     for n in 3..=4 {
         assert!(clock.on_turn(second(n)));
     }
-    assert!(!clock.on_turn(second(5)), "there is nothing to count for");
+    assert!(!clock.on_turn(second(5)), "no token is valid");
     assert_eq!(client.write_using(1, 0, 0, &token, &[(0, 1)]).check(), (5, 0x2307));
     client.token(1);
-    assert!(clock.on_turn(second(5)), "and now there is again");
+    assert!(clock.on_turn(second(5)), "a token is valid again");
 }
 
 #[test]
@@ -405,11 +409,11 @@ fn invalid_parameter_lists_are_rejected() {
         client.run(0, &cdb(0x10, 7, list.len()), &list).check()
     };
     assert_eq!(edited(1, 29), (5, 0x2600));
-    assert_eq!(edited(2, 2), (5, 0x2600), "a type that is none");
+    assert_eq!(edited(2, 2), (5, 0x2600), "an unknown ROD type");
     assert_eq!(edited(4, 1), (5, 0x2600), "a long timeout");
     assert_eq!(edited(15, 15), (5, 0x2600));
     assert_eq!(edited(16, 1), (5, 0x2100));
-    assert_eq!(client.populate(0, 7, &[(0, 2), (1, 1)]).check(), (5, 0x2600), "a block twice");
+    assert_eq!(client.populate(0, 7, &[(0, 2), (1, 1)]).check(), (5, 0x2600), "overlapping ranges");
     assert_eq!(client.populate(0, 7, &vec![(0, 0); 257]).check(), (5, 0x2608));
     client.populate(0, 7, &[(5, 0), (1, 1)]).good();
     let token = client.information(0, 7).good()[38..].to_vec();
