@@ -38,7 +38,7 @@ fn snack(client: &mut ScriptedClient) -> (u8, u32, u32, u32, u32) {
     (snack.snack_type, tags.0, tags.1, snack.beg_run.get(), snack.run_length.get())
 }
 
-/// Data-In PDU `number` of a 2048-byte read in four PDUs; the last one carries the status `stat_sn`.
+/// Data-In PDU `number` of a 2048-byte read in four PDUs; the last carries the status `stat_sn`.
 fn part(client: &mut ScriptedClient, command: &InitiatorPdu, number: u32, stat_sn: u32) -> DataIn {
     let flags = if number == 3 { FLAG_FINAL | FLAG_STATUS } else { 0 };
     let before = client.stat_sn;
