@@ -96,7 +96,7 @@ fn sessions_of_every_protocol_that_come_and_go_leave_no_allocation_behind() {
     let (node, _subsystem) = nvme_sides::node(&exports);
     let dial = || nvme_sides::dialer(nvme_sides::endpoint(&[address()]));
     leaves_nothing("NVMe/TCP", dial, &exports, move |pool, now| {
-        nvme_tcp::server::TargetSession::new(node.clone(), pool, now).at_port(1)
+        nvme_tcp::server::NvmeTcpTargetSession::new(node.clone(), pool, now).at_port(1)
     });
 }
 

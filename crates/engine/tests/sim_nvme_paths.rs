@@ -13,7 +13,7 @@ use blockmux_engine::target::TargetTask;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::fabrics::controller::node::NvmeNode;
 use blockmux_proto::nvme::subsystem::Subsystem;
-use blockmux_proto::nvme_tcp::server::TargetSession;
+use blockmux_proto::nvme_tcp::server::NvmeTcpTargetSession;
 use blockmux_volume::{Core, IoError, ReadyList, Volume, VolumeInfo};
 use blockmux_wire::nvme::log::AnaState;
 use nvme_sides::{GROUP, dialer, endpoint, node};
@@ -75,7 +75,7 @@ impl Paths for TwoPorts {
         let limit = ConnectionLimit::new(usize::MAX);
         self.client.world.net().listen(&core, &address(path), move |core, stream| {
             let pool = core.pool().for_peer();
-            let session = TargetSession::new(node.clone(), pool.clone(), core.now());
+            let session = NvmeTcpTargetSession::new(node.clone(), pool.clone(), core.now());
             let permit = limit.permit().expect("there is no limit");
             TargetTask::spawn(
                 core,

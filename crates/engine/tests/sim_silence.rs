@@ -118,7 +118,7 @@ fn over_iser(volume: Arc<dyn Volume>) -> Scene {
             let node = node.get_or_init(|| iscsi_sides::node(&exports));
             iser_sides::target(&local, node, pool, now)
         },
-        IserDialer::new(&address(), "disk0", wishes(), iwarp::Config::default()),
+        IserDialer::new(&address(), "disk0", wishes(), iwarp::IwarpConfig::default()),
     )
 }
 
@@ -275,7 +275,7 @@ fn over_nvme_a_request_that_gets_no_answer_fails_likewise() {
         stuck(),
         move |exports: Exports, pool, now| {
             let node = node.get_or_init(|| nvme_sides::node(&exports).0);
-            nvme_tcp::server::TargetSession::new(node.clone(), pool, now).at_port(1)
+            nvme_tcp::server::NvmeTcpTargetSession::new(node.clone(), pool, now).at_port(1)
         },
         nvme_sides::dialer(endpoint),
     );

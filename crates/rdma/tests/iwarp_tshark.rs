@@ -9,7 +9,7 @@ use blockmux_proto::rdma::{
 };
 use blockmux_proto::session::{Demand, StreamSession};
 use blockmux_rdma::Provider;
-use blockmux_rdma::iwarp::{Config, Iwarp};
+use blockmux_rdma::iwarp::{Iwarp, IwarpConfig};
 use blockmux_volume::{Chunk, Memory, Pool, SgList};
 use blockmux_wire::iwarp::mpa::fpdu_len;
 use std::fs;
@@ -29,7 +29,7 @@ struct Capture {
 }
 
 impl Capture {
-    fn new(config: &Config) -> Capture {
+    fn new(config: &IwarpConfig) -> Capture {
         let endpoint = Endpoint {
             receives: 64,
             receive_len: 16 << 10,
@@ -156,7 +156,7 @@ impl Capture {
 }
 
 /// A bit of everything, and a Terminate message in the end; how many messages that are.
-fn talk(config: &Config) -> Vec<u8> {
+fn talk(config: &IwarpConfig) -> Vec<u8> {
     let mut capture = Capture::new(config);
     capture.settle();
     let memory = |len: usize| SgList::one(Memory::from_heap(len).seg(0, len));
@@ -198,7 +198,7 @@ fn tshark_reads_our_traffic_without_a_malformed_mark() {
         return;
     }
     for (has_crc, wants_markers) in [(false, false), (true, false), (false, true), (true, true)] {
-        let config = Config { has_crc, wants_markers, mss: SEGMENT, ..Config::default() };
+        let config = IwarpConfig { has_crc, wants_markers, mss: SEGMENT, ..IwarpConfig::default() };
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("iwarp.pcap");
         fs::write(&path, talk(&config)).unwrap();

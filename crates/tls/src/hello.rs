@@ -4,21 +4,21 @@
 /// is not as it should be, which the library tells.
 #[must_use]
 pub(crate) fn identities(message: &[u8]) -> Vec<&[u8]> {
-    let mut at = Reader(message);
+    let mut at = HelloReader(message);
     let Some(mut extensions) = at.extensions() else { return Vec::new() };
     while let Some((kind, body)) = extensions.extension() {
         if kind == PRE_SHARED_KEY {
-            let Some(list) = Reader(body).with_length(2) else { return Vec::new() };
-            let mut list = Reader(list);
+            let Some(list) = HelloReader(body).with_length(2) else { return Vec::new() };
+            let mut list = HelloReader(list);
             return std::iter::from_fn(|| list.identity()).take(MAX_OFFERED).collect();
         }
     }
     Vec::new()
 }
 
-struct Reader<'a>(&'a [u8]);
+struct HelloReader<'a>(&'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> HelloReader<'a> {
     fn bytes(&mut self, len: usize) -> Option<&'a [u8]> {
         let (bytes, rest) = self.0.split_at_checked(len)?;
         self.0 = rest;
@@ -32,12 +32,12 @@ impl<'a> Reader<'a> {
     }
 
     /// Behind version, random, session identifier, cipher suites and compression methods.
-    fn extensions(&mut self) -> Option<Reader<'a>> {
+    fn extensions(&mut self) -> Option<HelloReader<'a>> {
         self.bytes(2 + 32)?;
         self.with_length(1)?;
         self.with_length(2)?;
         self.with_length(1)?;
-        self.with_length(2).map(Reader)
+        self.with_length(2).map(HelloReader)
     }
 
     fn extension(&mut self) -> Option<(u16, &'a [u8])> {

@@ -27,7 +27,7 @@ pub struct RecordKeys {
 }
 
 /// What the library gives up, so that somebody else can go on, or the library itself again.
-pub struct Exported {
+pub struct ExportedKeys {
     /// Of what we send.
     pub sending: TrafficSecret,
     /// The number of the record that we send next.
@@ -70,15 +70,15 @@ impl TrafficSecret {
         let [len, label_len] = [output.len(), PREFIX.len() + label.len()].map(|len| len as u8);
         let info: [&[u8]; 5] = [&[0, len], &[label_len], PREFIX.as_bytes(), label.as_bytes(), &[0]];
         let prk = Prk::new_less_safe(algorithm, &self.secret);
-        prk.expand(&info, Len(output.len()))
+        prk.expand(&info, OutputLen(output.len()))
             .and_then(|okm| okm.fill(output))
             .expect("as much as one block of the hash can always be had");
     }
 }
 
-impl Exported {
+impl ExportedKeys {
     /// Reads what the library has written in version 1 of its form.
-    pub(super) fn read(state: Vec<u8>, is_client: bool) -> Result<Exported, Vec<u8>> {
+    pub(super) fn read(state: Vec<u8>, is_client: bool) -> Result<ExportedKeys, Vec<u8>> {
         let read = || {
             let mut at = state.as_slice();
             let mut take = |len| {
@@ -104,7 +104,7 @@ impl Exported {
         };
         match read() {
             Some(((sending, next_sent), (receiving, next_received))) => {
-                Ok(Exported { sending, next_sent, receiving, next_received, state: state.into() })
+                Ok(ExportedKeys { sending, next_sent, receiving, next_received, state: state.into() })
             }
             None => Err(state),
         }
@@ -129,9 +129,9 @@ impl Hash {
     }
 }
 
-struct Len(usize);
+struct OutputLen(usize);
 
-impl KeyType for Len {
+impl KeyType for OutputLen {
     fn len(&self) -> usize {
         self.0
     }
@@ -201,19 +201,19 @@ mod tests {
         state.extend([1; 48]);
         state.extend([2; 48]);
         for is_client in [false, true] {
-            let read = Exported::read(state.clone(), is_client).unwrap_or_else(|_| panic!("it is right"));
+            let read = ExportedKeys::read(state.clone(), is_client).unwrap_or_else(|_| panic!("it is right"));
             let (client, server) = ((&[1; 48], 5), (&[2; 48], 9));
             let (sent, received) = if is_client { (client, server) } else { (server, client) };
             assert_eq!((&read.sending.secret[..], read.next_sent), (&sent.0[..], sent.1));
             assert_eq!((&read.receiving.secret[..], read.next_received), (&received.0[..], received.1));
         }
         for len in 0..state.len() {
-            assert!(Exported::read(state[..len].to_vec(), true).is_err(), "{len}");
+            assert!(ExportedKeys::read(state[..len].to_vec(), true).is_err(), "{len}");
         }
         for (at, byte) in [(7, 2), (9, 3), (10, 0), (11, 3)] {
             let mut other = state.clone();
             other[at] = byte;
-            assert!(Exported::read(other, true).is_err(), "{at}");
+            assert!(ExportedKeys::read(other, true).is_err(), "{at}");
         }
     }
 }

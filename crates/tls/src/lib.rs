@@ -28,8 +28,11 @@ mod messages;
 mod pipe;
 mod records;
 
-pub use keys::{Exported, IV_LEN, RecordKeys, TrafficSecret};
-pub use messages::{ALERT, APPLICATION_DATA, HANDSHAKE, Messages, OUR_CLOSE_NOTIFY, OUR_KEY_UPDATE, Told};
+pub use keys::{ExportedKeys, IV_LEN, RecordKeys, TrafficSecret};
+pub use messages::{
+    ALERT, APPLICATION_DATA, HANDSHAKE, OUR_CLOSE_NOTIFY, OUR_KEY_UPDATE, PostHandshakeAction,
+    PostHandshakeMessages,
+};
 use pipe::Pipe;
 pub use records::{HEADER_LEN, MOST_PLAIN, OVERHEAD, Records};
 use s2n_tls::callbacks::{ClientHelloCallback, ConnectionFuture};
@@ -48,7 +51,7 @@ use zeroize::Zeroizing;
 pub struct Tls {
     pipe: Pipe,
     mode: Mode,
-    state: State,
+    state: TlsState,
     /// Bytes of the peer's that the handshake has taken.
     handshake: usize,
     /// Which key both sides have.
@@ -57,7 +60,7 @@ pub struct Tls {
 
 /// What a call of [`Tls::receive`] has moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Moved {
+pub struct ReceivedBytes {
     /// Bytes of the input that it took.
     pub taken: usize,
     /// Plain bytes that it gave.
@@ -131,7 +134,7 @@ pub enum TlsError {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum TlsState {
     Handshake,
     Open,
     /// The peer sends nothing any more.
@@ -158,13 +161,13 @@ impl Tls {
     /// If the library fails.
     pub fn server(lookup: &Lookup) -> Result<Tls, TlsError> {
         let mut connection = connection(Mode::Server, server_config()?)?;
-        connection.set_application_context(Offer { lookup: lookup.clone(), first: None, known: None });
+        connection.set_application_context(OfferedKeys { lookup: lookup.clone(), first: None, known: None });
         Tls::new(connection, Mode::Server)
     }
 
     fn new(connection: Connection, mode: Mode) -> Result<Tls, TlsError> {
         let pipe = Pipe::new(connection).map_err(|error| ours(&error))?;
-        Ok(Tls { pipe, mode, state: State::Handshake, handshake: 0, identity: Vec::new() })
+        Ok(Tls { pipe, mode, state: TlsState::Handshake, handshake: 0, identity: Vec::new() })
     }
 
     /// Whether it is the client's side.
@@ -176,13 +179,13 @@ impl Tls {
     /// Whether the handshake is done, so that there are plain bytes.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        matches!(self.state, State::Open | State::Ended)
+        matches!(self.state, TlsState::Open | TlsState::Ended)
     }
 
     /// Whether the peer has said that it sends nothing any more.
     #[must_use]
     pub fn has_ended(&self) -> bool {
-        self.state == State::Ended
+        self.state == TlsState::Ended
     }
 
     /// The identity of the key that both sides have, once the handshake is done.
@@ -197,9 +200,9 @@ impl Tls {
     ///
     /// # Errors
     /// If it cannot go on. What [`Tls::output`] holds is worth sending still: it says why.
-    pub fn receive(&mut self, input: &[u8], plain: &mut [u8]) -> Result<Moved, TlsError> {
-        let mut moved = Moved::default();
-        if self.state == State::Handshake {
+    pub fn receive(&mut self, input: &[u8], plain: &mut [u8]) -> Result<ReceivedBytes, TlsError> {
+        let mut moved = ReceivedBytes::default();
+        if self.state == TlsState::Handshake {
             let (result, taken) =
                 self.pipe.with_input(input, |connection| match connection.poll_negotiate() {
                     Poll::Ready(result) => result.map(|_| true),
@@ -216,13 +219,13 @@ impl Tls {
                 Err(error) => return Err(self.reason(&error)),
             }
         }
-        while self.state == State::Open && moved.given < plain.len() {
+        while self.state == TlsState::Open && moved.given < plain.len() {
             let (result, taken) = self.pipe.with_input(&input[moved.taken..], |connection| {
                 connection.poll_recv(&mut plain[moved.given..])
             });
             moved.taken += taken;
             match result {
-                Poll::Ready(Ok(0)) => self.state = State::Ended,
+                Poll::Ready(Ok(0)) => self.state = TlsState::Ended,
                 Poll::Ready(Ok(given)) => moved.given += given,
                 Poll::Pending => break,
                 Poll::Ready(Err(error)) => return Err(self.reason(&error)),
@@ -264,14 +267,14 @@ impl Tls {
     /// Gives up the keys, so that somebody else goes on: at a border between records in both
     /// directions, with all of [`Tls::output`] sent. It can do nothing any more then, but
     /// [`Tls::resume`] with them. `None`: it cannot give them up now, and has not.
-    pub fn export(&mut self) -> Option<Exported> {
-        if self.state != State::Open || !self.output().is_empty() {
+    pub fn export(&mut self) -> Option<ExportedKeys> {
+        if self.state != TlsState::Open || !self.output().is_empty() {
             return None;
         }
         let connection = self.pipe.connection();
         let mut state = vec![0; connection.serialization_length().ok()?];
         connection.serialize(&mut state).ok()?;
-        match Exported::read(state, self.is_client()) {
+        match ExportedKeys::read(state, self.is_client()) {
             Ok(exported) => Some(exported),
             Err(state) => {
                 // Another version of the library may write in another form, which it reads itself.
@@ -285,7 +288,7 @@ impl Tls {
     ///
     /// # Errors
     /// If the library does not take it.
-    pub fn resume(&mut self, exported: &Exported) -> Result<(), TlsError> {
+    pub fn resume(&mut self, exported: &ExportedKeys) -> Result<(), TlsError> {
         self.resume_from(&exported.state)
     }
 
@@ -319,12 +322,12 @@ impl Tls {
         if !is_agreed || !is_usable {
             return Err(self.fail(TlsError::Broken("it wants no pre-shared key, or another cipher suite")));
         }
-        (self.identity, self.state) = (identity, State::Open);
+        (self.identity, self.state) = (identity, TlsState::Open);
         Ok(())
     }
 
     fn fail(&mut self, why: TlsError) -> TlsError {
-        self.state = State::Failed;
+        self.state = TlsState::Failed;
         why
     }
 
@@ -332,25 +335,25 @@ impl Tls {
     /// words what is wrong.
     fn reason(&mut self, error: &Error) -> TlsError {
         let was_open = self.is_open();
-        self.state = State::Failed;
+        self.state = TlsState::Failed;
         let has_answered = was_open || !self.pipe.has_sent_nothing();
         let connection = self.pipe.connection();
-        let offer = connection.application_context::<Offer>();
+        let offer = connection.application_context::<OfferedKeys>();
         let is_server = self.mode == Mode::Server;
         if error.kind() == ErrorType::Alert || (error.kind() == ErrorType::ConnectionClosed && !is_server) {
             return alert::received(connection.alert(), was_open);
         }
         let why = match (offer, error.name()) {
-            (Some(Offer { first: Some(first), known: None, .. }), _) => {
+            (Some(OfferedKeys { first: Some(first), known: None, .. }), _) => {
                 TlsError::UnknownIdentity(first.clone())
             }
             // The library is as brief about a wrong proof of the key, or one by another hash
             // function, as about a wrong message.
             (
-                Some(Offer { known: Some(known), .. }),
+                Some(OfferedKeys { known: Some(known), .. }),
                 "S2N_ERR_BAD_PSK_BINDER" | "S2N_ERR_BAD_MESSAGE" | "S2N_ERR_SAFETY",
             ) if !has_answered => TlsError::WrongKey(known.clone()),
-            (Some(Offer { first: None, .. }), "S2N_ERR_CIPHER_NOT_SUPPORTED") => TlsError::NoIdentity,
+            (Some(OfferedKeys { first: None, .. }), "S2N_ERR_CIPHER_NOT_SUPPORTED") => TlsError::NoIdentity,
             _ if error.kind() == ErrorType::ProtocolError => TlsError::Broken(error.message()),
             _ => TlsError::Ours(error.message()),
         };
@@ -364,7 +367,7 @@ impl Tls {
 }
 
 /// What a client has offered to a server.
-struct Offer {
+struct OfferedKeys {
     lookup: Lookup,
     /// The identity of the first key, for messages.
     first: Option<String>,
@@ -373,16 +376,16 @@ struct Offer {
 }
 
 /// Takes the keys that a client offers and that are known.
-struct TakeOffer;
+struct SelectOfferedKeys;
 
-impl ClientHelloCallback for TakeOffer {
+impl ClientHelloCallback for SelectOfferedKeys {
     fn on_client_hello(
         &self,
         connection: &mut Connection,
     ) -> Result<Option<Pin<Box<dyn ConnectionFuture>>>, Error> {
         let message = connection.client_hello()?.raw_message()?;
         let offered = hello::identities(&message);
-        let Some(offer) = connection.application_context_mut::<Offer>() else { return Ok(None) };
+        let Some(offer) = connection.application_context_mut::<OfferedKeys>() else { return Ok(None) };
         offer.first = offered.first().map(|identity| shown(identity));
         let known: Vec<Psk> = offered.iter().filter_map(|identity| (offer.lookup)(identity)).collect();
         offer.known = known.first().map(|key| shown(&key.identity));
@@ -415,7 +418,7 @@ fn server_config() -> Result<Config, TlsError> {
     static CONFIG: OnceLock<Result<Config, TlsError>> = OnceLock::new();
     let make = || {
         let mut builder = builder()?;
-        builder.set_client_hello_callback(TakeOffer).map_err(|error| ours(&error))?;
+        builder.set_client_hello_callback(SelectOfferedKeys).map_err(|error| ours(&error))?;
         builder.build().map_err(|error| ours(&error))
     };
     CONFIG.get_or_init(make).clone()

@@ -5,14 +5,14 @@ use super::{TlsError, alert};
 
 /// Reads them, across records.
 #[derive(Default)]
-pub struct Messages {
+pub struct PostHandshakeMessages {
     /// Of a message of which the rest has not come.
     begun: Vec<u8>,
 }
 
 /// What there is to be done about what a record says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum PostHandshakeAction {
     /// Nothing.
     Nothing,
     /// The peer's next record is protected by the next secret.
@@ -24,13 +24,18 @@ pub enum Told {
     Ended,
 }
 
-impl Messages {
+impl PostHandshakeMessages {
     /// Takes what one record or several of one type have, which a client or a server has received.
     ///
     /// # Errors
     /// If the peer ends the connection for a reason, or breaks the protocol; [`TlsError::alert`] is
     /// what it is told then.
-    pub fn take(&mut self, content_type: u8, bytes: &[u8], is_client: bool) -> Result<Told, TlsError> {
+    pub fn take(
+        &mut self,
+        content_type: u8,
+        bytes: &[u8],
+        is_client: bool,
+    ) -> Result<PostHandshakeAction, TlsError> {
         match content_type {
             // A message is not interrupted by records of other types (§5.1).
             HANDSHAKE => self.handshake(bytes, is_client),
@@ -40,7 +45,7 @@ impl Messages {
         }
     }
 
-    fn handshake(&mut self, bytes: &[u8], is_client: bool) -> Result<Told, TlsError> {
+    fn handshake(&mut self, bytes: &[u8], is_client: bool) -> Result<PostHandshakeAction, TlsError> {
         self.begun.extend_from_slice(bytes);
         while let [kind, high, mid, low, rest @ ..] = self.begun.as_slice() {
             let len = usize::from(*high) << 16 | usize::from(*mid) << 8 | usize::from(*low);
@@ -60,7 +65,7 @@ impl Messages {
                     ([request @ 0..=1], []) => {
                         let is_requested = *request == 1;
                         self.begun.clear();
-                        Ok(Told::KeyUpdate { is_requested })
+                        Ok(PostHandshakeAction::KeyUpdate { is_requested })
                     }
                     _ => Err(TlsError::Unexpected),
                 };
@@ -68,17 +73,17 @@ impl Messages {
             // A ticket, which we have no use for.
             self.begun = rest.to_vec();
         }
-        Ok(Told::Nothing)
+        Ok(PostHandshakeAction::Nothing)
     }
 }
 
 /// Several that came together count as the first; what comes after that of the end is to be ignored
 /// (§6.1).
-fn alert(bytes: &[u8]) -> Result<Told, TlsError> {
+fn alert(bytes: &[u8]) -> Result<PostHandshakeAction, TlsError> {
     match bytes {
         // The level means nothing any more (§6).
-        [_, alert::CLOSE_NOTIFY, ..] => Ok(Told::Ended),
-        [_, alert::USER_CANCELED] => Ok(Told::Nothing),
+        [_, alert::CLOSE_NOTIFY, ..] => Ok(PostHandshakeAction::Ended),
+        [_, alert::USER_CANCELED] => Ok(PostHandshakeAction::Nothing),
         [_, alert::USER_CANCELED, rest @ ..] => alert(rest),
         [_, code, ..] => Err(alert::received(Some(*code), true)),
         _ => Err(TlsError::Unexpected),
@@ -106,8 +111,8 @@ const MOST_TICKET: usize = 16 << 10;
 mod tests {
     use super::*;
 
-    fn take(content_type: u8, bytes: &[u8]) -> Result<Told, TlsError> {
-        Messages::default().take(content_type, bytes, true)
+    fn take(content_type: u8, bytes: &[u8]) -> Result<PostHandshakeAction, TlsError> {
+        PostHandshakeMessages::default().take(content_type, bytes, true)
     }
 
     #[test]
@@ -115,20 +120,28 @@ mod tests {
         let ticket = [&[NEW_SESSION_TICKET, 0, 1, 44][..], &[7; 300]].concat();
         let all = [&ticket[..], &ticket, &OUR_KEY_UPDATE].concat();
         for step in [1, 3, 4, 5, 303, 304, 305, all.len()] {
-            let mut messages = Messages::default();
+            let mut messages = PostHandshakeMessages::default();
             let mut told = Vec::new();
             for part in all.chunks(step) {
                 told.push(messages.take(HANDSHAKE, part, true).unwrap());
             }
-            assert_eq!(told.pop(), Some(Told::KeyUpdate { is_requested: false }), "{step}");
-            assert!(told.iter().all(|told| *told == Told::Nothing) && messages.begun.is_empty());
+            assert_eq!(told.pop(), Some(PostHandshakeAction::KeyUpdate { is_requested: false }), "{step}");
+            assert!(
+                told.iter().all(|told| *told == PostHandshakeAction::Nothing) && messages.begun.is_empty()
+            );
         }
-        assert_eq!(Messages::default().take(HANDSHAKE, &ticket, false), Err(TlsError::Unexpected));
+        assert_eq!(
+            PostHandshakeMessages::default().take(HANDSHAKE, &ticket, false),
+            Err(TlsError::Unexpected)
+        );
     }
 
     #[test]
     fn a_key_update_is_the_last_in_its_record() {
-        assert_eq!(take(HANDSHAKE, &[24, 0, 0, 1, 1]), Ok(Told::KeyUpdate { is_requested: true }));
+        assert_eq!(
+            take(HANDSHAKE, &[24, 0, 0, 1, 1]),
+            Ok(PostHandshakeAction::KeyUpdate { is_requested: true })
+        );
         for wrong in [&[24, 0, 0, 1, 2][..], &[24, 0, 0, 2, 0, 0], &[24, 0, 0, 1, 0, 24], &[1, 0, 0, 0], &[0]]
         {
             let told = take(HANDSHAKE, wrong);
@@ -140,15 +153,15 @@ mod tests {
 
     #[test]
     fn an_alert_ends_the_connection_with_a_reason_or_without_one() {
-        assert_eq!(take(ALERT, &OUR_CLOSE_NOTIFY), Ok(Told::Ended));
-        assert_eq!(take(ALERT, &[2, 0]), Ok(Told::Ended));
-        assert_eq!(take(ALERT, &[1, 90]), Ok(Told::Nothing));
-        assert_eq!(take(ALERT, &[1, 90, 1, 0, 2, 20]), Ok(Told::Ended));
+        assert_eq!(take(ALERT, &OUR_CLOSE_NOTIFY), Ok(PostHandshakeAction::Ended));
+        assert_eq!(take(ALERT, &[2, 0]), Ok(PostHandshakeAction::Ended));
+        assert_eq!(take(ALERT, &[1, 90]), Ok(PostHandshakeAction::Nothing));
+        assert_eq!(take(ALERT, &[1, 90, 1, 0, 2, 20]), Ok(PostHandshakeAction::Ended));
         let told = take(ALERT, &[2, 20]).unwrap_err().to_string();
         assert!(told.ends_with("bad_record_mac"), "{told}");
         assert_eq!(take(ALERT, &[2]), Err(TlsError::Unexpected));
         assert_eq!(take(APPLICATION_DATA + 1, &[2]), Err(TlsError::Unexpected));
-        let mut messages = Messages::default();
+        let mut messages = PostHandshakeMessages::default();
         messages.take(HANDSHAKE, &[24, 0], true).unwrap();
         assert_eq!(messages.take(ALERT, &OUR_CLOSE_NOTIFY, true), Err(TlsError::Unexpected));
     }

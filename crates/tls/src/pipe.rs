@@ -8,15 +8,15 @@ use std::ptr;
 /// The library's connection, and what it reads from and writes to.
 ///
 /// # Invariants
-/// `ends` comes from a box, which is freed after the connection that has its address. The library
+/// `buffers` comes from a box, which is freed after the connection that has its address. The library
 /// uses it only in the calls of [`Pipe::with_input`], during which nobody else does.
 pub(crate) struct Pipe {
     /// Taken only when the pipe is dropped.
     connection: Option<Connection>,
-    ends: *mut Ends,
+    buffers: *mut PipeBuffers,
 }
 
-struct Ends {
+struct PipeBuffers {
     /// What is left of the input, valid while a call lasts; none between calls.
     input: *const u8,
     input_len: usize,
@@ -26,14 +26,14 @@ struct Ends {
 
 impl Pipe {
     pub(crate) fn new(mut connection: Connection) -> Result<Pipe, Error> {
-        let ends = Ends { input: ptr::null(), input_len: 0, output: Vec::new(), has_sent: false };
-        let ends = Box::into_raw(Box::new(ends));
+        let buffers = PipeBuffers { input: ptr::null(), input_len: 0, output: Vec::new(), has_sent: false };
+        let buffers = Box::into_raw(Box::new(buffers));
         connection.set_receive_callback(Some(receive))?.set_send_callback(Some(send))?;
         // SAFETY: the box lives longer than the connection.
         unsafe {
-            connection.set_receive_context(ends.cast())?.set_send_context(ends.cast())?;
+            connection.set_receive_context(buffers.cast())?.set_send_context(buffers.cast())?;
         }
-        Ok(Pipe { connection: Some(connection), ends })
+        Ok(Pipe { connection: Some(connection), buffers })
     }
 
     /// Has the library do something while `input` is what came from the peer. How much of it was
@@ -44,12 +44,12 @@ impl Pipe {
         work: impl FnOnce(&mut Connection) -> T,
     ) -> (T, usize) {
         // SAFETY: the box is alive, and the library does not use it now.
-        unsafe { ((*self.ends).input, (*self.ends).input_len) = (input.as_ptr(), input.len()) };
+        unsafe { ((*self.buffers).input, (*self.buffers).input_len) = (input.as_ptr(), input.len()) };
         let result = work(self.connection());
         // SAFETY: as above. What is forgotten here is never read again.
         let left = unsafe {
-            (*self.ends).input = ptr::null();
-            std::mem::take(&mut (*self.ends).input_len)
+            (*self.buffers).input = ptr::null();
+            std::mem::take(&mut (*self.buffers).input_len)
         };
         (result, input.len() - left)
     }
@@ -63,13 +63,13 @@ impl Pipe {
     pub(crate) fn output(&mut self) -> &mut Vec<u8> {
         // SAFETY: the box is alive, and the library does not use it before this borrow of the pipe
         // has ended.
-        unsafe { &mut (*self.ends).output }
+        unsafe { &mut (*self.buffers).output }
     }
 
     /// Whether the library has never sent anything.
     pub(crate) fn has_sent_nothing(&self) -> bool {
         // SAFETY: as for `output`.
-        unsafe { !(*self.ends).has_sent }
+        unsafe { !(*self.buffers).has_sent }
     }
 }
 
@@ -77,7 +77,7 @@ impl Drop for Pipe {
     fn drop(&mut self) {
         self.connection = None;
         // SAFETY: it came from a box, and the connection that knew it is gone.
-        drop(unsafe { Box::from_raw(self.ends) });
+        drop(unsafe { Box::from_raw(self.buffers) });
     }
 }
 
@@ -87,18 +87,18 @@ impl Drop for Pipe {
 /// `context` is the pipe's box and used by nobody else, and `buffer` has room for `len` bytes.
 unsafe extern "C" fn receive(context: *mut libc::c_void, buffer: *mut u8, len: u32) -> libc::c_int {
     // SAFETY: as the caller promises.
-    let ends = unsafe { &mut *context.cast::<Ends>() };
-    let here = ends.input_len.min(len as usize).min(libc::c_int::MAX as usize);
+    let buffers = unsafe { &mut *context.cast::<PipeBuffers>() };
+    let here = buffers.input_len.min(len as usize).min(libc::c_int::MAX as usize);
     if here == 0 {
         return later();
     }
     // SAFETY: the input has that many bytes and lives during the call, the buffer has room, and
     // they are apart.
     unsafe {
-        ptr::copy_nonoverlapping(ends.input, buffer, here);
-        ends.input = ends.input.add(here);
+        ptr::copy_nonoverlapping(buffers.input, buffer, here);
+        buffers.input = buffers.input.add(here);
     }
-    ends.input_len -= here;
+    buffers.input_len -= here;
     here as libc::c_int
 }
 
@@ -108,11 +108,11 @@ unsafe extern "C" fn receive(context: *mut libc::c_void, buffer: *mut u8, len: u
 /// `context` is the pipe's box and used by nobody else, and `buffer` has `len` bytes.
 unsafe extern "C" fn send(context: *mut libc::c_void, buffer: *const u8, len: u32) -> libc::c_int {
     // SAFETY: as the caller promises.
-    let (ends, bytes) =
-        unsafe { (&mut *context.cast::<Ends>(), std::slice::from_raw_parts(buffer, len as usize)) };
+    let (buffers, bytes) =
+        unsafe { (&mut *context.cast::<PipeBuffers>(), std::slice::from_raw_parts(buffer, len as usize)) };
     let Ok(sent) = libc::c_int::try_from(len) else { return later() };
-    ends.output.extend_from_slice(bytes);
-    ends.has_sent = true;
+    buffers.output.extend_from_slice(bytes);
+    buffers.has_sent = true;
     sent
 }
 

@@ -12,16 +12,16 @@ fn lookup(keys: Vec<Psk>) -> Lookup {
 }
 
 /// A client and a server, and what is on its way between them.
-struct Pair {
+struct ClientAndServer {
     client: Tls,
     server: Tls,
     /// How many bytes come at a time.
     step: usize,
 }
 
-impl Pair {
-    fn new(offered: &[Psk], known: Vec<Psk>) -> Pair {
-        Pair {
+impl ClientAndServer {
+    fn new(offered: &[Psk], known: Vec<Psk>) -> ClientAndServer {
+        ClientAndServer {
             client: Tls::client(offered).unwrap(),
             server: Tls::server(&lookup(known)).unwrap(),
             step: usize::MAX,
@@ -56,7 +56,7 @@ fn carry(bytes: &[u8], step: usize, to: &mut Tls, got: &mut (Vec<u8>, Option<Tls
                 Ok(moved) => {
                     at += moved.taken;
                     got.0.extend(&plain[..moved.given]);
-                    if moved == Moved::default() || to.has_ended() {
+                    if moved == ReceivedBytes::default() || to.has_ended() {
                         break;
                     }
                 }
@@ -70,7 +70,7 @@ fn carry(bytes: &[u8], step: usize, to: &mut Tls, got: &mut (Vec<u8>, Option<Tls
 fn both_ends_have_what_the_other_sends_however_it_is_split() {
     for hash in [Hash::Sha256, Hash::Sha384] {
         for step in [1, 2, 3, 5, 6, 17, 1000, usize::MAX] {
-            let mut pair = Pair::new(&[psk("a key", 7, hash)], vec![psk("a key", 7, hash)]);
+            let mut pair = ClientAndServer::new(&[psk("a key", 7, hash)], vec![psk("a key", 7, hash)]);
             pair.step = step;
             let got = pair.run();
             assert_eq!(got, [(vec![], None), (vec![], None)], "{hash:?} {step}");
@@ -94,7 +94,7 @@ fn both_ends_have_what_the_other_sends_however_it_is_split() {
 fn the_first_key_that_the_server_knows_is_taken() {
     let offered = [psk("new", 1, Hash::Sha384), psk("old", 2, Hash::Sha256)];
     for (known, name) in [(offered.to_vec(), "new"), (vec![offered[1].clone()], "old")] {
-        let mut pair = Pair::new(&offered, known);
+        let mut pair = ClientAndServer::new(&offered, known);
         assert_eq!(pair.run().map(|got| got.1), [None, None]);
         assert_eq!((pair.client.identity(), pair.server.identity()), (name.as_bytes(), name.as_bytes()));
     }
@@ -103,11 +103,13 @@ fn the_first_key_that_the_server_knows_is_taken() {
 #[test]
 fn both_ends_hear_what_is_wrong_with_a_key() {
     let offered = psk("key\n1", 1, Hash::Sha256);
-    let [client, server] = Pair::new(std::slice::from_ref(&offered), vec![]).run().map(|got| got.1.unwrap());
+    let [client, server] =
+        ClientAndServer::new(std::slice::from_ref(&offered), vec![]).run().map(|got| got.1.unwrap());
     assert_eq!(server, TlsError::UnknownIdentity("key\\n1".into()));
     assert!(client.to_string().contains("unknown_psk_identity: it does not know the key"), "{client}");
-    let [client, server] =
-        Pair::new(&[offered], vec![psk("key\n1", 2, Hash::Sha256)]).run().map(|got| got.1.unwrap());
+    let [client, server] = ClientAndServer::new(&[offered], vec![psk("key\n1", 2, Hash::Sha256)])
+        .run()
+        .map(|got| got.1.unwrap());
     assert_eq!(server, TlsError::WrongKey("key\\n1".into()));
     assert!(client.to_string().contains("decrypt_error: it has another key"), "{client}");
 }
@@ -125,7 +127,8 @@ fn what_is_no_tls_is_an_error_and_never_more() {
         let mut server = Tls::server(&lookup(vec![])).unwrap();
         let result = server.receive(bytes, &mut [0; 100]);
         assert!(
-            !server.is_open() && (result.is_err() || result == Ok(Moved { taken: bytes.len(), given: 0 }))
+            !server.is_open()
+                && (result.is_err() || result == Ok(ReceivedBytes { taken: bytes.len(), given: 0 }))
         );
     }
     // Each byte of a handshake, and of a record, made another.
@@ -141,7 +144,7 @@ fn what_is_no_tls_is_an_error_and_never_more() {
         assert!(!server.is_open());
     }
     for at in 0..60 {
-        let mut pair = Pair::new(std::slice::from_ref(&key), vec![key.clone()]);
+        let mut pair = ClientAndServer::new(std::slice::from_ref(&key), vec![key.clone()]);
         pair.run();
         pair.client.send(b"some bytes").unwrap();
         let mut record = std::mem::take(pair.client.output());
@@ -149,7 +152,7 @@ fn what_is_no_tls_is_an_error_and_never_more() {
         record[at.min(last)] ^= 0x41;
         let mut plain = [0; 100];
         let result = pair.server.receive(&record, &mut plain);
-        assert!(!matches!(result, Ok(Moved { given: 1.., .. })), "{at}");
+        assert!(!matches!(result, Ok(ReceivedBytes { given: 1.., .. })), "{at}");
     }
 }
 
@@ -178,7 +181,11 @@ fn a_key_is_not_shown() {
 }
 
 /// What comes of a record of the library's, opened with keys that the peer's side has given up.
-fn exchange(pair: &mut Pair, exporter: fn(&mut Pair) -> &mut Tls, other: fn(&mut Pair) -> &mut Tls) {
+fn exchange(
+    pair: &mut ClientAndServer,
+    exporter: fn(&mut ClientAndServer) -> &mut Tls,
+    other: fn(&mut ClientAndServer) -> &mut Tls,
+) {
     let exported = exporter(pair).export().unwrap();
     assert!(exporter(pair).export().is_none(), "it is given up once");
     other(pair).send(b"from the library").unwrap();
@@ -198,7 +205,7 @@ fn who_is_given_the_keys_goes_on_in_the_librarys_place() {
         for said_before in [0, 1, 5] {
             let key = psk("a key", 7, hash);
             let open = || {
-                let mut pair = Pair::new(std::slice::from_ref(&key), vec![key.clone()]);
+                let mut pair = ClientAndServer::new(std::slice::from_ref(&key), vec![key.clone()]);
                 pair.run();
                 for _ in 0..said_before {
                     pair.client.send(b"some bytes").unwrap();
@@ -217,7 +224,7 @@ fn who_is_given_the_keys_goes_on_in_the_librarys_place() {
 #[test]
 fn keys_are_given_up_only_between_records_and_can_be_given_back() {
     let key = psk("a key", 7, Hash::Sha384);
-    let mut pair = Pair::new(std::slice::from_ref(&key), vec![key.clone()]);
+    let mut pair = ClientAndServer::new(std::slice::from_ref(&key), vec![key.clone()]);
     assert!(pair.client.export().is_none() && pair.server.export().is_none(), "there are none yet");
     pair.run();
     pair.server.send(&[7; 100]).unwrap();

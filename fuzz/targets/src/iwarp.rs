@@ -16,7 +16,7 @@ use blockmux_proto::rdma::{
 };
 use blockmux_proto::session::{Demand, ProtocolError, StreamSession, Timed};
 use blockmux_rdma::Provider;
-use blockmux_rdma::iwarp::{Config, Iwarp, OUTBOX_FULL};
+use blockmux_rdma::iwarp::{Iwarp, IwarpConfig, OUTBOX_FULL};
 use blockmux_volume::{Crc32c, Memory, Pool, Seg, SgList};
 use blockmux_wire::iwarp::ddp::{Control, TAGGED_LEN, Tagged, UNTAGGED_LEN, Untagged};
 use blockmux_wire::iwarp::mpa::{Enhanced, Marker, ReqRepFrame, fpdu_len};
@@ -60,7 +60,7 @@ pub(crate) fn iwarp_frames(data: &[u8]) {
 pub(crate) fn iwarp_peer(data: &[u8]) {
     let (mut choices, stream) = Choices::split(data);
     let bits = choices.byte();
-    let config = Config {
+    let config = IwarpConfig {
         has_crc: bits & 1 != 0,
         wants_markers: bits & 14 == 14,
         is_enhanced: bits & 16 == 0,

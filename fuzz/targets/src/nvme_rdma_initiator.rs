@@ -12,7 +12,7 @@ use crate::choices::Choices;
 use crate::nvme_tcp_initiator::{check_error, names, namespace};
 use crate::records::Records;
 use crate::requests::{MAX_TURNS, Requests, take_turns};
-use blockmux_proto::nvme_rdma::client::QueueSession;
+use blockmux_proto::nvme_rdma::client::NvmeRdmaQueueSession;
 use blockmux_proto::nvme_tcp::client::{ControllerInfo, QueueConfig};
 use blockmux_proto::rdma::testing::Recorder;
 use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, Remote, Stag, WorkRequest};
@@ -41,7 +41,7 @@ pub(crate) fn nvme_rdma_initiator(data: &[u8]) {
     let crqsize = choices.of(&[64_u16, 64, 2, 0]);
     let now = Instant::now();
     let mut run = Run {
-        session: QueueSession::new(config, (), pool.clone(), now),
+        session: NvmeRdmaQueueSession::new(config, (), pool.clone(), now),
         queue_pair: Recorder::default(),
         choices,
         records: Records(&stream),
@@ -63,7 +63,7 @@ pub(crate) fn nvme_rdma_initiator(data: &[u8]) {
 
 struct Run<'a> {
     choices: Choices<'a>,
-    session: QueueSession,
+    session: NvmeRdmaQueueSession,
     queue_pair: Recorder,
     records: Records<'a>,
     pool: Pool,

@@ -8,7 +8,7 @@ use crate::choices::Choices;
 use crate::nvme_tcp_target::{admin, exports, node};
 use crate::rdma_target_side::{RdmaJudge, RdmaRun};
 use crate::records::Records;
-use blockmux_proto::nvme_rdma::server::TargetSession;
+use blockmux_proto::nvme_rdma::server::NvmeRdmaTargetSession;
 use blockmux_volume::{Pool, SgList};
 use blockmux_wire::nvme::{CQE_LEN, Cqe};
 use blockmux_wire::nvmeof::rdma::{CmAccept, CmRequest};
@@ -38,7 +38,7 @@ pub(crate) fn nvme_rdma_target(data: &[u8]) {
         };
         request.as_bytes().to_vec()
     };
-    let session = TargetSession::new(node, pool.clone(), now);
+    let session = NvmeRdmaTargetSession::new(node, pool.clone(), now);
     let judge = NvmeRdma { cid: 0, unanswered: 0 };
     RdmaRun::drive((choices, messages.0), (session, exports), judge, private_data, (pool, now));
 }

@@ -16,7 +16,8 @@ use crate::wire::Wire;
 use blockmux_proto::nvme::auth::{Concatenation, DhChapSecret, DhGroup, HostCredentials, HostSecrets};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme_tcp::client::{
-    AdminConfig, AdminSession, Ask, ControllerInfo, Digests, Names, NamespaceInfo, QueueConfig, QueueSession,
+    AdminConfig, Ask, ControllerInfo, Digests, Names, NamespaceInfo, NvmeTcpAdminSession,
+    NvmeTcpQueueSession, QueueConfig,
 };
 use blockmux_proto::session::{Initiator, ProtocolError, StreamConnections, StreamSession, Timed};
 use blockmux_volume::Pool;
@@ -47,7 +48,7 @@ fn run_admin(mut choices: Choices<'_>, credentials: Option<HostCredentials>, str
         AdminConfig { names: names(), credentials, queues: 1, ask, keep_alive: Duration::from_secs(5) };
     let now = Instant::now();
     let pool = Pool::new(1 << 20);
-    let mut session = AdminSession::new(config, Digests::default(), pool, now);
+    let mut session = NvmeTcpAdminSession::new(config, Digests::default(), pool, now);
     let mut peer = Peer::new(stream);
     for _ in 0..MAX_TURNS {
         let moved = peer.turn(&mut session, &mut choices);
@@ -81,7 +82,7 @@ fn run_queue(mut choices: Choices<'_>, credentials: Option<HostCredentials>, str
         entries: choices.of(&[64, 64, 2]),
     };
     let now = Instant::now();
-    let mut session = QueueSession::new(config, Digests::default(), pool.clone(), now);
+    let mut session = NvmeTcpQueueSession::new(config, Digests::default(), pool.clone(), now);
     let (mut peer, mut requests, mut is_broken) = (Peer::new(stream), Requests::default(), false);
     for _ in 0..MAX_TURNS {
         let mut moved = requests.submit(&mut session, Some(info.clone()), &mut choices);

@@ -7,7 +7,7 @@ use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::fabrics::controller::node::{FabricsPort, NvmeNode};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
-use blockmux_proto::nvme_tcp::server::TargetSession;
+use blockmux_proto::nvme_tcp::server::NvmeTcpTargetSession;
 use blockmux_proto::session::StreamSession;
 use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::{Chunk, MemVolume, Pool};
@@ -31,7 +31,7 @@ pub(crate) fn nvme_tcp_target(data: &[u8]) {
         _admin: admin,
         sent: Vec::new(),
     };
-    let session = TargetSession::new(node, pool.clone(), now);
+    let session = NvmeTcpTargetSession::new(node, pool.clone(), now);
     Run::new((choices, stream), (session, exports), controller, pool, now).drive();
 }
 
@@ -41,7 +41,7 @@ struct Controller {
     subsystem: Arc<Subsystem>,
     first: Namespace,
     /// Keeps controller 1.
-    _admin: Option<TargetSession>,
+    _admin: Option<NvmeTcpTargetSession>,
     /// What was sent, as far as it is not a whole PDU.
     sent: Vec<u8>,
 }
@@ -89,8 +89,8 @@ impl Judge for Controller {
 }
 
 /// A connection that has made controller 1, which lives as long as it.
-pub(crate) fn admin(node: &Arc<NvmeNode>, pool: &Pool, now: Instant) -> TargetSession {
-    let mut admin = TargetSession::new(node.clone(), pool.clone(), now);
+pub(crate) fn admin(node: &Arc<NvmeNode>, pool: &Pool, now: Instant) -> NvmeTcpTargetSession {
+    let mut admin = NvmeTcpTargetSession::new(node.clone(), pool.clone(), now);
     admin.on_bytes(&Chunk::from_slice(ADMIN), now).expect("it is what a host sends");
     admin.outbox().clear();
     admin

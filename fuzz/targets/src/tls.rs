@@ -6,7 +6,7 @@
 
 use crate::choices::Choices;
 use crate::nvme_auth::spoil;
-use blockmux_tls::{HANDSHAKE, Hash, MAX_HANDSHAKE, Messages, Psk, Tls};
+use blockmux_tls::{HANDSHAKE, Hash, MAX_HANDSHAKE, PostHandshakeMessages, Psk, Tls};
 use std::sync::Arc;
 
 /// One end, and what it hears.
@@ -70,7 +70,7 @@ pub(crate) fn tls(data: &[u8]) {
 /// Shows the bytes to both ends as what comes once the kernel opens the records.
 fn messages(data: &[u8]) {
     for is_client in [false, true] {
-        let mut messages = Messages::default();
+        let mut messages = PostHandshakeMessages::default();
         for part in data.chunks(1 + data.len() % 40) {
             let content_type = if part.len() % 5 == 4 { part[0] } else { HANDSHAKE };
             if messages.take(content_type, part, is_client).is_err() {

@@ -18,7 +18,7 @@ use crate::nvme_tcp::tls_key;
 pub use crate::rdma::OverIwarp;
 use crate::socket::Address;
 use blockmux_proto::fabrics::host::{
-    AdminAnswers, AdminConfig, Ask, ControllerInfo, FoundSubsystem, Names, NamespaceInfo, NvmeRefused,
+    AdminConfig, AdminResults, Ask, ControllerInfo, FoundSubsystem, Names, NamespaceInfo, NvmeRefused,
     QueueConfig, uuid_text,
 };
 use blockmux_proto::nvme::auth::psk::{ConfiguredPsk, TlsPsk};
@@ -213,7 +213,7 @@ impl<C: NvmeCarrier> NvmeEndpoint<C> {
     }
 
     /// Stores the key that the session has generated, for the next session.
-    fn keep_generated(&self, answers: AdminAnswers<'_>) {
+    fn keep_generated(&self, answers: AdminResults<'_>) {
         if let (Some(key), Some(keys)) = (answers.generated, &self.generated_keys) {
             keys.keep(key, &self.names.host, &self.names.subsystem);
         }

@@ -1,9 +1,9 @@
 //! The admin queue of a controller: everything but I/O (Base 2.0 §5).
 
-use super::association::{AdminPlace, Host};
+use super::association::{AdminQueueGuard, HostIdentity};
 use super::event_queue::{AbortReply, QueueEvent};
 use super::events::Events;
-use super::identify::{self, Asker};
+use super::identify::{self, IdentifyContext};
 use super::io::reach;
 use super::log_page;
 use super::property::Properties;
@@ -22,9 +22,9 @@ use std::time::{Duration, Instant};
 /// A controller, where its admin queue is.
 pub(crate) struct AdminQueue {
     pub(crate) subsystem: Arc<Subsystem>,
-    pub(crate) place: AdminPlace,
+    pub(crate) place: AdminQueueGuard,
     pub(crate) properties: Properties,
-    pub(crate) host: Host,
+    pub(crate) host: HostIdentity,
     /// The namespaces that the host sees.
     view: NamespaceView,
     /// The port that the host has come by.
@@ -53,10 +53,10 @@ enum AdminWait {
 }
 
 /// What becomes of a command.
-pub(crate) enum Admin {
+pub(crate) enum AdminResult {
     Done(NvmeOutcome),
     /// It waits for an event.
-    Held,
+    AwaitsEvent,
     /// It waits for something else: [`AdminQueue::poll_waiting`].
     Waiting,
     /// It aborts another command, which waits for an event: both are over.
@@ -66,8 +66,8 @@ pub(crate) enum Admin {
 impl AdminQueue {
     pub(crate) fn new(
         subsystem: Arc<Subsystem>,
-        place: AdminPlace,
-        (host, port): (Host, u16),
+        place: AdminQueueGuard,
+        (host, port): (HostIdentity, u16),
         (in_capsule, sgls): (usize, u32),
         kato_ms: u32,
     ) -> AdminQueue {
@@ -115,18 +115,18 @@ impl AdminQueue {
         slot: usize,
         find: &dyn Fn(u16) -> Option<usize>,
         discovery: &dyn Fn() -> Vec<u8>,
-    ) -> Admin {
+    ) -> AdminResult {
         if !self.properties.is_ready() {
-            return Admin::Done(NvmeOutcome::failure(NvmeStatus::COMMAND_SEQUENCE_ERROR));
+            return AdminResult::Done(NvmeOutcome::failure(NvmeStatus::COMMAND_SEQUENCE_ERROR));
         }
         if !self.subsystem.is_current(&self.view) {
             self.view = self.subsystem.view(&self.host.nqn);
         }
         let opcode = AdminOpcode(sqe.opcode);
         let (cntlid, in_capsule) = (self.place.cntlid, self.in_capsule);
-        let asker = Asker { cntlid, host: &self.host, in_capsule, sgls: self.sgls };
+        let context = IdentifyContext { cntlid, host: &self.host, in_capsule, sgls: self.sgls };
         let outcome = match opcode {
-            AdminOpcode::IDENTIFY => match identify::page(&self.subsystem, &self.view, &asker, sqe) {
+            AdminOpcode::IDENTIFY => match identify::page(&self.subsystem, &self.view, &context, sqe) {
                 Ok(page) => NvmeOutcome::data(Seg::from_slice(&page).into(), 0),
                 Err(status) => NvmeOutcome::failure(status),
             },
@@ -143,14 +143,14 @@ impl AdminQueue {
             }
             AdminOpcode::ASYNC_EVENT_REQUEST => {
                 self.events.wait(slot);
-                return Admin::Held;
+                return AdminResult::AwaitsEvent;
             }
             AdminOpcode::SET_FEATURES => return self.set_feature(sqe, data, slot),
             AdminOpcode::GET_FEATURES => self.get_feature(sqe),
             AdminOpcode::ABORT if !self.subsystem.is_discovery => return self.abort(sqe, slot, find),
             _ => NvmeOutcome::failure(NvmeStatus::INVALID_COMMAND_OPCODE),
         };
-        Admin::Done(outcome)
+        AdminResult::Done(outcome)
     }
 
     /// Forgets the Asynchronous Event Request in this place; answers whether one waited there.
@@ -165,7 +165,7 @@ impl AdminQueue {
     }
 
     /// Something happened that the host may hear of.
-    pub(crate) fn hear(&mut self, event: &QueueEvent) {
+    pub(crate) fn on_event(&mut self, event: &QueueEvent) {
         let is_of_another = match event {
             QueueEvent::AnaChanged { port } => *port != self.port,
             QueueEvent::NamespaceChanged(nsid) | QueueEvent::Reservation { nsid, .. } => {
@@ -174,7 +174,7 @@ impl AdminQueue {
             _ => false,
         };
         if self.properties.is_ready() && !is_of_another {
-            self.events.hear(event);
+            self.events.on_event(event);
         }
     }
 
@@ -203,52 +203,52 @@ impl AdminQueue {
     /// Abort: of the admin queue only those commands are there long enough that wait for events. An
     /// I/O queue may be on another core, and is told. Bit 0 of the result says that the command was
     /// not aborted.
-    fn abort(&mut self, sqe: &Sqe, slot: usize, find: &dyn Fn(u16) -> Option<usize>) -> Admin {
+    fn abort(&mut self, sqe: &Sqe, slot: usize, find: &dyn Fn(u16) -> Option<usize>) -> AdminResult {
         let [sqid_low, sqid_high, cid_low, cid_high] = sqe.cdw10.get().to_le_bytes();
         let (sqid, cid) =
             (u16::from_le_bytes([sqid_low, sqid_high]), u16::from_le_bytes([cid_low, cid_high]));
         if sqid != 0 {
             let aborts = self.waiting.iter().filter(|(_, waiting)| matches!(waiting, AdminWait::Abort(..)));
             if aborts.count() >= MAX_ABORTS {
-                return Admin::Done(NvmeOutcome::retry(NvmeStatus::ABORT_COMMAND_LIMIT_EXCEEDED));
+                return AdminResult::Done(NvmeOutcome::retry(NvmeStatus::ABORT_COMMAND_LIMIT_EXCEEDED));
             }
             return match self.place.abort(sqid, cid) {
                 Some(reply) => self.wait(slot, AdminWait::Abort(reply, None)),
-                None => Admin::Done(NvmeOutcome::success(NOT_ABORTED)),
+                None => AdminResult::Done(NvmeOutcome::success(NOT_ABORTED)),
             };
         }
         match find(cid).filter(|&event| self.events.abort(event)) {
-            Some(event) => Admin::Aborted(event),
-            None => Admin::Done(NvmeOutcome::success(NOT_ABORTED)),
+            Some(event) => AdminResult::Aborted(event),
+            None => AdminResult::Done(NvmeOutcome::success(NOT_ABORTED)),
         }
     }
 
-    fn wait(&mut self, slot: usize, waiting: AdminWait) -> Admin {
+    fn wait(&mut self, slot: usize, waiting: AdminWait) -> AdminResult {
         match waiting.outcome() {
-            Some(outcome) => Admin::Done(outcome),
+            Some(outcome) => AdminResult::Done(outcome),
             None => {
                 self.waiting.push((slot, waiting));
-                Admin::Waiting
+                AdminResult::Waiting
             }
         }
     }
 
-    fn set_feature(&mut self, sqe: &Sqe, data: &SgList, slot: usize) -> Admin {
+    fn set_feature(&mut self, sqe: &Sqe, data: &SgList, slot: usize) -> AdminResult {
         // The low byte.
         if FeatureId(sqe.cdw10.get() as u8) != FeatureId::RESERVATION_PERSISTENCE
             || self.subsystem.is_discovery
         {
-            return Admin::Done(self.set_plain_feature(sqe, data));
+            return AdminResult::Done(self.set_plain_feature(sqe, data));
         }
         if sqe.cdw10.get() & SAVE != 0 {
-            return Admin::Done(NvmeOutcome::failure(NvmeStatus::FEATURE_IDENTIFIER_NOT_SAVEABLE));
+            return AdminResult::Done(NvmeOutcome::failure(NvmeStatus::FEATURE_IDENTIFIER_NOT_SAVEABLE));
         }
         match self.set_persistence(sqe.nsid.get(), sqe.cdw11.get() & PTPL != 0) {
             Ok(waiting) => waiting.map_or_else(
-                || Admin::Done(NvmeOutcome::success(0)),
+                || AdminResult::Done(NvmeOutcome::success(0)),
                 |(served, ticket)| self.wait(slot, AdminWait::Saving(served, ticket)),
             ),
-            Err(status) => Admin::Done(NvmeOutcome::refusal(status)),
+            Err(status) => AdminResult::Done(NvmeOutcome::refusal(status)),
         }
     }
 

@@ -24,28 +24,28 @@ pub struct AnaGroup {
 
 /// The groups of a subsystem.
 #[derive(Default)]
-pub(crate) struct Ana {
-    groups: Vec<Group>,
+pub(crate) struct AnaGroups {
+    groups: Vec<AnaGroupStates>,
     changes: AtomicU64,
 }
 
-struct Group {
+struct AnaGroupStates {
     id: u32,
     /// Of ports that are not as they were at first, or that were named.
     states: Vec<(u16, AtomicU8)>,
     changes: AtomicU64,
 }
 
-impl Ana {
+impl AnaGroups {
     /// These groups, and one more of all namespaces that are in none of them, if there are any.
     /// Says in each namespace where it is. A namespace in two groups is in the first.
     pub(crate) fn new<'a>(
         groups: Vec<AnaGroup>,
         ports: &[u16],
         namespaces: impl Iterator<Item = &'a mut Namespace>,
-    ) -> Ana {
+    ) -> AnaGroups {
         if groups.is_empty() {
-            return Ana::default();
+            return AnaGroups::default();
         }
         let rest = groups.iter().map(|group| group.id).max().unwrap_or(0).saturating_add(1);
         let mut has_rest = false;
@@ -54,11 +54,11 @@ impl Ana {
             has_rest |= own.is_none();
             namespace.ana_group = own.map_or(rest, |group| group.id);
         }
-        let made = groups.iter().map(|group| Group::new(group.id, ports, &group.states));
-        let rest = has_rest.then(|| Group::new(rest, ports, &BTreeMap::new()));
-        let mut made: Vec<Group> = made.chain(rest).collect();
+        let made = groups.iter().map(|group| AnaGroupStates::new(group.id, ports, &group.states));
+        let rest = has_rest.then(|| AnaGroupStates::new(rest, ports, &BTreeMap::new()));
+        let mut made: Vec<AnaGroupStates> = made.chain(rest).collect();
         made.sort_by_key(|group| group.id);
-        Ana { groups: made, changes: AtomicU64::new(0) }
+        AnaGroups { groups: made, changes: AtomicU64::new(0) }
     }
 
     /// Whether there is a group of that identifier.
@@ -99,7 +99,7 @@ impl Ana {
         true
     }
 
-    fn count(&self, group: &Group) {
+    fn count(&self, group: &AnaGroupStates) {
         let count = self.changes.fetch_add(1, Ordering::AcqRel).saturating_add(1);
         group.changes.store(count, Ordering::Release);
     }
@@ -131,11 +131,11 @@ impl Ana {
     }
 }
 
-impl Group {
-    fn new(id: u32, ports: &[u16], states: &BTreeMap<u16, AnaState>) -> Group {
+impl AnaGroupStates {
+    fn new(id: u32, ports: &[u16], states: &BTreeMap<u16, AnaState>) -> AnaGroupStates {
         let state = |port: u16| states.get(&port).copied().unwrap_or(AnaState::OPTIMIZED);
         let states = ports.iter().map(|&port| (port, AtomicU8::new(state(port).0))).collect();
-        Group { id, states, changes: AtomicU64::new(0) }
+        AnaGroupStates { id, states, changes: AtomicU64::new(0) }
     }
 
     fn state(&self, port: u16) -> AnaState {

@@ -32,7 +32,7 @@ struct LiveControllers {
 
 /// What cores must know of a controller.
 struct Controller {
-    host: Host,
+    host: HostIdentity,
     events: Arc<EventQueue>,
     /// Cuts the admin queue's connection.
     hang_up: Option<HangUp>,
@@ -45,7 +45,7 @@ struct Controller {
     is_over: bool,
     /// Its host has proved who it is, or need not. Until then it takes no other host's place,
     /// whatever it calls itself.
-    is_proved: bool,
+    is_authenticated: bool,
 }
 
 /// A connected I/O queue.
@@ -57,22 +57,22 @@ struct IoQueueEntry {
 
 /// A host as Connect names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Host {
+pub(crate) struct HostIdentity {
     pub(crate) nqn: Nqn,
     pub(crate) id: [u8; 16],
 }
 
-impl Host {
+impl HostIdentity {
     /// Whether a connection of `other` may belong to a controller of this host. The name decides:
     /// some hosts make another identifier for each queue, and Linux's target and SPDK accept that.
     /// Without a name the identifier decides.
-    fn is_same(&self, other: &Host) -> bool {
+    fn is_same(&self, other: &HostIdentity) -> bool {
         self.nqn == other.nqn && (!self.nqn.is_empty() || self.id == other.id)
     }
 }
 
 /// A controller's admin queue, as long as it lives.
-pub(crate) struct AdminPlace {
+pub(crate) struct AdminQueueGuard {
     associations: Arc<Associations>,
     pub(crate) cntlid: u16,
     /// Of the controller.
@@ -80,7 +80,7 @@ pub(crate) struct AdminPlace {
 }
 
 /// An I/O queue's place in its association, as long as it lives.
-pub(crate) struct QueuePlace {
+pub(crate) struct IoQueueGuard {
     associations: Arc<Associations>,
     cntlid: u16,
     pub(crate) qid: u16,
@@ -118,10 +118,10 @@ impl Associations {
     /// A new controller for that host, which has proved who it is or will have to.
     pub(crate) fn connect_admin(
         self: &Arc<Associations>,
-        (host, is_proved): (Host, bool),
+        (host, is_authenticated): (HostIdentity, bool),
         hang_up: Option<HangUp>,
         events: Arc<EventQueue>,
-    ) -> Result<AdminPlace, ConnectRefusal> {
+    ) -> Result<AdminQueueGuard, ConnectRefusal> {
         let mut live = self.live();
         if live.is_closed {
             return Err(ConnectRefusal::Closed);
@@ -129,7 +129,7 @@ impl Associations {
         if live.controllers.values().any(|other| other.is_over && other.host == host) {
             return Err(ConnectRefusal::Later);
         }
-        if is_proved && !live.has_room_for(&host.nqn) {
+        if is_authenticated && !live.has_room_for(&host.nqn) {
             return Err(ConnectRefusal::Full);
         }
         let cntlid = live.next().ok_or(ConnectRefusal::Full)?;
@@ -138,21 +138,21 @@ impl Associations {
         let log = errors.clone();
         let (is_enabled, is_over) = (false, false);
         let controller =
-            Controller { host, events, hang_up, errors: log, queues, is_enabled, is_over, is_proved };
+            Controller { host, events, hang_up, errors: log, queues, is_enabled, is_over, is_authenticated };
         live.controllers.insert(cntlid, controller);
-        Ok(AdminPlace { associations: self.clone(), cntlid, errors })
+        Ok(AdminQueueGuard { associations: self.clone(), cntlid, errors })
     }
 
     /// An I/O queue of a controller that the host has. The controller's host has the identifier of
     /// its admin queue.
     pub(crate) fn connect_io(
         self: &Arc<Associations>,
-        host: &Host,
+        host: &HostIdentity,
         cntlid: u16,
         qid: u16,
         hang_up: Option<HangUp>,
         events: Arc<EventQueue>,
-    ) -> Result<QueuePlace, ConnectRefusal> {
+    ) -> Result<IoQueueGuard, ConnectRefusal> {
         let mut live = self.live();
         let controller =
             live.controllers.get_mut(&cntlid).filter(|found| found.host.is_same(host) && !found.is_over);
@@ -168,7 +168,7 @@ impl Associations {
         }
         controller.queues.push(IoQueueEntry { qid, hang_up, events });
         let (host_id, errors) = (controller.host.id, controller.errors.clone());
-        Ok(QueuePlace { associations: self.clone(), cntlid, qid, host_id, errors })
+        Ok(IoQueueGuard { associations: self.clone(), cntlid, qid, host_id, errors })
     }
 
     /// Nobody connects any more, and who is connected is cut off.
@@ -185,7 +185,7 @@ impl Associations {
     }
 
     /// Queues an event for each controller of the host of that name.
-    pub(crate) fn tell_named(&self, host: &Nqn, event: impl Fn() -> QueueEvent) {
+    pub(crate) fn notify_named(&self, host: &Nqn, event: impl Fn() -> QueueEvent) {
         self.of_name(host, |controller| controller.events.push(event()));
     }
 
@@ -204,14 +204,14 @@ impl Associations {
     }
 
     /// Queues an event for each controller of a host.
-    pub(crate) fn tell_host(&self, host: &[u8], event: impl Fn() -> QueueEvent) {
+    pub(crate) fn notify_host(&self, host: &[u8], event: impl Fn() -> QueueEvent) {
         let live = self.live();
         let own = live.controllers.values().filter(|controller| controller.host.id == *host);
         own.for_each(|controller| controller.events.push(event()));
     }
 
     /// Queues an event for each I/O queue of a host.
-    pub(crate) fn tell_queues(&self, host: &[u8], event: impl Fn() -> QueueEvent) {
+    pub(crate) fn notify_io_queues(&self, host: &[u8], event: impl Fn() -> QueueEvent) {
         let live = self.live();
         let own = live.controllers.values().filter(|controller| controller.host.id == *host);
         own.flat_map(|controller| &controller.queues).for_each(|queue| queue.events.push(event()));
@@ -226,7 +226,7 @@ impl LiveControllers {
     /// Whether there may be one more controller whose host has proved who it is. The others are
     /// bounded by their connections, which have not.
     fn has_room_for(&self, host: &Nqn) -> bool {
-        let proved = || self.controllers.values().filter(|other| other.is_proved);
+        let proved = || self.controllers.values().filter(|other| other.is_authenticated);
         proved().count() < MAX_CONTROLLERS
             && proved().filter(|other| other.host.nqn == *host).count() < MAX_OF_HOST
     }
@@ -251,14 +251,14 @@ impl Controller {
     }
 }
 
-impl AdminPlace {
+impl AdminQueueGuard {
     /// The host has proved who it is; answers whether there may be one more controller of its.
-    pub(crate) fn prove(&self) -> bool {
+    pub(crate) fn set_authenticated(&self) -> bool {
         let mut live = self.associations.live();
         let Some(own) = live.controllers.get(&self.cntlid) else { return false };
-        let has_room = own.is_proved || live.has_room_for(&own.host.nqn);
+        let has_room = own.is_authenticated || live.has_room_for(&own.host.nqn);
         if let Some(own) = live.controllers.get_mut(&self.cntlid).filter(|_| has_room) {
-            own.is_proved = true;
+            own.is_authenticated = true;
         }
         has_room
     }
@@ -296,7 +296,7 @@ impl AdminPlace {
     }
 }
 
-impl Drop for AdminPlace {
+impl Drop for AdminQueueGuard {
     fn drop(&mut self) {
         let mut live = self.associations.live();
         let Some(controller) = live.controllers.get_mut(&self.cntlid) else { return };
@@ -308,7 +308,7 @@ impl Drop for AdminPlace {
     }
 }
 
-impl Drop for QueuePlace {
+impl Drop for IoQueueGuard {
     fn drop(&mut self) {
         let mut live = self.associations.live();
         let Some(controller) = live.controllers.get_mut(&self.cntlid) else { return };
@@ -330,20 +330,20 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    fn host(n: u8) -> Host {
-        Host { nqn: Nqn::new("nqn.host").unwrap(), id: [n; 16] }
+    fn host(n: u8) -> HostIdentity {
+        HostIdentity { nqn: Nqn::new("nqn.host").unwrap(), id: [n; 16] }
     }
 
     #[test]
     fn an_io_queue_needs_an_enabled_controller_of_its_host() {
         let all = Arc::new(Associations::default());
         let admin = all.connect_admin((host(1), true), None, EventQueue::new(None)).unwrap();
-        let connect = |host: &Host, cntlid, qid| {
+        let connect = |host: &HostIdentity, cntlid, qid| {
             all.connect_io(host, cntlid, qid, None, EventQueue::new(None)).map(|_place| ())
         };
         assert_eq!(connect(&host(1), admin.cntlid, 1), Err(ConnectRefusal::NotEnabled));
         admin.enable();
-        let other = Host { nqn: Nqn::new("nqn.other").unwrap(), ..host(1) };
+        let other = HostIdentity { nqn: Nqn::new("nqn.other").unwrap(), ..host(1) };
         assert_eq!(connect(&other, admin.cntlid, 1), Err(ConnectRefusal::NoController));
         assert_eq!(connect(&host(1), 99, 1), Err(ConnectRefusal::NoController));
         assert_eq!(connect(&host(1), admin.cntlid, 0), Err(ConnectRefusal::WrongQueue));
@@ -398,9 +398,9 @@ mod tests {
     #[test]
     fn controllers_are_bounded_and_one_host_leaves_some_for_others() {
         let all = Arc::new(Associations::default());
-        let connect_as = |name: &str, n: u8, is_proved| {
-            let host = Host { nqn: Nqn::new(name).unwrap(), id: [n; 16] };
-            all.connect_admin((host, is_proved), None, EventQueue::new(None))
+        let connect_as = |name: &str, n: u8, is_authenticated| {
+            let host = HostIdentity { nqn: Nqn::new(name).unwrap(), id: [n; 16] };
+            all.connect_admin((host, is_authenticated), None, EventQueue::new(None))
         };
         let connect = |name: &str, n: u8| connect_as(name, n, true);
         // Whatever identifiers it has.
@@ -411,9 +411,9 @@ mod tests {
         // Who has not proved that it is `nqn.c` takes nobody's place, and gets none by its proof
         // while there is none.
         let unproved: Vec<_> = (0..2000).map(|_| connect_as("nqn.c", 0, false).unwrap()).collect();
-        assert!(!unproved[0].prove());
+        assert!(!unproved[0].set_authenticated());
         drop(greedy);
-        assert!(unproved[0].prove());
+        assert!(unproved[0].set_authenticated());
         assert!(connect("nqn.c", 0).is_ok() && connect("nqn.a", 0).is_ok());
         drop(others);
     }

@@ -17,10 +17,10 @@ pub(super) struct Events {
     waiting: VecDeque<usize>,
     /// Asynchronous Event Configuration.
     pub(super) configuration: u32,
-    namespaces: Told,
-    ana: Told,
-    reservation: Told,
-    discovery: Told,
+    namespaces: NoticeState,
+    ana: NoticeState,
+    reservation: NoticeState,
+    discovery: NoticeState,
     changed: BTreeSet<u32>,
     notifications: VecDeque<ReservationNotification>,
     /// Of the last notification.
@@ -31,14 +31,14 @@ pub(super) struct Events {
 
 /// How far the host knows of one kind of event.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum Told {
+enum NoticeState {
     /// There is nothing to tell.
     #[default]
     Nothing,
     /// There is.
     Due,
     /// The host was told, and has not read the log.
-    Yes,
+    Sent,
 }
 
 impl Events {
@@ -64,7 +64,7 @@ impl Events {
     }
 
     /// Something has happened.
-    pub(super) fn hear(&mut self, event: &QueueEvent) {
+    pub(super) fn on_event(&mut self, event: &QueueEvent) {
         match *event {
             QueueEvent::NamespaceChanged(nsid) | QueueEvent::NamespaceShown(nsid) => {
                 // One more than the log has place for says that there were too many.
@@ -99,14 +99,15 @@ impl Events {
         match page {
             LogPage::CHANGED_NAMESPACE_LIST => {
                 self.changed.clear();
-                self.namespaces = Told::Nothing;
+                self.namespaces = NoticeState::Nothing;
             }
             LogPage::RESERVATION_NOTIFICATION => {
                 self.notifications.pop_front();
-                self.reservation = if self.notifications.is_empty() { Told::Nothing } else { Told::Due };
+                self.reservation =
+                    if self.notifications.is_empty() { NoticeState::Nothing } else { NoticeState::Due };
             }
-            LogPage::ASYMMETRIC_NAMESPACE_ACCESS => self.ana = Told::Nothing,
-            LogPage::DISCOVERY => self.discovery = Told::Nothing,
+            LogPage::ASYMMETRIC_NAMESPACE_ACCESS => self.ana = NoticeState::Nothing,
+            LogPage::DISCOVERY => self.discovery = NoticeState::Nothing,
             _ => {}
         }
     }
@@ -117,20 +118,20 @@ impl Events {
             return None;
         }
         let is_wanted = |notice| self.configuration & notice != 0;
-        let result = if is_wanted(AEC_ANA_CHANGE) && self.ana == Told::Due {
+        let result = if is_wanted(AEC_ANA_CHANGE) && self.ana == NoticeState::Due {
             // First: I/O depends on it.
-            self.ana = Told::Yes;
+            self.ana = NoticeState::Sent;
             let information = Notice::ASYMMETRIC_NAMESPACE_ACCESS_CHANGE.0;
             event(EventType::NOTICE, information, LogPage::ASYMMETRIC_NAMESPACE_ACCESS.0)
-        } else if is_wanted(AEC_NAMESPACE_ATTRIBUTE) && self.namespaces == Told::Due {
-            self.namespaces = Told::Yes;
+        } else if is_wanted(AEC_NAMESPACE_ATTRIBUTE) && self.namespaces == NoticeState::Due {
+            self.namespaces = NoticeState::Sent;
             let information = Notice::NAMESPACE_ATTRIBUTE_CHANGED.0;
             event(EventType::NOTICE, information, LogPage::CHANGED_NAMESPACE_LIST.0)
-        } else if is_wanted(AEC_DISCOVERY_CHANGE) && self.discovery == Told::Due {
-            self.discovery = Told::Yes;
+        } else if is_wanted(AEC_DISCOVERY_CHANGE) && self.discovery == NoticeState::Due {
+            self.discovery = NoticeState::Sent;
             event(EventType::NOTICE, Notice::DISCOVERY_LOG_PAGE_CHANGE.0, LogPage::DISCOVERY.0)
-        } else if self.reservation == Told::Due {
-            self.reservation = Told::Yes;
+        } else if self.reservation == NoticeState::Due {
+            self.reservation = NoticeState::Sent;
             event(EventType::IO_COMMAND_SPECIFIC, 0, LogPage::RESERVATION_NOTIFICATION.0)
         } else {
             return None;
@@ -174,10 +175,10 @@ impl Events {
     }
 }
 
-impl Told {
+impl NoticeState {
     fn happen(&mut self) {
-        if *self == Told::Nothing {
-            *self = Told::Due;
+        if *self == NoticeState::Nothing {
+            *self = NoticeState::Due;
         }
     }
 }
@@ -200,15 +201,15 @@ mod tests {
     fn an_event_is_told_once_until_its_log_is_read() {
         let mut events = all();
         assert_eq!(events.next(), None);
-        events.hear(&QueueEvent::NamespaceChanged(3));
+        events.on_event(&QueueEvent::NamespaceChanged(3));
         assert_eq!(events.next(), Some((0, 0x04_0002)));
-        events.hear(&QueueEvent::NamespaceChanged(1));
+        events.on_event(&QueueEvent::NamespaceChanged(1));
         assert_eq!(events.next(), None);
         assert_eq!(events.changed_namespaces()[..12], [1, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0]);
         events.is_read(LogPage::CHANGED_NAMESPACE_LIST);
         assert_eq!(events.next(), None);
         assert_eq!(events.changed_namespaces()[..4], [0; 4]);
-        events.hear(&QueueEvent::NamespaceChanged(2));
+        events.on_event(&QueueEvent::NamespaceChanged(2));
         assert_eq!(events.next(), Some((1, 0x04_0002)));
     }
 
@@ -216,7 +217,7 @@ mod tests {
     fn what_the_host_does_not_want_to_hear_waits_in_the_log() {
         let mut events = all();
         events.configuration = 0;
-        events.hear(&QueueEvent::NamespaceChanged(3));
+        events.on_event(&QueueEvent::NamespaceChanged(3));
         assert_eq!(events.next(), None);
         events.configuration = AEC_NAMESPACE_ATTRIBUTE;
         assert!(events.next().is_some());
@@ -225,9 +226,10 @@ mod tests {
     #[test]
     fn too_many_changed_namespaces_are_all_of_them() {
         let mut events = all();
-        (1..=CHANGED_NAMESPACES_MAX as u32).for_each(|nsid| events.hear(&QueueEvent::NamespaceChanged(nsid)));
+        (1..=CHANGED_NAMESPACES_MAX as u32)
+            .for_each(|nsid| events.on_event(&QueueEvent::NamespaceChanged(nsid)));
         assert_eq!(events.changed_namespaces()[4092..], 1024_u32.to_le_bytes());
-        events.hear(&QueueEvent::NamespaceChanged(5000));
+        events.on_event(&QueueEvent::NamespaceChanged(5000));
         let page = events.changed_namespaces();
         assert_eq!((&page[..4], &page[4..8]), (&[0xff; 4][..], &[0; 4][..]));
     }
@@ -237,7 +239,7 @@ mod tests {
         let mut events = all();
         events.set_mask(2, 1 << 2);
         for (nsid, kind) in [(1, 1), (2, 2), (2, 3)] {
-            events.hear(&QueueEvent::Reservation { nsid, kind });
+            events.on_event(&QueueEvent::Reservation { nsid, kind });
         }
         assert_eq!(events.next(), Some((0, 0x80_0006)));
         assert_eq!(events.next(), None);
@@ -250,14 +252,14 @@ mod tests {
         assert_eq!(events.next(), Some((1, 0x80_0006)), "there is one more");
         assert_eq!(page(&mut events), (2, 3, 0, 2));
         assert_eq!(page(&mut events), (0, 0, 0, 0));
-        (0..1000).for_each(|_| events.hear(&QueueEvent::Reservation { nsid: 1, kind: 1 }));
+        (0..1000).for_each(|_| events.on_event(&QueueEvent::Reservation { nsid: 1, kind: 1 }));
         assert_eq!(page(&mut events).2, MAX_NOTIFICATIONS as u8 - 1);
     }
 
     #[test]
     fn a_reset_forgets_everything() {
         let mut events = all();
-        events.hear(&QueueEvent::NamespaceChanged(3));
+        events.on_event(&QueueEvent::NamespaceChanged(3));
         assert_eq!(events.reset(), [0, 1, 2, 3]);
         events.wait(7);
         assert_eq!(events.next(), None);

@@ -23,10 +23,10 @@ pub struct HostAccess {
 pub struct OpenToAll;
 
 /// The hosts of a subsystem.
-pub(super) struct Hosts(RwLock<KnownHost>);
+pub(super) struct SubsystemHosts(RwLock<HostList>);
 
 #[derive(Default)]
-pub(super) struct KnownHost {
+pub(super) struct HostList {
     /// Others may connect, too.
     pub(super) is_open: bool,
     hosts: BTreeMap<Nqn, HostAccess>,
@@ -39,24 +39,24 @@ impl HostAccess {
     }
 }
 
-impl Hosts {
+impl SubsystemHosts {
     /// Those that are listed, or everybody if nobody is.
-    pub(super) fn new(listed: Vec<Nqn>) -> Hosts {
+    pub(super) fn new(listed: Vec<Nqn>) -> SubsystemHosts {
         let is_open = listed.is_empty();
         let hosts = listed.into_iter().map(|host| (host, HostAccess::default())).collect();
-        Hosts(RwLock::new(KnownHost { is_open, hosts }))
+        SubsystemHosts(RwLock::new(HostList { is_open, hosts }))
     }
 
-    pub(super) fn read(&self) -> RwLockReadGuard<'_, KnownHost> {
+    pub(super) fn read(&self) -> RwLockReadGuard<'_, HostList> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn write(&self) -> RwLockWriteGuard<'_, KnownHost> {
+    pub(super) fn write(&self) -> RwLockWriteGuard<'_, HostList> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl KnownHost {
+impl HostList {
     pub(super) fn admits(&self, host: &Nqn) -> bool {
         self.is_open || self.hosts.contains_key(host)
     }

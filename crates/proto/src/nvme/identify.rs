@@ -1,6 +1,6 @@
 //! What Identify answers (Base 2.0 §5.17; NVM Command Set 1.0 §4.1.5).
 
-use super::association::Host;
+use super::association::HostIdentity;
 use super::errors::MAX_ERRORS;
 use super::property::VERSION;
 use super::ranges::COPY_MAX_RANGES;
@@ -13,9 +13,9 @@ use blockmux_wire::nvme::{CSI_NVM, NSID_ALL, SQE_LEN, Sqe};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// What a page is told of besides the subsystem.
-pub(super) struct Asker<'a> {
+pub(super) struct IdentifyContext<'a> {
     pub(super) cntlid: u16,
-    pub(super) host: &'a Host,
+    pub(super) host: &'a HostIdentity,
     /// Data that a command's capsule on an I/O queue may have, in bytes.
     pub(super) in_capsule: usize,
     /// SGLs of the transport, as SGLS tells them.
@@ -26,7 +26,7 @@ pub(super) struct Asker<'a> {
 pub(super) fn page(
     subsystem: &Subsystem,
     view: &NamespaceView,
-    asker: &Asker<'_>,
+    context: &IdentifyContext<'_>,
     sqe: &Sqe,
 ) -> Result<Vec<u8>, NvmeStatus> {
     let (cdw10, csi, nsid) = (sqe.cdw10.get(), (sqe.cdw11.get() >> 24) as u8, sqe.nsid.get());
@@ -38,7 +38,7 @@ pub(super) fn page(
     }
     let of_nvm = || if csi == CSI_NVM { Ok(()) } else { Err(NvmeStatus::INVALID_FIELD_IN_COMMAND) };
     match cns {
-        Cns::CONTROLLER => Ok(controller(subsystem, view, asker).as_bytes().to_vec()),
+        Cns::CONTROLLER => Ok(controller(subsystem, view, context).as_bytes().to_vec()),
         Cns::NAMESPACE | Cns::ALLOCATED_NAMESPACE => match find(view, nsid) {
             // It could be attached: nothing is told of it, and that is no error.
             Err(_) if (1..=MAX_NAMESPACES as u32).contains(&nsid) => Ok(vec![0; IDENTIFY_LEN]),
@@ -78,14 +78,18 @@ fn find(view: &NamespaceView, nsid: u32) -> Result<&Namespace, NvmeStatus> {
     view.namespace(nsid).ok_or(NvmeStatus::INVALID_NAMESPACE_OR_FORMAT)
 }
 
-fn controller(subsystem: &Subsystem, view: &NamespaceView, asker: &Asker<'_>) -> IdentifyController {
+fn controller(
+    subsystem: &Subsystem,
+    view: &NamespaceView,
+    context: &IdentifyContext<'_>,
+) -> IdentifyController {
     let mut page = IdentifyController {
         sn: text(&subsystem.serial),
         mn: text(&subsystem.model),
         fr: text(env!("CARGO_PKG_VERSION")),
         cmic: CMIC_MULTI_PORT | CMIC_MULTI_CONTROLLER,
         mdts: MDTS,
-        cntlid: asker.cntlid.into(),
+        cntlid: context.cntlid.into(),
         ver: VERSION.into(),
         ctratt: CTRATT_HOST_ID_128.into(),
         cntrltype: ControllerType::IO.0,
@@ -98,7 +102,7 @@ fn controller(subsystem: &Subsystem, view: &NamespaceView, asker: &Asker<'_>) ->
         // A second.
         kas: 10.into(),
         maxcmd: MQES.saturating_add(1).into(),
-        sgls: (SGLS_ALIGNED_ANY | SGLS_OFFSET | asker.sgls).into(),
+        sgls: (SGLS_ALIGNED_ANY | SGLS_OFFSET | context.sgls).into(),
         subnqn: subsystem.nqn.to_field(),
         // In units of 16 bytes: the entry alone answers.
         iorcsz: 1.into(),
@@ -144,8 +148,8 @@ fn controller(subsystem: &Subsystem, view: &NamespaceView, asker: &Asker<'_>) ->
     page.acwu = (MAX_DATA.wrapping_shr(LARGEST_BLOCK_SHIFT).saturating_sub(1) as u16).into();
     page.vwc = VWC_FLUSH_ALL | if has_cache { VWC_PRESENT } else { 0 };
     page.cdfs = 1.into();
-    page.ioccsz = (SQE_LEN.saturating_add(asker.in_capsule) as u32 / 16).into();
-    debug_assert!(subsystem.admits(&asker.host.nqn), "only admitted hosts ask");
+    page.ioccsz = (SQE_LEN.saturating_add(context.in_capsule) as u32 / 16).into();
+    debug_assert!(subsystem.admits(&context.host.nqn), "only admitted hosts ask");
     page
 }
 

@@ -8,8 +8,8 @@
 //! [`Admissions`]: crate::served::Admissions
 
 use super::fused::CompareAndWrite;
-use super::ranges::{COPY_MAX_RANGES, Copying, DeallocateRanges};
-use super::reservation::Reserving;
+use super::ranges::{COPY_MAX_RANGES, CopyRanges, DeallocateRanges};
+use super::reservation::ReservationCommand;
 use super::status::of_io_error;
 use super::subsystem::{Namespace, NamespaceView, Subsystem};
 use super::traffic::QueueCounts;
@@ -53,14 +53,14 @@ enum IoCommandKind {
     Compare(SgList),
     Verify,
     Deallocate(Box<DeallocateRanges>),
-    Copy(Box<Copying>),
-    Reserve(Box<Reserving>),
+    Copy(Box<CopyRanges>),
+    Reserve(Box<ReservationCommand>),
     /// With the Compare that goes before it.
     FusedWrite(Box<CompareAndWrite>),
 }
 
 /// Whose commands a queue has, and how they have come.
-pub(crate) struct Origin {
+pub(crate) struct QueueOrigin {
     /// The host, where reservations are kept.
     pub(crate) who: Registrant,
     /// The port's identifier.
@@ -97,7 +97,7 @@ impl IoCommand {
     pub(crate) fn parse(
         subsystem: &Subsystem,
         view: &NamespaceView,
-        origin: &Origin,
+        origin: &QueueOrigin,
         sqe: &Sqe,
     ) -> Result<IoCommand, NvmeStatus> {
         let opcode = NvmOpcode(sqe.opcode);
@@ -125,7 +125,7 @@ impl IoCommand {
             | NvmOpcode::RESERVATION_ACQUIRE
             | NvmOpcode::RESERVATION_RELEASE
             | NvmOpcode::RESERVATION_REPORT => {
-                let reserving = Box::new(Reserving::parse(namespace, &origin.who, sqe)?);
+                let reserving = Box::new(ReservationCommand::parse(namespace, &origin.who, sqe)?);
                 return Ok(IoCommand::new(volume, (0, 0), IoCommandKind::Reserve(reserving)));
             }
             _ => return Err(NvmeStatus::INVALID_COMMAND_OPCODE),
@@ -223,7 +223,7 @@ impl IoCommand {
         let (offset, _) = bytes(sqe.slba(), 0, shift, size)?;
         let room = size.saturating_sub(offset);
         let fua = flags & FUA != 0;
-        let copying = Copying { left: VecDeque::new(), count, copied: 0, fua, shift, size, room };
+        let copying = CopyRanges { left: VecDeque::new(), count, copied: 0, fua, shift, size, room };
         Ok(IoCommand::new(namespace.volume, (offset, 0), IoCommandKind::Copy(Box::new(copying))))
     }
 

@@ -1,7 +1,7 @@
 //! Properties of a controller and its life from CC.EN to CSTS.SHST (Base 2.0 §3.1.3, §3.5, §3.6).
 
 use super::MQES;
-use super::association::AdminPlace;
+use super::association::AdminQueueGuard;
 use blockmux_wire::nvme::property::{
     CAP, CAP_CQR, CAP_CRMS_CRWMS, CAP_CSS_IOCSS, CAP_CSS_NVM, CAP_TO_SHIFT, CC, CC_AMS_SHIFT, CC_CSS_ADMIN,
     CC_CSS_ALL, CC_CSS_SHIFT, CC_EN, CC_IOCQES_SHIFT, CC_IOSQES_SHIFT, CC_MPS_SHIFT, CC_SHN_SHIFT, CRTO,
@@ -29,7 +29,7 @@ impl Properties {
     }
 
     /// The value of a property of four or eight bytes.
-    pub(crate) fn get(&self, place: &AdminPlace, offset: u32, is_long: bool) -> Result<u64, NvmeStatus> {
+    pub(crate) fn get(&self, place: &AdminQueueGuard, offset: u32, is_long: bool) -> Result<u64, NvmeStatus> {
         match (offset, is_long) {
             (CAP, true) => Ok(CAPABILITIES),
             (VS, false) => Ok(VERSION.into()),
@@ -44,7 +44,7 @@ impl Properties {
     /// Sets a property: CC is the only one that can be.
     pub(crate) fn set(
         &mut self,
-        place: &AdminPlace,
+        place: &AdminQueueGuard,
         offset: u32,
         is_long: bool,
         value: u64,
@@ -112,16 +112,16 @@ const CAPABILITIES: u64 =
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nvme::association::{Associations, Host};
+    use crate::nvme::association::{Associations, HostIdentity};
     use crate::nvme::event_queue::EventQueue;
     use crate::nvme::nqn::Nqn;
     use std::sync::Arc;
 
     const ENABLE: u64 = 0x0046_0061;
 
-    fn bench() -> (Arc<Associations>, AdminPlace, Host) {
+    fn bench() -> (Arc<Associations>, AdminQueueGuard, HostIdentity) {
         let all = Arc::new(Associations::default());
-        let host = Host { nqn: Nqn::new("nqn.h").unwrap(), id: [1; 16] };
+        let host = HostIdentity { nqn: Nqn::new("nqn.h").unwrap(), id: [1; 16] };
         let place = all.connect_admin((host.clone(), true), None, EventQueue::new(None)).unwrap();
         (all, place, host)
     }

@@ -20,7 +20,7 @@ pub(super) struct DeallocateRanges {
 
 /// What Copy has still to read: offsets and lengths in bytes; the command's own offset is where it
 /// writes next.
-pub(super) struct Copying {
+pub(super) struct CopyRanges {
     pub(super) left: VecDeque<(u64, u64)>,
     pub(super) count: usize,
     /// How many of them have been copied.
@@ -46,7 +46,7 @@ impl DeallocateRanges {
     }
 }
 
-impl Copying {
+impl CopyRanges {
     pub(super) fn read(&mut self, data: &SgList) -> Result<(), NvmeStatus> {
         for index in 0..self.count {
             let source: CopySource = element(data, index)?;

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use zerocopy::{FromZeros, IntoBytes};
 
 /// One reservation command under way.
-pub(super) struct Reserving {
+pub(super) struct ReservationCommand {
     served: Arc<VolumeState>,
     who: Registrant,
     wanted: ReservationAction,
@@ -53,9 +53,13 @@ enum ReservationAction {
     },
 }
 
-impl Reserving {
+impl ReservationCommand {
     /// Checks a command of host `who`.
-    pub(super) fn parse(namespace: &Namespace, who: &Registrant, sqe: &Sqe) -> Result<Reserving, NvmeStatus> {
+    pub(super) fn parse(
+        namespace: &Namespace,
+        who: &Registrant,
+        sqe: &Sqe,
+    ) -> Result<ReservationCommand, NvmeStatus> {
         let cdw10 = sqe.cdw10.get();
         // Three bits.
         let (action, ignores_key) = ((cdw10 & 7) as u8, cdw10 & IEKEY != 0);
@@ -108,7 +112,7 @@ impl Reserving {
             },
         };
         let (served, who) = (namespace.served.clone(), who.clone());
-        Ok(Reserving { served, who, wanted, saving: None, barrier: None })
+        Ok(ReservationCommand { served, who, wanted, saving: None, barrier: None })
     }
 
     /// The data that the host sends, in bytes.

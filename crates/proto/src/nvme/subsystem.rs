@@ -1,9 +1,9 @@
 //! Subsystems: namespaces under a name.
 
-use super::ana::{Ana, AnaGroup};
+use super::ana::{AnaGroup, AnaGroups};
 use super::association::Associations;
 use super::event_queue::QueueEvent;
-use super::hosts::{HostAccess, Hosts, OpenToAll};
+use super::hosts::{HostAccess, OpenToAll, SubsystemHosts};
 use super::identity::{GivenIdentity, NamespaceIdentity, unique};
 use super::nqn::Nqn;
 use super::reservation::notification;
@@ -34,11 +34,11 @@ pub struct Subsystem {
     namespaces: RwLock<Vec<AttachedNamespace>>,
     /// Grows with each change of the namespaces.
     generation: AtomicU64,
-    hosts: Hosts,
+    hosts: SubsystemHosts,
     pub(crate) associations: Arc<Associations>,
     pub(super) is_discovery: bool,
     pub(crate) traffic: SubsystemTraffic,
-    pub(super) ana: Ana,
+    pub(super) ana: AnaGroups,
 }
 
 /// A namespace as long as it is attached.
@@ -123,11 +123,11 @@ impl Subsystem {
             ports: None,
             namespaces: RwLock::default(),
             generation: AtomicU64::new(0),
-            hosts: Hosts::new(hosts),
+            hosts: SubsystemHosts::new(hosts),
             associations: Arc::default(),
             is_discovery: false,
             traffic: SubsystemTraffic::default(),
-            ana: Ana::default(),
+            ana: AnaGroups::default(),
         };
         for namespace in namespaces {
             // What cannot be attached is left out, as was said.
@@ -140,7 +140,7 @@ impl Subsystem {
     #[must_use]
     pub fn with_ana(mut self, groups: Vec<AnaGroup>, ports: &[u16]) -> Subsystem {
         let mut attached = self.write();
-        let ana = Ana::new(groups, ports, attached.iter_mut().map(|attached| &mut attached.namespace));
+        let ana = AnaGroups::new(groups, ports, attached.iter_mut().map(|attached| &mut attached.namespace));
         drop(attached);
         self.ana = ana;
         self
@@ -226,7 +226,7 @@ impl Subsystem {
         let changed: Vec<u32> = all.filter(|nsid| before.shows(*nsid) != access.shows(*nsid)).collect();
         drop(attached);
         for nsid in changed {
-            self.associations.tell_named(host, || QueueEvent::NamespaceShown(nsid));
+            self.associations.notify_named(host, || QueueEvent::NamespaceShown(nsid));
         }
         Ok(())
     }
@@ -295,7 +295,7 @@ impl Subsystem {
         self.ana.on_member(namespace.ana_group);
         let watch = NamespaceWatch::begin(&namespace, &self.associations);
         attached.insert(place, AttachedNamespace { namespace, _watch: watch });
-        self.tell_change(attached, nsid);
+        self.announce_change(attached, nsid);
         Ok(())
     }
 
@@ -309,7 +309,7 @@ impl Subsystem {
             let Namespace { nsid, ana_group, .. } = attached.remove(place).namespace;
             self.ana.on_member(ana_group);
             gone.push(nsid);
-            self.tell_change(attached, nsid);
+            self.announce_change(attached, nsid);
         }
     }
 
@@ -331,7 +331,7 @@ impl Subsystem {
         (1..=MAX_NAMESPACES as u32).find(is_free)
     }
 
-    fn tell_change(&self, attached: RwLockWriteGuard<'_, Vec<AttachedNamespace>>, nsid: u32) {
+    fn announce_change(&self, attached: RwLockWriteGuard<'_, Vec<AttachedNamespace>>, nsid: u32) {
         self.generation.fetch_add(1, Ordering::SeqCst);
         drop(attached);
         self.associations.announce(|| QueueEvent::NamespaceChanged(nsid));
@@ -452,9 +452,9 @@ impl Watcher for NamespaceWatch {
             Change::Reservations { notices, aborts } => {
                 for (who, notice) in *notices {
                     let Some(host) = who.nvme_host() else { continue };
-                    all.tell_host(&host, || QueueEvent::Reservation { nsid, kind: notification(*notice) });
+                    all.notify_host(&host, || QueueEvent::Reservation { nsid, kind: notification(*notice) });
                     if *aborts && *notice == Notice::RegistrationsPreempted {
-                        all.tell_queues(&host, || QueueEvent::Preempted(self.volume));
+                        all.notify_io_queues(&host, || QueueEvent::Preempted(self.volume));
                     }
                 }
             }

@@ -21,12 +21,12 @@ struct SharedTraffic {
 struct LiveQueues {
     queues: Vec<Arc<QueueCounters>>,
     /// Of queues that are gone.
-    gone: Totals,
+    gone: TrafficTotals,
 }
 
 /// Sums.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Totals {
+pub(crate) struct TrafficTotals {
     pub(crate) reads: u64,
     pub(crate) writes: u64,
     /// In bytes.
@@ -63,7 +63,7 @@ impl SubsystemTraffic {
     }
 
     /// All that was done until now.
-    pub(crate) fn totals(&self) -> Totals {
+    pub(crate) fn totals(&self) -> TrafficTotals {
         self.shared.live(|live| live.queues.iter().fold(live.gone, |sum, place| sum.plus(place.totals())))
     }
 }
@@ -105,8 +105,8 @@ impl SharedTraffic {
 }
 
 impl QueueCounters {
-    fn totals(&self) -> Totals {
-        Totals {
+    fn totals(&self) -> TrafficTotals {
+        TrafficTotals {
             reads: self.reads.load(Ordering::Relaxed),
             writes: self.writes.load(Ordering::Relaxed),
             read_bytes: self.read_bytes.load(Ordering::Relaxed),
@@ -116,9 +116,9 @@ impl QueueCounters {
     }
 }
 
-impl Totals {
-    fn plus(self, other: Totals) -> Totals {
-        Totals {
+impl TrafficTotals {
+    fn plus(self, other: TrafficTotals) -> TrafficTotals {
+        TrafficTotals {
             reads: self.reads.saturating_add(other.reads),
             writes: self.writes.saturating_add(other.writes),
             read_bytes: self.read_bytes.saturating_add(other.read_bytes),
@@ -146,7 +146,8 @@ mod tests {
         one.read(1024);
         other.wrote(4096);
         other.failed();
-        let totals = Totals { reads: 2, writes: 1, read_bytes: 1536, written_bytes: 4096, media_errors: 1 };
+        let totals =
+            TrafficTotals { reads: 2, writes: 1, read_bytes: 1536, written_bytes: 4096, media_errors: 1 };
         assert_eq!(traffic.totals(), totals);
         drop(one);
         assert_eq!(traffic.totals(), totals);

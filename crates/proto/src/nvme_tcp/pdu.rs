@@ -16,7 +16,7 @@ pub(super) struct NvmeTcpDigests {
 
 /// What is wrong with a PDU, as the termination says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Violation {
+pub(super) struct HostViolation {
     pub(super) status: FatalError,
     pub(super) information: u32,
     pub(super) error: ProtocolError,
@@ -42,14 +42,14 @@ impl NvmeTcpDigests {
     }
 }
 
-impl Violation {
+impl HostViolation {
     /// The field at that offset has a value that it must not have.
-    pub(super) fn field(offset: usize, what: &'static str) -> Violation {
-        Violation::new(FatalError::INVALID_PDU_HEADER_FIELD, offset as u32, what)
+    pub(super) fn field(offset: usize, what: &'static str) -> HostViolation {
+        HostViolation::new(FatalError::INVALID_PDU_HEADER_FIELD, offset as u32, what)
     }
 
-    pub(super) fn new(status: FatalError, information: u32, what: &'static str) -> Violation {
-        Violation {
+    pub(super) fn new(status: FatalError, information: u32, what: &'static str) -> HostViolation {
+        HostViolation {
             status,
             information,
             error: ProtocolError { what, reference: "TCP Transport 1.0 §3.5, §3.6" },
@@ -63,22 +63,22 @@ pub(super) fn check(
     common: &CommonHeader,
     digests: NvmeTcpDigests,
     in_capsule: usize,
-) -> Result<PduFrame, Violation> {
+) -> Result<PduFrame, HostViolation> {
     let kind = PduType(common.pdu_type);
     let hlen = match kind {
         PduType::CAPSULE_CMD => CAPSULE_CMD_LEN,
         PduType::H2C_DATA | PduType::H2C_TERM_REQ => DATA_LEN,
         PduType::IC_REQ => {
             let what = "initialized its connection twice";
-            return Err(Violation::new(FatalError::PDU_SEQUENCE_ERROR, 0, what));
+            return Err(HostViolation::new(FatalError::PDU_SEQUENCE_ERROR, 0, what));
         }
-        _ => return Err(Violation::field(0, "sent a PDU of a type that hosts do not send")),
+        _ => return Err(HostViolation::field(0, "sent a PDU of a type that hosts do not send")),
     };
     if usize::from(common.hlen) != hlen {
-        return Err(Violation::field(offset_of!(CommonHeader, hlen), "sent a header of a wrong length"));
+        return Err(HostViolation::field(offset_of!(CommonHeader, hlen), "sent a header of a wrong length"));
     }
     let (len, pdo) = (common.plen.get() as usize, usize::from(common.pdo));
-    let wrong_len = Violation::field(offset_of!(CommonHeader, plen), "sent a PDU of a wrong length");
+    let wrong_len = HostViolation::field(offset_of!(CommonHeader, plen), "sent a PDU of a wrong length");
     if kind == PduType::H2C_TERM_REQ {
         let fits = (DATA_LEN..=TERM_REQ_MAX).contains(&len);
         return if fits { Ok(PduFrame { kind, data: (len, len), len }) } else { Err(wrong_len) };
@@ -91,14 +91,14 @@ pub(super) fn check(
     };
     if common.flags & (FLAG_HDGST | FLAG_DDGST) != flags(digests) {
         let what = "sent other digests than were agreed on";
-        return Err(Violation::field(offset_of!(CommonHeader, flags), what));
+        return Err(HostViolation::field(offset_of!(CommonHeader, flags), what));
     }
     if !has_data {
         let is_whole = len == head && kind == PduType::CAPSULE_CMD;
         return if is_whole { Ok(PduFrame { kind, data: (len, len), len }) } else { Err(wrong_len) };
     }
     if pdo < head || pdo % 4 != 0 || pdo > MAX_PDO {
-        return Err(Violation::field(offset_of!(CommonHeader, pdo), "sent data at a wrong offset"));
+        return Err(HostViolation::field(offset_of!(CommonHeader, pdo), "sent data at a wrong offset"));
     }
     let longest = match kind {
         PduType::CAPSULE_CMD => in_capsule,
@@ -111,21 +111,21 @@ pub(super) fn check(
         }
         Some(1..) if kind == PduType::H2C_DATA => {
             let what = "sent more data in a PDU than MAXH2CDATA";
-            Err(Violation::new(FatalError::DATA_TRANSFER_LIMIT_EXCEEDED, 0, what))
+            Err(HostViolation::new(FatalError::DATA_TRANSFER_LIMIT_EXCEEDED, 0, what))
         }
         _ => Err(wrong_len),
     }
 }
 
 /// Checks the digest behind a header of `hlen` bytes; both are in `bytes`.
-pub(super) fn check_header_digest(bytes: &[u8], hlen: usize) -> Result<(), Violation> {
+pub(super) fn check_header_digest(bytes: &[u8], hlen: usize) -> Result<(), HostViolation> {
     let (header, rest) = bytes.split_at(hlen.min(bytes.len()));
     let sent = u32::read_from_prefix(rest).map_or(0, |(sent, _)| sent);
     if digest::of(header) == sent.to_ne_bytes() {
         return Ok(());
     }
     let what = "sent a header whose digest is wrong";
-    Err(Violation::new(FatalError::HEADER_DIGEST_ERROR, u32::from_le(sent), what))
+    Err(HostViolation::new(FatalError::HEADER_DIGEST_ERROR, u32::from_le(sent), what))
 }
 
 /// MAXH2CDATA: as much as the longest command has.

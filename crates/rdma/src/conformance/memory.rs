@@ -1,6 +1,6 @@
 //! Reads, writes, and what may be read and written.
 
-use super::pair::{BLANK, Heard, Pair, ample, blank, memory, part, pattern};
+use super::pair::{BLANK, ConformancePair, Observed, ample, blank, memory, part, pattern};
 use super::{Connect, Outcome, Side, fail};
 use crate::queue_pair::Violation;
 use crate::regions::Refusal;
@@ -11,7 +11,7 @@ use blockmux_volume::{Chunk, SgList};
 /// there.
 pub(super) fn writes_come_before_messages(connect: &mut Connect) -> Outcome {
     for side in Side::BOTH {
-        let mut pair = Pair::connected(connect, &Endpoint { receives: 200, ..ample() })?;
+        let mut pair = ConformancePair::connected(connect, &Endpoint { receives: 200, ..ample() })?;
         let target = blank(200_000, 3);
         let remote = pair.register(side.other(), &target, RemoteRights::RemoteWrite)?;
         let mut expected = vec![BLANK; 200_000];
@@ -30,14 +30,14 @@ pub(super) fn writes_come_before_messages(connect: &mut Connect) -> Outcome {
             let write = pair.write(side, &memory(&data, pieces), part(remote, at as u64, len));
             let send = pair.send(side, b"written", SgList::default(), None);
             expected[at..at + len].copy_from_slice(&data);
-            pair.settle_with(|_, heard| {
-                if matches!(heard, Heard::Received(..)) && target.to_vec() != expected {
+            pair.settle_with(|_, observed| {
+                if matches!(observed, Observed::Received(..)) && target.to_vec() != expected {
                     return fail!("a write of {len} bytes at {at} is not there when the message is");
                 }
                 Ok(())
             })?;
-            pair.expect(side, &[Heard::Done(write, Ok(())), Heard::Done(send, Ok(()))])?;
-            pair.expect(side.other(), &[Heard::Received(b"written".to_vec(), None)])?;
+            pair.expect(side, &[Observed::Done(write, Ok(())), Observed::Done(send, Ok(()))])?;
+            pair.expect(side.other(), &[Observed::Received(b"written".to_vec(), None)])?;
         }
         // To more memory than there is data.
         pair.write(side, &memory(b"short", 1), remote);
@@ -52,7 +52,7 @@ pub(super) fn writes_come_before_messages(connect: &mut Connect) -> Outcome {
 
 pub(super) fn reads_fetch_every_byte(connect: &mut Connect) -> Outcome {
     for side in Side::BOTH {
-        let mut pair = Pair::connected(connect, &ample())?;
+        let mut pair = ConformancePair::connected(connect, &ample())?;
         let source = pattern(5, 300_000);
         let remote = pair.register(side.other(), &memory(&source, 4), RemoteRights::RemoteRead)?;
         for (at, len, pieces) in [
@@ -67,14 +67,14 @@ pub(super) fn reads_fetch_every_byte(connect: &mut Connect) -> Outcome {
         ] {
             let local = blank(len, pieces);
             let id = pair.read(side, &local, part(remote, at as u64, len));
-            pair.settle_with(|_, heard| {
-                let is_done = *heard == Heard::Done(id, Ok(()));
+            pair.settle_with(|_, observed| {
+                let is_done = *observed == Observed::Done(id, Ok(()));
                 if is_done && local.to_vec() != source[at..at + len] {
                     return fail!("a read of {len} bytes at {at} does not have them when it is done");
                 }
                 Ok(())
             })?;
-            pair.expect(side, &[Heard::Done(id, Ok(()))])?;
+            pair.expect(side, &[Observed::Done(id, Ok(()))])?;
             pair.expect(side.other(), &[])?;
         }
     }
@@ -86,7 +86,7 @@ pub(super) fn reads_wait_their_turn(connect: &mut Connect) -> Outcome {
     for (ours, theirs) in [(1, 1), (2, 7), (7, 2), (40, 1), (1, 40)] {
         let active = Endpoint { reads: ours, ..ample() };
         let passive = Endpoint { reads: theirs, ..ample() };
-        let mut pair = Pair::begin(connect, &active, &passive);
+        let mut pair = ConformancePair::begin(connect, &active, &passive);
         pair.accept(&[])?;
         for side in Side::BOTH {
             let source = pattern(6, 64_000);
@@ -98,7 +98,7 @@ pub(super) fn reads_wait_their_turn(connect: &mut Connect) -> Outcome {
                 .map(|(local, at)| pair.read(side, local, part(remote, at, 1000)))
                 .collect();
             pair.settle()?;
-            let done: Vec<_> = ids.into_iter().map(|id| Heard::Done(id, Ok(()))).collect();
+            let done: Vec<_> = ids.into_iter().map(|id| Observed::Done(id, Ok(()))).collect();
             pair.expect(side, &done)?;
             let fetched: Vec<u8> = locals.iter().flat_map(SgList::to_vec).collect();
             if fetched != source {
@@ -114,7 +114,7 @@ pub(super) fn reads_wait_their_turn(connect: &mut Connect) -> Outcome {
 
 /// Sends and writes behind a read, and behind one that has to wait.
 pub(super) fn work_behind_a_read_is_done(connect: &mut Connect) -> Outcome {
-    let mut pair = Pair::connected(connect, &Endpoint { reads: 1, ..ample() })?;
+    let mut pair = ConformancePair::connected(connect, &Endpoint { reads: 1, ..ample() })?;
     let source = pattern(8, 50_000);
     let target = blank(30_000, 1);
     let from = pair.register(Side::Passive, &memory(&source, 2), RemoteRights::RemoteRead)?;
@@ -127,8 +127,8 @@ pub(super) fn work_behind_a_read_is_done(connect: &mut Connect) -> Outcome {
         done.push(pair.write(Side::Active, &data, part(to, number * 10_000, 10_000)));
         done.push(pair.send(Side::Active, &[number as u8], SgList::default(), None));
     }
-    pair.settle_with(|_, heard| match heard {
-        Heard::Received(message, _)
+    pair.settle_with(|_, observed| match observed {
+        Observed::Received(message, _)
             if target.slice(usize::from(message[0]) * 10_000, 10_000).to_vec()
                 != pattern(message[0].into(), 10_000) =>
         {
@@ -136,11 +136,11 @@ pub(super) fn work_behind_a_read_is_done(connect: &mut Connect) -> Outcome {
         }
         _ => Ok(()),
     })?;
-    pair.expect(Side::Passive, &[0, 1, 2].map(|number| Heard::Received(vec![number], None)))?;
-    let mut heard = pair.heard(Side::Active);
-    heard.sort_by_key(|heard| if let Heard::Done(id, _) = heard { *id } else { 0 });
-    if heard != done.into_iter().map(|id| Heard::Done(id, Ok(()))).collect::<Vec<_>>() {
-        return fail!("not all of it came back well: {heard:?}");
+    pair.expect(Side::Passive, &[0, 1, 2].map(|number| Observed::Received(vec![number], None)))?;
+    let mut observed = pair.observed(Side::Active);
+    observed.sort_by_key(|observed| if let Observed::Done(id, _) = observed { *id } else { 0 });
+    if observed != done.into_iter().map(|id| Observed::Done(id, Ok(()))).collect::<Vec<_>>() {
+        return fail!("not all of it came back well: {observed:?}");
     }
     if locals.iter().any(|local| local.to_vec() != source) {
         return fail!("a read brought something else");
@@ -149,7 +149,7 @@ pub(super) fn work_behind_a_read_is_done(connect: &mut Connect) -> Outcome {
 }
 
 pub(super) fn both_sides_read_at_once(connect: &mut Connect) -> Outcome {
-    let mut pair = Pair::connected(connect, &Endpoint { reads: 2, ..ample() })?;
+    let mut pair = ConformancePair::connected(connect, &Endpoint { reads: 2, ..ample() })?;
     let mut locals = Vec::new();
     for side in Side::BOTH {
         let source = pattern(side as u64, 150_000);
@@ -168,17 +168,17 @@ pub(super) fn both_sides_read_at_once(connect: &mut Connect) -> Outcome {
         }
     }
     for side in Side::BOTH {
-        let heard = pair.heard(side);
-        let good = heard.iter().filter(|heard| matches!(heard, Heard::Done(_, Ok(())))).count();
-        if (heard.len(), good) != (15, 10) {
-            return fail!("{side:?} heard {heard:?}");
+        let observed = pair.observed(side);
+        let good = observed.iter().filter(|observed| matches!(observed, Observed::Done(_, Ok(())))).count();
+        if (observed.len(), good) != (15, 10) {
+            return fail!("{side:?} observed {observed:?}");
         }
     }
     Ok(())
 }
 
 pub(super) fn grants_before_the_connection(connect: &mut Connect) -> Outcome {
-    let mut pair = Pair::begin(connect, &ample(), &ample());
+    let mut pair = ConformancePair::begin(connect, &ample(), &ample());
     let target = blank(10, 1);
     let remote = pair.register(Side::Active, &target, RemoteRights::RemoteWrite)?;
     pair.accept(&[])?;
@@ -192,7 +192,7 @@ pub(super) fn grants_before_the_connection(connect: &mut Connect) -> Outcome {
 /// By a message (Send with Invalidate): together with it, and never before.
 pub(super) fn a_message_closes_memory(connect: &mut Connect) -> Outcome {
     for side in Side::BOTH {
-        let mut pair = Pair::connected(connect, &Endpoint { regions: 2, ..ample() })?;
+        let mut pair = ConformancePair::connected(connect, &Endpoint { regions: 2, ..ample() })?;
         if !pair.caps(side).invalidates {
             continue;
         }
@@ -206,14 +206,14 @@ pub(super) fn a_message_closes_memory(connect: &mut Connect) -> Outcome {
             pair.send(side, b"closed", SgList::default(), Some(remote.stag));
             pair.read(side, &blank(10, 1), kept);
             pair.settle()?;
-            pair.expect(side.other(), &[Heard::Received(b"closed".to_vec(), Some(remote.stag))])?;
+            pair.expect(side.other(), &[Observed::Received(b"closed".to_vec(), Some(remote.stag))])?;
             if target.to_vec() != pattern(round, 3000) {
                 return fail!("what was written before memory was closed is not there");
             }
             pair.post(side.other(), WorkRequest::Invalidate { stag: kept.stag });
             // That it is closed already is no error.
             pair.post(side.other(), WorkRequest::Invalidate { stag: remote.stag });
-            if pair.heard(side).iter().any(|heard| !matches!(heard, Heard::Done(_, Ok(())))) {
+            if pair.observed(side).iter().any(|observed| !matches!(observed, Observed::Done(_, Ok(())))) {
                 return fail!("not all work came back well");
             }
             last = Some((remote, target));
@@ -231,7 +231,7 @@ pub(super) fn a_message_closes_memory(connect: &mut Connect) -> Outcome {
 
 /// As many as the endpoint says, over and over; one more fails. What is closed is let go of.
 pub(super) fn registrations_are_bounded(connect: &mut Connect) -> Outcome {
-    let mut pair = Pair::connected(connect, &Endpoint { regions: 3, ..ample() })?;
+    let mut pair = ConformancePair::connected(connect, &Endpoint { regions: 3, ..ample() })?;
     let mut chunk = Chunk::from_slice(b"lent");
     let lent = SgList::one(chunk.lend(0, 4));
     chunk.take(4);
@@ -260,5 +260,5 @@ pub(super) fn registrations_are_bounded(connect: &mut Connect) -> Outcome {
     }
     let id = pair.ask_to_register(Side::Active, &blank(8, 1), RemoteRights::RemoteRead);
     pair.settle()?;
-    pair.expect(Side::Active, &[Heard::Done(id, Err(WorkError::Local)), Heard::Disconnected])
+    pair.expect(Side::Active, &[Observed::Done(id, Err(WorkError::Local)), Observed::Disconnected])
 }

@@ -22,7 +22,7 @@
 //! Each case makes connections of its own, with endpoints that suit it, and says what went wrong
 //! with which numbers.
 
-mod endings;
+mod connections;
 mod memory;
 mod messages;
 mod pair;
@@ -84,12 +84,12 @@ pub fn run(connect: &mut Connect) {
 }
 
 type Outcome<T = ()> = Result<T, String>;
-type Case = fn(&mut Connect) -> Outcome;
+type ConformanceCase = fn(&mut Connect) -> Outcome;
 
-const CASES: &[(&str, Case)] = &[
-    ("private data of every length arrives both ways", endings::private_data_arrives),
-    ("a peer that is rejected hears why", endings::a_rejected_peer_hears_why),
-    ("what the endpoints ask for is there", endings::endpoints_get_what_they_ask_for),
+const CASES: &[(&str, ConformanceCase)] = &[
+    ("private data of every length arrives both ways", connections::private_data_arrives),
+    ("a peer that is rejected hears why", connections::a_rejected_peer_hears_why),
+    ("what the endpoints ask for is there", connections::endpoints_get_what_they_ask_for),
     ("messages of every length arrive whole and in order", messages::every_length_arrives),
     ("a message in pieces arrives in one", messages::pieces_arrive_in_one),
     ("a queue is as deep as its endpoint says", messages::a_queue_is_as_deep_as_it_says),
@@ -109,9 +109,9 @@ const CASES: &[(&str, Case)] = &[
     ("a message without a receive buffer ends the connection", refusals::no_receive_buffer),
     ("a message that is too long ends the connection", refusals::a_message_too_long),
     ("work that cannot be done fails", refusals::impossible_work_fails),
-    ("who leaves has everything done before", endings::leaving_is_soft),
-    ("a peer that leaves is noticed once", endings::leaving_is_noticed_once),
-    ("a lost connection gives everything back once", endings::losses_give_everything_back),
+    ("who leaves has everything done before", connections::leaving_is_soft),
+    ("a peer that leaves is noticed once", connections::leaving_is_noticed_once),
+    ("a lost connection gives everything back once", connections::losses_give_everything_back),
     ("random traffic agrees with a model", random::agrees_with_a_model),
 ];
 

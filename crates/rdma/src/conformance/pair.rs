@@ -10,7 +10,7 @@ use blockmux_volume::{Memory, Seg, SgList};
 
 /// What an end has told, to be compared.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Heard {
+pub(super) enum Observed {
     Requested(Vec<u8>),
     Connected(Vec<u8>),
     Refused(Vec<u8>),
@@ -20,21 +20,21 @@ pub(super) enum Heard {
     Disconnected,
 }
 
-pub(super) struct Pair {
+pub(super) struct ConformancePair {
     wire: Box<dyn Wire>,
-    heard: [Vec<Heard>; 2],
+    observed: [Vec<Observed>; 2],
     next_id: u64,
 }
 
-impl Pair {
+impl ConformancePair {
     /// Both ends, which know nothing of each other yet.
-    pub(super) fn begin(connect: &mut Connect, active: &Endpoint, passive: &Endpoint) -> Pair {
-        Pair { wire: connect(active, passive), heard: [Vec::new(), Vec::new()], next_id: 0 }
+    pub(super) fn begin(connect: &mut Connect, active: &Endpoint, passive: &Endpoint) -> ConformancePair {
+        ConformancePair { wire: connect(active, passive), observed: [Vec::new(), Vec::new()], next_id: 0 }
     }
 
     /// A connection between two such ends.
-    pub(super) fn connected(connect: &mut Connect, endpoint: &Endpoint) -> Outcome<Pair> {
-        let mut pair = Pair::begin(connect, endpoint, endpoint);
+    pub(super) fn connected(connect: &mut Connect, endpoint: &Endpoint) -> Outcome<ConformancePair> {
+        let mut pair = ConformancePair::begin(connect, endpoint, endpoint);
         pair.accept(&[])?;
         Ok(pair)
     }
@@ -42,14 +42,14 @@ impl Pair {
     /// Brings the connection up, which is all that either end hears of.
     pub(super) fn accept(&mut self, private_data: &[u8]) -> Outcome {
         self.settle()?;
-        let requested = self.heard(Side::Passive);
-        let [Heard::Requested(_)] = &requested[..] else {
-            return fail!("the passive side heard {requested:?} of a connection");
+        let requested = self.observed(Side::Passive);
+        let [Observed::Requested(_)] = &requested[..] else {
+            return fail!("the passive side observed {requested:?} of a connection");
         };
         self.post(Side::Passive, WorkRequest::Accept { private_data: private_data.to_vec() });
         self.settle()?;
-        self.expect(Side::Passive, &[Heard::Connected(Vec::new())])?;
-        self.expect(Side::Active, &[Heard::Connected(private_data.to_vec())])
+        self.expect(Side::Passive, &[Observed::Connected(Vec::new())])?;
+        self.expect(Side::Active, &[Observed::Connected(private_data.to_vec())])
     }
 
     pub(super) fn caps(&mut self, side: Side) -> Caps {
@@ -99,14 +99,15 @@ impl Pair {
         id.0
     }
 
-    /// Grants memory, which must succeed; everything else that was heard stays.
+    /// Grants memory, which must succeed; everything else that was observed stays.
     pub(super) fn register(&mut self, side: Side, local: &SgList, access: RemoteRights) -> Outcome<Remote> {
         let id = self.ask_to_register(side, local, access);
         self.hear(side);
-        let heard = self.log(side);
-        let at = heard.iter().position(|heard| matches!(heard, Heard::Registered(of, _) if *of == id));
-        let Some(Heard::Registered(_, remote)) = at.map(|at| heard.remove(at)) else {
-            return fail!("no memory was registered, but {heard:?} heard");
+        let observed = self.log(side);
+        let at =
+            observed.iter().position(|observed| matches!(observed, Observed::Registered(of, _) if *of == id));
+        let Some(Observed::Registered(_, remote)) = at.map(|at| observed.remove(at)) else {
+            return fail!("no memory was registered, but {observed:?} observed");
         };
         if remote.len as usize != local.len() {
             return fail!("{} bytes were registered as {remote:?}", local.len());
@@ -126,16 +127,16 @@ impl Pair {
     }
 
     /// Runs both sides until nothing moves; `look` sees each event in the moment in which it is
-    /// heard.
-    pub(super) fn settle_with(&mut self, mut look: impl FnMut(Side, &Heard) -> Outcome) -> Outcome {
+    /// observed.
+    pub(super) fn settle_with(&mut self, mut look: impl FnMut(Side, &Observed) -> Outcome) -> Outcome {
         for _ in 0..MOST_TURNS {
             let mut has_moved = self.wire.turn();
             for side in Side::BOTH {
                 while let Some(event) = self.wire.end(side).poll() {
                     has_moved = true;
-                    let heard = heard(event);
-                    look(side, &heard)?;
-                    self.log(side).push(heard);
+                    let observed = observed(event);
+                    look(side, &observed)?;
+                    self.log(side).push(observed);
                 }
             }
             if !has_moved {
@@ -157,7 +158,7 @@ impl Pair {
     pub(super) fn poll_once(&mut self, side: Side) -> bool {
         let event = self.wire.end(side).poll();
         let is_some = event.is_some();
-        self.log(side).extend(event.map(heard));
+        self.log(side).extend(event.map(observed));
         is_some
     }
 
@@ -165,20 +166,24 @@ impl Pair {
         while self.poll_once(side) {}
     }
 
-    fn log(&mut self, side: Side) -> &mut Vec<Heard> {
-        let [active, passive] = &mut self.heard;
+    fn log(&mut self, side: Side) -> &mut Vec<Observed> {
+        let [active, passive] = &mut self.observed;
         if side == Side::Active { active } else { passive }
     }
 
-    /// What was heard since this was last asked.
-    pub(super) fn heard(&mut self, side: Side) -> Vec<Heard> {
+    /// What was observed since this was last asked.
+    pub(super) fn observed(&mut self, side: Side) -> Vec<Observed> {
         std::mem::take(self.log(side))
     }
 
-    /// Fails unless exactly this was heard.
-    pub(super) fn expect(&mut self, side: Side, expected: &[Heard]) -> Outcome {
-        let heard = self.heard(side);
-        if heard == expected { Ok(()) } else { fail!("{side:?} heard {heard:?} and not {expected:?}") }
+    /// Fails unless exactly this was observed.
+    pub(super) fn expect(&mut self, side: Side, expected: &[Observed]) -> Outcome {
+        let observed = self.observed(side);
+        if observed == expected {
+            Ok(())
+        } else {
+            fail!("{side:?} observed {observed:?} and not {expected:?}")
+        }
     }
 
     /// Fails unless the peer of `side` has refused what it did: both know, and both are at the end.
@@ -189,26 +194,26 @@ impl Pair {
             return fail!("the faults are {found:?} and not {expected:?}");
         }
         for side in Side::BOTH {
-            let heard = self.heard(side);
-            if heard.iter().filter(|heard| **heard == Heard::Disconnected).count() != 1
-                || heard.last() != Some(&Heard::Disconnected)
+            let observed = self.observed(side);
+            if observed.iter().filter(|observed| **observed == Observed::Disconnected).count() != 1
+                || observed.last() != Some(&Observed::Disconnected)
             {
-                return fail!("{side:?} heard {heard:?} of the end");
+                return fail!("{side:?} observed {observed:?} of the end");
             }
         }
         Ok(())
     }
 }
 
-fn heard(event: Event) -> Heard {
+fn observed(event: Event) -> Observed {
     match event {
-        Event::Requested { private_data } => Heard::Requested(private_data),
-        Event::Connected { private_data } => Heard::Connected(private_data),
-        Event::Refused { private_data } => Heard::Refused(private_data),
-        Event::Received { message, invalidated } => Heard::Received(message.to_vec(), invalidated),
-        Event::Done { id, result } => Heard::Done(id.0, result),
-        Event::Registered { id, remote } => Heard::Registered(id.0, remote),
-        Event::Disconnected => Heard::Disconnected,
+        Event::Requested { private_data } => Observed::Requested(private_data),
+        Event::Connected { private_data } => Observed::Connected(private_data),
+        Event::Refused { private_data } => Observed::Refused(private_data),
+        Event::Received { message, invalidated } => Observed::Received(message.to_vec(), invalidated),
+        Event::Done { id, result } => Observed::Done(id.0, result),
+        Event::Registered { id, remote } => Observed::Registered(id.0, remote),
+        Event::Disconnected => Observed::Disconnected,
     }
 }
 

@@ -1,6 +1,6 @@
 //! Random traffic both ways, checked against what must be.
 
-use super::pair::{Heard, Pair, ample, blank, memory, part, pattern};
+use super::pair::{ConformancePair, Observed, ample, blank, memory, part, pattern};
 use super::{Connect, Outcome, Side, fail};
 use blockmux_proto::rdma::{Endpoint, Remote, RemoteRights, WorkRequest};
 use blockmux_volume::SgList;
@@ -8,7 +8,7 @@ use blockmux_volume::random::SplitMix;
 use std::collections::{HashMap, VecDeque};
 
 /// What one side has of its peer, and has under way.
-struct Half {
+struct SideModel {
     /// Of the peer: to be read, and what is in it.
     source: (Remote, Vec<u8>),
     /// Of the peer: to be written, what it is, and what it must be once all is there.
@@ -31,7 +31,7 @@ pub(super) fn agrees_with_a_model(connect: &mut Connect) -> Outcome {
 fn one_run(connect: &mut Connect, seed: u64) -> Outcome {
     let mut random = SplitMix::new(seed);
     let endpoint = Endpoint { receives: SENDS, sends: SENDS, reads: 1 + seed as u32, ..ample() };
-    let mut pair = Pair::connected(connect, &endpoint)?;
+    let mut pair = ConformancePair::connected(connect, &endpoint)?;
     let mut halves = Vec::new();
     for side in Side::BOTH {
         let content = pattern(seed, SIZE);
@@ -39,7 +39,7 @@ fn one_run(connect: &mut Connect, seed: u64) -> Outcome {
         let memory = blank(SIZE, 2);
         let target = pair.register(side.other(), &memory, RemoteRights::RemoteWrite)?;
         let model = memory.to_vec();
-        halves.push(Half {
+        halves.push(SideModel {
             source: (source, content),
             target: (target, memory, model),
             reads: HashMap::new(),
@@ -71,8 +71,8 @@ fn one_run(connect: &mut Connect, seed: u64) -> Outcome {
     Ok(())
 }
 
-impl Half {
-    fn post(&mut self, pair: &mut Pair, side: Side, random: &mut SplitMix) {
+impl SideModel {
+    fn post(&mut self, pair: &mut ConformancePair, side: Side, random: &mut SplitMix) {
         self.in_flight += 1;
         let len = if random.below(4) == 0 { random.below(SIZE as u64) } else { random.below(600) } as usize;
         let at = random.below((SIZE - len) as u64) as usize;
@@ -98,12 +98,12 @@ impl Half {
     }
 }
 
-/// Looks at all that was heard.
-fn check(pair: &mut Pair, halves: &mut [Half]) -> Outcome {
+/// Looks at all that was observed.
+fn check(pair: &mut ConformancePair, halves: &mut [SideModel]) -> Outcome {
     for (at, side) in Side::BOTH.into_iter().enumerate() {
-        for heard in pair.heard(side) {
-            match heard {
-                Heard::Done(id, Ok(())) => {
+        for observed in pair.observed(side) {
+            match observed {
+                Observed::Done(id, Ok(())) => {
                     halves[at].in_flight -= 1;
                     if let Some((local, expected)) = halves[at].reads.remove(&id)
                         && local.to_vec() != expected
@@ -111,13 +111,13 @@ fn check(pair: &mut Pair, halves: &mut [Half]) -> Outcome {
                         return fail!("a read of {} bytes brought something else", expected.len());
                     }
                 }
-                Heard::Received(message, None) => {
+                Observed::Received(message, None) => {
                     if halves[1 - at].messages.pop_front() != Some(message) {
                         return fail!("a message came that was not the next one");
                     }
                     pair.post(side, WorkRequest::Receive);
                 }
-                other => return fail!("{side:?} heard {other:?}"),
+                other => return fail!("{side:?} observed {other:?}"),
             }
         }
     }

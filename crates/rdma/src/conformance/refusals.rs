@@ -1,6 +1,6 @@
 //! What a peer must not do, and what cannot be done.
 
-use super::pair::{BLANK, Heard, Pair, ample, blank, memory, part};
+use super::pair::{BLANK, ConformancePair, Observed, ample, blank, memory, part};
 use super::{Connect, Outcome, Side, fail};
 use crate::queue_pair::Violation;
 use crate::regions::Refusal;
@@ -10,8 +10,8 @@ use blockmux_volume::{Chunk, SgList};
 /// Every wrong name, range and access, by reads and by writes, from both sides: refused by its own
 /// name, and nothing is touched.
 pub(super) fn ungranted_memory_is_refused(connect: &mut Connect) -> Outcome {
-    type Wrong = fn(Remote) -> Remote;
-    let cases: [(Wrong, Refusal); 9] = [
+    type ChangeRemote = fn(Remote) -> Remote;
+    let cases: [(ChangeRemote, Refusal); 9] = [
         (|remote| Remote { stag: Stag(remote.stag.0 ^ 1), ..remote }, Refusal::InvalidStag),
         (|remote| Remote { stag: Stag(remote.stag.0 ^ 1 << 31), ..remote }, Refusal::InvalidStag),
         (|remote| Remote { stag: Stag(0), ..remote }, Refusal::InvalidStag),
@@ -44,7 +44,7 @@ fn refuse(
     wrong: fn(Remote) -> Remote,
     refusal: Refusal,
 ) -> Outcome {
-    let mut pair = Pair::connected(connect, &ample())?;
+    let mut pair = ConformancePair::connected(connect, &ample())?;
     let target = blank(64, 2);
     let neighbours = [blank(64, 1), blank(64, 1)];
     pair.register(side.other(), &neighbours[0], granted)?;
@@ -59,10 +59,12 @@ fn refuse(
     };
     let behind = pair.send(side, b"behind", SgList::default(), None);
     pair.settle()?;
-    let heard = pair.heard(side);
-    let results: Vec<_> = heard
+    let observed = pair.observed(side);
+    let results: Vec<_> = observed
         .iter()
-        .filter_map(|heard| if let Heard::Done(id, result) = heard { Some((*id, *result)) } else { None })
+        .filter_map(
+            |observed| if let Observed::Done(id, result) = observed { Some((*id, *result)) } else { None },
+        )
         .collect();
     let may_be_over = [Ok(()), Err(WorkError::Flushed)];
     let is_right = match used {
@@ -70,10 +72,11 @@ fn refuse(
         RemoteRights::RemoteWrite => may_be_over.iter().any(|result| results.contains(&(wrong, *result))),
     };
     let is_behind_back = may_be_over.iter().any(|result| results.contains(&(behind, *result)));
-    if results.len() != 2 || !is_right || !is_behind_back || heard.last() != Some(&Heard::Disconnected) {
-        return fail!("{what} came back as {heard:?}");
+    if results.len() != 2 || !is_right || !is_behind_back || observed.last() != Some(&Observed::Disconnected)
+    {
+        return fail!("{what} came back as {observed:?}");
     }
-    pair.expect(side.other(), &[Heard::Disconnected]).map_err(|error| format!("{what}: {error}"))?;
+    pair.expect(side.other(), &[Observed::Disconnected]).map_err(|error| format!("{what}: {error}"))?;
     let is_untouched = |list: &SgList, byte| list.to_vec().iter().all(|found| *found == byte);
     if !neighbours.iter().chain([&target]).all(|list| is_untouched(list, BLANK)) {
         return fail!("{what} has changed memory");
@@ -81,7 +84,7 @@ fn refuse(
     if !is_untouched(&local, 1) {
         return fail!("{what} has brought something");
     }
-    // What was heard of the end has been looked at here already.
+    // What was observed of the end has been looked at here already.
     let faults = [pair.fault(side), pair.fault(side.other())];
     let violation = Violation::Refused(refusal);
     let expected = [crate::Fault::Ours(violation), crate::Fault::Peer(violation)];
@@ -94,7 +97,7 @@ fn refuse(
 pub(super) fn closed_memory_is_refused(connect: &mut Connect) -> Outcome {
     for side in Side::BOTH {
         for access in [RemoteRights::RemoteRead, RemoteRights::RemoteWrite] {
-            let mut pair = Pair::connected(connect, &ample())?;
+            let mut pair = ConformancePair::connected(connect, &ample())?;
             let target = blank(64, 1);
             let remote = pair.register(side.other(), &target, access)?;
             pair.post(side.other(), WorkRequest::Invalidate { stag: remote.stag });
@@ -116,8 +119,8 @@ pub(super) fn closed_memory_is_refused(connect: &mut Connect) -> Outcome {
 /// Each connection is a protection domain of its own.
 pub(super) fn foreign_names_are_refused(connect: &mut Connect) -> Outcome {
     for access in [RemoteRights::RemoteRead, RemoteRights::RemoteWrite] {
-        let mut first = Pair::connected(connect, &ample())?;
-        let mut second = Pair::connected(connect, &ample())?;
+        let mut first = ConformancePair::connected(connect, &ample())?;
+        let mut second = ConformancePair::connected(connect, &ample())?;
         let [own, foreign] = [blank(64, 1), blank(64, 1)];
         second.register(Side::Passive, &own, access)?;
         let remote = first.register(Side::Passive, &foreign, access)?;
@@ -141,7 +144,7 @@ pub(super) fn foreign_names_are_refused(connect: &mut Connect) -> Outcome {
 pub(super) fn closing_what_is_closed(connect: &mut Connect) -> Outcome {
     for side in Side::BOTH {
         for is_stale in [false, true] {
-            let mut pair = Pair::connected(connect, &ample())?;
+            let mut pair = ConformancePair::connected(connect, &ample())?;
             if !pair.caps(side).invalidates {
                 continue;
             }
@@ -150,9 +153,9 @@ pub(super) fn closing_what_is_closed(connect: &mut Connect) -> Outcome {
             pair.post(side.other(), WorkRequest::Invalidate { stag: remote.stag });
             pair.send(side, b"closes", SgList::default(), Some(stag));
             pair.settle()?;
-            let heard = pair.heard(side.other());
-            if heard != [Heard::Disconnected] {
-                return fail!("{heard:?} was heard of a message that closes what is not open");
+            let observed = pair.observed(side.other());
+            if observed != [Observed::Disconnected] {
+                return fail!("{observed:?} was observed of a message that closes what is not open");
             }
             let violation = Violation::Refused(Refusal::CannotInvalidate);
             let faults = [pair.fault(side), pair.fault(side.other())];
@@ -166,13 +169,13 @@ pub(super) fn closing_what_is_closed(connect: &mut Connect) -> Outcome {
 
 pub(super) fn no_receive_buffer(connect: &mut Connect) -> Outcome {
     for side in Side::BOTH {
-        let mut pair = Pair::connected(connect, &Endpoint { receives: 2, ..ample() })?;
+        let mut pair = ConformancePair::connected(connect, &Endpoint { receives: 2, ..ample() })?;
         pair.post(side.other(), WorkRequest::Receive);
         for _ in 0..3 {
             pair.send(side, b"fits", SgList::default(), None);
         }
         pair.settle()?;
-        pair.expect(side.other(), &vec![Heard::Received(b"fits".to_vec(), None); 3])?;
+        pair.expect(side.other(), &vec![Observed::Received(b"fits".to_vec(), None); 3])?;
         pair.send(side, b"does not", SgList::default(), None);
         pair.settle()?;
         pair.expect_refusal(side, Violation::NoReceive)?;
@@ -183,12 +186,12 @@ pub(super) fn no_receive_buffer(connect: &mut Connect) -> Outcome {
 pub(super) fn a_message_too_long(connect: &mut Connect) -> Outcome {
     for side in Side::BOTH {
         for too_long in [101, 5000, 200_000] {
-            let mut pair = Pair::connected(connect, &Endpoint { receive_len: 100, ..ample() })?;
+            let mut pair = ConformancePair::connected(connect, &Endpoint { receive_len: 100, ..ample() })?;
             pair.send(side, &[7; 60], blank(40, 1), None);
             pair.settle()?;
-            let arrived = pair.heard(side.other());
-            if !matches!(&arrived[..], [Heard::Received(message, None)] if message.len() == 100) {
-                return fail!("of a message that just fits {arrived:?} was heard");
+            let arrived = pair.observed(side.other());
+            if !matches!(&arrived[..], [Observed::Received(message, None)] if message.len() == 100) {
+                return fail!("of a message that just fits {arrived:?} was observed");
             }
             pair.send(side, b"", blank(too_long, 1), None);
             pair.settle()?;
@@ -200,8 +203,8 @@ pub(super) fn a_message_too_long(connect: &mut Connect) -> Outcome {
 
 /// Each kind fails by itself, and its connection with it.
 pub(super) fn impossible_work_fails(connect: &mut Connect) -> Outcome {
-    type Attempt = fn(&mut Pair, Remote) -> u64;
-    let tries: [(&str, Attempt); 4] = [
+    type ImpossibleWork = fn(&mut ConformancePair, Remote) -> u64;
+    let tries: [(&str, ImpossibleWork); 4] = [
         ("a read of another length", |pair, remote| pair.read(Side::Active, &blank(9, 1), remote)),
         ("a write of more than there is room for", |pair, remote| {
             pair.write(Side::Active, &blank(11, 1), remote)
@@ -215,17 +218,17 @@ pub(super) fn impossible_work_fails(connect: &mut Connect) -> Outcome {
         }),
     ];
     for (what, attempt) in tries {
-        let mut pair = Pair::connected(connect, &ample())?;
+        let mut pair = ConformancePair::connected(connect, &ample())?;
         let remote = pair.register(Side::Passive, &blank(10, 1), RemoteRights::RemoteRead)?;
         let id = attempt(&mut pair, remote);
         pair.settle()?;
-        pair.expect(Side::Active, &[Heard::Done(id, Err(WorkError::Local)), Heard::Disconnected])
+        pair.expect(Side::Active, &[Observed::Done(id, Err(WorkError::Local)), Observed::Disconnected])
             .map_err(|error| format!("{what}: {error}"))?;
-        pair.expect(Side::Passive, &[Heard::Disconnected])?;
+        pair.expect(Side::Passive, &[Observed::Disconnected])?;
     }
-    let mut pair = Pair::connected(connect, &Endpoint { reads: 0, ..ample() })?;
+    let mut pair = ConformancePair::connected(connect, &Endpoint { reads: 0, ..ample() })?;
     let remote = pair.register(Side::Passive, &blank(10, 1), RemoteRights::RemoteRead)?;
     let id = pair.read(Side::Active, &blank(10, 1), remote);
     pair.settle()?;
-    pair.expect(Side::Active, &[Heard::Done(id, Err(WorkError::Local)), Heard::Disconnected])
+    pair.expect(Side::Active, &[Observed::Done(id, Err(WorkError::Local)), Observed::Disconnected])
 }

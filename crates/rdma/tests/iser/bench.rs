@@ -1,5 +1,5 @@
 //! What the tests stand on: a target with two volumes, and an initiator at the other end of a
-//! connection in memory. [`Hand`] is a session whose other end is the test itself.
+//! connection in memory. [`ManualSession`] is a session whose other end is the test itself.
 
 use blockmux_proto::event::AuditEvent;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
@@ -15,7 +15,7 @@ use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, Stag, WorkReques
 use blockmux_proto::scsi::{self, LogicalUnit, Lun, UnitIdentity};
 use blockmux_proto::session::{Home, Initiator, ProtocolError, SessionStage, Target, Timed};
 use blockmux_rdma::Driven;
-use blockmux_rdma::loopback::{self, Adapter, Loopback};
+use blockmux_rdma::loopback::{self, Loopback, LoopbackAdapter};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{
     Channel, Completion, Io, IoError, MemVolume, Op, Output, Pool, Seg, SgList, Tag, Waker,
@@ -33,19 +33,19 @@ pub(crate) const INITIATOR: &str = "iqn.2026-11.com.example:me";
 pub(crate) const SIZE: u64 = 8 << 20;
 
 /// What is served: two units of a target.
-pub(crate) struct Served {
+pub(crate) struct ServedTarget {
     pub(crate) node: Arc<IscsiNode>,
     pub(crate) exports: Exports,
     pub(crate) local: Rc<LocalSessions>,
     pub(crate) pool: Pool,
 }
 
-impl Served {
-    pub(crate) fn new(offer: OperationalParameters, chap: Option<Chap>) -> Served {
-        Served::named(TARGET, offer, chap)
+impl ServedTarget {
+    pub(crate) fn new(offer: OperationalParameters, chap: Option<Chap>) -> ServedTarget {
+        ServedTarget::named(TARGET, offer, chap)
     }
 
-    pub(crate) fn named(name: &str, offer: OperationalParameters, chap: Option<Chap>) -> Served {
+    pub(crate) fn named(name: &str, offer: OperationalParameters, chap: Option<Chap>) -> ServedTarget {
         let export = |name: &str| Export {
             name: name.into(),
             description: String::new(),
@@ -65,7 +65,7 @@ impl Served {
         target.offer = offer;
         let node = Arc::new(IscsiNode::new(vec![target]));
         let local = LocalSessions::new(Home::new(()));
-        Served { node, exports, local, pool: Pool::new(512 << 20) }
+        ServedTarget { node, exports, local, pool: Pool::new(512 << 20) }
     }
 
     /// A session that nobody has connected to.
@@ -101,7 +101,7 @@ impl Pumped for Driven<Loopback, IscsiDiscoverySession> {
 }
 
 /// A target's session with its volumes: the smallest possible engine.
-pub(crate) struct Server<D = Driven<Loopback, IserTargetSession>> {
+pub(crate) struct TargetEnd<D = Driven<Loopback, IserTargetSession>> {
     pub(crate) driven: D,
     channels: Vec<Box<dyn Channel>>,
     /// Whether I/O stays in `submitted` rather than being done at once.
@@ -111,12 +111,12 @@ pub(crate) struct Server<D = Driven<Loopback, IserTargetSession>> {
     pub(crate) cancelled: Vec<(VolumeId, Tag)>,
 }
 
-impl<D: Pumped + Target> Server<D> {
-    pub(crate) fn new(served: &Served, driven: D) -> Server<D> {
+impl<D: Pumped + Target> TargetEnd<D> {
+    pub(crate) fn new(served: &ServedTarget, driven: D) -> TargetEnd<D> {
         let core = TestCore::new().as_core();
         let depth = driven.depth();
         let open = |export: &Export| export.volume.open(&core, depth, Waker::idle()).unwrap();
-        Server {
+        TargetEnd {
             driven,
             channels: served.exports.iter().map(|(_, export)| open(&export)).collect(),
             holds_io: false,
@@ -161,25 +161,36 @@ impl<D: Pumped + Target> Server<D> {
 }
 
 /// Both sides, and the connection between them.
-pub(crate) struct Pair<S> {
+pub(crate) struct InitiatorAndTarget<S> {
     pub(crate) client: Driven<Loopback, S>,
-    pub(crate) server: Server,
+    pub(crate) server: TargetEnd,
 }
 
 /// What a session sees as its peer.
-pub(crate) fn connect<S>(session: S, served: &Served) -> Pair<S> {
-    connect_on(session, served, &[Adapter::with_room(usize::MAX), Adapter::with_room(usize::MAX)])
+pub(crate) fn connect<S>(session: S, served: &ServedTarget) -> InitiatorAndTarget<S> {
+    connect_on(
+        session,
+        served,
+        &[LoopbackAdapter::with_room(usize::MAX), LoopbackAdapter::with_room(usize::MAX)],
+    )
 }
 
 /// A connection over the adapters of the initiator and of the target.
-pub(crate) fn connect_on<S>(session: S, served: &Served, adapters: &[Arc<Adapter>; 2]) -> Pair<S> {
+pub(crate) fn connect_on<S>(
+    session: S,
+    served: &ServedTarget,
+    adapters: &[Arc<LoopbackAdapter>; 2],
+) -> InitiatorAndTarget<S> {
     let (active, passive) = (initiator(wishes()).endpoint(), served.session().endpoint());
     let (active, passive) = loopback::pair_on(&active, &passive, [9; 32], adapters);
     let driven = Driven::new(served.session(), passive, Instant::now());
-    Pair { client: Driven::new(session, active, Instant::now()), server: Server::new(served, driven) }
+    InitiatorAndTarget {
+        client: Driven::new(session, active, Instant::now()),
+        server: TargetEnd::new(served, driven),
+    }
 }
 
-impl<S> Pair<S>
+impl<S> InitiatorAndTarget<S>
 where
     Driven<Loopback, S>: Pumped,
 {
@@ -206,13 +217,13 @@ pub(crate) fn initiator(wishes: OperationalParameters) -> InitiatorSession {
     InitiatorSession::over_rdma(config(wishes), Pool::new(64 << 20), [5; 32], Instant::now())
 }
 
-impl Pair<InitiatorSession> {
+impl InitiatorAndTarget<InitiatorSession> {
     /// Logged in, and the unit known.
     pub(crate) fn ready(
         wishes: OperationalParameters,
         offer: OperationalParameters,
-    ) -> Pair<InitiatorSession> {
-        let mut pair = connect(initiator(wishes), &Served::new(offer, None));
+    ) -> InitiatorAndTarget<InitiatorSession> {
+        let mut pair = connect(initiator(wishes), &ServedTarget::new(offer, None));
         pair.run();
         let session = pair.client.session();
         assert!(session.is_ready(), "{:?} {:?}", session.refused(), pair.client.broken());
@@ -244,7 +255,7 @@ impl Pair<InitiatorSession> {
 }
 
 /// A session whose work is kept for the test to look at and to answer.
-pub(crate) struct Hand<S> {
+pub(crate) struct ManualSession<S> {
     pub(crate) session: S,
     pub(crate) works: VecDeque<WorkRequest>,
     queue_pair: Recorder,
@@ -253,14 +264,14 @@ pub(crate) struct Hand<S> {
 }
 
 /// A session that a test drives by hand, over its first connection.
-pub(crate) trait Handled {
+pub(crate) trait ManuallyDriven {
     /// The next thing that the session asks, with that much room.
     fn next_work(&mut self, queue_pair: &mut Recorder, room: usize) -> Option<WorkRequest>;
 
     fn handle(&mut self, event: Event) -> Result<(), ProtocolError>;
 }
 
-impl Handled for IserTargetSession {
+impl ManuallyDriven for IserTargetSession {
     fn next_work(&mut self, queue_pair: &mut Recorder, room: usize) -> Option<WorkRequest> {
         queue_pair.next(self, room)
     }
@@ -270,7 +281,7 @@ impl Handled for IserTargetSession {
     }
 }
 
-impl Handled for InitiatorSession {
+impl ManuallyDriven for InitiatorSession {
     fn next_work(&mut self, queue_pair: &mut Recorder, room: usize) -> Option<WorkRequest> {
         queue_pair.next(&mut self.connection(0), room)
     }
@@ -280,9 +291,9 @@ impl Handled for InitiatorSession {
     }
 }
 
-impl<S: Handled> Hand<S> {
-    pub(crate) fn new(session: S) -> Hand<S> {
-        Hand { session, works: VecDeque::new(), queue_pair: Recorder::default(), receives: 0 }
+impl<S: ManuallyDriven> ManualSession<S> {
+    pub(crate) fn new(session: S) -> ManualSession<S> {
+        ManualSession { session, works: VecDeque::new(), queue_pair: Recorder::default(), receives: 0 }
     }
 
     /// Takes all work that there is.
@@ -323,9 +334,9 @@ impl<S: Handled> Hand<S> {
     }
 }
 
-impl Timed for Hand<IserTargetSession> {}
+impl Timed for ManualSession<IserTargetSession> {}
 
-impl Target for Hand<IserTargetSession> {
+impl Target for ManualSession<IserTargetSession> {
     fn depth(&self) -> u32 {
         self.session.depth()
     }
@@ -367,7 +378,7 @@ impl Target for Hand<IserTargetSession> {
     }
 }
 
-impl Pumped for Hand<IserTargetSession> {
+impl Pumped for ManualSession<IserTargetSession> {
     fn pump(&mut self) -> bool {
         self.take()
     }

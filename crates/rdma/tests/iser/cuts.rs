@@ -1,6 +1,6 @@
 //! Connections that are lost, at every point that there is.
 
-use crate::bench::{Pair, Served, connect, initiator, list, pattern};
+use crate::bench::{InitiatorAndTarget, ServedTarget, connect, initiator, list, pattern};
 use blockmux_proto::iscsi::client::{InitiatorSession, wishes};
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::session::Initiator;
@@ -23,7 +23,7 @@ fn all_io() -> Vec<Io> {
 }
 
 /// Counts completions by tag.
-fn collect(pair: &mut Pair<InitiatorSession>, done: &mut BTreeMap<u64, usize>) {
+fn collect(pair: &mut InitiatorAndTarget<InitiatorSession>, done: &mut BTreeMap<u64, usize>) {
     while let Some(completion) = pair.client.poll_done() {
         assert!(completion.result.is_ok());
         *done.entry(completion.tag.0).or_default() += 1;
@@ -31,7 +31,7 @@ fn collect(pair: &mut Pair<InitiatorSession>, done: &mut BTreeMap<u64, usize>) {
 }
 
 /// Submits, and has both sides do what they can.
-fn run(pair: &mut Pair<InitiatorSession>, io: Vec<Io>, done: &mut BTreeMap<u64, usize>) {
+fn run(pair: &mut InitiatorAndTarget<InitiatorSession>, io: Vec<Io>, done: &mut BTreeMap<u64, usize>) {
     for io in io {
         assert!(pair.client.room() > 0);
         pair.client.submit(io);
@@ -45,7 +45,7 @@ fn each_command_is_answered_or_replayed_once_wherever_the_connection_is_lost() {
     let mut is_cut = true;
     let (mut pieces, mut replayed) = (0, 0);
     while is_cut {
-        let served = Served::new(offer(), None);
+        let served = ServedTarget::new(offer(), None);
         let mut pair = connect(initiator(wishes()), &served);
         pair.client.queue_pair().cut_after(pieces);
         pair.run();
@@ -74,7 +74,7 @@ fn each_command_is_answered_or_replayed_once_wherever_the_connection_is_lost() {
 
 #[test]
 fn io_that_is_in_flight_when_the_connection_is_lost_ends_at_the_volume() {
-    let served = Served::new(offer(), None);
+    let served = ServedTarget::new(offer(), None);
     let mut pair = connect(initiator(wishes()), &served);
     pair.run();
     pair.server.holds_io = true;

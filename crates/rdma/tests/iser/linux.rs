@@ -6,7 +6,7 @@
 //! for each end of a pair), `w` and `r` RDMA Writes and Reads of the target, with tag, offset and
 //! length. The data of blocks is not in it; a pattern stands for that.
 
-use crate::bench::{Hand, Served, Server, pattern};
+use crate::bench::{ManualSession, ServedTarget, TargetEnd, pattern};
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::iscsi::server::IserTargetSession;
 use blockmux_proto::rdma::{Event, RdmaSession, Remote, Stag, WorkRequest};
@@ -25,18 +25,18 @@ fn bytes(hex: &str) -> Vec<u8> {
 }
 
 /// One line behind its first word.
-struct Line<'a> {
+struct TraceLine<'a> {
     kind: &'a str,
     words: Vec<&'a str>,
     text: &'a str,
 }
 
-fn lines() -> impl Iterator<Item = Line<'static>> {
+fn lines() -> impl Iterator<Item = TraceLine<'static>> {
     TRACE.lines().map(|line| {
         let mut parts = line.splitn(4, ' ');
         let kind = parts.next().unwrap();
         let words = parts.by_ref().take(2).collect();
-        Line { kind, words, text: parts.next().unwrap_or_default() }
+        TraceLine { kind, words, text: parts.next().unwrap_or_default() }
     })
 }
 
@@ -75,20 +75,20 @@ fn every_message_of_linux_is_decoded_and_encoded_to_the_same_bytes() {
 
 /// What a target did for one command: writes, reads, and the memory that its response closed.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Doing {
+struct CommandTrace {
     written: Option<(Stag, u64)>,
     read: Option<Remote>,
     closed: Option<Stag>,
 }
 
-fn remote(line: &Line<'_>) -> Remote {
+fn remote(line: &TraceLine<'_>) -> Remote {
     let stag = Stag(u32::from_str_radix(line.words[0], 16).unwrap());
     let address = u64::from_str_radix(line.words[1], 16).unwrap();
     Remote { stag, address, len: line.text.parse().unwrap() }
 }
 
 /// What Linux's target did, by task tag.
-fn doings_of_linux() -> BTreeMap<u32, Doing> {
+fn doings_of_linux() -> BTreeMap<u32, CommandTrace> {
     let (mut doings, mut open) = (BTreeMap::new(), Vec::new());
     // The memory that a command names says which command a transfer is of.
     let mut by_stag = BTreeMap::new();
@@ -98,7 +98,7 @@ fn doings_of_linux() -> BTreeMap<u32, Doing> {
                 let header = ControlHeader::read_from_bytes(&bytes(line.words[0])).unwrap();
                 let bhs = Bhs::read_from_bytes(&bytes(line.words[1])).unwrap();
                 let itt = bhs.initiator_task_tag.get();
-                doings.insert(itt, Doing::default());
+                doings.insert(itt, CommandTrace::default());
                 if let Some((stag, _)) = header.read().or(header.write()) {
                     by_stag.insert(stag, itt);
                 }
@@ -127,8 +127,8 @@ fn doings_of_linux() -> BTreeMap<u32, Doing> {
 
 /// Does what the target asks for until it has answered; returns what it did, the answer and its
 /// data.
-fn answer(server: &mut Server<Hand<IserTargetSession>>) -> (Doing, Bhs, Vec<u8>, Vec<u8>) {
-    let (mut doing, mut data_in) = (Doing::default(), Vec::new());
+fn answer(server: &mut TargetEnd<ManualSession<IserTargetSession>>) -> (CommandTrace, Bhs, Vec<u8>, Vec<u8>) {
+    let (mut doing, mut data_in) = (CommandTrace::default(), Vec::new());
     loop {
         server.run();
         match server.driven.works.front() {
@@ -160,8 +160,8 @@ fn answer(server: &mut Server<Hand<IserTargetSession>>) -> (Doing, Bhs, Vec<u8>,
 
 #[test]
 fn our_target_answers_linux_as_linux_does() {
-    let served = Served::named("iqn.2026-11.vmh:lio", offer(), None);
-    let mut server = Server::new(&served, Hand::new(served.session()));
+    let served = ServedTarget::named("iqn.2026-11.vmh:lio", offer(), None);
+    let mut server = TargetEnd::new(&served, ManualSession::new(served.session()));
     let linux = doings_of_linux();
     let mut commands = 0;
     for line in lines() {
@@ -227,7 +227,7 @@ fn check_login(response: &Bhs, data: &[u8]) {
 }
 
 /// An answer to a command, beside what Linux's target did.
-fn check(pdu: &[u8], response: &Bhs, doing: &Doing, linux: &Doing, data_in: &[u8]) {
+fn check(pdu: &[u8], response: &Bhs, doing: &CommandTrace, linux: &CommandTrace, data_in: &[u8]) {
     let command = ScsiCommand::read_from_bytes(pdu).unwrap();
     let response = ScsiResponse::read_from_bytes(response.as_bytes()).unwrap();
     assert_eq!(response.opcode, IscsiOpcode::SCSI_RESPONSE.0);

@@ -6,8 +6,8 @@
 mod bench;
 mod cuts;
 mod linux;
-mod manners;
 mod pairs;
+mod protocol_rules;
 mod registered;
 mod streams;
 mod targets;

@@ -1,7 +1,7 @@
 //! Both sessions over iWARP, and between them streams that deliver any number of bytes at a time
 //! and may be lost after any.
 
-use crate::bench::{Pumped, Served, Server, initiator, list, pattern};
+use crate::bench::{Pumped, ServedTarget, TargetEnd, initiator, list, pattern};
 use blockmux_proto::iscsi::client::{InitiatorSession, wishes};
 use blockmux_proto::iscsi::login::operational::{OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::node::offer;
@@ -9,7 +9,7 @@ use blockmux_proto::iscsi::server::IserTargetSession;
 use blockmux_proto::rdma::{RdmaConnections, RdmaSession};
 use blockmux_proto::session::{Demand, Initiator, StreamConnections, StreamSession};
 use blockmux_rdma::Driven;
-use blockmux_rdma::iwarp::{Config, Iwarp};
+use blockmux_rdma::iwarp::{Iwarp, IwarpConfig};
 use blockmux_volume::{Chunk, Io, Op, Output, Pool, Tag};
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -57,7 +57,7 @@ impl Inbound {
 
 struct Streams {
     client: Driven<Iwarp, InitiatorSession>,
-    server: Server<Driven<Iwarp, IserTargetSession>>,
+    server: TargetEnd<Driven<Iwarp, IserTargetSession>>,
     inbound: [Inbound; 2],
     /// Delivered at a time, at most.
     step: usize,
@@ -66,14 +66,19 @@ struct Streams {
 }
 
 impl Streams {
-    fn new(served: &Served, wishes: OperationalParameters, config: &Config, step: usize) -> Streams {
+    fn new(
+        served: &ServedTarget,
+        wishes: OperationalParameters,
+        config: &IwarpConfig,
+        step: usize,
+    ) -> Streams {
         let (now, pool) = (Instant::now(), || Pool::new(64 << 20));
         let (client, target) = (initiator(wishes), served.session());
         let active = Iwarp::active(&client.endpoint(), config.clone(), pool(), [1; 32], now);
         let passive = Iwarp::passive(&target.endpoint(), config.clone(), pool(), [2; 32], now);
         Streams {
             client: Driven::new(client, active, Instant::now()),
-            server: Server::new(served, Driven::new(target, passive, Instant::now())),
+            server: TargetEnd::new(served, Driven::new(target, passive, Instant::now())),
             inbound: Default::default(),
             step,
             left: usize::MAX,
@@ -126,8 +131,8 @@ impl Streams {
     }
 }
 
-fn config(has_crc: bool, wants_markers: bool, mss: usize) -> Config {
-    Config { has_crc, wants_markers, mss, ..Config::default() }
+fn config(has_crc: bool, wants_markers: bool, mss: usize) -> IwarpConfig {
+    IwarpConfig { has_crc, wants_markers, mss, ..IwarpConfig::default() }
 }
 
 const FORMS: [(bool, bool); 4] = [(false, false), (true, false), (false, true), (true, true)];
@@ -137,7 +142,7 @@ fn sessions_are_the_same_when_every_byte_comes_alone() {
     for (has_crc, wants_markers) in FORMS {
         // The shortest FPDUs that there are, and one for all that is said here.
         for mss in [0, 65_483] {
-            let (served, config) = (Served::new(offer(), None), config(has_crc, wants_markers, mss));
+            let (served, config) = (ServedTarget::new(offer(), None), config(has_crc, wants_markers, mss));
             Streams::new(&served, wishes(), &config, 1).converse();
         }
     }
@@ -151,7 +156,8 @@ fn sessions_are_the_same_however_long_fpdus_are_and_wherever_the_stream_is_cut()
         for (has_crc, wants_markers) in FORMS {
             for part in 0..3 {
                 let mss = mss[(nth + 5 * part) % mss.len()];
-                let (served, config) = (Served::new(offer(), None), config(has_crc, wants_markers, mss));
+                let (served, config) =
+                    (ServedTarget::new(offer(), None), config(has_crc, wants_markers, mss));
                 Streams::new(&served, wishes(), &config, step).converse();
             }
         }
@@ -163,7 +169,7 @@ fn sessions_are_the_same_when_all_data_of_writes_is_read_by_the_target() {
     let wishes = wishes().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0);
     for (has_crc, wants_markers) in FORMS {
         for (mss, step) in [(0, 5), (1448, 1447), (65_483, 64)] {
-            let (served, config) = (Served::new(offer(), None), config(has_crc, wants_markers, mss));
+            let (served, config) = (ServedTarget::new(offer(), None), config(has_crc, wants_markers, mss));
             Streams::new(&served, wishes, &config, step).converse();
         }
     }
@@ -182,7 +188,7 @@ fn a_connection_that_is_lost_at_any_byte_loses_no_request_and_answers_none_twice
     };
     let (mut after, mut replayed) = (0, 0);
     loop {
-        let served = Served::new(offer(), None);
+        let served = ServedTarget::new(offer(), None);
         let config = config(after % 2 == 0, false, 1448);
         let mut undone: Vec<Io> = [(1, 512), (2, 4096), (3, 12_288)]
             .into_iter()

@@ -1,7 +1,7 @@
 //! The initiator, told anything: what it opens to a target and when it closes it, and what it does
 //! not put up with.
 
-use crate::bench::{Hand, Handled, Served, Server, initiator, list, pattern};
+use crate::bench::{ManualSession, ManuallyDriven, ServedTarget, TargetEnd, initiator, list, pattern};
 use blockmux_proto::iscsi::client::{InitiatorSession, wishes};
 use blockmux_proto::iscsi::login::operational::OperationalParameters;
 use blockmux_proto::iscsi::node::offer;
@@ -20,9 +20,9 @@ use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 /// Both sides, and the test in between as the network.
-struct Wire {
-    client: Hand<InitiatorSession>,
-    server: Server<Hand<IserTargetSession>>,
+struct Interposed {
+    client: ManualSession<InitiatorSession>,
+    server: TargetEnd<ManualSession<IserTargetSession>>,
     /// What the initiator has open.
     open: BTreeMap<u32, (SgList, RemoteRights)>,
     next_stag: u32,
@@ -33,16 +33,16 @@ struct Wire {
 /// Where memory begins for the target.
 const BASE: u64 = 0x1000;
 
-impl Wire {
-    fn new(private_data: &[u8]) -> Wire {
-        Wire::wishing(wishes(), private_data)
+impl Interposed {
+    fn new(private_data: &[u8]) -> Interposed {
+        Interposed::wishing(wishes(), private_data)
     }
 
-    fn wishing(wishes: OperationalParameters, private_data: &[u8]) -> Wire {
-        let served = Served::new(offer(), None);
-        let server = Server::new(&served, Hand::new(served.session()));
-        let client = Hand::new(initiator(wishes));
-        let mut wire = Wire { client, server, open: BTreeMap::new(), next_stag: 7, mangle: |_| {} };
+    fn wishing(wishes: OperationalParameters, private_data: &[u8]) -> Interposed {
+        let served = ServedTarget::new(offer(), None);
+        let server = TargetEnd::new(&served, ManualSession::new(served.session()));
+        let client = ManualSession::new(initiator(wishes));
+        let mut wire = Interposed { client, server, open: BTreeMap::new(), next_stag: 7, mangle: |_| {} };
         let requested = Event::Requested { private_data: private_data.to_vec() };
         wire.server.driven.session.on_event(requested, Instant::now()).unwrap();
         wire.server.run();
@@ -54,8 +54,8 @@ impl Wire {
     }
 
     /// Logged in; the target closes memory itself.
-    fn ready() -> Wire {
-        let mut wire = Wire::new(&[0x80, 0, 0, 0]);
+    fn ready() -> Interposed {
+        let mut wire = Interposed::new(&[0x80, 0, 0, 0]);
         wire.run().unwrap();
         assert!(wire.client.session.is_ready());
         wire
@@ -187,7 +187,7 @@ const WRITE: Op = Op::Write { fua: false };
 
 #[test]
 fn a_command_opens_what_the_target_needs_and_no_more() {
-    let mut wire = Wire::ready();
+    let mut wire = Interposed::ready();
     assert!(wire.open.is_empty(), "the bring-up has left nothing open");
     wire.submit(0, Op::Flush, 0, None);
     let (header, _, _) = wire.command();
@@ -211,7 +211,7 @@ fn a_command_opens_what_the_target_needs_and_no_more() {
 
 #[test]
 fn memory_is_the_callers_own() {
-    let mut wire = Wire::ready();
+    let mut wire = Interposed::ready();
     let (data, room) = (list(&pattern(65_536)), list(&vec![0; 65_536]));
     wire.submit(0, WRITE, 65_536, Some(data.clone()));
     let (memory, _) = &wire.open[&wire.next_stag];
@@ -228,7 +228,7 @@ fn memory_is_the_callers_own() {
 #[test]
 fn a_command_ends_when_its_memory_is_closed_and_not_before() {
     // This target has been told not to close memory itself.
-    let mut wire = Wire::new(&[0xc0, 0, 0, 0]);
+    let mut wire = Interposed::new(&[0xc0, 0, 0, 0]);
     wire.run().unwrap();
     assert!(wire.client.session.is_ready() && wire.open.is_empty());
     wire.submit(0, Op::Read, 4096, None);
@@ -250,7 +250,7 @@ fn a_command_ends_when_its_memory_is_closed_and_not_before() {
 
 #[test]
 fn a_target_that_closes_other_memory_than_the_commands_is_left() {
-    let mut wire = Wire::ready();
+    let mut wire = Interposed::ready();
     wire.submit(0, Op::Read, 4096, None);
     let (_, first, _) = wire.command();
     wire.submit(1, Op::Read, 4096, None);
@@ -261,11 +261,11 @@ fn a_target_that_closes_other_memory_than_the_commands_is_left() {
         "closed memory that is not the command's that it answered"
     );
     assert!(wire.done_tags().is_empty());
-    let mut wire = Wire::ready();
+    let mut wire = Interposed::ready();
     wire.submit(0, WRITE, 512, Some(list(&pattern(512))));
     let (_, command, _) = wire.command();
     assert!(wire.say(&response(&command, 0), &[], Some(Stag(3))).is_err(), "it had none open");
-    let mut wire = Wire::ready();
+    let mut wire = Interposed::ready();
     let mut ping = NopIn::new_zeroed();
     ping.opcode = IscsiOpcode::NOP_IN.0;
     assert!(wire.say(&ping, &[], Some(Stag(3))).is_err(), "no response");
@@ -274,7 +274,7 @@ fn a_target_that_closes_other_memory_than_the_commands_is_left() {
 #[test]
 fn what_comes_as_rdma_does_not_come_as_a_message() {
     for opcode in [IscsiOpcode::DATA_IN, IscsiOpcode::R2T, IscsiOpcode::LOGIN_RESPONSE, IscsiOpcode(0x3e)] {
-        let mut wire = Wire::ready();
+        let mut wire = Interposed::ready();
         wire.submit(0, Op::Read, 4096, None);
         let (_, command, _) = wire.command();
         let mut pdu = DataIn::new_zeroed();
@@ -289,20 +289,20 @@ fn what_comes_as_rdma_does_not_come_as_a_message() {
 fn what_is_no_message_of_iser_ends_the_session() {
     let whole = [ControlHeader::new().as_bytes(), &[0x20; 48]].concat();
     for len in (0..76).step_by(5) {
-        let mut wire = Wire::ready();
+        let mut wire = Interposed::ready();
         assert!(wire.client.receive(&whole[..len], None).is_err(), "{len} bytes");
-        assert!(Wire::new(&[]).client.receive(&whole[..len], None).is_err(), "{len} bytes in a login");
+        assert!(Interposed::new(&[]).client.receive(&whole[..len], None).is_err(), "{len} bytes in a login");
     }
     for flags in [0x00, 0x20, 0x30] {
         let mut message = whole.clone();
         message[0] = flags;
-        assert!(Wire::ready().client.receive(&message, None).is_err(), "{flags:#x}");
+        assert!(Interposed::ready().client.receive(&message, None).is_err(), "{flags:#x}");
     }
 }
 
 #[test]
 fn a_target_that_answers_what_was_not_asked_is_left() {
-    let mut wire = Wire::ready();
+    let mut wire = Interposed::ready();
     wire.submit(0, Op::Read, 4096, None);
     let (_, command, _) = wire.command();
     wire.say(&response(&command, 0), &[], Some(Stag(wire.next_stag))).unwrap();
@@ -312,7 +312,7 @@ fn a_target_that_answers_what_was_not_asked_is_left() {
 
 #[test]
 fn a_short_read_and_a_failed_one_are_errors() {
-    let mut wire = Wire::ready();
+    let mut wire = Interposed::ready();
     let sense = [0, 18, 0x70, 0, 3, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x11, 0, 0, 0, 0, 0];
     let mut short = ScsiResponse::new_zeroed();
     short.flags = FLAG_FINAL | FLAG_UNDERFLOW;
@@ -333,7 +333,7 @@ fn a_short_read_and_a_failed_one_are_errors() {
 
 #[test]
 fn a_unit_that_has_grown_is_asked_how_large_it_is() {
-    let mut wire = Wire::ready();
+    let mut wire = Interposed::ready();
     wire.client.session.poll_size();
     wire.submit(0, Op::Read, 4096, None);
     let (_, command, _) = wire.command();
@@ -364,7 +364,7 @@ fn a_window_wider_than_our_receive_buffers_is_not_used() {
         let max_cmd_sn = u32::from_be_bytes(message[28 + 32..28 + 36].try_into().unwrap());
         message[28 + 32..28 + 36].copy_from_slice(&(max_cmd_sn + 1000).to_be_bytes());
     }
-    let mut wire = Wire::new(&[0x80, 0, 0, 0]);
+    let mut wire = Interposed::new(&[0x80, 0, 0, 0]);
     wire.mangle = widen;
     wire.run().unwrap();
     for tag in 0..600 {
@@ -393,18 +393,18 @@ fn a_target_without_iser_is_told_so() {
         message.splice(76.., text.bytes());
         message[32..36].copy_from_slice(&(text.len() as u32).to_be_bytes());
     }
-    let mut wire = Wire::new(&[0x80, 0, 0, 0]);
+    let mut wire = Interposed::new(&[0x80, 0, 0, 0]);
     wire.mangle = deny;
     let error = wire.run().unwrap_err();
     assert_eq!(error.what, "did not agree to iSER over RDMA");
-    let mut nobody = Hand::new(initiator(wishes()));
+    let mut nobody = ManualSession::new(initiator(wishes()));
     let refused = nobody.session.handle(Event::Refused { private_data: vec![1; 500] }).unwrap_err();
     assert_eq!(refused.what, "refused the RDMA connection: nobody serves iSER there");
 }
 
 #[test]
 fn a_flood_of_pings_waits_for_its_answers_to_leave() {
-    let mut wire = Wire::ready();
+    let mut wire = Interposed::ready();
     let mut ping = NopIn::new_zeroed();
     (ping.opcode, ping.flags) = (IscsiOpcode::NOP_IN.0, FLAG_FINAL);
     (ping.initiator_task_tag, ping.target_transfer_tag) = (RESERVED_TAG.into(), 5.into());
@@ -427,7 +427,7 @@ fn a_flood_of_pings_waits_for_its_answers_to_leave() {
 
 #[test]
 fn a_silent_target_is_pinged_and_then_given_up() {
-    let mut wire = Wire::ready();
+    let mut wire = Interposed::ready();
     let mut now = Instant::now();
     let mut pings = 0;
     let error = loop {
@@ -447,7 +447,7 @@ fn a_silent_target_is_pinged_and_then_given_up() {
 #[test]
 fn a_target_has_a_second_to_disconnect_after_the_logout() {
     for target_disconnects in [true, false] {
-        let mut wire = Wire::ready();
+        let mut wire = Interposed::ready();
         wire.client.session.on_stop();
         wire.run().unwrap();
         assert!(wire.client.session.is_over());
@@ -464,7 +464,7 @@ fn a_target_has_a_second_to_disconnect_after_the_logout() {
 
 #[test]
 fn what_is_unfinished_is_taken_back_and_nothing_refers_to_it() {
-    let mut wire = Wire::ready();
+    let mut wire = Interposed::ready();
     let data = list(&pattern(65_536));
     wire.submit(0, WRITE, 65_536, Some(data));
     wire.submit(1, Op::Read, 4096, None);
@@ -476,7 +476,7 @@ fn what_is_unfinished_is_taken_back_and_nothing_refers_to_it() {
     assert!(wire.client.next_work(100).is_none());
 }
 
-impl Wire {
+impl Interposed {
     /// Overdue commands: the request that the target is sent about them.
     fn escalate(&mut self, function: Function) -> TaskManagementRequest {
         while self.client.session.look() < LOOKS {}
@@ -543,7 +543,7 @@ const UNKNOWN: FunctionResponse = FunctionResponse::TASK_DOES_NOT_EXIST;
 fn memory_of_an_overdue_command_stays_open_until_its_abort_is_answered() {
     for response in [COMPLETE, UNKNOWN] {
         for op in [Op::Read, WRITE] {
-            let mut wire = Wire::ready();
+            let mut wire = Interposed::ready();
             let data = list(&pattern(8704));
             wire.submit(0, op, 8704, Some(data.clone()));
             let (_, command, _) = wire.command();
@@ -569,7 +569,7 @@ fn memory_of_an_overdue_command_stays_open_until_its_abort_is_answered() {
 fn a_command_that_ends_while_it_is_aborted_ends_once_and_its_memory_is_closed_once() {
     for closes_itself in [false, true] {
         for is_asked_between in [false, true] {
-            let mut wire = Wire::ready();
+            let mut wire = Interposed::ready();
             wire.submit(0, Op::Read, 4096, None);
             let (_, command, _) = wire.command();
             let stag = wire.next_stag;
@@ -596,7 +596,7 @@ fn a_command_that_ends_while_it_is_aborted_ends_once_and_its_memory_is_closed_on
 #[test]
 fn a_target_that_answers_a_command_twice_or_after_it_was_aborted_is_left() {
     for is_aborted in [false, true] {
-        let mut wire = Wire::ready();
+        let mut wire = Interposed::ready();
         wire.submit(0, Op::Read, 4096, None);
         let (_, command, _) = wire.command();
         let request = wire.escalate(Function::ABORT_TASK);
@@ -613,7 +613,7 @@ fn a_target_that_answers_a_command_twice_or_after_it_was_aborted_is_left() {
 
 #[test]
 fn a_reset_closes_all_memory_before_it_hands_commands_back() {
-    let mut wire = Wire::ready();
+    let mut wire = Interposed::ready();
     wire.submit(0, Op::Read, 4096, None);
     wire.submit(1, WRITE, 8704, Some(list(&pattern(8704))));
     wire.submit(2, Op::Flush, 0, None);
@@ -633,11 +633,11 @@ fn a_reset_closes_all_memory_before_it_hands_commands_back() {
 
 #[test]
 fn a_command_that_was_not_sent_is_not_given_up_whatever_the_target_says() {
-    let mut other = Wire::ready();
+    let mut other = Interposed::ready();
     other.submit(0, Op::Read, 4096, None);
     other.command();
     let request = other.escalate(Function::ABORT_TASK);
-    let mut wire = Wire::ready();
+    let mut wire = Interposed::ready();
     wire.client.session.submit(Io::new(Tag(0), Op::Read, 0, 4096));
     let Some(WorkRequest::Register { id, local, access }) = wire.client.next_work(100) else { panic!() };
     while wire.client.session.look() < LOOKS {}
@@ -658,7 +658,7 @@ fn a_command_that_was_not_sent_is_not_given_up_whatever_the_target_says() {
 #[test]
 fn a_connection_that_is_lost_while_it_aborts_gives_each_command_back_once() {
     for is_answered in [false, true] {
-        let mut wire = Wire::ready();
+        let mut wire = Interposed::ready();
         wire.submit(0, Op::Read, 4096, None);
         wire.submit(1, WRITE, 8704, Some(list(&pattern(8704))));
         wire.client.works.clear();
@@ -675,7 +675,7 @@ fn a_connection_that_is_lost_while_it_aborts_gives_each_command_back_once() {
 
 #[test]
 fn an_abort_follows_the_command_that_it_is_about() {
-    let mut wire = Wire::ready();
+    let mut wire = Interposed::ready();
     wire.client.session.submit(Io::new(Tag(0), Op::Read, 0, 4096));
     let Some(WorkRequest::Register { id, local, .. }) = wire.client.next_work(100) else {
         panic!("nothing opened")

@@ -4,7 +4,7 @@ use blockmux_proto::outbox::OutboxPiece;
 use blockmux_proto::rdma::{Endpoint, Event, QueuePair};
 use blockmux_proto::session::{Demand, StreamSession};
 use blockmux_rdma::Provider;
-use blockmux_rdma::iwarp::{Config, Iwarp};
+use blockmux_rdma::iwarp::{Iwarp, IwarpConfig};
 use blockmux_volume::{Chunk, Memory, Pool};
 use std::time::Instant;
 
@@ -17,7 +17,7 @@ pub(crate) struct Pipe {
 }
 
 impl Pipe {
-    pub(crate) fn new(config: &Config) -> Pipe {
+    pub(crate) fn new(config: &IwarpConfig) -> Pipe {
         let endpoint = Endpoint {
             receives: 64,
             receive_len: 64 << 10,

@@ -32,11 +32,11 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     /// Connect was refused.
     #[cold]
     pub(super) fn audit_refusal(&mut self, data: &SgList, outcome: &NvmeOutcome) {
-        let mut told = ConnectData::new_zeroed();
+        let mut connect_data = ConnectData::new_zeroed();
         if data.len() == CONNECT_DATA_LEN {
-            data.copy_to(told.as_mut_bytes());
+            data.copy_to(connect_data.as_mut_bytes());
         }
-        let login = login::<T>(&text(&told.hostnqn), &text(&told.subnqn));
+        let login = login::<T>(&text(&connect_data.hostnqn), &text(&connect_data.subnqn));
         let is = |status: ConnectStatus| outcome.status.status() == NvmeStatus::from(status);
         let reason = match outcome.status {
             _ if is(ConnectStatus::CONNECT_INVALID_HOST) => {
@@ -52,7 +52,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
 
     /// The host has failed to prove who it is.
     #[cold]
-    pub(super) fn audit_wrong_proof(&mut self) {
+    pub(super) fn audit_failed_authentication(&mut self) {
         let login = match &self.queue {
             Some(ConnectedQueue::Admin(admin)) => {
                 login::<T>(admin.host.nqn.as_str(), admin.subsystem.nqn.as_str())

@@ -1,7 +1,7 @@
 //! The commands of a queue that are under way. A slot of the table is the tag of a command's I/O,
 //! and names it to the transport.
 
-use super::fused::Half;
+use super::fused::FusedHalf;
 use crate::nvme::event_queue::AbortOrder;
 use crate::nvme::io::IoCommand;
 use crate::volume_state::IoGuard;
@@ -27,13 +27,13 @@ pub struct CommandSlot<P> {
     /// It is begun, or its data was asked for: what it moves is in flight.
     pub(super) is_counted: bool,
     /// Data that was asked for and is not here, in bytes: all or nothing.
-    asked: usize,
+    fetching: usize,
     /// Counts its I/O in flight.
     pub(super) io_guard: Option<IoGuard>,
     /// It is to end early.
     pub(super) abort: Option<PendingAbort>,
     /// It is half of a fused operation.
-    pub(super) half: Option<Box<Half>>,
+    pub(super) half: Option<Box<FusedHalf>>,
 }
 
 /// The early end of a command that cannot end at once.
@@ -79,14 +79,14 @@ pub(super) enum CommandState {
 #[derive(Default)]
 pub(super) struct CommandTable<P> {
     entries: Slab<CommandSlot<P>>,
-    /// Of each slot, side by side to be searched: the CID, or [`NOBODY`].
+    /// Of each slot, side by side to be searched: the CID, or [`NO_CID`].
     cids: Vec<u32>,
     /// How many wait for events.
     events: usize,
     /// In flight, of all, in bytes.
     pub(super) payload: usize,
     /// Of that, what hosts were asked for and have not sent, in bytes.
-    pub(super) asked: usize,
+    pub(super) fetching: usize,
     /// How many commands were begun, or their data asked for.
     begun: u64,
 }
@@ -103,7 +103,7 @@ impl<P: Default> CommandSlot<P> {
             begun: 0,
             payload,
             is_counted: false,
-            asked: 0,
+            fetching: 0,
             io_guard: None,
             abort: None,
             half: None,
@@ -152,18 +152,18 @@ impl<P> CommandTable<P> {
 
     /// A command's data is asked for.
     #[inline]
-    pub(super) fn ask(&mut self, slot: usize) {
+    pub(super) fn begin_fetch(&mut self, slot: usize) {
         if let Some(entry) = self.entries.get_mut(slot) {
-            entry.asked = entry.data_out;
-            self.asked = self.asked.saturating_add(entry.data_out);
+            entry.fetching = entry.data_out;
+            self.fetching = self.fetching.saturating_add(entry.data_out);
         }
     }
 
     /// A command's data was sent, or comes no more.
     #[inline]
-    pub(super) fn arrived(&mut self, slot: usize) {
+    pub(super) fn end_fetch(&mut self, slot: usize) {
         if let Some(entry) = self.entries.get_mut(slot) {
-            self.asked = self.asked.saturating_sub(std::mem::take(&mut entry.asked));
+            self.fetching = self.fetching.saturating_sub(std::mem::take(&mut entry.fetching));
         }
     }
 
@@ -207,7 +207,7 @@ impl<P> CommandTable<P> {
     #[inline]
     pub(super) fn remove(&mut self, slot: usize) {
         let Some(entry) = self.entries.get(slot) else { return };
-        self.asked = self.asked.saturating_sub(entry.asked);
+        self.fetching = self.fetching.saturating_sub(entry.fetching);
         if entry.is_counted {
             self.payload = self.payload.saturating_sub(entry.payload);
         }
@@ -216,7 +216,7 @@ impl<P> CommandTable<P> {
         }
         self.entries.discard(slot);
         if let Some(taken) = self.cids.get_mut(slot) {
-            *taken = NOBODY;
+            *taken = NO_CID;
         }
     }
 
@@ -235,4 +235,4 @@ impl<P> CommandTable<P> {
 }
 
 /// No CID.
-const NOBODY: u32 = u32::MAX;
+const NO_CID: u32 = u32::MAX;

@@ -3,11 +3,11 @@
 use super::node::{NvmeNode, SecureChannel};
 use super::unconnected::ConnectPermit;
 use crate::nvme::admin::AdminQueue;
-use crate::nvme::association::{ConnectRefusal, Host, QueuePlace};
+use crate::nvme::association::{ConnectRefusal, HostIdentity, IoQueueGuard};
 use crate::nvme::auth::controller::Authenticator;
 use crate::nvme::auth::psk::TlsPsk;
 use crate::nvme::event_queue::EventQueue;
-use crate::nvme::io::Origin;
+use crate::nvme::io::QueueOrigin;
 use crate::nvme::nqn::Nqn;
 use crate::nvme::subsystem::{NamespaceView, Subsystem};
 use crate::nvme::traffic::QueueCounts;
@@ -37,11 +37,11 @@ pub(super) struct IoQueue {
     pub(super) view: NamespaceView,
     /// Asks reservations and range locks before each I/O to their volumes.
     pub(super) admissions: Admissions,
-    pub(super) origin: Origin,
+    pub(super) origin: QueueOrigin,
     pub(super) counts: QueueCounts,
     host: Nqn,
     /// The last to go: by then nothing of this queue reaches a volume any more.
-    pub(super) place: QueuePlace,
+    pub(super) place: IoQueueGuard,
 }
 
 /// How a host's connection has come.
@@ -91,15 +91,15 @@ pub(super) fn connect(
     node: &NvmeNode,
     command: &Connect,
     data: &SgList,
-    arrival: &HostConnection,
+    connection: &HostConnection,
 ) -> Result<Connected, NotConnected> {
-    let HostConnection { hang_up, notifier, port, seed, .. } = arrival;
-    let (port, secured) = (*port, arrival.secured.as_deref());
-    let mut told = ConnectData::new_zeroed();
+    let HostConnection { hang_up, notifier, port, seed, .. } = connection;
+    let (port, secured) = (*port, connection.secured.as_deref());
+    let mut connect_data = ConnectData::new_zeroed();
     if data.len() != CONNECT_DATA_LEN {
         return Err(refused(NvmeStatus::DATA_SGL_LENGTH_INVALID));
     }
-    data.copy_to(told.as_mut_bytes());
+    data.copy_to(connect_data.as_mut_bytes());
     if command.recfmt.get() != 0 {
         return Err(refused(ConnectStatus::CONNECT_INCOMPATIBLE_FORMAT));
     }
@@ -107,27 +107,28 @@ pub(super) fn connect(
     if sqsize == 0 || sqsize > MQES {
         return Err(invalid(offset_of!(Connect, sqsize), false));
     }
-    let found = Nqn::of_field(&told.subnqn).and_then(|nqn| node.find(&nqn).map(|subsystem| (nqn, subsystem)));
+    let found =
+        Nqn::of_field(&connect_data.subnqn).and_then(|nqn| node.find(&nqn).map(|subsystem| (nqn, subsystem)));
     // One that this port does not lead to is none here.
     let Some((asked, subsystem)) = found.as_ref().filter(|(_, subsystem)| subsystem.is_at(port)) else {
         return Err(invalid(offset_of!(ConnectData, subnqn), true));
     };
     // SPDK's host sends an empty name by default. It is nobody's in an allow-list; SPDK's target
     // and Linux's, too, let it in where every host may connect.
-    let Some(host) = Nqn::of_host_field(&told.hostnqn) else {
+    let Some(host) = Nqn::of_host_field(&connect_data.hostnqn) else {
         return Err(invalid(offset_of!(ConnectData, hostnqn), true));
     };
-    if told.hostid == [0; 16] {
+    if connect_data.hostid == [0; 16] {
         return Err(invalid(offset_of!(ConnectData, hostid), true));
     }
     if !subsystem.admits(&host) || !is_secured_enough(node, &host, (asked, &subsystem.nqn), secured) {
         return Err(refused(ConnectStatus::CONNECT_INVALID_HOST));
     }
     // A key that both have generated proves again what was proved when it was.
-    let is_proved = secured.is_some_and(TlsPsk::is_generated);
+    let is_authenticated = secured.is_some_and(TlsPsk::is_generated);
     let authenticator = match (subsystem.secrets_of(&host), *seed) {
         (None, _) => None,
-        _ if is_proved => None,
+        _ if is_authenticated => None,
         // Without random numbers nobody can prove anything.
         (Some(_), None) => return Err(refused(NvmeStatus::INTERNAL_ERROR)),
         (Some(secrets), Some(seed)) => {
@@ -142,16 +143,23 @@ pub(super) fn connect(
             Some(Box::new(authenticator.with_secure_channel(sc_c)))
         }
     };
-    let (host, is_proved) = (Host { nqn: host, id: told.hostid }, authenticator.is_none());
+    let (host, is_authenticated) =
+        (HostIdentity { nqn: host, id: connect_data.hostid }, authenticator.is_none());
     let events = EventQueue::new(notifier.clone());
     let (queue, cntlid) = match command.qid.get() {
         0 => {
-            let host = (host, port, arrival.sgls);
-            admin(node, subsystem, host, (command, &told), (hang_up.clone(), &events, is_proved))?
+            let host = (host, port, connection.sgls);
+            admin(
+                node,
+                subsystem,
+                host,
+                (command, &connect_data),
+                (hang_up.clone(), &events, is_authenticated),
+            )?
         }
         qid => (
-            ConnectedQueue::Io(io(subsystem, (&host, port), qid, &told, hang_up.clone(), &events)?),
-            told.cntlid.get(),
+            ConnectedQueue::Io(io(subsystem, (&host, port), qid, &connect_data, hang_up.clone(), &events)?),
+            connect_data.cntlid.get(),
         ),
     };
     // Who was removed meanwhile had no controller yet that could be ended.
@@ -169,19 +177,19 @@ pub(super) fn connect(
 fn admin(
     node: &NvmeNode,
     subsystem: &Arc<Subsystem>,
-    (host, port, sgls): (Host, u16, u32),
-    (command, told): (&Connect, &ConnectData),
-    (hang_up, events, is_proved): (Option<HangUp>, &Arc<EventQueue>, bool),
+    (host, port, sgls): (HostIdentity, u16, u32),
+    (command, connect_data): (&Connect, &ConnectData),
+    (hang_up, events, is_authenticated): (Option<HangUp>, &Arc<EventQueue>, bool),
 ) -> Result<(ConnectedQueue, u16), NotConnected> {
-    if told.cntlid.get() != CNTLID_DYNAMIC {
+    if connect_data.cntlid.get() != CNTLID_DYNAMIC {
         return Err(invalid(offset_of!(ConnectData, cntlid), true));
     }
-    let who = (host.clone(), is_proved);
+    let who = (host.clone(), is_authenticated);
     let place =
         subsystem.associations.connect_admin(who, hang_up, events.clone()).map_err(|why| match why {
             ConnectRefusal::Later => NotConnected::Later,
             ConnectRefusal::Closed => invalid(offset_of!(ConnectData, subnqn), true),
-            _ => passing(refused(ConnectStatus::CONNECT_CONTROLLER_BUSY)),
+            _ => without_dnr(refused(ConnectStatus::CONNECT_CONTROLLER_BUSY)),
         })?;
     let cntlid = place.cntlid;
     let capsules = (node.in_capsule, sgls);
@@ -191,17 +199,18 @@ fn admin(
 
 fn io(
     subsystem: &Arc<Subsystem>,
-    (host, port): (&Host, u16),
+    (host, port): (&HostIdentity, u16),
     qid: u16,
-    told: &ConnectData,
+    connect_data: &ConnectData,
     hang_up: Option<HangUp>,
     events: &Arc<EventQueue>,
 ) -> Result<IoQueue, NotConnected> {
-    let place = subsystem.associations.connect_io(host, told.cntlid.get(), qid, hang_up, events.clone());
+    let place =
+        subsystem.associations.connect_io(host, connect_data.cntlid.get(), qid, hang_up, events.clone());
     let place = place.map_err(|why| match why {
-        ConnectRefusal::NoController => passing(invalid(offset_of!(ConnectData, cntlid), true)),
+        ConnectRefusal::NoController => without_dnr(invalid(offset_of!(ConnectData, cntlid), true)),
         ConnectRefusal::NotEnabled | ConnectRefusal::Taken => {
-            passing(refused(NvmeStatus::COMMAND_SEQUENCE_ERROR))
+            without_dnr(refused(NvmeStatus::COMMAND_SEQUENCE_ERROR))
         }
         _ => invalid(offset_of!(Connect, qid), false),
     })?;
@@ -209,7 +218,7 @@ fn io(
     let mut queue = IoQueue {
         view: NamespaceView::default(),
         admissions: Admissions::new(std::iter::empty(), Some(&who)),
-        origin: Origin { who, port },
+        origin: QueueOrigin { who, port },
         counts: subsystem.traffic.counts(),
         host: host.nqn.clone(),
         subsystem: subsystem.clone(),
@@ -262,7 +271,7 @@ fn refused(status: impl Into<NvmeStatus>) -> NotConnected {
 
 /// The refusal without DNR: the host may well connect in a while, or with a new association. Linux
 /// takes one DNR for a word that this controller will never be there again, and removes its disks.
-fn passing(refused: NotConnected) -> NotConnected {
+fn without_dnr(refused: NotConnected) -> NotConnected {
     match refused {
         NotConnected::Refused(outcome) => NotConnected::Refused(NvmeOutcome {
             status: StatusField::new(outcome.status.status()),

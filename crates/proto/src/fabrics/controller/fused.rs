@@ -14,9 +14,9 @@ use blockmux_wire::nvme::{Fuse, Sqe};
 
 /// What the last command has said of a fused operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fusing {
+pub(super) enum FusedState {
     /// Nothing.
-    No,
+    None,
     /// It was the first, in this slot, and the next command has to be the second.
     First(usize),
     /// It was the first, and is over.
@@ -24,7 +24,7 @@ pub(super) enum Fusing {
 }
 
 /// Half of a fused operation.
-pub(super) struct Half {
+pub(super) struct FusedHalf {
     /// The slot of the other.
     partner: Option<usize>,
     /// Once all of it is here.
@@ -38,12 +38,14 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     /// # Errors
     /// If there is no first, or none any more.
     pub(super) fn first_half(&mut self, sqe: &Sqe) -> Result<Option<usize>, NvmeStatus> {
-        let before = std::mem::replace(&mut self.fusing, Fusing::No);
+        let before = std::mem::replace(&mut self.fusing, FusedState::None);
         match (sqe.fuse(), before) {
-            (Fuse::SECOND, Fusing::First(first)) => Ok(Some(first)),
-            (Fuse::SECOND, Fusing::Failed) => Err(NvmeStatus::COMMAND_ABORTED_DUE_TO_FAILED_FUSED_COMMAND),
-            (Fuse::SECOND, Fusing::No) => Err(NvmeStatus::COMMAND_ABORTED_DUE_TO_MISSING_FUSED_COMMAND),
-            (Fuse::NORMAL | Fuse::FIRST, Fusing::First(first)) => {
+            (Fuse::SECOND, FusedState::First(first)) => Ok(Some(first)),
+            (Fuse::SECOND, FusedState::Failed) => {
+                Err(NvmeStatus::COMMAND_ABORTED_DUE_TO_FAILED_FUSED_COMMAND)
+            }
+            (Fuse::SECOND, FusedState::None) => Err(NvmeStatus::COMMAND_ABORTED_DUE_TO_MISSING_FUSED_COMMAND),
+            (Fuse::NORMAL | Fuse::FIRST, FusedState::First(first)) => {
                 self.end_half(first, NvmeStatus::COMMAND_ABORTED_DUE_TO_MISSING_FUSED_COMMAND);
                 Ok(None)
             }
@@ -55,7 +57,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     /// The command was not accepted: nor is its other half.
     pub(super) fn half_refused(&mut self, sqe: &Sqe, first: Option<usize>) {
         if sqe.fuse() == Fuse::FIRST {
-            self.fusing = Fusing::Failed;
+            self.fusing = FusedState::Failed;
         }
         if let Some(first) = first {
             self.end_half(first, NvmeStatus::COMMAND_ABORTED_DUE_TO_FAILED_FUSED_COMMAND);
@@ -64,12 +66,12 @@ impl<T: FabricsTransport> ControllerQueue<T> {
 
     /// The command was accepted: finds its other half, or waits for it.
     pub(super) fn half_accepted(&mut self, slot: usize, first: Option<usize>) {
-        let half = |partner| Some(Box::new(Half { partner, data: None }));
+        let half = |partner| Some(Box::new(FusedHalf { partner, data: None }));
         if let Some(entry) = self.commands.get_mut(slot) {
             entry.half = half(first);
         }
         match first {
-            None => self.fusing = Fusing::First(slot),
+            None => self.fusing = FusedState::First(slot),
             Some(first) => {
                 if let Some(half) = self.commands.get_mut(first).and_then(|entry| entry.half.as_mut()) {
                     half.partner = Some(slot);
@@ -80,7 +82,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
 
     /// No second half will come any more.
     pub(super) fn end_fusing(&mut self) {
-        if let Fusing::First(first) = std::mem::replace(&mut self.fusing, Fusing::No) {
+        if let FusedState::First(first) = std::mem::replace(&mut self.fusing, FusedState::None) {
             self.end_half(first, NvmeStatus::COMMAND_ABORTED_DUE_TO_MISSING_FUSED_COMMAND);
         }
     }
@@ -126,10 +128,10 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     }
 
     /// A command that is half of something is over. If it is the second, and was begun, both are.
-    pub(super) fn half_finished(&mut self, slot: usize, half: &Half, outcome: &NvmeOutcome) {
+    pub(super) fn half_finished(&mut self, slot: usize, half: &FusedHalf, outcome: &NvmeOutcome) {
         let Some(partner) = half.partner else {
-            if self.fusing == Fusing::First(slot) {
-                self.fusing = Fusing::Failed;
+            if self.fusing == FusedState::First(slot) {
+                self.fusing = FusedState::Failed;
             }
             return self.finish(slot, outcome);
         };

@@ -20,6 +20,7 @@
 //! What a transport has to do, and no more, is `Transport` in `transport.rs` (decision 37).
 
 mod audit;
+mod change_transport;
 mod commands;
 mod connect;
 mod control_commands;
@@ -27,7 +28,6 @@ mod discovery;
 mod fused;
 mod keep_alive;
 pub mod node;
-mod over_instead;
 mod queue;
 #[cfg(test)]
 pub(crate) mod testing;

@@ -114,7 +114,7 @@ impl NvmeNode {
         let mut own = self.secure_channel.write().unwrap_or_else(PoisonError::into_inner);
         if std::mem::replace(&mut *own, secure_channel) != secure_channel {
             drop(own);
-            self.tell_change();
+            self.announce_change();
         }
     }
 
@@ -125,7 +125,7 @@ impl NvmeNode {
     /// If every host may connect.
     pub fn set_host(&self, subsystem: &Subsystem, host: &Nqn, access: HostAccess) -> Result<(), OpenToAll> {
         subsystem.set_host(host, access)?;
-        self.tell_change_to(host);
+        self.announce_change_to(host);
         Ok(())
     }
 
@@ -134,14 +134,14 @@ impl NvmeNode {
     pub fn remove_host(&self, subsystem: &Subsystem, host: &Nqn) -> bool {
         let was_listed = subsystem.remove_host(host);
         if was_listed {
-            self.tell_change_to(host);
+            self.announce_change_to(host);
         }
         was_listed
     }
 
-    fn tell_change_to(&self, host: &Nqn) {
+    fn announce_change_to(&self, host: &Nqn) {
         self.generation.fetch_add(1, Ordering::AcqRel);
-        self.discovery.associations.tell_named(host, || QueueEvent::DiscoveryChanged);
+        self.discovery.associations.notify_named(host, || QueueEvent::DiscoveryChanged);
     }
 
     /// Tells hosts of these other discovery subsystems.
@@ -167,7 +167,7 @@ impl NvmeNode {
         }
         subsystems.push(subsystem);
         drop(subsystems);
-        self.tell_change();
+        self.announce_change();
         true
     }
 
@@ -179,7 +179,7 @@ impl NvmeNode {
         let gone = subsystems.remove(place);
         drop(subsystems);
         gone.associations.close();
-        self.tell_change();
+        self.announce_change();
         true
     }
 
@@ -194,7 +194,7 @@ impl NvmeNode {
         self.generation.load(Ordering::Acquire)
     }
 
-    fn tell_change(&self) {
+    fn announce_change(&self) {
         self.generation.fetch_add(1, Ordering::AcqRel);
         self.discovery.associations.announce(|| QueueEvent::DiscoveryChanged);
     }

@@ -11,12 +11,12 @@
 
 use super::commands::{CommandSlot, CommandState, CommandTable, CommandWork};
 use super::connect::{ConnectedQueue, HostConnection};
-use super::fused::Fusing;
+use super::fused::FusedState;
 use super::node::NvmeNode;
 use super::timers::QueueTimers;
 use super::transport::{DataPlace, Descriptor, FabricsTransport};
 use super::unconnected::ConnectPermit;
-use super::unstarted::Unstarted;
+use super::unstarted::UnstartedCommands;
 use crate::backoff::Backoff;
 use crate::event::{AuditEvent, AuditEvents};
 use crate::exports::VolumeId;
@@ -41,7 +41,7 @@ pub struct ControllerQueue<T: FabricsTransport> {
     pub(crate) transport: T,
     pub(super) node: Arc<NvmeNode>,
     pub(super) pool: Pool,
-    pub(super) arrival: HostConnection,
+    pub(super) connection: HostConnection,
     /// `None` until the host's Connect.
     pub(super) queue: Option<ConnectedQueue>,
     /// The host has to prove who it is.
@@ -61,12 +61,12 @@ pub struct ControllerQueue<T: FabricsTransport> {
     pub(super) waiting: VecDeque<usize>,
     /// I/O in flight that is to end early.
     cancels: VecDeque<(VolumeId, Tag)>,
-    pub(super) fusing: Fusing,
+    pub(super) fusing: FusedState,
     /// What other cores tell this queue.
     pub(super) events: Option<Arc<EventQueue>>,
     /// Commands that wait for room or memory before they begin or their data is fetched, oldest
     /// first.
-    pub(super) unstarted: Unstarted,
+    pub(super) unstarted: UnstartedCommands,
     /// A Connect that waits for an older association to end, and its data.
     pub(super) connecting: Option<(usize, SgList)>,
     /// Nothing is accepted any more; what is in flight ends.
@@ -83,12 +83,17 @@ pub type MakeNotifier = Box<dyn FnOnce(&Waker) -> Notifier>;
 impl<T: FabricsTransport> ControllerQueue<T> {
     /// A queue for a host that has just connected. `pool` is the core's, for data from the host.
     /// The host has 30 seconds from `now` on to connect the queue.
-    pub(crate) fn over(transport: T, node: Arc<NvmeNode>, pool: Pool, now: Instant) -> ControllerQueue<T> {
+    pub(crate) fn with_transport(
+        transport: T,
+        node: Arc<NvmeNode>,
+        pool: Pool,
+        now: Instant,
+    ) -> ControllerQueue<T> {
         ControllerQueue {
             transport,
             node,
             pool,
-            arrival: HostConnection { sgls: T::SGLS, ..HostConnection::default() },
+            connection: HostConnection { sgls: T::SGLS, ..HostConnection::default() },
             queue: None,
             authenticator: None,
             audit: AuditEvents::default(),
@@ -99,16 +104,16 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             held: VecDeque::new(),
             waiting: VecDeque::new(),
             cancels: VecDeque::new(),
-            fusing: Fusing::No,
+            fusing: FusedState::None,
             events: None,
-            unstarted: Unstarted::default(),
+            unstarted: UnstartedCommands::default(),
             connecting: None,
             stopping: false,
             is_over: false,
             timers: QueueTimers {
                 connect_by: now.checked_add(CONNECT_TIME).unwrap_or(now),
                 now,
-                prove_by: now,
+                message_by: now,
                 retry: Backoff::new(now),
                 poll_at: now,
                 keep_alive: None,
@@ -121,31 +126,31 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     /// how an I/O queue ends with its controller.
     #[must_use]
     pub fn admitted(mut self, permit: ConnectPermit, local_ip: Option<IpAddr>, hang_up: HangUp) -> Self {
-        self.arrival.permit = Some(permit);
-        self.arrival.local_ip = local_ip;
-        self.arrival.hang_up = Some(hang_up);
+        self.connection.permit = Some(permit);
+        self.connection.local_ip = local_ip;
+        self.connection.hang_up = Some(hang_up);
         self
     }
 
     /// With random bytes that nobody else knows, without which hosts cannot prove who they are.
     #[must_use]
     pub fn with_seed(mut self, seed: [u8; 32]) -> Self {
-        self.arrival.seed = Some(seed);
+        self.connection.seed = Some(seed);
         self
     }
 
     /// For a host that has come by the port of this identifier.
     #[must_use]
     pub fn at_port(mut self, port: u16) -> Self {
-        self.arrival.port = port;
+        self.connection.port = port;
         self
     }
 
     /// Fetching only so many bytes of data at a time, or that of a few commands, if that is more.
     /// Without it all is fetched that there is room for.
     #[must_use]
-    pub fn asking_for_at_most(mut self, bytes: usize) -> Self {
-        self.unstarted.most_asked = bytes;
+    pub fn fetching_at_most(mut self, bytes: usize) -> Self {
+        self.unstarted.max_fetching = bytes;
         self
     }
 
@@ -163,7 +168,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             what: "used a TLS key that is not there any more",
             reference: "TCP Transport 1.1 §3.6.1",
         };
-        self.arrival.secured = Some(Box::new(self.node.keyring().find(identity).ok_or(gone)?));
+        self.connection.secured = Some(Box::new(self.node.keyring().find(identity).ok_or(gone)?));
         Ok(())
     }
 
@@ -225,7 +230,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             // before it sees that the connection ends.
             return Ok(());
         }
-        let first = if sqe.fuse() == Fuse::NORMAL && self.fusing == Fusing::No {
+        let first = if sqe.fuse() == Fuse::NORMAL && self.fusing == FusedState::None {
             None
         } else {
             match self.first_half(sqe) {
@@ -265,7 +270,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         let data = if let Some(offset) = in_capsule {
             // It is here, and holds what it holds.
             lend().slice(offset, out).into()
-        } else if payload == 0 || out == 0 && self.unstarted.holds_nobody_up() && self.has_room(payload) {
+        } else if payload == 0 || out == 0 && self.unstarted.is_empty_of_waiting() && self.has_room(payload) {
             SgList::default()
         } else {
             self.unstarted.push(slot);
@@ -305,7 +310,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             return Err(NvmeStatus::INVALID_FIELD_IN_COMMAND);
         }
         let is_fabrics = AdminOpcode(sqe.opcode) == AdminOpcode::FABRICS;
-        if !is_fabrics && !self.is_authentic() {
+        if !is_fabrics && !self.is_authenticated() {
             return Err(NvmeStatus::AUTHENTICATION_REQUIRED);
         }
         let fuse = sqe.fuse();
@@ -361,7 +366,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
                 self.begin(slot, SgList::default());
             } else if let Some(entry) = self.commands.get_mut(slot) {
                 self.transport.fetch(slot, entry);
-                self.commands.ask(slot);
+                self.commands.begin_fetch(slot);
             }
         }
     }
@@ -397,19 +402,19 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     /// All data of a command is in its memory, or lent to it.
     #[inline]
     pub(crate) fn on_data(&mut self, slot: usize) {
-        self.commands.arrived(slot);
+        self.commands.end_fetch(slot);
         if let Some(entry) = self.commands.get_mut(slot) {
             let data = entry.take_memory();
             self.begin(slot, data);
         }
-        if self.unstarted.has_unasked() {
+        if self.unstarted.has_unfetched() {
             self.start();
         }
     }
 
     /// A command's data was lost on its way, which another try may not meet.
     pub(crate) fn on_data_lost(&mut self, slot: usize) {
-        self.commands.arrived(slot);
+        self.commands.end_fetch(slot);
         self.finish(slot, &NvmeOutcome::retry(NvmeStatus::TRANSIENT_TRANSPORT_ERROR));
     }
 
@@ -596,7 +601,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         while let Some(event) = self.events.as_ref().and_then(|events| events.pop()) {
             self.on_event(event);
         }
-        self.tell_events();
+        self.send_events();
     }
 
     #[cold]
@@ -614,14 +619,14 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             | QueueEvent::AnaChanged { .. }
             | QueueEvent::DiscoveryChanged => {
                 if let Some(ConnectedQueue::Admin(admin)) = &mut self.queue {
-                    admin.hear(&event);
+                    admin.on_event(&event);
                 }
             }
         }
     }
 
     /// Answers Asynchronous Event Requests as long as there is something to tell.
-    pub(super) fn tell_events(&mut self) {
+    pub(super) fn send_events(&mut self) {
         while let Some(ConnectedQueue::Admin(admin)) = &mut self.queue
             && let Some((slot, result)) = admin.next_event()
         {
@@ -684,18 +689,18 @@ impl<T: FabricsTransport> ControllerQueue<T> {
 
     /// Whether there is a queue that may be used.
     fn is_usable(&self) -> bool {
-        self.queue.is_some() && self.is_authentic()
+        self.queue.is_some() && self.is_authenticated()
     }
 
     /// Whether the host has proved who it is, or need not.
     #[inline]
-    pub(super) fn is_authentic(&self) -> bool {
+    pub(super) fn is_authenticated(&self) -> bool {
         self.authenticator.as_ref().is_none_or(|authenticator| authenticator.is_done())
     }
 
     /// Whether the host is proving who it is.
-    fn is_proving(&self) -> bool {
-        self.queue.is_some() && !self.is_authentic()
+    fn is_authenticating(&self) -> bool {
+        self.queue.is_some() && !self.is_authenticated()
     }
 
     /// Whether it has to poll for events itself.
@@ -726,7 +731,7 @@ impl<T: FabricsTransport> Timed for ControllerQueue<T> {
         }
         let timers = &self.timers;
         let connect = (!self.is_usable()).then_some(timers.connect_by);
-        let prove = self.is_proving().then_some(timers.prove_by);
+        let prove = self.is_authenticating().then_some(timers.message_by);
         let retry = self.polls().then_some(timers.retry.at());
         let keep_alive = timers.keep_alive.as_ref().map(|keep_alive| keep_alive.next_check);
         let poll = self.polls_events().then_some(timers.poll_at);
@@ -734,15 +739,15 @@ impl<T: FabricsTransport> Timed for ControllerQueue<T> {
     }
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        let is_proving = self.is_proving();
+        let is_authenticating = self.is_authenticating();
         let timers = &mut self.timers;
         timers.now = now;
-        let late = if now >= timers.connect_by && (is_proving || self.queue.is_none()) {
+        let late = if now >= timers.connect_by && (is_authenticating || self.queue.is_none()) {
             Some(ProtocolError {
                 what: "did not connect a queue, and prove who it is, within 30 seconds",
                 reference: "NVMe Base 2.0 §3.3.2.2",
             })
-        } else if is_proving && now >= timers.prove_by {
+        } else if is_authenticating && now >= timers.message_by {
             Some(ProtocolError {
                 what: "did not go on proving who it is within 15 seconds",
                 reference: "NVMe Base 2.0 §8.13.2",
@@ -759,7 +764,7 @@ impl<T: FabricsTransport> Timed for ControllerQueue<T> {
         self.read_events();
         self.resume();
         // Who is still proving itself may not send Keep Alive yet, and has `connect_by` to be done.
-        let is_excused = !self.is_authentic();
+        let is_excused = !self.is_authenticated();
         let checked = match &mut self.timers.keep_alive {
             Some(keep_alive) => keep_alive.check(now, is_excused),
             None => Ok(()),
@@ -789,7 +794,7 @@ impl<T: FabricsTransport> Target for ControllerQueue<T> {
     }
 
     fn on_start(&mut self, waker: &Waker, _now: Instant) {
-        self.arrival.notifier = self.make_notifier.take().map(|make| make(waker));
+        self.connection.notifier = self.make_notifier.take().map(|make| make(waker));
     }
 
     #[inline]

@@ -33,25 +33,25 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// A transport that keeps what the queue has it do, in order.
 #[derive(Default)]
-struct Loopback {
-    sent: Vec<Sent>,
+struct LoopbackTransport {
+    sent: Vec<TransportCall>,
 }
 
 /// One thing that the queue had the transport do.
 #[derive(Debug, Clone)]
-enum Sent {
-    Fetch(Fetch),
+enum TransportCall {
+    Fetch(FetchCall),
     Done { data: Vec<u8>, cqe: Cqe },
 }
 
 /// Data of a command that is to be fetched.
 #[derive(Debug, Clone, Copy)]
-struct Fetch {
+struct FetchCall {
     slot: usize,
     len: usize,
 }
 
-impl FabricsTransport for Loopback {
+impl FabricsTransport for LoopbackTransport {
     const NAME: &'static str = "loopback";
 
     /// What has been delivered, in bytes.
@@ -73,64 +73,69 @@ impl FabricsTransport for Loopback {
     fn fetch(&mut self, slot: usize, command: &mut CommandSlot<usize>) {
         let len = command.data_out;
         assert_eq!(command.memory.is_some(), len > LENT);
-        self.sent.push(Sent::Fetch(Fetch { slot, len }));
+        self.sent.push(TransportCall::Fetch(FetchCall { slot, len }));
     }
 
     fn complete(&mut self, sqe: &Sqe, outcome: &NvmeOutcome, sqhd: Option<u16>) {
         let cqe = outcome.cqe(sqe.cid.get(), sqhd);
-        self.sent.push(Sent::Done { data: outcome.data.to_vec(), cqe });
+        self.sent.push(TransportCall::Done { data: outcome.data.to_vec(), cqe });
     }
 
     fn unsent(&self) -> usize {
-        let done = |sent: &Sent| if let Sent::Done { data, .. } = sent { data.len() } else { 0 };
+        let done =
+            |sent: &TransportCall| if let TransportCall::Done { data, .. } = sent { data.len() } else { 0 };
         self.sent.iter().map(done).sum()
     }
 }
 
-impl Sent {
+impl TransportCall {
     fn cqe(&self) -> Cqe {
         match self {
-            Sent::Done { cqe, .. } => *cqe,
-            Sent::Fetch(fetch) => panic!("{fetch:?}"),
+            TransportCall::Done { cqe, .. } => *cqe,
+            TransportCall::Fetch(fetch) => panic!("{fetch:?}"),
         }
     }
 
-    fn fetch(&self) -> Fetch {
+    fn fetch(&self) -> FetchCall {
         match self {
-            Sent::Fetch(fetch) => *fetch,
-            Sent::Done { cqe, .. } => panic!("{cqe:?}"),
+            TransportCall::Fetch(fetch) => *fetch,
+            TransportCall::Done { cqe, .. } => panic!("{cqe:?}"),
         }
     }
 }
 
 /// A queue over a transport in memory.
-fn queue(node: &(Arc<NvmeNode>, Exports), pool: Pool, now: Instant) -> ControllerQueue<Loopback> {
-    ControllerQueue::over(Loopback::default(), node.0.clone(), pool, now)
+fn queue(node: &(Arc<NvmeNode>, Exports), pool: Pool, now: Instant) -> ControllerQueue<LoopbackTransport> {
+    ControllerQueue::with_transport(LoopbackTransport::default(), node.0.clone(), pool, now)
 }
 
 /// A host by hand: sends commands, delivers data that is fetched, takes completions.
-struct Host {
-    pump: Pump<ControllerQueue<Loopback>>,
+struct FabricsTestHost {
+    pump: Pump<ControllerQueue<LoopbackTransport>>,
     cid: u16,
     /// Every byte of its identifier.
     id: u8,
     now: Instant,
 }
 
-impl Host {
+impl FabricsTestHost {
     /// Connected to a port, nothing said.
-    fn new(node: &(Arc<NvmeNode>, Exports)) -> Host {
-        Host::with_pool(node, Pool::new(usize::MAX))
+    fn new(node: &(Arc<NvmeNode>, Exports)) -> FabricsTestHost {
+        FabricsTestHost::with_pool(node, Pool::new(usize::MAX))
     }
 
-    fn with_pool(node: &(Arc<NvmeNode>, Exports), pool: Pool) -> Host {
+    fn with_pool(node: &(Arc<NvmeNode>, Exports), pool: Pool) -> FabricsTestHost {
         let now = Instant::now();
-        Host { pump: Pump::new(queue(node, pool, now), &node.1), cid: 0, id: 1, now }
+        FabricsTestHost { pump: Pump::new(queue(node, pool, now), &node.1), cid: 0, id: 1, now }
     }
 
     /// Over a connection that can be cut, to that address.
-    fn with_hang_up(node: &(Arc<NvmeNode>, Exports), hang_up: HangUp, local_ip: Option<IpAddr>) -> Host {
-        let mut host = Host::new(node);
+    fn with_hang_up(
+        node: &(Arc<NvmeNode>, Exports),
+        hang_up: HangUp,
+        local_ip: Option<IpAddr>,
+    ) -> FabricsTestHost {
+        let mut host = FabricsTestHost::new(node);
         let (permit, _) = node.0.begin_connect(None, hang_up.clone());
         let session = queue(node, Pool::new(usize::MAX), host.now);
         host.pump.session = session.admitted(permit, local_ip, hang_up);
@@ -138,13 +143,13 @@ impl Host {
     }
 
     /// With an enabled controller, and its identifier.
-    fn admin(node: &(Arc<NvmeNode>, Exports)) -> (Host, u16) {
-        Host::admin_of(node, 1)
+    fn admin(node: &(Arc<NvmeNode>, Exports)) -> (FabricsTestHost, u16) {
+        FabricsTestHost::admin_of(node, 1)
     }
 
     /// As a host of that identifier.
-    fn admin_of(node: &(Arc<NvmeNode>, Exports), id: u8) -> (Host, u16) {
-        let mut host = Host::new(node);
+    fn admin_of(node: &(Arc<NvmeNode>, Exports), id: u8) -> (FabricsTestHost, u16) {
+        let mut host = FabricsTestHost::new(node);
         host.id = id;
         let cqe = host.connect(0, CNTLID_DYNAMIC, 0);
         assert!(cqe.status.is_success());
@@ -153,14 +158,14 @@ impl Host {
     }
 
     /// An I/O queue, and the admin queue of its controller.
-    fn io(node: &(Arc<NvmeNode>, Exports)) -> (Host, Host) {
-        Host::io_of(node, 1)
+    fn io(node: &(Arc<NvmeNode>, Exports)) -> (FabricsTestHost, FabricsTestHost) {
+        FabricsTestHost::io_of(node, 1)
     }
 
     /// As a host of that identifier.
-    fn io_of(node: &(Arc<NvmeNode>, Exports), id: u8) -> (Host, Host) {
-        let (admin, cntlid) = Host::admin_of(node, id);
-        let mut io = Host::new(node);
+    fn io_of(node: &(Arc<NvmeNode>, Exports), id: u8) -> (FabricsTestHost, FabricsTestHost) {
+        let (admin, cntlid) = FabricsTestHost::admin_of(node, id);
+        let mut io = FabricsTestHost::new(node);
         io.id = id;
         assert!(io.connect(1, cntlid, 0).status.is_success());
         (io, admin)
@@ -202,7 +207,7 @@ impl Host {
 
     fn end_of(&mut self, sqe: Sqe) -> (Vec<u8>, Cqe) {
         let [end] = self.received().try_into().unwrap();
-        let Sent::Done { data, cqe } = end else { panic!("{end:?}") };
+        let TransportCall::Done { data, cqe } = end else { panic!("{end:?}") };
         assert_eq!(cqe.cid, sqe.cid);
         (data, cqe)
     }
@@ -224,7 +229,7 @@ impl Host {
     }
 
     /// Delivers a part of the data that is fetched.
-    fn deliver(&mut self, fetch: Fetch, offset: usize, data: &[u8]) {
+    fn deliver(&mut self, fetch: FetchCall, offset: usize, data: &[u8]) {
         let session = &mut self.pump.session;
         let memory = session.memory_for(fetch.slot).unwrap();
         memory.slice(offset, data.len()).copy_from(data);
@@ -237,12 +242,12 @@ impl Host {
     }
 
     /// What the queue has had the transport do.
-    fn received(&mut self) -> Vec<Sent> {
+    fn received(&mut self) -> Vec<TransportCall> {
         std::mem::take(&mut self.pump.session.transport.sent)
     }
 
     /// The one fetch that there is.
-    fn fetch(&mut self) -> Fetch {
+    fn fetch(&mut self) -> FetchCall {
         let [fetch] = self.received().try_into().unwrap();
         fetch.fetch()
     }

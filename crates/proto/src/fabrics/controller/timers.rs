@@ -11,7 +11,7 @@ pub(super) struct QueueTimers {
     /// When the latest call came.
     pub(super) now: Instant,
     /// The next message of an authentication must have come by then.
-    pub(super) prove_by: Instant,
+    pub(super) message_by: Instant,
     /// When to ask the pool, locked ranges and older associations again, apart from each
     /// completion.
     pub(super) retry: Backoff,
@@ -23,10 +23,10 @@ pub(super) struct QueueTimers {
 impl QueueTimers {
     /// What a host that proves who it is sends next has its time from now on.
     pub(super) fn expect_message(&mut self) {
-        self.prove_by = self.now.checked_add(PROVE_TIME).unwrap_or(self.now);
+        self.message_by = self.now.checked_add(AUTH_MESSAGE_TIMEOUT).unwrap_or(self.now);
     }
 }
 
 /// For each message of a host that proves who it is: to compute with the largest group takes
 /// seconds at most.
-const PROVE_TIME: Duration = Duration::from_secs(15);
+const AUTH_MESSAGE_TIMEOUT: Duration = Duration::from_secs(15);

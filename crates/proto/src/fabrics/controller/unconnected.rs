@@ -12,10 +12,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Those of a node.
 #[derive(Default)]
-pub(crate) struct UnconnectedQueues(Mutex<All>);
+pub(crate) struct UnconnectedQueues(Mutex<UnconnectedList>);
 
 #[derive(Default)]
-struct All {
+struct UnconnectedList {
     /// Oldest first.
     waiting: VecDeque<UnconnectedQueue>,
     next: u64,
@@ -44,7 +44,7 @@ impl UnconnectedQueues {
     ) -> (ConnectPermit, bool) {
         let mut all = self.all();
         let is_crowded = all.waiting.len() >= MAX_UNCONNECTED;
-        let cut = if is_crowded { all.crowd_out() } else { None };
+        let cut = if is_crowded { all.evict_oldest() } else { None };
         let number = all.next;
         all.next = number.wrapping_add(1);
         all.waiting.push_back(UnconnectedQueue { number, peer, hang_up });
@@ -55,14 +55,14 @@ impl UnconnectedQueues {
         (ConnectPermit { all: self.clone(), number }, is_crowded)
     }
 
-    fn all(&self) -> MutexGuard<'_, All> {
+    fn all(&self) -> MutexGuard<'_, UnconnectedList> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl All {
+impl UnconnectedList {
     /// Takes the oldest from the address with the most: what cuts it.
-    fn crowd_out(&mut self) -> Option<HangUp> {
+    fn evict_oldest(&mut self) -> Option<HangUp> {
         let mut counts: HashMap<Option<IpAddr>, usize> = HashMap::new();
         for waiting in &self.waiting {
             let count = counts.entry(waiting.peer).or_default();

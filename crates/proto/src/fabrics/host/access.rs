@@ -19,14 +19,14 @@ use zerocopy::FromBytes;
 
 /// Whether the path fails what goes by it.
 #[derive(Default)]
-pub(super) struct Failing {
+pub(super) struct PathFailures {
     /// Pauses since something got through.
     pauses: u32,
     /// Until when it is left alone, if it is.
     until: Option<Instant>,
 }
 
-impl Failing {
+impl PathFailures {
     /// Something failed on the way. What was sent before the path was left alone is part of the
     /// same failure.
     #[cold]
@@ -46,7 +46,7 @@ impl Failing {
         }
     }
 
-    /// When to call [`Failing::on_timeout`].
+    /// When to call [`PathFailures::on_timeout`].
     #[inline]
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.until
@@ -145,8 +145,8 @@ mod tests {
 
     #[test]
     fn a_path_that_fails_is_left_alone_for_longer_and_longer_until_something_gets_through() {
-        let (mut failing, mut now) = (Failing::default(), Instant::now());
-        let mut pause = |failing: &mut Failing| {
+        let (mut failing, mut now) = (PathFailures::default(), Instant::now());
+        let mut pause = |failing: &mut PathFailures| {
             assert_eq!(failing.poll_timeout(), None);
             failing.on_failure(now);
             // What was under way fails, too, or gets through.

@@ -3,7 +3,7 @@
 
 use super::Names;
 use super::bring_up::{NamespaceProbe, ProbeResult};
-use super::changes::{NamespaceChanges, Topic};
+use super::changes::{NamespaceChanges, QueryTopic};
 use super::command;
 use super::discovery::FoundSubsystem;
 use super::info::{ControllerInfo, NamespaceInfo};
@@ -49,7 +49,7 @@ pub struct HostAdmin<T> {
 /// What the methods of [`HostAdmin`] by these names tell.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "the methods say it")]
-pub struct AdminAnswers<'a> {
+pub struct AdminResults<'a> {
     pub controller: Option<&'a ControllerInfo>,
     pub namespaces: &'a [NamespaceInfo],
     pub found: (&'a [FoundSubsystem], u64),
@@ -69,8 +69,8 @@ impl<T: HostTransport> HostAdmin<T> {
 
     /// All that the controller has told, whatever carries the queue.
     #[must_use]
-    pub fn answers(&self) -> AdminAnswers<'_> {
-        AdminAnswers {
+    pub fn answers(&self) -> AdminResults<'_> {
+        AdminResults {
             controller: self.controller(),
             namespaces: self.namespaces(),
             found: self.found(),
@@ -329,8 +329,8 @@ impl AdminCommands {
             let news = self.changes.get_or_insert_with(|| NamespaceChanges::new(controller, namespace));
             let (sqe, transfer, payload, topic) = news.next()?;
             let purpose = match topic {
-                Topic::Events => AdminPurpose::Changes,
-                Topic::Access => AdminPurpose::Access,
+                QueryTopic::Events => AdminPurpose::Changes,
+                QueryTopic::Access => AdminPurpose::Access,
             };
             return Some(self.begin(purpose, sqe, transfer, payload));
         }
@@ -474,7 +474,7 @@ impl AdminCommands {
                 }
             }
             // Nothing more is asked on this connection.
-            Ok(ProbeResult::Key) => self.is_shutting_down = true,
+            Ok(ProbeResult::GeneratedPsk) => self.is_shutting_down = true,
             Ok(ProbeResult::Later(time)) => {
                 self.timers.unready.get_or_insert((self.timers.now, time));
                 self.pause();

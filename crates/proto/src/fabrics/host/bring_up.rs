@@ -7,10 +7,10 @@
 //! ```
 
 use super::Names;
+use super::authenticate::{self, QueueAuthentication};
 use super::command;
-use super::discovery::{DiscoveryNext, FoundSubsystem, LogReader};
+use super::discovery::{DiscoveryLogReader, DiscoveryNext, FoundSubsystem};
 use super::info::{ControllerInfo, NamespaceInfo};
-use super::prove::{self, Proving};
 use super::refused::NvmeRefused;
 use crate::io_queue::DataTransfer;
 use crate::nvme::auth::HostCredentials;
@@ -51,7 +51,7 @@ pub(super) enum ProbeResult {
     /// All is known.
     All,
     /// A key of TLS was made: whoever asks comes back with it.
-    Key,
+    GeneratedPsk,
 }
 
 /// Asks what has to be known.
@@ -59,7 +59,7 @@ pub(super) struct NamespaceProbe {
     ask: Ask,
     names: Names,
     credentials: Option<HostCredentials>,
-    proving: Option<Box<Proving>>,
+    authentication: Option<Box<QueueAuthentication>>,
     /// The key of TLS that was made, instead of anything else.
     pub(super) generated: Option<InputPsk>,
     kato_ms: u32,
@@ -71,7 +71,7 @@ pub(super) struct NamespaceProbe {
     pub(super) namespaces: Vec<NamespaceInfo>,
     /// Namespaces to identify, the next one last.
     left: Vec<u32>,
-    log: LogReader,
+    log: DiscoveryLogReader,
     /// What the log page has.
     pub(super) found: (Vec<FoundSubsystem>, u64),
 }
@@ -79,7 +79,7 @@ pub(super) struct NamespaceProbe {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ProbeStep {
     Connect,
-    Prove,
+    Authenticate,
     Capabilities,
     Version,
     Enable,
@@ -106,7 +106,7 @@ impl NamespaceProbe {
             ask,
             names,
             credentials,
-            proving: None,
+            authentication: None,
             generated: None,
             kato_ms,
             queues,
@@ -115,7 +115,7 @@ impl NamespaceProbe {
             controller: ControllerInfo::default(),
             namespaces: Vec::new(),
             left: Vec::new(),
-            log: LogReader::default(),
+            log: DiscoveryLogReader::default(),
             found: (Vec::new(), 0),
         }
     }
@@ -126,8 +126,8 @@ impl NamespaceProbe {
 
     /// Whether the controller has said that it is ready.
     pub(super) fn is_enabled(&self) -> bool {
-        use ProbeStep::{Capabilities, Connect, Enable, Prove, Ready, Version};
-        !matches!(self.step, Connect | Prove | Capabilities | Version | Enable | Ready)
+        use ProbeStep::{Authenticate, Capabilities, Connect, Enable, Ready, Version};
+        !matches!(self.step, Connect | Authenticate | Capabilities | Version | Enable | Ready)
     }
 
     /// The next question: the command, what moves, and the memory for that.
@@ -140,7 +140,7 @@ impl NamespaceProbe {
                 let sqe = command::connect(0, ADMIN_ENTRIES, self.kato_ms);
                 return Some((sqe, DataTransfer::Out(data.len() as u32), data));
             }
-            ProbeStep::Prove => return self.proving.as_ref()?.question(),
+            ProbeStep::Authenticate => return self.authentication.as_ref()?.question(),
             ProbeStep::Capabilities => (command::property_get(CAP, true), 0),
             ProbeStep::Version => (command::property_get(VS, false), 0),
             ProbeStep::Enable => (command::property_set(CC, self.configuration()), 0),
@@ -180,18 +180,18 @@ impl NamespaceProbe {
     /// The connection has ended. A controller may end it when it hears that it has not proved who
     /// it is, before it says that it has heard that.
     pub(super) fn on_lost(&self) -> Option<NvmeRefused> {
-        self.proving.as_ref().and_then(|proving| proving.failure())
+        self.authentication.as_ref().and_then(|authentication| authentication.failure())
     }
 
     /// An answer has come, with its data if the command succeeded.
     pub(super) fn on_answer(&mut self, cqe: &Cqe, data: &[u8]) -> Result<ProbeResult, NvmeRefused> {
         let is_good = cqe.status.is_success();
-        if let (ProbeStep::Prove, Some(proving)) = (self.step, &mut self.proving) {
-            if proving.on_answer(cqe, data)? {
-                self.generated = proving.generated().cloned();
-                (self.step, self.proving) = (ProbeStep::Capabilities, None);
+        if let (ProbeStep::Authenticate, Some(authentication)) = (self.step, &mut self.authentication) {
+            if authentication.on_answer(cqe, data)? {
+                self.generated = authentication.generated().cloned();
+                (self.step, self.authentication) = (ProbeStep::Capabilities, None);
             }
-            return Ok(if self.generated.is_some() { ProbeResult::Key } else { ProbeResult::More });
+            return Ok(if self.generated.is_some() { ProbeResult::GeneratedPsk } else { ProbeResult::More });
         }
         if let Some(refused) = self.refusal(cqe) {
             return Err(refused);
@@ -200,8 +200,9 @@ impl NamespaceProbe {
         self.step = match self.step {
             ProbeStep::Connect => {
                 self.controller.cntlid = result as u16;
-                self.proving = prove::asked_for(result, self.credentials.as_ref(), &self.names)?;
-                if self.proving.is_some() { ProbeStep::Prove } else { ProbeStep::Capabilities }
+                self.authentication =
+                    authenticate::required_authentication(result, self.credentials.as_ref(), &self.names)?;
+                if self.authentication.is_some() { ProbeStep::Authenticate } else { ProbeStep::Capabilities }
             }
             ProbeStep::Capabilities => {
                 self.on_capabilities(result);
@@ -259,7 +260,7 @@ impl NamespaceProbe {
                 self.on_queues(result);
                 ProbeStep::Known
             }
-            ProbeStep::Prove | ProbeStep::Known => ProbeStep::Known,
+            ProbeStep::Authenticate | ProbeStep::Known => ProbeStep::Known,
         };
         Ok(if self.is_known() { ProbeResult::All } else { ProbeResult::More })
     }
@@ -268,7 +269,7 @@ impl NamespaceProbe {
     fn on_log(&mut self, data: &[u8]) -> Result<ProbeStep, NvmeRefused> {
         match self.log.on_piece(data) {
             DiscoveryNext::More => Ok(ProbeStep::Log),
-            DiscoveryNext::Restless => Err(NvmeRefused::Restless),
+            DiscoveryNext::Unstable => Err(NvmeRefused::UnstableDiscoveryLog),
             DiscoveryNext::Whole => {
                 self.found = std::mem::take(&mut self.log).into_found();
                 Ok(ProbeStep::Known)
@@ -315,7 +316,7 @@ impl NamespaceProbe {
             ProbeStep::Namespace(_) if self.ask == Ask::Namespaces => return None,
             ProbeStep::Namespace(nsid) => return Some(NvmeRefused::NoNamespace(nsid)),
             ProbeStep::Queues => return Some(NvmeRefused::NoQueues),
-            ProbeStep::Prove
+            ProbeStep::Authenticate
             | ProbeStep::Behavior
             | ProbeStep::Limits
             | ProbeStep::Descriptors

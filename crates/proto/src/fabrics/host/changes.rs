@@ -65,7 +65,7 @@ enum AnaLogState {
 
 /// What a command is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Topic {
+pub(super) enum QueryTopic {
     /// What the controller tells.
     Events,
     /// How well the path leads there.
@@ -73,7 +73,7 @@ pub(super) enum Topic {
 }
 
 /// A command, what moves, the memory for that, and what it is for.
-pub(super) type ControllerQuery = (Sqe, DataTransfer, SgList, Topic);
+pub(super) type ControllerQuery = (Sqe, DataTransfer, SgList, QueryTopic);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ListenStep {
@@ -84,11 +84,11 @@ enum ListenStep {
     /// Reads a log page.
     Read(LogPage),
     /// Looks at the namespace.
-    Look,
+    Identify,
     /// Looks what it is called.
     Describe,
     /// The controller tells nothing.
-    Deaf,
+    Unsupported,
 }
 
 impl NamespaceChanges {
@@ -105,7 +105,7 @@ impl NamespaceChanges {
             group,
             page_len: access::page_len(controller.ana_groups.unwrap_or(0)),
             events,
-            step: if events == 0 { ListenStep::Deaf } else { ListenStep::Configure },
+            step: if events == 0 { ListenStep::Unsupported } else { ListenStep::Configure },
             is_asked: false,
             size: Some(namespace.size()),
             access: if group.is_some() { AnaLogState::Due } else { AnaLogState::Done },
@@ -122,9 +122,9 @@ impl NamespaceChanges {
             self.access = AnaLogState::UnderWay;
             let len = self.page_len;
             let memory = SgList::one(Memory::from_heap(len as usize).seg(0, len as usize));
-            return Some((ana_page(len), DataTransfer::In(len), memory, Topic::Access));
+            return Some((ana_page(len), DataTransfer::In(len), memory, QueryTopic::Access));
         }
-        if self.step == ListenStep::Deaf || std::mem::replace(&mut self.is_asked, true) {
+        if self.step == ListenStep::Unsupported || std::mem::replace(&mut self.is_asked, true) {
             return None;
         }
         let (sqe, len) = match self.step {
@@ -140,17 +140,17 @@ impl NamespaceChanges {
                 let len = page_len(page);
                 (command::get_log_page(page, 0, len), len as usize)
             }
-            ListenStep::Look => (command::identify(Cns::NAMESPACE, self.nsid), IDENTIFY_LEN),
+            ListenStep::Identify => (command::identify(Cns::NAMESPACE, self.nsid), IDENTIFY_LEN),
             ListenStep::Describe => {
                 (command::identify(Cns::NAMESPACE_IDENTIFICATION_DESCRIPTORS, self.nsid), IDENTIFY_LEN)
             }
-            ListenStep::Deaf => return None,
+            ListenStep::Unsupported => return None,
         };
         if len == 0 {
-            return Some((sqe, DataTransfer::Nothing, SgList::default(), Topic::Events));
+            return Some((sqe, DataTransfer::Nothing, SgList::default(), QueryTopic::Events));
         }
         let memory = SgList::one(Memory::from_heap(len).seg(0, len));
-        Some((sqe, DataTransfer::In(len as u32), memory, Topic::Events))
+        Some((sqe, DataTransfer::In(len as u32), memory, QueryTopic::Events))
     }
 
     /// The ANA log page that was asked for has come, or cannot be had: then it is asked for again
@@ -194,7 +194,7 @@ impl NamespaceChanges {
     /// Whether nobody would tell of a change that is waited for, so that we have to ask from time
     /// to time.
     pub(super) fn is_to_ask_again(&self) -> bool {
-        let is_deaf = self.events & AEC_ANA_CHANGE == 0 || self.step == ListenStep::Deaf;
+        let is_deaf = self.events & AEC_ANA_CHANGE == 0 || self.step == ListenStep::Unsupported;
         self.group.is_some() && (is_deaf || self.last_rank == PathRank::Unusable)
     }
 
@@ -210,14 +210,14 @@ impl NamespaceChanges {
             (ListenStep::Configure, Some(_)) => ListenStep::Listen,
             // Three bits of type, eight of information, and the page.
             (ListenStep::Listen, Some(event)) => ListenStep::Read(LogPage((event >> 16) as u8)),
-            (ListenStep::Configure | ListenStep::Listen, None) => ListenStep::Deaf,
+            (ListenStep::Configure | ListenStep::Listen, None) => ListenStep::Unsupported,
             (ListenStep::Read(page), _) => {
                 if page == LogPage::ASYMMETRIC_NAMESPACE_ACCESS {
                     self.look_at_page(data);
                 }
-                ListenStep::Look
+                ListenStep::Identify
             }
-            (ListenStep::Look, _) => {
+            (ListenStep::Identify, _) => {
                 self.seen = data.and_then(|data| NamespaceInfo::identify(self.nsid, data, controller).ok());
                 if self.seen.is_some() { ListenStep::Describe } else { ListenStep::Listen }
             }
@@ -227,7 +227,7 @@ impl NamespaceChanges {
                 }
                 ListenStep::Listen
             }
-            (ListenStep::Deaf, _) => ListenStep::Deaf,
+            (ListenStep::Unsupported, _) => ListenStep::Unsupported,
         };
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// Commands to send again.
 #[derive(Default)]
-pub(super) struct Later {
+pub(super) struct DelayedCommands {
     waiting: Vec<DelayedPiece>,
     /// When the first of them is sent.
     next: Option<Instant>,
@@ -21,7 +21,7 @@ struct DelayedPiece {
     at: Instant,
 }
 
-impl Later {
+impl DelayedCommands {
     /// Sends a command that has failed `now` again: after as long as the controller says, if it
     /// does.
     pub(super) fn push(&mut self, piece: NvmePiece, told: Option<Duration>, now: Instant) {
@@ -35,10 +35,10 @@ impl Later {
     }
 
     pub(super) fn clear(&mut self) {
-        *self = Later::default();
+        *self = DelayedCommands::default();
     }
 
-    /// When to call [`Later::on_timeout`].
+    /// When to call [`DelayedCommands::on_timeout`].
     #[inline]
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.next
@@ -74,7 +74,7 @@ mod tests {
 
     /// How long a command waits.
     fn pause(tries: u32, told: Option<Duration>) -> Duration {
-        let (mut later, mut again, start) = (Later::default(), VecDeque::new(), Instant::now());
+        let (mut later, mut again, start) = (DelayedCommands::default(), VecDeque::new(), Instant::now());
         later.push(piece(tries), told, start);
         let at = later.poll_timeout().unwrap();
         later.on_timeout(at.checked_sub(Duration::from_nanos(1)).unwrap(), &mut again);
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn each_command_has_a_time_of_its_own() {
-        let (mut later, mut again, start) = (Later::default(), VecDeque::new(), Instant::now());
+        let (mut later, mut again, start) = (DelayedCommands::default(), VecDeque::new(), Instant::now());
         let ms = |ms| start.checked_add(Duration::from_millis(ms)).unwrap();
         later.push(piece(5), Some(Duration::from_millis(900)), start);
         later.push(piece(1), None, ms(100));

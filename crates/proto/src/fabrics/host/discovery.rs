@@ -23,7 +23,7 @@ pub struct FoundSubsystem {
 
 /// A log page in the making.
 #[derive(Default)]
-pub(super) struct LogReader {
+pub(super) struct DiscoveryLogReader {
     generation: u64,
     records: u64,
     /// The next entry to read; `None`: the header comes first.
@@ -38,10 +38,10 @@ pub(super) enum DiscoveryNext {
     More,
     Whole,
     /// It changed each time that it was read.
-    Restless,
+    Unstable,
 }
 
-impl LogReader {
+impl DiscoveryLogReader {
     /// Where the next piece begins, and how long it is, in bytes.
     pub(super) fn piece(&self) -> (u64, u32) {
         let entry = DISCOVERY_ENTRY_LEN as u64;
@@ -67,7 +67,7 @@ impl LogReader {
                     return DiscoveryNext::Whole;
                 }
                 self.restarts = self.restarts.saturating_add(1);
-                if self.restarts >= MAX_RESTARTS { DiscoveryNext::Restless } else { self.begin(data) }
+                if self.restarts >= MAX_RESTARTS { DiscoveryNext::Unstable } else { self.begin(data) }
             }
             Some(next) => {
                 let mut count = 0;
@@ -90,7 +90,7 @@ impl LogReader {
     }
 
     fn begin(&mut self, data: &[u8]) -> DiscoveryNext {
-        let Ok(header) = DiscoveryHeader::ref_from_bytes(data) else { return DiscoveryNext::Restless };
+        let Ok(header) = DiscoveryHeader::ref_from_bytes(data) else { return DiscoveryNext::Unstable };
         (self.generation, self.records) = (header.genctr.get(), header.numrec.get());
         self.found.clear();
         self.next = Some(0);
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn a_log_is_read_in_pieces_and_looked_at_again() {
-        let mut reader = LogReader::default();
+        let mut reader = DiscoveryLogReader::default();
         assert_eq!(reader.piece(), (0, 1024));
         assert_eq!(reader.on_piece(&header(7, 5)), DiscoveryNext::More);
         assert_eq!(reader.piece(), (1024, 4096));
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn a_log_that_changes_is_read_anew_and_not_forever() {
-        let mut reader = LogReader::default();
+        let mut reader = DiscoveryLogReader::default();
         let mut next = DiscoveryNext::More;
         for generation in 0..100 {
             next = reader.on_piece(&header(generation, 1));
@@ -175,12 +175,12 @@ mod tests {
             }
             assert_eq!(reader.on_piece(&entries(1)), DiscoveryNext::More);
         }
-        assert_eq!(next, DiscoveryNext::Restless);
+        assert_eq!(next, DiscoveryNext::Unstable);
     }
 
     #[test]
     fn a_log_of_any_length_costs_bounded_memory() {
-        let mut reader = LogReader::default();
+        let mut reader = DiscoveryLogReader::default();
         reader.on_piece(&header(0, u64::MAX));
         let mut pieces = 0;
         while reader.piece().0 > 0 {

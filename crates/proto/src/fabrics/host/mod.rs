@@ -13,6 +13,7 @@
 
 mod access;
 mod admin;
+mod authenticate;
 mod bring_up;
 mod changes;
 mod command;
@@ -23,7 +24,6 @@ mod info;
 mod io_queue;
 mod io_queues;
 mod plan;
-mod prove;
 mod queue;
 mod refused;
 #[cfg(test)]
@@ -33,7 +33,7 @@ mod transport;
 #[cfg(test)]
 mod tests;
 
-pub use admin::{AdminAnswers, AdminConfig, Ask, HostAdmin};
+pub use admin::{AdminConfig, AdminResults, Ask, HostAdmin};
 pub use command::HostId;
 pub use discovery::FoundSubsystem;
 pub use info::{ControllerInfo, NamespaceInfo, uuid_text};

@@ -2,13 +2,13 @@
 //!
 //! Not more commands are under way than the queue has entries for; I/O beyond that waits here.
 
-use super::access::Failing;
+use super::access::PathFailures;
+use super::authenticate::{self, QueueAuthentication};
 use super::command;
 use super::completion_class;
-use super::delayed::Later;
+use super::delayed::DelayedCommands;
 use super::info::NamespaceInfo;
 use super::plan::{NamespaceCapabilities, NvmeCommandKind, NvmePlan, RANGE_LEN};
-use super::prove::{self, Proving};
 use super::transport::{Commands, NvmeRequest, TransferProgress};
 use super::{DEPTH, Names, NvmeRefused};
 use crate::io_queue::{self, CommandSet, CompletionClass, DataTransfer, Zeroes, memory};
@@ -33,14 +33,14 @@ pub(crate) struct RemoteNamespace {
     connecting: Connecting,
     names: Names,
     credentials: Option<HostCredentials>,
-    terms: NamespaceCapabilities,
+    capabilities: NamespaceCapabilities,
     pub(super) rank: PathRank,
-    pub(super) failing: Failing,
+    pub(super) failing: PathFailures,
     zeroes: Zeroes,
     /// The most commands under way.
-    most_commands: usize,
+    max_commands_in_flight: usize,
     /// Commands to send again in a while.
-    later: Later,
+    later: DelayedCommands,
     /// How long each CRD of a status is; zero: the controller does not use it.
     retry_delays: [Duration; 3],
     /// When the latest call came.
@@ -53,7 +53,7 @@ enum Connecting {
     Due(u16, u16, Box<SgList>),
     Sent,
     /// We are to prove who we are; whether a command for that is under way.
-    Proving(Box<Proving>, bool),
+    Authenticating(Box<QueueAuthentication>, bool),
     Connected,
     Refused(NvmeRefused),
 }
@@ -75,13 +75,13 @@ impl NamespaceQueue {
             connecting: Connecting::Due(qid, entries, Box::new(data)),
             names,
             credentials,
-            terms: NamespaceCapabilities::new(namespace),
+            capabilities: NamespaceCapabilities::new(namespace),
             rank: PathRank::Best,
-            failing: Failing::default(),
+            failing: PathFailures::default(),
             zeroes: Zeroes::default(),
             // A full ring of so many entries has one free.
-            most_commands: usize::from(entries).clamp(2, DEPTH).saturating_sub(1),
-            later: Later::default(),
+            max_commands_in_flight: usize::from(entries).clamp(2, DEPTH).saturating_sub(1),
+            later: DelayedCommands::default(),
             retry_delays: [Duration::ZERO; 3],
             now,
         };
@@ -155,7 +155,7 @@ impl NamespaceQueue {
         if !self.is_connected() {
             return self.connect();
         }
-        if self.commands.len() >= self.set.most_commands { None } else { self.next_of_jobs() }
+        if self.commands.len() >= self.set.max_commands_in_flight { None } else { self.next_of_jobs() }
     }
 
     /// Connect, and what proves who we are.
@@ -167,9 +167,9 @@ impl NamespaceQueue {
                 self.set.connecting = Connecting::Sent;
                 (question.0, question.1, data)
             }
-            Connecting::Proving(proving, is_asked @ false) => {
+            Connecting::Authenticating(authentication, is_asked @ false) => {
                 *is_asked = true;
-                proving.question()?
+                authentication.question()?
             }
             _ => return None,
         };
@@ -212,24 +212,27 @@ impl NamespaceQueue {
     fn on_connecting(&mut self, key: SlotKey, cqe: &Cqe) {
         let Some(command) = self.commands.remove(key) else { return };
         let next = match &mut self.set.connecting {
-            Connecting::Proving(proving, is_asked) => {
+            Connecting::Authenticating(authentication, is_asked) => {
                 let is_whole = command.transport.is_whole(command.transfer) && !command.transport.is_corrupt;
                 let data = match (command.transfer, &command.payload) {
                     (DataTransfer::In(_), Some(payload)) if is_whole => payload.to_vec(),
                     _ => Vec::new(),
                 };
                 *is_asked = false;
-                proving.on_answer(cqe, &data).map(|is_done| is_done.then_some(Connecting::Connected))
+                authentication.on_answer(cqe, &data).map(|is_done| is_done.then_some(Connecting::Connected))
             }
             _ if !cqe.status.is_success() => Err(NvmeRefused::Connect(cqe.status)),
             _ => {
-                let asked =
-                    prove::asked_for(cqe.result.get(), self.set.credentials.as_ref(), &self.set.names);
-                let connecting = |proving: Option<Box<_>>| match proving {
-                    Some(proving) => Connecting::Proving(proving, false),
+                let asked = authenticate::required_authentication(
+                    cqe.result.get(),
+                    self.set.credentials.as_ref(),
+                    &self.set.names,
+                );
+                let connecting = |authentication: Option<Box<_>>| match authentication {
+                    Some(authentication) => Connecting::Authenticating(authentication, false),
                     None => Connecting::Connected,
                 };
-                asked.map(|proving| Some(connecting(proving)))
+                asked.map(|authentication| Some(connecting(authentication)))
             }
         };
         match next {
@@ -252,12 +255,12 @@ impl CommandSet for RemoteNamespace {
 
     #[inline]
     fn plan(&self, op: Op) -> NvmePlan {
-        self.terms.plan(op)
+        self.capabilities.plan(op)
     }
 
     #[inline]
     fn command(&self, piece: &NvmePiece) -> (Sqe, DataTransfer) {
-        self.terms.sqe(piece.kind, piece.offset, piece.len)
+        self.capabilities.sqe(piece.kind, piece.offset, piece.len)
     }
 
     #[inline]
@@ -266,7 +269,7 @@ impl CommandSet for RemoteNamespace {
             NvmeCommandKind::Zeroes { .. } => Some(self.zeroes.list(piece.len)),
             NvmeCommandKind::Deallocate => {
                 let list = memory(pool, RANGE_LEN);
-                let range = command::range(self.terms.blocks(piece.offset, piece.len));
+                let range = command::range(self.capabilities.blocks(piece.offset, piece.len));
                 list.copy_from(range.as_bytes());
                 Some(list)
             }
@@ -281,12 +284,12 @@ impl CommandSet for RemoteNamespace {
     fn do_otherwise(&mut self, piece: NvmePiece, job: &mut NvmeJob) -> Option<NvmePiece> {
         match (piece.kind, job.io.op) {
             (NvmeCommandKind::WriteZeroes { .. }, Op::WriteZeroes { only_fast: false, fua, .. }) => {
-                self.terms.write_zeroes = None;
-                job.go_back(piece.offset, self.terms.written_zeroes(fua));
+                self.capabilities.write_zeroes = None;
+                job.go_back(piece.offset, self.capabilities.written_zeroes(fua));
             }
             // What is no longer needed may stay.
             (NvmeCommandKind::Deallocate, _) => {
-                self.terms.deallocate = None;
+                self.capabilities.deallocate = None;
                 job.issued = job.io.len;
             }
             _ => job.fail(IoError::Unsupported),

@@ -1,7 +1,7 @@
 //! A controller that says no, properly, or that we do not want: not a breach of the protocol, and
 //! one line for the user.
 
-use crate::nvme::auth::Unproved;
+use crate::nvme::auth::AuthFailure;
 use blockmux_wire::nvme::status::{ConnectStatus, NvmeStatus, StatusField};
 
 /// Why a session ended without what was asked for, although nobody broke the protocol.
@@ -15,7 +15,7 @@ pub enum NvmeRefused {
     Authentication,
     /// It did not believe us, or we did not believe it.
     #[error("{0}")]
-    Proof(Unproved),
+    AuthFailed(AuthFailure),
     /// A command that is needed to begin failed.
     #[error("controller failed {what}: {}", said(*.status))]
     Command {
@@ -60,7 +60,7 @@ pub enum NvmeRefused {
     },
     /// Its discovery log was another each time that it was read.
     #[error("controller's discovery log changes all the time; try again later")]
-    Restless,
+    UnstableDiscoveryLog,
     /// It has no I/O queues.
     #[error("controller gives out no I/O queue")]
     NoQueues,
@@ -83,9 +83,9 @@ impl NvmeRefused {
             // Who comes again looks closer.
             | NvmeRefused::Replaced(_)
             | NvmeRefused::NoQueues
-            | NvmeRefused::Restless => true,
+            | NvmeRefused::UnstableDiscoveryLog => true,
             NvmeRefused::Authentication
-            | NvmeRefused::Proof(_)
+            | NvmeRefused::AuthFailed(_)
             | NvmeRefused::Format { .. }
             | NvmeRefused::AnotherNamespace { .. } => false,
         }
@@ -127,8 +127,8 @@ mod tests {
     fn a_controller_that_was_just_started_may_take_us_later() {
         let not_there = ConnectStatus::CONNECT_INVALID_PARAMETERS.into();
         assert!(NvmeRefused::Connect(StatusField::final_one(not_there)).may_pass());
-        assert!(NvmeRefused::NoNamespace(1).may_pass() && NvmeRefused::Restless.may_pass());
+        assert!(NvmeRefused::NoNamespace(1).may_pass() && NvmeRefused::UnstableDiscoveryLog.may_pass());
         assert!(!NvmeRefused::Authentication.may_pass());
-        assert!(!NvmeRefused::Proof(Unproved::Impostor).may_pass());
+        assert!(!NvmeRefused::AuthFailed(AuthFailure::WrongControllerResponse).may_pass());
     }
 }

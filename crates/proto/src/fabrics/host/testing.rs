@@ -37,7 +37,7 @@ pub(crate) fn controller() -> ControllerInfo {
 }
 
 /// A controller that answers the commands of an admin queue by itself.
-pub(crate) struct Subsystem {
+pub(crate) struct ScriptedSubsystem {
     pub(crate) blocks: u64,
     pub(crate) lbads: u8,
     pub(crate) metadata: u16,
@@ -66,9 +66,9 @@ pub(crate) struct Subsystem {
 /// How long a change of an ANA state takes at most, in seconds.
 pub(crate) const ANATT_S: u8 = 20;
 
-impl Default for Subsystem {
-    fn default() -> Subsystem {
-        Subsystem {
+impl Default for ScriptedSubsystem {
+    fn default() -> ScriptedSubsystem {
+        ScriptedSubsystem {
             blocks: 1000,
             lbads: 12,
             metadata: 0,
@@ -88,7 +88,7 @@ impl Default for Subsystem {
     }
 }
 
-impl Subsystem {
+impl ScriptedSubsystem {
     /// What an answer has: data, status, result.
     pub(crate) fn answer(&mut self, sqe: &Sqe) -> (Vec<u8>, StatusField, u64) {
         let good = StatusField::default();

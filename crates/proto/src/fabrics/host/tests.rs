@@ -21,7 +21,7 @@ use zerocopy::FromZeros;
 
 /// A transport that keeps the commands that are to be sent, with their data.
 #[derive(Default)]
-struct Loopback {
+struct LoopbackHostTransport {
     /// The most data that goes with a command, in bytes.
     in_capsule: u32,
     sent: Vec<SentCommand>,
@@ -34,11 +34,14 @@ struct SentCommand {
     data: Vec<u8>,
 }
 
-impl HostTransport for Loopback {
+impl HostTransport for LoopbackHostTransport {
     type Options = ();
 
-    fn new((): (), in_capsule: Option<u32>, _pool: Pool) -> Loopback {
-        Loopback { in_capsule: in_capsule.unwrap_or(u32::MAX), ..Loopback::default() }
+    fn new((): (), in_capsule: Option<u32>, _pool: Pool) -> LoopbackHostTransport {
+        LoopbackHostTransport {
+            in_capsule: in_capsule.unwrap_or(u32::MAX),
+            ..LoopbackHostTransport::default()
+        }
     }
 
     fn begin(&mut self) {}
@@ -84,8 +87,8 @@ impl SentCommand {
     }
 }
 
-/// A session over [`Loopback`]: bytes mean nothing to it.
-trait Looped: StreamSession {
+/// A session over [`LoopbackHostTransport`]: bytes mean nothing to it.
+trait LoopbackSession: StreamSession {
     fn sent(&mut self) -> Vec<SentCommand>;
 
     /// A command gets data and ends, or one of both.
@@ -118,7 +121,7 @@ fn deliver(
 
 macro_rules! looped {
     ($session:ty, $commands:ident) => {
-        impl Looped for $session {
+        impl LoopbackSession for $session {
             fn sent(&mut self) -> Vec<SentCommand> {
                 std::mem::take(&mut self.transport.sent)
             }
@@ -153,47 +156,47 @@ macro_rules! looped {
     };
 }
 
-type Queues = HostQueues<Loopback>;
-type AdminSession = HostAdmin<Loopback>;
+type Queues = HostQueues<LoopbackHostTransport>;
+type AdminSession = HostAdmin<LoopbackHostTransport>;
 
-looped!(HostQueue<Loopback>, queue);
+looped!(HostQueue<LoopbackHostTransport>, queue);
 looped!(AdminSession, admin);
 
 /// I/O queues, their driver, and the controller by hand.
-struct Client {
+struct TestQueues {
     driver: Driver<Queues>,
 }
 
-impl Client {
+impl TestQueues {
     /// Connect is out.
-    fn fresh(namespace: NamespaceInfo, entries: u16) -> Client {
-        Client::fresh_of(controller(), namespace, entries)
+    fn fresh(namespace: NamespaceInfo, entries: u16) -> TestQueues {
+        TestQueues::fresh_of(controller(), namespace, entries)
     }
 
-    fn fresh_of(controller: ControllerInfo, namespace: NamespaceInfo, entries: u16) -> Client {
+    fn fresh_of(controller: ControllerInfo, namespace: NamespaceInfo, entries: u16) -> TestQueues {
         let config =
             QueueConfig { names: names(), credentials: None, controller, namespace, queues: 1, entries };
         let mut session = Queues::new(config, (), Pool::new(64 << 20), Instant::now());
         session.queue(0).receive(Instant::now(), |_, _| Ok(())).unwrap();
-        Client { driver: Driver::of(session, usize::MAX) }
+        TestQueues { driver: Driver::of(session, usize::MAX) }
     }
 
     /// Connected.
-    fn with(namespace: NamespaceInfo, entries: u16) -> Client {
-        Client::of(controller(), namespace, entries)
+    fn with(namespace: NamespaceInfo, entries: u16) -> TestQueues {
+        TestQueues::of(controller(), namespace, entries)
     }
 
     /// Connected to a queue of this controller.
-    fn of(controller: ControllerInfo, namespace: NamespaceInfo, entries: u16) -> Client {
-        let mut client = Client::fresh_of(controller, namespace, entries);
+    fn of(controller: ControllerInfo, namespace: NamespaceInfo, entries: u16) -> TestQueues {
+        let mut client = TestQueues::fresh_of(controller, namespace, entries);
         let connect = client.command();
         assert_eq!(connect.data.len(), 1024);
         client.complete(connect.cid(), StatusField::default(), 5);
         client
     }
 
-    fn ready() -> Client {
-        Client::with(namespace(), 128)
+    fn ready() -> TestQueues {
+        TestQueues::with(namespace(), 128)
     }
 
     fn sent(&mut self) -> Vec<SentCommand> {
@@ -225,7 +228,7 @@ impl Client {
 }
 
 /// Runs an admin queue against a controller until nothing more is asked; all opcodes that were.
-fn bring_up(driver: &mut Driver<AdminSession>, subsystem: &mut Subsystem) -> Vec<u8> {
+fn bring_up(driver: &mut Driver<AdminSession>, subsystem: &mut ScriptedSubsystem) -> Vec<u8> {
     let mut opcodes = Vec::new();
     driver.session.receive(driver.session.admin.now(), |_, _| Ok(())).unwrap();
     loop {

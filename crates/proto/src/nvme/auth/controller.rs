@@ -1,7 +1,8 @@
 //! A controller's side of one queue's authentication.
 
 use super::{
-    AuthDirection, AuthNames, DhGroup, Hash, HostSecrets, MAX_MESSAGE, Proof, Random, head, is_same,
+    AuthDirection, AuthNames, ChallengeGenerator, DhGroup, Hash, HostSecrets, MAX_MESSAGE, ResponseInput,
+    head, is_same,
 };
 use crate::nvme::auth::psk::InputPsk;
 use blockmux_wire::nvmeof::auth::*;
@@ -12,7 +13,7 @@ use zerocopy::{FromBytes, IntoBytes};
 pub struct Authenticator {
     secrets: Arc<HostSecrets>,
     names: AuthNames,
-    random: Random,
+    random: ChallengeGenerator,
     t_id: u16,
     state: ControllerAuthState,
     /// The SC_C that a host may ask for, beside none.
@@ -28,9 +29,9 @@ enum ControllerAuthState {
     /// The host's AUTH_Negotiate.
     Negotiate,
     /// Our challenge.
-    Challenge(AuthTerms),
+    Challenge(NegotiatedAuth),
     /// The host's reply.
-    Reply(AuthTerms),
+    Reply(NegotiatedAuth),
     /// Our Success1, with the response to the host's challenge if there was one.
     Success1(Hash, Option<Vec<u8>>),
     /// The host's Success2.
@@ -43,7 +44,7 @@ enum ControllerAuthState {
 
 /// What the sides have agreed on, and this side's share of it.
 #[derive(Clone)]
-struct AuthTerms {
+struct NegotiatedAuth {
     hash: Hash,
     group: DhGroup,
     challenge: Vec<u8>,
@@ -59,7 +60,7 @@ impl Authenticator {
         Authenticator {
             secrets,
             names: AuthNames { host: host.to_owned(), subsystem: subsystem.to_owned() },
-            random: Random::new(seed),
+            random: ChallengeGenerator::new(seed),
             t_id: 0,
             state: ControllerAuthState::Negotiate,
             secure_channel: SC_C_NONE,
@@ -164,7 +165,7 @@ impl Authenticator {
     }
 
     /// Chooses among what the host can.
-    fn negotiate(&mut self, message: &[u8]) -> Result<AuthTerms, Explanation> {
+    fn negotiate(&mut self, message: &[u8]) -> Result<NegotiatedAuth, Explanation> {
         let wrong = Explanation::INCORRECT_PAYLOAD;
         let (negotiate, rest) = Negotiate::read_from_prefix(message).map_err(|_| wrong)?;
         let sc_c = negotiate.sc_c;
@@ -195,7 +196,7 @@ impl Authenticator {
         let group = DhGroup::ALL.into_iter().find(is_usable).ok_or(Explanation::DH_GROUP_NOT_USABLE)?;
         let mut challenge = self.random.block().to_vec();
         challenge.truncate(hash.len());
-        Ok(AuthTerms {
+        Ok(NegotiatedAuth {
             hash,
             group,
             challenge,
@@ -206,10 +207,10 @@ impl Authenticator {
     }
 
     /// Looks at the host's response, and makes one of our own if it wants one.
-    fn reply(&mut self, terms: &AuthTerms, message: &[u8]) -> Result<ControllerAuthState, Explanation> {
+    fn reply(&mut self, terms: &NegotiatedAuth, message: &[u8]) -> Result<ControllerAuthState, Explanation> {
         let wrong = Explanation::INCORRECT_PAYLOAD;
         let (reply, rest) = Reply::read_from_prefix(message).map_err(|_| wrong)?;
-        let AuthTerms { hash, group, challenge, seqnum, private, sc_c } = terms;
+        let NegotiatedAuth { hash, group, challenge, seqnum, private, sc_c } = terms;
         let hl = hash.len();
         if usize::from(reply.hl) != hl || usize::from(reply.dhvlen.get()) != group.len() || reply.cvalid > 1 {
             return Err(wrong);
@@ -223,8 +224,14 @@ impl Authenticator {
             }
         };
         let t_id = self.t_id;
-        let proof =
-            Proof { hash: *hash, challenge, seqnum: *seqnum, t_id, session_key: key.as_deref(), sc_c: *sc_c };
+        let proof = ResponseInput {
+            hash: *hash,
+            challenge,
+            seqnum: *seqnum,
+            t_id,
+            session_key: key.as_deref(),
+            sc_c: *sc_c,
+        };
         let expected = proof.response(AuthDirection::Host, &self.secrets.host, &self.names);
         if !is_same(response, &expected) {
             return Err(Explanation::AUTHENTICATION_FAILED);
@@ -243,12 +250,12 @@ impl Authenticator {
             return Ok(ControllerAuthState::Success1(*hash, None));
         }
         let secret = self.secrets.controller.as_ref().ok_or(Explanation::AUTHENTICATION_FAILED)?;
-        let proof = Proof { challenge: own_challenge, seqnum: reply.seqnum.get(), ..proof };
+        let proof = ResponseInput { challenge: own_challenge, seqnum: reply.seqnum.get(), ..proof };
         let response = proof.response(AuthDirection::Controller, secret, &self.names);
         Ok(ControllerAuthState::Success1(*hash, Some(response)))
     }
 
-    fn challenge(&self, terms: &AuthTerms) -> Vec<u8> {
+    fn challenge(&self, terms: &NegotiatedAuth) -> Vec<u8> {
         let public = terms.group.public(&terms.private);
         let message = Challenge {
             head: head(MessageType::DH_HMAC_CHAP.0, MessageId::CHALLENGE.0, self.t_id),
@@ -328,7 +335,7 @@ pub(crate) mod tests {
         let group = DhGroup::ALL.into_iter().find(|group| group.id().0 == told.dh_group_id).unwrap();
         let (c1, public) = rest.split_at(told.hl.into());
         let key = (group != DhGroup::Null).then(|| group.shared(public, &[3; 64]).unwrap());
-        let proof = Proof {
+        let proof = ResponseInput {
             hash,
             challenge: c1,
             seqnum: told.seqnum.get(),
@@ -359,7 +366,7 @@ pub(crate) mod tests {
     }
 
     /// Makes a reply a wrong one.
-    type Spoil = fn(&mut Vec<u8>);
+    type CorruptMessage = fn(&mut Vec<u8>);
 
     const SUCCESS_2: [u8; 16] = [1, 4, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
@@ -382,8 +389,14 @@ pub(crate) mod tests {
                     if asks {
                         let challenge = vec![0xc2; hash.len()];
                         let session_key = key.as_deref();
-                        let proof =
-                            Proof { hash, challenge: &challenge, seqnum: 99, t_id: 7, session_key, sc_c: 0 };
+                        let proof = ResponseInput {
+                            hash,
+                            challenge: &challenge,
+                            seqnum: 99,
+                            t_id: 7,
+                            session_key,
+                            sc_c: 0,
+                        };
                         let parties = AuthNames { host: "nqn.h".into(), subsystem: "nqn.s".into() };
                         let expected = proof.response(AuthDirection::Controller, &controller, &parties);
                         assert!(success[16..] == expected, "{hash:?} {group:?}");
@@ -519,7 +532,7 @@ pub(crate) mod tests {
         assert_eq!(explanation(&mut target), Explanation::AUTHENTICATION_FAILED);
         // An exponential of 0, a wrong length, a part, another transaction, and the wrong message.
         let right = |challenge: &[u8]| reply(challenge, &plain, (false, 0), "nqn.s").0;
-        let wrongs: [(Spoil, Explanation); 5] = [
+        let wrongs: [(CorruptMessage, Explanation); 5] = [
             (|reply| reply[16 + 64..].fill(0), Explanation::INCORRECT_PAYLOAD),
             (|reply| reply[6] = 48, Explanation::INCORRECT_PAYLOAD),
             (|reply| reply.truncate(100), Explanation::INCORRECT_PAYLOAD),
@@ -554,8 +567,8 @@ pub(crate) mod tests {
 
     #[test]
     fn every_queue_is_challenged_otherwise() {
-        let mut random = Random::new([1; 32]);
+        let mut random = ChallengeGenerator::new([1; 32]);
         assert_ne!(random.block(), random.block());
-        assert_ne!(Random::new([2; 32]).block(), Random::new([1; 32]).block());
+        assert_ne!(ChallengeGenerator::new([2; 32]).block(), ChallengeGenerator::new([1; 32]).block());
     }
 }

@@ -13,7 +13,8 @@
 //! without a secret of the controller's its number is 0, and nothing is to be proved with it.
 
 use super::{
-    AuthDirection, AuthNames, DhGroup, Hash, HostSecrets, MAX_MESSAGE, Proof, Random, head, is_same,
+    AuthDirection, AuthNames, ChallengeGenerator, DhGroup, Hash, HostSecrets, MAX_MESSAGE, ResponseInput,
+    head, is_same,
 };
 use crate::nvme::auth::psk::InputPsk;
 use crate::nvme::nqn::Nqn;
@@ -73,29 +74,29 @@ impl fmt::Debug for HostCredentials {
 
 /// Why authentication failed, as a host sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unproved {
+pub enum AuthFailure {
     /// The controller does not believe us, or cannot agree with us.
     #[error("controller turned us away in DH-HMAC-CHAP: {}", said(*.0))]
     Rejected(Explanation),
     /// Its own response is wrong.
     #[error("controller did not prove who it is")]
-    Impostor,
+    WrongControllerResponse,
     /// It is to prove who it is, and does not even ask who we are.
     #[error("controller is to prove who it is, and asks for no DH-HMAC-CHAP")]
-    NotAsked,
+    NotRequired,
     /// A key of TLS is to be made with it, and it does not ask who we are.
     #[error("controller asks for no DH-HMAC-CHAP, so that there is no key for a secure channel")]
-    NoChannel,
+    NoSecureChannel,
     /// It broke the rules of DH-HMAC-CHAP.
     #[error("controller {0}")]
-    Nonsense(&'static str),
+    ProtocolViolation(&'static str),
 }
 
 /// Proves who we are.
-pub struct Applicant {
+pub struct HostAuthenticator {
     credentials: HostCredentials,
     names: AuthNames,
-    random: Random,
+    random: ChallengeGenerator,
     t_id: u16,
     state: HostAuthState,
     /// The key of TLS that was made, valid once all is done.
@@ -103,13 +104,13 @@ pub struct Applicant {
 }
 
 /// What is due.
-pub enum AuthTurn<'a> {
+pub enum AuthStep<'a> {
     /// This message is to be sent.
     Send(&'a [u8]),
     /// The controller's next message is to be asked for, of at most [`MAX_MESSAGE`] bytes.
     Receive,
     /// Nothing more.
-    Over(Result<(), Unproved>),
+    Over(Result<(), AuthFailure>),
 }
 
 enum HostAuthState {
@@ -117,12 +118,12 @@ enum HostAuthState {
     Send(Vec<u8>, Box<HostAuthState>),
     Challenge,
     /// After the reply.
-    Success1(Answered),
-    Over(Result<(), Unproved>),
+    Success1(ExpectedResponse),
+    Over(Result<(), AuthFailure>),
 }
 
 /// What the controller's response is checked against.
-struct Answered {
+struct ExpectedResponse {
     hash: Hash,
     /// What it has to be; `None`: nothing was asked for.
     expected: Option<Vec<u8>>,
@@ -135,17 +136,17 @@ struct OwnChallenge {
 }
 
 /// What to tell the controller, and the user.
-type Wrong = (Explanation, Unproved);
+type AuthError = (Explanation, AuthFailure);
 
-impl Applicant {
+impl HostAuthenticator {
     /// For a host and a subsystem of those names.
     #[must_use]
-    pub fn new(credentials: HostCredentials, host: &Nqn, subsystem: &Nqn) -> Applicant {
-        let mut random = Random::new(credentials.seed);
+    pub fn new(credentials: HostCredentials, host: &Nqn, subsystem: &Nqn) -> HostAuthenticator {
+        let mut random = ChallengeGenerator::new(credentials.seed);
         let [a, b, ..] = random.block();
         let t_id = u16::from_le_bytes([a, b]);
         let negotiate = negotiate(&credentials, t_id);
-        Applicant {
+        HostAuthenticator {
             credentials,
             names: AuthNames { host: host.as_str().to_owned(), subsystem: subsystem.as_str().to_owned() },
             random,
@@ -163,17 +164,17 @@ impl Applicant {
 
     /// What is due. Asking changes nothing.
     #[must_use]
-    pub fn turn(&self) -> AuthTurn<'_> {
+    pub fn turn(&self) -> AuthStep<'_> {
         match &self.state {
-            HostAuthState::Send(message, _) => AuthTurn::Send(message),
-            HostAuthState::Challenge | HostAuthState::Success1(_) => AuthTurn::Receive,
-            HostAuthState::Over(outcome) => AuthTurn::Over(*outcome),
+            HostAuthState::Send(message, _) => AuthStep::Send(message),
+            HostAuthState::Challenge | HostAuthState::Success1(_) => AuthStep::Receive,
+            HostAuthState::Over(outcome) => AuthStep::Over(*outcome),
         }
     }
 
     /// Why it has failed, also while the controller is still to be told so.
     #[must_use]
-    pub fn failure(&self) -> Option<Unproved> {
+    pub fn failure(&self) -> Option<AuthFailure> {
         let state = match &self.state {
             HostAuthState::Send(_, next) => &**next,
             state => state,
@@ -200,13 +201,13 @@ impl Applicant {
         });
     }
 
-    fn take(&mut self, message: &[u8]) -> Result<HostAuthState, Wrong> {
+    fn take(&mut self, message: &[u8]) -> Result<HostAuthState, AuthError> {
         let (begin, _) = Head::read_from_prefix(message).map_err(|_| payload("sent a message cut off"))?;
         let is_common = MessageType(begin.auth_type) == MessageType::COMMON;
         if is_common && MessageId(begin.auth_id) == MessageId::FAILURE1 {
             let (failure, _) =
                 Failure::read_from_prefix(message).map_err(|_| payload("sent half a failure"))?;
-            return Ok(HostAuthState::Over(Err(Unproved::Rejected(Explanation(failure.explanation)))));
+            return Ok(HostAuthState::Over(Err(AuthFailure::Rejected(Explanation(failure.explanation)))));
         }
         if begin.t_id.get() != self.t_id {
             return Err(out_of_turn("sent a message of another transaction"));
@@ -221,18 +222,18 @@ impl Applicant {
     }
 
     /// Makes a reply to a challenge.
-    fn answer(&mut self, message: &[u8]) -> Result<HostAuthState, Wrong> {
+    fn answer(&mut self, message: &[u8]) -> Result<HostAuthState, AuthError> {
         let cut = || payload("sent a challenge that is cut off");
         let (told, rest) = Challenge::read_from_prefix(message).map_err(|_| cut())?;
         let secrets = self.credentials.secrets.clone();
         let sc_c = self.credentials.sc_c();
         let hash = hashes(&self.credentials).find(|hash| hash.id().0 == told.hash_id).ok_or((
             Explanation::HASH_NOT_USABLE,
-            Unproved::Nonsense("chose a hash function that it was not offered"),
+            AuthFailure::ProtocolViolation("chose a hash function that it was not offered"),
         ))?;
         let group = groups(&self.credentials).find(|group| group.id().0 == told.dh_group_id).ok_or((
             Explanation::DH_GROUP_NOT_USABLE,
-            Unproved::Nonsense("chose a group that it was not offered"),
+            AuthFailure::ProtocolViolation("chose a group that it was not offered"),
         ))?;
         let (hl, dhvlen) = (usize::from(told.hl), usize::from(told.dhvlen.get()));
         if hl != hash.len() || dhvlen != group.len() {
@@ -249,13 +250,19 @@ impl Applicant {
             }
         };
         let seqnum = told.seqnum.get();
-        let proof =
-            Proof { hash, challenge, seqnum, t_id: self.t_id, sc_c, session_key: session_key.as_deref() };
+        let proof = ResponseInput {
+            hash,
+            challenge,
+            seqnum,
+            t_id: self.t_id,
+            sc_c,
+            session_key: session_key.as_deref(),
+        };
         let response = proof.response(AuthDirection::Host, &secrets.host, &self.names);
         let own = self.own_challenge(hl);
         let mut expected = None;
         if let Some(secret) = &secrets.controller {
-            let proof = Proof { challenge: &own.bytes, seqnum: own.seqnum, ..proof };
+            let proof = ResponseInput { challenge: &own.bytes, seqnum: own.seqnum, ..proof };
             expected = Some(proof.response(AuthDirection::Controller, secret, &self.names));
         }
         if let (SC_C_NEW_TLS_PSK, Some(key)) = (sc_c, &session_key) {
@@ -271,7 +278,7 @@ impl Applicant {
             ..Reply::new_zeroed()
         };
         let reply = [reply.as_bytes(), &response, &own.bytes, &group.public(&private)].concat();
-        Ok(HostAuthState::Send(reply, Box::new(HostAuthState::Success1(Answered { hash, expected }))))
+        Ok(HostAuthState::Send(reply, Box::new(HostAuthState::Success1(ExpectedResponse { hash, expected }))))
     }
 
     /// Our own challenge of that length: zeroes where nothing is asked for.
@@ -288,7 +295,7 @@ impl Applicant {
     }
 
     /// Looks at the controller's response, if it was asked for one.
-    fn believe(&self, answered: &Answered, message: &[u8]) -> Result<HostAuthState, Wrong> {
+    fn believe(&self, answered: &ExpectedResponse, message: &[u8]) -> Result<HostAuthState, AuthError> {
         let cut = || payload("sent a success that is cut off");
         let (told, rest) = Success1::read_from_prefix(message).map_err(|_| cut())?;
         if usize::from(told.hl) != answered.hash.len() {
@@ -297,7 +304,7 @@ impl Applicant {
         let Some(expected) = &answered.expected else { return Ok(HostAuthState::Over(Ok(()))) };
         let response = rest.get(..expected.len()).ok_or_else(cut)?;
         if told.rvalid != 1 || !is_same(response, expected) {
-            return Err((Explanation::AUTHENTICATION_FAILED, Unproved::Impostor));
+            return Err((Explanation::AUTHENTICATION_FAILED, AuthFailure::WrongControllerResponse));
         }
         let mut success =
             head(MessageType::DH_HMAC_CHAP.0, MessageId::SUCCESS2.0, self.t_id).as_bytes().to_vec();
@@ -338,12 +345,12 @@ fn groups(credentials: &HostCredentials) -> impl Iterator<Item = DhGroup> + use<
     all.filter(move |group| is_usable(group) && only.is_none_or(|only| only == *group))
 }
 
-fn payload(what: &'static str) -> Wrong {
-    (Explanation::INCORRECT_PAYLOAD, Unproved::Nonsense(what))
+fn payload(what: &'static str) -> AuthError {
+    (Explanation::INCORRECT_PAYLOAD, AuthFailure::ProtocolViolation(what))
 }
 
-fn out_of_turn(what: &'static str) -> Wrong {
-    (Explanation::INCORRECT_MESSAGE, Unproved::Nonsense(what))
+fn out_of_turn(what: &'static str) -> AuthError {
+    (Explanation::INCORRECT_MESSAGE, AuthFailure::ProtocolViolation(what))
 }
 
 fn said(explanation: Explanation) -> String {
@@ -366,47 +373,47 @@ mod tests {
         Nqn::new(name).unwrap()
     }
 
-    fn applicant(secrets: HostSecrets) -> Applicant {
+    fn applicant(secrets: HostSecrets) -> HostAuthenticator {
         applicant_for(secrets, Concatenation::None)
     }
 
-    fn applicant_for(secrets: HostSecrets, concatenation: Concatenation) -> Applicant {
+    fn applicant_for(secrets: HostSecrets, concatenation: Concatenation) -> HostAuthenticator {
         let credentials = HostCredentials { secrets: Arc::new(secrets), seed: [9; 32], concatenation };
-        Applicant::new(credentials, &nqn("nqn.h"), &nqn("nqn.s"))
+        HostAuthenticator::new(credentials, &nqn("nqn.h"), &nqn("nqn.s"))
     }
 
     fn controller(secrets: HostSecrets) -> Authenticator {
         Authenticator::new(Arc::new(secrets), "nqn.h", "nqn.s", [5; 32])
     }
 
-    fn due(host: &Applicant) -> Vec<u8> {
+    fn due(host: &HostAuthenticator) -> Vec<u8> {
         match host.turn() {
-            AuthTurn::Send(message) => message.to_vec(),
+            AuthStep::Send(message) => message.to_vec(),
             _ => panic!("nothing is to be sent"),
         }
     }
 
     /// Lets both talk until the host is done.
-    fn talk(host: &mut Applicant, target: &mut Authenticator) -> Result<(), Unproved> {
+    fn talk(host: &mut HostAuthenticator, target: &mut Authenticator) -> Result<(), AuthFailure> {
         for _ in 0..8 {
             match host.turn() {
-                AuthTurn::Send(message) => {
+                AuthStep::Send(message) => {
                     target.on_message(message);
                     host.on_sent();
                 }
-                AuthTurn::Receive => {
+                AuthStep::Receive => {
                     let mut message = target.message(MAX_MESSAGE).unwrap();
                     message.resize(MAX_MESSAGE, 0);
                     host.on_message(&message);
                 }
-                AuthTurn::Over(outcome) => return outcome,
+                AuthStep::Over(outcome) => return outcome,
             }
         }
         panic!("it goes on and on");
     }
 
     /// A host that was challenged by a controller, and has not looked yet.
-    fn challenged(asks: bool) -> (Applicant, Authenticator, Vec<u8>) {
+    fn challenged(asks: bool) -> (HostAuthenticator, Authenticator, Vec<u8>) {
         let group = Some(DhGroup::Ffdhe2048);
         let controller_secret = secrets(None, group).controller.filter(|_| asks);
         let mut host = applicant(HostSecrets { controller: controller_secret, ..secrets(None, group) });
@@ -478,13 +485,13 @@ mod tests {
         assert_eq!(message, expected);
         // A controller that makes none says so, and one that is an impostor gets none.
         let both = secrets(None, Some(DhGroup::Ffdhe2048));
-        let mismatch = Unproved::Rejected(Explanation::SECURE_CHANNEL_CONCATENATION_MISMATCH);
+        let mismatch = AuthFailure::Rejected(Explanation::SECURE_CHANNEL_CONCATENATION_MISMATCH);
         let mut host = applicant_for(both.clone(), Concatenation::Due);
         assert_eq!(talk(&mut host, &mut controller(both.clone())), Err(mismatch));
         let impostor = HostSecrets { controller: Some(both.host.clone()), ..both.clone() };
         let mut host = applicant_for(both, Concatenation::Due);
         let mut target = controller(impostor).with_secure_channel(SC_C_NEW_TLS_PSK);
-        assert_eq!(talk(&mut host, &mut target), Err(Unproved::Impostor));
+        assert_eq!(talk(&mut host, &mut target), Err(AuthFailure::WrongControllerResponse));
         assert!(host.generated().is_none() && target.take_generated().is_none());
     }
 
@@ -494,25 +501,25 @@ mod tests {
         let right = secrets(None, group);
         let other = right.controller.clone().unwrap();
         let mut host = applicant(HostSecrets { host: other, ..right.clone() });
-        let failed = Unproved::Rejected(Explanation::AUTHENTICATION_FAILED);
+        let failed = AuthFailure::Rejected(Explanation::AUTHENTICATION_FAILED);
         assert_eq!(talk(&mut host, &mut controller(right.clone())), Err(failed));
         assert_eq!(failed.to_string(), "controller turned us away in DH-HMAC-CHAP: authentication failed");
         let impostor = HostSecrets { controller: Some(right.host.clone()), ..right.clone() };
         let mut target = controller(impostor);
-        assert_eq!(talk(&mut applicant(right), &mut target), Err(Unproved::Impostor));
+        assert_eq!(talk(&mut applicant(right), &mut target), Err(AuthFailure::WrongControllerResponse));
         assert!(target.has_failed() && !target.is_done());
         let narrow = |hash| secrets(Some(hash), group);
-        let unusable = Err(Unproved::Rejected(Explanation::HASH_NOT_USABLE));
+        let unusable = Err(AuthFailure::Rejected(Explanation::HASH_NOT_USABLE));
         let mut host = applicant(narrow(Hash::Sha256));
         assert_eq!(talk(&mut host, &mut controller(narrow(Hash::Sha384))), unusable);
     }
 
     /// Makes a message a wrong one.
-    type Spoil = fn(&mut Vec<u8>);
+    type CorruptMessage = fn(&mut Vec<u8>);
 
     #[test]
     fn a_challenge_that_makes_no_sense_is_answered_with_a_failure() {
-        let wrongs: [(Spoil, Explanation); 9] = [
+        let wrongs: [(CorruptMessage, Explanation); 9] = [
             (|message| message.truncate(5), Explanation::INCORRECT_PAYLOAD),
             (|message| message.truncate(100), Explanation::INCORRECT_PAYLOAD),
             (|message| message[4] ^= 1, Explanation::INCORRECT_MESSAGE),
@@ -530,13 +537,13 @@ mod tests {
             let failure = Failure::read_from_bytes(&due(&host)).unwrap();
             assert_eq!((failure.head.auth_id, failure.explanation), (0xf0, said.0), "{nth}");
             host.on_sent();
-            assert!(matches!(host.turn(), AuthTurn::Over(Err(Unproved::Nonsense(_)))), "{nth}");
+            assert!(matches!(host.turn(), AuthStep::Over(Err(AuthFailure::ProtocolViolation(_)))), "{nth}");
         }
     }
 
     #[test]
     fn a_controller_that_is_to_prove_itself_cannot_get_around_it() {
-        let wrongs: [(Spoil, bool); 4] = [
+        let wrongs: [(CorruptMessage, bool); 4] = [
             (|message| message[8] = 0, true),
             (|message| message[16] ^= 1, true),
             (|message| message[6] = 32, false),
@@ -552,8 +559,8 @@ mod tests {
             host.on_message(&success);
             target.on_message(&due(&host));
             host.on_sent();
-            let AuthTurn::Over(Err(unproved)) = host.turn() else { panic!("it is believed") };
-            assert_eq!(unproved == Unproved::Impostor, is_impostor);
+            let AuthStep::Over(Err(unproved)) = host.turn() else { panic!("it is believed") };
+            assert_eq!(unproved == AuthFailure::WrongControllerResponse, is_impostor);
             assert!(!target.is_done());
         }
     }

@@ -26,13 +26,13 @@ pub mod controller;
 mod group;
 mod hash;
 pub mod host;
-mod printed;
+mod interchange;
 pub mod psk;
 mod secret;
 
 pub use group::DhGroup;
 pub use hash::Hash;
-pub use host::{Concatenation, HostCredentials, Unproved};
+pub use host::{AuthFailure, Concatenation, HostCredentials};
 pub use secret::{DhChapSecret, SecretError};
 
 use blockmux_wire::nvmeof::auth::Head;
@@ -66,7 +66,7 @@ struct AuthNames {
 }
 
 /// Everything that a response is made of.
-struct Proof<'a> {
+struct ResponseInput<'a> {
     hash: Hash,
     /// C1 or C2, as it was sent.
     challenge: &'a [u8],
@@ -79,7 +79,7 @@ struct Proof<'a> {
     sc_c: u8,
 }
 
-impl Proof<'_> {
+impl ResponseInput<'_> {
     /// The response to a challenge.
     fn response(&self, prover: AuthDirection, secret: &DhChapSecret, parties: &AuthNames) -> Vec<u8> {
         let (role, first, second) = match prover {
@@ -106,14 +106,14 @@ impl Proof<'_> {
 }
 
 /// Random bytes from a seed that nobody else knows.
-struct Random {
+struct ChallengeGenerator {
     seed: [u8; 32],
     taken: u64,
 }
 
-impl Random {
-    fn new(seed: [u8; 32]) -> Random {
-        Random { seed, taken: 0 }
+impl ChallengeGenerator {
+    fn new(seed: [u8; 32]) -> ChallengeGenerator {
+        ChallengeGenerator { seed, taken: 0 }
     }
 
     fn block(&mut self) -> [u8; 64] {

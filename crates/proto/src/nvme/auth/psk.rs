@@ -16,7 +16,7 @@
 //! they print, and not on what becomes of it.
 
 use super::Hash;
-use super::printed::{self, Flaw};
+use super::interchange::{self, InterchangeError};
 use crate::nvme::nqn::Nqn;
 use data_encoding::BASE64;
 use std::fmt;
@@ -96,7 +96,7 @@ impl ConfiguredPsk {
     /// # Errors
     /// If it is none.
     pub fn parse(text: &str) -> Result<ConfiguredPsk, PskError> {
-        let (transform, bytes) = printed::parse(text, "NVMeTLSkey-1")?;
+        let (transform, bytes) = interchange::parse(text, "NVMeTLSkey-1")?;
         // There is no cipher suite with SHA-512.
         let hash = PskHash::of_len(bytes.len()).ok_or(PskError::Length)?;
         let transform = transform.map(|_| hash);
@@ -219,12 +219,12 @@ pub enum PskError {
     Sum,
 }
 
-impl From<Flaw> for PskError {
-    fn from(flaw: Flaw) -> PskError {
+impl From<InterchangeError> for PskError {
+    fn from(flaw: InterchangeError) -> PskError {
         match flaw {
-            Flaw::Format => PskError::Format,
-            Flaw::Length => PskError::Length,
-            Flaw::Sum => PskError::Sum,
+            InterchangeError::Format => PskError::Format,
+            InterchangeError::Length => PskError::Length,
+            InterchangeError::Sum => PskError::Sum,
         }
     }
 }

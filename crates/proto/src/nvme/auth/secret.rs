@@ -2,7 +2,7 @@
 //! secret itself is the key.
 
 use super::Hash;
-use super::printed::{self, Flaw};
+use super::interchange::{self, InterchangeError};
 use std::fmt;
 use zeroize::Zeroizing;
 
@@ -33,7 +33,7 @@ impl DhChapSecret {
     /// # Errors
     /// If it is none.
     pub fn parse(text: &str) -> Result<DhChapSecret, SecretError> {
-        let (hash, bytes) = printed::parse(text, "DHHC-1")?;
+        let (hash, bytes) = interchange::parse(text, "DHHC-1")?;
         Ok(DhChapSecret { bytes: Zeroizing::new(bytes), hash })
     }
 
@@ -52,12 +52,12 @@ impl fmt::Debug for DhChapSecret {
     }
 }
 
-impl From<Flaw> for SecretError {
-    fn from(flaw: Flaw) -> SecretError {
+impl From<InterchangeError> for SecretError {
+    fn from(flaw: InterchangeError) -> SecretError {
         match flaw {
-            Flaw::Format => SecretError::Format,
-            Flaw::Length => SecretError::Length,
-            Flaw::Sum => SecretError::Sum,
+            InterchangeError::Format => SecretError::Format,
+            InterchangeError::Length => SecretError::Length,
+            InterchangeError::Sum => SecretError::Sum,
         }
     }
 }

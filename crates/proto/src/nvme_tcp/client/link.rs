@@ -2,7 +2,7 @@
 //! It is the transport of one queue.
 
 use super::Digests;
-use super::pdu::{self, Fault, Header};
+use super::pdu::{self, ControllerViolation, PduHeader};
 use crate::fabrics::host::{Commands, HostTransport, NvmeRequest};
 use crate::outbox::Outbox;
 use crate::session::{Demand, ProtocolError};
@@ -16,20 +16,20 @@ use blockmux_wire::nvmeof::tcp::{
 use zerocopy::{FromBytes, FromZeros, IntoBytes, transmute_ref};
 
 /// A connection with one queue.
-pub struct HostLink {
+pub struct TcpHostLink {
     pub(super) outbox: Outbox,
-    pub(super) terms: LinkTerms,
-    pub(super) reading: NvmeStreamState,
+    pub(super) parameters: TcpConnectionParameters,
+    pub(super) stream_state: NvmeStreamState,
     pub(super) pool: Pool,
     /// ICResp has come.
     pub(super) is_open: bool,
     /// The PDU that is looked at begins so, for a termination.
-    pub(super) last_header: Header,
+    pub(super) last_header: PduHeader,
 }
 
 /// What every PDU depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct LinkTerms {
+pub(super) struct TcpConnectionParameters {
     pub(super) digests: Digests,
     /// Alignment of data that we send, in bytes.
     pub(super) alignment: usize,
@@ -44,15 +44,15 @@ pub(super) enum NvmeStreamState {
     /// At the begin of a PDU, of which so many bytes are needed in one piece.
     Head(usize),
     /// In a long C2HData, whose data goes to `place`.
-    Placing { header: Header, key: SlotKey, place: SgList },
+    Placing { header: PduHeader, key: SlotKey, place: SgList },
     /// Behind it: its digest.
-    Tail { header: Header, key: SlotKey, crc: Crc32c },
+    Tail { header: PduHeader, key: SlotKey, crc: Crc32c },
 }
 
-impl HostLink {
+impl TcpHostLink {
     #[inline]
     pub(super) fn demand(&self) -> Demand {
-        match &self.reading {
+        match &self.stream_state {
             NvmeStreamState::Head(need) => Demand::Bytes(*need),
             NvmeStreamState::Placing { place, .. } => Demand::Place(place.clone()),
             NvmeStreamState::Tail { .. } => Demand::Bytes(DIGEST_LEN),
@@ -71,19 +71,19 @@ impl HostLink {
             match self.open(input.unread()) {
                 Ok(None) => return Ok(0),
                 Ok(Some(len)) => at = len,
-                Err(fault) => return Err(self.terminate(fault)),
+                Err(violation) => return Err(self.terminate(violation)),
             }
         }
-        self.receive(input, at, commands).map_err(|fault| self.terminate(fault))
+        self.receive(input, at, commands).map_err(|violation| self.terminate(violation))
     }
 
     /// The memory of [`Demand::Place`] is full.
     pub(super) fn on_placed(&mut self, commands: &mut impl Commands) -> Result<(), ProtocolError> {
-        self.placed(commands).map_err(|fault| self.terminate(fault))
+        self.placed(commands).map_err(|violation| self.terminate(violation))
     }
 
     /// Reads ICResp; how long it is, if it has come.
-    fn open(&mut self, bytes: &[u8]) -> Result<Option<usize>, Fault> {
+    fn open(&mut self, bytes: &[u8]) -> Result<Option<usize>, ControllerViolation> {
         let reference = "TCP Transport §3.6.2.3, ICResp";
         if let Some(header) = bytes.first_chunk() {
             self.last_header = *header;
@@ -93,77 +93,93 @@ impl HostLink {
             Ok(PduType::C2H_TERM_REQ) => return Err(pdu::ended(transmute_ref!(&self.last_header))),
             Ok(_) => {
                 let fes = FatalError::PDU_SEQUENCE_ERROR;
-                return Err(Fault::new("sent something else than ICResp first", fes, reference));
+                return Err(ControllerViolation::new(
+                    "sent something else than ICResp first",
+                    fes,
+                    reference,
+                ));
             }
         }
         let Ok((response, _)) = IcResp::read_from_prefix(bytes) else {
-            self.reading = NvmeStreamState::Head(IC_LEN);
+            self.stream_state = NvmeStreamState::Head(IC_LEN);
             return Ok(None);
         };
         let common = response.common;
         if usize::from(common.hlen) != IC_LEN || common.plen.get() as usize != IC_LEN {
-            return Err(Fault::field("sent an ICResp of a wrong length", 2, reference));
+            return Err(ControllerViolation::field("sent an ICResp of a wrong length", 2, reference));
         }
         if response.pfv.get() != 0 {
             let fes = FatalError::UNSUPPORTED_PARAMETER;
             let what = "speaks another version of the transport";
-            return Err(Fault { fei: COMMON_HEADER_LEN as u32, ..Fault::new(what, fes, reference) });
+            return Err(ControllerViolation {
+                fei: COMMON_HEADER_LEN as u32,
+                ..ControllerViolation::new(what, fes, reference)
+            });
         }
         let has = |bit| response.dgst & bit != 0;
         let digests = Digests { header: has(DGST_HEADER), data: has(DGST_DATA) };
-        if digests != self.terms.digests {
-            return Err(Fault::field(
+        if digests != self.parameters.digests {
+            return Err(ControllerViolation::field(
                 "does not do the digests that were asked for, or others",
                 11,
                 reference,
             ));
         }
         if response.cpda > PDA_MAX {
-            return Err(Fault::field("wants data aligned to more than 128 bytes", 10, reference));
+            return Err(ControllerViolation::field(
+                "wants data aligned to more than 128 bytes",
+                10,
+                reference,
+            ));
         }
         let max_h2c_data = response.maxh2cdata.get();
         if max_h2c_data < MAXH2CDATA_MIN || max_h2c_data & 3 != 0 {
-            return Err(Fault::field(
+            return Err(ControllerViolation::field(
                 "takes less than 4096 bytes at a time, or no double words",
                 12,
                 reference,
             ));
         }
-        self.terms.alignment = usize::from(response.cpda).saturating_add(1).saturating_mul(4);
-        self.terms.max_h2c_data = max_h2c_data;
-        (self.is_open, self.reading) = (true, NvmeStreamState::Head(DATA_LEN));
+        self.parameters.alignment = usize::from(response.cpda).saturating_add(1).saturating_mul(4);
+        self.parameters.max_h2c_data = max_h2c_data;
+        (self.is_open, self.stream_state) = (true, NvmeStreamState::Head(DATA_LEN));
         Ok(Some(IC_LEN))
     }
 
     /// Tells the controller what it did wrong, as the last thing that is said.
     #[cold]
-    pub(super) fn terminate(&mut self, fault: Fault) -> ProtocolError {
-        if let Some(fes) = fault.fes {
+    pub(super) fn terminate(&mut self, violation: ControllerViolation) -> ProtocolError {
+        if let Some(fes) = violation.fes {
             let len = DATA_LEN.saturating_add(self.last_header.len());
             let mut request = TermReq {
                 common: common(PduType::H2C_TERM_REQ, DATA_LEN),
                 fes: fes.0.into(),
-                fei: fault.fei.into(),
+                fei: violation.fei.into(),
                 ..TermReq::new_zeroed()
             };
             request.common.plen = (len as u32).into();
             self.outbox.push_head(request.as_bytes());
             self.outbox.push_head(&self.last_header);
         }
-        fault.error()
+        violation.error()
     }
 }
 
-impl HostTransport for HostLink {
+impl HostTransport for TcpHostLink {
     type Options = Digests;
 
-    fn new(digests: Digests, in_capsule: Option<u32>, pool: Pool) -> HostLink {
+    fn new(digests: Digests, in_capsule: Option<u32>, pool: Pool) -> TcpHostLink {
         // Connect's data always goes with it (NVMe Base 2.0 §6.3).
         let in_capsule = in_capsule.map_or(ADMIN_IN_CAPSULE, |len| len.max(CONNECT_DATA_LEN as u32));
-        HostLink {
+        TcpHostLink {
             outbox: Outbox::default(),
-            terms: LinkTerms { digests, alignment: 4, max_h2c_data: MAXH2CDATA_MIN, in_capsule },
-            reading: NvmeStreamState::Head(DATA_LEN),
+            parameters: TcpConnectionParameters {
+                digests,
+                alignment: 4,
+                max_h2c_data: MAXH2CDATA_MIN,
+                in_capsule,
+            },
+            stream_state: NvmeStreamState::Head(DATA_LEN),
             pool,
             is_open: false,
             last_header: [0; DATA_LEN],
@@ -171,7 +187,7 @@ impl HostTransport for HostLink {
     }
 
     fn begin(&mut self) {
-        let Digests { header, data } = self.terms.digests;
+        let Digests { header, data } = self.parameters.digests;
         let request = IcReq {
             common: common(PduType::IC_REQ, IC_LEN),
             dgst: if header { DGST_HEADER } else { 0 } | if data { DGST_DATA } else { 0 },
@@ -192,7 +208,7 @@ impl HostTransport for HostLink {
     }
 
     fn may_end(&self) -> bool {
-        self.is_open && matches!(self.reading, NvmeStreamState::Head(_))
+        self.is_open && matches!(self.stream_state, NvmeStreamState::Head(_))
     }
 
     fn discard(&mut self) {

@@ -4,7 +4,7 @@
 //!   HostAdmin:  ICReq ▶ bring-up ▶ ready: Keep Alive, until it is stopped
 //!         └ Controller ▶ HostQueues: for each I/O queue ICReq ▶ Connect ▶ I/O, until it is stopped
 //! ```
-//! Each queue is one connection, a `HostLink`: PDUs as they come and go, with their digests, data
+//! Each queue is one connection, a `TcpHostLink`: PDUs as they come and go, with their digests, data
 //! to its place and data that the controller asks for. [`crate::fabrics::host`] has what the
 //! commands mean. An admin queue holds the association: when its connection ends, the controller
 //! and all its I/O queues are gone.
@@ -27,7 +27,7 @@ use crate::fabrics::host::{HostAdmin, HostQueue, HostQueues};
 use crate::outbox::Outbox;
 use crate::session::{Demand, ProtocolError, StreamSession};
 use blockmux_volume::Chunk;
-use link::HostLink;
+use link::TcpHostLink;
 use std::time::Instant;
 
 pub use crate::fabrics::host::{
@@ -44,12 +44,12 @@ pub struct Digests {
 }
 
 /// An admin queue over NVMe/TCP.
-pub type AdminSession = HostAdmin<HostLink>;
+pub type NvmeTcpAdminSession = HostAdmin<TcpHostLink>;
 
 /// I/O queues over NVMe/TCP, each a connection of its own.
-pub type QueueSession = HostQueues<HostLink>;
+pub type NvmeTcpQueueSession = HostQueues<TcpHostLink>;
 
-impl StreamSession for AdminSession {
+impl StreamSession for NvmeTcpAdminSession {
     fn demand(&self) -> Demand {
         if self.is_over() { Demand::Close } else { self.transport.demand() }
     }
@@ -62,7 +62,7 @@ impl StreamSession for AdminSession {
     }
 
     fn on_placed(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        self.receive(now, HostLink::on_placed)
+        self.receive(now, TcpHostLink::on_placed)
     }
 
     fn on_end(&mut self, _now: Instant) -> Result<(), ProtocolError> {
@@ -74,7 +74,7 @@ impl StreamSession for AdminSession {
     }
 }
 
-impl StreamSession for HostQueue<HostLink> {
+impl StreamSession for HostQueue<TcpHostLink> {
     #[inline]
     fn demand(&self) -> Demand {
         if self.is_over() { Demand::Close } else { self.transport.demand() }
@@ -91,7 +91,7 @@ impl StreamSession for HostQueue<HostLink> {
 
     #[inline]
     fn on_placed(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        self.receive(now, HostLink::on_placed)
+        self.receive(now, TcpHostLink::on_placed)
     }
 
     fn on_end(&mut self, _now: Instant) -> Result<(), ProtocolError> {

@@ -11,12 +11,12 @@ use blockmux_wire::nvmeof::tcp::{
 use zerocopy::{FromBytes, transmute_ref};
 
 /// The bytes of a header: all that a controller sends behind ICResp have the same length.
-pub(super) type Header = [u8; DATA_LEN];
+pub(super) type PduHeader = [u8; DATA_LEN];
 
 /// A PDU's header that has come, with a right digest if there is one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NvmeTcpHeader {
-    pub(super) header: Header,
+    pub(super) header: PduHeader,
     pub(super) kind: PduType,
     /// Where its data begins.
     pub(super) data_at: usize,
@@ -33,7 +33,7 @@ pub(super) enum ParsedNvmePdu {
 
 /// What a controller did wrong, and what it is told about that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Fault {
+pub(super) struct ControllerViolation {
     pub(super) what: &'static str,
     pub(super) reference: &'static str,
     /// `None`: nothing, as it has ended the connection itself.
@@ -42,15 +42,15 @@ pub(super) struct Fault {
     pub(super) fei: u32,
 }
 
-impl Fault {
+impl ControllerViolation {
     /// A header's field at that offset is wrong.
-    pub(super) fn field(what: &'static str, offset: u32, reference: &'static str) -> Fault {
-        Fault { what, reference, fes: Some(FatalError::INVALID_PDU_HEADER_FIELD), fei: offset }
+    pub(super) fn field(what: &'static str, offset: u32, reference: &'static str) -> ControllerViolation {
+        ControllerViolation { what, reference, fes: Some(FatalError::INVALID_PDU_HEADER_FIELD), fei: offset }
     }
 
     /// Another fatal error.
-    pub(super) fn new(what: &'static str, fes: FatalError, reference: &'static str) -> Fault {
-        Fault { what, reference, fes: Some(fes), fei: 0 }
+    pub(super) fn new(what: &'static str, fes: FatalError, reference: &'static str) -> ControllerViolation {
+        ControllerViolation { what, reference, fes: Some(fes), fei: 0 }
     }
 
     pub(super) fn error(self) -> ProtocolError {
@@ -60,7 +60,7 @@ impl Fault {
 
 /// Reads a header from the front of `bytes`, as they come behind ICResp.
 #[inline]
-pub(super) fn parse(bytes: &[u8], digests: Digests) -> Result<ParsedNvmePdu, Fault> {
+pub(super) fn parse(bytes: &[u8], digests: Digests) -> Result<ParsedNvmePdu, ControllerViolation> {
     let Some(header) = bytes.first_chunk::<DATA_LEN>() else { return Ok(ParsedNvmePdu::Needs(DATA_LEN)) };
     let (common, _) = CommonHeader::ref_from_prefix(header).map_err(|_| UNKNOWN)?;
     let kind = PduType(common.pdu_type);
@@ -68,13 +68,13 @@ pub(super) fn parse(bytes: &[u8], digests: Digests) -> Result<ParsedNvmePdu, Fau
         return Err(UNKNOWN);
     }
     if usize::from(common.hlen) != DATA_LEN {
-        return Err(Fault::field("sent a header of a wrong length", 2, COMMON));
+        return Err(ControllerViolation::field("sent a header of a wrong length", 2, COMMON));
     }
     if kind == PduType::C2H_TERM_REQ {
         return Err(ended(transmute_ref!(header)));
     }
     if (common.flags & FLAG_HDGST != 0) != digests.header {
-        return Err(Fault::field(
+        return Err(ControllerViolation::field(
             "sent a PDU with or without a header digest, against what was agreed on",
             1,
             COMMON,
@@ -87,7 +87,7 @@ pub(super) fn parse(bytes: &[u8], digests: Digests) -> Result<ParsedNvmePdu, Fau
     {
         let fei = u32::from_le_bytes(*sent);
         let fes = Some(FatalError::HEADER_DIGEST_ERROR);
-        return Err(Fault {
+        return Err(ControllerViolation {
             what: "sent a header whose digest is wrong",
             reference: "TCP Transport §3.5.2",
             fes,
@@ -99,7 +99,7 @@ pub(super) fn parse(bytes: &[u8], digests: Digests) -> Result<ParsedNvmePdu, Fau
     if kind == PduType::C2H_DATA {
         let data: &Data = transmute_ref!(header);
         if (common.flags & FLAG_DDGST != 0) != digests.data {
-            return Err(Fault::field(
+            return Err(ControllerViolation::field(
                 "sent data with or without a digest, against what was agreed on",
                 1,
                 COMMON,
@@ -109,14 +109,18 @@ pub(super) fn parse(bytes: &[u8], digests: Digests) -> Result<ParsedNvmePdu, Fau
         head.data_len = data.datal.get() as usize;
         // We ask for no alignment beyond double words.
         if head.data_at < head_len || head.data_at & 3 != 0 {
-            return Err(Fault::field("sent data at a wrong place in its PDU", 3, COMMON));
+            return Err(ControllerViolation::field("sent data at a wrong place in its PDU", 3, COMMON));
         }
         if head.data_len == 0 {
-            return Err(Fault::field("sent data of no length", 16, "TCP Transport §3.6.2.9"));
+            return Err(ControllerViolation::field("sent data of no length", 16, "TCP Transport §3.6.2.9"));
         }
     }
     if plen != head.data_end(digests) {
-        return Err(Fault::field("sent a PDU whose length is not that of its parts", 4, COMMON));
+        return Err(ControllerViolation::field(
+            "sent a PDU whose length is not that of its parts",
+            4,
+            COMMON,
+        ));
     }
     Ok(ParsedNvmePdu::Head(head))
 }
@@ -147,7 +151,7 @@ impl NvmeTcpHeader {
 
 /// What the controller says of us as it ends the connection.
 #[cold]
-pub(super) fn ended(request: &TermReq) -> Fault {
+pub(super) fn ended(request: &TermReq) -> ControllerViolation {
     let what = match FatalError(request.fes.get()) {
         FatalError::INVALID_PDU_HEADER_FIELD => "ended the connection: a field of a header is invalid",
         FatalError::PDU_SEQUENCE_ERROR => "ended the connection: a PDU out of sequence",
@@ -157,11 +161,11 @@ pub(super) fn ended(request: &TermReq) -> Fault {
         FatalError::UNSUPPORTED_PARAMETER => "ended the connection: a parameter that it does not support",
         _ => "ended the connection with a fatal error",
     };
-    Fault { what, reference: "TCP Transport §3.6.2.5, C2HTermReq", fes: None, fei: 0 }
+    ControllerViolation { what, reference: "TCP Transport §3.6.2.5, C2HTermReq", fes: None, fei: 0 }
 }
 
 const COMMON: &str = "TCP Transport §3.6.2.1";
-const UNKNOWN: Fault = Fault {
+const UNKNOWN: ControllerViolation = ControllerViolation {
     what: "sent a PDU that does not belong here",
     reference: "TCP Transport §3.6.2",
     fes: Some(FatalError::INVALID_PDU_HEADER_FIELD),

@@ -8,8 +8,8 @@
 //! copied elsewhere. Data comes in any order, each byte once. A wrong data digest ends no
 //! connection: the command fails, and is sent again (TCP Transport 1.0 §3.5.2).
 
-use super::link::{HostLink, NvmeStreamState};
-use super::pdu::{self, Fault, NvmeTcpHeader, ParsedNvmePdu};
+use super::link::{NvmeStreamState, TcpHostLink};
+use super::pdu::{self, ControllerViolation, NvmeTcpHeader, ParsedNvmePdu};
 use crate::coverage::RangeError;
 use crate::digest;
 use crate::fabrics::host::{Commands, DataTransfer};
@@ -28,7 +28,7 @@ enum ReceiveStep {
     Needs,
 }
 
-impl HostLink {
+impl TcpHostLink {
     /// Takes all that can be taken of `input` from `at` on; returns where it stopped.
     #[inline]
     pub(super) fn receive(
@@ -36,11 +36,11 @@ impl HostLink {
         input: &Chunk,
         mut at: usize,
         commands: &mut impl Commands,
-    ) -> Result<usize, Fault> {
+    ) -> Result<usize, ControllerViolation> {
         let bytes = input.unread();
         loop {
             let rest = bytes.get(at..).unwrap_or_default();
-            let step = match &self.reading {
+            let step = match &self.stream_state {
                 NvmeStreamState::Head(_) => self.on_head(input, at, rest, commands)?,
                 NvmeStreamState::Placing { .. } => ReceiveStep::Needs,
                 NvmeStreamState::Tail { .. } => self.on_tail(rest, commands)?,
@@ -53,17 +53,17 @@ impl HostLink {
     }
 
     /// The memory of [`Reading::Placing`] is full.
-    pub(super) fn placed(&mut self, commands: &mut impl Commands) -> Result<(), Fault> {
-        match std::mem::replace(&mut self.reading, NvmeStreamState::Head(DATA_LEN)) {
+    pub(super) fn placed(&mut self, commands: &mut impl Commands) -> Result<(), ControllerViolation> {
+        match std::mem::replace(&mut self.stream_state, NvmeStreamState::Head(DATA_LEN)) {
             NvmeStreamState::Placing { header, key, place } => {
-                if !self.terms.digests.data {
+                if !self.parameters.digests.data {
                     return on_data(commands, key, transmute_ref!(&header));
                 }
                 let mut crc = Crc32c::default();
                 crc.add_list(&place);
-                self.reading = NvmeStreamState::Tail { header, key, crc };
+                self.stream_state = NvmeStreamState::Tail { header, key, crc };
             }
-            other => self.reading = other,
+            other => self.stream_state = other,
         }
         Ok(())
     }
@@ -75,24 +75,24 @@ impl HostLink {
         at: usize,
         rest: &[u8],
         commands: &mut impl Commands,
-    ) -> Result<ReceiveStep, Fault> {
+    ) -> Result<ReceiveStep, ControllerViolation> {
         if let Some(header) = rest.first_chunk() {
             self.last_header = *header;
         }
-        let head = match pdu::parse(rest, self.terms.digests)? {
+        let head = match pdu::parse(rest, self.parameters.digests)? {
             ParsedNvmePdu::Needs(len) => {
-                self.reading = NvmeStreamState::Head(len);
+                self.stream_state = NvmeStreamState::Head(len);
                 return Ok(ReceiveStep::Needs);
             }
             ParsedNvmePdu::Head(head) => head,
         };
-        let whole = head.data_end(self.terms.digests);
+        let whole = head.data_end(self.parameters.digests);
         match head.kind {
             PduType::CAPSULE_RESP => on_response(commands, &head.as_response().cqe)?,
             PduType::R2T => self.on_r2t(head.as_r2t(), commands)?,
             _ => return self.on_data_head(input, at, rest, &head, commands),
         }
-        self.reading = NvmeStreamState::Head(DATA_LEN);
+        self.stream_state = NvmeStreamState::Head(DATA_LEN);
         Ok(ReceiveStep::Took(whole))
     }
 
@@ -105,30 +105,30 @@ impl HostLink {
         rest: &[u8],
         head: &NvmeTcpHeader,
         commands: &mut impl Commands,
-    ) -> Result<ReceiveStep, Fault> {
-        let whole = head.data_end(self.terms.digests);
+    ) -> Result<ReceiveStep, ControllerViolation> {
+        let whole = head.data_end(self.parameters.digests);
         let end = head.data_at.saturating_add(head.data_len);
         let data = match rest.get(head.data_at..end) {
             Some(data) if rest.len() >= whole => data,
             _ if head.data_len <= WHOLE_DATA => {
-                self.reading = NvmeStreamState::Head(whole);
+                self.stream_state = NvmeStreamState::Head(whole);
                 return Ok(ReceiveStep::Needs);
             }
             // Padding in front of the data is taken with the header.
             _ if rest.len() < head.data_at => {
-                self.reading = NvmeStreamState::Head(head.data_at);
+                self.stream_state = NvmeStreamState::Head(head.data_at);
                 return Ok(ReceiveStep::Needs);
             }
             _ => {
                 let key = check_data(commands, head.as_data())?;
                 let place = place(commands, key, head.as_data())?;
-                self.reading = NvmeStreamState::Placing { header: head.header, key, place };
+                self.stream_state = NvmeStreamState::Placing { header: head.header, key, place };
                 return Ok(ReceiveStep::Took(head.data_at));
             }
         };
         let key = check_data(commands, head.as_data())?;
-        self.reading = NvmeStreamState::Head(DATA_LEN);
-        let is_right = !self.terms.digests.data || rest.get(end..whole) == Some(&digest::of(data)[..]);
+        self.stream_state = NvmeStreamState::Head(DATA_LEN);
+        let is_right = !self.parameters.digests.data || rest.get(end..whole) == Some(&digest::of(data)[..]);
         if !is_right {
             spoil(commands, key);
         } else if commands.is_lendable(key, data.len()) {
@@ -140,11 +140,17 @@ impl HostLink {
         Ok(ReceiveStep::Took(whole))
     }
 
-    fn on_tail(&mut self, rest: &[u8], commands: &mut impl Commands) -> Result<ReceiveStep, Fault> {
-        let NvmeStreamState::Tail { header, key, crc } = &self.reading else { return Ok(ReceiveStep::Needs) };
+    fn on_tail(
+        &mut self,
+        rest: &[u8],
+        commands: &mut impl Commands,
+    ) -> Result<ReceiveStep, ControllerViolation> {
+        let NvmeStreamState::Tail { header, key, crc } = &self.stream_state else {
+            return Ok(ReceiveStep::Needs);
+        };
         let Some(sent) = rest.first_chunk::<DIGEST_LEN>() else { return Ok(ReceiveStep::Needs) };
         let (header, key, is_right) = (*header, *key, crc.to_le_bytes() == *sent);
-        self.reading = NvmeStreamState::Head(DATA_LEN);
+        self.stream_state = NvmeStreamState::Head(DATA_LEN);
         if !is_right {
             spoil(commands, key);
         }
@@ -154,16 +160,25 @@ impl HostLink {
 
     /// The controller asks for data: all of it is sent at once, so that no R2T is ever outstanding
     /// here.
-    fn on_r2t(&mut self, r2t: &NvmeTcpR2t, commands: &mut impl Commands) -> Result<(), Fault> {
+    fn on_r2t(&mut self, r2t: &NvmeTcpR2t, commands: &mut impl Commands) -> Result<(), ControllerViolation> {
         let reference = "TCP Transport §3.6.2.10, R2T";
         let Some(key) = commands.find(r2t.cccid.get()) else {
-            return Err(Fault::field("asked for data of a command that is not there", 8, reference));
+            return Err(ControllerViolation::field(
+                "asked for data of a command that is not there",
+                8,
+                reference,
+            ));
         };
         let Some((progress, DataTransfer::Out(len))) = commands.transport(key) else {
-            return Err(Fault::field("asked for data of a command that sends none", 8, reference));
+            return Err(ControllerViolation::field(
+                "asked for data of a command that sends none",
+                8,
+                reference,
+            ));
         };
         let (from, asked) = (r2t.r2to.get(), r2t.r2tl.get());
-        let out_of_range = |what| Fault::new(what, FatalError::DATA_TRANSFER_OUT_OF_RANGE, reference);
+        let out_of_range =
+            |what| ControllerViolation::new(what, FatalError::DATA_TRANSFER_OUT_OF_RANGE, reference);
         let Some(end) = from.checked_add(asked).filter(|end| asked > 0 && *end <= len) else {
             return Err(out_of_range("asked for data that the command does not have"));
         };
@@ -177,10 +192,14 @@ impl HostLink {
 
 /// A completion.
 #[inline]
-fn on_response(commands: &mut impl Commands, cqe: &Cqe) -> Result<(), Fault> {
+fn on_response(commands: &mut impl Commands, cqe: &Cqe) -> Result<(), ControllerViolation> {
     let Some(key) = commands.find(cqe.cid.get()) else {
         let offset = (DATA_LEN - CQE_LEN + 12) as u32;
-        return Err(Fault::field("completed a command that is not there", offset, "NVMe Base §3.3.3.2"));
+        return Err(ControllerViolation::field(
+            "completed a command that is not there",
+            offset,
+            "NVMe Base §3.3.3.2",
+        ));
     };
     commands.finish(key, cqe);
     Ok(())
@@ -188,20 +207,21 @@ fn on_response(commands: &mut impl Commands, cqe: &Cqe) -> Result<(), Fault> {
 
 /// Checks C2HData before any of its data is looked at.
 #[inline]
-fn check_data(commands: &mut impl Commands, data: &Data) -> Result<SlotKey, Fault> {
+fn check_data(commands: &mut impl Commands, data: &Data) -> Result<SlotKey, ControllerViolation> {
     let Some(key) = commands.find(data.cccid.get()) else {
-        return Err(Fault::field("sent data of a command that is not there", 8, C2H_DATA));
+        return Err(ControllerViolation::field("sent data of a command that is not there", 8, C2H_DATA));
     };
     let Some((progress, DataTransfer::In(len))) = commands.transport(key) else {
-        return Err(Fault::field("sent data of a command that gets none", 8, C2H_DATA));
+        return Err(ControllerViolation::field("sent data of a command that gets none", 8, C2H_DATA));
     };
     let from = data.datao.get();
-    let out_of_range = |what| Fault::new(what, FatalError::DATA_TRANSFER_OUT_OF_RANGE, C2H_DATA);
+    let out_of_range =
+        |what| ControllerViolation::new(what, FatalError::DATA_TRANSFER_OUT_OF_RANGE, C2H_DATA);
     let Some(end) = from.checked_add(data.datal.get()).filter(|end| *end <= len) else {
         return Err(out_of_range("sent more data than was asked for"));
     };
     if data.common.flags & (FLAG_SUCCESS | FLAG_LAST) == FLAG_SUCCESS {
-        return Err(Fault::field("said success before the last data", 1, C2H_DATA));
+        return Err(ControllerViolation::field("said success before the last data", 1, C2H_DATA));
     }
     match progress.moved.add(from, end) {
         Ok(()) => Ok(key),
@@ -214,10 +234,10 @@ fn check_data(commands: &mut impl Commands, data: &Data) -> Result<SlotKey, Faul
 
 /// The memory for C2HData that was checked.
 #[inline]
-fn place(commands: &mut impl Commands, key: SlotKey, data: &Data) -> Result<SgList, Fault> {
+fn place(commands: &mut impl Commands, key: SlotKey, data: &Data) -> Result<SgList, ControllerViolation> {
     let (from, len) = (data.datao.get() as usize, data.datal.get() as usize);
     let Some((list, base)) = commands.data_in(key) else {
-        return Err(Fault::field("sent data of a command that gets none", 8, C2H_DATA));
+        return Err(ControllerViolation::field("sent data of a command that gets none", 8, C2H_DATA));
     };
     if base == 0 && from == 0 && list.len() == len {
         return Ok(list.clone());
@@ -227,7 +247,7 @@ fn place(commands: &mut impl Commands, key: SlotKey, data: &Data) -> Result<SgLi
 
 /// Data is where it belongs; with SUCCESS the command is done, too.
 #[inline]
-fn on_data(commands: &mut impl Commands, key: SlotKey, data: &Data) -> Result<(), Fault> {
+fn on_data(commands: &mut impl Commands, key: SlotKey, data: &Data) -> Result<(), ControllerViolation> {
     if data.common.flags & FLAG_SUCCESS != 0 {
         let status = StatusField::new(NvmeStatus::SUCCESSFUL_COMPLETION);
         commands.finish(key, &Cqe { cid: data.cccid, status, ..Cqe::new_zeroed() });

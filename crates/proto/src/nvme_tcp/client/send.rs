@@ -1,6 +1,6 @@
 //! What a host sends: commands, with their data where that is short, and data that was asked for.
 
-use super::link::{HostLink, common};
+use super::link::{TcpHostLink, common};
 use crate::digest;
 use crate::fabrics::host::{Commands, DataTransfer, NvmeRequest};
 use crate::slots::SlotKey;
@@ -12,7 +12,7 @@ use blockmux_wire::nvmeof::tcp::{
 };
 use zerocopy::{FromZeros, IntoBytes};
 
-impl HostLink {
+impl TcpHostLink {
     /// Sends a command, with its data if that fits into the capsule.
     #[inline]
     pub(super) fn send_command(&mut self, request: &NvmeRequest, commands: &mut impl Commands) {
@@ -23,7 +23,7 @@ impl HostLink {
         sqe.dptr = match request.transfer {
             DataTransfer::Nothing => SglDescriptor::transport(0),
             DataTransfer::In(len) => SglDescriptor::transport(len),
-            DataTransfer::Out(len) if len <= self.terms.in_capsule => {
+            DataTransfer::Out(len) if len <= self.parameters.in_capsule => {
                 data_len = len;
                 SglDescriptor::in_capsule(0, len)
             }
@@ -54,7 +54,7 @@ impl HostLink {
     ) {
         let mut at = from;
         while at < end {
-            let len = end.saturating_sub(at).min(self.terms.max_h2c_data);
+            let len = end.saturating_sub(at).min(self.parameters.max_h2c_data);
             let next = at.saturating_add(len);
             let mut common = self.common(PduType::H2C_DATA, DATA_LEN, len as usize);
             if next == end {
@@ -77,7 +77,7 @@ impl HostLink {
     /// The common header of a PDU with a header of `hlen` bytes and so much data.
     #[inline]
     fn common(&self, kind: PduType, hlen: usize, data_len: usize) -> CommonHeader {
-        let digests = self.terms.digests;
+        let digests = self.parameters.digests;
         let mut common = common(kind, hlen);
         let mut end = hlen;
         if digests.header {
@@ -86,7 +86,7 @@ impl HostLink {
         }
         if data_len > 0 {
             // At most 72, a digest and padding to 128 bytes.
-            end = end.next_multiple_of(self.terms.alignment.max(4));
+            end = end.next_multiple_of(self.parameters.alignment.max(4));
             common.pdo = end as u8;
             end = end.saturating_add(data_len);
             if digests.data {
@@ -103,7 +103,7 @@ impl HostLink {
     fn push_header(&mut self, header: &[u8], common: &CommonHeader) {
         self.outbox.push_head(header);
         let mut len = header.len();
-        if self.terms.digests.header {
+        if self.parameters.digests.header {
             self.outbox.push_head(&digest::of(header));
             len = len.saturating_add(DIGEST_LEN);
         }
@@ -119,7 +119,7 @@ impl HostLink {
         let nothing = SgList::default();
         let (data, base) = commands.data_out(key).unwrap_or((&nothing, 0));
         let (from, len) = (base.saturating_add(from as usize), len as usize);
-        if !self.terms.digests.data {
+        if !self.parameters.digests.data {
             return self.outbox.push_part(data, from, len);
         }
         let crc = digest::push(&mut self.outbox, &self.pool, &data.slice(from, len));

@@ -4,7 +4,7 @@ use super::receive::AwaitedNvmePdu;
 use crate::digest;
 use crate::fabrics::controller::{CommandSlot, DataPlace, Descriptor, FabricsTransport};
 use crate::nvme::NvmeOutcome;
-use crate::nvme_tcp::pdu::{MAXH2CDATA, NvmeTcpDigests, Violation};
+use crate::nvme_tcp::pdu::{HostViolation, MAXH2CDATA, NvmeTcpDigests};
 use crate::outbox::Outbox;
 use blockmux_volume::{Pool, SgList};
 use blockmux_wire::nvme::status::NvmeStatus;
@@ -14,7 +14,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 /// A connection with a host: what was agreed on, where in the host's stream it is, and PDUs to the
 /// host.
-pub struct TargetLink {
+pub struct TcpTargetLink {
     pub(super) outbox: Outbox,
     pub(super) digests: NvmeTcpDigests,
     pub(super) awaiting: AwaitedNvmePdu,
@@ -36,10 +36,10 @@ pub struct DataProgress {
     pub(super) is_damaged: bool,
 }
 
-impl TargetLink {
+impl TcpTargetLink {
     /// `in_capsule` is for I/O queues.
-    pub(super) fn new(in_capsule: usize, pool: Pool) -> TargetLink {
-        TargetLink {
+    pub(super) fn new(in_capsule: usize, pool: Pool) -> TcpTargetLink {
+        TcpTargetLink {
             outbox: Outbox::default(),
             digests: NvmeTcpDigests::default(),
             awaiting: AwaitedNvmePdu::IcReq(COMMON_HEADER_LEN),
@@ -78,7 +78,7 @@ impl TargetLink {
     }
 
     /// Ends the connection; `pdu` is what was wrong, as far as it has come.
-    pub(super) fn termination(&mut self, violation: &Violation, pdu: &[u8]) {
+    pub(super) fn termination(&mut self, violation: &HostViolation, pdu: &[u8]) {
         let most = TERM_REQ_MAX.saturating_sub(DATA_LEN);
         let begin = pdu.get(..most.min(pdu.len())).unwrap_or_default();
         let request = TermReq {
@@ -140,7 +140,7 @@ impl TargetLink {
     }
 }
 
-impl FabricsTransport for TargetLink {
+impl FabricsTransport for TcpTargetLink {
     const NAME: &'static str = "nvme-tcp";
 
     type Progress = DataProgress;

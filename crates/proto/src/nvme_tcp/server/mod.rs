@@ -27,24 +27,24 @@ use crate::fabrics::controller::node::NvmeNode;
 use crate::outbox::Outbox;
 use crate::session::{Demand, ProtocolError, StreamSession};
 use blockmux_volume::{Chunk, Pool};
-use link::TargetLink;
+use link::TcpTargetLink;
 use std::sync::Arc;
 use std::time::Instant;
 
 /// A host's connection to an NVMe/TCP target.
-pub type TargetSession = ControllerQueue<TargetLink>;
+pub type NvmeTcpTargetSession = ControllerQueue<TcpTargetLink>;
 
-impl TargetSession {
+impl NvmeTcpTargetSession {
     /// A session for a host that has just connected. `pool` is the core's, for data from the host.
     /// The host has 30 seconds from `now` on to connect a queue.
     #[must_use]
-    pub fn new(node: Arc<NvmeNode>, pool: Pool, now: Instant) -> TargetSession {
-        let link = TargetLink::new(node.in_capsule, pool.clone());
-        ControllerQueue::over(link, node, pool, now)
+    pub fn new(node: Arc<NvmeNode>, pool: Pool, now: Instant) -> NvmeTcpTargetSession {
+        let link = TcpTargetLink::new(node.in_capsule, pool.clone());
+        ControllerQueue::with_transport(link, node, pool, now)
     }
 }
 
-impl StreamSession for TargetSession {
+impl StreamSession for NvmeTcpTargetSession {
     fn demand(&self) -> Demand {
         if self.is_finished() { Demand::Close } else { self.wants() }
     }

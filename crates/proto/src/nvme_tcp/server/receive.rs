@@ -1,9 +1,9 @@
 //! PDUs from the host. The drawing is in the module above.
 
-use super::TargetSession;
+use super::NvmeTcpTargetSession;
 use super::link::MAX_BORROWED_PAYLOAD;
 use crate::digest;
-use crate::nvme_tcp::pdu::{self, Violation};
+use crate::nvme_tcp::pdu::{self, HostViolation};
 use crate::session::{Demand, ProtocolError};
 use blockmux_volume::{Chunk, Crc32c, Seg};
 use blockmux_wire::nvmeof::tcp::*;
@@ -17,22 +17,22 @@ pub(super) enum AwaitedNvmePdu {
     /// A PDU: at least so many bytes of it, in one piece.
     Head(usize),
     /// Data of a command, whole and in one piece, with its digest.
-    Data(Arriving),
+    Data(ArrivingH2cData),
     /// Data straight into its place.
-    Place(Arriving, Seg),
+    Place(ArrivingH2cData, Seg),
     /// The digest of what was placed.
-    Tail(Arriving, Crc32c),
+    Tail(ArrivingH2cData, Crc32c),
 }
 
 /// The data of one H2CData.
 #[derive(Clone, Copy)]
-pub(super) struct Arriving {
+pub(super) struct ArrivingH2cData {
     slot: usize,
     /// In bytes.
     len: usize,
 }
 
-impl TargetSession {
+impl NvmeTcpTargetSession {
     pub(super) fn wants(&self) -> Demand {
         match &self.transport.awaiting {
             AwaitedNvmePdu::Head(_) if !self.listens() => Demand::Nothing,
@@ -94,7 +94,7 @@ impl TargetSession {
     }
 
     /// Ends the connection with the last word that the transport has for this.
-    fn terminate<T>(&mut self, violation: &Violation, pdu: &[u8]) -> Result<T, ProtocolError> {
+    fn terminate<T>(&mut self, violation: &HostViolation, pdu: &[u8]) -> Result<T, ProtocolError> {
         self.end();
         // A host's own last word is not answered, however wrong it is (TCP Transport 1.0 §3.5.1).
         if pdu.first() != Some(&PduType::H2C_TERM_REQ.0) {
@@ -106,11 +106,11 @@ impl TargetSession {
     fn initialize(&mut self, unread: &[u8]) -> Result<Option<usize>, ProtocolError> {
         let Ok((common, _)) = CommonHeader::read_from_prefix(unread) else { return Ok(None) };
         let pdu = unread.get(..IC_LEN.min(unread.len())).unwrap_or_default();
-        let field = Violation::field;
+        let field = HostViolation::field;
         // Whoever begins with something else hears of it at once: there may be no more to come.
         let wrong = if PduType(common.pdu_type) != PduType::IC_REQ {
             let what = "sent something else than ICReq first";
-            Some(Violation::new(FatalError::PDU_SEQUENCE_ERROR, 0, what))
+            Some(HostViolation::new(FatalError::PDU_SEQUENCE_ERROR, 0, what))
         } else if usize::from(common.hlen) != IC_LEN {
             Some(field(offset_of!(CommonHeader, hlen), "sent an ICReq with a header of a wrong length"))
         } else if common.plen.get() as usize != IC_LEN {
@@ -128,7 +128,7 @@ impl TargetSession {
         let wrong = if request.pfv.get() != 0 {
             let offset = offset_of!(IcReq, pfv) as u32;
             let what = "asked for another format of PDUs than there is";
-            Some(Violation::new(FatalError::UNSUPPORTED_PARAMETER, offset, what))
+            Some(HostViolation::new(FatalError::UNSUPPORTED_PARAMETER, offset, what))
         } else if request.hpda > PDA_MAX {
             Some(field(offset_of!(IcReq, hpda), "asked for data aligned to more than 128 bytes"))
         } else {
@@ -208,16 +208,16 @@ impl TargetSession {
     }
 
     /// Checks the header of a command's data, and says where the data goes.
-    fn on_data_head(&mut self, data: &Data, data_len: usize) -> Result<(), Violation> {
+    fn on_data_head(&mut self, data: &Data, data_len: usize) -> Result<(), HostViolation> {
         let slot = usize::from(data.ttag.get());
         let Some(entry) = self.fetching(slot) else {
-            return Err(Violation::field(offset_of!(Data, ttag), "sent data that was not asked for"));
+            return Err(HostViolation::field(offset_of!(Data, ttag), "sent data that was not asked for"));
         };
         if entry.sqe.cid != data.cccid {
-            return Err(Violation::field(offset_of!(Data, cccid), "sent data of another command"));
+            return Err(HostViolation::field(offset_of!(Data, cccid), "sent data of another command"));
         }
         if data.datal.get() as usize != data_len {
-            return Err(Violation::field(
+            return Err(HostViolation::field(
                 offset_of!(Data, datal),
                 "sent data of another length than it said",
             ));
@@ -228,13 +228,13 @@ impl TargetSession {
         if offset != entry.progress.received || data_len > left {
             let what = "sent data outside of what was asked for";
             // FEI is for fields and digests: here it is reserved (TCP Transport 1.0 §3.6.2.4).
-            return Err(Violation::new(FatalError::DATA_TRANSFER_OUT_OF_RANGE, 0, what));
+            return Err(HostViolation::new(FatalError::DATA_TRANSFER_OUT_OF_RANGE, 0, what));
         }
         if is_last != (data_len == left) {
             let what = "sent data whose last PDU is not the last";
-            return Err(Violation::field(offset_of!(CommonHeader, flags), what));
+            return Err(HostViolation::field(offset_of!(CommonHeader, flags), what));
         }
-        let arriving = Arriving { slot, len: data_len };
+        let arriving = ArrivingH2cData { slot, len: data_len };
         let is_short = data_len <= MAX_BORROWED_PAYLOAD;
         if is_short {
             self.transport.awaiting = AwaitedNvmePdu::Data(arriving);
@@ -246,7 +246,7 @@ impl TargetSession {
 
     /// Has data received straight into its command's memory: so much was asked for only when that
     /// was there.
-    fn place(&mut self, arriving: Arriving) {
+    fn place(&mut self, arriving: ArrivingH2cData) {
         let Some(entry) = self.fetching(arriving.slot) else { return };
         if let Some(memory) = &entry.memory {
             self.transport.awaiting =
@@ -255,7 +255,7 @@ impl TargetSession {
     }
 
     /// Data lies in the receive buffer. If it is all that the command has, it stays there.
-    fn on_borrowed(&mut self, arriving: Arriving, lent: Seg, is_good: bool) {
+    fn on_borrowed(&mut self, arriving: ArrivingH2cData, lent: Seg, is_good: bool) {
         let Some(entry) = self.fetching(arriving.slot) else { return };
         if entry.memory.is_none() && entry.data_out == arriving.len {
             entry.memory = Some(lent);
@@ -278,7 +278,7 @@ impl TargetSession {
     }
 
     /// Data is where it belongs.
-    fn arrived(&mut self, arriving: Arriving, is_good: bool) {
+    fn arrived(&mut self, arriving: ArrivingH2cData, is_good: bool) {
         let Some(entry) = self.fetching(arriving.slot) else { return };
         entry.progress.is_damaged |= !is_good;
         entry.progress.received = entry.progress.received.saturating_add(arriving.len);

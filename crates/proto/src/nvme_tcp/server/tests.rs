@@ -5,7 +5,7 @@ mod cuts;
 mod hostile;
 mod transfer;
 
-use super::TargetSession;
+use super::NvmeTcpTargetSession;
 use crate::digest;
 use crate::exports::Exports;
 use crate::fabrics::controller::node::NvmeNode;
@@ -24,13 +24,13 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// One PDU as it came.
 #[derive(Debug, Clone)]
-struct Pdu {
+struct TargetPdu {
     common: CommonHeader,
     header: Vec<u8>,
     data: Vec<u8>,
 }
 
-impl Pdu {
+impl TargetPdu {
     fn kind(&self) -> PduType {
         PduType(self.common.pdu_type)
     }
@@ -46,27 +46,27 @@ impl Pdu {
 }
 
 /// A host by hand: sends PDUs, takes the answers apart.
-struct Host {
-    pump: Pump<TargetSession>,
+struct TcpTestHost {
+    pump: Pump<NvmeTcpTargetSession>,
     digests: u8,
     cid: u16,
 }
 
-impl Host {
+impl TcpTestHost {
     /// Connected to a socket, nothing said.
-    fn new((node, exports): &(Arc<NvmeNode>, Exports)) -> Host {
-        Host::with_pool((node, exports), Pool::new(usize::MAX))
+    fn new((node, exports): &(Arc<NvmeNode>, Exports)) -> TcpTestHost {
+        TcpTestHost::with_pool((node, exports), Pool::new(usize::MAX))
     }
 
-    fn with_pool((node, exports): (&Arc<NvmeNode>, &Exports), pool: Pool) -> Host {
+    fn with_pool((node, exports): (&Arc<NvmeNode>, &Exports), pool: Pool) -> TcpTestHost {
         let now = Instant::now();
-        let pump = Pump::new(TargetSession::new(node.clone(), pool, now), exports);
-        Host { pump, digests: 0, cid: 0 }
+        let pump = Pump::new(NvmeTcpTargetSession::new(node.clone(), pool, now), exports);
+        TcpTestHost { pump, digests: 0, cid: 0 }
     }
 
     /// Initialized.
-    fn initialized(node: &(Arc<NvmeNode>, Exports), digests: u8) -> Host {
-        let mut host = Host::new(node);
+    fn initialized(node: &(Arc<NvmeNode>, Exports), digests: u8) -> TcpTestHost {
+        let mut host = TcpTestHost::new(node);
         let answer = host.pump.exchange(ic_req(digests).as_bytes());
         let response = IcResp::read_from_bytes(&answer).unwrap();
         assert_eq!((response.dgst, response.maxh2cdata.get()), (digests, 1 << 20));
@@ -75,8 +75,8 @@ impl Host {
     }
 
     /// With an enabled controller, and its identifier.
-    fn admin(node: &(Arc<NvmeNode>, Exports), digests: u8) -> (Host, u16) {
-        let mut host = Host::initialized(node, digests);
+    fn admin(node: &(Arc<NvmeNode>, Exports), digests: u8) -> (TcpTestHost, u16) {
+        let mut host = TcpTestHost::initialized(node, digests);
         let cqe = host.connect(0, CNTLID_DYNAMIC, 0);
         assert!(cqe.status.is_success());
         host.enable();
@@ -84,9 +84,9 @@ impl Host {
     }
 
     /// An I/O queue, and the admin queue of its controller.
-    fn io(node: &(Arc<NvmeNode>, Exports), digests: u8) -> (Host, Host) {
-        let (admin, cntlid) = Host::admin(node, digests);
-        let mut io = Host::initialized(node, digests);
+    fn io(node: &(Arc<NvmeNode>, Exports), digests: u8) -> (TcpTestHost, TcpTestHost) {
+        let (admin, cntlid) = TcpTestHost::admin(node, digests);
+        let mut io = TcpTestHost::initialized(node, digests);
         assert!(io.connect(1, cntlid, 0).status.is_success());
         (io, admin)
     }
@@ -146,7 +146,7 @@ impl Host {
     }
 
     /// What the target has sent, taken apart; digests are checked.
-    fn received(&mut self) -> Vec<Pdu> {
+    fn received(&mut self) -> Vec<TargetPdu> {
         let bytes = self.pump.sent();
         let (mut rest, mut pdus) = (&bytes[..], Vec::new());
         while !rest.is_empty() {
@@ -160,7 +160,7 @@ impl Host {
                 let sent = data.split_off(data.len() - 4);
                 assert_eq!(digest::of(&data)[..], sent);
             }
-            pdus.push(Pdu { common, header: rest[..hlen].to_vec(), data });
+            pdus.push(TargetPdu { common, header: rest[..hlen].to_vec(), data });
             rest = &rest[plen..];
         }
         pdus

@@ -5,8 +5,8 @@
 //! chooses for itself, and padding, of which siw sends whatever lies there.
 //! `crates/wire/tests/iwarp_captures.rs` says what is in the captures.
 
-use super::super::{Config, Iwarp};
-use super::{Driver, fpdu};
+use super::super::{Iwarp, IwarpConfig};
+use super::{TestDriver, fpdu};
 use crate::queue_pair::Provider;
 use blockmux_proto::rdma::{Endpoint, Event, MessageHead, Remote, RemoteRights, Stag, WorkId, WorkRequest};
 use blockmux_volume::{Memory, Pool, Seg, SgList};
@@ -21,10 +21,10 @@ const NVME: &[u8] = include_bytes!("../../../../wire/tests/data/nvme-siw.bin");
 const SRP: &[u8] = include_bytes!("../../../../wire/tests/data/srp-siw-crc.bin");
 
 /// What each side has sent, whole.
-type Streams = [Vec<u8>; 2];
+type SetupFrames = [Vec<u8>; 2];
 
 /// The segments of both sides in the order of the wire, and the frames before them.
-fn segments(mut capture: &[u8]) -> (Streams, Vec<(usize, Vec<u8>)>) {
+fn segments(mut capture: &[u8]) -> (SetupFrames, Vec<(usize, Vec<u8>)>) {
     let (mut streams, mut setup, mut segments) =
         ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()], Vec::new());
     while let [side, a, b, c, d, rest @ ..] = capture {
@@ -55,9 +55,9 @@ fn control(ulpdu: &[u8]) -> Control {
 
 /// What stands for what: a name and an offset of the capture, and ours.
 #[derive(Default)]
-struct Names(BTreeMap<u32, (u64, Remote)>);
+struct StagTranslation(BTreeMap<u32, (u64, Remote)>);
 
-impl Names {
+impl StagTranslation {
     fn translate(&self, stag: u32, to: u64) -> (u32, u64) {
         let (base, ours) = self.0.get(&stag).expect("a name that was given out");
         (ours.stag.0, ours.address + (to - base))
@@ -76,23 +76,23 @@ impl Names {
 }
 
 /// Our side of a conversation.
-struct Replay {
-    driver: Driver,
+struct CaptureReplay {
+    driver: TestDriver,
     has_crc: bool,
     /// What it has to send, translated.
     expected: VecDeque<Vec<u8>>,
     compared: usize,
     /// Of our own reads, whose answers go to names of ours.
-    sinks: Names,
+    sinks: StagTranslation,
     /// A message or write that comes in several segments.
     body: Vec<u8>,
     heard: usize,
 }
 
-impl Replay {
-    fn new(driver: Driver, has_crc: bool) -> Replay {
-        let (sinks, expected) = (Names::default(), VecDeque::new());
-        Replay { driver, has_crc, expected, compared: 0, sinks, body: Vec::new(), heard: 0 }
+impl CaptureReplay {
+    fn new(driver: TestDriver, has_crc: bool) -> CaptureReplay {
+        let (sinks, expected) = (StagTranslation::default(), VecDeque::new());
+        CaptureReplay { driver, has_crc, expected, compared: 0, sinks, body: Vec::new(), heard: 0 }
     }
 
     fn hear(&mut self, ulpdu: &[u8]) {
@@ -178,11 +178,11 @@ fn endpoint(reads: u32) -> Endpoint {
 }
 
 /// Ours in the place of the kernel's target.
-fn answer_the_kernel(capture: &[u8], mss: usize) -> (Replay, [Vec<u8>; 2], Vec<u8>) {
+fn answer_the_kernel(capture: &[u8], mss: usize) -> (CaptureReplay, [Vec<u8>; 2], Vec<u8>) {
     let (setup, segments) = segments(capture);
-    let config = Config { mss, is_peer_to_peer: false, ..Config::default() };
+    let config = IwarpConfig { mss, is_peer_to_peer: false, ..IwarpConfig::default() };
     let iwarp = Iwarp::passive(&endpoint(128), config, Pool::new(1 << 20), [3; 32], Instant::now());
-    let mut driver = Driver::new(iwarp, usize::MAX);
+    let mut driver = TestDriver::new(iwarp, usize::MAX);
     driver.push(&setup[0]);
     while driver.receive() {}
     assert!(
@@ -191,7 +191,7 @@ fn answer_the_kernel(capture: &[u8], mss: usize) -> (Replay, [Vec<u8>; 2], Vec<u
     driver.post(WorkRequest::Accept { private_data: setup[1][24..].to_vec() });
     let reply = driver.sent(usize::MAX);
     assert!(matches!(&driver.events()[..], [Event::Connected { .. }]));
-    let mut replay = Replay::new(driver, setup[0][16] & 0x40 != 0);
+    let mut replay = CaptureReplay::new(driver, setup[0][16] & 0x40 != 0);
     for (side, ulpdu) in segments {
         match side {
             0 if control(&ulpdu).is_tagged() => replay.hear(&replay.sinks.tagged(&ulpdu)),
@@ -219,7 +219,7 @@ fn the_kernels_srp_initiator_hears_from_us_what_it_heard_from_the_kernel() {
 
 /// Memory for each name that the kernel's initiator has given out, under names of ours: what the
 /// target writes, reads and closes.
-fn open_memory(driver: &mut Driver, segments: &[(usize, Vec<u8>)]) -> [Names; 2] {
+fn open_memory(driver: &mut TestDriver, segments: &[(usize, Vec<u8>)]) -> [StagTranslation; 2] {
     let mut writes = BTreeMap::<u32, (u64, u64)>::new();
     let (mut reads, mut answer) = (Vec::new(), Vec::new());
     for (side, ulpdu) in segments {
@@ -249,7 +249,7 @@ fn open_memory(driver: &mut Driver, segments: &[(usize, Vec<u8>)]) -> [Names; 2]
             other => panic!("{other:?}"),
         }
     };
-    let [mut written, mut read] = [Names::default(), Names::default()];
+    let [mut written, mut read] = [StagTranslation::default(), StagTranslation::default()];
     for request in reads {
         let rest = answer.split_off(request.rdma_rd_sz.get() as usize);
         let remote =
@@ -268,10 +268,10 @@ fn open_memory(driver: &mut Driver, segments: &[(usize, Vec<u8>)]) -> [Names; 2]
 #[test]
 fn the_kernels_nvme_controller_hears_from_us_what_it_heard_from_the_kernel() {
     let (setup, segments) = segments(NVME);
-    let config = Config { mss: 8944, is_peer_to_peer: false, ..Config::default() };
+    let config = IwarpConfig { mss: 8944, is_peer_to_peer: false, ..IwarpConfig::default() };
     let endpoint = Endpoint { private_data: setup[0][24..].to_vec(), ..endpoint(128) };
     let iwarp = Iwarp::active(&endpoint, config, Pool::new(1 << 20), [3; 32], Instant::now());
-    let mut driver = Driver::new(iwarp, usize::MAX);
+    let mut driver = TestDriver::new(iwarp, usize::MAX);
     let mut request = driver.sent(usize::MAX);
     assert_eq!(request[20..24], [0, 128, 0, 128]);
     // The kernel's host would not read.
@@ -283,7 +283,7 @@ fn the_kernels_nvme_controller_hears_from_us_what_it_heard_from_the_kernel() {
         matches!(&driver.events()[..], [Event::Connected { private_data }] if setup[1].ends_with(private_data))
     );
     let [written, read] = open_memory(&mut driver, &segments);
-    let mut replay = Replay::new(driver, false);
+    let mut replay = CaptureReplay::new(driver, false);
     for (side, ulpdu) in segments {
         if side == 0 {
             replay.say(&ulpdu);

@@ -2,7 +2,7 @@
 //! no memory is touched that was not granted.
 
 use super::{
-    Driver, READ, RESPONSE, SEND, WRITE, ample, connected, fpdu, read_request, tagged, ulpdus, untagged,
+    READ, RESPONSE, SEND, TestDriver, WRITE, ample, connected, fpdu, read_request, tagged, ulpdus, untagged,
 };
 use crate::queue_pair::{Fault, Provider, Violation};
 use crate::regions::Refusal;
@@ -11,7 +11,7 @@ use blockmux_volume::random::mix;
 use blockmux_volume::{Memory, SgList};
 
 /// Granted memory between neighbours that were not.
-struct Field {
+struct GrantedMemory {
     whole: Memory,
     /// What may be read, and what may be written.
     read: Remote,
@@ -22,8 +22,8 @@ const SIZE: usize = 64 << 10;
 const GAP: usize = 4096;
 const CLEAN: u8 = 0xcc;
 
-impl Field {
-    fn new(driver: &mut Driver) -> Field {
+impl GrantedMemory {
+    fn new(driver: &mut TestDriver) -> GrantedMemory {
         let whole = Memory::from_heap(3 * GAP + 2 * SIZE);
         whole.seg(0, whole.len()).copy_from(&vec![CLEAN; whole.len()]);
         let mut grant = |at, access| {
@@ -35,7 +35,7 @@ impl Field {
         };
         let read = grant(GAP, RemoteRights::RemoteRead);
         let write = grant(2 * GAP + SIZE, RemoteRights::RemoteWrite);
-        Field { whole, read, write }
+        GrantedMemory { whole, read, write }
     }
 
     /// What may be written begins here.
@@ -53,7 +53,7 @@ impl Field {
 }
 
 /// The Terminate message that the end has sent: layer and type, code, and what is copied.
-fn verdict(driver: &mut Driver) -> (u8, u8, Vec<u8>) {
+fn sent_terminate(driver: &mut TestDriver) -> (u8, u8, Vec<u8>) {
     let sent = ulpdus(&driver.sent(usize::MAX));
     let last = sent.last().expect("something was sent");
     assert_eq!(last[..18], untagged([0x41, 0x47], 0, [2, 1, 0], b""), "it is a Terminate message");
@@ -61,10 +61,10 @@ fn verdict(driver: &mut Driver) -> (u8, u8, Vec<u8>) {
 }
 
 /// What becomes of a connection in which the peer sends this, as a function of the granted memory.
-fn judge(is_active: bool, has_crc: bool, segments: &dyn Fn(&Field) -> Vec<Vec<u8>>) -> (u8, u8) {
+fn outcome_of(is_active: bool, has_crc: bool, segments: &dyn Fn(&GrantedMemory) -> Vec<Vec<u8>>) -> (u8, u8) {
     let endpoint = Endpoint { receives: 2, receive_len: 100, reads: 2, ..ample() };
     let mut driver = connected(is_active, &endpoint, has_crc);
-    let field = Field::new(&mut driver);
+    let field = GrantedMemory::new(&mut driver);
     let bad = segments(&field);
     for ulpdu in &bad {
         driver.push(&fpdu(ulpdu, has_crc));
@@ -72,7 +72,7 @@ fn judge(is_active: bool, has_crc: bool, segments: &dyn Fn(&Field) -> Vec<Vec<u8
     }
     let error = driver.error.expect("it is told what was wrong");
     assert!(error.reference.starts_with("RFC 50"), "{error}");
-    let (layer, code, copied) = verdict(&mut driver);
+    let (layer, code, copied) = sent_terminate(&mut driver);
     let heard = driver.events();
     assert!(matches!(heard.last(), Some(Event::Disconnected)), "{heard:?}");
     assert!(field.is_clean_but_for(0, 0), "memory was touched");
@@ -85,9 +85,9 @@ fn judge(is_active: bool, has_crc: bool, segments: &dyn Fn(&Field) -> Vec<Vec<u8
     (layer, code)
 }
 
-type Segments = Box<dyn Fn(&Field) -> Vec<Vec<u8>>>;
+type Segments = Box<dyn Fn(&GrantedMemory) -> Vec<Vec<u8>>>;
 
-fn each(one: impl Fn(&Field) -> Vec<u8> + 'static) -> Segments {
+fn each(one: impl Fn(&GrantedMemory) -> Vec<u8> + 'static) -> Segments {
     Box::new(move |field| vec![one(field)])
 }
 
@@ -155,22 +155,22 @@ fn faults_of_untagged_segments() -> Vec<(&'static str, Segments, (u8, u8))> {
 }
 
 fn faults_of_memory() -> Vec<(&'static str, Segments, (u8, u8))> {
-    type Pick = fn(&Field) -> (u32, u64);
-    let write = |pick: Pick, len: usize| {
+    type PickAddress = fn(&GrantedMemory) -> (u32, u64);
+    let write = |pick: PickAddress, len: usize| {
         each(move |field| {
             let (stag, to) = pick(field);
             tagged(WRITE, stag, to, &vec![1; len])
         })
     };
-    let read = |pick: Pick, len: u32| {
+    let read = |pick: PickAddress, len: u32| {
         each(move |field| untagged(READ, 0, [1, 1, 0], &read_request((1, 0), len, pick(field))))
     };
-    let writable: Pick = |field| (field.write.stag.0, field.write.address);
-    let readable: Pick = |field| (field.read.stag.0, field.read.address);
-    let stale: Pick = |field| (field.write.stag.0 ^ 1, field.write.address);
-    let before: Pick = |field| (field.write.stag.0, field.write.address - 1);
-    let end: Pick = |field| (field.write.stag.0, field.write.address + SIZE as u64);
-    let wraps: Pick = |field| (field.write.stag.0, u64::MAX - 2);
+    let writable: PickAddress = |field| (field.write.stag.0, field.write.address);
+    let readable: PickAddress = |field| (field.read.stag.0, field.read.address);
+    let stale: PickAddress = |field| (field.write.stag.0 ^ 1, field.write.address);
+    let before: PickAddress = |field| (field.write.stag.0, field.write.address - 1);
+    let end: PickAddress = |field| (field.write.stag.0, field.write.address + SIZE as u64);
+    let wraps: PickAddress = |field| (field.write.stag.0, u64::MAX - 2);
     vec![
         ("version of DDP", each(|_| tagged([0xc0, 0x40], 1, 1, b"x")), (0x11, 4)),
         ("version of RDMAP", each(|_| tagged([0xc1, 0x00], 1, 1, b"x")), (0x02, 5)),
@@ -196,8 +196,8 @@ fn faults_of_memory() -> Vec<(&'static str, Segments, (u8, u8))> {
 fn every_fault_of_an_untagged_segment_gets_its_own_terminate() {
     for is_active in [false, true] {
         for (what, segments, expected) in faults_of_untagged_segments() {
-            assert_eq!(judge(is_active, false, &segments), expected, "{what}");
-            assert_eq!(judge(is_active, true, &segments), expected, "{what}, with CRCs");
+            assert_eq!(outcome_of(is_active, false, &segments), expected, "{what}");
+            assert_eq!(outcome_of(is_active, true, &segments), expected, "{what}, with CRCs");
         }
     }
 }
@@ -212,10 +212,10 @@ fn every_fault_of_a_steering_tag_or_an_offset_gets_its_own_terminate_and_no_memo
                     let to = field.write.address + SIZE as u64 - 64_999;
                     vec![tagged(WRITE, field.write.stag.0, to, &[1; 65_000])]
                 });
-                assert_eq!(judge(is_active, false, &two), expected, "{what}");
+                assert_eq!(outcome_of(is_active, false, &two), expected, "{what}");
                 continue;
             }
-            assert_eq!(judge(is_active, false, &segments), expected, "{what}");
+            assert_eq!(outcome_of(is_active, false, &segments), expected, "{what}");
         }
     }
 }
@@ -224,7 +224,7 @@ fn every_fault_of_a_steering_tag_or_an_offset_gets_its_own_terminate_and_no_memo
 fn more_reads_than_agreed_on_are_refused() {
     // Two may be on their way, and none was answered since nothing of what we send is taken.
     let mut driver = connected(false, &Endpoint { reads: 2, regions: 4, ..ample() }, false);
-    let field = Field::new(&mut driver);
+    let field = GrantedMemory::new(&mut driver);
     let source = (field.read.stag.0, field.read.address);
     // As many as fill the outbox, and those that wait.
     let most = (super::super::OUTBOX_FULL / SIZE + 4) as u32;
@@ -235,7 +235,7 @@ fn more_reads_than_agreed_on_are_refused() {
         drop(driver.events());
     }
     assert_eq!(driver.iwarp.fault(), Some(Fault::Peer(Violation::TooManyReads)));
-    let (layer, code, copied) = verdict(&mut driver);
+    let (layer, code, copied) = sent_terminate(&mut driver);
     assert_eq!((layer, code, copied[0]), (0x12, 2, 0xe0));
 }
 
@@ -263,8 +263,8 @@ fn messages_that_come_together_find_the_buffers_that_are_given_back_for_those_be
 /// A read of ours is answered with other data than was asked for.
 #[test]
 fn every_fault_of_a_read_response_gets_its_own_terminate_and_no_memory() {
-    type Answer = fn(u32) -> Vec<u8>;
-    let cases: [(Answer, (u8, u8)); 6] = [
+    type ReadResponse = fn(u32) -> Vec<u8>;
+    let cases: [(ReadResponse, (u8, u8)); 6] = [
         (|sink| tagged(RESPONSE, sink ^ 1, 0, &[1; 64]), (0x11, 0)),
         (|sink| tagged(RESPONSE, sink, 1, &[1; 63]), (0x11, 1)),
         (|sink| tagged(RESPONSE, sink, 0, &[1; 65]), (0x11, 1)),
@@ -282,7 +282,7 @@ fn every_fault_of_a_read_response_gets_its_own_terminate_and_no_memory() {
         let sink = u32::from_be_bytes(sent[0][18..22].try_into().unwrap());
         driver.push(&fpdu(&answer(sink), false));
         while driver.receive() {}
-        let (layer, code, _) = verdict(&mut driver);
+        let (layer, code, _) = sent_terminate(&mut driver);
         assert_eq!((layer, code), expected);
         let heard = driver.events();
         assert!(matches!(
@@ -298,7 +298,7 @@ fn a_wrong_crc_ends_the_connection_whether_payload_was_copied_or_placed() {
     for len in [64, 60_000] {
         for at in [0, 1] {
             let mut driver = connected(false, &ample(), true);
-            let field = Field::new(&mut driver);
+            let field = GrantedMemory::new(&mut driver);
             let mut bytes =
                 fpdu(&tagged(WRITE, field.write.stag.0, field.write.address, &vec![1; len]), true);
             let last = bytes.len() - 1 - at * 40;
@@ -309,7 +309,7 @@ fn a_wrong_crc_ends_the_connection_whether_payload_was_copied_or_placed() {
                 while driver.receive() {}
             }
             assert_eq!(driver.places, usize::from(len > 4096));
-            let (layer, code, copied) = verdict(&mut driver);
+            let (layer, code, copied) = sent_terminate(&mut driver);
             assert_eq!((layer, code, copied), (0x20, 2, vec![0, 0]));
             assert!(field.is_clean_but_for(0, len));
         }
@@ -319,7 +319,7 @@ fn a_wrong_crc_ends_the_connection_whether_payload_was_copied_or_placed() {
 #[test]
 fn what_arrives_for_memory_that_is_closed_meanwhile_goes_nowhere() {
     let mut driver = connected(false, &ample(), false);
-    let field = Field::new(&mut driver);
+    let field = GrantedMemory::new(&mut driver);
     let bytes = fpdu(&tagged(WRITE, field.write.stag.0, field.write.address, &[1; 60_000]), false);
     let (first, second) = bytes.split_at(20_000);
     driver.push(first);
@@ -330,21 +330,21 @@ fn what_arrives_for_memory_that_is_closed_meanwhile_goes_nowhere() {
     while driver.receive() {}
     assert!(field.bytes() == before, "memory was written after it was closed");
     assert_eq!(driver.iwarp.fault(), Some(Fault::Peer(Violation::Refused(Refusal::InvalidStag))));
-    let (layer, code, _) = verdict(&mut driver);
+    let (layer, code, _) = sent_terminate(&mut driver);
     assert_eq!((layer, code), (0x11, 0));
 }
 
 #[test]
 fn a_read_of_memory_that_is_closed_before_its_turn_is_refused() {
     let mut driver = connected(false, &ample(), false);
-    let field = Field::new(&mut driver);
+    let field = GrantedMemory::new(&mut driver);
     let source = (field.read.stag.0, field.read.address);
     let request = untagged(READ, 0, [1, 1, 0], &read_request((1, 0), 64, source));
     driver.push(&fpdu(&request, false));
     while driver.receive() {}
     driver.post(WorkRequest::Invalidate { stag: field.read.stag });
     assert!(matches!(&driver.events()[..], [Event::Disconnected]));
-    let (layer, code, copied) = verdict(&mut driver);
+    let (layer, code, copied) = sent_terminate(&mut driver);
     assert_eq!((layer, code), (0x01, 0));
     assert_eq!(copied[4..], request);
 }
@@ -382,7 +382,7 @@ fn nothing_is_written_outside_of_what_was_granted() {
         };
         let has_crc = below(2) == 0;
         let mut driver = connected(below(2) == 0, &ample(), has_crc);
-        let field = Field::new(&mut driver);
+        let field = GrantedMemory::new(&mut driver);
         let [stag, other] = [field.write.stag.0, field.read.stag.0];
         let name = [stag, stag, stag, stag, other, stag ^ 1, 0][below(7) as usize];
         let len = [0, 1, 100, 5000, 60_000, 65_500][below(6) as usize];
@@ -398,7 +398,7 @@ fn nothing_is_written_outside_of_what_was_granted() {
         assert_eq!(driver.error.is_none(), is_granted, "{len} bytes at {at:x} of {name:x}");
         let (at, len) = if is_granted && len > 0 { (at as usize, len as usize) } else { (0, 0) };
         assert!(field.is_clean_but_for(at, len));
-        let begin = Field::WRITABLE + at;
+        let begin = GrantedMemory::WRITABLE + at;
         assert!(field.bytes()[begin..begin + len].iter().all(|byte| *byte == round as u8 | 1));
         refused += u32::from(!is_granted);
     }

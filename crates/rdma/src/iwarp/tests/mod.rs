@@ -2,14 +2,14 @@
 //! between them.
 #![allow(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::unwrap_used, reason = "tests")]
 
-mod at_once;
 mod captures;
-mod conforms;
 mod connecting;
 mod hostile;
+mod immediate;
+mod provider_conformance;
 mod splits;
 
-use super::{Config, Iwarp};
+use super::{Iwarp, IwarpConfig};
 use crate::queue_pair::Provider;
 use blockmux_proto::rdma::{Endpoint, Event, QueuePair, WorkRequest};
 use blockmux_proto::session::{Demand, MAX_DEMAND, ProtocolError, StreamSession};
@@ -18,7 +18,7 @@ use std::time::Instant;
 
 /// An end and its driver, which asserts that every demand can be met and that meeting it leads
 /// somewhere.
-pub(super) struct Driver {
+pub(super) struct TestDriver {
     pub(super) iwarp: Iwarp,
     /// Received at a time, at most.
     step: usize,
@@ -35,10 +35,10 @@ pub(super) struct Driver {
     pub(super) error: Option<ProtocolError>,
 }
 
-impl Driver {
-    pub(super) fn new(iwarp: Iwarp, step: usize) -> Driver {
+impl TestDriver {
+    pub(super) fn new(iwarp: Iwarp, step: usize) -> TestDriver {
         let chunk = Chunk::new(Memory::from_heap(BUFFER));
-        Driver {
+        TestDriver {
             iwarp,
             step,
             inbound: Vec::new(),
@@ -186,8 +186,8 @@ impl Driver {
 }
 
 /// Both ends, and a stream between them.
-pub(super) struct Link {
-    pub(super) ends: [Driver; 2],
+pub(super) struct StreamPair {
+    pub(super) ends: [TestDriver; 2],
     /// Bytes that have crossed it each way.
     pub(super) crossed: [usize; 2],
     /// Of which everything is kept.
@@ -195,9 +195,9 @@ pub(super) struct Link {
     step: usize,
 }
 
-impl Link {
+impl StreamPair {
     /// `configs` are those of the active and of the passive side; so many bytes go at a time.
-    pub(super) fn new(endpoints: [&Endpoint; 2], configs: [&Config; 2], step: usize) -> Link {
+    pub(super) fn new(endpoints: [&Endpoint; 2], configs: [&IwarpConfig; 2], step: usize) -> StreamPair {
         let seed = |side: u8| {
             let mut seed = [side; 32];
             seed[..8].copy_from_slice(&next_seed().to_le_bytes());
@@ -207,8 +207,8 @@ impl Link {
         let now = Instant::now();
         let active = Iwarp::active(endpoints[0], configs[0].clone(), pool.clone(), seed(0), now);
         let passive = Iwarp::passive(endpoints[1], configs[1].clone(), pool, seed(1), now);
-        let ends = [Driver::new(active, step), Driver::new(passive, step)];
-        Link { ends, crossed: [0; 2], log: None, step }
+        let ends = [TestDriver::new(active, step), TestDriver::new(passive, step)];
+        StreamPair { ends, crossed: [0; 2], log: None, step }
     }
 
     /// Carries up to `step` bytes each way; whether anything moved.
@@ -280,14 +280,14 @@ pub(super) fn ample() -> Endpoint {
 }
 
 /// An end that is connected to a peer by hand, which it has agreed with on CRCs or not.
-pub(super) fn connected(is_active: bool, endpoint: &Endpoint, has_crc: bool) -> Driver {
+pub(super) fn connected(is_active: bool, endpoint: &Endpoint, has_crc: bool) -> TestDriver {
     let pool = Pool::new(16 << 20);
-    let config = Config { has_crc, is_peer_to_peer: false, ..Config::default() };
+    let config = IwarpConfig { has_crc, is_peer_to_peer: false, ..IwarpConfig::default() };
     let flags = if has_crc { 0x50 } else { 0x10 };
     let mut driver = if is_active {
-        Driver::new(Iwarp::active(endpoint, config, pool, [7; 32], Instant::now()), usize::MAX)
+        TestDriver::new(Iwarp::active(endpoint, config, pool, [7; 32], Instant::now()), usize::MAX)
     } else {
-        Driver::new(Iwarp::passive(endpoint, config, pool, [7; 32], Instant::now()), usize::MAX)
+        TestDriver::new(Iwarp::passive(endpoint, config, pool, [7; 32], Instant::now()), usize::MAX)
     };
     let reads = endpoint.reads as u8;
     driver.push(&setup_frame(if is_active { b"p" } else { b"q" }, flags, 2, &[0, reads, 0, reads]));

@@ -25,9 +25,9 @@ fn asymmetric() -> ((Arc<NvmeNode>, Exports), Arc<Subsystem>) {
 }
 
 /// An I/O queue and its admin queue, both by that port.
-fn at_port(node: &(Arc<NvmeNode>, Exports), port: u16) -> (Host, Host) {
+fn at_port(node: &(Arc<NvmeNode>, Exports), port: u16) -> (FabricsTestHost, FabricsTestHost) {
     let open = |qid, cntlid| {
-        let mut host = Host::new(node);
+        let mut host = FabricsTestHost::new(node);
         host.pump.session = queue(node, Pool::new(usize::MAX), host.now).at_port(port);
         let cqe = host.connect(qid, cntlid, 0);
         assert!(cqe.status.is_success());
@@ -38,7 +38,7 @@ fn at_port(node: &(Arc<NvmeNode>, Exports), port: u16) -> (Host, Host) {
     (open(1, cntlid).0, admin)
 }
 
-fn log(host: &mut Host, flags: u32) -> Vec<u8> {
+fn log(host: &mut FabricsTestHost, flags: u32) -> Vec<u8> {
     host.run(admin(AdminOpcode::GET_LOG_PAGE, 0, 63 << 16 | flags | 0x0c, 0, 256), &[]).0
 }
 
@@ -51,7 +51,7 @@ fn each_port_tells_how_it_leads_to_the_groups() {
     let page = IdentifyController::read_from_bytes(&page).unwrap();
     assert!(page.cmic & CMIC_ANA != 0 && page.oaes.get() & AEC_ANA_CHANGE != 0);
     assert_eq!((page.nanagrpid.get(), page.anagrpmax.get(), page.anacap), (2, 6, 0x47));
-    let group = |host: &mut Host, nsid| {
+    let group = |host: &mut FabricsTestHost, nsid| {
         let page = host.run(admin(AdminOpcode::IDENTIFY, nsid, 0, 0, 4096), &[]).0;
         IdentifyNamespace::read_from_bytes(&page).unwrap().anagrpid.get()
     };

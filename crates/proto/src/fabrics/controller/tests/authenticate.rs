@@ -23,8 +23,8 @@ fn guarded() -> (Arc<NvmeNode>, Exports) {
 }
 
 /// Connected, nothing proved.
-fn connected(node: &(Arc<NvmeNode>, Exports), qid: u16, cntlid: u16) -> (Host, Cqe) {
-    let mut host = Host::new(node);
+fn connected(node: &(Arc<NvmeNode>, Exports), qid: u16, cntlid: u16) -> (FabricsTestHost, Cqe) {
+    let mut host = FabricsTestHost::new(node);
     let session = queue(node, Pool::new(usize::MAX), host.now).with_seed([5; 32]);
     host.pump.session = session;
     let (command, data) = connect(NQN, qid, cntlid, 0);
@@ -33,12 +33,12 @@ fn connected(node: &(Arc<NvmeNode>, Exports), qid: u16, cntlid: u16) -> (Host, C
     (host, cqe)
 }
 
-fn send(host: &mut Host, message: &[u8]) -> Cqe {
+fn send(host: &mut FabricsTestHost, message: &[u8]) -> Cqe {
     let sqe = authentication(FabricsType::AUTHENTICATION_SEND, message.len());
     host.run(sqe, message).1
 }
 
-fn receive(host: &mut Host, len: usize) -> Vec<u8> {
+fn receive(host: &mut FabricsTestHost, len: usize) -> Vec<u8> {
     let (message, cqe) = host.run(authentication(FabricsType::AUTHENTICATION_RECEIVE, len), &[]);
     assert!(cqe.status.is_success());
     message
@@ -61,7 +61,7 @@ fn secret() -> DhChapSecret {
 }
 
 /// With the host's proof, which is asked for no proof in turn.
-fn prove(host: &mut Host) {
+fn prove(host: &mut FabricsTestHost) {
     assert!(send(host, &negotiate(&[1, 2], &[0, 1])).status.is_success());
     let challenge = receive(host, 16 + 48 + 256);
     // The names of the subsystem and the host are those of the other tests there.
@@ -132,7 +132,7 @@ fn who_takes_too_long_to_prove_itself_loses_its_connection() {
 fn who_takes_longer_than_its_keep_alive_timeout_to_prove_itself_is_waited_for() {
     let node = guarded();
     let (mut host, _) = connected(&node, 0, CNTLID_DYNAMIC);
-    let pass = |host: &mut Host, until: Duration| {
+    let pass = |host: &mut FabricsTestHost, until: Duration| {
         let until = host.now + until;
         while let Some(next) = host.pump.session.poll_timeout().filter(|&next| next <= until) {
             host.pump.session.on_timeout(next)?;
@@ -163,10 +163,10 @@ fn authentication_commands_that_make_no_sense_are_refused() {
     let long = Sqe { cdw11: 128.into(), ..receive };
     assert_eq!(refusal(&host.run(long, &[]).1), NvmeStatus::DATA_SGL_LENGTH_INVALID);
     // A host that has nothing to prove.
-    let (mut plain, _) = Host::admin(&super::node());
+    let (mut plain, _) = FabricsTestHost::admin(&super::node());
     assert_eq!(refusal(&plain.run(receive, &[]).1), NvmeStatus::INVALID_FIELD_IN_COMMAND);
     // Without random numbers nobody can.
-    let mut host = Host::new(&node);
+    let mut host = FabricsTestHost::new(&node);
     let (command, data) = connect(NQN, 0, CNTLID_DYNAMIC, 0);
     let data = ConnectData { hostnqn: Nqn::new("nqn.h").unwrap().to_field(), ..data };
     assert_eq!(refusal(&host.run(command, data.as_bytes()).1), NvmeStatus::INTERNAL_ERROR);

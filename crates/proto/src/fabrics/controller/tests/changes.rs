@@ -30,16 +30,16 @@ fn namespace(exports: &Exports, nsid: u32, at: u32) -> Namespace {
     Namespace::new(nsid, VolumeId(at), served, false, VolumeUuid::of_texts(&[&format!("volume {at}")]))
 }
 
-fn listens(host: &mut Host, notices: u32) {
+fn listens(host: &mut FabricsTestHost, notices: u32) {
     let fid = FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION.0.into();
     assert!(host.run(admin(AdminOpcode::SET_FEATURES, 0, fid, notices, 0), &[]).1.status.is_success());
 }
 
-fn changed(host: &mut Host) -> Vec<u8> {
+fn changed(host: &mut FabricsTestHost) -> Vec<u8> {
     host.run(admin(AdminOpcode::GET_LOG_PAGE, NSID_ALL, 1023 << 16 | 4, 0, 4096), &[]).0
 }
 
-fn listed(host: &mut Host) -> [u8; 8] {
+fn listed(host: &mut FabricsTestHost) -> [u8; 8] {
     let page = host.run(admin(AdminOpcode::IDENTIFY, 0, 2, 0, 4096), &[]).0;
     page[..8].try_into().unwrap()
 }
@@ -47,7 +47,7 @@ fn listed(host: &mut Host) -> [u8; 8] {
 #[test]
 fn a_namespace_that_is_attached_is_told_of_and_used_until_it_is_detached() {
     let (node, subsystem) = empty();
-    let (mut io, mut queue) = Host::io(&node);
+    let (mut io, mut queue) = FabricsTestHost::io(&node);
     listens(&mut queue, AEC_NAMESPACE_ATTRIBUTE);
     let mut events = [admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0); 2];
     events.iter_mut().for_each(|event| queue.send(event, &[]));
@@ -96,7 +96,7 @@ fn what_waits_for_a_volume_that_is_detached_ends() {
     use crate::volume_state::RangeGuard;
     let (node, subsystem) = empty();
     subsystem.attach(namespace(&node.1, 1, 0), None).unwrap();
-    let (mut io, _queue) = Host::io(&node);
+    let (mut io, _queue) = FabricsTestHost::io(&node);
     let served = node.1.served(VolumeId(0)).unwrap();
     let guard = RangeGuard::lock(&served, 0, 512).unwrap();
     let mut reads = [nvm(NvmOpcode::READ, 1, 0, 1); 2];
@@ -113,7 +113,7 @@ fn what_waits_for_a_volume_that_is_detached_ends() {
 #[test]
 fn a_host_sees_and_hears_of_the_namespaces_that_it_is_shown() {
     let (node, subsystem) = empty();
-    let (mut io, mut queue) = Host::io(&node);
+    let (mut io, mut queue) = FabricsTestHost::io(&node);
     for (nsid, at) in [(2, 0), (3, 1)] {
         subsystem.attach(namespace(&node.1, nsid, at), None).unwrap();
     }
@@ -130,8 +130,8 @@ fn a_host_sees_and_hears_of_the_namespaces_that_it_is_shown() {
 }
 
 /// The admin queue of a discovery controller by that name.
-fn discoverer(node: &(Arc<NvmeNode>, Exports), nqn: &str) -> Host {
-    let mut host = Host::new(node);
+fn discoverer(node: &(Arc<NvmeNode>, Exports), nqn: &str) -> FabricsTestHost {
+    let mut host = FabricsTestHost::new(node);
     let (command, data) = connect(nqn, 0, CNTLID_DYNAMIC, 0);
     assert!(host.run(command, data.as_bytes()).1.status.is_success());
     host.enable();
@@ -139,7 +139,7 @@ fn discoverer(node: &(Arc<NvmeNode>, Exports), nqn: &str) -> Host {
 }
 
 /// GENCTR, NUMREC, and the subtype and name of each entry.
-fn discovered(host: &mut Host) -> (u64, u64, Vec<(u8, String)>) {
+fn discovered(host: &mut FabricsTestHost) -> (u64, u64, Vec<(u8, String)>) {
     let page = host.run(admin(AdminOpcode::GET_LOG_PAGE, 0, 2047 << 16 | 0x70, 0, 8192), &[]).0;
     let number = |at: usize| u64::from_le_bytes(page[at..at + 8].try_into().unwrap());
     let entries = page[1024..].chunks(1024).filter(|entry| entry[0] != 0);
@@ -193,8 +193,8 @@ fn a_discovery_controller_with_a_unique_name_is_reached_by_both() {
 }
 
 /// An initialized connection, and how often it was cut.
-fn with_hang_up(node: &(Arc<NvmeNode>, Exports)) -> (Host, Arc<AtomicUsize>) {
-    let (cuts, mut host) = (Arc::new(AtomicUsize::new(0)), Host::new(node));
+fn with_hang_up(node: &(Arc<NvmeNode>, Exports)) -> (FabricsTestHost, Arc<AtomicUsize>) {
+    let (cuts, mut host) = (Arc::new(AtomicUsize::new(0)), FabricsTestHost::new(node));
     let hang_up: HangUp = {
         let cuts = cuts.clone();
         Arc::new(move || {
@@ -217,7 +217,7 @@ fn a_host_is_let_in_and_sent_away_while_others_notice_nothing() {
     let node = (Arc::new(NvmeNode::new(vec![subsystem.clone()], ports, "machine")), exports);
     subsystem.attach(namespace(&node.1, 1, 0), None).unwrap();
     let refused = NvmeStatus::from(ConnectStatus::CONNECT_INVALID_HOST);
-    assert_eq!(refusal(&Host::new(&node).connect(0, CNTLID_DYNAMIC, 0)), refused);
+    assert_eq!(refusal(&FabricsTestHost::new(&node).connect(0, CNTLID_DYNAMIC, 0)), refused);
     let mut discoverer = discoverer(&node, DISCOVERY_NQN);
     listens(&mut discoverer, AEC_DISCOVERY_CHANGE);
     let mut events = [admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0); 2];
@@ -247,7 +247,7 @@ fn a_host_is_let_in_and_sent_away_while_others_notice_nothing() {
     assert_eq!(cuts.load(Ordering::Relaxed), 0);
     assert!(node.0.remove_host(&subsystem, &name) && !node.0.remove_host(&subsystem, &name));
     assert_eq!(cuts.load(Ordering::Relaxed), 1);
-    assert_eq!(refusal(&Host::new(&node).connect(0, CNTLID_DYNAMIC, 0)), refused);
+    assert_eq!(refusal(&FabricsTestHost::new(&node).connect(0, CNTLID_DYNAMIC, 0)), refused);
     discoverer.pump.turn();
     assert_eq!(discoverer.end_of(events[1]).1.result.get(), 0x70_f002);
     assert_eq!(discovered(&mut discoverer).1, 1);
@@ -262,7 +262,7 @@ fn the_hosts_of_a_subsystem_that_goes_are_cut_off_and_come_back_in_vain() {
     assert!(host.connect(0, CNTLID_DYNAMIC, 0).status.is_success());
     assert!(node.0.remove(&Nqn::new(NQN).unwrap()) && !node.0.remove(&Nqn::new(NQN).unwrap()));
     assert_eq!(cuts.load(Ordering::Relaxed), 1);
-    let mut again = Host::new(&node);
+    let mut again = FabricsTestHost::new(&node);
     assert_eq!(refusal(&again.connect(0, CNTLID_DYNAMIC, 0)).0, 0x182);
 }
 

@@ -17,7 +17,7 @@ use std::time::Instant;
 
 #[test]
 fn sqhd_counts_completions_round_the_queue() {
-    let (mut io, _admin) = Host::io(&node());
+    let (mut io, _admin) = FabricsTestHost::io(&node());
     let flush = nvm(NvmOpcode::FLUSH, 1, 0, 1);
     let heads: Vec<u16> = (0..40).map(|_| io.run(flush, &[]).1.sqhd.get()).collect();
     // Connect was the first, and the queue has 32 entries.
@@ -26,7 +26,7 @@ fn sqhd_counts_completions_round_the_queue() {
 
 #[test]
 fn compare_verify_and_zeroes_look_at_blocks_and_copy_moves_them() {
-    let (mut io, _admin) = Host::io(&node());
+    let (mut io, _admin) = FabricsTestHost::io(&node());
     let data = pattern(4096);
     assert!(io.run(nvm(NvmOpcode::WRITE, 1, 8, 8), &data).1.status.is_success());
     let compare = nvm(NvmOpcode::COMPARE, 1, 8, 8);
@@ -71,7 +71,7 @@ fn copy_sources(ranges: &[(u64, u16)]) -> Vec<u8> {
 
 #[test]
 fn a_copy_that_fails_says_which_range_was_the_first_that_it_did_not_copy() {
-    let (mut io, mut queue) = Host::io(&bad_block(40));
+    let (mut io, mut queue) = FabricsTestHost::io(&bad_block(40));
     assert!(io.run(nvm(NvmOpcode::WRITE, 1, 8, 8), &pattern(4096)).1.status.is_success());
     let mut copy = Sqe { cdw12: 2.into(), ..nvm(NvmOpcode::COPY, 1, 100, 1) };
     let (_, cqe) = io.run(copy, &copy_sources(&[(8, 3), (12, 3), (40, 0)]));
@@ -99,7 +99,7 @@ fn a_copy_that_fails_says_which_range_was_the_first_that_it_did_not_copy() {
 
 #[test]
 fn fua_and_flush_reach_the_volume() {
-    let (mut io, _admin) = Host::io(&node());
+    let (mut io, _admin) = FabricsTestHost::io(&node());
     io.pump.holds_io = true;
     let fua = |sqe: Sqe| Sqe { cdw12: (sqe.cdw12.get() | FUA).into(), ..sqe };
     io.send(
@@ -122,7 +122,7 @@ fn fua_and_flush_reach_the_volume() {
 
 #[test]
 fn identify_tells_what_is_served() {
-    let (mut host, cntlid) = Host::admin(&node());
+    let (mut host, cntlid) = FabricsTestHost::admin(&node());
     let mut identify = |cns: u32, nsid: u32| host.run(admin(AdminOpcode::IDENTIFY, nsid, cns, 0, 4096), &[]);
     let page = IdentifyController::read_from_bytes(&identify(1, 0).0).unwrap();
     assert_eq!((page.cntlid.get(), page.mdts, page.nn.get()), (cntlid, 8, 1024));
@@ -154,13 +154,13 @@ fn the_pages_that_there_are_and_those_that_are_told_are_the_same_and_so_are_feat
     for is_discovery in [false, true] {
         let node = node();
         let (mut host, _) = if is_discovery {
-            let mut host = Host::new(&node);
+            let mut host = FabricsTestHost::new(&node);
             let (command, data) = connect(DISCOVERY_NQN, 0, CNTLID_DYNAMIC, 0);
             assert!(host.run(command, data.as_bytes()).1.status.is_success());
             host.enable();
             (host, 0)
         } else {
-            Host::admin(&node)
+            FabricsTestHost::admin(&node)
         };
         let mut numbers = |lid: u32| {
             let log = admin(AdminOpcode::GET_LOG_PAGE, u32::MAX, 255 << 16 | lid, 0, 1024);
@@ -197,7 +197,7 @@ fn a_page_that_the_host_has_no_room_for_is_not_read() {
     let subsystem = Subsystem::new(Nqn::new(NQN).unwrap(), "machine", Vec::new(), Vec::new());
     let subsystem = Arc::new(subsystem);
     let node = (Arc::new(NvmeNode::new(vec![subsystem.clone()], Vec::new(), "machine")), exports);
-    let (mut host, _) = Host::admin(&node);
+    let (mut host, _) = FabricsTestHost::admin(&node);
     let namespace = Namespace::new(
         3,
         VolumeId(0),
@@ -234,7 +234,7 @@ fn a_subsystem_and_its_namespaces_are_called_as_they_were_given() {
     let subsystem = Subsystem::new(Nqn::new(NQN).unwrap(), "machine", namespaces, Vec::new());
     let subsystem = subsystem.with_serial_number("4711".into()).with_model_number("Disk of ours".into());
     let node = Arc::new(NvmeNode::new(vec![Arc::new(subsystem)], Vec::new(), "machine"));
-    let (mut host, _) = Host::admin(&(node, exports));
+    let (mut host, _) = FabricsTestHost::admin(&(node, exports));
     let mut identify =
         |cns: u32, nsid: u32| host.run(admin(AdminOpcode::IDENTIFY, nsid, cns, 0, 4096), &[]).0;
     let page = IdentifyController::read_from_bytes(&identify(1, 0)).unwrap();
@@ -253,7 +253,7 @@ fn a_subsystem_and_its_namespaces_are_called_as_they_were_given() {
 
 #[test]
 fn log_pages_are_there_and_may_be_read_in_parts() {
-    let (mut host, _) = Host::admin(&node());
+    let (mut host, _) = FabricsTestHost::admin(&node());
     for (lid, len) in [(0, 1024), (1, 64), (2, 512), (3, 512), (4, 4096), (5, 4096), (0x12, 1024)] {
         let log = admin(AdminOpcode::GET_LOG_PAGE, u32::MAX, (len / 4 - 1) << 16 | lid, 0, len);
         let (page, cqe) = host.run(log, &[]);
@@ -282,7 +282,7 @@ fn log_pages_are_there_and_may_be_read_in_parts() {
 
 #[test]
 fn features_are_set_and_told() {
-    let (mut host, _) = Host::admin(&node());
+    let (mut host, _) = FabricsTestHost::admin(&node());
     let mut set = |fid: FeatureId, value: u32| {
         host.run(admin(AdminOpcode::SET_FEATURES, 0, fid.0.into(), value, 0), &[]).1
     };
@@ -322,7 +322,7 @@ fn features_are_set_and_told() {
 
 #[test]
 fn a_feature_s_default_is_not_what_it_was_set_to() {
-    let (mut host, _) = Host::admin(&node());
+    let (mut host, _) = FabricsTestHost::admin(&node());
     let behavior = admin(AdminOpcode::SET_FEATURES, 0, FeatureId::HOST_BEHAVIOR_SUPPORT.0.into(), 0, 0);
     assert!(host.run(behavior, &[3; 512]).1.status.is_success());
     let set = [
@@ -351,7 +351,7 @@ fn a_feature_s_default_is_not_what_it_was_set_to() {
 
 #[test]
 fn the_number_of_queues_is_agreed_on_before_there_are_any() {
-    let (io, mut queue) = Host::io(&node());
+    let (io, mut queue) = FabricsTestHost::io(&node());
     let set = admin(AdminOpcode::SET_FEATURES, 0, FeatureId::NUMBER_OF_QUEUES.0.into(), 3 << 16 | 3, 0);
     assert_eq!(refusal(&queue.run(set, &[]).1), NvmeStatus::COMMAND_SEQUENCE_ERROR);
     drop(io);
@@ -360,7 +360,7 @@ fn the_number_of_queues_is_agreed_on_before_there_are_any() {
 
 #[test]
 fn requests_for_events_wait_are_bounded_and_can_be_aborted() {
-    let (mut host, _) = Host::admin(&node());
+    let (mut host, _) = FabricsTestHost::admin(&node());
     let event = admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0);
     let mut waiting = Vec::new();
     for _ in 0..4 {
@@ -387,7 +387,7 @@ fn requests_for_events_wait_are_bounded_and_can_be_aborted() {
 fn a_reservation_of_another_protocol_keeps_the_host_out() {
     use crate::volume_state::{Notices, Table};
     let node = node();
-    let (mut io, _admin) = Host::io(&node);
+    let (mut io, _admin) = FabricsTestHost::io(&node);
     let served: std::sync::Arc<VolumeState> = node.1.served(VolumeId(0)).unwrap();
     let holder = served.new_holder();
     let reserve = |table: &mut Table| -> Result<Notices, ()> {
@@ -410,7 +410,7 @@ fn a_reservation_of_another_protocol_keeps_the_host_out() {
 fn a_command_whose_range_somebody_has_for_itself_waits() {
     use crate::volume_state::RangeGuard;
     let node = node();
-    let (mut io, _admin) = Host::io(&node);
+    let (mut io, _admin) = FabricsTestHost::io(&node);
     let guard = RangeGuard::lock(&node.1.served(VolumeId(0)).unwrap(), 0, 512).unwrap();
     let mut read = nvm(NvmOpcode::READ, 1, 0, 1);
     io.send(&mut read, &[]);
@@ -426,7 +426,7 @@ fn a_command_whose_range_somebody_has_for_itself_waits() {
 #[test]
 fn a_target_that_stops_finishes_what_is_in_flight_and_leaves_events_and_what_comes_unanswered() {
     let node = node();
-    let (mut io, mut admin_queue) = Host::io(&node);
+    let (mut io, mut admin_queue) = FabricsTestHost::io(&node);
     io.pump.holds_io = true;
     let mut read = nvm(NvmOpcode::READ, 1, 0, 8);
     io.send(&mut read, &[]);
@@ -456,7 +456,7 @@ fn bad_block(block: u64) -> (Arc<NvmeNode>, Exports) {
 
 #[test]
 fn a_read_of_bad_blocks_fails_and_the_error_log_says_where() {
-    let (mut io, mut queue) = Host::io(&bad_block(5));
+    let (mut io, mut queue) = FabricsTestHost::io(&bad_block(5));
     let read = io.run(nvm(NvmOpcode::READ, 1, 0, 8), &[]).1;
     assert_eq!(refusal(&read), NvmeStatus::UNRECOVERED_READ_ERROR);
     assert!(read.status.more(), "the error log knows of it");
@@ -475,7 +475,7 @@ fn a_read_of_bad_blocks_fails_and_the_error_log_says_where() {
 
 #[test]
 fn the_error_log_keeps_the_last_failures_and_counts_all() {
-    let (mut io, mut queue) = Host::io(&node());
+    let (mut io, mut queue) = FabricsTestHost::io(&node());
     for _ in 0..100 {
         refusal(&io.run(nvm(NvmOpcode::READ, 9, 0, 1), &[]).1);
     }

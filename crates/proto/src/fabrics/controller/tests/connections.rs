@@ -29,7 +29,7 @@ fn a_connect_that_cannot_be_is_refused_and_says_why() {
             0,
         ),
     ];
-    let mut host = Host::new(&node);
+    let mut host = FabricsTestHost::new(&node);
     for (change, status, result) in cases {
         let (command, mut data) = connect(NQN, 0, CNTLID_DYNAMIC, 0);
         let mut command = Connect::read_from_bytes(command.as_bytes()).unwrap();
@@ -48,7 +48,7 @@ fn a_connect_that_cannot_be_is_refused_and_says_why() {
 fn a_host_without_a_name_is_let_in_where_every_host_is_and_told_apart_by_its_identifier() {
     let node = node();
     let unnamed = |subnqn, qid, cntlid, id| {
-        let mut host = Host::new(&node);
+        let mut host = FabricsTestHost::new(&node);
         let (command, data) = connect(subnqn, qid, cntlid, 0);
         let data = ConnectData { hostnqn: [0; 256], hostid: [id; 16], ..data };
         let cqe = host.run(command, data.as_bytes()).1;
@@ -71,7 +71,7 @@ fn a_host_without_a_name_is_let_in_where_every_host_is_and_told_apart_by_its_ide
 #[test]
 fn before_connect_and_before_enable_only_fabrics_commands_are_carried_out() {
     let node = node();
-    let mut host = Host::new(&node);
+    let mut host = FabricsTestHost::new(&node);
     let identify = admin(AdminOpcode::IDENTIFY, 0, 1, 0, 4096);
     assert_eq!(refusal(&host.run(identify, &[]).1), NvmeStatus::COMMAND_SEQUENCE_ERROR);
     assert!(host.connect(0, CNTLID_DYNAMIC, 0).status.is_success());
@@ -85,8 +85,8 @@ fn before_connect_and_before_enable_only_fabrics_commands_are_carried_out() {
 #[test]
 fn an_io_queue_belongs_to_a_controller_that_its_host_has_enabled() {
     let node = node();
-    let (mut admin, cntlid) = Host::admin(&node);
-    let mut io = Host::new(&node);
+    let (mut admin, cntlid) = FabricsTestHost::admin(&node);
+    let mut io = FabricsTestHost::new(&node);
     // A new association may do better: only what is wrong for ever has DNR.
     let passing = |cqe: &Cqe| {
         assert!(!cqe.status.do_not_retry(), "{cqe:?}");
@@ -97,7 +97,7 @@ fn an_io_queue_belongs_to_a_controller_that_its_host_has_enabled() {
     let wrong = io.connect(999, cntlid, 0);
     assert_eq!((refusal(&wrong).0, wrong.result.get()), (0x182, 42));
     assert!(io.connect(1, cntlid, 0).status.is_success());
-    let mut again = Host::new(&node);
+    let mut again = FabricsTestHost::new(&node);
     assert_eq!(passing(&again.connect(1, cntlid, 0)), NvmeStatus::COMMAND_SEQUENCE_ERROR);
     // Disabled, no queue can be connected, and the controller is not reset before its queues are
     // gone.
@@ -111,7 +111,7 @@ fn an_io_queue_belongs_to_a_controller_that_its_host_has_enabled() {
 #[test]
 fn with_its_admin_queue_a_controller_s_other_queues_are_cut_off_and_its_host_waits_for_them() {
     let node = node();
-    let (admin, cntlid) = Host::admin(&node);
+    let (admin, cntlid) = FabricsTestHost::admin(&node);
     let cuts = Arc::new(AtomicUsize::new(0));
     let hang_up: HangUp = {
         let cuts = cuts.clone();
@@ -119,14 +119,14 @@ fn with_its_admin_queue_a_controller_s_other_queues_are_cut_off_and_its_host_wai
             cuts.fetch_add(1, Ordering::Relaxed);
         })
     };
-    let mut io = Host::with_hang_up(&node, hang_up, None);
+    let mut io = FabricsTestHost::with_hang_up(&node, hang_up, None);
     assert!(io.connect(1, cntlid, 0).status.is_success());
     io.pump.holds_io = true;
     io.send(&mut nvm(NvmOpcode::WRITE, 1, 0, 1), &[]);
     drop(admin);
     assert_eq!(cuts.load(Ordering::Relaxed), 1);
     // The host comes again: it gets its controller when nothing of the old one is left.
-    let mut next = Host::new(&node);
+    let mut next = FabricsTestHost::new(&node);
     let (mut command, data) = connect(NQN, 0, CNTLID_DYNAMIC, 0);
     next.send(&mut command, data.as_bytes());
     let soon = next.now + Duration::from_millis(5);
@@ -141,9 +141,9 @@ fn with_its_admin_queue_a_controller_s_other_queues_are_cut_off_and_its_host_wai
 #[test]
 fn a_host_that_is_silent_for_longer_than_its_keep_alive_timeout_loses_its_controller() {
     let node = node();
-    let (mut admin, _) = Host::admin(&node);
+    let (mut admin, _) = FabricsTestHost::admin(&node);
     let mut time = admin.now;
-    let mut pass = |admin: &mut Host, seconds: u32| -> Result<(), ProtocolError> {
+    let mut pass = |admin: &mut FabricsTestHost, seconds: u32| -> Result<(), ProtocolError> {
         let until = time + Duration::from_secs(seconds.into());
         while let Some(next) = admin.pump.session.poll_timeout().filter(|&next| next <= until) {
             time = time.max(next);
@@ -164,7 +164,7 @@ fn a_host_that_is_silent_for_longer_than_its_keep_alive_timeout_loses_its_contro
 
 #[test]
 fn who_connects_no_queue_in_time_is_let_go() {
-    let mut host = Host::new(&node());
+    let mut host = FabricsTestHost::new(&node());
     let deadline = host.pump.session.poll_timeout().unwrap();
     assert_eq!(deadline, host.now + crate::fabrics::controller::queue::CONNECT_TIME);
     assert!(host.pump.session.on_timeout(deadline).is_err());
@@ -175,7 +175,7 @@ fn who_connects_no_queue_in_time_is_let_go() {
 fn discovery_tells_of_the_subsystems_that_the_host_may_use() {
     let node = node();
     let local_ip = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7));
-    let mut host = Host::with_hang_up(&node, Arc::new(|| {}), Some(local_ip));
+    let mut host = FabricsTestHost::with_hang_up(&node, Arc::new(|| {}), Some(local_ip));
     let (command, data) = connect(DISCOVERY_NQN, 0, CNTLID_DYNAMIC, 0);
     assert!(host.run(command, data.as_bytes()).1.status.is_success());
     host.enable();
@@ -223,7 +223,7 @@ fn a_subsystem_is_reached_by_its_own_ports_alone_and_discovery_says_so() {
         [4420, 4421, 8009].into_iter().zip(1..).map(|(port, id)| FabricsPort { id, address: address(port) });
     let node = (Arc::new(NvmeNode::new(subsystems, ports.collect(), "machine")), exports);
     let host_at = |port| {
-        let mut host = Host::new(&node);
+        let mut host = FabricsTestHost::new(&node);
         let session = queue(&node, Pool::new(usize::MAX), host.now);
         host.pump.session = session.at_port(port);
         host
@@ -259,7 +259,7 @@ fn a_subsystem_is_reached_by_its_own_ports_alone_and_discovery_says_so() {
 
 #[test]
 fn disconnect_ends_an_io_queue_and_no_admin_queue() {
-    let (mut io, mut admin) = Host::io(&node());
+    let (mut io, mut admin) = FabricsTestHost::io(&node());
     let page = admin.run(super::admin(AdminOpcode::IDENTIFY, 0, 1, 0, 4096), &[]).0;
     assert_eq!(IdentifyController::read_from_bytes(&page).unwrap().ofcs.get(), OFCS_DISCONNECT);
     let disconnect = Sqe {
@@ -277,11 +277,11 @@ fn disconnect_ends_an_io_queue_and_no_admin_queue() {
     io.send(&mut last, &[]);
     assert!(io.received().is_empty() && !io.is_closed());
     io.pump.finish_one();
-    let answers: Vec<Sent> = io.received();
+    let answers: Vec<TransportCall> = io.received();
     let cids: Vec<_> = answers.iter().map(|sent| sent.cqe().cid).collect();
     assert_eq!(cids, [read.cid, last.cid]);
     assert!(answers.iter().all(|sent| sent.cqe().status.is_success()) && io.is_closed());
-    let (mut idle, _admin) = Host::io(&node());
+    let (mut idle, _admin) = FabricsTestHost::io(&node());
     assert!(idle.run(disconnect, &[]).1.status.is_success());
     assert!(idle.is_closed());
 }

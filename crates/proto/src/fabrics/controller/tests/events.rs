@@ -7,13 +7,13 @@ use blockmux_wire::nvme::feature::{AEC_NAMESPACE_ATTRIBUTE, FeatureId};
 use blockmux_wire::nvme::log::{RAE, SmartLog};
 use std::time::Instant;
 
-fn wants_events(host: &mut Host) {
+fn wants_events(host: &mut FabricsTestHost) {
     let fid = FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION.0.into();
     let set = admin(AdminOpcode::SET_FEATURES, 0, fid, AEC_NAMESPACE_ATTRIBUTE, 0);
     assert!(host.run(set, &[]).1.status.is_success());
 }
 
-fn changed(host: &mut Host, flags: u32) -> Vec<u8> {
+fn changed(host: &mut FabricsTestHost, flags: u32) -> Vec<u8> {
     let log = admin(AdminOpcode::GET_LOG_PAGE, u32::MAX, 1023 << 16 | flags | 4, 0, 4096);
     host.run(log, &[]).0
 }
@@ -21,8 +21,8 @@ fn changed(host: &mut Host, flags: u32) -> Vec<u8> {
 #[test]
 fn a_new_size_is_told_once_until_the_list_is_read() {
     let node = node();
-    let (mut host, _) = Host::admin(&node);
-    let (mut deaf, _) = Host::admin_of(&node, 2);
+    let (mut host, _) = FabricsTestHost::admin(&node);
+    let (mut deaf, _) = FabricsTestHost::admin_of(&node, 2);
     wants_events(&mut host);
     let mut events = [admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0); 2];
     events.iter_mut().for_each(|event| host.send(event, &[]));
@@ -53,7 +53,7 @@ fn a_new_size_is_told_once_until_the_list_is_read() {
 #[test]
 fn a_command_takes_the_identifier_of_a_request_for_events_but_not_of_another_command() {
     let node = node();
-    let (mut host, _) = Host::admin(&node);
+    let (mut host, _) = FabricsTestHost::admin(&node);
     wants_events(&mut host);
     let mut events = [admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0); 4];
     events.iter_mut().for_each(|event| host.send(event, &[]));
@@ -72,7 +72,7 @@ fn a_command_takes_the_identifier_of_a_request_for_events_but_not_of_another_com
     assert!(host.set_cc(0x0046_4061).status.is_success());
     assert_eq!(host.csts() & 0b1100, 0b1000, "it is shut down");
 
-    let (mut io, _admin) = Host::io(&node);
+    let (mut io, _admin) = FabricsTestHost::io(&node);
     io.pump.holds_io = true;
     let mut read = nvm(NvmOpcode::READ, 1, 0, 1);
     io.send(&mut read, &[]);
@@ -85,7 +85,7 @@ fn a_command_takes_the_identifier_of_a_request_for_events_but_not_of_another_com
 #[test]
 fn an_abort_ends_a_command_of_an_io_queue_as_early_as_its_volume_can() {
     for is_ended_early in [true, false] {
-        let (mut io, mut queue) = Host::io(&node());
+        let (mut io, mut queue) = FabricsTestHost::io(&node());
         io.pump.holds_io = true;
         let mut read = nvm(NvmOpcode::READ, 1, 0, 1);
         io.send(&mut read, &[]);
@@ -115,7 +115,7 @@ fn an_abort_ends_a_command_of_an_io_queue_as_early_as_its_volume_can() {
 fn what_waits_is_aborted_at_once_and_what_waits_for_data_with_its_data() {
     use crate::volume_state::RangeGuard;
     let node = node();
-    let (mut io, mut queue) = Host::io(&node);
+    let (mut io, mut queue) = FabricsTestHost::io(&node);
     let guard = RangeGuard::lock(&node.1.served(VolumeId(0)).unwrap(), 0, 512).unwrap();
     let mut held = nvm(NvmOpcode::READ, 1, 0, 1);
     io.send(&mut held, &[]);
@@ -138,7 +138,7 @@ fn what_waits_is_aborted_at_once_and_what_waits_for_data_with_its_data() {
 
 #[test]
 fn an_abort_waits_a_second_for_a_command_whose_data_does_not_come() {
-    let (mut io, mut queue) = Host::io(&node());
+    let (mut io, mut queue) = FabricsTestHost::io(&node());
     let mut write = nvm(NvmOpcode::WRITE, 1, 8, 1);
     io.send(&mut write, &[]);
     let fetch = io.fetch();
@@ -163,7 +163,7 @@ fn an_abort_waits_a_second_for_a_command_whose_data_does_not_come() {
 
 #[test]
 fn no_more_aborts_wait_than_the_controller_says_and_a_lost_queue_answers_them() {
-    let (mut io, mut queue) = Host::io(&node());
+    let (mut io, mut queue) = FabricsTestHost::io(&node());
     io.pump.holds_io = true;
     let mut read = nvm(NvmOpcode::READ, 1, 0, 1);
     io.send(&mut read, &[]);
@@ -180,7 +180,7 @@ fn no_more_aborts_wait_than_the_controller_says_and_a_lost_queue_answers_them() 
 
 #[test]
 fn the_smart_log_counts_what_was_done() {
-    let (mut io, mut queue) = Host::io(&node());
+    let (mut io, mut queue) = FabricsTestHost::io(&node());
     assert!(io.run(nvm(NvmOpcode::WRITE, 1, 0, 1), &[7; 512]).1.status.is_success());
     for _ in 0..2 {
         assert!(io.run(nvm(NvmOpcode::READ, 1, 0, 2048), &[]).1.status.is_success());

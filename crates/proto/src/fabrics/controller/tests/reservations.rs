@@ -26,24 +26,24 @@ fn command(opcode: NvmOpcode, cdw10: u32) -> Sqe {
 }
 
 /// The status, whatever the bits around it.
-fn status(host: &mut Host, sqe: Sqe, keys: [u64; 2], len: usize) -> NvmeStatus {
+fn status(host: &mut FabricsTestHost, sqe: Sqe, keys: [u64; 2], len: usize) -> NvmeStatus {
     let data = [keys[0].to_le_bytes(), keys[1].to_le_bytes()].concat();
     host.run(sqe, &data[..len]).1.status.status()
 }
 
-fn register(host: &mut Host, cdw10: u32, keys: [u64; 2]) -> NvmeStatus {
+fn register(host: &mut FabricsTestHost, cdw10: u32, keys: [u64; 2]) -> NvmeStatus {
     status(host, command(NvmOpcode::RESERVATION_REGISTER, cdw10), keys, 16)
 }
 
-fn acquire(host: &mut Host, action: u32, kind: u32, keys: [u64; 2]) -> NvmeStatus {
+fn acquire(host: &mut FabricsTestHost, action: u32, kind: u32, keys: [u64; 2]) -> NvmeStatus {
     status(host, command(NvmOpcode::RESERVATION_ACQUIRE, kind << 8 | action), keys, 16)
 }
 
-fn release(host: &mut Host, action: u32, kind: u32, key: u64) -> NvmeStatus {
+fn release(host: &mut FabricsTestHost, action: u32, kind: u32, key: u64) -> NvmeStatus {
     status(host, command(NvmOpcode::RESERVATION_RELEASE, kind << 8 | action), [key, 0], 8)
 }
 
-fn report(host: &mut Host) -> Vec<u8> {
+fn report(host: &mut FabricsTestHost) -> Vec<u8> {
     let sqe = Sqe { cdw11: EDS.into(), ..command(NvmOpcode::RESERVATION_REPORT, 1023) };
     let sqe = Sqe { dptr: SglDescriptor::transport(4096), ..sqe };
     let (page, cqe) = host.run(sqe, &[]);
@@ -52,7 +52,7 @@ fn report(host: &mut Host) -> Vec<u8> {
 }
 
 /// Whether reads and writes are let through.
-fn access(host: &mut Host) -> [bool; 2] {
+fn access(host: &mut FabricsTestHost) -> [bool; 2] {
     let read = host.run(nvm(NvmOpcode::READ, 1, 0, 1), &[]).1.status.status();
     let write = host.run(nvm(NvmOpcode::WRITE, 1, 0, 1), &[7; 512]).1.status.status();
     [read, write].map(|status| {
@@ -70,21 +70,21 @@ const INVALID: NvmeStatus = NvmeStatus::INVALID_FIELD_IN_COMMAND;
 
 /// Keeps an image in memory.
 #[derive(Default)]
-struct Shelf(Mutex<Shelved>);
+struct MemoryStore(Mutex<StoredImage>);
 
 #[derive(Default)]
-struct Shelved {
+struct StoredImage {
     image: Vec<u8>,
     tickets: u64,
     answer: Option<bool>,
 }
 
-impl ReservationStore for Shelf {
+impl ReservationStore for MemoryStore {
     fn save(&self, image: &[u8]) -> SaveTicket {
-        let mut shelf = self.0.lock().unwrap();
-        shelf.image = image.to_vec();
-        shelf.tickets += 1;
-        SaveTicket(shelf.tickets)
+        let mut store = self.0.lock().unwrap();
+        store.image = image.to_vec();
+        store.tickets += 1;
+        SaveTicket(store.tickets)
     }
 
     fn is_saved(&self, _ticket: SaveTicket) -> Option<bool> {
@@ -104,8 +104,8 @@ fn a_reservation_of_each_type_lets_in_whom_it_says() {
     ];
     for (kind, registered, stranger) in table {
         let node = node();
-        let (mut a, _admin_a) = Host::io_of(&node, 1);
-        let (mut b, _admin_b) = Host::io_of(&node, 2);
+        let (mut a, _admin_a) = FabricsTestHost::io_of(&node, 1);
+        let (mut b, _admin_b) = FabricsTestHost::io_of(&node, 2);
         assert_eq!(register(&mut a, REGISTER, [0, 1]), OK);
         assert_eq!(register(&mut b, REGISTER, [0, 2]), OK);
         assert_eq!(acquire(&mut a, 0, kind, [1, 0]), OK);
@@ -118,7 +118,7 @@ fn a_reservation_of_each_type_lets_in_whom_it_says() {
         assert_eq!(flush, CONFLICT, "a flush is one of the commands that write");
         // Another queue of the same host is the same registrant, and of another namespace nothing
         // was said.
-        let (mut other, _other_admin) = Host::io_of(&node, 1);
+        let (mut other, _other_admin) = FabricsTestHost::io_of(&node, 1);
         assert_eq!(access(&mut other), [true; 2]);
         assert!(b.run(nvm(NvmOpcode::READ, 2, 0, 1), &[]).1.status.is_success());
         assert_eq!(report(&mut b)[4], kind as u8);
@@ -130,7 +130,7 @@ fn a_reservation_of_each_type_lets_in_whom_it_says() {
 #[test]
 fn registering_asks_for_the_right_key_unless_it_is_to_be_ignored() {
     let node = node();
-    let (mut a, _admin) = Host::io(&node);
+    let (mut a, _admin) = FabricsTestHost::io(&node);
     assert_eq!(register(&mut a, UNREGISTER, [0, 0]), CONFLICT, "nothing is registered");
     assert_eq!(register(&mut a, UNREGISTER | IEKEY, [0, 0]), CONFLICT);
     assert_eq!(register(&mut a, REPLACE, [0, 5]), CONFLICT);
@@ -166,7 +166,7 @@ fn registering_asks_for_the_right_key_unless_it_is_to_be_ignored() {
 #[test]
 fn keys_may_be_in_a_buffer_that_is_longer_than_they_are() {
     let node = node();
-    let (mut a, _admin) = Host::io(&node);
+    let (mut a, _admin) = FabricsTestHost::io(&node);
     let mut run = |opcode, cdw10, keys: [u64; 2], len: usize| {
         let mut data = [keys[0].to_le_bytes(), keys[1].to_le_bytes()].concat();
         data.resize(len, 0xee);
@@ -185,8 +185,8 @@ fn keys_may_be_in_a_buffer_that_is_longer_than_they_are() {
 #[test]
 fn a_report_tells_who_is_registered_and_who_holds() {
     let node = node();
-    let (mut a, _admin_a) = Host::io_of(&node, 1);
-    let (mut b, _admin_b) = Host::io_of(&node, 2);
+    let (mut a, _admin_a) = FabricsTestHost::io_of(&node, 1);
+    let (mut b, _admin_b) = FabricsTestHost::io_of(&node, 2);
     assert_eq!(register(&mut a, REGISTER, [0, 0x11]), OK);
     assert_eq!(register(&mut b, REGISTER, [0, 0x22]), OK);
     assert_eq!(acquire(&mut b, 0, 4, [0x22, 0]), OK);
@@ -209,8 +209,8 @@ fn a_report_tells_who_is_registered_and_who_holds() {
 #[test]
 fn who_is_preempted_is_told_and_may_not_write() {
     let node = node();
-    let (mut a, mut admin_a) = Host::io_of(&node, 1);
-    let (mut b, mut admin_b) = Host::io_of(&node, 2);
+    let (mut a, mut admin_a) = FabricsTestHost::io_of(&node, 1);
+    let (mut b, mut admin_b) = FabricsTestHost::io_of(&node, 2);
     let event = admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0);
     let mut requests = [event; 2];
     admin_a.send(&mut requests[0], &[]);
@@ -249,7 +249,7 @@ fn who_is_preempted_is_told_and_may_not_write() {
 /// takes for the holder's key.
 #[test]
 fn a_holder_changes_the_type_of_its_reservation_by_preempting_its_own_key() {
-    let (mut host, _admin) = Host::io(&node());
+    let (mut host, _admin) = FabricsTestHost::io(&node());
     assert_eq!(register(&mut host, REGISTER, [0, 4]), OK);
     assert_eq!(acquire(&mut host, 0, 1, [4, 0]), OK);
     assert_eq!(acquire(&mut host, PREEMPT, 2, [4, 0]), INVALID);
@@ -261,8 +261,8 @@ fn a_holder_changes_the_type_of_its_reservation_by_preempting_its_own_key() {
 #[test]
 fn preempt_and_abort_ends_what_is_under_way_and_waits_for_it() {
     let node = node();
-    let (mut a, _admin_a) = Host::io_of(&node, 1);
-    let (mut b, _admin_b) = Host::io_of(&node, 2);
+    let (mut a, _admin_a) = FabricsTestHost::io_of(&node, 1);
+    let (mut b, _admin_b) = FabricsTestHost::io_of(&node, 2);
     assert_eq!(register(&mut a, REGISTER, [0, 1]), OK);
     assert_eq!(register(&mut b, REGISTER, [0, 2]), OK);
     a.pump.holds_io = true;
@@ -294,24 +294,24 @@ fn preempt_and_abort_ends_what_is_under_way_and_waits_for_it() {
 
 #[test]
 fn what_is_to_persist_is_acknowledged_when_it_is_kept_and_comes_back() {
-    let shelf = Arc::new(Shelf::default());
+    let store = Arc::new(MemoryStore::default());
     let serve_image = |image: &[u8]| {
         let volume: Arc<dyn Volume> = Arc::new(MemVolume::new(SIZE));
-        let served = VolumeState::with_store(volume.clone(), shelf.clone(), image).unwrap();
+        let served = VolumeState::with_store(volume.clone(), store.clone(), image).unwrap();
         let export = Export { name: "a".into(), description: String::new(), read_only: false, volume };
         let other = super::export("b");
         let other_served = VolumeState::new(other.volume.clone());
         serve(Exports::of_served(vec![(export, served), (other, other_served)]))
     };
     let node = serve_image(&[]);
-    let (mut io, mut admin_queue) = Host::io(&node);
+    let (mut io, mut admin_queue) = FabricsTestHost::io(&node);
     let page = admin_queue.run(admin(AdminOpcode::IDENTIFY, 1, 0, 0, 4096), &[]).0;
     assert!(IdentifyNamespace::read_from_bytes(&page).unwrap().rescap & RESCAP_PTPL != 0);
     let mut sqe = command(NvmOpcode::RESERVATION_REGISTER, REGISTER | 3 << 30);
     sqe.dptr = SglDescriptor::in_capsule(0, 16);
     io.send(&mut sqe, &[0_u64.to_le_bytes(), 7_u64.to_le_bytes()].concat());
     assert!(io.received().is_empty(), "it is not on stable storage");
-    shelf.0.lock().unwrap().answer = Some(true);
+    store.0.lock().unwrap().answer = Some(true);
     let now = io.pump.session.poll_timeout().unwrap();
     io.pump.session.on_timeout(now).unwrap();
     assert!(io.end_of(sqe).1.status.is_success());
@@ -320,26 +320,26 @@ fn what_is_to_persist_is_acknowledged_when_it_is_kept_and_comes_back() {
     let get = admin(AdminOpcode::GET_FEATURES, 1, FeatureId::RESERVATION_PERSISTENCE.0.into(), 0, 0);
     assert_eq!(admin_queue.run(get, &[]).1.result.get(), 1);
 
-    let image = shelf.0.lock().unwrap().image.clone();
+    let image = store.0.lock().unwrap().image.clone();
     let node = serve_image(&image);
-    let (mut stranger, _stranger_admin) = Host::io_of(&node, 2);
-    let (mut io, mut admin_queue) = Host::io(&node);
+    let (mut stranger, _stranger_admin) = FabricsTestHost::io_of(&node, 2);
+    let (mut io, mut admin_queue) = FabricsTestHost::io(&node);
     assert_eq!((access(&mut stranger), access(&mut io)), ([false; 2], [true; 2]));
     // The feature ends it without a registration; what cannot be kept is taken back.
     let set =
         |value| admin(AdminOpcode::SET_FEATURES, 1, FeatureId::RESERVATION_PERSISTENCE.0.into(), value, 0);
-    shelf.0.lock().unwrap().answer = Some(false);
+    store.0.lock().unwrap().answer = Some(false);
     assert_eq!(refusal(&admin_queue.run(set(0), &[]).1), NvmeStatus::INTERNAL_ERROR);
     assert_eq!(admin_queue.run(get, &[]).1.result.get(), 1);
-    shelf.0.lock().unwrap().answer = None;
+    store.0.lock().unwrap().answer = None;
     let mut waits = set(0);
     admin_queue.send(&mut waits, &[]);
     assert!(admin_queue.received().is_empty());
-    shelf.0.lock().unwrap().answer = Some(true);
+    store.0.lock().unwrap().answer = Some(true);
     let now = admin_queue.pump.session.poll_timeout().unwrap();
     admin_queue.pump.session.on_timeout(now).unwrap();
     assert!(admin_queue.end_of(waits).1.status.is_success());
-    assert_eq!(shelf.0.lock().unwrap().image, []);
+    assert_eq!(store.0.lock().unwrap().image, []);
     assert_eq!(report(&mut io)[9], 0);
 }
 
@@ -366,7 +366,7 @@ fn a_persistent_reservation_of_scsi_fences_hosts_and_the_other_way_round() {
     {
         let node = node();
         let mut scsi = scsi(&node);
-        let (mut host, mut admin_queue) = Host::io(&node);
+        let (mut host, mut admin_queue) = FabricsTestHost::io(&node);
         assert_eq!(reserve_out(&mut scsi, 0, 0, 0, 1), ScsiStatus::GOOD);
         assert_eq!(reserve_out(&mut scsi, 1, scsi_kind, 1, 0), ScsiStatus::GOOD);
         assert_eq!(access(&mut host), [reads, false], "type {own}");

@@ -20,7 +20,7 @@ fn a_controller_that_has_retry_delays_is_told_that_they_are_heeded() {
         None,
         Some((AdminOpcode::SET_FEATURES.0, StatusField::final_one(NvmeStatus::INVALID_FIELD_IN_COMMAND))),
     ] {
-        let mut subsystem = Subsystem { crdt: [5, 0, 100], ..Subsystem::default() };
+        let mut subsystem = ScriptedSubsystem { crdt: [5, 0, 100], ..ScriptedSubsystem::default() };
         let mut driver = admin(Ask::Use(1), now);
         subsystem.fails = fails;
         bring_up(&mut driver, &mut subsystem);
@@ -33,7 +33,7 @@ fn a_controller_that_has_retry_delays_is_told_that_they_are_heeded() {
         }
         now += Duration::from_secs(1);
     }
-    let mut subsystem = Subsystem::default();
+    let mut subsystem = ScriptedSubsystem::default();
     bring_up(&mut admin(Ask::Use(1), now), &mut subsystem);
     assert_eq!(subsystem.behavior, None, "it has none");
 }
@@ -41,7 +41,7 @@ fn a_controller_that_has_retry_delays_is_told_that_they_are_heeded() {
 #[test]
 fn who_only_asks_shuts_the_controller_down_and_leaves() {
     let mut driver = admin(Ask::Namespace(1), Instant::now());
-    let mut subsystem = Subsystem::default();
+    let mut subsystem = ScriptedSubsystem::default();
     let opcodes = bring_up(&mut driver, &mut subsystem);
     assert_eq!(opcodes.last(), Some(&0x7f), "Property Set of CC.SHN");
     assert!(driver.is_closing() && driver.session.is_over());
@@ -50,7 +50,7 @@ fn who_only_asks_shuts_the_controller_down_and_leaves() {
 #[test]
 fn all_namespaces_are_learned_but_those_that_are_none_for_us() {
     let mut driver = admin(Ask::Namespaces, Instant::now());
-    bring_up(&mut driver, &mut Subsystem::default());
+    bring_up(&mut driver, &mut ScriptedSubsystem::default());
     let found: Vec<u32> = driver.session.namespaces().iter().map(|namespace| namespace.nsid).collect();
     assert_eq!(found, [1, 9], "3 is listed and not there");
 }
@@ -62,7 +62,7 @@ fn a_discovery_log_is_read() {
     entry.subnqn[..5].copy_from_slice(b"nqn.a");
     let log = [header.as_bytes(), entry.as_bytes(), entry.as_bytes()].concat();
     let mut driver = admin(Ask::Discovery, Instant::now());
-    bring_up(&mut driver, &mut Subsystem { log, ..Subsystem::default() });
+    bring_up(&mut driver, &mut ScriptedSubsystem { log, ..ScriptedSubsystem::default() });
     let (found, left_out) = driver.session.found();
     assert_eq!((found.len(), left_out, found[1].nqn.as_str()), (2, 0, "nqn.a"));
     assert!(driver.session.controller().is_some());
@@ -70,7 +70,7 @@ fn a_discovery_log_is_read() {
 
 #[test]
 fn a_controller_that_says_no_is_heard() {
-    let refused = |subsystem: Subsystem, nsid| {
+    let refused = |subsystem: ScriptedSubsystem, nsid| {
         let mut driver = admin(Ask::Use(nsid), Instant::now());
         let mut subsystem = subsystem;
         bring_up(&mut driver, &mut subsystem);
@@ -78,7 +78,7 @@ fn a_controller_that_says_no_is_heard() {
         driver.session.refused().unwrap().clone()
     };
     let fails = |opcode: AdminOpcode, status| {
-        refused(Subsystem { fails: Some((opcode.0, status)), ..Subsystem::default() }, 1)
+        refused(ScriptedSubsystem { fails: Some((opcode.0, status)), ..ScriptedSubsystem::default() }, 1)
     };
     let host = StatusField::final_one(ConnectStatus::CONNECT_INVALID_HOST.into());
     assert_eq!(fails(AdminOpcode::FABRICS, host), NvmeRefused::Connect(host));
@@ -88,19 +88,22 @@ fn a_controller_that_says_no_is_heard() {
     assert_eq!(fails(AdminOpcode::SET_FEATURES, broken), NvmeRefused::NoQueues);
     let with = |subsystem| refused(subsystem, 1);
     assert_eq!(
-        with(Subsystem { connect_result: 1 << 17 | 5, ..Subsystem::default() }),
+        with(ScriptedSubsystem { connect_result: 1 << 17 | 5, ..ScriptedSubsystem::default() }),
         NvmeRefused::Authentication
     );
     // So does one that wants a secure channel of it.
     assert_eq!(
-        with(Subsystem { connect_result: 1 << 18 | 5, ..Subsystem::default() }),
+        with(ScriptedSubsystem { connect_result: 1 << 18 | 5, ..ScriptedSubsystem::default() }),
         NvmeRefused::Authentication
     );
-    assert_eq!(with(Subsystem { csts: 2, ..Subsystem::default() }), NvmeRefused::Fatal);
-    assert_eq!(with(Subsystem { blocks: 0, ..Subsystem::default() }), NvmeRefused::NoNamespace(1));
+    assert_eq!(with(ScriptedSubsystem { csts: 2, ..ScriptedSubsystem::default() }), NvmeRefused::Fatal);
+    assert_eq!(
+        with(ScriptedSubsystem { blocks: 0, ..ScriptedSubsystem::default() }),
+        NvmeRefused::NoNamespace(1)
+    );
     let format = NvmeRefused::Format { nsid: 1, lbads: 12, metadata: 8 };
-    assert_eq!(with(Subsystem { metadata: 8, ..Subsystem::default() }), format);
-    assert_eq!(refused(Subsystem::default(), 3), NvmeRefused::NoNamespace(3));
+    assert_eq!(with(ScriptedSubsystem { metadata: 8, ..ScriptedSubsystem::default() }), format);
+    assert_eq!(refused(ScriptedSubsystem::default(), 3), NvmeRefused::NoNamespace(3));
 }
 
 #[test]
@@ -108,7 +111,7 @@ fn a_controller_may_take_cap_to_to_become_ready() {
     let start = Instant::now();
     for (unready, is_patient) in [(50, true), (1000, false)] {
         let mut driver = admin(Ask::Use(1), start);
-        let mut subsystem = Subsystem { unready, ..Subsystem::default() };
+        let mut subsystem = ScriptedSubsystem { unready, ..ScriptedSubsystem::default() };
         bring_up(&mut driver, &mut subsystem);
         let mut now = start;
         while !driver.session.is_ready() && driver.session.refused().is_none() {
@@ -137,7 +140,7 @@ fn a_controller_that_is_silent_is_given_up() {
 fn the_association_is_kept_alive_and_its_loss_is_noticed() {
     let start = Instant::now();
     let mut driver = admin(Ask::Use(1), start);
-    bring_up(&mut driver, &mut Subsystem::default());
+    bring_up(&mut driver, &mut ScriptedSubsystem::default());
     let mut now = start;
     for _ in 0..3 {
         now = driver.session.poll_timeout().unwrap();
@@ -157,7 +160,8 @@ fn the_association_is_kept_alive_and_its_loss_is_noticed() {
 #[test]
 fn a_new_size_is_heard_of_as_often_as_it_changes() {
     let mut driver = admin(Ask::Use(1), Instant::now());
-    let mut subsystem = Subsystem { oaes: 1 << 8, log: vec![0; 4096], ..Subsystem::default() };
+    let mut subsystem =
+        ScriptedSubsystem { oaes: 1 << 8, log: vec![0; 4096], ..ScriptedSubsystem::default() };
     let opcodes = bring_up(&mut driver, &mut subsystem);
     assert_eq!(opcodes[9..], [9, 9, 12], "queues, events; the request");
     assert_eq!((driver.session.poll_size(), driver.session.poll_size()), (Some(4_096_000), None));
@@ -184,7 +188,7 @@ fn a_new_size_is_heard_of_as_often_as_it_changes() {
 
 #[test]
 fn a_namespace_in_whose_place_another_one_is_is_used_no_more() {
-    type Change = fn(&mut Subsystem);
+    type Change = fn(&mut ScriptedSubsystem);
     let changes: [(Change, bool); 3] = [
         (|subsystem| subsystem.uuid = 0x5b, true),
         (|subsystem| (subsystem.lbads, subsystem.blocks) = (9, 8000), true),
@@ -192,7 +196,8 @@ fn a_namespace_in_whose_place_another_one_is_is_used_no_more() {
     ];
     for (change, is_another) in changes {
         let mut driver = admin(Ask::Use(1), Instant::now());
-        let mut subsystem = Subsystem { oaes: 1 << 8, log: vec![0; 4096], ..Subsystem::default() };
+        let mut subsystem =
+            ScriptedSubsystem { oaes: 1 << 8, log: vec![0; 4096], ..ScriptedSubsystem::default() };
         bring_up(&mut driver, &mut subsystem);
         assert!(driver.session.poll_size().is_some());
         change(&mut subsystem);
@@ -208,7 +213,7 @@ fn a_namespace_in_whose_place_another_one_is_is_used_no_more() {
 #[test]
 fn a_controller_that_tells_of_no_changes_is_not_asked_to() {
     let mut driver = admin(Ask::Use(1), Instant::now());
-    let mut subsystem = Subsystem::default();
+    let mut subsystem = ScriptedSubsystem::default();
     bring_up(&mut driver, &mut subsystem);
     assert_eq!((subsystem.listening, driver.session.poll_size()), (None, Some(4_096_000)));
 }
@@ -216,7 +221,7 @@ fn a_controller_that_tells_of_no_changes_is_not_asked_to() {
 #[test]
 fn a_stop_says_goodbye_once() {
     let mut driver = admin(Ask::Use(1), Instant::now());
-    bring_up(&mut driver, &mut Subsystem::default());
+    bring_up(&mut driver, &mut ScriptedSubsystem::default());
     driver.session.on_stop();
     driver.session.on_stop();
     let [goodbye] = driver.session.sent().try_into().unwrap();
@@ -226,7 +231,7 @@ fn a_stop_says_goodbye_once() {
 
 #[test]
 fn an_io_queue_is_of_the_controller_that_the_admin_queue_got() {
-    let mut client = Client::fresh(namespace(), 2000);
+    let mut client = TestQueues::fresh(namespace(), 2000);
     let connect = client.command();
     let connect_sqe = connect.sqe;
     // QID and SQSIZE.

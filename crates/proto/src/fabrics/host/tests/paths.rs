@@ -17,11 +17,11 @@ fn page(state: AnaState) -> Vec<u8> {
 }
 
 /// With ANA and these events.
-fn subsystem(state: AnaState, oaes: u32) -> Subsystem {
-    Subsystem { ana_group: 1, log: page(state), oaes, ..Subsystem::default() }
+fn subsystem(state: AnaState, oaes: u32) -> ScriptedSubsystem {
+    ScriptedSubsystem { ana_group: 1, log: page(state), oaes, ..ScriptedSubsystem::default() }
 }
 
-fn admin(subsystem: &mut Subsystem, now: Instant) -> Driver<AdminSession> {
+fn admin(subsystem: &mut ScriptedSubsystem, now: Instant) -> Driver<AdminSession> {
     let (names, keep_alive) = (names(), Duration::ZERO);
     let config = AdminConfig { names, credentials: None, queues: 1, ask: Ask::Use(1), keep_alive };
     let session = AdminSession::new(config, (), Pool::new(1 << 20), now);
@@ -113,8 +113,8 @@ fn a_change_of_state_is_waited_for_as_long_as_the_controller_says_and_no_longer(
 }
 
 /// A host whose write has ended so, with other paths or alone.
-fn with_a_failed_write(status: NvmeStatus, has_others: bool) -> Client {
-    let mut client = Client::ready();
+fn with_a_failed_write(status: NvmeStatus, has_others: bool) -> TestQueues {
+    let mut client = TestQueues::ready();
     if has_others {
         client.driver.session = client.driver.session.with_other_paths();
     }
@@ -177,7 +177,7 @@ fn what_fails_on_its_way_is_handed_back_and_the_path_is_left_alone_for_a_while()
 
 #[test]
 fn what_no_path_can_do_fails() {
-    let mut client = Client::ready();
+    let mut client = TestQueues::ready();
     client.driver.session = client.driver.session.with_other_paths();
     client.write(7, 4096, &pattern(4096));
     let command = client.command();

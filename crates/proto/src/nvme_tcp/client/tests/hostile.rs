@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// One read of 8 KiB and one write of 16 KiB are under way, by these CIDs.
-fn busy(line: Line) -> (Client, u16, u16) {
-    let mut client = Client::ready(line);
-    client.driver.read(1, 0, 8192);
-    let read = client.command().cid();
-    client.write(2, 0, &pattern(16384));
-    let write = client.command().cid();
-    (client, read, write)
+fn busy(format: WireFormat) -> (ScriptedQueue, u16, u16) {
+    let mut queue = ScriptedQueue::ready(format);
+    queue.driver.read(1, 0, 8192);
+    let read = queue.command().cid();
+    queue.write(2, 0, &pattern(16384));
+    let write = queue.command().cid();
+    (queue, read, write)
 }
 
 fn with(mut bytes: Vec<u8>, at: usize, value: u8) -> Vec<u8> {
@@ -53,45 +53,45 @@ fn a_controller_that_breaks_a_pdu_is_told_which_field() {
         ("does not have", |_, w| PLAIN.r2t(w, 0, 16000, 512), range, 0),
     ];
     for (words, bytes, fes, fei) in cases {
-        let (mut client, read, write) = busy(PLAIN);
-        let error = client.feed(&bytes(read, write)).unwrap_err();
+        let (mut queue, read, write) = busy(PLAIN);
+        let error = queue.feed(&bytes(read, write)).unwrap_err();
         assert!(error.what.contains(words), "{words}: {error}");
-        assert_eq!(termination(&mut client.driver, PLAIN), Some((fes, fei)), "{words}");
+        assert_eq!(termination(&mut queue.driver, PLAIN), Some((fes, fei)), "{words}");
     }
 }
 
 #[test]
 fn data_is_asked_for_once() {
-    let (mut client, _, write) = busy(PLAIN);
-    client.feed(&PLAIN.r2t(write, 1, 0, 8192)).unwrap();
-    let error = client.feed(&PLAIN.r2t(write, 2, 4096, 8192)).unwrap_err();
+    let (mut queue, _, write) = busy(PLAIN);
+    queue.feed(&PLAIN.r2t(write, 1, 0, 8192)).unwrap();
+    let error = queue.feed(&PLAIN.r2t(write, 2, 4096, 8192)).unwrap_err();
     assert!(error.what.contains("the same data twice"));
-    let (mut client, _, write) = busy(PLAIN);
-    assert!(client.feed(&PLAIN.r2t(write, 1, 0, 0)).is_err());
-    assert!(client.feed(&PLAIN.r2t(write ^ 1 << 10, 1, 0, 512)).is_err());
+    let (mut queue, _, write) = busy(PLAIN);
+    assert!(queue.feed(&PLAIN.r2t(write, 1, 0, 0)).is_err());
+    assert!(queue.feed(&PLAIN.r2t(write ^ 1 << 10, 1, 0, 512)).is_err());
 }
 
 #[test]
 fn a_wrong_header_digest_ends_the_connection() {
-    let (mut client, read, _) = busy(BOTH);
+    let (mut queue, read, _) = busy(BOTH);
     let bytes = with(BOTH.good(read), 25, 0xee);
     let fei = u32::from_le_bytes(bytes[24..28].try_into().unwrap());
-    let error = client.feed(&bytes).unwrap_err();
+    let error = queue.feed(&bytes).unwrap_err();
     assert_eq!(error.what, "sent a header whose digest is wrong");
-    assert_eq!(termination(&mut client.driver, BOTH), Some((FatalError::HEADER_DIGEST_ERROR, fei)));
+    assert_eq!(termination(&mut queue.driver, BOTH), Some((FatalError::HEADER_DIGEST_ERROR, fei)));
 }
 
 #[test]
 fn a_controller_that_ends_the_connection_is_not_answered() {
-    let (mut client, ..) = busy(PLAIN);
+    let (mut queue, ..) = busy(PLAIN);
     let request = TermReq {
         common: common(PduType::C2H_TERM_REQ, DATA_LEN, 48),
         fes: FatalError::DATA_TRANSFER_OUT_OF_RANGE.0.into(),
         ..TermReq::new_zeroed()
     };
-    let error = client.feed(request.as_bytes()).unwrap_err();
+    let error = queue.feed(request.as_bytes()).unwrap_err();
     assert_eq!(error.what, "ended the connection: data out of range");
-    assert_eq!(termination(&mut client.driver, PLAIN), None);
+    assert_eq!(termination(&mut queue.driver, PLAIN), None);
 }
 
 #[test]
@@ -105,26 +105,26 @@ fn an_ic_resp_that_cannot_be_is_refused() {
         ("4096 bytes", 12, 2, 12),
     ];
     for (words, at, value, fei) in cases {
-        let mut client = Client::fresh(PLAIN, namespace(), 128);
-        client.sent();
-        let error = client.feed(&with(PLAIN.ic_resp(), at, value)).unwrap_err();
+        let mut queue = ScriptedQueue::fresh(PLAIN, namespace(), 128);
+        queue.sent();
+        let error = queue.feed(&with(PLAIN.ic_resp(), at, value)).unwrap_err();
         assert!(error.what.contains(words), "{words}: {error}");
-        assert_eq!(termination(&mut client.driver, PLAIN).map(|told| told.1), Some(fei), "{words}");
+        assert_eq!(termination(&mut queue.driver, PLAIN).map(|told| told.1), Some(fei), "{words}");
     }
-    let mut client = Client::fresh(PLAIN, namespace(), 128);
-    assert!(client.feed(&PLAIN.good(0)).is_err());
-    let told = termination(&mut client.driver, PLAIN).map(|told| told.0);
+    let mut queue = ScriptedQueue::fresh(PLAIN, namespace(), 128);
+    assert!(queue.feed(&PLAIN.good(0)).is_err());
+    let told = termination(&mut queue.driver, PLAIN).map(|told| told.0);
     assert_eq!(told, Some(FatalError::PDU_SEQUENCE_ERROR));
 }
 
 #[test]
 fn an_end_between_commands_is_none_of_our_business_and_within_them_is() {
-    let mut client = Client::ready(PLAIN);
-    assert!(client.driver.stream().on_end(Instant::now()).is_ok());
-    let (mut client, ..) = busy(PLAIN);
-    assert!(client.driver.stream().on_end(Instant::now()).is_err());
-    let mut client = Client::fresh(PLAIN, namespace(), 128);
-    assert!(client.driver.stream().on_end(Instant::now()).is_err());
+    let mut queue = ScriptedQueue::ready(PLAIN);
+    assert!(queue.driver.stream().on_end(Instant::now()).is_ok());
+    let (mut queue, ..) = busy(PLAIN);
+    assert!(queue.driver.stream().on_end(Instant::now()).is_err());
+    let mut queue = ScriptedQueue::fresh(PLAIN, namespace(), 128);
+    assert!(queue.driver.stream().on_end(Instant::now()).is_err());
 }
 
 proptest! {
@@ -133,8 +133,8 @@ proptest! {
         chunks in prop::collection::vec((0_u8..12, 0_u8..4, prop::collection::vec(any::<u8>(), 0..40)), 0..12),
         step in 1_usize..64,
     ) {
-        let (mut client, read, write) = busy(PLAIN);
-        client.driver.step = step;
+        let (mut queue, read, write) = busy(PLAIN);
+        queue.driver.step = step;
         for (kind, which, noise) in chunks {
             let cid = if which & 1 == 0 { read } else { write };
             let bytes = match kind {
@@ -143,10 +143,10 @@ proptest! {
                 4..=6 => PLAIN.r2t(cid, which.into(), u32::from(which) * 4096, noise.len() as u32 * 100),
                 _ => noise,
             };
-            if client.feed(&bytes).is_err() {
+            if queue.feed(&bytes).is_err() {
                 return Ok(());
             }
-            client.driver.sent();
+            queue.driver.sent();
         }
     }
 
@@ -157,7 +157,7 @@ proptest! {
         status in any::<u16>(),
     ) {
         let config = AdminConfig { names: names(), credentials: None, queues: 1, ask: Ask::Namespaces, keep_alive: Duration::ZERO };
-        let session = AdminSession::new(config, PLAIN.digests, Pool::new(1 << 20), Instant::now());
+        let session = NvmeTcpAdminSession::new(config, PLAIN.digests, Pool::new(1 << 20), Instant::now());
         let mut driver = Driver::of(session, usize::MAX);
         driver.sent();
         prop_assert!(driver.feed(&PLAIN.ic_resp()).is_ok());

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 /// Everything once: the capsules and data of a queue, of which connecting is the begin.
 fn everything(cntlid: u16, digests: u8) -> Vec<u8> {
-    let host = Host::new(&node());
-    let host = Host { digests, ..host };
+    let host = TcpTestHost::new(&node());
+    let host = TcpTestHost { digests, ..host };
     let mut bytes = ic_req(digests).as_bytes().to_vec();
     let (connect, data) = connect(NQN, 1, cntlid, 0);
     let numbered = |sqe: Sqe, cid: u16| Sqe { cid: cid.into(), ..sqe };
@@ -30,7 +30,7 @@ fn everything(cntlid: u16, digests: u8) -> Vec<u8> {
 /// What the target answers to these parts, received at most `step` bytes at a time. I/O completes
 /// at the very end, so that the order of answers does not depend on the cuts.
 fn answers(node: &(Arc<NvmeNode>, Exports), parts: &[&[u8]], step: usize) -> Vec<u8> {
-    let host = Host::new(node);
+    let host = TcpTestHost::new(node);
     let mut pump = host.pump.split_at(step);
     pump.holds_io = true;
     parts.iter().for_each(|part| pump.client_sends(part).unwrap());
@@ -44,7 +44,7 @@ fn answers(node: &(Arc<NvmeNode>, Exports), parts: &[&[u8]], step: usize) -> Vec
 fn a_session_is_the_same_however_its_bytes_are_cut() {
     for digests in [0, DGST_HEADER | DGST_DATA] {
         let node = node();
-        let (_admin, cntlid) = Host::admin(&node, digests);
+        let (_admin, cntlid) = TcpTestHost::admin(&node, digests);
         let bytes = everything(cntlid, digests);
         let whole = answers(&node, &[&bytes], usize::MAX);
         assert!(whole.len() > IC_LEN + 4096 + 9 * 24, "{}", whole.len());
@@ -67,7 +67,7 @@ proptest! {
         step in 1..5000_usize,
     ) {
         let node = node();
-        let (_admin, cntlid) = Host::admin(&node, digests);
+        let (_admin, cntlid) = TcpTestHost::admin(&node, digests);
         let mut bytes = everything(cntlid, digests);
         let len = bytes.len();
         // Errors in headers matter most, and the long data is most of the bytes: keep out of it.
@@ -75,7 +75,7 @@ proptest! {
             let at = at % (len - (80 << 10));
             bytes[if at < 3700 { at } else { at + (80 << 10) }] = value;
         }
-        let mut pump = Host::new(&node).pump.split_at(step);
+        let mut pump = TcpTestHost::new(&node).pump.split_at(step);
         let _ = pump.client_sends(&bytes);
         let _ = pump.session.on_end(Instant::now());
     }

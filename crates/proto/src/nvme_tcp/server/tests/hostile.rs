@@ -7,7 +7,7 @@ use std::time::Duration;
 use std::time::Instant;
 
 /// The fatal error that the host is told, and where it is.
-fn fatal(host: &mut Host, bytes: &[u8]) -> (FatalError, u32) {
+fn fatal(host: &mut TcpTestHost, bytes: &[u8]) -> (FatalError, u32) {
     let error = host.pump.client_sends(bytes);
     assert!(error.is_err(), "nobody complains");
     assert!(host.is_closed());
@@ -33,7 +33,7 @@ fn a_connection_that_begins_wrongly_is_ended_with_the_field() {
     for (change, status, offset) in cases {
         let mut request = ic_req(0);
         change(&mut request);
-        assert_eq!(fatal(&mut Host::new(&node), request.as_bytes()), (status, offset));
+        assert_eq!(fatal(&mut TcpTestHost::new(&node), request.as_bytes()), (status, offset));
     }
 }
 
@@ -64,12 +64,12 @@ fn a_pdu_that_cannot_be_is_answered_with_the_fatal_error_for_it() {
         (pdu(0, PduType::H2C_DATA, FLAG_LAST, &[0; 16], &[]), field, 4),
     ];
     for (bytes, status, offset) in cases {
-        let (mut io, _admin) = Host::io(&node, 0);
+        let (mut io, _admin) = TcpTestHost::io(&node, 0);
         assert_eq!(fatal(&mut io, &bytes), (status, offset), "{:x?}", &bytes[..24]);
     }
     let mut long = pdu(0, PduType::H2C_DATA, FLAG_LAST, &[0; 16], &[0; 8]);
     long[4..8].copy_from_slice(&(24 + MAX_DATA as u32 + 4).to_le_bytes());
-    let (mut io, _admin) = Host::io(&node, 0);
+    let (mut io, _admin) = TcpTestHost::io(&node, 0);
     assert_eq!(fatal(&mut io, &long), (FatalError::DATA_TRANSFER_LIMIT_EXCEEDED, 0));
 }
 
@@ -85,7 +85,7 @@ fn data_beside_what_was_asked_for_is_fatal() {
         (usize::MAX, 16384, 0, true, FatalError::DATA_TRANSFER_OUT_OF_RANGE, 0),
     ];
     for (offset, len, other_cid, is_last, status, place) in cases {
-        let (mut io, _admin) = Host::io(&node, 0);
+        let (mut io, _admin) = TcpTestHost::io(&node, 0);
         io.send(&mut nvm(NvmOpcode::WRITE, 1, 0, 32), &[]);
         let r2t: NvmeTcpR2t = io.received()[0].as_a();
         let r2t = NvmeTcpR2t { cccid: (r2t.cccid.get() + other_cid).into(), ..r2t };
@@ -98,7 +98,7 @@ fn data_beside_what_was_asked_for_is_fatal() {
 #[test]
 fn a_wrong_header_digest_is_fatal_and_a_wrong_data_digest_is_not() {
     let node = node();
-    let (mut io, _admin) = Host::io(&node, 3);
+    let (mut io, _admin) = TcpTestHost::io(&node, 3);
     let write = Sqe { dptr: SglDescriptor::in_capsule(0, 512), ..nvm(NvmOpcode::WRITE, 1, 0, 1) };
     let good = io.capsule(&write, &[7; 512]);
     let mut bytes = good.clone();
@@ -127,9 +127,9 @@ fn a_wrong_header_digest_is_fatal_and_a_wrong_data_digest_is_not() {
 }
 
 /// An I/O queue with so many entries, and its admin queue.
-fn deep(node: &(Arc<NvmeNode>, Exports), pool: &Pool, entries: u32) -> (Host, Host) {
-    let (admin, cntlid) = Host::admin(node, 0);
-    let mut io = Host::with_pool((&node.0, &node.1), pool.clone());
+fn deep(node: &(Arc<NvmeNode>, Exports), pool: &Pool, entries: u32) -> (TcpTestHost, TcpTestHost) {
+    let (admin, cntlid) = TcpTestHost::admin(node, 0);
+    let mut io = TcpTestHost::with_pool((&node.0, &node.1), pool.clone());
     io.pump.exchange(ic_req(0).as_bytes());
     let (mut command, data) = connect(NQN, 1, cntlid, 0);
     command.cdw11 = (entries - 1).into();
@@ -138,7 +138,7 @@ fn deep(node: &(Arc<NvmeNode>, Exports), pool: &Pool, entries: u32) -> (Host, Ho
 }
 
 /// Sends all data that is asked for until nothing comes any more; how many commands have ended.
-fn answer_all(io: &mut Host) -> usize {
+fn answer_all(io: &mut TcpTestHost) -> usize {
     let mut ended = 0;
     loop {
         io.pump.run().unwrap();
@@ -210,9 +210,9 @@ fn who_begins_with_something_short_and_wrong_hears_of_it_at_once() {
         (head(PduType::IC_REQ.0, 128, 0), FatalError::INVALID_PDU_HEADER_FIELD, 4),
     ];
     for (common, status, offset) in cases {
-        assert_eq!(fatal(&mut Host::new(&node), common.as_bytes()), (status, offset));
+        assert_eq!(fatal(&mut TcpTestHost::new(&node), common.as_bytes()), (status, offset));
     }
-    let mut in_pieces = Host::new(&node);
+    let mut in_pieces = TcpTestHost::new(&node);
     for byte in ic_req(0).as_bytes() {
         assert!(in_pieces.pump.sent().is_empty());
         in_pieces.pump.client_sends(&[*byte]).unwrap();
@@ -222,7 +222,7 @@ fn who_begins_with_something_short_and_wrong_hears_of_it_at_once() {
 
 #[test]
 fn a_host_that_reads_nothing_is_not_listened_to() {
-    let (mut io, _admin) = Host::io(&node(), 0);
+    let (mut io, _admin) = TcpTestHost::io(&node(), 0);
     let bytes: Vec<u8> = (0..60_000_u16)
         .flat_map(|cid| io.capsule(&Sqe { cid: cid.into(), ..nvm(NvmOpcode::FLUSH, 9, 0, 1) }, &[]))
         .collect();
@@ -237,7 +237,7 @@ fn a_host_that_reads_nothing_is_not_listened_to() {
 #[test]
 fn a_write_that_ends_anywhere_does_nothing() {
     let node = node();
-    let (mut io, _admin) = Host::io(&node, 0);
+    let (mut io, _admin) = TcpTestHost::io(&node, 0);
     let write = Sqe { dptr: SglDescriptor::in_capsule(0, 512), ..nvm(NvmOpcode::WRITE, 1, 0, 1) };
     let bytes = io.capsule(&write, &[7; 512]);
     for cut in 0..bytes.len() {
@@ -246,7 +246,7 @@ fn a_write_that_ends_anywhere_does_nothing() {
         assert!(io.is_closed() && io.received().is_empty());
         drop(io);
         // Its controller is still there.
-        io = Host::initialized(&node, 0);
+        io = TcpTestHost::initialized(&node, 0);
         assert!(io.connect(1, 1, 0).status.is_success(), "cut at {cut}");
     }
     assert_eq!(io.run(nvm(NvmOpcode::READ, 1, 0, 1), &[]).0, [0; 512]);
@@ -262,7 +262,7 @@ fn a_host_that_says_why_it_ends_is_not_answered() {
         (128, 128, "sent a header of a wrong length"),
         (0, 24, "sent a header of a wrong length"),
     ] {
-        let (mut io, _admin) = Host::io(&node(), 3);
+        let (mut io, _admin) = TcpTestHost::io(&node(), 3);
         let common =
             CommonHeader { pdu_type: PduType::H2C_TERM_REQ.0, flags: 0, hlen, pdo: 0, plen: plen.into() };
         let fes = FatalError::HEADER_DIGEST_ERROR.0.into();

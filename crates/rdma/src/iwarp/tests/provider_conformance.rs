@@ -1,17 +1,17 @@
 //! The suite of queue pairs, over streams of every kind.
 
-use super::super::Config;
-use super::Link;
+use super::super::IwarpConfig;
+use super::StreamPair;
 use crate::conformance::{self, Side, Wire};
 use crate::queue_pair::Provider;
 
-impl Wire for Link {
+impl Wire for StreamPair {
     fn end(&mut self, side: Side) -> &mut dyn Provider {
         &mut self.ends[usize::from(side == Side::Passive)].iwarp
     }
 
     fn turn(&mut self) -> bool {
-        Link::turn(self)
+        StreamPair::turn(self)
     }
 
     fn cut(&mut self) {
@@ -19,12 +19,12 @@ impl Wire for Link {
     }
 }
 
-fn conform(active: &Config, passive: &Config, step: usize) {
-    conformance::run(&mut |ours, theirs| Box::new(Link::new([ours, theirs], [active, passive], step)));
+fn conform(active: &IwarpConfig, passive: &IwarpConfig, step: usize) {
+    conformance::run(&mut |ours, theirs| Box::new(StreamPair::new([ours, theirs], [active, passive], step)));
 }
 
-fn config(has_crc: bool, wants_markers: bool, mss: usize) -> Config {
-    Config { has_crc, wants_markers, mss, ..Config::default() }
+fn config(has_crc: bool, wants_markers: bool, mss: usize) -> IwarpConfig {
+    IwarpConfig { has_crc, wants_markers, mss, ..IwarpConfig::default() }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use data_encoding::BASE64;
 
 /// What is wrong with one. It says nothing of what it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Flaw {
+pub(super) enum InterchangeError {
     /// Not in the form.
     Format,
     /// Of another length.
@@ -21,28 +21,28 @@ pub(super) enum Flaw {
 }
 
 /// The hash function that is named, and the bytes.
-pub(super) fn parse(text: &str, prefix: &str) -> Result<(Option<Hash>, Vec<u8>), Flaw> {
+pub(super) fn parse(text: &str, prefix: &str) -> Result<(Option<Hash>, Vec<u8>), InterchangeError> {
     let rest = text.strip_prefix(prefix).and_then(|rest| rest.strip_prefix(':'));
     let rest = rest.and_then(|rest| rest.strip_suffix(':'));
-    let (number, digits) = rest.and_then(|rest| rest.split_once(':')).ok_or(Flaw::Format)?;
+    let (number, digits) = rest.and_then(|rest| rest.split_once(':')).ok_or(InterchangeError::Format)?;
     let hash = match number {
         "00" => None,
         "01" => Some(Hash::Sha256),
         "02" => Some(Hash::Sha384),
         "03" => Some(Hash::Sha512),
-        _ => return Err(Flaw::Format),
+        _ => return Err(InterchangeError::Format),
     };
     if digits.len() > MAX_DIGITS {
-        return Err(Flaw::Length);
+        return Err(InterchangeError::Length);
     }
-    let all = BASE64.decode(digits.as_bytes()).map_err(|_| Flaw::Format)?;
-    let (bytes, sum) = all.split_last_chunk().ok_or(Flaw::Length)?;
+    let all = BASE64.decode(digits.as_bytes()).map_err(|_| InterchangeError::Format)?;
+    let (bytes, sum) = all.split_last_chunk().ok_or(InterchangeError::Length)?;
     let mut lens = Hash::ALL.into_iter().filter(|of| hash.is_none_or(|hash| hash == *of)).map(Hash::len);
     if !lens.any(|len| len == bytes.len()) {
-        return Err(Flaw::Length);
+        return Err(InterchangeError::Length);
     }
     if crc_32(bytes).to_le_bytes() != *sum {
-        return Err(Flaw::Sum);
+        return Err(InterchangeError::Sum);
     }
     Ok((hash, bytes.to_vec()))
 }

@@ -1,15 +1,15 @@
 //! What is done while it is asked, among what is posted.
 
-use super::super::Config;
-use super::{Link, ample};
+use super::super::IwarpConfig;
+use super::{StreamPair, ample};
 use crate::queue_pair::Provider;
 use blockmux_proto::rdma::{
     Endpoint, Event, MESSAGE, MessageHead, QueuePair, RemoteRights, WorkError, WorkId, WorkRequest,
 };
 use blockmux_volume::{Memory, Seg, SgList};
 
-fn link(config: &Config) -> Link {
-    let mut link = Link::new([&ample(), &ample()], [config, config], usize::MAX);
+fn link(config: &IwarpConfig) -> StreamPair {
+    let mut link = StreamPair::new([&ample(), &ample()], [config, config], usize::MAX);
     link.connect();
     link
 }
@@ -21,9 +21,9 @@ fn nothing() -> SgList {
 #[test]
 fn a_write_and_the_message_behind_it_arrive_in_order_and_come_back_as_nothing() {
     for config in [
-        Config::default(),
-        Config { has_crc: true, ..Config::default() },
-        Config { wants_markers: true, ..Config::default() },
+        IwarpConfig::default(),
+        IwarpConfig { has_crc: true, ..IwarpConfig::default() },
+        IwarpConfig { wants_markers: true, ..IwarpConfig::default() },
     ] {
         let mut link = link(&config);
         let memory = Memory::from_heap(600);
@@ -53,7 +53,7 @@ fn a_write_and_the_message_behind_it_arrive_in_order_and_come_back_as_nothing() 
 
 #[test]
 fn what_cannot_be_done_at_once_waits_in_order_and_comes_back() {
-    let mut link = link(&Config { mss: 1448, ..Config::default() });
+    let mut link = link(&IwarpConfig { mss: 1448, ..IwarpConfig::default() });
     let (sink, source) = (Memory::from_heap(1448), Memory::from_heap(1));
     let passive = &mut link.ends[1].iwarp;
     let sink_name =
@@ -95,7 +95,7 @@ fn what_cannot_be_done_at_once_waits_in_order_and_comes_back() {
 
 #[test]
 fn only_a_connection_sends_and_one_that_is_over_names_no_memory() {
-    let mut link = Link::new([&ample(), &ample()], [&Config::default(); 2], usize::MAX);
+    let mut link = StreamPair::new([&ample(), &ample()], [&IwarpConfig::default(); 2], usize::MAX);
     let end = &mut link.ends[0].iwarp;
     assert_eq!(end.room(), 0);
     let mut local = Memory::from_heap(1).seg(0, 1).into();
@@ -119,7 +119,7 @@ fn only_a_connection_sends_and_one_that_is_over_names_no_memory() {
 #[test]
 fn receive_buffers_that_are_posted_at_once_count() {
     let few = Endpoint { receives: 1, ..ample() };
-    let mut link = Link::new([&ample(), &few], [&Config::default(); 2], usize::MAX);
+    let mut link = StreamPair::new([&ample(), &few], [&IwarpConfig::default(); 2], usize::MAX);
     link.connect();
     link.ends[1].iwarp.receive(2);
     for _ in 0..3 {

@@ -4,64 +4,64 @@ use super::command;
 use super::{Names, NvmeRefused};
 use crate::io_queue::DataTransfer;
 use crate::nvme::auth::MAX_MESSAGE;
-use crate::nvme::auth::host::{Applicant, AuthTurn, Concatenation, HostCredentials, Unproved};
+use crate::nvme::auth::host::{AuthFailure, AuthStep, Concatenation, HostAuthenticator, HostCredentials};
 use crate::nvme::auth::psk::InputPsk;
 use blockmux_volume::{Memory, Seg, SgList};
 use blockmux_wire::nvme::{Cqe, Sqe};
 use blockmux_wire::nvmeof::fabrics::{AUTHREQ_ASCR, AUTHREQ_ATR, FabricsType};
 
 /// A queue whose controller asks who we are.
-pub(super) struct Proving(Applicant);
+pub(super) struct QueueAuthentication(HostAuthenticator);
 
 /// What the answer to Connect asks for: a proof, or nothing.
-pub(super) fn asked_for(
+pub(super) fn required_authentication(
     connect_result: u64,
     credentials: Option<&HostCredentials>,
     names: &Names,
-) -> Result<Option<Box<Proving>>, NvmeRefused> {
+) -> Result<Option<Box<QueueAuthentication>>, NvmeRefused> {
     let is_asked = connect_result as u32 & (AUTHREQ_ATR | AUTHREQ_ASCR) != 0;
     match credentials {
         None if is_asked => Err(NvmeRefused::Authentication),
         Some(credentials) if is_asked => {
-            let applicant = Applicant::new(credentials.clone(), &names.host, &names.subsystem);
-            Ok(Some(Box::new(Proving(applicant))))
+            let applicant = HostAuthenticator::new(credentials.clone(), &names.host, &names.subsystem);
+            Ok(Some(Box::new(QueueAuthentication(applicant))))
         }
         // The key of the connection has proved everything already.
         Some(credentials) if credentials.concatenation == Concatenation::Done => Ok(None),
         Some(credentials) if credentials.concatenation == Concatenation::Due => {
-            Err(NvmeRefused::Proof(Unproved::NoChannel))
+            Err(NvmeRefused::AuthFailed(AuthFailure::NoSecureChannel))
         }
         // Who sits between us and the controller could have left that out.
         Some(credentials) if credentials.secrets.controller.is_some() => {
-            Err(NvmeRefused::Proof(Unproved::NotAsked))
+            Err(NvmeRefused::AuthFailed(AuthFailure::NotRequired))
         }
         _ => Ok(None),
     }
 }
 
-impl Proving {
+impl QueueAuthentication {
     /// The next command, what moves, and the memory for that, if there is something left to do.
     /// Asking changes nothing.
     pub(super) fn question(&self) -> Option<(Sqe, DataTransfer, SgList)> {
         match self.0.turn() {
-            AuthTurn::Send(message) => {
+            AuthStep::Send(message) => {
                 let len = message.len() as u32; // checked: at most MAX_MESSAGE
                 let sqe = command::authentication(FabricsType::AUTHENTICATION_SEND, len);
                 Some((sqe, DataTransfer::Out(len), SgList::one(Seg::from_slice(message))))
             }
-            AuthTurn::Receive => {
+            AuthStep::Receive => {
                 let len = MAX_MESSAGE as u32;
                 let sqe = command::authentication(FabricsType::AUTHENTICATION_RECEIVE, len);
                 let memory = Memory::from_heap(MAX_MESSAGE).seg(0, MAX_MESSAGE);
                 Some((sqe, DataTransfer::In(len), SgList::one(memory)))
             }
-            AuthTurn::Over(_) => None,
+            AuthStep::Over(_) => None,
         }
     }
 
     /// Why it has failed, also while the controller is still to be told so.
     pub(super) fn failure(&self) -> Option<NvmeRefused> {
-        self.0.failure().map(NvmeRefused::Proof)
+        self.0.failure().map(NvmeRefused::AuthFailed)
     }
 
     /// The key of TLS that was made, if one was to be.
@@ -72,7 +72,7 @@ impl Proving {
     /// The command has ended, with its data if it had some; whether that was the last and we are
     /// believed.
     pub(super) fn on_answer(&mut self, cqe: &Cqe, data: &[u8]) -> Result<bool, NvmeRefused> {
-        let is_sending = matches!(self.0.turn(), AuthTurn::Send(_));
+        let is_sending = matches!(self.0.turn(), AuthStep::Send(_));
         let is_good = cqe.status.is_success();
         match is_sending {
             true => self.0.on_sent(),
@@ -81,13 +81,13 @@ impl Proving {
         }
         match self.0.turn() {
             // What we have failed for says more than that the controller would not hear it.
-            AuthTurn::Over(Err(unproved)) => Err(NvmeRefused::Proof(unproved)),
+            AuthStep::Over(Err(unproved)) => Err(NvmeRefused::AuthFailed(unproved)),
             _ if !is_good => {
                 let what = if is_sending { "Authentication Send" } else { "Authentication Receive" };
                 Err(NvmeRefused::Command { what, status: cqe.status })
             }
-            AuthTurn::Over(Ok(())) => Ok(true),
-            AuthTurn::Send(_) | AuthTurn::Receive => Ok(false),
+            AuthStep::Over(Ok(())) => Ok(true),
+            AuthStep::Send(_) | AuthStep::Receive => Ok(false),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The target, told anything: what an initiator may say and what it may not, message by message.
 
-use crate::bench::{Hand, INITIATOR, Served, Server, TARGET, pattern};
+use crate::bench::{INITIATOR, ManualSession, ServedTarget, TARGET, TargetEnd, pattern};
 use blockmux_proto::iscsi::login::operational::{OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::iscsi::server::{IserTargetSession, TargetSession};
@@ -16,8 +16,8 @@ use std::time::Instant;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 /// An initiator by hand.
-struct Client {
-    server: Server<Hand<IserTargetSession>>,
+struct TestInitiator {
+    server: TargetEnd<ManualSession<IserTargetSession>>,
     cmd_sn: u32,
 }
 
@@ -25,11 +25,11 @@ struct Client {
 const ROOM: (u32, u64) = (0x11, 0x1000);
 const DATA: (u32, u64) = (0x22, 0x2000);
 
-impl Client {
+impl TestInitiator {
     /// Connected with that private data, nothing said.
-    fn connect(served: &Served, private_data: &[u8]) -> (Client, Vec<u8>) {
-        let server = Server::new(served, Hand::new(served.session()));
-        let mut client = Client { server, cmd_sn: 1 };
+    fn connect(served: &ServedTarget, private_data: &[u8]) -> (TestInitiator, Vec<u8>) {
+        let server = TargetEnd::new(served, ManualSession::new(served.session()));
+        let mut client = TestInitiator { server, cmd_sn: 1 };
         let requested = Event::Requested { private_data: private_data.to_vec() };
         client.event(requested).unwrap();
         let Some(WorkRequest::Accept { private_data }) = client.works().pop_front() else {
@@ -40,8 +40,8 @@ impl Client {
     }
 
     /// Logged in as Linux does, with these keys more.
-    fn log_in_to(served: &Served, keys: &str) -> Client {
-        let (mut client, _) = Client::connect(served, &[0x80, 0, 0, 0]);
+    fn log_in_to(served: &ServedTarget, keys: &str) -> TestInitiator {
+        let (mut client, _) = TestInitiator::connect(served, &[0x80, 0, 0, 0]);
         let text = format!(
             "InitiatorName={INITIATOR}\0TargetName={TARGET}\0SessionType=Normal\0RDMAExtensions=Yes\0{keys}"
         );
@@ -58,8 +58,8 @@ impl Client {
         client
     }
 
-    fn log_in(keys: &str) -> Client {
-        Client::log_in_to(&Served::new(offer(), None), keys)
+    fn log_in(keys: &str) -> TestInitiator {
+        TestInitiator::log_in_to(&ServedTarget::new(offer(), None), keys)
     }
 
     fn works(&mut self) -> &mut std::collections::VecDeque<WorkRequest> {
@@ -213,11 +213,11 @@ fn without_immediate_data() -> OperationalParameters {
 
 #[test]
 fn both_sides_say_whether_memory_is_closed_from_afar() {
-    let served = Served::new(offer(), None);
+    let served = ServedTarget::new(offer(), None);
     for (said, answered) in
         [(&[0x80, 0, 0, 0][..], 0x80), (&[0xc0, 0, 0, 0, 1, 2, 3], 0xc0), (&[0x80], 0xc0), (&[], 0xc0)]
     {
-        let (mut client, answer) = Client::connect(&served, said);
+        let (mut client, answer) = TestInitiator::connect(&served, said);
         assert_eq!(answer, [answered, 0, 0, 0], "{said:?}");
         let text = format!("InitiatorName={INITIATOR}\0TargetName={TARGET}\0");
         client.send(ControlHeader::new(), &login_request(), text.as_bytes()).unwrap();
@@ -232,7 +232,7 @@ fn both_sides_say_whether_memory_is_closed_from_afar() {
 
 #[test]
 fn a_login_over_rdma_that_does_not_want_iser_is_refused() {
-    let (mut client, _) = Client::connect(&Served::new(offer(), None), &[0x80, 0, 0, 0]);
+    let (mut client, _) = TestInitiator::connect(&ServedTarget::new(offer(), None), &[0x80, 0, 0, 0]);
     let text = format!("InitiatorName={INITIATOR}\0TargetName={TARGET}\0RDMAExtensions=No\0");
     let error = client.send(ControlHeader::new(), &login_request(), text.as_bytes()).unwrap_err();
     assert_eq!(error.what, "came over RDMA and did not want iSER");
@@ -255,7 +255,7 @@ fn data_comes_with_the_command_unasked_and_asked_for() {
         (0, vec![8192]),
         (0, vec![1, 2, 3]),
     ] {
-        let mut client = Client::log_in("InitialR2T=No\0FirstBurstLength=8192\0");
+        let mut client = TestInitiator::log_in("InitialR2T=No\0FirstBurstLength=8192\0");
         let mut command = client.write(8, 40);
         if !unasked.is_empty() {
             command.flags &= !FLAG_FINAL;
@@ -279,7 +279,7 @@ fn data_comes_with_the_command_unasked_and_asked_for() {
 
 #[test]
 fn an_initiator_that_says_so_names_all_its_data() {
-    let mut client = Client::log_in("TaggedBufferForSolicitedDataOnly=No\0");
+    let mut client = TestInitiator::log_in("TaggedBufferForSolicitedDataOnly=No\0");
     let (all, command) = (pattern(16 * 512), client.write(0, 16));
     client.send(with_data(), &command, &all[..1024]).unwrap();
     assert_eq!(client.fill(&all[1024..]), (DATA.1 + 1024, 7168));
@@ -290,7 +290,7 @@ fn an_initiator_that_says_so_names_all_its_data() {
 #[test]
 fn data_that_is_being_read_does_not_come_as_a_message_too() {
     for ttt in [RESERVED_TAG, 0, 1, 2, 3] {
-        let mut client = Client::log_in("");
+        let mut client = TestInitiator::log_in("");
         let command = client.write(8, 40);
         client.send(with_data(), &command, &[]).unwrap();
         assert!(matches!(client.works().pop_front(), Some(WorkRequest::Read { .. })));
@@ -303,8 +303,8 @@ fn data_that_is_being_read_does_not_come_as_a_message_too() {
 
 #[test]
 fn a_target_that_stops_before_anybody_has_connected_hangs_up() {
-    let served = Served::new(offer(), None);
-    let mut server = Server::new(&served, Hand::new(served.session()));
+    let served = ServedTarget::new(offer(), None);
+    let mut server = TargetEnd::new(&served, ManualSession::new(served.session()));
     server.driven.on_stop(Instant::now());
     server.run();
     assert!(matches!(server.driven.works.pop_front(), Some(WorkRequest::Disconnect)));
@@ -313,7 +313,7 @@ fn a_target_that_stops_before_anybody_has_connected_hangs_up() {
 
 #[test]
 fn immediate_data_alone_needs_no_memory() {
-    let mut client = Client::log_in("");
+    let mut client = TestInitiator::log_in("");
     let (all, command) = (pattern(8192), client.write(3, 16));
     client.send(ControlHeader::new(), &command, &all).unwrap();
     client.assert_good(command.cmd_sn.get());
@@ -322,7 +322,7 @@ fn immediate_data_alone_needs_no_memory() {
 
 #[test]
 fn commands_that_do_not_name_their_memory_are_rejected_and_the_session_goes_on() {
-    let mut client = Client::log_in("");
+    let mut client = TestInitiator::log_in("");
     let read = client.read(0, 8);
     let (write, partly) = (client.write(0, 8), client.write(0, 8));
     let cases: [(ScsiCommand, ControlHeader, usize); 4] = [
@@ -345,7 +345,7 @@ fn commands_that_do_not_name_their_memory_are_rejected_and_the_session_goes_on()
 
 #[test]
 fn what_is_no_message_of_iser_ends_the_connection() {
-    let command = Client::log_in("").read(0, 1);
+    let command = TestInitiator::log_in("").read(0, 1);
     let pdu = command.as_bytes();
     let header = ControlHeader::new().with_read(ROOM.0, ROOM.1);
     let with = |flags: u8| {
@@ -362,14 +362,14 @@ fn what_is_no_message_of_iser_ends_the_connection() {
     claims[28 + 4] = 255; // additional header segments that are not there
     cases.push(claims);
     for (nth, message) in cases.into_iter().enumerate() {
-        let mut client = Client::log_in("");
+        let mut client = TestInitiator::log_in("");
         let error = client.raw(&message).unwrap_err();
         assert_eq!(error.reference, "RFC 7145 §9.2", "case {nth}");
         // During a login it is no better.
-        let (mut client, _) = Client::connect(&Served::new(offer(), None), &[]);
+        let (mut client, _) = TestInitiator::connect(&ServedTarget::new(offer(), None), &[]);
         assert!(client.raw(&message).is_err(), "case {nth}");
     }
-    let mut client = Client::log_in("");
+    let mut client = TestInitiator::log_in("");
     let command = client.write(0, 32);
     let error = client.send(with_data(), &command, &pattern(8193)).unwrap_err();
     assert_eq!(error.what, "sent a data segment above TargetRecvDataSegmentLength");
@@ -377,7 +377,7 @@ fn what_is_no_message_of_iser_ends_the_connection() {
 
 #[test]
 fn a_login_in_a_session_is_refused() {
-    let mut client = Client::log_in("");
+    let mut client = TestInitiator::log_in("");
     client
         .send(ControlHeader::new(), &login_request(), b"InitiatorName=iqn.2026-11.com.example:me\0")
         .unwrap();
@@ -387,7 +387,7 @@ fn a_login_in_a_session_is_refused() {
 
 #[test]
 fn memory_that_is_not_open_ends_the_connection_and_nothing_is_written() {
-    let mut client = Client::log_in("");
+    let mut client = TestInitiator::log_in("");
     let command = client.write(0, 32);
     client.send(with_data(), &command, &[]).unwrap();
     let Some(WorkRequest::Read { id, .. }) = client.works().pop_front() else { panic!() };
@@ -402,7 +402,7 @@ fn memory_that_is_not_open_ends_the_connection_and_nothing_is_written() {
 #[test]
 fn an_abort_is_answered_when_the_initiators_memory_is_not_read_any_more() {
     for function in [Function::ABORT_TASK, Function::ABORT_TASK_SET, Function::LOGICAL_UNIT_RESET] {
-        let mut client = Client::log_in("");
+        let mut client = TestInitiator::log_in("");
         let command = client.write(0, 32);
         client.send(with_data(), &command, &[]).unwrap();
         let Some(WorkRequest::Read { id, local, .. }) = client.works().pop_front() else { panic!() };
@@ -429,7 +429,7 @@ fn an_abort_is_answered_when_the_initiators_memory_is_not_read_any_more() {
 
 #[test]
 fn an_abort_of_io_at_the_volume_waits_for_its_end() {
-    let mut client = Client::log_in("");
+    let mut client = TestInitiator::log_in("");
     client.server.holds_io = true;
     let command = client.read(0, 8);
     client.send(ControlHeader::new().with_read(ROOM.0, ROOM.1), &command, &[]).unwrap();
@@ -445,7 +445,7 @@ fn an_abort_of_io_at_the_volume_waits_for_its_end() {
 
 #[test]
 fn pings_text_and_the_logout_are_messages_like_others() {
-    let mut client = Client::log_in("");
+    let mut client = TestInitiator::log_in("");
     let mut ping = NopOut::new_zeroed();
     ping.opcode = IscsiOpcode::NOP_OUT.0 | FLAG_IMMEDIATE;
     ping.flags = FLAG_FINAL;
@@ -463,7 +463,7 @@ fn pings_text_and_the_logout_are_messages_like_others() {
     log_out(&mut client);
 }
 
-fn log_out(client: &mut Client) {
+fn log_out(client: &mut TestInitiator) {
     let mut logout = LogoutRequest::new_zeroed();
     logout.opcode = IscsiOpcode::LOGOUT_REQUEST.0 | FLAG_IMMEDIATE;
     logout.reason = FLAG_FINAL | LogoutReason::CLOSE_SESSION.0;
@@ -475,7 +475,7 @@ fn log_out(client: &mut Client) {
 
 #[test]
 fn an_initiator_is_asked_to_log_out_by_a_target_that_stops() {
-    let mut client = Client::log_in("");
+    let mut client = TestInitiator::log_in("");
     client.server.holds_io = true;
     let command = client.read(0, 8);
     client.send(ControlHeader::new().with_read(ROOM.0, ROOM.1), &command, &[]).unwrap();
@@ -494,7 +494,7 @@ fn an_initiator_is_asked_to_log_out_by_a_target_that_stops() {
 
 #[test]
 fn every_message_that_is_taken_gives_its_receive_buffer_back() {
-    let mut client = Client::log_in("");
+    let mut client = TestInitiator::log_in("");
     let before = client.server.driven.receives;
     for _ in 0..300 {
         client.blocks(0, 1);
@@ -511,14 +511,14 @@ fn every_message_that_is_taken_gives_its_receive_buffer_back() {
     for (keys, more) in cases {
         // Unasked-for data of one message for each command has its buffer from the beginning; 64
         // KiB are eight, and more if what a message holds was agreed down.
-        let client = Client::log_in(&format!("InitialR2T=No\0{keys}"));
+        let client = TestInitiator::log_in(&format!("InitialR2T=No\0{keys}"));
         assert_eq!(client.server.driven.receives, 3 + more * 256, "{keys}");
     }
 }
 
 #[test]
 fn data_that_was_sent_counts_until_it_has_left() {
-    let mut client = Client::log_in("");
+    let mut client = TestInitiator::log_in("");
     let (room, mut taken, mut works) = (ControlHeader::new().with_read(ROOM.0, ROOM.1), 0, Vec::new());
     // 8 MiB each, of which an eighth of the pool may be on their way.
     for _ in 0..10 {
@@ -546,8 +546,8 @@ fn data_that_was_sent_counts_until_it_has_left() {
 
 #[test]
 fn reservations_and_compare_and_write_are_those_of_iscsi() {
-    let served = Served::new(offer(), None);
-    let mut client = Client::log_in_to(&served, "");
+    let served = ServedTarget::new(offer(), None);
+    let mut client = TestInitiator::log_in_to(&served, "");
     // COMPARE AND WRITE of one block: what is there, and what is to be.
     let both = [vec![0; 512], pattern(512)].concat();
     let mut cdb = [0; 16];
@@ -572,7 +572,7 @@ fn reservations_and_compare_and_write_are_those_of_iscsi() {
     let command = client.command(0, &[0x5f, 1, 1, 0, 0, 0, 0, 0, 24, 0], FLAG_WRITE, 24);
     client.send(with_data(), &command, &list).unwrap();
     client.assert_good(command.cmd_sn.get());
-    let mut other = Client::connect(&served, &[0x80, 0, 0, 0]).0;
+    let mut other = TestInitiator::connect(&served, &[0x80, 0, 0, 0]).0;
     let text = format!("InitiatorName=iqn.2026-11.com.example:other\0TargetName={TARGET}\0");
     other.send(ControlHeader::new(), &login_request(), text.as_bytes()).unwrap();
     other.answer();
@@ -586,9 +586,9 @@ fn reservations_and_compare_and_write_are_those_of_iscsi() {
 
 #[test]
 fn a_session_of_several_connections_puts_commands_in_order_with_their_memory() {
-    let served = Served::new(without_immediate_data(), None);
-    let mut first = Client::log_in_to(&served, "MaxConnections=2\0");
-    let (mut second, _) = Client::connect(&served, &[0x80, 0, 0, 0]);
+    let served = ServedTarget::new(without_immediate_data(), None);
+    let mut first = TestInitiator::log_in_to(&served, "MaxConnections=2\0");
+    let (mut second, _) = TestInitiator::connect(&served, &[0x80, 0, 0, 0]);
     let mut request = login_request();
     (request.cid, request.tsih) = (8.into(), 1.into());
     request.cmd_sn = first.cmd_sn.into();
@@ -607,7 +607,7 @@ fn a_session_of_several_connections_puts_commands_in_order_with_their_memory() {
     second.server.run();
     assert_eq!(second.fill(&all), (0x7000, 8192));
     second.assert_good(early.cmd_sn.get());
-    let (mut third, _) = Client::connect(&served, &[]);
+    let (mut third, _) = TestInitiator::connect(&served, &[]);
     request.tsih = 77.into();
     assert!(third.send(ControlHeader::new(), &request, text.as_bytes()).is_err(), "there is no such session");
     // Nor does a connection over TCP belong to this one.
@@ -623,7 +623,7 @@ fn a_session_of_several_connections_puts_commands_in_order_with_their_memory() {
 
 #[test]
 fn an_initiator_that_requires_hello_messages_is_told_that_there_are_none() {
-    let (mut client, _) = Client::connect(&Served::new(offer(), None), &[0x80, 0, 0, 0]);
+    let (mut client, _) = TestInitiator::connect(&ServedTarget::new(offer(), None), &[0x80, 0, 0, 0]);
     let text = format!(
         "InitiatorName={INITIATOR}\0TargetName={TARGET}\0RDMAExtensions=Yes\0iSERHelloRequired=Yes\0"
     );
@@ -633,7 +633,7 @@ fn an_initiator_that_requires_hello_messages_is_told_that_there_are_none() {
 
 #[test]
 fn no_more_is_said_unasked_than_the_initiator_takes() {
-    let mut client = Client::log_in("MaxOutstandingUnexpectedPDUs=2\0");
+    let mut client = TestInitiator::log_in("MaxOutstandingUnexpectedPDUs=2\0");
     let mut reject = || {
         let nameless = client.read(0, 1);
         client.send(ControlHeader::new(), &nameless, &[]).unwrap();
@@ -659,17 +659,19 @@ fn no_more_is_said_unasked_than_the_initiator_takes() {
 #[test]
 fn an_initiator_that_does_not_answer_a_read_is_left_when_something_waits_for_that() {
     #[derive(PartialEq)]
-    enum Waits {
+    enum WaitingFor {
         Nothing,
         Abort,
         Logout,
     }
-    for (waits, is_left) in [(Waits::Nothing, false), (Waits::Abort, true), (Waits::Logout, true)] {
-        let mut client = Client::log_in("");
+    for (waits, is_left) in
+        [(WaitingFor::Nothing, false), (WaitingFor::Abort, true), (WaitingFor::Logout, true)]
+    {
+        let mut client = TestInitiator::log_in("");
         let command = client.write(0, 32);
         client.send(with_data(), &command, &[]).unwrap();
         assert!(matches!(client.works().pop_front(), Some(WorkRequest::Read { .. })));
-        if waits == Waits::Abort {
+        if waits == WaitingFor::Abort {
             let mut request = TaskManagementRequest::new_zeroed();
             (request.opcode, request.function) =
                 (IscsiOpcode::TASK_MANAGEMENT_REQUEST.0 | FLAG_IMMEDIATE, 0x81);
@@ -677,7 +679,7 @@ fn an_initiator_that_does_not_answer_a_read_is_left_when_something_waits_for_tha
             request.referenced_task_tag = command.initiator_task_tag;
             client.send(ControlHeader::new(), &request, &[]).unwrap();
         }
-        if waits == Waits::Logout {
+        if waits == WaitingFor::Logout {
             let mut request = LogoutRequest::new_zeroed();
             (request.opcode, request.reason) = (IscsiOpcode::LOGOUT_REQUEST.0 | FLAG_IMMEDIATE, FLAG_FINAL);
             request.initiator_task_tag = 0x78.into();
@@ -714,7 +716,7 @@ fn a_peer_of_another_protocol_is_rejected_in_its_own_words() {
     let srp: &[u8] = b"\0\0\0\0\0\0\0\0\0\x06\x80\0\0\0\x20\x44\x52\x54\0\x77\0\x01\0\0\0\0\0\0\0\0\0\0\
         \x50\x54\0\xff\xfe\x77\0\x02\x50\x54\0\xff\xfe\x77\0\x02\0\x44\0\0\0\0\0\0";
     for (private_data, protocol, first) in [(nvme, "NVMe/RDMA", &[0, 0, 6, 0][..]), (srp, "SRP", &[0xc2])] {
-        let mut session = Served::new(offer(), None).session();
+        let mut session = ServedTarget::new(offer(), None).session();
         let error = session
             .on_event(Event::Requested { private_data: private_data.to_vec() }, Instant::now())
             .unwrap_err();

@@ -6,12 +6,13 @@ use super::{ControllerQueue, FabricsTransport};
 
 impl<T: FabricsTransport> ControllerQueue<T> {
     /// A queue over another transport in place of this one, for which nothing has come yet.
-    pub(crate) fn over_instead<U: FabricsTransport>(
+    pub(crate) fn change_transport<U: FabricsTransport>(
         self,
         make: impl FnOnce(&NvmeNode) -> U,
     ) -> ControllerQueue<U> {
-        let mut queue = ControllerQueue::over(make(&self.node), self.node, self.pool, self.timers.now);
-        queue.arrival = HostConnection { sgls: U::SGLS, ..self.arrival };
+        let mut queue =
+            ControllerQueue::with_transport(make(&self.node), self.node, self.pool, self.timers.now);
+        queue.connection = HostConnection { sgls: U::SGLS, ..self.connection };
         (queue.timers, queue.unstarted, queue.stopping) = (self.timers, self.unstarted, self.stopping);
         (queue.is_over, queue.make_notifier) = (self.is_over, self.make_notifier);
         queue

@@ -1,49 +1,49 @@
 //! How connections begin and end.
 
-use super::pair::{Heard, Pair, ample, blank, memory, pattern};
+use super::pair::{ConformancePair, Observed, ample, blank, memory, pattern};
 use super::{Connect, Outcome, Side, fail};
 use blockmux_proto::rdma::{Endpoint, MAX_PRIVATE_DATA, RemoteRights, WorkError, WorkRequest};
 use blockmux_volume::SgList;
 
 pub(super) fn private_data_arrives(connect: &mut Connect) -> Outcome {
-    let longest = Pair::begin(connect, &ample(), &ample()).caps(Side::Active).private_data;
+    let longest = ConformancePair::begin(connect, &ample(), &ample()).caps(Side::Active).private_data;
     if longest < MAX_PRIVATE_DATA {
         return fail!("no more than {longest} bytes of private data");
     }
     for len in (0..=MAX_PRIVATE_DATA).chain([longest]) {
         let [question, answer] = [1, 2].map(|salt| pattern(salt, len));
         let active = Endpoint { private_data: question.clone(), ..ample() };
-        let mut pair = Pair::begin(connect, &active, &ample());
+        let mut pair = ConformancePair::begin(connect, &active, &ample());
         if Side::BOTH.map(|side| pair.room(side)) != [0, 0] {
             return fail!("there is room for work without a connection");
         }
         pair.settle()?;
-        pair.expect(Side::Passive, &[Heard::Requested(question)])?;
+        pair.expect(Side::Passive, &[Observed::Requested(question)])?;
         pair.expect(Side::Active, &[])?;
         pair.post(Side::Passive, WorkRequest::Accept { private_data: answer.clone() });
         pair.settle()?;
-        pair.expect(Side::Passive, &[Heard::Connected(Vec::new())])?;
-        pair.expect(Side::Active, &[Heard::Connected(answer)])?;
+        pair.expect(Side::Passive, &[Observed::Connected(Vec::new())])?;
+        pair.expect(Side::Active, &[Observed::Connected(answer)])?;
         pair.send(Side::Active, b"hello", SgList::default(), None);
         pair.settle()?;
-        pair.expect(Side::Passive, &[Heard::Received(b"hello".to_vec(), None)])?;
+        pair.expect(Side::Passive, &[Observed::Received(b"hello".to_vec(), None)])?;
     }
     Ok(())
 }
 
 pub(super) fn a_rejected_peer_hears_why(connect: &mut Connect) -> Outcome {
     for len in [0, 1, MAX_PRIVATE_DATA] {
-        let mut pair = Pair::begin(connect, &ample(), &ample());
+        let mut pair = ConformancePair::begin(connect, &ample(), &ample());
         pair.settle()?;
-        pair.heard(Side::Passive);
+        pair.observed(Side::Passive);
         pair.post(Side::Passive, WorkRequest::Reject { private_data: pattern(3, len) });
         pair.settle()?;
-        pair.expect(Side::Active, &[Heard::Refused(pattern(3, len))])?;
-        pair.expect(Side::Passive, &[Heard::Disconnected])?;
+        pair.expect(Side::Active, &[Observed::Refused(pattern(3, len))])?;
+        pair.expect(Side::Passive, &[Observed::Disconnected])?;
         for side in Side::BOTH {
             let id = pair.send(side, b"too late", SgList::default(), None);
             pair.settle()?;
-            pair.expect(side, &[Heard::Done(id, Err(WorkError::Flushed))])?;
+            pair.expect(side, &[Observed::Done(id, Err(WorkError::Flushed))])?;
         }
     }
     Ok(())
@@ -55,7 +55,7 @@ pub(super) fn endpoints_get_what_they_ask_for(connect: &mut Connect) -> Outcome 
     for (ours, theirs) in [(0, 0), (1, 1), (1, 8), (8, 1), (5, 5), (64, 64)] {
         let active = Endpoint { reads: ours, ..ample() };
         let passive = Endpoint { reads: theirs, ..ample() };
-        let mut pair = Pair::begin(connect, &active, &passive);
+        let mut pair = ConformancePair::begin(connect, &active, &passive);
         pair.accept(&[])?;
         for side in Side::BOTH {
             let caps = pair.caps(side);
@@ -73,7 +73,7 @@ pub(super) fn endpoints_get_what_they_ask_for(connect: &mut Connect) -> Outcome 
 
 pub(super) fn leaving_is_soft(connect: &mut Connect) -> Outcome {
     for side in Side::BOTH {
-        let mut pair = Pair::connected(connect, &ample())?;
+        let mut pair = ConformancePair::connected(connect, &ample())?;
         let source = pattern(4, 70_000);
         let target = blank(70_000, 1);
         let from = pair.register(side.other(), &memory(&source, 1), RemoteRights::RemoteRead)?;
@@ -85,20 +85,20 @@ pub(super) fn leaving_is_soft(connect: &mut Connect) -> Outcome {
         pair.post(side, WorkRequest::Disconnect);
         let late = pair.send(side, b"late", SgList::default(), None);
         pair.settle()?;
-        let mut heard = pair.heard(side);
-        if heard.pop() != Some(Heard::Disconnected) {
+        let mut observed = pair.observed(side);
+        if observed.pop() != Some(Observed::Disconnected) {
             return fail!("who leaves does not hear in the end that it has left");
         }
-        let is_late = |heard: &Heard| *heard == Heard::Done(late, Err(WorkError::Flushed));
-        if heard.iter().filter(|heard| is_late(heard)).count() != 1 {
-            return fail!("what was posted after leaving did not come back flushed: {heard:?}");
+        let is_late = |observed: &Observed| *observed == Observed::Done(late, Err(WorkError::Flushed));
+        if observed.iter().filter(|observed| is_late(observed)).count() != 1 {
+            return fail!("what was posted after leaving did not come back flushed: {observed:?}");
         }
-        heard.retain(|heard| !is_late(heard));
-        heard.sort_by_key(|heard| if let Heard::Done(id, _) = heard { *id } else { 0 });
-        if heard != done.into_iter().map(|id| Heard::Done(id, Ok(()))).collect::<Vec<_>>() {
-            return fail!("not all that was posted before leaving came back well: {heard:?}");
+        observed.retain(|observed| !is_late(observed));
+        observed.sort_by_key(|observed| if let Observed::Done(id, _) = observed { *id } else { 0 });
+        if observed != done.into_iter().map(|id| Observed::Done(id, Ok(()))).collect::<Vec<_>>() {
+            return fail!("not all that was posted before leaving came back well: {observed:?}");
         }
-        pair.expect(side.other(), &[Heard::Received(b"bye".to_vec(), None), Heard::Disconnected])?;
+        pair.expect(side.other(), &[Observed::Received(b"bye".to_vec(), None), Observed::Disconnected])?;
         if local.to_vec() != source || target.to_vec() != source {
             return fail!("what was posted before leaving was not done");
         }
@@ -112,18 +112,18 @@ pub(super) fn leaving_is_soft(connect: &mut Connect) -> Outcome {
 /// Also when both leave, and when it is left twice.
 pub(super) fn leaving_is_noticed_once(connect: &mut Connect) -> Outcome {
     for leaves in [&[Side::Active][..], &[Side::Passive], &Side::BOTH, &[Side::Active, Side::Active]] {
-        let mut pair = Pair::connected(connect, &ample())?;
+        let mut pair = ConformancePair::connected(connect, &ample())?;
         leaves.iter().for_each(|side| pair.post(*side, WorkRequest::Disconnect));
         pair.settle()?;
         pair.cut();
         pair.settle()?;
         for side in Side::BOTH {
-            pair.expect(side, &[Heard::Disconnected])?;
+            pair.expect(side, &[Observed::Disconnected])?;
             pair.post(side, WorkRequest::Receive);
             pair.post(side, WorkRequest::Disconnect);
             let id = pair.ask_to_register(side, &blank(1, 1), RemoteRights::RemoteRead);
             pair.settle()?;
-            pair.expect(side, &[Heard::Done(id, Err(WorkError::Flushed))])?;
+            pair.expect(side, &[Observed::Done(id, Err(WorkError::Flushed))])?;
             if pair.room(side) > 0 {
                 return fail!("there is room for work on a connection that is over");
             }
@@ -136,8 +136,9 @@ pub(super) fn leaving_is_noticed_once(connect: &mut Connect) -> Outcome {
 /// order, and then the end.
 pub(super) fn losses_give_everything_back(connect: &mut Connect) -> Outcome {
     for turns in 0..30 {
-        let mut pair = Pair::connected(connect, &Endpoint { reads: 2, ..ample() })?;
-        let remote = |pair: &mut Pair, side, access| pair.register(side, &blank(20_000, 1), access);
+        let mut pair = ConformancePair::connected(connect, &Endpoint { reads: 2, ..ample() })?;
+        let remote =
+            |pair: &mut ConformancePair, side, access| pair.register(side, &blank(20_000, 1), access);
         let mut posted = [Vec::new(), Vec::new()];
         for (side, posted) in Side::BOTH.into_iter().zip(&mut posted) {
             let from = remote(&mut pair, side.other(), RemoteRights::RemoteRead)?;
@@ -157,20 +158,21 @@ pub(super) fn losses_give_everything_back(connect: &mut Connect) -> Outcome {
         pair.cut();
         pair.settle()?;
         for (side, posted) in Side::BOTH.into_iter().zip(posted) {
-            let mut heard = pair.heard(side);
-            if heard.pop() != Some(Heard::Disconnected) || heard.contains(&Heard::Disconnected) {
+            let mut observed = pair.observed(side);
+            if observed.pop() != Some(Observed::Disconnected) || observed.contains(&Observed::Disconnected) {
                 return fail!("cut after {turns} turns, {side:?} did not hear of the end, last and once");
             }
-            let back = |heard: &Heard| if let Heard::Done(id, _) = heard { Some(*id) } else { None };
-            let flushed: Vec<_> = heard
+            let back =
+                |observed: &Observed| if let Observed::Done(id, _) = observed { Some(*id) } else { None };
+            let flushed: Vec<_> = observed
                 .iter()
-                .filter(|heard| matches!(heard, Heard::Done(_, Err(WorkError::Flushed))))
+                .filter(|observed| matches!(observed, Observed::Done(_, Err(WorkError::Flushed))))
                 .filter_map(back)
                 .collect();
-            let mut all: Vec<_> = heard.iter().filter_map(back).collect();
+            let mut all: Vec<_> = observed.iter().filter_map(back).collect();
             all.sort_unstable();
             if all != posted || !flushed.is_sorted() {
-                return fail!("cut after {turns} turns, {posted:?} came back as {heard:?}");
+                return fail!("cut after {turns} turns, {posted:?} came back as {observed:?}");
             }
         }
     }
