@@ -1,9 +1,7 @@
-//! Asymmetric Namespace Access: how well each port leads to each group of namespaces (Base 2.0
-//! §8.1).
+//! Asymmetric Namespace Access: the state of each group of namespaces at each port (Base 2.0 §8.1).
 //!
-//! A subsystem without groups has no asymmetry and says nothing of it. With groups, each namespace
-//! is in one; how a group is reached through a port may change while it is served, and hosts are
-//! told.
+//! A subsystem without groups does not report ANA. With groups, each namespace is in one. The state
+//! of a group at a port may change while it is served; hosts are notified then.
 
 use super::subsystem::{Namespace, NamespaceView};
 use blockmux_wire::nvme::log::{ANA_RGO, AnaGroupDescriptor, AnaHeader, AnaState};
@@ -11,18 +9,18 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Namespaces that are reached equally well.
+/// A group of namespaces with the same ANA state at each port.
 #[derive(Debug, Default)]
 pub struct AnaGroup {
     /// ANAGRPID, from 1, unique in its subsystem.
     pub id: u32,
-    /// Its namespaces, by their identifiers.
+    /// Identifiers of its namespaces.
     pub namespaces: Vec<u32>,
-    /// The state at each port, by the port's identifier; at others it is optimized.
+    /// ANA state by port identifier; optimized at ports that are not listed.
     pub states: BTreeMap<u16, AnaState>,
 }
 
-/// The groups of a subsystem.
+/// The ANA groups of a subsystem.
 #[derive(Default)]
 pub(crate) struct AnaGroups {
     groups: Vec<AnaGroupStates>,
@@ -31,14 +29,14 @@ pub(crate) struct AnaGroups {
 
 struct AnaGroupStates {
     id: u32,
-    /// Of ports that are not as they were at first, or that were named.
+    /// ANA states of the ports that were configured or have changed.
     states: Vec<(u16, AtomicU8)>,
     changes: AtomicU64,
 }
 
 impl AnaGroups {
-    /// These groups, and one more of all namespaces that are in none of them, if there are any.
-    /// Says in each namespace where it is. A namespace in two groups is in the first.
+    /// Creates these groups, and one more for all namespaces that are in none of them. Sets the
+    /// group of each namespace; a namespace in two groups belongs to the first.
     pub(crate) fn new<'a>(
         groups: Vec<AnaGroup>,
         ports: &[u16],
@@ -61,12 +59,12 @@ impl AnaGroups {
         AnaGroups { groups: made, changes: AtomicU64::new(0) }
     }
 
-    /// Whether there is a group of that identifier.
+    /// Whether there is a group with this identifier.
     pub(crate) fn has(&self, group: u32) -> bool {
         self.groups.iter().any(|found| found.id == group)
     }
 
-    /// A namespace joins or leaves a group, if there is such a group.
+    /// Counts a namespace that joins or leaves a group as a change of the group.
     pub(crate) fn on_member(&self, group: u32) {
         if let Some(group) = self.groups.iter().find(|found| found.id == group) {
             self.count(group);
@@ -77,18 +75,18 @@ impl AnaGroups {
         !self.groups.is_empty()
     }
 
-    /// How many groups there are, and the greatest identifier.
+    /// Number of groups, and the greatest identifier.
     pub(crate) fn count_and_last(&self) -> (u32, u32) {
         (self.groups.len() as u32, self.groups.last().map_or(0, |group| group.id))
     }
 
-    /// How a group is reached through a port.
+    /// ANA state of a group at a port.
     pub(crate) fn state(&self, group: u32, port: u16) -> AnaState {
         let found = self.groups.iter().find(|found| found.id == group);
         found.map_or(AnaState::OPTIMIZED, |group| group.state(port))
     }
 
-    /// Sets how a group is reached through a port; answers whether that is news.
+    /// Sets the ANA state of a group at a port; returns whether it has changed.
     pub(crate) fn set(&self, group: u32, port: u16, state: AnaState) -> bool {
         let Some(group) = self.groups.iter().find(|found| found.id == group) else { return false };
         let Some((_, place)) = group.states.iter().find(|(own, _)| *own == port) else { return false };
@@ -104,11 +102,11 @@ impl AnaGroups {
         group.changes.store(count, Ordering::Release);
     }
 
-    /// The log page as seen through a port by who has that view.
+    /// The ANA log page at a port, for a host with this view.
     pub(crate) fn log(&self, view: &NamespaceView, port: u16, cdw10: u32) -> Vec<u8> {
         let header = AnaHeader {
             chgcnt: self.changes.load(Ordering::Acquire).into(),
-            // At most one for each of MAX_NAMESPACES, and those that are empty.
+            // At most one for each of `MAX_NAMESPACES`, and the empty ones.
             nagd: (self.groups.len() as u16).into(),
             ..AnaHeader::new_zeroed()
         };
@@ -144,5 +142,5 @@ impl AnaGroupStates {
     }
 }
 
-/// The most ANA groups of one subsystem.
+/// Most ANA groups of one subsystem.
 pub const MAX_ANA_GROUPS: usize = 128;

@@ -1,11 +1,12 @@
-//! Controllers and their queues, which may live on different cores (decision 13).
+//! Controllers and their queues, which may be on different cores (decision 13).
 //!
 //! An association is a host's controller with all of its queues. Its admin queue owns it; each I/O
-//! queue has a place in it. Both are looked at when a queue connects, when the controller is
-//! enabled or disabled, and when something ends, never for a command. The association ends with its
-//! admin queue: then all I/O queues are cut off, from whatever core they are on, and as long as one
-//! of them is not gone its host gets no new controller of this subsystem. Else a late write of the
-//! old association could undo what the new one has written.
+//! queue is registered in it. The registration is accessed when a queue connects, when the
+//! controller is enabled or disabled, and when a queue ends, but never for a command. The
+//! association ends with its admin queue: then the connections of all I/O queues are closed, on
+//! whatever core they are. The host gets no new controller of this subsystem before all of them
+//! have ended, because a late write of the old association could otherwise overwrite one of the new
+//! association.
 
 use super::errors::ErrorLog;
 use super::event_queue::{AbortOrder, AbortReply, EventQueue, QueueEvent};
@@ -26,25 +27,25 @@ pub(crate) struct Associations {
 struct LiveControllers {
     controllers: BTreeMap<u16, Controller>,
     last: u16,
-    /// The subsystem is not served any more.
+    /// The subsystem was removed.
     is_closed: bool,
 }
 
-/// What cores must know of a controller.
+/// The state of a controller that all cores share.
 struct Controller {
     host: HostIdentity,
     events: Arc<EventQueue>,
-    /// Cuts the admin queue's connection.
+    /// Closes the admin queue's connection.
     hang_up: Option<HangUp>,
     errors: Arc<ErrorLog>,
     /// Connected I/O queues.
     queues: Vec<IoQueueEntry>,
-    /// CC.EN is set, and no shutdown asked for.
+    /// Whether CC.EN is set and no shutdown was requested.
     is_enabled: bool,
-    /// Its admin queue is gone.
+    /// Whether its admin queue has ended.
     is_over: bool,
-    /// Its host has proved who it is, or need not. Until then it takes no other host's place,
-    /// whatever it calls itself.
+    /// Whether its host is authenticated, or does not have to be. Until then it does not count
+    /// against the limits of the host that it claims to be.
     is_authenticated: bool,
 }
 
@@ -55,7 +56,7 @@ struct IoQueueEntry {
     events: Arc<EventQueue>,
 }
 
-/// A host as Connect names it.
+/// The identity of a host in Connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HostIdentity {
     pub(crate) nqn: Nqn,
@@ -63,59 +64,59 @@ pub(crate) struct HostIdentity {
 }
 
 impl HostIdentity {
-    /// Whether a connection of `other` may belong to a controller of this host. The name decides:
-    /// some hosts make another identifier for each queue, and Linux's target and SPDK accept that.
-    /// Without a name the identifier decides.
+    /// Whether a connection of `other` may belong to a controller of this host. The NQN decides:
+    /// some hosts use another identifier for each queue, and Linux's target and SPDK accept that.
+    /// For an empty NQN the identifier decides.
     fn is_same(&self, other: &HostIdentity) -> bool {
         self.nqn == other.nqn && (!self.nqn.is_empty() || self.id == other.id)
     }
 }
 
-/// A controller's admin queue, as long as it lives.
+/// Registration of a controller and its admin queue; dropping it ends the association.
 pub(crate) struct AdminQueueGuard {
     associations: Arc<Associations>,
     pub(crate) cntlid: u16,
-    /// Of the controller.
+    /// Error log of the controller.
     pub(crate) errors: Arc<ErrorLog>,
 }
 
-/// An I/O queue's place in its association, as long as it lives.
+/// Registration of an I/O queue in its association; dropping it ends the registration.
 pub(crate) struct IoQueueGuard {
     associations: Arc<Associations>,
     cntlid: u16,
     pub(crate) qid: u16,
-    /// The host identifier of the controller.
+    /// Host identifier of the controller.
     pub(crate) host_id: [u8; 16],
-    /// Of the controller.
+    /// Error log of the controller.
     pub(crate) errors: Arc<ErrorLog>,
 }
 
-/// Why a queue cannot be connected.
+/// Reason for not connecting a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ConnectRefusal {
-    /// An association of this host is not over yet: ask again.
+    /// The previous association of this host has not ended yet; try again.
     Later,
-    /// There are as many controllers as may be, or as many of that host.
+    /// The limit of controllers is reached, for the subsystem or for this host.
     Full,
-    /// The subsystem is not served any more.
+    /// The subsystem was removed.
     Closed,
-    /// No such controller, or another host's.
+    /// The controller does not exist, or belongs to another host.
     NoController,
     /// The controller is not enabled.
     NotEnabled,
-    /// No such queue.
+    /// The queue identifier is out of range.
     WrongQueue,
     /// The queue is connected already.
     Taken,
 }
 
 impl Associations {
-    /// The next controller has this identifier, or the first one if this is none.
+    /// Sets the identifier of the next controller; an invalid one stands for the first.
     pub(crate) fn begin_at(&self, cntlid: u16) {
         self.live().last = cntlid.saturating_sub(1).min(CNTLID_MAX);
     }
 
-    /// A new controller for that host, which has proved who it is or will have to.
+    /// Registers a new controller for a host, which is authenticated or still has to authenticate.
     pub(crate) fn connect_admin(
         self: &Arc<Associations>,
         (host, is_authenticated): (HostIdentity, bool),
@@ -143,8 +144,8 @@ impl Associations {
         Ok(AdminQueueGuard { associations: self.clone(), cntlid, errors })
     }
 
-    /// An I/O queue of a controller that the host has. The controller's host has the identifier of
-    /// its admin queue.
+    /// Registers an I/O queue of a controller of this host. The registration carries the host
+    /// identifier of the admin queue.
     pub(crate) fn connect_io(
         self: &Arc<Associations>,
         host: &HostIdentity,
@@ -171,20 +172,20 @@ impl Associations {
         Ok(IoQueueGuard { associations: self.clone(), cntlid, qid, host_id, errors })
     }
 
-    /// Nobody connects any more, and who is connected is cut off.
+    /// Refuses new connections and closes all existing ones.
     pub(crate) fn close(&self) {
         let mut live = self.live();
         live.is_closed = true;
-        // The I/O queues go with it.
+        // The I/O queues end with the admin queue.
         live.controllers.values().filter_map(|controller| controller.hang_up.as_ref()).for_each(|cut| cut());
     }
 
-    /// The controllers of that host are cut off.
+    /// Closes the connections of all controllers of a host.
     pub(crate) fn cut(&self, host: &Nqn) {
         self.of_name(host, |controller| controller.hang_up.iter().for_each(|cut| cut()));
     }
 
-    /// Queues an event for each controller of the host of that name.
+    /// Queues an event for each controller of the host with this NQN.
     pub(crate) fn notify_named(&self, host: &Nqn, event: impl Fn() -> QueueEvent) {
         self.of_name(host, |controller| controller.events.push(event()));
     }
@@ -193,7 +194,7 @@ impl Associations {
         self.live().controllers.values().filter(|controller| controller.host.nqn == *host).for_each(each);
     }
 
-    /// Identifiers of all controllers, in order.
+    /// Identifiers of all controllers, in ascending order.
     pub(crate) fn controllers(&self) -> Vec<u16> {
         self.live().controllers.keys().copied().collect()
     }
@@ -223,15 +224,15 @@ impl Associations {
 }
 
 impl LiveControllers {
-    /// Whether there may be one more controller whose host has proved who it is. The others are
-    /// bounded by their connections, which have not.
+    /// Whether the limits allow one more controller of an authenticated host. Others are bounded by
+    /// the limit of unconnected connections.
     fn has_room_for(&self, host: &Nqn) -> bool {
         let proved = || self.controllers.values().filter(|other| other.is_authenticated);
         proved().count() < MAX_CONTROLLERS
             && proved().filter(|other| other.host.nqn == *host).count() < MAX_OF_HOST
     }
 
-    /// An identifier that was not used for as long as possible.
+    /// The identifier that was unused for the longest time.
     fn next(&mut self) -> Option<u16> {
         if self.controllers.len() >= usize::from(CNTLID_MAX) {
             return None;
@@ -252,7 +253,7 @@ impl Controller {
 }
 
 impl AdminQueueGuard {
-    /// The host has proved who it is; answers whether there may be one more controller of its.
+    /// Marks the host as authenticated; returns whether the limits allow the controller.
     pub(crate) fn set_authenticated(&self) -> bool {
         let mut live = self.associations.live();
         let Some(own) = live.controllers.get(&self.cntlid) else { return false };
@@ -263,12 +264,12 @@ impl AdminQueueGuard {
         has_room
     }
 
-    /// CC.EN is set: I/O queues may connect.
+    /// Enables the controller: I/O queues may connect.
     pub(crate) fn enable(&self) {
         self.with(|controller| controller.is_enabled = true);
     }
 
-    /// CC.EN is cleared, or a shutdown begins: all I/O queues end.
+    /// Disables the controller or begins its shutdown: all I/O queues end.
     pub(crate) fn disable(&self) {
         self.with(|controller| {
             controller.is_enabled = false;
@@ -276,12 +277,13 @@ impl AdminQueueGuard {
         });
     }
 
-    /// Whether an I/O queue is connected, or was cut off but is not gone.
+    /// Whether an I/O queue is connected, or its connection was closed and it has not ended yet.
     pub(crate) fn has_queues(&self) -> bool {
         self.with(|controller| !controller.queues.is_empty()).unwrap_or_default()
     }
 
-    /// Has an I/O queue of this controller abort a command; `None` if there is no such queue.
+    /// Requests the abort of a command on an I/O queue of this controller; `None` if there is no
+    /// such queue.
     pub(crate) fn abort(&self, qid: u16, cid: u16) -> Option<AbortReply> {
         self.with(|controller| {
             let queue = controller.queues.iter().find(|queue| queue.qid == qid)?;
@@ -319,9 +321,9 @@ impl Drop for IoQueueGuard {
     }
 }
 
-/// Controllers of one subsystem.
+/// Most controllers of one subsystem.
 pub(crate) const MAX_CONTROLLERS: usize = 1024;
-/// Those of one host, so that others find some left, whatever it does.
+/// Most controllers of one host, so that some remain for others.
 pub(crate) const MAX_OF_HOST: usize = MAX_CONTROLLERS / 2;
 const _: () = assert!(MAX_IO_QUEUES <= MQES && MAX_CONTROLLERS < CNTLID_MAX as usize);
 
@@ -368,7 +370,7 @@ mod tests {
             })
         };
         let queue = all.connect_io(&host(1), admin.cntlid, 1, Some(hang_up), EventQueue::new(None)).unwrap();
-        // A second path of the same host is a controller of its own.
+        // A second path of the same host has a controller of its own.
         let other = all.connect_admin((host(1), true), None, EventQueue::new(None)).unwrap();
         assert_ne!(other.cntlid, admin.cntlid);
         drop(admin);
@@ -403,13 +405,13 @@ mod tests {
             all.connect_admin((host, is_authenticated), None, EventQueue::new(None))
         };
         let connect = |name: &str, n: u8| connect_as(name, n, true);
-        // Whatever identifiers it has.
+        // The host identifiers do not matter.
         let greedy: Vec<_> = (0..MAX_OF_HOST).map(|n| connect("nqn.a", n as u8).unwrap()).collect();
         assert_eq!(connect("nqn.a", 0).err(), Some(ConnectRefusal::Full));
         let others: Vec<_> = (MAX_OF_HOST..MAX_CONTROLLERS).map(|_| connect("nqn.b", 0).unwrap()).collect();
         assert_eq!(connect("nqn.c", 0).err(), Some(ConnectRefusal::Full));
-        // Who has not proved that it is `nqn.c` takes nobody's place, and gets none by its proof
-        // while there is none.
+        // Hosts that are not authenticated as `nqn.c` do not count against its limit;
+        // authentication fails while the limit is reached.
         let unproved: Vec<_> = (0..2000).map(|_| connect_as("nqn.c", 0, false).unwrap()).collect();
         assert!(!unproved[0].set_authenticated());
         drop(greedy);

@@ -1,7 +1,8 @@
 //! Asynchronous events of a controller (Base 2.0 §5.2), and the logs that clear them.
 //!
-//! An event is told once: the completion of a request names a log page, and until the host has read
-//! that page nothing more of the kind is told. What happens meanwhile is in the page.
+//! Each event type is reported once: the completion of a request names a log page, and until the
+//! host has read that page no further event of that type is reported. The page contains everything
+//! that happens meanwhile.
 
 use super::event_queue::QueueEvent;
 use blockmux_wire::nvme::NSID_ALL;
@@ -10,12 +11,12 @@ use blockmux_wire::nvme::log::{CHANGED_NAMESPACES_MAX, LogPage, ReservationNotif
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// What a controller has to tell, and who waits to hear it.
+/// Pending events of a controller, and the requests that wait for them.
 #[derive(Default)]
 pub(super) struct Events {
-    /// Asynchronous Event Requests, by their places in the transport's table, oldest first.
+    /// Outstanding Asynchronous Event Requests, by their slots in the command table, oldest first.
     waiting: VecDeque<usize>,
-    /// Asynchronous Event Configuration.
+    /// Value of the feature Asynchronous Event Configuration.
     pub(super) configuration: u32,
     namespaces: NoticeState,
     ana: NoticeState,
@@ -23,51 +24,51 @@ pub(super) struct Events {
     discovery: NoticeState,
     changed: BTreeSet<u32>,
     notifications: VecDeque<ReservationNotification>,
-    /// Of the last notification.
+    /// Log Page Count of the last notification.
     log_page_count: u64,
     /// Reservation Notification Masks that are not 0.
     masks: BTreeMap<u32, u32>,
 }
 
-/// How far the host knows of one kind of event.
+/// State of one event type.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum NoticeState {
-    /// There is nothing to tell.
+    /// There is nothing to report.
     #[default]
     Nothing,
-    /// There is.
+    /// An event has to be reported.
     Due,
-    /// The host was told, and has not read the log.
+    /// An event was reported, and the host has not read the log page.
     Sent,
 }
 
 impl Events {
-    /// How many requests wait.
+    /// Number of outstanding requests.
     pub(super) fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// A request waits.
+    /// Adds a request.
     pub(super) fn wait(&mut self, slot: usize) {
         self.waiting.push_back(slot);
     }
 
-    /// Stops waiting; answers whether it did.
+    /// Removes a request; returns whether it was outstanding.
     pub(super) fn abort(&mut self, slot: usize) -> bool {
         let place = self.waiting.iter().position(|&waiting| waiting == slot);
         place.and_then(|place| self.waiting.remove(place)).is_some()
     }
 
-    /// All requests, which wait no more, and nothing is left to be told: the controller is reset.
+    /// Resets all event state, for a reset of the controller; returns the outstanding requests.
     pub(super) fn reset(&mut self) -> VecDeque<usize> {
         std::mem::take(self).waiting
     }
 
-    /// Something has happened.
+    /// Records an event.
     pub(super) fn on_event(&mut self, event: &QueueEvent) {
         match *event {
             QueueEvent::NamespaceChanged(nsid) | QueueEvent::NamespaceShown(nsid) => {
-                // One more than the log has place for says that there were too many.
+                // One entry more than the log can hold indicates an overflow.
                 if self.changed.len() <= CHANGED_NAMESPACES_MAX {
                     self.changed.insert(nsid);
                 }
@@ -94,7 +95,7 @@ impl Events {
         }
     }
 
-    /// The host has read a log page, and wants to hear of what comes after that.
+    /// Records that the host has read a log page and wants further events of its type.
     pub(super) fn is_read(&mut self, page: LogPage) {
         match page {
             LogPage::CHANGED_NAMESPACE_LIST => {
@@ -112,14 +113,14 @@ impl Events {
         }
     }
 
-    /// The next event for the oldest request: its place, and the result.
+    /// The next event for the oldest request: its slot, and the result.
     pub(super) fn next(&mut self) -> Option<(usize, u32)> {
         if self.waiting.is_empty() {
             return None;
         }
         let is_wanted = |notice| self.configuration & notice != 0;
         let result = if is_wanted(AEC_ANA_CHANGE) && self.ana == NoticeState::Due {
-            // First: I/O depends on it.
+            // Reported first, because I/O depends on it.
             self.ana = NoticeState::Sent;
             let information = Notice::ASYMMETRIC_NAMESPACE_ACCESS_CHANGE.0;
             event(EventType::NOTICE, information, LogPage::ASYMMETRIC_NAMESPACE_ACCESS.0)
@@ -139,7 +140,7 @@ impl Events {
         Some((self.waiting.pop_front()?, result))
     }
 
-    /// The Changed Namespace List; with `clears` it begins anew.
+    /// The Changed Namespace List.
     pub(super) fn changed_namespaces(&self) -> Vec<u8> {
         let mut page: Vec<u8> = match self.changed.len() {
             0..=CHANGED_NAMESPACES_MAX => self.changed.iter().copied().flat_map(u32::to_le_bytes).collect(),
@@ -149,12 +150,12 @@ impl Events {
         page
     }
 
-    /// The oldest reservation notification; the next one follows when it was read.
+    /// The oldest reservation notification. The next one follows once this was read.
     pub(super) fn reservation_notification(&self) -> Vec<u8> {
         let more = self.notifications.len().saturating_sub(1);
         let oldest = self.notifications.front().copied();
         let page = oldest.map_or_else(ReservationNotification::new_zeroed, |oldest| {
-            // At most MAX_NOTIFICATIONS.
+            // At most `MAX_NOTIFICATIONS`.
             ReservationNotification { available: more as u8, ..oldest }
         });
         page.as_bytes().to_vec()
@@ -183,8 +184,8 @@ impl NoticeState {
     }
 }
 
-/// Reservation notifications that wait to be read; beyond, the oldest is lost, which the count
-/// shows.
+/// Most pending reservation notifications. Beyond that the oldest is lost, which the Log Page Count
+/// reveals.
 const MAX_NOTIFICATIONS: usize = 128;
 
 #[cfg(test)]
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_is_told_once_until_its_log_is_read() {
+    fn an_event_is_reported_once_until_its_log_is_read() {
         let mut events = all();
         assert_eq!(events.next(), None);
         events.on_event(&QueueEvent::NamespaceChanged(3));
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_host_does_not_want_to_hear_waits_in_the_log() {
+    fn a_disabled_event_is_still_in_its_log() {
         let mut events = all();
         events.configuration = 0;
         events.on_event(&QueueEvent::NamespaceChanged(3));
@@ -224,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_changed_namespaces_are_all_of_them() {
+    fn too_many_changed_namespaces_are_reported_as_overflow() {
         let mut events = all();
         (1..=CHANGED_NAMESPACES_MAX as u32)
             .for_each(|nsid| events.on_event(&QueueEvent::NamespaceChanged(nsid)));

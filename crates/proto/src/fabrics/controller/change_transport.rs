@@ -1,11 +1,11 @@
-//! A queue that turns out to be over another transport than it was made for.
+//! Converts a queue whose connection turns out to use another transport than it was created for.
 
 use super::connect::HostConnection;
 use super::node::NvmeNode;
 use super::{ControllerQueue, FabricsTransport};
 
 impl<T: FabricsTransport> ControllerQueue<T> {
-    /// A queue over another transport in place of this one, for which nothing has come yet.
+    /// Converts the queue to another transport; it must not have received anything yet.
     pub(crate) fn change_transport<U: FabricsTransport>(
         self,
         make: impl FnOnce(&NvmeNode) -> U,

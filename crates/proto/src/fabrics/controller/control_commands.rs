@@ -1,5 +1,5 @@
-//! Commands that are not I/O: those of the admin queue, and those of fabrics: Connect, properties,
-//! Disconnect, and the messages of authentication (Base 2.0 §6).
+//! Commands other than I/O: admin commands, and the Fabrics commands Connect, Property Get and Set,
+//! Disconnect, and Authentication Send and Receive (Base 2.0 §6).
 
 use super::ControllerQueue;
 use super::commands::CommandState;
@@ -22,7 +22,7 @@ use blockmux_wire::nvmeof::fabrics::{
 use zerocopy::transmute_ref;
 
 impl<T: FabricsTransport> ControllerQueue<T> {
-    /// Carries an admin command out.
+    /// Executes an admin command.
     pub(super) fn administer(&mut self, slot: usize, sqe: &Sqe, data: &SgList) {
         let Some(ConnectedQueue::Admin(admin)) = &mut self.queue else { return };
         let (node, local_ip, host) = (&self.node, self.connection.local_ip, admin.host.nqn.clone());
@@ -53,7 +53,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         self.send_events();
     }
 
-    /// The data that the host has for a Fabrics command, in bytes.
+    /// Length of the host's data for a Fabrics command, in bytes.
     pub(super) fn fabrics_data_out(&self, sqe: &Sqe) -> Result<usize, NvmeStatus> {
         match fabrics_type(sqe) {
             FabricsType::CONNECT => Ok(CONNECT_DATA_LEN),
@@ -83,8 +83,8 @@ impl<T: FabricsTransport> ControllerQueue<T> {
                 let is_long = set.attrib & 7 == ATTRIB_8_BYTES;
                 let done = admin.properties.set(&admin.place, set.ofst.get(), is_long, set.value.get());
                 if !admin.properties.is_ready() {
-                    // A reset or a shutdown ends requests for events without an answer (Base 2.0
-                    // §5.2).
+                    // A reset or shutdown ends Asynchronous Event Requests without completing them
+                    // (Base 2.0 §5.2).
                     for event in admin.reset_events() {
                         self.commands.remove(event);
                     }
@@ -96,8 +96,8 @@ impl<T: FabricsTransport> ControllerQueue<T> {
                 NvmeOutcome::failure(NvmeStatus::DISCONNECT_INVALID_QUEUE_TYPE)
             }
             (FabricsType::DISCONNECT, Some(ConnectedQueue::Io(_))) => {
-                // What is in flight ends, then comes this answer, which is the queue's last, and
-                // the connection ends.
+                // The completion of Disconnect is the queue's last, after all outstanding commands;
+                // then the connection ends.
                 self.audit.push(AuditEvent::Logout { reason: "the host disconnected its queue" });
                 self.stopping = true;
                 self.end_fusing();
@@ -142,7 +142,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         }
     }
 
-    /// How long a message of the host's is, in bytes, or may be that it is to get.
+    /// Length in bytes of an authentication message, or of the host's buffer for one.
     fn message_len(&self, sqe: &Sqe) -> Result<usize, NvmeStatus> {
         let len = message_len(sqe) as usize;
         let is_known = self.authenticator.is_some() && security_protocol(sqe) == SECURITY_PROTOCOL_NVME;
@@ -152,7 +152,8 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         Ok(len)
     }
 
-    /// The host has sent a message. What is wrong with it is in the next one of ours.
+    /// Handles an authentication message of the host. A violation is reported in the next message
+    /// to the host.
     fn on_message(&mut self, data: &SgList) -> NvmeOutcome {
         let Some(authenticator) = &mut self.authenticator else {
             return NvmeOutcome::failure(NvmeStatus::INVALID_FIELD_IN_COMMAND);
@@ -163,7 +164,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         NvmeOutcome::success(0)
     }
 
-    /// The host asks for our next message. It gets as many bytes as it asks for.
+    /// Returns the next authentication message, padded to the length that the host asked for.
     fn next_message(&mut self, sqe: &Sqe) -> NvmeOutcome {
         let room = T::descriptor(sqe);
         let len = match self.message_len(sqe) {
@@ -179,8 +180,8 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         NvmeOutcome::data(Seg::from_slice(&message).into(), 0)
     }
 
-    /// Who has failed to prove itself leaves, with its last answer; who has proved itself may have
-    /// a controller.
+    /// Handles the outcome of an authentication message: a host that failed loses its connection
+    /// after the last completion; an authenticated host may have a controller.
     fn after_message(&mut self) {
         let (Some(authenticator), admin) = (&mut self.authenticator, self.queue.as_ref()) else { return };
         let admin = match admin {

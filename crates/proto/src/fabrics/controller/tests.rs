@@ -1,5 +1,5 @@
-//! Queues of controllers over a transport in memory: what a host asks, and what the queue has the
-//! transport do. No byte is encoded; each transport's own tests are about its bytes.
+//! Controller queues over a transport in memory: the commands of a host, and the calls to the
+//! transport that follow. No byte is encoded; each transport has its own tests for that.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 mod ana;
@@ -31,20 +31,20 @@ use std::sync::Arc;
 use std::time::Instant;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// A transport that keeps what the queue has it do, in order.
+/// A transport that records the queue's calls, in order.
 #[derive(Default)]
 struct LoopbackTransport {
     sent: Vec<TransportCall>,
 }
 
-/// One thing that the queue had the transport do.
+/// One call of the queue to its transport.
 #[derive(Debug, Clone)]
 enum TransportCall {
     Fetch(FetchCall),
     Done { data: Vec<u8>, cqe: Cqe },
 }
 
-/// Data of a command that is to be fetched.
+/// A request to fetch a command's data.
 #[derive(Debug, Clone, Copy)]
 struct FetchCall {
     slot: usize,
@@ -54,7 +54,7 @@ struct FetchCall {
 impl FabricsTransport for LoopbackTransport {
     const NAME: &'static str = "loopback";
 
-    /// What has been delivered, in bytes.
+    /// Delivered data, in bytes.
     type Progress = usize;
 
     fn descriptor(sqe: &Sqe) -> Descriptor {
@@ -67,12 +67,12 @@ impl FabricsTransport for LoopbackTransport {
     }
 
     fn needs_memory(len: usize) -> bool {
-        len > LENT
+        len > MAX_BORROWED
     }
 
     fn fetch(&mut self, slot: usize, command: &mut CommandSlot<usize>) {
         let len = command.data_out;
-        assert_eq!(command.memory.is_some(), len > LENT);
+        assert_eq!(command.memory.is_some(), len > MAX_BORROWED);
         self.sent.push(TransportCall::Fetch(FetchCall { slot, len }));
     }
 
@@ -109,17 +109,17 @@ fn queue(node: &(Arc<NvmeNode>, Exports), pool: Pool, now: Instant) -> Controlle
     ControllerQueue::with_transport(LoopbackTransport::default(), node.0.clone(), pool, now)
 }
 
-/// A host by hand: sends commands, delivers data that is fetched, takes completions.
+/// A scripted host: sends commands, delivers fetched data, takes completions.
 struct FabricsTestHost {
     pump: Pump<ControllerQueue<LoopbackTransport>>,
     cid: u16,
-    /// Every byte of its identifier.
+    /// The value of every byte of its host identifier.
     id: u8,
     now: Instant,
 }
 
 impl FabricsTestHost {
-    /// Connected to a port, nothing said.
+    /// A host that is connected to a port and has sent nothing.
     fn new(node: &(Arc<NvmeNode>, Exports)) -> FabricsTestHost {
         FabricsTestHost::with_pool(node, Pool::new(usize::MAX))
     }
@@ -129,7 +129,7 @@ impl FabricsTestHost {
         FabricsTestHost { pump: Pump::new(queue(node, pool, now), &node.1), cid: 0, id: 1, now }
     }
 
-    /// Over a connection that can be cut, to that address.
+    /// A host on a connection to `local_ip` that `hang_up` closes.
     fn with_hang_up(
         node: &(Arc<NvmeNode>, Exports),
         hang_up: HangUp,
@@ -142,12 +142,12 @@ impl FabricsTestHost {
         host
     }
 
-    /// With an enabled controller, and its identifier.
+    /// A host with an enabled controller, and the controller's identifier.
     fn admin(node: &(Arc<NvmeNode>, Exports)) -> (FabricsTestHost, u16) {
         FabricsTestHost::admin_of(node, 1)
     }
 
-    /// As a host of that identifier.
+    /// A host with this host identifier and an enabled controller.
     fn admin_of(node: &(Arc<NvmeNode>, Exports), id: u8) -> (FabricsTestHost, u16) {
         let mut host = FabricsTestHost::new(node);
         host.id = id;
@@ -162,7 +162,7 @@ impl FabricsTestHost {
         FabricsTestHost::io_of(node, 1)
     }
 
-    /// As a host of that identifier.
+    /// An I/O queue and its admin queue, of a host with this host identifier.
     fn io_of(node: &(Arc<NvmeNode>, Exports), id: u8) -> (FabricsTestHost, FabricsTestHost) {
         let (admin, cntlid) = FabricsTestHost::admin_of(node, id);
         let mut io = FabricsTestHost::new(node);
@@ -196,7 +196,7 @@ impl FabricsTestHost {
         self.run(command, data.as_bytes()).1
     }
 
-    /// Sends a command with its data in its capsule and takes its end: data and completion.
+    /// Sends a command with in-capsule data and takes its result: data and completion.
     fn run(&mut self, mut sqe: Sqe, data: &[u8]) -> (Vec<u8>, Cqe) {
         if !data.is_empty() {
             sqe.dptr = SglDescriptor::in_capsule(0, data.len() as u32);
@@ -212,7 +212,7 @@ impl FabricsTestHost {
         (data, cqe)
     }
 
-    /// Sends a command, with data in its capsule.
+    /// Sends a command with in-capsule data.
     fn send(&mut self, sqe: &mut Sqe, data: &[u8]) {
         self.cid += 1;
         sqe.cid = self.cid.into();
@@ -228,7 +228,7 @@ impl FabricsTestHost {
         Ok(())
     }
 
-    /// Delivers a part of the data that is fetched.
+    /// Delivers part of the fetched data.
     fn deliver(&mut self, fetch: FetchCall, offset: usize, data: &[u8]) {
         let session = &mut self.pump.session;
         let memory = session.memory_for(fetch.slot).unwrap();
@@ -241,12 +241,12 @@ impl FabricsTestHost {
         self.pump.turn();
     }
 
-    /// What the queue has had the transport do.
+    /// Takes the recorded calls.
     fn received(&mut self) -> Vec<TransportCall> {
         std::mem::take(&mut self.pump.session.transport.sent)
     }
 
-    /// The one fetch that there is.
+    /// Takes the only recorded call, which is a fetch.
     fn fetch(&mut self) -> FetchCall {
         let [fetch] = self.received().try_into().unwrap();
         fetch.fetch()
@@ -257,5 +257,5 @@ impl FabricsTestHost {
     }
 }
 
-/// Data up to this many bytes needs no memory of the queue.
-const LENT: usize = 64 << 10;
+/// Data up to this many bytes is borrowed from the transport and needs no memory of the queue.
+const MAX_BORROWED: usize = 64 << 10;

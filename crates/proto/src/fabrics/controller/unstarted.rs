@@ -1,14 +1,16 @@
-//! Commands that have not begun: in which order they begin, or have their data fetched.
+//! The order in which waiting commands begin or have their data fetched.
 
 use super::commands::CommandTable;
 use std::collections::VecDeque;
 
-/// Slots of commands, oldest first, but that commands without data do not wait for others' data.
+/// Slots of waiting commands, oldest first; commands without data pass those that wait for data of
+/// others.
 pub(super) struct UnstartedCommands {
     waiting: VecDeque<usize>,
-    /// Their data is not asked for until that of others is here.
+    /// Commands whose data is not fetched before data of earlier commands has arrived.
     unfetched: VecDeque<usize>,
-    /// The most data that is asked for at a time, in bytes, beside that of [`MIN_FETCHES`].
+    /// Most data that is fetched at a time, in bytes; [`MIN_FETCHES`] commands are fetched in any
+    /// case.
     pub(super) max_fetching: usize,
 }
 
@@ -24,7 +26,7 @@ impl UnstartedCommands {
         self.waiting.push_back(slot);
     }
 
-    /// Whether a command without data that comes now is the next to begin.
+    /// Whether a new command without data would be the next to begin.
     #[inline]
     pub(super) fn is_empty_of_waiting(&self) -> bool {
         self.waiting.is_empty()
@@ -45,7 +47,8 @@ impl UnstartedCommands {
         self.unfetched.clear();
     }
 
-    /// Whose turn it is; `None` if all wait for data that was asked for.
+    /// The slot of the next command to begin or to fetch; `None` if all wait for data that is being
+    /// fetched.
     #[inline]
     pub(super) fn next<P>(&mut self, commands: &mut CommandTable<P>) -> Option<usize> {
         if let Some(&slot) = self.unfetched.front()
@@ -55,7 +58,7 @@ impl UnstartedCommands {
         }
         loop {
             let &slot = self.waiting.front()?;
-            // The second half of what is begun waits for no others.
+            // The second half of a begun operation does not wait.
             let has_data = commands.get_mut(slot).is_some_and(|it| it.data_out > 0 && it.half.is_none());
             if !has_data || self.unfetched.is_empty() && self.may_fetch(slot, commands) {
                 return Some(slot);
@@ -65,7 +68,7 @@ impl UnstartedCommands {
         }
     }
 
-    /// Takes out that slot, whose turn it was.
+    /// Removes the slot that [`UnstartedCommands::next`] returned.
     #[inline]
     pub(super) fn remove(&mut self, slot: usize) {
         let queue =
@@ -73,7 +76,7 @@ impl UnstartedCommands {
         queue.pop_front();
     }
 
-    /// Whether enough of what was asked for is here that a command's data may be asked for.
+    /// Whether so little data is being fetched that this command's may be fetched too.
     fn may_fetch<P>(&self, slot: usize, commands: &mut CommandTable<P>) -> bool {
         let asked = commands.fetching;
         let Some(entry) = commands.get_mut(slot) else { return true };
@@ -82,6 +85,6 @@ impl UnstartedCommands {
     }
 }
 
-/// So many commands' data is asked for whatever its length: one's is received while the next one's
-/// is on its way.
+/// Number of commands whose data is fetched at a time regardless of its length, so that one arrives
+/// while the next is in transit.
 const MIN_FETCHES: usize = 3;

@@ -1,4 +1,4 @@
-//! Authentication of one queue as commands: Authentication Send and Receive, in turn.
+//! Authentication of one queue, as alternating Authentication Send and Receive commands.
 
 use super::command;
 use super::{Names, NvmeRefused};
@@ -10,10 +10,10 @@ use blockmux_volume::{Memory, Seg, SgList};
 use blockmux_wire::nvme::{Cqe, Sqe};
 use blockmux_wire::nvmeof::fabrics::{AUTHREQ_ASCR, AUTHREQ_ATR, FabricsType};
 
-/// A queue whose controller asks who we are.
+/// The authentication of a queue.
 pub(super) struct QueueAuthentication(HostAuthenticator);
 
-/// What the answer to Connect asks for: a proof, or nothing.
+/// The authentication that the completion of Connect requires, if any.
 pub(super) fn required_authentication(
     connect_result: u64,
     credentials: Option<&HostCredentials>,
@@ -26,12 +26,12 @@ pub(super) fn required_authentication(
             let applicant = HostAuthenticator::new(credentials.clone(), &names.host, &names.subsystem);
             Ok(Some(Box::new(QueueAuthentication(applicant))))
         }
-        // The key of the connection has proved everything already.
+        // The PSK of the connection has authenticated both sides already.
         Some(credentials) if credentials.concatenation == Concatenation::Done => Ok(None),
         Some(credentials) if credentials.concatenation == Concatenation::Due => {
             Err(NvmeRefused::AuthFailed(AuthFailure::NoSecureChannel))
         }
-        // Who sits between us and the controller could have left that out.
+        // Without this check, an attacker between host and controller could clear the flag.
         Some(credentials) if credentials.secrets.controller.is_some() => {
             Err(NvmeRefused::AuthFailed(AuthFailure::NotRequired))
         }
@@ -40,8 +40,8 @@ pub(super) fn required_authentication(
 }
 
 impl QueueAuthentication {
-    /// The next command, what moves, and the memory for that, if there is something left to do.
-    /// Asking changes nothing.
+    /// The next command, its data transfer, and the memory for that, if authentication is not
+    /// finished. Does not change the state.
     pub(super) fn question(&self) -> Option<(Sqe, DataTransfer, SgList)> {
         match self.0.turn() {
             AuthStep::Send(message) => {
@@ -59,18 +59,18 @@ impl QueueAuthentication {
         }
     }
 
-    /// Why it has failed, also while the controller is still to be told so.
+    /// The reason of a failure, even before the controller was told.
     pub(super) fn failure(&self) -> Option<NvmeRefused> {
         self.0.failure().map(NvmeRefused::AuthFailed)
     }
 
-    /// The key of TLS that was made, if one was to be.
+    /// The generated PSK, if one was requested.
     pub(super) fn generated(&self) -> Option<&InputPsk> {
         self.0.generated()
     }
 
-    /// The command has ended, with its data if it had some; whether that was the last and we are
-    /// believed.
+    /// Handles a completion, with its data if there is any. Returns whether authentication is
+    /// finished and successful.
     pub(super) fn on_answer(&mut self, cqe: &Cqe, data: &[u8]) -> Result<bool, NvmeRefused> {
         let is_sending = matches!(self.0.turn(), AuthStep::Send(_));
         let is_good = cqe.status.is_success();
@@ -80,7 +80,7 @@ impl QueueAuthentication {
             false => {}
         }
         match self.0.turn() {
-            // What we have failed for says more than that the controller would not hear it.
+            // The reason of the failure says more than the status of the command that reported it.
             AuthStep::Over(Err(unproved)) => Err(NvmeRefused::AuthFailed(unproved)),
             _ if !is_good => {
                 let what = if is_sending { "Authentication Send" } else { "Authentication Receive" };

@@ -1,5 +1,5 @@
-//! Queues of a host over a transport in memory: what is asked of a controller, and what its answers
-//! lead to. No byte is encoded; each transport's own tests are about its bytes.
+//! Host queues over a transport in memory: the commands that are sent, and the effects of their
+//! completions. No byte is encoded; each transport has its own tests for that.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 mod admin;
@@ -19,10 +19,10 @@ use blockmux_wire::nvme::{Cqe, Sqe};
 use std::time::Instant;
 use zerocopy::FromZeros;
 
-/// A transport that keeps the commands that are to be sent, with their data.
+/// A transport that records the sent commands and their data.
 #[derive(Default)]
 struct LoopbackHostTransport {
-    /// The most data that goes with a command, in bytes.
+    /// Longest in-capsule data, in bytes.
     in_capsule: u32,
     sent: Vec<SentCommand>,
     outbox: Outbox,
@@ -81,21 +81,21 @@ impl SentCommand {
         NvmOpcode(self.sqe.opcode)
     }
 
-    /// First block, blocks, and the flags beside them.
+    /// First block, number of blocks, and the other flags of CDW12.
     fn range(&self) -> (u64, u32, u32) {
         (self.sqe.slba(), (self.sqe.cdw12.get() & 0xffff) + 1, self.sqe.cdw12.get() & !0xffff)
     }
 }
 
-/// A session over [`LoopbackHostTransport`]: bytes mean nothing to it.
+/// A session over [`LoopbackHostTransport`], which does not use bytes.
 trait LoopbackSession: StreamSession {
     fn sent(&mut self) -> Vec<SentCommand>;
 
-    /// A command gets data and ends, or one of both.
+    /// Delivers data to a command, completes it, or both.
     fn answer(&mut self, cid: u16, data: &[u8], end: Option<(StatusField, u64)>);
 }
 
-/// What comes from the controller.
+/// Delivers data and a completion from the controller.
 fn deliver(
     commands: &mut impl Commands,
     cid: u16,
@@ -162,13 +162,13 @@ type AdminSession = HostAdmin<LoopbackHostTransport>;
 looped!(HostQueue<LoopbackHostTransport>, queue);
 looped!(AdminSession, admin);
 
-/// I/O queues, their driver, and the controller by hand.
+/// I/O queues, their driver, and a scripted controller.
 struct TestQueues {
     driver: Driver<Queues>,
 }
 
 impl TestQueues {
-    /// Connect is out.
+    /// Queues that have sent Connect.
     fn fresh(namespace: NamespaceInfo, entries: u16) -> TestQueues {
         TestQueues::fresh_of(controller(), namespace, entries)
     }
@@ -181,12 +181,12 @@ impl TestQueues {
         TestQueues { driver: Driver::of(session, usize::MAX) }
     }
 
-    /// Connected.
+    /// Connected queues.
     fn with(namespace: NamespaceInfo, entries: u16) -> TestQueues {
         TestQueues::of(controller(), namespace, entries)
     }
 
-    /// Connected to a queue of this controller.
+    /// Queues connected to this controller.
     fn of(controller: ControllerInfo, namespace: NamespaceInfo, entries: u16) -> TestQueues {
         let mut client = TestQueues::fresh_of(controller, namespace, entries);
         let connect = client.command();
@@ -203,7 +203,7 @@ impl TestQueues {
         self.driver.session.queue(0).sent()
     }
 
-    /// The one command that was sent.
+    /// The only command that was sent.
     fn command(&mut self) -> SentCommand {
         let [command] = self.sent().try_into().unwrap();
         command
@@ -227,7 +227,7 @@ impl TestQueues {
     }
 }
 
-/// Runs an admin queue against a controller until nothing more is asked; all opcodes that were.
+/// Runs an admin queue against a controller until it sends no more commands; returns all opcodes.
 fn bring_up(driver: &mut Driver<AdminSession>, subsystem: &mut ScriptedSubsystem) -> Vec<u8> {
     let mut opcodes = Vec::new();
     driver.session.receive(driver.session.admin.now(), |_, _| Ok(())).unwrap();
@@ -249,7 +249,7 @@ fn bring_up(driver: &mut Driver<AdminSession>, subsystem: &mut ScriptedSubsystem
             if sqe.cdw10.get() == u32::from(FeatureId::HOST_BEHAVIOR_SUPPORT.0) {
                 subsystem.behavior = Some(command.data.clone());
             }
-            // The last word of a host is not answered.
+            // The shutdown at the end is not completed.
             if !driver.is_closing() {
                 let (data, status, result) = subsystem.answer(&sqe);
                 driver.session.answer(sqe.cid.get(), &data, Some((status, result)));

@@ -1,4 +1,4 @@
-//! Bringing a controller up, and keeping it.
+//! Initialization of a controller, Keep Alive, and shutdown.
 
 use super::*;
 use crate::session::{Control, Initiator, Timed};
@@ -14,7 +14,7 @@ fn admin(ask: Ask, now: Instant) -> Driver<AdminSession> {
 }
 
 #[test]
-fn a_controller_that_has_retry_delays_is_told_that_they_are_heeded() {
+fn acre_is_set_on_a_controller_with_retry_delays() {
     let mut now = Instant::now();
     for fails in [
         None,
@@ -39,7 +39,7 @@ fn a_controller_that_has_retry_delays_is_told_that_they_are_heeded() {
 }
 
 #[test]
-fn who_only_asks_shuts_the_controller_down_and_leaves() {
+fn a_session_that_only_asks_shuts_the_controller_down() {
     let mut driver = admin(Ask::Namespace(1), Instant::now());
     let mut subsystem = ScriptedSubsystem::default();
     let opcodes = bring_up(&mut driver, &mut subsystem);
@@ -48,7 +48,7 @@ fn who_only_asks_shuts_the_controller_down_and_leaves() {
 }
 
 #[test]
-fn all_namespaces_are_learned_but_those_that_are_none_for_us() {
+fn all_namespaces_are_learned_except_unusable_ones() {
     let mut driver = admin(Ask::Namespaces, Instant::now());
     bring_up(&mut driver, &mut ScriptedSubsystem::default());
     let found: Vec<u32> = driver.session.namespaces().iter().map(|namespace| namespace.nsid).collect();
@@ -69,7 +69,7 @@ fn a_discovery_log_is_read() {
 }
 
 #[test]
-fn a_controller_that_says_no_is_heard() {
+fn the_refusal_of_a_controller_is_reported() {
     let refused = |subsystem: ScriptedSubsystem, nsid| {
         let mut driver = admin(Ask::Use(nsid), Instant::now());
         let mut subsystem = subsystem;
@@ -91,7 +91,7 @@ fn a_controller_that_says_no_is_heard() {
         with(ScriptedSubsystem { connect_result: 1 << 17 | 5, ..ScriptedSubsystem::default() }),
         NvmeRefused::Authentication
     );
-    // So does one that wants a secure channel of it.
+    // So does a controller that requires a secure channel by authentication.
     assert_eq!(
         with(ScriptedSubsystem { connect_result: 1 << 18 | 5, ..ScriptedSubsystem::default() }),
         NvmeRefused::Authentication
@@ -128,12 +128,12 @@ fn a_controller_may_take_cap_to_to_become_ready() {
 }
 
 #[test]
-fn a_controller_that_is_silent_is_given_up() {
+fn a_controller_that_does_not_respond_is_abandoned() {
     let start = Instant::now();
     let mut driver = admin(Ask::Use(1), start);
     assert!(driver.session.on_timeout(start + Duration::from_secs(29)).is_ok());
     let error = driver.session.on_timeout(start + Duration::from_secs(30)).unwrap_err();
-    assert_eq!(error.what, "did not tell what it is within 30 seconds");
+    assert_eq!(error.what, "did not complete its initialization within 30 seconds");
 }
 
 #[test]
@@ -158,22 +158,23 @@ fn the_association_is_kept_alive_and_its_loss_is_noticed() {
 }
 
 #[test]
-fn a_new_size_is_heard_of_as_often_as_it_changes() {
+fn every_change_of_size_is_reported() {
     let mut driver = admin(Ask::Use(1), Instant::now());
     let mut subsystem =
         ScriptedSubsystem { oaes: 1 << 8, log: vec![0; 4096], ..ScriptedSubsystem::default() };
     let opcodes = bring_up(&mut driver, &mut subsystem);
-    assert_eq!(opcodes[9..], [9, 9, 12], "queues, events; the request");
+    assert_eq!(opcodes[9..], [9, 9, 12], "Number of Queues, event configuration, the event request");
     assert_eq!((driver.session.poll_size(), driver.session.poll_size()), (Some(4_096_000), None));
     for blocks in [2000, 500] {
         subsystem.blocks = blocks;
         let cid = subsystem.listening.take().unwrap();
         driver.session.answer(cid, &[], Some((StatusField::default(), 0x04_0002)));
         let opcodes = bring_up(&mut driver, &mut subsystem);
-        assert_eq!(opcodes, [2, 6, 6, 12], "the log, the namespace and what it is called");
+        assert_eq!(opcodes, [2, 6, 6, 12], "the log page, the namespace and its descriptors");
         assert_eq!(driver.session.poll_size(), Some(blocks * 4096));
     }
-    // A namespace that is gone has no new size, and one whose event fails is not asked again.
+    // A namespace that no longer exists has no new size, and an event request that failed is not
+    // repeated.
     subsystem.blocks = 0;
     let cid = subsystem.listening.take().unwrap();
     driver.session.answer(cid, &[], Some((StatusField::default(), 0x04_0002)));
@@ -187,7 +188,7 @@ fn a_new_size_is_heard_of_as_often_as_it_changes() {
 }
 
 #[test]
-fn a_namespace_in_whose_place_another_one_is_is_used_no_more() {
+fn a_replaced_namespace_is_not_used_any_more() {
     type Change = fn(&mut ScriptedSubsystem);
     let changes: [(Change, bool); 3] = [
         (|subsystem| subsystem.uuid = 0x5b, true),
@@ -211,7 +212,7 @@ fn a_namespace_in_whose_place_another_one_is_is_used_no_more() {
 }
 
 #[test]
-fn a_controller_that_tells_of_no_changes_is_not_asked_to() {
+fn no_events_are_requested_from_a_controller_without_them() {
     let mut driver = admin(Ask::Use(1), Instant::now());
     let mut subsystem = ScriptedSubsystem::default();
     bring_up(&mut driver, &mut subsystem);
@@ -219,7 +220,7 @@ fn a_controller_that_tells_of_no_changes_is_not_asked_to() {
 }
 
 #[test]
-fn a_stop_says_goodbye_once() {
+fn a_stop_shuts_the_controller_down_once() {
     let mut driver = admin(Ask::Use(1), Instant::now());
     bring_up(&mut driver, &mut ScriptedSubsystem::default());
     driver.session.on_stop();
@@ -230,7 +231,7 @@ fn a_stop_says_goodbye_once() {
 }
 
 #[test]
-fn an_io_queue_is_of_the_controller_that_the_admin_queue_got() {
+fn an_io_queue_connects_to_the_controller_of_the_admin_queue() {
     let mut client = TestQueues::fresh(namespace(), 2000);
     let connect = client.command();
     let connect_sqe = connect.sqe;

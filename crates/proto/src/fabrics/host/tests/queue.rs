@@ -1,4 +1,4 @@
-//! I/O of a queue: what becomes of each, and what a controller may do.
+//! I/O of a queue: how each ends, and what a controller may do.
 
 use super::*;
 use crate::session::{Initiator, Timed};
@@ -9,7 +9,7 @@ use blockmux_wire::nvme::status::NvmeStatus;
 use std::time::Duration;
 
 #[test]
-fn success_without_the_data_is_none() {
+fn success_without_its_data_is_a_failure() {
     let mut client = TestQueues::ready();
     client.driver.read(1, 0, 4096);
     let cid = client.command().cid();
@@ -22,7 +22,7 @@ fn success_without_the_data_is_none() {
 }
 
 #[test]
-fn what_is_larger_than_mdts_goes_in_pieces() {
+fn io_beyond_mdts_is_split() {
     let mut client = TestQueues::ready();
     let len = 600 << 10;
     client.driver.read(1, 0, len as u64);
@@ -72,7 +72,7 @@ fn every_operation_has_its_command() {
 }
 
 #[test]
-fn what_needs_no_command_is_done_at_once() {
+fn io_that_needs_no_command_completes_immediately() {
     let plain = NamespaceInfo {
         write_cache: false,
         max_deallocate_blocks: None,
@@ -91,13 +91,13 @@ fn what_needs_no_command_is_done_at_once() {
     assert_eq!(client.driver.done_error(), IoError::Unsupported);
     client.driver.submit(4, Op::WriteZeroes { fua: true, may_unmap: true, only_fast: false }, 0, 512, None);
     let written = client.command();
-    // Without a cache everything is stable.
+    // Without a cache every write is durable.
     assert_eq!((written.opcode(), written.range()), (NvmOpcode::WRITE, (0, 1, 0)));
     assert_eq!(written.data, [0; 512]);
 }
 
 #[test]
-fn what_a_controller_turns_out_not_to_know_is_done_otherwise() {
+fn an_unsupported_command_is_replaced() {
     let unknown = StatusField::final_one(NvmeStatus::INVALID_COMMAND_OPCODE);
     let mut client = TestQueues::ready();
     client.driver.submit(1, Op::WriteZeroes { fua: true, may_unmap: true, only_fast: false }, 0, 512, None);
@@ -118,7 +118,7 @@ fn what_a_controller_turns_out_not_to_know_is_done_otherwise() {
 }
 
 #[test]
-fn what_fails_for_a_reason_that_passes_is_sent_again_and_not_forever() {
+fn transient_failures_are_retried_a_limited_number_of_times() {
     let busy = StatusField::new(NvmeStatus::NAMESPACE_NOT_READY);
     let mut client = TestQueues::ready();
     client.driver.read(1, 0, 512);
@@ -145,7 +145,7 @@ fn what_fails_for_a_reason_that_passes_is_sent_again_and_not_forever() {
 }
 
 #[test]
-fn a_command_is_sent_again_when_the_controller_wants_it() {
+fn a_command_is_retried_after_the_controllers_delay() {
     let delays = [300, 0, 2000].map(Duration::from_millis);
     let controller = ControllerInfo { retry_delays: delays, ..controller() };
     for (crd, at_least, status) in [
@@ -169,7 +169,7 @@ fn a_command_is_sent_again_when_the_controller_wants_it() {
 }
 
 #[test]
-fn no_more_commands_are_under_way_than_the_queue_has_entries_for() {
+fn outstanding_commands_are_bounded_by_the_queues_entries() {
     let mut client = TestQueues::with(namespace(), 4);
     for tag in 0..10 {
         client.driver.read(tag, 0, 512);
@@ -189,7 +189,7 @@ fn no_more_commands_are_under_way_than_the_queue_has_entries_for() {
 }
 
 #[test]
-fn a_thousand_requests_are_under_way_at_a_time() {
+fn a_thousand_requests_are_outstanding_at_a_time() {
     let mut client = TestQueues::with(namespace(), 1024);
     let room = client.driver.session.room();
     assert_eq!(room, 1024);
@@ -229,7 +229,7 @@ impl TestQueues {
 }
 
 #[test]
-fn a_stop_lets_finish_what_is_under_way() {
+fn a_stop_finishes_outstanding_commands() {
     let mut client = TestQueues::ready();
     client.driver.read(1, 0, 512);
     let cid = client.command().cid();
