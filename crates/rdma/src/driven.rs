@@ -519,7 +519,7 @@ mod tests {
     const GIBBERISH: ProtocolError = ProtocolError { what: "sent gibberish", reference: "the test" };
 
     #[test]
-    fn two_sessions_talk_until_one_of_them_leaves() {
+    fn two_sessions_exchange_messages_until_one_disconnects() {
         let (mut active, mut passive) = pair(10);
         while active.pump() | passive.pump() {}
         assert_eq!((active.session().answers, active.session().is_over), (10, true));
@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_is_told_gibberish_ends_the_connection_and_still_gets_its_work_back() {
+    fn a_protocol_violation_ends_the_connection_and_completes_all_work() {
         let (mut active, mut passive) = pair(1000);
         while active.session().answers < 5 {
             active.pump();
@@ -543,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_is_lost_at_any_point_is_over_on_both_sides() {
+    fn a_connection_lost_at_any_point_ends_on_both_sides() {
         // Two packets to connect, and three for each request.
         for pieces in 0..32 {
             let (mut active, mut passive) = pair(10);

@@ -1,4 +1,5 @@
-//! Software iWARP allocates nothing per message, write or read once it has seen its usual depth.
+//! Software iWARP allocates nothing for a message, write or read once it has reached its usual
+//! depth.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 #[path = "../../volume/tests/counting/mod.rs"]
@@ -13,15 +14,15 @@ use iwarp_pipe::Pipe;
 
 const DEPTH: u64 = 16;
 
-/// What one round posts.
+/// The work of one round.
 #[derive(Clone, Copy, Debug)]
 enum RoundKind {
     Sends,
     Writes,
     Reads,
-    /// A write and a message that closes its memory, which is then opened anew.
+    /// A write and a message that invalidates its memory, which is registered again afterwards.
     WritesAndClosings,
-    /// Writes and closings that are done while they are asked, as far as the queue pair does so.
+    /// Writes and invalidations by the methods that may execute them immediately.
     Immediate,
 }
 
@@ -31,7 +32,7 @@ struct Round {
     theirs: Memory,
     len: usize,
     granted: Vec<Remote>,
-    /// What was done while it was asked.
+    /// Amount of work that was executed immediately.
     immediate: u64,
 }
 
@@ -103,7 +104,7 @@ impl Round {
         posted
     }
 
-    /// Until all that was posted has come back, and been heard.
+    /// Runs until all posted work has completed and all messages were handled.
     fn run(&mut self, kind: RoundKind) {
         let mut left = self.post(kind);
         let mut closed = 0;
@@ -159,8 +160,7 @@ fn messages_writes_and_reads_allocate_nothing() {
                 let case =
                     format!("{kind:?} of {len} bytes, CRC {has_crc}, shared {is_shared}, segments of {mss}");
                 assert_eq!(allocations, 0, "{case}");
-                // What takes several FPDUs is posted, and so is what comes behind it until it is on
-                // its way.
+                // Work of several FPDUs is queued, and so is later work until it is sent.
                 let fits = matches!(kind, RoundKind::Immediate) && len < mss.min(10_000);
                 assert!(!fits || round.immediate == 60 * 2 * DEPTH, "{case}: {} at once", round.immediate);
             }

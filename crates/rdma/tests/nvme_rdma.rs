@@ -1,5 +1,4 @@
-//! NVMe/RDMA, both sides over the provider in memory: the host's queues, the controller's, and a
-//! volume behind it.
+//! NVMe/RDMA: host queues, controller queues and a volume, over the in-memory provider.
 #![allow(clippy::arithmetic_side_effects, clippy::indexing_slicing, reason = "an overflow fails the test")]
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -44,8 +43,7 @@ impl ServedSubsystem {
         ServedSubsystem { node: Arc::new(node), exports }
     }
 
-    /// The controller's end of a connection that a host asks for with this endpoint, and the
-    /// host's.
+    /// Creates a connection for a host's endpoint: the controller's end, and the host's.
     fn connect(&self, endpoint: &Endpoint) -> (ControllerEnd, Loopback) {
         let session = NvmeRdmaTargetSession::new(self.node.clone(), Pool::new(512 << 20), Instant::now());
         let (active, passive) = loopback::pair(endpoint, &session.endpoint(), [9; 32]);
@@ -64,7 +62,7 @@ fn names() -> Names {
     Names { host: nqn("nqn.2026-11.test:host"), host_id: [7; 16], subsystem: nqn("nqn.2026-11.test:disk") }
 }
 
-/// A controller's queue and its volume: the smallest possible engine.
+/// A controller's queue and its volume: a minimal engine.
 struct ControllerEnd {
     driven: Driven<Loopback, NvmeRdmaTargetSession>,
     channel: Box<dyn Channel>,
@@ -169,7 +167,7 @@ fn list(bytes: &[u8]) -> SgList {
 }
 
 #[test]
-fn what_was_written_is_read_whatever_its_length() {
+fn written_data_is_read_at_every_length() {
     for in_capsule in [0, 4096, 8192] {
         let mut host = TestHost::new(ServedSubsystem::new(in_capsule), 1, 64);
         for blocks in [1, 2, 8, 9, 17, 128, 2048, 6001] {
@@ -187,7 +185,7 @@ fn what_was_written_is_read_whatever_its_length() {
 }
 
 #[test]
-fn data_in_pieces_goes_straight_to_its_place_and_comes_from_there() {
+fn segmented_buffers_are_transferred_directly() {
     let mut host = TestHost::new(ServedSubsystem::new(8192), 1, 64);
     let pieces = |bytes: &[u8]| {
         let mut list = SgList::default();
@@ -224,7 +222,7 @@ fn many_commands_on_many_queues_complete_once_each() {
 }
 
 #[test]
-fn a_session_that_stops_says_goodbye_and_both_sides_are_over() {
+fn a_stopped_session_ends_on_both_sides() {
     let mut host = TestHost::new(ServedSubsystem::new(8192), 2, 16);
     Initiator::on_stop(&mut host.queues);
     host.run();
@@ -236,7 +234,7 @@ fn a_session_that_stops_says_goodbye_and_both_sides_are_over() {
 }
 
 #[test]
-fn a_queue_that_is_lost_at_any_point_gives_its_commands_back() {
+fn a_queue_lost_at_any_point_hands_its_commands_back() {
     for pieces in 0..24 {
         let mut host = TestHost::new(ServedSubsystem::new(4096), 1, 16);
         host.queues.queue_pair().cut_after(pieces);

@@ -51,20 +51,20 @@ impl Keyring {
     #[must_use]
     pub fn find(&self, identity: &[u8]) -> Option<TlsPsk> {
         let identity = std::str::from_utf8(identity).ok()?;
-        self.read().get(identity).map(|kept| stored.key.clone())
+        self.read().get(identity).map(|stored| stored.key.clone())
     }
 
     /// The key with this identity, for a connection that begins `now`; `None` if it has expired.
     #[must_use]
     pub fn find_lasting(&self, identity: &[u8], now: Instant) -> Option<TlsPsk> {
         let identity = std::str::from_utf8(identity).ok()?;
-        self.read().get(identity).filter(|kept| stored.lasts(now)).map(|kept| stored.key.clone())
+        self.read().get(identity).filter(|stored| stored.lasts(now)).map(|stored| stored.key.clone())
     }
 
     /// Whether a host has a configured key for a subsystem.
     #[must_use]
     pub fn has_retained(&self, host: &Nqn, subsystem: &Nqn) -> bool {
-        self.read().values().any(|kept| stored.until.is_none() && stored.key.is_for(host, subsystem))
+        self.read().values().any(|stored| stored.until.is_none() && stored.key.is_for(host, subsystem))
     }
 
     /// Whether there are no keys.

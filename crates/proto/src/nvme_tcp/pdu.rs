@@ -1,5 +1,5 @@
-//! The frame of PDUs from a host: what is checked before anything else is looked at (TCP Transport
-//! 1.0 §3.6.2.1).
+//! Checks the common header of a host's PDUs before their content is used (TCP Transport 1.0
+//! §3.6.2.1).
 
 use crate::digest;
 use crate::session::ProtocolError;
@@ -7,14 +7,14 @@ use blockmux_wire::nvmeof::tcp::*;
 use std::mem::offset_of;
 use zerocopy::FromBytes;
 
-/// Which digests a connection has.
+/// The negotiated digests of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct NvmeTcpDigests {
     pub(super) header: bool,
     pub(super) data: bool,
 }
 
-/// What is wrong with a PDU, as the termination says it.
+/// A protocol violation by a host, with the fields of the C2HTermReq that reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HostViolation {
     pub(super) status: FatalError,
@@ -22,13 +22,13 @@ pub(super) struct HostViolation {
     pub(super) error: ProtocolError,
 }
 
-/// A PDU whose frame is good.
+/// A PDU with a valid common header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PduFrame {
     pub(super) kind: PduType,
-    /// Where its data begins and ends, in bytes from its begin.
+    /// Beginning and end of the data, as offsets in the PDU in bytes.
     pub(super) data: (usize, usize),
-    /// The whole PDU, in bytes.
+    /// Length of the whole PDU, in bytes.
     pub(super) len: usize,
 }
 
@@ -43,7 +43,7 @@ impl NvmeTcpDigests {
 }
 
 impl HostViolation {
-    /// The field at that offset has a value that it must not have.
+    /// A violation by the header field at this offset.
     pub(super) fn field(offset: usize, what: &'static str) -> HostViolation {
         HostViolation::new(FatalError::INVALID_PDU_HEADER_FIELD, offset as u32, what)
     }
@@ -57,8 +57,8 @@ impl HostViolation {
     }
 }
 
-/// Checks the common header of a PDU from a host whose connection is initialized. `in_capsule` is
-/// how much data a command's capsule may have.
+/// Checks the common header of a PDU, after the connection was initialized. `in_capsule` is the
+/// longest in-capsule data in bytes.
 pub(super) fn check(
     common: &CommonHeader,
     digests: NvmeTcpDigests,
@@ -69,10 +69,10 @@ pub(super) fn check(
         PduType::CAPSULE_CMD => CAPSULE_CMD_LEN,
         PduType::H2C_DATA | PduType::H2C_TERM_REQ => DATA_LEN,
         PduType::IC_REQ => {
-            let what = "initialized its connection twice";
+            let what = "sent ICReq twice";
             return Err(HostViolation::new(FatalError::PDU_SEQUENCE_ERROR, 0, what));
         }
-        _ => return Err(HostViolation::field(0, "sent a PDU of a type that hosts do not send")),
+        _ => return Err(HostViolation::field(0, "sent a PDU of a type that a host does not send")),
     };
     if usize::from(common.hlen) != hlen {
         return Err(HostViolation::field(offset_of!(CommonHeader, hlen), "sent a header of a wrong length"));
@@ -90,7 +90,7 @@ pub(super) fn check(
         header | if digests.data && has_data { FLAG_DDGST } else { 0 }
     };
     if common.flags & (FLAG_HDGST | FLAG_DDGST) != flags(digests) {
-        let what = "sent other digests than were agreed on";
+        let what = "sent digests that were not negotiated";
         return Err(HostViolation::field(offset_of!(CommonHeader, flags), what));
     }
     if !has_data {
@@ -117,7 +117,7 @@ pub(super) fn check(
     }
 }
 
-/// Checks the digest behind a header of `hlen` bytes; both are in `bytes`.
+/// Checks the digest that follows a header of `hlen` bytes; `bytes` has both.
 pub(super) fn check_header_digest(bytes: &[u8], hlen: usize) -> Result<(), HostViolation> {
     let (header, rest) = bytes.split_at(hlen.min(bytes.len()));
     let sent = u32::read_from_prefix(rest).map_or(0, |(sent, _)| sent);
@@ -128,7 +128,7 @@ pub(super) fn check_header_digest(bytes: &[u8], hlen: usize) -> Result<(), HostV
     Err(HostViolation::new(FatalError::HEADER_DIGEST_ERROR, u32::from_le(sent), what))
 }
 
-/// MAXH2CDATA: as much as the longest command has.
+/// MAXH2CDATA in bytes: as long as the longest data of a command.
 pub(super) const MAXH2CDATA: u32 = crate::nvme::MAX_DATA as u32;
-/// Of the header that data follows, with its digest and the most padding that CPDA could ask for.
+/// Largest PDO: the header with its digest and the largest padding that CPDA could require.
 const MAX_PDO: usize = 128;

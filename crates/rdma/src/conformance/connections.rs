@@ -1,4 +1,4 @@
-//! How connections begin and end.
+//! Cases for connection set-up, disconnect and loss.
 
 use super::pair::{ConformancePair, Observed, ample, blank, memory, pattern};
 use super::{Connect, Outcome, Side, fail};
@@ -31,7 +31,7 @@ pub(super) fn private_data_arrives(connect: &mut Connect) -> Outcome {
     Ok(())
 }
 
-pub(super) fn a_rejected_peer_hears_why(connect: &mut Connect) -> Outcome {
+pub(super) fn a_rejected_peer_gets_the_reason(connect: &mut Connect) -> Outcome {
     for len in [0, 1, MAX_PRIVATE_DATA] {
         let mut pair = ConformancePair::begin(connect, &ample(), &ample());
         pair.settle()?;
@@ -49,8 +49,8 @@ pub(super) fn a_rejected_peer_hears_why(connect: &mut Connect) -> Outcome {
     Ok(())
 }
 
-/// What is agreed on is no more than either allows, and no less than one read where both allow
-/// some.
+/// The negotiated number of reads exceeds neither side's limit, and is at least one if both sides
+/// allow reads.
 pub(super) fn endpoints_get_what_they_ask_for(connect: &mut Connect) -> Outcome {
     for (ours, theirs) in [(0, 0), (1, 1), (1, 8), (8, 1), (5, 5), (64, 64)] {
         let active = Endpoint { reads: ours, ..ample() };
@@ -71,7 +71,7 @@ pub(super) fn endpoints_get_what_they_ask_for(connect: &mut Connect) -> Outcome 
     Ok(())
 }
 
-pub(super) fn leaving_is_soft(connect: &mut Connect) -> Outcome {
+pub(super) fn disconnect_finishes_posted_work(connect: &mut Connect) -> Outcome {
     for side in Side::BOTH {
         let mut pair = ConformancePair::connected(connect, &ample())?;
         let source = pattern(4, 70_000);
@@ -87,30 +87,30 @@ pub(super) fn leaving_is_soft(connect: &mut Connect) -> Outcome {
         pair.settle()?;
         let mut observed = pair.observed(side);
         if observed.pop() != Some(Observed::Disconnected) {
-            return fail!("who leaves does not hear in the end that it has left");
+            return fail!("the side that disconnects does not get Disconnected at the end");
         }
         let is_late = |observed: &Observed| *observed == Observed::Done(late, Err(WorkError::Flushed));
         if observed.iter().filter(|observed| is_late(observed)).count() != 1 {
-            return fail!("what was posted after leaving did not come back flushed: {observed:?}");
+            return fail!("work posted after the disconnect was not flushed: {observed:?}");
         }
         observed.retain(|observed| !is_late(observed));
         observed.sort_by_key(|observed| if let Observed::Done(id, _) = observed { *id } else { 0 });
         if observed != done.into_iter().map(|id| Observed::Done(id, Ok(()))).collect::<Vec<_>>() {
-            return fail!("not all that was posted before leaving came back well: {observed:?}");
+            return fail!("not all work posted before the disconnect succeeded: {observed:?}");
         }
         pair.expect(side.other(), &[Observed::Received(b"bye".to_vec(), None), Observed::Disconnected])?;
         if local.to_vec() != source || target.to_vec() != source {
-            return fail!("what was posted before leaving was not done");
+            return fail!("work posted before the disconnect was not done");
         }
         if pair.fault(side).or(pair.fault(side.other())).is_some() {
-            return fail!("leaving is called a fault");
+            return fail!("a disconnect is reported as a fault");
         }
     }
     Ok(())
 }
 
-/// Also when both leave, and when it is left twice.
-pub(super) fn leaving_is_noticed_once(connect: &mut Connect) -> Outcome {
+/// This includes disconnects by both sides, and two by one side.
+pub(super) fn disconnect_is_reported_once(connect: &mut Connect) -> Outcome {
     for leaves in [&[Side::Active][..], &[Side::Passive], &Side::BOTH, &[Side::Active, Side::Active]] {
         let mut pair = ConformancePair::connected(connect, &ample())?;
         leaves.iter().for_each(|side| pair.post(*side, WorkRequest::Disconnect));
@@ -125,16 +125,16 @@ pub(super) fn leaving_is_noticed_once(connect: &mut Connect) -> Outcome {
             pair.settle()?;
             pair.expect(side, &[Observed::Done(id, Err(WorkError::Flushed))])?;
             if pair.room(side) > 0 {
-                return fail!("there is room for work on a connection that is over");
+                return fail!("there is room for work after the connection ended");
             }
         }
     }
     Ok(())
 }
 
-/// After any number of turns: every piece of work comes back once, those that were flushed in
-/// order, and then the end.
-pub(super) fn losses_give_everything_back(connect: &mut Connect) -> Outcome {
+/// The connection is lost after each number of turns: all work completes once, flushed work in
+/// order, and then the end is reported.
+pub(super) fn a_loss_completes_all_work(connect: &mut Connect) -> Outcome {
     for turns in 0..30 {
         let mut pair = ConformancePair::connected(connect, &Endpoint { reads: 2, ..ample() })?;
         let remote =
@@ -160,7 +160,7 @@ pub(super) fn losses_give_everything_back(connect: &mut Connect) -> Outcome {
         for (side, posted) in Side::BOTH.into_iter().zip(posted) {
             let mut observed = pair.observed(side);
             if observed.pop() != Some(Observed::Disconnected) || observed.contains(&Observed::Disconnected) {
-                return fail!("cut after {turns} turns, {side:?} did not hear of the end, last and once");
+                return fail!("cut after {turns} turns, {side:?} did not get Disconnected once, at the end");
             }
             let back =
                 |observed: &Observed| if let Observed::Done(id, _) = observed { Some(*id) } else { None };

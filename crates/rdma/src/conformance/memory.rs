@@ -1,4 +1,4 @@
-//! Reads, writes, and what may be read and written.
+//! Cases for RDMA Reads and Writes, and for registrations.
 
 use super::pair::{BLANK, ConformancePair, Observed, ample, blank, memory, part, pattern};
 use super::{Connect, Outcome, Side, fail};
@@ -7,8 +7,7 @@ use crate::regions::Refusal;
 use blockmux_proto::rdma::{Endpoint, RemoteRights, WorkError, WorkRequest};
 use blockmux_volume::{Chunk, SgList};
 
-/// Writes of every kind of length, to every kind of place; the message behind each finds the data
-/// there.
+/// Writes of various lengths and offsets; the message after each finds the data in place.
 pub(super) fn writes_come_before_messages(connect: &mut Connect) -> Outcome {
     for side in Side::BOTH {
         let mut pair = ConformancePair::connected(connect, &Endpoint { receives: 200, ..ample() })?;
@@ -39,7 +38,7 @@ pub(super) fn writes_come_before_messages(connect: &mut Connect) -> Outcome {
             pair.expect(side, &[Observed::Done(write, Ok(())), Observed::Done(send, Ok(()))])?;
             pair.expect(side.other(), &[Observed::Received(b"written".to_vec(), None)])?;
         }
-        // To more memory than there is data.
+        // A write that is shorter than its remote range.
         pair.write(side, &memory(b"short", 1), remote);
         pair.settle()?;
         expected[..5].copy_from_slice(b"short");
@@ -81,8 +80,8 @@ pub(super) fn reads_fetch_every_byte(connect: &mut Connect) -> Outcome {
     Ok(())
 }
 
-/// Of both ends, the one that lets fewer be on their way decides.
-pub(super) fn reads_wait_their_turn(connect: &mut Connect) -> Outcome {
+/// The smaller limit of both ends applies.
+pub(super) fn reads_beyond_the_limit_wait(connect: &mut Connect) -> Outcome {
     for (ours, theirs) in [(1, 1), (2, 7), (7, 2), (40, 1), (1, 40)] {
         let active = Endpoint { reads: ours, ..ample() };
         let passive = Endpoint { reads: theirs, ..ample() };
@@ -102,7 +101,7 @@ pub(super) fn reads_wait_their_turn(connect: &mut Connect) -> Outcome {
             pair.expect(side, &done)?;
             let fetched: Vec<u8> = locals.iter().flat_map(SgList::to_vec).collect();
             if fetched != source {
-                return fail!("64 reads of which {ours} and {theirs} may be on their way were mixed up");
+                return fail!("64 reads of which {ours} and {theirs} may be in flight were mixed up");
             }
             if pair.fault(side).is_some() {
                 return fail!("they broke the connection: {:?}", pair.fault(side));
@@ -112,7 +111,7 @@ pub(super) fn reads_wait_their_turn(connect: &mut Connect) -> Outcome {
     Ok(())
 }
 
-/// Sends and writes behind a read, and behind one that has to wait.
+/// Sends and writes posted after a read, and after a read that has to wait.
 pub(super) fn work_behind_a_read_is_done(connect: &mut Connect) -> Outcome {
     let mut pair = ConformancePair::connected(connect, &Endpoint { reads: 1, ..ample() })?;
     let source = pattern(8, 50_000);
@@ -132,7 +131,7 @@ pub(super) fn work_behind_a_read_is_done(connect: &mut Connect) -> Outcome {
             if target.slice(usize::from(message[0]) * 10_000, 10_000).to_vec()
                 != pattern(message[0].into(), 10_000) =>
         {
-            fail!("message {message:?} came before what was written in front of it")
+            fail!("message {message:?} arrived before data written in front of it")
         }
         _ => Ok(()),
     })?;
@@ -140,7 +139,7 @@ pub(super) fn work_behind_a_read_is_done(connect: &mut Connect) -> Outcome {
     let mut observed = pair.observed(Side::Active);
     observed.sort_by_key(|observed| if let Observed::Done(id, _) = observed { *id } else { 0 });
     if observed != done.into_iter().map(|id| Observed::Done(id, Ok(()))).collect::<Vec<_>>() {
-        return fail!("not all of it came back well: {observed:?}");
+        return fail!("not all work succeeded: {observed:?}");
     }
     if locals.iter().any(|local| local.to_vec() != source) {
         return fail!("a read brought something else");
@@ -177,7 +176,7 @@ pub(super) fn both_sides_read_at_once(connect: &mut Connect) -> Outcome {
     Ok(())
 }
 
-pub(super) fn grants_before_the_connection(connect: &mut Connect) -> Outcome {
+pub(super) fn registrations_before_the_connection(connect: &mut Connect) -> Outcome {
     let mut pair = ConformancePair::begin(connect, &ample(), &ample());
     let target = blank(10, 1);
     let remote = pair.register(Side::Active, &target, RemoteRights::RemoteWrite)?;
@@ -189,8 +188,8 @@ pub(super) fn grants_before_the_connection(connect: &mut Connect) -> Outcome {
     if target.to_vec() == b"0123456789" { Ok(()) } else { fail!("it was not written") }
 }
 
-/// By a message (Send with Invalidate): together with it, and never before.
-pub(super) fn a_message_closes_memory(connect: &mut Connect) -> Outcome {
+/// Send with Invalidate: the tag is invalidated together with the message, and not before.
+pub(super) fn a_message_invalidates_memory(connect: &mut Connect) -> Outcome {
     for side in Side::BOTH {
         let mut pair = ConformancePair::connected(connect, &Endpoint { regions: 2, ..ample() })?;
         if !pair.caps(side).invalidates {
@@ -201,20 +200,20 @@ pub(super) fn a_message_closes_memory(connect: &mut Connect) -> Outcome {
             let target = blank(3000, 1);
             let other = blank(10, 1);
             let remote = pair.register(side.other(), &target, RemoteRights::RemoteWrite)?;
-            let kept = pair.register(side.other(), &other, RemoteRights::RemoteRead)?;
+            let second = pair.register(side.other(), &other, RemoteRights::RemoteRead)?;
             pair.write(side, &memory(&pattern(round, 3000), 1), remote);
             pair.send(side, b"closed", SgList::default(), Some(remote.stag));
-            pair.read(side, &blank(10, 1), kept);
+            pair.read(side, &blank(10, 1), second);
             pair.settle()?;
             pair.expect(side.other(), &[Observed::Received(b"closed".to_vec(), Some(remote.stag))])?;
             if target.to_vec() != pattern(round, 3000) {
-                return fail!("what was written before memory was closed is not there");
+                return fail!("data written before the invalidation is missing");
             }
-            pair.post(side.other(), WorkRequest::Invalidate { stag: kept.stag });
-            // That it is closed already is no error.
+            pair.post(side.other(), WorkRequest::Invalidate { stag: second.stag });
+            // Invalidating an invalid tag is not an error.
             pair.post(side.other(), WorkRequest::Invalidate { stag: remote.stag });
             if pair.observed(side).iter().any(|observed| !matches!(observed, Observed::Done(_, Ok(())))) {
-                return fail!("not all work came back well");
+                return fail!("not all work succeeded");
             }
             last = Some((remote, target));
         }
@@ -223,13 +222,14 @@ pub(super) fn a_message_closes_memory(connect: &mut Connect) -> Outcome {
         pair.settle()?;
         pair.expect_refusal(side, Violation::Refused(Refusal::InvalidStag))?;
         if target.to_vec() != pattern(19, 3000) {
-            return fail!("memory that a message had closed was written");
+            return fail!("memory was written after a message invalidated it");
         }
     }
     Ok(())
 }
 
-/// As many as the endpoint says, over and over; one more fails. What is closed is let go of.
+/// Registers as many regions as the endpoint allows, repeatedly; one more fails. Invalidated memory
+/// is released.
 pub(super) fn registrations_are_bounded(connect: &mut Connect) -> Outcome {
     let mut pair = ConformancePair::connected(connect, &Endpoint { regions: 3, ..ample() })?;
     let mut chunk = Chunk::from_slice(b"lent");
@@ -248,12 +248,12 @@ pub(super) fn registrations_are_bounded(connect: &mut Connect) -> Outcome {
     }
     drop(lent);
     if !chunk.is_idle() {
-        return fail!("memory that was closed is still held on to");
+        return fail!("invalidated memory is still held");
     }
     names.sort_unstable();
     names.dedup();
     if names.len() < 149 {
-        return fail!("of 150 names {} were used again at once", 150 - names.len());
+        return fail!("of 150 tags {} were reused immediately", 150 - names.len());
     }
     for _ in 0..3 {
         pair.register(Side::Active, &blank(8, 1), RemoteRights::RemoteRead)?;

@@ -1,11 +1,11 @@
-//! Messages and the queue that they wait in.
+//! Cases for messages and the send queue.
 
 use super::pair::{ConformancePair, Observed, ample, memory, pattern};
 use super::{Connect, Outcome, Side, fail};
 use blockmux_proto::rdma::{Endpoint, WorkRequest};
 use blockmux_volume::{Chunk, SgList};
 
-/// One after the other and many at a time, both ways at once.
+/// One and many at a time, in both directions at once.
 pub(super) fn every_length_arrives(connect: &mut Connect) -> Outcome {
     for at_a_time in [1, 7, 32] {
         let endpoint = Endpoint { receives: at_a_time, receive_len: 300, sends: at_a_time, ..ample() };
@@ -48,7 +48,7 @@ pub(super) fn pieces_arrive_in_one(connect: &mut Connect) -> Outcome {
     Ok(())
 }
 
-/// What the endpoint says can be posted at once, and room is what has not come back.
+/// As many sends as the endpoint allows can be posted, and room is what has not completed.
 pub(super) fn a_queue_is_as_deep_as_it_says(connect: &mut Connect) -> Outcome {
     for sends in [1, 2, 33] {
         let mut pair = ConformancePair::connected(connect, &Endpoint { sends, receives: 40, ..ample() })?;
@@ -75,7 +75,7 @@ pub(super) fn a_queue_is_as_deep_as_it_says(connect: &mut Connect) -> Outcome {
     Ok(())
 }
 
-pub(super) fn what_came_back_is_let_go_of(connect: &mut Connect) -> Outcome {
+pub(super) fn completed_work_releases_its_memory(connect: &mut Connect) -> Outcome {
     let mut pair = ConformancePair::connected(connect, &ample())?;
     for len in [1, 100, 4000] {
         let mut chunk = Chunk::from_slice(&pattern(1, len));
@@ -86,7 +86,7 @@ pub(super) fn what_came_back_is_let_go_of(connect: &mut Connect) -> Outcome {
         pair.expect(Side::Active, &[Observed::Done(id, Ok(()))])?;
         pair.observed(Side::Passive);
         if !chunk.is_idle() {
-            return fail!("{len} bytes that were sent are still held on to");
+            return fail!("{len} bytes that were sent are still held");
         }
     }
     Ok(())

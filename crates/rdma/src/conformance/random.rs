@@ -1,4 +1,4 @@
-//! Random traffic both ways, checked against what must be.
+//! Random traffic in both directions, checked against a model.
 
 use super::pair::{ConformancePair, Observed, ample, blank, memory, part, pattern};
 use super::{Connect, Outcome, Side, fail};
@@ -7,20 +7,20 @@ use blockmux_volume::SgList;
 use blockmux_volume::random::SplitMix;
 use std::collections::{HashMap, VecDeque};
 
-/// What one side has of its peer, and has under way.
+/// The model of one side's traffic.
 struct SideModel {
-    /// Of the peer: to be read, and what is in it.
+    /// Memory of the peer to read, and its content.
     source: (Remote, Vec<u8>),
-    /// Of the peer: to be written, what it is, and what it must be once all is there.
+    /// Memory of the peer to write, the memory itself, and its expected final content.
     target: (Remote, SgList, Vec<u8>),
-    /// Reads under way: into what, and what must come.
+    /// Outstanding reads: their buffers, and the expected data.
     reads: HashMap<u64, (SgList, Vec<u8>)>,
-    /// Messages under way, and how the target must look when they come.
+    /// Messages in flight.
     messages: VecDeque<Vec<u8>>,
     in_flight: usize,
 }
 
-/// Each side posts at random, and everything that arrives is checked when it does.
+/// Each side posts random work, and every event is checked when it is reported.
 pub(super) fn agrees_with_a_model(connect: &mut Connect) -> Outcome {
     for seed in 0..4 {
         one_run(connect, seed).map_err(|error| format!("seed {seed}: {error}"))?;
@@ -98,7 +98,7 @@ impl SideModel {
     }
 }
 
-/// Looks at all that was observed.
+/// Checks all recorded events.
 fn check(pair: &mut ConformancePair, halves: &mut [SideModel]) -> Outcome {
     for (at, side) in Side::BOTH.into_iter().enumerate() {
         for observed in pair.observed(side) {
@@ -124,9 +124,9 @@ fn check(pair: &mut ConformancePair, halves: &mut [SideModel]) -> Outcome {
     Ok(())
 }
 
-/// Of each side's memory in bytes.
+/// Length of each side's memory, in bytes.
 const SIZE: usize = 40_000;
-/// The longest message.
+/// Longest message, in bytes.
 const MESSAGE: usize = 4096;
 const SENDS: u32 = 16;
 const STEPS: u32 = 400;

@@ -1,4 +1,4 @@
-//! What a peer must not do, and what cannot be done.
+//! Cases for violations by a peer, and for work that is not possible.
 
 use super::pair::{BLANK, ConformancePair, Observed, ample, blank, memory, part};
 use super::{Connect, Outcome, Side, fail};
@@ -7,8 +7,8 @@ use crate::regions::Refusal;
 use blockmux_proto::rdma::{Endpoint, Remote, RemoteRights, Stag, WorkError, WorkRequest};
 use blockmux_volume::{Chunk, SgList};
 
-/// Every wrong name, range and access, by reads and by writes, from both sides: refused by its own
-/// name, and nothing is touched.
+/// Every invalid tag, range and access, by reads and by writes, from both sides: each is refused
+/// for its own reason, and no memory is touched.
 pub(super) fn ungranted_memory_is_refused(connect: &mut Connect) -> Outcome {
     type ChangeRemote = fn(Remote) -> Remote;
     let cases: [(ChangeRemote, Refusal); 9] = [
@@ -35,7 +35,8 @@ pub(super) fn ungranted_memory_is_refused(connect: &mut Connect) -> Outcome {
     Ok(())
 }
 
-/// Grants one access, uses another at a wrong place, with work behind it.
+/// Registers memory for one kind of access and uses it for another, at a changed address, with more
+/// work behind.
 fn refuse(
     connect: &mut Connect,
     side: Side,
@@ -84,7 +85,7 @@ fn refuse(
     if !is_untouched(&local, 1) {
         return fail!("{what} has brought something");
     }
-    // What was observed of the end has been looked at here already.
+    // The events were checked above.
     let faults = [pair.fault(side), pair.fault(side.other())];
     let violation = Violation::Refused(refusal);
     let expected = [crate::Fault::Ours(violation), crate::Fault::Peer(violation)];
@@ -94,7 +95,7 @@ fn refuse(
     Ok(())
 }
 
-pub(super) fn closed_memory_is_refused(connect: &mut Connect) -> Outcome {
+pub(super) fn invalidated_memory_is_refused(connect: &mut Connect) -> Outcome {
     for side in Side::BOTH {
         for access in [RemoteRights::RemoteRead, RemoteRights::RemoteWrite] {
             let mut pair = ConformancePair::connected(connect, &ample())?;
@@ -109,15 +110,15 @@ pub(super) fn closed_memory_is_refused(connect: &mut Connect) -> Outcome {
             pair.settle()?;
             pair.expect_refusal(side, Violation::Refused(Refusal::InvalidStag))?;
             if target.to_vec() != [BLANK; 64] || local.to_vec() != [1; 64] {
-                return fail!("{access:?} of closed memory has moved something");
+                return fail!("{access:?} of invalidated memory has transferred data");
             }
         }
     }
     Ok(())
 }
 
-/// Each connection is a protection domain of its own.
-pub(super) fn foreign_names_are_refused(connect: &mut Connect) -> Outcome {
+/// Each connection is its own protection domain.
+pub(super) fn foreign_tags_are_refused(connect: &mut Connect) -> Outcome {
     for access in [RemoteRights::RemoteRead, RemoteRights::RemoteWrite] {
         let mut first = ConformancePair::connected(connect, &ample())?;
         let mut second = ConformancePair::connected(connect, &ample())?;
@@ -133,7 +134,7 @@ pub(super) fn foreign_names_are_refused(connect: &mut Connect) -> Outcome {
         first.settle()?;
         second.expect_refusal(Side::Active, Violation::Refused(Refusal::InvalidStag))?;
         if [own, foreign].iter().any(|list| list.to_vec() != [BLANK; 64]) || local.to_vec() != [1; 64] {
-            return fail!("{access:?} by another connection's name has moved something");
+            return fail!("{access:?} with another connection's tag has transferred data");
         }
         first.expect(Side::Active, &[])?;
         first.expect(Side::Passive, &[])?;
@@ -141,7 +142,7 @@ pub(super) fn foreign_names_are_refused(connect: &mut Connect) -> Outcome {
     Ok(())
 }
 
-pub(super) fn closing_what_is_closed(connect: &mut Connect) -> Outcome {
+pub(super) fn invalidating_an_invalid_tag(connect: &mut Connect) -> Outcome {
     for side in Side::BOTH {
         for is_stale in [false, true] {
             let mut pair = ConformancePair::connected(connect, &ample())?;
@@ -155,7 +156,7 @@ pub(super) fn closing_what_is_closed(connect: &mut Connect) -> Outcome {
             pair.settle()?;
             let observed = pair.observed(side.other());
             if observed != [Observed::Disconnected] {
-                return fail!("{observed:?} was observed of a message that closes what is not open");
+                return fail!("a message that invalidates an invalid tag was reported as {observed:?}");
             }
             let violation = Violation::Refused(Refusal::CannotInvalidate);
             let faults = [pair.fault(side), pair.fault(side.other())];
@@ -191,7 +192,7 @@ pub(super) fn a_message_too_long(connect: &mut Connect) -> Outcome {
             pair.settle()?;
             let arrived = pair.observed(side.other());
             if !matches!(&arrived[..], [Observed::Received(message, None)] if message.len() == 100) {
-                return fail!("of a message that just fits {arrived:?} was observed");
+                return fail!("a message that just fits was reported as {arrived:?}");
             }
             pair.send(side, b"", blank(too_long, 1), None);
             pair.settle()?;
@@ -201,7 +202,7 @@ pub(super) fn a_message_too_long(connect: &mut Connect) -> Outcome {
     Ok(())
 }
 
-/// Each kind fails by itself, and its connection with it.
+/// Each kind of impossible work fails and ends its connection.
 pub(super) fn impossible_work_fails(connect: &mut Connect) -> Outcome {
     type ImpossibleWork = fn(&mut ConformancePair, Remote) -> u64;
     let tries: [(&str, ImpossibleWork); 4] = [

@@ -1,5 +1,5 @@
-//! What the tests stand on: a target with two volumes, and an initiator at the other end of a
-//! connection in memory. [`ManualSession`] is a session whose other end is the test itself.
+//! Fixtures: a target with two volumes, and an initiator at the other end of an in-memory
+//! connection. [`ManualSession`] is a session whose other end is the test itself.
 
 use blockmux_proto::event::AuditEvent;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
@@ -32,7 +32,7 @@ pub(crate) const TARGET: &str = "iqn.2026-11.com.example:disk";
 pub(crate) const INITIATOR: &str = "iqn.2026-11.com.example:me";
 pub(crate) const SIZE: u64 = 8 << 20;
 
-/// What is served: two units of a target.
+/// A target with two logical units.
 pub(crate) struct ServedTarget {
     pub(crate) node: Arc<IscsiNode>,
     pub(crate) exports: Exports,
@@ -68,7 +68,7 @@ impl ServedTarget {
         ServedTarget { node, exports, local, pool: Pool::new(512 << 20) }
     }
 
-    /// A session that nobody has connected to.
+    /// A target session without a connection.
     pub(crate) fn session(&self) -> IserTargetSession {
         let (node, pool) = (self.node.clone(), self.pool.clone());
         let session = TargetSession::among(&self.local, node, 1, pool, [3; 32], Instant::now());
@@ -76,9 +76,9 @@ impl ServedTarget {
     }
 }
 
-/// A session with whatever moves its events and work.
+/// A session with its driver.
 pub(crate) trait Pumped {
-    /// Whether anything moved.
+    /// Runs the driver; returns whether there was progress.
     fn pump(&mut self) -> bool;
 }
 
@@ -100,14 +100,14 @@ impl Pumped for Driven<Loopback, IscsiDiscoverySession> {
     }
 }
 
-/// A target's session with its volumes: the smallest possible engine.
+/// A target session with its volumes: a minimal engine.
 pub(crate) struct TargetEnd<D = Driven<Loopback, IserTargetSession>> {
     pub(crate) driven: D,
     channels: Vec<Box<dyn Channel>>,
-    /// Whether I/O stays in `submitted` rather than being done at once.
+    /// Whether I/O stays in `submitted` instead of being executed immediately.
     pub(crate) holds_io: bool,
     pub(crate) submitted: VecDeque<(VolumeId, Io)>,
-    /// I/O whose early end was asked for.
+    /// I/O that was cancelled.
     pub(crate) cancelled: Vec<(VolumeId, Tag)>,
 }
 
@@ -125,7 +125,7 @@ impl<D: Pumped + Target> TargetEnd<D> {
         }
     }
 
-    /// Turns until nothing moves; whether anything did.
+    /// Runs turns until there is no progress; returns whether there was any.
     pub(crate) fn run(&mut self) -> bool {
         let mut has_moved = false;
         loop {
@@ -148,7 +148,7 @@ impl<D: Pumped + Target> TargetEnd<D> {
         }
     }
 
-    /// Does the oldest I/O that was held, on its volume.
+    /// Executes the oldest held I/O on its volume.
     pub(crate) fn finish_one(&mut self) {
         let (volume, io) = self.submitted.pop_front().expect("an I/O is held");
         let channel = &mut self.channels[volume.0 as usize];
@@ -160,13 +160,13 @@ impl<D: Pumped + Target> TargetEnd<D> {
     }
 }
 
-/// Both sides, and the connection between them.
+/// Both sides of a connection.
 pub(crate) struct InitiatorAndTarget<S> {
     pub(crate) client: Driven<Loopback, S>,
     pub(crate) server: TargetEnd,
 }
 
-/// What a session sees as its peer.
+/// Connects a session to the target.
 pub(crate) fn connect<S>(session: S, served: &ServedTarget) -> InitiatorAndTarget<S> {
     connect_on(
         session,
@@ -175,7 +175,7 @@ pub(crate) fn connect<S>(session: S, served: &ServedTarget) -> InitiatorAndTarge
     )
 }
 
-/// A connection over the adapters of the initiator and of the target.
+/// Connects over the adapters of the initiator and of the target.
 pub(crate) fn connect_on<S>(
     session: S,
     served: &ServedTarget,
@@ -194,7 +194,7 @@ impl<S> InitiatorAndTarget<S>
 where
     Driven<Loopback, S>: Pumped,
 {
-    /// Has both sides talk until neither has anything to say.
+    /// Runs both sides until neither makes progress.
     pub(crate) fn run(&mut self) {
         while self.client.pump() | self.server.run() {}
     }
@@ -218,7 +218,7 @@ pub(crate) fn initiator(wishes: OperationalParameters) -> InitiatorSession {
 }
 
 impl InitiatorAndTarget<InitiatorSession> {
-    /// Logged in, and the unit known.
+    /// Both sides after login and discovery of the logical unit.
     pub(crate) fn ready(
         wishes: OperationalParameters,
         offer: OperationalParameters,
@@ -254,18 +254,18 @@ impl InitiatorAndTarget<InitiatorSession> {
     }
 }
 
-/// A session whose work is kept for the test to look at and to answer.
+/// A session whose work the test examines and completes.
 pub(crate) struct ManualSession<S> {
     pub(crate) session: S,
     pub(crate) works: VecDeque<WorkRequest>,
     queue_pair: Recorder,
-    /// Receive buffers that the session has given back.
+    /// Receive buffers that the session has posted.
     pub(crate) receives: u32,
 }
 
-/// A session that a test drives by hand, over its first connection.
+/// A session that a test drives manually, over its first connection.
 pub(crate) trait ManuallyDriven {
-    /// The next thing that the session asks, with that much room.
+    /// The next work of the session, if the queue pair has this much room.
     fn next_work(&mut self, queue_pair: &mut Recorder, room: usize) -> Option<WorkRequest>;
 
     fn handle(&mut self, event: Event) -> Result<(), ProtocolError>;
@@ -296,7 +296,7 @@ impl<S: ManuallyDriven> ManualSession<S> {
         ManualSession { session, works: VecDeque::new(), queue_pair: Recorder::default(), receives: 0 }
     }
 
-    /// Takes all work that there is.
+    /// Takes all work of the session; returns whether there was any.
     pub(crate) fn take(&mut self) -> bool {
         let before = self.works.len();
         while let Some(work) = self.next_work(1000) {
@@ -308,12 +308,12 @@ impl<S: ManuallyDriven> ManualSession<S> {
         self.works.len() > before
     }
 
-    /// The next thing that the session asks, with that much room.
+    /// The next work of the session, if the queue pair has this much room.
     pub(crate) fn next_work(&mut self, room: usize) -> Option<WorkRequest> {
         self.session.next_work(&mut self.queue_pair, room)
     }
 
-    /// A message comes, and all work is taken.
+    /// Delivers a message, and takes all work that follows.
     pub(crate) fn receive(&mut self, message: &[u8], invalidated: Option<Stag>) -> Result<(), ProtocolError> {
         let message = Seg::from_slice(message);
         self.session.handle(Event::Received { message, invalidated })?;
@@ -321,7 +321,8 @@ impl<S: ManuallyDriven> ManualSession<S> {
         Ok(())
     }
 
-    /// The next work, a message: what it closes, its header, its PDU and what is behind.
+    /// The next work, which must be a message: the invalidated tag, the iSER header, the BHS and
+    /// the data.
     pub(crate) fn message(&mut self) -> (Option<Stag>, ControlHeader, Bhs, Vec<u8>) {
         match self.works.pop_front() {
             Some(WorkRequest::Send { head, payload, invalidate, is_solicited: false, .. }) => {

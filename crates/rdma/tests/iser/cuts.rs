@@ -1,4 +1,4 @@
-//! Connections that are lost, at every point that there is.
+//! Connections that are lost at every point.
 
 use crate::bench::{InitiatorAndTarget, ServedTarget, connect, initiator, list, pattern};
 use blockmux_proto::iscsi::client::{InitiatorSession, wishes};
@@ -7,7 +7,7 @@ use blockmux_proto::session::Initiator;
 use blockmux_volume::{Io, Op, Tag};
 use std::collections::BTreeMap;
 
-/// Writes of every kind, and reads of what was there before.
+/// Writes of various lengths, and reads.
 fn all_io() -> Vec<Io> {
     let lens = [512, 8192, 8704, 65536, 300_032];
     let io = |nth: usize, op, len: usize, data| {
@@ -30,7 +30,7 @@ fn collect(pair: &mut InitiatorAndTarget<InitiatorSession>, done: &mut BTreeMap<
     }
 }
 
-/// Submits, and has both sides do what they can.
+/// Submits I/O, and runs both sides until there is no progress.
 fn run(pair: &mut InitiatorAndTarget<InitiatorSession>, io: Vec<Io>, done: &mut BTreeMap<u64, usize>) {
     for io in io {
         assert!(pair.client.room() > 0);
@@ -84,12 +84,12 @@ fn io_that_is_in_flight_when_the_connection_is_lost_ends_at_the_volume() {
     pair.run();
     assert_eq!(pair.server.submitted.len(), 7);
     pair.client.queue_pair().cut_after(0);
-    // Something has to go for it to be lost.
+    // A packet has to be sent for the loss to happen.
     pair.client.on_stop();
     pair.server.finish_one();
     pair.run();
     assert!(pair.server.driven.session().is_over());
-    assert_eq!(pair.server.cancelled.len(), 6, "the volume is told that nobody waits");
+    assert_eq!(pair.server.cancelled.len(), 6, "the volume is asked to cancel");
     while !pair.server.submitted.is_empty() {
         pair.server.finish_one();
     }

@@ -1,10 +1,9 @@
-//! What Linux 6.12 said to Linux 6.12, ib_iser to ib_isert over siw, and what our target says to
-//! the same.
+//! A trace of Linux 6.12's ib_iser with ib_isert over siw, replayed against this target.
 //!
-//! The trace has a line for each message and each transfer: `?` and `!` are private data of both
-//! sides, `>` and `<` messages with their iSER header and PDU header (and the text of a login, `|`
-//! for each end of a pair), `w` and `r` RDMA Writes and Reads of the target, with tag, offset and
-//! length. The data of blocks is not in it; a pattern stands for that.
+//! The trace has a line for each message and each transfer: `?` and `!` are the private data of
+//! both sides; `>` and `<` messages with their iSER header and BHS (and the text of a login, with
+//! `|` after each pair); `w` and `r` RDMA Writes and Reads of the target, with tag, offset and
+//! length. It does not contain block data, which a pattern replaces.
 
 use crate::bench::{ManualSession, ServedTarget, TargetEnd, pattern};
 use blockmux_proto::iscsi::node::offer;
@@ -24,7 +23,7 @@ fn bytes(hex: &str) -> Vec<u8> {
     (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
 }
 
-/// One line behind its first word.
+/// A line of the trace.
 struct TraceLine<'a> {
     kind: &'a str,
     words: Vec<&'a str>,
@@ -40,7 +39,7 @@ fn lines() -> impl Iterator<Item = TraceLine<'static>> {
     })
 }
 
-/// These bytes after a structure of the wire has read and written them.
+/// Decodes and encodes these bytes by a wire structure.
 fn again<T: FromBytes + IntoBytes + Immutable>(bytes: &[u8]) -> Vec<u8> {
     T::read_from_bytes(bytes).unwrap().as_bytes().to_vec()
 }
@@ -73,7 +72,7 @@ fn every_message_of_linux_is_decoded_and_encoded_to_the_same_bytes() {
     assert_eq!(count, 72);
 }
 
-/// What a target did for one command: writes, reads, and the memory that its response closed.
+/// A target's transfers for one command, and the tag that its response invalidated.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct CommandTrace {
     written: Option<(Stag, u64)>,
@@ -87,10 +86,10 @@ fn remote(line: &TraceLine<'_>) -> Remote {
     Remote { stag, address, len: line.text.parse().unwrap() }
 }
 
-/// What Linux's target did, by task tag.
+/// The transfers of Linux's target, by task tag.
 fn doings_of_linux() -> BTreeMap<u32, CommandTrace> {
     let (mut doings, mut open) = (BTreeMap::new(), Vec::new());
-    // The memory that a command names says which command a transfer is of.
+    // The tag in a command's header assigns transfers to commands.
     let mut by_stag = BTreeMap::new();
     for line in lines() {
         match line.kind {
@@ -125,8 +124,8 @@ fn doings_of_linux() -> BTreeMap<u32, CommandTrace> {
     doings
 }
 
-/// Does what the target asks for until it has answered; returns what it did, the answer and its
-/// data.
+/// Executes the target's transfers until it responds; returns them, the response, its data, and the
+/// read data.
 fn answer(server: &mut TargetEnd<ManualSession<IserTargetSession>>) -> (CommandTrace, Bhs, Vec<u8>, Vec<u8>) {
     let (mut doing, mut data_in) = (CommandTrace::default(), Vec::new());
     loop {
@@ -159,7 +158,7 @@ fn answer(server: &mut TargetEnd<ManualSession<IserTargetSession>>) -> (CommandT
 }
 
 #[test]
-fn our_target_answers_linux_as_linux_does() {
+fn this_target_responds_to_linux_as_linuxs_target_does() {
     let served = ServedTarget::named("iqn.2026-11.vmh:lio", offer(), None);
     let mut server = TargetEnd::new(&served, ManualSession::new(served.session()));
     let linux = doings_of_linux();
@@ -207,7 +206,7 @@ fn our_target_answers_linux_as_linux_does() {
     assert_eq!(commands, 35);
 }
 
-/// What Linux is told in the login, beside the names.
+/// Checks the negotiated keys in the login response.
 fn check_login(response: &Bhs, data: &[u8]) {
     let response = LoginResponse::read_from_bytes(response.as_bytes()).unwrap();
     assert_eq!((response.status.get(), response.flags), (0, 0x87));
@@ -226,15 +225,15 @@ fn check_login(response: &Bhs, data: &[u8]) {
     assert!(!text.contains("MaxRecvDataSegmentLength") && !text.contains("NotUnderstood"), "{text}");
 }
 
-/// An answer to a command, beside what Linux's target did.
+/// Compares a response and its transfers with those of Linux's target.
 fn check(pdu: &[u8], response: &Bhs, doing: &CommandTrace, linux: &CommandTrace, data_in: &[u8]) {
     let command = ScsiCommand::read_from_bytes(pdu).unwrap();
     let response = ScsiResponse::read_from_bytes(response.as_bytes()).unwrap();
     assert_eq!(response.opcode, IscsiOpcode::SCSI_RESPONSE.0);
     assert_eq!((response.exp_data_sn.get(), response.exp_cmd_sn.get()), (0, command.cmd_sn.get() + 1));
     if response.status != 0 {
-        // The first command learns that the unit was just powered on, and Linux asks for pages that
-        // not both have.
+        // The first command gets the power-on unit attention, and Linux asks for pages that only
+        // one of the targets has.
         assert_eq!(doing.closed, linux.closed);
         return;
     }

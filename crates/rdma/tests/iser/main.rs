@@ -1,5 +1,5 @@
-//! iSER, both sides over the provider in memory, or over iWARP (`streams`): the initiator's
-//! session, the target's, and volumes behind it.
+//! iSER: initiator session, target session and volumes, over the in-memory provider or over iWARP
+//! (`streams`).
 #![allow(clippy::arithmetic_side_effects, clippy::indexing_slicing, reason = "an overflow fails the test")]
 #![allow(clippy::unwrap_used, reason = "a test")]
 

@@ -1,4 +1,4 @@
-//! Our initiator with our target.
+//! This initiator with this target.
 
 use crate::bench::{InitiatorAndTarget, SIZE, ServedTarget, TargetEnd, connect, initiator, list, pattern};
 use blockmux_proto::iscsi::client::{FoundTarget, InitiatorSession, IscsiDiscoverySession, wishes};
@@ -16,8 +16,8 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Instant;
 
-/// Ways to move data: what the initiator wishes and the target offers.
-fn ways() -> Vec<(&'static str, OperationalParameters, OperationalParameters)> {
+/// Ways to transfer data: the initiator's and the target's parameters.
+fn transfer_modes() -> Vec<(&'static str, OperationalParameters, OperationalParameters)> {
     vec![
         ("immediate data", wishes(), offer()),
         ("no immediate data", wishes().with(OperationalKey::ImmediateData, 0), offer()),
@@ -31,8 +31,8 @@ fn ways() -> Vec<(&'static str, OperationalParameters, OperationalParameters)> {
 }
 
 #[test]
-fn what_was_written_is_read_whatever_its_length() {
-    for (name, wishes, offer) in ways() {
+fn written_data_is_read_at_every_length() {
+    for (name, wishes, offer) in transfer_modes() {
         let mut pair = InitiatorAndTarget::ready(wishes, offer);
         for blocks in [1, 2, 3, 15, 16, 17, 127, 128, 2048, 6001] {
             let data = pattern(blocks * 512);
@@ -46,7 +46,7 @@ fn what_was_written_is_read_whatever_its_length() {
 }
 
 #[test]
-fn data_in_pieces_goes_straight_to_its_place_and_comes_from_there() {
+fn segmented_buffers_are_transferred_directly() {
     let mut pair = InitiatorAndTarget::ready(wishes(), offer());
     let data = pattern(96 << 10);
     let pieces = |bytes: &[u8]| {
@@ -62,7 +62,7 @@ fn data_in_pieces_goes_straight_to_its_place_and_comes_from_there() {
 }
 
 #[test]
-fn what_is_agreed_on_is_iser() {
+fn the_negotiated_parameters_are_those_of_iser() {
     let pair = InitiatorAndTarget::ready(wishes().requiring(OperationalKey::HeaderDigest), offer());
     let agreed = pair.client.session().parameters().unwrap();
     let expected = [
@@ -124,7 +124,7 @@ fn requests_in_flight_may_end_in_any_order() {
 
 #[test]
 fn a_whole_window_of_reads_and_writes_keeps_to_its_credits() {
-    for (name, wishes, offer) in ways() {
+    for (name, wishes, offer) in transfer_modes() {
         let mut pair = InitiatorAndTarget::ready(wishes, offer);
         pair.server.holds_io = true;
         let mut submitted = 0;
@@ -153,7 +153,7 @@ fn a_whole_window_of_reads_and_writes_keeps_to_its_credits() {
 }
 
 #[test]
-fn stopping_waits_for_what_is_in_flight_and_then_logs_out() {
+fn a_stop_waits_for_outstanding_io_and_then_logs_out() {
     let mut pair = InitiatorAndTarget::ready(wishes(), offer());
     pair.server.holds_io = true;
     pair.client.submit(Io::new(Tag(1), Op::Read, 0, 4096));
@@ -169,7 +169,7 @@ fn stopping_waits_for_what_is_in_flight_and_then_logs_out() {
 }
 
 #[test]
-fn a_target_that_stops_has_its_initiator_leave() {
+fn a_stopping_target_makes_its_initiator_log_out() {
     let mut pair = InitiatorAndTarget::ready(wishes(), offer());
     pair.server.holds_io = true;
     for n in 0..3 {
@@ -191,7 +191,7 @@ fn a_target_that_stops_has_its_initiator_leave() {
     assert!(pair.client.session().is_over() && pair.server.driven.session().is_over());
 }
 
-/// A session that may have two connections, and a target that takes as many as are dialled.
+/// A session with up to two connections, and a target that accepts them.
 struct TwoConnections {
     client: Driven<Loopback, InitiatorSession>,
     servers: Rc<RefCell<Vec<TargetEnd>>>,
@@ -216,7 +216,7 @@ impl TwoConnections {
         }
     }
 
-    /// A driver's turns, which goes by what there is to send.
+    /// Runs all connections until there is no progress.
     fn run(&mut self) {
         let mut moves = true;
         while moves {
@@ -253,7 +253,7 @@ fn a_session_may_have_several_connections() {
     assert!(connections.client.is_ready());
     let (connection, _) = connections.client.poll_connect().expect("both sides take two");
     assert_eq!((connection, connections.client.poll_connect()), (1, None));
-    // Until it is there, all goes by the first.
+    // Until it is connected, all I/O uses the first connection.
     assert!(!connections.client.pump_connection(0) && connections.client.room() > 0);
     connections.client.on_connected(1, Instant::now());
     connections.run();
@@ -270,12 +270,12 @@ fn a_session_may_have_several_connections() {
     let done: Vec<_> = std::iter::from_fn(|| connections.client.poll_done()).collect();
     assert!(done.len() == 8 && done.iter().all(|done| done.result.is_ok()));
     assert_eq!([0, 1].map(|at| connections.client.is_awaited(at)), [false; 2]);
-    // One of them is lost: below error recovery level 2 the session is over.
+    // A connection is lost: below ErrorRecoveryLevel 2 the session ends.
     assert!(!connections.client.on_lost(1, Instant::now()));
 }
 
 #[test]
-fn a_session_goes_on_without_a_connection_that_could_not_be_had() {
+fn a_session_continues_without_a_connection_that_failed() {
     let mut connections = TwoConnections::new();
     connections.run();
     assert!(connections.client.poll_connect().is_some());
@@ -295,7 +295,7 @@ fn more_messages_than_there_are_buffers_for_end_the_connection() {
         let mut server = TargetEnd::new(&served, Driven::new(served.session(), passive, Instant::now()));
         server.run();
         assert!(matches!(flood.poll(), Some(Event::Connected { .. })));
-        // A login that goes on and on.
+        // A login that never ends.
         for _ in 0..count {
             let (id, payload, mut head) = (WorkId(0), SgList::default(), MessageHead::from_slice(&[0; 76]));
             (head[0], head[28], head[29]) = (0x10, 0x43, 0x44);
@@ -330,7 +330,7 @@ fn an_initiator_that_logs_in_again_takes_the_place_of_its_session() {
     assert!(first.client.is_ready());
     let mut second = connect(initiator(wishes()), &served);
     second.run();
-    assert!(!second.client.is_ready(), "the first is still there");
+    assert!(!second.client.is_ready(), "the first session still exists");
     drop(first);
     let later = Instant::now() + std::time::Duration::from_secs(1);
     blockmux_proto::session::Timed::on_timeout(&mut second.server.driven, later).unwrap();

@@ -1,4 +1,4 @@
-//! The target, told anything: what an initiator may say and what it may not, message by message.
+//! The target's protocol rules, message by message: valid and invalid messages of an initiator.
 
 use crate::bench::{INITIATOR, ManualSession, ServedTarget, TARGET, TargetEnd, pattern};
 use blockmux_proto::iscsi::login::operational::{OperationalKey, OperationalParameters};
@@ -15,18 +15,19 @@ use blockmux_wire::iser::ControlHeader;
 use std::time::Instant;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
-/// An initiator by hand.
+/// A scripted initiator.
 struct TestInitiator {
     server: TargetEnd<ManualSession<IserTargetSession>>,
     cmd_sn: u32,
 }
 
-/// What the initiator opens, in these tests always under these names.
+/// Tag and base offset of the initiator's memory: for read data, and below for write data.
 const ROOM: (u32, u64) = (0x11, 0x1000);
 const DATA: (u32, u64) = (0x22, 0x2000);
 
 impl TestInitiator {
-    /// Connected with that private data, nothing said.
+    /// An initiator that is connected with this private data and has sent nothing, and the reply's
+    /// private data.
     fn connect(served: &ServedTarget, private_data: &[u8]) -> (TestInitiator, Vec<u8>) {
         let server = TargetEnd::new(served, ManualSession::new(served.session()));
         let mut client = TestInitiator { server, cmd_sn: 1 };
@@ -39,7 +40,7 @@ impl TestInitiator {
         (client, private_data)
     }
 
-    /// Logged in as Linux does, with these keys more.
+    /// Logs in as Linux does, with further keys.
     fn log_in_to(served: &ServedTarget, keys: &str) -> TestInitiator {
         let (mut client, _) = TestInitiator::connect(served, &[0x80, 0, 0, 0]);
         let text = format!(
@@ -49,7 +50,7 @@ impl TestInitiator {
         let (bhs, data) = client.answer();
         let response = LoginResponse::read_from_bytes(bhs.as_bytes()).unwrap();
         assert_eq!(response.status.get(), 0, "{}", String::from_utf8_lossy(&data));
-        // Their power-on unit attentions.
+        // Takes the power-on unit attentions.
         for lun in [0, 1] {
             let command = client.command(lun, &[0; 6], 0, 0);
             client.send(ControlHeader::new(), &command, &[]).unwrap();
@@ -72,7 +73,7 @@ impl TestInitiator {
         Ok(())
     }
 
-    /// A message: header, PDU with its DataSegmentLength filled in, data.
+    /// Sends a message: iSER header, BHS with DataSegmentLength filled in, data.
     fn send(
         &mut self,
         header: ControlHeader,
@@ -88,7 +89,7 @@ impl TestInitiator {
         self.event(Event::Received { message: Seg::from_slice(message), invalidated: None })
     }
 
-    /// A command of that many bytes; its tag is its CmdSN.
+    /// A command with this expected transfer length; its task tag is its CmdSN.
     fn command(&mut self, lun: u8, cdb: &[u8], flags: u8, expected: u32) -> ScsiCommand {
         let mut command = ScsiCommand::new_zeroed();
         command.opcode = IscsiOpcode::SCSI_COMMAND.0;
@@ -110,7 +111,7 @@ impl TestInitiator {
         self.command(0, &cdb10(0x2a, lba, blocks), FLAG_WRITE, u32::from(blocks) * 512)
     }
 
-    /// The next message of the target, without what it closes.
+    /// The next message of the target: BHS and data.
     fn answer(&mut self) -> (Bhs, Vec<u8>) {
         let (_, header, bhs, data) = self.server.driven.message();
         assert_eq!(header, ControlHeader::new());
@@ -133,7 +134,7 @@ impl TestInitiator {
         self.event(Event::Done { id, result: Ok(()) }).unwrap();
     }
 
-    /// What the target reads next from our memory: an offset and a length; it gets its data.
+    /// Executes the target's next RDMA Read; returns its offset and length.
     fn fill(&mut self, data: &[u8]) -> (u64, u32) {
         let Some(WorkRequest::Read { id, local, remote }) = self.works().pop_front() else { panic!() };
         assert_eq!(remote.stag, Stag(DATA.0));
@@ -142,7 +143,7 @@ impl TestInitiator {
         (remote.address, remote.len)
     }
 
-    /// Reads blocks, as one command with room for them.
+    /// Reads blocks by one command.
     fn blocks(&mut self, lba: u32, blocks: u16) -> Vec<u8> {
         let command = self.read(lba, blocks);
         let header = ControlHeader::new().with_read(ROOM.0, ROOM.1);
@@ -197,7 +198,7 @@ fn status(bhs: &Bhs) -> u8 {
     ScsiResponse::read_from_bytes(bhs.as_bytes()).unwrap().status
 }
 
-/// Sense key and code of a CHECK CONDITION.
+/// Sense key and additional sense code of a CHECK CONDITION.
 fn sense((bhs, data): &(Bhs, Vec<u8>)) -> (u8, u16) {
     assert_eq!((bhs.opcode(), status(bhs)), (IscsiOpcode::SCSI_RESPONSE, 2), "{bhs:?}");
     (data[4] & 0xf, u16::from_be_bytes([data[14], data[15]]))
@@ -212,7 +213,7 @@ fn without_immediate_data() -> OperationalParameters {
 }
 
 #[test]
-fn both_sides_say_whether_memory_is_closed_from_afar() {
+fn both_sides_negotiate_send_with_invalidate() {
     let served = ServedTarget::new(offer(), None);
     for (said, answered) in
         [(&[0x80, 0, 0, 0][..], 0x80), (&[0xc0, 0, 0, 0, 1, 2, 3], 0xc0), (&[0x80], 0xc0), (&[], 0xc0)]
@@ -243,10 +244,10 @@ fn a_login_over_rdma_that_does_not_want_iser_is_refused() {
 }
 
 #[test]
-fn data_comes_with_the_command_unasked_and_asked_for() {
+fn immediate_unsolicited_and_solicited_data_are_written() {
     let all = pattern(40 * 512);
-    // Nothing with the command, all of it, a part; and then in messages of their own, before the
-    // rest is read.
+    // No immediate data, some, all of the first burst; then unsolicited data messages, before the
+    // rest is read by RDMA.
     for (immediate, unasked) in [
         (0, vec![]),
         (512, vec![]),
@@ -269,7 +270,7 @@ fn data_comes_with_the_command_unasked_and_asked_for() {
             client.send(ControlHeader::new(), &pdu, &all[at..at + len]).unwrap();
             at += len;
         }
-        // What a header names begins behind what comes unasked, as Linux has it.
+        // The header's base offset begins after the unsolicited data, as in Linux.
         let asked = client.fill(&all[at..]);
         assert_eq!(asked, (DATA.1, (all.len() - at) as u32), "{immediate} {unasked:?}");
         client.assert_good(command.cmd_sn.get());
@@ -278,7 +279,7 @@ fn data_comes_with_the_command_unasked_and_asked_for() {
 }
 
 #[test]
-fn an_initiator_that_says_so_names_all_its_data() {
+fn tagged_buffers_may_cover_all_data() {
     let mut client = TestInitiator::log_in("TaggedBufferForSolicitedDataOnly=No\0");
     let (all, command) = (pattern(16 * 512), client.write(0, 16));
     client.send(with_data(), &command, &all[..1024]).unwrap();
@@ -288,7 +289,7 @@ fn an_initiator_that_says_so_names_all_its_data() {
 }
 
 #[test]
-fn data_that_is_being_read_does_not_come_as_a_message_too() {
+fn solicited_data_in_a_message_ends_the_connection() {
     for ttt in [RESERVED_TAG, 0, 1, 2, 3] {
         let mut client = TestInitiator::log_in("");
         let command = client.write(8, 40);
@@ -302,7 +303,7 @@ fn data_that_is_being_read_does_not_come_as_a_message_too() {
 }
 
 #[test]
-fn a_target_that_stops_before_anybody_has_connected_hangs_up() {
+fn a_target_that_stops_before_the_connection_disconnects() {
     let served = ServedTarget::new(offer(), None);
     let mut server = TargetEnd::new(&served, ManualSession::new(served.session()));
     server.driven.on_stop(Instant::now());
@@ -321,7 +322,7 @@ fn immediate_data_alone_needs_no_memory() {
 }
 
 #[test]
-fn commands_that_do_not_name_their_memory_are_rejected_and_the_session_goes_on() {
+fn commands_without_a_tag_for_their_memory_are_rejected_and_the_session_continues() {
     let mut client = TestInitiator::log_in("");
     let read = client.read(0, 8);
     let (write, partly) = (client.write(0, 8), client.write(0, 8));
@@ -344,7 +345,7 @@ fn commands_that_do_not_name_their_memory_are_rejected_and_the_session_goes_on()
 }
 
 #[test]
-fn what_is_no_message_of_iser_ends_the_connection() {
+fn a_malformed_message_ends_the_connection() {
     let command = TestInitiator::log_in("").read(0, 1);
     let pdu = command.as_bytes();
     let header = ControlHeader::new().with_read(ROOM.0, ROOM.1);
@@ -365,7 +366,7 @@ fn what_is_no_message_of_iser_ends_the_connection() {
         let mut client = TestInitiator::log_in("");
         let error = client.raw(&message).unwrap_err();
         assert_eq!(error.reference, "RFC 7145 §9.2", "case {nth}");
-        // During a login it is no better.
+        // The same message during login.
         let (mut client, _) = TestInitiator::connect(&ServedTarget::new(offer(), None), &[]);
         assert!(client.raw(&message).is_err(), "case {nth}");
     }
@@ -386,7 +387,7 @@ fn a_login_in_a_session_is_refused() {
 }
 
 #[test]
-fn memory_that_is_not_open_ends_the_connection_and_nothing_is_written() {
+fn a_refused_rdma_read_ends_the_connection_and_nothing_is_written() {
     let mut client = TestInitiator::log_in("");
     let command = client.write(0, 32);
     client.send(with_data(), &command, &[]).unwrap();
@@ -400,7 +401,7 @@ fn memory_that_is_not_open_ends_the_connection_and_nothing_is_written() {
 }
 
 #[test]
-fn an_abort_is_answered_when_the_initiators_memory_is_not_read_any_more() {
+fn an_abort_completes_after_the_rdma_reads_of_its_task() {
     for function in [Function::ABORT_TASK, Function::ABORT_TASK_SET, Function::LOGICAL_UNIT_RESET] {
         let mut client = TestInitiator::log_in("");
         let command = client.write(0, 32);
@@ -444,7 +445,7 @@ fn an_abort_of_io_at_the_volume_waits_for_its_end() {
 }
 
 #[test]
-fn pings_text_and_the_logout_are_messages_like_others() {
+fn nops_text_and_logout_are_ordinary_messages() {
     let mut client = TestInitiator::log_in("");
     let mut ping = NopOut::new_zeroed();
     ping.opcode = IscsiOpcode::NOP_OUT.0 | FLAG_IMMEDIATE;
@@ -493,7 +494,7 @@ fn an_initiator_is_asked_to_log_out_by_a_target_that_stops() {
 }
 
 #[test]
-fn every_message_that_is_taken_gives_its_receive_buffer_back() {
+fn every_handled_message_posts_its_receive_buffer_again() {
     let mut client = TestInitiator::log_in("");
     let before = client.server.driven.receives;
     for _ in 0..300 {
@@ -509,18 +510,19 @@ fn every_message_that_is_taken_gives_its_receive_buffer_back() {
         ("TargetRecvDataSegmentLength=1000\0", 65),
     ];
     for (keys, more) in cases {
-        // Unasked-for data of one message for each command has its buffer from the beginning; 64
-        // KiB are eight, and more if what a message holds was agreed down.
+        // Unsolicited data of one message for each command has its receive buffer from the
+        // beginning; 64 KiB need eight messages, and more if the segment length was negotiated
+        // down.
         let client = TestInitiator::log_in(&format!("InitialR2T=No\0{keys}"));
         assert_eq!(client.server.driven.receives, 3 + more * 256, "{keys}");
     }
 }
 
 #[test]
-fn data_that_was_sent_counts_until_it_has_left() {
+fn data_counts_as_in_flight_until_it_was_sent() {
     let mut client = TestInitiator::log_in("");
     let (room, mut taken, mut works) = (ControlHeader::new().with_read(ROOM.0, ROOM.1), 0, Vec::new());
-    // 8 MiB each, of which an eighth of the pool may be on their way.
+    // 8 MiB each; an eighth of the pool may be in flight.
     for _ in 0..10 {
         let before = client.server.driven.receives;
         let command = client.read(0, 16_384);
@@ -548,7 +550,7 @@ fn data_that_was_sent_counts_until_it_has_left() {
 fn reservations_and_compare_and_write_are_those_of_iscsi() {
     let served = ServedTarget::new(offer(), None);
     let mut client = TestInitiator::log_in_to(&served, "");
-    // COMPARE AND WRITE of one block: what is there, and what is to be.
+    // COMPARE AND WRITE of one block: the compared and the written data.
     let both = [vec![0; 512], pattern(512)].concat();
     let mut cdb = [0; 16];
     (cdb[0], cdb[13]) = (0x89, 1);
@@ -560,7 +562,8 @@ fn reservations_and_compare_and_write_are_those_of_iscsi() {
         assert_eq!(status(&answer.0), expected.0);
         assert_eq!(expected.1, expected.1.map(|_| sense(&answer)));
     }
-    // PERSISTENT RESERVE OUT: register a key, reserve for writes; another initiator writes in vain.
+    // PERSISTENT RESERVE OUT: registers a key and reserves for writes; then a write of another
+    // initiator fails.
     let mut list = [0; 24];
     list[8..16].copy_from_slice(&7_u64.to_be_bytes());
     let command = client.command(0, &[0x5f, 0, 0, 0, 0, 0, 0, 0, 24, 0], FLAG_WRITE, 24);
@@ -610,7 +613,7 @@ fn a_session_of_several_connections_puts_commands_in_order_with_their_memory() {
     let (mut third, _) = TestInitiator::connect(&served, &[]);
     request.tsih = 77.into();
     assert!(third.send(ControlHeader::new(), &request, text.as_bytes()).is_err(), "there is no such session");
-    // Nor does a connection over TCP belong to this one.
+    // A TCP connection cannot join this session either.
     let local = &served.local;
     let mut stream =
         TargetSession::among(local, served.node.clone(), 1, served.pool.clone(), [4; 32], Instant::now());
@@ -622,7 +625,7 @@ fn a_session_of_several_connections_puts_commands_in_order_with_their_memory() {
 }
 
 #[test]
-fn an_initiator_that_requires_hello_messages_is_told_that_there_are_none() {
+fn an_initiator_that_requires_hello_messages_is_refused() {
     let (mut client, _) = TestInitiator::connect(&ServedTarget::new(offer(), None), &[0x80, 0, 0, 0]);
     let text = format!(
         "InitiatorName={INITIATOR}\0TargetName={TARGET}\0RDMAExtensions=Yes\0iSERHelloRequired=Yes\0"
@@ -632,7 +635,7 @@ fn an_initiator_that_requires_hello_messages_is_told_that_there_are_none() {
 }
 
 #[test]
-fn no_more_is_said_unasked_than_the_initiator_takes() {
+fn unexpected_pdus_are_bounded_by_the_initiators_limit() {
     let mut client = TestInitiator::log_in("MaxOutstandingUnexpectedPDUs=2\0");
     let mut reject = || {
         let nameless = client.read(0, 1);
@@ -642,7 +645,7 @@ fn no_more_is_said_unasked_than_the_initiator_takes() {
     let rejects: Vec<Bhs> = (0..2).map(|_| client.answer().0).collect();
     assert!(rejects.iter().all(|bhs| bhs.opcode() == IscsiOpcode::REJECT));
     client.assert_quiet();
-    // What comes behind them waits, until the first is acknowledged.
+    // Later responses wait until the first is acknowledged.
     let mut command = client.command(0, &[0; 6], 0, 0);
     client.send(ControlHeader::new(), &command, &[]).unwrap();
     client.assert_quiet();
@@ -657,7 +660,7 @@ fn no_more_is_said_unasked_than_the_initiator_takes() {
 }
 
 #[test]
-fn an_initiator_that_does_not_answer_a_read_is_left_when_something_waits_for_that() {
+fn an_unanswered_rdma_read_ends_the_connection_if_something_waits_for_it() {
     #[derive(PartialEq)]
     enum WaitingFor {
         Nothing,
@@ -692,7 +695,7 @@ fn an_initiator_that_does_not_answer_a_read_is_left_when_something_waits_for_tha
             while error.is_none() && session.poll_timeout().is_some_and(|due| due <= now) {
                 error = session.on_timeout(now).err().map(|error| (seconds, error.what));
             }
-            // It is there all the time.
+            // The initiator keeps sending.
             let mut nop = NopOut::new_zeroed();
             (nop.opcode, nop.flags) = (IscsiOpcode::NOP_OUT.0 | FLAG_IMMEDIATE, FLAG_FINAL);
             nop.initiator_task_tag = RESERVED_TAG.into();
@@ -709,9 +712,9 @@ fn an_initiator_that_does_not_answer_a_read_is_left_when_something_waits_for_tha
     }
 }
 
-/// As Linux's NVMe/RDMA host and SRP initiator ask for a connection over siw.
+/// Connection requests of Linux's NVMe/RDMA host and SRP initiator over siw.
 #[test]
-fn a_peer_of_another_protocol_is_rejected_in_its_own_words() {
+fn a_peer_of_another_protocol_is_rejected_in_its_own_format() {
     let nvme: &[u8] = b"\0\0\0\0\x20\0\x1f\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
     let srp: &[u8] = b"\0\0\0\0\0\0\0\0\0\x06\x80\0\0\0\x20\x44\x52\x54\0\x77\0\x01\0\0\0\0\0\0\0\0\0\0\
         \x50\x54\0\xff\xfe\x77\0\x02\x50\x54\0\xff\xfe\x77\0\x02\0\x44\0\0\0\0\0\0";

@@ -1,4 +1,4 @@
-//! Both sides over adapters that reach only memory that is registered with them.
+//! Both sides over adapters that reach only registered memory.
 
 use crate::bench::{ServedTarget, connect_on, initiator, pattern};
 use blockmux_proto::iscsi::client::wishes;
@@ -20,7 +20,7 @@ fn memory_is_registered_when_it_is_first_used_and_until_it_is_freed() {
             assert_eq!(pair.read(round * 65_536, 65_536), data);
         }
     };
-    // What both sides have out, and what their pools keep.
+    // Memory in use by both sides, and memory cached by their pools.
     use_it(10);
     let blocks = adapters.each_ref().map(|adapter| adapter.len());
     use_it(90);

@@ -1,5 +1,5 @@
-//! The initiator, told anything: what it opens to a target and when it closes it, and what it does
-//! not put up with.
+//! The initiator's protocol rules: which memory it registers for a target and when it invalidates
+//! it, and which messages it refuses.
 
 use crate::bench::{ManualSession, ManuallyDriven, ServedTarget, TargetEnd, initiator, list, pattern};
 use blockmux_proto::iscsi::client::{InitiatorSession, wishes};
@@ -19,26 +19,26 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
-/// Both sides, and the test in between as the network.
+/// Both sides, with the test in place of the network.
 struct Interposed {
     client: ManualSession<InitiatorSession>,
     server: TargetEnd<ManualSession<IserTargetSession>>,
-    /// What the initiator has open.
+    /// The initiator's registered memory.
     open: BTreeMap<u32, (SgList, RemoteRights)>,
     next_stag: u32,
-    /// Changes what the target says.
+    /// Changes the target's messages.
     mangle: fn(&mut Vec<u8>),
 }
 
-/// Where memory begins for the target.
+/// Base offset of registered memory.
 const BASE: u64 = 0x1000;
 
 impl Interposed {
     fn new(private_data: &[u8]) -> Interposed {
-        Interposed::wishing(wishes(), private_data)
+        Interposed::with_parameters(wishes(), private_data)
     }
 
-    fn wishing(wishes: OperationalParameters, private_data: &[u8]) -> Interposed {
+    fn with_parameters(wishes: OperationalParameters, private_data: &[u8]) -> Interposed {
         let served = ServedTarget::new(offer(), None);
         let server = TargetEnd::new(&served, ManualSession::new(served.session()));
         let client = ManualSession::new(initiator(wishes));
@@ -53,7 +53,7 @@ impl Interposed {
         wire
     }
 
-    /// Logged in; the target closes memory itself.
+    /// Both sides after login, with Send with Invalidate.
     fn ready() -> Interposed {
         let mut wire = Interposed::new(&[0x80, 0, 0, 0]);
         wire.run().unwrap();
@@ -61,7 +61,7 @@ impl Interposed {
         wire
     }
 
-    /// Does what the initiator wants of its queue pair; messages stay.
+    /// Executes the initiator's registrations and invalidations; messages stay queued.
     fn serve_client(&mut self) {
         self.client.take();
         let mut messages = std::mem::take(&mut self.client.works);
@@ -92,7 +92,7 @@ impl Interposed {
         list.slice((remote.address - BASE) as usize, remote.len as usize)
     }
 
-    /// Does what the target wants of its queue pair, and passes its messages on.
+    /// Executes the target's transfers, and passes its messages on.
     fn serve_server(&mut self) -> Result<bool, ProtocolError> {
         let mut moves = self.server.run();
         while let Some(work) = self.server.driven.works.pop_front() {
@@ -126,7 +126,7 @@ impl Interposed {
         self.server.driven.session.on_event(Event::Done { id, result: Ok(()) }, Instant::now()).unwrap();
     }
 
-    /// Passes everything on until there is no more.
+    /// Passes messages on until there are no more.
     fn run(&mut self) -> Result<(), ProtocolError> {
         loop {
             self.serve_client();
@@ -148,7 +148,7 @@ impl Interposed {
         self.serve_client();
     }
 
-    /// The command that was sent: its header, its PDU and its data.
+    /// The sent command: iSER header, PDU and data.
     fn command(&mut self) -> (ControlHeader, ScsiCommand, Vec<u8>) {
         let (_, header, bhs, data) = self.client.message();
         (header, ScsiCommand::read_from_bytes(bhs.as_bytes()).unwrap(), data)
@@ -158,7 +158,7 @@ impl Interposed {
         std::iter::from_fn(|| self.client.session.poll_done()).map(|done| done.tag.0).collect()
     }
 
-    /// A PDU of ours in the place of the target's.
+    /// Sends a PDU in place of the target.
     fn say(
         &mut self,
         pdu: &(impl IntoBytes + Immutable),
@@ -186,7 +186,7 @@ fn response(command: &ScsiCommand, status: u8) -> ScsiResponse {
 const WRITE: Op = Op::Write { fua: false };
 
 #[test]
-fn a_command_opens_what_the_target_needs_and_no_more() {
+fn a_command_registers_only_the_memory_that_the_target_needs() {
     let mut wire = Interposed::ready();
     assert!(wire.open.is_empty(), "the bring-up has left nothing open");
     wire.submit(0, Op::Flush, 0, None);
@@ -210,7 +210,7 @@ fn a_command_opens_what_the_target_needs_and_no_more() {
 }
 
 #[test]
-fn memory_is_the_callers_own() {
+fn registered_memory_is_the_callers_own() {
     let mut wire = Interposed::ready();
     let (data, room) = (list(&pattern(65_536)), list(&vec![0; 65_536]));
     wire.submit(0, WRITE, 65_536, Some(data.clone()));
@@ -226,8 +226,8 @@ fn memory_is_the_callers_own() {
 }
 
 #[test]
-fn a_command_ends_when_its_memory_is_closed_and_not_before() {
-    // This target has been told not to close memory itself.
+fn a_command_completes_after_its_memory_was_invalidated() {
+    // Send with Invalidate was not negotiated.
     let mut wire = Interposed::new(&[0xc0, 0, 0, 0]);
     wire.run().unwrap();
     assert!(wire.client.session.is_ready() && wire.open.is_empty());
@@ -249,7 +249,7 @@ fn a_command_ends_when_its_memory_is_closed_and_not_before() {
 }
 
 #[test]
-fn a_target_that_closes_other_memory_than_the_commands_is_left() {
+fn a_target_that_invalidates_other_memory_ends_the_session() {
     let mut wire = Interposed::ready();
     wire.submit(0, Op::Read, 4096, None);
     let (_, first, _) = wire.command();
@@ -272,7 +272,7 @@ fn a_target_that_closes_other_memory_than_the_commands_is_left() {
 }
 
 #[test]
-fn what_comes_as_rdma_does_not_come_as_a_message() {
+fn pdus_that_rdma_replaces_end_the_session() {
     for opcode in [IscsiOpcode::DATA_IN, IscsiOpcode::R2T, IscsiOpcode::LOGIN_RESPONSE, IscsiOpcode(0x3e)] {
         let mut wire = Interposed::ready();
         wire.submit(0, Op::Read, 4096, None);
@@ -286,7 +286,7 @@ fn what_comes_as_rdma_does_not_come_as_a_message() {
 }
 
 #[test]
-fn what_is_no_message_of_iser_ends_the_session() {
+fn a_malformed_message_ends_the_session() {
     let whole = [ControlHeader::new().as_bytes(), &[0x20; 48]].concat();
     for len in (0..76).step_by(5) {
         let mut wire = Interposed::ready();
@@ -301,7 +301,7 @@ fn what_is_no_message_of_iser_ends_the_session() {
 }
 
 #[test]
-fn a_target_that_answers_what_was_not_asked_is_left() {
+fn a_response_without_a_command_ends_the_session() {
     let mut wire = Interposed::ready();
     wire.submit(0, Op::Read, 4096, None);
     let (_, command, _) = wire.command();
@@ -332,7 +332,7 @@ fn a_short_read_and_a_failed_one_are_errors() {
 }
 
 #[test]
-fn a_unit_that_has_grown_is_asked_how_large_it_is() {
+fn a_capacity_change_leads_to_read_capacity() {
     let mut wire = Interposed::ready();
     wire.client.session.poll_size();
     wire.submit(0, Op::Read, 4096, None);
@@ -345,7 +345,7 @@ fn a_unit_that_has_grown_is_asked_how_large_it_is() {
         let (header, command, _) = wire.command();
         let stag = header.read().expect("all of these read").0;
         let (room, _) = wire.open.remove(&stag).unwrap();
-        // READ CAPACITY(16): the last block and the length of a block.
+        // READ CAPACITY(16): the last block and the block length.
         if command.cdb[0] == 0x9e {
             is_asked = true;
             room.slice(0, 12).copy_from(&[&0x7fff_u64.to_be_bytes()[..], &512_u32.to_be_bytes()].concat());
@@ -385,7 +385,7 @@ fn a_window_wider_than_our_receive_buffers_is_not_used() {
 }
 
 #[test]
-fn a_target_without_iser_is_told_so() {
+fn a_target_without_iser_is_refused() {
     fn deny(message: &mut Vec<u8>) {
         let len = u32::from_be_bytes(message[32..36].try_into().unwrap()) & U24::MAX;
         let text = String::from_utf8_lossy(&message[76..76 + len as usize]);
@@ -403,7 +403,7 @@ fn a_target_without_iser_is_told_so() {
 }
 
 #[test]
-fn a_flood_of_pings_waits_for_its_answers_to_leave() {
+fn a_flood_of_nops_waits_for_its_replies_to_be_sent() {
     let mut wire = Interposed::ready();
     let mut ping = NopIn::new_zeroed();
     (ping.opcode, ping.flags) = (IscsiOpcode::NOP_IN.0, FLAG_FINAL);
@@ -413,7 +413,7 @@ fn a_flood_of_pings_waits_for_its_answers_to_leave() {
     for _ in 0..1000 {
         let message = blockmux_volume::Seg::from_slice(&message);
         wire.client.session.handle(Event::Received { message, invalidated: None }).unwrap();
-        // The queue pair takes no more messages.
+        // The queue pair has no room for messages.
         while let Some(work) = wire.client.next_work(0) {
             assert!(matches!(work, WorkRequest::Receive));
             given_back += 1;
@@ -426,7 +426,7 @@ fn a_flood_of_pings_waits_for_its_answers_to_leave() {
 }
 
 #[test]
-fn a_silent_target_is_pinged_and_then_given_up() {
+fn an_unresponsive_target_is_pinged_and_then_abandoned() {
     let mut wire = Interposed::ready();
     let mut now = Instant::now();
     let mut pings = 0;
@@ -463,12 +463,12 @@ fn a_target_has_a_second_to_disconnect_after_the_logout() {
 }
 
 #[test]
-fn what_is_unfinished_is_taken_back_and_nothing_refers_to_it() {
+fn unfinished_io_is_handed_back_without_references() {
     let mut wire = Interposed::ready();
     let data = list(&pattern(65_536));
     wire.submit(0, WRITE, 65_536, Some(data));
     wire.submit(1, Op::Read, 4096, None);
-    // One whose memory was not opened yet.
+    // One whose memory was not registered yet.
     wire.client.session.submit(Io::new(Tag(2), Op::Read, 0, 4096));
     assert!(wire.client.session.handle(Event::Disconnected).is_err(), "in the middle of commands");
     let tags: Vec<_> = wire.client.session.take_unfinished().into_iter().map(|io| io.tag.0).collect();
@@ -477,7 +477,7 @@ fn what_is_unfinished_is_taken_back_and_nothing_refers_to_it() {
 }
 
 impl Interposed {
-    /// Overdue commands: the request that the target is sent about them.
+    /// Lets commands become overdue; returns the task management request that follows.
     fn escalate(&mut self, function: Function) -> TaskManagementRequest {
         while self.client.session.look() < LOOKS {}
         assert!(self.client.session.abort_overdue(LOOKS).is_some());
@@ -490,7 +490,7 @@ impl Interposed {
         request
     }
 
-    /// A message that the session hears before it is asked for work.
+    /// Delivers a message before the session's work is taken.
     fn hear(
         &mut self,
         pdu: &(impl IntoBytes + Immutable),
@@ -501,8 +501,8 @@ impl Interposed {
         self.client.session.handle(Event::Received { message, invalidated: closes })
     }
 
-    /// Closes what the session wants closed, in order. No command ends while any of `stags` is
-    /// open.
+    /// Executes the session's invalidations in order. No command completes while one of `stags` is
+    /// valid.
     fn close(&mut self, stags: &[u32]) {
         let mut left = stags.to_vec();
         while let Some(work) = self.client.next_work(100) {
@@ -540,7 +540,7 @@ const COMPLETE: FunctionResponse = FunctionResponse::FUNCTION_COMPLETE;
 const UNKNOWN: FunctionResponse = FunctionResponse::TASK_DOES_NOT_EXIST;
 
 #[test]
-fn memory_of_an_overdue_command_stays_open_until_its_abort_is_answered() {
+fn memory_of_an_overdue_command_stays_registered_until_its_abort_completes() {
     for response in [COMPLETE, UNKNOWN] {
         for op in [Op::Read, WRITE] {
             let mut wire = Interposed::ready();
@@ -551,14 +551,14 @@ fn memory_of_an_overdue_command_stays_open_until_its_abort_is_answered() {
             let request = wire.escalate(Function::ABORT_TASK);
             assert_eq!(request.referenced_task_tag, command.initiator_task_tag);
             assert_eq!(request.ref_cmd_sn, command.cmd_sn);
-            // The target is still at it.
+            // The target may still access it.
             assert_eq!(wire.open[&stag].0.segs()[0].as_ptr(), data.segs()[0].as_ptr());
             assert!(wire.returned_tags().is_empty());
             wire.hear(&answer(&request, response), None).unwrap();
             assert!(wire.returned_tags().is_empty(), "its memory is open still");
             wire.close(&[stag]);
             assert_eq!((wire.returned_tags(), wire.done_tags(), wire.open.len()), (vec![0], vec![], 0));
-            // Its place is free again, and its memory somebody else's.
+            // Its slot is free again, and its memory may be in use elsewhere.
             let error = wire.say(&self::response(&command, 0), &[], None).unwrap_err();
             assert_eq!(error.what, "answered a task that is not there");
         }
@@ -566,7 +566,7 @@ fn memory_of_an_overdue_command_stays_open_until_its_abort_is_answered() {
 }
 
 #[test]
-fn a_command_that_ends_while_it_is_aborted_ends_once_and_its_memory_is_closed_once() {
+fn a_command_that_completes_during_its_abort_completes_once() {
     for closes_itself in [false, true] {
         for is_asked_between in [false, true] {
             let mut wire = Interposed::ready();
@@ -594,7 +594,7 @@ fn a_command_that_ends_while_it_is_aborted_ends_once_and_its_memory_is_closed_on
 }
 
 #[test]
-fn a_target_that_answers_a_command_twice_or_after_it_was_aborted_is_left() {
+fn a_second_response_or_one_after_an_abort_ends_the_session() {
     for is_aborted in [false, true] {
         let mut wire = Interposed::ready();
         wire.submit(0, Op::Read, 4096, None);
@@ -612,7 +612,7 @@ fn a_target_that_answers_a_command_twice_or_after_it_was_aborted_is_left() {
 }
 
 #[test]
-fn a_reset_closes_all_memory_before_it_hands_commands_back() {
+fn a_reset_invalidates_all_memory_before_it_hands_commands_back() {
     let mut wire = Interposed::ready();
     wire.submit(0, Op::Read, 4096, None);
     wire.submit(1, WRITE, 8704, Some(list(&pattern(8704))));
@@ -624,7 +624,7 @@ fn a_reset_closes_all_memory_before_it_hands_commands_back() {
     assert_eq!((wire.open.len(), wire.returned_tags()), (2, vec![]), "a refusal ends nothing");
     let request = wire.escalate(Function::LOGICAL_UNIT_RESET);
     wire.hear(&answer(&request, COMPLETE), None).unwrap();
-    // It had no memory open.
+    // It had no registered memory.
     assert_eq!(wire.returned_tags(), [2]);
     wire.close(&stags);
     assert_eq!((wire.returned_tags(), wire.open.len()), (vec![0, 1], 0));
@@ -632,7 +632,7 @@ fn a_reset_closes_all_memory_before_it_hands_commands_back() {
 }
 
 #[test]
-fn a_command_that_was_not_sent_is_not_given_up_whatever_the_target_says() {
+fn a_command_that_was_not_sent_cannot_be_aborted() {
     let mut other = Interposed::ready();
     other.submit(0, Op::Read, 4096, None);
     other.command();
@@ -642,7 +642,7 @@ fn a_command_that_was_not_sent_is_not_given_up_whatever_the_target_says() {
     let Some(WorkRequest::Register { id, local, access }) = wire.client.next_work(100) else { panic!() };
     while wire.client.session.look() < LOOKS {}
     assert!(wire.client.session.abort_overdue(LOOKS).is_some());
-    // A target that guesses the tag of a request that it was not sent.
+    // A target that guesses the tag of a request that was not sent.
     wire.hear(&answer(&request, COMPLETE), None).unwrap();
     let remote = Remote { stag: Stag(99), address: BASE, len: local.len() as u32 };
     wire.open.insert(99, (local, access));
@@ -656,7 +656,7 @@ fn a_command_that_was_not_sent_is_not_given_up_whatever_the_target_says() {
 }
 
 #[test]
-fn a_connection_that_is_lost_while_it_aborts_gives_each_command_back_once() {
+fn a_connection_lost_during_an_abort_hands_each_command_back_once() {
     for is_answered in [false, true] {
         let mut wire = Interposed::ready();
         wire.submit(0, Op::Read, 4096, None);
@@ -674,7 +674,7 @@ fn a_connection_that_is_lost_while_it_aborts_gives_each_command_back_once() {
 }
 
 #[test]
-fn an_abort_follows_the_command_that_it_is_about() {
+fn an_abort_is_sent_after_its_command() {
     let mut wire = Interposed::ready();
     wire.client.session.submit(Io::new(Tag(0), Op::Read, 0, 4096));
     let Some(WorkRequest::Register { id, local, .. }) = wire.client.next_work(100) else {

@@ -1,26 +1,26 @@
-//! Secrets and keys as nvme-cli makes and prints them: both are handed from one administrator to
-//! another in the same form (Base 2.0 §8.13.5.8; TCP Transport 1.0 §3.6.1.5).
+//! The interchange format of secrets and PSKs, as nvme-cli prints them (Base 2.0 §8.13.5.8; TCP
+//! Transport 1.0 §3.6.1.5).
 //!
 //! ```text
-//!   PREFIX:NN:base64:      NN: 00 the bytes are used as they are, 01 to 03 after SHA-256, 384 or 512
+//!   PREFIX:NN:base64:      NN: 00 the bytes are used directly, 01 to 03 after SHA-256, 384 or 512
 //!                          base64: 32, 48 or 64 bytes, as many as the hash has, and their CRC-32
 //! ```
 
 use super::Hash;
 use data_encoding::BASE64;
 
-/// What is wrong with one. It says nothing of what it is.
+/// An error in the format. It reveals nothing of the content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum InterchangeError {
-    /// Not in the form.
+    /// The text is not in the interchange format.
     Format,
-    /// Of another length.
+    /// The length is invalid.
     Length,
-    /// The sum is another's.
+    /// The CRC-32 is wrong.
     Sum,
 }
 
-/// The hash function that is named, and the bytes.
+/// The named hash function, and the bytes.
 pub(super) fn parse(text: &str, prefix: &str) -> Result<(Option<Hash>, Vec<u8>), InterchangeError> {
     let rest = text.strip_prefix(prefix).and_then(|rest| rest.strip_prefix(':'));
     let rest = rest.and_then(|rest| rest.strip_suffix(':'));
@@ -47,14 +47,14 @@ pub(super) fn parse(text: &str, prefix: &str) -> Result<(Option<Hash>, Vec<u8>),
     Ok((hash, bytes.to_vec()))
 }
 
-/// CRC-32 of Ethernet and zlib.
+/// CRC-32 as in Ethernet and zlib.
 fn crc_32(data: &[u8]) -> u32 {
     !data.iter().fold(u32::MAX, |crc, &byte| {
         (0..8).fold(crc ^ u32::from(byte), |crc, _| crc >> 1 ^ if crc & 1 == 0 { 0 } else { 0xedb8_8320 })
     })
 }
 
-/// Of 64 bytes and a sum.
+/// Base64 length of 64 bytes and a CRC.
 const MAX_DIGITS: usize = 92;
 
 #[cfg(test)]
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_crc_is_that_of_everybody() {
+    fn the_crc_is_the_standard_one() {
         assert_eq!(crc_32(b"123456789"), 0xcbf4_3926);
     }
 }

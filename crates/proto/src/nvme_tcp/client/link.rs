@@ -1,5 +1,5 @@
-//! One connection to a controller: what it agreed on, and where in the controller's stream we are.
-//! It is the transport of one queue.
+//! The transport of one host queue: negotiated parameters and position in the controller's byte
+//! stream.
 
 use super::Digests;
 use super::pdu::{self, ControllerViolation, PduHeader};
@@ -15,37 +15,37 @@ use blockmux_wire::nvmeof::tcp::{
 };
 use zerocopy::{FromBytes, FromZeros, IntoBytes, transmute_ref};
 
-/// A connection with one queue.
+/// A connection of one queue.
 pub struct TcpHostLink {
     pub(super) outbox: Outbox,
     pub(super) parameters: TcpConnectionParameters,
     pub(super) stream_state: NvmeStreamState,
     pub(super) pool: Pool,
-    /// ICResp has come.
+    /// Whether ICResp was received.
     pub(super) is_open: bool,
-    /// The PDU that is looked at begins so, for a termination.
+    /// The header of the current PDU, for a H2CTermReq.
     pub(super) last_header: PduHeader,
 }
 
-/// What every PDU depends on.
+/// Negotiated parameters of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TcpConnectionParameters {
     pub(super) digests: Digests,
-    /// Alignment of data that we send, in bytes.
+    /// Alignment of data to the controller (CPDA), in bytes.
     pub(super) alignment: usize,
-    /// The most data of one H2CData, in bytes.
+    /// Longest data of one H2CData (MAXH2CDATA), in bytes.
     pub(super) max_h2c_data: u32,
-    /// The most data that goes with a command, in bytes.
+    /// Longest in-capsule data, in bytes.
     pub(super) in_capsule: u32,
 }
 
-/// Where in the controller's stream we are.
+/// Position in the controller's byte stream.
 pub(super) enum NvmeStreamState {
-    /// At the begin of a PDU, of which so many bytes are needed in one piece.
+    /// At the beginning of a PDU, of which this many contiguous bytes are needed.
     Head(usize),
-    /// In a long C2HData, whose data goes to `place`.
+    /// In a long C2HData, whose data is received into `place`.
     Placing { header: PduHeader, key: SlotKey, place: SgList },
-    /// Behind it: its digest.
+    /// Behind that data, before its digest.
     Tail { header: PduHeader, key: SlotKey, crc: Crc32c },
 }
 
@@ -59,7 +59,7 @@ impl TcpHostLink {
         }
     }
 
-    /// Takes all that can be taken of `input`; returns how many bytes that were.
+    /// Handles the PDUs in `input`; returns the number of consumed bytes.
     #[inline]
     pub(super) fn on_bytes(
         &mut self,
@@ -77,12 +77,12 @@ impl TcpHostLink {
         self.receive(input, at, commands).map_err(|violation| self.terminate(violation))
     }
 
-    /// The memory of [`Demand::Place`] is full.
+    /// Handles the end of placed data ([`Demand::Place`]).
     pub(super) fn on_placed(&mut self, commands: &mut impl Commands) -> Result<(), ProtocolError> {
         self.placed(commands).map_err(|violation| self.terminate(violation))
     }
 
-    /// Reads ICResp; how long it is, if it has come.
+    /// Reads ICResp; returns its length in bytes, if it was received.
     fn open(&mut self, bytes: &[u8]) -> Result<Option<usize>, ControllerViolation> {
         let reference = "TCP Transport §3.6.2.3, ICResp";
         if let Some(header) = bytes.first_chunk() {
@@ -110,7 +110,7 @@ impl TcpHostLink {
         }
         if response.pfv.get() != 0 {
             let fes = FatalError::UNSUPPORTED_PARAMETER;
-            let what = "speaks another version of the transport";
+            let what = "sent an ICResp of an unsupported PDU format version";
             return Err(ControllerViolation {
                 fei: COMMON_HEADER_LEN as u32,
                 ..ControllerViolation::new(what, fes, reference)
@@ -120,7 +120,7 @@ impl TcpHostLink {
         let digests = Digests { header: has(DGST_HEADER), data: has(DGST_DATA) };
         if digests != self.parameters.digests {
             return Err(ControllerViolation::field(
-                "does not do the digests that were asked for, or others",
+                "did not accept the requested digests",
                 11,
                 reference,
             ));
@@ -135,7 +135,7 @@ impl TcpHostLink {
         let max_h2c_data = response.maxh2cdata.get();
         if max_h2c_data < MAXH2CDATA_MIN || max_h2c_data & 3 != 0 {
             return Err(ControllerViolation::field(
-                "takes less than 4096 bytes at a time, or no double words",
+                "has a MAXH2CDATA below 4096 bytes or not a multiple of 4",
                 12,
                 reference,
             ));
@@ -146,7 +146,7 @@ impl TcpHostLink {
         Ok(Some(IC_LEN))
     }
 
-    /// Tells the controller what it did wrong, as the last thing that is said.
+    /// Sends H2CTermReq as the last PDU, and returns the error.
     #[cold]
     pub(super) fn terminate(&mut self, violation: ControllerViolation) -> ProtocolError {
         if let Some(fes) = violation.fes {
@@ -169,7 +169,7 @@ impl HostTransport for TcpHostLink {
     type Options = Digests;
 
     fn new(digests: Digests, in_capsule: Option<u32>, pool: Pool) -> TcpHostLink {
-        // Connect's data always goes with it (NVMe Base 2.0 §6.3).
+        // The data of Connect is always in the capsule (NVMe Base 2.0 §6.3).
         let in_capsule = in_capsule.map_or(ADMIN_IN_CAPSULE, |len| len.max(CONNECT_DATA_LEN as u32));
         TcpHostLink {
             outbox: Outbox::default(),
@@ -191,7 +191,7 @@ impl HostTransport for TcpHostLink {
         let request = IcReq {
             common: common(PduType::IC_REQ, IC_LEN),
             dgst: if header { DGST_HEADER } else { 0 } | if data { DGST_DATA } else { 0 },
-            // No alignment beyond double words, and one R2T of a command at a time.
+            // No alignment beyond dwords, and one R2T of a command at a time.
             ..IcReq::new_zeroed()
         };
         self.outbox.push_head(request.as_bytes());
@@ -216,11 +216,11 @@ impl HostTransport for TcpHostLink {
     }
 }
 
-/// A header of that length, without data.
+/// The common header of a PDU of `len` bytes without data.
 pub(super) fn common(kind: PduType, len: usize) -> CommonHeader {
     CommonHeader { pdu_type: kind.0, flags: 0, hlen: len as u8, pdo: 0, plen: (len as u32).into() }
 }
 
-/// Data that every controller takes in a capsule of an admin queue, in bytes (TCP Transport 1.0
+/// In-capsule data that every controller supports on an admin queue, in bytes (TCP Transport 1.0
 /// §3.3.1).
 const ADMIN_IN_CAPSULE: u32 = 8192;

@@ -1,5 +1,4 @@
-//! Headers of PDUs as a controller sends them, checked before anything is believed (TCP Transport
-//! 1.0 §3.6).
+//! Checks the headers of a controller's PDUs before their content is used (TCP Transport 1.0 §3.6).
 
 use super::Digests;
 use crate::digest;
@@ -10,45 +9,45 @@ use blockmux_wire::nvmeof::tcp::{
 };
 use zerocopy::{FromBytes, transmute_ref};
 
-/// The bytes of a header: all that a controller sends behind ICResp have the same length.
+/// The bytes of a header: all PDUs of a controller after ICResp have headers of this length.
 pub(super) type PduHeader = [u8; DATA_LEN];
 
-/// A PDU's header that has come, with a right digest if there is one.
+/// A received PDU header, whose digest was correct if there is one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NvmeTcpHeader {
     pub(super) header: PduHeader,
     pub(super) kind: PduType,
-    /// Where its data begins.
+    /// Offset of the data in the PDU.
     pub(super) data_at: usize,
-    /// In bytes.
+    /// Length of the data, in bytes.
     pub(super) data_len: usize,
 }
 
-/// What the first bytes of a PDU are.
+/// Result of [`parse`].
 pub(super) enum ParsedNvmePdu {
     Head(NvmeTcpHeader),
-    /// So many bytes are needed.
+    /// This many bytes are needed.
     Needs(usize),
 }
 
-/// What a controller did wrong, and what it is told about that.
+/// A protocol violation by a controller, and the fields of the H2CTermReq that reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ControllerViolation {
     pub(super) what: &'static str,
     pub(super) reference: &'static str,
-    /// `None`: nothing, as it has ended the connection itself.
+    /// Fatal Error Status; `None` if the controller ended the connection itself.
     pub(super) fes: Option<FatalError>,
-    /// The offset of the field, or the digest that came.
+    /// Fatal Error Information: the offset of the field, or the received digest.
     pub(super) fei: u32,
 }
 
 impl ControllerViolation {
-    /// A header's field at that offset is wrong.
+    /// A violation by the header field at this offset.
     pub(super) fn field(what: &'static str, offset: u32, reference: &'static str) -> ControllerViolation {
         ControllerViolation { what, reference, fes: Some(FatalError::INVALID_PDU_HEADER_FIELD), fei: offset }
     }
 
-    /// Another fatal error.
+    /// A violation with another fatal error status.
     pub(super) fn new(what: &'static str, fes: FatalError, reference: &'static str) -> ControllerViolation {
         ControllerViolation { what, reference, fes: Some(fes), fei: 0 }
     }
@@ -58,7 +57,7 @@ impl ControllerViolation {
     }
 }
 
-/// Reads a header from the front of `bytes`, as they come behind ICResp.
+/// Reads the header at the beginning of `bytes`, after ICResp.
 #[inline]
 pub(super) fn parse(bytes: &[u8], digests: Digests) -> Result<ParsedNvmePdu, ControllerViolation> {
     let Some(header) = bytes.first_chunk::<DATA_LEN>() else { return Ok(ParsedNvmePdu::Needs(DATA_LEN)) };
@@ -75,7 +74,7 @@ pub(super) fn parse(bytes: &[u8], digests: Digests) -> Result<ParsedNvmePdu, Con
     }
     if (common.flags & FLAG_HDGST != 0) != digests.header {
         return Err(ControllerViolation::field(
-            "sent a PDU with or without a header digest, against what was agreed on",
+            "sent a PDU whose header digest flag is not as negotiated",
             1,
             COMMON,
         ));
@@ -100,24 +99,24 @@ pub(super) fn parse(bytes: &[u8], digests: Digests) -> Result<ParsedNvmePdu, Con
         let data: &Data = transmute_ref!(header);
         if (common.flags & FLAG_DDGST != 0) != digests.data {
             return Err(ControllerViolation::field(
-                "sent data with or without a digest, against what was agreed on",
+                "sent data whose digest flag is not as negotiated",
                 1,
                 COMMON,
             ));
         }
         head.data_at = common.pdo.into();
         head.data_len = data.datal.get() as usize;
-        // We ask for no alignment beyond double words.
+        // ICReq requests no alignment beyond dwords.
         if head.data_at < head_len || head.data_at & 3 != 0 {
-            return Err(ControllerViolation::field("sent data at a wrong place in its PDU", 3, COMMON));
+            return Err(ControllerViolation::field("sent data at a wrong offset in its PDU", 3, COMMON));
         }
         if head.data_len == 0 {
-            return Err(ControllerViolation::field("sent data of no length", 16, "TCP Transport §3.6.2.9"));
+            return Err(ControllerViolation::field("sent data of length 0", 16, "TCP Transport §3.6.2.9"));
         }
     }
     if plen != head.data_end(digests) {
         return Err(ControllerViolation::field(
-            "sent a PDU whose length is not that of its parts",
+            "sent a PDU whose PLEN does not match its parts",
             4,
             COMMON,
         ));
@@ -126,7 +125,7 @@ pub(super) fn parse(bytes: &[u8], digests: Digests) -> Result<ParsedNvmePdu, Con
 }
 
 impl NvmeTcpHeader {
-    /// How long the whole PDU is, in bytes.
+    /// Length of the whole PDU, in bytes.
     #[inline]
     pub(super) fn data_end(&self, digests: Digests) -> usize {
         let tail = if digests.data && self.data_len > 0 { DIGEST_LEN } else { 0 };
@@ -149,7 +148,7 @@ impl NvmeTcpHeader {
     }
 }
 
-/// What the controller says of us as it ends the connection.
+/// The error for a C2HTermReq.
 #[cold]
 pub(super) fn ended(request: &TermReq) -> ControllerViolation {
     let what = match FatalError(request.fes.get()) {
@@ -166,7 +165,7 @@ pub(super) fn ended(request: &TermReq) -> ControllerViolation {
 
 const COMMON: &str = "TCP Transport §3.6.2.1";
 const UNKNOWN: ControllerViolation = ControllerViolation {
-    what: "sent a PDU that does not belong here",
+    what: "sent a PDU of an unexpected type",
     reference: "TCP Transport §3.6.2",
     fes: Some(FatalError::INVALID_PDU_HEADER_FIELD),
     fei: 0,

@@ -1,12 +1,12 @@
-//! PDUs as they come off the wire, and where read data goes.
+//! Receives PDUs and places read data.
 //!
 //! ```text
-//!   Head ──capsule, R2T, short C2HData that is all here──▶ done
-//!    └──── long C2HData ──▶ Placing, straight into the I/O's memory ──▶ Tail: digest ──▶ done
+//!   Head ──capsule, R2T, complete short C2HData──▶ done
+//!    └──── long C2HData ──▶ Placing, directly into the I/O's memory ──▶ Tail: digest ──▶ done
 //! ```
-//! A short read's data is lent on from the receive buffer where it is all that was asked for, and
-//! copied elsewhere. Data comes in any order, each byte once. A wrong data digest ends no
-//! connection: the command fails, and is sent again (TCP Transport 1.0 §3.5.2).
+//! A short read without its own buffer borrows the receive buffer if that holds all of its data;
+//! otherwise data is copied. Data may arrive in any order, each byte once. A wrong data digest does
+//! not end the connection: the command fails and is sent again (TCP Transport 1.0 §3.5.2).
 
 use super::link::{NvmeStreamState, TcpHostLink};
 use super::pdu::{self, ControllerViolation, NvmeTcpHeader, ParsedNvmePdu};
@@ -22,14 +22,14 @@ use blockmux_wire::nvmeof::tcp::{
 };
 use zerocopy::{FromZeros, transmute_ref};
 
-/// What a step did.
+/// Result of a step.
 enum ReceiveStep {
     Took(usize),
     Needs,
 }
 
 impl TcpHostLink {
-    /// Takes all that can be taken of `input` from `at` on; returns where it stopped.
+    /// Handles the PDUs in `input` from `at` on; returns the offset where it stopped.
     #[inline]
     pub(super) fn receive(
         &mut self,
@@ -52,7 +52,7 @@ impl TcpHostLink {
         }
     }
 
-    /// The memory of [`Reading::Placing`] is full.
+    /// Handles the end of placed data ([`NvmeStreamState::Placing`]).
     pub(super) fn placed(&mut self, commands: &mut impl Commands) -> Result<(), ControllerViolation> {
         match std::mem::replace(&mut self.stream_state, NvmeStreamState::Head(DATA_LEN)) {
             NvmeStreamState::Placing { header, key, place } => {
@@ -96,7 +96,7 @@ impl TcpHostLink {
         Ok(ReceiveStep::Took(whole))
     }
 
-    /// The head of C2HData, and all its data if that is short.
+    /// Handles the header of C2HData, with all its data if that is short.
     #[inline]
     fn on_data_head(
         &mut self,
@@ -114,7 +114,7 @@ impl TcpHostLink {
                 self.stream_state = NvmeStreamState::Head(whole);
                 return Ok(ReceiveStep::Needs);
             }
-            // Padding in front of the data is taken with the header.
+            // Padding before the data is consumed with the header.
             _ if rest.len() < head.data_at => {
                 self.stream_state = NvmeStreamState::Head(head.data_at);
                 return Ok(ReceiveStep::Needs);
@@ -158,20 +158,20 @@ impl TcpHostLink {
         Ok(ReceiveStep::Took(DIGEST_LEN))
     }
 
-    /// The controller asks for data: all of it is sent at once, so that no R2T is ever outstanding
+    /// Handles R2T. All requested data is sent immediately, so that no R2T is ever outstanding
     /// here.
     fn on_r2t(&mut self, r2t: &NvmeTcpR2t, commands: &mut impl Commands) -> Result<(), ControllerViolation> {
         let reference = "TCP Transport §3.6.2.10, R2T";
         let Some(key) = commands.find(r2t.cccid.get()) else {
             return Err(ControllerViolation::field(
-                "asked for data of a command that is not there",
+                "requested data of a command that does not exist",
                 8,
                 reference,
             ));
         };
         let Some((progress, DataTransfer::Out(len))) = commands.transport(key) else {
             return Err(ControllerViolation::field(
-                "asked for data of a command that sends none",
+                "requested data of a command that sends none",
                 8,
                 reference,
             ));
@@ -180,23 +180,23 @@ impl TcpHostLink {
         let out_of_range =
             |what| ControllerViolation::new(what, FatalError::DATA_TRANSFER_OUT_OF_RANGE, reference);
         let Some(end) = from.checked_add(asked).filter(|end| asked > 0 && *end <= len) else {
-            return Err(out_of_range("asked for data that the command does not have"));
+            return Err(out_of_range("requested data beyond the command's data"));
         };
         if progress.moved.add(from, end).is_err() {
-            return Err(out_of_range("asked for the same data twice, or in too many pieces"));
+            return Err(out_of_range("requested the same data twice, or in too many pieces"));
         }
         self.send_data(key, r2t.ttag.get(), from, end, commands);
         Ok(())
     }
 }
 
-/// A completion.
+/// Handles a completion.
 #[inline]
 fn on_response(commands: &mut impl Commands, cqe: &Cqe) -> Result<(), ControllerViolation> {
     let Some(key) = commands.find(cqe.cid.get()) else {
         let offset = (DATA_LEN - CQE_LEN + 12) as u32;
         return Err(ControllerViolation::field(
-            "completed a command that is not there",
+            "completed a command that does not exist",
             offset,
             "NVMe Base §3.3.3.2",
         ));
@@ -205,23 +205,23 @@ fn on_response(commands: &mut impl Commands, cqe: &Cqe) -> Result<(), Controller
     Ok(())
 }
 
-/// Checks C2HData before any of its data is looked at.
+/// Checks C2HData before its data is used.
 #[inline]
 fn check_data(commands: &mut impl Commands, data: &Data) -> Result<SlotKey, ControllerViolation> {
     let Some(key) = commands.find(data.cccid.get()) else {
-        return Err(ControllerViolation::field("sent data of a command that is not there", 8, C2H_DATA));
+        return Err(ControllerViolation::field("sent data of a command that does not exist", 8, C2H_DATA));
     };
     let Some((progress, DataTransfer::In(len))) = commands.transport(key) else {
-        return Err(ControllerViolation::field("sent data of a command that gets none", 8, C2H_DATA));
+        return Err(ControllerViolation::field("sent data of a command that receives none", 8, C2H_DATA));
     };
     let from = data.datao.get();
     let out_of_range =
         |what| ControllerViolation::new(what, FatalError::DATA_TRANSFER_OUT_OF_RANGE, C2H_DATA);
     let Some(end) = from.checked_add(data.datal.get()).filter(|end| *end <= len) else {
-        return Err(out_of_range("sent more data than was asked for"));
+        return Err(out_of_range("sent more data than was requested"));
     };
     if data.common.flags & (FLAG_SUCCESS | FLAG_LAST) == FLAG_SUCCESS {
-        return Err(ControllerViolation::field("said success before the last data", 1, C2H_DATA));
+        return Err(ControllerViolation::field("set SUCCESS before the last data", 1, C2H_DATA));
     }
     match progress.moved.add(from, end) {
         Ok(()) => Ok(key),
@@ -232,12 +232,12 @@ fn check_data(commands: &mut impl Commands, data: &Data) -> Result<SlotKey, Cont
     }
 }
 
-/// The memory for C2HData that was checked.
+/// The memory for the data of a checked C2HData.
 #[inline]
 fn place(commands: &mut impl Commands, key: SlotKey, data: &Data) -> Result<SgList, ControllerViolation> {
     let (from, len) = (data.datao.get() as usize, data.datal.get() as usize);
     let Some((list, base)) = commands.data_in(key) else {
-        return Err(ControllerViolation::field("sent data of a command that gets none", 8, C2H_DATA));
+        return Err(ControllerViolation::field("sent data of a command that receives none", 8, C2H_DATA));
     };
     if base == 0 && from == 0 && list.len() == len {
         return Ok(list.clone());
@@ -245,7 +245,7 @@ fn place(commands: &mut impl Commands, key: SlotKey, data: &Data) -> Result<SgLi
     Ok(list.slice(base.saturating_add(from), len))
 }
 
-/// Data is where it belongs; with SUCCESS the command is done, too.
+/// Handles the end of a C2HData; with the SUCCESS flag it also completes the command.
 #[inline]
 fn on_data(commands: &mut impl Commands, key: SlotKey, data: &Data) -> Result<(), ControllerViolation> {
     if data.common.flags & FLAG_SUCCESS != 0 {
@@ -255,7 +255,7 @@ fn on_data(commands: &mut impl Commands, key: SlotKey, data: &Data) -> Result<()
     Ok(())
 }
 
-/// A digest was wrong: whatever the controller says of the command, it is not done.
+/// Marks a command as corrupt because of a wrong digest, so that a success is not accepted.
 #[cold]
 fn spoil(commands: &mut impl Commands, key: SlotKey) {
     if let Some((progress, _)) = commands.transport(key) {
@@ -264,6 +264,6 @@ fn spoil(commands: &mut impl Commands, key: SlotKey) {
 }
 
 const C2H_DATA: &str = "TCP Transport §3.6.2.9, C2HData";
-/// Data up to this many bytes is waited for in the receive buffer: one large receive for many PDUs
-/// costs less than a receive for each. With header, padding and digests at most `MAX_DEMAND`.
+/// Data of up to this many bytes is received into the receive buffer: one large receive for many
+/// PDUs costs less than one for each. With header, padding and digests it is at most `MAX_DEMAND`.
 const WHOLE_DATA: usize = 64 << 10;

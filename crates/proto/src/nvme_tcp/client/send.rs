@@ -1,4 +1,5 @@
-//! What a host sends: commands, with their data where that is short, and data that was asked for.
+//! Sends commands, with their data in the capsule if that is short, and data that the controller
+//! requested.
 
 use super::link::{TcpHostLink, common};
 use crate::digest;
@@ -13,7 +14,7 @@ use blockmux_wire::nvmeof::tcp::{
 use zerocopy::{FromZeros, IntoBytes};
 
 impl TcpHostLink {
-    /// Sends a command, with its data if that fits into the capsule.
+    /// Sends a command, with its data if that fits the capsule.
     #[inline]
     pub(super) fn send_command(&mut self, request: &NvmeRequest, commands: &mut impl Commands) {
         let mut sqe = request.command;
@@ -33,7 +34,7 @@ impl TcpHostLink {
         let capsule = CapsuleCmd { common, sqe };
         self.push_header(capsule.as_bytes(), &common);
         if data_len > 0 {
-            // No data of it is asked for any more.
+            // The controller must not request this data again.
             if let Some((progress, _)) = commands.transport(request.key)
                 && progress.moved.add(0, data_len).is_err()
             {
@@ -43,7 +44,7 @@ impl TcpHostLink {
         }
     }
 
-    /// Sends a command's data from `from` up to `end`, in PDUs that the controller takes.
+    /// Sends a command's data from `from` up to `end`, in H2CData PDUs of at most MAXH2CDATA.
     pub(super) fn send_data(
         &mut self,
         key: SlotKey,
@@ -74,7 +75,7 @@ impl TcpHostLink {
         }
     }
 
-    /// The common header of a PDU with a header of `hlen` bytes and so much data.
+    /// The common header of a PDU with a header of `hlen` bytes and `data_len` bytes of data.
     #[inline]
     fn common(&self, kind: PduType, hlen: usize, data_len: usize) -> CommonHeader {
         let digests = self.parameters.digests;
@@ -85,7 +86,7 @@ impl TcpHostLink {
             end = end.saturating_add(DIGEST_LEN);
         }
         if data_len > 0 {
-            // At most 72, a digest and padding to 128 bytes.
+            // At most 72 bytes, a digest, and padding to 128 bytes.
             end = end.next_multiple_of(self.parameters.alignment.max(4));
             common.pdo = end as u8;
             end = end.saturating_add(data_len);
@@ -98,7 +99,7 @@ impl TcpHostLink {
         common
     }
 
-    /// A header with its digest, and padding up to its data.
+    /// Sends a header with its digest, and padding up to the data.
     #[inline]
     fn push_header(&mut self, header: &[u8], common: &CommonHeader) {
         self.outbox.push_head(header);
@@ -113,7 +114,7 @@ impl TcpHostLink {
         }
     }
 
-    /// A part of a command's data, by reference as far as a data digest lets us.
+    /// Sends part of a command's data, by reference as far as the data digest allows.
     #[inline]
     fn push_data(&mut self, key: SlotKey, from: u32, len: u32, commands: &mut impl Commands) {
         let nothing = SgList::default();

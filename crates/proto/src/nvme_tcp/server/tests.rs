@@ -1,4 +1,4 @@
-//! Whole connections as packet traces: what the host sends, what the target answers.
+//! Whole connections as packet traces: the PDUs of the host and those of the target.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 mod cuts;
@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// One PDU as it came.
+/// A PDU of the target.
 #[derive(Debug, Clone)]
 struct TargetPdu {
     common: CommonHeader,
@@ -45,7 +45,7 @@ impl TargetPdu {
     }
 }
 
-/// A host by hand: sends PDUs, takes the answers apart.
+/// A scripted host: sends PDUs and decodes those of the target.
 struct TcpTestHost {
     pump: Pump<NvmeTcpTargetSession>,
     digests: u8,
@@ -53,7 +53,7 @@ struct TcpTestHost {
 }
 
 impl TcpTestHost {
-    /// Connected to a socket, nothing said.
+    /// A host that is connected and has sent nothing.
     fn new((node, exports): &(Arc<NvmeNode>, Exports)) -> TcpTestHost {
         TcpTestHost::with_pool((node, exports), Pool::new(usize::MAX))
     }
@@ -64,7 +64,7 @@ impl TcpTestHost {
         TcpTestHost { pump, digests: 0, cid: 0 }
     }
 
-    /// Initialized.
+    /// A host on an initialized connection.
     fn initialized(node: &(Arc<NvmeNode>, Exports), digests: u8) -> TcpTestHost {
         let mut host = TcpTestHost::new(node);
         let answer = host.pump.exchange(ic_req(digests).as_bytes());
@@ -74,7 +74,7 @@ impl TcpTestHost {
         host
     }
 
-    /// With an enabled controller, and its identifier.
+    /// A host with an enabled controller, and the controller's identifier.
     fn admin(node: &(Arc<NvmeNode>, Exports), digests: u8) -> (TcpTestHost, u16) {
         let mut host = TcpTestHost::initialized(node, digests);
         let cqe = host.connect(0, CNTLID_DYNAMIC, 0);
@@ -100,7 +100,7 @@ impl TcpTestHost {
         self.run(command, data.as_bytes()).1
     }
 
-    /// Sends a command with its data in its capsule and takes its end: data and completion.
+    /// Sends a command with in-capsule data and takes its result: data and completion.
     fn run(&mut self, mut sqe: Sqe, data: &[u8]) -> (Vec<u8>, Cqe) {
         if !data.is_empty() {
             sqe.dptr = SglDescriptor::in_capsule(0, data.len() as u32);
@@ -123,7 +123,7 @@ impl TcpTestHost {
         (data, cqe)
     }
 
-    /// Sends a command, with data in its capsule.
+    /// Sends a command with in-capsule data.
     fn send(&mut self, sqe: &mut Sqe, data: &[u8]) {
         self.cid += 1;
         sqe.cid = self.cid.into();
@@ -145,7 +145,7 @@ impl TcpTestHost {
         pdu(self.digests, PduType::H2C_DATA, if is_last { FLAG_LAST } else { 0 }, &specific, data)
     }
 
-    /// What the target has sent, taken apart; digests are checked.
+    /// Decodes the PDUs that the target has sent, and checks their digests.
     fn received(&mut self) -> Vec<TargetPdu> {
         let bytes = self.pump.sent();
         let (mut rest, mut pdus) = (&bytes[..], Vec::new());
@@ -182,7 +182,7 @@ fn ic_req(digests: u8) -> IcReq {
     IcReq { common, dgst: digests, ..IcReq::new_zeroed() }
 }
 
-/// A PDU with its digests; data follows at once.
+/// Encodes a PDU with its digests and without padding.
 fn pdu(digests: u8, kind: PduType, flags: u8, specific: &[u8], data: &[u8]) -> Vec<u8> {
     let header_digest = if digests & DGST_HEADER != 0 { 4 } else { 0 };
     let data_digest = if digests & DGST_DATA != 0 && !data.is_empty() { 4 } else { 0 };

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_status_has_its_class() {
+    fn every_status_has_its_verdict() {
         let table = [
             (ScsiStatus::GOOD, CompletionClass::Good),
             (ScsiStatus::CONDITION_MET, CompletionClass::Good),

@@ -1,4 +1,4 @@
-//! How connections begin, with peers that do it in every other way, and with such that do not.
+//! Connection set-up with peers of every valid kind, and with invalid ones.
 
 use super::super::{Iwarp, IwarpConfig, SETUP_TIMEOUT};
 use super::{
@@ -18,7 +18,7 @@ fn passive() -> TestDriver {
     )
 }
 
-/// It has sent its request.
+/// An active end that has sent its request.
 fn active(config: IwarpConfig) -> TestDriver {
     let endpoint = Endpoint { private_data: b"ours".to_vec(), ..ample() };
     let iwarp = Iwarp::active(&endpoint, config, Pool::new(1 << 20), [1; 32], Instant::now());
@@ -36,7 +36,7 @@ fn send(driver: &mut TestDriver, message: &[u8]) {
     driver.post(WorkRequest::Send { id: WorkId(1), head, payload, invalidate: None, is_solicited: false });
 }
 
-/// Accepts, and takes the reply.
+/// Accepts the connection and takes the reply.
 fn accept(driver: &mut TestDriver) -> Vec<u8> {
     driver.post(WorkRequest::Accept { private_data: b"yes".to_vec() });
     assert!(matches!(&driver.events()[..], [Event::Connected { .. }]));
@@ -44,7 +44,7 @@ fn accept(driver: &mut TestDriver) -> Vec<u8> {
 }
 
 #[test]
-fn a_request_is_as_rfc_6581_has_it() {
+fn a_request_is_encoded_by_rfc_6581() {
     let request = active(IwarpConfig::default()).sent(usize::MAX);
     assert_eq!(request, b"MPA ID Req Frame\x10\x02\x00\x08\x80\x08\xc0\x08ours");
     let config =
@@ -71,7 +71,7 @@ fn private_data_of_any_length_and_content_reaches_the_session() {
 }
 
 #[test]
-fn what_is_no_request_closes_the_stream_without_a_word() {
+fn a_malformed_request_closes_the_stream_without_a_reply() {
     let long = [&b"MPA ID Req Frame\0\x01\x02\x01"[..], &[0; 513]].concat();
     let cases = [
         b"GET / HTTP/1.1\r\nHost: a\r\n".to_vec(),
@@ -89,7 +89,7 @@ fn what_is_no_request_closes_the_stream_without_a_word() {
 }
 
 #[test]
-fn who_sends_before_it_has_an_answer_is_left() {
+fn a_peer_that_sends_before_the_reply_is_disconnected() {
     let mut driver = passive();
     let mut bytes = setup_frame(b"q", 0, 1, b"data");
     bytes.extend(fpdu(&untagged(SEND, 0, [0, 1, 0], b"early"), false));
@@ -115,12 +115,12 @@ fn a_wrong_reply_is_answered_by_terminate() {
         let sent = ulpdus(&driver.sent(usize::MAX));
         assert_eq!(sent, [untagged([0x41, 0x47], 0, [2, 1, 0], &[0x20, code, 0, 0])]);
         assert_eq!(driver.iwarp.fault(), Some(Fault::Peer(Violation::Other)));
-        assert!(!driver.iwarp.may_require_revision_1(), "it has answered by RFC 6581, or not by MPA at all");
+        assert!(!driver.iwarp.may_require_revision_1(), "it has replied by RFC 6581, or not by MPA at all");
     }
 }
 
 #[test]
-fn an_answer_by_rfc_5044_alone_is_taken_and_a_refusal_by_it_is_a_misunderstanding() {
+fn a_reply_of_revision_1_is_accepted_and_its_rejection_may_be_due_to_the_revision() {
     let mut driver = active(IwarpConfig::default());
     drop(driver.sent(usize::MAX));
     let heard = run(&mut driver, &setup_frame(b"p", 0, 1, b"yes"));
@@ -139,7 +139,7 @@ fn an_answer_by_rfc_5044_alone_is_taken_and_a_refusal_by_it_is_a_misunderstandin
 }
 
 #[test]
-fn who_goes_away_without_an_answer_may_not_know_rfc_6581() {
+fn a_peer_that_closes_without_a_reply_may_not_know_rfc_6581() {
     for is_enhanced in [true, false] {
         let mut driver = active(IwarpConfig { is_enhanced, ..IwarpConfig::default() });
         let _ = driver.iwarp.on_end(Instant::now());
@@ -188,13 +188,13 @@ fn an_rtr_message_of_each_kind_lets_the_passive_side_send_and_is_no_message() {
 }
 
 #[test]
-fn the_active_side_sends_the_rtr_message_that_was_taken_before_all_else() {
+fn the_active_side_sends_the_chosen_rtr_message_first() {
     for (bits, first) in [([0x80, 8, 0x80, 8], WRITE), ([0x80, 8, 0x40, 8], READ)] {
         let mut driver = active(IwarpConfig::default());
         drop(driver.sent(usize::MAX));
         let heard = run(&mut driver, &setup_frame(b"p", 0x10, 2, &bits));
         assert!(matches!(&heard[..], [Event::Connected { .. }]));
-        assert_eq!(driver.iwarp.room(), 64, "a read of nothing is nobody's work");
+        assert_eq!(driver.iwarp.room(), 64, "a zero-length RTR read is not posted work");
         send(&mut driver, b"hello");
         let sent = ulpdus(&driver.sent(usize::MAX));
         assert_eq!((&sent[0][..2], &sent[1][..2]), (&first[..], &SEND[..]));

@@ -1,5 +1,5 @@
-//! A peer that does everything wrong: each fault gets the Terminate message that the RFCs name, and
-//! no memory is touched that was not granted.
+//! A peer that violates the protocol: each violation gets the Terminate message of the RFCs, and no
+//! memory is touched that was not granted.
 
 use super::{
     READ, RESPONSE, SEND, TestDriver, WRITE, ample, connected, fpdu, read_request, tagged, ulpdus, untagged,
@@ -10,10 +10,10 @@ use blockmux_proto::rdma::{Endpoint, Event, Remote, RemoteRights, Stag, WorkErro
 use blockmux_volume::random::mix;
 use blockmux_volume::{Memory, SgList};
 
-/// Granted memory between neighbours that were not.
+/// Granted memory between memory that was not granted.
 struct GrantedMemory {
     whole: Memory,
-    /// What may be read, and what may be written.
+    /// The readable and the writable region.
     read: Remote,
     write: Remote,
 }
@@ -38,7 +38,7 @@ impl GrantedMemory {
         GrantedMemory { whole, read, write }
     }
 
-    /// What may be written begins here.
+    /// Offset of the writable region.
     const WRITABLE: usize = 2 * GAP + SIZE;
 
     fn bytes(&self) -> Vec<u8> {
@@ -52,7 +52,7 @@ impl GrantedMemory {
     }
 }
 
-/// The Terminate message that the end has sent: layer and type, code, and what is copied.
+/// The sent Terminate message: layer and type, code, and the quoted headers.
 fn sent_terminate(driver: &mut TestDriver) -> (u8, u8, Vec<u8>) {
     let sent = ulpdus(&driver.sent(usize::MAX));
     let last = sent.last().expect("something was sent");
@@ -60,7 +60,8 @@ fn sent_terminate(driver: &mut TestDriver) -> (u8, u8, Vec<u8>) {
     (last[18], last[19], last[20..].to_vec())
 }
 
-/// What becomes of a connection in which the peer sends this, as a function of the granted memory.
+/// Sends segments, which depend on the granted memory, and returns the Terminate codes that the end
+/// sends.
 fn outcome_of(is_active: bool, has_crc: bool, segments: &dyn Fn(&GrantedMemory) -> Vec<Vec<u8>>) -> (u8, u8) {
     let endpoint = Endpoint { receives: 2, receive_len: 100, reads: 2, ..ample() };
     let mut driver = connected(is_active, &endpoint, has_crc);
@@ -70,7 +71,7 @@ fn outcome_of(is_active: bool, has_crc: bool, segments: &dyn Fn(&GrantedMemory) 
         driver.push(&fpdu(ulpdu, has_crc));
         while driver.receive() {}
     }
-    let error = driver.error.expect("it is told what was wrong");
+    let error = driver.error.expect("a violation is reported");
     assert!(error.reference.starts_with("RFC 50"), "{error}");
     let (layer, code, copied) = sent_terminate(&mut driver);
     let heard = driver.events();
@@ -193,7 +194,7 @@ fn faults_of_memory() -> Vec<(&'static str, Segments, (u8, u8))> {
 }
 
 #[test]
-fn every_fault_of_an_untagged_segment_gets_its_own_terminate() {
+fn every_violation_by_an_untagged_segment_gets_its_terminate_message() {
     for is_active in [false, true] {
         for (what, segments, expected) in faults_of_untagged_segments() {
             assert_eq!(outcome_of(is_active, false, &segments), expected, "{what}");
@@ -203,10 +204,10 @@ fn every_fault_of_an_untagged_segment_gets_its_own_terminate() {
 }
 
 #[test]
-fn every_fault_of_a_steering_tag_or_an_offset_gets_its_own_terminate_and_no_memory() {
+fn every_violation_by_a_tagged_segment_gets_its_terminate_message_and_touches_no_memory() {
     for is_active in [false, true] {
         for (what, segments, expected) in faults_of_memory() {
-            // 65,000 bytes of a grant of 65,536 are no fault by themselves.
+            // 65,000 bytes fit the region of 65,536, so the offset is moved.
             if what == "write beyond the memory" {
                 let two: Segments = Box::new(|field| {
                     let to = field.write.address + SIZE as u64 - 64_999;
@@ -221,12 +222,12 @@ fn every_fault_of_a_steering_tag_or_an_offset_gets_its_own_terminate_and_no_memo
 }
 
 #[test]
-fn more_reads_than_agreed_on_are_refused() {
-    // Two may be on their way, and none was answered since nothing of what we send is taken.
+fn more_reads_than_negotiated_are_refused() {
+    // Two may be in flight, and none is answered because nothing is taken from the outbox.
     let mut driver = connected(false, &Endpoint { reads: 2, regions: 4, ..ample() }, false);
     let field = GrantedMemory::new(&mut driver);
     let source = (field.read.stag.0, field.read.address);
-    // As many as fill the outbox, and those that wait.
+    // Enough reads to fill the outbox, and more that wait.
     let most = (super::super::OUTBOX_FULL / SIZE + 4) as u32;
     for msn in 1..=most {
         let request = untagged(READ, 0, [1, msn, 0], &read_request((1, 0), SIZE as u32, source));
@@ -239,9 +240,9 @@ fn more_reads_than_agreed_on_are_refused() {
     assert_eq!((layer, code, copied[0]), (0x12, 2, 0xe0));
 }
 
-/// The driver hands in at once what came at once, but the peer has sent message after message.
+/// The messages arrive in one receive, but the peer has sent them one after the other.
 #[test]
-fn messages_that_come_together_find_the_buffers_that_are_given_back_for_those_before_them() {
+fn messages_in_one_receive_use_the_buffers_posted_for_earlier_ones() {
     let mut driver = connected(false, &Endpoint { receives: 2, ..ample() }, false);
     let message = |msn| fpdu(&untagged(SEND, 0, [0, msn, 0], &[msn as u8]), false);
     driver.push(&(1..=7).flat_map(message).collect::<Vec<u8>>());
@@ -254,15 +255,15 @@ fn messages_that_come_together_find_the_buffers_that_are_given_back_for_those_be
         }
     }
     assert_eq!((heard, driver.error), (vec![1, 2, 3, 4, 5, 6, 7], None));
-    // Those that are not given back are missing.
+    // Receive buffers that are not posted again are missing.
     driver.push(&(8..=10).flat_map(message).collect::<Vec<u8>>());
     while driver.receive() {}
     assert_eq!(driver.iwarp.fault(), Some(Fault::Peer(Violation::NoReceive)));
 }
 
-/// A read of ours is answered with other data than was asked for.
+/// An RDMA Read is answered with a range that was not requested.
 #[test]
-fn every_fault_of_a_read_response_gets_its_own_terminate_and_no_memory() {
+fn every_violation_by_a_read_response_gets_its_terminate_message_and_touches_no_memory() {
     type ReadResponse = fn(u32) -> Vec<u8>;
     let cases: [(ReadResponse, (u8, u8)); 6] = [
         (|sink| tagged(RESPONSE, sink ^ 1, 0, &[1; 64]), (0x11, 0)),
@@ -303,7 +304,7 @@ fn a_wrong_crc_ends_the_connection_whether_payload_was_copied_or_placed() {
                 fpdu(&tagged(WRITE, field.write.stag.0, field.write.address, &vec![1; len]), true);
             let last = bytes.len() - 1 - at * 40;
             bytes[last] ^= 1;
-            // The second part comes when the first has been looked at.
+            // The second part arrives after the first was handled.
             for part in bytes.chunks(len / 2 + 60) {
                 driver.push(part);
                 while driver.receive() {}
@@ -317,7 +318,7 @@ fn a_wrong_crc_ends_the_connection_whether_payload_was_copied_or_placed() {
 }
 
 #[test]
-fn what_arrives_for_memory_that_is_closed_meanwhile_goes_nowhere() {
+fn a_write_to_memory_that_is_invalidated_meanwhile_is_discarded() {
     let mut driver = connected(false, &ample(), false);
     let field = GrantedMemory::new(&mut driver);
     let bytes = fpdu(&tagged(WRITE, field.write.stag.0, field.write.address, &[1; 60_000]), false);
@@ -335,7 +336,7 @@ fn what_arrives_for_memory_that_is_closed_meanwhile_goes_nowhere() {
 }
 
 #[test]
-fn a_read_of_memory_that_is_closed_before_its_turn_is_refused() {
+fn a_read_of_memory_that_is_invalidated_before_its_response_is_refused() {
     let mut driver = connected(false, &ample(), false);
     let field = GrantedMemory::new(&mut driver);
     let source = (field.read.stag.0, field.read.address);
@@ -350,7 +351,7 @@ fn a_read_of_memory_that_is_closed_before_its_turn_is_refused() {
 }
 
 #[test]
-fn a_terminate_message_of_the_peer_ends_the_connection_and_is_kept() {
+fn a_terminate_message_of_the_peer_ends_the_connection_and_is_recorded() {
     let cases: [(&[u8], Violation); 6] = [
         (&[0x11, 0, 0, 0], Violation::Refused(Refusal::InvalidStag)),
         (&[0x12, 2, 0, 0], Violation::NoReceive),
@@ -369,10 +370,10 @@ fn a_terminate_message_of_the_peer_ends_the_connection_and_is_kept() {
     }
 }
 
-/// Segments near every border of what was granted, some of them in pieces: whatever a peer sends,
-/// only memory that it may write changes, and only by writes that lie wholly within.
+/// Segments near every border of the granted memory, some of them in pieces: only writable memory
+/// changes, and only by writes that lie within it.
 #[test]
-fn nothing_is_written_outside_of_what_was_granted() {
+fn nothing_is_written_outside_of_granted_memory() {
     let mut refused = 0;
     for round in 0..1000_u64 {
         let mut draw = mix(round);

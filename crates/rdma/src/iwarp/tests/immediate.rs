@@ -1,4 +1,4 @@
-//! What is done while it is asked, among what is posted.
+//! Work that is executed immediately by the call, mixed with posted work.
 
 use super::super::IwarpConfig;
 use super::{StreamPair, ample};
@@ -19,7 +19,7 @@ fn nothing() -> SgList {
 }
 
 #[test]
-fn a_write_and_the_message_behind_it_arrive_in_order_and_come_back_as_nothing() {
+fn an_immediate_write_and_message_arrive_in_order_and_have_no_completion() {
     for config in [
         IwarpConfig::default(),
         IwarpConfig { has_crc: true, ..IwarpConfig::default() },
@@ -33,7 +33,7 @@ fn a_write_and_the_message_behind_it_arrive_in_order_and_come_back_as_nothing() 
         let active = &mut link.ends[0].iwarp;
         let mut pieces = SgList::one(Seg::from_slice(&[7; 501]));
         pieces.push(Seg::from_slice(&[8; 98]));
-        assert!(!active.write(WorkId(2), &pieces, remote), "it does not come back");
+        assert!(!active.write(WorkId(2), &pieces, remote), "it has no completion");
         active.send(b"done", &nothing(), Some(remote.stag));
         active.send(b"more", &SgList::one(Seg::from_slice(b" than that")), None);
         assert!(active.unsent() > 599 + 4 + 14);
@@ -52,7 +52,7 @@ fn a_write_and_the_message_behind_it_arrive_in_order_and_come_back_as_nothing() 
 }
 
 #[test]
-fn what_cannot_be_done_at_once_waits_in_order_and_comes_back() {
+fn work_that_is_not_immediate_waits_in_order_and_completes() {
     let mut link = link(&IwarpConfig { mss: 1448, ..IwarpConfig::default() });
     let (sink, source) = (Memory::from_heap(1448), Memory::from_heap(1));
     let passive = &mut link.ends[1].iwarp;
@@ -65,7 +65,7 @@ fn what_cannot_be_done_at_once_waits_in_order_and_comes_back() {
     let long = SgList::one(Seg::from_slice(&[1; 1448]));
     active.send(b"", &long, None);
     assert!(active.write(WorkId(2), &long, sink_name), "it takes two FPDUs");
-    // As many reads as may be on their way, and one that waits.
+    // As many reads as may be in flight, and one that waits.
     let reads = u64::from(ample().reads) + 1;
     for id in (3..).take(reads as usize) {
         active.read(WorkId(id), Memory::from_heap(1).seg(0, 1).into(), source_name);
@@ -81,7 +81,7 @@ fn what_cannot_be_done_at_once_waits_in_order_and_comes_back() {
             other => panic!("{other:?}"),
         })
         .collect();
-    // A read may end after what was posted behind it.
+    // A read may complete after work posted behind it.
     ids.retain(|id| !(3..3 + reads).contains(&id.0));
     assert_eq!(ids, [MESSAGE, WorkId(2), WorkId(100), MESSAGE]);
     let [Event::Received { message: first, .. }, Event::Received { message, invalidated }] = &heard[1][..]
@@ -94,7 +94,7 @@ fn what_cannot_be_done_at_once_waits_in_order_and_comes_back() {
 }
 
 #[test]
-fn only_a_connection_sends_and_one_that_is_over_names_no_memory() {
+fn work_before_and_after_the_connection_is_refused_or_flushed() {
     let mut link = StreamPair::new([&ample(), &ample()], [&IwarpConfig::default(); 2], usize::MAX);
     let end = &mut link.ends[0].iwarp;
     assert_eq!(end.room(), 0);
@@ -117,7 +117,7 @@ fn only_a_connection_sends_and_one_that_is_over_names_no_memory() {
 }
 
 #[test]
-fn receive_buffers_that_are_posted_at_once_count() {
+fn receive_buffers_of_one_call_are_counted() {
     let few = Endpoint { receives: 1, ..ample() };
     let mut link = StreamPair::new([&ample(), &few], [&IwarpConfig::default(); 2], usize::MAX);
     link.connect();

@@ -1,4 +1,4 @@
-//! The suite of queue pairs, over streams of every kind.
+//! The conformance suite over streams of every kind.
 
 use super::super::IwarpConfig;
 use super::StreamPair;

@@ -1,4 +1,5 @@
-//! Both ends over streams that deliver any number of bytes at a time, and that are lost after any.
+//! Both ends over streams that deliver any number of bytes at a time, and that are lost after any
+//! byte.
 
 use super::super::IwarpConfig;
 use super::{StreamPair, ample};
@@ -17,7 +18,7 @@ fn seg(salt: u64, len: usize) -> Seg {
     Seg::from_slice(&bytes(salt, len))
 }
 
-/// Memory of the passive side, and what the active side does with it.
+/// Memory of the passive side, and the work that the active side has posted for it.
 struct Traffic {
     written: Memory,
     fetched: Memory,
@@ -26,7 +27,7 @@ struct Traffic {
 
 const LEN: usize = 20_000;
 
-/// Posts a bit of everything on the active side.
+/// Posts work of every kind on the active side.
 fn post_traffic(link: &mut StreamPair) -> Traffic {
     let [written, fetched] = [Memory::from_heap(LEN), Memory::from_heap(LEN)];
     let mut grant = |local: SgList, access| {
@@ -89,7 +90,7 @@ fn link(config: &IwarpConfig, step: usize) -> StreamPair {
 }
 
 #[test]
-fn a_conversation_is_the_same_however_its_bytes_come() {
+fn traffic_is_the_same_however_its_bytes_are_split() {
     let steps = (1..40).chain([127, 500, 512, 1000, 1447, 4096, 8191, 30_000, usize::MAX]);
     for step in steps {
         for config in [
@@ -105,7 +106,7 @@ fn a_conversation_is_the_same_however_its_bytes_come() {
 }
 
 #[test]
-fn fpdus_have_any_size_there_is_with_markers_and_without() {
+fn fpdus_of_every_size_work_with_and_without_markers() {
     for mss in
         (128..700).step_by(37).chain([1448, 2048, 4096, 8948, 9000, 16_384, 40_000, 65_483, usize::MAX])
     {
@@ -119,7 +120,7 @@ fn fpdus_have_any_size_there_is_with_markers_and_without() {
 }
 
 #[test]
-fn the_size_of_fpdus_may_change_on_the_way() {
+fn the_size_of_fpdus_may_change_during_a_connection() {
     let mut link = link(&config(false, false, 0), usize::MAX);
     link.connect();
     for mss in [65_483, 1448, 536] {
@@ -141,10 +142,10 @@ fn long_payload_is_placed_and_short_payload_is_not() {
     }
 }
 
-/// Everything that was posted comes back once, what was flushed in the order of posting, and then
-/// the end, once.
+/// All posted work completes once, flushed work in the order of posting, and then the end is
+/// reported once.
 #[test]
-fn a_connection_that_is_lost_at_any_byte_gives_all_work_back_once() {
+fn a_connection_lost_at_any_byte_completes_all_work_once() {
     for has_crc in [false, true] {
         let mut at = 0;
         loop {
@@ -196,7 +197,7 @@ fn a_connection_that_is_lost_at_any_byte_gives_all_work_back_once() {
 }
 
 #[test]
-fn the_outbox_is_bounded_whatever_was_posted_and_whatever_the_peer_reads() {
+fn the_outbox_is_bounded_whatever_is_posted_or_read() {
     let endpoint = Endpoint { regions: 4, ..ample() };
     let mut link = StreamPair::new([&endpoint, &endpoint], [&IwarpConfig::default(); 2], usize::MAX);
     link.connect();

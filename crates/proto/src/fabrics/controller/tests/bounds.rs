@@ -1,4 +1,4 @@
-//! What a queue takes, and what waits.
+//! Limits of a queue: which commands are accepted, and which wait.
 
 use super::*;
 use crate::session::{Target, Timed};
@@ -6,7 +6,7 @@ use blockmux_wire::nvme::NSID_ALL;
 use blockmux_wire::nvme::nvm::PRINFO_MASK;
 use std::collections::VecDeque;
 
-/// An I/O queue with so many entries, and its admin queue.
+/// An I/O queue with `entries` entries, and its admin queue.
 fn deep(node: &(Arc<NvmeNode>, Exports), pool: &Pool, entries: u32) -> (FabricsTestHost, FabricsTestHost) {
     let (admin, cntlid) = FabricsTestHost::admin(node);
     let mut io = FabricsTestHost::with_pool(node, pool.clone());
@@ -16,7 +16,8 @@ fn deep(node: &(Arc<NvmeNode>, Exports), pool: &Pool, entries: u32) -> (FabricsT
     (io, admin)
 }
 
-/// Delivers all data that is fetched until nothing comes any more; how many commands have ended.
+/// Delivers all fetched data until nothing more is fetched; returns how many commands have
+/// completed.
 fn answer_all(io: &mut FabricsTestHost) -> usize {
     let mut ended = 0;
     loop {
@@ -38,7 +39,7 @@ fn answer_all(io: &mut FabricsTestHost) -> usize {
 }
 
 #[test]
-fn a_command_that_cannot_be_done_has_its_status_and_harms_nothing() {
+fn an_invalid_command_has_its_status_and_no_effect() {
     let (mut io, _admin) = FabricsTestHost::io(&node());
     let end = SIZE / 512;
     let read = |slba, blocks| nvm(NvmOpcode::READ, 1, slba, blocks);
@@ -81,7 +82,7 @@ fn a_command_that_cannot_be_done_has_its_status_and_harms_nothing() {
     for (sqe, status) in cases {
         assert_eq!(refusal(&io.run(sqe, &[]).1), status, "{sqe:?}");
     }
-    // Too many of a page of ranges, and a source range that is too long.
+    // A source range that is too long.
     let mut range = [0; 32];
     range[16..18].copy_from_slice(&u16::MAX.to_le_bytes());
     let copy = Sqe { cdw12: 0.into(), ..nvm(NvmOpcode::COPY, 1, 0, 1) };
@@ -90,7 +91,7 @@ fn a_command_that_cannot_be_done_has_its_status_and_harms_nothing() {
 }
 
 #[test]
-fn no_volume_is_asked_for_blocks_that_it_does_not_have() {
+fn no_volume_gets_io_beyond_its_end() {
     let (mut io, _admin) = FabricsTestHost::io(&node());
     io.pump.holds_io = true;
     let end = SIZE / 512;
@@ -149,7 +150,7 @@ fn more_commands_than_the_queue_has_entries_end_it() {
 }
 
 #[test]
-fn commands_of_more_data_than_may_be_in_flight_do_not_keep_the_data_of_others_from_coming() {
+fn waiting_commands_do_not_block_the_data_of_others() {
     let (mut io, _admin) = deep(&node(), &Pool::new(usize::MAX), 128);
     for _ in 0..70 {
         io.send(&mut nvm(NvmOpcode::WRITE, 1, 0, 2048), &[]);
@@ -158,7 +159,7 @@ fn commands_of_more_data_than_may_be_in_flight_do_not_keep_the_data_of_others_fr
 }
 
 #[test]
-fn the_host_owes_the_oldest_data_that_memory_waits_for() {
+fn the_session_reports_the_oldest_data_that_memory_waits_for() {
     let (mut io, _admin) = deep(&node(), &Pool::new(usize::MAX), 128);
     assert_eq!(io.pump.session.owed(), None);
     for _ in 0..2 {
@@ -178,11 +179,11 @@ fn the_host_owes_the_oldest_data_that_memory_waits_for() {
 }
 
 #[test]
-fn only_so_much_data_is_asked_for_at_a_time_and_reads_pass_by() {
+fn the_data_fetched_at_a_time_is_bounded_and_reads_do_not_wait() {
     let (mut io, _admin) = deep(&node(), &Pool::new(usize::MAX), 128);
     io.pump.session.unstarted.max_fetching = 256 << 10;
     let mut reads = 0;
-    // Of short data as much as that, of long data that of three commands.
+    // For short data the byte limit applies, for long data that of three commands.
     for (blocks, asked) in [(128, 4), (1024, 3)] {
         for _ in 0..10 {
             io.send(&mut nvm(NvmOpcode::WRITE, 1, 0, blocks), &[]);
@@ -210,7 +211,7 @@ fn only_so_much_data_is_asked_for_at_a_time_and_reads_pass_by() {
 }
 
 #[test]
-fn one_host_has_only_its_share_of_the_pool() {
+fn a_host_gets_only_its_share_of_the_pool() {
     let pool = Pool::new(32 << 20);
     let (mut io, _admin) = deep(&node(), &pool, 128);
     for _ in 0..30 {
@@ -221,7 +222,7 @@ fn one_host_has_only_its_share_of_the_pool() {
 }
 
 #[test]
-fn data_waits_for_memory_before_it_is_asked_for() {
+fn data_is_not_fetched_before_there_is_memory() {
     let node = node();
     let (_admin, cntlid) = FabricsTestHost::admin(&node);
     let pool = Pool::new(4 << 20);

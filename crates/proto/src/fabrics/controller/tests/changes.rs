@@ -1,5 +1,5 @@
-//! What changes while it is served: namespaces that come and go, subsystems, and what discovery
-//! tells of them.
+//! Changes at run time: namespaces, subsystems and hosts that are added or removed, and the
+//! discovery log.
 
 use super::*;
 use crate::fabrics::controller::node::Referral;
@@ -15,7 +15,7 @@ use blockmux_wire::nvme::status::ConnectStatus;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A subsystem without namespaces that is served, and a volume for it.
+/// A node with a subsystem without namespaces, and volumes for it.
 fn empty() -> ((Arc<NvmeNode>, Exports), Arc<Subsystem>) {
     let exports = Exports::new(vec![export("a"), export("c")]);
     let masks = BTreeMap::from([(Nqn::new(HOST).unwrap(), BTreeSet::from([1, 2, 7]))]);
@@ -45,7 +45,7 @@ fn listed(host: &mut FabricsTestHost) -> [u8; 8] {
 }
 
 #[test]
-fn a_namespace_that_is_attached_is_told_of_and_used_until_it_is_detached() {
+fn an_attached_namespace_is_reported_and_used_until_it_is_detached() {
     let (node, subsystem) = empty();
     let (mut io, mut queue) = FabricsTestHost::io(&node);
     listens(&mut queue, AEC_NAMESPACE_ATTRIBUTE);
@@ -56,7 +56,7 @@ fn a_namespace_that_is_attached_is_told_of_and_used_until_it_is_detached() {
         NvmeStatus::INVALID_NAMESPACE_OR_FORMAT
     );
     let page = queue.run(admin(AdminOpcode::IDENTIFY, 7, 0, 0, 4096), &[]).0;
-    assert_eq!(page, vec![0; 4096], "it could be there");
+    assert_eq!(page, vec![0; 4096], "it could be attached");
     subsystem.attach(namespace(&node.1, 7, 0), None).unwrap();
     assert_eq!(subsystem.attach(namespace(&node.1, 7, 1), None), Err(AttachError::Taken(7)));
     let twin = namespace(&node.1, 8, 0);
@@ -64,7 +64,7 @@ fn a_namespace_that_is_attached_is_told_of_and_used_until_it_is_detached() {
     let own = GivenIdentity { uuid: Some([5; 16]), ..GivenIdentity::default() };
     subsystem.attach(twin.with_identity(&own), None).unwrap();
     assert_eq!(subsystem.detach(|namespace| namespace.nsid == 8), [8]);
-    assert_eq!(subsystem.free_nsid(), Some(3), "1 and 2 are promised to a host");
+    assert_eq!(subsystem.free_nsid(), Some(3), "1 and 2 are reserved for a host");
     queue.pump.turn();
     assert_eq!(queue.end_of(events[0]).1.result.get(), 0x04_0002);
     assert_eq!(
@@ -74,7 +74,7 @@ fn a_namespace_that_is_attached_is_told_of_and_used_until_it_is_detached() {
     let page = queue.run(admin(AdminOpcode::IDENTIFY, 7, 0, 0, 4096), &[]).0;
     assert_eq!(IdentifyNamespace::read_from_bytes(&page).unwrap().nsze.get(), SIZE / 512);
     assert!(io.run(nvm(NvmOpcode::WRITE, 7, 0, 1), &[7; 512]).1.status.is_success());
-    // What is under way ends as ever, what follows finds nothing.
+    // Outstanding commands end regularly; later ones find no namespace.
     io.pump.holds_io = true;
     let mut read = nvm(NvmOpcode::READ, 7, 0, 1);
     io.send(&mut read, &[]);
@@ -92,7 +92,7 @@ fn a_namespace_that_is_attached_is_told_of_and_used_until_it_is_detached() {
 }
 
 #[test]
-fn what_waits_for_a_volume_that_is_detached_ends() {
+fn commands_that_wait_for_a_detached_volume_end() {
     use crate::volume_state::RangeGuard;
     let (node, subsystem) = empty();
     subsystem.attach(namespace(&node.1, 1, 0), None).unwrap();
@@ -101,7 +101,7 @@ fn what_waits_for_a_volume_that_is_detached_ends() {
     let guard = RangeGuard::lock(&served, 0, 512).unwrap();
     let mut reads = [nvm(NvmOpcode::READ, 1, 0, 1); 2];
     reads.iter_mut().for_each(|read| io.send(read, &[]));
-    // A copy reads and writes; the detachment comes in between.
+    // The namespace is detached while the reads wait.
     subsystem.detach(|_| true);
     assert!(node.1.remove("a").is_some());
     crate::session::Timed::on_timeout(&mut io.pump.session, io.now).unwrap();
@@ -111,7 +111,7 @@ fn what_waits_for_a_volume_that_is_detached_ends() {
 }
 
 #[test]
-fn a_host_sees_and_hears_of_the_namespaces_that_it_is_shown() {
+fn a_host_sees_and_is_notified_of_its_visible_namespaces() {
     let (node, subsystem) = empty();
     let (mut io, mut queue) = FabricsTestHost::io(&node);
     for (nsid, at) in [(2, 0), (3, 1)] {
@@ -129,7 +129,7 @@ fn a_host_sees_and_hears_of_the_namespaces_that_it_is_shown() {
     );
 }
 
-/// The admin queue of a discovery controller by that name.
+/// The admin queue of a discovery controller with this NQN.
 fn discoverer(node: &(Arc<NvmeNode>, Exports), nqn: &str) -> FabricsTestHost {
     let mut host = FabricsTestHost::new(node);
     let (command, data) = connect(nqn, 0, CNTLID_DYNAMIC, 0);
@@ -138,7 +138,7 @@ fn discoverer(node: &(Arc<NvmeNode>, Exports), nqn: &str) -> FabricsTestHost {
     host
 }
 
-/// GENCTR, NUMREC, and the subtype and name of each entry.
+/// GENCTR, NUMREC, and the subtype and NQN of each entry.
 fn discovered(host: &mut FabricsTestHost) -> (u64, u64, Vec<(u8, String)>) {
     let page = host.run(admin(AdminOpcode::GET_LOG_PAGE, 0, 2047 << 16 | 0x70, 0, 8192), &[]).0;
     let number = |at: usize| u64::from_le_bytes(page[at..at + 8].try_into().unwrap());
@@ -149,14 +149,14 @@ fn discovered(host: &mut FabricsTestHost) -> (u64, u64, Vec<(u8, String)>) {
 }
 
 #[test]
-fn a_subsystem_that_comes_or_goes_is_told_to_who_discovers() {
+fn an_added_or_removed_subsystem_is_reported_to_discovery_hosts() {
     let (node, _) = empty();
     let mut host = discoverer(&node, DISCOVERY_NQN);
     listens(&mut host, AEC_DISCOVERY_CHANGE);
     let page = host.run(admin(AdminOpcode::IDENTIFY, 0, 1, 0, 4096), &[]).0;
     let page = IdentifyController::read_from_bytes(&page).unwrap();
     assert_eq!(page.oaes.get(), AEC_DISCOVERY_CHANGE);
-    // `nvme disconnect -n` looks for controllers by what Identify tells.
+    // `nvme disconnect -n` finds controllers by the NQN in Identify.
     let own = Nqn::of_field(&page.subnqn).unwrap();
     assert_eq!(own.as_str(), DISCOVERY_NQN);
     let entries = vec![(3, own.to_string()), (2, NQN.to_owned())];
@@ -192,7 +192,7 @@ fn a_discovery_controller_with_a_unique_name_is_reached_by_both() {
     }
 }
 
-/// An initialized connection, and how often it was cut.
+/// A connected host, and how often its connection was closed.
 fn with_hang_up(node: &(Arc<NvmeNode>, Exports)) -> (FabricsTestHost, Arc<AtomicUsize>) {
     let (cuts, mut host) = (Arc::new(AtomicUsize::new(0)), FabricsTestHost::new(node));
     let hang_up: HangUp = {
@@ -208,7 +208,7 @@ fn with_hang_up(node: &(Arc<NvmeNode>, Exports)) -> (FabricsTestHost, Arc<Atomic
 }
 
 #[test]
-fn a_host_is_let_in_and_sent_away_while_others_notice_nothing() {
+fn a_host_is_added_and_removed_without_affecting_others() {
     let exports = Exports::new(vec![export("a")]);
     let (name, other) = (Nqn::new(HOST).unwrap(), Nqn::new("nqn.2026-11.test:other").unwrap());
     let subsystem = Subsystem::new(Nqn::new(NQN).unwrap(), "machine", Vec::new(), Vec::new()).closed();
@@ -256,7 +256,7 @@ fn a_host_is_let_in_and_sent_away_while_others_notice_nothing() {
 }
 
 #[test]
-fn the_hosts_of_a_subsystem_that_goes_are_cut_off_and_come_back_in_vain() {
+fn the_hosts_of_a_removed_subsystem_are_disconnected() {
     let (node, _) = empty();
     let (mut host, cuts) = with_hang_up(&node);
     assert!(host.connect(0, CNTLID_DYNAMIC, 0).status.is_success());
@@ -267,7 +267,7 @@ fn the_hosts_of_a_subsystem_that_goes_are_cut_off_and_come_back_in_vain() {
 }
 
 #[test]
-fn referrals_follow_what_is_served_here() {
+fn referrals_follow_the_entries_of_this_node() {
     let (node, exports) = empty().0;
     let node = Arc::into_inner(node).unwrap();
     let referral =

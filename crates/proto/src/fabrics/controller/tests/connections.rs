@@ -1,4 +1,4 @@
-//! Connect, the life of a controller, discovery.
+//! Connect, the states of a controller, discovery.
 
 use super::*;
 use crate::nvme::HangUp;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 #[test]
-fn a_connect_that_cannot_be_is_refused_and_says_why() {
+fn an_invalid_connect_is_refused_with_its_field() {
     let node = node();
     type Case<'a> = (&'a dyn Fn(&mut Connect, &mut ConnectData), ConnectStatus, u64);
     let cases: [Case<'_>; 9] = [
@@ -37,7 +37,7 @@ fn a_connect_that_cannot_be_is_refused_and_says_why() {
         let (_, cqe) = host.run(Sqe::read_from_bytes(command.as_bytes()).unwrap(), data.as_bytes());
         assert_eq!((refusal(&cqe), cqe.result.get()), (status.into(), result));
     }
-    // After all of that the connection is as good as before.
+    // The connection still works after that.
     assert!(host.connect(0, CNTLID_DYNAMIC, 0).status.is_success());
     let again = host.connect(0, CNTLID_DYNAMIC, 0);
     assert_eq!(refusal(&again), NvmeStatus::COMMAND_SEQUENCE_ERROR);
@@ -45,7 +45,7 @@ fn a_connect_that_cannot_be_is_refused_and_says_why() {
 
 /// `spdk_nvme_perf -r 'trtype:TCP ... subnqn:...'` sends no HOSTNQN.
 #[test]
-fn a_host_without_a_name_is_let_in_where_every_host_is_and_told_apart_by_its_identifier() {
+fn a_host_without_an_nqn_may_use_an_open_subsystem_and_is_known_by_its_identifier() {
     let node = node();
     let unnamed = |subnqn, qid, cntlid, id| {
         let mut host = FabricsTestHost::new(&node);
@@ -69,7 +69,7 @@ fn a_host_without_a_name_is_let_in_where_every_host_is_and_told_apart_by_its_ide
 }
 
 #[test]
-fn before_connect_and_before_enable_only_fabrics_commands_are_carried_out() {
+fn before_connect_and_enable_only_fabrics_commands_are_executed() {
     let node = node();
     let mut host = FabricsTestHost::new(&node);
     let identify = admin(AdminOpcode::IDENTIFY, 0, 1, 0, 4096);
@@ -87,7 +87,7 @@ fn an_io_queue_belongs_to_a_controller_that_its_host_has_enabled() {
     let node = node();
     let (mut admin, cntlid) = FabricsTestHost::admin(&node);
     let mut io = FabricsTestHost::new(&node);
-    // A new association may do better: only what is wrong for ever has DNR.
+    // DNR is set only for permanent failures: a new association may succeed.
     let passing = |cqe: &Cqe| {
         assert!(!cqe.status.do_not_retry(), "{cqe:?}");
         cqe.status.status()
@@ -99,8 +99,8 @@ fn an_io_queue_belongs_to_a_controller_that_its_host_has_enabled() {
     assert!(io.connect(1, cntlid, 0).status.is_success());
     let mut again = FabricsTestHost::new(&node);
     assert_eq!(passing(&again.connect(1, cntlid, 0)), NvmeStatus::COMMAND_SEQUENCE_ERROR);
-    // Disabled, no queue can be connected, and the controller is not reset before its queues are
-    // gone.
+    // While the controller is disabled, no queue can be connected; the reset completes once its
+    // queues have ended.
     assert!(admin.set_cc(0x0046_0060).status.is_success());
     assert_eq!(passing(&again.connect(2, cntlid, 0)), NvmeStatus::COMMAND_SEQUENCE_ERROR);
     assert_eq!(admin.csts(), 1);
@@ -109,7 +109,7 @@ fn an_io_queue_belongs_to_a_controller_that_its_host_has_enabled() {
 }
 
 #[test]
-fn with_its_admin_queue_a_controller_s_other_queues_are_cut_off_and_its_host_waits_for_them() {
+fn the_io_queues_end_with_the_admin_queue_and_the_host_waits_for_them() {
     let node = node();
     let (admin, cntlid) = FabricsTestHost::admin(&node);
     let cuts = Arc::new(AtomicUsize::new(0));
@@ -125,7 +125,7 @@ fn with_its_admin_queue_a_controller_s_other_queues_are_cut_off_and_its_host_wai
     io.send(&mut nvm(NvmOpcode::WRITE, 1, 0, 1), &[]);
     drop(admin);
     assert_eq!(cuts.load(Ordering::Relaxed), 1);
-    // The host comes again: it gets its controller when nothing of the old one is left.
+    // The host reconnects and gets a controller once nothing of the old one is left.
     let mut next = FabricsTestHost::new(&node);
     let (mut command, data) = connect(NQN, 0, CNTLID_DYNAMIC, 0);
     next.send(&mut command, data.as_bytes());
@@ -163,7 +163,7 @@ fn a_host_that_is_silent_for_longer_than_its_keep_alive_timeout_loses_its_contro
 }
 
 #[test]
-fn who_connects_no_queue_in_time_is_let_go() {
+fn a_connection_without_a_queue_times_out() {
     let mut host = FabricsTestHost::new(&node());
     let deadline = host.pump.session.poll_timeout().unwrap();
     assert_eq!(deadline, host.now + crate::fabrics::controller::queue::CONNECT_TIME);
@@ -172,7 +172,7 @@ fn who_connects_no_queue_in_time_is_let_go() {
 }
 
 #[test]
-fn discovery_tells_of_the_subsystems_that_the_host_may_use() {
+fn discovery_lists_the_subsystems_of_the_host() {
     let node = node();
     let local_ip = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7));
     let mut host = FabricsTestHost::with_hang_up(&node, Arc::new(|| {}), Some(local_ip));
@@ -181,7 +181,7 @@ fn discovery_tells_of_the_subsystems_that_the_host_may_use() {
     host.enable();
     let (id, _) = host.run(admin(AdminOpcode::IDENTIFY, 0, 1, 0, 4096), &[]);
     assert_eq!(id[111], 2);
-    // 4 KiB, which is more than there is.
+    // 4 KiB, which is longer than the page.
     let log = admin(AdminOpcode::GET_LOG_PAGE, 0, 1023 << 16 | u32::from(LogPage::DISCOVERY.0), 0, 4096);
     let (page, _) = host.run(log, &[]);
     let header = DiscoveryHeader::read_from_bytes(&page[..1024]).unwrap();
@@ -198,7 +198,7 @@ fn discovery_tells_of_the_subsystems_that_the_host_may_use() {
     assert!(disk.traddr.starts_with(b"192.0.2.7 ") && disk.trsvcid.starts_with(b"4420 "));
     assert_eq!((disk.trtype, disk.adrfam, disk.portid.get()), (3, 1, 1));
     assert_eq!(page[3072..], [0; 1024]);
-    // No I/O, and no other page but the one that says so.
+    // No I/O, and no other page except the list of supported pages.
     let supported = admin(AdminOpcode::GET_LOG_PAGE, 0, 255 << 16, 0, 1024);
     let page = host.run(supported, &[]).0;
     let lids: Vec<usize> = (0..256).filter(|lid| page[lid * 4] == 1).collect();
@@ -209,7 +209,7 @@ fn discovery_tells_of_the_subsystems_that_the_host_may_use() {
 }
 
 #[test]
-fn a_subsystem_is_reached_by_its_own_ports_alone_and_discovery_says_so() {
+fn a_subsystem_is_available_only_on_its_ports_and_discovery_says_so() {
     let exports = Exports::new(vec![export("a")]);
     let (all, some) = ("nqn.2026-11.com.example:all", "nqn.2026-11.com.example:some");
     let subsystem = |name: &str| Subsystem::new(Nqn::new(name).unwrap(), "machine", Vec::new(), Vec::new());
@@ -235,7 +235,7 @@ fn a_subsystem_is_reached_by_its_own_ports_alone_and_discovery_says_so() {
             assert_eq!(cqe.status.is_success(), reached, "{name} by port {port}");
             if !reached {
                 assert_eq!(refusal(&cqe), ConnectStatus::CONNECT_INVALID_PARAMETERS.into());
-                // The name, in the data.
+                // The offset of SUBNQN in the data.
                 assert_eq!(cqe.result.get(), 1 << 16 | 256);
             }
         }
@@ -249,12 +249,12 @@ fn a_subsystem_is_reached_by_its_own_ports_alone_and_discovery_says_so() {
     let (header, rest) = DiscoveryHeader::read_from_prefix(&log).unwrap();
     let entries = rest.chunks(1024).take(header.numrec.get() as usize);
     let entries = entries.map(|entry| DiscoveryEntry::read_from_bytes(entry).unwrap());
-    let told: Vec<_> = entries
+    let listed: Vec<_> = entries
         .filter(|entry| entry.subtype == SubsystemType::NVM.0)
         .map(|entry| (Nqn::of_field(&entry.subnqn).unwrap().to_string(), entry.portid.get()))
         .collect();
     let expected = [(all, 1), (all, 2), (some, 2), (some, 3)].map(|(name, port)| (name.to_owned(), port));
-    assert_eq!(told, expected);
+    assert_eq!(listed, expected);
 }
 
 #[test]
@@ -270,7 +270,7 @@ fn disconnect_ends_an_io_queue_and_no_admin_queue() {
     };
     assert_eq!(refusal(&admin.run(disconnect, &[]).1), NvmeStatus::DISCONNECT_INVALID_QUEUE_TYPE);
     assert!(!admin.is_closed());
-    // Its answer is the last of the queue.
+    // Its completion is the last of the queue.
     io.pump.holds_io = true;
     let (mut read, mut last) = (nvm(NvmOpcode::READ, 1, 0, 1), disconnect);
     io.send(&mut read, &[]);

@@ -1,4 +1,4 @@
-//! Compare and write, fused.
+//! Fused Compare and Write.
 
 use super::*;
 use crate::scsi::testing::{Bench, Client};
@@ -11,13 +11,13 @@ const SECOND: u8 = 0x42;
 const MISSING: NvmeStatus = NvmeStatus::COMMAND_ABORTED_DUE_TO_MISSING_FUSED_COMMAND;
 const FAILED: NvmeStatus = NvmeStatus::COMMAND_ABORTED_DUE_TO_FAILED_FUSED_COMMAND;
 
-/// Compare and Write of so many blocks from `slba` on.
+/// Fused Compare and Write of `blocks` blocks from `slba` on.
 fn pair(slba: u64, blocks: u32) -> [Sqe; 2] {
     let half = |opcode, flags| Sqe { flags, ..nvm(opcode, 1, slba, blocks) };
     [half(NvmOpcode::COMPARE, FIRST), half(NvmOpcode::WRITE, SECOND)]
 }
 
-/// Sends both halves with their data in their capsules; answers both statuses.
+/// Sends both halves with in-capsule data; returns both statuses.
 fn compare_and_write(io: &mut FabricsTestHost, slba: u64, expected: &[u8], data: &[u8]) -> [NvmeStatus; 2] {
     let mut halves = pair(slba, expected.len() as u32 / 512);
     for (half, bytes) in halves.iter_mut().zip([expected, data]) {
@@ -27,7 +27,7 @@ fn compare_and_write(io: &mut FabricsTestHost, slba: u64, expected: &[u8], data:
     ends(io, &halves)
 }
 
-/// Statuses of both, the first before the second.
+/// Statuses of both halves, which complete in order.
 fn ends(io: &mut FabricsTestHost, halves: &[Sqe; 2]) -> [NvmeStatus; 2] {
     let all = io.received();
     assert_eq!(all.len(), 2, "{all:?}");
@@ -73,20 +73,20 @@ fn the_data_of_either_half_may_come_first() {
 }
 
 #[test]
-fn halves_that_come_apart_end_and_do_nothing() {
+fn separated_halves_end_without_effect() {
     let (mut io, _admin) = FabricsTestHost::io(&node());
     let in_capsule = |sqe: Sqe| Sqe { dptr: SglDescriptor::in_capsule(0, 512), ..sqe };
     let [first, second] = pair(0, 1).map(in_capsule);
-    // A second without a first.
+    // A second half without a first.
     assert_eq!(refusal(&io.run(second, &[7; 512]).1), MISSING);
-    // A first with something else behind it, and the second after that.
+    // A first half followed by another command, and then the second half.
     let (mut lonely, mut between) = (first, nvm(NvmOpcode::FLUSH, 1, 0, 1));
     io.send(&mut lonely, &[0; 512]);
     assert!(io.received().is_empty());
     io.send(&mut between, &[]);
     assert_eq!(ends(&mut io, &[lonely, between]), [MISSING, NvmeStatus::SUCCESSFUL_COMPLETION]);
     assert_eq!(refusal(&io.run(second, &[7; 512]).1), MISSING);
-    // Two firsts: the second of them has its half.
+    // Two first halves, then a second half, which belongs to the latter.
     let (mut one, mut two) = (first, first);
     io.send(&mut one, &[0; 512]);
     io.send(&mut two, &[0; 512]);
@@ -96,7 +96,7 @@ fn halves_that_come_apart_end_and_do_nothing() {
     io.send(&mut other, &[8; 512]);
     assert_eq!(ends(&mut io, &[two, other]), [NvmeStatus::SUCCESSFUL_COMPLETION; 2]);
     assert_eq!(block(&mut io, 0), [8; 512]);
-    // A first whose data is asked for ends when it has come, so that no data is out of place.
+    // A first half whose data is being fetched ends when the data has arrived.
     let [mut waits, _] = pair(0, 1);
     io.send(&mut waits, &[]);
     let fetch = io.fetch();
@@ -106,7 +106,7 @@ fn halves_that_come_apart_end_and_do_nothing() {
 }
 
 #[test]
-fn a_pair_that_is_none_is_refused_whole() {
+fn an_invalid_pair_is_refused_as_a_whole() {
     let (mut io, _admin) = FabricsTestHost::io(&node());
     let in_capsule = |sqe: Sqe| Sqe { dptr: SglDescriptor::in_capsule(0, 512), ..sqe };
     let [first, second] = pair(0, 1).map(in_capsule);
@@ -150,7 +150,7 @@ fn a_queue_that_ends_does_not_wait_for_a_second_half() {
 }
 
 #[test]
-fn whoever_else_uses_the_blocks_waits_for_the_pair() {
+fn other_commands_to_the_blocks_wait_for_the_pair() {
     let node = node();
     let (mut io, _admin) = FabricsTestHost::io(&node);
     let (mut other, _other_admin) = FabricsTestHost::io_of(&node, 2);
@@ -174,8 +174,8 @@ fn whoever_else_uses_the_blocks_waits_for_the_pair() {
     assert_eq!(block(&mut other, 0), [2; 512]);
 }
 
-/// One who counts up the number in block 0, by compare and write until it has succeeded so many
-/// times.
+/// A client that increments the number in block 0 by compare and write, until it has succeeded
+/// `left` times.
 struct BlockCounter {
     seen: u64,
     left: u32,
@@ -191,7 +191,7 @@ impl BlockCounter {
     }
 }
 
-/// A turn of a host: sends a pair or goes on with one, at most one I/O further.
+/// A turn of a host: sends a fused pair, or advances one by at most one I/O.
 fn host_turn(host: &mut FabricsTestHost, counter: &mut BlockCounter, halves: &mut Option<[Sqe; 2]>) {
     match halves {
         None => {
@@ -226,7 +226,7 @@ fn host_turn(host: &mut FabricsTestHost, counter: &mut BlockCounter, halves: &mu
     }
 }
 
-/// Reads the counter and writes it back, one higher, by a COMPARE AND WRITE of a SCSI initiator.
+/// A turn of a SCSI initiator: increments the counter by COMPARE AND WRITE.
 fn scsi_turn(client: &mut Client, counter: &mut BlockCounter) {
     use crate::scsi::testing::command;
     use crate::scsi::{Lun, Step};
@@ -236,7 +236,7 @@ fn scsi_turn(client: &mut Client, counter: &mut BlockCounter) {
     let mut step = client.turn(&mut task, step, &data, &mut 0);
     loop {
         step = match step {
-            // A host has the block for itself: it lets go later.
+            // A host has locked the block; retried later.
             Step::Wait => return,
             Step::Done(response) => {
                 counter.left -= u32::from(response.status == crate::scsi::ScsiStatus::GOOD);
@@ -269,7 +269,7 @@ fn many_writers_over_nvme_and_scsi_never_lose_a_count() {
             continue;
         }
         if is_new {
-            // All that was counted so far, as far as anybody knows.
+            // The current value of the counter.
             counters[who].seen = total.into();
         }
         match who.checked_sub(hosts.len()) {
@@ -277,7 +277,7 @@ fn many_writers_over_nvme_and_scsi_never_lose_a_count() {
             Some(nth) => scsi_turn(&mut initiators[nth], &mut counters[who]),
         }
         turns += 1;
-        assert!(turns < 1_000_000, "nobody gets on");
+        assert!(turns < 1_000_000, "no progress");
     }
     let (mut io, _admin) = FabricsTestHost::io_of(&node, 9);
     assert_eq!(block(&mut io, 0)[..8], (25 * counters.len() as u64).to_le_bytes());

@@ -1,4 +1,4 @@
-//! Bringing a controller up, and keeping it.
+//! Initialization of a controller.
 
 use super::script::*;
 use crate::nvme_tcp::client::*;

@@ -1,4 +1,4 @@
-//! What a controller must not do, and what it is told about that.
+//! Protocol violations by a controller, and the H2CTermReq for each.
 
 use super::script::*;
 use crate::nvme_tcp::client::*;
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use std::time::{Duration, Instant};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// One read of 8 KiB and one write of 16 KiB are under way, by these CIDs.
+/// A queue with an outstanding read of 8 KiB and a write of 16 KiB, and their CIDs.
 fn busy(format: WireFormat) -> (ScriptedQueue, u16, u16) {
     let mut queue = ScriptedQueue::ready(format);
     queue.driver.read(1, 0, 8192);
@@ -26,31 +26,31 @@ fn with(mut bytes: Vec<u8>, at: usize, value: u8) -> Vec<u8> {
 }
 
 #[test]
-fn a_controller_that_breaks_a_pdu_is_told_which_field() {
+fn a_malformed_pdu_is_answered_with_its_field() {
     use FatalError as F;
     type Case = (&'static str, fn(u16, u16) -> Vec<u8>, FatalError, u32);
     let field = F::INVALID_PDU_HEADER_FIELD;
     let range = F::DATA_TRANSFER_OUT_OF_RANGE;
     let cases: [Case; 19] = [
-        ("belong here", |r, _| with(PLAIN.good(r), 0, 0x08), field, 0),
-        ("belong here", |r, _| with(PLAIN.good(r), 0, 0x04), field, 0),
+        ("unexpected type", |r, _| with(PLAIN.good(r), 0, 0x08), field, 0),
+        ("unexpected type", |r, _| with(PLAIN.good(r), 0, 0x04), field, 0),
         ("wrong length", |r, _| with(PLAIN.good(r), 2, 25), field, 2),
-        ("header digest, against", |r, _| with(PLAIN.good(r), 1, FLAG_HDGST), field, 1),
-        ("without a digest, against", |r, _| with(PLAIN.data(r, 0, &[0; 512], 0), 1, FLAG_DDGST), field, 1),
-        ("not that of its parts", |r, _| with(PLAIN.good(r), 4, 28), field, 4),
-        ("not that of its parts", |r, _| with(PLAIN.data(r, 0, &[0; 512], 0), 4, 25), field, 4),
-        ("wrong place", |r, _| with(PLAIN.data(r, 0, &[0; 512], 0), 3, 20), field, 3),
-        ("wrong place", |r, _| with(PLAIN.data(r, 0, &[0; 512], 0), 3, 26), field, 3),
-        ("no length", |r, _| PLAIN.data(r, 0, &[], 0), field, 16),
+        ("header digest flag", |r, _| with(PLAIN.good(r), 1, FLAG_HDGST), field, 1),
+        ("data whose digest flag", |r, _| with(PLAIN.data(r, 0, &[0; 512], 0), 1, FLAG_DDGST), field, 1),
+        ("does not match its parts", |r, _| with(PLAIN.good(r), 4, 28), field, 4),
+        ("does not match its parts", |r, _| with(PLAIN.data(r, 0, &[0; 512], 0), 4, 25), field, 4),
+        ("wrong offset", |r, _| with(PLAIN.data(r, 0, &[0; 512], 0), 3, 20), field, 3),
+        ("wrong offset", |r, _| with(PLAIN.data(r, 0, &[0; 512], 0), 3, 26), field, 3),
+        ("length 0", |r, _| PLAIN.data(r, 0, &[], 0), field, 16),
         ("completed a command", |r, _| PLAIN.good(r.wrapping_add(1024)), field, 20),
-        ("data of a command that is not there", |r, _| PLAIN.data(r ^ 0x200, 0, &[0; 512], 0), field, 8),
-        ("gets none", |_, w| PLAIN.data(w, 0, &[0; 512], 0), field, 8),
+        ("data of a command that does not exist", |r, _| PLAIN.data(r ^ 0x200, 0, &[0; 512], 0), field, 8),
+        ("receives none", |_, w| PLAIN.data(w, 0, &[0; 512], 0), field, 8),
         ("more data", |r, _| PLAIN.data(r, 8192, &[0; 512], 0), range, 0),
         ("more data", |r, _| PLAIN.data(r, u32::MAX, &[0; 512], 0), range, 0),
-        ("success before", |r, _| PLAIN.data(r, 0, &[0; 512], FLAG_SUCCESS), field, 1),
+        ("SUCCESS before", |r, _| PLAIN.data(r, 0, &[0; 512], FLAG_SUCCESS), field, 1),
         ("the same data twice", |r, _| PLAIN.data(r, 0, &[0; 512], 0).repeat(2), range, 0),
         ("sends none", |r, _| PLAIN.r2t(r, 0, 0, 512), field, 8),
-        ("does not have", |_, w| PLAIN.r2t(w, 0, 16000, 512), range, 0),
+        ("beyond the command's data", |_, w| PLAIN.r2t(w, 0, 16000, 512), range, 0),
     ];
     for (words, bytes, fes, fei) in cases {
         let (mut queue, read, write) = busy(PLAIN);
@@ -61,7 +61,7 @@ fn a_controller_that_breaks_a_pdu_is_told_which_field() {
 }
 
 #[test]
-fn data_is_asked_for_once() {
+fn data_is_requested_once() {
     let (mut queue, _, write) = busy(PLAIN);
     queue.feed(&PLAIN.r2t(write, 1, 0, 8192)).unwrap();
     let error = queue.feed(&PLAIN.r2t(write, 2, 4096, 8192)).unwrap_err();
@@ -95,13 +95,13 @@ fn a_controller_that_ends_the_connection_is_not_answered() {
 }
 
 #[test]
-fn an_ic_resp_that_cannot_be_is_refused() {
+fn an_invalid_ic_resp_is_refused() {
     let cases: [(&str, usize, u8, u32); 6] = [
         ("of a wrong length", 2, 127, 2),
-        ("another version", 8, 1, 8),
+        ("format version", 8, 1, 8),
         ("aligned to more", 10, 32, 10),
         ("digests", 11, 1, 11),
-        ("4096 bytes", 13, 15, 12),
+        ("below 4096 bytes", 13, 15, 12),
         ("4096 bytes", 12, 2, 12),
     ];
     for (words, at, value, fei) in cases {
@@ -118,7 +118,7 @@ fn an_ic_resp_that_cannot_be_is_refused() {
 }
 
 #[test]
-fn an_end_between_commands_is_none_of_our_business_and_within_them_is() {
+fn an_end_is_an_error_only_within_commands() {
     let mut queue = ScriptedQueue::ready(PLAIN);
     assert!(queue.driver.stream().on_end(Instant::now()).is_ok());
     let (mut queue, ..) = busy(PLAIN);
@@ -170,7 +170,7 @@ proptest! {
                 if len > 0 {
                     prop_assert!(driver.feed(&PLAIN.data(pdu.cid(), 0, &noise, FLAG_LAST)).is_ok());
                 }
-                // Far enough for questions with data, mostly.
+                // Succeeds long enough to reach commands with data, mostly.
                 let status = if round > 8 { status & !1 } else { 0 };
                 let field = blockmux_wire::nvme::status::StatusField(status.into());
                 let result = if round == 5 { 1 } else { result & !(3 << 17) };

@@ -1,4 +1,4 @@
-//! Our own two sides against each other.
+//! This implementation's host against its target.
 
 use crate::exports::{Export, Exports, VolumeId};
 use crate::fabrics::controller::node::{FabricsPort, NvmeNode, SecureChannel};
@@ -21,7 +21,7 @@ const HOST: &str = "nqn.2026-11.test:host";
 const SUBSYSTEM: &str = "nqn.2026-11.test:disk";
 const SIZE: u64 = 1 << 20;
 
-/// A node with one namespace, whose one host has these secrets if there are any.
+/// A node with one namespace and one host, which may have secrets.
 struct ServedSubsystem {
     node: Arc<NvmeNode>,
     exports: Exports,
@@ -45,7 +45,7 @@ impl ServedSubsystem {
         ServedSubsystem { node: Arc::new(node), exports }
     }
 
-    /// A controller whose hosts may come by TLS.
+    /// A controller whose hosts may use TLS.
     fn with_tls(secrets: Option<HostSecrets>) -> ServedSubsystem {
         let ServedSubsystem { node, exports } = ServedSubsystem::with(secrets);
         let node = Arc::into_inner(node).unwrap().with_tls(Arc::default(), SecureChannel::NotRequired);
@@ -56,7 +56,7 @@ impl ServedSubsystem {
         Pump::new(self.session(), &self.exports)
     }
 
-    /// One whose connection is secured with the key of that identity.
+    /// A target session on a TLS connection with the key of `identity`.
     fn secured(&self, identity: &str) -> Pump<NvmeTcpTargetSession> {
         let mut session = self.session();
         session.on_secured(identity.as_bytes(), Instant::now()).unwrap();
@@ -69,7 +69,7 @@ impl ServedSubsystem {
     }
 }
 
-/// Lets both sides exchange_all until neither has anything to say.
+/// Exchanges bytes until neither side sends any.
 fn exchange_all<S: Streams>(host: &mut Driver<S>, target: &mut Pump<NvmeTcpTargetSession>) {
     loop {
         let sent = host.sent();
@@ -90,7 +90,7 @@ fn credentials(secrets: HostSecrets, seed: u8) -> HostCredentials {
     HostCredentials { secrets: Arc::new(secrets), seed: [seed; 32], concatenation }
 }
 
-/// The admin queue, after all that can be said.
+/// An admin queue after the exchange of all its messages, and its target.
 fn brought_up(
     served: &ServedSubsystem,
     secrets: Option<HostSecrets>,
@@ -110,7 +110,7 @@ fn refused(served: &ServedSubsystem, secrets: Option<HostSecrets>) -> NvmeRefuse
     host.session.refused().unwrap().clone()
 }
 
-/// An I/O queue beside an admin queue.
+/// An I/O queue of the controller of `admin`.
 fn queue(
     served: &ServedSubsystem,
     admin: &Driver<NvmeTcpAdminSession>,
@@ -122,7 +122,7 @@ fn queue(
     (host, target)
 }
 
-/// So many I/O queues, of which none is connected.
+/// A session with `queues` I/O queues, none of them connected.
 fn queues(
     admin: &Driver<NvmeTcpAdminSession>,
     secrets: Option<HostSecrets>,
@@ -139,7 +139,7 @@ fn queues(
     NvmeTcpQueueSession::new(config, Digests::default(), Pool::new(16 << 20), Instant::now())
 }
 
-/// Connects every I/O queue of a session; the targets are in order of its queues.
+/// Connects every I/O queue of a session; the targets are in the order of its queues.
 fn connected(
     served: &ServedSubsystem,
     session: NvmeTcpQueueSession,
@@ -163,14 +163,14 @@ fn write(host: &mut Driver<NvmeTcpQueueSession>, tag: u64) {
     host.submit(tag, Op::Write { fua: false }, tag * 512, 512, Some(data));
 }
 
-/// What has completed.
+/// Tags of the completed I/O.
 fn done(host: &mut Driver<NvmeTcpQueueSession>) -> Vec<u64> {
     let done = std::iter::from_fn(|| host.session.poll_done());
     done.map(|done| done.result.map(|_| done.tag.0).unwrap()).collect()
 }
 
 #[test]
-fn both_queues_prove_who_they_are_with_every_hash_and_group() {
+fn both_queues_authenticate_with_every_hash_and_group() {
     for hash in Hash::ALL {
         for group in [DhGroup::Null, DhGroup::Ffdhe2048] {
             for asks in [false, true] {
@@ -194,7 +194,7 @@ fn both_queues_prove_who_they_are_with_every_hash_and_group() {
 }
 
 #[test]
-fn who_has_no_secret_or_a_wrong_one_is_told_so() {
+fn a_host_without_the_right_secret_is_told_so() {
     let group = Some(DhGroup::Null);
     let right = secrets(None, group);
     let served = ServedSubsystem::with(Some(right.clone()));
@@ -209,7 +209,7 @@ fn who_has_no_secret_or_a_wrong_one_is_told_so() {
 }
 
 #[test]
-fn a_controller_that_cannot_prove_itself_or_does_not_ask_is_left() {
+fn a_controller_that_fails_to_authenticate_is_left() {
     let right = secrets(None, Some(DhGroup::Null));
     let own = HostSecrets { controller: Some(right.host.clone()), ..right.clone() };
     let served = ServedSubsystem::with(Some(right.clone()));
@@ -217,7 +217,7 @@ fn a_controller_that_cannot_prove_itself_or_does_not_ask_is_left() {
         refused(&served, Some(own.clone())),
         NvmeRefused::AuthFailed(AuthFailure::WrongControllerResponse)
     );
-    // So, too, when it leaves as soon as it hears that.
+    // The same holds if the controller closes the connection as soon as it learns that.
     let (mut host, mut target) = (admin(own, Concatenation::None), served.target());
     loop {
         let sent = host.sent();
@@ -232,10 +232,10 @@ fn a_controller_that_cannot_prove_itself_or_does_not_ask_is_left() {
     let open = ServedSubsystem::with(None);
     assert_eq!(refused(&open, Some(right.clone())), NvmeRefused::AuthFailed(AuthFailure::NotRequired));
     let (admin, _target) = brought_up(&open, Some(HostSecrets { controller: None, ..right }));
-    assert!(admin.session.is_ready(), "a secret that nobody asks for does no harm");
+    assert!(admin.session.is_ready(), "an unused secret does no harm");
 }
 
-/// An admin queue of a host that does so much about a secure channel.
+/// An admin queue with this state of secure channel concatenation.
 fn admin(secrets: HostSecrets, concatenation: Concatenation) -> Driver<NvmeTcpAdminSession> {
     let credentials = Some(HostCredentials { concatenation, ..credentials(secrets, 1) });
     let ask = Ask::Use(1);
@@ -245,7 +245,7 @@ fn admin(secrets: HostSecrets, concatenation: Concatenation) -> Driver<NvmeTcpAd
 }
 
 #[test]
-fn a_host_makes_a_key_of_tls_and_comes_back_with_it() {
+fn a_host_generates_a_psk_and_reconnects_with_it() {
     let both = secrets(None, Some(DhGroup::Ffdhe2048));
     for asks in [false, true] {
         let own = HostSecrets { controller: both.controller.clone().filter(|_| asks), ..both.clone() };
@@ -253,10 +253,10 @@ fn a_host_makes_a_key_of_tls_and_comes_back_with_it() {
         let mut first = admin(own.clone(), Concatenation::Due);
         exchange_all(&mut first, &mut served.target());
         assert!(first.session.is_over() && first.session.refused().is_none());
-        assert!(!first.session.is_ready() && first.session.controller().is_none(), "nothing else was asked");
+        assert!(!first.session.is_ready() && first.session.controller().is_none(), "no other command was sent");
         let key = first.session.generated().unwrap().tls_psks(&nqn(HOST), &nqn(SUBSYSTEM)).remove(0);
         assert!(served.node.keyring().find(key.identity.as_bytes()).unwrap() == key);
-        // Who has the key has proved everything; nothing is asked for, nor missed.
+        // The PSK has authenticated both sides; no authentication is required or missed.
         let mut second = admin(own.clone(), Concatenation::Done);
         let mut held = served.secured(&key.identity);
         exchange_all(&mut second, &mut held);
@@ -271,7 +271,7 @@ fn a_host_makes_a_key_of_tls_and_comes_back_with_it() {
 }
 
 #[test]
-fn without_a_key_of_tls_a_host_that_wants_one_does_not_go_on() {
+fn a_host_that_needs_a_psk_does_not_continue_without_one() {
     let both = secrets(None, Some(DhGroup::Ffdhe2048));
     let refused = |served: ServedSubsystem| {
         let mut host = admin(both.clone(), Concatenation::Due);
@@ -293,7 +293,7 @@ fn several_queues_of_one_controller_share_what_is_submitted() {
     for own in [None, Some(secrets)] {
         let served = ServedSubsystem::with(own.clone());
         let (admin, _admin_target) = brought_up(&served, own.clone());
-        assert_eq!(admin.session.controller().unwrap().io_queues, 3, "as many as were asked for");
+        assert_eq!(admin.session.controller().unwrap().io_queues, 3, "as many as were requested");
         let (mut host, mut targets) = connected(&served, queues(&admin, own, 3));
         assert_eq!((targets.len(), host.session.poll_connect()), (3, None));
         assert_eq!(host.session.room(), 3 * 1024);
@@ -321,7 +321,7 @@ fn the_loss_of_a_queue_ends_the_session_and_what_is_unfinished_comes_back_oldest
 }
 
 #[test]
-fn a_queue_that_cannot_be_had_is_done_without() {
+fn the_session_does_without_a_queue_that_cannot_be_connected() {
     let served = ServedSubsystem::with(None);
     let (admin, _admin_target) = brought_up(&served, None);
     let mut host = Driver::of(queues(&admin, None, 3), usize::MAX);

@@ -1,4 +1,4 @@
-//! How the data of I/O travels.
+//! Data transfer of I/O.
 
 use super::script::*;
 use crate::session::{StreamSession, Timed};
@@ -13,7 +13,8 @@ fn reads_come_whole_however_bytes_are_cut() {
         at_every_split(|step| {
             let mut queue = ScriptedQueue::ready(format);
             queue.driver.step = step;
-            // One that can be lent, one into its own memory, and a long one that is placed.
+            // One that can borrow the receive buffer, one into its own memory, and a long one that
+            // is placed.
             for (tag, len, has_memory) in [(1, 4096, false), (2, 4096, true), (3, 100 << 10, false)] {
                 let memory = has_memory.then(|| SgList::one(Seg::from_slice(&vec![0; len])));
                 queue.driver.submit(tag, Op::Read, 8192, len as u64, memory);
@@ -29,7 +30,7 @@ fn reads_come_whole_however_bytes_are_cut() {
                 queue.feed(&format.good(command.cid())).unwrap();
                 assert!(queue.driver.done_data() == data);
             }
-            // What is all here needs no place.
+            // Data that has arrived completely is not placed.
             assert_eq!(queue.driver.placed, usize::from(step != usize::MAX));
         });
     }
@@ -46,12 +47,12 @@ fn data_comes_in_any_order_and_may_say_success() {
     let last = PLAIN.data(cid, 4096, &data[4096..8192], FLAG_LAST | FLAG_SUCCESS);
     queue.feed(&last).unwrap();
     assert!(queue.driver.done_data() == data);
-    // And that was all: the CID names nothing any more.
+    // The command is complete: its CID is not valid any more.
     assert!(queue.feed(&PLAIN.good(cid)).is_err());
 }
 
 #[test]
-fn short_writes_go_with_their_command() {
+fn short_writes_are_sent_in_the_capsule() {
     for format in [PLAIN, BOTH] {
         let mut queue = ScriptedQueue::ready(format);
         let data = pattern(8192);
@@ -66,7 +67,7 @@ fn short_writes_go_with_their_command() {
 }
 
 #[test]
-fn long_writes_are_sent_as_they_are_asked_for() {
+fn long_writes_are_sent_as_requested() {
     for format in [PLAIN, BOTH] {
         at_every_split(|step| {
             let mut queue = ScriptedQueue::ready(format);

@@ -1,4 +1,4 @@
-//! A controller by hand, whose bytes a driver delivers in pieces of any size.
+//! A scripted controller, whose bytes a driver delivers in pieces of any size.
 
 use crate::digest;
 pub(super) use crate::fabrics::host::testing::*;
@@ -14,7 +14,7 @@ use blockmux_wire::nvmeof::tcp::*;
 use std::time::Instant;
 use zerocopy::{FromBytes, FromZeros, IntoBytes, transmute};
 
-/// One PDU of a host.
+/// A PDU of a host.
 #[derive(Debug, Clone)]
 pub(super) struct HostPdu {
     pub(super) common: CommonHeader,
@@ -44,14 +44,14 @@ impl HostPdu {
         NvmOpcode(self.sqe().opcode)
     }
 
-    /// First block, blocks, and the flags beside them.
+    /// First block, number of blocks, and the other flags of CDW12.
     pub(super) fn range(&self) -> (u64, u32, u32) {
         let sqe = self.sqe();
         (sqe.slba(), (sqe.cdw12.get() & 0xffff) + 1, sqe.cdw12.get() & !0xffff)
     }
 }
 
-/// What the controller by hand agreed to.
+/// Negotiated parameters of the scripted controller, which encodes and decodes PDUs by them.
 #[derive(Clone, Copy)]
 pub(super) struct WireFormat {
     pub(super) digests: Digests,
@@ -132,7 +132,7 @@ impl WireFormat {
         self.headed(r2t.as_bytes())
     }
 
-    /// Takes a host's PDUs apart, and checks their digests.
+    /// Decodes a host's PDUs and checks their digests.
     pub(super) fn pdus(self, mut bytes: &[u8]) -> Vec<HostPdu> {
         let mut all = Vec::new();
         while !bytes.is_empty() {
@@ -170,14 +170,14 @@ pub(super) fn common(kind: PduType, hlen: usize, plen: usize) -> CommonHeader {
     CommonHeader { pdu_type: kind.0, flags: 0, hlen: hlen as u8, pdo: 0, plen: (plen as u32).into() }
 }
 
-/// An I/O queue's session, its driver, and the controller by hand.
+/// An I/O queue's session, its driver, and the scripted controller.
 pub(super) struct ScriptedQueue {
     pub(super) driver: Driver<NvmeTcpQueueSession>,
     pub(super) format: WireFormat,
 }
 
 impl ScriptedQueue {
-    /// ICReq is out, nothing has come.
+    /// A queue that has sent ICReq and received nothing.
     pub(super) fn fresh(format: WireFormat, namespace: NamespaceInfo, entries: u16) -> ScriptedQueue {
         ScriptedQueue::fresh_of(format, controller(), namespace, entries)
     }
@@ -194,12 +194,12 @@ impl ScriptedQueue {
         ScriptedQueue { driver: Driver::of(session, usize::MAX), format }
     }
 
-    /// Connected.
+    /// A connected queue.
     pub(super) fn with(format: WireFormat, namespace: NamespaceInfo, entries: u16) -> ScriptedQueue {
         ScriptedQueue::of(format, controller(), namespace, entries)
     }
 
-    /// Connected to a queue of this controller.
+    /// A queue connected to this controller.
     pub(super) fn of(
         format: WireFormat,
         controller: ControllerInfo,
@@ -227,7 +227,7 @@ impl ScriptedQueue {
         self.format.pdus(&self.driver.sent())
     }
 
-    /// The one command that was sent.
+    /// The only command that was sent.
     pub(super) fn command(&mut self) -> HostPdu {
         let [command] = self.sent().try_into().unwrap();
         command
@@ -239,7 +239,7 @@ impl ScriptedQueue {
     }
 }
 
-/// Runs an admin queue against a controller until nothing more is asked; all opcodes that were.
+/// Runs an admin queue against a controller until it sends no more commands; returns all opcodes.
 pub(super) fn bring_up(
     driver: &mut Driver<NvmeTcpAdminSession>,
     format: WireFormat,
@@ -275,7 +275,7 @@ pub(super) fn bring_up(
             if !data.is_empty() {
                 driver.feed(&format.data(sqe.cid.get(), 0, &data, FLAG_LAST)).unwrap();
             }
-            // The last word of a host is not answered.
+            // The shutdown at the end is not completed.
             if !driver.is_closing() {
                 driver.feed(&format.response(sqe.cid.get(), status, result)).unwrap();
             }
@@ -283,13 +283,13 @@ pub(super) fn bring_up(
     }
 }
 
-/// Runs a trace with its bytes cut in every way that matters.
+/// Runs a trace with its bytes split in every relevant way.
 pub(super) fn at_every_split(trace: impl Fn(usize)) {
     (1..=DATA_LEN + 8).for_each(&trace);
     trace(usize::MAX);
 }
 
-/// What the session says last about what the controller did wrong.
+/// Fatal error status and information of the H2CTermReq that the session sent last.
 pub(super) fn termination<S: Streams>(
     driver: &mut Driver<S>,
     format: WireFormat,

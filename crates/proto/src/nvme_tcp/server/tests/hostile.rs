@@ -1,4 +1,4 @@
-//! What hosts can do wrong, and what they are told.
+//! Protocol violations by hosts, and the C2HTermReq for each.
 
 use super::*;
 use crate::nvme::MAX_DATA;
@@ -6,10 +6,10 @@ use crate::session::Timed;
 use std::time::Duration;
 use std::time::Instant;
 
-/// The fatal error that the host is told, and where it is.
+/// Fatal error status and information that the host receives.
 fn fatal(host: &mut TcpTestHost, bytes: &[u8]) -> (FatalError, u32) {
     let error = host.pump.client_sends(bytes);
-    assert!(error.is_err(), "nobody complains");
+    assert!(error.is_err(), "no error was reported");
     assert!(host.is_closed());
     let pdus = host.received();
     let last = pdus.last().unwrap();
@@ -19,7 +19,7 @@ fn fatal(host: &mut TcpTestHost, bytes: &[u8]) -> (FatalError, u32) {
 }
 
 #[test]
-fn a_connection_that_begins_wrongly_is_ended_with_the_field() {
+fn an_invalid_ic_req_is_answered_with_its_field() {
     let node = node();
     type Case<'a> = (&'a dyn Fn(&mut IcReq), FatalError, u32);
     let cases: [Case<'_>; 6] = [
@@ -38,7 +38,7 @@ fn a_connection_that_begins_wrongly_is_ended_with_the_field() {
 }
 
 #[test]
-fn a_pdu_that_cannot_be_is_answered_with_the_fatal_error_for_it() {
+fn an_invalid_pdu_is_answered_with_its_fatal_error() {
     let node = node();
     let capsule = |change: &dyn Fn(&mut CommonHeader)| {
         let mut bytes = pdu(0, PduType::CAPSULE_CMD, 0, nvm(NvmOpcode::WRITE, 1, 0, 1).as_bytes(), &[0; 512]);
@@ -59,7 +59,7 @@ fn a_pdu_that_cannot_be_is_answered_with_the_fatal_error_for_it() {
         (capsule(&|common| common.plen = 8.into()), field, 4),
         (capsule(&|common| common.plen = (72 + 8193).into()), field, 4),
         (capsule(&|common| common.plen = u32::MAX.into()), field, 4),
-        // Data that nobody asked for, and more than was agreed on.
+        // Data that was not requested, and data without any.
         (pdu(0, PduType::H2C_DATA, FLAG_LAST, &[0; 16], &[0; 8]), field, 10),
         (pdu(0, PduType::H2C_DATA, FLAG_LAST, &[0; 16], &[]), field, 4),
     ];
@@ -74,7 +74,7 @@ fn a_pdu_that_cannot_be_is_answered_with_the_fatal_error_for_it() {
 }
 
 #[test]
-fn data_beside_what_was_asked_for_is_fatal() {
+fn data_outside_of_the_requested_range_is_fatal() {
     let node = node();
     let cases: [(usize, usize, u16, bool, FatalError, u32); 6] = [
         (512, 1024, 0, false, FatalError::DATA_TRANSFER_OUT_OF_RANGE, 0),
@@ -109,7 +109,7 @@ fn a_wrong_header_digest_is_fatal_and_a_wrong_data_digest_is_not() {
         (cqe.status.status(), cqe.status.do_not_retry()),
         (NvmeStatus::TRANSIENT_TRANSPORT_ERROR, false)
     );
-    // The same of data that was asked for, short and long.
+    // Data that was requested by R2T, short and long.
     for blocks in [32, 256] {
         let mut write = nvm(NvmOpcode::WRITE, 1, 0, blocks);
         io.send(&mut write, &[]);
@@ -126,7 +126,7 @@ fn a_wrong_header_digest_is_fatal_and_a_wrong_data_digest_is_not() {
     assert_eq!(fatal(&mut io, &bytes), (FatalError::HEADER_DIGEST_ERROR, sent));
 }
 
-/// An I/O queue with so many entries, and its admin queue.
+/// An I/O queue with `entries` entries, and its admin queue.
 fn deep(node: &(Arc<NvmeNode>, Exports), pool: &Pool, entries: u32) -> (TcpTestHost, TcpTestHost) {
     let (admin, cntlid) = TcpTestHost::admin(node, 0);
     let mut io = TcpTestHost::with_pool((&node.0, &node.1), pool.clone());
@@ -137,7 +137,8 @@ fn deep(node: &(Arc<NvmeNode>, Exports), pool: &Pool, entries: u32) -> (TcpTestH
     (io, admin)
 }
 
-/// Sends all data that is asked for until nothing comes any more; how many commands have ended.
+/// Sends all requested data until nothing more is requested; returns how many commands have
+/// completed.
 fn answer_all(io: &mut TcpTestHost) -> usize {
     let mut ended = 0;
     loop {
@@ -163,17 +164,17 @@ fn answer_all(io: &mut TcpTestHost) -> usize {
 fn a_pool_that_is_short_delays_commands_and_not_the_data_of_others() {
     let pool = Pool::new(4 << 20);
     let (mut io, _admin) = deep(&node(), &pool, 128);
-    let of_others = pool.take_payload(1 << 20);
+    let others = pool.take_payload(1 << 20);
     for _ in 0..30 {
         io.send(&mut nvm(NvmOpcode::WRITE, 1, 0, 512), &[]);
     }
     assert!(pool.is_short());
     assert!(matches!(io.pump.session.demand(), Demand::Bytes(_)));
-    // What waits was not asked for.
+    // Data of waiting commands was not requested.
     let asked = io.pump.session.outbox().len() / DATA_LEN;
     assert!((1..30).contains(&asked));
     assert_eq!(answer_all(&mut io), 30);
-    drop(of_others);
+    drop(others);
     assert_eq!(pool.out_bytes(), 0);
 }
 
@@ -188,7 +189,7 @@ fn a_host_that_reads_nothing_has_no_timer_for_what_waits_behind_its_data() {
 }
 
 #[test]
-fn data_of_a_command_that_still_waits_was_not_asked_for() {
+fn data_of_a_waiting_command_is_not_accepted() {
     let (mut io, _admin) = deep(&node(), &Pool::new(4 << 20), 128);
     for _ in 0..30 {
         io.send(&mut nvm(NvmOpcode::WRITE, 1, 0, 512), &[]);
@@ -200,7 +201,7 @@ fn data_of_a_command_that_still_waits_was_not_asked_for() {
 }
 
 #[test]
-fn who_begins_with_something_short_and_wrong_hears_of_it_at_once() {
+fn a_short_and_wrong_first_pdu_is_answered_immediately() {
     let node = node();
     let head =
         |kind, hlen, plen: u32| CommonHeader { pdu_type: kind, flags: 0, hlen, pdo: 0, plen: plen.into() };
@@ -245,7 +246,7 @@ fn a_write_that_ends_anywhere_does_nothing() {
         let _ = io.pump.session.on_end(Instant::now());
         assert!(io.is_closed() && io.received().is_empty());
         drop(io);
-        // Its controller is still there.
+        // Its controller still exists.
         io = TcpTestHost::initialized(&node, 0);
         assert!(io.connect(1, 1, 0).status.is_success(), "cut at {cut}");
     }
@@ -253,10 +254,10 @@ fn a_write_that_ends_anywhere_does_nothing() {
 }
 
 #[test]
-fn a_host_that_says_why_it_ends_is_not_answered() {
+fn a_termination_request_of_the_host_is_not_answered() {
     for (hlen, plen, what) in [
-        (24, 24, "ended the connection: a header digest of ours is wrong"),
-        // Neither are those that are to be ignored.
+        (24, 24, "ended the connection: it reports a header digest error"),
+        // Malformed ones are not answered either.
         (24, 23, "sent a PDU of a wrong length"),
         (24, 153, "sent a PDU of a wrong length"),
         (128, 128, "sent a header of a wrong length"),
