@@ -237,7 +237,7 @@ fn receive(
         Some(_) => socket.read(&mut records),
     };
     match (result, secure) {
-        (Ok(0), Some(secure)) if !secure.is_open() => Err(TlsError::Left.into()),
+        (Ok(0), Some(secure)) if !secure.is_open() => Err(TlsError::Disconnected.into()),
         (Ok(received), Some(secure)) => {
             let result = secure.take(&records[..received], chunk);
             let told = socket.write_all(&secure.outgoing().take_bytes());

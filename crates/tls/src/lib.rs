@@ -4,22 +4,22 @@
 //!   socket ──records──▶ Tls::receive ──plain bytes──▶ session
 //!   socket ◀─output──── Tls::send    ◀─plain bytes─── session
 //! ```
-//! Whoever drives a [`Tls`] shows it what came from the peer, takes what is to be sent from
-//! [`Tls::output`], and bounds the time of the handshake; the handshake's memory is bounded here
-//! ([`MAX_HANDSHAKE`]). Only keys count: there are no certificates, no resumption and no early
-//! data, every handshake has a Diffie-Hellman exchange (`psk_dhe_ke`), and the cipher suites are
-//! `TLS_AES_128_GCM_SHA256` and `TLS_AES_256_GCM_SHA384`, as the key's hash function has it.
+//! The caller passes the peer's bytes to [`Tls::receive`], sends the bytes of [`Tls::output`], and
+//! bounds the time of the handshake; this crate bounds the handshake's memory ([`MAX_HANDSHAKE`]).
+//! Pre-shared keys are the only authentication: there are no certificates, no resumption and no
+//! early data. Every handshake has a Diffie-Hellman exchange (`psk_dhe_ke`). The cipher suites are
+//! `TLS_AES_128_GCM_SHA256` and `TLS_AES_256_GCM_SHA384`; the key's hash function selects one.
 //!
-//! A server looks up the keys that a client offers when it has its ClientHello (`hello.rs`), so
-//! that it may have any number of them. Who offers none that it knows hears `unknown_psk_identity`,
-//! and who has another key of that name `decrypt_error`.
+//! A server looks up the identities of a client's ClientHello (`hello.rs`) as they arrive, so the
+//! number of its keys is not limited. It answers `unknown_psk_identity` if it knows none of them,
+//! and `decrypt_error` if the client has a different key of the same identity.
 //!
-//! Once the handshake is done, the keys can be given up, so that somebody else, as a system's
-//! kernel, makes and opens the records ([`Tls::export`], `keys.rs`); what is left to do then,
-//! `messages.rs` helps with.
+//! Once the handshake is done, [`Tls::export`] can hand the keys to another record layer, such as
+//! the kernel's (`keys.rs`). `messages.rs` reads the alerts and handshake messages that the caller
+//! receives then.
 //!
-//! The protocol itself is s2n-tls's, in C; decision 21 says why. Unsafe code, which is what lies
-//! between it and us, is in `pipe.rs` alone.
+//! The protocol implementation is s2n-tls, in C (decision 21). Only `pipe.rs`, the interface to it,
+//! has unsafe code.
 
 mod alert;
 mod hello;
@@ -34,7 +34,7 @@ pub use messages::{
     PostHandshakeMessages,
 };
 use pipe::Pipe;
-pub use records::{HEADER_LEN, MOST_PLAIN, OVERHEAD, Records};
+pub use records::{HEADER_LEN, MAX_PLAINTEXT, OVERHEAD, Records};
 use s2n_tls::callbacks::{ClientHelloCallback, ConnectionFuture};
 use s2n_tls::config::{Builder, Config};
 use s2n_tls::connection::Connection;
@@ -47,38 +47,38 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Poll, Waker};
 use zeroize::Zeroizing;
 
-/// One side of a connection.
+/// One side of a TLS connection.
 pub struct Tls {
     pipe: Pipe,
     mode: Mode,
     state: TlsState,
-    /// Bytes of the peer's that the handshake has taken.
+    /// Number of bytes of the peer that the handshake consumed.
     handshake: usize,
-    /// Which key both sides have.
+    /// Identity of the negotiated key; empty during the handshake.
     identity: Vec<u8>,
 }
 
-/// What a call of [`Tls::receive`] has moved.
+/// Numbers of bytes that a call of [`Tls::receive`] consumed and returned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReceivedBytes {
-    /// Bytes of the input that it took.
+    /// Bytes of the input that it consumed.
     pub taken: usize,
-    /// Plain bytes that it gave.
+    /// Plain bytes that it wrote.
     pub given: usize,
 }
 
 /// A pre-shared key.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Psk {
-    /// What both sides call it; everybody sees that.
+    /// The identity, which both sides know; it crosses the network in the clear.
     pub identity: Vec<u8>,
-    /// The key, of at least 16 bytes.
+    /// The key; it has at least 16 bytes.
     pub secret: Zeroizing<Vec<u8>>,
-    /// The hash function of its cipher suite.
+    /// Hash function of the key's cipher suite.
     pub hash: Hash,
 }
 
-/// A hash function, and with it a cipher suite.
+/// A hash function and the cipher suite that uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hash {
     /// `TLS_AES_128_GCM_SHA256`.
@@ -90,75 +90,75 @@ pub enum Hash {
 /// Finds a server's key by its identity.
 pub type Lookup = Arc<dyn Fn(&[u8]) -> Option<Psk> + Send + Sync>;
 
-/// Why there is no secure connection, or not any more.
+/// Why a TLS connection failed. The message's subject is the peer: write the peer's name before it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TlsError {
-    /// The server has none of the keys that the client has offered.
-    #[error("has offered TLS keys that are not known here: {0}")]
+    /// The server knows none of the identities that the client offered; the value is the first one.
+    #[error("offered TLS keys that are unknown here: {0}")]
     UnknownIdentity(String),
-    /// The client has offered no key at all.
-    #[error("has offered no TLS key")]
+    /// The client offered no pre-shared key.
+    #[error("offered no TLS key")]
     NoIdentity,
-    /// Both sides know a key of that name, and not the same one.
-    #[error("has another TLS key than the one that is here called {0}")]
+    /// Both sides know a key of this identity, but not the same one.
+    #[error("has a TLS key different from ours named {0}")]
     WrongKey(String),
-    /// The other side has ended the handshake, or the connection, with an alert.
-    #[error("has ended TLS with the alert {name}{hint}")]
+    /// The peer ended the handshake or the connection with an alert.
+    #[error("ended TLS with the alert {name}{hint}")]
     Alert {
-        /// As RFC 8446 calls it.
+        /// Name of the alert in RFC 8446 §6.
         name: String,
-        /// What it is likely to mean.
+        /// Likely cause, or empty.
         hint: &'static str,
     },
-    /// It should have come by TLS.
-    #[error("has come without TLS, which is required here")]
-    Plain,
-    /// The stream has ended before the handshake.
-    #[error("has left in the middle of the TLS handshake")]
-    Left,
-    /// What came is no TLS, or not as it should be.
-    #[error("has broken TLS: {0}")]
-    Broken(&'static str),
-    /// A record that has no place here, or a message.
-    #[error("has sent a message of TLS that has no place here")]
+    /// The peer's first bytes are not TLS, where TLS is required.
+    #[error("connected without TLS, which is required here")]
+    NotTls,
+    /// The peer closed the connection before the handshake was done.
+    #[error("closed the connection during the TLS handshake")]
+    Disconnected,
+    /// The peer's bytes violate TLS; the value says how.
+    #[error("violated TLS: {0}")]
+    Malformed(&'static str),
+    /// The peer sent a record or a handshake message that is unexpected in this state.
+    #[error("sent an unexpected TLS message")]
     Unexpected,
-    /// A record was changed on its way, or is protected by another key.
-    #[error("has sent a record of TLS that is not protected by its key")]
+    /// A record's authentication failed: it was changed in transit, or protected by another key.
+    #[error("sent a TLS record that fails authentication")]
     Unprotected,
-    /// A record that is longer than one may be.
-    #[error("has sent a record of TLS that is too long")]
+    /// A record exceeds the maximum length.
+    #[error("sent a TLS record that is too long")]
     TooLong,
-    /// It is not the peer's fault.
-    #[error("cannot be spoken to by TLS: {0}")]
-    Ours(&'static str),
+    /// The failure is local; the value is the library's message.
+    #[error("cannot be reached over TLS: {0}")]
+    Internal(&'static str),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TlsState {
     Handshake,
     Open,
-    /// The peer sends nothing any more.
+    /// The peer sent close_notify.
     Ended,
     Failed,
 }
 
 impl Tls {
-    /// A client that has these keys, the one that it likes best first.
+    /// Creates a client that offers these keys, in order of preference.
     ///
     /// # Errors
-    /// If the keys cannot be used.
+    /// [`TlsError::Internal`] if the library refuses a key.
     pub fn client(keys: &[Psk]) -> Result<Tls, TlsError> {
         let mut connection = connection(Mode::Client, client_config()?)?;
         for key in keys {
-            connection.append_psk(&library_psk(key)?).map_err(|error| ours(&error))?;
+            connection.append_psk(&library_psk(key)?).map_err(|error| internal(&error))?;
         }
         Tls::new(connection, Mode::Client)
     }
 
-    /// A server that finds its keys by `lookup`.
+    /// Creates a server that finds its keys by `lookup`.
     ///
     /// # Errors
-    /// If the library fails.
+    /// [`TlsError::Internal`] if the library fails.
     pub fn server(lookup: &Lookup) -> Result<Tls, TlsError> {
         let mut connection = connection(Mode::Server, server_config()?)?;
         connection.set_application_context(OfferedKeys { lookup: lookup.clone(), first: None, known: None });
@@ -166,40 +166,41 @@ impl Tls {
     }
 
     fn new(connection: Connection, mode: Mode) -> Result<Tls, TlsError> {
-        let pipe = Pipe::new(connection).map_err(|error| ours(&error))?;
+        let pipe = Pipe::new(connection).map_err(|error| internal(&error))?;
         Ok(Tls { pipe, mode, state: TlsState::Handshake, handshake: 0, identity: Vec::new() })
     }
 
-    /// Whether it is the client's side.
+    /// Whether this is the client's side.
     #[must_use]
     pub fn is_client(&self) -> bool {
         self.mode == Mode::Client
     }
 
-    /// Whether the handshake is done, so that there are plain bytes.
+    /// Whether the handshake is done.
     #[must_use]
     pub fn is_open(&self) -> bool {
         matches!(self.state, TlsState::Open | TlsState::Ended)
     }
 
-    /// Whether the peer has said that it sends nothing any more.
+    /// Whether the peer sent close_notify.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.state == TlsState::Ended
     }
 
-    /// The identity of the key that both sides have, once the handshake is done.
+    /// The identity of the negotiated key; empty until the handshake is done.
     #[must_use]
     pub fn identity(&self) -> &[u8] {
         &self.identity
     }
 
-    /// Goes on with what came from the peer, which may be nothing: a client begins so. It takes
-    /// what it can use, and once it is open gives as many plain bytes as `plain` has room for; with
-    /// room left, all of the input is taken.
+    /// Processes bytes from the peer. A client starts its handshake with an empty `input`. Once the
+    /// handshake is done, it decrypts into `plain` until that is full; while `plain` has room, it
+    /// consumes all of `input`.
     ///
     /// # Errors
-    /// If it cannot go on. What [`Tls::output`] holds is worth sending still: it says why.
+    /// Any [`TlsError`]; the connection is unusable then. [`Tls::output`] holds the alert, if any:
+    /// send it before closing.
     pub fn receive(&mut self, input: &[u8], plain: &mut [u8]) -> Result<ReceivedBytes, TlsError> {
         let mut moved = ReceivedBytes::default();
         if self.state == TlsState::Handshake {
@@ -213,7 +214,7 @@ impl Tls {
             match result {
                 Ok(true) => self.open()?,
                 Ok(false) if self.handshake > MAX_HANDSHAKE => {
-                    return Err(self.fail(TlsError::Broken("its handshake is too long")));
+                    return Err(self.fail(TlsError::Malformed("the handshake is too long")));
                 }
                 Ok(false) => return Ok(moved),
                 Err(error) => return Err(self.reason(&error)),
@@ -234,39 +235,41 @@ impl Tls {
         Ok(moved)
     }
 
-    /// Encrypts all of `plain`; only once it is open.
+    /// Encrypts all of `plain` into [`Tls::output`]. Call it only once the handshake is done.
     ///
     /// # Errors
-    /// If it cannot go on.
+    /// Any [`TlsError`]; the connection is unusable then.
     pub fn send(&mut self, mut plain: &[u8]) -> Result<(), TlsError> {
         while !plain.is_empty() {
             let (result, _) = self.pipe.with_input(&[], |connection| connection.poll_send(plain));
             match result {
                 Poll::Ready(Ok(sent)) => plain = &plain[sent..],
                 Poll::Ready(Err(error)) => return Err(self.reason(&error)),
-                // The output takes everything.
-                Poll::Pending => return Err(self.fail(TlsError::Ours("it does not take what is to be sent"))),
+                // `send` in pipe.rs accepts everything.
+                Poll::Pending => {
+                    return Err(self.fail(TlsError::Internal("the library does not accept data to send")));
+                }
             }
         }
         Ok(())
     }
 
-    /// Says that nothing more will be sent.
+    /// Sends close_notify: no data follows.
     pub fn close(&mut self) {
         if self.is_open() {
-            // It is as good as gone.
+            // The connection ends either way, so a failure does not matter.
             let _ = self.pipe.with_input(&[], |connection| connection.poll_shutdown_send().is_ready());
         }
     }
 
-    /// What is to be sent to the peer; whoever has sent it clears it.
+    /// Bytes to send to the peer; the caller clears them once sent.
     pub fn output(&mut self) -> &mut Vec<u8> {
         self.pipe.output()
     }
 
-    /// Gives up the keys, so that somebody else goes on: at a border between records in both
-    /// directions, with all of [`Tls::output`] sent. It can do nothing any more then, but
-    /// [`Tls::resume`] with them. `None`: it cannot give them up now, and has not.
+    /// Exports the keys to another record layer. This needs a record boundary in both directions
+    /// and an empty [`Tls::output`]; otherwise it returns `None` and changes nothing. After an
+    /// export only [`Tls::resume`] is allowed.
     pub fn export(&mut self) -> Option<ExportedKeys> {
         if self.state != TlsState::Open || !self.output().is_empty() {
             return None;
@@ -277,17 +280,18 @@ impl Tls {
         match ExportedKeys::read(state, self.is_client()) {
             Ok(exported) => Some(exported),
             Err(state) => {
-                // Another version of the library may write in another form, which it reads itself.
+                // Another version of the library may serialize in another form, but it reads its
+                // own.
                 let _ = self.resume_from(&state);
                 None
             }
         }
     }
 
-    /// Goes on with what was given up, of which nothing was used.
+    /// Takes exported keys back, provided that no record was sealed or opened with them.
     ///
     /// # Errors
-    /// If the library does not take it.
+    /// [`TlsError::Internal`] if the library refuses the keys.
     pub fn resume(&mut self, exported: &ExportedKeys) -> Result<(), TlsError> {
         self.resume_from(&exported.state)
     }
@@ -296,8 +300,8 @@ impl Tls {
         let config = if self.is_client() { client_config() } else { server_config() };
         let resumed = config.and_then(|config| {
             let mut connection = connection(self.mode, config)?;
-            connection.deserialize(state).map_err(|error| ours(&error))?;
-            Pipe::new(connection).map_err(|error| ours(&error))
+            connection.deserialize(state).map_err(|error| internal(&error))?;
+            Pipe::new(connection).map_err(|error| internal(&error))
         });
         match resumed {
             Ok(pipe) => self.pipe = pipe,
@@ -306,13 +310,13 @@ impl Tls {
         Ok(())
     }
 
-    /// Gives back memory that an idle connection does not need.
+    /// Frees memory that an idle connection does not need.
     pub fn shrink(&mut self) {
-        // Half a record is kept.
+        // The library keeps a buffer that holds a partial record.
         let _ = self.pipe.connection().release_buffers();
     }
 
-    /// The handshake is done: looks what has become of it.
+    /// Ends the handshake: checks that it negotiated a pre-shared key and one of [`SUITES`].
     fn open(&mut self) -> Result<(), TlsError> {
         let connection = self.pipe.connection();
         let len = connection.negotiated_psk_identity_length().unwrap_or(0);
@@ -320,7 +324,9 @@ impl Tls {
         let is_agreed = len > 0 && connection.negotiated_psk_identity(&mut identity).is_ok();
         let is_usable = connection.cipher_suite().is_ok_and(|suite| SUITES.contains(&suite));
         if !is_agreed || !is_usable {
-            return Err(self.fail(TlsError::Broken("it wants no pre-shared key, or another cipher suite")));
+            return Err(
+                self.fail(TlsError::Malformed("it negotiated no pre-shared key, or another cipher suite"))
+            );
         }
         (self.identity, self.state) = (identity, TlsState::Open);
         Ok(())
@@ -331,8 +337,8 @@ impl Tls {
         why
     }
 
-    /// What the library's error means. If nobody knows the keys yet, the peer is told in plain
-    /// words what is wrong.
+    /// Translates the library's error. A server that has not sent anything yet sends an unprotected
+    /// alert that names the cause.
     fn reason(&mut self, error: &Error) -> TlsError {
         let was_open = self.is_open();
         self.state = TlsState::Failed;
@@ -347,15 +353,15 @@ impl Tls {
             (Some(OfferedKeys { first: Some(first), known: None, .. }), _) => {
                 TlsError::UnknownIdentity(first.clone())
             }
-            // The library is as brief about a wrong proof of the key, or one by another hash
-            // function, as about a wrong message.
+            // The library reports a wrong binder, or one of another hash function, as a malformed
+            // message.
             (
                 Some(OfferedKeys { known: Some(known), .. }),
                 "S2N_ERR_BAD_PSK_BINDER" | "S2N_ERR_BAD_MESSAGE" | "S2N_ERR_SAFETY",
             ) if !has_answered => TlsError::WrongKey(known.clone()),
             (Some(OfferedKeys { first: None, .. }), "S2N_ERR_CIPHER_NOT_SUPPORTED") => TlsError::NoIdentity,
-            _ if error.kind() == ErrorType::ProtocolError => TlsError::Broken(error.message()),
-            _ => TlsError::Ours(error.message()),
+            _ if error.kind() == ErrorType::ProtocolError => TlsError::Malformed(error.message()),
+            _ => TlsError::Internal(error.message()),
         };
         if is_server && !has_answered {
             self.pipe.output().extend_from_slice(&alert::record(&why));
@@ -366,16 +372,16 @@ impl Tls {
     }
 }
 
-/// What a client has offered to a server.
+/// A server's lookup and the identities that the client offered, for messages.
 struct OfferedKeys {
     lookup: Lookup,
-    /// The identity of the first key, for messages.
+    /// The first identity offered.
     first: Option<String>,
-    /// That of the first that is known.
+    /// The first identity that the server knows.
     known: Option<String>,
 }
 
-/// Takes the keys that a client offers and that are known.
+/// Adds the known keys among those that a client offers.
 struct SelectOfferedKeys;
 
 impl ClientHelloCallback for SelectOfferedKeys {
@@ -386,9 +392,9 @@ impl ClientHelloCallback for SelectOfferedKeys {
         let message = connection.client_hello()?.raw_message()?;
         let offered = hello::identities(&message);
         let Some(offer) = connection.application_context_mut::<OfferedKeys>() else { return Ok(None) };
-        offer.first = offered.first().map(|identity| shown(identity));
+        offer.first = offered.first().map(|identity| escaped(identity));
         let known: Vec<Psk> = offered.iter().filter_map(|identity| (offer.lookup)(identity)).collect();
-        offer.known = known.first().map(|key| shown(&key.identity));
+        offer.known = known.first().map(|key| escaped(&key.identity));
         for key in &known {
             let key = library_psk(key).map_err(|error| Error::application(Box::new(error)))?;
             connection.append_psk(&key)?;
@@ -401,25 +407,25 @@ fn connection(mode: Mode, config: Config) -> Result<Connection, TlsError> {
     let mut connection = Connection::new(mode);
     let set = |connection: &mut Connection| -> Result<(), Error> {
         connection.set_config(config)?.set_blinding(Blinding::SelfService)?.prefer_throughput()?;
-        // The library wants one where a callback may have to wait; ours never does.
+        // The library needs a waker where a callback may wait; ours never does.
         connection.set_waker(Some(Waker::noop()))?;
         Ok(())
     };
-    set(&mut connection).map_err(|error| ours(&error))?;
+    set(&mut connection).map_err(|error| internal(&error))?;
     Ok(connection)
 }
 
 fn client_config() -> Result<Config, TlsError> {
     static CONFIG: OnceLock<Result<Config, TlsError>> = OnceLock::new();
-    CONFIG.get_or_init(|| builder()?.build().map_err(|error| ours(&error))).clone()
+    CONFIG.get_or_init(|| builder()?.build().map_err(|error| internal(&error))).clone()
 }
 
 fn server_config() -> Result<Config, TlsError> {
     static CONFIG: OnceLock<Result<Config, TlsError>> = OnceLock::new();
     let make = || {
         let mut builder = builder()?;
-        builder.set_client_hello_callback(SelectOfferedKeys).map_err(|error| ours(&error))?;
-        builder.build().map_err(|error| ours(&error))
+        builder.set_client_hello_callback(SelectOfferedKeys).map_err(|error| internal(&error))?;
+        builder.build().map_err(|error| internal(&error))
     };
     CONFIG.get_or_init(make).clone()
 }
@@ -428,13 +434,13 @@ fn builder() -> Result<Builder, TlsError> {
     let mut builder = Builder::new();
     let set = |builder: &mut Builder| -> Result<(), Error> {
         builder.with_system_certs(false)?.set_security_policy(&Policy::from_version(POLICY)?)?;
-        // What a key's check takes tells nothing of the key, so that nobody has to wait before he
-        // says that it failed.
+        // The library need not delay its errors against timing attacks: the time of a binder's
+        // check does not depend on the key.
         builder.set_max_blinding_delay(0)?;
         builder.set_serialization_version(SerializationVersion::V1)?;
         Ok(())
     };
-    set(&mut builder).map_err(|error| ours(&error))?;
+    set(&mut builder).map_err(|error| internal(&error))?;
     Ok(builder)
 }
 
@@ -448,32 +454,32 @@ fn library_psk(key: &Psk) -> Result<s2n_tls::psk::Psk, TlsError> {
         psk.set_identity(&key.identity)?.set_secret(&key.secret)?.set_hmac(hmac)?;
         psk.build()
     };
-    make().map_err(|error| ours(&error))
+    make().map_err(|error| internal(&error))
 }
 
-fn ours(error: &Error) -> TlsError {
-    TlsError::Ours(error.message())
+fn internal(error: &Error) -> TlsError {
+    TlsError::Internal(error.message())
 }
 
-/// A peer's words, fit for a log.
-fn shown(identity: &[u8]) -> String {
+/// Escapes and shortens an identity for a log.
+fn escaped(identity: &[u8]) -> String {
     let text = String::from_utf8_lossy(identity);
     text.chars().take(MAX_SHOWN).flat_map(char::escape_debug).collect()
 }
 
 impl fmt::Debug for Psk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Psk {}", shown(&self.identity))
+        write!(f, "Psk {}", escaped(&self.identity))
     }
 }
 
-/// Of what the peer sends before the handshake is done, in bytes.
+/// Maximum number of bytes that a peer may send before the handshake is done.
 pub const MAX_HANDSHAKE: usize = 64 << 10;
-/// As the library calls them.
+/// The cipher suites, by the library's names.
 const SUITES: [&str; 2] = ["TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384"];
-/// TLS 1.3 alone, with the elliptic curves that everybody has.
+/// A policy of the library: TLS 1.3 only, with the common elliptic curves.
 const POLICY: &str = "AWS-CRT-SDK-TLSv1.3-2023";
-/// Of an identity, in characters.
+/// Maximum length of an identity in a message, in characters.
 const MAX_SHOWN: usize = 512;
 
 #[cfg(test)]

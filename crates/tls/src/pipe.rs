@@ -1,23 +1,23 @@
-//! What lies between the library and its driver: the library calls back for input and output.
+//! Input and output of the library, which calls back for both.
 #![expect(unsafe_code, reason = "the library's callbacks have a pointer for a context")]
 
 use s2n_tls::connection::Connection;
 use s2n_tls::error::Error;
 use std::ptr;
 
-/// The library's connection, and what it reads from and writes to.
+/// The library's connection with its input and output buffers.
 ///
 /// # Invariants
 /// `buffers` comes from a box, which is freed after the connection that has its address. The library
 /// uses it only in the calls of [`Pipe::with_input`], during which nobody else does.
 pub(crate) struct Pipe {
-    /// Taken only when the pipe is dropped.
+    /// `None` only while the pipe is dropped.
     connection: Option<Connection>,
     buffers: *mut PipeBuffers,
 }
 
 struct PipeBuffers {
-    /// What is left of the input, valid while a call lasts; none between calls.
+    /// The input that is left, valid during a call; null between calls.
     input: *const u8,
     input_len: usize,
     output: Vec<u8>,
@@ -36,8 +36,8 @@ impl Pipe {
         Ok(Pipe { connection: Some(connection), buffers })
     }
 
-    /// Has the library do something while `input` is what came from the peer. How much of it was
-    /// taken is told, too.
+    /// Calls `work` with `input` as the peer's bytes. Returns its result and the number of bytes
+    /// consumed.
     pub(crate) fn with_input<T>(
         &mut self,
         input: &[u8],
@@ -46,7 +46,7 @@ impl Pipe {
         // SAFETY: the box is alive, and the library does not use it now.
         unsafe { ((*self.buffers).input, (*self.buffers).input_len) = (input.as_ptr(), input.len()) };
         let result = work(self.connection());
-        // SAFETY: as above. What is forgotten here is never read again.
+        // SAFETY: as above. The null pointer is never read.
         let left = unsafe {
             (*self.buffers).input = ptr::null();
             std::mem::take(&mut (*self.buffers).input_len)
@@ -54,10 +54,9 @@ impl Pipe {
         (result, input.len() - left)
     }
 
-    /// The library's connection, for questions: it must not be made to receive or to send but by
-    /// [`Pipe::with_input`].
+    /// The library's connection. Only [`Pipe::with_input`] may make it receive or send.
     pub(crate) fn connection(&mut self) -> &mut Connection {
-        self.connection.as_mut().expect("it is there until the pipe is dropped")
+        self.connection.as_mut().expect("the connection exists until the pipe is dropped")
     }
 
     pub(crate) fn output(&mut self) -> &mut Vec<u8> {
@@ -66,7 +65,7 @@ impl Pipe {
         unsafe { &mut (*self.buffers).output }
     }
 
-    /// Whether the library has never sent anything.
+    /// Whether the library has not sent anything yet.
     pub(crate) fn has_sent_nothing(&self) -> bool {
         // SAFETY: as for `output`.
         unsafe { !(*self.buffers).has_sent }
@@ -81,7 +80,7 @@ impl Drop for Pipe {
     }
 }
 
-/// The library wants `len` bytes of the peer's.
+/// Reads up to `len` bytes of the peer for the library.
 ///
 /// # Safety
 /// `context` is the pipe's box and used by nobody else, and `buffer` has room for `len` bytes.
@@ -90,7 +89,7 @@ unsafe extern "C" fn receive(context: *mut libc::c_void, buffer: *mut u8, len: u
     let buffers = unsafe { &mut *context.cast::<PipeBuffers>() };
     let here = buffers.input_len.min(len as usize).min(libc::c_int::MAX as usize);
     if here == 0 {
-        return later();
+        return would_block();
     }
     // SAFETY: the input has that many bytes and lives during the call, the buffer has room, and
     // they are apart.
@@ -102,7 +101,7 @@ unsafe extern "C" fn receive(context: *mut libc::c_void, buffer: *mut u8, len: u
     here as libc::c_int
 }
 
-/// The library sends `len` bytes to the peer.
+/// Appends `len` bytes of the library to the output.
 ///
 /// # Safety
 /// `context` is the pipe's box and used by nobody else, and `buffer` has `len` bytes.
@@ -110,14 +109,14 @@ unsafe extern "C" fn send(context: *mut libc::c_void, buffer: *const u8, len: u3
     // SAFETY: as the caller promises.
     let (buffers, bytes) =
         unsafe { (&mut *context.cast::<PipeBuffers>(), std::slice::from_raw_parts(buffer, len as usize)) };
-    let Ok(sent) = libc::c_int::try_from(len) else { return later() };
+    let Ok(sent) = libc::c_int::try_from(len) else { return would_block() };
     buffers.output.extend_from_slice(bytes);
     buffers.has_sent = true;
     sent
 }
 
-/// Nothing goes now.
-fn later() -> libc::c_int {
+/// Sets EWOULDBLOCK and returns the callbacks' error value.
+fn would_block() -> libc::c_int {
     // SAFETY: the address of this thread's errno is always valid.
     unsafe { *libc::__errno_location() = libc::EWOULDBLOCK };
     -1

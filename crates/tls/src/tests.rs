@@ -1,4 +1,4 @@
-//! A client and a server, what is carried between them, and bytes that are neither's.
+//! A client and a server connected to each other, and bytes that are not TLS.
 
 use super::*;
 
@@ -11,11 +11,11 @@ fn lookup(keys: Vec<Psk>) -> Lookup {
     Arc::new(move |identity| keys.iter().find(|key| key.identity == identity).cloned())
 }
 
-/// A client and a server, and what is on its way between them.
+/// A client and a server connected to each other.
 struct ClientAndServer {
     client: Tls,
     server: Tls,
-    /// How many bytes come at a time.
+    /// Bytes delivered at a time.
     step: usize,
 }
 
@@ -28,7 +28,8 @@ impl ClientAndServer {
         }
     }
 
-    /// Carries everything until nothing moves. What each side got, and how it failed.
+    /// Delivers bytes until neither side sends any. Returns the plain bytes and the error of the
+    /// client and of the server.
     fn run(&mut self) -> [(Vec<u8>, Option<TlsError>); 2] {
         let mut got = [(Vec::new(), None), (Vec::new(), None)];
         if !self.client.is_open() {
@@ -41,13 +42,13 @@ impl ClientAndServer {
                 return got;
             }
             let [client, server] = &mut got;
-            carry(&to_server, self.step, &mut self.server, server);
-            carry(&to_client, self.step, &mut self.client, client);
+            deliver(&to_server, self.step, &mut self.server, server);
+            deliver(&to_client, self.step, &mut self.client, client);
         }
     }
 }
 
-fn carry(bytes: &[u8], step: usize, to: &mut Tls, got: &mut (Vec<u8>, Option<TlsError>)) {
+fn deliver(bytes: &[u8], step: usize, to: &mut Tls, got: &mut (Vec<u8>, Option<TlsError>)) {
     let mut plain = [0; 1000];
     for part in bytes.chunks(step.min(bytes.len().max(1))) {
         let mut at = 0;
@@ -67,7 +68,7 @@ fn carry(bytes: &[u8], step: usize, to: &mut Tls, got: &mut (Vec<u8>, Option<Tls
 }
 
 #[test]
-fn both_ends_have_what_the_other_sends_however_it_is_split() {
+fn data_arrives_however_the_stream_is_split() {
     for hash in [Hash::Sha256, Hash::Sha384] {
         for step in [1, 2, 3, 5, 6, 17, 1000, usize::MAX] {
             let mut pair = ClientAndServer::new(&[psk("a key", 7, hash)], vec![psk("a key", 7, hash)]);
@@ -101,7 +102,7 @@ fn the_first_key_that_the_server_knows_is_taken() {
 }
 
 #[test]
-fn both_ends_hear_what_is_wrong_with_a_key() {
+fn both_sides_report_an_unknown_or_different_key() {
     let offered = psk("key\n1", 1, Hash::Sha256);
     let [client, server] =
         ClientAndServer::new(std::slice::from_ref(&offered), vec![]).run().map(|got| got.1.unwrap());
@@ -111,11 +112,11 @@ fn both_ends_hear_what_is_wrong_with_a_key() {
         .run()
         .map(|got| got.1.unwrap());
     assert_eq!(server, TlsError::WrongKey("key\\n1".into()));
-    assert!(client.to_string().contains("decrypt_error: it has another key"), "{client}");
+    assert!(client.to_string().contains("decrypt_error: it has a different key"), "{client}");
 }
 
 #[test]
-fn what_is_no_tls_is_an_error_and_never_more() {
+fn bytes_that_are_not_tls_never_complete_a_handshake() {
     let hostile: [&[u8]; 5] = [
         &[0; 128],
         &[0xff; 128],
@@ -131,7 +132,7 @@ fn what_is_no_tls_is_an_error_and_never_more() {
                 && (result.is_err() || result == Ok(ReceivedBytes { taken: bytes.len(), given: 0 }))
         );
     }
-    // Each byte of a handshake, and of a record, made another.
+    // Corrupt each byte of a handshake, then of a record.
     let key = psk("a key", 7, Hash::Sha256);
     let mut client = Tls::client(std::slice::from_ref(&key)).unwrap();
     client.receive(&[], &mut []).unwrap();
@@ -157,9 +158,9 @@ fn what_is_no_tls_is_an_error_and_never_more() {
 }
 
 #[test]
-fn a_handshake_that_never_ends_is_ended() {
+fn an_endless_handshake_fails() {
     let mut server = Tls::server(&lookup(vec![])).unwrap();
-    // Records of one byte each, of a message that is said to be as long as one may be.
+    // Records of one byte each, of a handshake message with the largest length that is accepted.
     let mut bytes = vec![22, 3, 1, 0, 4, 1, 0, 0xf0, 0];
     for _ in 0..MAX_HANDSHAKE {
         bytes.extend([22, 3, 3, 0, 1, 0]);
@@ -172,7 +173,7 @@ fn a_handshake_that_never_ends_is_ended() {
         }
         assert!(at < 2 * MAX_HANDSHAKE);
     };
-    assert!(matches!(error, TlsError::Broken(_)), "{error}");
+    assert!(matches!(error, TlsError::Malformed(_)), "{error}");
 }
 
 #[test]
@@ -180,14 +181,14 @@ fn a_key_is_not_shown() {
     assert_eq!(format!("{:?}", psk("name", 0x41, Hash::Sha256)), "Psk name");
 }
 
-/// What comes of a record of the library's, opened with keys that the peer's side has given up.
+/// Exchanges records between the library and a record layer that uses exported keys.
 fn exchange(
     pair: &mut ClientAndServer,
     exporter: fn(&mut ClientAndServer) -> &mut Tls,
     other: fn(&mut ClientAndServer) -> &mut Tls,
 ) {
     let exported = exporter(pair).export().unwrap();
-    assert!(exporter(pair).export().is_none(), "it is given up once");
+    assert!(exporter(pair).export().is_none(), "keys are exported once");
     other(pair).send(b"from the library").unwrap();
     let record = std::mem::take(other(pair).output());
     let opened = Records::new(&exported.receiving.keys(exported.next_received)).open(&record);
@@ -200,14 +201,14 @@ fn exchange(
 }
 
 #[test]
-fn who_is_given_the_keys_goes_on_in_the_librarys_place() {
+fn exported_keys_continue_the_connection() {
     for hash in [Hash::Sha256, Hash::Sha384] {
-        for said_before in [0, 1, 5] {
+        for sent_before in [0, 1, 5] {
             let key = psk("a key", 7, hash);
             let open = || {
                 let mut pair = ClientAndServer::new(std::slice::from_ref(&key), vec![key.clone()]);
                 pair.run();
-                for _ in 0..said_before {
+                for _ in 0..sent_before {
                     pair.client.send(b"some bytes").unwrap();
                     pair.server.send(b"others").unwrap();
                     pair.server.send(b"others").unwrap();
@@ -222,22 +223,22 @@ fn who_is_given_the_keys_goes_on_in_the_librarys_place() {
 }
 
 #[test]
-fn keys_are_given_up_only_between_records_and_can_be_given_back() {
+fn keys_are_exported_only_between_records_and_can_be_taken_back() {
     let key = psk("a key", 7, Hash::Sha384);
     let mut pair = ClientAndServer::new(std::slice::from_ref(&key), vec![key.clone()]);
-    assert!(pair.client.export().is_none() && pair.server.export().is_none(), "there are none yet");
+    assert!(pair.client.export().is_none() && pair.server.export().is_none(), "the handshake is not done");
     pair.run();
     pair.server.send(&[7; 100]).unwrap();
-    assert!(pair.server.export().is_none(), "it has something to send");
+    assert!(pair.server.export().is_none(), "output is pending");
     let record = std::mem::take(pair.server.output());
     let mut plain = [0; 60];
     for part in [&record[..3], &record[3..50]] {
         pair.client.receive(part, &mut plain).unwrap();
-        assert!(pair.client.export().is_none(), "it has part of a record");
+        assert!(pair.client.export().is_none(), "a record is incomplete");
     }
     let moved = pair.client.receive(&record[50..], &mut plain).unwrap();
     assert_eq!(moved.given, 60);
-    assert!(pair.client.export().is_none(), "it has more than there was room for");
+    assert!(pair.client.export().is_none(), "decrypted data is pending");
     assert_eq!(pair.client.receive(&[], &mut plain).unwrap().given, 40);
     for _ in 0..2 {
         let exported = [pair.client.export().unwrap(), pair.server.export().unwrap()];

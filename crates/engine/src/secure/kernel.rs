@@ -10,7 +10,7 @@
 use crate::broken::Broken;
 use crate::host::{ByteStream, Direction};
 use blockmux_tls::{
-    ALERT, APPLICATION_DATA, ExportedKeys, HANDSHAKE, MOST_PLAIN, OUR_CLOSE_NOTIFY, OUR_KEY_UPDATE,
+    ALERT, APPLICATION_DATA, ExportedKeys, HANDSHAKE, MAX_PLAINTEXT, OUR_CLOSE_NOTIFY, OUR_KEY_UPDATE,
     PostHandshakeAction, PostHandshakeMessages, Tls, TlsError, TrafficSecret,
 };
 use std::io;
@@ -76,7 +76,7 @@ impl ByKernel {
     pub(super) fn on_sent(&mut self, bytes: usize) {
         let bytes = bytes as u64;
         // The kernel makes as few records of a call as possible.
-        let records = bytes / MOST_PLAIN as u64 + 1;
+        let records = bytes / MAX_PLAINTEXT as u64 + 1;
         self.blocks += bytes / BLOCK + 1 + records * BLOCKS_BESIDE;
         self.owes_update |= self.blocks >= MOST_BLOCKS;
     }
@@ -138,7 +138,7 @@ impl ByKernel {
 
     /// Receives the next record, which is not data.
     fn receive_record<S: ByteStream>(&mut self, stream: &mut S) -> Result<PostHandshakeAction, Broken> {
-        let mut bytes = vec![0; MOST_PLAIN];
+        let mut bytes = vec![0; MAX_PLAINTEXT];
         match stream.receive_record(&mut bytes) {
             Ok((_, 0)) => Ok(PostHandshakeAction::Nothing),
             Ok((APPLICATION_DATA, _)) => Err(io::Error::from(io::ErrorKind::InvalidData).into()),
@@ -181,10 +181,10 @@ impl ByKernel {
 const BLOCK: u64 = 16;
 /// Blocks of each record beyond its data: content type and authentication tag.
 const BLOCKS_BESIDE: u64 = 2;
-const MOST_BLOCKS_OF_RECORD: u64 = MOST_PLAIN as u64 / BLOCK + BLOCKS_BESIDE;
+const MOST_BLOCKS_OF_RECORD: u64 = MAX_PLAINTEXT as u64 / BLOCK + BLOCKS_BESIDE;
 /// Limit of an AES-GCM key: 2^24.5 records of maximum length (RFC 8446 §5.5). It is counted in
 /// blocks, so that more short records are permitted.
-const MOST_BLOCKS: u64 = 23_726_566 * (MOST_PLAIN as u64 / BLOCK);
+const MOST_BLOCKS: u64 = 23_726_566 * (MAX_PLAINTEXT as u64 / BLOCK);
 
 #[cfg(test)]
 impl super::Secure {
@@ -214,7 +214,7 @@ mod tests {
         assert!((most - 1.0..most).contains(&((MOST_BLOCKS / 1024) as f64)));
         // The bound is never below the true number: for records of 16 KiB, and for the shortest
         // ones.
-        for (bytes, records) in [(MOST_PLAIN, 1), (64 << 10, 4), (1, 1), (0, 1), (24, 1)] {
+        for (bytes, records) in [(MAX_PLAINTEXT, 1), (64 << 10, 4), (1, 1), (0, 1), (24, 1)] {
             let mut kernel = ByKernel::new(exported(), true);
             kernel.on_sent(bytes);
             let least = (bytes as u64 + records).div_ceil(BLOCK) + records;

@@ -502,7 +502,10 @@ mod tests {
         let mut host = applicant(HostSecrets { host: other, ..right.clone() });
         let failed = AuthFailure::Rejected(Explanation::AUTHENTICATION_FAILED);
         assert_eq!(talk(&mut host, &mut controller(right.clone())), Err(failed));
-        assert_eq!(failed.to_string(), "controller rejected this host in DH-HMAC-CHAP: authentication failed");
+        assert_eq!(
+            failed.to_string(),
+            "controller rejected this host in DH-HMAC-CHAP: authentication failed"
+        );
         let impostor = HostSecrets { controller: Some(right.host.clone()), ..right.clone() };
         let mut target = controller(impostor);
         assert_eq!(talk(&mut applicant(right), &mut target), Err(AuthFailure::WrongControllerResponse));

@@ -119,11 +119,7 @@ impl TcpHostLink {
         let has = |bit| response.dgst & bit != 0;
         let digests = Digests { header: has(DGST_HEADER), data: has(DGST_DATA) };
         if digests != self.parameters.digests {
-            return Err(ControllerViolation::field(
-                "did not accept the requested digests",
-                11,
-                reference,
-            ));
+            return Err(ControllerViolation::field("did not accept the requested digests", 11, reference));
         }
         if response.cpda > PDA_MAX {
             return Err(ControllerViolation::field(

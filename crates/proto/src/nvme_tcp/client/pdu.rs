@@ -115,11 +115,7 @@ pub(super) fn parse(bytes: &[u8], digests: Digests) -> Result<ParsedNvmePdu, Con
         }
     }
     if plen != head.data_end(digests) {
-        return Err(ControllerViolation::field(
-            "sent a PDU whose PLEN does not match its parts",
-            4,
-            COMMON,
-        ));
+        return Err(ControllerViolation::field("sent a PDU whose PLEN does not match its parts", 4, COMMON));
     }
     Ok(ParsedNvmePdu::Head(head))
 }

@@ -76,7 +76,8 @@ impl StreamSession for NvmeTcpTargetSession {
             return Ok(());
         }
         Err(ProtocolError {
-            what: "closed the connection in the middle of a PDU's data", reference: "TCP Transport 1.0 §3.6"
+            what: "closed the connection in the middle of a PDU's data",
+            reference: "TCP Transport 1.0 §3.6",
         })
     }
 

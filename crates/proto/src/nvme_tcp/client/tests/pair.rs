@@ -253,7 +253,10 @@ fn a_host_generates_a_psk_and_reconnects_with_it() {
         let mut first = admin(own.clone(), Concatenation::Due);
         exchange_all(&mut first, &mut served.target());
         assert!(first.session.is_over() && first.session.refused().is_none());
-        assert!(!first.session.is_ready() && first.session.controller().is_none(), "no other command was sent");
+        assert!(
+            !first.session.is_ready() && first.session.controller().is_none(),
+            "no other command was sent"
+        );
         let key = first.session.generated().unwrap().tls_psks(&nqn(HOST), &nqn(SUBSYSTEM)).remove(0);
         assert!(served.node.keyring().find(key.identity.as_bytes()).unwrap() == key);
         // The PSK has authenticated both sides; no authentication is required or missed.
