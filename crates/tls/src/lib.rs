@@ -1,4 +1,4 @@
-//! TLS 1.3 with external pre-shared keys (RFC 8446), without sockets: bytes in and bytes out.
+//! TLS with pre-shared keys or certificates (RFC 8446), without sockets: bytes in and bytes out.
 //!
 //! ```text
 //!   socket ──records──▶ Tls::receive ──plain bytes──▶ session
@@ -6,9 +6,12 @@
 //! ```
 //! The caller passes the peer's bytes to [`Tls::receive`], sends the bytes of [`Tls::output`], and
 //! bounds the time of the handshake; this crate bounds the handshake's memory ([`MAX_HANDSHAKE`]).
-//! Pre-shared keys are the only authentication: there are no certificates, no resumption and no
-//! early data. Every handshake has a Diffie-Hellman exchange (`psk_dhe_ke`). The cipher suites are
-//! `TLS_AES_128_GCM_SHA256` and `TLS_AES_256_GCM_SHA384`; the key's hash function selects one.
+//! There is no resumption and no early data, every handshake has a Diffie-Hellman exchange, and
+//! every cipher is AES-GCM.
+//!
+//! A connection has credentials of one kind. Pre-shared keys (`psk.rs`) are for TLS 1.3 only; the
+//! key's hash function selects the cipher suite. Certificates (`certificates.rs`) are for TLS 1.3,
+//! and for TLS 1.2 if the peer does not support 1.3. A server may require client certificates.
 //!
 //! A server looks up the identities of a client's ClientHello (`hello.rs`) as they arrive, so the
 //! number of its keys is not limited. It answers `unknown_psk_identity` if it knows none of them,
@@ -22,40 +25,81 @@
 //! has unsafe code.
 
 mod alert;
+mod certificates;
 mod hello;
 mod keys;
 mod messages;
 mod pipe;
+mod psk;
+mod psk_file;
 mod records;
 
+pub use certificates::{CertifiedKey, ClientCertificates, ServerCertificates, Trust};
 pub use keys::{ExportedKeys, IV_LEN, RecordKeys, TrafficSecret};
 pub use messages::{
     ALERT, APPLICATION_DATA, HANDSHAKE, OUR_CLOSE_NOTIFY, OUR_KEY_UPDATE, PostHandshakeAction,
     PostHandshakeMessages,
 };
 use pipe::Pipe;
+pub use psk::{Hash, Lookup, Psk};
+use psk::{OfferedKeys, library_psk};
+pub use psk_file::{PskFile, PskFileError};
 pub use records::{HEADER_LEN, MAX_PLAINTEXT, OVERHEAD, Records};
-use s2n_tls::callbacks::{ClientHelloCallback, ConnectionFuture};
 use s2n_tls::config::{Builder, Config};
 use s2n_tls::connection::Connection;
-use s2n_tls::enums::{Blinding, Mode, PskHmac, SerializationVersion};
+use s2n_tls::enums::{Blinding, Mode, SerializationVersion, Version};
 use s2n_tls::error::{Error, ErrorType};
 use s2n_tls::security::Policy;
-use std::fmt;
-use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::task::{Poll, Waker};
-use zeroize::Zeroizing;
 
 /// One side of a TLS connection.
 pub struct Tls {
     pipe: Pipe,
     mode: Mode,
     state: TlsState,
+    /// The library's configuration, with the credentials.
+    config: Config,
+    kind: CredentialKind,
     /// Number of bytes of the peer that the handshake consumed.
     handshake: usize,
-    /// Identity of the negotiated key; empty during the handshake.
-    identity: Vec<u8>,
+    peer: TlsPeer,
+}
+
+/// A client's credentials, and how it authenticates the server.
+#[derive(Clone, Debug)]
+pub enum ClientCredentials {
+    /// Pre-shared keys, the preferred one first.
+    Psks(Arc<[Psk]>),
+    /// Certificates: of the server, and optionally of the client.
+    Certificates(ClientCertificates),
+}
+
+/// A server's credentials, and how it authenticates clients.
+#[derive(Clone)]
+pub enum ServerCredentials {
+    /// Pre-shared keys, found by the identities that a client offers.
+    Psks(Lookup),
+    /// Certificates: of the server, and optionally of each client.
+    Certificates(ServerCertificates),
+}
+
+/// The kind of a connection's credentials.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CredentialKind {
+    Psk,
+    Certificate,
+}
+
+/// How the peer authenticated itself in the handshake.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TlsPeer {
+    /// By the pre-shared key of this identity.
+    Psk(Vec<u8>),
+    /// By the certificate with this subject, as RFC 4514 writes it: `CN=backup,O=Example`.
+    Certificate(String),
+    /// Not at all: a client of which no certificate was requested, or an unverified server.
+    Anonymous,
 }
 
 /// Numbers of bytes that a call of [`Tls::receive`] consumed and returned.
@@ -66,29 +110,6 @@ pub struct ReceivedBytes {
     /// Plain bytes that it wrote.
     pub given: usize,
 }
-
-/// A pre-shared key.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Psk {
-    /// The identity, which both sides know; it crosses the network in the clear.
-    pub identity: Vec<u8>,
-    /// The key; it has at least 16 bytes.
-    pub secret: Zeroizing<Vec<u8>>,
-    /// Hash function of the key's cipher suite.
-    pub hash: Hash,
-}
-
-/// A hash function and the cipher suite that uses it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hash {
-    /// `TLS_AES_128_GCM_SHA256`.
-    Sha256,
-    /// `TLS_AES_256_GCM_SHA384`.
-    Sha384,
-}
-
-/// Finds a server's key by its identity.
-pub type Lookup = Arc<dyn Fn(&[u8]) -> Option<Psk> + Send + Sync>;
 
 /// Why a TLS connection failed. The message's subject is the peer: write the peer's name before it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -102,6 +123,18 @@ pub enum TlsError {
     /// Both sides know a key of this identity, but not the same one.
     #[error("has a TLS key different from ours named {0}")]
     WrongKey(String),
+    /// The peer's certificate was refused; the value says why.
+    #[error("has a certificate that is not accepted: {0}")]
+    Certificate(&'static str),
+    /// A client sent no certificate, where one is required.
+    #[error("sent no certificate, which is required here")]
+    NoCertificate,
+    /// Our own certificate or key is unusable; the value is the whole message, without a peer.
+    #[error("{0}")]
+    Credentials(&'static str),
+    /// The peer closed the connection and receives nothing any more.
+    #[error("closed the connection")]
+    Closed,
     /// The peer ended the handshake or the connection with an alert.
     #[error("ended TLS with the alert {name}{hint}")]
     Alert {
@@ -143,31 +176,60 @@ enum TlsState {
 }
 
 impl Tls {
-    /// Creates a client that offers these keys, in order of preference.
+    /// Creates a client with these credentials.
     ///
     /// # Errors
-    /// [`TlsError::Internal`] if the library refuses a key.
-    pub fn client(keys: &[Psk]) -> Result<Tls, TlsError> {
-        let mut connection = connection(Mode::Client, client_config()?)?;
-        for key in keys {
-            connection.append_psk(&library_psk(key)?).map_err(|error| internal(&error))?;
+    /// [`TlsError::Internal`] if the library refuses the credentials.
+    pub fn client(credentials: &ClientCredentials) -> Result<Tls, TlsError> {
+        match credentials {
+            ClientCredentials::Psks(keys) => {
+                let config = psk::client_config()?;
+                let mut connection = connection(Mode::Client, config.clone())?;
+                for key in &**keys {
+                    connection.append_psk(&library_psk(key)?).map_err(|error| internal(&error))?;
+                }
+                Tls::new(connection, Mode::Client, config, CredentialKind::Psk)
+            }
+            ClientCredentials::Certificates(certificates) => {
+                let config = certificates.config();
+                let mut connection = connection(Mode::Client, config.clone())?;
+                if let Some(name) = certificates.server_name() {
+                    connection.set_server_name(name).map_err(|error| internal(&error))?;
+                }
+                Tls::new(connection, Mode::Client, config, CredentialKind::Certificate)
+            }
         }
-        Tls::new(connection, Mode::Client)
     }
 
-    /// Creates a server that finds its keys by `lookup`.
+    /// Creates a server with these credentials.
     ///
     /// # Errors
     /// [`TlsError::Internal`] if the library fails.
-    pub fn server(lookup: &Lookup) -> Result<Tls, TlsError> {
-        let mut connection = connection(Mode::Server, server_config()?)?;
-        connection.set_application_context(OfferedKeys { lookup: lookup.clone(), first: None, known: None });
-        Tls::new(connection, Mode::Server)
+    pub fn server(credentials: &ServerCredentials) -> Result<Tls, TlsError> {
+        match credentials {
+            ServerCredentials::Psks(lookup) => {
+                let config = psk::server_config()?;
+                let mut connection = connection(Mode::Server, config.clone())?;
+                connection.set_application_context(OfferedKeys::new(lookup));
+                Tls::new(connection, Mode::Server, config, CredentialKind::Psk)
+            }
+            ServerCredentials::Certificates(certificates) => {
+                let config = certificates.config();
+                let connection = connection(Mode::Server, config.clone())?;
+                Tls::new(connection, Mode::Server, config, CredentialKind::Certificate)
+            }
+        }
     }
 
-    fn new(connection: Connection, mode: Mode) -> Result<Tls, TlsError> {
+    fn new(
+        connection: Connection,
+        mode: Mode,
+        config: Config,
+        kind: CredentialKind,
+    ) -> Result<Tls, TlsError> {
         let pipe = Pipe::new(connection).map_err(|error| internal(&error))?;
-        Ok(Tls { pipe, mode, state: TlsState::Handshake, handshake: 0, identity: Vec::new() })
+        let (state, peer) = (TlsState::Handshake, TlsPeer::Anonymous);
+        Ok(Tls { pipe, mode, state, config, kind, handshake: 0, peer })
     }
 
     /// Whether this is the client's side.
@@ -188,10 +250,27 @@ impl Tls {
         self.state == TlsState::Ended
     }
 
-    /// The identity of the negotiated key; empty until the handshake is done.
+    /// How the peer authenticated itself; [`TlsPeer::Anonymous`] until the handshake is done.
     #[must_use]
-    pub fn identity(&self) -> &[u8] {
-        &self.identity
+    pub fn peer(&self) -> &TlsPeer {
+        &self.peer
+    }
+
+    /// The version and the cipher suite for logs, once the handshake is done.
+    pub fn negotiated(&mut self) -> String {
+        let connection = self.pipe.connection();
+        let version = match connection.actual_protocol_version() {
+            Ok(Version::TLS13) => "TLS 1.3",
+            Ok(Version::TLS12) => "TLS 1.2",
+            _ => "TLS",
+        };
+        format!("{version}, {}", connection.cipher_suite().unwrap_or_default())
+    }
+
+    /// Whether [`Tls::export`] supports this connection, once the handshake is done: it exports
+    /// keys of TLS 1.3 only.
+    pub fn can_export(&mut self) -> bool {
+        self.pipe.connection().actual_protocol_version().is_ok_and(|version| version == Version::TLS13)
     }
 
     /// Processes bytes from the peer. A client starts its handshake with an empty `input`. Once the
@@ -271,7 +350,7 @@ impl Tls {
     /// and an empty [`Tls::output`]; otherwise it returns `None` and changes nothing. After an
     /// export only [`Tls::resume`] is allowed.
     pub fn export(&mut self) -> Option<ExportedKeys> {
-        if self.state != TlsState::Open || !self.output().is_empty() {
+        if self.state != TlsState::Open || !self.output().is_empty() || !self.can_export() {
             return None;
         }
         let connection = self.pipe.connection();
@@ -297,9 +376,7 @@ impl Tls {
     }
 
     fn resume_from(&mut self, state: &[u8]) -> Result<(), TlsError> {
-        let config = if self.is_client() { client_config() } else { server_config() };
-        let resumed = config.and_then(|config| {
-            let mut connection = connection(self.mode, config)?;
+        let resumed = connection(self.mode, self.config.clone()).and_then(|mut connection| {
             connection.deserialize(state).map_err(|error| internal(&error))?;
             Pipe::new(connection).map_err(|error| internal(&error))
         });
@@ -316,19 +393,24 @@ impl Tls {
         let _ = self.pipe.connection().release_buffers();
     }
 
-    /// Ends the handshake: checks that it negotiated a pre-shared key and one of [`SUITES`].
+    /// Ends the handshake: checks the negotiated cipher suite and the peer's credentials.
     fn open(&mut self) -> Result<(), TlsError> {
         let connection = self.pipe.connection();
-        let len = connection.negotiated_psk_identity_length().unwrap_or(0);
-        let mut identity = vec![0; len];
-        let is_agreed = len > 0 && connection.negotiated_psk_identity(&mut identity).is_ok();
-        let is_usable = connection.cipher_suite().is_ok_and(|suite| SUITES.contains(&suite));
-        if !is_agreed || !is_usable {
-            return Err(
-                self.fail(TlsError::Malformed("it negotiated no pre-shared key, or another cipher suite"))
-            );
+        if !connection.cipher_suite().is_ok_and(|suite| SUITES.contains(&suite)) {
+            return Err(self.fail(TlsError::Malformed("it negotiated another cipher suite")));
         }
-        (self.identity, self.state) = (identity, TlsState::Open);
+        self.peer = match self.kind {
+            CredentialKind::Psk => match psk::negotiated(connection) {
+                Some(identity) => TlsPeer::Psk(identity),
+                None => return Err(self.fail(TlsError::Malformed("it negotiated no pre-shared key"))),
+            },
+            CredentialKind::Certificate => match certificates::subject(connection, self.mode) {
+                Ok(Some(subject)) => TlsPeer::Certificate(subject),
+                Ok(None) => TlsPeer::Anonymous,
+                Err(why) => return Err(self.fail(why)),
+            },
+        };
+        self.state = TlsState::Open;
         Ok(())
     }
 
@@ -346,8 +428,11 @@ impl Tls {
         let connection = self.pipe.connection();
         let offer = connection.application_context::<OfferedKeys>();
         let is_server = self.mode == Mode::Server;
+        if was_open && error.kind() == ErrorType::ConnectionClosed {
+            return TlsError::Closed;
+        }
         if error.kind() == ErrorType::Alert || (error.kind() == ErrorType::ConnectionClosed && !is_server) {
-            return alert::received(connection.alert(), was_open);
+            return alert::received(connection.alert(), was_open, self.kind);
         }
         let why = match (offer, error.name()) {
             (Some(OfferedKeys { first: Some(first), known: None, .. }), _) => {
@@ -359,9 +444,15 @@ impl Tls {
                 Some(OfferedKeys { known: Some(known), .. }),
                 "S2N_ERR_BAD_PSK_BINDER" | "S2N_ERR_BAD_MESSAGE" | "S2N_ERR_SAFETY",
             ) if !has_answered => TlsError::WrongKey(known.clone()),
-            (Some(OfferedKeys { first: None, .. }), "S2N_ERR_CIPHER_NOT_SUPPORTED") => TlsError::NoIdentity,
-            _ if error.kind() == ErrorType::ProtocolError => TlsError::Malformed(error.message()),
-            _ => TlsError::Internal(error.message()),
+            (
+                Some(OfferedKeys { first: None, .. }),
+                "S2N_ERR_CIPHER_NOT_SUPPORTED" | "S2N_ERR_NO_VALID_SIGNATURE_SCHEME",
+            ) => TlsError::NoIdentity,
+            (_, name) => match certificates::refusal(name) {
+                Some(refusal) => refusal,
+                None if error.kind() == ErrorType::ProtocolError => TlsError::Malformed(error.message()),
+                None => TlsError::Internal(error.message()),
+            },
         };
         if is_server && !has_answered {
             self.pipe.output().extend_from_slice(&alert::record(&why));
@@ -369,37 +460,6 @@ impl Tls {
             let _ = self.pipe.with_input(&[], |connection| connection.poll_shutdown_send().is_ready());
         }
         why
-    }
-}
-
-/// A server's lookup and the identities that the client offered, for messages.
-struct OfferedKeys {
-    lookup: Lookup,
-    /// The first identity offered.
-    first: Option<String>,
-    /// The first identity that the server knows.
-    known: Option<String>,
-}
-
-/// Adds the known keys among those that a client offers.
-struct SelectOfferedKeys;
-
-impl ClientHelloCallback for SelectOfferedKeys {
-    fn on_client_hello(
-        &self,
-        connection: &mut Connection,
-    ) -> Result<Option<Pin<Box<dyn ConnectionFuture>>>, Error> {
-        let message = connection.client_hello()?.raw_message()?;
-        let offered = hello::identities(&message);
-        let Some(offer) = connection.application_context_mut::<OfferedKeys>() else { return Ok(None) };
-        offer.first = offered.first().map(|identity| escaped(identity));
-        let known: Vec<Psk> = offered.iter().filter_map(|identity| (offer.lookup)(identity)).collect();
-        offer.known = known.first().map(|key| escaped(&key.identity));
-        for key in &known {
-            let key = library_psk(key).map_err(|error| Error::application(Box::new(error)))?;
-            connection.append_psk(&key)?;
-        }
-        Ok(None)
     }
 }
 
@@ -415,25 +475,10 @@ fn connection(mode: Mode, config: Config) -> Result<Connection, TlsError> {
     Ok(connection)
 }
 
-fn client_config() -> Result<Config, TlsError> {
-    static CONFIG: OnceLock<Result<Config, TlsError>> = OnceLock::new();
-    CONFIG.get_or_init(|| builder()?.build().map_err(|error| internal(&error))).clone()
-}
-
-fn server_config() -> Result<Config, TlsError> {
-    static CONFIG: OnceLock<Result<Config, TlsError>> = OnceLock::new();
-    let make = || {
-        let mut builder = builder()?;
-        builder.set_client_hello_callback(SelectOfferedKeys).map_err(|error| internal(&error))?;
-        builder.build().map_err(|error| internal(&error))
-    };
-    CONFIG.get_or_init(make).clone()
-}
-
-fn builder() -> Result<Builder, TlsError> {
+fn builder(policy: &str) -> Result<Builder, TlsError> {
     let mut builder = Builder::new();
     let set = |builder: &mut Builder| -> Result<(), Error> {
-        builder.with_system_certs(false)?.set_security_policy(&Policy::from_version(POLICY)?)?;
+        builder.with_system_certs(false)?.set_security_policy(&Policy::from_version(policy)?)?;
         // The library need not delay its errors against timing attacks: the time of a binder's
         // check does not depend on the key.
         builder.set_max_blinding_delay(0)?;
@@ -442,19 +487,6 @@ fn builder() -> Result<Builder, TlsError> {
     };
     set(&mut builder).map_err(|error| internal(&error))?;
     Ok(builder)
-}
-
-fn library_psk(key: &Psk) -> Result<s2n_tls::psk::Psk, TlsError> {
-    let make = || {
-        let mut psk = s2n_tls::psk::Psk::builder()?;
-        let hmac = match key.hash {
-            Hash::Sha256 => PskHmac::SHA256,
-            Hash::Sha384 => PskHmac::SHA384,
-        };
-        psk.set_identity(&key.identity)?.set_secret(&key.secret)?.set_hmac(hmac)?;
-        psk.build()
-    };
-    make().map_err(|error| internal(&error))
 }
 
 fn internal(error: &Error) -> TlsError {
@@ -467,20 +499,20 @@ fn escaped(identity: &[u8]) -> String {
     text.chars().take(MAX_SHOWN).flat_map(char::escape_debug).collect()
 }
 
-impl fmt::Debug for Psk {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Psk {}", escaped(&self.identity))
-    }
-}
-
 /// Maximum number of bytes that a peer may send before the handshake is done.
 pub const MAX_HANDSHAKE: usize = 64 << 10;
-/// The cipher suites, by the library's names.
-const SUITES: [&str; 2] = ["TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384"];
-/// A policy of the library: TLS 1.3 only, with the common elliptic curves.
-const POLICY: &str = "AWS-CRT-SDK-TLSv1.3-2023";
+/// The library's names of the cipher suites that are accepted: AES-GCM after a Diffie-Hellman
+/// exchange.
+const SUITES: [&str; 6] = [
+    "TLS_AES_128_GCM_SHA256",
+    "TLS_AES_256_GCM_SHA384",
+    "ECDHE-ECDSA-AES128-GCM-SHA256",
+    "ECDHE-ECDSA-AES256-GCM-SHA384",
+    "ECDHE-RSA-AES128-GCM-SHA256",
+    "ECDHE-RSA-AES256-GCM-SHA384",
+];
 /// Maximum length of an identity in a message, in characters.
 const MAX_SHOWN: usize = 512;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -1,7 +1,7 @@
 //! The peer's alerts and post-handshake messages (RFC 8446 §4.6, §6), for callers that use exported
 //! keys.
 
-use super::{TlsError, alert};
+use super::{CredentialKind, TlsError, alert};
 
 /// Reads alerts and post-handshake messages, also where they span records.
 #[derive(Default)]
@@ -86,7 +86,7 @@ fn alert(bytes: &[u8]) -> Result<PostHandshakeAction, TlsError> {
         [_, alert::CLOSE_NOTIFY, ..] => Ok(PostHandshakeAction::Ended),
         [_, alert::USER_CANCELED] => Ok(PostHandshakeAction::Nothing),
         [_, alert::USER_CANCELED, rest @ ..] => alert(rest),
-        [_, code, ..] => Err(alert::received(Some(*code), true)),
+        [_, code, ..] => Err(alert::received(Some(*code), true, CredentialKind::Psk)),
         _ => Err(TlsError::Unexpected),
     }
 }

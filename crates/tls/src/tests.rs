@@ -7,30 +7,35 @@ fn psk(identity: &str, fill: u8, hash: Hash) -> Psk {
     Psk { identity: identity.into(), secret: vec![fill; len].into(), hash }
 }
 
-fn lookup(keys: Vec<Psk>) -> Lookup {
-    Arc::new(move |identity| keys.iter().find(|key| key.identity == identity).cloned())
+fn client(keys: &[Psk]) -> Tls {
+    Tls::client(&ClientCredentials::Psks(keys.into())).unwrap()
+}
+
+fn server(keys: Vec<Psk>) -> Tls {
+    let lookup = move |identity: &[u8]| keys.iter().find(|key| key.identity == identity).cloned();
+    Tls::server(&ServerCredentials::Psks(Arc::new(lookup))).unwrap()
 }
 
 /// A client and a server connected to each other.
-struct ClientAndServer {
-    client: Tls,
-    server: Tls,
+pub(crate) struct ClientAndServer {
+    pub(crate) client: Tls,
+    pub(crate) server: Tls,
     /// Bytes delivered at a time.
     step: usize,
 }
 
 impl ClientAndServer {
     fn new(offered: &[Psk], known: Vec<Psk>) -> ClientAndServer {
-        ClientAndServer {
-            client: Tls::client(offered).unwrap(),
-            server: Tls::server(&lookup(known)).unwrap(),
-            step: usize::MAX,
-        }
+        ClientAndServer::of(client(offered), server(known))
+    }
+
+    pub(crate) fn of(client: Tls, server: Tls) -> ClientAndServer {
+        ClientAndServer { client, server, step: usize::MAX }
     }
 
     /// Delivers bytes until neither side sends any. Returns the plain bytes and the error of the
     /// client and of the server.
-    fn run(&mut self) -> [(Vec<u8>, Option<TlsError>); 2] {
+    pub(crate) fn run(&mut self) -> [(Vec<u8>, Option<TlsError>); 2] {
         let mut got = [(Vec::new(), None), (Vec::new(), None)];
         if !self.client.is_open() {
             self.client.receive(&[], &mut []).unwrap();
@@ -76,7 +81,8 @@ fn data_arrives_however_the_stream_is_split() {
             let got = pair.run();
             assert_eq!(got, [(vec![], None), (vec![], None)], "{hash:?} {step}");
             assert!(pair.client.is_open() && pair.server.is_open());
-            assert_eq!((pair.client.identity(), pair.server.identity()), (&b"a key"[..], &b"a key"[..]));
+            let key = TlsPeer::Psk(b"a key".to_vec());
+            assert_eq!((pair.client.peer(), pair.server.peer()), (&key, &key));
             let long: Vec<u8> = (0..40_000u32).map(|at| (at % 251) as u8).collect();
             pair.client.send(b"to the server").unwrap();
             pair.server.send(&long).unwrap();
@@ -97,7 +103,8 @@ fn the_first_key_that_the_server_knows_is_taken() {
     for (known, name) in [(offered.to_vec(), "new"), (vec![offered[1].clone()], "old")] {
         let mut pair = ClientAndServer::new(&offered, known);
         assert_eq!(pair.run().map(|got| got.1), [None, None]);
-        assert_eq!((pair.client.identity(), pair.server.identity()), (name.as_bytes(), name.as_bytes()));
+        let key = TlsPeer::Psk(name.as_bytes().to_vec());
+        assert_eq!((pair.client.peer(), pair.server.peer()), (&key, &key));
     }
 }
 
@@ -125,7 +132,7 @@ fn bytes_that_are_not_tls_never_complete_a_handshake() {
         &[22, 3, 1, 0, 5, 1, 0xff, 0xff, 0xff, 0],
     ];
     for bytes in hostile {
-        let mut server = Tls::server(&lookup(vec![])).unwrap();
+        let mut server = server(vec![]);
         let result = server.receive(bytes, &mut [0; 100]);
         assert!(
             !server.is_open()
@@ -134,13 +141,13 @@ fn bytes_that_are_not_tls_never_complete_a_handshake() {
     }
     // Corrupt each byte of a handshake, then of a record.
     let key = psk("a key", 7, Hash::Sha256);
-    let mut client = Tls::client(std::slice::from_ref(&key)).unwrap();
+    let mut client = client(std::slice::from_ref(&key));
     client.receive(&[], &mut []).unwrap();
     let hello = std::mem::take(client.output());
     for at in 0..hello.len() {
         let mut spoilt = hello.clone();
         spoilt[at] ^= 0x41;
-        let mut server = Tls::server(&lookup(vec![key.clone()])).unwrap();
+        let mut server = server(vec![key.clone()]);
         let _ = server.receive(&spoilt, &mut []);
         assert!(!server.is_open());
     }
@@ -159,7 +166,7 @@ fn bytes_that_are_not_tls_never_complete_a_handshake() {
 
 #[test]
 fn an_endless_handshake_fails() {
-    let mut server = Tls::server(&lookup(vec![])).unwrap();
+    let mut server = server(vec![]);
     // Records of one byte each, of a handshake message with the largest length that is accepted.
     let mut bytes = vec![22, 3, 1, 0, 4, 1, 0, 0xf0, 0];
     for _ in 0..MAX_HANDSHAKE {

@@ -59,7 +59,7 @@ impl ServedSubsystem {
     /// A target session on a TLS connection with the key of `identity`.
     fn secured(&self, identity: &str) -> Pump<NvmeTcpTargetSession> {
         let mut session = self.session();
-        session.on_secured(identity.as_bytes(), Instant::now()).unwrap();
+        session.on_secured(SecuredBy::Psk(identity.as_bytes()), Instant::now()).unwrap();
         Pump::new(session, &self.exports)
     }
 
