@@ -9,12 +9,12 @@ use std::ptr;
 /// The library's connection with its input and output buffers.
 ///
 /// # Invariants
-/// `ends` comes from a box, which is freed after the connection that has its address. The library
+/// `buffers` comes from a box, which is freed after the connection that has its address. The library
 /// uses it only in the calls of [`Pipe::with_input`], during which nobody else does.
 pub(crate) struct Pipe {
     /// `None` only while the pipe is dropped.
     connection: Option<Connection>,
-    ends: *mut PipeBuffers,
+    buffers: *mut PipeBuffers,
 }
 
 struct PipeBuffers {
@@ -27,14 +27,14 @@ struct PipeBuffers {
 
 impl Pipe {
     pub(crate) fn new(mut connection: Connection) -> Result<Pipe, Error> {
-        let ends = PipeBuffers { input: ptr::null(), input_len: 0, output: Vec::new(), has_sent: false };
-        let ends = Box::into_raw(Box::new(ends));
+        let buffers = PipeBuffers { input: ptr::null(), input_len: 0, output: Vec::new(), has_sent: false };
+        let buffers = Box::into_raw(Box::new(buffers));
         connection.set_receive_callback(Some(receive))?.set_send_callback(Some(send))?;
         // SAFETY: the box lives longer than the connection.
         unsafe {
             connection.set_receive_context(buffers.cast())?.set_send_context(buffers.cast())?;
         }
-        Ok(Pipe { connection: Some(connection), ends })
+        Ok(Pipe { connection: Some(connection), buffers })
     }
 
     /// Calls `work` with `input` as the peer's bytes. Returns its result and the number of bytes
@@ -45,12 +45,12 @@ impl Pipe {
         work: impl FnOnce(&mut Connection) -> T,
     ) -> (T, usize) {
         // SAFETY: the box is alive, and the library does not use it now.
-        unsafe { ((*self.ends).input, (*self.ends).input_len) = (input.as_ptr(), input.len()) };
+        unsafe { ((*self.buffers).input, (*self.buffers).input_len) = (input.as_ptr(), input.len()) };
         let result = work(self.connection());
         // SAFETY: as above. The null pointer is never read.
         let left = unsafe {
-            (*self.ends).input = ptr::null();
-            std::mem::take(&mut (*self.ends).input_len)
+            (*self.buffers).input = ptr::null();
+            std::mem::take(&mut (*self.buffers).input_len)
         };
         (result, input.len() - left)
     }
@@ -63,13 +63,13 @@ impl Pipe {
     pub(crate) fn output(&mut self) -> &mut Vec<u8> {
         // SAFETY: the box is alive, and the library does not use it before this borrow of the pipe
         // has ended.
-        unsafe { &mut (*self.ends).output }
+        unsafe { &mut (*self.buffers).output }
     }
 
     /// Whether the library has not sent anything yet.
     pub(crate) fn has_sent_nothing(&self) -> bool {
         // SAFETY: as for `output`.
-        unsafe { !(*self.ends).has_sent }
+        unsafe { !(*self.buffers).has_sent }
     }
 }
 
@@ -77,7 +77,7 @@ impl Drop for Pipe {
     fn drop(&mut self) {
         self.connection = None;
         // SAFETY: it came from a box, and the connection that knew it is gone.
-        drop(unsafe { Box::from_raw(self.ends) });
+        drop(unsafe { Box::from_raw(self.buffers) });
     }
 }
 
@@ -94,7 +94,7 @@ pub(crate) fn disable_verification(builder: &mut Builder) -> Result<&mut Builder
 /// `context` is the pipe's box and used by nobody else, and `buffer` has room for `len` bytes.
 unsafe extern "C" fn receive(context: *mut libc::c_void, buffer: *mut u8, len: u32) -> libc::c_int {
     // SAFETY: as the caller promises.
-    let ends = unsafe { &mut *context.cast::<PipeBuffers>() };
+    let buffers = unsafe { &mut *context.cast::<PipeBuffers>() };
     let here = buffers.input_len.min(len as usize).min(libc::c_int::MAX as usize);
     if here == 0 {
         return would_block();
@@ -115,7 +115,7 @@ unsafe extern "C" fn receive(context: *mut libc::c_void, buffer: *mut u8, len: u
 /// `context` is the pipe's box and used by nobody else, and `buffer` has `len` bytes.
 unsafe extern "C" fn send(context: *mut libc::c_void, buffer: *const u8, len: u32) -> libc::c_int {
     // SAFETY: as the caller promises.
-    let (ends, bytes) =
+    let (buffers, bytes) =
         unsafe { (&mut *context.cast::<PipeBuffers>(), std::slice::from_raw_parts(buffer, len as usize)) };
     let Ok(sent) = libc::c_int::try_from(len) else { return would_block() };
     buffers.output.extend_from_slice(bytes);

@@ -86,15 +86,15 @@ impl TestDriver {
                     self.chunk.extend(&self.inbound[self.received..self.received + came]);
                     self.received += came;
                     if self.chunk.unread().len() < least {
-                        return if came == 0 { self.hear_of_the_end() } else { Ok(true) };
+                        return if came == 0 { self.receive_end() } else { Ok(true) };
                     }
                 }
                 let taken = self.iwarp.on_bytes(&self.chunk, Instant::now())?;
                 self.chunk.take(taken);
-                let wants_the_same =
+                let demands_the_same =
                     matches!(self.iwarp.demand(), Demand::Bytes(least) if least <= self.chunk.unread().len());
-                assert!(taken > 0 || !wants_the_same, "took nothing of what it demanded");
-                Ok(taken + came > 0 || !wants_the_same)
+                assert!(taken > 0 || !demands_the_same, "a satisfied demand consumes bytes");
+                Ok(taken + came > 0 || !demands_the_same)
             }
             Demand::Place(list) => {
                 if self.placing.is_none() {
@@ -114,9 +114,10 @@ impl TestDriver {
                     return Ok(true);
                 }
                 self.placing = Some(list);
-                if came == 0 { self.hear_of_the_end() } else { Ok(true) }
+                if came == 0 { self.receive_end() } else { Ok(true) }
             }
             Demand::Nothing => Ok(false),
+            Demand::StartTls => panic!("iWARP never starts TLS"),
             Demand::Close => {
                 self.is_closed = true;
                 Ok(true)
@@ -124,7 +125,7 @@ impl TestDriver {
         }
     }
 
-    fn hear_of_the_end(&mut self) -> Result<bool, ProtocolError> {
+    fn receive_end(&mut self) -> Result<bool, ProtocolError> {
         if !self.peer_has_closed {
             return Ok(false);
         }
