@@ -9,6 +9,7 @@ mod sessions;
 
 pub(crate) use self::sessions::SessionStatus;
 use crate::failure::Failure;
+use crate::log::levels::Levels;
 use crate::output::{both_sizes, print, printable, shell_word};
 use crate::protocol::frontend::Change;
 use blockmux_proto::volume_state::VolumeTraffic;
@@ -18,6 +19,7 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -108,6 +110,12 @@ pub(crate) enum Request {
         /// NSID or LUN
         number: u32,
     },
+    /// Show the log's levels, or change them until the daemon stops
+    Log {
+        /// Levels by area, as for --log
+        #[arg(value_name = "AREA=LEVEL,...", value_parser = checked_levels)]
+        levels: Option<String>,
+    },
     /// What one protocol alone knows.
     #[command(flatten)]
     Change(Change),
@@ -130,6 +138,8 @@ pub(crate) enum Answer {
         /// Protocols that are to serve it and have no listener.
         unheard: Vec<String>,
     },
+    /// The log's areas, each with its level.
+    Levels(Vec<(String, String)>),
     /// NSID or LUN.
     Attached {
         number: u32,
@@ -151,6 +161,7 @@ impl Answer {
             Answer::Added { name, urls, unheard } => {
                 json!({ "name": name, "urls": urls, "protocols_without_listener": unheard })
             }
+            Answer::Levels(levels) => json!(levels.iter().cloned().collect::<BTreeMap<_, _>>()),
             Answer::Attached { number } => json!({ "number": number }),
             Answer::Said(text) => json!({ "message": text }),
             Answer::Done => json!({}),
@@ -247,6 +258,11 @@ pub(crate) struct PopulatedStatus {
     pub(crate) of: u64,
 }
 
+/// Checks levels where they are written; they travel as text.
+fn checked_levels(text: &str) -> Result<String, String> {
+    text.parse::<Levels>().map(|_| text.to_owned())
+}
+
 /// Asks the daemon, and shows what it answers.
 pub(crate) fn run(args: &CtlArgs) -> Result<(), Failure> {
     match (ask(&args.socket.0, &args.request)?, &args.request) {
@@ -273,6 +289,10 @@ pub(crate) fn run(args: &CtlArgs) -> Result<(), Failure> {
         }
         (Answer::Attached { number }, Request::Attach { target, .. }) => {
             print(format_args!("{}  {number}", printable(target)))
+        }
+        (Answer::Levels(levels), Request::Log { .. }) => {
+            let lines: Vec<_> = levels.iter().map(|(area, level)| format!("{area:<10} {level}")).collect();
+            print(lines.join("\n"))
         }
         (Answer::Said(text), _) => print(printable(&text)),
         (Answer::Done, _) => Ok(()),

@@ -18,6 +18,7 @@ use crate::ctl::{
 };
 use crate::data_key::DataKey;
 use crate::failure::Failure;
+use crate::log::levels::{self, Levels};
 use crate::open::Populate;
 use crate::protocol::frontend::{Change, Live, LiveProtocol, TargetPlace};
 use crate::protocol::policy::Policy;
@@ -49,6 +50,13 @@ pub(super) struct Control {
     /// Its other end is told by the end of this one.
     end: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// Changes the log's levels if some are given; answers those of all areas.
+fn log_levels(changed: Option<&str>) -> Result<Answer, String> {
+    let changed = changed.map_or(Ok(Levels::default()), str::parse)?;
+    let levels = levels::change(changed)?;
+    Ok(Answer::Levels(levels.into_iter().map(|(area, level)| (area.to_owned(), level)).collect()))
 }
 
 /// The connections of each protocol, and the bound on all of them.
@@ -210,6 +218,7 @@ impl ControlServer {
                 .with_target(&self.lives(), target)
                 .and_then(|(_, live)| live.detach(target, *number))
                 .map(|()| Answer::Done),
+            Request::Log { levels } => log_levels(levels.as_deref()),
             Request::Change(change) => {
                 self.change(change).map(|said| said.map_or(Answer::Done, Answer::Said))
             }

@@ -43,5 +43,6 @@ mod raw_nvme;
 mod reconnect;
 mod remote_servers;
 mod serve;
+mod service;
 mod token_copy;
 mod trouble;
