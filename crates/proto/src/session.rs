@@ -109,8 +109,8 @@ pub trait StreamSession: Timed {
     /// If the peer broke the protocol: the driver sends what the outbox holds and closes.
     fn on_bytes(&mut self, input: &Chunk, now: Instant) -> Result<usize, ProtocolError>;
 
-    /// TLS is established, and the peer authenticated as this. It happens before any bytes are shown,
-    /// or after [`Demand::StartTls`].
+    /// TLS is established, and the peer authenticated as this. It happens before any bytes are
+    /// shown, or after [`Demand::StartTls`].
     ///
     /// # Errors
     /// If there is no use for such a connection.

@@ -25,7 +25,7 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len as u32 / 4).flat_map(|word| (word.wrapping_mul(2_654_435_761) ^ 0xb10c).to_le_bytes()).collect()
 }
 
-/// Two logical units of one target port, of which a second port admits one GUID alone.
+/// Two logical units of one target port, and a second port that admits one GUID alone.
 const CONFIG: &str = "
 srp = ['127.0.0.1:0']
 [[volume]]
@@ -34,12 +34,15 @@ spec = 'mem:8m'
 [[volume]]
 name = 'b'
 spec = 'mem:4m'
+[[volume]]
+name = 'c'
+spec = 'mem:2m'
 [[srp_target]]
 port_id = '0x0123456789abcdef0123456789abcdef'
 luns = { 0 = 'a', 300 = 'b' }
 [[srp_target]]
 port_id = '0x0123456789abcdef0123456789abcdee'
-luns = { 1 = 'a' }
+luns = { 1 = 'c' }
 acl = [{ initiator_port = '0x00000000000000aa' }]
 ";
 
