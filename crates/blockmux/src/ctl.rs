@@ -12,6 +12,7 @@ pub(crate) use self::sessions::SessionStatus;
 use crate::api::client::Client;
 use crate::api::{ApiAddress, ApiError, ErrorBody};
 use crate::failure::Failure;
+use crate::log::levels::Levels;
 use crate::output::{both_sizes, print, printable, shell_word};
 use crate::protocol::frontend::Change;
 use crate::protocol::secret;
@@ -19,6 +20,7 @@ use blockmux_proto::volume_state::VolumeTraffic;
 use blockmux_volume::units::{human_size, parse_size};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use utoipa::ToSchema;
 use zeroize::Zeroizing;
@@ -94,6 +96,12 @@ pub(crate) enum Request {
         /// NSID or LUN
         number: u32,
     },
+    /// Show the log's levels, or change them until the daemon stops
+    Log {
+        /// Levels by area, as for --log
+        #[arg(value_name = "AREA=LEVEL,...", value_parser = checked_levels)]
+        levels: Option<String>,
+    },
     /// What one protocol alone knows.
     #[command(flatten)]
     Change(Change),
@@ -115,6 +123,8 @@ pub(crate) enum Answer {
         /// Protocols that are to serve it and have no listener.
         unheard: Vec<String>,
     },
+    /// The log's areas, each with its level.
+    Levels(BTreeMap<String, String>),
     /// NSID or LUN.
     Attached {
         number: u32,
@@ -136,6 +146,7 @@ impl Answer {
             Answer::Added { name, urls, unheard } => {
                 json!({ "name": name, "urls": urls, "protocols_without_listener": unheard })
             }
+            Answer::Levels(levels) => json!(levels),
             Answer::Attached { number } => json!({ "number": number }),
             Answer::Said(text) => json!({ "message": text }),
             Answer::Done => json!({}),
@@ -231,6 +242,11 @@ pub(crate) struct PopulatedStatus {
     pub(crate) of: u64,
 }
 
+/// Checks levels where they are written; they travel as text.
+fn checked_levels(text: &str) -> Result<String, String> {
+    text.parse::<Levels>().map(|_| text.to_owned())
+}
+
 /// Asks the daemon, and shows what it answers.
 pub(crate) fn run(args: &CtlArgs) -> Result<(), Failure> {
     let client = client(&args.address, args.token_file.as_deref())?;
@@ -258,6 +274,10 @@ pub(crate) fn run(args: &CtlArgs) -> Result<(), Failure> {
         }
         (Answer::Attached { number }, Request::Attach { target, .. }) => {
             print(format_args!("{}  {number}", printable(target)))
+        }
+        (Answer::Levels(levels), Request::Log { .. }) => {
+            let lines: Vec<_> = levels.iter().map(|(area, level)| format!("{area:<10} {level}")).collect();
+            print(lines.join("\n"))
         }
         (Answer::Said(text), _) => print(printable(&text)),
         (Answer::Done, _) => Ok(()),

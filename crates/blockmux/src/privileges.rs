@@ -6,9 +6,16 @@
 //! signals and for first touches of memory, have given up theirs at their own begin.
 
 use crate::failure::Failure;
+use blockmux_engine::{state, sys};
+use rustix::fs::{AtFlags, CWD, chownat};
 use rustix::io;
-use rustix::process::{DumpableBehavior, set_dumpable_behavior};
-use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_no_new_privs};
+use rustix::process::{DumpableBehavior, Gid, Uid, set_dumpable_behavior};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_keep_capabilities, set_no_new_privs,
+};
+use std::fs;
+use std::path::Path;
+use std::str::FromStr;
 use std::sync::OnceLock;
 use tracing::debug;
 
@@ -26,6 +33,66 @@ pub(crate) fn give_up(needed: CapabilitySet) -> Result<(), Failure> {
 /// start.
 pub(crate) fn has_given_up(capability: CapabilitySet) -> bool {
     GIVEN_UP.get().is_some_and(|given_up| given_up.contains(capability))
+}
+
+/// The user that a daemon runs as once everything is open (`--user`).
+#[derive(Clone, Debug)]
+pub(crate) struct ServiceUser {
+    name: String,
+    uid: u32,
+    gid: u32,
+    groups: Vec<u32>,
+}
+
+impl FromStr for ServiceUser {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<ServiceUser, String> {
+        let user = uzers::get_user_by_name(name)
+            .ok_or_else(|| format!("there is no user `{name}`; create it with `useradd --system {name}`"))?;
+        let gid = user.primary_group_id();
+        let groups = uzers::get_user_groups(name, gid).unwrap_or_default();
+        let groups = groups.iter().map(uzers::Group::gid).collect();
+        Ok(ServiceUser { name: name.to_owned(), uid: user.uid(), gid, groups })
+    }
+}
+
+impl ServiceUser {
+    /// Accepts a state directory of this user from now on.
+    pub(crate) fn announce(&self) {
+        state::will_become(self.uid);
+    }
+
+    /// Makes the process one of this user, and the user the owner of the state directory with what
+    /// is in it and of the control socket. Capabilities stay until [`give_up`] is called.
+    ///
+    /// # Errors
+    /// If the process is not root's, or a file cannot be given to the user.
+    pub(crate) fn become_it(&self, state: Option<&Path>, control: Option<&Path>) -> Result<(), Failure> {
+        let cannot = |what: &str, error: io::Errno| {
+            Failure::request(format!("--user {}: cannot {what}: {error}; start it as root", self.name))
+        };
+        for path in state.into_iter().chain(control) {
+            self.own(path).map_err(|error| cannot(&format!("give it {}", path.display()), error))?;
+        }
+        set_keep_capabilities(true).map_err(|error| cannot("keep capabilities", error))?;
+        sys::become_user(self.uid, self.gid, &self.groups).map_err(|error| {
+            let error = io::Errno::from_io_error(&error).unwrap_or(io::Errno::PERM);
+            cannot("change the user", error)
+        })
+    }
+
+    /// Gives a file, or a directory with its files, to the user. Links are not followed.
+    fn own(&self, path: &Path) -> io::Result<()> {
+        let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
+        let chown = |path: &Path| chownat(CWD, path, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW);
+        match chown(path) {
+            Err(io::Errno::NOENT) => return Ok(()),
+            done => done?,
+        }
+        let files = fs::read_dir(path).into_iter().flatten().flatten();
+        files.map(|file| file.path()).try_for_each(|file| chown(&file))
+    }
 }
 
 /// Gives up all capabilities of a thread that needs none, and goes on if the system does not let

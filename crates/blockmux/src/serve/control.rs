@@ -12,6 +12,7 @@ use super::setup::LARGEST;
 use crate::api::{ApiError, ErrorCode};
 use crate::ctl::{Answer, PopulatedStatus, ProtocolStatus, Request, SessionStatus, Status, VolumeStatus};
 use crate::data_key::DataKey;
+use crate::log::levels::{self, Levels};
 use crate::open::Populate;
 use crate::protocol::frontend::{Change, Live, LiveProtocol, TargetPlace};
 use crate::protocol::policy::Policy;
@@ -27,6 +28,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
+
+/// Changes the log's levels if some are given; answers those of all areas.
+fn log_levels(changed: Option<&str>) -> Result<Answer, ApiError> {
+    let changed = changed.map_or(Ok(Levels::default()), str::parse).map_err(ApiError::invalid)?;
+    let levels = levels::change(changed).map_err(ApiError::failed)?;
+    Ok(Answer::Levels(levels.into_iter().map(|(area, level)| (area.to_owned(), level)).collect()))
+}
 
 /// The connections of each protocol, and the bound on all of them.
 pub(super) struct Parts {
@@ -95,6 +103,7 @@ impl ControlServer {
                 .with_target(&self.lives(), target)
                 .and_then(|(_, live)| live.detach(target, *number).map_err(ApiError::not_found))
                 .map(|()| Answer::Done),
+            Request::Log { levels } => log_levels(levels.as_deref()),
             Request::Change(change) => {
                 self.change(change).map(|said| said.map_or(Answer::Done, Answer::Said))
             }

@@ -45,6 +45,7 @@ mod raw_nvme;
 mod reconnect;
 mod remote_servers;
 mod serve;
+mod service;
 mod srp;
 mod token_copy;
 mod trouble;

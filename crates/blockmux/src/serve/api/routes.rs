@@ -3,7 +3,7 @@
 use super::Shared;
 use super::reply::{Body, Param, json, refusal};
 use crate::api::bodies::{
-    AddVolume, Added, AttachVolume, Attached, ChangeTarget, ResizeVolume, Resized, Said,
+    AddVolume, Added, AttachVolume, Attached, ChangeLog, ChangeTarget, ResizeVolume, Resized, Said,
 };
 use crate::api::{ApiError, ErrorBody, ErrorCode};
 use crate::ctl::{ActionStatus, Answer, Request, SessionStatus, Status, VolumeStatus};
@@ -46,6 +46,7 @@ fn described() -> OpenApiRouter<Shared> {
         .routes(routes!(attach))
         .routes(routes!(detach))
         .routes(routes!(change))
+        .routes(routes!(log, change_log))
         .routes(routes!(actions))
         .routes(routes!(action))
 }
@@ -323,6 +324,35 @@ async fn change(
     shared.act(action, request, &headers, StatusCode::OK).await
 }
 
+/// Level of each area of the log
+#[utoipa::path(get, path = "/v1/log", responses((status = 200, body = BTreeMap<String, String>)))]
+async fn log(State(shared): State<Shared>) -> Result<Response, ApiError> {
+    Ok(json(StatusCode::OK, &shared.look(Request::Log { levels: None }).await?.json()))
+}
+
+/// Change levels of the log until the daemon stops
+#[utoipa::path(
+    post,
+    path = "/v1/log",
+    request_body = ChangeLog,
+    responses(
+        (status = 200, body = BTreeMap<String, String>),
+        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 400, body = ErrorBody),
+        (status = 415, body = ErrorBody),
+        (status = 422, body = ErrorBody),
+        (status = 503, body = ErrorBody)
+    )
+)]
+async fn change_log(
+    State(shared): State<Shared>,
+    headers: HeaderMap,
+    Body(ChangeLog { levels }): Body<ChangeLog>,
+) -> Response {
+    let action = format!("log {levels}");
+    shared.act(action, Request::Log { levels: Some(levels) }, &headers, StatusCode::OK).await
+}
+
 /// Requests that change something: those that go on, and the last that ended
 #[utoipa::path(get, path = "/v1/actions", responses((status = 200, body = [ActionStatus])))]
 async fn actions(State(shared): State<Shared>) -> Response {
@@ -369,7 +399,7 @@ mod tests {
         let (_, document) = described().split_for_parts();
         let document = serde_json::to_value(document).unwrap();
         let paths = document["paths"].as_object().unwrap();
-        assert_eq!(paths.len(), 9);
+        assert_eq!(paths.len(), 10);
         for (path, methods) in paths.iter().filter(|(path, _)| path.contains('{')) {
             for (method, operation) in methods.as_object().unwrap() {
                 assert!(operation["responses"]["404"].is_object(), "{method} {path}");

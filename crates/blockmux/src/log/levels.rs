@@ -1,10 +1,15 @@
-//! Which lines the log has, by area: `--verbose` for all of them, `--log` for each.
+//! Which events the log has, by area: `--verbose` for all of them, `--log` for each, and `ctl log`
+//! while a daemon runs.
 
 use crate::protocol::PROTOCOLS;
 use blockmux_engine::audit::AUDIT;
 use std::str::FromStr;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use tracing::Level;
 use tracing::level_filters::LevelFilter;
+use tracing_subscriber::Registry;
 use tracing_subscriber::filter::Targets;
+use tracing_subscriber::reload::{Handle, Layer};
 
 /// Levels that were asked for, by area.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,6 +44,14 @@ static AREAS: [Area; 5] = [
     },
     Area { name: "control", targets: &["blockmux::serve"] },
 ];
+
+/// The name of the area that a tracing target belongs to.
+pub(super) fn area_of(target: &str) -> Option<&'static str> {
+    let is_below = |module: &str| {
+        target.strip_prefix(module).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+    };
+    AREAS.iter().find(|area| area.all().any(|module| is_below(&module))).map(|area| area.name)
+}
 
 impl Area {
     /// Its targets; those of the protocols are the engine's modules of their names.
@@ -86,10 +99,50 @@ impl Levels {
     }
 }
 
+/// The levels of this process, which can be changed while it runs.
+struct CurrentLevels {
+    verbose: u8,
+    is_daemon: bool,
+    levels: Mutex<Levels>,
+    filter: Handle<Targets, Registry>,
+}
+
+static CURRENT: OnceLock<CurrentLevels> = OnceLock::new();
+
+/// The filter of this process's log; [`change`] changes it.
+pub(crate) fn filter(levels: Levels, verbose: u8, is_daemon: bool) -> Layer<Targets, Registry> {
+    let (layer, filter) = Layer::new(levels.targets(verbose, is_daemon));
+    CURRENT.get_or_init(|| CurrentLevels { verbose, is_daemon, levels: Mutex::new(levels), filter });
+    layer
+}
+
+/// Sets the levels of some areas; the others stay. Returns the levels of all areas.
+///
+/// # Errors
+/// If this process has no log.
+pub(crate) fn change(changed: Levels) -> Result<Vec<(&'static str, String)>, String> {
+    let current = CURRENT.get().ok_or("this process has no log")?;
+    let mut levels = current.levels.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_changed = |area: &Area| changed.0.iter().any(|(other, _)| other.name == area.name);
+    levels.0.retain(|(area, _)| !is_changed(area));
+    levels.0.extend(changed.0);
+    let targets = levels.targets(current.verbose, current.is_daemon);
+    let of = |area: &Area| area.targets.first().map(|target| level_of(&targets, target));
+    let all = AREAS.iter().filter_map(|area| Some((area.name, of(area)?))).collect();
+    current.filter.reload(targets).map_err(|error| error.to_string())?;
+    Ok(all)
+}
+
+/// The level at which a target is logged.
+fn level_of(targets: &Targets, target: &str) -> String {
+    let levels = [Level::TRACE, Level::DEBUG, Level::INFO, Level::WARN, Level::ERROR];
+    let found = levels.iter().find(|level| targets.would_enable(target, level));
+    found.map_or_else(|| "off".to_owned(), |level| level.as_str().to_ascii_lowercase())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tracing::Level;
 
     #[test]
     fn a_level_holds_for_its_area_and_no_other() {
