@@ -7,9 +7,10 @@ use crate::socket::Address;
 use crate::target::TargetTask;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::nbd::client::{
-    Config, ExportInfo, Features, InitiatorSession, ListedExport, Mode, NbdRefused,
+    ExportInfo, ListedExport, NbdFeatures, NbdHandshakeRefusal, NbdInitiatorConfig, NbdInitiatorSession,
+    NbdSessionMode,
 };
-use blockmux_proto::nbd::server::TargetSession;
+use blockmux_proto::nbd::server::NbdTargetSession;
 use blockmux_proto::session::NoControl;
 use blockmux_volume::{Core, Pool, VolumeInfo};
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use tracing::warn;
 pub fn serve(exports: Exports) -> Serve {
     Arc::new(move |core, stream, permit| {
         let pool = core.pool().for_peer_at(stream.peer_ip());
-        let session = TargetSession::new(exports.clone(), pool.clone(), core.now());
+        let session = NbdTargetSession::new(exports.clone(), pool.clone(), core.now());
         TargetTask::spawn(core, stream, (session, pool), exports.clone(), permit);
     })
 }
@@ -42,14 +43,14 @@ pub struct NbdEndpoint {
 }
 
 /// Why an export cannot be reached.
-pub type NbdConnectError = blocking::BlockingConnectError<NbdRefused>;
+pub type NbdConnectError = blocking::BlockingConnectError<NbdHandshakeRefusal>;
 
 /// Connects to the export for I/O; connects once to query it.
 ///
 /// # Errors
 /// If the server cannot be reached or does not have the export.
 pub fn connect(endpoint: NbdEndpoint) -> Result<RemoteVolume<NbdDialer>, NbdConnectError> {
-    let session = ask(&endpoint.address, &endpoint.export, Mode::Info)?;
+    let session = ask(&endpoint.address, &endpoint.export, NbdSessionMode::Info)?;
     let silent = || NbdConnectError::silent(&endpoint.address);
     let (export, info) = session.export().zip(session.volume_info()).ok_or_else(silent)?;
     let rest = export.size.saturating_sub(info.size);
@@ -70,7 +71,7 @@ pub fn connect(endpoint: NbdEndpoint) -> Result<RemoteVolume<NbdDialer>, NbdConn
 /// # Errors
 /// As for [`connect`].
 pub fn describe(address: &Address, export: &str) -> Result<ExportInfo, NbdConnectError> {
-    let session = ask(address, export, Mode::Info)?;
+    let session = ask(address, export, NbdSessionMode::Info)?;
     session.export().cloned().ok_or_else(|| NbdConnectError::silent(address))
 }
 
@@ -79,17 +80,21 @@ pub fn describe(address: &Address, export: &str) -> Result<ExportInfo, NbdConnec
 /// # Errors
 /// If the server cannot be reached or refuses to list.
 pub fn list(address: &Address) -> Result<(Vec<ListedExport>, u64), NbdConnectError> {
-    let session = ask(address, "", Mode::List)?;
+    let session = ask(address, "", NbdSessionMode::List)?;
     Ok((session.exports().to_vec(), session.exports_left_out()))
 }
 
 /// Runs one handshake.
-fn ask(address: &Address, export: &str, mode: Mode) -> Result<InitiatorSession, NbdConnectError> {
-    let config = Config { export: export.to_owned(), mode, features: Features::default() };
-    let mut session = InitiatorSession::new(config, Pool::new(LOG_IN_POOL), Instant::now());
-    run_session(address, &mut session, LOG_IN_TIMEOUT, InitiatorSession::is_over)
+fn ask(
+    address: &Address,
+    export: &str,
+    mode: NbdSessionMode,
+) -> Result<NbdInitiatorSession, NbdConnectError> {
+    let config = NbdInitiatorConfig { export: export.to_owned(), mode, features: NbdFeatures::default() };
+    let mut session = NbdInitiatorSession::new(config, Pool::new(LOG_IN_POOL), Instant::now());
+    run_session(address, &mut session, LOG_IN_TIMEOUT, NbdInitiatorSession::is_over)
         .map_err(|broken| NbdConnectError::broken(address, broken))?;
-    match session.refused() {
+    match session.refusal() {
         Some(refused) => Err(NbdConnectError::refused(address, refused.clone())),
         None => Ok(session),
     }
@@ -104,26 +109,29 @@ pub struct NbdDialer {
 }
 
 impl Dialer for NbdDialer {
-    type Session = InitiatorSession;
+    type Session = NbdInitiatorSession;
     type Control = NoControl;
 
     fn paths(&self) -> &Paths {
         &self.paths
     }
 
-    fn session(&self, opening: &Opening<'_, NoControl>) -> InitiatorSession {
-        let config =
-            Config { export: self.endpoint.export.clone(), mode: Mode::Go, features: Features::default() };
-        InitiatorSession::new(config, opening.pool.clone(), opening.now)
+    fn session(&self, opening: &Opening<'_, NoControl>) -> NbdInitiatorSession {
+        let config = NbdInitiatorConfig {
+            export: self.endpoint.export.clone(),
+            mode: NbdSessionMode::Go,
+            features: NbdFeatures::default(),
+        };
+        NbdInitiatorSession::new(config, opening.pool.clone(), opening.now)
     }
 
-    fn check(&self, session: &InitiatorSession) -> Result<(), String> {
+    fn check(&self, session: &NbdInitiatorSession) -> Result<(), String> {
         let now = session.volume_info().ok_or("the export was not described")?;
         check_unchanged(&self.first, &now, self.endpoint.connections)
     }
 
-    fn refusal(&self, session: &InitiatorSession) -> Option<String> {
-        session.refused().filter(|refused| !refused.may_pass()).map(ToString::to_string)
+    fn refusal(&self, session: &NbdInitiatorSession) -> Option<String> {
+        session.refusal().filter(|refused| !refused.may_pass()).map(ToString::to_string)
     }
 }
 

@@ -10,8 +10,8 @@ mod storms;
 use blockmux_engine::sim::{Outcome, Protocol, Scenario};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
-use blockmux_proto::nbd::client::Features;
-use blockmux_proto::nbd::server::TargetSession;
+use blockmux_proto::nbd::client::NbdFeatures;
+use blockmux_proto::nbd::server::NbdTargetSession;
 use blockmux_volume::Pool;
 use nbd_dialer::NbdDialer;
 use std::time::Instant;
@@ -21,14 +21,14 @@ use storms::{
 };
 
 /// NBD in the form that the features lead to.
-struct Nbd(Features);
+struct Nbd(NbdFeatures);
 
 impl Protocol for Nbd {
-    type Target = TargetSession;
+    type Target = NbdTargetSession;
     type Dialer = NbdDialer;
 
-    fn target(&self, exports: Exports, pool: Pool, now: Instant) -> TargetSession {
-        TargetSession::new(exports, pool, now)
+    fn target(&self, exports: Exports, pool: Pool, now: Instant) -> NbdTargetSession {
+        NbdTargetSession::new(exports, pool, now)
     }
 
     fn dialer(&self, address: &Address) -> NbdDialer {
@@ -41,7 +41,7 @@ impl Protocol for Nbd {
 fn run_seeds(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
     seeds::run_each(seeds, |seed| {
         let form = seed % 3;
-        let features = Features { extended_headers: form == 2, structured_replies: form >= 1 };
+        let features = NbdFeatures { extended_headers: form == 2, structured_replies: form >= 1 };
         scenario(seed).run(Nbd(features))
     })
 }

@@ -5,8 +5,8 @@ use crate::choices::Choices;
 use crate::wire::Wire;
 use arbitrary::{Arbitrary, Unstructured};
 use blockmux_proto::exports::{Export, Exports, VolumeId};
-use blockmux_proto::nbd::client::{Config, Features, InitiatorSession, Mode};
-use blockmux_proto::nbd::server::TargetSession;
+use blockmux_proto::nbd::client::{NbdFeatures, NbdInitiatorConfig, NbdInitiatorSession, NbdSessionMode};
+use blockmux_proto::nbd::server::NbdTargetSession;
 use blockmux_proto::session::{Demand, Initiator, StreamSession, Target, Timed};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{
@@ -19,8 +19,10 @@ use std::time::Instant;
 /// Reads `data` as choices and a list of operations.
 pub(crate) fn nbd_pair(data: &[u8]) {
     let (mut choices, operations) = Choices::split(data);
-    let features =
-        Features { extended_headers: choices.byte() & 1 == 0, structured_replies: choices.byte() & 1 == 0 };
+    let features = NbdFeatures {
+        extended_headers: choices.byte() & 1 == 0,
+        structured_replies: choices.byte() & 1 == 0,
+    };
     let mut pair = Pair::new(choices, features);
     let mut input = Unstructured::new(&operations);
     for _ in 0..MOST_OPERATIONS {
@@ -72,7 +74,7 @@ enum Kind {
 
 struct Pair<'a> {
     choices: Choices<'a>,
-    features: Features,
+    features: NbdFeatures,
     exports: Exports,
     channel: Box<dyn Channel>,
     pool: Pool,
@@ -89,8 +91,8 @@ struct Pair<'a> {
 
 /// One connection.
 struct Link {
-    initiator: InitiatorSession,
-    target: TargetSession,
+    initiator: NbdInitiatorSession,
+    target: NbdTargetSession,
     to_target: Wire,
     to_initiator: Wire,
     /// In flight at the volume.
@@ -98,12 +100,12 @@ struct Link {
 }
 
 impl Link {
-    fn new(exports: &Exports, pool: &Pool, features: Features) -> Link {
-        let config = Config { export: String::new(), mode: Mode::Go, features };
+    fn new(exports: &Exports, pool: &Pool, features: NbdFeatures) -> Link {
+        let config = NbdInitiatorConfig { export: String::new(), mode: NbdSessionMode::Go, features };
         let now = Instant::now();
         Link {
-            initiator: InitiatorSession::new(config, pool.clone(), now),
-            target: TargetSession::new(exports.clone(), pool.clone(), now),
+            initiator: NbdInitiatorSession::new(config, pool.clone(), now),
+            target: NbdTargetSession::new(exports.clone(), pool.clone(), now),
             to_target: Wire::new(Vec::new()),
             to_initiator: Wire::new(Vec::new()),
             at_volume: Vec::new(),
@@ -135,7 +137,7 @@ impl Link {
 }
 
 impl Pair<'_> {
-    fn new(choices: Choices<'_>, features: Features) -> Pair<'_> {
+    fn new(choices: Choices<'_>, features: NbdFeatures) -> Pair<'_> {
         let volume = Arc::new(MemVolume::new(SIZE));
         let pool = Pool::new(POOL);
         let channel =

@@ -4,7 +4,7 @@
 use blockmux_proto::aoe;
 use blockmux_proto::fabrics;
 use blockmux_proto::iscsi;
-use blockmux_proto::nbd::uri::Uri;
+use blockmux_proto::nbd::uri::NbdUri;
 use blockmux_volume::Spec;
 use std::fmt::{Debug, Display};
 use std::str::FromStr;
@@ -16,7 +16,7 @@ pub(crate) fn aoe_url(data: &[u8]) {
 
 /// Reads `data` as a URI.
 pub(crate) fn nbd_uri(data: &[u8]) {
-    reads_back::<Uri>(data);
+    reads_back::<NbdUri>(data);
 }
 
 /// Reads `data` as an iSCSI URL.

@@ -24,9 +24,9 @@ use std::time::Duration;
 
 /// An export, where its server is, and how to keep in touch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Uri {
+pub struct NbdUri {
     /// Where the server listens.
-    pub server: Server,
+    pub server: NbdServer,
     /// The export's name; empty for the server's default.
     pub export: String,
     /// How many connections to open, 1 to [`MAX_CONNECTIONS`]; `None`: the engine decides.
@@ -40,7 +40,7 @@ pub struct Uri {
 
 /// Where a server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Server {
+pub enum NbdServer {
     /// TCP.
     Tcp(HostPort),
     /// A Unix domain socket; a path that begins with a NUL byte is in the abstract namespace.
@@ -49,7 +49,7 @@ pub enum Server {
 
 /// What is wrong with a URI: the part, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum UriError {
+pub enum NbdUriError {
     /// It begins with no scheme of NBD.
     #[error("{0:?} is no NBD URI; write nbd://host[:port]/export or nbd+unix:///export?socket=PATH")]
     Scheme(String),
@@ -72,24 +72,24 @@ pub enum UriError {
     Parameter(#[from] ParameterError),
 }
 
-impl FromStr for Uri {
-    type Err = UriError;
+impl FromStr for NbdUri {
+    type Err = NbdUriError;
 
-    fn from_str(text: &str) -> Result<Uri, UriError> {
-        let wrong_scheme = || UriError::Scheme(text.to_owned());
+    fn from_str(text: &str) -> Result<NbdUri, NbdUriError> {
+        let wrong_scheme = || NbdUriError::Scheme(text.to_owned());
         let (scheme, place, query) = uri::split(text).ok_or_else(wrong_scheme)?;
         let is_unix = match scheme.to_ascii_lowercase().as_str() {
             "nbd" => false,
             "nbd+unix" => true,
-            "nbds" | "nbds+unix" => return Err(UriError::Tls(format!("{scheme}://"))),
+            "nbds" | "nbds+unix" => return Err(NbdUriError::Tls(format!("{scheme}://"))),
             _ => return Err(wrong_scheme()),
         };
         if let Some((_, fragment)) = text.split_once('#') {
             let problem = "a URI of NBD has no fragment; write %23 for a # in a name";
-            return Err(UriError::Export { part: format!("#{fragment}"), problem });
+            return Err(NbdUriError::Export { part: format!("#{fragment}"), problem });
         }
         let (authority, path) = place.split_once('/').unwrap_or((place, ""));
-        let mut uri = Uri::plain();
+        let mut uri = NbdUri::plain();
         uri::read_query(&mut uri, query)?;
         let socket = uri.socket();
         uri.server = if is_unix { unix_server(authority, socket)? } else { tcp_server(authority, socket)? };
@@ -98,11 +98,11 @@ impl FromStr for Uri {
     }
 }
 
-impl UrlParameters for Uri {
-    type Error = UriError;
-    fn plain() -> Uri {
-        Uri {
-            server: Server::Tcp((String::new(), NBD_DEFAULT_PORT)),
+impl UrlParameters for NbdUri {
+    type Error = NbdUriError;
+    fn plain() -> NbdUri {
+        NbdUri {
+            server: NbdServer::Tcp((String::new(), NBD_DEFAULT_PORT)),
             export: String::new(),
             connections: None,
             reconnect: DEFAULT_RECONNECT,
@@ -110,41 +110,41 @@ impl UrlParameters for Uri {
         }
     }
 
-    fn parameters(&mut self, table: &mut ParameterTable<'_, UriError>) {
+    fn parameters(&mut self, table: &mut ParameterTable<'_, NbdUriError>) {
         let mut socket = self.socket();
         let write = |path: &Option<PathBuf>| path.clone().map(|path| path.into_os_string().into_vec());
         table.field("socket", &mut socket, |parameter| socket_path(parameter).map(Some), write);
         if let Some(path) = socket {
-            self.server = Server::Unix(path);
+            self.server = NbdServer::Unix(path);
         }
         table.number("connections", &mut self.connections, 1..=MAX_CONNECTIONS);
         table.time("reconnect", &mut self.reconnect, Duration::ZERO);
         table.time("timeout", &mut self.timeout, Duration::ZERO);
     }
 
-    fn refuse(&self, parameter: &Parameter<'_>) -> Result<(), UriError> {
+    fn refuse(&self, parameter: &Parameter<'_>) -> Result<(), NbdUriError> {
         let is_tls = parameter.key.starts_with("tls-");
-        if is_tls { Err(UriError::Tls(parameter.key.to_owned())) } else { Ok(()) }
+        if is_tls { Err(NbdUriError::Tls(parameter.key.to_owned())) } else { Ok(()) }
     }
 }
 
-impl Uri {
+impl NbdUri {
     fn socket(&self) -> Option<PathBuf> {
         match &self.server {
-            Server::Tcp(_) => None,
-            Server::Unix(path) => Some(path.clone()),
+            NbdServer::Tcp(_) => None,
+            NbdServer::Unix(path) => Some(path.clone()),
         }
     }
 }
 
-impl fmt::Display for Uri {
+impl fmt::Display for NbdUri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.server {
-            Server::Tcp(portal) => {
+            NbdServer::Tcp(portal) => {
                 f.write_str("nbd://")?;
                 uri::encode_portal(f, portal, NBD_DEFAULT_PORT)?;
             }
-            Server::Unix(_) => f.write_str("nbd+unix://")?,
+            NbdServer::Unix(_) => f.write_str("nbd+unix://")?,
         }
         f.write_str("/")?;
         encode(f, self.export.as_bytes(), BUT_PATHS)?;
@@ -161,17 +161,17 @@ fn socket_path(parameter: &Parameter<'_>) -> Result<PathBuf, ParameterError> {
     Ok(OsString::from_vec(parameter.value.clone()).into())
 }
 
-fn unix_server(authority: &str, socket: Option<PathBuf>) -> Result<Server, UriError> {
+fn unix_server(authority: &str, socket: Option<PathBuf>) -> Result<NbdServer, NbdUriError> {
     if !authority.is_empty() {
         let problem = "nbd+unix has none; write three slashes and the socket as ?socket=PATH";
         return Err(HostError::new(authority, problem).into());
     }
     let path = socket.filter(|path| !path.as_os_str().is_empty());
     let missing = || ParameterError::new("socket", "missing; nbd+unix needs ?socket=PATH");
-    Ok(Server::Unix(path.ok_or_else(missing)?))
+    Ok(NbdServer::Unix(path.ok_or_else(missing)?))
 }
 
-fn tcp_server(authority: &str, socket: Option<PathBuf>) -> Result<Server, UriError> {
+fn tcp_server(authority: &str, socket: Option<PathBuf>) -> Result<NbdServer, NbdUriError> {
     if socket.is_some() {
         let problem = "belongs to nbd+unix; write nbd+unix:///export?socket=PATH";
         return Err(ParameterError::new("socket", problem).into());
@@ -180,17 +180,17 @@ fn tcp_server(authority: &str, socket: Option<PathBuf>) -> Result<Server, UriErr
         let problem = "a user name is for TLS, which is not supported yet; remove it";
         return Err(HostError::new(authority, problem).into());
     }
-    Ok(Server::Tcp(uri::portal(authority, NBD_DEFAULT_PORT)?))
+    Ok(NbdServer::Tcp(uri::portal(authority, NBD_DEFAULT_PORT)?))
 }
 
-fn export_name(path: &str) -> Result<String, UriError> {
-    let wrong = |problem| UriError::Export { part: path.to_owned(), problem };
+fn export_name(path: &str) -> Result<String, NbdUriError> {
+    let wrong = |problem| NbdUriError::Export { part: path.to_owned(), problem };
     let name = decode_text(path).map_err(wrong)?;
     if name.contains('\0') {
         return Err(wrong("a name has no NUL; remove %00"));
     }
     if name.len() > NBD_MAX_STRING {
-        return Err(UriError::Export {
+        return Err(NbdUriError::Export {
             part: path.chars().take(40).collect(),
             problem: "a name has at most 4096 bytes; shorten it",
         });
@@ -203,9 +203,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn tcp(host: &str, port: u16, export: &str) -> Uri {
-        Uri {
-            server: Server::Tcp((host.into(), port)),
+    fn tcp(host: &str, port: u16, export: &str) -> NbdUri {
+        NbdUri {
+            server: NbdServer::Tcp((host.into(), port)),
             export: export.into(),
             connections: None,
             reconnect: DEFAULT_RECONNECT,
@@ -213,8 +213,8 @@ mod tests {
         }
     }
 
-    fn unix(path: &[u8], export: &str) -> Uri {
-        Uri { server: Server::Unix(OsString::from_vec(path.to_vec()).into()), ..tcp("", 0, export) }
+    fn unix(path: &[u8], export: &str) -> NbdUri {
+        NbdUri { server: NbdServer::Unix(OsString::from_vec(path.to_vec()).into()), ..tcp("", 0, export) }
     }
 
     #[test]
@@ -239,11 +239,12 @@ mod tests {
     #[test]
     fn our_parameters_are_read_and_written_back() {
         let text = "nbd://h/x?connections=4&reconnect=90s&timeout=2m";
-        let uri: Uri = text.parse().unwrap();
+        let uri: NbdUri = text.parse().unwrap();
         let times = (Duration::from_secs(90), Duration::from_secs(120));
         assert_eq!((uri.connections, (uri.reconnect, uri.timeout)), (Some(4), times));
         assert_eq!(uri.to_string(), text);
-        let read = |time: &str| format!("nbd://h/x?reconnect={time}").parse::<Uri>().map(|uri| uri.reconnect);
+        let read =
+            |time: &str| format!("nbd://h/x?reconnect={time}").parse::<NbdUri>().map(|uri| uri.reconnect);
         for (text, ms) in [("0", 0), ("500ms", 500), ("1.5s", 1500), ("2m", 120_000), ("24h", 86_400_000)] {
             assert_eq!(read(text), Ok(Duration::from_millis(ms)));
         }
@@ -291,24 +292,24 @@ mod tests {
             ),
             ("nbd://h/x?connections=1&connections=1", "parameter \"connections=1\": given twice"),
         ] {
-            let error = text.parse::<Uri>().unwrap_err().to_string();
+            let error = text.parse::<NbdUri>().unwrap_err().to_string();
             assert!(error.starts_with(expected) && !error.contains('\n'), "{text}: {error}");
         }
         let long = format!("nbd://h/{}", "a".repeat(NBD_MAX_STRING + 1));
-        assert!(long.parse::<Uri>().unwrap_err().to_string().len() < 200);
+        assert!(long.parse::<NbdUri>().unwrap_err().to_string().len() < 200);
     }
 
-    fn any_uri() -> impl Strategy<Value = Uri> {
+    fn any_uri() -> impl Strategy<Value = NbdUri> {
         let server = prop_oneof![
-            ("[a-zA-Z0-9.%\u{e4}-]{1,20}", 1..u16::MAX).prop_map(Server::Tcp),
-            Just(Server::Tcp(("fe80::2%eth0".into(), NBD_DEFAULT_PORT))),
+            ("[a-zA-Z0-9.%\u{e4}-]{1,20}", 1..u16::MAX).prop_map(NbdServer::Tcp),
+            Just(NbdServer::Tcp(("fe80::2%eth0".into(), NBD_DEFAULT_PORT))),
             prop::collection::vec(1u8.., 1..40)
-                .prop_map(|path| Server::Unix(OsString::from_vec(path).into())),
+                .prop_map(|path| NbdServer::Unix(OsString::from_vec(path).into())),
         ];
         let connections = prop::option::of(1..=MAX_CONNECTIONS);
         let time = || (0..=86_400_000u64).prop_map(Duration::from_millis);
         (server, "[^\0]{0,30}", connections, time(), time()).prop_map(
-            |(server, export, connections, reconnect, timeout)| Uri {
+            |(server, export, connections, reconnect, timeout)| NbdUri {
                 server,
                 export,
                 connections,
@@ -326,7 +327,7 @@ mod tests {
 
         #[test]
         fn any_text_is_read_or_refused_in_one_line(text in "(nbd(\\+unix)?://)?.{0,60}") {
-            match text.parse::<Uri>() {
+            match text.parse::<NbdUri>() {
                 Ok(uri) => prop_assert_eq!(uri.to_string().parse(), Ok(uri)),
                 Err(error) => prop_assert!(!error.to_string().contains('\n')),
             }

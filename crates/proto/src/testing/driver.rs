@@ -40,7 +40,7 @@ impl Streams for iscsi::client::InitiatorSession {
     }
 }
 
-impl Streams for nbd::client::InitiatorSession {
+impl Streams for nbd::client::NbdInitiatorSession {
     fn stream(&mut self, connection: usize) -> impl StreamSession {
         self.connection(connection)
     }

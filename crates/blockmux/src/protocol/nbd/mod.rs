@@ -9,7 +9,7 @@ use crate::output::shell_word;
 use blockmux_engine::nbd;
 use blockmux_engine::socket::Address;
 use blockmux_lab::ceiling::{MessageShape, Transport};
-use blockmux_proto::nbd::uri::{DEFAULT_RECONNECT, DEFAULT_TIMEOUT, Server, Uri};
+use blockmux_proto::nbd::uri::{DEFAULT_RECONNECT, DEFAULT_TIMEOUT, NbdServer, NbdUri};
 use blockmux_wire::nbd::{NBD_DEFAULT_PORT, NBD_MAX_MINIMUM_BLOCK, NBD_MAX_STRING};
 
 pub(crate) const NBD: Protocol = Protocol {
@@ -50,20 +50,20 @@ impl Frontend for Nbd {
 
 fn way(address: &Address, name: &str) -> Way {
     let server = match address {
-        Address::Unix(path) => Server::Unix(path.clone()),
-        Address::Tcp(address) => Server::Tcp((address.ip().to_string(), address.port())),
+        Address::Unix(path) => NbdServer::Unix(path.clone()),
+        Address::Tcp(address) => NbdServer::Tcp((address.ip().to_string(), address.port())),
     };
     let export = name.to_owned();
     let (reconnect, timeout) = (DEFAULT_RECONNECT, DEFAULT_TIMEOUT);
-    let uri = Uri { server, export, connections: None, reconnect, timeout };
+    let uri = NbdUri { server, export, connections: None, reconnect, timeout };
     Way { url: uri.to_string(), commands: commands(&uri).into(), variables: vec![("nbd", old_qemu(&uri))] }
 }
 
-fn commands(uri: &Uri) -> [String; 3] {
+fn commands(uri: &NbdUri) -> [String; 3] {
     let (url, name) = (uri.to_string(), shell_word(&uri.export));
     let place = match &uri.server {
-        Server::Tcp((host, port)) => format!("{host} {port}"),
-        Server::Unix(path) => format!("-unix {}", shell_word(&path.to_string_lossy())),
+        NbdServer::Tcp((host, port)) => format!("{host} {port}"),
+        NbdServer::Unix(path) => format!("-unix {}", shell_word(&path.to_string_lossy())),
     };
     [
         format!("nbdinfo {}", shell_word(&url)),
@@ -73,13 +73,13 @@ fn commands(uri: &Uri) -> [String; 3] {
 }
 
 /// As QEMU wrote it before there were URLs, and as nbdkit hands it to its own commands.
-fn old_qemu(uri: &Uri) -> String {
+fn old_qemu(uri: &NbdUri) -> String {
     match &uri.server {
-        Server::Tcp((host, port)) if host.contains(':') => {
+        NbdServer::Tcp((host, port)) if host.contains(':') => {
             format!("nbd:[{host}]:{port}:exportname={}", uri.export)
         }
-        Server::Tcp((host, port)) => format!("nbd:{host}:{port}:exportname={}", uri.export),
-        Server::Unix(path) => format!("nbd:unix:{}:exportname={}", path.display(), uri.export),
+        NbdServer::Tcp((host, port)) => format!("nbd:{host}:{port}:exportname={}", uri.export),
+        NbdServer::Unix(path) => format!("nbd:unix:{}:exportname={}", path.display(), uri.export),
     }
 }
 

@@ -1,5 +1,6 @@
 //! What the handshake learns of an export, and what that makes of it as a volume.
 
+use crate::nbd::HeaderFormat;
 use crate::session::ProtocolError;
 use blockmux_volume::{MAX_TRANSFER, VolumeInfo};
 use blockmux_wire::nbd::NBD_MAX_MINIMUM_BLOCK;
@@ -27,11 +28,11 @@ pub struct ExportInfo {
     pub flags: TransmissionFlags,
     /// The server's size constraints, if it named any.
     pub block_size: Option<BlockSize>,
-    /// In transmission the metadata contexts that were selected; from [`super::Mode::Info`] those
+    /// In transmission the metadata contexts that were selected; from [`super::NbdSessionMode::Info`] those
     /// there are.
     pub contexts: Vec<String>,
     /// How messages of the transmission phase look.
-    pub headers: Headers,
+    pub headers: HeaderFormat,
 }
 
 /// Size constraints (proto.md, "Size constraints"), in bytes.
@@ -43,18 +44,6 @@ pub struct BlockSize {
     pub preferred: u32,
     /// The most payload in one message, at least 512.
     pub maximum_payload: u32,
-}
-
-/// How messages of the transmission phase look.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Headers {
-    /// Compact requests, simple replies.
-    #[default]
-    Simple,
-    /// Compact requests, structured replies.
-    Structured,
-    /// Extended requests and replies.
-    Extended,
 }
 
 impl BlockSize {
@@ -145,7 +134,7 @@ mod tests {
             flags,
             block_size,
             contexts: Vec::new(),
-            headers: Headers::Simple,
+            headers: HeaderFormat::Simple,
         }
     }
 

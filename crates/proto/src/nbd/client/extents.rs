@@ -4,7 +4,7 @@ use blockmux_volume::Extent;
 
 /// Collects descriptors in order. A block that several of them share is a hole, or zero, if all of
 /// them say so.
-pub(super) struct Extents {
+pub(super) struct ExtentCollector {
     list: Vec<Extent>,
     /// Length of the request, in bytes: what goes beyond is cut off.
     asked: u64,
@@ -16,11 +16,11 @@ pub(super) struct Extents {
     partial: Extent,
 }
 
-impl Extents {
+impl ExtentCollector {
     /// For a request of `asked` bytes.
-    pub(super) fn new(asked: u64, block: u32) -> Extents {
+    pub(super) fn new(asked: u64, block: u32) -> ExtentCollector {
         let partial = Extent { len: 0, hole: false, zero: false };
-        Extents { list: Vec::new(), asked, described: 0, block: u64::from(block).max(1), partial }
+        ExtentCollector { list: Vec::new(), asked, described: 0, block: u64::from(block).max(1), partial }
     }
 
     /// Whether all that was asked for has been described.
@@ -93,7 +93,7 @@ mod tests {
     }
 
     fn collect(asked: u64, block: u32, descriptors: &[(u64, u32)]) -> Vec<Extent> {
-        let mut extents = Extents::new(asked, block);
+        let mut extents = ExtentCollector::new(asked, block);
         descriptors.iter().for_each(|&(len, state)| extents.push(extent(len, state)));
         extents.into_list()
     }

@@ -9,10 +9,11 @@
 //! A server without fixed newstyle knows `EXPORT_NAME` only. What a server refuses properly is a
 //! [`Refused`]; only what breaks the protocol is a [`ProtocolError`].
 
-use super::export::{BlockSize, ExportInfo, Headers, ListedExport};
+use super::export::{BlockSize, ExportInfo, ListedExport};
 use super::option::{self, InfoReply};
-use super::refused::NbdRefused;
-use super::{Config, Mode};
+use super::refusal::NbdHandshakeRefusal;
+use super::{NbdInitiatorConfig, NbdSessionMode};
+use crate::nbd::HeaderFormat;
 use crate::outbox::Outbox;
 use crate::session::ProtocolError;
 use blockmux_wire::nbd::handshake::{
@@ -24,7 +25,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// The state of a handshake.
 pub(super) struct ClientHandshake {
-    config: Config,
+    config: NbdInitiatorConfig,
     step: HandshakeReply,
     /// The server speaks fixed newstyle: it answers options, instead of hanging up on those it does
     /// not know.
@@ -33,11 +34,11 @@ pub(super) struct ClientHandshake {
     sends_zeroes: bool,
     /// Abort instead of sending the next option.
     is_stopping: bool,
-    headers: Headers,
+    headers: HeaderFormat,
     /// The number of `base:allocation`, once selected.
     allocation: Option<u32>,
     /// Size and flags, once told.
-    told: Option<(u64, u16)>,
+    size_and_flags: Option<(u64, u16)>,
     block_size: Option<BlockSize>,
     name: Option<String>,
     description: String,
@@ -81,22 +82,22 @@ pub(super) enum HandshakeEnd {
     /// The server told all about an export, and is not needed any more.
     Described(ExportInfo),
     Listed(ExportList),
-    Refused(NbdRefused),
+    Refused(NbdHandshakeRefusal),
     /// It was to stop.
     Stopped,
 }
 
 impl ClientHandshake {
-    pub(super) fn new(config: Config) -> ClientHandshake {
+    pub(super) fn new(config: NbdInitiatorConfig) -> ClientHandshake {
         ClientHandshake {
             config,
             step: HandshakeReply::Greeting,
             is_fixed: false,
             sends_zeroes: true,
             is_stopping: false,
-            headers: Headers::Simple,
+            headers: HeaderFormat::Simple,
             allocation: None,
-            told: None,
+            size_and_flags: None,
             block_size: None,
             name: None,
             description: String::new(),
@@ -151,7 +152,7 @@ impl ClientHandshake {
     pub(super) fn on_end(&mut self) -> Result<HandshakeEnd, ProtocolError> {
         match self.step {
             HandshakeReply::ExportName => {
-                Ok(HandshakeEnd::Refused(NbdRefused::Closed { export: self.config.export.clone() }))
+                Ok(HandshakeEnd::Refused(NbdHandshakeRefusal::Closed { export: self.config.export.clone() }))
             }
             HandshakeReply::Greeting => Err(ProtocolError {
                 what: "closed the connection without a greeting",
@@ -177,7 +178,7 @@ impl ClientHandshake {
         }
         match greeting.opts_magic.get() {
             NBD_OPTS_MAGIC => {}
-            NBD_CLISERV_MAGIC => return Ok(Some(HandshakeEnd::Refused(NbdRefused::Oldstyle))),
+            NBD_CLISERV_MAGIC => return Ok(Some(HandshakeEnd::Refused(NbdHandshakeRefusal::Oldstyle))),
             _ => {
                 return Err(ProtocolError {
                     what: "sent neither IHAVEOPT nor the oldstyle magic",
@@ -196,8 +197,8 @@ impl ClientHandshake {
             flags |= NBD_FLAG_C_NO_ZEROES;
         }
         outbox.push_head(ClientFlags { flags: flags.into() }.as_bytes());
-        if !self.is_fixed && self.config.mode == Mode::List {
-            return Ok(Some(HandshakeEnd::Refused(NbdRefused::CannotList)));
+        if !self.is_fixed && self.config.mode == NbdSessionMode::List {
+            return Ok(Some(HandshakeEnd::Refused(NbdHandshakeRefusal::CannotList)));
         }
         Ok(self.send_next(None, outbox))
     }
@@ -206,15 +207,15 @@ impl ClientHandshake {
     fn ladder(&self) -> &'static [Opt] {
         match self.config.mode {
             _ if !self.is_fixed => &[Opt::NBD_OPT_EXPORT_NAME],
-            Mode::List => &[Opt::NBD_OPT_LIST],
-            Mode::Go => &[
+            NbdSessionMode::List => &[Opt::NBD_OPT_LIST],
+            NbdSessionMode::Go => &[
                 Opt::NBD_OPT_EXTENDED_HEADERS,
                 Opt::NBD_OPT_STRUCTURED_REPLY,
                 Opt::NBD_OPT_SET_META_CONTEXT,
                 Opt::NBD_OPT_GO,
                 Opt::NBD_OPT_EXPORT_NAME,
             ],
-            Mode::Info => &[
+            NbdSessionMode::Info => &[
                 Opt::NBD_OPT_EXTENDED_HEADERS,
                 Opt::NBD_OPT_STRUCTURED_REPLY,
                 Opt::NBD_OPT_LIST_META_CONTEXT,
@@ -225,13 +226,15 @@ impl ClientHandshake {
     }
 
     /// Whether there is a point in this option now.
-    fn is_wanted(&self, option: Opt) -> bool {
+    fn is_applicable(&self, option: Opt) -> bool {
         match option {
             Opt::NBD_OPT_EXTENDED_HEADERS => self.config.features.extended_headers,
             Opt::NBD_OPT_STRUCTURED_REPLY => {
-                self.config.features.structured_replies && self.headers == Headers::Simple
+                self.config.features.structured_replies && self.headers == HeaderFormat::Simple
             }
-            Opt::NBD_OPT_SET_META_CONTEXT | Opt::NBD_OPT_LIST_META_CONTEXT => self.headers != Headers::Simple,
+            Opt::NBD_OPT_SET_META_CONTEXT | Opt::NBD_OPT_LIST_META_CONTEXT => {
+                self.headers != HeaderFormat::Simple
+            }
             _ => true,
         }
     }
@@ -243,7 +246,7 @@ impl ClientHandshake {
             return Some(HandshakeEnd::Stopped);
         }
         let after_last = self.ladder().iter().skip_while(|opt| last.is_some_and(|last| **opt != last));
-        let next = after_last.copied().find(|&opt| Some(opt) != last && self.is_wanted(opt))?;
+        let next = after_last.copied().find(|&opt| Some(opt) != last && self.is_applicable(opt))?;
         let export = &self.config.export;
         self.step = HandshakeReply::Reply(next);
         match next {
@@ -279,8 +282,8 @@ impl ClientHandshake {
             return self.on_error(option, reply, data, outbox);
         }
         match (option, reply) {
-            (Opt::NBD_OPT_EXTENDED_HEADERS, Rep::NBD_REP_ACK) => self.headers = Headers::Extended,
-            (Opt::NBD_OPT_STRUCTURED_REPLY, Rep::NBD_REP_ACK) => self.headers = Headers::Structured,
+            (Opt::NBD_OPT_EXTENDED_HEADERS, Rep::NBD_REP_ACK) => self.headers = HeaderFormat::Extended,
+            (Opt::NBD_OPT_STRUCTURED_REPLY, Rep::NBD_REP_ACK) => self.headers = HeaderFormat::Structured,
             (Opt::NBD_OPT_SET_META_CONTEXT | Opt::NBD_OPT_LIST_META_CONTEXT, Rep::NBD_REP_ACK) => {}
             (Opt::NBD_OPT_SET_META_CONTEXT | Opt::NBD_OPT_LIST_META_CONTEXT, Rep::NBD_REP_META_CONTEXT) => {
                 self.on_context(option, data)?;
@@ -290,7 +293,7 @@ impl ClientHandshake {
                 self.on_info(data)?;
                 return Ok(None);
             }
-            (Opt::NBD_OPT_GO, Rep::NBD_REP_ACK) if self.config.mode == Mode::Info => {
+            (Opt::NBD_OPT_GO, Rep::NBD_REP_ACK) if self.config.mode == NbdSessionMode::Info => {
                 let export = self.take_export()?;
                 super::request::push_disconnect(outbox, export.headers);
                 return Ok(Some(HandshakeEnd::Described(export)));
@@ -300,7 +303,7 @@ impl ClientHandshake {
                 return Ok(Some(HandshakeEnd::Transmission(self.take_export()?, allocation)));
             }
             (Opt::NBD_OPT_INFO, Rep::NBD_REP_ACK)
-                if self.told.is_some_and(|(size, _)| size == 0) && !self.is_stopping =>
+                if self.size_and_flags.is_some_and(|(size, _)| size == 0) && !self.is_stopping =>
             {
                 // nbd-server 3.24 learns the size only when the export is opened: ask as if to use
                 // it.
@@ -341,13 +344,13 @@ impl ClientHandshake {
                 self.contexts.clear();
                 !is_final
             }
-            Opt::NBD_OPT_GO if self.config.mode == Mode::Info => {
+            Opt::NBD_OPT_GO if self.config.mode == NbdSessionMode::Info => {
                 // It was only asked once more; what is known is all there is.
                 self.abort(outbox);
                 return Ok(Some(HandshakeEnd::Described(self.take_export()?)));
             }
             Opt::NBD_OPT_GO | Opt::NBD_OPT_INFO if reply == Rep::NBD_REP_ERR_UNSUP => {
-                if self.headers == Headers::Extended {
+                if self.headers == HeaderFormat::Extended {
                     return Err(ProtocolError {
                         what: "agreed to extended headers but does not know NBD_OPT_GO",
                         reference: "proto.md, \"Option types\", NBD_OPT_EXTENDED_HEADERS",
@@ -362,12 +365,17 @@ impl ClientHandshake {
             return Ok(self.send_next(Some(option), outbox));
         }
         self.abort(outbox);
-        Ok(Some(HandshakeEnd::Refused(NbdRefused::from_reply(&self.config.export, option, reply, data))))
+        Ok(Some(HandshakeEnd::Refused(NbdHandshakeRefusal::from_reply(
+            &self.config.export,
+            option,
+            reply,
+            data,
+        ))))
     }
 
     fn on_info(&mut self, data: &[u8]) -> Result<(), ProtocolError> {
         match option::read_info(data)? {
-            InfoReply::Export { size, flags } => self.told = Some((size, flags)),
+            InfoReply::Export { size, flags } => self.size_and_flags = Some((size, flags)),
             InfoReply::Name(name) => self.name = Some(name),
             InfoReply::Description(text) => self.description = text,
             InfoReply::BlockSize(sizes) => self.block_size = Some(sizes),
@@ -395,10 +403,10 @@ impl ClientHandshake {
 
     fn on_export_name(&mut self, bytes: &[u8], outbox: &mut Outbox) -> Result<HandshakeEnd, ProtocolError> {
         let (reply, _) = ExportNameReply::read_from_prefix(bytes).map_err(|_| SHORT)?;
-        self.told = Some((reply.size.get(), reply.transmission_flags.get()));
+        self.size_and_flags = Some((reply.size.get(), reply.transmission_flags.get()));
         let allocation = self.allocation;
         let export = self.take_export()?;
-        if self.config.mode == Mode::Info {
+        if self.config.mode == NbdSessionMode::Info {
             // There was no way to ask without entering transmission.
             super::request::push_disconnect(outbox, export.headers);
             return Ok(HandshakeEnd::Described(export));
@@ -407,7 +415,7 @@ impl ClientHandshake {
     }
 
     fn take_export(&mut self) -> Result<ExportInfo, ProtocolError> {
-        let (size, flags) = self.told.ok_or(ProtocolError {
+        let (size, flags) = self.size_and_flags.ok_or(ProtocolError {
             what: "described an export without its size",
             reference: "proto.md, \"Option reply types\", NBD_REP_INFO",
         })?;

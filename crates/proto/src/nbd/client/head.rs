@@ -1,8 +1,8 @@
 //! The heads of replies, in their three forms (proto.md, "Simple reply message", "Structured reply
 //! chunk message", "Extended reply chunk message").
 
-use super::export::Headers;
 use super::reply::{TRANSMISSION, error};
+use crate::nbd::HeaderFormat;
 use crate::session::ProtocolError;
 use crate::slots::SlotKey;
 use blockmux_wire::nbd::transmission::{
@@ -31,18 +31,18 @@ pub(super) enum ReplyKind {
 }
 
 /// The size of the shortest head there can be.
-pub(super) fn shortest(headers: Headers) -> usize {
-    if headers == Headers::Extended { size_of::<ExtendedReply>() } else { size_of::<SimpleReply>() }
+pub(super) fn shortest(headers: HeaderFormat) -> usize {
+    if headers == HeaderFormat::Extended { size_of::<ExtendedReply>() } else { size_of::<SimpleReply>() }
 }
 
 /// Reads a message's head, or says how many bytes that takes.
 #[inline]
-pub(super) fn read(bytes: &[u8], headers: Headers) -> Result<Result<ReplyHead, usize>, ProtocolError> {
+pub(super) fn read(bytes: &[u8], headers: HeaderFormat) -> Result<Result<ReplyHead, usize>, ProtocolError> {
     let Some(magic) = bytes.first_chunk().map(|magic| u32::from_be_bytes(*magic)) else {
         return Ok(Err(shortest(headers)));
     };
     match (magic, headers) {
-        (NBD_SIMPLE_REPLY_MAGIC, Headers::Simple | Headers::Structured) => {
+        (NBD_SIMPLE_REPLY_MAGIC, HeaderFormat::Simple | HeaderFormat::Structured) => {
             Ok(SimpleReply::read_from_prefix(bytes).map_err(|_| size_of::<SimpleReply>()).map(
                 |(reply, _)| ReplyHead {
                     kind: ReplyKind::Simple { error: reply.error.get() },
@@ -53,7 +53,7 @@ pub(super) fn read(bytes: &[u8], headers: Headers) -> Result<Result<ReplyHead, u
                 },
             ))
         }
-        (NBD_STRUCTURED_REPLY_MAGIC, Headers::Structured) => {
+        (NBD_STRUCTURED_REPLY_MAGIC, HeaderFormat::Structured) => {
             let reply = StructuredReply::read_from_prefix(bytes).map_err(|_| size_of::<StructuredReply>());
             Ok(reply.map(|(reply, _)| ReplyHead {
                 kind: ReplyKind::chunk(reply.reply_type.get(), reply.flags.get()),
@@ -63,7 +63,7 @@ pub(super) fn read(bytes: &[u8], headers: Headers) -> Result<Result<ReplyHead, u
                 size: size_of::<StructuredReply>(),
             }))
         }
-        (NBD_EXTENDED_REPLY_MAGIC, Headers::Extended) => {
+        (NBD_EXTENDED_REPLY_MAGIC, HeaderFormat::Extended) => {
             let reply = ExtendedReply::read_from_prefix(bytes).map_err(|_| size_of::<ExtendedReply>());
             Ok(reply.map(|(reply, _)| ReplyHead {
                 kind: ReplyKind::chunk(reply.reply_type.get(), reply.flags.get()),

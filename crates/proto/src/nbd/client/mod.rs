@@ -4,15 +4,15 @@
 //!   Handshake ──GO acknowledged──▶ Transmission ──on_stop, nothing in flight──▶ over
 //!        └──── refused, or all was told that was asked for ────────────────────▶ over
 //! ```
-//! [`InitiatorSession`] is driven as [`crate::session`] says. When it is over, its demand is
-//! [`Demand::Close`]; then [`InitiatorSession::refused`] says whether the server would not have us.
+//! [`NbdInitiatorSession`] is driven as [`crate::session`] says. When it is over, its demand is
+//! [`Demand::Close`]; then [`NbdInitiatorSession::refusal`] says whether the server would not have us.
 
 mod export;
 mod extents;
 mod handshake;
 mod head;
 mod option;
-mod refused;
+mod refusal;
 mod reply;
 mod request;
 mod transmission;
@@ -20,10 +20,11 @@ mod transmission;
 #[cfg(test)]
 mod tests;
 
+pub use super::HeaderFormat;
 pub use crate::io_queue::DEPTH;
 pub use blockmux_wire::nbd::handshake::TransmissionFlags;
-pub use export::{BlockSize, ExportInfo, Headers, ListedExport};
-pub use refused::NbdRefused;
+pub use export::{BlockSize, ExportInfo, ListedExport};
+pub use refusal::NbdHandshakeRefusal;
 
 use crate::outbox::Outbox;
 use crate::session::{
@@ -37,18 +38,18 @@ use transmission::ClientTransmission;
 
 /// What to ask a server for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
+pub struct NbdInitiatorConfig {
     /// The export's name, at most 4096 bytes; empty for the server's default.
     pub export: String,
     /// What for.
-    pub mode: Mode,
+    pub mode: NbdSessionMode,
     /// What to offer.
-    pub features: Features,
+    pub features: NbdFeatures,
 }
 
 /// What a session is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum NbdSessionMode {
     /// To read and write the export.
     Go,
     /// To learn everything about the export, and leave.
@@ -59,22 +60,22 @@ pub enum Mode {
 
 /// What to negotiate where the server can; everything by default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Features {
+pub struct NbdFeatures {
     /// 64-bit lengths and fixed-size reply heads.
     pub extended_headers: bool,
     /// Structured replies, where extended headers are not to be had.
     pub structured_replies: bool,
 }
 
-impl Default for Features {
-    fn default() -> Features {
-        Features { extended_headers: true, structured_replies: true }
+impl Default for NbdFeatures {
+    fn default() -> NbdFeatures {
+        NbdFeatures { extended_headers: true, structured_replies: true }
     }
 }
 
 /// One connection to a server, from its greeting on.
-pub struct InitiatorSession {
-    phase: Phase,
+pub struct NbdInitiatorSession {
+    phase: NbdInitiatorPhase,
     outbox: Outbox,
     pool: Pool,
     /// When the handshake has to be over.
@@ -85,26 +86,26 @@ pub struct InitiatorSession {
     export: Option<ExportInfo>,
     exports: Vec<ListedExport>,
     left_out: u64,
-    refused: Option<NbdRefused>,
+    refusal: Option<NbdHandshakeRefusal>,
     /// What was submitted without a transmission phase to do it.
     failed: VecDeque<Completion>,
 }
 
-enum Phase {
+enum NbdInitiatorPhase {
     Handshake(Box<ClientHandshake>),
     Transmission(Box<ClientTransmission>),
     Over,
 }
 
-impl InitiatorSession {
+impl NbdInitiatorSession {
     /// A session on a fresh connection; reads without a buffer take memory from `pool` where
     /// nothing can be lent.
     #[must_use]
-    pub fn new(config: Config, pool: Pool, now: Instant) -> InitiatorSession {
+    pub fn new(config: NbdInitiatorConfig, pool: Pool, now: Instant) -> NbdInitiatorSession {
         let handshake = ClientHandshake::new(config);
-        InitiatorSession {
+        NbdInitiatorSession {
             need: handshake.need(),
-            phase: Phase::Handshake(Box::new(handshake)),
+            phase: NbdInitiatorPhase::Handshake(Box::new(handshake)),
             outbox: Outbox::default(),
             pool,
             deadline: now.checked_add(HANDSHAKE_TIMEOUT).unwrap_or(now),
@@ -112,7 +113,7 @@ impl InitiatorSession {
             export: None,
             exports: Vec::new(),
             left_out: 0,
-            refused: None,
+            refusal: None,
             failed: VecDeque::new(),
         }
     }
@@ -129,13 +130,13 @@ impl InitiatorSession {
         self.export.as_ref().map(ExportInfo::volume_info)
     }
 
-    /// What [`Mode::List`] found, at most 10,000 exports.
+    /// What [`NbdSessionMode::List`] found, at most 10,000 exports.
     #[must_use]
     pub fn exports(&self) -> &[ListedExport] {
         &self.exports
     }
 
-    /// How many more exports the server listed than [`InitiatorSession::exports`] holds.
+    /// How many more exports the server listed than [`NbdInitiatorSession::exports`] holds.
     #[must_use]
     pub fn exports_left_out(&self) -> u64 {
         self.left_out
@@ -143,8 +144,8 @@ impl InitiatorSession {
 
     /// Why the server would not do what was asked, if it would not.
     #[must_use]
-    pub fn refused(&self) -> Option<&NbdRefused> {
-        self.refused.as_ref()
+    pub fn refusal(&self) -> Option<&NbdHandshakeRefusal> {
+        self.refusal.as_ref()
     }
 
     /// Whether the session has come to its end: everything asked for was told, or refused, or it
@@ -152,9 +153,9 @@ impl InitiatorSession {
     #[must_use]
     pub fn is_over(&self) -> bool {
         match &self.phase {
-            Phase::Handshake(_) => false,
-            Phase::Transmission(transmission) => transmission.is_disconnected(),
-            Phase::Over => true,
+            NbdInitiatorPhase::Handshake(_) => false,
+            NbdInitiatorPhase::Transmission(transmission) => transmission.is_disconnected(),
+            NbdInitiatorPhase::Over => true,
         }
     }
 
@@ -162,7 +163,7 @@ impl InitiatorSession {
     /// many bytes.
     fn on_handshake_bytes(&mut self, bytes: &[u8]) -> Result<usize, ProtocolError> {
         let mut at = 0_usize;
-        while let Phase::Handshake(handshake) = &mut self.phase {
+        while let NbdInitiatorPhase::Handshake(handshake) = &mut self.phase {
             let rest = bytes.get(at..).unwrap_or_default();
             match handshake.on_bytes(rest, &mut self.outbox)? {
                 handshake::HandshakeProgress::Took(len) => at = at.saturating_add(len),
@@ -180,31 +181,31 @@ impl InitiatorSession {
     }
 
     fn end_handshake(&mut self, end: HandshakeEnd) {
-        self.phase = Phase::Over;
+        self.phase = NbdInitiatorPhase::Over;
         match end {
             HandshakeEnd::Transmission(export, allocation) => {
                 let mut transmission = ClientTransmission::new(&export, allocation, self.pool.clone());
                 if self.is_stopping {
                     transmission.stop(&mut self.outbox);
                 }
-                self.phase = Phase::Transmission(Box::new(transmission));
+                self.phase = NbdInitiatorPhase::Transmission(Box::new(transmission));
                 self.export = Some(export);
             }
             HandshakeEnd::Described(export) => self.export = Some(export),
             HandshakeEnd::Listed(list) => (self.exports, self.left_out) = (list.exports, list.left_out),
-            HandshakeEnd::Refused(refused) => self.refused = Some(refused),
+            HandshakeEnd::Refused(refusal) => self.refusal = Some(refusal),
             HandshakeEnd::Stopped => {}
         }
     }
 }
 
-impl Timed for InitiatorSession {
+impl Timed for NbdInitiatorSession {
     fn poll_timeout(&self) -> Option<Instant> {
-        matches!(self.phase, Phase::Handshake(_)).then_some(self.deadline)
+        matches!(self.phase, NbdInitiatorPhase::Handshake(_)).then_some(self.deadline)
     }
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        if matches!(self.phase, Phase::Handshake(_)) && now >= self.deadline {
+        if matches!(self.phase, NbdInitiatorPhase::Handshake(_)) && now >= self.deadline {
             return Err(ProtocolError {
                 what: "did not finish the handshake within 30 seconds",
                 reference: "proto.md, \"Handshake\"",
@@ -214,38 +215,40 @@ impl Timed for InitiatorSession {
     }
 }
 
-impl StreamSession for InitiatorSession {
+impl StreamSession for NbdInitiatorSession {
     #[inline]
     fn demand(&self) -> Demand {
         match &self.phase {
-            Phase::Handshake(_) => Demand::Bytes(self.need),
-            Phase::Transmission(transmission) if transmission.is_disconnected() => Demand::Close,
-            Phase::Transmission(transmission) => match transmission.reading.place() {
+            NbdInitiatorPhase::Handshake(_) => Demand::Bytes(self.need),
+            NbdInitiatorPhase::Transmission(transmission) if transmission.is_disconnected() => Demand::Close,
+            NbdInitiatorPhase::Transmission(transmission) => match transmission.reading.place() {
                 Some(target) => Demand::Place(target.clone()),
                 None => Demand::Bytes(transmission.need),
             },
-            Phase::Over => Demand::Close,
+            NbdInitiatorPhase::Over => Demand::Close,
         }
     }
 
     #[inline]
     fn on_bytes(&mut self, input: &Chunk, _now: Instant) -> Result<usize, ProtocolError> {
         let mut at = 0;
-        if let Phase::Handshake(_) = self.phase {
+        if let NbdInitiatorPhase::Handshake(_) = self.phase {
             at = self.on_handshake_bytes(input.unread())?;
         }
         match &mut self.phase {
-            Phase::Transmission(transmission) => transmission.on_bytes(input, at, &mut self.outbox),
-            Phase::Handshake(_) => Ok(at),
+            NbdInitiatorPhase::Transmission(transmission) => {
+                transmission.on_bytes(input, at, &mut self.outbox)
+            }
+            NbdInitiatorPhase::Handshake(_) => Ok(at),
             // What comes after the end is of no interest.
-            Phase::Over => Ok(input.unread().len()),
+            NbdInitiatorPhase::Over => Ok(input.unread().len()),
         }
     }
 
     fn on_placed(&mut self, _now: Instant) -> Result<(), ProtocolError> {
         match &mut self.phase {
-            Phase::Transmission(transmission) => transmission.on_placed(&mut self.outbox),
-            Phase::Handshake(_) | Phase::Over => Ok(()),
+            NbdInitiatorPhase::Transmission(transmission) => transmission.on_placed(&mut self.outbox),
+            NbdInitiatorPhase::Handshake(_) | NbdInitiatorPhase::Over => Ok(()),
         }
     }
 
@@ -253,16 +256,16 @@ impl StreamSession for InitiatorSession {
     /// who knows whether it had asked for the end, reconnects.
     fn on_end(&mut self, _now: Instant) -> Result<(), ProtocolError> {
         match &mut self.phase {
-            Phase::Handshake(handshake) => {
+            NbdInitiatorPhase::Handshake(handshake) => {
                 let end = handshake.on_end()?;
                 self.end_handshake(end);
                 Ok(())
             }
-            Phase::Transmission(transmission) if !transmission.is_idle() => Err(ProtocolError {
+            NbdInitiatorPhase::Transmission(transmission) if !transmission.is_idle() => Err(ProtocolError {
                 what: "closed the connection with requests in flight",
                 reference: "proto.md, \"Terminating the transmission phase\"",
             }),
-            Phase::Transmission(_) | Phase::Over => Ok(()),
+            NbdInitiatorPhase::Transmission(_) | NbdInitiatorPhase::Over => Ok(()),
         }
     }
 
@@ -271,24 +274,24 @@ impl StreamSession for InitiatorSession {
     }
 }
 
-impl Initiator for InitiatorSession {
+impl Initiator for NbdInitiatorSession {
     fn is_ready(&self) -> bool {
-        matches!(self.phase, Phase::Transmission(_))
+        matches!(self.phase, NbdInitiatorPhase::Transmission(_))
     }
 
     #[inline]
     fn room(&self) -> usize {
         match &self.phase {
-            Phase::Transmission(transmission) => transmission.room(),
-            Phase::Handshake(_) | Phase::Over => 0,
+            NbdInitiatorPhase::Transmission(transmission) => transmission.room(),
+            NbdInitiatorPhase::Handshake(_) | NbdInitiatorPhase::Over => 0,
         }
     }
 
     #[inline]
     fn submit(&mut self, io: Io) {
         match &mut self.phase {
-            Phase::Transmission(transmission) => transmission.submit(io, &mut self.outbox),
-            Phase::Handshake(_) | Phase::Over => {
+            NbdInitiatorPhase::Transmission(transmission) => transmission.submit(io, &mut self.outbox),
+            NbdInitiatorPhase::Handshake(_) | NbdInitiatorPhase::Over => {
                 self.failed.push_back(Completion { tag: io.tag, result: Err(IoError::PathLost) });
             }
         }
@@ -297,8 +300,8 @@ impl Initiator for InitiatorSession {
     #[inline]
     fn poll_done(&mut self) -> Option<Completion> {
         match &mut self.phase {
-            Phase::Transmission(transmission) => transmission.poll_done(),
-            Phase::Handshake(_) | Phase::Over => self.failed.pop_front(),
+            NbdInitiatorPhase::Transmission(transmission) => transmission.poll_done(),
+            NbdInitiatorPhase::Handshake(_) | NbdInitiatorPhase::Over => self.failed.pop_front(),
         }
     }
 
@@ -313,8 +316,8 @@ impl Initiator for InitiatorSession {
     fn take_unfinished(&mut self) -> Vec<Io> {
         self.outbox.clear();
         match &mut self.phase {
-            Phase::Transmission(transmission) => transmission.take_unfinished(),
-            Phase::Handshake(_) | Phase::Over => Vec::new(),
+            NbdInitiatorPhase::Transmission(transmission) => transmission.take_unfinished(),
+            NbdInitiatorPhase::Handshake(_) | NbdInitiatorPhase::Over => Vec::new(),
         }
     }
 
@@ -332,18 +335,18 @@ impl Initiator for InitiatorSession {
     fn on_stop(&mut self) {
         self.is_stopping = true;
         match &mut self.phase {
-            Phase::Handshake(handshake) => handshake.stop(),
-            Phase::Transmission(transmission) => transmission.stop(&mut self.outbox),
-            Phase::Over => {}
+            NbdInitiatorPhase::Handshake(handshake) => handshake.stop(),
+            NbdInitiatorPhase::Transmission(transmission) => transmission.stop(&mut self.outbox),
+            NbdInitiatorPhase::Over => {}
         }
     }
 }
 
-impl Overdue for InitiatorSession {
+impl Overdue for NbdInitiatorSession {
     fn look(&mut self) -> u32 {
         match &mut self.phase {
-            Phase::Transmission(transmission) => transmission.look(),
-            Phase::Handshake(_) | Phase::Over => 0,
+            NbdInitiatorPhase::Transmission(transmission) => transmission.look(),
+            NbdInitiatorPhase::Handshake(_) | NbdInitiatorPhase::Over => 0,
         }
     }
 
@@ -353,7 +356,7 @@ impl Overdue for InitiatorSession {
     }
 }
 
-impl Connections for InitiatorSession {
+impl Connections for NbdInitiatorSession {
     #[inline]
     fn poll_connect(&mut self) -> Option<(usize, Instant)> {
         None
@@ -380,7 +383,7 @@ impl Connections for InitiatorSession {
     }
 }
 
-impl StreamConnections for InitiatorSession {
+impl StreamConnections for NbdInitiatorSession {
     #[inline]
     fn connection(&mut self, _connection: usize) -> impl StreamSession {
         self

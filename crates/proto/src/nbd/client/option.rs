@@ -21,9 +21,9 @@ pub(super) fn send_export_name(outbox: &mut Outbox, export: &str) {
 /// Sends `NBD_OPT_GO` or `NBD_OPT_INFO`.
 pub(super) fn send_go(outbox: &mut Outbox, option: Opt, export: &str) {
     let mut data = string(export);
-    let wanted = [Info::NBD_INFO_NAME, Info::NBD_INFO_DESCRIPTION, Info::NBD_INFO_BLOCK_SIZE];
-    data.extend((wanted.len() as u16).to_be_bytes());
-    wanted.iter().for_each(|info| data.extend(info.0.to_be_bytes()));
+    let requested = [Info::NBD_INFO_NAME, Info::NBD_INFO_DESCRIPTION, Info::NBD_INFO_BLOCK_SIZE];
+    data.extend((requested.len() as u16).to_be_bytes());
+    requested.iter().for_each(|info| data.extend(info.0.to_be_bytes()));
     send(outbox, option, &data);
 }
 

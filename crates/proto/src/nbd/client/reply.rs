@@ -5,11 +5,11 @@
 //! it, or received where it belongs; block status is read descriptor by descriptor. Every length is
 //! checked against the request before anything is done with it.
 
-use super::export::Headers;
 use super::head::{self, ReplyHead, ReplyKind, shortest};
 use super::transmission::ClientTransmission;
 use crate::coverage::RangeError;
 use crate::io_queue::LEND_UP_TO;
+use crate::nbd::HeaderFormat;
 use crate::outbox::Outbox;
 use crate::session::ProtocolError;
 use crate::slots::SlotKey;
@@ -43,11 +43,13 @@ type ReplyStep = Result<ReplyProgress, ProtocolError>;
 
 impl ReplyState {
     /// The fewest bytes that can be made something of.
-    pub(super) fn least(&self, headers: Headers) -> usize {
+    pub(super) fn least(&self, headers: HeaderFormat) -> usize {
         match self {
             ReplyState::Head => shortest(headers),
             ReplyState::Data { target, .. } => target.len(),
-            ReplyState::Status { .. } if headers == Headers::Extended => size_of::<ExtendedBlockDescriptor>(),
+            ReplyState::Status { .. } if headers == HeaderFormat::Extended => {
+                size_of::<ExtendedBlockDescriptor>()
+            }
             ReplyState::Status { .. } => size_of::<BlockDescriptor>(),
         }
     }
@@ -93,14 +95,14 @@ impl ClientTransmission {
     pub(super) fn on_placed(&mut self, outbox: &mut Outbox) -> Result<(), ProtocolError> {
         if let ReplyState::Data { request, last, .. } = self.reading {
             self.end_chunk(request, last, outbox)?;
-            self.need = self.reading.least(self.terms.headers);
+            self.need = self.reading.least(self.params.headers);
         }
         Ok(())
     }
 
     #[inline]
     fn on_head(&mut self, input: &Chunk, at: usize, rest: &[u8], outbox: &mut Outbox) -> ReplyStep {
-        let head = match head::read(rest, self.terms.headers)? {
+        let head = match head::read(rest, self.params.headers)? {
             Ok(head) => head,
             Err(need) => return Ok(ReplyProgress::Needs(need)),
         };
@@ -113,13 +115,13 @@ impl ClientTransmission {
         let (cmd, offset, len) = (request.cmd, request.offset, request.len);
         match head.kind {
             ReplyKind::Simple { error: 0 }
-                if cmd == Cmd::NBD_CMD_READ && self.terms.headers == Headers::Simple =>
+                if cmd == Cmd::NBD_CMD_READ && self.params.headers == HeaderFormat::Simple =>
             {
                 self.on_content(input, at, rest, &head, offset, len, outbox)
             }
             ReplyKind::Simple { error } => {
                 let needs_chunks = cmd == Cmd::NBD_CMD_BLOCK_STATUS && error == 0
-                    || cmd == Cmd::NBD_CMD_READ && self.terms.headers != Headers::Simple;
+                    || cmd == Cmd::NBD_CMD_READ && self.params.headers != HeaderFormat::Simple;
                 if needs_chunks {
                     return fault("sent a simple reply where a structured one is due", SIMPLE);
                 }
@@ -348,7 +350,7 @@ impl ClientTransmission {
         last: bool,
     ) -> ReplyStep {
         let is_extended = reply_type == ReplyType::NBD_REPLY_TYPE_BLOCK_STATUS_EXT;
-        if is_extended != (self.terms.headers == Headers::Extended) {
+        if is_extended != (self.params.headers == HeaderFormat::Extended) {
             return fault("sent block status in the form that was not agreed", TYPES);
         }
         let (fixed, each) = if is_extended {
@@ -372,7 +374,7 @@ impl ClientTransmission {
         if is_extended && more != (count as u32).to_be_bytes() {
             return fault("counted its block status descriptors wrongly", TYPES);
         }
-        if Some(u32::from_be_bytes(*context)) != self.terms.allocation {
+        if Some(u32::from_be_bytes(*context)) != self.params.allocation {
             return fault("sent the status of a metadata context that was not selected", TYPES);
         }
         let extents = self.requests.get_mut(head.cookie).map(|request| (request.cmd, request.job));
@@ -402,7 +404,7 @@ impl ClientTransmission {
         let Some(extents) = job.and_then(|job| self.jobs.get_mut(job)?.extents.as_mut()) else {
             return fault("sent block status for a request of another kind", TYPES);
         };
-        let is_extended = self.terms.headers == Headers::Extended;
+        let is_extended = self.params.headers == HeaderFormat::Extended;
         let (mut rest, mut took) = (rest, 0_usize);
         while (took as u64) < left {
             let next = if is_extended {
@@ -430,7 +432,7 @@ impl ClientTransmission {
         if left == 0 {
             self.end_chunk(request, last, outbox)?;
         } else if took == 0 {
-            return Ok(ReplyProgress::Needs(self.reading.least(self.terms.headers)));
+            return Ok(ReplyProgress::Needs(self.reading.least(self.params.headers)));
         } else {
             self.reading = ReplyState::Status { request, left, last };
         }

@@ -1,7 +1,7 @@
 //! Requests as they go on the wire (proto.md, "Request message").
 
-use super::export::Headers;
 use super::transmission::SentRequest as InFlight;
+use crate::nbd::HeaderFormat;
 use crate::outbox::Outbox;
 use crate::slots::SlotKey;
 use blockmux_volume::{IoError, Op};
@@ -12,8 +12,8 @@ use blockmux_wire::nbd::transmission::{
 use zerocopy::IntoBytes;
 
 /// What the handshake agreed, as far as requests and replies depend on it.
-pub(super) struct AgreedLimits {
-    pub(super) headers: Headers,
+pub(super) struct ClientParams {
+    pub(super) headers: HeaderFormat,
     pub(super) flags: TransmissionFlags,
     /// The number of the metadata context `base:allocation`, if it was selected.
     pub(super) allocation: Option<u32>,
@@ -48,7 +48,7 @@ pub(super) struct NbdPieces {
     pub(super) zeroes: bool,
 }
 
-impl AgreedLimits {
+impl ClientParams {
     /// How to do `op` over `len` bytes with this server.
     #[inline]
     pub(super) fn plan(&self, op: Op, len: u64, wants_one_chunk: bool) -> NbdPlan {
@@ -150,7 +150,7 @@ impl AgreedLimits {
 
     /// The most that a request without payload covers, in bytes.
     fn max_effect(&self) -> u64 {
-        if self.headers == Headers::Extended { u64::MAX } else { MAX_COMPACT_EFFECT }
+        if self.headers == HeaderFormat::Extended { u64::MAX } else { MAX_COMPACT_EFFECT }
     }
 
     /// Sends the head of a request.
@@ -169,21 +169,21 @@ impl AgreedLimits {
 }
 
 /// Sends `NBD_CMD_DISC`; nothing may follow it.
-pub(super) fn push_disconnect(outbox: &mut Outbox, headers: Headers) {
+pub(super) fn push_disconnect(outbox: &mut Outbox, headers: HeaderFormat) {
     push(outbox, headers, Cmd::NBD_CMD_DISC, CmdFlags::empty(), SlotKey(0), 0, 0);
 }
 
 #[inline]
 fn push(
     outbox: &mut Outbox,
-    headers: Headers,
+    headers: HeaderFormat,
     cmd: Cmd,
     flags: CmdFlags,
     cookie: SlotKey,
     offset: u64,
     len: u64,
 ) {
-    if headers == Headers::Extended {
+    if headers == HeaderFormat::Extended {
         let flags = if cmd == Cmd::NBD_CMD_WRITE { flags | CmdFlags::PAYLOAD_LEN } else { flags };
         let request = ExtendedRequest {
             magic: NBD_EXTENDED_REQUEST_MAGIC.into(),

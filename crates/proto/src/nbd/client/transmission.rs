@@ -13,9 +13,9 @@
 
 use super::DEPTH;
 use super::export::ExportInfo;
-use super::extents::Extents;
+use super::extents::ExtentCollector;
 use super::reply::ReplyState;
-use super::request::{AgreedLimits, NbdPieces, NbdPlan, ZEROES, push_disconnect};
+use super::request::{ClientParams, NbdPieces, NbdPlan, ZEROES, push_disconnect};
 use crate::coverage::Coverage;
 use crate::io_queue::{LEND_UP_TO, memory};
 use crate::nbd::errno::to_io_error;
@@ -27,7 +27,7 @@ use std::collections::VecDeque;
 
 /// The state of the transmission phase.
 pub(super) struct ClientTransmission {
-    pub(super) terms: AgreedLimits,
+    pub(super) params: ClientParams,
     info: VolumeInfo,
     pool: Pool,
     pub(super) jobs: Slots<NbdJob>,
@@ -73,7 +73,7 @@ pub(super) struct NbdJob {
     /// pool.
     pub(super) buffer: Option<SgList>,
     /// What block status has told.
-    pub(super) extents: Option<Box<Extents>>,
+    pub(super) extents: Option<Box<ExtentCollector>>,
 }
 
 /// One request on the wire.
@@ -95,7 +95,7 @@ pub(super) struct SentRequest {
 
 impl ClientTransmission {
     pub(super) fn new(export: &ExportInfo, allocation: Option<u32>, pool: Pool) -> ClientTransmission {
-        let terms = AgreedLimits {
+        let params = ClientParams {
             headers: export.headers,
             flags: export.flags,
             allocation,
@@ -103,8 +103,8 @@ impl ClientTransmission {
         };
         let reading = ReplyState::Head;
         ClientTransmission {
-            need: reading.least(terms.headers),
-            terms,
+            need: reading.least(params.headers),
+            params,
             info: export.volume_info(),
             pool,
             jobs: Slots::default(),
@@ -151,7 +151,7 @@ impl ClientTransmission {
         if self.ending != DisconnectState::No {
             return self.done.push_back(Completion { tag, result: Err(IoError::ShuttingDown) });
         }
-        let result = match self.terms.plan(io.op, io.len, io.data.is_none()) {
+        let result = match self.params.plan(io.op, io.len, io.data.is_none()) {
             NbdPlan::Done => Ok(Output::Nothing),
             NbdPlan::Fails(error) => Err(error),
             // Requests of no length are not to be sent, nor are they needed.
@@ -216,8 +216,8 @@ impl ClientTransmission {
         let Some(job) = self.jobs.get_mut(request.job) else { return };
         job.in_flight = job.in_flight.saturating_sub(1);
         match request.error {
-            Some(error) if self.terms.may_be_too_long(&request, error) => {
-                job.go_back(&request, self.terms.max_payload.into(), self.info.logical_block);
+            Some(error) if self.params.may_be_too_long(&request, error) => {
+                job.go_back(&request, self.params.max_payload.into(), self.info.logical_block);
             }
             Some(error) => {
                 job.error.get_or_insert(error);
@@ -289,7 +289,7 @@ impl ClientTransmission {
         let age = self.next_age;
         self.next_age = self.next_age.wrapping_add(1);
         let extents = (io.op == Op::BlockStatus)
-            .then(|| Box::new(Extents::new(io.len.min(pieces.max), self.info.logical_block)));
+            .then(|| Box::new(ExtentCollector::new(io.len.min(pieces.max), self.info.logical_block)));
         self.jobs.insert(NbdJob {
             io,
             age,
@@ -325,7 +325,7 @@ impl ClientTransmission {
                 error: None,
                 error_chunks: 0,
             });
-            self.terms.push(outbox, cmd, flags, cookie, offset, len);
+            self.params.push(outbox, cmd, flags, cookie, offset, len);
             if zeroes {
                 let zeroes = self
                     .zeroes
@@ -357,7 +357,7 @@ impl ClientTransmission {
             error: None,
             error_chunks: 0,
         });
-        self.terms.push(outbox, cmd, CmdFlags::empty(), cookie, 0, 0);
+        self.params.push(outbox, cmd, CmdFlags::empty(), cookie, 0, 0);
     }
 
     #[inline]
@@ -394,7 +394,7 @@ impl ClientTransmission {
 
     fn disconnect_when_idle(&mut self, outbox: &mut Outbox) {
         if self.requests.is_empty() && self.ending != DisconnectState::Disconnected {
-            push_disconnect(outbox, self.terms.headers);
+            push_disconnect(outbox, self.params.headers);
             self.ending = DisconnectState::Disconnected;
         }
     }
@@ -408,7 +408,7 @@ impl NbdJob {
         self.pieces.max = max;
         self.issued = self.issued.min(request.offset.saturating_sub(self.io.offset));
         if self.extents.is_some() {
-            self.extents = Some(Box::new(Extents::new(self.io.len.min(max), block)));
+            self.extents = Some(Box::new(ExtentCollector::new(self.io.len.min(max), block)));
         }
     }
 }

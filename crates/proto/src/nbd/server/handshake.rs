@@ -14,11 +14,12 @@
 //! No option's data is ever stored: what is short enough is parsed where it was received, once it
 //! is whole; the rest is counted as it goes by.
 
-use super::option::{BASE_ALLOCATION, InfoRequest, Malformed, MetaContextRequest, string};
+use super::option::{BASE_ALLOCATION, InfoRequest, MalformedOption, MetaContextRequest, string};
+use super::params::ServerParams;
 use super::reply::BASE_ALLOCATION_ID;
-use super::terms::{Form, TransmissionTerms};
 use crate::event::bounded;
 use crate::exports::{Export, Exports, VolumeId};
+use crate::nbd::HeaderFormat;
 use crate::outbox::Outbox;
 use crate::session::{Demand, ProtocolError};
 use crate::volume_state::VolumeState;
@@ -35,7 +36,7 @@ pub(super) struct ServerHandshake {
     awaiting: AwaitedOption,
     /// `NBD_FLAG_C_*`, once sent.
     client_flags: u32,
-    form: Form,
+    headers: HeaderFormat,
     /// The export for which `base:allocation` was selected last.
     base_allocation: Option<VolumeId>,
     options_left: u32,
@@ -48,7 +49,7 @@ pub(super) struct ServerHandshake {
 /// What ends a handshake.
 pub(super) enum AfterHandshake {
     /// Transmission begins.
-    Transmit(TransmissionTerms),
+    Transmit(ServerParams),
     /// The client has had enough.
     Close,
 }
@@ -95,7 +96,7 @@ impl ServerHandshake {
         ServerHandshake {
             awaiting: AwaitedOption::Flags,
             client_flags: 0,
-            form: Form::Simple,
+            headers: HeaderFormat::Simple,
             base_allocation: None,
             options_left: options_for(&exports),
             exports,
@@ -144,8 +145,8 @@ impl ServerHandshake {
     }
 
     /// The name of the export that was agreed on.
-    pub(super) fn name_of(&self, terms: &TransmissionTerms) -> String {
-        self.exports.get(terms.volume).map(|export| export.name.clone()).unwrap_or_default()
+    pub(super) fn name_of(&self, params: &ServerParams) -> String {
+        self.exports.get(params.volume).map(|export| export.name.clone()).unwrap_or_default()
     }
 
     /// Whether the client may leave here. The document wants `NBD_OPT_ABORT` first, but many just
@@ -278,11 +279,11 @@ impl ServerHandshake {
             Opt::NBD_OPT_LIST => self.on_list(outbox),
             Opt::NBD_OPT_INFO => self.on_info(option, data, outbox).map(drop),
             Opt::NBD_OPT_GO => {
-                self.on_info(option, data, outbox).map(|terms| next = Some(AfterHandshake::Transmit(terms)))
+                self.on_info(option, data, outbox).map(|params| next = Some(AfterHandshake::Transmit(params)))
             }
             Opt::NBD_OPT_STRUCTURED_REPLY => self.on_structured_reply(),
             Opt::NBD_OPT_EXTENDED_HEADERS => {
-                self.form = Form::Extended;
+                self.headers = HeaderFormat::Extended;
                 Ok(())
             }
             _ => self.on_meta_context(option, data, outbox),
@@ -298,7 +299,7 @@ impl ServerHandshake {
     /// `NBD_OPT_EXPORT_NAME` has no error replies: what cannot be done ends the session.
     fn on_export_name(&self, name: &[u8], outbox: &mut Outbox) -> Result<AfterHandshake, ProtocolError> {
         let refuse = |what| Err(ProtocolError { what, reference: "proto.md, NBD_OPT_EXPORT_NAME" });
-        if self.form == Form::Extended {
+        if self.headers == HeaderFormat::Extended {
             return refuse("used NBD_OPT_EXPORT_NAME after it had agreed on extended headers");
         }
         if self.stopping {
@@ -306,16 +307,16 @@ impl ServerHandshake {
         }
         let Ok(name) = string(name) else { return refuse("chose an export by a malformed name") };
         let Ok((id, export)) = self.find(name) else { return refuse("chose an export that does not exist") };
-        let terms = self.terms(id, &export);
+        let params = self.params(id, &export);
         let reply = ExportNameReply {
-            size: terms.info.size.into(),
-            transmission_flags: terms.transmission_flags().bits().into(),
+            size: params.info.size.into(),
+            transmission_flags: params.transmission_flags().bits().into(),
         };
         outbox.push_head(reply.as_bytes());
         if self.client_flags & NBD_FLAG_C_NO_ZEROES == 0 {
             outbox.push_head(&[0; NBD_EXPORT_NAME_ZEROES]);
         }
-        Ok(AfterHandshake::Transmit(terms))
+        Ok(AfterHandshake::Transmit(params))
     }
 
     fn on_list(&self, outbox: &mut Outbox) -> OptionResult {
@@ -329,38 +330,33 @@ impl ServerHandshake {
 
     /// `NBD_OPT_INFO` and `NBD_OPT_GO`. Block sizes are sent unasked too: a client that never asked
     /// may still heed them, and the smallest block is seldom the default of one byte.
-    fn on_info(
-        &self,
-        option: Opt,
-        data: &[u8],
-        outbox: &mut Outbox,
-    ) -> Result<TransmissionTerms, OptionError> {
+    fn on_info(&self, option: Opt, data: &[u8], outbox: &mut Outbox) -> Result<ServerParams, OptionError> {
         let request = InfoRequest::parse(data)?;
         let (id, export) = self.find(request.name)?;
-        let terms = self.terms(id, &export);
+        let params = self.params(id, &export);
         let mut info = |parts: &[&[u8]]| reply(outbox, option, Rep::NBD_REP_INFO, parts);
-        info(&[terms.info_export().as_bytes()]);
+        info(&[params.info_export().as_bytes()]);
         if request.asks_for(Info::NBD_INFO_NAME) {
             info(&[&Info::NBD_INFO_NAME.0.to_be_bytes(), export.name.as_bytes()]);
         }
         if request.asks_for(Info::NBD_INFO_DESCRIPTION) && !export.description.is_empty() {
             info(&[&Info::NBD_INFO_DESCRIPTION.0.to_be_bytes(), export.description.as_bytes()]);
         }
-        info(&[terms.info_block_size().as_bytes()]);
-        Ok(terms)
+        info(&[params.info_block_size().as_bytes()]);
+        Ok(params)
     }
 
     fn on_structured_reply(&mut self) -> OptionResult {
-        if self.form == Form::Extended {
+        if self.headers == HeaderFormat::Extended {
             return Err(OptionError(Rep::NBD_REP_ERR_EXT_HEADER_REQD, "extended headers are agreed already"));
         }
-        self.form = Form::Structured;
+        self.headers = HeaderFormat::Structured;
         Ok(())
     }
 
     /// `NBD_OPT_LIST_META_CONTEXT` and `NBD_OPT_SET_META_CONTEXT`.
     fn on_meta_context(&mut self, option: Opt, data: &[u8], outbox: &mut Outbox) -> OptionResult {
-        if self.form == Form::Simple {
+        if self.headers == HeaderFormat::Simple {
             return Err(OptionError(Rep::NBD_REP_ERR_INVALID, "structured replies must be agreed on first"));
         }
         let request = MetaContextRequest::parse(data)?;
@@ -388,17 +384,17 @@ impl ServerHandshake {
     }
 
     /// The volume that was agreed on, as every protocol serves it.
-    pub(super) fn served(&self, terms: &TransmissionTerms) -> Option<Arc<VolumeState>> {
-        self.exports.served(terms.volume)
+    pub(super) fn served(&self, params: &ServerParams) -> Option<Arc<VolumeState>> {
+        self.exports.served(params.volume)
     }
 
-    fn terms(&self, id: VolumeId, export: &Export) -> TransmissionTerms {
-        TransmissionTerms::new(id, export, self.form, self.base_allocation == Some(id))
+    fn params(&self, id: VolumeId, export: &Export) -> ServerParams {
+        ServerParams::new(id, export, self.headers, self.base_allocation == Some(id))
     }
 }
 
-impl From<Malformed> for OptionError {
-    fn from(malformed: Malformed) -> OptionError {
+impl From<MalformedOption> for OptionError {
+    fn from(malformed: MalformedOption) -> OptionError {
         OptionError(Rep::NBD_REP_ERR_INVALID, malformed.0)
     }
 }

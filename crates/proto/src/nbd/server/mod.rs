@@ -9,8 +9,8 @@
 //!                     ▼                                                   ▼ stopped and nothing in flight
 //!                  Closing ──────────────▶ Demand::Close ◀────────────────┘
 //! ```
-//! [`TargetSession`] only passes on what it is told to the phase that it is in. A handshake ends in
-//! `terms`: the export, the form of messages, and whether block status can be asked. In
+//! [`NbdTargetSession`] only passes on what it is told to the phase that it is in. A handshake ends in
+//! `params`: the export, the form of messages, and whether block status can be asked. In
 //! transmission, `request` turns bytes into an operation or a refusal, `pending` remembers it while
 //! the volume works, `reply` turns its result into bytes.
 //!
@@ -29,10 +29,10 @@
 
 mod handshake;
 mod option;
+mod params;
 mod pending;
 mod reply;
 mod request;
-mod terms;
 mod transmission;
 
 #[cfg(test)]
@@ -49,51 +49,51 @@ use std::time::Instant;
 use transmission::ServerTransmission;
 
 /// A client's session with an NBD target.
-pub struct TargetSession {
-    phase: Phase,
+pub struct NbdTargetSession {
+    phase: NbdTargetPhase,
     outbox: Outbox,
     pool: Pool,
     events: AuditEvents,
 }
 
 #[expect(clippy::large_enum_variant, reason = "a session spends its life in the larger one")]
-enum Phase {
+enum NbdTargetPhase {
     Handshake(ServerHandshake),
     Transmission(ServerTransmission),
     /// The handshake ended without transmission.
     Closing,
 }
 
-impl TargetSession {
+impl NbdTargetSession {
     /// A session for a client that has just connected; its greeting waits in the outbox.
     ///
     /// `pool` is the core's, for the payload of long writes. The client has 30 seconds from `now`
     /// on to choose an export.
     #[must_use]
-    pub fn new(exports: Exports, pool: Pool, now: Instant) -> TargetSession {
+    pub fn new(exports: Exports, pool: Pool, now: Instant) -> NbdTargetSession {
         let mut outbox = Outbox::default();
-        let phase = Phase::Handshake(ServerHandshake::new(exports, now, &mut outbox));
-        TargetSession { phase, outbox, pool, events: AuditEvents::default() }
+        let phase = NbdTargetPhase::Handshake(ServerHandshake::new(exports, now, &mut outbox));
+        NbdTargetSession { phase, outbox, pool, events: AuditEvents::default() }
     }
 }
 
-impl Timed for TargetSession {
+impl Timed for NbdTargetSession {
     fn poll_timeout(&self) -> Option<Instant> {
         match &self.phase {
-            Phase::Handshake(handshake) => Some(handshake.deadline()),
-            Phase::Transmission(transmission) => transmission.poll_timeout(),
-            Phase::Closing => None,
+            NbdTargetPhase::Handshake(handshake) => Some(handshake.deadline()),
+            NbdTargetPhase::Transmission(transmission) => transmission.poll_timeout(),
+            NbdTargetPhase::Closing => None,
         }
     }
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
         match &mut self.phase {
-            Phase::Handshake(handshake) if now >= handshake.deadline() => Err(ProtocolError {
+            NbdTargetPhase::Handshake(handshake) if now >= handshake.deadline() => Err(ProtocolError {
                 what: "did not finish its handshake within 30 seconds",
                 reference: "proto.md, \"Termination of the session during option haggling\"",
             }),
-            Phase::Handshake(_) | Phase::Closing => Ok(()),
-            Phase::Transmission(transmission) => {
+            NbdTargetPhase::Handshake(_) | NbdTargetPhase::Closing => Ok(()),
+            NbdTargetPhase::Transmission(transmission) => {
                 transmission.on_timeout(now, &mut self.outbox);
                 Ok(())
             }
@@ -101,19 +101,19 @@ impl Timed for TargetSession {
     }
 }
 
-impl StreamSession for TargetSession {
+impl StreamSession for NbdTargetSession {
     fn demand(&self) -> Demand {
         match &self.phase {
-            Phase::Handshake(handshake) => handshake.demand(&self.outbox),
-            Phase::Transmission(transmission) => transmission.demand(&self.outbox),
-            Phase::Closing => Demand::Close,
+            NbdTargetPhase::Handshake(handshake) => handshake.demand(&self.outbox),
+            NbdTargetPhase::Transmission(transmission) => transmission.demand(&self.outbox),
+            NbdTargetPhase::Closing => Demand::Close,
         }
     }
 
     #[inline]
     fn on_bytes(&mut self, input: &Chunk, now: Instant) -> Result<usize, ProtocolError> {
         let mut taken = 0;
-        if let Phase::Handshake(handshake) = &mut self.phase {
+        if let NbdTargetPhase::Handshake(handshake) = &mut self.phase {
             let next;
             let step = handshake.on_bytes(input.unread(), &mut self.outbox);
             if let Some((export, reason)) = handshake.take_refusal() {
@@ -121,28 +121,34 @@ impl StreamSession for TargetSession {
             }
             (taken, next) = step?;
             match next {
-                Some(AfterHandshake::Transmit(terms)) => {
-                    let Some(served) = handshake.served(&terms) else {
-                        self.phase = Phase::Closing;
+                Some(AfterHandshake::Transmit(params)) => {
+                    let Some(served) = handshake.served(&params) else {
+                        self.phase = NbdTargetPhase::Closing;
                         return Ok(taken);
                     };
-                    self.events.push(AuditEvent::Login(login(handshake.name_of(&terms))));
-                    let transmission =
-                        ServerTransmission::new(terms, Admission::new(&served, None), self.pool.clone(), now);
-                    self.phase = Phase::Transmission(transmission);
+                    self.events.push(AuditEvent::Login(login(handshake.name_of(&params))));
+                    let transmission = ServerTransmission::new(
+                        params,
+                        Admission::new(&served, None),
+                        self.pool.clone(),
+                        now,
+                    );
+                    self.phase = NbdTargetPhase::Transmission(transmission);
                 }
-                Some(AfterHandshake::Close) => self.phase = Phase::Closing,
+                Some(AfterHandshake::Close) => self.phase = NbdTargetPhase::Closing,
                 None => {}
             }
         }
         match &mut self.phase {
-            Phase::Transmission(transmission) => transmission.on_bytes(input, taken, now, &mut self.outbox),
-            Phase::Handshake(_) | Phase::Closing => Ok(taken),
+            NbdTargetPhase::Transmission(transmission) => {
+                transmission.on_bytes(input, taken, now, &mut self.outbox)
+            }
+            NbdTargetPhase::Handshake(_) | NbdTargetPhase::Closing => Ok(taken),
         }
     }
 
     fn on_placed(&mut self, _now: Instant) -> Result<(), ProtocolError> {
-        if let Phase::Transmission(transmission) = &mut self.phase {
+        if let NbdTargetPhase::Transmission(transmission) = &mut self.phase {
             transmission.on_placed(&mut self.outbox);
         }
         Ok(())
@@ -150,11 +156,11 @@ impl StreamSession for TargetSession {
 
     fn on_end(&mut self, _now: Instant) -> Result<(), ProtocolError> {
         let in_between = match &mut self.phase {
-            Phase::Transmission(transmission) => return transmission.on_end(),
-            Phase::Handshake(handshake) => handshake.is_between_messages(),
-            Phase::Closing => true,
+            NbdTargetPhase::Transmission(transmission) => return transmission.on_end(),
+            NbdTargetPhase::Handshake(handshake) => handshake.is_between_messages(),
+            NbdTargetPhase::Closing => true,
         };
-        self.phase = Phase::Closing;
+        self.phase = NbdTargetPhase::Closing;
         if in_between {
             return Ok(());
         }
@@ -170,7 +176,7 @@ impl StreamSession for TargetSession {
     }
 }
 
-impl Target for TargetSession {
+impl Target for NbdTargetSession {
     fn depth(&self) -> u32 {
         transmission::DEPTH
     }
@@ -178,8 +184,8 @@ impl Target for TargetSession {
     #[inline]
     fn poll_io(&mut self) -> Option<(VolumeId, Io)> {
         match &mut self.phase {
-            Phase::Transmission(transmission) => transmission.poll_io(),
-            Phase::Handshake(_) | Phase::Closing => None,
+            NbdTargetPhase::Transmission(transmission) => transmission.poll_io(),
+            NbdTargetPhase::Handshake(_) | NbdTargetPhase::Closing => None,
         }
     }
 
@@ -197,14 +203,14 @@ impl Target for TargetSession {
 
     #[inline]
     fn on_turn(&mut self, _now: Instant) {
-        if let Phase::Transmission(transmission) = &mut self.phase {
+        if let NbdTargetPhase::Transmission(transmission) = &mut self.phase {
             transmission.take_memory();
         }
     }
 
     #[inline]
     fn on_io(&mut self, done: Completion, now: Instant) {
-        if let Phase::Transmission(transmission) = &mut self.phase {
+        if let NbdTargetPhase::Transmission(transmission) = &mut self.phase {
             transmission.on_io(done, now, &mut self.outbox);
         }
     }
@@ -212,16 +218,16 @@ impl Target for TargetSession {
     #[inline]
     fn poll_event(&mut self) -> Option<AuditEvent> {
         self.events.pop().or_else(|| match &mut self.phase {
-            Phase::Transmission(transmission) => transmission.poll_event(),
-            Phase::Handshake(_) | Phase::Closing => None,
+            NbdTargetPhase::Transmission(transmission) => transmission.poll_event(),
+            NbdTargetPhase::Handshake(_) | NbdTargetPhase::Closing => None,
         })
     }
 
     #[inline]
     fn stage(&self) -> SessionStage {
         match self.phase {
-            Phase::Transmission(_) => SessionStage::Established,
-            Phase::Handshake(_) | Phase::Closing => SessionStage::Handshake,
+            NbdTargetPhase::Transmission(_) => SessionStage::Established,
+            NbdTargetPhase::Handshake(_) | NbdTargetPhase::Closing => SessionStage::Handshake,
         }
     }
 
@@ -231,9 +237,9 @@ impl Target for TargetSession {
 
     fn on_stop(&mut self, _now: Instant) {
         match &mut self.phase {
-            Phase::Handshake(handshake) => handshake.on_stop(),
-            Phase::Transmission(transmission) => transmission.on_stop(),
-            Phase::Closing => {}
+            NbdTargetPhase::Handshake(handshake) => handshake.on_stop(),
+            NbdTargetPhase::Transmission(transmission) => transmission.on_stop(),
+            NbdTargetPhase::Closing => {}
         }
     }
 }

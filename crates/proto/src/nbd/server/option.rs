@@ -5,7 +5,7 @@ use blockmux_wire::nbd::handshake::Info;
 
 /// Option data that does not follow its syntax, and in what; for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Malformed(pub(super) &'static str);
+pub(super) struct MalformedOption(pub(super) &'static str);
 
 /// The data of `NBD_OPT_INFO` and `NBD_OPT_GO`.
 #[derive(Debug, PartialEq, Eq)]
@@ -17,13 +17,13 @@ pub(super) struct InfoRequest<'a> {
 }
 
 impl<'a> InfoRequest<'a> {
-    pub(super) fn parse(data: &'a [u8]) -> Result<InfoRequest<'a>, Malformed> {
-        let mut fields = Fields(data);
+    pub(super) fn parse(data: &'a [u8]) -> Result<InfoRequest<'a>, MalformedOption> {
+        let mut fields = OptionFields(data);
         let name = fields.string()?;
         let count = fields.array::<2>().map(u16::from_be_bytes)?;
         let (infos, rest) = fields.0.as_chunks::<2>();
         if infos.len() != usize::from(count) || !rest.is_empty() {
-            return Err(Malformed("the list of information requests has another length"));
+            return Err(MalformedOption("the list of information requests has another length"));
         }
         Ok(InfoRequest { name, infos })
     }
@@ -48,8 +48,8 @@ pub(super) struct MetaContextRequest<'a> {
 }
 
 impl<'a> MetaContextRequest<'a> {
-    pub(super) fn parse(data: &'a [u8]) -> Result<MetaContextRequest<'a>, Malformed> {
-        let mut fields = Fields(data);
+    pub(super) fn parse(data: &'a [u8]) -> Result<MetaContextRequest<'a>, MalformedOption> {
+        let mut fields = OptionFields(data);
         let name = fields.string()?;
         let count = fields.array::<4>().map(u32::from_be_bytes)?;
         let mut request =
@@ -62,45 +62,46 @@ impl<'a> MetaContextRequest<'a> {
                 "base:" => request.names_base = true,
                 // Other namespaces and other leaves of this one are to be ignored.
                 query if query.contains(':') => {}
-                _ => return Err(Malformed("a query without namespace")),
+                _ => return Err(MalformedOption("a query without namespace")),
             }
         }
         match fields.0 {
             [] => Ok(request),
-            _ => Err(Malformed("bytes after the last query")),
+            _ => Err(MalformedOption("bytes after the last query")),
         }
     }
 }
 
 /// Option data, taken from the front.
-struct Fields<'a>(&'a [u8]);
+struct OptionFields<'a>(&'a [u8]);
 
-impl<'a> Fields<'a> {
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
-        let (array, rest) = self.0.split_first_chunk().ok_or(Malformed("the data ends within a field"))?;
+impl<'a> OptionFields<'a> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], MalformedOption> {
+        let (array, rest) =
+            self.0.split_first_chunk().ok_or(MalformedOption("the data ends within a field"))?;
         self.0 = rest;
         Ok(*array)
     }
 
     /// 32 bits of length, then text.
-    fn string(&mut self) -> Result<&'a str, Malformed> {
+    fn string(&mut self) -> Result<&'a str, MalformedOption> {
         let length = u32::from_be_bytes(self.array()?) as usize;
         let (bytes, rest) =
-            self.0.split_at_checked(length).ok_or(Malformed("the data ends within a string"))?;
+            self.0.split_at_checked(length).ok_or(MalformedOption("the data ends within a string"))?;
         self.0 = rest;
         string(bytes)
     }
 }
 
 /// A string as the document allows it ("Conventions").
-pub(super) fn string(bytes: &[u8]) -> Result<&str, Malformed> {
+pub(super) fn string(bytes: &[u8]) -> Result<&str, MalformedOption> {
     if bytes.len() > NBD_MAX_STRING {
-        return Err(Malformed("a string is longer than 4096 bytes"));
+        return Err(MalformedOption("a string is longer than 4096 bytes"));
     }
     if bytes.contains(&0) {
-        return Err(Malformed("a string contains NUL"));
+        return Err(MalformedOption("a string contains NUL"));
     }
-    str::from_utf8(bytes).map_err(|_| Malformed("a string is not UTF-8"))
+    str::from_utf8(bytes).map_err(|_| MalformedOption("a string is not UTF-8"))
 }
 
 /// The one metadata context that there is.

@@ -6,8 +6,8 @@
 //! client reads it.
 
 use super::pending::PendingRequest;
-use super::request::NbdRefusal;
-use super::terms::Form;
+use super::request::NbdRequestRefusal;
+use crate::nbd::HeaderFormat;
 use crate::outbox::Outbox;
 use blockmux_volume::{Extent, IoError, Op, Output, SgList};
 use blockmux_wire::nbd::transmission::*;
@@ -23,7 +23,7 @@ pub(super) struct ReplyAddress {
 /// Writes replies into an outbox.
 #[derive(Debug)]
 pub(super) struct ReplyWriter {
-    form: Form,
+    headers: HeaderFormat,
     /// Bytes of heads pushed since the outbox was last seen empty: what a client that does not read
     /// makes us keep.
     unsent_heads: usize,
@@ -46,8 +46,8 @@ struct ExtendedDataHead {
 }
 
 impl ReplyWriter {
-    pub(super) fn new(form: Form) -> ReplyWriter {
-        ReplyWriter { form, unsent_heads: 0 }
+    pub(super) fn new(headers: HeaderFormat) -> ReplyWriter {
+        ReplyWriter { headers, unsent_heads: 0 }
     }
 
     /// Whether another request may be answered before the client reads something.
@@ -83,18 +83,18 @@ impl ReplyWriter {
     /// Answers that all is done, without payload.
     #[inline]
     pub(super) fn success(&mut self, outbox: &mut Outbox, to: ReplyAddress) {
-        match self.form {
-            Form::Simple | Form::Structured => self.simple(outbox, to, 0),
-            Form::Extended => self.chunk(outbox, to, ReplyType::NBD_REPLY_TYPE_NONE, 0),
+        match self.headers {
+            HeaderFormat::Simple | HeaderFormat::Structured => self.simple(outbox, to, 0),
+            HeaderFormat::Extended => self.chunk(outbox, to, ReplyType::NBD_REPLY_TYPE_NONE, 0),
         }
     }
 
     /// Answers a read of no bytes: a chunk of content must have at least one byte, so there is
     /// none.
     pub(super) fn no_data(&mut self, outbox: &mut Outbox, to: ReplyAddress) {
-        match self.form {
-            Form::Simple => self.simple(outbox, to, 0),
-            Form::Structured | Form::Extended => {
+        match self.headers {
+            HeaderFormat::Simple => self.simple(outbox, to, 0),
+            HeaderFormat::Structured | HeaderFormat::Extended => {
                 self.chunk(outbox, to, ReplyType::NBD_REPLY_TYPE_NONE, 0);
             }
         }
@@ -102,8 +102,8 @@ impl ReplyWriter {
 
     /// Answers that the request failed, with words for people where the form has room for them.
     #[cold]
-    pub(super) fn refuse(&mut self, outbox: &mut Outbox, to: ReplyAddress, refusal: &NbdRefusal) {
-        if self.form == Form::Simple {
+    pub(super) fn refuse(&mut self, outbox: &mut Outbox, to: ReplyAddress, refusal: &NbdRequestRefusal) {
+        if self.headers == HeaderFormat::Simple {
             return self.simple(outbox, to, refusal.errno.0);
         }
         let text = refusal.text.as_bytes();
@@ -119,7 +119,7 @@ impl ReplyWriter {
 
     #[cold]
     fn failure(&mut self, outbox: &mut Outbox, of: &PendingRequest, error: IoError) {
-        self.refuse(outbox, of.address(), &NbdRefusal::of_io_error(error, of.op));
+        self.refuse(outbox, of.address(), &NbdRequestRefusal::of_io_error(error, of.op));
     }
 
     /// Answers a read, not of no bytes. Nothing can fail after this, so the one chunk is also the
@@ -128,13 +128,13 @@ impl ReplyWriter {
     fn data(&mut self, outbox: &mut Outbox, to: ReplyAddress, data: &SgList) {
         let length = data.len().saturating_add(size_of::<U64<BE>>());
         let offset = U64::new(to.offset);
-        match self.form {
-            Form::Simple => self.simple(outbox, to, 0),
-            Form::Structured => {
+        match self.headers {
+            HeaderFormat::Simple => self.simple(outbox, to, 0),
+            HeaderFormat::Structured => {
                 let chunk = structured(to, ReplyType::NBD_REPLY_TYPE_OFFSET_DATA, length);
                 self.head(outbox, StructuredDataHead { chunk, offset }.as_bytes());
             }
-            Form::Extended => {
+            HeaderFormat::Extended => {
                 let chunk = extended(to, ReplyType::NBD_REPLY_TYPE_OFFSET_DATA, length);
                 self.head(outbox, ExtendedDataHead { chunk, offset }.as_bytes());
             }
@@ -146,7 +146,7 @@ impl ReplyWriter {
     fn block_status(&mut self, outbox: &mut Outbox, to: ReplyAddress, extents: &[Extent]) {
         let count = extents.len();
         let context = U32::new(BASE_ALLOCATION_ID);
-        if self.form == Form::Extended {
+        if self.headers == HeaderFormat::Extended {
             let length = count
                 .saturating_mul(size_of::<ExtendedBlockDescriptor>())
                 .saturating_add(size_of::<BlockStatusExt>());
@@ -186,7 +186,7 @@ impl ReplyWriter {
 
     /// The head of the only chunk of a reply.
     fn chunk(&mut self, outbox: &mut Outbox, to: ReplyAddress, reply_type: ReplyType, length: usize) {
-        if self.form == Form::Extended {
+        if self.headers == HeaderFormat::Extended {
             self.head(outbox, extended(to, reply_type, length).as_bytes());
         } else {
             self.head(outbox, structured(to, reply_type, length).as_bytes());

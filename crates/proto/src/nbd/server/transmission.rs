@@ -16,10 +16,10 @@
 //! A flush covers the writes that were answered before it came: those have completed, so the flush
 //! that the volume gets covers them.
 
+use super::params::ServerParams;
 use super::pending::{PendingRequest, PendingTable};
 use super::reply::{BASE_ALLOCATION_ID, ReplyAddress, ReplyWriter};
-use super::request::{NbdRefusal, NbdRequest};
-use super::terms::TransmissionTerms;
+use super::request::{NbdRequest, NbdRequestRefusal};
 use crate::backoff::Backoff;
 use crate::event::AuditEvent;
 use crate::exports::VolumeId;
@@ -34,7 +34,7 @@ use std::time::Instant;
 
 /// One client's transmission phase.
 pub(super) struct ServerTransmission {
-    terms: TransmissionTerms,
+    params: ServerParams,
     replies: ReplyWriter,
     awaiting: AwaitedRequest,
     pending: PendingTable,
@@ -69,21 +69,21 @@ enum AwaitedRequest {
     Place { write: PendingRequest, data: SgList },
     /// Payload of a request that was refused; the refusal is sent behind it, where clients expect
     /// it.
-    Skip { to: ReplyAddress, left: usize, refusal: NbdRefusal },
+    Skip { to: ReplyAddress, left: usize, refusal: NbdRequestRefusal },
     /// Nothing more: the client said so.
     Over,
 }
 
 impl ServerTransmission {
     pub(super) fn new(
-        terms: TransmissionTerms,
+        params: ServerParams,
         admission: Admission,
         pool: Pool,
         now: Instant,
     ) -> ServerTransmission {
         ServerTransmission {
-            replies: ReplyWriter::new(terms.form),
-            terms,
+            replies: ReplyWriter::new(params.headers),
+            params,
             awaiting: AwaitedRequest::Head,
             pending: PendingTable::default(),
             queue: VecDeque::new(),
@@ -104,7 +104,7 @@ impl ServerTransmission {
         }
         match &self.awaiting {
             AwaitedRequest::Head if self.has_room(self.waits_for, outbox) => {
-                Demand::Bytes(self.terms.form.request_len())
+                Demand::Bytes(self.params.headers.request_len())
             }
             AwaitedRequest::Head | AwaitedRequest::Memory(_) => Demand::Nothing,
             AwaitedRequest::Payload(write) => Demand::Bytes(write.length as usize),
@@ -169,7 +169,7 @@ impl ServerTransmission {
 
     #[inline]
     pub(super) fn poll_io(&mut self) -> Option<(VolumeId, Io)> {
-        self.queue.pop_front().map(|io| (self.terms.volume, io))
+        self.queue.pop_front().map(|io| (self.params.volume, io))
     }
 
     #[inline]
@@ -178,7 +178,7 @@ impl ServerTransmission {
             return Some(AuditEvent::Logout { reason: "the client disconnected" });
         }
         let reason = self.complaint.take()?;
-        Some(AuditEvent::RequestsRefused { volume: self.terms.volume, reason })
+        Some(AuditEvent::RequestsRefused { volume: self.params.volume, reason })
     }
 
     #[inline]
@@ -221,16 +221,16 @@ impl ServerTransmission {
         let unread = input.unread().get(at..).unwrap_or_default();
         match &mut self.awaiting {
             AwaitedRequest::Head => {
-                let Some(request) = NbdRequest::parse(self.terms.form, unread)? else { return Ok(None) };
+                let Some(request) = NbdRequest::parse(self.params.headers, unread)? else { return Ok(None) };
                 let data_len = request.data_len();
                 if !self.has_room(data_len, outbox) {
                     // What is wrong is not waited for.
-                    request.payload_len(self.terms.form)?;
+                    request.payload_len(self.params.headers)?;
                     self.waits_for = data_len;
                     return Ok(None);
                 }
                 self.waits_for = 0;
-                let head_len = self.terms.form.request_len();
+                let head_len = self.params.headers.request_len();
                 self.on_request(request, unread.len().saturating_sub(head_len), outbox)?;
                 Ok(Some(head_len))
             }
@@ -276,19 +276,19 @@ impl ServerTransmission {
             (self.awaiting, self.has_disconnected) = (AwaitedRequest::Over, true);
             return Ok(());
         }
-        let length = request.payload_len(self.terms.form)?;
+        let length = request.payload_len(self.params.headers)?;
         if length == 0 {
             self.perform(&request, outbox);
             return Ok(());
         }
         let skip = |refusal| AwaitedRequest::Skip { to: request.address(), left: length, refusal };
-        self.awaiting = if request.has_payload_form(&self.terms) {
+        self.awaiting = if request.has_payload_form(&self.params) {
             match length {
                 QUERY_OF_NONE | QUERY_OF_ONE => AwaitedRequest::Query(request, length),
-                _ => skip(NbdRefusal::invalid("more metadata contexts than there are")),
+                _ => skip(NbdRequestRefusal::invalid("more metadata contexts than there are")),
             }
         } else {
-            match request.accept(&self.terms) {
+            match request.accept(&self.params) {
                 Err(refusal) => skip(refusal),
                 Ok(write) if length <= here || length <= MAX_BORROWED_PAYLOAD => {
                     AwaitedRequest::Payload(write)
@@ -311,13 +311,13 @@ impl ServerTransmission {
             return self.perform(&request, outbox);
         }
         // Without a context there is no chunk of status; but the range must be right all the same.
-        match request.accept(&self.terms) {
+        match request.accept(&self.params) {
             Err(refusal) => self.replies.refuse(outbox, request.address(), &refusal),
             Ok(query) if ids.is_empty() => self.replies.success(outbox, query.address()),
             Ok(query) => self.replies.refuse(
                 outbox,
                 query.address(),
-                &NbdRefusal::invalid("a metadata context that was not selected"),
+                &NbdRequestRefusal::invalid("a metadata context that was not selected"),
             ),
         }
     }
@@ -325,7 +325,7 @@ impl ServerTransmission {
     /// Starts or refuses a request that has no payload, or has it behind it.
     #[inline]
     fn perform(&mut self, request: &NbdRequest, outbox: &mut Outbox) {
-        match request.accept(&self.terms) {
+        match request.accept(&self.params) {
             Ok(accepted) => self.start(accepted, None, outbox),
             Err(refusal) => self.replies.refuse(outbox, request.address(), &refusal),
         }
@@ -363,7 +363,7 @@ impl ServerTransmission {
     fn finish_reserved(&mut self, tag: Tag, outbox: &mut Outbox) {
         self.complaint = self.admission.complaint().or(self.complaint);
         if let Some(pending) = self.pending.remove(tag) {
-            let refusal = NbdRefusal::of_io_error(IoError::Reserved, pending.op);
+            let refusal = NbdRequestRefusal::of_io_error(IoError::Reserved, pending.op);
             self.replies.refuse(outbox, pending.address(), &refusal);
         }
     }
@@ -407,10 +407,12 @@ impl NbdRequest {
     }
 }
 
-const STOPPING: NbdRefusal =
-    NbdRefusal { errno: Errno::NBD_ESHUTDOWN, text: Cow::Borrowed("the server is stopping") };
-const NO_MEMORY: NbdRefusal =
-    NbdRefusal { errno: Errno::NBD_ENOMEM, text: Cow::Borrowed("more data than the server's buffers hold") };
+const STOPPING: NbdRequestRefusal =
+    NbdRequestRefusal { errno: Errno::NBD_ESHUTDOWN, text: Cow::Borrowed("the server is stopping") };
+const NO_MEMORY: NbdRequestRefusal = NbdRequestRefusal {
+    errno: Errno::NBD_ENOMEM,
+    text: Cow::Borrowed("more data than the server's buffers hold"),
+};
 
 /// The most requests of one session in flight.
 pub(super) const DEPTH: u32 = 1024;

@@ -4,7 +4,7 @@ use blockmux_wire::nbd::handshake::{Opt, Rep};
 
 /// Why a handshake ended without what was asked for, although nobody broke the protocol.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NbdRefused {
+pub enum NbdHandshakeRefusal {
     /// There is no export of that name.
     #[error("server has no export {export:?}{}", said(message))]
     UnknownExport {
@@ -50,15 +50,17 @@ pub enum NbdRefused {
     CannotList,
 }
 
-impl NbdRefused {
+impl NbdHandshakeRefusal {
     /// The error that the server sent, if it sent one.
     #[must_use]
     pub fn reply(&self) -> Option<Rep> {
         match self {
-            NbdRefused::UnknownExport { .. } => Some(Rep::NBD_REP_ERR_UNKNOWN),
-            NbdRefused::TlsRequired { .. } => Some(Rep::NBD_REP_ERR_TLS_REQD),
-            NbdRefused::Option { reply, .. } => Some(*reply),
-            NbdRefused::Closed { .. } | NbdRefused::Oldstyle | NbdRefused::CannotList => None,
+            NbdHandshakeRefusal::UnknownExport { .. } => Some(Rep::NBD_REP_ERR_UNKNOWN),
+            NbdHandshakeRefusal::TlsRequired { .. } => Some(Rep::NBD_REP_ERR_TLS_REQD),
+            NbdHandshakeRefusal::Option { reply, .. } => Some(*reply),
+            NbdHandshakeRefusal::Closed { .. }
+            | NbdHandshakeRefusal::Oldstyle
+            | NbdHandshakeRefusal::CannotList => None,
         }
     }
 
@@ -66,16 +68,16 @@ impl NbdRefused {
     /// hung up without a word, which is also what stopping looks like.
     #[must_use]
     pub fn may_pass(&self) -> bool {
-        matches!(self, NbdRefused::Closed { .. }) || self.reply() == Some(Rep::NBD_REP_ERR_SHUTDOWN)
+        matches!(self, NbdHandshakeRefusal::Closed { .. }) || self.reply() == Some(Rep::NBD_REP_ERR_SHUTDOWN)
     }
 
     /// What an error reply to `option` means when there is no way around it.
-    pub(super) fn from_reply(export: &str, option: Opt, reply: Rep, data: &[u8]) -> NbdRefused {
+    pub(super) fn from_reply(export: &str, option: Opt, reply: Rep, data: &[u8]) -> NbdHandshakeRefusal {
         let (export, message) = (export.to_owned(), one_line(data));
         match reply {
-            Rep::NBD_REP_ERR_UNKNOWN => NbdRefused::UnknownExport { export, message },
-            Rep::NBD_REP_ERR_TLS_REQD => NbdRefused::TlsRequired { export, message },
-            _ => NbdRefused::Option { option, reply, message },
+            Rep::NBD_REP_ERR_UNKNOWN => NbdHandshakeRefusal::UnknownExport { export, message },
+            Rep::NBD_REP_ERR_TLS_REQD => NbdHandshakeRefusal::TlsRequired { export, message },
+            _ => NbdHandshakeRefusal::Option { option, reply, message },
         }
     }
 }
@@ -101,25 +103,26 @@ mod tests {
 
     #[test]
     fn a_refusal_is_one_line_whatever_the_server_says() {
-        let refused =
-            |reply, data: &[u8]| NbdRefused::from_reply("x", Opt::NBD_OPT_GO, reply, data).to_string();
-        assert_eq!(refused(Rep::NBD_REP_ERR_UNKNOWN, b""), "server has no export \"x\"");
+        let refusal = |reply, data: &[u8]| {
+            NbdHandshakeRefusal::from_reply("x", Opt::NBD_OPT_GO, reply, data).to_string()
+        };
+        assert_eq!(refusal(Rep::NBD_REP_ERR_UNKNOWN, b""), "server has no export \"x\"");
         assert_eq!(
-            refused(Rep::NBD_REP_ERR_TLS_REQD, b"use TLS\n"),
+            refusal(Rep::NBD_REP_ERR_TLS_REQD, b"use TLS\n"),
             "server requires TLS for export \"x\", and TLS is not supported yet: use TLS"
         );
         assert_eq!(
-            refused(Rep::NBD_REP_ERR_POLICY, b"not\n\x1b[31mtoday\xff"),
+            refusal(Rep::NBD_REP_ERR_POLICY, b"not\n\x1b[31mtoday\xff"),
             "server refused NBD_OPT_GO with NBD_REP_ERR_POLICY: not  [31mtoday\u{fffd}"
         );
-        assert!(refused(Rep::NBD_REP_ERR_SHUTDOWN, &[b'a'; 9000]).len() < 600);
+        assert!(refusal(Rep::NBD_REP_ERR_SHUTDOWN, &[b'a'; 9000]).len() < 600);
     }
 
     #[test]
     fn only_a_server_that_is_going_may_come_back() {
-        let refused = |reply| NbdRefused::from_reply("x", Opt::NBD_OPT_GO, reply, b"");
-        assert!(refused(Rep::NBD_REP_ERR_SHUTDOWN).may_pass());
-        assert!(NbdRefused::Closed { export: "x".into() }.may_pass());
-        assert!(!refused(Rep::NBD_REP_ERR_UNKNOWN).may_pass() && !NbdRefused::Oldstyle.may_pass());
+        let refusal = |reply| NbdHandshakeRefusal::from_reply("x", Opt::NBD_OPT_GO, reply, b"");
+        assert!(refusal(Rep::NBD_REP_ERR_SHUTDOWN).may_pass());
+        assert!(NbdHandshakeRefusal::Closed { export: "x".into() }.may_pass());
+        assert!(!refusal(Rep::NBD_REP_ERR_UNKNOWN).may_pass() && !NbdHandshakeRefusal::Oldstyle.may_pass());
     }
 }
