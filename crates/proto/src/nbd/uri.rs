@@ -1,13 +1,13 @@
-//! NBD URIs (the `doc/uri.md` beside the protocol's own document).
+//! NBD URIs (`doc/uri.md` of the NBD project).
 //!
 //! ```text
 //!   nbd://host[:port]/export                nbd+unix:///export?socket=PATH
 //! ```
-//! Everything behind the first `/` is the export's name, percent-encoded, so `nbd://host//disk`
-//! names `/disk`. Three query parameters are ours: `connections=N`, how many connections to open,
-//! `reconnect=DURATION`, how long to try to reconnect before I/O fails, and `timeout=DURATION`, how
-//! long an answer may take before the connection counts as lost. A parameter that nobody knows is
-//! an error, as the document asks.
+//! Everything after the first `/` is the export's name, percent-encoded, so `nbd://host//disk` names
+//! `/disk`. Blockmux adds three query parameters: `connections=N`, the number of connections;
+//! `reconnect=DURATION`, how long to try to reconnect before I/O fails; and `timeout=DURATION`, how
+//! long a reply may take before the connection counts as lost. An unknown parameter is an error, as
+//! the document requires.
 
 pub use crate::uri::{DEFAULT_RECONNECT, DEFAULT_TIMEOUT, HostPort, MAX_CONNECTIONS, MAX_RECONNECT};
 
@@ -22,52 +22,52 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// An export, where its server is, and how to keep in touch.
+/// A parsed NBD URI: the export, the address of its server, and the connection settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NbdUri {
-    /// Where the server listens.
+    /// Address of the server.
     pub server: NbdServer,
     /// The export's name; empty for the server's default.
     pub export: String,
-    /// How many connections to open, 1 to [`MAX_CONNECTIONS`]; `None`: the engine decides.
+    /// Number of connections, 1 to [`MAX_CONNECTIONS`]; `None`: the engine decides.
     pub connections: Option<u32>,
-    /// How long to try to reconnect before I/O fails; whole milliseconds, at most
+    /// How long to try to reconnect before I/O fails, in whole milliseconds; at most
     /// [`MAX_RECONNECT`].
     pub reconnect: Duration,
-    /// How long an answer may take; whole milliseconds, at most [`MAX_RECONNECT`]; 0: for ever.
+    /// How long a reply may take, in whole milliseconds; at most [`MAX_RECONNECT`]; 0: no limit.
     pub timeout: Duration,
 }
 
-/// Where a server listens.
+/// Address of an NBD server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NbdServer {
-    /// TCP.
+    /// TCP host and port.
     Tcp(HostPort),
     /// A Unix domain socket; a path that begins with a NUL byte is in the abstract namespace.
     Unix(PathBuf),
 }
 
-/// What is wrong with a URI: the part, and what to do.
+/// An invalid URI: the invalid part, and how to correct it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NbdUriError {
-    /// It begins with no scheme of NBD.
+    /// The scheme is none of NBD's.
     #[error("{0:?} is no NBD URI; write nbd://host[:port]/export or nbd+unix:///export?socket=PATH")]
     Scheme(String),
-    /// It asks for TLS.
+    /// The URI requires TLS.
     #[error("{0:?} asks for TLS; TLS is not supported yet, use nbd:// or nbd+unix:// without tls parameters")]
     Tls(String),
-    /// The part between `//` and the next `/`.
+    /// The host, between `//` and the next `/`, is invalid.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// The path.
+    /// The path, which is the export's name, is invalid.
     #[error("export name {part:?}: {problem}")]
     Export {
-        /// As it was written.
+        /// The path as written.
         part: String,
-        /// What to do.
+        /// The problem, and how to correct it.
         problem: &'static str,
     },
-    /// A query parameter.
+    /// A query parameter is invalid.
     #[error(transparent)]
     Parameter(#[from] ParameterError),
 }
@@ -152,7 +152,7 @@ impl fmt::Display for NbdUri {
     }
 }
 
-/// The path of a socket, which may be in the abstract namespace.
+/// Checks the path of a socket, which may be in the abstract namespace.
 fn socket_path(parameter: &Parameter<'_>) -> Result<PathBuf, ParameterError> {
     let is_abstract = parameter.value.first() == Some(&0);
     if !is_abstract && parameter.value.contains(&0) {

@@ -1,13 +1,13 @@
-//! The handshake phase as the client sees it (proto.md, "Newstyle negotiation", "Fixed newstyle
+//! The client's side of the handshake (proto.md, "Newstyle negotiation", "Fixed newstyle
 //! negotiation").
 //!
-//! One option at a time, down a ladder whose rungs a server may refuse:
+//! The client sends one option at a time, and goes on when the server refuses an optional one:
 //! ```text
 //!   EXTENDED_HEADERS ─no─▶ STRUCTURED_REPLY ─▶ SET_META_CONTEXT ─▶ GO ─unknown option─▶ EXPORT_NAME
 //!                └──yes, skips ──┘      (only with one of the two)
 //! ```
-//! A server without fixed newstyle knows `EXPORT_NAME` only. What a server refuses properly is a
-//! [`Refused`]; only what breaks the protocol is a [`ProtocolError`].
+//! A server without fixed newstyle knows `EXPORT_NAME` only. A valid error reply results in
+//! [`NbdHandshakeRefusal`]; a violation of the protocol in [`ProtocolError`].
 
 use super::export::{BlockSize, ExportInfo, ListedExport};
 use super::option::{self, InfoReply};
@@ -23,21 +23,21 @@ use blockmux_wire::nbd::handshake::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-/// The state of a handshake.
+/// State of the handshake with one server.
 pub(super) struct ClientHandshake {
     config: NbdInitiatorConfig,
     step: HandshakeReply,
-    /// The server speaks fixed newstyle: it answers options, instead of hanging up on those it does
-    /// not know.
+    /// Whether the server supports fixed newstyle, in which it replies to unknown options instead of
+    /// closing the connection.
     is_fixed: bool,
-    /// 124 zeroes follow the reply to `NBD_OPT_EXPORT_NAME`.
+    /// Whether 124 zeroes follow the reply to `NBD_OPT_EXPORT_NAME`.
     sends_zeroes: bool,
-    /// Abort instead of sending the next option.
+    /// Whether to send `NBD_OPT_ABORT` instead of the next option.
     is_stopping: bool,
     headers: HeaderFormat,
-    /// The number of `base:allocation`, once selected.
+    /// The id of `base:allocation`, if it is selected.
     allocation: Option<u32>,
-    /// Size and flags, once told.
+    /// Size and transmission flags, once the server has sent them.
     size_and_flags: Option<(u64, u16)>,
     block_size: Option<BlockSize>,
     name: Option<String>,
@@ -46,44 +46,46 @@ pub(super) struct ClientHandshake {
     list: ExportList,
 }
 
-/// What a server listed, up to a limit.
+/// The exports that a server listed, up to a limit.
 #[derive(Default)]
 pub(super) struct ExportList {
     pub(super) exports: Vec<ListedExport>,
-    /// How many more there were.
+    /// Number of exports beyond the limit.
     pub(super) left_out: u64,
     bytes: usize,
 }
 
-/// What the handshake waits for.
+/// The next message that the handshake expects.
 #[derive(Clone, Copy)]
 enum HandshakeReply {
     Greeting,
     /// The reply to this option.
     Reply(Opt),
-    /// The reply to `NBD_OPT_EXPORT_NAME`, which has a form of its own.
+    /// The reply to `NBD_OPT_EXPORT_NAME`, which has no reply head.
     ExportName,
 }
 
-/// What came of some bytes.
+/// Result of one step over the input.
 pub(super) enum HandshakeProgress {
-    /// So many were taken, and the handshake goes on.
+    /// This many bytes were consumed; the handshake continues.
     Took(usize),
-    /// So many have to be there before anything can be done.
+    /// The next message needs this many bytes.
     Needs(usize),
-    /// So many were taken, and the handshake is over.
+    /// This many bytes were consumed; the handshake is over.
     Over(usize, HandshakeEnd),
 }
 
-/// How a handshake ends without a breach of the protocol.
+/// How a handshake ends without a protocol violation.
 pub(super) enum HandshakeEnd {
-    /// Transmission has begun; with the number of `base:allocation`.
+    /// The transmission phase has begun; with the id of `base:allocation`, if it was selected.
     Transmission(ExportInfo, Option<u32>),
-    /// The server told all about an export, and is not needed any more.
+    /// The server described the export ([`NbdSessionMode::Info`]).
     Described(ExportInfo),
+    /// The server listed its exports ([`NbdSessionMode::List`]).
     Listed(ExportList),
+    /// The server refused a required option.
     Refused(NbdHandshakeRefusal),
-    /// It was to stop.
+    /// [`ClientHandshake::stop`] was called.
     Stopped,
 }
 
@@ -106,7 +108,7 @@ impl ClientHandshake {
         }
     }
 
-    /// How many bytes the next step needs at least.
+    /// The minimum number of bytes of the next message.
     pub(super) fn need(&self) -> usize {
         match self.step {
             HandshakeReply::Greeting => size_of::<Greeting>(),
@@ -118,12 +120,12 @@ impl ClientHandshake {
         }
     }
 
-    /// Ends the handshake before the next option.
+    /// Aborts the handshake instead of sending the next option.
     pub(super) fn stop(&mut self) {
         self.is_stopping = true;
     }
 
-    /// Takes one message from the server.
+    /// Handles one message of the server.
     pub(super) fn on_bytes(
         &mut self,
         bytes: &[u8],
@@ -148,7 +150,7 @@ impl ClientHandshake {
         Ok(end.map_or(HandshakeProgress::Took(took), |end| HandshakeProgress::Over(took, end)))
     }
 
-    /// The server hung up.
+    /// Handles that the server closed the connection.
     pub(super) fn on_end(&mut self) -> Result<HandshakeEnd, ProtocolError> {
         match self.step {
             HandshakeReply::ExportName => {
@@ -203,8 +205,8 @@ impl ClientHandshake {
         Ok(self.send_next(None, outbox))
     }
 
-    /// The rungs of the ladder in order.
-    fn ladder(&self) -> &'static [Opt] {
+    /// The options to send, in order.
+    fn options(&self) -> &'static [Opt] {
         match self.config.mode {
             _ if !self.is_fixed => &[Opt::NBD_OPT_EXPORT_NAME],
             NbdSessionMode::List => &[Opt::NBD_OPT_LIST],
@@ -225,7 +227,7 @@ impl ClientHandshake {
         }
     }
 
-    /// Whether there is a point in this option now.
+    /// Whether to send `option` in the current state.
     fn is_applicable(&self, option: Opt) -> bool {
         match option {
             Opt::NBD_OPT_EXTENDED_HEADERS => self.config.features.extended_headers,
@@ -239,13 +241,13 @@ impl ClientHandshake {
         }
     }
 
-    /// Sends the next option on the ladder after `last`.
+    /// Sends the option after `last`.
     fn send_next(&mut self, last: Option<Opt>, outbox: &mut Outbox) -> Option<HandshakeEnd> {
         if self.is_stopping {
             self.abort(outbox);
             return Some(HandshakeEnd::Stopped);
         }
-        let after_last = self.ladder().iter().skip_while(|opt| last.is_some_and(|last| **opt != last));
+        let after_last = self.options().iter().skip_while(|opt| last.is_some_and(|last| **opt != last));
         let next = after_last.copied().find(|&opt| Some(opt) != last && self.is_applicable(opt))?;
         let export = &self.config.export;
         self.step = HandshakeReply::Reply(next);
@@ -264,7 +266,7 @@ impl ClientHandshake {
         None
     }
 
-    /// Says good-bye; the server may answer, but nobody waits for that.
+    /// Sends `NBD_OPT_ABORT`, without waiting for the reply.
     fn abort(&self, outbox: &mut Outbox) {
         if self.is_fixed {
             option::send_plain(outbox, Opt::NBD_OPT_ABORT);
@@ -305,8 +307,8 @@ impl ClientHandshake {
             (Opt::NBD_OPT_INFO, Rep::NBD_REP_ACK)
                 if self.size_and_flags.is_some_and(|(size, _)| size == 0) && !self.is_stopping =>
             {
-                // nbd-server 3.24 learns the size only when the export is opened: ask as if to use
-                // it.
+                // nbd-server 3.24 knows the size only once it has opened the export, which
+                // NBD_OPT_GO does.
                 self.step = HandshakeReply::Reply(Opt::NBD_OPT_GO);
                 option::send_go(outbox, Opt::NBD_OPT_GO, &self.config.export);
                 return Ok(None);
@@ -339,13 +341,13 @@ impl ClientHandshake {
         let can_go_on = match option {
             Opt::NBD_OPT_EXTENDED_HEADERS | Opt::NBD_OPT_STRUCTURED_REPLY => !is_final,
             Opt::NBD_OPT_SET_META_CONTEXT | Opt::NBD_OPT_LIST_META_CONTEXT => {
-                // Whatever was listed before the error does not count.
+                // The contexts that were listed before the error are invalid.
                 self.allocation = None;
                 self.contexts.clear();
                 !is_final
             }
             Opt::NBD_OPT_GO if self.config.mode == NbdSessionMode::Info => {
-                // It was only asked once more; what is known is all there is.
+                // NBD_OPT_INFO has succeeded before; NBD_OPT_GO was only for the size.
                 self.abort(outbox);
                 return Ok(Some(HandshakeEnd::Described(self.take_export()?)));
             }
@@ -407,7 +409,7 @@ impl ClientHandshake {
         let allocation = self.allocation;
         let export = self.take_export()?;
         if self.config.mode == NbdSessionMode::Info {
-            // There was no way to ask without entering transmission.
+            // NBD_OPT_EXPORT_NAME has entered the transmission phase.
             super::request::push_disconnect(outbox, export.headers);
             return Ok(HandshakeEnd::Described(export));
         }
@@ -459,21 +461,21 @@ fn check_reply_head(head: &OptionReplyHead, option: Opt) -> Result<usize, Protoc
     Ok(len)
 }
 
-/// The most data in one option reply; the protocol's strings end at 4 KiB.
+/// The maximum data of one option reply, in bytes; the protocol's strings have at most 4 KiB.
 pub(super) const MAX_OPTION_REPLY: usize = 64 << 10;
-/// The most exports that are listed.
+/// The maximum number of exports in a list.
 pub(super) const MAX_EXPORTS: usize = 10_000;
-/// The most bytes of names and descriptions that are listed.
+/// The maximum length of all names and descriptions in a list, in bytes.
 pub(super) const MAX_LIST_BYTES: usize = 8 << 20;
-/// The most metadata contexts that are remembered of a list.
+/// The maximum number of metadata contexts in a list.
 const MAX_CONTEXTS: usize = 64;
-/// The one metadata context that the protocol itself defines.
+/// The only metadata context that the protocol itself defines.
 const BASE_ALLOCATION: &str = "base:allocation";
 const EXPORT_NAME_REPLY: usize = size_of::<ExportNameReply>();
 const UNEXPECTED: ProtocolError = ProtocolError {
     what: "answered an option with a reply that does not belong to it",
     reference: "proto.md, \"Option types\"",
 };
-/// Cannot happen behind a check of the length.
+/// Unreachable after the check of the length.
 const SHORT: ProtocolError =
     ProtocolError { what: "sent a truncated message", reference: "proto.md, \"Handshake\"" };

@@ -1,4 +1,4 @@
-//! The heads of replies, in their three forms (proto.md, "Simple reply message", "Structured reply
+//! Parsing the heads of replies in their three formats (proto.md, "Simple reply message", "Structured reply
 //! chunk message", "Extended reply chunk message").
 
 use super::reply::{TRANSMISSION, error};
@@ -11,16 +11,16 @@ use blockmux_wire::nbd::transmission::{
 };
 use zerocopy::FromBytes;
 
-/// A message's head, in whichever of the three forms it came.
+/// The head of a simple reply or of a reply chunk.
 #[derive(Clone, Copy)]
 pub(super) struct ReplyHead {
     pub(super) kind: ReplyKind,
     pub(super) cookie: SlotKey,
-    /// The request's offset, in the form that repeats it.
+    /// The request's offset; only extended replies repeat it.
     pub(super) offset: Option<u64>,
-    /// Of the payload, in bytes.
+    /// Length of the payload, in bytes.
     pub(super) length: u64,
-    /// Of the head itself, in bytes.
+    /// Length of the head, in bytes.
     pub(super) size: usize,
 }
 
@@ -30,12 +30,12 @@ pub(super) enum ReplyKind {
     Chunk { reply_type: ReplyType, last: bool },
 }
 
-/// The size of the shortest head there can be.
+/// The length of the shortest head in this format, in bytes.
 pub(super) fn shortest(headers: HeaderFormat) -> usize {
     if headers == HeaderFormat::Extended { size_of::<ExtendedReply>() } else { size_of::<SimpleReply>() }
 }
 
-/// Reads a message's head, or says how many bytes that takes.
+/// Parses a head; the inner error is the number of bytes that it needs.
 #[inline]
 pub(super) fn read(bytes: &[u8], headers: HeaderFormat) -> Result<Result<ReplyHead, usize>, ProtocolError> {
     let Some(magic) = bytes.first_chunk().map(|magic| u32::from_be_bytes(*magic)) else {

@@ -1,11 +1,12 @@
-//! The NBD client: reaches one export of a server.
+//! The NBD client: accesses one export of a server.
 //!
 //! ```text
 //!   Handshake ──GO acknowledged──▶ Transmission ──on_stop, nothing in flight──▶ over
-//!        └──── refused, or all was told that was asked for ────────────────────▶ over
+//!        └──── refused, or the export is described or listed ──────────────────▶ over
 //! ```
-//! [`NbdInitiatorSession`] is driven as [`crate::session`] says. When it is over, its demand is
-//! [`Demand::Close`]; then [`NbdInitiatorSession::refusal`] says whether the server would not have us.
+//! [`crate::session`] describes how a driver uses [`NbdInitiatorSession`]. When the session is over,
+//! its demand is [`Demand::Close`], and [`NbdInitiatorSession::refusal`] says whether the server
+//! refused it.
 
 mod export;
 mod extents;
@@ -36,34 +37,34 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use transmission::ClientTransmission;
 
-/// What to ask a server for.
+/// Parameters of a session with a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NbdInitiatorConfig {
     /// The export's name, at most 4096 bytes; empty for the server's default.
     pub export: String,
-    /// What for.
+    /// Purpose of the session.
     pub mode: NbdSessionMode,
-    /// What to offer.
+    /// Optional features to negotiate.
     pub features: NbdFeatures,
 }
 
-/// What a session is for.
+/// Purpose of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NbdSessionMode {
-    /// To read and write the export.
+    /// Read and write the export.
     Go,
-    /// To learn everything about the export, and leave.
+    /// Get the description of the export, then disconnect.
     Info,
-    /// To list all exports, and leave.
+    /// List all exports, then disconnect.
     List,
 }
 
-/// What to negotiate where the server can; everything by default.
+/// Optional features, which are used if the server offers them; all by default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NbdFeatures {
-    /// 64-bit lengths and fixed-size reply heads.
+    /// Extended headers: 64-bit lengths and reply heads of a fixed size.
     pub extended_headers: bool,
-    /// Structured replies, where extended headers are not to be had.
+    /// Structured replies, if extended headers are not available.
     pub structured_replies: bool,
 }
 
@@ -73,21 +74,21 @@ impl Default for NbdFeatures {
     }
 }
 
-/// One connection to a server, from its greeting on.
+/// Session with a server over one connection, from the greeting on.
 pub struct NbdInitiatorSession {
     phase: NbdInitiatorPhase,
     outbox: Outbox,
     pool: Pool,
-    /// When the handshake has to be over.
+    /// Deadline of the handshake.
     deadline: Instant,
-    /// Bytes in one piece that the handshake needs to go on.
+    /// Number of contiguous bytes that the handshake needs next.
     need: usize,
     is_stopping: bool,
     export: Option<ExportInfo>,
     exports: Vec<ListedExport>,
     left_out: u64,
     refusal: Option<NbdHandshakeRefusal>,
-    /// What was submitted without a transmission phase to do it.
+    /// Completions of I/O that was submitted outside the transmission phase.
     failed: VecDeque<Completion>,
 }
 
@@ -98,8 +99,8 @@ enum NbdInitiatorPhase {
 }
 
 impl NbdInitiatorSession {
-    /// A session on a fresh connection; reads without a buffer take memory from `pool` where
-    /// nothing can be lent.
+    /// A session on a new connection. `pool` provides memory for reads that bring no buffer and
+    /// whose data cannot be borrowed from the receive buffer.
     #[must_use]
     pub fn new(config: NbdInitiatorConfig, pool: Pool, now: Instant) -> NbdInitiatorSession {
         let handshake = ClientHandshake::new(config);
@@ -130,26 +131,25 @@ impl NbdInitiatorSession {
         self.export.as_ref().map(ExportInfo::volume_info)
     }
 
-    /// What [`NbdSessionMode::List`] found, at most 10,000 exports.
+    /// The exports that [`NbdSessionMode::List`] found, at most 10,000.
     #[must_use]
     pub fn exports(&self) -> &[ListedExport] {
         &self.exports
     }
 
-    /// How many more exports the server listed than [`NbdInitiatorSession::exports`] holds.
+    /// The number of exports that the server listed beyond [`NbdInitiatorSession::exports`].
     #[must_use]
     pub fn exports_left_out(&self) -> u64 {
         self.left_out
     }
 
-    /// Why the server would not do what was asked, if it would not.
+    /// The reason for which the server refused the session, if it did.
     #[must_use]
     pub fn refusal(&self) -> Option<&NbdHandshakeRefusal> {
         self.refusal.as_ref()
     }
 
-    /// Whether the session has come to its end: everything asked for was told, or refused, or it
-    /// was stopped.
+    /// Whether the session has ended: it is complete, refused or stopped.
     #[must_use]
     pub fn is_over(&self) -> bool {
         match &self.phase {
@@ -159,8 +159,7 @@ impl NbdInitiatorSession {
         }
     }
 
-    /// Takes handshake messages from `bytes` until there are no more or it is over; returns how
-    /// many bytes.
+    /// Handles the handshake messages in `bytes`; returns the number of bytes consumed.
     fn on_handshake_bytes(&mut self, bytes: &[u8]) -> Result<usize, ProtocolError> {
         let mut at = 0_usize;
         while let NbdInitiatorPhase::Handshake(handshake) = &mut self.phase {
@@ -240,7 +239,7 @@ impl StreamSession for NbdInitiatorSession {
                 transmission.on_bytes(input, at, &mut self.outbox)
             }
             NbdInitiatorPhase::Handshake(_) => Ok(at),
-            // What comes after the end is of no interest.
+            // Bytes after the end of the session are ignored.
             NbdInitiatorPhase::Over => Ok(input.unread().len()),
         }
     }
@@ -252,8 +251,8 @@ impl StreamSession for NbdInitiatorSession {
         }
     }
 
-    /// Without a request in flight the server may leave, as one does that is shut down; the driver,
-    /// who knows whether it had asked for the end, reconnects.
+    /// Without a request in flight the server may close the connection, for example when it shuts
+    /// down. The driver reconnects unless it has requested the end.
     fn on_end(&mut self, _now: Instant) -> Result<(), ProtocolError> {
         match &mut self.phase {
             NbdInitiatorPhase::Handshake(handshake) => {
@@ -309,10 +308,10 @@ impl Initiator for NbdInitiatorSession {
         None
     }
 
-    /// What has completed and was not polled yet is not among them.
+    /// Completions that were not polled yet are not included.
     ///
-    /// A request that the server refused because it is shutting down counts as not completed,
-    /// unless [`Initiator::on_stop`] was called: it is meant for the next session.
+    /// A request that the server refused because it is shutting down counts as unfinished, so that
+    /// the next session repeats it, unless [`Initiator::on_stop`] was called.
     fn take_unfinished(&mut self) -> Vec<Io> {
         self.outbox.clear();
         match &mut self.phase {
@@ -390,5 +389,5 @@ impl StreamConnections for NbdInitiatorSession {
     }
 }
 
-/// For the whole handshake: some servers open what they export only when asked for it.
+/// Timeout of the complete handshake, during which some servers open the exported device.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);

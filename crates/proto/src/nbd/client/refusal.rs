@@ -1,57 +1,57 @@
-//! A server that says no, properly: not a breach of the protocol, and one good line for the user.
+//! A server's valid refusal during the handshake, as one line for the user.
 
 use blockmux_wire::nbd::handshake::{Opt, Rep};
 
-/// Why a handshake ended without what was asked for, although nobody broke the protocol.
+/// Reason for which a server refused a session without violating the protocol.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NbdHandshakeRefusal {
-    /// There is no export of that name.
+    /// The server has no export of this name.
     #[error("server has no export {export:?}{}", said(message))]
     UnknownExport {
-        /// The name that was asked for.
+        /// The requested name.
         export: String,
-        /// What the server says about it; may be empty.
+        /// The server's message; may be empty.
         message: String,
     },
-    /// The server talks only over TLS, at least about this export.
+    /// The server requires TLS, at least for this export.
     #[error("server requires TLS for export {export:?}, and TLS is not supported yet{}", said(message))]
     TlsRequired {
-        /// The name that was asked for.
+        /// The requested name.
         export: String,
-        /// What the server says about it; may be empty.
+        /// The server's message; may be empty.
         message: String,
     },
-    /// The server refused an option that cannot be done without.
+    /// The server refused a required option.
     #[error("server refused {option} with {reply}{}", said(message))]
     Option {
-        /// What was asked.
+        /// The refused option.
         option: Opt,
-        /// The error that came back.
+        /// The error reply.
         reply: Rep,
-        /// What the server says about it; may be empty.
+        /// The server's message; may be empty.
         message: String,
     },
-    /// The server hung up instead of serving the export, as old servers do when they have none of
-    /// that name.
+    /// The server closed the connection after `NBD_OPT_EXPORT_NAME`, as servers do that have no
+    /// export of this name.
     #[error(
         "server closed the connection when asked for export {export:?}: it has no such export, or wants TLS"
     )]
     Closed {
-        /// The name that was asked for.
+        /// The requested name.
         export: String,
     },
-    /// The server speaks the oldstyle handshake.
+    /// The server supports only the oldstyle handshake.
     #[error(
         "server speaks only the oldstyle handshake, which is not supported; it needs newstyle (nbd 2.9.17)"
     )]
     Oldstyle,
-    /// A server without fixed newstyle cannot list its exports.
+    /// The server does not support fixed newstyle, so it cannot list its exports.
     #[error("server cannot list its exports: it lacks the fixed newstyle handshake; name an export instead")]
     CannotList,
 }
 
 impl NbdHandshakeRefusal {
-    /// The error that the server sent, if it sent one.
+    /// The server's error reply, if it sent one.
     #[must_use]
     pub fn reply(&self) -> Option<Rep> {
         match self {
@@ -64,14 +64,14 @@ impl NbdHandshakeRefusal {
         }
     }
 
-    /// Whether the same server may well serve the export a little later: it is being stopped, or
-    /// hung up without a word, which is also what stopping looks like.
+    /// Whether a retry may succeed: the server is shutting down, or it closed the connection without
+    /// a reply, as a server does that shuts down.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         matches!(self, NbdHandshakeRefusal::Closed { .. }) || self.reply() == Some(Rep::NBD_REP_ERR_SHUTDOWN)
     }
 
-    /// What an error reply to `option` means when there is no way around it.
+    /// The refusal for an error reply to a required `option`.
     pub(super) fn from_reply(export: &str, option: Opt, reply: Rep, data: &[u8]) -> NbdHandshakeRefusal {
         let (export, message) = (export.to_owned(), one_line(data));
         match reply {
@@ -86,15 +86,14 @@ fn said(message: &str) -> String {
     if message.is_empty() { String::new() } else { format!(": {message}") }
 }
 
-/// A peer's text as the end of one line: nothing that a terminal would act on, and not too much of
-/// it.
+/// A peer's text as part of one line: without control characters, and truncated.
 fn one_line(data: &[u8]) -> String {
     let text = String::from_utf8_lossy(data.get(..MAX_MESSAGE).unwrap_or(data));
     let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     line.trim().to_owned()
 }
 
-/// How much of a server's message is kept, in bytes.
+/// The maximum length of a server's message, in bytes.
 const MAX_MESSAGE: usize = 512;
 
 #[cfg(test)]

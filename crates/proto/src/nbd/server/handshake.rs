@@ -11,8 +11,8 @@
 //!     NBD_OPT_EXPORT_NAME, GO ▼ ▼ NBD_OPT_ABORT
 //!                 Next::Transmit Next::Close
 //! ```
-//! No option's data is ever stored: what is short enough is parsed where it was received, once it
-//! is whole; the rest is counted as it goes by.
+//! The data of an option is never copied: up to 64 KiB are parsed in the receive buffer once they
+//! are complete; longer data is discarded as it arrives.
 
 use super::option::{BASE_ALLOCATION, InfoRequest, MalformedOption, MetaContextRequest, string};
 use super::params::ServerParams;
@@ -30,40 +30,40 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// One client's handshake.
+/// State of the handshake with one client.
 pub(super) struct ServerHandshake {
     exports: Exports,
     awaiting: AwaitedOption,
-    /// `NBD_FLAG_C_*`, once sent.
+    /// `NBD_FLAG_C_*` of the client; 0 before it has sent them.
     client_flags: u32,
     headers: HeaderFormat,
-    /// The export for which `base:allocation` was selected last.
+    /// The export for which the client last selected `base:allocation`.
     base_allocation: Option<VolumeId>,
     options_left: u32,
     stopping: bool,
     deadline: Instant,
-    /// The export that was refused last, and why.
+    /// Name of the export that was refused last, and the reason.
     refusal: Option<(String, Cow<'static, str>)>,
 }
 
-/// What ends a handshake.
+/// How a handshake ends.
 pub(super) enum AfterHandshake {
-    /// Transmission begins.
+    /// The transmission phase begins.
     Transmit(ServerParams),
-    /// The client has had enough.
+    /// The client sent `NBD_OPT_ABORT`.
     Close,
 }
 
-/// What the next bytes are.
+/// What the next bytes of the client are.
 enum AwaitedOption {
     Flags,
     Head,
-    /// All of an option's data, in one piece.
+    /// The data of an option, which is parsed once it is complete.
     Data {
         option: Opt,
         length: usize,
     },
-    /// Data that nobody wants, and then the answer.
+    /// Data that is discarded; `answer` is sent after it.
     Skip {
         option: Opt,
         left: usize,
@@ -71,21 +71,21 @@ enum AwaitedOption {
     },
 }
 
-/// How an option ends.
+/// The last reply to an option: `NBD_REP_ACK`, or an error.
 type OptionResult = Result<(), OptionError>;
 
-/// An option that fails: `NBD_REP_ERR_*`, and why; for people.
+/// An error reply to an option: `NBD_REP_ERR_*`, and the reason as text for people.
 #[derive(Clone, Copy, Debug)]
 struct OptionError(Rep, &'static str);
 
-/// One step over the input: bytes taken and what ended the handshake, if something did.
+/// Result of one step over the input: the bytes consumed, and how the handshake ended, if it did.
 struct HandshakeStep {
     taken: usize,
     next: Option<AfterHandshake>,
 }
 
 impl ServerHandshake {
-    /// Greets the client, which has [`HANDSHAKE_TIME`] from `now` on.
+    /// Queues the greeting. The client must finish within [`HANDSHAKE_TIME`] from `now`.
     pub(super) fn new(exports: Exports, now: Instant, outbox: &mut Outbox) -> ServerHandshake {
         let greeting = Greeting {
             magic: NBD_MAGIC.into(),
@@ -106,7 +106,7 @@ impl ServerHandshake {
         }
     }
 
-    /// When the handshake must be over.
+    /// Deadline of the handshake.
     pub(super) fn deadline(&self) -> Instant {
         self.deadline
     }
@@ -122,7 +122,8 @@ impl ServerHandshake {
         }
     }
 
-    /// Takes what it can; returns how many bytes that were, and what ended the handshake.
+    /// Consumes complete messages; returns the number of bytes and how the handshake ended, if it
+    /// did.
     pub(super) fn on_bytes(
         &mut self,
         input: &[u8],
@@ -139,28 +140,29 @@ impl ServerHandshake {
         }
     }
 
-    /// The export that was asked for and refused, and why, once.
+    /// Returns the export that was refused since the last call, and the reason.
     pub(super) fn take_refusal(&mut self) -> Option<(String, Cow<'static, str>)> {
         self.refusal.take()
     }
 
-    /// The name of the export that was agreed on.
+    /// Name of the export that the client chose.
     pub(super) fn name_of(&self, params: &ServerParams) -> String {
         self.exports.get(params.volume).map(|export| export.name.clone()).unwrap_or_default()
     }
 
-    /// Whether the client may leave here. The document wants `NBD_OPT_ABORT` first, but many just
-    /// go, port scanners among them, and nothing is lost.
+    /// Whether the client may close the connection now. The document asks for `NBD_OPT_ABORT`
+    /// first, but many clients and all port scanners close without it, and nothing is lost.
     pub(super) fn is_between_messages(&self) -> bool {
         matches!(self.awaiting, AwaitedOption::Flags | AwaitedOption::Head)
     }
 
-    /// Refuses further options; an option that has begun is still answered.
+    /// Refuses further options. An option whose data is being received is still answered.
     pub(super) fn on_stop(&mut self) {
         self.stopping = true;
     }
 
-    /// One message, or a part of skipped data; `None` if more bytes or room are needed.
+    /// Consumes one message, or a part of discarded data. `None`: it needs more bytes, or room in
+    /// the outbox.
     fn step(&mut self, input: &[u8], outbox: &mut Outbox) -> Result<Option<HandshakeStep>, ProtocolError> {
         match self.awaiting {
             AwaitedOption::Flags => {
@@ -168,7 +170,7 @@ impl ServerHandshake {
                 self.on_flags(flags.flags.get())?;
                 Ok(Some(HandshakeStep { taken: size_of::<ClientFlags>(), next: None }))
             }
-            // Only here: an option that has begun is always answered.
+            // Checked at an option's head only: an option that has begun is always answered.
             AwaitedOption::Head if outbox.len() > UNSENT_REPLIES => Ok(None),
             AwaitedOption::Head => {
                 let Ok((head, _)) = OptionHead::ref_from_prefix(input) else { return Ok(None) };
@@ -206,7 +208,7 @@ impl ServerHandshake {
         Ok(())
     }
 
-    /// Decides what becomes of an option's data before any of it is looked at.
+    /// Decides from an option's head whether its data is parsed or discarded.
     fn on_head(&mut self, head: &OptionHead) -> Result<AwaitedOption, ProtocolError> {
         let (option, length) = (Opt(head.option.get()), head.length.get() as usize);
         if head.magic.get() != NBD_OPTS_MAGIC {
@@ -216,11 +218,10 @@ impl ServerHandshake {
             Some(left) => left,
             None => return newstyle_error("sent more than 1,000 options and 4 for each export"),
         };
-        // NBD_FLAG_C_FIXED_NEWSTYLE is not asked for ("Client flags" leaves that to the server):
-        // there are clients that set no flag and send NBD_OPT_GO, and a client that knows no
-        // options sends none.
+        // NBD_FLAG_C_FIXED_NEWSTYLE is not required ("Client flags" leaves that to the server): some
+        // clients set no flag and send NBD_OPT_GO, and a client without options sends none.
         if option == Opt::NBD_OPT_SET_META_CONTEXT {
-            // Whatever becomes of the new selection, the one before is gone.
+            // A new selection replaces the previous one even if it fails.
             self.base_allocation = None;
         }
         let skip = |answer| Ok(AwaitedOption::Skip { option, left: length, answer });
@@ -255,7 +256,7 @@ impl ServerHandshake {
         }
     }
 
-    /// Does what a whole option asks for.
+    /// Handles an option whose data is complete.
     fn on_option(
         &mut self,
         option: Opt,
@@ -296,7 +297,7 @@ impl ServerHandshake {
         Ok(next)
     }
 
-    /// `NBD_OPT_EXPORT_NAME` has no error replies: what cannot be done ends the session.
+    /// Handles `NBD_OPT_EXPORT_NAME`. It has no error reply: every failure ends the session.
     fn on_export_name(&self, name: &[u8], outbox: &mut Outbox) -> Result<AfterHandshake, ProtocolError> {
         let refuse = |what| Err(ProtocolError { what, reference: "proto.md, NBD_OPT_EXPORT_NAME" });
         if self.headers == HeaderFormat::Extended {
@@ -328,8 +329,8 @@ impl ServerHandshake {
         Ok(())
     }
 
-    /// `NBD_OPT_INFO` and `NBD_OPT_GO`. Block sizes are sent unasked too: a client that never asked
-    /// may still heed them, and the smallest block is seldom the default of one byte.
+    /// Handles `NBD_OPT_INFO` and `NBD_OPT_GO`. Block sizes are always sent: a client that did not
+    /// request them may still respect them, and the minimum is seldom the default of one byte.
     fn on_info(&self, option: Opt, data: &[u8], outbox: &mut Outbox) -> Result<ServerParams, OptionError> {
         let request = InfoRequest::parse(data)?;
         let (id, export) = self.find(request.name)?;
@@ -354,7 +355,7 @@ impl ServerHandshake {
         Ok(())
     }
 
-    /// `NBD_OPT_LIST_META_CONTEXT` and `NBD_OPT_SET_META_CONTEXT`.
+    /// Handles `NBD_OPT_LIST_META_CONTEXT` and `NBD_OPT_SET_META_CONTEXT`.
     fn on_meta_context(&mut self, option: Opt, data: &[u8], outbox: &mut Outbox) -> OptionResult {
         if self.headers == HeaderFormat::Simple {
             return Err(OptionError(Rep::NBD_REP_ERR_INVALID, "structured replies must be agreed on first"));
@@ -364,7 +365,7 @@ impl ServerHandshake {
         let (matches, id) = if option == Opt::NBD_OPT_SET_META_CONTEXT {
             (request.names_base_allocation, BASE_ALLOCATION_ID)
         } else {
-            // In a list, ids mean nothing and are to be 0.
+            // The ids of a list are reserved: 0.
             (request.is_open || request.names_base || request.names_base_allocation, 0)
         };
         if matches {
@@ -377,13 +378,13 @@ impl ServerHandshake {
         Ok(())
     }
 
-    /// The export of that name; the empty name is the default's.
+    /// Finds an export by name; the empty name means the default export.
     fn find(&self, name: &str) -> Result<(VolumeId, Arc<Export>), OptionError> {
         let found = if name.is_empty() { self.exports.default_export() } else { self.exports.find(name) };
         found.ok_or(OptionError(Rep::NBD_REP_ERR_UNKNOWN, "no such export"))
     }
 
-    /// The volume that was agreed on, as every protocol serves it.
+    /// The volume state, shared by all protocols, of the export that the client chose.
     pub(super) fn served(&self, params: &ServerParams) -> Option<Arc<VolumeState>> {
         self.exports.served(params.volume)
     }
@@ -399,7 +400,7 @@ impl From<MalformedOption> for OptionError {
     }
 }
 
-/// Pushes the last reply to an option.
+/// Queues the last reply to an option.
 fn conclude(outbox: &mut Outbox, option: Opt, answer: OptionResult) {
     match answer {
         Ok(()) => reply(outbox, option, Rep::NBD_REP_ACK, &[]),
@@ -407,7 +408,7 @@ fn conclude(outbox: &mut Outbox, option: Opt, answer: OptionResult) {
     }
 }
 
-/// Pushes one reply to an option; the parts together are its data.
+/// Queues one reply to an option; its data is the concatenation of `parts`.
 fn reply(outbox: &mut Outbox, option: Opt, rep: Rep, parts: &[&[u8]]) {
     let length: usize = parts.iter().map(|part| part.len()).sum();
     let head = OptionReplyHead {
@@ -420,7 +421,7 @@ fn reply(outbox: &mut Outbox, option: Opt, rep: Rep, parts: &[&[u8]]) {
     parts.iter().for_each(|part| outbox.push_head(part));
 }
 
-/// How many options a client of these exports may send.
+/// The maximum number of options that one handshake may have with these exports.
 fn options_for(exports: &Exports) -> u32 {
     let about_each = (exports.iter().count() as u32).saturating_mul(OPTIONS_PER_EXPORT);
     MAX_OPTIONS.saturating_add(about_each)
@@ -432,17 +433,19 @@ fn newstyle_error(what: &'static str) -> Result<AwaitedOption, ProtocolError> {
 
 const STOPPING: OptionResult = Err(OptionError(Rep::NBD_REP_ERR_SHUTDOWN, "the server is stopping"));
 
-/// How long a handshake may take.
+/// Timeout of the handshake.
 pub(super) const HANDSHAKE_TIME: Duration = Duration::from_secs(30);
 
-/// The most options that one handshake may have, beside those about each export.
+/// The maximum number of options of one handshake, plus [`OPTIONS_PER_EXPORT`] for each export.
 const MAX_OPTIONS: u32 = 1000;
 
-/// Who lists all exports asks about each on the same connection: what it is like, and its contexts.
+/// Options allowed for each export: a client that lists all exports also requests the information
+/// and the metadata contexts of each on the same connection.
 const OPTIONS_PER_EXPORT: u32 = 4;
 
-/// The most option data that is looked at, in bytes: 15 names of full length. At most `MAX_DEMAND`.
+/// The maximum length of option data that is parsed, in bytes: 15 names of full length. At most
+/// `MAX_DEMAND`.
 const MAX_OPTION_DATA: usize = 64 << 10;
 
-/// A client that leaves more than this many bytes of replies unread is not listened to meanwhile.
+/// While more than this many bytes of replies are unsent, no further option is read.
 const UNSENT_REPLIES: usize = 64 << 10;

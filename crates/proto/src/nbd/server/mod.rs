@@ -1,4 +1,4 @@
-//! The NBD target: one session for one client's connection.
+//! The NBD target: one session for each connection of a client.
 //!
 //! ```text
 //!             ┌──────────────┐  NBD_OPT_GO, NBD_OPT_EXPORT_NAME  ┌────────────────┐
@@ -9,23 +9,23 @@
 //!                     ▼                                                   ▼ stopped and nothing in flight
 //!                  Closing ──────────────▶ Demand::Close ◀────────────────┘
 //! ```
-//! [`NbdTargetSession`] only passes on what it is told to the phase that it is in. A handshake ends in
-//! `params`: the export, the form of messages, and whether block status can be asked. In
-//! transmission, `request` turns bytes into an operation or a refusal, `pending` remembers it while
-//! the volume works, `reply` turns its result into bytes.
+//! [`NbdTargetSession`] forwards every call to the current phase. A handshake results in `params`:
+//! the export, the header format, and whether block status is available. In the transmission phase,
+//! `request` parses and checks, `pending` holds the requests in flight, and `reply` writes the
+//! replies.
 //!
-//! What bounds a session: 1,000 options, and 4 for each export, of 64 KiB each and 30 seconds for a
-//! handshake; in transmission 1,024 requests and 64 MiB of data and block status in flight, and 1
-//! MiB of replies without data that the client leaves unread. Beyond those it is not listened to.
-//! Memory for long writes comes from the core's pool; when that is empty, the session asks again at
-//! each of its completions and, through [`Timed`], after pauses that grow from 1 to 128 ms.
+//! Limits of a session: 1,000 options plus 4 for each export, 64 KiB of data for each, and 30
+//! seconds for the handshake; then 1,024 requests in flight, 64 MiB of their data and block status,
+//! and 1 MiB of unsent replies without data. At a limit, the session reads nothing more from the
+//! client. Memory for long writes comes from the core's pool. When the pool is empty, the session
+//! retries at each completion and, through [`Timed`], after a backoff of 1 to 128 ms.
 //!
-//! A client cannot register for reservations: one that somebody else holds keeps its writes out, or
-//! its reads as well, with `NBD_EPERM`. Requests on a range that a SCSI command has for itself wait
-//! until that is over.
+//! NBD has no registrations: while an initiator of another protocol holds a reservation, the writes
+//! of NBD clients fail with `NBD_EPERM`, and with exclusive access their reads as well. Requests on
+//! a range that a SCSI command has locked wait until it is unlocked.
 //!
-//! The extension `EXTENDED_HEADERS` is that of the protocol document's branch
-//! `extension-ext-header`.
+//! `EXTENDED_HEADERS` is implemented as in the branch `extension-ext-header` of the protocol's
+//! document.
 
 mod handshake;
 mod option;
@@ -48,7 +48,7 @@ use handshake::{AfterHandshake, ServerHandshake};
 use std::time::Instant;
 use transmission::ServerTransmission;
 
-/// A client's session with an NBD target.
+/// Session of an NBD target with one client.
 pub struct NbdTargetSession {
     phase: NbdTargetPhase,
     outbox: Outbox,
@@ -65,10 +65,10 @@ enum NbdTargetPhase {
 }
 
 impl NbdTargetSession {
-    /// A session for a client that has just connected; its greeting waits in the outbox.
+    /// A session for a new connection; its greeting is in the outbox.
     ///
-    /// `pool` is the core's, for the payload of long writes. The client has 30 seconds from `now`
-    /// on to choose an export.
+    /// `pool` is the core's pool, for the payloads of long writes. The client has 30 seconds from
+    /// `now` to choose an export.
     #[must_use]
     pub fn new(exports: Exports, pool: Pool, now: Instant) -> NbdTargetSession {
         let mut outbox = Outbox::default();
@@ -195,8 +195,8 @@ impl Target for NbdTargetSession {
 
     fn on_start(&mut self, _waker: &Waker, _now: Instant) {}
 
-    /// A client should send `NBD_CMD_DISC` first, but many that are killed or done do not, and
-    /// nothing that was answered is lost.
+    /// A client should send `NBD_CMD_DISC` before it closes, but many do not, and nothing that was
+    /// answered is lost.
     fn is_close_a_logout(&self) -> bool {
         true
     }
@@ -244,7 +244,7 @@ impl Target for NbdTargetSession {
     }
 }
 
-/// Clients of NBD have no names.
+/// The login for the log; NBD clients have no names.
 fn login(export: String) -> Login {
     Login { protocol: "nbd", initiator: String::new(), target: export }
 }

@@ -1,9 +1,9 @@
-//! The data of options: parsed in place, never kept (proto.md, "Option types").
+//! Parsing the data of options, in the receive buffer (proto.md, "Option types").
 
 use blockmux_wire::nbd::NBD_MAX_STRING;
 use blockmux_wire::nbd::handshake::Info;
 
-/// Option data that does not follow its syntax, and in what; for people.
+/// Option data with a syntax error, which the text describes for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MalformedOption(pub(super) &'static str);
 
@@ -12,7 +12,7 @@ pub(super) struct MalformedOption(pub(super) &'static str);
 pub(super) struct InfoRequest<'a> {
     /// Empty for the default export.
     pub(super) name: &'a str,
-    /// `NBD_INFO_*`, big-endian; what is not known is ignored.
+    /// `NBD_INFO_*`, big-endian; unknown values are ignored.
     infos: &'a [[u8; 2]],
 }
 
@@ -28,7 +28,7 @@ impl<'a> InfoRequest<'a> {
         Ok(InfoRequest { name, infos })
     }
 
-    /// Whether the client wants this information.
+    /// Whether the client requested `info`.
     pub(super) fn asks_for(&self, info: Info) -> bool {
         self.infos.iter().any(|bytes| u16::from_be_bytes(*bytes) == info.0)
     }
@@ -39,11 +39,11 @@ impl<'a> InfoRequest<'a> {
 pub(super) struct MetaContextRequest<'a> {
     /// Empty for the default export.
     pub(super) name: &'a str,
-    /// Whether there is no query: a list is then of everything, a selection of nothing.
+    /// Whether there is no query: a list then contains every context, a selection none.
     pub(super) is_open: bool,
-    /// Whether a query is [`BASE_ALLOCATION`].
+    /// Whether one of the queries is [`BASE_ALLOCATION`].
     pub(super) names_base_allocation: bool,
-    /// Whether a query is `base:`, a wildcard in a list.
+    /// Whether one of the queries is `base:`, a wildcard in a list.
     pub(super) names_base: bool,
 }
 
@@ -60,7 +60,7 @@ impl<'a> MetaContextRequest<'a> {
             match fields.string()? {
                 BASE_ALLOCATION => request.names_base_allocation = true,
                 "base:" => request.names_base = true,
-                // Other namespaces and other leaves of this one are to be ignored.
+                // The document requires other namespaces and other leaves of this one to be ignored.
                 query if query.contains(':') => {}
                 _ => return Err(MalformedOption("a query without namespace")),
             }
@@ -72,7 +72,7 @@ impl<'a> MetaContextRequest<'a> {
     }
 }
 
-/// Option data, taken from the front.
+/// Reads the fields of option data from the front.
 struct OptionFields<'a>(&'a [u8]);
 
 impl<'a> OptionFields<'a> {
@@ -83,7 +83,7 @@ impl<'a> OptionFields<'a> {
         Ok(*array)
     }
 
-    /// 32 bits of length, then text.
+    /// Reads a string: a 32-bit length, then UTF-8.
     fn string(&mut self) -> Result<&'a str, MalformedOption> {
         let length = u32::from_be_bytes(self.array()?) as usize;
         let (bytes, rest) =
@@ -93,7 +93,7 @@ impl<'a> OptionFields<'a> {
     }
 }
 
-/// A string as the document allows it ("Conventions").
+/// Checks a string (proto.md, "Conventions"): UTF-8 without NUL, at most 4096 bytes.
 pub(super) fn string(bytes: &[u8]) -> Result<&str, MalformedOption> {
     if bytes.len() > NBD_MAX_STRING {
         return Err(MalformedOption("a string is longer than 4096 bytes"));
@@ -104,7 +104,7 @@ pub(super) fn string(bytes: &[u8]) -> Result<&str, MalformedOption> {
     str::from_utf8(bytes).map_err(|_| MalformedOption("a string is not UTF-8"))
 }
 
-/// The one metadata context that there is.
+/// The only metadata context that the server offers.
 pub(super) const BASE_ALLOCATION: &str = "base:allocation";
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What a handshake agreed on: the export, the form of messages, and the metadata context.
+//! Result of a handshake: the export, the header format and the metadata context.
 
 use crate::exports::{Export, VolumeId};
 use crate::nbd::HeaderFormat;
@@ -6,11 +6,11 @@ use blockmux_volume::{MAX_TRANSFER, VolumeInfo};
 use blockmux_wire::nbd::handshake::*;
 use zerocopy::{U16, U32};
 
-/// Everything about a session that does not change once transmission has begun.
+/// Parameters of the transmission phase, which do not change during it.
 #[derive(Clone, Debug)]
 pub(super) struct ServerParams {
     pub(super) volume: VolumeId,
-    /// As advertised; `read_only` is the export's too.
+    /// The volume's properties as advertised; `read_only` also if the export is read-only.
     pub(super) info: VolumeInfo,
     pub(super) headers: HeaderFormat,
     /// Whether `base:allocation` was selected for this export.
@@ -18,7 +18,7 @@ pub(super) struct ServerParams {
 }
 
 impl ServerParams {
-    /// The terms for an export; its size and limits are the volume's now.
+    /// The parameters for an export, with the volume's current size and limits.
     pub(super) fn new(
         volume: VolumeId,
         export: &Export,
@@ -30,10 +30,10 @@ impl ServerParams {
         ServerParams { volume, info, headers, base_allocation }
     }
 
-    /// The transmission flags, from the volume's nature and the form alone.
+    /// The transmission flags, which follow from the volume's properties and the header format.
     ///
-    /// Flush and FUA are always offered. To leave them out would not say "no cache is in the way":
-    /// clients take it for "this target cannot flush" and fail their users' fsync.
+    /// Flush and FUA are always offered, also without a write cache: clients take their absence
+    /// for "this server cannot flush" and fail fsync.
     pub(super) fn transmission_flags(&self) -> TransmissionFlags {
         let info = &self.info;
         let writable = !info.read_only;
@@ -56,7 +56,7 @@ impl ServerParams {
         .collect()
     }
 
-    /// `NBD_INFO_EXPORT`.
+    /// The payload of `NBD_INFO_EXPORT`.
     pub(super) fn info_export(&self) -> InfoExport {
         InfoExport {
             info_type: U16::new(Info::NBD_INFO_EXPORT.0),
@@ -65,9 +65,9 @@ impl ServerParams {
         }
     }
 
-    /// `NBD_INFO_BLOCK_SIZE`. The least block is the volume's own: smaller requests get
-    /// `NBD_EINVAL` from every client, also from one that never asked. Those in use ask, or keep to
-    /// 512 bytes without. Preferred blocks are never above the maximum.
+    /// The payload of `NBD_INFO_BLOCK_SIZE`. The minimum is the volume's logical block: a smaller
+    /// request fails with `NBD_EINVAL`, also of a client that did not request the block sizes.
+    /// Known clients request them or keep to multiples of 512 bytes.
     pub(super) fn info_block_size(&self) -> InfoBlockSize {
         let minimum = self.info.logical_block;
         InfoBlockSize {
@@ -79,7 +79,7 @@ impl ServerParams {
     }
 }
 
-/// What every volume has.
+/// Transmission flags of every export.
 const ALWAYS: TransmissionFlags = TransmissionFlags::HAS_FLAGS
     .union(TransmissionFlags::SEND_FLUSH)
     .union(TransmissionFlags::SEND_FUA)

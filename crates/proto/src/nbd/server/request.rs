@@ -1,5 +1,5 @@
-//! Requests: from bytes, compact or extended, to what the volume shall do (proto.md, "Request
-//! message", "Request types"; extension-ext-header, "Extended request").
+//! Parsing requests, compact or extended, into operations of a volume (proto.md, "Request message",
+//! "Request types"; extension-ext-header, "Extended request").
 
 use super::params::ServerParams;
 use super::pending::PendingRequest;
@@ -13,7 +13,7 @@ use blockmux_wire::nbd::transmission::{self as wire, *};
 use std::borrow::Cow;
 use zerocopy::FromBytes;
 
-/// A request in either form.
+/// A request, compact or extended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NbdRequest {
     pub(super) flags: CmdFlags,
@@ -21,20 +21,21 @@ pub(super) struct NbdRequest {
     pub(super) cookie: u64,
     /// In bytes.
     pub(super) offset: u64,
-    /// In bytes, of the effect on the export; of the payload with `NBD_CMD_FLAG_PAYLOAD_LEN`.
+    /// Length of the affected range, in bytes; with `NBD_CMD_FLAG_PAYLOAD_LEN`, length of the
+    /// payload.
     pub(super) length: u64,
 }
 
-/// Why a request is not carried out.
+/// The error reply to a request that is not carried out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NbdRequestRefusal {
     pub(super) errno: Errno,
-    /// For people; less than 4,096 bytes.
+    /// The reason, for people; less than 4,096 bytes.
     pub(super) text: Cow<'static, str>,
 }
 
 impl HeaderFormat {
-    /// Bytes of a request without its payload.
+    /// Length of a request without its payload, in bytes.
     #[inline]
     pub(super) fn request_len(self) -> usize {
         if self == HeaderFormat::Extended { size_of::<ExtendedRequest>() } else { size_of::<wire::Request>() }
@@ -42,7 +43,7 @@ impl HeaderFormat {
 }
 
 impl NbdRequest {
-    /// The request at the beginning of `bytes`, or `None` if there are too few.
+    /// Parses the request at the beginning of `bytes`; `None` if it is incomplete.
     #[inline]
     pub(super) fn parse(headers: HeaderFormat, bytes: &[u8]) -> Result<Option<NbdRequest>, ProtocolError> {
         if headers == HeaderFormat::Extended {
@@ -67,11 +68,11 @@ impl NbdRequest {
         }))
     }
 
-    /// How many bytes follow the request.
+    /// Length of the payload that follows the request, in bytes.
     ///
-    /// More than the advertised maximum ends the session: the document wants that of extended
-    /// requests, allows it of compact ones, and the maximum is already the 2^25 bytes that nobody
-    /// may take for an attack.
+    /// A payload above the advertised maximum ends the session: the document requires that for
+    /// extended requests and allows it for compact ones. The maximum is the 2^25 bytes below which
+    /// a server must not treat a request as an attack.
     #[inline]
     pub(super) fn payload_len(&self, headers: HeaderFormat) -> Result<usize, ProtocolError> {
         let has_payload = match headers {
@@ -88,7 +89,7 @@ impl NbdRequest {
         }
     }
 
-    /// How much memory the request's data or its answer may hold once it is in flight, in bytes.
+    /// The maximum memory that the request's data or its reply may hold, in bytes.
     #[inline]
     pub(super) fn data_len(&self) -> usize {
         match self.command {
@@ -98,14 +99,15 @@ impl NbdRequest {
         }
     }
 
-    /// Whether the length is in the payload, as block status allows, and so cannot be judged yet.
+    /// Whether the payload contains the length, as in a block status with payload, so that the range
+    /// cannot be checked yet.
     pub(super) fn has_payload_form(&self, params: &ServerParams) -> bool {
         self.command == Cmd::NBD_CMD_BLOCK_STATUS
             && self.flags.contains(CmdFlags::PAYLOAD_LEN)
             && params.transmission_flags().contains(TransmissionFlags::BLOCK_STATUS_PAYLOAD)
     }
 
-    /// The request as it will be in flight, or why it will not be.
+    /// Checks the request; returns its entry for the table of requests in flight.
     #[inline]
     pub(super) fn accept(&self, params: &ServerParams) -> Result<PendingRequest, NbdRequestRefusal> {
         Ok(PendingRequest {
@@ -117,7 +119,7 @@ impl NbdRequest {
         })
     }
 
-    /// What the volume shall do. `NBD_CMD_DISC` is not for a volume.
+    /// The operation of the volume for this request. `NBD_CMD_DISC` has none.
     #[inline]
     fn op(&self, params: &ServerParams) -> Result<Op, NbdRequestRefusal> {
         self.check_flags(params)?;
@@ -152,7 +154,7 @@ impl NbdRequest {
         Ok(op)
     }
 
-    /// FUA fits every command, used or not; any other flag only its own.
+    /// Checks the flags: FUA is valid with every command, any other flag only with its own.
     #[inline]
     fn check_flags(&self, params: &ServerParams) -> Result<(), NbdRequestRefusal> {
         let mut known = CmdFlags::FUA;
@@ -166,7 +168,7 @@ impl NbdRequest {
             }
             Cmd::NBD_CMD_WRITE_ZEROES => {
                 known |= CmdFlags::NO_HOLE;
-                // A read-only export refuses it for that, whatever its volume could do.
+                // On a read-only export the request fails with NBD_EPERM, not for its flag.
                 if params.info.fast_zeroes || params.info.read_only {
                     known |= CmdFlags::FAST_ZERO;
                 }
@@ -180,8 +182,8 @@ impl NbdRequest {
         }
     }
 
-    /// What every volume checks too, but here against what this client was told: the size at the
-    /// handshake, and an export that is read-only over a volume that is not.
+    /// Checks the range as every volume does, but against what this client was told: the size at
+    /// the handshake, and whether the export is read-only.
     #[inline]
     fn check_range(&self, op: Op, params: &ServerParams) -> Result<(), NbdRequestRefusal> {
         let info = &params.info;
@@ -196,7 +198,7 @@ impl NbdRequest {
             return refuse(IoError::Misaligned);
         }
         if op == Op::Read && self.length > MAX_TRANSFER.into() {
-            // Simple replies know no EOVERFLOW for reads ("Error values").
+            // EOVERFLOW is not for reads with simple replies ("Error values").
             let errno =
                 if params.headers == HeaderFormat::Simple { Errno::NBD_EINVAL } else { Errno::NBD_EOVERFLOW };
             return Err(NbdRequestRefusal {
