@@ -3,8 +3,8 @@
 
 use crate::choices::Choices;
 use blockmux_proto::aoe::AoeAddress;
-use blockmux_proto::aoe::client::{Config, InitiatorSession};
-use blockmux_proto::aoe::server::{DEPTH, TargetSession};
+use blockmux_proto::aoe::client::{AoeInitiatorConfig, AoeInitiatorSession};
+use blockmux_proto::aoe::server::{AoeTargetSession, DEPTH};
 use blockmux_proto::aoe::unit::{AoeUnit, DiskSettings};
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::frames::{Frame, FramePortInfo, PortId, Station};
@@ -28,7 +28,7 @@ pub(crate) fn aoe_target(data: &[u8]) {
         volume,
     }]);
     let unit = AoeUnit::new(ADDRESS, VolumeId(0), DiskSettings::default(), None);
-    let mut target = TargetSession::new(exports, vec![unit]).expect("it is one disk");
+    let mut target = AoeTargetSession::new(exports, vec![unit]).expect("it is one disk");
     let mut now = Instant::now();
     target.on_port(PortId(0), PORT, now);
     for bytes in frames(&stream) {
@@ -61,8 +61,8 @@ pub(crate) fn aoe_target(data: &[u8]) {
 pub(crate) fn aoe_initiator(data: &[u8]) {
     let (mut choices, stream) = Choices::split(data);
     let mut now = Instant::now();
-    let config = Config { address: ADDRESS, timeout: Duration::from_secs(5), id: 0, first: 0 };
-    let mut session = InitiatorSession::new(config, Pool::new(1 << 20), now);
+    let config = AoeInitiatorConfig { address: ADDRESS, timeout: Duration::from_secs(5), id: 0, first: 0 };
+    let mut session = AoeInitiatorSession::new(config, Pool::new(1 << 20), now);
     session.on_port(PortId(0), PORT, now);
     let (mut submitted, mut completed) = (0u64, 0);
     for bytes in frames(&stream) {

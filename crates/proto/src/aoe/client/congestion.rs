@@ -1,106 +1,106 @@
-//! How long to wait for an answer, and how many commands to have outstanding.
+//! Retransmission timeouts and congestion window.
 //!
-//! The round trip is estimated as usual (RFC 6298), from commands that were sent once. From it come
-//! these times:
+//! The round-trip time is estimated as in RFC 6298, from commands that were sent once. It
+//! determines these timeouts:
 //!
-//! - A command that others have overtaken, sent later and answered already, is lost after
-//!   [`Pace::overtaken_after`], about a round trip. Where disks answer out of order that is too
-//!   soon for some: an answer that comes right after the repetition was on its way already, and so
-//!   a needless repetition makes the time longer, a needed one shorter again.
-//! - While nothing is answered at all, one command of a path is repeated after
-//!   [`Pace::listen_after`], longer each time: its answer shows what became of the others.
-//! - Flushes and trims, which take a disk much longer than what comes after them, have a time of
-//!   their own, twice the longest lately: [`Pace::long_after`].
-//! - What is answered by nobody for [`STALL`] is lost. Before that, rather than a network that
-//!   loses all, it is a machine that leaves a target without a processor, and to send all again
-//!   would make it busier for nothing.
+//! - A command counts as lost when commands that were sent later have been answered, and
+//!   [`CongestionControl::overtaken_after`], about a round trip, has passed. That is too soon on a
+//!   disk that answers out of order: if an answer arrives right after the retransmission, the
+//!   retransmission was needless and increases this timeout; a needed one reduces it.
+//! - While no command of a path is answered, one command is retransmitted as a loss probe after
+//!   [`CongestionControl::loss_probe_after`], with exponential backoff. Its answer shows whether
+//!   the others are lost.
+//! - Flushes and trims, which take much longer, have a timeout of their own, twice the longest
+//!   recent time: [`CongestionControl::long_after`].
+//! - After [`STALL`] without any answer, all commands count as lost. A shorter silence is more
+//!   likely a target that gets no CPU time than a network that drops everything, and retransmitting
+//!   everything would only add to its load.
 //!
-//! The window of outstanding commands starts small and grows with every answer while it is full,
-//! faster below the size at which frames were lost last, is halved by a loss, once for all that was
-//! sent before, and is never above the target's buffer count. Answers come in batches: whether it
-//! is full is asked when commands go, not when answers come.
+//! The congestion window starts small and grows with every answer while it is full: by one for each
+//! answer below the slow-start threshold, slower above it. A loss halves it, once for all commands
+//! that were sent before. It never exceeds the target's buffer count. Answers arrive in batches, so
+//! whether the window is full is determined when commands are sent.
 
 use std::time::{Duration, Instant};
 
-/// Round-trip times and the window of one target.
+/// Round-trip times and congestion window of one target.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(super) struct CongestionControl {
     smoothed: Option<Duration>,
     variation: Duration,
-    /// The shortest round trip so far.
+    /// The minimum round-trip time so far.
     shortest: Option<Duration>,
-    /// How long answers were late that made repetitions needless.
-    straggle: Duration,
-    /// How long commands took that take a disk long, at most, lately.
+    /// Delay of the answers that made retransmissions needless: the degree of reordering.
+    reordering: Duration,
+    /// The longest recent time of flushes and trims.
     longest: Option<Duration>,
-    /// Doublings since the last measured round trip.
+    /// Number of backoffs since the last measured round trip.
     doublings: u32,
     window: u32,
-    /// As many were outstanding when commands went last.
+    /// Whether the window was full when commands were last sent.
     is_full: bool,
-    /// Below this the window grows by one with every answer.
+    /// Slow-start threshold: below it, the window grows by one with every answer.
     threshold: u32,
-    /// Answers since it grew last.
+    /// Number of answers since the window last grew.
     answers: u32,
-    most: u32,
+    max_window: u32,
     reduced_at: Option<Instant>,
-    /// The window before it was reduced last.
+    /// The window before its last reduction.
     unreduced: u32,
 }
 
-impl Pace {
-    pub(super) fn new() -> Pace {
-        Pace {
+impl CongestionControl {
+    pub(super) fn new() -> CongestionControl {
+        CongestionControl {
             smoothed: None,
             variation: Duration::ZERO,
             shortest: None,
-            straggle: Duration::ZERO,
+            reordering: Duration::ZERO,
             longest: None,
             doublings: 0,
             window: FIRST_WINDOW,
             is_full: false,
             threshold: u32::MAX,
             answers: 0,
-            most: FIRST_WINDOW,
+            max_window: FIRST_WINDOW,
             reduced_at: None,
             unreduced: FIRST_WINDOW,
         }
     }
 
-    /// The target has so many buffers; at least one is taken for granted.
-    pub(super) fn set_most(&mut self, most: u32) {
-        self.most = most.max(1);
-        self.window = self.window.min(self.most);
+    /// Sets the maximum of the window to the target's buffer count, at least one.
+    pub(super) fn set_max(&mut self, max_window: u32) {
+        self.max_window = max_window.max(1);
+        self.window = self.window.min(self.max_window);
     }
 
-    /// Commands that may be outstanding.
+    /// The maximum number of outstanding commands.
     #[inline]
     pub(super) fn window(&self) -> u32 {
         self.window
     }
 
-    /// How long a command may be overtaken before it is lost.
+    /// How long after its transmission a command counts as lost if later ones were answered.
     #[inline]
     pub(super) fn overtaken_after(&self) -> Duration {
-        self.expected().max(SHORTEST_TIMEOUT).max(self.straggle)
+        self.expected().max(MIN_TIMEOUT).max(self.reordering)
     }
 
-    /// How long nothing may be heard before one command is repeated, if so many were since
-    /// something was.
+    /// Timeout of the next loss probe, after `loss_probes` without an answer.
     #[inline]
-    pub(super) fn listen_after(&self, listens: u32) -> Duration {
-        let factor = 1u32.checked_shl(listens).unwrap_or(u32::MAX);
-        self.expected().max(SHORTEST_TIMEOUT).saturating_mul(factor).min(LONGEST_TIMEOUT)
+    pub(super) fn loss_probe_after(&self, loss_probes: u32) -> Duration {
+        let factor = 1u32.checked_shl(loss_probes).unwrap_or(u32::MAX);
+        self.expected().max(MIN_TIMEOUT).saturating_mul(factor).min(LONGEST_TIMEOUT)
     }
 
-    /// How long to wait for what may take a disk long, when it was sent so often.
+    /// Timeout of a flush or trim that was sent `sends` times.
     pub(super) fn long_after(&self, sends: u32) -> Duration {
         let once = self.longest.map_or(STALL, |longest| longest.saturating_mul(2).max(SHORTEST_LONG));
         let factor = 1u32.checked_shl(sends.saturating_sub(1)).unwrap_or(u32::MAX);
         once.saturating_mul(factor).min(LONGEST_TIMEOUT)
     }
 
-    /// How long to wait until what nobody has answered is sent again.
+    /// Timeout of a command on a path without any answer.
     #[inline]
     pub(super) fn timeout(&self) -> Duration {
         let factor = 1u32.checked_shl(self.doublings).unwrap_or(u32::MAX);
@@ -115,45 +115,45 @@ impl Pace {
         }
     }
 
-    /// Whether what was sent so long ago can have been answered by now.
+    /// Whether a command that was sent `since` ago can have been answered by now.
     #[inline]
     pub(super) fn is_answerable(&self, since: Duration) -> bool {
-        since >= self.shortest.map_or(Duration::ZERO, |shortest| part(shortest, 2)).max(LEAST)
+        since >= self.shortest.map_or(Duration::ZERO, |shortest| part(shortest, 2)).max(MIN_ROUND_TRIP)
     }
 
-    /// A command that takes long was sent once and took so long.
+    /// Records the time of a flush or trim that was sent once.
     pub(super) fn on_long_answer(&mut self, time: Duration) {
         let before = self.longest.map_or(Duration::ZERO, |longest| longest.saturating_sub(part(longest, 8)));
         self.longest = Some(before.max(time));
     }
 
-    /// A command was repeated because it was overtaken, and then its first answer came, so long
-    /// after it was sent.
-    pub(super) fn on_needless(&mut self, late: Duration) {
-        self.straggle = self.straggle.max(late.saturating_add(part(late, 4))).min(STALL);
-        self.window = self.window.max(self.unreduced).min(self.most);
+    /// Records a needless retransmission: the answer to the first transmission arrived `late` after
+    /// it.
+    pub(super) fn on_needless_retry(&mut self, late: Duration) {
+        self.reordering = self.reordering.max(late.saturating_add(part(late, 4))).min(STALL);
+        self.window = self.window.max(self.unreduced).min(self.max_window);
         self.threshold = self.threshold.max(self.window);
     }
 
-    /// A command was repeated because it was overtaken, and only that was answered.
-    pub(super) fn on_needed(&mut self) {
-        self.straggle = self.straggle.saturating_sub(part(self.straggle, 8));
+    /// Records that a retransmission was needed: only it was answered.
+    pub(super) fn on_needed_retry(&mut self) {
+        self.reordering = self.reordering.saturating_sub(part(self.reordering, 8));
     }
 
-    /// A question was answered that says how long a round trip takes, as long as nothing else does.
+    /// Records the round trip of the config query, the first estimate.
     pub(super) fn on_first_answer(&mut self, round_trip: Duration) {
         if self.smoothed.is_none() {
             (self.smoothed, self.variation) = (Some(round_trip), part(round_trip, 2));
         }
     }
 
-    /// All commands have gone that were to go: so many are outstanding now.
+    /// Records the number of outstanding commands after sending all that the window allows.
     #[inline]
     pub(super) fn on_sent(&mut self, outstanding: u32) {
         self.is_full = outstanding >= self.window;
     }
 
-    /// An answer has come: to a command sent once so long ago, or to one that was repeated.
+    /// Records an answer; `round_trip` is `None` if the command was retransmitted.
     #[inline]
     pub(super) fn on_answer(&mut self, round_trip: Option<Duration>) {
         if let Some(time) = round_trip {
@@ -168,8 +168,8 @@ impl Pace {
                 }
             }
         }
-        // A window that is not used says nothing about what the network takes.
-        if !self.is_full || self.window >= self.most {
+        // A window that is not full says nothing about the capacity of the network.
+        if !self.is_full || self.window >= self.max_window {
             return;
         }
         self.answers = self.answers.saturating_add(1);
@@ -178,15 +178,15 @@ impl Pace {
         }
     }
 
-    /// No answer came in time to what was sent at that time.
+    /// Records the loss of a command that was sent at `sent_at`.
     pub(super) fn on_loss(&mut self, sent_at: Instant, now: Instant) {
         if self.reduced_at.is_some_and(|reduced_at| sent_at <= reduced_at) {
             return;
         }
         self.reduced_at = Some(now);
         self.unreduced = self.window;
-        self.threshold = (self.window / 2).max(SMALLEST_WINDOW);
-        self.window = self.threshold.min(self.most);
+        self.threshold = (self.window / 2).max(MIN_WINDOW);
+        self.window = self.threshold.min(self.max_window);
         self.answers = 0;
         self.doublings = self.doublings.saturating_add(1).min(MOST_DOUBLINGS);
     }
@@ -197,16 +197,16 @@ fn part(time: Duration, divisor: u32) -> Duration {
 }
 
 const FIRST_WINDOW: u32 = 4;
-/// What is sent before anything is known goes on when much is lost.
-const SMALLEST_WINDOW: u32 = FIRST_WINDOW;
-/// Nobody answers sooner than that.
-const LEAST: Duration = Duration::from_micros(5);
+/// The minimum window, also after many losses.
+const MIN_WINDOW: u32 = FIRST_WINDOW;
+/// The minimum round-trip time that is assumed.
+const MIN_ROUND_TRIP: Duration = Duration::from_micros(5);
 const FIRST_TIMEOUT: Duration = Duration::from_millis(20);
-/// Several round trips of a local network: what a target has read in one go it need not answer in
-/// one.
-const SHORTEST_TIMEOUT: Duration = Duration::from_millis(1);
+/// The minimum timeout: several round trips of a local network, because a target may answer a batch
+/// of commands in several parts.
+const MIN_TIMEOUT: Duration = Duration::from_millis(1);
 const SHORTEST_LONG: Duration = Duration::from_millis(2);
-/// A target that is up answers something within that time, however busy its machine is.
+/// The time within which a running target sends some answer, however busy its machine is.
 pub(super) const STALL: Duration = Duration::from_millis(50);
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(1);
 const MOST_DOUBLINGS: u32 = 7;
@@ -215,105 +215,106 @@ const MOST_DOUBLINGS: u32 = 7;
 mod tests {
     use super::*;
 
-    /// So many answers, one after the other, to commands that fill the window.
-    fn answers(pace: &mut Pace, count: u32, round_trip: Option<Duration>) {
+    /// Records `count` answers to commands that fill the window.
+    fn answers(congestion: &mut CongestionControl, count: u32, round_trip: Option<Duration>) {
         for _ in 0..count {
-            pace.on_sent(pace.window());
-            pace.on_answer(round_trip);
+            congestion.on_sent(congestion.window());
+            congestion.on_answer(round_trip);
         }
     }
 
     #[test]
     fn the_times_follow_the_round_trips_within_bounds() {
-        let mut pace = Pace::new();
-        assert_eq!([pace.overtaken_after(), pace.listen_after(0)], [FIRST_TIMEOUT; 2]);
-        assert_eq!([pace.timeout(), pace.long_after(1)], [STALL; 2]);
-        (0..100).for_each(|_| pace.on_answer(Some(Duration::from_millis(60))));
-        for time in [pace.timeout(), pace.overtaken_after(), pace.listen_after(0)] {
+        let mut congestion = CongestionControl::new();
+        assert_eq!([congestion.overtaken_after(), congestion.loss_probe_after(0)], [FIRST_TIMEOUT; 2]);
+        assert_eq!([congestion.timeout(), congestion.long_after(1)], [STALL; 2]);
+        (0..100).for_each(|_| congestion.on_answer(Some(Duration::from_millis(60))));
+        for time in [congestion.timeout(), congestion.overtaken_after(), congestion.loss_probe_after(0)] {
             assert!((60..65).contains(&time.as_millis()), "{time:?}");
         }
-        (0..100).for_each(|_| pace.on_answer(Some(Duration::from_micros(50))));
-        assert_eq!([pace.overtaken_after(), pace.listen_after(0)], [SHORTEST_TIMEOUT; 2]);
+        (0..100).for_each(|_| congestion.on_answer(Some(Duration::from_micros(50))));
+        assert_eq!([congestion.overtaken_after(), congestion.loss_probe_after(0)], [MIN_TIMEOUT; 2]);
         assert_eq!(
-            [3, 99].map(|listens| pace.listen_after(listens)),
-            [8 * SHORTEST_TIMEOUT, LONGEST_TIMEOUT]
+            [3, 99].map(|loss_probes| congestion.loss_probe_after(loss_probes)),
+            [8 * MIN_TIMEOUT, LONGEST_TIMEOUT]
         );
-        assert_eq!(pace.timeout(), STALL);
+        assert_eq!(congestion.timeout(), STALL);
         let start = Instant::now();
         for loss in 1..20u64 {
             let at = start + Duration::from_secs(loss);
-            pace.on_loss(at, at);
+            congestion.on_loss(at, at);
         }
-        assert_eq!([pace.timeout(), pace.overtaken_after()], [LONGEST_TIMEOUT, SHORTEST_TIMEOUT]);
-        pace.on_answer(None);
-        assert_eq!(pace.timeout(), LONGEST_TIMEOUT, "nobody knows which of them was answered");
-        pace.on_answer(Some(Duration::from_micros(50)));
-        assert_eq!(pace.timeout(), STALL);
+        assert_eq!([congestion.timeout(), congestion.overtaken_after()], [LONGEST_TIMEOUT, MIN_TIMEOUT]);
+        congestion.on_answer(None);
+        assert_eq!(congestion.timeout(), LONGEST_TIMEOUT, "nobody knows which of them was answered");
+        congestion.on_answer(Some(Duration::from_micros(50)));
+        assert_eq!(congestion.timeout(), STALL);
     }
 
     #[test]
     fn what_takes_long_is_waited_for_as_long_as_it_took_lately() {
-        let mut pace = Pace::new();
-        pace.on_long_answer(Duration::from_millis(30));
-        assert_eq!([1, 2].map(|sends| pace.long_after(sends).as_millis()), [60, 120]);
-        assert_eq!(pace.long_after(40), LONGEST_TIMEOUT);
-        (0..50).for_each(|_| pace.on_long_answer(Duration::from_micros(80)));
-        assert_eq!(pace.long_after(1), SHORTEST_LONG);
+        let mut congestion = CongestionControl::new();
+        congestion.on_long_answer(Duration::from_millis(30));
+        assert_eq!([1, 2].map(|sends| congestion.long_after(sends).as_millis()), [60, 120]);
+        assert_eq!(congestion.long_after(40), LONGEST_TIMEOUT);
+        (0..50).for_each(|_| congestion.on_long_answer(Duration::from_micros(80)));
+        assert_eq!(congestion.long_after(1), SHORTEST_LONG);
     }
 
     #[test]
     fn what_is_answered_out_of_order_is_waited_for_longer() {
-        let (mut pace, start) = (Pace::new(), Instant::now());
-        pace.set_most(32);
-        answers(&mut pace, 100, Some(Duration::from_micros(100)));
+        let (mut congestion, start) = (CongestionControl::new(), Instant::now());
+        congestion.set_max(32);
+        answers(&mut congestion, 100, Some(Duration::from_micros(100)));
         assert!(
-            !pace.is_answerable(Duration::from_micros(49)) && pace.is_answerable(Duration::from_micros(50))
+            !congestion.is_answerable(Duration::from_micros(49))
+                && congestion.is_answerable(Duration::from_micros(50))
         );
-        pace.on_loss(start, start);
-        assert_eq!((pace.window(), pace.overtaken_after()), (16, SHORTEST_TIMEOUT));
-        pace.on_needless(Duration::from_millis(8));
-        assert_eq!((pace.window(), pace.overtaken_after()), (32, Duration::from_millis(10)));
-        pace.on_needless(Duration::from_secs(1));
-        assert_eq!(pace.overtaken_after(), STALL, "at most");
-        (0..50).for_each(|_| pace.on_needed());
-        assert_eq!(pace.overtaken_after(), SHORTEST_TIMEOUT, "what is lost is not waited for");
+        congestion.on_loss(start, start);
+        assert_eq!((congestion.window(), congestion.overtaken_after()), (16, MIN_TIMEOUT));
+        congestion.on_needless_retry(Duration::from_millis(8));
+        assert_eq!((congestion.window(), congestion.overtaken_after()), (32, Duration::from_millis(10)));
+        congestion.on_needless_retry(Duration::from_secs(1));
+        assert_eq!(congestion.overtaken_after(), STALL, "at most");
+        (0..50).for_each(|_| congestion.on_needed_retry());
+        assert_eq!(congestion.overtaken_after(), MIN_TIMEOUT, "what is lost is not waited for");
     }
 
     #[test]
     fn answers_that_come_in_one_batch_make_the_window_grow_as_much_as_single_ones() {
-        let mut pace = Pace::new();
-        pace.set_most(111);
+        let mut congestion = CongestionControl::new();
+        congestion.set_max(111);
         let mut windows = Vec::new();
         for _ in 0..5 {
-            let window = pace.window();
-            pace.on_sent(window);
-            (0..window).for_each(|_| pace.on_answer(None));
-            windows.push(pace.window());
+            let window = congestion.window();
+            congestion.on_sent(window);
+            (0..window).for_each(|_| congestion.on_answer(None));
+            windows.push(congestion.window());
         }
         assert_eq!(windows, [8, 16, 32, 64, 111]);
     }
 
     #[test]
     fn the_window_grows_to_the_buffers_and_is_halved_once_for_each_loss() {
-        let (mut pace, start) = (Pace::new(), Instant::now());
-        pace.set_most(64);
-        answers(&mut pace, 1000, None);
-        assert_eq!(pace.window(), 64);
+        let (mut congestion, start) = (CongestionControl::new(), Instant::now());
+        congestion.set_max(64);
+        answers(&mut congestion, 1000, None);
+        assert_eq!(congestion.window(), 64);
         let sent = start + Duration::from_millis(1);
         let now = start + Duration::from_millis(20);
-        (0..10).for_each(|_| pace.on_loss(sent, now));
-        assert_eq!(pace.window(), 32);
-        answers(&mut pace, 32, None);
-        assert_eq!(pace.window(), 33, "slowly from where frames were lost");
-        pace.on_sent(5);
-        (0..100).for_each(|_| pace.on_answer(None));
-        assert_eq!(pace.window(), 33, "what is not used does not grow");
+        (0..10).for_each(|_| congestion.on_loss(sent, now));
+        assert_eq!(congestion.window(), 32);
+        answers(&mut congestion, 32, None);
+        assert_eq!(congestion.window(), 33, "slowly from where frames were lost");
+        congestion.on_sent(5);
+        (0..100).for_each(|_| congestion.on_answer(None));
+        assert_eq!(congestion.window(), 33, "what is not used does not grow");
         for loss in 1..20u64 {
             let at = now + Duration::from_secs(loss);
-            pace.on_loss(at, at);
+            congestion.on_loss(at, at);
         }
-        assert_eq!(pace.window(), SMALLEST_WINDOW);
-        pace.set_most(1);
-        assert_eq!(pace.window(), 1);
+        assert_eq!(congestion.window(), MIN_WINDOW);
+        congestion.set_max(1);
+        assert_eq!(congestion.window(), 1);
     }
 }

@@ -1,8 +1,8 @@
-//! What an initiator hears: who has the disk, and what became of commands.
+//! Receiving frames: config answers, which name the stations of the disk, and answers to commands.
 
-use super::flight::{Flight, FlightKind};
+use super::commands::{AoeCommandKind, OutstandingCommand};
 use super::path::SAFE_SECTORS;
-use super::{AtaDisk, InitiatorSession, later};
+use super::{AoeInitiatorSession, AtaDisk, later};
 use crate::aoe::{SECTOR, error};
 use crate::frames::{Frame, Station};
 use blockmux_volume::{IoError, SgList};
@@ -12,10 +12,10 @@ use blockmux_wire::aoe::{
 use std::time::{Duration, Instant};
 use zerocopy::FromBytes;
 
-impl InitiatorSession {
-    /// A frame has come, from anybody. What does not answer a question of ours is dropped.
+impl AoeInitiatorSession {
+    /// Handles a frame from any station. Frames that answer no command of this session are dropped.
     #[inline]
-    pub(super) fn take_frame(&mut self, frame: &Frame<'_>, now: Instant) {
+    pub(super) fn receive_frame(&mut self, frame: &Frame<'_>, now: Instant) {
         let Ok((header, message)) = Header::read_from_prefix(frame.bytes()) else { return };
         let address = self.config.address;
         let is_ours = header.major.get() == address.shelf && header.minor == address.slot;
@@ -31,7 +31,7 @@ impl InitiatorSession {
         }
     }
 
-    /// Somebody has the disk. It may have said so without being asked.
+    /// Handles the config answer of a station that has the disk; it may be unsolicited.
     fn on_config(&mut self, header: &Header, message: &[u8], from: Station, now: Instant) {
         let Ok((config, _)) = ConfigMessage::read_from_prefix(message) else { return };
         let Some(port) = self.port(from.port).copied() else { return };
@@ -39,22 +39,22 @@ impl InitiatorSession {
             return;
         }
         self.paths.on_config(from, config.sector_count, &port);
-        self.pace.set_most(u32::from(config.buffer_count.get()).min(super::flight::MAX_PIECES));
-        self.heard = self.heard.max(now);
-        if let Some(sent) = self.asked_at.filter(|_| header.tag.get() == self.ask_tag()) {
-            self.pace.on_first_answer(now.saturating_duration_since(sent));
+        self.congestion.set_max(u32::from(config.buffer_count.get()).min(super::commands::MAX_PIECES));
+        self.last_heard = self.last_heard.max(now);
+        if let Some(sent) = self.asked_at.filter(|_| header.tag.get() == self.query_tag()) {
+            self.congestion.on_first_answer(now.saturating_duration_since(sent));
         }
         let path = self.paths.find(from);
         if let Some(path) = path
             && header.tag.get() == 0
         {
-            // The target has been started: whatever it was asked before is lost. Perhaps it is
-            // another station now.
-            self.flights
+            // The target has restarted, perhaps on another station: all outstanding commands are
+            // lost.
+            self.commands
                 .iter_mut()
-                .filter(|flight| now.saturating_duration_since(flight.sent) >= NOT_AT_ONCE)
-                .for_each(|flight| (flight.path, flight.due, flight.at_once) = (path, now, true));
-            self.look_at(now);
+                .filter(|command| now.saturating_duration_since(command.sent) >= MIN_RESTART_INTERVAL)
+                .for_each(|command| (command.path, command.due, command.is_lost) = (path, now, true));
+            self.wake_at(now);
         }
         match (&self.disk, path) {
             (None, Some(path)) => self.identify(path, now),
@@ -62,84 +62,86 @@ impl InitiatorSession {
         }
     }
 
-    /// A command is answered.
+    /// Handles the answer to a command.
     #[inline]
     fn on_answer(&mut self, header: &Header, frame: &Frame<'_>, now: Instant) {
         let tag = header.tag.get();
         let Some(path_at) = self.paths.find(frame.from) else { return };
-        let Some(flight) = self.flights.get_mut(tag) else { return };
+        let Some(command) = self.commands.get_mut(tag) else { return };
         let Some(registers) =
             frame.bytes().get(size_of::<Header>()..).and_then(|rest| AtaMessage::read_from_prefix(rest).ok())
         else {
             return;
         };
-        let is_write = flight.what.is_write();
+        let is_write = command.what.is_write();
         let result = if header.is_error() {
             Err(error::of_code(ErrorCode(header.error)))
         } else {
             error::of_registers(registers.0.command_or_status, registers.0.error_or_feature, is_write)
         };
-        let len = usize::from(flight.sectors).saturating_mul(SECTOR as usize);
-        let brings_data = matches!(flight.what, FlightKind::Read | FlightKind::Probe | FlightKind::Identify);
+        let len = usize::from(command.sectors).saturating_mul(SECTOR as usize);
+        let brings_data =
+            matches!(command.what, AoeCommandKind::Read | AoeCommandKind::Probe | AoeCommandKind::Identify);
         if result.is_ok() && brings_data && frame.lend(AOE_ATA_HEAD, len).is_none() {
-            // Cut short on its way, or by a target that does not know its own frames: as good as
-            // lost.
+            // The answer is truncated: it counts as lost.
             return;
         }
-        let since = now.saturating_duration_since(flight.sent);
-        let is_long = flight.what.is_long();
-        let round_trip = (flight.sends == 1).then_some(since);
-        let is_of_last = flight.sends == 1 || self.pace.is_answerable(since);
-        let answers = if is_of_last { flight.sent } else { flight.first_sent };
-        let repeated = flight.was_overtaken.then(|| now.saturating_duration_since(flight.first_sent));
-        let is_large =
-            flight.sectors > SAFE_SECTORS && matches!(flight.what, FlightKind::Read | FlightKind::Write);
-        self.heard = self.heard.max(now);
-        let mut was_quiet = false;
+        let since = now.saturating_duration_since(command.sent);
+        let is_long = command.what.is_long();
+        let round_trip = (command.sends == 1).then_some(since);
+        let is_of_last = command.sends == 1 || self.congestion.is_answerable(since);
+        let answers = if is_of_last { command.sent } else { command.first_sent };
+        let repeated = command.was_overtaken.then(|| now.saturating_duration_since(command.first_sent));
+        let is_large = command.sectors > SAFE_SECTORS
+            && matches!(command.what, AoeCommandKind::Read | AoeCommandKind::Write);
+        self.last_heard = self.last_heard.max(now);
+        let mut was_silent = false;
         if let Some(path) = self.paths.get_mut(path_at) {
-            was_quiet = path.listens > 0;
+            was_silent = path.loss_probes > 0;
             path.on_answer(answers, now);
             if is_large && result.is_ok() {
                 path.large_at = Some(now);
             }
         }
         if let Some(time) = round_trip.filter(|_| is_long) {
-            self.pace.on_long_answer(time);
+            self.congestion.on_long_answer(time);
         }
-        self.pace.on_answer(round_trip.filter(|_| !is_long));
-        if was_quiet {
+        self.congestion.on_answer(round_trip.filter(|_| !is_long));
+        if was_silent {
             self.retry_now(path_at, now);
         }
         match repeated {
-            Some(_) if is_of_last => self.pace.on_needed(),
-            Some(late) => self.pace.on_needless(late),
+            Some(_) if is_of_last => self.congestion.on_needed_retry(),
+            Some(late) => self.congestion.on_needless_retry(late),
             None => {}
         }
         if result == Err(IoError::BadLength) && is_large {
-            // The target takes less than it said, as when its interface was changed.
+            // The target accepts fewer sectors than it advertised, for example after a change of
+            // its MTU.
             if let Some(path) = self.paths.get_mut(path_at) {
                 path.on_large_lost();
             }
-            self.cut_smaller(tag);
+            self.split(tag);
             return self.probe_paths(now);
         }
-        self.land(tag, result, frame, now);
+        self.finish_command(tag, result, frame, now);
     }
 
-    /// Something is heard again on a path: what was not answered meanwhile is soon, or is lost.
+    /// Handles the first answer on a path after a silence: commands that stay unanswered now are
+    /// lost, and are retransmitted soon.
     fn retry_now(&mut self, path: usize, now: Instant) {
-        let soon = later(now, self.pace.overtaken_after());
-        let flights = self.flights.iter_mut().filter(|flight| flight.path == path);
-        flights.for_each(|flight| flight.due = flight.due.min(soon));
-        self.look_at(soon);
+        let soon = later(now, self.congestion.overtaken_after());
+        let commands = self.commands.iter_mut().filter(|command| command.path == path);
+        commands.for_each(|command| command.due = command.due.min(soon));
+        self.wake_at(soon);
     }
 
-    /// Takes a command that was answered out of flight.
-    fn land(&mut self, tag: u32, result: Result<(), IoError>, frame: &Frame<'_>, now: Instant) {
-        let Some(flight) = self.flights.get_mut(tag) else { return };
-        let (what, sectors) = (flight.what, flight.sectors);
+    /// Removes an answered command, and handles its result.
+    fn finish_command(&mut self, tag: u32, result: Result<(), IoError>, frame: &Frame<'_>, now: Instant) {
+        let Some(command) = self.commands.get_mut(tag) else { return };
+        let (what, sectors) = (command.what, command.sectors);
         match what {
-            FlightKind::Identify => {
+            AoeCommandKind::Identify => {
                 self.forget(tag);
                 if result.is_ok() && self.disk.is_none() {
                     let data = frame.bytes().get(AOE_ATA_HEAD..).unwrap_or_default();
@@ -147,11 +149,11 @@ impl InitiatorSession {
                     self.probe_paths(now);
                 }
                 if self.disk.is_some() {
-                    self.ask_at = None;
+                    self.query_at = None;
                 }
             }
-            FlightKind::Probe => {
-                let flown = flight.path;
+            AoeCommandKind::Probe => {
+                let flown = command.path;
                 self.forget(tag);
                 if let Some(path) = self.paths.get_mut(flown) {
                     match result {
@@ -161,30 +163,29 @@ impl InitiatorSession {
                 }
                 self.probe_paths(now);
             }
-            _ => self.land_piece(tag, result, frame),
+            _ => self.finish_piece(tag, result, frame),
         }
     }
 
-    /// A piece of a request has been answered.
+    /// Handles the result of a request's piece.
     #[inline]
-    fn land_piece(&mut self, tag: u32, result: Result<(), IoError>, frame: &Frame<'_>) {
+    fn finish_piece(&mut self, tag: u32, result: Result<(), IoError>, frame: &Frame<'_>) {
         let has_cache = self.disk.as_ref().is_some_and(|disk| disk.write_cache);
-        let Some(flight) = self.flights.get_mut(tag) else { return };
-        let Some(key) = flight.request else { return };
+        let Some(command) = self.commands.get_mut(tag) else { return };
+        let Some(key) = command.request else { return };
         let Some(request) = self.requests.get_mut(key) else { return };
         request.outstanding = request.outstanding.saturating_sub(1);
         match result {
-            Ok(()) if flight.what == FlightKind::Read => take_data(request, flight, frame),
+            Ok(()) if command.what == AoeCommandKind::Read => take_data(request, command, frame),
             Ok(()) => {}
-            // Without a cache there is nothing to flush, and some targets then have no such
-            // command.
-            Err(IoError::Unsupported) if flight.what == FlightKind::Flush && !has_cache => {}
+            // Some targets without a write cache have no flush command, and need none.
+            Err(IoError::Unsupported) if command.what == AoeCommandKind::Flush && !has_cache => {}
             Err(error) => request.error = request.error.or(Some(error)),
         }
-        let is_over = request.outstanding == 0 && request.is_cut();
-        let goes_on = is_over && request.goes_on();
+        let is_over = request.outstanding == 0 && request.is_issued();
+        let next_phase = is_over && request.next_phase();
         self.forget(tag);
-        if goes_on {
+        if next_phase {
             self.waiting.push_back(key);
         } else if is_over {
             self.complete(key);
@@ -192,19 +193,20 @@ impl InitiatorSession {
     }
 }
 
-/// Whoever forges what targets say has nothing sent more often than that.
-const NOT_AT_ONCE: Duration = Duration::from_millis(10);
+/// Minimum interval between restarts of a target. It limits the retransmissions that forged config
+/// answers can cause.
+const MIN_RESTART_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The data of a read: lent from the frame if it is all there is, else copied to its place.
+/// Takes the data of a read: borrowed from the frame if the frame contains all of it, else copied.
 #[inline]
-fn take_data(request: &mut super::AoeRequest, flight: &Flight, frame: &Frame<'_>) {
-    let len = usize::from(flight.sectors).saturating_mul(SECTOR as usize);
+fn take_data(request: &mut super::AoeRequest, command: &OutstandingCommand, frame: &Frame<'_>) {
+    let len = usize::from(command.sectors).saturating_mul(SECTOR as usize);
     let Some(seg) = frame.lend(AOE_ATA_HEAD, len) else { return };
     let data = SgList::one(seg);
-    if request.place.is_none() && len as u64 == request.io.len {
-        request.place = Some(data);
+    if request.buffer.is_none() && len as u64 == request.io.len {
+        request.buffer = Some(data);
         return;
     }
-    let offset = usize::try_from(flight.offset).unwrap_or(usize::MAX);
-    data.copy_to_list(&request.place_for_pieces().slice(offset, len));
+    let offset = usize::try_from(command.offset).unwrap_or(usize::MAX);
+    data.copy_to_list(&request.buffer_for_pieces().slice(offset, len));
 }

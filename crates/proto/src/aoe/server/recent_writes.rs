@@ -1,35 +1,35 @@
-//! The writes that each initiator sent lately, so that none is done twice.
+//! Recent writes of each initiator, so that none is carried out twice.
 //!
-//! An initiator that hears nothing sends a write again, and the network may deliver a frame twice
-//! by itself. Done at once, a second time harms nothing. Done late, it would undo a newer write to
-//! the same blocks, which the initiator sent after the first time was answered. So a write that was
-//! done lately is only answered again, and one that is being done is not answered twice.
+//! An initiator retransmits a write without an answer, and the network may duplicate a frame. A
+//! duplicate that is carried out late would undo a newer write to the same blocks, which the
+//! initiator sent after the answer to the first. So a write that was carried out recently is only
+//! answered again, and one that is in progress is not answered twice.
 //!
-//! What tells them apart is the tag, with address and data. AoE does not ask initiators for tags
-//! that differ for long: one that numbers its requests by place sends the same tag soon with
-//! something else. Then tags say nothing about its writes, and it is remembered as such and its
-//! writes are all done, as other targets do it.
+//! Writes are identified by tag, address and data. AoE does not require that an initiator's tags
+//! stay unique: one that uses the index of a slot soon sends the same tag with another request. The
+//! tags of such an initiator identify nothing, so all of its writes are carried out, as other
+//! targets do.
 //!
-//! Linux repeats a write under a new tag, so that the late one of the two has a tag that was never
-//! seen. But its tags count what it sends to a disk (`count.rs`). A write that was sent before
-//! another with the same address and data, as the count says, and comes after that was done, is
-//! done already: had it come in its turn, nothing else would be on the disk now.
+//! Linux retransmits a write under a new tag, so the late one of the two has an unknown tag. But
+//! its tags contain a counter (`tag_counter.rs`). If a write was sent before another one with the
+//! same address and data, and arrives after that one was carried out, it has no effect any more: in
+//! order of sending, the other one would have overwritten it.
 //!
-//! Bounds: [`MAX_INITIATORS`] of [`WINDOW`] writes each, or of fewer when together they would be
-//! more than [`MAX_WRITES`], so that forged senders cost some 100 MB and no more. They count for
-//! [`LIFETIME`] and for the next [`LIFESPAN`] commands of their initiator, so that the tags of one
-//! that counts them round may come again.
+//! Limits: [`MAX_INITIATORS`] initiators with [`WINDOW`] writes each, fewer when the total would
+//! exceed [`MAX_WRITES`], so that forged senders cost at most some 100 MB. An entry is valid for
+//! [`LIFETIME`] and for the next [`LIFESPAN`] commands of its initiator, because a tag counter
+//! wraps around.
 
-use super::count::Count;
+use super::tag_counter::TagCounter;
 use blockmux_wire::ethernet::Mac;
 use foldhash::HashMap;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// What makes two writes the same one.
+/// Two writes with the same identity, and the same tag, are one write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct WriteIdentity {
-    /// The disk's place in the target.
+    /// Index of the disk in the target.
     pub(super) unit: u16,
     /// The ATA command.
     pub(super) command: u8,
@@ -39,60 +39,61 @@ pub(super) struct WriteIdentity {
     pub(super) digest: u32,
 }
 
-/// What is known of a write that came.
+/// State of a write that has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WriteHistory {
-    /// Nothing: do it.
+    /// It is unknown, and is to be carried out.
     New,
-    /// It is being done.
+    /// It is in progress.
     InFlight,
-    /// It was done, and answered with this status and error register.
+    /// It was carried out, and answered with this status and error register.
     Done { status: u8, error: u8 },
 }
 
 #[derive(Default)]
-pub(super) struct Recent {
+pub(super) struct RecentWrites {
     initiators: HashMap<Mac, RecentInitiator>,
 }
 
 #[derive(Default)]
 struct RecentInitiator {
-    writes: HashMap<u32, Write>,
-    /// Their tags, oldest first.
+    writes: HashMap<u32, RecentWrite>,
+    /// The tags of the writes, oldest first.
     order: VecDeque<u32>,
-    /// Its tags come again with other requests.
+    /// Whether the initiator uses a tag again for another request.
     reuses_tags: bool,
     last: Option<Instant>,
-    /// Commands that came.
+    /// Number of commands of the initiator.
     seen: u64,
-    /// By the disk's place: how its tags count what is sent there.
-    counts: Vec<Count>,
-    /// The tag of the latest of the same writes that were done, of an initiator that counts.
+    /// Tag counters by index of the disk.
+    counts: Vec<TagCounter>,
+    /// For each identity, the tag of the latest write that was carried out; only if tags are
+    /// counters.
     done: HashMap<WriteIdentity, u32>,
 }
 
-struct Write {
+struct RecentWrite {
     identity: WriteIdentity,
     known: WriteHistory,
     at: Instant,
-    /// The initiator's commands by then.
+    /// Number of commands of the initiator when the write arrived.
     seen: u64,
 }
 
-impl Recent {
-    /// A write has come.
+impl RecentWrites {
+    /// Records a write; returns its state before.
     pub(super) fn on_write(
         &mut self,
-        who: Mac,
+        mac: Mac,
         tag: u32,
         identity: WriteIdentity,
         now: Instant,
     ) -> WriteHistory {
-        if self.initiators.len() >= MAX_INITIATORS && !self.initiators.contains_key(&who) {
-            self.forget_one();
+        if self.initiators.len() >= MAX_INITIATORS && !self.initiators.contains_key(&mac) {
+            self.forget_oldest_initiator();
         }
         let window = window(self.initiators.len());
-        let initiator = self.initiators.entry(who).or_default();
+        let initiator = self.initiators.entry(mac).or_default();
         initiator.last = Some(now);
         initiator.seen = initiator.seen.wrapping_add(1);
         if initiator.reuses_tags {
@@ -104,7 +105,7 @@ impl Recent {
             return known;
         }
         match initiator.writes.get(&tag) {
-            Some(write) if !write.counts(seen, now) => initiator.forget(tag),
+            Some(write) if !write.is_current(seen, now) => initiator.forget(tag),
             Some(write) if write.identity == identity => return write.known,
             Some(_) => {
                 initiator.give_up();
@@ -118,40 +119,40 @@ impl Recent {
             initiator.forget_write(oldest);
         }
         initiator.order.push_back(tag);
-        initiator.writes.insert(tag, Write { identity, known: WriteHistory::InFlight, at: now, seen });
+        initiator.writes.insert(tag, RecentWrite { identity, known: WriteHistory::InFlight, at: now, seen });
         WriteHistory::New
     }
 
-    /// Something else than a write has come.
+    /// Records a command other than a write.
     #[inline]
-    pub(super) fn on_other(&mut self, who: Mac, unit: u16, tag: u32, now: Instant) {
-        let Some(initiator) = self.initiators.get_mut(&who) else { return };
+    pub(super) fn on_other(&mut self, mac: Mac, unit: u16, tag: u32, now: Instant) {
+        let Some(initiator) = self.initiators.get_mut(&mac) else { return };
         initiator.seen = initiator.seen.wrapping_add(1);
         initiator.count(unit, tag);
-        if initiator.writes.get(&tag).is_some_and(|write| write.counts(initiator.seen, now)) {
+        if initiator.writes.get(&tag).is_some_and(|write| write.is_current(initiator.seen, now)) {
             initiator.give_up();
         }
     }
 
-    /// A write was answered.
-    pub(super) fn on_answer(&mut self, who: Mac, tag: u32, status: u8, error: u8, now: Instant) {
-        let Some(initiator) = self.initiators.get_mut(&who) else { return };
+    /// Records the answer to a write.
+    pub(super) fn on_answer(&mut self, mac: Mac, tag: u32, status: u8, error: u8, now: Instant) {
+        let Some(initiator) = self.initiators.get_mut(&mac) else { return };
         let Some(write) = initiator.writes.get_mut(&tag) else { return };
         (write.known, write.at) = (WriteHistory::Done { status, error }, now);
-        if initiator.counts.get(usize::from(write.identity.unit)).is_some_and(Count::is_trusted) {
+        if initiator.counts.get(usize::from(write.identity.unit)).is_some_and(TagCounter::is_trusted) {
             initiator.done.insert(write.identity, tag);
         }
     }
 
-    /// A write was not done and is not answered: it may come again.
-    pub(super) fn on_silence(&mut self, who: Mac, tag: u32) {
-        if let Some(initiator) = self.initiators.get_mut(&who) {
+    /// Forgets a write that was dropped without an answer, so that its retransmission is new.
+    pub(super) fn on_dropped(&mut self, mac: Mac, tag: u32) {
+        if let Some(initiator) = self.initiators.get_mut(&mac) {
             initiator.forget(tag);
         }
     }
 
-    /// Forgets the initiator that was silent for longest.
-    fn forget_one(&mut self) {
+    /// Forgets the initiator that has sent nothing for the longest time.
+    fn forget_oldest_initiator(&mut self) {
         let oldest = self.initiators.iter().min_by_key(|(_, initiator)| initiator.last).map(|(mac, _)| *mac);
         if let Some(mac) = oldest {
             self.initiators.remove(&mac);
@@ -159,9 +160,9 @@ impl Recent {
     }
 }
 
-impl Write {
-    /// Whether it says anything still of what comes under its tag.
-    fn counts(&self, seen: u64, now: Instant) -> bool {
+impl RecentWrite {
+    /// Whether the entry is still valid for commands with its tag.
+    fn is_current(&self, seen: u64, now: Instant) -> bool {
         let is_fresh =
             now.saturating_duration_since(self.at) < LIFETIME && seen.wrapping_sub(self.seen) < LIFESPAN;
         is_fresh || self.known == WriteHistory::InFlight
@@ -174,14 +175,14 @@ impl RecentInitiator {
         (self.writes, self.order, self.done) = Default::default();
     }
 
-    /// Forgets what came under that tag.
+    /// Forgets the write with this tag.
     fn forget(&mut self, tag: u32) {
         if self.forget_write(tag) {
             self.order.retain(|other| *other != tag);
         }
     }
 
-    /// Forgets a write, but not its place in the order; whether there was anything.
+    /// Forgets a write but leaves its tag in `order`; returns whether there was one.
     fn forget_write(&mut self, tag: u32) -> bool {
         let Some(write) = self.writes.remove(&tag) else { return false };
         if self.done.get(&write.identity) == Some(&tag) {
@@ -190,19 +191,19 @@ impl RecentInitiator {
         true
     }
 
-    /// A command has come for that disk.
+    /// Passes the tag of a command to the disk's counter.
     #[inline]
     fn count(&mut self, unit: u16, tag: u32) {
         let at = usize::from(unit);
         if self.counts.len() <= at {
-            self.counts.resize(at.saturating_add(1), Count::default());
+            self.counts.resize(at.saturating_add(1), TagCounter::default());
         }
         if let Some(count) = self.counts.get_mut(at) {
             count.on_tag(tag);
         }
     }
 
-    /// What is known of the same write that was sent after this one and has been done.
+    /// State of the same write that was sent later and has been carried out.
     fn known_under_a_later_tag(
         &self,
         tag: u32,
@@ -212,33 +213,33 @@ impl RecentInitiator {
         let later = *self.done.get(&identity)?;
         let count = self.counts.get(usize::from(identity.unit))?;
         let write = self.writes.get(&later)?;
-        (count.is_before(tag, later) && write.counts(self.seen, now)).then_some(write.known)
+        (count.is_before(tag, later) && write.is_current(self.seen, now)).then_some(write.known)
     }
 }
 
-/// How many writes of each initiator are remembered while there are so many initiators.
+/// The number of writes to remember of each initiator, given the number of initiators.
 fn window(initiators: usize) -> usize {
-    MAX_WRITES.checked_div(initiators).unwrap_or(WINDOW).clamp(LEAST_WINDOW, WINDOW)
+    MAX_WRITES.checked_div(initiators).unwrap_or(WINDOW).clamp(MIN_WINDOW, WINDOW)
 }
 
-/// Who sends forged addresses makes the target remember so many at most.
+/// The maximum number of initiators that are remembered, whatever addresses a sender forges.
 const MAX_INITIATORS: usize = 1024;
-/// More than any window of an initiator, many times over.
+/// The number of writes that are remembered of one initiator; far above any initiator's window.
 const WINDOW: usize = 2048;
-/// Of one among many: no more than twice what it is told are in flight.
-const LEAST_WINDOW: usize = 256;
-/// Windows are whole while these are not more than so many writes.
+/// The minimum number of writes of one initiator: twice the advertised buffer count.
+const MIN_WINDOW: usize = 256;
+/// The maximum number of writes of all initiators, above which the windows shrink.
 const MAX_WRITES: usize = 1 << 17;
-/// Half of the tags that Linux counts round.
+/// Number of commands for which an entry is valid: half of the range of Linux's tag counter.
 const LIFESPAN: u64 = 16_384;
-/// No network delivers a frame later than that.
+/// Time for which an entry is valid; no network delays a frame for longer.
 const LIFETIME: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const WHO: Mac = Mac([2, 0, 0, 0, 0, 1]);
+    const INITIATOR: Mac = Mac([2, 0, 0, 0, 0, 1]);
 
     fn write(block: u64, digest: u32) -> WriteIdentity {
         WriteIdentity { unit: 0, command: 0x34, sectors: 2, block, digest }
@@ -246,20 +247,27 @@ mod tests {
 
     #[test]
     fn a_write_is_new_once() {
-        let (mut recent, now) = (Recent::default(), Instant::now());
-        assert_eq!(recent.on_write(WHO, 7, write(1, 1), now), WriteHistory::New);
-        assert_eq!(recent.on_write(WHO, 7, write(1, 1), now), WriteHistory::InFlight);
-        recent.on_answer(WHO, 7, 0x40, 0, now);
-        assert_eq!(recent.on_write(WHO, 7, write(1, 1), now), WriteHistory::Done { status: 0x40, error: 0 });
+        let (mut recent, now) = (RecentWrites::default(), Instant::now());
+        assert_eq!(recent.on_write(INITIATOR, 7, write(1, 1), now), WriteHistory::New);
+        assert_eq!(recent.on_write(INITIATOR, 7, write(1, 1), now), WriteHistory::InFlight);
+        recent.on_answer(INITIATOR, 7, 0x40, 0, now);
+        assert_eq!(
+            recent.on_write(INITIATOR, 7, write(1, 1), now),
+            WriteHistory::Done { status: 0x40, error: 0 }
+        );
         assert_eq!(
             recent.on_write(Mac([4; 6]), 7, write(1, 1), now),
             WriteHistory::New,
             "of another initiator"
         );
-        assert_eq!(recent.on_write(WHO, 7, write(1, 1), now + LIFETIME), WriteHistory::New, "much later");
-        recent.on_silence(WHO, 7);
         assert_eq!(
-            recent.on_write(WHO, 7, write(1, 1), now + LIFETIME),
+            recent.on_write(INITIATOR, 7, write(1, 1), now + LIFETIME),
+            WriteHistory::New,
+            "much later"
+        );
+        recent.on_dropped(INITIATOR, 7);
+        assert_eq!(
+            recent.on_write(INITIATOR, 7, write(1, 1), now + LIFETIME),
             WriteHistory::New,
             "it was never done"
         );
@@ -269,28 +277,32 @@ mod tests {
     fn who_uses_tags_again_has_all_its_writes_done() {
         let now = Instant::now();
         for other in [write(2, 1), write(1, 2)] {
-            let mut recent = Recent::default();
-            assert_eq!(recent.on_write(WHO, 7, write(1, 1), now), WriteHistory::New);
-            recent.on_answer(WHO, 7, 0x40, 0, now);
-            assert_eq!(recent.on_write(WHO, 7, other, now), WriteHistory::New);
-            assert_eq!(recent.on_write(WHO, 7, write(1, 1), now), WriteHistory::New);
+            let mut recent = RecentWrites::default();
+            assert_eq!(recent.on_write(INITIATOR, 7, write(1, 1), now), WriteHistory::New);
+            recent.on_answer(INITIATOR, 7, 0x40, 0, now);
+            assert_eq!(recent.on_write(INITIATOR, 7, other, now), WriteHistory::New);
+            assert_eq!(recent.on_write(INITIATOR, 7, write(1, 1), now), WriteHistory::New);
         }
-        let mut recent = Recent::default();
-        recent.on_write(WHO, 7, write(1, 1), now);
-        recent.on_answer(WHO, 7, 0x40, 0, now);
-        recent.on_other(WHO, 0, 7, now);
-        assert_eq!(recent.on_write(WHO, 7, write(1, 1), now), WriteHistory::New);
+        let mut recent = RecentWrites::default();
+        recent.on_write(INITIATOR, 7, write(1, 1), now);
+        recent.on_answer(INITIATOR, 7, 0x40, 0, now);
+        recent.on_other(INITIATOR, 0, 7, now);
+        assert_eq!(recent.on_write(INITIATOR, 7, write(1, 1), now), WriteHistory::New);
     }
 
     #[test]
     fn tags_may_come_again_after_many_commands() {
-        let (mut recent, now) = (Recent::default(), Instant::now());
-        recent.on_write(WHO, 7, write(1, 1), now);
-        recent.on_answer(WHO, 7, 0x40, 0, now);
-        (0..LIFESPAN as u32).for_each(|n| recent.on_other(WHO, 0, 100 + n, now));
-        recent.on_other(WHO, 0, 7, now);
-        assert_eq!(recent.on_write(WHO, 7, write(2, 1), now), WriteHistory::New);
-        assert_eq!(recent.on_write(WHO, 7, write(2, 1), now), WriteHistory::InFlight, "it still counts");
+        let (mut recent, now) = (RecentWrites::default(), Instant::now());
+        recent.on_write(INITIATOR, 7, write(1, 1), now);
+        recent.on_answer(INITIATOR, 7, 0x40, 0, now);
+        (0..LIFESPAN as u32).for_each(|n| recent.on_other(INITIATOR, 0, 100 + n, now));
+        recent.on_other(INITIATOR, 0, 7, now);
+        assert_eq!(recent.on_write(INITIATOR, 7, write(2, 1), now), WriteHistory::New);
+        assert_eq!(
+            recent.on_write(INITIATOR, 7, write(2, 1), now),
+            WriteHistory::InFlight,
+            "it still counts"
+        );
     }
 
     /// A tag as Linux makes it.
@@ -301,18 +313,18 @@ mod tests {
     /// What becomes of a write that is late, after another was done in its place and a newer one
     /// after that. So many commands were seen before.
     fn late_write(before: u32, tag: impl Fn(u32) -> u32) -> (WriteHistory, WriteHistory) {
-        let (mut recent, now) = (Recent::default(), Instant::now());
+        let (mut recent, now) = (RecentWrites::default(), Instant::now());
         for n in 0..before {
-            recent.on_write(WHO, tag(n), write(n.into(), 0), now);
-            recent.on_answer(WHO, tag(n), 0x40, 0, now);
+            recent.on_write(INITIATOR, tag(n), write(n.into(), 0), now);
+            recent.on_answer(INITIATOR, tag(n), 0x40, 0, now);
         }
         let [old, again, newer, meant] = [0, 1, 2, 3].map(|n| tag(before.wrapping_add(n)));
         for (tag, digest) in [(again, 1), (newer, 2)] {
-            assert_eq!(recent.on_write(WHO, tag, write(7, digest), now), WriteHistory::New);
-            recent.on_answer(WHO, tag, 0x40, 0, now);
+            assert_eq!(recent.on_write(INITIATOR, tag, write(7, digest), now), WriteHistory::New);
+            recent.on_answer(INITIATOR, tag, 0x40, 0, now);
         }
-        let late = recent.on_write(WHO, old, write(7, 1), now);
-        (late, recent.on_write(WHO, meant, write(7, 1), now))
+        let late = recent.on_write(INITIATOR, old, write(7, 1), now);
+        (late, recent.on_write(INITIATOR, meant, write(7, 1), now))
     }
 
     #[test]
@@ -329,30 +341,33 @@ mod tests {
 
     #[test]
     fn a_tag_that_comes_again_later_leaves_nothing_of_what_it_was() {
-        let (mut recent, mut now) = (Recent::default(), Instant::now());
+        let (mut recent, mut now) = (RecentWrites::default(), Instant::now());
         for round in 0..3 {
             for n in 1..1000 {
-                assert_eq!(recent.on_write(WHO, linux(n), write(n.into(), round), now), WriteHistory::New);
-                recent.on_answer(WHO, linux(n), 0x40, 0, now);
+                assert_eq!(
+                    recent.on_write(INITIATOR, linux(n), write(n.into(), round), now),
+                    WriteHistory::New
+                );
+                recent.on_answer(INITIATOR, linux(n), 0x40, 0, now);
             }
             now += LIFETIME;
         }
-        let initiator = &recent.initiators[&WHO];
+        let initiator = &recent.initiators[&INITIATOR];
         assert!(initiator.counts[0].is_trusted());
         assert_eq!((initiator.writes.len(), initiator.order.len()), (999, 999));
         assert!(initiator.done.keys().all(|identity| identity.digest == 2), "of the last round");
         // Sent before, by its count, one that was done in the first round only.
-        assert_eq!(recent.on_write(WHO, linux(0), write(500, 0), now), WriteHistory::New);
+        assert_eq!(recent.on_write(INITIATOR, linux(0), write(500, 0), now), WriteHistory::New);
     }
 
     #[test]
     fn windows_are_smaller_when_there_are_many() {
         assert_eq!([0, 1, 64].map(window), [WINDOW; 3]);
-        assert_eq!((window(128), window(MAX_INITIATORS)), (WINDOW / 2, LEAST_WINDOW));
-        let (mut recent, now) = (Recent::default(), Instant::now());
+        assert_eq!((window(128), window(MAX_INITIATORS)), (WINDOW / 2, MIN_WINDOW));
+        let (mut recent, now) = (RecentWrites::default(), Instant::now());
         let sender = |n: usize| Mac([6, 6, 6, 6, (n >> 8) as u8, n as u8]);
-        for (who, tag) in (0..600).flat_map(|tag| (0..256).map(move |who| (who, tag))) {
-            recent.on_write(sender(who), tag, write(tag.into(), 0), now);
+        for (mac, tag) in (0..600).flat_map(|tag| (0..256).map(move |mac| (mac, tag))) {
+            recent.on_write(sender(mac), tag, write(tag.into(), 0), now);
         }
         let kept: usize = recent.initiators.values().map(|initiator| initiator.writes.len()).sum();
         assert_eq!(kept, MAX_WRITES);
@@ -360,19 +375,19 @@ mod tests {
 
     #[test]
     fn only_so_much_is_remembered() {
-        let (mut recent, now) = (Recent::default(), Instant::now());
+        let (mut recent, now) = (RecentWrites::default(), Instant::now());
         for tag in 0..WINDOW as u32 + 1 {
-            recent.on_write(WHO, tag, write(tag.into(), 0), now);
+            recent.on_write(INITIATOR, tag, write(tag.into(), 0), now);
         }
-        let initiator = &recent.initiators[&WHO];
+        let initiator = &recent.initiators[&INITIATOR];
         assert_eq!((initiator.writes.len(), initiator.order.len()), (WINDOW, WINDOW));
-        assert_eq!(recent.on_write(WHO, 1, write(1, 0), now), WriteHistory::InFlight);
-        assert_eq!(recent.on_write(WHO, 0, write(0, 0), now), WriteHistory::New);
+        assert_eq!(recent.on_write(INITIATOR, 1, write(1, 0), now), WriteHistory::InFlight);
+        assert_eq!(recent.on_write(INITIATOR, 0, write(0, 0), now), WriteHistory::New);
         for forged in 0..MAX_INITIATORS as u32 {
             let [a, b, c, d] = forged.to_be_bytes();
             recent.on_write(Mac([6, 6, a, b, c, d]), 0, write(0, 0), now + Duration::from_secs(1));
         }
         assert_eq!(recent.initiators.len(), MAX_INITIATORS);
-        assert!(!recent.initiators.contains_key(&WHO), "the one that was silent for longest");
+        assert!(!recent.initiators.contains_key(&INITIATOR), "the one that was silent for longest");
     }
 }
