@@ -1,27 +1,27 @@
-//! Ranges of a volume that one command has for itself (COMPARE AND WRITE, ORWRITE and WRITE ATOMIC
-//! read and write as one, whoever else uses the volume), and the ends of I/O that others wait for.
-//! How the two sides see each other is argued in [`super::in_flight`].
+//! Locked ranges of a volume, for commands that read and write atomically (COMPARE AND WRITE,
+//! ORWRITE, WRITE ATOMIC), and waiting for I/O in flight. [`super::in_flight`] explains the memory
+//! ordering.
 
 use super::VolumeState;
 use super::in_flight::{ByteRange, Watched};
 use std::sync::Arc;
 
-/// Keeps a range locked until it is dropped. Commands that lock a range wait for each other; all
-/// other I/O waits for them.
+/// Locks a range until it is dropped. Commands that lock a range wait for each other, and all other
+/// I/O in the range waits for them.
 pub(crate) struct RangeGuard {
     served: Arc<VolumeState>,
     range: ByteRange,
     since: u64,
 }
 
-/// Tells when all I/O is over that was in flight when it began: what was admitted before a
-/// reservation kept it out, or before it was aborted, still reaches the volume until then.
+/// Waits for all I/O that was in flight at its creation. I/O that was admitted before a reservation
+/// or an abort may still reach the volume until then.
 pub(crate) struct Drain {
     served: Arc<VolumeState>,
     since: u64,
 }
 
-/// Tells whether a byte of its ranges may have changed since it began.
+/// Detects whether a byte of its ranges may have changed since its creation.
 pub(crate) struct Watch {
     served: Arc<VolumeState>,
     watched: Arc<Watched>,
@@ -29,14 +29,15 @@ pub(crate) struct Watch {
 }
 
 impl RangeGuard {
-    /// Locks the range, if no byte of it is locked. I/O may begin when [`RangeGuard::is_alone`].
+    /// Locks the range; `None` if a byte of it is locked. The holder's I/O may start once
+    /// [`RangeGuard::is_alone`] returns true.
     pub(crate) fn lock(served: &Arc<VolumeState>, offset: u64, len: u64) -> Option<RangeGuard> {
         let since = served.in_flight.lock((offset, len))?;
         Some(RangeGuard { served: served.clone(), range: (offset, len), since })
     }
 
-    /// Locks the range if that was not done yet; answers whether its I/O may begin. Ask again until
-    /// it does.
+    /// Locks the range unless it is locked already; returns whether the holder's I/O may start.
+    /// Call it until it returns true.
     pub(crate) fn take(
         guard: &mut Option<RangeGuard>,
         served: &Arc<VolumeState>,
@@ -49,7 +50,8 @@ impl RangeGuard {
         guard.as_ref().is_some_and(RangeGuard::is_alone)
     }
 
-    /// Whether all I/O that began without seeing the lock is over; ask again until it is.
+    /// Whether all I/O that was admitted without seeing the lock is complete; call it until it
+    /// returns true.
     pub(crate) fn is_alone(&self) -> bool {
         self.served.in_flight.is_over_since(self.since)
     }
@@ -62,30 +64,31 @@ impl Drop for RangeGuard {
 }
 
 impl Drain {
-    /// Begins now: after the change that keeps more I/O out.
+    /// Starts to wait; call it after the change that excludes further I/O.
     pub(crate) fn new(served: &Arc<VolumeState>) -> Drain {
         Drain { served: served.clone(), since: served.in_flight.now() }
     }
 
-    /// Whether what was in flight is over, whoever's it was; ask again until it is.
+    /// Whether that I/O is complete, of all users; call it until it returns true.
     pub(crate) fn is_over(&self) -> bool {
         self.served.in_flight.is_over_since(self.since)
     }
 }
 
 impl Watch {
-    /// Watches ranges of offset and length in bytes.
+    /// Watches `ranges`, each an offset and a length in bytes.
     pub(crate) fn new(served: &Arc<VolumeState>, ranges: Arc<[ByteRange]>) -> Watch {
         let (watched, since) = served.in_flight.watch(ranges);
         Watch { served: served.clone(), watched, since }
     }
 
-    /// Whether it has begun: all I/O is over that may not have known of it. Ask again until it has.
+    /// Whether all I/O that was admitted without seeing the watch is complete; call it until it
+    /// returns true.
     pub(crate) fn has_begun(&self) -> bool {
         self.served.in_flight.is_over_since(self.since)
     }
 
-    /// Whether something that changes a byte has begun since.
+    /// Whether an I/O that changes a byte of the ranges has been admitted since.
     pub(crate) fn has_changed(&self) -> bool {
         self.watched.has_changed()
     }
