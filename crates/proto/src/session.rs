@@ -44,11 +44,31 @@ pub enum Demand {
     /// Payload: fill all of this memory, then call `on_placed`. The driver first copies its unread
     /// bytes there, then receives directly into it. Until then, `demand` returns the whole memory.
     Place(SgList),
+    /// A TLS handshake on this connection, then [`StreamSession::on_secured`]. The outbox is empty.
+    /// Unread bytes, which arrived before TLS, are a protocol violation ([`BYTES_BEFORE_TLS`]).
+    StartTls,
     /// Nothing now (back-pressure): the session waits for completions or for its outbox to drain.
     Nothing,
     /// Nothing any more: close the connection once the outbox is empty and no I/O is in flight.
     Close,
 }
+
+/// The peer's identity on a TLS connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SecuredBy<'a> {
+    /// The peer has the pre-shared key with this identity.
+    Psk(&'a [u8]),
+    /// The peer has a certificate with this subject, in the form of RFC 4514.
+    Certificate(&'a str),
+    /// The peer is a client that was not asked for a certificate.
+    Nothing,
+}
+
+/// The error for bytes that arrived unencrypted before the TLS handshake, perhaps injected.
+pub const BYTES_BEFORE_TLS: ProtocolError = ProtocolError {
+    what: "sent bytes in the clear where the TLS handshake should begin",
+    reference: "proto.md, \"FORCEDTLS mode\"",
+};
 
 /// The maximum of [`Demand::Bytes`]; a receive buffer holds at least this many bytes.
 pub const MAX_DEMAND: usize = 128 << 10;
@@ -85,12 +105,12 @@ pub trait StreamSession: Timed {
     /// If the peer violated the protocol: the driver sends the outbox and closes the connection.
     fn on_bytes(&mut self, input: &Chunk, now: Instant) -> Result<usize, ProtocolError>;
 
-    /// TLS is established; the peer authenticated as `identity`. Called before any bytes are
-    /// passed.
+    /// TLS is established; the peer authenticated as `by`. Called before any bytes are passed, or
+    /// after [`Demand::StartTls`].
     ///
     /// # Errors
     /// If the session does not accept a TLS connection.
-    fn on_secured(&mut self, _identity: &[u8], _now: Instant) -> Result<(), ProtocolError> {
+    fn on_secured(&mut self, _by: SecuredBy<'_>, _now: Instant) -> Result<(), ProtocolError> {
         Ok(())
     }
 
@@ -139,8 +159,8 @@ impl<S: StreamSession + ?Sized> StreamSession for &mut S {
         (**self).on_bytes(input, now)
     }
 
-    fn on_secured(&mut self, identity: &[u8], now: Instant) -> Result<(), ProtocolError> {
-        (**self).on_secured(identity, now)
+    fn on_secured(&mut self, by: SecuredBy<'_>, now: Instant) -> Result<(), ProtocolError> {
+        (**self).on_secured(by, now)
     }
 
     #[inline]

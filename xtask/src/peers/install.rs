@@ -20,6 +20,7 @@ const PEERS: &[Peer] = &[
     peer("nbdinfo", "libnbd-bin", "NBD interop with libnbd's programs"),
     peer("nbdcopy", "libnbd-bin", "NBD interop with libnbd's programs"),
     peer("nbdsh", "python3-libnbd", "NBD interop by libnbd scripts"),
+    peer("psktool", "gnutls-bin", "NBD with TLS by a file of keys that GnuTLS writes"),
     peer("nbdkit", "nbdkit", "NBD initiator interop with nbdkit"),
     peer("nbd-server", "nbd-server", "NBD initiator interop with nbd-server"),
     peer("nbd-client", "nbd-client", "NBD interop with the kernel's client"),

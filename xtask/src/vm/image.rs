@@ -64,6 +64,7 @@ const MODULES: &[&str] = &[
     "nvme_rdma",
     "nvmet_rdma",
     "ib_srp",
+    "ib_srpt",
     "rdma_ucm",
 ];
 

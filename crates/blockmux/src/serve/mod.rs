@@ -6,6 +6,7 @@
 
 mod alive;
 mod announce;
+mod api;
 mod claim;
 mod command;
 mod config;
@@ -19,7 +20,8 @@ mod setup;
 mod sizes;
 mod state;
 
-use crate::ctl::ControlPath;
+use crate::address::ListenAddress;
+use crate::api::ControlPath;
 use crate::failure::Failure;
 use crate::machine::memory_bytes;
 use crate::output::print;
@@ -29,6 +31,7 @@ use crate::protocol::frontend::{LiveProtocol, Service, Started};
 use crate::protocol::{Frontends, Protocol, Units};
 use crate::signals;
 use announce::{Amount, Announcement, Asker};
+use api::{Api, Endpoint, bind_control, bind_tcp};
 use blockmux_engine::congestion::Congestion;
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask, Serve};
@@ -38,7 +41,7 @@ use blockmux_proto::exports::Exports;
 use blockmux_volume::MAX_TRANSFER;
 use command::Running;
 use config::VolumeEntry;
-use control::{Control, ControlServer, Parts};
+use control::{ControlServer, Parts};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use setup::Setup;
 use std::io;
@@ -87,6 +90,12 @@ pub(crate) struct ServeArgs {
     /// Accept commands of `blockmux ctl` at this Unix socket
     #[arg(long, value_name = "unix:PATH")]
     control: Option<ControlPath>,
+    /// Serve the HTTP API over TCP; needs --api-token-file
+    #[arg(long, value_name = "ADDR")]
+    api: Option<ListenAddress>,
+    /// File with the token of --api's clients
+    #[arg(long, value_name = "FILE")]
+    api_token_file: Option<PathBuf>,
     /// Do not drop root's capabilities once everything is open
     #[arg(long)]
     keep_privileges: bool,
@@ -136,12 +145,15 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
         .map_err(|error| Failure::run(format!("cannot watch for signals: {error}")))?;
     let private = listen::private_directory(&setup, command.is_some())?;
     let (places, listeners) = listen::bind(&setup, private.as_ref())?;
-    let control = setup.control.as_ref().map(control::bind).transpose()?;
+    let control = setup.control.as_ref().map(bind_control);
+    let tcp = setup.api.as_ref().map(|address| bind_tcp(address, setup.api_token_file.as_deref()));
+    let endpoints = control.into_iter().chain(tcp).collect::<Result<Vec<_>, _>>()?;
+    let api_url = endpoints.iter().find_map(Endpoint::url);
     setup.settle_policy(places)?;
     listen::warn_of_open(&setup.policy);
     let exports = setup.open()?;
     let asker = if command.is_some() { Asker::Here } else { Asker::Anywhere };
-    let announcement = Announcement::new(&exports, &setup.frontends, &setup.policy, asker);
+    let announcement = Announcement::new(&exports, &setup.frontends, &setup.policy, asker).with_api(api_url);
     allow_files();
     let buffers = buffers_of_each(setup.cores, memory_bytes());
     let kept_space = (setup.cores * buffers + SPACE_BESIDE_BUFFERS) as u64;
@@ -161,7 +173,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     }
     alive::watch(&cores, &sender);
     let sizes = sizes::watch(&setup, &exports)?;
-    let desk = ControlServer {
+    let control = ControlServer {
         exports: exports.clone(),
         parts,
         lives: Mutex::new(lives),
@@ -169,7 +181,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
         frontends: setup.frontends.clone(),
         policy: setup.policy.clone(),
     };
-    let control = control.map(|listener| Control::start(listener, desk)).transpose()?;
+    let api = if endpoints.is_empty() { None } else { Some(Api::start(endpoints, control)?) };
     let status = match command {
         Some(command) => {
             let running = Running::start(&command, &announcement, &sender)?;
@@ -184,7 +196,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
         }
     };
     // What is asked of it from here on concerns nobody any more.
-    drop((control, sizes));
+    drop((api, sizes));
     info!("{}; another signal ends it at once", late::beginning(&limit, GRACE));
     cores.stop_or(GRACE, || warn!("{}", late::end(&limit, &exports, GRACE)));
     flush::all(&exports)?;

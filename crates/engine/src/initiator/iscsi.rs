@@ -285,7 +285,7 @@ fn ask_once<D: Datamover>(
 }
 
 /// Whether the target closed the connection, or may have, rather than stayed silent.
-fn has_hung_up(ran: &Result<(), Broken>) -> bool {
+pub(super) fn has_hung_up(ran: &Result<(), Broken>) -> bool {
     match ran {
         Ok(()) | Err(Broken::Protocol(_)) => true,
         Err(Broken::Socket(error)) => {
@@ -444,16 +444,23 @@ impl<D: Datamover> Dialer for IscsiDialer<D> {
 
 /// Checks that the unit at the end of a path is `first`, which was seen at the address `at`.
 fn is_same(first: &UnitInfo, unit: &UnitInfo, at: &Address) -> Result<(), IscsiRefused> {
+    if let Some((unit, first)) = is_another(first, unit) {
+        return Err(IscsiRefused::AnotherUnit { unit, first, at: at.to_string() });
+    }
+    Ok(())
+}
+
+/// Names for people of the unit at the end of a path and of the first one, unless they are the
+/// same.
+pub(super) fn is_another(first: &UnitInfo, unit: &UnitInfo) -> Option<(String, String)> {
     let name = |unit: &UnitInfo| match (unit.designator.as_str(), unit.serial.as_str()) {
         ("", "") => "a unit without any name".to_owned(),
         ("", serial) => format!("{} {} with serial number {serial}", unit.vendor, unit.product),
         (designator, _) => designator.to_owned(),
     };
     let has_name = !unit.designator.is_empty() || !unit.serial.is_empty();
-    if has_name && (&first.designator, &first.serial) == (&unit.designator, &unit.serial) {
-        return Ok(());
-    }
-    Err(IscsiRefused::AnotherUnit { unit: name(unit), first: name(first), at: at.to_string() })
+    let is_same = has_name && (&first.designator, &first.serial) == (&unit.designator, &unit.serial);
+    (!is_same).then(|| (name(unit), name(first)))
 }
 
 /// Unpredictable numbers for sessions.

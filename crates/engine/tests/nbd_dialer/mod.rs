@@ -1,6 +1,7 @@
 //! Dials the export `disk0` in the form that features lead to.
 
-use blockmux_engine::initiator::{Dialer, Opening, Paths};
+use blockmux_engine::initiator::{Dialer, Opening, Paths, TlsKeys};
+use blockmux_engine::secure::ClientTls;
 use blockmux_engine::socket::Address;
 use blockmux_proto::nbd::client::{NbdFeatures, NbdInitiatorConfig, NbdInitiatorSession, NbdSessionMode};
 use blockmux_proto::session::NoControl;
@@ -9,11 +10,19 @@ use std::time::Duration;
 pub(crate) struct NbdDialer {
     pub(crate) paths: Paths,
     pub(crate) features: NbdFeatures,
+    /// TLS, if it is required.
+    pub(crate) tls: Option<ClientTls>,
 }
 
 impl NbdDialer {
     pub(crate) fn new(address: &Address, features: NbdFeatures, timeout: Option<Duration>) -> NbdDialer {
-        NbdDialer { paths: Paths { timeout, ..Paths::to(address) }, features }
+        NbdDialer { paths: Paths { timeout, ..Paths::to(address) }, features, tls: None }
+    }
+}
+
+impl TlsKeys for NbdDialer {
+    fn keys(&self) -> Option<ClientTls> {
+        self.tls.clone()
     }
 }
 
@@ -32,7 +41,12 @@ impl Dialer for NbdDialer {
             mode: NbdSessionMode::Go,
             features: self.features,
         };
-        NbdInitiatorSession::new(config, pool.clone(), now)
+        let session = NbdInitiatorSession::new(config, pool.clone(), now);
+        if self.tls.is_some() { session.with_tls() } else { session }
+    }
+
+    fn tls(&self) -> Option<&dyn TlsKeys> {
+        Some(self)
     }
 
     fn check(&self, session: &NbdInitiatorSession) -> Result<(), String> {

@@ -6,6 +6,8 @@
 //!   EXTENDED_HEADERS ─no─▶ STRUCTURED_REPLY ─▶ SET_META_CONTEXT ─▶ GO ─unknown option─▶ EXPORT_NAME
 //!                └──yes, skips ──┘      (only with one of the two)
 //! ```
+//! If the client requires TLS, it sends `STARTTLS` first, and nothing else without TLS.
+//!
 //! A server without fixed newstyle knows `EXPORT_NAME` only. A valid error reply results in
 //! [`NbdHandshakeRefusal`]; a violation of the protocol in [`ProtocolError`].
 
@@ -15,7 +17,7 @@ use super::refusal::NbdHandshakeRefusal;
 use super::{NbdInitiatorConfig, NbdSessionMode};
 use crate::nbd::HeaderFormat;
 use crate::outbox::Outbox;
-use crate::session::ProtocolError;
+use crate::session::{BYTES_BEFORE_TLS, ProtocolError};
 use blockmux_wire::nbd::handshake::{
     ClientFlags, ExportNameReply, Greeting, NBD_CLISERV_MAGIC, NBD_EXPORT_NAME_ZEROES,
     NBD_FLAG_C_FIXED_NEWSTYLE, NBD_FLAG_C_NO_ZEROES, NBD_FLAG_FIXED_NEWSTYLE, NBD_FLAG_NO_ZEROES, NBD_MAGIC,
@@ -27,11 +29,13 @@ use zerocopy::{FromBytes, IntoBytes};
 pub(super) struct ClientHandshake {
     config: NbdInitiatorConfig,
     step: HandshakeReply,
-    /// Whether the server supports fixed newstyle, in which it replies to unknown options instead of
-    /// closing the connection.
+    /// Whether the server supports fixed newstyle, in which it replies to unknown options instead
+    /// of closing the connection.
     is_fixed: bool,
     /// Whether 124 zeroes follow the reply to `NBD_OPT_EXPORT_NAME`.
     sends_zeroes: bool,
+    /// Whether the client requires TLS.
+    requires_tls: bool,
     /// Whether to send `NBD_OPT_ABORT` instead of the next option.
     is_stopping: bool,
     headers: HeaderFormat,
@@ -63,6 +67,8 @@ enum HandshakeReply {
     Reply(Opt),
     /// The reply to `NBD_OPT_EXPORT_NAME`, which has no reply head.
     ExportName,
+    /// The TLS handshake, which the driver performs.
+    Tls,
 }
 
 /// Result of one step over the input.
@@ -96,6 +102,7 @@ impl ClientHandshake {
             step: HandshakeReply::Greeting,
             is_fixed: false,
             sends_zeroes: true,
+            requires_tls: false,
             is_stopping: false,
             headers: HeaderFormat::Simple,
             allocation: None,
@@ -117,7 +124,23 @@ impl ClientHandshake {
                 EXPORT_NAME_REPLY.saturating_add(NBD_EXPORT_NAME_ZEROES)
             }
             HandshakeReply::ExportName => EXPORT_NAME_REPLY,
+            HandshakeReply::Tls => 0,
         }
+    }
+
+    /// Requires TLS.
+    pub(super) fn require_tls(&mut self) {
+        self.requires_tls = true;
+    }
+
+    /// Whether the driver must perform the TLS handshake now.
+    pub(super) fn awaits_tls(&self) -> bool {
+        matches!(self.step, HandshakeReply::Tls)
+    }
+
+    /// Handles that TLS is established.
+    pub(super) fn on_secured(&mut self, outbox: &mut Outbox) -> Option<HandshakeEnd> {
+        self.send_next(Some(Opt::NBD_OPT_STARTTLS), outbox)
     }
 
     /// Aborts the handshake instead of sending the next option.
@@ -132,12 +155,14 @@ impl ClientHandshake {
         outbox: &mut Outbox,
     ) -> Result<HandshakeProgress, ProtocolError> {
         let need = self.need();
-        if bytes.len() < need {
+        if bytes.len() < need || self.awaits_tls() && bytes.is_empty() {
             return Ok(HandshakeProgress::Needs(need));
         }
         let (took, end) = match self.step {
             HandshakeReply::Greeting => (need, self.on_greeting(bytes, outbox)?),
             HandshakeReply::ExportName => (need, Some(self.on_export_name(bytes, outbox)?)),
+            // Injected by an attacker, to be taken for a part of the encrypted stream.
+            HandshakeReply::Tls => return Err(BYTES_BEFORE_TLS),
             HandshakeReply::Reply(option) => {
                 let (head, rest) = OptionReplyHead::read_from_prefix(bytes).map_err(|_| SHORT)?;
                 let len = check_reply_head(&head, option)?;
@@ -160,7 +185,7 @@ impl ClientHandshake {
                 what: "closed the connection without a greeting",
                 reference: "proto.md, \"Newstyle negotiation\"",
             }),
-            HandshakeReply::Reply(_) => Err(ProtocolError {
+            HandshakeReply::Reply(_) | HandshakeReply::Tls => Err(ProtocolError {
                 what: "closed the connection instead of answering an option",
                 reference: "proto.md, \"Termination of the session during option haggling\"",
             }),
@@ -199,6 +224,9 @@ impl ClientHandshake {
             flags |= NBD_FLAG_C_NO_ZEROES;
         }
         outbox.push_head(ClientFlags { flags: flags.into() }.as_bytes());
+        if !self.is_fixed && self.requires_tls {
+            return Ok(Some(HandshakeEnd::Refused(NbdHandshakeRefusal::NoTls { message: String::new() })));
+        }
         if !self.is_fixed && self.config.mode == NbdSessionMode::List {
             return Ok(Some(HandshakeEnd::Refused(NbdHandshakeRefusal::CannotList)));
         }
@@ -209,8 +237,9 @@ impl ClientHandshake {
     fn options(&self) -> &'static [Opt] {
         match self.config.mode {
             _ if !self.is_fixed => &[Opt::NBD_OPT_EXPORT_NAME],
-            NbdSessionMode::List => &[Opt::NBD_OPT_LIST],
+            NbdSessionMode::List => &[Opt::NBD_OPT_STARTTLS, Opt::NBD_OPT_LIST],
             NbdSessionMode::Go => &[
+                Opt::NBD_OPT_STARTTLS,
                 Opt::NBD_OPT_EXTENDED_HEADERS,
                 Opt::NBD_OPT_STRUCTURED_REPLY,
                 Opt::NBD_OPT_SET_META_CONTEXT,
@@ -218,6 +247,7 @@ impl ClientHandshake {
                 Opt::NBD_OPT_EXPORT_NAME,
             ],
             NbdSessionMode::Info => &[
+                Opt::NBD_OPT_STARTTLS,
                 Opt::NBD_OPT_EXTENDED_HEADERS,
                 Opt::NBD_OPT_STRUCTURED_REPLY,
                 Opt::NBD_OPT_LIST_META_CONTEXT,
@@ -230,6 +260,7 @@ impl ClientHandshake {
     /// Whether to send `option` in the current state.
     fn is_applicable(&self, option: Opt) -> bool {
         match option {
+            Opt::NBD_OPT_STARTTLS => self.requires_tls,
             Opt::NBD_OPT_EXTENDED_HEADERS => self.config.features.extended_headers,
             Opt::NBD_OPT_STRUCTURED_REPLY => {
                 self.config.features.structured_replies && self.headers == HeaderFormat::Simple
@@ -284,6 +315,10 @@ impl ClientHandshake {
             return self.on_error(option, reply, data, outbox);
         }
         match (option, reply) {
+            (Opt::NBD_OPT_STARTTLS, Rep::NBD_REP_ACK) => {
+                self.step = HandshakeReply::Tls;
+                return Ok(None);
+            }
             (Opt::NBD_OPT_EXTENDED_HEADERS, Rep::NBD_REP_ACK) => self.headers = HeaderFormat::Extended,
             (Opt::NBD_OPT_STRUCTURED_REPLY, Rep::NBD_REP_ACK) => self.headers = HeaderFormat::Structured,
             (Opt::NBD_OPT_SET_META_CONTEXT | Opt::NBD_OPT_LIST_META_CONTEXT, Rep::NBD_REP_ACK) => {}

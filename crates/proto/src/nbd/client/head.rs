@@ -1,5 +1,5 @@
-//! Parsing the heads of replies in their three formats (proto.md, "Simple reply message", "Structured reply
-//! chunk message", "Extended reply chunk message").
+//! Parsing the heads of replies in their three formats (proto.md, "Simple reply message",
+//! "Structured reply chunk message", "Extended reply chunk message").
 
 use super::reply::{TRANSMISSION, error};
 use crate::nbd::HeaderFormat;

@@ -4,9 +4,9 @@
 //!   Handshake ──GO acknowledged──▶ Transmission ──on_stop, nothing in flight──▶ over
 //!        └──── refused, or the export is described or listed ──────────────────▶ over
 //! ```
-//! [`crate::session`] describes how a driver uses [`NbdInitiatorSession`]. When the session is over,
-//! its demand is [`Demand::Close`], and [`NbdInitiatorSession::refusal`] says whether the server
-//! refused it.
+//! [`crate::session`] describes how a driver uses [`NbdInitiatorSession`]. When the session is
+//! over, its demand is [`Demand::Close`], and [`NbdInitiatorSession::refusal`] says whether the
+//! server refused it.
 
 mod export;
 mod extents;
@@ -29,7 +29,8 @@ pub use refusal::NbdHandshakeRefusal;
 
 use crate::outbox::Outbox;
 use crate::session::{
-    Connections, Demand, Initiator, Overdue, PathRank, ProtocolError, StreamConnections, StreamSession, Timed,
+    Connections, Demand, Initiator, Overdue, PathRank, ProtocolError, SecuredBy, StreamConnections,
+    StreamSession, Timed,
 };
 use blockmux_volume::{Chunk, Completion, Io, IoError, Pool, VolumeInfo};
 use handshake::{ClientHandshake, HandshakeEnd};
@@ -117,6 +118,15 @@ impl NbdInitiatorSession {
             refusal: None,
             failed: VecDeque::new(),
         }
+    }
+
+    /// Requires TLS, whose handshake the driver performs ([`Demand::StartTls`]).
+    #[must_use]
+    pub fn with_tls(mut self) -> NbdInitiatorSession {
+        if let NbdInitiatorPhase::Handshake(handshake) = &mut self.phase {
+            handshake.require_tls();
+        }
+        self
     }
 
     /// The export, once the server has described it.
@@ -218,6 +228,7 @@ impl StreamSession for NbdInitiatorSession {
     #[inline]
     fn demand(&self) -> Demand {
         match &self.phase {
+            NbdInitiatorPhase::Handshake(handshake) if handshake.awaits_tls() => Demand::StartTls,
             NbdInitiatorPhase::Handshake(_) => Demand::Bytes(self.need),
             NbdInitiatorPhase::Transmission(transmission) if transmission.is_disconnected() => Demand::Close,
             NbdInitiatorPhase::Transmission(transmission) => match transmission.reading.place() {
@@ -242,6 +253,17 @@ impl StreamSession for NbdInitiatorSession {
             // Bytes after the end of the session are ignored.
             NbdInitiatorPhase::Over => Ok(input.unread().len()),
         }
+    }
+
+    fn on_secured(&mut self, _by: SecuredBy<'_>, _now: Instant) -> Result<(), ProtocolError> {
+        if let NbdInitiatorPhase::Handshake(handshake) = &mut self.phase {
+            let end = handshake.on_secured(&mut self.outbox);
+            self.need = handshake.need();
+            if let Some(end) = end {
+                self.end_handshake(end);
+            }
+        }
+        Ok(())
     }
 
     fn on_placed(&mut self, _now: Instant) -> Result<(), ProtocolError> {

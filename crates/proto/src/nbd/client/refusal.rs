@@ -14,10 +14,16 @@ pub enum NbdHandshakeRefusal {
         message: String,
     },
     /// The server requires TLS, at least for this export.
-    #[error("server requires TLS for export {export:?}, and TLS is not supported yet{}", said(message))]
+    #[error("server requires TLS for export {export:?}{}", said(message))]
     TlsRequired {
         /// The requested name.
         export: String,
+        /// The server's message; may be empty.
+        message: String,
+    },
+    /// The client requires TLS, and the server does not support it.
+    #[error("server has no TLS, which the URL requires{}", said(message))]
+    NoTls {
         /// The server's message; may be empty.
         message: String,
     },
@@ -58,14 +64,15 @@ impl NbdHandshakeRefusal {
             NbdHandshakeRefusal::UnknownExport { .. } => Some(Rep::NBD_REP_ERR_UNKNOWN),
             NbdHandshakeRefusal::TlsRequired { .. } => Some(Rep::NBD_REP_ERR_TLS_REQD),
             NbdHandshakeRefusal::Option { reply, .. } => Some(*reply),
-            NbdHandshakeRefusal::Closed { .. }
+            NbdHandshakeRefusal::NoTls { .. }
+            | NbdHandshakeRefusal::Closed { .. }
             | NbdHandshakeRefusal::Oldstyle
             | NbdHandshakeRefusal::CannotList => None,
         }
     }
 
-    /// Whether a retry may succeed: the server is shutting down, or it closed the connection without
-    /// a reply, as a server does that shuts down.
+    /// Whether a retry may succeed: the server is shutting down, or it closed the connection
+    /// without a reply, as a server does that shuts down.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         matches!(self, NbdHandshakeRefusal::Closed { .. }) || self.reply() == Some(Rep::NBD_REP_ERR_SHUTDOWN)
@@ -74,7 +81,9 @@ impl NbdHandshakeRefusal {
     /// The refusal for an error reply to a required `option`.
     pub(super) fn from_reply(export: &str, option: Opt, reply: Rep, data: &[u8]) -> NbdHandshakeRefusal {
         let (export, message) = (export.to_owned(), one_line(data));
+        let has_no_tls = matches!(reply, Rep::NBD_REP_ERR_UNSUP | Rep::NBD_REP_ERR_POLICY);
         match reply {
+            _ if option == Opt::NBD_OPT_STARTTLS && has_no_tls => NbdHandshakeRefusal::NoTls { message },
             Rep::NBD_REP_ERR_UNKNOWN => NbdHandshakeRefusal::UnknownExport { export, message },
             Rep::NBD_REP_ERR_TLS_REQD => NbdHandshakeRefusal::TlsRequired { export, message },
             _ => NbdHandshakeRefusal::Option { option, reply, message },
@@ -108,7 +117,7 @@ mod tests {
         assert_eq!(refusal(Rep::NBD_REP_ERR_UNKNOWN, b""), "server has no export \"x\"");
         assert_eq!(
             refusal(Rep::NBD_REP_ERR_TLS_REQD, b"use TLS\n"),
-            "server requires TLS for export \"x\", and TLS is not supported yet: use TLS"
+            "server requires TLS for export \"x\": use TLS"
         );
         assert_eq!(
             refusal(Rep::NBD_REP_ERR_POLICY, b"not\n\x1b[31mtoday\xff"),

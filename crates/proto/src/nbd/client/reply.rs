@@ -2,8 +2,8 @@
 //! message", "Extended reply chunk message", "Structured reply types").
 //!
 //! Short payloads are parsed once they are complete. Read data is borrowed from the receive buffer,
-//! copied out of it, or received directly into its destination; block status is parsed descriptor by
-//! descriptor. Every length is first checked against the request.
+//! copied out of it, or received directly into its destination; block status is parsed descriptor
+//! by descriptor. Every length is first checked against the request.
 
 use super::head::{self, ReplyHead, ReplyKind, shortest};
 use super::transmission::ClientTransmission;
@@ -248,8 +248,8 @@ impl ClientTransmission {
         job.is_some_and(|job| job.io.data.is_none() && job.io.len == len && job.buffer.is_none())
     }
 
-    /// Handles more data of a chunk that `on_content` began, unless it is received directly into its
-    /// destination ([`ReplyState::place`]).
+    /// Handles more data of a chunk that `on_content` began, unless it is received directly into
+    /// its destination ([`ReplyState::place`]).
     fn on_data(&mut self, rest: &[u8], outbox: &mut Outbox) -> ReplyStep {
         let ReplyState::Data { request, target, last } = &mut self.reading else {
             return Ok(ReplyProgress::Took(0));
@@ -270,8 +270,8 @@ impl ClientTransmission {
         Ok(ReplyProgress::Took(here.len()))
     }
 
-    /// Records the arrival of bytes of a read, each of which may arrive once; returns the job and the
-    /// position of the bytes in the job's data.
+    /// Records the arrival of bytes of a read, each of which may arrive once; returns the job and
+    /// the position of the bytes in the job's data.
     #[inline]
     fn cover(&mut self, key: SlotKey, offset: u64, len: u64) -> Result<(SlotKey, usize), ProtocolError> {
         let request = self.requests.get_mut(key).filter(|request| request.cmd == Cmd::NBD_CMD_READ);

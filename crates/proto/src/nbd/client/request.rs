@@ -44,7 +44,8 @@ pub(super) struct NbdPieces {
     pub(super) max: u64,
     /// Whether a flush must follow before the I/O is complete.
     pub(super) then_flush: bool,
-    /// Whether the requests write a payload of zeroes, because the server has no write-zeroes command.
+    /// Whether the requests write a payload of zeroes, because the server has no write-zeroes
+    /// command.
     pub(super) zeroes: bool,
 }
 

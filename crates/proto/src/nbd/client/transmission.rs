@@ -6,9 +6,9 @@
 //! completes after its last piece, and after the flush that replaces FUA if the server offers none.
 //!
 //! A long read that brought no memory gets memory from the pool before it is sent, and waits while
-//! the pool is empty: waiting when its data arrives would block all replies behind it. If no request
-//! is in flight, the read takes memory from the heap instead, so that there is always a reply after
-//! which the pool is tried again.
+//! the pool is empty: waiting when its data arrives would block all replies behind it. If no
+//! request is in flight, the read takes memory from the heap instead, so that there is always a
+//! reply after which the pool is tried again.
 
 use super::DEPTH;
 use super::export::ExportInfo;
@@ -399,8 +399,8 @@ impl ClientTransmission {
 }
 
 impl NbdJob {
-    /// Repeats the refused request and those after it, in pieces of at most `max` bytes. Pieces that
-    /// have already succeeded are carried out twice, which is harmless: they are idempotent.
+    /// Repeats the refused request and those after it, in pieces of at most `max` bytes. Pieces
+    /// that have already succeeded are carried out twice, which is harmless: they are idempotent.
     #[cold]
     fn go_back(&mut self, request: &SentRequest, max: u64, block: u32) {
         self.pieces.max = max;

@@ -33,6 +33,7 @@ mod params;
 mod pending;
 mod reply;
 mod request;
+mod tls;
 mod transmission;
 
 #[cfg(test)]
@@ -41,11 +42,12 @@ mod tests;
 use crate::event::{AuditEvent, AuditEvents, Login};
 use crate::exports::{Exports, VolumeId};
 use crate::outbox::Outbox;
-use crate::session::{Demand, ProtocolError, SessionStage, StreamSession, Target, Timed};
+use crate::session::{Demand, ProtocolError, SecuredBy, SessionStage, StreamSession, Target, Timed};
 use crate::volume_state::Admission;
 use blockmux_volume::{Chunk, Completion, Io, Pool, Tag, Waker};
 use handshake::{AfterHandshake, ServerHandshake};
 use std::time::Instant;
+pub use tls::{NbdTls, TlsMode};
 use transmission::ServerTransmission;
 
 /// Session of an NBD target with one client.
@@ -74,6 +76,15 @@ impl NbdTargetSession {
         let mut outbox = Outbox::default();
         let phase = NbdTargetPhase::Handshake(ServerHandshake::new(exports, now, &mut outbox));
         NbdTargetSession { phase, outbox, pool, events: AuditEvents::default() }
+    }
+
+    /// Offers TLS to the client, or requires it.
+    #[must_use]
+    pub fn with_tls(mut self, tls: NbdTls) -> NbdTargetSession {
+        if let NbdTargetPhase::Handshake(handshake) = &mut self.phase {
+            handshake.set_tls(tls);
+        }
+        self
     }
 }
 
@@ -117,7 +128,8 @@ impl StreamSession for NbdTargetSession {
             let next;
             let step = handshake.on_bytes(input.unread(), &mut self.outbox);
             if let Some((export, reason)) = handshake.take_refusal() {
-                self.events.push(AuditEvent::Refused { login: login(export), reason });
+                let login = login(handshake.client(), export);
+                self.events.push(AuditEvent::Refused { login, reason });
             }
             (taken, next) = step?;
             match next {
@@ -126,7 +138,8 @@ impl StreamSession for NbdTargetSession {
                         self.phase = NbdTargetPhase::Closing;
                         return Ok(taken);
                     };
-                    self.events.push(AuditEvent::Login(login(handshake.name_of(&params))));
+                    self.events
+                        .push(AuditEvent::Login(login(handshake.client(), handshake.name_of(&params))));
                     let transmission = ServerTransmission::new(
                         params,
                         Admission::new(&served, None),
@@ -145,6 +158,16 @@ impl StreamSession for NbdTargetSession {
             }
             NbdTargetPhase::Handshake(_) | NbdTargetPhase::Closing => Ok(taken),
         }
+    }
+
+    fn on_secured(&mut self, by: SecuredBy<'_>, _now: Instant) -> Result<(), ProtocolError> {
+        if let NbdTargetPhase::Handshake(handshake) = &mut self.phase
+            && let Some(reason) = handshake.on_secured(by)
+        {
+            let login = login(handshake.client(), String::new());
+            self.events.push(AuditEvent::Refused { login, reason: reason.into() });
+        }
+        Ok(())
     }
 
     fn on_placed(&mut self, _now: Instant) -> Result<(), ProtocolError> {
@@ -244,7 +267,7 @@ impl Target for NbdTargetSession {
     }
 }
 
-/// The login for the log; NBD clients have no names.
-fn login(export: String) -> Login {
-    Login { protocol: "nbd", initiator: String::new(), target: export }
+/// The login for the log; an NBD client has no name unless TLS authenticates it.
+fn login(client: &str, export: String) -> Login {
+    Login { protocol: "nbd", initiator: client.to_owned(), target: export }
 }

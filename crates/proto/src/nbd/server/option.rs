@@ -60,7 +60,8 @@ impl<'a> MetaContextRequest<'a> {
             match fields.string()? {
                 BASE_ALLOCATION => request.names_base_allocation = true,
                 "base:" => request.names_base = true,
-                // The document requires other namespaces and other leaves of this one to be ignored.
+                // The document requires other namespaces and other leaves of this one to be
+                // ignored.
                 query if query.contains(':') => {}
                 _ => return Err(MalformedOption("a query without namespace")),
             }

@@ -35,8 +35,8 @@ impl PendingRequest {
     }
 }
 
-/// The table of requests in flight. A tag is the index of an entry; entries are reused, so the table
-/// grows only to the deepest queue that this client ever had.
+/// The table of requests in flight. A tag is the index of an entry; entries are reused, so the
+/// table grows only to the deepest queue that this client ever had.
 #[derive(Default)]
 pub(super) struct PendingTable {
     slots: Slab<(PendingRequest, Option<IoGuard>)>,

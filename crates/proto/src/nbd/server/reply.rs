@@ -1,8 +1,8 @@
 //! Writing replies in the negotiated format (proto.md, "Simple reply message", "Structured reply
 //! chunk message"; extension-ext-header, "Extended reply chunk message").
 //!
-//! A reply is a head, copied into the outbox, and a payload by reference. With structured replies, a
-//! success without payload stays a simple reply, as the document allows: it is shorter, and every
+//! A reply is a head, copied into the outbox, and a payload by reference. With structured replies,
+//! a success without payload stays a simple reply, as the document allows: it is shorter, and every
 //! client accepts it.
 
 use super::pending::PendingRequest;

@@ -99,8 +99,8 @@ impl NbdRequest {
         }
     }
 
-    /// Whether the payload contains the length, as in a block status with payload, so that the range
-    /// cannot be checked yet.
+    /// Whether the payload contains the length, as in a block status with payload, so that the
+    /// range cannot be checked yet.
     pub(super) fn has_payload_form(&self, params: &ServerParams) -> bool {
         self.command == Cmd::NBD_CMD_BLOCK_STATUS
             && self.flags.contains(CmdFlags::PAYLOAD_LEN)
