@@ -1,4 +1,4 @@
-//! Which lines the log has, by area: `--verbose` for all of them, `--log` for each.
+//! Log levels by area: `--verbose` for all areas, `--log` for each.
 
 use crate::protocol::PROTOCOLS;
 use blockmux_engine::audit::AUDIT;
@@ -6,11 +6,11 @@ use std::str::FromStr;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
 
-/// Levels that were asked for, by area.
+/// Requested levels by area.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Levels(Vec<(&'static Area, LevelFilter)>);
 
-/// An area: its name, and the tracing targets that are of it.
+/// An area: its name and its tracing targets.
 #[derive(Debug, PartialEq, Eq)]
 struct Area {
     name: &'static str,
@@ -19,7 +19,7 @@ struct Area {
 
 const PROTOCOL: &str = "protocol";
 
-/// A module that is named here counts with those below it; whatever is in none goes by `--verbose`.
+/// The areas. A module includes its submodules; all other modules use the level of `--verbose`.
 static AREAS: [Area; 5] = [
     Area { name: "audit", targets: &[AUDIT] },
     Area {
@@ -41,7 +41,7 @@ static AREAS: [Area; 5] = [
 ];
 
 impl Area {
-    /// Its targets; those of the protocols are the engine's modules of their names.
+    /// The targets of the area, including the engine's modules of the protocols.
     fn all(&self) -> impl Iterator<Item = String> {
         let protocols = PROTOCOLS.iter().filter(|_| self.name == PROTOCOL);
         let modules = protocols.map(|protocol| format!("blockmux_engine::{}", protocol.key()));
@@ -71,8 +71,7 @@ impl FromStr for Levels {
 }
 
 impl Levels {
-    /// What is logged with so many `--verbose`. A daemon's audit log is on unless it was turned
-    /// off.
+    /// The filter for this number of `--verbose`. A daemon's audit log is enabled by default.
     pub(crate) fn targets(&self, verbose: u8, is_daemon: bool) -> Targets {
         let level = match verbose {
             0 => LevelFilter::WARN,

@@ -1,7 +1,7 @@
 //! The log on standard error.
 //!
-//! A thread of its own writes it: whoever reads may be slow or gone, and what peers do wrong makes
-//! lines. Neither may hold up a core, so lines that find no room are counted instead.
+//! A separate thread writes it, because a slow reader must not block a core, and peers can cause
+//! many lines. Lines that do not fit the queue are counted instead.
 
 use crate::privileges;
 use crate::repeats::{Repeats, WINDOW};
@@ -13,7 +13,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender, TryS
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
-/// Takes whole lines and never waits; a clone is another handle.
+/// Queues complete lines without blocking; clones share the queue.
 #[derive(Clone)]
 pub(crate) struct Log {
     queue: SyncSender<Message>,
@@ -22,15 +22,14 @@ pub(crate) struct Log {
 }
 
 enum Message {
-    /// A line, and when it was said.
+    /// A line with its time.
     Line(Vec<u8>, Option<Timestamp>),
-    /// To be answered when everything before has been written.
+    /// A request to confirm that all lines before it are written.
     End(Sender<()>),
 }
 
 impl Log {
-    /// Starts the thread. With `has_time` each line begins with its time, as RFC 3339 has it, in
-    /// UTC.
+    /// Starts the thread. With `has_time`, each line begins with its time in UTC (RFC 3339).
     pub(crate) fn start(has_time: bool) -> io::Result<Log> {
         let (queue, messages) = mpsc::sync_channel(QUEUE_LINES);
         let left_out = Arc::new(AtomicU64::new(0));
@@ -42,10 +41,10 @@ impl Log {
         Ok(Log { queue, left_out, has_time })
     }
 
-    /// Waits until all has been written, but not long.
+    /// Waits until all lines are written, at most [`TIMEOUT`].
     pub(crate) fn finish(&self) {
         let (sender, receiver) = mpsc::channel();
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         let mut message = Message::End(sender);
         while let Err(TrySendError::Full(back)) = self.queue.try_send(message) {
             if Instant::now() >= end {
@@ -94,7 +93,7 @@ fn write_out(messages: &Receiver<Message>, left_out: &AtomicU64, has_time: bool)
             let text = format!(" WARN {missing} lines are left out: they came faster than they were read\n");
             let _ = write_line(is_terminal, text.as_bytes(), has_time.then(Timestamp::now));
         }
-        // There is nobody left to tell if this fails.
+        // A failure to write the log cannot be reported.
         let _ = match message {
             Message::Line(line, _) if !repeats.admits(&line, now) => Ok(()),
             Message::Line(line, time) => write_line(is_terminal, &line, time),
@@ -103,17 +102,17 @@ fn write_out(messages: &Receiver<Message>, left_out: &AtomicU64, has_time: bool)
     }
 }
 
-/// On a terminal a line takes the place of a progress bar that stands there, which is drawn again
-/// below it. All goes out in one piece, as standard output may be the same file.
+/// Writes a line. On a terminal it replaces a progress bar, which is then drawn again below it. It
+/// uses one system call, because standard output may be the same file.
 fn write_line(is_terminal: bool, line: &[u8], time: Option<Timestamp>) -> io::Result<()> {
     let clear = if is_terminal { "\r\x1b[K" } else { "" };
-    // Lines begin with a space where a level is short.
+    // A short level is preceded by a space.
     let time = time.map_or_else(String::new, |time| format!("{time:.3} "));
     io::stderr().write_all(&[clear.as_bytes(), time.as_bytes(), line].concat())
 }
 
-/// More than a busy daemon says while its reader takes a breath.
+/// The maximum number of queued lines.
 const QUEUE_LINES: usize = 1024;
-/// How long a reader may take for the last lines.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Timeout for the last lines.
+const TIMEOUT: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(5);

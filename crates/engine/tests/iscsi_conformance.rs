@@ -57,9 +57,9 @@ impl Target {
             let dialer = IscsiDialer::new(&self.address, export, wishes);
             let mut session = dialer.log_in(Mode::Describe, u32::MAX, &Pool::new(1 << 20), Instant::now());
             let is_over = |session: &FirstOf<'_, InitiatorSession>| session.0.is_over();
-            run_session(&self.address, &mut FirstOf(&mut session), PATIENCE, is_over).unwrap();
+            run_session(&self.address, &mut FirstOf(&mut session), TIMEOUT, is_over).unwrap();
             let info = session.volume_info().unwrap();
-            Arc::new(RemoteVolume::<_>::new(dialer, info, connections, PATIENCE))
+            Arc::new(RemoteVolume::<_>::new(dialer, info, connections, TIMEOUT))
         });
         conforms(volume, Some(read_only));
     }
@@ -155,8 +155,8 @@ fn endpoint_at(address: &Address) -> IscsiEndpoint {
         chap: None,
         wishes: wishes(),
         connections: 2,
-        reconnect_timeout: PATIENCE,
-        timeout: Some(PATIENCE),
+        reconnect_timeout: TIMEOUT,
+        timeout: Some(TIMEOUT),
     }
 }
 
@@ -194,6 +194,6 @@ fn targets_that_send_us_in_a_circle_are_both_named() {
     assert!(error.ends_with(&expected), "{error}");
 }
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// Room for the largest transfer and more.
 const SIZE: u64 = 40 << 20;

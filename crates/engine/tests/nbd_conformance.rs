@@ -71,7 +71,7 @@ impl FormDialer {
 
     fn ask(&self) -> VolumeInfo {
         let mut session = self.log_in(NbdSessionMode::Info, &Pool::new(1 << 20), Instant::now());
-        run_session(&self.paths.addresses[0], &mut session, PATIENCE, NbdInitiatorSession::is_over).unwrap();
+        run_session(&self.paths.addresses[0], &mut session, TIMEOUT, NbdInitiatorSession::is_over).unwrap();
         session.volume_info().unwrap()
     }
 }
@@ -106,7 +106,7 @@ fn conforms_in_every_form(target: &Target, connections: u32) {
             let dialer = FormDialer { paths: Paths::to(&target.address), export, form };
             let info = dialer.ask();
             assert!(info.shared_flush, "several connections may be used together");
-            Arc::new(RemoteVolume::<_>::new(dialer, info, connections, PATIENCE))
+            Arc::new(RemoteVolume::<_>::new(dialer, info, connections, TIMEOUT))
         });
         conforms(volume, Some(read_only));
     }
@@ -147,8 +147,8 @@ fn what_a_url_names_conforms_over_tcp() {
                 address,
                 export,
                 connections: 2,
-                reconnect_timeout: PATIENCE,
-                timeout: Some(PATIENCE),
+                reconnect_timeout: TIMEOUT,
+                timeout: Some(TIMEOUT),
             })
             .unwrap(),
         )
@@ -156,6 +156,6 @@ fn what_a_url_names_conforms_over_tcp() {
     conforms(volume, Some(read_only));
 }
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// Room for the largest transfer and more.
 const SIZE: u64 = 40 << 20;

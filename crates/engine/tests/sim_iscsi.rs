@@ -94,7 +94,7 @@ fn run_seeds_with(
 }
 
 /// Wishes for several connections of each session, with digests, at an error recovery level.
-fn wishes_with_lanes(seed: u64, level: u32) -> OperationalParameters {
+fn wishes_with_connections(seed: u64, level: u32) -> OperationalParameters {
     wishes_of(seed)
         .with(OperationalKey::HeaderDigest, CRC32C)
         .with(OperationalKey::DataDigest, CRC32C)
@@ -162,7 +162,7 @@ fn several_connections_of_a_session_are_one() {
     let late = NetworkConditions { delay: ms(3), stalls_per_thousand: 10, window: 30_000, ..FRAGMENTING };
     let outcomes = run_seeds_with(
         60,
-        |seed| wishes_with_lanes(seed, 0),
+        |seed| wishes_with_connections(seed, 0),
         |seed| Scenario { conditions: late, volume_delay: ms(2), ..Scenario::new(seed) },
     );
     for (outcome, agreed) in outcomes {
@@ -176,7 +176,7 @@ fn what_a_session_loses_with_one_of_its_connections_is_replayed_exactly_once() {
     for level in 0..=2 {
         run_seeds_with(
             60,
-            |seed| wishes_with_lanes(seed, level),
+            |seed| wishes_with_connections(seed, level),
             |seed| Scenario {
                 conditions: NetworkConditions { breaks_within: Some(200_000), ..FRAGMENTING },
                 requests: 150,
@@ -193,7 +193,7 @@ fn what_comes_damaged_is_sent_again_and_from_level_1_on_no_session_ends() {
     for level in 0..=1 {
         let outcomes = run_seeds_with(
             60,
-            |seed| wishes_with_lanes(seed, level),
+            |seed| wishes_with_connections(seed, level),
             |seed| Scenario {
                 conditions: NetworkConditions { damaged_per_thousand: 20, ..NetworkConditions::FAIR },
                 volume_delay: ms(2),
@@ -214,7 +214,7 @@ fn everything_at_once_over_several_connections() {
     for level in 0..=2 {
         run_seeds_with(
             40,
-            |seed| wishes_with_lanes(seed, level),
+            |seed| wishes_with_connections(seed, level),
             |seed| Scenario {
                 conditions: NetworkConditions { damaged_per_thousand: 2, ..STORM },
                 connections: 1 + seed as u32 % 2,

@@ -25,7 +25,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use two_paths::{
-    Client, PATIENCE, Paths, SIZE, Slow, address, both_paths_may_be_lost_for_a_while,
+    Client, Paths, RECONNECT_TIMEOUT, SIZE, Slow, address, both_paths_may_be_lost_for_a_while,
     either_path_may_be_lost_for_a_while,
 };
 
@@ -82,7 +82,7 @@ impl TwoPortals {
         dialer.paths.addresses.push(address(1));
         let dialer = TwoPaths(dialer);
         let info = VolumeInfo { lends_reads: true, ..VolumeInfo::new(SIZE) };
-        let volume = RemoteVolume::<_, SimCore>::new(dialer, info, 1, PATIENCE);
+        let volume = RemoteVolume::<_, SimCore>::new(dialer, info, 1, RECONNECT_TIMEOUT);
         let channel = volume.open(&core, 64, ReadyList::new().waker(0)).unwrap();
         let client = Client { world, channel, counts };
         let mut paths = TwoPortals { node, unit, exports, cores, client };

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use two_paths::{
-    Client, PATIENCE, Paths, SIZE, Slow, address, both_paths_may_be_lost_for_a_while,
+    Client, Paths, RECONNECT_TIMEOUT, SIZE, Slow, address, both_paths_may_be_lost_for_a_while,
     either_path_may_be_lost_for_a_while,
 };
 
@@ -50,7 +50,7 @@ impl TwoPorts {
         let core: Rc<dyn Core> = world.add_core(16 << 20);
         let dialer = dialer(NvmeEndpoint { policy, ..endpoint(&[address(0), address(1)]) });
         let info = VolumeInfo { lends_reads: true, ..VolumeInfo::new(SIZE) };
-        let volume = RemoteVolume::<_, SimCore>::new(dialer, info, 1, PATIENCE);
+        let volume = RemoteVolume::<_, SimCore>::new(dialer, info, 1, RECONNECT_TIMEOUT);
         let channel = volume.open(&core, 64, ReadyList::new().waker(0)).unwrap();
         let client = Client { world, channel, counts };
         let mut paths = TwoPorts { node, subsystem, exports, cores, client, loses };
@@ -186,7 +186,7 @@ fn what_is_lost_behind_all_paths_fails_after_patience_and_neither_is_flooded_wit
     }
     assert_eq!(ended, vec![Err(IoError::PathLost); 32]);
     let tries: usize = paths.client.counts().iter().sum();
-    assert!(tries < 32 * 40, "{tries} tries of 32 writes in {PATIENCE:?}");
+    assert!(tries < 32 * 40, "{tries} tries of 32 writes in {RECONNECT_TIMEOUT:?}");
     paths.loses[1].store(false, Ordering::Relaxed);
     paths.client.run(2000);
     paths.client.write(2);
@@ -212,7 +212,7 @@ fn what_is_lost_behind_the_only_path_waits_for_it_and_fails_after_patience() {
     let ended: Vec<_> = (0..7).flat_map(|_| paths.client.ended()).collect();
     assert_eq!(ended, vec![Err(IoError::PathLost); 32]);
     let tries = paths.client.counts()[0];
-    assert!(tries < 32 * 25, "{tries} tries of 32 writes in {PATIENCE:?}");
+    assert!(tries < 32 * 25, "{tries} tries of 32 writes in {RECONNECT_TIMEOUT:?}");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Hostile frames against both sides of ATA over Ethernet. What comes never breaks a session, and
-//! what it is asked to do never lies outside the disk.
+//! Hostile frames against both sides of ATA over Ethernet. No frame may end a session or cause I/O
+//! outside the disk.
 
 use crate::choices::Choices;
 use blockmux_proto::aoe::AoeAddress;
@@ -51,13 +51,13 @@ pub(crate) fn aoe_target(data: &[u8]) {
         }
         now += Duration::from_millis(choices.of(&[0, 1, 1000, 60_000]));
     }
-    // What is announced when a port comes up may be all that there is.
+    // The announcement of a new port may be the only frame.
     while target.frames(now).pop().is_some() {}
     assert!(target.is_idle());
 }
 
-/// Reads `data` as frames to an initiator with a few requests; every one of them completes once, or
-/// fails once.
+/// Reads `data` as frames to an initiator with a few requests, each of which must complete exactly
+/// once.
 pub(crate) fn aoe_initiator(data: &[u8]) {
     let (mut choices, stream) = Choices::split(data);
     let mut now = Instant::now();
@@ -92,7 +92,7 @@ pub(crate) fn aoe_initiator(data: &[u8]) {
     assert_eq!((completed, session.held()), (submitted, 0), "each completes once");
 }
 
-/// Frames, each behind its length in 16 bits.
+/// Splits a stream into frames, each after its 16-bit length.
 fn frames(stream: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = stream;
     std::iter::from_fn(move || {

@@ -1,4 +1,4 @@
-//! A hostile server against the NBD initiator: every request comes to one end, and one only.
+//! A hostile server against the NBD initiator: every request completes exactly once.
 
 use crate::choices::Choices;
 use crate::nbd_client_stream::{ClientStream, Limits};
@@ -49,7 +49,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Some of what a driver does; whether anything moved.
+    /// Runs one turn of the driver; returns whether there was progress.
     fn turn(&mut self) -> bool {
         let mut moved = self.submit();
         moved |= self.send();
@@ -103,7 +103,7 @@ impl Run<'_> {
         any
     }
 
-    /// The server leaves, or the connection is given up.
+    /// Closes the connection, from the server's side or ours.
     fn finish(mut self) {
         let leaves = !self.is_over && self.wire.is_drained() && self.choices.byte() < 128;
         if leaves && let Err(error) = self.session.on_end(Instant::now()) {

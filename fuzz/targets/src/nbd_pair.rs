@@ -57,7 +57,7 @@ enum Operation {
     Settle,
     /// The connection breaks.
     Break,
-    /// The initiator leaves softly, and comes back.
+    /// The initiator disconnects regularly and reconnects.
     Leave,
 }
 
@@ -82,7 +82,7 @@ struct Pair<'a> {
     model: Vec<u8>,
     /// Submitted to the initiator and not completed.
     in_flight: HashMap<Tag, Io>,
-    /// Of those, the ones that were sent again after a break: the first time may have written.
+    /// Those that were replayed after a disconnect; the first transmission may have been executed.
     replayed: HashSet<Tag>,
     /// Failures that the volume reported and the initiator has not.
     faults: Vec<(Op, u64, u64, IoError)>,
@@ -310,7 +310,7 @@ impl Pair<'_> {
         }
     }
 
-    /// Lets everything come to its end.
+    /// Completes everything in flight.
     fn settle(&mut self) {
         loop {
             let moved = self.link.turn(&mut self.choices);
@@ -330,8 +330,7 @@ impl Pair<'_> {
         assert!(self.faults.is_empty(), "never reported: {:?}", self.faults);
     }
 
-    /// The connection breaks: what the volume had begun it ends, and the rest is replayed on
-    /// another one.
+    /// Breaks the connection: I/O at the volume completes, and the rest is replayed on a new one.
     fn reconnect(&mut self) {
         self.poll_done();
         for (_, io) in std::mem::take(&mut self.link.at_volume) {
@@ -350,7 +349,7 @@ impl Pair<'_> {
         }
     }
 
-    /// The initiator says good-bye; both sides close, and a new connection begins.
+    /// Closes the connection regularly, and opens a new one.
     fn leave(&mut self) {
         self.link.initiator.on_stop();
         while self.link.turn(&mut self.choices) {}
@@ -373,10 +372,10 @@ impl Pair<'_> {
     }
 }
 
-/// What a fault can be: errors that mean the same on both sides.
+/// Errors to inject, which both sides map to the same error.
 const FAULTS: [IoError; 3] = [IoError::Medium, IoError::NoSpace, IoError::NoMemory];
 
-/// In bytes: long transfers fit, and several units of allocation, the last of them incomplete.
+/// Size of the volume in bytes: several allocation units, the last one incomplete.
 const SIZE: u64 = (320 << 10) + 512;
 const BLOCK: u64 = 512;
 /// Each may be a whole handshake; more find nothing that fewer would not.

@@ -15,7 +15,7 @@ use std::time::Duration;
 /// Of the volume, in bytes.
 pub(crate) const SIZE: u64 = 1 << 20;
 /// How long requests wait for a path.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const RECONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Where a portal is.
 pub(crate) fn address(path: usize) -> Address {

@@ -129,17 +129,17 @@ mod tests {
     #[test]
     fn a_locked_range_keeps_others_out_until_it_is_dropped() {
         let served = served();
-        let lane = IoCounter::new(&served);
+        let counter = IoCounter::new(&served);
         let first = RangeGuard::lock(&served, 512, 512).unwrap();
         assert!(first.is_alone());
         assert!(RangeGuard::lock(&served, 0, 513).is_none());
         let second = RangeGuard::lock(&served, 1024, 512).unwrap();
-        assert!(pass(&lane, 1023, 1, false).is_none() && pass(&lane, 1535, 1, false).is_none());
-        assert!(pass(&lane, 0, 512, false).is_some() && pass(&lane, 1536, 4096, false).is_some());
+        assert!(pass(&counter, 1023, 1, false).is_none() && pass(&counter, 1535, 1, false).is_none());
+        assert!(pass(&counter, 0, 512, false).is_some() && pass(&counter, 1536, 4096, false).is_some());
         drop(first);
-        assert!(pass(&lane, 512, 512, false).is_some() && pass(&lane, 512, 513, false).is_none());
+        assert!(pass(&counter, 512, 512, false).is_some() && pass(&counter, 512, 513, false).is_none());
         drop(second);
-        assert!(pass(&lane, 0, 1 << 20, false).is_some());
+        assert!(pass(&counter, 0, 1 << 20, false).is_some());
     }
 
     #[test]
@@ -167,21 +167,21 @@ mod tests {
     #[test]
     fn who_watches_is_told_of_what_changes_and_of_nothing_else() {
         let served = served();
-        let lane = IoCounter::new(&served);
-        let before = pass(&lane, 0, 512, true).unwrap();
+        let counter = IoCounter::new(&served);
+        let before = pass(&counter, 0, 512, true).unwrap();
         let watch = Watch::new(&served, [(512, 512), (4096, 512)].into());
         assert!(!watch.has_begun());
         drop(before);
         assert!(watch.has_begun());
         for (offset, changes) in [(512, false), (0, true), (1024, true)] {
-            pass(&lane, offset, 512, changes).unwrap();
+            pass(&counter, offset, 512, changes).unwrap();
             assert!(!watch.has_changed(), "{offset}");
         }
-        pass(&lane, 4607, 1, true).unwrap();
+        pass(&counter, 4607, 1, true).unwrap();
         assert!(watch.has_changed());
         let other = Watch::new(&served, [(4096, 512)].into());
         let guard = RangeGuard::lock(&served, 4096, 512).unwrap();
-        assert!(pass(&lane, 4096, 1, true).is_none() && !other.has_changed(), "it has not begun");
+        assert!(pass(&counter, 4096, 1, true).is_none() && !other.has_changed(), "it has not begun");
         drop((guard, watch, other));
         assert_eq!(served.in_flight.watches(), 0);
     }
@@ -194,9 +194,9 @@ mod tests {
         let before = [pass(&one, 0, 512, false).unwrap(), pass_locked(&other, 512, 512)];
         let drain = Drain::new(&served);
         let mut after = pass(&one, 4096, 512, true).unwrap();
-        for passage in before {
+        for guard in before {
             assert!(!drain.is_over());
-            drop(passage);
+            drop(guard);
         }
         // I/O that goes on without a gap holds nobody up.
         for _ in 0..3 {
@@ -210,12 +210,12 @@ mod tests {
     #[test]
     fn a_lane_that_is_gone_holds_nobody_up() {
         let served = served();
-        let lane = IoCounter::new(&served);
-        let passage = pass(&lane, 0, 1, false).unwrap();
-        drop(lane);
+        let counter = IoCounter::new(&served);
+        let guard = pass(&counter, 0, 1, false).unwrap();
+        drop(counter);
         let guard = RangeGuard::lock(&served, 0, 1).unwrap();
         assert!(!guard.is_alone(), "its I/O is still in flight");
-        drop(passage);
+        drop(guard);
         assert!(guard.is_alone());
         assert!(served.in_flight.has_no_counters());
     }
@@ -230,7 +230,7 @@ mod tests {
             for nth in 0..3 {
                 let (served, cell) = (&served, &cell);
                 scope.spawn(move || {
-                    let lane = IoCounter::new(served);
+                    let counter = IoCounter::new(served);
                     for _ in 0..rounds {
                         loop {
                             let Some(guard) = RangeGuard::lock(served, 0, 512) else {
@@ -248,14 +248,14 @@ mod tests {
                             break;
                         }
                         // One indivisible step, as far as who locks is concerned.
-                        let passage = loop {
-                            match pass(&lane, 0, 512, false) {
-                                Some(passage) => break passage,
+                        let guard = loop {
+                            match pass(&counter, 0, 512, false) {
+                                Some(guard) => break guard,
                                 None => std::thread::yield_now(),
                             }
                         };
                         cell.fetch_add(1, Ordering::Relaxed);
-                        drop(passage);
+                        drop(guard);
                     }
                 });
             }

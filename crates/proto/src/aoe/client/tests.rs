@@ -12,7 +12,7 @@ use zerocopy::{FromBytes, IntoBytes};
 const TARGET: Mac = Mac([2, 0x77, 0, 0, 0, 1]);
 const PORT: FramePortInfo = FramePortInfo { mac: Mac([2; 6]), mtu: 1500, buffers: 64, is_up: true };
 const ADDRESS: AoeAddress = AoeAddress { shelf: 1, slot: 1 };
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 struct AoeInitiatorBench {
     session: AoeInitiatorSession,
@@ -36,7 +36,7 @@ impl SentFrame {
 impl AoeInitiatorBench {
     fn new() -> AoeInitiatorBench {
         let now = Instant::now();
-        let config = AoeInitiatorConfig { address: ADDRESS, timeout: PATIENCE, id: 0xab, first: 0 };
+        let config = AoeInitiatorConfig { address: ADDRESS, timeout: TIMEOUT, id: 0xab, first: 0 };
         let mut session = AoeInitiatorSession::new(config, Pool::new(64 << 20), now);
         session.on_port(PortId(0), PORT, now);
         AoeInitiatorBench { session, now }
@@ -279,16 +279,16 @@ fn a_flush_may_take_longer_than_what_is_asked_after_it() {
 }
 
 #[test]
-fn requests_fail_once_when_nothing_is_heard_for_the_patience() {
+fn requests_fail_once_after_the_timeout() {
     let mut bench = AoeInitiatorBench::ready(4, 2);
     (0..10).for_each(|tag| bench.read(tag, 512));
     let mut sent = bench.sent();
     for _ in 0..49 {
-        bench.pass(PATIENCE / 50);
+        bench.pass(TIMEOUT / 50);
         sent.extend(bench.sent());
     }
     assert_eq!(bench.done(), []);
-    bench.pass(PATIENCE / 50);
+    bench.pass(TIMEOUT / 50);
     let mut done = bench.done();
     done.sort_unstable_by_key(|done| done.0);
     assert_eq!(done, (0..10).map(|tag| (tag, Err(IoError::PathLost))).collect::<Vec<_>>());
@@ -414,7 +414,7 @@ fn an_interface_that_comes_up_again_goes_on_at_once() {
     bench.read(1, 512);
     bench.sent();
     bench.session.on_port(PortId(0), FramePortInfo { is_up: false, ..PORT }, bench.now);
-    bench.pass(PATIENCE / 2);
+    bench.pass(TIMEOUT / 2);
     bench.sent();
     bench.session.on_port(PortId(0), PORT, bench.now);
     bench.pass(Duration::ZERO);

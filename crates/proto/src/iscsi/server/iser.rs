@@ -278,7 +278,7 @@ impl IserTargetSession {
         if now < until {
             return Ok(());
         }
-        self.watch = now.checked_add(READ_PATIENCE).map(|until| (until, self.reads_done));
+        self.watch = now.checked_add(READ_TIMEOUT).map(|until| (until, self.reads_done));
         if self.is_reading() && done == self.reads_done && full.wants_reads_over() {
             return Err(ProtocolError {
                 what: "did not answer an RDMA Read for a minute that its tasks' end waits for",
@@ -453,7 +453,7 @@ const RECEIVE_LEN: u32 = (HEADERS_LEN + MAX_AHS) as u32 + DEFAULT_DATA_SEGMENT_L
 const SENDS: u32 = 4 * WINDOW;
 
 /// How long a read may take that is waited for.
-const READ_PATIENCE: Duration = Duration::from_secs(60);
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Reads of the initiator's memory at a time.
 const READS: u32 = 32;
