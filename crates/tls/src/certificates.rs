@@ -48,9 +48,9 @@ pub struct ClientCertificates {
 }
 
 impl ServerCertificates {
-    /// A server that shows `own`. With several, the client's `server_name` chooses, and the first is
-    /// for those that name no host. With `client_authorities`, each client must show a certificate
-    /// that one of them has signed; they are in PEM.
+    /// A server that shows `own`. With several, the client's `server_name` chooses, and the first
+    /// is for those that name no host. With `client_authorities`, each client must show a
+    /// certificate that one of them has signed; they are in PEM.
     ///
     /// # Errors
     /// If a certificate or key cannot be used.

@@ -1,4 +1,4 @@
-//! NBD by TLS: both of our ends, and the servers and clients of nbdkit, QEMU, libnbd and nbd-client.
+//! NBD by TLS: both of our ends, and servers and clients of nbdkit, QEMU, libnbd and nbd-client.
 
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, PATTERNS, blockmux, half_empty_file, has, succeed, text};

@@ -16,7 +16,7 @@ pub use super::datamover::{Datamover, OverIwarp, OverTcp};
 use super::moves::Moves;
 use super::seeds::Seeds;
 use super::{Dialer, Move, Opening, Paths, Policy, RemoteVolume, check_unchanged};
-use crate::blocking::{self, FirstOf, run_session};
+use crate::blocking::{self, FirstOf, has_hung_up, run_session};
 use crate::connection::Broken;
 use crate::socket::Address;
 use crate::sys;
@@ -31,7 +31,6 @@ use blockmux_proto::iscsi::node::Chap;
 use blockmux_proto::scsi::Lun;
 use blockmux_proto::session::NoControl;
 use blockmux_volume::{Pool, VolumeInfo};
-use std::io::ErrorKind;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
 use tracing::warn;
@@ -281,17 +280,6 @@ fn ask_once<D: Datamover>(
         }
         Err(broken) => Err(IscsiConnectError::broken(address, broken)),
         Ok(()) => Ok(session),
-    }
-}
-
-/// Whether the target closed the connection, or may have, rather than stayed silent.
-pub(super) fn has_hung_up(ran: &Result<(), Broken>) -> bool {
-    match ran {
-        Ok(()) | Err(Broken::Protocol(_)) => true,
-        Err(Broken::Socket(error)) => {
-            matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
-        }
-        Err(Broken::Tls(_) | Broken::Keys(_) | Broken::Evicted(_)) => false,
     }
 }
 

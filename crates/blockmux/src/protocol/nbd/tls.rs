@@ -59,8 +59,8 @@ pub(super) const KEYS: [&str; 6] =
     ["nbd_tls", "nbd_tls_certificates", "nbd_tls_psk", "nbd_tls_verify_peer", "nbd_tls_subject", "nbd_ktls"];
 
 impl TlsSettings {
-    /// Adds what the config file says to what the command line has said, which stays. Relative paths
-    /// are below `directory`.
+    /// Adds what the config file says to what the command line has said, which stays. Relative
+    /// paths are below `directory`.
     pub(super) fn add(&mut self, written: TlsSettings, directory: &Path) {
         self.nbd_tls = self.nbd_tls.or(written.nbd_tls);
         self.nbd_tls_verify_peer = self.nbd_tls_verify_peer.or(written.nbd_tls_verify_peer);
