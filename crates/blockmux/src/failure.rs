@@ -1,4 +1,5 @@
-//! Errors that end the program: one line that names the thing and says what to do, and an exit status.
+//! Errors that end the program: one line that names the thing and says what to do, and an exit
+//! status.
 
 use crate::output::{masked, printable, shell_word, shortened};
 use clap::error::{ContextKind, ContextValue, ErrorKind};

@@ -99,7 +99,7 @@ fn what_was_under_way_by_a_lost_path_goes_on_by_the_other_and_it_is_used_again_w
 }
 
 #[test]
-fn when_no_path_is_left_requests_fail_after_patience_and_later_ones_find_the_first_that_is_back() {
+fn when_no_path_is_left_requests_fail_after_the_timeout_and_later_ones_find_the_first_that_is_back() {
     both_paths_may_be_lost_for_a_while(TwoPorts::new(1, Policy::RoundRobin));
 }
 
@@ -137,7 +137,7 @@ fn what_meets_a_change_before_it_was_told_is_done_by_the_other_path() {
 }
 
 #[test]
-fn what_waits_for_a_path_to_become_one_is_done_then_or_fails_after_patience() {
+fn what_waits_for_a_path_to_become_one_is_done_then_or_fails_after_the_timeout() {
     let mut paths = TwoPorts::new(1, Policy::RoundRobin);
     for path in [0, 1] {
         paths.set(path, AnaState::INACCESSIBLE);
@@ -175,7 +175,7 @@ fn what_is_lost_behind_a_path_is_done_by_the_other_at_once_and_the_path_is_tried
 }
 
 #[test]
-fn what_is_lost_behind_all_paths_fails_after_patience_and_neither_is_flooded_with_it() {
+fn what_is_lost_behind_all_paths_fails_after_the_timeout_and_neither_is_flooded_with_it() {
     let mut paths = TwoPorts::new(1, Policy::RoundRobin);
     paths.loses.iter().for_each(|loses| loses.store(true, Ordering::Relaxed));
     paths.client.write(1);
@@ -195,7 +195,7 @@ fn what_is_lost_behind_all_paths_fails_after_patience_and_neither_is_flooded_wit
 }
 
 #[test]
-fn what_is_lost_behind_the_only_path_waits_for_it_and_fails_after_patience() {
+fn what_is_lost_behind_the_only_path_waits_for_it_and_fails_after_the_timeout() {
     let mut paths = TwoPorts::new(1, Policy::RoundRobin);
     paths.kill(1);
     paths.client.run(1000);

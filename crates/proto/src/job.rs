@@ -1,5 +1,5 @@
-//! An initiator's I/O as a job: split into pieces of at most one command each, some of them in flight
-//! at a time, with a flush after them if the commands have no FUA.
+//! An initiator's I/O as a job: split into pieces of at most one command each, some of them in
+//! flight at a time, with a flush after them if the commands have no FUA.
 
 use crate::slots::SlotKey;
 use blockmux_volume::{Extent, Io, IoError, Memory, Pool, SgList};

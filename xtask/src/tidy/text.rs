@@ -250,12 +250,10 @@ const HOME_MADE: &[(&str, &str)] = &[
     ("desk", "control server"),
     ("doom", "abort"),
     ("doomed", "aborted"),
-    ("hurry", "retry now"),
     ("lane", "connection, or case of a bench"),
     ("lanes", "connections, or cases of a bench"),
     ("letterbox", "event queue"),
     ("passage", "I/O guard"),
-    ("patience", "timeout"),
     ("weather", "network conditions"),
 ];
 

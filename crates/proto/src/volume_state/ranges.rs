@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_that_is_gone_holds_nobody_up() {
+    fn a_dropped_counter_blocks_nobody() {
         let served = served();
         let counter = IoCounter::new(&served);
         let guard = pass(&counter, 0, 1, false).unwrap();
