@@ -1,7 +1,7 @@
-//! The one binary: serves, reaches and measures block volumes.
+//! The `blockmux` binary: serves, accesses and benchmarks block volumes.
 //!
-//! A subcommand is one module with its `Args` and its `run`, and one variant of [`Command`].
-//! Whatever goes wrong is one line on standard error, see [`failure`].
+//! A subcommand is a module with its `Args` and its `run`, and a variant of [`Command`]. An error
+//! is one line on standard error; see [`failure`].
 #![forbid(unsafe_code)]
 
 mod address;
@@ -138,10 +138,10 @@ fn main() -> ExitCode {
     result.unwrap_or_else(|failure| failure.report())
 }
 
-/// Help, the version, or what is wrong with the command line.
+/// Prints the help, the version, or the error of the command line.
 fn on_no_command(error: &clap::Error) -> ExitCode {
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
-        // Whoever closed standard output does not want to read it.
+        // An error means that standard output is closed; nobody reads it.
         let _ = error.print();
         return ExitCode::SUCCESS;
     }
@@ -156,7 +156,7 @@ fn start_log(cli: &Cli) -> io::Result<Log> {
     Ok(log)
 }
 
-/// Where `--verbose` stands in every list of options.
+/// Position of `--verbose` in every list of options.
 const BEFORE_HELP: usize = 900;
 
 const EXAMPLES: &str = "\
@@ -192,7 +192,7 @@ wrong command line or a volume that cannot be opened.";
 mod tests {
     use super::*;
 
-    /// The command and those below it, each with what it is called by.
+    /// Collects a command and its subcommands, with their names.
     fn with_all_below(command: &clap::Command, name: &str, found: &mut Vec<(String, clap::Command)>) {
         found.push((name.to_owned(), command.clone()));
         for below in command.get_subcommands() {

@@ -1,9 +1,8 @@
-//! What a daemon gives up once all that it serves is open: capabilities, and new ones by programs
-//! that it could start.
+//! Dropping privileges once everything is open: capabilities, and new ones through execve.
 //!
-//! Capabilities belong to a thread, and a new thread has those of the one that starts it. So
-//! whoever starts threads gives them up before; threads that are there by then, for logs, for
-//! signals and for first touches of memory, have given up theirs at their own begin.
+//! Capabilities belong to a thread, and a new thread inherits those of its parent. So a thread
+//! drops them before it starts others; the threads that exist by then, for logs, signals and
+//! populating memory, have dropped theirs when they started.
 
 use crate::failure::Failure;
 use blockmux_engine::{state, sys};
@@ -19,8 +18,8 @@ use std::str::FromStr;
 use std::sync::OnceLock;
 use tracing::debug;
 
-/// Gives up all capabilities of this thread but `needed`. Without CAP_DAC_OVERRIDE root opens only
-/// what its own user may, which concerns volumes that are added later.
+/// Drops all capabilities of this thread but `needed`. Without CAP_DAC_OVERRIDE root can open only
+/// files that their permissions allow, which concerns volumes that are added later.
 pub(crate) fn give_up(needed: CapabilitySet) -> Result<(), Failure> {
     let given_up = keep(needed).map_err(|error| {
         Failure::run(format!("cannot give up capabilities: {error}; start it with --keep-privileges"))
@@ -29,8 +28,7 @@ pub(crate) fn give_up(needed: CapabilitySet) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether this process had a capability and has given it up: then it can get it only by another
-/// start.
+/// Whether this process has dropped a capability, which it can regain only by a restart.
 pub(crate) fn has_given_up(capability: CapabilitySet) -> bool {
     GIVEN_UP.get().is_some_and(|given_up| given_up.contains(capability))
 }
@@ -103,7 +101,7 @@ pub(crate) fn give_up_all() {
     }
 }
 
-/// Keeps these of this thread's capabilities; answers those that are gone.
+/// Drops all of this thread's capabilities but `kept`; returns the dropped ones.
 fn keep(kept: CapabilitySet) -> io::Result<CapabilitySet> {
     set_no_new_privs(true)?;
     let CapabilitySets { permitted, .. } = capabilities(None)?;
@@ -113,16 +111,15 @@ fn keep(kept: CapabilitySet) -> io::Result<CapabilitySet> {
     Ok(permitted - left)
 }
 
-/// There are secrets in memory from now on: no other process of the user traces this one, and no
-/// core dump has them.
+/// Protects secrets in memory: forbids tracing by other processes of the user, and core dumps.
 pub(crate) fn hide_memory() {
     if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
         debug!("the process stays dumpable: {error}");
     }
 }
 
-/// What the threads that serve had and have no more.
+/// The dropped capabilities of the serving threads.
 static GIVEN_UP: OnceLock<CapabilitySet> = OnceLock::new();
 
-/// What to do where `has_given_up` is why something failed.
+/// The advice for errors that a dropped capability causes.
 pub(crate) const START_WITH_PRIVILEGES: &str = "this daemon gave up the capability for that when it started; start it with --keep-privileges, or with this volume";

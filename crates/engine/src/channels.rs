@@ -297,7 +297,7 @@ mod tests {
         is_released: Arc<AtomicBool>,
     }
 
-    struct Gate {
+    struct HoldingChannel {
         inner: Box<dyn Channel>,
         is_released: Arc<AtomicBool>,
         held: Vec<Io>,
@@ -310,11 +310,11 @@ mod tests {
 
         fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
             let inner = self.inner.open(core, depth, waker)?;
-            Ok(Box::new(Gate { inner, is_released: self.is_released.clone(), held: Vec::new() }))
+            Ok(Box::new(HoldingChannel { inner, is_released: self.is_released.clone(), held: Vec::new() }))
         }
     }
 
-    impl Channel for Gate {
+    impl Channel for HoldingChannel {
         fn submit(&mut self, io: Io) {
             self.held.push(io);
         }

@@ -500,7 +500,7 @@ mod tests {
     use crate::socket::{Listener, Stream};
     use blockmux_proto::event::AuditEvent;
     use blockmux_proto::exports::{Export, VolumeId};
-    use blockmux_proto::nbd::server::TargetSession;
+    use blockmux_proto::nbd::server::NbdTargetSession;
     use blockmux_proto::outbox::Outbox;
     use blockmux_proto::session::Timed;
     use blockmux_volume::{Chunk, Completion, Core, DelayVolume, Delays, Io, MemVolume, Memory, Tag, Volume};
@@ -529,7 +529,7 @@ mod tests {
             let (exports, limit) = (Exports::new(vec![export]), ConnectionLimit::new(usize::MAX));
             world.net().listen(&target, &address(), move |core, stream| {
                 let pool = core.pool().for_peer();
-                let session = TargetSession::new(exports.clone(), pool.clone(), core.now());
+                let session = NbdTargetSession::new(exports.clone(), pool.clone(), core.now());
                 let permit = limit.permit().unwrap();
                 TargetTask::spawn(core, stream, (session, pool), exports.clone(), permit);
             });
@@ -719,7 +719,7 @@ mod tests {
         let permits = limit.clone();
         world.net().listen(&target, &address(), move |core, stream| {
             let pool = core.pool().for_peer();
-            let session = TargetSession::new(exports.clone(), pool.clone(), core.now());
+            let session = NbdTargetSession::new(exports.clone(), pool.clone(), core.now());
             let permit = permits.permit().expect("there is room for one more");
             TargetTask::spawn(core, stream, (session, pool), exports.clone(), permit);
         });

@@ -18,8 +18,8 @@ use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::iscsi::client::default_proposal;
 use blockmux_proto::iscsi::login::operational::{OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::server::{self as iscsi, LocalSessions};
-use blockmux_proto::nbd::client::Features;
-use blockmux_proto::nbd::server::TargetSession;
+use blockmux_proto::nbd::client::NbdFeatures;
+use blockmux_proto::nbd::server::NbdTargetSession;
 use blockmux_proto::nvme_tcp;
 use blockmux_proto::session::{Home, StreamSession, Target};
 use blockmux_rdma::iwarp;
@@ -309,8 +309,8 @@ impl Scene {
     }
 
     fn of(volume: Arc<dyn Volume>, timeout: Option<Duration>) -> Scene {
-        let dialer = NbdDialer::new(&address(), Features::default(), timeout);
-        Scene::over(volume, TargetSession::new, dialer)
+        let dialer = NbdDialer::new(&address(), NbdFeatures::default(), timeout);
+        Scene::over(volume, NbdTargetSession::new, dialer)
     }
 
     fn over<T: StreamSession + Target + 'static>(

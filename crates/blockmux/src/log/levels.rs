@@ -11,11 +11,11 @@ use tracing_subscriber::Registry;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::reload::{Handle, Layer};
 
-/// Levels that were asked for, by area.
+/// Requested levels by area.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Levels(Vec<(&'static Area, LevelFilter)>);
 
-/// An area: its name, and the tracing targets that are of it.
+/// An area: its name and its tracing targets.
 #[derive(Debug, PartialEq, Eq)]
 struct Area {
     name: &'static str,
@@ -24,7 +24,7 @@ struct Area {
 
 const PROTOCOL: &str = "protocol";
 
-/// A module that is named here counts with those below it; whatever is in none goes by `--verbose`.
+/// The areas. A module includes its submodules; all other modules use the level of `--verbose`.
 static AREAS: [Area; 5] = [
     Area { name: "audit", targets: &[AUDIT] },
     Area {
@@ -54,7 +54,7 @@ pub(super) fn area_of(target: &str) -> Option<&'static str> {
 }
 
 impl Area {
-    /// Its targets; those of the protocols are the engine's modules of their names.
+    /// The targets of the area, including the engine's modules of the protocols.
     fn all(&self) -> impl Iterator<Item = String> {
         let protocols = PROTOCOLS.iter().filter(|_| self.name == PROTOCOL);
         let modules = protocols.map(|protocol| format!("blockmux_engine::{}", protocol.key()));
@@ -84,8 +84,7 @@ impl FromStr for Levels {
 }
 
 impl Levels {
-    /// What is logged with so many `--verbose`. A daemon's audit log is on unless it was turned
-    /// off.
+    /// The filter for this number of `--verbose`. A daemon's audit log is enabled by default.
     pub(crate) fn targets(&self, verbose: u8, is_daemon: bool) -> Targets {
         let level = match verbose {
             0 => LevelFilter::WARN,

@@ -1,13 +1,13 @@
-//! What the log leaves out because it was said before.
+//! Suppression of repeated log lines.
 //!
-//! A peer can do the same wrong thing thousands of times a second, and so can a device that fails;
-//! and the disk that keeps the log has an end. Lines that differ only in the peer's port, or in the
-//! place on a volume, are alike: a few are written, and the rest of some seconds is counted.
+//! A peer or a failing device can cause thousands of similar lines per second, which would fill the
+//! disk. Lines that differ only in the peer's port or in the offset on a volume are similar: a few
+//! are written, and the rest within some seconds are counted.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Lines of the last seconds.
+/// The lines of the last seconds.
 #[derive(Default)]
 pub(crate) struct Repeats {
     alike: HashMap<Vec<u8>, Count>,
@@ -16,15 +16,16 @@ pub(crate) struct Repeats {
 struct Count {
     since: Instant,
     lines: u32,
-    /// How many of them are written.
+    /// The maximum number of these that are written.
     most: u32,
 }
 
 impl Repeats {
-    /// Whether a line is to be written.
+    /// Whether to write a line.
     pub(crate) fn admits(&mut self, line: &[u8], now: Instant) -> bool {
         if self.alike.len() >= MOST_KINDS && !self.alike.contains_key(kind_of(line)) {
-            // One count for all further kinds: many addresses fill a disk as one does.
+            // All further kinds share one count, because many addresses could fill the disk as
+            // well.
             let count = self.alike.entry(OTHERS.to_vec()).or_insert(Count { since: now, lines: 0, most: 0 });
             count.lines = count.lines.saturating_add(1);
             return false;
@@ -35,7 +36,7 @@ impl Repeats {
         count.lines <= count.most
     }
 
-    /// What was left out of the seconds that are over, as lines.
+    /// Lines with the counts of suppressed lines of expired windows.
     pub(crate) fn left_out(&mut self, now: Instant) -> Vec<String> {
         let mut lines = Vec::new();
         self.alike.retain(|line, count| {
@@ -51,50 +52,50 @@ impl Repeats {
         lines
     }
 
-    /// Whether anything is counted, so that somebody has to look again.
+    /// Whether nothing is counted; otherwise `left_out` must be called later.
     pub(crate) fn is_empty(&self) -> bool {
         self.alike.is_empty()
     }
 }
 
-/// The line up to the port of the peer that it names, or to the place on a volume; all of it if it
-/// names none.
+/// The part of a line that similar lines share: up to the peer's port or the offset on a volume, or
+/// the complete line.
 fn kind_of(line: &[u8]) -> &[u8] {
     if let Some(begin) = line.windows(PLACE.len()).rposition(|window| window == PLACE) {
         return line.get(..begin).unwrap_or(line);
     }
     let Some(begin) = line.windows(PEER.len()).position(|window| window == PEER) else { return line };
     let (_, rest) = line.split_at(begin + PEER.len());
-    // What stands behind the address is of the peer's choosing.
+    // The peer controls the text after the address.
     let address = rest.split(|&byte| byte == b'"').next().unwrap_or(rest);
     let port = address.iter().rposition(|&byte| byte == b':').unwrap_or(address.len());
     line.get(..begin + PEER.len() + port).unwrap_or(line)
 }
 
-/// Whether it tells of a session that has begun or ended: each is to be found in the log.
+/// Whether the line is about the start or end of a session, which should all be logged.
 fn is_session(line: &[u8]) -> bool {
     let begins = |word: &[u8]| line.windows(word.len()).take(LEVEL_LEN).any(|window| window == word);
     SESSION.iter().any(|word| begins(word)) && !begins(b" login refused")
 }
 
-/// How lines of sessions begin, behind the level and its colours.
+/// Beginnings of lines about sessions, after the level and its colours.
 const SESSION: [&[u8]; 4] = [b" login ", b" logout: ", b" connection lost: ", b" reservation change"];
-/// In bytes.
+/// The maximum length of the level with its colours, in bytes.
 const LEVEL_LEN: usize = 24;
-/// Lines of sessions that are alike and written within [`WINDOW`]: a storm of logins after a
-/// restart, and no flood.
+/// The maximum number of similar lines about sessions within [`WINDOW`]: enough for all logins
+/// after a restart.
 const MOST_SESSIONS: u32 = 1000;
 /// The line for those beyond [`MOST_KINDS`].
 const OTHERS: &[u8] = b" WARN lines of other kinds are left out";
 
-/// How a line names its peer.
+/// The field of a line with the peer.
 const PEER: &[u8] = b"peer=\"";
-/// How it names a place on a volume.
+/// The field of a line with the offset on a volume.
 const PLACE: &[u8] = b" offset=";
-/// Lines alike that are written within [`WINDOW`].
+/// The maximum number of similar lines within [`WINDOW`].
 const MOST_ALIKE: u32 = 5;
 const MOST_KINDS: usize = 4096;
-/// How long lines are counted.
+/// The time for which lines are counted.
 pub(crate) const WINDOW: Duration = Duration::from_secs(10);
 
 #[cfg(test)]

@@ -170,8 +170,8 @@ impl ControlServer {
             thread::park_timeout(Duration::from_millis(1));
         }
         if !settling.is_over() {
-            let patience = SETTLE.as_secs();
-            warn!("{name}: what was in flight when it was removed is not over after {patience} s");
+            let timeout = SETTLE.as_secs();
+            warn!("{name}: what was in flight when it was removed is not over after {timeout} s");
         }
         info!("{name} is not served any more");
         progress("flushes what was written".to_owned());

@@ -1,5 +1,4 @@
-//! What has been done on a volume: counters that each of its users keeps for itself, so that cores
-//! share none of them.
+//! I/O counters of a volume. Each user has its own, so that cores do not share cache lines.
 
 use super::VolumeState;
 use blockmux_volume::{Io, Op};
@@ -7,55 +6,55 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What has been done on a volume since it is served, by all who use it or used it.
+/// I/O counters of a volume since its export, of all current and past users.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VolumeTraffic {
-    /// How many use it now: a connection counts from its first I/O on.
+    /// Number of current users; a connection counts from its first I/O on.
     pub users: u64,
-    /// Reads.
+    /// Number of reads.
     pub reads: u64,
-    /// Bytes that they asked for.
+    /// Bytes of all reads.
     pub read_bytes: u64,
-    /// Writes.
+    /// Number of writes.
     pub writes: u64,
-    /// Bytes that they brought.
+    /// Bytes of all writes.
     pub written_bytes: u64,
-    /// Zeroing, discards, flushes and all else.
+    /// Number of other operations: write-zeroes, discards, flushes and the rest.
     pub others: u64,
-    /// Of these, zeroing and discards: what changes the volume's content or its mapping.
+    /// Number of write-zeroes and discards, which are part of `others`.
     pub cleared: u64,
-    /// Of all of them, how many failed.
+    /// Number of failed operations of all kinds.
     pub failed: u64,
 }
 
-/// One user's counters, on one core; they stay in the sum when it is dropped.
+/// Counters of one user on one core; the volume's sum includes them also after the drop.
 pub struct Meter {
     served: Arc<VolumeState>,
     counts: Arc<CoreCounters>,
 }
 
-/// Counters of one of several users of a session, on one core; they are part of no volume's sum.
+/// Counters of one user of a shared session, on one core; no volume's sum includes them.
 #[derive(Default)]
 pub(crate) struct UserMeter(Arc<CoreCounters>);
 
-/// Reads one user's counters, also after that user has ended.
+/// Reads one user's counters, also after its end.
 #[derive(Clone)]
 pub struct MeterReader(Arc<CoreCounters>);
 
 impl UserMeter {
-    /// Counts a request.
+    /// Counts an operation.
     #[inline]
     pub(crate) fn count(&self, io: &Io) {
         self.0.count(io);
     }
 
-    /// Counts one that failed.
+    /// Counts a failed operation.
     #[cold]
     pub(crate) fn fail(&self) {
         add(&self.0.failed, 1);
     }
 
-    /// Reads these counters from another thread.
+    /// A handle to read these counters from another thread.
     pub(crate) fn reader(&self) -> MeterReader {
         MeterReader(self.0.clone())
     }
@@ -76,7 +75,7 @@ impl fmt::Debug for MeterReader {
 }
 
 impl MeterReader {
-    /// What was counted, added to `sum`.
+    /// Returns `sum` plus these counters.
     #[must_use]
     pub fn added_to(&self, sum: VolumeTraffic) -> VolumeTraffic {
         sum.with(&self.0)
@@ -87,7 +86,7 @@ impl MeterReader {
 #[derive(Default)]
 pub(super) struct Meters(Mutex<(VolumeTraffic, Vec<Arc<CoreCounters>>)>);
 
-/// Nobody else's are in the same line of a processor's cache.
+/// Counters of one user, in cache lines of their own.
 #[derive(Default)]
 #[repr(align(128))]
 struct CoreCounters {
@@ -121,7 +120,7 @@ impl CoreCounters {
 }
 
 impl Meter {
-    /// Counters for one more user.
+    /// Counters for another user of the volume.
     #[must_use]
     pub fn new(served: &Arc<VolumeState>) -> Meter {
         let counts = Arc::new(CoreCounters::default());
@@ -129,19 +128,19 @@ impl Meter {
         Meter { served: served.clone(), counts }
     }
 
-    /// Reads these counters from another thread.
+    /// A handle to read these counters from another thread.
     #[must_use]
     pub fn reader(&self) -> MeterReader {
         MeterReader(self.counts.clone())
     }
 
-    /// Counts a request.
+    /// Counts an operation.
     #[inline]
     pub fn count(&self, io: &Io) {
         self.counts.count(io);
     }
 
-    /// Counts one that failed.
+    /// Counts a failed operation.
     #[cold]
     pub fn fail(&self) {
         add(&self.counts.failed, 1);
@@ -184,7 +183,7 @@ impl VolumeTraffic {
     }
 }
 
-/// Without a locked instruction: one core alone writes it.
+/// Adds without a locked instruction, because only one core writes the counter.
 #[inline]
 fn add(count: &AtomicU64, more: u64) {
     count.store(count.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);

@@ -100,8 +100,8 @@ impl Shared {
             running.end(&answer);
             answer
         });
-        let answer = match patience(headers) {
-            Some(patience) => match time::timeout(patience, &mut work).await {
+        let answer = match wait_limit(headers) {
+            Some(wait_limit) => match time::timeout(wait_limit, &mut work).await {
                 Ok(answer) => answer,
                 Err(_) => return self.accepted(id),
             },
@@ -128,7 +128,7 @@ impl Shared {
 
 /// How long a client waits for an answer before it would rather have the address of an action;
 /// `None`: until there is one (RFC 7240, sections 4.1 and 4.3).
-fn patience(headers: &HeaderMap) -> Option<Duration> {
+fn wait_limit(headers: &HeaderMap) -> Option<Duration> {
     let preferences = headers.get_all("prefer").iter().filter_map(|value| value.to_str().ok());
     let preferences: Vec<_> = preferences.flat_map(|value| value.split([',', ';'])).map(str::trim).collect();
     if !preferences.contains(&"respond-async") {
@@ -384,9 +384,9 @@ mod tests {
     fn a_client_waits_for_as_long_as_it_says() {
         let wait = |value: &'static str| {
             let header = ("prefer".parse().unwrap(), HeaderValue::from_static(value));
-            patience(&[header].into_iter().collect()).map(|wait| wait.as_secs())
+            wait_limit(&[header].into_iter().collect()).map(|wait| wait.as_secs())
         };
-        assert_eq!(patience(&HeaderMap::new()), None);
+        assert_eq!(wait_limit(&HeaderMap::new()), None);
         assert_eq!(wait("wait=5"), None);
         assert_eq!(wait("respond-async"), Some(0));
         assert_eq!(wait("respond-async, wait=5"), Some(5));

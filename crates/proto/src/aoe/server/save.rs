@@ -1,17 +1,17 @@
-//! Changes of what is set on disks: made now, answered once they are kept.
+//! Requests that change a disk's settings, which are answered once the change is stored.
 //!
-//! A store keeps them elsewhere and says so only to who asks, so that the session asks again after
-//! [`ASK_AGAIN`] while anybody waits. At most [`MAX_WAITING`] do; more are not answered, and ask
-//! again themselves.
+//! The store works on another thread and must be polled, so the session polls it every
+//! [`POLL_INTERVAL`] while requests wait. At most [`MAX_WAITING`] requests wait; further ones get
+//! no answer, and the initiator retransmits them.
 
-use super::TargetSession;
-use crate::aoe::unit::{Changed, DiskSettings};
+use super::AoeTargetSession;
+use crate::aoe::unit::{DiskSettings, SettingsChange};
 use crate::frames::Station;
 use crate::volume_state::SaveTicket;
 use blockmux_wire::aoe::{ConfigCommand, ErrorCode, Header, MacMaskMessage, ReserveMessage};
 use std::time::{Duration, Instant};
 
-/// What is to be answered.
+/// The request to answer.
 #[derive(Clone, Copy)]
 pub(super) enum SaveRequest {
     Config(ConfigCommand),
@@ -19,28 +19,28 @@ pub(super) enum SaveRequest {
     Reserved(ReserveMessage),
 }
 
-/// What has become of a request.
+/// Result of a request.
 pub(super) enum SaveOutcome {
-    /// It is done, or refused.
+    /// The answer: success, or an error code.
     Answer(Option<ErrorCode>),
-    /// It is being kept.
+    /// The change is being stored.
     Wait(SaveTicket),
-    /// It cannot even be begun now.
+    /// The change cannot be started now; the request gets no answer.
     Silence,
 }
 
-/// Who waits for a change.
+/// A request that waits for its change to be stored.
 pub(super) struct SaveWaiter {
     ticket: SaveTicket,
-    /// The disk's place.
+    /// Index of the disk.
     at: usize,
     answer: Header,
     from: Station,
     asked: SaveRequest,
 }
 
-impl TargetSession {
-    /// Changes what is set on a disk.
+impl AoeTargetSession {
+    /// Changes the settings of a disk.
     pub(super) fn change(
         &mut self,
         at: usize,
@@ -50,16 +50,16 @@ impl TargetSession {
         let changed = disk.unit.change(change);
         disk.refresh();
         match changed {
-            Changed::Done => SaveOutcome::Answer(None),
-            Changed::Refused(code) => SaveOutcome::Answer(Some(code)),
-            Changed::Saving(_) if self.waiting.len() >= MAX_WAITING => SaveOutcome::Silence,
-            Changed::Saving(ticket) => SaveOutcome::Wait(ticket),
-            Changed::Busy => SaveOutcome::Silence,
+            SettingsChange::Done => SaveOutcome::Answer(None),
+            SettingsChange::Refused(code) => SaveOutcome::Answer(Some(code)),
+            SettingsChange::Saving(_) if self.waiting.len() >= MAX_WAITING => SaveOutcome::Silence,
+            SettingsChange::Saving(ticket) => SaveOutcome::Wait(ticket),
+            SettingsChange::Busy => SaveOutcome::Silence,
         }
     }
 
-    /// Answers now or when what was changed is kept.
-    pub(super) fn settle(
+    /// Answers the request now, or when the change is stored.
+    pub(super) fn answer_when_saved(
         &mut self,
         at: usize,
         answer: Header,
@@ -74,25 +74,25 @@ impl TargetSession {
         }
     }
 
-    /// Answers whose changes are kept, or cannot be, and sees to it that the others' are asked for
-    /// again.
-    pub(super) fn look_at_changes(&mut self, now: Instant) {
+    /// Answers the requests whose changes are stored or have failed, and schedules the next poll
+    /// for the others.
+    pub(super) fn poll_changes(&mut self, now: Instant) {
         let mut still = Vec::new();
         for waiting in std::mem::take(&mut self.waiting) {
             let SaveWaiter { ticket, at, answer, from, asked } = waiting;
             let Some(disk) = self.disks.get_mut(at) else { continue };
             match disk.unit.is_changed(ticket) {
                 None => still.push(waiting),
-                Some(is_kept) => {
+                Some(is_saved) => {
                     disk.refresh();
-                    // What cannot be kept is not set.
-                    let code = (!is_kept).then_some(ErrorCode::DEVICE_UNAVAILABLE);
+                    // A change that cannot be stored does not take effect.
+                    let code = (!is_saved).then_some(ErrorCode::DEVICE_UNAVAILABLE);
                     self.answer_asked(at, answer, from, asked, code);
                 }
             }
         }
         self.waiting = still;
-        self.ask_at = if self.waiting.is_empty() { None } else { now.checked_add(ASK_AGAIN) };
+        self.poll_at = if self.waiting.is_empty() { None } else { now.checked_add(POLL_INTERVAL) };
     }
 
     fn answer_asked(
@@ -111,7 +111,7 @@ impl TargetSession {
     }
 }
 
-/// A disk flushes in about as long.
-const ASK_AGAIN: Duration = Duration::from_millis(2);
-/// More than there are administrators.
+/// Interval of polling the store; about the time of a disk's flush.
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// The maximum number of waiting requests.
 const MAX_WAITING: usize = 64;

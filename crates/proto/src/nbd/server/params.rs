@@ -1,49 +1,39 @@
-//! What a handshake agreed on: the export, the form of messages, and the metadata context.
+//! Result of a handshake: the export, the header format and the metadata context.
 
 use crate::exports::{Export, VolumeId};
+use crate::nbd::HeaderFormat;
 use blockmux_volume::{MAX_TRANSFER, VolumeInfo};
 use blockmux_wire::nbd::handshake::*;
 use zerocopy::{U16, U32};
 
-/// The form of requests and replies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
-    /// Compact requests, simple replies: the default.
-    Simple,
-    /// Compact requests; reads, block status and errors are answered in structured chunks.
-    Structured,
-    /// Extended requests and replies, and nothing else.
-    Extended,
-}
-
-/// Everything about a session that does not change once transmission has begun.
+/// Parameters of the transmission phase, which do not change during it.
 #[derive(Clone, Debug)]
-pub(super) struct TransmissionTerms {
+pub(super) struct ServerParams {
     pub(super) volume: VolumeId,
-    /// As advertised; `read_only` is the export's too.
+    /// The volume's properties as advertised; `read_only` also if the export is read-only.
     pub(super) info: VolumeInfo,
-    pub(super) form: Form,
+    pub(super) headers: HeaderFormat,
     /// Whether `base:allocation` was selected for this export.
     pub(super) base_allocation: bool,
 }
 
-impl TransmissionTerms {
-    /// The terms for an export; its size and limits are the volume's now.
+impl ServerParams {
+    /// The parameters for an export, with the volume's current size and limits.
     pub(super) fn new(
         volume: VolumeId,
         export: &Export,
-        form: Form,
+        headers: HeaderFormat,
         base_allocation: bool,
-    ) -> TransmissionTerms {
+    ) -> ServerParams {
         let mut info = export.volume.info();
         info.read_only |= export.read_only;
-        TransmissionTerms { volume, info, form, base_allocation }
+        ServerParams { volume, info, headers, base_allocation }
     }
 
-    /// The transmission flags, from the volume's nature and the form alone.
+    /// The transmission flags, which follow from the volume's properties and the header format.
     ///
-    /// Flush and FUA are always offered. To leave them out would not say "no cache is in the way":
-    /// clients take it for "this target cannot flush" and fail their users' fsync.
+    /// Flush and FUA are always offered, also without a write cache: clients take their absence
+    /// for "this server cannot flush" and fail fsync.
     pub(super) fn transmission_flags(&self) -> TransmissionFlags {
         let info = &self.info;
         let writable = !info.read_only;
@@ -54,16 +44,19 @@ impl TransmissionTerms {
             (TransmissionFlags::SEND_TRIM, writable && info.discard_granularity > 0),
             (TransmissionFlags::SEND_WRITE_ZEROES, writable),
             (TransmissionFlags::SEND_FAST_ZERO, writable && info.fast_zeroes),
-            (TransmissionFlags::SEND_DF, self.form != Form::Simple),
+            (TransmissionFlags::SEND_DF, self.headers != HeaderFormat::Simple),
             (TransmissionFlags::CAN_MULTI_CONN, info.shared_flush),
-            (TransmissionFlags::BLOCK_STATUS_PAYLOAD, self.form == Form::Extended && self.base_allocation),
+            (
+                TransmissionFlags::BLOCK_STATUS_PAYLOAD,
+                self.headers == HeaderFormat::Extended && self.base_allocation,
+            ),
         ]
         .into_iter()
         .filter_map(|(flags, offered)| offered.then_some(flags))
         .collect()
     }
 
-    /// `NBD_INFO_EXPORT`.
+    /// The payload of `NBD_INFO_EXPORT`.
     pub(super) fn info_export(&self) -> InfoExport {
         InfoExport {
             info_type: U16::new(Info::NBD_INFO_EXPORT.0),
@@ -72,9 +65,9 @@ impl TransmissionTerms {
         }
     }
 
-    /// `NBD_INFO_BLOCK_SIZE`. The least block is the volume's own: smaller requests get
-    /// `NBD_EINVAL` from every client, also from one that never asked. Those in use ask, or keep to
-    /// 512 bytes without. Preferred blocks are never above the maximum.
+    /// The payload of `NBD_INFO_BLOCK_SIZE`. The minimum is the volume's logical block: a smaller
+    /// request fails with `NBD_EINVAL`, also of a client that did not request the block sizes.
+    /// Known clients request them or keep to multiples of 512 bytes.
     pub(super) fn info_block_size(&self) -> InfoBlockSize {
         let minimum = self.info.logical_block;
         InfoBlockSize {
@@ -86,7 +79,7 @@ impl TransmissionTerms {
     }
 }
 
-/// What every volume has.
+/// Transmission flags of every export.
 const ALWAYS: TransmissionFlags = TransmissionFlags::HAS_FLAGS
     .union(TransmissionFlags::SEND_FLUSH)
     .union(TransmissionFlags::SEND_FUA)
@@ -96,13 +89,16 @@ const ALWAYS: TransmissionFlags = TransmissionFlags::HAS_FLAGS
 mod tests {
     use super::*;
 
-    fn terms(info: VolumeInfo, form: Form) -> TransmissionTerms {
-        TransmissionTerms { volume: VolumeId(0), info, form, base_allocation: true }
+    fn params(info: VolumeInfo, headers: HeaderFormat) -> ServerParams {
+        ServerParams { volume: VolumeId(0), info, headers, base_allocation: true }
     }
 
     #[test]
     fn a_plain_volume_offers_flush_fua_cache_zeroes_and_several_connections() {
-        assert_eq!(terms(VolumeInfo::new(1 << 20), Form::Simple).transmission_flags().bits(), 0x054d);
+        assert_eq!(
+            params(VolumeInfo::new(1 << 20), HeaderFormat::Simple).transmission_flags().bits(),
+            0x054d
+        );
     }
 
     #[test]
@@ -120,17 +116,17 @@ mod tests {
             ),
         ];
         for (info, flags) in table {
-            assert_eq!(terms(info.clone(), Form::Simple).transmission_flags(), flags, "{info:?}");
+            assert_eq!(params(info.clone(), HeaderFormat::Simple).transmission_flags(), flags, "{info:?}");
         }
     }
 
     #[test]
     fn the_form_of_replies_has_its_flags() {
-        let flags = |form| terms(VolumeInfo::new(1 << 20), form).transmission_flags();
+        let flags = |headers| params(VolumeInfo::new(1 << 20), headers).transmission_flags();
         let base = TransmissionFlags::from_bits_retain(0x054d);
-        assert_eq!(flags(Form::Structured), base | TransmissionFlags::SEND_DF);
+        assert_eq!(flags(HeaderFormat::Structured), base | TransmissionFlags::SEND_DF);
         assert_eq!(
-            flags(Form::Extended),
+            flags(HeaderFormat::Extended),
             base | TransmissionFlags::SEND_DF | TransmissionFlags::BLOCK_STATUS_PAYLOAD
         );
     }
@@ -138,10 +134,10 @@ mod tests {
     #[test]
     fn preferred_blocks_are_at_least_512_bytes_and_at_most_the_maximum() {
         let info = VolumeInfo { logical_block: 1, physical_block: 1, ..VolumeInfo::new(100) };
-        let sizes = terms(info, Form::Simple).info_block_size();
+        let sizes = params(info, HeaderFormat::Simple).info_block_size();
         assert_eq!((sizes.minimum.get(), sizes.preferred.get()), (1, 512));
         assert_eq!(sizes.maximum_payload.get(), 32 << 20);
         let info = VolumeInfo { physical_block: 64 << 20, ..VolumeInfo::new(1 << 30) };
-        assert_eq!(terms(info, Form::Simple).info_block_size().preferred.get(), 32 << 20);
+        assert_eq!(params(info, HeaderFormat::Simple).info_block_size().preferred.get(), 32 << 20);
     }
 }
