@@ -161,7 +161,7 @@ mod tests {
     use super::*;
     use crate::scsi::device::testing::{Bench, Client, command, shaped};
     use crate::scsi::{Lun, Step};
-    use crate::volume_state::Meter;
+    use crate::volume_state::{Meter, Origin};
     use blockmux_volume::{Io, Tag, VolumeInfo};
 
     fn list(ranges: &[(u64, u32)]) -> Vec<u8> {
@@ -199,7 +199,7 @@ mod tests {
             ..VolumeInfo::new(1 << 20)
         };
         let bench = Bench::over(shaped(device));
-        let meter = Meter::new(&bench.unit.served);
+        let meter = Meter::new(&bench.unit.served, Origin::default());
         let mut client = bench.client("a");
         let mut asks_volume = || {
             let cdb = [0x9e, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 0, 0];
