@@ -70,7 +70,7 @@ enum Command {
     Info(info::InfoArgs),
     /// List what a server exports
     Discover(discover::DiscoverArgs),
-    /// Reset an iSCSI logical unit or target, or abort its commands
+    /// Reset an iSCSI or SRP logical unit or an iSCSI target, or abort its commands
     Reset(reset::ResetArgs),
     /// Show or change what a running `serve --control` exports
     Ctl(ctl::CtlArgs),
@@ -164,7 +164,7 @@ Volumes:
     iser://host/target-name/lun
     nvme+tcp://host/subsystem-nqn/nsid
     nvme+rdma://host/subsystem-nqn/nsid
-    nvme+rdma://host/subsystem-nqn/nsid
+    srp://host/TARGET-PORT-ID/lun
     aoe://IFACE/eSHELF.SLOT
 
 Examples:

@@ -8,7 +8,7 @@ use crate::reach;
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ResetArgs {
-    /// URL of an iSCSI or iSER logical unit
+    /// URL of an iSCSI, iSER or SRP logical unit
     #[arg(value_name = "URL")]
     url: String,
     /// Task management function
@@ -17,7 +17,7 @@ pub(crate) struct ResetArgs {
 }
 
 /// What a target is asked to do: the task management functions of RFC 7143 that are about no single
-/// task.
+/// task. SRP has those for one logical unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum What {
     /// LOGICAL UNIT RESET: abort the commands of all initiators

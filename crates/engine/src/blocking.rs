@@ -4,7 +4,9 @@ use crate::connection::Broken;
 use crate::secure::Secure;
 use crate::socket::Address;
 use blockmux_proto::outbox::Outbox;
-use blockmux_proto::session::{Demand, MAX_DEMAND, StreamConnections, StreamSession, Timed};
+use blockmux_proto::session::{
+    BYTES_BEFORE_TLS, Demand, MAX_DEMAND, StreamConnections, StreamSession, Timed,
+};
 use blockmux_tls::TlsError;
 use blockmux_volume::{Chunk, Memory};
 use socket2::{Domain, SockAddr, Socket, Type};
@@ -62,6 +64,17 @@ impl<R> BlockingConnectError<R> {
     }
 }
 
+/// Whether the peer closed the connection, or may have, rather than stayed silent.
+pub(crate) fn has_hung_up(ran: &Result<(), Broken>) -> bool {
+    match ran {
+        Ok(()) | Err(Broken::Protocol(_)) => true,
+        Err(Broken::Socket(error)) => {
+            matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
+        }
+        Err(Broken::Tls(_) | Broken::Keys(_) | Broken::Evicted(_)) => false,
+    }
+}
+
 /// The first successful result, or else the first error.
 pub(crate) fn first_answer<T, E>(mut answers: impl Iterator<Item = Result<T, E>>) -> Option<Result<T, E>> {
     let first = answers.next()?;
@@ -103,7 +116,8 @@ pub fn run_session<S: OneStream>(
     run_secured(address, None, session, timeout, done)
 }
 
-/// Connects and runs `session` over a blocking socket, with TLS if `secure` is given.
+/// Connects and runs `session` over a blocking socket, with TLS if `secure` is given: from the
+/// beginning, or when the session demands it.
 ///
 /// # Errors
 /// As for [`run_session`], and if the TLS handshake fails.
@@ -175,12 +189,16 @@ fn run<S: OneStream>(
                 chunk.take(here);
                 placed += here;
             }
-            Demand::Bytes(_) | Demand::Place(_) => {
+            Demand::StartTls if start_tls(secure.as_mut(), &chunk)? => {}
+            Demand::Bytes(_) | Demand::Place(_) | Demand::StartTls => {
                 let due = stream.poll_timeout().map_or(deadline, |due| due.min(deadline));
                 let due = notice.map_or(due, |notice| due.min(notice));
                 let unread = chunk.unread().len();
                 if !receive(&mut socket, &mut secure, &mut chunk, (due, deadline))? {
                     return stream.on_end(Instant::now()).map_err(Broken::from);
+                }
+                if let Some(by) = secure.as_mut().and_then(Secure::take_peer) {
+                    stream.on_secured(by, Instant::now())?;
                 }
                 *is_answering |= chunk.unread().len() > unread;
                 if *is_answering {
@@ -201,9 +219,21 @@ fn run<S: OneStream>(
     }
 }
 
+/// Begins TLS, which the session demands. Returns whether that is news.
+fn start_tls(secure: Option<&mut Secure>, chunk: &Chunk) -> Result<bool, Broken> {
+    let secure = secure.ok_or(TlsError::Ours("this connection has no TLS credentials"))?;
+    let is_news = secure.start();
+    if is_news && !chunk.unread().is_empty() {
+        return Err(BYTES_BEFORE_TLS.into());
+    }
+    Ok(is_news)
+}
+
 /// Sends the whole outbox, or with TLS as much as can be encrypted now.
 fn send(socket: &mut Socket, secure: &mut Option<Secure>, outbox: &mut Outbox) -> Result<(), Broken> {
-    let Some(secure) = secure else { return Ok(socket.write_all(&outbox.take_bytes())?) };
+    let Some(secure) = secure.as_mut().filter(|secure| !secure.is_plain()) else {
+        return Ok(socket.write_all(&outbox.take_bytes())?);
+    };
     if !secure.is_open() {
         secure.take(&[], &mut Chunk::new(Memory::from_heap(1)))?;
     }
@@ -231,6 +261,7 @@ fn receive(
     }
     socket.set_read_timeout(Some(due.saturating_duration_since(Instant::now()).max(SHORTEST_WAIT)))?;
     let mut records = [0; MOST_RECORDS];
+    let secure = secure.as_mut().filter(|secure| !secure.is_plain());
     let result = match secure {
         None => socket.read(chunk.spare()),
         // At most as many bytes as there is room for their plaintext.
@@ -327,7 +358,7 @@ mod tests {
             let tls_required = [b"\0\x03\xe8\x89\x04\x55\x65\xa9", &option[12..16], b"\x80\0\0\x05\0\0\0\0"];
             socket.write_all(&tls_required.concat()).unwrap();
         });
-        let error = describe(&Address::Unix(path), "").unwrap_err();
+        let error = describe(&Address::Unix(path), None, "").unwrap_err();
         assert!(
             matches!(&error, NbdConnectError::Refused { refused: NbdRefused::TlsRequired { .. }, .. }),
             "{error}"

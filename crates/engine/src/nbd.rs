@@ -1,28 +1,51 @@
 //! NBD on sockets: serving exports and connecting to one.
 
-use crate::blocking::{self, run_session};
-use crate::initiator::{Dialer, Opening, Paths, RemoteVolume, check_unchanged};
+use crate::blocking::{self, run_secured};
+use crate::connection::Broken;
+use crate::initiator::{Dialer, Opening, Paths, RemoteVolume, TlsKeys, check_unchanged};
 use crate::listener::Serve;
+use crate::secure::{ClientTls, Secure};
 use crate::socket::Address;
-use crate::target::TargetTask;
+use crate::target::{ArrivedConnection, TargetTask};
 use blockmux_proto::exports::Exports;
 use blockmux_proto::nbd::client::{
     Config, ExportInfo, Features, InitiatorSession, ListedExport, Mode, NbdRefused,
 };
-use blockmux_proto::nbd::server::TargetSession;
+use blockmux_proto::nbd::server::{NbdTls, TargetSession};
 use blockmux_proto::session::NoControl;
+use blockmux_tls::ServerCredentials;
 use blockmux_volume::{Core, Pool, VolumeInfo};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::warn;
 
-/// Serves `exports` to each accepted connection.
+/// TLS of an NBD server.
+#[derive(Clone)]
+pub struct NbdServerTls {
+    /// What both sides authenticate with.
+    pub credentials: ServerCredentials,
+    /// Which clients have to use TLS, and which are allowed.
+    pub policy: NbdTls,
+    /// Whether the kernel makes the records where possible.
+    pub ktls: bool,
+}
+
+/// Serves `exports` to each accepted connection, which may or must be upgraded to TLS if `tls` is
+/// given.
 #[must_use]
-pub fn serve(exports: Exports) -> Serve {
+pub fn serve(exports: Exports, tls: Option<NbdServerTls>) -> Serve {
     Arc::new(move |core, stream, permit| {
         let pool = core.pool().for_peer_at(stream.peer_ip());
         let session = TargetSession::new(exports.clone(), pool.clone(), core.now());
-        TargetTask::spawn(core, stream, (session, pool), exports.clone(), permit);
+        let arrival = ArrivedConnection::new(stream, permit);
+        let (session, secure) = match &tls {
+            None => (session, None),
+            Some(NbdServerTls { credentials, policy, ktls }) => {
+                let secure = Secure::server(credentials.clone()).by_kernel(*ktls).on_demand();
+                (session.with_tls(policy.clone()), Some(secure))
+            }
+        };
+        TargetTask::receive(core, (arrival, secure), (session, pool), exports.clone(), None);
     })
 }
 
@@ -39,6 +62,8 @@ pub struct NbdEndpoint {
     pub reconnect_timeout: Duration,
     /// How long a reply may take before the connection counts as lost, as [`Paths::timeout`].
     pub timeout: Option<Duration>,
+    /// TLS, without which nothing is asked of the server then.
+    pub tls: Option<ClientTls>,
 }
 
 /// Why an export cannot be reached.
@@ -49,7 +74,7 @@ pub type NbdConnectError = blocking::BlockingConnectError<NbdRefused>;
 /// # Errors
 /// If the server cannot be reached or does not have the export.
 pub fn connect(endpoint: NbdEndpoint) -> Result<RemoteVolume<NbdDialer>, NbdConnectError> {
-    let session = ask(&endpoint.address, &endpoint.export, Mode::Info)?;
+    let session = ask(&endpoint.address, endpoint.tls.as_ref(), &endpoint.export, Mode::Info)?;
     let silent = || NbdConnectError::silent(&endpoint.address);
     let (export, info) = session.export().zip(session.volume_info()).ok_or_else(silent)?;
     let rest = export.size.saturating_sub(info.size);
@@ -69,8 +94,12 @@ pub fn connect(endpoint: NbdEndpoint) -> Result<RemoteVolume<NbdDialer>, NbdConn
 ///
 /// # Errors
 /// As for [`connect`].
-pub fn describe(address: &Address, export: &str) -> Result<ExportInfo, NbdConnectError> {
-    let session = ask(address, export, Mode::Info)?;
+pub fn describe(
+    address: &Address,
+    tls: Option<&ClientTls>,
+    export: &str,
+) -> Result<ExportInfo, NbdConnectError> {
+    let session = ask(address, tls, export, Mode::Info)?;
     session.export().cloned().ok_or_else(|| NbdConnectError::silent(address))
 }
 
@@ -78,17 +107,25 @@ pub fn describe(address: &Address, export: &str) -> Result<ExportInfo, NbdConnec
 ///
 /// # Errors
 /// If the server cannot be reached or refuses to list.
-pub fn list(address: &Address) -> Result<(Vec<ListedExport>, u64), NbdConnectError> {
-    let session = ask(address, "", Mode::List)?;
+pub fn list(address: &Address, tls: Option<&ClientTls>) -> Result<(Vec<ListedExport>, u64), NbdConnectError> {
+    let session = ask(address, tls, "", Mode::List)?;
     Ok((session.exports().to_vec(), session.exports_left_out()))
 }
 
 /// Runs one handshake.
-fn ask(address: &Address, export: &str, mode: Mode) -> Result<InitiatorSession, NbdConnectError> {
+fn ask(
+    address: &Address,
+    tls: Option<&ClientTls>,
+    export: &str,
+    mode: Mode,
+) -> Result<InitiatorSession, NbdConnectError> {
     let config = Config { export: export.to_owned(), mode, features: Features::default() };
-    let mut session = InitiatorSession::new(config, Pool::new(LOG_IN_POOL), Instant::now());
-    run_session(address, &mut session, LOG_IN_TIMEOUT, InitiatorSession::is_over)
-        .map_err(|broken| NbdConnectError::broken(address, broken))?;
+    let session = InitiatorSession::new(config, Pool::new(LOG_IN_POOL), Instant::now());
+    let mut session = if tls.is_some() { session.with_tls() } else { session };
+    let ran = tls.map(ClientTls::secure).transpose().map_err(Broken::from).and_then(|secure| {
+        run_secured(address, secure, &mut session, LOG_IN_TIMEOUT, InitiatorSession::is_over)
+    });
+    ran.map_err(|broken| NbdConnectError::broken(address, broken))?;
     match session.refused() {
         Some(refused) => Err(NbdConnectError::refused(address, refused.clone())),
         None => Ok(session),
@@ -103,6 +140,12 @@ pub struct NbdDialer {
     first: VolumeInfo,
 }
 
+impl TlsKeys for NbdDialer {
+    fn keys(&self) -> Option<ClientTls> {
+        self.endpoint.tls.clone()
+    }
+}
+
 impl Dialer for NbdDialer {
     type Session = InitiatorSession;
     type Control = NoControl;
@@ -114,7 +157,12 @@ impl Dialer for NbdDialer {
     fn session(&self, opening: &Opening<'_, NoControl>) -> InitiatorSession {
         let config =
             Config { export: self.endpoint.export.clone(), mode: Mode::Go, features: Features::default() };
-        InitiatorSession::new(config, opening.pool.clone(), opening.now)
+        let session = InitiatorSession::new(config, opening.pool.clone(), opening.now);
+        if self.endpoint.tls.is_some() { session.with_tls() } else { session }
+    }
+
+    fn tls(&self) -> Option<&dyn TlsKeys> {
+        Some(self)
     }
 
     fn check(&self, session: &InitiatorSession) -> Result<(), String> {

@@ -304,7 +304,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
             || match self.session.demand() {
                 Demand::Place(_) => true,
                 Demand::Bytes(wanted) => wanted > LONGEST_HEAD,
-                Demand::Nothing | Demand::Close => false,
+                Demand::StartTls | Demand::Nothing | Demand::Close => false,
             }
     }
 

@@ -2,6 +2,7 @@
 //! on the test's core.
 
 mod conforms;
+mod first_revision;
 mod iscsi_names;
 mod iscsi_sides;
 
@@ -22,7 +23,7 @@ use conforms::{conforms, disk_and_frozen};
 use iscsi_names::target_name;
 use iscsi_sides::node;
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -143,38 +144,11 @@ fn one_port_serves_iscsi_and_iser_side_by_side() {
     conforms(over_rdma, Some(over_tcp));
 }
 
-/// Passes connections on to `target`, but closes those that begin by RFC 6581 as who does not know
-/// it has to (§10).
-fn before(target: SocketAddr) -> Address {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = Address::Tcp(listener.local_addr().unwrap());
-    std::thread::spawn(move || {
-        for client in listener.incoming() {
-            let (mut client, mut begin) = (client.unwrap(), [0; 20]);
-            if client.read_exact(&mut begin).is_err() || begin[17] != 1 {
-                continue;
-            }
-            let mut server = TcpStream::connect(target).unwrap();
-            server.write_all(&begin).unwrap();
-            for (mut from, mut to) in [
-                (client.try_clone().unwrap(), server.try_clone().unwrap()),
-                (server.try_clone().unwrap(), client.try_clone().unwrap()),
-            ] {
-                std::thread::spawn(move || {
-                    let _ = std::io::copy(&mut from, &mut to);
-                    let _ = to.shutdown(Shutdown::Write);
-                });
-            }
-        }
-    });
-    address
-}
-
 #[test]
 fn a_target_that_knows_the_first_revision_of_mpa_alone_is_reached_by_that() {
     let target = Target::serve();
     let Address::Tcp(address) = target.address else { panic!("it listens on TCP") };
-    let (address, over) = (before(address), OverIwarp::default());
+    let (address, over) = (first_revision::before(address), OverIwarp::default());
     let (found, _) = discover(&address, &initiator(), None, &over).unwrap();
     assert_eq!(found.len(), 2);
     let volume = |export| {

@@ -42,7 +42,7 @@ impl Target {
         let address = listener.address().clone();
         let cores =
             Cores::start(&CoresConfig { policy: PollPolicy::Never, ..CoresConfig::default() }).unwrap();
-        let (serve, inboxes) = (nbd::serve(disk_and_frozen(&volume)), cores.inboxes());
+        let (serve, inboxes) = (nbd::serve(disk_and_frozen(&volume), None), cores.inboxes());
         cores.inboxes()[0].send(move |core| {
             ListenerTask::spawn(core, listener, inboxes, serve, ConnectionLimit::new(64));
         });
@@ -141,6 +141,7 @@ fn what_a_url_names_conforms_over_tcp() {
         let (address, export) = (target.address.clone(), export.to_owned());
         Arc::new(
             nbd::connect(NbdEndpoint {
+                tls: None,
                 address,
                 export,
                 connections: 2,

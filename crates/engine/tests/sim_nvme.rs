@@ -20,7 +20,7 @@ use blockmux_proto::nvme::auth::psk::ConfiguredPsk;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme_tcp::client::{Digests, Names};
 use blockmux_proto::nvme_tcp::server::TargetSession;
-use blockmux_tls::{Hash, Psk};
+use blockmux_tls::{Hash, Psk, ServerCredentials};
 use blockmux_volume::Pool;
 use nvme_sides::{dialer, endpoint, node};
 use std::cell::OnceCell;
@@ -66,14 +66,14 @@ impl Protocol for Nvme {
     fn secure(&self) -> Option<Secure> {
         let [host, subsystem] = names();
         let keys = self.tls_key.as_ref()?.retained(&host).tls_psks(&host, &subsystem);
-        Some(Secure::server(Arc::new(move |identity| {
+        Some(Secure::server(ServerCredentials::Psks(Arc::new(move |identity: &[u8]| {
             let key = keys.iter().find(|key| key.identity.as_bytes() == identity)?;
             Some(Psk {
                 identity: identity.to_vec(),
                 secret: key.secret().to_vec().into(),
                 hash: Hash::Sha256,
             })
-        })))
+        }))))
     }
 
     fn dialer(&self, address: &Address) -> NvmeDialer {

@@ -45,12 +45,33 @@ pub enum Demand {
     /// unread, which the driver copies; asked again meanwhile, the session names the whole memory
     /// again.
     Place(SgList),
+    /// A TLS handshake on this connection, then [`StreamSession::on_secured`]. The outbox is empty.
+    /// Bytes that came in the clear and are unread are an error of the peer
+    /// ([`BYTES_BEFORE_TLS`]).
+    StartTls,
     /// Nothing now: back-pressure. The session is waiting for completions or for its outbox to
     /// drain.
     Nothing,
     /// Nothing ever: close the connection once the outbox is empty and no I/O is in flight.
     Close,
 }
+
+/// How the peer of a TLS connection has authenticated itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SecuredBy<'a> {
+    /// By the pre-shared key of this identity.
+    Psk(&'a [u8]),
+    /// By the certificate with this subject, as RFC 4514 writes it.
+    Certificate(&'a str),
+    /// Not at all: a client that was not asked for a certificate.
+    Nothing,
+}
+
+/// Bytes that a peer, or somebody between it and us, has sent in the clear where TLS should begin.
+pub const BYTES_BEFORE_TLS: ProtocolError = ProtocolError {
+    what: "sent bytes in the clear where the TLS handshake should begin",
+    reference: "proto.md, \"FORCEDTLS mode\"",
+};
 
 /// The most contiguous bytes that a session may ask for; a receive buffer holds at least this.
 pub const MAX_DEMAND: usize = 128 << 10;
@@ -88,12 +109,12 @@ pub trait StreamSession: Timed {
     /// If the peer broke the protocol: the driver sends what the outbox holds and closes.
     fn on_bytes(&mut self, input: &Chunk, now: Instant) -> Result<usize, ProtocolError>;
 
-    /// The connection is secured from now on, with the key of that identity: whatever is shown
-    /// later is the peer's who has it. Nothing has been shown before.
+    /// TLS is established, and the peer authenticated as this. It happens before any bytes are
+    /// shown, or after [`Demand::StartTls`].
     ///
     /// # Errors
     /// If there is no use for such a connection.
-    fn on_secured(&mut self, _identity: &[u8], _now: Instant) -> Result<(), ProtocolError> {
+    fn on_secured(&mut self, _by: SecuredBy<'_>, _now: Instant) -> Result<(), ProtocolError> {
         Ok(())
     }
 
@@ -142,8 +163,8 @@ impl<S: StreamSession + ?Sized> StreamSession for &mut S {
         (**self).on_bytes(input, now)
     }
 
-    fn on_secured(&mut self, identity: &[u8], now: Instant) -> Result<(), ProtocolError> {
-        (**self).on_secured(identity, now)
+    fn on_secured(&mut self, by: SecuredBy<'_>, now: Instant) -> Result<(), ProtocolError> {
+        (**self).on_secured(by, now)
     }
 
     #[inline]

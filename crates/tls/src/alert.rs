@@ -1,15 +1,23 @@
 //! Alerts: what the peer's mean, and what it is told (RFC 8446 §6).
 
-use super::TlsError;
+use super::{CredentialKind, TlsError};
 
 /// The peer has ended the connection with an alert, or without one.
-pub(crate) fn received(code: Option<u8>, was_open: bool) -> TlsError {
+pub(crate) fn received(code: Option<u8>, was_open: bool, kind: CredentialKind) -> TlsError {
     let name = match code {
         None | Some(CLOSE_NOTIFY) => "close_notify".to_owned(),
         Some(UNEXPECTED_MESSAGE) => "unexpected_message".to_owned(),
         Some(BAD_RECORD_MAC) => "bad_record_mac".to_owned(),
         Some(RECORD_OVERFLOW) => "record_overflow".to_owned(),
         Some(HANDSHAKE_FAILURE) => "handshake_failure".to_owned(),
+        Some(BAD_CERTIFICATE) => "bad_certificate".to_owned(),
+        Some(43) => "unsupported_certificate".to_owned(),
+        Some(44) => "certificate_revoked".to_owned(),
+        Some(45) => "certificate_expired".to_owned(),
+        Some(CERTIFICATE_UNKNOWN) => "certificate_unknown".to_owned(),
+        Some(UNKNOWN_CA) => "unknown_ca".to_owned(),
+        Some(ACCESS_DENIED) => "access_denied".to_owned(),
+        Some(CERTIFICATE_REQUIRED) => "certificate_required".to_owned(),
         Some(47) => "illegal_parameter".to_owned(),
         Some(50) => "decode_error".to_owned(),
         Some(DECRYPT_ERROR) => "decrypt_error".to_owned(),
@@ -21,7 +29,11 @@ pub(crate) fn received(code: Option<u8>, was_open: bool) -> TlsError {
         Some(code) => code.to_string(),
     };
     let hint = match code {
-        _ if was_open => "",
+        Some(CERTIFICATE_REQUIRED) => ": it wants a certificate of ours",
+        Some(BAD_CERTIFICATE..=CERTIFICATE_UNKNOWN | UNKNOWN_CA | ACCESS_DENIED) => {
+            ": it does not accept our certificate"
+        }
+        _ if was_open || kind == CredentialKind::Certificate => "",
         Some(DECRYPT_ERROR) => ": it has another key of that name",
         None | Some(CLOSE_NOTIFY | HANDSHAKE_FAILURE | UNKNOWN_PSK_IDENTITY) => {
             ": it does not know the key, or not for these names"
@@ -66,6 +78,11 @@ const UNEXPECTED_MESSAGE: u8 = 10;
 const BAD_RECORD_MAC: u8 = 20;
 const RECORD_OVERFLOW: u8 = 22;
 const HANDSHAKE_FAILURE: u8 = 40;
+const BAD_CERTIFICATE: u8 = 42;
+const CERTIFICATE_UNKNOWN: u8 = 46;
+const UNKNOWN_CA: u8 = 48;
+const ACCESS_DENIED: u8 = 49;
 const DECODE_ERROR: u8 = 50;
 const DECRYPT_ERROR: u8 = 51;
 const UNKNOWN_PSK_IDENTITY: u8 = 115;
+const CERTIFICATE_REQUIRED: u8 = 116;

@@ -1,4 +1,4 @@
-//! TLS 1.3 with external pre-shared keys (RFC 8446), without sockets: bytes in and bytes out.
+//! TLS with pre-shared keys or certificates (RFC 8446), without sockets: bytes in and bytes out.
 //!
 //! ```text
 //!   socket ──records──▶ Tls::receive ──plain bytes──▶ session
@@ -6,9 +6,13 @@
 //! ```
 //! Whoever drives a [`Tls`] shows it what came from the peer, takes what is to be sent from
 //! [`Tls::output`], and bounds the time of the handshake; the handshake's memory is bounded here
-//! ([`MAX_HANDSHAKE`]). Only keys count: there are no certificates, no resumption and no early
-//! data, every handshake has a Diffie-Hellman exchange (`psk_dhe_ke`), and the cipher suites are
-//! `TLS_AES_128_GCM_SHA256` and `TLS_AES_256_GCM_SHA384`, as the key's hash function has it.
+//! ([`MAX_HANDSHAKE`]). There is no resumption and no early data, every handshake has a
+//! Diffie-Hellman exchange, and every cipher is AES-GCM.
+//!
+//! A connection has credentials of one kind. Pre-shared keys (`psk.rs`) are for TLS 1.3 only, with
+//! the cipher suite that has the key's hash function. Certificates (`certificates.rs`) are for TLS
+//! 1.3, and for 1.2 where the peer has nothing newer. A server may require a certificate of each
+//! client.
 //!
 //! A server looks up the keys that a client offers when it has its ClientHello (`hello.rs`), so
 //! that it may have any number of them. Who offers none that it knows hears `unknown_psk_identity`,
@@ -22,37 +26,78 @@
 //! between it and us, is in `pipe.rs` alone.
 
 mod alert;
+mod certificates;
 mod hello;
 mod keys;
 mod messages;
 mod pipe;
+mod psk;
+mod psk_file;
 mod records;
 
+pub use certificates::{CertifiedKey, ClientCertificates, ServerCertificates, Trust};
 pub use keys::{Exported, IV_LEN, RecordKeys, TrafficSecret};
 pub use messages::{ALERT, APPLICATION_DATA, HANDSHAKE, Messages, OUR_CLOSE_NOTIFY, OUR_KEY_UPDATE, Told};
 use pipe::Pipe;
+pub use psk::{Hash, Lookup, Psk};
+use psk::{Offer, library_psk};
+pub use psk_file::{PskFile, PskFileError};
 pub use records::{HEADER_LEN, MOST_PLAIN, OVERHEAD, Records};
-use s2n_tls::callbacks::{ClientHelloCallback, ConnectionFuture};
 use s2n_tls::config::{Builder, Config};
 use s2n_tls::connection::Connection;
-use s2n_tls::enums::{Blinding, Mode, PskHmac, SerializationVersion};
+use s2n_tls::enums::{Blinding, Mode, SerializationVersion, Version};
 use s2n_tls::error::{Error, ErrorType};
 use s2n_tls::security::Policy;
-use std::fmt;
-use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::task::{Poll, Waker};
-use zeroize::Zeroizing;
 
 /// One side of a connection.
 pub struct Tls {
     pipe: Pipe,
     mode: Mode,
     state: State,
+    /// The library's configuration, with the credentials.
+    config: Config,
+    kind: CredentialKind,
     /// Bytes of the peer's that the handshake has taken.
     handshake: usize,
-    /// Which key both sides have.
-    identity: Vec<u8>,
+    peer: TlsPeer,
+}
+
+/// What a client authenticates with, and how it authenticates the server.
+#[derive(Clone, Debug)]
+pub enum ClientCredentials {
+    /// Pre-shared keys, the preferred one first.
+    Psks(Arc<[Psk]>),
+    /// A certificate of the server, and perhaps one of the client.
+    Certificates(ClientCertificates),
+}
+
+/// What a server authenticates with, and how it authenticates clients.
+#[derive(Clone)]
+pub enum ServerCredentials {
+    /// Pre-shared keys, found by the identities that a client offers.
+    Psks(Lookup),
+    /// A certificate of the server, and perhaps one of each client.
+    Certificates(ServerCertificates),
+}
+
+/// The kind of a connection's credentials.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CredentialKind {
+    Psk,
+    Certificate,
+}
+
+/// How the peer has authenticated itself in the handshake.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TlsPeer {
+    /// By the pre-shared key of this identity.
+    Psk(Vec<u8>),
+    /// By the certificate with this subject, as RFC 4514 writes it: `CN=backup,O=Example`.
+    Certificate(String),
+    /// Not at all: a client that was not asked for a certificate.
+    Anonymous,
 }
 
 /// What a call of [`Tls::receive`] has moved.
@@ -63,29 +108,6 @@ pub struct Moved {
     /// Plain bytes that it gave.
     pub given: usize,
 }
-
-/// A pre-shared key.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Psk {
-    /// What both sides call it; everybody sees that.
-    pub identity: Vec<u8>,
-    /// The key, of at least 16 bytes.
-    pub secret: Zeroizing<Vec<u8>>,
-    /// The hash function of its cipher suite.
-    pub hash: Hash,
-}
-
-/// A hash function, and with it a cipher suite.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hash {
-    /// `TLS_AES_128_GCM_SHA256`.
-    Sha256,
-    /// `TLS_AES_256_GCM_SHA384`.
-    Sha384,
-}
-
-/// Finds a server's key by its identity.
-pub type Lookup = Arc<dyn Fn(&[u8]) -> Option<Psk> + Send + Sync>;
 
 /// Why there is no secure connection, or not any more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -99,6 +121,18 @@ pub enum TlsError {
     /// Both sides know a key of that name, and not the same one.
     #[error("has another TLS key than the one that is here called {0}")]
     WrongKey(String),
+    /// The peer's certificate is not accepted.
+    #[error("has a certificate that is not accepted: {0}")]
+    Certificate(&'static str),
+    /// A client has sent no certificate.
+    #[error("has sent no certificate, which is required here")]
+    NoCertificate,
+    /// Our own certificates or keys cannot be used.
+    #[error("{0}")]
+    Credentials(&'static str),
+    /// The peer has closed the connection, and takes nothing any more.
+    #[error("has closed the connection")]
+    Closed,
     /// The other side has ended the handshake, or the connection, with an alert.
     #[error("has ended TLS with the alert {name}{hint}")]
     Alert {
@@ -140,31 +174,60 @@ enum State {
 }
 
 impl Tls {
-    /// A client that has these keys, the one that it likes best first.
+    /// A client with these credentials.
     ///
     /// # Errors
-    /// If the keys cannot be used.
-    pub fn client(keys: &[Psk]) -> Result<Tls, TlsError> {
-        let mut connection = connection(Mode::Client, client_config()?)?;
-        for key in keys {
-            connection.append_psk(&library_psk(key)?).map_err(|error| ours(&error))?;
+    /// If the credentials cannot be used.
+    pub fn client(credentials: &ClientCredentials) -> Result<Tls, TlsError> {
+        match credentials {
+            ClientCredentials::Psks(keys) => {
+                let config = psk::client_config()?;
+                let mut connection = connection(Mode::Client, config.clone())?;
+                for key in &**keys {
+                    connection.append_psk(&library_psk(key)?).map_err(|error| ours(&error))?;
+                }
+                Tls::new(connection, Mode::Client, config, CredentialKind::Psk)
+            }
+            ClientCredentials::Certificates(certificates) => {
+                let config = certificates.config();
+                let mut connection = connection(Mode::Client, config.clone())?;
+                if let Some(name) = certificates.server_name() {
+                    connection.set_server_name(name).map_err(|error| ours(&error))?;
+                }
+                Tls::new(connection, Mode::Client, config, CredentialKind::Certificate)
+            }
         }
-        Tls::new(connection, Mode::Client)
     }
 
-    /// A server that finds its keys by `lookup`.
+    /// A server with these credentials.
     ///
     /// # Errors
     /// If the library fails.
-    pub fn server(lookup: &Lookup) -> Result<Tls, TlsError> {
-        let mut connection = connection(Mode::Server, server_config()?)?;
-        connection.set_application_context(Offer { lookup: lookup.clone(), first: None, known: None });
-        Tls::new(connection, Mode::Server)
+    pub fn server(credentials: &ServerCredentials) -> Result<Tls, TlsError> {
+        match credentials {
+            ServerCredentials::Psks(lookup) => {
+                let config = psk::server_config()?;
+                let mut connection = connection(Mode::Server, config.clone())?;
+                connection.set_application_context(Offer::new(lookup));
+                Tls::new(connection, Mode::Server, config, CredentialKind::Psk)
+            }
+            ServerCredentials::Certificates(certificates) => {
+                let config = certificates.config();
+                let connection = connection(Mode::Server, config.clone())?;
+                Tls::new(connection, Mode::Server, config, CredentialKind::Certificate)
+            }
+        }
     }
 
-    fn new(connection: Connection, mode: Mode) -> Result<Tls, TlsError> {
+    fn new(
+        connection: Connection,
+        mode: Mode,
+        config: Config,
+        kind: CredentialKind,
+    ) -> Result<Tls, TlsError> {
         let pipe = Pipe::new(connection).map_err(|error| ours(&error))?;
-        Ok(Tls { pipe, mode, state: State::Handshake, handshake: 0, identity: Vec::new() })
+        let (state, peer) = (State::Handshake, TlsPeer::Anonymous);
+        Ok(Tls { pipe, mode, state, config, kind, handshake: 0, peer })
     }
 
     /// Whether it is the client's side.
@@ -185,10 +248,27 @@ impl Tls {
         self.state == State::Ended
     }
 
-    /// The identity of the key that both sides have, once the handshake is done.
+    /// How the peer has authenticated itself, once the handshake is done.
     #[must_use]
-    pub fn identity(&self) -> &[u8] {
-        &self.identity
+    pub fn peer(&self) -> &TlsPeer {
+        &self.peer
+    }
+
+    /// The version and the cipher suite, for logs, once the handshake is done.
+    pub fn negotiated(&mut self) -> String {
+        let connection = self.pipe.connection();
+        let version = match connection.actual_protocol_version() {
+            Ok(Version::TLS13) => "TLS 1.3",
+            Ok(Version::TLS12) => "TLS 1.2",
+            _ => "TLS",
+        };
+        format!("{version}, {}", connection.cipher_suite().unwrap_or_default())
+    }
+
+    /// Whether [`Tls::export`] can ever give up the keys, once the handshake is done: those of TLS
+    /// 1.2 it cannot.
+    pub fn can_export(&mut self) -> bool {
+        self.pipe.connection().actual_protocol_version().is_ok_and(|version| version == Version::TLS13)
     }
 
     /// Goes on with what came from the peer, which may be nothing: a client begins so. It takes
@@ -265,7 +345,7 @@ impl Tls {
     /// directions, with all of [`Tls::output`] sent. It can do nothing any more then, but
     /// [`Tls::resume`] with them. `None`: it cannot give them up now, and has not.
     pub fn export(&mut self) -> Option<Exported> {
-        if self.state != State::Open || !self.output().is_empty() {
+        if self.state != State::Open || !self.output().is_empty() || !self.can_export() {
             return None;
         }
         let connection = self.pipe.connection();
@@ -290,9 +370,7 @@ impl Tls {
     }
 
     fn resume_from(&mut self, state: &[u8]) -> Result<(), TlsError> {
-        let config = if self.is_client() { client_config() } else { server_config() };
-        let resumed = config.and_then(|config| {
-            let mut connection = connection(self.mode, config)?;
+        let resumed = connection(self.mode, self.config.clone()).and_then(|mut connection| {
             connection.deserialize(state).map_err(|error| ours(&error))?;
             Pipe::new(connection).map_err(|error| ours(&error))
         });
@@ -309,17 +387,24 @@ impl Tls {
         let _ = self.pipe.connection().release_buffers();
     }
 
-    /// The handshake is done: looks what has become of it.
+    /// The handshake is done: checks what was negotiated.
     fn open(&mut self) -> Result<(), TlsError> {
         let connection = self.pipe.connection();
-        let len = connection.negotiated_psk_identity_length().unwrap_or(0);
-        let mut identity = vec![0; len];
-        let is_agreed = len > 0 && connection.negotiated_psk_identity(&mut identity).is_ok();
-        let is_usable = connection.cipher_suite().is_ok_and(|suite| SUITES.contains(&suite));
-        if !is_agreed || !is_usable {
-            return Err(self.fail(TlsError::Broken("it wants no pre-shared key, or another cipher suite")));
+        if !connection.cipher_suite().is_ok_and(|suite| SUITES.contains(&suite)) {
+            return Err(self.fail(TlsError::Broken("it wants another cipher suite")));
         }
-        (self.identity, self.state) = (identity, State::Open);
+        self.peer = match self.kind {
+            CredentialKind::Psk => match psk::negotiated(connection) {
+                Some(identity) => TlsPeer::Psk(identity),
+                None => return Err(self.fail(TlsError::Broken("it wants no pre-shared key"))),
+            },
+            CredentialKind::Certificate => match certificates::subject(connection, self.mode) {
+                Ok(Some(subject)) => TlsPeer::Certificate(subject),
+                Ok(None) => TlsPeer::Anonymous,
+                Err(why) => return Err(self.fail(why)),
+            },
+        };
+        self.state = State::Open;
         Ok(())
     }
 
@@ -337,8 +422,11 @@ impl Tls {
         let connection = self.pipe.connection();
         let offer = connection.application_context::<Offer>();
         let is_server = self.mode == Mode::Server;
+        if was_open && error.kind() == ErrorType::ConnectionClosed {
+            return TlsError::Closed;
+        }
         if error.kind() == ErrorType::Alert || (error.kind() == ErrorType::ConnectionClosed && !is_server) {
-            return alert::received(connection.alert(), was_open);
+            return alert::received(connection.alert(), was_open, self.kind);
         }
         let why = match (offer, error.name()) {
             (Some(Offer { first: Some(first), known: None, .. }), _) => {
@@ -350,9 +438,15 @@ impl Tls {
                 Some(Offer { known: Some(known), .. }),
                 "S2N_ERR_BAD_PSK_BINDER" | "S2N_ERR_BAD_MESSAGE" | "S2N_ERR_SAFETY",
             ) if !has_answered => TlsError::WrongKey(known.clone()),
-            (Some(Offer { first: None, .. }), "S2N_ERR_CIPHER_NOT_SUPPORTED") => TlsError::NoIdentity,
-            _ if error.kind() == ErrorType::ProtocolError => TlsError::Broken(error.message()),
-            _ => TlsError::Ours(error.message()),
+            (
+                Some(Offer { first: None, .. }),
+                "S2N_ERR_CIPHER_NOT_SUPPORTED" | "S2N_ERR_NO_VALID_SIGNATURE_SCHEME",
+            ) => TlsError::NoIdentity,
+            (_, name) => match certificates::refusal(name) {
+                Some(refusal) => refusal,
+                None if error.kind() == ErrorType::ProtocolError => TlsError::Broken(error.message()),
+                None => TlsError::Ours(error.message()),
+            },
         };
         if is_server && !has_answered {
             self.pipe.output().extend_from_slice(&alert::record(&why));
@@ -360,37 +454,6 @@ impl Tls {
             let _ = self.pipe.with_input(&[], |connection| connection.poll_shutdown_send().is_ready());
         }
         why
-    }
-}
-
-/// What a client has offered to a server.
-struct Offer {
-    lookup: Lookup,
-    /// The identity of the first key, for messages.
-    first: Option<String>,
-    /// That of the first that is known.
-    known: Option<String>,
-}
-
-/// Takes the keys that a client offers and that are known.
-struct TakeOffer;
-
-impl ClientHelloCallback for TakeOffer {
-    fn on_client_hello(
-        &self,
-        connection: &mut Connection,
-    ) -> Result<Option<Pin<Box<dyn ConnectionFuture>>>, Error> {
-        let message = connection.client_hello()?.raw_message()?;
-        let offered = hello::identities(&message);
-        let Some(offer) = connection.application_context_mut::<Offer>() else { return Ok(None) };
-        offer.first = offered.first().map(|identity| shown(identity));
-        let known: Vec<Psk> = offered.iter().filter_map(|identity| (offer.lookup)(identity)).collect();
-        offer.known = known.first().map(|key| shown(&key.identity));
-        for key in &known {
-            let key = library_psk(key).map_err(|error| Error::application(Box::new(error)))?;
-            connection.append_psk(&key)?;
-        }
-        Ok(None)
     }
 }
 
@@ -406,25 +469,10 @@ fn connection(mode: Mode, config: Config) -> Result<Connection, TlsError> {
     Ok(connection)
 }
 
-fn client_config() -> Result<Config, TlsError> {
-    static CONFIG: OnceLock<Result<Config, TlsError>> = OnceLock::new();
-    CONFIG.get_or_init(|| builder()?.build().map_err(|error| ours(&error))).clone()
-}
-
-fn server_config() -> Result<Config, TlsError> {
-    static CONFIG: OnceLock<Result<Config, TlsError>> = OnceLock::new();
-    let make = || {
-        let mut builder = builder()?;
-        builder.set_client_hello_callback(TakeOffer).map_err(|error| ours(&error))?;
-        builder.build().map_err(|error| ours(&error))
-    };
-    CONFIG.get_or_init(make).clone()
-}
-
-fn builder() -> Result<Builder, TlsError> {
+fn builder(policy: &str) -> Result<Builder, TlsError> {
     let mut builder = Builder::new();
     let set = |builder: &mut Builder| -> Result<(), Error> {
-        builder.with_system_certs(false)?.set_security_policy(&Policy::from_version(POLICY)?)?;
+        builder.with_system_certs(false)?.set_security_policy(&Policy::from_version(policy)?)?;
         // What a key's check takes tells nothing of the key, so that nobody has to wait before he
         // says that it failed.
         builder.set_max_blinding_delay(0)?;
@@ -433,19 +481,6 @@ fn builder() -> Result<Builder, TlsError> {
     };
     set(&mut builder).map_err(|error| ours(&error))?;
     Ok(builder)
-}
-
-fn library_psk(key: &Psk) -> Result<s2n_tls::psk::Psk, TlsError> {
-    let make = || {
-        let mut psk = s2n_tls::psk::Psk::builder()?;
-        let hmac = match key.hash {
-            Hash::Sha256 => PskHmac::SHA256,
-            Hash::Sha384 => PskHmac::SHA384,
-        };
-        psk.set_identity(&key.identity)?.set_secret(&key.secret)?.set_hmac(hmac)?;
-        psk.build()
-    };
-    make().map_err(|error| ours(&error))
 }
 
 fn ours(error: &Error) -> TlsError {
@@ -458,20 +493,20 @@ fn shown(identity: &[u8]) -> String {
     text.chars().take(MAX_SHOWN).flat_map(char::escape_debug).collect()
 }
 
-impl fmt::Debug for Psk {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Psk {}", shown(&self.identity))
-    }
-}
-
 /// Of what the peer sends before the handshake is done, in bytes.
 pub const MAX_HANDSHAKE: usize = 64 << 10;
-/// As the library calls them.
-const SUITES: [&str; 2] = ["TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384"];
-/// TLS 1.3 alone, with the elliptic curves that everybody has.
-const POLICY: &str = "AWS-CRT-SDK-TLSv1.3-2023";
+/// The library's names of the cipher suites that are accepted: AES-GCM after a Diffie-Hellman
+/// exchange.
+const SUITES: [&str; 6] = [
+    "TLS_AES_128_GCM_SHA256",
+    "TLS_AES_256_GCM_SHA384",
+    "ECDHE-ECDSA-AES128-GCM-SHA256",
+    "ECDHE-ECDSA-AES256-GCM-SHA384",
+    "ECDHE-RSA-AES128-GCM-SHA256",
+    "ECDHE-RSA-AES256-GCM-SHA384",
+];
 /// Of an identity, in characters.
 const MAX_SHOWN: usize = 512;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -1,7 +1,7 @@
 //! What a peer says by records that have no data, once the handshake is done (RFC 8446 §4.6, §6),
 //! for who goes on in the library's place.
 
-use super::{TlsError, alert};
+use super::{CredentialKind, TlsError, alert};
 
 /// Reads them, across records.
 #[derive(Default)]
@@ -80,7 +80,7 @@ fn alert(bytes: &[u8]) -> Result<Told, TlsError> {
         [_, alert::CLOSE_NOTIFY, ..] => Ok(Told::Ended),
         [_, alert::USER_CANCELED] => Ok(Told::Nothing),
         [_, alert::USER_CANCELED, rest @ ..] => alert(rest),
-        [_, code, ..] => Err(alert::received(Some(*code), true)),
+        [_, code, ..] => Err(alert::received(Some(*code), true, CredentialKind::Psk)),
         _ => Err(TlsError::Unexpected),
     }
 }

@@ -7,29 +7,34 @@ fn psk(identity: &str, fill: u8, hash: Hash) -> Psk {
     Psk { identity: identity.into(), secret: vec![fill; len].into(), hash }
 }
 
-fn lookup(keys: Vec<Psk>) -> Lookup {
-    Arc::new(move |identity| keys.iter().find(|key| key.identity == identity).cloned())
+fn client(keys: &[Psk]) -> Tls {
+    Tls::client(&ClientCredentials::Psks(keys.into())).unwrap()
+}
+
+fn server(keys: Vec<Psk>) -> Tls {
+    let lookup = move |identity: &[u8]| keys.iter().find(|key| key.identity == identity).cloned();
+    Tls::server(&ServerCredentials::Psks(Arc::new(lookup))).unwrap()
 }
 
 /// A client and a server, and what is on its way between them.
-struct Pair {
-    client: Tls,
-    server: Tls,
+pub(crate) struct Pair {
+    pub(crate) client: Tls,
+    pub(crate) server: Tls,
     /// How many bytes come at a time.
     step: usize,
 }
 
 impl Pair {
     fn new(offered: &[Psk], known: Vec<Psk>) -> Pair {
-        Pair {
-            client: Tls::client(offered).unwrap(),
-            server: Tls::server(&lookup(known)).unwrap(),
-            step: usize::MAX,
-        }
+        Pair::of(client(offered), server(known))
+    }
+
+    pub(crate) fn of(client: Tls, server: Tls) -> Pair {
+        Pair { client, server, step: usize::MAX }
     }
 
     /// Carries everything until nothing moves. What each side got, and how it failed.
-    fn run(&mut self) -> [(Vec<u8>, Option<TlsError>); 2] {
+    pub(crate) fn run(&mut self) -> [(Vec<u8>, Option<TlsError>); 2] {
         let mut got = [(Vec::new(), None), (Vec::new(), None)];
         if !self.client.is_open() {
             self.client.receive(&[], &mut []).unwrap();
@@ -75,7 +80,8 @@ fn both_ends_have_what_the_other_sends_however_it_is_split() {
             let got = pair.run();
             assert_eq!(got, [(vec![], None), (vec![], None)], "{hash:?} {step}");
             assert!(pair.client.is_open() && pair.server.is_open());
-            assert_eq!((pair.client.identity(), pair.server.identity()), (&b"a key"[..], &b"a key"[..]));
+            let key = TlsPeer::Psk(b"a key".to_vec());
+            assert_eq!((pair.client.peer(), pair.server.peer()), (&key, &key));
             let long: Vec<u8> = (0..40_000u32).map(|at| (at % 251) as u8).collect();
             pair.client.send(b"to the server").unwrap();
             pair.server.send(&long).unwrap();
@@ -96,7 +102,8 @@ fn the_first_key_that_the_server_knows_is_taken() {
     for (known, name) in [(offered.to_vec(), "new"), (vec![offered[1].clone()], "old")] {
         let mut pair = Pair::new(&offered, known);
         assert_eq!(pair.run().map(|got| got.1), [None, None]);
-        assert_eq!((pair.client.identity(), pair.server.identity()), (name.as_bytes(), name.as_bytes()));
+        let key = TlsPeer::Psk(name.as_bytes().to_vec());
+        assert_eq!((pair.client.peer(), pair.server.peer()), (&key, &key));
     }
 }
 
@@ -122,7 +129,7 @@ fn what_is_no_tls_is_an_error_and_never_more() {
         &[22, 3, 1, 0, 5, 1, 0xff, 0xff, 0xff, 0],
     ];
     for bytes in hostile {
-        let mut server = Tls::server(&lookup(vec![])).unwrap();
+        let mut server = server(vec![]);
         let result = server.receive(bytes, &mut [0; 100]);
         assert!(
             !server.is_open() && (result.is_err() || result == Ok(Moved { taken: bytes.len(), given: 0 }))
@@ -130,13 +137,13 @@ fn what_is_no_tls_is_an_error_and_never_more() {
     }
     // Each byte of a handshake, and of a record, made another.
     let key = psk("a key", 7, Hash::Sha256);
-    let mut client = Tls::client(std::slice::from_ref(&key)).unwrap();
+    let mut client = client(std::slice::from_ref(&key));
     client.receive(&[], &mut []).unwrap();
     let hello = std::mem::take(client.output());
     for at in 0..hello.len() {
         let mut spoilt = hello.clone();
         spoilt[at] ^= 0x41;
-        let mut server = Tls::server(&lookup(vec![key.clone()])).unwrap();
+        let mut server = server(vec![key.clone()]);
         let _ = server.receive(&spoilt, &mut []);
         assert!(!server.is_open());
     }
@@ -155,7 +162,7 @@ fn what_is_no_tls_is_an_error_and_never_more() {
 
 #[test]
 fn a_handshake_that_never_ends_is_ended() {
-    let mut server = Tls::server(&lookup(vec![])).unwrap();
+    let mut server = server(vec![]);
     // Records of one byte each, of a message that is said to be as long as one may be.
     let mut bytes = vec![22, 3, 1, 0, 4, 1, 0, 0xf0, 0];
     for _ in 0..MAX_HANDSHAKE {

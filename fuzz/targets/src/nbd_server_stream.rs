@@ -249,6 +249,8 @@ impl ServerStream {
                 self.form = Form::Structured;
             }
             Opt::NBD_OPT_EXTENDED_HEADERS => self.form = Form::Extended,
+            // What was agreed on before TLS does not count.
+            Opt::NBD_OPT_STARTTLS => (self.form, self.context) = (Form::Simple, None),
             Opt::NBD_OPT_GO => {
                 assert!(
                     self.export.size.is_some()

@@ -4,7 +4,7 @@ use crate::choices::Choices;
 use crate::nbd_server_stream::ServerStream;
 use crate::target_side::{Judge, Run, Sent};
 use blockmux_proto::exports::{Export, Exports};
-use blockmux_proto::nbd::server::TargetSession;
+use blockmux_proto::nbd::server::{NbdTls, TargetSession, TlsMode};
 use blockmux_volume::{MemVolume, NullVolume, Pool, Volume};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
@@ -15,7 +15,10 @@ pub(crate) fn nbd_target(data: &[u8]) {
     let exports = exports();
     let pool = Pool::new(choices.of(&[usize::MAX, 64 << 10, 128 << 10, 1 << 20]));
     let now = Instant::now();
+    // The choices of inputs that are there already mean what they did.
+    let mode = [TlsMode::Off, TlsMode::Off, TlsMode::Optional, TlsMode::Required][data.len() % 4];
     let session = TargetSession::new(exports.clone(), pool.clone(), now);
+    let session = session.with_tls(NbdTls { mode, subjects: None });
     Run::new((choices, stream), (session, exports), ServerStream::default(), pool, now).drive();
 }
 

@@ -5,6 +5,7 @@ use blockmux_proto::aoe;
 use blockmux_proto::fabrics;
 use blockmux_proto::iscsi;
 use blockmux_proto::nbd::uri::Uri;
+use blockmux_proto::srp::url::SrpUrl;
 use blockmux_volume::Spec;
 use std::fmt::{Debug, Display};
 use std::str::FromStr;
@@ -39,6 +40,11 @@ pub(crate) fn nvme_url(data: &[u8]) {
         Ok(_) => reads_back::<fabrics::url::NvmeUrl>(data),
         Err(error) => is_one_line(&error),
     }
+}
+
+/// Reads `data` as an SRP URL.
+pub(crate) fn srp_url(data: &[u8]) {
+    reads_back::<SrpUrl>(data);
 }
 
 /// Reads `data` as a volume spec.

@@ -2,7 +2,7 @@
 //! for.
 
 use crate::choices::Choices;
-use blockmux_proto::session::{Demand, MAX_DEMAND, ProtocolError, StreamSession};
+use blockmux_proto::session::{Demand, MAX_DEMAND, ProtocolError, SecuredBy, StreamSession};
 use blockmux_volume::{Chunk, Memory};
 use std::time::Instant;
 
@@ -78,6 +78,11 @@ impl Wire {
                     return Ok(true);
                 }
                 Ok(from_chunk + came > 0)
+            }
+            Demand::StartTls => {
+                assert!(self.chunk.unread().is_empty(), "bytes in the clear are left");
+                session.on_secured(SecuredBy::Psk(b"user"), Instant::now())?;
+                Ok(true)
             }
             Demand::Nothing | Demand::Close => Ok(false),
         }

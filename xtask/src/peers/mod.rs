@@ -2,7 +2,7 @@
 //! them.
 //!
 //! ```text
-//!   nbd, iscsi, iser, nvme, nvme_rdma, aoe (a protocol's table of servers, clients, goals) ── ours: Blockmux in each of them
+//!   nbd, iscsi, iser, nvme, nvme_rdma, srp, aoe (servers, clients, goals of a protocol) ── ours: Blockmux in each of them
 //!     │
 //!   plan: for each round, cell and client ── every server in turn, the others paused ──▶ comparison: rows, goals
 //!     │     client ──asks──▶ server, each on its own processor                                 │
@@ -32,6 +32,7 @@ mod ours;
 mod plan;
 mod report;
 mod server;
+mod srp;
 mod table;
 
 use crate::process::cargo;
@@ -66,6 +67,8 @@ pub(crate) enum Protocols {
     Nvme(Options),
     /// NVMe/RDMA over iWARP beside our own iSER, iSCSI and NVMe/TCP, asked by Blockmux's generator
     NvmeRdma(Options),
+    /// SRP over iWARP beside our own iSER, iSCSI and NVMe/TCP, asked by Blockmux's generator
+    Srp(Options),
     /// AoE: vblade, asked by Blockmux's generator over a veth pair with small and large frames;
     /// needs root
     Aoe(Options),
@@ -192,6 +195,7 @@ impl Protocols {
             Protocols::Iser(options) => (&iser::ISER, options),
             Protocols::Nvme(options) => (&nvme::NVME, options),
             Protocols::NvmeRdma(options) => (&nvme_rdma::NVME_RDMA, options),
+            Protocols::Srp(options) => (&srp::SRP, options),
             Protocols::Aoe(options) => (&aoe::AOE, options),
         }
     }

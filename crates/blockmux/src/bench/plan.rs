@@ -153,7 +153,8 @@ impl BenchPlan {
                 }
                 None => {
                     add(How::Local(subject.volume.clone()));
-                    for protocol in protocol::over_sockets() {
+                    let is_wanted = |protocol: &&Protocol| protocol.is_unasked || !args.is_quick();
+                    for protocol in protocol::over_sockets().filter(is_wanted) {
                         policies
                             .iter()
                             .for_each(|&poll| add(How::Served(protocol, subject.volume.clone(), poll)));
@@ -226,9 +227,6 @@ impl BenchPlan {
             match protocol::by_name(&row.protocol) {
                 Some(protocol) if protocol.carrier == Carrier::Frames => {
                     self.skip(row, format!("{} is measured over links of our own", protocol.title));
-                }
-                Some(protocol) if protocol.schemes.is_empty() => {
-                    self.skip(row, format!("{} has no initiator in this Blockmux yet", protocol.title));
                 }
                 Some(protocol) => {
                     policies.iter().for_each(|&poll| add(How::Served(protocol, volume.clone(), poll)));

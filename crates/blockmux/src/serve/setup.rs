@@ -70,6 +70,7 @@ impl Setup {
         listeners.iter().try_for_each(|(protocol, entry)| check_sockets(protocol, &entry.address))?;
         let words = volumes.iter().map(|volume| (volume.name.clone(), volume.entry.protocols.clone()));
         let policy = Policy::new(frontends.targets(), words).map_err(Failure::request)?;
+        let policy = policy.restricting_exports(frontends.restricting_exports());
         let is_served =
             |protocol: &Protocol| protocols(&listeners).any(|own| own.served_as() == protocol.served_as());
         let is_left_out = |protocol: &&Protocol| {
@@ -244,7 +245,7 @@ pub(super) fn check_name(name: &str) -> Result<(), String> {
 
 /// Those that volumes are served over; one that has several listeners comes several times.
 fn protocols(listeners: &[Listening]) -> impl Iterator<Item = &'static Protocol> {
-    let all = protocol::over_sockets().filter(|_| listeners.is_empty());
+    let all = protocol::over_sockets().filter(|protocol| protocol.is_unasked && listeners.is_empty());
     all.chain(listeners.iter().map(|(protocol, _)| *protocol))
 }
 

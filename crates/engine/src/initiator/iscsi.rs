@@ -16,7 +16,7 @@ pub use super::datamover::{Datamover, OverIwarp, OverTcp};
 use super::moves::Moves;
 use super::seeds::Seeds;
 use super::{Dialer, Move, Opening, Paths, Policy, RemoteVolume, check_unchanged};
-use crate::blocking::{self, FirstOf, run_session};
+use crate::blocking::{self, FirstOf, has_hung_up, run_session};
 use crate::connection::Broken;
 use crate::socket::Address;
 use crate::sys;
@@ -31,7 +31,6 @@ use blockmux_proto::iscsi::node::Chap;
 use blockmux_proto::scsi::Lun;
 use blockmux_proto::session::NoControl;
 use blockmux_volume::{Pool, VolumeInfo};
-use std::io::ErrorKind;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
 use tracing::warn;
@@ -284,17 +283,6 @@ fn ask_once<D: Datamover>(
     }
 }
 
-/// Whether the target closed the connection, or may have, rather than stayed silent.
-fn has_hung_up(ran: &Result<(), Broken>) -> bool {
-    match ran {
-        Ok(()) | Err(Broken::Protocol(_)) => true,
-        Err(Broken::Socket(error)) => {
-            matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
-        }
-        Err(Broken::Tls(_) | Broken::Keys(_) | Broken::Evicted(_)) => false,
-    }
-}
-
 /// The CHAP variants to try: as configured, and with MD5 alone if MD5 is among the algorithms.
 fn attempts(chap: Option<Chap>) -> impl Iterator<Item = Option<Chap>> {
     let has_others = |chap: &&Chap| chap.algorithms.len() > 1 && chap.algorithms.contains(&Algorithm::Md5);
@@ -444,16 +432,23 @@ impl<D: Datamover> Dialer for IscsiDialer<D> {
 
 /// Checks that the unit at the end of a path is `first`, which was seen at the address `at`.
 fn is_same(first: &UnitInfo, unit: &UnitInfo, at: &Address) -> Result<(), IscsiRefused> {
+    if let Some((unit, first)) = is_another(first, unit) {
+        return Err(IscsiRefused::AnotherUnit { unit, first, at: at.to_string() });
+    }
+    Ok(())
+}
+
+/// Names for people of the unit at the end of a path and of the first one, unless they are the
+/// same.
+pub(super) fn is_another(first: &UnitInfo, unit: &UnitInfo) -> Option<(String, String)> {
     let name = |unit: &UnitInfo| match (unit.designator.as_str(), unit.serial.as_str()) {
         ("", "") => "a unit without any name".to_owned(),
         ("", serial) => format!("{} {} with serial number {serial}", unit.vendor, unit.product),
         (designator, _) => designator.to_owned(),
     };
     let has_name = !unit.designator.is_empty() || !unit.serial.is_empty();
-    if has_name && (&first.designator, &first.serial) == (&unit.designator, &unit.serial) {
-        return Ok(());
-    }
-    Err(IscsiRefused::AnotherUnit { unit: name(unit), first: name(first), at: at.to_string() })
+    let is_same = has_name && (&first.designator, &first.serial) == (&unit.designator, &unit.serial);
+    (!is_same).then(|| (name(unit), name(first)))
 }
 
 /// Unpredictable numbers for sessions.

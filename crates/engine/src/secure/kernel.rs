@@ -207,6 +207,7 @@ impl super::Secure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use blockmux_tls::{ClientCredentials, ServerCredentials};
 
     #[test]
     fn what_a_key_may_protect_is_as_much_of_the_longest_records_as_the_specification_has() {
@@ -229,8 +230,10 @@ mod tests {
             secret: vec![7; 32].into(),
             hash: blockmux_tls::Hash::Sha256,
         };
-        let mut client = Tls::client(std::slice::from_ref(&key)).unwrap();
-        let mut server = Tls::server(&(std::sync::Arc::new(move |_: &[u8]| Some(key.clone())) as _)).unwrap();
+        let mut client = Tls::client(&ClientCredentials::Psks([key.clone()].into())).unwrap();
+        let mut server =
+            Tls::server(&ServerCredentials::Psks(std::sync::Arc::new(move |_: &[u8]| Some(key.clone()))))
+                .unwrap();
         while !(client.is_open() && server.is_open()) {
             let said = std::mem::take(server.output());
             client.receive(&said, &mut []).unwrap();

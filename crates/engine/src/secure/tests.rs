@@ -113,14 +113,18 @@ fn key(fill: u8) -> Psk {
     Psk { identity: b"key".to_vec(), secret: vec![fill; 32].into(), hash: Hash::Sha256 }
 }
 
-fn lookup() -> Lookup {
-    Arc::new(|_| Some(key(7)))
+fn keys(fill: u8) -> ClientCredentials {
+    ClientCredentials::Psks([key(fill)].into())
+}
+
+fn lookup() -> ServerCredentials {
+    ServerCredentials::Psks(Arc::new(|_| Some(key(7))))
 }
 
 #[test]
 fn sessions_on_both_ends_see_plain_bytes_and_their_outboxes_empty_when_all_is_sent() {
     for seed in 0..8 {
-        let client = Secure::client(&[key(7)]).unwrap();
+        let client = Secure::client(&keys(7)).unwrap();
         let mut setting = Setting::new(seed, Some(client), Secure::server(lookup()));
         let said: Vec<u8> = (0..200_000u32).map(|at| (at / 251 + at) as u8).collect();
         setting.client.outbox.push_head(b"head");
@@ -158,7 +162,7 @@ fn who_comes_without_tls_is_taken_so_only_where_that_may_be() {
 
 #[test]
 fn both_ends_are_told_of_a_wrong_key() {
-    let client = Secure::client(&[key(8)]).unwrap();
+    let client = Secure::client(&keys(8)).unwrap();
     let mut setting = Setting::new(1, Some(client), Secure::if_asked(lookup()));
     setting.client.outbox.push_head(b"secret");
     setting.run(50);
@@ -169,7 +173,7 @@ fn both_ends_are_told_of_a_wrong_key() {
 
 #[test]
 fn a_peer_that_leaves_within_the_handshake_has_left() {
-    let client = Secure::client(&[key(7)]).unwrap();
+    let client = Secure::client(&keys(7)).unwrap();
     let mut setting = Setting::new(1, Some(client), Secure::server(lookup()));
     setting.client.turn(&Pool::new(1 << 20));
     setting.world.run_for(Duration::from_secs(1)).unwrap();

@@ -1,6 +1,7 @@
 //! Dials the export `disk0` in the form that features lead to.
 
-use blockmux_engine::initiator::{Dialer, Opening, Paths};
+use blockmux_engine::initiator::{Dialer, Opening, Paths, TlsKeys};
+use blockmux_engine::secure::ClientTls;
 use blockmux_engine::socket::Address;
 use blockmux_proto::nbd::client::{Config, Features, InitiatorSession, Mode};
 use blockmux_proto::session::NoControl;
@@ -9,11 +10,19 @@ use std::time::Duration;
 pub(crate) struct NbdDialer {
     pub(crate) paths: Paths,
     pub(crate) features: Features,
+    /// TLS, if it is required.
+    pub(crate) tls: Option<ClientTls>,
 }
 
 impl NbdDialer {
     pub(crate) fn new(address: &Address, features: Features, timeout: Option<Duration>) -> NbdDialer {
-        NbdDialer { paths: Paths { timeout, ..Paths::to(address) }, features }
+        NbdDialer { paths: Paths { timeout, ..Paths::to(address) }, features, tls: None }
+    }
+}
+
+impl TlsKeys for NbdDialer {
+    fn keys(&self) -> Option<ClientTls> {
+        self.tls.clone()
     }
 }
 
@@ -28,7 +37,12 @@ impl Dialer for NbdDialer {
     fn session(&self, opening: &Opening<'_, NoControl>) -> InitiatorSession {
         let (pool, now) = (opening.pool, opening.now);
         let config = Config { export: "disk0".to_owned(), mode: Mode::Go, features: self.features };
-        InitiatorSession::new(config, pool.clone(), now)
+        let session = InitiatorSession::new(config, pool.clone(), now);
+        if self.tls.is_some() { session.with_tls() } else { session }
+    }
+
+    fn tls(&self) -> Option<&dyn TlsKeys> {
+        Some(self)
     }
 
     fn check(&self, session: &InitiatorSession) -> Result<(), String> {

@@ -110,7 +110,7 @@ fn show(session: &mut impl StreamSession, mut bytes: &[u8]) {
                 session.on_placed(Instant::now()).expect("it keeps to the protocol");
                 bytes = rest;
             }
-            Demand::Nothing | Demand::Close => return,
+            Demand::StartTls | Demand::Nothing | Demand::Close => return,
         }
     }
 }

@@ -2,17 +2,25 @@
 //!
 //! ```text
 //!   nbd://host[:port]/export                nbd+unix:///export?socket=PATH
+//!   nbds://[user@]host[:port]/export        nbds+unix://[user@]/export?socket=PATH
 //! ```
 //! Everything behind the first `/` is the export's name, percent-encoded, so `nbd://host//disk`
 //! names `/disk`. Three query parameters are ours: `connections=N`, how many connections to open,
 //! `reconnect=DURATION`, how long to try to reconnect before I/O fails, and `timeout=DURATION`, how
 //! long an answer may take before the connection counts as lost. A parameter that nobody knows is
 //! an error, as the document asks.
+//!
+//! With `nbds` nothing is asked of a server without TLS. Its parameters are the document's
+//! `tls-type=x509|psk`, `tls-hostname=NAME` and `tls-verify-peer=0|1`, and those that libnbd and
+//! nbdkit write: `tls-certificates=DIRECTORY` and `tls-psk-file=FILE`. The key's user is before the
+//! host, or in `tls-username=USER`. With `ktls=off` the kernel makes no TLS records, even where it
+//! can.
 
 pub use crate::uri::{DEFAULT_RECONNECT, DEFAULT_TIMEOUT, HostPort, MAX_CONNECTIONS, MAX_RECONNECT};
 
 use crate::uri::{
-    self, BUT_PATHS, HostError, Parameter, ParameterError, ParameterTable, UrlParameters, decode_text, encode,
+    self, BUT_PATHS, HostError, Parameter, ParameterError, ParameterTable, RESERVED, UrlParameters,
+    decode_text, encode,
 };
 use blockmux_wire::nbd::{NBD_DEFAULT_PORT, NBD_MAX_STRING};
 use std::ffi::OsString;
@@ -29,6 +37,8 @@ pub struct Uri {
     pub server: Server,
     /// The export's name; empty for the server's default.
     pub export: String,
+    /// TLS, if it is required.
+    pub tls: Option<UriTls>,
     /// How many connections to open, 1 to [`MAX_CONNECTIONS`]; `None`: the engine decides.
     pub connections: Option<u32>,
     /// How long to try to reconnect before I/O fails; whole milliseconds, at most
@@ -36,6 +46,61 @@ pub struct Uri {
     pub reconnect: Duration,
     /// How long an answer may take; whole milliseconds, at most [`MAX_RECONNECT`]; 0: for ever.
     pub timeout: Duration,
+}
+
+/// How TLS is used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UriTls {
+    /// What the client and the server authenticate with.
+    pub credentials: TlsFiles,
+    /// The name in the server's certificate; `None`: the host's.
+    pub hostname: Option<String>,
+    /// Whether the server's certificate is verified.
+    pub verify_peer: bool,
+    /// Whether the kernel makes the records where it can.
+    pub ktls: bool,
+}
+
+/// The files of TLS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TlsFiles {
+    /// The directory with `ca-cert.pem`, and perhaps with `client-cert.pem` and `client-key.pem`;
+    /// `None`: the authorities that the system trusts, and no certificate of the client.
+    Certificates(Option<PathBuf>),
+    /// A file of pre-shared keys.
+    Psk {
+        /// The file.
+        file: PathBuf,
+        /// Whose key it is; `None`: the user of the only key, or else the user who runs this.
+        username: Option<String>,
+    },
+}
+
+/// The parameters of TLS as they are read, before they are checked together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct TlsParameters {
+    certificates: Option<PathBuf>,
+    psk_file: Option<PathBuf>,
+    username: Option<String>,
+    hostname: Option<String>,
+    kind: Option<TlsType>,
+    ignores_peer: bool,
+    without_ktls: bool,
+}
+
+/// Values of `tls-type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TlsType {
+    X509,
+    Psk,
+    Anonymous,
+}
+
+/// A URI with its parameters as they are read and written.
+#[derive(Clone)]
+struct UriText {
+    uri: Uri,
+    tls: Option<TlsParameters>,
 }
 
 /// Where a server listens.
@@ -51,11 +116,13 @@ pub enum Server {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UriError {
     /// It begins with no scheme of NBD.
-    #[error("{0:?} is no NBD URI; write nbd://host[:port]/export or nbd+unix:///export?socket=PATH")]
+    #[error(
+        "{0:?} is no NBD URI; write nbd://host[:port]/export or nbd+unix:///export?socket=PATH, or nbds for TLS"
+    )]
     Scheme(String),
-    /// It asks for TLS.
-    #[error("{0:?} asks for TLS; TLS is not supported yet, use nbd:// or nbd+unix:// without tls parameters")]
-    Tls(String),
+    /// It says something of TLS and does not require it.
+    #[error("{0:?} is for TLS; write nbds:// or nbds+unix:// instead of nbd:// or nbd+unix://")]
+    NotByTls(String),
     /// The part between `//` and the next `/`.
     #[error(transparent)]
     Host(#[from] HostError),
@@ -78,10 +145,11 @@ impl FromStr for Uri {
     fn from_str(text: &str) -> Result<Uri, UriError> {
         let wrong_scheme = || UriError::Scheme(text.to_owned());
         let (scheme, place, query) = uri::split(text).ok_or_else(wrong_scheme)?;
-        let is_unix = match scheme.to_ascii_lowercase().as_str() {
-            "nbd" => false,
-            "nbd+unix" => true,
-            "nbds" | "nbds+unix" => return Err(UriError::Tls(format!("{scheme}://"))),
+        let (is_unix, is_tls) = match scheme.to_ascii_lowercase().as_str() {
+            "nbd" => (false, false),
+            "nbd+unix" => (true, false),
+            "nbds" => (false, true),
+            "nbds+unix" => (true, true),
             _ => return Err(wrong_scheme()),
         };
         if let Some((_, fragment)) = text.split_once('#') {
@@ -89,42 +157,122 @@ impl FromStr for Uri {
             return Err(UriError::Export { part: format!("#{fragment}"), problem });
         }
         let (authority, path) = place.split_once('/').unwrap_or((place, ""));
-        let mut uri = Uri::plain();
-        uri::read_query(&mut uri, query)?;
+        let mut text = UriText { tls: is_tls.then(TlsParameters::default), ..UriText::plain() };
+        uri::read_query(&mut text, query)?;
+        let UriText { mut uri, tls } = text;
+        let (user, authority) = user_and_host(authority)?;
+        if let (Some(user), None) = (&user, &tls) {
+            return Err(UriError::NotByTls(format!("{user}@")));
+        }
         let socket = uri.socket();
         uri.server = if is_unix { unix_server(authority, socket)? } else { tcp_server(authority, socket)? };
         uri.export = export_name(path)?;
+        uri.tls = tls.map(|tls| tls.check(user)).transpose()?;
         Ok(uri)
     }
 }
 
-impl UrlParameters for Uri {
+impl TlsParameters {
+    /// The parameters, if they fit together and to `user` before the host.
+    fn check(self, user: Option<String>) -> Result<UriTls, UriError> {
+        let wrong = |key: &str, problem: &str| Err(ParameterError::new(key, problem).into());
+        let username = match (user, self.username) {
+            (Some(_), Some(_)) => {
+                return wrong("tls-username", "a user stands before the host, too; remove one");
+            }
+            (user, username) => user.or(username),
+        };
+        let credentials = match (self.kind, self.psk_file, self.certificates) {
+            (Some(TlsType::Anonymous), ..) => {
+                return wrong(
+                    "tls-type=anon",
+                    "TLS without authentication is not supported; use x509 or psk",
+                );
+            }
+            (_, Some(_), Some(_)) => {
+                return wrong("tls-psk-file", "excludes tls-certificates; remove one of them");
+            }
+            (Some(TlsType::X509), Some(_), None) => {
+                return wrong("tls-psk-file", "belongs to tls-type=psk");
+            }
+            (Some(TlsType::Psk), None, _) => {
+                return wrong("tls-psk-file", "missing; tls-type=psk needs tls-psk-file=FILE");
+            }
+            (_, Some(file), None) => TlsFiles::Psk { file, username },
+            (_, None, _) if username.is_some() => {
+                return wrong("tls-psk-file", "missing; a user has a key in tls-psk-file=FILE");
+            }
+            (_, None, certificates) => TlsFiles::Certificates(certificates),
+        };
+        let (verify_peer, ktls) = (!self.ignores_peer, !self.without_ktls);
+        Ok(UriTls { credentials, hostname: self.hostname, verify_peer, ktls })
+    }
+
+    /// The parameters that say so; the user stands before the host.
+    fn of(tls: &UriTls) -> TlsParameters {
+        let mut parameters = TlsParameters {
+            hostname: tls.hostname.clone(),
+            ignores_peer: !tls.verify_peer,
+            without_ktls: !tls.ktls,
+            ..TlsParameters::default()
+        };
+        match &tls.credentials {
+            TlsFiles::Certificates(directory) => parameters.certificates.clone_from(directory),
+            TlsFiles::Psk { file, .. } => parameters.psk_file = Some(file.clone()),
+        }
+        parameters
+    }
+}
+
+impl UrlParameters for UriText {
     type Error = UriError;
-    fn plain() -> Uri {
-        Uri {
+    fn plain() -> UriText {
+        let uri = Uri {
             server: Server::Tcp((String::new(), NBD_DEFAULT_PORT)),
             export: String::new(),
+            tls: None,
             connections: None,
             reconnect: DEFAULT_RECONNECT,
             timeout: DEFAULT_TIMEOUT,
-        }
+        };
+        UriText { uri, tls: None }
     }
 
     fn parameters(&mut self, table: &mut ParameterTable<'_, UriError>) {
-        let mut socket = self.socket();
+        let mut socket = self.uri.socket();
         let write = |path: &Option<PathBuf>| path.clone().map(|path| path.into_os_string().into_vec());
         table.field("socket", &mut socket, |parameter| socket_path(parameter).map(Some), write);
         if let Some(path) = socket {
-            self.server = Server::Unix(path);
+            self.uri.server = Server::Unix(path);
         }
-        table.number("connections", &mut self.connections, 1..=MAX_CONNECTIONS);
-        table.time("reconnect", &mut self.reconnect, Duration::ZERO);
-        table.time("timeout", &mut self.timeout, Duration::ZERO);
+        // Of a URI without TLS these are refused before they come here, and plain.
+        let mut plain = TlsParameters::default();
+        let tls = self.tls.as_mut().unwrap_or(&mut plain);
+        table.file("tls-certificates", &mut tls.certificates);
+        table.file("tls-psk-file", &mut tls.psk_file);
+        let text = |text: &str| match text {
+            "" => Err("write a name"),
+            text => Ok(text.to_owned()),
+        };
+        table.text("tls-username", &mut tls.username, text, Clone::clone);
+        table.text("tls-hostname", &mut tls.hostname, text, Clone::clone);
+        let kinds = [("x509", TlsType::X509), ("psk", TlsType::Psk), ("anon", TlsType::Anonymous)];
+        let kinds = kinds.map(|(word, kind)| (word, Some(kind)));
+        table.word("tls-type", &mut tls.kind, &kinds, "write x509 or psk");
+        let booleans = [("0", true), ("1", false), ("false", true), ("true", false)];
+        table.word("tls-verify-peer", &mut tls.ignores_peer, &booleans, "write 0 or 1");
+        table.word("ktls", &mut tls.without_ktls, &[("on", false), ("off", true)], "write on or off");
+        table.number("connections", &mut self.uri.connections, 1..=MAX_CONNECTIONS);
+        table.time("reconnect", &mut self.uri.reconnect, Duration::ZERO);
+        table.time("timeout", &mut self.uri.timeout, Duration::ZERO);
     }
 
     fn refuse(&self, parameter: &Parameter<'_>) -> Result<(), UriError> {
-        let is_tls = parameter.key.starts_with("tls-");
-        if is_tls { Err(UriError::Tls(parameter.key.to_owned())) } else { Ok(()) }
+        let is_of_tls = parameter.key.starts_with("tls-") || parameter.key == "ktls";
+        match &self.tls {
+            None if is_of_tls => Err(UriError::NotByTls(parameter.key.to_owned())),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -139,16 +287,30 @@ impl Uri {
 
 impl fmt::Display for Uri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.server {
-            Server::Tcp(portal) => {
-                f.write_str("nbd://")?;
-                uri::encode_portal(f, portal, NBD_DEFAULT_PORT)?;
-            }
-            Server::Unix(_) => f.write_str("nbd+unix://")?,
+        f.write_str(if self.tls.is_some() { "nbds" } else { "nbd" })?;
+        f.write_str(if matches!(self.server, Server::Unix(_)) { "+unix://" } else { "://" })?;
+        let credentials = self.tls.as_ref().map(|tls| &tls.credentials);
+        if let Some(TlsFiles::Psk { username: Some(username), .. }) = credentials {
+            encode(f, username.as_bytes(), RESERVED)?;
+            f.write_str("@")?;
+        }
+        if let Server::Tcp(portal) = &self.server {
+            uri::encode_portal(f, portal, NBD_DEFAULT_PORT)?;
         }
         f.write_str("/")?;
         encode(f, self.export.as_bytes(), BUT_PATHS)?;
-        uri::write_query(f, self.clone())
+        let tls = self.tls.as_ref().map(TlsParameters::of);
+        uri::write_query(f, UriText { uri: self.clone(), tls })
+    }
+}
+
+/// Splits `[user@]host`.
+fn user_and_host(authority: &str) -> Result<(Option<String>, &str), UriError> {
+    let Some((user, host)) = authority.rsplit_once('@') else { return Ok((None, authority)) };
+    match decode_text(user) {
+        Ok(user) if !user.is_empty() => Ok((Some(user), host)),
+        Ok(_) => Err(HostError::new(authority, "no user stands before the @; remove it").into()),
+        Err(problem) => Err(HostError::new(authority, problem).into()),
     }
 }
 
@@ -175,10 +337,6 @@ fn tcp_server(authority: &str, socket: Option<PathBuf>) -> Result<Server, UriErr
     if socket.is_some() {
         let problem = "belongs to nbd+unix; write nbd+unix:///export?socket=PATH";
         return Err(ParameterError::new("socket", problem).into());
-    }
-    if authority.contains('@') {
-        let problem = "a user name is for TLS, which is not supported yet; remove it";
-        return Err(HostError::new(authority, problem).into());
     }
     Ok(Server::Tcp(uri::portal(authority, NBD_DEFAULT_PORT)?))
 }
@@ -207,6 +365,7 @@ mod tests {
         Uri {
             server: Server::Tcp((host.into(), port)),
             export: export.into(),
+            tls: None,
             connections: None,
             reconnect: DEFAULT_RECONNECT,
             timeout: DEFAULT_TIMEOUT,
@@ -252,15 +411,80 @@ mod tests {
         }
     }
 
+    fn tls(uri: Uri, credentials: TlsFiles) -> Uri {
+        Uri { tls: Some(UriTls { credentials, hostname: None, verify_peer: true, ktls: true }), ..uri }
+    }
+
+    fn key(file: &str, username: Option<&str>) -> TlsFiles {
+        TlsFiles::Psk { file: file.into(), username: username.map(str::to_owned) }
+    }
+
+    #[test]
+    fn tls_is_written_as_the_document_and_libnbd_write_it() {
+        let host = || tcp("h", 10809, "x");
+        let other = |change: fn(&mut UriTls)| {
+            let mut uri = tls(host(), TlsFiles::Certificates(Some("/pki".into())));
+            uri.tls.iter_mut().for_each(change);
+            uri
+        };
+        for (text, uri, canonical) in [
+            ("nbds://h/x", tls(host(), TlsFiles::Certificates(None)), None),
+            (
+                "nbds://h/x?tls-certificates=/pki",
+                tls(host(), TlsFiles::Certificates(Some("/pki".into()))),
+                None,
+            ),
+            (
+                "nbds+unix:///x?socket=/s&tls-certificates=/pki&tls-type=x509",
+                tls(unix(b"/s", "x"), TlsFiles::Certificates(Some("/pki".into()))),
+                Some("nbds+unix:///x?socket=/s&tls-certificates=/pki"),
+            ),
+            (
+                "nbds://h/x?tls-certificates=/pki&tls-verify-peer=false&tls-hostname=storage&ktls=off",
+                other(|tls| {
+                    (tls.hostname, tls.verify_peer, tls.ktls) = (Some("storage".into()), false, false);
+                }),
+                Some("nbds://h/x?tls-certificates=/pki&tls-hostname=storage&tls-verify-peer=0&ktls=off"),
+            ),
+            ("nbds://h/x?tls-psk-file=/k", tls(host(), key("/k", None)), None),
+            ("nbds://al%40ice@h/x?tls-psk-file=/k", tls(host(), key("/k", Some("al@ice"))), None),
+            (
+                "nbds+unix://alice@/x?socket=/s&tls-psk-file=/k",
+                tls(unix(b"/s", "x"), key("/k", Some("alice"))),
+                None,
+            ),
+            (
+                "nbds://h/x?tls-type=psk&tls-username=alice&tls-psk-file=/k",
+                tls(host(), key("/k", Some("alice"))),
+                Some("nbds://alice@h/x?tls-psk-file=/k"),
+            ),
+        ] {
+            assert_eq!(text.parse(), Ok(uri.clone()), "{text}");
+            assert_eq!(uri.to_string(), canonical.unwrap_or(text));
+        }
+    }
+
     #[test]
     fn an_error_names_the_part_and_says_what_to_do() {
         for (text, expected) in [
             ("disk.img", "\"disk.img\" is no NBD URI; write nbd://host"),
             ("http://h/x", "\"http://h/x\" is no NBD URI"),
-            ("nbds://h/x", "\"nbds://\" asks for TLS; TLS is not supported yet"),
-            ("nbds+unix:///x?socket=s", "\"nbds+unix://\" asks for TLS"),
-            ("nbd://h/x?tls-type=psk", "\"tls-type\" asks for TLS"),
-            ("nbd://user@h/x", "host \"user@h\": a user name is for TLS"),
+            ("nbd://h/x?tls-type=psk", "\"tls-type\" is for TLS; write nbds:// or"),
+            ("nbd://h/x?ktls=off", "\"ktls\" is for TLS"),
+            ("nbd://user@h/x", "\"user@\" is for TLS"),
+            ("nbds://@h/x", "host \"@h\": no user stands before the @"),
+            ("nbds://u@h/x", "parameter \"tls-psk-file\": missing; a user has a key"),
+            ("nbds://h/x?tls-type=psk", "parameter \"tls-psk-file\": missing"),
+            ("nbds://h/x?tls-type=anon", "parameter \"tls-type=anon\": TLS without authentication"),
+            ("nbds://h/x?tls-type=x", "parameter \"tls-type=x\": write x509 or psk"),
+            (
+                "nbds://h/x?tls-type=x509&tls-psk-file=k",
+                "parameter \"tls-psk-file\": belongs to tls-type=psk",
+            ),
+            ("nbds://h/x?tls-psk-file=k&tls-certificates=d", "parameter \"tls-psk-file\": excludes"),
+            ("nbds://u@h/x?tls-psk-file=k&tls-username=v", "parameter \"tls-username\": a user stands"),
+            ("nbds://h/x?tls-psk-file=", "parameter \"tls-psk-file=\": name a file"),
+            ("nbds://h/x?tls-verify-peer=maybe", "parameter \"tls-verify-peer=maybe\": write 0 or 1"),
             ("nbd:///x", "host \"\": missing; write localhost"),
             ("nbd://:10809/x", "host \":10809\": missing"),
             ("nbd://h:0/x", "host \"h:0\": give a port"),
@@ -287,7 +511,7 @@ mod tests {
             ("nbd://h/x?timeout=5", "parameter \"timeout=5\": give a time such as"),
             (
                 "nbd://h/x?speed=9",
-                "parameter \"speed\": unknown; known are socket, connections, reconnect and timeout",
+                "parameter \"speed\": unknown; known are socket, tls-certificates, tls-psk-file, tls-username, ",
             ),
             ("nbd://h/x?connections=1&connections=1", "parameter \"connections=1\": given twice"),
         ] {
@@ -307,10 +531,20 @@ mod tests {
         ];
         let connections = prop::option::of(1..=MAX_CONNECTIONS);
         let time = || (0..=86_400_000u64).prop_map(Duration::from_millis);
-        (server, "[^\0]{0,30}", connections, time(), time()).prop_map(
-            |(server, export, connections, reconnect, timeout)| Uri {
+        let credentials = prop_oneof![
+            prop::option::of("[^\0]{1,20}")
+                .prop_map(|directory| TlsFiles::Certificates(directory.map(PathBuf::from))),
+            ("[^\0]{1,20}", prop::option::of("[^\0]{1,20}"))
+                .prop_map(|(file, username)| TlsFiles::Psk { file: file.into(), username }),
+        ];
+        let tls = (credentials, prop::option::of(".{1,20}"), any::<bool>(), any::<bool>()).prop_map(
+            |(credentials, hostname, verify_peer, ktls)| UriTls { credentials, hostname, verify_peer, ktls },
+        );
+        (server, "[^\0]{0,30}", prop::option::of(tls), connections, time(), time()).prop_map(
+            |(server, export, tls, connections, reconnect, timeout)| Uri {
                 server,
                 export,
+                tls,
                 connections,
                 reconnect,
                 timeout,
@@ -325,7 +559,7 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_read_or_refused_in_one_line(text in "(nbd(\\+unix)?://)?.{0,60}") {
+        fn any_text_is_read_or_refused_in_one_line(text in "(nbds?(\\+unix)?://)?.{0,60}") {
             match text.parse::<Uri>() {
                 Ok(uri) => prop_assert_eq!(uri.to_string().parse(), Ok(uri)),
                 Err(error) => prop_assert!(!error.to_string().contains('\n')),

@@ -53,10 +53,41 @@ pub struct SrpTarget {
     pub access: Vec<SrpAccess>,
 }
 
+/// Which initiator ports an access list means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SrpInitiators {
+    /// One port.
+    Port(SrpPortId),
+    /// All ports with this GUID in the second half of their identifiers, which is that of a
+    /// channel adapter.
+    Guid([u8; 8]),
+}
+
+impl SrpInitiators {
+    /// Reads the 32 hexadecimal digits of a port or the 16 of a GUID, with or without `0x` before
+    /// them.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<SrpInitiators> {
+        if let Some(port) = SrpPortId::parse(text) {
+            return Some(SrpInitiators::Port(port));
+        }
+        let digits = text.strip_prefix("0x").unwrap_or(text).to_ascii_lowercase();
+        let guid = HEXLOWER.decode(digits.as_bytes()).ok()?;
+        Some(SrpInitiators::Guid(guid.try_into().ok()?))
+    }
+
+    fn have(&self, port: SrpPortId) -> bool {
+        match self {
+            SrpInitiators::Port(own) => *own == port,
+            SrpInitiators::Guid(guid) => port.0.ends_with(guid),
+        }
+    }
+}
+
 /// Who may log in to a target port, and what they see.
 pub struct SrpAccess {
     /// `None`: every initiator port.
-    pub initiator: Option<SrpPortId>,
+    pub initiator: Option<SrpInitiators>,
     /// The logical units that these initiators see.
     pub target: Arc<ScsiTarget>,
 }
@@ -138,7 +169,7 @@ impl SrpTarget {
     /// The logical units that an initiator port sees; `None` if it may not log in.
     pub(super) fn units_for(&self, initiator: SrpPortId) -> Option<&Arc<ScsiTarget>> {
         let mut fitting = self.access.iter();
-        let fits = |access: &&SrpAccess| access.initiator.is_none_or(|id| id == initiator);
+        let fits = |access: &&SrpAccess| access.initiator.is_none_or(|ports| ports.have(initiator));
         fitting.find(fits).map(|access| &access.target)
     }
 }
@@ -204,6 +235,17 @@ mod tests {
         for wrong in ["", "0x", "0x0001", "0x000102030405060708090a0b0c0d0effff", "g"] {
             assert_eq!(SrpPortId::parse(wrong), None, "{wrong}");
         }
+    }
+
+    #[test]
+    fn an_access_list_means_one_port_or_all_of_a_guid() {
+        let port = SrpPortId([0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2]);
+        let other = SrpPortId([0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 2]);
+        let one = SrpInitiators::parse("0x00000000000000010000000000000002").unwrap();
+        assert!(one.have(port) && !one.have(other));
+        let all = SrpInitiators::parse("0000000000000002").unwrap();
+        assert!(all.have(port) && all.have(other) && !all.have(SrpPortId([2; 16])));
+        assert_eq!(SrpInitiators::parse("0x02"), None);
     }
 
     #[test]

@@ -106,7 +106,7 @@ impl<S: Streams> Driver<S> {
                 stream.on_placed(self.now)?;
                 Ok(true)
             }
-            Demand::Place(_) | Demand::Nothing | Demand::Close => Ok(false),
+            Demand::Place(_) | Demand::StartTls | Demand::Nothing | Demand::Close => Ok(false),
         }
     }
 

@@ -160,7 +160,7 @@ impl<S: StreamSession + Target> Pump<S> {
                 self.place()?;
                 Ok(true)
             }
-            Demand::Nothing | Demand::Close => Ok(false),
+            Demand::StartTls | Demand::Nothing | Demand::Close => Ok(false),
         }
     }
 

@@ -10,6 +10,8 @@ mod live;
 mod node;
 mod remote;
 
+pub(super) use remote::provisioning;
+
 use super::frontend::{Frontend, Portal, Service, Started, VolumeNames, Way};
 use super::policy::TargetAccess;
 use super::{Carrier, KeyError, Protocol};
@@ -34,6 +36,7 @@ pub(crate) const ISCSI: Protocol = Protocol {
     name: "iscsi",
     title: "iSCSI",
     carrier: Carrier::Stream,
+    is_unasked: true,
     listener_help: ["ADDR", "Serve iSCSI and iSER at ADDR; repeatable [default: 127.0.0.1:3260]"],
     port: 3260,
     schemes: &[("iscsi", Transport::Tcp)],

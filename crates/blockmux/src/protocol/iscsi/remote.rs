@@ -378,7 +378,8 @@ fn is_no_answer(error: &IscsiConnectError) -> bool {
         if error.kind() == ErrorKind::TimedOut)
 }
 
-fn provisioning(unit: &UnitInfo) -> &'static str {
+/// How a unit is provisioned, for people.
+pub(crate) fn provisioning(unit: &UnitInfo) -> &'static str {
     match (unit.unmap.is_some(), unit.unmapped_is_zero) {
         (true, true) => "thin, unmapped blocks read as zeroes",
         (true, false) => "thin",

@@ -1,6 +1,6 @@
 //! A URL of NBD, and what its server tells and has.
 
-use super::NBD;
+use super::{NBD, tls};
 use crate::failure::Failure;
 use crate::output::both_sizes;
 use crate::privileges::{self, START_WITH_PRIVILEGES};
@@ -8,9 +8,10 @@ use crate::protocol::{Description, Found, FoundExport, Remote};
 use crate::reach;
 use blockmux_engine::connection::Broken;
 use blockmux_engine::nbd::{self, NbdConnectError, NbdEndpoint};
+use blockmux_engine::secure::ClientTls;
 use blockmux_engine::socket::Address;
 use blockmux_proto::nbd::client::{BlockSize, ExportInfo, Headers, ListedExport, NbdRefused};
-use blockmux_proto::nbd::uri::{Server, Uri};
+use blockmux_proto::nbd::uri::{Server, TlsFiles, Uri};
 use blockmux_volume::Volume;
 use blockmux_wire::nbd::handshake::TransmissionFlags;
 use rustix::thread::CapabilitySet;
@@ -22,20 +23,23 @@ use std::thread;
 
 /// Reads a URL.
 pub(super) fn of_url(url: &str) -> Result<Box<dyn Remote>, Failure> {
-    Ok(Box::new(NbdRemote { url: url.to_owned(), uri: reach::read(url)? }))
+    let uri = reach::read(url)?;
+    Ok(Box::new(NbdRemote { url: url.to_owned(), tls: tls::of_uri(&uri)?, uri }))
 }
 
 struct NbdRemote {
     /// As it was given.
     url: String,
     uri: Uri,
+    tls: Option<ClientTls>,
 }
 
 impl Remote for NbdRemote {
     fn open(&self, connections: u32) -> Result<Arc<dyn Volume>, Failure> {
-        let NbdRemote { uri, .. } = self;
+        let NbdRemote { uri, tls, .. } = self;
         let volume = ask(uri, |address| {
             nbd::connect(NbdEndpoint {
+                tls: tls.clone(),
                 address: address.clone(),
                 export: uri.export.clone(),
                 connections: uri.connections.unwrap_or(connections),
@@ -58,14 +62,14 @@ impl Remote for NbdRemote {
     }
 
     fn describe(&self) -> Result<Description, Failure> {
-        let NbdRemote { url, uri } = self;
-        let export = ask(uri, |address| nbd::describe(address, &uri.export))?;
+        let NbdRemote { url, uri, tls } = self;
+        let export = ask(uri, |address| nbd::describe(address, tls.as_ref(), &uri.export))?;
         Ok(Description { rows: rows(&export), json: json(url, &export) })
     }
 
     fn discover(&self) -> Result<Found, Failure> {
         let server = server_of(&self.uri);
-        ask(&server, |address| list(&server, address))
+        ask(&server, |address| list(&server, self.tls.as_ref(), address))
     }
 }
 
@@ -87,6 +91,18 @@ fn refused(uri: &Uri, error: &NbdConnectError) -> Failure {
                 true => START_WITH_PRIVILEGES.to_owned(),
                 false => "check the owner and the mode of the socket and of its directories".to_owned(),
             }
+        }
+        NbdConnectError::Broken { broken: Broken::Tls(_), .. } => {
+            match uri.tls.as_ref().map(|tls| &tls.credentials) {
+                Some(TlsFiles::Psk { .. }) => "check tls-psk-file and the user before the host".to_owned(),
+                _ => "check tls-certificates, tls-hostname and the server's certificate".to_owned(),
+            }
+        }
+        NbdConnectError::Refused { refused: NbdRefused::TlsRequired { .. }, .. } => {
+            "write nbds:// instead of nbd://, with tls-certificates=DIR or tls-psk-file=FILE".to_owned()
+        }
+        NbdConnectError::Refused { refused: NbdRefused::NoTls { .. }, .. } => {
+            "nbd:// connects without TLS, in the clear".to_owned()
         }
         NbdConnectError::Broken { .. } | NbdConnectError::Silent { .. } => {
             "check that an NBD server listens there".to_owned()
@@ -162,12 +178,12 @@ fn headers(headers: Headers) -> &'static str {
     }
 }
 
-fn list(uri: &Uri, address: &Address) -> Result<Found, NbdConnectError> {
-    let (listed, left_out) = nbd::list(address)?;
+fn list(uri: &Uri, tls: Option<&ClientTls>, address: &Address) -> Result<Found, NbdConnectError> {
+    let (listed, left_out) = nbd::list(address, tls)?;
     // A server may open what it exports only when asked for it, which takes time.
     let mut exports = Vec::with_capacity(listed.len());
     for some in listed.chunks(AT_A_TIME) {
-        let described = describe_all(address, some);
+        let described = describe_all(address, tls, some);
         let is_silent = described.iter().any(is_no_answer);
         exports.extend(some.iter().zip(described).map(|(listed, answer)| found(uri, listed, answer.ok())));
         if is_silent {
@@ -185,9 +201,13 @@ fn list(uri: &Uri, address: &Address) -> Result<Found, NbdConnectError> {
 
 /// All at the same time, each over a connection of its own; those that got none, as servers limit
 /// them, one by one.
-fn describe_all(address: &Address, listed: &[ListedExport]) -> Vec<Result<ExportInfo, NbdConnectError>> {
+fn describe_all(
+    address: &Address,
+    tls: Option<&ClientTls>,
+    listed: &[ListedExport],
+) -> Vec<Result<ExportInfo, NbdConnectError>> {
     let described: Vec<_> = thread::scope(|scope| {
-        let ask = |name| move || nbd::describe(address, name);
+        let ask = |name| move || nbd::describe(address, tls, name);
         let asked: Vec<_> = listed.iter().map(|export| scope.spawn(ask(&export.name))).collect();
         // A panic there is one here.
         asked.into_iter().map(|asked| asked.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
@@ -196,7 +216,7 @@ fn describe_all(address: &Address, listed: &[ListedExport]) -> Vec<Result<Export
     all.map(|(listed, described)| {
         let described = match described {
             Err(NbdConnectError::Broken { .. }) if !is_no_answer(&described) => {
-                nbd::describe(address, &listed.name)
+                nbd::describe(address, tls, &listed.name)
             }
             described => described,
         };

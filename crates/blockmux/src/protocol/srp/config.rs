@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::protocol::policy::TargetAccess;
 use crate::protocol::units::Unit;
 use blockmux_proto::scsi::{MAX_LUN, ScsiTarget};
-use blockmux_proto::srp::node::{SrpAccess, SrpPortId, SrpTarget};
+use blockmux_proto::srp::node::{SrpAccess, SrpInitiators, SrpPortId, SrpTarget};
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub(super) struct SrpTargetEntry {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SrpAclEntry {
-    /// Identifier of the initiator port: 32 hexadecimal digits.
+    /// Identifier of the initiator port, 32 hexadecimal digits, or the 16 of its GUID.
     initiator_port: String,
     /// What it sees; left out: every LUN.
     luns: Option<Vec<u16>>,
@@ -42,7 +42,7 @@ pub(super) struct ConfiguredSrpTarget {
     /// Names of volumes by LUN.
     pub(super) luns: BTreeMap<u16, String>,
     /// Initiator ports that may log in, and the LUNs that they see; empty: everybody sees all.
-    acl: Vec<(SrpPortId, Option<Vec<u16>>)>,
+    acl: Vec<(SrpInitiators, Option<Vec<u16>>)>,
 }
 
 impl ConfiguredSrpTarget {
@@ -50,12 +50,9 @@ impl ConfiguredSrpTarget {
     pub(super) fn prepare(entry: SrpTargetEntry) -> Result<ConfiguredSrpTarget, Failure> {
         let written = entry.port_id.clone();
         let wrong = |what: String| Failure::request(format!("srp_target `{written}`: {what}"));
-        let port = |key: &str, text: &str| {
-            let advice = "write 32 hexadecimal digits, as 0x0000000000000000505400fffe770001";
-            SrpPortId::parse(text)
-                .ok_or_else(|| wrong(format!("{key} `{text}` is no port identifier; {advice}")))
-        };
-        let id = port("port_id", &entry.port_id)?;
+        let advice = "write 32 hexadecimal digits, as 0x0000000000000000505400fffe770001";
+        let id = SrpPortId::parse(&written)
+            .ok_or_else(|| wrong(format!("port_id `{written}` is no port identifier; {advice}")))?;
         let luns = entry.luns.iter().map(|(lun, volume)| {
             let number = lun.parse::<u16>().ok().filter(|number| *number <= MAX_LUN);
             let number = number.filter(|number| number.to_string() == *lun);
@@ -70,9 +67,12 @@ impl ConfiguredSrpTarget {
         }
         let mut named = HashSet::new();
         let acl = entry.acl.iter().map(|acl| {
-            let initiator = port("initiator_port", &acl.initiator_port)?;
+            let written = &acl.initiator_port;
+            let advice = "write the 32 hexadecimal digits of a port or the 16 of a GUID";
+            let initiator = SrpInitiators::parse(written)
+                .ok_or_else(|| wrong(format!("initiator_port `{written}`: {advice}")))?;
             if !named.insert(initiator) {
-                return Err(wrong(format!("two acl entries are for {initiator}; make one of them")));
+                return Err(wrong(format!("two acl entries are for {written}; make one of them")));
             }
             if let Some(missing) = acl.luns.iter().flatten().find(|lun| !luns.contains_key(lun)) {
                 return Err(wrong(format!("acl: there is no LUN {missing}; correct its `luns`")));

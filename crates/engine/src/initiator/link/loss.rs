@@ -38,10 +38,10 @@ impl<D: Dialer, H: Host> Link<D, H> {
     /// waits for a reconnect, because nothing else would report it.
     pub(super) fn lose_to(&mut self, broken: &Broken) -> Progress {
         let had_open = self.was_open;
-        if let (Broken::Tls(_), Some(keys)) = (broken, self.tls_keys.take())
+        if let (Broken::Tls(_), Some(rejected)) = (broken, self.tls.take())
             && let Some(tls) = self.dialer.tls()
         {
-            tls.forget(&keys);
+            tls.forget(&rejected);
         }
         let progress = self.lose(&broken.to_string());
         let rests = had_open && !self.was_open && matches!(self.state, LinkState::Down);

@@ -13,8 +13,8 @@ use crate::iscsi::login::initiator::InitiatorLoginResult;
 use crate::iscsi::login::operational::{OperationalKey as Name, OperationalParameters};
 use crate::rdma::{Remote, RemoteRights, Stag, WorkId};
 use crate::scsi::Lun;
-use crate::scsi::initiator::{DataTransfer, ScsiQueue, ScsiRequest};
-use crate::session::{Demand, PathRank, ProtocolError};
+use crate::scsi::initiator::{DataTransfer, QueueTimers, ScsiQueue, ScsiRequest};
+use crate::session::{Demand, ProtocolError};
 use crate::slots::SlotKey;
 use blockmux_volume::{Completion, Io, Pool, SgList};
 use blockmux_wire::iscsi::scsi::{ATTR_SIMPLE, DataOut, FLAG_READ, FLAG_WRITE, ScsiCommand};
@@ -113,11 +113,7 @@ enum LogoutState {
 struct Timers {
     /// When the latest call came.
     now: Instant,
-    /// When to ask again how well the path leads to the unit, if it is not the best.
-    access_at: Instant,
-    /// When to send again what met a busy unit, if anything has.
-    retry_at: Option<Instant>,
-    pause: Duration,
+    queue: QueueTimers,
     /// The target waits for a logout until then, if it has asked for one.
     leave_by: Option<Instant>,
     /// Over RDMA, after the logout: when to disconnect if the target has not.
@@ -147,14 +143,7 @@ impl FullFeatureSession {
             ending: LogoutState::No,
             refused: None,
             deadline,
-            timers: Timers {
-                now,
-                access_at: now,
-                retry_at: None,
-                pause: FIRST_PAUSE,
-                leave_by: None,
-                disconnect_at: None,
-            },
+            timers: Timers { now, queue: QueueTimers::new(now), leave_by: None, disconnect_at: None },
         }
     }
 
@@ -297,10 +286,7 @@ impl FullFeatureSession {
         }
         self.advance_aborts(connections);
         self.send_commands(connections);
-        if self.queue.has_later() && self.timers.retry_at.is_none() {
-            // After pauses that grow as long as the unit stays busy.
-            self.timers.retry_at = self.timers.now.checked_add(self.timers.pause);
-        }
+        self.timers.queue.on_command(&self.queue, self.timers.now);
         let is_due = match self.ending {
             LogoutState::No | LogoutState::LoggingOut | LogoutState::Over => false,
             LogoutState::ByTarget => self.queue.is_quiet() || self.is_leave_over(),
@@ -373,12 +359,7 @@ impl FullFeatureSession {
         if self.is_bound() {
             next = next.min(self.deadline);
         }
-        if self.queue.has_later() {
-            next = next.min(self.timers.retry_at.unwrap_or(next));
-        }
-        if self.queue.path_rank() != PathRank::Best {
-            next = next.min(self.timers.access_at);
-        }
+        next = next.min(self.timers.queue.poll(&self.queue).unwrap_or(next));
         if !self.is_leave_over() {
             next = next.min(self.timers.leave_by.unwrap_or(next));
         }
@@ -395,17 +376,8 @@ impl FullFeatureSession {
         if self.is_bound() && now >= self.deadline {
             return Err(LATE);
         }
-        self.retry(now);
+        self.timers.queue.on_timeout(&mut self.queue, now);
         self.advance(connections);
-        if now >= self.timers.access_at {
-            // A path that is none just now may become one without a word: nothing is sent on it
-            // that could meet one.
-            self.timers.access_at = now.checked_add(ACCESS_INTERVAL).unwrap_or(now);
-            if self.queue.path_rank() != PathRank::Best {
-                self.queue.ask_for_access();
-                self.advance(connections);
-            }
-        }
         Ok(())
     }
 
@@ -431,17 +403,6 @@ impl FullFeatureSession {
             self.send_ping(connection);
         }
         Ok(())
-    }
-
-    /// Sends again what met a busy unit.
-    fn retry(&mut self, now: Instant) {
-        if !self.queue.has_later() {
-            (self.timers.retry_at, self.timers.pause) = (None, FIRST_PAUSE);
-        } else if self.timers.retry_at.is_some_and(|at| now >= at) {
-            self.timers.retry_at = None;
-            self.timers.pause = self.timers.pause.saturating_mul(2).min(LONGEST_PAUSE);
-            self.queue.resume();
-        }
     }
 
     /// Sends commands as long as there are some and the window is open. They all are numbered in
@@ -685,15 +646,8 @@ fn part(list: &SgList, base: usize, len: u32) -> SgList {
 /// Serial numbers further apart than this are behind each other (RFC 1982).
 pub(super) const SERIAL_HALF: u32 = 1 << 31;
 
-/// Between two questions for the state of a path that is not the best.
-const ACCESS_INTERVAL: Duration = Duration::from_secs(1);
-
 /// How long a target may take to disconnect after the logout.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// Between two attempts at a busy unit.
-const FIRST_PAUSE: Duration = Duration::from_millis(2);
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// Answers to pings that may wait to be sent; then nothing more is received.
 pub(super) const MAX_PONGS: u32 = 256;

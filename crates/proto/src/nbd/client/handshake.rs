@@ -6,6 +6,8 @@
 //!   EXTENDED_HEADERS ─no─▶ STRUCTURED_REPLY ─▶ SET_META_CONTEXT ─▶ GO ─unknown option─▶ EXPORT_NAME
 //!                └──yes, skips ──┘      (only with one of the two)
 //! ```
+//! Where TLS is required, `STARTTLS` comes before all of them, and nothing is asked without it.
+//!
 //! A server without fixed newstyle knows `EXPORT_NAME` only. What a server refuses properly is a
 //! [`Refused`]; only what breaks the protocol is a [`ProtocolError`].
 
@@ -14,7 +16,7 @@ use super::option::{self, InfoReply};
 use super::refused::NbdRefused;
 use super::{Config, Mode};
 use crate::outbox::Outbox;
-use crate::session::ProtocolError;
+use crate::session::{BYTES_BEFORE_TLS, ProtocolError};
 use blockmux_wire::nbd::handshake::{
     ClientFlags, ExportNameReply, Greeting, NBD_CLISERV_MAGIC, NBD_EXPORT_NAME_ZEROES,
     NBD_FLAG_C_FIXED_NEWSTYLE, NBD_FLAG_C_NO_ZEROES, NBD_FLAG_FIXED_NEWSTYLE, NBD_FLAG_NO_ZEROES, NBD_MAGIC,
@@ -31,6 +33,8 @@ pub(super) struct ClientHandshake {
     is_fixed: bool,
     /// 124 zeroes follow the reply to `NBD_OPT_EXPORT_NAME`.
     sends_zeroes: bool,
+    /// Nothing may be asked without TLS.
+    requires_tls: bool,
     /// Abort instead of sending the next option.
     is_stopping: bool,
     headers: Headers,
@@ -62,6 +66,8 @@ enum HandshakeReply {
     Reply(Opt),
     /// The reply to `NBD_OPT_EXPORT_NAME`, which has a form of its own.
     ExportName,
+    /// The TLS handshake, which the driver makes.
+    Tls,
 }
 
 /// What came of some bytes.
@@ -93,6 +99,7 @@ impl ClientHandshake {
             step: HandshakeReply::Greeting,
             is_fixed: false,
             sends_zeroes: true,
+            requires_tls: false,
             is_stopping: false,
             headers: Headers::Simple,
             allocation: None,
@@ -114,7 +121,23 @@ impl ClientHandshake {
                 EXPORT_NAME_REPLY.saturating_add(NBD_EXPORT_NAME_ZEROES)
             }
             HandshakeReply::ExportName => EXPORT_NAME_REPLY,
+            HandshakeReply::Tls => 0,
         }
+    }
+
+    /// Asks for nothing without TLS.
+    pub(super) fn require_tls(&mut self) {
+        self.requires_tls = true;
+    }
+
+    /// Whether the driver has to make a TLS handshake now.
+    pub(super) fn awaits_tls(&self) -> bool {
+        matches!(self.step, HandshakeReply::Tls)
+    }
+
+    /// TLS is established.
+    pub(super) fn on_secured(&mut self, outbox: &mut Outbox) -> Option<HandshakeEnd> {
+        self.send_next(Some(Opt::NBD_OPT_STARTTLS), outbox)
     }
 
     /// Ends the handshake before the next option.
@@ -129,12 +152,14 @@ impl ClientHandshake {
         outbox: &mut Outbox,
     ) -> Result<HandshakeProgress, ProtocolError> {
         let need = self.need();
-        if bytes.len() < need {
+        if bytes.len() < need || self.awaits_tls() && bytes.is_empty() {
             return Ok(HandshakeProgress::Needs(need));
         }
         let (took, end) = match self.step {
             HandshakeReply::Greeting => (need, self.on_greeting(bytes, outbox)?),
             HandshakeReply::ExportName => (need, Some(self.on_export_name(bytes, outbox)?)),
+            // Whoever sent them wants them to be taken for a part of what comes by TLS.
+            HandshakeReply::Tls => return Err(BYTES_BEFORE_TLS),
             HandshakeReply::Reply(option) => {
                 let (head, rest) = OptionReplyHead::read_from_prefix(bytes).map_err(|_| SHORT)?;
                 let len = check_reply_head(&head, option)?;
@@ -157,7 +182,7 @@ impl ClientHandshake {
                 what: "closed the connection without a greeting",
                 reference: "proto.md, \"Newstyle negotiation\"",
             }),
-            HandshakeReply::Reply(_) => Err(ProtocolError {
+            HandshakeReply::Reply(_) | HandshakeReply::Tls => Err(ProtocolError {
                 what: "closed the connection instead of answering an option",
                 reference: "proto.md, \"Termination of the session during option haggling\"",
             }),
@@ -196,6 +221,9 @@ impl ClientHandshake {
             flags |= NBD_FLAG_C_NO_ZEROES;
         }
         outbox.push_head(ClientFlags { flags: flags.into() }.as_bytes());
+        if !self.is_fixed && self.requires_tls {
+            return Ok(Some(HandshakeEnd::Refused(NbdRefused::NoTls { message: String::new() })));
+        }
         if !self.is_fixed && self.config.mode == Mode::List {
             return Ok(Some(HandshakeEnd::Refused(NbdRefused::CannotList)));
         }
@@ -206,8 +234,9 @@ impl ClientHandshake {
     fn ladder(&self) -> &'static [Opt] {
         match self.config.mode {
             _ if !self.is_fixed => &[Opt::NBD_OPT_EXPORT_NAME],
-            Mode::List => &[Opt::NBD_OPT_LIST],
+            Mode::List => &[Opt::NBD_OPT_STARTTLS, Opt::NBD_OPT_LIST],
             Mode::Go => &[
+                Opt::NBD_OPT_STARTTLS,
                 Opt::NBD_OPT_EXTENDED_HEADERS,
                 Opt::NBD_OPT_STRUCTURED_REPLY,
                 Opt::NBD_OPT_SET_META_CONTEXT,
@@ -215,6 +244,7 @@ impl ClientHandshake {
                 Opt::NBD_OPT_EXPORT_NAME,
             ],
             Mode::Info => &[
+                Opt::NBD_OPT_STARTTLS,
                 Opt::NBD_OPT_EXTENDED_HEADERS,
                 Opt::NBD_OPT_STRUCTURED_REPLY,
                 Opt::NBD_OPT_LIST_META_CONTEXT,
@@ -227,6 +257,7 @@ impl ClientHandshake {
     /// Whether there is a point in this option now.
     fn is_wanted(&self, option: Opt) -> bool {
         match option {
+            Opt::NBD_OPT_STARTTLS => self.requires_tls,
             Opt::NBD_OPT_EXTENDED_HEADERS => self.config.features.extended_headers,
             Opt::NBD_OPT_STRUCTURED_REPLY => {
                 self.config.features.structured_replies && self.headers == Headers::Simple
@@ -279,6 +310,10 @@ impl ClientHandshake {
             return self.on_error(option, reply, data, outbox);
         }
         match (option, reply) {
+            (Opt::NBD_OPT_STARTTLS, Rep::NBD_REP_ACK) => {
+                self.step = HandshakeReply::Tls;
+                return Ok(None);
+            }
             (Opt::NBD_OPT_EXTENDED_HEADERS, Rep::NBD_REP_ACK) => self.headers = Headers::Extended,
             (Opt::NBD_OPT_STRUCTURED_REPLY, Rep::NBD_REP_ACK) => self.headers = Headers::Structured,
             (Opt::NBD_OPT_SET_META_CONTEXT | Opt::NBD_OPT_LIST_META_CONTEXT, Rep::NBD_REP_ACK) => {}

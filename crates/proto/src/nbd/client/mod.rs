@@ -27,7 +27,8 @@ pub use refused::NbdRefused;
 
 use crate::outbox::Outbox;
 use crate::session::{
-    Connections, Demand, Initiator, Overdue, PathRank, ProtocolError, StreamConnections, StreamSession, Timed,
+    Connections, Demand, Initiator, Overdue, PathRank, ProtocolError, SecuredBy, StreamConnections,
+    StreamSession, Timed,
 };
 use blockmux_volume::{Chunk, Completion, Io, IoError, Pool, VolumeInfo};
 use handshake::{ClientHandshake, HandshakeEnd};
@@ -115,6 +116,15 @@ impl InitiatorSession {
             refused: None,
             failed: VecDeque::new(),
         }
+    }
+
+    /// Asks the server for nothing without TLS, which the driver makes ([`Demand::StartTls`]).
+    #[must_use]
+    pub fn with_tls(mut self) -> InitiatorSession {
+        if let Phase::Handshake(handshake) = &mut self.phase {
+            handshake.require_tls();
+        }
+        self
     }
 
     /// The export, once the server has described it.
@@ -218,6 +228,7 @@ impl StreamSession for InitiatorSession {
     #[inline]
     fn demand(&self) -> Demand {
         match &self.phase {
+            Phase::Handshake(handshake) if handshake.awaits_tls() => Demand::StartTls,
             Phase::Handshake(_) => Demand::Bytes(self.need),
             Phase::Transmission(transmission) if transmission.is_disconnected() => Demand::Close,
             Phase::Transmission(transmission) => match transmission.reading.place() {
@@ -240,6 +251,17 @@ impl StreamSession for InitiatorSession {
             // What comes after the end is of no interest.
             Phase::Over => Ok(input.unread().len()),
         }
+    }
+
+    fn on_secured(&mut self, _by: SecuredBy<'_>, _now: Instant) -> Result<(), ProtocolError> {
+        if let Phase::Handshake(handshake) = &mut self.phase {
+            let end = handshake.on_secured(&mut self.outbox);
+            self.need = handshake.need();
+            if let Some(end) = end {
+                self.end_handshake(end);
+            }
+        }
+        Ok(())
     }
 
     fn on_placed(&mut self, _now: Instant) -> Result<(), ProtocolError> {

@@ -14,10 +14,16 @@ pub enum NbdRefused {
         message: String,
     },
     /// The server talks only over TLS, at least about this export.
-    #[error("server requires TLS for export {export:?}, and TLS is not supported yet{}", said(message))]
+    #[error("server requires TLS for export {export:?}{}", said(message))]
     TlsRequired {
         /// The name that was asked for.
         export: String,
+        /// What the server says about it; may be empty.
+        message: String,
+    },
+    /// TLS is required here, and the server has none.
+    #[error("server has no TLS, which the URL requires{}", said(message))]
+    NoTls {
         /// What the server says about it; may be empty.
         message: String,
     },
@@ -58,7 +64,10 @@ impl NbdRefused {
             NbdRefused::UnknownExport { .. } => Some(Rep::NBD_REP_ERR_UNKNOWN),
             NbdRefused::TlsRequired { .. } => Some(Rep::NBD_REP_ERR_TLS_REQD),
             NbdRefused::Option { reply, .. } => Some(*reply),
-            NbdRefused::Closed { .. } | NbdRefused::Oldstyle | NbdRefused::CannotList => None,
+            NbdRefused::NoTls { .. }
+            | NbdRefused::Closed { .. }
+            | NbdRefused::Oldstyle
+            | NbdRefused::CannotList => None,
         }
     }
 
@@ -72,7 +81,9 @@ impl NbdRefused {
     /// What an error reply to `option` means when there is no way around it.
     pub(super) fn from_reply(export: &str, option: Opt, reply: Rep, data: &[u8]) -> NbdRefused {
         let (export, message) = (export.to_owned(), one_line(data));
+        let has_no_tls = matches!(reply, Rep::NBD_REP_ERR_UNSUP | Rep::NBD_REP_ERR_POLICY);
         match reply {
+            _ if option == Opt::NBD_OPT_STARTTLS && has_no_tls => NbdRefused::NoTls { message },
             Rep::NBD_REP_ERR_UNKNOWN => NbdRefused::UnknownExport { export, message },
             Rep::NBD_REP_ERR_TLS_REQD => NbdRefused::TlsRequired { export, message },
             _ => NbdRefused::Option { option, reply, message },
@@ -106,7 +117,7 @@ mod tests {
         assert_eq!(refused(Rep::NBD_REP_ERR_UNKNOWN, b""), "server has no export \"x\"");
         assert_eq!(
             refused(Rep::NBD_REP_ERR_TLS_REQD, b"use TLS\n"),
-            "server requires TLS for export \"x\", and TLS is not supported yet: use TLS"
+            "server requires TLS for export \"x\": use TLS"
         );
         assert_eq!(
             refused(Rep::NBD_REP_ERR_POLICY, b"not\n\x1b[31mtoday\xff"),

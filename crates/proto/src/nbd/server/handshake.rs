@@ -11,16 +11,20 @@
 //!     NBD_OPT_EXPORT_NAME, GO ▼ ▼ NBD_OPT_ABORT
 //!                 Next::Transmit Next::Close
 //! ```
+//! After an acknowledged `NBD_OPT_STARTTLS` the driver makes a TLS handshake (`StartTls`), and the
+//! options begin again with nothing agreed on.
+//!
 //! No option's data is ever stored: what is short enough is parsed where it was received, once it
 //! is whole; the rest is counted as it goes by.
 
 use super::option::{BASE_ALLOCATION, InfoRequest, Malformed, MetaContextRequest, string};
 use super::reply::BASE_ALLOCATION_ID;
 use super::terms::{Form, TransmissionTerms};
+use super::tls::{NbdTls, TlsMode};
 use crate::event::bounded;
 use crate::exports::{Export, Exports, VolumeId};
 use crate::outbox::Outbox;
-use crate::session::{Demand, ProtocolError};
+use crate::session::{BYTES_BEFORE_TLS, Demand, ProtocolError, SecuredBy};
 use crate::volume_state::VolumeState;
 use blockmux_wire::nbd::NBD_MAX_STRING;
 use blockmux_wire::nbd::handshake::*;
@@ -41,8 +45,19 @@ pub(super) struct ServerHandshake {
     options_left: u32,
     stopping: bool,
     deadline: Instant,
+    tls: NbdTls,
+    /// The peer of an established TLS connection; `None` before.
+    peer: Option<TlsClient>,
     /// The export that was refused last, and why.
     refusal: Option<(String, Cow<'static, str>)>,
+}
+
+/// The client of a TLS connection.
+struct TlsClient {
+    /// As it authenticated, for logs: a PSK identity or a certificate's subject; may be empty.
+    name: String,
+    /// It may use exports.
+    is_allowed: bool,
 }
 
 /// What ends a handshake.
@@ -68,6 +83,8 @@ enum AwaitedOption {
         left: usize,
         answer: OptionResult,
     },
+    /// The TLS handshake, once the reply to `NBD_OPT_STARTTLS` is sent.
+    StartTls,
 }
 
 /// How an option ends.
@@ -100,9 +117,16 @@ impl ServerHandshake {
             options_left: options_for(&exports),
             exports,
             stopping: false,
+            tls: NbdTls::default(),
+            peer: None,
             refusal: None,
             deadline: now.checked_add(HANDSHAKE_TIME).unwrap_or(now),
         }
+    }
+
+    /// Offers TLS, or requires it.
+    pub(super) fn set_tls(&mut self, tls: NbdTls) {
+        self.tls = tls;
     }
 
     /// When the handshake must be over.
@@ -112,7 +136,11 @@ impl ServerHandshake {
 
     pub(super) fn demand(&self, outbox: &Outbox) -> Demand {
         match self.awaiting {
-            AwaitedOption::Flags | AwaitedOption::Head if self.stopping => Demand::Close,
+            AwaitedOption::Flags | AwaitedOption::Head | AwaitedOption::StartTls if self.stopping => {
+                Demand::Close
+            }
+            AwaitedOption::StartTls if outbox.is_empty() => Demand::StartTls,
+            AwaitedOption::StartTls => Demand::Nothing,
             AwaitedOption::Flags => Demand::Bytes(size_of::<ClientFlags>()),
             AwaitedOption::Head if outbox.len() > UNSENT_REPLIES => Demand::Nothing,
             AwaitedOption::Head => Demand::Bytes(size_of::<OptionHead>()),
@@ -187,9 +215,60 @@ impl ServerHandshake {
                 }
                 self.awaiting = AwaitedOption::Head;
                 conclude(outbox, option, answer);
+                if option == Opt::NBD_OPT_STARTTLS && answer.is_ok() {
+                    self.start_tls();
+                }
                 let next = (option == Opt::NBD_OPT_ABORT).then_some(AfterHandshake::Close);
                 Ok(Some(HandshakeStep { taken, next }))
             }
+            AwaitedOption::StartTls if input.is_empty() => Ok(None),
+            AwaitedOption::StartTls => Err(BYTES_BEFORE_TLS),
+        }
+    }
+
+    /// Forgets what was agreed on in the clear, which anybody may have sent.
+    fn start_tls(&mut self) {
+        self.awaiting = AwaitedOption::StartTls;
+        (self.form, self.base_allocation) = (Form::Simple, None);
+    }
+
+    /// TLS is established. Returns why the client is refused, if it is.
+    pub(super) fn on_secured(&mut self, by: SecuredBy<'_>) -> Option<&'static str> {
+        let name = match by {
+            SecuredBy::Psk(identity) => bounded(&String::from_utf8_lossy(identity)),
+            SecuredBy::Certificate(subject) => bounded(subject),
+            SecuredBy::Nothing => String::new(),
+        };
+        let is_allowed = self.tls.allows(by);
+        self.awaiting = AwaitedOption::Head;
+        self.peer = Some(TlsClient { name, is_allowed });
+        (!is_allowed).then_some(NOT_ALLOWED)
+    }
+
+    /// The client's name, if TLS has authenticated it.
+    pub(super) fn client(&self) -> &str {
+        self.peer.as_ref().map_or("", |peer| &peer.name)
+    }
+
+    /// Why the client may use no options but `NBD_OPT_STARTTLS` and `NBD_OPT_ABORT`, if so.
+    fn barred(&self) -> Option<OptionError> {
+        match &self.peer {
+            None if self.tls.mode == TlsMode::Required => Some(TLS_REQUIRED),
+            Some(TlsClient { is_allowed: false, .. }) => {
+                Some(OptionError(Rep::NBD_REP_ERR_POLICY, NOT_ALLOWED))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the connection may be upgraded to TLS.
+    fn on_start_tls(&self) -> OptionResult {
+        match self.tls.mode {
+            _ if self.peer.is_some() => {
+                Err(OptionError(Rep::NBD_REP_ERR_INVALID, "this connection has TLS already"))
+            }
+            TlsMode::Off => Err(OptionError(Rep::NBD_REP_ERR_UNSUP, "this server has no TLS")),
+            TlsMode::Optional | TlsMode::Required => Ok(()),
         }
     }
 
@@ -225,11 +304,24 @@ impl ServerHandshake {
         let skip = |answer| Ok(AwaitedOption::Skip { option, left: length, answer });
         let fail = |rep, why| skip(Err(OptionError(rep, why)));
         match option {
+            Opt::NBD_OPT_ABORT => return skip(Ok(())),
+            Opt::NBD_OPT_STARTTLS if length == 0 && !self.stopping => return skip(self.on_start_tls()),
+            _ => {}
+        }
+        if let Some(OptionError(rep, why)) = self.barred() {
+            return match option {
+                Opt::NBD_OPT_EXPORT_NAME => newstyle_error(match rep {
+                    Rep::NBD_REP_ERR_TLS_REQD => "asked for an export without TLS, which is required here",
+                    _ => "asked for an export that its certificate does not allow",
+                }),
+                _ => fail(rep, why),
+            };
+        }
+        match option {
             Opt::NBD_OPT_EXPORT_NAME if length > NBD_MAX_STRING => {
                 newstyle_error("asked for an export with a name longer than 4096 bytes")
             }
             Opt::NBD_OPT_EXPORT_NAME => Ok(AwaitedOption::Data { option, length }),
-            Opt::NBD_OPT_ABORT => skip(Ok(())),
             _ if self.stopping => skip(STOPPING),
             Opt::NBD_OPT_LIST
             | Opt::NBD_OPT_STARTTLS
@@ -249,7 +341,6 @@ impl ServerHandshake {
                 0..=MAX_OPTION_DATA => Ok(AwaitedOption::Data { option, length }),
                 _ => fail(Rep::NBD_REP_ERR_TOO_BIG, "more than 64 KiB of option data"),
             },
-            Opt::NBD_OPT_STARTTLS => fail(Rep::NBD_REP_ERR_UNSUP, "this server has no TLS"),
             _ => fail(Rep::NBD_REP_ERR_UNSUP, "unknown option"),
         }
     }
@@ -434,6 +525,9 @@ fn newstyle_error(what: &'static str) -> Result<AwaitedOption, ProtocolError> {
     Err(ProtocolError { what, reference: "proto.md, \"Newstyle negotiation\"" })
 }
 
+const TLS_REQUIRED: OptionError =
+    OptionError(Rep::NBD_REP_ERR_TLS_REQD, "this server requires TLS; connect by nbds:// instead of nbd://");
+const NOT_ALLOWED: &str = "the subject of the client's certificate is not among those that are allowed";
 const STOPPING: OptionResult = Err(OptionError(Rep::NBD_REP_ERR_SHUTDOWN, "the server is stopping"));
 
 /// How long a handshake may take.

@@ -24,6 +24,9 @@
 //! its reads as well, with `NBD_EPERM`. Requests on a range that a SCSI command has for itself wait
 //! until that is over.
 //!
+//! With [`TargetSession::with_tls`] a client may or must upgrade its connection to TLS, which its
+//! driver does ([`Demand::StartTls`]).
+//!
 //! The extension `EXTENDED_HEADERS` is that of the protocol document's branch
 //! `extension-ext-header`.
 
@@ -33,6 +36,7 @@ mod pending;
 mod reply;
 mod request;
 mod terms;
+mod tls;
 mod transmission;
 
 #[cfg(test)]
@@ -41,11 +45,12 @@ mod tests;
 use crate::event::{AuditEvent, AuditEvents, Login};
 use crate::exports::{Exports, VolumeId};
 use crate::outbox::Outbox;
-use crate::session::{Demand, ProtocolError, SessionStage, StreamSession, Target, Timed};
+use crate::session::{Demand, ProtocolError, SecuredBy, SessionStage, StreamSession, Target, Timed};
 use crate::volume_state::Admission;
 use blockmux_volume::{Chunk, Completion, Io, Pool, Tag, Waker};
 use handshake::{AfterHandshake, ServerHandshake};
 use std::time::Instant;
+pub use tls::{NbdTls, TlsMode};
 use transmission::ServerTransmission;
 
 /// A client's session with an NBD target.
@@ -74,6 +79,15 @@ impl TargetSession {
         let mut outbox = Outbox::default();
         let phase = Phase::Handshake(ServerHandshake::new(exports, now, &mut outbox));
         TargetSession { phase, outbox, pool, events: AuditEvents::default() }
+    }
+
+    /// Offers TLS to the client, or requires it.
+    #[must_use]
+    pub fn with_tls(mut self, tls: NbdTls) -> TargetSession {
+        if let Phase::Handshake(handshake) = &mut self.phase {
+            handshake.set_tls(tls);
+        }
+        self
     }
 }
 
@@ -117,7 +131,8 @@ impl StreamSession for TargetSession {
             let next;
             let step = handshake.on_bytes(input.unread(), &mut self.outbox);
             if let Some((export, reason)) = handshake.take_refusal() {
-                self.events.push(AuditEvent::Refused { login: login(export), reason });
+                let login = login(handshake.client(), export);
+                self.events.push(AuditEvent::Refused { login, reason });
             }
             (taken, next) = step?;
             match next {
@@ -126,7 +141,7 @@ impl StreamSession for TargetSession {
                         self.phase = Phase::Closing;
                         return Ok(taken);
                     };
-                    self.events.push(AuditEvent::Login(login(handshake.name_of(&terms))));
+                    self.events.push(AuditEvent::Login(login(handshake.client(), handshake.name_of(&terms))));
                     let transmission =
                         ServerTransmission::new(terms, Admission::new(&served, None), self.pool.clone(), now);
                     self.phase = Phase::Transmission(transmission);
@@ -139,6 +154,16 @@ impl StreamSession for TargetSession {
             Phase::Transmission(transmission) => transmission.on_bytes(input, taken, now, &mut self.outbox),
             Phase::Handshake(_) | Phase::Closing => Ok(taken),
         }
+    }
+
+    fn on_secured(&mut self, by: SecuredBy<'_>, _now: Instant) -> Result<(), ProtocolError> {
+        if let Phase::Handshake(handshake) = &mut self.phase
+            && let Some(reason) = handshake.on_secured(by)
+        {
+            let login = login(handshake.client(), String::new());
+            self.events.push(AuditEvent::Refused { login, reason: reason.into() });
+        }
+        Ok(())
     }
 
     fn on_placed(&mut self, _now: Instant) -> Result<(), ProtocolError> {
@@ -238,7 +263,7 @@ impl Target for TargetSession {
     }
 }
 
-/// Clients of NBD have no names.
-fn login(export: String) -> Login {
-    Login { protocol: "nbd", initiator: String::new(), target: export }
+/// Clients of NBD have no names but those by which TLS authenticates them.
+fn login(client: &str, export: String) -> Login {
+    Login { protocol: "nbd", initiator: client.to_owned(), target: export }
 }

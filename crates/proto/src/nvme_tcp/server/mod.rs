@@ -25,7 +25,7 @@ mod tests;
 use crate::fabrics::controller::ControllerQueue;
 use crate::fabrics::controller::node::NvmeNode;
 use crate::outbox::Outbox;
-use crate::session::{Demand, ProtocolError, StreamSession};
+use crate::session::{Demand, ProtocolError, SecuredBy, StreamSession};
 use blockmux_volume::{Chunk, Pool};
 use link::TargetLink;
 use std::sync::Arc;
@@ -61,8 +61,14 @@ impl StreamSession for TargetSession {
         Ok(at)
     }
 
-    fn on_secured(&mut self, identity: &[u8], _now: Instant) -> Result<(), ProtocolError> {
-        self.on_secured_by(identity)
+    fn on_secured(&mut self, by: SecuredBy<'_>, _now: Instant) -> Result<(), ProtocolError> {
+        match by {
+            SecuredBy::Psk(identity) => self.on_secured_by(identity),
+            SecuredBy::Certificate(_) | SecuredBy::Nothing => Err(ProtocolError {
+                what: "used TLS without a pre-shared key",
+                reference: "TCP Transport 1.1 §3.6.1",
+            }),
+        }
     }
 
     fn on_placed(&mut self, now: Instant) -> Result<(), ProtocolError> {

@@ -20,6 +20,7 @@ mod completion_class;
 mod extents;
 mod plan;
 mod queue;
+mod retries;
 mod sense;
 mod unit;
 
@@ -33,3 +34,4 @@ pub use unit::{UnitInfo, UnmapLimits};
 pub(crate) use crate::io_queue::DataTransfer;
 
 pub(crate) use queue::{ScsiOutcome, ScsiQueue, ScsiRequest};
+pub(crate) use retries::QueueTimers;

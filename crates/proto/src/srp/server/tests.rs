@@ -6,7 +6,7 @@ use crate::exports::{Export, Exports};
 use crate::rdma::testing::Recorder;
 use crate::rdma::{Stag, WorkRequest};
 use crate::scsi::{LogicalUnit, Lun, ScsiTarget, TargetPort, UnitIdentity};
-use crate::srp::node::{SrpAccess, SrpPortId, SrpTarget};
+use crate::srp::node::{SrpAccess, SrpInitiators, SrpPortId, SrpTarget};
 use crate::testing::Pump;
 use blockmux_volume::MemVolume;
 use blockmux_wire::srp::*;
@@ -32,7 +32,13 @@ fn node() -> (Arc<SrpNode>, Exports) {
         let target = Arc::new(units.with_unit(0, VolumeId(0), unit.clone()));
         SrpTarget { id, port, access: vec![SrpAccess { initiator, target }] }
     };
-    (Arc::new(SrpNode::new(vec![target(TARGET, None), target(HIDDEN, Some(SrpPortId([9; 16])))])), exports)
+    (
+        Arc::new(SrpNode::new(vec![
+            target(TARGET, None),
+            target(HIDDEN, Some(SrpInitiators::Port(SrpPortId([9; 16])))),
+        ])),
+        exports,
+    )
 }
 
 fn login() -> LoginRequestRdma {

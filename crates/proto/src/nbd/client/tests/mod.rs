@@ -4,6 +4,7 @@
 mod handshake;
 mod reply;
 mod script;
+mod tls;
 mod transmission;
 
 use super::*;

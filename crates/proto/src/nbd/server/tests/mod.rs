@@ -3,6 +3,7 @@
 
 mod cuts;
 mod handshake;
+mod tls;
 mod transmission;
 
 use super::TargetSession;

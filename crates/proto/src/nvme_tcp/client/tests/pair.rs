@@ -59,7 +59,7 @@ impl Served {
     /// One whose connection is secured with the key of that identity.
     fn secured(&self, identity: &str) -> Pump<TargetSession> {
         let mut session = self.session();
-        session.on_secured(identity.as_bytes(), Instant::now()).unwrap();
+        session.on_secured(SecuredBy::Psk(identity.as_bytes()), Instant::now()).unwrap();
         Pump::new(session, &self.exports)
     }
 
