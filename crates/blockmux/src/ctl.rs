@@ -4,10 +4,12 @@
 //! has the HTTP request of each.
 
 mod actions;
+mod history;
 mod routes;
 mod sessions;
 
 pub(crate) use self::actions::{ActionState, ActionStatus};
+pub(crate) use self::history::{History, Rates, Series};
 pub(crate) use self::sessions::SessionStatus;
 use crate::api::client::Client;
 use crate::api::{ApiAddress, ApiError, ErrorBody};
@@ -188,6 +190,12 @@ pub(crate) struct VolumeStatus {
     pub(crate) gone: usize,
     #[serde(flatten)]
     pub(crate) traffic: TrafficStatus,
+    /// If somebody has registered or reserved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) reservation: Option<ReservationStatus>,
+    /// Of a remote volume: sessions that were opened after another was lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) reconnects: Option<u64>,
     /// Of a RAM volume whose memory is faulted in ahead of use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) populated: Option<PopulatedStatus>,
@@ -213,6 +221,21 @@ impl From<VolumeTraffic> for TrafficStatus {
 }
 
 impl TrafficStatus {
+    /// Requests of all kinds.
+    pub(crate) fn requests(&self) -> u64 {
+        self.reads + self.writes + self.others
+    }
+
+    /// Bytes that reads asked for and writes brought.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.read_bytes + self.written_bytes
+    }
+
+    /// Requests that failed.
+    pub(crate) fn failed(&self) -> u64 {
+        self.failed
+    }
+
     fn add(&mut self, more: &TrafficStatus) {
         self.reads += more.reads;
         self.read_bytes += more.read_bytes;
@@ -233,6 +256,15 @@ impl TrafficStatus {
         ]
         .map(|(label, value)| format!("{:<at$}{value}", format!("  {label}")))
     }
+}
+
+/// Reservations of a volume.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub(crate) struct ReservationStatus {
+    /// Registrations of initiators and hosts.
+    pub(crate) registrants: usize,
+    /// Somebody holds a reservation.
+    pub(crate) reserved: bool,
 }
 
 /// How far a RAM volume's memory is faulted in, in bytes.
@@ -324,6 +356,11 @@ fn in_words(status: &Status) -> String {
         lines.push(format!("  connections  {}", volume.users));
         lines.extend(of_gone("  ", volume.gone));
         lines.extend(volume.traffic.in_words(15));
+        if let Some(ReservationStatus { registrants, reserved }) = &volume.reservation {
+            let held = if *reserved { ", reserved" } else { "" };
+            lines.push(format!("  registered   {registrants}{held}"));
+        }
+        lines.extend(volume.reconnects.map(|reconnects| format!("  reconnects   {reconnects}")));
         let populated = volume.populated.as_ref();
         lines.extend(
             populated

@@ -31,6 +31,7 @@ mod retry;
 mod serve;
 mod show;
 mod signals;
+mod top;
 
 use blockmux_engine::sys;
 use clap::error::ErrorKind;
@@ -84,6 +85,8 @@ enum Command {
     Reset(reset::ResetArgs),
     /// Show or change what a running `serve --control` exports
     Ctl(ctl::CtlArgs),
+    /// Watch what a running daemon does, refreshed each second
+    Top(top::TopArgs),
     /// Benchmark volumes, every protocol beside bare sockets
     Bench(Box<bench::BenchArgs>),
     /// Show or compare finished measurements
@@ -104,6 +107,7 @@ impl Command {
             Command::Discover(args) => discover::run(&args).map(|()| ExitCode::SUCCESS),
             Command::Reset(args) => reset::run(&args).map(|()| ExitCode::SUCCESS),
             Command::Ctl(args) => ctl::run(&args).map(|()| ExitCode::SUCCESS),
+            Command::Top(args) => top::run(&args).map(|()| ExitCode::SUCCESS),
             Command::Bench(args) => bench::run(&args),
             Command::Report(args) => report::run(&args).map(|()| ExitCode::SUCCESS),
             Command::Completions(args) => {

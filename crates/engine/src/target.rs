@@ -136,6 +136,7 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
         let ArrivedConnection { stream, unread, permit, .. } = arrival;
         let channels_core = Rc::new(PeerCore { core: core.clone(), pool: pool.clone() });
         let audit = Audit::new(stream.peer(), permit.sessions().clone());
+        let origin = permit.origin();
         core.spawn(|waker| TargetTask {
             audit,
             connection: Connection::resumed(stream, &unread, core, waker).secured(secure),
@@ -145,7 +146,7 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
             },
             channels: {
                 pool.account().into_iter().for_each(|account| account.set_waker(waker));
-                Channels::new(exports, channels_core, waker.clone())
+                Channels::new(exports, channels_core, waker.clone(), origin)
             },
             core: core.clone(),
             pool,

@@ -193,6 +193,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
         exports: exports.clone(),
         parts,
         lives: Mutex::new(lives),
+        cores: cores.stats(),
         opening: setup.opening(),
         frontends: setup.frontends.clone(),
         policy: setup.policy.clone(),
@@ -253,7 +254,7 @@ fn start(
     })?;
     let (served, lives) = serve_all(setup, listeners, exports, &cores, parts.sessions())?;
     for (nth, (protocol, listener, serve)) in served.into_iter().enumerate() {
-        let (inboxes, limit) = (cores.inboxes(), parts.limit_of(protocol));
+        let (inboxes, limit) = (cores.inboxes(), parts.limit_of(protocol, &listener));
         cores
             .ask(nth % cores.count(), move |core| ListenerTask::spawn(core, listener, inboxes, serve, limit))
             .ok_or_else(|| Failure::run("a core has ended; start again with -v"))?;

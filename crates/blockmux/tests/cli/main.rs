@@ -29,6 +29,7 @@ mod iscsi_remote_servers;
 mod iscsi_stop;
 mod iser;
 mod memory;
+mod monitoring;
 mod nbd_tls;
 mod nvme;
 mod nvme_hostile;

@@ -17,6 +17,7 @@ mod admission;
 pub mod exports;
 mod image;
 mod in_flight;
+mod latency;
 mod orphans;
 mod ranges;
 mod reservations;
@@ -34,9 +35,10 @@ mod sync {
 }
 
 pub use image::{ReservationImageError, ReservationStore, SaveTicket};
+pub use latency::{LATENCY_BUCKETS, LATENCY_UNIT_NS, LatencyHistogram, RequestKind, VolumeLatency};
 pub use orphans::{MAX_ORPHANS, OrphanedUser};
 pub(crate) use traffic::UserMeter;
-pub use traffic::{Meter, MeterReader, VolumeTraffic};
+pub use traffic::{ERROR_KINDS, Meter, MeterReader, Origin, OriginTraffic, VolumeTraffic, error_kind};
 
 pub(crate) use admission::{Admission, Admissions, IoCounter, IoGuard, Needs, Reserved};
 pub(crate) use image::to_image;
@@ -84,6 +86,15 @@ pub struct VolumeIdentity {
     pub target_name: String,
     /// Lock against export by another process; released when dropped.
     pub claim: Box<dyn Any + Send + Sync>,
+}
+
+/// Reservations of a volume, for people and monitoring.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReservationSummary {
+    /// Registrations of initiators and hosts.
+    pub registrants: usize,
+    /// Somebody holds a reservation.
+    pub is_reserved: bool,
 }
 
 /// Reservations and state of the volume.
@@ -243,6 +254,22 @@ impl VolumeState {
     #[must_use]
     pub fn traffic(&self) -> VolumeTraffic {
         self.meters.sum()
+    }
+
+    /// What has been done on the volume, by where its users came from.
+    #[must_use]
+    pub fn traffic_by_origin(&self) -> Vec<OriginTraffic> {
+        self.meters.by_origin()
+    }
+
+    /// Who is registered for reservations, and what is reserved.
+    #[must_use]
+    pub fn reservation(&self) -> ReservationSummary {
+        let table = self.lock();
+        ReservationSummary {
+            registrants: table.reservations.registrations.len(),
+            is_reserved: table.reserved_by.is_some() || table.reservations.reservation.is_some(),
+        }
     }
 
     fn tell_size(&self, told: &mut u64, size: u64) -> bool {

@@ -1,19 +1,19 @@
 //! The paths of the API. Each is one command of `blockmux ctl`, or a part of what one shows.
 
-use super::Shared;
+use super::{Shared, metrics, page};
 use super::reply::{Body, Param, json, refusal};
 use crate::api::bodies::{
     AddVolume, Added, AttachVolume, Attached, ChangeLog, ChangeTarget, ResizeVolume, Resized, Said,
 };
 use crate::api::{ApiError, ErrorBody, ErrorCode};
-use crate::ctl::{ActionStatus, Answer, Request, SessionStatus, Status, VolumeStatus};
+use crate::ctl::{ActionStatus, Answer, History, Request, SessionStatus, Status, VolumeStatus};
 use crate::protocol::frontend::Change;
 use axum::Router;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 use tokio::time;
 use utoipa::OpenApi;
@@ -27,6 +27,7 @@ pub(super) fn router(shared: Shared) -> Router {
     let document = Arc::new(document);
     router
         .route("/openapi.json", get(move || async move { json(StatusCode::OK, &*document) }))
+        .route("/", get(page::show))
         .fallback(|| async { ApiError::not_found("there is no such path; /openapi.json lists them") })
         .method_not_allowed_fallback(|| async {
             let text = "the path has no such method; /openapi.json lists them";
@@ -49,6 +50,8 @@ fn described() -> OpenApiRouter<Shared> {
         .routes(routes!(log, change_log))
         .routes(routes!(actions))
         .routes(routes!(action))
+        .routes(routes!(history))
+        .routes(routes!(metrics))
 }
 
 /// What the OpenAPI document says beyond paths.
@@ -373,6 +376,27 @@ async fn action(State(shared): State<Shared>, Param(id): Param<u64>) -> Result<R
     Ok(json(StatusCode::OK, &found))
 }
 
+/// What was done in the last second, and over the last hour
+#[utoipa::path(get, path = "/v1/history", responses((status = 200, body = History)))]
+async fn history(State(shared): State<Shared>) -> Response {
+    let history = shared.samples.lock().unwrap_or_else(PoisonError::into_inner).history();
+    json(StatusCode::OK, &history)
+}
+
+/// Figures for monitoring, in OpenMetrics
+#[utoipa::path(
+    get,
+    path = "/metrics",
+    responses((status = 200, body = String, content_type = metrics::CONTENT_TYPE))
+)]
+async fn metrics(State(shared): State<Shared>) -> Result<Response, ApiError> {
+    let control = shared.control.clone();
+    let text = tokio::task::spawn_blocking(move || metrics::render(&control)).await;
+    let text = text.map_err(|error| ApiError::failed(format!("no figures: {error}; the daemon's log says why")))?;
+    let kind = HeaderValue::from_static(metrics::CONTENT_TYPE);
+    Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
+}
+
 /// The longest `wait` that a client gets, in seconds.
 const LONGEST_WAIT: u64 = 30;
 
@@ -399,7 +423,7 @@ mod tests {
         let (_, document) = described().split_for_parts();
         let document = serde_json::to_value(document).unwrap();
         let paths = document["paths"].as_object().unwrap();
-        assert_eq!(paths.len(), 10);
+        assert_eq!(paths.len(), 12);
         for (path, methods) in paths.iter().filter(|(path, _)| path.contains('{')) {
             for (method, operation) in methods.as_object().unwrap() {
                 assert!(operation["responses"]["404"].is_object(), "{method} {path}");
