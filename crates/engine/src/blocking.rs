@@ -64,6 +64,17 @@ impl<R> BlockingConnectError<R> {
     }
 }
 
+/// Whether the peer closed the connection, or may have, rather than stayed silent.
+pub(crate) fn has_hung_up(ran: &Result<(), Broken>) -> bool {
+    match ran {
+        Ok(()) | Err(Broken::Protocol(_)) => true,
+        Err(Broken::Socket(error)) => {
+            matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
+        }
+        Err(Broken::Tls(_) | Broken::Keys(_) | Broken::Evicted(_)) => false,
+    }
+}
+
 /// The first successful result, or else the first error.
 pub(crate) fn first_answer<T, E>(mut answers: impl Iterator<Item = Result<T, E>>) -> Option<Result<T, E>> {
     let first = answers.next()?;

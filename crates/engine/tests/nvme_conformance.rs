@@ -2,10 +2,13 @@
 //! test's core.
 
 mod conforms;
+mod first_revision;
 
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::file::{FileOptions, FileVolume};
-use blockmux_engine::initiator::nvme::{NvmeCarrier, NvmeEndpoint, NvmeOverTcp, OverIwarp, connect};
+use blockmux_engine::initiator::nvme::{
+    NvmeCarrier, NvmeEndpoint, NvmeOverTcp, OverIwarp, connect, namespaces,
+};
 use blockmux_engine::initiator::{GeneratedKeys, Policy};
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::nvme_tcp;
@@ -101,6 +104,12 @@ fn ram() -> Arc<dyn Volume> {
     Arc::new(MemVolume::new(SIZE))
 }
 
+/// What each side proves to the other.
+fn both_secrets() -> HostSecrets {
+    let [host, controller] = [SECRET, CTRL_SECRET].map(|text| DhChapSecret::parse(text).unwrap());
+    HostSecrets { host, controller: Some(controller), hash: None, group: Some(DhGroup::Ffdhe2048) }
+}
+
 fn nqn(name: &str) -> Nqn {
     Nqn::new(name).unwrap()
 }
@@ -134,6 +143,26 @@ fn a_ram_volume_conforms_over_rdma() {
 }
 
 #[test]
+fn a_ram_volume_conforms_over_rdma_to_a_host_that_proves_who_it_is() {
+    let target = Target::of(ram(), Some(both_secrets()), |node| node);
+    let stranger = target.endpoint_over(OverIwarp::default());
+    let refused = connect(stranger.clone()).err().expect("it has proved nothing").to_string();
+    assert!(refused.contains("secret"), "{refused}");
+    conforms_at(&NvmeEndpoint { secrets: Some(Arc::new(both_secrets())), queues: 2, ..stranger });
+}
+
+#[test]
+fn a_controller_that_knows_the_first_revision_of_mpa_alone_is_reached_by_that() {
+    let target = Target::serve(ram());
+    let Address::Tcp(address) = target.address else { panic!("it listens on TCP") };
+    let address = first_revision::before(address);
+    let endpoint = NvmeEndpoint { address, ..target.endpoint_over(OverIwarp::default()) };
+    assert_eq!(namespaces(&endpoint).unwrap().1.len(), 2);
+    conforms_at(&NvmeEndpoint { queues: 3, ..endpoint.clone() });
+    conforms_at(&NvmeEndpoint { further: vec![endpoint.address.clone()], ..endpoint });
+}
+
+#[test]
 fn a_file_conforms() {
     let folder = tempfile::tempdir().unwrap();
     let options = FileOptions { size: Some(SIZE), create: true, ..FileOptions::default() };
@@ -155,9 +184,7 @@ fn a_ram_volume_conforms_over_two_paths_and_over_tls() {
 
 #[test]
 fn a_ram_volume_conforms_by_keys_of_tls_that_its_channels_make_and_share() {
-    let [host, controller] = [SECRET, CTRL_SECRET].map(|text| DhChapSecret::parse(text).unwrap());
-    let secrets =
-        HostSecrets { host, controller: Some(controller), hash: None, group: Some(DhGroup::Ffdhe2048) };
+    let secrets = both_secrets();
     let tls = |node: NvmeNode| node.with_tls(Arc::default(), SecureChannel::NotRequired);
     let target = Target::of(ram(), Some(secrets.clone()), tls);
     let generated_keys = Some(Arc::new(GeneratedKeys::default()));

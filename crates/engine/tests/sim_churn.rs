@@ -16,7 +16,7 @@ use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, World};
 use blockmux_engine::socket::Address;
 use blockmux_engine::target::TargetTask;
 use blockmux_proto::exports::{Export, Exports};
-use blockmux_proto::iscsi::client::wishes;
+use blockmux_proto::iscsi::client::default_proposal;
 use blockmux_proto::nbd::client::Features;
 use blockmux_proto::session::{StreamSession, Target};
 use blockmux_proto::{iscsi, nbd, nvme_tcp};
@@ -89,9 +89,9 @@ fn sessions_of_every_protocol_that_come_and_go_leave_no_allocation_behind() {
         nbd::server::TargetSession::new(shared.clone(), pool, now)
     });
     let node = iscsi_sides::node(&exports);
-    let dial = || IscsiDialer::new(&address(), "disk0", wishes());
+    let dial = || IscsiDialer::new(&address(), "disk0", default_proposal());
     leaves_nothing("iSCSI", dial, &exports, move |pool, now| {
-        iscsi::server::TargetSession::new(node.clone(), 1, pool, [3; 32], now)
+        iscsi::server::IscsiTargetSession::new(node.clone(), 1, pool, [3; 32], now)
     });
     let (node, _subsystem) = nvme_sides::node(&exports);
     let dial = || nvme_sides::dialer(nvme_sides::endpoint(&[address()]));

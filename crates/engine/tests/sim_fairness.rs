@@ -19,7 +19,7 @@ use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, SimStream, World}
 use blockmux_engine::socket::Address;
 use blockmux_engine::target::{HELD_BUFFERS_TIMEOUT, TargetTask};
 use blockmux_proto::exports::{Export, Exports};
-use blockmux_proto::iscsi::client::wishes;
+use blockmux_proto::iscsi::client::default_proposal;
 use blockmux_proto::nbd::client::Features;
 use blockmux_proto::nbd::server::TargetSession;
 use blockmux_proto::outbox::Outbox;
@@ -327,12 +327,12 @@ fn over_every_protocol_a_reader_does_not_wait_for_hosts_that_stand_still() {
     let dial = |_| NbdDialer::new(&address(), Features::default(), None);
     is_fair("NBD", dial, &exports, move |pool, now| TargetSession::new(served.clone(), pool, now));
     let node = iscsi_sides::node(&exports);
-    let dial = |export| IscsiDialer::new(&address(), export, wishes());
+    let dial = |export| IscsiDialer::new(&address(), export, default_proposal());
     is_fair("iSCSI", dial, &exports, move |pool, now| {
-        iscsi::server::TargetSession::new(node.clone(), 1, pool, [3; 32], now)
+        iscsi::server::IscsiTargetSession::new(node.clone(), 1, pool, [3; 32], now)
     });
     let (node, local) = (iscsi_sides::node(&exports), iser_sides::local_sessions());
-    let dial = |export| IserDialer::new(&address(), export, wishes(), iwarp::Config::default());
+    let dial = |export| IserDialer::new(&address(), export, default_proposal(), iwarp::Config::default());
     is_fair("iSER", dial, &exports, move |pool, now| iser_sides::target(&local, &node, pool, now));
     let (node, _subsystem) = nvme_sides::node(&exports);
     let dial = |_| nvme_sides::dialer(nvme_sides::endpoint(&[address()]));

@@ -12,9 +12,9 @@ use blockmux_engine::listener::ConnectionLimit;
 use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, World};
 use blockmux_engine::target::TargetTask;
 use blockmux_proto::exports::Exports;
-use blockmux_proto::iscsi::client::{InitiatorSession, wishes};
+use blockmux_proto::iscsi::client::{IscsiInitiatorSession, default_proposal};
 use blockmux_proto::iscsi::node::{IscsiAccess, IscsiNode, Portal, TargetNode};
-use blockmux_proto::iscsi::server::TargetSession;
+use blockmux_proto::iscsi::server::IscsiTargetSession;
 use blockmux_proto::scsi::{LogicalUnit, ScsiTarget, TargetPort, UnitIdentity};
 use blockmux_proto::session::NoControl;
 use blockmux_volume::{Core, IoError, ReadyList, Volume, VolumeInfo};
@@ -33,22 +33,22 @@ use two_paths::{
 struct TwoPaths(IscsiDialer);
 
 impl Dialer for TwoPaths {
-    type Session = InitiatorSession;
+    type Session = IscsiInitiatorSession;
     type Control = NoControl;
 
     fn paths(&self) -> &initiator::Paths {
         self.0.paths()
     }
 
-    fn session(&self, opening: &Opening<'_, NoControl>) -> InitiatorSession {
+    fn session(&self, opening: &Opening<'_, NoControl>) -> IscsiInitiatorSession {
         self.0.session(opening).with_other_paths()
     }
 
-    fn check(&self, session: &InitiatorSession) -> Result<(), String> {
+    fn check(&self, session: &IscsiInitiatorSession) -> Result<(), String> {
         self.0.check(session)
     }
 
-    fn refusal(&self, session: &InitiatorSession) -> Option<String> {
+    fn refusal(&self, session: &IscsiInitiatorSession) -> Option<String> {
         self.0.refusal(session)
     }
 }
@@ -78,7 +78,7 @@ impl TwoPortals {
         let mut world = World::new(SimNet::new(seed, NetworkConditions::FAIR));
         let cores = [0, 1].map(|_| world.add_core(16 << 20));
         let core: Rc<dyn Core> = world.add_core(16 << 20);
-        let mut dialer = IscsiDialer::new(&address(0), "disk0", wishes());
+        let mut dialer = IscsiDialer::new(&address(0), "disk0", default_proposal());
         dialer.paths.addresses.push(address(1));
         let dialer = TwoPaths(dialer);
         let info = VolumeInfo { lends_reads: true, ..VolumeInfo::new(SIZE) };
@@ -104,7 +104,7 @@ impl Paths for TwoPortals {
         self.client.world.net().listen(&core, &address(path), move |core, stream| {
             let group_tag = path as u16 + 1;
             let pool = core.pool().for_peer();
-            let session = TargetSession::new(node.clone(), group_tag, pool.clone(), [3; 32], core.now());
+            let session = IscsiTargetSession::new(node.clone(), group_tag, pool.clone(), [3; 32], core.now());
             let permit = limit.permit().expect("there is no limit");
             TargetTask::spawn(core, stream, (session, pool), exports.clone(), permit);
         });

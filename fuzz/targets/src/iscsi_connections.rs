@@ -11,7 +11,7 @@ use crate::records::Records;
 use crate::wire::Wire;
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::iscsi::node::IscsiNode;
-use blockmux_proto::iscsi::server::{LocalSessions, TargetSession};
+use blockmux_proto::iscsi::server::{IscsiTargetSession, LocalSessions};
 use blockmux_proto::session::{Demand, Home, SessionStage, StreamSession, Target, Timed};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Channel, Completion, Io, IoError, Op, Output, Pool, Waker};
@@ -46,7 +46,7 @@ struct Run<'a> {
 
 /// One connection and its driver.
 struct Line {
-    session: TargetSession,
+    session: IscsiTargetSession,
     wire: Wire,
     in_flight: Vec<(VolumeId, Io)>,
     /// Nothing is received any more.
@@ -87,7 +87,7 @@ impl Run<'_> {
         }
         if self.lines[at].is_none() {
             let (node, pool) = (self.node.clone(), self.pool.clone());
-            let session = TargetSession::among(&self.local, node, 1, pool, [0; 32], self.now);
+            let session = IscsiTargetSession::among(&self.local, node, 1, pool, [0; 32], self.now);
             self.lines[at] =
                 Some(Line { session, wire: Wire::new(Vec::new()), in_flight: Vec::new(), is_over: false });
         }

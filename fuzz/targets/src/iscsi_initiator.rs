@@ -12,17 +12,19 @@ use crate::iscsi_target::{exports, node};
 use crate::records::Records;
 use crate::requests::{Requests, take_turns};
 use crate::wire::Wire;
-use blockmux_proto::iscsi::client::{BurstSize, Config, Function, InitiatorSession, Mode, wishes};
+use blockmux_proto::iscsi::client::{
+    BurstSize, Function, IscsiInitiatorConfig, IscsiInitiatorSession, SessionPurpose, default_proposal,
+};
 use blockmux_proto::iscsi::login::operational::{CRC32C, OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::name::Name;
-use blockmux_proto::iscsi::server::TargetSession;
+use blockmux_proto::iscsi::server::IscsiTargetSession;
 use blockmux_proto::scsi::Lun;
 use blockmux_proto::session::{
     Demand, Initiator, Overdue, ProtocolError, StreamConnections, StreamSession, Target, Timed,
 };
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Channel, Chunk, Pool, Waker};
-use blockmux_wire::iscsi::scsi::{ScsiCommand, TaskManagementRequest};
+use blockmux_wire::iscsi::scsi::{ScsiCommand, TaskManagementFunctionRequest};
 use blockmux_wire::iscsi::{Bhs, IscsiOpcode, RESERVED_TAG, padding};
 use std::time::Instant;
 use zerocopy::{FromBytes, transmute_ref};
@@ -32,19 +34,24 @@ pub(crate) fn iscsi_initiator(data: &[u8]) {
     let (mut choices, stream) = Choices::split(data);
     let now = Instant::now();
     let pool = Pool::new(choices.of(&[64 << 20, 64 << 20, 16 << 10]));
-    let wishes = wish(choices.byte());
-    let config = Config {
+    let proposal = wish(choices.byte());
+    let config = IscsiInitiatorConfig {
         initiator: name("iqn.2026-11.i:me"),
         target: name(TARGET),
         lun: Lun::new(0),
-        mode: choices.of(&[Mode::Use, Mode::Use, Mode::Manage(Function::LOGICAL_UNIT_RESET), Mode::Describe]),
+        purpose: choices.of(&[
+            SessionPurpose::Use,
+            SessionPurpose::Use,
+            SessionPurpose::Manage(Function::LOGICAL_UNIT_RESET),
+            SessionPurpose::Describe,
+        ]),
         chap: None,
-        wishes,
+        proposal,
         isid: [0x80, 0, 0, 0, 0, 1],
         burst: BurstSize { commands: 2, ..BurstSize::default() },
     };
     let mut run = Run {
-        session: InitiatorSession::new(config, pool.clone(), [7; 32], now),
+        session: IscsiInitiatorSession::new(config, pool.clone(), [7; 32], now),
         good: GoodTarget::new(now),
         choices,
         records: Records(&stream),
@@ -61,7 +68,7 @@ pub(crate) fn iscsi_initiator(data: &[u8]) {
 
 struct Run<'a> {
     choices: Choices<'a>,
-    session: InitiatorSession,
+    session: IscsiInitiatorSession,
     good: GoodTarget,
     records: Records<'a>,
     wire: Wire,
@@ -239,7 +246,7 @@ impl Sent {
                 self.has_asked = true;
             }
             IscsiOpcode::TASK_MANAGEMENT_REQUEST => {
-                let request: &TaskManagementRequest = transmute_ref!(bhs);
+                let request: &TaskManagementFunctionRequest = transmute_ref!(bhs);
                 let referenced = request.referenced_task_tag.get();
                 // A reset is about no task.
                 assert!(bhs.is_immediate());
@@ -252,7 +259,7 @@ impl Sent {
 
 /// Our own target, over the RAM volume of LUN 0, to be talked to now and then.
 struct GoodTarget {
-    session: TargetSession,
+    session: IscsiTargetSession,
     channel: Box<dyn Channel>,
     unread: Vec<u8>,
 }
@@ -260,7 +267,7 @@ struct GoodTarget {
 impl GoodTarget {
     fn new(now: Instant) -> GoodTarget {
         let exports = exports();
-        let session = TargetSession::new(node(&exports), 1, Pool::new(usize::MAX), [0; 32], now);
+        let session = IscsiTargetSession::new(node(&exports), 1, Pool::new(usize::MAX), [0; 32], now);
         let core = TestCore::new().as_core();
         let (_, disk) = exports.iter().next().expect("there is one");
         let channel = disk.volume.open(&core, session.depth(), Waker::idle()).expect("a RAM volume opens");
@@ -303,9 +310,11 @@ impl GoodTarget {
 /// Ways to move data.
 fn wish(choice: u8) -> OperationalParameters {
     match choice % 4 {
-        0 | 1 => wishes(),
-        2 => wishes().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0),
-        _ => wishes().with(OperationalKey::HeaderDigest, CRC32C).with(OperationalKey::DataDigest, CRC32C),
+        0 | 1 => default_proposal(),
+        2 => default_proposal().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0),
+        _ => default_proposal()
+            .with(OperationalKey::HeaderDigest, CRC32C)
+            .with(OperationalKey::DataDigest, CRC32C),
     }
 }
 

@@ -9,7 +9,7 @@
 
 use crate::choices::Choices;
 use crate::iscsi_target::drive;
-use blockmux_proto::iscsi::text::{Text, TextError, pairs, parse_binary, parse_list, parse_number};
+use blockmux_proto::iscsi::text::{TextBuilder, TextError, pairs, parse_binary, parse_list, parse_number};
 use blockmux_wire::iscsi::scsi::{ATTR_MASK, FLAG_READ, FLAG_WRITE, ScsiCommand};
 use blockmux_wire::iscsi::session::{LoginRequest, TextRequest};
 use blockmux_wire::iscsi::{Bhs, FLAG_FINAL, FLAG_IMMEDIATE, IscsiOpcode, RESERVED_TAG, U24, padding};
@@ -59,7 +59,7 @@ pub(crate) fn scsi_commands(data: &[u8]) {
 /// more than it is.
 fn reads_back(text: &[u8]) {
     let Ok(found) = pairs(text).collect::<Result<Vec<_>, TextError>>() else { return };
-    let mut written = Text::default();
+    let mut written = TextBuilder::default();
     for pair in &found {
         written.push(pair.key, pair.value);
         let number = parse_number(pair.value);

@@ -13,10 +13,12 @@ use crate::choices::Choices;
 use crate::iscsi_target::{exports, node};
 use crate::records::Records;
 use crate::requests::{MAX_TURNS, Requests, take_turns};
-use blockmux_proto::iscsi::client::{BurstSize, Config, InitiatorSession, Mode, wishes};
+use blockmux_proto::iscsi::client::{
+    BurstSize, IscsiInitiatorConfig, IscsiInitiatorSession, SessionPurpose, default_proposal,
+};
 use blockmux_proto::iscsi::login::operational::OperationalKey;
 use blockmux_proto::iscsi::name::Name;
-use blockmux_proto::iscsi::server::{IserTargetSession, TargetSession};
+use blockmux_proto::iscsi::server::{IscsiTargetSession, IserTargetSession};
 use blockmux_proto::rdma::testing::Recorder;
 use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, Remote, RemoteRights, Stag, WorkRequest};
 use blockmux_proto::scsi::Lun;
@@ -35,20 +37,25 @@ pub(crate) fn iser_initiator(data: &[u8]) {
     let (mut choices, stream) = Choices::split(data);
     let now = Instant::now();
     let pool = Pool::new(choices.of(&[64 << 20, 64 << 20, 16 << 10]));
-    let wishes = wishes().with(OperationalKey::ImmediateData, u32::from(choices.byte() % 3 != 0));
-    let config = Config {
+    let proposal = default_proposal().with(OperationalKey::ImmediateData, u32::from(choices.byte() % 3 != 0));
+    let config = IscsiInitiatorConfig {
         initiator: name("iqn.2026-11.i:me"),
         target: name(TARGET),
         lun: Lun::new(0),
-        mode: choices.of(&[Mode::Use, Mode::Use, Mode::Use, Mode::Describe]),
+        purpose: choices.of(&[
+            SessionPurpose::Use,
+            SessionPurpose::Use,
+            SessionPurpose::Use,
+            SessionPurpose::Describe,
+        ]),
         chap: None,
-        wishes,
+        proposal,
         isid: [0x80, 0, 0, 0, 0, 1],
         burst: BurstSize { commands: 2, ..BurstSize::default() },
     };
     let closes = choices.of(&[0x80, 0x80, 0xc0]);
     let mut run = Run {
-        session: InitiatorSession::over_rdma(config, pool.clone(), [7; 32], now),
+        session: IscsiInitiatorSession::over_rdma(config, pool.clone(), [7; 32], now),
         queue_pair: Recorder::default(),
         good: GoodTarget::new(closes, now),
         choices,
@@ -68,7 +75,7 @@ pub(crate) fn iser_initiator(data: &[u8]) {
 
 struct Run<'a> {
     choices: Choices<'a>,
-    session: InitiatorSession,
+    session: IscsiInitiatorSession,
     queue_pair: Recorder,
     good: GoodTarget,
     records: Records<'a>,
@@ -256,7 +263,7 @@ struct GoodTarget {
 impl GoodTarget {
     fn new(closes: u8, now: Instant) -> GoodTarget {
         let exports = exports();
-        let session = TargetSession::new(node(&exports), 1, Pool::new(usize::MAX), [0; 32], now);
+        let session = IscsiTargetSession::new(node(&exports), 1, Pool::new(usize::MAX), [0; 32], now);
         let mut session = IserTargetSession::new(session);
         let private_data = vec![closes, 0, 0, 0];
         session.on_event(Event::Requested { private_data }, Instant::now()).expect("anybody may connect");

@@ -6,7 +6,7 @@
 use crate::choices::Choices;
 use crate::iscsi_target::{exports, node};
 use crate::rdma_target_side::{RdmaJudge, RdmaRun};
-use blockmux_proto::iscsi::server::{IserTargetSession, TargetSession};
+use blockmux_proto::iscsi::server::{IscsiTargetSession, IserTargetSession};
 use blockmux_volume::{Pool, SgList};
 use blockmux_wire::iscsi::Bhs;
 use blockmux_wire::iscsi::session::NopIn;
@@ -19,7 +19,7 @@ pub(crate) fn iser_target(data: &[u8]) {
     let exports = exports();
     let pool = Pool::new(choices.of(&[usize::MAX, 64 << 10, 128 << 10, 1 << 20]));
     let now = Instant::now();
-    let session = TargetSession::new(node(&exports), 1, pool.clone(), [0; 32], now);
+    let session = IscsiTargetSession::new(node(&exports), 1, pool.clone(), [0; 32], now);
     let session = IserTargetSession::new(session);
     let private_data = vec![choices.byte(); choices.below(8)];
     let judge = Iser { exp_cmd_sn: 1 };

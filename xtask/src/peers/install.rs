@@ -51,6 +51,7 @@ const PEERS: &[Peer] = &[
     peer("ss", "iproute2", KERNEL),
     peer("aoe-discover", "aoetools", KERNEL),
     peer("aoe-stat", "aoetools", KERNEL),
+    peer("multipathd", "multipath-tools", KERNEL),
     peer("sg_inq", "sg3-utils", KERNEL),
     peer("sg_persist", "sg3-utils", KERNEL),
     peer("sg_reset", "sg3-utils", KERNEL),

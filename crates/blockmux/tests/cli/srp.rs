@@ -25,7 +25,7 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len as u32 / 4).flat_map(|word| (word.wrapping_mul(2_654_435_761) ^ 0xb10c).to_le_bytes()).collect()
 }
 
-/// Two logical units of one target port, of which a second port admits one GUID alone.
+/// Two logical units of one target port, and a second port that admits one GUID alone.
 const CONFIG: &str = "
 srp = ['127.0.0.1:0']
 [[volume]]
@@ -34,12 +34,15 @@ spec = 'mem:8m'
 [[volume]]
 name = 'b'
 spec = 'mem:4m'
+[[volume]]
+name = 'c'
+spec = 'mem:2m'
 [[srp_target]]
 port_id = '0x0123456789abcdef0123456789abcdef'
 luns = { 0 = 'a', 300 = 'b' }
 [[srp_target]]
 port_id = '0x0123456789abcdef0123456789abcdee'
-luns = { 1 = 'a' }
+luns = { 1 = 'c' }
 acl = [{ initiator_port = '0x00000000000000aa' }]
 ";
 
@@ -110,10 +113,15 @@ fn a_unit_is_reset_and_a_target_is_not() {
     succeeds(&["reset", url, "clear-task-set"]);
     succeeds(&["reset", url, "abort-task-set"]);
     assert!(fails(&["reset", url, "target"]).contains("SRP can only reset a logical unit"));
-    assert!(
-        succeeds(&["bench", url, "--rw", "randread", "--runs", "1", "--runtime", "0.02", "--no_ceiling"])
-            .contains("srp://")
-    );
+}
+
+#[test]
+fn a_unit_is_measured_by_its_url() {
+    let daemon = Daemon::serve(&["mem:8m", "--srp", "127.0.0.1:0"]);
+    let report = daemon.directory.path().join("report");
+    let job = ["--rw", "randread", "--runs", "1", "--runtime", "0.02", "--no_ceiling"];
+    let place = ["bench", &daemon.urls_of("srp")[0], "--report", report.to_str().unwrap()];
+    assert!(succeeds(&[&place[..], &job].concat()).contains("srp://"));
 }
 
 #[test]

@@ -16,22 +16,21 @@ pub use super::datamover::{Datamover, OverIwarp, OverTcp};
 use super::moves::Moves;
 use super::seeds::Seeds;
 use super::{Dialer, Move, Opening, Paths, Policy, RemoteVolume, check_unchanged};
-use crate::blocking::{self, FirstOf, run_session};
+use crate::blocking::{self, FirstOf, has_hung_up, run_session};
 use crate::connection::Broken;
 use crate::socket::Address;
 use crate::sys;
 use blockmux_proto::iscsi::client::{
-    BurstSize, Config, FoundTarget, Function, FunctionResponse, InitiatorSession, IscsiDiscoverySession,
-    IscsiRefused, LoginStatus, Mode, TargetAddress, UnitInfo,
+    BurstSize, FoundTarget, Function, FunctionResponse, IscsiDiscoverySession, IscsiInitiatorConfig,
+    IscsiInitiatorSession, IscsiRefused, LoginStatus, SessionPurpose, TargetAddress, UnitInfo,
 };
-use blockmux_proto::iscsi::login::chap::Algorithm;
+use blockmux_proto::iscsi::login::chap::ChapAlgorithm;
 use blockmux_proto::iscsi::login::operational::OperationalParameters;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
 use blockmux_proto::scsi::Lun;
 use blockmux_proto::session::NoControl;
 use blockmux_volume::{Pool, VolumeInfo};
-use std::io::ErrorKind;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
 use tracing::warn;
@@ -52,7 +51,7 @@ pub struct IscsiEndpoint {
     /// CHAP credentials, if any.
     pub chap: Option<Chap>,
     /// Operational parameters to propose.
-    pub wishes: OperationalParameters,
+    pub proposal: OperationalParameters,
     /// Sessions of each channel by each path.
     pub connections: u32,
     /// How long to reconnect before I/O fails.
@@ -123,8 +122,8 @@ pub fn manage(
     over: &impl Datamover,
     function: Function,
 ) -> Result<FunctionResponse, IscsiConnectError> {
-    let answer = Answer::to_mode(endpoint, over, Mode::Manage(function))?;
-    if let Some(response) = answer.iscsi().managed() {
+    let answer = Answer::to_mode(endpoint, over, SessionPurpose::Manage(function))?;
+    if let Some(response) = answer.iscsi().function_response() {
         return Ok(response);
     }
     let refused = answer.iscsi().refused().cloned();
@@ -189,22 +188,26 @@ struct Answer<D: Datamover> {
 
 impl<D: Datamover> Answer<D> {
     fn to(endpoint: &IscsiEndpoint, over: &D) -> Result<Answer<D>, IscsiConnectError> {
-        Answer::to_mode(endpoint, over, Mode::Describe)
+        Answer::to_mode(endpoint, over, SessionPurpose::Describe)
     }
 
-    fn to_mode(endpoint: &IscsiEndpoint, over: &D, mode: Mode) -> Result<Answer<D>, IscsiConnectError> {
+    fn to_mode(
+        endpoint: &IscsiEndpoint,
+        over: &D,
+        purpose: SessionPurpose,
+    ) -> Result<Answer<D>, IscsiConnectError> {
         let mut moves = Moves::from(endpoint.address.clone());
         let (mut names, mut over) = (Vec::new(), over.clone());
         loop {
             let from = moves.address().clone();
             let (session, chap) =
-                ask(&IscsiEndpoint { address: from.clone(), ..endpoint.clone() }, &mut over, mode)?;
+                ask(&IscsiEndpoint { address: from.clone(), ..endpoint.clone() }, &mut over, purpose)?;
             let Some(IscsiRefused::Moved { address: to, permanent }) = D::iscsi(&session).refused() else {
                 moves.settle();
                 return Ok(Answer { session, over, chap, moves, names });
             };
             let lost = |problem| {
-                let refused = IscsiRefused::Lost { from: from.to_string(), to: to.clone(), problem };
+                let refused = IscsiRefused::BadRedirect { from: from.to_string(), to: to.clone(), problem };
                 IscsiConnectError::refused(&from, refused)
             };
             let place: TargetAddress = to.parse().map_err(lost)?;
@@ -220,7 +223,7 @@ impl<D: Datamover> Answer<D> {
         self.moves.address()
     }
 
-    fn iscsi(&self) -> &InitiatorSession {
+    fn iscsi(&self) -> &IscsiInitiatorSession {
         D::iscsi(&self.session)
     }
 
@@ -239,12 +242,12 @@ impl<D: Datamover> Answer<D> {
 fn ask<D: Datamover>(
     endpoint: &IscsiEndpoint,
     over: &mut D,
-    mode: Mode,
+    purpose: SessionPurpose,
 ) -> Result<(D::Session, Option<Chap>), IscsiConnectError> {
     let mut attempts = attempts(endpoint.chap.clone()).peekable();
     loop {
         let chap = attempts.next().flatten();
-        let session = ask_once(&IscsiEndpoint { chap: chap.clone(), ..endpoint.clone() }, over, mode)?;
+        let session = ask_once(&IscsiEndpoint { chap: chap.clone(), ..endpoint.clone() }, over, purpose)?;
         if attempts.peek().is_none() || !D::iscsi(&session).refused().is_some_and(is_about_chap) {
             return Ok((session, chap));
         }
@@ -256,27 +259,27 @@ fn ask<D: Datamover>(
 fn ask_once<D: Datamover>(
     endpoint: &IscsiEndpoint,
     over: &mut D,
-    mode: Mode,
+    purpose: SessionPurpose,
 ) -> Result<D::Session, IscsiConnectError> {
     let address = &endpoint.address;
     let random = Randomness::new(address)?;
-    let config = endpoint.config(mode, random.isid(0));
+    let config = endpoint.config(purpose, random.isid(0));
     let with = random.with(Pool::new(LOG_IN_POOL), Instant::now());
     let mut session = over.session(config, false, with);
     let is_over = |session: &FirstOf<'_, D::Session>| D::iscsi(session.0).is_over();
-    let timeout = if mode == Mode::Describe { LOG_IN_TIMEOUT } else { MANAGE_TIMEOUT };
+    let timeout = if purpose == SessionPurpose::Describe { LOG_IN_TIMEOUT } else { MANAGE_TIMEOUT };
     let ran = run_session(address, &mut FirstOf(&mut session), timeout, is_over);
     if has_hung_up(&ran)
         && D::is_misunderstood(&session)
         && let Some(older) = over.older()
     {
         *over = older;
-        return ask_once(endpoint, over, mode);
+        return ask_once(endpoint, over, purpose);
     }
     let told = D::iscsi(&session);
     match ran {
         // Only the logout failed.
-        Err(_) if told.unit().is_some() || told.refused().is_some() || told.managed().is_some() => {
+        Err(_) if told.unit().is_some() || told.refused().is_some() || told.function_response().is_some() => {
             Ok(session)
         }
         Err(broken) => Err(IscsiConnectError::broken(address, broken)),
@@ -284,22 +287,12 @@ fn ask_once<D: Datamover>(
     }
 }
 
-/// Whether the target closed the connection, or may have, rather than stayed silent.
-pub(super) fn has_hung_up(ran: &Result<(), Broken>) -> bool {
-    match ran {
-        Ok(()) | Err(Broken::Protocol(_)) => true,
-        Err(Broken::Socket(error)) => {
-            matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
-        }
-        Err(Broken::Tls(_) | Broken::Keys(_) | Broken::Evicted(_)) => false,
-    }
-}
-
 /// The CHAP variants to try: as configured, and with MD5 alone if MD5 is among the algorithms.
 fn attempts(chap: Option<Chap>) -> impl Iterator<Item = Option<Chap>> {
-    let has_others = |chap: &&Chap| chap.algorithms.len() > 1 && chap.algorithms.contains(&Algorithm::Md5);
+    let has_others =
+        |chap: &&Chap| chap.algorithms.len() > 1 && chap.algorithms.contains(&ChapAlgorithm::Md5);
     let plain = chap.as_ref().filter(has_others).map(|chap| {
-        let algorithms = vec![Algorithm::Md5];
+        let algorithms = vec![ChapAlgorithm::Md5];
         Some(Chap { algorithms, ..chap.clone() })
     });
     std::iter::once(chap).chain(plain)
@@ -317,14 +310,14 @@ impl IscsiEndpoint {
         portals.map(|address| IscsiEndpoint { address: address.clone(), further: Vec::new(), ..self.clone() })
     }
 
-    fn config(&self, mode: Mode, isid: [u8; 6]) -> Config {
-        Config {
+    fn config(&self, purpose: SessionPurpose, isid: [u8; 6]) -> IscsiInitiatorConfig {
+        IscsiInitiatorConfig {
             initiator: self.initiator.clone(),
             target: self.target.clone(),
             lun: self.lun,
-            mode,
+            purpose,
             chap: self.chap.clone(),
-            wishes: self.wishes,
+            proposal: self.proposal,
             isid,
             burst: BurstSize::default(),
         }
@@ -400,7 +393,7 @@ impl<D: Datamover> Dialer for IscsiDialer<D> {
     }
 
     fn session(&self, opening: &Opening<'_, NoControl>) -> D::Session {
-        let config = self.endpoint.config(Mode::Use, self.random.isid(opening.link));
+        let config = self.endpoint.config(SessionPurpose::Use, self.random.isid(opening.link));
         let with = self.random.with(opening.pool.clone(), opening.now);
         let with = With { segment_len: opening.segment_len, ..with };
         self.over.session(config, self.paths.addresses.len() > 1, with)
@@ -445,7 +438,7 @@ impl<D: Datamover> Dialer for IscsiDialer<D> {
 /// Checks that the unit at the end of a path is `first`, which was seen at the address `at`.
 fn is_same(first: &UnitInfo, unit: &UnitInfo, at: &Address) -> Result<(), IscsiRefused> {
     if let Some((unit, first)) = is_another(first, unit) {
-        return Err(IscsiRefused::AnotherUnit { unit, first, at: at.to_string() });
+        return Err(IscsiRefused::DifferentUnit { unit, first, at: at.to_string() });
     }
     Ok(())
 }

@@ -12,7 +12,7 @@
 pub use super::nvme_carrier::{NvmeCarrier, NvmeOverTcp, QueueSetup};
 use super::seeds::Seeds;
 use super::{Dialer, GeneratedKeys, Opening, Paths, Policy, RemoteVolume, TlsKeys, check_unchanged};
-use crate::blocking::{self, run_secured};
+use crate::blocking::{self, has_hung_up, run_secured};
 use crate::connection::Broken;
 use crate::nvme_tcp::tls_key;
 pub use crate::rdma::OverIwarp;
@@ -99,18 +99,20 @@ pub fn connect<C: NvmeCarrier>(
 /// # Errors
 /// As for [`connect`].
 pub fn describe<C: NvmeCarrier>(endpoint: &NvmeEndpoint<C>) -> Result<NvmeDescription, NvmeConnectError> {
-    let first = blocking::first_answer(endpoint.paths().map(|path| describe_by(&path)));
+    let told = |path| Ok(describe_by(&path)?.0);
+    let first = blocking::first_answer(endpoint.paths().map(told));
     first.unwrap_or_else(|| Err(NvmeConnectError::silent(&endpoint.address)))
 }
 
-/// Queries the description by one path.
-fn describe_by<C: NvmeCarrier>(endpoint: &NvmeEndpoint<C>) -> Result<NvmeDescription, NvmeConnectError> {
-    let session = ask(endpoint, Ask::Namespace(endpoint.nsid))?;
+/// Queries the description by one path; also returns the transport variant that its controller
+/// supports.
+fn describe_by<C: NvmeCarrier>(endpoint: &NvmeEndpoint<C>) -> Result<(NvmeDescription, C), NvmeConnectError> {
+    let Answer { session, over } = ask(endpoint, Ask::Namespace(endpoint.nsid))?;
     let answers = C::answers(&session);
     let told = answers.controller.cloned().zip(answers.namespaces.first().cloned());
     let silent = || NvmeConnectError::silent(&endpoint.address);
     let (controller, namespace) = told.ok_or_else(silent)?;
-    Ok(NvmeDescription { controller, namespace })
+    Ok((NvmeDescription { controller, namespace }, over))
 }
 
 /// Lists the usable namespaces of a subsystem.
@@ -120,7 +122,7 @@ fn describe_by<C: NvmeCarrier>(endpoint: &NvmeEndpoint<C>) -> Result<NvmeDescrip
 pub fn namespaces<C: NvmeCarrier>(
     endpoint: &NvmeEndpoint<C>,
 ) -> Result<(ControllerInfo, Vec<NamespaceInfo>), NvmeConnectError> {
-    let session = ask(endpoint, Ask::Namespaces)?;
+    let session = ask(endpoint, Ask::Namespaces)?.session;
     let answers = C::answers(&session);
     Ok((answers.controller.cloned().unwrap_or_default(), answers.namespaces.to_vec()))
 }
@@ -133,13 +135,20 @@ pub fn namespaces<C: NvmeCarrier>(
 pub fn discover<C: NvmeCarrier>(
     endpoint: &NvmeEndpoint<C>,
 ) -> Result<(Vec<FoundSubsystem>, u64), NvmeConnectError> {
-    let session = ask(endpoint, Ask::Discovery)?;
+    let session = ask(endpoint, Ask::Discovery)?.session;
     let (found, left_out) = C::answers(&session).found;
     Ok((found.to_vec(), left_out))
 }
 
+/// An admin queue that has ended.
+struct Answer<C: NvmeCarrier> {
+    session: C::Admin,
+    /// The transport variant that the controller supports.
+    over: C,
+}
+
 /// Runs one admin queue; with concatenation, first another one if a TLS key must be generated.
-fn ask<C: NvmeCarrier>(endpoint: &NvmeEndpoint<C>, ask: Ask) -> Result<C::Admin, NvmeConnectError> {
+fn ask<C: NvmeCarrier>(endpoint: &NvmeEndpoint<C>, ask: Ask) -> Result<Answer<C>, NvmeConnectError> {
     let mut attempts = 1;
     loop {
         let keys = endpoint.tls_keys();
@@ -148,8 +157,8 @@ fn ask<C: NvmeCarrier>(endpoint: &NvmeEndpoint<C>, ask: Ask) -> Result<C::Admin,
             return result;
         };
         match (&result, &keys) {
-            (Ok(session), _) if C::answers(session).generated.is_some() => {
-                endpoint.keep_generated(C::answers(session));
+            (Ok(answer), _) if C::answers(&answer.session).generated.is_some() => {
+                endpoint.keep_generated(C::answers(&answer.session));
             }
             (Err(NvmeConnectError::Broken { broken: Broken::Tls(_), .. }), Some(keys)) => {
                 generated.forget(keys)
@@ -160,22 +169,29 @@ fn ask<C: NvmeCarrier>(endpoint: &NvmeEndpoint<C>, ask: Ask) -> Result<C::Admin,
     }
 }
 
-/// Runs one admin queue on one connection, which uses one of the TLS keys if there are any.
+/// Runs one admin queue on one connection, which uses one of the TLS keys if there are any; on a
+/// second one in the transport's oldest variant if the controller supports no other.
 fn ask_over<C: NvmeCarrier>(
     endpoint: &NvmeEndpoint<C>,
     ask: Ask,
     keys: Option<&Arc<[Psk]>>,
-) -> Result<C::Admin, NvmeConnectError> {
-    let address = &endpoint.address;
+) -> Result<Answer<C>, NvmeConnectError> {
+    let (address, over) = (&endpoint.address, endpoint.over.clone());
     let seeds = Seeds::new().map_err(|error| NvmeConnectError::broken(address, error))?;
     let config = endpoint.admin(ask, Duration::ZERO, endpoint.credentials(keys.is_some(), &seeds));
     let pool = Pool::new(CONNECT_POOL);
     let with = QueueSetup { pool, seed: seeds.next(), segment_len: None, now: Instant::now() };
-    let mut session = endpoint.over.admin(config, with);
+    let mut session = over.admin(config, with);
     let ran = endpoint.secure(keys).map_err(Broken::from).and_then(|secure| {
         let is_over = |session: &C::Admin| C::answers(session).is_over;
         run_secured(address, secure, &mut session, ASK_TIMEOUT, is_over)
     });
+    if has_hung_up(&ran)
+        && C::is_misunderstood(&session)
+        && let Some(over) = over.older()
+    {
+        return ask_over(&NvmeEndpoint { over, ..endpoint.clone() }, ask, keys);
+    }
     let answers = C::answers(&session);
     let has_told = answers.controller.is_some() || answers.generated.is_some();
     if let Some(refused) = answers.refused {
@@ -183,10 +199,10 @@ fn ask_over<C: NvmeCarrier>(
     }
     match ran {
         // Only the shutdown failed.
-        Err(_) if has_told => Ok(session),
+        Err(_) if has_told => Ok(Answer { session, over }),
         Err(broken) => Err(NvmeConnectError::broken(address, broken)),
         Ok(()) if !has_told => Err(NvmeConnectError::silent(address)),
-        Ok(()) => Ok(session),
+        Ok(()) => Ok(Answer { session, over }),
     }
 }
 
@@ -254,11 +270,13 @@ impl<C: NvmeCarrier> NvmeDialer<C> {
     /// As for [`connect`].
     pub fn new(endpoint: NvmeEndpoint<C>) -> Result<NvmeDialer<C>, NvmeConnectError> {
         let mut seen: Option<(NamespaceInfo, Address)> = None;
-        let mut lost = None;
+        let (mut over, mut lost) = (endpoint.over.clone(), None);
         for path in endpoint.paths() {
+            let path = NvmeEndpoint { over: over.clone(), ..path };
             match describe_by(&path) {
-                Ok(told) => {
+                Ok((told, supported)) => {
                     let namespace = told.namespace;
+                    over = supported;
                     if let Some((first, at)) = &seen {
                         is_same(first, &namespace, at)
                             .map_err(|refused| NvmeConnectError::refused(&path.address, refused))?;
@@ -275,7 +293,7 @@ impl<C: NvmeCarrier> NvmeDialer<C> {
         }
         let silent = || NvmeConnectError::silent(&endpoint.address);
         let (first, _) = seen.ok_or_else(|| lost.unwrap_or_else(silent))?;
-        NvmeDialer::of(endpoint, first)
+        NvmeDialer::of(NvmeEndpoint { over, ..endpoint }, first)
     }
 
     /// A dialer for a namespace that is known.

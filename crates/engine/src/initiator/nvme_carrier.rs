@@ -30,6 +30,18 @@ pub trait NvmeCarrier: Clone + Send + Sync + 'static {
 
     /// As [`blockmux_proto::fabrics::host::HostQueues::refused`].
     fn refused(queues: &Self::Queues) -> Option<&NvmeRefused>;
+
+    /// The transport in its oldest variant, for controllers that support no other; `None`: this is
+    /// it.
+    fn older(&self) -> Option<Self> {
+        None
+    }
+
+    /// Whether the admin queue may have failed because the controller supports only the oldest
+    /// variant.
+    fn is_misunderstood(_admin: &Self::Admin) -> bool {
+        false
+    }
 }
 
 /// What queues are made with.
@@ -109,5 +121,12 @@ impl NvmeCarrier for OverIwarp {
 
     fn refused(queues: &Self::Queues) -> Option<&NvmeRefused> {
         queues.session().refused()
+    }
+    fn older(&self) -> Option<OverIwarp> {
+        OverIwarp::older(*self)
+    }
+
+    fn is_misunderstood(admin: &Self::Admin) -> bool {
+        admin.queue_pair().is_misunderstood()
     }
 }

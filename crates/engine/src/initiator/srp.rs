@@ -8,10 +8,10 @@
 //! One that leads to another unit is refused; one that is down when the volume is opened may come
 //! up later.
 
-use super::iscsi::{has_hung_up, is_another};
+use super::iscsi::is_another;
 use super::seeds::Seeds;
 use super::{Dialer, Opening, Paths, Policy, RemoteVolume, check_unchanged};
-use crate::blocking::{self, FirstOf, run_session};
+use crate::blocking::{self, FirstOf, has_hung_up, run_session};
 use crate::connection::Broken;
 pub use crate::rdma::OverIwarp;
 use crate::rdma::Setup;

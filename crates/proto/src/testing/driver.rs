@@ -34,7 +34,7 @@ impl Streams for iscsi::client::IscsiDiscoverySession {
     }
 }
 
-impl Streams for iscsi::client::InitiatorSession {
+impl Streams for iscsi::client::IscsiInitiatorSession {
     fn stream(&mut self, connection: usize) -> impl StreamSession {
         self.connection(connection)
     }

@@ -4,12 +4,13 @@
 use blockmux_proto::event::AuditEvent;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::iscsi::client::{
-    BurstSize, Config, InitiatorSession, IscsiDiscoverySession, Mode, wishes,
+    BurstSize, IscsiDiscoverySession, IscsiInitiatorConfig, IscsiInitiatorSession, SessionPurpose,
+    default_proposal,
 };
 use blockmux_proto::iscsi::login::operational::OperationalParameters;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Chap, IscsiAccess, IscsiNode, Portal, TargetNode};
-use blockmux_proto::iscsi::server::{IserTargetSession, LocalSessions, TargetSession};
+use blockmux_proto::iscsi::server::{IscsiTargetSession, IserTargetSession, LocalSessions};
 use blockmux_proto::rdma::testing::Recorder;
 use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, Stag, WorkRequest};
 use blockmux_proto::scsi::{self, LogicalUnit, Lun, UnitIdentity};
@@ -71,7 +72,7 @@ impl Served {
     /// A session that nobody has connected to.
     pub(crate) fn session(&self) -> IserTargetSession {
         let (node, pool) = (self.node.clone(), self.pool.clone());
-        let session = TargetSession::among(&self.local, node, 1, pool, [3; 32], Instant::now());
+        let session = IscsiTargetSession::among(&self.local, node, 1, pool, [3; 32], Instant::now());
         IserTargetSession::new(session)
     }
 }
@@ -88,7 +89,7 @@ impl Pumped for Driven<Loopback, IserTargetSession> {
     }
 }
 
-impl Pumped for Driven<Loopback, InitiatorSession> {
+impl Pumped for Driven<Loopback, IscsiInitiatorSession> {
     fn pump(&mut self) -> bool {
         self.pump_connection(0)
     }
@@ -173,7 +174,7 @@ pub(crate) fn connect<S>(session: S, served: &Served) -> Pair<S> {
 
 /// A connection over the adapters of the initiator and of the target.
 pub(crate) fn connect_on<S>(session: S, served: &Served, adapters: &[Arc<Adapter>; 2]) -> Pair<S> {
-    let (active, passive) = (initiator(wishes()).endpoint(), served.session().endpoint());
+    let (active, passive) = (initiator(default_proposal()).endpoint(), served.session().endpoint());
     let (active, passive) = loopback::pair_on(&active, &passive, [9; 32], adapters);
     let driven = Driven::new(served.session(), passive, Instant::now());
     Pair { client: Driven::new(session, active, Instant::now()), server: Server::new(served, driven) }
@@ -189,30 +190,30 @@ where
     }
 }
 
-pub(crate) fn config(wishes: OperationalParameters) -> Config {
-    Config {
+pub(crate) fn config(proposal: OperationalParameters) -> IscsiInitiatorConfig {
+    IscsiInitiatorConfig {
         initiator: Name::new(INITIATOR).unwrap(),
         target: Name::new(TARGET).unwrap(),
         lun: Lun::new(0),
-        mode: Mode::Use,
+        purpose: SessionPurpose::Use,
         chap: None,
-        wishes,
+        proposal,
         isid: [0x80, 0, 0, 0, 0, 1],
         burst: BurstSize::default(),
     }
 }
 
-pub(crate) fn initiator(wishes: OperationalParameters) -> InitiatorSession {
-    InitiatorSession::over_rdma(config(wishes), Pool::new(64 << 20), [5; 32], Instant::now())
+pub(crate) fn initiator(proposal: OperationalParameters) -> IscsiInitiatorSession {
+    IscsiInitiatorSession::over_rdma(config(proposal), Pool::new(64 << 20), [5; 32], Instant::now())
 }
 
-impl Pair<InitiatorSession> {
+impl Pair<IscsiInitiatorSession> {
     /// Logged in, and the unit known.
     pub(crate) fn ready(
-        wishes: OperationalParameters,
+        proposal: OperationalParameters,
         offer: OperationalParameters,
-    ) -> Pair<InitiatorSession> {
-        let mut pair = connect(initiator(wishes), &Served::new(offer, None));
+    ) -> Pair<IscsiInitiatorSession> {
+        let mut pair = connect(initiator(proposal), &Served::new(offer, None));
         pair.run();
         let session = pair.client.session();
         assert!(session.is_ready(), "{:?} {:?}", session.refused(), pair.client.broken());
@@ -270,7 +271,7 @@ impl Handled for IserTargetSession {
     }
 }
 
-impl Handled for InitiatorSession {
+impl Handled for IscsiInitiatorSession {
     fn next_work(&mut self, queue_pair: &mut Recorder, room: usize) -> Option<WorkRequest> {
         queue_pair.next(&mut self.connection(0), room)
     }

@@ -11,7 +11,7 @@ use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::iscsi::server::IserTargetSession;
 use blockmux_proto::rdma::{Event, RdmaSession, Remote, Stag, WorkRequest};
 use blockmux_wire::iscsi::scsi::{ScsiCommand, ScsiResponse};
-use blockmux_wire::iscsi::session::{LoginRequest, LoginResponse};
+use blockmux_wire::iscsi::session::{IscsiLoginRequest, IscsiLoginResponse};
 use blockmux_wire::iscsi::{Bhs, IscsiOpcode};
 use blockmux_wire::iser::ControlHeader;
 use std::collections::BTreeMap;
@@ -61,8 +61,8 @@ fn every_message_of_linux_is_decoded_and_encoded_to_the_same_bytes() {
         }
         assert_eq!(built, header);
         let encoded = match Bhs::read_from_bytes(&pdu).unwrap().opcode() {
-            IscsiOpcode::LOGIN_REQUEST => again::<LoginRequest>(&pdu),
-            IscsiOpcode::LOGIN_RESPONSE => again::<LoginResponse>(&pdu),
+            IscsiOpcode::LOGIN_REQUEST => again::<IscsiLoginRequest>(&pdu),
+            IscsiOpcode::LOGIN_RESPONSE => again::<IscsiLoginResponse>(&pdu),
             IscsiOpcode::SCSI_COMMAND => again::<ScsiCommand>(&pdu),
             IscsiOpcode::SCSI_RESPONSE => again::<ScsiResponse>(&pdu),
             other => panic!("{other:?}"),
@@ -209,7 +209,7 @@ fn our_target_answers_linux_as_linux_does() {
 
 /// What Linux is told in the login, beside the names.
 fn check_login(response: &Bhs, data: &[u8]) {
-    let response = LoginResponse::read_from_bytes(response.as_bytes()).unwrap();
+    let response = IscsiLoginResponse::read_from_bytes(response.as_bytes()).unwrap();
     assert_eq!((response.status.get(), response.flags), (0, 0x87));
     let text = String::from_utf8(data.to_vec()).unwrap();
     let said: Vec<&str> = text.split('\0').collect();

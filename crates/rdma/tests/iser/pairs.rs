@@ -1,7 +1,9 @@
 //! Our initiator with our target.
 
 use crate::bench::{Pair, SIZE, Served, Server, connect, initiator, list, pattern};
-use blockmux_proto::iscsi::client::{FoundTarget, InitiatorSession, IscsiDiscoverySession, wishes};
+use blockmux_proto::iscsi::client::{
+    FoundTarget, IscsiDiscoverySession, IscsiInitiatorSession, default_proposal,
+};
 use blockmux_proto::iscsi::login::operational::{OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::offer;
@@ -19,21 +21,21 @@ use std::time::Instant;
 /// Ways to move data: what the initiator wishes and the target offers.
 fn ways() -> Vec<(&'static str, OperationalParameters, OperationalParameters)> {
     vec![
-        ("immediate data", wishes(), offer()),
-        ("no immediate data", wishes().with(OperationalKey::ImmediateData, 0), offer()),
+        ("immediate data", default_proposal(), offer()),
+        ("no immediate data", default_proposal().with(OperationalKey::ImmediateData, 0), offer()),
         (
             "R2T for all",
-            wishes().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0),
+            default_proposal().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0),
             offer(),
         ),
-        ("little immediate data", wishes().with(OperationalKey::FirstBurstLength, 1024), offer()),
+        ("little immediate data", default_proposal().with(OperationalKey::FirstBurstLength, 1024), offer()),
     ]
 }
 
 #[test]
 fn what_was_written_is_read_whatever_its_length() {
-    for (name, wishes, offer) in ways() {
-        let mut pair = Pair::ready(wishes, offer);
+    for (name, proposal, offer) in ways() {
+        let mut pair = Pair::ready(proposal, offer);
         for blocks in [1, 2, 3, 15, 16, 17, 127, 128, 2048, 6001] {
             let data = pattern(blocks * 512);
             pair.write(512, &data);
@@ -47,7 +49,7 @@ fn what_was_written_is_read_whatever_its_length() {
 
 #[test]
 fn data_in_pieces_goes_straight_to_its_place_and_comes_from_there() {
-    let mut pair = Pair::ready(wishes(), offer());
+    let mut pair = Pair::ready(default_proposal(), offer());
     let data = pattern(96 << 10);
     let pieces = |bytes: &[u8]| {
         let mut list = SgList::default();
@@ -63,7 +65,7 @@ fn data_in_pieces_goes_straight_to_its_place_and_comes_from_there() {
 
 #[test]
 fn what_is_agreed_on_is_iser() {
-    let pair = Pair::ready(wishes().requiring(OperationalKey::HeaderDigest), offer());
+    let pair = Pair::ready(default_proposal().requiring(OperationalKey::HeaderDigest), offer());
     let agreed = pair.client.session().parameters().unwrap();
     let expected = [
         (OperationalKey::RDMAExtensions, 1),
@@ -81,7 +83,7 @@ fn what_is_agreed_on_is_iser() {
 
 #[test]
 fn every_operation_does_what_it_says() {
-    let mut pair = Pair::ready(wishes(), offer());
+    let mut pair = Pair::ready(default_proposal(), offer());
     let zeroes = |fua, may_unmap| Op::WriteZeroes { fua, may_unmap, only_fast: false };
     for op in [Op::Flush, Op::Prefetch, Op::Discard { fua: true }] {
         let len = if op == Op::Flush { 0 } else { 8192 };
@@ -93,7 +95,7 @@ fn every_operation_does_what_it_says() {
         assert_eq!(pair.read(0, 512), pattern(512));
         assert_eq!(pair.read(512, 1 << 19), vec![0; 1 << 19]);
     }
-    let mut pair = Pair::ready(wishes(), offer());
+    let mut pair = Pair::ready(default_proposal(), offer());
     pair.write(1 << 20, &pattern(1 << 20));
     let Output::Extents(extents) = pair.call(Op::BlockStatus, 0, SIZE, None).unwrap() else { panic!() };
     let extent = |len, is_hole| Extent { len, hole: is_hole, zero: is_hole };
@@ -102,7 +104,7 @@ fn every_operation_does_what_it_says() {
 
 #[test]
 fn requests_in_flight_may_end_in_any_order() {
-    let mut pair = Pair::ready(wishes(), offer());
+    let mut pair = Pair::ready(default_proposal(), offer());
     let data = pattern(64 << 10);
     pair.write(0, &data);
     pair.server.holds_io = true;
@@ -124,8 +126,8 @@ fn requests_in_flight_may_end_in_any_order() {
 
 #[test]
 fn a_whole_window_of_reads_and_writes_keeps_to_its_credits() {
-    for (name, wishes, offer) in ways() {
-        let mut pair = Pair::ready(wishes, offer);
+    for (name, proposal, offer) in ways() {
+        let mut pair = Pair::ready(proposal, offer);
         pair.server.holds_io = true;
         let mut submitted = 0;
         while pair.client.room() > 0 {
@@ -154,7 +156,7 @@ fn a_whole_window_of_reads_and_writes_keeps_to_its_credits() {
 
 #[test]
 fn stopping_waits_for_what_is_in_flight_and_then_logs_out() {
-    let mut pair = Pair::ready(wishes(), offer());
+    let mut pair = Pair::ready(default_proposal(), offer());
     pair.server.holds_io = true;
     pair.client.submit(Io::new(Tag(1), Op::Read, 0, 4096));
     pair.run();
@@ -170,7 +172,7 @@ fn stopping_waits_for_what_is_in_flight_and_then_logs_out() {
 
 #[test]
 fn a_target_that_stops_has_its_initiator_leave() {
-    let mut pair = Pair::ready(wishes(), offer());
+    let mut pair = Pair::ready(default_proposal(), offer());
     pair.server.holds_io = true;
     for n in 0..3 {
         pair.client.submit(Io::new(Tag(n), Op::Read, 0, 4096));
@@ -193,7 +195,7 @@ fn a_target_that_stops_has_its_initiator_leave() {
 
 /// A session that may have two connections, and a target that takes as many as are dialled.
 struct TwoConnections {
-    client: Driven<Loopback, InitiatorSession>,
+    client: Driven<Loopback, IscsiInitiatorSession>,
     servers: Rc<RefCell<Vec<Server>>>,
 }
 
@@ -207,7 +209,7 @@ impl TwoConnections {
             accepting.borrow_mut().push(Server::new(&served, driven));
             active
         });
-        let session = initiator(wishes().with(OperationalKey::MaxConnections, 2));
+        let session = initiator(default_proposal().with(OperationalKey::MaxConnections, 2));
         let first = dial(&session.endpoint());
         TwoConnections {
             client: Driven::new(session, first, Instant::now())
@@ -290,7 +292,7 @@ fn a_session_goes_on_without_a_connection_that_could_not_be_had() {
 fn more_messages_than_there_are_buffers_for_end_the_connection() {
     let served = Served::new(offer(), None);
     for (count, fault) in [(560, None), (561, Some(Fault::Peer(Violation::NoReceive)))] {
-        let endpoint = Endpoint { sends: 1000, ..initiator(wishes()).endpoint() };
+        let endpoint = Endpoint { sends: 1000, ..initiator(default_proposal()).endpoint() };
         let (mut flood, passive) = loopback::pair(&endpoint, &served.session().endpoint(), [9; 32]);
         let mut server = Server::new(&served, Driven::new(served.session(), passive, Instant::now()));
         server.run();
@@ -325,10 +327,10 @@ fn discovery_finds_every_target() {
 #[test]
 fn an_initiator_that_logs_in_again_takes_the_place_of_its_session() {
     let served = Served::new(offer(), None);
-    let mut first = connect(initiator(wishes()), &served);
+    let mut first = connect(initiator(default_proposal()), &served);
     first.run();
     assert!(first.client.is_ready());
-    let mut second = connect(initiator(wishes()), &served);
+    let mut second = connect(initiator(default_proposal()), &served);
     second.run();
     assert!(!second.client.is_ready(), "the first is still there");
     drop(first);

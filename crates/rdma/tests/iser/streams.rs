@@ -2,7 +2,7 @@
 //! and may be lost after any.
 
 use crate::bench::{Pumped, Served, Server, initiator, list, pattern};
-use blockmux_proto::iscsi::client::{InitiatorSession, wishes};
+use blockmux_proto::iscsi::client::{IscsiInitiatorSession, default_proposal};
 use blockmux_proto::iscsi::login::operational::{OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::iscsi::server::IserTargetSession;
@@ -56,7 +56,7 @@ impl Inbound {
 }
 
 struct Streams {
-    client: Driven<Iwarp, InitiatorSession>,
+    client: Driven<Iwarp, IscsiInitiatorSession>,
     server: Server<Driven<Iwarp, IserTargetSession>>,
     inbound: [Inbound; 2],
     /// Delivered at a time, at most.
@@ -66,9 +66,9 @@ struct Streams {
 }
 
 impl Streams {
-    fn new(served: &Served, wishes: OperationalParameters, config: &Config, step: usize) -> Streams {
+    fn new(served: &Served, proposal: OperationalParameters, config: &Config, step: usize) -> Streams {
         let (now, pool) = (Instant::now(), || Pool::new(64 << 20));
-        let (client, target) = (initiator(wishes), served.session());
+        let (client, target) = (initiator(proposal), served.session());
         let active = Iwarp::active(&client.endpoint(), config.clone(), pool(), [1; 32], now);
         let passive = Iwarp::passive(&target.endpoint(), config.clone(), pool(), [2; 32], now);
         Streams {
@@ -138,7 +138,7 @@ fn sessions_are_the_same_when_every_byte_comes_alone() {
         // The shortest FPDUs that there are, and one for all that is said here.
         for mss in [0, 65_483] {
             let (served, config) = (Served::new(offer(), None), config(has_crc, wants_markers, mss));
-            Streams::new(&served, wishes(), &config, 1).converse();
+            Streams::new(&served, default_proposal(), &config, 1).converse();
         }
     }
 }
@@ -152,7 +152,7 @@ fn sessions_are_the_same_however_long_fpdus_are_and_wherever_the_stream_is_cut()
             for part in 0..3 {
                 let mss = mss[(nth + 5 * part) % mss.len()];
                 let (served, config) = (Served::new(offer(), None), config(has_crc, wants_markers, mss));
-                Streams::new(&served, wishes(), &config, step).converse();
+                Streams::new(&served, default_proposal(), &config, step).converse();
             }
         }
     }
@@ -160,11 +160,12 @@ fn sessions_are_the_same_however_long_fpdus_are_and_wherever_the_stream_is_cut()
 
 #[test]
 fn sessions_are_the_same_when_all_data_of_writes_is_read_by_the_target() {
-    let wishes = wishes().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0);
+    let proposal =
+        default_proposal().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0);
     for (has_crc, wants_markers) in FORMS {
         for (mss, step) in [(0, 5), (1448, 1447), (65_483, 64)] {
             let (served, config) = (Served::new(offer(), None), config(has_crc, wants_markers, mss));
-            Streams::new(&served, wishes, &config, step).converse();
+            Streams::new(&served, proposal, &config, step).converse();
         }
     }
 }
@@ -194,7 +195,7 @@ fn a_connection_that_is_lost_at_any_byte_loses_no_request_and_answers_none_twice
         let mut done = BTreeMap::<u64, usize>::new();
         let mut is_lost = false;
         for left in [after, usize::MAX] {
-            let mut streams = Streams::new(&served, wishes(), &config, 1500);
+            let mut streams = Streams::new(&served, default_proposal(), &config, 1500);
             streams.left = left;
             is_lost = !streams.run();
             if !is_lost {

@@ -2,7 +2,7 @@
 //! not put up with.
 
 use crate::bench::{Hand, Handled, Served, Server, initiator, list, pattern};
-use blockmux_proto::iscsi::client::{InitiatorSession, wishes};
+use blockmux_proto::iscsi::client::{IscsiInitiatorSession, default_proposal};
 use blockmux_proto::iscsi::login::operational::OperationalParameters;
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::iscsi::server::IserTargetSession;
@@ -21,7 +21,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 /// Both sides, and the test in between as the network.
 struct Wire {
-    client: Hand<InitiatorSession>,
+    client: Hand<IscsiInitiatorSession>,
     server: Server<Hand<IserTargetSession>>,
     /// What the initiator has open.
     open: BTreeMap<u32, (SgList, RemoteRights)>,
@@ -35,13 +35,13 @@ const BASE: u64 = 0x1000;
 
 impl Wire {
     fn new(private_data: &[u8]) -> Wire {
-        Wire::wishing(wishes(), private_data)
+        Wire::wishing(default_proposal(), private_data)
     }
 
-    fn wishing(wishes: OperationalParameters, private_data: &[u8]) -> Wire {
+    fn wishing(proposal: OperationalParameters, private_data: &[u8]) -> Wire {
         let served = Served::new(offer(), None);
         let server = Server::new(&served, Hand::new(served.session()));
-        let client = Hand::new(initiator(wishes));
+        let client = Hand::new(initiator(proposal));
         let mut wire = Wire { client, server, open: BTreeMap::new(), next_stag: 7, mangle: |_| {} };
         let requested = Event::Requested { private_data: private_data.to_vec() };
         wire.server.driven.session.on_event(requested, Instant::now()).unwrap();
@@ -258,7 +258,7 @@ fn a_target_that_closes_other_memory_than_the_commands_is_left() {
     let other = Stag(wire.next_stag);
     assert_eq!(
         wire.say(&response(&first, 0), &[], Some(other)).unwrap_err().what,
-        "closed memory that is not the command's that it answered"
+        "invalidated memory of another command than it answered"
     );
     assert!(wire.done_tags().is_empty());
     let mut wire = Wire::ready();
@@ -397,9 +397,9 @@ fn a_target_without_iser_is_told_so() {
     wire.mangle = deny;
     let error = wire.run().unwrap_err();
     assert_eq!(error.what, "did not agree to iSER over RDMA");
-    let mut nobody = Hand::new(initiator(wishes()));
+    let mut nobody = Hand::new(initiator(default_proposal()));
     let refused = nobody.session.handle(Event::Refused { private_data: vec![1; 500] }).unwrap_err();
-    assert_eq!(refused.what, "refused the RDMA connection: nobody serves iSER there");
+    assert_eq!(refused.what, "refused the RDMA connection: no iSER target listens there");
 }
 
 #[test]
@@ -478,12 +478,12 @@ fn what_is_unfinished_is_taken_back_and_nothing_refers_to_it() {
 
 impl Wire {
     /// Overdue commands: the request that the target is sent about them.
-    fn escalate(&mut self, function: Function) -> TaskManagementRequest {
+    fn escalate(&mut self, function: Function) -> TaskManagementFunctionRequest {
         while self.client.session.look() < LOOKS {}
         assert!(self.client.session.abort_overdue(LOOKS).is_some());
         self.serve_client();
         let (_, header, bhs, _) = self.client.message();
-        let request = TaskManagementRequest::read_from_bytes(bhs.as_bytes()).unwrap();
+        let request = TaskManagementFunctionRequest::read_from_bytes(bhs.as_bytes()).unwrap();
         assert_eq!((header, request.opcode), (ControlHeader::new(), 0x42));
         assert_eq!(request.function, FLAG_FINAL | function.0);
         assert!(self.client.works.is_empty());
@@ -524,8 +524,11 @@ impl Wire {
     }
 }
 
-fn answer(request: &TaskManagementRequest, response: FunctionResponse) -> TaskManagementResponse {
-    let mut answer = TaskManagementResponse::new_zeroed();
+fn answer(
+    request: &TaskManagementFunctionRequest,
+    response: FunctionResponse,
+) -> TaskManagementFunctionResponse {
+    let mut answer = TaskManagementFunctionResponse::new_zeroed();
     answer.opcode = IscsiOpcode::TASK_MANAGEMENT_RESPONSE.0;
     answer.flags = FLAG_FINAL;
     answer.response = response.0;
@@ -560,7 +563,7 @@ fn memory_of_an_overdue_command_stays_open_until_its_abort_is_answered() {
             assert_eq!((wire.returned_tags(), wire.done_tags(), wire.open.len()), (vec![0], vec![], 0));
             // Its place is free again, and its memory somebody else's.
             let error = wire.say(&self::response(&command, 0), &[], None).unwrap_err();
-            assert_eq!(error.what, "answered a task that is not there");
+            assert_eq!(error.what, "answered an unknown task");
         }
     }
 }

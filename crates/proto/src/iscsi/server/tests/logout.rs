@@ -1,4 +1,4 @@
-//! A target that stops: who logs out, who does not, and what is in flight meanwhile.
+//! A stopping target: logouts, missing logouts, and commands in flight.
 
 use super::connections::{logout, logout_result};
 use super::*;
@@ -6,29 +6,29 @@ use crate::session::{SessionStage, Target, Timed};
 use std::time::Duration;
 use std::time::Instant;
 
-/// The event that is the only thing the target has sent, and its Parameter3.
-fn event(initiator: &mut Initiator) -> (AsyncEvent, u16) {
+/// The only PDU that the target has sent: its event and Parameter3.
+fn event(initiator: &mut ScriptedInitiator) -> (AsyncEvent, u16) {
     let [event] = initiator.receive().try_into().unwrap();
     assert_eq!(event.bhs.opcode(), IscsiOpcode::ASYNC_MESSAGE);
     let message: AsyncMessage = event.as_a();
     (AsyncEvent(message.async_event), message.parameter3.get())
 }
 
-/// Tells the session that it is so late.
-fn pass(initiator: &mut Initiator, now: Instant) {
+/// Advances the session's clock to `now`.
+fn pass(initiator: &mut ScriptedInitiator, now: Instant) {
     initiator.pump.session.on_timeout(now).unwrap();
 }
 
-/// Logged in, with a read of a block that the volume has not done.
-fn with_a_read_in_flight() -> Initiator {
-    let mut initiator = Initiator::log_in("");
+/// A session with a read that the volume has not completed.
+fn with_a_read_in_flight() -> ScriptedInitiator {
+    let mut initiator = ScriptedInitiator::log_in("");
     initiator.pump.holds_io = true;
     assert!(initiator.command(0, &read10(0, 1), Some(512), None).is_empty());
     initiator
 }
 
 #[test]
-fn a_target_that_stops_asks_for_a_logout_and_ends_what_it_has() {
+fn a_stopping_target_requests_a_logout_and_completes_commands_in_flight() {
     let mut initiator = with_a_read_in_flight();
     initiator.pump.session.on_stop(Instant::now());
     assert_eq!(event(&mut initiator), (AsyncEvent::LOGOUT_REQUEST, 1));
@@ -38,15 +38,15 @@ fn a_target_that_stops_asks_for_a_logout_and_ends_what_it_has() {
     initiator.pump.finish_one();
     let [data] = initiator.receive().try_into().unwrap();
     assert_eq!((data.bhs.opcode(), data.data.len()), (IscsiOpcode::DATA_IN, 512));
-    assert!(!initiator.is_closed(), "it has time to log out");
-    let [answer] = initiator.exchange(&logout(LogoutReason::CLOSE_SESSION, 7), b"").try_into().unwrap();
+    assert!(!initiator.is_closed(), "the logout deadline has not passed");
+    let [answer] = initiator.exchange(&logout(LogoutReasonCode::CLOSE_SESSION, 7), b"").try_into().unwrap();
     assert_eq!(logout_result(&answer), LogoutResult::CLOSED_SUCCESSFULLY);
     assert!(initiator.is_closed());
 }
 
 #[test]
-fn who_does_not_log_out_is_dropped_when_its_time_is_over() {
-    let mut initiator = Initiator::log_in("");
+fn an_initiator_that_does_not_log_out_is_dropped_after_its_deadline() {
+    let mut initiator = ScriptedInitiator::log_in("");
     initiator.pump.session.on_stop(Instant::now());
     assert_eq!(event(&mut initiator), (AsyncEvent::LOGOUT_REQUEST, 1));
     let start = initiator.pump.session.poll_timeout().unwrap().max(Instant::now());
@@ -60,7 +60,7 @@ fn who_does_not_log_out_is_dropped_when_its_time_is_over() {
 }
 
 #[test]
-fn what_is_in_flight_leaves_its_time_to_the_initiator() {
+fn the_logout_deadline_starts_after_the_commands_in_flight() {
     let mut initiator = with_a_read_in_flight();
     initiator.pump.session.on_stop(Instant::now());
     assert_eq!(event(&mut initiator).0, AsyncEvent::LOGOUT_REQUEST);
@@ -68,7 +68,7 @@ fn what_is_in_flight_leaves_its_time_to_the_initiator() {
     for second in [0, 1, 2, 9] {
         pass(&mut initiator, start + Duration::from_secs(second));
     }
-    assert!(initiator.receive().is_empty(), "a slow device does not cut its initiators off");
+    assert!(initiator.receive().is_empty(), "the deadline does not count while commands are in flight");
     initiator.pump.finish_one();
     assert_eq!(initiator.receive().len(), 1);
     for (second, is_closed) in [(10, false), (11, true)] {
@@ -78,8 +78,8 @@ fn what_is_in_flight_leaves_its_time_to_the_initiator() {
 }
 
 #[test]
-fn a_connection_that_is_lost_meanwhile_keeps_nothing_for_recovery() {
-    let mut initiator = Initiator::log_in("ErrorRecoveryLevel=2\0DefaultTime2Retain=20\0");
+fn a_connection_lost_while_the_target_stops_retains_nothing() {
+    let mut initiator = ScriptedInitiator::log_in("ErrorRecoveryLevel=2\0DefaultTime2Retain=20\0");
     initiator.pump.session.on_stop(Instant::now());
     assert_eq!(event(&mut initiator).0, AsyncEvent::LOGOUT_REQUEST);
     initiator.pump.session.on_end(Instant::now()).unwrap();
@@ -88,9 +88,9 @@ fn a_connection_that_is_lost_meanwhile_keeps_nothing_for_recovery() {
 
 #[test]
 fn a_discovery_is_dropped_at_once() {
-    let mut initiator = Initiator::connect();
+    let mut initiator = ScriptedInitiator::connect();
     let text = format!("InitiatorName={INITIATOR}\0SessionType=Discovery\0");
-    assert_eq!(initiator.login(0x87, text.as_bytes()).as_a::<LoginResponse>().status.get(), 0);
+    assert_eq!(initiator.login(0x87, text.as_bytes()).as_a::<IscsiLoginResponse>().status.get(), 0);
     initiator.pump.session.on_stop(Instant::now());
     assert_eq!(event(&mut initiator).0, AsyncEvent::SESSION_DROP);
     assert!(initiator.is_closed());

@@ -1,4 +1,4 @@
-//! Pings, text, logout, task management.
+//! NOP, text, logout and task management requests.
 
 use super::*;
 use crate::session::Timed;
@@ -14,8 +14,8 @@ fn text_request(ttt: u32, flags: u8, cmd_sn: u32) -> TextRequest {
     request
 }
 
-fn management(function: Function, lun: u8, referenced: u32) -> TaskManagementRequest {
-    let mut request = TaskManagementRequest::new_zeroed();
+fn management(function: Function, lun: u8, referenced: u32) -> TaskManagementFunctionRequest {
+    let mut request = TaskManagementFunctionRequest::new_zeroed();
     request.opcode = IscsiOpcode::TASK_MANAGEMENT_REQUEST.0 | 0x40;
     request.function = FLAG_FINAL | function.0;
     request.lun[1] = lun;
@@ -24,16 +24,16 @@ fn management(function: Function, lun: u8, referenced: u32) -> TaskManagementReq
     request
 }
 
-fn function_response(pdu: &Pdu) -> FunctionResponse {
+fn function_response(pdu: &TargetPdu) -> FunctionResponse {
     assert_eq!(pdu.bhs.opcode(), IscsiOpcode::TASK_MANAGEMENT_RESPONSE);
-    FunctionResponse(pdu.as_a::<TaskManagementResponse>().response)
+    FunctionResponse(pdu.as_a::<TaskManagementFunctionResponse>().response)
 }
 
-fn discover(keys: &str) -> Initiator {
-    let mut initiator = Initiator::connect();
+fn discover(keys: &str) -> ScriptedInitiator {
+    let mut initiator = ScriptedInitiator::connect();
     let text = format!("InitiatorName={INITIATOR}\0SessionType=Discovery\0{keys}");
     let response = initiator.login(0x87, text.as_bytes());
-    assert_eq!(response.as_a::<LoginResponse>().status.get(), 0);
+    assert_eq!(response.as_a::<IscsiLoginResponse>().status.get(), 0);
     initiator
 }
 
@@ -43,13 +43,13 @@ const BOTH_PORTALS: &[u8] = b"TargetName=iqn.2026-11.com.example:disk\0\
 #[test]
 fn discovery_names_what_the_initiator_may_log_in_to() {
     let mut initiator = discover("");
-    for (wanted, expected) in [("All", BOTH_PORTALS), (TARGET, BOTH_PORTALS), (HIDDEN, b""), ("", b"")] {
-        let text = format!("SendTargets={wanted}\0");
+    for (value, expected) in [("All", BOTH_PORTALS), (TARGET, BOTH_PORTALS), (HIDDEN, b""), ("", b"")] {
+        let text = format!("SendTargets={value}\0");
         let [answer] = initiator
             .exchange(&text_request(RESERVED_TAG, FLAG_FINAL, 1), text.as_bytes())
             .try_into()
             .unwrap();
-        assert_eq!((answer.bhs.flags, &answer.data[..]), (FLAG_FINAL, expected), "{wanted}");
+        assert_eq!((answer.bhs.flags, &answer.data[..]), (FLAG_FINAL, expected), "{value}");
     }
     let command = initiator.request(0, &[0; 6], None, None);
     let [refusal] = initiator.exchange(&command, b"").try_into().unwrap();
@@ -58,17 +58,17 @@ fn discovery_names_what_the_initiator_may_log_in_to() {
 
 #[test]
 fn a_normal_session_discovers_its_own_target_alone() {
-    let mut initiator = Initiator::log_in("");
-    for (wanted, expected) in [("", BOTH_PORTALS), (TARGET, BOTH_PORTALS), ("All", b"SendTargets=Reject\0")] {
-        let text = format!("SendTargets={wanted}\0");
+    let mut initiator = ScriptedInitiator::log_in("");
+    for (value, expected) in [("", BOTH_PORTALS), (TARGET, BOTH_PORTALS), ("All", b"SendTargets=Reject\0")] {
+        let text = format!("SendTargets={value}\0");
         let request = text_request(RESERVED_TAG, FLAG_FINAL, 0);
         let [answer] = initiator.exchange(&request, text.as_bytes()).try_into().unwrap();
-        assert_eq!(answer.data, expected, "{wanted}");
+        assert_eq!(answer.data, expected, "{value}");
     }
 }
 
 #[test]
-fn long_text_is_sent_in_parts_as_the_initiator_asks_for_them() {
+fn long_text_is_sent_in_parts() {
     let text = "Xk=1\0".repeat(200);
     let mut initiator = discover("MaxRecvDataSegmentLength=512\0");
     let (first, second) = text.as_bytes().split_at(500);
@@ -90,7 +90,7 @@ fn long_text_is_sent_in_parts_as_the_initiator_asks_for_them() {
 
 #[test]
 fn only_the_segment_length_can_be_negotiated_again() {
-    let mut initiator = Initiator::log_in("MaxRecvDataSegmentLength=4096\0");
+    let mut initiator = ScriptedInitiator::log_in("MaxRecvDataSegmentLength=4096\0");
     let mut say = |text: &[u8]| {
         let [answer] =
             initiator.exchange(&text_request(RESERVED_TAG, FLAG_FINAL, 0), text).try_into().unwrap();
@@ -115,7 +115,7 @@ fn nop(itt: u32, ttt: u32) -> NopOut {
 
 #[test]
 fn a_ping_comes_back_with_its_data() {
-    let mut initiator = Initiator::log_in("MaxRecvDataSegmentLength=512\0");
+    let mut initiator = ScriptedInitiator::log_in("MaxRecvDataSegmentLength=512\0");
     for (sent, returned) in [(&b""[..], 0), (b"nopping\0", 8), (&[7; 600], 512)] {
         let [pong] = initiator.exchange(&nop(5, RESERVED_TAG), sent).try_into().unwrap();
         let pdu: NopIn = pong.as_a();
@@ -123,7 +123,7 @@ fn a_ping_comes_back_with_its_data() {
         assert_eq!(pong.data, sent[..returned]);
     }
     assert!(initiator.exchange(&nop(RESERVED_TAG, RESERVED_TAG), b"").is_empty());
-    // Not immediate: it takes a CmdSN.
+    // Not immediate, so it consumes a CmdSN.
     let mut counted = nop(6, RESERVED_TAG);
     (counted.opcode, counted.cmd_sn) = (0, initiator.cmd_sn.into());
     let [pong] = initiator.exchange(&counted, b"").try_into().unwrap();
@@ -131,14 +131,14 @@ fn a_ping_comes_back_with_its_data() {
 }
 
 #[test]
-fn a_silent_initiator_is_pinged_and_then_given_up() {
-    let mut initiator = Initiator::log_in("");
-    let tick = |initiator: &mut Initiator| {
+fn a_silent_initiator_is_pinged_and_then_disconnected() {
+    let mut initiator = ScriptedInitiator::log_in("");
+    let tick = |initiator: &mut ScriptedInitiator| {
         let due = initiator.pump.session.poll_timeout().unwrap();
         initiator.pump.session.on_timeout(due)
     };
     tick(&mut initiator).unwrap();
-    assert!(initiator.receive().is_empty(), "it was not silent");
+    assert!(initiator.receive().is_empty(), "a PDU was received since the last tick");
     tick(&mut initiator).unwrap();
     let [ping] = initiator.receive().try_into().unwrap();
     let ttt = ping.as_a::<NopIn>().target_transfer_tag.get();
@@ -151,11 +151,11 @@ fn a_silent_initiator_is_pinged_and_then_given_up() {
 }
 
 #[test]
-fn a_logout_ends_the_session_or_says_why_not() {
-    let mut initiator = Initiator::log_in("");
+fn a_logout_ends_the_session_or_reports_why_not() {
+    let mut initiator = ScriptedInitiator::log_in("");
     initiator.pump.holds_io = true;
     assert!(initiator.command(0, &read10(0, 1), Some(512), None).is_empty());
-    let mut log_out = |reason: LogoutReason, cid: u16| {
+    let mut log_out = |reason: LogoutReasonCode, cid: u16| {
         let mut request = LogoutRequest::new_zeroed();
         request.opcode = IscsiOpcode::LOGOUT_REQUEST.0 | 0x40;
         request.reason = FLAG_FINAL | reason.0;
@@ -163,10 +163,10 @@ fn a_logout_ends_the_session_or_says_why_not() {
         let [answer] = initiator.exchange(&request, b"").try_into().unwrap();
         LogoutResult(answer.as_a::<LogoutResponse>().response)
     };
-    assert_eq!(log_out(LogoutReason::CLOSE_CONNECTION, 8), LogoutResult::CID_NOT_FOUND);
-    let recovery = log_out(LogoutReason::REMOVE_CONNECTION_FOR_RECOVERY, 7);
+    assert_eq!(log_out(LogoutReasonCode::CLOSE_CONNECTION, 8), LogoutResult::CID_NOT_FOUND);
+    let recovery = log_out(LogoutReasonCode::REMOVE_CONNECTION_FOR_RECOVERY, 7);
     assert_eq!(recovery, LogoutResult::CONNECTION_RECOVERY_NOT_SUPPORTED);
-    assert_eq!(log_out(LogoutReason::CLOSE_CONNECTION, 7), LogoutResult::CLOSED_SUCCESSFULLY);
+    assert_eq!(log_out(LogoutReasonCode::CLOSE_CONNECTION, 7), LogoutResult::CLOSED_SUCCESSFULLY);
     assert!(initiator.is_closed());
     initiator.pump.finish_one();
     assert!(initiator.receive().is_empty(), "nothing follows a logout's response");
@@ -174,7 +174,7 @@ fn a_logout_ends_the_session_or_says_why_not() {
 
 #[test]
 fn an_aborted_task_is_never_answered_and_the_abort_waits_for_its_io() {
-    let mut initiator = Initiator::log_in("");
+    let mut initiator = ScriptedInitiator::log_in("");
     initiator.pump.holds_io = true;
     let itt = initiator.cmd_sn;
     assert!(initiator.command(0, &read10(0, 1), Some(512), None).is_empty());
@@ -184,12 +184,12 @@ fn an_aborted_task_is_never_answered_and_the_abort_waits_for_its_io() {
     assert_eq!(function_response(&answer), FunctionResponse::FUNCTION_COMPLETE);
     let [gone] = initiator.exchange(&management(Function::ABORT_TASK, 0, itt), b"").try_into().unwrap();
     assert_eq!(function_response(&gone), FunctionResponse::TASK_DOES_NOT_EXIST);
-    assert_eq!(gone.as_a::<TaskManagementResponse>().max_cmd_sn.get(), initiator.cmd_sn + 255);
+    assert_eq!(gone.as_a::<TaskManagementFunctionResponse>().max_cmd_sn.get(), initiator.cmd_sn + 255);
 }
 
 #[test]
-fn the_volume_is_asked_to_cancel_what_nobody_waits_for() {
-    let mut initiator = Initiator::log_in("");
+fn io_of_aborted_tasks_is_cancelled() {
+    let mut initiator = ScriptedInitiator::log_in("");
     initiator.pump.holds_io = true;
     for lun in [0, 1, 0] {
         initiator.command(lun, &read10(0, 1), Some(512), None);
@@ -205,14 +205,14 @@ fn the_volume_is_asked_to_cancel_what_nobody_waits_for() {
 }
 
 #[test]
-fn a_portal_of_all_addresses_is_named_by_the_one_that_was_reached() {
+fn a_wildcard_portal_is_reported_with_the_address_that_was_used() {
     let (node, exports) = node(None);
     let mut target = (*node.targets()[0]).clone();
     target.portals = vec![Portal { address: ":3260".into(), group_tag: 1 }];
     let node = Arc::new(IscsiNode::new(vec![target]));
-    let mut initiator = Initiator::connect_to((node.clone(), exports), Pool::new(usize::MAX));
+    let mut initiator = ScriptedInitiator::connect_to((node.clone(), exports), Pool::new(usize::MAX));
     initiator.pump.session =
-        TargetSession::new(node.clone(), 1, Pool::new(usize::MAX), [3; 32], Instant::now()).admitted(
+        IscsiTargetSession::new(node.clone(), 1, Pool::new(usize::MAX), [3; 32], Instant::now()).admitted(
             node.begin_login().unwrap(),
             "[::1]".into(),
             Arc::new(|| ()),
@@ -225,7 +225,7 @@ fn a_portal_of_all_addresses_is_named_by_the_one_that_was_reached() {
 
 #[test]
 fn a_write_that_waits_for_data_is_aborted_at_once_and_its_late_data_dropped() {
-    let mut initiator = Initiator::log_in("ImmediateData=No\0");
+    let mut initiator = ScriptedInitiator::log_in("ImmediateData=No\0");
     let command = initiator.request(0, &write10(0, 1), None, Some(512));
     let itt = command.initiator_task_tag.get();
     let [r2t] = initiator.exchange(&command, b"").try_into().unwrap();
@@ -246,7 +246,7 @@ fn a_reset_aborts_the_tasks_of_its_unit() {
         (Function::TARGET_WARM_RESET, 0),
         (Function::I_T_NEXUS_RESET, 0),
     ] {
-        let mut initiator = Initiator::log_in("iSCSIProtocolLevel=2\0");
+        let mut initiator = ScriptedInitiator::log_in("iSCSIProtocolLevel=2\0");
         initiator.pump.holds_io = true;
         for lun in [0, 0, 1] {
             assert!(initiator.command(lun, &read10(0, 1), Some(512), None).is_empty());
@@ -255,19 +255,19 @@ fn a_reset_aborts_the_tasks_of_its_unit() {
         for _ in 0..3 {
             initiator.pump.finish_one();
         }
-        let answers = initiator.receive();
-        assert_eq!(function_response(&answers[0]), FunctionResponse::FUNCTION_COMPLETE, "{function}");
-        assert_eq!(answers.len(), 1 + expected_left, "{function}");
+        let responses = initiator.receive();
+        assert_eq!(function_response(&responses[0]), FunctionResponse::FUNCTION_COMPLETE, "{function}");
+        assert_eq!(responses.len(), 1 + expected_left, "{function}");
         assert!(!initiator.is_closed());
     }
 }
 
 #[test]
-fn what_aborts_another_session_s_write_is_answered_when_that_has_left_the_volume() {
+fn an_abort_of_another_sessions_write_waits_for_its_io() {
     for function in [Function::CLEAR_TASK_SET, Function::LOGICAL_UNIT_RESET, Function::TARGET_WARM_RESET] {
         let node = node(None);
         let sessions = [INITIATOR, "iqn.2026-11.com.example:other"].map(|name| {
-            let mut initiator = Initiator::connect_to(node.clone(), Pool::new(usize::MAX));
+            let mut initiator = ScriptedInitiator::connect_to(node.clone(), Pool::new(usize::MAX));
             initiator.enter_as(name, "");
             assert_eq!(sense(&initiator.command(0, &[0; 6], None, None)[0]), (6, 0x2900));
             initiator
@@ -290,16 +290,16 @@ fn what_aborts_another_session_s_write_is_answered_when_that_has_left_the_volume
 }
 
 #[test]
-fn a_nexus_that_is_reset_holds_nothing_any_more_and_is_told() {
+fn a_reset_nexus_loses_its_state_and_gets_a_unit_attention() {
     let node = node(None);
     let [mut first, mut other] = [INITIATOR, "iqn.2026-11.com.example:other"].map(|name| {
-        let mut initiator = Initiator::connect_to(node.clone(), Pool::new(usize::MAX));
+        let mut initiator = ScriptedInitiator::connect_to(node.clone(), Pool::new(usize::MAX));
         initiator.enter_as(name, "iSCSIProtocolLevel=2\0");
         assert_eq!(sense(&initiator.command(0, &[0; 6], None, None)[0]), (6, 0x2900));
         initiator
     });
     assert_good(&first.command(0, &[0x16, 0, 0, 0, 0, 0], None, None)[0]);
-    let status = |answer: &Pdu| answer.as_a::<ScsiResponse>().status;
+    let status = |answer: &TargetPdu| answer.as_a::<ScsiResponse>().status;
     assert_eq!(status(&other.command(0, &[0; 6], None, None)[0]), scsi::ScsiStatus::RESERVATION_CONFLICT.0);
     let reset = management(Function::I_T_NEXUS_RESET, 0, RESERVED_TAG);
     assert_eq!(function_response(&first.exchange(&reset, b"")[0]), FunctionResponse::FUNCTION_COMPLETE);
@@ -309,7 +309,7 @@ fn a_nexus_that_is_reset_holds_nothing_any_more_and_is_told() {
 
 #[test]
 fn a_cold_reset_ends_the_session() {
-    let mut initiator = Initiator::log_in("");
+    let mut initiator = ScriptedInitiator::log_in("");
     let [answer] =
         initiator.exchange(&management(Function::TARGET_COLD_RESET, 0, 0), b"").try_into().unwrap();
     assert_eq!(function_response(&answer), FunctionResponse::FUNCTION_COMPLETE);
@@ -317,24 +317,24 @@ fn a_cold_reset_ends_the_session() {
 }
 
 #[test]
-fn functions_that_are_not_there_say_so() {
-    let mut initiator = Initiator::log_in("");
+fn unsupported_functions_are_answered_as_such() {
+    let mut initiator = ScriptedInitiator::log_in("");
     let mut ask = |function, lun| {
         let [answer] = initiator.exchange(&management(function, lun, 1), b"").try_into().unwrap();
         function_response(&answer)
     };
     let unsupported = FunctionResponse::TASK_MANAGEMENT_FUNCTION_NOT_SUPPORTED;
     assert_eq!(ask(Function(60), 0), unsupported);
-    assert_eq!(ask(Function::QUERY_TASK, 0), unsupported, "only of RFC 7144's level");
+    assert_eq!(ask(Function::QUERY_TASK, 0), unsupported, "requires iSCSIProtocolLevel 2");
     assert_eq!(ask(Function::LOGICAL_UNIT_RESET, 9), FunctionResponse::LUN_DOES_NOT_EXIST);
     let reassign = FunctionResponse::TASK_ALLEGIANCE_REASSIGNMENT_NOT_SUPPORTED;
     assert_eq!(ask(Function::TASK_REASSIGN, 0), reassign);
-    assert_eq!(ask(Function::CLEAR_ACA, 0), unsupported, "nor is there ever an allegiance");
+    assert_eq!(ask(Function::CLEAR_ACA, 0), unsupported, "no auto contingent allegiance exists");
 }
 
 #[test]
-fn queries_tell_whether_tasks_are_there() {
-    let mut initiator = Initiator::log_in("iSCSIProtocolLevel=2\0");
+fn query_functions_report_whether_tasks_exist() {
+    let mut initiator = ScriptedInitiator::log_in("iSCSIProtocolLevel=2\0");
     initiator.pump.holds_io = true;
     let itt = initiator.cmd_sn;
     assert!(initiator.command(0, &read10(0, 1), Some(512), None).is_empty());
@@ -345,8 +345,16 @@ fn queries_tell_whether_tasks_are_there() {
     assert_eq!(ask(Function::QUERY_TASK, 0, itt), FunctionResponse::FUNCTION_SUCCEEDED);
     assert_eq!(ask(Function::QUERY_TASK, 0, itt + 1), FunctionResponse::FUNCTION_COMPLETE);
     assert_eq!(ask(Function::QUERY_TASK_SET, 0, 0), FunctionResponse::FUNCTION_SUCCEEDED);
-    assert_eq!(ask(Function::QUERY_TASK, 1, itt), FunctionResponse::FUNCTION_COMPLETE, "of another unit");
+    assert_eq!(
+        ask(Function::QUERY_TASK, 1, itt),
+        FunctionResponse::FUNCTION_COMPLETE,
+        "a task of another unit"
+    );
     assert_eq!(ask(Function::QUERY_TASK_SET, 1, 0), FunctionResponse::FUNCTION_COMPLETE);
     assert_eq!(ask(Function::QUERY_TASK_SET, 9, 0), FunctionResponse::LUN_DOES_NOT_EXIST);
-    assert_eq!(ask(Function::ABORT_TASK, 1, itt), FunctionResponse::TASK_DOES_NOT_EXIST, "of another unit");
+    assert_eq!(
+        ask(Function::ABORT_TASK, 1, itt),
+        FunctionResponse::TASK_DOES_NOT_EXIST,
+        "a task of another unit"
+    );
 }

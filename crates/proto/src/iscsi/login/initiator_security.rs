@@ -1,51 +1,51 @@
-//! The security stage, seen from the initiator: AuthMethod and CHAP (RFC 7143 §12.1).
+//! The security stage of the initiator: AuthMethod and CHAP (RFC 7143 §12.1).
 
-use super::chap::{Algorithm, Challenge, MAX_BINARY, SEED_LEN};
+use super::chap::{ChapAlgorithm, ChapChallenge, MAX_BINARY, SEED_LEN};
 use super::initiator::error;
 use super::refused::IscsiRefused;
 use super::security::ChapPairs;
 use crate::iscsi::node::Chap;
-use crate::iscsi::text::{self, NONE, Text};
+use crate::iscsi::text::{self, NONE, TextBuilder};
 use crate::session::ProtocolError;
 
-/// How far the two sides have proved who they are.
+/// State of the authentication of both sides.
 pub(super) struct ChapExchange {
     chap: Option<Chap>,
-    /// What the target has to answer.
-    own: Challenge,
+    /// The challenge for the target.
+    own: ChapChallenge,
     state: ChapState,
 }
 
 enum ChapState {
     /// AuthMethod was offered.
     Offered,
-    /// The algorithms were offered.
+    /// The CHAP algorithms were offered.
     Algorithms,
-    /// The target's challenge was answered, with this algorithm.
-    Answered(Algorithm),
+    /// The target's challenge was answered with this algorithm.
+    Answered(ChapAlgorithm),
     Done,
 }
 
-/// What the answer to a text is.
+/// The result of processing the target's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ChapStep {
-    /// It asks for more, and the stage cannot end with it.
-    Asks,
-    /// It says the last that this side has to say.
-    Answers,
-    /// There is nothing left to say.
+    /// The exchange continues, and the stage cannot end yet.
+    Continue,
+    /// This side has sent its last keys.
+    Last,
+    /// Nothing is left to send.
     Done,
 }
 
 impl ChapExchange {
     pub(super) fn new(chap: Option<Chap>, seed: [u8; SEED_LEN]) -> ChapExchange {
-        ChapExchange { chap, own: Challenge::from_seed(seed), state: ChapState::Offered }
+        ChapExchange { chap, own: ChapChallenge::from_seed(seed), state: ChapState::Offered }
     }
 
-    /// Offers what this side can do; answers whether there is something to prove.
-    pub(super) fn offer(&mut self, out: &mut Text) -> bool {
+    /// Offers the authentication methods; returns whether credentials are configured.
+    pub(super) fn offer(&mut self, out: &mut TextBuilder) -> bool {
         match &self.chap {
-            // Who wants to know the target does not talk to one that proves nothing.
+            // Mutual authentication rules out the method None.
             Some(chap) if chap.target.is_some() => out.push("AuthMethod", "CHAP"),
             Some(_) => out.push("AuthMethod", "CHAP,None"),
             None => out.push("AuthMethod", NONE),
@@ -53,11 +53,11 @@ impl ChapExchange {
         self.chap.is_some()
     }
 
-    /// Takes a whole text of the target. The inner error is a refusal, of either side.
+    /// Processes a complete text of the target. The inner error is a refusal by either side.
     pub(super) fn on_text(
         &mut self,
         whole: &[u8],
-        out: &mut Text,
+        out: &mut TextBuilder,
     ) -> Result<Result<ChapStep, IscsiRefused>, ProtocolError> {
         let mut method = None;
         let mut pairs = ChapPairs::default();
@@ -81,31 +81,35 @@ impl ChapExchange {
         }
     }
 
-    fn on_method(&mut self, method: Option<&str>, out: &mut Text) -> Result<ChapStep, IscsiRefused> {
+    fn on_method(&mut self, method: Option<&str>, out: &mut TextBuilder) -> Result<ChapStep, IscsiRefused> {
         match (method, &self.chap) {
             (Some("CHAP"), Some(chap)) => {
                 let numbers: Vec<String> =
                     chap.algorithms.iter().map(|algorithm| algorithm.number().to_string()).collect();
                 out.push("CHAP_A", &numbers.join(","));
                 self.state = ChapState::Algorithms;
-                Ok(ChapStep::Asks)
+                Ok(ChapStep::Continue)
             }
-            // Without a word about AuthMethod, None is meant.
+            // Without an AuthMethod key, None applies.
             (None | Some(NONE), chap) if chap.as_ref().is_none_or(|chap| chap.target.is_none()) => {
                 self.state = ChapState::Done;
                 Ok(ChapStep::Done)
             }
-            (None | Some(NONE), _) => Err(IscsiRefused::NotProved),
-            _ => Err(IscsiRefused::NoMethod),
+            (None | Some(NONE), _) => Err(IscsiRefused::MutualAuthFailed),
+            _ => Err(IscsiRefused::NoCommonAuthMethod),
         }
     }
 
-    /// Answers the target's challenge, and asks it for its own proof.
-    fn on_challenge(&mut self, pairs: &ChapPairs<'_>, out: &mut Text) -> Result<ChapStep, ProtocolError> {
-        let Some(chap) = &self.chap else { return Err(error("sent CHAP keys that nobody asked for")) };
+    /// Answers the target's challenge, and challenges the target if configured.
+    fn on_challenge(
+        &mut self,
+        pairs: &ChapPairs<'_>,
+        out: &mut TextBuilder,
+    ) -> Result<ChapStep, ProtocolError> {
+        let Some(chap) = &self.chap else { return Err(error("sent CHAP keys that were not requested")) };
         let number = |value: Option<&str>| value.and_then(text::parse_number);
         let algorithm = number(pairs.algorithms)
-            .and_then(Algorithm::from_number)
+            .and_then(ChapAlgorithm::from_number)
             .filter(|algorithm| chap.algorithms.contains(algorithm));
         let algorithm = algorithm.ok_or_else(|| error("chose a CHAP algorithm that was not offered"))?;
         let identifier = number(pairs.identifier).and_then(|number| u8::try_from(number).ok());
@@ -114,7 +118,7 @@ impl ChapExchange {
             return Err(error("sent a malformed CHAP challenge"));
         };
         if challenge == self.own.bytes {
-            return Err(error("challenged with what only this side can know"));
+            return Err(error("sent this side's own CHAP challenge back"));
         }
         out.push("CHAP_N", chap.initiator.name());
         out.push_binary("CHAP_R", &algorithm.response(identifier, chap.initiator.secret(), &challenge));
@@ -123,18 +127,22 @@ impl ChapExchange {
             out.push_binary("CHAP_C", &self.own.bytes);
         }
         self.state = ChapState::Answered(algorithm);
-        Ok(ChapStep::Answers)
+        Ok(ChapStep::Last)
     }
 
-    /// Checks the target's answer, if it owes one.
-    fn on_proof(&mut self, algorithm: Algorithm, pairs: &ChapPairs<'_>) -> Result<ChapStep, IscsiRefused> {
+    /// Checks the target's response, if it was challenged.
+    fn on_proof(
+        &mut self,
+        algorithm: ChapAlgorithm,
+        pairs: &ChapPairs<'_>,
+    ) -> Result<ChapStep, IscsiRefused> {
         if let Some(expected) = self.chap.as_ref().and_then(|chap| chap.target.as_ref()) {
             let (Some(name), Some(response)) = (pairs.name, pairs.response) else {
-                return Err(IscsiRefused::NotProved);
+                return Err(IscsiRefused::MutualAuthFailed);
             };
             let response = text::parse_binary(response, MAX_BINARY).unwrap_or_default();
             if !self.own.is_met(algorithm, expected, name, &response) {
-                return Err(IscsiRefused::NotProved);
+                return Err(IscsiRefused::MutualAuthFailed);
             }
         }
         self.state = ChapState::Done;
