@@ -1,6 +1,7 @@
 # SRP over siw, Linux's software iWARP: the kernel's initiator against `blockmux serve`.
 . /lib.sh
 . /siw.inc
+. /srp.inc
 modprobe -a ib_srp sd_mod
 kernel_is_content 'siw: '
 
@@ -22,30 +23,15 @@ serve_disk() {
 END"
   serve "--config blockmux.toml --srp $HOST:3260"
 }
-# log_in GUID [OPTION...]: adds a target by the kernel's own words.
-log_in() {
-  guid=$1
-  shift
-  add=$(echo /sys/class/infiniband_srp/srp-siw0-1/add_target)
-  echo "id_ext=1111111111111111,ioc_guid=$guid,dest=$target:3260,queue_size=64$*" >"$add"
-}
-# hosts: the SCSI hosts of SRP, oldest first.
-hosts() { for port in /sys/class/srp_remote_ports/port-*; do echo "${port#*port-}" | cut -d: -f1; done | sort -n; }
-# disk_of HOST: the disk that is its LUN 0.
-disk_of() {
-  within 20 has_disk "$1"
-  echo "/dev/$(ls -d /sys/class/scsi_host/host"$1"/device/target*/"$1":0:0:0/block/* | sed 's,.*/,,')"
-}
-has_disk() { ls -d /sys/class/scsi_host/host"$1"/device/target*/"$1":0:0:0/block/*; }
 serve_disk
 
 check a_port_that_is_not_there_and_one_that_is_not_for_us_are_rejected
-fails log_in 4444444444444444
-fails log_in 3333333333333333
+fails log_in 4444444444444444 $target
+fails log_in 3333333333333333 $target
 kernel_is_content 'ib_srp|scsi host'
 
 check the_kernel_logs_in_with_several_channels
-log_in 2222222222222222 ,ch_count=2
+log_in 2222222222222222 $target ,ch_count=2
 first=$(hosts | head -1)
 disk=$(disk_of "$first")
 test "$(cat "/sys/block/${disk#/dev/}/size")" = 393216
@@ -72,7 +58,7 @@ end_io
 kernel_is_content 'SRP'
 
 check two_initiators_have_their_own_reservations
-log_in 2222222222222222 ,initiator_ext=0000000000000007
+log_in 2222222222222222 $target ,initiator_ext=0000000000000007
 second=$(hosts | tail -1)
 other=$(disk_of "$second")
 sg_persist --out --register --param-sark=1 "$disk"
@@ -86,7 +72,7 @@ dd if=/dev/zero of="$disk" bs=4096 count=1 oflag=direct
 sg_persist --out --preempt --param-rk=2 --param-sark=1 --prout-type=1 "$other"
 fails dd if=/dev/zero of="$disk" bs=4096 count=1 oflag=direct
 sg_persist --out --clear --param-rk=2 "$other"
-echo 1 >"/sys/class/srp_remote_ports/port-$second:1/delete"
+log_out "$second"
 kernel_is_content 'ib_srp|scsi host|reservation|sd .*: |critical|I/O error'
 
 check io_goes_on_after_the_target_was_killed_and_started_again
@@ -103,5 +89,5 @@ sees_writes "$disk"
 end_io
 kernel_is_content .     # a connection that is lost has much to say
 
-echo 1 >"$port/delete"
+log_out "$first"
 host stop target

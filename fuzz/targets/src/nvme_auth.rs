@@ -1,7 +1,7 @@
-//! DH-HMAC-CHAP between a host and a controller, with messages that somebody spoils on their way.
+//! DH-HMAC-CHAP between a host and a controller, with messages that an attacker modifies.
 //!
-//! Whatever is done to messages, both sides come to an end, and neither believes who does not know
-//! the secret. A key of TLS, where one is to be made, is the same on both sides.
+//! Both sides must terminate, and neither may authenticate a peer without the secret. If a TLS key
+//! is derived, it must be the same on both sides.
 
 use crate::choices::Choices;
 use blockmux_proto::nvme::auth::controller::Authenticator;
@@ -77,8 +77,7 @@ pub(crate) fn nvme_auth(data: &[u8]) {
     }
 }
 
-/// Leaves a message as it is, or changes a byte, cuts it off or puts another in its place; whether
-/// it is another now.
+/// Optionally modifies, truncates or replaces a message; returns whether it has changed.
 pub(crate) fn spoil(message: &mut Vec<u8>, choices: &mut Choices<'_>, stream: &mut &[u8]) -> bool {
     let before = message.clone();
     match choices.byte() {

@@ -44,7 +44,7 @@ pub(crate) fn nvme_rdma_target(data: &[u8]) {
 }
 
 struct NvmeRdma {
-    /// Of the next command.
+    /// Identifier of the next command.
     cid: u16,
     /// Messages that were sent beyond the completions that came.
     unanswered: u32,

@@ -35,14 +35,14 @@ pub(crate) fn nvme_tcp_target(data: &[u8]) {
     Run::new((choices, stream), (session, exports), controller, pool, now).drive();
 }
 
-/// The target beside its connection.
+/// The state of the target outside the connection.
 struct Controller {
-    /// Where namespace 1 comes and goes.
+    /// The subsystem whose namespace 1 is attached and detached.
     subsystem: Arc<Subsystem>,
     first: Namespace,
     /// Keeps controller 1.
     _admin: Option<NvmeTcpTargetSession>,
-    /// What was sent, as far as it is not a whole PDU.
+    /// The incomplete last PDU.
     sent: Vec<u8>,
 }
 
@@ -52,7 +52,7 @@ impl Judge for Controller {
     const MAX_OUTBOX: usize = (64 << 20) + (2 << 20);
     const MAX_POOLED: usize = 256 << 20;
 
-    /// Whole PDUs of a controller's kinds, whose lengths are right.
+    /// Checks that the controller sends complete PDUs of its types with valid lengths.
     fn on_sent(&mut self, sent: &Sent<'_>) {
         self.sent.extend(sent.bytes);
         while let Ok((common, _)) = CommonHeader::read_from_prefix(&self.sent) {
@@ -123,5 +123,5 @@ pub(crate) fn exports() -> Exports {
 /// ICReq, Connect of an admin queue of `nqn.t` by host `nqn.h` with the identifier 1, and CC with
 /// EN.
 const ADMIN: &[u8] = include_bytes!("nvme_tcp_admin.bin");
-/// Of each RAM volume, in bytes: the longest command fits.
+/// Size of each RAM volume in bytes, enough for the longest command.
 const SIZE: u64 = 2 << 20;

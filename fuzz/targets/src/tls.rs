@@ -11,7 +11,7 @@ use blockmux_tls::{
 };
 use std::sync::Arc;
 
-/// One end, and what it hears.
+/// One end, and the data that it has received.
 struct End {
     tls: Tls,
     said: Vec<u8>,

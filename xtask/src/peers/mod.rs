@@ -35,7 +35,7 @@ mod server;
 mod srp;
 mod table;
 
-use crate::process::cargo;
+use crate::process::{cargo, target_directory};
 use anyhow::{Context, Result, bail};
 use bench::Bench;
 use comparison::Comparison;
@@ -250,8 +250,7 @@ fn build(root: &Path, protocol: &Protocol) -> Result<PathBuf> {
             bail!("blockmux does not build");
         }
     }
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    Ok(root.join(target).join("release/blockmux"))
+    Ok(target_directory(root).join("release/blockmux"))
 }
 
 /// A directory in memory for the file that some servers serve.

@@ -160,14 +160,21 @@ impl Addresses {
         format!("user,id=net,net=127.{}.{}.0/25,host={gateway},{forward}", self.x, self.y)
     }
 
-    /// Linux's RDMA does not use loopback addresses, so the guest has a second interface. An
-    /// address there forwards, through a program for each connection, to the usual port of
-    /// [`Addresses::host`]. The usual port of the guest's own address there is reached at the next
-    /// port of [`Addresses::guest`].
+    /// Linux's RDMA does not use loopback addresses, so the guest has a second interface. Two
+    /// addresses there forward, through a program for each connection, to the usual port of
+    /// [`Addresses::host`] and to the next one: the paths to one target. The same two ports of
+    /// the guest's own address there are reached at the next two ports of [`Addresses::guest`].
     fn rdma_network(&self) -> String {
-        let forward =
-            format!("guestfwd=tcp:{RDMA_HOST}:{ISCSI_PORT}-cmd:busybox nc {} {ISCSI_PORT}", self.host());
-        let backward = format!("hostfwd=tcp:{}:{}-{RDMA_GUEST}:{ISCSI_PORT}", self.guest(), ISCSI_PORT + 1);
+        let (host, guest) = (self.host(), self.guest());
+        let forward = [0, 1].map(|nth| {
+            let (address, port) = (RDMA_HOSTS[nth], ISCSI_PORT + nth as u16);
+            format!("guestfwd=tcp:{address}:{ISCSI_PORT}-cmd:busybox nc {host} {port}")
+        });
+        let backward = [0, 1].map(|nth| {
+            let port = ISCSI_PORT + nth;
+            format!("hostfwd=tcp:{guest}:{}-{RDMA_GUEST}:{port}", port + 1)
+        });
+        let (forward, backward) = (forward.join(","), backward.join(","));
         format!("user,id=rdma,net=10.88.0.0/24,host=10.88.0.2,{forward},{backward}")
     }
 }
@@ -233,8 +240,8 @@ const LIMIT_S: u32 = 900;
 /// Forwarded ports of the guest: iSCSI and NVMe/TCP.
 const PORTS: [u16; 3] = [ISCSI_PORT, 4420, 4421];
 const ISCSI_PORT: u16 = 3260;
-/// Also known to the scripts `iser*.sh`.
-const RDMA_HOST: &str = "10.88.0.200";
+/// Also known to `siw.inc`.
+const RDMA_HOSTS: [&str; 2] = ["10.88.0.200", "10.88.0.201"];
 /// The guest's address there.
 const RDMA_GUEST: &str = "10.88.0.15";
 

@@ -31,6 +31,7 @@ pub(crate) const PROGRAMS: &[&str] = &[
     "sg_reset",
     "sg_persist",
     "sg_inq",
+    "multipathd",
     "ss",
     "rdma",
     "iscsi-test-cu",
@@ -65,11 +66,21 @@ const MODULES: &[&str] = &[
     "nvmet_rdma",
     "ib_srp",
     "ib_srpt",
+    "dm_multipath",
+    "dm_round_robin",
+    "scsi_dh_alua",
     "rdma_ucm",
 ];
 
 /// Files of this machine that programs read.
-const FILES: &[&str] = &["/etc/iscsi/iscsid.conf", "/etc/mke2fs.conf", "/etc/protocols"];
+const FILES: &[&str] = &[
+    "/etc/iscsi/iscsid.conf",
+    "/etc/mke2fs.conf",
+    "/etc/protocols",
+    "/lib/multipath/libchecktur.so",
+    "/lib/multipath/libprioalua.so",
+    "/lib/multipath/libprioconst.so",
+];
 
 /// Writes an image with the scripts of `scripts` and, if given, the module `siw` and the program
 /// `blockmux`. Its first process is the script `init`.

@@ -113,10 +113,15 @@ fn a_unit_is_reset_and_a_target_is_not() {
     succeeds(&["reset", url, "clear-task-set"]);
     succeeds(&["reset", url, "abort-task-set"]);
     assert!(fails(&["reset", url, "target"]).contains("SRP can only reset a logical unit"));
-    assert!(
-        succeeds(&["bench", url, "--rw", "randread", "--runs", "1", "--runtime", "0.02", "--no_ceiling"])
-            .contains("srp://")
-    );
+}
+
+#[test]
+fn a_unit_is_measured_by_its_url() {
+    let daemon = Daemon::serve(&["mem:8m", "--srp", "127.0.0.1:0"]);
+    let report = daemon.directory.path().join("report");
+    let job = ["--rw", "randread", "--runs", "1", "--runtime", "0.02", "--no_ceiling"];
+    let place = ["bench", &daemon.urls_of("srp")[0], "--report", report.to_str().unwrap()];
+    assert!(succeeds(&[&place[..], &job].concat()).contains("srp://"));
 }
 
 #[test]

@@ -6,7 +6,7 @@
 use super::{FrameHost, QueueId, Side, Wire};
 use crate::reactor::{EngineCore, Progress, Task};
 use blockmux_proto::aoe::AoeAddress;
-use blockmux_proto::aoe::client::{Config, InitiatorSession};
+use blockmux_proto::aoe::client::{AoeInitiatorConfig, AoeInitiatorSession};
 use blockmux_proto::session::Initiator;
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, Volume, VolumeInfo, Waker};
 use std::cell::RefCell;
@@ -54,11 +54,11 @@ impl<H: FrameHost> Volume for AoeVolume<H> {
             let wire = Wire::open(&core, own, &self.interfaces, Side::Initiator { id: queue_id.id });
             let wire = wire.map_err(|(interface, error)| warn!(interface, "cannot be opened: {error}"))?;
             let QueueId { id, first, .. } = queue_id;
-            let config = Config { address: self.address, timeout: self.timeout, id, first };
+            let config = AoeInitiatorConfig { address: self.address, timeout: self.timeout, id, first };
             let link = Rc::new(RefCell::new(FrameLink {
                 wire,
                 _queue_id: queue_id,
-                session: InitiatorSession::new(config, core.pool().clone(), core.now()),
+                session: AoeInitiatorSession::new(config, core.pool().clone(), core.now()),
                 first: self.info.clone(),
                 core: core.clone(),
                 waker: own.clone(),
@@ -87,7 +87,7 @@ struct FrameLink<H: FrameHost> {
     wire: Wire<H>,
     /// Keeps the id claimed while replies may arrive.
     _queue_id: QueueId,
-    session: InitiatorSession,
+    session: AoeInitiatorSession,
     /// Properties when the volume was opened.
     first: VolumeInfo,
     core: Rc<H>,

@@ -89,9 +89,9 @@ pub fn connect<C: NvmeCarrier>(
     endpoint: NvmeEndpoint<C>,
 ) -> Result<RemoteVolume<NvmeDialer<C>>, NvmeConnectError> {
     let dialer = NvmeDialer::new(endpoint)?;
-    let (info, patience) = (dialer.first.volume_info(), dialer.endpoint.reconnect_timeout);
+    let (info, reconnect_timeout) = (dialer.first.volume_info(), dialer.endpoint.reconnect_timeout);
     let designator = dialer.first.identity.clone();
-    Ok(RemoteVolume::new(dialer, info, 1, patience).with_designator(designator))
+    Ok(RemoteVolume::new(dialer, info, 1, reconnect_timeout).with_designator(designator))
 }
 
 /// Queries the description of one namespace.

@@ -210,7 +210,7 @@ impl InitiatorSession {
             return Ok(());
         }
         self.ending = Ending::Over;
-        if phase == ChannelPhase::Open && self.queue.is_quiet() {
+        if phase == ChannelPhase::Open && self.queue.is_idle() {
             return Ok(());
         }
         Err(violation("closed the connection in the middle of a login or of commands"))
@@ -320,7 +320,7 @@ impl InitiatorSession {
     /// Sends what may be sent, and logs out when it is time.
     #[inline]
     fn advance(&mut self) {
-        if self.queue.is_strange() && self.ending == Ending::No {
+        if self.queue.has_unit_changed() && self.ending == Ending::No {
             // A new session asks what the unit is now.
             self.ending = Ending::Leaving;
             self.queue.drain();
@@ -331,8 +331,8 @@ impl InitiatorSession {
         self.look_at_unit();
         let is_due = match self.ending {
             Ending::No | Ending::Over => false,
-            Ending::Leaving => self.queue.is_quiet(),
-            Ending::Stopping if self.unit().is_none() => self.queue.is_quiet(),
+            Ending::Leaving => self.queue.is_idle(),
+            Ending::Stopping if self.unit().is_none() => self.queue.is_idle(),
             Ending::Stopping => self.queue.is_empty(),
         };
         if is_due {

@@ -4,12 +4,13 @@
 use blockmux_proto::event::AuditEvent;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::iscsi::client::{
-    BurstSize, Config, InitiatorSession, IscsiDiscoverySession, Mode, wishes,
+    BurstSize, IscsiDiscoverySession, IscsiInitiatorConfig, IscsiInitiatorSession, SessionPurpose,
+    default_proposal,
 };
 use blockmux_proto::iscsi::login::operational::OperationalParameters;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Chap, IscsiAccess, IscsiNode, Portal, TargetNode};
-use blockmux_proto::iscsi::server::{IserTargetSession, LocalSessions, TargetSession};
+use blockmux_proto::iscsi::server::{IscsiTargetSession, IserTargetSession, LocalSessions};
 use blockmux_proto::rdma::testing::Recorder;
 use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, Stag, WorkRequest};
 use blockmux_proto::scsi::{self, LogicalUnit, Lun, UnitIdentity};
@@ -71,7 +72,7 @@ impl ServedTarget {
     /// A target session without a connection.
     pub(crate) fn session(&self) -> IserTargetSession {
         let (node, pool) = (self.node.clone(), self.pool.clone());
-        let session = TargetSession::among(&self.local, node, 1, pool, [3; 32], Instant::now());
+        let session = IscsiTargetSession::among(&self.local, node, 1, pool, [3; 32], Instant::now());
         IserTargetSession::new(session)
     }
 }
@@ -88,7 +89,7 @@ impl Pumped for Driven<Loopback, IserTargetSession> {
     }
 }
 
-impl Pumped for Driven<Loopback, InitiatorSession> {
+impl Pumped for Driven<Loopback, IscsiInitiatorSession> {
     fn pump(&mut self) -> bool {
         self.pump_connection(0)
     }
@@ -181,7 +182,7 @@ pub(crate) fn connect_on<S>(
     served: &ServedTarget,
     adapters: &[Arc<LoopbackAdapter>; 2],
 ) -> InitiatorAndTarget<S> {
-    let (active, passive) = (initiator(wishes()).endpoint(), served.session().endpoint());
+    let (active, passive) = (initiator(default_proposal()).endpoint(), served.session().endpoint());
     let (active, passive) = loopback::pair_on(&active, &passive, [9; 32], adapters);
     let driven = Driven::new(served.session(), passive, Instant::now());
     InitiatorAndTarget {
@@ -200,30 +201,30 @@ where
     }
 }
 
-pub(crate) fn config(wishes: OperationalParameters) -> Config {
-    Config {
+pub(crate) fn config(proposal: OperationalParameters) -> IscsiInitiatorConfig {
+    IscsiInitiatorConfig {
         initiator: Name::new(INITIATOR).unwrap(),
         target: Name::new(TARGET).unwrap(),
         lun: Lun::new(0),
-        mode: Mode::Use,
+        purpose: SessionPurpose::Use,
         chap: None,
-        wishes,
+        proposal,
         isid: [0x80, 0, 0, 0, 0, 1],
         burst: BurstSize::default(),
     }
 }
 
-pub(crate) fn initiator(wishes: OperationalParameters) -> InitiatorSession {
-    InitiatorSession::over_rdma(config(wishes), Pool::new(64 << 20), [5; 32], Instant::now())
+pub(crate) fn initiator(proposal: OperationalParameters) -> IscsiInitiatorSession {
+    IscsiInitiatorSession::over_rdma(config(proposal), Pool::new(64 << 20), [5; 32], Instant::now())
 }
 
-impl InitiatorAndTarget<InitiatorSession> {
+impl InitiatorAndTarget<IscsiInitiatorSession> {
     /// Both sides after login and discovery of the logical unit.
     pub(crate) fn ready(
-        wishes: OperationalParameters,
+        proposal: OperationalParameters,
         offer: OperationalParameters,
-    ) -> InitiatorAndTarget<InitiatorSession> {
-        let mut pair = connect(initiator(wishes), &ServedTarget::new(offer, None));
+    ) -> InitiatorAndTarget<IscsiInitiatorSession> {
+        let mut pair = connect(initiator(proposal), &ServedTarget::new(offer, None));
         pair.run();
         let session = pair.client.session();
         assert!(session.is_ready(), "{:?} {:?}", session.refused(), pair.client.broken());
@@ -281,7 +282,7 @@ impl ManuallyDriven for IserTargetSession {
     }
 }
 
-impl ManuallyDriven for InitiatorSession {
+impl ManuallyDriven for IscsiInitiatorSession {
     fn next_work(&mut self, queue_pair: &mut Recorder, room: usize) -> Option<WorkRequest> {
         queue_pair.next(&mut self.connection(0), room)
     }

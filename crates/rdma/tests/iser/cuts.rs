@@ -1,7 +1,7 @@
 //! Connections that are lost at every point.
 
 use crate::bench::{InitiatorAndTarget, ServedTarget, connect, initiator, list, pattern};
-use blockmux_proto::iscsi::client::{InitiatorSession, wishes};
+use blockmux_proto::iscsi::client::{IscsiInitiatorSession, default_proposal};
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::session::Initiator;
 use blockmux_volume::{Io, Op, Tag};
@@ -23,7 +23,7 @@ fn all_io() -> Vec<Io> {
 }
 
 /// Counts completions by tag.
-fn collect(pair: &mut InitiatorAndTarget<InitiatorSession>, done: &mut BTreeMap<u64, usize>) {
+fn collect(pair: &mut InitiatorAndTarget<IscsiInitiatorSession>, done: &mut BTreeMap<u64, usize>) {
     while let Some(completion) = pair.client.poll_done() {
         assert!(completion.result.is_ok());
         *done.entry(completion.tag.0).or_default() += 1;
@@ -31,7 +31,7 @@ fn collect(pair: &mut InitiatorAndTarget<InitiatorSession>, done: &mut BTreeMap<
 }
 
 /// Submits I/O, and runs both sides until there is no progress.
-fn run(pair: &mut InitiatorAndTarget<InitiatorSession>, io: Vec<Io>, done: &mut BTreeMap<u64, usize>) {
+fn run(pair: &mut InitiatorAndTarget<IscsiInitiatorSession>, io: Vec<Io>, done: &mut BTreeMap<u64, usize>) {
     for io in io {
         assert!(pair.client.room() > 0);
         pair.client.submit(io);
@@ -46,7 +46,7 @@ fn each_command_is_answered_or_replayed_once_wherever_the_connection_is_lost() {
     let (mut pieces, mut replayed) = (0, 0);
     while is_cut {
         let served = ServedTarget::new(offer(), None);
-        let mut pair = connect(initiator(wishes()), &served);
+        let mut pair = connect(initiator(default_proposal()), &served);
         pair.client.queue_pair().cut_after(pieces);
         pair.run();
         let mut done = BTreeMap::new();
@@ -58,7 +58,7 @@ fn each_command_is_answered_or_replayed_once_wherever_the_connection_is_lost() {
         left.extend(pair.client.take_unfinished());
         replayed += left.len();
         drop(pair);
-        let mut pair = connect(initiator(wishes()), &served);
+        let mut pair = connect(initiator(default_proposal()), &served);
         pair.run();
         assert!(pair.client.is_ready(), "after {pieces}: {:?}", pair.client.session().refused());
         run(&mut pair, left, &mut done);
@@ -75,7 +75,7 @@ fn each_command_is_answered_or_replayed_once_wherever_the_connection_is_lost() {
 #[test]
 fn io_that_is_in_flight_when_the_connection_is_lost_ends_at_the_volume() {
     let served = ServedTarget::new(offer(), None);
-    let mut pair = connect(initiator(wishes()), &served);
+    let mut pair = connect(initiator(default_proposal()), &served);
     pair.run();
     pair.server.holds_io = true;
     for io in all_io() {
@@ -97,7 +97,7 @@ fn io_that_is_in_flight_when_the_connection_is_lost_ends_at_the_volume() {
     let tags: Vec<_> = pair.client.take_unfinished().into_iter().map(|io| io.tag.0).collect();
     assert_eq!(tags, [0, 1, 2, 3, 4, 5, 6]);
     drop(pair);
-    let mut second = connect(initiator(wishes()), &served);
+    let mut second = connect(initiator(default_proposal()), &served);
     second.run();
     assert!(second.client.is_ready());
 }

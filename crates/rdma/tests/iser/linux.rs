@@ -10,7 +10,7 @@ use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::iscsi::server::IserTargetSession;
 use blockmux_proto::rdma::{Event, RdmaSession, Remote, Stag, WorkRequest};
 use blockmux_wire::iscsi::scsi::{ScsiCommand, ScsiResponse};
-use blockmux_wire::iscsi::session::{LoginRequest, LoginResponse};
+use blockmux_wire::iscsi::session::{IscsiLoginRequest, IscsiLoginResponse};
 use blockmux_wire::iscsi::{Bhs, IscsiOpcode};
 use blockmux_wire::iser::ControlHeader;
 use std::collections::BTreeMap;
@@ -60,8 +60,8 @@ fn every_message_of_linux_is_decoded_and_encoded_to_the_same_bytes() {
         }
         assert_eq!(built, header);
         let encoded = match Bhs::read_from_bytes(&pdu).unwrap().opcode() {
-            IscsiOpcode::LOGIN_REQUEST => again::<LoginRequest>(&pdu),
-            IscsiOpcode::LOGIN_RESPONSE => again::<LoginResponse>(&pdu),
+            IscsiOpcode::LOGIN_REQUEST => again::<IscsiLoginRequest>(&pdu),
+            IscsiOpcode::LOGIN_RESPONSE => again::<IscsiLoginResponse>(&pdu),
             IscsiOpcode::SCSI_COMMAND => again::<ScsiCommand>(&pdu),
             IscsiOpcode::SCSI_RESPONSE => again::<ScsiResponse>(&pdu),
             other => panic!("{other:?}"),
@@ -208,7 +208,7 @@ fn this_target_responds_to_linux_as_linuxs_target_does() {
 
 /// Checks the negotiated keys in the login response.
 fn check_login(response: &Bhs, data: &[u8]) {
-    let response = LoginResponse::read_from_bytes(response.as_bytes()).unwrap();
+    let response = IscsiLoginResponse::read_from_bytes(response.as_bytes()).unwrap();
     assert_eq!((response.status.get(), response.flags), (0, 0x87));
     let text = String::from_utf8(data.to_vec()).unwrap();
     let said: Vec<&str> = text.split('\0').collect();

@@ -1,7 +1,7 @@
 //! This initiator with this target.
 
 use crate::bench::{InitiatorAndTarget, SIZE, ServedTarget, TargetEnd, connect, initiator, list, pattern};
-use blockmux_proto::iscsi::client::{FoundTarget, InitiatorSession, IscsiDiscoverySession, wishes};
+use blockmux_proto::iscsi::client::{FoundTarget, IscsiInitiatorSession, IscsiDiscoverySession, default_proposal};
 use blockmux_proto::iscsi::login::operational::{OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::offer;
@@ -19,21 +19,21 @@ use std::time::Instant;
 /// Ways to transfer data: the initiator's and the target's parameters.
 fn transfer_modes() -> Vec<(&'static str, OperationalParameters, OperationalParameters)> {
     vec![
-        ("immediate data", wishes(), offer()),
-        ("no immediate data", wishes().with(OperationalKey::ImmediateData, 0), offer()),
+        ("immediate data", default_proposal(), offer()),
+        ("no immediate data", default_proposal().with(OperationalKey::ImmediateData, 0), offer()),
         (
             "R2T for all",
-            wishes().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0),
+            default_proposal().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0),
             offer(),
         ),
-        ("little immediate data", wishes().with(OperationalKey::FirstBurstLength, 1024), offer()),
+        ("little immediate data", default_proposal().with(OperationalKey::FirstBurstLength, 1024), offer()),
     ]
 }
 
 #[test]
 fn written_data_is_read_at_every_length() {
-    for (name, wishes, offer) in transfer_modes() {
-        let mut pair = InitiatorAndTarget::ready(wishes, offer);
+    for (name, proposal, offer) in transfer_modes() {
+        let mut pair = InitiatorAndTarget::ready(proposal, offer);
         for blocks in [1, 2, 3, 15, 16, 17, 127, 128, 2048, 6001] {
             let data = pattern(blocks * 512);
             pair.write(512, &data);
@@ -47,7 +47,7 @@ fn written_data_is_read_at_every_length() {
 
 #[test]
 fn segmented_buffers_are_transferred_directly() {
-    let mut pair = InitiatorAndTarget::ready(wishes(), offer());
+    let mut pair = InitiatorAndTarget::ready(default_proposal(), offer());
     let data = pattern(96 << 10);
     let pieces = |bytes: &[u8]| {
         let mut list = SgList::default();
@@ -63,7 +63,7 @@ fn segmented_buffers_are_transferred_directly() {
 
 #[test]
 fn the_negotiated_parameters_are_those_of_iser() {
-    let pair = InitiatorAndTarget::ready(wishes().requiring(OperationalKey::HeaderDigest), offer());
+    let pair = InitiatorAndTarget::ready(default_proposal().requiring(OperationalKey::HeaderDigest), offer());
     let agreed = pair.client.session().parameters().unwrap();
     let expected = [
         (OperationalKey::RDMAExtensions, 1),
@@ -81,7 +81,7 @@ fn the_negotiated_parameters_are_those_of_iser() {
 
 #[test]
 fn every_operation_does_what_it_says() {
-    let mut pair = InitiatorAndTarget::ready(wishes(), offer());
+    let mut pair = InitiatorAndTarget::ready(default_proposal(), offer());
     let zeroes = |fua, may_unmap| Op::WriteZeroes { fua, may_unmap, only_fast: false };
     for op in [Op::Flush, Op::Prefetch, Op::Discard { fua: true }] {
         let len = if op == Op::Flush { 0 } else { 8192 };
@@ -93,7 +93,7 @@ fn every_operation_does_what_it_says() {
         assert_eq!(pair.read(0, 512), pattern(512));
         assert_eq!(pair.read(512, 1 << 19), vec![0; 1 << 19]);
     }
-    let mut pair = InitiatorAndTarget::ready(wishes(), offer());
+    let mut pair = InitiatorAndTarget::ready(default_proposal(), offer());
     pair.write(1 << 20, &pattern(1 << 20));
     let Output::Extents(extents) = pair.call(Op::BlockStatus, 0, SIZE, None).unwrap() else { panic!() };
     let extent = |len, is_hole| Extent { len, hole: is_hole, zero: is_hole };
@@ -102,7 +102,7 @@ fn every_operation_does_what_it_says() {
 
 #[test]
 fn requests_in_flight_may_end_in_any_order() {
-    let mut pair = InitiatorAndTarget::ready(wishes(), offer());
+    let mut pair = InitiatorAndTarget::ready(default_proposal(), offer());
     let data = pattern(64 << 10);
     pair.write(0, &data);
     pair.server.holds_io = true;
@@ -124,8 +124,8 @@ fn requests_in_flight_may_end_in_any_order() {
 
 #[test]
 fn a_whole_window_of_reads_and_writes_keeps_to_its_credits() {
-    for (name, wishes, offer) in transfer_modes() {
-        let mut pair = InitiatorAndTarget::ready(wishes, offer);
+    for (name, proposal, offer) in transfer_modes() {
+        let mut pair = InitiatorAndTarget::ready(proposal, offer);
         pair.server.holds_io = true;
         let mut submitted = 0;
         while pair.client.room() > 0 {
@@ -154,7 +154,7 @@ fn a_whole_window_of_reads_and_writes_keeps_to_its_credits() {
 
 #[test]
 fn a_stop_waits_for_outstanding_io_and_then_logs_out() {
-    let mut pair = InitiatorAndTarget::ready(wishes(), offer());
+    let mut pair = InitiatorAndTarget::ready(default_proposal(), offer());
     pair.server.holds_io = true;
     pair.client.submit(Io::new(Tag(1), Op::Read, 0, 4096));
     pair.run();
@@ -170,7 +170,7 @@ fn a_stop_waits_for_outstanding_io_and_then_logs_out() {
 
 #[test]
 fn a_stopping_target_makes_its_initiator_log_out() {
-    let mut pair = InitiatorAndTarget::ready(wishes(), offer());
+    let mut pair = InitiatorAndTarget::ready(default_proposal(), offer());
     pair.server.holds_io = true;
     for n in 0..3 {
         pair.client.submit(Io::new(Tag(n), Op::Read, 0, 4096));
@@ -193,7 +193,7 @@ fn a_stopping_target_makes_its_initiator_log_out() {
 
 /// A session with up to two connections, and a target that accepts them.
 struct TwoConnections {
-    client: Driven<Loopback, InitiatorSession>,
+    client: Driven<Loopback, IscsiInitiatorSession>,
     servers: Rc<RefCell<Vec<TargetEnd>>>,
 }
 
@@ -207,7 +207,7 @@ impl TwoConnections {
             accepting.borrow_mut().push(TargetEnd::new(&served, driven));
             active
         });
-        let session = initiator(wishes().with(OperationalKey::MaxConnections, 2));
+        let session = initiator(default_proposal().with(OperationalKey::MaxConnections, 2));
         let first = dial(&session.endpoint());
         TwoConnections {
             client: Driven::new(session, first, Instant::now())
@@ -290,7 +290,7 @@ fn a_session_continues_without_a_connection_that_failed() {
 fn more_messages_than_there_are_buffers_for_end_the_connection() {
     let served = ServedTarget::new(offer(), None);
     for (count, fault) in [(560, None), (561, Some(Fault::Peer(Violation::NoReceive)))] {
-        let endpoint = Endpoint { sends: 1000, ..initiator(wishes()).endpoint() };
+        let endpoint = Endpoint { sends: 1000, ..initiator(default_proposal()).endpoint() };
         let (mut flood, passive) = loopback::pair(&endpoint, &served.session().endpoint(), [9; 32]);
         let mut server = TargetEnd::new(&served, Driven::new(served.session(), passive, Instant::now()));
         server.run();
@@ -325,10 +325,10 @@ fn discovery_finds_every_target() {
 #[test]
 fn an_initiator_that_logs_in_again_takes_the_place_of_its_session() {
     let served = ServedTarget::new(offer(), None);
-    let mut first = connect(initiator(wishes()), &served);
+    let mut first = connect(initiator(default_proposal()), &served);
     first.run();
     assert!(first.client.is_ready());
-    let mut second = connect(initiator(wishes()), &served);
+    let mut second = connect(initiator(default_proposal()), &served);
     second.run();
     assert!(!second.client.is_ready(), "the first session still exists");
     drop(first);

@@ -3,7 +3,7 @@
 use crate::bench::{INITIATOR, ManualSession, ServedTarget, TARGET, TargetEnd, pattern};
 use blockmux_proto::iscsi::login::operational::{OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::node::offer;
-use blockmux_proto::iscsi::server::{IserTargetSession, TargetSession};
+use blockmux_proto::iscsi::server::{IscsiTargetSession, IserTargetSession};
 use blockmux_proto::rdma::testing::Recorder;
 use blockmux_proto::rdma::{Event, RdmaSession, Stag, WorkError, WorkRequest};
 use blockmux_proto::session::{ProtocolError, StreamSession, Target, Timed};
@@ -48,7 +48,7 @@ impl TestInitiator {
         );
         client.send(ControlHeader::new(), &login_request(), text.as_bytes()).unwrap();
         let (bhs, data) = client.answer();
-        let response = LoginResponse::read_from_bytes(bhs.as_bytes()).unwrap();
+        let response = IscsiLoginResponse::read_from_bytes(bhs.as_bytes()).unwrap();
         assert_eq!(response.status.get(), 0, "{}", String::from_utf8_lossy(&data));
         // Takes the power-on unit attentions.
         for lun in [0, 1] {
@@ -156,8 +156,8 @@ impl TestInitiator {
     }
 }
 
-fn login_request() -> LoginRequest {
-    let mut request = LoginRequest::new_zeroed();
+fn login_request() -> IscsiLoginRequest {
+    let mut request = IscsiLoginRequest::new_zeroed();
     request.opcode = IscsiOpcode::LOGIN_REQUEST.0 | FLAG_IMMEDIATE;
     request.flags = 0x87;
     request.isid = [0x80, 1, 2, 3, 4, 5];
@@ -177,8 +177,8 @@ fn data_out(itt: u32, data_sn: u32, offset: u32, is_final: bool) -> DataOut {
     pdu
 }
 
-fn management(function: Function, referenced: u32) -> TaskManagementRequest {
-    let mut request = TaskManagementRequest::new_zeroed();
+fn management(function: Function, referenced: u32) -> TaskManagementFunctionRequest {
+    let mut request = TaskManagementFunctionRequest::new_zeroed();
     request.opcode = IscsiOpcode::TASK_MANAGEMENT_REQUEST.0 | FLAG_IMMEDIATE;
     request.function = FLAG_FINAL | function.0;
     request.initiator_task_tag = 99.into();
@@ -236,10 +236,10 @@ fn a_login_over_rdma_that_does_not_want_iser_is_refused() {
     let (mut client, _) = TestInitiator::connect(&ServedTarget::new(offer(), None), &[0x80, 0, 0, 0]);
     let text = format!("InitiatorName={INITIATOR}\0TargetName={TARGET}\0RDMAExtensions=No\0");
     let error = client.send(ControlHeader::new(), &login_request(), text.as_bytes()).unwrap_err();
-    assert_eq!(error.what, "came over RDMA and did not want iSER");
+    assert_eq!(error.what, "did not negotiate iSER over RDMA");
     client.server.run();
     let (bhs, _) = client.answer();
-    let response = LoginResponse::read_from_bytes(bhs.as_bytes()).unwrap();
+    let response = IscsiLoginResponse::read_from_bytes(bhs.as_bytes()).unwrap();
     assert_eq!(response.status.get(), LoginStatus::INITIATOR_ERROR.0);
 }
 
@@ -298,7 +298,7 @@ fn solicited_data_in_a_message_ends_the_connection() {
         let mut pdu = data_out(command.cmd_sn.get(), 0, 0, true);
         pdu.target_transfer_tag = ttt.into();
         let error = client.send(ControlHeader::new(), &pdu, &pattern(512)).unwrap_err();
-        assert_eq!(error.what, "sent data as a message that RDMA Read is to bring");
+        assert_eq!(error.what, "sent solicited data as a message, but the target reads it by RDMA");
     }
 }
 
@@ -412,7 +412,7 @@ fn an_abort_completes_after_the_rdma_reads_of_its_task() {
         local.copy_from(&pattern(32 * 512));
         client.done(id);
         let (bhs, _) = client.answer();
-        let response = TaskManagementResponse::read_from_bytes(bhs.as_bytes()).unwrap();
+        let response = TaskManagementFunctionResponse::read_from_bytes(bhs.as_bytes()).unwrap();
         assert_eq!(
             (bhs.opcode(), response.response),
             (IscsiOpcode::TASK_MANAGEMENT_RESPONSE, 0),
@@ -467,7 +467,7 @@ fn nops_text_and_logout_are_ordinary_messages() {
 fn log_out(client: &mut TestInitiator) {
     let mut logout = LogoutRequest::new_zeroed();
     logout.opcode = IscsiOpcode::LOGOUT_REQUEST.0 | FLAG_IMMEDIATE;
-    logout.reason = FLAG_FINAL | LogoutReason::CLOSE_SESSION.0;
+    logout.reason = FLAG_FINAL | LogoutReasonCode::CLOSE_SESSION.0;
     client.send(ControlHeader::new(), &logout, &[]).unwrap();
     let (bhs, _) = client.answer();
     assert_eq!(bhs.opcode(), IscsiOpcode::LOGOUT_RESPONSE);
@@ -598,7 +598,7 @@ fn a_session_of_several_connections_puts_commands_in_order_with_their_memory() {
     let text = format!("InitiatorName={INITIATOR}\0TargetName={TARGET}\0");
     second.send(ControlHeader::new(), &request, text.as_bytes()).unwrap();
     let (bhs, _) = second.answer();
-    assert_eq!(LoginResponse::read_from_bytes(bhs.as_bytes()).unwrap().status.get(), 0);
+    assert_eq!(IscsiLoginResponse::read_from_bytes(bhs.as_bytes()).unwrap().status.get(), 0);
     let (all, missing) = (pattern(16 * 512), first.write(0, 16));
     second.cmd_sn = first.cmd_sn;
     let early = second.write(16, 16);
@@ -615,8 +615,14 @@ fn a_session_of_several_connections_puts_commands_in_order_with_their_memory() {
     assert!(third.send(ControlHeader::new(), &request, text.as_bytes()).is_err(), "there is no such session");
     // A TCP connection cannot join this session either.
     let local = &served.local;
-    let mut stream =
-        TargetSession::among(local, served.node.clone(), 1, served.pool.clone(), [4; 32], Instant::now());
+    let mut stream = IscsiTargetSession::among(
+        local,
+        served.node.clone(),
+        1,
+        served.pool.clone(),
+        [4; 32],
+        Instant::now(),
+    );
     (request.tsih, request.cid) = (1.into(), 9.into());
     request.data_segment_length = U24::new(text.len() as u32);
     let mut bytes = [request.as_bytes(), text.as_bytes()].concat();
@@ -675,7 +681,7 @@ fn an_unanswered_rdma_read_ends_the_connection_if_something_waits_for_it() {
         client.send(with_data(), &command, &[]).unwrap();
         assert!(matches!(client.works().pop_front(), Some(WorkRequest::Read { .. })));
         if waits == WaitingFor::Abort {
-            let mut request = TaskManagementRequest::new_zeroed();
+            let mut request = TaskManagementFunctionRequest::new_zeroed();
             (request.opcode, request.function) =
                 (IscsiOpcode::TASK_MANAGEMENT_REQUEST.0 | FLAG_IMMEDIATE, 0x81);
             request.initiator_task_tag = 0x77.into();
@@ -705,7 +711,7 @@ fn an_unanswered_rdma_read_ends_the_connection_if_something_waits_for_it() {
         assert_eq!(error.is_some(), is_left, "{error:?}");
         if let Some((seconds, what)) = error {
             assert!((60..=125).contains(&seconds), "{seconds}");
-            assert_eq!(what, "did not answer an RDMA Read for a minute that its tasks' end waits for");
+            assert_eq!(what, "did not complete an RDMA Read within a minute while its tasks were ending");
             client.event(Event::Disconnected).unwrap();
             assert!(client.server.driven.session.is_over());
         }

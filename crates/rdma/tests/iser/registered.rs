@@ -1,7 +1,7 @@
 //! Both sides over adapters that reach only registered memory.
 
 use crate::bench::{ServedTarget, connect_on, initiator, pattern};
-use blockmux_proto::iscsi::client::wishes;
+use blockmux_proto::iscsi::client::default_proposal;
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::session::Initiator;
 use blockmux_rdma::loopback::LoopbackAdapter;
@@ -10,7 +10,7 @@ use blockmux_volume::{Io, Op, Tag};
 #[test]
 fn memory_is_registered_when_it_is_first_used_and_until_it_is_freed() {
     let adapters = [LoopbackAdapter::with_room(usize::MAX), LoopbackAdapter::with_room(usize::MAX)];
-    let mut pair = connect_on(initiator(wishes()), &ServedTarget::new(offer(), None), &adapters);
+    let mut pair = connect_on(initiator(default_proposal()), &ServedTarget::new(offer(), None), &adapters);
     pair.run();
     assert!(pair.client.session().is_ready());
     let mut use_it = |rounds: u64| {
@@ -38,7 +38,7 @@ fn memory_that_an_adapter_has_no_room_for_ends_the_connection_and_no_command_is_
             let mut adapters =
                 [LoopbackAdapter::with_room(usize::MAX), LoopbackAdapter::with_room(usize::MAX)];
             adapters[side] = LoopbackAdapter::with_room(room);
-            let mut pair = connect_on(initiator(wishes()), &ServedTarget::new(offer(), None), &adapters);
+            let mut pair = connect_on(initiator(default_proposal()), &ServedTarget::new(offer(), None), &adapters);
             pair.run();
             if !pair.client.session().is_ready() {
                 has_refused = true;

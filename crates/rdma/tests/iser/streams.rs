@@ -2,7 +2,7 @@
 //! after any byte.
 
 use crate::bench::{Pumped, ServedTarget, TargetEnd, initiator, list, pattern};
-use blockmux_proto::iscsi::client::{InitiatorSession, wishes};
+use blockmux_proto::iscsi::client::{IscsiInitiatorSession, default_proposal};
 use blockmux_proto::iscsi::login::operational::{OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::iscsi::server::IserTargetSession;
@@ -56,7 +56,7 @@ impl Inbound {
 }
 
 struct Streams {
-    client: Driven<Iwarp, InitiatorSession>,
+    client: Driven<Iwarp, IscsiInitiatorSession>,
     server: TargetEnd<Driven<Iwarp, IserTargetSession>>,
     inbound: [Inbound; 2],
     /// Most bytes delivered at a time.
@@ -68,12 +68,12 @@ struct Streams {
 impl Streams {
     fn new(
         served: &ServedTarget,
-        wishes: OperationalParameters,
+        proposal: OperationalParameters,
         config: &IwarpConfig,
         step: usize,
     ) -> Streams {
         let (now, pool) = (Instant::now(), || Pool::new(64 << 20));
-        let (client, target) = (initiator(wishes), served.session());
+        let (client, target) = (initiator(proposal), served.session());
         let active = Iwarp::active(&client.endpoint(), config.clone(), pool(), [1; 32], now);
         let passive = Iwarp::passive(&target.endpoint(), config.clone(), pool(), [2; 32], now);
         Streams {
@@ -144,7 +144,7 @@ fn sessions_work_byte_by_byte() {
         // The shortest FPDUs, and one for each message.
         for mss in [0, 65_483] {
             let (served, config) = (ServedTarget::new(offer(), None), config(has_crc, wants_markers, mss));
-            Streams::new(&served, wishes(), &config, 1).converse();
+            Streams::new(&served, default_proposal(), &config, 1).converse();
         }
     }
 }
@@ -159,7 +159,7 @@ fn sessions_work_with_fpdus_of_every_length_and_any_split() {
                 let mss = mss[(nth + 5 * part) % mss.len()];
                 let (served, config) =
                     (ServedTarget::new(offer(), None), config(has_crc, wants_markers, mss));
-                Streams::new(&served, wishes(), &config, step).converse();
+                Streams::new(&served, default_proposal(), &config, step).converse();
             }
         }
     }
@@ -167,11 +167,11 @@ fn sessions_work_with_fpdus_of_every_length_and_any_split() {
 
 #[test]
 fn sessions_work_if_the_target_reads_all_write_data() {
-    let wishes = wishes().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0);
+    let proposal = default_proposal().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0);
     for (has_crc, wants_markers) in FORMS {
         for (mss, step) in [(0, 5), (1448, 1447), (65_483, 64)] {
             let (served, config) = (ServedTarget::new(offer(), None), config(has_crc, wants_markers, mss));
-            Streams::new(&served, wishes, &config, step).converse();
+            Streams::new(&served, proposal, &config, step).converse();
         }
     }
 }
@@ -201,7 +201,7 @@ fn a_connection_lost_at_any_byte_loses_no_request_and_completes_none_twice() {
         let mut done = BTreeMap::<u64, usize>::new();
         let mut is_lost = false;
         for left in [after, usize::MAX] {
-            let mut streams = Streams::new(&served, wishes(), &config, 1500);
+            let mut streams = Streams::new(&served, default_proposal(), &config, 1500);
             streams.left = left;
             is_lost = !streams.run();
             if !is_lost {

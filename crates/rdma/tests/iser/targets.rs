@@ -2,7 +2,7 @@
 //! it, and which messages it refuses.
 
 use crate::bench::{ManualSession, ManuallyDriven, ServedTarget, TargetEnd, initiator, list, pattern};
-use blockmux_proto::iscsi::client::{InitiatorSession, wishes};
+use blockmux_proto::iscsi::client::{IscsiInitiatorSession, default_proposal};
 use blockmux_proto::iscsi::login::operational::OperationalParameters;
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::iscsi::server::IserTargetSession;
@@ -21,7 +21,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 /// Both sides, with the test in place of the network.
 struct Interposed {
-    client: ManualSession<InitiatorSession>,
+    client: ManualSession<IscsiInitiatorSession>,
     server: TargetEnd<ManualSession<IserTargetSession>>,
     /// The initiator's registered memory.
     open: BTreeMap<u32, (SgList, RemoteRights)>,
@@ -35,13 +35,13 @@ const BASE: u64 = 0x1000;
 
 impl Interposed {
     fn new(private_data: &[u8]) -> Interposed {
-        Interposed::with_parameters(wishes(), private_data)
+        Interposed::with_parameters(default_proposal(), private_data)
     }
 
-    fn with_parameters(wishes: OperationalParameters, private_data: &[u8]) -> Interposed {
+    fn with_parameters(proposal: OperationalParameters, private_data: &[u8]) -> Interposed {
         let served = ServedTarget::new(offer(), None);
         let server = TargetEnd::new(&served, ManualSession::new(served.session()));
-        let client = ManualSession::new(initiator(wishes));
+        let client = ManualSession::new(initiator(proposal));
         let mut wire = Interposed { client, server, open: BTreeMap::new(), next_stag: 7, mangle: |_| {} };
         let requested = Event::Requested { private_data: private_data.to_vec() };
         wire.server.driven.session.on_event(requested, Instant::now()).unwrap();
@@ -258,7 +258,7 @@ fn a_target_that_invalidates_other_memory_ends_the_session() {
     let other = Stag(wire.next_stag);
     assert_eq!(
         wire.say(&response(&first, 0), &[], Some(other)).unwrap_err().what,
-        "closed memory that is not the command's that it answered"
+        "invalidated memory of another command than it answered"
     );
     assert!(wire.done_tags().is_empty());
     let mut wire = Interposed::ready();
@@ -397,9 +397,9 @@ fn a_target_without_iser_is_refused() {
     wire.mangle = deny;
     let error = wire.run().unwrap_err();
     assert_eq!(error.what, "did not agree to iSER over RDMA");
-    let mut nobody = ManualSession::new(initiator(wishes()));
+    let mut nobody = ManualSession::new(initiator(default_proposal()));
     let refused = nobody.session.handle(Event::Refused { private_data: vec![1; 500] }).unwrap_err();
-    assert_eq!(refused.what, "refused the RDMA connection: nobody serves iSER there");
+    assert_eq!(refused.what, "refused the RDMA connection: no iSER target listens there");
 }
 
 #[test]
@@ -478,12 +478,12 @@ fn unfinished_io_is_handed_back_without_references() {
 
 impl Interposed {
     /// Lets commands become overdue; returns the task management request that follows.
-    fn escalate(&mut self, function: Function) -> TaskManagementRequest {
+    fn escalate(&mut self, function: Function) -> TaskManagementFunctionRequest {
         while self.client.session.look() < LOOKS {}
         assert!(self.client.session.abort_overdue(LOOKS).is_some());
         self.serve_client();
         let (_, header, bhs, _) = self.client.message();
-        let request = TaskManagementRequest::read_from_bytes(bhs.as_bytes()).unwrap();
+        let request = TaskManagementFunctionRequest::read_from_bytes(bhs.as_bytes()).unwrap();
         assert_eq!((header, request.opcode), (ControlHeader::new(), 0x42));
         assert_eq!(request.function, FLAG_FINAL | function.0);
         assert!(self.client.works.is_empty());
@@ -524,8 +524,11 @@ impl Interposed {
     }
 }
 
-fn answer(request: &TaskManagementRequest, response: FunctionResponse) -> TaskManagementResponse {
-    let mut answer = TaskManagementResponse::new_zeroed();
+fn answer(
+    request: &TaskManagementFunctionRequest,
+    response: FunctionResponse,
+) -> TaskManagementFunctionResponse {
+    let mut answer = TaskManagementFunctionResponse::new_zeroed();
     answer.opcode = IscsiOpcode::TASK_MANAGEMENT_RESPONSE.0;
     answer.flags = FLAG_FINAL;
     answer.response = response.0;
@@ -560,7 +563,7 @@ fn memory_of_an_overdue_command_stays_registered_until_its_abort_completes() {
             assert_eq!((wire.returned_tags(), wire.done_tags(), wire.open.len()), (vec![0], vec![], 0));
             // Its slot is free again, and its memory may be in use elsewhere.
             let error = wire.say(&self::response(&command, 0), &[], None).unwrap_err();
-            assert_eq!(error.what, "answered a task that is not there");
+            assert_eq!(error.what, "answered an unknown task");
         }
     }
 }

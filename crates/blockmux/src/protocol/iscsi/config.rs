@@ -9,7 +9,7 @@ use crate::address::{means, tcp_address};
 use crate::failure::Failure;
 use crate::protocol::policy::TargetAccess;
 use crate::protocol::secret;
-use blockmux_proto::iscsi::login::chap::{Algorithm, ChapCredentials, ChapSecret};
+use blockmux_proto::iscsi::login::chap::{ChapAlgorithm, ChapCredentials, ChapSecret};
 use blockmux_proto::iscsi::login::operational::{CRC32C, OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Chap, Redirect, offer};
@@ -89,14 +89,14 @@ enum Digest {
 /// An algorithm of CHAP by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
-struct ChapAlgorithm(Algorithm);
+struct ChapAlgorithm(ChapAlgorithm);
 
 impl TryFrom<String> for ChapAlgorithm {
     type Error = String;
 
     fn try_from(name: String) -> Result<ChapAlgorithm, String> {
         let unknown = || format!("`{name}` is no algorithm of CHAP; write SHA3-256, SHA-256, SHA1 or MD5");
-        Algorithm::from_name(&name).map(ChapAlgorithm).ok_or_else(unknown)
+        ChapAlgorithm::from_name(&name).map(ChapAlgorithm).ok_or_else(unknown)
     }
 }
 
@@ -413,7 +413,7 @@ fn chap(
         }
         (Some(initiator), target) => {
             let named = algorithms.map(|named| named.iter().map(|algorithm| algorithm.0).collect());
-            Ok(Some(Chap { initiator, target, algorithms: named.unwrap_or(Algorithm::ALL.to_vec()) }))
+            Ok(Some(Chap { initiator, target, algorithms: named.unwrap_or(ChapAlgorithm::ALL.to_vec()) }))
         }
     }
 }
@@ -502,12 +502,12 @@ mod tests {
         };
         let algorithms =
             |target: &str, acl: &str| with(target, acl).unwrap().acl[0].chap.clone().unwrap().algorithms;
-        assert_eq!(algorithms("", ""), Algorithm::ALL);
+        assert_eq!(algorithms("", ""), ChapAlgorithm::ALL);
         assert_eq!(
             algorithms("CHAP_A = ['SHA3-256', 'sha256']", ""),
-            [Algorithm::Sha3_256, Algorithm::Sha256]
+            [ChapAlgorithm::Sha3_256, ChapAlgorithm::Sha256]
         );
-        assert_eq!(algorithms("CHAP_A = ['SHA-256']", "CHAP_A = ['MD5']"), [Algorithm::Md5]);
+        assert_eq!(algorithms("CHAP_A = ['SHA-256']", "CHAP_A = ['MD5']"), [ChapAlgorithm::Md5]);
         assert!(with("CHAP_A = []", "").unwrap_err().contains("CHAP_A is empty; name algorithms"));
         let unknown = with("", "CHAP_A = ['SHA-512']").unwrap_err();
         assert!(unknown.contains("`SHA-512` is no algorithm of CHAP"), "{unknown}");

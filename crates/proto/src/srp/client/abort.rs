@@ -113,7 +113,7 @@ impl InitiatorSession {
             }
             self.aborts.given_up.push_back((unanswered.channel, unanswered.tag));
         }
-        if unanswered.task.is_some() && !self.queue.has_own() {
+        if unanswered.task.is_some() && !self.queue.has_internal() {
             self.manage(TaskManagementFunction::LOGICAL_UNIT_RESET);
         }
     }

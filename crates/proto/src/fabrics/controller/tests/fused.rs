@@ -1,7 +1,7 @@
 //! Fused Compare and Write.
 
 use super::*;
-use crate::scsi::testing::{Bench, Client};
+use crate::scsi::testing::{DeviceBench, TestNexus};
 use crate::scsi::{LogicalUnit, UnitIdentity};
 use crate::session::Timed;
 use std::time::Instant;
@@ -227,9 +227,9 @@ fn host_turn(host: &mut FabricsTestHost, counter: &mut BlockCounter, halves: &mu
 }
 
 /// A turn of a SCSI initiator: increments the counter by COMPARE AND WRITE.
-fn scsi_turn(client: &mut Client, counter: &mut BlockCounter) {
+fn scsi_turn(client: &mut TestNexus, counter: &mut BlockCounter) {
     use crate::scsi::testing::command;
-    use crate::scsi::{Lun, Step};
+    use crate::scsi::{Lun, TaskStep};
     const CAW: [u8; 16] = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
     let data = counter.images().concat();
     let (mut task, step) = client.server.begin(&command(Lun::new(0), &CAW, 1024));
@@ -237,8 +237,8 @@ fn scsi_turn(client: &mut Client, counter: &mut BlockCounter) {
     loop {
         step = match step {
             // A host has locked the block; retried later.
-            Step::Wait => return,
-            Step::Done(response) => {
+            TaskStep::Wait => return,
+            TaskStep::Done(response) => {
                 counter.left -= u32::from(response.status == crate::scsi::ScsiStatus::GOOD);
                 return;
             }
@@ -252,7 +252,7 @@ fn many_writers_over_nvme_and_scsi_never_lose_a_count() {
     let node = node();
     let served = node.1.served(VolumeId(0)).unwrap();
     let unit = LogicalUnit::over(UnitIdentity::of("a"), &served);
-    let bench = Bench::around(unit, served.volume().clone());
+    let bench = DeviceBench::around(unit, served.volume().clone());
     let mut hosts: Vec<_> = (1..=4).map(|id| FabricsTestHost::io_of(&node, id)).collect();
     let mut initiators: Vec<_> = ["x", "y", "z"].map(|name| bench.client(name)).into();
     let counter = || BlockCounter { seen: 0, left: 25 };

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::exports::Export;
-use crate::scsi::testing::{Bench, Client};
+use crate::scsi::testing::{DeviceBench, TestNexus};
 use crate::scsi::{LogicalUnit, ScsiStatus, UnitIdentity};
 use crate::session::Timed;
 use crate::volume_state::{ReservationStore, SaveTicket, VolumeState};
@@ -344,13 +344,13 @@ fn a_persistent_change_completes_once_it_is_saved_and_is_restored() {
 }
 
 /// A SCSI initiator of the volume of namespace 1.
-fn scsi(node: &(Arc<NvmeNode>, Exports)) -> Client {
+fn scsi(node: &(Arc<NvmeNode>, Exports)) -> TestNexus {
     let served = node.1.served(VolumeId(0)).unwrap();
     let unit = LogicalUnit::over(UnitIdentity::of("a"), &served);
-    Bench::around(unit, served.volume().clone()).client("s")
+    DeviceBench::around(unit, served.volume().clone()).client("s")
 }
 
-fn reserve_out(client: &mut Client, action: u8, kind: u8, key: u64, other_key: u64) -> ScsiStatus {
+fn reserve_out(client: &mut TestNexus, action: u8, kind: u8, key: u64, other_key: u64) -> ScsiStatus {
     let mut list = [key.to_be_bytes(), other_key.to_be_bytes()].concat();
     list.extend([0; 8]);
     client.run_with(&[0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0], &list).status

@@ -8,7 +8,7 @@ use crate::nvme::nqn::Nqn;
 use crate::nvme::subsystem::{Namespace, Subsystem};
 use crate::nvme_tcp::client::*;
 use crate::nvme_tcp::server::NvmeTcpTargetSession;
-use crate::session::{Connections, Control, Initiator, StreamSession};
+use crate::session::{Connections, Control, Initiator, SecuredBy, StreamSession};
 use crate::testing::{Driver, Pump, Streams};
 use crate::volume_uuid::VolumeUuid;
 use blockmux_volume::{MemVolume, Op, Pool, Seg, SgList};
