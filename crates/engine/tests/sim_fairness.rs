@@ -332,7 +332,8 @@ fn over_every_protocol_a_reader_does_not_wait_for_hosts_that_stand_still() {
         iscsi::server::IscsiTargetSession::new(node.clone(), 1, pool, [3; 32], now)
     });
     let (node, local) = (iscsi_sides::node(&exports), iser_sides::local_sessions());
-    let dial = |export| IserDialer::new(&address(), export, default_proposal(), iwarp::IwarpConfig::default());
+    let dial =
+        |export| IserDialer::new(&address(), export, default_proposal(), iwarp::IwarpConfig::default());
     is_fair("iSER", dial, &exports, move |pool, now| iser_sides::target(&local, &node, pool, now));
     let (node, _subsystem) = nvme_sides::node(&exports);
     let dial = |_| nvme_sides::dialer(nvme_sides::endpoint(&[address()]));

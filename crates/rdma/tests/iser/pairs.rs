@@ -1,7 +1,9 @@
 //! This initiator with this target.
 
 use crate::bench::{InitiatorAndTarget, SIZE, ServedTarget, TargetEnd, connect, initiator, list, pattern};
-use blockmux_proto::iscsi::client::{FoundTarget, IscsiInitiatorSession, IscsiDiscoverySession, default_proposal};
+use blockmux_proto::iscsi::client::{
+    FoundTarget, IscsiDiscoverySession, IscsiInitiatorSession, default_proposal,
+};
 use blockmux_proto::iscsi::login::operational::{OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::offer;

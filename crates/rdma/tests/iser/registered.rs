@@ -38,7 +38,8 @@ fn memory_that_an_adapter_has_no_room_for_ends_the_connection_and_no_command_is_
             let mut adapters =
                 [LoopbackAdapter::with_room(usize::MAX), LoopbackAdapter::with_room(usize::MAX)];
             adapters[side] = LoopbackAdapter::with_room(room);
-            let mut pair = connect_on(initiator(default_proposal()), &ServedTarget::new(offer(), None), &adapters);
+            let mut pair =
+                connect_on(initiator(default_proposal()), &ServedTarget::new(offer(), None), &adapters);
             pair.run();
             if !pair.client.session().is_ready() {
                 has_refused = true;

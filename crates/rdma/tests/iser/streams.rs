@@ -167,7 +167,8 @@ fn sessions_work_with_fpdus_of_every_length_and_any_split() {
 
 #[test]
 fn sessions_work_if_the_target_reads_all_write_data() {
-    let proposal = default_proposal().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0);
+    let proposal =
+        default_proposal().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0);
     for (has_crc, wants_markers) in FORMS {
         for (mss, step) in [(0, 5), (1448, 1447), (65_483, 64)] {
             let (served, config) = (ServedTarget::new(offer(), None), config(has_crc, wants_markers, mss));
