@@ -1,5 +1,4 @@
-//! Hosts of which more is said than that they may connect: in the config file, and while their
-//! subsystem is served.
+//! Hosts with keys or restrictions, from the config file and added at run time.
 
 use super::super::secret;
 use super::config::Treq;
@@ -19,7 +18,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A host as it is written, in the config file and on the command line.
+/// A host entry of the config file and of the command line.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::Args)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct HostEntry {
@@ -45,13 +44,13 @@ pub(crate) struct HostEntry {
     dhchap_dhgroup: Option<String>,
 }
 
-/// What is in a host's files, and what else is said of it.
+/// A host's entry, with the secrets and keys of its files.
 pub(super) struct HostKeys {
     pub(super) access: HostAccess,
     pub(super) tls_key: Option<ConfiguredPsk>,
 }
 
-/// The hosts of a node by subsystem and name, with their files and keys of TLS.
+/// The hosts of a node by subsystem and NQN, with their entries and TLS keys.
 pub(super) struct LiveHosts {
     treq: Treq,
     machine: String,
@@ -64,14 +63,14 @@ struct Known {
 }
 
 impl HostEntry {
-    /// Has its paths mean the same in whatever directory.
+    /// Makes its paths absolute.
     pub(super) fn make_absolute(&mut self) {
         if let Ok(directory) = std::env::current_dir() {
             self.anchor(&directory);
         }
     }
 
-    /// Takes relative paths as below a directory.
+    /// Makes relative paths relative to `directory`.
     pub(super) fn anchor(&mut self, directory: &Path) {
         let files = [&mut self.tls_key_file, &mut self.dhchap_secret_file, &mut self.dhchap_ctrl_secret_file];
         for path in files.into_iter().flatten() {
@@ -87,22 +86,22 @@ impl HostEntry {
         Ok(HostKeys { access: HostAccess { namespaces, secrets }, tls_key })
     }
 
-    /// A host of which nothing but its name is said.
+    /// An entry with nothing but the host's NQN.
     pub(super) fn plain(host: &Nqn) -> HostEntry {
         HostEntry { hostnqn: host.as_str().to_owned(), ..HostEntry::default() }
     }
 
-    /// Whether it sees that namespace.
+    /// Whether the host may access this namespace.
     pub(super) fn sees(&self, nsid: u32) -> bool {
         self.namespaces.as_ref().is_none_or(|own| own.contains(&nsid))
     }
 
-    /// Whether it comes by TLS.
+    /// Whether the host must use TLS.
     pub(super) fn has_tls_key(&self) -> bool {
         self.tls_key_file.is_some()
     }
 
-    /// The URL by which our own initiator comes as this host.
+    /// Adds this host's parameters to a URL for Blockmux's initiator.
     pub(super) fn add_to(&self, url: &mut NvmeUrl) {
         let host = self.clone();
         url.host_nqn = Nqn::new(&host.hostnqn);
@@ -111,13 +110,13 @@ impl HostEntry {
         url.tls_key_file = host.tls_key_file;
     }
 
-    /// What a shell runs so that Linux connects as this host, where `connect` does it for a host of
-    /// which nothing is asked.
+    /// The shell command with which Linux connects as this host; `connect` is the command for a
+    /// host without keys.
     pub(super) fn command(&self, subsystem: &Nqn, connect: &str) -> String {
         let content = |file: &Path| format!("\"$(cat {})\"", shell_word(&file.to_string_lossy()));
         let nqn = shell_word(&self.hostnqn);
         let mut command = format!("{connect} --hostnqn={nqn}");
-        // The kernel refuses a host that comes by several names with one identifier.
+        // The kernel refuses several host NQNs with one host identifier.
         match self.hostnqn.rsplit_once("uuid:").filter(|(_, id)| read_uuid(id).is_some()) {
             Some((_, id)) => command += &format!(" --hostid={id}"),
             None => command += " --hostid=\"$(uuidgen)\"",
@@ -163,19 +162,19 @@ impl HostEntry {
 }
 
 impl LiveHosts {
-    /// Those of the config file.
+    /// The hosts of the config file.
     pub(super) fn new(treq: Treq, machine: &str) -> LiveHosts {
         LiveHosts { treq, machine: machine.to_owned(), known: Mutex::default() }
     }
 
-    /// One of them.
+    /// Adds a host of the config file.
     pub(super) fn insert(&self, subsystem: &Nqn, entry: HostEntry, tls_key: Option<ConfiguredPsk>) {
         if let Some(host) = Nqn::new(&entry.hostnqn) {
             self.known().insert((subsystem.clone(), host), Known { entry, tls_key });
         }
     }
 
-    /// Lets a host connect, or changes what holds for it.
+    /// Adds a host, or replaces its entry.
     pub(super) fn add(
         &self,
         node: &NvmeNode,
@@ -190,7 +189,7 @@ impl LiveHosts {
         self.set(&mut known, node, subsystem, (&host, entry, keys))
     }
 
-    /// Lets a host connect no more.
+    /// Removes a host.
     pub(super) fn remove(&self, node: &NvmeNode, subsystem: &Subsystem, host: &str) -> Result<(), String> {
         let mut known = self.known();
         let name = Nqn::new(host).filter(|name| node.remove_host(subsystem, name));
@@ -200,8 +199,8 @@ impl LiveHosts {
         Ok(())
     }
 
-    /// Reads the files of one host again, or of all; answers how many hosts have some. If one
-    /// cannot be read, nothing has changed.
+    /// Reloads the files of one host or of all hosts; returns the number of hosts with files. If a
+    /// file cannot be read, nothing changes.
     pub(super) fn read_again(
         &self,
         node: &NvmeNode,
@@ -226,7 +225,8 @@ impl LiveHosts {
         Ok(count)
     }
 
-    /// At no time the host may come without what is asked of it.
+    /// Applies an entry in an order in which the host can never connect without its required
+    /// authentication.
     fn set(
         &self,
         known: &mut BTreeMap<(Nqn, Nqn), Known>,
@@ -254,7 +254,7 @@ impl LiveHosts {
         Ok(())
     }
 
-    /// The keys of a host for a subsystem, and for discovery those that it has for any.
+    /// Sets the TLS keys of a host for a subsystem; for discovery, all of its keys are valid.
     fn set_tls_keys(
         &self,
         known: &BTreeMap<(Nqn, Nqn), Known>,
@@ -279,14 +279,14 @@ impl LiveHosts {
     }
 }
 
-/// Reads a secret of DH-HMAC-CHAP.
+/// Reads a DH-HMAC-CHAP secret.
 pub(super) fn read_secret(path: &Path) -> Result<DhChapSecret, Failure> {
     secret::read("secret file", path, |line| {
         DhChapSecret::parse(std::str::from_utf8(line).map_err(|_| SecretError::Format)?)
     })
 }
 
-/// Reads a key of TLS. Has the kernel load its TLS, too, as long as we may.
+/// Reads a TLS key, and loads the kernel's TLS module while the process is privileged.
 pub(super) fn read_tls_key(path: &Path) -> Result<ConfiguredPsk, Failure> {
     ktls::load();
     secret::read("TLS key file", path, |line| {
