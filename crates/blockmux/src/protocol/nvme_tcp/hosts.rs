@@ -1,4 +1,5 @@
-//! Hosts with keys or restrictions, from the config file and added at run time.
+//! Hosts of which more is said than that they may connect: in the config file, and while their
+//! subsystem is served.
 
 use super::super::secret;
 use super::config::Treq;
@@ -18,7 +19,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A host entry of the config file and of the command line.
+/// A host as it is written, in the config file and on the command line.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::Args)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct HostEntry {
@@ -44,13 +45,13 @@ pub(crate) struct HostEntry {
     dhchap_dhgroup: Option<String>,
 }
 
-/// A host's entry, with the secrets and keys of its files.
+/// What is in a host's files, and what else is said of it.
 pub(super) struct HostKeys {
     pub(super) access: HostAccess,
     pub(super) tls_key: Option<ConfiguredPsk>,
 }
 
-/// The hosts of a node by subsystem and NQN, with their entries and TLS keys.
+/// The hosts of a node by subsystem and name, with their files and keys of TLS.
 pub(super) struct LiveHosts {
     treq: Treq,
     machine: String,
@@ -63,14 +64,14 @@ struct Known {
 }
 
 impl HostEntry {
-    /// Makes its paths absolute.
+    /// Has its paths mean the same in whatever directory.
     pub(super) fn make_absolute(&mut self) {
         if let Ok(directory) = std::env::current_dir() {
             self.anchor(&directory);
         }
     }
 
-    /// Makes relative paths relative to `directory`.
+    /// Takes relative paths as below a directory.
     pub(super) fn anchor(&mut self, directory: &Path) {
         let files = [&mut self.tls_key_file, &mut self.dhchap_secret_file, &mut self.dhchap_ctrl_secret_file];
         for path in files.into_iter().flatten() {
@@ -86,22 +87,22 @@ impl HostEntry {
         Ok(HostKeys { access: HostAccess { namespaces, secrets }, tls_key })
     }
 
-    /// An entry with nothing but the host's NQN.
+    /// A host of which nothing but its name is said.
     pub(super) fn plain(host: &Nqn) -> HostEntry {
         HostEntry { hostnqn: host.as_str().to_owned(), ..HostEntry::default() }
     }
 
-    /// Whether the host may access this namespace.
+    /// Whether it sees that namespace.
     pub(super) fn sees(&self, nsid: u32) -> bool {
         self.namespaces.as_ref().is_none_or(|own| own.contains(&nsid))
     }
 
-    /// Whether the host must use TLS.
+    /// Whether it comes by TLS.
     pub(super) fn has_tls_key(&self) -> bool {
         self.tls_key_file.is_some()
     }
 
-    /// Adds this host's parameters to a URL for Blockmux's initiator.
+    /// The URL by which our own initiator comes as this host.
     pub(super) fn add_to(&self, url: &mut NvmeUrl) {
         let host = self.clone();
         url.host_nqn = Nqn::new(&host.hostnqn);
@@ -110,13 +111,13 @@ impl HostEntry {
         url.tls_key_file = host.tls_key_file;
     }
 
-    /// The shell command with which Linux connects as this host; `connect` is the command for a
-    /// host without keys.
+    /// What a shell runs so that Linux connects as this host, where `connect` does it for a host of
+    /// which nothing is asked.
     pub(super) fn command(&self, subsystem: &Nqn, connect: &str) -> String {
         let content = |file: &Path| format!("\"$(cat {})\"", shell_word(&file.to_string_lossy()));
         let nqn = shell_word(&self.hostnqn);
         let mut command = format!("{connect} --hostnqn={nqn}");
-        // The kernel refuses several host NQNs with one host identifier.
+        // The kernel refuses a host that comes by several names with one identifier.
         match self.hostnqn.rsplit_once("uuid:").filter(|(_, id)| read_uuid(id).is_some()) {
             Some((_, id)) => command += &format!(" --hostid={id}"),
             None => command += " --hostid=\"$(uuidgen)\"",
@@ -162,19 +163,19 @@ impl HostEntry {
 }
 
 impl LiveHosts {
-    /// The hosts of the config file.
+    /// Those of the config file.
     pub(super) fn new(treq: Treq, machine: &str) -> LiveHosts {
         LiveHosts { treq, machine: machine.to_owned(), known: Mutex::default() }
     }
 
-    /// Adds a host of the config file.
+    /// One of them.
     pub(super) fn insert(&self, subsystem: &Nqn, entry: HostEntry, tls_key: Option<ConfiguredPsk>) {
         if let Some(host) = Nqn::new(&entry.hostnqn) {
             self.known().insert((subsystem.clone(), host), Known { entry, tls_key });
         }
     }
 
-    /// Adds a host, or replaces its entry.
+    /// Lets a host connect, or changes what holds for it.
     pub(super) fn add(
         &self,
         node: &NvmeNode,
@@ -189,7 +190,7 @@ impl LiveHosts {
         self.set(&mut known, node, subsystem, (&host, entry, keys))
     }
 
-    /// Removes a host.
+    /// Lets a host connect no more.
     pub(super) fn remove(&self, node: &NvmeNode, subsystem: &Subsystem, host: &str) -> Result<(), String> {
         let mut known = self.known();
         let name = Nqn::new(host).filter(|name| node.remove_host(subsystem, name));
@@ -199,8 +200,8 @@ impl LiveHosts {
         Ok(())
     }
 
-    /// Reloads the files of one host or of all hosts; returns the number of hosts with files. If a
-    /// file cannot be read, nothing changes.
+    /// Reads the files of one host again, or of all; answers how many hosts have some. If one
+    /// cannot be read, nothing has changed.
     pub(super) fn read_again(
         &self,
         node: &NvmeNode,
@@ -225,8 +226,7 @@ impl LiveHosts {
         Ok(count)
     }
 
-    /// Applies an entry in an order in which the host can never connect without its required
-    /// authentication.
+    /// At no time the host may come without what is asked of it.
     fn set(
         &self,
         known: &mut BTreeMap<(Nqn, Nqn), Known>,
@@ -254,7 +254,7 @@ impl LiveHosts {
         Ok(())
     }
 
-    /// Sets the TLS keys of a host for a subsystem; for discovery, all of its keys are valid.
+    /// The keys of a host for a subsystem, and for discovery those that it has for any.
     fn set_tls_keys(
         &self,
         known: &BTreeMap<(Nqn, Nqn), Known>,
@@ -279,14 +279,14 @@ impl LiveHosts {
     }
 }
 
-/// Reads a DH-HMAC-CHAP secret.
+/// Reads a secret of DH-HMAC-CHAP.
 pub(super) fn read_secret(path: &Path) -> Result<DhChapSecret, Failure> {
     secret::read("secret file", path, |line| {
         DhChapSecret::parse(std::str::from_utf8(line).map_err(|_| SecretError::Format)?)
     })
 }
 
-/// Reads a TLS key, and loads the kernel's TLS module while the process is privileged.
+/// Reads a key of TLS. Has the kernel load its TLS, too, as long as we may.
 pub(super) fn read_tls_key(path: &Path) -> Result<ConfiguredPsk, Failure> {
     ktls::load();
     secret::read("TLS key file", path, |line| {
