@@ -58,9 +58,9 @@ impl Target {
             let mut session =
                 dialer.log_in(SessionPurpose::Describe, u32::MAX, &Pool::new(1 << 20), Instant::now());
             let is_over = |session: &FirstOf<'_, IscsiInitiatorSession>| session.0.is_over();
-            run_session(&self.address, &mut FirstOf(&mut session), PATIENCE, is_over).unwrap();
+            run_session(&self.address, &mut FirstOf(&mut session), TIMEOUT, is_over).unwrap();
             let info = session.volume_info().unwrap();
-            Arc::new(RemoteVolume::<_>::new(dialer, info, connections, PATIENCE))
+            Arc::new(RemoteVolume::<_>::new(dialer, info, connections, TIMEOUT))
         });
         conforms(volume, Some(read_only));
     }
@@ -157,8 +157,8 @@ fn endpoint_at(address: &Address) -> IscsiEndpoint {
         chap: None,
         proposal: default_proposal(),
         connections: 2,
-        reconnect_timeout: PATIENCE,
-        timeout: Some(PATIENCE),
+        reconnect_timeout: TIMEOUT,
+        timeout: Some(TIMEOUT),
     }
 }
 
@@ -196,6 +196,6 @@ fn targets_that_send_us_in_a_circle_are_both_named() {
     assert!(error.ends_with(&expected), "{error}");
 }
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// Room for the largest transfer and more.
 const SIZE: u64 = 40 << 20;

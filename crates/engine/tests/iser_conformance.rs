@@ -59,8 +59,8 @@ impl Target {
             chap: None,
             proposal,
             connections,
-            reconnect_timeout: PATIENCE,
-            timeout: Some(PATIENCE),
+            reconnect_timeout: TIMEOUT,
+            timeout: Some(TIMEOUT),
         }
     }
 
@@ -176,6 +176,6 @@ fn a_connection_that_begins_like_neither_is_closed() {
     }
 }
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// Room for the largest transfer and more.
 const SIZE: u64 = 40 << 20;

@@ -25,7 +25,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use two_paths::{
-    Client, PATIENCE, Paths, SIZE, Slow, address, both_paths_may_be_lost_for_a_while,
+    Client, Paths, RECONNECT_TIMEOUT, SIZE, Slow, address, both_paths_may_be_lost_for_a_while,
     either_path_may_be_lost_for_a_while,
 };
 
@@ -82,7 +82,7 @@ impl TwoPortals {
         dialer.paths.addresses.push(address(1));
         let dialer = TwoPaths(dialer);
         let info = VolumeInfo { lends_reads: true, ..VolumeInfo::new(SIZE) };
-        let volume = RemoteVolume::<_, SimCore>::new(dialer, info, 1, PATIENCE);
+        let volume = RemoteVolume::<_, SimCore>::new(dialer, info, 1, RECONNECT_TIMEOUT);
         let channel = volume.open(&core, 64, ReadyList::new().waker(0)).unwrap();
         let client = Client { world, channel, counts };
         let mut paths = TwoPortals { node, unit, exports, cores, client };
@@ -122,7 +122,7 @@ fn what_was_under_way_by_a_lost_path_goes_on_by_the_other_and_it_is_used_again_w
 }
 
 #[test]
-fn when_no_path_is_left_requests_fail_after_patience_and_later_ones_find_the_first_that_is_back() {
+fn when_no_path_is_left_requests_fail_after_the_timeout_and_later_ones_find_the_first_that_is_back() {
     both_paths_may_be_lost_for_a_while(TwoPortals::new(1));
 }
 
@@ -154,7 +154,7 @@ fn the_path_that_the_target_prefers_is_used_and_one_that_is_none_just_now_is_not
 }
 
 #[test]
-fn what_waits_for_a_path_to_become_one_is_done_then_or_fails_after_patience() {
+fn what_waits_for_a_path_to_become_one_is_done_then_or_fails_after_the_timeout() {
     let mut paths = TwoPortals::new(1);
     for group in [1, 2] {
         paths.unit.set_access_state(group, AccessState::STANDBY);

@@ -33,7 +33,7 @@ use storms::{breaks, cut_everywhere, fair_day, long_requests, more_broke_than, m
 /// iSER as the initiator wishes it, with one node and one core for all of the target's lives.
 struct Iser {
     proposal: OperationalParameters,
-    config: iwarp::Config,
+    config: iwarp::IwarpConfig,
     node: OnceCell<Arc<IscsiNode>>,
     local: Rc<LocalSessions>,
 }
@@ -58,12 +58,12 @@ fn protocol(seed: u64) -> Iser {
         0 => default_proposal(),
         _ => default_proposal().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0),
     };
-    let config = iwarp::Config {
+    let config = iwarp::IwarpConfig {
         has_crc: seed % 3 == 1,
         wants_markers: seed % 5 == 2,
         is_enhanced: seed % 7 != 3,
         mss: [1448, 65_483, 536][seed as usize % 3],
-        ..iwarp::Config::default()
+        ..iwarp::IwarpConfig::default()
     };
     Iser { proposal, config, node: OnceCell::new(), local: local_sessions() }
 }

@@ -18,8 +18,8 @@ use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::iscsi::client::default_proposal;
 use blockmux_proto::iscsi::login::operational::{OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::server::{self as iscsi, LocalSessions};
-use blockmux_proto::nbd::client::Features;
-use blockmux_proto::nbd::server::TargetSession;
+use blockmux_proto::nbd::client::NbdFeatures;
+use blockmux_proto::nbd::server::NbdTargetSession;
 use blockmux_proto::nvme_tcp;
 use blockmux_proto::session::{Home, StreamSession, Target};
 use blockmux_rdma::iwarp;
@@ -118,7 +118,7 @@ fn over_iser(volume: Arc<dyn Volume>) -> Scene {
             let node = node.get_or_init(|| iscsi_sides::node(&exports));
             iser_sides::target(&local, node, pool, now)
         },
-        IserDialer::new(&address(), "disk0", default_proposal(), iwarp::Config::default()),
+        IserDialer::new(&address(), "disk0", default_proposal(), iwarp::IwarpConfig::default()),
     )
 }
 
@@ -276,7 +276,7 @@ fn over_nvme_a_request_that_gets_no_answer_fails_likewise() {
         stuck(),
         move |exports: Exports, pool, now| {
             let node = node.get_or_init(|| nvme_sides::node(&exports).0);
-            nvme_tcp::server::TargetSession::new(node.clone(), pool, now).at_port(1)
+            nvme_tcp::server::NvmeTcpTargetSession::new(node.clone(), pool, now).at_port(1)
         },
         nvme_sides::dialer(endpoint),
     );
@@ -309,8 +309,8 @@ impl Scene {
     }
 
     fn of(volume: Arc<dyn Volume>, timeout: Option<Duration>) -> Scene {
-        let dialer = NbdDialer::new(&address(), Features::default(), timeout);
-        Scene::over(volume, TargetSession::new, dialer)
+        let dialer = NbdDialer::new(&address(), NbdFeatures::default(), timeout);
+        Scene::over(volume, NbdTargetSession::new, dialer)
     }
 
     fn over<T: StreamSession + Target + 'static>(

@@ -1,11 +1,11 @@
-//! A hostile target against the iSCSI initiator: every request comes to one end, and one only.
+//! A hostile target against the iSCSI initiator: every request completes exactly once.
 //!
 //! ```text
-//!   stream = record ...      record = 0                        our own target answers what it has not seen yet
-//!                                   | kind, length (2), bytes  what a hostile one sends
+//!   stream = record ...      record = 0                        the well-behaved target answers what it has not seen
+//!                                   | kind, length (2), bytes  the hostile one sends these
 //! ```
-//! Bits of a kind: 1, the task tag is that of a command, so many before the last as the high four
-//! bits say; 2, the numbers of commands are right.
+//! Bits of a kind: 1, replace the task tag by that of a recent command, which the high four bits
+//! select; 2, set valid command numbers.
 
 use crate::choices::Choices;
 use crate::iscsi_target::{exports, node};
@@ -52,7 +52,7 @@ pub(crate) fn iscsi_initiator(data: &[u8]) {
     };
     let mut run = Run {
         session: IscsiInitiatorSession::new(config, pool.clone(), [7; 32], now),
-        good: GoodTarget::new(now),
+        good: WellBehavedTarget::new(now),
         choices,
         records: Records(&stream),
         wire: Wire::new(Vec::new()),
@@ -69,7 +69,7 @@ pub(crate) fn iscsi_initiator(data: &[u8]) {
 struct Run<'a> {
     choices: Choices<'a>,
     session: IscsiInitiatorSession,
-    good: GoodTarget,
+    good: WellBehavedTarget,
     records: Records<'a>,
     wire: Wire,
     pool: Pool,
@@ -80,7 +80,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Some of what a driver does; whether anything moved.
+    /// Runs one turn of the driver; returns whether there was progress.
     fn turn(&mut self) -> bool {
         let mut moved = self.submit();
         moved |= self.send();
@@ -114,7 +114,7 @@ impl Run<'_> {
         true
     }
 
-    /// The target sends its next message.
+    /// Delivers the target's next message.
     fn next_record(&mut self) -> bool {
         let Some(kind) = self.records.kind() else { return false };
         if kind == 0 {
@@ -161,7 +161,7 @@ impl Run<'_> {
         }
     }
 
-    /// The target leaves, or the connection is given up.
+    /// Closes the connection, from the target's side or ours.
     fn finish(mut self) {
         let leaves = !self.is_over && self.wire.is_drained() && self.choices.byte() < 128;
         if leaves {
@@ -187,21 +187,21 @@ impl Run<'_> {
     }
 }
 
-/// What the initiator has sent.
+/// The messages that the initiator has sent.
 #[derive(Default)]
 struct Sent {
-    /// Not yet seen by the good target.
+    /// Bytes that the well-behaved target has not received.
     unseen: Vec<u8>,
-    /// Of commands, the latest last.
+    /// Identifiers of commands, the latest last.
     tags: Vec<u32>,
-    /// Of the next command.
+    /// Identifier of the next command.
     cmd_sn: Option<u32>,
     /// The target may have declared anew how much it takes.
     has_asked: bool,
 }
 
 impl Sent {
-    /// Takes whole PDUs, and checks what no initiator may do.
+    /// Parses complete PDUs, and checks the rules for initiators.
     fn on_sent(&mut self, bytes: &[u8], agreed: Option<&OperationalParameters>) {
         self.unseen.extend(bytes);
         let digest = |key| agreed.map_or(0, |agreed| if agreed.is_on(key) { 4 } else { 0 });
@@ -258,23 +258,23 @@ impl Sent {
 }
 
 /// Our own target, over the RAM volume of LUN 0, to be talked to now and then.
-struct GoodTarget {
+struct WellBehavedTarget {
     session: IscsiTargetSession,
     channel: Box<dyn Channel>,
     unread: Vec<u8>,
 }
 
-impl GoodTarget {
-    fn new(now: Instant) -> GoodTarget {
+impl WellBehavedTarget {
+    fn new(now: Instant) -> WellBehavedTarget {
         let exports = exports();
         let session = IscsiTargetSession::new(node(&exports), 1, Pool::new(usize::MAX), [0; 32], now);
         let core = TestCore::new().as_core();
         let (_, disk) = exports.iter().next().expect("there is one");
         let channel = disk.volume.open(&core, session.depth(), Waker::idle()).expect("a RAM volume opens");
-        GoodTarget { session, channel, unread: Vec::new() }
+        WellBehavedTarget { session, channel, unread: Vec::new() }
     }
 
-    /// What it says to `bytes`; nothing any more once it finds them wrong.
+    /// Its answer to `bytes`; empty after a protocol violation.
     fn answer(&mut self, bytes: &[u8]) -> Vec<u8> {
         self.unread.extend(bytes);
         while self.receive() {

@@ -1,6 +1,6 @@
-//! What an initiator says within PDUs that are in order: keys of logins and texts, and CDBs with
-//! their data. The frame is made here, so that no input is lost to a wrong length or number, as
-//! nearly all of `iscsi_target`'s are.
+//! Contents of valid PDUs of an initiator: keys of logins and texts, and CDBs with their data. The
+//! PDU headers are built here, so that no input is wasted on an invalid length or number, as most
+//! of `iscsi_target` are.
 //!
 //! ```text
 //!   iscsi_login    records: kind (1) │ length (2) │ text
@@ -55,8 +55,7 @@ pub(crate) fn scsi_commands(data: &[u8]) {
     drive(choices, stream);
 }
 
-/// What can be read as keys is written such that it reads as the same, and no value is taken for
-/// more than it is.
+/// Checks that parsed keys are written in a form that parses to the same.
 fn reads_back(text: &[u8]) {
     let Ok(found) = pairs(text).collect::<Result<Vec<_>, TextError>>() else { return };
     let mut written = TextBuilder::default();

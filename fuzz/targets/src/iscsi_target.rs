@@ -1,4 +1,4 @@
-//! A hostile initiator against the iSCSI target, with volumes that fail when the input says so.
+//! A hostile initiator against the iSCSI target, with volumes that fail when the input requests it.
 
 use crate::choices::Choices;
 use crate::iscsi_target_stream::TargetStream;
@@ -58,5 +58,5 @@ pub(crate) fn exports() -> Exports {
     Exports::new(vec![export("disk0"), export("disk1")])
 }
 
-/// Of each RAM volume, in bytes: long payload fits.
+/// Size of each RAM volume in bytes, enough for long payload.
 const SIZE: u64 = 512 << 10;

@@ -2,7 +2,7 @@
 
 use super::{Answer, Request};
 use crate::api::bodies::{
-    AddVolume, Added, AttachVolume, Attached, ChangeTarget, ResizeVolume, Resized, Said,
+    AddVolume, Added, AttachVolume, Attached, ChangeLog, ChangeTarget, ResizeVolume, Resized, Said,
 };
 use crate::api::client::{Call, segment};
 use serde_json::{Value, json};
@@ -33,6 +33,10 @@ pub(super) fn call(request: &Request) -> Call {
         Request::Detach { target, number } => {
             Call::new("DELETE", format!("/v1/targets/{}/units/{number}", segment(target)))
         }
+        Request::Log { levels: None } => Call::new("GET", "/v1/log"),
+        Request::Log { levels: Some(levels) } => {
+            with_body("POST", "/v1/log".to_owned(), json!(ChangeLog { levels: levels.clone() }))
+        }
         Request::Change(change) => {
             let body = json!(ChangeTarget { protocol: change.protocol.clone(), what: change.what.clone() });
             with_body("POST", format!("/v1/targets/{}/changes", segment(&change.target)), body)
@@ -61,6 +65,7 @@ pub(super) fn answer(request: &Request, body: Value) -> Result<Answer, serde_jso
             Answer::Attached { number }
         }
         Request::Remove { .. } | Request::Detach { .. } => Answer::Done,
+        Request::Log { .. } => Answer::Levels(serde_json::from_value(body)?),
         Request::Change(_) => match serde_json::from_value(body)? {
             Said { message: Some(text) } => Answer::Said(text),
             Said { message: None } => Answer::Done,

@@ -10,17 +10,19 @@ use super::identity::warn_of_twins;
 use super::opening::{NamedVolume, Opening};
 use super::setup::LARGEST;
 use crate::api::{ApiError, ErrorCode};
-use crate::ctl::{Answer, PopulatedStatus, ProtocolStatus, Request, SessionStatus, Status, VolumeStatus};
+use crate::ctl::{Answer, PopulatedStatus, ProtocolStatus, Request, ReservationStatus, SessionStatus, Status, VolumeStatus};
 use crate::data_key::DataKey;
+use crate::log::levels::{self, Levels};
 use crate::open::Populate;
 use crate::protocol::frontend::{Change, Live, LiveProtocol, TargetPlace};
 use crate::protocol::policy::Policy;
 use crate::protocol::{Frontends, Protocol, by_name};
-use blockmux_engine::listener::ConnectionLimit;
-use blockmux_engine::sessions::Sessions;
+use blockmux_engine::listener::{ConnectionLimit, ListenerCounters};
+use blockmux_engine::reactor::CoreStats;
+use blockmux_engine::sessions::{SessionInfo, Sessions};
 use blockmux_engine::socket::Listener;
 use blockmux_proto::exports::{Exports, VolumeId};
-use blockmux_proto::volume_state::VolumeState;
+use blockmux_proto::volume_state::{ERROR_KINDS, OriginTraffic, ReservationSummary, VolumeLatency, VolumeState};
 use blockmux_volume::{Resize, ResizeError};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,10 +30,18 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
+/// Changes the log's levels if some are given; answers those of all areas.
+fn log_levels(changed: Option<&str>) -> Result<Answer, ApiError> {
+    let changed = changed.map_or(Ok(Levels::default()), str::parse).map_err(ApiError::invalid)?;
+    let levels = levels::change(changed).map_err(ApiError::failed)?;
+    Ok(Answer::Levels(levels.into_iter().map(|(area, level)| (area.to_owned(), level)).collect()))
+}
+
 /// The connections of each protocol, and the bound on all of them.
 pub(super) struct Parts {
     limit: ConnectionLimit,
     parts: Vec<(&'static str, ConnectionLimit)>,
+    listeners: Vec<(&'static str, ConnectionLimit)>,
 }
 
 impl Parts {
@@ -43,7 +53,12 @@ impl Parts {
                 parts.push((protocol.name, limit.for_part(protocol.name)));
             }
         }
-        Parts { limit, parts }
+        let part = |name: &str| parts.iter().find(|(own, _)| *own == name).map_or(&limit, |(_, part)| part);
+        let of_listener = |(protocol, listener): &(&'static Protocol, Listener)| {
+            (protocol.name, part(protocol.name).for_listener(&listener.address().to_string()))
+        };
+        let listeners = listeners.iter().map(of_listener).collect();
+        Parts { limit, parts, listeners }
     }
 
     /// Who is logged in, whatever the protocol.
@@ -51,10 +66,74 @@ impl Parts {
         self.limit.sessions()
     }
 
-    /// What the listeners of one of them ask.
-    pub(super) fn limit_of(&self, protocol: &Protocol) -> ConnectionLimit {
-        let part = self.parts.iter().find(|(name, _)| *name == protocol.name);
-        part.map_or(&self.limit, |(_, part)| part).clone()
+    /// What a listener asks for a share of each connection.
+    pub(super) fn limit_of(&self, protocol: &Protocol, listener: &Listener) -> ConnectionLimit {
+        let address = listener.address().to_string();
+        let is_own = |limit: &ConnectionLimit| limit.listener().address() == address;
+        let own = self.listeners.iter().find(|(name, limit)| *name == protocol.name && is_own(limit));
+        own.map_or(&self.limit, |(_, limit)| limit).clone()
+    }
+}
+
+/// What monitoring asks for.
+#[derive(Default)]
+pub(super) struct Figures {
+    pub(super) status: ConnectionFigures,
+    pub(super) listeners: Vec<(&'static str, Arc<ListenerCounters>)>,
+    pub(super) volumes: Vec<VolumeFigures>,
+    pub(super) sessions: Vec<SessionInfo>,
+    pub(super) cores: Vec<Arc<CoreStats>>,
+}
+
+/// Connections of all protocols.
+#[derive(Default)]
+pub(super) struct ConnectionFigures {
+    pub(super) connections: usize,
+    pub(super) max_connections: usize,
+    pub(super) gone: usize,
+}
+
+/// A volume.
+#[derive(Default)]
+pub(super) struct VolumeFigures {
+    pub(super) name: String,
+    /// In bytes.
+    pub(super) size: u64,
+    pub(super) gone: usize,
+    pub(super) origins: Vec<OriginTraffic>,
+    pub(super) reservation: ReservationSummary,
+    /// Of a RAM volume, in bytes.
+    pub(super) populated: Option<u64>,
+    /// Of a remote volume.
+    pub(super) reconnects: Option<u64>,
+}
+
+impl VolumeFigures {
+    /// Connections that use it.
+    pub(super) fn users(&self) -> u64 {
+        let users: u64 = self.origins.iter().map(|one| one.traffic.users).sum();
+        users.saturating_sub(self.gone as u64)
+    }
+
+    /// Latencies of all users.
+    pub(super) fn latency(&self) -> VolumeLatency {
+        self.origins.iter().fold(VolumeLatency::default(), |sum, one| sum.plus(&one.latency))
+    }
+
+    /// Requests that were submitted and have not completed; what was counted between is none.
+    pub(super) fn queue_depth(&self) -> u64 {
+        let begun = self.origins.iter().map(|one| one.traffic.reads + one.traffic.writes + one.traffic.others);
+        let completed = self.latency().by_kind().map(|(_, histogram)| histogram.count());
+        begun.sum::<u64>().saturating_sub(completed.iter().sum())
+    }
+
+    /// Requests that failed, in the order of `ERROR_KINDS`.
+    pub(super) fn failures(&self) -> [u64; ERROR_KINDS.len()] {
+        let mut sum = [0; ERROR_KINDS.len()];
+        for one in &self.origins {
+            sum.iter_mut().zip(one.failures).for_each(|(sum, count)| *sum += count);
+        }
+        sum
     }
 }
 
@@ -64,6 +143,7 @@ pub(super) struct ControlServer {
     pub(super) parts: Parts,
     /// What can be changed of each protocol, and of what there is.
     pub(super) lives: Mutex<Vec<LiveProtocol>>,
+    pub(super) cores: Vec<Arc<CoreStats>>,
     pub(super) opening: Opening,
     pub(super) frontends: Arc<Frontends>,
     pub(super) policy: Policy,
@@ -95,6 +175,7 @@ impl ControlServer {
                 .with_target(&self.lives(), target)
                 .and_then(|(_, live)| live.detach(target, *number).map_err(ApiError::not_found))
                 .map(|()| Answer::Done),
+            Request::Log { levels } => log_levels(levels.as_deref()),
             Request::Change(change) => {
                 self.change(change).map(|said| said.map_or(Answer::Done, Answer::Said))
             }
@@ -161,8 +242,8 @@ impl ControlServer {
             thread::park_timeout(Duration::from_millis(1));
         }
         if !settling.is_over() {
-            let patience = SETTLE.as_secs();
-            warn!("{name}: what was in flight when it was removed is not over after {patience} s");
+            let timeout = SETTLE.as_secs();
+            warn!("{name}: what was in flight when it was removed is not over after {timeout} s");
         }
         info!("{name} is not served any more");
         progress("flushes what was written".to_owned());
@@ -256,6 +337,35 @@ impl ControlServer {
         Ok(size)
     }
 
+    /// Everything that is counted.
+    pub(super) fn figures(&self) -> Figures {
+        let volumes = self.exports.iter().filter_map(|(id, export)| {
+            let served = self.exports.served(id)?;
+            let volume = served.volume();
+            Some(VolumeFigures {
+                name: export.name.clone(),
+                size: volume.info().size,
+                gone: served.orphans(),
+                origins: served.traffic_by_origin(),
+                reservation: served.reservation(),
+                populated: volume.populated().map(|now| now.bytes),
+                reconnects: volume.links().map(|links| links.reconnects),
+            })
+        });
+        let Parts { limit, listeners, .. } = &self.parts;
+        Figures {
+            status: ConnectionFigures {
+                connections: limit.open(),
+                max_connections: limit.most(),
+                gone: limit.orphaned(),
+            },
+            listeners: listeners.iter().map(|(name, limit)| (*name, limit.listener().clone())).collect(),
+            volumes: volumes.collect(),
+            sessions: self.parts.sessions().list(),
+            cores: self.cores.clone(),
+        }
+    }
+
     fn status(&self) -> Status {
         let volumes = self.exports.iter().filter_map(|(id, export)| {
             let served = self.exports.served(id)?;
@@ -267,6 +377,10 @@ impl ControlServer {
                 users: traffic.users.saturating_sub(gone as u64),
                 gone,
                 traffic: traffic.into(),
+                reservation: Some(served.reservation()).filter(|now| now.registrants > 0 || now.is_reserved).map(
+                    |now| ReservationStatus { registrants: now.registrants, reserved: now.is_reserved },
+                ),
+                reconnects: served.volume().links().map(|links| links.reconnects),
                 populated: served
                     .volume()
                     .populated()

@@ -13,9 +13,11 @@ mod config;
 mod control;
 mod flush;
 mod identity;
+mod inherited;
 mod late;
 mod listen;
 mod opening;
+mod service_manager;
 mod setup;
 mod sizes;
 mod state;
@@ -26,7 +28,7 @@ use crate::failure::Failure;
 use crate::machine::memory_bytes;
 use crate::output::print;
 use crate::poll::Poll;
-use crate::privileges;
+use crate::privileges::{self, ServiceUser};
 use crate::protocol::frontend::{LiveProtocol, Service, Started};
 use crate::protocol::{Frontends, Protocol, Units};
 use crate::signals;
@@ -42,7 +44,9 @@ use blockmux_volume::MAX_TRANSFER;
 use command::Running;
 use config::VolumeEntry;
 use control::{ControlServer, Parts};
+use inherited::InheritedListeners;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use service_manager::Watchdog;
 use setup::Setup;
 use std::io;
 use std::num::NonZeroUsize;
@@ -90,6 +94,9 @@ pub(crate) struct ServeArgs {
     /// Accept commands of `blockmux ctl` at this Unix socket
     #[arg(long, value_name = "unix:PATH")]
     control: Option<ControlPath>,
+    /// Run as this user once everything is open
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["keep_privileges", "run"])]
+    user: Option<ServiceUser>,
     /// Serve the HTTP API over TCP; needs --api-token-file
     #[arg(long, value_name = "ADDR")]
     api: Option<ListenAddress>,
@@ -139,12 +146,17 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
         (false, true) => Amount::Everything,
         (false, false) => Amount::Short,
     };
-    let mut setup = Setup::gather(args)?;
+    let mut inherited = InheritedListeners::from_service_manager()?;
+    let user = args.user.clone();
+    if let Some(user) = &user {
+        user.announce();
+    }
+    let mut setup = Setup::gather(args, &inherited)?;
     let (sender, events) = mpsc::channel();
     signals::watch(&sender, |_| StopEvent::Signal)
         .map_err(|error| Failure::run(format!("cannot watch for signals: {error}")))?;
     let private = listen::private_directory(&setup, command.is_some())?;
-    let (places, listeners) = listen::bind(&setup, private.as_ref())?;
+    let (places, listeners) = listen::bind(&setup, private.as_ref(), &mut inherited)?;
     let control = setup.control.as_ref().map(bind_control);
     let tcp = setup.api.as_ref().map(|address| bind_tcp(address, setup.api_token_file.as_deref()));
     let endpoints = control.into_iter().chain(tcp).collect::<Result<Vec<_>, _>>()?;
@@ -159,6 +171,10 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     let kept_space = (setup.cores * buffers + SPACE_BESIDE_BUFFERS) as u64;
     let limit = ConnectionLimit::new(setup.max_connections).reserving_space(kept_space);
     let parts = Parts::new(limit.clone(), &listeners);
+    if let Some(user) = &user {
+        let control = setup.control.as_ref().map(|ControlPath(path)| path.as_path());
+        user.become_it(setup.state.as_deref(), control)?;
+    }
     // A command is to have what the user has.
     if command.is_none() && !keep_privileges {
         privileges::give_up(setup.capabilities())?;
@@ -177,10 +193,12 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
         exports: exports.clone(),
         parts,
         lives: Mutex::new(lives),
+        cores: cores.stats(),
         opening: setup.opening(),
         frontends: setup.frontends.clone(),
         policy: setup.policy.clone(),
     };
+    let watchdog = Watchdog::start(cores.inboxes())?;
     let api = if endpoints.is_empty() { None } else { Some(Api::start(endpoints, control)?) };
     let status = match command {
         Some(command) => {
@@ -192,11 +210,13 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
                 warn!("{line}");
             }
             print(if json { announcement.json()? } else { announcement.text(amount) })?;
+            service_manager::ready(exports.iter().count());
             wait(&events, None)
         }
     };
+    service_manager::stopping();
     // What is asked of it from here on concerns nobody any more.
-    drop((api, sizes));
+    drop((api, sizes, watchdog));
     info!("{}; another signal ends it at once", late::beginning(&limit, GRACE));
     cores.stop_or(GRACE, || warn!("{}", late::end(&limit, &exports, GRACE)));
     flush::all(&exports)?;
@@ -234,7 +254,7 @@ fn start(
     })?;
     let (served, lives) = serve_all(setup, listeners, exports, &cores, parts.sessions())?;
     for (nth, (protocol, listener, serve)) in served.into_iter().enumerate() {
-        let (inboxes, limit) = (cores.inboxes(), parts.limit_of(protocol));
+        let (inboxes, limit) = (cores.inboxes(), parts.limit_of(protocol, &listener));
         cores
             .ask(nth % cores.count(), move |core| ListenerTask::spawn(core, listener, inboxes, serve, limit))
             .ok_or_else(|| Failure::run("a core has ended; start again with -v"))?;

@@ -6,6 +6,7 @@
 use super::ServeArgs;
 use super::config::{Config, VolumeEntry};
 use super::identity::warn_of_twins;
+use super::inherited::InheritedListeners;
 use super::opening::{NamedVolume, Opening};
 use super::state;
 use crate::address::ListenAddress;
@@ -49,7 +50,7 @@ pub(super) struct Setup {
     /// Of every TCP connection; `None`: the system's.
     pub(super) congestion: Option<Congestion>,
     /// Where reservations are kept; `None` if there is no such place.
-    state: Option<PathBuf>,
+    pub(super) state: Option<PathBuf>,
     /// Where commands are taken while it runs.
     pub(super) control: Option<ControlPath>,
     /// Where they are taken over TCP, and the file of the token that this takes.
@@ -58,15 +59,16 @@ pub(super) struct Setup {
 }
 
 impl Setup {
-    /// Reads the config file, if there is one, and adds the command line.
-    pub(super) fn gather(mut args: ServeArgs) -> Result<Setup, Failure> {
+    /// Reads the config file, if there is one, and adds the command line and inherited listeners.
+    pub(super) fn gather(mut args: ServeArgs, inherited: &InheritedListeners) -> Result<Setup, Failure> {
         let mut frontends = args.frontends;
         let config = args.config.as_deref().map(|path| Config::read(path, &mut frontends));
         let mut config = config.transpose()?.unwrap_or_default();
         let read_only = args.read_only || config.read_only;
         config.volume.append(&mut args.volumes);
         let volumes = name_all(std::mem::take(&mut config.volume), read_only)?;
-        let listeners = frontends.listeners();
+        let mut listeners = frontends.listeners();
+        listeners.extend(inherited.further(&listeners)?);
         listeners.iter().try_for_each(|(protocol, entry)| check_sockets(protocol, &entry.address))?;
         let words = volumes.iter().map(|volume| (volume.name.clone(), volume.entry.protocols.clone()));
         let policy = Policy::new(frontends.targets(), words).map_err(Failure::request)?;

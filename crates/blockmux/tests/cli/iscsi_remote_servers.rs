@@ -162,7 +162,7 @@ fn private_file(directory: &Path, name: &str, content: &str) -> PathBuf {
 /// seconds after which we say so.
 fn complaints(output: &Output) -> String {
     let said = text(&output.stderr);
-    said.split_inclusive('\n').filter(|line| !line.contains("says nothing; waiting")).collect()
+    said.split_inclusive('\n').filter(|line| !line.contains("sends nothing; waiting")).collect()
 }
 
 fn described(url: &str) -> Value {

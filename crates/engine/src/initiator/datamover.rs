@@ -135,10 +135,10 @@ impl Datamover for OverIwarp {
     }
 
     fn is_misunderstood(session: &Self::Session) -> bool {
-        session.queue_pair().is_misunderstood()
+        session.queue_pair().may_require_revision_1()
     }
 
     fn is_discovery_misunderstood(session: &Self::Discovery) -> bool {
-        session.queue_pair().is_misunderstood()
+        session.queue_pair().may_require_revision_1()
     }
 }

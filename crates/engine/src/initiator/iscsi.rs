@@ -81,9 +81,9 @@ pub fn connect<D: Datamover>(
     over: D,
 ) -> Result<RemoteVolume<IscsiDialer<D>>, IscsiConnectError> {
     let dialer = IscsiDialer::new(endpoint, over)?;
-    let (connections, patience) = (dialer.endpoint.connections, dialer.endpoint.reconnect_timeout);
+    let (connections, reconnect_timeout) = (dialer.endpoint.connections, dialer.endpoint.reconnect_timeout);
     let (info, designator) = (dialer.first.volume_info(), dialer.first.designator.clone());
-    Ok(RemoteVolume::new(dialer, info, connections, patience).with_designator(designator))
+    Ok(RemoteVolume::new(dialer, info, connections, reconnect_timeout).with_designator(designator))
 }
 
 /// Queries the description of one unit.

@@ -69,8 +69,8 @@ type Session = Driven<Iwarp, InitiatorSession>;
 pub fn connect(endpoint: SrpEndpoint) -> Result<RemoteVolume<SrpDialer>, SrpConnectError> {
     let dialer = SrpDialer::new(endpoint)?;
     let (info, designator) = (dialer.volume_info(), dialer.first.designator.clone());
-    let patience = dialer.endpoint.reconnect_timeout;
-    Ok(RemoteVolume::new(dialer, info, 1, patience).with_designator(designator))
+    let reconnect_timeout = dialer.endpoint.reconnect_timeout;
+    Ok(RemoteVolume::new(dialer, info, 1, reconnect_timeout).with_designator(designator))
 }
 
 /// Queries the description of one unit.

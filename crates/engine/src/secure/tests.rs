@@ -156,7 +156,7 @@ fn who_comes_without_tls_is_taken_so_only_where_that_may_be() {
     let mut setting = Setting::new(1, None, Secure::server(lookup()));
     setting.client.outbox.push_seg(said);
     setting.run(20);
-    assert_eq!(setting.server.failed.unwrap(), "peer has come without TLS, which is required here");
+    assert_eq!(setting.server.failed.unwrap(), "peer connected without TLS, which is required here");
     assert!(setting.server.heard.is_empty());
 }
 
@@ -167,7 +167,7 @@ fn both_ends_are_told_of_a_wrong_key() {
     setting.client.outbox.push_head(b"secret");
     setting.run(50);
     let [client, server] = [setting.client.failed, setting.server.failed].map(Option::unwrap);
-    assert!(server.contains("has another TLS key than the one that is here called key"), "{server}");
+    assert!(server.contains("has a TLS key different from ours named key"), "{server}");
     assert!(client.contains("decrypt_error"), "{client}");
 }
 

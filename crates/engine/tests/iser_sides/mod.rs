@@ -30,14 +30,14 @@ pub(crate) fn target(
 ) -> Driven<Iwarp, IserTargetSession> {
     let session = IscsiTargetSession::among(local, node.clone(), 1, pool.clone(), [3; 32], now);
     let session = IserTargetSession::new(session);
-    let queue_pair = Iwarp::passive(&session.endpoint(), iwarp::Config::default(), pool, [4; 32], now);
+    let queue_pair = Iwarp::passive(&session.endpoint(), iwarp::IwarpConfig::default(), pool, [4; 32], now);
     Driven::new(session, queue_pair, now)
 }
 
 /// Connects to the target that an export is.
 pub(crate) struct IserDialer {
     over_tcp: IscsiDialer,
-    config: iwarp::Config,
+    config: iwarp::IwarpConfig,
 }
 
 impl IserDialer {
@@ -45,7 +45,7 @@ impl IserDialer {
         address: &Address,
         export: &'static str,
         proposal: OperationalParameters,
-        config: iwarp::Config,
+        config: iwarp::IwarpConfig,
     ) -> IserDialer {
         IserDialer { over_tcp: IscsiDialer::new(address, export, proposal), config }
     }

@@ -3,7 +3,7 @@
 use super::VolumeState;
 use super::exports::{Export, Exports, VolumeId};
 use crate::event::AuditEvent;
-use crate::nbd::server::TargetSession;
+use crate::nbd::server::NbdTargetSession;
 use crate::scsi::testing::{DeviceBench, TestNexus, answer, command, port};
 use crate::scsi::{
     DeviceServer, ItNexus, LogicalUnit, Lun, ScsiStatus, ScsiTarget, TaskManagement, TaskStep, UnitIdentity,
@@ -31,8 +31,8 @@ impl Both {
     }
 
     /// In transmission, with simple replies.
-    fn nbd(&self) -> Pump<TargetSession> {
-        let session = TargetSession::new(self.exports.clone(), Pool::new(usize::MAX), Instant::now());
+    fn nbd(&self) -> Pump<NbdTargetSession> {
+        let session = NbdTargetSession::new(self.exports.clone(), Pool::new(usize::MAX), Instant::now());
         let mut pump = Pump::new(session, &self.exports);
         pump.exchange(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0");
         pump
@@ -40,7 +40,7 @@ impl Both {
 }
 
 /// Sends one request and answers the error of its reply.
-fn ask(nbd: &mut Pump<TargetSession>, command: u8, data: &[u8]) -> u32 {
+fn ask(nbd: &mut Pump<NbdTargetSession>, command: u8, data: &[u8]) -> u32 {
     let reply = nbd.exchange(&request(command, data));
     u32::from_be_bytes(reply[4..8].try_into().unwrap())
 }

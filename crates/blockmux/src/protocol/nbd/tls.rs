@@ -11,7 +11,7 @@ use blockmux_engine::secure::{
     ServerCredentials, TlsError, Trust,
 };
 use blockmux_proto::nbd::server::{NbdTls, TlsMode};
-use blockmux_proto::nbd::uri::{Server, TlsFiles, Uri, UriTls};
+use blockmux_proto::nbd::uri::{NbdServer, NbdUri, TlsFiles, UriTls};
 use clap::ValueEnum;
 use serde::Deserialize;
 use std::env;
@@ -204,7 +204,7 @@ fn server_certificates(
 }
 
 /// TLS of the connections to the server of a URL; `None`: it asks for none.
-pub(super) fn of_uri(uri: &Uri) -> Result<Option<ClientTls>, Failure> {
+pub(super) fn of_uri(uri: &NbdUri) -> Result<Option<ClientTls>, Failure> {
     let Some(tls) = &uri.tls else { return Ok(None) };
     let credentials = match &tls.credentials {
         TlsFiles::Psk { file, username } => {
@@ -213,8 +213,8 @@ pub(super) fn of_uri(uri: &Uri) -> Result<Option<ClientTls>, Failure> {
         TlsFiles::Certificates(directory) => {
             let host = match (&tls.hostname, &uri.server) {
                 (Some(hostname), _) => hostname,
-                (None, Server::Tcp((host, _))) => host,
-                (None, Server::Unix(_)) => OF_UNIX_SOCKETS,
+                (None, NbdServer::Tcp((host, _))) => host,
+                (None, NbdServer::Unix(_)) => OF_UNIX_SOCKETS,
             };
             ClientCredentials::Certificates(client_certificates(directory.as_deref(), host, tls.verify_peer)?)
         }

@@ -162,7 +162,7 @@ mod tests {
     use super::*;
     use crate::scsi::device::testing::{DeviceBench, TestNexus, command, shaped};
     use crate::scsi::{Lun, TaskStep};
-    use crate::volume_state::Meter;
+    use crate::volume_state::{Meter, Origin};
     use blockmux_volume::{Io, Tag, VolumeInfo};
 
     fn list(ranges: &[(u64, u32)]) -> Vec<u8> {
@@ -200,7 +200,7 @@ mod tests {
             ..VolumeInfo::new(1 << 20)
         };
         let bench = DeviceBench::over(shaped(device));
-        let meter = Meter::new(&bench.unit.volume_state);
+        let meter = Meter::new(&bench.unit.volume_state, Origin::default());
         let mut client = bench.client("a");
         let mut asks_volume = || {
             let cdb = [0x9e, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 0, 0];
