@@ -124,12 +124,9 @@ impl VolumeFigures {
         self.origins.iter().fold(VolumeLatency::default(), |sum, one| sum.plus(&one.latency))
     }
 
-    /// Requests that were submitted and have not completed; what was counted between is none.
+    /// Requests that were submitted and have not completed.
     pub(super) fn queue_depth(&self) -> u64 {
-        let begun =
-            self.origins.iter().map(|one| one.traffic.reads + one.traffic.writes + one.traffic.others);
-        let completed = self.latency().by_kind().map(|(_, histogram)| histogram.count());
-        begun.sum::<u64>().saturating_sub(completed.iter().sum())
+        self.origins.iter().map(OriginTraffic::in_flight).sum()
     }
 
     /// Requests that failed, in the order of `ERROR_KINDS`.

@@ -11,6 +11,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Row, Sparkline, Table};
 use std::collections::HashMap;
+use std::iter;
 
 /// What is shown, and how far it is scrolled.
 pub(super) struct View {
@@ -139,11 +140,10 @@ impl View {
         let columns = usize::from(chart.width).max(1);
         // Of the points that share a column the largest is shown.
         let per_column = HOUR_POINTS.div_ceil(columns);
-        let values: Vec<u64> = points
-            .rchunks(per_column)
-            .map(|chunk| chunk.iter().map(requests).max().unwrap_or(0))
-            .rev()
-            .collect();
+        let newest_first =
+            points.rchunks(per_column).map(|chunk| chunk.iter().map(requests).max().unwrap_or(0));
+        let mut values: Vec<u64> = newest_first.chain(iter::repeat(0)).take(columns).collect();
+        values.reverse();
         frame.render_widget(Sparkline::default().data(values).style(Style::new().fg(Color::Cyan)), chart);
     }
 
@@ -339,7 +339,7 @@ mod tests {
         assert_eq!(lines[2], "bytes/s      4.69 MiB   latency  87 us median, 2.3 ms 99%");
         assert_eq!(lines[3], "connections         2   iscsi 2   failed in the last hour  2");
         assert!(lines[4].starts_with("last hour   "), "{lines:#?}");
-        assert!(lines[6].ends_with("██"), "two points at the right edge: {lines:#?}");
+        assert!(lines[6].ends_with(" █"), "the last points share the column at the right edge: {lines:#?}");
         assert_eq!(lines[7], " Volumes 30   Sessions 1");
         assert!(
             lines[9].starts_with("disk0 ") && lines[9].contains("1200") && lines[9].contains("2.3 ms"),

@@ -155,7 +155,7 @@ impl All {
         )?;
         let failures = self.shown().iter().flat_map(|one| {
             let failures = ERROR_KINDS.iter().zip(one.failures()).filter(|(_, count)| *count > 0);
-            failures.map(|(kind, count)| (vec![("volume", one.name.as_str()), ("error", *kind)], count))
+            failures.map(move |(kind, count)| (vec![("volume", one.name.as_str()), ("error", *kind)], count))
         });
         out.counter("blockmux_volume_failures", "Requests of a volume that failed", None, failures)
     }
@@ -183,7 +183,9 @@ impl All {
             let latency = one.latency();
             let kinds = latency.by_kind().map(|(kind, histogram)| (kind, *histogram));
             let used = kinds.into_iter().filter(|(_, histogram)| histogram.count() > 0);
-            used.map(|(kind, histogram)| (vec![("volume", one.name.as_str()), ("kind", kind)], histogram))
+            used.map(move |(kind, histogram)| {
+                (vec![("volume", one.name.as_str()), ("kind", kind)], histogram)
+            })
         });
         out.histogram("blockmux_volume_latency", "How long requests of a volume took", rows)
     }
@@ -209,7 +211,7 @@ impl All {
             let shown = sums.iter().take(MOST_SESSIONS);
             shown.flat_map(move |([protocol, initiator, target, address], traffic)| {
                 let names = ["protocol", "initiator", "target", "address"];
-                let labels: Vec<_> =
+                let labels: Labels<'_> =
                     names.into_iter().zip([*protocol, *initiator, *target, *address]).collect();
                 let row = move |(word, value)| ([labels.clone(), vec![(label, word)]].concat(), value);
                 values(traffic).into_iter().map(row)

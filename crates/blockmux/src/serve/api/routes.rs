@@ -387,7 +387,7 @@ async fn history(State(shared): State<Shared>) -> Response {
 #[utoipa::path(
     get,
     path = "/metrics",
-    responses((status = 200, body = String, content_type = metrics::CONTENT_TYPE))
+    responses((status = 200, body = String, content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8"))
 )]
 async fn metrics(State(shared): State<Shared>) -> Result<Response, ApiError> {
     let control = shared.control.clone();
