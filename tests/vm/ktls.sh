@@ -63,3 +63,20 @@ moved_by "$url"
 test "$(counted TlsTxSw)" -gt "$before"
 stop_serving
 all_is_opened
+
+check the_kernel_makes_the_records_of_nbd_that_begin_in_the_middle_of_a_connection
+(umask 77 && echo alice:058f48cec0b4a048af64d9f8ac88fe6649eafeb713db50cf6d5437004d8de4ab >keys.psk)
+blockmux -vv serve disk=mem:$size --nbd 127.0.0.1:10809 --nbd-tls-psk keys.psk >target.log 2>&1 &
+target=$!
+within 30 grep ready target.log
+url='nbds://alice@127.0.0.1/disk?tls-psk-file=keys.psk'
+before=$(counted TlsTxSw)
+moved_by "$url&ktls=off"
+of_target=$(($(counted TlsTxSw) - before))
+before=$(counted TlsTxSw)
+moved_by "$url"
+test "$of_target" -gt 0
+test $(($(counted TlsTxSw) - before)) -gt "$of_target"
+grep 'records are made by the kernel' target.log
+stop_serving
+all_is_opened

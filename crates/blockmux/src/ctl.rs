@@ -1,36 +1,42 @@
-//! `blockmux ctl`: asks a daemon that runs with `serve --control`, and what the two say to each
-//! other.
+//! `blockmux ctl`: asks a running daemon by its HTTP API.
 //!
-//! A connection to the socket carries one [`Request`] and one [`Answer`], each a line of JSON. The
-//! socket is for its owner and root alone, and the daemon asks the system who it is that talks to
-//! it.
+//! [`Request`] and [`Answer`] are what the daemon's `serve/control.rs` takes and gives; `routes`
+//! has the HTTP request of each.
 
+mod actions;
+mod history;
+mod routes;
 mod sessions;
 
+pub(crate) use self::actions::{ActionState, ActionStatus};
+pub(crate) use self::history::{History, Rates, Series};
 pub(crate) use self::sessions::SessionStatus;
+use crate::api::client::Client;
+use crate::api::{ApiAddress, ApiError, ErrorBody};
 use crate::failure::Failure;
+use crate::log::levels::Levels;
 use crate::output::{both_sizes, print, printable, shell_word};
 use crate::protocol::frontend::Change;
+use crate::protocol::secret;
 use blockmux_proto::volume_state::VolumeTraffic;
 use blockmux_volume::units::{human_size, parse_size};
-use rustix::fd::AsFd;
-use rustix::net::sockopt::socket_peercred;
-use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::net::UnixStream;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
-use std::time::Duration;
+use utoipa::ToSchema;
+use zeroize::Zeroizing;
 
 /// Which daemon, and what to do.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct CtlArgs {
-    /// Socket of `serve --control`
+    /// Address of `serve --control`, or of `serve --api` as http://HOST:PORT
     #[arg(value_name = "unix:PATH")]
-    socket: ControlPath,
+    address: ApiAddress,
+    /// File with the token of `serve --api`
+    #[arg(long, value_name = "FILE", global = true)]
+    token_file: Option<PathBuf>,
     /// Print JSON
     #[arg(long, global = true)]
     json: bool,
@@ -38,24 +44,8 @@ pub(crate) struct CtlArgs {
     request: Request,
 }
 
-/// Where a daemon takes commands: `unix:PATH`, or the path alone.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ControlPath(pub(crate) PathBuf);
-
-impl FromStr for ControlPath {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<ControlPath, &'static str> {
-        match text.strip_prefix("unix:").unwrap_or(text) {
-            "" => Err("the socket has no path; write unix:PATH"),
-            path => Ok(ControlPath(path.into())),
-        }
-    }
-}
-
-/// What is asked of a daemon, on the command line and at its socket.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, clap::Subcommand)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
+/// What is asked of a daemon, on the command line and by its API.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Subcommand)]
 pub(crate) enum Request {
     /// Show volumes, clients and I/O counters
     Status,
@@ -108,14 +98,19 @@ pub(crate) enum Request {
         /// NSID or LUN
         number: u32,
     },
+    /// Show the log's levels, or change them until the daemon stops
+    Log {
+        /// Levels by area, as for --log
+        #[arg(value_name = "AREA=LEVEL,...", value_parser = checked_levels)]
+        levels: Option<String>,
+    },
     /// What one protocol alone knows.
     #[command(flatten)]
     Change(Change),
 }
 
 /// What it answers.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug)]
 pub(crate) enum Answer {
     Status(Status),
     Sessions(Vec<SessionStatus>),
@@ -130,6 +125,8 @@ pub(crate) enum Answer {
         /// Protocols that are to serve it and have no listener.
         unheard: Vec<String>,
     },
+    /// The log's areas, each with its level.
+    Levels(BTreeMap<String, String>),
     /// NSID or LUN.
     Attached {
         number: u32,
@@ -138,30 +135,30 @@ pub(crate) enum Answer {
     Said(String),
     Done,
     /// Why it was not done, and what to do.
-    Failed(String),
+    Failed(ApiError),
 }
 
 impl Answer {
-    /// For programs, in one line: what there is to say without the answer's kind.
-    fn json(&self) -> Result<String, Failure> {
-        let value = match self {
+    /// The body of the HTTP response, which `--json` prints.
+    pub(crate) fn json(&self) -> Value {
+        match self {
             Answer::Status(status) => json!(status),
             Answer::Sessions(sessions) => json!(sessions),
             Answer::Resized { size } => json!({ "size": size }),
             Answer::Added { name, urls, unheard } => {
                 json!({ "name": name, "urls": urls, "protocols_without_listener": unheard })
             }
+            Answer::Levels(levels) => json!(levels),
             Answer::Attached { number } => json!({ "number": number }),
             Answer::Said(text) => json!({ "message": text }),
             Answer::Done => json!({}),
-            Answer::Failed(reason) => json!({ "error": reason }),
-        };
-        serde_json::to_string(&value).map_err(Failure::run)
+            Answer::Failed(error) => json!(ErrorBody { error: error.clone() }),
+        }
     }
 }
 
 /// What a daemon does.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub(crate) struct Status {
     pub(crate) connections: usize,
     /// How many there may be.
@@ -174,14 +171,14 @@ pub(crate) struct Status {
 }
 
 /// One protocol that a daemon listens for.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub(crate) struct ProtocolStatus {
     pub(crate) name: String,
     pub(crate) connections: usize,
 }
 
 /// One volume that a daemon serves, and what has been done on it since.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub(crate) struct VolumeStatus {
     pub(crate) name: String,
     /// In bytes.
@@ -193,13 +190,19 @@ pub(crate) struct VolumeStatus {
     pub(crate) gone: usize,
     #[serde(flatten)]
     pub(crate) traffic: TrafficStatus,
+    /// If somebody has registered or reserved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) reservation: Option<ReservationStatus>,
+    /// Of a remote volume: sessions that were opened after another was lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) reconnects: Option<u64>,
     /// Of a RAM volume whose memory is faulted in ahead of use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) populated: Option<PopulatedStatus>,
 }
 
 /// What was done on a volume, or over a connection.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub(crate) struct TrafficStatus {
     reads: u64,
     read_bytes: u64,
@@ -218,6 +221,21 @@ impl From<VolumeTraffic> for TrafficStatus {
 }
 
 impl TrafficStatus {
+    /// Requests of all kinds.
+    pub(crate) fn requests(&self) -> u64 {
+        self.reads + self.writes + self.others
+    }
+
+    /// Bytes that reads asked for and writes brought.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.read_bytes + self.written_bytes
+    }
+
+    /// Requests that failed.
+    pub(crate) fn failed(&self) -> u64 {
+        self.failed
+    }
+
     fn add(&mut self, more: &TrafficStatus) {
         self.reads += more.reads;
         self.read_bytes += more.read_bytes;
@@ -240,18 +258,33 @@ impl TrafficStatus {
     }
 }
 
+/// Reservations of a volume.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub(crate) struct ReservationStatus {
+    /// Registrations of initiators and hosts.
+    pub(crate) registrants: usize,
+    /// Somebody holds a reservation.
+    pub(crate) reserved: bool,
+}
+
 /// How far a RAM volume's memory is faulted in, in bytes.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub(crate) struct PopulatedStatus {
     pub(crate) bytes: u64,
     pub(crate) of: u64,
 }
 
+/// Checks levels where they are written; they travel as text.
+fn checked_levels(text: &str) -> Result<String, String> {
+    text.parse::<Levels>().map(|_| text.to_owned())
+}
+
 /// Asks the daemon, and shows what it answers.
 pub(crate) fn run(args: &CtlArgs) -> Result<(), Failure> {
-    match (ask(&args.socket.0, &args.request)?, &args.request) {
-        (Answer::Failed(reason), _) => Err(Failure::run(reason)),
-        (answer, _) if args.json => print(answer.json()?),
+    let client = client(&args.address, args.token_file.as_deref())?;
+    match (actions::ask(&client, &args.request)?, &args.request) {
+        (Answer::Failed(error), _) => Err(Failure::run(error)),
+        (answer, _) if args.json => print(answer.json()),
         (Answer::Resized { size }, Request::Resize { name, .. }) => {
             print(format_args!("{name}  {}", both_sizes(size)))
         }
@@ -274,6 +307,10 @@ pub(crate) fn run(args: &CtlArgs) -> Result<(), Failure> {
         (Answer::Attached { number }, Request::Attach { target, .. }) => {
             print(format_args!("{}  {number}", printable(target)))
         }
+        (Answer::Levels(levels), Request::Log { .. }) => {
+            let lines: Vec<_> = levels.iter().map(|(area, level)| format!("{area:<10} {level}")).collect();
+            print(lines.join("\n"))
+        }
         (Answer::Said(text), _) => print(printable(&text)),
         (Answer::Done, _) => Ok(()),
         (Answer::Status(status), Request::Status) => print(in_words(&status)),
@@ -282,51 +319,29 @@ pub(crate) fn run(args: &CtlArgs) -> Result<(), Failure> {
     }
 }
 
-/// Whether the process at the other end is ours or root's.
+/// A client of the daemon at that address.
 ///
 /// # Errors
-/// If it is not, or the system does not say.
-pub(crate) fn check_peer(stream: &UnixStream) -> io::Result<()> {
-    let peer = socket_peercred(stream.as_fd())?;
-    if peer.uid == geteuid() || peer.uid.is_root() {
-        return Ok(());
+/// If the token's file cannot be read, or is for somebody else's eyes, too.
+pub(crate) fn client(address: &ApiAddress, token_file: Option<&Path>) -> Result<Client, Failure> {
+    let token = token_file.map(|path| secret::read("--token-file", path, api_token)).transpose()?;
+    if token.is_none() && matches!(address, ApiAddress::Tcp(_)) {
+        return Err(Failure::request(format!(
+            "{address}: the API requires a token over TCP; add --token-file with the file of `serve --api-token-file`"
+        )));
     }
-    Err(io::Error::new(io::ErrorKind::PermissionDenied, "the other end belongs to another user"))
+    Ok(Client::new(address.clone(), token))
 }
 
-/// Reads a line, and what it says.
+/// The token that a line of a file holds.
 ///
 /// # Errors
-/// If it does not come in time, is too long or no such message.
-pub(crate) fn read<T: for<'de> Deserialize<'de>>(stream: impl Read) -> io::Result<T> {
-    let mut line = String::new();
-    BufReader::new(stream.take(MAX_LINE)).read_line(&mut line)?;
-    if !line.ends_with('\n') {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    }
-    serde_json::from_str(&line).map_err(io::Error::from)
-}
-
-/// Writes a message as a line.
-///
-/// # Errors
-/// If the other end does not take it in time.
-pub(crate) fn write(mut stream: &UnixStream, message: &impl Serialize) -> io::Result<()> {
-    let mut line = serde_json::to_vec(message)?;
-    line.push(b'\n');
-    stream.write_all(&line)
-}
-
-fn ask(path: &Path, request: &Request) -> Result<Answer, Failure> {
-    let cannot = |error: io::Error| {
-        Failure::request(format!(
-            "{}: cannot ask the daemon: {error}; is it what `serve --control` names, and does that run?",
-            path.display()
-        ))
-    };
-    let stream = UnixStream::connect(path).map_err(cannot)?;
-    stream.set_read_timeout(Some(PATIENCE)).and_then(|()| write(&stream, request)).map_err(cannot)?;
-    read(&stream).map_err(cannot)
+/// If it cannot stand in a header.
+pub(crate) fn api_token(line: &[u8]) -> Result<Zeroizing<String>, &'static str> {
+    let is_plain = line.iter().all(u8::is_ascii_graphic);
+    let text = std::str::from_utf8(line).ok().filter(|_| is_plain);
+    text.map(|text| Zeroizing::new(text.to_owned()))
+        .ok_or("a token is letters, digits and signs without spaces; `openssl rand -hex 32` makes one")
 }
 
 fn in_words(status: &Status) -> String {
@@ -341,6 +356,11 @@ fn in_words(status: &Status) -> String {
         lines.push(format!("  connections  {}", volume.users));
         lines.extend(of_gone("  ", volume.gone));
         lines.extend(volume.traffic.in_words(15));
+        if let Some(ReservationStatus { registrants, reserved }) = &volume.reservation {
+            let held = if *reserved { ", reserved" } else { "" };
+            lines.push(format!("  registered   {registrants}{held}"));
+        }
+        lines.extend(volume.reconnects.map(|reconnects| format!("  reconnects   {reconnects}")));
         let populated = volume.populated.as_ref();
         lines.extend(
             populated
@@ -354,11 +374,6 @@ fn in_words(status: &Status) -> String {
 fn of_gone(indent: &str, gone: usize) -> Option<String> {
     (gone > 0).then(|| format!("{indent}gone         {gone}, with I/O that has not ended"))
 }
-
-/// How long a daemon may take: a file that is resized waits for its disk.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// The longest message, in bytes: the status of tens of thousands of volumes.
-const MAX_LINE: u64 = 16 << 20;
 
 const EXAMPLES: &str = "\
 Changes last until the daemon stops; put what should stay into its config file.
@@ -374,30 +389,3 @@ Examples:
   blockmux ctl unix:/run/user/1000/blockmux.sock ana NQN 1 inaccessible
   blockmux ctl unix:/run/user/1000/blockmux.sock add-host NQN HOSTNQN
   blockmux ctl unix:/run/user/1000/blockmux.sock alua IQN standby";
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_message_is_a_line_and_nothing_else_is_taken_for_one() {
-        let (here, there) = UnixStream::pair().unwrap();
-        let request = Request::Resize { name: "a".to_owned(), size: Some(1 << 20) };
-        write(&here, &request).unwrap();
-        assert_eq!(read::<Request>(&there).unwrap(), request);
-        for bytes in [&b"{}\n"[..], b"\n", b"{\"resize\":{\"name\":1}}\n", b"\"status\"", b"\xff\n"] {
-            let (here, there) = UnixStream::pair().unwrap();
-            (&here).write_all(bytes).unwrap();
-            drop(here);
-            assert!(read::<Request>(&there).is_err(), "{bytes:?}");
-        }
-    }
-
-    #[test]
-    fn a_socket_is_named_with_or_without_its_kind() {
-        for text in ["unix:/run/b.sock", "/run/b.sock"] {
-            assert_eq!(text.parse(), Ok(ControlPath("/run/b.sock".into())));
-        }
-        assert!("unix:".parse::<ControlPath>().is_err());
-    }
-}

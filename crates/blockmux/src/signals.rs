@@ -11,18 +11,18 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{fs, io, thread};
 
-/// Turns SIGTERM, SIGINT and SIGHUP into events; one more of them ends the process at once, with
-/// status 1, and removes what [`leaves`] has named.
+/// Converts SIGTERM, SIGINT and SIGHUP to events; a second one ends the process at once with status
+/// 1, and removes the directory of [`leaves`].
 ///
-/// A SIGHUP that whoever started the process has it ignore, as nohup does, stays ignored.
+/// A SIGHUP that is ignored at the start, as under nohup, stays ignored.
 ///
 /// # Errors
-/// If the system refuses to tell of them.
+/// If the signal handlers cannot be installed.
 pub(crate) fn watch<E: Send + 'static>(events: &Sender<E>, event: fn(i32) -> E) -> io::Result<()> {
     let was_asked = Arc::new(AtomicBool::new(false));
     let watched = if is_ignored(SIGHUP) { &[SIGTERM, SIGINT][..] } else { &[SIGTERM, SIGINT, SIGHUP] };
     for &signal in watched {
-        // A third one ends it even if what the second one removes does not go away.
+        // A third signal ends the process even if the removal hangs.
         flag::register_conditional_shutdown(signal, 1, was_asked.clone())?;
     }
     let mut signals = Signals::new(watched)?;
@@ -30,19 +30,19 @@ pub(crate) fn watch<E: Send + 'static>(events: &Sender<E>, event: fn(i32) -> E) 
     thread::spawn(move || {
         privileges::give_up_all();
         let mut signals = signals.forever();
-        // Whoever hears of it may have ended for another reason.
+        // The receiver may have ended for another reason.
         let _ = signals.next().map(|signal| events.send(event(signal)));
         if let Some(again) = signals.next() {
             was_asked.store(true, Ordering::Release);
             left().drain(..).for_each(|directory| drop(fs::remove_dir_all(directory)));
-            // The next one of the kind ends the process where it arrives.
+            // The next signal of this kind ends the process at once.
             let _ = raise(again);
         }
     });
     Ok(())
 }
 
-/// A directory of this process alone, which is removed if it has to end at once.
+/// Registers a temporary directory of this process, which is removed if a second signal ends it.
 pub(crate) fn leaves(directory: &Path) {
     left().push(directory.to_owned());
 }
@@ -53,7 +53,7 @@ fn left() -> MutexGuard<'static, Vec<PathBuf>> {
 
 static LEFT: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// Whether the process ignores a signal; not, if the system does not say.
+/// Whether the process ignores a signal; false if that cannot be determined.
 fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -62,8 +62,7 @@ fn is_ignored(signal: i32) -> bool {
     mask >> (signal - 1) & 1 == 1
 }
 
-/// A write beyond the limit of a file's size fails like any other that finds no room; it does not
-/// end the process.
+/// Ignores SIGXFSZ, so that a write beyond the file size limit fails instead of ending the process.
 pub(crate) fn outlive_file_limit() -> io::Result<()> {
     flag::register(SIGXFSZ, Arc::default()).map(|_| ())
 }

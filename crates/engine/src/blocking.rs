@@ -4,7 +4,9 @@ use crate::connection::Broken;
 use crate::secure::Secure;
 use crate::socket::Address;
 use blockmux_proto::outbox::Outbox;
-use blockmux_proto::session::{Demand, MAX_DEMAND, StreamConnections, StreamSession, Timed};
+use blockmux_proto::session::{
+    BYTES_BEFORE_TLS, Demand, MAX_DEMAND, StreamConnections, StreamSession, Timed,
+};
 use blockmux_tls::TlsError;
 use blockmux_volume::{Chunk, Memory};
 use socket2::{Domain, SockAddr, Socket, Type};
@@ -114,7 +116,8 @@ pub fn run_session<S: OneStream>(
     run_secured(address, None, session, timeout, done)
 }
 
-/// Connects and runs `session` over a blocking socket, with TLS if `secure` is given.
+/// Connects and runs `session` over a blocking socket, with TLS if `secure` is given: from the
+/// beginning, or when the session demands it.
 ///
 /// # Errors
 /// As for [`run_session`], and if the TLS handshake fails.
@@ -186,19 +189,24 @@ fn run<S: OneStream>(
                 chunk.take(here);
                 placed += here;
             }
-            Demand::Bytes(_) | Demand::Place(_) => {
+            Demand::StartTls if start_tls(secure.as_mut(), &chunk)? => {}
+            Demand::Bytes(_) | Demand::Place(_) | Demand::StartTls => {
                 let due = stream.poll_timeout().map_or(deadline, |due| due.min(deadline));
                 let due = notice.map_or(due, |notice| due.min(notice));
                 let unread = chunk.unread().len();
                 if !receive(&mut socket, &mut secure, &mut chunk, (due, deadline))? {
                     return stream.on_end(Instant::now()).map_err(Broken::from);
                 }
+                if let Some(by) = secure.as_mut().and_then(Secure::take_peer) {
+                    stream.on_secured(by, Instant::now())?;
+                }
                 *is_answering |= chunk.unread().len() > unread;
                 if *is_answering {
                     notice = None;
                 } else if notice.take_if(|notice| Instant::now() >= *notice).is_some() {
                     warn!(
-                        "{address} accepts connections and says nothing; waiting {} s for it",
+                        "{address} accepted the connection but sends nothing; waiting up to {} s; it may serve \
+                         another protocol",
                         timeout.as_secs()
                     );
                 }
@@ -212,9 +220,21 @@ fn run<S: OneStream>(
     }
 }
 
+/// Starts TLS, which the session demands; `false` if it has started already.
+fn start_tls(secure: Option<&mut Secure>, chunk: &Chunk) -> Result<bool, Broken> {
+    let secure = secure.ok_or(TlsError::Internal("this connection has no TLS credentials"))?;
+    let is_news = secure.start();
+    if is_news && !chunk.unread().is_empty() {
+        return Err(BYTES_BEFORE_TLS.into());
+    }
+    Ok(is_news)
+}
+
 /// Sends the whole outbox, or with TLS as much as can be encrypted now.
 fn send(socket: &mut Socket, secure: &mut Option<Secure>, outbox: &mut Outbox) -> Result<(), Broken> {
-    let Some(secure) = secure else { return Ok(socket.write_all(&outbox.take_bytes())?) };
+    let Some(secure) = secure.as_mut().filter(|secure| !secure.is_plain()) else {
+        return Ok(socket.write_all(&outbox.take_bytes())?);
+    };
     if !secure.is_open() {
         secure.take(&[], &mut Chunk::new(Memory::from_heap(1)))?;
     }
@@ -242,13 +262,14 @@ fn receive(
     }
     socket.set_read_timeout(Some(due.saturating_duration_since(Instant::now()).max(SHORTEST_WAIT)))?;
     let mut records = [0; MOST_RECORDS];
+    let secure = secure.as_mut().filter(|secure| !secure.is_plain());
     let result = match secure {
         None => socket.read(chunk.spare()),
         // At most as many bytes as there is room for their plaintext.
         Some(_) => socket.read(&mut records),
     };
     match (result, secure) {
-        (Ok(0), Some(secure)) if !secure.is_open() => Err(TlsError::Left.into()),
+        (Ok(0), Some(secure)) if !secure.is_open() => Err(TlsError::Disconnected.into()),
         (Ok(received), Some(secure)) => {
             let result = secure.take(&records[..received], chunk);
             let told = socket.write_all(&secure.outgoing().take_bytes());
@@ -301,7 +322,9 @@ const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 mod tests {
     use super::*;
     use crate::nbd::{NbdConnectError, describe};
-    use blockmux_proto::nbd::client::{Config, Features, InitiatorSession, Mode, NbdRefused};
+    use blockmux_proto::nbd::client::{
+        NbdFeatures, NbdHandshakeRefusal, NbdInitiatorConfig, NbdInitiatorSession, NbdSessionMode,
+    };
     use blockmux_volume::Pool;
     use std::net::Shutdown;
     use std::os::unix::net::{UnixListener, UnixStream};
@@ -315,8 +338,12 @@ mod tests {
         listener.listen(0).unwrap();
         // Fills the backlog of one.
         let _first = UnixStream::connect(&path).unwrap();
-        let config = Config { export: String::new(), mode: Mode::Info, features: Features::default() };
-        let mut session = InitiatorSession::new(config, Pool::new(1 << 20), Instant::now());
+        let config = NbdInitiatorConfig {
+            export: String::new(),
+            mode: NbdSessionMode::Info,
+            features: NbdFeatures::default(),
+        };
+        let mut session = NbdInitiatorSession::new(config, Pool::new(1 << 20), Instant::now());
         let timeout = Duration::from_millis(10);
         let error = run_session(&Address::Unix(path), &mut session, timeout, |_| false).unwrap_err();
         assert_eq!(error.to_string(), "connection failed: no answer within 0 s");
@@ -338,9 +365,12 @@ mod tests {
             let tls_required = [b"\0\x03\xe8\x89\x04\x55\x65\xa9", &option[12..16], b"\x80\0\0\x05\0\0\0\0"];
             socket.write_all(&tls_required.concat()).unwrap();
         });
-        let error = describe(&Address::Unix(path), "").unwrap_err();
+        let error = describe(&Address::Unix(path), None, "").unwrap_err();
         assert!(
-            matches!(&error, NbdConnectError::Refused { refused: NbdRefused::TlsRequired { .. }, .. }),
+            matches!(
+                &error,
+                NbdConnectError::Refused { refused: NbdHandshakeRefusal::TlsRequired { .. }, .. }
+            ),
             "{error}"
         );
         server.join().unwrap();

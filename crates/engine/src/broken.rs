@@ -15,7 +15,7 @@ pub enum Broken {
     Protocol(#[from] ProtocolError),
     /// There is no secure connection with the peer.
     #[error("peer {0}")]
-    Tls(#[from] TlsError),
+    Tls(TlsError),
     /// The TLS keys must be replaced and kTLS does not accept others. Not an error of the peer: a
     /// new connection has new keys.
     #[error("{0}")]
@@ -23,4 +23,14 @@ pub enum Broken {
     /// The peer held this many bytes of buffers that others need.
     #[error("peer holds {} KiB of buffers and moves no data while others wait for memory", .0 >> 10)]
     Evicted(usize),
+}
+
+impl From<TlsError> for Broken {
+    fn from(error: TlsError) -> Broken {
+        match error {
+            // What a socket without TLS says of a peer that has gone.
+            TlsError::Closed => Broken::Socket(io::ErrorKind::BrokenPipe.into()),
+            error => Broken::Tls(error),
+        }
+    }
 }

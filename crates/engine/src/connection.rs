@@ -5,8 +5,8 @@
 //! payload without a copy; larger payload is received straight to where the session wants it. An
 //! idle connection holds no buffer.
 //!
-//! A connection may use TLS ([`Secure`]); the session is notified when TLS is established and sees
-//! plaintext.
+//! A connection may use TLS ([`Secure`]), from its beginning or from when the session demands it;
+//! the session is notified when TLS is established and sees plaintext.
 
 mod secured;
 
@@ -153,6 +153,10 @@ impl<H: Host> Connection<H> {
             let (wanted, place) = match self.feed(session)? {
                 Feed::Wants(bytes) => (bytes, None),
                 Feed::WantsPlaced(list) => (1, Some(list)),
+                Feed::StartsTls => {
+                    self.start_tls()?;
+                    (1, None)
+                }
                 Feed::Blocked => {
                     self.wants_input = false;
                     self.is_blocked = true;
@@ -178,7 +182,7 @@ impl<H: Host> Connection<H> {
                 _ => CHUNK,
             };
             let received = match self.secure {
-                Some(ref secure) if !secure.is_by_kernel() => self.receive_secured(session, wanted)?,
+                Some(ref secure) if !secure.is_plain() => self.receive_secured(session, wanted)?,
                 _ => self.receive_once(wanted, place.as_ref(), len)?,
             };
             match received {
@@ -327,6 +331,7 @@ impl<H: Host> Connection<H> {
                     self.placed = 0;
                     session.on_placed(now)?;
                 }
+                Demand::StartTls => return Ok(Feed::StartsTls),
                 Demand::Nothing => return Ok(Feed::Blocked),
                 Demand::Close => return Ok(Feed::Closed),
             }
@@ -441,6 +446,7 @@ impl<H: Host> Connection<H> {
 enum Feed {
     Wants(usize),
     WantsPlaced(SgList),
+    StartsTls,
     Blocked,
     Closed,
 }

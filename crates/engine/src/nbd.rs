@@ -1,28 +1,52 @@
 //! NBD on sockets: serving exports and connecting to one.
 
-use crate::blocking::{self, run_session};
-use crate::initiator::{Dialer, Opening, Paths, RemoteVolume, check_unchanged};
+use crate::blocking::{self, run_secured};
+use crate::connection::Broken;
+use crate::initiator::{Dialer, Opening, Paths, RemoteVolume, TlsKeys, check_unchanged};
 use crate::listener::Serve;
+use crate::secure::{ClientTls, Secure};
 use crate::socket::Address;
-use crate::target::TargetTask;
+use crate::target::{ArrivedConnection, TargetTask};
 use blockmux_proto::exports::Exports;
 use blockmux_proto::nbd::client::{
-    Config, ExportInfo, Features, InitiatorSession, ListedExport, Mode, NbdRefused,
+    ExportInfo, ListedExport, NbdFeatures, NbdHandshakeRefusal, NbdInitiatorConfig, NbdInitiatorSession,
+    NbdSessionMode,
 };
-use blockmux_proto::nbd::server::TargetSession;
+use blockmux_proto::nbd::server::{NbdTargetSession, NbdTls};
 use blockmux_proto::session::NoControl;
+use blockmux_tls::ServerCredentials;
 use blockmux_volume::{Core, Pool, VolumeInfo};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::warn;
 
-/// Serves `exports` to each accepted connection.
+/// TLS of an NBD server.
+#[derive(Clone)]
+pub struct NbdServerTls {
+    /// What both sides authenticate with.
+    pub credentials: ServerCredentials,
+    /// Which clients have to use TLS, and which are allowed.
+    pub policy: NbdTls,
+    /// Whether the kernel makes the records where possible.
+    pub ktls: bool,
+}
+
+/// Serves `exports` to each accepted connection, which may or must be upgraded to TLS if `tls` is
+/// given.
 #[must_use]
-pub fn serve(exports: Exports) -> Serve {
+pub fn serve(exports: Exports, tls: Option<NbdServerTls>) -> Serve {
     Arc::new(move |core, stream, permit| {
         let pool = core.pool().for_peer_at(stream.peer_ip());
-        let session = TargetSession::new(exports.clone(), pool.clone(), core.now());
-        TargetTask::spawn(core, stream, (session, pool), exports.clone(), permit);
+        let session = NbdTargetSession::new(exports.clone(), pool.clone(), core.now());
+        let arrival = ArrivedConnection::new(stream, permit);
+        let (session, secure) = match &tls {
+            None => (session, None),
+            Some(NbdServerTls { credentials, policy, ktls }) => {
+                let secure = Secure::server(credentials.clone()).by_kernel(*ktls).on_demand();
+                (session.with_tls(policy.clone()), Some(secure))
+            }
+        };
+        TargetTask::receive(core, (arrival, secure), (session, pool), exports.clone(), None);
     })
 }
 
@@ -39,17 +63,19 @@ pub struct NbdEndpoint {
     pub reconnect_timeout: Duration,
     /// How long a reply may take before the connection counts as lost, as [`Paths::timeout`].
     pub timeout: Option<Duration>,
+    /// TLS, without which nothing is asked of the server then.
+    pub tls: Option<ClientTls>,
 }
 
 /// Why an export cannot be reached.
-pub type NbdConnectError = blocking::BlockingConnectError<NbdRefused>;
+pub type NbdConnectError = blocking::BlockingConnectError<NbdHandshakeRefusal>;
 
 /// Connects to the export for I/O; connects once to query it.
 ///
 /// # Errors
 /// If the server cannot be reached or does not have the export.
 pub fn connect(endpoint: NbdEndpoint) -> Result<RemoteVolume<NbdDialer>, NbdConnectError> {
-    let session = ask(&endpoint.address, &endpoint.export, Mode::Info)?;
+    let session = ask(&endpoint.address, endpoint.tls.as_ref(), &endpoint.export, NbdSessionMode::Info)?;
     let silent = || NbdConnectError::silent(&endpoint.address);
     let (export, info) = session.export().zip(session.volume_info()).ok_or_else(silent)?;
     let rest = export.size.saturating_sub(info.size);
@@ -69,8 +95,12 @@ pub fn connect(endpoint: NbdEndpoint) -> Result<RemoteVolume<NbdDialer>, NbdConn
 ///
 /// # Errors
 /// As for [`connect`].
-pub fn describe(address: &Address, export: &str) -> Result<ExportInfo, NbdConnectError> {
-    let session = ask(address, export, Mode::Info)?;
+pub fn describe(
+    address: &Address,
+    tls: Option<&ClientTls>,
+    export: &str,
+) -> Result<ExportInfo, NbdConnectError> {
+    let session = ask(address, tls, export, NbdSessionMode::Info)?;
     session.export().cloned().ok_or_else(|| NbdConnectError::silent(address))
 }
 
@@ -78,18 +108,26 @@ pub fn describe(address: &Address, export: &str) -> Result<ExportInfo, NbdConnec
 ///
 /// # Errors
 /// If the server cannot be reached or refuses to list.
-pub fn list(address: &Address) -> Result<(Vec<ListedExport>, u64), NbdConnectError> {
-    let session = ask(address, "", Mode::List)?;
+pub fn list(address: &Address, tls: Option<&ClientTls>) -> Result<(Vec<ListedExport>, u64), NbdConnectError> {
+    let session = ask(address, tls, "", NbdSessionMode::List)?;
     Ok((session.exports().to_vec(), session.exports_left_out()))
 }
 
 /// Runs one handshake.
-fn ask(address: &Address, export: &str, mode: Mode) -> Result<InitiatorSession, NbdConnectError> {
-    let config = Config { export: export.to_owned(), mode, features: Features::default() };
-    let mut session = InitiatorSession::new(config, Pool::new(LOG_IN_POOL), Instant::now());
-    run_session(address, &mut session, LOG_IN_TIMEOUT, InitiatorSession::is_over)
-        .map_err(|broken| NbdConnectError::broken(address, broken))?;
-    match session.refused() {
+fn ask(
+    address: &Address,
+    tls: Option<&ClientTls>,
+    export: &str,
+    mode: NbdSessionMode,
+) -> Result<NbdInitiatorSession, NbdConnectError> {
+    let config = NbdInitiatorConfig { export: export.to_owned(), mode, features: NbdFeatures::default() };
+    let session = NbdInitiatorSession::new(config, Pool::new(LOG_IN_POOL), Instant::now());
+    let mut session = if tls.is_some() { session.with_tls() } else { session };
+    let ran = tls.map(ClientTls::secure).transpose().map_err(Broken::from).and_then(|secure| {
+        run_secured(address, secure, &mut session, LOG_IN_TIMEOUT, NbdInitiatorSession::is_over)
+    });
+    ran.map_err(|broken| NbdConnectError::broken(address, broken))?;
+    match session.refusal() {
         Some(refused) => Err(NbdConnectError::refused(address, refused.clone())),
         None => Ok(session),
     }
@@ -103,27 +141,41 @@ pub struct NbdDialer {
     first: VolumeInfo,
 }
 
+impl TlsKeys for NbdDialer {
+    fn keys(&self) -> Option<ClientTls> {
+        self.endpoint.tls.clone()
+    }
+}
+
 impl Dialer for NbdDialer {
-    type Session = InitiatorSession;
+    type Session = NbdInitiatorSession;
     type Control = NoControl;
 
     fn paths(&self) -> &Paths {
         &self.paths
     }
 
-    fn session(&self, opening: &Opening<'_, NoControl>) -> InitiatorSession {
-        let config =
-            Config { export: self.endpoint.export.clone(), mode: Mode::Go, features: Features::default() };
-        InitiatorSession::new(config, opening.pool.clone(), opening.now)
+    fn session(&self, opening: &Opening<'_, NoControl>) -> NbdInitiatorSession {
+        let config = NbdInitiatorConfig {
+            export: self.endpoint.export.clone(),
+            mode: NbdSessionMode::Go,
+            features: NbdFeatures::default(),
+        };
+        let session = NbdInitiatorSession::new(config, opening.pool.clone(), opening.now);
+        if self.endpoint.tls.is_some() { session.with_tls() } else { session }
     }
 
-    fn check(&self, session: &InitiatorSession) -> Result<(), String> {
+    fn tls(&self) -> Option<&dyn TlsKeys> {
+        Some(self)
+    }
+
+    fn check(&self, session: &NbdInitiatorSession) -> Result<(), String> {
         let now = session.volume_info().ok_or("the export was not described")?;
         check_unchanged(&self.first, &now, self.endpoint.connections)
     }
 
-    fn refusal(&self, session: &InitiatorSession) -> Option<String> {
-        session.refused().filter(|refused| !refused.may_pass()).map(ToString::to_string)
+    fn refusal(&self, session: &NbdInitiatorSession) -> Option<String> {
+        session.refusal().filter(|refused| !refused.may_pass()).map(ToString::to_string)
     }
 }
 

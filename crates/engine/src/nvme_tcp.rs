@@ -12,9 +12,9 @@ use blockmux_proto::exports::Exports;
 use blockmux_proto::fabrics::controller::node::{NvmeNode, SecureChannel};
 use blockmux_proto::fabrics::controller::unconnected::MAX_UNCONNECTED;
 use blockmux_proto::nvme::auth::psk::{PskHash, TlsPsk};
-use blockmux_proto::nvme_rdma::server::TargetSession as RdmaTargetSession;
-use blockmux_proto::nvme_tcp::server::TargetSession;
-use blockmux_tls::{Hash, Lookup, Psk};
+use blockmux_proto::nvme_rdma::server::NvmeRdmaTargetSession;
+use blockmux_proto::nvme_tcp::server::NvmeTcpTargetSession;
+use blockmux_tls::{Hash, Psk, ServerCredentials};
 use blockmux_volume::Core;
 use std::sync::Arc;
 use std::time::Instant;
@@ -26,7 +26,7 @@ use tracing::warn;
 #[must_use]
 pub fn serve(node: &Arc<NvmeNode>, port: u16, exports: &Exports, ktls: bool) -> Serve {
     let (node, exports) = (node.clone(), exports.clone());
-    let lookup = lookup(&node);
+    let credentials = credentials(&node);
     Arc::new(move |core, stream, permit| {
         let (local_ip, hang_up) = (stream.local_ip(), Arc::new(stream.hang_up()));
         let (connect, is_crowded) = node.begin_connect(stream.peer_ip(), hang_up.clone());
@@ -42,7 +42,7 @@ pub fn serve(node: &Arc<NvmeNode>, port: u16, exports: &Exports, ktls: bool) -> 
             }
         };
         let pool = core.pool().for_peer_at(stream.peer_ip());
-        let session = TargetSession::new(node.clone(), pool.clone(), core.now())
+        let session = NvmeTcpTargetSession::new(node.clone(), pool.clone(), core.now())
             .admitted(connect, local_ip, hang_up)
             .at_port(port)
             .with_seed(seed)
@@ -50,19 +50,19 @@ pub fn serve(node: &Arc<NvmeNode>, port: u16, exports: &Exports, ktls: bool) -> 
                 let core = core.clone();
                 Box::new(move |waker| cross_thread_waker(&core, waker))
             });
-        let session = if stream.paces_here() { session.asking_for_at_most(ASKED_OF_PACED) } else { session };
+        let session = if stream.paces_here() { session.fetching_at_most(ASKED_OF_PACED) } else { session };
         let setup = Setup {
             pool: pool.clone(),
             seed: region_seed,
             segment_len: stream.segment_len(),
             now: core.now(),
         };
-        let accept = |session| rdma::accept(RdmaTargetSession::instead_of(session), setup);
+        let accept = |session| rdma::accept(NvmeRdmaTargetSession::from_other_transport(session), setup);
         let session = PortSession::new(session, Box::new(accept), 0);
         let secure = match node.secure_channel() {
             SecureChannel::None => None,
-            SecureChannel::NotRequired => Some(Secure::if_asked(lookup.clone())),
-            SecureChannel::Required => Some(Secure::server(lookup.clone())),
+            SecureChannel::NotRequired => Some(Secure::if_asked(credentials.clone())),
+            SecureChannel::Required => Some(Secure::server(credentials.clone())),
         };
         let secure = secure.map(|secure| secure.by_kernel(ktls));
         let arrival = ArrivedConnection::new(stream, permit);
@@ -83,7 +83,8 @@ pub(crate) fn tls_key(key: &TlsPsk) -> Psk {
     Psk { identity: key.identity.clone().into_bytes(), secret: key.secret().to_vec().into(), hash }
 }
 
-fn lookup(node: &Arc<NvmeNode>) -> Lookup {
+fn credentials(node: &Arc<NvmeNode>) -> ServerCredentials {
     let keyring = node.keyring().clone();
-    Arc::new(move |identity| keyring.find_lasting(identity, Instant::now()).as_ref().map(tls_key))
+    let lookup = move |identity: &[u8]| keyring.find_lasting(identity, Instant::now()).as_ref().map(tls_key);
+    ServerCredentials::Psks(Arc::new(lookup))
 }

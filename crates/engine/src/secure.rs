@@ -11,6 +11,9 @@
 //! If TLS is optional, the peer's first byte decides: a handshake record begins with 16h, which no
 //! protocol served like that begins with (NVMe/TCP begins with 00h, the type of ICReq).
 //!
+//! NBD upgrades a connection in the middle ([`Secure::on_demand`]): bytes pass in the clear until
+//! the session demands TLS.
+//!
 //! If the kernel supports kTLS, it gets the keys as soon as the handshake is complete and both
 //! directions are at a record boundary (`kernel`). From then on plaintext is sent to and received
 //! from the socket directly. Until then, at most the rest of one record is received at a time
@@ -25,7 +28,12 @@ mod kernel;
 use crate::broken::Broken;
 use crate::host::ByteStream;
 use blockmux_proto::outbox::{Outbox, OutboxPiece};
-use blockmux_tls::{Lookup, Psk, Tls, TlsError};
+use blockmux_proto::session::SecuredBy;
+pub use blockmux_tls::{
+    CertifiedKey, ClientCertificates, ClientCredentials, Psk, PskFile, ServerCertificates, ServerCredentials,
+    TlsError, Trust,
+};
+use blockmux_tls::{Tls, TlsPeer};
 use blockmux_volume::{Chunk, Memory, Pool};
 use border::Border;
 use kernel::{ByKernel, HandedOver};
@@ -45,6 +53,8 @@ pub struct Secure {
     scratch: Vec<u8>,
     /// The session was notified that TLS is established.
     is_reported: bool,
+    /// The session has not demanded TLS yet, and bytes pass in the clear.
+    is_dormant: bool,
     /// Keys are to be passed to the kernel, if it takes them.
     wants_kernel: bool,
     /// kTLS is attached to the socket, without keys yet.
@@ -53,10 +63,32 @@ pub struct Secure {
     border: Border,
 }
 
+/// How the connections to a server use TLS; a clone is another handle.
+#[derive(Clone, Debug)]
+pub struct ClientTls {
+    /// What both sides authenticate with.
+    pub credentials: ClientCredentials,
+    /// Whether the kernel makes the records where possible.
+    pub ktls: bool,
+    /// Whether TLS begins when the session demands it, and not with the connection.
+    pub is_on_demand: bool,
+}
+
+impl ClientTls {
+    /// TLS state of a new connection.
+    ///
+    /// # Errors
+    /// If the credentials cannot be used.
+    pub fn secure(&self) -> Result<Secure, TlsError> {
+        let secure = Secure::client(&self.credentials)?.by_kernel(self.ktls);
+        Ok(if self.is_on_demand { secure.on_demand() } else { secure })
+    }
+}
+
 enum Stage {
     /// The peer's first byte was not received.
     Unknown {
-        lookup: Lookup,
+        credentials: ServerCredentials,
         may_be_plain: bool,
     },
     Tls(Box<Tls>),
@@ -73,24 +105,24 @@ pub(crate) enum Received {
 }
 
 impl Secure {
-    /// For a connection to a server, with the PSKs that it may know, the best first.
+    /// For a connection to a server.
     ///
     /// # Errors
-    /// If the keys cannot be used.
-    pub fn client(keys: &[Psk]) -> Result<Secure, TlsError> {
-        Ok(Secure::new(Stage::Tls(Box::new(Tls::client(keys)?))))
+    /// If the credentials cannot be used.
+    pub fn client(credentials: &ClientCredentials) -> Result<Secure, TlsError> {
+        Ok(Secure::new(Stage::Tls(Box::new(Tls::client(credentials)?))))
     }
 
     /// For a client's connection, which must use TLS.
     #[must_use]
-    pub fn server(lookup: Lookup) -> Secure {
-        Secure::new(Stage::Unknown { lookup, may_be_plain: false })
+    pub fn server(credentials: ServerCredentials) -> Secure {
+        Secure::new(Stage::Unknown { credentials, may_be_plain: false })
     }
 
     /// For a client's connection, which may use TLS.
     #[must_use]
-    pub fn if_asked(lookup: Lookup) -> Secure {
-        Secure::new(Stage::Unknown { lookup, may_be_plain: true })
+    pub fn if_asked(credentials: ServerCredentials) -> Secure {
+        Secure::new(Stage::Unknown { credentials, may_be_plain: true })
     }
 
     fn new(stage: Stage) -> Secure {
@@ -102,6 +134,7 @@ impl Secure {
             covered: 0,
             scratch: Vec::new(),
             is_reported: false,
+            is_dormant: false,
             wants_kernel: true,
             is_attached: false,
             border: Border::default(),
@@ -114,12 +147,40 @@ impl Secure {
         Secure { wants_kernel: is_wanted, ..self }
     }
 
-    /// Returns the PSK identity once, after the handshake.
-    pub(crate) fn take_identity(&mut self) -> Option<&[u8]> {
+    /// TLS begins when the session demands it ([`blockmux_proto::session::Demand::StartTls`]).
+    #[must_use]
+    pub fn on_demand(self) -> Secure {
+        Secure { is_dormant: true, ..self }
+    }
+
+    /// The session demands TLS. Returns whether that is news.
+    pub(crate) fn start(&mut self) -> bool {
+        std::mem::replace(&mut self.is_dormant, false)
+    }
+
+    /// Whether the handshake is complete and [`Secure::take_peer`] was not asked.
+    pub(crate) fn is_unreported(&self) -> bool {
+        self.is_open() && !self.is_reported
+    }
+
+    /// The version and the cipher suite of the handshake, for logs.
+    pub(crate) fn negotiated(&mut self) -> String {
+        match &mut self.stage {
+            Stage::Tls(tls) => tls.negotiated(),
+            Stage::Unknown { .. } | Stage::Kernel(_) => String::new(),
+        }
+    }
+
+    /// Returns once, after the handshake, how the peer has authenticated itself.
+    pub(crate) fn take_peer(&mut self) -> Option<SecuredBy<'_>> {
         match &self.stage {
             Stage::Tls(tls) if tls.is_open() && !self.is_reported => {
                 self.is_reported = true;
-                Some(tls.identity())
+                Some(match tls.peer() {
+                    TlsPeer::Psk(identity) => SecuredBy::Psk(identity),
+                    TlsPeer::Certificate(subject) => SecuredBy::Certificate(subject),
+                    TlsPeer::Anonymous => SecuredBy::Nothing,
+                })
             }
             _ => None,
         }
@@ -139,7 +200,7 @@ impl Secure {
                 return Ok(Received::Bytes(0));
             }
             if chunk.unread().first() != Some(&HANDSHAKE) {
-                return if *may_be_plain { Ok(Received::Plain) } else { Err(TlsError::Plain.into()) };
+                return if *may_be_plain { Ok(Received::Plain) } else { Err(TlsError::NotTls.into()) };
             }
             self.begin(chunk)?;
         }
@@ -151,7 +212,7 @@ impl Secure {
         for _ in 0..parts {
             let was_open = self.is_open();
             if self.receive_records(stream, pool)? == 0 {
-                return if was_open { Ok(Received::Bytes(0)) } else { Err(TlsError::Left.into()) };
+                return if was_open { Ok(Received::Bytes(0)) } else { Err(TlsError::Disconnected.into()) };
             }
             let given = self.advance(chunk)?;
             if given > 0 || self.has_ended() {
@@ -179,16 +240,23 @@ impl Secure {
         Ok(received)
     }
 
-    /// Passes the keys to the kernel, if possible now; returns whether the kernel makes the
-    /// records.
+    /// Passes the keys to the kernel, if possible now; returns whether plain bytes pass the socket,
+    /// because the kernel makes the records or the session has not demanded TLS.
     ///
     /// # Errors
     /// If the kernel took the key of only one direction.
     pub(crate) fn hand_over<S: ByteStream>(&mut self, stream: &mut S) -> Result<bool, Broken> {
-        let Stage::Tls(tls) = &mut self.stage else { return Ok(self.is_by_kernel()) };
+        let Stage::Tls(tls) = &mut self.stage else { return Ok(self.is_plain()) };
+        if self.is_dormant {
+            return Ok(true);
+        }
         let is_unread = self.incoming.as_ref().is_some_and(|chunk| !chunk.unread().is_empty());
         let is_between = self.outgoing.is_empty() && self.border.is_between() && !is_unread;
         if !self.wants_kernel || !self.is_reported || !is_between || !tls.is_open() || tls.has_ended() {
+            return Ok(false);
+        }
+        if !tls.can_export() {
+            self.wants_kernel = false;
             return Ok(false);
         }
         if !self.is_attached {
@@ -215,8 +283,15 @@ impl Secure {
         }
     }
 
-    /// Whether the kernel makes the records, so that the socket carries plaintext.
+    /// Whether plain bytes pass the socket: the kernel makes the records, or the session has not
+    /// demanded TLS.
     #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.is_dormant || matches!(self.stage, Stage::Kernel(_))
+    }
+
+    /// Whether the kernel makes the records.
+    #[cfg(test)]
     pub(crate) fn is_by_kernel(&self) -> bool {
         matches!(self.stage, Stage::Kernel(_))
     }
@@ -261,6 +336,7 @@ impl Secure {
     /// Sends close_notify, best effort (RFC 8446 §6.1).
     pub(crate) fn close<S: ByteStream>(&mut self, stream: &mut S) {
         match &mut self.stage {
+            _ if self.is_dormant => {}
             Stage::Unknown { .. } => {}
             Stage::Tls(tls) => {
                 tls.close();
@@ -356,8 +432,8 @@ impl Secure {
 
     /// The peer has started a handshake: its bytes are records.
     fn begin(&mut self, chunk: &mut Chunk) -> Result<(), TlsError> {
-        let Stage::Unknown { lookup, .. } = &self.stage else { return Ok(()) };
-        let tls = Tls::server(lookup)?;
+        let Stage::Unknown { credentials, .. } = &self.stage else { return Ok(()) };
+        let tls = Tls::server(credentials)?;
         self.border.pass(chunk.unread());
         self.incoming = Some(Chunk::from_slice(chunk.unread()));
         chunk.take(chunk.unread().len());

@@ -34,7 +34,7 @@ impl Target {
         let inboxes = cores.inboxes();
         let limit = ConnectionLimit::new(1000);
         cores
-            .ask(0, |core| ListenerTask::spawn(core, listener, inboxes, nbd::serve(exports), limit))
+            .ask(0, |core| ListenerTask::spawn(core, listener, inboxes, nbd::serve(exports, None), limit))
             .unwrap();
         Target { folder, _cores: cores }
     }

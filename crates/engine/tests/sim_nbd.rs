@@ -7,13 +7,16 @@ mod nbd_dialer;
 mod seeds;
 mod storms;
 
-use blockmux_engine::sim::{Outcome, Protocol, Scenario};
+use blockmux_engine::secure::{ClientCredentials, ClientTls, Psk, Secure, ServerCredentials};
+use blockmux_engine::sim::{Outcome, Protocol, Scenario, SystemTls};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
-use blockmux_proto::nbd::client::Features;
-use blockmux_proto::nbd::server::TargetSession;
+use blockmux_proto::nbd::client::NbdFeatures;
+use blockmux_proto::nbd::server::{NbdTargetSession, NbdTls, TlsMode};
+use blockmux_tls::Hash;
 use blockmux_volume::Pool;
 use nbd_dialer::NbdDialer;
+use std::sync::Arc;
 use std::time::Instant;
 use storms::{
     breaks, cut_everywhere, fair_day, long_absences, long_requests, medium_errors, more_broke_than,
@@ -21,14 +24,14 @@ use storms::{
 };
 
 /// NBD in the form that the features lead to.
-struct Nbd(Features);
+struct Nbd(NbdFeatures);
 
 impl Protocol for Nbd {
-    type Target = TargetSession;
+    type Target = NbdTargetSession;
     type Dialer = NbdDialer;
 
-    fn target(&self, exports: Exports, pool: Pool, now: Instant) -> TargetSession {
-        TargetSession::new(exports, pool, now)
+    fn target(&self, exports: Exports, pool: Pool, now: Instant) -> NbdTargetSession {
+        NbdTargetSession::new(exports, pool, now)
     }
 
     fn dialer(&self, address: &Address) -> NbdDialer {
@@ -36,12 +39,48 @@ impl Protocol for Nbd {
     }
 }
 
+/// NBD by TLS, which both sides begin in the middle of the handshake.
+struct NbdByTls(NbdFeatures);
+
+impl Protocol for NbdByTls {
+    type Target = NbdTargetSession;
+    type Dialer = NbdDialer;
+
+    fn target(&self, exports: Exports, pool: Pool, now: Instant) -> NbdTargetSession {
+        let tls = NbdTls { mode: TlsMode::Required, subjects: None };
+        NbdTargetSession::new(exports, pool, now).with_tls(tls)
+    }
+
+    fn secure(&self) -> Option<Secure> {
+        let lookup = |identity: &[u8]| (identity == b"alice").then(alice);
+        Some(Secure::server(ServerCredentials::Psks(Arc::new(lookup))).on_demand())
+    }
+
+    fn dialer(&self, address: &Address) -> NbdDialer {
+        let credentials = ClientCredentials::Psks([alice()].into());
+        let tls = Some(ClientTls { credentials, ktls: true, is_on_demand: true });
+        NbdDialer { tls, ..NbdDialer::new(address, self.0, None) }
+    }
+}
+
+fn alice() -> Psk {
+    Psk { identity: b"alice".to_vec(), secret: vec![7; 32].into(), hash: Hash::Sha256 }
+}
+
+/// Runs the scenario of every seed by TLS, whose records the kernel makes or the library.
+fn run_seeds_by_tls(seeds: u64, kernel: SystemTls, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
+    seeds::run_each(seeds, |seed| {
+        let features = NbdFeatures { extended_headers: seed.is_multiple_of(2), structured_replies: true };
+        Scenario { system_tls: kernel, ..scenario(seed) }.run(NbdByTls(features))
+    })
+}
+
 /// Runs the scenario of every seed, or of the one that the environment names, each in the next of
 /// the three forms.
 fn run_seeds(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
     seeds::run_each(seeds, |seed| {
         let form = seed % 3;
-        let features = Features { extended_headers: form == 2, structured_replies: form >= 1 };
+        let features = NbdFeatures { extended_headers: form == 2, structured_replies: form >= 1 };
         scenario(seed).run(Nbd(features))
     })
 }
@@ -98,6 +137,22 @@ fn a_target_that_stays_away_too_long_fails_requests_and_later_ones_find_it_again
 #[test]
 fn everything_at_once() {
     run_seeds(100, |seed| Scenario { allows_stale_writes: true, ..storms::everything_at_once(seed) });
+}
+
+#[test]
+fn by_tls_everything_completes_and_nothing_is_lost() {
+    for (kernel, keys) in [(SystemTls::None, 0), (SystemTls::Once, 4)] {
+        let outcomes = run_seeds_by_tls(20, kernel, fair_day);
+        // Two at each end of each connection, if the kernel takes them.
+        assert!(outcomes.iter().all(|outcome| outcome.tls_keys == keys * outcome.connections));
+        run_seeds_by_tls(10, kernel, slow_day);
+        run_seeds_by_tls(5, kernel, cut_everywhere);
+        run_seeds_by_tls(10, kernel, long_requests);
+        let outcomes = run_seeds_by_tls(20, kernel, breaks);
+        more_broke_than(20, &outcomes);
+        let outcomes = run_seeds_by_tls(20, kernel, |seed| stops(seed, true));
+        more_troubles_than(0, &outcomes);
+    }
 }
 
 #[test]

@@ -19,8 +19,8 @@ use blockmux_proto::fabrics::keyring::Keyring;
 use blockmux_proto::nvme::auth::psk::ConfiguredPsk;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme_tcp::client::{Digests, Names};
-use blockmux_proto::nvme_tcp::server::TargetSession;
-use blockmux_tls::{Hash, Psk};
+use blockmux_proto::nvme_tcp::server::NvmeTcpTargetSession;
+use blockmux_tls::{Hash, Psk, ServerCredentials};
 use blockmux_volume::Pool;
 use nvme_sides::{dialer, endpoint, node};
 use std::cell::OnceCell;
@@ -48,10 +48,10 @@ struct Wishes {
 }
 
 impl Protocol for Nvme {
-    type Target = TargetSession;
+    type Target = NvmeTcpTargetSession;
     type Dialer = NvmeDialer;
 
-    fn target(&self, exports: Exports, pool: Pool, now: Instant) -> TargetSession {
+    fn target(&self, exports: Exports, pool: Pool, now: Instant) -> NvmeTcpTargetSession {
         let node = self.node.get_or_init(|| {
             let (node, _) = node(&exports);
             let Some(key) = &self.tls_key else { return node };
@@ -60,20 +60,20 @@ impl Protocol for Nvme {
             let node = Arc::into_inner(node).expect("nobody has it yet");
             Arc::new(node.with_tls(Arc::new(keyring), SecureChannel::Required))
         });
-        TargetSession::new(node.clone(), pool, now).at_port(1)
+        NvmeTcpTargetSession::new(node.clone(), pool, now).at_port(1)
     }
 
     fn secure(&self) -> Option<Secure> {
         let [host, subsystem] = names();
         let keys = self.tls_key.as_ref()?.retained(&host).tls_psks(&host, &subsystem);
-        Some(Secure::server(Arc::new(move |identity| {
+        Some(Secure::server(ServerCredentials::Psks(Arc::new(move |identity: &[u8]| {
             let key = keys.iter().find(|key| key.identity.as_bytes() == identity)?;
             Some(Psk {
                 identity: identity.to_vec(),
                 secret: key.secret().to_vec().into(),
                 hash: Hash::Sha256,
             })
-        })))
+        }))))
     }
 
     fn dialer(&self, address: &Address) -> NvmeDialer {

@@ -1,15 +1,24 @@
-//! Alerts: what the peer's mean, and what it is told (RFC 8446 §6).
+//! Alerts that the peer sends and that we send (RFC 8446 §6).
 
-use super::TlsError;
+use super::{CredentialKind, TlsError};
 
-/// The peer has ended the connection with an alert, or without one.
-pub(crate) fn received(code: Option<u8>, was_open: bool) -> TlsError {
+/// Returns the error for a connection that the peer ended with this alert, or without one. The hint
+/// is the likely cause of an alert during the handshake.
+pub(crate) fn received(code: Option<u8>, was_open: bool, kind: CredentialKind) -> TlsError {
     let name = match code {
         None | Some(CLOSE_NOTIFY) => "close_notify".to_owned(),
         Some(UNEXPECTED_MESSAGE) => "unexpected_message".to_owned(),
         Some(BAD_RECORD_MAC) => "bad_record_mac".to_owned(),
         Some(RECORD_OVERFLOW) => "record_overflow".to_owned(),
         Some(HANDSHAKE_FAILURE) => "handshake_failure".to_owned(),
+        Some(BAD_CERTIFICATE) => "bad_certificate".to_owned(),
+        Some(43) => "unsupported_certificate".to_owned(),
+        Some(44) => "certificate_revoked".to_owned(),
+        Some(45) => "certificate_expired".to_owned(),
+        Some(CERTIFICATE_UNKNOWN) => "certificate_unknown".to_owned(),
+        Some(UNKNOWN_CA) => "unknown_ca".to_owned(),
+        Some(ACCESS_DENIED) => "access_denied".to_owned(),
+        Some(CERTIFICATE_REQUIRED) => "certificate_required".to_owned(),
         Some(47) => "illegal_parameter".to_owned(),
         Some(50) => "decode_error".to_owned(),
         Some(DECRYPT_ERROR) => "decrypt_error".to_owned(),
@@ -21,8 +30,12 @@ pub(crate) fn received(code: Option<u8>, was_open: bool) -> TlsError {
         Some(code) => code.to_string(),
     };
     let hint = match code {
-        _ if was_open => "",
-        Some(DECRYPT_ERROR) => ": it has another key of that name",
+        Some(CERTIFICATE_REQUIRED) => ": it requires a client certificate",
+        Some(BAD_CERTIFICATE..=CERTIFICATE_UNKNOWN | UNKNOWN_CA | ACCESS_DENIED) => {
+            ": it does not accept our certificate"
+        }
+        _ if was_open || kind == CredentialKind::Certificate => "",
+        Some(DECRYPT_ERROR) => ": it has a different key of that name",
         None | Some(CLOSE_NOTIFY | HANDSHAKE_FAILURE | UNKNOWN_PSK_IDENTITY) => {
             ": it does not know the key, or not for these names"
         }
@@ -32,30 +45,30 @@ pub(crate) fn received(code: Option<u8>, was_open: bool) -> TlsError {
 }
 
 impl TlsError {
-    /// The alert that tells the peer what it has done wrong, once records are protected; `None` if
-    /// that was nothing.
+    /// Level and description of the alert to send to the peer, once records are protected; `None`
+    /// if the peer did not violate the protocol.
     #[must_use]
     pub fn alert(&self) -> Option<[u8; 2]> {
         let code = match self {
             TlsError::Unexpected => UNEXPECTED_MESSAGE,
             TlsError::Unprotected => BAD_RECORD_MAC,
             TlsError::TooLong => RECORD_OVERFLOW,
-            TlsError::Broken(_) => DECODE_ERROR,
+            TlsError::Malformed(_) => DECODE_ERROR,
             _ => return None,
         };
         Some([FATAL, code])
     }
 }
 
-/// The record with which a server ends a handshake that has not begun to be encrypted.
-pub(crate) fn record(why: &TlsError) -> [u8; 7] {
-    let code = match why {
+/// Returns the unprotected record with which a server ends a handshake.
+pub(crate) fn record(error: &TlsError) -> [u8; 7] {
+    let code = match error {
         TlsError::UnknownIdentity(_) => UNKNOWN_PSK_IDENTITY,
         TlsError::WrongKey(_) => DECRYPT_ERROR,
-        TlsError::Broken(_) => DECODE_ERROR,
+        TlsError::Malformed(_) => DECODE_ERROR,
         _ => HANDSHAKE_FAILURE,
     };
-    // An alert of TLS 1.2, as every record before encryption is called, of two bytes; it is fatal.
+    // An alert record of two bytes, fatal; unprotected records have the version of TLS 1.2.
     [21, 3, 3, 0, 2, FATAL, code]
 }
 
@@ -66,6 +79,11 @@ const UNEXPECTED_MESSAGE: u8 = 10;
 const BAD_RECORD_MAC: u8 = 20;
 const RECORD_OVERFLOW: u8 = 22;
 const HANDSHAKE_FAILURE: u8 = 40;
+const BAD_CERTIFICATE: u8 = 42;
+const CERTIFICATE_UNKNOWN: u8 = 46;
+const UNKNOWN_CA: u8 = 48;
+const ACCESS_DENIED: u8 = 49;
 const DECODE_ERROR: u8 = 50;
 const DECRYPT_ERROR: u8 = 51;
 const UNKNOWN_PSK_IDENTITY: u8 = 115;
+const CERTIFICATE_REQUIRED: u8 = 116;

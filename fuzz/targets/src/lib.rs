@@ -1,4 +1,4 @@
-//! What is fuzzed: one plain function of bytes each, which panics when a property does not hold.
+//! The fuzz targets: functions of a byte slice, which panic if a property does not hold.
 //!
 //! ```text
 //!   fuzz/corpus/NAME/* ──▶ tests/corpus.rs   every input once, in `cargo test`
@@ -35,6 +35,8 @@ mod rdma_target_side;
 mod records;
 mod requests;
 mod served;
+mod srp_initiator;
+mod srp_target;
 mod target_side;
 mod text;
 mod tls;
@@ -76,6 +78,9 @@ pub const TARGETS: &[Target] = &[
     Target { name: "nvme_url", run: text::nvme_url },
     Target { name: "outbox", run: outbox::outbox },
     Target { name: "scsi_commands", run: iscsi_requests::scsi_commands },
+    Target { name: "srp_initiator", run: srp_initiator::srp_initiator },
+    Target { name: "srp_target", run: srp_target::srp_target },
+    Target { name: "srp_url", run: text::srp_url },
     Target { name: "tls", run: tls::tls },
     Target { name: "volume_spec", run: text::volume_spec },
 ];

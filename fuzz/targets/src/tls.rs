@@ -6,10 +6,12 @@
 
 use crate::choices::Choices;
 use crate::nvme_auth::spoil;
-use blockmux_tls::{HANDSHAKE, Hash, MAX_HANDSHAKE, Messages, Psk, Tls};
+use blockmux_tls::{
+    ClientCredentials, HANDSHAKE, Hash, MAX_HANDSHAKE, PostHandshakeMessages, Psk, ServerCredentials, Tls,
+};
 use std::sync::Arc;
 
-/// One end, and what it hears.
+/// One end, and the data that it has received.
 struct End {
     tls: Tls,
     said: Vec<u8>,
@@ -26,7 +28,7 @@ pub(crate) fn tls(data: &[u8]) {
     // A server has one key of a name.
     let found = |identity: &[u8]| known.iter().find(|key| key.identity == identity);
     let agreed = offered.iter().find_map(|own| found(&own.identity).map(|other| own == other));
-    let Ok(client) = Tls::client(&offered) else {
+    let Ok(client) = Tls::client(&ClientCredentials::Psks(offered.as_slice().into())) else {
         let is_twice = |key: &Psk| offered.iter().filter(|other| other.identity == key.identity).count() > 1;
         assert!(offered.iter().any(is_twice), "a client with keys of different names begins");
         return;
@@ -34,7 +36,7 @@ pub(crate) fn tls(data: &[u8]) {
     let keys = known.clone();
     let lookup: blockmux_tls::Lookup =
         Arc::new(move |identity| keys.iter().find(|key| key.identity == identity).cloned());
-    let server = Tls::server(&lookup).expect("a server needs no key to begin");
+    let server = Tls::server(&ServerCredentials::Psks(lookup)).expect("a server needs no key to begin");
     let (mut client, mut server) = (End::new(client), End::new(server));
     let (mut stream, mut is_spoiled) = (&stream[..], false);
     client.hear(&[], &mut choices);
@@ -70,7 +72,7 @@ pub(crate) fn tls(data: &[u8]) {
 /// Shows the bytes to both ends as what comes once the kernel opens the records.
 fn messages(data: &[u8]) {
     for is_client in [false, true] {
-        let mut messages = Messages::default();
+        let mut messages = PostHandshakeMessages::default();
         for part in data.chunks(1 + data.len() % 40) {
             let content_type = if part.len() % 5 == 4 { part[0] } else { HANDSHAKE };
             if messages.take(content_type, part, is_client).is_err() {

@@ -32,7 +32,7 @@ const SERVERS: &[Server] = &[
     },
 ];
 
-fn serve(place: &Place, command: &mut Command) -> Result<()> {
+pub(super) fn serve(place: &Place, command: &mut Command) -> Result<()> {
     ours::serve(place, command, "--nvme-tcp")
 }
 

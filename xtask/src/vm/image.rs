@@ -65,6 +65,7 @@ const MODULES: &[&str] = &[
     "nvme_rdma",
     "nvmet_rdma",
     "ib_srp",
+    "ib_srpt",
     "dm_multipath",
     "dm_round_robin",
     "scsi_dh_alua",

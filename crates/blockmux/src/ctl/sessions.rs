@@ -5,9 +5,10 @@ use crate::output::printable;
 use blockmux_engine::sessions::SessionInfo;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// One connection that has logged in.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub(crate) struct SessionStatus {
     pub(crate) protocol: String,
     /// Empty where the protocol has no names for initiators.

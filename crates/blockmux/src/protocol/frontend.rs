@@ -84,6 +84,12 @@ pub(crate) trait Frontend: Send + Sync {
         Vec::new()
     }
 
+    /// Whether clients must prove who they are before they use the exports that volumes are by
+    /// themselves.
+    fn restricts_exports(&self) -> bool {
+        false
+    }
+
     /// Begins to serve.
     ///
     /// # Errors

@@ -71,6 +71,12 @@ impl Frontends {
         of_each.collect()
     }
 
+    /// The protocols whose own exports are for those alone who prove who they are.
+    pub(crate) fn restricting_exports(&self) -> Vec<&'static str> {
+        let restricting = self.iter().filter(|(_, frontend)| frontend.restricts_exports());
+        restricting.map(|(protocol, _)| protocol.name).collect()
+    }
+
     /// Whether those that are served, or of which something is said, can serve volumes of these
     /// names.
     pub(crate) fn check(

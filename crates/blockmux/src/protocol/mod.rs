@@ -12,7 +12,7 @@ pub(crate) mod iscsi;
 mod nbd;
 pub(crate) mod nvme_tcp;
 pub(crate) mod policy;
-mod secret;
+pub(crate) mod secret;
 mod srp;
 mod units;
 
@@ -50,6 +50,8 @@ pub(crate) struct Protocol {
     /// As people write it.
     pub(crate) title: &'static str,
     pub(crate) carrier: Carrier,
+    /// Whether it is served, and in the bench's short list, without having been named.
+    pub(crate) is_unasked: bool,
     /// Where it listens unless told otherwise.
     pub(crate) port: u16,
     /// What `serve --help` says of its listeners: how they are written, and what they do.
@@ -113,7 +115,9 @@ pub(crate) trait Remote {
     /// # Errors
     /// If the server cannot be reached or does not do it.
     fn reset(&self, _what: What) -> Result<&'static str, Failure> {
-        Err(Failure::request("only units of iSCSI and iSER can be reset; write iscsi://host/target-name/lun"))
+        Err(Failure::request(
+            "only units of iSCSI, iSER and SRP can be reset; write iscsi://host/target-name/lun",
+        ))
     }
 }
 
@@ -167,12 +171,7 @@ impl Protocol {
     /// Whether it is served at its own port, or in a private directory, if nobody says where to
     /// serve.
     pub(crate) fn is_served_unasked(&self) -> bool {
-        self.served_with.is_none() && self.is_spoken_over_sockets()
-    }
-
-    /// Whether both sides of it are here, over sockets. SRP has no initiator yet.
-    fn is_spoken_over_sockets(&self) -> bool {
-        self.carrier == Carrier::Stream && !self.schemes.is_empty()
+        self.served_with.is_none() && self.is_unasked
     }
 
     /// The protocol that its listeners are served as.
@@ -205,7 +204,7 @@ pub(crate) fn served() -> impl Iterator<Item = &'static Protocol> {
 
 /// The protocols that the bench can serve and reach over any sockets.
 pub(crate) fn over_sockets() -> impl Iterator<Item = &'static Protocol> {
-    PROTOCOLS.iter().copied().filter(|protocol| protocol.is_spoken_over_sockets())
+    PROTOCOLS.iter().copied().filter(|protocol| protocol.carrier == Carrier::Stream)
 }
 
 /// The protocol of that name.
@@ -231,7 +230,7 @@ mod tests {
         let name = |url| of_url(url).map(|(protocol, transport)| protocol.name_over(transport));
         assert_eq!(name("nbd://host/a").as_deref(), Some("nbd"));
         assert_eq!(name("NBD+UNIX:///a?socket=/s").as_deref(), Some("nbd+unix"));
-        assert_eq!(name("nbds://host/a"), None);
+        assert_eq!(name("nbds://host/a").as_deref(), Some("nbd"));
         assert_eq!(name("iser://host/iqn.a/0?rdma=iwarp").as_deref(), Some("iser"));
         assert_eq!(name("aoe://eth0/e1.2").as_deref(), Some("aoe"));
         assert_eq!(name("mem:1g"), None);

@@ -68,6 +68,8 @@ pub(crate) struct Policy(Arc<Shared>);
 struct Shared {
     /// Those that are configured, by the name of their protocol.
     targets: Vec<(&'static str, TargetAccess)>,
+    /// Protocols whose own exports are for those alone who prove who they are.
+    restricting: Vec<&'static str>,
     listeners: Vec<PolicyListener>,
     /// `protocols` of each volume; `None`: it has no such list.
     volumes: RwLock<BTreeMap<String, Option<Vec<String>>>>,
@@ -161,6 +163,14 @@ impl Policy {
         Ok(policy)
     }
 
+    /// Adds the protocols whose clients must prove who they are before they use the exports that
+    /// volumes are by themselves, as NBD's by TLS.
+    pub(crate) fn restricting_exports(self, restricting: Vec<&'static str>) -> Policy {
+        let Shared { targets, volumes, .. } = &*self.0;
+        let volumes = RwLock::new(volumes.read().unwrap_or_else(PoisonError::into_inner).clone());
+        Policy(Arc::new(Shared { targets: targets.clone(), restricting, volumes, ..Shared::default() }))
+    }
+
     /// One volume at one place, for a program that serves to itself.
     pub(crate) fn of_one_volume(protocol: &'static Protocol, place: ListenerAddress, volume: &str) -> Policy {
         let listener = PolicyListener { protocol, place, volumes: None, is_asked: true };
@@ -181,10 +191,10 @@ impl Policy {
     /// # Errors
     /// What is wrong, and the line to write.
     pub(crate) fn at(self, listeners: Vec<PolicyListener>, may_change: bool) -> Result<Policy, String> {
-        let Shared { targets, volumes, .. } = &*self.0;
+        let Shared { targets, restricting, volumes, .. } = &*self.0;
         let volumes = volumes.read().unwrap_or_else(PoisonError::into_inner).clone();
-        let (targets, volumes) = (targets.clone(), RwLock::new(volumes));
-        let shared = Shared { targets, listeners, volumes, ..Shared::default() };
+        let (targets, restricting, volumes) = (targets.clone(), restricting.clone(), RwLock::new(volumes));
+        let shared = Shared { targets, restricting, listeners, volumes, ..Shared::default() };
         let policy = Policy(Arc::new(shared));
         policy.check_listeners(may_change)?;
         let volumes = policy.0.volumes.read().unwrap_or_else(PoisonError::into_inner).clone();
@@ -226,7 +236,9 @@ impl Policy {
     /// Whether somebody may use a volume by that protocol without having proved who it is.
     pub(crate) fn is_open(&self, protocol: &Protocol) -> bool {
         let own = self.0.targets.iter().filter(|(own, _)| *own == protocol.served_as());
-        !self.has_targets(protocol.served_as()) || own.into_iter().any(|(_, target)| !target.asks_everybody)
+        let has_open_exports =
+            !self.has_targets(protocol.served_as()) && !self.restricts(protocol.served_as());
+        has_open_exports || own.into_iter().any(|(_, target)| !target.asks_everybody)
     }
 
     /// Targets that are elsewhere, and where.
@@ -346,8 +358,13 @@ impl Policy {
     fn is_default(&self, protocol: &str, words: Option<&[String]>) -> bool {
         match words {
             Some(words) => words.iter().any(|word| word == protocol),
-            None => self.restricting().is_none(),
+            None => self.restricting().is_none() && self.0.restricting.iter().all(|own| *own == protocol),
         }
+    }
+
+    /// Whether the protocol's own exports are for those alone who prove who they are.
+    fn restricts(&self, protocol: &str) -> bool {
+        self.0.restricting.contains(&protocol)
     }
 
     /// A target that keeps somebody out: with one, nothing is served by default.
@@ -375,7 +392,7 @@ impl Policy {
             protocol: listener.protocol.served_as(),
             target: None,
             title: listener.title(),
-            is_open: true,
+            is_open: !self.restricts(listener.protocol.served_as()),
             is_named: listener.names(volume),
         });
         ways.collect::<Vec<_>>().into_iter()
@@ -427,9 +444,9 @@ impl Policy {
             }
             let is_of_use = self.has_targets(listener.protocol.served_as())
                 || volumes.keys().any(|volume| self.serves(listener.protocol, &listener.place, volume));
-            // A volume that is restricted makes a better message.
-            let is_of_some =
-                volumes.keys().any(|volume| self.is_restricted(volume) && self.words_of(volume).is_none());
+            // A volume that is restricted makes a better message, where this would open it.
+            let is_of_some = !self.restricts(listener.protocol.served_as())
+                && volumes.keys().any(|volume| self.is_restricted(volume) && self.words_of(volume).is_none());
             if !is_of_use && !is_of_some && !may_change {
                 let option = listener.protocol.key();
                 let why =
@@ -447,6 +464,9 @@ impl Policy {
     fn is_restricted(&self, volume: &str) -> bool {
         let volumes = self.0.targets.iter().flat_map(|(_, target)| &target.volumes);
         volumes.into_iter().any(|(name, is_open)| name == volume && !is_open)
+            || self.0.listeners.iter().any(|own| {
+                self.restricts(own.protocol.served_as()) && self.serves(own.protocol, &own.place, volume)
+            })
     }
 
     /// The rule at the start. Somebody who says to listen wants every volume served there that has
@@ -650,6 +670,39 @@ mod tests {
         let partial = vec![listener(&ISCSI, Some(&["b"]), true)];
         let said = policy(guarded(), [None, None], partial).unwrap_err();
         assert!(said.contains("its volumes do not have `a`"), "{said}");
+    }
+
+    #[test]
+    fn exports_for_those_alone_who_prove_who_they_are_restrict_their_volumes() {
+        let by_tls = |targets, words: [Option<&[&str]>; 2], listeners| {
+            let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+            let volumes = ["a", "b"].into_iter().zip(words);
+            let volumes = volumes.map(|(name, words)| (name.to_owned(), words.map(owned)));
+            Policy::new(targets, volumes)?.restricting_exports(vec!["nbd"]).at(listeners, false)
+        };
+        let nbd = || listener(&NBD, None, true);
+        let alone = by_tls(Vec::new(), [None, None], vec![nbd()]).unwrap();
+        assert!(alone.serves(&NBD, &place(&NBD), "a") && !alone.is_open(&NBD));
+        assert!(alone.has_use_for(&NBD) && !alone.has_use_for(&ISCSI), "nothing else is served unasked");
+        let both = || vec![nbd(), listener(&NVME_TCP, None, true)];
+        let said = by_tls(Vec::new(), [None, None], both()).unwrap_err();
+        assert!(
+            said.contains("nbd at 127.0.0.1:10809 restricts") && said.contains("[\"nbd\", \"nvme_tcp\"]"),
+            "{said}"
+        );
+        let words: [Option<&[&str]>; 2] = [Some(&["nbd"]), Some(&["nbd", "nvme-tcp"])];
+        let policy = by_tls(Vec::new(), words, both()).unwrap();
+        assert_eq!(
+            ["a", "b"].map(|volume| policy.serves(&NVME_TCP, &place(&NVME_TCP), volume)),
+            [false, true]
+        );
+        // Those who prove who they are by NBD are others than a target's.
+        let here = || vec![nbd(), listener(&ISCSI, None, true)];
+        let said = by_tls(guarded(), [None, None], here()).unwrap_err();
+        assert!(said.contains("serves no volume") && said.contains("protocols = [\"nbd\"]"), "{said}");
+        let words: [Option<&[&str]>; 2] = [Some(&["nbd", "iscsi"]), None];
+        let policy = by_tls(guarded(), words, here()).unwrap();
+        assert_eq!(["a", "b"].map(|volume| policy.serves(&NBD, &place(&NBD), volume)), [true, false]);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use zeroize::Zeroizing;
 
 /// Reads a regular file that only its owner may read, of one line, and has `parse` make of it what
 /// it is.
-pub(super) fn read<T, E: Display>(
+pub(crate) fn read<T, E: Display>(
     what: &str,
     path: &Path,
     parse: impl FnOnce(&[u8]) -> Result<T, E>,
@@ -22,18 +22,49 @@ pub(super) fn read<T, E: Display>(
     parse(&line(path).map_err(wrong)?).map_err(|error| wrong(error.to_string()))
 }
 
-fn line(path: &Path) -> Result<Zeroizing<Vec<u8>>, String> {
+/// Reads all of a regular file that only its owner may read, of at most [`MAX_KEYS`], and has
+/// `parse` make of it what it is.
+pub(super) fn read_all<T, E: Display>(
+    what: &str,
+    path: &Path,
+    parse: impl FnOnce(&[u8]) -> Result<T, E>,
+) -> Result<T, Failure> {
+    privileges::hide_memory();
+    let wrong = |problem: String| Failure::request(format!("{what} {}: {problem}", path.display()));
+    parse(&bytes(path, MAX_KEYS, READABLE).map_err(wrong)?).map_err(|error| wrong(error.to_string()))
+}
+
+/// Reads a regular file that others may read and not write, such as the certificate of a trusted
+/// authority.
+pub(super) fn read_public(what: &str, path: &Path) -> Result<Vec<u8>, Failure> {
+    let wrong = |problem: String| Failure::request(format!("{what} {}: {problem}", path.display()));
+    bytes(path, MAX_KEYS, WRITABLE).map(|bytes| bytes.to_vec()).map_err(wrong)
+}
+
+/// What others must not be allowed, and what to say if they are.
+type Forbidden = (u32, &'static str);
+
+/// Reads a file of at most `most` bytes whose owner is trusted.
+fn bytes(path: &Path, most: u64, (forbidden, problem): Forbidden) -> Result<Zeroizing<Vec<u8>>, String> {
     let file = regular::open(path).map_err(|error| format!("{error}; check its path"))?;
     let metadata = file.metadata().map_err(|error| error.to_string())?;
     if metadata.uid() != geteuid().as_raw() && metadata.uid() != ROOT {
         return Err("is somebody else's, who knows it then; make it your own, with chown".to_owned());
     }
-    if metadata.mode() & OTHERS != 0 {
-        return Err("others may read or write it; run chmod 600 on it".to_owned());
+    if metadata.mode() & forbidden != 0 {
+        return Err(problem.to_owned());
+    }
+    if metadata.len() > most {
+        return Err(format!("has more than {most} bytes"));
     }
     // With room for all of it, so that no smaller copy is left behind when it grows.
-    let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_FILE as usize + 32));
-    file.take(MAX_FILE).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    let mut bytes = Zeroizing::new(Vec::with_capacity(metadata.len() as usize + 32));
+    file.take(most).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    Ok(bytes)
+}
+
+fn line(path: &Path) -> Result<Zeroizing<Vec<u8>>, String> {
+    let bytes = bytes(path, MAX_FILE, READABLE)?;
     let line = bytes.strip_suffix(b"\n").unwrap_or(&bytes);
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     if line.len() < LEAST || line.contains(&b'\n') || line.contains(&0) {
@@ -43,12 +74,17 @@ fn line(path: &Path) -> Result<Zeroizing<Vec<u8>>, String> {
 }
 
 const ROOT: u32 = 0;
-/// Group and others.
-const OTHERS: u32 = 0o077;
+/// Group and others may do nothing.
+const READABLE: Forbidden = (0o077, "others may read or write it; run chmod 600 on it");
+/// Group and others may not write.
+const WRITABLE: Forbidden = (0o022, "others may write it; run chmod go-w on it");
 /// In bytes: 96 bits, below which a secret must not be used without encryption (RFC 7143 §9.2.1).
 const LEAST: usize = 12;
 /// More than the longest secret, in bytes.
 const MAX_FILE: u64 = 1024;
+/// The longest file of keys or certificates, in bytes: thousands of keys, or all authorities of a
+/// system.
+const MAX_KEYS: u64 = 1 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -75,6 +111,21 @@ mod tests {
         for content in [&b"twelve bytes"[..], b"twelve bytes\n", b"twelve bytes\r\n"] {
             assert_eq!(said(0o600, content).as_deref(), Ok(&b"twelve bytes"[..]));
         }
+    }
+
+    #[test]
+    fn a_certificate_may_be_read_by_others_and_not_written() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "two lines\nof PEM").unwrap();
+        for (mode, is_right) in [(0o600, true), (0o644, true), (0o664, false), (0o646, false)] {
+            std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(mode)).unwrap();
+            let public = read_public("certificate", file.path());
+            assert_eq!(public.is_ok_and(|bytes| bytes == b"two lines\nof PEM"), is_right, "{mode:o}");
+            let private = read_all("key", file.path(), |bytes| Ok::<_, String>(bytes.len()));
+            assert_eq!(private.is_ok_and(|len| len == 16), mode == 0o600, "{mode:o}");
+        }
+        file.as_file().set_len(MAX_KEYS + 1).unwrap();
+        assert!(read_public("certificate", file.path()).is_err());
     }
 
     #[test]

@@ -18,6 +18,8 @@ pub(super) struct Announcement {
     exports: Vec<Announced>,
     /// Targets that are elsewhere, and where.
     moved: Vec<(String, String)>,
+    /// URL of the HTTP API over TCP.
+    api: Option<String>,
 }
 
 struct Announced {
@@ -73,7 +75,12 @@ impl Announcement {
             }
             Some(Announced { ways, size: export.volume.info().size, name: named.export })
         });
-        Announcement { exports: announced.collect(), moved: policy.moved().collect() }
+        Announcement { exports: announced.collect(), moved: policy.moved().collect(), api: None }
+    }
+
+    /// Announces the API, too.
+    pub(super) fn with_api(self, api: Option<String>) -> Announcement {
+        Announcement { api, ..self }
     }
 
     /// How the export of that name is reached.
@@ -102,6 +109,9 @@ impl Announcement {
                     format!("and {left_out} more; --verbose prints all URLs, and commands for clients")
                 }
             });
+        }
+        if amount != Amount::Nothing {
+            lines.extend(self.api.iter().map(|url| format!("API  {url}")));
         }
         lines.push("ready".to_owned());
         lines.join("\n")
@@ -134,7 +144,8 @@ impl Announcement {
             urls: export.ways.iter().map(|(_, way)| way.url.as_str()).collect(),
             commands: export.ways.iter().flat_map(|(_, way)| &way.commands).map(String::as_str).collect(),
         });
-        serde_json::to_string(&Json { ready: true, exports: exports.collect() }).map_err(Failure::run)
+        let json = Json { ready: true, exports: exports.collect(), api: self.api.as_deref() };
+        serde_json::to_string(&json).map_err(Failure::run)
     }
 
     /// What the command of `--run` finds in its environment: all URLs, the first of each protocol,
@@ -185,6 +196,8 @@ impl Announced {
 struct Json<'a> {
     ready: bool,
     exports: Vec<ExportJson<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    api: Option<&'a str>,
 }
 
 #[derive(Serialize)]

@@ -1,7 +1,8 @@
 //! The config file: TOML, the same things as on the command line by the same names.
 
 use super::setup::check_name;
-use crate::ctl::ControlPath;
+use crate::address::ListenAddress;
+use crate::api::ControlPath;
 use crate::failure::Failure;
 use crate::poll::Poll;
 use crate::protocol::{Frontends, KeyError};
@@ -36,11 +37,24 @@ pub(super) struct Config {
     pub(super) state: Option<PathBuf>,
     #[serde(deserialize_with = "parsed")]
     pub(super) control: Option<ControlPath>,
+    #[serde(deserialize_with = "parsed")]
+    pub(super) api: Option<ListenAddress>,
+    pub(super) api_token_file: Option<PathBuf>,
 }
 
 /// The keys of [`Config`].
-const KEYS: [&str; 8] =
-    ["volume", "read_only", "cores", "poll", "max_connections", "congestion", "state", "control"];
+const KEYS: [&str; 10] = [
+    "volume",
+    "read_only",
+    "cores",
+    "poll",
+    "max_connections",
+    "congestion",
+    "state",
+    "control",
+    "api",
+    "api_token_file",
+];
 
 /// One `[[volume]]`, or a `[NAME=]VOLUME` of a command line.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -123,7 +137,7 @@ impl Config {
             volume.spec = spec;
         }
         let control = self.control.as_mut().map(|ControlPath(path)| path);
-        for path in self.state.iter_mut().chain(control) {
+        for path in self.state.iter_mut().chain(control).chain(&mut self.api_token_file) {
             *path = directory.join(&*path);
         }
         Ok(())

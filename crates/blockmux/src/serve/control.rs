@@ -1,10 +1,7 @@
-//! `--control`: commands to a daemon that runs, at a Unix socket for its owner and root.
+//! Commands to a running daemon, which its API takes.
 //!
-//! Threads of their own take them, so that no core waits for what a command waits for, and no
-//! client for another one that takes its time to say what it wants, or whose command takes it:
-//! there are [`MOST_CLIENTS`] at a time, and each has [`PATIENCE`] for all of its request. What
-//! they change goes through [`blockmux_proto::volume_state`], as whatever else is shared about a
-//! volume, and what protocols have is changed by one at a time.
+//! No core runs them. What they change goes through [`blockmux_proto::volume_state`], as whatever
+//! else is shared about a volume, and what protocols have is changed by one at a time.
 
 use super::announce::{Announcement, Asker};
 use super::config::VolumeEntry;
@@ -12,49 +9,43 @@ use super::flush;
 use super::identity::warn_of_twins;
 use super::opening::{NamedVolume, Opening};
 use super::setup::LARGEST;
+use crate::api::{ApiError, ErrorCode};
 use crate::ctl::{
-    Answer, ControlPath, PopulatedStatus, ProtocolStatus, Request, SessionStatus, Status, VolumeStatus,
-    check_peer, read, write,
+    Answer, PopulatedStatus, ProtocolStatus, Request, ReservationStatus, SessionStatus, Status, VolumeStatus,
 };
 use crate::data_key::DataKey;
-use crate::failure::Failure;
+use crate::log::levels::{self, Levels};
 use crate::open::Populate;
 use crate::protocol::frontend::{Change, Live, LiveProtocol, TargetPlace};
 use crate::protocol::policy::Policy;
 use crate::protocol::{Frontends, Protocol, by_name};
-use blockmux_engine::listener::ConnectionLimit;
-use blockmux_engine::sessions::Sessions;
-use blockmux_engine::socket::{Address, Listener};
+use blockmux_engine::listener::{ConnectionLimit, ListenerCounters};
+use blockmux_engine::reactor::CoreStats;
+use blockmux_engine::sessions::{SessionInfo, Sessions};
+use blockmux_engine::socket::Listener;
 use blockmux_proto::exports::{Exports, VolumeId};
-use blockmux_proto::volume_state::VolumeState;
-use blockmux_volume::Resize;
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::Mode;
-use rustix::net::{SocketFlags, accept_with};
-use rustix::process::{geteuid, umask};
+use blockmux_proto::volume_state::{
+    ERROR_KINDS, OriginTraffic, ReservationSummary, VolumeLatency, VolumeState,
+};
+use blockmux_volume::{Resize, ResizeError};
 use std::collections::BTreeSet;
-use std::fs::Permissions;
-use std::io::Read;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::os::unix::net::UnixStream;
-use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
-use std::{fs, io};
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
-/// Takes commands until it is dropped; then the socket's file is gone.
-pub(super) struct Control {
-    /// Its other end is told by the end of this one.
-    end: Option<UnixStream>,
-    thread: Option<JoinHandle<()>>,
+/// Changes the log's levels if some are given; answers those of all areas.
+fn log_levels(changed: Option<&str>) -> Result<Answer, ApiError> {
+    let changed = changed.map_or(Ok(Levels::default()), str::parse).map_err(ApiError::invalid)?;
+    let levels = levels::change(changed).map_err(ApiError::failed)?;
+    Ok(Answer::Levels(levels.into_iter().map(|(area, level)| (area.to_owned(), level)).collect()))
 }
 
 /// The connections of each protocol, and the bound on all of them.
 pub(super) struct Parts {
     limit: ConnectionLimit,
     parts: Vec<(&'static str, ConnectionLimit)>,
+    listeners: Vec<(&'static str, ConnectionLimit)>,
 }
 
 impl Parts {
@@ -66,7 +57,12 @@ impl Parts {
                 parts.push((protocol.name, limit.for_part(protocol.name)));
             }
         }
-        Parts { limit, parts }
+        let part = |name: &str| parts.iter().find(|(own, _)| *own == name).map_or(&limit, |(_, part)| part);
+        let of_listener = |(protocol, listener): &(&'static Protocol, Listener)| {
+            (protocol.name, part(protocol.name).for_listener(&listener.address().to_string()))
+        };
+        let listeners = listeners.iter().map(of_listener).collect();
+        Parts { limit, parts, listeners }
     }
 
     /// Who is logged in, whatever the protocol.
@@ -74,63 +70,72 @@ impl Parts {
         self.limit.sessions()
     }
 
-    /// What the listeners of one of them ask.
-    pub(super) fn limit_of(&self, protocol: &Protocol) -> ConnectionLimit {
-        let part = self.parts.iter().find(|(name, _)| *name == protocol.name);
-        part.map_or(&self.limit, |(_, part)| part).clone()
+    /// What a listener asks for a share of each connection.
+    pub(super) fn limit_of(&self, protocol: &Protocol, listener: &Listener) -> ConnectionLimit {
+        let address = listener.address().to_string();
+        let is_own = |limit: &ConnectionLimit| limit.listener().address() == address;
+        let own = self.listeners.iter().find(|(name, limit)| *name == protocol.name && is_own(limit));
+        own.map_or(&self.limit, |(_, limit)| limit).clone()
     }
 }
 
-/// Listens for commands, in a directory where nobody else can put a socket in the place of this
-/// one.
-///
-/// # Errors
-/// If others may write there, or the path cannot be had.
-pub(super) fn bind(path: &ControlPath) -> Result<Listener, Failure> {
-    let path = &path.0;
-    let cannot = |reason: &str| {
-        Failure::request(format!("cannot take commands at {}: {reason}; check --control", path.display()))
-    };
-    let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
-    let directory = fs::metadata(parent).map_err(|error| cannot(&format!("its directory: {error}")))?;
-    let is_ours = directory.uid() == geteuid().as_raw() || directory.uid() == ROOT;
-    if !is_ours || directory.mode() & OTHERS_WRITE != 0 {
-        return Err(cannot("others may write in its directory; make one for yourself, with chmod 700"));
-    }
-    // Nobody else gets as far as to connect, not even before the permissions are set.
-    let before = umask(Mode::from_raw_mode(0o177));
-    let bound = Listener::bind(&Address::Unix(path.clone()));
-    umask(before);
-    let listener = bound.map_err(|error| match error.kind() {
-        io::ErrorKind::AddrInUse => cannot("something is there already"),
-        _ => cannot(&error.to_string()),
-    })?;
-    fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(|error| cannot(&error.to_string()))?;
-    Ok(listener)
+/// What monitoring asks for.
+#[derive(Default)]
+pub(super) struct Figures {
+    pub(super) status: ConnectionFigures,
+    pub(super) listeners: Vec<(&'static str, Arc<ListenerCounters>)>,
+    pub(super) volumes: Vec<VolumeFigures>,
+    pub(super) sessions: Vec<SessionInfo>,
+    pub(super) cores: Vec<Arc<CoreStats>>,
 }
 
-impl Control {
-    /// Takes commands.
-    ///
-    /// # Errors
-    /// If the system has no thread for it.
-    pub(super) fn start(listener: Listener, desk: ControlServer) -> Result<Control, Failure> {
-        let start = || {
-            let (end, told) = UnixStream::pair()?;
-            let run = move || desk.run(&listener, &told);
-            let thread = thread::Builder::new().name("control".to_owned()).spawn(run)?;
-            Ok(Control { end: Some(end), thread: Some(thread) })
-        };
-        start().map_err(|error: io::Error| Failure::run(format!("cannot start a thread: {error}")))
-    }
+/// Connections of all protocols.
+#[derive(Default)]
+pub(super) struct ConnectionFigures {
+    pub(super) connections: usize,
+    pub(super) max_connections: usize,
+    pub(super) gone: usize,
 }
 
-impl Drop for Control {
-    fn drop(&mut self) {
-        self.end.take();
-        if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
-            tracing::error!("the thread that takes commands has panicked");
+/// A volume.
+#[derive(Default)]
+pub(super) struct VolumeFigures {
+    pub(super) name: String,
+    /// In bytes.
+    pub(super) size: u64,
+    pub(super) gone: usize,
+    pub(super) origins: Vec<OriginTraffic>,
+    pub(super) reservation: ReservationSummary,
+    /// Of a RAM volume, in bytes.
+    pub(super) populated: Option<u64>,
+    /// Of a remote volume.
+    pub(super) reconnects: Option<u64>,
+}
+
+impl VolumeFigures {
+    /// Connections that use it.
+    pub(super) fn users(&self) -> u64 {
+        let users: u64 = self.origins.iter().map(|one| one.traffic.users).sum();
+        users.saturating_sub(self.gone as u64)
+    }
+
+    /// Latencies of all users.
+    pub(super) fn latency(&self) -> VolumeLatency {
+        self.origins.iter().fold(VolumeLatency::default(), |sum, one| sum.plus(&one.latency))
+    }
+
+    /// Requests that were submitted and have not completed.
+    pub(super) fn queue_depth(&self) -> u64 {
+        self.origins.iter().map(OriginTraffic::in_flight).sum()
+    }
+
+    /// Requests that failed, in the order of `ERROR_KINDS`.
+    pub(super) fn failures(&self) -> [u64; ERROR_KINDS.len()] {
+        let mut sum = [0; ERROR_KINDS.len()];
+        for one in &self.origins {
+            sum.iter_mut().zip(one.failures).for_each(|(sum, count)| *sum += count);
         }
+        sum
     }
 }
 
@@ -140,53 +145,15 @@ pub(super) struct ControlServer {
     pub(super) parts: Parts,
     /// What can be changed of each protocol, and of what there is.
     pub(super) lives: Mutex<Vec<LiveProtocol>>,
+    pub(super) cores: Vec<Arc<CoreStats>>,
     pub(super) opening: Opening,
     pub(super) frontends: Arc<Frontends>,
     pub(super) policy: Policy,
 }
 
 impl ControlServer {
-    fn run(&self, listener: &Listener, told: &UnixStream) {
-        let places = Places::default();
-        thread::scope(|scope| {
-            loop {
-                places.wait();
-                match next(listener, told) {
-                    Ok(Some(stream)) => {
-                        let place = places.take();
-                        let serve = move || {
-                            if let Err(error) = self.serve(&stream) {
-                                debug!("a command was not taken: {error}");
-                            }
-                            drop(place);
-                        };
-                        let thread = thread::Builder::new().name("command".to_owned());
-                        if let Err(error) = thread.spawn_scoped(scope, serve) {
-                            debug!("cannot take a command for now: {error}");
-                        }
-                    }
-                    Ok(None) => return,
-                    // Out of files, as it may be: those that are open will be closed.
-                    Err(error) => {
-                        debug!("cannot take a command for now: {error}");
-                        thread::park_timeout(PAUSE);
-                    }
-                }
-            }
-        });
-    }
-
-    fn serve(&self, stream: &UnixStream) -> io::Result<()> {
-        check_peer(stream)?;
-        stream.set_write_timeout(Some(PATIENCE))?;
-        let answer = match read::<Request>(Hurried { stream, end: Instant::now() + PATIENCE }) {
-            Ok(request) => self.answer(&request),
-            Err(error) => Answer::Failed(format!("this is no command that is known here: {error}")),
-        };
-        write(stream, &answer)
-    }
-
-    fn answer(&self, request: &Request) -> Answer {
+    /// Does what is asked, and tells `progress` how far it is if it takes long.
+    pub(super) fn answer(&self, request: &Request, progress: &dyn Fn(String)) -> Answer {
         let done = match request {
             Request::Status => Ok(Answer::Status(self.status())),
             Request::Sessions => {
@@ -195,21 +162,22 @@ impl ControlServer {
             }
             Request::Resize { name, size } => self.resize(name, *size).map(|size| Answer::Resized { size }),
             Request::Add { volume, read_only, description, protocols } => {
-                volume.parse().and_then(|entry: VolumeEntry| {
+                volume.parse().map_err(ApiError::invalid).and_then(|entry: VolumeEntry| {
                     let read_only = *read_only || self.opening.read_only;
                     let (description, protocols) = (description.clone(), protocols.clone());
                     self.add(VolumeEntry { read_only, description, protocols, ..entry })
                 })
             }
-            Request::Remove { name } => self.remove(name).map(|()| Answer::Done),
+            Request::Remove { name } => self.remove(name, progress).map(|()| Answer::Done),
             Request::Attach { name, target, number, ana_group } => {
                 let place = TargetPlace { number: *number, ana_group: *ana_group };
                 self.attach(name, target, &place).map(|number| Answer::Attached { number })
             }
             Request::Detach { target, number } => self
                 .with_target(&self.lives(), target)
-                .and_then(|(_, live)| live.detach(target, *number))
+                .and_then(|(_, live)| live.detach(target, *number).map_err(ApiError::not_found))
                 .map(|()| Answer::Done),
+            Request::Log { levels } => log_levels(levels.as_deref()),
             Request::Change(change) => {
                 self.change(change).map(|said| said.map_or(Answer::Done, Answer::Said))
             }
@@ -218,11 +186,11 @@ impl ControlServer {
     }
 
     /// Serves one more volume.
-    fn add(&self, entry: VolumeEntry) -> Result<Answer, String> {
+    fn add(&self, entry: VolumeEntry) -> Result<Answer, ApiError> {
         let lives = self.lives();
         let name = entry.name.clone().unwrap_or_else(|| self.free_name());
         if self.exports.find(&name).is_some() {
-            return Err(format!("a volume is called `{name}` already; take another name"));
+            return Err(format!("a volume is called `{name}` already; take another name").into());
         }
         let named = NamedVolume { name: name.clone(), entry };
         let unheard = named.entry.protocols.iter().flatten().map(|word| word.replace('_', "-"));
@@ -230,12 +198,11 @@ impl ControlServer {
             by_name(word).is_some() && self.opening.protocols.iter().all(|protocol| protocol.name != word)
         });
         let unheard = unheard.collect();
-        let told = |failure: Failure| failure.to_string();
-        self.opening.protocols.iter().try_for_each(|one| named.check_description(one)).map_err(told)?;
+        self.opening.protocols.iter().try_for_each(|one| named.check_description(one))?;
         // Before anything is opened, which may make a file, and before anybody finds it.
         self.policy.add(&name, named.entry.protocols.clone())?;
         let opened = self.opening.open(&named, Populate::Behind);
-        let (export, served) = opened.inspect_err(|_| self.policy.remove(&name)).map_err(told)?;
+        let (export, served) = opened.inspect_err(|_| self.policy.remove(&name))?;
         self.policy.set_data(&name, DataKey::local_texts(&named.entry.spec));
         let is_restricted = |name: &str| self.is_restricted(name, &lives);
         self.policy.check_twins(&name, is_restricted).inspect_err(|_| self.policy.remove(&name))?;
@@ -245,7 +212,7 @@ impl ControlServer {
         }
         let Some(id) = self.exports.add(export, served) else {
             self.policy.remove(&name);
-            return Err("there are too many volumes; remove one".to_owned());
+            return Err("there are too many volumes; remove one".to_owned().into());
         };
         lives.iter().for_each(|(_, live)| live.add(id));
         info!("{name} is served");
@@ -261,27 +228,32 @@ impl ControlServer {
     }
 
     /// Serves a volume no more. What is in flight ends, and what was written is flushed.
-    fn remove(&self, name: &str) -> Result<(), String> {
+    fn remove(&self, name: &str, progress: &dyn Fn(String)) -> Result<(), ApiError> {
         let lives = self.lives();
         let (volume, _) = self.find(name)?;
         lives.iter().for_each(|(_, live)| live.remove(volume));
-        let removed = self.exports.remove(name).ok_or("it is gone already")?;
+        let removed = self.exports.remove(name).ok_or_else(|| ApiError::not_found("it is gone already"))?;
         self.policy.remove(name);
         // Whoever changes something else need not wait for what is in flight here.
         drop(lives);
         let (settling, begun) = (removed.served.settling(), Instant::now());
+        if !settling.is_over() {
+            progress("waits for I/O in flight".to_owned());
+        }
         while !settling.is_over() && begun.elapsed() < SETTLE {
             thread::park_timeout(Duration::from_millis(1));
         }
         if !settling.is_over() {
-            let patience = SETTLE.as_secs();
-            warn!("{name}: what was in flight when it was removed is not over after {patience} s");
+            let timeout = SETTLE.as_secs();
+            warn!("{name}: what was in flight when it was removed is not over after {timeout} s");
         }
         info!("{name} is not served any more");
-        flush::each(&[removed.export]).map_err(|failure| format!("{name} is removed, but {failure}"))
+        progress("flushes what was written".to_owned());
+        flush::each(&[removed.export])
+            .map_err(|failure| ApiError::failed(format!("{name} is removed, but {failure}")))
     }
 
-    fn attach(&self, name: &str, target: &str, place: &TargetPlace) -> Result<u32, String> {
+    fn attach(&self, name: &str, target: &str, place: &TargetPlace) -> Result<u32, ApiError> {
         let (volume, _) = self.find(name)?;
         let lives = self.lives();
         let (protocol, live) = self.with_target(&lives, target)?;
@@ -294,7 +266,7 @@ impl ControlServer {
             let is_restricted = |own: &str| own == name && !new.is_open || self.is_restricted(own, &lives);
             self.policy.check_twins(name, is_restricted)?;
         }
-        live.attach(target, volume, place)
+        Ok(live.attach(target, volume, place)?)
     }
 
     /// The protocol that has a target of that name.
@@ -302,7 +274,7 @@ impl ControlServer {
         &self,
         lives: &'a [LiveProtocol],
         target: &str,
-    ) -> Result<(&'static Protocol, &'a dyn Live), String> {
+    ) -> Result<(&'static Protocol, &'a dyn Live), ApiError> {
         let found = lives.iter().find(|(_, live)| live.access_of(target).is_some());
         found.map(|(protocol, live)| (*protocol, &**live)).ok_or_else(|| {
             let of_volumes = self
@@ -312,10 +284,10 @@ impl ControlServer {
             let known: BTreeSet<_> = of_volumes.map(|access| access.target).collect();
             let shown: Vec<_> = known.iter().take(SHOWN_TARGETS).map(String::as_str).collect();
             let more = if known.len() > shown.len() { ", ..." } else { "" };
-            match shown.join(", ") {
+            ApiError::not_found(match shown.join(", ") {
                 none if none.is_empty() => format!("no target or subsystem `{target}`; there is none"),
                 shown => format!("no target or subsystem `{target}`; there are {shown}{more}"),
-            }
+            })
         })
     }
 
@@ -326,38 +298,74 @@ impl ControlServer {
     }
 
     /// Does what only the protocol of a target knows.
-    fn change(&self, Change { protocol, target, what }: &Change) -> Result<Option<String>, String> {
+    fn change(&self, Change { protocol, target, what }: &Change) -> Result<Option<String>, ApiError> {
         let lives = self.lives();
         let (own, live) = self.with_target(&lives, target)?;
         if own.name != protocol {
-            return Err(format!("{target}: is served by {}, which has no such command", own.title));
+            let text = format!("{target}: is served by {}, which has no such command", own.title);
+            return Err(ApiError::invalid(text));
         }
-        live.change(target, what)
+        Ok(live.change(target, what)?)
     }
 
     fn lives(&self) -> MutexGuard<'_, Vec<LiveProtocol>> {
         self.lives.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn find(&self, name: &str) -> Result<(VolumeId, Arc<VolumeState>), String> {
+    fn find(&self, name: &str) -> Result<(VolumeId, Arc<VolumeState>), ApiError> {
         let found = self.exports.find(name).and_then(|(id, _)| Some((id, self.exports.served(id)?)));
         found.ok_or_else(|| {
             let names: Vec<_> = self.exports.iter().map(|(_, export)| export.name.clone()).collect();
             let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-            format!("no volume is called `{name}`; there is {names}")
+            ApiError::not_found(format!("no volume is called `{name}`; there is {names}"))
         })
     }
 
-    fn resize(&self, name: &str, size: Option<u64>) -> Result<u64, String> {
+    fn resize(&self, name: &str, size: Option<u64>) -> Result<u64, ApiError> {
         let (_, served) = self.find(name)?;
         if size.is_some_and(|size| size > LARGEST) {
-            return Err(format!("{name}: clients count to 2^63 - 1 bytes; take a smaller size"));
+            let text = format!("{name}: clients count to 2^63 - 1 bytes; take a smaller size");
+            return Err(ApiError::invalid(text));
         }
-        let size = served
-            .resize(size.map_or(Resize::Own, Resize::Bytes))
-            .map_err(|error| format!("{name}: {error}"))?;
+        let size = served.resize(size.map_or(Resize::Own, Resize::Bytes)).map_err(|error| {
+            let code = match error {
+                ResizeError::Fixed | ResizeError::ReadOnly => ErrorCode::Conflict,
+                ResizeError::BadSize { .. } | ResizeError::TooLarge { .. } => ErrorCode::Invalid,
+                ResizeError::System { .. } => ErrorCode::Failed,
+            };
+            ApiError::new(code, format!("{name}: {error}"))
+        })?;
         info!("{name} has {size} bytes now");
         Ok(size)
+    }
+
+    /// Everything that is counted.
+    pub(super) fn figures(&self) -> Figures {
+        let volumes = self.exports.iter().filter_map(|(id, export)| {
+            let served = self.exports.served(id)?;
+            let volume = served.volume();
+            Some(VolumeFigures {
+                name: export.name.clone(),
+                size: volume.info().size,
+                gone: served.orphans(),
+                origins: served.traffic_by_origin(),
+                reservation: served.reservation(),
+                populated: volume.populated().map(|now| now.bytes),
+                reconnects: volume.links().map(|links| links.reconnects),
+            })
+        });
+        let Parts { limit, listeners, .. } = &self.parts;
+        Figures {
+            status: ConnectionFigures {
+                connections: limit.open(),
+                max_connections: limit.most(),
+                gone: limit.orphaned(),
+            },
+            listeners: listeners.iter().map(|(name, limit)| (*name, limit.listener().clone())).collect(),
+            volumes: volumes.collect(),
+            sessions: self.parts.sessions().list(),
+            cores: self.cores.clone(),
+        }
     }
 
     fn status(&self) -> Status {
@@ -371,6 +379,10 @@ impl ControlServer {
                 users: traffic.users.saturating_sub(gone as u64),
                 gone,
                 traffic: traffic.into(),
+                reservation: Some(served.reservation())
+                    .filter(|now| now.registrants > 0 || now.is_reserved)
+                    .map(|now| ReservationStatus { registrants: now.registrants, reserved: now.is_reserved }),
+                reconnects: served.volume().links().map(|links| links.reconnects),
                 populated: served
                     .volume()
                     .populated()
@@ -391,76 +403,7 @@ impl ControlServer {
     }
 }
 
-/// How many clients there are at a time.
-#[derive(Default)]
-struct Places {
-    taken: Mutex<usize>,
-    is_free: Condvar,
-}
-
-/// One client's.
-struct Taken<'a>(&'a Places);
-
-impl Places {
-    /// Waits until there is room for one more.
-    fn wait(&self) {
-        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        let _free = self.is_free.wait_while(taken, |taken| *taken >= MOST_CLIENTS);
-    }
-
-    fn take(&self) -> Taken<'_> {
-        *self.taken.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-        Taken(self)
-    }
-}
-
-impl Drop for Taken<'_> {
-    fn drop(&mut self) {
-        *self.0.taken.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
-        self.0.is_free.notify_one();
-    }
-}
-
-/// Reads what comes before the end of its time, however it drips.
-struct Hurried<'a> {
-    stream: &'a UnixStream,
-    end: Instant,
-}
-
-impl Read for Hurried<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let left = self.end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        self.stream.set_read_timeout(Some(left))?;
-        self.stream.read(buffer)
-    }
-}
-
-/// The next who has a command; `None` when the daemon ends.
-fn next(listener: &Listener, told: &UnixStream) -> io::Result<Option<UnixStream>> {
-    let mut waiting = [PollFd::new(listener, PollFlags::IN), PollFd::new(told, PollFlags::IN)];
-    poll(&mut waiting, None)?;
-    let [_, told] = waiting;
-    if !told.revents().is_empty() {
-        return Ok(None);
-    }
-    match accept_with(listener, SocketFlags::CLOEXEC) {
-        Ok(socket) => Ok(Some(UnixStream::from(socket))),
-        Err(error) => Err(error.into()),
-    }
-}
-
-const ROOT: u32 = 0;
-/// Group and others.
-const OTHERS_WRITE: u32 = 0o022;
-/// Clients at a time; others wait.
-const MOST_CLIENTS: usize = 256;
-/// How long whoever connects may take to say what it wants, and to hear a part of the answer.
-const PATIENCE: Duration = Duration::from_secs(1);
 /// Names of targets in a message.
 const SHOWN_TARGETS: usize = 8;
-const PAUSE: Duration = Duration::from_millis(100);
 /// How long what is in flight on a volume may take to end when it is removed.
 const SETTLE: Duration = Duration::from_secs(10);

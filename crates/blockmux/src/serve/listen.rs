@@ -1,6 +1,7 @@
 //! Where to listen: what was asked for, else every protocol on its own port of loopback, or in a
 //! private directory.
 
+use super::inherited::InheritedListeners;
 use super::setup::Setup;
 use crate::address::{ListenAddress, ListenerEntry, is_local};
 use crate::failure::Failure;
@@ -33,9 +34,13 @@ pub(super) fn private_directory(setup: &Setup, has_command: bool) -> Result<Opti
 /// Where everything is served, and the listeners at those places that are sockets.
 type Bound = (Vec<PolicyListener>, Vec<(&'static Protocol, Listener)>);
 
-/// Binds what was asked for; else the private socket of each protocol that has something to serve,
-/// or its own port of loopback.
-pub(super) fn bind(setup: &Setup, private: Option<&TempDir>) -> Result<Bound, Failure> {
+/// Binds what was asked for, where no inherited socket listens; else the private socket of each
+/// protocol that has something to serve, or its own port of loopback.
+pub(super) fn bind(
+    setup: &Setup,
+    private: Option<&TempDir>,
+    inherited: &mut InheritedListeners,
+) -> Result<Bound, Failure> {
     let usual = |protocol: &'static Protocol| match private {
         Some(_) if !protocol.has_unix_sockets() => ListenAddress::ANY_PORT,
         Some(directory) => ListenAddress::Unix(directory.path().join(format!("{}.sock", protocol.name))),
@@ -62,10 +67,13 @@ pub(super) fn bind(setup: &Setup, private: Option<&TempDir>) -> Result<Bound, Fa
     let mut listeners = Vec::new();
     for PolicyListener { protocol, place, .. } in &mut places {
         let ListenerAddress::Socket(address) = place else { continue };
-        let bound = retry_while_held(
-            || Listener::bind_with(address, setup.congestion.as_ref()),
-            |error| error.kind() == io::ErrorKind::AddrInUse,
-        );
+        let bound = match inherited.take(address) {
+            Some(listener) => Ok(listener),
+            None => retry_while_held(
+                || Listener::bind_with(address, setup.congestion.as_ref()),
+                |error| error.kind() == io::ErrorKind::AddrInUse,
+            ),
+        };
         let listener = bound.map_err(|error| cannot_listen(protocol, address, &error))?;
         // The port may be one that the system has chosen.
         *address = listener.address().clone();

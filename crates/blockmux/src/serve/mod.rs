@@ -6,29 +6,34 @@
 
 mod alive;
 mod announce;
+mod api;
 mod claim;
 mod command;
 mod config;
 mod control;
 mod flush;
 mod identity;
+mod inherited;
 mod late;
 mod listen;
 mod opening;
+mod service_manager;
 mod setup;
 mod sizes;
 mod state;
 
-use crate::ctl::ControlPath;
+use crate::address::ListenAddress;
+use crate::api::ControlPath;
 use crate::failure::Failure;
 use crate::machine::memory_bytes;
 use crate::output::print;
 use crate::poll::Poll;
-use crate::privileges;
+use crate::privileges::{self, ServiceUser};
 use crate::protocol::frontend::{LiveProtocol, Service, Started};
 use crate::protocol::{Frontends, Protocol, Units};
 use crate::signals;
 use announce::{Amount, Announcement, Asker};
+use api::{Api, Endpoint, bind_control, bind_tcp};
 use blockmux_engine::congestion::Congestion;
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask, Serve};
@@ -38,8 +43,10 @@ use blockmux_proto::exports::Exports;
 use blockmux_volume::MAX_TRANSFER;
 use command::Running;
 use config::VolumeEntry;
-use control::{Control, ControlServer, Parts};
+use control::{ControlServer, Parts};
+use inherited::InheritedListeners;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use service_manager::Watchdog;
 use setup::Setup;
 use std::io;
 use std::num::NonZeroUsize;
@@ -87,6 +94,15 @@ pub(crate) struct ServeArgs {
     /// Accept commands of `blockmux ctl` at this Unix socket
     #[arg(long, value_name = "unix:PATH")]
     control: Option<ControlPath>,
+    /// Run as this user once everything is open
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["keep_privileges", "run"])]
+    user: Option<ServiceUser>,
+    /// Serve the HTTP API over TCP; needs --api-token-file
+    #[arg(long, value_name = "ADDR")]
+    api: Option<ListenAddress>,
+    /// File with the token of --api's clients
+    #[arg(long, value_name = "FILE")]
+    api_token_file: Option<PathBuf>,
     /// Do not drop root's capabilities once everything is open
     #[arg(long)]
     keep_privileges: bool,
@@ -99,6 +115,13 @@ pub(crate) struct ServeArgs {
 }
 
 impl ServeArgs {
+    /// Prepares for `--user`, before any thread is started.
+    pub(crate) fn announce_user(&self) {
+        if let Some(user) = &self.user {
+            user.announce();
+        }
+    }
+
     /// Whether it serves until it is told to stop, and not for one command of its user.
     pub(crate) fn is_daemon(&self) -> bool {
         self.run.is_none()
@@ -130,23 +153,32 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
         (false, true) => Amount::Everything,
         (false, false) => Amount::Short,
     };
-    let mut setup = Setup::gather(args)?;
+    let mut inherited = InheritedListeners::from_service_manager()?;
+    let user = args.user.clone();
+    let mut setup = Setup::gather(args, &inherited)?;
     let (sender, events) = mpsc::channel();
     signals::watch(&sender, |_| StopEvent::Signal)
         .map_err(|error| Failure::run(format!("cannot watch for signals: {error}")))?;
     let private = listen::private_directory(&setup, command.is_some())?;
-    let (places, listeners) = listen::bind(&setup, private.as_ref())?;
-    let control = setup.control.as_ref().map(control::bind).transpose()?;
+    let (places, listeners) = listen::bind(&setup, private.as_ref(), &mut inherited)?;
+    let control = setup.control.as_ref().map(bind_control);
+    let tcp = setup.api.as_ref().map(|address| bind_tcp(address, setup.api_token_file.as_deref()));
+    let endpoints = control.into_iter().chain(tcp).collect::<Result<Vec<_>, _>>()?;
+    let api_url = endpoints.iter().find_map(Endpoint::url);
     setup.settle_policy(places)?;
     listen::warn_of_open(&setup.policy);
     let exports = setup.open()?;
     let asker = if command.is_some() { Asker::Here } else { Asker::Anywhere };
-    let announcement = Announcement::new(&exports, &setup.frontends, &setup.policy, asker);
+    let announcement = Announcement::new(&exports, &setup.frontends, &setup.policy, asker).with_api(api_url);
     allow_files();
     let buffers = buffers_of_each(setup.cores, memory_bytes());
     let kept_space = (setup.cores * buffers + SPACE_BESIDE_BUFFERS) as u64;
     let limit = ConnectionLimit::new(setup.max_connections).reserving_space(kept_space);
     let parts = Parts::new(limit.clone(), &listeners);
+    if let Some(user) = &user {
+        let control = setup.control.as_ref().map(|ControlPath(path)| path.as_path());
+        user.become_it(setup.state.as_deref(), control)?;
+    }
     // A command is to have what the user has.
     if command.is_none() && !keep_privileges {
         privileges::give_up(setup.capabilities())?;
@@ -161,15 +193,17 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     }
     alive::watch(&cores, &sender);
     let sizes = sizes::watch(&setup, &exports)?;
-    let desk = ControlServer {
+    let control = ControlServer {
         exports: exports.clone(),
         parts,
         lives: Mutex::new(lives),
+        cores: cores.stats(),
         opening: setup.opening(),
         frontends: setup.frontends.clone(),
         policy: setup.policy.clone(),
     };
-    let control = control.map(|listener| Control::start(listener, desk)).transpose()?;
+    let watchdog = Watchdog::start(cores.inboxes())?;
+    let api = if endpoints.is_empty() { None } else { Some(Api::start(endpoints, control)?) };
     let status = match command {
         Some(command) => {
             let running = Running::start(&command, &announcement, &sender)?;
@@ -180,11 +214,13 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
                 warn!("{line}");
             }
             print(if json { announcement.json()? } else { announcement.text(amount) })?;
+            service_manager::ready(exports.iter().count());
             wait(&events, None)
         }
     };
+    service_manager::stopping();
     // What is asked of it from here on concerns nobody any more.
-    drop((control, sizes));
+    drop((api, sizes, watchdog));
     info!("{}; another signal ends it at once", late::beginning(&limit, GRACE));
     cores.stop_or(GRACE, || warn!("{}", late::end(&limit, &exports, GRACE)));
     flush::all(&exports)?;
@@ -222,7 +258,7 @@ fn start(
     })?;
     let (served, lives) = serve_all(setup, listeners, exports, &cores, parts.sessions())?;
     for (nth, (protocol, listener, serve)) in served.into_iter().enumerate() {
-        let (inboxes, limit) = (cores.inboxes(), parts.limit_of(protocol));
+        let (inboxes, limit) = (cores.inboxes(), parts.limit_of(protocol, &listener));
         cores
             .ask(nth % cores.count(), move |core| ListenerTask::spawn(core, listener, inboxes, serve, limit))
             .ok_or_else(|| Failure::run("a core has ended; start again with -v"))?;

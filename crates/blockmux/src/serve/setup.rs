@@ -6,10 +6,11 @@
 use super::ServeArgs;
 use super::config::{Config, VolumeEntry};
 use super::identity::warn_of_twins;
+use super::inherited::InheritedListeners;
 use super::opening::{NamedVolume, Opening};
 use super::state;
 use crate::address::ListenAddress;
-use crate::ctl::ControlPath;
+use crate::api::ControlPath;
 use crate::data_key::DataKey;
 use crate::failure::Failure;
 use crate::open::Populate;
@@ -49,24 +50,29 @@ pub(super) struct Setup {
     /// Of every TCP connection; `None`: the system's.
     pub(super) congestion: Option<Congestion>,
     /// Where reservations are kept; `None` if there is no such place.
-    state: Option<PathBuf>,
+    pub(super) state: Option<PathBuf>,
     /// Where commands are taken while it runs.
     pub(super) control: Option<ControlPath>,
+    /// Where they are taken over TCP, and the file of the token that this takes.
+    pub(super) api: Option<ListenAddress>,
+    pub(super) api_token_file: Option<PathBuf>,
 }
 
 impl Setup {
-    /// Reads the config file, if there is one, and adds the command line.
-    pub(super) fn gather(mut args: ServeArgs) -> Result<Setup, Failure> {
+    /// Reads the config file, if there is one, and adds the command line and inherited listeners.
+    pub(super) fn gather(mut args: ServeArgs, inherited: &InheritedListeners) -> Result<Setup, Failure> {
         let mut frontends = args.frontends;
         let config = args.config.as_deref().map(|path| Config::read(path, &mut frontends));
         let mut config = config.transpose()?.unwrap_or_default();
         let read_only = args.read_only || config.read_only;
         config.volume.append(&mut args.volumes);
         let volumes = name_all(std::mem::take(&mut config.volume), read_only)?;
-        let listeners = frontends.listeners();
+        let mut listeners = frontends.listeners();
+        listeners.extend(inherited.further(&listeners)?);
         listeners.iter().try_for_each(|(protocol, entry)| check_sockets(protocol, &entry.address))?;
         let words = volumes.iter().map(|volume| (volume.name.clone(), volume.entry.protocols.clone()));
         let policy = Policy::new(frontends.targets(), words).map_err(Failure::request)?;
+        let policy = policy.restricting_exports(frontends.restricting_exports());
         let is_served =
             |protocol: &Protocol| protocols(&listeners).any(|own| own.served_as() == protocol.served_as());
         let is_left_out = |protocol: &&Protocol| {
@@ -105,15 +111,22 @@ impl Setup {
             max_connections,
             congestion,
             control: args.control.or(config.control),
+            api: args.api.or(config.api),
+            api_token_file: args.api_token_file.or(config.api_token_file),
             state: state.or_else(state::default_directory),
         })
+    }
+
+    /// Whether commands are taken while it runs.
+    pub(super) fn has_api(&self) -> bool {
+        self.control.is_some() || self.api.is_some()
     }
 
     /// Applies the rule of `protocol/policy.rs` to where it listens, and to the volumes that each
     /// listener names.
     pub(super) fn settle_policy(&mut self, listeners: Vec<PolicyListener>) -> Result<(), Failure> {
         let policy = std::mem::take(&mut self.policy);
-        self.policy = policy.at(listeners, self.control.is_some()).map_err(Failure::request)?;
+        self.policy = policy.at(listeners, self.has_api()).map_err(Failure::request)?;
         Ok(())
     }
 
@@ -161,7 +174,7 @@ impl Setup {
         Opening {
             protocols: protocols(&self.listeners).collect(),
             read_only: self.read_only,
-            may_grow: self.control.is_some(),
+            may_grow: self.has_api(),
             state: self.state.clone(),
         }
     }
@@ -234,7 +247,7 @@ pub(super) fn check_name(name: &str) -> Result<(), String> {
 
 /// Those that volumes are served over; one that has several listeners comes several times.
 fn protocols(listeners: &[Listening]) -> impl Iterator<Item = &'static Protocol> {
-    let all = protocol::over_sockets().filter(|_| listeners.is_empty());
+    let all = protocol::over_sockets().filter(|protocol| protocol.is_unasked && listeners.is_empty());
     all.chain(listeners.iter().map(|(protocol, _)| *protocol))
 }
 

@@ -137,7 +137,7 @@ const WRONG: &[(&[&str], &str)] = &[
     ),
     (
         &["info", "iscsi://user%secret@host/iqn.a/x"],
-        "iscsi://user@host/iqn.a/x: logical unit \"x\": write a number from 0 to 16383 behind the target's name",
+        "iscsi://user@host/iqn.a/x: logical unit \"x\": write a number from 0 to 16383 after the target's name",
     ),
     (
         &["info", "iscsi://host"],
@@ -155,21 +155,23 @@ const WRONG: &[(&[&str], &str)] = &[
     ),
     (
         &["info", "srp://host"],
-        "srp://host: this program serves SRP and does not connect by it; connect by iser:// or nvme+rdma://",
+        "srp://host?rdma=iwarp: names no target port, and SRP over RDMA/CM has no discovery; write \
+         srp://host/TARGET-PORT-ID/lun?rdma=iwarp, as the target prints it",
     ),
     (
         &["info", "ftp://host"],
-        "ftp://host: no protocol is called `ftp`; use nbd://host/export or nbd+unix:///export?socket=PATH or \
-         iscsi://host/target-name/lun or iser://host/target-name/lun or nvme+tcp://host/subsystem-nqn/nsid or nvme+rdma://host/subsystem-nqn/nsid or aoe://IFACE/eSHELF.SLOT",
+        "ftp://host: no protocol is called `ftp`; use nbd://host/export or nbds://host/export or nbd+unix:///export?socket=PATH or \
+         iscsi://host/target-name/lun or iser://host/target-name/lun or nvme+tcp://host/subsystem-nqn/nsid or nvme+rdma://host/subsystem-nqn/nsid or \
+         srp://host/TARGET-PORT-ID/lun or aoe://IFACE/eSHELF.SLOT",
     ),
     (
-        &["info", "nbds://host/a"],
-        "nbds://host/a: \"nbds://\" asks for TLS; TLS is not supported yet, use nbd:// or nbd+unix:// without tls \
-         parameters",
+        &["info", "nbds://host/a?tls-type=psk"],
+        "nbds://host/a?tls-type=psk: parameter \"tls-psk-file\": missing; tls-type=psk needs tls-psk-file=FILE",
     ),
     (
         &["info", "nbd://host/a?b=1"],
-        "nbd://host/a?b=1: parameter \"b\": unknown; known are socket, connections, reconnect and timeout",
+        "nbd://host/a?b=1: parameter \"b\": unknown; known are socket, tls-certificates, tls-psk-file, tls-username, \
+         tls-hostname, tls-type, tls-verify-peer, ktls, connections, reconnect and timeout",
     ),
     (
         &["discover", "nbd+unix:///?socket=/nowhere/socket"],
@@ -178,8 +180,9 @@ const WRONG: &[(&[&str], &str)] = &[
     ),
     (
         &["discover", "mem:1g"],
-        "mem:1g: is not a URL; use nbd://host/export or nbd+unix:///export?socket=PATH or \
-         iscsi://host/target-name/lun or iser://host/target-name/lun or nvme+tcp://host/subsystem-nqn/nsid or nvme+rdma://host/subsystem-nqn/nsid or aoe://IFACE/eSHELF.SLOT",
+        "mem:1g: is not a URL; use nbd://host/export or nbds://host/export or nbd+unix:///export?socket=PATH or \
+         iscsi://host/target-name/lun or iser://host/target-name/lun or nvme+tcp://host/subsystem-nqn/nsid or nvme+rdma://host/subsystem-nqn/nsid or \
+         srp://host/TARGET-PORT-ID/lun or aoe://IFACE/eSHELF.SLOT",
     ),
     (
         &["copy", "file:/nowhere/a", "file:/nowhere/a"],

@@ -1,4 +1,6 @@
 //! A daemon that takes commands while it runs: `serve --control` and `blockmux ctl`.
+//!
+//! The API that `ctl` speaks is tested in `api.rs`.
 
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, blockmux, has, succeed, text};
@@ -7,7 +9,7 @@ use crate::raw_iscsi::{CHECK_CONDITION, GOOD, RawIscsi};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::fs::{self, Permissions};
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -16,30 +18,30 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// A daemon, and the directory of its control socket.
-struct Controlled {
-    daemon: Daemon,
-    directory: TempDir,
+pub(crate) struct Controlled {
+    pub(crate) daemon: Daemon,
+    pub(crate) directory: TempDir,
 }
 
 impl Controlled {
-    fn serve(args: &[&str]) -> Controlled {
+    pub(crate) fn serve(args: &[&str]) -> Controlled {
         let directory = tempfile::tempdir().unwrap();
         let socket = format!("unix:{}", directory.path().join("control").display());
         let daemon = Daemon::serve(&[&["--control", &socket], args].concat());
         Controlled { daemon, directory }
     }
 
-    fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.directory.path().join("control")
     }
 
-    fn ctl(&self, args: &[&str]) -> Output {
+    pub(crate) fn ctl(&self, args: &[&str]) -> Output {
         let socket = format!("unix:{}", self.socket().display());
         blockmux([&["ctl", &socket], args].concat())
     }
 
     /// What it says when it succeeds.
-    fn said(&self, args: &[&str]) -> String {
+    pub(crate) fn said(&self, args: &[&str]) -> String {
         let output = self.ctl(args);
         assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
         text(&output.stdout)
@@ -52,7 +54,7 @@ impl Controlled {
         text(&output.stderr)
     }
 
-    fn status(&self) -> Value {
+    pub(crate) fn status(&self) -> Value {
         serde_json::from_str(&self.said(&["status", "--json"])).unwrap()
     }
 
@@ -76,7 +78,7 @@ fn can_read(scsi: &mut RawIscsi, block: u32) -> bool {
 }
 
 /// Waits for what happens within seconds.
-fn eventually(what: &str, is_so: impl Fn() -> bool) {
+pub(crate) fn eventually(what: &str, is_so: impl Fn() -> bool) {
     let end = Instant::now() + Duration::from_secs(30);
     while !is_so() {
         assert!(Instant::now() < end, "not within time: {what}");
@@ -112,28 +114,6 @@ fn a_resized_ram_volume_is_told_of_to_iscsi_and_seen_by_who_connects_next() {
     controlled.said(&["resize", "a", "8m"]);
     controlled.said(&["resize", "a"]);
     assert_eq!(scsi.run(&[0; 6], &[], 0).0, GOOD);
-}
-
-#[test]
-fn who_drips_a_command_holds_nobody_up_and_is_cut_off() {
-    let controlled = Controlled::serve(&["a=mem:1m"]);
-    let path = controlled.socket();
-    // As many as are taken at a time, and more. One byte in a while is not silence.
-    let drippers: Vec<_> = (0..20)
-        .map(|_| {
-            let mut stream = UnixStream::connect(&path).unwrap();
-            std::thread::spawn(move || {
-                while stream.write_all(b" ").is_ok() {
-                    std::thread::park_timeout(Duration::from_millis(50));
-                }
-            })
-        })
-        .collect();
-    for _ in 0..3 {
-        assert_eq!(controlled.status()["volumes"][0]["name"], "a");
-    }
-    drippers.into_iter().for_each(|dripper| dripper.join().unwrap());
-    controlled.said(&["resize", "a", "2m"]);
 }
 
 #[test]
@@ -355,21 +335,6 @@ fn a_directory_where_others_may_write_is_no_place_for_the_socket() {
         let said = text(&output.stderr);
         assert!(said.contains("others may write in its directory; make one for yourself"), "{said}");
     }
-}
-
-#[test]
-fn bytes_that_are_no_command_are_refused_and_harm_nothing() {
-    let controlled = Controlled::serve(&["mem:1m"]);
-    for bytes in
-        [&b"\n"[..], b"{\"stop\":{}}\n", b"{\"resize\":{\"name\":\"disk0\",\"size\":-1}}\n", b"\xff\xfe\n"]
-    {
-        let mut stream = UnixStream::connect(controlled.socket()).unwrap();
-        stream.write_all(bytes).unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        assert!(answer.starts_with("{\"failed\":\"this is no command that is known here: "), "{answer}");
-    }
-    assert_eq!(controlled.status()["volumes"][0]["size"], 1 << 20);
 }
 
 #[test]

@@ -7,6 +7,7 @@
 
 mod access;
 mod aoe_interop;
+mod api;
 mod audit;
 mod bad_input;
 mod bench;
@@ -28,6 +29,8 @@ mod iscsi_remote_servers;
 mod iscsi_stop;
 mod iser;
 mod memory;
+mod monitoring;
+mod nbd_tls;
 mod nvme;
 mod nvme_hostile;
 mod nvme_hosts;
@@ -43,5 +46,7 @@ mod raw_nvme;
 mod reconnect;
 mod remote_servers;
 mod serve;
+mod service;
+mod srp;
 mod token_copy;
 mod trouble;

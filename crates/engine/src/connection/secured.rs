@@ -6,8 +6,10 @@ use crate::secure::Received;
 #[cfg(test)]
 use crate::secure::Secure;
 use blockmux_proto::outbox::Outbox;
-use blockmux_proto::session::StreamSession;
+use blockmux_proto::session::{BYTES_BEFORE_TLS, StreamSession};
+use blockmux_tls::TlsError;
 use std::io;
+use tracing::debug;
 
 impl<H: Host> Connection<H> {
     /// Closes the connection for every owner, after a TLS close_notify if possible.
@@ -16,6 +18,19 @@ impl<H: Host> Connection<H> {
             secure.close(&mut self.stream);
         }
         self.stream.close();
+    }
+
+    /// The session demands TLS, whose handshake is made from now on.
+    ///
+    /// # Errors
+    /// If bytes that came in the clear are left, or the connection has no TLS to begin with.
+    #[cold]
+    pub(super) fn start_tls(&mut self) -> Result<(), Broken> {
+        let Some(secure) = &mut self.secure else { return Err(NO_CREDENTIALS.into()) };
+        if secure.start() && self.chunk.as_ref().is_some_and(|chunk| !chunk.unread().is_empty()) {
+            return Err(BYTES_BEFORE_TLS.into());
+        }
+        Ok(())
     }
 
     /// Sends once, as plaintext or through kTLS.
@@ -85,8 +100,10 @@ impl<H: Host> Connection<H> {
         let (Some(secure), Some(chunk)) = (&mut self.secure, &mut self.chunk) else { return Ok(None) };
         let asked = chunk.room();
         let result = secure.receive(&mut self.stream, chunk, self.core.pool());
-        if let Some(identity) = secure.take_identity() {
-            session.on_secured(identity, self.core.now())?;
+        let negotiated = secure.is_unreported().then(|| secure.negotiated());
+        if let (Some(by), Some(negotiated)) = (secure.take_peer(), negotiated) {
+            debug!(peer = self.stream.peer(), "TLS is established: {negotiated}");
+            session.on_secured(by, self.core.now())?;
         }
         match result {
             Ok(Received::Bytes(0)) => {
@@ -110,6 +127,9 @@ impl<H: Host> Connection<H> {
         }
     }
 }
+
+/// A session demands TLS only of a connection that has it.
+const NO_CREDENTIALS: TlsError = TlsError::Internal("this connection has no TLS credentials");
 
 impl<H: Host> Drop for Connection<H> {
     fn drop(&mut self) {

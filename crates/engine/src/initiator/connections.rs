@@ -4,9 +4,9 @@
 use super::missing;
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::{ByteStream, Host};
+use crate::secure::ClientTls;
 use crate::socket::Address;
 use blockmux_proto::session::{StreamConnections, StreamSession};
-use blockmux_tls::Psk;
 use blockmux_volume::Waker;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -40,8 +40,8 @@ pub(super) struct Dial<'a, H: Host> {
     pub(super) core: &'a Rc<H>,
     pub(super) waker: &'a Waker,
     pub(super) address: &'a Address,
-    /// TLS keys of all connections, and whether kTLS is used where possible.
-    pub(super) tls: (Option<&'a [Psk]>, bool),
+    /// TLS of all connections.
+    pub(super) tls: Option<&'a ClientTls>,
 }
 
 impl<H: Host> ConnectionSet<H> {
@@ -218,8 +218,7 @@ impl<H: Host> Slot<H> {
         match self {
             Slot::Waiting { until } if *until > now => Ok(false),
             Slot::Waiting { .. } => {
-                let (keys, ktls) = dial.tls;
-                let secure = super::secure(keys, ktls)?;
+                let secure = super::secure(dial.tls)?;
                 let stream = dial.core.connect(dial.address)?;
                 let until = now + CONNECT_TIMEOUT;
                 dial.core.wake_at(until, dial.waker);

@@ -16,15 +16,16 @@ use super::{Dialer, Known, Opening, PathGroup, RemoteVolume, TlsKeys};
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::{ByteStream, Host};
 use crate::reactor::{Progress, Task};
+use crate::secure::ClientTls;
 use crate::socket::Address;
 use blockmux_proto::session::{Initiator, PathRank};
-use blockmux_tls::Psk;
 use blockmux_volume::{Completion, Io, IoError, Tag, Waker};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 use tracing::warn;
 
@@ -47,10 +48,8 @@ pub(super) struct Link<D: Dialer, H: Host> {
     /// Wakes the channel's user.
     consumer: Waker,
     group: Rc<PathGroup>,
-    /// TLS keys of the session's connections and of its control connection.
-    tls_keys: Option<Arc<[Psk]>>,
-    /// Whether kTLS is used where possible.
-    uses_ktls: bool,
+    /// TLS of the session's connections and of its control connection.
+    tls: Option<ClientTls>,
     /// Open before the session and as long as it; `None` if the protocol has none, or while not
     /// connected.
     control: Option<ControlLink<D::Control, H>>,
@@ -140,7 +139,6 @@ impl<D: Dialer, H: Host> Link<D, H> {
         core.spawn(|waker| {
             let link = Rc::new(RefCell::new(Link {
                 dialer: volume.dialer.clone(),
-                uses_ktls: volume.dialer.tls().is_some_and(TlsKeys::uses_ktls),
                 known: volume.known.clone(),
                 number: volume.next_link(),
                 has_other_paths: volume.dialer.paths().addresses.len() > 1,
@@ -151,7 +149,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 waker: waker.clone(),
                 consumer: consumer.clone(),
                 group: group.clone(),
-                tls_keys: None,
+                tls: None,
                 control: None,
                 state: LinkState::Pausing { until: core.now() },
                 queue: VecDeque::with_capacity(depth as usize),
@@ -258,9 +256,9 @@ impl<D: Dialer, H: Host> Link<D, H> {
             return Progress::Idle;
         }
         if self.control.is_none() {
-            self.tls_keys = self.dialer.tls().and_then(TlsKeys::keys);
+            self.tls = self.dialer.tls().and_then(TlsKeys::keys);
         }
-        let secure = match super::secure(self.tls_keys.as_deref(), self.uses_ktls) {
+        let secure = match super::secure(self.tls.as_ref()) {
             Ok(secure) => secure,
             Err(error) => {
                 self.give_up(&Broken::from(error).to_string());
@@ -300,7 +298,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 };
                 let (pool, now) = (self.core.pool(), self.core.now());
                 if self.control.is_none()
-                    && let Some(control) = self.dialer.control(self.tls_keys.is_some(), pool, now)
+                    && let Some(control) = self.dialer.control(self.tls.is_some(), pool, now)
                 {
                     self.reported_rank = PathRank::Best;
                     self.control = Some(ControlLink::new(connection, control));
@@ -343,8 +341,8 @@ impl<D: Dialer, H: Host> Link<D, H> {
         let LinkState::Open { connections, session, is_checked } = &mut self.state else {
             return Ok(Progress::Idle);
         };
-        let tls = (self.tls_keys.as_deref(), self.uses_ktls);
-        let dial = Dial { core: &self.core, waker: &self.waker, address: self.moves.address(), tls };
+        let (address, tls) = (self.moves.address(), self.tls.as_ref());
+        let dial = Dial { core: &self.core, waker: &self.waker, address, tls };
         let is_dialled = connections.dial(session, &dial)?;
         let inflow = connections.receive(session, &dial)?;
         if !*is_checked && let Some(moved) = self.dialer.moved(session) {
@@ -362,7 +360,10 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 let _ = connections.send_now(session);
                 return Err(SessionEnd::Refused(reason));
             }
-            (*is_checked, self.was_open) = (true, true);
+            *is_checked = true;
+            if std::mem::replace(&mut self.was_open, true) {
+                self.known.reconnects.fetch_add(1, Ordering::Relaxed);
+            }
             self.group.open.set(self.group.open.get() + 1);
             self.moves.settle();
             self.retry.on_session();
@@ -405,8 +406,8 @@ impl<D: Dialer, H: Host> Link<D, H> {
         if self.is_closing {
             session.on_stop();
         }
-        let tls = (self.tls_keys.as_deref(), self.uses_ktls);
-        let dial = Dial { core: &self.core, waker: &self.waker, address: self.moves.address(), tls };
+        let (address, tls) = (self.moves.address(), self.tls.as_ref());
+        let dial = Dial { core: &self.core, waker: &self.waker, address, tls };
         let has_sent = connections.send(session, &dial)? || is_dialled;
         if has_sent || matches!(inflow, Inflow::More | Inflow::Drained) {
             self.silence.on_move();

@@ -47,16 +47,17 @@ mod overdue;
 mod retry;
 mod seeds;
 mod silence;
+pub mod srp;
 
 use crate::host::Host;
 use crate::reactor::EngineCore;
-use crate::secure::Secure;
+use crate::secure::{ClientTls, Secure};
 use crate::socket::Address;
 use blockmux_proto::session::{
     Control, DEFAULT_TIMEOUT, Initiator, Overdue, PathRank, StreamConnections, StreamSession,
 };
-use blockmux_tls::{Psk, TlsError};
-use blockmux_volume::{Channel, Completion, Core, Io, IoError, Pool, Volume, VolumeInfo, Waker};
+use blockmux_tls::TlsError;
+use blockmux_volume::{Channel, Completion, Core, Io, IoError, LinkCounts, Pool, Volume, VolumeInfo, Waker};
 pub use generated::GeneratedKeys;
 use link::Link;
 pub use missing::missing_connections;
@@ -93,14 +94,11 @@ impl Paths {
 
 /// TLS keys of the connections to a remote volume.
 pub trait TlsKeys {
-    /// TLS keys for a new session and its control connection, the best first; `None`: without TLS.
-    fn keys(&self) -> Option<Arc<[Psk]>>;
-
-    /// Whether kTLS is used where possible.
-    fn uses_ktls(&self) -> bool;
+    /// TLS of a new session and its control connection; `None`: without TLS.
+    fn keys(&self) -> Option<ClientTls>;
 
     /// The target rejected these keys.
-    fn forget(&self, keys: &[Psk]);
+    fn forget(&self, _rejected: &ClientTls) {}
 }
 
 /// Creates sessions with one remote volume and checks the volume that each one finds.
@@ -177,9 +175,9 @@ pub struct Opening<'a, C> {
     pub now: Instant,
 }
 
-/// TLS state of a new connection with these keys, using kTLS if `ktls` and possible.
-fn secure(keys: Option<&[Psk]>, ktls: bool) -> Result<Option<Secure>, TlsError> {
-    keys.map(|keys| Ok(Secure::client(keys)?.by_kernel(ktls))).transpose()
+/// TLS state of a new connection.
+fn secure(tls: Option<&ClientTls>) -> Result<Option<Secure>, TlsError> {
+    tls.map(ClientTls::secure).transpose()
 }
 
 /// How requests are distributed over paths.
@@ -236,6 +234,8 @@ struct Known {
     first: VolumeInfo,
     /// Current size, in bytes.
     size: AtomicU64,
+    /// Sessions that were opened after another one was lost.
+    reconnects: AtomicU64,
     /// Callbacks for size changes.
     listeners: Mutex<Vec<Box<dyn Fn() + Send + Sync>>>,
 }
@@ -271,8 +271,12 @@ impl<D: Dialer, H: Host> RemoteVolume<D, H> {
         reconnect_timeout: Duration,
     ) -> RemoteVolume<D, H> {
         let (dialer, links) = (Arc::new(dialer), AtomicU32::new(0));
-        let known =
-            Arc::new(Known { size: AtomicU64::new(info.size), first: info, listeners: Mutex::default() });
+        let known = Arc::new(Known {
+            size: AtomicU64::new(info.size),
+            reconnects: AtomicU64::new(0),
+            first: info,
+            listeners: Mutex::default(),
+        });
         let designator = None;
         RemoteVolume { dialer, known, designator, connections, reconnect_timeout, links, host: PhantomData }
     }
@@ -291,6 +295,10 @@ impl<D: Dialer, H: Host> Volume for RemoteVolume<D, H> {
 
     fn designator(&self) -> Option<&str> {
         self.designator.as_deref()
+    }
+
+    fn links(&self) -> Option<LinkCounts> {
+        Some(LinkCounts { reconnects: self.known.reconnects.load(Ordering::Relaxed) })
     }
 
     fn on_resize(&self, call: Box<dyn Fn() + Send + Sync>) {

@@ -16,15 +16,16 @@ use crate::blocking::{self, has_hung_up, run_secured};
 use crate::connection::Broken;
 use crate::nvme_tcp::tls_key;
 pub use crate::rdma::OverIwarp;
+use crate::secure::{ClientTls, Secure};
 use crate::socket::Address;
 use blockmux_proto::fabrics::host::{
-    AdminAnswers, AdminConfig, Ask, ControllerInfo, FoundSubsystem, Names, NamespaceInfo, NvmeRefused,
+    AdminConfig, AdminResults, Ask, ControllerInfo, FoundSubsystem, Names, NamespaceInfo, NvmeRefused,
     QueueConfig, uuid_text,
 };
 use blockmux_proto::nvme::auth::psk::{ConfiguredPsk, TlsPsk};
 use blockmux_proto::nvme::auth::{Concatenation, HostCredentials, HostSecrets};
 use blockmux_proto::session::PathRank;
-use blockmux_tls::Psk;
+use blockmux_tls::{ClientCredentials, Psk, TlsError};
 use blockmux_volume::{Pool, VolumeInfo};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -88,9 +89,9 @@ pub fn connect<C: NvmeCarrier>(
     endpoint: NvmeEndpoint<C>,
 ) -> Result<RemoteVolume<NvmeDialer<C>>, NvmeConnectError> {
     let dialer = NvmeDialer::new(endpoint)?;
-    let (info, patience) = (dialer.first.volume_info(), dialer.endpoint.reconnect_timeout);
+    let (info, reconnect_timeout) = (dialer.first.volume_info(), dialer.endpoint.reconnect_timeout);
     let designator = dialer.first.identity.clone();
-    Ok(RemoteVolume::new(dialer, info, 1, patience).with_designator(designator))
+    Ok(RemoteVolume::new(dialer, info, 1, reconnect_timeout).with_designator(designator))
 }
 
 /// Queries the description of one namespace.
@@ -151,7 +152,7 @@ fn ask<C: NvmeCarrier>(endpoint: &NvmeEndpoint<C>, ask: Ask) -> Result<Answer<C>
     let mut attempts = 1;
     loop {
         let keys = endpoint.tls_keys();
-        let result = ask_over(endpoint, ask, keys.as_deref());
+        let result = ask_over(endpoint, ask, keys.as_ref());
         let Some(generated) = endpoint.generated_keys.as_deref().filter(|_| attempts < MOST_ATTEMPTS) else {
             return result;
         };
@@ -173,7 +174,7 @@ fn ask<C: NvmeCarrier>(endpoint: &NvmeEndpoint<C>, ask: Ask) -> Result<Answer<C>
 fn ask_over<C: NvmeCarrier>(
     endpoint: &NvmeEndpoint<C>,
     ask: Ask,
-    keys: Option<&[Psk]>,
+    keys: Option<&Arc<[Psk]>>,
 ) -> Result<Answer<C>, NvmeConnectError> {
     let (address, over) = (&endpoint.address, endpoint.over.clone());
     let seeds = Seeds::new().map_err(|error| NvmeConnectError::broken(address, error))?;
@@ -181,13 +182,12 @@ fn ask_over<C: NvmeCarrier>(
     let pool = Pool::new(CONNECT_POOL);
     let with = QueueSetup { pool, seed: seeds.next(), segment_len: None, now: Instant::now() };
     let mut session = over.admin(config, with);
-    // kTLS does not pay for so few records.
-    let ran = super::secure(keys, false).map_err(Broken::from).and_then(|secure| {
+    let ran = endpoint.secure(keys).map_err(Broken::from).and_then(|secure| {
         let is_over = |session: &C::Admin| C::answers(session).is_over;
         run_secured(address, secure, &mut session, ASK_TIMEOUT, is_over)
     });
     if has_hung_up(&ran)
-        && C::is_misunderstood(&session)
+        && C::may_require_revision_1(&session)
         && let Some(over) = over.older()
     {
         return ask_over(&NvmeEndpoint { over, ..endpoint.clone() }, ask, keys);
@@ -229,7 +229,7 @@ impl<C: NvmeCarrier> NvmeEndpoint<C> {
     }
 
     /// Stores the key that the session has generated, for the next session.
-    fn keep_generated(&self, answers: AdminAnswers<'_>) {
+    fn keep_generated(&self, answers: AdminResults<'_>) {
         if let (Some(key), Some(keys)) = (answers.generated, &self.generated_keys) {
             keys.keep(key, &self.names.host, &self.names.subsystem);
         }
@@ -244,6 +244,11 @@ impl<C: NvmeCarrier> NvmeEndpoint<C> {
         let keys = key.retained(host).tls_psks(host, &self.names.subsystem);
         let is_offered = |key: &&TlsPsk| self.tls_identity.is_none_or(|version| key.version() == version);
         Some(keys.iter().filter(is_offered).map(tls_key).collect())
+    }
+
+    /// TLS state of a connection for one admin queue. kTLS does not pay for so few records.
+    fn secure(&self, keys: Option<&Arc<[Psk]>>) -> Result<Option<Secure>, TlsError> {
+        keys.map(|keys| Secure::client(&ClientCredentials::Psks(keys.clone()))).transpose()
     }
 }
 
@@ -322,19 +327,19 @@ impl<C: NvmeCarrier> NvmeDialer<C> {
 }
 
 impl<C: NvmeCarrier> TlsKeys for NvmeDialer<C> {
-    fn keys(&self) -> Option<Arc<[Psk]>> {
-        match &self.endpoint.generated_keys {
+    fn keys(&self) -> Option<ClientTls> {
+        let keys = match &self.endpoint.generated_keys {
             None => self.tls_keys.clone(),
             Some(generated) => generated.all(),
-        }
+        }?;
+        let credentials = ClientCredentials::Psks(keys);
+        Some(ClientTls { credentials, ktls: self.endpoint.ktls, is_on_demand: false })
     }
 
-    fn uses_ktls(&self) -> bool {
-        self.endpoint.ktls
-    }
-
-    fn forget(&self, keys: &[Psk]) {
-        if let Some(generated) = &self.endpoint.generated_keys {
+    fn forget(&self, rejected: &ClientTls) {
+        if let (Some(generated), ClientCredentials::Psks(keys)) =
+            (&self.endpoint.generated_keys, &rejected.credentials)
+        {
             generated.forget(keys);
         }
     }

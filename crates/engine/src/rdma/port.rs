@@ -8,7 +8,9 @@ use blockmux_proto::event::AuditEvent;
 use blockmux_proto::exports::VolumeId;
 use blockmux_proto::outbox::Outbox;
 use blockmux_proto::rdma::RdmaSession;
-use blockmux_proto::session::{Demand, Home, ProtocolError, SessionStage, StreamSession, Target, Timed};
+use blockmux_proto::session::{
+    Demand, Home, ProtocolError, SecuredBy, SessionStage, StreamSession, Target, Timed,
+};
 use blockmux_rdma::Driven;
 use blockmux_rdma::iwarp::{Iwarp, KEY_REQUEST};
 use blockmux_volume::{Chunk, Completion, Io, Tag, Waker};
@@ -183,10 +185,10 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> StreamSession for PortS
         }
     }
 
-    fn on_secured(&mut self, identity: &[u8], now: Instant) -> Result<(), ProtocolError> {
-        ask!(self, session => session.on_secured(identity, now), looking => {
+    fn on_secured(&mut self, by: SecuredBy<'_>, now: Instant) -> Result<(), ProtocolError> {
+        ask!(self, session => session.on_secured(by, now), looking => {
             looking.is_secured = true;
-            looking.session().map_or(Ok(()), |session| session.on_secured(identity, now))
+            looking.session().map_or(Ok(()), |session| session.on_secured(by, now))
         })
     }
 

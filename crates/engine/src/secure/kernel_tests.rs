@@ -53,8 +53,9 @@ impl StreamSession for Talker {
         Ok(bytes.len())
     }
 
-    fn on_secured(&mut self, identity: &[u8], _now: Instant) -> Result<(), ProtocolError> {
+    fn on_secured(&mut self, by: SecuredBy<'_>, _now: Instant) -> Result<(), ProtocolError> {
         assert!(self.identity.is_empty(), "it is told once");
+        let SecuredBy::Psk(identity) = by else { panic!("both have a key: {by:?}") };
         self.identity = identity.to_vec();
         Ok(())
     }
@@ -132,8 +133,8 @@ impl Pair {
         world.run_for(Duration::from_secs(1)).unwrap();
         let streams = [dialled, accepted.borrow_mut().take().unwrap()];
         let key = Psk { identity: b"key".to_vec(), secret: vec![7; 48].into(), hash };
-        let client = Secure::client(std::slice::from_ref(&key)).unwrap();
-        let server = Secure::server(Arc::new(move |_| Some(key.clone())));
+        let client = Secure::client(&ClientCredentials::Psks([key.clone()].into())).unwrap();
+        let server = Secure::server(ServerCredentials::Psks(Arc::new(move |_| Some(key.clone()))));
         let mut secures =
             [client, server].into_iter().zip(by_kernel).map(|(secure, by)| secure.by_kernel(by));
         let mut at = 0;

@@ -113,14 +113,18 @@ fn key(fill: u8) -> Psk {
     Psk { identity: b"key".to_vec(), secret: vec![fill; 32].into(), hash: Hash::Sha256 }
 }
 
-fn lookup() -> Lookup {
-    Arc::new(|_| Some(key(7)))
+fn keys(fill: u8) -> ClientCredentials {
+    ClientCredentials::Psks([key(fill)].into())
+}
+
+fn lookup() -> ServerCredentials {
+    ServerCredentials::Psks(Arc::new(|_| Some(key(7))))
 }
 
 #[test]
 fn sessions_on_both_ends_see_plain_bytes_and_their_outboxes_empty_when_all_is_sent() {
     for seed in 0..8 {
-        let client = Secure::client(&[key(7)]).unwrap();
+        let client = Secure::client(&keys(7)).unwrap();
         let mut setting = Setting::new(seed, Some(client), Secure::server(lookup()));
         let said: Vec<u8> = (0..200_000u32).map(|at| (at / 251 + at) as u8).collect();
         setting.client.outbox.push_head(b"head");
@@ -152,24 +156,24 @@ fn who_comes_without_tls_is_taken_so_only_where_that_may_be() {
     let mut setting = Setting::new(1, None, Secure::server(lookup()));
     setting.client.outbox.push_seg(said);
     setting.run(20);
-    assert_eq!(setting.server.failed.unwrap(), "peer has come without TLS, which is required here");
+    assert_eq!(setting.server.failed.unwrap(), "peer connected without TLS, which is required here");
     assert!(setting.server.heard.is_empty());
 }
 
 #[test]
 fn both_ends_are_told_of_a_wrong_key() {
-    let client = Secure::client(&[key(8)]).unwrap();
+    let client = Secure::client(&keys(8)).unwrap();
     let mut setting = Setting::new(1, Some(client), Secure::if_asked(lookup()));
     setting.client.outbox.push_head(b"secret");
     setting.run(50);
     let [client, server] = [setting.client.failed, setting.server.failed].map(Option::unwrap);
-    assert!(server.contains("has another TLS key than the one that is here called key"), "{server}");
+    assert!(server.contains("has a TLS key different from ours named key"), "{server}");
     assert!(client.contains("decrypt_error"), "{client}");
 }
 
 #[test]
 fn a_peer_that_leaves_within_the_handshake_has_left() {
-    let client = Secure::client(&[key(7)]).unwrap();
+    let client = Secure::client(&keys(7)).unwrap();
     let mut setting = Setting::new(1, Some(client), Secure::server(lookup()));
     setting.client.turn(&Pool::new(1 << 20));
     setting.world.run_for(Duration::from_secs(1)).unwrap();

@@ -1,18 +1,25 @@
-//! NBD URIs (the `doc/uri.md` beside the protocol's own document).
+//! NBD URIs (`doc/uri.md` of the NBD project).
 //!
 //! ```text
 //!   nbd://host[:port]/export                nbd+unix:///export?socket=PATH
+//!   nbds://[user@]host[:port]/export        nbds+unix://[user@]/export?socket=PATH
 //! ```
-//! Everything behind the first `/` is the export's name, percent-encoded, so `nbd://host//disk`
-//! names `/disk`. Three query parameters are ours: `connections=N`, how many connections to open,
-//! `reconnect=DURATION`, how long to try to reconnect before I/O fails, and `timeout=DURATION`, how
-//! long an answer may take before the connection counts as lost. A parameter that nobody knows is
-//! an error, as the document asks.
+//! Everything after the first `/` is the export's name, percent-encoded, so `nbd://host//disk`
+//! names `/disk`. Blockmux adds three query parameters: `connections=N`, the number of connections;
+//! `reconnect=DURATION`, how long to try to reconnect before I/O fails; and `timeout=DURATION`, how
+//! long a reply may take before the connection counts as lost. An unknown parameter is an error, as
+//! the document requires.
+//!
+//! `nbds` requires TLS. Its parameters are the document's
+//! `tls-type=x509|psk`, `tls-hostname=NAME` and `tls-verify-peer=0|1`, and those that libnbd and
+//! nbdkit write: `tls-certificates=DIRECTORY` and `tls-psk-file=FILE`. The user of the
+//! key is before the host, or in `tls-username=USER`. `ktls=off` disables kernel TLS.
 
 pub use crate::uri::{DEFAULT_RECONNECT, DEFAULT_TIMEOUT, HostPort, MAX_CONNECTIONS, MAX_RECONNECT};
 
 use crate::uri::{
-    self, BUT_PATHS, HostError, Parameter, ParameterError, ParameterTable, UrlParameters, decode_text, encode,
+    self, BUT_PATHS, HostError, Parameter, ParameterError, ParameterTable, RESERVED, UrlParameters,
+    decode_text, encode,
 };
 use blockmux_wire::nbd::{NBD_DEFAULT_PORT, NBD_MAX_STRING};
 use std::ffi::OsString;
@@ -22,137 +29,291 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// An export, where its server is, and how to keep in touch.
+/// A parsed NBD URI: the export, the address of its server, and the connection settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Uri {
-    /// Where the server listens.
-    pub server: Server,
+pub struct NbdUri {
+    /// Address of the server.
+    pub server: NbdServer,
     /// The export's name; empty for the server's default.
     pub export: String,
-    /// How many connections to open, 1 to [`MAX_CONNECTIONS`]; `None`: the engine decides.
+    /// TLS, if it is required.
+    pub tls: Option<UriTls>,
+    /// Number of connections, 1 to [`MAX_CONNECTIONS`]; `None`: the engine decides.
     pub connections: Option<u32>,
-    /// How long to try to reconnect before I/O fails; whole milliseconds, at most
+    /// How long to try to reconnect before I/O fails, in whole milliseconds; at most
     /// [`MAX_RECONNECT`].
     pub reconnect: Duration,
-    /// How long an answer may take; whole milliseconds, at most [`MAX_RECONNECT`]; 0: for ever.
+    /// How long a reply may take, in whole milliseconds; at most [`MAX_RECONNECT`]; 0: no limit.
     pub timeout: Duration,
 }
 
-/// Where a server listens.
+/// TLS settings of a URI.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Server {
-    /// TCP.
+pub struct UriTls {
+    /// The credentials of client and server.
+    pub credentials: TlsFiles,
+    /// The expected name in the server's certificate; `None`: the host.
+    pub hostname: Option<String>,
+    /// Whether to verify the server's certificate.
+    pub verify_peer: bool,
+    /// Whether to use kernel TLS if it is available.
+    pub ktls: bool,
+}
+
+/// Credentials for TLS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TlsFiles {
+    /// The directory with `ca-cert.pem`, and optionally `client-cert.pem` and `client-key.pem`;
+    /// `None`: the system's trusted authorities, and no client certificate.
+    Certificates(Option<PathBuf>),
+    /// A file of pre-shared keys.
+    Psk {
+        /// The file.
+        file: PathBuf,
+        /// The user of the key; `None`: the user of the only key, or else the current user.
+        username: Option<String>,
+    },
+}
+
+/// The TLS parameters as written, before they are checked together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct TlsParameters {
+    certificates: Option<PathBuf>,
+    psk_file: Option<PathBuf>,
+    username: Option<String>,
+    hostname: Option<String>,
+    kind: Option<TlsType>,
+    ignores_peer: bool,
+    without_ktls: bool,
+}
+
+/// Values of `tls-type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TlsType {
+    X509,
+    Psk,
+    Anonymous,
+}
+
+/// A URI with its parameters as written.
+#[derive(Clone)]
+struct UriText {
+    uri: NbdUri,
+    tls: Option<TlsParameters>,
+}
+
+/// Address of an NBD server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NbdServer {
+    /// TCP host and port.
     Tcp(HostPort),
     /// A Unix domain socket; a path that begins with a NUL byte is in the abstract namespace.
     Unix(PathBuf),
 }
 
-/// What is wrong with a URI: the part, and what to do.
+/// An invalid URI: the invalid part, and how to correct it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum UriError {
-    /// It begins with no scheme of NBD.
-    #[error("{0:?} is no NBD URI; write nbd://host[:port]/export or nbd+unix:///export?socket=PATH")]
+pub enum NbdUriError {
+    /// The scheme is none of NBD's.
+    #[error(
+        "{0:?} is no NBD URI; write nbd://host[:port]/export or nbd+unix:///export?socket=PATH, or nbds for TLS"
+    )]
     Scheme(String),
-    /// It asks for TLS.
-    #[error("{0:?} asks for TLS; TLS is not supported yet, use nbd:// or nbd+unix:// without tls parameters")]
-    Tls(String),
-    /// The part between `//` and the next `/`.
+    /// The URI has TLS parameters without a TLS scheme.
+    #[error("{0:?} is for TLS; write nbds:// or nbds+unix:// instead of nbd:// or nbd+unix://")]
+    NotByTls(String),
+    /// The host, between `//` and the next `/`, is invalid.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// The path.
+    /// The path, which is the export's name, is invalid.
     #[error("export name {part:?}: {problem}")]
     Export {
-        /// As it was written.
+        /// The path as written.
         part: String,
-        /// What to do.
+        /// The problem, and how to correct it.
         problem: &'static str,
     },
-    /// A query parameter.
+    /// A query parameter is invalid.
     #[error(transparent)]
     Parameter(#[from] ParameterError),
 }
 
-impl FromStr for Uri {
-    type Err = UriError;
+impl FromStr for NbdUri {
+    type Err = NbdUriError;
 
-    fn from_str(text: &str) -> Result<Uri, UriError> {
-        let wrong_scheme = || UriError::Scheme(text.to_owned());
+    fn from_str(text: &str) -> Result<NbdUri, NbdUriError> {
+        let wrong_scheme = || NbdUriError::Scheme(text.to_owned());
         let (scheme, place, query) = uri::split(text).ok_or_else(wrong_scheme)?;
-        let is_unix = match scheme.to_ascii_lowercase().as_str() {
-            "nbd" => false,
-            "nbd+unix" => true,
-            "nbds" | "nbds+unix" => return Err(UriError::Tls(format!("{scheme}://"))),
+        let (is_unix, is_tls) = match scheme.to_ascii_lowercase().as_str() {
+            "nbd" => (false, false),
+            "nbd+unix" => (true, false),
+            "nbds" => (false, true),
+            "nbds+unix" => (true, true),
             _ => return Err(wrong_scheme()),
         };
         if let Some((_, fragment)) = text.split_once('#') {
             let problem = "a URI of NBD has no fragment; write %23 for a # in a name";
-            return Err(UriError::Export { part: format!("#{fragment}"), problem });
+            return Err(NbdUriError::Export { part: format!("#{fragment}"), problem });
         }
         let (authority, path) = place.split_once('/').unwrap_or((place, ""));
-        let mut uri = Uri::plain();
-        uri::read_query(&mut uri, query)?;
+        let mut text = UriText { tls: is_tls.then(TlsParameters::default), ..UriText::plain() };
+        uri::read_query(&mut text, query)?;
+        let UriText { mut uri, tls } = text;
+        let (user, authority) = user_and_host(authority)?;
+        if let (Some(user), None) = (&user, &tls) {
+            return Err(NbdUriError::NotByTls(format!("{user}@")));
+        }
         let socket = uri.socket();
         uri.server = if is_unix { unix_server(authority, socket)? } else { tcp_server(authority, socket)? };
         uri.export = export_name(path)?;
+        uri.tls = tls.map(|tls| tls.check(user)).transpose()?;
         Ok(uri)
     }
 }
 
-impl UrlParameters for Uri {
-    type Error = UriError;
-    fn plain() -> Uri {
-        Uri {
-            server: Server::Tcp((String::new(), NBD_DEFAULT_PORT)),
+impl TlsParameters {
+    /// Checks the parameters together, and against the `user` before the host.
+    fn check(self, user: Option<String>) -> Result<UriTls, NbdUriError> {
+        let wrong = |key: &str, problem: &str| Err(ParameterError::new(key, problem).into());
+        let username = match (user, self.username) {
+            (Some(_), Some(_)) => {
+                return wrong("tls-username", "a user stands before the host, too; remove one");
+            }
+            (user, username) => user.or(username),
+        };
+        let credentials = match (self.kind, self.psk_file, self.certificates) {
+            (Some(TlsType::Anonymous), ..) => {
+                return wrong(
+                    "tls-type=anon",
+                    "TLS without authentication is not supported; use x509 or psk",
+                );
+            }
+            (_, Some(_), Some(_)) => {
+                return wrong("tls-psk-file", "excludes tls-certificates; remove one of them");
+            }
+            (Some(TlsType::X509), Some(_), None) => {
+                return wrong("tls-psk-file", "belongs to tls-type=psk");
+            }
+            (Some(TlsType::Psk), None, _) => {
+                return wrong("tls-psk-file", "missing; tls-type=psk needs tls-psk-file=FILE");
+            }
+            (_, Some(file), None) => TlsFiles::Psk { file, username },
+            (_, None, _) if username.is_some() => {
+                return wrong("tls-psk-file", "missing; a user has a key in tls-psk-file=FILE");
+            }
+            (_, None, certificates) => TlsFiles::Certificates(certificates),
+        };
+        let (verify_peer, ktls) = (!self.ignores_peer, !self.without_ktls);
+        Ok(UriTls { credentials, hostname: self.hostname, verify_peer, ktls })
+    }
+
+    /// The parameters for these settings; the user is written before the host.
+    fn of(tls: &UriTls) -> TlsParameters {
+        let mut parameters = TlsParameters {
+            hostname: tls.hostname.clone(),
+            ignores_peer: !tls.verify_peer,
+            without_ktls: !tls.ktls,
+            ..TlsParameters::default()
+        };
+        match &tls.credentials {
+            TlsFiles::Certificates(directory) => parameters.certificates.clone_from(directory),
+            TlsFiles::Psk { file, .. } => parameters.psk_file = Some(file.clone()),
+        }
+        parameters
+    }
+}
+
+impl UrlParameters for UriText {
+    type Error = NbdUriError;
+    fn plain() -> UriText {
+        let uri = NbdUri {
+            server: NbdServer::Tcp((String::new(), NBD_DEFAULT_PORT)),
             export: String::new(),
+            tls: None,
             connections: None,
             reconnect: DEFAULT_RECONNECT,
             timeout: DEFAULT_TIMEOUT,
-        }
+        };
+        UriText { uri, tls: None }
     }
 
-    fn parameters(&mut self, table: &mut ParameterTable<'_, UriError>) {
-        let mut socket = self.socket();
+    fn parameters(&mut self, table: &mut ParameterTable<'_, NbdUriError>) {
+        let mut socket = self.uri.socket();
         let write = |path: &Option<PathBuf>| path.clone().map(|path| path.into_os_string().into_vec());
         table.field("socket", &mut socket, |parameter| socket_path(parameter).map(Some), write);
         if let Some(path) = socket {
-            self.server = Server::Unix(path);
+            self.uri.server = NbdServer::Unix(path);
         }
-        table.number("connections", &mut self.connections, 1..=MAX_CONNECTIONS);
-        table.time("reconnect", &mut self.reconnect, Duration::ZERO);
-        table.time("timeout", &mut self.timeout, Duration::ZERO);
+        // A URI without TLS is refused with these before, so they have their defaults.
+        let mut plain = TlsParameters::default();
+        let tls = self.tls.as_mut().unwrap_or(&mut plain);
+        table.file("tls-certificates", &mut tls.certificates);
+        table.file("tls-psk-file", &mut tls.psk_file);
+        let text = |text: &str| match text {
+            "" => Err("write a name"),
+            text => Ok(text.to_owned()),
+        };
+        table.text("tls-username", &mut tls.username, text, Clone::clone);
+        table.text("tls-hostname", &mut tls.hostname, text, Clone::clone);
+        let kinds = [("x509", TlsType::X509), ("psk", TlsType::Psk), ("anon", TlsType::Anonymous)];
+        let kinds = kinds.map(|(word, kind)| (word, Some(kind)));
+        table.word("tls-type", &mut tls.kind, &kinds, "write x509 or psk");
+        let booleans = [("0", true), ("1", false), ("false", true), ("true", false)];
+        table.word("tls-verify-peer", &mut tls.ignores_peer, &booleans, "write 0 or 1");
+        table.word("ktls", &mut tls.without_ktls, &[("on", false), ("off", true)], "write on or off");
+        table.number("connections", &mut self.uri.connections, 1..=MAX_CONNECTIONS);
+        table.time("reconnect", &mut self.uri.reconnect, Duration::ZERO);
+        table.time("timeout", &mut self.uri.timeout, Duration::ZERO);
     }
 
-    fn refuse(&self, parameter: &Parameter<'_>) -> Result<(), UriError> {
-        let is_tls = parameter.key.starts_with("tls-");
-        if is_tls { Err(UriError::Tls(parameter.key.to_owned())) } else { Ok(()) }
+    fn refuse(&self, parameter: &Parameter<'_>) -> Result<(), NbdUriError> {
+        let is_of_tls = parameter.key.starts_with("tls-") || parameter.key == "ktls";
+        match &self.tls {
+            None if is_of_tls => Err(NbdUriError::NotByTls(parameter.key.to_owned())),
+            _ => Ok(()),
+        }
     }
 }
 
-impl Uri {
+impl NbdUri {
     fn socket(&self) -> Option<PathBuf> {
         match &self.server {
-            Server::Tcp(_) => None,
-            Server::Unix(path) => Some(path.clone()),
+            NbdServer::Tcp(_) => None,
+            NbdServer::Unix(path) => Some(path.clone()),
         }
     }
 }
 
-impl fmt::Display for Uri {
+impl fmt::Display for NbdUri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.server {
-            Server::Tcp(portal) => {
-                f.write_str("nbd://")?;
-                uri::encode_portal(f, portal, NBD_DEFAULT_PORT)?;
-            }
-            Server::Unix(_) => f.write_str("nbd+unix://")?,
+        f.write_str(if self.tls.is_some() { "nbds" } else { "nbd" })?;
+        f.write_str(if matches!(self.server, NbdServer::Unix(_)) { "+unix://" } else { "://" })?;
+        let credentials = self.tls.as_ref().map(|tls| &tls.credentials);
+        if let Some(TlsFiles::Psk { username: Some(username), .. }) = credentials {
+            encode(f, username.as_bytes(), RESERVED)?;
+            f.write_str("@")?;
+        }
+        if let NbdServer::Tcp(portal) = &self.server {
+            uri::encode_portal(f, portal, NBD_DEFAULT_PORT)?;
         }
         f.write_str("/")?;
         encode(f, self.export.as_bytes(), BUT_PATHS)?;
-        uri::write_query(f, self.clone())
+        let tls = self.tls.as_ref().map(TlsParameters::of);
+        uri::write_query(f, UriText { uri: self.clone(), tls })
     }
 }
 
-/// The path of a socket, which may be in the abstract namespace.
+/// Splits `[user@]host`.
+fn user_and_host(authority: &str) -> Result<(Option<String>, &str), NbdUriError> {
+    let Some((user, host)) = authority.rsplit_once('@') else { return Ok((None, authority)) };
+    match decode_text(user) {
+        Ok(user) if !user.is_empty() => Ok((Some(user), host)),
+        Ok(_) => Err(HostError::new(authority, "no user stands before the @; remove it").into()),
+        Err(problem) => Err(HostError::new(authority, problem).into()),
+    }
+}
+
+/// Checks the path of a socket, which may be in the abstract namespace.
 fn socket_path(parameter: &Parameter<'_>) -> Result<PathBuf, ParameterError> {
     let is_abstract = parameter.value.first() == Some(&0);
     if !is_abstract && parameter.value.contains(&0) {
@@ -161,36 +322,32 @@ fn socket_path(parameter: &Parameter<'_>) -> Result<PathBuf, ParameterError> {
     Ok(OsString::from_vec(parameter.value.clone()).into())
 }
 
-fn unix_server(authority: &str, socket: Option<PathBuf>) -> Result<Server, UriError> {
+fn unix_server(authority: &str, socket: Option<PathBuf>) -> Result<NbdServer, NbdUriError> {
     if !authority.is_empty() {
         let problem = "nbd+unix has none; write three slashes and the socket as ?socket=PATH";
         return Err(HostError::new(authority, problem).into());
     }
     let path = socket.filter(|path| !path.as_os_str().is_empty());
     let missing = || ParameterError::new("socket", "missing; nbd+unix needs ?socket=PATH");
-    Ok(Server::Unix(path.ok_or_else(missing)?))
+    Ok(NbdServer::Unix(path.ok_or_else(missing)?))
 }
 
-fn tcp_server(authority: &str, socket: Option<PathBuf>) -> Result<Server, UriError> {
+fn tcp_server(authority: &str, socket: Option<PathBuf>) -> Result<NbdServer, NbdUriError> {
     if socket.is_some() {
         let problem = "belongs to nbd+unix; write nbd+unix:///export?socket=PATH";
         return Err(ParameterError::new("socket", problem).into());
     }
-    if authority.contains('@') {
-        let problem = "a user name is for TLS, which is not supported yet; remove it";
-        return Err(HostError::new(authority, problem).into());
-    }
-    Ok(Server::Tcp(uri::portal(authority, NBD_DEFAULT_PORT)?))
+    Ok(NbdServer::Tcp(uri::portal(authority, NBD_DEFAULT_PORT)?))
 }
 
-fn export_name(path: &str) -> Result<String, UriError> {
-    let wrong = |problem| UriError::Export { part: path.to_owned(), problem };
+fn export_name(path: &str) -> Result<String, NbdUriError> {
+    let wrong = |problem| NbdUriError::Export { part: path.to_owned(), problem };
     let name = decode_text(path).map_err(wrong)?;
     if name.contains('\0') {
         return Err(wrong("a name has no NUL; remove %00"));
     }
     if name.len() > NBD_MAX_STRING {
-        return Err(UriError::Export {
+        return Err(NbdUriError::Export {
             part: path.chars().take(40).collect(),
             problem: "a name has at most 4096 bytes; shorten it",
         });
@@ -203,18 +360,19 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn tcp(host: &str, port: u16, export: &str) -> Uri {
-        Uri {
-            server: Server::Tcp((host.into(), port)),
+    fn tcp(host: &str, port: u16, export: &str) -> NbdUri {
+        NbdUri {
+            server: NbdServer::Tcp((host.into(), port)),
             export: export.into(),
+            tls: None,
             connections: None,
             reconnect: DEFAULT_RECONNECT,
             timeout: DEFAULT_TIMEOUT,
         }
     }
 
-    fn unix(path: &[u8], export: &str) -> Uri {
-        Uri { server: Server::Unix(OsString::from_vec(path.to_vec()).into()), ..tcp("", 0, export) }
+    fn unix(path: &[u8], export: &str) -> NbdUri {
+        NbdUri { server: NbdServer::Unix(OsString::from_vec(path.to_vec()).into()), ..tcp("", 0, export) }
     }
 
     #[test]
@@ -239,11 +397,12 @@ mod tests {
     #[test]
     fn our_parameters_are_read_and_written_back() {
         let text = "nbd://h/x?connections=4&reconnect=90s&timeout=2m";
-        let uri: Uri = text.parse().unwrap();
+        let uri: NbdUri = text.parse().unwrap();
         let times = (Duration::from_secs(90), Duration::from_secs(120));
         assert_eq!((uri.connections, (uri.reconnect, uri.timeout)), (Some(4), times));
         assert_eq!(uri.to_string(), text);
-        let read = |time: &str| format!("nbd://h/x?reconnect={time}").parse::<Uri>().map(|uri| uri.reconnect);
+        let read =
+            |time: &str| format!("nbd://h/x?reconnect={time}").parse::<NbdUri>().map(|uri| uri.reconnect);
         for (text, ms) in [("0", 0), ("500ms", 500), ("1.5s", 1500), ("2m", 120_000), ("24h", 86_400_000)] {
             assert_eq!(read(text), Ok(Duration::from_millis(ms)));
         }
@@ -252,15 +411,80 @@ mod tests {
         }
     }
 
+    fn tls(uri: NbdUri, credentials: TlsFiles) -> NbdUri {
+        NbdUri { tls: Some(UriTls { credentials, hostname: None, verify_peer: true, ktls: true }), ..uri }
+    }
+
+    fn key(file: &str, username: Option<&str>) -> TlsFiles {
+        TlsFiles::Psk { file: file.into(), username: username.map(str::to_owned) }
+    }
+
+    #[test]
+    fn tls_is_written_as_the_document_and_libnbd_write_it() {
+        let host = || tcp("h", 10809, "x");
+        let other = |change: fn(&mut UriTls)| {
+            let mut uri = tls(host(), TlsFiles::Certificates(Some("/pki".into())));
+            uri.tls.iter_mut().for_each(change);
+            uri
+        };
+        for (text, uri, canonical) in [
+            ("nbds://h/x", tls(host(), TlsFiles::Certificates(None)), None),
+            (
+                "nbds://h/x?tls-certificates=/pki",
+                tls(host(), TlsFiles::Certificates(Some("/pki".into()))),
+                None,
+            ),
+            (
+                "nbds+unix:///x?socket=/s&tls-certificates=/pki&tls-type=x509",
+                tls(unix(b"/s", "x"), TlsFiles::Certificates(Some("/pki".into()))),
+                Some("nbds+unix:///x?socket=/s&tls-certificates=/pki"),
+            ),
+            (
+                "nbds://h/x?tls-certificates=/pki&tls-verify-peer=false&tls-hostname=storage&ktls=off",
+                other(|tls| {
+                    (tls.hostname, tls.verify_peer, tls.ktls) = (Some("storage".into()), false, false);
+                }),
+                Some("nbds://h/x?tls-certificates=/pki&tls-hostname=storage&tls-verify-peer=0&ktls=off"),
+            ),
+            ("nbds://h/x?tls-psk-file=/k", tls(host(), key("/k", None)), None),
+            ("nbds://al%40ice@h/x?tls-psk-file=/k", tls(host(), key("/k", Some("al@ice"))), None),
+            (
+                "nbds+unix://alice@/x?socket=/s&tls-psk-file=/k",
+                tls(unix(b"/s", "x"), key("/k", Some("alice"))),
+                None,
+            ),
+            (
+                "nbds://h/x?tls-type=psk&tls-username=alice&tls-psk-file=/k",
+                tls(host(), key("/k", Some("alice"))),
+                Some("nbds://alice@h/x?tls-psk-file=/k"),
+            ),
+        ] {
+            assert_eq!(text.parse(), Ok(uri.clone()), "{text}");
+            assert_eq!(uri.to_string(), canonical.unwrap_or(text));
+        }
+    }
+
     #[test]
     fn an_error_names_the_part_and_says_what_to_do() {
         for (text, expected) in [
             ("disk.img", "\"disk.img\" is no NBD URI; write nbd://host"),
             ("http://h/x", "\"http://h/x\" is no NBD URI"),
-            ("nbds://h/x", "\"nbds://\" asks for TLS; TLS is not supported yet"),
-            ("nbds+unix:///x?socket=s", "\"nbds+unix://\" asks for TLS"),
-            ("nbd://h/x?tls-type=psk", "\"tls-type\" asks for TLS"),
-            ("nbd://user@h/x", "host \"user@h\": a user name is for TLS"),
+            ("nbd://h/x?tls-type=psk", "\"tls-type\" is for TLS; write nbds:// or"),
+            ("nbd://h/x?ktls=off", "\"ktls\" is for TLS"),
+            ("nbd://user@h/x", "\"user@\" is for TLS"),
+            ("nbds://@h/x", "host \"@h\": no user stands before the @"),
+            ("nbds://u@h/x", "parameter \"tls-psk-file\": missing; a user has a key"),
+            ("nbds://h/x?tls-type=psk", "parameter \"tls-psk-file\": missing"),
+            ("nbds://h/x?tls-type=anon", "parameter \"tls-type=anon\": TLS without authentication"),
+            ("nbds://h/x?tls-type=x", "parameter \"tls-type=x\": write x509 or psk"),
+            (
+                "nbds://h/x?tls-type=x509&tls-psk-file=k",
+                "parameter \"tls-psk-file\": belongs to tls-type=psk",
+            ),
+            ("nbds://h/x?tls-psk-file=k&tls-certificates=d", "parameter \"tls-psk-file\": excludes"),
+            ("nbds://u@h/x?tls-psk-file=k&tls-username=v", "parameter \"tls-username\": a user stands"),
+            ("nbds://h/x?tls-psk-file=", "parameter \"tls-psk-file=\": name a file"),
+            ("nbds://h/x?tls-verify-peer=maybe", "parameter \"tls-verify-peer=maybe\": write 0 or 1"),
             ("nbd:///x", "host \"\": missing; write localhost"),
             ("nbd://:10809/x", "host \":10809\": missing"),
             ("nbd://h:0/x", "host \"h:0\": give a port"),
@@ -287,30 +511,40 @@ mod tests {
             ("nbd://h/x?timeout=5", "parameter \"timeout=5\": give a time such as"),
             (
                 "nbd://h/x?speed=9",
-                "parameter \"speed\": unknown; known are socket, connections, reconnect and timeout",
+                "parameter \"speed\": unknown; known are socket, tls-certificates, tls-psk-file, tls-username, ",
             ),
             ("nbd://h/x?connections=1&connections=1", "parameter \"connections=1\": given twice"),
         ] {
-            let error = text.parse::<Uri>().unwrap_err().to_string();
+            let error = text.parse::<NbdUri>().unwrap_err().to_string();
             assert!(error.starts_with(expected) && !error.contains('\n'), "{text}: {error}");
         }
         let long = format!("nbd://h/{}", "a".repeat(NBD_MAX_STRING + 1));
-        assert!(long.parse::<Uri>().unwrap_err().to_string().len() < 200);
+        assert!(long.parse::<NbdUri>().unwrap_err().to_string().len() < 200);
     }
 
-    fn any_uri() -> impl Strategy<Value = Uri> {
+    fn any_uri() -> impl Strategy<Value = NbdUri> {
         let server = prop_oneof![
-            ("[a-zA-Z0-9.%\u{e4}-]{1,20}", 1..u16::MAX).prop_map(Server::Tcp),
-            Just(Server::Tcp(("fe80::2%eth0".into(), NBD_DEFAULT_PORT))),
+            ("[a-zA-Z0-9.%\u{e4}-]{1,20}", 1..u16::MAX).prop_map(NbdServer::Tcp),
+            Just(NbdServer::Tcp(("fe80::2%eth0".into(), NBD_DEFAULT_PORT))),
             prop::collection::vec(1u8.., 1..40)
-                .prop_map(|path| Server::Unix(OsString::from_vec(path).into())),
+                .prop_map(|path| NbdServer::Unix(OsString::from_vec(path).into())),
         ];
         let connections = prop::option::of(1..=MAX_CONNECTIONS);
         let time = || (0..=86_400_000u64).prop_map(Duration::from_millis);
-        (server, "[^\0]{0,30}", connections, time(), time()).prop_map(
-            |(server, export, connections, reconnect, timeout)| Uri {
+        let credentials = prop_oneof![
+            prop::option::of("[^\0]{1,20}")
+                .prop_map(|directory| TlsFiles::Certificates(directory.map(PathBuf::from))),
+            ("[^\0]{1,20}", prop::option::of("[^\0]{1,20}"))
+                .prop_map(|(file, username)| TlsFiles::Psk { file: file.into(), username }),
+        ];
+        let tls = (credentials, prop::option::of(".{1,20}"), any::<bool>(), any::<bool>()).prop_map(
+            |(credentials, hostname, verify_peer, ktls)| UriTls { credentials, hostname, verify_peer, ktls },
+        );
+        (server, "[^\0]{0,30}", prop::option::of(tls), connections, time(), time()).prop_map(
+            |(server, export, tls, connections, reconnect, timeout)| NbdUri {
                 server,
                 export,
+                tls,
                 connections,
                 reconnect,
                 timeout,
@@ -325,8 +559,8 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_read_or_refused_in_one_line(text in "(nbd(\\+unix)?://)?.{0,60}") {
-            match text.parse::<Uri>() {
+        fn any_text_is_read_or_refused_in_one_line(text in "(nbds?(\\+unix)?://)?.{0,60}") {
+            match text.parse::<NbdUri>() {
                 Ok(uri) => prop_assert_eq!(uri.to_string().parse(), Ok(uri)),
                 Err(error) => prop_assert!(!error.to_string().contains('\n')),
             }

@@ -17,7 +17,9 @@
 //! identifier. Each queue pair is one RDMA channel; an initiator port may have several to one
 //! target port, and each has a task set of its own, as in Linux's target.
 
+pub mod client;
 mod information_unit;
 mod login;
 pub mod node;
 pub mod server;
+pub mod url;

@@ -24,13 +24,6 @@ impl SrpPortId {
         Some(SrpPortId(bytes.try_into().ok()?))
     }
 
-    /// The GUID of an initiator port, without its extension: the last half (SRP r16a, Annex B).
-    #[must_use]
-    pub fn guid(&self) -> [u8; 8] {
-        let [.., a, b, c, d, e, f, g, h] = self.0;
-        [a, b, c, d, e, f, g, h]
-    }
-
     /// The port as a SCSI name string (SPC-5): an EUI-64-based name of 16 bytes.
     #[must_use]
     pub fn name_string(&self) -> String {
@@ -56,48 +49,47 @@ pub struct SrpTarget {
     pub id: SrpPortId,
     /// As reservations and VPD pages name it.
     pub port: TargetPort,
-    /// Who may log in. The entry that names an initiator port best is for it.
+    /// Who may log in; entries that name an initiator port come first.
     pub access: Vec<SrpAccess>,
+}
+
+/// Which initiator ports an access list means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SrpInitiators {
+    /// One port.
+    Port(SrpPortId),
+    /// All ports with this GUID in the second half of their identifiers, which is that of a
+    /// channel adapter.
+    Guid([u8; 8]),
+}
+
+impl SrpInitiators {
+    /// Reads the 32 hexadecimal digits of a port or the 16 of a GUID, with or without `0x` before
+    /// them.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<SrpInitiators> {
+        if let Some(port) = SrpPortId::parse(text) {
+            return Some(SrpInitiators::Port(port));
+        }
+        let digits = text.strip_prefix("0x").unwrap_or(text).to_ascii_lowercase();
+        let guid = HEXLOWER.decode(digits.as_bytes()).ok()?;
+        Some(SrpInitiators::Guid(guid.try_into().ok()?))
+    }
+
+    fn have(&self, port: SrpPortId) -> bool {
+        match self {
+            SrpInitiators::Port(own) => *own == port,
+            SrpInitiators::Guid(guid) => port.0.ends_with(guid),
+        }
+    }
 }
 
 /// Who may log in to a target port, and what they see.
 pub struct SrpAccess {
-    /// Whom it is for.
-    pub initiators: InitiatorPorts,
+    /// `None`: every initiator port.
+    pub initiator: Option<SrpInitiators>,
     /// The logical units that these initiators see.
     pub target: Arc<ScsiTarget>,
-}
-
-/// The initiator ports that an entry of an access list is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum InitiatorPorts {
-    /// Every one.
-    All,
-    /// Those with this GUID, whatever extension they log in with.
-    Guid([u8; 8]),
-    /// The one with this identifier.
-    Port(SrpPortId),
-}
-
-impl InitiatorPorts {
-    /// Reads the 16 hexadecimal digits of a GUID, with or without `0x` before them or colons
-    /// between them.
-    #[must_use]
-    pub fn parse_guid(text: &str) -> Option<InitiatorPorts> {
-        let digits = text.strip_prefix("0x").unwrap_or(text).replace(':', "").to_ascii_lowercase();
-        let bytes = HEXLOWER.decode(digits.as_bytes()).ok()?;
-        Some(InitiatorPorts::Guid(bytes.try_into().ok()?))
-    }
-}
-
-impl fmt::Display for InitiatorPorts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            InitiatorPorts::All => f.write_str("every initiator port"),
-            InitiatorPorts::Guid(guid) => write!(f, "GUID 0x{}", HEXLOWER.encode(guid)),
-            InitiatorPorts::Port(id) => fmt::Display::fmt(id, f),
-        }
-    }
 }
 
 /// All target ports that are reached through the same listeners.
@@ -176,10 +168,9 @@ impl UnitSource for SrpNode {
 impl SrpTarget {
     /// The logical units that an initiator port sees; `None` if it may not log in.
     pub(super) fn units_for(&self, initiator: SrpPortId) -> Option<&Arc<ScsiTarget>> {
-        let of = |initiators| self.access.iter().find(|access| access.initiators == initiators);
-        let guid = InitiatorPorts::Guid(initiator.guid());
-        let found = [InitiatorPorts::Port(initiator), guid, InitiatorPorts::All].into_iter().find_map(of);
-        found.map(|access| &access.target)
+        let mut fitting = self.access.iter();
+        let fits = |access: &&SrpAccess| access.initiator.is_none_or(|ports| ports.have(initiator));
+        fitting.find(fits).map(|access| &access.target)
     }
 }
 
@@ -247,40 +238,14 @@ mod tests {
     }
 
     #[test]
-    fn a_guid_is_read_as_linux_writes_it() {
-        let guid = InitiatorPorts::Guid([0x50, 0x54, 0, 0xff, 0xfe, 0x77, 0, 1]);
-        for text in ["0x505400fffe770001", "505400FFFE770001", "5054:00ff:fe77:0001"] {
-            assert_eq!(InitiatorPorts::parse_guid(text), Some(guid), "{text}");
-        }
-        for wrong in ["", "0x", "5054:00ff:fe77", "0x000102030405060708090a0b0c0d0eff"] {
-            assert_eq!(InitiatorPorts::parse_guid(wrong), None, "{wrong}");
-        }
-        assert_eq!(guid.to_string(), "GUID 0x505400fffe770001");
-    }
-
-    #[test]
-    fn an_initiator_port_gets_the_entry_that_names_it_best() {
-        let port = SrpPortId([1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2]);
-        let sibling = SrpPortId([3, 3, 3, 3, 3, 3, 3, 3, 2, 2, 2, 2, 2, 2, 2, 2]);
-        let (own, guid) = (InitiatorPorts::Port(port), InitiatorPorts::Guid([2; 8]));
-        let units = || Arc::new(ScsiTarget::new("t", Vec::new()));
-        let target = |listed: &[InitiatorPorts]| {
-            let access =
-                listed.iter().map(|initiators| SrpAccess { initiators: *initiators, target: units() });
-            let name = TargetPort { relative_id: 1, group: 1, name: "t".into() };
-            SrpTarget { id: SrpPortId([9; 16]), port: name, access: access.collect() }
-        };
-        let entry = |target: &SrpTarget, initiator| {
-            let units = target.units_for(initiator)?;
-            target.access.iter().position(|access| Arc::ptr_eq(&access.target, units))
-        };
-        let all = target(&[InitiatorPorts::All, guid, own]);
-        assert_eq!(
-            [port, sibling, SrpPortId([4; 16])].map(|id| entry(&all, id)),
-            [Some(2), Some(1), Some(0)]
-        );
-        let listed = target(&[guid]);
-        assert_eq!([port, SrpPortId([4; 16])].map(|id| entry(&listed, id)), [Some(0), None]);
+    fn an_access_list_means_one_port_or_all_of_a_guid() {
+        let port = SrpPortId([0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2]);
+        let other = SrpPortId([0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 2]);
+        let one = SrpInitiators::parse("0x00000000000000010000000000000002").unwrap();
+        assert!(one.have(port) && !one.have(other));
+        let all = SrpInitiators::parse("0000000000000002").unwrap();
+        assert!(all.have(port) && all.have(other) && !all.have(SrpPortId([2; 16])));
+        assert_eq!(SrpInitiators::parse("0x02"), None);
     }
 
     #[test]

@@ -28,7 +28,7 @@ use crate::exports::VolumeId;
 use crate::rdma::{Endpoint, Event, QueuePair, RdmaSession, Remote, WorkError, WorkId};
 use crate::rdma_cm::OtherProtocol;
 use crate::scsi::task_set::{TaskQueue, TaskRouter, TaskSet};
-use crate::scsi::{DeviceServer, Nexus};
+use crate::scsi::{DeviceServer, ItNexus};
 use crate::session::{HangUp, ProtocolError, SessionStage, Target, Timed};
 use blockmux_volume::{Completion, Io, Pool, Seg, SgList, Tag, Waker};
 use blockmux_wire::srp::{LogoutReason, SrpOpcode, TargetNotice, TaskManagementRequest};
@@ -187,7 +187,7 @@ impl TargetSession {
         self.membership = Some(channels.join(login.nexus, self.hang_up.clone()));
         self.immediate_offset = login.immediate_offset;
         let (initiator, target) = login.nexus;
-        let nexus = Nexus::srp(&initiator.0, login.target.port.clone());
+        let nexus = ItNexus::srp(&initiator.0, login.target.port.clone());
         self.tasks = TaskSet::new(Some(DeviceServer::new(login.units.clone(), nexus)));
         let event = Login { protocol: NAME, initiator: initiator.to_string(), target: target.to_string() };
         self.events.push(AuditEvent::Login(event));

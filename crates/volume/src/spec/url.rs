@@ -52,7 +52,7 @@ impl Url {
 }
 
 fn is_path(key: &str) -> bool {
-    key == "socket" || key.ends_with("_file")
+    ["socket", "tls-certificates", "tls-psk-file"].contains(&key) || key.ends_with("_file")
 }
 
 fn is_absolute(path: &str) -> bool {

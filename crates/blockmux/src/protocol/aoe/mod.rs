@@ -34,6 +34,7 @@ pub(crate) const AOE: Protocol = Protocol {
     name: "aoe",
     title: "ATA over Ethernet",
     carrier: Carrier::Frames,
+    is_unasked: false,
     listener_help: ["IFACE", "Serve ATA over Ethernet at IFACE; repeatable"],
     port: 0,
     schemes: &[("aoe", Transport::Tcp)],

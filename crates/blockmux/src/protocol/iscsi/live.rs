@@ -57,7 +57,7 @@ impl Live for LiveTargets {
             let exports = &self.exports;
             let Some(target) = default(&export, &unit, exports, &self.portals) else { return };
             self.node.add(target);
-            self.node.tell(UnitChange::Added(volume, &unit.1));
+            self.node.notify_units(UnitChange::Added(volume, &unit.1));
         }
     }
 
@@ -69,7 +69,7 @@ impl Live for LiveTargets {
             access.target.remove(|_, other| other == volume);
         }
         self.units.forget(volume);
-        self.node.tell(UnitChange::Removed(volume));
+        self.node.notify_units(UnitChange::Removed(volume));
     }
 
     fn access_of(&self, target: &str) -> Option<LiveAccess> {
@@ -112,7 +112,7 @@ impl Live for LiveTargets {
         views().for_each(|view| {
             view.add(number, volume, unit.clone());
         });
-        self.node.tell(UnitChange::Added(volume, &unit));
+        self.node.notify_units(UnitChange::Added(volume, &unit));
         Ok(number.into())
     }
 

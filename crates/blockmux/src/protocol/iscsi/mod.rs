@@ -10,6 +10,8 @@ mod live;
 mod node;
 mod remote;
 
+pub(super) use remote::provisioning;
+
 use super::alua::AluaStateName;
 use super::frontend::{Frontend, Portal, Service, Started, VolumeNames, Way};
 use super::policy::TargetAccess;
@@ -17,7 +19,7 @@ use super::{Carrier, KeyError, Protocol};
 use crate::failure::Failure;
 use crate::output::shell_word;
 use blockmux_lab::ceiling::{MessageShape, Transport};
-use blockmux_proto::iscsi::login::chap::Algorithm;
+use blockmux_proto::iscsi::login::chap::ChapAlgorithm;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
 use blockmux_proto::iscsi::url::IscsiUrl;
@@ -35,6 +37,7 @@ pub(crate) const ISCSI: Protocol = Protocol {
     name: "iscsi",
     title: "iSCSI",
     carrier: Carrier::Stream,
+    is_unasked: true,
     listener_help: ["ADDR", "Serve iSCSI and iSER at ADDR; repeatable [default: 127.0.0.1:3260]"],
     port: 3260,
     schemes: &[("iscsi", Transport::Tcp)],
@@ -209,7 +212,7 @@ struct MappedUnit<'a> {
     /// Its user, and the file of the secret as we have it.
     user: Option<(String, PathBuf)>,
     /// Of CHAP, that the target takes.
-    algorithms: &'a [Algorithm],
+    algorithms: &'a [ChapAlgorithm],
     /// Over headers, and over data: without them nobody comes in.
     digests: [bool; 2],
 }
@@ -231,7 +234,7 @@ impl MappedUnit<'_> {
 
     /// What libiscsi's clients do. It speaks no CHAP but with MD5, and has no data digest.
     fn commands_of_libiscsi(&self, portal: &str) -> Vec<String> {
-        if self.digests[1] || self.user.is_some() && !self.algorithms.contains(&Algorithm::Md5) {
+        if self.digests[1] || self.user.is_some() && !self.algorithms.contains(&ChapAlgorithm::Md5) {
             return Vec::new();
         }
         let url = self.url_of_libiscsi(portal);
@@ -275,7 +278,7 @@ impl MappedUnit<'_> {
             set("node.session.auth.username", &shell_word(user));
             set("node.session.auth.password", &format!("\"$(cat {})\"", shell_word(&file)));
             // It proposes MD5 alone unless it is told.
-            if !self.algorithms.contains(&Algorithm::Md5) {
+            if !self.algorithms.contains(&ChapAlgorithm::Md5) {
                 let names: Vec<_> =
                     self.algorithms.iter().map(|one| one.name().replace("SHA-", "SHA")).collect();
                 set("node.session.auth.chap_algs", &names.join(","));

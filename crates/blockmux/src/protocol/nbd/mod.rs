@@ -1,69 +1,161 @@
 //! NBD, as the commands know it.
 
 mod remote;
+mod tls;
 
 use super::frontend::{Frontend, Portal, Service, Started, VolumeNames, Way};
-use super::{Carrier, Protocol};
+use super::{Carrier, KeyError, Protocol};
 use crate::failure::Failure;
 use crate::output::shell_word;
-use blockmux_engine::nbd;
+use blockmux_engine::nbd::{self, NbdServerTls};
 use blockmux_engine::socket::Address;
 use blockmux_lab::ceiling::{MessageShape, Transport};
-use blockmux_proto::nbd::uri::{DEFAULT_RECONNECT, DEFAULT_TIMEOUT, Server, Uri};
+use blockmux_proto::nbd::server::TlsMode;
+use blockmux_proto::nbd::uri::{DEFAULT_RECONNECT, DEFAULT_TIMEOUT, NbdServer, NbdUri, TlsFiles, UriTls};
 use blockmux_wire::nbd::{NBD_DEFAULT_PORT, NBD_MAX_MINIMUM_BLOCK, NBD_MAX_STRING};
+use clap::{ArgMatches, Args, Command, FromArgMatches};
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+use tls::TlsSettings;
+use toml::de::Deserializer;
 
 pub(crate) const NBD: Protocol = Protocol {
     name: "nbd",
     title: "NBD",
     carrier: Carrier::Stream,
+    is_unasked: true,
     listener_help: ["ADDR|unix:PATH", "Serve NBD at ADDR; repeatable [default: 127.0.0.1:10809]"],
     port: NBD_DEFAULT_PORT,
-    schemes: &[("nbd", Transport::Tcp), ("nbd+unix", Transport::Unix)],
-    unspoken_schemes: &["nbds", "nbds+unix"],
-    url_forms: &["nbd://host/export", "nbd+unix:///export?socket=PATH"],
+    schemes: &[
+        ("nbd", Transport::Tcp),
+        ("nbd+unix", Transport::Unix),
+        ("nbds", Transport::Tcp),
+        ("nbds+unix", Transport::Unix),
+    ],
+    unspoken_schemes: &[],
+    url_forms: &["nbd://host/export", "nbds://host/export", "nbd+unix:///export?socket=PATH"],
     max_description: NBD_MAX_STRING,
     max_logical_block: NBD_MAX_MINIMUM_BLOCK,
     // Extended headers: request; reply with the offset of its data; request; reply without data.
     shape: MessageShape { read_request: 32, read_reply_head: 40, write_request_head: 32, write_reply: 32 },
-    frontend: || Box::new(Nbd),
+    frontend: || Box::<Nbd>::default(),
     remote: remote::of_url,
     served_with: None,
 };
 
 /// Every volume is an export.
-struct Nbd;
+#[derive(Default)]
+struct Nbd {
+    settings: TlsSettings,
+    /// What the settings lead to, once the files are read.
+    tls: Option<NbdServerTls>,
+}
 
 impl Frontend for Nbd {
+    fn options(&self, command: Command) -> Command {
+        TlsSettings::augment_args(command)
+    }
+
+    fn take_options(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        self.settings = TlsSettings::from_arg_matches(matches)?;
+        // Whoever copies a URL may be in another directory.
+        self.settings.make_absolute();
+        Ok(())
+    }
+
+    fn keys(&self) -> &'static [&'static str] {
+        &tls::KEYS
+    }
+
+    fn take_keys(&mut self, written: Deserializer<'_>, directory: &Path) -> Result<(), KeyError> {
+        self.settings.add(TlsSettings::deserialize(written)?, directory);
+        Ok(())
+    }
+
+    fn is_configured(&self) -> bool {
+        self.settings.is_said()
+    }
+
+    fn check(&mut self, _: &[&str]) -> Result<(), String> {
+        self.tls = self.settings.load().map_err(|failure| failure.to_string())?;
+        Ok(())
+    }
+
+    fn restricts_exports(&self) -> bool {
+        self.settings.is_restricted()
+    }
+
     fn serve(&self, service: &Service<'_>) -> Result<Started, Failure> {
         let serve = service.places.iter().cloned().map(|place| {
             let policy = service.policy.clone();
-            nbd::serve(service.exports.offering(move |volume| policy.serves(&NBD, &place, volume)))
+            let exports = service.exports.offering(move |volume| policy.serves(&NBD, &place, volume));
+            nbd::serve(exports, self.tls.clone())
         });
         // A client finds what is there when it connects.
         Ok(Started { serve: serve.collect(), live: None })
     }
 
     fn ways(&self, _: &Protocol, portal: &Portal, named: &VolumeNames) -> Vec<Way> {
-        portal.reached_at.socket().map(|address| way(address, &named.export)).into_iter().collect()
+        let Some(address) = portal.reached_at.socket() else { return Vec::new() };
+        let by_tls = self.tls.as_ref().map(|_| way(address, &named.export, Some(self.settings.of_client())));
+        let is_required = self.tls.as_ref().is_some_and(|tls| tls.policy.mode == TlsMode::Required);
+        let plain = (!is_required).then(|| way(address, &named.export, None));
+        by_tls.into_iter().chain(plain).collect()
     }
 }
 
-fn way(address: &Address, name: &str) -> Way {
+fn way(address: &Address, name: &str, tls: Option<UriTls>) -> Way {
     let server = match address {
-        Address::Unix(path) => Server::Unix(path.clone()),
-        Address::Tcp(address) => Server::Tcp((address.ip().to_string(), address.port())),
+        Address::Unix(path) => NbdServer::Unix(path.clone()),
+        Address::Tcp(address) => NbdServer::Tcp((address.ip().to_string(), address.port())),
     };
     let export = name.to_owned();
     let (reconnect, timeout) = (DEFAULT_RECONNECT, DEFAULT_TIMEOUT);
-    let uri = Uri { server, export, connections: None, reconnect, timeout };
-    Way { url: uri.to_string(), commands: commands(&uri).into(), variables: vec![("nbd", old_qemu(&uri))] }
+    let uri = NbdUri { server, export, tls, connections: None, reconnect, timeout };
+    match &uri.tls {
+        None => Way {
+            url: uri.to_string(),
+            commands: commands(&uri).into(),
+            variables: vec![("nbd", old_qemu(&uri))],
+        },
+        Some(tls) => Way { url: uri.to_string(), commands: tls_commands(&uri, tls), variables: Vec::new() },
+    }
 }
 
-fn commands(uri: &Uri) -> [String; 3] {
+/// The commands of clients with TLS that have credentials in the same places.
+fn tls_commands(uri: &NbdUri, tls: &UriTls) -> Vec<String> {
+    let mut commands = vec![format!("nbdinfo {}", shell_word(&uri.to_string()))];
+    // QEMU takes a directory, with the names of files that it expects.
+    let object = match &tls.credentials {
+        TlsFiles::Certificates(Some(directory)) => {
+            Some(format!("tls-creds-x509,id=tls0,endpoint=client,dir={}", directory.display()))
+        }
+        TlsFiles::Psk { file, username: Some(user) } if file.ends_with("keys.psk") => {
+            let directory = file.parent().map(PathBuf::from).unwrap_or_default();
+            Some(format!("tls-creds-psk,id=tls0,endpoint=client,username={user},dir={}", directory.display()))
+        }
+        _ => None,
+    };
+    if let Some(object) = object {
+        let place = match &uri.server {
+            NbdServer::Tcp((host, port)) => format!("host={host},port={port}"),
+            NbdServer::Unix(path) => format!("path={},tls-hostname=localhost", path.display()),
+        };
+        let image = format!("driver=nbd,{place},export={},tls-creds=tls0", uri.export);
+        commands.push(format!(
+            "qemu-img info --object {} --image-opts {}",
+            shell_word(&object),
+            shell_word(&image)
+        ));
+    }
+    commands
+}
+
+fn commands(uri: &NbdUri) -> [String; 3] {
     let (url, name) = (uri.to_string(), shell_word(&uri.export));
     let place = match &uri.server {
-        Server::Tcp((host, port)) => format!("{host} {port}"),
-        Server::Unix(path) => format!("-unix {}", shell_word(&path.to_string_lossy())),
+        NbdServer::Tcp((host, port)) => format!("{host} {port}"),
+        NbdServer::Unix(path) => format!("-unix {}", shell_word(&path.to_string_lossy())),
     };
     [
         format!("nbdinfo {}", shell_word(&url)),
@@ -73,13 +165,13 @@ fn commands(uri: &Uri) -> [String; 3] {
 }
 
 /// As QEMU wrote it before there were URLs, and as nbdkit hands it to its own commands.
-fn old_qemu(uri: &Uri) -> String {
+fn old_qemu(uri: &NbdUri) -> String {
     match &uri.server {
-        Server::Tcp((host, port)) if host.contains(':') => {
+        NbdServer::Tcp((host, port)) if host.contains(':') => {
             format!("nbd:[{host}]:{port}:exportname={}", uri.export)
         }
-        Server::Tcp((host, port)) => format!("nbd:{host}:{port}:exportname={}", uri.export),
-        Server::Unix(path) => format!("nbd:unix:{}:exportname={}", path.display(), uri.export),
+        NbdServer::Tcp((host, port)) => format!("nbd:{host}:{port}:exportname={}", uri.export),
+        NbdServer::Unix(path) => format!("nbd:unix:{}:exportname={}", path.display(), uri.export),
     }
 }
 

@@ -1,6 +1,6 @@
 //! A URL of NBD, and what its server tells and has.
 
-use super::NBD;
+use super::{NBD, tls};
 use crate::failure::Failure;
 use crate::output::both_sizes;
 use crate::privileges::{self, START_WITH_PRIVILEGES};
@@ -8,9 +8,10 @@ use crate::protocol::{Description, Found, FoundExport, Remote};
 use crate::reach;
 use blockmux_engine::connection::Broken;
 use blockmux_engine::nbd::{self, NbdConnectError, NbdEndpoint};
+use blockmux_engine::secure::ClientTls;
 use blockmux_engine::socket::Address;
-use blockmux_proto::nbd::client::{BlockSize, ExportInfo, Headers, ListedExport, NbdRefused};
-use blockmux_proto::nbd::uri::{Server, Uri};
+use blockmux_proto::nbd::client::{BlockSize, ExportInfo, HeaderFormat, ListedExport, NbdHandshakeRefusal};
+use blockmux_proto::nbd::uri::{NbdServer, NbdUri, TlsFiles};
 use blockmux_volume::Volume;
 use blockmux_wire::nbd::handshake::TransmissionFlags;
 use rustix::thread::CapabilitySet;
@@ -22,20 +23,23 @@ use std::thread;
 
 /// Reads a URL.
 pub(super) fn of_url(url: &str) -> Result<Box<dyn Remote>, Failure> {
-    Ok(Box::new(NbdRemote { url: url.to_owned(), uri: reach::read(url)? }))
+    let uri = reach::read(url)?;
+    Ok(Box::new(NbdRemote { url: url.to_owned(), tls: tls::of_uri(&uri)?, uri }))
 }
 
 struct NbdRemote {
     /// As it was given.
     url: String,
-    uri: Uri,
+    uri: NbdUri,
+    tls: Option<ClientTls>,
 }
 
 impl Remote for NbdRemote {
     fn open(&self, connections: u32) -> Result<Arc<dyn Volume>, Failure> {
-        let NbdRemote { uri, .. } = self;
+        let NbdRemote { uri, tls, .. } = self;
         let volume = ask(uri, |address| {
             nbd::connect(NbdEndpoint {
+                tls: tls.clone(),
                 address: address.clone(),
                 export: uri.export.clone(),
                 connections: uri.connections.unwrap_or(connections),
@@ -47,38 +51,38 @@ impl Remote for NbdRemote {
     }
 
     fn place(&self) -> String {
-        let Uri { server, export, .. } = &self.uri;
+        let NbdUri { server, export, .. } = &self.uri;
         match server {
-            Server::Unix(path) => {
+            NbdServer::Unix(path) => {
                 let path = path.canonicalize().unwrap_or_else(|_| path.clone());
                 format!("nbd+unix {} {export}", path.display())
             }
-            Server::Tcp((host, port)) => format!("nbd {} {port} {export}", host.to_lowercase()),
+            NbdServer::Tcp((host, port)) => format!("nbd {} {port} {export}", host.to_lowercase()),
         }
     }
 
     fn describe(&self) -> Result<Description, Failure> {
-        let NbdRemote { url, uri } = self;
-        let export = ask(uri, |address| nbd::describe(address, &uri.export))?;
+        let NbdRemote { url, uri, tls } = self;
+        let export = ask(uri, |address| nbd::describe(address, tls.as_ref(), &uri.export))?;
         Ok(Description { rows: rows(&export), json: json(url, &export) })
     }
 
     fn discover(&self) -> Result<Found, Failure> {
         let server = server_of(&self.uri);
-        ask(&server, |address| list(&server, address))
+        ask(&server, |address| list(&server, self.tls.as_ref(), address))
     }
 }
 
 /// Asks every address of the server in turn, until one can be spoken to.
-fn ask<T>(uri: &Uri, ask: impl FnMut(&Address) -> Result<T, NbdConnectError>) -> Result<T, Failure> {
+fn ask<T>(uri: &NbdUri, ask: impl FnMut(&Address) -> Result<T, NbdConnectError>) -> Result<T, Failure> {
     let addresses = match &uri.server {
-        Server::Unix(path) => vec![Address::Unix(path.clone())],
-        Server::Tcp(portal) => reach::addresses(uri, portal)?,
+        NbdServer::Unix(path) => vec![Address::Unix(path.clone())],
+        NbdServer::Tcp(portal) => reach::addresses(uri, portal)?,
     };
     reach::ask_each(uri, &addresses, ask)?.map_err(|error| refused(uri, &error))
 }
 
-fn refused(uri: &Uri, error: &NbdConnectError) -> Failure {
+fn refused(uri: &NbdUri, error: &NbdConnectError) -> Failure {
     let advice = match error {
         NbdConnectError::Broken { broken: Broken::Socket(socket), .. }
             if socket.kind() == ErrorKind::PermissionDenied =>
@@ -88,11 +92,27 @@ fn refused(uri: &Uri, error: &NbdConnectError) -> Failure {
                 false => "check the owner and the mode of the socket and of its directories".to_owned(),
             }
         }
+        NbdConnectError::Broken { broken: Broken::Tls(_), .. } => {
+            match uri.tls.as_ref().map(|tls| &tls.credentials) {
+                Some(TlsFiles::Psk { .. }) => "check tls-psk-file and the user before the host".to_owned(),
+                _ => "check tls-certificates, tls-hostname and the server's certificate".to_owned(),
+            }
+        }
+        NbdConnectError::Refused { refused: NbdHandshakeRefusal::TlsRequired { .. }, .. } => {
+            "write nbds:// instead of nbd://, with tls-certificates=DIR or tls-psk-file=FILE".to_owned()
+        }
+        NbdConnectError::Refused { refused: NbdHandshakeRefusal::NoTls { .. }, .. } => {
+            "nbd:// connects without TLS, in the clear".to_owned()
+        }
+        // With TLS 1.3 a server refuses a client's certificate after the client's handshake is done.
+        NbdConnectError::Broken { .. } | NbdConnectError::Silent { .. } if uri.tls.is_some() => {
+            "check that an NBD server listens there, and accepts the client's certificate".to_owned()
+        }
         NbdConnectError::Broken { .. } | NbdConnectError::Silent { .. } => {
             "check that an NBD server listens there".to_owned()
         }
         NbdConnectError::Refused {
-            refused: NbdRefused::UnknownExport { .. } | NbdRefused::Closed { .. },
+            refused: NbdHandshakeRefusal::UnknownExport { .. } | NbdHandshakeRefusal::Closed { .. },
             ..
         } => {
             format!("`blockmux discover '{}'` lists what it has", server_of(uri))
@@ -102,8 +122,8 @@ fn refused(uri: &Uri, error: &NbdConnectError) -> Failure {
     Failure::request(format!("{uri}: {error}; {advice}"))
 }
 
-fn server_of(uri: &Uri) -> Uri {
-    Uri { export: String::new(), ..uri.clone() }
+fn server_of(uri: &NbdUri) -> NbdUri {
+    NbdUri { export: String::new(), ..uri.clone() }
 }
 
 fn rows(export: &ExportInfo) -> Vec<(&'static str, String)> {
@@ -154,20 +174,20 @@ fn flags(export: &ExportInfo) -> Vec<&'static str> {
     export.flags.iter_names().map(|(name, _)| name).collect()
 }
 
-fn headers(headers: Headers) -> &'static str {
+fn headers(headers: HeaderFormat) -> &'static str {
     match headers {
-        Headers::Simple => "simple",
-        Headers::Structured => "structured",
-        Headers::Extended => "extended",
+        HeaderFormat::Simple => "simple",
+        HeaderFormat::Structured => "structured",
+        HeaderFormat::Extended => "extended",
     }
 }
 
-fn list(uri: &Uri, address: &Address) -> Result<Found, NbdConnectError> {
-    let (listed, left_out) = nbd::list(address)?;
+fn list(uri: &NbdUri, tls: Option<&ClientTls>, address: &Address) -> Result<Found, NbdConnectError> {
+    let (listed, left_out) = nbd::list(address, tls)?;
     // A server may open what it exports only when asked for it, which takes time.
     let mut exports = Vec::with_capacity(listed.len());
     for some in listed.chunks(AT_A_TIME) {
-        let described = describe_all(address, some);
+        let described = describe_all(address, tls, some);
         let is_silent = described.iter().any(is_no_answer);
         exports.extend(some.iter().zip(described).map(|(listed, answer)| found(uri, listed, answer.ok())));
         if is_silent {
@@ -185,9 +205,13 @@ fn list(uri: &Uri, address: &Address) -> Result<Found, NbdConnectError> {
 
 /// All at the same time, each over a connection of its own; those that got none, as servers limit
 /// them, one by one.
-fn describe_all(address: &Address, listed: &[ListedExport]) -> Vec<Result<ExportInfo, NbdConnectError>> {
+fn describe_all(
+    address: &Address,
+    tls: Option<&ClientTls>,
+    listed: &[ListedExport],
+) -> Vec<Result<ExportInfo, NbdConnectError>> {
     let described: Vec<_> = thread::scope(|scope| {
-        let ask = |name| move || nbd::describe(address, name);
+        let ask = |name| move || nbd::describe(address, tls, name);
         let asked: Vec<_> = listed.iter().map(|export| scope.spawn(ask(&export.name))).collect();
         // A panic there is one here.
         asked.into_iter().map(|asked| asked.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
@@ -196,7 +220,7 @@ fn describe_all(address: &Address, listed: &[ListedExport]) -> Vec<Result<Export
     all.map(|(listed, described)| {
         let described = match described {
             Err(NbdConnectError::Broken { .. }) if !is_no_answer(&described) => {
-                nbd::describe(address, &listed.name)
+                nbd::describe(address, tls, &listed.name)
             }
             described => described,
         };
@@ -211,9 +235,9 @@ fn is_no_answer(described: &Result<ExportInfo, NbdConnectError>) -> bool {
         if error.kind() == ErrorKind::TimedOut)
 }
 
-fn found(uri: &Uri, listed: &ListedExport, described: Option<ExportInfo>) -> FoundExport {
+fn found(uri: &NbdUri, listed: &ListedExport, described: Option<ExportInfo>) -> FoundExport {
     FoundExport {
-        url: Uri { export: listed.name.clone(), ..uri.clone() }.to_string(),
+        url: NbdUri { export: listed.name.clone(), ..uri.clone() }.to_string(),
         name: listed.name.clone(),
         description: listed.description.clone(),
         size: described.map(|export| export.size),

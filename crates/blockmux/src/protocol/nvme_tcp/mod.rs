@@ -44,6 +44,7 @@ pub(crate) const NVME_TCP: Protocol = Protocol {
     name: "nvme-tcp",
     title: "NVMe/TCP",
     carrier: Carrier::Stream,
+    is_unasked: true,
     listener_help: ["ADDR", "Serve NVMe/TCP and NVMe/RDMA at ADDR; repeatable [default: 127.0.0.1:4420]"],
     port: 4420,
     schemes: &[("nvme+tcp", Transport::Tcp)],

@@ -7,7 +7,7 @@ use crate::protocol::alua::AluaStateName;
 use crate::protocol::policy::TargetAccess;
 use crate::protocol::units::Unit;
 use blockmux_proto::scsi::{AccessState, MAX_LUN, PortGroupStates, ScsiTarget};
-use blockmux_proto::srp::node::{InitiatorPorts, SrpAccess, SrpPortId, SrpTarget};
+use blockmux_proto::srp::node::{SrpAccess, SrpInitiators, SrpPortId, SrpTarget};
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -21,21 +21,19 @@ pub(super) struct SrpTargetEntry {
     /// Volumes by LUN.
     #[serde(default)]
     luns: BTreeMap<String, String>,
-    /// How well the target port leads to its units at first; left out: active/optimized.
-    access_state: Option<AluaStateName>,
     /// Who may log in; none means everybody.
     #[serde(default)]
     acl: Vec<SrpAclEntry>,
+    /// ALUA state of the target port at first; left out: active/optimized.
+    access_state: Option<AluaStateName>,
 }
 
 /// One `[[srp_target.acl]]`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SrpAclEntry {
-    /// Identifier of the initiator port: 32 hexadecimal digits.
-    initiator_port: Option<String>,
-    /// GUID of initiator ports, in its place: 16 hexadecimal digits.
-    initiator_guid: Option<String>,
+    /// Identifier of the initiator port, 32 hexadecimal digits, or the 16 of its GUID.
+    initiator_port: String,
     /// What it sees; left out: every LUN.
     luns: Option<Vec<u16>>,
 }
@@ -46,9 +44,9 @@ pub(super) struct ConfiguredSrpTarget {
     pub(super) id: SrpPortId,
     /// Names of volumes by LUN.
     pub(super) luns: BTreeMap<u16, String>,
-    access_state: Option<AccessState>,
     /// Initiator ports that may log in, and the LUNs that they see; empty: everybody sees all.
-    acl: Vec<(InitiatorPorts, Option<Vec<u16>>)>,
+    acl: Vec<(SrpInitiators, Option<Vec<u16>>)>,
+    access_state: Option<AccessState>,
 }
 
 impl ConfiguredSrpTarget {
@@ -56,12 +54,9 @@ impl ConfiguredSrpTarget {
     pub(super) fn prepare(entry: SrpTargetEntry) -> Result<ConfiguredSrpTarget, Failure> {
         let written = entry.port_id.clone();
         let wrong = |what: String| Failure::request(format!("srp_target `{written}`: {what}"));
-        let port = |key: &str, text: &str| {
-            let advice = "write 32 hexadecimal digits, as 0x0000000000000000505400fffe770001";
-            SrpPortId::parse(text)
-                .ok_or_else(|| wrong(format!("{key} `{text}` is no port identifier; {advice}")))
-        };
-        let id = port("port_id", &entry.port_id)?;
+        let advice = "write 32 hexadecimal digits, as 0x0000000000000000505400fffe770001";
+        let id = SrpPortId::parse(&written)
+            .ok_or_else(|| wrong(format!("port_id `{written}` is no port identifier; {advice}")))?;
         let luns = entry.luns.iter().map(|(lun, volume)| {
             let number = lun.parse::<u16>().ok().filter(|number| *number <= MAX_LUN);
             let number = number.filter(|number| number.to_string() == *lun);
@@ -76,29 +71,21 @@ impl ConfiguredSrpTarget {
         }
         let mut named = HashSet::new();
         let acl = entry.acl.iter().map(|acl| {
-            let initiators = match (&acl.initiator_port, &acl.initiator_guid) {
-                (Some(text), None) => InitiatorPorts::Port(port("initiator_port", text)?),
-                (None, Some(text)) => InitiatorPorts::parse_guid(text).ok_or_else(|| {
-                    let advice = "write 16 hexadecimal digits, as 0x505400fffe770001";
-                    wrong(format!("initiator_guid `{text}` is no GUID; {advice}"))
-                })?,
-                _ => {
-                    return Err(wrong(
-                        "each acl entry needs one of `initiator_port` or `initiator_guid`".to_owned(),
-                    ));
-                }
-            };
-            if !named.insert(initiators) {
-                return Err(wrong(format!("two acl entries are for {initiators}; make one of them")));
+            let written = &acl.initiator_port;
+            let advice = "write the 32 hexadecimal digits of a port or the 16 of a GUID";
+            let initiator = SrpInitiators::parse(written)
+                .ok_or_else(|| wrong(format!("initiator_port `{written}`: {advice}")))?;
+            if !named.insert(initiator) {
+                return Err(wrong(format!("two acl entries are for {written}; make one of them")));
             }
             if let Some(missing) = acl.luns.iter().flatten().find(|lun| !luns.contains_key(lun)) {
                 return Err(wrong(format!("acl: there is no LUN {missing}; correct its `luns`")));
             }
-            Ok((initiators, acl.luns.clone()))
+            Ok((initiator, acl.luns.clone()))
         });
         let acl = acl.collect::<Result<_, Failure>>()?;
         let access_state = entry.access_state.map(AluaStateName::word);
-        Ok(ConfiguredSrpTarget { id, luns, access_state, acl })
+        Ok(ConfiguredSrpTarget { id, luns, acl, access_state })
     }
 
     /// The target port with its units, which `unit` finds by the names of volumes.
@@ -121,11 +108,11 @@ impl ConfiguredSrpTarget {
             Arc::new(view)
         };
         let mut access: Vec<SrpAccess> = Vec::new();
-        for (initiators, luns) in &self.acl {
-            access.push(SrpAccess { initiators: *initiators, target: view(luns.as_ref()) });
+        for (initiator, luns) in &self.acl {
+            access.push(SrpAccess { initiator: Some(*initiator), target: view(luns.as_ref()) });
         }
         if access.is_empty() {
-            access.push(SrpAccess { initiators: InitiatorPorts::All, target: view(None) });
+            access.push(SrpAccess { initiator: None, target: view(None) });
         }
         SrpTarget { id: self.id, port: port.clone(), access }
     }

@@ -6,7 +6,7 @@ use crate::protocol::policy::{ListenerAddress, LiveAccess, Policy};
 use crate::protocol::units::Units;
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::scsi::{MAX_LUN, UnitChange};
-use blockmux_proto::srp::node::{InitiatorPorts, SrpAccess, SrpNode, SrpTarget};
+use blockmux_proto::srp::node::{SrpAccess, SrpNode, SrpTarget};
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ fn access(
     target: &SrpTarget,
     mut entries: impl Iterator<Item = impl std::ops::Deref<Target = SrpAccess>>,
 ) -> LiveAccess {
-    let is_open = entries.any(|access| access.initiators == InitiatorPorts::All);
+    let is_open = entries.any(|access| access.initiator.is_none());
     LiveAccess { target: target.id.to_string(), is_open }
 }
 

@@ -6,15 +6,17 @@
 
 mod config;
 mod live;
+mod remote;
 
 use super::frontend::{Frontend, Portal, Service, Started, VolumeNames, Way};
 use super::policy::TargetAccess;
-use super::{Carrier, KeyError, Protocol, Remote};
+use super::{Carrier, KeyError, Protocol};
 use crate::failure::Failure;
 use blockmux_engine::srp;
-use blockmux_lab::ceiling::MessageShape;
+use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_proto::scsi::{ScsiTarget, TargetPort};
-use blockmux_proto::srp::node::{InitiatorPorts, SrpAccess, SrpNode, SrpPortId, SrpTarget};
+use blockmux_proto::srp::node::{SrpAccess, SrpNode, SrpPortId, SrpTarget};
+use blockmux_proto::srp::url::SRP_DEFAULT_PORT;
 use blockmux_proto::volume_uuid::VolumeUuid;
 use config::{ConfiguredSrpTarget, SrpTargetEntry};
 use live::LiveSrpTargets;
@@ -29,26 +31,21 @@ pub(crate) const SRP: Protocol = Protocol {
     name: "srp",
     title: "SRP",
     carrier: Carrier::Stream,
+    is_unasked: false,
     listener_help: ["ADDR", "Serve SRP at ADDR, port 5555 unless named; repeatable"],
-    port: 5555,
-    schemes: &[],
-    unspoken_schemes: &["srp"],
-    url_forms: &[],
+    port: SRP_DEFAULT_PORT,
+    schemes: &[("srp", Transport::Tcp)],
+    unspoken_schemes: &[],
+    url_forms: &["srp://host/TARGET-PORT-ID/lun"],
     max_description: usize::MAX,
     max_logical_block: 64 << 10,
     // A frame with a command; the head of an RDMA Write and a frame with a response; a frame with a
     // command and the RDMA Read that asks for its data; the answer's head and a response.
     shape: MessageShape { read_request: 88, read_reply_head: 80, write_request_head: 88, write_reply: 112 },
     frontend: || Box::<Srp>::default(),
-    remote: not_spoken,
+    remote: remote::of_url,
     served_with: None,
 };
-
-/// There is no initiator of SRP here yet.
-fn not_spoken(url: &str) -> Result<Box<dyn Remote>, Failure> {
-    let what = "this program serves SRP and does not connect by it; connect by iser:// or nvme+rdma://";
-    Err(Failure::request(format!("{url}: {what}")))
-}
 
 /// What the config file says of SRP.
 #[derive(Debug, Default, Deserialize)]
@@ -133,7 +130,7 @@ impl Frontend for Srp {
             let host = "/sys/class/infiniband_srp/srp-*";
             let login = format!("id_ext={extension},ioc_guid={guid},dest={address}");
             Way {
-                url: format!("srp://{address}/{digits}/{lun}"),
+                url: format!("srp://{address}/{digits}/{lun}?rdma=iwarp"),
                 commands: vec![format!("echo {login} > \"$(echo {host})/add_target\"")],
                 variables: Vec::new(),
             }
@@ -154,11 +151,7 @@ fn own_target(named: &VolumeNames, (volume, unit): super::units::Unit) -> SrpTar
     let id = own_id(&named.target);
     let port = target_port(id);
     let units = ScsiTarget::new(&id.name_string(), vec![port.clone()]).with_unit(0, volume, unit);
-    SrpTarget {
-        id,
-        port,
-        access: vec![SrpAccess { initiators: InitiatorPorts::All, target: Arc::new(units) }],
-    }
+    SrpTarget { id, port, access: vec![SrpAccess { initiator: None, target: Arc::new(units) }] }
 }
 
 /// The identifier of the target port that a volume of this name is: the same after each restart.
@@ -192,13 +185,15 @@ mod tests {
             panic!("one")
         };
         let id = own_id("a").to_string();
-        assert_eq!(way.url, format!("srp://127.0.0.1:5555/{id}/0"));
+        assert_eq!(way.url, format!("srp://127.0.0.1:5555/{id}/0?rdma=iwarp"));
         assert_ne!(own_id("a"), own_id("b"));
+        // Initiators keep it, and so does `cargo xtask peers srp`.
+        assert_eq!(own_id("disk0").to_string(), "0x64a8329375c986408e2193b3fe2eb28d");
         let line = format!("id_ext={},ioc_guid={},dest=127.0.0.1:5555", &id[2..18], &id[18..]);
         assert!(way.commands[0].contains(&line), "{}", way.commands[0]);
         let srp = configured(&format!("port_id = '{ID}'\nluns = {{ 3 = 'a', 4 = 'b' }}")).unwrap();
         let [way] = &srp.ways(&SRP, &portal, &VolumeNames::plainly("a"))[..] else { panic!("one") };
-        assert_eq!(way.url, format!("srp://127.0.0.1:5555/{ID}/3"));
+        assert_eq!(way.url, format!("srp://127.0.0.1:5555/{ID}/3?rdma=iwarp"));
         assert!(srp.ways(&SRP, &portal, &VolumeNames::plainly("c")).is_empty());
     }
 
@@ -214,17 +209,6 @@ mod tests {
             "port_id = '{ID}'\nluns = {{ 0 = 'a' }}\n[[acl]]\ninitiator_port = '{ID}'\n[[acl]]\ninitiator_port = '{ID}'"
         );
         assert!(wrong(&twice).contains("two acl entries"), "{}", wrong(&twice));
-        let acl = |key: &str| format!("port_id = '{ID}'\nluns = {{ 0 = 'a' }}\n[[acl]]\n{key}");
-        for (keys, what) in [
-            ("initiator_guid = 'z'".to_owned(), "initiator_guid `z` is no GUID"),
-            ("luns = [0]".to_owned(), "`initiator_port` or `initiator_guid`"),
-            (
-                format!("initiator_port = '{ID}'\ninitiator_guid = '0x505400fffe770001'"),
-                "`initiator_port` or `initiator_guid`",
-            ),
-        ] {
-            assert!(wrong(&acl(&keys)).contains(what), "{}", wrong(&acl(&keys)));
-        }
         let mut srp = configured(&format!("port_id = '{ID}'\nluns = {{ 0 = 'a' }}")).unwrap();
         assert!(srp.check(&["b"]).unwrap_err().contains("there is no volume `a`"));
         assert_eq!(srp.check(&["a"]), Ok(()));

@@ -38,10 +38,10 @@ impl<D: Dialer, H: Host> Link<D, H> {
     /// waits for a reconnect, because nothing else would report it.
     pub(super) fn lose_to(&mut self, broken: &Broken) -> Progress {
         let had_open = self.was_open;
-        if let (Broken::Tls(_), Some(keys)) = (broken, self.tls_keys.take())
+        if let (Broken::Tls(_), Some(rejected)) = (broken, self.tls.take())
             && let Some(tls) = self.dialer.tls()
         {
-            tls.forget(&keys);
+            tls.forget(&rejected);
         }
         let progress = self.lose(&broken.to_string());
         let rests = had_open && !self.was_open && matches!(self.state, LinkState::Down);
@@ -131,10 +131,10 @@ impl<D: Dialer, H: Host> Link<D, H> {
 
     /// Fails requests of a closed connection whose timeout has passed.
     fn fail_late(&mut self, span: &str) {
-        let (now, patience) = (self.core.now(), self.retry.reconnect_timeout());
+        let (now, reconnect_timeout) = (self.core.now(), self.retry.reconnect_timeout());
         let (mut late, done_before) = (self.group.late.borrow_mut(), self.done.len());
         self.queue.retain(|io| {
-            let has_had_all = late.is_hopeless(io.tag, now, patience);
+            let has_had_all = late.is_hopeless(io.tag, now, reconnect_timeout);
             if has_had_all {
                 self.done.push(lost(io.tag));
             }
@@ -142,8 +142,8 @@ impl<D: Dialer, H: Host> Link<D, H> {
         });
         let failed = self.done.len() - done_before;
         if failed > 0 {
-            let (target, patience) = (self.moves.address(), overdue::written(patience));
-            warn!(%target, "{failed} requests fail: no answer within {span}, nor by new connections for {patience}");
+            let (target, reconnect_timeout) = (self.moves.address(), overdue::written(reconnect_timeout));
+            warn!(%target, "{failed} requests fail: no answer within {span}, nor by new connections for {reconnect_timeout}");
         }
     }
 

@@ -1,20 +1,20 @@
-//! Whether a host keeps its controller alive (Base 2.0 §3.9).
+//! Keep Alive Timer of a controller (Base 2.0 §3.9).
 
 use crate::session::ProtocolError;
 use std::time::{Duration, Instant};
 
-/// The Keep Alive Timeout of a controller that has one.
+/// The Keep Alive Timer of a controller that has a timeout.
 pub(super) struct KeepAlive {
     timeout: Duration,
     pub(super) next_check: Instant,
-    /// Something has come since the last check.
+    /// Whether traffic arrived since the last check.
     pub(super) is_heard: bool,
-    /// Checks in a row at which nothing had.
+    /// Number of consecutive checks without traffic.
     silent: u32,
 }
 
 impl KeepAlive {
-    /// A new timeout from `now` on; `None` is none.
+    /// Sets the timeout, which begins at `now`; `None` disables the timer.
     pub(super) fn set(keep_alive: &mut Option<KeepAlive>, timeout: Option<Duration>, now: Instant) {
         if keep_alive.as_ref().map(|it| it.timeout) != timeout {
             let next_check = |timeout| now.checked_add(pause(timeout)).unwrap_or(now);
@@ -27,8 +27,7 @@ impl KeepAlive {
         }
     }
 
-    /// Checks whether the host was heard of, if that is due. A host that is excused counts as
-    /// heard.
+    /// Checks for traffic if a check is due. `is_excused` counts as traffic.
     pub(super) fn check(&mut self, now: Instant, is_excused: bool) -> Result<(), ProtocolError> {
         if self.next_check > now {
             return Ok(());
@@ -46,10 +45,10 @@ impl KeepAlive {
     }
 }
 
-/// Between two checks.
+/// Interval between two checks.
 fn pause(timeout: Duration) -> Duration {
     timeout.checked_div(CHECKS).unwrap_or_default()
 }
 
-/// How often it is checked, in a Keep Alive Timeout, whether the host was heard of.
+/// Number of checks within one Keep Alive Timeout.
 const CHECKS: u32 = 4;

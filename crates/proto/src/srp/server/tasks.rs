@@ -5,7 +5,7 @@ use super::{Answer, TargetSession};
 use crate::event::AuditEvent;
 use crate::rdma::Remote;
 use crate::scsi::task_set::{
-    FunctionDone, Parts, ScsiTransport, TaskEntry, TaskEvent, TaskRouter, TaskState,
+    FunctionDone, ScsiTransport, TaskEntry, TaskEvent, TaskRouter, TaskState, TransportParts,
 };
 use crate::scsi::{Command, Lun, ManagementResponse, Response, ScsiStatus, Sense, Task, TaskManagement};
 use crate::session::ProtocolError;
@@ -316,8 +316,8 @@ impl ScsiTransport for TargetSession {
     type Progress = SrpTransfer;
 
     #[inline]
-    fn parts(&mut self) -> Parts<'_, SrpTransfer> {
-        Parts { tasks: &mut self.tasks, queue: &mut self.queue, owner: OWNER, now: self.now }
+    fn parts(&mut self) -> TransportParts<'_, SrpTransfer> {
+        TransportParts { tasks: &mut self.tasks, queue: &mut self.queue, owner: OWNER, now: self.now }
     }
 
     #[inline]

@@ -6,7 +6,7 @@ use crate::exports::{Export, Exports};
 use crate::rdma::testing::Recorder;
 use crate::rdma::{Stag, WorkRequest};
 use crate::scsi::{AccessState, LogicalUnit, Lun, PortGroupStates, ScsiTarget, TargetPort, UnitIdentity};
-use crate::srp::node::{InitiatorPorts, SrpAccess, SrpPortId, SrpTarget};
+use crate::srp::node::{SrpAccess, SrpInitiators, SrpPortId, SrpTarget};
 use crate::testing::Pump;
 use blockmux_volume::MemVolume;
 use blockmux_wire::srp::*;
@@ -30,16 +30,21 @@ fn node() -> (Arc<SrpNode>, Exports) {
     let unit = LogicalUnit::new(UnitIdentity::of("a"), exports.get(VolumeId(0)).unwrap().volume.clone());
     let states = Arc::new(PortGroupStates::default());
     states.set(2, AccessState::STANDBY);
-    let target = |id: SrpPortId, initiators| {
+    let target = |id: SrpPortId, initiator| {
         let group = if id == STANDBY { 2 } else { 1 };
         let port = TargetPort { relative_id: group, group, name: id.name_string().into() };
         let units = ScsiTarget::new(&id.name_string(), vec![port.clone()]).with_states(&states);
         let target = Arc::new(units.with_unit(0, VolumeId(0), unit.clone()));
-        SrpTarget { id, port, access: vec![SrpAccess { initiators, target }] }
+        SrpTarget { id, port, access: vec![SrpAccess { initiator, target }] }
     };
-    let hidden = target(HIDDEN, InitiatorPorts::Port(SrpPortId([9; 16])));
-    let [open, standby] = [TARGET, STANDBY].map(|id| target(id, InitiatorPorts::All));
-    (Arc::new(SrpNode::new(vec![open, standby, hidden])), exports)
+    (
+        Arc::new(SrpNode::new(vec![
+            target(TARGET, None),
+            target(STANDBY, None),
+            target(HIDDEN, Some(SrpInitiators::Port(SrpPortId([9; 16])))),
+        ])),
+        exports,
+    )
 }
 
 fn login() -> LoginRequestRdma {

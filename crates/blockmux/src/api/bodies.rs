@@ -1,0 +1,97 @@
+//! Bodies of requests.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+
+/// A volume to export.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct AddVolume {
+    /// `[NAME=]VOLUME`, as for `blockmux serve`; paths are the daemon's.
+    #[schema(example = "data=mem:64m")]
+    pub(crate) volume: String,
+    /// Refuse writes.
+    #[serde(default)]
+    pub(crate) read_only: bool,
+    /// Shown by discovery.
+    #[serde(default)]
+    pub(crate) description: String,
+    /// Protocols that export it; left out: all, or none if a target restricts it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) protocols: Option<Vec<String>>,
+}
+
+/// A new size of a volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ResizeVolume {
+    /// In bytes; left out: the size that the file or device has now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) size: Option<u64>,
+}
+
+/// A volume to attach to a target.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct AttachVolume {
+    /// Name of the volume.
+    pub(crate) volume: String,
+    /// NSID or LUN; left out: the lowest free one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) number: Option<u32>,
+    /// ANAGRPID; left out: the last group, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) ana_group: Option<u32>,
+}
+
+/// A change that only the protocol of a target knows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ChangeTarget {
+    /// The protocol's name.
+    #[schema(example = "nvme-tcp")]
+    pub(crate) protocol: String,
+    /// The change, as that protocol writes it.
+    #[schema(value_type = Object)]
+    pub(crate) what: Value,
+}
+
+/// New levels of the log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ChangeLog {
+    /// `AREA=LEVEL,...`, as for `--log`; other areas keep their levels.
+    #[schema(example = "protocol=debug,audit=off")]
+    pub(crate) levels: String,
+}
+
+/// What a volume that was added is called, and how it is reached.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct Added {
+    pub(crate) name: String,
+    pub(crate) urls: Vec<String>,
+    /// Protocols that are to export it and have no listener.
+    pub(crate) protocols_without_listener: Vec<String>,
+}
+
+/// The size of a volume that was resized.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct Resized {
+    /// In bytes.
+    pub(crate) size: u64,
+}
+
+/// The number of a unit that was attached.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct Attached {
+    /// NSID or LUN.
+    pub(crate) number: u32,
+}
+
+/// What there is to say when it is done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct Said {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) message: Option<String>,
+}

@@ -1,0 +1,263 @@
+//! A blocking client of the API: one connection for each request.
+
+use super::{ApiAddress, ApiError, ControlPath, ErrorBody, MAX_ANSWER};
+use crate::failure::Failure;
+use serde_json::Value;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+use zeroize::Zeroizing;
+
+/// A daemon, and the token that its TCP address requires.
+#[derive(Clone)]
+pub(crate) struct Client {
+    address: ApiAddress,
+    token: Option<Zeroizing<String>>,
+}
+
+/// A request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Call {
+    pub(crate) method: &'static str,
+    /// Percent-encoded.
+    pub(crate) path: String,
+    /// `None`: no body.
+    pub(crate) body: Option<Value>,
+}
+
+/// An answer that reports success.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    pub(crate) status: u16,
+    /// Path of the action that goes on after the answer.
+    pub(crate) location: Option<String>,
+    pub(crate) body: Value,
+}
+
+/// Why there is no reply.
+#[derive(Debug)]
+pub(crate) enum CallError {
+    /// The daemon refused.
+    Refused(ApiError),
+    /// There was no answer, or none that can be read.
+    NoAnswer(Failure),
+}
+
+impl Call {
+    /// A request without a body.
+    pub(crate) fn new(method: &'static str, path: impl Into<String>) -> Call {
+        Call { method, path: path.into(), body: None }
+    }
+}
+
+impl Client {
+    /// A client of that daemon.
+    pub(crate) fn new(address: ApiAddress, token: Option<Zeroizing<String>>) -> Client {
+        Client { address, token }
+    }
+
+    /// Sends a request and reads its answer. The daemon answers within a second: with the address
+    /// of an action where the request takes longer.
+    ///
+    /// # Errors
+    /// If the daemon cannot be reached or refuses.
+    pub(crate) fn call(&self, call: &Call) -> Result<Reply, CallError> {
+        let (status, location, body) = self.exchange(call).map_err(|error| self.no_answer(&error))?;
+        let unreadable = |error: serde_json::Error| {
+            let address = &self.address;
+            CallError::NoAnswer(Failure::run(format!(
+                "{address}: the answer is not this API's ({error}); is it a blockmux daemon of this version?"
+            )))
+        };
+        if !(200..300).contains(&status) {
+            let body: ErrorBody = serde_json::from_slice(&body).map_err(unreadable)?;
+            return Err(CallError::Refused(body.error));
+        }
+        let body =
+            if body.is_empty() { Value::Null } else { serde_json::from_slice(&body).map_err(unreadable)? };
+        Ok(Reply { status, location, body })
+    }
+
+    fn no_answer(&self, error: &io::Error) -> CallError {
+        let address = &self.address;
+        let option = match address {
+            ApiAddress::Unix(_) => "--control",
+            ApiAddress::Tcp(_) => "--api",
+        };
+        CallError::NoAnswer(Failure::request(format!(
+            "{address}: cannot ask the daemon: {error}; is it what `serve {option}` names, and does that run?"
+        )))
+    }
+
+    fn exchange(&self, call: &Call) -> io::Result<(u16, Option<String>, Vec<u8>)> {
+        let (host, mut stream) = self.connect()?;
+        let body = call.body.as_ref().map(Value::to_string).unwrap_or_default();
+        let mut head = Zeroizing::new(String::with_capacity(512 + call.path.len()));
+        head.push_str(&format!(
+            "{} {} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n",
+            call.method, call.path
+        ));
+        head.push_str("Accept: application/json\r\nPrefer: respond-async, wait=1\r\n");
+        if let Some(token) = &self.token {
+            head.push_str("Authorization: Bearer ");
+            head.push_str(token);
+            head.push_str("\r\n");
+        }
+        if call.body.is_some() {
+            head.push_str(&format!("Content-Type: application/json\r\nContent-Length: {}\r\n", body.len()));
+        }
+        head.push_str("\r\n");
+        // A daemon that refuses may do so before it has read the body.
+        let sent = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes()));
+        let answer = read_answer(BufReader::new(&mut *stream));
+        match sent {
+            Err(error) if answer.is_err() => Err(error),
+            _ => answer,
+        }
+    }
+
+    fn connect(&self) -> io::Result<(String, Box<dyn ReadWrite>)> {
+        match &self.address {
+            ApiAddress::Unix(ControlPath(path)) => {
+                let stream = UnixStream::connect(path)?;
+                stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+                stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
+                Ok(("localhost".to_owned(), Box::new(stream)))
+            }
+            ApiAddress::Tcp(authority) => {
+                let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+                for address in authority.to_socket_addrs()? {
+                    match TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) {
+                        Ok(stream) => {
+                            stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+                            stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
+                            return Ok((authority.clone(), Box::new(stream)));
+                        }
+                        Err(error) => last = error,
+                    }
+                }
+                Err(last)
+            }
+        }
+    }
+}
+
+trait ReadWrite: Read + Write {}
+
+impl<T: Read + Write> ReadWrite for T {}
+
+/// The path segment that stands for a name.
+pub(crate) fn segment(name: &str) -> impl std::fmt::Display {
+    percent_encoding::utf8_percent_encode(name, percent_encoding::NON_ALPHANUMERIC)
+}
+
+/// Reads status, `Location` and body.
+fn read_answer(mut stream: impl BufRead) -> io::Result<(u16, Option<String>, Vec<u8>)> {
+    let head = read_head(&mut stream)?;
+    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
+    let mut answer = httparse::Response::new(&mut headers);
+    answer.parse(&head).map_err(invalid)?;
+    let header = |name: &str| {
+        let found = answer.headers.iter().find(|header| header.name.eq_ignore_ascii_case(name))?;
+        std::str::from_utf8(found.value).ok()
+    };
+    let body = match header("transfer-encoding") {
+        Some(_) => read_chunks(&mut stream)?,
+        None => match header("content-length").map(str::parse::<u64>) {
+            Some(Ok(len)) => read_exactly(&mut stream, len)?,
+            Some(Err(error)) => return Err(invalid(error)),
+            None => Vec::new(),
+        },
+    };
+    Ok((answer.code.unwrap_or_default(), header("location").map(str::to_owned), body))
+}
+
+/// Reads up to and including the empty line.
+fn read_head(stream: &mut impl BufRead) -> io::Result<Vec<u8>> {
+    let mut head = Vec::new();
+    loop {
+        let before = head.len();
+        stream.by_ref().take(MAX_HEAD - before as u64).read_until(b'\n', &mut head)?;
+        match &head[before..] {
+            b"\r\n" | b"\n" => return Ok(head),
+            line if line.ends_with(b"\n") => {}
+            _ => return Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+}
+
+fn read_exactly(stream: &mut impl BufRead, len: u64) -> io::Result<Vec<u8>> {
+    if len > MAX_ANSWER {
+        return Err(invalid("the answer is too long"));
+    }
+    let mut body = vec![0; len as usize];
+    stream.read_exact(&mut body)?;
+    Ok(body)
+}
+
+/// A body in chunks (RFC 9112, section 7.1).
+fn read_chunks(stream: &mut impl BufRead) -> io::Result<Vec<u8>> {
+    let mut body = Vec::new();
+    loop {
+        let mut line = Vec::new();
+        stream.by_ref().take(MAX_CHUNK_LINE).read_until(b'\n', &mut line)?;
+        let Ok(httparse::Status::Complete((_, len))) = httparse::parse_chunk_size(&line) else {
+            return Err(invalid("a chunk has no length"));
+        };
+        if len == 0 {
+            return Ok(body);
+        }
+        let room = MAX_ANSWER.saturating_sub(body.len() as u64);
+        let mut chunk = read_exactly(stream, len.min(room + 1))?;
+        if len > room {
+            return Err(invalid("the answer is too long"));
+        }
+        body.append(&mut chunk);
+        stream.read_exact(&mut [0; 2])?;
+    }
+}
+
+fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
+/// How long the daemon may say nothing.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The longest head of an answer, in bytes.
+const MAX_HEAD: u64 = 16 << 10;
+const MAX_HEADERS: usize = 32;
+/// The longest line before a chunk, in bytes.
+const MAX_CHUNK_LINE: u64 = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_read_by_its_length_or_in_chunks_and_nothing_else_is_taken_for_one() {
+        let long = b"HTTP/1.1 202 Accepted\r\nlocation: /v1/actions/7\r\nContent-Length: 2\r\n\r\n{}tail";
+        let (status, location, body) = read_answer(&long[..]).unwrap();
+        assert_eq!((status, location.as_deref(), &*body), (202, Some("/v1/actions/7"), &b"{}"[..]));
+        let chunked =
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n[1\r\n3;x=y\r\n,2]\r\n0\r\n\r\n";
+        assert_eq!(read_answer(&chunked[..]).unwrap().2, b"[1,2]");
+        for bytes in [
+            &b""[..],
+            b"HTTP/1.1 200 OK\r\n",
+            b"SSH-2.0-x\r\n\r\n",
+            b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n{}",
+            b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n{}",
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nfffffffffffffff\r\n{}",
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n",
+        ] {
+            assert!(read_answer(bytes).is_err(), "{}", bytes.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn a_name_is_one_segment_of_a_path() {
+        assert_eq!(segment("nqn.x:a/b").to_string(), "nqn%2Ex%3Aa%2Fb");
+    }
+}

@@ -1,0 +1,141 @@
+//! The shape of every error of the API.
+
+use crate::failure::Failure;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use utoipa::ToSchema;
+
+/// The body of an answer that reports an error.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct ErrorBody {
+    pub(crate) error: ApiError,
+}
+
+/// What went wrong, and what to do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct ApiError {
+    /// For programs; it stays the same from version to version.
+    pub(crate) code: ErrorCode,
+    /// For people: the thing, and what happened.
+    pub(crate) message: String,
+    /// What to do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) hint: Option<String>,
+}
+
+/// Kinds of errors; each has one HTTP status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum ErrorCode {
+    /// 400: the request is no HTTP or JSON that can be read.
+    Malformed,
+    /// 401: a token is required, or it is a wrong one.
+    Unauthorized,
+    /// 404: there is no such path, volume, target, unit or action.
+    NotFound,
+    /// 405: the path has no such method.
+    MethodNotAllowed,
+    /// 408: the request took too long to arrive.
+    Timeout,
+    /// 409: what the daemon serves now does not allow it.
+    Conflict,
+    /// 413: the request is too long.
+    TooLarge,
+    /// 415: the body is no JSON.
+    UnsupportedMediaType,
+    /// 422: a value is wrong.
+    Invalid,
+    /// 500: it was begun, and failed.
+    Failed,
+    /// 503: too much is going on at once.
+    Busy,
+}
+
+impl ErrorCode {
+    /// The HTTP status.
+    pub(crate) fn status(self) -> u16 {
+        match self {
+            ErrorCode::Malformed => 400,
+            ErrorCode::Unauthorized => 401,
+            ErrorCode::NotFound => 404,
+            ErrorCode::MethodNotAllowed => 405,
+            ErrorCode::Timeout => 408,
+            ErrorCode::Conflict => 409,
+            ErrorCode::TooLarge => 413,
+            ErrorCode::UnsupportedMediaType => 415,
+            ErrorCode::Invalid => 422,
+            ErrorCode::Failed => 500,
+            ErrorCode::Busy => 503,
+        }
+    }
+}
+
+impl ApiError {
+    /// An error from a message to people: what follows its first semicolon is what to do.
+    pub(crate) fn new(code: ErrorCode, text: impl ToString) -> ApiError {
+        let text = text.to_string();
+        match text.split_once("; ") {
+            Some((message, hint)) => {
+                ApiError { code, message: message.to_owned(), hint: Some(hint.to_owned()) }
+            }
+            None => ApiError { code, message: text, hint: None },
+        }
+    }
+
+    /// There is no such thing.
+    pub(crate) fn not_found(text: impl ToString) -> ApiError {
+        ApiError::new(ErrorCode::NotFound, text)
+    }
+
+    /// A value is wrong.
+    pub(crate) fn invalid(text: impl ToString) -> ApiError {
+        ApiError::new(ErrorCode::Invalid, text)
+    }
+
+    /// It was begun, and failed.
+    pub(crate) fn failed(text: impl ToString) -> ApiError {
+        ApiError::new(ErrorCode::Failed, text)
+    }
+}
+
+impl fmt::Display for ApiError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
+        self.hint.iter().try_for_each(|hint| write!(f, "; {hint}"))
+    }
+}
+
+/// Most of what a daemon refuses depends on what it serves now.
+impl From<String> for ApiError {
+    fn from(text: String) -> ApiError {
+        ApiError::new(ErrorCode::Conflict, text)
+    }
+}
+
+impl From<Failure> for ApiError {
+    fn from(failure: Failure) -> ApiError {
+        match failure {
+            Failure::Request(text) => ApiError::invalid(text),
+            Failure::Run(text) => ApiError::failed(text),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_what_happened_and_what_to_do() {
+        let text = "a: it can have at most 5 bytes; serve a larger one; or none";
+        let error = ApiError::invalid(text);
+        assert_eq!(error.to_string(), text);
+        let json = serde_json::to_string(&ErrorBody { error }).unwrap();
+        assert_eq!(
+            json,
+            "{\"error\":{\"code\":\"invalid\",\"message\":\"a: it can have at most 5 bytes\",\
+             \"hint\":\"serve a larger one; or none\"}}"
+        );
+        assert_eq!(ApiError::not_found("nothing").hint, None);
+    }
+}

@@ -1,0 +1,94 @@
+//! The HTTP request of each command, and its answer.
+
+use super::{Answer, Request};
+use crate::api::bodies::{
+    AddVolume, Added, AttachVolume, Attached, ChangeLog, ChangeTarget, ResizeVolume, Resized, Said,
+};
+use crate::api::client::{Call, segment};
+use serde_json::{Value, json};
+
+/// The HTTP request that asks for it.
+pub(super) fn call(request: &Request) -> Call {
+    match request {
+        Request::Status => Call::new("GET", "/v1/status"),
+        Request::Sessions => Call::new("GET", "/v1/sessions"),
+        Request::Resize { name, size } => {
+            let body = json!(ResizeVolume { size: *size });
+            with_body("POST", format!("/v1/volumes/{}/resize", segment(name)), body)
+        }
+        Request::Add { volume, read_only, description, protocols } => {
+            let body = json!(AddVolume {
+                volume: volume.clone(),
+                read_only: *read_only,
+                description: description.clone(),
+                protocols: protocols.clone(),
+            });
+            with_body("POST", "/v1/volumes".to_owned(), body)
+        }
+        Request::Remove { name } => Call::new("DELETE", format!("/v1/volumes/{}", segment(name))),
+        Request::Attach { name, target, number, ana_group } => {
+            let body = json!(AttachVolume { volume: name.clone(), number: *number, ana_group: *ana_group });
+            with_body("POST", format!("/v1/targets/{}/units", segment(target)), body)
+        }
+        Request::Detach { target, number } => {
+            Call::new("DELETE", format!("/v1/targets/{}/units/{number}", segment(target)))
+        }
+        Request::Log { levels: None } => Call::new("GET", "/v1/log"),
+        Request::Log { levels: Some(levels) } => {
+            with_body("POST", "/v1/log".to_owned(), json!(ChangeLog { levels: levels.clone() }))
+        }
+        Request::Change(change) => {
+            let body = json!(ChangeTarget { protocol: change.protocol.clone(), what: change.what.clone() });
+            with_body("POST", format!("/v1/targets/{}/changes", segment(&change.target)), body)
+        }
+    }
+}
+
+/// What the body of the response says.
+///
+/// # Errors
+/// If it says something else.
+pub(super) fn answer(request: &Request, body: Value) -> Result<Answer, serde_json::Error> {
+    Ok(match request {
+        Request::Status => Answer::Status(serde_json::from_value(body)?),
+        Request::Sessions => Answer::Sessions(serde_json::from_value(body)?),
+        Request::Resize { .. } => {
+            let Resized { size } = serde_json::from_value(body)?;
+            Answer::Resized { size }
+        }
+        Request::Add { .. } => {
+            let Added { name, urls, protocols_without_listener } = serde_json::from_value(body)?;
+            Answer::Added { name, urls, unheard: protocols_without_listener }
+        }
+        Request::Attach { .. } => {
+            let Attached { number } = serde_json::from_value(body)?;
+            Answer::Attached { number }
+        }
+        Request::Remove { .. } | Request::Detach { .. } => Answer::Done,
+        Request::Log { .. } => Answer::Levels(serde_json::from_value(body)?),
+        Request::Change(_) => match serde_json::from_value(body)? {
+            Said { message: Some(text) } => Answer::Said(text),
+            Said { message: None } => Answer::Done,
+        },
+    })
+}
+
+fn with_body(method: &'static str, path: String, body: Value) -> Call {
+    Call { body: Some(body), ..Call::new(method, path) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_escaped_in_paths_and_left_out_values_in_bodies() {
+        let target = "iqn.x:a/b".to_owned();
+        let request = Request::Attach { name: "v".to_owned(), target, number: None, ana_group: Some(2) };
+        let call = call(&request);
+        assert_eq!((call.method, &*call.path), ("POST", "/v1/targets/iqn%2Ex%3Aa%2Fb/units"));
+        assert_eq!(call.body, Some(json!({ "volume": "v", "ana_group": 2 })));
+        assert!(matches!(answer(&request, json!({ "number": 3 })), Ok(Answer::Attached { number: 3 })));
+        assert!(answer(&request, json!({ "size": 3 })).is_err());
+    }
+}

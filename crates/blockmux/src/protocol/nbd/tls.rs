@@ -1,0 +1,363 @@
+//! TLS of NBD: the files of its credentials, and what `serve` is told of it.
+//!
+//! Directories of certificates have the names that nbdkit, libnbd and QEMU use: `ca-cert.pem`, and
+//! `server-cert.pem` with `server-key.pem` or `client-cert.pem` with `client-key.pem`.
+
+use crate::failure::Failure;
+use crate::protocol::secret;
+use blockmux_engine::nbd::NbdServerTls;
+use blockmux_engine::secure::{
+    CertifiedKey, ClientCertificates, ClientCredentials, ClientTls, Psk, PskFile, ServerCertificates,
+    ServerCredentials, TlsError, Trust,
+};
+use blockmux_proto::nbd::server::{NbdTls, TlsMode};
+use blockmux_proto::nbd::uri::{NbdServer, NbdUri, TlsFiles, UriTls};
+use clap::ValueEnum;
+use serde::Deserialize;
+use std::env;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// What is said of TLS, on the command line and by the same names in the config file.
+#[derive(Clone, Debug, Default, clap::Args, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct TlsSettings {
+    /// TLS of NBD clients [default: require with certificates or keys, else off]
+    #[arg(long, value_name = "MODE")]
+    nbd_tls: Option<TlsWish>,
+    /// Directory with ca-cert.pem, server-cert.pem and server-key.pem; repeatable, chosen by SNI
+    #[arg(long, value_name = "DIR")]
+    nbd_tls_certificates: Vec<PathBuf>,
+    /// File of pre-shared keys, USER:HEXKEY lines as psktool writes them
+    #[arg(long, value_name = "FILE")]
+    nbd_tls_psk: Option<PathBuf>,
+    /// Whether NBD clients must show a certificate that ca-cert.pem has signed [default: true]
+    #[arg(long, value_name = "BOOL")]
+    nbd_tls_verify_peer: Option<bool>,
+    /// Allow only NBD clients whose certificate has this subject, as CN=host; repeatable
+    #[arg(long, value_name = "DN")]
+    nbd_tls_subject: Vec<String>,
+    /// Whether the kernel encrypts NBD where it can [default: true]
+    #[arg(long, value_name = "BOOL")]
+    nbd_ktls: Option<bool>,
+}
+
+/// Which NBD clients have to use TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum TlsWish {
+    /// None can
+    Off,
+    /// Clients choose, and an attacker can keep them from TLS
+    On,
+    /// Clients without TLS are refused
+    Require,
+}
+
+/// Keys of the config file.
+pub(super) const KEYS: [&str; 6] =
+    ["nbd_tls", "nbd_tls_certificates", "nbd_tls_psk", "nbd_tls_verify_peer", "nbd_tls_subject", "nbd_ktls"];
+
+impl TlsSettings {
+    /// Adds what the config file says to what the command line has said, which stays. Relative
+    /// paths are below `directory`.
+    pub(super) fn add(&mut self, written: TlsSettings, directory: &Path) {
+        self.nbd_tls = self.nbd_tls.or(written.nbd_tls);
+        self.nbd_tls_verify_peer = self.nbd_tls_verify_peer.or(written.nbd_tls_verify_peer);
+        self.nbd_ktls = self.nbd_ktls.or(written.nbd_ktls);
+        if self.nbd_tls_certificates.is_empty() && self.nbd_tls_psk.is_none() {
+            let below = |path: PathBuf| directory.join(path);
+            self.nbd_tls_certificates = written.nbd_tls_certificates.into_iter().map(below).collect();
+            self.nbd_tls_psk = written.nbd_tls_psk.map(below);
+        }
+        if self.nbd_tls_subject.is_empty() {
+            self.nbd_tls_subject = written.nbd_tls_subject;
+        }
+    }
+
+    /// Whether anything is said.
+    pub(super) fn is_said(&self) -> bool {
+        let TlsSettings {
+            nbd_tls,
+            nbd_tls_certificates,
+            nbd_tls_psk,
+            nbd_tls_verify_peer,
+            nbd_tls_subject,
+            nbd_ktls,
+        } = self;
+        nbd_tls.is_some()
+            || nbd_tls_verify_peer.is_some()
+            || nbd_ktls.is_some()
+            || nbd_tls_psk.is_some()
+            || !nbd_tls_certificates.is_empty()
+            || !nbd_tls_subject.is_empty()
+    }
+
+    fn mode(&self) -> TlsMode {
+        let has_credentials = self.nbd_tls_psk.is_some() || !self.nbd_tls_certificates.is_empty();
+        match self.nbd_tls {
+            None if has_credentials => TlsMode::Required,
+            None | Some(TlsWish::Off) => TlsMode::Off,
+            Some(TlsWish::On) => TlsMode::Optional,
+            Some(TlsWish::Require) => TlsMode::Required,
+        }
+    }
+
+    /// Whether clients must show a certificate.
+    fn verifies_clients(&self) -> bool {
+        self.nbd_tls_verify_peer.unwrap_or(true)
+    }
+
+    /// Whether nobody uses an export who has not proved who it is.
+    pub(super) fn is_restricted(&self) -> bool {
+        self.mode() == TlsMode::Required && (self.nbd_tls_psk.is_some() || self.verifies_clients())
+    }
+
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// What does not fit together, or which file is wrong; what to do.
+    pub(super) fn load(&self) -> Result<Option<NbdServerTls>, Failure> {
+        let wrong = |what: &str| Err(Failure::request(format!("TLS of NBD: {what}")));
+        let mode = self.mode();
+        let is_by_psk = self.nbd_tls_psk.is_some();
+        let has_subjects = !self.nbd_tls_subject.is_empty();
+        match (is_by_psk, self.nbd_tls_certificates.is_empty()) {
+            (true, false) => {
+                return wrong("nbd_tls_psk and nbd_tls_certificates exclude each other; remove one of them");
+            }
+            (false, true) if mode != TlsMode::Off || has_subjects || self.nbd_tls_verify_peer.is_some() => {
+                return wrong(
+                    "there are no credentials; add nbd_tls_certificates = \"DIR\" or nbd_tls_psk = \"FILE\"",
+                );
+            }
+            _ => {}
+        }
+        if has_subjects && (is_by_psk || !self.verifies_clients()) {
+            return wrong(
+                "nbd_tls_subject is for clients that show certificates; remove it, or nbd_tls_psk or \
+                 nbd_tls_verify_peer = false",
+            );
+        }
+        if mode == TlsMode::Off {
+            return Ok(None);
+        }
+        if has_subjects && mode == TlsMode::Optional {
+            return wrong(
+                "nbd_tls_subject keeps nobody out with nbd_tls = \"on\"; write nbd_tls = \"require\"",
+            );
+        }
+        let credentials = match &self.nbd_tls_psk {
+            Some(file) => server_keys(file)?,
+            None => server_certificates(&self.nbd_tls_certificates, self.verifies_clients())?,
+        };
+        let subjects = has_subjects.then(|| Arc::new(self.nbd_tls_subject.iter().cloned().collect()));
+        let policy = NbdTls { mode, subjects };
+        Ok(Some(NbdServerTls { credentials, policy, ktls: self.nbd_ktls.unwrap_or(true) }))
+    }
+
+    /// How a client on this machine uses TLS with this server.
+    pub(super) fn of_client(&self) -> UriTls {
+        let credentials = match &self.nbd_tls_psk {
+            Some(file) => TlsFiles::Psk { file: file.clone(), username: first_user(file) },
+            None => TlsFiles::Certificates(self.nbd_tls_certificates.first().cloned()),
+        };
+        UriTls { credentials, hostname: None, verify_peer: true, ktls: true }
+    }
+
+    /// Has the paths mean the same in another directory.
+    pub(super) fn make_absolute(&mut self) {
+        for path in self.nbd_tls_certificates.iter_mut().chain(&mut self.nbd_tls_psk) {
+            *path = std::path::absolute(&*path).unwrap_or_else(|_| path.clone());
+        }
+    }
+}
+
+/// The first user of a file of keys.
+fn first_user(file: &Path) -> Option<String> {
+    let keys = read_keys(file).ok()?;
+    let first = keys.iter().next()?;
+    String::from_utf8(first.identity.clone()).ok()
+}
+
+fn server_keys(file: &Path) -> Result<ServerCredentials, Failure> {
+    let keys = read_keys(file)?;
+    Ok(ServerCredentials::Psks(Arc::new(move |user| keys.find(user).cloned())))
+}
+
+fn server_certificates(
+    directories: &[PathBuf],
+    verifies_clients: bool,
+) -> Result<ServerCredentials, Failure> {
+    let mut own = Vec::with_capacity(directories.len());
+    let mut authorities = Vec::new();
+    for directory in directories {
+        refuse_revocations(directory)?;
+        own.push(certified_key(directory, "server")?);
+        if verifies_clients {
+            authorities.extend(read_authorities(directory)?);
+        }
+    }
+    let certificates = ServerCertificates::new(&own, verifies_clients.then_some(&authorities));
+    let certificates = certificates.map_err(|error| in_directory(&directories[0], &error))?;
+    Ok(ServerCredentials::Certificates(certificates))
+}
+
+/// TLS of the connections to the server of a URL; `None`: it asks for none.
+pub(super) fn of_uri(uri: &NbdUri) -> Result<Option<ClientTls>, Failure> {
+    let Some(tls) = &uri.tls else { return Ok(None) };
+    let credentials = match &tls.credentials {
+        TlsFiles::Psk { file, username } => {
+            ClientCredentials::Psks([client_key(file, username.as_deref())?].into())
+        }
+        TlsFiles::Certificates(directory) => {
+            let host = match (&tls.hostname, &uri.server) {
+                (Some(hostname), _) => hostname,
+                (None, NbdServer::Tcp((host, _))) => host,
+                (None, NbdServer::Unix(_)) => OF_UNIX_SOCKETS,
+            };
+            ClientCredentials::Certificates(client_certificates(directory.as_deref(), host, tls.verify_peer)?)
+        }
+    };
+    Ok(Some(ClientTls { credentials, ktls: tls.ktls, is_on_demand: true }))
+}
+
+fn client_certificates(
+    directory: Option<&Path>,
+    host: &str,
+    verify_peer: bool,
+) -> Result<ClientCertificates, Failure> {
+    let mut own = None;
+    if let Some(directory) = directory {
+        refuse_revocations(directory)?;
+        if directory.join("client-cert.pem").exists() {
+            own = Some(certified_key(directory, "client")?);
+        }
+    }
+    let trust = match directory {
+        _ if !verify_peer => Trust::Anybody,
+        Some(directory) => Trust::Authorities(read_authorities(directory)?),
+        None => Trust::System,
+    };
+    let place = directory.unwrap_or(Path::new("TLS"));
+    ClientCertificates::new(&trust, own.as_ref(), host).map_err(|error| in_directory(place, &error))
+}
+
+/// The key of a user in a file.
+fn client_key(file: &Path, username: Option<&str>) -> Result<Psk, Failure> {
+    let keys = read_keys(file)?;
+    let wrong = |what: String| Failure::request(format!("TLS key file {}: {what}", file.display()));
+    let user = match (username, keys.iter().len()) {
+        (Some(user), _) => user.to_owned(),
+        (None, 1) => return keys.iter().next().cloned().ok_or_else(|| wrong("has no key".to_owned())),
+        // The document of NBD URIs wants the user who runs this.
+        (None, _) => ["LOGNAME", "USER"].iter().find_map(|name| env::var(name).ok()).unwrap_or_default(),
+    };
+    let key = keys.find(user.as_bytes()).cloned();
+    key.ok_or_else(|| wrong(format!("has no key of {user:?}; write the user as nbds://USER@host/export")))
+}
+
+fn read_keys(file: &Path) -> Result<PskFile, Failure> {
+    secret::read_all("TLS key file", file, PskFile::parse)
+}
+
+fn read_authorities(directory: &Path) -> Result<Vec<u8>, Failure> {
+    let mut pem = secret::read_public("TLS certificate", &directory.join("ca-cert.pem"))?;
+    // Another file may follow.
+    pem.push(b'\n');
+    Ok(pem)
+}
+
+/// A certificate with its key; `side` is `server` or `client`.
+fn certified_key(directory: &Path, side: &str) -> Result<CertifiedKey, Failure> {
+    let chain = secret::read_public("TLS certificate", &directory.join(format!("{side}-cert.pem")))?;
+    let key = directory.join(format!("{side}-key.pem"));
+    let key = secret::read_all("TLS key", &key, |bytes| Ok::<_, String>(bytes.to_vec().into()))?;
+    Ok(CertifiedKey { chain, key })
+}
+
+/// Whoever has put a list of revoked certificates there relies on it.
+fn refuse_revocations(directory: &Path) -> Result<(), Failure> {
+    let list = directory.join("ca-crl.pem");
+    match list.exists() {
+        false => Ok(()),
+        true => Err(Failure::request(format!(
+            "{}: lists of revoked certificates are not supported; name the clients that are allowed by nbd_tls_subject, \
+             and remove the file",
+            list.display()
+        ))),
+    }
+}
+
+fn in_directory(directory: &Path, error: &TlsError) -> Failure {
+    Failure::request(format!("TLS certificates in {}: {error}", directory.display()))
+}
+
+/// The host that a server at a Unix socket has its certificate for.
+const OF_UNIX_SOCKETS: &str = "localhost";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(text: &str) -> TlsSettings {
+        toml::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn credentials_require_tls_unless_it_is_said_otherwise() {
+        for (text, mode, is_restricted) in [
+            ("", TlsMode::Off, false),
+            ("nbd_tls_psk = 'k'", TlsMode::Required, true),
+            ("nbd_tls_psk = 'k'\nnbd_tls = 'on'", TlsMode::Optional, false),
+            ("nbd_tls_psk = 'k'\nnbd_tls = 'off'", TlsMode::Off, false),
+            ("nbd_tls_certificates = ['d']", TlsMode::Required, true),
+            ("nbd_tls_certificates = ['d']\nnbd_tls_verify_peer = false", TlsMode::Required, false),
+            ("nbd_tls_certificates = ['d']\nnbd_tls = 'require'", TlsMode::Required, true),
+        ] {
+            let settings = settings(text);
+            assert_eq!((settings.mode(), settings.is_restricted()), (mode, is_restricted), "{text}");
+            assert_eq!(settings.is_said(), !text.is_empty());
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_refused_with_advice() {
+        for (text, expected) in [
+            ("nbd_tls = 'require'", "there are no credentials; add nbd_tls_certificates"),
+            ("nbd_tls_subject = ['CN=a']", "there are no credentials"),
+            ("nbd_tls_psk = 'k'\nnbd_tls_certificates = ['d']", "exclude each other"),
+            ("nbd_tls_psk = 'k'\nnbd_tls_subject = ['CN=a']", "is for clients that show certificates"),
+            (
+                "nbd_tls_certificates = ['d']\nnbd_tls_verify_peer = false\nnbd_tls_subject = ['CN=a']",
+                "is for clients that show certificates",
+            ),
+            (
+                "nbd_tls = 'on'\nnbd_tls_certificates = ['d']\nnbd_tls_subject = ['CN=a']",
+                "keeps nobody out with nbd_tls = \"on\"",
+            ),
+            ("nbd_tls_psk = '/does/not/exist'", "TLS key file /does/not/exist: "),
+            (
+                "nbd_tls_certificates = ['/does/not/exist']",
+                "TLS certificate /does/not/exist/server-cert.pem: ",
+            ),
+        ] {
+            let error = settings(text).load().map(drop).unwrap_err().to_string();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+        assert!(settings("nbd_tls = 'off'").load().unwrap().is_none());
+    }
+
+    #[test]
+    fn what_the_command_line_says_stays() {
+        let mut said = settings("nbd_tls = 'on'\nnbd_tls_psk = 'own'");
+        let written = settings("nbd_tls = 'off'\nnbd_tls_certificates = ['d']\nnbd_ktls = false");
+        said.add(written, Path::new("/etc"));
+        assert_eq!((said.mode(), said.nbd_ktls), (TlsMode::Optional, Some(false)));
+        assert_eq!(said.nbd_tls_psk.as_deref(), Some(Path::new("own")));
+        assert!(said.nbd_tls_certificates.is_empty());
+        let mut said = TlsSettings::default();
+        said.add(settings("nbd_tls_certificates = ['d']"), Path::new("/etc"));
+        assert_eq!(said.nbd_tls_certificates, [Path::new("/etc/d")]);
+    }
+}

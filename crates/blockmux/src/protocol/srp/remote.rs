@@ -1,0 +1,217 @@
+//! A URL of SRP, and what its target port tells and has.
+
+use crate::failure::Failure;
+use crate::output::both_sizes;
+use crate::protocol::iscsi::provisioning;
+use crate::protocol::{Description, Found, FoundExport, Remote};
+use crate::reach;
+use crate::reset::What;
+use blockmux_engine::initiator::srp::{self, OverIwarp, SrpConnectError, SrpEndpoint};
+use blockmux_engine::socket::Address;
+use blockmux_proto::scsi::Lun;
+use blockmux_proto::srp::client::{
+    LoginRejectReason, ResponseCode, SrpRefused, TaskManagementFunction, UnitInfo,
+};
+use blockmux_proto::srp::node::SrpPortId;
+use blockmux_proto::srp::url::{Rdma, SrpUrl};
+use blockmux_proto::volume_uuid::VolumeUuid;
+use blockmux_volume::Volume;
+use data_encoding::HEXLOWER;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Reads a URL.
+pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
+    let url: SrpUrl = reach::read(text)?;
+    let initiator = url.initiator.unwrap_or_else(own_guid);
+    Ok(Box::new(SrpRemote { url, initiator }))
+}
+
+struct SrpRemote {
+    url: SrpUrl,
+    /// The GUID of our initiator ports.
+    initiator: [u8; 8],
+}
+
+impl Remote for SrpRemote {
+    fn open(&self, connections: u32) -> Result<Arc<dyn Volume>, Failure> {
+        let target = self.target()?;
+        let channels = self.url.connections.unwrap_or(connections);
+        let further = reach::further(&self.url, &self.url.portals, [])?;
+        let volume = self.ask(|address| {
+            let endpoint = self.endpoint(address, target, self.url.lun);
+            srp::connect(SrpEndpoint { channels, further: reach::beside(address, &further), ..endpoint })
+        })?;
+        Ok(Arc::new(volume))
+    }
+
+    /// A target port's identifier is unique in the world, and the addresses are ways to it.
+    fn place(&self) -> String {
+        let target = self.url.target.map_or_else(String::new, |target| target.to_string());
+        format!("srp {target} {}", self.url.lun)
+    }
+
+    fn describe(&self) -> Result<Description, Failure> {
+        let target = self.target()?;
+        let further = reach::further(&self.url, &self.url.portals, [])?;
+        let unit = self.ask(|address| {
+            let endpoint = self.endpoint(address, target, self.url.lun);
+            srp::describe(&SrpEndpoint { further: reach::beside(address, &further), ..endpoint })
+        })?;
+        Ok(Description { rows: self.rows(target, &unit), json: self.json(target, &unit) })
+    }
+
+    /// The logical units of the target port that the URL names.
+    fn discover(&self) -> Result<Found, Failure> {
+        let target = self.target()?;
+        self.ask(|address| self.list(address, target))
+    }
+
+    fn reset(&self, what: What) -> Result<&'static str, Failure> {
+        let (target, url) = (self.target()?, &self.url);
+        let (function, done) = match what {
+            What::Lun => (TaskManagementFunction::LOGICAL_UNIT_RESET, "the logical unit is reset"),
+            What::AbortTaskSet => {
+                (TaskManagementFunction::ABORT_TASK_SET, "the session has no commands any more")
+            }
+            What::ClearTaskSet => {
+                (TaskManagementFunction::CLEAR_TASK_SET, "nobody has commands there any more")
+            }
+            What::Target | What::Cold => {
+                let advice = "SRP can only reset a logical unit; leave the function out";
+                return Err(Failure::request(format!("{url}: {advice}")));
+            }
+        };
+        let response = self.ask(|address| srp::manage(&self.endpoint(address, target, url.lun), function))?;
+        let why = match response {
+            ResponseCode::NO_FAILURE => return Ok(done),
+            ResponseCode::FUNCTION_NOT_SUPPORTED => "it does not know how",
+            ResponseCode::REQUEST_FIELDS_INVALID => "it has no such logical unit",
+            _ => "it fails",
+        };
+        Err(Failure::run(format!("{url}: the target does not do it: {why} ({function}: {response})")))
+    }
+}
+
+impl SrpRemote {
+    fn target(&self) -> Result<SrpPortId, Failure> {
+        self.url.target.ok_or_else(|| {
+            let url = self.url.to_string();
+            let (place, query) = url.split_at(url.find('?').unwrap_or(url.len()));
+            let advice = format!("write {place}/TARGET-PORT-ID/lun{query}, as the target prints it");
+            let why = "names no target port, and SRP over RDMA/CM has no discovery";
+            Failure::request(format!("{url}: {why}; {advice}"))
+        })
+    }
+
+    fn endpoint(&self, address: &Address, target: SrpPortId, lun: u16) -> SrpEndpoint {
+        SrpEndpoint {
+            address: address.clone(),
+            further: Vec::new(),
+            initiator: self.initiator,
+            target,
+            lun: Lun::new(lun),
+            channels: 1,
+            immediate_data: self.url.immediate_data,
+            over: OverIwarp { has_crc: self.url.rdma == Some(Rdma::Iwarp { crc: true }), is_plain: false },
+            reconnect_timeout: self.url.reconnect,
+            timeout: reach::timeout(self.url.timeout),
+        }
+    }
+
+    /// Asks every address of the host in turn, until one can be spoken to.
+    fn ask<T>(&self, ask: impl FnMut(&Address) -> Result<T, SrpConnectError>) -> Result<T, Failure> {
+        let addresses = reach::addresses(&self.url, &self.url.portals.first)?;
+        reach::ask_each(&self.url, &addresses, ask)?.map_err(|error| self.refused(&error))
+    }
+
+    fn refused(&self, error: &SrpConnectError) -> Failure {
+        let url = &self.url;
+        let advice = match error {
+            SrpConnectError::Broken { .. } | SrpConnectError::Silent { .. } => {
+                "check that an SRP target listens there".to_owned()
+            }
+            SrpConnectError::Refused { refused, .. } => match refused {
+                SrpRefused::Login(LoginRejectReason::UNABLE_TO_ASSOCIATE_CHANNEL) => {
+                    let guid = HEXLOWER.encode(&self.initiator);
+                    format!("check the identifier, and have GUID 0x{guid} admitted or give ?initiator=GUID")
+                }
+                SrpRefused::Unit(_) => {
+                    let target = SrpUrl { lun: 0, ..url.clone() };
+                    format!("`blockmux discover '{target}'` lists what it has")
+                }
+                SrpRefused::AnotherUnit { .. } => "name only addresses of one target".to_owned(),
+                SrpRefused::Login(_) => "ask whoever runs the target".to_owned(),
+            },
+        };
+        Failure::request(format!("{url}: {error}; {advice}"))
+    }
+
+    fn rows(&self, target: SrpPortId, unit: &UnitInfo) -> Vec<(&'static str, String)> {
+        let access = if unit.read_only { "read-only" } else { "read-write" };
+        let cache = if unit.write_cache { "writes are stable after a flush" } else { "none" };
+        let name = [&unit.vendor, &unit.product, &unit.revision].map(String::as_str).join(" ");
+        vec![
+            ("target", target.to_string()),
+            ("lun", self.url.lun.to_string()),
+            ("device", name.trim().to_owned()),
+            ("serial", unit.serial.clone()),
+            ("identity", unit.designator.clone()),
+            ("size", both_sizes(unit.size())),
+            ("access", access.to_owned()),
+            ("blocks", format!("logical {}, physical {}", unit.block_len, unit.physical_block_len)),
+            ("cache", cache.to_owned()),
+            ("provisioning", provisioning(unit).to_owned()),
+        ]
+    }
+
+    fn json(&self, target: SrpPortId, unit: &UnitInfo) -> Value {
+        json!({
+            "url": self.url.to_string(),
+            "protocol": "srp",
+            "target": target.to_string(),
+            "lun": self.url.lun,
+            "vendor": unit.vendor,
+            "product": unit.product,
+            "revision": unit.revision,
+            "serial": unit.serial,
+            "designator": unit.designator,
+            "size": unit.size(),
+            "read_only": unit.read_only,
+            "logical_block": unit.block_len,
+            "physical_block": unit.physical_block_len,
+            "write_cache": unit.write_cache,
+            "provisioning": provisioning(unit),
+        })
+    }
+
+    /// The disks among the target port's logical units.
+    fn list(&self, address: &Address, target: SrpPortId) -> Result<Found, SrpConnectError> {
+        let mut exports = Vec::new();
+        for lun in srp::luns(&self.endpoint(address, target, 0))? {
+            let Some(number) = lun.number() else { continue };
+            match srp::describe(&self.endpoint(address, target, number)) {
+                Ok(unit) => exports.push(FoundExport {
+                    name: format!("{target}/{number}"),
+                    url: SrpUrl { lun: number, ..self.url.clone() }.to_string(),
+                    description: format!("{} {}", unit.vendor, unit.product).trim().to_owned(),
+                    size: Some(unit.size()),
+                }),
+                // It is no disk.
+                Err(SrpConnectError::Refused { refused: SrpRefused::Unit(refused), .. }) => {
+                    tracing::debug!("target port {target}: {refused}");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Found { url: self.url.to_string(), exports, left_out: 0 })
+    }
+}
+
+/// The GUID of this machine's initiator ports: the same in every process.
+fn own_guid() -> [u8; 8] {
+    let uname = rustix::system::uname();
+    let host = uname.nodename().to_string_lossy().to_lowercase();
+    let [.., a, b, c, d, e, f, g, h] = VolumeUuid::of_texts(&["srp initiator port", &host]).to_bytes();
+    [a, b, c, d, e, f, g, h]
+}

@@ -1,0 +1,212 @@
+//! Where the API is served, and who may use it there.
+
+use crate::address::{ListenAddress, is_local};
+use crate::api::{ControlPath, check_peer};
+use crate::ctl::api_token;
+use crate::failure::Failure;
+use crate::protocol::policy::ListenerAddress;
+use crate::protocol::secret;
+use blockmux_engine::socket::{Address, Listener};
+use rustix::fd::{AsFd, BorrowedFd};
+use rustix::fs::Mode;
+use rustix::process::{geteuid, umask};
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tracing::warn;
+use zeroize::Zeroizing;
+
+/// A listener of the API.
+pub(in crate::serve) struct Endpoint {
+    pub(super) listener: Listener,
+    pub(super) guard: Guard,
+}
+
+/// Who may use the API at an endpoint.
+pub(super) enum Guard {
+    /// Processes of the daemon's user and of root.
+    Owner,
+    /// Clients that send this bearer token (RFC 6750).
+    Token(Zeroizing<String>),
+}
+
+/// A listener, as the API's runtime has it.
+pub(super) enum AnyListener {
+    Unix(UnixListener),
+    Tcp(TcpListener),
+}
+
+/// A connection of the API's clients.
+pub(super) enum AnyStream {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+impl Endpoint {
+    /// Its URL, if it has one.
+    pub(in crate::serve) fn url(&self) -> Option<String> {
+        match self.listener.address() {
+            Address::Tcp(address) => Some(format!("http://{address}/")),
+            Address::Unix(_) => None,
+        }
+    }
+}
+
+/// Listens in a directory where nobody else can put a socket in the place of this one.
+///
+/// # Errors
+/// If others may write there, or the path cannot be had.
+pub(in crate::serve) fn bind_control(path: &ControlPath) -> Result<Endpoint, Failure> {
+    let path = &path.0;
+    let cannot = |reason: &str| {
+        Failure::request(format!("cannot take commands at {}: {reason}; check --control", path.display()))
+    };
+    let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
+    let directory = fs::metadata(parent).map_err(|error| cannot(&format!("its directory: {error}")))?;
+    let is_ours = directory.uid() == geteuid().as_raw() || directory.uid() == ROOT;
+    if !is_ours || directory.mode() & OTHERS_WRITE != 0 {
+        return Err(cannot("others may write in its directory; make one for yourself, with chmod 700"));
+    }
+    // Nobody else gets as far as to connect, not even before the permissions are set.
+    let before = umask(Mode::from_raw_mode(0o177));
+    let bound = Listener::bind(&Address::Unix(path.clone()));
+    umask(before);
+    let listener = bound.map_err(|error| match error.kind() {
+        io::ErrorKind::AddrInUse => cannot("something is there already"),
+        _ => cannot(&error.to_string()),
+    })?;
+    fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(|error| cannot(&error.to_string()))?;
+    Ok(Endpoint { listener, guard: Guard::Owner })
+}
+
+/// Listens at a TCP address for clients that know the token of a file.
+///
+/// # Errors
+/// If there is no token, its file is not private, or the address cannot be had.
+pub(in crate::serve) fn bind_tcp(
+    address: &ListenAddress,
+    token_file: Option<&Path>,
+) -> Result<Endpoint, Failure> {
+    let ListenerAddress::Socket(address @ Address::Tcp(_)) = address.resolve(DEFAULT_PORT)? else {
+        return Err(Failure::request("--api: write host:port; --control takes unix:PATH"));
+    };
+    let Some(file) = token_file else {
+        return Err(Failure::request(format!(
+            "--api {address}: without a token everybody who can connect could change this daemon; run \
+             `(umask 077; openssl rand -hex 32 > api.token)` and add --api-token-file api.token"
+        )));
+    };
+    let token = secret::read("--api-token-file", file, api_token)?;
+    if !is_local(&address) {
+        warn!(
+            "{address}: the API and its token are not encrypted; let only networks reach it that you trust"
+        );
+    }
+    let listener = Listener::bind(&address).map_err(|error| {
+        Failure::request(format!("cannot serve the API at {address}: {error}; check --api"))
+    })?;
+    Ok(Endpoint { listener, guard: Guard::Token(token) })
+}
+
+impl Guard {
+    /// Checks who connects, and describes the peer.
+    ///
+    /// # Errors
+    /// If the peer may not connect.
+    pub(super) fn check(&self, stream: &AnyStream) -> io::Result<String> {
+        match (self, stream) {
+            (Guard::Owner, AnyStream::Unix(stream)) => {
+                check_peer(stream)?;
+                let process = stream.peer_cred().ok().and_then(|peer| peer.pid());
+                Ok(process.map_or_else(|| "unix".to_owned(), |process| format!("process {process}")))
+            }
+            (Guard::Token(_), AnyStream::Tcp(stream)) => Ok(stream.peer_addr()?.to_string()),
+            _ => Err(io::ErrorKind::PermissionDenied.into()),
+        }
+    }
+}
+
+impl AnyListener {
+    /// Another handle to a listener, for the API's runtime.
+    ///
+    /// # Errors
+    /// If the system refuses one.
+    pub(super) fn of(listener: &Listener) -> io::Result<AnyListener> {
+        let socket = listener.as_fd().try_clone_to_owned()?;
+        Ok(match listener.address() {
+            Address::Unix(_) => AnyListener::Unix(UnixListener::from_std(socket.into())?),
+            Address::Tcp(_) => AnyListener::Tcp(TcpListener::from_std(socket.into())?),
+        })
+    }
+
+    /// Accepts a connection.
+    ///
+    /// # Errors
+    /// If none can be had now.
+    pub(super) async fn accept(&self) -> io::Result<AnyStream> {
+        match self {
+            AnyListener::Unix(listener) => Ok(AnyStream::Unix(listener.accept().await?.0)),
+            AnyListener::Tcp(listener) => {
+                let (stream, _) = listener.accept().await?;
+                stream.set_nodelay(true)?;
+                Ok(AnyStream::Tcp(stream))
+            }
+        }
+    }
+}
+
+impl AsFd for AnyStream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            AnyStream::Unix(stream) => stream.as_fd(),
+            AnyStream::Tcp(stream) => stream.as_fd(),
+        }
+    }
+}
+
+impl AsyncRead for AnyStream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            AnyStream::Unix(stream) => Pin::new(stream).poll_read(context, buffer),
+            AnyStream::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for AnyStream {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            AnyStream::Unix(stream) => Pin::new(stream).poll_write(context, bytes),
+            AnyStream::Tcp(stream) => Pin::new(stream).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            AnyStream::Unix(stream) => Pin::new(stream).poll_flush(context),
+            AnyStream::Tcp(stream) => Pin::new(stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            AnyStream::Unix(stream) => Pin::new(stream).poll_shutdown(context),
+            AnyStream::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+}
+
+const ROOT: u32 = 0;
+/// Group and others.
+const OTHERS_WRITE: u32 = 0o022;
+/// Port of `--api` where none is written.
+const DEFAULT_PORT: u16 = 9810;

@@ -1,0 +1,91 @@
+//! What a request has to pass before it is routed: the token, and the bounds of its body.
+
+use super::REQUEST_TIME;
+use super::endpoint::Guard;
+use super::reply::refusal;
+use crate::api::{ApiError, ErrorCode};
+use aws_lc_rs::constant_time::verify_slices_are_equal;
+use axum::body::{Body, to_bytes};
+use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderValue, header};
+use axum::response::Response;
+use blockmux_engine::audit::AUDIT;
+use tokio::time;
+use tracing::warn;
+
+/// Lets a request of that peer through, with its whole body.
+///
+/// # Errors
+/// The response, where it is refused.
+pub(super) async fn admit(guard: &Guard, peer: &str, request: Request) -> Result<Request, Response> {
+    // The page itself tells nothing; what it shows it asks for with the token of who looks at it.
+    let is_page = request.uri().path() == "/";
+    if let Guard::Token(token) = guard
+        && !is_page
+        && let Err(reason) = check_token(request.headers(), token.as_bytes())
+    {
+        warn!(target: AUDIT, protocol = "api", peer, "login refused: {reason}");
+        let error =
+            ApiError::new(ErrorCode::Unauthorized, format!("{reason}; send it as `Authorization: Bearer`"));
+        let mut response = refusal(error);
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        return Err(response);
+    }
+    let (parts, body) = request.into_parts();
+    let body = match time::timeout(REQUEST_TIME, to_bytes(body, MAX_BODY)).await {
+        Ok(Ok(body)) => body,
+        Ok(Err(error)) => {
+            let text = error.to_string();
+            let (code, text) = match text.contains("length limit") {
+                true => (
+                    ErrorCode::TooLarge,
+                    format!("the body has more than {MAX_BODY} bytes; send less at a time"),
+                ),
+                false => (ErrorCode::Malformed, format!("the body cannot be read: {text}")),
+            };
+            return Err(refusal(ApiError::new(code, text)));
+        }
+        Err(_) => {
+            let text = format!("the body did not come within {} s; send it at once", REQUEST_TIME.as_secs());
+            return Err(refusal(ApiError::new(ErrorCode::Timeout, text)));
+        }
+    };
+    Ok(Request::from_parts(parts, Body::from(body)))
+}
+
+fn check_token(headers: &HeaderMap, token: &[u8]) -> Result<(), &'static str> {
+    let Some(sent) = headers.get(header::AUTHORIZATION) else { return Err("the API requires a token") };
+    let sent = sent.as_bytes();
+    let scheme = sent.get(..BEARER.len()).filter(|scheme| scheme.eq_ignore_ascii_case(BEARER));
+    let Some(sent) = scheme.map(|_| sent[BEARER.len()..].trim_ascii()) else {
+        return Err("the API requires a bearer token");
+    };
+    verify_slices_are_equal(sent, token).map_err(|_| "the token is wrong")
+}
+
+const BEARER: &[u8] = b"Bearer ";
+/// The longest body of a request, in bytes: a config file of tens of thousands of volumes.
+const MAX_BODY: usize = 4 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_whole_token_lets_a_request_through() {
+        let check = |value: Option<&str>| {
+            let value = value.map(|value| (header::AUTHORIZATION, HeaderValue::from_str(value).unwrap()));
+            check_token(&value.into_iter().collect(), b"secret-token")
+        };
+        for value in ["Bearer secret-token", "bearer  secret-token "] {
+            assert_eq!(check(Some(value)), Ok(()));
+        }
+        assert_eq!(check(None), Err("the API requires a token"));
+        for value in ["Basic secret-token", "secret-token", "", "Bearer"] {
+            assert_eq!(check(Some(value)), Err("the API requires a bearer token"), "{value}");
+        }
+        for value in ["Bearer ", "Bearer secret-toke", "Bearer secret-token2", "Bearer SECRET-TOKEN"] {
+            assert_eq!(check(Some(value)), Err("the token is wrong"), "{value}");
+        }
+    }
+}

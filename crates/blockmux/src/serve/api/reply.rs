@@ -1,0 +1,74 @@
+//! Responses, and what is read of requests: each error has the API's shape.
+
+use crate::api::{ApiError, ErrorBody, ErrorCode};
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{FromRequest, FromRequestParts, Path, Request};
+use axum::http::request::Parts;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// A body in JSON, of a request.
+pub(super) struct Body<T>(pub(super) T);
+
+/// A parameter of the path.
+pub(super) struct Param<T>(pub(super) T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Body<T>, ApiError> {
+        let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+        let kind = kind.map(|kind| kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase());
+        if kind.is_none_or(|kind| kind != "application/json") {
+            let text = "the body has to be JSON; send `Content-Type: application/json`";
+            return Err(ApiError::new(ErrorCode::UnsupportedMediaType, text));
+        }
+        let malformed = |error: BytesRejection| ApiError::new(ErrorCode::Malformed, error);
+        let bytes = Bytes::from_request(request, state).await.map_err(malformed)?;
+        serde_json::from_slice(&bytes).map(Body).map_err(|error| {
+            let code = if error.is_data() { ErrorCode::Invalid } else { ErrorCode::Malformed };
+            ApiError::new(code, format!("the body cannot be used: {error}"))
+        })
+    }
+}
+
+impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Param<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Param<T>, ApiError> {
+        let Path(value) = Path::from_request_parts(parts, state)
+            .await
+            .map_err(|error| ApiError::not_found(format!("no such path: {}", error.body_text())))?;
+        Ok(Param(value))
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        refusal(self)
+    }
+}
+
+/// A response that reports an error.
+pub(super) fn refusal(error: ApiError) -> Response {
+    let status = StatusCode::from_u16(error.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    json(status, &ErrorBody { error })
+}
+
+/// A response in JSON, which nothing on the way keeps.
+pub(super) fn json(status: StatusCode, body: &impl Serialize) -> Response {
+    let mut bytes = match serde_json::to_vec(body) {
+        Ok(bytes) => bytes,
+        Err(error) => return refusal(ApiError::failed(error)),
+    };
+    bytes.push(b'\n');
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static("application/json")),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
+        (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
+    ];
+    (status, headers, bytes).into_response()
+}

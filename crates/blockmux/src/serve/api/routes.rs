@@ -1,0 +1,435 @@
+//! The paths of the API. Each is one command of `blockmux ctl`, or a part of what one shows.
+
+use super::reply::{Body, Param, json, refusal};
+use super::{Shared, metrics, page};
+use crate::api::bodies::{
+    AddVolume, Added, AttachVolume, Attached, ChangeLog, ChangeTarget, ResizeVolume, Resized, Said,
+};
+use crate::api::{ApiError, ErrorBody, ErrorCode};
+use crate::ctl::{ActionStatus, Answer, History, Request, SessionStatus, Status, VolumeStatus};
+use crate::protocol::frontend::Change;
+use axum::Router;
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+use tokio::time;
+use utoipa::OpenApi;
+use utoipa::openapi::OpenApi as Document;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+/// All paths.
+pub(super) fn router(shared: Shared) -> Router {
+    let (router, document) = described().split_for_parts();
+    let document = Arc::new(document);
+    router
+        .route("/openapi.json", get(move || async move { json(StatusCode::OK, &*document) }))
+        .route("/", get(page::show))
+        .fallback(|| async { ApiError::not_found("there is no such path; /openapi.json lists them") })
+        .method_not_allowed_fallback(|| async {
+            let text = "the path has no such method; /openapi.json lists them";
+            ApiError::new(ErrorCode::MethodNotAllowed, text)
+        })
+        .with_state(shared)
+}
+
+/// The paths that [`document`] describes.
+fn described() -> OpenApiRouter<Shared> {
+    OpenApiRouter::with_openapi(document())
+        .routes(routes!(status))
+        .routes(routes!(sessions))
+        .routes(routes!(volumes, add))
+        .routes(routes!(volume, remove))
+        .routes(routes!(resize))
+        .routes(routes!(attach))
+        .routes(routes!(detach))
+        .routes(routes!(change))
+        .routes(routes!(log, change_log))
+        .routes(routes!(actions))
+        .routes(routes!(action))
+        .routes(routes!(history))
+        .routes(routes!(metrics))
+}
+
+/// What the OpenAPI document says beyond paths.
+fn document() -> Document {
+    #[derive(OpenApi)]
+    #[openapi(
+        info(
+            title = "blockmux",
+            description = "Control of a running `blockmux serve`. Without `Prefer: respond-async` a request that \
+                           changes something is answered when it is done; with it, and with `wait=SECONDS`, it is \
+                           answered by 202 and the address of an action if it takes longer."
+        ),
+        components(schemas(ErrorBody))
+    )]
+    struct Described;
+    Described::openapi()
+}
+
+impl Shared {
+    /// Answers a request that only looks.
+    async fn look(&self, request: Request) -> Result<Answer, ApiError> {
+        let control = self.control.clone();
+        let answer = tokio::task::spawn_blocking(move || control.answer(&request, &|_| {})).await;
+        match answer {
+            Ok(Answer::Failed(error)) => Err(error),
+            Ok(answer) => Ok(answer),
+            Err(error) => {
+                Err(ApiError::failed(format!("it was not answered: {error}; the daemon's log says why")))
+            }
+        }
+    }
+
+    async fn status(&self) -> Result<Status, ApiError> {
+        match self.look(Request::Status).await? {
+            Answer::Status(status) => Ok(status),
+            _ => Err(ApiError::failed("the status is not known")),
+        }
+    }
+
+    /// Carries out a request that changes something; `done` is the status of success.
+    async fn act(&self, action: String, request: Request, headers: &HeaderMap, done: StatusCode) -> Response {
+        let running = match self.actions.begin(action) {
+            Ok(running) => running,
+            Err(error) => return refusal(error),
+        };
+        let (id, control) = (running.id(), self.control.clone());
+        let mut work = tokio::task::spawn_blocking(move || {
+            let answer = control.answer(&request, &|progress| running.say(progress));
+            running.end(&answer);
+            answer
+        });
+        let answer = match wait_limit(headers) {
+            Some(wait_limit) => match time::timeout(wait_limit, &mut work).await {
+                Ok(answer) => answer,
+                Err(_) => return self.accepted(id),
+            },
+            None => work.await,
+        };
+        match answer {
+            Ok(Answer::Failed(error)) => refusal(error),
+            Ok(answer) => json(done, &answer.json()),
+            Err(error) => {
+                refusal(ApiError::failed(format!("it was not answered: {error}; the daemon's log says why")))
+            }
+        }
+    }
+
+    /// The response of an action that goes on.
+    fn accepted(&self, id: u64) -> Response {
+        let mut response = json(StatusCode::ACCEPTED, &self.actions.get(id));
+        if let Ok(location) = HeaderValue::from_str(&format!("/v1/actions/{id}")) {
+            response.headers_mut().insert(header::LOCATION, location);
+        }
+        response
+    }
+}
+
+/// How long a client waits for an answer before it would rather have the address of an action;
+/// `None`: until there is one (RFC 7240, sections 4.1 and 4.3).
+fn wait_limit(headers: &HeaderMap) -> Option<Duration> {
+    let preferences = headers.get_all("prefer").iter().filter_map(|value| value.to_str().ok());
+    let preferences: Vec<_> = preferences.flat_map(|value| value.split([',', ';'])).map(str::trim).collect();
+    if !preferences.contains(&"respond-async") {
+        return None;
+    }
+    let wait = preferences.iter().find_map(|preference| preference.strip_prefix("wait=")?.parse().ok());
+    Some(Duration::from_secs(wait.unwrap_or(0).min(LONGEST_WAIT)))
+}
+
+/// Volumes, connections and I/O counters
+#[utoipa::path(get, path = "/v1/status", responses((status = 200, body = Status)))]
+async fn status(State(shared): State<Shared>) -> Result<Response, ApiError> {
+    Ok(json(StatusCode::OK, &shared.status().await?))
+}
+
+/// Who is logged in, since when, with I/O counters
+#[utoipa::path(get, path = "/v1/sessions", responses((status = 200, body = [SessionStatus])))]
+async fn sessions(State(shared): State<Shared>) -> Result<Response, ApiError> {
+    Ok(json(StatusCode::OK, &shared.look(Request::Sessions).await?.json()))
+}
+
+/// All volumes
+#[utoipa::path(get, path = "/v1/volumes", responses((status = 200, body = [VolumeStatus])))]
+async fn volumes(State(shared): State<Shared>) -> Result<Response, ApiError> {
+    Ok(json(StatusCode::OK, &shared.status().await?.volumes))
+}
+
+/// One volume
+#[utoipa::path(
+    get,
+    path = "/v1/volumes/{name}",
+    params(("name" = String, Path, description = "Name of the volume")),
+    responses((status = 200, body = VolumeStatus), (status = 404, body = ErrorBody))
+)]
+async fn volume(State(shared): State<Shared>, Param(name): Param<String>) -> Result<Response, ApiError> {
+    let all = shared.status().await?.volumes;
+    let found = all.iter().find(|volume| volume.name == name);
+    let found = found.ok_or_else(|| ApiError::not_found(format!("no volume is called `{name}`")))?;
+    Ok(json(StatusCode::OK, found))
+}
+
+/// Export one more volume
+#[utoipa::path(
+    post,
+    path = "/v1/volumes",
+    request_body = AddVolume,
+    responses(
+        (status = 201, body = Added),
+        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 400, body = ErrorBody),
+        (status = 409, body = ErrorBody, description = "The name or the data is in use, or access would be too open"),
+        (status = 415, body = ErrorBody),
+        (status = 422, body = ErrorBody),
+        (status = 503, body = ErrorBody)
+    )
+)]
+async fn add(State(shared): State<Shared>, headers: HeaderMap, Body(body): Body<AddVolume>) -> Response {
+    let AddVolume { volume, read_only, description, protocols } = body;
+    let action = format!("add {volume}");
+    let request = Request::Add { volume, read_only, description, protocols };
+    shared.act(action, request, &headers, StatusCode::CREATED).await
+}
+
+/// Stop exporting a volume
+///
+/// What is in flight ends, and what was written is flushed.
+#[utoipa::path(
+    delete,
+    path = "/v1/volumes/{name}",
+    params(("name" = String, Path, description = "Name of the volume")),
+    responses(
+        (status = 200, body = Said),
+        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 404, body = ErrorBody),
+        (status = 500, body = ErrorBody, description = "It is removed, but could not be flushed"),
+        (status = 503, body = ErrorBody)
+    )
+)]
+async fn remove(State(shared): State<Shared>, headers: HeaderMap, Param(name): Param<String>) -> Response {
+    let action = format!("remove {name}");
+    shared.act(action, Request::Remove { name }, &headers, StatusCode::OK).await
+}
+
+/// Resize a volume and notify its clients
+#[utoipa::path(
+    post,
+    path = "/v1/volumes/{name}/resize",
+    params(("name" = String, Path, description = "Name of the volume")),
+    request_body = ResizeVolume,
+    responses(
+        (status = 200, body = Resized),
+        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody),
+        (status = 409, body = ErrorBody, description = "The volume has one size for ever, or is read-only"),
+        (status = 415, body = ErrorBody),
+        (status = 422, body = ErrorBody),
+        (status = 500, body = ErrorBody),
+        (status = 503, body = ErrorBody)
+    )
+)]
+async fn resize(
+    State(shared): State<Shared>,
+    headers: HeaderMap,
+    Param(name): Param<String>,
+    Body(ResizeVolume { size }): Body<ResizeVolume>,
+) -> Response {
+    let action = format!("resize {name}");
+    shared.act(action, Request::Resize { name, size }, &headers, StatusCode::OK).await
+}
+
+/// Add a volume to an NVMe subsystem or an iSCSI target
+#[utoipa::path(
+    post,
+    path = "/v1/targets/{target}/units",
+    params(("target" = String, Path, description = "Subsystem NQN or iSCSI name")),
+    request_body = AttachVolume,
+    responses(
+        (status = 201, body = Attached),
+        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody),
+        (status = 409, body = ErrorBody, description = "The number is taken, or access would be too open"),
+        (status = 415, body = ErrorBody),
+        (status = 422, body = ErrorBody),
+        (status = 503, body = ErrorBody)
+    )
+)]
+async fn attach(
+    State(shared): State<Shared>,
+    headers: HeaderMap,
+    Param(target): Param<String>,
+    Body(AttachVolume { volume: name, number, ana_group }): Body<AttachVolume>,
+) -> Response {
+    let action = format!("attach {name} to {target}");
+    let request = Request::Attach { name, target, number, ana_group };
+    shared.act(action, request, &headers, StatusCode::CREATED).await
+}
+
+/// Remove a namespace or logical unit; keep exporting its volume elsewhere
+#[utoipa::path(
+    delete,
+    path = "/v1/targets/{target}/units/{number}",
+    params(
+        ("target" = String, Path, description = "Subsystem NQN or iSCSI name"),
+        ("number" = u32, Path, description = "NSID or LUN")
+    ),
+    responses(
+        (status = 200, body = Said),
+        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 404, body = ErrorBody),
+        (status = 503, body = ErrorBody)
+    )
+)]
+async fn detach(
+    State(shared): State<Shared>,
+    headers: HeaderMap,
+    Param((target, number)): Param<(String, u32)>,
+) -> Response {
+    let action = format!("detach {number} from {target}");
+    shared.act(action, Request::Detach { target, number }, &headers, StatusCode::OK).await
+}
+
+/// Change what only the protocol of a target knows
+///
+/// iSCSI: `{"alua": {"state": "standby", "at": "192.0.2.1:3260"}}`. NVMe: `{"ana": {"group": 1,
+/// "state": "inaccessible", "at": null}}`, `{"add_host": {"host": {...}}}`, `{"remove_host":
+/// {"hostnqn": "..."}}`, `{"read_keys": {"hostnqn": "..."}}`.
+#[utoipa::path(
+    post,
+    path = "/v1/targets/{target}/changes",
+    params(("target" = String, Path, description = "Subsystem NQN or iSCSI name")),
+    request_body = ChangeTarget,
+    responses(
+        (status = 200, body = Said),
+        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody),
+        (status = 409, body = ErrorBody),
+        (status = 415, body = ErrorBody),
+        (status = 422, body = ErrorBody),
+        (status = 503, body = ErrorBody)
+    )
+)]
+async fn change(
+    State(shared): State<Shared>,
+    headers: HeaderMap,
+    Param(target): Param<String>,
+    Body(ChangeTarget { protocol, what }): Body<ChangeTarget>,
+) -> Response {
+    let action = format!("change {target}");
+    let request = Request::Change(Change { protocol, target, what });
+    shared.act(action, request, &headers, StatusCode::OK).await
+}
+
+/// Level of each area of the log
+#[utoipa::path(get, path = "/v1/log", responses((status = 200, body = BTreeMap<String, String>)))]
+async fn log(State(shared): State<Shared>) -> Result<Response, ApiError> {
+    Ok(json(StatusCode::OK, &shared.look(Request::Log { levels: None }).await?.json()))
+}
+
+/// Change levels of the log until the daemon stops
+#[utoipa::path(
+    post,
+    path = "/v1/log",
+    request_body = ChangeLog,
+    responses(
+        (status = 200, body = BTreeMap<String, String>),
+        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 400, body = ErrorBody),
+        (status = 415, body = ErrorBody),
+        (status = 422, body = ErrorBody),
+        (status = 503, body = ErrorBody)
+    )
+)]
+async fn change_log(
+    State(shared): State<Shared>,
+    headers: HeaderMap,
+    Body(ChangeLog { levels }): Body<ChangeLog>,
+) -> Response {
+    let action = format!("log {levels}");
+    shared.act(action, Request::Log { levels: Some(levels) }, &headers, StatusCode::OK).await
+}
+
+/// Requests that change something: those that go on, and the last that ended
+#[utoipa::path(get, path = "/v1/actions", responses((status = 200, body = [ActionStatus])))]
+async fn actions(State(shared): State<Shared>) -> Response {
+    json(StatusCode::OK, &shared.actions.list())
+}
+
+/// One of them
+#[utoipa::path(
+    get,
+    path = "/v1/actions/{id}",
+    params(("id" = u64, Path, description = "Number of the action")),
+    responses((status = 200, body = ActionStatus), (status = 404, body = ErrorBody))
+)]
+async fn action(State(shared): State<Shared>, Param(id): Param<u64>) -> Result<Response, ApiError> {
+    let found = shared.actions.get(id);
+    let found =
+        found.ok_or_else(|| ApiError::not_found(format!("there is no action {id}, or none any more")))?;
+    Ok(json(StatusCode::OK, &found))
+}
+
+/// What was done in the last second, and over the last hour
+#[utoipa::path(get, path = "/v1/history", responses((status = 200, body = History)))]
+async fn history(State(shared): State<Shared>) -> Response {
+    let history = shared.samples.lock().unwrap_or_else(PoisonError::into_inner).history();
+    json(StatusCode::OK, &history)
+}
+
+/// Figures for monitoring, in OpenMetrics
+#[utoipa::path(
+    get,
+    path = "/metrics",
+    responses((status = 200, body = String, content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8"))
+)]
+async fn metrics(State(shared): State<Shared>) -> Result<Response, ApiError> {
+    let control = shared.control.clone();
+    let text = tokio::task::spawn_blocking(move || metrics::render(&control)).await;
+    let text =
+        text.map_err(|error| ApiError::failed(format!("no figures: {error}; the daemon's log says why")))?;
+    let kind = HeaderValue::from_static(metrics::CONTENT_TYPE);
+    Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
+}
+
+/// The longest `wait` that a client gets, in seconds.
+const LONGEST_WAIT: u64 = 30;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_waits_for_as_long_as_it_says() {
+        let wait = |value: &'static str| {
+            let header = ("prefer".parse().unwrap(), HeaderValue::from_static(value));
+            wait_limit(&[header].into_iter().collect()).map(|wait| wait.as_secs())
+        };
+        assert_eq!(wait_limit(&HeaderMap::new()), None);
+        assert_eq!(wait("wait=5"), None);
+        assert_eq!(wait("respond-async"), Some(0));
+        assert_eq!(wait("respond-async, wait=5"), Some(5));
+        assert_eq!(wait("wait=5; respond-async"), Some(5));
+        assert_eq!(wait("respond-async, wait=1000"), Some(LONGEST_WAIT));
+    }
+
+    #[test]
+    fn every_path_is_described_with_its_errors() {
+        let (_, document) = described().split_for_parts();
+        let document = serde_json::to_value(document).unwrap();
+        let paths = document["paths"].as_object().unwrap();
+        assert_eq!(paths.len(), 12);
+        for (path, methods) in paths.iter().filter(|(path, _)| path.contains('{')) {
+            for (method, operation) in methods.as_object().unwrap() {
+                assert!(operation["responses"]["404"].is_object(), "{method} {path}");
+            }
+        }
+        assert_eq!(document["info"]["title"], "blockmux");
+    }
+}

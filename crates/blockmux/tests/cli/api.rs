@@ -1,0 +1,294 @@
+//! The HTTP API of a daemon: as its own socket has it, and over TCP with a token.
+
+use crate::control::{Controlled, eventually};
+use crate::daemon::Daemon;
+use crate::program::{blockmux, has, succeed, text};
+use crate::raw_client::{READ, RawClient};
+use serde_json::{Value, json};
+use std::fs::{self, Permissions};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// Sends what is to be a request, and reads status and body of the answer.
+fn exchange(mut stream: impl Read + Write, request: &[u8]) -> (u16, String) {
+    // What is refused by its head or its length is answered before all of it is sent.
+    let _ = stream.write_all(request);
+    let mut answer = Vec::new();
+    // A connection that is reset has said what there was.
+    let _ = stream.read_to_end(&mut answer);
+    let answer = text(&answer);
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+    (head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0), body.to_owned())
+}
+
+/// Sends a request to the API's socket.
+fn ask(socket: &Path, method: &str, path: &str, headers: &str, body: &str) -> (u16, Value) {
+    let len = body.len();
+    let kind = if body.is_empty() { "" } else { "Content-Type: application/json\r\n" };
+    let request = format!(
+        "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{kind}{headers}Content-Length: {len}\r\n\r\n{body}"
+    );
+    let (status, body) = exchange(UnixStream::connect(socket).unwrap(), request.as_bytes());
+    (status, serde_json::from_str(&body).unwrap_or(Value::Null))
+}
+
+#[test]
+fn what_ctl_does_is_done_over_http_with_the_status_of_each_answer() {
+    let controlled = Controlled::serve(&["a=mem:8m", "--iscsi", "127.0.0.1:0"]);
+    let socket = controlled.socket();
+    let ask = |method, path: &str, body| ask(&socket, method, path, "", body);
+    let (status, added) = ask("POST", "/v1/volumes", r#"{"volume": "b=mem:1m"}"#);
+    assert_eq!((status, &added["name"]), (201, &json!("b")));
+    assert!(added["urls"].as_array().unwrap().len() >= 2, "{added}");
+    assert_eq!(ask("GET", "/v1/volumes/b", "").1["size"], 1 << 20);
+    assert_eq!(ask("POST", "/v1/volumes/b/resize", r#"{"size": 2097152}"#), (200, json!({"size": 2 << 20})));
+    let units = "/v1/targets/iqn.2026-11.blockmux:a/units";
+    assert_eq!(ask("POST", units, r#"{"volume": "b", "number": 5}"#), (201, json!({"number": 5})));
+    assert_eq!(ask("DELETE", &format!("{units}/5"), ""), (200, json!({})));
+    let alua = r#"{"protocol": "iscsi", "what": {"alua": {"target": "", "state": "standby", "at": null}}}"#;
+    assert_eq!(ask("POST", "/v1/targets/iqn.2026-11.blockmux%3Aa/changes", alua), (200, json!({})));
+    assert_eq!(ask("DELETE", "/v1/volumes/b", ""), (200, json!({})));
+    let (status, volumes) = ask("GET", "/v1/volumes", "");
+    assert_eq!((status, volumes.as_array().unwrap().len()), (200, 1));
+    assert_eq!(ask("GET", "/v1/status", "").1, controlled.status());
+    assert_eq!(ask("GET", "/v1/sessions", ""), (200, json!([])));
+    // Whatever changed something is an action that is remembered.
+    let (_, actions) = ask("GET", "/v1/actions", "");
+    let actions: Vec<_> = actions.as_array().unwrap().iter().map(|action| action["action"].clone()).collect();
+    assert_eq!(actions.len(), 6, "{actions:?}");
+    assert_eq!((&actions[0], &actions[5]), (&json!("add b=mem:1m"), &json!("remove b")));
+}
+
+#[test]
+fn every_error_has_one_shape_and_the_status_of_its_kind() {
+    let controlled = Controlled::serve(&["a=mem:8m", "null=null:1m"]);
+    let long = "x".repeat(5 << 20);
+    for (method, path, body, status, code) in [
+        ("GET", "/nowhere", "", 404, "not_found"),
+        ("GET", "/v1/volumes/b", "", 404, "not_found"),
+        ("GET", "/v1/actions/77", "", 404, "not_found"),
+        ("GET", "/v1/actions/x", "", 404, "not_found"),
+        ("PUT", "/v1/status", "", 405, "method_not_allowed"),
+        ("POST", "/v1/volumes", "{", 400, "malformed"),
+        ("POST", "/v1/volumes", "", 415, "unsupported_media_type"),
+        ("POST", "/v1/volumes", "{}", 422, "invalid"),
+        ("POST", "/v1/volumes", r#"{"volume": "b=mem:1m", "sice": 1}"#, 422, "invalid"),
+        ("POST", "/v1/volumes", r#"{"volume": "b=nothing:1m"}"#, 422, "invalid"),
+        ("POST", "/v1/volumes", r#"{"volume": "a=mem:1m"}"#, 409, "conflict"),
+        ("POST", "/v1/volumes", &long, 413, "too_large"),
+        ("POST", "/v1/volumes/b/resize", "{}", 404, "not_found"),
+        ("POST", "/v1/volumes/a/resize", r#"{"size": 7}"#, 422, "invalid"),
+        ("POST", "/v1/volumes/null/resize", r#"{"size": 4096}"#, 409, "conflict"),
+        ("DELETE", "/v1/volumes/b", "", 404, "not_found"),
+        ("POST", "/v1/targets/t/units", r#"{"volume": "a"}"#, 404, "not_found"),
+    ] {
+        let (answered, answer) = ask(&controlled.socket(), method, path, "", body);
+        let error = &answer["error"];
+        assert_eq!((answered, &error["code"]), (status, &json!(code)), "{method} {path}: {answer}");
+        assert!(
+            error["message"].as_str().is_some_and(|message| !message.is_empty()),
+            "{method} {path}: {answer}"
+        );
+    }
+    let (_, answer) = ask(&controlled.socket(), "POST", "/v1/volumes/a/resize", "", r#"{"size": 7}"#);
+    assert_eq!(answer["error"]["hint"], "round them");
+}
+
+#[test]
+fn a_request_that_takes_long_becomes_an_action_that_tells_how_far_it_is() {
+    let controlled = Controlled::serve(&["a=fault:op=read,error=stuck:mem:8m", "b=mem:1m"]);
+    let mut nbd = RawClient::connect(&controlled.daemon.socket());
+    assert_eq!(nbd.write(0, 0, &[1; 512]), 0);
+    nbd.request(READ, 0, 0, 512);
+    eventually("it is in flight", || controlled.status()["volumes"][0]["reads"] == 1);
+    let socket = controlled.socket();
+    let (status, action) = ask(&socket, "DELETE", "/v1/volumes/a", "Prefer: respond-async\r\n", "");
+    assert_eq!((status, &action["state"], &action["action"]), (202, &json!("running"), &json!("remove a")));
+    let path = format!("/v1/actions/{}", action["id"]);
+    let look = || ask(&socket, "GET", &path, "", "").1;
+    eventually("it says what it waits for", || look()["progress"] == "waits for I/O in flight");
+    // Others are served meanwhile.
+    assert_eq!(controlled.said(&["resize", "b", "2m"]), "b  2097152 (2 MiB)\n");
+    eventually("it is over", || look()["state"] == "done");
+    assert_eq!(look()["result"], json!({}));
+    // A client that is willing to wait is answered at once.
+    let wait = "Prefer: respond-async, wait=30\r\n";
+    assert_eq!(ask(&socket, "DELETE", "/v1/volumes/b", wait, ""), (200, json!({})));
+    // One that fails says why.
+    let (status, failed) = ask(&socket, "DELETE", "/v1/volumes/b", "Prefer: respond-async\r\n", "");
+    assert!(status == 202 || status == 404, "{failed}");
+    let last = || ask(&socket, "GET", "/v1/actions", "", "").1.as_array().unwrap().last().unwrap().clone();
+    eventually("it has failed", || last()["error"]["code"] == "not_found");
+}
+
+#[test]
+fn who_drips_a_request_holds_nobody_up_and_is_cut_off() {
+    let controlled = Controlled::serve(&["a=mem:1m"]);
+    let path = controlled.socket();
+    // One byte in a while is not silence.
+    let drippers: Vec<_> = (0..20)
+        .map(|_| {
+            let mut stream = UnixStream::connect(&path).unwrap();
+            stream.write_all(b"GET /v1/status HTTP/1.1\r\nX: ").unwrap();
+            std::thread::spawn(move || {
+                while stream.write_all(b"x").is_ok() {
+                    std::thread::park_timeout(Duration::from_millis(50));
+                }
+            })
+        })
+        .collect();
+    for _ in 0..3 {
+        assert_eq!(controlled.status()["volumes"][0]["name"], "a");
+    }
+    drippers.into_iter().for_each(|dripper| dripper.join().unwrap());
+    controlled.said(&["resize", "a", "2m"]);
+}
+
+#[test]
+fn bytes_that_are_no_request_are_refused_and_harm_nothing() {
+    let controlled = Controlled::serve(&["mem:1m"]);
+    let long_head = format!("GET /v1/status HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(64 << 10));
+    let many_headers = format!("GET /v1/status HTTP/1.1\r\n{}\r\n", "X: y\r\n".repeat(1000));
+    for bytes in [
+        &b"\xff\xfe\r\n\r\n"[..],
+        b"{\"status\":null}\n",
+        b"GET /v1/status HTTP/9.9\r\n\r\n",
+        b"GET /v1/%ff%00 HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+        b"POST /v1/volumes HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        long_head.as_bytes(),
+        many_headers.as_bytes(),
+    ] {
+        let (status, _) = exchange(UnixStream::connect(controlled.socket()).unwrap(), bytes);
+        assert!(
+            status == 0 || (400..500).contains(&status),
+            "{status}: {}",
+            bytes[..20.min(bytes.len())].escape_ascii()
+        );
+    }
+    assert_eq!(controlled.status()["volumes"][0]["size"], 1 << 20);
+}
+
+/// A daemon whose API takes TCP, and the file of its token.
+pub(crate) struct Tcp {
+    pub(crate) daemon: Daemon,
+    _files: tempfile::TempDir,
+    pub(crate) token_file: PathBuf,
+}
+
+pub(crate) const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+
+impl Tcp {
+    pub(crate) fn serve(args: &[&str]) -> Tcp {
+        let files = tempfile::tempdir().unwrap();
+        let token_file = files.path().join("api.token");
+        fs::write(&token_file, format!("{TOKEN}\n")).unwrap();
+        fs::set_permissions(&token_file, Permissions::from_mode(0o600)).unwrap();
+        let api = ["--api", "127.0.0.1:0", "--api-token-file", token_file.to_str().unwrap()];
+        Tcp { daemon: Daemon::serve(&[args, &api].concat()), _files: files, token_file }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        self.daemon.json["api"].as_str().unwrap().trim_end_matches('/').to_owned()
+    }
+
+    /// What is at a path, for who has the token.
+    pub(crate) fn get(&self, path: &str) -> String {
+        self.body(path, &format!("Authorization: Bearer {TOKEN}\r\n"))
+    }
+
+    /// What is at a path for everybody.
+    pub(crate) fn get_public(&self, path: &str) -> String {
+        self.body(path, "")
+    }
+
+    fn body(&self, path: &str, header: &str) -> String {
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{header}\r\n");
+        let (status, body) = exchange(self.connect(), request.as_bytes());
+        assert_eq!(status, 200, "{path}: {body}");
+        body
+    }
+
+    fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.url().strip_prefix("http://").unwrap()).unwrap()
+    }
+}
+
+#[test]
+fn over_tcp_a_token_is_required_of_every_request() {
+    let tcp = Tcp::serve(&["a=mem:1m"]);
+    let get = |path: &str, header: &str| {
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{header}\r\n");
+        exchange(tcp.connect(), request.as_bytes())
+    };
+    for path in ["/v1/status", "/metrics", "/openapi.json", "/nowhere", "//"] {
+        for header in
+            ["", "Authorization: Basic x\r\n", "Authorization: Bearer 0123456789abcdef0123456789abcdee\r\n"]
+        {
+            let (status, body) = get(path, header);
+            assert_eq!(status, 401, "{path} {header}");
+            assert!(body.contains("\"code\":\"unauthorized\"") && !body.contains(TOKEN), "{body}");
+        }
+    }
+    assert_eq!(get("/v1/status", &format!("Authorization: Bearer {TOKEN}\r\n")).0, 200);
+    let (status, page) = get("/", "");
+    assert!(status == 200 && !page.contains("mem:1m") && !page.contains(TOKEN), "{page}");
+    let (url, file) = (tcp.url(), tcp.token_file.display().to_string());
+    let said = blockmux(["ctl", &url, "--token-file", &file, "add", "b=mem:1m"]);
+    assert!(said.status.success() && text(&said.stdout).starts_with("b\n"), "{said:?}");
+    let refused = blockmux(["ctl", &url, "status"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(text(&refused.stderr).contains("requires a token over TCP; add --token-file"), "{refused:?}");
+}
+
+#[test]
+fn without_a_private_token_the_api_is_not_served_over_tcp() {
+    let files = tempfile::tempdir().unwrap();
+    let token = files.path().join("token");
+    fs::write(&token, TOKEN).unwrap();
+    fs::set_permissions(&token, Permissions::from_mode(0o644)).unwrap();
+    let token = token.to_str().unwrap();
+    let serve = |args: &[&str]| {
+        let listener = format!("unix:{}", files.path().join("nbd").display());
+        let output = blockmux([&["serve", "mem:1m", "--nbd", &listener], args].concat());
+        assert_eq!(output.status.code(), Some(2));
+        text(&output.stderr)
+    };
+    let said = serve(&["--api", "127.0.0.1:0"]);
+    assert!(said.contains("without a token everybody who can connect could change this daemon"), "{said}");
+    assert!(said.contains("openssl rand -hex 32"), "{said}");
+    let said = serve(&["--api", "127.0.0.1:0", "--api-token-file", token]);
+    assert!(said.contains("others may read or write it; run chmod 600 on it"), "{said}");
+    let said = serve(&["--api", "unix:/x", "--api-token-file", token]);
+    assert!(said.contains("--api: write host:port; --control takes unix:PATH"), "{said}");
+}
+
+/// Where schemathesis may be: on the path, or in a virtual environment that is named.
+fn schemathesis() -> Option<String> {
+    let named = std::env::var("BLOCKMUX_SCHEMATHESIS").ok();
+    named.or_else(|| has("schemathesis").then(|| "schemathesis".to_owned()))
+}
+
+#[test]
+fn schemathesis_finds_no_answer_that_the_openapi_document_does_not_describe() {
+    let Some(schemathesis) = schemathesis() else { return };
+    let tcp = Tcp::serve(&["a=mem:1m", "b=mem:1m", "--iscsi", "127.0.0.1:0", "--nvme-tcp", "127.0.0.1:0"]);
+    let said = succeed(
+        Command::new(schemathesis)
+            .args(["run", &format!("{}/openapi.json", tcp.url())])
+            .args(["--header", &format!("Authorization: Bearer {TOKEN}")])
+            .args(["--checks", "all", "--exclude-checks", "positive_data_acceptance"])
+            .args(["--max-examples", "12", "--seed", "21", "--warnings", "off"])
+            .args(["--suppress-health-check", "all", "--no-color"])
+            .current_dir(tcp.daemon.directory.path()),
+    );
+    assert!(said.contains("Tested: 14") && said.contains(" passed") && !said.contains("failed"), "{said}");
+    // The daemon is still there, and says so.
+    let token_file = tcp.token_file.display().to_string();
+    assert!(blockmux(["ctl", &tcp.url(), "--token-file", &token_file, "status"]).status.success());
+}

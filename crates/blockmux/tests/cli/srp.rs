@@ -1,0 +1,133 @@
+//! SRP over iWARP: our own target, reached by our own initiator through every command.
+
+use crate::daemon::Daemon;
+use crate::program::{blockmux, text};
+use serde_json::{Value, json};
+use std::fs;
+
+fn succeeds(words: &[&str]) -> String {
+    let output = blockmux(words);
+    assert_eq!(output.status.code(), Some(0), "{words:?}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+fn fails(words: &[&str]) -> String {
+    let output = blockmux(words);
+    assert_eq!(output.status.code(), Some(2), "{words:?}: {}", text(&output.stderr));
+    text(&output.stderr)
+}
+
+fn told(words: &[&str]) -> Value {
+    serde_json::from_str(&succeeds(words)).unwrap()
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len as u32 / 4).flat_map(|word| (word.wrapping_mul(2_654_435_761) ^ 0xb10c).to_le_bytes()).collect()
+}
+
+/// Two logical units of one target port, and a second port that admits one GUID alone.
+const CONFIG: &str = "
+srp = ['127.0.0.1:0']
+[[volume]]
+name = 'a'
+spec = 'mem:8m'
+[[volume]]
+name = 'b'
+spec = 'mem:4m'
+[[volume]]
+name = 'c'
+spec = 'mem:2m'
+[[srp_target]]
+port_id = '0x0123456789abcdef0123456789abcdef'
+luns = { 0 = 'a', 300 = 'b' }
+[[srp_target]]
+port_id = '0x0123456789abcdef0123456789abcdee'
+luns = { 1 = 'c' }
+acl = [{ initiator_port = '0x00000000000000aa' }]
+";
+
+fn serve_config() -> (tempfile::TempDir, Daemon) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("blockmux.toml");
+    fs::write(&path, CONFIG).unwrap();
+    let daemon = Daemon::serve_only(&["--config", path.to_str().unwrap()]);
+    (directory, daemon)
+}
+
+#[test]
+fn a_target_port_is_described_and_its_units_are_listed() {
+    let (_directory, daemon) = serve_config();
+    let urls = daemon.urls_of("srp");
+    let url = urls.iter().find(|url| url.contains("cdef/0")).unwrap();
+    let info = told(&["info", "--json", url]);
+    assert_eq!((&info["size"], &info["protocol"]), (&json!(8 << 20), &json!("srp")));
+    let portal = &url[..url.find("/0x").unwrap()];
+    let found = told(&["discover", "--json", url]);
+    let units: Vec<_> = found["exports"].as_array().unwrap().iter().map(|export| &export["size"]).collect();
+    assert_eq!(units, [&json!(8 << 20), &json!(4 << 20)], "{found}");
+    let second = found["exports"][1]["url"].as_str().unwrap();
+    assert!(second.ends_with("/300?rdma=iwarp"), "{second}");
+    assert_eq!(told(&["info", "--json", second])["size"], json!(4 << 20));
+    assert!(fails(&["discover", portal]).contains("SRP over RDMA/CM has no discovery"));
+    let missing = fails(&["info", &url.replace("cdef/0", "cdef/5")]);
+    assert!(missing.contains("blockmux discover"), "{missing}");
+    let stranger = fails(&["info", &url.replace("cdef/0", "0000/0")]);
+    assert!(stranger.contains("no such target port"), "{stranger}");
+}
+
+#[test]
+fn a_target_port_admits_a_guid_and_no_other() {
+    let (_directory, daemon) = serve_config();
+    let urls = daemon.urls_of("srp");
+    let url = urls.iter().find(|url| url.contains("cdee/1")).unwrap();
+    let refused = fails(&["info", url]);
+    assert!(refused.contains("does not admit this initiator port"), "{refused}");
+    succeeds(&["info", &format!("{url}&initiator=00000000000000aa")]);
+}
+
+#[test]
+fn what_is_copied_there_comes_back_over_several_channels_with_crcs_and_without() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    let content = pattern(16 << 20);
+    fs::write(path("from"), &content).unwrap();
+    let daemon = Daemon::serve(&["mem:16m", "--srp", "127.0.0.1:0", "--iscsi", "127.0.0.1:0"]);
+    let (srp, iscsi) = (&daemon.urls_of("srp")[0], &daemon.urls_of("iscsi")[0]);
+    let several = format!("{srp}&crc=on&connections=4");
+    let plain = format!("{srp}&immediate_data=off");
+    for (there, back) in [(srp, iscsi), (&several, &plain), (&plain, &several), (iscsi, srp)] {
+        let (from, to) = (format!("file:{}", path("from")), format!("file:{}?size=16m", path("to")));
+        succeeds(&["copy", "--verify", &from, there]);
+        succeeds(&["copy", back, &to]);
+        assert!(fs::read(path("to")).unwrap() == content, "there by {there} and back by {back}");
+        fs::remove_file(path("to")).unwrap();
+        succeeds(&["copy", "null:16m", there]);
+    }
+}
+
+#[test]
+fn a_unit_is_reset_and_a_target_is_not() {
+    let daemon = Daemon::serve(&["mem:8m", "--srp", "127.0.0.1:0"]);
+    let url = &daemon.urls_of("srp")[0];
+    assert_eq!(succeeds(&["reset", url]), "the logical unit is reset\n");
+    succeeds(&["reset", url, "clear-task-set"]);
+    succeeds(&["reset", url, "abort-task-set"]);
+    assert!(fails(&["reset", url, "target"]).contains("SRP can only reset a logical unit"));
+}
+
+#[test]
+fn a_unit_is_measured_by_its_url() {
+    let daemon = Daemon::serve(&["mem:8m", "--srp", "127.0.0.1:0"]);
+    let report = daemon.directory.path().join("report");
+    let job = ["--rw", "randread", "--runs", "1", "--runtime", "0.02", "--no_ceiling"];
+    let place = ["bench", &daemon.urls_of("srp")[0], "--report", report.to_str().unwrap()];
+    assert!(succeeds(&[&place[..], &job].concat()).contains("srp://"));
+}
+
+#[test]
+fn a_volume_behind_srp_is_served_again() {
+    let first = Daemon::serve(&["a=mem:8m", "--srp", "127.0.0.1:0"]);
+    let second = Daemon::serve(&[&format!("b={}", first.urls_of("srp")[0]), "--srp", "127.0.0.1:0"]);
+    let info = told(&["info", "--json", &second.urls_of("srp")[0]]);
+    assert_eq!((&info["size"], &info["protocol"]), (&json!(8 << 20), &json!("srp")));
+}

@@ -1,0 +1,308 @@
+//! The SRP initiator: connecting to logical units over software iWARP.
+//!
+//! Each link logs in as an initiator port of its own: our GUID behind 8 bytes that no other session
+//! has. A login ends what an earlier session of the same port has left at the target, so that a
+//! link that reconnects finds no write of its own that comes late, and ends no other link.
+//!
+//! Several addresses may lead to one unit, which is recognised by its designator and serial number.
+//! One that leads to another unit is refused; one that is down when the volume is opened may come
+//! up later.
+
+use super::iscsi::is_another;
+use super::seeds::Seeds;
+use super::{Dialer, Opening, Paths, Policy, RemoteVolume, check_unchanged};
+use crate::blocking::{self, FirstOf, has_hung_up, run_session};
+use crate::connection::Broken;
+pub use crate::rdma::OverIwarp;
+use crate::rdma::Setup;
+use crate::socket::Address;
+use crate::sys;
+use blockmux_proto::scsi::Lun;
+use blockmux_proto::session::NoControl;
+use blockmux_proto::srp::client::{
+    Config, InitiatorSession, LoginRejectReason, Mode, ResponseCode, SrpRefused, TaskManagementFunction,
+    UnitInfo,
+};
+use blockmux_proto::srp::node::SrpPortId;
+use blockmux_rdma::Driven;
+use blockmux_rdma::iwarp::Iwarp;
+use blockmux_volume::{Pool, VolumeInfo};
+use std::time::{Duration, Instant};
+use tracing::warn;
+
+/// Address and login parameters of one logical unit.
+#[derive(Clone, Debug)]
+pub struct SrpEndpoint {
+    /// The target's address.
+    pub address: Address,
+    /// Other addresses of the same unit, each a path of its own.
+    pub further: Vec<Address>,
+    /// The second half of our initiator ports' identifiers.
+    pub initiator: [u8; 8],
+    /// The target port.
+    pub target: SrpPortId,
+    /// The logical unit number.
+    pub lun: Lun,
+    /// RDMA channels of each session.
+    pub channels: u32,
+    /// Whether to ask for immediate data. A target whose information units are too short for it is
+    /// asked once more without.
+    pub immediate_data: bool,
+    /// The transport.
+    pub over: OverIwarp,
+    /// How long to reconnect before I/O fails.
+    pub reconnect_timeout: Duration,
+    /// How long a reply may take before the connection counts as lost, as [`Paths::timeout`].
+    pub timeout: Option<Duration>,
+}
+
+/// Why a logical unit cannot be reached.
+pub type SrpConnectError = blocking::BlockingConnectError<SrpRefused>;
+
+/// A session with a target port.
+type Session = Driven<Iwarp, InitiatorSession>;
+
+/// Connects to the unit for I/O; logs in once to query it.
+///
+/// # Errors
+/// If the target cannot be reached or does not have the unit.
+pub fn connect(endpoint: SrpEndpoint) -> Result<RemoteVolume<SrpDialer>, SrpConnectError> {
+    let dialer = SrpDialer::new(endpoint)?;
+    let (info, designator) = (dialer.volume_info(), dialer.first.designator.clone());
+    let reconnect_timeout = dialer.endpoint.reconnect_timeout;
+    Ok(RemoteVolume::new(dialer, info, 1, reconnect_timeout).with_designator(designator))
+}
+
+/// Queries the description of one unit.
+///
+/// # Errors
+/// As for [`connect`].
+pub fn describe(endpoint: &SrpEndpoint) -> Result<UnitInfo, SrpConnectError> {
+    let first = blocking::first_answer(endpoint.paths().map(|mut path| describe_by(&mut path)));
+    first.unwrap_or_else(|| Err(SrpConnectError::silent(&endpoint.address)))
+}
+
+/// Lists the logical units of a target port; the endpoint's own LUN need not exist.
+///
+/// # Errors
+/// If the target cannot be reached or rejects the login.
+pub fn luns(endpoint: &SrpEndpoint) -> Result<Vec<Lun>, SrpConnectError> {
+    let session = ask(&mut endpoint.clone(), Mode::Describe)?;
+    match session.session().refused() {
+        Some(refused) if !matches!(refused, SrpRefused::Unit(_)) => {
+            Err(SrpConnectError::refused(&endpoint.address, refused.clone()))
+        }
+        _ => Ok(session.session().luns().to_vec()),
+    }
+}
+
+/// Sends a task management function over a session of its own and returns the response.
+///
+/// # Errors
+/// If the target cannot be reached, rejects the login, or does not respond.
+pub fn manage(
+    endpoint: &SrpEndpoint,
+    function: TaskManagementFunction,
+) -> Result<ResponseCode, SrpConnectError> {
+    let session = ask(&mut endpoint.clone(), Mode::Manage(function))?;
+    let told = session.session();
+    told.managed().ok_or_else(|| match told.refused() {
+        Some(refused) => SrpConnectError::refused(&endpoint.address, refused.clone()),
+        None => SrpConnectError::silent(&endpoint.address),
+    })
+}
+
+/// Queries the description by one path. Sets in `endpoint` what the target supports.
+fn describe_by(endpoint: &mut SrpEndpoint) -> Result<UnitInfo, SrpConnectError> {
+    let session = ask(endpoint, Mode::Describe)?;
+    let told = session.session();
+    match told.refused() {
+        Some(refused) => Err(SrpConnectError::refused(&endpoint.address, refused.clone())),
+        None => told.unit().cloned().ok_or_else(|| SrpConnectError::silent(&endpoint.address)),
+    }
+}
+
+/// Runs one blocking session. Sets in `endpoint` what the target supports.
+fn ask(endpoint: &mut SrpEndpoint, mode: Mode) -> Result<Session, SrpConnectError> {
+    loop {
+        let address = &endpoint.address;
+        let random = Randomness::new(address)?;
+        let setup = random.setup(Pool::new(LOG_IN_POOL), None, Instant::now());
+        let mut session = endpoint.session(endpoint.config(mode, random.port(endpoint, 0)), false, setup);
+        let is_over = |session: &FirstOf<'_, Session>| session.0.session().is_over();
+        let timeout = if mode == Mode::Describe { LOG_IN_TIMEOUT } else { MANAGE_TIMEOUT };
+        let ran = run_session(address, &mut FirstOf(&mut session), timeout, is_over);
+        let told = session.session();
+        let too_large = Some(&SrpRefused::Login(LoginRejectReason::IU_LENGTH_TOO_LARGE));
+        if told.refused() == too_large && endpoint.immediate_data {
+            endpoint.immediate_data = false;
+            continue;
+        }
+        if has_hung_up(&ran)
+            && session.queue_pair().may_require_revision_1()
+            && let Some(older) = endpoint.over.older()
+        {
+            endpoint.over = older;
+            continue;
+        }
+        return match ran {
+            // Only the logout failed.
+            Err(_) if told.unit().is_some() || told.refused().is_some() || told.managed().is_some() => {
+                Ok(session)
+            }
+            Err(broken) => Err(SrpConnectError::broken(address, broken)),
+            Ok(()) => Ok(session),
+        };
+    }
+}
+
+impl SrpEndpoint {
+    /// One endpoint for each address, with that alone.
+    fn paths(&self) -> impl Iterator<Item = SrpEndpoint> {
+        let places = std::iter::once(&self.address).chain(&self.further);
+        places.map(|address| SrpEndpoint { address: address.clone(), further: Vec::new(), ..self.clone() })
+    }
+
+    fn config(&self, mode: Mode, initiator: SrpPortId) -> Config {
+        let SrpEndpoint { target, lun, channels, immediate_data, .. } = *self;
+        Config { initiator, target, lun, mode, channels, immediate_data }
+    }
+
+    fn session(&self, config: Config, has_other_paths: bool, setup: Setup) -> Session {
+        let session = InitiatorSession::new(config, setup.pool.clone(), setup.now);
+        let session = if has_other_paths { session.with_other_paths() } else { session };
+        self.over.connect_several(session, setup)
+    }
+}
+
+/// Dials one logical unit.
+pub struct SrpDialer {
+    endpoint: SrpEndpoint,
+    /// The unit as it was when the volume was opened.
+    first: UnitInfo,
+    paths: Paths,
+    random: Randomness,
+}
+
+impl SrpDialer {
+    /// Logs in once by each path to query the unit.
+    ///
+    /// # Errors
+    /// As for [`connect`].
+    pub fn new(mut endpoint: SrpEndpoint) -> Result<SrpDialer, SrpConnectError> {
+        let mut seen: Option<(UnitInfo, Address)> = None;
+        let mut lost = None;
+        for mut path in endpoint.paths().collect::<Vec<_>>() {
+            match describe_by(&mut path) {
+                Ok(unit) => {
+                    if let Some((first, at)) = &seen {
+                        is_same(first, &unit, at)
+                            .map_err(|refused| SrpConnectError::refused(&path.address, refused))?;
+                    }
+                    (endpoint.immediate_data, endpoint.over) = (path.immediate_data, path.over);
+                    seen = seen.or(Some((unit, path.address)));
+                }
+                // The address may come up later, and others may be up now.
+                Err(error) if !endpoint.further.is_empty() && error.may_pass(SrpRefused::may_pass) => {
+                    warn!("one path less: {error}");
+                    lost = lost.or(Some(error));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let silent = || SrpConnectError::silent(&endpoint.address);
+        let (first, _) = seen.ok_or_else(|| lost.unwrap_or_else(silent))?;
+        SrpDialer::of(endpoint, first)
+    }
+
+    /// A dialer for a unit that is known.
+    ///
+    /// # Errors
+    /// If the system has no random numbers.
+    pub fn of(endpoint: SrpEndpoint, first: UnitInfo) -> Result<SrpDialer, SrpConnectError> {
+        let random = Randomness::new(&endpoint.address)?;
+        let addresses = endpoint.paths().map(|path| path.address).collect();
+        let paths = Paths { addresses, policy: Policy::RoundRobin, timeout: endpoint.timeout };
+        Ok(SrpDialer { endpoint, first, paths, random })
+    }
+
+    /// The unit's properties when it was first seen.
+    #[must_use]
+    pub fn volume_info(&self) -> VolumeInfo {
+        self.first.volume_info()
+    }
+}
+
+impl Dialer for SrpDialer {
+    type Session = Session;
+    type Control = NoControl;
+
+    fn paths(&self) -> &Paths {
+        &self.paths
+    }
+
+    fn session(&self, opening: &Opening<'_, NoControl>) -> Session {
+        let config = self.endpoint.config(Mode::Use, self.random.port(&self.endpoint, opening.link));
+        let setup = self.random.setup(opening.pool.clone(), opening.segment_len, opening.now);
+        self.endpoint.session(config, self.paths.addresses.len() > 1, setup)
+    }
+
+    fn check(&self, session: &Session) -> Result<(), String> {
+        let now = session.session().unit().ok_or("the unit was not described")?;
+        if now.designator != self.first.designator || now.serial != self.first.serial {
+            return Err("another logical unit has its number now".to_owned());
+        }
+        let (first, mut info) = (self.first.volume_info(), now.volume_info());
+        if !now.designator.is_empty() || !now.serial.is_empty() {
+            // It is the same unit, and may have been resized.
+            info.size = first.size;
+        }
+        check_unchanged(&first, &info, 1)
+    }
+
+    fn refusal(&self, session: &Session) -> Option<String> {
+        session.session().refused().filter(|refused| !refused.may_pass()).map(ToString::to_string)
+    }
+}
+
+/// Checks that the unit at the end of a path is `first`, which was seen at the address `at`.
+fn is_same(first: &UnitInfo, unit: &UnitInfo, at: &Address) -> Result<(), SrpRefused> {
+    if let Some((unit, first)) = is_another(first, unit) {
+        return Err(SrpRefused::AnotherUnit { unit, first, at: at.to_string() });
+    }
+    Ok(())
+}
+
+/// Unpredictable numbers for sessions.
+struct Randomness {
+    /// Of memory region keys.
+    seeds: Seeds,
+    /// The first half of the first half of our initiator ports' identifiers.
+    number: [u8; 4],
+}
+
+impl Randomness {
+    fn new(address: &Address) -> Result<Randomness, SrpConnectError> {
+        let broken = |error| SrpConnectError::broken(address, Broken::Socket(error));
+        Ok(Randomness { seeds: Seeds::new().map_err(broken)?, number: sys::random_bytes().map_err(broken)? })
+    }
+
+    fn setup(&self, pool: Pool, segment_len: Option<usize>, now: Instant) -> Setup {
+        Setup { pool, seed: self.seeds.next(), segment_len, now }
+    }
+
+    /// The initiator port of a link.
+    fn port(&self, endpoint: &SrpEndpoint, link: u32) -> SrpPortId {
+        let ([a, b, c, d], [e, f, g, h]) = (self.number, link.to_be_bytes());
+        let mut id = [0; 16];
+        id[..8].copy_from_slice(&[a, b, c, d, e, f, g, h]);
+        id[8..].copy_from_slice(&endpoint.initiator);
+        SrpPortId(id)
+    }
+}
+
+const LOG_IN_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout of task management: a reset waits for commands that cannot be aborted.
+const MANAGE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Pool of a login session, in bytes.
+const LOG_IN_POOL: usize = 4 << 20;

@@ -1,0 +1,101 @@
+//! The suite of all volumes over SRP over iWARP, and what else a target port tells.
+
+mod conforms;
+mod srp_sides;
+
+use blockmux_engine::cores::{Cores, CoresConfig};
+use blockmux_engine::initiator::srp::{OverIwarp, SrpEndpoint, connect, describe, luns, manage};
+use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
+use blockmux_engine::reactor::PollPolicy;
+use blockmux_engine::socket::{Address, Listener};
+use blockmux_engine::srp;
+use blockmux_proto::scsi::Lun;
+use blockmux_proto::srp::client::{ResponseCode, TaskManagementFunction};
+use blockmux_volume::{MemVolume, Volume};
+use conforms::{conforms, disk_and_frozen};
+use srp_sides::{endpoint, node, port};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Serves one volume, also as `frozen`, which refuses writes; it ends when dropped.
+struct Target {
+    address: Address,
+    limit: ConnectionLimit,
+    _cores: Cores,
+}
+
+impl Target {
+    fn serve() -> Target {
+        let volume: Arc<dyn Volume> = Arc::new(MemVolume::new(SIZE));
+        let listener = Listener::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).unwrap();
+        let address = listener.address().clone();
+        let config = CoresConfig { policy: PollPolicy::Never, count: 2, ..CoresConfig::default() };
+        let (cores, limit) = (Cores::start(&config).unwrap(), ConnectionLimit::new(64));
+        let exports = disk_and_frozen(&volume);
+        let (serve, inboxes) = (srp::serve(&node(&exports), &exports), cores.inboxes());
+        let shared = limit.clone();
+        cores.inboxes()[0].send(move |core| ListenerTask::spawn(core, listener, inboxes, serve, shared));
+        Target { address, limit, _cores: cores }
+    }
+
+    fn endpoint(&self, nth: u8) -> SrpEndpoint {
+        endpoint(&self.address, nth, OverIwarp::default())
+    }
+
+    /// Runs the suite with what `change` makes of an endpoint.
+    fn conforms(&self, change: impl Fn(SrpEndpoint) -> SrpEndpoint) {
+        let volume = |nth| -> Arc<dyn Volume> { Arc::new(connect(change(self.endpoint(nth))).unwrap()) };
+        conforms(volume(0), Some(volume(1)));
+    }
+}
+
+#[test]
+fn a_ram_volume_conforms_over_srp() {
+    Target::serve().conforms(|endpoint| endpoint);
+}
+
+#[test]
+fn a_ram_volume_conforms_with_crcs_and_without_immediate_data() {
+    let over = OverIwarp { has_crc: true, is_plain: false };
+    Target::serve().conforms(|endpoint| SrpEndpoint { over, immediate_data: false, ..endpoint });
+}
+
+/// Each of the target's cores accepts every other connection.
+#[test]
+fn a_session_of_several_channels_conforms_wherever_they_are_accepted() {
+    let target = Target::serve();
+    let (is_over, mut most) = (AtomicBool::new(false), 0);
+    std::thread::scope(|scope| {
+        let watch = scope.spawn(|| {
+            let mut most = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                most = most.max(target.limit.open());
+                std::thread::yield_now();
+            }
+            most
+        });
+        target.conforms(|endpoint| SrpEndpoint { channels: 4, ..endpoint });
+        is_over.store(true, Ordering::Relaxed);
+        most = watch.join().unwrap();
+    });
+    assert!(most >= 4, "at most {most} connections were open");
+}
+
+#[test]
+fn a_target_port_describes_its_units_lists_them_and_resets_them() {
+    let target = Target::serve();
+    let unit = describe(&target.endpoint(0)).unwrap();
+    assert_eq!((unit.size(), unit.read_only), (SIZE, false));
+    assert!(describe(&target.endpoint(1)).unwrap().read_only);
+    let missing = SrpEndpoint { lun: Lun::new(9), ..target.endpoint(0) };
+    assert_eq!(luns(&missing).unwrap(), [Lun::new(0)]);
+    let error = describe(&missing).unwrap_err().to_string();
+    assert!(error.contains("logical unit 9"), "{error}");
+    let stranger = SrpEndpoint { target: port(9), ..target.endpoint(0) };
+    assert!(describe(&stranger).unwrap_err().to_string().contains("no such target port"));
+    let reset = TaskManagementFunction::LOGICAL_UNIT_RESET;
+    assert_eq!(manage(&target.endpoint(0), reset).unwrap(), ResponseCode::NO_FAILURE);
+}
+
+/// Room for the largest transfer and more.
+const SIZE: u64 = 40 << 20;

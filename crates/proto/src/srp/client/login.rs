@@ -1,0 +1,247 @@
+//! SRP_LOGIN_REQ as the private data of a connection request, and what the target answers.
+
+use super::{Config, MAX_COMMANDS};
+use crate::scsi::initiator::UnitRefused;
+use crate::session::ProtocolError;
+use blockmux_wire::srp::{
+    BUFFER_FORMAT_DIRECT, IMMEDIATE_REQUESTED, IMMEDIATE_SUPPORTED, ImmediateDescriptor, LoginReject,
+    LoginRejectReason, LoginRequestRdma, LoginResponse, MULTICHANNEL_MULTI, SrpCommand, SrpOpcode,
+};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Why a session ended without what was asked for, although nobody broke the protocol.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SrpRefused {
+    /// The target rejected the login.
+    #[error("target rejected the login: {}", explained(*.0))]
+    Login(LoginRejectReason),
+    /// Of several paths to one unit, this one leads to another.
+    #[error("leads to {unit}, not to {first} as {at} does")]
+    AnotherUnit {
+        /// What it leads to.
+        unit: String,
+        /// What the first path leads to.
+        first: String,
+        /// The address of the first path.
+        at: String,
+    },
+    /// The logical unit is none for us.
+    #[error(transparent)]
+    Unit(#[from] UnitRefused),
+}
+
+impl SrpRefused {
+    /// Whether a target that took us before may do so a little later: it may have been started just
+    /// now, or be disabled for a while.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        match self {
+            SrpRefused::Login(reason) => matches!(
+                *reason,
+                LoginRejectReason::UNABLE_TO_ESTABLISH_CHANNEL
+                    | LoginRejectReason::INSUFFICIENT_RESOURCES
+                    | LoginRejectReason::UNABLE_TO_ASSOCIATE_CHANNEL
+                    | LoginRejectReason::CHANNEL_LIMIT_REACHED
+            ),
+            SrpRefused::Unit(refused) => refused.may_pass(),
+            SrpRefused::AnotherUnit { .. } => false,
+        }
+    }
+}
+
+fn explained(reason: LoginRejectReason) -> String {
+    let known = match reason {
+        LoginRejectReason::UNABLE_TO_ESTABLISH_CHANNEL => "unable to establish the RDMA channel",
+        LoginRejectReason::INSUFFICIENT_RESOURCES => "insufficient resources, or the target port is disabled",
+        LoginRejectReason::IU_LENGTH_TOO_LARGE => "the information units are too long for it",
+        LoginRejectReason::UNABLE_TO_ASSOCIATE_CHANNEL => {
+            "it has no such target port, or does not admit this initiator port there"
+        }
+        LoginRejectReason::UNSUPPORTED_BUFFER_FORMAT => "it has no direct data buffer descriptors",
+        LoginRejectReason::MULTICHANNEL_UNSUPPORTED => "it does not support several channels",
+        LoginRejectReason::CHANNEL_LIMIT_REACHED => "this initiator port has as many channels as it may have",
+        _ => return format!("reason {:#010x}", reason.0),
+    };
+    known.to_owned()
+}
+
+/// What a login has agreed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ChannelTerms {
+    /// Requests that we may have outstanding.
+    pub(super) request_limit: i64,
+    /// The most data that goes with a command, in bytes.
+    pub(super) most_immediate: u32,
+}
+
+/// SRP_LOGIN_REQ. The first channel of a session ends all those that a session before it has left
+/// (single-channel operation); the others join it.
+pub(super) fn request(config: &Config, is_first: bool) -> Vec<u8> {
+    let most_immediate = if config.immediate_data { MOST_IMMEDIATE } else { 0 };
+    let request = LoginRequestRdma {
+        tag: LOGIN_TAG.into(),
+        req_buf_fmt: BUFFER_FORMAT_DIRECT.into(),
+        req_flags: if is_first { 0 } else { MULTICHANNEL_MULTI }
+            | if config.immediate_data { IMMEDIATE_REQUESTED } else { 0 },
+        opcode: SrpOpcode::LOGIN_REQUEST.0,
+        req_it_iu_len: (IMMEDIATE_OFFSET as u32).saturating_add(most_immediate).into(),
+        initiator_port_id: config.initiator.0,
+        target_port_id: config.target.0,
+        imm_data_offset: if config.immediate_data { IMMEDIATE_OFFSET as u16 } else { 0 }.into(),
+        reserved: [0; 6],
+    };
+    request.as_bytes().to_vec()
+}
+
+/// Reads SRP_LOGIN_RSP.
+///
+/// # Errors
+/// If it is none, or offers less than every target has to.
+pub(super) fn check_response(private_data: &[u8], config: &Config) -> Result<ChannelTerms, ProtocolError> {
+    let Ok((response, _)) = LoginResponse::read_from_prefix(private_data) else {
+        return Err(error("accepted the connection without a whole SRP_LOGIN_RSP"));
+    };
+    if SrpOpcode(response.opcode) != SrpOpcode::LOGIN_RESPONSE {
+        return Err(error("accepted the connection without SRP_LOGIN_RSP: it does not serve SRP there"));
+    }
+    if response.tag.get() != LOGIN_TAG {
+        return Err(error("answered a login with another tag"));
+    }
+    if response.buf_fmt.get() & BUFFER_FORMAT_DIRECT == 0 {
+        return Err(error("accepted the login without direct data buffer descriptors"));
+    }
+    let longest = response.max_it_iu_len.get();
+    if (longest as usize) < MIN_IU_LEN {
+        return Err(error("accepts no information units that are long enough for a command"));
+    }
+    let request_limit = i64::from(response.req_lim_delta.get().cast_signed());
+    if request_limit < 1 {
+        return Err(error("accepted the login and grants no request"));
+    }
+    let is_agreed = config.immediate_data && response.rsp_flags & IMMEDIATE_SUPPORTED != 0;
+    let most = longest.saturating_sub(IMMEDIATE_OFFSET as u32).min(MOST_IMMEDIATE);
+    Ok(ChannelTerms { request_limit, most_immediate: if is_agreed { most } else { 0 } })
+}
+
+/// Reads the private data of a refused connection.
+///
+/// # Errors
+/// If it is no SRP_LOGIN_REJ.
+pub(super) fn check_reject(private_data: &[u8]) -> Result<SrpRefused, ProtocolError> {
+    let reject = LoginReject::read_from_prefix(private_data).ok().map(|(reject, _)| reject);
+    let reject = reject.filter(|reject| SrpOpcode(reject.opcode) == SrpOpcode::LOGIN_REJECT);
+    let reject = reject.ok_or(error("refused the RDMA connection: nobody serves SRP there"))?;
+    Ok(SrpRefused::Login(LoginRejectReason(reject.reason.get())))
+}
+
+fn error(what: &'static str) -> ProtocolError {
+    ProtocolError { what, reference: "SRP r16a §6.2 to §6.4" }
+}
+
+/// A tag that no request has.
+const LOGIN_TAG: u64 = 1 << 62;
+
+/// The most immediate data of a command, in bytes: what Linux's target takes by default.
+const MOST_IMMEDIATE: u32 = 8 << 10;
+
+/// Where immediate data begins: behind a command with 16 bytes of additional CDB, as with Linux's
+/// initiator.
+pub(super) const IMMEDIATE_OFFSET: usize = size_of::<SrpCommand>() + 16 + size_of::<ImmediateDescriptor>();
+
+/// A command with a direct data buffer descriptor; the standard has no smaller limit either.
+const MIN_IU_LEN: usize = 64;
+
+const _: () = assert!(MAX_COMMANDS <= 1024);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scsi::Lun;
+    use crate::srp::client::Mode;
+    use crate::srp::node::SrpPortId;
+    use zerocopy::FromZeros;
+
+    fn config() -> Config {
+        Config {
+            initiator: SrpPortId([1; 16]),
+            target: SrpPortId([2; 16]),
+            lun: Lun::new(0),
+            mode: Mode::Use,
+            channels: 1,
+            immediate_data: true,
+        }
+    }
+
+    fn response() -> LoginResponse {
+        LoginResponse {
+            opcode: SrpOpcode::LOGIN_RESPONSE.0,
+            req_lim_delta: 63.into(),
+            tag: LOGIN_TAG.into(),
+            max_it_iu_len: 8260.into(),
+            max_ti_iu_len: 8260.into(),
+            buf_fmt: 6.into(),
+            rsp_flags: IMMEDIATE_SUPPORTED,
+            ..LoginResponse::new_zeroed()
+        }
+    }
+
+    #[test]
+    fn a_request_is_as_long_as_linux_takes_it_and_names_both_ports() {
+        let first = request(&config(), true);
+        let (login, rest) = LoginRequestRdma::read_from_prefix(&first).unwrap();
+        assert_eq!((first.len(), rest.len(), login.imm_data_offset.get()), (56, 0, 68));
+        assert_eq!((login.req_flags, login.req_it_iu_len.get()), (IMMEDIATE_REQUESTED, 8260));
+        assert_eq!((login.initiator_port_id, login.target_port_id), ([1; 16], [2; 16]));
+        let plain = request(&Config { immediate_data: false, ..config() }, false);
+        let (login, _) = LoginRequestRdma::read_from_prefix(&plain).unwrap();
+        assert_eq!((login.req_flags, login.req_it_iu_len.get()), (MULTICHANNEL_MULTI, 68));
+        assert_eq!(login.imm_data_offset.get(), 0);
+    }
+
+    #[test]
+    fn a_response_says_how_many_requests_and_how_much_immediate_data_the_target_takes() {
+        let told = |response: LoginResponse| check_response(response.as_bytes(), &config()).unwrap();
+        assert_eq!(told(response()), ChannelTerms { request_limit: 63, most_immediate: 8192 });
+        let short = LoginResponse { max_it_iu_len: 4164.into(), ..response() };
+        assert_eq!(told(short).most_immediate, 4096);
+        let without = LoginResponse { rsp_flags: 0, ..response() };
+        assert_eq!(told(without).most_immediate, 0);
+        // InfiniBand fills private data up with zeroes.
+        let padded = [response().as_bytes(), &[0; 144]].concat();
+        assert_eq!(check_response(&padded, &config()), Ok(told(response())));
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_response_is_said() {
+        let wrong =
+            |response: LoginResponse| check_response(response.as_bytes(), &config()).unwrap_err().what;
+        assert!(wrong(LoginResponse { opcode: 7, ..response() }).contains("does not serve SRP"));
+        assert!(wrong(LoginResponse { tag: 8.into(), ..response() }).contains("another tag"));
+        assert!(wrong(LoginResponse { buf_fmt: 4.into(), ..response() }).contains("direct"));
+        assert!(wrong(LoginResponse { max_it_iu_len: 63.into(), ..response() }).contains("long enough"));
+        for none in [0, u32::MAX] {
+            assert!(wrong(LoginResponse { req_lim_delta: none.into(), ..response() }).contains("no request"));
+        }
+        let short = check_response(&response().as_bytes()[..51], &config()).unwrap_err();
+        assert!(short.what.contains("whole"));
+    }
+
+    #[test]
+    fn a_rejection_is_one_line_and_may_pass_or_not() {
+        let reject = |reason: u32| {
+            let reject = LoginReject {
+                opcode: SrpOpcode::LOGIN_REJECT.0,
+                reason: reason.into(),
+                ..LoginReject::new_zeroed()
+            };
+            check_reject(reject.as_bytes()).unwrap()
+        };
+        let unknown = reject(0x0001_0003);
+        let said = "target rejected the login: it has no such target port, or does not admit this initiator \
+                    port there";
+        assert_eq!((unknown.to_string().as_str(), unknown.may_pass()), (said, true));
+        assert!(reject(0x0001_0001).may_pass() && !reject(0x0001_0004).may_pass());
+        assert_eq!(reject(9).to_string(), "target rejected the login: reason 0x00000009");
+        assert!(check_reject(b"").unwrap_err().what.contains("nobody serves SRP"));
+    }
+}

@@ -1,0 +1,211 @@
+//! SRP URLs.
+//!
+//! ```text
+//!   srp://host[:port][,host[:port]].../TARGET-PORT-ID[/lun][?PARAMETER[&PARAMETER]...]
+//! ```
+//! Several hosts are several paths to one logical unit. The target port's identifier is 32
+//! hexadecimal digits, with or without `0x` before them; without a number it is LUN 0.
+//!
+//! `rdma=iwarp` says which RDMA, of which there is one; `crc=on|off` (off) whether its frames have
+//! CRC32C. `initiator=GUID` is the GUID of our initiator ports, 16 hexadecimal digits, by which
+//! targets admit us; each session adds 8 bytes of its own. `connections=N` is how many RDMA
+//! channels each session has, of which the target may accept fewer; `immediate_data=on|off` (on)
+//! whether to ask for immediate data; `reconnect=DURATION` how long to try to reconnect before I/O
+//! fails, and `timeout=DURATION` how long an answer may take before the connection counts as lost.
+
+use super::node::SrpPortId;
+use crate::uri::{
+    self, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, HostError, MAX_CONNECTIONS, ParameterError, ParameterTable,
+    UrlParameters,
+};
+pub use crate::uri::{HostPort, Portals, Rdma};
+use data_encoding::HEXLOWER;
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// Where a target listens unless told otherwise: the standard has no port, and this is the one of
+/// examples for Linux's target.
+pub const SRP_DEFAULT_PORT: u16 = 5555;
+
+/// A logical unit, and where its target port is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SrpUrl {
+    /// Where the target port is.
+    pub portals: Portals,
+    /// `None`: none is named.
+    pub target: Option<SrpPortId>,
+    /// The logical unit's number, below 16,384.
+    pub lun: u16,
+    /// The RDMA that it goes over; `None` only where nothing is said of it.
+    pub rdma: Option<Rdma>,
+    /// The GUID of our initiator ports; `None`: the engine's.
+    pub initiator: Option<[u8; 8]>,
+    /// RDMA channels of each session, 1 to [`MAX_CONNECTIONS`]; `None`: the engine decides.
+    pub connections: Option<u32>,
+    /// Whether to ask for immediate data.
+    pub immediate_data: bool,
+    /// How long to try to reconnect before I/O fails; whole milliseconds.
+    pub reconnect: Duration,
+    /// How long an answer may take; whole milliseconds; 0: for ever.
+    pub timeout: Duration,
+}
+
+/// What is wrong with a URL: the part, and what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SrpUrlError {
+    /// It does not begin with the scheme of SRP.
+    #[error("this is no SRP URL; write srp://host[:port]/TARGET-PORT-ID/lun")]
+    Scheme,
+    /// The part between `//` and the next `/`.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// The target port.
+    #[error("target port {0:?}: write its identifier, 32 hexadecimal digits, as the target prints it")]
+    Target(String),
+    /// The number behind the target port.
+    #[error("logical unit {0:?}: write a number from 0 to 16383 behind the target port")]
+    Lun(String),
+    /// A query parameter.
+    #[error(transparent)]
+    Parameter(#[from] ParameterError),
+}
+
+impl FromStr for SrpUrl {
+    type Err = SrpUrlError;
+
+    fn from_str(text: &str) -> Result<SrpUrl, SrpUrlError> {
+        let (scheme, place, query) = uri::split(text).ok_or(SrpUrlError::Scheme)?;
+        if !scheme.eq_ignore_ascii_case("srp") {
+            return Err(SrpUrlError::Scheme);
+        }
+        let (authority, path) = place.split_once('/').unwrap_or((place, ""));
+        let portals = Portals::read(authority, SRP_DEFAULT_PORT)?;
+        let mut url = SrpUrl { rdma: Some(Rdma::Iwarp { crc: false }), portals, ..SrpUrl::plain() };
+        if let Some((target, lun)) = uri::name_and_number(path, "0") {
+            let wrong_target = || SrpUrlError::Target(uri::shown(target));
+            url.target = Some(SrpPortId::parse(target).ok_or_else(wrong_target)?);
+            let number = uri::number(lun).filter(|lun| *lun <= MAX_LUN);
+            url.lun = number.ok_or_else(|| SrpUrlError::Lun(uri::shown(lun)))?;
+        }
+        uri::read_query(&mut url, query)?;
+        Ok(url)
+    }
+}
+
+impl UrlParameters for SrpUrl {
+    type Error = SrpUrlError;
+
+    fn plain() -> SrpUrl {
+        SrpUrl {
+            portals: Portals::one((String::new(), SRP_DEFAULT_PORT)),
+            target: None,
+            lun: 0,
+            rdma: None,
+            initiator: None,
+            connections: None,
+            immediate_data: true,
+            reconnect: DEFAULT_RECONNECT,
+            timeout: DEFAULT_TIMEOUT,
+        }
+    }
+
+    fn parameters(&mut self, table: &mut ParameterTable<'_, SrpUrlError>) {
+        let mut is_iwarp = self.rdma.is_some();
+        table.word("rdma", &mut is_iwarp, &[("iwarp", true)], "write iwarp");
+        let mut has_crc = matches!(self.rdma, Some(Rdma::Iwarp { crc: true }));
+        table.switch("crc", &mut has_crc);
+        self.rdma = self.rdma.map(|_| Rdma::Iwarp { crc: has_crc });
+        table.text("initiator", &mut self.initiator, guid, |guid| HEXLOWER.encode(guid));
+        table.number("connections", &mut self.connections, 1..=MAX_CONNECTIONS);
+        table.switch("immediate_data", &mut self.immediate_data);
+        table.time("reconnect", &mut self.reconnect, Duration::ZERO);
+        table.time("timeout", &mut self.timeout, Duration::ZERO);
+    }
+}
+
+impl fmt::Display for SrpUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("srp://")?;
+        self.portals.write(f, SRP_DEFAULT_PORT)?;
+        if let Some(target) = &self.target {
+            write!(f, "/{target}/{}", self.lun)?;
+        }
+        uri::write_query(f, self.clone())
+    }
+}
+
+fn guid(text: &str) -> Result<[u8; 8], &'static str> {
+    let digits = text.strip_prefix("0x").unwrap_or(text).to_ascii_lowercase();
+    let bytes = HEXLOWER.decode(digits.as_bytes()).ok().and_then(|bytes| bytes.try_into().ok());
+    bytes.ok_or("write a GUID of 16 hexadecimal digits")
+}
+
+/// The greatest number of the flat addressing method (SAM-5 §4.7.7.4).
+const MAX_LUN: u16 = 0x3fff;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const ID: &str = "0x0123456789abcdef0123456789abcdef";
+
+    fn read(text: &str) -> SrpUrl {
+        text.parse().unwrap()
+    }
+
+    fn problem(text: &str) -> String {
+        text.parse::<SrpUrl>().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_url_names_a_port_of_a_target_and_a_unit() {
+        let url = read(&format!("srp://h/{ID}/3"));
+        assert_eq!((&url.portals.first, url.lun), (&("h".to_owned(), 5555), 3));
+        assert_eq!(url.target.unwrap().to_string(), ID);
+        assert_eq!(read(&format!("SRP://h/{}", &ID[2..])), SrpUrl { lun: 0, ..url });
+        let several = read(&format!("srp://a:1,[::1]/{ID}/0?initiator=0x00000000000000AB&connections=3"));
+        assert_eq!(several.portals.further, [("::1".to_owned(), 5555)]);
+        assert_eq!((several.initiator, several.connections), (Some([0, 0, 0, 0, 0, 0, 0, 0xab]), Some(3)));
+        assert_eq!(read("srp://h").target, None);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        assert!(problem("srq://h").contains("write srp://"));
+        assert!(problem("srp:///a").contains("host"));
+        assert!(problem("srp://h/abc/0").contains("32 hexadecimal digits"));
+        assert!(problem(&format!("srp://h/{ID}/16384")).contains("16383"));
+        assert!(problem(&format!("srp://h/{ID}/0?initiator=12")).contains("16 hexadecimal digits"));
+        assert!(problem(&format!("srp://h/{ID}/0?rdma=roce")).contains("write iwarp"));
+        assert!(problem(&format!("srp://h/{ID}/0?what=1")).contains("unknown"));
+    }
+
+    proptest! {
+        #[test]
+        fn a_url_is_read_as_it_is_written(
+            target in proptest::option::of(any::<[u8; 16]>()),
+            lun in 0..=MAX_LUN,
+            crc: bool,
+            initiator in proptest::option::of(any::<[u8; 8]>()),
+            connections in proptest::option::of(1..=MAX_CONNECTIONS),
+            immediate_data: bool,
+            times in (0..100_000_u64, 0..100_000_u64),
+        ) {
+            let portals = Portals { first: ("h".into(), 1), further: vec![("::1".into(), 5555)] };
+            let url = SrpUrl {
+                portals,
+                target: target.map(SrpPortId),
+                lun: if target.is_some() { lun } else { 0 },
+                rdma: Some(Rdma::Iwarp { crc }),
+                initiator,
+                connections,
+                immediate_data,
+                reconnect: Duration::from_millis(times.0),
+                timeout: Duration::from_millis(times.1),
+            };
+            prop_assert_eq!(read(&url.to_string()), url);
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! SRP, both sides over the provider in memory: the initiator's channels, the target's, and a
+//! volume behind it.
+#![allow(clippy::arithmetic_side_effects, clippy::indexing_slicing, reason = "an overflow fails the test")]
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use blockmux_proto::exports::{Export, Exports, VolumeId};
+use blockmux_proto::rdma::{Endpoint, RdmaConnections, RdmaSession};
+use blockmux_proto::scsi::{LogicalUnit, Lun, ScsiTarget, TargetPort, UnitIdentity};
+use blockmux_proto::session::{Connections, Initiator, Target};
+use blockmux_proto::srp::client::{Config, InitiatorSession, Mode};
+use blockmux_proto::srp::node::{SrpAccess, SrpNode, SrpPortId, SrpTarget};
+use blockmux_proto::srp::server::TargetSession;
+use blockmux_rdma::Driven;
+use blockmux_rdma::loopback::{self, Loopback};
+use blockmux_volume::conformance::TestCore;
+use blockmux_volume::{
+    Channel, Completion, Io, IoError, MemVolume, Op, Output, Pool, Seg, SgList, Tag, Waker,
+};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+const SIZE: u64 = 8 << 20;
+const TARGET: SrpPortId = SrpPortId([2; 16]);
+
+struct Served {
+    node: Arc<SrpNode>,
+    exports: Exports,
+}
+
+impl Served {
+    fn new() -> Served {
+        let volume = Arc::new(MemVolume::new(SIZE));
+        let export = Export { name: "a".into(), description: String::new(), read_only: false, volume };
+        let exports = Exports::new(vec![export]);
+        let unit = LogicalUnit::new(UnitIdentity::of("a"), exports.get(VolumeId(0)).unwrap().volume.clone());
+        let port = TargetPort { relative_id: 1, group: 1, name: TARGET.name_string().into() };
+        let units = ScsiTarget::new(&TARGET.name_string(), vec![port.clone()]);
+        let target = Arc::new(units.with_unit(0, VolumeId(0), unit));
+        let access = vec![SrpAccess { initiator: None, target }];
+        Served { node: Arc::new(SrpNode::new(vec![SrpTarget { id: TARGET, port, access }])), exports }
+    }
+
+    /// The target's end of a connection that an initiator asks for, and the initiator's.
+    fn connect(&self, endpoint: &Endpoint) -> (Server, Loopback) {
+        let now = Instant::now();
+        let session = TargetSession::new(self.node.clone(), Pool::new(512 << 20), Arc::new(|| {}), now);
+        let (active, passive) = loopback::pair(endpoint, &session.endpoint(), [9; 32]);
+        let core = TestCore::new().as_core();
+        let export = self.exports.get(VolumeId(0)).unwrap();
+        let channel = export.volume.open(&core, session.depth(), Waker::idle()).unwrap();
+        (Server { driven: Driven::new(session, passive, now), channel }, active)
+    }
+}
+
+/// A channel at the target and its volume: the smallest possible engine.
+struct Server {
+    driven: Driven<Loopback, TargetSession>,
+    channel: Box<dyn Channel>,
+}
+
+impl Server {
+    fn pump(&mut self) -> bool {
+        self.driven.on_turn(Instant::now());
+        let mut has_moved = self.driven.pump();
+        while let Some((_, io)) = self.driven.poll_io() {
+            has_moved = true;
+            let mut done: Vec<Completion> = Vec::new();
+            self.channel.submit(io);
+            self.channel.kick();
+            self.channel.poll(&mut done);
+            done.into_iter().for_each(|done| self.driven.on_io(done, Instant::now()));
+        }
+        has_moved
+    }
+}
+
+/// An initiator with its channels, and the target's ends of them.
+struct Host {
+    session: Driven<Loopback, InitiatorSession>,
+    servers: Rc<RefCell<Vec<Server>>>,
+}
+
+impl Host {
+    fn new(channels: u32) -> Host {
+        let (served, now) = (Served::new(), Instant::now());
+        let config = Config {
+            initiator: SrpPortId([1; 16]),
+            target: TARGET,
+            lun: Lun::new(0),
+            mode: Mode::Use,
+            channels,
+            immediate_data: true,
+        };
+        let session = InitiatorSession::new(config, Pool::new(16 << 20), now);
+        let (server, end) = served.connect(&RdmaConnections::endpoint(&session));
+        let servers = Rc::new(RefCell::new(vec![server]));
+        let further = servers.clone();
+        let session = Driven::new(session, end, now).with_further(move |_, endpoint, _| {
+            let (server, end) = served.connect(endpoint);
+            further.borrow_mut().push(server);
+            end
+        });
+        let mut host = Host { session, servers };
+        host.run();
+        while let Some((connection, now)) = host.session.poll_connect() {
+            host.session.on_connected(connection, now);
+            host.run();
+        }
+        assert!(host.session.is_ready() && host.servers.borrow().len() == channels as usize);
+        host
+    }
+
+    fn run(&mut self) {
+        loop {
+            let mut servers = self.servers.borrow_mut();
+            let pumped = servers.iter_mut().fold(false, |moved, server| moved | server.pump());
+            let count = servers.len();
+            drop(servers);
+            if !(0..count).fold(pumped, |moved, at| moved | self.session.pump_connection(at)) {
+                return;
+            }
+        }
+    }
+
+    fn write(&mut self, tag: u64, offset: u64, data: &[u8]) {
+        let (op, data) = (Op::Write { fua: false }, SgList::one(Seg::from_slice(data)));
+        self.session.submit(Io { tag: Tag(tag), op, offset, len: data.len() as u64, data: Some(data) });
+    }
+
+    fn read(&mut self, offset: u64, len: u64) -> Result<Vec<u8>, IoError> {
+        self.session.submit(Io { tag: Tag(1 << 32), op: Op::Read, offset, len, data: None });
+        self.run();
+        self.session
+            .poll_done()
+            .expect("it has completed")
+            .result
+            .map(|done: Output| done.into_data().to_vec())
+    }
+}
+
+#[test]
+fn commands_on_several_channels_complete_once_each() {
+    let mut host = Host::new(3);
+    // Of each channel, without those that are kept for task management.
+    assert_eq!(host.session.room(), 3 * 126);
+    for round in 0..10 {
+        for at in 0..200 {
+            host.write(at, at * 16_384, &[round as u8 ^ at as u8; 16_384]);
+        }
+        host.run();
+        let mut done: Vec<u64> = std::iter::from_fn(|| host.session.poll_done())
+            .map(|done| done.result.map(|_| done.tag.0).unwrap())
+            .collect();
+        done.sort_unstable();
+        assert_eq!(done, (0..200).collect::<Vec<_>>());
+        assert_eq!(host.read(7 * 16_384, 512).unwrap(), vec![round as u8 ^ 7; 512]);
+    }
+    assert!((0..3).all(|channel| !host.session.is_awaited(channel)));
+}
+
+#[test]
+fn a_channel_that_is_lost_takes_the_session_with_it() {
+    let mut host = Host::new(2);
+    assert!(!host.session.on_lost(1, Instant::now()));
+    host.write(1, 0, &[5; 4096]);
+    assert_eq!(host.session.take_unfinished().len(), 1);
+}
+
+#[test]
+fn a_session_that_stops_logs_out_on_every_channel() {
+    let mut host = Host::new(3);
+    Initiator::on_stop(&mut host.session);
+    host.run();
+    assert!(host.session.session().is_over() && host.session.broken().is_none());
+    assert!(host.servers.borrow().iter().all(|server| server.driven.broken().is_none()));
+}
+
+#[test]
+fn a_channel_that_is_lost_at_any_point_gives_its_commands_back() {
+    for pieces in 0..24 {
+        let mut host = Host::new(1);
+        host.session.queue_pair().cut_after(pieces);
+        for at in 0..4 {
+            host.write(at, at * 16_384, &[at as u8; 16_384]);
+        }
+        host.run();
+        let done = std::iter::from_fn(|| host.session.poll_done()).count();
+        let back = host.session.take_unfinished();
+        assert_eq!(done + back.len(), 4, "after {pieces}");
+        assert!(back.iter().all(|io| io.data.as_ref().unwrap().len() == 16_384));
+    }
+}

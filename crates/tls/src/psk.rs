@@ -1,0 +1,118 @@
+//! Pre-shared keys (RFC 8446 §4.2.11), which are for TLS 1.3 only.
+
+use super::{TlsError, builder, escaped, hello, internal};
+use s2n_tls::callbacks::{ClientHelloCallback, ConnectionFuture};
+use s2n_tls::config::Config;
+use s2n_tls::connection::Connection;
+use s2n_tls::enums::PskHmac;
+use s2n_tls::error::Error;
+use std::fmt;
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use zeroize::Zeroizing;
+
+/// A pre-shared key.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Psk {
+    /// The identity, which both sides know; it crosses the network in the clear.
+    pub identity: Vec<u8>,
+    /// The key; it has at least 16 bytes.
+    pub secret: Zeroizing<Vec<u8>>,
+    /// Hash function of the key's cipher suite.
+    pub hash: Hash,
+}
+
+/// A hash function and the cipher suite that uses it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hash {
+    /// `TLS_AES_128_GCM_SHA256`.
+    Sha256,
+    /// `TLS_AES_256_GCM_SHA384`.
+    Sha384,
+}
+
+/// Finds a server's key by its identity.
+pub type Lookup = Arc<dyn Fn(&[u8]) -> Option<Psk> + Send + Sync>;
+
+/// A server's lookup and the identities that the client offered, for messages.
+pub(crate) struct OfferedKeys {
+    lookup: Lookup,
+    /// The first identity offered.
+    pub(crate) first: Option<String>,
+    /// The first identity that the server knows.
+    pub(crate) known: Option<String>,
+}
+
+impl OfferedKeys {
+    pub(crate) fn new(lookup: &Lookup) -> OfferedKeys {
+        OfferedKeys { lookup: lookup.clone(), first: None, known: None }
+    }
+}
+
+/// Adds the known keys among those that a client offers.
+struct SelectOfferedKeys;
+
+impl ClientHelloCallback for SelectOfferedKeys {
+    fn on_client_hello(
+        &self,
+        connection: &mut Connection,
+    ) -> Result<Option<Pin<Box<dyn ConnectionFuture>>>, Error> {
+        let message = connection.client_hello()?.raw_message()?;
+        let offered = hello::identities(&message);
+        let Some(offer) = connection.application_context_mut::<OfferedKeys>() else { return Ok(None) };
+        offer.first = offered.first().map(|identity| escaped(identity));
+        let known: Vec<Psk> = offered.iter().filter_map(|identity| (offer.lookup)(identity)).collect();
+        offer.known = known.first().map(|key| escaped(&key.identity));
+        for key in &known {
+            let key = library_psk(key).map_err(|error| Error::application(Box::new(error)))?;
+            connection.append_psk(&key)?;
+        }
+        Ok(None)
+    }
+}
+
+/// The configuration of every client with pre-shared keys.
+pub(crate) fn client_config() -> Result<Config, TlsError> {
+    static CONFIG: OnceLock<Result<Config, TlsError>> = OnceLock::new();
+    CONFIG.get_or_init(|| builder(POLICY)?.build().map_err(|error| internal(&error))).clone()
+}
+
+/// The configuration of every server with pre-shared keys.
+pub(crate) fn server_config() -> Result<Config, TlsError> {
+    static CONFIG: OnceLock<Result<Config, TlsError>> = OnceLock::new();
+    let make = || {
+        let mut builder = builder(POLICY)?;
+        builder.set_client_hello_callback(SelectOfferedKeys).map_err(|error| internal(&error))?;
+        builder.build().map_err(|error| internal(&error))
+    };
+    CONFIG.get_or_init(make).clone()
+}
+
+/// The identity of the negotiated key, if any.
+pub(crate) fn negotiated(connection: &Connection) -> Option<Vec<u8>> {
+    let len = connection.negotiated_psk_identity_length().unwrap_or(0);
+    let mut identity = vec![0; len];
+    (len > 0 && connection.negotiated_psk_identity(&mut identity).is_ok()).then_some(identity)
+}
+
+pub(crate) fn library_psk(key: &Psk) -> Result<s2n_tls::psk::Psk, TlsError> {
+    let make = || {
+        let mut psk = s2n_tls::psk::Psk::builder()?;
+        let hmac = match key.hash {
+            Hash::Sha256 => PskHmac::SHA256,
+            Hash::Sha384 => PskHmac::SHA384,
+        };
+        psk.set_identity(&key.identity)?.set_secret(&key.secret)?.set_hmac(hmac)?;
+        psk.build()
+    };
+    make().map_err(|error| internal(&error))
+}
+
+impl fmt::Debug for Psk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Psk {}", escaped(&self.identity))
+    }
+}
+
+/// A policy of the library: TLS 1.3 only, with the common elliptic curves.
+const POLICY: &str = "AWS-CRT-SDK-TLSv1.3-2023";

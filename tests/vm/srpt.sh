@@ -1,0 +1,69 @@
+# Our SRP initiator against Linux's ib_srpt over siw: the kernel's target, which is in the guest here.
+. /lib.sh
+. /siw.inc
+modprobe -a ib_srpt target_core_file
+mount -t configfs none /sys/kernel/config
+lio=/sys/kernel/config/target
+# It misses some of its modules, and GET LBA STATUS, which are not there; and siw and it say when a peer comes and goes.
+unimportant='db_root: cannot open|Unable to load target_core_|Unsupported SA: 0x12|siw: |ib_srpt|rejected SRP_LOGIN_REQ'
+
+# A disk in memory, of 32 MiB.
+truncate -s 32M disk
+mkdir -p $lio/core/fileio_0/disk
+echo "fd_dev_name=$PWD/disk,fd_dev_size=$((32 << 20))" >$lio/core/fileio_0/disk/control
+echo lio0 >$lio/core/fileio_0/disk/wwn/vpd_unit_serial
+echo 1 >$lio/core/fileio_0/disk/enable
+mkdir $lio/srpt
+echo 3260 >$lio/srpt/discovery_auth/rdma_cm_port
+# A port is named by its GID, and the target port that logins name by the GUID of the first device, twice.
+gid=0x$(tr -d : </sys/class/infiniband/siw0/ports/1/gids/0)
+guid=$(sed 's/^0x//' /sys/module/ib_srpt/parameters/srpt_service_guid)
+tpg=$lio/srpt/$gid/$gid
+mkdir -p "$tpg/lun/lun_0"
+ln -s $lio/core/fileio_0/disk "$tpg/lun/lun_0/disk"
+# Initiators are known by their addresses; that of ours is the gateway's.
+for address in 10.88.0.2 10.88.0.15; do
+  mkdir "$tpg/acls/$address" "$tpg/acls/$address/lun_0"
+  ln -s "$tpg/lun/lun_0" "$tpg/acls/$address/lun_0/lun"
+done
+echo 1 >"$tpg/enable"
+place="srp://$GUEST:3261"
+url="$place/$guid$guid/0?rdma=iwarp"
+host run 'head -c 8M /dev/urandom >source.img
+  truncate -s 32M source.img'
+
+check a_target_port_that_is_not_there_rejects_the_login
+fails host run "blockmux info '$place/0x${guid}0000000000000001/0'"
+kernel_is_content .
+
+check a_unit_is_described_and_listed
+host run "blockmux info '$url' && blockmux info --json '$url' | grep '\"size\": *33554432'"
+host run "blockmux discover '$url' >found; cat found
+  grep '$guid$guid/0' found"
+
+check what_is_copied_there_comes_back
+host run "blockmux copy --verify file:source.img '$url'"
+host run "blockmux copy '$url&connections=2' file:back.img"
+host run "cmp source.img back.img"
+fails is_zero disk 8
+
+check the_bench_finds_what_it_wrote
+host run "blockmux bench '$url' --rw randwrite --bs 16k --iodepth 16 --verify crc32c --runs 1 --no_ceiling"
+host run "blockmux bench '$url&crc=on&immediate_data=off' --rw randwrite --bs 4k --iodepth 16 --verify crc32c --runs 1 --no_ceiling"
+
+check a_unit_is_reset
+host run "blockmux reset '$url'"
+kernel_is_content 'reset|LUN_RESET|TARGET_CORE'
+
+check a_copy_goes_on_after_the_target_port_was_disabled
+: >disk
+truncate -s 32M disk
+has_data() { ! is_zero disk 1; }
+host start copy "blockmux copy --verify 'rate:bw=4m:file:source.img' '$url'"
+within 60 has_data
+echo 0 >"$tpg/enable"
+fails host run "blockmux info '$url&reconnect=0s'"
+echo 1 >"$tpg/enable"
+host wait copy
+host run "blockmux copy '$url' file:back.img && cmp source.img back.img"
+kernel_is_content .     # a target port that is disabled has much to say
