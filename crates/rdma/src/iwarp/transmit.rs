@@ -222,9 +222,9 @@ impl Iwarp {
         }
     }
 
-    /// Puts a send that fits one FPDU, or a write, into the outbox without queueing it, if nothing is
-    /// queued before it; returns whether it could. Most work qualifies. Queued work costs several
-    /// moves until it is sent.
+    /// Puts a send that fits one FPDU, or a write, into the outbox without queueing it, if nothing
+    /// is queued before it; returns whether it could. Most work qualifies. Queued work costs
+    /// several moves until it is sent.
     #[inline]
     pub(super) fn transmit_immediately(&mut self, work: &WorkRequest) -> bool {
         match work {
@@ -249,8 +249,8 @@ impl Iwarp {
         self.transmit_whole(&header, &[], local) || self.write_in_pieces(local, remote)
     }
 
-    /// Puts a write of several FPDUs into the outbox if nothing is queued before it; returns whether
-    /// it could. Payload that must be copied is queued and cut as the outbox has room.
+    /// Puts a write of several FPDUs into the outbox if nothing is queued before it; returns
+    /// whether it could. Payload that must be copied is queued and cut as the outbox has room.
     fn write_in_pieces(&mut self, local: &SgList, remote: Remote) -> bool {
         let before = self.outbox.len();
         let framer = &mut self.transmitter.framer;
