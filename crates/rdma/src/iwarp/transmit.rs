@@ -254,7 +254,7 @@ impl Iwarp {
     fn write_in_pieces(&mut self, local: &SgList, remote: Remote) -> bool {
         let before = self.outbox.len();
         let framer = &mut self.transmitter.framer;
-        let fits = !framer.looks_at_bytes() && before.saturating_add(local.len()) <= OUTBOX_FULL;
+        let fits = !framer.reads_payload() && before.saturating_add(local.len()) <= OUTBOX_FULL;
         let room = framer.room(TAGGED_LEN);
         if !fits || room == 0 || !self.is_clear() {
             return false;
