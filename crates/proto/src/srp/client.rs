@@ -32,7 +32,7 @@ mod user;
 use super::node::SrpPortId;
 use crate::rdma::{Endpoint, Event, QueuePair, RdmaConnections, RdmaSession, RemoteRights, Stag};
 use crate::scsi::Lun;
-use crate::scsi::initiator::{DataTransfer, QueueTimers, ScsiQueue, ScsiRequest};
+use crate::scsi::initiator::{DataTransfer, ScsiQueue, ScsiQueueTimers, ScsiRequest};
 use crate::session::{ProtocolError, Timed};
 use abort::Aborts;
 use blockmux_volume::{Pool, Seg, SgList, VolumeInfo};
@@ -83,7 +83,7 @@ pub struct InitiatorSession {
     /// The channel of the latest command, and how many of a batch it still takes.
     latest: (usize, u32),
     aborts: Aborts,
-    timers: QueueTimers,
+    timers: ScsiQueueTimers,
     ending: Ending,
     refused: Option<SrpRefused>,
     /// When the unit has to be known.
@@ -119,7 +119,7 @@ impl InitiatorSession {
             channels: vec![Channel::new(ChannelPhase::Connecting, deadline)],
             latest: (0, 0),
             aborts: Aborts::default(),
-            timers: QueueTimers::new(now),
+            timers: ScsiQueueTimers::new(now),
             ending: Ending::No,
             refused: None,
             deadline,
