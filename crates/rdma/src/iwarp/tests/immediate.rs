@@ -37,13 +37,13 @@ fn an_immediate_write_and_message_arrive_in_order_and_have_no_completion() {
         active.send(b"done", &nothing(), Some(remote.stag));
         active.send(b"more", &SgList::one(Seg::from_slice(b" than that")), None);
         assert!(active.unsent() > 599 + 4 + 14);
-        let heard = link.settle();
-        assert!(heard[0].is_empty(), "{:?}", heard[0]);
+        let all_events = link.settle();
+        assert!(all_events[0].is_empty(), "{:?}", all_events[0]);
         assert_eq!(link.ends[0].iwarp.unsent(), 0);
         let [Event::Received { message: first, invalidated }, Event::Received { message, .. }] =
-            &heard[1][..]
+            &all_events[1][..]
         else {
-            panic!("{:?}", heard[1])
+            panic!("{:?}", all_events[1])
         };
         assert_eq!((first.to_vec(), *invalidated), (b"done".to_vec(), Some(remote.stag)));
         assert_eq!(message.to_vec(), b"more than that");
@@ -73,8 +73,8 @@ fn work_that_is_not_immediate_waits_in_order_and_completes() {
     assert!(active.write(WorkId(100), &nothing(), sink_name), "it would overtake a read");
     active.send(b"x", &nothing(), Some(sink_name.stag));
     assert_eq!(active.room(), room - 3 - reads as usize);
-    let heard = link.settle();
-    let mut ids: Vec<_> = heard[0]
+    let all_events = link.settle();
+    let mut ids: Vec<_> = all_events[0]
         .iter()
         .map(|event| match event {
             Event::Done { id, result: Ok(()) } => *id,
@@ -84,9 +84,10 @@ fn work_that_is_not_immediate_waits_in_order_and_completes() {
     // A read may complete after work posted behind it.
     ids.retain(|id| !(3..3 + reads).contains(&id.0));
     assert_eq!(ids, [MESSAGE, WorkId(100), MESSAGE]);
-    let [Event::Received { message: first, .. }, Event::Received { message, invalidated }] = &heard[1][..]
+    let [Event::Received { message: first, .. }, Event::Received { message, invalidated }] =
+        &all_events[1][..]
     else {
-        panic!("{:?}", heard[1])
+        panic!("{:?}", all_events[1])
     };
     assert_eq!((first.len(), message.to_vec(), *invalidated), (1448, b"x".to_vec(), Some(sink_name.stag)));
     assert_eq!(sink.seg(0, 1448).to_vec(), [1; 1448]);
@@ -178,6 +179,6 @@ fn receive_buffers_of_one_call_are_counted() {
             is_solicited: false,
         });
     }
-    let heard = link.settle();
-    assert_eq!(heard[1].len(), 3);
+    let all_events = link.settle();
+    assert_eq!(all_events[1].len(), 3);
 }
