@@ -253,7 +253,7 @@ impl Iwarp {
     /// whether it could. Payload that must be copied is queued and cut as the outbox has room.
     fn write_in_pieces(&mut self, local: &SgList, remote: Remote) -> bool {
         let before = self.outbox.len();
-        let framer = &mut self.transmitter.framer;
+        let framer = &self.transmitter.framer;
         let fits = !framer.reads_payload() && before.saturating_add(local.len()) <= OUTBOX_FULL;
         let room = framer.room(TAGGED_LEN);
         if !fits || room == 0 || !self.is_clear() {
