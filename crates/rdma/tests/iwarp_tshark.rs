@@ -99,12 +99,12 @@ impl Capture {
 
     /// Transports everything, one FPDU in each segment; returns the number of events.
     fn settle(&mut self) -> usize {
-        let mut heard = 0;
+        let mut events = 0;
         loop {
             let mut has_moved = false;
             for from in 0..2 {
                 while let Some(event) = self.ends[from].poll() {
-                    heard += 1;
+                    events += 1;
                     if matches!(event, Event::Requested { .. }) {
                         self.ends[from].post(WorkRequest::Accept { private_data: b"yes".to_vec() });
                     }
@@ -122,7 +122,7 @@ impl Capture {
                 self.deliver(1 - from);
             }
             if !has_moved {
-                return heard;
+                return events;
             }
         }
     }

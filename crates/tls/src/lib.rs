@@ -453,7 +453,7 @@ impl Tls {
                     TlsError::Certificate("a pre-shared key is expected here")
                 }
                 Some(refusal) => refusal,
-                None if error.kind() == ErrorType::ConnectionClosed => TlsError::Left,
+                None if error.kind() == ErrorType::ConnectionClosed => TlsError::Disconnected,
                 None if error.kind() == ErrorType::ProtocolError => TlsError::Malformed(error.message()),
                 None => TlsError::Internal(error.message()),
             },

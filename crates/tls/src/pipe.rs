@@ -81,10 +81,10 @@ impl Drop for Pipe {
     }
 }
 
-/// Has clients take any certificate of the server's.
+/// Makes clients accept any certificate of the server.
 pub(crate) fn disable_verification(builder: &mut Builder) -> Result<&mut Builder, Error> {
-    // SAFETY: no memory is at stake. The library calls it unsafe because the peer is not
-    // authenticated then, which the caller has asked for.
+    // SAFETY: memory is not affected. The library marks the function unsafe because it disables the
+    // authentication of the peer, which the caller requested.
     unsafe { builder.disable_x509_verification() }
 }
 

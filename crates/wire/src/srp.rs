@@ -359,7 +359,7 @@ open_enum! {
 }
 
 open_enum! {
-    /// Why a login is rejected.
+    /// Reasons of a rejected login.
     pub enum LoginRejectReason(u32) {
         /// Unable to establish an RDMA channel, no reason specified.
         UNABLE_TO_ESTABLISH_CHANNEL = 0x0001_0000,
@@ -379,7 +379,7 @@ open_enum! {
 }
 
 open_enum! {
-    /// Why a target logs an initiator out.
+    /// Reasons of a logout by the target.
     pub enum LogoutReason(u32) {
         /// No reason is given.
         UNSPECIFIED = 0x0000,

@@ -32,11 +32,11 @@ impl ErrorLog {
             return status;
         }
         let status = status.with_more();
-        let mut kept = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.count = kept.count.checked_add(1).unwrap_or(1);
-        kept.entries.truncate(MAX_ERRORS.saturating_sub(1));
+        let mut log = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        log.count = log.count.checked_add(1).unwrap_or(1);
+        log.entries.truncate(MAX_ERRORS.saturating_sub(1));
         let entry = ErrorEntry {
-            error_count: kept.count.into(),
+            error_count: log.count.into(),
             sqid: qid.into(),
             cid: sqe.cid,
             status: status.0,
@@ -46,7 +46,7 @@ impl ErrorLog {
             trtype: TransportType::TCP.0,
             ..ErrorEntry::new_zeroed()
         };
-        kept.entries.push_front(entry);
+        log.entries.push_front(entry);
         status
     }
 
@@ -57,8 +57,8 @@ impl ErrorLog {
 
     /// The log page, the most recent failure first.
     pub(super) fn page(&self) -> Vec<u8> {
-        let kept = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut page: Vec<u8> = kept.entries.iter().flat_map(|entry| entry.as_bytes().to_vec()).collect();
+        let log = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut page: Vec<u8> = log.entries.iter().flat_map(|entry| entry.as_bytes().to_vec()).collect();
         page.resize(MAX_ERRORS.saturating_mul(size_of::<ErrorEntry>()), 0);
         page
     }

@@ -226,12 +226,12 @@ impl IoCommand {
         Ok(IoCommand::new(namespace.volume, (offset, 0), IoCommandKind::Copy(Box::new(copying))))
     }
 
-    /// Length of the host's data in bytes; `told` is the length of the descriptor. A list of ranges
+    /// Length of the host's data in bytes; `descriptor_len` is the length of the descriptor. A list of ranges
     /// or keys may be in a larger buffer: Linux always sends a whole page of ranges, and two keys
     /// for Release, which has one.
     #[inline]
-    pub(crate) fn data_out(&self, told: usize) -> usize {
-        let list = |len: usize| if len > 0 { told.min(LONGEST_LIST).max(len) } else { 0 };
+    pub(crate) fn data_out(&self, descriptor_len: usize) -> usize {
+        let list = |len: usize| if len > 0 { descriptor_len.min(LONGEST_LIST).max(len) } else { 0 };
         match &self.kind {
             // At most `MAX_DATA`, as was checked.
             IoCommandKind::Write { .. } | IoCommandKind::Compare(_) | IoCommandKind::FusedWrite(_) => {

@@ -233,12 +233,12 @@ pub(super) fn a_message_invalidates_memory(connect: &mut Connect) -> Outcome {
 pub(super) fn registrations_are_bounded(connect: &mut Connect) -> Outcome {
     let mut pair = ConformancePair::connected(connect, &Endpoint { regions: 3, ..ample() })?;
     let mut chunk = Chunk::from_slice(b"lent");
-    let lent = SgList::one(chunk.lend(0, 4));
+    let borrowed = SgList::one(chunk.lend(0, 4));
     chunk.take(4);
     let mut names = Vec::new();
     for _ in 0..50 {
-        let remotes = [&lent, &lent, &lent].map(|lent| {
-            pair.register(Side::Active, lent, RemoteRights::RemoteRead).map(|remote| remote.stag)
+        let remotes = [&borrowed, &borrowed, &borrowed].map(|borrowed| {
+            pair.register(Side::Active, borrowed, RemoteRights::RemoteRead).map(|remote| remote.stag)
         });
         for stag in remotes {
             let stag = stag?;
@@ -246,7 +246,7 @@ pub(super) fn registrations_are_bounded(connect: &mut Connect) -> Outcome {
             names.push(stag.0);
         }
     }
-    drop(lent);
+    drop(borrowed);
     if !chunk.is_idle() {
         return fail!("invalidated memory is still held");
     }

@@ -79,9 +79,9 @@ pub(super) fn completed_work_releases_its_memory(connect: &mut Connect) -> Outco
     let mut pair = ConformancePair::connected(connect, &ample())?;
     for len in [1, 100, 4000] {
         let mut chunk = Chunk::from_slice(&pattern(1, len));
-        let lent = SgList::one(chunk.lend(0, len));
+        let borrowed = SgList::one(chunk.lend(0, len));
         chunk.take(len);
-        let id = pair.send(Side::Active, b"", lent, None);
+        let id = pair.send(Side::Active, b"", borrowed, None);
         pair.settle()?;
         pair.expect(Side::Active, &[Observed::Done(id, Ok(()))])?;
         pair.observed(Side::Passive);

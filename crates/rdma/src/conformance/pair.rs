@@ -102,7 +102,7 @@ impl ConformancePair {
     /// Registers memory, which must succeed; all other events stay recorded.
     pub(super) fn register(&mut self, side: Side, local: &SgList, access: RemoteRights) -> Outcome<Remote> {
         let id = self.ask_to_register(side, local, access);
-        self.hear(side);
+        self.poll_events(side);
         let observed = self.log(side);
         let at =
             observed.iter().position(|observed| matches!(observed, Observed::Registered(of, _) if *of == id));
@@ -149,7 +149,7 @@ impl ConformancePair {
     pub(super) fn turn(&mut self, turns: u64) {
         for _ in 0..turns {
             self.wire.turn();
-            Side::BOTH.into_iter().for_each(|side| self.hear(side));
+            Side::BOTH.into_iter().for_each(|side| self.poll_events(side));
         }
     }
 
@@ -161,7 +161,7 @@ impl ConformancePair {
         is_some
     }
 
-    fn hear(&mut self, side: Side) {
+    fn poll_events(&mut self, side: Side) {
         while self.poll_once(side) {}
     }
 

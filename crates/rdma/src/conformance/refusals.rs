@@ -214,8 +214,8 @@ pub(super) fn impossible_work_fails(connect: &mut Connect) -> Outcome {
             pair.read(Side::Active, &SgList::one(Chunk::from_slice(&[0; 10]).lend(0, 10)), remote)
         }),
         ("a grant to write what may not be written", |pair, _| {
-            let lent = SgList::one(Chunk::from_slice(&[0; 10]).lend(0, 10));
-            pair.ask_to_register(Side::Active, &lent, RemoteRights::RemoteWrite)
+            let borrowed = SgList::one(Chunk::from_slice(&[0; 10]).lend(0, 10));
+            pair.ask_to_register(Side::Active, &borrowed, RemoteRights::RemoteWrite)
         }),
     ];
     for (what, attempt) in tries {

@@ -6,7 +6,7 @@ use blockmux_proto::rdma::{Event, RdmaSession};
 use blockmux_proto::session::{ProtocolError, StreamSession};
 use std::time::Instant;
 
-/// What the ends of a session share about the driver's calls.
+/// Record of the driver's calls, shared by the ends of a session.
 pub(super) struct DriverCalls {
     /// Number of times that the session took or returned something.
     pub(super) changes: u64,

@@ -68,7 +68,7 @@ pub(super) fn request(config: &IwarpConfig, reads: u32, private_data: &[u8]) -> 
         Enhanced { ird: U16::new(ird), ord: U16::new(ord) }
     });
     let rev = if config.is_enhanced { REVISION_2 } else { REVISION_1 };
-    frame(KEY_REQUEST, wishes(config), rev, enhanced, private_data)
+    frame(KEY_REQUEST, request_flags(config), rev, enhanced, private_data)
 }
 
 impl MpaRequest {
@@ -132,7 +132,7 @@ impl MpaRequest {
         });
         let crc = if negotiated.has_crc { FLAG_CRC } else { 0 };
         let reject = if is_taken { 0 } else { FLAG_REJECT };
-        frame(KEY_REPLY, wishes(config) | crc | reject, self.rev, enhanced, data)
+        frame(KEY_REPLY, request_flags(config) | crc | reject, self.rev, enhanced, data)
     }
 }
 
@@ -209,7 +209,7 @@ fn enhanced<'a>(frame: &ReqRepFrame, data: &'a [u8]) -> Option<(Option<Enhanced>
     Some((Some(enhanced), data))
 }
 
-fn wishes(config: &IwarpConfig) -> u8 {
+fn request_flags(config: &IwarpConfig) -> u8 {
     let markers = if config.wants_markers { FLAG_MARKERS } else { 0 };
     let crc = if config.has_crc { FLAG_CRC } else { 0 };
     markers | crc

@@ -237,7 +237,7 @@ impl TwoConnections {
     }
 
     fn write_eight(&mut self) {
-        // So long that four of them are a burst on one connection.
+        // Four writes of this length fill a connection's burst.
         let data = pattern(128 << 10);
         for n in 0..8 {
             let (op, len) = (Op::Write { fua: false }, data.len() as u64);

@@ -22,10 +22,10 @@ open_enum! {
         ACTIVE_NAMESPACE_LIST = 0x02,
         /// [`NamespaceDescriptor`]s.
         NAMESPACE_IDENTIFICATION_DESCRIPTORS = 0x03,
-        /// Of the command set in CDW11; for the NVM Command Set, zeroes where there is no
-        /// protection information (figure 100).
+        /// Identify Namespace of the command set in CDW11; for the NVM Command Set, zeroes if there
+        /// is no protection information (figure 100).
         IO_COMMAND_SET_NAMESPACE = 0x05,
-        /// Of the command set in CDW11: [`IdentifyControllerNvm`].
+        /// Identify Controller of the command set in CDW11: [`IdentifyControllerNvm`].
         IO_COMMAND_SET_CONTROLLER = 0x06,
         /// As 02h, of namespaces with the command set in CDW11.
         IO_COMMAND_SET_ACTIVE_NAMESPACE_LIST = 0x07,

@@ -8,9 +8,9 @@ pub(super) struct KeepAlive {
     timeout: Duration,
     pub(super) next_check: Instant,
     /// Whether traffic arrived since the last check.
-    pub(super) is_heard: bool,
+    pub(super) has_traffic: bool,
     /// Number of consecutive checks without traffic.
-    silent: u32,
+    missed: u32,
 }
 
 impl KeepAlive {
@@ -21,8 +21,8 @@ impl KeepAlive {
             *keep_alive = timeout.map(|timeout| KeepAlive {
                 timeout,
                 next_check: next_check(timeout),
-                is_heard: false,
-                silent: 0,
+                has_traffic: false,
+                missed: 0,
             });
         }
     }
@@ -32,10 +32,10 @@ impl KeepAlive {
         if self.next_check > now {
             return Ok(());
         }
-        let is_heard = std::mem::take(&mut self.is_heard) || is_excused;
+        let has_traffic = std::mem::take(&mut self.has_traffic) || is_excused;
         self.next_check = now.checked_add(pause(self.timeout)).unwrap_or(now);
-        self.silent = if is_heard { 0 } else { self.silent.saturating_add(1) };
-        if self.silent <= CHECKS {
+        self.missed = if has_traffic { 0 } else { self.missed.saturating_add(1) };
+        if self.missed <= CHECKS {
             return Ok(());
         }
         Err(ProtocolError {

@@ -179,7 +179,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         self.timers.now = now;
         self.timers.retry.reset(now);
         if let Some(keep_alive) = &mut self.timers.keep_alive {
-            keep_alive.is_heard = true;
+            keep_alive.has_traffic = true;
         }
     }
 
@@ -297,14 +297,14 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     }
 
     /// Determines how a command is executed, and the length of the host's data in bytes. `first` is
-    /// the slot of the first half if this is the second half of a fused operation; `told` is the
+    /// the slot of the first half if this is the second half of a fused operation; `descriptor_len` is the
     /// length of the descriptor.
     #[inline]
     fn accept(
         &mut self,
         sqe: &Sqe,
         first: Option<usize>,
-        told: usize,
+        descriptor_len: usize,
     ) -> Result<(CommandWork, usize), NvmeStatus> {
         if sqe.flags & PSDT_MASK != PSDT_SGL {
             return Err(NvmeStatus::INVALID_FIELD_IN_COMMAND);
@@ -326,7 +326,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
                         _ => return Err(NvmeStatus::INVALID_FIELD_IN_COMMAND),
                     }
                 }
-                let out = command.data_out(told);
+                let out = command.data_out(descriptor_len);
                 Ok((CommandWork::Io(command), out))
             }
             _ if fuse != Fuse::NORMAL => Err(NvmeStatus::INVALID_FIELD_IN_COMMAND),

@@ -123,7 +123,7 @@ mod tests {
         };
         let header = AnaHeader { nagd: 2.into(), ..AnaHeader::new_zeroed() };
         let (seven, nine) = (group(7, 2, seven), group(9, 0, nine));
-        [header.as_bytes(), seven.as_bytes(), &[9; 8], nine.as_bytes(), b"rubbish that follows"].concat()
+        [header.as_bytes(), seven.as_bytes(), &[9; 8], nine.as_bytes(), b"trailing bytes"].concat()
     }
 
     #[test]
@@ -169,9 +169,9 @@ mod tests {
         for len in 0..16 + 32 + 8 + 32 {
             assert_eq!(state_of(&whole[..len], 9), None, "{len}");
         }
-        let mut lies = whole;
-        lies[16 + 4..16 + 8].fill(0xff);
-        assert_eq!(state_of(&lies, 9), None);
+        let mut inconsistent = whole;
+        inconsistent[16 + 4..16 + 8].fill(0xff);
+        assert_eq!(state_of(&inconsistent, 9), None);
         assert_eq!(page_len(u32::MAX), 16 + 1024 * 32);
     }
 }

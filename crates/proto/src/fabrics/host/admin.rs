@@ -33,7 +33,7 @@ pub struct AdminConfig {
     pub credentials: Option<HostCredentials>,
     /// Number of I/O queues to request; at least 1.
     pub queues: u16,
-    /// What to learn from the controller.
+    /// The information to request from the controller.
     pub ask: Ask,
     /// Keep Alive Timeout in whole milliseconds; 0 for none.
     pub keep_alive: Duration,
@@ -67,7 +67,7 @@ impl<T: HostTransport> HostAdmin<T> {
         HostAdmin { transport, admin: AdminCommands::new(config, now), is_over: false }
     }
 
-    /// What was learned from the controller, independent of the transport.
+    /// The controller's information, independent of the transport.
     #[must_use]
     pub fn answers(&self) -> AdminResults<'_> {
         AdminResults {
@@ -326,8 +326,8 @@ impl AdminCommands {
         }
         if self.is_known() && self.stays {
             let (controller, namespace) = (&self.bring_up.controller, self.bring_up.namespaces.first()?);
-            let news = self.changes.get_or_insert_with(|| NamespaceChanges::new(controller, namespace));
-            let (sqe, transfer, payload, topic) = news.next()?;
+            let changes = self.changes.get_or_insert_with(|| NamespaceChanges::new(controller, namespace));
+            let (sqe, transfer, payload, topic) = changes.next()?;
             let purpose = match topic {
                 QueryTopic::Events => AdminPurpose::Changes,
                 QueryTopic::Access => AdminPurpose::Access,
@@ -399,13 +399,13 @@ impl AdminCommands {
 
     /// Reads the ANA log page from time to time if no events announce changes.
     fn look_again(&mut self, now: Instant) {
-        let Some(news) = self.changes.as_mut().filter(|news| news.is_to_ask_again()) else {
+        let Some(changes) = self.changes.as_mut().filter(|changes| changes.is_to_ask_again()) else {
             self.timers.look_again = None;
             return;
         };
         if self.timers.look_again.is_none_or(|at| now >= at) {
             if self.timers.look_again.is_some() {
-                news.ask_for_access();
+                changes.ask_for_access();
             }
             self.timers.look_again = now.checked_add(ACCESS_EVERY);
         }
@@ -495,15 +495,15 @@ impl AdminCommands {
 
     /// Handles the completion of a command of the change notifications.
     fn on_change(&mut self, command: &AdminCommand, cqe: &Cqe) {
-        let Some(news) = &mut self.changes else { return };
+        let Some(changes) = &mut self.changes else { return };
         let result = cqe.status.is_success().then(|| cqe.result.get() as u32);
         let is_whole = command.progress.is_whole(command.transfer) && !command.progress.is_corrupt;
         let data = (result.is_some() && is_whole).then(|| command.payload.to_vec());
         match command.purpose {
-            AdminPurpose::Access => news.on_access(data.as_deref()),
-            _ => news.on_answer(result, data.as_deref(), &self.bring_up.controller),
+            AdminPurpose::Access => changes.on_access(data.as_deref()),
+            _ => changes.on_answer(result, data.as_deref(), &self.bring_up.controller),
         }
-        if news.is_another() {
+        if changes.is_another() {
             let nsid = self.bring_up.namespaces.first().map_or(0, |namespace| namespace.nsid);
             self.refused.get_or_insert(NvmeRefused::Replaced(nsid));
         }

@@ -29,7 +29,7 @@ use blockmux_wire::nvmeof::fabrics::CNTLID_DYNAMIC;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// What a session has to learn from a controller.
+/// The information that a session requests from a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
     /// One namespace for I/O: the session stays and holds the association.
@@ -178,8 +178,8 @@ impl NamespaceProbe {
         Some((sqe, DataTransfer::In(len as u32), SgList::one(Memory::from_heap(len).seg(0, len))))
     }
 
-    /// Handles the end of the connection. A controller may close it as soon as it learns that its
-    /// own authentication failed, before it completes the command that told it.
+    /// Handles the end of the connection. A controller may close it as soon as its own
+    /// authentication fails, before it completes the command.
     pub(super) fn on_lost(&self) -> Option<NvmeRefused> {
         self.authentication.as_ref().and_then(|authentication| authentication.failure())
     }
@@ -323,10 +323,10 @@ impl NamespaceProbe {
             | ProbeStep::Descriptors
             | ProbeStep::Known => return None,
             ProbeStep::Capabilities | ProbeStep::Version | ProbeStep::Ready => "Property Get",
-            ProbeStep::Enable => "Property Set of CC",
+            ProbeStep::Enable => "Property Set, CC",
             ProbeStep::Controller => "Identify Controller",
-            ProbeStep::Log => "Get Log Page of discovery",
-            ProbeStep::List => "Identify of its active namespaces",
+            ProbeStep::Log => "Get Log Page, discovery",
+            ProbeStep::List => "Identify, active namespaces",
         };
         Some(NvmeRefused::Command { what, status: cqe.status })
     }

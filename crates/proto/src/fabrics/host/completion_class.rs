@@ -20,7 +20,7 @@ pub(super) fn of(field: StatusField) -> CompletionClass {
         CompletionClass::Failed(IoError::Medium) if !field.do_not_retry() && field.retry_delay() > 0 => {
             CompletionClass::Later(IoError::Medium)
         }
-        verdict => verdict,
+        class => class,
     }
 }
 
@@ -106,8 +106,8 @@ mod tests {
 
     #[test]
     fn dnr_prevents_retries() {
-        let verdict = of(StatusField::final_one(NvmeStatus::NAMESPACE_NOT_READY));
-        assert_eq!(verdict, CompletionClass::Failed(IoError::Medium));
+        let class = of(StatusField::final_one(NvmeStatus::NAMESPACE_NOT_READY));
+        assert_eq!(class, CompletionClass::Failed(IoError::Medium));
     }
 
     #[test]

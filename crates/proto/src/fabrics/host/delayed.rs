@@ -22,12 +22,12 @@ struct DelayedPiece {
 }
 
 impl DelayedCommands {
-    /// Adds a command that has failed, to be retried after `told` if the controller gave a delay.
-    pub(super) fn push(&mut self, piece: NvmePiece, told: Option<Duration>, now: Instant) {
+    /// Adds a command that has failed, to be retried after `delay` if the controller gave a delay.
+    pub(super) fn push(&mut self, piece: NvmePiece, delay: Option<Duration>, now: Instant) {
         // `tries` counts the attempts so far.
         let times = 1_u32.checked_shl(piece.tries.saturating_sub(1)).unwrap_or(u32::MAX);
         let grown = FIRST_PAUSE.saturating_mul(times);
-        let pause = told.map_or(grown.min(LONGEST_PAUSE), |told| told.min(LONGEST_TOLD));
+        let pause = delay.map_or(grown.min(LONGEST_PAUSE), |delay| delay.min(LONGEST_CONTROLLER_DELAY));
         let at = now.checked_add(pause).unwrap_or(now);
         self.waiting.push(DelayedPiece { piece, at });
         self.next = Some(self.next.map_or(at, |next| next.min(at)));
@@ -60,7 +60,7 @@ impl DelayedCommands {
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// Longest delay accepted from a controller; CRD could encode almost two hours.
-const LONGEST_TOLD: Duration = Duration::from_secs(60);
+const LONGEST_CONTROLLER_DELAY: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
@@ -72,9 +72,9 @@ mod tests {
     }
 
     /// The delay of a command.
-    fn pause(tries: u32, told: Option<Duration>) -> Duration {
+    fn pause(tries: u32, delay: Option<Duration>) -> Duration {
         let (mut later, mut again, start) = (DelayedCommands::default(), VecDeque::new(), Instant::now());
-        later.push(piece(tries), told, start);
+        later.push(piece(tries), delay, start);
         let at = later.poll_timeout().unwrap();
         later.on_timeout(at.checked_sub(Duration::from_nanos(1)).unwrap(), &mut again);
         assert!(again.is_empty());
@@ -87,8 +87,8 @@ mod tests {
     fn delays_grow_unless_the_controller_gives_one() {
         let pauses: Vec<u128> = [1, 2, 3, 9, 64].map(|tries| pause(tries, None).as_millis()).to_vec();
         assert_eq!(pauses, [2, 4, 8, 500, 500]);
-        let told = Duration::from_millis(300);
-        assert_eq!((pause(1, Some(told)), pause(9, Some(told))), (told, told));
+        let delay = Duration::from_millis(300);
+        assert_eq!((pause(1, Some(delay)), pause(9, Some(delay))), (delay, delay));
         assert_eq!(pause(1, Some(Duration::from_secs(6553))), Duration::from_secs(60));
     }
 

@@ -97,26 +97,26 @@ pub struct NamespaceInfo {
 impl ControllerInfo {
     /// Adds the data of Identify Controller.
     pub(super) fn identify(&mut self, data: &[u8]) {
-        let Ok(told) = IdentifyController::ref_from_bytes(data) else { return };
-        self.serial = text(&told.sn);
-        self.model = text(&told.mn);
-        self.firmware = text(&told.fr);
-        let pages = (told.mdts > 0).then(|| 1_u64.checked_shl(told.mdts.into())).flatten();
+        let Ok(identify) = IdentifyController::ref_from_bytes(data) else { return };
+        self.serial = text(&identify.sn);
+        self.model = text(&identify.mn);
+        self.firmware = text(&identify.fr);
+        let pages = (identify.mdts > 0).then(|| 1_u64.checked_shl(identify.mdts.into())).flatten();
         self.max_transfer = pages.map(|pages| pages.saturating_mul(1 << self.page_shift.min(31)));
         // A command capsule includes the submission queue entry; the response capsule size is
         // fixed.
-        let capsule = told.ioccsz.get().saturating_mul(CQE_LEN as u32);
-        let has_offset = told.icdoff.get() > 0;
+        let capsule = identify.ioccsz.get().saturating_mul(CQE_LEN as u32);
+        let has_offset = identify.icdoff.get() > 0;
         self.in_capsule = if has_offset { 0 } else { capsule.saturating_sub(SQE_LEN as u32) };
-        self.max_commands = told.maxcmd.get();
-        self.oncs = told.oncs.get();
-        self.oaes = told.oaes.get();
-        self.ana_groups = (told.cmic & CMIC_ANA != 0).then(|| told.nanagrpid.get());
-        self.ana_transition = Duration::from_secs(told.anatt.into());
+        self.max_commands = identify.maxcmd.get();
+        self.oncs = identify.oncs.get();
+        self.oaes = identify.oaes.get();
+        self.ana_groups = (identify.cmic & CMIC_ANA != 0).then(|| identify.nanagrpid.get());
+        self.ana_transition = Duration::from_secs(identify.anatt.into());
         // In units of 100 ms.
         self.retry_delays =
-            told.crdt.map(|time| Duration::from_millis(u64::from(time.get()).saturating_mul(100)));
-        self.write_cache = told.vwc & VWC_PRESENT != 0;
+            identify.crdt.map(|time| Duration::from_millis(u64::from(time.get()).saturating_mul(100)));
+        self.write_cache = identify.vwc & VWC_PRESENT != 0;
     }
 
     /// Whether the controller reports Command Retry Delay Times.
@@ -126,8 +126,8 @@ impl ControllerInfo {
 
     /// Adds the data of Identify Controller for the NVM Command Set.
     pub(super) fn identify_nvm(&mut self, data: &[u8]) {
-        let Ok(told) = IdentifyControllerNvm::ref_from_bytes(data) else { return };
-        (self.wzsl, self.dmrsl, self.dmsl) = (told.wzsl, told.dmrsl.get(), told.dmsl.get());
+        let Ok(identify) = IdentifyControllerNvm::ref_from_bytes(data) else { return };
+        (self.wzsl, self.dmrsl, self.dmsl) = (identify.wzsl, identify.dmrsl.get(), identify.dmsl.get());
     }
 }
 
@@ -138,13 +138,13 @@ impl NamespaceInfo {
         data: &[u8],
         controller: &ControllerInfo,
     ) -> Result<NamespaceInfo, NvmeRefused> {
-        let told = IdentifyNamespace::ref_from_bytes(data).map_err(|_| NvmeRefused::NoNamespace(nsid))?;
-        if told.nsze.get() == 0 {
+        let identify = IdentifyNamespace::ref_from_bytes(data).map_err(|_| NvmeRefused::NoNamespace(nsid))?;
+        if identify.nsze.get() == 0 {
             return Err(NvmeRefused::NoNamespace(nsid));
         }
         // FLBAS: bits 3:0 and 6:5 form the format index.
-        let format = usize::from(told.flbas & 0xf | (told.flbas >> 1 & 0x30));
-        let format = told.lbaf.get(format).copied().ok_or(NvmeRefused::NoNamespace(nsid))?;
+        let format = usize::from(identify.flbas & 0xf | (identify.flbas >> 1 & 0x30));
+        let format = identify.lbaf.get(format).copied().ok_or(NvmeRefused::NoNamespace(nsid))?;
         let (lbads, metadata) = (format.lbads, format.ms.get());
         if !LBADS.contains(&lbads) || metadata != 0 {
             return Err(NvmeRefused::Format { nsid, lbads, metadata });
@@ -155,9 +155,9 @@ impl NamespaceInfo {
             let bytes = blocks.saturating_mul(block_len);
             if bytes.is_power_of_two() { bytes } else { block_len }
         };
-        let has_hints = told.nsfeat & NSFEAT_OPTPERF != 0;
+        let has_hints = identify.nsfeat & NSFEAT_OPTPERF != 0;
         let hinted = |blocks: u16| if has_hints { in_bytes(blocks) } else { block_len };
-        let blocks = told.nsze.get().min(u64::MAX >> lbads);
+        let blocks = identify.nsze.get().min(u64::MAX >> lbads);
         let max_blocks = u64::from(NLB_MASK).saturating_add(1);
         let most = u64::from(MOST_PER_COMMAND).min(max_blocks.saturating_mul(block_len.into()));
         let max_transfer = controller.max_transfer.map_or(most, |max| max.min(most));
@@ -167,25 +167,26 @@ impl NamespaceInfo {
             shift => 1_u64.checked_shl(u32::from(shift).saturating_add(controller.page_shift)),
         };
         let max_zeroes = max_zeroes.map_or(max_blocks, |bytes| (bytes >> lbads).clamp(1, max_blocks));
-        let limit = |told: u64| if told == 0 { u32::MAX.into() } else { told.min(u32::MAX.into()) };
+        let limit =
+            |identify: u64| if identify == 0 { u32::MAX.into() } else { identify.min(u32::MAX.into()) };
         let max_deallocate = limit(controller.dmrsl.into()).min(limit(controller.dmsl));
         let can = |command: u16| controller.oncs & command != 0;
         Ok(NamespaceInfo {
             nsid,
             blocks,
             block_len,
-            physical_block: hinted(told.npwg.get()),
-            read_only: told.nsattr & NSATTR_WRITE_PROTECTED != 0,
+            physical_block: hinted(identify.npwg.get()),
+            read_only: identify.nsattr & NSATTR_WRITE_PROTECTED != 0,
             write_cache: controller.write_cache,
-            is_thin: told.nsfeat & NSFEAT_THIN != 0,
+            is_thin: identify.nsfeat & NSFEAT_THIN != 0,
             max_transfer,
             max_zeroes_blocks: can(ONCS_WRITE_ZEROES).then_some(max_zeroes),
-            zeroes_deallocate: told.dlfeat & DLFEAT_WRITE_ZEROES_DEALLOCATES != 0,
+            zeroes_deallocate: identify.dlfeat & DLFEAT_WRITE_ZEROES_DEALLOCATES != 0,
             max_deallocate_blocks: can(ONCS_DATASET_MANAGEMENT).then_some(max_deallocate),
-            deallocate_granularity: hinted(told.npdg.get()),
-            noiob: told.noiob.get(),
-            ana_group: told.anagrpid.get(),
-            identity: identity(&told.nguid, &told.eui64),
+            deallocate_granularity: hinted(identify.npdg.get()),
+            noiob: identify.noiob.get(),
+            ana_group: identify.anagrpid.get(),
+            identity: identity(&identify.nguid, &identify.eui64),
         })
     }
 

@@ -1,5 +1,5 @@
-//! Refusals: the controller refuses regularly, or the host does not want the controller. No
-//! protocol violation; one line for the user.
+//! Failures of a session without a protocol violation: the controller refuses the host, or the host
+//! cannot use the controller. Each is one line for the user.
 
 use crate::nvme::auth::AuthFailure;
 use blockmux_wire::nvme::status::{ConnectStatus, NvmeStatus, StatusField};
@@ -8,16 +8,16 @@ use blockmux_wire::nvme::status::{ConnectStatus, NvmeStatus, StatusField};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NvmeRefused {
     /// The controller refused Connect.
-    #[error("controller refused to connect: {}", said_of_connect(*.0))]
+    #[error("controller refused to connect: {}", connect_status_text(*.0))]
     Connect(StatusField),
     /// The controller requires authentication, and the host has no secret.
-    #[error("controller wants DH-HMAC-CHAP, and there is no secret for it")]
+    #[error("controller requires DH-HMAC-CHAP, and there is no secret")]
     Authentication,
     /// Authentication failed on one of the sides.
     #[error("{0}")]
     AuthFailed(AuthFailure),
     /// A command of the initialization failed.
-    #[error("controller failed {what}: {}", said(*.status))]
+    #[error("controller failed {what}: {}", status_text(*.status))]
     Command {
         /// The command, for example "Identify Controller".
         what: &'static str,
@@ -25,7 +25,7 @@ pub enum NvmeRefused {
         status: StatusField,
     },
     /// CSTS.CFS is set.
-    #[error("controller says that it has failed")]
+    #[error("controller reports a fatal status")]
     Fatal,
     /// CSTS.RDY was not set within CAP.TO.
     #[error("controller did not become ready within {0} s")]
@@ -34,11 +34,11 @@ pub enum NvmeRefused {
     #[error("there is no namespace {0}")]
     NoNamespace(u32),
     /// The namespace was replaced by another one, or its block size has changed.
-    #[error("namespace {0} is not what it was")]
+    #[error("namespace {0} was replaced")]
     Replaced(u32),
     /// The block format is not supported.
     #[error(
-        "namespace {nsid} has blocks of 2^{lbads} bytes with {metadata} bytes of metadata, which are not done"
+        "namespace {nsid} has blocks of 2^{lbads} bytes with {metadata} bytes of metadata, which is not supported"
     )]
     Format {
         /// Namespace identifier.
@@ -59,16 +59,16 @@ pub enum NvmeRefused {
         at: String,
     },
     /// The discovery log page changed during each read.
-    #[error("controller's discovery log changes all the time; try again later")]
+    #[error("controller's discovery log kept changing; try again later")]
     UnstableDiscoveryLog,
     /// The controller allocates no I/O queues.
-    #[error("controller gives out no I/O queue")]
+    #[error("controller allocates no I/O queue")]
     NoQueues,
 }
 
 impl NvmeRefused {
-    /// Whether a controller that accepted this host before may do so again after a while: it may be
-    /// in trouble or have been restarted.
+    /// Whether a new connection may succeed: the refusal can be temporary, for example while a
+    /// controller restarts.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         match self {
@@ -92,17 +92,17 @@ impl NvmeRefused {
     }
 }
 
-fn said(field: StatusField) -> String {
-    words(field.status().name(), field)
+fn status_text(field: StatusField) -> String {
+    named_status(field.status().name(), field)
 }
 
-fn said_of_connect(field: StatusField) -> String {
+fn connect_status_text(field: StatusField) -> String {
     let status = field.status();
-    // Command-specific codes have other meanings for other commands.
-    words(ConnectStatus(status.0).name().or(status.name()), field)
+    // The meaning of command-specific codes depends on the command.
+    named_status(ConnectStatus(status.0).name().or(status.name()), field)
 }
 
-fn words(name: Option<&str>, field: StatusField) -> String {
+fn named_status(name: Option<&str>, field: StatusField) -> String {
     let NvmeStatus(number) = field.status();
     name.map_or_else(|| format!("status {number:#05x}"), |name| name.to_lowercase().replace('_', " "))
 }
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_controller_that_was_just_started_may_take_us_later() {
+    fn a_restarted_controller_may_accept_the_host_later() {
         let not_there = ConnectStatus::CONNECT_INVALID_PARAMETERS.into();
         assert!(NvmeRefused::Connect(StatusField::final_one(not_there)).may_pass());
         assert!(NvmeRefused::NoNamespace(1).may_pass() && NvmeRefused::UnstableDiscoveryLog.may_pass());

@@ -138,11 +138,11 @@ macro_rules! looped {
             }
 
             fn on_bytes(&mut self, _input: &Chunk, _now: Instant) -> Result<usize, ProtocolError> {
-                unreachable!("it demands none")
+                unreachable!("it demands no bytes")
             }
 
             fn on_placed(&mut self, _now: Instant) -> Result<(), ProtocolError> {
-                unreachable!("it demands nothing")
+                unreachable!("it demands no placement")
             }
 
             fn on_end(&mut self, _now: Instant) -> Result<(), ProtocolError> {

@@ -331,26 +331,26 @@ pub(crate) mod tests {
         (asks, sc_c): (bool, u8),
         subsystem: &str,
     ) -> (Vec<u8>, Option<Vec<u8>>, Hash) {
-        let (told, rest) = Challenge::read_from_prefix(challenge).unwrap();
-        let hash = Hash::ALL.into_iter().find(|hash| hash.id().0 == told.hash_id).unwrap();
-        let group = DhGroup::ALL.into_iter().find(|group| group.id().0 == told.dh_group_id).unwrap();
-        let (c1, public) = rest.split_at(told.hl.into());
+        let (challenge, rest) = Challenge::read_from_prefix(challenge).unwrap();
+        let hash = Hash::ALL.into_iter().find(|hash| hash.id().0 == challenge.hash_id).unwrap();
+        let group = DhGroup::ALL.into_iter().find(|group| group.id().0 == challenge.dh_group_id).unwrap();
+        let (c1, public) = rest.split_at(challenge.hl.into());
         let key = (group != DhGroup::Null).then(|| group.shared(public, &[3; 64]).unwrap());
         let proof = ResponseInput {
             hash,
             challenge: c1,
-            seqnum: told.seqnum.get(),
+            seqnum: challenge.seqnum.get(),
             t_id: 7,
             session_key: key.as_deref(),
             sc_c,
         };
-        let parties = AuthNames { host: "nqn.h".into(), subsystem: subsystem.into() };
-        let response = proof.response(AuthDirection::Host, secret, &parties);
+        let names = AuthNames { host: "nqn.h".into(), subsystem: subsystem.into() };
+        let response = proof.response(AuthDirection::Host, secret, &names);
         let message = Reply {
             head: head(1, 2, 7),
-            hl: told.hl,
+            hl: challenge.hl,
             cvalid: asks.into(),
-            dhvlen: told.dhvlen,
+            dhvlen: challenge.dhvlen,
             seqnum: 99.into(),
             ..Reply::new_zeroed()
         };
@@ -398,8 +398,8 @@ pub(crate) mod tests {
                             session_key,
                             sc_c: 0,
                         };
-                        let parties = AuthNames { host: "nqn.h".into(), subsystem: "nqn.s".into() };
-                        let expected = proof.response(AuthDirection::Controller, &controller, &parties);
+                        let names = AuthNames { host: "nqn.h".into(), subsystem: "nqn.s".into() };
+                        let expected = proof.response(AuthDirection::Controller, &controller, &names);
                         assert!(success[16..] == expected, "{hash:?} {group:?}");
                         target.on_message(&SUCCESS_2);
                         assert!(target.is_done() && !target.has_failed());

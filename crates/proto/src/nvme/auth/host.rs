@@ -214,7 +214,7 @@ impl HostAuthenticator {
         match (&self.state, is_common, MessageId(begin.auth_id)) {
             (HostAuthState::Challenge, false, MessageId::CHALLENGE) => self.answer(message),
             (HostAuthState::Success1(answered), false, MessageId::SUCCESS1) => {
-                self.believe(answered, message)
+                self.verify_controller(answered, message)
             }
             _ => Err(out_of_turn("sent a message of DH-HMAC-CHAP out of order")),
         }
@@ -223,18 +223,18 @@ impl HostAuthenticator {
     /// Creates the reply to a challenge.
     fn answer(&mut self, message: &[u8]) -> Result<HostAuthState, AuthError> {
         let cut = || payload("sent a truncated challenge");
-        let (told, rest) = Challenge::read_from_prefix(message).map_err(|_| cut())?;
+        let (header, rest) = Challenge::read_from_prefix(message).map_err(|_| cut())?;
         let secrets = self.credentials.secrets.clone();
         let sc_c = self.credentials.sc_c();
-        let hash = hashes(&self.credentials).find(|hash| hash.id().0 == told.hash_id).ok_or((
+        let hash = hashes(&self.credentials).find(|hash| hash.id().0 == header.hash_id).ok_or((
             Explanation::HASH_NOT_USABLE,
             AuthFailure::ProtocolViolation("chose a hash function that it was not offered"),
         ))?;
-        let group = groups(&self.credentials).find(|group| group.id().0 == told.dh_group_id).ok_or((
+        let group = groups(&self.credentials).find(|group| group.id().0 == header.dh_group_id).ok_or((
             Explanation::DH_GROUP_NOT_USABLE,
             AuthFailure::ProtocolViolation("chose a group that it was not offered"),
         ))?;
-        let (hl, dhvlen) = (usize::from(told.hl), usize::from(told.dhvlen.get()));
+        let (hl, dhvlen) = (usize::from(header.hl), usize::from(header.dhvlen.get()));
         if hl != hash.len() || dhvlen != group.len() {
             return Err(payload("sent a challenge with lengths of another hash function or group"));
         }
@@ -248,7 +248,7 @@ impl HostAuthenticator {
                 Some(key.ok_or_else(|| payload("sent an invalid exponential"))?)
             }
         };
-        let seqnum = told.seqnum.get();
+        let seqnum = header.seqnum.get();
         let proof = ResponseInput {
             hash,
             challenge,
@@ -270,9 +270,9 @@ impl HostAuthenticator {
         }
         let reply = Reply {
             head: head(MessageType::DH_HMAC_CHAP.0, MessageId::REPLY.0, self.t_id),
-            hl: told.hl,
+            hl: header.hl,
             cvalid: (expected.is_some() || sc_c != SC_C_NONE).into(),
-            dhvlen: told.dhvlen,
+            dhvlen: header.dhvlen,
             seqnum: own.seqnum.into(),
             ..Reply::new_zeroed()
         };
@@ -294,15 +294,19 @@ impl HostAuthenticator {
     }
 
     /// Checks the controller's response, if one was requested.
-    fn believe(&self, answered: &ExpectedResponse, message: &[u8]) -> Result<HostAuthState, AuthError> {
+    fn verify_controller(
+        &self,
+        answered: &ExpectedResponse,
+        message: &[u8],
+    ) -> Result<HostAuthState, AuthError> {
         let cut = || payload("sent a truncated success");
-        let (told, rest) = Success1::read_from_prefix(message).map_err(|_| cut())?;
-        if usize::from(told.hl) != answered.hash.len() {
+        let (success, rest) = Success1::read_from_prefix(message).map_err(|_| cut())?;
+        if usize::from(success.hl) != answered.hash.len() {
             return Err(payload("sent a success with the length of another hash function"));
         }
         let Some(expected) = &answered.expected else { return Ok(HostAuthState::Over(Ok(()))) };
         let response = rest.get(..expected.len()).ok_or_else(cut)?;
-        if told.rvalid != 1 || !is_same(response, expected) {
+        if success.rvalid != 1 || !is_same(response, expected) {
             return Err((Explanation::AUTHENTICATION_FAILED, AuthFailure::WrongControllerResponse));
         }
         let mut success =

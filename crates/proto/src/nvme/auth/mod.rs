@@ -82,10 +82,10 @@ struct ResponseInput<'a> {
 
 impl ResponseInput<'_> {
     /// The response to a challenge.
-    fn response(&self, prover: AuthDirection, secret: &DhChapSecret, parties: &AuthNames) -> Vec<u8> {
+    fn response(&self, prover: AuthDirection, secret: &DhChapSecret, names: &AuthNames) -> Vec<u8> {
         let (role, first, second) = match prover {
-            AuthDirection::Host => ("HostHost", &parties.host, &parties.subsystem),
-            AuthDirection::Controller => ("Controller", &parties.subsystem, &parties.host),
+            AuthDirection::Host => ("HostHost", &names.host, &names.subsystem),
+            AuthDirection::Controller => ("Controller", &names.subsystem, &names.host),
         };
         let challenge = match self.session_key {
             None => self.challenge.to_vec(),

@@ -77,7 +77,7 @@ impl PskHash {
     }
 
     /// The two digits in identities.
-    fn letters(self) -> &'static str {
+    fn identity_digits(self) -> &'static str {
         match self {
             PskHash::Sha256 => "01",
             PskHash::Sha384 => "02",
@@ -135,14 +135,14 @@ impl InputPsk {
     #[must_use]
     pub fn tls_psks(&self, host: &Nqn, subsystem: &Nqn) -> Vec<TlsPsk> {
         let (host, subsystem) = (host.as_str(), subsystem.as_str());
-        let letter = match self.kind {
+        let kind = match self.kind {
             PskKind::Retained => 'R',
             PskKind::Generated => 'G',
         };
-        let hash = self.hash.letters();
+        let hash = self.hash.identity_digits();
         let digest = self.digest(host, subsystem);
-        let first = format!("NVMe1{letter}{hash} {host} {subsystem} {digest}");
-        let zeroth = format!("NVMe0{letter}{hash} {host} {subsystem}");
+        let first = format!("NVMe1{kind}{hash} {host} {subsystem} {digest}");
+        let zeroth = format!("NVMe0{kind}{hash} {host} {subsystem}");
         let psk = |identity: String, context: &str| {
             let bytes = expand(self.hash, &self.bytes, "nvme-tls-psk", context)?;
             Some(TlsPsk { identity, hash: self.hash, bytes })
@@ -319,7 +319,7 @@ mod tests {
         for (hash, psk, digest, tls_psk) in cases {
             let input = InputPsk::generated(hash, bytes(psk)).unwrap();
             assert_eq!(input.digest("hostnqn", "subsysnqn"), digest);
-            let context = format!("{} {digest}", input.hash.letters());
+            let context = format!("{} {digest}", input.hash.identity_digits());
             assert_eq!(
                 expand(input.hash, &input.bytes, "nvme-tls-psk", &context).unwrap().to_vec(),
                 bytes(tls_psk)

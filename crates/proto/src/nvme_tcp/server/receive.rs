@@ -254,16 +254,16 @@ impl NvmeTcpTargetSession {
     }
 
     /// Handles data in the receive buffer. If it is all of the command's data, it is borrowed.
-    fn on_borrowed(&mut self, arriving: ArrivingH2cData, lent: Seg, is_good: bool) {
+    fn on_borrowed(&mut self, arriving: ArrivingH2cData, borrowed: Seg, is_good: bool) {
         let Some(entry) = self.fetching(arriving.slot) else { return };
         if entry.memory.is_none() && entry.data_out == arriving.len {
-            entry.memory = Some(lent);
+            entry.memory = Some(borrowed);
             return self.arrived(arriving, is_good);
         }
         let received = entry.progress.received;
         match self.memory_for(arriving.slot) {
             Some(memory) => {
-                lent.copy_to_seg(&memory.slice(received, arriving.len));
+                borrowed.copy_to_seg(&memory.slice(received, arriving.len));
                 self.arrived(arriving, is_good);
             }
             // Without memory for a piece of short data, the command fails and the host retries.

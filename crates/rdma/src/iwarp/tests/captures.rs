@@ -86,16 +86,16 @@ struct CaptureReplay {
     sinks: StagTranslation,
     /// The body so far of a message or write in several segments.
     body: Vec<u8>,
-    heard: usize,
+    received: usize,
 }
 
 impl CaptureReplay {
     fn new(driver: TestDriver, has_crc: bool) -> CaptureReplay {
         let (sinks, expected) = (StagTranslation::default(), VecDeque::new());
-        CaptureReplay { driver, has_crc, expected, compared: 0, sinks, body: Vec::new(), heard: 0 }
+        CaptureReplay { driver, has_crc, expected, compared: 0, sinks, body: Vec::new(), received: 0 }
     }
 
-    fn hear(&mut self, ulpdu: &[u8]) {
+    fn receive(&mut self, ulpdu: &[u8]) {
         self.driver.push(&fpdu(ulpdu, self.has_crc));
         while self.driver.receive() {}
         for event in self.driver.events() {
@@ -104,7 +104,7 @@ impl CaptureReplay {
                 Event::Done { result: Ok(()), .. } => {}
                 other => panic!("{other:?}, {:?}", self.driver.error),
             }
-            self.heard += 1;
+            self.received += 1;
         }
     }
 
@@ -194,8 +194,8 @@ fn answer_the_kernel(capture: &[u8], mss: usize) -> (CaptureReplay, [Vec<u8>; 2]
     let mut replay = CaptureReplay::new(driver, setup[0][16] & 0x40 != 0);
     for (side, ulpdu) in segments {
         match side {
-            0 if control(&ulpdu).is_tagged() => replay.hear(&replay.sinks.tagged(&ulpdu)),
-            0 => replay.hear(&ulpdu),
+            0 if control(&ulpdu).is_tagged() => replay.receive(&replay.sinks.tagged(&ulpdu)),
+            0 => replay.receive(&ulpdu),
             _ => replay.say(&ulpdu),
         }
         replay.compare();
@@ -208,13 +208,13 @@ fn answer_the_kernel(capture: &[u8], mss: usize) -> (CaptureReplay, [Vec<u8>; 2]
 fn the_kernels_nvme_host_gets_the_same_bytes_as_from_the_kernel() {
     let (replay, setup, reply) = answer_the_kernel(NVME, 8944);
     assert_eq!(reply, setup[1]);
-    assert_eq!((replay.compared, replay.heard > 30), (19, true));
+    assert_eq!((replay.compared, replay.received > 30), (19, true));
 }
 
 #[test]
 fn the_kernels_srp_initiator_gets_the_same_bytes_as_from_the_kernel() {
     let (replay, _, _) = answer_the_kernel(SRP, 8928);
-    assert_eq!((replay.compared, replay.heard > 60), (58, true));
+    assert_eq!((replay.compared, replay.received > 60), (58, true));
 }
 
 /// Registers memory for each tag of the kernel's initiator: the memory that the target writes, and
@@ -289,23 +289,23 @@ fn the_kernels_nvme_controller_gets_the_same_bytes_as_from_the_kernel() {
             replay.say(&ulpdu);
             continue;
         }
-        let (control, mut heard) = (control(&ulpdu), ulpdu.clone());
+        let (control, mut segment) = (control(&ulpdu), ulpdu.clone());
         if control.is_tagged() {
-            heard = written.tagged(&ulpdu);
+            segment = written.tagged(&ulpdu);
         } else if control.opcode() == RdmapOpcode::RDMA_READ_REQUEST {
             let request = ReadRequest::read_from_bytes(&ulpdu[UNTAGGED_LEN..]).unwrap();
             let (stag, to) = read.translate(request.src_stag.get(), request.src_to.get());
             let ours = ReadRequest { src_stag: U32::new(stag), src_to: U64::new(to), ..request };
-            heard = [&ulpdu[..UNTAGGED_LEN], ours.as_bytes()].concat();
+            segment = [&ulpdu[..UNTAGGED_LEN], ours.as_bytes()].concat();
         } else if control.opcode().invalidates() {
             let header = Untagged::read_from_prefix(&ulpdu).unwrap().0;
             let stag = header.invalidate_stag.get();
             let names = if written.0.contains_key(&stag) { &written } else { &read };
             let header = Untagged { invalidate_stag: U32::new(names.0[&stag].1.stag.0), ..header };
-            heard = [header.as_bytes(), &ulpdu[UNTAGGED_LEN..]].concat();
+            segment = [header.as_bytes(), &ulpdu[UNTAGGED_LEN..]].concat();
         }
         // A response is sent immediately here, and later in the capture.
-        replay.hear(&heard);
+        replay.receive(&segment);
     }
     replay.compare();
     assert_eq!((replay.compared, replay.expected.len()), (16, 0));

@@ -57,15 +57,15 @@ fn private_data_of_any_length_and_content_reaches_the_session() {
     for len in [0, 1, 4, 56, 508, 511, 512] {
         let data: Vec<u8> = (0..len).map(|at| (at * 7) as u8).collect();
         let mut driver = passive();
-        let heard = run(&mut driver, &setup_frame(b"q", 0, 1, &data));
-        assert!(matches!(&heard[..], [Event::Requested { private_data }] if *private_data == data));
+        let events = run(&mut driver, &setup_frame(b"q", 0, 1, &data));
+        assert!(matches!(&events[..], [Event::Requested { private_data }] if *private_data == data));
         let mut driver = active(IwarpConfig { is_enhanced: false, ..IwarpConfig::default() });
-        let heard = run(&mut driver, &setup_frame(b"p", 0, 1, &data));
-        assert!(matches!(&heard[..], [Event::Connected { private_data }] if *private_data == data));
+        let events = run(&mut driver, &setup_frame(b"p", 0, 1, &data));
+        assert!(matches!(&events[..], [Event::Connected { private_data }] if *private_data == data));
         let mut driver = active(IwarpConfig::default());
         drop(driver.sent(usize::MAX));
-        let heard = run(&mut driver, &setup_frame(b"p", 0x20, 1, &data));
-        assert!(matches!(&heard[..], [Event::Refused { private_data }] if *private_data == data));
+        let events = run(&mut driver, &setup_frame(b"p", 0x20, 1, &data));
+        assert!(matches!(&events[..], [Event::Refused { private_data }] if *private_data == data));
         assert!(driver.has_left());
     }
 }
@@ -82,8 +82,8 @@ fn a_malformed_request_closes_the_stream_without_a_reply() {
     ];
     for bytes in cases {
         let mut driver = passive();
-        let heard = run(&mut driver, &bytes);
-        assert!(matches!(&heard[..], [Event::Disconnected]), "{heard:?}");
+        let events = run(&mut driver, &bytes);
+        assert!(matches!(&events[..], [Event::Disconnected]), "{events:?}");
         assert!(driver.error.is_some() && driver.sent(usize::MAX).is_empty() && driver.has_left());
     }
 }
@@ -93,8 +93,8 @@ fn a_peer_that_sends_before_the_reply_is_disconnected() {
     let mut driver = passive();
     let mut bytes = setup_frame(b"q", 0, 1, b"data");
     bytes.extend(fpdu(&untagged(SEND, 0, [0, 1, 0], b"early"), false));
-    let heard = run(&mut driver, &bytes);
-    assert!(matches!(&heard[..], [Event::Requested { .. }, Event::Disconnected]), "{heard:?}");
+    let events = run(&mut driver, &bytes);
+    assert!(matches!(&events[..], [Event::Requested { .. }, Event::Disconnected]), "{events:?}");
     assert!(driver.error.is_some());
 }
 
@@ -110,8 +110,8 @@ fn a_wrong_reply_is_answered_by_terminate() {
     for (reply, code) in cases {
         let mut driver = active(IwarpConfig::default());
         drop(driver.sent(usize::MAX));
-        let heard = run(&mut driver, reply);
-        assert!(matches!(&heard[..], [Event::Disconnected]), "{heard:?}");
+        let events = run(&mut driver, reply);
+        assert!(matches!(&events[..], [Event::Disconnected]), "{events:?}");
         let sent = ulpdus(&driver.sent(usize::MAX));
         assert_eq!(sent, [untagged([0x41, 0x47], 0, [2, 1, 0], &[0x20, code, 0, 0])]);
         assert_eq!(driver.iwarp.fault(), Some(Fault::Peer(Violation::Other)));
@@ -123,8 +123,8 @@ fn a_wrong_reply_is_answered_by_terminate() {
 fn a_reply_of_revision_1_is_accepted_and_its_rejection_may_be_due_to_the_revision() {
     let mut driver = active(IwarpConfig::default());
     drop(driver.sent(usize::MAX));
-    let heard = run(&mut driver, &setup_frame(b"p", 0, 1, b"yes"));
-    assert!(matches!(&heard[..], [Event::Connected { private_data }] if private_data == b"yes"));
+    let events = run(&mut driver, &setup_frame(b"p", 0, 1, b"yes"));
+    assert!(matches!(&events[..], [Event::Connected { private_data }] if private_data == b"yes"));
     send(&mut driver, b"hello");
     assert_eq!(ulpdus(&driver.sent(usize::MAX)), [untagged(SEND, 0, [0, 1, 0], b"hello")], "and no RTR");
     assert_eq!((driver.iwarp.caps().reads, driver.iwarp.may_require_revision_1()), (ample().reads, false));
@@ -132,8 +132,8 @@ fn a_reply_of_revision_1_is_accepted_and_its_rejection_may_be_due_to_the_revisio
     for (flags, rev, is_enhanced, may_require_revision_1) in cases {
         let mut driver = active(IwarpConfig { is_enhanced, ..IwarpConfig::default() });
         drop(driver.sent(usize::MAX));
-        let heard = run(&mut driver, &setup_frame(b"p", flags, rev, &[0, 8, 0, 8]));
-        assert!(matches!(&heard[..], [Event::Refused { .. }]), "{heard:?}");
+        let events = run(&mut driver, &setup_frame(b"p", flags, rev, &[0, 8, 0, 8]));
+        assert!(matches!(&events[..], [Event::Refused { .. }]), "{events:?}");
         assert_eq!(driver.iwarp.may_require_revision_1(), may_require_revision_1);
     }
 }
@@ -156,8 +156,8 @@ fn the_passive_side_sends_nothing_before_it_has_received_something() {
         assert!(reply.starts_with(b"MPA ID Rep Frame") && reply.ends_with(b"yes"));
         send(&mut driver, b"hello");
         assert!(driver.events().is_empty() && driver.sent(usize::MAX).is_empty());
-        let heard = run(&mut driver, &fpdu(&untagged(SEND, 0, [0, 1, 0], b"first"), false));
-        assert!(matches!(&heard[..], [Event::Received { .. }, Event::Done { .. }]), "{heard:?}");
+        let events = run(&mut driver, &fpdu(&untagged(SEND, 0, [0, 1, 0], b"first"), false));
+        assert!(matches!(&events[..], [Event::Received { .. }, Event::Done { .. }]), "{events:?}");
         assert_eq!(ulpdus(&driver.sent(usize::MAX)), [untagged(SEND, 0, [0, 1, 0], b"hello")]);
     }
 }
@@ -176,14 +176,14 @@ fn an_rtr_message_of_each_kind_lets_the_passive_side_send_and_is_no_message() {
         assert_eq!([reply[20] & 0xc0, reply[22] & 0xc0], [bits[0] & 0xc0, bits[2] & 0xc0]);
         send(&mut driver, b"hello");
         assert!(driver.sent(usize::MAX).is_empty());
-        let heard = run(&mut driver, &fpdu(&rtr, false));
-        assert!(matches!(&heard[..], [Event::Done { .. }]), "{heard:?}");
+        let events = run(&mut driver, &fpdu(&rtr, false));
+        assert!(matches!(&events[..], [Event::Done { .. }]), "{events:?}");
         let mut sent = ulpdus(&driver.sent(usize::MAX));
         assert_eq!(sent.remove(0), untagged(SEND, 0, [0, 1, 0], b"hello"));
         assert_eq!(sent, answer.into_iter().collect::<Vec<_>>());
         let msn = if bits[0] == 0xc0 { 2 } else { 1 };
-        let heard = run(&mut driver, &fpdu(&untagged(SEND, 0, [0, msn, 0], b"first"), false));
-        assert!(matches!(&heard[..], [Event::Received { .. }]), "{heard:?}");
+        let events = run(&mut driver, &fpdu(&untagged(SEND, 0, [0, msn, 0], b"first"), false));
+        assert!(matches!(&events[..], [Event::Received { .. }]), "{events:?}");
     }
 }
 
@@ -192,16 +192,16 @@ fn the_active_side_sends_the_chosen_rtr_message_first() {
     for (bits, first) in [([0x80, 8, 0x80, 8], WRITE), ([0x80, 8, 0x40, 8], READ)] {
         let mut driver = active(IwarpConfig::default());
         drop(driver.sent(usize::MAX));
-        let heard = run(&mut driver, &setup_frame(b"p", 0x10, 2, &bits));
-        assert!(matches!(&heard[..], [Event::Connected { .. }]));
+        let events = run(&mut driver, &setup_frame(b"p", 0x10, 2, &bits));
+        assert!(matches!(&events[..], [Event::Connected { .. }]));
         assert_eq!(driver.iwarp.room(), 64, "a zero-length RTR read is not posted work");
         send(&mut driver, b"hello");
         let sent = ulpdus(&driver.sent(usize::MAX));
         assert_eq!((&sent[0][..2], &sent[1][..2]), (&first[..], &SEND[..]));
         if first == READ {
             let sink = u32::from_be_bytes(sent[0][18..22].try_into().unwrap());
-            let heard = run(&mut driver, &fpdu(&tagged([0xc1, 0x42], sink, 0, b""), false));
-            assert!(matches!(&heard[..], [Event::Done { id: WorkId(1), .. }]), "{heard:?}");
+            let events = run(&mut driver, &fpdu(&tagged([0xc1, 0x42], sink, 0, b""), false));
+            assert!(matches!(&events[..], [Event::Done { id: WorkId(1), .. }]), "{events:?}");
         }
     }
 }
@@ -214,12 +214,12 @@ fn a_peer_has_20_seconds_to_connect() {
         assert!(driver.events().is_empty());
         deadline
     };
-    let mut silent = passive();
+    let mut idle = passive();
     let mut unanswered = active(IwarpConfig::default());
     let mut without_rtr = passive();
     run(&mut without_rtr, &setup_frame(b"q", 0x10, 2, &[0x80, 0, 0x80, 0]));
     accept(&mut without_rtr);
-    for driver in [&mut silent, &mut unanswered, &mut without_rtr] {
+    for driver in [&mut idle, &mut unanswered, &mut without_rtr] {
         let deadline = begins(driver);
         assert!(deadline <= Instant::now() + SETUP_TIMEOUT);
         driver.iwarp.on_timeout(deadline).unwrap_err();
@@ -241,14 +241,14 @@ fn a_peer_that_has_accepted_and_then_says_nothing_is_nudged_a_few_times() {
         assert_eq!(ulpdus(&driver.sent(usize::MAX)).len(), 2);
         driver
     };
-    let mut silent = connect();
+    let mut idle = connect();
     let mut nudges = 0;
-    while let Some(deadline) = silent.iwarp.poll_timeout() {
-        silent.iwarp.on_timeout(deadline).unwrap();
-        assert_eq!(ulpdus(&silent.sent(usize::MAX)), [tagged(WRITE, 1, 0, b"")]);
+    while let Some(deadline) = idle.iwarp.poll_timeout() {
+        idle.iwarp.on_timeout(deadline).unwrap();
+        assert_eq!(ulpdus(&idle.sent(usize::MAX)), [tagged(WRITE, 1, 0, b"")]);
         nudges += 1;
     }
-    assert!(nudges == 5 && silent.iwarp.room() > 0, "the connection is still there");
+    assert!(nudges == 5 && idle.iwarp.room() > 0, "the connection is still there");
     let mut talks = connect();
     run(&mut talks, &fpdu(&untagged(SEND, 0, [0, 1, 0], b"hello"), false));
     assert!(talks.iwarp.poll_timeout().is_none());
@@ -259,8 +259,8 @@ fn a_peer_that_goes_away_while_connecting_is_noticed() {
     for bytes in [&b""[..], b"MPA ID", &setup_frame(b"q", 0, 1, b"data")] {
         let mut driver = passive();
         driver.peer_has_closed = true;
-        let heard = run(&mut driver, bytes);
-        assert!(matches!(heard.last(), Some(Event::Disconnected)), "{heard:?}");
+        let events = run(&mut driver, bytes);
+        assert!(matches!(events.last(), Some(Event::Disconnected)), "{events:?}");
         driver.post(WorkRequest::Accept { private_data: Vec::new() });
         assert!(driver.events().is_empty() && driver.sent(usize::MAX).is_empty());
     }

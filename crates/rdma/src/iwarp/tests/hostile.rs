@@ -74,8 +74,8 @@ fn outcome_of(is_active: bool, has_crc: bool, segments: &dyn Fn(&GrantedMemory) 
     let error = driver.error.expect("a violation is reported");
     assert!(error.reference.starts_with("RFC 50"), "{error}");
     let (layer, code, copied) = sent_terminate(&mut driver);
-    let heard = driver.events();
-    assert!(matches!(heard.last(), Some(Event::Disconnected)), "{heard:?}");
+    let events = driver.events();
+    assert!(matches!(events.last(), Some(Event::Disconnected)), "{events:?}");
     assert!(field.is_clean_but_for(0, 0), "memory was touched");
     assert!(matches!(driver.iwarp.fault(), Some(Fault::Peer(_))) && driver.has_left());
     let wrong = bad.last().unwrap();
@@ -246,15 +246,15 @@ fn messages_in_one_receive_use_the_buffers_posted_for_earlier_ones() {
     let mut driver = connected(false, &Endpoint { receives: 2, ..ample() }, false);
     let message = |msn| fpdu(&untagged(SEND, 0, [0, msn, 0], &[msn as u8]), false);
     driver.push(&(1..=7).flat_map(message).collect::<Vec<u8>>());
-    let mut heard = Vec::new();
+    let mut events = Vec::new();
     while driver.receive() {
         for event in driver.events() {
             let Event::Received { message, .. } = event else { panic!("{event:?}") };
-            heard.extend(message.to_vec());
+            events.extend(message.to_vec());
             driver.post(WorkRequest::Receive);
         }
     }
-    assert_eq!((heard, driver.error), (vec![1, 2, 3, 4, 5, 6, 7], None));
+    assert_eq!((events, driver.error), (vec![1, 2, 3, 4, 5, 6, 7], None));
     // Receive buffers that are not posted again are missing.
     driver.push(&(8..=10).flat_map(message).collect::<Vec<u8>>());
     while driver.receive() {}
@@ -285,9 +285,9 @@ fn every_violation_by_a_read_response_gets_its_terminate_message_and_touches_no_
         while driver.receive() {}
         let (layer, code, _) = sent_terminate(&mut driver);
         assert_eq!((layer, code), expected);
-        let heard = driver.events();
+        let events = driver.events();
         assert!(matches!(
-            &heard[..],
+            &events[..],
             [Event::Done { id: WorkId(3), result: Err(WorkError::Flushed) }, Event::Disconnected]
         ));
         assert_eq!(memory.seg(0, 192).to_vec(), [0; 192]);

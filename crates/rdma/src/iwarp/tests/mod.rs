@@ -169,7 +169,7 @@ impl TestDriver {
         is_over && self.iwarp.outbox().is_empty()
     }
 
-    /// Loses the stream.
+    /// Ends the stream without the bytes that were not received.
     pub(super) fn lose(&mut self) {
         self.inbound.truncate(self.received);
         self.is_closed = true;
@@ -236,27 +236,27 @@ impl StreamPair {
 
     /// Runs turns until there is no progress; returns the events of each side.
     pub(super) fn settle(&mut self) -> [Vec<Event>; 2] {
-        let mut heard = [Vec::new(), Vec::new()];
+        let mut events_of = [Vec::new(), Vec::new()];
         loop {
             let mut has_moved = self.turn();
-            for (end, heard) in self.ends.iter_mut().zip(&mut heard) {
+            for (end, events_of) in self.ends.iter_mut().zip(&mut events_of) {
                 let events = end.events();
                 has_moved |= !events.is_empty();
-                heard.extend(events);
+                events_of.extend(events);
             }
             if !has_moved {
-                return heard;
+                return events_of;
             }
         }
     }
 
     /// Establishes the connection.
     pub(super) fn connect(&mut self) {
-        let heard = self.settle();
-        assert!(matches!(&heard[1][..], [Event::Requested { .. }]), "{heard:?}");
+        let events_of = self.settle();
+        assert!(matches!(&events_of[1][..], [Event::Requested { .. }]), "{events_of:?}");
         self.ends[1].post(WorkRequest::Accept { private_data: b"welcome".to_vec() });
-        let heard = self.settle();
-        for events in heard {
+        let events_of = self.settle();
+        for events in events_of {
             assert!(matches!(&events[..], [Event::Connected { .. }]), "{events:?}");
         }
     }
@@ -269,7 +269,7 @@ fn next_seed() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// An endpoint with enough of everything.
+/// An endpoint with more resources than the tests use.
 pub(super) fn ample() -> Endpoint {
     Endpoint {
         receives: 64,

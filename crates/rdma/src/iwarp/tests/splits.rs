@@ -59,8 +59,8 @@ fn post_traffic(link: &mut StreamPair) -> Traffic {
     Traffic { written, fetched, posted: 5 }
 }
 
-fn check(traffic: &Traffic, heard: &[Vec<Event>; 2]) {
-    let mut done: Vec<u64> = heard[0]
+fn check(traffic: &Traffic, all_events: &[Vec<Event>; 2]) {
+    let mut done: Vec<u64> = all_events[0]
         .iter()
         .map(|event| match event {
             Event::Done { id, result: Ok(()) } => id.0,
@@ -70,9 +70,9 @@ fn check(traffic: &Traffic, heard: &[Vec<Event>; 2]) {
     done.sort_unstable();
     assert_eq!(done, (1..=traffic.posted).collect::<Vec<_>>());
     let [Event::Received { message: first, .. }, Event::Received { message, invalidated: Some(_) }] =
-        &heard[1][..]
+        &all_events[1][..]
     else {
-        panic!("{:?}", heard[1])
+        panic!("{:?}", all_events[1])
     };
     assert_eq!(first.to_vec(), b"head");
     assert_eq!(message.to_vec(), [&b"head"[..], &bytes(6, 9000)].concat());
@@ -153,7 +153,7 @@ fn a_connection_lost_at_any_byte_completes_all_work_once() {
             link.connect();
             let traffic = post_traffic(&mut link);
             let begin: usize = link.crossed.iter().sum();
-            let mut heard = Vec::new();
+            let mut all_events = Vec::new();
             let mut is_lost = false;
             loop {
                 let has_moved = link.turn();
@@ -166,16 +166,16 @@ fn a_connection_lost_at_any_byte_completes_all_work_once() {
                 if !has_moved && events.is_empty() {
                     break;
                 }
-                heard.extend(events);
+                all_events.extend(events);
             }
             if !is_lost {
                 assert!(at > 2 * LEN, "it was lost up to the end");
                 break;
             }
             link.ends.iter_mut().for_each(|end| end.lose());
-            heard.extend(link.ends[0].events());
-            assert!(matches!(heard.pop(), Some(Event::Disconnected)));
-            let ids: Vec<_> = heard
+            all_events.extend(link.ends[0].events());
+            assert!(matches!(all_events.pop(), Some(Event::Disconnected)));
+            let ids: Vec<_> = all_events
                 .iter()
                 .map(|event| match event {
                     Event::Done { id, result } => (id.0, *result),

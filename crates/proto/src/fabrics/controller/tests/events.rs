@@ -157,7 +157,7 @@ fn an_abort_waits_one_second_for_a_command_without_its_data() {
     }
     assert!((1..2).contains(&waited.as_secs()), "{waited:?}");
     io.deliver(fetch, 0, &[7; 512]);
-    assert!(io.end_of(write).1.status.is_success(), "the host was told that it continues");
+    assert!(io.end_of(write).1.status.is_success(), "the Abort reported that the command continues");
 }
 
 #[test]

@@ -35,7 +35,7 @@ fn acre_is_set_on_a_controller_with_retry_delays() {
     }
     let mut subsystem = ScriptedSubsystem::default();
     bring_up(&mut admin(Ask::Use(1), now), &mut subsystem);
-    assert_eq!(subsystem.behavior, None, "it has none");
+    assert_eq!(subsystem.behavior, None, "no retry delays");
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn all_namespaces_are_learned_except_unusable_ones() {
     let mut driver = admin(Ask::Namespaces, Instant::now());
     bring_up(&mut driver, &mut ScriptedSubsystem::default());
     let found: Vec<u32> = driver.session.namespaces().iter().map(|namespace| namespace.nsid).collect();
-    assert_eq!(found, [1, 9], "3 is listed and not there");
+    assert_eq!(found, [1, 9], "namespace 3 is listed but inactive");
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn the_refusal_of_a_controller_is_reported() {
         with(ScriptedSubsystem { connect_result: 1 << 17 | 5, ..ScriptedSubsystem::default() }),
         NvmeRefused::Authentication
     );
-    // So does a controller that requires a secure channel by authentication.
+    // ASCR: authentication, followed by a secure channel.
     assert_eq!(
         with(ScriptedSubsystem { connect_result: 1 << 18 | 5, ..ScriptedSubsystem::default() }),
         NvmeRefused::Authentication
@@ -109,7 +109,7 @@ fn the_refusal_of_a_controller_is_reported() {
 #[test]
 fn a_controller_may_take_cap_to_to_become_ready() {
     let start = Instant::now();
-    for (unready, is_patient) in [(50, true), (1000, false)] {
+    for (unready, becomes_ready) in [(50, true), (1000, false)] {
         let mut driver = admin(Ask::Use(1), start);
         let mut subsystem = ScriptedSubsystem { unready, ..ScriptedSubsystem::default() };
         bring_up(&mut driver, &mut subsystem);
@@ -120,8 +120,8 @@ fn a_controller_may_take_cap_to_to_become_ready() {
             bring_up(&mut driver, &mut subsystem);
             assert!(now - start < Duration::from_secs(3));
         }
-        assert_eq!(driver.session.is_ready(), is_patient);
-        if !is_patient {
+        assert_eq!(driver.session.is_ready(), becomes_ready);
+        if !becomes_ready {
             assert_eq!(driver.session.refused(), Some(&NvmeRefused::NotReady(2)));
         }
     }
@@ -207,7 +207,11 @@ fn a_replaced_namespace_is_not_used_any_more() {
         bring_up(&mut driver, &mut subsystem);
         let refused = is_another.then_some(&NvmeRefused::Replaced(1));
         assert_eq!((driver.is_closing(), driver.session.refused()), (is_another, refused));
-        assert_eq!(driver.session.poll_size().is_none(), is_another, "it is not this one's size");
+        assert_eq!(
+            driver.session.poll_size().is_none(),
+            is_another,
+            "the size of a replaced namespace is not reported"
+        );
     }
 }
 
@@ -225,8 +229,8 @@ fn a_stop_shuts_the_controller_down_once() {
     bring_up(&mut driver, &mut ScriptedSubsystem::default());
     driver.session.on_stop();
     driver.session.on_stop();
-    let [goodbye] = driver.session.sent().try_into().unwrap();
-    assert_eq!((goodbye.sqe.opcode, goodbye.sqe.cdw12.get() >> 14 & 3), (0x7f, 1));
+    let [shutdown] = driver.session.sent().try_into().unwrap();
+    assert_eq!((shutdown.sqe.opcode, shutdown.sqe.cdw12.get() >> 14 & 3), (0x7f, 1));
     assert!(driver.is_closing());
 }
 

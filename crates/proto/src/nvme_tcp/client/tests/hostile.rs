@@ -109,12 +109,12 @@ fn an_invalid_ic_resp_is_refused() {
         queue.sent();
         let error = queue.feed(&with(PLAIN.ic_resp(), at, value)).unwrap_err();
         assert!(error.what.contains(words), "{words}: {error}");
-        assert_eq!(termination(&mut queue.driver, PLAIN).map(|told| told.1), Some(fei), "{words}");
+        assert_eq!(termination(&mut queue.driver, PLAIN).map(|term_req| term_req.1), Some(fei), "{words}");
     }
     let mut queue = ScriptedQueue::fresh(PLAIN, namespace(), 128);
     assert!(queue.feed(&PLAIN.good(0)).is_err());
-    let told = termination(&mut queue.driver, PLAIN).map(|told| told.0);
-    assert_eq!(told, Some(FatalError::PDU_SEQUENCE_ERROR));
+    let term_req = termination(&mut queue.driver, PLAIN).map(|term_req| term_req.0);
+    assert_eq!(term_req, Some(FatalError::PDU_SEQUENCE_ERROR));
 }
 
 #[test]

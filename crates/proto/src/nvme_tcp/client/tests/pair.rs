@@ -335,8 +335,8 @@ fn the_session_does_without_a_queue_that_cannot_be_connected() {
     assert!(host.session.on_lost(1, now), "it could not be dialled");
     assert_eq!(host.session.poll_connect().map(|(connection, _)| connection), Some(2));
     host.session.on_connected(2, now);
-    assert!(host.session.on_lost(2, now), "nobody was there");
-    assert_eq!(host.session.poll_connect(), None, "neither is tried again");
+    assert!(host.session.on_lost(2, now), "the queue was not in use");
+    assert_eq!(host.session.poll_connect(), None, "neither is dialled again");
     (0..3).for_each(|tag| write(&mut host, tag));
     host.connection = 0;
     exchange_all(&mut host, &mut target);
