@@ -140,7 +140,7 @@ const OPCODE_SHIFT: u8 = 4;
 mod tests {
     use super::*;
     use crate::iscsi::scsi::{ScsiCommand, ScsiResponse};
-    use crate::iscsi::session::{LoginRequest, LoginResponse};
+    use crate::iscsi::session::{IscsiLoginRequest, IscsiLoginResponse};
     use crate::iscsi::{BHS_LEN, IscsiOpcode};
 
     /// Messages between ib_iser and ib_isert of Linux 6.12 over siw: iSER header and BHS of each.
@@ -170,11 +170,11 @@ mod tests {
     #[test]
     fn a_linux_login_names_no_memory() {
         let message = bytes(LOGIN);
-        let (header, request) = parts::<LoginRequest>(&message);
+        let (header, request) = parts::<IscsiLoginRequest>(&message);
         assert_eq!((header, request.data_segment_length.get()), (ControlHeader::new(), 442));
         assert_eq!((header.read(), header.write()), (None, None));
         let message = bytes(LOGIN_RESPONSE);
-        let (header, response) = parts::<LoginResponse>(&message);
+        let (header, response) = parts::<IscsiLoginResponse>(&message);
         assert_eq!((header, response.tsih.get()), (ControlHeader::new(), 1));
         assert_eq!([header.as_bytes(), response.as_bytes()].concat_to::<76>(), message);
     }
