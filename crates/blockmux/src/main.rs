@@ -128,6 +128,9 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return on_no_command(&error),
     };
+    if let Command::Serve(args) = &cli.command {
+        args.announce_user();
+    }
     let log = match start_log(&cli) {
         Ok(log) => log,
         Err(error) => {

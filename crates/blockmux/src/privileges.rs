@@ -16,6 +16,7 @@ use std::fs;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tracing::debug;
 
 /// Drops all capabilities of this thread but `needed`. Without CAP_DAC_OVERRIDE root can open only
@@ -56,9 +57,12 @@ impl FromStr for ServiceUser {
 }
 
 impl ServiceUser {
-    /// Accepts a state directory of this user from now on.
+    /// Accepts a state directory of this user from now on, and has threads that drop their
+    /// capabilities keep those to change the user: the C library changes it in all of them, and
+    /// ends the process if one may not.
     pub(crate) fn announce(&self) {
         state::will_become(self.uid);
+        USER_CHANGES.store(true, Ordering::Relaxed);
     }
 
     /// Makes the process one of this user, and the user the owner of the state directory with what
@@ -96,10 +100,17 @@ impl ServiceUser {
 /// Gives up all capabilities of a thread that needs none, and goes on if the system does not let
 /// it.
 pub(crate) fn give_up_all() {
-    if let Err(error) = keep(CapabilitySet::empty()) {
+    let kept = match USER_CHANGES.load(Ordering::Relaxed) {
+        true => CapabilitySet::SETUID | CapabilitySet::SETGID,
+        false => CapabilitySet::empty(),
+    };
+    if let Err(error) = keep(kept) {
         debug!("a thread keeps its capabilities: {error}");
     }
 }
+
+/// The process changes its user once everything is open; then all capabilities of these threads end.
+static USER_CHANGES: AtomicBool = AtomicBool::new(false);
 
 /// Drops all of this thread's capabilities but `kept`; returns the dropped ones.
 fn keep(kept: CapabilitySet) -> io::Result<CapabilitySet> {

@@ -66,7 +66,8 @@ fn next_key(end: Instant) -> io::Result<Option<KeyCode>> {
     while event::poll(end.saturating_duration_since(Instant::now()))? {
         match event::read()? {
             Event::Key(key) if key.kind != KeyEventKind::Release => {
-                let is_interrupt = key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
+                let is_interrupt =
+                    key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
                 return Ok(Some(if is_interrupt { KeyCode::Char('q') } else { key.code }));
             }
             Event::Resize(..) => return Ok(Some(KeyCode::Null)),

@@ -220,7 +220,7 @@ fn run<S: OneStream>(
     }
 }
 
-/// Begins TLS, which the session demands. Returns whether that is news.
+/// Starts TLS, which the session demands; `false` if it has started already.
 fn start_tls(secure: Option<&mut Secure>, chunk: &Chunk) -> Result<bool, Broken> {
     let secure = secure.ok_or(TlsError::Internal("this connection has no TLS credentials"))?;
     let is_news = secure.start();

@@ -518,6 +518,7 @@ mod tests {
         channels.move_io(&mut session, begun);
         let sums = served.traffic_by_origin();
         assert_eq!((sums[0].traffic.reads, sums[0].latency.reads.count(), sums[0].traffic.users), (2, 0, 1));
+        assert_eq!(sums[0].in_flight(), 2);
         is_released.store(true, Ordering::Relaxed);
         // The session asks again, which completes in its own poll.
         channels.move_io(&mut session, begun + Duration::from_millis(5));
@@ -527,7 +528,7 @@ mod tests {
         assert_eq!(sum.failures.iter().sum::<u64>(), 1);
         assert_eq!(sum.failures[error_kind(&IoError::OutOfRange)], 1);
         let reads = sum.latency.reads;
-        assert_eq!(reads.count(), sum.traffic.reads);
+        assert_eq!((reads.count(), sum.in_flight()), (sum.traffic.reads, 0));
         assert_eq!(reads.buckets[13], 2, "two took 5 ms: {reads:?}");
         assert_eq!(sum.latency.writes.count() + sum.latency.others.count(), 0);
     }

@@ -449,7 +449,11 @@ impl Tls {
                 "S2N_ERR_CIPHER_NOT_SUPPORTED" | "S2N_ERR_NO_VALID_SIGNATURE_SCHEME",
             ) => TlsError::NoIdentity,
             (_, name) => match certificates::refusal(name) {
+                Some(_) if self.kind == CredentialKind::Psk => {
+                    TlsError::Certificate("a pre-shared key is expected here")
+                }
                 Some(refusal) => refusal,
+                None if error.kind() == ErrorType::ConnectionClosed => TlsError::Disconnected,
                 None if error.kind() == ErrorType::ProtocolError => TlsError::Malformed(error.message()),
                 None => TlsError::Internal(error.message()),
             },

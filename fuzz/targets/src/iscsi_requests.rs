@@ -11,7 +11,7 @@ use crate::choices::Choices;
 use crate::iscsi_target::drive;
 use blockmux_proto::iscsi::text::{TextBuilder, TextError, pairs, parse_binary, parse_list, parse_number};
 use blockmux_wire::iscsi::scsi::{ATTR_MASK, FLAG_READ, FLAG_WRITE, ScsiCommand};
-use blockmux_wire::iscsi::session::{LoginRequest, TextRequest};
+use blockmux_wire::iscsi::session::{IscsiLoginRequest, TextRequest};
 use blockmux_wire::iscsi::{Bhs, FLAG_FINAL, FLAG_IMMEDIATE, IscsiOpcode, RESERVED_TAG, U24, padding};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -71,7 +71,7 @@ fn reads_back(text: &[u8]) {
 }
 
 fn login_request(flags: u8) -> Vec<u8> {
-    let mut request = LoginRequest::new_zeroed();
+    let mut request = IscsiLoginRequest::new_zeroed();
     request.opcode = IscsiOpcode::LOGIN_REQUEST.0 | FLAG_IMMEDIATE;
     request.flags = flags;
     request.isid = [0x80, 1, 2, 3, 4, 5];

@@ -1,8 +1,8 @@
 //! A hostile host against the NVMe/RDMA target.
 //!
-//! With a bit of 1 in the first choice, another connection has made controller 1 before, so that
-//! messages may connect an I/O queue; with a bit of 2 the first record is the private data that it
-//! connects with. Bits of a record's kind: 1, the CID is one that is free.
+//! Bits of the first choice: 1, another connection has created controller 1, so that messages may
+//! connect an I/O queue; 2, the first record is the private data of the connection. Bits of a
+//! record's kind: 1, use a free CID.
 
 use crate::choices::Choices;
 use crate::nvme_tcp_target::{admin, exports, node};
@@ -46,12 +46,12 @@ pub(crate) fn nvme_rdma_target(data: &[u8]) {
 struct NvmeRdma {
     /// Identifier of the next command.
     cid: u16,
-    /// Messages that were sent beyond the completions that came.
+    /// Number of messages without a completion.
     unanswered: u32,
 }
 
 impl RdmaJudge for NvmeRdma {
-    /// The deadline of connecting is further.
+    /// Below the deadline of connecting.
     const NEAR: Duration = Duration::from_millis(100);
     const MAX_RECEIVES: u64 = 1 << 16;
     const MAX_POOLED: usize = 256 << 20;
@@ -70,7 +70,7 @@ impl RdmaJudge for NvmeRdma {
         assert!(accept.recfmt.get() == 0 && accept.crqsize.get() > 0);
     }
 
-    /// A completion of a command, and no more of them than there were commands.
+    /// Checks that it is a completion, and that there are no more completions than commands.
     fn on_send(&mut self, head: &[u8], payload: &SgList) {
         assert_eq!((head.len(), payload.len()), (CQE_LEN, 0));
         Cqe::read_from_bytes(head).expect("a completion");

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use zerocopy::FromBytes;
 
 /// Reads `data` as choices and a host's stream. With an odd first choice, another connection has
-/// made controller 1 before, so that the stream may connect an I/O queue.
+/// created controller 1, so that the stream may connect an I/O queue.
 pub(crate) fn nvme_tcp_target(data: &[u8]) {
     let (mut choices, stream) = Choices::split(data);
     let exports = exports();
@@ -40,14 +40,14 @@ struct Controller {
     /// The subsystem whose namespace 1 is attached and detached.
     subsystem: Arc<Subsystem>,
     first: Namespace,
-    /// Keeps controller 1.
+    /// The admin connection of controller 1, which keeps it alive.
     _admin: Option<NvmeTcpTargetSession>,
     /// The incomplete last PDU.
     sent: Vec<u8>,
 }
 
 impl Judge for Controller {
-    /// The deadline of connecting is further.
+    /// Below the deadline of connecting.
     const NEAR: Duration = Duration::from_millis(100);
     const MAX_OUTBOX: usize = (64 << 20) + (2 << 20);
     const MAX_POOLED: usize = 256 << 20;
@@ -81,14 +81,14 @@ impl Judge for Controller {
     fn on_choice(&mut self, choice: u8) {
         match choice {
             253 => drop(self.subsystem.detach(|namespace| namespace.nsid == self.first.nsid)),
-            // Unless it is there.
+            // Fails if it is attached already.
             252 => drop(self.subsystem.attach(self.first.clone(), None)),
             _ => {}
         }
     }
 }
 
-/// A connection that has made controller 1, which lives as long as it.
+/// An admin connection that has created controller 1.
 pub(crate) fn admin(node: &Arc<NvmeNode>, pool: &Pool, now: Instant) -> NvmeTcpTargetSession {
     let mut admin = NvmeTcpTargetSession::new(node.clone(), pool.clone(), now);
     admin.on_bytes(&Chunk::from_slice(ADMIN), now).expect("it is what a host sends");
@@ -104,7 +104,7 @@ pub(crate) fn node(exports: &Exports) -> Arc<NvmeNode> {
     Arc::new(NvmeNode::new(vec![subsystem], ports, ""))
 }
 
-/// The volume as the namespace of the next number.
+/// The volume as a namespace with NSID `volume` + 1.
 fn namespace(exports: &Exports, volume: VolumeId) -> Namespace {
     let (export, served) = exports.get(volume).zip(exports.served(volume)).expect("it is in the list");
     Namespace::new(volume.0 + 1, volume, served, export.read_only, VolumeUuid::of_texts(&[&export.name]))

@@ -10,7 +10,9 @@ use super::identity::warn_of_twins;
 use super::opening::{NamedVolume, Opening};
 use super::setup::LARGEST;
 use crate::api::{ApiError, ErrorCode};
-use crate::ctl::{Answer, PopulatedStatus, ProtocolStatus, Request, ReservationStatus, SessionStatus, Status, VolumeStatus};
+use crate::ctl::{
+    Answer, PopulatedStatus, ProtocolStatus, Request, ReservationStatus, SessionStatus, Status, VolumeStatus,
+};
 use crate::data_key::DataKey;
 use crate::log::levels::{self, Levels};
 use crate::open::Populate;
@@ -22,7 +24,9 @@ use blockmux_engine::reactor::CoreStats;
 use blockmux_engine::sessions::{SessionInfo, Sessions};
 use blockmux_engine::socket::Listener;
 use blockmux_proto::exports::{Exports, VolumeId};
-use blockmux_proto::volume_state::{ERROR_KINDS, OriginTraffic, ReservationSummary, VolumeLatency, VolumeState};
+use blockmux_proto::volume_state::{
+    ERROR_KINDS, OriginTraffic, ReservationSummary, VolumeLatency, VolumeState,
+};
 use blockmux_volume::{Resize, ResizeError};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -120,11 +124,9 @@ impl VolumeFigures {
         self.origins.iter().fold(VolumeLatency::default(), |sum, one| sum.plus(&one.latency))
     }
 
-    /// Requests that were submitted and have not completed; what was counted between is none.
+    /// Requests that were submitted and have not completed.
     pub(super) fn queue_depth(&self) -> u64 {
-        let begun = self.origins.iter().map(|one| one.traffic.reads + one.traffic.writes + one.traffic.others);
-        let completed = self.latency().by_kind().map(|(_, histogram)| histogram.count());
-        begun.sum::<u64>().saturating_sub(completed.iter().sum())
+        self.origins.iter().map(OriginTraffic::in_flight).sum()
     }
 
     /// Requests that failed, in the order of `ERROR_KINDS`.
@@ -377,9 +379,9 @@ impl ControlServer {
                 users: traffic.users.saturating_sub(gone as u64),
                 gone,
                 traffic: traffic.into(),
-                reservation: Some(served.reservation()).filter(|now| now.registrants > 0 || now.is_reserved).map(
-                    |now| ReservationStatus { registrants: now.registrants, reserved: now.is_reserved },
-                ),
+                reservation: Some(served.reservation())
+                    .filter(|now| now.registrants > 0 || now.is_reserved)
+                    .map(|now| ReservationStatus { registrants: now.registrants, reserved: now.is_reserved }),
                 reconnects: served.volume().links().map(|links| links.reconnects),
                 populated: served
                     .volume()

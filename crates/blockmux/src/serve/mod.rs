@@ -115,6 +115,13 @@ pub(crate) struct ServeArgs {
 }
 
 impl ServeArgs {
+    /// Prepares for `--user`, before any thread is started.
+    pub(crate) fn announce_user(&self) {
+        if let Some(user) = &self.user {
+            user.announce();
+        }
+    }
+
     /// Whether it serves until it is told to stop, and not for one command of its user.
     pub(crate) fn is_daemon(&self) -> bool {
         self.run.is_none()
@@ -148,9 +155,6 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     };
     let mut inherited = InheritedListeners::from_service_manager()?;
     let user = args.user.clone();
-    if let Some(user) = &user {
-        user.announce();
-    }
     let mut setup = Setup::gather(args, &inherited)?;
     let (sender, events) = mpsc::channel();
     signals::watch(&sender, |_| StopEvent::Signal)

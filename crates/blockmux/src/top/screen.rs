@@ -11,6 +11,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Row, Sparkline, Table};
 use std::collections::HashMap;
+use std::iter;
 
 /// What is shown, and how far it is scrolled.
 pub(super) struct View {
@@ -105,7 +106,11 @@ impl View {
             protocols.map(|protocol| format!("{} {}", protocol.name, protocol.connections)).collect();
         let failed: u64 = history.total.points.iter().map(|point| point.failed).sum();
         let failed = format!("failed in the last hour  {failed}");
-        let gone = if status.gone > 0 { format!("   gone with I/O in flight  {}", status.gone) } else { String::new() };
+        let gone = if status.gone > 0 {
+            format!("   gone with I/O in flight  {}", status.gone)
+        } else {
+            String::new()
+        };
         vec![
             Line::from(vec![Span::styled(format!("blockmux  {}  ", self.address), BOLD), state]),
             Line::from(format!(
@@ -122,11 +127,7 @@ impl View {
                 micros(now.p99_us)
             )),
             Line::from(vec![
-                Span::from(format!(
-                    "connections {:>9}   {}   ",
-                    status.connections,
-                    protocols.join(", ")
-                )),
+                Span::from(format!("connections {:>9}   {}   ", status.connections, protocols.join(", "))),
                 Span::styled(format!("{failed}{gone}"), if status.gone > 0 { BAD } else { SOFT }),
             ]),
         ]
@@ -139,8 +140,10 @@ impl View {
         let columns = usize::from(chart.width).max(1);
         // Of the points that share a column the largest is shown.
         let per_column = HOUR_POINTS.div_ceil(columns);
-        let values: Vec<u64> =
-            points.rchunks(per_column).map(|chunk| chunk.iter().map(requests).max().unwrap_or(0)).rev().collect();
+        let newest_first =
+            points.rchunks(per_column).map(|chunk| chunk.iter().map(requests).max().unwrap_or(0));
+        let mut values: Vec<u64> = newest_first.chain(iter::repeat(0)).take(columns).collect();
+        values.reverse();
         frame.render_widget(Sparkline::default().data(values).style(Style::new().fg(Color::Cyan)), chart);
     }
 
@@ -190,7 +193,8 @@ impl View {
             Constraint::Length(7),
             Constraint::Length(9),
         ];
-        let head = ["volume", "size", "users", "reads/s", "writes/s", "read/s", "written/s", "99%", "failed", ""];
+        let head =
+            ["volume", "size", "users", "reads/s", "writes/s", "read/s", "written/s", "99%", "failed", ""];
         let lens = [0, 9, 5, 8, 8, 10, 10, 8, 7, 0];
         frame.render_widget(Table::new(rows, widths).header(header(head, lens)), area);
     }
@@ -198,7 +202,8 @@ impl View {
     fn draw_sessions(&self, frame: &mut Frame<'_>, area: Rect) {
         let rows = self.told.sessions.iter().skip(self.above).map(|session| {
             let (requests, bytes) = done(session);
-            let rate = |now: u64, before: u64| (now.saturating_sub(before) as f64 / self.seconds).round() as u64;
+            let rate =
+                |now: u64, before: u64| (now.saturating_sub(before) as f64 / self.seconds).round() as u64;
             let before = self.before.get(&key(session)).filter(|_| self.seconds > 0.0);
             let rates = before.map(|before| (rate(requests, before.0), rate(bytes, before.1)));
             let (requests, bytes) = match rates {
@@ -334,9 +339,12 @@ mod tests {
         assert_eq!(lines[2], "bytes/s      4.69 MiB   latency  87 us median, 2.3 ms 99%");
         assert_eq!(lines[3], "connections         2   iscsi 2   failed in the last hour  2");
         assert!(lines[4].starts_with("last hour   "), "{lines:#?}");
-        assert!(lines[6].ends_with("██"), "two points at the right edge: {lines:#?}");
+        assert!(lines[6].ends_with(" █"), "the last points share the column at the right edge: {lines:#?}");
         assert_eq!(lines[7], " Volumes 30   Sessions 1");
-        assert!(lines[9].starts_with("disk0 ") && lines[9].contains("1200") && lines[9].contains("2.3 ms"), "{lines:#?}");
+        assert!(
+            lines[9].starts_with("disk0 ") && lines[9].contains("1200") && lines[9].contains("2.3 ms"),
+            "{lines:#?}"
+        );
         assert!(lines[9].ends_with("read-only") || lines[9].contains("read-only"), "{lines:#?}");
         assert!(lines[10].starts_with("disk1 ") && lines[10].contains("   -"), "{lines:#?}");
         view.on_key(KeyCode::PageDown);

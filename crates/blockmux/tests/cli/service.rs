@@ -155,7 +155,7 @@ fn a_daemon_that_root_has_started_serves_as_another_user_and_leaves_it_its_files
 fn completions_and_manual_pages_are_of_every_subcommand() {
     for shell in ["bash", "zsh", "fish"] {
         let script = text(&blockmux(["completions", shell]).stdout);
-        assert!(script.contains("discover") && script.contains("--log-format"), "{shell}");
+        assert!(script.contains("discover") && script.contains("log-format"), "{shell}");
     }
     let directory = tempfile::tempdir().unwrap();
     let written = blockmux(["man-pages", directory.path().to_str().unwrap()]);

@@ -1,4 +1,4 @@
-//! A remote disk over raw frames: an initiator session with its ports is a channel.
+//! A remote disk over raw frames: a channel is an initiator session with its ports.
 //!
 //! There is no connection to lose. The session retransmits what is not answered and fails what has
 //! waited too long, so a channel is only the session, its ports and a task that polls them.
@@ -79,7 +79,7 @@ impl<H: FrameHost> Volume for AoeVolume<H> {
 struct AoeChannel<H: FrameHost> {
     info: VolumeInfo,
     link: Rc<RefCell<FrameLink<H>>>,
-    /// Invalid requests.
+    /// Completions of invalid requests.
     done: Vec<Completion>,
 }
 
@@ -168,7 +168,7 @@ impl<H: FrameHost> FrameLink<H> {
         }
     }
 
-    /// Logs if another disk than the expected one has answered: it is sent nothing.
+    /// Logs that another disk than the expected one has answered; no request is sent to it.
     fn check_disk(&mut self) {
         if self.is_checked || !self.session.is_ready() {
             return;

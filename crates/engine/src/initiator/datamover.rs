@@ -37,7 +37,7 @@ pub trait Datamover: Clone + Send + Sync + 'static {
     }
 
     /// Whether the session may have failed because the target supports only the oldest variant.
-    fn is_misunderstood(_session: &Self::Session) -> bool {
+    fn may_require_revision_1(_session: &Self::Session) -> bool {
         false
     }
 
@@ -134,7 +134,7 @@ impl Datamover for OverIwarp {
         OverIwarp::older(*self)
     }
 
-    fn is_misunderstood(session: &Self::Session) -> bool {
+    fn may_require_revision_1(session: &Self::Session) -> bool {
         session.queue_pair().may_require_revision_1()
     }
 

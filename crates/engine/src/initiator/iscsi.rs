@@ -270,7 +270,7 @@ fn ask_once<D: Datamover>(
     let timeout = if purpose == SessionPurpose::Describe { LOG_IN_TIMEOUT } else { MANAGE_TIMEOUT };
     let ran = run_session(address, &mut FirstOf(&mut session), timeout, is_over);
     if has_hung_up(&ran)
-        && D::is_misunderstood(&session)
+        && D::may_require_revision_1(&session)
         && let Some(older) = over.older()
     {
         *over = older;

@@ -187,7 +187,7 @@ fn ask_over<C: NvmeCarrier>(
         run_secured(address, secure, &mut session, ASK_TIMEOUT, is_over)
     });
     if has_hung_up(&ran)
-        && C::is_misunderstood(&session)
+        && C::may_require_revision_1(&session)
         && let Some(over) = over.older()
     {
         return ask_over(&NvmeEndpoint { over, ..endpoint.clone() }, ask, keys);

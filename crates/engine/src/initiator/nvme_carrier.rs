@@ -39,7 +39,7 @@ pub trait NvmeCarrier: Clone + Send + Sync + 'static {
 
     /// Whether the admin queue may have failed because the controller supports only the oldest
     /// variant.
-    fn is_misunderstood(_admin: &Self::Admin) -> bool {
+    fn may_require_revision_1(_admin: &Self::Admin) -> bool {
         false
     }
 }
@@ -126,7 +126,7 @@ impl NvmeCarrier for OverIwarp {
         OverIwarp::older(*self)
     }
 
-    fn is_misunderstood(admin: &Self::Admin) -> bool {
-        admin.queue_pair().is_misunderstood()
+    fn may_require_revision_1(admin: &Self::Admin) -> bool {
+        admin.queue_pair().may_require_revision_1()
     }
 }

@@ -139,7 +139,7 @@ fn ask(endpoint: &mut SrpEndpoint, mode: Mode) -> Result<Session, SrpConnectErro
             continue;
         }
         if has_hung_up(&ran)
-            && session.queue_pair().is_misunderstood()
+            && session.queue_pair().may_require_revision_1()
             && let Some(older) = endpoint.over.older()
         {
             endpoint.over = older;

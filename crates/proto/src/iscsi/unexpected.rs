@@ -143,7 +143,7 @@ mod tests {
         for asked in [IscsiOpcode::SCSI_RESPONSE, IscsiOpcode::NOP_IN, IscsiOpcode::TEXT_RESPONSE] {
             assert!(sent.admits(&of_target(asked, 5, 8), 2));
         }
-        // A command that says nothing new, and an answer to the ping.
+        // A command that acknowledges no further response, and a reply to the ping.
         sent.on_pdu(&of_initiator(IscsiOpcode::SCSI_COMMAND, 5, 0, 7));
         assert!(!sent.admits(&ping, 2));
         sent.on_pdu(&of_initiator(IscsiOpcode::NOP_OUT, RESERVED_TAG, 3, 7));

@@ -422,7 +422,10 @@ mod tests {
             ("iscsi://h?discovery_user=t", "parameter \"discovery_secret_file\": missing"),
             ("iscsi://h?discovery_secret_file=t", "parameter \"discovery_user\": missing"),
             ("iscsi://u%p@h?mutual_secret_file=t", "parameter \"mutual_user\": missing"),
-            ("iscsi://h?mutual_user=t&mutual_secret_file=s", "parameter \"mutual_user\": only who proves"),
+            (
+                "iscsi://h?mutual_user=t&mutual_secret_file=s",
+                "parameter \"mutual_user\": mutual authentication needs a user",
+            ),
             ("iscsi://h?header_digest=yes", "parameter \"header_digest=yes\": write on or off"),
             ("iscsi://h?initiator=me", "name \"me\": an iSCSI name begins with"),
             ("iscsi://h?paths=2", "parameter \"paths=2\": write all, or name the portals"),

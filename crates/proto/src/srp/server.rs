@@ -103,9 +103,14 @@ enum ChannelPhase {
 
 /// A message for the initiator, and the data-in that goes before it.
 struct Answer {
-    data: VecDeque<(SgList, Remote)>,
+    data: AnswerData,
+    /// How many of them are posted.
+    written: usize,
     message: SmallVec<[u8; 128]>,
 }
+
+/// Data-in and where it goes: mostly to one range.
+type AnswerData = SmallVec<[(SgList, Remote); 1]>;
 
 impl TargetSession {
     /// A session for an initiator that has just connected; `hang_up` disconnects it. `pool` is the
@@ -236,7 +241,7 @@ impl TargetSession {
                 value: reason.0.into(),
                 ..TargetNotice::new_zeroed()
             };
-            self.send(&[logout.as_bytes()], VecDeque::new());
+            self.send(&[logout.as_bytes()], AnswerData::new());
         }
         self.abort_all();
     }
@@ -316,13 +321,15 @@ impl TargetSession {
                 value: std::mem::take(&mut self.credits).into(),
                 ..TargetNotice::new_zeroed()
             };
-            self.send(&[notice.as_bytes()], VecDeque::new());
+            self.send(&[notice.as_bytes()], AnswerData::new());
         }
         while queue_pair.room() > 0
             && let Some(answer) = self.answers.front_mut()
         {
             has_moved = true;
-            if let Some((local, remote)) = answer.data.pop_front() {
+            if let Some((local, remote)) = answer.data.get_mut(answer.written) {
+                answer.written = answer.written.saturating_add(1);
+                let (local, remote) = (std::mem::take(local), *remote);
                 let id = WorkId(WRITE << u32::BITS | local.len() as u64);
                 if !queue_pair.write(id, &local, remote) {
                     self.unsent = self.unsent.saturating_sub(local.len());

@@ -48,6 +48,8 @@ pub struct OriginTraffic {
     pub latency: VolumeLatency,
     /// Requests that failed, in the order of [`ERROR_KINDS`].
     pub failures: [u64; ERROR_KINDS.len()],
+    /// Requests of users that ended before them.
+    abandoned: u64,
 }
 
 /// Counters of one user on one core; the volume's sum includes them also after the drop.
@@ -189,9 +191,13 @@ impl Meter {
 
 impl Drop for Meter {
     fn drop(&mut self) {
+        let mut own = OriginTraffic::default();
+        own.add(&self.counts);
         let mut all = self.served.meters.lock();
         all.users.retain(|(_, counts)| !Arc::ptr_eq(counts, &self.counts));
-        all.of(&self.origin).add(&self.counts);
+        let sum = all.of(&self.origin);
+        sum.add(&self.counts);
+        sum.abandoned = sum.abandoned.wrapping_add(own.in_flight());
     }
 }
 
@@ -208,6 +214,17 @@ impl AllCounters {
 }
 
 impl OriginTraffic {
+    /// Requests that were submitted and have not completed.
+    #[must_use]
+    pub fn in_flight(&self) -> u64 {
+        let VolumeTraffic { reads, writes, others, .. } = self.traffic;
+        let begun = reads.wrapping_add(writes).wrapping_add(others);
+        let completed = self.latency.by_kind().map(|(_, histogram)| histogram.count());
+        let over = completed.into_iter().fold(self.abandoned, u64::wrapping_add);
+        // What was counted between the two readings is not in flight.
+        begun.saturating_sub(over)
+    }
+
     fn add(&mut self, counts: &CoreCounters) {
         self.traffic = self.traffic.with(counts);
         self.latency.add(&counts.latencies);

@@ -177,7 +177,7 @@ fn a_key_and_a_certificate_do_not_authenticate_each_other() {
     let key = crate::Psk { identity: b"a".to_vec(), secret: vec![7; 32].into(), hash: crate::Hash::Sha256 };
     let with_key = || Tls::client(&ClientCredentials::Psks([key.clone()].into())).unwrap();
     let [client_error, _] = errors(with_key(), server(&[authority.server(&["a"])], None));
-    assert!(client_error.is_some());
+    assert!(client_error.unwrap().ends_with("a pre-shared key is expected here"));
     let keys = key.clone();
     let lookup: crate::Lookup = std::sync::Arc::new(move |_| Some(keys.clone()));
     let with_keys = Tls::server(&ServerCredentials::Psks(lookup)).unwrap();

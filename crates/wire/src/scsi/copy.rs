@@ -295,8 +295,8 @@ pub struct RodTokenLimits {
 }
 const _: () = assert!(size_of::<RodTokenLimits>() == 32);
 
-/// The ROD Token Features descriptor of VPD page 8Fh with what it says of block devices, without
-/// its type and length (SPC-5).
+/// The ROD Token Features descriptor of VPD page 8Fh for block devices, without its type and
+/// length (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct RodTokenFeatures {

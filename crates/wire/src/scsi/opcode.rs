@@ -201,7 +201,7 @@ pub mod third_party_copy_in {
     pub const RECEIVE_ROD_TOKEN_INFORMATION: u16 = 0x07;
 }
 
-/// How many bytes a CDB with this operation code has, from its group code (SPC-5); `None` for the
+/// Length of a CDB with this operation code in bytes, from its group code (SPC-5); `None` for the
 /// variable length and the vendor-specific groups.
 #[must_use]
 pub const fn cdb_len(opcode: u8) -> Option<usize> {

@@ -67,7 +67,7 @@ pub(super) struct TargetEntry {
     default_time2_retain: Option<u32>,
     /// The algorithms of CHAP that are accepted, where an acl entry does not say; left out: all.
     #[serde(rename = "CHAP_A")]
-    chap_a: Option<Vec<ChapAlgorithm>>,
+    chap_a: Option<Vec<ChapAlgorithmName>>,
     /// Who may log in; none means everybody, without proof.
     #[serde(default)]
     acl: Vec<AclEntry>,
@@ -86,17 +86,17 @@ enum Digest {
     Either,
 }
 
-/// An algorithm of CHAP by its name.
+/// The name of a CHAP algorithm (`CHAP_A`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
-struct ChapAlgorithm(ChapAlgorithm);
+struct ChapAlgorithmName(ChapAlgorithm);
 
-impl TryFrom<String> for ChapAlgorithm {
+impl TryFrom<String> for ChapAlgorithmName {
     type Error = String;
 
-    fn try_from(name: String) -> Result<ChapAlgorithm, String> {
-        let unknown = || format!("`{name}` is no algorithm of CHAP; write SHA3-256, SHA-256, SHA1 or MD5");
-        ChapAlgorithm::from_name(&name).map(ChapAlgorithm).ok_or_else(unknown)
+    fn try_from(name: String) -> Result<ChapAlgorithmName, String> {
+        let unknown = || format!("`{name}` is not a CHAP algorithm; write SHA3-256, SHA-256, SHA1 or MD5");
+        ChapAlgorithm::from_name(&name).map(ChapAlgorithmName).ok_or_else(unknown)
     }
 }
 
@@ -114,7 +114,7 @@ enum RedirectKind {
 pub(super) struct IscsiDiscoveryEntry {
     /// The algorithms of CHAP that are accepted; left out: all.
     #[serde(rename = "CHAP_A")]
-    chap_a: Option<Vec<ChapAlgorithm>>,
+    chap_a: Option<Vec<ChapAlgorithmName>>,
     #[serde(rename = "CHAP_N")]
     chap_n: Option<String>,
     secret_file: Option<PathBuf>,
@@ -134,7 +134,7 @@ struct AclEntry {
     luns: Option<Vec<u16>>,
     /// The algorithms of CHAP that are accepted; left out: those of the target.
     #[serde(rename = "CHAP_A")]
-    chap_a: Option<Vec<ChapAlgorithm>>,
+    chap_a: Option<Vec<ChapAlgorithmName>>,
     /// What it has to call itself, and where the secret is that it has to know.
     #[serde(rename = "CHAP_N")]
     chap_n: Option<String>,
@@ -362,7 +362,7 @@ impl AclEntry {
     fn prepare(
         &self,
         luns: &BTreeMap<u16, String>,
-        chap_a: Option<&[ChapAlgorithm]>,
+        chap_a: Option<&[ChapAlgorithmName]>,
         wrong: &impl Fn(String) -> Failure,
     ) -> Result<Acl, Failure> {
         let initiator = self.initiator_name.as_deref().map(Name::new).transpose();
@@ -388,7 +388,7 @@ type NameAndSecret<'a> = (&'a Option<String>, &'a Option<PathBuf>);
 fn chap(
     own: NameAndSecret<'_>,
     target: NameAndSecret<'_>,
-    algorithms: Option<&[ChapAlgorithm]>,
+    algorithms: Option<&[ChapAlgorithmName]>,
     wrong: &impl Fn(String) -> Failure,
 ) -> Result<Option<Chap>, Failure> {
     let both = |(name, file): NameAndSecret<'_>, keys: [&str; 2]| match (name, file) {
@@ -510,7 +510,7 @@ mod tests {
         assert_eq!(algorithms("CHAP_A = ['SHA-256']", "CHAP_A = ['MD5']"), [ChapAlgorithm::Md5]);
         assert!(with("CHAP_A = []", "").unwrap_err().contains("CHAP_A is empty; name algorithms"));
         let unknown = with("", "CHAP_A = ['SHA-512']").unwrap_err();
-        assert!(unknown.contains("`SHA-512` is no algorithm of CHAP"), "{unknown}");
+        assert!(unknown.contains("`SHA-512` is not a CHAP algorithm"), "{unknown}");
     }
 
     #[test]

@@ -82,8 +82,9 @@ impl Samples {
 impl Track {
     fn take(&mut self, sample: Sample, is_point: bool) {
         // A removed volume takes its counts along.
-        let is_less = |before: &Sample| before.traffic.reads > sample.traffic.reads
-            || before.traffic.writes > sample.traffic.writes;
+        let is_less = |before: &Sample| {
+            before.traffic.reads > sample.traffic.reads || before.traffic.writes > sample.traffic.writes
+        };
         if self.last.as_ref().is_some_and(is_less) {
             (self.last, self.last_point) = (Some(sample), Some(sample));
             return;

@@ -24,7 +24,11 @@ pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0
 /// All figures of a daemon.
 pub(super) fn render(control: &ControlServer) -> String {
     let mut registry = Registry::default();
-    registry.register("blockmux_build", "Version of the daemon", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
+    registry.register(
+        "blockmux_build",
+        "Version of the daemon",
+        Info::new([("version", env!("CARGO_PKG_VERSION"))]),
+    );
     registry.register_collector(Box::new(All { figures: control.figures(), process: Process::read() }));
     let mut text = String::new();
     // Writing to a string does not fail.
@@ -60,7 +64,12 @@ impl Collector for All {
 impl All {
     fn connections(&self, out: &mut Output<'_>) -> fmt::Result {
         let Figures { status, listeners, .. } = &self.figures;
-        out.single("blockmux_connections", "Open connections", None, ConstGauge::new(status.connections as f64))?;
+        out.single(
+            "blockmux_connections",
+            "Open connections",
+            None,
+            ConstGauge::new(status.connections as f64),
+        )?;
         let limit = status.max_connections as f64;
         out.single("blockmux_connections_limit", "Most connections at a time", None, ConstGauge::new(limit))?;
         let help = "Closed connections whose I/O has not ended";
@@ -85,14 +94,26 @@ impl All {
     }
 
     fn volumes(&self, out: &mut Output<'_>) -> fmt::Result {
-        out.single("blockmux_volumes", "Exported volumes", None, ConstGauge::new(self.figures.volumes.len() as f64))?;
+        out.single(
+            "blockmux_volumes",
+            "Exported volumes",
+            None,
+            ConstGauge::new(self.figures.volumes.len() as f64),
+        )?;
         let help = "Exported volumes without series of their own";
         let left_out = (self.figures.volumes.len() - self.shown().len()) as f64;
         out.single("blockmux_volumes_not_shown", help, None, ConstGauge::new(left_out))?;
         let gauge = |value: fn(&VolumeFigures) -> Option<f64>| {
-            self.shown().iter().filter_map(move |one| Some((vec![("volume", one.name.as_str())], value(one)?)))
+            self.shown()
+                .iter()
+                .filter_map(move |one| Some((vec![("volume", one.name.as_str())], value(one)?)))
         };
-        out.gauge("blockmux_volume_size", "Size of a volume", Some(Unit::Bytes), gauge(|one| Some(one.size as f64)))?;
+        out.gauge(
+            "blockmux_volume_size",
+            "Size of a volume",
+            Some(Unit::Bytes),
+            gauge(|one| Some(one.size as f64)),
+        )?;
         let help = "Requests of a volume in flight";
         out.gauge("blockmux_volume_queue_depth", help, None, gauge(|one| Some(one.queue_depth() as f64)))?;
         let help = "Connections that use a volume";
@@ -108,20 +129,33 @@ impl All {
         let help = "Memory of a RAM volume that is faulted in";
         let populated = gauge(|one| one.populated.map(|bytes| bytes as f64));
         out.gauge("blockmux_volume_populated", help, Some(Unit::Bytes), populated)?;
-        let links = self.shown().iter().filter_map(|one| Some((vec![("volume", one.name.as_str())], one.reconnects?)));
+        let links = self
+            .shown()
+            .iter()
+            .filter_map(|one| Some((vec![("volume", one.name.as_str())], one.reconnects?)));
         let help = "Sessions with a remote volume that were opened after another was lost";
         out.counter("blockmux_volume_reconnects", help, None, links)?;
         let help = "Requests of a volume";
-        out.counter("blockmux_volume_requests", help, None, self.by_origin("kind", |traffic| {
-            vec![("read", traffic.reads), ("write", traffic.writes), ("other", traffic.others)]
-        }))?;
+        out.counter(
+            "blockmux_volume_requests",
+            help,
+            None,
+            self.by_origin("kind", |traffic| {
+                vec![("read", traffic.reads), ("write", traffic.writes), ("other", traffic.others)]
+            }),
+        )?;
         let help = "Bytes that requests of a volume asked for and brought";
-        out.counter("blockmux_volume_data", help, Some(Unit::Bytes), self.by_origin("direction", |traffic| {
-            vec![("read", traffic.read_bytes), ("written", traffic.written_bytes)]
-        }))?;
+        out.counter(
+            "blockmux_volume_data",
+            help,
+            Some(Unit::Bytes),
+            self.by_origin("direction", |traffic| {
+                vec![("read", traffic.read_bytes), ("written", traffic.written_bytes)]
+            }),
+        )?;
         let failures = self.shown().iter().flat_map(|one| {
             let failures = ERROR_KINDS.iter().zip(one.failures()).filter(|(_, count)| *count > 0);
-            failures.map(|(kind, count)| (vec![("volume", one.name.as_str()), ("error", *kind)], count))
+            failures.map(move |(kind, count)| (vec![("volume", one.name.as_str()), ("error", *kind)], count))
         });
         out.counter("blockmux_volume_failures", "Requests of a volume that failed", None, failures)
     }
@@ -149,7 +183,9 @@ impl All {
             let latency = one.latency();
             let kinds = latency.by_kind().map(|(kind, histogram)| (kind, *histogram));
             let used = kinds.into_iter().filter(|(_, histogram)| histogram.count() > 0);
-            used.map(|(kind, histogram)| (vec![("volume", one.name.as_str()), ("kind", kind)], histogram))
+            used.map(move |(kind, histogram)| {
+                (vec![("volume", one.name.as_str()), ("kind", kind)], histogram)
+            })
         });
         out.histogram("blockmux_volume_latency", "How long requests of a volume took", rows)
     }
@@ -158,7 +194,8 @@ impl All {
         let all = &self.figures.sessions;
         let mut by_protocol: BTreeMap<&str, u64> = BTreeMap::new();
         all.iter().for_each(|session| *by_protocol.entry(session.login.protocol).or_default() += 1);
-        let counts = by_protocol.iter().map(|(protocol, count)| (vec![("protocol", *protocol)], *count as f64));
+        let counts =
+            by_protocol.iter().map(|(protocol, count)| (vec![("protocol", *protocol)], *count as f64));
         out.gauge("blockmux_sessions", "Sessions that are logged in", None, counts)?;
         // Connections of one Unix process have the same name.
         let mut sums: BTreeMap<[&str; 4], VolumeTraffic> = BTreeMap::new();
@@ -174,7 +211,8 @@ impl All {
             let shown = sums.iter().take(MOST_SESSIONS);
             shown.flat_map(move |([protocol, initiator, target, address], traffic)| {
                 let names = ["protocol", "initiator", "target", "address"];
-                let labels: Vec<_> = names.into_iter().zip([*protocol, *initiator, *target, *address]).collect();
+                let labels: Labels<'_> =
+                    names.into_iter().zip([*protocol, *initiator, *target, *address]).collect();
                 let row = move |(word, value)| ([labels.clone(), vec![(label, word)]].concat(), value);
                 values(traffic).into_iter().map(row)
             })
@@ -197,9 +235,15 @@ impl All {
         };
         let help = "Rounds of a core's loop in which something happened";
         out.counter("blockmux_core_turns", help, None, rows(|core| core.turns()))?;
-        out.counter("blockmux_core_spins", "Rounds in which a core polled in vain", None, rows(|core| core.spins()))?;
+        out.counter(
+            "blockmux_core_spins",
+            "Rounds in which a core polled in vain",
+            None,
+            rows(|core| core.spins()),
+        )?;
         out.counter("blockmux_core_sleeps", "How often a core slept", None, rows(|core| core.sleeps()))?;
-        let gauge = |rows: Vec<(Labels<'_>, u64)>| rows.into_iter().map(|(labels, value)| (labels, value as f64));
+        let gauge =
+            |rows: Vec<(Labels<'_>, u64)>| rows.into_iter().map(|(labels, value)| (labels, value as f64));
         let bytes = gauge(rows(|core| core.buffer_bytes()).collect());
         out.gauge("blockmux_core_buffers", "Buffers of a core in use", Some(Unit::Bytes), bytes)?;
         let limits = gauge(rows(|core| core.buffer_limit_bytes()).collect());
@@ -207,7 +251,8 @@ impl All {
     }
 
     fn process(&self, out: &mut Output<'_>) -> fmt::Result {
-        let Process { cpu_seconds, resident, virtual_memory, open_files, most_files, threads, started } = self.process;
+        let Process { cpu_seconds, resident, virtual_memory, open_files, most_files, threads, started } =
+            self.process;
         let (bytes, seconds, gauge) = (Some(Unit::Bytes), Some(Unit::Seconds), ConstGauge::<f64>::new);
         out.single("process_cpu", "CPU time of the daemon", seconds.clone(), ConstCounter::new(cpu_seconds))?;
         out.single("process_resident_memory", "Resident memory", bytes.clone(), gauge(resident))?;
@@ -224,7 +269,13 @@ struct Output<'a>(DescriptorEncoder<'a>);
 
 impl Output<'_> {
     /// A metric without labels.
-    fn single(&mut self, name: &str, help: &str, unit: Option<Unit>, metric: impl EncodeMetric) -> fmt::Result {
+    fn single(
+        &mut self,
+        name: &str,
+        help: &str,
+        unit: Option<Unit>,
+        metric: impl EncodeMetric,
+    ) -> fmt::Result {
         let encoder = self.0.encode_descriptor(name, help, unit.as_ref(), metric.metric_type())?;
         metric.encode(encoder)
     }
@@ -237,9 +288,8 @@ impl Output<'_> {
         rows: impl IntoIterator<Item = (Labels<'l>, f64)>,
     ) -> fmt::Result {
         let mut family = self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
-        rows.into_iter().try_for_each(|(labels, value)| {
-            ConstGauge::new(value).encode(family.encode_family(&labels)?)
-        })
+        rows.into_iter()
+            .try_for_each(|(labels, value)| ConstGauge::new(value).encode(family.encode_family(&labels)?))
     }
 
     fn counter<'l, N: prometheus_client::encoding::EncodeCounterValue>(
@@ -250,9 +300,8 @@ impl Output<'_> {
         rows: impl IntoIterator<Item = (Labels<'l>, N)>,
     ) -> fmt::Result {
         let mut family = self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Counter)?;
-        rows.into_iter().try_for_each(|(labels, value)| {
-            ConstCounter::new(value).encode(family.encode_family(&labels)?)
-        })
+        rows.into_iter()
+            .try_for_each(|(labels, value)| ConstCounter::new(value).encode(family.encode_family(&labels)?))
     }
 
     fn histogram<'l>(

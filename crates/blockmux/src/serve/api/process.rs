@@ -62,7 +62,8 @@ mod tests {
 
     #[test]
     fn the_system_tells_all_of_it() {
-        let Process { resident, virtual_memory, open_files, most_files, threads, started, .. } = Process::read();
+        let Process { resident, virtual_memory, open_files, most_files, threads, started, .. } =
+            Process::read();
         assert!(resident > 65536.0 && virtual_memory >= resident, "{resident} {virtual_memory}");
         assert!(open_files >= 3.0 && most_files >= open_files && threads >= 1.0);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();

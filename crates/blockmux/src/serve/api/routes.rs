@@ -1,7 +1,7 @@
 //! The paths of the API. Each is one command of `blockmux ctl`, or a part of what one shows.
 
-use super::{Shared, metrics, page};
 use super::reply::{Body, Param, json, refusal};
+use super::{Shared, metrics, page};
 use crate::api::bodies::{
     AddVolume, Added, AttachVolume, Attached, ChangeLog, ChangeTarget, ResizeVolume, Resized, Said,
 };
@@ -387,12 +387,13 @@ async fn history(State(shared): State<Shared>) -> Response {
 #[utoipa::path(
     get,
     path = "/metrics",
-    responses((status = 200, body = String, content_type = metrics::CONTENT_TYPE))
+    responses((status = 200, body = String, content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8"))
 )]
 async fn metrics(State(shared): State<Shared>) -> Result<Response, ApiError> {
     let control = shared.control.clone();
     let text = tokio::task::spawn_blocking(move || metrics::render(&control)).await;
-    let text = text.map_err(|error| ApiError::failed(format!("no figures: {error}; the daemon's log says why")))?;
+    let text =
+        text.map_err(|error| ApiError::failed(format!("no figures: {error}; the daemon's log says why")))?;
     let kind = HeaderValue::from_static(metrics::CONTENT_TYPE);
     Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
 }

@@ -34,7 +34,7 @@ pub(super) struct AbortQueue {
     /// Commands to abort, oldest first; bounded by the number of commands.
     tasks: VecDeque<SlotKey>,
     /// The current function, if one is outstanding or refused.
-    pending: Option<PendingFunction>,
+    pending: Option<IscsiPendingFunction>,
     /// CID and task tag of abandoned requests; at most [`MAX_ABANDONED`].
     abandoned: VecDeque<(u16, u32)>,
     /// A reset was answered: all commands are to be returned.
@@ -44,7 +44,7 @@ pub(super) struct AbortQueue {
 }
 
 /// A task management function in progress.
-struct PendingFunction {
+struct IscsiPendingFunction {
     function: Function,
     /// The command to abort; `None` for a reset.
     task: Option<SlotKey>,
@@ -108,7 +108,7 @@ impl FullFeatureSession {
     /// Escalates after a function that was refused or not answered. A reset must not abort internal
     /// commands, because they belong to no I/O that could be repeated.
     #[cold]
-    fn escalate(&mut self, unanswered: &PendingFunction, connections: &mut [InitiatorConnection]) {
+    fn escalate(&mut self, unanswered: &IscsiPendingFunction, connections: &mut [InitiatorConnection]) {
         self.aborts.tasks.clear();
         if !unanswered.is_refused {
             if self.aborts.abandoned.len() == MAX_ABANDONED {
@@ -138,7 +138,13 @@ impl FullFeatureSession {
         };
         self.send_function(
             connection,
-            PendingFunction { function, task: None, tag, cid: connection.cid, ..PendingFunction::NONE },
+            IscsiPendingFunction {
+                function,
+                task: None,
+                tag,
+                cid: connection.cid,
+                ..IscsiPendingFunction::NONE
+            },
             &request,
         );
     }
@@ -146,7 +152,7 @@ impl FullFeatureSession {
     fn send_function(
         &mut self,
         connection: &mut InitiatorConnection,
-        pending: PendingFunction,
+        pending: IscsiPendingFunction,
         request: &TaskManagementFunctionRequest,
     ) {
         connection.sender.push(transmute_ref!(request), &[]);
@@ -184,7 +190,7 @@ impl FullFeatureSession {
             };
             return self.send_function(
                 connection,
-                PendingFunction { function, task: Some(key), tag, cid, ..PendingFunction::NONE },
+                IscsiPendingFunction { function, task: Some(key), tag, cid, ..IscsiPendingFunction::NONE },
                 &request,
             );
         }
@@ -290,8 +296,8 @@ impl FullFeatureSession {
     }
 }
 
-impl PendingFunction {
-    const NONE: PendingFunction = PendingFunction {
+impl IscsiPendingFunction {
+    const NONE: IscsiPendingFunction = IscsiPendingFunction {
         function: Function::ABORT_TASK,
         task: None,
         tag: RESERVED_TAG,

@@ -12,7 +12,7 @@ use crate::iscsi::login::initiator::InitiatorLoginResult;
 use crate::iscsi::login::operational::{OperationalKey as Name, OperationalParameters};
 use crate::rdma::{Remote, RemoteRights, Stag, WorkId};
 use crate::scsi::Lun;
-use crate::scsi::initiator::{DataTransfer, QueueTimers, ScsiQueue, ScsiRequest};
+use crate::scsi::initiator::{DataTransfer, ScsiQueue, ScsiQueueTimers, ScsiRequest};
 use crate::session::{Demand, ProtocolError};
 use crate::slots::SlotKey;
 use blockmux_volume::{Completion, Io, Pool, SgList};
@@ -112,7 +112,7 @@ enum LogoutState {
 struct Timers {
     /// Time of the latest call.
     now: Instant,
-    queue: QueueTimers,
+    queue: ScsiQueueTimers,
     /// Deadline for the logout that the target requested, if it did.
     logout_by: Option<Instant>,
     /// Over RDMA: deadline after the logout for the target to disconnect.
@@ -142,7 +142,7 @@ impl FullFeatureSession {
             ending: LogoutState::No,
             refused: None,
             deadline,
-            timers: Timers { now, queue: QueueTimers::new(now), logout_by: None, disconnect_at: None },
+            timers: Timers { now, queue: ScsiQueueTimers::new(now), logout_by: None, disconnect_at: None },
         }
     }
 

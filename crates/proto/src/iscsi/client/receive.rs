@@ -1,7 +1,7 @@
 //! Processing of received PDUs and iSER messages, and placement of read data.
 //!
 //! ```text
-//!   Head ──short segment, all of it here──▶ on_pdu, on_data_in
+//!   Head ──short segment, complete─────────▶ on_pdu, on_data_in
 //!    │ └─ long Data-In ──▶ Placing, straight into the I/O's memory ──▶ Tail: padding, digest ──▶ on_data_in
 //! ```
 //! If a command's whole data is in the receive buffer, the user borrows it from there. Otherwise it

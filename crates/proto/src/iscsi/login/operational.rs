@@ -42,7 +42,7 @@ pub enum OperationalKey {
     DataSequenceInOrder,
     /// Error recovery level: 0, 1 or 2.
     ErrorRecoveryLevel,
-    /// How aborts of other initiators' tasks are reported.
+    /// Reporting of aborts of other initiators' tasks.
     TaskReporting,
     /// Protocol version; 2 includes RFC 7144.
     #[expect(non_camel_case_types, reason = "the key's name")]

@@ -98,7 +98,7 @@ impl TextNegotiation {
         TextReply { flags: 0, ttt: self.next_ttt(), text }
     }
 
-    /// Answers a complete text; `None` on a violation, and nothing of it takes effect.
+    /// Answers a complete text; `None` on a violation; then no key takes effect.
     fn negotiate(&mut self, input: &[u8], session: &SharedSession, local_ip: &str) -> Option<Vec<u8>> {
         let mut operational = self.operational.clone();
         let mut out = TextBuilder::default();

@@ -12,9 +12,9 @@
 //!   └── next header
 //! ```
 //! A header is processed as soon as it is complete. A command starts before its immediate data has
-//! arrived, so the device server has already said how much it needs. If the receive buffer holds
-//! all of a command's data-out, the volume borrows it from there. Otherwise the data is gathered in
-//! memory from the pool, and the rest is received directly into it.
+//! arrived, so the device server has already requested the data that it needs. If the receive
+//! buffer holds all of a command's data-out, the volume borrows it from there. Otherwise the data
+//! is gathered in memory from the pool, and the rest is received directly into it.
 
 use super::command::{CRC_ERROR, data_sense};
 use super::datamover::RemoteBuffers;

@@ -42,7 +42,7 @@ pub(super) struct SharedSession {
     parked: Vec<ParkedResponse>,
     connections: Vec<ConnectionEntry>,
     last_key: u32,
-    /// No connection is added any more.
+    /// No further connection is added.
     is_over: bool,
     /// The last connection was lost; only the nexus remains, and no connection is added.
     is_retained: bool,

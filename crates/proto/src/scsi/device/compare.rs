@@ -175,7 +175,7 @@ mod tests {
         assert!(matches!(one_step, TaskStep::Io { .. }));
         assert!(matches!(two_step, TaskStep::Wait));
         assert!(matches!(second.server.resume(&mut two), TaskStep::Wait));
-        // A write to the same block waits, too, one beside it does not.
+        // A write to the same block waits; a write to the next block does not.
         let write = |lba| [0x2a, 0, 0, 0, 0, lba, 0, 0, 1, 0];
         second.run_with(&write(1), &[5; 512]).good();
         let (mut held, step) = second.server.begin(&command(Lun::new(0), &write(0), 512));
@@ -207,7 +207,7 @@ mod tests {
         let (mut compare, step) = second.server.begin(&command(Lun::new(0), &CAW, 1024));
         assert!(matches!(second.turn(&mut compare, step, &data, &mut 0), TaskStep::Wait));
         assert!(matches!(second.server.resume(&mut compare), TaskStep::Wait));
-        // One that comes now is held until the comparison is over.
+        // A write that arrives now waits until the comparison is over.
         let (mut late, step) = first.server.begin(&command(Lun::new(0), &WRITE, 512));
         assert!(matches!(first.turn(&mut late, step, &[6; 512], &mut 0), TaskStep::Wait));
         let TaskStep::Done(response) = first.turn(&mut write, in_flight, &[], &mut 0) else {

@@ -133,7 +133,7 @@ pub(super) trait MultiStepCommand {
 pub(super) enum HandlerAction {
     /// Ends the command with GOOD and data-in.
     Done(SgList),
-    /// Requests this many bytes of data-out, not 0; the context's state says what they are for.
+    /// Requests this many bytes of data-out, not 0. The state in the context records their purpose.
     DataOut(usize),
     /// Submits an I/O: operation, offset and length in bytes, data.
     Io(Op, u64, u64, Option<SgList>),

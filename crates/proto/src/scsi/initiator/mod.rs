@@ -33,4 +33,4 @@ pub use unit::{UnitInfo, UnmapLimits};
 pub(crate) use crate::io_queue::DataTransfer;
 
 pub(crate) use queue::{ScsiOutcome, ScsiQueue, ScsiRequest};
-pub(crate) use retries::QueueTimers;
+pub(crate) use retries::ScsiQueueTimers;

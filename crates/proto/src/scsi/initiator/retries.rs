@@ -5,7 +5,7 @@ use crate::session::PathRank;
 use std::time::{Duration, Instant};
 
 /// Deadlines of a session's queue.
-pub(crate) struct QueueTimers {
+pub(crate) struct ScsiQueueTimers {
     /// Next query of the ALUA state, if the path is not optimized.
     access_at: Instant,
     /// Next retry of commands that ended with BUSY, if there are any.
@@ -13,9 +13,9 @@ pub(crate) struct QueueTimers {
     retry_delay: Duration,
 }
 
-impl QueueTimers {
-    pub(crate) fn new(now: Instant) -> QueueTimers {
-        QueueTimers { access_at: now, retry_at: None, retry_delay: FIRST_RETRY_DELAY }
+impl ScsiQueueTimers {
+    pub(crate) fn new(now: Instant) -> ScsiQueueTimers {
+        ScsiQueueTimers { access_at: now, retry_at: None, retry_delay: FIRST_RETRY_DELAY }
     }
 
     /// The next deadline, if there is one.

@@ -281,7 +281,7 @@ fn every_connection_must_authenticate() {
     drop(leading);
     let (scene, mut other) = (Scene::new(), Scene::with(node(Some(mutual_chap()))));
     let (_first, tsih) = scene.lead("");
-    // The same session, but the target requires CHAP now.
+    // A connection joins after the target began to require CHAP.
     other.local = scene.local.clone();
     let mut second = other.connect(1);
     let status = second.login_error(&join_request(tsih, 8), names().as_bytes()).0;

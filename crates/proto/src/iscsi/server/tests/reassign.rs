@@ -205,7 +205,7 @@ fn the_missing_part_of_an_interrupted_write_is_requested() {
                         .all(|(r2t, nth)| { r2t.r2t_sn.get() == seen + u32::from(immediate == 0) + nth })
                 );
             } else {
-                // Part of it had not arrived, so it is sent again.
+                // The write was incomplete, so the initiator sends it again.
                 command.flags |= FLAG_FINAL;
                 let responses = second.exchange(&command, b"");
                 give(&mut second, itt, &data, responses);

@@ -364,7 +364,7 @@ fn missing_data_is_requested_again_and_finally_fails_the_command() {
     assert!(asked.iter().enumerate().all(|(at, r2t)| r2t.r2t_sn.get() == at as u32));
     let late = asked[0].target_transfer_tag.get();
     assert!(initiator.exchange(&data_out(itt, late, 0, 0, true), &pattern(512)).is_empty());
-    // The same sequence with timely data.
+    // Another sequence, with its data in time.
     let command = initiator.request(0, &write10(0, 1), None, Some(512));
     let itt = command.initiator_task_tag.get();
     initiator.exchange(&command, b"");
