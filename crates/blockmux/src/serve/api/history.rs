@@ -49,15 +49,13 @@ impl Samples {
             let sample = sample(volume, at);
             sum.traffic = sum.traffic.plus(sample.traffic);
             sum.latency = sum.latency.plus(&sample.latency);
-            let known = self.volumes.iter_mut().find(|(name, _)| *name == volume.name);
-            match known {
-                Some((_, track)) => track.take(sample, is_point),
-                None if self.volumes.len() < MOST_VOLUMES => {
-                    let mut track = Track::default();
-                    track.take(sample, is_point);
-                    self.volumes.push((volume.name.clone(), track));
-                }
-                None => {}
+            let known = self.volumes.iter().position(|(name, _)| *name == volume.name);
+            let at = known.unwrap_or(self.volumes.len());
+            if known.is_none() && at < MOST_VOLUMES {
+                self.volumes.push((volume.name.clone(), Track::default()));
+            }
+            if let Some((_, track)) = self.volumes.get_mut(at) {
+                track.take(sample, is_point);
             }
         }
         self.all.take(sum, is_point);

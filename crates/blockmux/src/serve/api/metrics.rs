@@ -242,11 +242,9 @@ impl All {
             rows(|core| core.spins()),
         )?;
         out.counter("blockmux_core_sleeps", "How often a core slept", None, rows(|core| core.sleeps()))?;
-        let gauge =
-            |rows: Vec<(Labels<'_>, u64)>| rows.into_iter().map(|(labels, value)| (labels, value as f64));
-        let bytes = gauge(rows(|core| core.buffer_bytes()).collect());
+        let bytes = in_floats(rows(|core| core.buffer_bytes()));
         out.gauge("blockmux_core_buffers", "Buffers of a core in use", Some(Unit::Bytes), bytes)?;
-        let limits = gauge(rows(|core| core.buffer_limit_bytes()).collect());
+        let limits = in_floats(rows(|core| core.buffer_limit_bytes()));
         out.gauge("blockmux_core_buffers_limit", "Most buffers of a core", Some(Unit::Bytes), limits)
     }
 
@@ -262,6 +260,11 @@ impl All {
         out.single("process_threads", "Threads", None, gauge(threads))?;
         out.single("process_start_time", "Start, since the Unix epoch", seconds, gauge(started))
     }
+}
+
+/// Rows as gauges have them.
+fn in_floats<'a>(rows: impl Iterator<Item = (Labels<'a>, u64)>) -> impl Iterator<Item = (Labels<'a>, f64)> {
+    rows.map(|(labels, value)| (labels, value as f64))
 }
 
 /// Writes families of one type.
