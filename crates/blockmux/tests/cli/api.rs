@@ -181,7 +181,7 @@ pub(crate) struct Tcp {
     pub(crate) token_file: PathBuf,
 }
 
-pub(crate) const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
 impl Tcp {
     pub(crate) fn serve(args: &[&str]) -> Tcp {

@@ -1,7 +1,7 @@
 //! What a daemon tells of itself: metrics, as Prometheus reads them, and the live page, as a
 //! browser shows it.
 
-use crate::api::{TOKEN, Tcp};
+use crate::api::Tcp;
 use crate::control::eventually;
 use crate::program::{has, succeed, text};
 use crate::raw_client::{READ, RawClient};
