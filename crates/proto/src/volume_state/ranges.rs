@@ -211,11 +211,11 @@ mod tests {
     fn a_dropped_counter_blocks_nobody() {
         let served = served();
         let counter = IoCounter::new(&served);
-        let guard = pass(&counter, 0, 1, false).unwrap();
+        let io = pass(&counter, 0, 1, false).unwrap();
         drop(counter);
         let guard = RangeGuard::lock(&served, 0, 1).unwrap();
         assert!(!guard.is_alone(), "its I/O is still in flight");
-        drop(guard);
+        drop(io);
         assert!(guard.is_alone());
         assert!(served.in_flight.has_no_counters());
     }
