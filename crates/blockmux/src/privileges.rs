@@ -109,7 +109,8 @@ pub(crate) fn give_up_all() {
     }
 }
 
-/// The process changes its user once everything is open; then all capabilities of these threads end.
+/// The process changes its user once everything is open; then all capabilities of these threads
+/// end.
 static USER_CHANGES: AtomicBool = AtomicBool::new(false);
 
 /// Drops all of this thread's capabilities but `kept`; returns the dropped ones.

@@ -25,7 +25,7 @@ use crate::process::{cargo, find, succeed, target_directory};
 use anyhow::{Context, Result, bail};
 use guest::Guest;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
 /// Runs the scripts of [`SCRIPTS`] whose names are in `only`, or all; `say` gets a line for each

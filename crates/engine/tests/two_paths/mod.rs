@@ -136,7 +136,8 @@ pub(crate) fn either_path_may_be_lost_for_a_while<P: Paths>(new: impl Fn(u64) ->
     }
 }
 
-/// When no path is left requests fail after the timeout, and later ones find the first that is back.
+/// When no path is left requests fail after the timeout, and later ones find the first that is
+/// back.
 pub(crate) fn both_paths_may_be_lost_for_a_while(mut paths: impl Paths) {
     paths.kill(0);
     paths.kill(1);

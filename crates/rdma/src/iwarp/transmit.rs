@@ -222,9 +222,9 @@ impl Iwarp {
         }
     }
 
-    /// Puts a send or write into the outbox without queueing it, if it fits one FPDU and nothing is
-    /// queued before it; returns whether it could. Most work qualifies. Queued work costs several
-    /// moves until it is sent.
+    /// Puts a send that fits one FPDU, or a write, into the outbox without queueing it, if nothing
+    /// is queued before it; returns whether it could. Most work qualifies. Queued work costs
+    /// several moves until it is sent.
     #[inline]
     pub(super) fn transmit_immediately(&mut self, work: &WorkRequest) -> bool {
         match work {
@@ -240,10 +240,44 @@ impl Iwarp {
         }
     }
 
-    /// Puts a write into the outbox, under the conditions of [`Iwarp::transmit_whole`].
+    /// Puts a write into the outbox if nothing is queued before it; returns whether it could.
     pub(super) fn write_whole(&mut self, local: &SgList, remote: Remote) -> bool {
+        if local.len() > remote.len as usize {
+            return false;
+        }
         let header = tagged(FLAG_LAST, RdmapOpcode::RDMA_WRITE, remote.stag, remote.address);
-        local.len() <= remote.len as usize && self.transmit_whole(&header, &[], local)
+        self.transmit_whole(&header, &[], local) || self.write_in_pieces(local, remote)
+    }
+
+    /// Puts a write of several FPDUs into the outbox if nothing is queued before it; returns
+    /// whether it could. Payload that must be copied is queued and cut as the outbox has room.
+    fn write_in_pieces(&mut self, local: &SgList, remote: Remote) -> bool {
+        let before = self.outbox.len();
+        let framer = &self.transmitter.framer;
+        let fits = !framer.reads_payload() && before.saturating_add(local.len()) <= OUTBOX_FULL;
+        let room = framer.room(TAGGED_LEN);
+        if !fits || room == 0 || !self.is_clear() {
+            return false;
+        }
+        let mut at: usize = 0;
+        while at < local.len() {
+            let here = local.len().saturating_sub(at).min(room);
+            let end = at.saturating_add(here);
+            let last = if end == local.len() { FLAG_LAST } else { 0 };
+            let address = remote.address.wrapping_add(at as u64);
+            let header = tagged(last, RdmapOpcode::RDMA_WRITE, remote.stag, address);
+            self.transmitter.framer.put_whole(&mut self.outbox, &header, &[], &local.slice(at, here));
+            at = end;
+        }
+        self.transmitter.count(self.outbox.len().saturating_sub(before));
+        true
+    }
+
+    /// Whether a message may go into the outbox and nothing is queued before it.
+    #[inline]
+    fn is_clear(&self) -> bool {
+        let transmitter = &self.transmitter;
+        self.has_room_to_send() && transmitter.may_send && transmitter.is_idle() && self.pending.is_clear()
     }
 
     /// Puts the next message into the outbox, under the conditions of [`Iwarp::transmit_whole`].
@@ -271,14 +305,11 @@ impl Iwarp {
     /// whether it could.
     #[inline]
     fn transmit_whole<const N: usize>(&mut self, header: &[u8; N], head: &[u8], payload: &SgList) -> bool {
-        let has_room = self.has_room_to_send();
-        let transmitter = &mut self.transmitter;
-        let is_clear = has_room && transmitter.may_send && transmitter.is_idle() && self.pending.is_clear();
         let len = head.len().saturating_add(payload.len());
-        if !is_clear || len > transmitter.framer.room(N) {
+        if len > self.transmitter.framer.room(N) || !self.is_clear() {
             return false;
         }
-        let before = self.outbox.len();
+        let (before, transmitter) = (self.outbox.len(), &mut self.transmitter);
         transmitter.framer.put_whole(&mut self.outbox, header, head, payload);
         transmitter.count(self.outbox.len().saturating_sub(before));
         true

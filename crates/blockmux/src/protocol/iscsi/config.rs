@@ -3,10 +3,11 @@
 //!
 //! Keys that RFC 7143 has a name for have that name.
 
-use super::access::{AluaStateName, ListenerStates};
+use super::access::ListenerStates;
 use super::{ISCSI, PREFIX};
 use crate::address::{means, tcp_address};
 use crate::failure::Failure;
+use crate::protocol::alua::AluaStateName;
 use crate::protocol::policy::TargetAccess;
 use crate::protocol::secret;
 use blockmux_proto::iscsi::login::chap::{ChapAlgorithm, ChapCredentials, ChapSecret};

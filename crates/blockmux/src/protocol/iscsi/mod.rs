@@ -12,6 +12,7 @@ mod remote;
 
 pub(super) use remote::provisioning;
 
+use super::alua::AluaStateName;
 use super::frontend::{Frontend, Portal, Service, Started, VolumeNames, Way};
 use super::policy::TargetAccess;
 use super::{Carrier, KeyError, Protocol};
@@ -73,7 +74,7 @@ enum Alua {
     Alua {
         /// iSCSI name
         target: String,
-        state: access::AluaStateName,
+        state: AluaStateName,
         /// One portal [default: all]
         #[arg(long, value_name = "ADDR")]
         at: Option<SocketAddr>,

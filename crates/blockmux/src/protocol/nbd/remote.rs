@@ -104,7 +104,8 @@ fn refused(uri: &NbdUri, error: &NbdConnectError) -> Failure {
         NbdConnectError::Refused { refused: NbdHandshakeRefusal::NoTls { .. }, .. } => {
             "nbd:// connects without TLS, in the clear".to_owned()
         }
-        // With TLS 1.3 a server refuses a client's certificate after the client's handshake is done.
+        // With TLS 1.3 a server refuses a client's certificate after the client's handshake is
+        // done.
         NbdConnectError::Broken { .. } | NbdConnectError::Silent { .. } if uri.tls.is_some() => {
             "check that an NBD server listens there, and accepts the client's certificate".to_owned()
         }

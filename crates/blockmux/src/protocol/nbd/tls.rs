@@ -22,23 +22,23 @@ use std::sync::Arc;
 #[derive(Clone, Debug, Default, clap::Args, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct TlsSettings {
-    /// TLS of NBD clients [default: require with certificates or keys, else off]
-    #[arg(long, value_name = "MODE")]
+    /// Whether NBD clients use TLS: off, on (optional) or require [default: require with certificates or keys, else off]
+    #[arg(long, value_name = "MODE", hide_possible_values = true)]
     nbd_tls: Option<TlsWish>,
     /// Directory with ca-cert.pem, server-cert.pem and server-key.pem; repeatable, chosen by SNI
-    #[arg(long, value_name = "DIR")]
+    #[arg(long = "nbd-tls-certs", alias = "nbd-tls-certificates", value_name = "DIR")]
     nbd_tls_certificates: Vec<PathBuf>,
-    /// File of pre-shared keys, USER:HEXKEY lines as psktool writes them
+    /// File of pre-shared keys, as psktool writes it
     #[arg(long, value_name = "FILE")]
     nbd_tls_psk: Option<PathBuf>,
-    /// Whether NBD clients must show a certificate that ca-cert.pem has signed [default: true]
-    #[arg(long, value_name = "BOOL")]
+    // Hidden, because the page of the command line would become twice as long by its width.
+    /// Whether NBD clients must show a certificate that ca-cert.pem has signed
+    #[arg(long, value_name = "BOOL", hide = true)]
     nbd_tls_verify_peer: Option<bool>,
     /// Allow only NBD clients whose certificate has this subject, as CN=host; repeatable
     #[arg(long, value_name = "DN")]
     nbd_tls_subject: Vec<String>,
-    /// Whether the kernel encrypts NBD where it can [default: true]
-    #[arg(long, value_name = "BOOL")]
+    #[arg(skip)]
     nbd_ktls: Option<bool>,
 }
 
@@ -46,11 +46,8 @@ pub(super) struct TlsSettings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum TlsWish {
-    /// None can
     Off,
-    /// Clients choose, and an attacker can keep them from TLS
     On,
-    /// Clients without TLS are refused
     Require,
 }
 

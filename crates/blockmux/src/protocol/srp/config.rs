@@ -3,9 +3,10 @@
 
 use super::target_port;
 use crate::failure::Failure;
+use crate::protocol::alua::AluaStateName;
 use crate::protocol::policy::TargetAccess;
 use crate::protocol::units::Unit;
-use blockmux_proto::scsi::{MAX_LUN, ScsiTarget};
+use blockmux_proto::scsi::{AccessState, MAX_LUN, PortGroupStates, ScsiTarget};
 use blockmux_proto::srp::node::{SrpAccess, SrpInitiators, SrpPortId, SrpTarget};
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashSet};
@@ -23,6 +24,8 @@ pub(super) struct SrpTargetEntry {
     /// Who may log in; none means everybody.
     #[serde(default)]
     acl: Vec<SrpAclEntry>,
+    /// ALUA state of the target port at first; left out: active/optimized.
+    access_state: Option<AluaStateName>,
 }
 
 /// One `[[srp_target.acl]]`.
@@ -43,6 +46,7 @@ pub(super) struct ConfiguredSrpTarget {
     pub(super) luns: BTreeMap<u16, String>,
     /// Initiator ports that may log in, and the LUNs that they see; empty: everybody sees all.
     acl: Vec<(SrpInitiators, Option<Vec<u16>>)>,
+    access_state: Option<AccessState>,
 }
 
 impl ConfiguredSrpTarget {
@@ -80,14 +84,18 @@ impl ConfiguredSrpTarget {
             Ok((initiator, acl.luns.clone()))
         });
         let acl = acl.collect::<Result<_, Failure>>()?;
-        Ok(ConfiguredSrpTarget { id, luns, acl })
+        let access_state = entry.access_state.map(AluaStateName::word);
+        Ok(ConfiguredSrpTarget { id, luns, acl, access_state })
     }
 
     /// The target port with its units, which `unit` finds by the names of volumes.
     pub(super) fn target(&self, unit: impl Fn(&str) -> Option<Unit>) -> SrpTarget {
-        let port = target_port(self.id);
+        let (port, states) = (target_port(self.id), Arc::new(PortGroupStates::default()));
+        if let Some(state) = self.access_state {
+            states.set(port.group, state);
+        }
         let view = |luns: Option<&Vec<u16>>| {
-            let empty = ScsiTarget::new(&self.id.name_string(), vec![port.clone()]);
+            let empty = ScsiTarget::new(&self.id.name_string(), vec![port.clone()]).with_states(&states);
             let view = match luns {
                 Some(luns) => empty.with_mask(luns.iter().copied().collect()),
                 None => empty,

@@ -1,6 +1,6 @@
 //! Work that is executed immediately by the call, mixed with posted work.
 
-use super::super::IwarpConfig;
+use super::super::{IwarpConfig, OUTBOX_FULL};
 use super::{StreamPair, ample};
 use crate::queue_pair::Provider;
 use blockmux_proto::rdma::{
@@ -64,7 +64,7 @@ fn work_that_is_not_immediate_waits_in_order_and_completes() {
     let room = active.room();
     let long = SgList::one(Seg::from_slice(&[1; 1448]));
     active.send(b"", &long, None);
-    assert!(active.write(WorkId(2), &long, sink_name), "it takes two FPDUs");
+    assert!(!active.write(WorkId(2), &long, sink_name), "nothing is queued before it");
     // As many reads as may be in flight, and one that waits.
     let reads = u64::from(ample().reads) + 1;
     for id in (3..).take(reads as usize) {
@@ -72,7 +72,7 @@ fn work_that_is_not_immediate_waits_in_order_and_completes() {
     }
     assert!(active.write(WorkId(100), &nothing(), sink_name), "it would overtake a read");
     active.send(b"x", &nothing(), Some(sink_name.stag));
-    assert_eq!(active.room(), room - 4 - reads as usize);
+    assert_eq!(active.room(), room - 3 - reads as usize);
     let all_events = link.settle();
     let mut ids: Vec<_> = all_events[0]
         .iter()
@@ -83,7 +83,7 @@ fn work_that_is_not_immediate_waits_in_order_and_completes() {
         .collect();
     // A read may complete after work posted behind it.
     ids.retain(|id| !(3..3 + reads).contains(&id.0));
-    assert_eq!(ids, [MESSAGE, WorkId(2), WorkId(100), MESSAGE]);
+    assert_eq!(ids, [MESSAGE, WorkId(100), MESSAGE]);
     let [Event::Received { message: first, .. }, Event::Received { message, invalidated }] =
         &all_events[1][..]
     else {
@@ -92,6 +92,52 @@ fn work_that_is_not_immediate_waits_in_order_and_completes() {
     assert_eq!((first.len(), message.to_vec(), *invalidated), (1448, b"x".to_vec(), Some(sink_name.stag)));
     assert_eq!(sink.seg(0, 1448).to_vec(), [1; 1448]);
     assert_eq!(link.ends[0].iwarp.room(), room);
+}
+
+#[test]
+fn a_write_of_several_fpdus_arrives_whole_and_comes_back_only_if_it_had_to_wait() {
+    const LEN: usize = 100_000;
+    let data: Vec<u8> = (0..LEN).map(|at| (at % 251) as u8).collect();
+    for (config, comes_back) in [
+        (IwarpConfig::default(), false),
+        (IwarpConfig { mss: 65536, ..IwarpConfig::default() }, false),
+        (IwarpConfig { has_crc: true, ..IwarpConfig::default() }, true),
+    ] {
+        let mut link = link(&config);
+        let memory = Memory::from_heap(LEN);
+        let passive = &mut link.ends[1].iwarp;
+        let remote =
+            passive.register(WorkId(1), &mut memory.seg(0, LEN).into(), RemoteRights::RemoteWrite).unwrap();
+        let active = &mut link.ends[0].iwarp;
+        let mut pieces = SgList::one(Seg::from_slice(&data[..70_001]));
+        pieces.push(Seg::from_slice(&data[70_001..]));
+        assert_eq!(active.write(WorkId(2), &pieces, remote), comes_back);
+        assert!(comes_back || active.unsent() > LEN);
+        active.send(b"done", &nothing(), Some(remote.stag));
+        let heard = link.settle();
+        let dones =
+            heard[0].iter().filter(|event| matches!(event, Event::Done { id: WorkId(2), .. })).count();
+        assert_eq!((dones, link.ends[0].iwarp.unsent()), (usize::from(comes_back), 0));
+        let [Event::Received { message, .. }] = &heard[1][..] else { panic!("{:?}", heard[1]) };
+        assert_eq!(message.to_vec(), b"done");
+        assert!(memory.seg(0, LEN).to_vec() == data);
+    }
+}
+
+#[test]
+fn a_write_that_the_outbox_has_no_room_for_waits() {
+    let mut link = link(&IwarpConfig::default());
+    let memory = Memory::from_heap(OUTBOX_FULL);
+    let passive = &mut link.ends[1].iwarp;
+    let mut local = memory.seg(0, OUTBOX_FULL).into();
+    let remote = passive.register(WorkId(1), &mut local, RemoteRights::RemoteWrite).unwrap();
+    let active = &mut link.ends[0].iwarp;
+    let all = SgList::one(Seg::from_slice(&vec![7; OUTBOX_FULL]));
+    active.send(b"first", &nothing(), None);
+    assert!(active.write(WorkId(2), &all, remote));
+    let heard = link.settle();
+    assert!(matches!(heard[0][..], [Event::Done { id: WorkId(2), result: Ok(()) }]), "{:?}", heard[0]);
+    assert!(memory.seg(0, OUTBOX_FULL).to_vec().iter().all(|byte| *byte == 7));
 }
 
 #[test]
